@@ -1,0 +1,77 @@
+// Describes a configuration struct once. Flags, --help, YAML, JSON, checkpoint metadata and docs/flags.md are
+// visitors over that one list.
+//
+// Goals: a new flag is one member and one line in fields(); every violation is reported at once.
+// Non-goals: nested structures, schema evolution.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace megatron {
+
+// How a field is spelled. `name` is the member's name (and the key in YAML and JSON); the flag is the name with dashes
+// unless `flags` lists spellings, separated by one space, the first being the one that is shown.
+struct FieldName {
+  constexpr FieldName(const char* name) : name(name) {}  // NOLINT: implicit by design
+  constexpr FieldName(const char* name, const char* flags, bool negative = false)
+      : name(name), flags(flags), negative(negative) {}
+  std::string_view name;
+  std::string_view flags = {};
+  bool negative = false;  // giving the flag sets a bool to false (--disable-bias-linear, --no-x)
+};
+
+// Visits each field with its name, its value (read or written) and its help, in the order of declaration.
+class FieldVisitor {
+ public:
+  virtual ~FieldVisitor() = default;
+  // Starts a named group ("network size"); shown in --help and docs/flags.md.
+  virtual void group(std::string_view title) = 0;
+  virtual void field(FieldName name, bool& value, std::string_view help) = 0;
+  virtual void field(FieldName name, int64_t& value, std::string_view help) = 0;
+  virtual void field(FieldName name, double& value, std::string_view help) = 0;
+  virtual void field(FieldName name, std::string& value, std::string_view help) = 0;
+  virtual void field(FieldName name, std::optional<int64_t>& value, std::string_view help) = 0;
+  virtual void field(FieldName name, std::optional<double>& value, std::string_view help) = 0;
+  virtual void field(FieldName name, std::vector<int64_t>& value, std::string_view help) = 0;
+  virtual void field(FieldName name, std::vector<double>& value, std::string_view help) = 0;
+  virtual void field(FieldName name, std::vector<std::string>& value, std::string_view help) = 0;
+  // Enums travel as an index into their spellings.
+  virtual void choice(FieldName name, int& index, std::span<const std::string_view> spellings,
+                      std::string_view help) = 0;
+  template <class E>
+  void choice(FieldName name, E& value, std::span<const std::string_view> spellings,
+              std::string_view help) {
+    int index = static_cast<int>(value);
+    choice(name, index, spellings, help);
+    value = static_cast<E>(index);
+  }
+};
+
+// Collects violations, so that all of them are reported at once.
+class Violations {
+ public:
+  // One violation: "error" form of docs/architecture.md; `hint` names legal values.
+  void add(std::string message, std::string hint = {});
+  bool empty() const { return messages_.empty(); }
+  const std::vector<std::string>& messages() const { return messages_; }
+  // Throws UsageError with every message when there is any.
+  void throw_if_any() const;
+
+ private:
+  std::vector<std::string> messages_;
+};
+
+struct Config {
+  virtual ~Config() = default;
+  // The single source of names, order and help.
+  virtual void fields(FieldVisitor& visitor) = 0;
+  // Adds one violation for each rule that is broken inside this struct.
+  virtual void validate(Violations&) const {}
+};
+
+}  // namespace megatron
