@@ -1,0 +1,67 @@
+// Reading a checkpoint: any part of any logical tensor, whatever layout wrote it.
+//
+// Opening verifies the manifest; loading verifies the checksum of every block it touches; verify_checkpoint() reads every
+// byte. Files are read with pread, never mapped, so that a file cut short is an error and not a signal.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "megatron/dist_checkpointing/manifest.h"
+#include "megatron/tensor/sharded_tensor.h"
+
+namespace megatron {
+
+// Names are exact or hold `*` (any run of characters).
+struct LoadOptions {
+  bool convert_dtype = false;                 // between F64, F32, BF16 and F16, rounding to nearest even
+  std::vector<std::string> allow_missing;     // wanted but not stored: left untouched and reported
+  std::vector<std::string> allow_unexpected;  // stored but neither wanted here nor by others
+  std::vector<std::string> wanted_elsewhere;  // stored and wanted by another rank
+  int threads = 0;                            // 0: all cores
+};
+
+struct LoadReport {
+  std::vector<std::string> missing;     // keys, by allow_missing
+  std::vector<std::string> unexpected;  // keys, by allow_unexpected
+  uint64_t bytes_read = 0;
+};
+
+// An opened checkpoint directory. Safe to use from several threads.
+class Checkpoint {
+ public:
+  // Reads and verifies manifest.json, and that every file has its size. Throws Error.
+  explicit Checkpoint(std::filesystem::path directory);
+
+  const std::filesystem::path& directory() const { return directory_; }
+  const Manifest& manifest() const { return manifest_; }
+  int64_t iteration() const { return manifest_.iteration; }
+  const std::string& state() const { return manifest_.state; }  // JSON object text
+  bool has_file(std::string_view name) const;
+  // The contents of a stored file, verified.
+  std::string read_file(std::string_view name) const;
+
+  // Fills `data` of every wanted tensor. Elements of the local tensor outside its pieces (vocabulary padding) become zero.
+  // Missing and unexpected tensors, other shapes and other element types are errors, all named in one message; nothing is
+  // written then. A block that does not match its checksum is an error that names file and block.
+  LoadReport load(std::span<const ShardedTensor> wanted, const LoadOptions& options = {}) const;
+
+ private:
+  std::filesystem::path directory_;
+  Manifest manifest_;
+};
+
+struct VerifyOptions {
+  int threads = 0;          // 0: all cores
+  bool from_disk = false;   // asks the system to forget cached pages first, so that the medium is read
+};
+
+// Verifies every byte of every file. Returns what is wrong, one message per problem; empty: the checkpoint is whole.
+std::vector<std::string> verify_checkpoint(const std::filesystem::path& directory,
+                                           const VerifyOptions& options = {});
+
+}  // namespace megatron

@@ -1,0 +1,67 @@
+// What `manifest.json` of a checkpoint says: which file holds which part of which logical tensor, and the checksums of
+// every byte. docs/formats/checkpoint.md is the grammar.
+//
+// A directory is a checkpoint exactly when its manifest is whole. No parallel layout is recorded: fragments are boxes of
+// global tensors, so that a reader needs nothing but the parts it wants.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <map>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "megatron/base/dtype.h"
+#include "megatron/tensor/sharded_tensor.h"
+
+namespace megatron {
+
+inline constexpr int kCheckpointFormatVersion = 1;
+inline constexpr uint64_t kCheckpointBlockBytes = 1 << 20;
+inline constexpr const char* kManifestName = "manifest.json";
+
+// A part of a logical tensor as it lies in a file: the elements [flat_begin, flat_end) of the row-major box, contiguous.
+struct Fragment {
+  int file = 0;         // index in Manifest::files
+  uint64_t offset = 0;  // from the file's data section
+  Box box;
+  int64_t flat_begin = 0;
+  int64_t flat_end = 0;
+};
+
+struct StoredTensor {
+  DType dtype = DType::kFloat32;
+  std::vector<int64_t> shape;  // global, without vocabulary padding
+  std::vector<Fragment> fragments;
+};
+
+// A file of the checkpoint. The first header_bytes have a checksum of their own; what follows (the data section) has one per
+// block of kCheckpointBlockBytes, the last block being shorter.
+struct StoredFile {
+  std::string name;  // relative to the directory, with forward slashes
+  uint64_t bytes = 0;
+  uint64_t header_bytes = 0;  // 0 for files that are not safetensors
+  uint64_t header_hash = 0;   // XXH3-64
+  std::vector<uint64_t> block_hashes;
+};
+
+struct Manifest {
+  int64_t iteration = 0;
+  std::string created;       // UTC, ISO 8601
+  std::string state = "{}";  // the caller's JSON object
+  std::vector<StoredFile> files;
+  std::map<std::string, StoredTensor> tensors;
+};
+
+// The text of manifest.json; its last member is the XXH3-128 of everything before it.
+std::string encode_manifest(const Manifest& manifest);
+
+// Parses and checks: checksum, version, every offset against its file, and that the fragments of every tensor cover it
+// exactly once. `name` is used in errors. Throws Error.
+Manifest parse_manifest(std::string_view text, std::string_view name);
+
+// Throws Error unless the fragments of every tensor cover it exactly once and lie inside their files.
+void check_manifest(const Manifest& manifest, std::string_view name);
+
+}  // namespace megatron

@@ -1,0 +1,63 @@
+// Writing a checkpoint: `<root>/iter_0000100/` appears completely or not at all.
+//
+// Every writing rank writes one safetensors file into `iter_0000100.tmp-<host>-<pid>-<start>-<n>/` and fsyncs it; the ranks
+// agree; rank 0 writes the manifest, fsyncs, renames the directory and fsyncs the parent. A kill at any instant leaves either
+// the old state or the new one, and a leftover directory that a later save removes.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "megatron/tensor/sharded_tensor.h"
+
+namespace megatron {
+
+// How the writing ranks of one save come together. Both calls are collective; an implementation has a deadline and throws
+// when a peer is gone. It must not use a training communicator.
+class Agreement {
+ public:
+  virtual ~Agreement() = default;
+  virtual int rank() const { return 0; }
+  virtual int size() const { return 1; }
+  // Rank 0 gets the texts of all ranks in order; the others get nothing.
+  virtual std::vector<std::string> gather(const std::string& text) { return {text}; }
+  // Every rank gets rank 0's text.
+  virtual std::string broadcast(const std::string& text) { return text; }
+};
+
+// Which older checkpoints go after a save. Nothing is deleted before the new one has been read back and verified; what does
+// not verify is never deleted.
+struct Retention {
+  // Deletes the previous checkpoint unless its iteration is a multiple of this (Megatron's --save-retain-interval).
+  std::optional<int64_t> retain_interval;
+  // Keeps the newest K; multiples of retain_interval are kept besides.
+  std::optional<int64_t> keep_last;
+};
+
+struct SaveRequest {
+  std::filesystem::path root;  // created when missing
+  int64_t iteration = 0;
+  std::vector<ShardedTensor> tensors;  // this rank's part, in host memory; only replica 0 is written
+  std::string state = "{}";            // JSON object text, rank 0's counts; NaN and infinities must be spelled as strings
+  // (relative name, contents) stored beside the weights: resolved configuration, tokenizer files. Rank 0's count.
+  std::vector<std::pair<std::string, std::string>> files;
+  Retention retention;
+  bool replace_existing = false;   // an existing usable iter_N of the same name: false refuses, true replaces it
+  Agreement* agreement = nullptr;  // nullptr: one rank
+};
+
+struct SaveResult {
+  std::filesystem::path directory;
+  uint64_t bytes = 0;                 // written by this rank
+  std::vector<std::string> warnings;  // rank 0: a directory moved aside, retention that could not delete, ...
+};
+
+// Saves. Throws Error on every rank when any rank fails; then no directory of that name has appeared or changed and the
+// temporary one is removed where that is possible.
+SaveResult save_checkpoint(const SaveRequest& request);
+
+}  // namespace megatron
