@@ -1,0 +1,70 @@
+// What a group of ranks can do. A group of size 1 turns every collective into nothing, so that one rank and N ranks run
+// the same source.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+namespace megatron {
+
+enum class ReduceOp : uint8_t { kSum, kMax };
+
+// An operation under way. Keeps its inputs alive until wait() has returned.
+class Work {
+ public:
+  virtual ~Work() = default;
+  virtual void wait() = 0;  // throws Error when the operation failed, timed out or a peer failed
+};
+
+// The verbs of one group: c10d (NCCL, Gloo), ranks as threads. Every rank of the group makes the same calls in the same
+// order. Tensors are contiguous; results appear in place after wait().
+class Backend {
+ public:
+  virtual ~Backend() = default;
+  virtual int rank() const = 0;
+  virtual int size() const = 0;
+  virtual std::shared_ptr<Work> all_reduce(at::Tensor tensor, ReduceOp op) = 0;
+  // output [size * n], input [n]: the inputs of all ranks, in rank order.
+  virtual std::shared_ptr<Work> all_gather(at::Tensor output, at::Tensor input) = 0;
+  // output [n], input [size * n]: this rank's part of the sum.
+  virtual std::shared_ptr<Work> reduce_scatter(at::Tensor output, at::Tensor input, ReduceOp op) = 0;
+  virtual std::shared_ptr<Work> all_to_all(at::Tensor output, std::vector<int64_t> output_sizes,
+                                           at::Tensor input, std::vector<int64_t> input_sizes) = 0;
+  virtual std::shared_ptr<Work> broadcast(at::Tensor tensor, int root) = 0;
+  virtual std::shared_ptr<Work> send(at::Tensor tensor, int peer) = 0;
+  virtual std::shared_ptr<Work> recv(at::Tensor tensor, int peer) = 0;
+  virtual void barrier() = 0;
+};
+
+// A small value over a shared Backend; default-constructed it is the group of one rank, in which every verb is a no-op
+// (all_gather and reduce_scatter copy).
+class ProcessGroup {
+ public:
+  ProcessGroup() = default;
+  ProcessGroup(std::shared_ptr<Backend> backend, std::string name);
+
+  int rank() const { return backend_ ? backend_->rank() : 0; }
+  int size() const { return backend_ ? backend_->size() : 1; }
+  const std::string& name() const { return name_; }  // "tp", "dp", ... for messages
+
+  std::shared_ptr<Work> all_reduce(at::Tensor tensor, ReduceOp op = ReduceOp::kSum) const;
+  std::shared_ptr<Work> all_gather(at::Tensor output, at::Tensor input) const;
+  std::shared_ptr<Work> reduce_scatter(at::Tensor output, at::Tensor input,
+                                       ReduceOp op = ReduceOp::kSum) const;
+  std::shared_ptr<Work> all_to_all(at::Tensor output, std::vector<int64_t> output_sizes,
+                                   at::Tensor input, std::vector<int64_t> input_sizes) const;
+  std::shared_ptr<Work> broadcast(at::Tensor tensor, int root) const;
+  std::shared_ptr<Work> send(at::Tensor tensor, int peer) const;
+  std::shared_ptr<Work> recv(at::Tensor tensor, int peer) const;
+  void barrier() const;
+
+ private:
+  std::shared_ptr<Backend> backend_;
+  std::string name_ = "self";
+};
+
+}  // namespace megatron

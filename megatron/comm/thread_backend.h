@@ -1,0 +1,20 @@
+// Ranks as threads of one process, for tests and for proofs without GPUs. CPU tensors only.
+#pragma once
+
+#include <functional>
+#include <memory>
+
+#include "megatron/comm/process_group.h"
+
+namespace megatron {
+
+// Runs body(world) on `size` threads; rethrows the first error. A rank that throws releases every other rank's waits with
+// an error, and each wait has a deadline, so that a lost rank never hangs the process.
+void run_ranks(int size, const std::function<void(const std::shared_ptr<Backend>&)>& body,
+               double timeout_seconds = 60.0);
+
+// Ranks that pass the same color form a new group, ordered by their rank in `backend`. Collective over `backend`, which
+// must come from run_ranks.
+std::shared_ptr<Backend> split_threads(const std::shared_ptr<Backend>& backend, int color);
+
+}  // namespace megatron

@@ -1,0 +1,23 @@
+// Activation functions of the MLP, differentiable and fused.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+namespace megatron {
+
+enum class Activation {
+  kGelu,         // x * Phi(x), by erf
+  kGeluTanh,     // the tanh approximation (Megatron's bias-GELU fusion, --openai-gelu)
+  kSquaredRelu,  // relu(x)^2
+  kSwiglu,       // silu(x1) * x2
+  kGeglu,        // gelu_tanh(x1) * x2
+  kQuickGeglu,   // x1 * sigmoid(1.702 x1) * (x2 + offset)
+};
+
+bool is_gated(Activation activation);  // the input has twice the width of the output: [gate | up]
+
+//   x [..., f] ([..., 2f] when gated); return [..., f]. `offset` is used by kQuickGeglu (--glu-linear-offset).
+// Saves x only.
+at::Tensor activate(const at::Tensor& x, Activation activation, double offset = 0.0);
+
+}  // namespace megatron

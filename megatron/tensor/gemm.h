@@ -1,0 +1,21 @@
+// Matrix products of linear layers. fp32 accumulation whatever the operand type; on CUDA through cuBLASLt.
+// Not differentiable: the layers write their own backwards.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+namespace megatron {
+
+// y = x w^T (+ bias).   x [..., k], w [n, k], bias [n] or undefined; returns [..., n].
+at::Tensor linear_forward(const at::Tensor& x, const at::Tensor& w, const at::Tensor& bias);
+
+// dx = dy w.   dy [..., n], w [n, k]; returns [..., k].
+at::Tensor linear_input_grad(const at::Tensor& dy, const at::Tensor& w);
+
+// target = beta * target + dy^T x.   dy [..., n], x [..., k], target [n, k], fp32 (or the operands' type).
+void linear_weight_grad(const at::Tensor& dy, const at::Tensor& x, at::Tensor target, double beta);
+
+// target = beta * target + sum of dy over all but the last dimension.   target [n].
+void bias_grad(const at::Tensor& dy, at::Tensor target, double beta);
+
+}  // namespace megatron

@@ -1,0 +1,35 @@
+// RMSNorm and LayerNorm, forward and backward; statistics and sums in fp32 (fp64 for fp64 inputs).
+// Not differentiable: the layers write their own backwards.
+//
+//   LayerNorm  y = (x - mean) * rstd * g + b        RMSNorm  y = x * rstd * g
+//   with g = weight, or 1 + weight when zero_centered (--apply-layernorm-1p).
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+namespace megatron {
+
+enum class Normalization { kLayerNorm, kRMSNorm };
+
+struct NormResult {
+  at::Tensor y;     // as x
+  at::Tensor mean;  // [rows] fp32 (fp64); undefined for RMSNorm
+  at::Tensor rstd;  // [rows] fp32 (fp64)
+};
+
+//   x [..., h], weight [h], bias [h] or undefined
+NormResult norm_forward(Normalization kind, const at::Tensor& x, const at::Tensor& weight,
+                        const at::Tensor& bias, double eps, bool zero_centered);
+
+// The normalised output again from saved statistics (selective recomputation); equal to norm_forward's y bit for bit.
+at::Tensor norm_apply(Normalization kind, const at::Tensor& x, const at::Tensor& weight,
+                      const at::Tensor& bias, const at::Tensor& mean, const at::Tensor& rstd,
+                      bool zero_centered);
+
+// Returns dx [..., h] and ACCUMULATES dweight += , dbias += (fp32 or fp64 [h]; dbias undefined without bias).
+// The sums over rows are deterministic.
+at::Tensor norm_backward(Normalization kind, const at::Tensor& dy, const at::Tensor& x,
+                         const at::Tensor& weight, const at::Tensor& mean, const at::Tensor& rstd,
+                         bool zero_centered, at::Tensor dweight, at::Tensor dbias);
+
+}  // namespace megatron

@@ -1,0 +1,57 @@
+// Randomness as a function of place, not of history (architecture: mechanisms).
+//
+// Philox4x32-10. The key is a hash of (seed, purpose, layer); the counter is the place of the element:
+//   activations: (sample ordinal, token position in the whole sequence, feature) or, for attention probabilities,
+//                (sample ordinal, head, query position, key position);
+//   weights:     the index of the element in the flattened global (unpadded) tensor.
+// Micro-batch size, data rank, context split and accumulation do not appear, so they cannot change a draw.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <string_view>
+
+namespace megatron {
+
+// Identifies one stream of draws.
+struct RandomKey {
+  uint64_t value = 0;
+};
+
+// `layer` is the global layer number, counted from 1; 0 for what belongs to no layer.
+RandomKey random_key(int64_t seed, std::string_view purpose, int64_t layer = 0);
+
+// Where the elements of an activation [s, b, ...] lie. Tensors live on the activation's device.
+struct Place {
+  at::Tensor sample;    // [b] int64: consumed samples + index in the global batch
+  at::Tensor position;  // [s] int64: token position in the whole sequence
+};
+
+// Zeroes elements with probability p and scales the rest by 1/(1-p). Differentiable.
+//
+//   x       [s, b, h], any floating type
+//   return  [s, b, h]
+at::Tensor dropout(const at::Tensor& x, double p, RandomKey key, const Place& place);
+
+// The same followed by an addition: dropout(x) + residual, the sum in the residual's type. Differentiable in both.
+at::Tensor dropout_add(const at::Tensor& x, const at::Tensor& residual, double p, RandomKey key,
+                       const Place& place);
+
+// 0 or 1/(1-p) for each attention probability, fp32, not differentiable.
+//
+//   return  [b, n, s, s_k]; heads are numbered from first_head, keys by key_position [s_k]
+at::Tensor attention_dropout_mask(int64_t num_heads, int64_t first_head, double p, RandomKey key,
+                                  const Place& query, const at::Tensor& key_position);
+
+// Fills `out` [rows, columns...] (contiguous, any floating type, any device) with N(0, std^2). Element i of row r is the
+// draw at index (first_row + r) * row_elements + i, where row_elements is the number of elements of a row of the GLOBAL
+// tensor and column_offset the first of them that `out` holds.
+void normal_(at::Tensor out, double std, RandomKey key, int64_t first_row, int64_t row_elements,
+             int64_t column_offset);
+
+// The same, uniform in [low, high).
+void uniform_(at::Tensor out, double low, double high, RandomKey key, int64_t first_row,
+              int64_t row_elements, int64_t column_offset);
+
+}  // namespace megatron

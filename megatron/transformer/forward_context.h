@@ -1,0 +1,22 @@
+// What one pass over one micro-batch needs besides its activations.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include "megatron/tensor/random.h"
+
+namespace megatron {
+
+class KVCache;
+class RecomputeTape;
+
+struct ForwardContext {
+  bool training = false;          // dropout is on
+  Place place;                    // sample [b], position [s]: for dropout and the default position ids
+  at::Tensor position_ids;        // [b, s] int64; undefined: place.position for every row
+  at::Tensor attention_mask;      // bool [b, 1, s, s], True = may NOT attend, beyond causality; undefined: none
+  KVCache* cache = nullptr;       // decoding: keys and values of earlier positions
+  RecomputeTape* tape = nullptr;  // training with full recomputation
+};
+
+}  // namespace megatron

@@ -1,0 +1,91 @@
+// Shape and behavior of a transformer. Every field is a flag of Megatron's spelling (contracts n, spec of flags).
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "megatron/base/fields.h"
+#include "megatron/tensor/activation.h"
+#include "megatron/tensor/attention.h"
+#include "megatron/tensor/norm.h"
+
+namespace megatron {
+
+enum class PositionEmbedding { kLearnedAbsolute, kRope, kNone };
+enum class RecomputeGranularity { kNone, kFull, kSelective };
+enum class RecomputeMethod { kUniform, kBlock };
+
+struct TransformerConfig : Config {
+  // -- shape
+  int64_t num_layers = 0;
+  int64_t hidden_size = 0;
+  int64_t ffn_hidden_size = 0;      // 0: 4 * hidden_size; gated: floor(8 h / 3 / 64) * 64
+  int64_t num_attention_heads = 0;
+  bool group_query_attention = false;
+  int64_t num_query_groups = 1;     // counts only with group_query_attention; see query_groups()
+  int64_t kv_channels = 0;          // 0: hidden_size / num_attention_heads
+  int64_t seq_length = 0;
+  int64_t max_position_embeddings = 0;  // 0: seq_length
+  bool untie_embeddings_and_output_weights = false;
+
+  // -- behavior
+  PositionEmbedding position_embedding_type = PositionEmbedding::kLearnedAbsolute;
+  bool use_rotary_position_embeddings = false;  // old alias of --position-embedding-type rope
+  int64_t rotary_base = 10000;
+  double rotary_percent = 1.0;
+  bool rotary_interleaved = false;
+  std::optional<int64_t> rotary_seq_len_interpolation_factor;
+  bool use_rope_scaling = false;  // Llama 3
+  double rope_scaling_factor = 8.0;
+  Normalization normalization = Normalization::kLayerNorm;
+  double layernorm_epsilon = 1e-5;
+  bool layernorm_zero_centered_gamma = false;
+  bool add_bias_linear = true;
+  bool add_qkv_bias = false;
+  bool qk_layernorm = false;
+  std::vector<int64_t> window_size;  // {left, right}; empty: none
+  std::string window_attn_skip_freq;  // integer n: every n-th layer is full; or a list "[1,0,...]"; empty: all layers windowed
+  bool swiglu = false;
+  bool geglu = false;
+  bool quick_geglu = false;
+  bool squared_relu = false;
+  bool openai_gelu = false;
+  bool bias_gelu_fusion = true;      // with biases: the tanh approximation, as Megatron's fused kernel computes
+  double glu_linear_offset = 0.0;
+  double hidden_dropout = 0.1;
+  double attention_dropout = 0.1;
+  bool fp32_residual_connection = false;
+  bool apply_query_key_layer_scaling = false;
+  bool apply_residual_connection_post_layernorm = false;
+  double z_loss_coeff = 0.0;         // weight of log(Z)^2 per token
+
+  // -- start
+  double init_method_std = 0.02;
+  std::optional<double> embedding_init_method_std;
+  bool init_method_xavier_uniform = false;
+  int64_t seed = 1234;
+
+  // -- performance
+  AttentionBackend attention_backend = AttentionBackend::kAuto;
+  RecomputeGranularity recompute_granularity = RecomputeGranularity::kNone;
+  RecomputeMethod recompute_method = RecomputeMethod::kUniform;
+  int64_t recompute_num_layers = 1;
+  std::vector<std::string> recompute_modules;  // core_attn, layernorm, mlp_act; empty with selective: core_attn
+
+  void fields(FieldVisitor& visitor) override;
+  void validate(Violations& violations) const override;
+
+  // Derives what was left at 0 or given by an alias. Idempotent; called after parsing.
+  void finalize();
+
+  // -- derived
+  int64_t query_groups() const { return group_query_attention ? num_query_groups : num_attention_heads; }
+  Activation activation() const;
+  bool qkv_bias() const { return add_bias_linear || add_qkv_bias; }
+  // {left, right} of the layer (numbered from 1), or empty when it attends fully.
+  std::vector<int64_t> window(int64_t layer_number) const;
+};
+
+}  // namespace megatron
