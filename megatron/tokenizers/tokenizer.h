@@ -1,0 +1,109 @@
+// Text to token ids and back.
+//
+// make_tokenizer() gives one of
+//   HuggingFaceTokenizer  byte-level BPE from a tokenizer.json (the file, or a folder that holds it)
+//   GPT2BPETokenizer      byte-level BPE from GPT-2's vocab.json and merges.txt
+//   ByteLevelTokenizer    ids 0..255 are bytes, 256 is <|endoftext|>
+//   NullTokenizer         the text is decimal ids separated by white space
+// The ids and the decoded text of the first two equal those of the `tokenizers` package.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "megatron/base/fields.h"
+
+namespace megatron {
+
+// Thread safe: every member may be called from several threads at once.
+class Tokenizer {
+ public:
+  virtual ~Tokenizer() = default;
+
+  // The largest id plus one, with added and special tokens, without padding.
+  virtual int64_t vocab_size() const = 0;
+
+  // Appends the ids of `text`. No token is added (no BOS, no EOD); added and special tokens that are spelled in the text
+  // become their ids. Ill-formed UTF-8 is read as U+FFFD (like Python's errors="replace") and counted.
+  virtual void encode_append(std::string_view text, std::vector<int32_t>& out) const = 0;
+  std::vector<int32_t> encode(std::string_view text) const;
+
+  // The text of `ids`, special tokens included. Bytes that form no UTF-8 become U+FFFD.
+  // Throws Error for an id outside the vocabulary.
+  std::string decode(std::span<const int32_t> ids) const { return decode(ids, false); }
+  virtual std::string decode(std::span<const int32_t> ids, bool skip_special_tokens) const;
+
+  // The bytes that one token stands for; may be a part of a UTF-8 sequence. Ids in a gap of the vocabulary give "".
+  virtual std::string token_bytes(int32_t id) const = 0;
+  virtual bool is_special(int32_t id) const = 0;
+
+  virtual std::optional<int32_t> eod() const = 0;  // end of document
+  virtual std::optional<int32_t> bos() const = 0;
+  virtual std::optional<int32_t> pad() const = 0;
+
+  // The id of a token as the vocabulary spells it ("<|endoftext|>", "Ġthe").
+  virtual std::optional<int32_t> token_to_id(std::string_view token) const = 0;
+
+  // Changes when any text could get other ids. Stored in data sets and checkpoints.
+  virtual std::string fingerprint() const = 0;
+
+  // The files it was made from, to be stored beside checkpoints.
+  virtual std::vector<std::filesystem::path> files() const { return {}; }
+
+  // How many ill-formed UTF-8 sequences were replaced by U+FFFD so far.
+  uint64_t num_replaced() const { return num_replaced_.load(std::memory_order_relaxed); }
+
+ protected:
+  mutable std::atomic<uint64_t> num_replaced_{0};
+};
+
+// Turns a stream of tokens into text that is cut only between whole UTF-8 sequences.
+// Keeps a reference to the tokenizer. Not thread safe.
+class StreamDecoder {
+ public:
+  explicit StreamDecoder(const Tokenizer& tokenizer) : tokenizer_(tokenizer) {}
+  // The text that `id` completes; "" while a sequence is unfinished. Ill-formed bytes become U+FFFD.
+  std::string push(int32_t id);
+  // What is left: "" or one U+FFFD for an unfinished sequence.
+  std::string finish();
+
+ private:
+  const Tokenizer& tokenizer_;
+  std::string pending_;
+};
+
+struct TokenizerConfig : Config {
+  std::string tokenizer_type;
+  std::string tokenizer_model;
+  std::string vocab_file;
+  std::string merge_file;
+  std::optional<int64_t> vocab_size;
+  int64_t vocab_extra_ids = 0;
+  std::optional<int64_t> null_tokenizer_eod_id;
+  std::optional<int64_t> null_tokenizer_pad_id;  // -1: none
+  int64_t make_vocab_size_divisible_by = 128;
+  std::optional<int64_t> padded_vocab_size;
+  bool pad_vocab_size = true;
+
+  void fields(FieldVisitor& visitor) override;
+  void validate(Violations& violations) const override;
+};
+
+// Throws UsageError when the type or its files are not given, Error when a file cannot be used.
+std::unique_ptr<Tokenizer> make_tokenizer(const TokenizerConfig& config);
+
+// `vocab` rounded up to a multiple of divisible_by * tp.
+int64_t padded_vocab_size(int64_t vocab, int64_t divisible_by, int64_t tp);
+
+// The size of the embedding: --padded-vocab-size, else `vocab` padded unless --no-pad-vocab-size.
+// Throws UsageError when --padded-vocab-size is smaller than `vocab`.
+int64_t padded_vocab_size(const TokenizerConfig& config, int64_t vocab, int64_t tp);
+
+}  // namespace megatron
