@@ -1,0 +1,53 @@
+// From flags to the datasets of a run: which files, which part of them for training, validation and test, how blended.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "megatron/datasets/data_config.h"
+#include "megatron/datasets/dataset.h"
+#include "megatron/datasets/gpt_dataset.h"
+
+namespace megatron {
+
+// How many samples each split must provide. 0: the split is not built. None: one epoch.
+struct SplitTargets {
+  std::optional<int64_t> train, valid, test;
+};
+
+// The targets of a training run (valid: one epoch when `full_validation`). `train_samples` = iterations x global batch size.
+struct TargetInputs {
+  int64_t train_samples = 0;
+  int64_t train_iters = 0;
+  int64_t eval_interval = 0;     // 0: no evaluation
+  int64_t eval_iters = 0;
+  int64_t start_eval_at_iter = 0;
+  int64_t eval_global_batch_size = 0;
+  bool full_validation = false;
+};
+SplitTargets split_targets(const TargetInputs& inputs);
+
+struct DatasetRequest {
+  int64_t sequence_length = 0;
+  int64_t seed = 1234;
+  SplitTargets targets;
+  TokenizerFacts tokenizer;
+  // See GPTDatasetConfig::once_per_node.
+  std::function<void(const std::function<void()>& build)> once_per_node;
+};
+
+// An absent split is null.
+struct TrainValidTestDatasets {
+  std::shared_ptr<const Dataset> train;
+  std::vector<std::shared_ptr<const Dataset>> valid;  // several with --multiple-validation-sets
+  std::vector<std::string> valid_names;               // parallel to `valid`; {""} for a single one
+  std::shared_ptr<const Dataset> test;
+};
+TrainValidTestDatasets build_train_valid_test_datasets(const DataConfig& config, const DatasetRequest& request);
+
+}  // namespace megatron
