@@ -1,0 +1,185 @@
+#include "megatron/base/files.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cerrno>
+#include <cstring>
+#include <system_error>
+#include <utility>
+#include <vector>
+
+#include "megatron/base/check.h"
+
+namespace megatron {
+namespace {
+
+constexpr size_t kBufferBytes = size_t{1} << 20;
+constexpr size_t kMaxTransferBytes = size_t{1} << 30;  // Linux moves at most 2 GiB in one call
+
+[[noreturn]] void fail(const char* action, const std::filesystem::path& path, int error) {
+  throw_error(cat("cannot ", action, " ", path.string(), ": ", std::generic_category().message(error)));
+}
+
+// Closes a descriptor when it leaves scope.
+struct Descriptor {
+  explicit Descriptor(int fd) : fd(fd) {}
+  ~Descriptor() {
+    if (fd >= 0) ::close(fd);
+  }
+  Descriptor(const Descriptor&) = delete;
+  Descriptor& operator=(const Descriptor&) = delete;
+  int fd;
+};
+
+int open_for_reading(const std::filesystem::path& path) {
+  const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  if (fd < 0) fail("open", path, errno);
+  return fd;
+}
+
+struct stat status_of(int fd, const std::filesystem::path& path) {
+  struct stat status;
+  if (::fstat(fd, &status) != 0) fail("read", path, errno);
+  if (S_ISDIR(status.st_mode)) fail("read", path, EISDIR);
+  return status;
+}
+
+std::filesystem::path folder_of(const std::filesystem::path& path) {
+  return path.has_parent_path() ? path.parent_path() : std::filesystem::path(".");
+}
+
+}  // namespace
+
+MappedFile::MappedFile(const std::filesystem::path& path) : path_(path) {
+  const Descriptor file(open_for_reading(path));
+  const struct stat status = status_of(file.fd, path);
+  MEGATRON_CHECK(S_ISREG(status.st_mode), "cannot map ", path.string(), ": it is not a regular file");
+  if (status.st_size == 0) return;
+  const size_t size = static_cast<size_t>(status.st_size);
+  void* data = ::mmap(nullptr, size, PROT_READ, MAP_SHARED, file.fd, 0);
+  if (data == MAP_FAILED) fail("map", path, errno);
+  data_ = static_cast<const std::byte*>(data);
+  size_ = size;
+}
+
+MappedFile::MappedFile(MappedFile&& other) noexcept
+    : data_(std::exchange(other.data_, nullptr)),
+      size_(std::exchange(other.size_, 0)),
+      path_(std::move(other.path_)) {}
+
+MappedFile& MappedFile::operator=(MappedFile&& other) noexcept {
+  std::swap(data_, other.data_);
+  std::swap(size_, other.size_);
+  std::swap(path_, other.path_);
+  return *this;
+}
+
+MappedFile::~MappedFile() {
+  if (data_ != nullptr) ::munmap(const_cast<std::byte*>(data_), size_);
+}
+
+std::string read_file(const std::filesystem::path& path) {
+  const Descriptor file(open_for_reading(path));
+  const struct stat status = status_of(file.fd, path);
+  std::string contents;
+  // The size is only a guess: pipes and /proc report 0, and a file may grow meanwhile.
+  size_t capacity = static_cast<size_t>(std::max<off_t>(status.st_size, 0)) + 1;
+  size_t used = 0;
+  for (;;) {
+    if (contents.size() < capacity) contents.resize(capacity);
+    const ssize_t got =
+        ::read(file.fd, contents.data() + used, std::min(contents.size() - used, kMaxTransferBytes));
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0) fail("read", path, errno);
+    if (got == 0) break;
+    used += static_cast<size_t>(got);
+    if (used == contents.size()) capacity = used + std::max(used, kBufferBytes);
+  }
+  contents.resize(used);
+  return contents;
+}
+
+struct AtomicFileWriter::Impl {
+  std::filesystem::path path, temporary;
+  int fd = -1;
+  uint64_t bytes = 0;
+  std::vector<char> buffer;
+  bool committed = false;
+
+  void write_all(const char* data, size_t size) {
+    while (size > 0) {
+      const ssize_t done = ::write(fd, data, std::min(size, kMaxTransferBytes));
+      if (done < 0 && errno == EINTR) continue;
+      if (done < 0) fail("write", path, errno);
+      data += done;
+      size -= static_cast<size_t>(done);
+    }
+  }
+
+  void flush() {
+    write_all(buffer.data(), buffer.size());
+    buffer.clear();
+  }
+};
+
+AtomicFileWriter::AtomicFileWriter(std::filesystem::path path) : impl_(std::make_unique<Impl>()) {
+  static std::atomic<uint64_t> counter{0};
+  impl_->path = std::move(path);
+  // O_EXCL: a leftover of a dead process with the same id is never written into.
+  do {
+    impl_->temporary = impl_->path;
+    impl_->temporary += cat(".tmp-", ::getpid(), "-", counter.fetch_add(1));
+    impl_->fd = ::open(impl_->temporary.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+  } while (impl_->fd < 0 && errno == EEXIST);
+  if (impl_->fd < 0) fail("create", impl_->path, errno);
+  impl_->buffer.reserve(kBufferBytes);
+}
+
+AtomicFileWriter::~AtomicFileWriter() {
+  if (impl_->fd >= 0) ::close(impl_->fd);
+  if (!impl_->committed) ::unlink(impl_->temporary.c_str());
+}
+
+void AtomicFileWriter::write(const void* data, size_t bytes) {
+  MEGATRON_ASSERT(impl_->fd >= 0, "write after commit to ", impl_->path.string());
+  const char* source = static_cast<const char*>(data);
+  impl_->bytes += bytes;
+  if (impl_->buffer.size() + bytes > kBufferBytes) impl_->flush();
+  if (bytes >= kBufferBytes)
+    impl_->write_all(source, bytes);
+  else
+    impl_->buffer.insert(impl_->buffer.end(), source, source + bytes);
+}
+
+uint64_t AtomicFileWriter::size_bytes() const { return impl_->bytes; }
+
+void AtomicFileWriter::commit() {
+  Impl& file = *impl_;
+  MEGATRON_ASSERT(file.fd >= 0, "commit twice of ", file.path.string());
+  file.flush();
+  if (::fsync(file.fd) != 0) fail("write", file.path, errno);
+  // Network file systems may report a failed write only here.
+  if (::close(std::exchange(file.fd, -1)) != 0) fail("write", file.path, errno);
+  if (::rename(file.temporary.c_str(), file.path.c_str()) != 0) fail("replace", file.path, errno);
+  file.committed = true;
+  sync_path(folder_of(file.path));
+}
+
+void write_file_atomically(const std::filesystem::path& path, std::string_view contents) {
+  AtomicFileWriter file(path);
+  file.write(contents);
+  file.commit();
+}
+
+void sync_path(const std::filesystem::path& path) {
+  const Descriptor file(open_for_reading(path));
+  // Some file systems cannot sync a folder and say EINVAL; there is nothing to wait for on those.
+  if (::fsync(file.fd) != 0 && errno != EINVAL) fail("sync", path, errno);
+}
+
+}  // namespace megatron

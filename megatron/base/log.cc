@@ -1,0 +1,122 @@
+#include "megatron/base/log.h"
+
+#include <sys/ioctl.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cerrno>
+#include <cstdlib>
+#include <mutex>
+
+namespace megatron {
+namespace {
+
+std::atomic<int> level_limit{static_cast<int>(LogLevel::kInfo)};
+
+// What is on the terminal. Never destroyed, so that threads may log while the process exits.
+struct Screen {
+  std::mutex mutex;
+  std::string prefix;
+  std::string status;  // the status line that is shown now; empty when none is
+};
+
+Screen& screen() {
+  static Screen* const instance = new Screen;
+  return *instance;
+}
+
+// One system call for a whole line, so that lines of several processes do not mix. A closed or full standard error is
+// no reason to stop.
+void write_all(int fd, std::string_view text) {
+  while (!text.empty()) {
+    const ssize_t done = ::write(fd, text.data(), text.size());
+    if (done < 0 && errno == EINTR) continue;
+    if (done <= 0) return;
+    text.remove_prefix(static_cast<size_t>(done));
+  }
+}
+
+constexpr std::string_view kClearLine = "\r\x1b[K";
+
+size_t terminal_width() {
+  winsize size{};
+  if (::ioctl(STDERR_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 0) return size.ws_col;
+  return 80;
+}
+
+// At most `width` characters (UTF-8 sequences count as one), control characters as blanks.
+std::string cut(std::string_view text, size_t width) {
+  std::string out;
+  size_t shown = 0;
+  for (const char c : text) {
+    const bool starts_character = (static_cast<unsigned char>(c) & 0xC0) != 0x80;
+    if (starts_character && shown++ == width) break;
+    out += static_cast<unsigned char>(c) < 0x20 || c == 0x7F ? ' ' : c;
+  }
+  return out;
+}
+
+std::string_view label(LogLevel level) {
+  switch (level) {
+    case LogLevel::kDebug: return "debug: ";
+    case LogLevel::kInfo: return "";
+    case LogLevel::kWarning: return "warning: ";
+    case LogLevel::kError: return "error: ";
+  }
+  return "";
+}
+
+}  // namespace
+
+void set_log_level(LogLevel level) { level_limit = static_cast<int>(level); }
+
+void set_log_prefix(std::string prefix) {
+  const std::lock_guard lock(screen().mutex);
+  screen().prefix = std::move(prefix);
+}
+
+void log(LogLevel level, std::string_view message) {
+  if (static_cast<int>(level) < level_limit) return;
+  Screen& s = screen();
+  const std::lock_guard lock(s.mutex);
+  std::string out;
+  if (!s.status.empty()) out += kClearLine;
+  out += s.prefix;
+  out += label(level);
+  out += message;
+  out += '\n';
+  out += s.status;
+  write_all(STDERR_FILENO, out);
+}
+
+void print_line(std::string_view line) {
+  Screen& s = screen();
+  const std::lock_guard lock(s.mutex);
+  const bool above_status = !s.status.empty() && ::isatty(STDOUT_FILENO) == 1;
+  if (above_status) write_all(STDERR_FILENO, kClearLine);
+  std::string out(line);
+  out += '\n';
+  write_all(STDOUT_FILENO, out);
+  if (above_status) write_all(STDERR_FILENO, s.status);
+}
+
+bool is_terminal() {
+  if (::isatty(STDERR_FILENO) != 1) return false;
+  const char* kind = std::getenv("TERM");
+  return kind == nullptr || std::string_view(kind) != "dumb";
+}
+
+void set_status_line(std::string_view text) {
+  Screen& s = screen();
+  const std::lock_guard lock(s.mutex);
+  if (!is_terminal()) {
+    s.status.clear();
+    return;
+  }
+  if (text.empty() && s.status.empty()) return;
+  // The last column stays free: writing to it makes some terminals wrap.
+  s.status = cut(text, terminal_width() - 1);
+  write_all(STDERR_FILENO, std::string(kClearLine) + s.status);
+}
+
+}  // namespace megatron

@@ -1,0 +1,58 @@
+#include "megatron/base/threads.h"
+
+#include <sched.h>
+
+#include <algorithm>
+#include <atomic>
+#include <exception>
+#include <mutex>
+#include <system_error>
+#include <thread>
+#include <vector>
+
+namespace megatron {
+
+int available_cores() {
+  cpu_set_t mask;
+  CPU_ZERO(&mask);
+  if (::sched_getaffinity(0, sizeof mask, &mask) == 0) return std::max(1, CPU_COUNT(&mask));
+  return std::max(1, static_cast<int>(std::thread::hardware_concurrency()));  // more than 1024 cores
+}
+
+void parallel_for(int64_t count, int64_t grain, const std::function<void(int64_t, int64_t)>& body,
+                  int threads) {
+  if (count <= 0) return;
+  grain = std::clamp<int64_t>(grain, 1, count);
+  const int64_t ranges = (count - 1) / grain + 1;
+  if (threads <= 0) threads = available_cores();
+  threads = static_cast<int>(std::min<int64_t>(threads, ranges));
+
+  // Ranges are always `grain` long, whatever the number of threads; who runs which is decided as they finish.
+  std::atomic<int64_t> next{0};
+  std::mutex mutex;
+  std::exception_ptr first;
+  const auto work = [&] {
+    try {
+      for (int64_t i; (i = next.fetch_add(1)) < ranges;)
+        body(i * grain, std::min(count, i * grain + grain));
+    } catch (...) {
+      const std::lock_guard lock(mutex);
+      if (!first) first = std::current_exception();
+      next = ranges;
+    }
+  };
+  std::vector<std::thread> helpers;
+  helpers.reserve(static_cast<size_t>(threads) - 1);
+  for (int i = 1; i < threads; ++i) {
+    try {
+      helpers.emplace_back(work);
+    } catch (const std::system_error&) {
+      break;  // no more threads to be had: the ones there are do the work
+    }
+  }
+  work();
+  for (std::thread& helper : helpers) helper.join();
+  if (first) std::rethrow_exception(first);
+}
+
+}  // namespace megatron
