@@ -1,0 +1,40 @@
+// Where parameters lie in a gradient buffer (contracts i). Pure arithmetic, without libtorch.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+namespace megatron {
+
+struct BufferParameter {
+  int64_t num_elements = 0;
+  bool own_bucket = false;  // a tied embedding, whose gradient is complete last
+};
+
+struct BufferOptions {
+  int64_t bucket_size = 0;  // elements after which a bucket closes; 0: one bucket
+  int64_t num_shards = 1;   // above 1, bucket ends are rounded up to lcm(num_shards, 128)
+};
+
+struct BufferSlot {
+  int64_t begin = 0;  // element offset, a multiple of 64
+  int64_t end = 0;
+  int bucket = 0;
+};
+
+struct BufferBucket {
+  int64_t begin = 0;
+  int64_t end = 0;
+  std::vector<int> parameters;  // indices, in the order of the buffer
+};
+
+struct BufferLayout {
+  std::vector<BufferSlot> slots;  // by index of the parameter
+  std::vector<BufferBucket> buckets;
+  int64_t num_elements = 0;
+};
+
+// Parameters are given in model order and placed in reverse, because backward completes the last ones first.
+BufferLayout plan_buffer(const std::vector<BufferParameter>& parameters, const BufferOptions& options);
+
+}  // namespace megatron

@@ -1,0 +1,74 @@
+// Gradient norm and fused parameter updates over flat buffers.
+//
+// All arrays of one optimizer share their offsets: element i of gradient, master weight, moments and value belong together.
+// Work is cut into blocks that never cross a parameter; results depend neither on the number of threads nor on the order
+// in which blocks run.
+#pragma once
+
+#include <cstdint>
+
+#include "megatron/base/dtype.h"
+#include "megatron/kernels/step_control.h"
+
+namespace megatron {
+
+inline constexpr int64_t kUpdateBlockElements = 4096;
+
+// A run of elements of one parameter.
+struct UpdateBlock {
+  int64_t begin = 0;          // element offset in the flat buffers
+  int32_t count = 0;          // at most kUpdateBlockElements
+  int32_t lr_group = 0;
+  float weight_decay_mult = 0.0f;
+  int32_t counts_in_norm = 1; // 0: another rank counts this part of the logical parameter
+};
+
+// The flat buffers. `element` is the type of gradient, master and moments (kFloat32 or kFloat64); `value` has `value_type`,
+// or is null when the master weight is the value.
+struct UpdateBuffers {
+  DType element = DType::kFloat32;
+  DType value_type = DType::kFloat32;
+  const void* grad = nullptr;
+  void* master = nullptr;
+  void* exp_avg = nullptr;     // AdamW's first moment; SGD's momentum buffer
+  void* exp_avg_sq = nullptr;  // AdamW's second moment; null for SGD
+  void* value = nullptr;
+};
+
+struct AdamWConstants {
+  double beta1 = 0.9;
+  double beta2 = 0.999;
+  double eps = 1e-8;
+};
+
+// Sum of squares of one block, in double.
+double block_sum_of_squares_cpu(const UpdateBuffers& buffers, const UpdateBlock& block);
+
+// AdamW with decoupled decay and bias correction, t = state.adam_steps, g = grad * grad_factor:
+//   p -= lr * wd * p;  m = b1 m + (1 - b1) g;  v = b2 v + (1 - b2) g^2
+//   p -= lr / (1 - b1^t) * m / (sqrt(v) / sqrt(1 - b2^t) + eps);  value = p
+// Does nothing when state.skip. Moves 28 bytes per element in fp32, 30 with bf16 values.
+// Source: Loshchilov and Hutter 2019 (arXiv:1711.05101).
+void adamw_block_cpu(const UpdateBuffers& buffers, const UpdateBlock& block, const StepState& state,
+                     const AdamWConstants& constants);
+
+// SGD with momentum and coupled decay, as torch.optim.SGD: g += wd * p; b = momentum * b + g; p -= lr * b; value = p.
+void sgd_block_cpu(const UpdateBuffers& buffers, const UpdateBlock& block, const StepState& state,
+                   double momentum);
+
+#if defined(MEGATRON_CUDA)
+// The same on a device; pointers are device memory, `stream` is a cudaStream_t. `partials` holds num_blocks doubles;
+// `sum` one double, assigned. Deterministic.
+void sum_of_squares_cuda(const UpdateBuffers& buffers, const UpdateBlock* blocks, int64_t num_blocks,
+                         double* partials, double* sum, void* stream);
+// One thread: step_control() on the record. `total_weight` and `sum_of_squares` are device memory.
+void step_control_cuda(StepState* state, const ParameterSchedule& schedule, const StepRules& rules,
+                       const double* sum_of_squares, const double* total_weight, int64_t samples,
+                       void* stream);
+void adamw_cuda(const UpdateBuffers& buffers, const UpdateBlock* blocks, int64_t num_blocks,
+                const StepState* state, const AdamWConstants& constants, void* stream);
+void sgd_cuda(const UpdateBuffers& buffers, const UpdateBlock* blocks, int64_t num_blocks,
+              const StepState* state, double momentum, void* stream);
+#endif
+
+}  // namespace megatron
