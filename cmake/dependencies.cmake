@@ -1,4 +1,5 @@
-# Libraries from the distribution, libtorch from the PyPI wheel, CUDA from its toolkit.
+# Libraries from the distribution, libtorch from the PyPI wheel, CUDA from its toolkit. The installed package uses this
+# file too (cmake/megatron-config.cmake.in), so it defines imported targets only.
 find_package(PkgConfig REQUIRED)
 find_package(Threads REQUIRED)
 find_package(ZLIB REQUIRED)
@@ -13,43 +14,49 @@ if(MEGATRON_TESTS)
   find_package(GTest REQUIRED)
 endif()
 
-# libtorch: the unpacked wheel. MEGATRON_PYTHON is the interpreter of the environment that holds it.
+# libtorch: the unpacked wheel.
+set(MEGATRON_TORCH_VERSION 2.11.0)
 if(MEGATRON_TORCH)
   set(MEGATRON_TORCH_DIR "" CACHE PATH "folder of the torch package (site-packages/torch)")
-  if(NOT MEGATRON_TORCH_DIR)
+  if(NOT EXISTS "${MEGATRON_TORCH_DIR}/version.py")
     file(GLOB candidates ${CMAKE_CURRENT_SOURCE_DIR}/.venv/lib/python3*/site-packages/torch)
-    if(NOT candidates)
-      message(FATAL_ERROR "libtorch not found: run `make setup`, or give -DMEGATRON_TORCH_DIR=<site-packages>/torch")
+    if(MEGATRON_TORCH_DIR OR NOT candidates)
+      message(FATAL_ERROR "libtorch not found at \"${MEGATRON_TORCH_DIR}\": run `make setup`, "
+                          "or give -DMEGATRON_TORCH_DIR=<site-packages>/torch")
     endif()
     list(GET candidates 0 MEGATRON_TORCH_DIR)
+  endif()
+  file(STRINGS ${MEGATRON_TORCH_DIR}/version.py found REGEX "^__version__")
+  if(NOT found MATCHES "'${MEGATRON_TORCH_VERSION}[+']")
+    message(FATAL_ERROR "${MEGATRON_TORCH_DIR} holds torch ${found}; expected ${MEGATRON_TORCH_VERSION}")
   endif()
   set(MEGATRON_SITE_PACKAGES ${MEGATRON_TORCH_DIR}/..)
   cmake_path(NORMAL_PATH MEGATRON_SITE_PACKAGES)
   file(GLOB MEGATRON_NVIDIA_LIB_DIRS ${MEGATRON_SITE_PACKAGES}/nvidia/*/lib)
 
-  add_library(torch_headers INTERFACE)
+  add_library(torch_headers INTERFACE IMPORTED GLOBAL)
   target_include_directories(torch_headers SYSTEM INTERFACE
     ${MEGATRON_TORCH_DIR}/include ${MEGATRON_TORCH_DIR}/include/torch/csrc/api/include)
   target_compile_definitions(torch_headers INTERFACE _GLIBCXX_USE_CXX11_ABI=1)
-  add_library(libtorch INTERFACE)
-  target_link_libraries(libtorch INTERFACE torch_headers)
-  target_link_directories(libtorch INTERFACE ${MEGATRON_TORCH_DIR}/lib)
-  target_link_libraries(libtorch INTERFACE torch_cpu c10)
-  target_link_options(libtorch INTERFACE
-    "LINKER:-rpath,${MEGATRON_TORCH_DIR}/lib" "LINKER:--allow-shlib-undefined")
-  foreach(dir IN LISTS MEGATRON_NVIDIA_LIB_DIRS)
-    target_link_options(libtorch INTERFACE "LINKER:-rpath,${dir}")
-  endforeach()
+  add_library(libtorch INTERFACE IMPORTED GLOBAL)
+  target_link_libraries(libtorch INTERFACE torch_headers
+    ${MEGATRON_TORCH_DIR}/lib/libtorch_cpu.so ${MEGATRON_TORCH_DIR}/lib/libc10.so)
+  # The libraries that libtorch itself loads are found through its own run path.
+  target_link_options(libtorch INTERFACE LINKER:--allow-shlib-undefined)
+  # Run path of what is built here; an installed program has its own (cmake/install.cmake).
+  set(CMAKE_BUILD_RPATH ${MEGATRON_TORCH_DIR}/lib ${MEGATRON_NVIDIA_LIB_DIRS})
 endif()
 
 if(MEGATRON_CUDA)
   set(CMAKE_CUDA_ARCHITECTURES "80;90a;100" CACHE STRING "CUDA architectures (90a alone is enough for development on Hopper)")
+  if(NOT CMAKE_CUDA_COMPILER AND NOT DEFINED ENV{CUDACXX} AND EXISTS /usr/local/cuda/bin/nvcc)
+    set(CMAKE_CUDA_COMPILER /usr/local/cuda/bin/nvcc)
+  endif()
   enable_language(CUDA)
   set(CMAKE_CUDA_STANDARD 20)
-  find_package(CUDAToolkit REQUIRED)
-  add_compile_definitions(MEGATRON_CUDA=1)
+  find_package(CUDAToolkit 13 REQUIRED)
   if(MEGATRON_TORCH)
-    target_link_libraries(libtorch INTERFACE
-      -Wl,--no-as-needed torch_cuda c10_cuda -Wl,--as-needed CUDA::cudart CUDA::cublasLt CUDA::nvtx3)
+    target_link_libraries(libtorch INTERFACE -Wl,--no-as-needed ${MEGATRON_TORCH_DIR}/lib/libtorch_cuda.so
+      ${MEGATRON_TORCH_DIR}/lib/libc10_cuda.so -Wl,--as-needed CUDA::cudart CUDA::cublasLt CUDA::nvtx3)
   endif()
 endif()

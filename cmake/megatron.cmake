@@ -22,9 +22,9 @@ function(megatron_layer folder)
   set_property(GLOBAL APPEND PROPERTY MEGATRON_LIBRARIES ${folder})
 endfunction()
 
-# Uses the precompiled header of `tensor`, which owns it.
+# Uses the precompiled header of `tensor`, which owns it. Sanitizer builds do without: their flags blow it up.
 function(megatron_precompile target)
-  if(MEGATRON_SANITIZE)
+  if(MEGATRON_SANITIZE OR NOT TARGET tensor)
     return()
   endif()
   if(target STREQUAL "tensor")
@@ -35,7 +35,7 @@ function(megatron_precompile target)
 endfunction()
 
 # megatron_test(<name> [TORCH] LABEL <label> [DEPS <targets>...] SOURCES <files>...)
-#   One GoogleTest executable, one ctest entry per test case group.
+#   One GoogleTest executable, one ctest entry.
 function(megatron_test name)
   cmake_parse_arguments(ARG "TORCH" "LABEL;TIMEOUT" "DEPS;SOURCES" ${ARGN})
   if(NOT MEGATRON_TESTS OR (ARG_TORCH AND NOT MEGATRON_TORCH))
