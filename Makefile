@@ -1,0 +1,69 @@
+# What one types. The build itself is CMake's: CMakeLists.txt, CMakePresets.json.
+#
+#   make quickstart   install what is missing, build, train a small GPT on this repository's text, let it write
+#   make test         build and run every test
+.DEFAULT_GOAL := build
+SHELL := /bin/bash
+.ONESHELL:
+.SHELLFLAGS := -euo pipefail -c
+MAKEFLAGS += --no-builtin-rules
+
+# gpu where there is a GPU and its compiler, dev elsewhere, ci (warnings are errors) in continuous integration.
+ifdef CI
+PRESET ?= ci
+else
+PRESET ?= $(shell nvidia-smi -L 2>/dev/null | grep -q GPU && (command -v nvcc || ls /usr/local/cuda/bin/nvcc) >/dev/null 2>&1 \
+            && echo gpu || echo dev)
+endif
+JOBS ?= $(shell nproc)
+export JOBS
+CTEST = . .venv/toolchain.sh; "$$CTEST" -j $(JOBS)
+
+.PHONY: help setup build test quickstart test-asan test-tsan coverage fuzz docs format dist install clean
+
+help:  ## this list
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 22
+
+setup:  ## install what the build needs and is missing
+	@scripts/setup.sh
+
+build: setup  ## build/bin/megatron
+	@scripts/build.sh $(PRESET) megatron
+	mkdir -p build/bin
+	ln -sfn ../$(PRESET)/bin/megatron build/bin/megatron
+
+test: build  ## build and run every test
+	@scripts/build.sh $(PRESET)
+	$(CTEST) --preset $(PRESET)
+
+quickstart: build  ## train a small GPT on this repository's text (two minutes on two cores) and let it write
+	@scripts/quickstart.sh
+
+test-asan: setup  ## every test under AddressSanitizer and UBSan
+	@scripts/build.sh asan
+	$(CTEST) --preset asan
+
+test-tsan: setup  ## the torch-free tests and the thread backend under ThreadSanitizer
+	@scripts/build.sh tsan
+	$(CTEST) --preset tsan
+
+coverage: setup  ## line coverage of the torch-free folders
+	@scripts/coverage.sh
+
+fuzz: setup  ## the fuzz targets for FUZZ_SECONDS each (default 60)
+	@scripts/build.sh asan
+	MEGATRON_FUZZ_SECONDS=$${FUZZ_SECONDS:-60} $(CTEST) --preset asan -L fuzz
+
+docs: build  ## docs/flags.md, from the fields of the configuration
+	@scripts/docs.sh
+
+format:  ## clang-format over the sources
+	@git ls-files '*.h' '*.cc' '*.cu' '*.cuh' | xargs clang-format -i
+
+dist: setup  ## dist/: programs and libraries to copy to another machine
+	@scripts/build.sh $(if $(filter gpu,$(PRESET)),gpu,release)
+	. .venv/toolchain.sh
+	"$$CMAKE" --install build/$(if $(filter gpu,$(PRESET)),gpu,release) --prefix dist
+
+clean:  ## remove build/ and dist/ (not .venv/, not runs/)
+	@rm -rf build dist
