@@ -1,0 +1,66 @@
+// Named timers with levels (--timing-log-level) and their report (--timing-log-option).
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace megatron {
+
+// Not thread safe: the training loop's.
+class Timers {
+ public:
+  // Timers above `level` cost one comparison. `synchronize` is called at both ends of a timed region (it waits for the
+  // device); empty: nothing.
+  explicit Timers(int level, std::function<void()> synchronize = {});
+
+  void start(std::string_view name, int level);
+  void stop(std::string_view name);
+  // Milliseconds summed since the last reset, per timer, in the order of first use.
+  std::vector<std::pair<std::string, double>> milliseconds() const;
+  void reset();
+
+  // Called with (name, start, end) of every timed region, for traces.
+  using Listener = std::function<void(const std::string&, std::chrono::steady_clock::time_point,
+                                      std::chrono::steady_clock::time_point)>;
+  void set_listener(Listener listener) { listener_ = std::move(listener); }
+
+ private:
+  struct Timer {
+    bool running = false;
+    std::chrono::steady_clock::time_point begin;
+    std::chrono::steady_clock::duration total{};
+    int64_t order = 0;
+  };
+  int level_;
+  std::function<void()> synchronize_;
+  std::map<std::string, Timer, std::less<>> timers_;
+  Listener listener_;
+};
+
+// Times a scope.
+class ScopedTimer {
+ public:
+  ScopedTimer(Timers& timers, std::string_view name, int level) : timers_(timers), name_(name) {
+    timers_.start(name_, level);
+  }
+  ~ScopedTimer() { timers_.stop(name_); }
+  ScopedTimer(const ScopedTimer&) = delete;
+  ScopedTimer& operator=(const ScopedTimer&) = delete;
+
+ private:
+  Timers& timers_;
+  std::string name_;
+};
+
+enum class TimingLogOption { kMax, kMinMax, kAll };
+
+// One line per timer under a heading, per-rank values divided by `iterations`. `values[r]` are rank r's milliseconds.
+std::string format_timers(const std::vector<std::string>& names, const std::vector<std::vector<double>>& values,
+                          TimingLogOption option, double iterations);
+
+}  // namespace megatron
