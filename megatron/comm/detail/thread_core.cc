@@ -1,0 +1,399 @@
+#include "megatron/comm/detail/thread_core.h"
+
+#include <algorithm>
+#include <bit>
+#include <chrono>
+#include <condition_variable>
+#include <cstring>
+#include <deque>
+#include <exception>
+#include <map>
+#include <mutex>
+#include <thread>
+#include <utility>
+
+#include "megatron/base/check.h"
+
+namespace megatron {
+
+// Note [Waiting for threads]
+// All groups of a job wait on one condition under one lock. A wait ends when its own condition holds, when a rank has
+// failed, when a rank it needs has returned, or at the deadline; in the last three cases it throws. The first failure is
+// kept and is what run_threads() rethrows, the others only unwind.
+struct ThreadJob {
+  explicit ThreadJob(int size, double timeout) : timeout_seconds(timeout), returned(size, false) {}
+  const double timeout_seconds;
+  std::mutex mutex;
+  std::condition_variable changed;
+  std::exception_ptr failure;     // of the first rank that failed
+  int failed_rank = -1;           // -1: none
+  std::vector<bool> returned;     // by rank of the job
+};
+
+// One call as a rank posts it; every rank must post an equal one.
+struct ThreadCall {
+  const char* op = "";
+  DType dtype = DType::kUInt8;
+  int64_t count = 0;
+  int argument = 0;                             // root, or the kind of reduction
+  const void* data = nullptr;                   // read by the peers
+  const std::vector<int64_t>* counts = nullptr; // all_to_all: elements for each peer
+
+  bool same(const ThreadCall& other) const {
+    return std::strcmp(op, other.op) == 0 && dtype == other.dtype && count == other.count &&
+           argument == other.argument;
+  }
+  std::string text() const {
+    return cat(op, " of ", count, " x ", to_string(dtype), argument ? cat(" (argument ", argument, ")") : "");
+  }
+};
+
+struct ThreadMessage {
+  DType dtype;
+  std::vector<char> bytes;
+};
+
+struct ThreadGroup {
+  ThreadGroup(std::shared_ptr<ThreadJob> job, std::vector<int> members)
+      : job(std::move(job)),
+        members(std::move(members)),
+        arrived(this->members.size(), false),
+        calls(this->members.size()),
+        children(this->members.size()) {}
+
+  int size() const { return static_cast<int>(members.size()); }
+  void fail_if_lost(const char* what, const std::vector<int>& needed) const;
+  void wait(std::unique_lock<std::mutex>& lock, const char* what, const std::function<bool()>& ready,
+            const std::function<std::vector<int>()>& needed);
+  // `interruptible`: the wait may end by a failure; otherwise the peers are sure to arrive.
+  void arrive_and_wait(int rank, const char* what, bool interruptible);
+
+  const std::shared_ptr<ThreadJob> job;
+  const std::vector<int> members;  // ranks of the job, by rank of the group
+  // Under job->mutex:
+  int64_t generation = 0;
+  int num_arrived = 0;
+  std::vector<bool> arrived;
+  std::map<std::pair<int, int>, std::deque<ThreadMessage>> mail;  // (from, to)
+  // Written by one rank before a barrier, read by the others after it:
+  std::vector<ThreadCall> calls;
+  std::vector<std::shared_ptr<ThreadGroup>> children;
+};
+
+namespace {
+
+std::string list_ranks(const std::vector<int>& ranks) {
+  std::string text = ranks.size() == 1 ? "rank " : "ranks ";
+  for (size_t i = 0; i < ranks.size(); ++i) text += cat(i ? ", " : "", ranks[i]);
+  return text;
+}
+
+float half_bits_to_float(uint16_t bits) {
+  const uint32_t sign = static_cast<uint32_t>(bits & 0x8000u) << 16;
+  const uint32_t exponent = (bits >> 10) & 0x1fu, mantissa = bits & 0x3ffu;
+  if (exponent == 31) return std::bit_cast<float>(sign | 0x7f800000u | (mantissa << 13));
+  if (exponent == 0) {
+    const float magnitude = static_cast<float>(mantissa) * 0x1p-24f;
+    return sign ? -magnitude : magnitude;
+  }
+  return std::bit_cast<float>(sign | ((exponent + 112) << 23) | (mantissa << 13));
+}
+
+uint16_t float_to_half_bits(float value) {
+  const uint32_t bits = std::bit_cast<uint32_t>(value);
+  const uint32_t sign = (bits >> 16) & 0x8000u, magnitude = bits & 0x7fffffffu;
+  if (magnitude > 0x7f800000u) return static_cast<uint16_t>(sign | 0x7e00u);
+  if (magnitude >= 0x477ff000u) return static_cast<uint16_t>(sign | 0x7c00u);  // rounds to infinity
+  if (magnitude < 0x38800000u) {  // subnormal: let the addition of 0.5 round to nearest even
+    const float shifted = std::bit_cast<float>(magnitude) + 0.5f;
+    return static_cast<uint16_t>(sign | (std::bit_cast<uint32_t>(shifted) - 0x3f000000u));
+  }
+  const uint32_t rounded = magnitude + 0xfffu + ((magnitude >> 13) & 1u);
+  return static_cast<uint16_t>(sign | ((rounded - 0x38000000u) >> 13));
+}
+
+float bfloat_bits_to_float(uint16_t bits) { return std::bit_cast<float>(static_cast<uint32_t>(bits) << 16); }
+
+uint16_t float_to_bfloat_bits(float value) {
+  const uint32_t bits = std::bit_cast<uint32_t>(value);
+  if ((bits & 0x7fffffffu) > 0x7f800000u) return 0x7fc0u;
+  return static_cast<uint16_t>((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
+}
+
+template <class T>
+T combine(T a, T b, ThreadReduce op) {
+  if (op == ThreadReduce::kSum) return static_cast<T>(a + b);
+  return b > a || b != b ? b : a;  // a NaN wins
+}
+
+template <class T>
+void reduce_plain(const std::vector<const char*>& inputs, char* output, int64_t count, ThreadReduce op) {
+  T* out = reinterpret_cast<T*>(output);
+  std::memcpy(out, inputs[0], count * sizeof(T));
+  for (size_t r = 1; r < inputs.size(); ++r) {
+    const T* in = reinterpret_cast<const T*>(inputs[r]);
+    for (int64_t i = 0; i < count; ++i) out[i] = combine(out[i], in[i], op);
+  }
+}
+
+template <float (*Load)(uint16_t), uint16_t (*Store)(float)>
+void reduce_16bit(const std::vector<const char*>& inputs, char* output, int64_t count, ThreadReduce op) {
+  uint16_t* out = reinterpret_cast<uint16_t*>(output);
+  for (int64_t i = 0; i < count; ++i) {
+    float value = Load(reinterpret_cast<const uint16_t*>(inputs[0])[i]);
+    for (size_t r = 1; r < inputs.size(); ++r) {
+      value = combine(value, Load(reinterpret_cast<const uint16_t*>(inputs[r])[i]), op);
+    }
+    out[i] = Store(value);
+  }
+}
+
+void reduce_in_order(const std::vector<const char*>& inputs, char* output, int64_t count, DType dtype,
+                     ThreadReduce op) {
+  switch (dtype) {
+    case DType::kFloat64: return reduce_plain<double>(inputs, output, count, op);
+    case DType::kFloat32: return reduce_plain<float>(inputs, output, count, op);
+    case DType::kInt64: return reduce_plain<int64_t>(inputs, output, count, op);
+    case DType::kInt32: return reduce_plain<int32_t>(inputs, output, count, op);
+    case DType::kBFloat16:
+      return reduce_16bit<bfloat_bits_to_float, float_to_bfloat_bits>(inputs, output, count, op);
+    case DType::kFloat16:
+      return reduce_16bit<half_bits_to_float, float_to_half_bits>(inputs, output, count, op);
+    default: break;
+  }
+  throw_error(cat("reduction of ", to_string(dtype),
+                  " between threads is not supported\nhint: types: F64, F32, BF16, F16, I64, I32"));
+}
+
+}  // namespace
+
+// Throws when the job has failed or one of the needed ranks (of the job) has returned. Needs the lock.
+void ThreadGroup::fail_if_lost(const char* what, const std::vector<int>& needed) const {
+  MEGATRON_CHECK(job->failed_rank < 0, what, " was given up because rank ", job->failed_rank, " failed");
+  for (int rank : needed) {
+    MEGATRON_CHECK(!job->returned[rank], what, " waits for rank ", rank, ", which has already returned");
+  }
+}
+
+// `needed` lists the ranks of the job that the wait still depends on.
+void ThreadGroup::wait(std::unique_lock<std::mutex>& lock, const char* what,
+                       const std::function<bool()>& ready,
+                       const std::function<std::vector<int>()>& needed) {
+  using Clock = std::chrono::steady_clock;
+  const auto deadline = Clock::now() + std::chrono::duration_cast<Clock::duration>(
+                                           std::chrono::duration<double>(job->timeout_seconds));
+  while (!ready()) {
+    fail_if_lost(what, needed());
+    if (job->changed.wait_until(lock, deadline) == std::cv_status::timeout && !ready()) {
+      fail_if_lost(what, needed());
+      throw_error(cat(what, " timed out after ", job->timeout_seconds, " s: ", list_ranks(needed()),
+                      " did not arrive\nhint: every rank of a group must make the same calls in the same order"));
+    }
+  }
+}
+
+void ThreadGroup::arrive_and_wait(int rank, const char* what, bool interruptible) {
+  std::unique_lock lock(job->mutex);
+  const int64_t mine = generation;
+  arrived[rank] = true;
+  if (++num_arrived == size()) {
+    num_arrived = 0;
+    arrived.assign(size(), false);
+    ++generation;
+    job->changed.notify_all();
+    return;
+  }
+  const auto complete = [&] { return generation != mine; };
+  if (!interruptible) return job->changed.wait(lock, complete);
+  wait(lock, what, complete,
+       [&] {
+         std::vector<int> missing;
+         for (int r = 0; r < size(); ++r) {
+           if (!arrived[r]) missing.push_back(members[r]);
+         }
+         return missing;
+       });
+}
+
+ThreadCore::ThreadCore(std::shared_ptr<ThreadGroup> group, int rank)
+    : group_(std::move(group)), rank_(rank) {}
+
+int ThreadCore::size() const { return group_->size(); }
+
+// Posts the call, lets every rank read its peers' memory, and returns when all have read. `read_peers` must not write to
+// memory that a peer reads. Whatever goes wrong between the two barriers is thrown after the second one, and nothing
+// interrupts that one, because until then a peer may be reading this rank's memory.
+void ThreadCore::exchange(const ThreadCall& call, const std::function<void()>& read_peers) {
+  group_->calls[rank_] = call;
+  group_->arrive_and_wait(rank_, call.op, true);
+  std::exception_ptr error;
+  try {
+    check_calls();
+    read_peers();
+  } catch (...) {
+    error = std::current_exception();
+  }
+  group_->arrive_and_wait(rank_, call.op, false);
+  if (error) std::rethrow_exception(error);
+}
+
+void ThreadCore::check_calls() const {
+  const ThreadCall& first = group_->calls[0];
+  for (int r = 1; r < size(); ++r) {
+    const ThreadCall& other = group_->calls[r];
+    MEGATRON_CHECK(first.same(other), "ranks of a group made different calls: rank ", group_->members[0], " ",
+                   first.text(), ", rank ", group_->members[r], " ", other.text());
+  }
+}
+
+void ThreadCore::reduce(void* output, const void* input, int64_t first, int64_t count, int64_t total,
+                        DType dtype, ThreadReduce op, const char* name) {
+  const int64_t width = size_of(dtype);
+  std::vector<char> result(count * width);
+  exchange({name, dtype, total, static_cast<int>(op), input}, [&] {
+    std::vector<const char*> inputs;
+    for (const ThreadCall& call : group_->calls) {
+      inputs.push_back(static_cast<const char*>(call.data) + first * width);
+    }
+    if (count > 0) reduce_in_order(inputs, result.data(), count, dtype, op);
+  });
+  if (count > 0) std::memcpy(output, result.data(), result.size());
+}
+
+void ThreadCore::all_reduce(void* data, int64_t count, DType dtype, ThreadReduce op) {
+  reduce(data, data, 0, count, count, dtype, op, "all_reduce");
+}
+
+void ThreadCore::reduce_scatter(void* output, const void* input, int64_t count_per_rank, DType dtype,
+                                ThreadReduce op) {
+  reduce(output, input, rank_ * count_per_rank, count_per_rank, count_per_rank, dtype, op,
+         "reduce_scatter");
+}
+
+void ThreadCore::all_gather(void* output, const void* input, int64_t count_per_rank, DType dtype) {
+  const int64_t bytes = count_per_rank * size_of(dtype);
+  exchange({"all_gather", dtype, count_per_rank, 0, input}, [&] {
+    if (bytes == 0) return;
+    for (int r = 0; r < size(); ++r) {
+      std::memmove(static_cast<char*>(output) + r * bytes, group_->calls[r].data, bytes);
+    }
+  });
+}
+
+void ThreadCore::all_to_all(void* output, const std::vector<int64_t>& output_counts, const void* input,
+                            const std::vector<int64_t>& input_counts, DType dtype) {
+  const size_t ranks = static_cast<size_t>(size());
+  MEGATRON_CHECK(output_counts.size() == ranks && input_counts.size() == ranks, "all_to_all takes ",
+                 ranks, " sizes for each side, got ", input_counts.size(), " to send and ",
+                 output_counts.size(), " to receive");
+  exchange({"all_to_all", dtype, 0, 0, input, &input_counts}, [&] {
+    char* out = static_cast<char*>(output);
+    for (int r = 0; r < size(); ++r) {
+      const std::vector<int64_t>& sent = *group_->calls[r].counts;
+      MEGATRON_CHECK(sent[rank_] == output_counts[r], "all_to_all: rank ", r, " sends ", sent[rank_],
+                     " elements to rank ", rank_, ", which expects ", output_counts[r]);
+      int64_t skip = 0;
+      for (int q = 0; q < rank_; ++q) skip += sent[q];
+      const int64_t bytes = sent[rank_] * size_of(dtype);
+      if (bytes == 0) continue;
+      std::memcpy(out, static_cast<const char*>(group_->calls[r].data) + skip * size_of(dtype), bytes);
+      out += bytes;
+    }
+  });
+}
+
+void ThreadCore::broadcast(void* data, int64_t count, DType dtype, int root) {
+  check_peer("broadcast from", root);
+  exchange({"broadcast", dtype, count, root, data}, [&] {
+    if (rank_ != root && count > 0) std::memcpy(data, group_->calls[root].data, count * size_of(dtype));
+  });
+}
+
+void ThreadCore::barrier() {
+  exchange({"barrier"}, [] {});
+}
+
+void ThreadCore::check_peer(const char* what, int peer) const {
+  MEGATRON_CHECK(peer >= 0 && peer < size(), what, " rank ", peer, " in a group of ", size(), " ranks");
+}
+
+void ThreadCore::send(const void* data, int64_t count, DType dtype, int peer) {
+  check_peer("send to", peer);
+  const char* bytes = static_cast<const char*>(data);
+  ThreadMessage message{dtype, std::vector<char>(bytes, bytes + count * size_of(dtype))};
+  std::lock_guard lock(group_->job->mutex);
+  group_->mail[{rank_, peer}].push_back(std::move(message));
+  group_->job->changed.notify_all();
+}
+
+void ThreadCore::recv(void* data, int64_t count, DType dtype, int peer) {
+  check_peer("recv from", peer);
+  std::unique_lock lock(group_->job->mutex);
+  auto& queue = group_->mail[{peer, rank_}];
+  group_->wait(
+      lock, "recv", [&] { return !queue.empty(); },
+      [&] { return std::vector<int>{group_->members[peer]}; });
+  const ThreadMessage message = std::move(queue.front());
+  queue.pop_front();
+  lock.unlock();
+  const int64_t got = static_cast<int64_t>(message.bytes.size()) / size_of(message.dtype);
+  MEGATRON_CHECK(message.dtype == dtype && got == count, "recv from rank ", peer, " expects ", count, " x ",
+                 to_string(dtype), ", rank ", peer, " sent ", got, " x ", to_string(message.dtype));
+  if (count > 0) std::memcpy(data, message.bytes.data(), message.bytes.size());
+}
+
+ThreadCore ThreadCore::split(int color) {
+  ThreadGroup& group = *group_;
+  // Colors differ between ranks, so they travel as data.
+  std::shared_ptr<ThreadGroup> child;
+  int rank_in_child = 0;
+  std::vector<int> members;  // ranks of this group
+  exchange({"split", DType::kInt32, 1, 0, &color}, [&] {
+    for (int r = 0; r < size(); ++r) {
+      if (*static_cast<const int*>(group.calls[r].data) != color) continue;
+      if (r == rank_) rank_in_child = static_cast<int>(members.size());
+      members.push_back(r);
+    }
+  });
+  if (members.front() == rank_) {
+    std::vector<int> job_ranks;
+    for (int r : members) job_ranks.push_back(group.members[r]);
+    child = std::make_shared<ThreadGroup>(group.job, std::move(job_ranks));
+    group.children[rank_] = child;
+  }
+  barrier();
+  child = group.children[members.front()];
+  barrier();
+  if (members.front() == rank_) group.children[rank_].reset();
+  return ThreadCore(std::move(child), rank_in_child);
+}
+
+void run_threads(int size, const std::function<void(ThreadCore&)>& body, double timeout_seconds) {
+  MEGATRON_CHECK(size >= 1, "a run on threads needs at least 1 rank, got ", size);
+  auto job = std::make_shared<ThreadJob>(size, timeout_seconds);
+  std::vector<int> members(size);
+  for (int r = 0; r < size; ++r) members[r] = r;
+  auto group = std::make_shared<ThreadGroup>(job, std::move(members));
+  const auto run_rank = [&](int rank) {
+    std::exception_ptr error;
+    try {
+      ThreadCore core(group, rank);
+      body(core);
+    } catch (...) {
+      error = std::current_exception();
+    }
+    std::lock_guard lock(job->mutex);
+    job->returned[rank] = true;
+    if (error && job->failed_rank < 0) {
+      job->failed_rank = rank;
+      job->failure = error;
+    }
+    job->changed.notify_all();
+  };
+  std::vector<std::thread> threads;
+  for (int r = 0; r < size; ++r) threads.emplace_back(run_rank, r);
+  for (std::thread& thread : threads) thread.join();
+  if (job->failure) std::rethrow_exception(job->failure);
+}
+
+}  // namespace megatron

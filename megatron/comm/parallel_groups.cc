@@ -1,0 +1,83 @@
+#include "megatron/comm/parallel_groups.h"
+
+#include <algorithm>
+#include <sstream>
+
+#include "megatron/base/check.h"
+
+namespace megatron {
+namespace {
+
+std::vector<std::string> split_axes(const std::string& text) {
+  std::vector<std::string> axes;
+  std::istringstream in(text);
+  for (std::string axis; std::getline(in, axis, '-');) axes.push_back(axis);
+  return axes;
+}
+
+void refuse_above_one(const char* flag, int64_t value, Violations& violations) {
+  if (value < 1) {
+    violations.add(cat(flag, " is ", value), "a positive number");
+  } else if (value > 1) {
+    violations.add(cat(flag, " ", value, " is not built yet in the trainer"), cat(flag, " 1"));
+  }
+}
+
+}  // namespace
+
+void ParallelConfig::fields(FieldVisitor& visitor) {
+  visitor.group("parallelism");
+  visitor.field("tensor_model_parallel_size", tensor_model_parallel_size,
+                "ranks that share the matrices of one layer");
+  visitor.field("pipeline_model_parallel_size", pipeline_model_parallel_size,
+                "ranks that share the layers of one model");
+  visitor.field("context_parallel_size", context_parallel_size, "ranks that share one sequence");
+  visitor.field("expert_model_parallel_size", expert_model_parallel_size,
+                "ranks that share the experts of one layer");
+  visitor.field("sequence_parallel", sequence_parallel,
+                "split norms and dropout along the sequence; nothing to split at one tensor rank");
+  visitor.field("use_tp_pp_dp_mapping", use_tp_pp_dp_mapping,
+                "order ranks tensor, pipeline, data instead of tensor, data, pipeline");
+}
+
+void ParallelConfig::validate(Violations& violations) const {
+  refuse_above_one("--tensor-model-parallel-size", tensor_model_parallel_size, violations);
+  refuse_above_one("--pipeline-model-parallel-size", pipeline_model_parallel_size, violations);
+  refuse_above_one("--context-parallel-size", context_parallel_size, violations);
+  refuse_above_one("--expert-model-parallel-size", expert_model_parallel_size, violations);
+}
+
+std::vector<std::vector<int>> rank_groups(const std::string& order, const std::vector<int>& sizes,
+                                          const std::string& mask) {
+  const std::vector<std::string> axes = split_axes(order);
+  const std::vector<std::string> wanted = split_axes(mask);
+  MEGATRON_CHECK(axes.size() == sizes.size(), "rank order \"", order, "\" has ", axes.size(),
+                 " axes, but ", sizes.size(), " sizes are given");
+  for (const std::string& axis : wanted) {
+    MEGATRON_CHECK(std::find(axes.begin(), axes.end(), axis) != axes.end(), "axis \"", axis,
+                   "\" is not in the rank order \"", order, "\"");
+  }
+  // Offsets of the members of a group, and of the groups, from the axes inside and outside the mask; the leftmost axis
+  // varies fastest in both.
+  std::vector<int> member_offsets = {0};
+  std::vector<int> group_offsets = {0};
+  int stride = 1;
+  for (size_t a = 0; a < axes.size(); ++a) {
+    MEGATRON_CHECK(sizes[a] >= 1, "axis \"", axes[a], "\" has size ", sizes[a], ", expected at least 1");
+    const bool masked = std::find(wanted.begin(), wanted.end(), axes[a]) != wanted.end();
+    std::vector<int>& offsets = masked ? member_offsets : group_offsets;
+    const std::vector<int> before = offsets;
+    for (int i = 1; i < sizes[a]; ++i) {
+      for (int offset : before) offsets.push_back(offset + i * stride);
+    }
+    stride *= sizes[a];
+  }
+  std::vector<std::vector<int>> groups;
+  for (int group_offset : group_offsets) {
+    std::vector<int>& group = groups.emplace_back();
+    for (int member_offset : member_offsets) group.push_back(group_offset + member_offset);
+  }
+  return groups;
+}
+
+}  // namespace megatron

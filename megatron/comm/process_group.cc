@@ -1,0 +1,83 @@
+#include "megatron/comm/process_group.h"
+
+#include <utility>
+
+#include "megatron/base/check.h"
+#include "megatron/tensor/torch.h"
+
+namespace megatron {
+namespace {
+
+class NoWork final : public Work {
+ public:
+  void wait() override {}
+};
+
+std::shared_ptr<Work> no_work() {
+  static const auto work = std::make_shared<NoWork>();
+  return work;
+}
+
+void copy_flat(const char* what, at::Tensor& output, const at::Tensor& input) {
+  MEGATRON_CHECK(output.numel() == input.numel(), what, " over 1 rank takes equal sizes, got ",
+                 input.numel(), " elements into ", output.numel());
+  output.view({-1}).copy_(input.reshape({-1}));
+}
+
+}  // namespace
+
+ProcessGroup::ProcessGroup(std::shared_ptr<Backend> backend, std::string name)
+    : backend_(std::move(backend)), name_(std::move(name)) {}
+
+std::shared_ptr<Work> ProcessGroup::all_reduce(at::Tensor tensor, ReduceOp op) const {
+  if (size() == 1) return no_work();
+  return backend_->all_reduce(std::move(tensor), op);
+}
+
+std::shared_ptr<Work> ProcessGroup::all_gather(at::Tensor output, at::Tensor input) const {
+  if (size() > 1) return backend_->all_gather(std::move(output), std::move(input));
+  copy_flat("all_gather", output, input);
+  return no_work();
+}
+
+std::shared_ptr<Work> ProcessGroup::reduce_scatter(at::Tensor output, at::Tensor input, ReduceOp op) const {
+  if (size() > 1) return backend_->reduce_scatter(std::move(output), std::move(input), op);
+  copy_flat("reduce_scatter", output, input);
+  return no_work();
+}
+
+std::shared_ptr<Work> ProcessGroup::all_to_all(at::Tensor output, std::vector<int64_t> output_sizes,
+                                               at::Tensor input,
+                                               std::vector<int64_t> input_sizes) const {
+  if (size() > 1) {
+    return backend_->all_to_all(std::move(output), std::move(output_sizes), std::move(input),
+                                std::move(input_sizes));
+  }
+  copy_flat("all_to_all", output, input);
+  return no_work();
+}
+
+std::shared_ptr<Work> ProcessGroup::broadcast(at::Tensor tensor, int root) const {
+  MEGATRON_CHECK(root >= 0 && root < size(), "broadcast from rank ", root, " of group ", name_, ", which has ",
+                 size(), " ranks");
+  if (size() == 1) return no_work();
+  return backend_->broadcast(std::move(tensor), root);
+}
+
+std::shared_ptr<Work> ProcessGroup::send(at::Tensor tensor, int peer) const {
+  MEGATRON_CHECK(peer >= 0 && peer < size() && peer != rank(), "send from rank ", rank(), " to rank ", peer,
+                 " of group ", name_, ", which has ", size(), " ranks");
+  return backend_->send(std::move(tensor), peer);
+}
+
+std::shared_ptr<Work> ProcessGroup::recv(at::Tensor tensor, int peer) const {
+  MEGATRON_CHECK(peer >= 0 && peer < size() && peer != rank(), "recv on rank ", rank(), " from rank ", peer,
+                 " of group ", name_, ", which has ", size(), " ranks");
+  return backend_->recv(std::move(tensor), peer);
+}
+
+void ProcessGroup::barrier() const {
+  if (size() > 1) backend_->barrier();
+}
+
+}  // namespace megatron

@@ -1,0 +1,148 @@
+#include "megatron/comm/thread_backend.h"
+
+#include <utility>
+
+#include "megatron/base/check.h"
+#include "megatron/comm/detail/thread_core.h"
+#include "megatron/tensor/shape.h"
+#include "megatron/tensor/torch.h"
+
+namespace megatron {
+namespace {
+
+// Calls have finished when they return.
+class DoneWork final : public Work {
+ public:
+  void wait() override {}
+};
+
+std::shared_ptr<Work> done() {
+  static const auto work = std::make_shared<DoneWork>();
+  return work;
+}
+
+// Checks what the raw copies below rely on, and returns the element type.
+DType element_type(const char* what, const at::Tensor& tensor) {
+  MEGATRON_CHECK(tensor.device().is_cpu(), what, " between threads takes CPU tensors, got one on ",
+                 tensor.device().str());
+  MEGATRON_CHECK(tensor.is_contiguous(), what, " takes contiguous tensors");
+  return to_dtype(tensor.scalar_type());
+}
+
+ThreadReduce to_thread_reduce(ReduceOp op) {
+  return op == ReduceOp::kSum ? ThreadReduce::kSum : ThreadReduce::kMax;
+}
+
+class ThreadBackend final : public Backend {
+ public:
+  explicit ThreadBackend(ThreadCore core) : core_(std::move(core)) {}
+
+  int rank() const override { return core_.rank(); }
+  int size() const override { return core_.size(); }
+
+  std::shared_ptr<Work> all_reduce(at::Tensor tensor, ReduceOp op) override {
+    const DType dtype = element_type("all_reduce", tensor);
+    core_.all_reduce(tensor.data_ptr(), tensor.numel(), dtype, to_thread_reduce(op));
+    return done();
+  }
+
+  std::shared_ptr<Work> all_gather(at::Tensor output, at::Tensor input) override {
+    const DType dtype = same_type("all_gather", output, input);
+    MEGATRON_CHECK(output.numel() == size() * input.numel(), "all_gather of ", input.numel(),
+                   " elements over ", size(), " ranks into ", output.numel(), " elements");
+    core_.all_gather(output.data_ptr(), input.data_ptr(), input.numel(), dtype);
+    return done();
+  }
+
+  std::shared_ptr<Work> reduce_scatter(at::Tensor output, at::Tensor input, ReduceOp op) override {
+    const DType dtype = same_type("reduce_scatter", output, input);
+    MEGATRON_CHECK(input.numel() == size() * output.numel(), "reduce_scatter of ", input.numel(),
+                   " elements over ", size(), " ranks into ", output.numel(), " elements");
+    core_.reduce_scatter(output.data_ptr(), input.data_ptr(), output.numel(), dtype,
+                         to_thread_reduce(op));
+    return done();
+  }
+
+  // Sizes count rows: entries of the first dimension.
+  std::shared_ptr<Work> all_to_all(at::Tensor output, std::vector<int64_t> output_sizes,
+                                   at::Tensor input, std::vector<int64_t> input_sizes) override {
+    const DType dtype = same_type("all_to_all", output, input);
+    scale_to_elements("all_to_all output", output, output_sizes);
+    scale_to_elements("all_to_all input", input, input_sizes);
+    core_.all_to_all(output.data_ptr(), output_sizes, input.data_ptr(), input_sizes, dtype);
+    return done();
+  }
+
+  std::shared_ptr<Work> broadcast(at::Tensor tensor, int root) override {
+    const DType dtype = element_type("broadcast", tensor);
+    core_.broadcast(tensor.data_ptr(), tensor.numel(), dtype, root);
+    return done();
+  }
+
+  std::shared_ptr<Work> send(at::Tensor tensor, int peer) override {
+    const DType dtype = element_type("send", tensor);
+    core_.send(tensor.data_ptr(), tensor.numel(), dtype, peer);
+    return done();
+  }
+
+  std::shared_ptr<Work> recv(at::Tensor tensor, int peer) override {
+    const DType dtype = element_type("recv", tensor);
+    core_.recv(tensor.data_ptr(), tensor.numel(), dtype, peer);
+    return done();
+  }
+
+  void barrier() override { core_.barrier(); }
+
+  std::shared_ptr<Backend> split(int color) {
+    return std::make_shared<ThreadBackend>(core_.split(color));
+  }
+
+ private:
+  static DType same_type(const char* what, const at::Tensor& output, const at::Tensor& input) {
+    const DType dtype = element_type(what, output);
+    MEGATRON_CHECK(element_type(what, input) == dtype, what, " from ",
+                   to_string(to_dtype(input.scalar_type())), " to ", to_string(dtype));
+    return dtype;
+  }
+
+  static void scale_to_elements(const char* what, const at::Tensor& tensor, std::vector<int64_t>& sizes) {
+    const int64_t rows = tensor.size(0);
+    int64_t sum = 0;
+    for (int64_t size : sizes) sum += size;
+    MEGATRON_CHECK(sum == rows, what, " has ", rows, " rows, its sizes sum to ", sum);
+    const int64_t width = rows > 0 ? tensor.numel() / rows : 0;
+    for (int64_t& size : sizes) size *= width;
+  }
+
+  ThreadCore core_;
+};
+
+}  // namespace
+
+void run_ranks(int size, const std::function<void(const std::shared_ptr<Backend>&)>& body,
+               double timeout_seconds) {
+  // Each rank computes on its own thread only.
+  const int threads_before = at::get_num_threads();
+  const auto restore = [&] { at::set_num_threads(threads_before); };
+  try {
+    run_threads(
+        size,
+        [&](ThreadCore& core) {
+          at::set_num_threads(1);
+          body(std::make_shared<ThreadBackend>(core));
+        },
+        timeout_seconds);
+  } catch (...) {
+    restore();
+    throw;
+  }
+  restore();
+}
+
+std::shared_ptr<Backend> split_threads(const std::shared_ptr<Backend>& backend, int color) {
+  auto* threads = dynamic_cast<ThreadBackend*>(backend.get());
+  MEGATRON_CHECK(threads != nullptr, "split_threads takes a backend of run_ranks");
+  return threads->split(color);
+}
+
+}  // namespace megatron

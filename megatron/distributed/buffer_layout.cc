@@ -1,0 +1,69 @@
+#include "megatron/distributed/buffer_layout.h"
+
+#include <algorithm>
+#include <numeric>
+
+#include "megatron/base/check.h"
+
+namespace megatron {
+namespace {
+
+constexpr int64_t kParameterAlignment = 64;  // elements
+constexpr int64_t kBucketAlignment = 128;    // elements, when buckets are cut into shards
+
+int64_t round_up(int64_t value, int64_t unit) { return (value + unit - 1) / unit * unit; }
+
+// Builds the layout while parameters are appended.
+class Planner {
+ public:
+  Planner(size_t num_parameters, const BufferOptions& options) : options_(options) {
+    layout_.slots.resize(num_parameters);
+  }
+
+  void append(int index, const BufferParameter& parameter) {
+    if (parameter.own_bucket) close();
+    const int64_t begin = round_up(end_, kParameterAlignment);
+    end_ = begin + parameter.num_elements;
+    layout_.slots[index] = {begin, end_, static_cast<int>(layout_.buckets.size())};
+    open_.push_back(index);
+    const bool full = options_.bucket_size > 0 && end_ - bucket_begin_ >= options_.bucket_size;
+    if (full || parameter.own_bucket) close();
+  }
+
+  BufferLayout finish() {
+    close();
+    layout_.num_elements = layout_.buckets.empty() ? 0 : layout_.buckets.back().end;
+    return std::move(layout_);
+  }
+
+ private:
+  void close() {
+    if (open_.empty()) return;
+    const int64_t unit = options_.num_shards > 1 ? std::lcm(options_.num_shards, kBucketAlignment)
+                                                 : kParameterAlignment;
+    end_ = round_up(end_, unit);
+    layout_.buckets.push_back({bucket_begin_, end_, std::move(open_)});
+    open_.clear();
+    bucket_begin_ = end_;
+  }
+
+  const BufferOptions options_;
+  BufferLayout layout_;
+  std::vector<int> open_;
+  int64_t bucket_begin_ = 0;
+  int64_t end_ = 0;
+};
+
+}  // namespace
+
+BufferLayout plan_buffer(const std::vector<BufferParameter>& parameters, const BufferOptions& options) {
+  MEGATRON_ASSERT(options.bucket_size >= 0 && options.num_shards >= 1);
+  Planner planner(parameters.size(), options);
+  for (size_t i = parameters.size(); i-- > 0;) {
+    MEGATRON_ASSERT(parameters[i].num_elements >= 0);
+    planner.append(static_cast<int>(i), parameters[i]);
+  }
+  return planner.finish();
+}
+
+}  // namespace megatron
