@@ -4,9 +4,11 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "megatron/base/fields.h"
+#include "megatron/nn/parameter.h"
 #include "megatron/tensor/activation.h"
 #include "megatron/tensor/attention.h"
 #include "megatron/tensor/norm.h"
@@ -57,8 +59,6 @@ struct TransformerConfig : Config {
   double hidden_dropout = 0.1;
   double attention_dropout = 0.1;
   bool fp32_residual_connection = false;
-  bool apply_query_key_layer_scaling = false;
-  bool apply_residual_connection_post_layernorm = false;
   double z_loss_coeff = 0.0;         // weight of log(Z)^2 per token
 
   // -- start
@@ -72,7 +72,7 @@ struct TransformerConfig : Config {
   RecomputeGranularity recompute_granularity = RecomputeGranularity::kNone;
   RecomputeMethod recompute_method = RecomputeMethod::kUniform;
   int64_t recompute_num_layers = 1;
-  std::vector<std::string> recompute_modules;  // core_attn, layernorm, mlp_act; empty with selective: core_attn
+  std::vector<std::string> recompute_modules;  // core_attn, layernorm; empty with selective: core_attn
 
   void fields(FieldVisitor& visitor) override;
   void validate(Violations& violations) const override;
@@ -86,6 +86,10 @@ struct TransformerConfig : Config {
   bool qkv_bias() const { return add_bias_linear || add_qkv_bias; }
   // {left, right} of the layer (numbered from 1), or empty when it attends fully.
   std::vector<int64_t> window(int64_t layer_number) const;
+  bool recomputes(std::string_view module) const;  // selective recomputation of "core_attn" or "layernorm"
+  // Laws of weights [rows, columns]; `output` is for linear_proj and linear_fc2, whose std is divided by sqrt(2 num_layers).
+  Init weight_init(int64_t rows, int64_t columns, bool output = false) const;
+  Init embedding_init(int64_t rows) const;
 };
 
 }  // namespace megatron

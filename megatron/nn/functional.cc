@@ -1,0 +1,49 @@
+#include "megatron/nn/functional.h"
+
+#include "megatron/base/check.h"
+#include "megatron/tensor/torch.h"
+
+namespace megatron {
+namespace {
+
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+
+struct DifferentiableParameter : torch::autograd::Function<DifferentiableParameter> {
+  static at::Tensor forward(AutogradContext* context, const at::Tensor&, Parameter* parameter) {
+    context->saved_data["parameter"] = reinterpret_cast<int64_t>(parameter);
+    return parameter->store->acquire(*parameter).view(parameter->local_shape);
+  }
+  static variable_list backward(AutogradContext* context, variable_list grads) {
+    auto* parameter = reinterpret_cast<Parameter*>(context->saved_data["parameter"].toInt());
+    parameter->store->release(*parameter);
+    if (parameter->trainable) {
+      const GradTarget target = parameter->store->grad_target(*parameter);
+      if (target.beta != 1.0) target.tensor.mul_(target.beta);
+      target.tensor.add_(grads[0]);
+      parameter->store->grad_ready(*parameter);
+    }
+    return {at::Tensor(), at::Tensor()};
+  }
+};
+
+}  // namespace
+
+at::Tensor anchor() { return at::empty({0}).set_requires_grad(true); }
+
+at::Tensor differentiable(Parameter& parameter) {
+  MEGATRON_ASSERT(parameter.store != nullptr, parameter.name, " has no store");
+  return DifferentiableParameter::apply(anchor(), &parameter);
+}
+
+AcquiredValue::AcquiredValue(Parameter* parameter) : parameter_(parameter) {
+  if (parameter_ == nullptr) return;
+  MEGATRON_ASSERT(parameter_->store != nullptr, parameter_->name, " has no store");
+  value_ = parameter_->store->acquire(*parameter_);
+}
+
+AcquiredValue::~AcquiredValue() {
+  if (parameter_ != nullptr) parameter_->store->release(*parameter_);
+}
+
+}  // namespace megatron

@@ -1,0 +1,60 @@
+#include "megatron/nn/module.h"
+
+#include <unordered_set>
+
+#include "megatron/base/check.h"
+
+namespace megatron {
+namespace {
+
+std::string join(const std::string& prefix, const std::string& name) {
+  return prefix.empty() ? name : prefix + "." + name;
+}
+
+}  // namespace
+
+void Module::add(std::string name, Parameter* parameter) {
+  MEGATRON_ASSERT(parameter != nullptr, name);
+  parameters_.emplace_back(std::move(name), parameter);
+}
+
+void Module::add(std::string name, Module* child) {
+  MEGATRON_ASSERT(child != nullptr && child != this, name);
+  children_.emplace_back(std::move(name), child);
+}
+
+void Module::visit(const std::function<void(const std::string&, Parameter&)>& visitor,
+                   const std::string& prefix) {
+  std::unordered_set<const Parameter*> seen;
+  const std::function<void(Module&, const std::string&)> walk = [&](Module& module,
+                                                                    const std::string& path) {
+    for (auto& [name, parameter] : module.parameters_)
+      if (seen.insert(parameter).second) visitor(join(path, name), *parameter);
+    for (auto& [name, child] : module.children_) walk(*child, join(path, name));
+  };
+  walk(*this, prefix);
+}
+
+std::vector<Parameter*> Module::parameters() {
+  std::vector<Parameter*> all;
+  visit([&](const std::string&, Parameter& parameter) { all.push_back(&parameter); });
+  return all;
+}
+
+void Module::name_parameters(const std::string& prefix) {
+  visit([](const std::string& name, Parameter& parameter) { parameter.name = name; }, prefix);
+}
+
+int64_t Module::num_parameters() {
+  int64_t total = 0;
+  visit([&](const std::string&, Parameter& parameter) {
+    int64_t elements = 1;
+    for (int64_t size : parameter.local_shape) elements *= size;
+    if (parameter.valid_rows >= 0 && parameter.local_shape == parameter.global_shape)
+      elements = elements / parameter.global_shape[0] * parameter.valid_rows;
+    total += elements;
+  });
+  return total;
+}
+
+}  // namespace megatron

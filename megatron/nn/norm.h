@@ -1,0 +1,44 @@
+// LayerNorm or RMSNorm with its parameters.
+#pragma once
+
+#include "megatron/nn/module.h"
+#include "megatron/tensor/norm.h"
+
+namespace megatron {
+
+struct NormOptions {
+  Normalization kind = Normalization::kLayerNorm;
+  double eps = 1e-5;
+  bool zero_centered = false;        // --apply-layernorm-1p: the stored weight is the scale minus 1
+  bool sequence_parallel = false;    // a rank sees part of the sequence: gradients are partial sums over kTensor
+  ParameterRole role = ParameterRole::kNorm;
+};
+
+// The weight and bias of a norm over `size` features. Held by Norm and by linears that contain their norm.
+struct NormParameters {
+  NormParameters(int64_t size, const NormOptions& options);
+  NormOptions options;
+  Parameter weight;  // [size]
+  Parameter bias;    // [size]; only LayerNorm
+  Parameter* bias_or_null() { return options.kind == Normalization::kLayerNorm ? &bias : nullptr; }
+};
+
+// Forward and backward over the parameters' values and gradient targets; for the autograd functions that contain a norm.
+NormResult norm_forward(NormParameters& norm, const at::Tensor& x);
+at::Tensor norm_apply(NormParameters& norm, const at::Tensor& x, const at::Tensor& mean,
+                      const at::Tensor& rstd);
+at::Tensor norm_backward(NormParameters& norm, const at::Tensor& dy, const at::Tensor& x,
+                         const at::Tensor& mean, const at::Tensor& rstd);
+
+// Parameters: weight, bias (LayerNorm).
+class Norm : public Module {
+ public:
+  Norm(int64_t size, const NormOptions& options);
+  //   x [..., size]; return the same shape and type. Differentiable.
+  at::Tensor forward(const at::Tensor& x);
+
+ private:
+  NormParameters parameters_;
+};
+
+}  // namespace megatron

@@ -1,0 +1,138 @@
+#include "megatron/nn/placement.h"
+
+#include <algorithm>
+
+#include "megatron/base/check.h"
+#include "megatron/tensor/random.h"
+#include "megatron/tensor/shape.h"
+#include "megatron/tensor/torch.h"
+
+// Note [Placement]
+// A parameter says where it lies (shards, valid rows) and what its local gradient means (partial_grad, expert). Gradient
+// reductions, norms, clipping, checkpoint boxes and initialisation are all derived from that description and from the
+// groups; nothing else decides a reduction.
+
+namespace megatron {
+namespace {
+
+// A run along one dimension that is contiguous both in the global and in the local tensor.
+struct Segment {
+  int64_t global_offset, local_offset, length;
+};
+
+std::vector<Segment> segments_of(const Parameter& parameter, size_t dim, const ParallelGroups& groups) {
+  const int64_t whole = parameter.global_shape[dim];
+  for (const Shard& shard : parameter.placement.shards) {
+    if (shard.dim != static_cast<int>(dim)) continue;
+    const AxisPosition at = axis_position(groups, shard.axis);
+    if (at.size == 1) break;
+    const std::vector<int64_t> parts = shard.parts.empty() ? std::vector<int64_t>{whole} : shard.parts;
+    std::vector<Segment> segments;
+    int64_t global = 0, local = 0;
+    for (int64_t part : parts) {
+      const int64_t length = part / at.size;
+      segments.push_back({global + at.rank * length, local, length});
+      global += part;
+      local += length;
+    }
+    return segments;
+  }
+  return {{0, 0, whole}};
+}
+
+std::vector<int64_t> logical_shape(const Parameter& parameter) {
+  std::vector<int64_t> shape = parameter.global_shape;
+  if (parameter.valid_rows >= 0) shape[0] = parameter.valid_rows;
+  return shape;
+}
+
+// Draws one piece. A piece that is no contiguous part of the local tensor is drawn aside and copied.
+void draw_piece(const Parameter& parameter, const ShardPiece& piece, RandomKey key) {
+  at::Tensor view = parameter.value;
+  for (size_t d = 0; d < piece.local_offset.size(); ++d)
+    view = view.narrow(static_cast<int64_t>(d), piece.local_offset[d], piece.global.shape[d]);
+  at::Tensor out = view.is_contiguous() ? view : at::empty(view.sizes(), view.options());
+  int64_t row_elements = 1, column_offset = 0;
+  for (size_t d = 1; d < piece.global.shape.size(); ++d) {
+    MEGATRON_ASSERT(d == 1 || piece.global.shape[d] == parameter.global_shape[d], parameter.name,
+                    ": only the first two dimensions may be sharded");
+    row_elements *= parameter.global_shape[d];
+    column_offset = column_offset * parameter.global_shape[d] + piece.global.offset[d];
+  }
+  const int64_t first_row = piece.global.offset[0];
+  if (parameter.init.kind == Init::Kind::kNormal)
+    normal_(out, parameter.init.std, key, first_row, row_elements, column_offset);
+  else
+    uniform_(out, -parameter.init.std, parameter.init.std, key, first_row, row_elements, column_offset);
+  if (!view.is_contiguous()) view.copy_(out);
+}
+
+}  // namespace
+
+AxisPosition axis_position(const ParallelGroups& groups, Axis axis) {
+  const auto position = [](const ProcessGroup& group) {
+    return AxisPosition{group.rank(), group.size()};
+  };
+  switch (axis) {
+    case Axis::kTensor: return position(groups.tp);
+    case Axis::kContext: return position(groups.cp);
+    case Axis::kData: return position(groups.dp);
+    case Axis::kPipeline: return position(groups.pp);
+    case Axis::kExpert:
+    case Axis::kExpertTensor: return {};
+  }
+  return {};
+}
+
+std::vector<ShardPiece> shard_pieces(const Parameter& parameter, const ParallelGroups& groups) {
+  std::vector<ShardPiece> pieces = {{}};
+  for (size_t dim = 0; dim < parameter.global_shape.size(); ++dim) {
+    const int64_t limit = logical_shape(parameter)[dim];
+    std::vector<ShardPiece> longer;
+    for (const ShardPiece& piece : pieces) {
+      for (const Segment& segment : segments_of(parameter, dim, groups)) {
+        const int64_t length = std::min(segment.length, limit - segment.global_offset);
+        if (length <= 0) continue;
+        ShardPiece next = piece;
+        next.global.offset.push_back(segment.global_offset);
+        next.global.shape.push_back(length);
+        next.local_offset.push_back(segment.local_offset);
+        longer.push_back(std::move(next));
+      }
+    }
+    pieces = std::move(longer);
+  }
+  return pieces;
+}
+
+ShardedTensor sharded_tensor(const Parameter& parameter, const ParallelGroups& groups,
+                             std::string key, const at::Tensor& local) {
+  ShardedTensor result;
+  result.key = std::move(key);
+  result.dtype = to_dtype(local.scalar_type());
+  result.global_shape = logical_shape(parameter);
+  result.local_shape = parameter.local_shape;
+  result.pieces = shard_pieces(parameter, groups);
+  result.data = local.data_ptr();
+  bool over_tensor = false;
+  for (const Shard& shard : parameter.placement.shards) over_tensor |= shard.axis == Axis::kTensor;
+  result.replica_id = groups.dp_cp.rank() * groups.tp.size() + (over_tensor ? 0 : groups.tp.rank());
+  return result;
+}
+
+void initialize_parameters(Module& module, int64_t seed, const ParallelGroups& groups) {
+  const at::NoGradGuard no_grad;
+  module.visit([&](const std::string& name, Parameter& parameter) {
+    MEGATRON_ASSERT(parameter.value.defined(), name, " has no memory");
+    parameter.value.zero_();
+    if (parameter.init.kind == Init::Kind::kZero) return;
+    if (parameter.init.kind == Init::Kind::kOne) {
+      parameter.value.fill_(1.0);
+      return;
+    }
+    const RandomKey key = random_key(seed, "init " + name);
+    for (const ShardPiece& piece : shard_pieces(parameter, groups)) draw_piece(parameter, piece, key);
+  });
+}
+
+}  // namespace megatron

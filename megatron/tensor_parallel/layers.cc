@@ -1,0 +1,236 @@
+#include "megatron/tensor_parallel/layers.h"
+
+#include "megatron/base/check.h"
+#include "megatron/nn/functional.h"
+#include "megatron/tensor/gemm.h"
+#include "megatron/tensor/torch.h"
+#include "megatron/tensor_parallel/mappings.h"
+
+namespace megatron {
+namespace {
+
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+
+// What a linear's forward and backward share. Lives as long as the layer (or, for a tied weight, as long as the graph).
+struct LinearState {
+  Parameter* weight = nullptr;
+  Parameter* bias = nullptr;
+  NormParameters* norm = nullptr;
+  const ProcessGroup* tp = nullptr;
+  bool sequence_parallel = false;
+  bool recompute_norm = false;
+};
+
+template <class State>
+State* saved_state(AutogradContext* context) {
+  return reinterpret_cast<State*>(context->saved_data["state"].toInt());
+}
+
+void accumulate_weight_grad(Parameter& weight, const at::Tensor& dy, const at::Tensor& x) {
+  if (!weight.trainable) return;
+  const GradTarget target = weight.store->grad_target(weight);
+  linear_weight_grad(dy, x, target.tensor, target.beta);
+  weight.store->grad_ready(weight);
+}
+
+void accumulate_bias_grad(Parameter* bias, const at::Tensor& dy) {
+  if (bias == nullptr || !bias->trainable) return;
+  const GradTarget target = bias->store->grad_target(*bias);
+  bias_grad(dy, target.tensor, target.beta);
+  bias->store->grad_ready(*bias);
+}
+
+at::Tensor gathered(const LinearState& state, const at::Tensor& x) {
+  return state.sequence_parallel ? all_gather_first_dim(x, *state.tp) : x;
+}
+
+// Y = norm(X) A^T + b with A's rows on this rank.
+struct ColumnFunction : torch::autograd::Function<ColumnFunction> {
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& x, LinearState* state) {
+    const AcquiredValue weight(state->weight), bias(state->bias);
+    context->saved_data["state"] = reinterpret_cast<int64_t>(state);
+    if (state->norm == nullptr) {
+      context->save_for_backward({x});
+      return linear_forward(gathered(*state, x), weight.value(), bias.value());
+    }
+    const NormResult normed = norm_forward(*state->norm, x);
+    const at::Tensor y = normed.y.to(weight.value().scalar_type());
+    context->save_for_backward(
+        {x, normed.mean, normed.rstd, state->recompute_norm ? at::Tensor() : y});
+    return linear_forward(gathered(*state, y), weight.value(), bias.value());
+  }
+
+  static variable_list backward(AutogradContext* context, variable_list grads) {
+    LinearState& state = *saved_state<LinearState>(context);
+    const variable_list saved = context->get_saved_variables();
+    const at::Tensor dy = grads[0].contiguous();
+    const AcquiredValue weight(state.weight);
+    const at::Tensor input = gathered(state, linear_input(state, saved, weight.value().scalar_type()));
+    at::Tensor dx = linear_input_grad(dy, weight.value());
+    std::shared_ptr<Work> reduction;  // runs under the weight gradient
+    if (state.tp->size() > 1) {
+      if (state.sequence_parallel) {
+        std::vector<int64_t> shape = dx.sizes().vec();
+        shape[0] /= state.tp->size();
+        const at::Tensor part = at::empty(shape, dx.options());
+        reduction = state.tp->reduce_scatter(part, dx);
+        dx = part;
+      } else {
+        reduction = state.tp->all_reduce(dx);
+      }
+    }
+    accumulate_weight_grad(*state.weight, dy, input);
+    accumulate_bias_grad(state.bias, dy);
+    if (reduction) reduction->wait();
+    if (state.norm != nullptr) dx = norm_backward(*state.norm, dx, saved[0], saved[1], saved[2]);
+    return {dx, at::Tensor()};
+  }
+
+ private:
+  static at::Tensor linear_input(LinearState& state, const variable_list& saved, at::ScalarType type) {
+    if (state.norm == nullptr) return saved[0];
+    if (saved[3].defined()) return saved[3];
+    return norm_apply(*state.norm, saved[0], saved[1], saved[2]).to(type);
+  }
+};
+
+// Y = sum over ranks of X_r A_r^T, + b.
+struct RowFunction : torch::autograd::Function<RowFunction> {
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& x, LinearState* state) {
+    const AcquiredValue weight(state->weight), bias(state->bias);
+    context->saved_data["state"] = reinterpret_cast<int64_t>(state);
+    context->save_for_backward({x});
+    if (state->tp->size() == 1) return linear_forward(x, weight.value(), bias.value());
+    at::Tensor y = linear_forward(x, weight.value(), at::Tensor());
+    if (state->sequence_parallel)
+      y = reduce_scatter_first_dim(y, *state->tp);
+    else
+      state->tp->all_reduce(y)->wait();
+    return bias.value().defined() ? y.add_(bias.value()) : y;
+  }
+
+  static variable_list backward(AutogradContext* context, variable_list grads) {
+    LinearState& state = *saved_state<LinearState>(context);
+    const at::Tensor x = context->get_saved_variables()[0];
+    accumulate_bias_grad(state.bias, grads[0].contiguous());  // a partial sum with sequence_parallel
+    const at::Tensor dy = gathered(state, grads[0].contiguous());
+    const AcquiredValue weight(state.weight);
+    at::Tensor dx = linear_input_grad(dy, weight.value());
+    accumulate_weight_grad(*state.weight, dy, x);
+    return {dx, at::Tensor()};
+  }
+};
+
+// A tied weight: the state travels with the graph.
+struct TiedFunction : torch::autograd::Function<TiedFunction> {
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& x, Parameter* parameter,
+                            const ProcessGroup* tp) {
+    const AcquiredValue weight(parameter);
+    context->saved_data["parameter"] = reinterpret_cast<int64_t>(parameter);
+    context->saved_data["tp"] = reinterpret_cast<int64_t>(tp);
+    context->save_for_backward({x});
+    return linear_forward(x, weight.value(), at::Tensor());
+  }
+  static variable_list backward(AutogradContext* context, variable_list grads) {
+    auto* parameter = reinterpret_cast<Parameter*>(context->saved_data["parameter"].toInt());
+    const auto* tp = reinterpret_cast<const ProcessGroup*>(context->saved_data["tp"].toInt());
+    const at::Tensor dy = grads[0].contiguous();
+    const AcquiredValue weight(parameter);
+    at::Tensor dx = linear_input_grad(dy, weight.value());
+    const std::shared_ptr<Work> reduction = tp->all_reduce(dx);
+    accumulate_weight_grad(*parameter, dy, context->get_saved_variables()[0]);
+    reduction->wait();
+    return {dx, at::Tensor(), at::Tensor()};
+  }
+};
+
+int64_t part_of(const std::string& name, const char* what, int64_t size, int ranks) {
+  MEGATRON_CHECK(size % ranks == 0, name, ": ", what, " ", size, " is not divisible by ", ranks,
+                 " tensor-parallel ranks");
+  return size / ranks;
+}
+
+}  // namespace
+
+struct ColumnParallelLinear::Impl {
+  Parameter weight, bias;
+  std::unique_ptr<NormParameters> norm;
+  LinearState state;
+};
+
+ColumnParallelLinear::ColumnParallelLinear(std::string name, int64_t input_size, int64_t output_size,
+                                           const LinearOptions& options, const ParallelGroups& groups)
+    : impl_(std::make_unique<Impl>()) {
+  const int ranks = groups.tp.size();
+  const std::vector<int64_t> parts =
+      options.parts.empty() ? std::vector<int64_t>{output_size} : options.parts;
+  for (int64_t part : parts) part_of(name, "output size", part, ranks);
+  if (options.input_norm) {
+    NormOptions norm = options.norm;
+    norm.sequence_parallel = options.sequence_parallel;
+    impl_->norm = std::make_unique<NormParameters>(input_size, norm);
+    add("layer_norm_weight", &impl_->norm->weight);
+    if (Parameter* bias = impl_->norm->bias_or_null()) add("layer_norm_bias", bias);
+  }
+  impl_->weight.local_shape = {output_size / ranks, input_size};
+  impl_->weight.global_shape = {output_size, input_size};
+  impl_->weight.init = options.init;
+  impl_->weight.role = options.role;
+  impl_->bias.local_shape = {output_size / ranks};
+  impl_->bias.global_shape = {output_size};
+  impl_->bias.role = ParameterRole::kBias;
+  for (Parameter* parameter : {&impl_->weight, &impl_->bias})
+    parameter->placement.shards = {{0, Axis::kTensor, parts}};
+  add("weight", &impl_->weight);
+  if (options.bias) add("bias", &impl_->bias);
+  impl_->state = {&impl_->weight, options.bias ? &impl_->bias : nullptr, impl_->norm.get(),
+                  &groups.tp, options.sequence_parallel && ranks > 1, options.recompute_norm};
+}
+
+ColumnParallelLinear::~ColumnParallelLinear() = default;
+
+at::Tensor ColumnParallelLinear::forward(const at::Tensor& x) {
+  return ColumnFunction::apply(x.contiguous(), &impl_->state);
+}
+
+Parameter& ColumnParallelLinear::weight() { return impl_->weight; }
+
+at::Tensor ColumnParallelLinear::forward_with(Parameter& weight, const at::Tensor& x,
+                                              bool sequence_parallel, const ProcessGroup& tp) {
+  const at::Tensor whole =
+      sequence_parallel && tp.size() > 1 ? gather_from_sequence_parallel_region(x, tp) : x;
+  // With sequence parallelism the gather's backward already sums dX over the group.
+  static const ProcessGroup self;
+  return TiedFunction::apply(whole.contiguous(), &weight, sequence_parallel ? &self : &tp);
+}
+
+struct RowParallelLinear::Impl {
+  Parameter weight, bias;
+  LinearState state;
+};
+
+RowParallelLinear::RowParallelLinear(std::string name, int64_t input_size, int64_t output_size,
+                                     const LinearOptions& options, const ParallelGroups& groups)
+    : impl_(std::make_unique<Impl>()) {
+  const int ranks = groups.tp.size();
+  impl_->weight.local_shape = {output_size, part_of(name, "input size", input_size, ranks)};
+  impl_->weight.global_shape = {output_size, input_size};
+  impl_->weight.init = options.init;
+  impl_->weight.placement.shards = {{1, Axis::kTensor, {}}};
+  impl_->bias.local_shape = impl_->bias.global_shape = {output_size};
+  impl_->bias.role = ParameterRole::kBias;
+  if (options.sequence_parallel) impl_->bias.placement.partial_grad.insert(Axis::kTensor);
+  add("weight", &impl_->weight);
+  if (options.bias) add("bias", &impl_->bias);
+  impl_->state = {&impl_->weight, options.bias ? &impl_->bias : nullptr, nullptr, &groups.tp,
+                  options.sequence_parallel && ranks > 1, false};
+}
+
+RowParallelLinear::~RowParallelLinear() = default;
+
+at::Tensor RowParallelLinear::forward(const at::Tensor& x) {
+  return RowFunction::apply(x.contiguous(), &impl_->state);
+}
+
+}  // namespace megatron

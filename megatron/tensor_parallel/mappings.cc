@@ -1,0 +1,94 @@
+#include "megatron/tensor_parallel/mappings.h"
+
+#include "megatron/base/check.h"
+#include "megatron/tensor/torch.h"
+
+namespace megatron {
+namespace {
+
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+using Map = at::Tensor (*)(const at::Tensor&, const ProcessGroup&);
+
+at::Tensor identity(const at::Tensor& x, const ProcessGroup&) { return x.view_as(x); }
+
+at::Tensor all_reduce(const at::Tensor& x, const ProcessGroup& tp) {
+  at::Tensor sum = x.clone(at::MemoryFormat::Contiguous);
+  tp.all_reduce(sum)->wait();
+  return sum;
+}
+
+at::Tensor own_slice(const at::Tensor& x, int64_t dim, const ProcessGroup& tp) {
+  const int64_t length = x.size(dim) / tp.size();
+  return x.narrow(dim, tp.rank() * length, length).contiguous();
+}
+
+at::Tensor own_slice_first_dim(const at::Tensor& x, const ProcessGroup& tp) { return own_slice(x, 0, tp); }
+at::Tensor own_slice_last_dim(const at::Tensor& x, const ProcessGroup& tp) { return own_slice(x, -1, tp); }
+
+at::Tensor all_gather_last_dim(const at::Tensor& x, const ProcessGroup& tp) {
+  const at::Tensor stacked = all_gather_first_dim(x.unsqueeze(0), tp);  // [t, ..., n]
+  return at::cat(stacked.unbind(0), -1);
+}
+
+// Applies one map forward and another one backward.
+struct ConjugatePair : torch::autograd::Function<ConjugatePair> {
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& x, const ProcessGroup* tp,
+                            Map forward_map, Map backward_map) {
+    context->saved_data["tp"] = reinterpret_cast<int64_t>(tp);
+    context->saved_data["backward"] = reinterpret_cast<int64_t>(backward_map);
+    return forward_map(x, *tp);
+  }
+  static variable_list backward(AutogradContext* context, variable_list grads) {
+    const auto* tp = reinterpret_cast<const ProcessGroup*>(context->saved_data["tp"].toInt());
+    const auto map = reinterpret_cast<Map>(context->saved_data["backward"].toInt());
+    return {map(grads[0], *tp), at::Tensor(), at::Tensor(), at::Tensor()};
+  }
+};
+
+at::Tensor pair(const at::Tensor& x, const ProcessGroup& tp, Map forward_map, Map backward_map) {
+  if (tp.size() == 1) return x;
+  return ConjugatePair::apply(x, &tp, forward_map, backward_map);
+}
+
+}  // namespace
+
+at::Tensor all_gather_first_dim(const at::Tensor& x, const ProcessGroup& tp) {
+  if (tp.size() == 1) return x;
+  std::vector<int64_t> shape = x.sizes().vec();
+  shape[0] *= tp.size();
+  at::Tensor gathered = at::empty(shape, x.options());
+  tp.all_gather(gathered, x.contiguous())->wait();
+  return gathered;
+}
+
+at::Tensor reduce_scatter_first_dim(const at::Tensor& x, const ProcessGroup& tp) {
+  if (tp.size() == 1) return x;
+  std::vector<int64_t> shape = x.sizes().vec();
+  MEGATRON_ASSERT(shape[0] % tp.size() == 0, "dimension 0 of size ", shape[0], " over ", tp.size(), " ranks");
+  shape[0] /= tp.size();
+  at::Tensor part = at::empty(shape, x.options());
+  tp.reduce_scatter(part, x.contiguous())->wait();
+  return part;
+}
+
+at::Tensor copy_to_tensor_model_parallel_region(const at::Tensor& x, const ProcessGroup& tp) {
+  return pair(x, tp, identity, all_reduce);
+}
+at::Tensor reduce_from_tensor_model_parallel_region(const at::Tensor& x, const ProcessGroup& tp) {
+  return pair(x, tp, all_reduce, identity);
+}
+at::Tensor gather_from_tensor_model_parallel_region(const at::Tensor& x, const ProcessGroup& tp) {
+  return pair(x, tp, all_gather_last_dim, own_slice_last_dim);
+}
+at::Tensor scatter_to_sequence_parallel_region(const at::Tensor& x, const ProcessGroup& tp) {
+  return pair(x, tp, own_slice_first_dim, all_gather_first_dim);
+}
+at::Tensor gather_from_sequence_parallel_region(const at::Tensor& x, const ProcessGroup& tp) {
+  return pair(x, tp, all_gather_first_dim, reduce_scatter_first_dim);
+}
+at::Tensor reduce_scatter_to_sequence_parallel_region(const at::Tensor& x, const ProcessGroup& tp) {
+  return pair(x, tp, reduce_scatter_first_dim, all_gather_first_dim);
+}
+
+}  // namespace megatron

@@ -1,0 +1,31 @@
+// The conjugate pairs of tensor and sequence parallelism, differentiable. In a group of one rank each returns its input.
+//
+//   name                                            forward                backward
+//   copy_to_tensor_model_parallel_region            identity               all-reduce
+//   reduce_from_tensor_model_parallel_region        all-reduce             identity
+//   gather_from_tensor_model_parallel_region        all-gather, last dim   own slice
+//   scatter_to_sequence_parallel_region             own slice, dim 0       all-gather
+//   gather_from_sequence_parallel_region            all-gather, dim 0      reduce-scatter
+//   reduce_scatter_to_sequence_parallel_region      reduce-scatter, dim 0  all-gather
+//
+// Source: Shoeybi et al. 2019 (arXiv:1909.08053) section 3; Korthikanti et al. 2022 (arXiv:2205.05198) section 4.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include "megatron/comm/process_group.h"
+
+namespace megatron {
+
+at::Tensor copy_to_tensor_model_parallel_region(const at::Tensor& x, const ProcessGroup& tp);
+at::Tensor reduce_from_tensor_model_parallel_region(const at::Tensor& x, const ProcessGroup& tp);
+at::Tensor gather_from_tensor_model_parallel_region(const at::Tensor& x, const ProcessGroup& tp);
+at::Tensor scatter_to_sequence_parallel_region(const at::Tensor& x, const ProcessGroup& tp);
+at::Tensor gather_from_sequence_parallel_region(const at::Tensor& x, const ProcessGroup& tp);
+at::Tensor reduce_scatter_to_sequence_parallel_region(const at::Tensor& x, const ProcessGroup& tp);
+
+// The plain collectives behind them, not differentiable. dim 0 is split over the group.
+at::Tensor all_gather_first_dim(const at::Tensor& x, const ProcessGroup& tp);
+at::Tensor reduce_scatter_first_dim(const at::Tensor& x, const ProcessGroup& tp);
+
+}  // namespace megatron

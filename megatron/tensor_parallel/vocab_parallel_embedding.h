@@ -1,0 +1,39 @@
+// Embedding table whose rows are split over the tensor-parallel group.
+#pragma once
+
+#include "megatron/comm/parallel_groups.h"
+#include "megatron/nn/module.h"
+
+namespace megatron {
+
+// Rank r owns rows [r v'/t, (r+1) v'/t) of the padded table; foreign ids give zero rows before the sum.
+//
+//   ids     [b, s] int64
+//   return  [s, b, h]   ([s/t, b, h] with sequence_parallel)
+//   weight  [v'/t, h]   shards: dim 0 over kTensor; rows from vocab_size on are padding and stay zero
+//
+// Communication: forward all-reduce (reduce-scatter with sequence_parallel); backward none (all-gather).
+class VocabParallelEmbedding : public Module {
+ public:
+  VocabParallelEmbedding(int64_t vocab_size, int64_t padded_vocab_size, int64_t hidden_size, Init init,
+                         bool sequence_parallel, const ParallelGroups& groups);
+  at::Tensor forward(const at::Tensor& ids);
+  Parameter& weight() { return weight_; }
+
+ private:
+  Parameter weight_;
+  bool sequence_parallel_;
+  const ProcessGroup& tp_;
+};
+
+// A plain table, whole on every rank (learned positions): ids [...] -> [..., h]. Parameter: weight.
+class Embedding : public Module {
+ public:
+  Embedding(int64_t rows, int64_t hidden_size, Init init);
+  at::Tensor forward(const at::Tensor& ids);
+
+ private:
+  Parameter weight_;
+};
+
+}  // namespace megatron

@@ -1,0 +1,146 @@
+#include "megatron/transformer/attention.h"
+
+#include <cmath>
+
+#include "megatron/base/check.h"
+#include "megatron/tensor/rotary.h"
+#include "megatron/tensor/shape.h"
+#include "megatron/tensor/torch.h"
+#include "megatron/transformer/kv_cache.h"
+
+namespace megatron {
+namespace {
+
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+
+NormOptions norm_options(const TransformerConfig& config) {
+  return {config.normalization, config.layernorm_epsilon, config.layernorm_zero_centered_gamma};
+}
+
+int64_t qkv_rows(const TransformerConfig& config) {
+  return (config.num_attention_heads + 2 * config.query_groups()) * config.kv_channels;
+}
+
+LinearOptions qkv_options(const TransformerConfig& config, bool sequence_parallel) {
+  LinearOptions options;
+  options.bias = config.qkv_bias();
+  options.init = config.weight_init(qkv_rows(config), config.hidden_size);
+  options.sequence_parallel = sequence_parallel;
+  options.input_norm = true;
+  options.norm = norm_options(config);
+  options.recompute_norm = config.recomputes("layernorm");
+  return options;
+}
+
+LinearOptions proj_options(const TransformerConfig& config, bool sequence_parallel) {
+  LinearOptions options;
+  options.bias = config.add_bias_linear;
+  options.init = config.weight_init(config.hidden_size, config.num_attention_heads * config.kv_channels, /*output=*/true);
+  options.sequence_parallel = sequence_parallel;
+  return options;
+}
+
+// [s, b, g * (r + 2) * d] -> q [s, b, g * r, d], k and v [s, b, g, d] without a copy where strides allow. One function, so
+// that the backward writes each gradient once into one buffer.
+struct SplitQKV : torch::autograd::Function<SplitQKV> {
+  static variable_list forward(AutogradContext* context, const at::Tensor& mixed, int64_t groups,
+                               int64_t heads_per_group, int64_t head_size) {
+    const int64_t s = mixed.size(0), b = mixed.size(1), r = heads_per_group, d = head_size;
+    context->saved_data["r"] = r;
+    const at::Tensor view = mixed.view({s, b, groups, r + 2, d});
+    const at::Tensor q = view.narrow(3, 0, r);
+    return {r == 1 ? q.select(3, 0) : q.reshape({s, b, groups * r, d}), view.select(3, r),
+            view.select(3, r + 1)};
+  }
+  static variable_list backward(AutogradContext* context, variable_list grads) {
+    const int64_t r = context->saved_data["r"].toInt();
+    const at::Tensor& dk = grads[1];
+    const int64_t s = dk.size(0), b = dk.size(1), groups = dk.size(2), d = dk.size(3);
+    at::Tensor dmixed = at::empty({s, b, groups, r + 2, d}, dk.options());
+    dmixed.narrow(3, 0, r).copy_(grads[0].view({s, b, groups, r, d}));
+    dmixed.select(3, r).copy_(dk);
+    dmixed.select(3, r + 1).copy_(grads[2]);
+    return {dmixed.view({s, b, groups * (r + 2) * d}), at::Tensor(), at::Tensor(), at::Tensor()};
+  }
+};
+
+int64_t per_rank(const char* what, int64_t count, int ranks) {
+  MEGATRON_CHECK(count % ranks == 0, what, " ", count, " is not divisible by ", ranks,
+                 " tensor-parallel ranks");
+  return count / ranks;
+}
+
+}  // namespace
+
+SelfAttention::SelfAttention(const TransformerConfig& config, int64_t layer_number,
+                             bool sequence_parallel, const ParallelGroups& groups)
+    : config_(config),
+      layer_number_(layer_number),
+      heads_(per_rank("--num-attention-heads", config.num_attention_heads, groups.tp.size())),
+      groups_(per_rank("--num-query-groups", config.query_groups(), groups.tp.size())),
+      first_head_(groups.tp.rank() * heads_),
+      dropout_key_(random_key(config.seed, "attention_dropout", layer_number)),
+      linear_qkv_("linear_qkv", config.hidden_size, qkv_rows(config),
+                  qkv_options(config, sequence_parallel), groups),
+      linear_proj_("linear_proj", config.num_attention_heads * config.kv_channels, config.hidden_size,
+                   proj_options(config, sequence_parallel), groups) {
+  add("linear_qkv", &linear_qkv_);
+  if (config.qk_layernorm) {
+    NormOptions norm = norm_options(config);
+    norm.role = ParameterRole::kQKNorm;
+    q_layernorm_ = std::make_unique<Norm>(config.kv_channels, norm);
+    k_layernorm_ = std::make_unique<Norm>(config.kv_channels, norm);
+    add("q_layernorm", q_layernorm_.get());
+    add("k_layernorm", k_layernorm_.get());
+  }
+  add("linear_proj", &linear_proj_);
+}
+
+AttentionOptions SelfAttention::options(const LayerContext& context, int64_t num_queries,
+                                        int64_t num_keys) const {
+  AttentionOptions options;
+  options.causal = true;
+  options.scale = 1.0 / std::sqrt(static_cast<double>(config_.kv_channels));
+  if (const std::vector<int64_t> window = config_.window(layer_number_); !window.empty())
+    options.window_left = window[0];
+  options.mask = context.pass.attention_mask;
+  options.backend = config_.attention_backend;
+  options.recompute = config_.recomputes("core_attn");
+  if (context.pass.training && config_.attention_dropout > 0.0) {
+    MEGATRON_ASSERT(num_queries == num_keys, "dropout while decoding");
+    options.dropout = config_.attention_dropout;
+    options.key = dropout_key_;
+    options.place = context.pass.place;
+    options.key_position = context.pass.place.position;
+    options.first_head = first_head_;
+  }
+  return options;
+}
+
+at::Tensor SelfAttention::forward(const at::Tensor& x, const LayerContext& context) {
+  const at::Tensor mixed = linear_qkv_.forward(x);
+  const int64_t s = mixed.size(0), b = mixed.size(1);
+  const variable_list qkv = SplitQKV::apply(mixed, groups_, heads_ / groups_, config_.kv_channels);
+  at::Tensor q = qkv[0], k = qkv[1], v = qkv[2];
+  if (q_layernorm_) {
+    q = q_layernorm_->forward(q);
+    k = k_layernorm_->forward(k);
+  }
+  if (context.rotary.cos.defined()) {
+    q = apply_rotary(q, context.rotary.cos, context.rotary.sin, context.rotary.interleaved);
+    k = apply_rotary(k, context.rotary.cos, context.rotary.sin, context.rotary.interleaved);
+  }
+  at::Tensor padding;
+  if (context.pass.cache != nullptr) {
+    std::tie(k, v) = context.pass.cache->append(layer_number_ - 1, k, v);
+    padding = context.pass.cache->padding_mask();
+  }
+  AttentionOptions core = options(context, s, k.size(0));
+  if (padding.defined()) core.mask = core.mask.defined() ? core.mask.logical_or(padding) : padding;
+  const at::Tensor y = core_attention(q, k, v, core);
+  check_shape("core_attention output", y, {s, b, heads_, config_.kv_channels});
+  return linear_proj_.forward(y.reshape({s, b, heads_ * config_.kv_channels}));
+}
+
+}  // namespace megatron

@@ -1,0 +1,42 @@
+// Self attention: norm, query/key/value projection, core attention, output projection.
+#pragma once
+
+#include <memory>
+
+#include "megatron/tensor_parallel/layers.h"
+#include "megatron/transformer/forward_context.h"
+#include "megatron/transformer/rotary_embedding.h"
+#include "megatron/transformer/transformer_config.h"
+
+namespace megatron {
+
+// What the layers of one pass share, computed once by the block's owner.
+struct LayerContext {
+  const ForwardContext& pass;
+  RotaryTables rotary;
+};
+
+// Parameters: linear_qkv.{layer_norm_weight, layer_norm_bias, weight, bias}, q_layernorm.weight, k_layernorm.weight,
+// linear_proj.{weight, bias}. Rows of linear_qkv, per key/value group: [its query heads | key | value] (contracts o.2).
+//
+//   x, return   [s, b, h]   (s/t with sequence parallelism)
+class SelfAttention : public Module {
+ public:
+  SelfAttention(const TransformerConfig& config, int64_t layer_number, bool sequence_parallel,
+                const ParallelGroups& groups);
+  at::Tensor forward(const at::Tensor& x, const LayerContext& context);
+
+ private:
+  AttentionOptions options(const LayerContext& context, int64_t num_queries, int64_t num_keys) const;
+
+  const TransformerConfig& config_;
+  int64_t layer_number_;  // from 1
+  int64_t heads_, groups_;  // of this rank
+  int64_t first_head_;
+  RandomKey dropout_key_;
+  ColumnParallelLinear linear_qkv_;
+  std::unique_ptr<Norm> q_layernorm_, k_layernorm_;
+  RowParallelLinear linear_proj_;
+};
+
+}  // namespace megatron

@@ -1,0 +1,24 @@
+// The feed-forward part of a layer: norm, FC1, activation, FC2.
+#pragma once
+
+#include "megatron/tensor_parallel/layers.h"
+#include "megatron/transformer/transformer_config.h"
+
+namespace megatron {
+
+// Parameters: linear_fc1.{layer_norm_weight, layer_norm_bias, weight, bias}, linear_fc2.{weight, bias}. A gated FC1 holds
+// [gate rows | up rows].
+//
+//   x, return   [s, b, h]   (s/t with sequence parallelism)
+class MLP : public Module {
+ public:
+  MLP(const TransformerConfig& config, bool sequence_parallel, const ParallelGroups& groups);
+  at::Tensor forward(const at::Tensor& x);
+
+ private:
+  const TransformerConfig& config_;
+  ColumnParallelLinear linear_fc1_;
+  RowParallelLinear linear_fc2_;
+};
+
+}  // namespace megatron

@@ -1,0 +1,60 @@
+#include "megatron/transformer/transformer_block.h"
+
+#include <algorithm>
+
+#include "megatron/base/check.h"
+#include "megatron/nn/recompute.h"
+#include "megatron/tensor/torch.h"
+
+namespace megatron {
+
+TransformerBlock::TransformerBlock(const TransformerConfig& config, int64_t first_layer,
+                                   int64_t num_layers, bool final_norm, bool sequence_parallel,
+                                   const ParallelGroups& groups)
+    : config_(config), rotary_(config) {
+  for (int64_t i = first_layer; i < first_layer + num_layers; ++i) {
+    layers_.push_back(std::make_unique<TransformerLayer>(config, i + 1, sequence_parallel, groups));
+    add(cat("layers.", i), layers_.back().get());
+  }
+  if (!final_norm) return;
+  final_layernorm_ = std::make_unique<Norm>(
+      config.hidden_size, NormOptions{config.normalization, config.layernorm_epsilon,
+                                      config.layernorm_zero_centered_gamma, sequence_parallel});
+  add("final_layernorm", final_layernorm_.get());
+}
+
+at::Tensor TransformerBlock::run_layers(at::Tensor x, size_t first, size_t last,
+                                        const LayerContext& context) {
+  for (size_t i = first; i < last; ++i) x = layers_[i]->forward(x, context);
+  return x;
+}
+
+at::Tensor TransformerBlock::forward(const at::Tensor& input, const ForwardContext& pass) {
+  LayerContext context{pass, {}};
+  if (config_.position_embedding_type == PositionEmbedding::kRope)
+    context.rotary = rotary_.tables(
+        pass.position_ids.defined() ? pass.position_ids : pass.place.position, input.scalar_type());
+  at::Tensor x = input;
+  const bool full = config_.recompute_granularity == RecomputeGranularity::kFull && pass.tape != nullptr;
+  const auto unit = static_cast<size_t>(
+      config_.recompute_method == RecomputeMethod::kUniform ? config_.recompute_num_layers : 1);
+  const size_t recomputed =
+      !full ? 0
+      : config_.recompute_method == RecomputeMethod::kUniform
+          ? layers_.size()
+          : std::min(layers_.size(), static_cast<size_t>(config_.recompute_num_layers));
+  size_t done = 0;
+  for (; done < recomputed; done = std::min(done + unit, recomputed)) {
+    // The tape runs the body after this function has returned, so the body owns what it needs.
+    const size_t first = done, last = std::min(done + unit, recomputed);
+    x = pass.tape->run(
+        [this, first, last, pass, rotary = context.rotary](const at::Tensor& in) {
+          return run_layers(in, first, last, LayerContext{pass, rotary});
+        },
+        x);
+  }
+  x = run_layers(x, done, layers_.size(), context);
+  return final_layernorm_ ? final_layernorm_->forward(x) : x;
+}
+
+}  // namespace megatron

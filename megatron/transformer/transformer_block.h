@@ -1,0 +1,30 @@
+// The slice of layers that a stage holds, and the final norm when it is the last one.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "megatron/transformer/transformer_layer.h"
+
+namespace megatron {
+
+// Parameters: layers.N... with N the global layer index from 0, final_layernorm.{weight, bias}.
+class TransformerBlock : public Module {
+ public:
+  // Layers [first_layer, first_layer + num_layers), counted from 0.
+  TransformerBlock(const TransformerConfig& config, int64_t first_layer, int64_t num_layers,
+                   bool final_norm, bool sequence_parallel, const ParallelGroups& groups);
+
+  //   x, return  [s, b, h]. With a tape in the context and full recomputation, layers are recomputed in the backward.
+  at::Tensor forward(const at::Tensor& x, const ForwardContext& context);
+
+ private:
+  at::Tensor run_layers(at::Tensor x, size_t first, size_t last, const LayerContext& context);
+
+  const TransformerConfig& config_;
+  RotaryEmbedding rotary_;
+  std::vector<std::unique_ptr<TransformerLayer>> layers_;
+  std::unique_ptr<Norm> final_layernorm_;
+};
+
+}  // namespace megatron

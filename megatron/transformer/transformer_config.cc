@@ -1,0 +1,197 @@
+#include "megatron/transformer/transformer_config.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "megatron/base/check.h"
+
+namespace megatron {
+namespace {
+
+constexpr std::string_view kPositions[] = {"learned_absolute", "rope", "none"};
+constexpr std::string_view kNorms[] = {"LayerNorm", "RMSNorm"};
+constexpr std::string_view kBackends[] = {"auto", "flash", "fused", "unfused", "local"};
+constexpr std::string_view kGranularities[] = {"none", "full", "selective"};
+constexpr std::string_view kMethods[] = {"uniform", "block"};
+
+std::string divisors(int64_t n) {
+  std::string list;
+  for (int64_t d = 1; d <= n; ++d)
+    if (n % d == 0) list += cat(list.empty() ? "" : ", ", d);
+  return list;
+}
+
+// "[1,0,1]" or "([1]*3+[0])*2": 1 marks a windowed layer. Only the flat form is read.
+std::optional<std::vector<int64_t>> parse_list(const std::string& text) {
+  if (text.size() < 2 || text.front() != '[' || text.back() != ']') return std::nullopt;
+  std::vector<int64_t> values;
+  for (size_t i = 1; i + 1 < text.size(); ++i) {
+    const char c = text[i];
+    if (c == '0' || c == '1') values.push_back(c - '0');
+    else if (c != ',' && c != ' ') return std::nullopt;
+  }
+  return values;
+}
+
+}  // namespace
+
+void TransformerConfig::fields(FieldVisitor& v) {
+  v.group("network size");
+  v.field("num_layers", num_layers, "number of transformer layers");
+  v.field("hidden_size", hidden_size, "width of the residual stream");
+  v.field("ffn_hidden_size", ffn_hidden_size,
+          "width of the MLP; 0: 4 * hidden_size, or 8/3 of it rounded down to 64 with --swiglu");
+  v.field("num_attention_heads", num_attention_heads, "number of query heads");
+  v.field("group_query_attention", group_query_attention, "share keys and values among groups of heads");
+  v.field("num_query_groups", num_query_groups, "number of key/value heads with --group-query-attention");
+  v.field("kv_channels", kv_channels, "width of one head; 0: hidden_size / num_attention_heads");
+  v.field("seq_length", seq_length, "tokens per sample");
+  v.field("max_position_embeddings", max_position_embeddings, "longest position; 0: seq_length");
+  v.field("untie_embeddings_and_output_weights", untie_embeddings_and_output_weights,
+          "give the output layer its own weight");
+  v.group("network behavior");
+  v.choice("position_embedding_type", position_embedding_type, kPositions, "how positions enter");
+  v.field("use_rotary_position_embeddings", use_rotary_position_embeddings,
+          "old spelling of --position-embedding-type rope");
+  v.field("rotary_base", rotary_base, "base of the rotary frequencies");
+  v.field("rotary_percent", rotary_percent, "fraction of each head that is rotated");
+  v.field("rotary_interleaved", rotary_interleaved, "rotate neighbouring pairs instead of halves");
+  v.field("rotary_seq_len_interpolation_factor", rotary_seq_len_interpolation_factor,
+          "divide positions by this");
+  v.field("use_rope_scaling", use_rope_scaling, "scale rotary frequencies as Llama 3.1 does");
+  v.field("rope_scaling_factor", rope_scaling_factor, "factor of --use-rope-scaling");
+  v.choice("normalization", normalization, kNorms, "norm of every layer");
+  v.field({"layernorm_epsilon", "--norm-epsilon --layernorm-epsilon"}, layernorm_epsilon,
+          "added to the variance");
+  v.field({"layernorm_zero_centered_gamma", "--apply-layernorm-1p"}, layernorm_zero_centered_gamma,
+          "store norm weights as their difference from 1");
+  v.field({"add_bias_linear", "--disable-bias-linear", true}, add_bias_linear, "no biases in linear layers");
+  v.field("add_qkv_bias", add_qkv_bias, "biases in the query, key and value projection only");
+  v.field("qk_layernorm", qk_layernorm, "normalise queries and keys per head");
+  v.field("window_size", window_size, "sliding window: tokens to the left and to the right");
+  v.field("window_attn_skip_freq", window_attn_skip_freq,
+          "every n-th layer attends fully, or a list such as [1,1,0] with 1 for windowed layers");
+  v.field("swiglu", swiglu, "silu(gate) * up in the MLP");
+  v.field("geglu", geglu, "gelu(gate) * up in the MLP");
+  v.field("quick_geglu", quick_geglu, "gate * sigmoid(1.702 gate) * (up + offset) in the MLP");
+  v.field("squared_relu", squared_relu, "relu(x)^2 in the MLP");
+  v.field("openai_gelu", openai_gelu, "the tanh approximation of GELU");
+  v.field({"bias_gelu_fusion", "--no-bias-gelu-fusion", true}, bias_gelu_fusion,
+          "exact GELU although linears have biases (the fused kernel computes the tanh approximation)");
+  v.field("glu_linear_offset", glu_linear_offset, "offset of --quick-geglu");
+  v.field("fp32_residual_connection", fp32_residual_connection, "keep the residual stream in fp32");
+  v.field("z_loss_coeff", z_loss_coeff, "weight of the squared log-partition added to each token's loss");
+  v.group("regularization");
+  v.field("hidden_dropout", hidden_dropout, "dropout of embeddings and of each branch before the residual");
+  v.field("attention_dropout", attention_dropout, "dropout of attention probabilities");
+  v.group("RNG and initialization");
+  v.field("init_method_std", init_method_std, "standard deviation of weights");
+  v.field("embedding_init_method_std", embedding_init_method_std, "standard deviation of embeddings");
+  v.field("init_method_xavier_uniform", init_method_xavier_uniform, "Xavier-uniform weights");
+  v.field("seed", seed, "seed of weights, dropout and data order");
+  v.group("attention and recomputation");
+  v.choice("attention_backend", attention_backend, kBackends, "implementation of core attention");
+  v.choice("recompute_granularity", recompute_granularity, kGranularities,
+           "recompute activations in the backward: whole layers or selected parts");
+  v.choice("recompute_method", recompute_method, kMethods, "which layers full recomputation covers");
+  v.field("recompute_num_layers", recompute_num_layers,
+          "uniform: layers per recomputed unit; block: number of layers recomputed");
+  v.field("recompute_modules", recompute_modules, "parts for selective recomputation: core_attn, layernorm");
+}
+
+void TransformerConfig::finalize() {
+  if (use_rotary_position_embeddings) position_embedding_type = PositionEmbedding::kRope;
+  if (ffn_hidden_size == 0)
+    ffn_hidden_size = swiglu ? hidden_size * 8 / 3 / 64 * 64 : 4 * hidden_size;
+  if (kv_channels == 0 && num_attention_heads > 0) kv_channels = hidden_size / num_attention_heads;
+  if (max_position_embeddings == 0) max_position_embeddings = seq_length;
+  if (recompute_granularity == RecomputeGranularity::kSelective && recompute_modules.empty())
+    recompute_modules = {"core_attn"};
+}
+
+void TransformerConfig::validate(Violations& violations) const {
+  const auto require = [&](bool ok, std::string message, std::string hint = {}) {
+    if (!ok) violations.add(std::move(message), std::move(hint));
+  };
+  require(num_layers > 0, "--num-layers is required and must be positive");
+  require(hidden_size > 0, "--hidden-size is required and must be positive");
+  require(num_attention_heads > 0, "--num-attention-heads is required and must be positive");
+  require(seq_length > 0, "--seq-length is required and must be positive");
+  if (num_layers <= 0 || hidden_size <= 0 || num_attention_heads <= 0 || seq_length <= 0) return;
+  require(kv_channels > 0 && (kv_channels * num_attention_heads == hidden_size ||
+                              hidden_size % num_attention_heads == 0 || kv_channels != hidden_size / num_attention_heads),
+          cat("--hidden-size ", hidden_size, " is not divisible by --num-attention-heads ", num_attention_heads),
+          cat("give --kv-channels, or a number of heads that divides: ", divisors(hidden_size)));
+  require(kv_channels % 2 == 0 || position_embedding_type != PositionEmbedding::kRope,
+          cat("--kv-channels ", kv_channels, " is odd, rotary embeddings need an even width"));
+  require(ffn_hidden_size > 0, cat("--ffn-hidden-size ", ffn_hidden_size, " must be positive"));
+  if (group_query_attention)
+    require(num_query_groups > 0 && num_attention_heads % num_query_groups == 0,
+            cat("--num-attention-heads ", num_attention_heads, " is not divisible by --num-query-groups ", num_query_groups),
+            cat("groups that divide it: ", divisors(num_attention_heads)));
+  require(max_position_embeddings >= seq_length,
+          cat("--max-position-embeddings ", max_position_embeddings, " is below --seq-length ", seq_length));
+  require(rotary_percent > 0 && rotary_percent <= 1, cat("--rotary-percent ", rotary_percent, " is outside (0, 1]"));
+  require(rotary_base > 0, cat("--rotary-base ", rotary_base, " must be positive"));
+  require(!rotary_seq_len_interpolation_factor || *rotary_seq_len_interpolation_factor > 0,
+          "--rotary-seq-len-interpolation-factor must be positive");
+  require(swiglu + geglu + quick_geglu + squared_relu + openai_gelu <= 1,
+          "more than one activation given", "use one of --swiglu, --geglu, --quick-geglu, --squared-relu, --openai-gelu");
+  require(glu_linear_offset == 0.0 || quick_geglu, "--glu-linear-offset has an effect only with --quick-geglu");
+  require(hidden_dropout >= 0 && hidden_dropout < 1, cat("--hidden-dropout ", hidden_dropout, " is outside [0, 1)"));
+  require(attention_dropout >= 0 && attention_dropout < 1, cat("--attention-dropout ", attention_dropout, " is outside [0, 1)"));
+  require(layernorm_epsilon > 0, cat("--norm-epsilon ", layernorm_epsilon, " must be positive"));
+  require(init_method_std > 0, cat("--init-method-std ", init_method_std, " must be positive"));
+  require(seed > 0, cat("--seed ", seed, " must be positive"));
+  require(window_size.empty() || window_size.size() == 2,
+          cat("--window-size takes two values (left, right), got ", window_size.size()));
+  for (int64_t w : window_size) require(w >= -1, cat("--window-size ", w, ": expected -1 (no limit) or more"));
+  require(window_attn_skip_freq.empty() || !window_size.empty(),
+          "--window-attn-skip-freq has an effect only with --window-size");
+  if (!window_attn_skip_freq.empty()) {
+    const auto list = parse_list(window_attn_skip_freq);
+    const bool number = window_attn_skip_freq.find_first_not_of("0123456789") == std::string::npos && window_attn_skip_freq != "0";
+    require(number || (list && static_cast<int64_t>(list->size()) == num_layers),
+            cat("--window-attn-skip-freq ", window_attn_skip_freq, ": expected a positive integer, or a list of ", num_layers, " zeros and ones"));
+  }
+  require(recompute_num_layers > 0 && recompute_num_layers <= num_layers,
+          cat("--recompute-num-layers ", recompute_num_layers, ": expected 1 to ", num_layers));
+  require(recompute_modules.empty() || recompute_granularity == RecomputeGranularity::kSelective,
+          "--recompute-modules needs --recompute-granularity selective");
+  for (const std::string& module : recompute_modules)
+    require(module == "core_attn" || module == "layernorm",
+            cat("--recompute-modules ", module, " is not built"), "parts: core_attn, layernorm");
+}
+
+Activation TransformerConfig::activation() const {
+  if (swiglu) return Activation::kSwiglu;
+  if (geglu) return Activation::kGeglu;
+  if (quick_geglu) return Activation::kQuickGeglu;
+  if (squared_relu) return Activation::kSquaredRelu;
+  if (openai_gelu || (add_bias_linear && bias_gelu_fusion)) return Activation::kGeluTanh;
+  return Activation::kGelu;
+}
+
+std::vector<int64_t> TransformerConfig::window(int64_t layer_number) const {
+  if (window_size.empty() || window_attn_skip_freq.empty()) return window_size;
+  if (const auto list = parse_list(window_attn_skip_freq))
+    return list->at(static_cast<size_t>(layer_number - 1)) ? window_size : std::vector<int64_t>{};
+  return layer_number % std::stoll(window_attn_skip_freq) == 0 ? std::vector<int64_t>{} : window_size;
+}
+
+bool TransformerConfig::recomputes(std::string_view module) const {
+  return recompute_granularity == RecomputeGranularity::kSelective &&
+         std::find(recompute_modules.begin(), recompute_modules.end(), module) != recompute_modules.end();
+}
+
+Init TransformerConfig::weight_init(int64_t rows, int64_t columns, bool output) const {
+  if (init_method_xavier_uniform) return Init::uniform(std::sqrt(6.0 / static_cast<double>(rows + columns)));
+  return Init::normal(output ? init_method_std / std::sqrt(2.0 * static_cast<double>(num_layers)) : init_method_std);
+}
+
+Init TransformerConfig::embedding_init(int64_t rows) const {
+  if (embedding_init_method_std) return Init::normal(*embedding_init_method_std);
+  return weight_init(rows, hidden_size);
+}
+
+}  // namespace megatron

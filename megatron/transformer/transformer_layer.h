@@ -1,0 +1,26 @@
+// One transformer layer: x = x + dropout(attention(norm(x))), then x = x + dropout(mlp(norm(x))).
+#pragma once
+
+#include "megatron/transformer/attention.h"
+#include "megatron/transformer/mlp.h"
+
+namespace megatron {
+
+// Parameters: self_attention..., mlp....
+//
+//   x, return   [s, b, h]   (s/t with sequence parallelism), in fp32 with fp32_residual_connection
+class TransformerLayer : public Module {
+ public:
+  // `layer_number` is global and counts from 1.
+  TransformerLayer(const TransformerConfig& config, int64_t layer_number, bool sequence_parallel,
+                   const ParallelGroups& groups);
+  at::Tensor forward(const at::Tensor& x, const LayerContext& context);
+
+ private:
+  const TransformerConfig& config_;
+  RandomKey attention_output_key_, mlp_output_key_;
+  SelfAttention self_attention_;
+  MLP mlp_;
+};
+
+}  // namespace megatron
