@@ -144,7 +144,7 @@ version_at_least() { [ "$(printf '%s\n%s\n' "$2" "$1" | sort -V | head -n 1)" = 
 # cmake 3.25 or later: the system's, or PyPI's. g++ 12 or later if there is one: CXX, g++, g++-14, g++-13, g++-12.
 find_tools() {
   local found cmake=cmake compiler
-  found=$(cmake --version 2>/dev/null | sed -n '1s/cmake version //p')
+  found=$(cmake --version 2>/dev/null | sed -n '1s/cmake version //p') || true
   if [ -z "$found" ] || ! version_at_least "$found" 3.25; then
     if [ ! -x .venv/bin/cmake ]; then
       say "installing cmake from PyPI (found: ${found:-none}, needed: 3.25)"
