@@ -1,0 +1,95 @@
+// Flags of the run itself: how long, in which batches, what is evaluated, logged, saved and started from.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include "megatron/base/fields.h"
+#include "megatron/training/timers.h"
+
+namespace megatron {
+
+enum class DeviceChoice { kAuto, kCpu, kCuda };
+enum class StartChoice { kAuto, kFresh, kResume, kResumeOrFresh };  // kAuto: resume with --load, else fresh
+enum class SaveFailure { kStop, kContinue };
+enum class ExitSignal { kTerm, kInt, kUsr1, kUsr2 };
+
+struct TrainingConfig : Config {
+  // -- training
+  int64_t micro_batch_size = 0;
+  std::optional<int64_t> global_batch_size;  // default: micro batch size times data-parallel size
+  std::string step_batch_size_schedule;
+  bool decrease_batch_size_if_needed = false;
+  std::optional<int64_t> train_iters;
+  std::optional<int64_t> train_samples;
+  bool calculate_per_token_loss = true;
+  bool skip_train = false;
+  DeviceChoice device = DeviceChoice::kAuto;
+  int64_t num_threads = 0;  // 0: all cores of this process
+  std::optional<int64_t> exit_interval;
+  std::optional<int64_t> exit_duration_in_mins;
+  bool exit_signal_handler = true;
+  ExitSignal exit_signal = ExitSignal::kTerm;
+
+  // -- validation
+  int64_t eval_iters = 100;
+  std::optional<int64_t> eval_interval;
+  std::optional<int64_t> start_eval_at_iter;
+  std::optional<int64_t> eval_global_batch_size;
+  std::optional<int64_t> eval_micro_batch_size;
+
+  // -- logging
+  int64_t log_interval = 100;
+  bool log_throughput = false;
+  bool log_params_norm = false;
+  bool log_num_zeros_in_grad = false;
+  bool log_progress = false;
+  std::optional<int64_t> log_memory_interval;
+  int64_t timing_log_level = 0;
+  TimingLogOption timing_log_option = TimingLogOption::kMinMax;
+  std::string tensorboard_dir;
+  int64_t tensorboard_log_interval = 1;
+  int64_t tensorboard_queue_size = 1000;
+  bool log_timers_to_tensorboard = false;
+  bool log_loss_scale_to_tensorboard = true;
+  bool log_validation_ppl_to_tensorboard = false;
+  bool log_memory_to_tensorboard = false;
+  bool log_world_size_to_tensorboard = false;
+  std::string run_dir;  // empty: --save
+
+  // -- profiling
+  bool profile = false;
+  int64_t profile_step_start = 10;
+  int64_t profile_step_end = 12;
+
+  // -- checkpointing
+  std::string save;
+  std::optional<int64_t> save_interval;
+  std::optional<int64_t> save_retain_interval;
+  std::optional<int64_t> keep_last_checkpoints;
+  bool async_save = false;
+  SaveFailure save_failure = SaveFailure::kStop;
+  bool no_save_optim = false;
+  std::string load;
+  StartChoice start = StartChoice::kAuto;
+  std::optional<int64_t> ckpt_step;
+  bool no_load_optim = false;
+  bool finetune = false;
+  std::string pretrained_checkpoint;
+  bool use_checkpoint_args = false;
+
+  void fields(FieldVisitor& visitor) override;
+  void validate(Violations& violations) const override;
+
+  // The folder of metrics.jsonl and config.yaml; empty: neither is written.
+  const std::string& run_folder() const { return run_dir.empty() ? save : run_dir; }
+  int exit_signal_number() const;
+
+ private:
+  void training_fields(FieldVisitor& visitor);
+  void logging_fields(FieldVisitor& visitor);
+  void checkpoint_fields(FieldVisitor& visitor);
+};
+
+}  // namespace megatron

@@ -1,0 +1,242 @@
+#include "megatron/training/training_log.h"
+
+#include <unistd.h>
+
+#include <cstdio>
+#include <fstream>
+
+#include "megatron/base/check.h"
+#include "megatron/base/format.h"
+#include "megatron/base/json_writer.h"
+#include "megatron/base/log.h"
+#include "megatron/training/tensorboard.h"
+
+namespace megatron {
+
+namespace {
+
+std::string number(const char* format, double value) {
+  char text[64];
+  std::snprintf(text, sizeof text, format, value);
+  return text;
+}
+
+std::string short_count(double value) {
+  if (value >= 1e6) return number("%.2fM", value / 1e6);
+  if (value >= 1e3) return number("%.1fk", value / 1e3);
+  return number("%.0f", value);
+}
+
+}  // namespace
+
+int64_t resident_bytes() {
+  std::ifstream file("/proc/self/statm");
+  int64_t total = 0, resident = 0;
+  file >> total >> resident;
+  return resident * sysconf(_SC_PAGESIZE);
+}
+
+std::string format_memory(const MemoryUse& use) {
+  constexpr double kMb = 1024.0 * 1024.0;
+  std::string out = "memory (MB)";
+  if (use.reserved > 0) {
+    out += " | allocated: " + number("%.2f", use.allocated / kMb) + " | max allocated: " +
+           number("%.2f", use.max_allocated / kMb) + " | reserved: " + number("%.2f", use.reserved / kMb);
+  }
+  return out + " | resident on the host: " + number("%.2f", use.resident / kMb);
+}
+
+TrainingLog::TrainingLog(const TrainingConfig& config, RunFacts facts, MetricsFile metrics)
+    : config_(config), facts_(std::move(facts)), metrics_(std::move(metrics)) {
+  if (!config_.tensorboard_dir.empty())
+    tensorboard_ = std::make_unique<TensorBoardWriter>(config_.tensorboard_dir);
+  mark_ = last_status_ = std::chrono::steady_clock::now();
+}
+
+TrainingLog::~TrainingLog() { close(); }
+
+void TrainingLog::close() {
+  set_status_line("");
+  if (tensorboard_) tensorboard_->flush();
+}
+
+void TrainingLog::take_time() {
+  const auto now = std::chrono::steady_clock::now();
+  if (!paused_) interval_.seconds += std::chrono::duration<double>(now - mark_).count();
+  mark_ = now;
+}
+
+void TrainingLog::pause() {
+  take_time();
+  paused_ = true;
+}
+
+void TrainingLog::resume() {
+  paused_ = false;
+  mark_ = std::chrono::steady_clock::now();
+}
+
+double TrainingLog::seconds_per_iteration() const {
+  const int64_t iterations = interval_.advanced + interval_.skipped;
+  return iterations > 0 ? interval_.seconds / static_cast<double>(iterations) : 0.0;
+}
+
+bool TrainingLog::step(const StepRecord& record) {
+  take_time();
+  if (record.skipped) {
+    ++interval_.skipped;
+  } else {
+    ++interval_.advanced;
+    interval_.loss_sum += record.loss;
+  }
+  if (record.non_finite) ++interval_.non_finite;
+  interval_.samples += static_cast<double>(record.global_batch_size);
+
+  if (tensorboard_ && record.iteration % config_.tensorboard_log_interval == 0) write_scalars(record);
+  const bool at_interval = record.iteration % config_.log_interval == 0;
+  const bool print = at_interval || first_;
+  if (print) {
+    const TrainingLine text = line(record);
+    print_line(format_training_line(text));
+    write_metrics(text, seconds_per_iteration());
+    if (tensorboard_ && config_.log_timers_to_tensorboard) {
+      scalar("iteration-time", seconds_per_iteration(), record.iteration, record.consumed_samples);
+      if (text.tflops_per_gpu)
+        scalar("throughput", *text.tflops_per_gpu, record.iteration, record.consumed_samples);
+    }
+  }
+  show_status(record);
+  if (at_interval) interval_ = {};
+  first_ = false;
+  return print;
+}
+
+TrainingLine TrainingLog::line(const StepRecord& record) const {
+  TrainingLine out;
+  out.time = std::chrono::system_clock::now();
+  out.iteration = record.iteration;
+  out.train_iters = facts_.train_iters;
+  out.consumed_samples = record.consumed_samples;
+  const double seconds = seconds_per_iteration();
+  out.ms_per_iteration = seconds * 1000.0;
+  if (config_.log_throughput && seconds > 0) {
+    const double flops = iteration_flops(
+        facts_.model, IterationTokens::unpacked(record.global_batch_size, facts_.sequence_length));
+    out.tflops_per_gpu = flops / (seconds * 1e12 * static_cast<double>(facts_.world_size));
+  }
+  out.learning_rate = record.learning_rate;
+  out.global_batch_size = record.global_batch_size;
+  out.losses = {{"lm loss", interval_.advanced > 0 ? interval_.loss_sum / interval_.advanced : record.loss}};
+  out.loss_scale = record.loss_scale;
+  if (!record.skipped) out.grad_norm = record.grad_norm;
+  out.num_zeros = record.num_zeros;
+  out.params_norm = record.params_norm;
+  out.skipped_iterations = interval_.skipped;
+  out.nan_iterations = interval_.non_finite;
+  return out;
+}
+
+void TrainingLog::write_metrics(const TrainingLine& line, double seconds) {
+  if (!metrics_.is_open()) return;
+  JsonWriter json = metrics_.begin("train");
+  json.member("iteration", line.iteration).member("consumed_samples", line.consumed_samples);
+  json.member("consumed_tokens", line.consumed_samples * facts_.sequence_length);
+  json.member("lm loss", line.losses.front().second).member("learning_rate", line.learning_rate);
+  json.member("global_batch_size", line.global_batch_size).member("loss_scale", line.loss_scale);
+  if (line.grad_norm) json.member("grad_norm", *line.grad_norm);
+  if (line.num_zeros) json.member("num_zeros", *line.num_zeros);
+  if (line.params_norm) json.member("params_norm", *line.params_norm);
+  json.member("seconds_per_iteration", seconds);
+  const double tokens = static_cast<double>(line.global_batch_size * facts_.sequence_length);
+  if (seconds > 0) {
+    const double flops =
+        iteration_flops(facts_.model, IterationTokens::unpacked(line.global_batch_size, facts_.sequence_length));
+    const double per_device = flops / seconds / static_cast<double>(facts_.world_size);
+    json.member("tokens_per_second", tokens / seconds).member("tflops_per_device", per_device / 1e12);
+    if (facts_.peak_flops > 0) json.member("mfu", per_device / facts_.peak_flops);
+  }
+  json.member("skipped_iterations", line.skipped_iterations).member("nan_iterations", line.nan_iterations);
+  metrics_.write(json);
+}
+
+void TrainingLog::scalar(const std::string& name, double value, int64_t iteration, int64_t samples) {
+  tensorboard_->scalar(name, value, iteration);
+  tensorboard_->scalar(name + " vs samples", value, samples);
+  queued_scalars_ += 2;
+  if (queued_scalars_ >= config_.tensorboard_queue_size) {
+    tensorboard_->flush();
+    queued_scalars_ = 0;
+  }
+}
+
+void TrainingLog::write_scalars(const StepRecord& record) {
+  const auto put = [&](const char* name, double value) {
+    scalar(name, value, record.iteration, record.consumed_samples);
+  };
+  put("learning-rate", record.learning_rate);
+  put("batch-size", static_cast<double>(record.global_batch_size));
+  if (!record.skipped) put("lm loss", record.loss);
+  if (config_.log_loss_scale_to_tensorboard) put("loss-scale", record.loss_scale);
+  if (config_.log_world_size_to_tensorboard) put("world-size", static_cast<double>(facts_.world_size));
+  if (!record.skipped) put("grad-norm", record.grad_norm);
+  if (record.num_zeros) put("num-zeros", static_cast<double>(*record.num_zeros));
+  if (record.params_norm) put("params-norm", *record.params_norm);
+}
+
+void TrainingLog::evaluation(const EvaluationRecord& record) {
+  const std::string suffix = record.set_index < 0 ? "" : cat("-", record.set_index);
+  print_line(format_evaluation_lines({suffix, record.where, {{"lm loss", record.loss}}}));
+  if (tensorboard_ && record.split == "validation") {
+    scalar("lm loss validation" + suffix, record.loss, record.iteration, record.consumed_samples);
+    if (config_.log_validation_ppl_to_tensorboard)
+      scalar("lm loss validation" + suffix + " ppl", perplexity(record.loss), record.iteration, record.consumed_samples);
+  }
+  if (!metrics_.is_open()) return;
+  JsonWriter json = metrics_.begin("evaluation");
+  json.member("iteration", record.iteration).member("consumed_samples", record.consumed_samples);
+  json.member("split", record.split).member("set", record.set_name);
+  json.member("lm loss", record.loss).member("ppl", perplexity(record.loss));
+  metrics_.write(json);
+}
+
+void TrainingLog::memory(const MemoryUse& use, int64_t iteration) {
+  print_line(cat("[iteration ", iteration, "] ", format_memory(use)));
+  if (!tensorboard_ || !config_.log_memory_to_tensorboard) return;
+  tensorboard_->scalar("mem-reserved-bytes", static_cast<double>(use.reserved), iteration);
+  tensorboard_->scalar("mem-allocated-bytes", static_cast<double>(use.allocated), iteration);
+  tensorboard_->scalar("mem-max-allocated-bytes", static_cast<double>(use.max_allocated), iteration);
+  tensorboard_->scalar("mem-allocated-count", static_cast<double>(use.num_allocations), iteration);
+}
+
+void TrainingLog::timers(const Timers& timers, int64_t iteration, int64_t iterations) {
+  std::vector<std::string> names;
+  std::vector<std::vector<double>> values(1);
+  for (const auto& [name, milliseconds] : timers.milliseconds()) {
+    names.push_back(name);
+    values[0].push_back(milliseconds);
+    if (tensorboard_ && config_.log_timers_to_tensorboard)
+      tensorboard_->scalar(name + "-time", milliseconds / 1000.0 / static_cast<double>(iterations), iteration);
+  }
+  if (!names.empty())
+    print_line(format_timers(names, values, config_.timing_log_option, static_cast<double>(iterations)));
+}
+
+void TrainingLog::show_status(const StepRecord& record) {
+  if (!is_terminal()) return;
+  const double now = seconds_per_iteration();
+  recent_seconds_ = recent_seconds_ == 0 ? now : 0.9 * recent_seconds_ + 0.1 * now;
+  const auto time = std::chrono::steady_clock::now();
+  if (time - last_status_ < std::chrono::milliseconds(200) || recent_seconds_ <= 0) return;
+  last_status_ = time;
+  const auto work = IterationTokens::unpacked(record.global_batch_size, facts_.sequence_length);
+  std::string text = cat("step ", record.iteration, "/", facts_.train_iters, "  loss ", number("%.4f", record.loss), "  ",
+                         short_count(work.tokens / recent_seconds_), " tokens/s");
+  if (facts_.peak_flops > 0) {
+    const double rate = iteration_flops(facts_.model, work) / recent_seconds_ / static_cast<double>(facts_.world_size);
+    text += "  MFU " + number("%.1f%%", 100.0 * rate / facts_.peak_flops);
+  }
+  const double left = static_cast<double>(facts_.train_iters - record.iteration) * recent_seconds_;
+  set_status_line(text + "  ETA " + format_duration(left));
+}
+
+}  // namespace megatron

@@ -1,0 +1,113 @@
+// What a run reports while it trains: log lines, the status line, TensorBoard, metrics.jsonl.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "megatron/training/flops.h"
+#include "megatron/training/log_line.h"
+#include "megatron/training/metrics_file.h"
+#include "megatron/training/timers.h"
+#include "megatron/training/training_config.h"
+
+namespace megatron {
+
+class TensorBoardWriter;
+
+// One finished iteration, as host numbers.
+struct StepRecord {
+  int64_t iteration = 0;         // counted from 1
+  int64_t consumed_samples = 0;  // after it
+  int64_t global_batch_size = 0;
+  double loss = 0;               // mean over the weighted tokens
+  bool skipped = false;          // the weights were left alone
+  bool non_finite = false;       // and no lower loss scale could have helped
+  double learning_rate = 0;      // of the next step, as Megatron-LM reports it
+  double loss_scale = 1;
+  double grad_norm = 0;
+  std::optional<int64_t> num_zeros;
+  std::optional<double> params_norm;
+};
+
+struct EvaluationRecord {
+  int64_t iteration = 0;
+  int64_t consumed_samples = 0;
+  std::string split = "validation";
+  int set_index = -1;      // which of several validation sets; -1: the only one
+  std::string set_name;
+  std::string where;       // "iteration 100"
+  double loss = 0;
+};
+
+// Bytes; zero where the device has no allocator to ask.
+struct MemoryUse {
+  int64_t reserved = 0, allocated = 0, max_allocated = 0, num_allocations = 0;
+  int64_t resident = 0;  // of the process on the host
+};
+// The memory line: "memory (MB) | allocated: ... | ...".
+std::string format_memory(const MemoryUse& use);
+// Resident bytes of this process.
+int64_t resident_bytes();
+
+// Constants of the run.
+struct RunFacts {
+  int64_t train_iters = 0;
+  int64_t start_iteration = 0;
+  int64_t sequence_length = 0;
+  int64_t world_size = 1;
+  double peak_flops = 0;  // of one device; 0: not known
+  ModelFlops model;
+};
+
+// Not thread safe. Keeps references to the configuration, which must outlive it.
+class TrainingLog {
+ public:
+  TrainingLog(const TrainingConfig& config, RunFacts facts, MetricsFile metrics);
+  ~TrainingLog();
+
+  // Time between pause() and resume() does not count as training (evaluation, checkpoints).
+  void pause();
+  void resume();
+
+  // One iteration has ended. Prints, every --log-interval iterations and after the first. Returns whether it printed.
+  bool step(const StepRecord& record);
+  void evaluation(const EvaluationRecord& record);
+  void memory(const MemoryUse& use, int64_t iteration);
+  void timers(const Timers& timers, int64_t iteration, int64_t iterations);
+  MetricsFile& metrics() { return metrics_; }
+  void close();  // clears the status line, flushes
+
+ private:
+  struct Interval {
+    int64_t advanced = 0, skipped = 0, non_finite = 0;
+    double loss_sum = 0;
+    double samples = 0;
+    double seconds = 0;
+  };
+  double seconds_per_iteration() const;
+  TrainingLine line(const StepRecord& record) const;
+  void write_metrics(const TrainingLine& line, double seconds_per_iteration);
+  void write_scalars(const StepRecord& record);
+  void scalar(const std::string& name, double value, int64_t iteration, int64_t samples);
+  void show_status(const StepRecord& record);
+  void take_time();
+
+  const TrainingConfig& config_;
+  RunFacts facts_;
+  MetricsFile metrics_;
+  std::unique_ptr<TensorBoardWriter> tensorboard_;
+  int64_t queued_scalars_ = 0;
+  Interval interval_;
+  bool first_ = true;
+  bool paused_ = false;
+  std::chrono::steady_clock::time_point mark_;        // until here time is counted
+  std::chrono::steady_clock::time_point last_status_;
+  double recent_seconds_ = 0;                         // per iteration, smoothed, for the status line
+};
+
+}  // namespace megatron

@@ -1,0 +1,177 @@
+#include "megatron/training/training_log.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <thread>
+
+#include "megatron/base/check.h"
+#include "megatron/base/files.h"
+#include "megatron/base/json_writer.h"
+
+namespace megatron {
+namespace {
+
+using nlohmann::json;
+
+std::filesystem::path fresh_folder(const std::string& name) {
+  const auto folder = std::filesystem::path(testing::TempDir()) / name;
+  std::filesystem::remove_all(folder);
+  return folder;
+}
+
+std::vector<json> read_metrics(const std::filesystem::path& folder) {
+  std::vector<json> records;
+  std::ifstream file(folder / kMetricsName);
+  for (std::string line; std::getline(file, line);) records.push_back(json::parse(line));
+  return records;
+}
+
+RunFacts facts() {
+  RunFacts out;
+  out.train_iters = 20;
+  out.sequence_length = 8;
+  out.model.num_layers = 1;
+  out.model.hidden_size = 16;
+  out.model.ffn_hidden_size = 64;
+  out.model.num_attention_heads = out.model.num_query_groups = 1;
+  out.model.kv_channels = 16;
+  out.model.padded_vocab_size = 128;
+  out.peak_flops = 1e12;
+  return out;
+}
+
+StepRecord step(int64_t iteration, double loss) {
+  StepRecord out;
+  out.iteration = iteration;
+  out.consumed_samples = 4 * iteration;
+  out.global_batch_size = 4;
+  out.loss = loss;
+  out.learning_rate = 1e-3;
+  out.grad_norm = 2;
+  return out;
+}
+
+TEST(TrainingLog, AveragesOverTheIntervalAndKeepsTheFirstLine) {
+  TrainingConfig config;
+  config.log_interval = 4;
+  config.log_throughput = true;
+  const auto folder = fresh_folder("training_log_averages");
+  testing::internal::CaptureStdout();
+  {
+    TrainingLog log(config, facts(), MetricsFile(folder));
+    std::vector<bool> printed;
+    for (int i = 1; i <= 8; ++i) {
+      StepRecord record = step(i, i);
+      record.skipped = i == 6;
+      record.non_finite = i == 6;
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      printed.push_back(log.step(record));
+    }
+    EXPECT_EQ(printed, (std::vector<bool>{true, false, false, true, false, false, false, true}));
+  }
+  const std::string out = testing::internal::GetCapturedStdout();
+  EXPECT_THAT(out, testing::HasSubstr("iteration        8/      20 | consumed samples:           32 |"));
+  EXPECT_THAT(out, testing::HasSubstr("throughput per GPU (TFLOP/s/GPU): "));
+  const std::vector<json> records = read_metrics(folder);
+  ASSERT_EQ(records.size(), 3u);
+  EXPECT_EQ(records[0]["lm loss"], 1.0);
+  EXPECT_EQ(records[1]["lm loss"], 2.5);
+  EXPECT_EQ(records[2]["lm loss"], 20.0 / 3);
+  EXPECT_EQ(records[2]["skipped_iterations"], 1);
+  EXPECT_EQ(records[2]["nan_iterations"], 1);
+  EXPECT_EQ(records[1]["skipped_iterations"], 0);
+  EXPECT_EQ(records[2]["consumed_tokens"], 256);
+  EXPECT_GT(records[2]["mfu"].get<double>(), 0.0);
+  EXPECT_GE(records[2]["seconds_per_iteration"].get<double>(), 0.001);
+}
+
+TEST(TrainingLog, PausedTimeDoesNotCount) {
+  TrainingConfig config;
+  config.log_interval = 1;
+  const auto folder = fresh_folder("training_log_pause");
+  testing::internal::CaptureStdout();
+  TrainingLog log(config, facts(), MetricsFile(folder));
+  log.pause();
+  std::this_thread::sleep_for(std::chrono::milliseconds(60));
+  log.resume();
+  log.step(step(1, 1));
+  testing::internal::GetCapturedStdout();
+  EXPECT_LT(read_metrics(folder)[0]["seconds_per_iteration"].get<double>(), 0.05);
+}
+
+TEST(TrainingLog, EvaluationLinesAndRecords) {
+  TrainingConfig config;
+  config.tensorboard_dir = fresh_folder("training_log_tb").string();
+  config.log_validation_ppl_to_tensorboard = true;
+  const auto folder = fresh_folder("training_log_eval");
+  testing::internal::CaptureStdout();
+  {
+    TrainingLog log(config, facts(), MetricsFile(folder));
+    EvaluationRecord record;
+    record.iteration = 10;
+    record.where = "iteration 10";
+    record.loss = 2;
+    log.evaluation(record);
+    record.set_index = 1;
+    record.set_name = "books";
+    log.evaluation(record);
+    StepRecord one = step(1, 1);
+    one.num_zeros = 3;
+    one.params_norm = 4;
+    log.step(one);
+    log.memory({.reserved = 1 << 20, .allocated = 1 << 19, .resident = 1 << 21}, 1);
+  }
+  const std::string out = testing::internal::GetCapturedStdout();
+  EXPECT_THAT(out, testing::HasSubstr(" validation loss at iteration 10 | lm loss value: 2.000000E+00 |"));
+  EXPECT_THAT(out, testing::HasSubstr(" validation-1 loss at iteration 10 | "));
+  EXPECT_THAT(out, testing::HasSubstr("memory (MB) | allocated: 0.50 | max allocated: 0.00 | reserved: 1.00"));
+  const std::vector<json> records = read_metrics(folder);
+  EXPECT_EQ(records[1]["set"], "books");
+  EXPECT_EQ(records[0]["split"], "validation");
+  std::string events;
+  for (const auto& entry : std::filesystem::directory_iterator(config.tensorboard_dir)) events += read_file(entry.path());
+  for (const char* tag : {"lm loss validation", "lm loss validation-1 ppl vs samples", "learning-rate", "grad-norm vs samples",
+                          "num-zeros", "params-norm", "batch-size", "loss-scale"})
+    EXPECT_THAT(events, testing::HasSubstr(tag));
+}
+
+TEST(TrainingLog, TimersAreReported) {
+  TrainingConfig config;
+  config.timing_log_option = TimingLogOption::kMax;
+  Timers timers(1);
+  { ScopedTimer timer(timers, "optimizer", 1); }
+  testing::internal::CaptureStdout();
+  {
+    TrainingLog log(config, facts(), MetricsFile());
+    log.timers(timers, 10, 10);
+  }
+  EXPECT_THAT(testing::internal::GetCapturedStdout(), testing::HasSubstr("    optimizer ....."));
+}
+
+TEST(MetricsFile, EndsALineThatAKilledWriterLeft) {
+  const auto folder = fresh_folder("metrics_file");
+  std::filesystem::create_directories(folder);
+  std::ofstream(folder / kMetricsName) << "{\"type\":\"tr";
+  {
+    MetricsFile file(folder);
+    JsonWriter record = file.begin("end");
+    file.write(record);
+  }
+  const std::string text = read_file(folder / kMetricsName);
+  EXPECT_THAT(text, testing::StartsWith("{\"type\":\"tr\n{\"type\": \"end\", \"time\": "));
+}
+
+TEST(MetricsFile, NamesTheFolderItCannotWrite) {
+  try {
+    MetricsFile file("/proc/nowhere");
+    FAIL();
+  } catch (const Error& error) {
+    EXPECT_THAT(error.what(), testing::HasSubstr("/proc/nowhere cannot be created"));
+  }
+}
+
+}  // namespace
+}  // namespace megatron
