@@ -1,14 +1,18 @@
-// Visitors over Config fields: command line, YAML, JSON, --help, Markdown.
+// Configs from and to text: command line, YAML, JSON, --help, Markdown.
 //
 // A value is taken from the command line, else from --config FILE (YAML), else the default. All violations (unknown flags,
-// bad values, validate()) are reported together in one UsageError.
+// bad values, validate()) are reported together in one UsageError: one line each, with "hint: " lines below.
+//
+// Command line: `--flag value` or `--flag=value`. A list takes values up to the next token that starts with "--" (a number may
+// be negative); lists of numbers may also be written 1,2,3. A bool is a switch and may be followed by true or false; --no-x
+// means the opposite of --x. An optional number may be `none`. A flag may be given once.
 #pragma once
 
 #include <functional>
-#include <map>
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "megatron/base/fields.h"
@@ -18,38 +22,51 @@ namespace megatron {
 // What a flag that no field owns means (the rest of Megatron's flags; see training/flag_table.h).
 struct KnownFlag {
   enum class Kind { kAlreadySo, kRefused };
-  std::string_view flag;    // "--transformer-impl"
+  std::string_view flag;     // spellings separated by one space: "--transformer-impl"
   Kind kind;
-  std::string_view reason;  // why it is already so, or why it is refused
-  int min_values = 0;       // how many values it takes
-  int max_values = 0;       // -1: any number
+  std::string_view reason;   // why it is already so, or why it is refused
+  int min_values = 0;        // how many values it takes
+  int max_values = 0;        // -1: any number
+  std::string_view neutral = {};  // values, separated by one space, with which a refused flag changes nothing ("0 none")
 };
 
 struct ParseOptions {
   std::span<const KnownFlag> known = {};  // flags that are accepted as already so, or refused with a reason
   bool allow_config_file = true;          // --config FILE
-  // Called after parsing and before validation: derives defaults from other values.
-  std::function<void()> finalize;
+  // Called after parsing and before validation: derives defaults from other values. Also called when there are
+  // violations already; an Error it throws is then dropped, else reported as one more.
+  std::function<void()> finalize = {};
+  // Called after each config's own validate(): rules across configs.
+  std::function<void(Violations&)> validate = {};
+  // Name of a string or string list field that takes the arguments without a flag (`megatron report RUN_DIR`).
+  std::string_view positional = {};
 };
 
 struct ParseResult {
-  std::vector<std::string> given;                             // names of the fields given on the command line or in the file
+  std::vector<std::string> given;  // names of the fields given on the command line or in the file
   std::vector<std::pair<std::string, std::string>> already_so;  // flag, reason
-  bool help = false;                                          // --help was given; nothing was validated
+  bool help = false;               // --help was given; nothing was validated
+  bool was_given(std::string_view name) const;
 };
 
-// Parses argv[1..] into the configs. Throws UsageError with every violation.
+// Parses argv[1..] into the configs. Throws UsageError with every violation; the configs are then partly set.
 ParseResult parse_flags(std::span<Config* const> configs, int argc, const char* const* argv,
                         const ParseOptions& options = {});
 
-// Reads "name: value" pairs of a YAML file (as written by to_yaml) into the configs.
-void read_yaml(std::span<Config* const> configs, const std::string& path);
+// Reads "name: value" pairs of a YAML file (as written by to_yaml or to_json) into the configs. Nothing is validated.
+// Throws UsageError with every key that is unknown (unless ignored) and every value that cannot be read.
+void read_yaml(std::span<Config* const> configs, const std::string& path, bool ignore_unknown = false);
 
 std::string help_text(std::string_view usage, std::span<Config* const> configs);
 std::string to_yaml(std::span<Config* const> configs);
 std::string to_json(std::span<Config* const> configs);  // one object, fields in order
 // Rows "| `--flag` | type | default | help |" under a heading per group.
 std::string to_markdown(std::span<Config* const> configs);
+// docs/flags.md: the flags that work, then those of the table that no config owns, by class.
+std::string flags_document(std::span<Config* const> configs, std::span<const KnownFlag> known);
+
+// Every spelling on the command line that sets a field of the configs.
+std::vector<std::string> accepted_flags(std::span<Config* const> configs);
 
 // The nearest of `names` to `word` by edit distance, or "" when none is near.
 std::string nearest(std::string_view word, std::span<const std::string> names);

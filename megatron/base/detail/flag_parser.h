@@ -1,0 +1,61 @@
+// What command line and YAML parsing share: which text sets which field, and what was found so far.
+#pragma once
+
+#include <map>
+#include <set>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "megatron/base/field_info.h"
+#include "megatron/base/parse.h"
+
+namespace megatron {
+
+class FlagParser {
+ public:
+  FlagParser(std::span<Config* const> configs, std::span<const KnownFlag> known);
+  FlagParser(const FlagParser&) = delete;  // the maps point into fields_
+  FlagParser& operator=(const FlagParser&) = delete;
+
+  // A field, and what giving one of its flags sets when it is a bool.
+  struct Target {
+    const FieldInfo* field = nullptr;
+    bool sense = true;
+  };
+
+  Target find_flag(const std::string& flag) const;  // "--num-layers"
+  Target find_key(const std::string& key) const;    // "num_layers", or a flag's spelling without the dashes
+  const KnownFlag* find_known(const std::string& flag) const;
+
+  // Parses and keeps a value. `what` names the place in messages.
+  void set(const Target& target, const std::string& what, std::span<const std::string> texts);
+  void set_value(const Target& target, FieldValue value) { values[target.field->name] = std::move(value); }
+
+  // Handles a flag of the known table. `off`: its values switch it off, whatever it is (null or false in YAML).
+  void note_known(const KnownFlag& known, const std::string& what, std::span<const std::string> texts, bool off);
+
+  // "; did you mean --x?" or nothing.
+  std::string suggestion(const std::string& flag) const;
+  void also_suggest(const char* flag) { suggestions_.push_back(flag); }
+
+  // Reads a YAML file. Keys in `keep` (names of fields) are read and checked, but their values are not taken.
+  void read_yaml_file(const std::string& path, const std::set<std::string>& keep, bool ignore_unknown);
+
+  const std::vector<FieldInfo>& fields() const { return fields_; }
+  const std::map<std::string, Target>& flags() const { return flags_; }
+
+  std::map<std::string, FieldValue> values;  // by name of the field
+  std::set<std::string> failed;              // names of fields whose value could not be read
+  std::vector<std::pair<std::string, std::string>> already_so;
+  Violations violations;
+
+ private:
+  std::vector<FieldInfo> fields_;
+  std::map<std::string, Target> flags_;
+  std::map<std::string, const FieldInfo*> names_;
+  std::map<std::string, const KnownFlag*> known_;
+  std::vector<std::string> suggestions_;
+};
+
+}  // namespace megatron

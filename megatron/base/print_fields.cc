@@ -1,0 +1,237 @@
+// Fields as text: --help, YAML, JSON and Markdown.
+#include <algorithm>
+#include <cctype>
+#include <set>
+
+#include "megatron/base/check.h"
+#include "megatron/base/field_info.h"
+#include "megatron/base/json_writer.h"
+#include "megatron/base/parse.h"
+
+namespace megatron {
+namespace {
+
+// What follows the flag in help: "N", "{gelu,swiglu}", nothing for a switch.
+std::string placeholder(const FieldInfo& field) {
+  switch (field.kind) {
+    case FieldKind::kBool: return "";
+    case FieldKind::kInt:
+    case FieldKind::kOptionalInt: return "N";
+    case FieldKind::kDouble:
+    case FieldKind::kOptionalDouble: return "X";
+    case FieldKind::kString: return "TEXT";
+    case FieldKind::kIntList: return "N ...";
+    case FieldKind::kDoubleList: return "X ...";
+    case FieldKind::kStringList: return "TEXT ...";
+    case FieldKind::kChoice: break;
+  }
+  std::string all;
+  for (const std::string& spelling : field.spellings) all += (all.empty() ? "{" : ",") + spelling;
+  return all + "}";
+}
+
+std::string type_name(const FieldInfo& field) {
+  switch (field.kind) {
+    case FieldKind::kBool: return "switch";
+    case FieldKind::kInt: return "integer";
+    case FieldKind::kDouble: return "number";
+    case FieldKind::kString: return "text";
+    case FieldKind::kOptionalInt: return "integer or none";
+    case FieldKind::kOptionalDouble: return "number or none";
+    case FieldKind::kIntList: return "integers";
+    case FieldKind::kDoubleList: return "numbers";
+    case FieldKind::kStringList: return "texts";
+    case FieldKind::kChoice: break;
+  }
+  std::string all;
+  for (const std::string& spelling : field.spellings) all += (all.empty() ? "" : ", ") + spelling;
+  return all;
+}
+
+// The default as help shows it; empty when there is nothing to say.
+std::string shown_default(const FieldInfo& field) {
+  if (field.kind == FieldKind::kBool) return std::get<bool>(field.value) == field.negative ? "" : "on";
+  if (std::holds_alternative<std::monostate>(field.value)) return "";
+  return format_value(field.value);
+}
+
+// Appends words to `out`, which ends at column `indent` of its line, breaking lines before column 100.
+void append_wrapped(std::string& out, std::string_view text, size_t indent) {
+  size_t column = indent;
+  for (size_t begin = 0; begin < text.size();) {
+    const size_t end = std::min(text.find(' ', begin), text.size());
+    const std::string_view word = text.substr(begin, end - begin);
+    begin = end + 1;
+    if (word.empty()) continue;
+    if (column > indent && column + 1 + word.size() > 100) {
+      out += '\n';
+      out.append(indent, ' ');
+      column = indent;
+    }
+    if (column > indent) {
+      out += ' ';
+      ++column;
+    }
+    out += word;
+    column += word.size();
+  }
+  out += '\n';
+}
+
+std::string markdown(std::string_view text) {
+  std::string out;
+  for (const char c : text) {
+    if (c == '|') out += '\\';
+    if (c == '<')
+      out += "&lt;";
+    else
+      out += c == '\n' ? ' ' : c;
+  }
+  return out;
+}
+
+std::string code_list(const std::vector<std::string>& flags) {
+  std::string out;
+  for (const std::string& flag : flags) out += (out.empty() ? "`" : " `") + flag + "`";
+  return out;
+}
+
+struct JsonValue {
+  JsonWriter& json;
+  void operator()(std::monostate) const { json.null(); }
+  template <class T>
+  void operator()(const T& v) const {
+    json.value(v);
+  }
+  template <class T>
+  void operator()(const std::vector<T>& values) const {
+    json.begin_array();
+    for (const T& v : values) json.value(v);
+    json.end_array();
+  }
+};
+
+void write_json_value(JsonWriter& json, const FieldValue& value) { std::visit(JsonValue{json}, value); }
+
+// Whether YAML reads the bare text as that text, in its version 1.1 too, where "no" and "1:30" mean other things.
+bool is_plain_yaml(std::string_view text) {
+  static const std::set<std::string, std::less<>> kOther = {"null", "true", "false", "yes", "no",
+                                                            "on",   "off",  "y",     "n"};
+  if (text.empty() || !(std::isalpha(static_cast<unsigned char>(text[0])) || text[0] == '/')) return false;
+  std::string lower;
+  for (const char c : text) {
+    if (!(std::isalnum(static_cast<unsigned char>(c)) || c == '_' || c == '-' || c == '/' || c == '.')) return false;
+    lower += static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
+  }
+  return kOther.count(lower) == 0;
+}
+
+std::string yaml_value(const FieldValue& value) {
+  if (const auto* text = std::get_if<std::string>(&value); text != nullptr && is_plain_yaml(*text)) return *text;
+  JsonWriter json;
+  write_json_value(json, value);
+  return json.text();
+}
+
+}  // namespace
+
+std::string help_text(std::string_view usage, std::span<Config* const> configs) {
+  constexpr size_t kIndent = 34;
+  std::string out(usage);
+  if (!out.empty() && out.back() != '\n') out += '\n';
+  std::string group;
+  bool first = true;
+  for (const FieldInfo& field : describe_fields(configs)) {
+    if (first || field.group != group) out += "\n" + (field.group.empty() ? "flags" : field.group) + ":\n";
+    group = field.group;
+    first = false;
+    std::string line = "  ";
+    for (const std::string& flag : field.flags) line += (line.size() > 2 ? ", " : "") + flag;
+    if (const std::string value = placeholder(field); !value.empty()) line += " " + value;
+    if (line.size() + 2 > kIndent) line += "\n" + std::string(kIndent, ' ');
+    else line.append(kIndent - line.size(), ' ');
+    out += line;
+    const std::string by_default = shown_default(field);
+    append_wrapped(out, field.help + (by_default.empty() ? "" : " (default " + by_default + ")"), kIndent);
+  }
+  return out;
+}
+
+std::string to_yaml(std::span<Config* const> configs) {
+  std::string out, group;
+  for (const FieldInfo& field : describe_fields(configs)) {
+    if (field.group != group && !field.group.empty()) out += (out.empty() ? "# " : "\n# ") + field.group + "\n";
+    group = field.group;
+    out += field.name + ": " + yaml_value(field.value) + "\n";
+  }
+  return out;
+}
+
+std::string to_json(std::span<Config* const> configs) {
+  JsonWriter json(2);
+  json.begin_object();
+  for (const FieldInfo& field : describe_fields(configs)) {
+    json.key(field.name);
+    write_json_value(json, field.value);
+  }
+  return json.end_object().text();
+}
+
+std::string to_markdown(std::span<Config* const> configs) {
+  std::string out, group;
+  bool first = true;
+  for (const FieldInfo& field : describe_fields(configs)) {
+    if (first || field.group != group) {
+      out += cat(first ? "" : "\n", "### ", field.group.empty() ? "other" : field.group,
+                 "\n\n| Flag | Value | Default | Meaning |\n|---|---|---|---|\n");
+      group = field.group;
+      first = false;
+    }
+    const std::string by_default = shown_default(field);
+    out += cat("| ", code_list(field.flags), " | ", markdown(type_name(field)), " | ",
+               by_default.empty() ? "" : "`" + markdown(by_default) + "`", " | ", markdown(field.help), " |\n");
+  }
+  return out;
+}
+
+std::string flags_document(std::span<Config* const> configs, std::span<const KnownFlag> known) {
+  const std::vector<std::string> accepted = accepted_flags(configs);
+  const std::set<std::string> owned(accepted.begin(), accepted.end());
+  std::string so, refused;
+  size_t num_so = 0, num_refused = 0;
+  for (const KnownFlag& entry : known) {
+    std::vector<std::string> flags;
+    for (size_t begin = 0; begin < entry.flag.size();) {
+      const size_t end = std::min(entry.flag.find(' ', begin), entry.flag.size());
+      if (std::string flag(entry.flag.substr(begin, end - begin)); owned.count(flag) == 0) flags.push_back(flag);
+      begin = end + 1;
+    }
+    if (flags.empty()) continue;
+    if (entry.kind == KnownFlag::Kind::kAlreadySo) {
+      ++num_so;
+      so += cat("| ", code_list(flags), " | ", markdown(entry.reason), " |\n");
+    } else {
+      ++num_refused;
+      refused += cat("| ", code_list(flags), " | ", markdown(entry.reason), " | ",
+                     entry.neutral.empty() ? "" : cat("`", entry.neutral, "`"), " |\n");
+    }
+  }
+  std::string out =
+      "# Flags\n\n"
+      "Generated from the configuration structs and the flag table; do not edit.\n\n"
+      "Every flag of Megatron-LM is known and is in one of three classes: it works, it is already so (accepted and listed\n"
+      "once at start), or it is refused with the reason. A flag is `--flag value` or `--flag=value`; a switch may be followed\n"
+      "by `true` or `false`, and `--no-x` is the opposite of `--x`; a list takes several values. The same names with\n"
+      "underscores are the keys of a YAML file given with `--config`; the command line wins over the file.\n\n"
+      "## Flags that work\n\n";
+  out += to_markdown(configs);
+  out += cat("\n## Already so\n\nAccepted, because they ask for what is done anyway (", num_so,
+             " flags).\n\n| Flag | Why |\n|---|---|\n", so);
+  out += cat("\n## Refused\n\n", num_refused,
+             " flags. The values of the last column, `false` and `null` in a file, and `false` after a switch ask for nothing\n"
+             "and are accepted.\n\n| Flag | Why | Accepted values |\n|---|---|---|\n",
+             refused);
+  return out;
+}
+
+}  // namespace megatron
