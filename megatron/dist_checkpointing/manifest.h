@@ -58,8 +58,8 @@ struct Manifest {
 std::string encode_manifest(const Manifest& manifest);
 
 // Parses and checks: checksum, version, every offset against its file, and that the fragments of every tensor cover it
-// exactly once. `name` is used in errors. Throws Error.
-Manifest parse_manifest(std::string_view text, std::string_view name);
+// exactly once (not when `complete` is false: one rank's part). `name` is used in errors. Throws Error.
+Manifest parse_manifest(std::string_view text, std::string_view name, bool complete = true);
 
 // Throws Error unless the fragments of every tensor cover it exactly once and lie inside their files.
 void check_manifest(const Manifest& manifest, std::string_view name);

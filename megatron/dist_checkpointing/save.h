@@ -56,8 +56,8 @@ struct SaveResult {
   std::vector<std::string> warnings;  // rank 0: a directory moved aside, retention that could not delete, ...
 };
 
-// Saves. Throws Error on every rank when any rank fails; then no directory of that name has appeared or changed and the
-// temporary one is removed where that is possible.
+// Saves. Throws Error on every rank when any rank fails; then no directory of that name has appeared or changed (except when
+// the last step, the sync of the parent folder, is what failed) and the temporary one is removed where that is possible.
 SaveResult save_checkpoint(const SaveRequest& request);
 
 }  // namespace megatron

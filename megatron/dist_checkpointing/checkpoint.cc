@@ -1,0 +1,320 @@
+#include "megatron/dist_checkpointing/checkpoint.h"
+
+#include <xxhash.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cstring>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <set>
+
+#include "megatron/base/check.h"
+#include "megatron/base/threads.h"
+#include "megatron/dist_checkpointing/detail/convert.h"
+#include "megatron/dist_checkpointing/detail/geometry.h"
+#include "megatron/dist_checkpointing/detail/io.h"
+#include "megatron/dist_checkpointing/safetensors.h"
+
+namespace megatron {
+namespace {
+
+namespace fs = std::filesystem;
+
+std::string read_whole(const InputFile& file) {
+  std::string text(file.size(), '\0');
+  file.read_at(0, text.data(), text.size());
+  return text;
+}
+
+uint64_t block_size(const StoredFile& file, uint64_t block) {
+  const uint64_t data = file.bytes - file.header_bytes;
+  return std::min(kCheckpointBlockBytes, data - block * kCheckpointBlockBytes);
+}
+
+// Reads one block and compares its checksum.
+void read_block(const InputFile& in, const StoredFile& file, uint64_t block, std::vector<std::byte>& buffer) {
+  const uint64_t offset = file.header_bytes + block * kCheckpointBlockBytes;
+  buffer.resize(block_size(file, block));
+  in.read_at(offset, buffer.data(), buffer.size());
+  MEGATRON_CHECK(XXH3_64bits(buffer.data(), buffer.size()) == file.block_hashes[block], in.path().string(),
+                 ": the checksum of bytes ", offset, " to ", offset + buffer.size(),
+                 " does not match\nhint: the file was damaged after it was written");
+}
+
+void check_size(const InputFile& in, const StoredFile& file) {
+  MEGATRON_CHECK(in.size() == file.bytes, in.path().string(), ": is ", in.size(), " bytes long, the manifest says ",
+                 file.bytes);
+}
+
+bool matches(std::string_view pattern, std::string_view name) {
+  size_t p = 0, n = 0, star = std::string_view::npos, mark = 0;
+  while (n < name.size()) {
+    if (p < pattern.size() && pattern[p] == '*') {
+      star = p++;
+      mark = n;
+    } else if (p < pattern.size() && pattern[p] == name[n]) {
+      ++p, ++n;
+    } else if (star != std::string_view::npos) {
+      p = star + 1;
+      n = ++mark;
+    } else {
+      return false;
+    }
+  }
+  while (p < pattern.size() && pattern[p] == '*') ++p;
+  return p == pattern.size();
+}
+
+bool matches_any(const std::vector<std::string>& patterns, std::string_view name) {
+  return std::any_of(patterns.begin(), patterns.end(), [&](const std::string& pattern) { return matches(pattern, name); });
+}
+
+// The part of one stored fragment that one wanted piece takes.
+struct Transfer {
+  Overlap overlap;
+  const Fragment* fragment;
+  DType stored_dtype;
+  const ShardedTensor* wanted;
+
+  // Copies what lies in [begin, begin + size) of the file's data section. `bytes` gives that range, reading it when first
+  // asked.
+  template <class Bytes>
+  void copy(uint64_t begin, uint64_t size, Bytes&& bytes) const {
+    const int64_t stored_size = size_of(stored_dtype), wanted_size = size_of(wanted->dtype);
+    const int64_t base = static_cast<int64_t>(fragment->offset) - fragment->flat_begin * stored_size;  // of flat element 0
+    const int64_t first = static_cast<int64_t>(begin) - base;
+    const int64_t from = first <= 0 ? 0 : (first + stored_size - 1) / stored_size;
+    const int64_t to = (first + static_cast<int64_t>(size)) / stored_size;
+    char* out = static_cast<char*>(wanted->data);
+    overlap.for_each_run(from, to, [&](int64_t box_flat, int64_t local_flat, int64_t count) {
+      const std::byte* in = bytes() + (base + box_flat * stored_size - static_cast<int64_t>(begin));
+      char* at = out + (local_flat - wanted->flat_begin) * wanted_size;
+      if (stored_dtype == wanted->dtype)
+        std::memcpy(at, in, static_cast<size_t>(count * stored_size));
+      else
+        convert_elements(in, stored_dtype, at, wanted->dtype, count);
+    });
+  }
+};
+
+// One load: accounts for names, shapes and types, then moves bytes block by block.
+class Loader {
+ public:
+  Loader(const Checkpoint& checkpoint, std::span<const ShardedTensor> wanted, const LoadOptions& options)
+      : checkpoint_(checkpoint), options_(options) {
+    for (const ShardedTensor& tensor : wanted) wanted_.push_back(normalized(tensor));
+  }
+
+  LoadReport run() {
+    account();
+    for (const ShardedTensor& tensor : present_) plan(tensor);
+    transfer_all();
+    return std::move(report_);
+  }
+
+ private:
+  void account() {
+    const auto& stored = checkpoint_.manifest().tensors;
+    std::set<std::string> names;
+    for (const ShardedTensor& tensor : wanted_) {
+      names.insert(tensor.key);
+      const auto found = stored.find(tensor.key);
+      if (found != stored.end()) {
+        if (fits(tensor, found->second)) present_.push_back(tensor);
+      } else if (matches_any(options_.allow_missing, tensor.key)) {
+        report_.missing.push_back(tensor.key);
+      } else {
+        problems_.push_back(tensor.key + " is not in the checkpoint, the model expects it");
+      }
+    }
+    for (const auto& [key, tensor] : stored) {
+      if (names.count(key) || matches_any(options_.wanted_elsewhere, key)) continue;
+      if (matches_any(options_.allow_unexpected, key))
+        report_.unexpected.push_back(key);
+      else
+        problems_.push_back(key + " is in the checkpoint, the model has no such tensor");
+    }
+    throw_problems();
+  }
+
+  bool fits(const ShardedTensor& tensor, const StoredTensor& stored) {
+    if (stored.shape != tensor.global_shape) {
+      problems_.push_back(cat(tensor.key, " has global shape ", shape_string(stored.shape), ", the model expects ",
+                              shape_string(tensor.global_shape)));
+      return false;
+    }
+    if (stored.dtype == tensor.dtype || (options_.convert_dtype && is_convertible(stored.dtype, tensor.dtype))) return true;
+    problems_.push_back(cat(tensor.key, " is stored as ", to_string(stored.dtype), ", the model expects ",
+                            to_string(tensor.dtype)));
+    return false;
+  }
+
+  void throw_problems() const {
+    if (problems_.empty()) return;
+    constexpr size_t kShown = 20;
+    std::string text = cat(checkpoint_.directory().string(), ": ", problems_[0]);
+    for (size_t i = 1; i < std::min(problems_.size(), kShown); ++i) text += "\ndetail: " + problems_[i];
+    if (problems_.size() > kShown) text += cat("\ndetail: and ", problems_.size() - kShown, " more tensors");
+    throw Error(text);
+  }
+
+  void plan(const ShardedTensor& tensor) {
+    const StoredTensor& stored = checkpoint_.manifest().tensors.at(tensor.key);
+    int64_t mapped = 0;
+    for (const ShardPiece& piece : tensor.pieces) {
+      mapped += count_before(tensor.local_shape, piece.local_offset, piece.global.shape, tensor.flat_end) -
+                count_before(tensor.local_shape, piece.local_offset, piece.global.shape, tensor.flat_begin);
+      for (const Fragment& fragment : stored.fragments) {
+        Overlap overlap(fragment.box, fragment.flat_begin, fragment.flat_end, tensor.local_shape, piece, tensor.flat_begin,
+                        tensor.flat_end);
+        if (overlap.empty()) continue;
+        add_to_blocks(transfers_.size(), overlap, fragment, stored.dtype);
+        transfers_.push_back({std::move(overlap), &fragment, stored.dtype, &tensor});
+      }
+    }
+    if (mapped < tensor.flat_end - tensor.flat_begin)
+      std::memset(tensor.data, 0, static_cast<size_t>((tensor.flat_end - tensor.flat_begin) * size_of(tensor.dtype)));
+  }
+
+  void add_to_blocks(size_t transfer, const Overlap& overlap, const Fragment& fragment, DType dtype) {
+    const int64_t bytes = size_of(dtype), base = static_cast<int64_t>(fragment.offset) - fragment.flat_begin * bytes;
+    const uint64_t begin = static_cast<uint64_t>(base + overlap.first() * bytes);
+    const uint64_t end = static_cast<uint64_t>(base + overlap.last() * bytes);
+    for (uint64_t block = begin / kCheckpointBlockBytes; block * kCheckpointBlockBytes < end; ++block)
+      blocks_[{fragment.file, block}].push_back(transfer);
+  }
+
+  void transfer_all() {
+    std::map<int, std::unique_ptr<InputFile>> files;
+    std::vector<std::pair<std::pair<int, uint64_t>, const std::vector<size_t>*>> jobs;
+    for (const auto& [place, transfers] : blocks_) {
+      jobs.push_back({place, &transfers});
+      std::unique_ptr<InputFile>& file = files[place.first];
+      if (file) continue;
+      const StoredFile& stored = checkpoint_.manifest().files[static_cast<size_t>(place.first)];
+      file = std::make_unique<InputFile>(checkpoint_.directory() / stored.name);
+      check_size(*file, stored);
+    }
+    std::atomic<uint64_t> bytes_read{0};
+    const auto body = [&](int64_t begin, int64_t end) {
+      std::vector<std::byte> buffer;
+      for (int64_t job = begin; job < end; ++job) {
+        const auto& [place, transfers] = jobs[static_cast<size_t>(job)];
+        const StoredFile& stored = checkpoint_.manifest().files[static_cast<size_t>(place.first)];
+        bool is_read = false;
+        const auto bytes = [&]() -> const std::byte* {
+          if (!is_read) read_block(*files.at(place.first), stored, place.second, buffer);
+          if (!is_read) bytes_read += buffer.size();
+          is_read = true;
+          return buffer.data();
+        };
+        for (size_t transfer : *transfers)
+          transfers_[transfer].copy(place.second * kCheckpointBlockBytes, block_size(stored, place.second), bytes);
+      }
+    };
+    parallel_for(static_cast<int64_t>(jobs.size()), 4, body, options_.threads);
+    report_.bytes_read = bytes_read;
+  }
+
+  const Checkpoint& checkpoint_;
+  const LoadOptions& options_;
+  std::vector<ShardedTensor> wanted_, present_;
+  std::vector<std::string> problems_;
+  std::vector<Transfer> transfers_;
+  std::map<std::pair<int, uint64_t>, std::vector<size_t>> blocks_;  // (file, block) -> transfers that touch it
+  LoadReport report_;
+};
+
+// Problems of one file, from its header and size; its blocks are verified elsewhere.
+void verify_header(const InputFile& in, const StoredFile& file) {
+  check_size(in, file);
+  if (file.header_bytes == 0) return;
+  std::vector<std::byte> header(file.header_bytes);
+  in.read_at(0, header.data(), header.size());
+  MEGATRON_CHECK(XXH3_64bits(header.data(), header.size()) == file.header_hash, in.path().string(),
+                 ": the checksum of its header does not match\nhint: the file was damaged after it was written");
+  parse_safetensors_header(header, file.bytes, in.path().string());
+}
+
+}  // namespace
+
+Checkpoint::Checkpoint(fs::path directory) : directory_(std::move(directory)) {
+  const fs::path path = directory_ / kManifestName;
+  std::error_code ignored;
+  MEGATRON_CHECK(fs::is_directory(directory_, ignored), directory_.string(), ": is not a folder");
+  MEGATRON_CHECK(fs::exists(path, ignored), directory_.string(), ": has no ", kManifestName,
+                 "\nhint: it is no checkpoint of this program, or one whose manifest was deleted");
+  manifest_ = parse_manifest(read_whole(InputFile(path)), path.string());
+  for (const StoredFile& file : manifest_.files) check_size(InputFile(directory_ / file.name), file);
+}
+
+bool Checkpoint::has_file(std::string_view name) const {
+  return std::any_of(manifest_.files.begin(), manifest_.files.end(), [&](const StoredFile& f) { return f.name == name; });
+}
+
+std::string Checkpoint::read_file(std::string_view name) const {
+  for (const StoredFile& file : manifest_.files) {
+    if (file.name != name) continue;
+    const InputFile in(directory_ / file.name);
+    verify_header(in, file);
+    std::string text(file.header_bytes, '\0');
+    in.read_at(0, text.data(), text.size());
+    std::vector<std::byte> buffer;
+    for (uint64_t block = 0; block < file.block_hashes.size(); ++block) {
+      read_block(in, file, block, buffer);
+      text.append(reinterpret_cast<const char*>(buffer.data()), buffer.size());
+    }
+    return text;
+  }
+  throw Error(cat(directory_.string(), ": holds no file ", name));
+}
+
+LoadReport Checkpoint::load(std::span<const ShardedTensor> wanted, const LoadOptions& options) const {
+  return Loader(*this, wanted, options).run();
+}
+
+std::vector<std::string> verify_checkpoint(const fs::path& directory, const VerifyOptions& options) {
+  std::vector<std::string> problems;
+  Manifest manifest;
+  try {
+    const InputFile in(directory / kManifestName);
+    if (options.from_disk) in.forget_cached_pages();
+    manifest = parse_manifest(read_whole(in), in.path().string());
+  } catch (const Error& error) {
+    return {error.what()};
+  }
+  std::vector<std::unique_ptr<InputFile>> files(manifest.files.size());
+  std::vector<std::pair<size_t, uint64_t>> jobs;
+  for (size_t i = 0; i < files.size(); ++i) {
+    const StoredFile& file = manifest.files[i];
+    try {
+      files[i] = std::make_unique<InputFile>(directory / file.name);
+      if (options.from_disk) files[i]->forget_cached_pages();
+      verify_header(*files[i], file);
+    } catch (const Error& error) {
+      problems.push_back(error.what());
+      continue;
+    }
+    for (uint64_t block = 0; block < file.block_hashes.size(); ++block) jobs.push_back({i, block});
+  }
+  std::mutex mutex;
+  const auto body = [&](int64_t begin, int64_t end) {
+    std::vector<std::byte> buffer;
+    for (int64_t job = begin; job < end; ++job) {
+      const auto [file, block] = jobs[static_cast<size_t>(job)];
+      try {
+        read_block(*files[file], manifest.files[file], block, buffer);
+      } catch (const Error& error) {
+        const std::lock_guard<std::mutex> guard(mutex);
+        problems.push_back(error.what());
+      }
+    }
+  };
+  parallel_for(static_cast<int64_t>(jobs.size()), 8, body, options.threads);
+  std::sort(problems.begin(), problems.end());
+  return problems;
+}
+
+}  // namespace megatron

@@ -1,0 +1,196 @@
+#include "megatron/dist_checkpointing/checkpoint_folder.h"
+
+#include <algorithm>
+#include <charconv>
+#include <cstdio>
+
+#include "megatron/base/check.h"
+#include "megatron/dist_checkpointing/checkpoint.h"
+#include "megatron/dist_checkpointing/detail/io.h"
+#include "megatron/dist_checkpointing/detail/ownership.h"
+
+namespace megatron {
+namespace {
+
+namespace fs = std::filesystem;
+
+// "iter_0000100" -> 100; nothing for other names (temporary ones, those moved aside).
+std::optional<int64_t> iteration_of(const std::string& name) {
+  constexpr std::string_view kPrefix = "iter_";
+  if (name.size() < kPrefix.size() + 7 || name.rfind(kPrefix, 0) != 0) return std::nullopt;
+  int64_t iteration = 0;
+  const char* end = name.data() + name.size();
+  const auto [stop, error] = std::from_chars(name.data() + kPrefix.size(), end, iteration);
+  if (error != std::errc() || stop != end || iteration < 0 || checkpoint_name(iteration) != name) return std::nullopt;
+  return iteration;
+}
+
+std::string problem_of(const CheckpointEntry& entry, CheckDepth depth) {
+  try {
+    if (depth == CheckDepth::kFull) {
+      const std::vector<std::string> problems = verify_checkpoint(entry.directory);
+      if (!problems.empty()) return problems[0];
+    }
+    const Checkpoint checkpoint(entry.directory);
+    MEGATRON_CHECK(checkpoint.iteration() == entry.iteration, entry.directory.string(), ": its manifest is of iteration ",
+                   checkpoint.iteration());
+  } catch (const std::exception& error) {
+    return error.what();
+  }
+  return {};
+}
+
+// The iter_* directories without a look inside, newest first.
+std::vector<CheckpointEntry> list(const fs::path& root) {
+  std::vector<CheckpointEntry> entries;
+  std::error_code error;
+  if (!fs::exists(root, error)) return entries;
+  fs::directory_iterator it(root, error), end;
+  if (error) throw_io_error("read folder", root, error.value());
+  for (; it != end; it.increment(error)) {
+    if (error) throw_io_error("read folder", root, error.value());
+    if (const auto iteration = iteration_of(it->path().filename().string()))
+      entries.push_back({*iteration, it->path(), {}});
+  }
+  std::sort(entries.begin(), entries.end(),
+            [](const CheckpointEntry& a, const CheckpointEntry& b) { return a.iteration > b.iteration; });
+  return entries;
+}
+
+// First line of a message, for lists.
+std::string indented(const std::string& text) {
+  std::string out = text;
+  const size_t line = out.find('\n');
+  return line == std::string::npos ? out : out.substr(0, line);
+}
+
+// Lists the checkpoints that a run may resume from; one directory given directly counts as the only one.
+std::vector<CheckpointEntry> candidates(const StartRequest& request) {
+  const fs::path load = request.load.has_filename() ? request.load : request.load.parent_path();
+  if (const auto iteration = iteration_of(load.filename().string()); iteration && list(load).empty())
+    return {{*iteration, load, {}}};
+  return list(request.load);
+}
+
+StartDecision newest_usable(const StartRequest& request, std::vector<CheckpointEntry> entries) {
+  StartDecision decision;
+  for (CheckpointEntry& entry : entries) {
+    if (request.ckpt_step && entry.iteration != *request.ckpt_step) continue;
+    entry.problem = problem_of(entry, CheckDepth::kFull);
+    if (entry.problem.empty()) {
+      decision.checkpoint = std::move(entry);
+      return decision;
+    }
+    decision.warnings.push_back(entry.problem);
+  }
+  std::string details;
+  for (const std::string& warning : decision.warnings) details += "\ndetail: " + indented(warning);
+  if (request.ckpt_step && decision.warnings.empty()) {
+    for (const CheckpointEntry& entry : entries) details += (details.empty() ? "\nhint: there are " : ", ") + std::to_string(entry.iteration);
+    throw Error(cat(request.load.string(), ": has no checkpoint of --ckpt-step ", *request.ckpt_step, details));
+  }
+  throw Error(cat(request.load.string(), ": ",
+                  request.ckpt_step ? cat("the checkpoint of --ckpt-step ", *request.ckpt_step, " is damaged")
+                                    : std::string("every checkpoint in it is damaged"),
+                  details,
+                  "\nhint: move the damaged directories away to start without them, or restore them from a copy"));
+}
+
+}  // namespace
+
+std::string checkpoint_name(int64_t iteration) {
+  char name[32];
+  std::snprintf(name, sizeof name, "iter_%07lld", static_cast<long long>(iteration));
+  return name;
+}
+
+std::vector<CheckpointEntry> find_checkpoints(const fs::path& root, CheckDepth depth) {
+  std::vector<CheckpointEntry> entries = list(root);
+  for (CheckpointEntry& entry : entries) entry.problem = problem_of(entry, depth);
+  return entries;
+}
+
+std::optional<int64_t> read_latest_hint(const fs::path& root) {
+  try {
+    const InputFile in(root / kLatestName);
+    std::string text(std::min<uint64_t>(in.size(), 32), '\0');
+    in.read_at(0, text.data(), text.size());
+    while (!text.empty() && (text.back() == '\n' || text.back() == ' ')) text.pop_back();
+    int64_t iteration = 0;
+    const auto [stop, error] = std::from_chars(text.data(), text.data() + text.size(), iteration);
+    if (error == std::errc() && stop == text.data() + text.size() && iteration >= 0) return iteration;
+  } catch (const Error&) {
+  }
+  return std::nullopt;
+}
+
+StartDecision resolve_start(const StartRequest& request) {
+  if (request.mode == StartMode::kFresh) {
+    if (request.save.empty() || request.allow_existing) return {};
+    const std::vector<CheckpointEntry> existing = list(request.save);
+    MEGATRON_CHECK(existing.empty(), request.save.string(), ": holds checkpoints already (newest ",
+                   existing.empty() ? std::string() : existing[0].directory.filename().string(),
+                   "), and --start fresh would write among them\nhint: give another --save folder, continue with --load ",
+                   request.save.string(), " --start resume, or remove them");
+    return {};
+  }
+  MEGATRON_CHECK(!request.load.empty(), "--start resume needs --load, the folder of the checkpoints");
+  const bool may_be_fresh = request.mode == StartMode::kResumeOrFresh && !request.ckpt_step;
+  std::error_code ignored;
+  const bool exists = fs::exists(request.load, ignored);
+  MEGATRON_CHECK(exists || may_be_fresh, request.load.string(),
+                 ": there is no such folder to resume from\nhint: --start resume-or-fresh starts from the beginning when "
+                 "there is nothing yet, --start fresh always does");
+  MEGATRON_CHECK(!exists || fs::is_directory(request.load, ignored), request.load.string(), ": is not a folder");
+  std::vector<CheckpointEntry> entries = candidates(request);
+  if (entries.empty()) {
+    MEGATRON_CHECK(may_be_fresh, request.load.string(), ": holds no checkpoint (no directory iter_0000000 or the like)",
+                   "\nhint: --start resume-or-fresh starts from the beginning when there is nothing yet, --start fresh "
+                   "always does");
+    return {};
+  }
+  return newest_usable(request, std::move(entries));
+}
+
+std::vector<std::string> apply_retention(const fs::path& root, int64_t newest, const Retention& retention) {
+  std::vector<std::string> warnings;
+  const auto is_multiple = [&](int64_t iteration) {
+    return retention.retain_interval && *retention.retain_interval > 0 && iteration % *retention.retain_interval == 0;
+  };
+  std::vector<fs::path> victims;
+  if (retention.retain_interval || retention.keep_last) {
+    int64_t older = 0;  // usable checkpoints before `newest`, counted from it
+    for (const CheckpointEntry& entry : find_checkpoints(root)) {
+      if (entry.iteration >= newest || !entry.problem.empty()) continue;
+      ++older;
+      const bool goes = retention.keep_last ? older >= std::max<int64_t>(1, *retention.keep_last) : older == 1;
+      if (goes && !is_multiple(entry.iteration)) victims.push_back(entry.directory);
+    }
+  }
+  const std::vector<fs::path> leftovers = dead_leftovers(root);
+  if (victims.empty() && leftovers.empty()) return warnings;
+  const fs::path directory = root / checkpoint_name(newest);
+  const std::vector<std::string> problems = verify_checkpoint(directory, {.threads = 0, .from_disk = true});
+  if (!problems.empty()) {
+    warnings.push_back(cat(problems[0], "\ndetail: the checkpoint just written does not verify; no older one was deleted"));
+    return warnings;
+  }
+  const auto attempt = [&](const auto& work) {
+    try {
+      work();
+    } catch (const std::exception& error) {
+      warnings.push_back(error.what());
+    }
+  };
+  for (const fs::path& victim : victims)
+    attempt([&] {
+      const fs::path doomed = temporary_path(victim);
+      rename_path(victim, doomed);
+      sync_directory(root);
+      remove_tree(doomed);
+    });
+  for (const fs::path& leftover : leftovers) attempt([&] { remove_tree(leftover); });
+  return warnings;
+}
+
+}  // namespace megatron

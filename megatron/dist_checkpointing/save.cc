@@ -1,0 +1,318 @@
+#include "megatron/dist_checkpointing/save.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <ctime>
+#include <functional>
+#include <map>
+#include <memory>
+#include <set>
+
+#include "megatron/base/check.h"
+#include "megatron/dist_checkpointing/checkpoint.h"
+#include "megatron/dist_checkpointing/checkpoint_folder.h"
+#include "megatron/dist_checkpointing/detail/block_writer.h"
+#include "megatron/dist_checkpointing/detail/geometry.h"
+#include "megatron/dist_checkpointing/detail/io.h"
+#include "megatron/dist_checkpointing/detail/ownership.h"
+#include "megatron/dist_checkpointing/manifest.h"
+#include "megatron/dist_checkpointing/safetensors.h"
+
+namespace megatron {
+namespace {
+
+namespace fs = std::filesystem;
+
+// What becomes one tensor of this rank's file: the part of one piece that lies in the tensor's flat range.
+struct Source {
+  const ShardedTensor* tensor;
+  const ShardPiece* piece;
+  Fragment fragment;
+  std::string entry_name;
+};
+
+// The tensor's own name when it is whole, so that other readers find it; else the name, the box and the flat range.
+std::string entry_name(const ShardedTensor& tensor, const Fragment& fragment) {
+  if (fragment.box.shape == tensor.global_shape && fragment.flat_end - fragment.flat_begin == fragment.box.num_elements())
+    return tensor.key;
+  std::string name = tensor.key + "@" + shape_string(fragment.box.offset) + "+" + shape_string(fragment.box.shape);
+  if (fragment.flat_end - fragment.flat_begin != fragment.box.num_elements())
+    name += cat(":", fragment.flat_begin, "-", fragment.flat_end);
+  name.erase(std::remove(name.begin(), name.end(), ' '), name.end());
+  return name;
+}
+
+std::vector<Source> sources_of(const std::vector<ShardedTensor>& tensors) {
+  std::vector<Source> sources;
+  for (const ShardedTensor& tensor : tensors) {
+    for (const ShardPiece& piece : tensor.pieces) {
+      Source source{&tensor, &piece, {}, {}};
+      source.fragment.box = piece.global;
+      source.fragment.flat_begin = count_before(tensor.local_shape, piece.local_offset, piece.global.shape, tensor.flat_begin);
+      source.fragment.flat_end = count_before(tensor.local_shape, piece.local_offset, piece.global.shape, tensor.flat_end);
+      if (source.fragment.flat_begin == source.fragment.flat_end) continue;
+      source.entry_name = entry_name(tensor, source.fragment);
+      sources.push_back(std::move(source));
+    }
+  }
+  std::stable_sort(sources.begin(), sources.end(), [](const Source& a, const Source& b) {
+    return size_of(a.tensor->dtype) > size_of(b.tensor->dtype);
+  });
+  return sources;
+}
+
+void write_source(const Source& source, BlockWriter& out) {
+  const ShardedTensor& tensor = *source.tensor;
+  const Fragment& fragment = source.fragment;
+  const int64_t element_bytes = size_of(tensor.dtype);
+  const char* data = static_cast<const char*>(tensor.data);
+  Overlap(fragment.box, fragment.flat_begin, fragment.flat_end, tensor.local_shape, *source.piece, tensor.flat_begin,
+          tensor.flat_end)
+      .for_each_run(fragment.flat_begin, fragment.flat_end, [&](int64_t, int64_t local_flat, int64_t count) {
+        out.write(data + (local_flat - tensor.flat_begin) * element_bytes, static_cast<size_t>(count * element_bytes));
+      });
+}
+
+// Writes this rank's file; its part of the manifest.
+Manifest write_rank(const fs::path& directory, const SaveRequest& request, int rank) {
+  Manifest part;
+  std::vector<ShardedTensor> tensors;
+  for (const ShardedTensor& tensor : request.tensors) {
+    if (tensor.replica_id != 0) continue;
+    tensors.push_back(normalized(tensor));
+    const StoredTensor described{tensor.dtype, tensor.global_shape, {}};
+    const StoredTensor& stored = part.tensors.try_emplace(tensor.key, described).first->second;
+    MEGATRON_CHECK(stored.dtype == tensor.dtype && stored.shape == tensor.global_shape, tensor.key,
+                   " is given twice, with different types or shapes");
+  }
+  std::vector<Source> sources = sources_of(tensors);
+  if (sources.empty()) return part;
+  std::vector<SafetensorsEntry> entries;
+  for (const Source& source : sources) {
+    const Fragment& fragment = source.fragment;
+    const bool whole = fragment.flat_end - fragment.flat_begin == fragment.box.num_elements();
+    entries.push_back({source.entry_name, source.tensor->dtype,
+                       whole ? fragment.box.shape : std::vector<int64_t>{fragment.flat_end - fragment.flat_begin}});
+  }
+  const std::string header = encode_safetensors_header(
+      entries, {{"format", "pt"}, {"megatron_iteration", std::to_string(request.iteration)}});
+  char name[64];
+  std::snprintf(name, sizeof name, "rank_%05d.safetensors", rank);
+  BlockWriter out(directory, name, header, entries.back().end);
+  for (size_t i = 0; i < sources.size(); ++i) {
+    write_source(sources[i], out);
+    sources[i].fragment.offset = entries[i].begin;
+    part.tensors[sources[i].tensor->key].fragments.push_back(sources[i].fragment);
+  }
+  part.files.push_back(out.finish());
+  return part;
+}
+
+void merge(Manifest& all, const Manifest& part, size_t rank) {
+  const int base = static_cast<int>(all.files.size());
+  all.files.insert(all.files.end(), part.files.begin(), part.files.end());
+  for (const auto& [key, tensor] : part.tensors) {
+    const auto [place, added] = all.tensors.try_emplace(key, StoredTensor{tensor.dtype, tensor.shape, {}});
+    StoredTensor& stored = place->second;
+    MEGATRON_CHECK(stored.dtype == tensor.dtype && stored.shape == tensor.shape, "rank ", rank, " describes ", key, " as ",
+                   to_string(tensor.dtype), " ", shape_string(tensor.shape), ", a lower rank as ", to_string(stored.dtype),
+                   " ", shape_string(stored.shape));
+    for (Fragment fragment : tensor.fragments) {
+      fragment.file += base;
+      stored.fragments.push_back(std::move(fragment));
+    }
+  }
+}
+
+std::string utc_now() {
+  const std::time_t now = std::chrono::system_clock::to_time_t(std::chrono::system_clock::now());
+  std::tm parts{};
+  ::gmtime_r(&now, &parts);
+  char text[32];
+  std::strftime(text, sizeof text, "%Y-%m-%dT%H:%M:%SZ", &parts);
+  return text;
+}
+
+// One save of one rank. The phases are separated by agreements: every rank learns of any rank's failure.
+class Saver {
+ public:
+  explicit Saver(const SaveRequest& request)
+      : request_(request), agreement_(request.agreement ? *request.agreement : alone_) {}
+
+  SaveResult run() {
+    result_.directory = request_.root / checkpoint_name(request_.iteration);
+    try {
+      phases();
+    } catch (...) {
+      discard();
+      throw;
+    }
+    lock_.reset();
+    if (is_zero()) after_publication();
+    return std::move(result_);
+  }
+
+ private:
+  bool is_zero() const { return agreement_.rank() == 0; }
+
+  void phases() {
+    temporary_ = agree([&] { return is_zero() ? prepare() : std::string(); });
+    std::string part;
+    const std::string failure = outcome_of([&] {
+      const Manifest written = write_rank(temporary_, request_, agreement_.rank());
+      for (const StoredFile& file : written.files) result_.bytes += file.bytes;
+      part = encode_manifest(written);
+    });
+    const std::vector<std::string> parts = agreement_.gather(failure.empty() ? "+" + part : "-" + failure);
+    agree([&] {
+      if (is_zero()) publish(parts);
+      return std::string();
+    });
+  }
+
+  static std::string outcome_of(const std::function<void()>& work) {
+    try {
+      work();
+    } catch (const std::exception& error) {
+      return error.what()[0] != '\0' ? error.what() : "unknown failure";
+    }
+    return {};
+  }
+
+  // Rank 0 works; all ranks get its text, or throw its error.
+  std::string agree(const std::function<std::string()>& work) {
+    std::string text;
+    const std::string failure = outcome_of([&] { text = work(); });
+    const std::string answer = agreement_.broadcast(failure.empty() ? "+" + text : "-" + failure);
+    MEGATRON_CHECK(!answer.empty() && answer[0] == '+', answer.empty() ? "rank 0 gave no answer" : answer.substr(1));
+    return answer.substr(1);
+  }
+
+  std::string prepare() {
+    MEGATRON_CHECK(request_.iteration >= 0, "a checkpoint of iteration ", request_.iteration, " cannot be named");
+    make_directories(request_.root);
+    std::error_code ignored;
+    if (fs::exists(fs::symlink_status(result_.directory, ignored)))
+      MEGATRON_CHECK(request_.replace_existing || !verify_checkpoint(result_.directory).empty(), result_.directory.string(),
+                     ": exists already and is usable; a save never overwrites it unless told to"
+                     "\nhint: remove it, or save to another folder");
+    const fs::path temporary = temporary_path(result_.directory);
+    make_directory(temporary);
+    made_temporary_ = true;
+    temporary_ = temporary;
+    lock_ = std::make_unique<DirectoryLock>(temporary);
+    return temporary.string();
+  }
+
+  void publish(const std::vector<std::string>& parts) {
+    Manifest manifest;
+    manifest.iteration = request_.iteration;
+    manifest.created = utc_now();
+    manifest.state = request_.state;
+    for (size_t rank = 0; rank < parts.size(); ++rank) {
+      const std::string who = cat("rank ", rank);
+      MEGATRON_CHECK(!parts[rank].empty() && parts[rank][0] == '+',
+                     parts.size() > 1 ? who + ": " : std::string(), parts[rank].substr(std::min<size_t>(1, parts[rank].size())));
+      merge(manifest, parse_manifest(std::string_view(parts[rank]).substr(1), who, false), rank);
+    }
+    std::set<fs::path> folders = {temporary_};
+    for (const auto& [name, contents] : request_.files) write_extra(name, contents, manifest, folders);
+    check_manifest(manifest, result_.directory.string());
+    const std::string text = encode_manifest(manifest);
+    OutputFile out(temporary_ / kManifestName, text.size());
+    out.write(text.data(), text.size());
+    out.sync_and_close();
+    for (const fs::path& folder : folders) sync_directory(folder);
+    put_in_place();
+  }
+
+  void write_extra(const std::string& name, const std::string& contents, Manifest& manifest, std::set<fs::path>& folders) {
+    MEGATRON_CHECK(name != kManifestName, "a file stored in a checkpoint may not be called ", name);
+    const fs::path relative(name);
+    MEGATRON_CHECK(!name.empty() && relative.is_relative() && relative == relative.lexically_normal() &&
+                       *relative.begin() != "..",
+                   "\"", name, "\" is no name of a file inside a checkpoint");
+    fs::path folder = temporary_;
+    for (const auto& part : relative.parent_path()) {
+      folder /= part;
+      if (folders.insert(folder).second) make_directory(folder);
+    }
+    BlockWriter out(temporary_, name, {}, contents.size());
+    out.write(contents.data(), contents.size());
+    manifest.files.push_back(out.finish());
+    result_.bytes += contents.size();
+  }
+
+  // Gives the finished directory its name. What already bears it was checked in prepare().
+  void put_in_place() {
+    std::error_code ignored;
+    if (fs::exists(fs::symlink_status(result_.directory, ignored))) {
+      const std::vector<std::string> problems = verify_checkpoint(result_.directory);
+      MEGATRON_CHECK(!problems.empty() || request_.replace_existing, result_.directory.string(),
+                     ": appeared while this checkpoint was written\nhint: two jobs save to the same folder");
+      if (problems.empty() && exchange_paths(temporary_, result_.directory)) {
+        published_ = true;
+        sync_directory(request_.root);
+        const std::string failure = outcome_of([&] { remove_tree(temporary_); });  // now the replaced one
+        if (!failure.empty()) result_.warnings.push_back(failure);
+        return;
+      }
+      const fs::path aside = free_name(problems.empty() ? ".replaced" : ".unusable");
+      rename_path(result_.directory, aside);
+      result_.warnings.push_back(cat(result_.directory.string(), ": was moved to ", aside.string(),
+                                     problems.empty() ? "" : ": " + problems[0]));
+    }
+    rename_path(temporary_, result_.directory);
+    published_ = true;
+    sync_directory(request_.root);
+  }
+
+  fs::path free_name(const std::string& suffix) const {
+    for (int i = 0;; ++i) {
+      const fs::path name(cat(result_.directory.string(), suffix, "-", i));
+      std::error_code ignored;
+      if (!fs::exists(fs::symlink_status(name, ignored))) return name;
+    }
+  }
+
+  // The hint and the retention. Their failures are warnings: the checkpoint is in place.
+  void after_publication() {
+    std::string failure = outcome_of([&] {
+      const fs::path hint = request_.root / kLatestName, temporary = temporary_path(hint);
+      const std::string text = cat(request_.iteration, "\n");
+      OutputFile out(temporary);
+      out.write(text.data(), text.size());
+      out.sync_and_close();
+      rename_path(temporary, hint);
+      sync_directory(request_.root);
+    });
+    if (!failure.empty()) result_.warnings.push_back(failure);
+    failure = outcome_of([&] {
+      for (std::string& warning : apply_retention(request_.root, request_.iteration, request_.retention))
+        result_.warnings.push_back(std::move(warning));
+    });
+    if (!failure.empty()) result_.warnings.push_back(failure);
+  }
+
+  // Removes what this save left, so that a full disk gets its space back.
+  void discard() {
+    if (!made_temporary_ || published_) return;
+    lock_.reset();
+    (void)outcome_of([&] { remove_tree(temporary_); });
+  }
+
+  const SaveRequest& request_;
+  Agreement alone_;
+  Agreement& agreement_;
+  SaveResult result_;
+  fs::path temporary_;
+  std::unique_ptr<DirectoryLock> lock_;
+  bool made_temporary_ = false, published_ = false;
+};
+
+}  // namespace
+
+SaveResult save_checkpoint(const SaveRequest& request) { return Saver(request).run(); }
+
+}  // namespace megatron
