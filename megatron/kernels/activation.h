@@ -1,0 +1,32 @@
+// Activations of the MLP that ATen has no fused kernel for. Computed in fp32 (fp64 for fp64), rounded once.
+//
+//   kSquaredRelu   y = max(x, 0)^2                              x [rows, f]
+//   kSwiglu        y = silu(x1) * x2                            x [rows, 2 f] = [x1 | x2], y [rows, f]
+//   kGeglu         y = gelu_tanh(x1) * x2
+//   kQuickGeglu    y = x1 * sigmoid(1.702 x1) * (x2 + offset)
+#pragma once
+
+#include <cstdint>
+
+#include "megatron/base/dtype.h"
+
+namespace megatron {
+
+enum class ActivationKernel { kSquaredRelu, kSwiglu, kGeglu, kQuickGeglu };
+
+struct ActivationArgs {
+  ActivationKernel kind = ActivationKernel::kSwiglu;
+  DType dtype = DType::kFloat32;
+  int64_t rows = 0;
+  int64_t features = 0;  // f
+  double offset = 0.0;
+  const void* x = nullptr;
+  const void* dy = nullptr;  // [rows, f], backward only
+  void* out = nullptr;       // y [rows, f] or dx [as x], assigned
+};
+void activation_forward_cpu(const ActivationArgs& args, int64_t row_begin, int64_t row_end);
+void activation_backward_cpu(const ActivationArgs& args, int64_t row_begin, int64_t row_end);
+void activation_forward_cuda(const ActivationArgs& args, void* stream);
+void activation_backward_cuda(const ActivationArgs& args, void* stream);
+
+}  // namespace megatron

@@ -1,0 +1,53 @@
+// RMSNorm and LayerNorm over the rows of [rows, columns]. Acc is fp32, or fp64 for fp64 tensors.
+//
+//   LayerNorm  y = (x - mean) * rstd * g + b      rstd = 1 / sqrt(mean((x - mean)^2) + eps)
+//   RMSNorm    y = x * rstd * g                   rstd = 1 / sqrt(mean(x^2) + eps)
+//   backward   xhat = (x - mean) * rstd
+//              dx = rstd * (g dy - mean(g dy) - xhat mean(g dy xhat))     (no mean(g dy) for RMSNorm)
+//              dg = sum over rows of dy xhat;  db = sum over rows of dy
+#pragma once
+
+#include <cstdint>
+
+#include "megatron/base/dtype.h"
+
+namespace megatron {
+
+struct NormForward {
+  bool layer_norm = true;  // else RMSNorm
+  DType dtype = DType::kFloat32;
+  int64_t rows = 0;
+  int64_t columns = 0;
+  double eps = 1e-5;
+  bool saved_statistics = false;  // read mean and rstd instead of writing them
+  const void* x = nullptr;        // [rows, columns]
+  const void* gain = nullptr;     // [columns] Acc; 1 is already added when zero-centered
+  const void* bias = nullptr;     // [columns] Acc or null
+  void* y = nullptr;              // [rows, columns], assigned
+  void* mean = nullptr;           // [rows] Acc; unused for RMSNorm
+  void* rstd = nullptr;           // [rows] Acc
+};
+void norm_forward_cpu(const NormForward& norm, int64_t row_begin, int64_t row_end);
+void norm_forward_cuda(const NormForward& norm, void* stream);
+
+// Rows whose weight gradients one partial sum holds: a function of the shape only, so the sums do not depend on threads.
+constexpr int64_t kNormRowsPerBlock = 64;
+
+struct NormBackward {
+  bool layer_norm = true;
+  DType dtype = DType::kFloat32;
+  int64_t rows = 0;
+  int64_t columns = 0;
+  const void* dy = nullptr;
+  const void* x = nullptr;
+  const void* gain = nullptr;  // [columns] Acc
+  const void* mean = nullptr;  // [rows] Acc; unused for RMSNorm
+  const void* rstd = nullptr;  // [rows] Acc
+  void* dx = nullptr;          // [rows, columns], assigned
+  void* dgain = nullptr;       // [blocks, columns] Acc, assigned: partial sums of kNormRowsPerBlock rows each
+  void* dbias = nullptr;       // the same, or null
+};
+void norm_backward_cpu(const NormBackward& norm, int64_t block_begin, int64_t block_end);
+void norm_backward_cuda(const NormBackward& norm, void* stream);
+
+}  // namespace megatron

@@ -1,0 +1,83 @@
+#include <algorithm>
+#include <cmath>
+#include <vector>
+
+#include "megatron/kernels/detail/block_io.h"
+#include "megatron/kernels/detail/lanes.h"
+#include "megatron/kernels/norm.h"
+
+namespace megatron {
+namespace {
+
+template <class Acc>
+void forward_rows(const NormForward& norm, int64_t begin, int64_t end) {
+  const int64_t n = norm.columns;
+  std::vector<Acc> scratch(2 * n);
+  const Acc* gain = static_cast<const Acc*>(norm.gain);
+  const Acc* bias = static_cast<const Acc*>(norm.bias);
+  Acc* means = static_cast<Acc*>(norm.mean);
+  Acc* rstds = static_cast<Acc*>(norm.rstd);
+  for (int64_t row = begin; row < end; ++row) {
+    const Acc* x = load_run(norm.dtype, norm.x, row * n, n, scratch.data());
+    Acc* y = output_run(norm.dtype, norm.y, row * n, scratch.data() + n);
+    if (!norm.saved_statistics) {
+      const Acc mean = norm.layer_norm ? sum_over<Acc>(n, [=](int64_t i) { return x[i]; }) / Acc(n) : Acc(0);
+      const Acc square = sum_over<Acc>(n, [=](int64_t i) { return (x[i] - mean) * (x[i] - mean); });
+      if (norm.layer_norm) means[row] = mean;
+      rstds[row] = Acc(1) / std::sqrt(square / Acc(n) + static_cast<Acc>(norm.eps));
+    }
+    const Acc mean = norm.layer_norm ? means[row] : Acc(0);
+    const Acc rstd = rstds[row];
+    if (bias != nullptr) {
+      for (int64_t i = 0; i < n; ++i) y[i] = (x[i] - mean) * rstd * gain[i] + bias[i];
+    } else {
+      for (int64_t i = 0; i < n; ++i) y[i] = (x[i] - mean) * rstd * gain[i];
+    }
+    store_run(norm.dtype, norm.y, row * n, n, y);
+  }
+}
+
+template <class Acc>
+void backward_block(const NormBackward& norm, int64_t block, std::vector<Acc>& scratch) {
+  const int64_t n = norm.columns;
+  const Acc* gain = static_cast<const Acc*>(norm.gain);
+  Acc* dgain = static_cast<Acc*>(norm.dgain) + block * n;
+  Acc* dbias = norm.dbias == nullptr ? nullptr : static_cast<Acc*>(norm.dbias) + block * n;
+  std::fill_n(dgain, n, Acc(0));
+  if (dbias != nullptr) std::fill_n(dbias, n, Acc(0));
+  const int64_t end = std::min(norm.rows, (block + 1) * kNormRowsPerBlock);
+  for (int64_t row = block * kNormRowsPerBlock; row < end; ++row) {
+    const Acc* dy = load_run(norm.dtype, norm.dy, row * n, n, scratch.data());
+    const Acc* x = load_run(norm.dtype, norm.x, row * n, n, scratch.data() + n);
+    Acc* dx = output_run(norm.dtype, norm.dx, row * n, scratch.data() + 2 * n);
+    const Acc mean = norm.layer_norm ? static_cast<const Acc*>(norm.mean)[row] : Acc(0);
+    const Acc rstd = static_cast<const Acc*>(norm.rstd)[row];
+    const Acc mean_g = norm.layer_norm ? sum_over<Acc>(n, [=](int64_t i) { return gain[i] * dy[i]; }) / Acc(n) : Acc(0);
+    const Acc mean_gx =
+        sum_over<Acc>(n, [=](int64_t i) { return gain[i] * dy[i] * ((x[i] - mean) * rstd); }) / Acc(n);
+    for (int64_t i = 0; i < n; ++i) {
+      const Acc xhat = (x[i] - mean) * rstd;
+      dgain[i] += dy[i] * xhat;
+      dx[i] = rstd * (gain[i] * dy[i] - mean_g - xhat * mean_gx);
+    }
+    if (dbias != nullptr) {
+      for (int64_t i = 0; i < n; ++i) dbias[i] += dy[i];
+    }
+    store_run(norm.dtype, norm.dx, row * n, n, dx);
+  }
+}
+
+}  // namespace
+
+void norm_forward_cpu(const NormForward& norm, int64_t row_begin, int64_t row_end) {
+  with_accumulator(norm.dtype, [&](auto acc) { forward_rows<decltype(acc)>(norm, row_begin, row_end); });
+}
+
+void norm_backward_cpu(const NormBackward& norm, int64_t block_begin, int64_t block_end) {
+  with_accumulator(norm.dtype, [&](auto acc) {
+    std::vector<decltype(acc)> scratch(3 * norm.columns);
+    for (int64_t block = block_begin; block < block_end; ++block) backward_block(norm, block, scratch);
+  });
+}
+
+}  // namespace megatron

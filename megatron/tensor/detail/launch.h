@@ -1,0 +1,43 @@
+// Runs a kernel where its tensors lie: the CPU version over ranges of rows on ATen's threads, or the CUDA version on
+// the current stream.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+
+#include "megatron/tensor/torch.h"
+
+namespace megatron {
+
+// fp64 for fp64, else fp32: the type that kernels compute and keep statistics in.
+at::ScalarType accumulate_type(const at::Tensor& tensor);
+
+// The CUDA stream of the tensor's device. Throws Error in a build without CUDA.
+void* current_stream(const at::Tensor& tensor);
+
+// Rows that make a task worth a thread, for rows of `row_elements`.
+int64_t rows_per_task(int64_t row_elements);
+
+// The tensor itself if contiguous and of that type, else a copy.
+at::Tensor as_contiguous(const at::Tensor& tensor, at::ScalarType type);
+
+// cpu(begin, end) over rows of `row_elements`, or cuda(stream), by the device of `on`.
+template <class Cpu, class Cuda>
+void launch(const at::Tensor& on, int64_t rows, int64_t row_elements, const Cpu& cpu, const Cuda& cuda) {
+  if (rows == 0) return;
+  if (on.is_cuda()) {
+    cuda(current_stream(on));
+  } else {
+    at::parallel_for(0, rows, rows_per_task(row_elements), cpu);
+  }
+}
+
+}  // namespace megatron
+
+// A call of a CUDA kernel inside launch()'s last argument; nothing in a build without CUDA, which current_stream refuses.
+#ifdef MEGATRON_CUDA
+#define MEGATRON_CUDA_KERNEL(...) __VA_ARGS__
+#else
+#define MEGATRON_CUDA_KERNEL(...) static_cast<void>(stream)
+#endif

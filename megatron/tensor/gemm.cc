@@ -1,0 +1,96 @@
+#include "megatron/tensor/gemm.h"
+
+#include "megatron/base/check.h"
+#include "megatron/kernels/column_sum.h"
+#include "megatron/tensor/detail/blas.h"
+#include "megatron/tensor/detail/launch.h"
+#include "megatron/tensor/detail/partial_sum.h"
+#include "megatron/tensor/shape.h"
+#include "megatron/tensor/torch.h"
+
+namespace megatron {
+namespace {
+
+// [..., n] as [rows, n].
+at::Tensor as_matrix(const at::Tensor& x) { return x.reshape({-1, x.size(-1)}); }
+
+}  // namespace
+
+at::Tensor linear_forward(const at::Tensor& x, const at::Tensor& w, const at::Tensor& bias) {
+  const at::NoGradGuard no_grad;
+  check_shape("linear weight", w, {-1, x.size(-1)});
+  const at::Tensor rows = as_matrix(x);
+  std::vector<int64_t> shape = x.sizes().vec();
+  shape.back() = w.size(0);
+  at::Tensor y;
+  if (bias.defined()) {
+    check_shape("linear bias", bias, {w.size(0)});
+    y = at::addmm(bias.to(w.scalar_type()), rows, w.t());
+  } else {
+    y = at::mm(rows, w.t());
+  }
+  return y.view(shape);
+}
+
+at::Tensor linear_input_grad(const at::Tensor& dy, const at::Tensor& w) {
+  const at::NoGradGuard no_grad;
+  check_shape("linear weight", w, {dy.size(-1), -1});
+  std::vector<int64_t> shape = dy.sizes().vec();
+  shape.back() = w.size(1);
+  return at::mm(as_matrix(dy), w).view(shape);
+}
+
+void linear_weight_grad(const at::Tensor& dy, const at::Tensor& x, at::Tensor target, double beta) {
+  const at::NoGradGuard no_grad;
+  check_shape("weight gradient", target, {dy.size(-1), x.size(-1)});
+  MEGATRON_ASSERT(dy.scalar_type() == x.scalar_type(), "weight gradient of ", c10::toString(dy.scalar_type()),
+                  " and ", c10::toString(x.scalar_type()));
+  at::Tensor grad = as_matrix(dy), rows = as_matrix(x);
+  MEGATRON_ASSERT(grad.size(0) == rows.size(0), "weight gradient of ", grad.size(0), " and ", rows.size(0),
+                  " rows");
+  if (target.scalar_type() != grad.scalar_type()) {
+    if (grad.is_cuda() && blas_wide_weight_grad(grad, rows, target, beta)) return;
+    grad = grad.to(target.scalar_type());  // products of bf16 and fp16 are exact in fp32
+    rows = rows.to(target.scalar_type());
+  }
+  target.addmm_(grad.t(), rows, beta, 1.0);
+}
+
+void bias_grad(const at::Tensor& dy, at::Tensor target, double beta) {
+  const at::NoGradGuard no_grad;
+  check_shape("bias gradient", target, {dy.size(-1)});
+  const at::Tensor rows = as_matrix(dy).contiguous();
+  ColumnSum args;
+  args.dtype = to_dtype(rows.scalar_type());
+  args.rows = rows.size(0);
+  args.columns = rows.size(1);
+  args.x = rows.const_data_ptr();
+  const int64_t blocks = (args.rows + kColumnSumRows - 1) / kColumnSumRows;
+  at::Tensor partial = at::empty({blocks, args.columns}, rows.options().dtype(accumulate_type(rows)));
+  args.partial = partial.data_ptr();
+  launch(
+      rows, blocks, args.columns * kColumnSumRows,
+      [&](int64_t begin, int64_t end) { column_sum_cpu(args, begin, end); },
+      [&](void* stream) { MEGATRON_CUDA_KERNEL(column_sum_cuda(args, stream)); });
+  add_partial_sums(partial, beta, target);
+}
+
+void add_partial_sums(const at::Tensor& partial, double beta, at::Tensor target) {
+  MEGATRON_ASSERT(target.is_contiguous(), "a gradient target must be contiguous");
+  PartialSum args;
+  args.dtype = to_dtype(partial.scalar_type());
+  args.target_dtype = to_dtype(target.scalar_type());
+  MEGATRON_ASSERT(args.target_dtype != DType::kFloat64 || args.dtype == DType::kFloat64,
+                  "an fp64 gradient target needs fp64 sums");
+  args.blocks = partial.size(0);
+  args.columns = partial.size(1);
+  args.partial = partial.const_data_ptr();
+  args.beta = beta;
+  args.target = target.data_ptr();
+  launch(
+      partial, args.columns, std::max<int64_t>(1, args.blocks),
+      [&](int64_t begin, int64_t end) { partial_sum_cpu(args, begin, end); },
+      [&](void* stream) { MEGATRON_CUDA_KERNEL(partial_sum_cuda(args, stream)); });
+}
+
+}  // namespace megatron
