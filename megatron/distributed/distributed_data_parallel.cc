@@ -26,7 +26,6 @@ DistributedDataParallel::DistributedDataParallel(Module& module, const ParallelG
     if (parameter.name.empty()) parameter.name = name;
     MEGATRON_CHECK(!parameter.placement.expert, "parameter ", parameter.name,
                    " belongs to an expert, which data parallelism does not support yet");
-    MEGATRON_ASSERT(parameter.store == nullptr, "parameter ", parameter.name, " already has an owner");
     parameters.push_back(&parameter);
   });
   BufferOptions options;

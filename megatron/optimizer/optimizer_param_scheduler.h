@@ -33,6 +33,7 @@ ParameterSchedule schedule_from_json(const std::string& text);
 
 // The schedule to continue with after a checkpoint: equal values, or the flags' with --override-opt-param-scheduler, or the
 // stored ones with --use-checkpoint-opt-param-scheduler. Otherwise throws Error naming every value that differs, with both.
+// Values without effect (the length of the weight decay's ramp when it is constant) may differ.
 ParameterSchedule resume_schedule(const ParameterSchedule& from_flags, const ParameterSchedule& stored,
                                   const OptimizerConfig& config);
 

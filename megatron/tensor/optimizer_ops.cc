@@ -3,13 +3,9 @@
 #include <cstring>
 
 #include "megatron/base/check.h"
+#include "megatron/tensor/detail/launch.h"
 #include "megatron/tensor/shape.h"
 #include "megatron/tensor/torch.h"
-
-#if defined(MEGATRON_CUDA)
-#include <c10/cuda/CUDAGuard.h>
-#include <c10/cuda/CUDAStream.h>
-#endif
 
 namespace megatron {
 namespace {
@@ -52,15 +48,10 @@ void for_each_block(const FlatUpdate& update, const Body& body) {
   });
 }
 
-#if defined(MEGATRON_CUDA)
-void* current_stream(const at::Tensor& tensor) {
-  return c10::cuda::getCurrentCUDAStream(tensor.device().index()).stream();
-}
-#endif
-
-[[noreturn]] void fail_device(const at::Tensor& tensor) {
-  throw_error(cat("the optimizer has no kernels for device ", tensor.device().str(),
-                  "\nhint: builds with -DMEGATRON_CUDA=ON also support CUDA devices"));
+// The host loops need host memory; everything else has been handled before.
+void check_host(const at::Tensor& tensor) {
+  MEGATRON_CHECK(tensor.is_cpu(), "the optimizer has no kernels for device ", tensor.device().str(),
+                 "\nhint: builds with -DMEGATRON_CUDA=ON also support CUDA devices");
 }
 
 }  // namespace
@@ -78,12 +69,11 @@ void sum_of_squares(FlatUpdate& update, at::Tensor& sum) {
   double* partials = update.partials.data_ptr<double>();
 #if defined(MEGATRON_CUDA)
   if (update.grad.is_cuda()) {
-    const c10::cuda::CUDAGuard guard(update.grad.device());
     return sum_of_squares_cuda(buffers, block_data(update), num_blocks(update), partials,
                                sum.data_ptr<double>(), current_stream(update.grad));
   }
 #endif
-  if (!update.grad.is_cpu()) fail_device(update.grad);
+  check_host(update.grad);
   for_each_block(update, [&](int64_t i, const UpdateBlock& block) {
     partials[i] = block_sum_of_squares_cpu(buffers, block);
   });
@@ -96,12 +86,11 @@ void step_control(at::Tensor& state, const ParameterSchedule& schedule, const St
                   const at::Tensor& sum, const at::Tensor& total_weight, int64_t samples) {
 #if defined(MEGATRON_CUDA)
   if (state.is_cuda()) {
-    const c10::cuda::CUDAGuard guard(state.device());
     return step_control_cuda(state_data(state), schedule, rules, sum.data_ptr<double>(),
                              total_weight.data_ptr<double>(), samples, current_stream(state));
   }
 #endif
-  if (!state.is_cpu()) fail_device(state);
+  check_host(state);
   const StepInputs inputs{*sum.data_ptr<double>(), *total_weight.data_ptr<double>(), samples};
   step_control(*state_data(state), schedule, rules, inputs);
 }
@@ -111,12 +100,11 @@ void adamw_update(FlatUpdate& update, const at::Tensor& state, const AdamWConsta
   const StepState* record = state_data(state);
 #if defined(MEGATRON_CUDA)
   if (update.grad.is_cuda()) {
-    const c10::cuda::CUDAGuard guard(update.grad.device());
     return adamw_cuda(buffers, block_data(update), num_blocks(update), record, constants,
                       current_stream(update.grad));
   }
 #endif
-  if (!update.grad.is_cpu()) fail_device(update.grad);
+  check_host(update.grad);
   for_each_block(update, [&](int64_t, const UpdateBlock& block) {
     adamw_block_cpu(buffers, block, *record, constants);
   });
@@ -127,12 +115,11 @@ void sgd_update(FlatUpdate& update, const at::Tensor& state, double momentum) {
   const StepState* record = state_data(state);
 #if defined(MEGATRON_CUDA)
   if (update.grad.is_cuda()) {
-    const c10::cuda::CUDAGuard guard(update.grad.device());
     return sgd_cuda(buffers, block_data(update), num_blocks(update), record, momentum,
                     current_stream(update.grad));
   }
 #endif
-  if (!update.grad.is_cpu()) fail_device(update.grad);
+  check_host(update.grad);
   for_each_block(update, [&](int64_t, const UpdateBlock& block) {
     sgd_block_cpu(buffers, block, *record, momentum);
   });

@@ -1,0 +1,220 @@
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <cuda_runtime.h>
+
+#include "megatron/base/check.h"
+#include "megatron/kernels/adamw.h"
+
+namespace megatron {
+namespace {
+
+constexpr int kThreads = 256;
+constexpr int kWarps = kThreads / 32;
+
+void check_launch(const char* kernel) {
+  const cudaError_t error = cudaGetLastError();
+  MEGATRON_CHECK(error == cudaSuccess, kernel, ": CUDA launch failed: ", cudaGetErrorName(error), ": ",
+                 cudaGetErrorString(error));
+}
+
+// Sum over the threads of a block, in a fixed order; valid in thread 0.
+__device__ double block_sum(double value) {
+  __shared__ double warp_sums[kWarps];
+  for (int offset = 16; offset > 0; offset /= 2) value += __shfl_down_sync(0xffffffffu, value, offset);
+  if (threadIdx.x % 32 == 0) warp_sums[threadIdx.x / 32] = value;
+  __syncthreads();
+  double sum = 0.0;
+  if (threadIdx.x == 0) {
+    for (int warp = 0; warp < kWarps; ++warp) sum += warp_sums[warp];
+  }
+  return sum;
+}
+
+// One thread block per block of work.
+template <class T>
+__global__ void sum_of_squares_kernel(const T* grad, const UpdateBlock* blocks, double* partials) {
+  const UpdateBlock block = blocks[blockIdx.x];
+  double sum = 0.0;
+  if (block.counts_in_norm != 0) {
+    for (int i = threadIdx.x; i < block.count; i += kThreads) {
+      const double g = static_cast<double>(grad[block.begin + i]);
+      sum += g * g;
+    }
+  }
+  sum = block_sum(sum);
+  if (threadIdx.x == 0) partials[blockIdx.x] = sum;
+}
+
+// One thread block in all.
+__global__ void sum_partials_kernel(const double* partials, int64_t count, double* sum) {
+  double mine = 0.0;
+  for (int64_t i = threadIdx.x; i < count; i += kThreads) mine += partials[i];
+  mine = block_sum(mine);
+  if (threadIdx.x == 0) *sum = mine;
+}
+
+__global__ void step_control_kernel(StepState* state, ParameterSchedule schedule, StepRules rules,
+                                    const double* sum_of_squares, const double* total_weight,
+                                    int64_t samples) {
+  const StepInputs inputs{*sum_of_squares, *total_weight, samples};
+  step_control(*state, schedule, rules, inputs);
+}
+
+__device__ void store_value(float master, __nv_bfloat16* value) { *value = __float2bfloat16_rn(master); }
+__device__ void store_value(float master, __half* value) { *value = __float2half_rn(master); }
+__device__ void store_value(float, float*) {}     // the master weight is the value
+__device__ void store_value(double, double*) {}
+
+// What the update needs from the record, once per block of threads, in double before the cast.
+template <class T>
+struct AdamWFactors {
+  T factor, keep, inverse_root2, step_size;
+};
+
+template <class T>
+__device__ AdamWFactors<T> adamw_factors(const StepState& state, const UpdateBlock& block,
+                                         const AdamWConstants& constants) {
+  const double lr = state.lr[block.lr_group];
+  const double t = static_cast<double>(state.adam_steps);
+  const double correction1 = 1.0 - pow(constants.beta1, t);
+  const double correction2 = 1.0 - pow(constants.beta2, t);
+  return {static_cast<T>(state.grad_factor),
+          static_cast<T>(1.0 - lr * state.weight_decay * block.weight_decay_mult),
+          static_cast<T>(1.0 / sqrt(correction2)), static_cast<T>(lr / correction1)};
+}
+
+template <class T, class Value>
+__global__ void adamw_kernel(const T* __restrict__ grad, T* __restrict__ master, T* __restrict__ exp_avg,
+                             T* __restrict__ exp_avg_sq, Value* __restrict__ value,
+                             const UpdateBlock* __restrict__ blocks, const StepState* state,
+                             AdamWConstants constants) {
+  if (state->skip != 0) return;
+  const UpdateBlock block = blocks[blockIdx.x];
+  __shared__ AdamWFactors<T> shared;
+  if (threadIdx.x == 0) shared = adamw_factors<T>(*state, block, constants);
+  __syncthreads();
+  const AdamWFactors<T> f = shared;
+  const T beta1 = static_cast<T>(constants.beta1), one_minus_beta1 = static_cast<T>(1.0 - constants.beta1);
+  const T beta2 = static_cast<T>(constants.beta2), one_minus_beta2 = static_cast<T>(1.0 - constants.beta2);
+  const T eps = static_cast<T>(constants.eps);
+  for (int64_t i = block.begin + threadIdx.x; i < block.begin + block.count; i += kThreads) {
+    const T g = grad[i] * f.factor;
+    const T m = beta1 * exp_avg[i] + one_minus_beta1 * g;
+    const T v = beta2 * exp_avg_sq[i] + one_minus_beta2 * (g * g);
+    const T p = master[i] * f.keep - f.step_size * (m / (sqrt(v) * f.inverse_root2 + eps));
+    exp_avg[i] = m;
+    exp_avg_sq[i] = v;
+    master[i] = p;
+    if (value != nullptr) store_value(p, value + i);
+  }
+}
+
+template <class T, class Value>
+__global__ void sgd_kernel(const T* __restrict__ grad, T* __restrict__ master,
+                           T* __restrict__ momentum_buffer, Value* __restrict__ value,
+                           const UpdateBlock* __restrict__ blocks, const StepState* state, T momentum) {
+  if (state->skip != 0) return;
+  const UpdateBlock block = blocks[blockIdx.x];
+  const T factor = static_cast<T>(state->grad_factor);
+  const T decay = static_cast<T>(state->weight_decay * block.weight_decay_mult);
+  const T lr = static_cast<T>(state->lr[block.lr_group]);
+  for (int64_t i = block.begin + threadIdx.x; i < block.begin + block.count; i += kThreads) {
+    const T g = grad[i] * factor + decay * master[i];
+    const T b = momentum * momentum_buffer[i] + g;
+    const T p = master[i] - lr * b;
+    momentum_buffer[i] = b;
+    master[i] = p;
+    if (value != nullptr) store_value(p, value + i);
+  }
+}
+
+template <class T, class Value>
+void launch_adamw(const UpdateBuffers& buffers, const UpdateBlock* blocks, int64_t num_blocks,
+                  const StepState* state, const AdamWConstants& constants, cudaStream_t stream) {
+  adamw_kernel<T, Value><<<static_cast<unsigned>(num_blocks), kThreads, 0, stream>>>(
+      static_cast<const T*>(buffers.grad), static_cast<T*>(buffers.master),
+      static_cast<T*>(buffers.exp_avg), static_cast<T*>(buffers.exp_avg_sq),
+      static_cast<Value*>(buffers.value), blocks, state, constants);
+  check_launch("adamw");
+}
+
+template <class T, class Value>
+void launch_sgd(const UpdateBuffers& buffers, const UpdateBlock* blocks, int64_t num_blocks,
+                const StepState* state, double momentum, cudaStream_t stream) {
+  sgd_kernel<T, Value><<<static_cast<unsigned>(num_blocks), kThreads, 0, stream>>>(
+      static_cast<const T*>(buffers.grad), static_cast<T*>(buffers.master),
+      static_cast<T*>(buffers.exp_avg), static_cast<Value*>(buffers.value), blocks, state,
+      static_cast<T>(momentum));
+  check_launch("sgd");
+}
+
+// The combinations of element and value type that exist.
+enum class Types { kDouble, kFloat, kFloatToBFloat16, kFloatToHalf };
+
+Types types_of(const UpdateBuffers& buffers) {
+  if (buffers.element == DType::kFloat64) return Types::kDouble;
+  if (buffers.value == nullptr) return Types::kFloat;
+  if (buffers.value_type == DType::kBFloat16) return Types::kFloatToBFloat16;
+  MEGATRON_ASSERT(buffers.value_type == DType::kFloat16, "no store for values of type ",
+                  to_string(buffers.value_type));
+  return Types::kFloatToHalf;
+}
+
+}  // namespace
+
+void sum_of_squares_cuda(const UpdateBuffers& buffers, const UpdateBlock* blocks, int64_t num_blocks,
+                         double* partials, double* sum, void* stream) {
+  cudaStream_t on = static_cast<cudaStream_t>(stream);
+  if (num_blocks > 0) {
+    const unsigned grid = static_cast<unsigned>(num_blocks);
+    if (buffers.element == DType::kFloat64) {
+      sum_of_squares_kernel<<<grid, kThreads, 0, on>>>(static_cast<const double*>(buffers.grad), blocks,
+                                                       partials);
+    } else {
+      sum_of_squares_kernel<<<grid, kThreads, 0, on>>>(static_cast<const float*>(buffers.grad), blocks,
+                                                       partials);
+    }
+    check_launch("sum_of_squares");
+  }
+  sum_partials_kernel<<<1, kThreads, 0, on>>>(partials, num_blocks, sum);
+  check_launch("sum_partials");
+}
+
+void step_control_cuda(StepState* state, const ParameterSchedule& schedule, const StepRules& rules,
+                       const double* sum_of_squares, const double* total_weight, int64_t samples,
+                       void* stream) {
+  step_control_kernel<<<1, 1, 0, static_cast<cudaStream_t>(stream)>>>(state, schedule, rules, sum_of_squares,
+                                                                      total_weight, samples);
+  check_launch("step_control");
+}
+
+void adamw_cuda(const UpdateBuffers& buffers, const UpdateBlock* blocks, int64_t num_blocks,
+                const StepState* state, const AdamWConstants& constants, void* stream) {
+  if (num_blocks == 0) return;
+  cudaStream_t on = static_cast<cudaStream_t>(stream);
+  switch (types_of(buffers)) {
+    case Types::kDouble:
+      return launch_adamw<double, double>(buffers, blocks, num_blocks, state, constants, on);
+    case Types::kFloat: return launch_adamw<float, float>(buffers, blocks, num_blocks, state, constants, on);
+    case Types::kFloatToBFloat16:
+      return launch_adamw<float, __nv_bfloat16>(buffers, blocks, num_blocks, state, constants, on);
+    case Types::kFloatToHalf:
+      return launch_adamw<float, __half>(buffers, blocks, num_blocks, state, constants, on);
+  }
+}
+
+void sgd_cuda(const UpdateBuffers& buffers, const UpdateBlock* blocks, int64_t num_blocks,
+              const StepState* state, double momentum, void* stream) {
+  if (num_blocks == 0) return;
+  cudaStream_t on = static_cast<cudaStream_t>(stream);
+  switch (types_of(buffers)) {
+    case Types::kDouble:
+      return launch_sgd<double, double>(buffers, blocks, num_blocks, state, momentum, on);
+    case Types::kFloat: return launch_sgd<float, float>(buffers, blocks, num_blocks, state, momentum, on);
+    case Types::kFloatToBFloat16:
+      return launch_sgd<float, __nv_bfloat16>(buffers, blocks, num_blocks, state, momentum, on);
+    case Types::kFloatToHalf: return launch_sgd<float, __half>(buffers, blocks, num_blocks, state, momentum, on);
+  }
+}
+
+}  // namespace megatron
