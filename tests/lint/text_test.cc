@@ -1,0 +1,92 @@
+// What committed text may hold: plain ASCII sources without tabs, no paths of one machine, no large
+// files.
+#include <gtest/gtest.h>
+
+#include "source_tree.h"
+
+namespace megatron {
+namespace {
+namespace fs = std::filesystem;
+
+constexpr uintmax_t kMaxFileBytes = 1 << 20;
+constexpr uintmax_t kMaxTreeBytes = 12 << 20;
+
+const std::vector<std::string> kSources = {
+    ".h",       ".cc",   ".cu",        ".cuh", ".cmake", ".py", ".sh", ".in", "CMakeLists.txt",
+    "Makefile", ".yaml", ".clang-tidy"};
+const std::vector<std::string> kText = {".md", ".flags", ".json"};
+
+// Written in two parts, so that this file does not hold them.
+const std::vector<std::string> kMachinePaths = {
+    std::string("/wo") + "rk/", std::string("/op") + "t/ref", std::string("/ro") + "ot/",
+    std::string("/ho") + "me/"};
+
+std::vector<std::string> check_text(const SourceFile& file) {
+  std::vector<std::string> violations;
+  const bool source = ends_with_any(file.path, kSources);
+  const bool makefile = file.path.ends_with("Makefile");
+  int number = 0;
+  for (const std::string& line : split_lines(file.text)) {
+    const std::string place = file.path + ":" + std::to_string(++number) + ": ";
+    for (const unsigned char c : line) {
+      const char* what = c == '\r'                          ? "carriage return"
+                         : c == '\t' && source && !makefile ? "tab"
+                         : c >= 0x80 && source              ? "byte that is not ASCII"
+                                                            : nullptr;
+      if (what == nullptr) continue;
+      violations.push_back(place + what);
+      break;
+    }
+    if (source && line.ends_with(' ')) violations.push_back(place + "blank at the end");
+    for (const std::string& path : kMachinePaths) {
+      if (line.find(path) != std::string::npos)
+        violations.push_back(place + "path of one machine: " + path);
+    }
+  }
+  if (source && !file.text.empty() && !file.text.ends_with('\n'))
+    violations.push_back(file.path + ": no line feed at the end");
+  return violations;
+}
+
+// Data of tests: outputs of other programs, texts in many languages, broken on purpose.
+bool is_data(const std::string& path) {
+  return path.starts_with("tests/golden/") || path.find("/corpus/") != std::string::npos ||
+         path.find("/data/") != std::string::npos;
+}
+
+TEST(Text, SourcesAreAsciiWithoutTabs) {
+  std::vector<std::string> endings = kSources;
+  endings.insert(endings.end(), kText.begin(), kText.end());
+  std::vector<std::string> violations;
+  for (const SourceFile& file : read_sources({}, endings)) {
+    if (is_data(file.path) && !ends_with_any(file.path, kSources)) continue;
+    for (std::string& violation : check_text(file)) violations.push_back(std::move(violation));
+  }
+  EXPECT_TRUE(violations.empty()) << join(violations);
+}
+
+TEST(Text, FilesAreSmall) {
+  uintmax_t total = 0;
+  for (const fs::path& path : list_files()) {
+    if (fs::is_symlink(source_root() / path)) continue;
+    const uintmax_t bytes = fs::file_size(source_root() / path);
+    EXPECT_LE(bytes, kMaxFileBytes) << path;
+    total += bytes;
+  }
+  EXPECT_LE(total, kMaxTreeBytes) << "the whole tree";
+}
+
+TEST(Text, RulesFindWhatTheyForbid) {
+  EXPECT_EQ(check_text({"a.cc", "int a;\n"}).size(), 0u);
+  EXPECT_EQ(check_text({"a.cc", "\tint a;\n"}).size(), 1u);
+  EXPECT_EQ(check_text({"a.cc", "int a;\r\n"}).size(), 1u);
+  EXPECT_EQ(check_text({"a.cc", "int a; \n"}).size(), 1u);
+  EXPECT_EQ(check_text({"a.cc", "int a;"}).size(), 1u);
+  EXPECT_EQ(check_text({"a.cc", "// \xc3\xa9\n"}).size(), 1u);
+  EXPECT_EQ(check_text({"a.md", "\xc3\xa9 in prose\n"}).size(), 0u);
+  EXPECT_EQ(check_text({"Makefile", "a:\n\ttrue\n"}).size(), 0u);
+  EXPECT_EQ(check_text({"a.md", "in " + kMachinePaths[0] + "x\n"}).size(), 1u);
+}
+
+}  // namespace
+}  // namespace megatron
