@@ -13,7 +13,7 @@
 
 namespace megatron {
 
-// Host memory for batches, for example page-locked. Called from the thread that constructs and destroys the loader.
+// Host memory for batches, for example page-locked. Called from any thread.
 struct HostAllocator {
   std::function<void*(size_t bytes)> allocate;         // aligned to 64 bytes
   std::function<void(void*, size_t bytes)> deallocate;

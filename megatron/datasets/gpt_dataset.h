@@ -25,6 +25,7 @@ std::string to_string(Split split);  // "train", "valid", "test"
 struct TokenizerFacts {
   int64_t vocab_size = 0;       // ids are in [0, vocab_size); 0: not checked
   int64_t eod = -1;             // -1: none
+  int64_t bos = -1;
   int64_t pad = -1;             // -1: none
   std::string identity;         // part of the fingerprint
 };

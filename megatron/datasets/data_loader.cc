@@ -1,0 +1,222 @@
+#include "megatron/datasets/data_loader.h"
+
+#include <algorithm>
+#include <chrono>
+#include <condition_variable>
+#include <cstdlib>
+#include <exception>
+#include <mutex>
+#include <thread>
+#include <utility>
+
+#include "megatron/base/check.h"
+
+namespace megatron {
+namespace {
+
+HostAllocator heap() {
+  return {.allocate = [](size_t bytes) { return std::aligned_alloc(64, (bytes + 63) / 64 * 64); },
+          .deallocate = [](void* block, size_t) { std::free(block); }};
+}
+
+// Blocks of one size that are used again and again.
+class BlockPool {
+ public:
+  BlockPool(HostAllocator allocator, size_t bytes) : allocator_(std::move(allocator)), bytes_(bytes) {}
+  BlockPool(const BlockPool&) = delete;
+  BlockPool& operator=(const BlockPool&) = delete;
+  ~BlockPool() {
+    for (void* block : free_) allocator_.deallocate(block, bytes_);
+  }
+
+  void* take() {
+    {
+      const std::lock_guard lock(mutex_);
+      if (!free_.empty()) {
+        void* block = free_.back();
+        free_.pop_back();
+        return block;
+      }
+    }
+    void* block = allocator_.allocate(bytes_);
+    MEGATRON_CHECK(block != nullptr, "cannot allocate ", bytes_, " bytes of host memory for a batch");
+    return block;
+  }
+  void give(void* block) {
+    const std::lock_guard lock(mutex_);
+    free_.push_back(block);
+  }
+  size_t bytes() const { return bytes_; }
+
+ private:
+  HostAllocator allocator_;
+  size_t bytes_;
+  std::mutex mutex_;
+  std::vector<void*> free_;
+};
+
+}  // namespace
+
+struct DataLoader::Impl {
+  // What one place of the queue holds: a batch, an error, or the end (neither).
+  struct Slot {
+    bool ready = false;
+    std::shared_ptr<MicroBatch> batch;
+    std::exception_ptr error;
+  };
+
+  std::shared_ptr<const Dataset> dataset;
+  DataLoaderOptions options;
+  std::shared_ptr<BlockPool> pool;
+  Sampler sampler;
+
+  std::mutex mutex;
+  std::condition_variable space, ready;
+  std::vector<Slot> slots;      // a ring; micro-batch n is in slot n % size
+  int64_t next_to_read = 0;     // number of the micro-batch that a worker takes next
+  int64_t next_to_return = 0;
+  bool stopped = false;
+  int64_t consumed = 0;
+  double wait_seconds = 0;
+  std::vector<std::thread> workers;
+
+  Impl(std::shared_ptr<const Dataset> data, DataLoaderOptions opts)
+      : dataset(std::move(data)), options(std::move(opts)), sampler(options.sampler) {}
+
+  std::shared_ptr<MicroBatch> new_batch() const;
+  // Fills a batch with samples `ids`.
+  std::shared_ptr<MicroBatch> read_batch(std::vector<int64_t> ids, int64_t start) const;
+  Slot load(int64_t number);
+  void work();
+  void stop();
+};
+
+std::shared_ptr<MicroBatch> DataLoader::Impl::new_batch() const {
+  const int64_t size = options.sampler.micro_batch_size, length = dataset->sequence_length(), count = size * length;
+  auto batch = std::make_unique<MicroBatch>();
+  batch->micro_batch_size = size;
+  batch->sequence_length = length;
+  batch->block = pool->take();
+  batch->block_bytes = pool->bytes();
+  batch->tokens = static_cast<int64_t*>(batch->block);
+  batch->labels = batch->tokens + count;
+  batch->position_ids = batch->labels + count;
+  batch->loss_mask = reinterpret_cast<float*>(batch->position_ids + count);
+  return {batch.release(), [pool = pool](MicroBatch* done) {
+            pool->give(done->block);
+            delete done;
+          }};
+}
+
+std::shared_ptr<MicroBatch> DataLoader::Impl::read_batch(std::vector<int64_t> ids, int64_t start) const {
+  auto batch = new_batch();
+  const size_t length = dataset->sequence_length();
+  const int64_t first = start + sampler.config().data_parallel_rank * sampler.config().micro_batch_size;
+  batch->document_starts.resize(ids.size());
+  for (size_t i = 0; i < ids.size(); ++i) {
+    const SampleSpans out{{batch->tokens + i * length, length},
+                          {batch->labels + i * length, length},
+                          {batch->position_ids + i * length, length},
+                          {batch->loss_mask + i * length, length}};
+    dataset->read(ids[i] == kPaddingSample ? 0 : ids[i], out, batch->document_starts[i]);
+    if (ids[i] == kPaddingSample) std::fill(out.loss_mask.begin(), out.loss_mask.end(), 0.0F);
+    if (batch->document_starts[i].size() > 1) batch->crosses_documents = false;
+    batch->ordinals.push_back(first + static_cast<int64_t>(i));
+  }
+  batch->sample_ids = std::move(ids);
+  batch->consumed = start + sampler.samples_per_step();
+  return batch;
+}
+
+// Micro-batch `number`, counted from the start of this loader.
+DataLoader::Impl::Slot DataLoader::Impl::load(int64_t number) {
+  Slot slot;
+  slot.ready = true;
+  try {
+    const int64_t start = options.consumed_samples + number * sampler.samples_per_step();
+    std::vector<int64_t> ids;
+    bool more;
+    {
+      const std::lock_guard lock(mutex);  // the sampler keeps the permutation of its epoch
+      more = sampler.micro_batch(start, ids);
+    }
+    if (more) slot.batch = read_batch(std::move(ids), start);
+  } catch (...) {
+    slot.error = std::current_exception();
+  }
+  return slot;
+}
+
+void DataLoader::Impl::work() {
+  std::unique_lock lock(mutex);
+  const auto capacity = static_cast<int64_t>(slots.size());
+  for (;;) {
+    space.wait(lock, [&] { return stopped || next_to_read < next_to_return + capacity; });
+    if (stopped) return;
+    const int64_t number = next_to_read++;
+    lock.unlock();
+    Slot slot = load(number);
+    const bool last = !slot.batch;
+    lock.lock();
+    slots[number % capacity] = std::move(slot);
+    ready.notify_all();
+    if (last) return;  // nothing follows the end or an error
+  }
+}
+
+void DataLoader::Impl::stop() {
+  {
+    const std::lock_guard lock(mutex);
+    stopped = true;
+  }
+  space.notify_all();
+  for (std::thread& worker : workers) worker.join();
+  workers.clear();
+}
+
+DataLoader::DataLoader(std::shared_ptr<const Dataset> dataset, DataLoaderOptions options) {
+  MEGATRON_CHECK(options.num_workers >= 0, "--num-workers is ", options.num_workers, ", expected at least 0");
+  options.sampler.total_samples = dataset->size();
+  if (!options.allocator.allocate) options.allocator = heap();
+  const int64_t count = options.sampler.micro_batch_size * dataset->sequence_length();
+  const size_t bytes = count * (3 * sizeof(int64_t) + sizeof(float));
+  auto pool = std::make_shared<BlockPool>(options.allocator, bytes);
+  impl_ = std::make_shared<Impl>(std::move(dataset), std::move(options));
+  impl_->pool = std::move(pool);
+  impl_->consumed = impl_->options.consumed_samples;
+  if (impl_->options.num_workers == 0) return;
+  impl_->slots.resize(std::max(impl_->options.prefetch, impl_->options.num_workers));
+  for (int64_t i = 0; i < impl_->options.num_workers; ++i) impl_->workers.emplace_back([impl = impl_.get()] { impl->work(); });
+}
+
+DataLoader::~DataLoader() { impl_->stop(); }
+
+std::shared_ptr<const MicroBatch> DataLoader::next() {
+  const auto start = std::chrono::steady_clock::now();
+  Impl::Slot slot;
+  if (impl_->slots.empty()) {
+    slot = impl_->load(impl_->next_to_return);
+    if (slot.batch) ++impl_->next_to_return;
+  } else {
+    std::unique_lock lock(impl_->mutex);
+    Impl::Slot& place = impl_->slots[impl_->next_to_return % impl_->slots.size()];
+    impl_->ready.wait(lock, [&] { return place.ready; });
+    if (place.batch) {
+      slot = std::exchange(place, {});
+      ++impl_->next_to_return;
+      impl_->space.notify_all();
+    } else {
+      slot = place;  // an end or an error stays, so that asking again gives it again
+    }
+  }
+  impl_->wait_seconds += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  if (slot.error) std::rethrow_exception(slot.error);
+  if (slot.batch) impl_->consumed = slot.batch->consumed;
+  return slot.batch;
+}
+
+int64_t DataLoader::consumed() const { return impl_->consumed; }
+const Dataset& DataLoader::dataset() const { return *impl_->dataset; }
+double DataLoader::wait_seconds() const { return impl_->wait_seconds; }
+
+}  // namespace megatron

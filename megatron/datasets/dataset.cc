@@ -1,0 +1,37 @@
+#include "megatron/datasets/dataset.h"
+
+#include "megatron/base/check.h"
+#include "megatron/datasets/index_cache.h"
+
+namespace megatron {
+
+Sample::Sample(int64_t sequence_length)
+    : tokens(sequence_length), labels(sequence_length), position_ids(sequence_length), loss_mask(sequence_length) {}
+
+Sample Dataset::sample(int64_t index) const {
+  Sample out(sequence_length());
+  read(index, out.spans(), out.document_starts);
+  out.dataset_id = locate(index).first;
+  return out;
+}
+
+std::string Dataset::fingerprint() const { return hash_text(description()); }
+
+std::vector<int32_t> cu_seqlens(std::span<const int32_t> document_starts, int64_t sequence_length) {
+  std::vector<int32_t> out(document_starts.begin(), document_starts.end());
+  out.push_back(static_cast<int32_t>(sequence_length));
+  return out;
+}
+
+std::vector<bool> attention_mask(std::span<const int32_t> document_starts, int64_t sequence_length) {
+  std::vector<bool> masked(sequence_length * sequence_length, true);
+  size_t piece = 0;
+  for (int64_t row = 0; row < sequence_length; ++row) {
+    while (piece + 1 < document_starts.size() && document_starts[piece + 1] <= row) ++piece;
+    const int64_t first = document_starts.empty() ? 0 : document_starts[piece];
+    for (int64_t column = first; column <= row; ++column) masked[row * sequence_length + column] = false;
+  }
+  return masked;
+}
+
+}  // namespace megatron

@@ -1,0 +1,53 @@
+// Index arrays that are built once per node and kept as .npy files.
+//
+// A set of arrays is named by a hash of the description that determines them. The description file is written last and
+// holds the size and checksum of each array, so a set is complete or absent; a damaged one is built again.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "megatron/datasets/npy.h"
+
+namespace megatron {
+
+// An array to be stored: its name ("document_index"), NumPy element type, shape and bytes.
+struct CacheArray {
+  std::string name;
+  std::string dtype;
+  std::vector<int64_t> shape;
+  std::span<const std::byte> bytes;
+};
+
+// 32 hexadecimal digits of a 128-bit hash.
+std::string hash_text(std::string_view text);
+
+class IndexCache {
+ public:
+  using Once = std::function<void(const std::function<void()>& build)>;
+
+  // Files are <folder>/<hash of description>-<name>-{description.txt,<array>.npy}. `once_per_node`: see GPTDatasetConfig.
+  IndexCache(std::filesystem::path folder, std::string name, std::string description, Once once_per_node = {});
+
+  // The stored arrays in the order of `names`, built first when they are missing or damaged. `build` hands the arrays to
+  // its argument. False when the folder cannot be written: nothing is stored and `arrays` is left alone.
+  bool get(std::span<const std::string> names,
+           const std::function<void(const std::function<void(std::span<const CacheArray>)>& store)>& build,
+           std::vector<NpyArray>& arrays);
+
+ private:
+  std::filesystem::path file(const std::string& what) const;
+  bool load(std::span<const std::string> names, std::vector<NpyArray>& arrays) const;
+  void store(std::span<const CacheArray> arrays) const;
+  bool make_folder() const;
+
+  std::filesystem::path folder_;
+  std::string stem_, description_;
+  Once once_per_node_;
+};
+
+}  // namespace megatron
