@@ -1,5 +1,6 @@
 #include "megatron/base/log.h"
 
+#include <poll.h>
 #include <sys/ioctl.h>
 #include <unistd.h>
 
@@ -7,6 +8,10 @@
 #include <cerrno>
 #include <cstdlib>
 #include <mutex>
+#include <system_error>
+#include <utility>
+
+#include "megatron/base/check.h"
 
 namespace megatron {
 namespace {
@@ -18,6 +23,7 @@ struct Screen {
   std::mutex mutex;
   std::string prefix;
   std::string status;  // the status line that is shown now; empty when none is
+  int output_error = 0;  // of the first line of results that could not be written
 };
 
 Screen& screen() {
@@ -25,15 +31,20 @@ Screen& screen() {
   return *instance;
 }
 
-// One system call for a whole line, so that lines of several processes do not mix. A closed or full standard error is
-// no reason to stop.
-void write_all(int fd, std::string_view text) {
+// One system call for a whole line, so that lines of several processes do not mix. Returns 0 or the system's error.
+int write_all(int fd, std::string_view text) {
   while (!text.empty()) {
     const ssize_t done = ::write(fd, text.data(), text.size());
-    if (done < 0 && errno == EINTR) continue;
-    if (done <= 0) return;
-    text.remove_prefix(static_cast<size_t>(done));
+    if (done >= 0) {
+      text.remove_prefix(static_cast<size_t>(done));
+    } else if (errno == EAGAIN) {  // somebody made the terminal or the pipe non-blocking
+      pollfd ready{fd, POLLOUT, 0};
+      ::poll(&ready, 1, -1);
+    } else if (errno != EINTR) {
+      return errno;
+    }
   }
+  return 0;
 }
 
 constexpr std::string_view kClearLine = "\r\x1b[K";
@@ -96,8 +107,15 @@ void print_line(std::string_view line) {
   if (above_status) write_all(STDERR_FILENO, kClearLine);
   std::string out(line);
   out += '\n';
-  write_all(STDOUT_FILENO, out);
+  const int error = write_all(STDOUT_FILENO, out);
+  if (s.output_error == 0) s.output_error = error;
   if (above_status) write_all(STDERR_FILENO, s.status);
+}
+
+void check_standard_output() {
+  const std::lock_guard lock(screen().mutex);
+  const int error = std::exchange(screen().output_error, 0);
+  MEGATRON_CHECK(error == 0, "cannot write to standard output: ", std::generic_category().message(error));
 }
 
 bool is_terminal() {

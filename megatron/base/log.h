@@ -16,8 +16,12 @@ inline void log_info(std::string_view message) { log(LogLevel::kInfo, message); 
 inline void log_warning(std::string_view message) { log(LogLevel::kWarning, message); }
 inline void log_error(std::string_view message) { log(LogLevel::kError, message); }
 
-// Prints a line of results to standard output (the training log line), above the status line.
+// Prints a line of results to standard output (the training log line), above the status line. A failure to write is kept
+// for check_standard_output(): a full disk under a redirected log is no reason to stop training.
 void print_line(std::string_view line);
+
+// Throws Error when a line of results could not be written since the last call.
+void check_standard_output();
 
 // Whether standard error is a terminal.
 bool is_terminal();

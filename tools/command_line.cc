@@ -1,0 +1,144 @@
+#include "tools/command_line.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <exception>
+#include <filesystem>
+#include <new>
+#include <string>
+#include <system_error>
+#include <vector>
+
+#include "megatron/base/check.h"
+#include "megatron/base/log.h"
+#include "megatron/base/parse.h"
+
+namespace megatron {
+namespace {
+
+std::string table_of(std::span<const Command> commands) {
+  size_t width = 0;
+  for (const Command& command : commands) width = std::max(width, command.name.size());
+  std::string out = "Usage: megatron <command> [flags]\n\ncommands:\n";
+  for (const Command& command : commands)
+    out += cat("  ", command.name, std::string(width + 2 - command.name.size(), ' '), command.summary, "\n");
+  return out + "\n`megatron <command> --help` lists the flags of a command.";
+}
+
+void write_error(std::string_view text) {
+  set_status_line("");
+  while (!text.empty()) {
+    const ssize_t done = ::write(STDERR_FILENO, text.data(), text.size());
+    if (done <= 0) return;
+    text.remove_prefix(static_cast<size_t>(done));
+  }
+}
+
+// "[rank 3] " when a launcher started several ranks.
+std::string rank_prefix() {
+  const char* world = std::getenv("WORLD_SIZE");
+  const char* rank = std::getenv("RANK");
+  if (world == nullptr || rank == nullptr || std::atoi(world) <= 1) return "";
+  return cat("[rank ", rank, "] ");
+}
+
+int report(std::string_view message, bool usage, int code) {
+  write_error(format_error(message, usage, rank_prefix()));
+  return code;
+}
+
+int run(const Command& command, int argc, char** argv) {
+  const int code = command.run(argc, argv);
+  check_standard_output();
+  return code;
+}
+
+// Runs one command and turns whatever it throws into an exit code.
+int run_guarded(const Command& command, int argc, char** argv) {
+  try {
+    return run(command, argc, argv);
+  } catch (const UsageError& error) {
+    return report(error.what(), true, kExitUsage);
+  } catch (const Error& error) {
+    return report(error.what(), false, kExitFailure);
+  } catch (const InternalError& error) {
+    return report(error.what(), false, kExitInternal);
+  } catch (const std::bad_alloc&) {
+    return report("out of host memory", false, kExitFailure);
+  } catch (const std::logic_error& error) {
+    return report(cat("internal error: ", error.what()), false, kExitInternal);
+  } catch (const std::exception& error) {  // the system, a file system, libtorch, a device
+    return report(error.what(), false, kExitFailure);
+  } catch (...) {
+    return report("internal error: an exception of unknown type", false, kExitInternal);
+  }
+}
+
+const Command* find(std::span<const Command> commands, std::string_view name) {
+  const auto at = std::find_if(commands.begin(), commands.end(), [&](const Command& c) { return c.name == name; });
+  return at == commands.end() ? nullptr : &*at;
+}
+
+int unknown_command(std::span<const Command> commands, std::string_view name) {
+  std::vector<std::string> names;
+  std::string all;
+  for (const Command& command : commands) {
+    names.emplace_back(command.name);
+    all += (all.empty() ? "" : ", ") + names.back();
+  }
+  const std::string near = nearest(name, names);
+  return report(cat("unknown command ", name, near.empty() ? "" : "; did you mean ", near, near.empty() ? "" : "?",
+                    "\nhint: the commands are ", all),
+                true, kExitUsage);
+}
+
+bool is_any(std::string_view word, std::initializer_list<std::string_view> words) {
+  return std::find(words.begin(), words.end(), word) != words.end();
+}
+
+}  // namespace
+
+std::string format_error(std::string_view message, bool usage, std::string_view where) {
+  std::string out;
+  bool first = true;
+  for (size_t begin = 0; begin < message.size();) {
+    const size_t end = std::min(message.find('\n', begin), message.size());
+    const std::string_view line = message.substr(begin, end - begin);
+    begin = end + 1;
+    if (line.empty()) continue;
+    // libtorch appends where it was thrown and a stack of frames; a user can do nothing with them.
+    if (!usage && line.starts_with("Exception raised from ")) break;
+    if (line.starts_with("hint: ") || line.starts_with("detail: "))
+      out += cat(line, "\n");
+    else
+      out += cat(first || usage ? cat("error: ", where) : "detail: ", line, "\n");
+    first = false;
+  }
+  return out.empty() ? cat("error: ", where, "failed without a message\n") : out;
+}
+
+int run_command_line(std::span<const Command> commands, int argc, char** argv) {
+  if (argc < 2) {
+    write_error(table_of(commands) + "\n");
+    return kExitUsage;
+  }
+  const std::string_view name = argv[1];
+  if (is_any(name, {"--help", "-h"}) || (name == "help" && argc == 2)) {
+    print_line(table_of(commands));
+    return 0;
+  }
+  if (name == "help") {
+    const Command* command = find(commands, argv[2]);
+    if (command == nullptr) return unknown_command(commands, argv[2]);
+    std::string flag = "--help";
+    char* arguments[] = {argv[2], flag.data(), nullptr};
+    return run_guarded(*command, 2, arguments);
+  }
+  const Command* command = find(commands, name == "--version" ? "version" : name);
+  if (command == nullptr) return unknown_command(commands, name);
+  return run_guarded(*command, argc - 1, argv + 1);
+}
+
+}  // namespace megatron

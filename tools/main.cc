@@ -1,0 +1,21 @@
+// The table of commands.
+#include "tools/command_line.h"
+#include "tools/commands.h"
+
+int main(int argc, char** argv) {
+  using namespace megatron;  // NOLINT: the table reads better
+  static constexpr Command kCommands[] = {
+      {"preprocess-data", preprocess_data, "turn text into a dataset of token ids"},
+      {"train-tokenizer", train_tokenizer, "learn a byte-level BPE tokenizer from text"},
+      {"merge-datasets", merge_datasets, "join datasets into one"},
+      {"inspect-dataset", inspect_dataset, "show the header, the counts or one sample of a dataset"},
+      {"pretrain", pretrain_command, "train a model, with evaluation and checkpoints"},
+      {"generate", generate, "let a trained model write"},
+      {"logits", logits, "write the logits of given token ids"},
+      {"inspect-checkpoint", inspect_checkpoint, "show and verify what a checkpoint holds"},
+      {"report", report, "make a page of curves from the folder of a run"},
+      {"bench", bench, "measure kernels and steps on this machine"},
+      {"version", version, "show the version of this program and of every library in it"},
+  };
+  return run_command_line(kCommands, argc, argv);
+}
