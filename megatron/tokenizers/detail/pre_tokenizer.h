@@ -1,0 +1,94 @@
+// Cuts text into the pieces that BPE works on, by the steps of a tokenizer.json's pre_tokenizer.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "megatron/tokenizers/detail/scanners.h"
+
+namespace megatron {
+
+// The regular expressions that have a scanner.
+enum class KnownPattern { kNone, kGpt2, kLlama3, kQwen2 };
+std::string_view pattern_text(KnownPattern pattern);
+KnownPattern find_known_pattern(std::string_view regex);
+
+// What becomes of the delimiters that Split matches.
+enum class SplitBehavior { kIsolated, kRemoved, kMergedWithPrevious, kMergedWithNext, kContiguous };
+
+struct PreTokenizerStep {
+  enum class Kind { kSplitRegex, kSplitString, kDigits, kPrefixSpace };
+  Kind kind = Kind::kSplitRegex;
+  std::string pattern;  // of the two kSplit
+  SplitBehavior behavior = SplitBehavior::kIsolated;
+  bool invert = false;  // of the two kSplit: the gaps are the delimiters
+};
+
+// A compiled regular expression. Thread safe.
+class Regex {
+ public:
+  // Throws Error, with `where` in front, when the pattern cannot be used.
+  Regex(std::string_view pattern, std::string_view where);
+  ~Regex();
+  Regex(Regex&&) noexcept;
+  // Finds the first match at or after `from`.
+  bool find(std::string_view text, size_t from, size_t& begin, size_t& end) const;
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+// Thread safe.
+class PreTokenizer {
+ public:
+  struct Scratch {
+    struct Piece {
+      size_t begin, end;
+      bool matched;
+    };
+    std::vector<Piece> pieces, next;
+    std::string text, next_text;
+  };
+
+  // `where` is the file and the key, for messages.
+  PreTokenizer(std::vector<PreTokenizerStep> steps, std::string_view where);
+
+  const std::vector<PreTokenizerStep>& steps() const { return steps_; }
+
+  // Calls emit(begin, end) for each piece of well-formed `text`. The pointers point into `text` or into `scratch`.
+  template <class Emit>
+  void split(std::string_view text, Scratch& scratch, Emit&& emit) const {
+    const char* begin = text.data();
+    const char* end = begin + text.size();
+    if (text.empty()) return;
+    if (steps_.empty()) return emit(begin, end);
+    switch (scanner_) {
+      case KnownPattern::kGpt2:
+        return Scanner(begin, end).gpt2(emit);
+      case KnownPattern::kLlama3:
+        return Scanner(begin, end).llama3<3>(emit);
+      case KnownPattern::kQwen2:
+        return Scanner(begin, end).llama3<1>(emit);
+      case KnownPattern::kNone:
+        break;
+    }
+    const char* base = split_by_steps(text, scratch);
+    for (const Scratch::Piece& piece : scratch.pieces) emit(base + piece.begin, base + piece.end);
+  }
+
+ private:
+  // Leaves the pieces in scratch.pieces; returns the text that they point into.
+  const char* split_by_steps(std::string_view text, Scratch& scratch) const;
+
+  std::vector<PreTokenizerStep> steps_;
+  std::vector<KnownPattern> known_;               // by step
+  std::vector<std::unique_ptr<Regex>> compiled_;  // by step; null where no expression is needed
+  KnownPattern scanner_ = KnownPattern::kNone;    // when the only step is a known pattern
+};
+
+}  // namespace megatron

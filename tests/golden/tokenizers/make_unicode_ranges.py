@@ -1,0 +1,57 @@
+"""Writes megatron/tokenizers/detail/unicode_ranges.inc: the character classes that the `tokenizers` package uses.
+
+The classes are read from the engines themselves (Oniguruma for \\p{L}, \\p{N} and \\s; Rust's regex for \\w), because their
+Unicode version, not the newest one, decides the ids. Made with tokenizers 0.23.3 (Unicode 16).
+
+    python make_unicode_ranges.py > ../../../megatron/tokenizers/detail/unicode_ranges.inc
+"""
+
+import tokenizers
+from tokenizers import AddedToken, Regex, Tokenizer, models, pre_tokenizers
+
+CODE_POINTS = [c for c in range(0x110000) if not 0xD800 <= c < 0xE000]
+LETTER, NUMBER, SPACE, NEWLINE, WORD = 1, 2, 3, 4, 8
+
+
+def matching(pattern):
+    """The code points that a one-character pattern matches."""
+    split = pre_tokenizers.Split(Regex(pattern), "removed")
+    found = set()
+    for first in range(0, len(CODE_POINTS), 256):
+        block = CODE_POINTS[first : first + 256]
+        left = set()
+        for _, (begin, end) in split.pre_tokenize_str("".join(map(chr, block))):
+            left.update(range(begin, end))
+        found.update(c for i, c in enumerate(block) if i not in left)
+    return found
+
+
+def word_characters():
+    """A single_word token is not recognised behind a word character."""
+    tokenizer = Tokenizer(models.BPE(vocab={}, merges=[]))
+    tokenizer.add_tokens([AddedToken("TOK", single_word=True, normalized=False)])
+    found = set()
+    for first in range(0, len(CODE_POINTS), 20000):
+        block = CODE_POINTS[first : first + 20000]
+        encodings = tokenizer.encode_batch([chr(c) + "TOK" for c in block])
+        found.update(c for c, e in zip(block, encodings) if not e.ids)
+    return found
+
+
+def main():
+    classes = bytearray(0x110000)
+    for pattern, value in ((r"\p{L}", LETTER), (r"\p{N}", NUMBER), (r"\s", SPACE), (r"[\r\n]", NEWLINE)):
+        for c in matching(pattern):
+            classes[c] = value
+    for c in word_characters():
+        classes[c] |= WORD
+    starts = [c for c in range(0x110000) if c == 0 or classes[c] != classes[c - 1]]
+    entries = [f"0x{(c << 4) | classes[c]:x}," for c in starts]
+    print(f"// Made by tests/golden/tokenizers/make_unicode_ranges.py with tokenizers {tokenizers.__version__}. Do not edit.")
+    print("// Each entry: (first code point << 4) | class; the class holds up to the next entry.")
+    for first in range(0, len(entries), 10):
+        print(" ".join(entries[first : first + 10]))
+
+
+if __name__ == "__main__":
+    main()
