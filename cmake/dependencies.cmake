@@ -59,6 +59,11 @@ if(MEGATRON_CUDA)
   endif()
   enable_language(CUDA)
   set(CMAKE_CUDA_STANDARD 20)
+  set(CMAKE_CUDA_EXTENSIONS OFF)
+  if(NOT CMAKE_CUDA20_STANDARD_COMPILE_OPTION)  # CMake 3.25.1 does not know that nvcc has it
+    set(CMAKE_CUDA20_STANDARD_COMPILE_OPTION -std=c++20)
+    set(CMAKE_CUDA20_EXTENSION_COMPILE_OPTION -std=c++20)
+  endif()
   find_package(CUDAToolkit 13 REQUIRED)
   if(MEGATRON_TORCH)
     target_link_libraries(libtorch INTERFACE -Wl,--no-as-needed ${MEGATRON_TORCH_DIR}/lib/libtorch_cuda.so
