@@ -1,0 +1,1 @@
+// SIGKILL at random instants.
