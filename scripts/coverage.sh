@@ -1,0 +1,30 @@
+#!/usr/bin/env bash
+# Line coverage of the folders without libtorch, by their tests: a table per file, the total per folder at the end.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+. .venv/toolchain.sh
+
+scripts/build.sh coverage
+find build/coverage -name '*.gcda' -delete
+"$CTEST" --preset coverage -j "$(nproc)"
+if [ ! -x .venv/bin/gcovr ]; then
+  .venv/bin/python -m pip --disable-pip-version-check install --quiet 'gcovr>=7,<9'
+fi
+gcov=gcov
+case "$CXX" in *-[0-9]*) gcov=gcov-${CXX##*-} ;; esac
+.venv/bin/gcovr --gcov-executable "$gcov" --root . --object-directory build/coverage --filter megatron/ \
+  --exclude-throw-branches --gcov-ignore-parse-errors=negative_hits.warn \
+  --json-summary build/coverage/summary.json --html-details build/coverage/index.html --txt -
+.venv/bin/python - <<'PYTHON'
+import json
+from collections import defaultdict
+
+covered, total = defaultdict(int), defaultdict(int)
+for file in json.load(open("build/coverage/summary.json"))["files"]:
+    for folder in (file["filename"].split("/")[1], "all"):
+        covered[folder] += file["line_covered"]
+        total[folder] += file["line_total"]
+for folder in sorted(total, key=lambda f: (f == "all", f)):
+    print(f"{folder:20} {covered[folder]:6} of {total[folder]:6} lines  {100 * covered[folder] / total[folder]:5.1f} %")
+PYTHON
+echo "pages: build/coverage/index.html"
