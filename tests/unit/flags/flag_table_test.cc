@@ -1,0 +1,119 @@
+#include "megatron/training/flag_table.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <fstream>
+#include <map>
+#include <set>
+#include <sstream>
+
+#include "megatron/base/check.h"
+
+namespace megatron {
+namespace {
+
+using testing::HasSubstr;
+
+struct Option {
+  int min_values, max_values;
+  std::vector<std::string> spellings;
+};
+
+std::vector<Option> megatron_options() {
+  std::ifstream file(MEGATRON_SOURCE_DIR "/tests/golden/flags/megatron_flags.txt");
+  std::vector<Option> options;
+  for (std::string line; std::getline(file, line);) {
+    if (line.starts_with('#')) continue;
+    std::istringstream words(line);
+    Option option;
+    words >> option.min_values >> option.max_values;
+    for (std::string word; words >> word;) option.spellings.push_back(word);
+    options.push_back(option);
+  }
+  return options;
+}
+
+std::vector<std::string> spellings(const KnownFlag& flag) {
+  std::istringstream words{std::string(flag.flag)};
+  std::vector<std::string> out;
+  for (std::string word; words >> word;) out.push_back(word);
+  return out;
+}
+
+TEST(FlagTable, HoldsEveryOptionOfMegatronWithItsArity) {
+  std::map<std::string, const KnownFlag*> table;
+  for (const KnownFlag& flag : flag_table())
+    for (const std::string& spelling : spellings(flag)) EXPECT_TRUE(table.emplace(spelling, &flag).second) << spelling;
+  const std::vector<Option> options = megatron_options();
+  EXPECT_EQ(options.size(), 838u);
+  size_t found = 0;
+  for (const Option& option : options) {
+    for (const std::string& spelling : option.spellings) {
+      const auto row = table.find(spelling);
+      ASSERT_NE(row, table.end()) << spelling;
+      EXPECT_EQ(row->second->min_values, option.min_values) << spelling;
+      EXPECT_EQ(row->second->max_values, option.max_values) << spelling;
+      ++found;
+    }
+  }
+  EXPECT_EQ(found, table.size()) << "the table holds flags that Megatron does not have";
+}
+
+TEST(FlagTable, EveryRowSaysWhy) {
+  for (const KnownFlag& flag : flag_table()) {
+    EXPECT_GE(flag.reason.size(), 10u) << flag.flag;
+    EXPECT_NE(flag.reason.back(), '.') << flag.flag;
+    EXPECT_TRUE(flag.neutral.empty() || flag.max_values != 0) << flag.flag;
+    EXPECT_TRUE(flag.neutral.empty() || flag.kind == KnownFlag::Kind::kRefused) << flag.flag;
+  }
+}
+
+std::string refusal(std::vector<const char*> arguments) {
+  arguments.insert(arguments.begin(), "command");
+  ParseOptions options;
+  options.known = flag_table();
+  try {
+    parse_flags({}, static_cast<int>(arguments.size()), arguments.data(), options);
+  } catch (const UsageError& error) {
+    return error.what();
+  }
+  return "accepted";
+}
+
+// Every row, alone: an already-so flag is accepted, a refused one gives its reason, its neutral values are accepted.
+TEST(FlagTable, EveryRowDoesWhatItSays) {
+  for (const KnownFlag& flag : flag_table()) {
+    for (const std::string& spelling : spellings(flag)) {
+      std::vector<const char*> arguments(1 + static_cast<size_t>(flag.min_values), "unheard-of");
+      arguments[0] = spelling.c_str();
+      const std::string message = refusal(arguments);
+      if (flag.kind == KnownFlag::Kind::kAlreadySo) {
+        EXPECT_EQ(message, "accepted") << spelling;
+      } else {
+        EXPECT_THAT(message, HasSubstr(cat(spelling, " is refused: ", flag.reason)));
+      }
+      std::istringstream neutral{std::string(flag.neutral)};
+      for (std::string value; neutral >> value;)
+        EXPECT_EQ(refusal({spelling.c_str(), value.c_str()}), "accepted") << spelling << " " << value;
+    }
+  }
+}
+
+TEST(FlagTable, LaunchScriptsForOneRankPass) {
+  EXPECT_EQ(refusal({"--tensor-model-parallel-size", "1", "--pipeline-model-parallel-size", "1", "--context-parallel-size", "1",
+                     "--expert-model-parallel-size", "1", "--sequence-parallel", "--use-distributed-optimizer",
+                     "--overlap-grad-reduce", "--overlap-param-gather", "--transformer-impl", "transformer_engine",
+                     "--use-flash-attn", "--no-masked-softmax-fusion", "--no-gradient-accumulation-fusion",
+                     "--attention-softmax-in-fp32", "--accumulate-allreduce-grads-in-fp32", "--manual-gc",
+                     "--manual-gc-interval", "10", "--deterministic-mode", "--distributed-backend", "nccl",
+                     "--use-mcore-models", "--num-experts", "0", "--moe-router-topk", "2", "--no-save-rng"}),
+            "accepted");
+  EXPECT_EQ(refusal({"--tensor-model-parallel-size", "2"}),
+            "--tensor-model-parallel-size is refused: tensor parallelism over several ranks is not built yet\n"
+            "hint: accepted values: 1");
+  EXPECT_THAT(refusal({"--num-experts", "8"}), HasSubstr("mixture of experts is not built yet"));
+}
+
+}  // namespace
+}  // namespace megatron
