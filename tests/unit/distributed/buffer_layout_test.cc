@@ -1,0 +1,63 @@
+#include "megatron/distributed/buffer_layout.h"
+
+#include <gtest/gtest.h>
+
+namespace megatron {
+namespace {
+
+std::vector<BufferParameter> sizes(std::vector<int64_t> elements) {
+  std::vector<BufferParameter> parameters;
+  for (int64_t n : elements) parameters.push_back({n, false});
+  return parameters;
+}
+
+TEST(BufferLayout, ReverseOrderWithAlignedStarts) {
+  const BufferLayout layout = plan_buffer(sizes({100, 64, 1}), {});
+  EXPECT_EQ(layout.slots[2].begin, 0);
+  EXPECT_EQ(layout.slots[2].end, 1);
+  EXPECT_EQ(layout.slots[1].begin, 64);
+  EXPECT_EQ(layout.slots[0].begin, 128);
+  EXPECT_EQ(layout.slots[0].end, 228);
+  ASSERT_EQ(layout.buckets.size(), 1u);
+  EXPECT_EQ(layout.buckets[0].parameters, (std::vector<int>{2, 1, 0}));
+  EXPECT_EQ(layout.num_elements, 256);
+}
+
+TEST(BufferLayout, BucketsCloseAtTheirSize) {
+  const BufferLayout layout = plan_buffer(sizes({64, 64, 64, 640, 64}), {128, 1});
+  ASSERT_EQ(layout.buckets.size(), 3u);
+  EXPECT_EQ(layout.buckets[0].parameters, (std::vector<int>{4, 3}));
+  EXPECT_EQ(layout.buckets[1].parameters, (std::vector<int>{2, 1}));
+  EXPECT_EQ(layout.buckets[2].parameters, (std::vector<int>{0}));
+  EXPECT_EQ(layout.slots[0].bucket, 2);
+  for (size_t b = 1; b < layout.buckets.size(); ++b) {
+    EXPECT_EQ(layout.buckets[b].begin, layout.buckets[b - 1].end) << "buckets touch";
+  }
+}
+
+TEST(BufferLayout, ShardedBucketsEndAtWholeShards) {
+  const BufferLayout layout = plan_buffer(sizes({100, 100, 100}), {150, 3});
+  ASSERT_EQ(layout.buckets.size(), 2u);
+  EXPECT_EQ(layout.buckets[0].end, 384);  // lcm(3, 128), and 228 elements
+  EXPECT_EQ(layout.slots[0].begin, 384);
+  EXPECT_EQ(layout.num_elements, 768);
+}
+
+TEST(BufferLayout, ATiedEmbeddingHasItsOwnBucket) {
+  std::vector<BufferParameter> parameters = sizes({10, 20, 30});
+  parameters[1].own_bucket = true;
+  const BufferLayout layout = plan_buffer(parameters, {});
+  ASSERT_EQ(layout.buckets.size(), 3u);
+  EXPECT_EQ(layout.buckets[0].parameters, (std::vector<int>{2}));
+  EXPECT_EQ(layout.buckets[1].parameters, (std::vector<int>{1}));
+  EXPECT_EQ(layout.buckets[2].parameters, (std::vector<int>{0}));
+}
+
+TEST(BufferLayout, NothingIsLegal) {
+  const BufferLayout layout = plan_buffer({}, {});
+  EXPECT_EQ(layout.num_elements, 0);
+  EXPECT_TRUE(layout.buckets.empty());
+}
+
+}  // namespace
+}  // namespace megatron
