@@ -2,6 +2,8 @@
 // files.
 #include <gtest/gtest.h>
 
+#include <regex>
+
 #include "source_tree.h"
 
 namespace megatron {
@@ -74,6 +76,34 @@ TEST(Text, FilesAreSmall) {
     total += bytes;
   }
   EXPECT_LE(total, kMaxTreeBytes) << "the whole tree";
+}
+
+// Links of a document to files of the repository that are not there.
+std::vector<std::string> broken_links(const SourceFile& document) {
+  static const std::regex kLink(R"(\]\(([^)#\s]+)[^)]*\))");
+  std::vector<std::string> broken;
+  const std::string& text = document.text;
+  for (auto it = std::sregex_iterator(text.begin(), text.end(), kLink);
+       it != std::sregex_iterator(); ++it) {
+    const std::string link = (*it)[1];
+    if (link.find("://") != std::string::npos) continue;
+    if (!fs::exists(source_root() / fs::path(document.path).parent_path() / link)) {
+      broken.push_back(document.path + ": no file for the link " + link);
+    }
+  }
+  return broken;
+}
+
+TEST(Text, LinksOfDocumentsLead) {
+  std::vector<std::string> violations;
+  for (const SourceFile& document : read_sources({}, {".md"})) {
+    for (std::string& violation : broken_links(document))
+      violations.push_back(std::move(violation));
+  }
+  EXPECT_TRUE(violations.empty()) << join(violations);
+  EXPECT_EQ(
+      broken_links({"docs/a.md", "[x](../README.md) [y](nowhere.md#z) [z](https://a.b)"}).size(),
+      1u);
 }
 
 TEST(Text, RulesFindWhatTheyForbid) {
