@@ -162,7 +162,7 @@ Grads run_backward(Path path, const at::Tensor& dout, const at::Tensor& q, const
 }
 
 // Carries the options through autograd's context.
-struct SavedOptions : c10::intrusive_ptr_target {
+struct SavedOptions : torch::CustomClassHolder {
   AttentionOptions options;
   Path path = Path::kUnfused;
 };

@@ -1,0 +1,155 @@
+#include "megatron/tensor/attention.h"
+
+#include <cmath>
+
+#include "megatron/base/check.h"
+#include "tests/unit/tensor/testing.h"
+
+namespace megatron {
+namespace {
+
+// softmax(q k^T scale + mask) v in fp64 through ATen's autograd; `allowed` [.., s, s_k] bool.
+at::Tensor reference(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const at::Tensor& allowed,
+                     double scale, const at::Tensor& keep = {}) {
+  const int64_t r = q.size(2) / k.size(2);
+  const at::Tensor queries = q.permute({1, 2, 0, 3});
+  const at::Tensor keys = k.repeat_interleave(r, 2).permute({1, 2, 3, 0});
+  const at::Tensor values = v.repeat_interleave(r, 2).permute({1, 2, 0, 3});
+  at::Tensor weights = at::exp(at::matmul(queries, keys) * scale) * allowed;
+  at::Tensor probs = weights / weights.sum(-1, true).clamp_min(1e-300);
+  if (keep.defined()) probs = probs * keep;
+  return at::matmul(probs, values).permute({2, 0, 1, 3});
+}
+
+at::Tensor allowed_keys(int64_t s, int64_t s_k, bool causal, int64_t left, int64_t right) {
+  const at::Tensor ahead = at::arange(s_k).unsqueeze(0) - at::arange(s).unsqueeze(1) - (s_k - s);
+  at::Tensor allowed = at::ones({s, s_k}, at::kBool);
+  if (causal) allowed = allowed & (ahead <= 0);
+  if (left >= 0) allowed = allowed & (ahead >= -left);
+  if (right >= 0 && !causal) allowed = allowed & (ahead <= right);
+  return allowed;
+}
+
+struct Case {
+  const char* name;
+  int64_t s, s_k, b, n, g, d;
+  bool causal = true;
+  int64_t left = -1, right = -1;
+  bool mask = false;
+  double dropout = 0.0;
+};
+
+void PrintTo(const Case& c, std::ostream* out) { *out << c.name; }
+
+class Attention : public ::testing::TestWithParam<std::tuple<Case, at::ScalarType, bool, AttentionBackend>> {};
+
+TEST_P(Attention, ForwardAndGradientsMatchTheFormula) {
+  const auto& [c, type, recompute, backend] = GetParam();
+  const double scale = 1.0 / std::sqrt(static_cast<double>(c.d));
+  // Strided views of one projection, as the model gives them.
+  const at::Tensor packed_q = draw({c.s, c.b, c.n, c.d + 3}, type), packed = draw({c.s_k, c.b, c.g, 2 * c.d}, type, 2);
+  at::Tensor q = packed_q.narrow(3, 0, c.d).requires_grad_();
+  at::Tensor k = packed.narrow(3, 0, c.d).detach().requires_grad_();
+  at::Tensor v = packed.narrow(3, c.d, c.d).detach().requires_grad_();
+  AttentionOptions options;
+  options.causal = c.causal;
+  options.scale = scale;
+  options.window_left = c.left;
+  options.window_right = c.right;
+  options.recompute = recompute;
+  options.backend = backend;
+  at::Tensor allowed = allowed_keys(c.s, c.s_k, c.causal, c.left, c.right), keep;
+  if (c.mask) {
+    at::manual_seed(9);
+    options.mask = at::rand({c.b, 1, c.s, c.s_k}) < 0.4;
+    options.mask.select(0, 0).select(1, 0).fill_(true);  // one row that may attend to nothing
+    allowed = allowed & options.mask.logical_not();
+  }
+  if (c.dropout > 0) {
+    options.dropout = c.dropout;
+    options.key = random_key(1, "attention", 2);
+    options.place = {at::arange(4, 4 + c.b), at::arange(c.s_k - c.s, c.s_k)};
+    options.key_position = at::arange(c.s_k);
+    options.first_head = 2;
+    keep = attention_dropout_mask(c.n, 2, c.dropout, options.key, options.place, options.key_position);
+  }
+  const at::Tensor out = core_attention(q, k, v, options);
+  const at::Tensor dout = draw(out.sizes(), type, 5);
+  out.backward(dout);
+
+  at::Tensor wide_q = q.detach().to(at::kDouble).requires_grad_();
+  at::Tensor wide_k = k.detach().to(at::kDouble).requires_grad_();
+  at::Tensor wide_v = v.detach().to(at::kDouble).requires_grad_();
+  const at::Tensor expected = reference(wide_q, wide_k, wide_v, allowed, scale, keep);
+  expected.backward(dout.to(at::kDouble));
+  const double tolerance = type == at::kDouble ? 1e-12 : type == at::kFloat ? 2e-6 : 2e-2;
+  EXPECT_TRUE(out.is_contiguous());
+  EXPECT_EQ(out.scalar_type(), type);
+  EXPECT_LT(relative_error(out, expected), tolerance);
+  EXPECT_LT(relative_error(q.grad(), wide_q.grad()), tolerance);
+  EXPECT_LT(relative_error(k.grad(), wide_k.grad()), tolerance);
+  EXPECT_LT(relative_error(v.grad(), wide_v.grad()), tolerance);
+}
+
+const Case kPlain[] = {
+    {"causal", 33, 33, 2, 4, 4, 16},         {"causal_long", 129, 129, 1, 2, 2, 64},
+    {"grouped", 17, 17, 2, 6, 2, 8},         {"multi_query", 17, 17, 2, 4, 1, 8},
+    {"one_token", 1, 1, 1, 1, 1, 4},         {"decode", 1, 40, 2, 4, 2, 16},
+    {"chunk", 7, 40, 2, 4, 2, 16},           {"bidirectional", 20, 20, 2, 2, 2, 16, false},
+    {"cross", 9, 21, 2, 2, 2, 16, false},
+};
+const Case kUnfusedOnly[] = {
+    {"more_queries", 9, 4, 2, 2, 2, 8},
+    {"window", 33, 33, 2, 4, 2, 8, true, 5},
+    {"window_both", 33, 33, 2, 2, 2, 8, false, 3, 4},
+    {"window_decode", 2, 33, 2, 2, 2, 8, true, 3},
+    {"mask", 12, 14, 3, 4, 2, 8, false, -1, -1, true},
+    {"mask_causal", 12, 12, 3, 4, 2, 8, true, -1, -1, true},
+    {"dropout", 12, 12, 2, 4, 2, 8, true, -1, -1, false, 0.3},
+    {"dropout_chunk", 5, 12, 2, 4, 2, 8, true, -1, -1, false, 0.3},
+};
+
+std::string case_name(const ::testing::TestParamInfo<Attention::ParamType>& info) {
+  const auto& [c, type, recompute, backend] = info.param;
+  return std::string(c.name) + "_" + c10::toString(type) + (recompute ? "_recompute" : "") +
+         (backend == AttentionBackend::kUnfused ? "_unfused" : "");
+}
+
+INSTANTIATE_TEST_SUITE_P(Library, Attention,
+                         ::testing::Combine(::testing::ValuesIn(kPlain),
+                                            ::testing::Values(at::kDouble, at::kFloat, at::kBFloat16),
+                                            ::testing::Bool(), ::testing::Values(AttentionBackend::kAuto)),
+                         case_name);
+INSTANTIATE_TEST_SUITE_P(PlainUnfused, Attention,
+                         ::testing::Combine(::testing::ValuesIn(kPlain), ::testing::Values(at::kDouble),
+                                            ::testing::Values(false),
+                                            ::testing::Values(AttentionBackend::kUnfused)),
+                         case_name);
+INSTANTIATE_TEST_SUITE_P(Unfused, Attention,
+                         ::testing::Combine(::testing::ValuesIn(kUnfusedOnly),
+                                            ::testing::Values(at::kDouble, at::kFloat, at::kHalf),
+                                            ::testing::Bool(), ::testing::Values(AttentionBackend::kAuto)),
+                         case_name);
+
+TEST(AttentionErrors, ABackendThatCannotIsRefused) {
+  const at::Tensor q = draw({4, 1, 2, 8}, at::kFloat);
+  AttentionOptions options;
+  options.window_left = 1;
+  options.backend = AttentionBackend::kFlash;
+  try {
+    core_attention(q, q, q, options);
+    FAIL() << "flash attention accepted a window";
+  } catch (const Error& error) {
+    EXPECT_NE(std::string(error.what()).find("flash cannot compute this attention: a sliding window is given"),
+              std::string::npos)
+        << error.what();
+  }
+  options.window_left = -1;
+  options.backend = AttentionBackend::kFused;
+  EXPECT_THROW(core_attention(q, q, q, options), Error);
+  EXPECT_THROW(core_attention(q, draw({4, 1, 3, 8}, at::kFloat), draw({4, 1, 3, 8}, at::kFloat), options),
+               InternalError);
+}
+
+}  // namespace
+}  // namespace megatron
