@@ -1,0 +1,222 @@
+// megatron inspect-checkpoint DIR: what a checkpoint holds, or which checkpoints a folder holds.
+#include <algorithm>
+#include <filesystem>
+#include <nlohmann/json.hpp>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "megatron/base/check.h"
+#include "megatron/base/format.h"
+#include "megatron/base/log.h"
+#include "megatron/base/parse.h"
+#include "megatron/dist_checkpointing/checkpoint.h"
+#include "megatron/dist_checkpointing/checkpoint_folder.h"
+#include "tools/commands.h"
+
+namespace megatron {
+namespace {
+
+namespace fs = std::filesystem;
+using nlohmann::ordered_json;
+
+struct InspectCheckpointConfig : Config {
+  std::string directory;
+  bool verify = false;
+  bool json = false;
+
+  void fields(FieldVisitor& visitor) override {
+    visitor.group("inspect-checkpoint");
+    visitor.field("directory", directory, "a checkpoint (iter_0000100), or a folder of checkpoints");
+    visitor.field("verify", verify, "read every byte and compare the checksums");
+    visitor.field("json", json, "print JSON");
+  }
+  void validate(Violations& violations) const override {
+    if (directory.empty())
+      violations.add("inspect-checkpoint needs a folder", "megatron inspect-checkpoint RUN_DIR/iter_0000100");
+  }
+};
+
+// Columns of text, padded to the widest entry; columns of numbers are flush right.
+class Table {
+ public:
+  explicit Table(std::vector<bool> right) : right_(std::move(right)) {}
+  void row(std::vector<std::string> cells) { rows_.push_back(std::move(cells)); }
+  void print() const {
+    std::vector<size_t> widths(right_.size(), 0);
+    for (const auto& row : rows_)
+      for (size_t c = 0; c < row.size(); ++c) widths[c] = std::max(widths[c], row[c].size());
+    for (const auto& row : rows_) {
+      std::string line;
+      for (size_t c = 0; c < row.size(); ++c) {
+        const std::string space(widths[c] - row[c].size(), ' ');
+        line += (c ? "  " : "") + (right_[c] ? space + row[c] : row[c] + space);
+      }
+      while (!line.empty() && line.back() == ' ') line.pop_back();
+      print_line(line);
+    }
+  }
+
+ private:
+  std::vector<bool> right_;
+  std::vector<std::vector<std::string>> rows_;
+};
+
+std::string shape_text(const std::vector<int64_t>& shape) { return ordered_json(shape).dump(); }
+
+uint64_t num_elements(const StoredTensor& tensor) {
+  uint64_t count = 1;
+  for (int64_t extent : tensor.shape) count *= static_cast<uint64_t>(extent);
+  return count;
+}
+
+uint64_t num_bytes(const StoredTensor& tensor) {
+  return num_elements(tensor) * static_cast<uint64_t>(size_of(tensor.dtype));
+}
+
+// The names of the files that hold parts of a tensor.
+std::vector<std::string> files_of(const Manifest& manifest, const StoredTensor& tensor) {
+  std::set<std::string> names;
+  for (const Fragment& fragment : tensor.fragments) names.insert(manifest.files[static_cast<size_t>(fragment.file)].name);
+  return {names.begin(), names.end()};
+}
+
+uint64_t total_bytes(const Manifest& manifest) {
+  uint64_t bytes = 0;
+  for (const StoredFile& file : manifest.files) bytes += file.bytes;
+  return bytes;
+}
+
+uint64_t tensor_bytes(const Manifest& manifest) {
+  uint64_t bytes = 0;
+  for (const auto& [key, tensor] : manifest.tensors) bytes += num_bytes(tensor);
+  return bytes;
+}
+
+ordered_json as_json(const Checkpoint& checkpoint) {
+  const Manifest& manifest = checkpoint.manifest();
+  ordered_json tensors = ordered_json::object(), files = ordered_json::array();
+  for (const auto& [key, tensor] : manifest.tensors)
+    tensors[key] = {{"dtype", to_string(tensor.dtype)}, {"shape", tensor.shape}, {"bytes", num_bytes(tensor)},
+                    {"fragments", tensor.fragments.size()}, {"files", files_of(manifest, tensor)}};
+  for (const StoredFile& file : manifest.files) files.push_back({{"name", file.name}, {"bytes", file.bytes}});
+  return {{"directory", checkpoint.directory().string()},
+          {"iteration", manifest.iteration},
+          {"created", manifest.created},
+          {"format_version", kCheckpointFormatVersion},
+          {"num_tensors", manifest.tensors.size()},
+          {"tensor_bytes", tensor_bytes(manifest)},
+          {"file_bytes", total_bytes(manifest)},
+          {"state", ordered_json::parse(manifest.state)},
+          {"files", files},
+          {"tensors", tensors}};
+}
+
+void print_checkpoint(const Checkpoint& checkpoint) {
+  const Manifest& manifest = checkpoint.manifest();
+  Table head({false, false});
+  head.row({"checkpoint", checkpoint.directory().string()});
+  head.row({"iteration", std::to_string(manifest.iteration)});
+  head.row({"written", manifest.created});
+  head.row({"tensors", cat(format_count(manifest.tensors.size()), ", ", format_bytes(static_cast<double>(tensor_bytes(manifest))))});
+  head.row({"files", cat(format_count(manifest.files.size()), ", ", format_bytes(static_cast<double>(total_bytes(manifest))))});
+  for (const auto& [key, value] : ordered_json::parse(manifest.state).items()) head.row({"state." + key, value.dump()});
+  head.print();
+  print_line("");
+  Table tensors({false, false, false, true, true, false});
+  tensors.row({"tensor", "type", "shape", "bytes", "parts", "files"});
+  for (const auto& [key, tensor] : manifest.tensors) {
+    const std::vector<std::string> files = files_of(manifest, tensor);
+    std::string names = files.empty() ? "-" : files[0];
+    if (files.size() > 1) names += cat(" and ", files.size() - 1, " more");
+    tensors.row({key, std::string(to_string(tensor.dtype)), shape_text(tensor.shape), format_count(num_bytes(tensor)),
+                 std::to_string(tensor.fragments.size()), names});
+  }
+  tensors.print();
+  print_line("");
+  Table files({false, true});
+  files.row({"file", "bytes"});
+  for (const StoredFile& file : manifest.files) files.row({file.name, format_count(file.bytes)});
+  files.print();
+}
+
+int inspect_one(const fs::path& directory, const InspectCheckpointConfig& config) {
+  const std::vector<std::string> problems =
+      config.verify ? verify_checkpoint(directory) : std::vector<std::string>();
+  if (!problems.empty()) {
+    if (config.json) {
+      print_line(ordered_json{{"directory", directory.string()}, {"verified", false}, {"problems", problems}}.dump(2));
+      return 1;
+    }
+    std::string text = problems[0];
+    for (size_t i = 1; i < problems.size(); ++i) text += "\ndetail: " + problems[i].substr(0, problems[i].find('\n'));
+    throw Error(text);
+  }
+  const Checkpoint checkpoint(directory);
+  if (config.json) {
+    ordered_json root = as_json(checkpoint);
+    if (config.verify) root["verified"] = true;
+    print_line(root.dump(2));
+    return 0;
+  }
+  print_checkpoint(checkpoint);
+  if (config.verify) {
+    print_line("");
+    print_line(cat("verified: all ", format_count(total_bytes(checkpoint.manifest())), " bytes are as they were written"));
+  }
+  return 0;
+}
+
+// A folder: one line per checkpoint. Returns 1 when one is damaged.
+int inspect_folder(const fs::path& root, const InspectCheckpointConfig& config) {
+  const std::vector<CheckpointEntry> entries =
+      find_checkpoints(root, config.verify ? CheckDepth::kFull : CheckDepth::kManifest);
+  MEGATRON_CHECK(!entries.empty(), root.string(), ": holds no checkpoint and is none",
+                 "\nhint: give the folder named by --save, or one iter_* directory in it");
+  ordered_json list = ordered_json::array();
+  Table table({false, false, true, true, false});
+  table.row({"checkpoint", "written", "tensors", "bytes", config.verify ? "verified" : "manifest"});
+  bool damaged = false;
+  for (const CheckpointEntry& entry : entries) {
+    const std::string name = entry.directory.filename().string();
+    ordered_json item = {{"iteration", entry.iteration}, {"directory", entry.directory.string()}, {"usable", entry.problem.empty()}};
+    if (entry.problem.empty()) {
+      const Checkpoint checkpoint(entry.directory);
+      const Manifest& manifest = checkpoint.manifest();
+      table.row({name, manifest.created, format_count(manifest.tensors.size()), format_count(total_bytes(manifest)), "whole"});
+      item.update({{"created", manifest.created}, {"num_tensors", manifest.tensors.size()}, {"file_bytes", total_bytes(manifest)}});
+    } else {
+      damaged = true;
+      table.row({name, "", "", "", "DAMAGED: " + entry.problem.substr(0, entry.problem.find('\n'))});
+      item["problem"] = entry.problem;
+    }
+    list.push_back(std::move(item));
+  }
+  if (config.json)
+    print_line(ordered_json{{"directory", root.string()}, {"checkpoints", list}}.dump(2));
+  else
+    table.print();
+  return damaged ? 1 : 0;
+}
+
+}  // namespace
+
+int inspect_checkpoint(int argc, char** argv) {
+  InspectCheckpointConfig config;
+  Config* const configs[] = {&config};
+  ParseOptions options;
+  options.allow_config_file = false;
+  options.positional = "directory";
+  if (parse_flags(configs, argc, argv, options).help) {
+    print_line(help_text("Usage: megatron inspect-checkpoint DIRECTORY [flags]", configs));
+    return 0;
+  }
+  const fs::path directory(config.directory);
+  std::error_code ignored;
+  MEGATRON_CHECK(fs::is_directory(directory, ignored), directory.string(), ": is not a folder");
+  const bool is_one = fs::exists(directory / kManifestName, ignored) ||
+                      directory.filename().string().rfind("iter_", 0) == 0;
+  return is_one ? inspect_one(directory, config) : inspect_folder(directory, config);
+}
+
+}  // namespace megatron
