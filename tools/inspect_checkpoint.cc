@@ -120,7 +120,8 @@ void print_checkpoint(const Checkpoint& checkpoint) {
   head.row({"written", manifest.created});
   head.row({"tensors", cat(format_count(manifest.tensors.size()), ", ", format_bytes(static_cast<double>(tensor_bytes(manifest))))});
   head.row({"files", cat(format_count(manifest.files.size()), ", ", format_bytes(static_cast<double>(total_bytes(manifest))))});
-  for (const auto& [key, value] : ordered_json::parse(manifest.state).items()) head.row({"state." + key, value.dump()});
+  const ordered_json state = ordered_json::parse(manifest.state);
+  for (const auto& [key, value] : state.items()) head.row({"state." + key, value.dump()});
   head.print();
   print_line("");
   Table tensors({false, false, false, true, true, false});

@@ -47,7 +47,7 @@ void set_io_hook(IoHook new_hook) {
 void throw_io_error(const std::string& what, const fs::path& path, int error) {
   std::string message = cat("cannot ", what, " ", path.string(), ": ", std::strerror(error), " (errno ", error, ")");
   if (error == ENOSPC || error == EDQUOT)
-    message += "\nhint: free space there, keep fewer checkpoints (--keep-last-checkpoints), or save to another folder";
+    message += "\nhint: free space there, keep fewer checkpoints, or save to another folder";
   if (error == EFBIG) message += "\nhint: the limit on file sizes (ulimit -f) is too low for this checkpoint";
   if (error == EACCES || error == EPERM || error == EROFS)
     message += "\nhint: the folder must be writable by this user";
