@@ -1,0 +1,41 @@
+// docs/flags.md is what the configurations and the flag table say, and no flag of Megatron is without a meaning.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <fstream>
+#include <set>
+#include <sstream>
+
+#include "megatron/base/files.h"
+#include "megatron/base/parse.h"
+#include "megatron/training/arguments.h"
+#include "megatron/training/flag_table.h"
+
+namespace megatron {
+namespace {
+
+TEST(FlagDocs, AreCurrent) {
+  Arguments arguments;
+  const std::vector<Config*> configs = arguments.configs();
+  const std::string expected = flags_document(configs, flag_table());
+  const std::string path = MEGATRON_SOURCE_DIR "/docs/flags.md";
+  if (std::getenv("MEGATRON_UPDATE_DOCS") != nullptr) write_file_atomically(path, expected);
+  EXPECT_EQ(read_file(path), expected) << "run this test with MEGATRON_UPDATE_DOCS=1 to write the page anew";
+}
+
+TEST(FlagDocs, RowsThatAFieldShouldOwnAreOwned) {
+  Arguments arguments;
+  const std::vector<Config*> configs = arguments.configs();
+  const std::vector<std::string> accepted = accepted_flags(configs);
+  const std::set<std::string> owned(accepted.begin(), accepted.end());
+  for (const KnownFlag& flag : flag_table()) {
+    if (flag.reason != kOwnedByField) continue;
+    std::istringstream spellings{std::string(flag.flag)};
+    for (std::string spelling; spellings >> spelling;)
+      EXPECT_EQ(owned.count(spelling), 1u) << spelling << " has no field; give it a reason in the flag table";
+  }
+}
+
+}  // namespace
+}  // namespace megatron
