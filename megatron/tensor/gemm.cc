@@ -19,6 +19,7 @@ at::Tensor as_matrix(const at::Tensor& x) { return x.reshape({-1, x.size(-1)}); 
 at::Tensor linear_forward(const at::Tensor& x, const at::Tensor& w, const at::Tensor& bias) {
   const at::NoGradGuard no_grad;
   check_shape("linear weight", w, {-1, x.size(-1)});
+  use_wide_blas_reductions();
   const at::Tensor rows = as_matrix(x);
   std::vector<int64_t> shape = x.sizes().vec();
   shape.back() = w.size(0);
@@ -35,6 +36,7 @@ at::Tensor linear_forward(const at::Tensor& x, const at::Tensor& w, const at::Te
 at::Tensor linear_input_grad(const at::Tensor& dy, const at::Tensor& w) {
   const at::NoGradGuard no_grad;
   check_shape("linear weight", w, {dy.size(-1), -1});
+  use_wide_blas_reductions();
   std::vector<int64_t> shape = dy.sizes().vec();
   shape.back() = w.size(1);
   return at::mm(as_matrix(dy), w).view(shape);

@@ -9,4 +9,8 @@ namespace megatron {
 // Returns false when it cannot (other types or layouts, or a build without CUDA).
 bool blas_wide_weight_grad(const at::Tensor& dy, const at::Tensor& x, const at::Tensor& target, double beta);
 
+// ATen's products of half operands keep fp32 sums to the end (it may split them in the operands' type by default). Once
+// per process; nothing in a build without CUDA.
+void use_wide_blas_reductions();
+
 }  // namespace megatron

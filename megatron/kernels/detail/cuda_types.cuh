@@ -1,0 +1,105 @@
+// Element types, reductions and launch helpers shared by the CUDA kernels.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <cuda_runtime.h>
+
+#include <cstdint>
+
+#include "megatron/base/check.h"
+#include "megatron/base/dtype.h"
+
+namespace megatron {
+
+// Throws Error with the name of the call, CUDA's text and its debug variable.
+inline void check_cuda(cudaError_t status, const char* call) {
+  MEGATRON_CHECK(status == cudaSuccess, call, " failed: ", cudaGetErrorName(status), ", ", cudaGetErrorString(status),
+                 "\nhint: CUDA_LAUNCH_BLOCKING=1 shows the call that failed first");
+}
+
+// The type that sums and statistics of T are computed in.
+template <class T>
+struct Accumulate {
+  using type = float;
+};
+template <>
+struct Accumulate<double> {
+  using type = double;
+};
+template <class T>
+using AccumulateType = typename Accumulate<T>::type;
+
+// f(T{}) with the CUDA type of a floating dtype.
+template <class F>
+void with_cuda_type(DType dtype, F&& f) {
+  switch (dtype) {
+    case DType::kFloat64: return f(double{});
+    case DType::kFloat32: return f(float{});
+    case DType::kBFloat16: return f(__nv_bfloat16{});
+    case DType::kFloat16: return f(__half{});
+    default: MEGATRON_ASSERT(false, "no CUDA kernel for ", to_string(dtype));
+  }
+}
+
+template <class Acc>
+__device__ __forceinline__ Acc load_as(const double& x) { return static_cast<Acc>(x); }
+template <class Acc>
+__device__ __forceinline__ Acc load_as(const float& x) { return static_cast<Acc>(x); }
+template <class Acc>
+__device__ __forceinline__ Acc load_as(const __nv_bfloat16& x) { return static_cast<Acc>(__bfloat162float(x)); }
+template <class Acc>
+__device__ __forceinline__ Acc load_as(const __half& x) { return static_cast<Acc>(__half2float(x)); }
+
+template <class Acc>
+__device__ __forceinline__ void store_as(double& out, Acc x) { out = static_cast<double>(x); }
+template <class Acc>
+__device__ __forceinline__ void store_as(float& out, Acc x) { out = static_cast<float>(x); }
+template <class Acc>
+__device__ __forceinline__ void store_as(__nv_bfloat16& out, Acc x) { out = __float2bfloat16_rn(static_cast<float>(x)); }
+template <class Acc>
+__device__ __forceinline__ void store_as(__half& out, Acc x) { out = __float2half_rn(static_cast<float>(x)); }
+
+struct AddOp {
+  template <class Acc>
+  __device__ Acc operator()(Acc a, Acc b) const { return a + b; }
+};
+struct MaxOp {
+  template <class Acc>
+  __device__ Acc operator()(Acc a, Acc b) const { return a > b ? a : b; }
+};
+
+// Combines one value per thread in a fixed order; every thread gets the result. blockDim.x is a multiple of 32, at most
+// 1024. `shared` holds 33 elements and may be reused after the next __syncthreads().
+template <class Acc, class Op>
+__device__ Acc reduce_block(Acc value, Op op, Acc* shared) {
+  for (int offset = 16; offset > 0; offset /= 2) value = op(value, __shfl_xor_sync(0xffffffffu, value, offset));
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, warps = blockDim.x / 32;
+  __syncthreads();
+  if (lane == 0) shared[warp] = value;
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    Acc total = shared[0];
+    for (int w = 1; w < warps; ++w) total = op(total, shared[w]);
+    shared[32] = total;
+  }
+  __syncthreads();
+  return shared[32];
+}
+
+inline cudaStream_t as_stream(void* stream) { return static_cast<cudaStream_t>(stream); }
+
+constexpr int kThreads = 256;
+
+// Blocks of kThreads for `count` elements, each thread striding over the rest.
+inline unsigned blocks_for(int64_t count) {
+  const int64_t blocks = (count + kThreads - 1) / kThreads;
+  return static_cast<unsigned>(blocks < 1 ? 1 : blocks > 65536 ? 65536 : blocks);
+}
+
+// Threads of a block that works on one row of `columns`.
+inline unsigned threads_for_row(int64_t columns) {
+  return columns >= 4096 ? 1024u : columns >= 1024 ? 256u : columns >= 256 ? 128u : 32u;
+}
+
+}  // namespace megatron

@@ -1,0 +1,40 @@
+// The table of kernel tests: one row per operation, element type and shape.
+//
+// Each row is run three ways: on the CPU against a composition of ATen operations in fp64; its gradients against ATen's
+// autograd in fp64; on CUDA (gpu_tests) against the CPU. `kernel_test --perf` times the rows marked so against ATen.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <functional>
+#include <string>
+#include <vector>
+
+namespace megatron {
+
+using Tensors = std::vector<at::Tensor>;
+
+struct KernelCase {
+  std::string name;
+  at::ScalarType type = at::kFloat;
+  // Deterministic inputs on the CPU; floating ones in `type` unless the operation wants others.
+  std::function<Tensors()> inputs;
+  // The operation of megatron/tensor on tensors of any device: outputs, then gradients.
+  std::function<Tensors(const Tensors&)> run;
+  // The same in ATen operations, of fp64 inputs.
+  std::function<Tensors(const Tensors&)> reference;
+  double tolerance = 1e-6;       // CPU and CUDA against the reference, relative to max(1, largest)
+  bool bit_equal = false;        // CUDA equals the CPU bit for bit
+  int64_t bytes = 0;             // moved by `run`; > 0: timed by --perf
+};
+
+// All rows. Large shapes only with `perf`.
+std::vector<KernelCase> kernel_cases(bool perf);
+
+// Runs `run` with the inputs on `device`; the outputs come back to the CPU.
+Tensors run_on(const KernelCase& kernel_case, const Tensors& inputs, const at::Device& device);
+
+// Largest absolute difference divided by max(1, largest reference); infinity for different shapes or a NaN.
+double relative_error(const at::Tensor& got, const at::Tensor& expected);
+
+}  // namespace megatron
