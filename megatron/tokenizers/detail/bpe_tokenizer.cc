@@ -115,14 +115,11 @@ void BpeTokenizer::add_tokens(const BpeDefinition& definition) {
     MEGATRON_CHECK(!added[id], where(), " appears twice");
     added[id] = taken[id] = true;
     special_[id] = token.special;
-    if (!parse_byte_level(token.content, bytes_[id])) bytes_[id] = token.content;
-    if (token.normalized) {
-      normalized.push_back(token);
-      normalized_contents.emplace_back(nfc_ ? to_nfc(token.content, buffer) : std::string_view(token.content));
-    } else {
-      raw.push_back(token);
-      raw_contents.push_back(token.content);
-    }
+    const bool normalize = token.normalized && nfc_;
+    const std::string content(normalize ? to_nfc(token.content, buffer) : std::string_view(token.content));
+    if (!parse_byte_level(content, bytes_[id])) bytes_[id] = content;
+    (token.normalized ? normalized : raw).push_back(token);
+    (token.normalized ? normalized_contents : raw_contents).push_back(content);
   }
   raw_matcher_ = AddedTokenMatcher(std::move(raw), raw_contents);
   normalized_matcher_ = AddedTokenMatcher(std::move(normalized), normalized_contents);

@@ -14,7 +14,10 @@ enum CharClass : uint8_t {
   kNewline = 4,  // \r and \n
 };
 
-// One byte per code point: bits 0 to 2 the CharClass, bit 3 whether Rust's \w matches. 1.1 MB, made at the first call.
+// One byte per code point, 1.1 MB, made at the first call.
+//   bits 0 to 2  the CharClass
+//   bit 3        a word character (\w)
+//   bit 4        has a combining class other than 0 in the package's tables for NFC
 const uint8_t* unicode_classes();
 
 // The classes of the ASCII characters by byte; kAboveAscii for the bytes of longer sequences.

@@ -1,16 +1,18 @@
 """Writes megatron/tokenizers/detail/unicode_ranges.inc: the character classes that the `tokenizers` package uses.
 
-The classes are read from the engines themselves (Oniguruma for \\p{L}, \\p{N} and \\s; Rust's regex for \\w), because their
-Unicode version, not the newest one, decides the ids. Made with tokenizers 0.23.3 (Unicode 16).
+The classes are read from the engines themselves (Oniguruma for \\p{L}, \\p{N} and \\s; Rust's regex for \\w; its own tables
+for NFC), because their Unicode versions, not the newest one, decide the ids. Made with tokenizers 0.23.3.
 
     python make_unicode_ranges.py > ../../../megatron/tokenizers/detail/unicode_ranges.inc
 """
 
+import unicodedata
+
 import tokenizers
-from tokenizers import AddedToken, Regex, Tokenizer, models, pre_tokenizers
+from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_tokenizers
 
 CODE_POINTS = [c for c in range(0x110000) if not 0xD800 <= c < 0xE000]
-LETTER, NUMBER, SPACE, NEWLINE, WORD = 1, 2, 3, 4, 8
+LETTER, NUMBER, SPACE, NEWLINE, WORD, COMBINING = 1, 2, 3, 4, 8, 16
 
 
 def matching(pattern):
@@ -38,6 +40,17 @@ def word_characters():
     return found
 
 
+def combining_characters():
+    """Characters that NFC sorts or joins; the package's tables are older than Python's."""
+    nfc = normalizers.NFC()
+
+    def moves(text):
+        return nfc.normalize_str(text) != text
+
+    candidates = (c for c in CODE_POINTS if unicodedata.combining(chr(c)) != 0)
+    return {c for c in candidates if moves("a" + chr(c) + "\u0302") or moves("a" + chr(c) + "\u0323")}
+
+
 def main():
     classes = bytearray(0x110000)
     for pattern, value in ((r"\p{L}", LETTER), (r"\p{N}", NUMBER), (r"\s", SPACE), (r"[\r\n]", NEWLINE)):
@@ -45,10 +58,12 @@ def main():
             classes[c] = value
     for c in word_characters():
         classes[c] |= WORD
+    for c in combining_characters():
+        classes[c] |= COMBINING
     starts = [c for c in range(0x110000) if c == 0 or classes[c] != classes[c - 1]]
-    entries = [f"0x{(c << 4) | classes[c]:x}," for c in starts]
+    entries = [f"0x{(c << 5) | classes[c]:x}," for c in starts]
     print(f"// Made by tests/golden/tokenizers/make_unicode_ranges.py with tokenizers {tokenizers.__version__}. Do not edit.")
-    print("// Each entry: (first code point << 4) | class; the class holds up to the next entry.")
+    print("// Each entry: (first code point << 5) | class; the class holds up to the next entry.")
     for first in range(0, len(entries), 10):
         print(" ".join(entries[first : first + 10]))
 
