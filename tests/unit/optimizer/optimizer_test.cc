@@ -24,8 +24,8 @@ OptimizerConfig test_config() {
 }
 
 // A model with its store and its optimizer.
-struct Setup {
-  explicit Setup(const OptimizerConfig& config, at::ScalarType dtype = at::kFloat,
+struct Fixture {
+  explicit Fixture(const OptimizerConfig& config, at::ScalarType dtype = at::kFloat,
                  ParallelGroups ranks = ParallelGroups())
       : groups(std::move(ranks)) {
     model.declare("embedding.word_embeddings.weight", {40, 150}, ParameterRole::kEmbedding).valid_rows = 37;
@@ -66,25 +66,25 @@ bool same_bytes(const std::vector<at::Tensor>& a, const std::vector<at::Tensor>&
 }
 
 TEST(Optimizer, NormZerosAndFrozenParameters) {
-  Setup setup(test_config());
-  setup.model[0].value.narrow(0, 37, 3).zero_();  // padded rows
-  const at::Tensor frozen = setup.model[4].value.clone();
-  set_gradients(setup.model, *setup.ddp, 0, 0.1, 1.0);
-  setup.ddp->grad(setup.model[0]).narrow(0, 37, 3).zero_();
-  setup.ddp->grad(setup.model[2]).narrow(0, 0, 7).zero_();
+  Fixture run(test_config());
+  run.model[0].value.narrow(0, 37, 3).zero_();  // padded rows
+  const at::Tensor frozen = run.model[4].value.clone();
+  set_gradients(run.model, *run.ddp, 0, 0.1, 1.0);
+  run.ddp->grad(run.model[0]).narrow(0, 37, 3).zero_();
+  run.ddp->grad(run.model[2]).narrow(0, 0, 7).zero_();
   double squares = 0;
   for (size_t k = 0; k < 4; ++k) {
-    squares += setup.ddp->grad(setup.model[k]).to(at::kDouble).square().sum().item<double>();
+    squares += run.ddp->grad(run.model[k]).to(at::kDouble).square().sum().item<double>();
   }
-  EXPECT_EQ(setup.optimizer->num_zeros(), 7.0) << "padded rows do not count";
+  EXPECT_EQ(run.optimizer->num_zeros(), 7.0) << "padded rows do not count";
   double weights = 0;
-  for (size_t k = 0; k < 4; ++k) weights += setup.model[k].value.to(at::kDouble).square().sum().item<double>();
-  EXPECT_NEAR(setup.optimizer->params_norm(), std::sqrt(weights), 1e-9);
-  setup.optimizer->step(2.0, kSamples);
-  const StepState state = setup.optimizer->read_state();
+  for (size_t k = 0; k < 4; ++k) weights += run.model[k].value.to(at::kDouble).square().sum().item<double>();
+  EXPECT_NEAR(run.optimizer->params_norm(), std::sqrt(weights), 1e-9);
+  run.optimizer->step(2.0, kSamples);
+  const StepState state = run.optimizer->read_state();
   EXPECT_NEAR(state.grad_norm, std::sqrt(squares) / 2.0, 1e-9);
   EXPECT_EQ(state.num_steps, kSamples);
-  EXPECT_TRUE(at::equal(setup.model[4].value, frozen));
+  EXPECT_TRUE(at::equal(run.model[4].value, frozen));
 }
 
 TEST(Optimizer, WeightDecayFollowsTheRules) {
@@ -92,31 +92,31 @@ TEST(Optimizer, WeightDecayFollowsTheRules) {
   config.optimizer = OptimizerType::kSgd;
   for (const bool qk : {false, true}) {
     config.apply_wd_to_qk_layernorm = qk;
-    Setup setup(config);
+    Fixture run(config);
     std::vector<at::Tensor> before;
-    for (size_t k = 0; k < 4; ++k) before.push_back(setup.model[k].value.clone());
-    setup.ddp->zero_grad();
-    setup.optimizer->step(1.0, kSamples);
+    for (size_t k = 0; k < 4; ++k) before.push_back(run.model[k].value.clone());
+    run.ddp->zero_grad();
+    run.optimizer->step(1.0, kSamples);
     const bool decays[] = {true, true, false, qk};
     for (size_t k = 0; k < 4; ++k) {
       const at::Tensor expected = decays[k] ? before[k] * (1.0 - 1e-2 * 0.1) : before[k];
-      EXPECT_TRUE(at::allclose(setup.model[k].value, expected, 1e-6, 1e-8)) << setup.model[k].name;
+      EXPECT_TRUE(at::allclose(run.model[k].value, expected, 1e-6, 1e-8)) << run.model[k].name;
     }
   }
 }
 
 TEST(Optimizer, PaddedRowsStayZero) {
   for (const auto dtype : {at::kFloat, at::kBFloat16}) {
-    Setup setup(test_config(), dtype);
-    setup.model[0].value.narrow(0, 37, 3).zero_();
-    setup.optimizer->reload_masters();
+    Fixture run(test_config(), dtype);
+    run.model[0].value.narrow(0, 37, 3).zero_();
+    run.optimizer->reload_masters();
     for (int t = 0; t < 5; ++t) {
-      set_gradients(setup.model, *setup.ddp, t, 0.1, 1.0);
-      setup.ddp->grad(setup.model[0]).narrow(0, 37, 3).zero_();
-      setup.optimizer->step(1.0, kSamples);
+      set_gradients(run.model, *run.ddp, t, 0.1, 1.0);
+      run.ddp->grad(run.model[0]).narrow(0, 37, 3).zero_();
+      run.optimizer->step(1.0, kSamples);
     }
-    EXPECT_EQ(at::count_nonzero(setup.model[0].value.narrow(0, 37, 3)).item<int64_t>(), 0);
-    EXPECT_GT(at::count_nonzero(setup.model[0].value.narrow(0, 0, 37)).item<int64_t>(), 0);
+    EXPECT_EQ(at::count_nonzero(run.model[0].value.narrow(0, 37, 3)).item<int64_t>(), 0);
+    EXPECT_GT(at::count_nonzero(run.model[0].value.narrow(0, 0, 37)).item<int64_t>(), 0);
   }
 }
 
@@ -128,16 +128,16 @@ TEST(Optimizer, MasterWeightsKeepSmallUpdates) {
     config.weight_decay = 0.0;
     (dtype == at::kHalf ? config.fp16 : config.bf16) = true;
     config.loss_scale = dtype == at::kHalf ? std::optional<double>(1.0) : std::nullopt;
-    Setup setup(config, dtype);
-    const at::Tensor start = setup.model[1].value.to(at::kFloat);
+    Fixture run(config, dtype);
+    const at::Tensor start = run.model[1].value.to(at::kFloat);
     for (int t = 0; t < 200; ++t) {
-      setup.ddp->buffer().grads().fill_(1.0);
-      setup.optimizer->step(1.0, kSamples);
+      run.ddp->buffer().grads().fill_(1.0);
+      run.optimizer->step(1.0, kSamples);
     }
-    for (const OptimizerTensor& entry : setup.optimizer->tensors()) {
+    for (const OptimizerTensor& entry : run.optimizer->tensors()) {
       if (entry.key != "optimizer.state.fp32_param.linear.weight") continue;
       EXPECT_TRUE(at::allclose(start - entry.tensor, at::full_like(start, 200 * 1e-5), 1e-2, 1e-6));
-      EXPECT_TRUE(at::equal(entry.tensor.to(dtype), setup.model[1].value));
+      EXPECT_TRUE(at::equal(entry.tensor.to(dtype), run.model[1].value));
     }
   }
 }
@@ -146,38 +146,38 @@ TEST(Optimizer, BadStepsLeaveEveryByteAlone) {
   for (const auto dtype : {at::kFloat, at::kDouble, at::kBFloat16}) {
     OptimizerConfig config = test_config();
     config.max_consecutive_bad_steps = 3;
-    Setup setup(config, dtype);
-    setup.step(0);
-    const auto before = setup.snapshot();
-    const StepState good = setup.optimizer->read_state();
+    Fixture run(config, dtype);
+    run.step(0);
+    const auto before = run.snapshot();
+    const StepState good = run.optimizer->read_state();
     int bad_steps = 0;
     for (const double bad : {std::numeric_limits<double>::quiet_NaN(), -std::numeric_limits<double>::infinity(),
                              std::numeric_limits<double>::infinity()}) {
-      EXPECT_FALSE(setup.optimizer->must_stop(setup.optimizer->read_state()));
-      set_gradients(setup.model, *setup.ddp, 1, 0.1, 1.0);
-      setup.ddp->grad(setup.model[1]).view({-1})[77].fill_(bad);
-      setup.optimizer->step(1.0, kSamples);
-      EXPECT_TRUE(same_bytes(before, setup.snapshot()));
-      const StepState state = setup.optimizer->read_state();
+      EXPECT_FALSE(run.optimizer->must_stop(run.optimizer->read_state()));
+      set_gradients(run.model, *run.ddp, 1, 0.1, 1.0);
+      run.ddp->grad(run.model[1]).view({-1})[77].fill_(bad);
+      run.optimizer->step(1.0, kSamples);
+      EXPECT_TRUE(same_bytes(before, run.snapshot()));
+      const StepState state = run.optimizer->read_state();
       EXPECT_EQ(state.skip, 1);
       EXPECT_EQ(state.num_skipped, ++bad_steps);
       EXPECT_EQ(state.consecutive_bad, bad_steps);
       EXPECT_EQ(state.num_steps, good.num_steps);
       EXPECT_EQ(state.adam_steps, good.adam_steps);
     }
-    EXPECT_TRUE(setup.optimizer->must_stop(setup.optimizer->read_state()));
-    setup.step(2);
-    EXPECT_FALSE(setup.optimizer->must_stop(setup.optimizer->read_state()));
-    EXPECT_FALSE(same_bytes(before, setup.snapshot()));
+    EXPECT_TRUE(run.optimizer->must_stop(run.optimizer->read_state()));
+    run.step(2);
+    EXPECT_FALSE(run.optimizer->must_stop(run.optimizer->read_state()));
+    EXPECT_FALSE(same_bytes(before, run.snapshot()));
   }
 }
 
 TEST(Optimizer, AFrozenNaNIsNobodysProblem) {
-  Setup setup(test_config());
-  set_gradients(setup.model, *setup.ddp, 0, 0.1, 1.0);
-  setup.ddp->grad(setup.model[4]).fill_(std::numeric_limits<double>::quiet_NaN());
-  setup.optimizer->step(1.0, kSamples);
-  EXPECT_EQ(setup.optimizer->read_state().skip, 0);
+  Fixture run(test_config());
+  set_gradients(run.model, *run.ddp, 0, 0.1, 1.0);
+  run.ddp->grad(run.model[4]).fill_(std::numeric_limits<double>::quiet_NaN());
+  run.optimizer->step(1.0, kSamples);
+  EXPECT_EQ(run.optimizer->read_state().skip, 0);
 }
 
 TEST(Optimizer, DynamicLossScale) {
@@ -186,26 +186,26 @@ TEST(Optimizer, DynamicLossScale) {
   config.initial_loss_scale = 65536.0;
   config.hysteresis = 1;
   config.loss_scale_window = 2;
-  Setup setup(config, at::kHalf);
-  EXPECT_EQ(setup.optimizer->loss_scale_tensor().scalar_type(), at::kFloat);
-  EXPECT_EQ(setup.optimizer->loss_scale_tensor().dim(), 0);
-  EXPECT_EQ(setup.optimizer->loss_scale_tensor().item<double>(), 65536.0);
-  setup.step(0, HUGE_VAL);
-  EXPECT_EQ(setup.optimizer->loss_scale_tensor().item<double>(), 32768.0);
-  EXPECT_FALSE(setup.optimizer->must_stop(setup.optimizer->read_state()));
-  setup.step(1, 32768.0);
-  setup.step(2, 32768.0);
-  EXPECT_EQ(setup.optimizer->loss_scale_tensor().item<double>(), 65536.0);
-  EXPECT_EQ(setup.optimizer->read_state().num_skipped, 1);
+  Fixture run(config, at::kHalf);
+  EXPECT_EQ(run.optimizer->loss_scale_tensor().scalar_type(), at::kFloat);
+  EXPECT_EQ(run.optimizer->loss_scale_tensor().dim(), 0);
+  EXPECT_EQ(run.optimizer->loss_scale_tensor().item<double>(), 65536.0);
+  run.step(0, HUGE_VAL);
+  EXPECT_EQ(run.optimizer->loss_scale_tensor().item<double>(), 32768.0);
+  EXPECT_FALSE(run.optimizer->must_stop(run.optimizer->read_state()));
+  run.step(1, 32768.0);
+  run.step(2, 32768.0);
+  EXPECT_EQ(run.optimizer->loss_scale_tensor().item<double>(), 65536.0);
+  EXPECT_EQ(run.optimizer->read_state().num_skipped, 1);
 }
 
 // The scale of the loss cancels: powers of two change no bit.
 TEST(Optimizer, LossScaleAndWeightCancel) {
-  Setup plain(test_config());
+  Fixture plain(test_config());
   OptimizerConfig config = test_config();
   config.fp16 = true;
   config.loss_scale = 1024.0;
-  Setup scaled(config);
+  Fixture scaled(config);
   for (int t = 0; t < 5; ++t) {
     plain.step(t);
     set_gradients(scaled.model, *scaled.ddp, t, 0.1, 1024.0 * 8.0);
@@ -220,14 +220,14 @@ TEST(Optimizer, ResultDoesNotDependOnThreads) {
   double norm = 0;
   for (const int n : {1, 2, 3}) {
     at::set_num_threads(n);
-    Setup setup(test_config());
-    for (int t = 0; t < 3; ++t) setup.step(t);
+    Fixture run(test_config());
+    for (int t = 0; t < 3; ++t) run.step(t);
     if (n == 1) {
-      reference = setup.snapshot();
-      norm = setup.optimizer->read_state().grad_norm;
+      reference = run.snapshot();
+      norm = run.optimizer->read_state().grad_norm;
     }
-    EXPECT_TRUE(same_bytes(reference, setup.snapshot()));
-    EXPECT_EQ(setup.optimizer->read_state().grad_norm, norm);
+    EXPECT_TRUE(same_bytes(reference, run.snapshot()));
+    EXPECT_EQ(run.optimizer->read_state().grad_norm, norm);
   }
   at::set_num_threads(threads);
 }
@@ -240,15 +240,15 @@ TEST(Optimizer, StateIsClosed) {
     config.fp16 = dtype == at::kHalf;
     config.initial_loss_scale = 1024.0;
     config.loss_scale_window = 3;
-    Setup whole(config, dtype);
-    const auto run = [](Setup& setup, int begin, int end) {
-      for (int t = begin; t < end; ++t) setup.step(t, t == 2 ? HUGE_VAL : 100.0 * (t + 1));
+    Fixture whole(config, dtype);
+    const auto run = [](Fixture& run, int begin, int end) {
+      for (int t = begin; t < end; ++t) run.step(t, t == 2 ? HUGE_VAL : 100.0 * (t + 1));
     };
     run(whole, 0, 8);
 
-    Setup first(config, dtype);
+    Fixture first(config, dtype);
     run(first, 0, 5);
-    Setup second(config, dtype);
+    Fixture second(config, dtype);
     second.ddp->buffer().values().copy_(first.ddp->buffer().values());
     const auto from = first.optimizer->tensors();
     const auto to = second.optimizer->tensors();
@@ -267,9 +267,9 @@ TEST(Optimizer, StateIsClosed) {
 }
 
 TEST(Optimizer, NamesOfItsTensors) {
-  Setup setup(test_config(), at::kBFloat16);
+  Fixture run(test_config(), at::kBFloat16);
   std::vector<std::string> keys;
-  for (const OptimizerTensor& entry : setup.optimizer->tensors()) {
+  for (const OptimizerTensor& entry : run.optimizer->tensors()) {
     keys.push_back(entry.key);
     EXPECT_EQ(entry.tensor.sizes(), entry.parameter->value.sizes());
     EXPECT_EQ(entry.tensor.scalar_type(), at::kFloat);
@@ -281,26 +281,26 @@ TEST(Optimizer, NamesOfItsTensors) {
 
   OptimizerConfig config = test_config();
   config.optimizer = OptimizerType::kSgd;
-  Setup sgd(config);
+  Fixture sgd(config);
   ASSERT_EQ(sgd.optimizer->tensors().size(), 4u);
   EXPECT_EQ(sgd.optimizer->tensors()[1].key, "optimizer.state.momentum_buffer.linear.weight");
 }
 
 TEST(Optimizer, MastersAreRemadeFromValues) {
-  Setup setup(test_config(), at::kBFloat16);
-  setup.model[1].value.fill_(0.5);
-  setup.optimizer->reload_masters();
-  const OptimizerTensor master = setup.optimizer->tensors()[3];
+  Fixture run(test_config(), at::kBFloat16);
+  run.model[1].value.fill_(0.5);
+  run.optimizer->reload_masters();
+  const OptimizerTensor master = run.optimizer->tensors()[3];
   EXPECT_EQ(master.key, "optimizer.state.fp32_param.linear.weight");
   EXPECT_TRUE(at::equal(master.tensor, at::full({30, 50}, 0.5)));
   master.tensor.fill_(0.25);
-  setup.optimizer->store_values();
-  EXPECT_TRUE(at::equal(setup.model[1].value, at::full({30, 50}, 0.25, at::kBFloat16)));
+  run.optimizer->store_values();
+  EXPECT_TRUE(at::equal(run.model[1].value, at::full({30, 50}, 0.25, at::kBFloat16)));
 }
 
 // Two tensor ranks that each hold half of one matrix, and all of the rest, see the norm of one rank that holds everything.
 TEST(Optimizer, NormCountsEachLogicalParameterOnce) {
-  Setup single(test_config(), at::kDouble);
+  Fixture single(test_config(), at::kDouble);
   single.step(0);
   const double expected = single.optimizer->read_state().grad_norm;
   run_ranks(2, [&](const std::shared_ptr<Backend>& backend) {
@@ -329,11 +329,11 @@ TEST(Optimizer, NormCountsEachLogicalParameterOnce) {
 }
 
 TEST(Optimizer, StateTensorIsTheRecord) {
-  Setup setup(test_config());
-  setup.step(0);
+  Fixture run(test_config());
+  run.step(0);
   StepState copy;
-  std::memcpy(&copy, setup.optimizer->state_tensor().data_ptr(), sizeof(copy));
-  EXPECT_EQ(step_state_to_json(copy), step_state_to_json(setup.optimizer->read_state()));
+  std::memcpy(&copy, run.optimizer->state_tensor().data_ptr(), sizeof(copy));
+  EXPECT_EQ(step_state_to_json(copy), step_state_to_json(run.optimizer->read_state()));
 }
 
 }  // namespace
