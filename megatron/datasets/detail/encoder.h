@@ -1,0 +1,63 @@
+// Turns chunks of input into tokens: what one worker of preprocess-data does.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "megatron/datasets/document_source.h"
+#include "megatron/datasets/indexed_dataset.h"
+#include "megatron/tokenizers/tokenizer.h"
+
+namespace megatron {
+
+// Tokens of a chunk for one key, already of the element type of the .bin file.
+struct EncodedKey {
+  std::vector<std::byte> elements;
+  std::vector<int64_t> sequence_lengths;
+  std::vector<int64_t> document_sequences;  // number of sequences of each document
+};
+
+struct EncodedChunk {
+  std::vector<EncodedKey> keys;
+  bool is_text = false;  // one sequence, which may begin and end in other chunks
+  bool ends_document = true;
+  uint64_t file_bytes = 0, text_bytes = 0;
+};
+
+class ChunkEncoder {
+ public:
+  // `eod` below 0: none is appended.
+  ChunkEncoder(const Tokenizer& tokenizer, std::vector<std::string> keys, int64_t eod, IndexedType type);
+  ~ChunkEncoder();
+  ChunkEncoder(const ChunkEncoder&) = delete;
+  ChunkEncoder& operator=(const ChunkEncoder&) = delete;
+
+  EncodedChunk encode(Chunk chunk);
+
+ private:
+  struct Parser;
+  void encode_text(const Chunk& chunk, EncodedChunk& out);
+  void encode_rows(const Chunk& chunk, EncodedChunk& out);
+  void encode_lines(Chunk& chunk, EncodedChunk& out);
+  void encode_line(std::string_view line, size_t room, const std::string& where, EncodedChunk& out);
+  // Appends one sentence; returns whether it has tokens.
+  bool add_sentence(std::string_view text, EncodedKey& out);
+  // Closes a document of `sequences` sequences.
+  void end_document(int64_t sequences, EncodedKey& out);
+  void append_elements(const std::vector<int32_t>& ids, EncodedKey& out);
+
+  const Tokenizer& tokenizer_;
+  std::vector<std::string> keys_;
+  int64_t eod_;
+  IndexedType type_;
+  std::unique_ptr<Parser> parser_;
+  std::vector<int32_t> ids_;
+};
+
+// Offset of the first byte of `text` that is not well-formed UTF-8, or npos.
+size_t find_ill_formed_utf8(std::string_view text);
+
+}  // namespace megatron

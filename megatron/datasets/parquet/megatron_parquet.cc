@@ -1,0 +1,156 @@
+// Reads string columns of Parquet files with Arrow, behind a C interface (parquet_api.h).
+#include <arrow/api.h>
+#include <arrow/io/file.h>
+#include <parquet/arrow/reader.h>
+#include <parquet/exception.h>
+#include <parquet/properties.h>
+
+#include <algorithm>
+#include <cstring>
+#include <memory>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "megatron/datasets/parquet/parquet_api.h"
+
+namespace {
+
+struct Reader {
+  std::unique_ptr<parquet::arrow::FileReader> file;
+  std::shared_ptr<arrow::RecordBatchReader> batches;
+  std::vector<std::string> columns;
+  std::vector<std::string> text;            // per column
+  std::vector<std::vector<int64_t>> ends;   // per column
+  int64_t rows_done = 0, rows_total = 0;
+};
+
+void check(const arrow::Status& status) {
+  if (!status.ok()) throw std::runtime_error(status.ToString());
+}
+
+template <class T>
+T check(arrow::Result<T> result) {
+  check(result.status());
+  return std::move(result).ValueUnsafe();
+}
+
+void set_error(const std::string& message, char* error, int64_t error_bytes) {
+  std::string line = message.substr(0, message.find('\n'));
+  line.resize(std::min<size_t>(line.size(), error_bytes - 1));
+  std::memcpy(error, line.c_str(), line.size() + 1);
+}
+
+std::string column_names(const arrow::Schema& schema) {
+  std::string out;
+  for (const auto& field : schema.fields()) out += (out.empty() ? "" : ", ") + field->name();
+  return out;
+}
+
+// Indices of the leaf columns that hold `names`, which must be strings.
+std::vector<int> find_columns(const arrow::Schema& schema, const parquet::SchemaDescriptor& leaves,
+                              const std::vector<std::string>& names) {
+  std::vector<int> out;
+  for (const std::string& name : names) {
+    const auto field = schema.GetFieldByName(name);
+    if (!field) throw std::runtime_error("has no column \"" + name + "\"; its columns are " + column_names(schema));
+    const auto id = field->type()->id();
+    if (id != arrow::Type::STRING && id != arrow::Type::LARGE_STRING)
+      throw std::runtime_error("column \"" + name + "\" is " + field->type()->ToString() + ", expected string");
+    for (int i = 0; i < leaves.num_columns(); ++i)
+      if (leaves.Column(i)->path()->ToDotString() == name) out.push_back(i);
+  }
+  return out;
+}
+
+std::unique_ptr<Reader> open(const char* path, std::vector<std::string> columns, int64_t batch_bytes) {
+  auto reader = std::make_unique<Reader>();
+  reader->columns = std::move(columns);
+  auto properties = parquet::default_reader_properties();
+  properties.enable_buffered_stream();  // a column chunk is not read whole
+  auto source = check(arrow::io::ReadableFile::Open(path));
+  parquet::arrow::FileReaderBuilder builder;
+  check(builder.Open(source, properties));
+  const auto metadata = builder.raw_reader()->metadata();
+  reader->rows_total = metadata->num_rows();
+  int64_t bytes = 0;
+  for (int g = 0; g < metadata->num_row_groups(); ++g) bytes += metadata->RowGroup(g)->total_byte_size();
+  const int64_t row_bytes = std::max<int64_t>(1, bytes / std::max<int64_t>(1, reader->rows_total));
+  parquet::ArrowReaderProperties arrow_properties;
+  arrow_properties.set_pre_buffer(false);
+  arrow_properties.set_batch_size(std::clamp<int64_t>(batch_bytes / row_bytes, 1, 4096));
+  reader->file = check(builder.properties(arrow_properties)->Build());
+  std::shared_ptr<arrow::Schema> schema;
+  check(reader->file->GetSchema(&schema));
+  const auto indices = find_columns(*schema, *metadata->schema(), reader->columns);
+  std::vector<int> groups(metadata->num_row_groups());
+  for (size_t g = 0; g < groups.size(); ++g) groups[g] = static_cast<int>(g);
+  reader->batches = check(reader->file->GetRecordBatchReader(groups, indices));
+  return reader;
+}
+
+template <class Array>
+void append_values(const Array& values, const std::string& name, std::string& text, std::vector<int64_t>& ends) {
+  for (int64_t r = 0; r < values.length(); ++r) {
+    if (values.IsNull(r)) throw std::runtime_error("column \"" + name + "\" is null, expected a string");
+    const auto view = values.GetView(r);
+    text.append(view.data(), view.size());
+    ends.push_back(static_cast<int64_t>(text.size()));
+  }
+}
+
+int64_t next(Reader& reader) {
+  std::shared_ptr<arrow::RecordBatch> batch;
+  do {
+    check(reader.batches->ReadNext(&batch));
+    if (!batch) return 0;
+  } while (batch->num_rows() == 0);
+  reader.text.assign(reader.columns.size(), {});
+  reader.ends.assign(reader.columns.size(), {});
+  for (size_t c = 0; c < reader.columns.size(); ++c) {
+    const auto column = batch->GetColumnByName(reader.columns[c]);
+    if (column->type_id() == arrow::Type::LARGE_STRING) {
+      append_values(static_cast<const arrow::LargeStringArray&>(*column), reader.columns[c], reader.text[c], reader.ends[c]);
+    } else {
+      append_values(static_cast<const arrow::StringArray&>(*column), reader.columns[c], reader.text[c], reader.ends[c]);
+    }
+  }
+  reader.rows_done += batch->num_rows();
+  return batch->num_rows();
+}
+
+}  // namespace
+
+extern "C" {
+
+__attribute__((visibility("default"))) void* megatron_parquet_open(const char* path, const char* const* columns,
+                                                                    int num_columns, int64_t batch_bytes, char* error,
+                                                                    int64_t error_bytes) {
+  try {
+    return open(path, {columns, columns + num_columns}, batch_bytes).release();
+  } catch (const std::exception& problem) {
+    set_error(problem.what(), error, error_bytes);
+    return nullptr;
+  }
+}
+
+__attribute__((visibility("default"))) int64_t megatron_parquet_next(void* handle, const char** data, const int64_t** ends,
+                                                                     double* progress, char* error,
+                                                                     int64_t error_bytes) {
+  auto& reader = *static_cast<Reader*>(handle);
+  try {
+    const int64_t rows = next(reader);
+    for (size_t c = 0; c < reader.columns.size() && rows > 0; ++c) {
+      data[c] = reader.text[c].data();
+      ends[c] = reader.ends[c].data();
+    }
+    *progress = reader.rows_total > 0 ? static_cast<double>(reader.rows_done) / static_cast<double>(reader.rows_total) : 1.0;
+    return rows;
+  } catch (const std::exception& problem) {
+    set_error(problem.what(), error, error_bytes);
+    return -1;
+  }
+}
+
+__attribute__((visibility("default"))) void megatron_parquet_close(void* handle) { delete static_cast<Reader*>(handle); }
+}
