@@ -54,8 +54,9 @@ fuzz: setup  ## the fuzz targets for FUZZ_SECONDS each (default 60)
 	@scripts/build.sh asan
 	MEGATRON_FUZZ_SECONDS=$${FUZZ_SECONDS:-60} $(CTEST) --preset asan -L fuzz
 
-docs: build  ## docs/flags.md, from the fields of the configuration
-	@scripts/docs.sh
+docs: setup  ## docs/flags.md, from the fields of the configuration
+	@scripts/build.sh $(PRESET) flag_docs_test
+	MEGATRON_UPDATE_DOCS=1 build/$(PRESET)/tests/flag_docs_test
 
 format:  ## clang-format over the sources
 	@git ls-files '*.h' '*.cc' '*.cu' '*.cuh' | xargs clang-format -i

@@ -32,6 +32,12 @@ function(megatron_precompile target)
   else()
     target_precompile_headers(${target} REUSE_FROM tensor)
   endif()
+  # The compiler takes the header only when it was made with the same -fPIC, which executables do not get (theirs is -fPIE).
+  get_target_property(type ${target} TYPE)
+  if(type STREQUAL "EXECUTABLE")
+    set_target_properties(${target} PROPERTIES POSITION_INDEPENDENT_CODE OFF)
+    target_compile_options(${target} PRIVATE $<$<COMPILE_LANGUAGE:CXX>:-fPIC>)
+  endif()
 endfunction()
 
 # megatron_test(<name> [TORCH] LABEL <label> [DEPS <targets>...] SOURCES <files>...)
