@@ -21,6 +21,10 @@ if(programs)
     POST_EXCLUDE_REGEXES "/torch/lib/" "/nvidia/"
     DIRECTORIES ${MEGATRON_TORCH_DIR}/lib
     LIBRARY DESTINATION lib COMPONENT runtime)
+  if(TARGET megatron_parquet)  # loaded on demand; Arrow itself stays in the pyarrow wheel
+    set_target_properties(megatron_parquet PROPERTIES INSTALL_RPATH "$ORIGIN")
+    install(TARGETS megatron_parquet LIBRARY DESTINATION lib COMPONENT runtime)
+  endif()
   configure_file(${CMAKE_CURRENT_LIST_DIR}/megatron-run.sh.in ${CMAKE_BINARY_DIR}/megatron-run @ONLY)
   install(PROGRAMS ${CMAKE_BINARY_DIR}/megatron-run DESTINATION bin COMPONENT runtime)
   install(FILES ${PROJECT_SOURCE_DIR}/LICENSE DESTINATION share/doc/megatron COMPONENT runtime)
