@@ -59,14 +59,15 @@ at::Tensor run_dropout(const at::Tensor& x, const at::Tensor& residual, at::Scal
 class DropoutFunction : public torch::autograd::Function<DropoutFunction> {
  public:
   static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& x,
-                            const at::Tensor& residual, double p, int64_t key, const at::Tensor& sample,
-                            const at::Tensor& position) {
+                            const std::optional<at::Tensor>& residual, double p, int64_t key,
+                            const at::Tensor& sample, const at::Tensor& position) {
     context->saved_data["p"] = p;
     context->saved_data["key"] = key;
     context->saved_data["x_type"] = x.scalar_type();
     context->save_for_backward({sample, position});
-    const at::ScalarType out_type = residual.defined() ? residual.scalar_type() : x.scalar_type();
-    return run_dropout(x, residual, out_type, p, RandomKey{static_cast<uint64_t>(key)}, sample, position);
+    const at::Tensor add = residual.value_or(at::Tensor());
+    const at::ScalarType out_type = add.defined() ? add.scalar_type() : x.scalar_type();
+    return run_dropout(x, add, out_type, p, RandomKey{static_cast<uint64_t>(key)}, sample, position);
   }
 
   static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
@@ -117,8 +118,8 @@ at::Tensor dropout(const at::Tensor& x, double p, RandomKey key, const Place& pl
   if (p == 0.0) return x;
   check_shape("dropout x", x, {-1, -1, -1});
   check_place("dropout", place, x.size(0), x.size(1), x.device());
-  return DropoutFunction::apply(x, at::Tensor(), p, static_cast<int64_t>(key.value), place.sample,
-                                place.position);
+  return DropoutFunction::apply(x, std::optional<at::Tensor>(), p, static_cast<int64_t>(key.value),
+                                place.sample, place.position);
 }
 
 at::Tensor dropout_add(const at::Tensor& x, const at::Tensor& residual, double p, RandomKey key,
@@ -131,7 +132,8 @@ at::Tensor dropout_add(const at::Tensor& x, const at::Tensor& residual, double p
     return residual + (same ? x : x.to(residual.scalar_type()));
   }
   check_place("dropout_add", place, x.size(0), x.size(1), x.device());
-  return DropoutFunction::apply(x, residual, p, static_cast<int64_t>(key.value), place.sample, place.position);
+  return DropoutFunction::apply(x, std::optional<at::Tensor>(residual), p, static_cast<int64_t>(key.value),
+                                place.sample, place.position);
 }
 
 at::Tensor attention_dropout_mask(int64_t num_heads, int64_t first_head, double p, RandomKey key,
