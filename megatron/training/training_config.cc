@@ -110,7 +110,9 @@ void TrainingConfig::checkpoint_fields(FieldVisitor& v) {
   v.field("pretrained_checkpoint", pretrained_checkpoint,
           "checkpoint whose weights to start from when --load holds none");
   v.field("use_checkpoint_args", use_checkpoint_args,
-          "take the model's shape and the tokenizer from the configuration stored in the checkpoint");
+          "take what the flags leave open of the model and the tokenizer from the configuration in the checkpoint");
+  v.field("accept_new_data_order", accept_new_data_order,
+          "resume although the order of the training samples is not that of the checkpoint");
 }
 
 void TrainingConfig::validate(Violations& violations) const {

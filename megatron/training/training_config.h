@@ -78,6 +78,7 @@ struct TrainingConfig : Config {
   bool finetune = false;
   std::string pretrained_checkpoint;
   bool use_checkpoint_args = false;
+  bool accept_new_data_order = false;
 
   void fields(FieldVisitor& visitor) override;
   void validate(Violations& violations) const override;

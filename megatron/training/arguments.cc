@@ -1,0 +1,221 @@
+#include "megatron/training/arguments.h"
+
+#include <algorithm>
+#include <filesystem>
+
+#include "megatron/base/check.h"
+#include "megatron/base/parse.h"
+#include "megatron/dist_checkpointing/checkpoint_folder.h"
+#include "megatron/optimizer/optimizer_param_scheduler.h"
+#include "megatron/training/flag_table.h"
+
+namespace megatron {
+
+namespace {
+
+// Rules that need more than one struct, or more than one flag of the run (contracts n.2; the numbers are its rules).
+struct Rule {
+  const char* name;
+  void (*check)(const Arguments&, Violations&);
+};
+
+// 3, 4
+void batch_sizes_divide(const Arguments& a, Violations& v) {
+  if (a.training.micro_batch_size <= 0 || a.transformer.seq_length <= 0) return;
+  try {
+    a.microbatches();
+  } catch (const UsageError& error) {
+    const std::string text = error.what();
+    const size_t hint = text.find("\nhint: ");
+    v.add(text.substr(0, hint), hint == std::string::npos ? "" : text.substr(hint + 7));
+  }
+}
+
+// 5
+void evaluation_batch_divides(const Arguments& a, Violations& v) {
+  const int64_t unit = a.eval_micro_batch_size() * a.data_parallel_size();
+  if (unit > 0 && a.eval_global_batch_size() % unit != 0)
+    v.add(cat("--eval-global-batch-size ", a.eval_global_batch_size(), " is not divisible by --eval-micro-batch-size ",
+              a.eval_micro_batch_size()), cat("give a multiple of ", unit));
+}
+
+// 6
+void data_is_given(const Arguments& a, Violations& v) {
+  const DataConfig& d = a.data;
+  if (!d.mock_data && d.data_path.empty() && d.data_args_path.empty() && d.train_data_path.empty() &&
+      d.valid_data_path.empty() && d.test_data_path.empty() && d.per_split_data_args_path.empty())
+    v.add("no data is given", "--data-path PREFIX, --train-data-path PREFIX, or --mock-data");
+}
+
+void tokenizer_is_given(const Arguments& a, Violations& v) {
+  if (a.tokenizer.tokenizer_type.empty())
+    v.add("--tokenizer-type is not given", "for example HuggingFaceTokenizer, GPT2BPETokenizer, ByteLevelTokenizer or NullTokenizer");
+}
+
+// 32
+void schedule_fits(const Arguments& a, Violations& v) {
+  if (a.training.train_iters.has_value() == a.training.train_samples.has_value()) return;
+  validate_schedule(a.optimizer,
+                    {a.training.train_iters, a.training.train_samples, a.training.global_batch_size.value_or(1)}, v);
+}
+
+void learning_rate_is_given(const Arguments& a, Violations& v) {
+  if (!a.optimizer.lr && !a.training.skip_train) v.add("--lr is not given", "for example --lr 3e-4");
+}
+
+// 36
+void fp32_residual_needs_half_precision(const Arguments& a, Violations& v) {
+  if (a.transformer.fp32_residual_connection && !a.optimizer.fp16 && !a.optimizer.bf16)
+    v.add("--fp32-residual-connection has no effect in fp32", "give --bf16 or --fp16, or leave it out");
+}
+
+void background_save_needs_a_folder(const Arguments& a, Violations& v) {
+  if (a.training.async_save && a.training.save.empty()) v.add("--async-save is given without --save");
+}
+
+void retention_needs_a_folder(const Arguments& a, Violations& v) {
+  if ((a.training.keep_last_checkpoints || a.training.save_retain_interval) && a.training.save.empty())
+    v.add("--keep-last-checkpoints or --save-retain-interval is given without --save");
+}
+
+void finetuning_has_its_own_folder(const Arguments& a, Violations& v) {
+  if (a.training.finetune && !a.training.save.empty() && a.training.save == a.training.load)
+    v.add(cat("--finetune would write into the folder it starts from, ", a.training.save), "give another --save");
+}
+
+void parameter_schedule_comes_from_one_place(const Arguments& a, Violations& v) {
+  if (a.optimizer.override_opt_param_scheduler && a.optimizer.use_checkpoint_opt_param_scheduler)
+    v.add("--override-opt-param-scheduler and --use-checkpoint-opt-param-scheduler are both given", "give one of them");
+}
+
+constexpr Rule kRules[] = {
+    {"batch sizes divide", batch_sizes_divide},
+    {"evaluation batch divides", evaluation_batch_divides},
+    {"data is given", data_is_given},
+    {"tokenizer is given", tokenizer_is_given},
+    {"schedule fits the length of the run", schedule_fits},
+    {"learning rate is given", learning_rate_is_given},
+    {"fp32 residual needs half precision", fp32_residual_needs_half_precision},
+    {"background save needs a folder", background_save_needs_a_folder},
+    {"retention needs a folder", retention_needs_a_folder},
+    {"fine-tuning has its own folder", finetuning_has_its_own_folder},
+    {"parameter schedule comes from one place", parameter_schedule_comes_from_one_place},
+};
+
+bool is_resume(StartChoice start) { return start == StartChoice::kResume || start == StartChoice::kResumeOrFresh; }
+
+}  // namespace
+
+std::vector<Config*> Arguments::configs() {
+  return {&transformer, &tokenizer, &data, &optimizer, &parallel, &training};
+}
+
+std::vector<Config*> Arguments::model_configs() { return {&transformer, &tokenizer}; }
+
+void Arguments::finalize() {
+  transformer.finalize();
+  if (training.step_batch_size_schedule.empty() && !training.global_batch_size && training.micro_batch_size > 0)
+    training.global_batch_size = training.micro_batch_size * data_parallel_size();
+  if (training.load.empty() && is_resume(training.start)) training.load = training.save;
+  if (training.skip_train || training.finetune) training.no_load_optim = true;
+}
+
+void Arguments::validate(Violations& violations) const {
+  for (const Rule& rule : kRules) rule.check(*this, violations);
+}
+
+MicrobatchCalculator Arguments::microbatches() const {
+  MicrobatchCalculator::Options options;
+  options.micro_batch_size = training.micro_batch_size;
+  options.data_parallel_size = data_parallel_size();
+  options.decrease_if_needed = training.decrease_batch_size_if_needed;
+  if (training.step_batch_size_schedule.empty()) {
+    options.global_batch_size = training.global_batch_size.value_or(0);
+  } else {
+    options.schedule = parse_batch_size_schedule(training.step_batch_size_schedule, transformer.seq_length);
+  }
+  return MicrobatchCalculator(std::move(options));
+}
+
+int64_t Arguments::train_iters() const {
+  if (training.train_iters) return *training.train_iters;
+  return microbatches().iterations_of_samples(training.train_samples.value_or(0));
+}
+
+int64_t Arguments::eval_micro_batch_size() const {
+  return training.eval_micro_batch_size.value_or(training.micro_batch_size);
+}
+
+int64_t Arguments::eval_global_batch_size() const {
+  if (training.eval_global_batch_size) return *training.eval_global_batch_size;
+  if (training.global_batch_size) {
+    const int64_t unit = eval_micro_batch_size() * data_parallel_size();
+    const bool round = training.decrease_batch_size_if_needed && unit > 0;
+    return round ? *training.global_batch_size / unit * unit : *training.global_batch_size;
+  }
+  return eval_micro_batch_size() * data_parallel_size();
+}
+
+namespace {
+
+// The checkpoint whose configuration --use-checkpoint-args reads.
+std::filesystem::path checkpoint_of(const TrainingConfig& training) {
+  StartRequest request;
+  request.mode = StartMode::kResume;
+  request.load = training.load.empty() ? training.pretrained_checkpoint : training.load;
+  request.ckpt_step = training.ckpt_step;
+  const StartDecision decision = resolve_start(request);
+  MEGATRON_ASSERT(decision.checkpoint.has_value());
+  return decision.checkpoint->directory;
+}
+
+// Tokenizer files that are not where they were are taken from the copies in the checkpoint.
+void use_stored_files(TokenizerConfig& config, const std::filesystem::path& folder) {
+  for (std::string* file : {&config.tokenizer_model, &config.vocab_file, &config.merge_file}) {
+    if (file->empty() || std::filesystem::exists(*file)) continue;
+    std::filesystem::path stored = folder / "tokenizer" / std::filesystem::path(*file).filename();
+    if (!std::filesystem::exists(stored)) stored = folder / "tokenizer" / "tokenizer.json";
+    if (std::filesystem::exists(stored)) *file = stored.string();
+  }
+}
+
+void read_checkpoint_arguments(Arguments& arguments, int argc, const char* const* argv, ParseOptions options) {
+  Arguments first;
+  options.finalize = {};
+  options.validate = {};
+  try {
+    if (parse_flags(first.configs(), argc, argv, options).help) return;
+  } catch (const UsageError&) {
+    // What is wrong is reported by the parse that counts; this one only looks for the checkpoint.
+  }
+  const TrainingConfig& training = first.training;
+  if (!training.use_checkpoint_args || (training.load.empty() && training.pretrained_checkpoint.empty())) return;
+  const std::filesystem::path folder = checkpoint_of(training);
+  const std::filesystem::path stored = folder / "config.yaml";
+  MEGATRON_CHECK(std::filesystem::exists(stored), folder.string(),
+                 " holds no config.yaml, which --use-checkpoint-args reads\nhint: give the model's flags instead");
+  read_yaml(arguments.model_configs(), stored.string(), /*ignore_unknown=*/true);
+  use_stored_files(arguments.tokenizer, folder);
+}
+
+}  // namespace
+
+Arguments parse_arguments(int argc, const char* const* argv) {
+  Arguments arguments;
+  ParseOptions options;
+  options.known = flag_table();
+  options.finalize = [&] { arguments.finalize(); };
+  options.validate = [&](Violations& violations) { arguments.validate(violations); };
+  read_checkpoint_arguments(arguments, argc, argv, options);
+  const ParseResult result = parse_flags(arguments.configs(), argc, argv, options);
+  arguments.already_so = result.already_so;
+  arguments.help = result.help;
+  return arguments;
+}
+
+std::string resolved_yaml(const Arguments& arguments) {
+  Arguments copy = arguments;
+  return to_yaml(copy.configs());
+}
+
+}  // namespace megatron

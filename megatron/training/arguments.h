@@ -1,0 +1,54 @@
+// All configuration of a training run, and the rules that join its parts.
+#pragma once
+
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "megatron/comm/parallel_groups.h"
+#include "megatron/datasets/data_config.h"
+#include "megatron/optimizer/optimizer_config.h"
+#include "megatron/tokenizers/tokenizer.h"
+#include "megatron/training/microbatches.h"
+#include "megatron/training/training_config.h"
+#include "megatron/transformer/transformer_config.h"
+
+namespace megatron {
+
+struct Arguments {
+  TransformerConfig transformer;
+  TokenizerConfig tokenizer;
+  DataConfig data;
+  OptimizerConfig optimizer;
+  ParallelConfig parallel;
+  TrainingConfig training;
+
+  // Flags that were accepted but change nothing, with the reason.
+  std::vector<std::pair<std::string, std::string>> already_so;
+  bool help = false;  // --help was given; nothing else is set
+
+  // In the order of --help and of config.yaml.
+  std::vector<Config*> configs();
+  // Derives what follows from other values. Idempotent.
+  void finalize();
+  // Rules across structs: adds one violation per broken rule.
+  void validate(Violations& violations) const;
+
+  // The parts that a checkpoint's configuration decides with --use-checkpoint-args.
+  std::vector<Config*> model_configs();
+
+  // -- derived, valid after validation
+  MicrobatchCalculator microbatches() const;
+  int64_t data_parallel_size() const { return 1; }  // one rank until launching is built
+  int64_t train_iters() const;
+  int64_t eval_global_batch_size() const;
+  int64_t eval_micro_batch_size() const;
+};
+
+// Parses the command line of a run (argv[0] is the command). Throws UsageError with every violation.
+Arguments parse_arguments(int argc, const char* const* argv);
+
+// The resolved configuration as YAML that --config reads.
+std::string resolved_yaml(const Arguments& arguments);
+
+}  // namespace megatron

@@ -1,0 +1,43 @@
+// From micro-batches of the data loader to tensors on the device.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "megatron/datasets/data_loader.h"
+#include "megatron/tensor/random.h"
+
+namespace megatron {
+
+struct Batch {
+  at::Tensor tokens;          // [b, s] int64
+  at::Tensor labels;          // [b, s] int64
+  at::Tensor loss_mask;       // [b, s] fp32
+  at::Tensor position_ids;    // [b, s] int64, or undefined: 0, 1, 2, ...
+  at::Tensor attention_mask;  // [b, 1, s, s] bool, True = may not attend; undefined: causality alone
+  Place place;
+};
+
+// Copies micro-batches to the device. The host memory of what was copied to a GPU is held until take_held() hands it out; drop
+// it when the copies have ended.
+class BatchMaker {
+ public:
+  // `own_positions`: the data carries position ids that do not simply count up.
+  BatchMaker(c10::Device device, bool own_positions) : device_(device), own_positions_(own_positions) {}
+  Batch make(const std::shared_ptr<const MicroBatch>& source);
+  std::vector<std::shared_ptr<const MicroBatch>> take_held() { return std::exchange(held_, {}); }
+
+ private:
+  c10::Device device_;
+  bool own_positions_;
+  at::Tensor positions_;  // [s]
+  std::vector<std::shared_ptr<const MicroBatch>> held_;
+};
+
+// Page-locked memory for batches that go to a GPU; the heap otherwise.
+HostAllocator host_allocator(const c10::Device& device);
+
+}  // namespace megatron

@@ -1,0 +1,199 @@
+#include "megatron/training/checkpoint_state.h"
+
+#include <algorithm>
+#include <ctime>
+#include <fstream>
+
+#include "megatron/base/check.h"
+#include "megatron/base/files.h"
+#include "megatron/base/format.h"
+#include "megatron/base/json_writer.h"
+#include "megatron/base/log.h"
+#include "megatron/dist_checkpointing/checkpoint_folder.h"
+#include "megatron/nn/placement.h"
+#include "megatron/tensor/torch.h"
+
+namespace megatron {
+
+namespace {
+
+// One tensor of the state tree: where it lies and how it is called.
+struct StateTensor {
+  std::string key;
+  const Parameter* parameter;
+  at::Tensor tensor;
+};
+
+std::vector<StateTensor> state_tensors(TrainedModel& model, bool with_optimizer) {
+  std::vector<StateTensor> out;
+  model.module->visit([&](const std::string& name, Parameter& parameter) { out.push_back({name, &parameter, parameter.value}); });
+  if (with_optimizer && model.optimizer)
+    for (const OptimizerTensor& entry : model.optimizer->tensors()) out.push_back({entry.key, entry.parameter, entry.tensor});
+  return out;
+}
+
+}  // namespace
+
+void load_model_state(const Checkpoint& checkpoint, const RunState& state, const OptimizerConfig& config,
+                      TrainedModel& model, LoadParts parts) {
+  const std::string name = checkpoint.directory().string();
+  MEGATRON_CHECK(!parts.optimizer || (state.step && state.schedule), name,
+                 " was saved without its optimizer\nhint: give --no-load-optim, or --finetune");
+  const std::vector<StateTensor> tensors = state_tensors(model, parts.optimizer);
+  std::vector<at::Tensor> on_host;
+  std::vector<ShardedTensor> wanted;
+  for (const StateTensor& entry : tensors) {
+    on_host.push_back(entry.tensor.is_cpu() ? entry.tensor : at::empty_like(entry.tensor, at::kCPU));
+    wanted.push_back(sharded_tensor(*entry.parameter, model.store->groups(), entry.key, on_host.back()));
+    wanted.back().replica_id = 0;
+  }
+  LoadOptions options;
+  options.convert_dtype = !parts.optimizer;
+  if (!parts.optimizer) options.allow_unexpected = {"optimizer.*"};
+  checkpoint.load(wanted, options);
+  for (size_t i = 0; i < tensors.size(); ++i)
+    if (!tensors[i].tensor.is_cpu()) tensors[i].tensor.copy_(on_host[i]);
+  if (!model.optimizer) return;
+  if (parts.optimizer) {
+    model.optimizer->set_schedule(resume_schedule(model.optimizer->schedule(), *state.schedule, config));
+    model.optimizer->load_state(*state.step);
+  } else {
+    model.optimizer->reload_masters();
+  }
+}
+
+std::vector<std::pair<std::string, std::string>> checkpoint_files(const Arguments& arguments, const Tokenizer& tokenizer) {
+  std::vector<std::pair<std::string, std::string>> files = {{"config.yaml", resolved_yaml(arguments)}};
+  for (const std::filesystem::path& file : tokenizer.files())
+    files.emplace_back("tokenizer/" + file.filename().string(), read_file(file));
+  return files;
+}
+
+// Host copies of the state tree. The memory is used again by the next save once the previous one has ended.
+struct Checkpointer::Snapshot {
+  std::vector<at::Tensor> tensors;
+};
+
+Checkpointer::Checkpointer(const Arguments& arguments, TrainedModel& model, TrainingLog& log, Timers& timers,
+                           std::vector<std::pair<std::string, std::string>> files, bool replace_existing)
+    : arguments_(arguments), model_(model), log_(log), timers_(timers), files_(std::move(files)),
+      replace_existing_(replace_existing) {
+  if (arguments.training.async_save) saver_ = std::make_unique<AsyncSaver>(1);
+}
+
+Checkpointer::~Checkpointer() = default;
+
+SaveRequest Checkpointer::request(const RunState& state, bool copy, std::shared_ptr<Snapshot>& snapshot) {
+  const TrainingConfig& training = arguments_.training;
+  const std::vector<StateTensor> tensors = state_tensors(model_, !training.no_save_optim);
+  const bool reuse = snapshot_ && snapshot_.use_count() == 1 && snapshot_->tensors.size() == tensors.size();
+  snapshot = reuse ? snapshot_ : std::make_shared<Snapshot>();
+  SaveRequest out;
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    const at::Tensor& source = tensors[i].tensor;
+    at::Tensor host = source;
+    if (copy || !source.is_cpu() || !source.is_contiguous()) {
+      if (!reuse) {
+        snapshot->tensors.push_back(at::empty(
+            source.sizes(), source.options().device(at::kCPU).pinned_memory(source.is_cuda())));
+      }
+      host = snapshot->tensors[i];
+      host.copy_(source, /*non_blocking=*/true);
+    } else if (!reuse) {
+      snapshot->tensors.push_back(host);
+    }
+    out.tensors.push_back(sharded_tensor(*tensors[i].parameter, model_.store->groups(), tensors[i].key, host));
+  }
+  synchronize(model_.store->buffer().values().device());
+  snapshot_ = snapshot;
+  out.root = training.save;
+  out.iteration = state.iteration;
+  out.state = run_state_to_json(state);
+  out.files = files_;
+  out.retention.retain_interval = training.save_retain_interval;
+  out.retention.keep_last = training.keep_last_checkpoints;
+  out.replace_existing = replace_existing_;
+  return out;
+}
+
+void Checkpointer::save(RunState state) {
+  if (state.iteration == last_saved_) return;
+  const Region region(timers_, "save-checkpoint", 1);
+  log_.pause();
+  if (arguments_.training.no_save_optim) {
+    state.step.reset();
+    state.schedule.reset();
+  }
+  last_saved_ = state.iteration;
+  const auto begin = std::chrono::steady_clock::now();
+  std::shared_ptr<Snapshot> snapshot;
+  if (saver_) {
+    // Waiting first lets the copy go into the memory of the save before.
+    if (saver_->in_flight() > 0) finish();
+    SaveRequest save = request(state, /*copy=*/true, snapshot);
+    started_.emplace_back(state.iteration, begin);
+    saver_->submit(std::move(save), snapshot);
+  } else {
+    SaveOutcome outcome;
+    outcome.iteration = state.iteration;
+    started_.emplace_back(state.iteration, begin);
+    try {
+      outcome.result = save_checkpoint(request(state, /*copy=*/false, snapshot));
+    } catch (const Error& error) {
+      outcome.error = error.what();
+    }
+    report(outcome);
+  }
+  log_.resume();
+}
+
+void Checkpointer::poll() {
+  if (!saver_) return;
+  for (const SaveOutcome& outcome : saver_->poll()) report(outcome);
+}
+
+void Checkpointer::finish() {
+  if (!saver_) return;
+  for (const SaveOutcome& outcome : saver_->finish()) report(outcome);
+}
+
+void Checkpointer::report(const SaveOutcome& outcome) {
+  double seconds = 0;
+  const auto begun = std::find_if(started_.begin(), started_.end(), [&](const auto& s) { return s.first == outcome.iteration; });
+  if (begun != started_.end()) {
+    seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begun->second).count();
+    started_.erase(begun);
+  }
+  for (const std::string& warning : outcome.result.warnings) log_warning(warning);
+  if (!outcome.error.empty()) {
+    if (last_saved_ == outcome.iteration) last_saved_ = -1;
+    const std::string message = cat("the checkpoint of iteration ", outcome.iteration, " was not saved: ", outcome.error);
+    if (arguments_.training.save_failure == SaveFailure::kStop)
+      throw Error(message + "\nhint: --save-failure continue goes on training without it");
+    log_error(message);
+    log_error("training goes on (--save-failure continue)");
+    return;
+  }
+  print_line(cat("  saved checkpoint of iteration ", outcome.iteration, " to ", outcome.result.directory.string(), " (",
+                 format_bytes(static_cast<double>(outcome.result.bytes)), ")"));
+  log_progress(arguments_.training, cat("saved iteration ", outcome.iteration));
+  if (!log_.metrics().is_open()) return;
+  JsonWriter record = log_.metrics().begin("checkpoint");
+  record.member("iteration", outcome.iteration).member("bytes", outcome.result.bytes).member("seconds", seconds);
+  record.member("directory", outcome.result.directory.string());
+  log_.metrics().write(record);
+}
+
+void log_progress(const TrainingConfig& config, const std::string& text) {
+  if (!config.log_progress || config.save.empty()) return;
+  std::error_code ignored;
+  std::filesystem::create_directories(config.save, ignored);
+  const std::time_t now = std::time(nullptr);
+  std::tm parts{};
+  localtime_r(&now, &parts);
+  char time[32];
+  std::strftime(time, sizeof time, "%Y-%m-%d %H:%M:%S", &parts);
+  std::ofstream(std::filesystem::path(config.save) / "progress.txt", std::ios::app) << time << "\t" << text << "\n";
+}
+
+}  // namespace megatron

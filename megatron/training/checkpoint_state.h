@@ -1,0 +1,73 @@
+// The state tree of a run, to and from checkpoints.
+//
+// A checkpoint holds the weights under their own names in the model's type, optimizer.state.* beside them, the numbers of
+// RunState, and two kinds of files: config.yaml (the resolved configuration) and tokenizer/* (the tokenizer's files).
+#pragma once
+
+#include <filesystem>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "megatron/dist_checkpointing/async_saver.h"
+#include "megatron/dist_checkpointing/checkpoint.h"
+#include "megatron/training/arguments.h"
+#include "megatron/training/run_state.h"
+#include "megatron/training/train_step.h"
+#include "megatron/training/training_log.h"
+
+namespace megatron {
+
+// Which parts of a checkpoint a run takes.
+struct LoadParts {
+  bool optimizer = true;  // masters, moments and the step record; false: weights alone
+};
+
+// Fills weights, and with them the optimizer. With `parts.optimizer` false element types are converted and what the checkpoint
+// holds for the optimizer is left aside. Throws Error naming every tensor that does not fit.
+void load_model_state(const Checkpoint& checkpoint, const RunState& state, const OptimizerConfig& config,
+                      TrainedModel& model, LoadParts parts);
+
+// The files beside the weights.
+std::vector<std::pair<std::string, std::string>> checkpoint_files(const Arguments& arguments, const Tokenizer& tokenizer);
+
+// Writes checkpoints as the flags say. Not thread safe.
+class Checkpointer {
+ public:
+  // Keeps references to all of its arguments.
+  Checkpointer(const Arguments& arguments, TrainedModel& model, TrainingLog& log, Timers& timers,
+               std::vector<std::pair<std::string, std::string>> files, bool replace_existing);
+  ~Checkpointer();
+
+  // Saves now, or copies now and writes in the background. A failure is reported, and thrown with --save-failure stop. Saving
+  // the iteration that was saved last does nothing.
+  void save(RunState state);
+  // Reports background saves that have ended.
+  void poll();
+  // Waits for background saves.
+  void finish();
+  int64_t last_saved() const { return last_saved_; }
+  void set_last_saved(int64_t iteration) { last_saved_ = iteration; }
+
+ private:
+  struct Snapshot;
+  SaveRequest request(const RunState& state, bool copy, std::shared_ptr<Snapshot>& snapshot);
+  void report(const SaveOutcome& outcome);
+
+  const Arguments& arguments_;
+  TrainedModel& model_;
+  TrainingLog& log_;
+  Timers& timers_;
+  std::vector<std::pair<std::string, std::string>> files_;
+  bool replace_existing_;
+  int64_t last_saved_ = -1;
+  std::shared_ptr<Snapshot> snapshot_;
+  std::unique_ptr<AsyncSaver> saver_;
+  std::vector<std::pair<int64_t, std::chrono::steady_clock::time_point>> started_;
+};
+
+// Appends a line to progress.txt (--log-progress).
+void log_progress(const TrainingConfig& config, const std::string& text);
+
+}  // namespace megatron

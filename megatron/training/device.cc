@@ -1,0 +1,49 @@
+#include "megatron/training/device.h"
+
+#include <c10/core/CachingDeviceAllocator.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+
+#include "megatron/base/check.h"
+#include "megatron/tensor/torch.h"
+#include "megatron/training/detail/device_marks.h"
+
+namespace megatron {
+
+c10::Device choose_device(DeviceChoice choice) {
+  const bool has_gpu = at::globalContext().hasCUDA();
+  MEGATRON_CHECK(choice != DeviceChoice::kCuda || has_gpu,
+                 "--device cuda: no usable GPU is found\nhint: use --device cpu, or a build with CUDA on a machine with a GPU");
+  if (choice == DeviceChoice::kCpu || !has_gpu) return c10::Device(c10::kCPU);
+  return c10::Device(c10::kCUDA, 0);
+}
+
+std::string device_name(const c10::Device& device) {
+  return device.is_cuda() ? detail_device_name(device.index()) : "cpu";
+}
+
+MemoryUse memory_use(const c10::Device& device) {
+  MemoryUse use;
+  use.resident = resident_bytes();
+  if (!device.is_cuda()) return use;
+  const auto stats = at::getDeviceAllocator(c10::kCUDA)->getDeviceStats(device.index());
+  constexpr auto kAggregate = static_cast<size_t>(c10::CachingAllocator::StatType::AGGREGATE);
+  use.reserved = stats.reserved_bytes[kAggregate].current;
+  use.allocated = stats.allocated_bytes[kAggregate].current;
+  use.max_allocated = stats.allocated_bytes[kAggregate].peak;
+  use.num_allocations = stats.allocation[kAggregate].current;
+  return use;
+}
+
+void synchronize(const c10::Device& device) {
+  if (!device.is_cuda()) return;
+  const c10::impl::VirtualGuardImpl guard(device.type());
+  guard.synchronizeStream(guard.getStream(device));
+}
+
+void start_device_profiler() { detail_profiler(true); }
+void stop_device_profiler() { detail_profiler(false); }
+
+Region::Region(Timers& timers, const char* name, int level) : timer_(timers, name, level) { detail_push_range(name); }
+Region::~Region() { detail_pop_range(); }
+
+}  // namespace megatron

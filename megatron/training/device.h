@@ -1,0 +1,38 @@
+// What the trainer needs to know of its device beyond tensors: name, memory, profiler marks. Without CUDA the marks do nothing.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <string>
+
+#include "megatron/training/timers.h"
+#include "megatron/training/training_config.h"
+#include "megatron/training/training_log.h"
+
+namespace megatron {
+
+// Throws Error when --device cuda finds no GPU or the build has no CUDA.
+c10::Device choose_device(DeviceChoice choice);
+
+// "NVIDIA H200"; "cpu".
+std::string device_name(const c10::Device& device);
+MemoryUse memory_use(const c10::Device& device);
+void synchronize(const c10::Device& device);
+
+// CUDA: cudaProfilerStart and cudaProfilerStop, for nsys and ncu.
+void start_device_profiler();
+void stop_device_profiler();
+
+// A timed region that is also an NVTX range.
+class Region {
+ public:
+  Region(Timers& timers, const char* name, int level);
+  ~Region();
+  Region(const Region&) = delete;
+  Region& operator=(const Region&) = delete;
+
+ private:
+  ScopedTimer timer_;
+};
+
+}  // namespace megatron

@@ -1,0 +1,41 @@
+// The loss over validation or test samples, without gradients.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+
+#include "megatron/datasets/data_loader.h"
+#include "megatron/training/task.h"
+
+namespace megatron {
+
+// One set that is evaluated. With full validation each evaluation reads the whole set from its beginning; otherwise each takes
+// the next samples, so that `consumed` belongs to the state of a run.
+class Evaluator {
+ public:
+  struct Options {
+    int64_t micro_batch_size = 1;
+    int64_t global_batch_size = 1;
+    int64_t eval_iters = 1;
+    bool full = false;
+    int64_t data_parallel_rank = 0;
+    int64_t data_parallel_size = 1;
+    int64_t num_workers = 2;
+    int64_t consumed_samples = 0;
+    bool own_positions = false;
+  };
+  Evaluator(std::shared_ptr<const Dataset> dataset, Options options, c10::Device device);
+
+  // Loss per token over all ranks. Throws Error when the set holds no weighted token.
+  double run(const PretrainTask& task, Module& model, const ParallelGroups& groups);
+  int64_t consumed_samples() const { return options_.consumed_samples; }
+
+ private:
+  std::unique_ptr<DataLoader> make_loader(int64_t consumed) const;
+  std::shared_ptr<const Dataset> dataset_;
+  Options options_;
+  c10::Device device_;
+  std::unique_ptr<DataLoader> loader_;
+};
+
+}  // namespace megatron

@@ -1,0 +1,397 @@
+#include "megatron/training/pretrain.h"
+
+#include <deque>
+
+#include "megatron/base/check.h"
+#include "megatron/base/files.h"
+#include "megatron/base/format.h"
+#include "megatron/base/json_writer.h"
+#include "megatron/base/log.h"
+#include "megatron/base/threads.h"
+#include "megatron/tensor/torch.h"
+#include "megatron/training/checkpoint_state.h"
+#include "megatron/training/evaluation.h"
+#include "megatron/training/setup.h"
+#include "megatron/training/signals.h"
+#include "megatron/training/trace.h"
+
+namespace megatron {
+
+namespace {
+
+class Run {
+ public:
+  Run(const PretrainTask& task, const Arguments& arguments);
+  void execute();
+
+ private:
+  // What is known of an iteration before its outcome has been read.
+  struct Pending {
+    StepRecord record;
+    std::vector<std::shared_ptr<const MicroBatch>> held;
+  };
+
+  void announce();
+  TrainingLog make_log() const;
+  void make_loaders();
+  void train();
+  void one_step();
+  void read_outcomes(bool all);
+  void after_step();
+  bool should_exit();
+  bool due(const std::optional<int64_t>& interval) const { return interval && state_.iteration % *interval == 0; }
+  void evaluate_validation(const std::string& where);
+  void evaluate_test();
+  void save();
+  void profile_steps();
+  void write_start_record();
+  void end(const std::string& reason);
+
+  const PretrainTask& task_;
+  const Arguments& arguments_;
+  const TrainingConfig& config_;
+  const std::chrono::steady_clock::time_point begin_ = std::chrono::steady_clock::now();
+  const c10::Device device_;
+  const int64_t train_iters_;
+  const MicrobatchCalculator microbatches_;
+  ParallelGroups groups_;
+  std::unique_ptr<Tokenizer> tokenizer_;
+  Vocabulary vocabulary_;
+  Start start_;
+  RunState state_;
+  TrainValidTestDatasets datasets_;
+  TrainedModel model_;
+  Timers timers_;
+  TrainingLog log_;
+  Checkpointer checkpointer_;
+  std::unique_ptr<DataLoader> loader_;
+  BatchMaker batches_;
+  std::vector<Evaluator> validation_;
+  OutcomeReader outcomes_;
+  std::deque<Pending> pending_;
+  Trace trace_;
+  bool profiling_ = false;
+  int64_t timed_iterations_ = 0;
+  int64_t last_batch_size_ = 0;
+  std::string exit_reason_;
+  std::unique_ptr<SignalHandler> signals_;
+};
+
+bool own_positions(const DataConfig& data) { return data.reset_position_ids || data.dataloader_inter_document_masking; }
+
+Vocabulary vocabulary_of(const TokenizerConfig& config, const Tokenizer& tokenizer, int64_t tp) {
+  return {tokenizer.vocab_size(), padded_vocab_size(config, tokenizer.vocab_size(), tp)};
+}
+
+RunState initial_state(const Start& start, const PretrainTask& task, const Tokenizer& tokenizer) {
+  RunState state;
+  if (start.continues()) {
+    state = start.stored;
+    MEGATRON_CHECK(state.task == task.name, start.checkpoint->directory().string(), " was trained for the task ", state.task,
+                   ", this run is for ", task.name);
+    MEGATRON_CHECK(state.tokenizer_fingerprint == tokenizer.fingerprint(), start.checkpoint->directory().string(),
+                   " was trained with another tokenizer\nhint: its files are stored in ",
+                   (start.checkpoint->directory() / "tokenizer").string());
+  }
+  state.task = task.name;
+  state.tokenizer_fingerprint = tokenizer.fingerprint();
+  return state;
+}
+
+Run::Run(const PretrainTask& task, const Arguments& arguments)
+    : task_(task), arguments_(arguments), config_(arguments.training), device_(choose_device(config_.device)),
+      train_iters_(arguments.train_iters()), microbatches_(arguments.microbatches()),
+      tokenizer_(make_tokenizer(arguments.tokenizer)),
+      vocabulary_(vocabulary_of(arguments.tokenizer, *tokenizer_, groups_.tp.size())), start_(decide_start(config_)),
+      state_(initial_state(start_, task, *tokenizer_)),
+      datasets_(build_datasets(task, arguments, *tokenizer_, start_, state_)),
+      model_(build_model(task, arguments, vocabulary_, groups_, device_, start_)),
+      timers_(static_cast<int>(config_.profile && device_.is_cpu() ? 2 : config_.timing_log_level),
+              [device = device_] { synchronize(device); }),
+      log_(make_log()),
+      checkpointer_(arguments, model_, log_, timers_, checkpoint_files(arguments, *tokenizer_),
+                    /*replace_existing=*/start_.continues()),
+      batches_(device_, own_positions(arguments.data)), outcomes_(device_) {
+  make_loaders();
+  if (start_.continues()) checkpointer_.set_last_saved(state_.iteration);
+  if (config_.exit_signal_handler) signals_ = std::make_unique<SignalHandler>(config_.exit_signal_number());
+}
+
+TrainingLog Run::make_log() const {
+  RunFacts facts;
+  facts.train_iters = train_iters_;
+  facts.start_iteration = state_.iteration;
+  facts.sequence_length = arguments_.transformer.seq_length;
+  facts.world_size = groups_.world.size();
+  facts.peak_flops = peak_bf16_flops(device_name(device_));
+  facts.model = task_.model_flops(arguments_, vocabulary_);
+  const std::string& folder = config_.run_folder();
+  return TrainingLog(config_, facts, folder.empty() ? MetricsFile() : MetricsFile(folder));
+}
+
+void Run::make_loaders() {
+  const DataConfig& data = arguments_.data;
+  if (!config_.skip_train) {
+    MEGATRON_CHECK(datasets_.train || state_.iteration >= train_iters_, "the data has no training split\nhint: see --split");
+    if (datasets_.train) {
+      DataLoaderOptions options;
+      options.sampler.type = data.dataloader_type;
+      options.sampler.total_samples = datasets_.train->size();
+      options.sampler.micro_batch_size = config_.micro_batch_size;
+      options.sampler.data_parallel_rank = groups_.dp.rank();
+      options.sampler.data_parallel_size = groups_.dp.size();
+      options.sampler.data_sharding = data.data_sharding;
+      options.consumed_samples = state_.consumed_train_samples;
+      options.num_workers = data.num_workers;
+      options.allocator = host_allocator(device_);
+      loader_ = std::make_unique<DataLoader>(datasets_.train, std::move(options));
+    }
+  }
+  if (config_.eval_iters == 0 && !data.full_validation) datasets_.valid.clear();
+  state_.consumed_valid_samples.resize(datasets_.valid.size());
+  for (size_t i = 0; i < datasets_.valid.size(); ++i) {
+    Evaluator::Options options;
+    options.micro_batch_size = arguments_.eval_micro_batch_size();
+    options.global_batch_size = arguments_.eval_global_batch_size();
+    options.eval_iters = config_.eval_iters;
+    options.full = data.full_validation;
+    options.data_parallel_rank = groups_.dp.rank();
+    options.data_parallel_size = groups_.dp.size();
+    options.num_workers = std::min<int64_t>(data.num_workers, 1);
+    options.consumed_samples = state_.consumed_valid_samples[i];
+    options.own_positions = own_positions(data);
+    validation_.emplace_back(datasets_.valid[i], options, device_);
+  }
+}
+
+void Run::announce() {
+  for (const auto& [flag, reason] : arguments_.already_so) log_info(cat(flag, " is already so: ", reason));
+  log_info(cat("device ", device_name(device_), ", ", c10::toString(model_dtype(arguments_.optimizer)), ", ",
+               format_count(static_cast<uint64_t>(model_.module->num_parameters())), " parameters, vocabulary ",
+               vocabulary_.size, " padded to ", vocabulary_.padded_size));
+  if (start_.continues()) {
+    log_info(cat("resuming from ", start_.checkpoint->directory().string(), " at iteration ", state_.iteration, " of ", train_iters_));
+  } else if (start_.checkpoint) {
+    log_info(cat("starting from the weights of ", start_.checkpoint->directory().string()));
+  } else {
+    log_info(cat("starting from new weights, seed ", arguments_.transformer.seed));
+  }
+  log_progress(config_, cat("started at iteration ", state_.iteration));
+  if (!config_.run_folder().empty())
+    write_file_atomically(std::filesystem::path(config_.run_folder()) / "config.yaml", resolved_yaml(arguments_));
+  write_start_record();
+}
+
+void Run::write_start_record() {
+  if (!log_.metrics().is_open()) return;
+  const TransformerConfig& c = arguments_.transformer;
+  JsonWriter record = log_.metrics().begin("start");
+  record.member("iteration", state_.iteration).member("task", task_.name).member("device", device_name(device_));
+  record.member("dtype", c10::toString(model_dtype(arguments_.optimizer)));
+  record.member("parameters", model_.module->num_parameters()).member("train_iters", train_iters_);
+  record.member("num_layers", c.num_layers).member("hidden_size", c.hidden_size);
+  record.member("num_attention_heads", c.num_attention_heads).member("seq_length", c.seq_length);
+  record.member("vocab_size", vocabulary_.size).member("global_batch_size", microbatches_.global_batch_size(state_.consumed_train_samples));
+  record.member("micro_batch_size", config_.micro_batch_size).member("optimizer", arguments_.optimizer.optimizer == OptimizerType::kAdam ? "adam" : "sgd");
+  record.member("lr", arguments_.optimizer.lr.value_or(0)).member("seed", c.seed);
+  log_.metrics().write(record);
+}
+
+void Run::execute() {
+  announce();
+  if (config_.skip_train) {
+    log_info("--skip-train: evaluating only");
+  } else {
+    train();
+  }
+  if (exit_reason_.empty()) {
+    const std::string where = cat("iteration ", state_.iteration, " on validation set");
+    evaluate_validation(where);
+    evaluate_test();
+    exit_reason_ = "finished";
+  }
+  end(exit_reason_);
+}
+
+void Run::end(const std::string& reason) {
+  checkpointer_.finish();
+  log_.close();
+  log_progress(config_, cat(reason, " at iteration ", state_.iteration));
+  if (log_.metrics().is_open()) {
+    JsonWriter record = log_.metrics().begin("end");
+    record.member("iteration", state_.iteration).member("reason", reason);
+    log_.metrics().write(record);
+  }
+  log_info(cat(reason, " at iteration ", state_.iteration));
+}
+
+void Run::train() {
+  log_.resume();
+  while (state_.iteration < train_iters_) {
+    profile_steps();
+    const int64_t batch_size = microbatches_.global_batch_size(state_.consumed_train_samples);
+    if (last_batch_size_ != 0 && batch_size != last_batch_size_) {
+      log_info(cat("the global batch size grows from ", last_batch_size_, " to ", batch_size));
+      save();
+    }
+    last_batch_size_ = batch_size;
+    one_step();
+    after_step();
+    if (should_exit()) break;
+  }
+  read_outcomes(/*all=*/true);
+  profile_steps();
+  save();
+}
+
+void Run::one_step() {
+  StepOptions options;
+  options.num_microbatches = microbatches_.num_microbatches(state_.consumed_train_samples);
+  options.global_batch_size = last_batch_size_;
+  options.per_token_loss = config_.calculate_per_token_loss;
+  options.full_recomputation = arguments_.transformer.recompute_granularity == RecomputeGranularity::kFull;
+  const auto next_batch = [this] {
+    const std::shared_ptr<const MicroBatch> batch = loader_->next();
+    MEGATRON_CHECK(batch, "the training samples are used up after ", state_.consumed_train_samples, " of ",
+                   loader_->dataset().size());
+    return batches_.make(batch);
+  };
+  outcomes_.push(train_step(model_, task_, options, next_batch, timers_));
+  ++state_.iteration;
+  ++timed_iterations_;
+  state_.consumed_train_samples += options.global_batch_size;
+
+  Pending pending;
+  pending.record.iteration = state_.iteration;
+  pending.record.consumed_samples = state_.consumed_train_samples;
+  pending.record.global_batch_size = options.global_batch_size;
+  pending.held = batches_.take_held();
+  if (state_.iteration % config_.log_interval == 0) {
+    if (config_.log_num_zeros_in_grad) pending.record.num_zeros = static_cast<int64_t>(model_.optimizer->num_zeros());
+    if (config_.log_params_norm) pending.record.params_norm = model_.optimizer->params_norm();
+  }
+  pending_.push_back(std::move(pending));
+}
+
+void Run::read_outcomes(bool all) {
+  for (StepNumbers numbers; outcomes_.pop(numbers, all);) {
+    StepRecord record = pending_.front().record;
+    pending_.pop_front();
+    const StepState& step = numbers.state;
+    record.loss = numbers.loss;
+    record.skipped = step.skip != 0;
+    record.non_finite = step.consecutive_bad > 0;
+    record.learning_rate = learning_rate(model_.optimizer->schedule(), 0, static_cast<double>(step.num_steps));
+    record.loss_scale = step.loss_scale;
+    record.grad_norm = step.grad_norm;
+    if (log_.step(record)) {
+      if (config_.log_memory_interval && record.iteration % *config_.log_memory_interval == 0)
+        log_.memory(memory_use(device_), record.iteration);
+      if (config_.timing_log_level > 0 && record.iteration % config_.log_interval == 0) {
+        log_.timers(timers_, record.iteration, timed_iterations_);
+        timers_.reset();
+        timed_iterations_ = 0;
+      }
+    }
+    MEGATRON_CHECK(!model_.optimizer->must_stop(step), "iteration ", record.iteration, ": loss or gradient was not finite for ",
+                   step.consecutive_bad, " iterations in a row\nhint: lower --lr, raise --lr-warmup-iters, or look at the data from sample ",
+                   record.consumed_samples - record.global_batch_size, " on; --max-consecutive-bad-steps sets the limit");
+  }
+}
+
+void Run::after_step() {
+  const int64_t iteration = state_.iteration;
+  const bool evaluates = due(config_.eval_interval) && iteration >= config_.start_eval_at_iter.value_or(0) && !validation_.empty();
+  const bool saves = due(config_.save_interval);
+  const bool logs = iteration % config_.log_interval == 0 || pending_.front().record.iteration == 1;
+  read_outcomes(/*all=*/logs || evaluates || saves);
+  if (evaluates) evaluate_validation(cat("iteration ", iteration));
+  if (saves) save();
+  checkpointer_.poll();
+}
+
+bool Run::should_exit() {
+  if (signals_ && signals_->received() != 0) {
+    exit_reason_ = cat("stopped by signal ", signals_->received());
+  } else if (config_.exit_duration_in_mins &&
+             std::chrono::steady_clock::now() - begin_ >= std::chrono::minutes(*config_.exit_duration_in_mins)) {
+    exit_reason_ = cat("stopped after ", *config_.exit_duration_in_mins, " minutes (--exit-duration-in-mins)");
+  } else if (due(config_.exit_interval)) {
+    exit_reason_ = "stopped by --exit-interval";
+  }
+  return !exit_reason_.empty();
+}
+
+void Run::evaluate_validation(const std::string& where) {
+  if (validation_.empty()) return;
+  log_.pause();
+  for (size_t i = 0; i < validation_.size(); ++i) {
+    const Region region(timers_, "evaluate", 1);
+    EvaluationRecord record;
+    record.iteration = state_.iteration;
+    record.consumed_samples = state_.consumed_train_samples;
+    record.set_index = validation_.size() > 1 ? static_cast<int>(i) : -1;
+    record.set_name = i < datasets_.valid_names.size() ? datasets_.valid_names[i] : "";
+    record.where = where;
+    record.loss = validation_[i].run(task_, *model_.module, groups_);
+    state_.consumed_valid_samples[i] = validation_[i].consumed_samples();
+    log_.evaluation(record);
+  }
+  log_.resume();
+}
+
+void Run::evaluate_test() {
+  if (!datasets_.test || config_.eval_iters == 0) return;
+  Evaluator::Options options;
+  options.micro_batch_size = arguments_.eval_micro_batch_size();
+  options.global_batch_size = arguments_.eval_global_batch_size();
+  options.eval_iters = config_.eval_iters;
+  options.data_parallel_rank = groups_.dp.rank();
+  options.data_parallel_size = groups_.dp.size();
+  options.num_workers = std::min<int64_t>(arguments_.data.num_workers, 1);
+  options.own_positions = own_positions(arguments_.data);
+  EvaluationRecord record;
+  record.iteration = state_.iteration;
+  record.consumed_samples = state_.consumed_train_samples;
+  record.split = "test";
+  record.where = cat("iteration ", state_.iteration, " on test set");
+  record.loss = Evaluator(datasets_.test, options, device_).run(task_, *model_.module, groups_);
+  log_.evaluation(record);
+}
+
+void Run::save() {
+  if (config_.save.empty()) return;
+  read_outcomes(/*all=*/true);
+  state_.step = model_.optimizer->read_state();
+  state_.schedule = model_.optimizer->schedule();
+  checkpointer_.save(state_);
+}
+
+void Run::profile_steps() {
+  if (!config_.profile) return;
+  const bool inside = state_.iteration >= config_.profile_step_start && state_.iteration < config_.profile_step_end;
+  if (inside == profiling_) return;
+  profiling_ = inside;
+  synchronize(device_);
+  if (device_.is_cuda()) {
+    inside ? start_device_profiler() : stop_device_profiler();
+  } else if (inside) {
+    timers_.set_listener([this](const std::string& name, auto begin, auto end) { trace_.add(name, begin, end); });
+  } else {
+    timers_.set_listener({});
+    const std::filesystem::path path = std::filesystem::path(config_.run_folder()) / "trace.json";
+    trace_.write(path);
+    log_info(cat("wrote ", path.string(), "; open it in https://ui.perfetto.dev"));
+  }
+}
+
+}  // namespace
+
+int pretrain(const PretrainTask& task, const Arguments& arguments) {
+  const int64_t threads = arguments.training.num_threads;
+  at::set_num_threads(threads > 0 ? static_cast<int>(threads) : available_cores());
+  Run(task, arguments).execute();
+  return 0;
+}
+
+}  // namespace megatron

@@ -1,0 +1,146 @@
+#include "megatron/training/setup.h"
+
+#include "megatron/base/check.h"
+#include "megatron/base/format.h"
+#include "megatron/base/log.h"
+#include "megatron/dist_checkpointing/checkpoint_folder.h"
+#include "megatron/nn/placement.h"
+#include "megatron/tensor/torch.h"
+#include "megatron/training/checkpoint_state.h"
+
+namespace megatron {
+
+namespace {
+
+StartMode start_mode(const TrainingConfig& config) {
+  switch (config.start) {
+    case StartChoice::kFresh: return StartMode::kFresh;
+    case StartChoice::kResume: return StartMode::kResume;
+    case StartChoice::kResumeOrFresh: return StartMode::kResumeOrFresh;
+    case StartChoice::kAuto: break;
+  }
+  if (config.load.empty()) return StartMode::kFresh;
+  // Weights to fall back on were named, so that an empty --load is no mistake.
+  return config.pretrained_checkpoint.empty() ? StartMode::kResume : StartMode::kResumeOrFresh;
+}
+
+std::optional<Checkpoint> open(const StartRequest& request) {
+  StartDecision decision = resolve_start(request);
+  for (const std::string& warning : decision.warnings) log_warning(warning);
+  if (!decision.checkpoint) return std::nullopt;
+  return Checkpoint(decision.checkpoint->directory);
+}
+
+}  // namespace
+
+Start decide_start(const TrainingConfig& config) {
+  Start start;
+  StartRequest request;
+  request.mode = start_mode(config);
+  request.load = config.load;
+  request.save = config.save;
+  request.ckpt_step = config.ckpt_step;
+  start.checkpoint = open(request);
+  start.weights_only = config.finetune;
+  MEGATRON_CHECK(!config.finetune || config.save.empty() || find_checkpoints(config.save).empty(), "--finetune starts a new run, but ",
+                 config.save, " holds checkpoints already\nhint: give another --save, or resume with --load ", config.save);
+  if (!start.checkpoint && !config.pretrained_checkpoint.empty()) {
+    StartRequest pretrained;
+    pretrained.mode = StartMode::kResume;
+    pretrained.load = config.pretrained_checkpoint;
+    start.checkpoint = open(pretrained);
+    start.weights_only = true;
+  }
+  if (start.continues())
+    start.stored = run_state_from_json(start.checkpoint->state(), start.checkpoint->directory().string());
+  return start;
+}
+
+namespace {
+
+DatasetRequest dataset_request(const Arguments& arguments, const Tokenizer& tokenizer, int64_t train_samples) {
+  const TrainingConfig& training = arguments.training;
+  TargetInputs inputs;
+  inputs.train_samples = train_samples;
+  inputs.train_iters = arguments.train_iters();
+  inputs.eval_iters = training.eval_iters;
+  // Without an interval there is one evaluation, after training.
+  inputs.eval_interval = training.eval_iters > 0 ? training.eval_interval.value_or(inputs.train_iters + 1) : 0;
+  inputs.start_eval_at_iter = training.start_eval_at_iter.value_or(0);
+  inputs.eval_global_batch_size = arguments.eval_global_batch_size();
+  inputs.full_validation = arguments.data.full_validation;
+  DatasetRequest request;
+  request.sequence_length = arguments.transformer.seq_length;
+  request.seed = arguments.transformer.seed;
+  request.targets = split_targets(inputs);
+  request.tokenizer.vocab_size = tokenizer.vocab_size();
+  request.tokenizer.eod = tokenizer.eod().value_or(-1);
+  request.tokenizer.bos = tokenizer.bos().value_or(-1);
+  request.tokenizer.pad = tokenizer.pad().value_or(-1);
+  request.tokenizer.identity = tokenizer.fingerprint();
+  return request;
+}
+
+void refuse_another_order(const Start& start, const RunState& now, const TrainingConfig& config) {
+  if (now.data_fingerprint == start.stored.data_fingerprint) return;
+  const std::string what =
+      cat("the training data is in another order than that of ", start.checkpoint->directory().string(), ": ",
+          describe_difference(now.data_description, start.stored.data_description));
+  MEGATRON_CHECK(config.accept_new_data_order, what,
+                 "\nhint: give the flags of the data as they were, or --accept-new-data-order to go on in the new order "
+                 "(some samples are then seen twice and others never)");
+  log_warning(what);
+}
+
+}  // namespace
+
+TrainValidTestDatasets build_datasets(const PretrainTask& task, const Arguments& arguments, const Tokenizer& tokenizer,
+                                      const Start& start, RunState& state) {
+  const int64_t wanted = arguments.training.train_samples.value_or(
+      arguments.microbatches().samples_of_iterations(arguments.train_iters()));
+  const auto build = [&](int64_t target) {
+    state.data_target = target;
+    TrainValidTestDatasets sets = task.datasets_provider(arguments, dataset_request(arguments, tokenizer, target));
+    if (sets.train) {
+      state.data_fingerprint = sets.train->fingerprint();
+      state.data_description = sets.train->description();
+    }
+    return sets;
+  };
+  if (!start.continues() || arguments.training.skip_train) return build(wanted);
+  // The order depends on how many samples were asked for; a run of another length keeps the stored order where it suffices.
+  TrainValidTestDatasets sets = build(start.stored.data_target);
+  if (sets.train && sets.train->size() < wanted) sets = build(wanted);
+  refuse_another_order(start, state, arguments.training);
+  return sets;
+}
+
+at::ScalarType model_dtype(const OptimizerConfig& config) {
+  return config.bf16 ? at::kBFloat16 : config.fp16 ? at::kHalf : at::kFloat;
+}
+
+TrainedModel build_model(const PretrainTask& task, const Arguments& arguments, const Vocabulary& vocabulary,
+                         const ParallelGroups& groups, c10::Device device, const Start& start) {
+  TrainedModel model;
+  model.module = task.model_provider(arguments, vocabulary, groups);
+  model.store = std::make_unique<DistributedDataParallel>(*model.module, groups, model_dtype(arguments.optimizer), device);
+  if (!start.checkpoint) initialize_parameters(*model.module, arguments.transformer.seed, groups);
+  if (!arguments.training.skip_train) {
+    const TrainingConfig& t = arguments.training;
+    const TrainLength length{t.train_iters, t.train_samples, arguments.microbatches().global_batch_size(0)};
+    model.optimizer = std::make_unique<Optimizer>(arguments.optimizer, make_schedule(arguments.optimizer, length), *model.store);
+  }
+  if (start.checkpoint) {
+    const bool with_optimizer = start.continues() && !arguments.training.no_load_optim;
+    load_model_state(*start.checkpoint, start.stored, arguments.optimizer, model, {with_optimizer});
+    if (model.optimizer && start.continues() && !with_optimizer) {
+      // A new optimizer, at the place in the schedules that the consumed samples stand for.
+      StepState state = model.optimizer->read_state();
+      state.num_steps = start.stored.consumed_train_samples;
+      model.optimizer->load_state(state);
+    }
+  }
+  return model;
+}
+
+}  // namespace megatron

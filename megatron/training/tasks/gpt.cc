@@ -1,0 +1,44 @@
+#include "megatron/base/check.h"
+#include "megatron/training/tasks/tasks.h"
+
+namespace megatron {
+
+namespace {
+
+std::unique_ptr<Module> make_model(const Arguments& arguments, const Vocabulary& vocabulary, const ParallelGroups& groups) {
+  return std::make_unique<GPTModel>(GPTConfig{arguments.transformer, vocabulary.size, vocabulary.padded_size}, groups);
+}
+
+Loss forward_step(Module& model, const Batch& batch, const ForwardContext& context) {
+  return dynamic_cast<GPTModel&>(model).loss(batch.tokens, batch.labels, batch.loss_mask, context);
+}
+
+ModelFlops model_flops(const Arguments& arguments, const Vocabulary& vocabulary) {
+  const TransformerConfig& c = arguments.transformer;
+  ModelFlops flops;
+  flops.num_layers = c.num_layers;
+  flops.hidden_size = c.hidden_size;
+  flops.ffn_hidden_size = c.ffn_hidden_size;
+  flops.num_attention_heads = c.num_attention_heads;
+  flops.num_query_groups = c.query_groups();
+  flops.kv_channels = c.kv_channels;
+  flops.padded_vocab_size = vocabulary.padded_size;
+  flops.gated = c.swiglu;  // Megatron-LM counts the third matrix of SwiGLU only
+  return flops;
+}
+
+}  // namespace
+
+PretrainTask gpt_task() {
+  PretrainTask task;
+  task.name = "gpt";
+  task.model_provider = make_model;
+  task.datasets_provider = [](const Arguments& arguments, const DatasetRequest& request) {
+    return build_train_valid_test_datasets(arguments.data, request);
+  };
+  task.forward_step = forward_step;
+  task.model_flops = model_flops;
+  return task;
+}
+
+}  // namespace megatron
