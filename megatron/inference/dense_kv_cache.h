@@ -1,0 +1,34 @@
+// Keys and values of a batch that is decoded together: one dense buffer per layer.
+#pragma once
+
+#include <vector>
+
+#include "megatron/transformer/kv_cache.h"
+
+namespace megatron {
+
+// Rows of different length are padded on the left, so that all rows grow at the same end. Not thread safe.
+class DenseKVCache final : public KVCache {
+ public:
+  // Room for `capacity` positions of every layer; padding[i] positions at the start of row i are no tokens.
+  DenseKVCache(int64_t num_layers, int64_t capacity, std::vector<int64_t> padding);
+
+  std::pair<at::Tensor, at::Tensor> append(int64_t layer_index, const at::Tensor& k,
+                                           const at::Tensor& v) override;
+  at::Tensor padding_mask() const override { return mask_; }
+
+  // Positions held by every layer after a whole pass.
+  int64_t length() const { return length_; }
+  // To be called after each pass of `count` positions.
+  void advance(int64_t count);
+
+ private:
+  int64_t capacity_;
+  int64_t length_ = 0;
+  int64_t appended_ = 0;  // of the pass under way
+  std::vector<int64_t> padding_;
+  std::vector<at::Tensor> keys_, values_;  // [capacity, b, g, d] by layer; allocated by the first append
+  at::Tensor mask_;                        // of the pass under way
+};
+
+}  // namespace megatron

@@ -1,0 +1,199 @@
+#include "megatron/inference/generator.h"
+
+#include <algorithm>
+
+#include "megatron/base/check.h"
+#include "megatron/inference/dense_kv_cache.h"
+#include "megatron/tensor/torch.h"
+#include "megatron/transformer/forward_context.h"
+
+namespace megatron {
+namespace {
+
+// The device of a model's parameters.
+at::Device device_of(GPTModel& model) { return model.parameters().front()->value.device(); }
+
+// One row on its way: its tokens, its text so far, and what may still become a stop string.
+class Row {
+ public:
+  Row(const Tokenizer& tokenizer, const GenerateOptions& options)
+      : options_(options), decoder_(tokenizer), eod_(tokenizer.eod()) {}
+
+  bool finished() const { return finished_; }
+
+  // Takes the next token; returns the text that is certain to stay.
+  std::string push(int32_t token) {
+    if (options_.stop_at_eod && eod_ && token == *eod_) return finish(FinishReason::kEndOfDocument);
+    result.tokens.push_back(token);
+    held_ += decoder_.push(token);
+    if (static_cast<int64_t>(result.tokens.size()) >= options_.tokens_to_generate) {
+      std::string piece = release();
+      return finished_ ? piece : piece + finish(FinishReason::kLength);
+    }
+    return release();
+  }
+
+  Generation result;
+
+ private:
+  std::string finish(FinishReason reason) {
+    held_ += decoder_.finish();
+    std::string piece = release();
+    if (finished_) return piece;  // a stop string was completed
+    finished_ = true;
+    result.finish_reason = reason;
+    result.text += held_;
+    return piece + std::exchange(held_, {});
+  }
+
+  // Text before a stop string, or all but the longest end that could begin one.
+  std::string release() {
+    size_t cut = std::string::npos;
+    for (const std::string& stop : options_.stop) cut = std::min(cut, held_.find(stop));
+    size_t keep = 0;
+    if (cut != std::string::npos) {
+      finished_ = true;
+      result.finish_reason = FinishReason::kStop;
+    } else {
+      for (const std::string& stop : options_.stop)
+        for (size_t n = std::min(held_.size(), stop.size() - 1); n > keep; --n)
+          if (held_.ends_with(std::string_view(stop).substr(0, n))) keep = n;
+      cut = held_.size() - keep;
+    }
+    std::string piece = held_.substr(0, cut);
+    held_.erase(0, finished_ ? held_.size() : cut);
+    result.text += piece;
+    return piece;
+  }
+
+  const GenerateOptions& options_;
+  StreamDecoder decoder_;
+  std::optional<int32_t> eod_;
+  std::string held_;
+  bool finished_ = false;
+};
+
+// Left-padded ids [b, s] and how many pads each row has.
+struct PaddedBatch {
+  at::Tensor tokens;
+  std::vector<int64_t> padding;
+};
+
+PaddedBatch pad_left(const std::vector<Row>& rows) {
+  size_t longest = 0;
+  for (const Row& row : rows) longest = std::max(longest, row.result.prompt_tokens.size());
+  PaddedBatch batch{at::zeros({static_cast<int64_t>(rows.size()), static_cast<int64_t>(longest)}, at::kLong), {}};
+  auto ids = batch.tokens.accessor<int64_t, 2>();
+  for (size_t i = 0; i < rows.size(); ++i) {
+    const std::vector<int32_t>& prompt = rows[i].result.prompt_tokens;
+    const size_t pad = longest - prompt.size();
+    batch.padding.push_back(static_cast<int64_t>(pad));
+    for (size_t j = 0; j < prompt.size(); ++j)
+      ids[static_cast<int64_t>(i)][static_cast<int64_t>(pad + j)] = prompt[j];
+  }
+  return batch;
+}
+
+// Logits of the last position of every row, [b, v] on the CPU.
+at::Tensor forward_last(GPTModel& model, const at::Tensor& tokens, DenseKVCache& cache,
+                        const at::Tensor& padding, at::Device device) {
+  const int64_t b = tokens.size(0), s = tokens.size(1);
+  ForwardContext context;
+  context.cache = &cache;
+  context.place.position = at::arange(cache.length(), cache.length() + s, at::kLong).to(device);
+  context.place.sample = at::zeros({b}, at::dtype(at::kLong).device(device));
+  context.position_ids =
+      (context.place.position.unsqueeze(0) - padding.to(device).unsqueeze(1)).clamp_min(0);
+  const at::Tensor logits = model.forward(tokens.to(device), context);
+  cache.advance(s);
+  return logits.select(0, s - 1).to(at::kCPU);
+}
+
+std::vector<Row> start_rows(const GPTConfig& config, const Tokenizer& tokenizer,
+                            std::span<const std::string> prompts, const GenerateOptions& options) {
+  std::vector<Row> rows;
+  rows.reserve(prompts.size());
+  for (size_t i = 0; i < prompts.size(); ++i) {
+    Row& row = rows.emplace_back(tokenizer, options);
+    std::vector<int32_t>& ids = row.result.prompt_tokens;
+    ids = tokenizer.encode(prompts[i]);
+    if (ids.empty()) {
+      MEGATRON_CHECK(tokenizer.eod(), "prompt ", i + 1, " has no tokens and the tokenizer has no end-of-document token to start from");
+      ids.push_back(*tokenizer.eod());
+    }
+    const int64_t limit = max_positions(config);
+    const auto needed = static_cast<int64_t>(ids.size()) + options.tokens_to_generate;
+    MEGATRON_CHECK(limit < 0 || needed <= limit, "prompt ", i + 1, " has ", ids.size(), " tokens; with ",
+                   options.tokens_to_generate, " to generate that is beyond the model's ", limit, " positions",
+                   "\nhint: shorten the prompt or give --tokens-to-generate ",
+                   std::max<int64_t>(0, limit - static_cast<int64_t>(ids.size())));
+  }
+  return rows;
+}
+
+}  // namespace
+
+int64_t max_positions(const GPTConfig& config) {
+  return config.transformer.position_embedding_type == PositionEmbedding::kLearnedAbsolute
+             ? config.transformer.max_position_embeddings
+             : -1;
+}
+
+std::vector<Generation> generate(GPTModel& model, const Tokenizer& tokenizer,
+                                 std::span<const std::string> prompts, const GenerateOptions& options,
+                                 const StreamCallback& stream) {
+  const at::NoGradGuard no_grad;
+  const GPTConfig& config = model.config();
+  const at::Device device = device_of(model);
+  std::vector<Row> rows = start_rows(config, tokenizer, prompts, options);
+  std::vector<Generation> results;
+  if (options.tokens_to_generate > 0 && !rows.empty()) {
+    const PaddedBatch batch = pad_left(rows);
+    const at::Tensor padding = at::tensor(batch.padding, at::dtype(at::kLong));
+    DenseKVCache cache(config.transformer.num_layers, batch.tokens.size(1) + options.tokens_to_generate,
+                       batch.padding);
+    at::Tensor next = at::zeros({static_cast<int64_t>(rows.size()), 1}, at::kLong);
+    at::Tensor tokens = batch.tokens;
+    for (int64_t step = 0; step < options.tokens_to_generate; ++step) {
+      const at::Tensor logits = forward_last(model, tokens, cache, padding, device);
+      bool all_finished = true;
+      for (size_t i = 0; i < rows.size(); ++i) {
+        const auto r = static_cast<int64_t>(i);
+        if (rows[i].finished()) continue;
+        const auto position = static_cast<int64_t>(rows[i].result.prompt_tokens.size()) + step;
+        const int64_t token = sample_token(logits[r], config.vocab_size, options.sampling, r, position);
+        next[r][0] = token;
+        const std::string piece = rows[i].push(static_cast<int32_t>(token));
+        if (stream && !piece.empty()) stream(i, piece);
+        all_finished &= rows[i].finished();
+      }
+      if (all_finished) break;
+      tokens = next;
+    }
+  }
+  for (Row& row : rows) results.push_back(std::move(row.result));
+  return results;
+}
+
+at::Tensor full_logits(GPTModel& model, std::span<const int32_t> ids) {
+  const at::NoGradGuard no_grad;
+  MEGATRON_CHECK(!ids.empty(), "no token ids were given");
+  const GPTConfig& config = model.config();
+  const int64_t limit = max_positions(config);
+  const auto length = static_cast<int64_t>(ids.size());
+  MEGATRON_CHECK(limit < 0 || length <= limit, length, " token ids are beyond the model's ", limit, " positions");
+  for (size_t i = 0; i < ids.size(); ++i)
+    MEGATRON_CHECK(ids[i] >= 0 && ids[i] < config.vocab_size, "token id ", ids[i], " at index ", i,
+                   " is outside the vocabulary of ", config.vocab_size);
+  const at::Device device = device_of(model);
+  const std::vector<int64_t> wide(ids.begin(), ids.end());
+  const at::Tensor tokens = at::tensor(wide, at::dtype(at::kLong)).view({1, length}).to(device);
+  ForwardContext context;
+  context.place.position = at::arange(length, at::kLong).to(device);
+  context.place.sample = at::zeros({1}, at::dtype(at::kLong).device(device));
+  const at::Tensor logits = model.forward(tokens, context);
+  const at::Tensor valid = logits.select(1, 0).narrow(-1, 0, config.vocab_size);
+  return valid.to(at::kCPU).to(valid.scalar_type() == at::kDouble ? at::kDouble : at::kFloat).contiguous();
+}
+
+}  // namespace megatron

@@ -1,0 +1,47 @@
+// Prompts in, text out: batched decoding of a GPT model with a KV cache.
+#pragma once
+
+#include <functional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "megatron/inference/sampling.h"
+#include "megatron/models/gpt/gpt_model.h"
+#include "megatron/tokenizers/tokenizer.h"
+
+namespace megatron {
+
+struct GenerateOptions {
+  SamplingConfig sampling;
+  int64_t tokens_to_generate = 64;
+  std::vector<std::string> stop;  // text ends before the first of these
+  bool stop_at_eod = true;
+};
+
+enum class FinishReason { kLength, kStop, kEndOfDocument };
+
+struct Generation {
+  std::vector<int32_t> prompt_tokens;
+  std::vector<int32_t> tokens;  // generated, without the end of document
+  std::string text;             // of `tokens`, cut before a stop string
+  FinishReason finish_reason = FinishReason::kLength;
+};
+
+// Called with each piece of new text of a prompt, in order; pieces join to Generation::text.
+using StreamCallback = std::function<void(size_t prompt, std::string_view piece)>;
+
+// Generates for all prompts together. A prompt without tokens starts from the end-of-document token.
+// Row i draws with (seed, i), so its text does not depend on the other prompts (but for rounding in the batch).
+// Throws Error when a prompt is too long for the model's positions.
+std::vector<Generation> generate(GPTModel& model, const Tokenizer& tokenizer,
+                                 std::span<const std::string> prompts, const GenerateOptions& options,
+                                 const StreamCallback& stream = {});
+
+// Logits of one row of ids by the full forward, without a cache.   return [s, vocab_size] fp32 on the CPU
+at::Tensor full_logits(GPTModel& model, std::span<const int32_t> ids);
+
+// The longest run of positions the model can hold; -1: no limit.
+int64_t max_positions(const GPTConfig& config);
+
+}  // namespace megatron

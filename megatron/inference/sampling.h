@@ -1,0 +1,31 @@
+// From the logits of one position to a token.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+
+#include "megatron/base/fields.h"
+
+namespace megatron {
+
+// Flags of sampling; the defaults sample from the model's own distribution.
+struct SamplingConfig : Config {
+  bool greedy = false;
+  double temperature = 1.0;
+  int64_t top_k = 0;   // 0: all tokens
+  double top_p = 0.0;  // 0: all tokens
+  int64_t seed = 1234;
+
+  void fields(FieldVisitor& visitor) override;
+  void validate(Violations& violations) const override;
+};
+
+// The token for one row of logits. The draw is a function of (seed, row, position) alone, so that a prompt gets the same
+// text whatever else is in its batch.
+//
+//   logits  [v] on the CPU, any floating type; only the first vocab_size columns count
+int64_t sample_token(const at::Tensor& logits, int64_t vocab_size, const SamplingConfig& config,
+                     int64_t row, int64_t position);
+
+}  // namespace megatron

@@ -1,0 +1,87 @@
+#include "megatron/models/load_model.h"
+
+#include <algorithm>
+
+#include "megatron/base/check.h"
+#include "megatron/base/parse.h"
+#include "megatron/comm/parallel_groups.h"
+#include "megatron/dist_checkpointing/checkpoint.h"
+#include "megatron/dist_checkpointing/checkpoint_folder.h"
+#include "megatron/nn/placement.h"
+#include "megatron/tensor/shape.h"
+#include "megatron/tensor/torch.h"
+
+namespace megatron {
+namespace {
+
+// The stored copy of a tokenizer file, when the checkpoint holds one of that name.
+void use_stored(std::string& path, const Checkpoint& checkpoint) {
+  if (path.empty()) return;
+  std::filesystem::path given(path);
+  if (given.filename().empty()) given = given.parent_path();  // "folder/"
+  const std::filesystem::path folder = checkpoint.directory() / "tokenizer";
+  for (const std::string& name : {given.filename().string(), std::string("tokenizer.json")}) {
+    if (!checkpoint.has_file("tokenizer/" + name)) continue;
+    checkpoint.read_file("tokenizer/" + name);  // verifies it
+    path = (folder / name).string();
+    return;
+  }
+}
+
+at::ScalarType stored_dtype(const Checkpoint& checkpoint, const std::string& key) {
+  const auto& tensors = checkpoint.manifest().tensors;
+  if (const auto found = tensors.find(key); found != tensors.end())
+    return to_scalar_type(found->second.dtype);
+  throw_error(cat(checkpoint.directory().string(), ": no tensor ", key, "\nhint: this is no checkpoint of a GPT model"));
+}
+
+}  // namespace
+
+LoadedModel load_model(const LoadModelRequest& request, const ParallelGroups& groups) {
+  StartRequest start;
+  start.mode = StartMode::kResume;
+  start.load = request.load;
+  start.ckpt_step = request.ckpt_step;
+  const StartDecision decision = resolve_start(start);
+  MEGATRON_ASSERT(decision.checkpoint.has_value());
+  const Checkpoint checkpoint(decision.checkpoint->directory);
+  MEGATRON_CHECK(checkpoint.has_file("config.yaml"), checkpoint.directory().string(),
+                 " holds no config.yaml, so the shape of its model is unknown",
+                 "\nhint: checkpoints of `megatron pretrain` hold it");
+
+  LoadedModel loaded;
+  loaded.iteration = checkpoint.iteration();
+  loaded.directory = checkpoint.directory();
+  loaded.warnings = decision.warnings;
+  TokenizerConfig tokenizer;
+  Config* const configs[] = {&loaded.config.transformer, &tokenizer};
+  read_yaml(configs, (checkpoint.directory() / "config.yaml").string(), /*ignore_unknown=*/true);
+  loaded.config.transformer.finalize();
+  for (std::string* path : {&tokenizer.tokenizer_model, &tokenizer.vocab_file, &tokenizer.merge_file})
+    use_stored(*path, checkpoint);
+  loaded.tokenizer = make_tokenizer(tokenizer);
+  loaded.config.vocab_size = loaded.tokenizer->vocab_size();
+  loaded.config.padded_vocab_size =
+      padded_vocab_size(tokenizer, loaded.config.vocab_size, groups.tp.size());
+
+  loaded.model = std::make_unique<GPTModel>(loaded.config, groups);
+  const at::ScalarType dtype =
+      request.dtype.value_or(stored_dtype(checkpoint, "embedding.word_embeddings.weight"));
+  loaded.store = std::make_unique<PlainParameterStore>(*loaded.model, dtype, at::kCPU, /*gradients=*/false);
+  std::vector<ShardedTensor> wanted;
+  loaded.model->visit([&](const std::string& name, Parameter& parameter) {
+    wanted.push_back(sharded_tensor(parameter, groups, name, parameter.value));
+  });
+  LoadOptions options;
+  options.convert_dtype = true;
+  options.allow_unexpected = {"optimizer.*"};
+  checkpoint.load(wanted, options);
+  if (request.device != at::kCPU) {
+    loaded.model->visit([&](const std::string&, Parameter& parameter) {
+      parameter.value = parameter.value.to(request.device);
+    });
+  }
+  return loaded;
+}
+
+}  // namespace megatron

@@ -1,0 +1,32 @@
+// The goldens of tests/golden/gpt and how a tiny model is built from them.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <map>
+#include <string>
+
+#include "megatron/models/gpt/gpt_model.h"
+
+namespace megatron {
+
+struct Golden {
+  GPTConfig config;
+  std::map<std::string, at::Tensor> tensors;  // by name in the file
+};
+
+// Reads tests/golden/gpt/<name>.safetensors.
+Golden read_golden(const std::string& name);
+
+// Copies tensors "<prefix><parameter name>" into the values of `model`; every parameter must be present with its shape
+// (vocabulary padding stays zero).
+void load_weights(Module& model, const Golden& golden, const std::string& prefix);
+
+// The pass over [b, s] tokens whose first sample has ordinal `first_sample`.
+ForwardContext context_for(const at::Tensor& tokens, bool training, int64_t first_sample = 0);
+
+// The comparison of architecture section 10: ||a - b|| <= rtol ||b|| + 1e-3 rtol ||all||.
+void expect_close(const at::Tensor& actual, const at::Tensor& expected, double rtol, double norm_of_all,
+                  const std::string& what);
+
+}  // namespace megatron
