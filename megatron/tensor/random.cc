@@ -64,6 +64,7 @@ class DropoutFunction : public torch::autograd::Function<DropoutFunction> {
     context->saved_data["p"] = p;
     context->saved_data["key"] = key;
     context->saved_data["x_type"] = x.scalar_type();
+    context->saved_data["has_residual"] = residual.has_value();
     context->save_for_backward({sample, position});
     const at::Tensor add = residual.value_or(at::Tensor());
     const at::ScalarType out_type = add.defined() ? add.scalar_type() : x.scalar_type();
@@ -79,7 +80,8 @@ class DropoutFunction : public torch::autograd::Function<DropoutFunction> {
       dx = run_dropout(grads[0], {}, context->saved_data["x_type"].toScalarType(),
                        context->saved_data["p"].toDouble(), key, saved[0], saved[1]);
     }
-    return {dx, grads[0], {}, {}, {}, {}};
+    const bool has_residual = context->saved_data["has_residual"].toBool();
+    return {dx, has_residual ? grads[0] : at::Tensor(), {}, {}, {}, {}};
   }
 };
 
