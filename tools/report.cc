@@ -48,7 +48,7 @@ int report(int argc, char** argv) {
   if (config.json) print_line(report_json(run));
   if (config.json && config.output.empty()) return 0;
   const std::filesystem::path folder =
-      std::filesystem::is_directory(config.run_dir) ? config.run_dir : std::filesystem::path(config.run_dir).parent_path();
+      std::filesystem::is_directory(config.run_dir) ? std::filesystem::path(config.run_dir) : std::filesystem::path(config.run_dir).parent_path();
   const std::filesystem::path output = config.output.empty() ? folder / "report.html" : std::filesystem::path(config.output);
   write_file_atomically(output, render_report(run, {std::filesystem::absolute(config.run_dir).lexically_normal().string(), config.log_loss}));
   if (!config.json) print_line("wrote " + output.string());
