@@ -1,0 +1,58 @@
+#include "tools/load_model_flags.h"
+
+#include "megatron/base/check.h"
+#include "megatron/base/log.h"
+#include "megatron/tensor/torch.h"
+
+namespace megatron {
+namespace {
+
+constexpr std::string_view kDTypes[] = {"stored", "fp32", "bf16", "fp16", "fp64"};
+
+std::optional<at::ScalarType> scalar_type(ModelDType dtype) {
+  switch (dtype) {
+    case ModelDType::kStored: return std::nullopt;
+    case ModelDType::kFp32: return at::kFloat;
+    case ModelDType::kBf16: return at::kBFloat16;
+    case ModelDType::kFp16: return at::kHalf;
+    case ModelDType::kFp64: return at::kDouble;
+  }
+  return std::nullopt;
+}
+
+at::Device device_named(const std::string& name) {
+  const bool available = at::hasCUDA();
+  MEGATRON_CHECK(name != "cuda" || available, "--device cuda: no GPU is usable here",
+                 "\nhint: --device cpu works everywhere; `megatron version` shows whether this build has CUDA");
+  return name == "cuda" || (name == "auto" && available) ? at::Device(at::kCUDA, 0) : at::Device(at::kCPU);
+}
+
+}  // namespace
+
+void LoadModelConfig::fields(FieldVisitor& v) {
+  v.group("model");
+  v.field("load", load, "folder of checkpoints, or one checkpoint");
+  v.field("ckpt_step", ckpt_step, "take this iteration instead of the newest");
+  v.choice("dtype", dtype, kDTypes, "element type to compute in");
+  v.field("device", device, "auto, cpu or cuda");
+}
+
+void LoadModelConfig::validate(Violations& violations) const {
+  if (load.empty()) violations.add("--load is required", "give the folder that --save of pretrain named");
+  if (device != "auto" && device != "cpu" && device != "cuda")
+    violations.add(cat("--device ", device, ": unknown value"), "expected one of auto, cpu, cuda");
+}
+
+LoadedModel load_model(const LoadModelConfig& config, const ParallelGroups& groups) {
+  LoadModelRequest request;
+  request.load = config.load;
+  request.ckpt_step = config.ckpt_step;
+  request.dtype = scalar_type(config.dtype);
+  request.device = device_named(config.device);
+  LoadedModel loaded = load_model(request, groups);
+  for (const std::string& warning : loaded.warnings) log_warning(warning);
+  log_info(cat("loaded iteration ", loaded.iteration, " from ", loaded.directory.string()));
+  return loaded;
+}
+
+}  // namespace megatron

@@ -1,0 +1,24 @@
+// The flags of commands that load a model from a checkpoint.
+#pragma once
+
+#include "megatron/base/fields.h"
+#include "megatron/models/load_model.h"
+
+namespace megatron {
+
+enum class ModelDType { kStored, kFp32, kBf16, kFp16, kFp64 };
+
+struct LoadModelConfig : Config {
+  std::string load;
+  std::optional<int64_t> ckpt_step;
+  ModelDType dtype = ModelDType::kStored;
+  std::string device = "auto";
+
+  void fields(FieldVisitor& visitor) override;
+  void validate(Violations& violations) const override;
+};
+
+// Loads it and logs which checkpoint was taken. `groups` must outlive the result.
+LoadedModel load_model(const LoadModelConfig& config, const ParallelGroups& groups);
+
+}  // namespace megatron
