@@ -77,6 +77,8 @@ class Run {
   std::unique_ptr<SignalHandler> signals_;
 };
 
+const char* dtype_name(const OptimizerConfig& config) { return config.bf16 ? "bf16" : config.fp16 ? "fp16" : "fp32"; }
+
 bool own_positions(const DataConfig& data) { return data.reset_position_ids || data.dataloader_inter_document_masking; }
 
 Vocabulary vocabulary_of(const TokenizerConfig& config, const Tokenizer& tokenizer, int64_t tp) {
@@ -166,7 +168,7 @@ void Run::make_loaders() {
 
 void Run::announce() {
   for (const auto& [flag, reason] : arguments_.already_so) log_info(cat(flag, " is already so: ", reason));
-  log_info(cat("device ", device_name(device_), ", ", c10::toString(model_dtype(arguments_.optimizer)), ", ",
+  log_info(cat("device ", device_name(device_), ", ", dtype_name(arguments_.optimizer), ", ",
                format_count(static_cast<uint64_t>(model_.module->num_parameters())), " parameters, vocabulary ",
                vocabulary_.size, " padded to ", vocabulary_.padded_size));
   if (start_.continues()) {
@@ -187,7 +189,7 @@ void Run::write_start_record() {
   const TransformerConfig& c = arguments_.transformer;
   JsonWriter record = log_.metrics().begin("start");
   record.member("iteration", state_.iteration).member("task", task_.name).member("device", device_name(device_));
-  record.member("dtype", c10::toString(model_dtype(arguments_.optimizer)));
+  record.member("dtype", dtype_name(arguments_.optimizer));
   record.member("parameters", model_.module->num_parameters()).member("train_iters", train_iters_);
   record.member("num_layers", c.num_layers).member("hidden_size", c.hidden_size);
   record.member("num_attention_heads", c.num_attention_heads).member("seq_length", c.seq_length);

@@ -92,7 +92,7 @@ double RunHistory::training_seconds() const {
 }
 
 RunHistory read_run(const std::filesystem::path& folder) {
-  const std::filesystem::path path = std::filesystem::is_directory(folder) ? folder / kMetricsName : folder;
+  const std::filesystem::path path = std::filesystem::is_regular_file(folder) ? folder : folder / kMetricsName;
   std::ifstream file(path);
   MEGATRON_CHECK(file, path.string(), " cannot be read\nhint: give the folder of a run (--save or --run-dir of pretrain)");
   RunHistory run;

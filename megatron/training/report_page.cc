@@ -91,9 +91,9 @@ Chart loss_chart(const RunHistory& run, bool log_y) {
 std::string cards(const RunHistory& run) {
   const TrainPoint last = run.train.empty() ? TrainPoint{} : run.train.back();
   std::string out = "<div class=\"cards\">";
-  out += card(fixed(last.loss, 4), "last train loss, iteration " + format_count(static_cast<uint64_t>(last.iteration)));
+  out += card(fixed(last.loss, 4), "train loss at " + format_count(static_cast<uint64_t>(last.iteration)));
   if (const EvaluationPoint* best = run.best_validation()) {
-    out += card(fixed(best->loss, 4), "best validation loss, iteration " + format_count(static_cast<uint64_t>(best->iteration)));
+    out += card(fixed(best->loss, 4), "best validation at " + format_count(static_cast<uint64_t>(best->iteration)));
     out += card(fixed(std::exp(std::min(20.0, best->loss)), 2), "best validation perplexity");
   }
   out += card(short_number(static_cast<double>(last.consumed_tokens)), "tokens seen");

@@ -163,7 +163,7 @@ std::string short_number(double value) {
   if (size == 0) return "0";
   if (size >= 1e9) return format("%.4gG", value / 1e9);
   if (size >= 1e6) return format("%.4gM", value / 1e6);
-  if (size >= 1e4) return format("%.4gk", value / 1e3);
+  if (size >= 1e3) return format("%.4gk", value / 1e3);
   if (size < 1e-3) return format("%.3g", value);
   return format("%.4g", value);
 }
