@@ -27,17 +27,16 @@ __global__ void gated_kernel(ActivationArgs args, bool backward) {
   }
 }
 
-template <class T>
-__global__ void squared_relu_kernel(ActivationArgs args, bool backward) {
+template <class T, class Gate>
+__global__ void plain_kernel(ActivationArgs args, bool backward) {
   using Acc = AccumulateType<T>;
   const T* x = static_cast<const T*>(args.x);
   const T* dy = static_cast<const T*>(args.dy);
   T* out = static_cast<T*>(args.out);
   const int64_t total = args.rows * args.features, step = int64_t{gridDim.x} * blockDim.x;
   for (int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x; i < total; i += step) {
-    const Acc value = load_as<Acc>(x[i]);
-    const Acc positive = value < Acc(0) ? Acc(0) : value;
-    store_as(out[i], backward ? load_as<Acc>(dy[i]) * Acc(2) * positive : positive * value);
+    const GateValue<Acc> value = Gate::at(load_as<Acc>(x[i]));
+    store_as(out[i], backward ? load_as<Acc>(dy[i]) * value.slope : value.act);
   }
 }
 
@@ -47,8 +46,14 @@ void run(const ActivationArgs& args, bool backward, void* stream) {
     using T = decltype(type);
     const cudaStream_t s = as_stream(stream);
     switch (args.kind) {
+      case ActivationKernel::kGelu:
+        plain_kernel<T, GeluGate><<<blocks, kThreads, 0, s>>>(args, backward);
+        break;
+      case ActivationKernel::kGeluTanh:
+        plain_kernel<T, GeluTanhGate><<<blocks, kThreads, 0, s>>>(args, backward);
+        break;
       case ActivationKernel::kSquaredRelu:
-        squared_relu_kernel<T><<<blocks, kThreads, 0, s>>>(args, backward);
+        plain_kernel<T, SquaredReluGate><<<blocks, kThreads, 0, s>>>(args, backward);
         break;
       case ActivationKernel::kSwiglu:
         gated_kernel<T, SiluGate><<<blocks, kThreads, 0, s>>>(args, backward);

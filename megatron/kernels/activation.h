@@ -1,6 +1,9 @@
-// Activations of the MLP that ATen has no fused kernel for. Computed in fp32 (fp64 for fp64), rounded once.
+// Activations of the MLP. Computed in fp32 (fp64 for fp64), rounded once; each element alone, so that the result does
+// not depend on how rows are shared out (ATen's GELU does, by its vector tails).
 //
-//   kSquaredRelu   y = max(x, 0)^2                              x [rows, f]
+//   kGelu          y = x Phi(x) = x (1 + erf(x / sqrt(2))) / 2  x [rows, f]
+//   kGeluTanh      y = x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))) / 2
+//   kSquaredRelu   y = max(x, 0)^2
 //   kSwiglu        y = silu(x1) * x2                            x [rows, 2 f] = [x1 | x2], y [rows, f]
 //   kGeglu         y = gelu_tanh(x1) * x2
 //   kQuickGeglu    y = x1 * sigmoid(1.702 x1) * (x2 + offset)
@@ -12,7 +15,7 @@
 
 namespace megatron {
 
-enum class ActivationKernel { kSquaredRelu, kSwiglu, kGeglu, kQuickGeglu };
+enum class ActivationKernel { kGelu, kGeluTanh, kSquaredRelu, kSwiglu, kGeglu, kQuickGeglu };
 
 struct ActivationArgs {
   ActivationKernel kind = ActivationKernel::kSwiglu;

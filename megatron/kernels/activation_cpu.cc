@@ -47,8 +47,8 @@ void gated_backward(const ActivationArgs& args, int64_t row) {
   }
 }
 
-template <class Acc>
-void squared_relu_row(const ActivationArgs& args, bool backward, int64_t row) {
+template <class Gate, class Acc>
+void plain_row(const ActivationArgs& args, bool backward, int64_t row) {
   Acc x_run[kRun], dy_run[kRun], out_run[kRun];
   for (int64_t i = 0; i < args.features; i += kRun) {
     const int64_t n = std::min(kRun, args.features - i), at = row * args.features + i;
@@ -56,12 +56,17 @@ void squared_relu_row(const ActivationArgs& args, bool backward, int64_t row) {
     Acc* out = output_run(args.dtype, args.out, at, out_run);
     if (backward) {
       const Acc* dy = load_run(args.dtype, args.dy, at, n, dy_run);
-      for (int64_t j = 0; j < n; ++j) out[j] = dy[j] * Acc(2) * (x[j] < Acc(0) ? Acc(0) : x[j]);
+      for (int64_t j = 0; j < n; ++j) out[j] = dy[j] * Gate::at(x[j]).slope;
     } else {
-      for (int64_t j = 0; j < n; ++j) out[j] = (x[j] < Acc(0) ? Acc(0) : x[j]) * x[j];
+      for (int64_t j = 0; j < n; ++j) out[j] = Gate::at(x[j]).act;
     }
     store_run(args.dtype, args.out, at, n, out);
   }
+}
+
+template <class Gate, class Acc>
+void plain_rows(const ActivationArgs& args, bool backward, int64_t begin, int64_t end) {
+  for (int64_t row = begin; row < end; ++row) plain_row<Gate, Acc>(args, backward, row);
 }
 
 template <class Gate, class Acc>
@@ -78,9 +83,12 @@ void gated_rows(const ActivationArgs& args, bool backward, int64_t begin, int64_
 template <class Acc>
 void activation_rows(const ActivationArgs& args, bool backward, int64_t begin, int64_t end) {
   switch (args.kind) {
+    case ActivationKernel::kGelu:
+      return plain_rows<GeluGate, Acc>(args, backward, begin, end);
+    case ActivationKernel::kGeluTanh:
+      return plain_rows<GeluTanhGate, Acc>(args, backward, begin, end);
     case ActivationKernel::kSquaredRelu:
-      for (int64_t row = begin; row < end; ++row) squared_relu_row<Acc>(args, backward, row);
-      return;
+      return plain_rows<SquaredReluGate, Acc>(args, backward, begin, end);
     case ActivationKernel::kSwiglu:
       return gated_rows<SiluGate, Acc>(args, backward, begin, end);
     case ActivationKernel::kGeglu:

@@ -11,12 +11,14 @@ namespace {
 
 ActivationKernel kernel_of(Activation activation) {
   switch (activation) {
+    case Activation::kGelu: return ActivationKernel::kGelu;
+    case Activation::kGeluTanh: return ActivationKernel::kGeluTanh;
     case Activation::kSquaredRelu: return ActivationKernel::kSquaredRelu;
     case Activation::kSwiglu: return ActivationKernel::kSwiglu;
     case Activation::kGeglu: return ActivationKernel::kGeglu;
     case Activation::kQuickGeglu: return ActivationKernel::kQuickGeglu;
-    default: throw InternalError("internal error: GELU has no kernel of ours");
   }
+  throw InternalError(cat("internal error: activation ", static_cast<int>(activation), " has no kernel"));
 }
 
 ActivationArgs make_args(const at::Tensor& x, Activation activation, double offset, const at::Tensor& out) {
@@ -81,8 +83,6 @@ bool is_gated(Activation activation) {
 }
 
 at::Tensor activate(const at::Tensor& x, Activation activation, double offset) {
-  if (activation == Activation::kGelu) return at::gelu(x, "none");
-  if (activation == Activation::kGeluTanh) return at::gelu(x, "tanh");
   MEGATRON_ASSERT(x.dim() >= 1 && x.size(-1) > 0, "activation of a tensor without features");
   MEGATRON_ASSERT(!is_gated(activation) || x.size(-1) % 2 == 0, "gated activation of the odd width ", x.size(-1));
   return ActivationFunction::apply(x, static_cast<int64_t>(activation), offset);

@@ -201,7 +201,7 @@ KernelCase cross_entropy_case(at::ScalarType type, Shape shape, int64_t padding,
     // scale * (lse - target) + z * scale * lse^2; a target of another shard leaves only the softmax.
     const at::Tensor loss = (t[2] * (lse - target + 1e-2 * lse.square())).sum();
     loss.backward();
-    const at::Tensor grad = at::cat({logits.grad(), at::zeros({shape.rows, padding}, at::kDouble)}, 1);
+    const at::Tensor grad = at::cat({logits.grad(), at::zeros({shape.rows, padding}, logits.options())}, 1);
     return {max.detach(), target.detach(), at::exp(lse - max).detach(), grad};
   };
   row.tolerance = tolerance_of(type);
@@ -225,7 +225,7 @@ KernelCase embedding_case(at::ScalarType type, Shape shape) {
     return {embedding_forward(t[0], t[1]), grad};
   };
   row.reference = [=](const Tensors& t) -> Tensors {
-    const at::Tensor used = t[1].ge(0).to(at::kDouble).unsqueeze(1), ids = t[1].clamp_min(0);
+    const at::Tensor used = t[1].ge(0).to(t[0].scalar_type()).unsqueeze(1), ids = t[1].clamp_min(0);
     const at::Tensor out = t[0].index_select(0, ids) * used;
     return {out, at::ones_like(t[0]).index_add(0, ids, t[2] * used)};
   };
@@ -250,7 +250,7 @@ KernelCase dropout_case(at::ScalarType type, at::ScalarType residual_type, Shape
   };
   row.reference = [=](const Tensors& t) -> Tensors {
     const at::Tensor keep =
-        dropout(at::ones({shape.rows, 2, shape.columns}, at::kDouble), 0.3, key, place);
+        dropout(at::ones_like(t[0]), 0.3, key, place);
     return {t[0] * keep + t[1], t[4] * keep, t[4]};
   };
   row.tolerance = tolerance_of(residual_type == type ? type : at::kBFloat16);

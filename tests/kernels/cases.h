@@ -7,6 +7,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <functional>
+#include <ostream>
 #include <string>
 #include <vector>
 
@@ -27,6 +28,8 @@ struct KernelCase {
   bool bit_equal = false;        // CUDA equals the CPU bit for bit
   int64_t bytes = 0;             // moved by `run`; > 0: timed by --perf
 };
+
+inline void PrintTo(const KernelCase& row, std::ostream* out) { *out << row.name; }
 
 // All rows. Large shapes only with `perf`.
 std::vector<KernelCase> kernel_cases(bool perf);

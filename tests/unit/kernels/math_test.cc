@@ -1,4 +1,4 @@
-#include "megatron/kernels/detail/math.h"
+#include "megatron/kernels/detail/activation_math.h"
 
 #include <gtest/gtest.h>
 
@@ -51,6 +51,21 @@ TEST(Math, SinesOfTurnsAreAccurate) {
     worst = std::max({worst, std::abs(sine - std::sin(angle)), std::abs(cosine - std::cos(angle))});
   }
   EXPECT_LT(worst, 1.2e-7);
+}
+
+TEST(Math, NormalDistributionFunctionIsAccurate) {
+  double relative = 0, absolute = 0;
+  for (float x = -12.0f; x < 8.0f; x += 0.00091f) {
+    const double exact = 0.5 * std::erfc(-double{x} / std::sqrt(2.0)), error = std::abs(normal_cdf(x) - exact);
+    absolute = std::max(absolute, error);
+    if (x > -5.0f) relative = std::max(relative, error / exact);
+  }
+  EXPECT_LT(absolute, 1.2e-7);
+  EXPECT_LT(relative, 1e-5);
+  EXPECT_EQ(normal_cdf(0.0f), 0.5f);
+  EXPECT_EQ(normal_cdf(40.0f), 1.0f);
+  EXPECT_EQ(normal_cdf(-40.0f), 0.0f);
+  EXPECT_TRUE(std::isnan(normal_cdf(std::nanf(""))));
 }
 
 TEST(Math, SigmoidOfExtremes) {
