@@ -26,18 +26,26 @@ std::string type_name(simdjson::dom::element_type type) {
   }
 }
 
+std::string_view text_of(simdjson::dom::element string) {
+  std::string_view text;
+  MEGATRON_ASSERT(!string.get_string().get(text));
+  return text;
+}
+
 void read_sentences(simdjson::dom::element value, const std::string& key, const std::string& where, Sentences& out) {
   out.clear();
   if (value.is_string()) {
-    out.push_back(value.get_string().value_unsafe());
+    out.push_back(text_of(value));
     return;
   }
   MEGATRON_CHECK(value.is_array(), where, ": \"", key, "\" is ", type_name(value.type()),
                  ", expected a string or a list of strings");
-  for (const simdjson::dom::element item : value.get_array().value_unsafe()) {
+  simdjson::dom::array items;
+  MEGATRON_ASSERT(!value.get_array().get(items));
+  for (const simdjson::dom::element item : items) {
     MEGATRON_CHECK(item.is_string(), where, ": an element of \"", key, "\" is ", type_name(item.type()),
                    ", expected a string");
-    out.push_back(item.get_string().value_unsafe());
+    out.push_back(text_of(item));
   }
 }
 
@@ -166,10 +174,12 @@ void ChunkEncoder::encode_line(std::string_view line, size_t room, const std::st
   }
   MEGATRON_CHECK(!error, where, ": is no JSON: ", simdjson::error_message(error));
   MEGATRON_CHECK(root.is_object(), where, ": is ", type_name(root.type()), ", expected an object");
+  simdjson::dom::object fields;
+  MEGATRON_ASSERT(!root.get_object().get(fields));
   for (size_t key = 0; key < keys_.size(); ++key) {
     simdjson::dom::element value;
     bool found = false;
-    for (const auto field : root.get_object().value_unsafe())  // the last of equal keys counts, as in Python
+    for (const auto field : fields)  // the last of equal keys counts, as in Python
       if (field.key == keys_[key]) value = field.value, found = true;
     MEGATRON_CHECK(found, where, ": has no key \"", keys_[key], "\"",
                    "\nhint: name the keys that hold text with --json-keys");
