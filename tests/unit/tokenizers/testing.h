@@ -1,0 +1,66 @@
+// Helpers shared by the tokenizer tests.
+#pragma once
+
+#include <unistd.h>
+
+#include <filesystem>
+#include <memory>
+#include <string>
+#include <string_view>
+
+#include "megatron/base/check.h"
+#include "megatron/base/files.h"
+#include "megatron/tokenizers/tokenizer.h"
+
+namespace megatron {
+
+inline std::filesystem::path golden_dir() {
+  return std::filesystem::path(MEGATRON_SOURCE_DIR) / "tests/golden/tokenizers";
+}
+
+// A folder that is removed with the object.
+class TemporaryFolder {
+ public:
+  TemporaryFolder() {
+    std::string name = (std::filesystem::temp_directory_path() / "tokenizers-XXXXXX").string();
+    path_ = mkdtemp(name.data());
+  }
+  ~TemporaryFolder() { std::filesystem::remove_all(path_); }
+  std::filesystem::path operator/(std::string_view name) const { return path_ / name; }
+  const std::filesystem::path& path() const { return path_; }
+  std::filesystem::path write(std::string_view name, std::string_view text) const {
+    write_file_atomically(path_ / name, text);
+    return path_ / name;
+  }
+
+ private:
+  std::filesystem::path path_;
+};
+
+inline std::unique_ptr<Tokenizer> load(const std::filesystem::path& model) {
+  TokenizerConfig config;
+  config.tokenizer_type = "HuggingFaceTokenizer";
+  config.tokenizer_model = model.string();
+  return make_tokenizer(config);
+}
+
+inline std::unique_ptr<Tokenizer> load_gpt2() {
+  TokenizerConfig config;
+  config.tokenizer_type = "GPT2BPETokenizer";
+  config.vocab_file = (golden_dir() / "gpt2/vocab.json").string();
+  config.merge_file = (golden_dir() / "gpt2/merges.txt").string();
+  return make_tokenizer(config);
+}
+
+// The message of the Error that `body` throws.
+template <class Body>
+std::string error_of(Body&& body) {
+  try {
+    body();
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "no error";
+}
+
+}  // namespace megatron
