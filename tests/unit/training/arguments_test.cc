@@ -1,0 +1,165 @@
+#include "megatron/training/arguments.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <fstream>
+#include <set>
+#include <sstream>
+
+#include "megatron/base/check.h"
+#include "megatron/base/files.h"
+#include "megatron/base/parse.h"
+#include "megatron/training/flag_table.h"
+
+namespace megatron {
+namespace {
+
+using testing::HasSubstr;
+using testing::Not;
+
+std::vector<std::string> words(std::string_view text) {
+  std::istringstream in{std::string(text)};
+  std::vector<std::string> out;
+  for (std::string word; in >> word;) out.push_back(word);
+  return out;
+}
+
+Arguments parse(const std::string& flags) {
+  std::vector<std::string> tokens = words("pretrain " + flags);
+  std::vector<const char*> argv;
+  for (const std::string& token : tokens) argv.push_back(token.c_str());
+  return parse_arguments(static_cast<int>(argv.size()), argv.data());
+}
+
+std::string usage_error(const std::string& flags) {
+  try {
+    parse(flags);
+  } catch (const UsageError& error) {
+    return error.what();
+  }
+  return "nothing was thrown";
+}
+
+const std::string kGood =
+    "--num-layers 2 --hidden-size 32 --num-attention-heads 2 --seq-length 16 --micro-batch-size 2 --train-iters 10 --lr 1e-3 "
+    "--tokenizer-type ByteLevelTokenizer --mock-data ";
+
+TEST(Arguments, EveryFlagOfMegatronIsAFieldAlreadySoOrRefused) {
+  Arguments arguments;
+  const auto configs = arguments.configs();
+  const std::vector<std::string> accepted = accepted_flags(configs);
+  const std::set<std::string> fields(accepted.begin(), accepted.end());
+  int rows = 0, owned = 0;
+  for (const KnownFlag& known : flag_table()) {
+    ++rows;
+    EXPECT_FALSE(known.reason.empty()) << known.flag;
+    const std::vector<std::string> spellings = words(known.flag);
+    const bool is_field = std::any_of(spellings.begin(), spellings.end(), [&](const auto& s) { return fields.contains(s); });
+    owned += is_field ? 1 : 0;
+    if (known.reason == kOwnedByField)
+      for (const std::string& spelling : spellings) EXPECT_TRUE(fields.contains(spelling)) << spelling << " is nobody's field";
+  }
+  EXPECT_GE(rows, 838);
+  EXPECT_GT(owned, 100);
+}
+
+TEST(Arguments, DefaultsFollowFromOthers) {
+  const Arguments a = parse(kGood);
+  EXPECT_EQ(a.training.global_batch_size, 2);
+  EXPECT_EQ(a.transformer.ffn_hidden_size, 128);
+  EXPECT_EQ(a.train_iters(), 10);
+  EXPECT_EQ(a.eval_global_batch_size(), 2);
+  EXPECT_EQ(a.eval_micro_batch_size(), 2);
+  EXPECT_TRUE(a.training.calculate_per_token_loss);
+  EXPECT_TRUE(parse(kGood + "--calculate-per-token-loss").training.calculate_per_token_loss);
+  EXPECT_FALSE(parse(kGood + "--no-calculate-per-token-loss").training.calculate_per_token_loss);
+  EXPECT_EQ(parse(kGood + "--save /tmp/x --start resume-or-fresh").training.load, "/tmp/x");
+  EXPECT_TRUE(parse(kGood + "--exit-signal-handler").training.exit_signal_handler);
+  EXPECT_FALSE(parse(kGood + "--no-exit-signal-handler").training.exit_signal_handler);
+}
+
+TEST(Arguments, SamplesInPlaceOfIterations) {
+  const std::string flags = kGood.substr(0, kGood.find("--train-iters")) + "--train-samples 101 --lr 1e-3 " +
+                            "--tokenizer-type ByteLevelTokenizer --mock-data --global-batch-size 4";
+  EXPECT_EQ(parse(flags).train_iters(), 25);
+}
+
+TEST(Arguments, AllViolationsComeAtOnce) {
+  const std::string error = usage_error(
+      "--num-layers 2 --hidden-size 32 --num-attention-heads 3 --num-experts 8 --micro-batch-size 2 --global-batch-size 3 "
+      "--seq-length 16 --lr-warmup-iterz 5 --eval-micro-batch-size 2 --save-interval 5");
+  for (const char* text : {"--num-experts is refused", "unknown flag --lr-warmup-iterz; did you mean --lr-warmup-iters?",
+                           "--hidden-size 32 is not divisible by --num-attention-heads 3",
+                           "--global-batch-size 3 is not divisible by --micro-batch-size 2", "neither --train-iters nor --train-samples",
+                           "--lr is not given", "no data is given", "--tokenizer-type is not given",
+                           "--save-interval is given without --save", "--eval-global-batch-size 3 is not divisible by"})
+    EXPECT_THAT(error, HasSubstr(text));
+}
+
+struct BadFlags {
+  const char* flags;
+  const char* message;
+};
+
+class BadArguments : public testing::TestWithParam<BadFlags> {};
+
+TEST_P(BadArguments, AreRefused) { EXPECT_THAT(usage_error(kGood + GetParam().flags), HasSubstr(GetParam().message)); }
+
+INSTANTIATE_TEST_SUITE_P(
+    Rules, BadArguments,
+    testing::Values(
+        BadFlags{"--train-samples 5", "--train-iters and --train-samples are both given"},
+        BadFlags{"--step-batch-size-schedule 0:2 --global-batch-size 2", "--step-batch-size-schedule and --global-batch-size are both given"},
+        BadFlags{"--step-batch-size-schedule 0:3", "--step-batch-size-schedule: batch size 3 is not divisible"},
+        BadFlags{"--step-batch-size-schedule 0:2 --decrease-batch-size-if-needed", "and --decrease-batch-size-if-needed are both given"},
+        BadFlags{"--fp32-residual-connection", "--fp32-residual-connection has no effect in fp32"},
+        BadFlags{"--fp16 --bf16", "--bf16"},
+        BadFlags{"--async-save", "--async-save is given without --save"},
+        BadFlags{"--keep-last-checkpoints 2", "is given without --save"},
+        BadFlags{"--save /tmp/x --load /tmp/x --finetune", "--finetune would write into the folder it starts from, /tmp/x"},
+        BadFlags{"--finetune", "is given without --load"},
+        BadFlags{"--ckpt-step 5", "is given without --load"},
+        BadFlags{"--override-opt-param-scheduler --use-checkpoint-opt-param-scheduler", "are both given"},
+        BadFlags{"--save /tmp/x --save-interval 4 --save-retain-interval 6", "--save-retain-interval 6 is no multiple of --save-interval 4"},
+        BadFlags{"--log-interval 4 --log-memory-interval 6", "--log-memory-interval 6 is no multiple of --log-interval 4"},
+        BadFlags{"--log-interval 0", "--log-interval is 0"},
+        BadFlags{"--eval-iters -1", "--eval-iters is -1"},
+        BadFlags{"--timing-log-level 3", "--timing-log-level is 3"},
+        BadFlags{"--profile --profile-step-start 5 --profile-step-end 5", "--profile-step-end 5 is not after --profile-step-start 5"},
+        BadFlags{"--profile --device cpu", "--profile has no folder to write its trace to"},
+        BadFlags{"--start later", "--start"},
+        BadFlags{"--min-lr 1", "--min-lr"},
+        BadFlags{"--tensor-model-parallel-size 2", "--tensor-model-parallel-size 2"}));
+
+TEST(Arguments, ResolvedConfigurationFeedsBack) {
+  const Arguments first = parse(kGood + "--swiglu --disable-bias-linear --lr-decay-style cosine --no-log-loss-scale-to-tensorboard "
+                                        "--start fresh --hidden-dropout 0 --eval-interval 5");
+  const std::string path = testing::TempDir() + "arguments_test.yaml";
+  write_file_atomically(path, resolved_yaml(first));
+  const Arguments second = parse("--config " + path);
+  EXPECT_EQ(resolved_yaml(second), resolved_yaml(first));
+  EXPECT_FALSE(second.training.log_loss_scale_to_tensorboard);
+  EXPECT_EQ(parse("--config " + path + " --lr 5").optimizer.lr, 5);
+}
+
+TEST(Arguments, HelpValidatesNothing) { EXPECT_TRUE(parse("--help").help); }
+
+TEST(Arguments, AlreadySoFlagsAreListed) {
+  const Arguments a = parse(kGood + "--transformer-impl local");
+  ASSERT_EQ(a.already_so.size(), 1u);
+  EXPECT_EQ(a.already_so[0].first, "--transformer-impl");
+}
+
+TEST(Arguments, CheckpointArgumentsNeedACheckpoint) {
+  try {
+    parse(kGood + "--use-checkpoint-args --load /nonexistent/run");
+    FAIL();
+  } catch (const Error& error) {
+    EXPECT_THAT(error.what(), HasSubstr("/nonexistent/run"));
+  }
+}
+
+}  // namespace
+}  // namespace megatron
