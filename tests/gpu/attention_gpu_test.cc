@@ -1,0 +1,117 @@
+// Attention backends on CUDA against the unfused path in fp64 on the CPU.
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "megatron/tensor/attention.h"
+#include "megatron/tensor/torch.h"
+#include "tests/kernels/cases.h"
+
+namespace megatron {
+namespace {
+
+struct AttentionCase {
+  const char* name;
+  int64_t s, s_k, b, n, g, d;
+  bool causal = true;
+  int64_t window_left = -1;
+  double dropout = 0.0;
+};
+
+void PrintTo(const AttentionCase& c, std::ostream* out) { *out << c.name; }
+
+using Param = std::tuple<AttentionCase, at::ScalarType, AttentionBackend, bool>;
+
+class GpuAttention : public ::testing::TestWithParam<Param> {};
+
+AttentionOptions make_options(const AttentionCase& c, AttentionBackend backend, bool recompute, const at::Device& device) {
+  AttentionOptions o;
+  o.causal = c.causal;
+  o.scale = 1.0 / std::sqrt(static_cast<double>(c.d));
+  o.window_left = c.window_left;
+  o.backend = backend;
+  o.recompute = recompute;
+  if (c.dropout > 0) {
+    o.dropout = c.dropout;
+    o.key = random_key(1, "attention");
+    o.place = {at::arange(c.b).to(device), at::arange(c.s).to(device)};
+    o.key_position = at::arange(c.s_k).to(device);
+  }
+  return o;
+}
+
+// out, dq, dk, dv on the CPU.
+Tensors attend(Tensors qkv, const at::Tensor& dout, const AttentionOptions& options) {
+  for (at::Tensor& t : qkv) t = t.detach().requires_grad_();
+  const at::Tensor out = core_attention(qkv[0], qkv[1], qkv[2], options);
+  out.backward(dout);
+  return {out.detach().cpu(), qkv[0].grad().cpu(), qkv[1].grad().cpu(), qkv[2].grad().cpu()};
+}
+
+TEST_P(GpuAttention, MatchesFp64) {
+  if (!at::hasCUDA()) GTEST_SKIP() << "no CUDA device";
+  const auto& [c, type, backend, recompute] = GetParam();
+  const at::Device gpu(at::kCUDA, 0);
+  at::manual_seed(3);
+  const at::Tensor q = at::randn({c.s, c.b, c.n, c.d}).to(type), kv = at::randn({c.s_k, c.b, c.g, 2 * c.d}).to(type);
+  const at::Tensor dout = at::randn({c.s, c.b, c.n, c.d}).to(type), kv_gpu = kv.to(gpu);
+  const Tensors here = {q, kv.narrow(3, 0, c.d), kv.narrow(3, c.d, c.d)};
+  const Tensors there = {q.to(gpu), kv_gpu.narrow(3, 0, c.d), kv_gpu.narrow(3, c.d, c.d)};
+  Tensors wide;
+  for (const at::Tensor& t : here) wide.push_back(t.to(at::kDouble));
+  const Tensors exact =
+      attend(wide, dout.to(at::kDouble), make_options(c, AttentionBackend::kUnfused, false, at::kCPU));
+  Tensors got;
+  try {
+    got = attend(there, dout.to(gpu), make_options(c, backend, recompute, gpu));
+  } catch (const std::exception& error) {
+    FAIL() << c.name << " on CUDA threw: " << error.what();
+  }
+  const double tolerance = type == at::kFloat ? 1e-5 : type == at::kHalf ? 4e-3 : 2e-2;
+  const char* const names[] = {"out", "dq", "dk", "dv"};
+  for (size_t i = 0; i < got.size(); ++i) {
+    EXPECT_LT(relative_error(got[i], exact[i]), tolerance) << names[i] << " of " << c.name;
+  }
+}
+
+const AttentionCase kCases[] = {
+    {"causal", 128, 128, 2, 4, 4, 64},        {"grouped", 200, 200, 2, 8, 2, 128},
+    {"multi_query", 64, 64, 1, 4, 1, 64},     {"bidirectional", 96, 96, 2, 4, 4, 64, false},
+    {"decode", 1, 77, 2, 8, 2, 64},           {"chunk", 16, 77, 2, 8, 2, 64},
+    {"window", 128, 128, 2, 4, 2, 64, true, 17}, {"dropout", 64, 64, 2, 4, 2, 64, true, -1, 0.2},
+    {"odd_head", 33, 33, 2, 2, 2, 20},        {"wide_head", 64, 64, 1, 2, 2, 192},
+};
+
+std::string case_name(const ::testing::TestParamInfo<Param>& info) {
+  const auto& [c, type, backend, recompute] = info.param;
+  const char* const backends[] = {"auto", "flash", "fused", "unfused", "local"};
+  return std::string(c.name) + "_" + c10::toString(type) + "_" + backends[static_cast<int>(backend)] +
+         (recompute ? "_recompute" : "");
+}
+
+INSTANTIATE_TEST_SUITE_P(Auto, GpuAttention,
+                         ::testing::Combine(::testing::ValuesIn(kCases),
+                                            ::testing::Values(at::kBFloat16, at::kHalf, at::kFloat),
+                                            ::testing::Values(AttentionBackend::kAuto), ::testing::Bool()),
+                         case_name);
+INSTANTIATE_TEST_SUITE_P(ByName, GpuAttention,
+                         ::testing::Combine(::testing::ValuesIn(kCases, kCases + 5), ::testing::Values(at::kBFloat16),
+                                            ::testing::Values(AttentionBackend::kFlash, AttentionBackend::kFused,
+                                                              AttentionBackend::kUnfused),
+                                            ::testing::Values(false)),
+                         case_name);
+
+TEST(GpuAttentionMode, DeterministicBackwardIsBitEqual) {
+  if (!at::hasCUDA()) GTEST_SKIP() << "no CUDA device";
+  const at::Device gpu(at::kCUDA, 0);
+  at::manual_seed(3);
+  const at::Tensor q = at::randn({512, 2, 8, 64}).to(gpu, at::kBFloat16), k = at::randn({512, 2, 2, 64}).to(gpu, at::kBFloat16);
+  const AttentionOptions options = make_options({"", 512, 512, 2, 8, 2, 64}, AttentionBackend::kAuto, false, gpu);
+  at::globalContext().setDeterministicAlgorithms(true, false);
+  const Tensors first = attend({q, k, k}, at::ones_like(q), options), second = attend({q, k, k}, at::ones_like(q), options);
+  at::globalContext().setDeterministicAlgorithms(false, false);
+  for (size_t i = 0; i < first.size(); ++i) EXPECT_TRUE(at::equal(first[i], second[i])) << "output " << i;
+}
+
+}  // namespace
+}  // namespace megatron

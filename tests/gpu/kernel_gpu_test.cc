@@ -1,0 +1,76 @@
+// Every row of tests/kernels/cases.cc on CUDA: against fp64 on the CPU, bit for bit where that is promised, and twice
+// the same.
+#include <gtest/gtest.h>
+
+#include "megatron/tensor/gemm.h"
+#include "megatron/tensor/torch.h"
+#include "tests/kernels/cases.h"
+
+namespace megatron {
+namespace {
+
+const at::Device kGpu(at::kCUDA, 0);
+
+class GpuKernel : public ::testing::TestWithParam<KernelCase> {
+ protected:
+  void SetUp() override {
+    if (!at::hasCUDA()) GTEST_SKIP() << "no CUDA device";
+  }
+};
+
+TEST_P(GpuKernel, MatchesTheCpu) {
+  const KernelCase& row = GetParam();
+  const Tensors inputs = row.inputs();
+  Tensors wide;
+  for (const at::Tensor& t : inputs) wide.push_back(t.is_floating_point() ? t.to(at::kDouble) : t);
+  const Tensors gpu = run_on(row, inputs, kGpu), cpu = run_on(row, inputs, at::kCPU), exact = row.reference(wide);
+  ASSERT_EQ(gpu.size(), cpu.size());
+  for (size_t i = 0; i < gpu.size(); ++i) {
+    EXPECT_LT(relative_error(gpu[i], exact[i]), row.tolerance)
+        << "output " << i << " of " << row.name << " on CUDA against fp64; the CPU's error is "
+        << relative_error(cpu[i], exact[i]);
+    if (!row.bit_equal) continue;
+    const int64_t differ = gpu[i].ne(cpu[i]).sum().item<int64_t>();
+    EXPECT_EQ(differ, 0) << "output " << i << " of " << row.name << ": " << differ << " of " << gpu[i].numel()
+                         << " elements are not the CPU's bits; largest difference "
+                         << (gpu[i].to(at::kDouble) - cpu[i].to(at::kDouble)).abs().max().item<double>();
+  }
+}
+
+TEST_P(GpuKernel, IsDeterministic) {
+  const KernelCase& row = GetParam();
+  const Tensors inputs = row.inputs();
+  const Tensors first = run_on(row, inputs, kGpu), second = run_on(row, inputs, kGpu);
+  for (size_t i = 0; i < first.size(); ++i) {
+    EXPECT_TRUE(at::equal(first[i], second[i])) << "output " << i << " of " << row.name << " differs between two runs";
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Cases, GpuKernel, ::testing::ValuesIn(kernel_cases(false)),
+                         [](const auto& info) { return info.param.name; });
+
+// bf16 and fp16 products summed straight into fp32, at aligned and odd sizes and strides.
+TEST(GpuGemm, WeightGradientOfHalfOperandsInFp32) {
+  if (!at::hasCUDA()) GTEST_SKIP() << "no CUDA device";
+  for (const at::ScalarType type : {at::kBFloat16, at::kHalf}) {
+    for (const auto& [rows, n, k, extra] : std::vector<std::array<int64_t, 4>>{
+             {4096, 1024, 512, 0}, {513, 129, 257, 0}, {64, 8, 16, 3}, {1, 1, 1, 0}, {2048, 768, 768, 8}}) {
+      at::manual_seed(1);
+      const at::Tensor dy = at::randn({rows, n + extra}).to(type).narrow(1, 0, n);
+      const at::Tensor x = at::randn({rows, k + extra}).to(type).narrow(1, 0, k), start = at::randn({n, k});
+      at::Tensor target = start.to(kGpu);
+      const at::Tensor dy_gpu = at::empty({rows, n + extra}, dy.options().device(kGpu)).narrow(1, 0, n).copy_(dy);
+      const at::Tensor x_gpu = at::empty({rows, k + extra}, x.options().device(kGpu)).narrow(1, 0, k).copy_(x);
+      for (int i = 0; i < 2; ++i) linear_weight_grad(dy_gpu, x_gpu, target, 1.0);
+      const at::Tensor product = at::matmul(dy.to(at::kDouble).t(), x.to(at::kDouble));
+      EXPECT_LT(relative_error(target.cpu(), start.to(at::kDouble) + 2 * product), 1e-5)
+          << c10::toString(type) << " rows " << rows << " n " << n << " k " << k << " extra stride " << extra;
+      target.fill_(std::numeric_limits<float>::quiet_NaN());
+      linear_weight_grad(dy_gpu, x_gpu, target, 0.0);
+      EXPECT_LT(relative_error(target.cpu(), product), 1e-5) << "beta = 0 must not read the target";
+    }
+  }
+}
+
+}  // namespace
+}  // namespace megatron
