@@ -31,12 +31,7 @@ if(programs)
 endif()
 
 if(MEGATRON_INSTALL_LIBRARY)
-  get_property(libraries GLOBAL PROPERTY MEGATRON_LIBRARIES)
-  add_library(megatron_library INTERFACE)
-  add_library(megatron::megatron ALIAS megatron_library)
   set_target_properties(megatron_library PROPERTIES EXPORT_NAME megatron)
-  target_compile_features(megatron_library INTERFACE cxx_std_20)
-  target_link_libraries(megatron_library INTERFACE ${libraries})
   set(config_dir ${CMAKE_INSTALL_LIBDIR}/cmake/megatron)
   install(TARGETS megatron_library ${libraries} EXPORT megatron-targets
     ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR}/megatron COMPONENT library)

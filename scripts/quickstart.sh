@@ -62,7 +62,7 @@ else
 fi
 
 say "5/5 a sample"
-show $megatron generate --load "$run/checkpoints" --prompt "// The" --max-new-tokens 120 --temperature 0.8 --top-k 40 --seed 1
+show $megatron generate --load "$run/checkpoints" --prompt "// The" --tokens-to-generate 120 --temperature 0.8 --top-k 40 --seed 1
 
 cat <<TEXT
 
