@@ -89,12 +89,15 @@ void kill_often(bool background, int rounds) {
       save_for_ever(root, background, ends[1]);
     }
     ::close(ends[1]);
-    std::this_thread::sleep_for(std::chrono::microseconds(random() % 25000));
+    // Three of four are killed some time after their first save, so that there is progress on a busy machine too; the
+    // fourth at any instant, while it starts and resumes included.
+    int64_t reported = newest, step = 0;
+    if (round % 4 != 0 && ::read(ends[0], &step, sizeof step) == sizeof step) reported = step;
+    std::this_thread::sleep_for(std::chrono::microseconds(random() % 15000));
     ::kill(child, SIGKILL);
     int status = 0;
     ::waitpid(child, &status, 0);
     ASSERT_TRUE(WIFSIGNALED(status)) << "the child ended by itself with " << WEXITSTATUS(status);
-    int64_t reported = newest, step = 0;
     while (::read(ends[0], &step, sizeof step) == sizeof step) reported = step;
     ::close(ends[0]);
     const int64_t now = check_folder(root, reported);
@@ -102,7 +105,7 @@ void kill_often(bool background, int rounds) {
     newest = now;
     if (testing::Test::HasFailure()) return;
   }
-  EXPECT_GT(newest, rounds / 4);  // the children did save
+  EXPECT_GT(newest, rounds / 2);  // the children did save
   // The next save sweeps what the killed ones left.
   TinyModel last(static_cast<uint64_t>(newest + 1), kRows);
   EXPECT_TRUE(save_checkpoint(request_of_step(last, root, newest + 1)).warnings.empty());

@@ -256,7 +256,8 @@ TEST(Save, ReadersBesideAWriterSeeOnlyWholeCheckpoints) {
   std::atomic<bool> stop{false};
   std::atomic<int> seen{0};
   std::thread reader([&] {
-    while (!stop) {
+    for (bool last = false; !last;) {
+      last = stop;  // one more pass after the last save
       for (const CheckpointEntry& entry : find_checkpoints(folder.path(), CheckDepth::kFull)) {
         // The only legal trouble of a reader is that retention has taken the directory away.
         if (entry.problem.empty()) {
