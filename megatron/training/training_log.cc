@@ -82,7 +82,9 @@ double TrainingLog::seconds_per_iteration() const {
 }
 
 bool TrainingLog::step(const StepRecord& record) {
+  const double before = interval_.seconds;
   take_time();
+  step_seconds_ = interval_.seconds - before;
   if (record.skipped) {
     ++interval_.skipped;
   } else {
@@ -106,6 +108,7 @@ bool TrainingLog::step(const StepRecord& record) {
     }
   }
   show_status(record);
+  if (first_) recent_seconds_ = 0;  // the first step pays for what is only done once
   if (at_interval) interval_ = {};
   first_ = false;
   return print;
@@ -223,8 +226,7 @@ void TrainingLog::timers(const Timers& timers, int64_t iteration, int64_t iterat
 
 void TrainingLog::show_status(const StepRecord& record) {
   if (!is_terminal()) return;
-  const double now = seconds_per_iteration();
-  recent_seconds_ = recent_seconds_ == 0 ? now : 0.9 * recent_seconds_ + 0.1 * now;
+  recent_seconds_ = recent_seconds_ == 0 ? step_seconds_ : 0.9 * recent_seconds_ + 0.1 * step_seconds_;
   const auto time = std::chrono::steady_clock::now();
   if (time - last_status_ < std::chrono::milliseconds(200) || recent_seconds_ <= 0) return;
   last_status_ = time;

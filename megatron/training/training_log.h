@@ -107,6 +107,7 @@ class TrainingLog {
   bool paused_ = false;
   std::chrono::steady_clock::time_point mark_;        // until here time is counted
   std::chrono::steady_clock::time_point last_status_;
+  double step_seconds_ = 0;                           // of the latest iteration
   double recent_seconds_ = 0;                         // per iteration, smoothed, for the status line
 };
 

@@ -115,6 +115,23 @@ class PretrainTest(unittest.TestCase):
         self.train("--save", straight, "--exit-interval", str(saved + 1), run=long_run)
         self.assertEqual(weights(save, saved + 1), weights(straight, saved + 1))
 
+    def test_killing_it_again_and_again_loses_nothing(self):
+        save = self.path("killed")
+        flags = ["pretrain", *MODEL, *TOKENIZER, *RUN, "--save", save, "--save-interval", "1", "--start", "resume-or-fresh", "--async-save"]
+        for attempt in range(40):
+            process = subprocess.Popen([BINARY, *flags], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+            # At least one step is made before the kill, at an instant that moves through the step and its save.
+            while (line := process.stdout.readline()) and "iteration" not in line:
+                pass
+            time.sleep(0.002 * attempt)
+            process.kill()
+            _, err = process.communicate(timeout=60)
+            self.assertIn(process.returncode, (0, -signal.SIGKILL), err)
+            if process.returncode == 0:
+                break
+        self.train("--save", save, "--save-interval", "1", "--start", "resume-or-fresh")
+        self.assertEqual(weights(save), weights(self.reference))
+
     def test_a_second_signal_leaves_at_once(self):
         flags = list(RUN)
         flags[flags.index("--train-iters") + 1] = "1000"
