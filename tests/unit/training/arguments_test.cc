@@ -58,8 +58,8 @@ TEST(Arguments, EveryFlagOfMegatronIsAFieldAlreadySoOrRefused) {
     const std::vector<std::string> spellings = words(known.flag);
     const bool is_field = std::any_of(spellings.begin(), spellings.end(), [&](const auto& s) { return fields.contains(s); });
     owned += is_field ? 1 : 0;
-    if (known.reason == kOwnedByField)
-      for (const std::string& spelling : spellings) EXPECT_TRUE(fields.contains(spelling)) << spelling << " is nobody's field";
+    if (known.reason != kOwnedByField) continue;
+    for (const std::string& spelling : spellings) EXPECT_TRUE(fields.contains(spelling)) << spelling << " is nobody's field";
   }
   EXPECT_GE(rows, 838);
   EXPECT_GT(owned, 100);
