@@ -1,4 +1,5 @@
-// megatron inspect-dataset: what an indexed dataset holds, whether it is sound, and the tokens of a training sample.
+// megatron inspect-dataset: what an indexed dataset holds, whether it is sound, and the tokens of a
+// training sample.
 #include <algorithm>
 #include <array>
 #include <string>
@@ -35,20 +36,26 @@ struct InspectDatasetConfig : Config {
     v.group("inspect-dataset");
     v.field("prefix", prefix, "datasets to describe (or --data-path)");
     v.field("multimodal", multimodal, "the datasets have a mode for each sequence");
-    v.field("verify", verify, "read every token; with --vocab-size find those outside the vocabulary");
+    v.field("verify", verify,
+            "read every token; with --vocab-size find those outside the vocabulary");
     v.field("vocab_size", vocab_size, "size of the tokenizer's vocabulary");
-    v.field("sample", sample, "print the tokens of this sample of the blend that the data flags describe");
+    v.field("sample", sample,
+            "print the tokens of this sample of the blend that the data flags describe");
     v.choice("sample_split", sample_split, kSampleSplits, "split of --sample");
     v.field({"seq_length", "--seq-length"}, seq_length, "sequence length of --sample");
-    v.field("num_samples", num_samples, "samples that the run takes from the split, which its order depends on; none: one epoch");
+    v.field(
+        "num_samples", num_samples,
+        "samples that the run takes from the split, which its order depends on; none: one epoch");
     v.field("seed", seed, "seed of the run");
     v.field("json", json, "print JSON");
   }
   void validate(Violations& violations) const override {
     if (sample && !seq_length) violations.add("--sample needs --seq-length");
     if (sample && *sample < 0) violations.add(cat("--sample is ", *sample), "0 or more");
-    if (num_samples && *num_samples < 1) violations.add(cat("--num-samples is ", *num_samples), "1 or more");
-    if (seq_length && *seq_length < 1) violations.add(cat("--seq-length is ", *seq_length), "1 or more");
+    if (num_samples && *num_samples < 1)
+      violations.add(cat("--num-samples is ", *num_samples), "1 or more");
+    if (seq_length && *seq_length < 1)
+      violations.add(cat("--seq-length is ", *seq_length), "1 or more");
   }
 };
 
@@ -74,7 +81,8 @@ int64_t bucket_end(size_t bucket) { return int64_t{1} << bucket; }  // exclusive
 std::vector<std::string> prefixes_of(const InspectDatasetConfig& config, const DataConfig& data) {
   if (!config.prefix.empty()) return config.prefix;
   if (!data.data_path.empty()) return parse_blend(data.data_path, "--data-path").prefixes;
-  if (!data.data_args_path.empty()) return read_blend_file(data.data_args_path, "--data-args-path").prefixes;
+  if (!data.data_args_path.empty())
+    return read_blend_file(data.data_args_path, "--data-args-path").prefixes;
   std::vector<std::string> out;
   for (const auto* paths : {&data.train_data_path, &data.valid_data_path, &data.test_data_path}) {
     if (paths->empty()) continue;
@@ -99,23 +107,29 @@ void print_text(const Inspected& item) {
   print_line(cat("  tokens        ", format_count(data.num_tokens()), " (",
                  format_bytes(static_cast<double>(data.num_tokens() * size_of(data.type()))), ")"));
   print_line("  document lengths in tokens");
-  const int64_t most = item.histogram.empty() ? 1 : *std::max_element(item.histogram.begin(), item.histogram.end());
+  const int64_t most =
+      item.histogram.empty() ? 1 : *std::max_element(item.histogram.begin(), item.histogram.end());
   for (size_t b = 0; b < item.histogram.size(); ++b) {
     if (item.histogram[b] == 0) continue;
     std::string range = b == 0 ? "0" : cat(bucket_begin(b), " to ", bucket_end(b) - 1);
     range.resize(std::max<size_t>(range.size(), 24), ' ');
     std::string count = format_count(item.histogram[b]);
     count.insert(0, std::max<size_t>(count.size(), 14) - count.size(), ' ');
-    print_line(cat("    ", range, count, "  ", std::string((item.histogram[b] * 40 + most - 1) / most, '#')));
+    print_line(cat("    ", range, count, "  ",
+                   std::string((item.histogram[b] * 40 + most - 1) / most, '#')));
   }
   if (!item.verified) return;
-  print_line(cat("  every token read: ids ", item.verified->min_token, " to ", item.verified->max_token, ", ",
-                 format_count(item.verified->num_bad_tokens), " outside the vocabulary"));
+  print_line(cat("  every token read: ids ", item.verified->min_token, " to ",
+                 item.verified->max_token, ", ", format_count(item.verified->num_bad_tokens),
+                 " outside the vocabulary"));
 }
 
 void add_json(const Inspected& item, JsonWriter& json) {
   const IndexedDataset& data = item.data;
-  json.begin_object().member("prefix", data.prefix()).member("version", 1).member("dtype", to_string(data.type()));
+  json.begin_object()
+      .member("prefix", data.prefix())
+      .member("version", 1)
+      .member("dtype", to_string(data.type()));
   json.member("num_documents", data.num_documents()).member("num_sequences", data.num_sequences());
   json.member("num_tokens", data.num_tokens()).key("document_lengths").begin_array();
   for (size_t b = 0; b < item.histogram.size(); ++b) {
@@ -126,25 +140,30 @@ void add_json(const Inspected& item, JsonWriter& json) {
   json.end_array();
   if (item.verified) {
     json.key("verified").begin_object().member("min_token", item.verified->min_token);
-    json.member("max_token", item.verified->max_token).member("bad_tokens", item.verified->num_bad_tokens).end_object();
+    json.member("max_token", item.verified->max_token)
+        .member("bad_tokens", item.verified->num_bad_tokens)
+        .end_object();
   }
   json.end_object();
 }
 
-std::shared_ptr<const Dataset> dataset_of_split(const InspectDatasetConfig& config, const DataConfig& data) {
+std::shared_ptr<const Dataset> dataset_of_split(const InspectDatasetConfig& config,
+                                                const DataConfig& data) {
   DatasetRequest request;
   request.sequence_length = *config.seq_length;
   request.seed = config.seed;
   request.tokenizer.vocab_size = config.vocab_size.value_or(0);
   request.targets = {.train = 0, .valid = 0, .test = 0};
-  (config.sample_split == Split::kTrain ? request.targets.train
+  (config.sample_split == Split::kTrain   ? request.targets.train
    : config.sample_split == Split::kValid ? request.targets.valid
                                           : request.targets.test) = config.num_samples;
   const TrainValidTestDatasets all = build_train_valid_test_datasets(data, request);
-  const auto dataset = config.sample_split == Split::kTrain   ? all.train
-                       : config.sample_split == Split::kValid ? (all.valid.empty() ? nullptr : all.valid[0])
-                                                              : all.test;
-  MEGATRON_CHECK(dataset, "there is no ", to_string(config.sample_split), " split\nhint: give it a share of --split");
+  const auto dataset = config.sample_split == Split::kTrain ? all.train
+                       : config.sample_split == Split::kValid
+                           ? (all.valid.empty() ? nullptr : all.valid[0])
+                           : all.test;
+  MEGATRON_CHECK(dataset, "there is no ", to_string(config.sample_split),
+                 " split\nhint: give it a share of --split");
   return dataset;
 }
 
@@ -156,8 +175,9 @@ void print_sample(const InspectDatasetConfig& config, const DataConfig& data, Js
   const auto [member, index] = dataset->locate(*config.sample);
   std::vector<int64_t> tokens = sample.tokens;
   if (json == nullptr) {
-    print_line(cat("sample ", *config.sample, " of ", format_count(dataset->size()), ", ", to_string(config.sample_split),
-                   " split, sample ", index, " of dataset ", member));
+    print_line(cat("sample ", *config.sample, " of ", format_count(dataset->size()), ", ",
+                   to_string(config.sample_split), " split, sample ", index, " of dataset ",
+                   member));
     std::string line;
     for (const int64_t token : tokens) line += (line.empty() ? "" : " ") + std::to_string(token);
     print_line(line);
@@ -165,8 +185,13 @@ void print_sample(const InspectDatasetConfig& config, const DataConfig& data, Js
     print_line(cat("fingerprint ", dataset->fingerprint()));
     return;
   }
-  json->key("sample").begin_object().member("index", *config.sample).member("split", to_string(config.sample_split));
-  json->member("num_samples", dataset->size()).member("dataset", member).member("dataset_sample", index);
+  json->key("sample")
+      .begin_object()
+      .member("index", *config.sample)
+      .member("split", to_string(config.sample_split));
+  json->member("num_samples", dataset->size())
+      .member("dataset", member)
+      .member("dataset_sample", index);
   json->member("fingerprint", dataset->fingerprint()).key("tokens").begin_array();
   for (const int64_t token : tokens) json->value(token);
   json->end_array().key("labels").begin_array();
@@ -182,23 +207,35 @@ int inspect_dataset(int argc, char** argv) {
   Config* const configs[] = {&config, &data};
   const ParseResult parsed = parse_flags(configs, argc, argv, {.positional = "prefix"});
   if (parsed.help) {
-    print_line(help_text("megatron inspect-dataset PREFIX ... [--verify] [--sample I --seq-length S --data-path ...]", configs));
+    print_line(
+        help_text("megatron inspect-dataset PREFIX ... [--verify] [--sample I --seq-length S "
+                  "--data-path ...]",
+                  configs));
     return 0;
   }
-  if (config.sample && data.data_path.empty() && !config.prefix.empty()) data.data_path = config.prefix;
+  if (config.sample && data.data_path.empty() && !config.prefix.empty())
+    data.data_path = config.prefix;
   const std::vector<std::string> prefixes = prefixes_of(config, data);
   if (prefixes.empty() && !config.sample)
-    throw UsageError("inspect-dataset needs a dataset\nhint: megatron inspect-dataset data_text_document");
+    throw UsageError(
+        "inspect-dataset needs a dataset\nhint: megatron inspect-dataset data_text_document");
   JsonWriter json;
   json.begin_object().key("datasets").begin_array();
   std::vector<std::string> bad;
   for (const std::string& prefix : prefixes) {
-    Inspected item{IndexedDataset(prefix, {.mmap = data.mmap_bin_files, .multimodal = config.multimodal}), {}, {}};
+    Inspected item{
+        IndexedDataset(prefix, {.mmap = data.mmap_bin_files, .multimodal = config.multimodal}),
+        {},
+        {}};
     item.histogram = length_histogram(item.data);
-    if (config.verify) item.verified = verify_indexed_dataset(item.data, config.vocab_size.value_or(0));
-    if (config.json) add_json(item, json);
-    else print_text(item);
-    if (item.verified) bad.insert(bad.end(), item.verified->bad_tokens.begin(), item.verified->bad_tokens.end());
+    if (config.verify)
+      item.verified = verify_indexed_dataset(item.data, config.vocab_size.value_or(0));
+    if (config.json)
+      add_json(item, json);
+    else
+      print_text(item);
+    if (item.verified)
+      bad.insert(bad.end(), item.verified->bad_tokens.begin(), item.verified->bad_tokens.end());
   }
   json.end_array();
   if (config.sample) print_sample(config, data, config.json ? &json : nullptr);

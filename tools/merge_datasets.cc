@@ -24,14 +24,18 @@ struct MergeDatasetsConfig : Config {
 
   void fields(FieldVisitor& v) override {
     v.group("merge-datasets");
-    v.field("input", input, "dataset prefixes in the order wanted, or one folder with datasets, merged in the order of their names");
+    v.field("input", input,
+            "dataset prefixes in the order wanted, or one folder with datasets, merged in the "
+            "order of their names");
     v.field("output_prefix", output_prefix, "prefix of the merged dataset");
     v.field("multimodal", multimodal, "the datasets have a mode for each sequence");
     v.field("json", json, "print the result as JSON");
   }
   void validate(Violations& violations) const override {
-    if (input.empty()) violations.add("merge-datasets needs --input", "--input a_text_document b_text_document");
-    if (output_prefix.empty()) violations.add("merge-datasets needs --output-prefix", "--output-prefix merged");
+    if (input.empty())
+      violations.add("merge-datasets needs --input", "--input a_text_document b_text_document");
+    if (output_prefix.empty())
+      violations.add("merge-datasets needs --output-prefix", "--output-prefix merged");
   }
 };
 
@@ -54,21 +58,28 @@ std::vector<std::string> prefixes_in(const std::string& folder) {
 int merge_datasets(int argc, char** argv) {
   MergeDatasetsConfig config;
   Config* const configs[] = {&config};
-  const ParseResult parsed = parse_flags(configs, argc, argv, {.allow_config_file = false, .positional = "input"});
+  const ParseResult parsed =
+      parse_flags(configs, argc, argv, {.allow_config_file = false, .positional = "input"});
   if (parsed.help) {
-    print_line(help_text("megatron merge-datasets --input PREFIX PREFIX ... --output-prefix PREFIX", configs));
+    print_line(help_text("megatron merge-datasets --input PREFIX PREFIX ... --output-prefix PREFIX",
+                         configs));
     return 0;
   }
   std::vector<std::string> inputs = config.input;
-  if (inputs.size() == 1 && std::filesystem::is_directory(inputs[0])) inputs = prefixes_in(inputs[0]);
+  if (inputs.size() == 1 && std::filesystem::is_directory(inputs[0]))
+    inputs = prefixes_in(inputs[0]);
   merge_indexed_datasets(inputs, config.output_prefix, config.multimodal);
   const IndexedDataset merged(config.output_prefix, {.multimodal = config.multimodal});
   if (config.json) {
     JsonWriter json;
     json.begin_object().member("output_prefix", config.output_prefix).key("inputs").begin_array();
     for (const std::string& input : inputs) json.value(input);
-    json.end_array().member("num_sequences", merged.num_sequences()).member("num_documents", merged.num_documents());
-    json.member("num_tokens", merged.num_tokens()).member("dtype", to_string(merged.type())).end_object();
+    json.end_array()
+        .member("num_sequences", merged.num_sequences())
+        .member("num_documents", merged.num_documents());
+    json.member("num_tokens", merged.num_tokens())
+        .member("dtype", to_string(merged.type()))
+        .end_object();
     print_line(json.text());
   } else {
     print_line(cat(config.output_prefix, ": ", format_count(merged.num_documents()), " documents, ",

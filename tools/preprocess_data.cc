@@ -18,14 +18,20 @@ constexpr std::string_view kFormats[] = {"auto", "jsonl", "text", "parquet"};
 
 // Megatron's flags of this command that have no work to do here.
 constexpr KnownFlag kKnownFlags[] = {
-    {"--keep-sequential-samples", KnownFlag::Kind::kAlreadySo, "documents always keep the order of the input"},
-    {"--partitions", KnownFlag::Kind::kRefused, "one pool of workers uses all cores and keeps the order of the input; use --workers", 1, 1, "1"},
+    {"--keep-sequential-samples", KnownFlag::Kind::kAlreadySo,
+     "documents always keep the order of the input"},
+    {"--partitions", KnownFlag::Kind::kRefused,
+     "one pool of workers uses all cores and keeps the order of the input; use --workers", 1, 1,
+     "1"},
     {"--split-sentences", KnownFlag::Kind::kRefused, "sentence splitting is not built"},
     {"--keep-newlines", KnownFlag::Kind::kRefused, "sentence splitting is not built"},
     {"--lang", KnownFlag::Kind::kRefused, "sentence splitting is not built", 1, 1, "english"},
-    {"--find-optimal-num-workers", KnownFlag::Kind::kRefused, "all cores are used unless --workers says otherwise"},
-    {"--workers-to-check", KnownFlag::Kind::kRefused, "all cores are used unless --workers says otherwise", 1, -1},
-    {"--max-documents", KnownFlag::Kind::kRefused, "all cores are used unless --workers says otherwise", 1, 1},
+    {"--find-optimal-num-workers", KnownFlag::Kind::kRefused,
+     "all cores are used unless --workers says otherwise"},
+    {"--workers-to-check", KnownFlag::Kind::kRefused,
+     "all cores are used unless --workers says otherwise", 1, -1},
+    {"--max-documents", KnownFlag::Kind::kRefused,
+     "all cores are used unless --workers says otherwise", 1, 1},
 };
 
 struct PreprocessDataConfig : Config {
@@ -41,22 +47,29 @@ struct PreprocessDataConfig : Config {
 
   void fields(FieldVisitor& v) override {
     v.group("preprocess-data");
-    v.field("input", input, "files or folders: JSON lines, text (one file, one document), Parquet; also .gz and .zst");
-    v.field("output_prefix", output_prefix, "writes <prefix>_<key>_document.bin and .idx for each key");
-    v.choice("input_format", input_format, kFormats, "auto: by the extension of each file; unknown ones are text");
+    v.field(
+        "input", input,
+        "files or folders: JSON lines, text (one file, one document), Parquet; also .gz and .zst");
+    v.field("output_prefix", output_prefix,
+            "writes <prefix>_<key>_document.bin and .idx for each key");
+    v.choice("input_format", input_format, kFormats,
+             "auto: by the extension of each file; unknown ones are text");
     v.field("json_keys", json_keys, "keys of JSON lines, or columns of Parquet, that hold text");
     v.field("append_eod", append_eod, "close each document with the end-of-document token");
     v.field("workers", workers, "threads that turn text into tokens; 0: all cores");
     v.field("log_interval", log_interval, "documents between log lines; 0: only the progress bar");
-    v.field("max_line_mib", max_line_mib, "longest JSON line; longer ones are refused, because memory is bounded");
+    v.field("max_line_mib", max_line_mib,
+            "longest JSON line; longer ones are refused, because memory is bounded");
     v.field("json", json, "print the result as JSON");
   }
   void validate(Violations& violations) const override {
     if (input.empty()) violations.add("preprocess-data needs --input", "--input corpus.jsonl");
-    if (output_prefix.empty()) violations.add("preprocess-data needs --output-prefix", "--output-prefix data");
+    if (output_prefix.empty())
+      violations.add("preprocess-data needs --output-prefix", "--output-prefix data");
     if (json_keys.empty()) violations.add("--json-keys is empty", "--json-keys text");
     if (workers < 0) violations.add(cat("--workers is ", workers), "0 (all cores) or more");
-    if (log_interval < 0) violations.add(cat("--log-interval is ", log_interval), "0 (none) or more");
+    if (log_interval < 0)
+      violations.add(cat("--log-interval is ", log_interval), "0 (none) or more");
     if (max_line_mib < 1 || max_line_mib > 2048)
       violations.add(cat("--max-line-mib is ", max_line_mib), "1 to 2048");
   }
@@ -68,8 +81,12 @@ void print_result(const PreprocessResult& result, bool as_json) {
     json.begin_object().member("files", result.num_files).member("text_bytes", result.text_bytes);
     json.member("seconds", result.seconds).key("datasets").begin_array();
     for (const PreprocessedDataset& dataset : result.datasets) {
-      json.begin_object().member("prefix", dataset.prefix).member("num_documents", dataset.num_documents);
-      json.member("num_sequences", dataset.num_sequences).member("num_tokens", dataset.num_tokens).end_object();
+      json.begin_object()
+          .member("prefix", dataset.prefix)
+          .member("num_documents", dataset.num_documents);
+      json.member("num_sequences", dataset.num_sequences)
+          .member("num_tokens", dataset.num_tokens)
+          .end_object();
     }
     print_line(json.end_array().end_object().text());
     return;
@@ -77,7 +94,8 @@ void print_result(const PreprocessResult& result, bool as_json) {
   for (const PreprocessedDataset& dataset : result.datasets) {
     print_line(cat(dataset.prefix, ": ", format_count(dataset.num_documents), " documents, ",
                    format_count(dataset.num_tokens), " tokens from ",
-                   format_bytes(static_cast<double>(result.text_bytes)), " in ", format_duration(result.seconds)));
+                   format_bytes(static_cast<double>(result.text_bytes)), " in ",
+                   format_duration(result.seconds)));
   }
 }
 
@@ -89,7 +107,10 @@ int preprocess_data(int argc, char** argv) {
   Config* const configs[] = {&config, &tokenizer_config};
   const ParseResult parsed = parse_flags(configs, argc, argv, {.known = kKnownFlags});
   if (parsed.help) {
-    print_line(help_text("megatron preprocess-data --input FILE ... --output-prefix PREFIX --tokenizer-type TYPE ...", configs));
+    print_line(
+        help_text("megatron preprocess-data --input FILE ... --output-prefix PREFIX "
+                  "--tokenizer-type TYPE ...",
+                  configs));
     return 0;
   }
   const auto tokenizer = make_tokenizer(tokenizer_config);

@@ -15,7 +15,8 @@ std::optional<double> to_number(const std::string& text) {
   char* end = nullptr;
   const double value = std::strtod(text.c_str(), &end);
   const bool whole = !text.empty() && end == text.c_str() + text.size();
-  return whole && text.find_first_of("xX") == std::string::npos ? std::optional(value) : std::nullopt;
+  return whole && text.find_first_of("xX") == std::string::npos ? std::optional(value)
+                                                                : std::nullopt;
 }
 
 std::vector<std::string> words_of(const std::string& text) {
@@ -25,7 +26,8 @@ std::vector<std::string> words_of(const std::string& text) {
   return words;
 }
 
-// numpy.sum of a contiguous float64 array: eight running sums in blocks of up to 128, blocks added pairwise.
+// numpy.sum of a contiguous float64 array: eight running sums in blocks of up to 128, blocks added
+// pairwise.
 double pairwise_sum(std::span<const double> v) {
   const size_t n = v.size();
   if (n < 8) {
@@ -59,21 +61,25 @@ Blend parse_blend(std::span<const std::string> tokens, const std::string& flag) 
   size_t numbers = 0;
   std::string not_a_number;
   for (size_t i = 0; i < tokens.size(); i += 2) {
-    if (to_number(tokens[i])) ++numbers;
-    else not_a_number = tokens[i];
+    if (to_number(tokens[i]))
+      ++numbers;
+    else
+      not_a_number = tokens[i];
   }
   if (numbers == 0) {
     blend.prefixes.assign(tokens.begin(), tokens.end());
     return blend;
   }
   if (2 * numbers != tokens.size())
-    throw UsageError(cat(flag, " mixes weights and paths: \"", not_a_number, "\" stands where a weight was expected",
+    throw UsageError(cat(flag, " mixes weights and paths: \"", not_a_number,
+                         "\" stands where a weight was expected",
                          "\nhint: write either only prefixes or a weight before each prefix"));
   blend.weights.emplace();
   for (size_t i = 0; i < tokens.size(); i += 2) {
     const double weight = *to_number(tokens[i]);
     if (!(std::isfinite(weight) && weight > 0))
-      throw UsageError(cat(flag, ": weight ", tokens[i], " of ", tokens[i + 1], " is not positive"));
+      throw UsageError(
+          cat(flag, ": weight ", tokens[i], " of ", tokens[i + 1], " is not positive"));
     blend.weights->push_back(weight);
     blend.prefixes.push_back(tokens[i + 1]);
   }
@@ -94,23 +100,26 @@ std::array<std::optional<Blend>, kNumSplits> read_per_split_blend_file(const std
   } catch (const nlohmann::json::exception& error) {
     throw_error(cat(path, ": is no JSON: ", error.what()));
   }
-  MEGATRON_CHECK(root.is_object(), path, ": the top level is ", root.type_name(), ", expected an object");
+  MEGATRON_CHECK(root.is_object(), path, ": the top level is ", root.type_name(),
+                 ", expected an object");
   std::array<std::optional<Blend>, kNumSplits> blends;
   for (int i = 0; i < kNumSplits; ++i) {
     const std::string key = to_string(static_cast<Split>(i));
-    MEGATRON_CHECK(root.contains(key), path, ": has no key \"", key, "\"\nhint: train, valid and test are all required");
+    MEGATRON_CHECK(root.contains(key), path, ": has no key \"", key,
+                   "\"\nhint: train, valid and test are all required");
     const nlohmann::json& value = root[key];
     std::vector<std::string> tokens;
     if (value.is_string()) {
       tokens = words_of(value.get<std::string>());
     } else if (value.is_array()) {
       for (const nlohmann::json& item : value) {
-        MEGATRON_CHECK(item.is_string() || item.is_number(), path, ": an element of \"", key, "\" is ", item.type_name(),
-                       ", expected a string or a number");
+        MEGATRON_CHECK(item.is_string() || item.is_number(), path, ": an element of \"", key,
+                       "\" is ", item.type_name(), ", expected a string or a number");
         tokens.push_back(item.is_string() ? item.get<std::string>() : item.dump());
       }
     } else {
-      MEGATRON_CHECK(value.is_null(), path, ": \"", key, "\" is ", value.type_name(), ", expected a list or a string");
+      MEGATRON_CHECK(value.is_null(), path, ": \"", key, "\" is ", value.type_name(),
+                     ", expected a list or a string");
     }
     if (!tokens.empty()) blends[i] = parse_blend(tokens, flag + " " + path + " \"" + key + "\"");
   }
@@ -129,15 +138,19 @@ SplitMatrix parse_split(const std::string& text) {
   for (size_t at = 0; (at = text.find_first_of(".0123456789", at)) != std::string::npos;) {
     const size_t end = std::min(text.find_first_not_of(".0123456789", at), text.size());
     const auto value = to_number(text.substr(at, end - at));
-    if (!value) throw UsageError(cat("--split \"", text, "\": \"", text.substr(at, end - at), "\" is no number"));
+    if (!value)
+      throw UsageError(
+          cat("--split \"", text, "\": \"", text.substr(at, end - at), "\" is no number"));
     parts.push_back(*value);
     at = end;
   }
   if (parts.size() > kNumSplits || text.find('-') != std::string::npos)
-    throw UsageError(cat("--split \"", text, "\" does not read as up to three shares\nhint: write e.g. 969,30,1"));
+    throw UsageError(cat("--split \"", text,
+                         "\" does not read as up to three shares\nhint: write e.g. 969,30,1"));
   parts.resize(kNumSplits, 0.0);
   const std::vector<double> shares = normalize_weights(parts);
-  if (!std::isfinite(shares[0])) throw UsageError(cat("--split \"", text, "\" has shares that sum to 0"));
+  if (!std::isfinite(shares[0]))
+    throw UsageError(cat("--split \"", text, "\" has shares that sum to 0"));
   SplitMatrix matrix;
   double begin = 0;
   for (int i = 0; i < kNumSplits; ++i) {
@@ -155,7 +168,8 @@ std::pair<int64_t, int64_t> split_range(std::pair<double, double> bounds, int64_
   return {at(bounds.first), at(bounds.second)};
 }
 
-std::vector<int64_t> member_sizes(std::span<const double> normalized_weights, int64_t size, double surplus) {
+std::vector<int64_t> member_sizes(std::span<const double> normalized_weights, int64_t size,
+                                  double surplus) {
   std::vector<int64_t> sizes;
   for (const double weight : normalized_weights) {
     const double target = std::ceil(static_cast<double>(size) * weight);

@@ -16,7 +16,8 @@ constexpr int64_t kMaxMembers = 32767;
 
 // The member with the largest error among those that `may` compete; the lowest wins ties.
 template <class May>
-int64_t neediest(std::span<const double> weights, std::span<const int64_t> counts, int64_t i, May may) {
+int64_t neediest(std::span<const double> weights, std::span<const int64_t> counts, int64_t i,
+                 May may) {
   const double total = static_cast<double>(std::max<int64_t>(i, 1));
   int64_t best = -1;
   double best_error = 0;
@@ -30,14 +31,15 @@ int64_t neediest(std::span<const double> weights, std::span<const int64_t> count
 
 template <class May>
 BlendIndices interleave(std::span<const double> weights, int64_t size, May may_for) {
-  MEGATRON_CHECK(!weights.empty() && static_cast<int64_t>(weights.size()) <= kMaxMembers, "a blend has ",
-                 weights.size(), " datasets, expected 1 to ", kMaxMembers);
+  MEGATRON_CHECK(!weights.empty() && static_cast<int64_t>(weights.size()) <= kMaxMembers,
+                 "a blend has ", weights.size(), " datasets, expected 1 to ", kMaxMembers);
   BlendIndices out;
   out.dataset_ids.resize(size);
   out.sample_ids.resize(size);
   std::vector<int64_t> counts(weights.size());
   for (int64_t i = 0; i < size; ++i) {
-    const int64_t member = neediest(weights, counts, i, [&](size_t d) { return may_for(d, counts[d]); });
+    const int64_t member =
+        neediest(weights, counts, i, [&](size_t d) { return may_for(d, counts[d]); });
     out.dataset_ids[i] = static_cast<int16_t>(member);
     out.sample_ids[i] = counts[member]++;
   }
@@ -53,7 +55,8 @@ BlendIndices build_blending_indices(std::span<const double> weights, int64_t siz
 BlendIndices build_exhaustive_blending_indices(std::span<const int64_t> sizes) {
   const int64_t total = std::accumulate(sizes.begin(), sizes.end(), int64_t{0});
   std::vector<double> weights;
-  for (const int64_t size : sizes) weights.push_back(static_cast<double>(size) / static_cast<double>(total));
+  for (const int64_t size : sizes)
+    weights.push_back(static_cast<double>(size) / static_cast<double>(total));
   return interleave(weights, total, [&](size_t d, int64_t count) { return count < sizes[d]; });
 }
 
@@ -79,7 +82,8 @@ BlendIndices BlendedDataset::Impl::build() const {
   return build_exhaustive_blending_indices(sizes);
 }
 
-void BlendedDataset::Impl::load_indices(const std::string& description, const GPTDatasetConfig& config) {
+void BlendedDataset::Impl::load_indices(const std::string& description,
+                                        const GPTDatasetConfig& config) {
   static const std::string kNames[] = {"dataset_index", "dataset_sample_index"};
   // As in Megatron-LM, a blend is stored only where a folder for it was named.
   if (config.use_cache && !config.cache_path.empty()) {
@@ -91,7 +95,8 @@ void BlendedDataset::Impl::load_indices(const std::string& description, const GP
           {"dataset_sample_index", "<i8", {count}, std::as_bytes(std::span(indices.sample_ids))}};
       store(arrays);
     };
-    IndexCache cache(config.cache_path, "BlendedDataset-" + to_string(split), description, config.once_per_node);
+    IndexCache cache(config.cache_path, "BlendedDataset-" + to_string(split), description,
+                     config.once_per_node);
     if (cache.get(kNames, make, cached)) {
       dataset_ids = cached[0].as<int16_t>("<i2");
       sample_ids = cached[1].as<int64_t>("<i8");
@@ -105,31 +110,37 @@ void BlendedDataset::Impl::load_indices(const std::string& description, const GP
 
 // The last sample taken from each member must exist.
 void BlendedDataset::Impl::check_members() const {
-  MEGATRON_CHECK(dataset_ids.size() == sample_ids.size(), "the cached blend has ", dataset_ids.size(), " members for ",
-                 sample_ids.size(), " samples\nhint: remove the cache folder");
+  MEGATRON_CHECK(dataset_ids.size() == sample_ids.size(), "the cached blend has ",
+                 dataset_ids.size(), " members for ", sample_ids.size(),
+                 " samples\nhint: remove the cache folder");
   std::vector<int64_t> taken(members.size());
   for (size_t i = 0; i < dataset_ids.size(); ++i) {
     const int64_t member = dataset_ids[i];
-    MEGATRON_CHECK(member >= 0 && member < static_cast<int64_t>(members.size()) && sample_ids[i] >= 0,
-                   "the cached blend takes sample ", sample_ids[i], " of dataset ", member, " of ", members.size(),
-                   "\nhint: remove the cache folder");
+    MEGATRON_CHECK(
+        member >= 0 && member < static_cast<int64_t>(members.size()) && sample_ids[i] >= 0,
+        "the cached blend takes sample ", sample_ids[i], " of dataset ", member, " of ",
+        members.size(), "\nhint: remove the cache folder");
     taken[member] = std::max(taken[member], sample_ids[i] + 1);
   }
   for (size_t d = 0; d < members.size(); ++d) {
-    MEGATRON_CHECK(taken[d] <= members[d]->size(), "the blend takes ", taken[d], " samples from dataset ", d,
-                   ", which holds ", members[d]->size(), ": ", members[d]->description(),
-                   "\nhint: raise --mid-level-dataset-surplus");
+    MEGATRON_CHECK(taken[d] <= members[d]->size(), "the blend takes ", taken[d],
+                   " samples from dataset ", d, ", which holds ", members[d]->size(), ": ",
+                   members[d]->description(), "\nhint: raise --mid-level-dataset-surplus");
   }
 }
 
-BlendedDataset::BlendedDataset(std::vector<std::shared_ptr<const Dataset>> members, std::vector<double> weights,
-                               std::optional<int64_t> size, Split split, const GPTDatasetConfig& config)
-    : impl_(new Impl{.members = std::move(members), .weights = std::move(weights), .wanted = size, .split = split}) {
+BlendedDataset::BlendedDataset(std::vector<std::shared_ptr<const Dataset>> members,
+                               std::vector<double> weights, std::optional<int64_t> size,
+                               Split split, const GPTDatasetConfig& config)
+    : impl_(new Impl{.members = std::move(members),
+                     .weights = std::move(weights),
+                     .wanted = size,
+                     .split = split}) {
   MEGATRON_CHECK(!impl_->members.empty(), "a blend needs at least one dataset");
   for (const auto& member : impl_->members)
     MEGATRON_CHECK(member->sequence_length() == impl_->members[0]->sequence_length(),
-                   "the datasets of a blend have sequence lengths ", impl_->members[0]->sequence_length(), " and ",
-                   member->sequence_length());
+                   "the datasets of a blend have sequence lengths ",
+                   impl_->members[0]->sequence_length(), " and ", member->sequence_length());
   if (size) {
     MEGATRON_ASSERT(impl_->weights.size() == impl_->members.size());
     impl_->weights = normalize_weights(impl_->weights);
@@ -142,14 +153,18 @@ BlendedDataset::~BlendedDataset() = default;
 
 int64_t BlendedDataset::size() const { return impl_->dataset_ids.size(); }
 int64_t BlendedDataset::sequence_length() const { return impl_->members[0]->sequence_length(); }
-const std::vector<std::shared_ptr<const Dataset>>& BlendedDataset::members() const { return impl_->members; }
+const std::vector<std::shared_ptr<const Dataset>>& BlendedDataset::members() const {
+  return impl_->members;
+}
 
 std::pair<int64_t, int64_t> BlendedDataset::locate(int64_t index) const {
-  MEGATRON_CHECK(index >= 0 && index < size(), "there is no sample ", index, " in a blend of ", size());
+  MEGATRON_CHECK(index >= 0 && index < size(), "there is no sample ", index, " in a blend of ",
+                 size());
   return {impl_->dataset_ids[index], impl_->sample_ids[index]};
 }
 
-void BlendedDataset::read(int64_t index, const SampleSpans& out, std::vector<int32_t>& document_starts) const {
+void BlendedDataset::read(int64_t index, const SampleSpans& out,
+                          std::vector<int32_t>& document_starts) const {
   const auto [member, sample] = locate(index);
   impl_->members[member]->read(sample, out, document_starts);
 }

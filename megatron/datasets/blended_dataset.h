@@ -1,4 +1,5 @@
-// Several datasets interleaved so that at every point each has contributed its share to within one sample.
+// Several datasets interleaved so that at every point each has contributed its share to within one
+// sample.
 #pragma once
 
 #include <cstdint>
@@ -19,22 +20,24 @@ struct BlendIndices {
   std::vector<int64_t> sample_ids;
 };
 
-// The greedy interleaving: sample i goes to the lowest member with the largest weight * max(i, 1) - (samples so far).
+// The greedy interleaving: sample i goes to the lowest member with the largest weight * max(i, 1) -
+// (samples so far).
 BlendIndices build_blending_indices(std::span<const double> weights, int64_t size);
 // The same over all samples of all members; a member leaves when it is used up.
 BlendIndices build_exhaustive_blending_indices(std::span<const int64_t> sizes);
 
 class BlendedDataset : public Dataset {
  public:
-  // `size` none: all samples of all members (weights are then their sizes and `weights` is not used).
-  // Throws Error when a member holds fewer samples than the blend takes from it.
+  // `size` none: all samples of all members (weights are then their sizes and `weights` is not
+  // used). Throws Error when a member holds fewer samples than the blend takes from it.
   BlendedDataset(std::vector<std::shared_ptr<const Dataset>> members, std::vector<double> weights,
                  std::optional<int64_t> size, Split split, const GPTDatasetConfig& config);
   ~BlendedDataset() override;
 
   int64_t size() const override;
   int64_t sequence_length() const override;
-  void read(int64_t index, const SampleSpans& out, std::vector<int32_t>& document_starts) const override;
+  void read(int64_t index, const SampleSpans& out,
+            std::vector<int32_t>& document_starts) const override;
   std::pair<int64_t, int64_t> locate(int64_t index) const override;
   std::string description() const override;
   const std::vector<std::shared_ptr<const Dataset>>& members() const;

@@ -32,7 +32,8 @@ class PlainSource : public ByteSource {
     while (done < capacity) {
       const ssize_t got = ::read(fd_, out + done, capacity - done);
       if (got < 0 && errno == EINTR) continue;
-      MEGATRON_CHECK(got >= 0, path_, ": cannot read at byte offset ", bytes_, ": ", std::strerror(errno));
+      MEGATRON_CHECK(got >= 0, path_, ": cannot read at byte offset ", bytes_, ": ",
+                     std::strerror(errno));
       if (got == 0) break;
       done += got, bytes_ += got;
     }
@@ -54,7 +55,8 @@ class PlainSource : public ByteSource {
 // Compressed input, buffered.
 class CompressedSource : public ByteSource {
  public:
-  explicit CompressedSource(std::unique_ptr<PlainSource> file) : file_(std::move(file)), buffer_(kBufferBytes) {}
+  explicit CompressedSource(std::unique_ptr<PlainSource> file)
+      : file_(std::move(file)), buffer_(kBufferBytes) {}
   uint64_t file_bytes_read() const override { return file_->file_bytes_read() - (end_ - begin_); }
 
  protected:
@@ -70,7 +72,8 @@ class CompressedSource : public ByteSource {
                     " before its end mark\nhint: the archive was cut short"));
   }
   [[noreturn]] void damaged(const char* what, const char* reason) const {
-    throw_error(cat(file_->path(), ": damaged ", what, " data near byte offset ", file_bytes_read(), ": ", reason));
+    throw_error(cat(file_->path(), ": damaged ", what, " data near byte offset ", file_bytes_read(),
+                    ": ", reason));
   }
 
   std::unique_ptr<PlainSource> file_;
@@ -156,8 +159,10 @@ std::unique_ptr<ByteSource> open_bytes(const std::string& path) {
   char mark[4] = {};
   const size_t got = file->read(mark, sizeof mark);
   file->rewind();
-  if (got >= 2 && std::memcmp(mark, "\x1f\x8b", 2) == 0) return std::make_unique<GzipSource>(std::move(file));
-  if (got == 4 && std::memcmp(mark, "\x28\xb5\x2f\xfd", 4) == 0) return std::make_unique<ZstdSource>(std::move(file));
+  if (got >= 2 && std::memcmp(mark, "\x1f\x8b", 2) == 0)
+    return std::make_unique<GzipSource>(std::move(file));
+  if (got == 4 && std::memcmp(mark, "\x28\xb5\x2f\xfd", 4) == 0)
+    return std::make_unique<ZstdSource>(std::move(file));
   for (const char* extension : {".gz", ".zst"})
     MEGATRON_CHECK(!path.ends_with(extension), path, ": does not start like a ", extension, " file",
                    "\nhint: the archive is empty, was cut short, or is something else");

@@ -13,14 +13,14 @@ namespace megatron {
 enum class DataloaderType { kSingle, kCyclic };
 
 struct DataConfig : Config {
-  std::vector<std::string> data_path;        // [weight] prefix ...
-  std::string data_args_path;                // file with the tokens of data_path
-  std::string split;                         // "969,30,1"; empty: the default of the source
+  std::vector<std::string> data_path;  // [weight] prefix ...
+  std::string data_args_path;          // file with the tokens of data_path
+  std::string split;                   // "969,30,1"; empty: the default of the source
   std::vector<std::string> train_data_path;
   std::vector<std::string> valid_data_path;
   std::vector<std::string> test_data_path;
-  std::string per_split_data_args_path;      // JSON with train, valid, test
-  std::string data_cache_path;               // empty: <prefix>/../cache beside the data
+  std::string per_split_data_args_path;  // JSON with train, valid, test
+  std::string data_cache_path;           // empty: <prefix>/../cache beside the data
   bool mock_data = false;
   bool mmap_bin_files = true;
   double mid_level_dataset_surplus = 0.005;

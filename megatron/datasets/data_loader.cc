@@ -22,7 +22,8 @@ HostAllocator heap() {
 // Blocks of one size that are used again and again.
 class BlockPool {
  public:
-  BlockPool(HostAllocator allocator, size_t bytes) : allocator_(std::move(allocator)), bytes_(bytes) {}
+  BlockPool(HostAllocator allocator, size_t bytes)
+      : allocator_(std::move(allocator)), bytes_(bytes) {}
   BlockPool(const BlockPool&) = delete;
   BlockPool& operator=(const BlockPool&) = delete;
   ~BlockPool() {
@@ -39,7 +40,8 @@ class BlockPool {
       }
     }
     void* block = allocator_.allocate(bytes_);
-    MEGATRON_CHECK(block != nullptr, "cannot allocate ", bytes_, " bytes of host memory for a batch");
+    MEGATRON_CHECK(block != nullptr, "cannot allocate ", bytes_,
+                   " bytes of host memory for a batch");
     return block;
   }
   void give(void* block) {
@@ -72,8 +74,8 @@ struct DataLoader::Impl {
 
   std::mutex mutex;
   std::condition_variable space, ready;
-  std::vector<Slot> slots;      // a ring; micro-batch n is in slot n % size
-  int64_t next_to_read = 0;     // number of the micro-batch that a worker takes next
+  std::vector<Slot> slots;   // a ring; micro-batch n is in slot n % size
+  int64_t next_to_read = 0;  // number of the micro-batch that a worker takes next
   int64_t next_to_return = 0;
   bool stopped = false;
   int64_t consumed = 0;
@@ -92,7 +94,8 @@ struct DataLoader::Impl {
 };
 
 std::shared_ptr<MicroBatch> DataLoader::Impl::new_batch() const {
-  const int64_t size = options.sampler.micro_batch_size, length = dataset->sequence_length(), count = size * length;
+  const int64_t size = options.sampler.micro_batch_size, length = dataset->sequence_length(),
+                count = size * length;
   auto batch = std::make_unique<MicroBatch>();
   batch->micro_batch_size = size;
   batch->sequence_length = length;
@@ -108,10 +111,12 @@ std::shared_ptr<MicroBatch> DataLoader::Impl::new_batch() const {
           }};
 }
 
-std::shared_ptr<MicroBatch> DataLoader::Impl::read_batch(std::vector<int64_t> ids, int64_t start) const {
+std::shared_ptr<MicroBatch> DataLoader::Impl::read_batch(std::vector<int64_t> ids,
+                                                         int64_t start) const {
   auto batch = new_batch();
   const size_t length = dataset->sequence_length();
-  const int64_t first = start + sampler.config().data_parallel_rank * sampler.config().micro_batch_size;
+  const int64_t first =
+      start + sampler.config().data_parallel_rank * sampler.config().micro_batch_size;
   batch->document_starts.resize(ids.size());
   for (size_t i = 0; i < ids.size(); ++i) {
     const SampleSpans out{{batch->tokens + i * length, length},
@@ -175,7 +180,8 @@ void DataLoader::Impl::stop() {
 }
 
 DataLoader::DataLoader(std::shared_ptr<const Dataset> dataset, DataLoaderOptions options) {
-  MEGATRON_CHECK(options.num_workers >= 0, "--num-workers is ", options.num_workers, ", expected at least 0");
+  MEGATRON_CHECK(options.num_workers >= 0, "--num-workers is ", options.num_workers,
+                 ", expected at least 0");
   options.sampler.total_samples = dataset->size();
   if (!options.allocator.allocate) options.allocator = heap();
   const int64_t count = options.sampler.micro_batch_size * dataset->sequence_length();
@@ -186,7 +192,8 @@ DataLoader::DataLoader(std::shared_ptr<const Dataset> dataset, DataLoaderOptions
   impl_->consumed = impl_->options.consumed_samples;
   if (impl_->options.num_workers == 0) return;
   impl_->slots.resize(std::max(impl_->options.prefetch, impl_->options.num_workers));
-  for (int64_t i = 0; i < impl_->options.num_workers; ++i) impl_->workers.emplace_back([impl = impl_.get()] { impl->work(); });
+  for (int64_t i = 0; i < impl_->options.num_workers; ++i)
+    impl_->workers.emplace_back([impl = impl_.get()] { impl->work(); });
 }
 
 DataLoader::~DataLoader() { impl_->stop(); }
@@ -209,7 +216,8 @@ std::shared_ptr<const MicroBatch> DataLoader::next() {
       slot = place;  // an end or an error stays, so that asking again gives it again
     }
   }
-  impl_->wait_seconds += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  impl_->wait_seconds +=
+      std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   if (slot.error) std::rethrow_exception(slot.error);
   if (slot.batch) impl_->consumed = slot.batch->consumed;
   return slot.batch;

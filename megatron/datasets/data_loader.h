@@ -15,11 +15,12 @@ namespace megatron {
 
 // Host memory for batches, for example page-locked. Called from any thread.
 struct HostAllocator {
-  std::function<void*(size_t bytes)> allocate;         // aligned to 64 bytes
+  std::function<void*(size_t bytes)> allocate;  // aligned to 64 bytes
   std::function<void(void*, size_t bytes)> deallocate;
 };
 
-// A micro-batch in one block of memory: tokens, labels, position ids (int64) and loss mask (float), each [b, s] row-major.
+// A micro-batch in one block of memory: tokens, labels, position ids (int64) and loss mask (float),
+// each [b, s] row-major.
 struct MicroBatch {
   int64_t micro_batch_size = 0;
   int64_t sequence_length = 0;
@@ -27,21 +28,22 @@ struct MicroBatch {
   int64_t* labels = nullptr;
   int64_t* position_ids = nullptr;
   float* loss_mask = nullptr;
-  void* block = nullptr;                             // all of the above, block_bytes long
+  void* block = nullptr;  // all of the above, block_bytes long
   size_t block_bytes = 0;
-  std::vector<int64_t> sample_ids;                   // index into the dataset, or kPaddingSample
-  std::vector<int64_t> ordinals;                     // consumed samples + index in the global batch; the key of randomness
-  std::vector<std::vector<int32_t>> document_starts; // per sample, see Sample
-  bool crosses_documents = true;                     // false when some sample has more than one piece
-  int64_t consumed = 0;                              // consumed samples after this micro-batch
+  std::vector<int64_t> sample_ids;  // index into the dataset, or kPaddingSample
+  std::vector<int64_t>
+      ordinals;  // consumed samples + index in the global batch; the key of randomness
+  std::vector<std::vector<int32_t>> document_starts;  // per sample, see Sample
+  bool crosses_documents = true;  // false when some sample has more than one piece
+  int64_t consumed = 0;           // consumed samples after this micro-batch
 };
 
 struct DataLoaderOptions {
-  SamplerConfig sampler;             // total_samples is taken from the dataset
-  int64_t consumed_samples = 0;      // where to start
-  int64_t num_workers = 2;           // 0: read in next()
-  int64_t prefetch = 4;              // micro-batches held ready at most
-  HostAllocator allocator;           // default: the heap
+  SamplerConfig sampler;         // total_samples is taken from the dataset
+  int64_t consumed_samples = 0;  // where to start
+  int64_t num_workers = 2;       // 0: read in next()
+  int64_t prefetch = 4;          // micro-batches held ready at most
+  HostAllocator allocator;       // default: the heap
 };
 
 class DataLoader {
@@ -51,10 +53,11 @@ class DataLoader {
   DataLoader(const DataLoader&) = delete;
   DataLoader& operator=(const DataLoader&) = delete;
 
-  // The next micro-batch, or null when the samples are used up. Rethrows what a worker threw. The memory is reused once
-  // the last pointer to the batch is gone, so keep it until an asynchronous copy has ended; it stays valid after the loader.
+  // The next micro-batch, or null when the samples are used up. Rethrows what a worker threw. The
+  // memory is reused once the last pointer to the batch is gone, so keep it until an asynchronous
+  // copy has ended; it stays valid after the loader.
   std::shared_ptr<const MicroBatch> next();
-  int64_t consumed() const;          // after the micro-batches returned so far
+  int64_t consumed() const;  // after the micro-batches returned so far
   const Dataset& dataset() const;
   // Seconds that next() has waited for workers, in total.
   double wait_seconds() const;

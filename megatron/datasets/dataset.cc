@@ -6,7 +6,10 @@
 namespace megatron {
 
 Sample::Sample(int64_t sequence_length)
-    : tokens(sequence_length), labels(sequence_length), position_ids(sequence_length), loss_mask(sequence_length) {}
+    : tokens(sequence_length),
+      labels(sequence_length),
+      position_ids(sequence_length),
+      loss_mask(sequence_length) {}
 
 Sample Dataset::sample(int64_t index) const {
   Sample out(sequence_length());
@@ -23,13 +26,15 @@ std::vector<int32_t> cu_seqlens(std::span<const int32_t> document_starts, int64_
   return out;
 }
 
-std::vector<bool> attention_mask(std::span<const int32_t> document_starts, int64_t sequence_length) {
+std::vector<bool> attention_mask(std::span<const int32_t> document_starts,
+                                 int64_t sequence_length) {
   std::vector<bool> masked(sequence_length * sequence_length, true);
   size_t piece = 0;
   for (int64_t row = 0; row < sequence_length; ++row) {
     while (piece + 1 < document_starts.size() && document_starts[piece + 1] <= row) ++piece;
     const int64_t first = document_starts.empty() ? 0 : document_starts[piece];
-    for (int64_t column = first; column <= row; ++column) masked[row * sequence_length + column] = false;
+    for (int64_t column = first; column <= row; ++column)
+      masked[row * sequence_length + column] = false;
   }
   return masked;
 }

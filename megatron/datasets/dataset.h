@@ -1,4 +1,5 @@
-// What training reads: numbered samples of fixed length. Sample i is a function of the dataset's description and of i.
+// What training reads: numbered samples of fixed length. Sample i is a function of the dataset's
+// description and of i.
 #pragma once
 
 #include <cstdint>
@@ -12,7 +13,8 @@ namespace megatron {
 // Where a sample is written: four arrays of sequence_length elements.
 struct SampleSpans {
   std::span<int64_t> tokens;
-  std::span<int64_t> labels;        // the token that follows; a position that does not count has loss_mask 0
+  std::span<int64_t>
+      labels;  // the token that follows; a position that does not count has loss_mask 0
   std::span<int64_t> position_ids;
   std::span<float> loss_mask;
 };
@@ -21,10 +23,11 @@ struct SampleSpans {
 struct Sample {
   std::vector<int64_t> tokens, labels, position_ids;
   std::vector<float> loss_mask;
-  // Position of the first token of each piece that attends only to itself, ascending, the first being 0. One entry when
-  // attention crosses documents (the default). Together with the sequence length this is cu_seqlens.
+  // Position of the first token of each piece that attends only to itself, ascending, the first
+  // being 0. One entry when attention crosses documents (the default). Together with the sequence
+  // length this is cu_seqlens.
   std::vector<int32_t> document_starts;
-  int64_t dataset_id = 0;           // member of a blend
+  int64_t dataset_id = 0;  // member of a blend
 
   explicit Sample(int64_t sequence_length = 0);
   SampleSpans spans() { return {tokens, labels, position_ids, loss_mask}; }
@@ -34,18 +37,20 @@ struct Sample {
 class Dataset {
  public:
   virtual ~Dataset() = default;
-  virtual int64_t size() const = 0;             // number of samples
+  virtual int64_t size() const = 0;  // number of samples
   virtual int64_t sequence_length() const = 0;
   // Writes sample `index`, 0 <= index < size(), and its document_starts (see Sample).
-  virtual void read(int64_t index, const SampleSpans& out, std::vector<int32_t>& document_starts) const = 0;
+  virtual void read(int64_t index, const SampleSpans& out,
+                    std::vector<int32_t>& document_starts) const = 0;
   // The (member, index within it) that sample `index` is; a plain dataset is its own member 0.
   virtual std::pair<int64_t, int64_t> locate(int64_t index) const { return {0, index}; }
-  // Everything that the order and content of the samples depend on (files, split, blend, sequence length, number of
-  // samples, seed, ...), as one JSON object on one line.
+  // Everything that the order and content of the samples depend on (files, split, blend, sequence
+  // length, number of samples, seed, ...), as one JSON object on one line.
   virtual std::string description() const = 0;
 
   Sample sample(int64_t index) const;
-  // 32 hexadecimal digits of a hash of description(). Equal fingerprints: equal samples in equal order.
+  // 32 hexadecimal digits of a hash of description(). Equal fingerprints: equal samples in equal
+  // order.
   std::string fingerprint() const;
 };
 

@@ -28,15 +28,17 @@ class Builder {
   Target target(Split split) const;
   std::shared_ptr<const IndexedDataset> open(const std::string& prefix);
   // Sequences of one file that belong to `bounds`, as a dataset.
-  DatasetPtr member(const std::string& prefix, Split split, std::pair<double, double> bounds, const Target& samples,
-                    int threads);
+  DatasetPtr member(const std::string& prefix, Split split, std::pair<double, double> bounds,
+                    const Target& samples, int threads);
   std::vector<DatasetPtr> members(const Blend& blend, Split split, std::pair<double, double> bounds,
                                   const std::vector<Target>& samples);
-  // `lone_weight_counts`: a single prefix with a weight is still a blend (of --data-path, not of per-split paths).
-  DatasetPtr blended(const Blend& blend, Split split, std::pair<double, double> bounds, bool lone_weight_counts);
+  // `lone_weight_counts`: a single prefix with a weight is still a blend (of --data-path, not of
+  // per-split paths).
+  DatasetPtr blended(const Blend& blend, Split split, std::pair<double, double> bounds,
+                     bool lone_weight_counts);
   void build_mock(TrainValidTestDatasets& out);
-  void build_split(TrainValidTestDatasets& out, Split split, const Blend& blend, std::pair<double, double> bounds,
-                   bool lone_weight_counts);
+  void build_split(TrainValidTestDatasets& out, Split split, const Blend& blend,
+                   std::pair<double, double> bounds, bool lone_weight_counts);
   void build_validation_sets(TrainValidTestDatasets& out, const Blend& blend);
   std::array<std::optional<Blend>, kNumSplits> per_split_blends() const;
 
@@ -47,7 +49,8 @@ class Builder {
   std::map<std::string, std::shared_ptr<const IndexedDataset>> files_;
 };
 
-Builder::Builder(const DataConfig& config, const DatasetRequest& request) : config_(config), request_(request) {
+Builder::Builder(const DataConfig& config, const DatasetRequest& request)
+    : config_(config), request_(request) {
   gpt_.sequence_length = request.sequence_length;
   gpt_.seed = request.seed;
   gpt_.tokenizer = request.tokenizer;
@@ -62,13 +65,17 @@ Builder::Builder(const DataConfig& config, const DatasetRequest& request) : conf
 
 Target Builder::target(Split split) const {
   const SplitTargets& targets = request_.targets;
-  return split == Split::kTrain ? targets.train : split == Split::kValid ? targets.valid : targets.test;
+  return split == Split::kTrain   ? targets.train
+         : split == Split::kValid ? targets.valid
+                                  : targets.test;
 }
 
 std::shared_ptr<const IndexedDataset> Builder::open(const std::string& prefix) {
   const std::lock_guard lock(mutex_);
   auto& file = files_[prefix];
-  if (!file) file = std::make_shared<const IndexedDataset>(prefix, IndexedDatasetOptions{.mmap = config_.mmap_bin_files});
+  if (!file)
+    file = std::make_shared<const IndexedDataset>(
+        prefix, IndexedDatasetOptions{.mmap = config_.mmap_bin_files});
   return file;
 }
 
@@ -81,7 +88,8 @@ DatasetPtr Builder::member(const std::string& prefix, Split split, std::pair<dou
   return std::make_shared<const GPTDataset>(file, first, last, split, samples, config);
 }
 
-std::vector<DatasetPtr> Builder::members(const Blend& blend, Split split, std::pair<double, double> bounds,
+std::vector<DatasetPtr> Builder::members(const Blend& blend, Split split,
+                                         std::pair<double, double> bounds,
                                          const std::vector<Target>& samples) {
   std::vector<DatasetPtr> out(blend.prefixes.size());
   const int at_once = static_cast<int>(config_.num_dataset_builder_threads);
@@ -105,24 +113,29 @@ DatasetPtr Builder::blended(const Blend& blend, Split split, std::pair<double, d
     auto parts = members(blend, split, bounds, std::vector<Target>(blend.prefixes.size()));
     std::vector<double> sizes;
     int64_t total = 0;
-    for (const DatasetPtr& part : parts) sizes.push_back(static_cast<double>(part->size())), total += part->size();
-    return std::make_shared<const BlendedDataset>(std::move(parts), std::move(sizes),
-                                                  samples ? Target(std::min(*samples, total)) : samples, split, gpt_);
+    for (const DatasetPtr& part : parts)
+      sizes.push_back(static_cast<double>(part->size())), total += part->size();
+    return std::make_shared<const BlendedDataset>(
+        std::move(parts), std::move(sizes), samples ? Target(std::min(*samples, total)) : samples,
+        split, gpt_);
   }
   MEGATRON_CHECK(samples, "the weights of the ", to_string(split),
-                 " datasets have no effect when each is read once\nhint: leave the weights out with --full-validation");
+                 " datasets have no effect when each is read once\nhint: leave the weights out "
+                 "with --full-validation");
   const std::vector<double> weights = normalize_weights(*blend.weights);
   const auto buffer = member_sizes(weights, *samples, config_.mid_level_dataset_surplus);
   const auto exact = member_sizes(weights, *samples, 0);
   auto parts = members(blend, split, bounds, {buffer.begin(), buffer.end()});
   return std::make_shared<const BlendedDataset>(
-      std::move(parts), weights, std::accumulate(exact.begin(), exact.end(), int64_t{0}), split, gpt_);
+      std::move(parts), weights, std::accumulate(exact.begin(), exact.end(), int64_t{0}), split,
+      gpt_);
 }
 
 void Builder::build_split(TrainValidTestDatasets& out, Split split, const Blend& blend,
                           std::pair<double, double> bounds, bool lone_weight_counts) {
   if (!wanted(target(split))) return;
-  if (split == Split::kValid && config_.multiple_validation_sets) return build_validation_sets(out, blend);
+  if (split == Split::kValid && config_.multiple_validation_sets)
+    return build_validation_sets(out, blend);
   DatasetPtr dataset = blended(blend, split, bounds, lone_weight_counts);
   if (split == Split::kTrain) out.train = std::move(dataset);
   if (split == Split::kTest) out.test = std::move(dataset);
@@ -130,19 +143,25 @@ void Builder::build_split(TrainValidTestDatasets& out, Split split, const Blend&
 }
 
 void Builder::build_validation_sets(TrainValidTestDatasets& out, const Blend& blend) {
-  MEGATRON_CHECK(!blend.weights, "--multiple-validation-sets evaluates each dataset separately, so weights have no effect",
-                 "\nhint: give only prefixes for validation");
+  MEGATRON_CHECK(
+      !blend.weights,
+      "--multiple-validation-sets evaluates each dataset separately, so weights have no effect",
+      "\nhint: give only prefixes for validation");
   const auto& names = config_.validation_set_names;
-  MEGATRON_CHECK(names.empty() || names.size() == blend.prefixes.size(), "--validation-set-names gives ", names.size(),
-                 " names for ", blend.prefixes.size(), " validation datasets");
+  MEGATRON_CHECK(names.empty() || names.size() == blend.prefixes.size(),
+                 "--validation-set-names gives ", names.size(), " names for ",
+                 blend.prefixes.size(), " validation datasets");
   for (size_t i = 0; i < blend.prefixes.size(); ++i) {
-    out.valid.push_back(member(blend.prefixes[i], Split::kValid, {0.0, 1.0}, target(Split::kValid), 0));
-    out.valid_names.push_back(names.empty() ? std::filesystem::path(blend.prefixes[i]).filename().string() : names[i]);
+    out.valid.push_back(
+        member(blend.prefixes[i], Split::kValid, {0.0, 1.0}, target(Split::kValid), 0));
+    out.valid_names.push_back(
+        names.empty() ? std::filesystem::path(blend.prefixes[i]).filename().string() : names[i]);
   }
 }
 
 void Builder::build_mock(TrainValidTestDatasets& out) {
-  constexpr int64_t kOneEpoch = 1024;  // made-up data has no end, so an epoch has a size of our choice
+  constexpr int64_t kOneEpoch =
+      1024;  // made-up data has no end, so an epoch has a size of our choice
   const SplitMatrix matrix = parse_split(config_.split.empty() ? "1,1,1" : config_.split);
   for (int i = 0; i < kNumSplits; ++i) {
     const auto split = static_cast<Split>(i);
@@ -157,11 +176,15 @@ void Builder::build_mock(TrainValidTestDatasets& out) {
 
 std::array<std::optional<Blend>, kNumSplits> Builder::per_split_blends() const {
   if (!config_.per_split_data_args_path.empty())
-    return read_per_split_blend_file(config_.per_split_data_args_path, "--per-split-data-args-path");
+    return read_per_split_blend_file(config_.per_split_data_args_path,
+                                     "--per-split-data-args-path");
   std::array<std::optional<Blend>, kNumSplits> blends;
-  if (!config_.train_data_path.empty()) blends[0] = parse_blend(config_.train_data_path, "--train-data-path");
-  if (!config_.valid_data_path.empty()) blends[1] = parse_blend(config_.valid_data_path, "--valid-data-path");
-  if (!config_.test_data_path.empty()) blends[2] = parse_blend(config_.test_data_path, "--test-data-path");
+  if (!config_.train_data_path.empty())
+    blends[0] = parse_blend(config_.train_data_path, "--train-data-path");
+  if (!config_.valid_data_path.empty())
+    blends[1] = parse_blend(config_.valid_data_path, "--valid-data-path");
+  if (!config_.test_data_path.empty())
+    blends[2] = parse_blend(config_.test_data_path, "--test-data-path");
   return blends;
 }
 
@@ -172,9 +195,11 @@ TrainValidTestDatasets Builder::build() {
     return out;
   }
   if (!config_.data_path.empty() || !config_.data_args_path.empty()) {
-    const Blend blend = config_.data_path.empty() ? read_blend_file(config_.data_args_path, "--data-args-path")
-                                                  : parse_blend(config_.data_path, "--data-path");
-    MEGATRON_CHECK(!config_.multiple_validation_sets, "--multiple-validation-sets needs datasets of validation alone",
+    const Blend blend = config_.data_path.empty()
+                            ? read_blend_file(config_.data_args_path, "--data-args-path")
+                            : parse_blend(config_.data_path, "--data-path");
+    MEGATRON_CHECK(!config_.multiple_validation_sets,
+                   "--multiple-validation-sets needs datasets of validation alone",
                    "\nhint: give them with --valid-data-path or --per-split-data-args-path");
     const SplitMatrix matrix = parse_split(config_.split.empty() ? "969, 30, 1" : config_.split);
     for (int i = 0; i < kNumSplits; ++i)
@@ -204,13 +229,15 @@ SplitTargets split_targets(const TargetInputs& in) {
   const int64_t eval_samples = in.eval_iters * in.eval_global_batch_size;
   targets.test = eval_samples;
   if (in.full_validation) return targets;
-  const int64_t evaluations =
-      in.eval_interval > 0 ? in.train_iters / in.eval_interval + 1 - in.start_eval_at_iter / in.eval_interval : 0;
+  const int64_t evaluations = in.eval_interval > 0 ? in.train_iters / in.eval_interval + 1 -
+                                                         in.start_eval_at_iter / in.eval_interval
+                                                   : 0;
   targets.valid = evaluations * eval_samples;
   return targets;
 }
 
-TrainValidTestDatasets build_train_valid_test_datasets(const DataConfig& config, const DatasetRequest& request) {
+TrainValidTestDatasets build_train_valid_test_datasets(const DataConfig& config,
+                                                       const DatasetRequest& request) {
   return Builder(config, request).build();
 }
 

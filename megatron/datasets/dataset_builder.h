@@ -1,4 +1,5 @@
-// From flags to the datasets of a run: which files, which part of them for training, validation and test, how blended.
+// From flags to the datasets of a run: which files, which part of them for training, validation and
+// test, how blended.
 #pragma once
 
 #include <array>
@@ -20,11 +21,12 @@ struct SplitTargets {
   std::optional<int64_t> train, valid, test;
 };
 
-// The targets of a training run (valid: one epoch when `full_validation`). `train_samples` = iterations x global batch size.
+// The targets of a training run (valid: one epoch when `full_validation`). `train_samples` =
+// iterations x global batch size.
 struct TargetInputs {
   int64_t train_samples = 0;
   int64_t train_iters = 0;
-  int64_t eval_interval = 0;     // 0: no evaluation
+  int64_t eval_interval = 0;  // 0: no evaluation
   int64_t eval_iters = 0;
   int64_t start_eval_at_iter = 0;
   int64_t eval_global_batch_size = 0;
@@ -48,6 +50,7 @@ struct TrainValidTestDatasets {
   std::vector<std::string> valid_names;               // parallel to `valid`; {""} for a single one
   std::shared_ptr<const Dataset> test;
 };
-TrainValidTestDatasets build_train_valid_test_datasets(const DataConfig& config, const DatasetRequest& request);
+TrainValidTestDatasets build_train_valid_test_datasets(const DataConfig& config,
+                                                       const DatasetRequest& request);
 
 }  // namespace megatron

@@ -27,8 +27,11 @@ InputFormat format_of(const fs::path& path, bool json_is_jsonl) {
 
 std::vector<fs::path> files_below(const fs::path& folder) {
   std::vector<fs::path> out;
-  const auto hidden = [](const fs::path& path) { return path.filename().string().starts_with("."); };
-  auto entry = fs::recursive_directory_iterator(folder, fs::directory_options::follow_directory_symlink);
+  const auto hidden = [](const fs::path& path) {
+    return path.filename().string().starts_with(".");
+  };
+  auto entry =
+      fs::recursive_directory_iterator(folder, fs::directory_options::follow_directory_symlink);
   for (; entry != fs::recursive_directory_iterator(); ++entry) {
     if (hidden(entry->path())) {
       if (entry->is_directory()) entry.disable_recursion_pending();
@@ -36,7 +39,8 @@ std::vector<fs::path> files_below(const fs::path& folder) {
       out.push_back(entry->path());
     }
   }
-  std::sort(out.begin(), out.end(), [](const fs::path& a, const fs::path& b) { return a.native() < b.native(); });
+  std::sort(out.begin(), out.end(),
+            [](const fs::path& a, const fs::path& b) { return a.native() < b.native(); });
   return out;
 }
 
@@ -48,10 +52,12 @@ void add_folder(const fs::path& folder, InputFormat format, std::vector<InputFil
   });
   const size_t first = files.size();
   for (const fs::path& path : paths)
-    files.push_back({path.string(), format == InputFormat::kAuto ? format_of(path, all_json) : format});
+    files.push_back(
+        {path.string(), format == InputFormat::kAuto ? format_of(path, all_json) : format});
   for (size_t i = first + 1; i < files.size(); ++i)
-    MEGATRON_CHECK(files[i].format == files[first].format, folder.string(), ": holds files of different kinds, such as ",
-                   files[first].path, " and ", files[i].path,
+    MEGATRON_CHECK(files[i].format == files[first].format, folder.string(),
+                   ": holds files of different kinds, such as ", files[first].path, " and ",
+                   files[i].path,
                    "\nhint: say how to read them with --input-format text, jsonl or parquet");
 }
 
@@ -63,7 +69,8 @@ bool is_ascii_alphanumeric(char c) {
 size_t last_cut(std::string_view text, size_t limit) {
   if (text.size() < 3) return 0;
   for (size_t i = std::min(limit, text.size() - 2); i > 0; --i)
-    if (text[i] == ' ' && is_ascii_alphanumeric(text[i - 1]) && is_ascii_alphanumeric(text[i + 1])) return i;
+    if (text[i] == ' ' && is_ascii_alphanumeric(text[i - 1]) && is_ascii_alphanumeric(text[i + 1]))
+      return i;
   return 0;
 }
 
@@ -72,7 +79,8 @@ constexpr std::string_view kByteOrderMark = "\xef\xbb\xbf";
 // Reads one file into chunks.
 class FileReader {
  public:
-  FileReader(const InputFile& file, const ChunkOptions& options, const std::function<bool(Chunk)>& emit)
+  FileReader(const InputFile& file, const ChunkOptions& options,
+             const std::function<bool(Chunk)>& emit)
       : file_(file), options_(options), emit_(emit), source_(open_bytes(file.path)) {}
 
   bool read_lines();
@@ -123,8 +131,9 @@ bool FileReader::read_lines() {
     more = grow(options_.chunk_bytes);
     const size_t newline = buffer_.rfind('\n');
     const bool whole = newline != std::string::npos && newline >= searched;
-    MEGATRON_CHECK(whole || buffer_.size() <= options_.max_line_bytes, file_.path, ": line ", line, " is longer than ",
-                   options_.max_line_bytes, " bytes\nhint: allow longer lines with --max-line-mib");
+    MEGATRON_CHECK(whole || buffer_.size() <= options_.max_line_bytes, file_.path, ": line ", line,
+                   " is longer than ", options_.max_line_bytes,
+                   " bytes\nhint: allow longer lines with --max-line-mib");
     if (more && !whole) continue;
     Chunk chunk = take(more ? newline + 1 : buffer_.size());
     chunk.first_line = line;
@@ -141,8 +150,10 @@ bool FileReader::read_text() {
     more = buffer_.size() > wanted ? more : grow(wanted + 1 - buffer_.size());
     size_t cut = more ? last_cut(buffer_, wanted) : buffer_.size();
     while (more && cut == 0) {
-      MEGATRON_CHECK(buffer_.size() <= options_.max_line_bytes, file_.path, ": the text from byte offset ", offset_,
-                     " on has no space between two letters within ", options_.max_line_bytes, " bytes\nhint: split the file, or allow more with --max-line-mib");
+      MEGATRON_CHECK(buffer_.size() <= options_.max_line_bytes, file_.path,
+                     ": the text from byte offset ", offset_,
+                     " on has no space between two letters within ", options_.max_line_bytes,
+                     " bytes\nhint: split the file, or allow more with --max-line-mib");
       more = grow(wanted);
       cut = more ? last_cut(buffer_, buffer_.size()) : buffer_.size();
     }
@@ -169,7 +180,8 @@ std::vector<InputFile> list_input_files(std::span<const std::string> inputs, Inp
   return files;
 }
 
-void read_chunks(std::span<const InputFile> files, const ChunkOptions& options, const std::function<bool(Chunk)>& emit) {
+void read_chunks(std::span<const InputFile> files, const ChunkOptions& options,
+                 const std::function<bool(Chunk)>& emit) {
   for (const InputFile& file : files) {
     bool go_on = true;
     if (file.format == InputFormat::kParquet) {

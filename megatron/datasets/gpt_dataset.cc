@@ -33,16 +33,20 @@ struct IndexView {
   static IndexView of(const NpyArray& array) {
     IndexView view;
     view.size = array.size();
-    if (array.dtype() == "<i4") view.i32 = array.as<int32_t>("<i4").data();
-    else if (array.dtype() == "<u4") view.u32 = array.as<uint32_t>("<u4").data();
-    else view.i64 = array.as<int64_t>("<i8").data();
+    if (array.dtype() == "<i4")
+      view.i32 = array.as<int32_t>("<i4").data();
+    else if (array.dtype() == "<u4")
+      view.u32 = array.as<uint32_t>("<u4").data();
+    else
+      view.i64 = array.as<int64_t>("<i8").data();
     return view;
   }
 };
 
 CacheArray cache_array(const char* name, const IndexArray& array, std::vector<int64_t> shape) {
   return {name, array.is_wide ? "<i8" : "<i4", std::move(shape),
-          array.is_wide ? std::as_bytes(std::span(array.wide)) : std::as_bytes(std::span(array.narrow))};
+          array.is_wide ? std::as_bytes(std::span(array.wide))
+                        : std::as_bytes(std::span(array.narrow))};
 }
 
 // Part of a sample that lies in one sequence.
@@ -65,12 +69,14 @@ struct GPTDataset::Impl {
   GPTDatasetConfig config;
   int64_t extra, pad;
   int64_t epochs = 1;
-  GPTIndices built;                // when the cache is not used
-  std::vector<NpyArray> cached;    // document, sample, shuffle index
+  GPTIndices built;              // when the cache is not used
+  std::vector<NpyArray> cached;  // document, sample, shuffle index
   IndexView documents, rows, shuffle;
   int64_t size = 0;
 
-  bool drop_last() const { return split != Split::kValid || config.drop_last_partial_validation_sequence; }
+  bool drop_last() const {
+    return split != Split::kValid || config.drop_last_partial_validation_sequence;
+  }
   void check_request();
   void load_indices(const std::string& description);
   GPTIndexInputs index_inputs() const;
@@ -83,21 +89,24 @@ struct GPTDataset::Impl {
 };
 
 void GPTDataset::Impl::check_request() {
-  MEGATRON_CHECK(config.sequence_length > 0, "sequence length is ", config.sequence_length, ", expected at least 1");
-  MEGATRON_CHECK(config.sequence_length < std::numeric_limits<int32_t>::max(), "sequence length is ",
-                 config.sequence_length, ", expected less than 2^31");
+  MEGATRON_CHECK(config.sequence_length > 0, "sequence length is ", config.sequence_length,
+                 ", expected at least 1");
+  MEGATRON_CHECK(config.sequence_length < std::numeric_limits<int32_t>::max(),
+                 "sequence length is ", config.sequence_length, ", expected less than 2^31");
   MEGATRON_CHECK(config.seed >= 0 && config.seed <= 0xffffffffLL, "--seed is ", config.seed,
                  ", the order of samples needs 0 to 4294967295");
   MEGATRON_ASSERT(first >= 0 && first <= last && last <= data->num_sequences());
-  const bool needs_eod = config.reset_position_ids || config.reset_attention_mask || config.eod_mask_loss;
+  const bool needs_eod =
+      config.reset_position_ids || config.reset_attention_mask || config.eod_mask_loss;
   MEGATRON_CHECK(!needs_eod || config.tokenizer.eod >= 0,
-                 "the tokenizer has no end-of-document token, which --reset-position-ids, --reset-attention-mask and "
+                 "the tokenizer has no end-of-document token, which --reset-position-ids, "
+                 "--reset-attention-mask and "
                  "--eod-mask-loss need");
   const auto lengths = data->sequence_lengths().subspan(first, last - first);
   const int64_t tokens = std::accumulate(lengths.begin(), lengths.end(), int64_t{0});
   const int64_t needed = (drop_last() ? config.sequence_length : 1) + extra;
-  MEGATRON_CHECK(tokens >= needed, data->prefix(), ": the ", to_string(split), " split holds ", tokens, " tokens in ",
-                 last - first, " sequences, one sample needs ", needed,
+  MEGATRON_CHECK(tokens >= needed, data->prefix(), ": the ", to_string(split), " split holds ",
+                 tokens, " tokens in ", last - first, " sequences, one sample needs ", needed,
                  "\nhint: give more data, a larger share of --split, or a smaller --seq-length");
 }
 
@@ -124,14 +133,18 @@ void GPTDataset::Impl::load_indices(const std::string& description) {
     const CacheArray arrays[] = {
         cache_array("document_index", indices.document_index, {indices.document_index.size()}),
         cache_array("sample_index", indices.sample_index, {count + 1, 2}),
-        {"shuffle_index", wide ? "<i8" : "<u4", {count},
-         wide ? std::as_bytes(std::span(indices.shuffle_wide)) : std::as_bytes(std::span(indices.shuffle_narrow))}};
+        {"shuffle_index",
+         wide ? "<i8" : "<u4",
+         {count},
+         wide ? std::as_bytes(std::span(indices.shuffle_wide))
+              : std::as_bytes(std::span(indices.shuffle_narrow))}};
     store(arrays);
   };
   if (config.use_cache) {
     const std::filesystem::path folder =
-        config.cache_path.empty() ? std::filesystem::path(data->prefix()) / "cache" / "GPTDataset_indices"
-                                  : std::filesystem::path(config.cache_path);
+        config.cache_path.empty()
+            ? std::filesystem::path(data->prefix()) / "cache" / "GPTDataset_indices"
+            : std::filesystem::path(config.cache_path);
     IndexCache cache(folder, "GPTDataset-" + to_string(split), description, config.once_per_node);
     if (cache.get(kNames, build, cached)) {
       documents = IndexView::of(cached[0]);
@@ -152,10 +165,16 @@ void GPTDataset::Impl::load_indices(const std::string& description) {
   }
 }
 
-GPTDataset::GPTDataset(std::shared_ptr<const IndexedDataset> data, int64_t first, int64_t last, Split split,
-                       std::optional<int64_t> num_samples, const GPTDatasetConfig& config)
-    : impl_(new Impl{.data = std::move(data), .first = first, .last = last, .split = split,
-                     .num_samples = num_samples, .config = config, .extra = config.add_extra_token ? 1 : 0}) {
+GPTDataset::GPTDataset(std::shared_ptr<const IndexedDataset> data, int64_t first, int64_t last,
+                       Split split, std::optional<int64_t> num_samples,
+                       const GPTDatasetConfig& config)
+    : impl_(new Impl{.data = std::move(data),
+                     .first = first,
+                     .last = last,
+                     .split = split,
+                     .num_samples = num_samples,
+                     .config = config,
+                     .extra = config.add_extra_token ? 1 : 0}) {
   const TokenizerFacts& facts = config.tokenizer;
   const bool ambiguous = facts.pad == facts.eod || facts.pad == facts.bos;
   impl_->pad = ambiguous && !config.allow_ambiguous_pad_tokens ? -1 : facts.pad;
@@ -163,8 +182,9 @@ GPTDataset::GPTDataset(std::shared_ptr<const IndexedDataset> data, int64_t first
   impl_->load_indices(description());
   impl_->size = impl_->shuffle.size;
   impl_->epochs = impl_->documents.size / (last - first);
-  MEGATRON_CHECK(impl_->rows.size == 2 * (impl_->size + 1), impl_->data->prefix(), ": the cached sample index has ",
-                 impl_->rows.size / 2, " rows, expected ", impl_->size + 1, "\nhint: remove the cache folder");
+  MEGATRON_CHECK(impl_->rows.size == 2 * (impl_->size + 1), impl_->data->prefix(),
+                 ": the cached sample index has ", impl_->rows.size / 2, " rows, expected ",
+                 impl_->size + 1, "\nhint: remove the cache folder");
 }
 
 GPTDataset::~GPTDataset() = default;
@@ -180,7 +200,9 @@ std::string GPTDataset::description() const {
   json.begin_object().member("class", "GPTDataset");
   json.member("file", std::filesystem::path(d.data->prefix()).filename().string());
   json.member("index_hash", d.data->index_hash()).member("num_tokens", d.data->num_tokens());
-  json.member("split", to_string(d.split)).member("first_sequence", d.first).member("last_sequence", d.last);
+  json.member("split", to_string(d.split))
+      .member("first_sequence", d.first)
+      .member("last_sequence", d.last);
   json.member("sequence_length", d.config.sequence_length).member("extra_token", d.extra);
   if (d.num_samples) json.member("num_samples", *d.num_samples);
   json.member("random_seed", d.config.seed).member("drop_last", d.drop_last()).end_object();
@@ -188,25 +210,31 @@ std::string GPTDataset::description() const {
 }
 
 void GPTDataset::Impl::locate_pieces(int64_t index, std::vector<Piece>& pieces) const {
-  MEGATRON_CHECK(index >= 0 && index < size, data->prefix(), ": there is no sample ", index, " of ", size);
+  MEGATRON_CHECK(index >= 0 && index < size, data->prefix(), ": there is no sample ", index, " of ",
+                 size);
   const int64_t row = shuffle[index];
-  MEGATRON_CHECK(row >= 0 && row < size, data->prefix(), ": the cached shuffle index points to row ", row, " of ", size,
+  MEGATRON_CHECK(row >= 0 && row < size, data->prefix(),
+                 ": the cached shuffle index points to row ", row, " of ", size,
                  "\nhint: remove the cache folder");
-  const int64_t d0 = rows[2 * row], o0 = rows[2 * row + 1], d1 = rows[2 * row + 2], o1 = rows[2 * row + 3];
-  MEGATRON_CHECK(d0 >= 0 && d0 <= d1 && d1 < documents.size, data->prefix(), ": the cached sample index's row ", row,
-                 " reaches from document ", d0, " to ", d1, " of ", documents.size, "\nhint: remove the cache folder");
+  const int64_t d0 = rows[2 * row], o0 = rows[2 * row + 1], d1 = rows[2 * row + 2],
+                o1 = rows[2 * row + 3];
+  MEGATRON_CHECK(d0 >= 0 && d0 <= d1 && d1 < documents.size, data->prefix(),
+                 ": the cached sample index's row ", row, " reaches from document ", d0, " to ", d1,
+                 " of ", documents.size, "\nhint: remove the cache folder");
   int64_t total = 0;
   for (int64_t d = d0; d <= d1; ++d) {
     const int64_t sequence = documents[d];
-    MEGATRON_CHECK(sequence >= first && sequence < last, data->prefix(), ": the cached document index names sequence ",
-                   sequence, ", the split has ", first, " to ", last - 1, "\nhint: remove the cache folder");
+    MEGATRON_CHECK(sequence >= first && sequence < last, data->prefix(),
+                   ": the cached document index names sequence ", sequence, ", the split has ",
+                   first, " to ", last - 1, "\nhint: remove the cache folder");
     const int64_t begin = d == d0 ? o0 : 0;
     const int64_t end = d == d1 ? o1 + extra : data->sequence_lengths()[sequence];
     if (end > begin) pieces.push_back({sequence, begin, end - begin});
     total += std::max<int64_t>(0, end - begin);
   }
-  MEGATRON_CHECK(total <= config.sequence_length + extra, data->prefix(), ": the cached sample index's row ", row,
-                 " covers ", total, " tokens, expected at most ", config.sequence_length + extra,
+  MEGATRON_CHECK(total <= config.sequence_length + extra, data->prefix(),
+                 ": the cached sample index's row ", row, " covers ", total,
+                 " tokens, expected at most ", config.sequence_length + extra,
                  "\nhint: remove the cache folder");
 }
 
@@ -216,10 +244,12 @@ void GPTDataset::Impl::check_vocabulary(const Piece& piece, std::span<const int6
   const auto [low, high] = std::minmax_element(tokens.begin(), tokens.end());
   if (*low >= 0 && *high < vocab_size) return;
   const int64_t at = (*low < 0 ? low : high) - tokens.begin();
-  throw_error(cat(bin_path(data->prefix()).string(), ": document ", data->document_of(piece.sequence), ", sequence ",
-                  piece.sequence, ", offset ", piece.offset + at, ": token id ", tokens[at],
-                  " is outside the vocabulary of ", vocab_size,
-                  "\nhint: the data was written with another tokenizer; `megatron inspect-dataset --verify` checks all of it"));
+  throw_error(cat(bin_path(data->prefix()).string(), ": document ",
+                  data->document_of(piece.sequence), ", sequence ", piece.sequence, ", offset ",
+                  piece.offset + at, ": token id ", tokens[at], " is outside the vocabulary of ",
+                  vocab_size,
+                  "\nhint: the data was written with another tokenizer; `megatron inspect-dataset "
+                  "--verify` checks all of it"));
 }
 
 void GPTDataset::Impl::read_pieces(std::span<const Piece> pieces, std::span<int64_t> out) const {
@@ -240,8 +270,10 @@ void GPTDataset::read_text(int64_t index, std::span<int64_t> out) const {
   impl_->read_pieces(pieces, out);
 }
 
-// Pieces begin after end-of-document tokens, or where a sequence of the file begins (inter-document masking).
-void GPTDataset::Impl::document_starts(std::span<const Piece> pieces, std::span<const int64_t> tokens,
+// Pieces begin after end-of-document tokens, or where a sequence of the file begins (inter-document
+// masking).
+void GPTDataset::Impl::document_starts(std::span<const Piece> pieces,
+                                       std::span<const int64_t> tokens,
                                        std::vector<int32_t>& starts) const {
   starts.assign(1, 0);
   const int64_t length = tokens.size();
@@ -260,10 +292,12 @@ void GPTDataset::Impl::document_starts(std::span<const Piece> pieces, std::span<
   }
 }
 
-void GPTDataset::read(int64_t index, const SampleSpans& out, std::vector<int32_t>& document_starts) const {
+void GPTDataset::read(int64_t index, const SampleSpans& out,
+                      std::vector<int32_t>& document_starts) const {
   const Impl& d = *impl_;
   const int64_t length = d.config.sequence_length, eod = d.config.tokenizer.eod;
-  MEGATRON_ASSERT(static_cast<int64_t>(out.tokens.size()) == length, "sample of ", out.tokens.size(), " tokens");
+  MEGATRON_ASSERT(static_cast<int64_t>(out.tokens.size()) == length, "sample of ",
+                  out.tokens.size(), " tokens");
   std::vector<Piece> pieces;
   d.locate_pieces(index, pieces);
   std::vector<int64_t> text(length + d.extra);
@@ -277,7 +311,8 @@ void GPTDataset::read(int64_t index, const SampleSpans& out, std::vector<int32_t
   size_t piece = 0;
   int64_t start = 0;  // of the positions' current run
   for (int64_t i = 0; i < length; ++i) {
-    if (d.config.inter_document_masking && piece + 1 < document_starts.size() && document_starts[piece + 1] == i)
+    if (d.config.inter_document_masking && piece + 1 < document_starts.size() &&
+        document_starts[piece + 1] == i)
       start = document_starts[++piece];
     out.position_ids[i] = i - start;
     const bool is_eod = out.tokens[i] == eod && eod >= 0;

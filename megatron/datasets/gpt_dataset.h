@@ -1,7 +1,9 @@
-// Samples of consecutive tokens for a language model, drawn from one indexed dataset in shuffled order.
+// Samples of consecutive tokens for a language model, drawn from one indexed dataset in shuffled
+// order.
 //
-// The order is that of Megatron-LM: documents are repeated for as many epochs as the wanted number of samples needs and
-// shuffled, the resulting stream is cut every sequence_length tokens, and the pieces are shuffled.
+// The order is that of Megatron-LM: documents are repeated for as many epochs as the wanted number
+// of samples needs and shuffled, the resulting stream is cut every sequence_length tokens, and the
+// pieces are shuffled.
 #pragma once
 
 #include <cstdint>
@@ -23,11 +25,11 @@ std::string to_string(Split split);  // "train", "valid", "test"
 
 // What a dataset needs to know of the tokenizer.
 struct TokenizerFacts {
-  int64_t vocab_size = 0;       // ids are in [0, vocab_size); 0: not checked
-  int64_t eod = -1;             // -1: none
+  int64_t vocab_size = 0;  // ids are in [0, vocab_size); 0: not checked
+  int64_t eod = -1;        // -1: none
   int64_t bos = -1;
-  int64_t pad = -1;             // -1: none
-  std::string identity;         // part of the fingerprint
+  int64_t pad = -1;      // -1: none
+  std::string identity;  // part of the fingerprint
 };
 
 struct GPTDatasetConfig {
@@ -39,30 +41,33 @@ struct GPTDatasetConfig {
   bool inter_document_masking = false;
   bool eod_mask_loss = false;
   bool allow_ambiguous_pad_tokens = false;
-  bool add_extra_token = true;                  // false: labels are the tokens rolled by one
+  bool add_extra_token = true;  // false: labels are the tokens rolled by one
   bool drop_last_partial_validation_sequence = true;
-  std::string cache_path;                       // empty: a folder beside the data
-  bool use_cache = true;                        // false: indices live in memory only
-  // Runs `build` once per node and returns when its result can be read. Default: a lock file in the cache folder.
+  std::string cache_path;  // empty: a folder beside the data
+  bool use_cache = true;   // false: indices live in memory only
+  // Runs `build` once per node and returns when its result can be read. Default: a lock file in the
+  // cache folder.
   std::function<void(const std::function<void()>& build)> once_per_node;
-  int threads = 0;                              // for index building; 0: all cores
+  int threads = 0;  // for index building; 0: all cores
 };
 
 class GPTDataset : public Dataset {
  public:
-  // Samples over sequences [first, last) of `data`. `num_samples`: how many are wanted (epochs are added until there are
-  // that many; size() may be larger), or none for one epoch. Throws Error when the sequences hold too few tokens for one sample.
+  // Samples over sequences [first, last) of `data`. `num_samples`: how many are wanted (epochs are
+  // added until there are that many; size() may be larger), or none for one epoch. Throws Error
+  // when the sequences hold too few tokens for one sample.
   GPTDataset(std::shared_ptr<const IndexedDataset> data, int64_t first, int64_t last, Split split,
              std::optional<int64_t> num_samples, const GPTDatasetConfig& config);
   ~GPTDataset() override;
 
   int64_t size() const override;
   int64_t sequence_length() const override;
-  void read(int64_t index, const SampleSpans& out, std::vector<int32_t>& document_starts) const override;
+  void read(int64_t index, const SampleSpans& out,
+            std::vector<int32_t>& document_starts) const override;
   std::string description() const override;
 
-  // The sequence_length + 1 tokens (sequence_length without the extra token) that sample `index` is made of, padded with the
-  // pad id when a last partial sequence is kept.
+  // The sequence_length + 1 tokens (sequence_length without the extra token) that sample `index` is
+  // made of, padded with the pad id when a last partial sequence is kept.
   void read_text(int64_t index, std::span<int64_t> out) const;
   const IndexedDataset& data() const;
   int64_t num_epochs() const;

@@ -48,11 +48,12 @@ std::vector<int64_t> document_ends(const IndexArray& documents, std::span<const 
   return ends;
 }
 
-// Rows [begin, end), begin >= 1. Row k points behind the last token of sample k - 1 (extra 0), or to it (extra 1): the document
-// that holds token t = k * sequence_length + extra - 1, and the offset of t in it plus 1 - extra.
+// Rows [begin, end), begin >= 1. Row k points behind the last token of sample k - 1 (extra 0), or
+// to it (extra 1): the document that holds token t = k * sequence_length + extra - 1, and the
+// offset of t in it plus 1 - extra.
 template <class T>
-void fill_rows(std::span<T> rows, int64_t begin, int64_t end, std::span<const int64_t> ends, int64_t last_length,
-               int64_t sequence_length, int64_t extra) {
+void fill_rows(std::span<T> rows, int64_t begin, int64_t end, std::span<const int64_t> ends,
+               int64_t last_length, int64_t sequence_length, int64_t extra) {
   const auto token_of = [&](int64_t k) { return k * sequence_length + extra - 1; };
   int64_t document = std::upper_bound(ends.begin(), ends.end(), token_of(begin)) - ends.begin();
   const int64_t num_documents = ends.size();
@@ -85,21 +86,24 @@ int64_t num_epochs_for(int64_t tokens_per_epoch, int64_t sequence_length, int64_
                        std::optional<int64_t> num_samples) {
   MEGATRON_ASSERT(tokens_per_epoch > 0);
   if (!num_samples) return 1;
-  MEGATRON_CHECK(*num_samples <= (std::numeric_limits<int64_t>::max() / 2 - extra) / sequence_length, *num_samples,
-                 " samples of ", sequence_length, " tokens are more tokens than can be counted");
+  MEGATRON_CHECK(
+      *num_samples <= (std::numeric_limits<int64_t>::max() / 2 - extra) / sequence_length,
+      *num_samples, " samples of ", sequence_length, " tokens are more tokens than can be counted");
   const int64_t wanted = *num_samples * sequence_length + extra;
   return std::max<int64_t>(1, (wanted + tokens_per_epoch - 1) / tokens_per_epoch);
 }
 
-IndexArray build_sample_index(const IndexArray& documents, std::span<const int32_t> lengths, int64_t sequence_length,
-                              int64_t extra, bool drop_last, int threads) {
+IndexArray build_sample_index(const IndexArray& documents, std::span<const int32_t> lengths,
+                              int64_t sequence_length, int64_t extra, bool drop_last, int threads) {
   const std::vector<int64_t> ends = document_ends(documents, lengths);
   const int64_t available = (ends.empty() ? 0 : ends.back()) - extra;
   // Megatron-LM computes the ceiling in single precision.
   const int64_t num_samples =
       drop_last ? available / sequence_length
-                : static_cast<int64_t>(std::ceil(static_cast<float>(available) / static_cast<float>(sequence_length)));
-  const int64_t max_length = lengths.empty() ? 0 : *std::max_element(lengths.begin(), lengths.end());
+                : static_cast<int64_t>(std::ceil(static_cast<float>(available) /
+                                                 static_cast<float>(sequence_length)));
+  const int64_t max_length =
+      lengths.empty() ? 0 : *std::max_element(lengths.begin(), lengths.end());
   const int64_t last_length = documents.size() ? lengths[documents[documents.size() - 1]] : 0;
 
   IndexArray rows;
@@ -108,9 +112,11 @@ IndexArray build_sample_index(const IndexArray& documents, std::span<const int32
       num_samples, 1 << 16,
       [&](int64_t begin, int64_t end) {  // row 0 stays (0, 0)
         if (rows.is_wide) {
-          fill_rows(std::span(rows.wide), begin + 1, end + 1, ends, last_length, sequence_length, extra);
+          fill_rows(std::span(rows.wide), begin + 1, end + 1, ends, last_length, sequence_length,
+                    extra);
         } else {
-          fill_rows(std::span(rows.narrow), begin + 1, end + 1, ends, last_length, sequence_length, extra);
+          fill_rows(std::span(rows.narrow), begin + 1, end + 1, ends, last_length, sequence_length,
+                    extra);
         }
       },
       threads);
@@ -129,18 +135,21 @@ GPTIndices build_gpt_indices(const GPTIndexInputs& in) {
   if (out.num_epochs > 1) {
     const int64_t from_final = *in.num_samples - before_final;
     const int64_t per_epoch = (tokens - in.extra) / in.sequence_length;
-    out.separate_final_epoch = from_final < static_cast<int64_t>(0.80 * static_cast<double>(per_epoch));
+    out.separate_final_epoch =
+        from_final < static_cast<int64_t>(0.80 * static_cast<double>(per_epoch));
   }
 
   NumpyRandom random(in.seed);
   out.document_index.resize(num_documents * out.num_epochs, in.last > kMaxInt32);
   if (out.document_index.is_wide) {
-    fill_document_index(std::span(out.document_index.wide), in.first, in.last, out.separate_final_epoch, random);
+    fill_document_index(std::span(out.document_index.wide), in.first, in.last,
+                        out.separate_final_epoch, random);
   } else {
-    fill_document_index(std::span(out.document_index.narrow), in.first, in.last, out.separate_final_epoch, random);
+    fill_document_index(std::span(out.document_index.narrow), in.first, in.last,
+                        out.separate_final_epoch, random);
   }
-  out.sample_index = build_sample_index(out.document_index, in.lengths, in.sequence_length, in.extra, in.drop_last,
-                                        in.threads);
+  out.sample_index = build_sample_index(out.document_index, in.lengths, in.sequence_length,
+                                        in.extra, in.drop_last, in.threads);
 
   const int64_t num_rows = out.sample_index.size() / 2 - 1;
   const int64_t head = out.separate_final_epoch ? before_final : num_rows;

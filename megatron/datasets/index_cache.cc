@@ -21,9 +21,12 @@ std::string hex(uint64_t value) {
   return text;
 }
 
-std::string hash_bytes(std::span<const std::byte> bytes) { return hex(XXH3_64bits(bytes.data(), bytes.size())); }
+std::string hash_bytes(std::span<const std::byte> bytes) {
+  return hex(XXH3_64bits(bytes.data(), bytes.size()));
+}
 
-// Holds an exclusive lock on a file while it lives, so that one process of a node builds and the others wait.
+// Holds an exclusive lock on a file while it lives, so that one process of a node builds and the
+// others wait.
 class FileLock {
  public:
   explicit FileLock(const std::filesystem::path& path) {
@@ -51,13 +54,16 @@ std::string hash_text(std::string_view text) {
   return hex(hash.high64) + hex(hash.low64);
 }
 
-IndexCache::IndexCache(std::filesystem::path folder, std::string name, std::string description, Once once_per_node)
+IndexCache::IndexCache(std::filesystem::path folder, std::string name, std::string description,
+                       Once once_per_node)
     : folder_(std::move(folder)),
       stem_(hash_text(description) + "-" + name),
       description_(std::move(description)),
       once_per_node_(std::move(once_per_node)) {}
 
-std::filesystem::path IndexCache::file(const std::string& what) const { return folder_ / (stem_ + "-" + what); }
+std::filesystem::path IndexCache::file(const std::string& what) const {
+  return folder_ / (stem_ + "-" + what);
+}
 
 bool IndexCache::make_folder() const {
   std::error_code error;
@@ -103,9 +109,10 @@ void IndexCache::store(std::span<const CacheArray> arrays) const {
   write_file_atomically(file("description.txt"), description);
 }
 
-bool IndexCache::get(std::span<const std::string> names,
-                     const std::function<void(const std::function<void(std::span<const CacheArray>)>& store)>& build,
-                     std::vector<NpyArray>& arrays) {
+bool IndexCache::get(
+    std::span<const std::string> names,
+    const std::function<void(const std::function<void(std::span<const CacheArray>)>& store)>& build,
+    std::vector<NpyArray>& arrays) {
   if (load(names, arrays)) return true;
   if (!make_folder()) return false;
   const auto build_and_store = [&] {

@@ -1,7 +1,8 @@
 // Index arrays that are built once per node and kept as .npy files.
 //
-// A set of arrays is named by a hash of the description that determines them. The description file is written last and
-// holds the size and checksum of each array, so a set is complete or absent; a damaged one is built again.
+// A set of arrays is named by a hash of the description that determines them. The description file
+// is written last and holds the size and checksum of each array, so a set is complete or absent; a
+// damaged one is built again.
 #pragma once
 
 #include <cstdint>
@@ -30,13 +31,17 @@ class IndexCache {
  public:
   using Once = std::function<void(const std::function<void()>& build)>;
 
-  // Files are <folder>/<hash of description>-<name>-{description.txt,<array>.npy}. `once_per_node`: see GPTDatasetConfig.
-  IndexCache(std::filesystem::path folder, std::string name, std::string description, Once once_per_node = {});
+  // Files are <folder>/<hash of description>-<name>-{description.txt,<array>.npy}. `once_per_node`:
+  // see GPTDatasetConfig.
+  IndexCache(std::filesystem::path folder, std::string name, std::string description,
+             Once once_per_node = {});
 
-  // The stored arrays in the order of `names`, built first when they are missing or damaged. `build` hands the arrays to
-  // its argument. False when the folder cannot be written: nothing is stored and `arrays` is left alone.
+  // The stored arrays in the order of `names`, built first when they are missing or damaged.
+  // `build` hands the arrays to its argument. False when the folder cannot be written: nothing is
+  // stored and `arrays` is left alone.
   bool get(std::span<const std::string> names,
-           const std::function<void(const std::function<void(std::span<const CacheArray>)>& store)>& build,
+           const std::function<void(const std::function<void(std::span<const CacheArray>)>& store)>&
+               build,
            std::vector<NpyArray>& arrays);
 
  private:

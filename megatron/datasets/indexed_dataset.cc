@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <sys/stat.h>
 #include <unistd.h>
+#include <xxhash.h>
 
 #include <algorithm>
 #include <atomic>
@@ -10,8 +11,6 @@
 #include <cstring>
 #include <limits>
 #include <mutex>
-
-#include <xxhash.h>
 
 #include "megatron/base/check.h"
 #include "megatron/base/files.h"
@@ -55,8 +54,8 @@ class PositionalFile {
       const ssize_t got = ::pread(fd_, target, bytes, offset);
       if (got < 0 && errno == EINTR) continue;
       MEGATRON_CHECK(got >= 0, path_, ": cannot read at byte ", offset, ": ", std::strerror(errno));
-      MEGATRON_CHECK(got > 0, path_, ": ends at byte ", offset, ", ", bytes, " more bytes were expected",
-                     "\nhint: the file was cut while it was in use");
+      MEGATRON_CHECK(got > 0, path_, ": ends at byte ", offset, ", ", bytes,
+                     " more bytes were expected", "\nhint: the file was cut while it was in use");
       offset += got, bytes -= got, target += got;
     }
   }
@@ -74,13 +73,20 @@ void widen(const std::byte* data, std::span<int64_t> out) {
 
 void widen(IndexedType type, const std::byte* data, std::span<int64_t> out) {
   switch (type) {
-    case IndexedType::kUInt8: return widen<uint8_t>(data, out);
-    case IndexedType::kInt8: return widen<int8_t>(data, out);
-    case IndexedType::kInt16: return widen<int16_t>(data, out);
-    case IndexedType::kInt32: return widen<int32_t>(data, out);
-    case IndexedType::kInt64: return widen<int64_t>(data, out);
-    case IndexedType::kUInt16: return widen<uint16_t>(data, out);
-    default: break;
+    case IndexedType::kUInt8:
+      return widen<uint8_t>(data, out);
+    case IndexedType::kInt8:
+      return widen<int8_t>(data, out);
+    case IndexedType::kInt16:
+      return widen<int16_t>(data, out);
+    case IndexedType::kInt32:
+      return widen<int32_t>(data, out);
+    case IndexedType::kInt64:
+      return widen<int64_t>(data, out);
+    case IndexedType::kUInt16:
+      return widen<uint16_t>(data, out);
+    default:
+      break;
   }
   throw_error(cat("elements of type ", to_string(type), " cannot be read as token ids"));
 }
@@ -90,13 +96,17 @@ void widen(IndexedType type, const std::byte* data, std::span<int64_t> out) {
 int64_t size_of(IndexedType type) {
   switch (type) {
     case IndexedType::kUInt8:
-    case IndexedType::kInt8: return 1;
+    case IndexedType::kInt8:
+      return 1;
     case IndexedType::kInt16:
-    case IndexedType::kUInt16: return 2;
+    case IndexedType::kUInt16:
+      return 2;
     case IndexedType::kInt32:
-    case IndexedType::kFloat32: return 4;
+    case IndexedType::kFloat32:
+      return 4;
     case IndexedType::kInt64:
-    case IndexedType::kFloat64: return 8;
+    case IndexedType::kFloat64:
+      return 8;
   }
   MEGATRON_ASSERT(false, "element type ", static_cast<int>(type));
   return 0;
@@ -128,7 +138,8 @@ struct IndexedDataset::Impl {
   IndexedType type = IndexedType::kInt32;
   int64_t width = 4, num_sequences = 0, num_entries = 0, num_tokens = 0, bin_bytes = 0;
   bool multimodal = false;
-  // The .idx file's arrays lie at any byte, so aligned copies are kept of those that callers see as spans.
+  // The .idx file's arrays lie at any byte, so aligned copies are kept of those that callers see as
+  // spans.
   std::vector<int32_t> lengths;
   std::vector<int64_t> documents;
   const std::byte* pointers = nullptr;
@@ -148,26 +159,32 @@ struct IndexedDataset::Impl {
 void IndexedDataset::Impl::read_header() {
   const auto bytes = idx.bytes();
   const int64_t size = bytes.size();
-  MEGATRON_CHECK(size >= kHeaderBytes, idx_name, ": has ", size, " bytes, its header alone takes ", kHeaderBytes,
-                 "\nhint: the file was cut short or is no .idx file");
-  MEGATRON_CHECK(std::memcmp(bytes.data(), kMagic, kMagicBytes) == 0, idx_name,
-                 ": the 9 bytes at offset 0 are not the mark \"MMIDIDX\\0\\0\" of an indexed dataset");
+  MEGATRON_CHECK(size >= kHeaderBytes, idx_name, ": has ", size, " bytes, its header alone takes ",
+                 kHeaderBytes, "\nhint: the file was cut short or is no .idx file");
+  MEGATRON_CHECK(
+      std::memcmp(bytes.data(), kMagic, kMagicBytes) == 0, idx_name,
+      ": the 9 bytes at offset 0 are not the mark \"MMIDIDX\\0\\0\" of an indexed dataset");
   const auto version = load<uint64_t>(bytes.data() + 9);
   MEGATRON_CHECK(version == 1, idx_name, ": version at offset 9 is ", version, ", expected 1");
   const int code = std::to_integer<int>(bytes[17]);
-  MEGATRON_CHECK(code >= 1 && code <= 8, idx_name, ": element type at offset 17 is ", code, ", expected 1 to 8");
+  MEGATRON_CHECK(code >= 1 && code <= 8, idx_name, ": element type at offset 17 is ", code,
+                 ", expected 1 to 8");
   type = static_cast<IndexedType>(code);
   width = size_of(type);
-  const auto sequences = load<uint64_t>(bytes.data() + 18), entries = load<uint64_t>(bytes.data() + 26);
+  const auto sequences = load<uint64_t>(bytes.data() + 18),
+             entries = load<uint64_t>(bytes.data() + 26);
   const uint64_t room = size - kHeaderBytes;
   const uint64_t sequence_bytes = multimodal ? 13 : 12;
-  MEGATRON_CHECK(sequences <= room / sequence_bytes, idx_name, ": number of sequences at offset 18 is ", sequences,
-                 ", which needs ", sequence_bytes, " bytes each; ", room, " bytes follow the header",
+  MEGATRON_CHECK(sequences <= room / sequence_bytes, idx_name,
+                 ": number of sequences at offset 18 is ", sequences, ", which needs ",
+                 sequence_bytes, " bytes each; ", room, " bytes follow the header",
                  "\nhint: the file was cut short; write the dataset again");
-  MEGATRON_CHECK(entries >= 1, idx_name, ": number of document entries at offset 26 is 0, expected at least 1");
+  MEGATRON_CHECK(entries >= 1, idx_name,
+                 ": number of document entries at offset 26 is 0, expected at least 1");
   MEGATRON_CHECK(entries <= (room - sequences * sequence_bytes) / 8, idx_name,
-                 ": number of document entries at offset 26 is ", entries, ", which needs 8 bytes each; ",
-                 room - sequences * sequence_bytes, " bytes are left for them",
+                 ": number of document entries at offset 26 is ", entries,
+                 ", which needs 8 bytes each; ", room - sequences * sequence_bytes,
+                 " bytes are left for them",
                  "\nhint: the file was cut short; write the dataset again");
   num_sequences = sequences;
   num_entries = entries;
@@ -190,36 +207,40 @@ void IndexedDataset::Impl::read_arrays() {
 void IndexedDataset::Impl::check_sequences() const {
   int64_t next = 0;
   for (int64_t i = 0; i < num_sequences; ++i) {
-    const int64_t length_at = kHeaderBytes + 4 * i, pointer_at = kHeaderBytes + 4 * num_sequences + 8 * i;
-    MEGATRON_CHECK(lengths[i] >= 0, idx_name, ": length of sequence ", i, " at offset ", length_at, " is ", lengths[i],
-                   ", expected at least 0");
-    MEGATRON_CHECK(pointer(i) == next, idx_name, ": position of sequence ", i, " at offset ", pointer_at, " is ",
-                   pointer(i), ", expected ", next, ", the end of the sequence before it");
+    const int64_t length_at = kHeaderBytes + 4 * i,
+                  pointer_at = kHeaderBytes + 4 * num_sequences + 8 * i;
+    MEGATRON_CHECK(lengths[i] >= 0, idx_name, ": length of sequence ", i, " at offset ", length_at,
+                   " is ", lengths[i], ", expected at least 0");
+    MEGATRON_CHECK(pointer(i) == next, idx_name, ": position of sequence ", i, " at offset ",
+                   pointer_at, " is ", pointer(i), ", expected ", next,
+                   ", the end of the sequence before it");
     next += lengths[i] * width;
-    MEGATRON_CHECK(next <= bin_bytes, bin_name, ": sequence ", i, " ends at byte ", next, " but the file has ",
-                   bin_bytes, " bytes\nhint: the file was cut short; write the dataset again");
+    MEGATRON_CHECK(next <= bin_bytes, bin_name, ": sequence ", i, " ends at byte ", next,
+                   " but the file has ", bin_bytes,
+                   " bytes\nhint: the file was cut short; write the dataset again");
   }
-  MEGATRON_CHECK(next == bin_bytes, bin_name, ": has ", bin_bytes, " bytes, the sequences of ", idx_name, " take ", next,
-                 "\nhint: the two files do not belong together");
+  MEGATRON_CHECK(next == bin_bytes, bin_name, ": has ", bin_bytes, " bytes, the sequences of ",
+                 idx_name, " take ", next, "\nhint: the two files do not belong together");
 }
 
 void IndexedDataset::Impl::check_documents() const {
   const int64_t base = kHeaderBytes + 12 * num_sequences;
-  MEGATRON_CHECK(documents[0] == 0, idx_name, ": document entry 0 at offset ", base, " is ", documents[0],
-                 ", expected 0");
+  MEGATRON_CHECK(documents[0] == 0, idx_name, ": document entry 0 at offset ", base, " is ",
+                 documents[0], ", expected 0");
   for (int64_t i = 1; i < num_entries; ++i) {
-    MEGATRON_CHECK(documents[i] >= documents[i - 1] && documents[i] <= num_sequences, idx_name, ": document entry ", i,
-                   " at offset ", base + 8 * i, " is ", documents[i], ", expected ", documents[i - 1], " to ",
-                   num_sequences);
+    MEGATRON_CHECK(documents[i] >= documents[i - 1] && documents[i] <= num_sequences, idx_name,
+                   ": document entry ", i, " at offset ", base + 8 * i, " is ", documents[i],
+                   ", expected ", documents[i - 1], " to ", num_sequences);
   }
   MEGATRON_CHECK(documents.back() == num_sequences, idx_name, ": last document entry at offset ",
-                 base + 8 * (num_entries - 1), " is ", documents.back(), ", expected the number of sequences ",
-                 num_sequences);
+                 base + 8 * (num_entries - 1), " is ", documents.back(),
+                 ", expected the number of sequences ", num_sequences);
 }
 
-IndexedDataset::IndexedDataset(const std::string& prefix, const Options& options) : impl_(new Impl) {
-  MEGATRON_CHECK(!prefix.ends_with(".bin") && !prefix.ends_with(".idx"), "dataset prefix \"", prefix,
-                 "\" ends in .bin or .idx\nhint: give the path without the extension");
+IndexedDataset::IndexedDataset(const std::string& prefix, const Options& options)
+    : impl_(new Impl) {
+  MEGATRON_CHECK(!prefix.ends_with(".bin") && !prefix.ends_with(".idx"), "dataset prefix \"",
+                 prefix, "\" ends in .bin or .idx\nhint: give the path without the extension");
   impl_->prefix = prefix;
   impl_->idx_name = idx_path(prefix).string();
   impl_->bin_name = bin_path(prefix).string();
@@ -255,8 +276,8 @@ std::span<const int32_t> IndexedDataset::sequence_lengths() const { return impl_
 std::span<const int64_t> IndexedDataset::document_indices() const { return impl_->documents; }
 
 int IndexedDataset::mode(int64_t sequence) const {
-  MEGATRON_CHECK(sequence >= 0 && sequence < impl_->num_sequences, impl_->prefix, ": there is no sequence ", sequence,
-                 " of ", impl_->num_sequences);
+  MEGATRON_CHECK(sequence >= 0 && sequence < impl_->num_sequences, impl_->prefix,
+                 ": there is no sequence ", sequence, " of ", impl_->num_sequences);
   return impl_->modes ? load<int8_t>(impl_->modes + sequence) : 0;
 }
 
@@ -268,14 +289,15 @@ uint64_t IndexedDataset::index_hash() const {
 }
 
 void IndexedDataset::read_bytes(int64_t sequence, int64_t offset, int64_t count, void* out) const {
-  MEGATRON_CHECK(sequence >= 0 && sequence < impl_->num_sequences, impl_->prefix, ": there is no sequence ", sequence,
-                 " of ", impl_->num_sequences);
+  MEGATRON_CHECK(sequence >= 0 && sequence < impl_->num_sequences, impl_->prefix,
+                 ": there is no sequence ", sequence, " of ", impl_->num_sequences);
   const int64_t length = impl_->lengths[sequence];
-  MEGATRON_CHECK(offset >= 0 && count >= 0 && offset <= length && count <= length - offset, impl_->prefix,
-                 ": elements [", offset, ", ", offset, " + ", count, ") reach beyond sequence ", sequence, " of length ",
-                 length);
+  MEGATRON_CHECK(offset >= 0 && count >= 0 && offset <= length && count <= length - offset,
+                 impl_->prefix, ": elements [", offset, ", ", offset, " + ", count,
+                 ") reach beyond sequence ", sequence, " of length ", length);
   if (count == 0) return;
-  const int64_t start = impl_->pointer(sequence) + offset * impl_->width, bytes = count * impl_->width;
+  const int64_t start = impl_->pointer(sequence) + offset * impl_->width,
+                bytes = count * impl_->width;
   if (impl_->bin_file) {
     impl_->bin_file->read(start, bytes, out);
   } else {
@@ -284,7 +306,8 @@ void IndexedDataset::read_bytes(int64_t sequence, int64_t offset, int64_t count,
 }
 
 void IndexedDataset::read(int64_t sequence, int64_t offset, std::span<int64_t> out) const {
-  // The narrow elements are read into the end of `out` and widened from the front, so no other memory is needed.
+  // The narrow elements are read into the end of `out` and widened from the front, so no other
+  // memory is needed.
   const int64_t count = out.size();
   auto* raw = reinterpret_cast<std::byte*>(out.data()) + count * (8 - impl_->width);
   read_bytes(sequence, offset, count, raw);
@@ -292,8 +315,8 @@ void IndexedDataset::read(int64_t sequence, int64_t offset, std::span<int64_t> o
 }
 
 std::vector<int64_t> IndexedDataset::read(int64_t sequence) const {
-  MEGATRON_CHECK(sequence >= 0 && sequence < impl_->num_sequences, impl_->prefix, ": there is no sequence ", sequence,
-                 " of ", impl_->num_sequences);
+  MEGATRON_CHECK(sequence >= 0 && sequence < impl_->num_sequences, impl_->prefix,
+                 ": there is no sequence ", sequence, " of ", impl_->num_sequences);
   std::vector<int64_t> out(impl_->lengths[sequence]);
   read(sequence, 0, out);
   return out;
@@ -307,11 +330,14 @@ int64_t IndexedDataset::document_of(int64_t sequence) const {
 namespace {
 
 struct RangeResult {
-  int64_t min = std::numeric_limits<int64_t>::max(), max = std::numeric_limits<int64_t>::min(), bad = 0;
+  int64_t min = std::numeric_limits<int64_t>::max(), max = std::numeric_limits<int64_t>::min(),
+          bad = 0;
 };
 
-// Scans sequences [begin, end); messages of the first bad tokens go to `messages` as (sequence, text).
-RangeResult scan_sequences(const IndexedDataset& dataset, int64_t begin, int64_t end, int64_t vocab_size,
+// Scans sequences [begin, end); messages of the first bad tokens go to `messages` as (sequence,
+// text).
+RangeResult scan_sequences(const IndexedDataset& dataset, int64_t begin, int64_t end,
+                           int64_t vocab_size,
                            std::vector<std::pair<int64_t, std::string>>& messages) {
   constexpr int64_t kPiece = 1 << 16;
   RangeResult result;
@@ -328,10 +354,11 @@ RangeResult scan_sequences(const IndexedDataset& dataset, int64_t begin, int64_t
       for (size_t i = 0; i < piece.size(); ++i) {
         if (piece[i] >= 0 && piece[i] < vocab_size) continue;
         if (++result.bad <= 5)
-          messages.emplace_back(sequence, cat(bin_path(dataset.prefix()).string(), ": document ",
-                                              dataset.document_of(sequence), ", sequence ", sequence, ", offset ",
-                                              offset + static_cast<int64_t>(i), ": token id ", piece[i],
-                                              " is outside the vocabulary of ", vocab_size));
+          messages.emplace_back(
+              sequence,
+              cat(bin_path(dataset.prefix()).string(), ": document ", dataset.document_of(sequence),
+                  ", sequence ", sequence, ", offset ", offset + static_cast<int64_t>(i),
+                  ": token id ", piece[i], " is outside the vocabulary of ", vocab_size));
       }
     }
   }
@@ -360,7 +387,8 @@ uint64_t hash_elements(const IndexedDataset& dataset) {
 
 }  // namespace
 
-VerifyResult verify_indexed_dataset(const IndexedDataset& dataset, int64_t vocab_size, int threads) {
+VerifyResult verify_indexed_dataset(const IndexedDataset& dataset, int64_t vocab_size,
+                                    int threads) {
   VerifyResult result;
   result.num_tokens = dataset.num_tokens();
   RangeResult total;
@@ -372,12 +400,15 @@ VerifyResult verify_indexed_dataset(const IndexedDataset& dataset, int64_t vocab
         std::vector<std::pair<int64_t, std::string>> found;
         const RangeResult range = scan_sequences(dataset, begin, end, vocab_size, found);
         const std::lock_guard lock(mutex);
-        total = {std::min(total.min, range.min), std::max(total.max, range.max), total.bad + range.bad};
+        total = {std::min(total.min, range.min), std::max(total.max, range.max),
+                 total.bad + range.bad};
         messages.insert(messages.end(), found.begin(), found.end());
       },
       threads);
-  std::stable_sort(messages.begin(), messages.end(), [](auto& a, auto& b) { return a.first < b.first; });
-  for (size_t i = 0; i < std::min<size_t>(messages.size(), 5); ++i) result.bad_tokens.push_back(messages[i].second);
+  std::stable_sort(messages.begin(), messages.end(),
+                   [](auto& a, auto& b) { return a.first < b.first; });
+  for (size_t i = 0; i < std::min<size_t>(messages.size(), 5); ++i)
+    result.bad_tokens.push_back(messages[i].second);
   result.num_bad_tokens = total.bad;
   if (result.num_tokens > 0) result.min_token = total.min, result.max_token = total.max;
   result.hash = hash_elements(dataset);

@@ -1,7 +1,8 @@
-// Reader of token sequences on disk: `<prefix>.bin` (elements) and `<prefix>.idx` (lengths, positions, documents).
-// The format is described in docs/formats/indexed_dataset.md.
+// Reader of token sequences on disk: `<prefix>.bin` (elements) and `<prefix>.idx` (lengths,
+// positions, documents). The format is described in docs/formats/indexed_dataset.md.
 //
-// Every field is checked against the sizes of both files when they are opened, so that no later read can leave them.
+// Every field is checked against the sizes of both files when they are opened, so that no later
+// read can leave them.
 #pragma once
 
 #include <cstdint>
@@ -14,7 +15,16 @@
 namespace megatron {
 
 // Element type of the .bin file; the values are the codes in the .idx file.
-enum class IndexedType : uint8_t { kUInt8 = 1, kInt8, kInt16, kInt32, kInt64, kFloat64, kFloat32, kUInt16 };
+enum class IndexedType : uint8_t {
+  kUInt8 = 1,
+  kInt8,
+  kInt16,
+  kInt32,
+  kInt64,
+  kFloat64,
+  kFloat32,
+  kUInt16
+};
 
 int64_t size_of(IndexedType type);
 std::string to_string(IndexedType type);  // "u16", "i32", ...
@@ -43,14 +53,15 @@ class IndexedDataset {
   int64_t num_sequences() const;
   int64_t num_documents() const;
   int64_t num_tokens() const;
-  std::span<const int32_t> sequence_lengths() const;    // [num_sequences], in elements
-  std::span<const int64_t> document_indices() const;    // [num_documents + 1], sequence after the last of each document
-  int mode(int64_t sequence) const;                     // 0 unless multimodal
+  std::span<const int32_t> sequence_lengths() const;  // [num_sequences], in elements
+  std::span<const int64_t> document_indices()
+      const;  // [num_documents + 1], sequence after the last of each document
+  int mode(int64_t sequence) const;  // 0 unless multimodal
   // Hash of the .idx file's content, for fingerprints.
   uint64_t index_hash() const;
 
-  // Elements [offset, offset + out.size()) of a sequence, widened. Throws Error when they reach beyond the sequence or
-  // the elements are no integers.
+  // Elements [offset, offset + out.size()) of a sequence, widened. Throws Error when they reach
+  // beyond the sequence or the elements are no integers.
   void read(int64_t sequence, int64_t offset, std::span<int64_t> out) const;
   std::vector<int64_t> read(int64_t sequence) const;
   // Raw bytes of elements [offset, offset + count).
@@ -67,14 +78,16 @@ class IndexedDataset {
 // Whether both files of a prefix exist.
 bool indexed_dataset_exists(const std::string& prefix);
 
-// What a full pass over the elements found. Token ids are checked against [0, vocab_size) when vocab_size > 0.
+// What a full pass over the elements found. Token ids are checked against [0, vocab_size) when
+// vocab_size > 0.
 struct VerifyResult {
   int64_t num_tokens = 0;
   int64_t min_token = 0, max_token = 0;
-  uint64_t hash = 0;                      // of the .bin file's content
-  int64_t num_bad_tokens = 0;             // outside the vocabulary
-  std::vector<std::string> bad_tokens;    // the first few: file, document, offset, id
+  uint64_t hash = 0;                    // of the .bin file's content
+  int64_t num_bad_tokens = 0;           // outside the vocabulary
+  std::vector<std::string> bad_tokens;  // the first few: file, document, offset, id
 };
-VerifyResult verify_indexed_dataset(const IndexedDataset& dataset, int64_t vocab_size, int threads = 0);
+VerifyResult verify_indexed_dataset(const IndexedDataset& dataset, int64_t vocab_size,
+                                    int threads = 0);
 
 }  // namespace megatron

@@ -15,13 +15,15 @@
 namespace megatron {
 namespace {
 
-// A buffered file without a name, in the folder of `near`: gone when it is closed, however the process ends.
+// A buffered file without a name, in the folder of `near`: gone when it is closed, however the
+// process ends.
 class SpillFile {
  public:
   explicit SpillFile(const std::filesystem::path& near) {
     std::string name = near.string() + ".spill-XXXXXX";
     fd_ = ::mkostemp(name.data(), O_CLOEXEC);
-    MEGATRON_CHECK(fd_ >= 0, near.string(), ": cannot create a temporary file beside it: ", std::strerror(errno));
+    MEGATRON_CHECK(fd_ >= 0, near.string(),
+                   ": cannot create a temporary file beside it: ", std::strerror(errno));
     ::unlink(name.c_str());
     path_ = near.string();
     buffer_.reserve(kBufferBytes);
@@ -46,7 +48,8 @@ class SpillFile {
     for (;;) {
       const ssize_t got = ::pread(fd_, piece.data(), piece.size(), offset);
       if (got < 0 && errno == EINTR) continue;
-      MEGATRON_CHECK(got >= 0, path_, ": cannot read a temporary file beside it: ", std::strerror(errno));
+      MEGATRON_CHECK(got >= 0, path_,
+                     ": cannot read a temporary file beside it: ", std::strerror(errno));
       if (got == 0) break;
       offset += got;
       // Pieces end between elements whatever pread returns.
@@ -66,7 +69,8 @@ class SpillFile {
     while (done < buffer_.size()) {
       const ssize_t wrote = ::write(fd_, buffer_.data() + done, buffer_.size() - done);
       if (wrote < 0 && errno == EINTR) continue;
-      MEGATRON_CHECK(wrote > 0, path_, ": cannot write a temporary file beside it: ", std::strerror(errno));
+      MEGATRON_CHECK(wrote > 0, path_,
+                     ": cannot write a temporary file beside it: ", std::strerror(errno));
       done += wrote;
     }
     buffer_.clear();
@@ -78,14 +82,15 @@ class SpillFile {
 };
 
 template <class T>
-void append_narrow(AtomicFileWriter& out, std::span<const int64_t> values, const std::string& path) {
+void append_narrow(AtomicFileWriter& out, std::span<const int64_t> values,
+                   const std::string& path) {
   T buffer[4096];
   for (size_t begin = 0; begin < values.size(); begin += 4096) {
     const size_t count = std::min<size_t>(4096, values.size() - begin);
     for (size_t i = 0; i < count; ++i) {
       buffer[i] = static_cast<T>(values[begin + i]);
-      MEGATRON_CHECK(static_cast<int64_t>(buffer[i]) == values[begin + i], path, ": token id ", values[begin + i],
-                     " does not fit the element type, whose largest value is ",
+      MEGATRON_CHECK(static_cast<int64_t>(buffer[i]) == values[begin + i], path, ": token id ",
+                     values[begin + i], " does not fit the element type, whose largest value is ",
                      static_cast<int64_t>(std::numeric_limits<T>::max()));
     }
     out.write(buffer, count * sizeof(T));
@@ -104,8 +109,14 @@ void create_folder_of(const std::string& prefix) {
 
 struct IndexedDatasetBuilder::Impl {
   Impl(const std::string& prefix, IndexedType type, bool multimodal)
-      : prefix(prefix), type(type), width(size_of(type)), multimodal(multimodal), bin(bin_path(prefix)),
-        lengths(idx_path(prefix)), documents(idx_path(prefix)), modes(idx_path(prefix)) {}
+      : prefix(prefix),
+        type(type),
+        width(size_of(type)),
+        multimodal(multimodal),
+        bin(bin_path(prefix)),
+        lengths(idx_path(prefix)),
+        documents(idx_path(prefix)),
+        modes(idx_path(prefix)) {}
 
   void write_index(AtomicFileWriter& idx);
 
@@ -120,8 +131,10 @@ struct IndexedDatasetBuilder::Impl {
   int64_t document_sequences = 0;  // number of sequences at the last end_document()
 };
 
-IndexedDatasetBuilder::IndexedDatasetBuilder(std::string prefix, IndexedType type, bool multimodal) {
-  MEGATRON_CHECK(!prefix.empty() && !prefix.ends_with('/'), "output prefix \"", prefix, "\" names no file");
+IndexedDatasetBuilder::IndexedDatasetBuilder(std::string prefix, IndexedType type,
+                                             bool multimodal) {
+  MEGATRON_CHECK(!prefix.empty() && !prefix.ends_with('/'), "output prefix \"", prefix,
+                 "\" names no file");
   create_folder_of(prefix);
   impl_ = std::make_unique<Impl>(prefix, type, multimodal);
 }
@@ -131,13 +144,26 @@ IndexedDatasetBuilder::~IndexedDatasetBuilder() = default;
 void IndexedDatasetBuilder::append(std::span<const int64_t> elements) {
   const std::string path = bin_path(impl_->prefix).string();
   switch (impl_->type) {
-    case IndexedType::kUInt8: append_narrow<uint8_t>(impl_->bin, elements, path); break;
-    case IndexedType::kInt8: append_narrow<int8_t>(impl_->bin, elements, path); break;
-    case IndexedType::kInt16: append_narrow<int16_t>(impl_->bin, elements, path); break;
-    case IndexedType::kUInt16: append_narrow<uint16_t>(impl_->bin, elements, path); break;
-    case IndexedType::kInt32: append_narrow<int32_t>(impl_->bin, elements, path); break;
-    case IndexedType::kInt64: append_narrow<int64_t>(impl_->bin, elements, path); break;
-    default: throw_error(cat(path, ": token ids cannot be written as ", to_string(impl_->type)));
+    case IndexedType::kUInt8:
+      append_narrow<uint8_t>(impl_->bin, elements, path);
+      break;
+    case IndexedType::kInt8:
+      append_narrow<int8_t>(impl_->bin, elements, path);
+      break;
+    case IndexedType::kInt16:
+      append_narrow<int16_t>(impl_->bin, elements, path);
+      break;
+    case IndexedType::kUInt16:
+      append_narrow<uint16_t>(impl_->bin, elements, path);
+      break;
+    case IndexedType::kInt32:
+      append_narrow<int32_t>(impl_->bin, elements, path);
+      break;
+    case IndexedType::kInt64:
+      append_narrow<int64_t>(impl_->bin, elements, path);
+      break;
+    default:
+      throw_error(cat(path, ": token ids cannot be written as ", to_string(impl_->type)));
   }
   impl_->open_tokens += elements.size();
 }
@@ -152,15 +178,17 @@ void IndexedDatasetBuilder::append(std::span<const int32_t> elements) {
 }
 
 void IndexedDatasetBuilder::append_bytes(std::span<const std::byte> elements) {
-  MEGATRON_ASSERT(elements.size() % impl_->width == 0, elements.size(), " bytes of elements of ", impl_->width);
+  MEGATRON_ASSERT(elements.size() % impl_->width == 0, elements.size(), " bytes of elements of ",
+                  impl_->width);
   impl_->bin.write(elements.data(), elements.size());
   impl_->open_tokens += elements.size() / impl_->width;
 }
 
 void IndexedDatasetBuilder::end_sequence(int8_t mode) {
-  MEGATRON_CHECK(impl_->open_tokens <= std::numeric_limits<int32_t>::max(), impl_->prefix, ": sequence ",
-                 impl_->num_sequences, " has ", impl_->open_tokens, " tokens, the format allows ",
-                 std::numeric_limits<int32_t>::max(), "\nhint: split the document");
+  MEGATRON_CHECK(impl_->open_tokens <= std::numeric_limits<int32_t>::max(), impl_->prefix,
+                 ": sequence ", impl_->num_sequences, " has ", impl_->open_tokens,
+                 " tokens, the format allows ", std::numeric_limits<int32_t>::max(),
+                 "\nhint: split the document");
   impl_->lengths.push(static_cast<int32_t>(impl_->open_tokens));
   if (impl_->multimodal) impl_->modes.push(mode);
   impl_->num_tokens += impl_->open_tokens;
@@ -182,14 +210,16 @@ void IndexedDatasetBuilder::add_sequence(std::span<const int64_t> elements, int8
 
 void IndexedDatasetBuilder::add_dataset(const std::string& prefix) {
   const IndexedDataset other(prefix, {.mmap = true, .multimodal = impl_->multimodal});
-  MEGATRON_CHECK(other.type() == impl_->type, prefix, ": has elements of type ", to_string(other.type()),
-                 ", the output has ", to_string(impl_->type), "\nhint: datasets are merged only when their element types are equal");
+  MEGATRON_CHECK(other.type() == impl_->type, prefix, ": has elements of type ",
+                 to_string(other.type()), ", the output has ", to_string(impl_->type),
+                 "\nhint: datasets are merged only when their element types are equal");
   std::vector<std::byte> buffer;
   constexpr int64_t kPiece = 1 << 18;
   int64_t document = 0;
   const auto documents = other.document_indices();
   for (int64_t sequence = 0;; ++sequence) {
-    for (; document < other.num_documents() && documents[document + 1] == sequence; ++document) end_document();
+    for (; document < other.num_documents() && documents[document + 1] == sequence; ++document)
+      end_document();
     if (sequence == other.num_sequences()) break;
     const int64_t length = other.sequence_lengths()[sequence];
     for (int64_t offset = 0; offset < length; offset += kPiece) {
@@ -214,7 +244,8 @@ void IndexedDatasetBuilder::Impl::write_index(AtomicFileWriter& idx) {
   idx.write(&code, 1);
   idx.write(&sequences, 8);
   idx.write(&entries, 8);
-  lengths.for_each_piece([&](std::span<const char> piece) { idx.write(piece.data(), piece.size()); });
+  lengths.for_each_piece(
+      [&](std::span<const char> piece) { idx.write(piece.data(), piece.size()); });
   int64_t position = 0;
   lengths.for_each_piece([&](std::span<const char> piece) {
     for (size_t i = 0; i + 4 <= piece.size(); i += 4) {
@@ -226,25 +257,30 @@ void IndexedDatasetBuilder::Impl::write_index(AtomicFileWriter& idx) {
   });
   const int64_t zero = 0;
   idx.write(&zero, 8);
-  documents.for_each_piece([&](std::span<const char> piece) { idx.write(piece.data(), piece.size()); });
+  documents.for_each_piece(
+      [&](std::span<const char> piece) { idx.write(piece.data(), piece.size()); });
   modes.for_each_piece([&](std::span<const char> piece) { idx.write(piece.data(), piece.size()); });
 }
 
 void IndexedDatasetBuilder::finish() {
   MEGATRON_ASSERT(impl_->open_tokens == 0, "a sequence is open");
   MEGATRON_CHECK(impl_->document_sequences == impl_->num_sequences, impl_->prefix, ": ",
-                 impl_->num_sequences - impl_->document_sequences, " sequences follow the end of the last document");
+                 impl_->num_sequences - impl_->document_sequences,
+                 " sequences follow the end of the last document");
   AtomicFileWriter idx(idx_path(impl_->prefix));
   impl_->write_index(idx);
-  // An old .idx must never meet the new .bin, so it goes first; a dataset without .idx is refused by readers.
+  // An old .idx must never meet the new .bin, so it goes first; a dataset without .idx is refused
+  // by readers.
   std::error_code error;
   std::filesystem::remove(idx_path(impl_->prefix), error);
-  MEGATRON_CHECK(!error, idx_path(impl_->prefix).string(), ": cannot replace it: ", error.message());
+  MEGATRON_CHECK(!error, idx_path(impl_->prefix).string(),
+                 ": cannot replace it: ", error.message());
   impl_->bin.commit();
   idx.commit();
 }
 
-void merge_indexed_datasets(std::span<const std::string> inputs, const std::string& output_prefix, bool multimodal) {
+void merge_indexed_datasets(std::span<const std::string> inputs, const std::string& output_prefix,
+                            bool multimodal) {
   MEGATRON_CHECK(!inputs.empty(), "there are no datasets to merge");
   const IndexedDataset first(inputs[0], {.mmap = true, .multimodal = multimodal});
   IndexedDatasetBuilder builder(output_prefix, first.type(), multimodal);

@@ -1,5 +1,6 @@
-// Writer of indexed datasets (docs/formats/indexed_dataset.md). Both files appear under temporary names and are renamed by finish(); a
-// builder that is destroyed before leaves nothing behind. Memory does not grow with the number of sequences.
+// Writer of indexed datasets (docs/formats/indexed_dataset.md). Both files appear under temporary
+// names and are renamed by finish(); a builder that is destroyed before leaves nothing behind.
+// Memory does not grow with the number of sequences.
 #pragma once
 
 #include <cstdint>

@@ -18,17 +18,22 @@ uint64_t mix(uint64_t x) {
 
 MockGPTDataset::MockGPTDataset(Split split, int64_t num_samples, const GPTDatasetConfig& config)
     : split_(split), num_samples_(num_samples), config_(config) {
-  MEGATRON_CHECK(config.tokenizer.vocab_size >= 2, "--mock-data needs a vocabulary of at least 2 tokens, got ",
+  MEGATRON_CHECK(config.tokenizer.vocab_size >= 2,
+                 "--mock-data needs a vocabulary of at least 2 tokens, got ",
                  config.tokenizer.vocab_size);
-  MEGATRON_CHECK(config.sequence_length > 0, "sequence length is ", config.sequence_length, ", expected at least 1");
+  MEGATRON_CHECK(config.sequence_length > 0, "sequence length is ", config.sequence_length,
+                 ", expected at least 1");
 }
 
-void MockGPTDataset::read(int64_t index, const SampleSpans& out, std::vector<int32_t>& document_starts) const {
-  MEGATRON_CHECK(index >= 0 && index < num_samples_, "there is no sample ", index, " of ", num_samples_);
+void MockGPTDataset::read(int64_t index, const SampleSpans& out,
+                          std::vector<int32_t>& document_starts) const {
+  MEGATRON_CHECK(index >= 0 && index < num_samples_, "there is no sample ", index, " of ",
+                 num_samples_);
   const int64_t eod = config_.tokenizer.eod;
   const auto vocab = static_cast<uint64_t>(config_.tokenizer.vocab_size);
-  uint64_t state = mix(mix(static_cast<uint64_t>(config_.seed) * kNumSplits + static_cast<uint64_t>(split_)) +
-                       static_cast<uint64_t>(index));
+  uint64_t state =
+      mix(mix(static_cast<uint64_t>(config_.seed) * kNumSplits + static_cast<uint64_t>(split_)) +
+          static_cast<uint64_t>(index));
   const bool new_pieces = config_.reset_attention_mask || config_.inter_document_masking;
   const bool new_positions = config_.reset_position_ids || config_.inter_document_masking;
   document_starts.assign(1, 0);
@@ -58,7 +63,9 @@ std::string MockGPTDataset::description() const {
   JsonWriter json;
   json.begin_object().member("class", "MockGPTDataset").member("split", to_string(split_));
   json.member("num_samples", num_samples_).member("sequence_length", config_.sequence_length);
-  json.member("vocab_size", config_.tokenizer.vocab_size).member("random_seed", config_.seed).end_object();
+  json.member("vocab_size", config_.tokenizer.vocab_size)
+      .member("random_seed", config_.seed)
+      .end_object();
   return json.text();
 }
 

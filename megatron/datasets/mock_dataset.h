@@ -1,5 +1,6 @@
-// Made-up data for --mock-data: documents that count upwards from a random token, each closed by the end-of-document token.
-// Sample i is a function of (seed, split, i), so any number of samples can be read in any order.
+// Made-up data for --mock-data: documents that count upwards from a random token, each closed by
+// the end-of-document token. Sample i is a function of (seed, split, i), so any number of samples
+// can be read in any order.
 #pragma once
 
 #include <cstdint>
@@ -13,7 +14,8 @@ class MockGPTDataset : public Dataset {
   MockGPTDataset(Split split, int64_t num_samples, const GPTDatasetConfig& config);
   int64_t size() const override { return num_samples_; }
   int64_t sequence_length() const override { return config_.sequence_length; }
-  void read(int64_t index, const SampleSpans& out, std::vector<int32_t>& document_starts) const override;
+  void read(int64_t index, const SampleSpans& out,
+            std::vector<int32_t>& document_starts) const override;
   std::string description() const override;
 
  private:

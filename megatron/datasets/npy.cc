@@ -17,7 +17,8 @@ int64_t element_bytes(const std::string& dtype) {
   return 0;
 }
 
-// The text after `'key':` in a header such as {'descr': '<i4', 'fortran_order': False, 'shape': (3, 2), }.
+// The text after `'key':` in a header such as {'descr': '<i4', 'fortran_order': False, 'shape': (3,
+// 2), }.
 std::string_view value_of(std::string_view header, std::string_view key) {
   const size_t at = header.find("'" + std::string(key) + "':");
   if (at == std::string_view::npos) return {};
@@ -43,26 +44,32 @@ std::string npy_header(const std::string& dtype, const std::vector<int64_t>& sha
 NpyArray::NpyArray(const std::filesystem::path& path) : path_(path.string()), file_(path) {
   const auto bytes = file_.bytes();
   const auto* text = reinterpret_cast<const char*>(bytes.data());
-  MEGATRON_CHECK(bytes.size() >= kPreambleBytes && std::memcmp(text, kMagic, kMagicBytes) == 0, path_,
-                 ": the first 8 bytes are not those of a .npy file of version 1");
-  const size_t header_bytes = static_cast<uint8_t>(text[8]) | size_t{static_cast<uint8_t>(text[9])} << 8;
-  MEGATRON_CHECK(kPreambleBytes + header_bytes <= bytes.size(), path_, ": the header at byte 10 has ", header_bytes,
-                 " bytes, the file has ", bytes.size());
+  MEGATRON_CHECK(bytes.size() >= kPreambleBytes && std::memcmp(text, kMagic, kMagicBytes) == 0,
+                 path_, ": the first 8 bytes are not those of a .npy file of version 1");
+  const size_t header_bytes = static_cast<uint8_t>(text[8]) | size_t{static_cast<uint8_t>(text[9])}
+                                                                  << 8;
+  MEGATRON_CHECK(kPreambleBytes + header_bytes <= bytes.size(), path_,
+                 ": the header at byte 10 has ", header_bytes, " bytes, the file has ",
+                 bytes.size());
   parse_header({text + kPreambleBytes, header_bytes});
   data_ = bytes.subspan(kPreambleBytes + header_bytes);
   const int64_t width = element_bytes(dtype_);
-  MEGATRON_CHECK(data_.size() % width == 0 && static_cast<int64_t>(data_.size() / width) == size_, path_, ": ",
-                 data_.size(), " bytes follow the header, its shape needs ", size_, " elements of ", width, " bytes");
+  MEGATRON_CHECK(data_.size() % width == 0 && static_cast<int64_t>(data_.size() / width) == size_,
+                 path_, ": ", data_.size(), " bytes follow the header, its shape needs ", size_,
+                 " elements of ", width, " bytes");
   MEGATRON_CHECK(reinterpret_cast<uintptr_t>(data_.data()) % 8 == 0, path_,
-                 ": the elements start at byte ", kPreambleBytes + header_bytes, ", which is no multiple of 8");
+                 ": the elements start at byte ", kPreambleBytes + header_bytes,
+                 ", which is no multiple of 8");
 }
 
 void NpyArray::parse_header(std::string_view header) {
-  const std::string_view descr = value_of(header, "descr"), order = value_of(header, "fortran_order");
+  const std::string_view descr = value_of(header, "descr"),
+                         order = value_of(header, "fortran_order");
   if (descr.size() >= 5 && descr[0] == '\'' && descr[4] == '\'') dtype_ = descr.substr(1, 3);
   MEGATRON_CHECK(element_bytes(dtype_) > 0, path_,
                  ": the header names no element type of <i2, <i4, <u4, <i8");
-  MEGATRON_CHECK(order.starts_with("False"), path_, ": the header does not say 'fortran_order': False");
+  MEGATRON_CHECK(order.starts_with("False"), path_,
+                 ": the header does not say 'fortran_order': False");
   std::string_view shape = value_of(header, "shape");
   MEGATRON_CHECK(shape.starts_with("("), path_, ": the header has no shape");
   shape.remove_prefix(1);
@@ -74,7 +81,8 @@ void NpyArray::parse_header(std::string_view header) {
     }
     int64_t n = -1;
     const auto [end, error] = std::from_chars(shape.data(), shape.data() + shape.size(), n);
-    MEGATRON_CHECK(error == std::errc() && n >= 0, path_, ": the header's shape holds something else than sizes");
+    MEGATRON_CHECK(error == std::errc() && n >= 0, path_,
+                   ": the header's shape holds something else than sizes");
     MEGATRON_CHECK(shape_.size() < 2, path_, ": the header's shape has more than 2 dimensions");
     MEGATRON_CHECK(n == 0 || size_ <= std::numeric_limits<int64_t>::max() / 8 / n, path_,
                    ": the header's shape is too large");
@@ -82,7 +90,8 @@ void NpyArray::parse_header(std::string_view header) {
     shape_.push_back(n);
     size_ *= n;
   }
-  MEGATRON_CHECK(!shape.empty() && !shape_.empty(), path_, ": the header's shape is not closed or empty");
+  MEGATRON_CHECK(!shape.empty() && !shape_.empty(), path_,
+                 ": the header's shape is not closed or empty");
 }
 
 }  // namespace megatron

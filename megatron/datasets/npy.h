@@ -1,4 +1,5 @@
-// One- and two-dimensional arrays in NumPy's .npy format, version 1, little endian, C order: the index caches.
+// One- and two-dimensional arrays in NumPy's .npy format, version 1, little endian, C order: the
+// index caches.
 #pragma once
 
 #include <cstdint>
@@ -15,18 +16,20 @@ namespace megatron {
 // The header that precedes the elements. `dtype` as NumPy spells it: "<i4", "<u4", "<i8", "<i2".
 std::string npy_header(const std::string& dtype, const std::vector<int64_t>& shape);
 
-// A mapped array. The header is checked against the file's size: the elements are all there and nothing follows them.
+// A mapped array. The header is checked against the file's size: the elements are all there and
+// nothing follows them.
 class NpyArray {
  public:
   explicit NpyArray(const std::filesystem::path& path);  // throws Error
   const std::string& dtype() const { return dtype_; }
   const std::vector<int64_t>& shape() const { return shape_; }
-  int64_t size() const { return size_; }                     // number of elements
+  int64_t size() const { return size_; }                      // number of elements
   std::span<const std::byte> bytes() const { return data_; }  // the elements
   // The elements, which must have the C++ type of `dtype()`.
   template <class T>
   std::span<const T> as(const std::string& dtype) const {
-    MEGATRON_CHECK(dtype_ == dtype, path_, ": element type is \"", dtype_, "\", expected \"", dtype, "\"");
+    MEGATRON_CHECK(dtype_ == dtype, path_, ": element type is \"", dtype_, "\", expected \"", dtype,
+                   "\"");
     return {reinterpret_cast<const T*>(data_.data()), static_cast<size_t>(size_)};
   }
 

@@ -1,4 +1,5 @@
-// NumPy's legacy generator (numpy.random.RandomState), whose permutations define the order of samples.
+// NumPy's legacy generator (numpy.random.RandomState), whose permutations define the order of
+// samples.
 #pragma once
 
 #include <cstdint>

@@ -54,7 +54,8 @@ const ParquetLibrary& library() {
       resolve(handle, "megatron_parquet_close", out.close);
       return out;
     }
-    throw_error(cat("Parquet files need ", kParquetLibrary, ", which was not built or cannot be loaded", reasons,
+    throw_error(cat("Parquet files need ", kParquetLibrary,
+                    ", which was not built or cannot be loaded", reasons,
                     "\nhint: install the pyarrow wheel (`make setup` does) and build again"));
   }();
   return loaded;
@@ -62,14 +63,16 @@ const ParquetLibrary& library() {
 
 }  // namespace
 
-bool read_parquet(const InputFile& file, const ChunkOptions& options, const std::function<bool(Chunk)>& emit) {
+bool read_parquet(const InputFile& file, const ChunkOptions& options,
+                  const std::function<bool(Chunk)>& emit) {
   const ParquetLibrary& api = library();
   std::vector<const char*> columns;
   for (const std::string& key : options.keys) columns.push_back(key.c_str());
   char error[1024] = {};
   const std::unique_ptr<void, decltype(api.close)> reader(
       api.open(file.path.c_str(), columns.data(), static_cast<int>(columns.size()),
-               static_cast<int64_t>(options.chunk_bytes), error, sizeof error), api.close);
+               static_cast<int64_t>(options.chunk_bytes), error, sizeof error),
+      api.close);
   MEGATRON_CHECK(reader != nullptr, file.path, ": ", error);
   const auto size = static_cast<uint64_t>(std::filesystem::file_size(file.path));
   uint64_t accounted = 0;
@@ -78,11 +81,13 @@ bool read_parquet(const InputFile& file, const ChunkOptions& options, const std:
   int64_t row = 1;
   for (;;) {
     double progress = 0;
-    const int64_t rows = api.next(reader.get(), data.data(), ends.data(), &progress, error, sizeof error);
+    const int64_t rows =
+        api.next(reader.get(), data.data(), ends.data(), &progress, error, sizeof error);
     MEGATRON_CHECK(rows >= 0, file.path, ": near row ", row, ": ", error);
     Chunk chunk;
     chunk.file = &file;
-    const auto done = rows == 0 ? size : static_cast<uint64_t>(progress * static_cast<double>(size));
+    const auto done =
+        rows == 0 ? size : static_cast<uint64_t>(progress * static_cast<double>(size));
     chunk.file_bytes = done - std::min(accounted, done);
     accounted = std::max(accounted, done);
     chunk.first_line = row;

@@ -18,16 +18,19 @@
 namespace megatron {
 namespace {
 
-// Text in flight, whatever the number of workers: a byte of text takes up to eight bytes on its way to tokens.
+// Text in flight, whatever the number of workers: a byte of text takes up to eight bytes on its way
+// to tokens.
 constexpr uint64_t kMaxBytesInFlight = uint64_t{48} << 20;
 
-void check_options(const PreprocessOptions& options, std::span<const InputFile> files, const Tokenizer& tokenizer) {
+void check_options(const PreprocessOptions& options, std::span<const InputFile> files,
+                   const Tokenizer& tokenizer) {
   MEGATRON_CHECK(!options.json_keys.empty(), "--json-keys is empty");
   const std::set<std::string> unique(options.json_keys.begin(), options.json_keys.end());
   MEGATRON_CHECK(unique.size() == options.json_keys.size(), "--json-keys names a key twice");
-  const bool text = std::any_of(files.begin(), files.end(), [](auto& file) { return file.format == InputFormat::kText; });
-  MEGATRON_CHECK(!text || options.json_keys.size() == 1, "--json-keys names ", options.json_keys.size(),
-                 " keys, but text files have only one text");
+  const bool text = std::any_of(files.begin(), files.end(),
+                                [](auto& file) { return file.format == InputFormat::kText; });
+  MEGATRON_CHECK(!text || options.json_keys.size() == 1, "--json-keys names ",
+                 options.json_keys.size(), " keys, but text files have only one text");
   MEGATRON_CHECK(!options.append_eod || tokenizer.eod(),
                  "--append-eod: the tokenizer has no end-of-document token");
 }
@@ -113,7 +116,9 @@ uint64_t total_bytes(std::span<const InputFile> files) {
 
 PreprocessResult preprocess_files(const PreprocessOptions& options, const Tokenizer& tokenizer) {
   const auto start = std::chrono::steady_clock::now();
-  const auto seconds = [&] { return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count(); };
+  const auto seconds = [&] {
+    return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  };
   const std::vector<InputFile> files = list_input_files(options.inputs, options.format);
   check_options(options, files, tokenizer);
   const int workers = options.workers > 0 ? options.workers : available_cores();
@@ -126,25 +131,27 @@ PreprocessResult preprocess_files(const PreprocessOptions& options, const Tokeni
   Progress progress("preprocess-data", total_bytes(files), "B");
   int64_t logged = 0;
 
-  OrderedPool<Chunk, EncodedChunk> pool(workers, kMaxBytesInFlight, [](const Chunk& chunk) { return chunk.text.size() + 1; });
+  OrderedPool<Chunk, EncodedChunk> pool(workers, kMaxBytesInFlight,
+                                        [](const Chunk& chunk) { return chunk.text.size() + 1; });
   const ChunkOptions chunk_options{.keys = options.json_keys,
                                    .text_piece_bytes = options.text_piece_bytes,
                                    .max_line_bytes = options.max_line_bytes};
-  pool.run([&](const auto& emit) { read_chunks(files, chunk_options, emit); },
-           [&] {
-             auto encoder = std::make_shared<ChunkEncoder>(tokenizer, options.json_keys, eod, type);
-             return [encoder](Chunk chunk) { return encoder->encode(std::move(chunk)); };
-           },
-           [&](const EncodedChunk& chunk) {
-             writer.write(chunk);
-             progress.advance(chunk.file_bytes);
-             result.text_bytes += chunk.text_bytes;
-             if (options.log_interval > 0 && writer.num_documents() / options.log_interval > logged) {
-               logged = writer.num_documents() / options.log_interval;
-               log_info(cat("processed ", format_count(writer.num_documents()), " documents, ",
-                            format_bytes(static_cast<double>(result.text_bytes) / seconds()), "/s"));
-             }
-           });
+  pool.run(
+      [&](const auto& emit) { read_chunks(files, chunk_options, emit); },
+      [&] {
+        auto encoder = std::make_shared<ChunkEncoder>(tokenizer, options.json_keys, eod, type);
+        return [encoder](Chunk chunk) { return encoder->encode(std::move(chunk)); };
+      },
+      [&](const EncodedChunk& chunk) {
+        writer.write(chunk);
+        progress.advance(chunk.file_bytes);
+        result.text_bytes += chunk.text_bytes;
+        if (options.log_interval > 0 && writer.num_documents() / options.log_interval > logged) {
+          logged = writer.num_documents() / options.log_interval;
+          log_info(cat("processed ", format_count(writer.num_documents()), " documents, ",
+                       format_bytes(static_cast<double>(result.text_bytes) / seconds()), "/s"));
+        }
+      });
   writer.finish();
   progress.finish();
   result.datasets = writer.results();

@@ -1,4 +1,5 @@
-// Text to indexed datasets: reads documents, turns them into tokens on all cores, and writes them in the order of the input.
+// Text to indexed datasets: reads documents, turns them into tokens on all cores, and writes them
+// in the order of the input.
 #pragma once
 
 #include <cstdint>
@@ -11,15 +12,16 @@
 namespace megatron {
 
 struct PreprocessOptions {
-  std::vector<std::string> inputs;             // files and folders
+  std::vector<std::string> inputs;  // files and folders
   InputFormat format = InputFormat::kAuto;
-  std::vector<std::string> json_keys = {"text"};  // one dataset each: <output_prefix>_<key>_document
+  std::vector<std::string> json_keys = {
+      "text"};  // one dataset each: <output_prefix>_<key>_document
   std::string output_prefix;
-  bool append_eod = false;                     // the end-of-document token closes each document that has tokens
-  int workers = 0;                             // 0: all cores
-  int64_t log_interval = 0;                    // documents between log lines; 0: none
-  size_t max_line_bytes = size_t{32} << 20;    // of JSON lines
-  size_t text_piece_bytes = size_t{4} << 20;   // see ChunkOptions
+  bool append_eod = false;   // the end-of-document token closes each document that has tokens
+  int workers = 0;           // 0: all cores
+  int64_t log_interval = 0;  // documents between log lines; 0: none
+  size_t max_line_bytes = size_t{32} << 20;   // of JSON lines
+  size_t text_piece_bytes = size_t{4} << 20;  // see ChunkOptions
 };
 
 struct PreprocessedDataset {
@@ -28,14 +30,15 @@ struct PreprocessedDataset {
 };
 
 struct PreprocessResult {
-  std::vector<PreprocessedDataset> datasets;   // one for each key
+  std::vector<PreprocessedDataset> datasets;  // one for each key
   int64_t num_files = 0;
-  uint64_t text_bytes = 0;                     // after decompression
+  uint64_t text_bytes = 0;  // after decompression
   double seconds = 0;
 };
 
-// The result depends neither on the number of workers nor on their timing. Memory is bounded whatever the size of the input.
-// Throws Error naming file and line or byte offset; nothing is left behind then.
+// The result depends neither on the number of workers nor on their timing. Memory is bounded
+// whatever the size of the input. Throws Error naming file and line or byte offset; nothing is left
+// behind then.
 PreprocessResult preprocess_files(const PreprocessOptions& options, const Tokenizer& tokenizer);
 
 }  // namespace megatron

@@ -26,14 +26,16 @@ std::vector<int64_t> torch_randperm(int64_t n, uint64_t seed) {
 }
 
 Sampler::Sampler(const SamplerConfig& config) : config_(config) {
-  MEGATRON_ASSERT(config.data_parallel_rank >= 0 && config.data_parallel_rank < config.data_parallel_size);
+  MEGATRON_ASSERT(config.data_parallel_rank >= 0 &&
+                  config.data_parallel_rank < config.data_parallel_size);
   MEGATRON_CHECK(config.micro_batch_size > 0, "--micro-batch-size is ", config.micro_batch_size,
                  ", expected at least 1");
   const bool padded = config.type == DataloaderType::kSingle && !config.drop_last;
   const int64_t needed = padded ? 1 : samples_per_step();
   MEGATRON_CHECK(config.total_samples >= needed, "the dataset has ", config.total_samples,
-                 " samples, one micro-batch on each of ", config.data_parallel_size, " data-parallel ranks takes ",
-                 samples_per_step(), "\nhint: give more data or a smaller --micro-batch-size");
+                 " samples, one micro-batch on each of ", config.data_parallel_size,
+                 " data-parallel ranks takes ", samples_per_step(),
+                 "\nhint: give more data or a smaller --micro-batch-size");
 }
 
 int64_t Sampler::num_micro_batches() const {
@@ -57,13 +59,15 @@ bool Sampler::micro_batch(int64_t consumed, std::vector<int64_t>& ids) {
 }
 
 bool Sampler::cyclic_micro_batch(int64_t consumed, std::vector<int64_t>& ids) {
-  const int64_t step = samples_per_step(), size = config_.micro_batch_size, total = config_.total_samples;
+  const int64_t step = samples_per_step(), size = config_.micro_batch_size,
+                total = config_.total_samples;
   const int64_t ranks = config_.data_parallel_size, rank = config_.data_parallel_rank;
   const int64_t active = total - total % step;
   const int64_t epoch = consumed / active, offset = consumed % active;
-  MEGATRON_CHECK(offset % step == 0, consumed, " consumed samples are ", offset, " in epoch ", epoch,
-                 ", expected a multiple of micro batch size x data-parallel size = ", step,
-                 "\nhint: the cyclic order cannot be continued with another batch layout; use --dataloader-type single");
+  MEGATRON_CHECK(offset % step == 0, consumed, " consumed samples are ", offset, " in epoch ",
+                 epoch, ", expected a multiple of micro batch size x data-parallel size = ", step,
+                 "\nhint: the cyclic order cannot be continued with another batch layout; use "
+                 "--dataloader-type single");
   const int64_t share = config_.data_sharding ? total / step * size : total / size * size;
   if (epoch != epoch_) {
     permutation_ = torch_randperm(share, static_cast<uint64_t>(epoch));

@@ -1,4 +1,5 @@
-// Which samples a data-parallel rank reads next, as a function of one number: the samples consumed so far by all ranks.
+// Which samples a data-parallel rank reads next, as a function of one number: the samples consumed
+// so far by all ranks.
 #pragma once
 
 #include <cstdint>
@@ -14,8 +15,8 @@ struct SamplerConfig {
   int64_t micro_batch_size = 1;
   int64_t data_parallel_rank = 0;
   int64_t data_parallel_size = 1;
-  bool data_sharding = true;   // cyclic: each rank permutes its own share
-  bool drop_last = true;       // single: false pads the last batch with kPaddingSample
+  bool data_sharding = true;  // cyclic: each rank permutes its own share
+  bool drop_last = true;      // single: false pads the last batch with kPaddingSample
 };
 
 // Stands for "sample 0 with a loss mask of zeros".
@@ -25,8 +26,8 @@ class Sampler {
  public:
   explicit Sampler(const SamplerConfig& config);  // throws Error when not one micro-batch fits
 
-  // Ids of this rank's micro-batch when `consumed` samples (a multiple of samples_per_step()) have been read. False when
-  // the samples are used up; a cyclic sampler never is.
+  // Ids of this rank's micro-batch when `consumed` samples (a multiple of samples_per_step()) have
+  // been read. False when the samples are used up; a cyclic sampler never is.
   bool micro_batch(int64_t consumed, std::vector<int64_t>& ids);
   // micro_batch_size * data_parallel_size: how much one micro-batch advances `consumed`.
   int64_t samples_per_step() const { return config_.micro_batch_size * config_.data_parallel_size; }

@@ -1,5 +1,6 @@
-// Whatever the bytes of .idx, .bin and .npy files: readers give data or throw Error; they never read outside the files.
-// A run is 20,000 mutations in all, or MEGATRON_FUZZ_SECONDS for each target.
+// Whatever the bytes of .idx, .bin and .npy files: readers give data or throw Error; they never
+// read outside the files. A run is 20,000 mutations in all, or MEGATRON_FUZZ_SECONDS for each
+// target.
 #include <gtest/gtest.h>
 #include <unistd.h>
 
@@ -42,12 +43,23 @@ class Mutator {
   std::string mutate(std::string bytes) {
     for (uint64_t n = 1 + random_() % 3; n > 0; --n) {
       switch (random_() % 6) {
-        case 0: flip_bit(bytes); break;
-        case 1: write_number(bytes, 8); break;
-        case 2: write_number(bytes, 4); break;
-        case 3: bytes.resize(bytes.empty() ? 0 : random_() % (bytes.size() + 1)); break;
-        case 4: bytes.append(random_() % 20, static_cast<char>(random_())); break;
-        default: copy_part(bytes);
+        case 0:
+          flip_bit(bytes);
+          break;
+        case 1:
+          write_number(bytes, 8);
+          break;
+        case 2:
+          write_number(bytes, 4);
+          break;
+        case 3:
+          bytes.resize(bytes.empty() ? 0 : random_() % (bytes.size() + 1));
+          break;
+        case 4:
+          bytes.append(random_() % 20, static_cast<char>(random_()));
+          break;
+        default:
+          copy_part(bytes);
       }
     }
     return bytes;
@@ -59,15 +71,30 @@ class Mutator {
     if (!bytes.empty()) bytes[random_() % bytes.size()] ^= static_cast<char>(1 << random_() % 8);
   }
   void write_number(std::string& bytes, size_t width) {
-    static constexpr int64_t kEdges[] = {0, 1, 2, -1, 127, 255, 32767, 65536, 0x7fffffff, -0x80000000LL, 0x7fffffffffffffff,
-                                         -0x7fffffffffffffff - 1, 0x1000000000000000, 34, 1000};
+    static constexpr int64_t kEdges[] = {0,
+                                         1,
+                                         2,
+                                         -1,
+                                         127,
+                                         255,
+                                         32767,
+                                         65536,
+                                         0x7fffffff,
+                                         -0x80000000LL,
+                                         0x7fffffffffffffff,
+                                         -0x7fffffffffffffff - 1,
+                                         0x1000000000000000,
+                                         34,
+                                         1000};
     if (bytes.size() < width) return;
-    const int64_t value = kEdges[random_() % std::size(kEdges)] + static_cast<int64_t>(random_() % 3);
+    const int64_t value =
+        kEdges[random_() % std::size(kEdges)] + static_cast<int64_t>(random_() % 3);
     std::memcpy(bytes.data() + random_() % (bytes.size() - width + 1), &value, width);
   }
   void copy_part(std::string& bytes) {
     if (bytes.size() < 9) return;
-    const size_t length = 1 + random_() % 8, from = random_() % (bytes.size() - length), to = random_() % (bytes.size() - length);
+    const size_t length = 1 + random_() % 8, from = random_() % (bytes.size() - length),
+                 to = random_() % (bytes.size() - length);
     std::memmove(bytes.data() + to, bytes.data() + from, length);
   }
   std::mt19937_64 random_;
@@ -76,19 +103,23 @@ class Mutator {
 // Calls body(seed) `count` times, or for MEGATRON_FUZZ_SECONDS.
 void repeat(int64_t count, const std::function<void(uint32_t)>& body) {
   const char* text = std::getenv("MEGATRON_FUZZ_SECONDS");
-  const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(text ? std::atol(text) : 0);
-  for (int64_t i = 0; text ? std::chrono::steady_clock::now() < end : i < count; ++i) body(static_cast<uint32_t>(i));
+  const auto end =
+      std::chrono::steady_clock::now() + std::chrono::seconds(text ? std::atol(text) : 0);
+  for (int64_t i = 0; text ? std::chrono::steady_clock::now() < end : i < count; ++i)
+    body(static_cast<uint32_t>(i));
 }
 
 class DatasetsFuzz : public ::testing::Test {
  protected:
   DatasetsFuzz() {
     // In memory where that exists: the readers are tested, not the disk.
-    const fs::path base = fs::is_directory("/dev/shm") ? fs::path("/dev/shm") : fs::temp_directory_path();
+    const fs::path base =
+        fs::is_directory("/dev/shm") ? fs::path("/dev/shm") : fs::temp_directory_path();
     folder_ = base / ("megatron-fuzz-" + std::to_string(::getpid()));
     fs::create_directories(folder_);
     for (const auto& entry : fs::directory_iterator(MEGATRON_SOURCE_DIR "/tests/fuzz/corpus"))
-      if (entry.path().extension() == ".idx") corpus_.push_back(entry.path().parent_path() / entry.path().stem());
+      if (entry.path().extension() == ".idx")
+        corpus_.push_back(entry.path().parent_path() / entry.path().stem());
     std::sort(corpus_.begin(), corpus_.end());
   }
   ~DatasetsFuzz() override { fs::remove_all(folder_); }
@@ -102,7 +133,8 @@ class DatasetsFuzz : public ::testing::Test {
 
 bool DatasetsFuzz::read_dataset(const std::string& prefix, bool mmap, bool multimodal) {
   try {
-    const auto data = std::make_shared<const IndexedDataset>(prefix, IndexedDatasetOptions{mmap, multimodal});
+    const auto data =
+        std::make_shared<const IndexedDataset>(prefix, IndexedDatasetOptions{mmap, multimodal});
     int64_t tokens = 0;
     for (int64_t s = 0; s < data->num_sequences(); ++s) {
       std::vector<char> raw(data->sequence_lengths()[s] * size_of(data->type()));
@@ -134,17 +166,21 @@ TEST_F(DatasetsFuzz, CorpusIsSound) {
 
 TEST_F(DatasetsFuzz, IndexedDataset) {
   std::vector<std::pair<std::string, std::string>> files;
-  for (const fs::path& prefix : corpus_) files.emplace_back(read_all(prefix.string() + ".idx"), read_all(prefix.string() + ".bin"));
+  for (const fs::path& prefix : corpus_)
+    files.emplace_back(read_all(prefix.string() + ".idx"), read_all(prefix.string() + ".bin"));
   const std::string prefix = (folder_ / "d").string();
   int64_t opened = 0, refused = 0;
   repeat(14000, [&](uint32_t seed) {
     Mutator mutator(seed);
     auto [idx, bin] = files[mutator.number() % files.size()];
-    if (mutator.number() % 4 != 0) idx = mutator.mutate(idx);
-    else bin = mutator.mutate(bin);
+    if (mutator.number() % 4 != 0)
+      idx = mutator.mutate(idx);
+    else
+      bin = mutator.mutate(bin);
     write_all(prefix + ".idx", idx);
     write_all(prefix + ".bin", bin);
-    ++(read_dataset(prefix, mutator.number() % 2 == 0, mutator.number() % 8 == 0) ? opened : refused);
+    ++(read_dataset(prefix, mutator.number() % 2 == 0, mutator.number() % 8 == 0) ? opened
+                                                                                  : refused);
   });
   EXPECT_GT(opened, 0);
   EXPECT_GT(refused, 0);
@@ -152,8 +188,10 @@ TEST_F(DatasetsFuzz, IndexedDataset) {
 
 TEST_F(DatasetsFuzz, Npy) {
   const std::string path = (folder_ / "a.npy").string();
-  const std::string seeds[] = {npy_header("<i4", {5, 2}) + std::string(40, 'x'), npy_header("<i8", {3}) + std::string(24, 'y'),
-                               npy_header("<i2", {0}), npy_header("<u4", {16}) + std::string(64, 'z')};
+  const std::string seeds[] = {npy_header("<i4", {5, 2}) + std::string(40, 'x'),
+                               npy_header("<i8", {3}) + std::string(24, 'y'),
+                               npy_header("<i2", {0}),
+                               npy_header("<u4", {16}) + std::string(64, 'z')};
   repeat(6000, [&](uint32_t seed) {
     Mutator mutator(seed);
     write_all(path, mutator.mutate(seeds[mutator.number() % std::size(seeds)]));

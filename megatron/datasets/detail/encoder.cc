@@ -17,12 +17,18 @@ using Sentences = std::vector<std::string_view>;
 
 std::string type_name(simdjson::dom::element_type type) {
   switch (type) {
-    case simdjson::dom::element_type::ARRAY: return "a list";
-    case simdjson::dom::element_type::OBJECT: return "an object";
-    case simdjson::dom::element_type::STRING: return "a string";
-    case simdjson::dom::element_type::BOOL: return "a truth value";
-    case simdjson::dom::element_type::NULL_VALUE: return "null";
-    default: return "a number";
+    case simdjson::dom::element_type::ARRAY:
+      return "a list";
+    case simdjson::dom::element_type::OBJECT:
+      return "an object";
+    case simdjson::dom::element_type::STRING:
+      return "a string";
+    case simdjson::dom::element_type::BOOL:
+      return "a truth value";
+    case simdjson::dom::element_type::NULL_VALUE:
+      return "null";
+    default:
+      return "a number";
   }
 }
 
@@ -32,7 +38,8 @@ std::string_view text_of(simdjson::dom::element string) {
   return text;
 }
 
-void read_sentences(simdjson::dom::element value, const std::string& key, const std::string& where, Sentences& out) {
+void read_sentences(simdjson::dom::element value, const std::string& key, const std::string& where,
+                    Sentences& out) {
   out.clear();
   if (value.is_string()) {
     out.push_back(text_of(value));
@@ -43,13 +50,15 @@ void read_sentences(simdjson::dom::element value, const std::string& key, const 
   simdjson::dom::array items;
   MEGATRON_ASSERT(!value.get_array().get(items));
   for (const simdjson::dom::element item : items) {
-    MEGATRON_CHECK(item.is_string(), where, ": an element of \"", key, "\" is ", type_name(item.type()),
-                   ", expected a string");
+    MEGATRON_CHECK(item.is_string(), where, ": an element of \"", key, "\" is ",
+                   type_name(item.type()), ", expected a string");
     out.push_back(text_of(item));
   }
 }
 
-bool is_blank(std::string_view line) { return line.find_first_not_of(" \t\r") == std::string_view::npos; }
+bool is_blank(std::string_view line) {
+  return line.find_first_not_of(" \t\r") == std::string_view::npos;
+}
 
 }  // namespace
 
@@ -68,7 +77,8 @@ struct ChunkEncoder::Parser {
   Sentences sentences;
 };
 
-ChunkEncoder::ChunkEncoder(const Tokenizer& tokenizer, std::vector<std::string> keys, int64_t eod, IndexedType type)
+ChunkEncoder::ChunkEncoder(const Tokenizer& tokenizer, std::vector<std::string> keys, int64_t eod,
+                           IndexedType type)
     : tokenizer_(tokenizer), keys_(std::move(keys)), eod_(eod), type_(type), parser_(new Parser) {}
 
 ChunkEncoder::~ChunkEncoder() = default;
@@ -79,9 +89,14 @@ EncodedChunk ChunkEncoder::encode(Chunk chunk) {
   out.file_bytes = chunk.file_bytes;
   out.text_bytes = chunk.text.size();
   switch (chunk.file->format) {
-    case InputFormat::kJsonl: encode_lines(chunk, out); break;
-    case InputFormat::kParquet: encode_rows(chunk, out); break;
-    default: encode_text(chunk, out);
+    case InputFormat::kJsonl:
+      encode_lines(chunk, out);
+      break;
+    case InputFormat::kParquet:
+      encode_rows(chunk, out);
+      break;
+    default:
+      encode_text(chunk, out);
   }
   return out;
 }
@@ -96,7 +111,8 @@ void ChunkEncoder::append_elements(const std::vector<int32_t>& ids, EncodedKey& 
   }
   for (size_t i = 0; i < ids.size(); ++i) {
     const auto id = static_cast<uint16_t>(ids[i]);
-    MEGATRON_ASSERT(id == ids[i], "token id ", ids[i], " of a vocabulary of ", tokenizer_.vocab_size());
+    MEGATRON_ASSERT(id == ids[i], "token id ", ids[i], " of a vocabulary of ",
+                    tokenizer_.vocab_size());
     std::memcpy(target + 2 * i, &id, 2);
   }
 }
@@ -120,7 +136,8 @@ void ChunkEncoder::end_document(int64_t sequences, EncodedKey& out) {
 
 void ChunkEncoder::encode_text(const Chunk& chunk, EncodedChunk& out) {
   const size_t bad = find_ill_formed_utf8(chunk.text);
-  MEGATRON_CHECK(bad == std::string_view::npos, chunk.file->path, ": the byte at offset ", chunk.offset + bad,
+  MEGATRON_CHECK(bad == std::string_view::npos, chunk.file->path, ": the byte at offset ",
+                 chunk.offset + bad,
                  " is not UTF-8\nhint: convert the file, for example with iconv -t UTF-8");
   out.is_text = true;
   out.ends_document = chunk.ends_document;
@@ -133,9 +150,11 @@ void ChunkEncoder::encode_rows(const Chunk& chunk, EncodedChunk& out) {
   int64_t begin = 0;
   for (size_t key = 0; key < keys_.size(); ++key) {
     for (size_t r = 0; r < chunk.ends[key].size(); ++r) {
-      const std::string_view text = std::string_view(chunk.text).substr(begin, chunk.ends[key][r] - begin);
+      const std::string_view text =
+          std::string_view(chunk.text).substr(begin, chunk.ends[key][r] - begin);
       const size_t bad = find_ill_formed_utf8(text);
-      MEGATRON_CHECK(bad == std::string_view::npos, chunk.file->path, ": row ", chunk.first_line + static_cast<int64_t>(r), ", column \"", keys_[key],
+      MEGATRON_CHECK(bad == std::string_view::npos, chunk.file->path, ": row ",
+                     chunk.first_line + static_cast<int64_t>(r), ", column \"", keys_[key],
                      "\": the byte at offset ", bad, " is not UTF-8");
       end_document(add_sentence(text, out.keys[key]), out.keys[key]);
       begin = chunk.ends[key][r];
@@ -150,19 +169,22 @@ void ChunkEncoder::encode_lines(Chunk& chunk, EncodedChunk& out) {
   for (size_t begin = 0; begin < size; ++line) {
     const size_t end = std::min(chunk.text.find('\n', begin), size);
     const std::string_view text(chunk.text.data() + begin, end - begin);
-    if (!is_blank(text)) encode_line(text, chunk.text.size() - begin, cat(chunk.file->path, ": line ", line), out);
+    if (!is_blank(text))
+      encode_line(text, chunk.text.size() - begin, cat(chunk.file->path, ": line ", line), out);
     begin = end + 1;
   }
 }
 
 // `room` bytes may be read from the start of `line`.
-void ChunkEncoder::encode_line(std::string_view line, size_t room, const std::string& where, EncodedChunk& out) {
+void ChunkEncoder::encode_line(std::string_view line, size_t room, const std::string& where,
+                               EncodedChunk& out) {
   MEGATRON_ASSERT(room >= line.size() + simdjson::SIMDJSON_PADDING);
   simdjson::dom::element root;
   auto error = parser_->json.parse(line.data(), line.size(), false).get(root);
   std::string repaired;
   if (error == simdjson::NUMBER_ERROR) {
-    // Numbers beyond 64 bits are no reason to refuse a document; nlohmann reads them as floating point.
+    // Numbers beyond 64 bits are no reason to refuse a document; nlohmann reads them as floating
+    // point.
     const auto json = nlohmann::json::parse(line, nullptr, false);
     if (!json.is_discarded()) {
       repaired = json.dump();
@@ -170,7 +192,8 @@ void ChunkEncoder::encode_line(std::string_view line, size_t room, const std::st
     }
   }
   if (error == simdjson::UTF8_ERROR) {
-    throw_error(cat(where, ": the byte at offset ", find_ill_formed_utf8(line), " of the line is not UTF-8"));
+    throw_error(cat(where, ": the byte at offset ", find_ill_formed_utf8(line),
+                    " of the line is not UTF-8"));
   }
   MEGATRON_CHECK(!error, where, ": is no JSON: ", simdjson::error_message(error));
   MEGATRON_CHECK(root.is_object(), where, ": is ", type_name(root.type()), ", expected an object");
@@ -185,7 +208,8 @@ void ChunkEncoder::encode_line(std::string_view line, size_t room, const std::st
                    "\nhint: name the keys that hold text with --json-keys");
     read_sentences(value, keys_[key], where, parser_->sentences);
     int64_t sequences = 0;
-    for (const std::string_view sentence : parser_->sentences) sequences += add_sentence(sentence, out.keys[key]);
+    for (const std::string_view sentence : parser_->sentences)
+      sequences += add_sentence(sentence, out.keys[key]);
     end_document(sequences, out.keys[key]);
   }
   if (line.size() > kLargeLine) parser_ = std::make_unique<Parser>();  // gives its memory back

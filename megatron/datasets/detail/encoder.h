@@ -30,7 +30,8 @@ struct EncodedChunk {
 class ChunkEncoder {
  public:
   // `eod` below 0: none is appended.
-  ChunkEncoder(const Tokenizer& tokenizer, std::vector<std::string> keys, int64_t eod, IndexedType type);
+  ChunkEncoder(const Tokenizer& tokenizer, std::vector<std::string> keys, int64_t eod,
+               IndexedType type);
   ~ChunkEncoder();
   ChunkEncoder(const ChunkEncoder&) = delete;
   ChunkEncoder& operator=(const ChunkEncoder&) = delete;

@@ -1,4 +1,5 @@
-// Items flow from one producer through workers to one consumer, in the order of the producer, with a bound on their total weight.
+// Items flow from one producer through workers to one consumer, in the order of the producer, with
+// a bound on their total weight.
 #pragma once
 
 #include <algorithm>
@@ -14,8 +15,9 @@
 
 namespace megatron {
 
-// In: movable. Out: movable. `produce` runs on a thread of its own, `work` on `workers` threads, `consume` on the calling thread.
-// The first exception in the order of the items is rethrown after all threads have stopped.
+// In: movable. Out: movable. `produce` runs on a thread of its own, `work` on `workers` threads,
+// `consume` on the calling thread. The first exception in the order of the items is rethrown after
+// all threads have stopped.
 template <class In, class Out>
 class OrderedPool {
  public:
@@ -25,7 +27,8 @@ class OrderedPool {
       : workers_(workers), max_weight_(max_weight), weight_(std::move(weight)) {}
 
   // `make_worker` gives each worker its own function.
-  void run(const std::function<void(const Emit&)>& produce, const std::function<std::function<Out(In)>()>& make_worker,
+  void run(const std::function<void(const Emit&)>& produce,
+           const std::function<std::function<Out(In)>()>& make_worker,
            const std::function<void(Out)>& consume) {
     std::vector<std::thread> threads;
     threads.emplace_back([&] { produce_all(produce); });
@@ -57,7 +60,8 @@ class OrderedPool {
     const uint64_t weight = weight_(item);
     std::unique_lock lock(mutex_);
     // One item may always be in flight, however heavy.
-    space_.wait(lock, [&] { return stopped_ || in_flight_ == 0 || in_flight_ + weight <= max_weight_; });
+    space_.wait(lock,
+                [&] { return stopped_ || in_flight_ == 0 || in_flight_ + weight <= max_weight_; });
     if (stopped_) return false;
     in_flight_ += weight;
     inputs_.push_back({produced_++, weight, std::move(item)});
@@ -107,7 +111,8 @@ class OrderedPool {
   void consume_all(const std::function<void(Out)>& consume) {
     std::unique_lock lock(mutex_);
     for (int64_t next = 0;; ++next) {
-      result_ready_.wait(lock, [&] { return results_.count(next) > 0 || (finished_ && next == produced_); });
+      result_ready_.wait(
+          lock, [&] { return results_.count(next) > 0 || (finished_ && next == produced_); });
       const auto found = results_.find(next);
       if (found == results_.end()) return;
       Result result = std::move(found->second);

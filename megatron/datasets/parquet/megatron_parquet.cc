@@ -20,8 +20,8 @@ struct Reader {
   std::unique_ptr<parquet::arrow::FileReader> file;
   std::shared_ptr<arrow::RecordBatchReader> batches;
   std::vector<std::string> columns;
-  std::vector<std::string> text;            // per column
-  std::vector<std::vector<int64_t>> ends;   // per column
+  std::vector<std::string> text;           // per column
+  std::vector<std::vector<int64_t>> ends;  // per column
   int64_t rows_done = 0, rows_total = 0;
 };
 
@@ -53,17 +53,21 @@ std::vector<int> find_columns(const arrow::Schema& schema, const parquet::Schema
   std::vector<int> out;
   for (const std::string& name : names) {
     const auto field = schema.GetFieldByName(name);
-    if (!field) throw std::runtime_error("has no column \"" + name + "\"; its columns are " + column_names(schema));
+    if (!field)
+      throw std::runtime_error("has no column \"" + name + "\"; its columns are " +
+                               column_names(schema));
     const auto id = field->type()->id();
     if (id != arrow::Type::STRING && id != arrow::Type::LARGE_STRING)
-      throw std::runtime_error("column \"" + name + "\" is " + field->type()->ToString() + ", expected string");
+      throw std::runtime_error("column \"" + name + "\" is " + field->type()->ToString() +
+                               ", expected string");
     for (int i = 0; i < leaves.num_columns(); ++i)
       if (leaves.Column(i)->path()->ToDotString() == name) out.push_back(i);
   }
   return out;
 }
 
-std::unique_ptr<Reader> open(const char* path, std::vector<std::string> columns, int64_t batch_bytes) {
+std::unique_ptr<Reader> open(const char* path, std::vector<std::string> columns,
+                             int64_t batch_bytes) {
   auto reader = std::make_unique<Reader>();
   reader->columns = std::move(columns);
   auto properties = parquet::default_reader_properties();
@@ -74,7 +78,8 @@ std::unique_ptr<Reader> open(const char* path, std::vector<std::string> columns,
   const auto metadata = builder.raw_reader()->metadata();
   reader->rows_total = metadata->num_rows();
   int64_t bytes = 0;
-  for (int g = 0; g < metadata->num_row_groups(); ++g) bytes += metadata->RowGroup(g)->total_byte_size();
+  for (int g = 0; g < metadata->num_row_groups(); ++g)
+    bytes += metadata->RowGroup(g)->total_byte_size();
   const int64_t row_bytes = std::max<int64_t>(1, bytes / std::max<int64_t>(1, reader->rows_total));
   parquet::ArrowReaderProperties arrow_properties;
   arrow_properties.set_pre_buffer(false);
@@ -90,9 +95,11 @@ std::unique_ptr<Reader> open(const char* path, std::vector<std::string> columns,
 }
 
 template <class Array>
-void append_values(const Array& values, const std::string& name, std::string& text, std::vector<int64_t>& ends) {
+void append_values(const Array& values, const std::string& name, std::string& text,
+                   std::vector<int64_t>& ends) {
   for (int64_t r = 0; r < values.length(); ++r) {
-    if (values.IsNull(r)) throw std::runtime_error("column \"" + name + "\" is null, expected a string");
+    if (values.IsNull(r))
+      throw std::runtime_error("column \"" + name + "\" is null, expected a string");
     const auto view = values.GetView(r);
     text.append(view.data(), view.size());
     ends.push_back(static_cast<int64_t>(text.size()));
@@ -110,9 +117,11 @@ int64_t next(Reader& reader) {
   for (size_t c = 0; c < reader.columns.size(); ++c) {
     const auto column = batch->GetColumnByName(reader.columns[c]);
     if (column->type_id() == arrow::Type::LARGE_STRING) {
-      append_values(static_cast<const arrow::LargeStringArray&>(*column), reader.columns[c], reader.text[c], reader.ends[c]);
+      append_values(static_cast<const arrow::LargeStringArray&>(*column), reader.columns[c],
+                    reader.text[c], reader.ends[c]);
     } else {
-      append_values(static_cast<const arrow::StringArray&>(*column), reader.columns[c], reader.text[c], reader.ends[c]);
+      append_values(static_cast<const arrow::StringArray&>(*column), reader.columns[c],
+                    reader.text[c], reader.ends[c]);
     }
   }
   reader.rows_done += batch->num_rows();
@@ -123,9 +132,11 @@ int64_t next(Reader& reader) {
 
 extern "C" {
 
-__attribute__((visibility("default"))) void* megatron_parquet_open(const char* path, const char* const* columns,
-                                                                    int num_columns, int64_t batch_bytes, char* error,
-                                                                    int64_t error_bytes) {
+__attribute__((visibility("default"))) void* megatron_parquet_open(const char* path,
+                                                                   const char* const* columns,
+                                                                   int num_columns,
+                                                                   int64_t batch_bytes, char* error,
+                                                                   int64_t error_bytes) {
   try {
     return open(path, {columns, columns + num_columns}, batch_bytes).release();
   } catch (const std::exception& problem) {
@@ -134,7 +145,9 @@ __attribute__((visibility("default"))) void* megatron_parquet_open(const char* p
   }
 }
 
-__attribute__((visibility("default"))) int64_t megatron_parquet_next(void* handle, const char** data, const int64_t** ends,
+__attribute__((visibility("default"))) int64_t megatron_parquet_next(void* handle,
+                                                                     const char** data,
+                                                                     const int64_t** ends,
                                                                      double* progress, char* error,
                                                                      int64_t error_bytes) {
   auto& reader = *static_cast<Reader*>(handle);
@@ -144,7 +157,9 @@ __attribute__((visibility("default"))) int64_t megatron_parquet_next(void* handl
       data[c] = reader.text[c].data();
       ends[c] = reader.ends[c].data();
     }
-    *progress = reader.rows_total > 0 ? static_cast<double>(reader.rows_done) / static_cast<double>(reader.rows_total) : 1.0;
+    *progress = reader.rows_total > 0
+                    ? static_cast<double>(reader.rows_done) / static_cast<double>(reader.rows_total)
+                    : 1.0;
     return rows;
   } catch (const std::exception& problem) {
     set_error(problem.what(), error, error_bytes);
@@ -152,5 +167,7 @@ __attribute__((visibility("default"))) int64_t megatron_parquet_next(void* handl
   }
 }
 
-__attribute__((visibility("default"))) void megatron_parquet_close(void* handle) { delete static_cast<Reader*>(handle); }
+__attribute__((visibility("default"))) void megatron_parquet_close(void* handle) {
+  delete static_cast<Reader*>(handle);
+}
 }

@@ -65,8 +65,10 @@ TEST(DataLoader, GivesEveryBatchInOrderForAnyNumberOfWorkers) {
         const Sample sample = dataset->sample(batch->sample_ids[i]);
         EXPECT_EQ(Longs(batch->tokens + 16 * i, batch->tokens + 16 * (i + 1)), sample.tokens);
         EXPECT_EQ(Longs(batch->labels + 16 * i, batch->labels + 16 * (i + 1)), sample.labels);
-        EXPECT_EQ(Longs(batch->position_ids + 16 * i, batch->position_ids + 16 * (i + 1)), sample.position_ids);
-        EXPECT_EQ(std::vector<float>(batch->loss_mask + 16 * i, batch->loss_mask + 16 * (i + 1)), sample.loss_mask);
+        EXPECT_EQ(Longs(batch->position_ids + 16 * i, batch->position_ids + 16 * (i + 1)),
+                  sample.position_ids);
+        EXPECT_EQ(std::vector<float>(batch->loss_mask + 16 * i, batch->loss_mask + 16 * (i + 1)),
+                  sample.loss_mask);
       }
     }
     EXPECT_EQ(loader.next(), nullptr);
@@ -111,8 +113,14 @@ TEST(DataLoader, ReusesMemoryOfTheAllocatorAndOutlivesTheLoader) {
   std::atomic<int> live = 0, total = 0;
   DataLoaderOptions options = options_of(2);
   options.prefetch = 3;
-  options.allocator = {[&](size_t bytes) { ++live, ++total; return std::malloc(bytes); },
-                       [&](void* block, size_t) { --live; std::free(block); }};
+  options.allocator = {[&](size_t bytes) {
+                         ++live, ++total;
+                         return std::malloc(bytes);
+                       },
+                       [&](void* block, size_t) {
+                         --live;
+                         std::free(block);
+                       }};
   {
     std::shared_ptr<const MicroBatch> kept;
     {
@@ -120,7 +128,8 @@ TEST(DataLoader, ReusesMemoryOfTheAllocatorAndOutlivesTheLoader) {
       for (int i = 0; i < 500; ++i) kept = loader.next();
     }
     EXPECT_EQ(kept->tokens, kept->block);
-    EXPECT_EQ(Longs(kept->tokens, kept->tokens + 16), mock(4000)->sample(kept->sample_ids[0]).tokens);
+    EXPECT_EQ(Longs(kept->tokens, kept->tokens + 16),
+              mock(4000)->sample(kept->sample_ids[0]).tokens);
     EXPECT_LE(total, 8) << "blocks are used again";
     EXPECT_GT(live, 0);
   }

@@ -24,9 +24,15 @@ TEST(Blend, ReadsMegatronsGrammar) {
   const Blend blend = parse_blend(Strings{"0.3", "a", "7e-1", "b"}, "--data-path");
   EXPECT_EQ(blend.prefixes, (Strings{"a", "b"}));
   EXPECT_EQ(*blend.weights, (std::vector{0.3, 0.7}));
-  EXPECT_THAT(error_of([] { parse_blend(Strings{"0.3", "a", "c", "b"}, "--data-path"); }),
-              HasSubstr("--data-path mixes weights and paths: \"c\" stands where a weight was expected"));
-  EXPECT_THAT(error_of([] { parse_blend(Strings{"0", "a", "1", "b"}, "--data-path"); }), HasSubstr("weight 0 of a is not positive"));
+  EXPECT_THAT(
+      error_of([] {
+        parse_blend(Strings{"0.3", "a", "c", "b"}, "--data-path");
+      }),
+      HasSubstr("--data-path mixes weights and paths: \"c\" stands where a weight was expected"));
+  EXPECT_THAT(error_of([] {
+                parse_blend(Strings{"0", "a", "1", "b"}, "--data-path");
+              }),
+              HasSubstr("weight 0 of a is not positive"));
 }
 
 class DatasetBuilderTest : public ::testing::Test {
@@ -61,7 +67,8 @@ TEST_F(DatasetBuilderTest, SplitsOneFileWithoutOverlap) {
   config.data_path = {prefix(0)};
   const auto out = build();
   ASSERT_EQ(out.valid.size(), 1u);
-  const auto train = tokens_of(*out.train), valid = tokens_of(*out.valid[0]), test = tokens_of(*out.test);
+  const auto train = tokens_of(*out.train), valid = tokens_of(*out.valid[0]),
+             test = tokens_of(*out.test);
   EXPECT_EQ(*train.rbegin(), 79);
   EXPECT_EQ(*valid.begin(), 80);
   EXPECT_EQ(*valid.rbegin(), 94);
@@ -124,15 +131,17 @@ TEST_F(DatasetBuilderTest, ReadsArgumentFiles) {
 
   config.data_path.clear();
   config.per_split_data_args_path = folder / "splits.json";
-  write_file_atomically(folder / "splits.json",
-                        "{\"train\": [\"1\", \"" + prefix(0) + "\", 2, \"" + prefix(1) + "\"], \"valid\": \"" + prefix(2) + "\", \"test\": null}");
+  write_file_atomically(folder / "splits.json", "{\"train\": [\"1\", \"" + prefix(0) + "\", 2, \"" +
+                                                    prefix(1) + "\"], \"valid\": \"" + prefix(2) +
+                                                    "\", \"test\": null}");
   const auto out = build();
   EXPECT_EQ(*tokens_of(*out.valid[0]).begin(), 2000);
   EXPECT_EQ(out.test, nullptr);
   write_file_atomically(folder / "splits.json", "{\"train\": []}");
   EXPECT_THAT(error_of([&] { build(); }), HasSubstr("has no key \"valid\""));
   write_file_atomically(folder / "splits.json", "{\"train\": 3, \"valid\": [], \"test\": []}");
-  EXPECT_THAT(error_of([&] { build(); }), HasSubstr("\"train\" is number, expected a list or a string"));
+  EXPECT_THAT(error_of([&] { build(); }),
+              HasSubstr("\"train\" is number, expected a list or a string"));
   write_file_atomically(folder / "splits.json", "{");
   EXPECT_THAT(error_of([&] { build(); }), HasSubstr("splits.json: is no JSON"));
 }
@@ -151,7 +160,8 @@ TEST_F(DatasetBuilderTest, BuildsSeveralValidationSets) {
   config.validation_set_names = {"x", "y"};
   EXPECT_EQ(build().valid_names, (Strings{"x", "y"}));
   config.validation_set_names = {"x"};
-  EXPECT_THAT(error_of([&] { build(); }), HasSubstr("--validation-set-names gives 1 names for 2 validation datasets"));
+  EXPECT_THAT(error_of([&] { build(); }),
+              HasSubstr("--validation-set-names gives 1 names for 2 validation datasets"));
 }
 
 TEST_F(DatasetBuilderTest, MakesMockData) {
@@ -162,7 +172,8 @@ TEST_F(DatasetBuilderTest, MakesMockData) {
   EXPECT_EQ(out.valid[0]->size(), 20);
   EXPECT_LT(*tokens_of(*out.train).rbegin(), 40);
   request.tokenizer.vocab_size = 0;
-  EXPECT_THAT(error_of([&] { build(); }), HasSubstr("--mock-data needs a vocabulary of at least 2 tokens"));
+  EXPECT_THAT(error_of([&] { build(); }),
+              HasSubstr("--mock-data needs a vocabulary of at least 2 tokens"));
 }
 
 TEST_F(DatasetBuilderTest, RefusesWhatCannotWork) {
@@ -171,11 +182,13 @@ TEST_F(DatasetBuilderTest, RefusesWhatCannotWork) {
   EXPECT_THAT(error_of([&] { build(); }), HasSubstr("no such file: " + prefix(9) + ".idx"));
   config.data_path = {prefix(0)};
   config.split = "99.9,0.1,0";
-  EXPECT_THAT(error_of([&] { build(); }), HasSubstr("the valid split holds 0 tokens in 0 sequences, one sample needs 11"));
+  EXPECT_THAT(error_of([&] { build(); }),
+              HasSubstr("the valid split holds 0 tokens in 0 sequences, one sample needs 11"));
   config.split = "";
   config.data_path = {"1", prefix(0), "1", prefix(1)};
   request.targets = {.train = std::nullopt};
-  EXPECT_THAT(error_of([&] { build(); }), HasSubstr("the weights of the train datasets have no effect"));
+  EXPECT_THAT(error_of([&] { build(); }),
+              HasSubstr("the weights of the train datasets have no effect"));
 }
 
 TEST_F(DatasetBuilderTest, RefusesABlendThatTakesMoreThanAMemberHolds) {
@@ -209,13 +222,21 @@ TEST_F(DatasetBuilderTest, DamagedBlendCacheIsRebuilt) {
 }
 
 TEST(SplitTargets, FollowMegatron) {
-  const SplitTargets targets = split_targets({.train_samples = 1000, .train_iters = 100, .eval_interval = 30,
-                                              .eval_iters = 5, .eval_global_batch_size = 10});
+  const SplitTargets targets = split_targets({.train_samples = 1000,
+                                              .train_iters = 100,
+                                              .eval_interval = 30,
+                                              .eval_iters = 5,
+                                              .eval_global_batch_size = 10});
   EXPECT_EQ(targets.train, 1000);
   EXPECT_EQ(targets.valid, (100 / 30 + 1) * 5 * 10);
   EXPECT_EQ(targets.test, 50);
-  EXPECT_EQ(split_targets({.train_iters = 100, .eval_interval = 30, .eval_iters = 5, .start_eval_at_iter = 60,
-                           .eval_global_batch_size = 10}).valid, 2 * 50);
+  EXPECT_EQ(split_targets({.train_iters = 100,
+                           .eval_interval = 30,
+                           .eval_iters = 5,
+                           .start_eval_at_iter = 60,
+                           .eval_global_batch_size = 10})
+                .valid,
+            2 * 50);
   EXPECT_FALSE(split_targets({.full_validation = true}).valid.has_value());
 }
 

@@ -47,14 +47,16 @@ TEST(GPTDataset, ItemsEqualGoldens) {
     config.reset_position_ids = flags & 2;
     config.reset_attention_mask = flags & 4;
     const auto data = open(folder / "d", flags % 2 == 0);
-    const GPTDataset dataset(data, 0, data->num_sequences(), Split::kTrain, spec["num_samples"].get<int64_t>(), config);
+    const GPTDataset dataset(data, 0, data->num_sequences(), Split::kTrain,
+                             spec["num_samples"].get<int64_t>(), config);
     const Sample sample = dataset.sample(item["index"]);
     SCOPED_TRACE(item["flags"].dump() + " " + item["index"].dump());
     EXPECT_EQ(sample.tokens, item["tokens"].get<Longs>());
     EXPECT_EQ(sample.labels, item["labels"].get<Longs>());
     EXPECT_EQ(sample.position_ids, item["position_ids"].get<Longs>());
     EXPECT_EQ(sample.loss_mask, item["loss_mask"].get<std::vector<float>>());
-    const std::vector<bool> mask = attention_mask(sample.document_starts, dataset.sequence_length());
+    const std::vector<bool> mask =
+        attention_mask(sample.document_starts, dataset.sequence_length());
     EXPECT_EQ(digest(Longs(mask.begin(), mask.end())), item["mask_digest"].get<std::string>());
   }
 }
@@ -73,7 +75,8 @@ TEST(GPTDataset, InterDocumentMaskingFollowsTheFilesDocuments) {
   ASSERT_EQ(dataset.size(), 1);
   const Sample sample = dataset.sample(0);
   ASSERT_EQ(sample.document_starts.size(), 3u);
-  for (size_t i = 0; i < sample.tokens.size(); ++i) EXPECT_EQ(sample.position_ids[i], sample.tokens[i] % 10);
+  for (size_t i = 0; i < sample.tokens.size(); ++i)
+    EXPECT_EQ(sample.position_ids[i], sample.tokens[i] % 10);
   for (const int32_t start : sample.document_starts) EXPECT_EQ(sample.tokens[start] % 10, 0);
   EXPECT_EQ(cu_seqlens(sample.document_starts, 12).back(), 12);
 }
@@ -85,7 +88,8 @@ TEST(GPTDataset, WithoutExtraTokenLabelsAreRolled) {
   const GPTDataset dataset(small(folder), 0, 3, Split::kTrain, std::nullopt, config);
   EXPECT_EQ(dataset.size(), 3);
   const Sample sample = dataset.sample(1);
-  EXPECT_EQ(Longs(sample.tokens.begin() + 1, sample.tokens.end()), Longs(sample.labels.begin(), sample.labels.end() - 1));
+  EXPECT_EQ(Longs(sample.tokens.begin() + 1, sample.tokens.end()),
+            Longs(sample.labels.begin(), sample.labels.end() - 1));
   EXPECT_EQ(sample.loss_mask, (std::vector<float>{1, 1, 1, 0}));
   EXPECT_EQ(sample.labels.back(), 0);
 }
@@ -111,7 +115,9 @@ TEST(GPTDataset, PadTokenIsIgnoredWhenAmbiguous) {
   const auto data = small(folder);
   const auto count = [&] {
     float sum = 0;
-    for (const float weight : GPTDataset(data, 0, 3, Split::kTrain, std::nullopt, config).sample(0).loss_mask) sum += weight;
+    for (const float weight :
+         GPTDataset(data, 0, 3, Split::kTrain, std::nullopt, config).sample(0).loss_mask)
+      sum += weight;
     return sum;
   };
   EXPECT_EQ(count(), 12);
@@ -124,8 +130,10 @@ TEST(GPTDataset, NamesTokensOutsideTheVocabulary) {
   GPTDatasetConfig config = config_of(12);
   config.tokenizer.vocab_size = 35;
   const GPTDataset dataset(small(folder), 0, 3, Split::kTrain, std::nullopt, config);
-  EXPECT_THAT(error_of([&] { dataset.sample(0); }),
-              HasSubstr("s.bin: document 2, sequence 2, offset 5: token id 35 is outside the vocabulary of 35"));
+  EXPECT_THAT(
+      error_of([&] { dataset.sample(0); }),
+      HasSubstr(
+          "s.bin: document 2, sequence 2, offset 5: token id 35 is outside the vocabulary of 35"));
   EXPECT_THAT(error_of([&] { dataset.sample(1); }), HasSubstr("there is no sample 1 of 1"));
 }
 
@@ -138,20 +146,24 @@ TEST(GPTDataset, NamesTheSplitThatHoldsTooFewTokens) {
               HasSubstr("the test split holds 0 tokens in 0 sequences"));
   GPTDatasetConfig config = config_of(4);
   config.eod_mask_loss = true;
-  EXPECT_THAT(error_of([&] { GPTDataset(data, 0, 3, Split::kTrain, 5, config); }), HasSubstr("the tokenizer has no end-of-document token"));
-  EXPECT_THAT(error_of([&] { GPTDataset(data, 0, 3, Split::kTrain, 5, config_of(4, -1)); }), HasSubstr("--seed is -1"));
+  EXPECT_THAT(error_of([&] { GPTDataset(data, 0, 3, Split::kTrain, 5, config); }),
+              HasSubstr("the tokenizer has no end-of-document token"));
+  EXPECT_THAT(error_of([&] { GPTDataset(data, 0, 3, Split::kTrain, 5, config_of(4, -1)); }),
+              HasSubstr("--seed is -1"));
 }
 
 TEST(GPTDataset, FingerprintChangesWithWhatTheOrderDependsOn) {
   TempFolder folder;
   const auto data = small(folder);
-  const auto print = [&](int64_t length, int64_t seed, std::optional<int64_t> samples, int64_t last) {
+  const auto print = [&](int64_t length, int64_t seed, std::optional<int64_t> samples,
+                         int64_t last) {
     return GPTDataset(data, 0, last, Split::kTrain, samples, config_of(length, seed)).fingerprint();
   };
   const std::string base = print(4, 1, 10, 3);
   EXPECT_EQ(base.size(), 32u);
   EXPECT_EQ(base, print(4, 1, 10, 3));
-  for (const std::string& other : {print(5, 1, 10, 3), print(4, 2, 10, 3), print(4, 1, 11, 3), print(4, 1, 10, 2), print(4, 1, {}, 3)})
+  for (const std::string& other : {print(5, 1, 10, 3), print(4, 2, 10, 3), print(4, 1, 11, 3),
+                                   print(4, 1, 10, 2), print(4, 1, {}, 3)})
     EXPECT_NE(base, other);
 }
 
@@ -173,13 +185,16 @@ TEST(GPTDatasetCache, IsReadBackAndRebuiltWhenDamaged) {
   EXPECT_EQ(all_tokens(GPTDataset(data, 0, 3, Split::kTrain, 20, config)), expected);
   int damaged = 0;
   for (const auto& entry : std::filesystem::directory_iterator(folder / "cache")) {
-    if (entry.path().extension() == ".lock" || entry.path().filename().string().ends_with("-lock")) continue;
+    if (entry.path().extension() == ".lock" || entry.path().filename().string().ends_with("-lock"))
+      continue;
     std::string bytes = read_file(entry.path());
     bytes[bytes.size() - 3] ^= 1;
     write_file_atomically(entry.path(), bytes);
-    EXPECT_EQ(all_tokens(GPTDataset(data, 0, 3, Split::kTrain, 20, config)), expected) << entry.path();
+    EXPECT_EQ(all_tokens(GPTDataset(data, 0, 3, Split::kTrain, 20, config)), expected)
+        << entry.path();
     std::filesystem::resize_file(entry.path(), 5);
-    EXPECT_EQ(all_tokens(GPTDataset(data, 0, 3, Split::kTrain, 20, config)), expected) << entry.path();
+    EXPECT_EQ(all_tokens(GPTDataset(data, 0, 3, Split::kTrain, 20, config)), expected)
+        << entry.path();
     ++damaged;
   }
   EXPECT_EQ(damaged, 4);
@@ -201,7 +216,9 @@ TEST(GPTDatasetCache, IsBuiltOnceByManyThreads) {
   const auto expected = all_tokens(GPTDataset(data, 0, 3, Split::kTrain, 20, config_of(4)));
   std::vector<std::thread> threads;
   for (int i = 0; i < 4; ++i)
-    threads.emplace_back([&] { EXPECT_EQ(all_tokens(GPTDataset(data, 0, 3, Split::kTrain, 20, config)), expected); });
+    threads.emplace_back([&] {
+      EXPECT_EQ(all_tokens(GPTDataset(data, 0, 3, Split::kTrain, 20, config)), expected);
+    });
   for (auto& thread : threads) thread.join();
   EXPECT_GE(calls, 1);
   const int before = calls;

@@ -1,4 +1,5 @@
-// From text to tokens on disk: formats, compression, order, and an error that names the place for each kind of bad input.
+// From text to tokens on disk: formats, compression, order, and an error that names the place for
+// each kind of bad input.
 #include "megatron/datasets/preprocess.h"
 
 #include <zlib.h>
@@ -16,7 +17,8 @@ namespace {
 using ::testing::HasSubstr;
 using Longs = std::vector<int64_t>;
 
-std::unique_ptr<Tokenizer> tokenizer_of(const std::string& type, std::optional<int64_t> vocab_size = {}) {
+std::unique_ptr<Tokenizer> tokenizer_of(const std::string& type,
+                                        std::optional<int64_t> vocab_size = {}) {
   TokenizerConfig config;
   config.tokenizer_type = type;
   config.vocab_size = vocab_size;
@@ -61,14 +63,16 @@ class PreprocessTest : public ::testing::Test {
     options.inputs = inputs;
     return preprocess_files(options, *bytes);
   }
-  // The documents of one key as text; each byte is a token, <|endoftext|> (256) is shown as $ and sequences end in |.
+  // The documents of one key as text; each byte is a token, <|endoftext|> (256) is shown as $ and
+  // sequences end in |.
   std::vector<std::string> documents(const std::string& key = "text") {
     const IndexedDataset data(options.output_prefix + "_" + key + "_document");
     std::vector<std::string> out;
     for (int64_t d = 0; d < data.num_documents(); ++d) {
       out.emplace_back();
       for (int64_t s = data.document_indices()[d]; s < data.document_indices()[d + 1]; ++s) {
-        for (const int64_t token : data.read(s)) out.back() += token == 256 ? '$' : static_cast<char>(token);
+        for (const int64_t token : data.read(s))
+          out.back() += token == 256 ? '$' : static_cast<char>(token);
         out.back() += '|';
       }
     }
@@ -77,7 +81,8 @@ class PreprocessTest : public ::testing::Test {
   // The error of a run, which must leave no output behind.
   std::string error_of_run(const std::vector<std::string>& inputs) {
     const std::string message = error_of([&] { run(inputs); });
-    for (const std::string& name : folder.files()) EXPECT_THAT(name, ::testing::Not(::testing::StartsWith("out")));
+    for (const std::string& name : folder.files())
+      EXPECT_THAT(name, ::testing::Not(::testing::StartsWith("out")));
     return message;
   }
 
@@ -89,8 +94,10 @@ class PreprocessTest : public ::testing::Test {
 using Strings = std::vector<std::string>;
 
 TEST_F(PreprocessTest, ReadsJsonLines) {
-  put("a.jsonl", "{\"text\": \"one\", \"n\": 1}\n\n{\"text\": \"\"}\r\n{\"text\": \"tw\\u00f6\", \"text\": \"last\"}\n"
-                 "{\"n\": 123456789012345678901234567890, \"text\": [\"a\", \"\", \"b\"]}");
+  put("a.jsonl",
+      "{\"text\": \"one\", \"n\": 1}\n\n{\"text\": \"\"}\r\n{\"text\": \"tw\\u00f6\", \"text\": "
+      "\"last\"}\n"
+      "{\"n\": 123456789012345678901234567890, \"text\": [\"a\", \"\", \"b\"]}");
   const PreprocessResult result = run({folder / "a.jsonl"});
   EXPECT_EQ(documents(), (Strings{"one|", "", "last|", "a|b|"}));
   EXPECT_EQ(result.datasets[0].num_documents, 4);
@@ -112,7 +119,9 @@ TEST_F(PreprocessTest, WritesOneDatasetForEachKey) {
 
 TEST_F(PreprocessTest, ReadsTextFilesAndFoldersInOrder) {
   put("t/b.txt", "second");
-  put("t/a.md", "\xef\xbb\xbf" "first");
+  put("t/a.md",
+      "\xef\xbb\xbf"
+      "first");
   put("t/sub/c.cc", "third\n");
   put("t/.hidden", "no");
   put("t/.git/x", "no");
@@ -142,7 +151,8 @@ std::string many_lines(int count, uint32_t seed) {
   std::mt19937 random(seed);
   std::string out;
   for (int i = 0; i < count; ++i) {
-    out += "{\"text\": \"" + std::to_string(i) + " " + std::string(random() % 3000, static_cast<char>('a' + i % 26)) + "\"}\n";
+    out += "{\"text\": \"" + std::to_string(i) + " " +
+           std::string(random() % 3000, static_cast<char>('a' + i % 26)) + "\"}\n";
   }
   return out;
 }
@@ -154,7 +164,8 @@ TEST_F(PreprocessTest, CompressionAndWorkersDoNotChangeTheResult) {
   put("g.jsonl.gz", gzip(text.substr(0, 1000)) + gzip(text.substr(1000)));
   put("z.jsonl.zst", zstd(text.substr(0, 1000)) + zstd(text.substr(1000)));
   run({folder / "a.jsonl"});
-  const std::string bin = read_file(folder / "out_text_document.bin"), idx = read_file(folder / "out_text_document.idx");
+  const std::string bin = read_file(folder / "out_text_document.bin"),
+                    idx = read_file(folder / "out_text_document.idx");
   EXPECT_EQ(IndexedDataset(folder / "out_text_document").num_documents(), 1500);
   for (const int workers : {1, 2, 7}) {
     options.workers = workers;
@@ -171,7 +182,8 @@ TEST_F(PreprocessTest, LongTextIsCutWithoutAnyEffect) {
   std::string text;
   while (text.size() < 200000) {
     text += "word" + std::to_string(random() % 1000);
-    text += std::vector<std::string>{" ", "\n", ", ", "\r\n\r\n", "  ", " \xc3\xa9t\xc3\xa9 "}[random() % 6];
+    text += std::vector<std::string>{
+        " ", "\n", ", ", "\r\n\r\n", "  ", " \xc3\xa9t\xc3\xa9 "}[random() % 6];
   }
   put("t.txt", text);
   options.append_eod = true;
@@ -183,7 +195,8 @@ TEST_F(PreprocessTest, LongTextIsCutWithoutAnyEffect) {
   std::filesystem::remove(folder / "out_text_document.idx");
   std::filesystem::remove(folder / "out_text_document.bin");
   EXPECT_THAT(error_of_run({folder / "u.txt"}),
-              HasSubstr("u.txt: the text from byte offset 0 on has no space between two letters within 20000 bytes"));
+              HasSubstr("u.txt: the text from byte offset 0 on has no space between two letters "
+                        "within 20000 bytes"));
 }
 
 TEST_F(PreprocessTest, NamesFileAndLineOfBadJson) {
@@ -191,9 +204,11 @@ TEST_F(PreprocessTest, NamesFileAndLineOfBadJson) {
       {"{\"text\": \"a\"", "a.jsonl: line 3: is no JSON: "},
       {"[1]", "a.jsonl: line 3: is a list, expected an object"},
       {"{\"body\": 1}", "a.jsonl: line 3: has no key \"text\""},
-      {"{\"text\": 5}", "a.jsonl: line 3: \"text\" is a number, expected a string or a list of strings"},
+      {"{\"text\": 5}",
+       "a.jsonl: line 3: \"text\" is a number, expected a string or a list of strings"},
       {"{\"text\": null}", "a.jsonl: line 3: \"text\" is null"},
-      {"{\"text\": [\"a\", {}]}", "a.jsonl: line 3: an element of \"text\" is an object, expected a string"},
+      {"{\"text\": [\"a\", {}]}",
+       "a.jsonl: line 3: an element of \"text\" is an object, expected a string"},
       {"{\"text\": \"a\xff\"}", "a.jsonl: line 3: the byte at offset 11 of the line is not UTF-8"},
       {"{\"text\": \"\\ud800\"}", "a.jsonl: line 3: is no JSON: "},
       {"{\"text\": \"a\"} x", "a.jsonl: line 3: is no JSON: "},
@@ -203,20 +218,24 @@ TEST_F(PreprocessTest, NamesFileAndLineOfBadJson) {
     EXPECT_THAT(error_of_run({folder / "a.jsonl"}), HasSubstr(message)) << line;
   }
   put("b.jsonl", many_lines(3000, 2) + "{\"text\": 1}\n" + many_lines(10, 3));
-  EXPECT_THAT(error_of_run({folder / "b.jsonl"}), HasSubstr("b.jsonl: line 3001: \"text\" is a number"));
+  EXPECT_THAT(error_of_run({folder / "b.jsonl"}),
+              HasSubstr("b.jsonl: line 3001: \"text\" is a number"));
   options.max_line_bytes = 1 << 18;
   put("c.jsonl", "{\"text\": \"" + std::string(600000, 'x') + "\"}\n");
-  EXPECT_THAT(error_of_run({folder / "c.jsonl"}), HasSubstr("c.jsonl: line 1 is longer than 262144 bytes"));
+  EXPECT_THAT(error_of_run({folder / "c.jsonl"}),
+              HasSubstr("c.jsonl: line 1 is longer than 262144 bytes"));
 }
 
 TEST_F(PreprocessTest, NamesTheOffsetOfTextThatIsNotUtf8) {
   put("t.txt", "good \xc3\xa9 then \xc3(");
-  EXPECT_THAT(error_of_run({folder / "t.txt"}), HasSubstr("t.txt: the byte at offset 13 is not UTF-8"));
+  EXPECT_THAT(error_of_run({folder / "t.txt"}),
+              HasSubstr("t.txt: the byte at offset 13 is not UTF-8"));
 }
 
 TEST_F(PreprocessTest, NamesTruncatedAndDamagedArchives) {
   const std::string text = many_lines(400, 4);
-  for (const auto& [name, whole] : {std::pair{"a.jsonl.gz", gzip(text)}, {"a.jsonl.zst", zstd(text)}}) {
+  for (const auto& [name, whole] :
+       {std::pair{"a.jsonl.gz", gzip(text)}, {"a.jsonl.zst", zstd(text)}}) {
     for (const size_t size : {whole.size() - 1, whole.size() / 2, size_t{12}}) {
       put(name, whole.substr(0, size));
       const std::string message = error_of_run({folder / name});
@@ -272,7 +291,8 @@ TEST_F(PreprocessTest, ReadsParquetWhereItIsBuilt) {
   options.json_keys = {"number"};
   EXPECT_THAT(error_of_run({file}), HasSubstr("column \"number\" is int64, expected string"));
   options.json_keys = {"absent"};
-  EXPECT_THAT(error_of_run({file}), HasSubstr("has no column \"absent\"; its columns are number, text, maybe"));
+  EXPECT_THAT(error_of_run({file}),
+              HasSubstr("has no column \"absent\"; its columns are number, text, maybe"));
   options.json_keys = {"maybe"};
   EXPECT_THAT(error_of_run({file}), HasSubstr("column \"maybe\" is null, expected a string"));
   put("cut.parquet", read_file(file).substr(0, 500));

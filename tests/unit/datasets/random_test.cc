@@ -1,4 +1,5 @@
-// The generators that decide the order of data, against NumPy and PyTorch; and the helpers of these tests.
+// The generators that decide the order of data, against NumPy and PyTorch; and the helpers of these
+// tests.
 #include <unistd.h>
 
 #include <algorithm>
@@ -25,20 +26,22 @@ TempFolder::~TempFolder() { std::filesystem::remove_all(path_); }
 std::vector<std::string> TempFolder::files() const {
   std::vector<std::string> out;
   for (const auto& entry : std::filesystem::recursive_directory_iterator(path_))
-    if (entry.is_regular_file()) out.push_back(std::filesystem::relative(entry.path(), path_).string());
+    if (entry.is_regular_file())
+      out.push_back(std::filesystem::relative(entry.path(), path_).string());
   std::sort(out.begin(), out.end());
   return out;
 }
 
 const nlohmann::json& goldens() {
-  static const nlohmann::json root =
-      nlohmann::json::parse(std::ifstream(MEGATRON_SOURCE_DIR "/tests/golden/datasets/goldens.json"));
+  static const nlohmann::json root = nlohmann::json::parse(
+      std::ifstream(MEGATRON_SOURCE_DIR "/tests/golden/datasets/goldens.json"));
   return root;
 }
 
 std::string digest(const std::vector<int64_t>& values) {
   uint64_t hash = 0xcbf29ce484222325ULL;
-  for (const int64_t value : values) hash = (hash ^ static_cast<uint64_t>(value)) * 0x100000001b3ULL;
+  for (const int64_t value : values)
+    hash = (hash ^ static_cast<uint64_t>(value)) * 0x100000001b3ULL;
   char text[17];
   std::snprintf(text, sizeof text, "%016llx", static_cast<unsigned long long>(hash));
   return text;
@@ -50,7 +53,8 @@ void expect_entry(const std::vector<int64_t>& values, const nlohmann::json& entr
     return;
   }
   ASSERT_EQ(values.size(), entry["size"].get<size_t>());
-  const auto head = entry["head"].get<std::vector<int64_t>>(), tail = entry["tail"].get<std::vector<int64_t>>();
+  const auto head = entry["head"].get<std::vector<int64_t>>(),
+             tail = entry["tail"].get<std::vector<int64_t>>();
   EXPECT_TRUE(std::equal(head.begin(), head.end(), values.begin()));
   EXPECT_TRUE(std::equal(tail.rbegin(), tail.rend(), values.rbegin()));
   EXPECT_EQ(digest(values), entry["digest"].get<std::string>());
@@ -60,7 +64,8 @@ std::vector<int32_t> golden_lengths(const nlohmann::json& spec) {
   NumpyRandom random(spec["lengths_seed"]);
   std::vector<int32_t> out(spec["num_sequences"].get<size_t>());
   for (int32_t& length : out)
-    length = static_cast<int32_t>(random.next_u32() % spec["lengths_mod"].get<uint32_t>()) + spec["lengths_min"].get<int>();
+    length = static_cast<int32_t>(random.next_u32() % spec["lengths_mod"].get<uint32_t>()) +
+             spec["lengths_min"].get<int>();
   return out;
 }
 
@@ -116,9 +121,12 @@ TEST(TorchRandperm, EqualsTorchOnGoldens) {
 
 TEST(Sampler, CyclicEqualsTorchOnGoldens) {
   for (const auto& spec : goldens()["cyclic"]) {
-    SamplerConfig config{.type = DataloaderType::kCyclic, .total_samples = spec["total"],
-                         .micro_batch_size = spec["mbs"], .data_parallel_rank = spec["rank"],
-                         .data_parallel_size = spec["ranks"], .data_sharding = spec["sharding"]};
+    SamplerConfig config{.type = DataloaderType::kCyclic,
+                         .total_samples = spec["total"],
+                         .micro_batch_size = spec["mbs"],
+                         .data_parallel_rank = spec["rank"],
+                         .data_parallel_size = spec["ranks"],
+                         .data_sharding = spec["sharding"]};
     Sampler sampler(config);
     std::vector<int64_t> ids;
     ASSERT_TRUE(sampler.micro_batch(spec["consumed"], ids));
@@ -130,8 +138,12 @@ TEST(Sampler, CyclicRanksCoverAnEpochOnce) {
   for (const bool sharding : {true, false}) {
     std::vector<int64_t> seen;
     for (int rank = 0; rank < 3; ++rank) {
-      Sampler sampler({.type = DataloaderType::kCyclic, .total_samples = 50, .micro_batch_size = 2,
-                       .data_parallel_rank = rank, .data_parallel_size = 3, .data_sharding = sharding});
+      Sampler sampler({.type = DataloaderType::kCyclic,
+                       .total_samples = 50,
+                       .micro_batch_size = 2,
+                       .data_parallel_rank = rank,
+                       .data_parallel_size = 3,
+                       .data_sharding = sharding});
       std::vector<int64_t> ids;
       for (int64_t step = 0; step < sampler.num_micro_batches(); ++step) {
         ASSERT_TRUE(sampler.micro_batch(step * 6, ids));
@@ -140,12 +152,16 @@ TEST(Sampler, CyclicRanksCoverAnEpochOnce) {
     }
     std::sort(seen.begin(), seen.end());
     EXPECT_EQ(seen.size(), 48u);
-    EXPECT_EQ(std::adjacent_find(seen.begin(), seen.end()), seen.end()) << "a sample was read twice";
+    EXPECT_EQ(std::adjacent_find(seen.begin(), seen.end()), seen.end())
+        << "a sample was read twice";
   }
 }
 
 TEST(Sampler, SingleGivesConsecutiveSlices) {
-  Sampler sampler({.total_samples = 13, .micro_batch_size = 2, .data_parallel_rank = 1, .data_parallel_size = 3});
+  Sampler sampler({.total_samples = 13,
+                   .micro_batch_size = 2,
+                   .data_parallel_rank = 1,
+                   .data_parallel_size = 3});
   std::vector<int64_t> ids;
   ASSERT_TRUE(sampler.micro_batch(0, ids));
   EXPECT_EQ(ids, (std::vector<int64_t>{2, 3}));
@@ -156,7 +172,8 @@ TEST(Sampler, SingleGivesConsecutiveSlices) {
 }
 
 TEST(Sampler, SinglePadsTheLastBatchWhenAsked) {
-  SamplerConfig config{.total_samples = 13, .micro_batch_size = 2, .data_parallel_size = 3, .drop_last = false};
+  SamplerConfig config{
+      .total_samples = 13, .micro_batch_size = 2, .data_parallel_size = 3, .drop_last = false};
   std::vector<int64_t> ids;
   Sampler first(config);
   EXPECT_EQ(first.num_micro_batches(), 3);
@@ -169,9 +186,15 @@ TEST(Sampler, SinglePadsTheLastBatchWhenAsked) {
 }
 
 TEST(Sampler, RefusesTooFewSamplesAndForeignPositions) {
-  EXPECT_THAT(error_of([] { Sampler({.total_samples = 5, .micro_batch_size = 2, .data_parallel_size = 3}); }),
-              ::testing::HasSubstr("the dataset has 5 samples, one micro-batch on each of 3 data-parallel ranks takes 6"));
-  Sampler sampler({.type = DataloaderType::kCyclic, .total_samples = 20, .micro_batch_size = 2, .data_parallel_size = 2});
+  EXPECT_THAT(
+      error_of(
+          [] { Sampler({.total_samples = 5, .micro_batch_size = 2, .data_parallel_size = 3}); }),
+      ::testing::HasSubstr(
+          "the dataset has 5 samples, one micro-batch on each of 3 data-parallel ranks takes 6"));
+  Sampler sampler({.type = DataloaderType::kCyclic,
+                   .total_samples = 20,
+                   .micro_batch_size = 2,
+                   .data_parallel_size = 2});
   std::vector<int64_t> ids;
   EXPECT_THAT(error_of([&] { sampler.micro_batch(22, ids); }),
               ::testing::HasSubstr("22 consumed samples are 2 in epoch 1, expected a multiple of"));
