@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <filesystem>
+#include <fstream>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -29,7 +30,7 @@ class TemporaryFolder {
   std::filesystem::path operator/(std::string_view name) const { return path_ / name; }
   const std::filesystem::path& path() const { return path_; }
   std::filesystem::path write(std::string_view name, std::string_view text) const {
-    write_file_atomically(path_ / name, text);
+    std::ofstream(path_ / name, std::ios::binary) << text;
     return path_ / name;
   }
 

@@ -108,7 +108,7 @@ TEST(TokenizerJson, DamagedBytesNeverCrash) {
   int loaded = 0;
   for (int round = 0; round < 400; ++round) {
     std::string damaged = text;
-    for (int i = 0; i < 3; ++i) damaged[random() % damaged.size()] = "0129{}[]\",:aZ \\-"[random() % 16];
+    for (int i = 0; i <= round % 3; ++i) damaged[random() % damaged.size()] = "0129{}[]\",:aZ.x-"[random() % 16];
     try {
       const auto tokenizer = load(folder.write("tokenizer.json", damaged));
       ++loaded;
