@@ -10,6 +10,16 @@ namespace megatron {
 namespace {
 
 template <class Acc>
+void normalise_row(int64_t n, const Acc* __restrict x, const Acc* __restrict gain, const Acc* __restrict bias, Acc mean,
+                   Acc rstd, Acc* __restrict y) {
+  if (bias != nullptr) {
+    for (int64_t i = 0; i < n; ++i) y[i] = (x[i] - mean) * rstd * gain[i] + bias[i];
+  } else {
+    for (int64_t i = 0; i < n; ++i) y[i] = (x[i] - mean) * rstd * gain[i];
+  }
+}
+
+template <class Acc>
 void forward_rows(const NormForward& norm, int64_t begin, int64_t end) {
   const int64_t n = norm.columns;
   std::vector<Acc> scratch(2 * n);
@@ -28,19 +38,45 @@ void forward_rows(const NormForward& norm, int64_t begin, int64_t end) {
     }
     const Acc mean = norm.layer_norm ? means[row] : Acc(0);
     const Acc rstd = rstds[row];
-    if (bias != nullptr) {
-      for (int64_t i = 0; i < n; ++i) y[i] = (x[i] - mean) * rstd * gain[i] + bias[i];
-    } else {
-      for (int64_t i = 0; i < n; ++i) y[i] = (x[i] - mean) * rstd * gain[i];
-    }
+    normalise_row(n, x, gain, bias, mean, rstd, y);
     store_run(norm.dtype, norm.y, row * n, n, y);
+  }
+}
+
+// One row: dx, and this row's part of the weight gradients added to dgain and dbias (null without bias).
+template <class Acc>
+void backward_row(int64_t n, const Acc* __restrict dy, const Acc* __restrict x, const Acc* __restrict gain, bool layer_norm,
+                  Acc mean, Acc rstd, Acc* __restrict dx, Acc* __restrict dgain, Acc* __restrict dbias) {
+  Acc mean_g, mean_gx;
+  sum_two_over<Acc>(
+      n,
+      [=](int64_t i, Acc& sum_g, Acc& sum_gx) {
+        const Acc g = gain[i] * dy[i];
+        sum_g += g;
+        sum_gx += g * ((x[i] - mean) * rstd);
+      },
+      &mean_g, &mean_gx);
+  mean_g = layer_norm ? mean_g / Acc(n) : Acc(0);
+  mean_gx /= Acc(n);
+  if (dbias != nullptr) {
+    for (int64_t i = 0; i < n; ++i) {
+      const Acc xhat = (x[i] - mean) * rstd;
+      dgain[i] += dy[i] * xhat;
+      dbias[i] += dy[i];
+      dx[i] = rstd * (gain[i] * dy[i] - mean_g - xhat * mean_gx);
+    }
+  } else {
+    for (int64_t i = 0; i < n; ++i) {
+      const Acc xhat = (x[i] - mean) * rstd;
+      dgain[i] += dy[i] * xhat;
+      dx[i] = rstd * (gain[i] * dy[i] - mean_g - xhat * mean_gx);
+    }
   }
 }
 
 template <class Acc>
 void backward_block(const NormBackward& norm, int64_t block, std::vector<Acc>& scratch) {
   const int64_t n = norm.columns;
-  const Acc* gain = static_cast<const Acc*>(norm.gain);
   Acc* dgain = static_cast<Acc*>(norm.dgain) + block * n;
   Acc* dbias = norm.dbias == nullptr ? nullptr : static_cast<Acc*>(norm.dbias) + block * n;
   std::fill_n(dgain, n, Acc(0));
@@ -51,18 +87,8 @@ void backward_block(const NormBackward& norm, int64_t block, std::vector<Acc>& s
     const Acc* x = load_run(norm.dtype, norm.x, row * n, n, scratch.data() + n);
     Acc* dx = output_run(norm.dtype, norm.dx, row * n, scratch.data() + 2 * n);
     const Acc mean = norm.layer_norm ? static_cast<const Acc*>(norm.mean)[row] : Acc(0);
-    const Acc rstd = static_cast<const Acc*>(norm.rstd)[row];
-    const Acc mean_g = norm.layer_norm ? sum_over<Acc>(n, [=](int64_t i) { return gain[i] * dy[i]; }) / Acc(n) : Acc(0);
-    const Acc mean_gx =
-        sum_over<Acc>(n, [=](int64_t i) { return gain[i] * dy[i] * ((x[i] - mean) * rstd); }) / Acc(n);
-    for (int64_t i = 0; i < n; ++i) {
-      const Acc xhat = (x[i] - mean) * rstd;
-      dgain[i] += dy[i] * xhat;
-      dx[i] = rstd * (gain[i] * dy[i] - mean_g - xhat * mean_gx);
-    }
-    if (dbias != nullptr) {
-      for (int64_t i = 0; i < n; ++i) dbias[i] += dy[i];
-    }
+    backward_row(n, dy, x, static_cast<const Acc*>(norm.gain), norm.layer_norm, mean,
+                 static_cast<const Acc*>(norm.rstd)[row], dx, dgain, dbias);
     store_run(norm.dtype, norm.dx, row * n, n, dx);
   }
 }

@@ -68,12 +68,11 @@ KernelCase norm_case(Normalization kind, bool zero_centered, bool with_bias, at:
   row.run = [=](const Tensors& t) -> Tensors {
     const at::Tensor bias = with_bias ? t[2] : at::Tensor();
     const NormResult result = norm_forward(kind, t[0], t[1], bias, 1e-5, zero_centered);
-    const at::Tensor again = norm_apply(kind, t[0], t[1], bias, result.mean, result.rstd, zero_centered);
     at::Tensor dgain = at::ones({shape.columns}, t[0].options().dtype(wide(type)));
     at::Tensor dbias = with_bias ? at::ones_like(dgain) : at::Tensor();
     const at::Tensor dx =
         norm_backward(kind, t[3], t[0], t[1], result.mean, result.rstd, zero_centered, dgain, dbias);
-    Tensors out = {result.y, again - result.y, dx, dgain};
+    Tensors out = {result.y, dx, dgain};
     if (with_bias) out.push_back(dbias);
     return out;
   };
@@ -86,12 +85,34 @@ KernelCase norm_case(Normalization kind, bool zero_centered, bool with_bias, at:
       return with_bias ? y + leaves[2] : y;
     };
     Tensors out = with_gradients(f, t, with_bias ? 3 : 2);
-    Tensors result = {out[0], at::zeros_like(out[0]), out[1], out[2] + 1};
+    Tensors result = {out[0], out[1], out[2] + 1};
     if (with_bias) result.push_back(out[3] + 1);
     return result;
   };
+  if (kind == Normalization::kLayerNorm) {
+    row.eager = [=](const Tensors& t) {
+      const auto f = [=](const Tensors& leaves) {
+        return at::layer_norm(leaves[0], {shape.columns}, leaves[1], leaves[2], 1e-5);
+      };
+      return with_gradients(f, t, 3);
+    };
+  }
   row.tolerance = tolerance_of(type);
   row.bytes = shape.rows * shape.columns * 5 * static_cast<int64_t>(at::elementSize(type));
+  return row;
+}
+
+// The output again from saved statistics: the same bits.
+KernelCase norm_apply_case(Normalization kind, at::ScalarType type, Shape shape) {
+  KernelCase row = norm_case(kind, true, true, type, shape);
+  row.name = "again_" + row.name;
+  row.run = [=](const Tensors& t) -> Tensors {
+    const NormResult result = norm_forward(kind, t[0], t[1], t[2], 1e-5, true);
+    return {norm_apply(kind, t[0], t[1], t[2], result.mean, result.rstd, true) - result.y};
+  };
+  row.reference = [](const Tensors& t) -> Tensors { return {at::zeros_like(t[0])}; };
+  row.tolerance = 1e-30;
+  row.bytes = 0;
   return row;
 }
 
@@ -127,6 +148,18 @@ KernelCase activation_case(Activation activation, at::ScalarType type, Shape sha
     };
     return with_gradients(f, t, 1);
   };
+  if (activation == Activation::kGelu || activation == Activation::kGeluTanh || activation == Activation::kSwiglu) {
+    row.eager = [=](const Tensors& t) {
+      const auto f = [=](const Tensors& leaves) {
+        if (activation == Activation::kSwiglu) {
+          const std::vector<at::Tensor> half = leaves[0].chunk(2, -1);
+          return at::silu(half[0]) * half[1];
+        }
+        return at::gelu(leaves[0], activation == Activation::kGelu ? "none" : "tanh");
+      };
+      return with_gradients(f, t, 1);
+    };
+  }
   row.tolerance = tolerance_of(type);
   row.bytes = shape.rows * (3 * width + 2 * shape.columns) * static_cast<int64_t>(at::elementSize(type));
   return row;
@@ -204,6 +237,11 @@ KernelCase cross_entropy_case(at::ScalarType type, Shape shape, int64_t padding,
     const at::Tensor grad = at::cat({logits.grad(), at::zeros({shape.rows, padding}, logits.options())}, 1);
     return {max.detach(), target.detach(), at::exp(lse - max).detach(), grad};
   };
+  row.eager = [=](const Tensors& t) {
+    const at::Tensor ids = t[1].clamp(0, valid - 1);
+    const auto f = [&](const Tensors& leaves) { return at::cross_entropy_loss(leaves[0], ids, {}, at::Reduction::None); };
+    return with_gradients(f, {t[0], t[2].to(type)}, 1);
+  };
   row.tolerance = tolerance_of(type);
   row.bytes = shape.rows * shape.columns * 4 * static_cast<int64_t>(at::elementSize(type));
   return row;
@@ -229,6 +267,11 @@ KernelCase embedding_case(at::ScalarType type, Shape shape) {
     const at::Tensor out = t[0].index_select(0, ids) * used;
     return {out, at::ones_like(t[0]).index_add(0, ids, t[2] * used)};
   };
+  row.eager = [=](const Tensors& t) {
+    const at::Tensor ids = t[1].clamp_min(0);
+    const auto f = [&](const Tensors& leaves) { return at::embedding(leaves[0], ids); };
+    return with_gradients(f, {t[0], t[2]}, 1);
+  };
   row.tolerance = tolerance_of(wide(type));
   row.bytes = shape.rows * shape.columns * 5 * static_cast<int64_t>(at::elementSize(type));
   return row;
@@ -252,6 +295,10 @@ KernelCase dropout_case(at::ScalarType type, at::ScalarType residual_type, Shape
     const at::Tensor keep =
         dropout(at::ones_like(t[0]), 0.3, key, place);
     return {t[0] * keep + t[1], t[4] * keep, t[4]};
+  };
+  row.eager = [=](const Tensors& t) {
+    const auto f = [](const Tensors& leaves) { return at::dropout(leaves[0], 0.3, true) + leaves[1]; };
+    return with_gradients(f, t, 2);
   };
   row.tolerance = tolerance_of(residual_type == type ? type : at::kBFloat16);
   row.bit_equal = true;
@@ -278,6 +325,7 @@ KernelCase random_case(at::ScalarType type, Shape shape) {
     const auto part = [=](const at::Tensor& x) { return x.narrow(0, 3, shape.rows).narrow(1, 5, shape.columns); };
     return {part(draws), part(flat)};
   };
+  row.eager = [=](const Tensors& t) -> Tensors { return {at::randn_like(t[0]) * 0.5, at::rand_like(t[0]) * 3 - 1}; };
   row.tolerance = tolerance_of(type);
   row.bit_equal = true;
   row.bytes = shape.rows * shape.columns * 2 * static_cast<int64_t>(at::elementSize(type));
@@ -314,6 +362,8 @@ void add_rows(std::vector<KernelCase>& rows, at::ScalarType type, const std::vec
     rows.push_back(norm_case(Normalization::kLayerNorm, true, false, type, shape));
     rows.push_back(norm_case(Normalization::kRMSNorm, false, false, type, shape));
     rows.push_back(norm_case(Normalization::kRMSNorm, true, false, type, shape));
+    rows.push_back(norm_apply_case(Normalization::kLayerNorm, type, shape));
+    rows.push_back(norm_apply_case(Normalization::kRMSNorm, type, shape));
     for (int i = 0; i < 6; ++i) rows.push_back(activation_case(static_cast<Activation>(i), type, shape, 2.0));
     rows.push_back(rotary_case(false, false, type, {shape.rows, std::max<int64_t>(2, shape.columns)}));
     rows.push_back(rotary_case(true, true, type, {shape.rows, std::max<int64_t>(2, shape.columns)}));

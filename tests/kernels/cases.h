@@ -24,6 +24,8 @@ struct KernelCase {
   std::function<Tensors(const Tensors&)> run;
   // The same in ATen operations, of fp64 inputs.
   std::function<Tensors(const Tensors&)> reference;
+  // What eager PyTorch runs for it, in `type`; empty: the reference is timed instead.
+  std::function<Tensors(const Tensors&)> eager = {};
   double tolerance = 1e-6;       // CPU and CUDA against the reference, relative to max(1, largest)
   bool bit_equal = false;        // CUDA equals the CPU bit for bit
   int64_t bytes = 0;             // moved by `run`; > 0: timed by --perf
