@@ -29,7 +29,7 @@ class Module {
   // Writes the full names into the parameters; `prefix` as for visit.
   void name_parameters(const std::string& prefix = "");
 
-  // Elements of all parameters of this rank, without vocabulary padding.
+  // Elements of all parameters of this rank; without vocabulary padding where a table is whole.
   int64_t num_parameters();
 
  protected:

@@ -113,6 +113,10 @@ ShardedTensor sharded_tensor(const Parameter& parameter, const ParallelGroups& g
   result.global_shape = logical_shape(parameter);
   result.local_shape = parameter.local_shape;
   result.pieces = shard_pieces(parameter, groups);
+  if (result.pieces.empty()) {  // only vocabulary padding; no pieces would mean the whole tensor
+    const std::vector<int64_t> zeros(result.global_shape.size(), 0);
+    result.pieces = {{{zeros, zeros}, zeros}};
+  }
   result.data = local.data_ptr();
   bool over_tensor = false;
   for (const Shard& shard : parameter.placement.shards) over_tensor |= shard.axis == Axis::kTensor;

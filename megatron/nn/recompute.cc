@@ -28,7 +28,8 @@ void RecomputeTape::backward(const at::Tensor& root, const at::Tensor& grad) {
     if (!output_grad.defined()) continue;  // nothing below this cut reached the root
     const at::Tensor input = cut.input.detach().set_requires_grad(true);
     torch::autograd::backward({cut.body(input)}, {output_grad});
-    if (cut.input.requires_grad()) torch::autograd::backward({cut.input}, {input.grad()});
+    if (!cut.input.requires_grad() || !input.grad().defined()) continue;
+    torch::autograd::backward({cut.input}, {input.grad()});
   }
 }
 
