@@ -12,7 +12,8 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-// What a linear's forward and backward share. Lives as long as the layer (or, for a tied weight, as long as the graph).
+// What a linear's forward and backward share. Lives as long as the layer, which must outlive its graphs. Every function
+// takes an anchor() besides x, so that its weights are trained although x needs no gradient.
 struct LinearState {
   Parameter* weight = nullptr;
   Parameter* bias = nullptr;
@@ -47,7 +48,7 @@ at::Tensor gathered(const LinearState& state, const at::Tensor& x) {
 
 // Y = norm(X) A^T + b with A's rows on this rank.
 struct ColumnFunction : torch::autograd::Function<ColumnFunction> {
-  static at::Tensor forward(AutogradContext* context, const at::Tensor& x, LinearState* state) {
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& x, const at::Tensor&, LinearState* state) {
     const AcquiredValue weight(state->weight), bias(state->bias);
     context->saved_data["state"] = reinterpret_cast<int64_t>(state);
     if (state->norm == nullptr) {
@@ -84,7 +85,7 @@ struct ColumnFunction : torch::autograd::Function<ColumnFunction> {
     accumulate_bias_grad(state.bias, dy);
     if (reduction) reduction->wait();
     if (state.norm != nullptr) dx = norm_backward(*state.norm, dx, saved[0], saved[1], saved[2]);
-    return {dx, at::Tensor()};
+    return {dx, at::Tensor(), at::Tensor()};
   }
 
  private:
@@ -97,7 +98,7 @@ struct ColumnFunction : torch::autograd::Function<ColumnFunction> {
 
 // Y = sum over ranks of X_r A_r^T, + b.
 struct RowFunction : torch::autograd::Function<RowFunction> {
-  static at::Tensor forward(AutogradContext* context, const at::Tensor& x, LinearState* state) {
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& x, const at::Tensor&, LinearState* state) {
     const AcquiredValue weight(state->weight), bias(state->bias);
     context->saved_data["state"] = reinterpret_cast<int64_t>(state);
     context->save_for_backward({x});
@@ -118,14 +119,14 @@ struct RowFunction : torch::autograd::Function<RowFunction> {
     const AcquiredValue weight(state.weight);
     at::Tensor dx = linear_input_grad(dy, weight.value());
     accumulate_weight_grad(*state.weight, dy, x);
-    return {dx, at::Tensor()};
+    return {dx, at::Tensor(), at::Tensor()};
   }
 };
 
-// A tied weight: the state travels with the graph.
+// A weight of another module: no state of the layer's own.
 struct TiedFunction : torch::autograd::Function<TiedFunction> {
-  static at::Tensor forward(AutogradContext* context, const at::Tensor& x, Parameter* parameter,
-                            const ProcessGroup* tp) {
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& x, const at::Tensor&,
+                            Parameter* parameter, const ProcessGroup* tp) {
     const AcquiredValue weight(parameter);
     context->saved_data["parameter"] = reinterpret_cast<int64_t>(parameter);
     context->saved_data["tp"] = reinterpret_cast<int64_t>(tp);
@@ -141,7 +142,7 @@ struct TiedFunction : torch::autograd::Function<TiedFunction> {
     const std::shared_ptr<Work> reduction = tp->all_reduce(dx);
     accumulate_weight_grad(*parameter, dy, context->get_saved_variables()[0]);
     reduction->wait();
-    return {dx, at::Tensor(), at::Tensor()};
+    return {dx, at::Tensor(), at::Tensor(), at::Tensor()};
   }
 };
 
@@ -191,7 +192,7 @@ ColumnParallelLinear::ColumnParallelLinear(std::string name, int64_t input_size,
 ColumnParallelLinear::~ColumnParallelLinear() = default;
 
 at::Tensor ColumnParallelLinear::forward(const at::Tensor& x) {
-  return ColumnFunction::apply(x.contiguous(), &impl_->state);
+  return ColumnFunction::apply(x.contiguous(), anchor(), &impl_->state);
 }
 
 Parameter& ColumnParallelLinear::weight() { return impl_->weight; }
@@ -202,7 +203,7 @@ at::Tensor ColumnParallelLinear::forward_with(Parameter& weight, const at::Tenso
       sequence_parallel && tp.size() > 1 ? gather_from_sequence_parallel_region(x, tp) : x;
   // With sequence parallelism the gather's backward already sums dX over the group.
   static const ProcessGroup self;
-  return TiedFunction::apply(whole.contiguous(), &weight, sequence_parallel ? &self : &tp);
+  return TiedFunction::apply(whole.contiguous(), anchor(), &weight, sequence_parallel ? &self : &tp);
 }
 
 struct RowParallelLinear::Impl {
@@ -230,7 +231,7 @@ RowParallelLinear::RowParallelLinear(std::string name, int64_t input_size, int64
 RowParallelLinear::~RowParallelLinear() = default;
 
 at::Tensor RowParallelLinear::forward(const at::Tensor& x) {
-  return RowFunction::apply(x.contiguous(), &impl_->state);
+  return RowFunction::apply(x.contiguous(), anchor(), &impl_->state);
 }
 
 }  // namespace megatron

@@ -19,6 +19,8 @@ at::Tensor all_reduce(const at::Tensor& x, const ProcessGroup& tp) {
 }
 
 at::Tensor own_slice(const at::Tensor& x, int64_t dim, const ProcessGroup& tp) {
+  MEGATRON_ASSERT(x.size(dim) % tp.size() == 0, "dimension ", dim, " of size ", x.size(dim), " over ",
+                  tp.size(), " ranks");
   const int64_t length = x.size(dim) / tp.size();
   return x.narrow(dim, tp.rank() * length, length).contiguous();
 }

@@ -33,6 +33,15 @@ struct EmbeddingFunction : torch::autograd::Function<EmbeddingFunction> {
   }
 };
 
+// An id outside the table would read foreign memory. Only where looking costs no synchronisation: on the CPU.
+void check_ids(const char* what, const at::Tensor& ids, int64_t rows) {
+  if (!ids.device().is_cpu() || ids.numel() == 0) return;
+  const auto [low, high] = at::aminmax(ids);
+  const int64_t least = low.item<int64_t>(), most = high.item<int64_t>();
+  MEGATRON_CHECK(least >= 0 && most < rows, what, " ", least < 0 ? least : most, " is outside the embedding of ", rows,
+                 " rows");
+}
+
 }  // namespace
 
 VocabParallelEmbedding::VocabParallelEmbedding(int64_t vocab_size, int64_t padded_vocab_size,
@@ -52,6 +61,7 @@ VocabParallelEmbedding::VocabParallelEmbedding(int64_t vocab_size, int64_t padde
 }
 
 at::Tensor VocabParallelEmbedding::forward(const at::Tensor& ids) {
+  check_ids("token id", ids, weight_.global_shape[0]);
   at::Tensor local = ids.t().contiguous();  // [s, b]
   if (tp_.size() > 1) {
     const int64_t rows = weight_.local_shape[0];
@@ -71,6 +81,7 @@ Embedding::Embedding(int64_t rows, int64_t hidden_size, Init init) {
 }
 
 at::Tensor Embedding::forward(const at::Tensor& ids) {
+  check_ids("id", ids, weight_.global_shape[0]);
   return EmbeddingFunction::apply(ids.contiguous(), anchor(), &weight_);
 }
 
