@@ -131,7 +131,11 @@ int bench(int argc, char** argv) {
   options.known = flag_table();
   options.positional = "what";
   options.finalize = [&] {
-    arguments.data.mock_data = true;  // tokens are drawn here
+    arguments.data = DataConfig();  // tokens are drawn here; nothing is read, evaluated or saved
+    arguments.data.mock_data = true;
+    arguments.training.save.clear();
+    arguments.training.load.clear();
+    arguments.training.save_interval.reset();
     if (!arguments.optimizer.lr) arguments.optimizer.lr = 1e-4;
     if (!arguments.training.train_iters && !arguments.training.train_samples) arguments.training.train_iters = 1000;
     arguments.finalize();

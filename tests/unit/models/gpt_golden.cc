@@ -59,8 +59,8 @@ GPTConfig config_from(const nlohmann::json& c) {
 
 }  // namespace
 
-Golden read_golden(const std::string& name) {
-  const SafetensorsFile file(std::string(MEGATRON_SOURCE_DIR "/tests/golden/gpt/") + name + ".safetensors");
+Golden read_golden(const std::string& name, const std::string& folder) {
+  const SafetensorsFile file(folder + "/" + name + ".safetensors");
   Golden golden;
   golden.config = config_from(nlohmann::json::parse(file.header().metadata.at("config")));
   for (const SafetensorsEntry& entry : file.header().tensors) {

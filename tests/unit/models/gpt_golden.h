@@ -15,8 +15,8 @@ struct Golden {
   std::map<std::string, at::Tensor> tensors;  // by name in the file
 };
 
-// Reads tests/golden/gpt/<name>.safetensors.
-Golden read_golden(const std::string& name);
+// Reads <folder>/<name>.safetensors; the goldens of this repository by default.
+Golden read_golden(const std::string& name, const std::string& folder = MEGATRON_SOURCE_DIR "/tests/golden/gpt");
 
 // Copies tensors "<prefix><parameter name>" into the values of `model`; every parameter must be present with its shape
 // (vocabulary padding stays zero).
