@@ -22,7 +22,8 @@ std::unique_ptr<DataLoader> Evaluator::make_loader(int64_t consumed) const {
   return std::make_unique<DataLoader>(dataset_, std::move(options));
 }
 
-double Evaluator::run(const PretrainTask& task, Module& model, const ParallelGroups& groups) {
+std::optional<double> Evaluator::run(const PretrainTask& task, Module& model, const ParallelGroups& groups,
+                                     const std::function<bool()>& stop) {
   const at::NoGradGuard no_grad;
   if (options_.full) {
     loader_ = make_loader(0);
@@ -35,6 +36,7 @@ double Evaluator::run(const PretrainTask& task, Module& model, const ParallelGro
   BatchMaker maker(device_, options_.own_positions);
   at::Tensor totals = at::zeros({2}, at::TensorOptions().dtype(at::kDouble).device(device_));
   for (int64_t i = 0; i < passes; ++i) {
+    if (stop && stop()) return std::nullopt;
     std::shared_ptr<const MicroBatch> source = loader_->next();
     if (!source && !options_.full) {
       // The set was built for fewer evaluations than were asked for; it starts again.

@@ -2,7 +2,9 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
+#include <optional>
 
 #include "megatron/datasets/data_loader.h"
 #include "megatron/training/task.h"
@@ -26,8 +28,10 @@ class Evaluator {
   };
   Evaluator(std::shared_ptr<const Dataset> dataset, Options options, c10::Device device);
 
-  // Loss per token over all ranks. Throws Error when the set holds no weighted token.
-  double run(const PretrainTask& task, Module& model, const ParallelGroups& groups);
+  // Loss per token over all ranks; nothing when `stop` (asked before each pass) said true. Throws Error when the set holds no
+  // weighted token.
+  std::optional<double> run(const PretrainTask& task, Module& model, const ParallelGroups& groups,
+                            const std::function<bool()>& stop = {});
   int64_t consumed_samples() const { return options_.consumed_samples; }
 
  private:

@@ -40,8 +40,9 @@ class Run {
   void after_step();
   bool should_exit();
   bool due(const std::optional<int64_t>& interval) const { return interval && state_.iteration % *interval == 0; }
-  void evaluate_validation(const std::string& where);
+  void evaluate_validation(const std::string& where, bool may_stop = false);
   void evaluate_test();
+  bool signalled() const { return signals_ && signals_->received() != 0; }
   void save();
   void profile_steps();
   void write_start_record();
@@ -208,9 +209,9 @@ void Run::execute() {
   }
   if (exit_reason_.empty()) {
     const std::string where = cat("iteration ", state_.iteration, " on validation set");
-    evaluate_validation(where);
+    evaluate_validation(where, /*may_stop=*/true);
     evaluate_test();
-    exit_reason_ = "finished";
+    exit_reason_ = signalled() ? "evaluation stopped by a signal" : "finished";
   }
   end(exit_reason_);
 }
@@ -313,7 +314,7 @@ void Run::after_step() {
 }
 
 bool Run::should_exit() {
-  if (signals_ && signals_->received() != 0) {
+  if (signalled()) {
     exit_reason_ = cat("stopped by signal ", signals_->received());
   } else if (config_.exit_duration_in_mins &&
              std::chrono::steady_clock::now() - begin_ >= std::chrono::minutes(*config_.exit_duration_in_mins)) {
@@ -324,9 +325,12 @@ bool Run::should_exit() {
   return !exit_reason_.empty();
 }
 
-void Run::evaluate_validation(const std::string& where) {
+// Evaluations between iterations are never cut short: the samples they consume belong to the state of the run.
+void Run::evaluate_validation(const std::string& where, bool may_stop) {
   if (validation_.empty()) return;
   log_.pause();
+  std::function<bool()> stop;
+  if (may_stop) stop = [this] { return signalled(); };
   for (size_t i = 0; i < validation_.size(); ++i) {
     const Region region(timers_, "evaluate", 1);
     EvaluationRecord record;
@@ -335,7 +339,9 @@ void Run::evaluate_validation(const std::string& where) {
     record.set_index = validation_.size() > 1 ? static_cast<int>(i) : -1;
     record.set_name = i < datasets_.valid_names.size() ? datasets_.valid_names[i] : "";
     record.where = where;
-    record.loss = validation_[i].run(task_, *model_.module, groups_);
+    const std::optional<double> loss = validation_[i].run(task_, *model_.module, groups_, stop);
+    if (!loss) break;
+    record.loss = *loss;
     state_.consumed_valid_samples[i] = validation_[i].consumed_samples();
     log_.evaluation(record);
   }
@@ -357,7 +363,10 @@ void Run::evaluate_test() {
   record.consumed_samples = state_.consumed_train_samples;
   record.split = "test";
   record.where = cat("iteration ", state_.iteration, " on test set");
-  record.loss = Evaluator(datasets_.test, options, device_).run(task_, *model_.module, groups_);
+  const std::optional<double> loss =
+      Evaluator(datasets_.test, options, device_).run(task_, *model_.module, groups_, [this] { return signalled(); });
+  if (!loss) return;
+  record.loss = *loss;
   log_.evaluation(record);
 }
 
