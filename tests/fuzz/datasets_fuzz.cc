@@ -87,8 +87,8 @@ class Mutator {
                                          34,
                                          1000};
     if (bytes.size() < width) return;
-    const int64_t value =
-        kEdges[random_() % std::size(kEdges)] + static_cast<int64_t>(random_() % 3);
+    const uint64_t value =
+        static_cast<uint64_t>(kEdges[random_() % std::size(kEdges)]) + random_() % 3;
     std::memcpy(bytes.data() + random_() % (bytes.size() - width + 1), &value, width);
   }
   void copy_part(std::string& bytes) {
