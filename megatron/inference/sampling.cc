@@ -42,7 +42,8 @@ int64_t sample_token(const at::Tensor& logits, int64_t vocab_size, const Samplin
   const at::Tensor valid = logits.narrow(0, 0, vocab_size).to(at::kDouble).contiguous();
   const double* x = valid.const_data_ptr<double>();
   const int64_t best = std::max_element(x, x + vocab_size) - x;
-  MEGATRON_CHECK(std::isfinite(x[best]), "the model's logits are not finite at position ", position,
+  const bool any_nan = std::any_of(x, x + vocab_size, [](double value) { return std::isnan(value); });
+  MEGATRON_CHECK(!any_nan && std::isfinite(x[best]), "the model's logits are not finite at position ", position,
                  "\nhint: the checkpoint may come from a run that diverged");
   if (config.greedy || config.top_k == 1) return best;
 

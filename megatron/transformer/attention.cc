@@ -135,6 +135,7 @@ at::Tensor SelfAttention::forward(const at::Tensor& x, const LayerContext& conte
   if (context.pass.cache != nullptr) {
     std::tie(k, v) = context.pass.cache->append(layer_number_ - 1, k, v);
     padding = context.pass.cache->padding_mask();
+    if (padding.defined()) padding = padding.expand({b, 1, s, k.size(0)});
   }
   AttentionOptions core = options(context, s, k.size(0));
   if (padding.defined()) core.mask = core.mask.defined() ? core.mask.logical_or(padding) : padding;

@@ -30,9 +30,9 @@ RotaryTables RotaryEmbedding::tables(const at::Tensor& positions, at::ScalarType
   const at::NoGradGuard no_grad;
   const auto precision = type == at::kDouble ? at::kDouble : at::kFloat;
   const at::Tensor frequencies = inverse_frequencies(precision, positions.device());
-  at::Tensor at_positions = (positions.dim() == 2 ? positions.t() : positions).to(precision);
+  at::Tensor at_positions = (positions.dim() == 2 ? positions.t() : positions).to(precision).contiguous();
   if (config_.rotary_seq_len_interpolation_factor)
-    at_positions = at_positions / static_cast<double>(*config_.rotary_seq_len_interpolation_factor);
+    at_positions = at_positions * (1.0 / static_cast<double>(*config_.rotary_seq_len_interpolation_factor));
   const at::Tensor angles = at_positions.unsqueeze(-1) * frequencies;
   return {angles.cos(), angles.sin(), config_.rotary_interleaved};
 }
