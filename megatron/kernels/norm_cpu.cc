@@ -47,17 +47,9 @@ void forward_rows(const NormForward& norm, int64_t begin, int64_t end) {
 template <class Acc>
 void backward_row(int64_t n, const Acc* __restrict dy, const Acc* __restrict x, const Acc* __restrict gain, bool layer_norm,
                   Acc mean, Acc rstd, Acc* __restrict dx, Acc* __restrict dgain, Acc* __restrict dbias) {
-  Acc mean_g, mean_gx;
-  sum_two_over<Acc>(
-      n,
-      [=](int64_t i, Acc& sum_g, Acc& sum_gx) {
-        const Acc g = gain[i] * dy[i];
-        sum_g += g;
-        sum_gx += g * ((x[i] - mean) * rstd);
-      },
-      &mean_g, &mean_gx);
-  mean_g = layer_norm ? mean_g / Acc(n) : Acc(0);
-  mean_gx /= Acc(n);
+  const Acc mean_g = layer_norm ? sum_over<Acc>(n, [=](int64_t i) { return gain[i] * dy[i]; }) / Acc(n) : Acc(0);
+  const Acc mean_gx =
+      sum_over<Acc>(n, [=](int64_t i) { return gain[i] * dy[i] * ((x[i] - mean) * rstd); }) / Acc(n);
   if (dbias != nullptr) {
     for (int64_t i = 0; i < n; ++i) {
       const Acc xhat = (x[i] - mean) * rstd;

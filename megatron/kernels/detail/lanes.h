@@ -25,17 +25,4 @@ inline Acc sum_over(int64_t n, F f) {
   return add_lanes(lanes);
 }
 
-// Two sums in one pass: f(i, a, b) adds to both.
-template <class Acc, class F>
-inline void sum_two_over(int64_t n, F f, Acc* first, Acc* second) {
-  Acc a[16] = {}, b[16] = {};
-  int64_t i = 0;
-  for (; i + 16 <= n; i += 16) {
-    for (int j = 0; j < 16; ++j) f(i + j, a[j], b[j]);
-  }
-  for (int j = 0; i < n; ++i, ++j) f(i, a[j], b[j]);
-  *first = add_lanes(a);
-  *second = add_lanes(b);
-}
-
 }  // namespace megatron
