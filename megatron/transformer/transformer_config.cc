@@ -21,7 +21,7 @@ std::string divisors(int64_t n) {
   return list;
 }
 
-// "[1,0,1]" or "([1]*3+[0])*2": 1 marks a windowed layer. Only the flat form is read.
+// "[1,0,1]": 1 marks a windowed layer. Megatron's expressions such as "([1]*3+[0])*2" are refused.
 std::optional<std::vector<int64_t>> parse_list(const std::string& text) {
   if (text.size() < 2 || text.front() != '[' || text.back() != ']') return std::nullopt;
   std::vector<int64_t> values;
@@ -53,6 +53,8 @@ void TransformerConfig::fields(FieldVisitor& v) {
   v.choice("position_embedding_type", position_embedding_type, kPositions, "how positions enter");
   v.field("use_rotary_position_embeddings", use_rotary_position_embeddings,
           "old spelling of --position-embedding-type rope");
+  v.field({"add_position_embedding", "--no-position-embedding", true}, add_position_embedding,
+          "no learned positions; to be given with --position-embedding-type rope or none");
   v.field("rotary_base", rotary_base, "base of the rotary frequencies");
   v.field("rotary_percent", rotary_percent, "fraction of each head that is rotated");
   v.field("rotary_interleaved", rotary_interleaved, "rotate neighbouring pairs instead of halves");
@@ -131,7 +133,10 @@ void TransformerConfig::validate(Violations& violations) const {
             cat("groups that divide it: ", divisors(num_attention_heads)));
   require(max_position_embeddings >= seq_length,
           cat("--max-position-embeddings ", max_position_embeddings, " is below --seq-length ", seq_length));
+  require(add_position_embedding || position_embedding_type != PositionEmbedding::kLearnedAbsolute,
+          "--no-position-embedding is given, but positions are learned", "give --position-embedding-type rope or none");
   require(rotary_percent > 0 && rotary_percent <= 1, cat("--rotary-percent ", rotary_percent, " is outside (0, 1]"));
+  require(rope_scaling_factor > 0, cat("--rope-scaling-factor ", rope_scaling_factor, " must be positive"));
   require(rotary_base > 0, cat("--rotary-base ", rotary_base, " must be positive"));
   require(!rotary_seq_len_interpolation_factor || *rotary_seq_len_interpolation_factor > 0,
           "--rotary-seq-len-interpolation-factor must be positive");
@@ -142,6 +147,9 @@ void TransformerConfig::validate(Violations& violations) const {
   require(attention_dropout >= 0 && attention_dropout < 1, cat("--attention-dropout ", attention_dropout, " is outside [0, 1)"));
   require(layernorm_epsilon > 0, cat("--norm-epsilon ", layernorm_epsilon, " must be positive"));
   require(init_method_std > 0, cat("--init-method-std ", init_method_std, " must be positive"));
+  require(!embedding_init_method_std || *embedding_init_method_std > 0,
+          cat("--embedding-init-method-std ", embedding_init_method_std.value_or(0), " must be positive"));
+  require(z_loss_coeff >= 0, cat("--z-loss-coeff ", z_loss_coeff, " is negative"));
   require(seed > 0, cat("--seed ", seed, " must be positive"));
   require(window_size.empty() || window_size.size() == 2,
           cat("--window-size takes two values (left, right), got ", window_size.size()));
@@ -150,7 +158,8 @@ void TransformerConfig::validate(Violations& violations) const {
           "--window-attn-skip-freq has an effect only with --window-size");
   if (!window_attn_skip_freq.empty()) {
     const auto list = parse_list(window_attn_skip_freq);
-    const bool number = window_attn_skip_freq.find_first_not_of("0123456789") == std::string::npos && window_attn_skip_freq != "0";
+    const std::string& text = window_attn_skip_freq;
+    const bool number = text.find_first_not_of("0123456789") == std::string::npos && text[0] != '0' && text.size() < 10;
     require(number || (list && static_cast<int64_t>(list->size()) == num_layers),
             cat("--window-attn-skip-freq ", window_attn_skip_freq, ": expected a positive integer, or a list of ", num_layers, " zeros and ones"));
   }

@@ -23,7 +23,7 @@ struct TransformerConfig : Config {
   // -- shape
   int64_t num_layers = 0;
   int64_t hidden_size = 0;
-  int64_t ffn_hidden_size = 0;      // 0: 4 * hidden_size; gated: floor(8 h / 3 / 64) * 64
+  int64_t ffn_hidden_size = 0;      // 0: 4 * hidden_size; with swiglu: floor(8 h / 3 / 64) * 64
   int64_t num_attention_heads = 0;
   bool group_query_attention = false;
   int64_t num_query_groups = 1;     // counts only with group_query_attention; see query_groups()
@@ -35,6 +35,7 @@ struct TransformerConfig : Config {
   // -- behavior
   PositionEmbedding position_embedding_type = PositionEmbedding::kLearnedAbsolute;
   bool use_rotary_position_embeddings = false;  // old alias of --position-embedding-type rope
+  bool add_position_embedding = true;           // --no-position-embedding: no learned positions, as the type says anyway
   int64_t rotary_base = 10000;
   double rotary_percent = 1.0;
   bool rotary_interleaved = false;

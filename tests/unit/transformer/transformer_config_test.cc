@@ -1,0 +1,280 @@
+// The configuration: what is derived, what is refused, tables by layer; rotary angles.
+#include "megatron/transformer/transformer_config.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <functional>
+#include <numbers>
+
+#include "megatron/tensor/torch.h"
+#include "megatron/transformer/rotary_embedding.h"
+
+namespace megatron {
+namespace {
+
+using testing::ElementsAre;
+using testing::HasSubstr;
+using testing::IsEmpty;
+
+TransformerConfig valid_config() {
+  TransformerConfig config;
+  config.num_layers = 4;
+  config.hidden_size = 64;
+  config.num_attention_heads = 4;
+  config.seq_length = 32;
+  return config;
+}
+
+std::vector<std::string> violations_of(TransformerConfig config) {
+  config.finalize();
+  Violations violations;
+  config.validate(violations);
+  return violations.messages();
+}
+
+TEST(TransformerConfig, DerivesWhatWasNotGiven) {
+  TransformerConfig config = valid_config();
+  config.finalize();
+  EXPECT_EQ(config.ffn_hidden_size, 256);
+  EXPECT_EQ(config.kv_channels, 16);
+  EXPECT_EQ(config.max_position_embeddings, 32);
+  EXPECT_EQ(config.query_groups(), 4);
+  EXPECT_THAT(config.recompute_modules, IsEmpty());
+
+  TransformerConfig given = valid_config();
+  given.swiglu = true;
+  given.hidden_size = 4096;
+  given.kv_channels = 128;
+  given.max_position_embeddings = 99;
+  given.group_query_attention = true;
+  given.num_query_groups = 2;
+  given.use_rotary_position_embeddings = true;
+  given.recompute_granularity = RecomputeGranularity::kSelective;
+  for (int i = 0; i < 2; ++i) {  // idempotent
+    given.finalize();
+    EXPECT_EQ(given.ffn_hidden_size, 10880);
+    EXPECT_EQ(given.kv_channels, 128);
+    EXPECT_EQ(given.max_position_embeddings, 99);
+    EXPECT_EQ(given.query_groups(), 2);
+    EXPECT_EQ(given.position_embedding_type, PositionEmbedding::kRope);
+    EXPECT_THAT(given.recompute_modules, ElementsAre("core_attn"));
+  }
+  TransformerConfig kept = valid_config();
+  kept.ffn_hidden_size = 100;
+  kept.recompute_granularity = RecomputeGranularity::kSelective;
+  kept.recompute_modules = {"layernorm"};
+  kept.finalize();
+  EXPECT_EQ(kept.ffn_hidden_size, 100);
+  EXPECT_TRUE(kept.recomputes("layernorm"));
+  EXPECT_FALSE(kept.recomputes("core_attn"));
+  kept.recompute_granularity = RecomputeGranularity::kFull;
+  EXPECT_FALSE(kept.recomputes("layernorm"));
+}
+
+TEST(TransformerConfig, NamesWhatIsMissing) {
+  EXPECT_THAT(violations_of({}),
+              ElementsAre("--num-layers is required and must be positive", "--hidden-size is required and must be positive",
+                          "--num-attention-heads is required and must be positive", "--seq-length is required and must be positive"));
+}
+
+TEST(TransformerConfig, ReportsEachRule) {
+  using Change = std::function<void(TransformerConfig&)>;
+  const std::vector<std::pair<std::string, Change>> cases = {
+      {"--hidden-size 66 is not divisible by --num-attention-heads 4\n"
+       "hint: give --kv-channels, or a number of heads that divides: 1, 2, 3, 6, 11, 22, 33, 66",
+       [](auto& c) { c.hidden_size = 66; }},
+      {"--kv-channels 15 is odd, rotary embeddings need an even width",
+       [](auto& c) { c.kv_channels = 15, c.position_embedding_type = PositionEmbedding::kRope; }},
+      {"--ffn-hidden-size -1 must be positive", [](auto& c) { c.ffn_hidden_size = -1; }},
+      {"--num-attention-heads 4 is not divisible by --num-query-groups 3\nhint: groups that divide it: 1, 2, 4",
+       [](auto& c) { c.group_query_attention = true, c.num_query_groups = 3; }},
+      {"--max-position-embeddings 31 is below --seq-length 32", [](auto& c) { c.max_position_embeddings = 31; }},
+      {"--rotary-percent 1.5 is outside (0, 1]", [](auto& c) { c.rotary_percent = 1.5; }},
+      {"--rotary-base 0 must be positive", [](auto& c) { c.rotary_base = 0; }},
+      {"--rope-scaling-factor 0 must be positive", [](auto& c) { c.rope_scaling_factor = 0.0; }},
+      {"--rotary-seq-len-interpolation-factor must be positive", [](auto& c) { c.rotary_seq_len_interpolation_factor = 0; }},
+      {"more than one activation given\n"
+       "hint: use one of --swiglu, --geglu, --quick-geglu, --squared-relu, --openai-gelu",
+       [](auto& c) { c.geglu = c.squared_relu = true; }},
+      {"--glu-linear-offset has an effect only with --quick-geglu", [](auto& c) { c.glu_linear_offset = 1.0; }},
+      {"--hidden-dropout 1 is outside [0, 1)", [](auto& c) { c.hidden_dropout = 1.0; }},
+      {"--attention-dropout -0.1 is outside [0, 1)", [](auto& c) { c.attention_dropout = -0.1; }},
+      {"--attention-dropout nan is outside [0, 1)", [](auto& c) { c.attention_dropout = std::nan(""); }},
+      {"--norm-epsilon 0 must be positive", [](auto& c) { c.layernorm_epsilon = 0.0; }},
+      {"--init-method-std 0 must be positive", [](auto& c) { c.init_method_std = 0.0; }},
+      {"--embedding-init-method-std -1 must be positive", [](auto& c) { c.embedding_init_method_std = -1.0; }},
+      {"--z-loss-coeff -1 is negative", [](auto& c) { c.z_loss_coeff = -1.0; }},
+      {"--seed 0 must be positive", [](auto& c) { c.seed = 0; }},
+      {"--window-size takes two values (left, right), got 1", [](auto& c) { c.window_size = {4}; }},
+      {"--window-size -2: expected -1 (no limit) or more", [](auto& c) { c.window_size = {-2, 0}; }},
+      {"--window-attn-skip-freq has an effect only with --window-size", [](auto& c) { c.window_attn_skip_freq = "2"; }},
+      {"--window-attn-skip-freq [1,0]: expected a positive integer, or a list of 4 zeros and ones",
+       [](auto& c) { c.window_size = {4, 0}, c.window_attn_skip_freq = "[1,0]"; }},
+      {"--window-attn-skip-freq 0: expected a positive integer, or a list of 4 zeros and ones",
+       [](auto& c) { c.window_size = {4, 0}, c.window_attn_skip_freq = "0"; }},
+      {"--window-attn-skip-freq 00: expected a positive integer, or a list of 4 zeros and ones",
+       [](auto& c) { c.window_size = {4, 0}, c.window_attn_skip_freq = "00"; }},
+      {"--window-attn-skip-freq 99999999999999999999: expected a positive integer, or a list of 4 zeros and ones",
+       [](auto& c) { c.window_size = {4, 0}, c.window_attn_skip_freq = "99999999999999999999"; }},
+      {"--recompute-num-layers 5: expected 1 to 4", [](auto& c) { c.recompute_num_layers = 5; }},
+      {"--recompute-modules needs --recompute-granularity selective", [](auto& c) { c.recompute_modules = {"layernorm"}; }},
+      {"--recompute-modules mlp is not built\nhint: parts: core_attn, layernorm",
+       [](auto& c) { c.recompute_granularity = RecomputeGranularity::kSelective, c.recompute_modules = {"mlp"}; }},
+  };
+  EXPECT_THAT(violations_of(valid_config()), IsEmpty());
+  TransformerConfig everything = valid_config();
+  size_t expected = 0;
+  for (const auto& [message, change] : cases) {
+    TransformerConfig config = valid_config();
+    change(config);
+    EXPECT_THAT(violations_of(config), ElementsAre(message));
+  }
+  for (const size_t i : {2u, 4u, 5u, 11u, 18u}) {
+    cases[i].second(everything);
+    ++expected;
+  }
+  EXPECT_EQ(violations_of(everything).size(), expected) << "all at once";
+}
+
+TEST(TransformerConfig, HeadsOfAnyWidthAreLegal) {
+  TransformerConfig config = valid_config();
+  config.kv_channels = 24;
+  EXPECT_THAT(violations_of(config), IsEmpty());
+  config.hidden_size = 66;
+  EXPECT_THAT(violations_of(config), IsEmpty());
+}
+
+TEST(TransformerConfig, ActivationByFlags) {
+  using Change = std::function<void(TransformerConfig&)>;
+  const std::vector<std::pair<Activation, Change>> cases = {
+      {Activation::kGeluTanh, [](auto&) {}},  // the fused kernel's
+      {Activation::kGelu, [](auto& c) { c.bias_gelu_fusion = false; }},
+      {Activation::kGelu, [](auto& c) { c.add_bias_linear = false; }},
+      {Activation::kGeluTanh, [](auto& c) { c.add_bias_linear = false, c.openai_gelu = true; }},
+      {Activation::kSwiglu, [](auto& c) { c.swiglu = true; }},
+      {Activation::kGeglu, [](auto& c) { c.geglu = true; }},
+      {Activation::kQuickGeglu, [](auto& c) { c.quick_geglu = true; }},
+      {Activation::kSquaredRelu, [](auto& c) { c.squared_relu = true; }},
+  };
+  for (size_t i = 0; i < cases.size(); ++i) {
+    TransformerConfig config = valid_config();
+    cases[i].second(config);
+    EXPECT_EQ(static_cast<int>(config.activation()), static_cast<int>(cases[i].first)) << i;
+  }
+}
+
+TEST(TransformerConfig, WindowsByLayer) {
+  TransformerConfig config = valid_config();
+  const std::vector<int64_t> window = {8, 0}, full;
+  const auto windows = [&] {
+    std::vector<std::vector<int64_t>> all;
+    for (int64_t layer = 1; layer <= 4; ++layer) all.push_back(config.window(layer));
+    return all;
+  };
+  EXPECT_THAT(windows(), ElementsAre(full, full, full, full));
+  config.window_size = window;
+  EXPECT_THAT(windows(), ElementsAre(window, window, window, window));
+  config.window_attn_skip_freq = "2";
+  EXPECT_THAT(windows(), ElementsAre(window, full, window, full));
+  config.window_attn_skip_freq = "3";
+  EXPECT_THAT(windows(), ElementsAre(window, window, full, window));
+  config.window_attn_skip_freq = "[1, 0, 0, 1]";
+  EXPECT_THAT(violations_of(config), IsEmpty());
+  EXPECT_THAT(windows(), ElementsAre(window, full, full, window));
+}
+
+TEST(TransformerConfig, LawsOfInitialisation) {
+  TransformerConfig config = valid_config();
+  const auto expect = [](const Init& init, Init::Kind kind, double std) {
+    EXPECT_EQ(static_cast<int>(init.kind), static_cast<int>(kind));
+    EXPECT_DOUBLE_EQ(init.std, std);
+  };
+  expect(config.weight_init(10, 20), Init::Kind::kNormal, 0.02);
+  expect(config.weight_init(10, 20, /*output=*/true), Init::Kind::kNormal, 0.02 / std::sqrt(8.0));
+  expect(config.embedding_init(100), Init::Kind::kNormal, 0.02);
+  config.embedding_init_method_std = 0.5;
+  expect(config.embedding_init(100), Init::Kind::kNormal, 0.5);
+  config.init_method_xavier_uniform = true;
+  expect(config.weight_init(10, 20), Init::Kind::kUniform, std::sqrt(6.0 / 30.0));
+  expect(config.weight_init(10, 20, /*output=*/true), Init::Kind::kUniform, std::sqrt(6.0 / 30.0));
+  expect(config.embedding_init(100), Init::Kind::kNormal, 0.5);
+  config.embedding_init_method_std.reset();
+  expect(config.embedding_init(100), Init::Kind::kUniform, std::sqrt(6.0 / 164.0));
+}
+
+// -- rotary angles
+
+TransformerConfig rotary_config() {
+  TransformerConfig config = valid_config();
+  config.kv_channels = 8;
+  config.rotary_base = 100;
+  config.finalize();
+  return config;
+}
+
+// Expects cos and sin of position * frequency.
+void expect_angles(const TransformerConfig& config, const std::vector<double>& frequencies, double stretch = 1.0) {
+  const RotaryEmbedding rotary(config);
+  const at::Tensor positions = at::tensor({0, 1, 7, 31, 1000}, at::kLong);
+  for (const auto type : {at::kDouble, at::kFloat, at::kBFloat16}) {
+    const RotaryTables tables = rotary.tables(positions, type);
+    EXPECT_EQ(tables.cos.scalar_type(), type == at::kDouble ? at::kDouble : at::kFloat);
+    ASSERT_EQ(tables.cos.sizes(), (std::vector<int64_t>{5, static_cast<int64_t>(frequencies.size())}));
+    EXPECT_EQ(tables.interleaved, config.rotary_interleaved);
+    for (int64_t p = 0; p < 5; ++p) {
+      for (size_t i = 0; i < frequencies.size(); ++i) {
+        const double position = positions[p].item<double>(), angle = position / stretch * frequencies[i];
+        const double tolerance = type == at::kDouble ? 1e-12 * (1.0 + position) : 3e-7 * (1.0 + position);
+        EXPECT_NEAR(tables.cos[p][static_cast<int64_t>(i)].item<double>(), std::cos(angle), tolerance) << p << " " << i;
+        EXPECT_NEAR(tables.sin[p][static_cast<int64_t>(i)].item<double>(), std::sin(angle), tolerance) << p << " " << i;
+      }
+    }
+  }
+}
+
+TEST(RotaryEmbedding, FrequenciesFallGeometrically) {
+  TransformerConfig config = rotary_config();
+  expect_angles(config, {1.0, 1.0 / std::sqrt(10.0), 0.1, 0.1 / std::sqrt(10.0)});
+  config.rotary_interleaved = true;
+  config.rotary_percent = 0.5;  // of 8: two frequencies
+  expect_angles(config, {1.0, 0.1});
+}
+
+TEST(RotaryEmbedding, InterpolationDividesPositions) {
+  TransformerConfig config = rotary_config();
+  config.rotary_seq_len_interpolation_factor = 3;
+  config.rotary_percent = 0.5;
+  expect_angles(config, {1.0, 0.1}, 3.0);
+}
+
+TEST(RotaryEmbedding, Llama3ScalesLongWavelengths) {
+  TransformerConfig config = rotary_config();
+  config.use_rope_scaling = true;
+  config.rope_scaling_factor = 4.0;
+  config.rotary_base = 100000000;  // frequencies 1, 1e-2, 1e-4, 1e-6
+  // Wavelengths 6.3 and 628 are below 8192 / 4 and kept; 62832 and more are above 8192 and divided.
+  expect_angles(config, {1.0, 1e-2, 1e-4 / 4.0, 1e-6 / 4.0});
+  config.kv_channels = 4;
+  config.rotary_base = 250000;  // 1 and 0.002: wavelength 3142 lies between
+  const double smooth = (8192.0 / (2.0 * std::numbers::pi / 0.002) - 1.0) / 3.0;
+  expect_angles(config, {1.0, (1.0 - smooth) * 0.002 / 4.0 + smooth * 0.002});
+}
+
+TEST(RotaryEmbedding, PositionsByRow) {
+  const TransformerConfig config = rotary_config();
+  const RotaryEmbedding rotary(config);
+  const at::Tensor rows = at::tensor({0, 1, 2, 5, 6, 7}, at::kLong).view({2, 3});
+  const RotaryTables tables = rotary.tables(rows, at::kDouble);
+  ASSERT_EQ(tables.cos.sizes(), (std::vector<int64_t>{3, 2, 4}));
+  for (int64_t row = 0; row < 2; ++row) {
+    const RotaryTables alone = rotary.tables(rows[row], at::kDouble);
+    EXPECT_TRUE(at::equal(tables.cos.select(1, row), alone.cos));
+    EXPECT_TRUE(at::equal(tables.sin.select(1, row), alone.sin));
+  }
+  EXPECT_TRUE(tables.cos.is_contiguous() && tables.sin.is_contiguous()) << "kernels read them row by row";
+}
+
+}  // namespace
+}  // namespace megatron
