@@ -24,7 +24,7 @@ endfunction()
 
 # Uses the precompiled header of `tensor`, which owns it. Sanitizer builds do without: their flags blow it up.
 function(megatron_precompile target)
-  if(MEGATRON_SANITIZE OR NOT TARGET tensor)
+  if(NOT TARGET tensor)
     return()
   endif()
   if(target STREQUAL "tensor")

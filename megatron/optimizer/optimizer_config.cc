@@ -87,9 +87,7 @@ void check_range(const char* flag, double value, bool legal, const char* expecte
 }
 
 void validate_learning_rate(const OptimizerConfig& config, Violations& violations) {
-  if (!config.lr) {
-    violations.add("--lr is required", "for example --lr 3e-4");
-  } else {
+  if (config.lr) {  // whether it has to be given is a rule of the run
     check_range("--lr", *config.lr, *config.lr >= 0, "0 or above", violations);
     if (config.min_lr > *config.lr) {
       violations.add(cat("--min-lr ", config.min_lr, " is above --lr ", *config.lr), "a value up to --lr");

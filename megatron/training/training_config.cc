@@ -146,8 +146,6 @@ void TrainingConfig::validate(Violations& violations) const {
     violations.add("--step-batch-size-schedule and --global-batch-size are both given", "give one of them");
   if (!step_batch_size_schedule.empty() && decrease_batch_size_if_needed)
     violations.add("--step-batch-size-schedule and --decrease-batch-size-if-needed are both given", "drop the latter");
-  if (save.empty() && save_interval)
-    violations.add("--save-interval is given without --save", "give the folder of checkpoints");
   if (save_retain_interval && save_interval && *save_retain_interval % *save_interval != 0)
     violations.add(cat("--save-retain-interval ", *save_retain_interval, " is no multiple of --save-interval ", *save_interval));
   if (log_memory_interval && *log_memory_interval % log_interval != 0)

@@ -77,6 +77,8 @@ TEST(Arguments, DefaultsFollowFromOthers) {
   EXPECT_FALSE(parse(kGood + "--no-calculate-per-token-loss").training.calculate_per_token_loss);
   EXPECT_EQ(parse(kGood + "--save /tmp/x --start resume-or-fresh").training.load, "/tmp/x");
   EXPECT_TRUE(parse(kGood + "--exit-signal-handler").training.exit_signal_handler);
+  EXPECT_EQ(parse(kGood + "--save-interval 5").training.save_interval, 5) << "a value that does not trigger is no error";
+  EXPECT_FALSE(parse(kGood + "--no-position-embedding --position-embedding-type rope").transformer.add_position_embedding);
   EXPECT_FALSE(parse(kGood + "--no-exit-signal-handler").training.exit_signal_handler);
 }
 
@@ -94,7 +96,7 @@ TEST(Arguments, AllViolationsComeAtOnce) {
                            "--hidden-size 32 is not divisible by --num-attention-heads 3",
                            "--global-batch-size 3 is not divisible by --micro-batch-size 2", "neither --train-iters nor --train-samples",
                            "--lr is not given", "no data is given", "--tokenizer-type is not given",
-                           "--save-interval is given without --save", "--eval-global-batch-size 3 is not divisible by"})
+                           "--eval-global-batch-size 3 is not divisible by"})
     EXPECT_THAT(error, HasSubstr(text));
 }
 
@@ -116,6 +118,7 @@ INSTANTIATE_TEST_SUITE_P(
         BadFlags{"--step-batch-size-schedule 0:2 --decrease-batch-size-if-needed", "and --decrease-batch-size-if-needed are both given"},
         BadFlags{"--fp32-residual-connection", "--fp32-residual-connection has no effect in fp32"},
         BadFlags{"--fp16 --bf16", "--bf16"},
+        BadFlags{"--no-position-embedding", "--no-position-embedding is given, but positions are learned"},
         BadFlags{"--async-save", "--async-save is given without --save"},
         BadFlags{"--keep-last-checkpoints 2", "is given without --save"},
         BadFlags{"--save /tmp/x --load /tmp/x --finetune", "--finetune would write into the folder it starts from, /tmp/x"},
