@@ -1,5 +1,6 @@
 // megatron generate: lets a trained model continue prompts.
 #include <cstdio>
+#include <utility>
 
 #include <nlohmann/json.hpp>
 
@@ -123,14 +124,18 @@ int generate(int argc, char** argv) {
   options.stop_at_eod = !config.ignore_eod;
 
   const bool stream = prompts.size() == 1 && !config.json;
-  if (stream) std::fwrite(prompts[0].data(), 1, prompts[0].size(), stdout);
-  const StreamCallback print = [](size_t, std::string_view piece) {
-    std::fwrite(piece.data(), 1, piece.size(), stdout);
+  const auto print_now = [](std::string_view text) {
+    std::fwrite(text.data(), 1, text.size(), stdout);
     std::fflush(stdout);
+  };
+  bool started = false;  // nothing is printed for a prompt that is refused
+  const StreamCallback print = [&](size_t, std::string_view piece) {
+    if (!std::exchange(started, true)) print_now(prompts[0]);
+    print_now(piece);
   };
   const std::vector<Generation> results = generate(*loaded.model, *loaded.tokenizer, prompts, options,
                                                    stream ? print : StreamCallback());
-  if (stream) print_line("");
+  if (stream) print_line(started ? "" : prompts[0]);
   else if (config.json) print_json(prompts, results);
   else print_text(prompts, results);
   return 0;

@@ -6,6 +6,20 @@
 #include "megatron/tensor/torch.h"
 
 namespace megatron {
+namespace {
+
+// `buffer` [n, ...] with room for `needed` rows at least, of which the first `held` are kept; at most `capacity` rows.
+void reserve(at::Tensor& buffer, const at::Tensor& like, int64_t held, int64_t needed, int64_t capacity) {
+  constexpr int64_t kLeast = 256;
+  if (buffer.defined() && buffer.size(0) >= needed) return;
+  std::vector<int64_t> shape = like.sizes().vec();
+  shape[0] = std::min(capacity, std::max({needed, kLeast, 2 * held}));
+  at::Tensor larger = at::empty(shape, like.options());
+  if (held > 0) larger.narrow(0, 0, held).copy_(buffer.narrow(0, 0, held));
+  buffer = std::move(larger);
+}
+
+}  // namespace
 
 DenseKVCache::DenseKVCache(int64_t num_layers, int64_t capacity, std::vector<int64_t> padding)
     : capacity_(capacity),
@@ -19,12 +33,8 @@ std::pair<at::Tensor, at::Tensor> DenseKVCache::append(int64_t layer_index, cons
   MEGATRON_ASSERT(end <= capacity_, end, " positions in a cache of ", capacity_);
   at::Tensor& keys = keys_.at(static_cast<size_t>(layer_index));
   at::Tensor& values = values_.at(static_cast<size_t>(layer_index));
-  if (!keys.defined()) {
-    std::vector<int64_t> shape = k.sizes().vec();
-    shape[0] = capacity_;
-    keys = at::empty(shape, k.options());
-    values = at::empty(shape, v.options());
-  }
+  reserve(keys, k, length_, end, capacity_);
+  reserve(values, v, length_, end, capacity_);
   keys.narrow(0, length_, count).copy_(k);
   values.narrow(0, length_, count).copy_(v);
   if (appended_ != count) {

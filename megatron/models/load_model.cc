@@ -38,12 +38,14 @@ at::ScalarType stored_dtype(const Checkpoint& checkpoint, const std::string& key
 }  // namespace
 
 LoadedModel load_model(const LoadModelRequest& request, const ParallelGroups& groups) {
+  constexpr const char* kHint = "\nhint: give the folder that --save of `megatron pretrain` named, or one iter_* directory in it";
+  MEGATRON_CHECK(std::filesystem::is_directory(request.load), request.load.string(), ": there is no such folder", kHint);
   StartRequest start;
-  start.mode = StartMode::kResume;
+  start.mode = StartMode::kResumeOrFresh;  // a folder without checkpoints is reported below, in the words of a reader
   start.load = request.load;
   start.ckpt_step = request.ckpt_step;
   const StartDecision decision = resolve_start(start);
-  MEGATRON_ASSERT(decision.checkpoint.has_value());
+  MEGATRON_CHECK(decision.checkpoint.has_value(), request.load.string(), ": holds no checkpoint", kHint);
   const Checkpoint checkpoint(decision.checkpoint->directory);
   MEGATRON_CHECK(checkpoint.has_file("config.yaml"), checkpoint.directory().string(),
                  " holds no config.yaml, so the shape of its model is unknown",

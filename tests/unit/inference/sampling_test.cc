@@ -161,6 +161,18 @@ TEST(DenseKVCache, ReturnsEverythingSoFarByLayer) {
   EXPECT_THROW(cache.append(0, k.narrow(0, 0, 1), v.narrow(0, 0, 1)), InternalError);
 }
 
+TEST(DenseKVCache, GrowsAsPositionsCome) {
+  const int64_t endless = int64_t{1} << 50;
+  DenseKVCache cache(1, endless, {0});
+  const at::Tensor k = at::arange(2000, at::kDouble).view({2000, 1, 1, 1});
+  for (int64_t done = 0; done < 2000; done += 100) {
+    const auto [keys, values] = cache.append(0, k.narrow(0, done, 100), -k.narrow(0, done, 100));
+    cache.advance(100);
+    ASSERT_TRUE(at::equal(keys, k.narrow(0, 0, done + 100))) << done;
+    ASSERT_TRUE(at::equal(values, -k.narrow(0, 0, done + 100))) << done;
+  }
+}
+
 TEST(DenseKVCache, HidesLeftPadding) {
   DenseKVCache cache(1, 4, {2, 0});
   const at::Tensor one = at::zeros({1, 2, 1, 1}), three = at::zeros({3, 2, 1, 1});

@@ -1,0 +1,176 @@
+#!/usr/bin/env python3
+"""End-to-end tests of `megatron generate` and `megatron logits` on the real binary.
+
+Usage: generate_test.py BINARY [unittest arguments]. Needs nothing but the standard library.
+"""
+import json
+import os
+import shutil
+import struct
+import subprocess
+import sys
+import tempfile
+import unittest
+
+BINARY = ""
+
+# Learned positions, so that the length is limited; ids are bytes and 256, the end of a document.
+PRETRAIN = ["--num-layers", "2", "--hidden-size", "32", "--num-attention-heads", "2", "--seq-length", "32",
+            "--tokenizer-type", "ByteLevelTokenizer", "--micro-batch-size", "2", "--global-batch-size", "2",
+            "--train-iters", "2", "--lr", "1e-3", "--mock-data", "--eval-iters", "0", "--device", "cpu", "--num-threads", "1",
+            "--init-method-std", "0.3", "--save-interval", "1"]
+
+
+def call(*arguments):
+    environment = dict(os.environ, OMP_NUM_THREADS="1")
+    return subprocess.run([BINARY, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, timeout=120,
+                          env=environment)
+
+
+class GenerateTest(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.folder = tempfile.mkdtemp()
+        cls.model = os.path.join(cls.folder, "model")
+        result = call("pretrain", *PRETRAIN, "--save", cls.model)
+        assert result.returncode == 0, result.stderr.decode()
+
+    @classmethod
+    def tearDownClass(cls):
+        shutil.rmtree(cls.folder)
+
+    def run_ok(self, command, *flags):
+        result = call(command, "--load", self.model, *flags)
+        self.assertEqual(result.returncode, 0, result.stderr.decode())
+        return result.stdout.decode()
+
+    def generated(self, *flags):
+        return json.loads(self.run_ok("generate", "--json", *flags))
+
+    def assert_error(self, code, message, command, *flags):
+        result = call(command, *flags)
+        error = result.stderr.decode()
+        self.assertEqual(result.returncode, code, error)
+        lines = [line for line in error.splitlines() if line.startswith("error: ")]
+        self.assertEqual(lines, ["error: " + message], error)
+        self.assertEqual(result.stdout, b"")
+
+    def file(self, name, text):
+        path = os.path.join(self.folder, name)
+        with open(path, "w") as out:
+            out.write(text)
+        return path
+
+    # -- generate
+
+    def test_streamed_text_equals_json(self):
+        for flags in (["--greedy"], ["--seed", "7"], ["--top-k", "5", "--temperature", "0.7"], ["--top-p", "0.5"]):
+            flags = [*flags, "--prompt", "abc", "--tokens-to-generate", "12", "--ignore-eod"]
+            one = self.generated(*flags)
+            self.assertEqual(len(one), 1)
+            self.assertEqual(len(one[0]["tokens"]), 12)
+            self.assertEqual(one[0]["finish_reason"], "length")
+            self.assertEqual(self.run_ok("generate", *flags), "abc" + one[0]["text"] + "\n")
+
+    def test_sampling_follows_the_seed(self):
+        flags = ["--prompt", "abc", "--tokens-to-generate", "12", "--ignore-eod"]
+        self.assertEqual(self.generated(*flags), self.generated(*flags, "--seed", "1234"))
+        self.assertNotEqual(self.generated(*flags), self.generated(*flags, "--seed", "1"))
+
+    def test_prompts_of_a_batch_as_alone(self):
+        prompts = ["a longer prompt", "b", "cde"]
+        flags = ["--greedy", "--ignore-eod", "--dtype", "fp64", "--tokens-to-generate", "10"]
+        batch = self.generated(*flags, "--prompt", *prompts)
+        self.assertEqual([one["prompt"] for one in batch], prompts)
+        for prompt, one in zip(prompts, batch):
+            self.assertEqual(self.generated(*flags, "--prompt", prompt), [one])
+        lines = self.file("prompts.txt", "a longer prompt\n\nb\r\ncde")
+        objects = self.file("prompts.jsonl", "".join(
+            json.dumps({key: prompt}) + "\n" for key, prompt in zip(("prompt", "text", "prompt"), prompts)))
+        for path in (lines, objects):
+            self.assertEqual(self.generated(*flags, "--prompts-file", path), batch)
+        text = self.run_ok("generate", *flags, "--prompt", *prompts)
+        self.assertEqual(text, "---\n".join(one["prompt"] + one["text"] + "\n" for one in batch))
+
+    def test_stop(self):
+        flags = ["--greedy", "--ignore-eod", "--prompt", "abc", "--tokens-to-generate", "12"]
+        text = self.generated(*flags)[0]["text"]
+        stop = text[4:6]
+        stopped = self.generated(*flags, "--stop", "never seen", stop)[0]
+        self.assertEqual(stopped["text"], text[:text.index(stop)])
+        self.assertEqual(stopped["finish_reason"], "stop")
+
+    def test_an_older_checkpoint(self):
+        result = call("generate", "--load", self.model, "--ckpt-step", "1", "--prompt", "a", "--tokens-to-generate", "1")
+        self.assertIn("loaded iteration 1 from", result.stderr.decode())
+
+    def test_generate_errors(self):
+        load = ["--load", self.model]
+        prompt = ["--prompt", "abc"]
+        nowhere = os.path.join(self.folder, "nowhere")
+        empty = os.path.join(self.folder, "empty")
+        os.makedirs(empty, exist_ok=True)
+        self.assert_error(1, nowhere + ": there is no such folder", "generate", "--load", nowhere, *prompt)
+        self.assert_error(1, empty + ": holds no checkpoint", "generate", "--load", empty, *prompt)
+        self.assert_error(1, self.model + ": has no checkpoint of --ckpt-step 7", "generate", *load, *prompt, "--ckpt-step", "7")
+        self.assert_error(2, "--load is required", "generate", *prompt)
+        self.assert_error(2, "exactly one of --prompt and --prompts-file is needed", "generate", *load)
+        self.assert_error(2, "exactly one of --prompt and --prompts-file is needed", "generate", *load, *prompt,
+                          "--prompts-file", "x")
+        self.assert_error(2, "--temperature 0 is outside (0, 100]", "generate", *load, *prompt, "--temperature", "0")
+        self.assert_error(2, "--tokens-to-generate 0 must be positive", "generate", *load, *prompt, "--tokens-to-generate", "0")
+        self.assert_error(2, "--stop: an empty text would end everything", "generate", *load, *prompt, "--stop", "")
+        self.assert_error(2, "--device tpu: unknown value", "generate", *load, *prompt, "--device", "tpu")
+        self.assert_error(1, "prompt 1 has 3 tokens; with 64 to generate that is beyond the model's 32 positions",
+                          "generate", *load, *prompt)
+        path = self.file("empty.txt", "\n\n")
+        self.assert_error(1, path + " holds no prompts", "generate", *load, "--prompts-file", path)
+        path = self.file("list.jsonl", '{"prompt": "a"}\n[1]\n')
+        self.assert_error(1, path + ":2: expected a JSON object", "generate", *load, "--prompts-file", path)
+        path = self.file("keys.jsonl", '{"prompt": "a"}\n{"p": "a"}\n')
+        self.assert_error(1, path + ':2: no string under "prompt" or "text"', "generate", *load, "--prompts-file", path)
+
+    # -- logits
+
+    def test_logits_agree_with_generate(self):
+        best = json.loads(self.run_ok("logits", "--tokens", "97,98,99", "--json", "--top", "3"))
+        self.assertEqual(len(best), 3)
+        self.assertGreaterEqual(best[0]["logprob"], best[1]["logprob"])
+        self.assertEqual(best, json.loads(self.run_ok("logits", "--prompt", "abc", "--json", "--top", "3")))
+        token = self.generated("--prompt", "abc", "--greedy", "--ignore-eod", "--tokens-to-generate", "1")[0]["tokens"]
+        self.assertEqual(token, [best[0]["id"]])
+        lines = self.run_ok("logits", "--prompt", "abc", "--top", "3").splitlines()
+        self.assertEqual([int(line.split("\t")[0]) for line in lines], [one["id"] for one in best])
+
+    def test_logits_file(self):
+        path = os.path.join(self.folder, "logits.safetensors")
+        self.run_ok("logits", "--tokens", "97,98,99", "--output", path)
+        with open(path, "rb") as file:
+            header = json.loads(file.read(struct.unpack("<Q", file.read(8))[0]))
+            data = file.read()
+        self.assertEqual(header["logits"]["shape"], [3, 257])
+        self.assertEqual(header["logits"]["dtype"], "F32")
+        begin, end = header["tokens"]["data_offsets"]
+        self.assertEqual(struct.unpack("<3i", data[begin:end]), (97, 98, 99))
+        begin, end = header["logits"]["data_offsets"]
+        last = struct.unpack("<%df" % ((end - begin) // 4), data[begin:end])[-257:]
+        best = json.loads(self.run_ok("logits", "--tokens", "97,98,99", "--json", "--top", "1"))[0]["id"]
+        self.assertEqual(last.index(max(last)), best)
+
+    def test_logits_errors(self):
+        load = ["--load", self.model]
+        self.assert_error(1, "--tokens 257 is outside the vocabulary of 257", "logits", *load, "--tokens", "1,257")
+        self.assert_error(1, "--tokens -1 is outside the vocabulary of 257", "logits", *load, "--tokens", "-1")
+        self.assert_error(2, '--tokens "x" is not an integer', "logits", *load, "--tokens", "1,x")
+        self.assert_error(2, "exactly one of --tokens and --prompt is needed", "logits", *load)
+        self.assert_error(2, "--top 0 must be positive", "logits", *load, "--tokens", "1", "--top", "0")
+        self.assert_error(1, "33 token ids are beyond the model's 32 positions", "logits", *load, "--tokens",
+                          ",".join(["1"] * 33))
+        path = os.path.join(self.folder, "no", "logits.safetensors")
+        self.assert_error(1, "cannot create " + path + ": No such file or directory", "logits", *load, "--tokens", "1",
+                          "--output", path)
+
+
+if __name__ == "__main__":
+    BINARY = os.path.abspath(sys.argv.pop(1))
+    unittest.main()
