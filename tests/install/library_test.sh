@@ -20,4 +20,4 @@ if grep -rlF -e "$source" -e "$build" "$scratch/prefix" --include='*.cmake' | xa
   exit 1
 fi
 cd "$scratch"
-"$scratch/build/custom_loop"
+"$scratch/build/custom_loop" "$source/README.md" 5
