@@ -1,10 +1,12 @@
-// Speed of encoding on one core and on several, in processor time, and the ids for comparison with other programs.
+// Speed of encoding on one core and on several, in processor time, and the ids for comparison with
+// other programs.
 //
 //   bench_tokenizer TOKENIZER TEXT [--ids FILE] [--threads N] [--repeat N]
 //
-// TOKENIZER is a tokenizer.json or the folder of one; TEXT is cut into documents of 4,000 bytes, at character boundaries, or
-// read as JSON lines ("text") when its name ends in .jsonl. Prints one JSON object. --ids writes, for each document, the
-// number of ids and the ids as little-endian int32.
+// TOKENIZER is a tokenizer.json or the folder of one; TEXT is cut into documents of 4,000 bytes, at
+// character boundaries, or read as JSON lines ("text") when its name ends in .jsonl. Prints one
+// JSON object. --ids writes, for each document, the number of ids and the ids as little-endian
+// int32.
 #include <time.h>
 
 #include <algorithm>
@@ -49,19 +51,23 @@ std::vector<std::string> read_documents(const std::string& path) {
   return documents;
 }
 
-void write_ids(const Tokenizer& tokenizer, const std::vector<std::string>& documents, const std::string& path) {
+void write_ids(const Tokenizer& tokenizer, const std::vector<std::string>& documents,
+               const std::string& path) {
   std::ofstream out(path, std::ios::binary);
   for (const std::string& document : documents) {
     const std::vector<int32_t> ids = tokenizer.encode(document);
     const auto count = static_cast<int32_t>(ids.size());
     out.write(reinterpret_cast<const char*>(&count), sizeof(count));
-    out.write(reinterpret_cast<const char*>(ids.data()), static_cast<std::streamsize>(ids.size() * sizeof(int32_t)));
+    out.write(reinterpret_cast<const char*>(ids.data()),
+              static_cast<std::streamsize>(ids.size() * sizeof(int32_t)));
   }
   MEGATRON_CHECK(out.good(), path, ": cannot be written");
 }
 
-// Each thread encodes every document `repeat` times; the result is the processor time of all of them.
-double encode_all(const Tokenizer& tokenizer, const std::vector<std::string>& documents, int threads, int repeat) {
+// Each thread encodes every document `repeat` times; the result is the processor time of all of
+// them.
+double encode_all(const Tokenizer& tokenizer, const std::vector<std::string>& documents,
+                  int threads, int repeat) {
   std::atomic<int64_t> nanoseconds{0};
   const auto work = [&] {
     std::vector<int32_t> ids;
@@ -104,7 +110,8 @@ int run(const std::vector<std::string>& arguments) {
   std::printf(
       "{\"bytes\": %zu, \"vocab_size\": %lld, \"mb_per_core_second\": %.2f, \"threads\": %d, "
       "\"mb_per_core_second_with_threads\": %.2f}\n",
-      bytes, static_cast<long long>(tokenizer->vocab_size()), megabytes / one, threads, megabytes * threads / many);
+      bytes, static_cast<long long>(tokenizer->vocab_size()), megabytes / one, threads,
+      megabytes * threads / many);
   return 0;
 }
 

@@ -15,7 +15,8 @@ namespace megatron {
 namespace {
 
 constexpr std::string_view kUsage =
-    "megatron train-tokenizer --input FILE_OR_FOLDER... --output tokenizer.json --vocab-size N [options]";
+    "megatron train-tokenizer --input FILE_OR_FOLDER... --output tokenizer.json --vocab-size N "
+    "[options]";
 
 struct TrainTokenizerConfig : Config {
   std::vector<std::string> input;
@@ -32,16 +33,20 @@ struct TrainTokenizerConfig : Config {
   void fields(FieldVisitor& v) override {
     v.group("train-tokenizer");
     v.field("input", input,
-            "text files and folders; .gz and .zst are unpacked; *.jsonl, *.ndjson, and *.json given as a file, hold JSON "
+            "text files and folders; .gz and .zst are unpacked; *.jsonl, *.ndjson, and *.json "
+            "given as a file, hold JSON "
             "lines");
     v.field("output", output, "the tokenizer.json to write");
     v.field("json_keys", json_keys, "members of a JSON line to learn from");
-    v.field("vocab_size", vocab_size, "number of tokens, with the 256 bytes and the special tokens");
+    v.field("vocab_size", vocab_size,
+            "number of tokens, with the 256 bytes and the special tokens");
     v.field("min_frequency", min_frequency, "pairs of tokens that are rarer are not merged");
     v.field("pattern", pattern, "how text is cut into words: gpt2, llama3 or qwen2");
-    v.field("special_tokens", special_tokens, "tokens that text never merges into; they get the last ids");
+    v.field("special_tokens", special_tokens,
+            "tokens that text never merges into; they get the last ids");
     v.field("max_words", max_words,
-            "distinct words to count; beyond it the rarest are forgotten. About 80 bytes of memory each");
+            "distinct words to count; beyond it the rarest are forgotten. About 80 bytes of memory "
+            "each");
     v.field("workers", workers, "threads; 0: all cores. The result is the same for any number");
     v.field("json", json, "print the report as JSON");
   }
@@ -64,10 +69,12 @@ struct TrainTokenizerConfig : Config {
   }
 };
 
-void print_report(const TrainTokenizerConfig& config, const TrainingReport& report, double seconds) {
+void print_report(const TrainTokenizerConfig& config, const TrainingReport& report,
+                  double seconds) {
   if (config.json) {
     std::printf(
-        "{\"files\": %lld, \"bytes\": %lld, \"documents\": %lld, \"words\": %lld, \"forgotten_words\": %lld, "
+        "{\"files\": %lld, \"bytes\": %lld, \"documents\": %lld, \"words\": %lld, "
+        "\"forgotten_words\": %lld, "
         "\"merges\": %lld, \"vocab_size\": %lld, \"seconds\": %.3f}\n",
         static_cast<long long>(report.num_files), static_cast<long long>(report.num_bytes),
         static_cast<long long>(report.num_documents), static_cast<long long>(report.num_words),
@@ -75,10 +82,13 @@ void print_report(const TrainTokenizerConfig& config, const TrainingReport& repo
         static_cast<long long>(report.num_tokens), seconds);
     return;
   }
-  std::printf("%s: %lld tokens (%lld merges) from %lld distinct words in %.1f MB of text of %lld files, %.1f s\n",
-              config.output.c_str(), static_cast<long long>(report.num_tokens),
-              static_cast<long long>(report.num_merges), static_cast<long long>(report.num_words),
-              static_cast<double>(report.num_bytes) / 1e6, static_cast<long long>(report.num_files), seconds);
+  std::printf(
+      "%s: %lld tokens (%lld merges) from %lld distinct words in %.1f MB of text of %lld files, "
+      "%.1f s\n",
+      config.output.c_str(), static_cast<long long>(report.num_tokens),
+      static_cast<long long>(report.num_merges), static_cast<long long>(report.num_words),
+      static_cast<double>(report.num_bytes) / 1e6, static_cast<long long>(report.num_files),
+      seconds);
 }
 
 }  // namespace
@@ -103,13 +113,16 @@ int train_tokenizer(int argc, char** argv) {
   input.threads = static_cast<int>(config.workers);
   const TrainingReport report = train_bpe(input, options, config.output);
   if (report.num_tokens < config.vocab_size) {
-    log_warning(cat("the text has only enough pairs that occur --min-frequency ", config.min_frequency,
-                    " times for ", report.num_tokens, " tokens; --vocab-size is ", config.vocab_size));
+    log_warning(cat("the text has only enough pairs that occur --min-frequency ",
+                    config.min_frequency, " times for ", report.num_tokens,
+                    " tokens; --vocab-size is ", config.vocab_size));
   }
   if (report.num_forgotten > 0) {
-    log_warning(cat(report.num_forgotten, " rare words were forgotten to stay within --max-words ", config.max_words));
+    log_warning(cat(report.num_forgotten, " rare words were forgotten to stay within --max-words ",
+                    config.max_words));
   }
-  print_report(config, report, std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
+  print_report(config, report,
+               std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
   return 0;
 }
 

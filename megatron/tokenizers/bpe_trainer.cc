@@ -62,7 +62,8 @@ struct WordCounter::Impl {
   std::array<Shard, kNumShards> shards;
 };
 
-WordCounter::WordCounter(const BpeTrainerOptions& options) : impl_(std::make_unique<Impl>(options)) {}
+WordCounter::WordCounter(const BpeTrainerOptions& options)
+    : impl_(std::make_unique<Impl>(options)) {}
 WordCounter::~WordCounter() = default;
 
 // Counts privately first, then adds to the shared maps, one shard at a time.
@@ -85,7 +86,8 @@ void WordCounter::count(const std::vector<std::string_view>& documents) {
   for (const auto& entry : local) by_shard[BytesHash()(entry.first) % kNumShards].push_back(&entry);
   for (size_t i = 0; i < kNumShards; ++i) {
     const std::lock_guard lock(impl_->shards[i].mutex);
-    for (const auto* entry : by_shard[i]) add_count(impl_->shards[i].words, entry->first, entry->second);
+    for (const auto* entry : by_shard[i])
+      add_count(impl_->shards[i].words, entry->first, entry->second);
   }
 }
 
@@ -123,16 +125,18 @@ std::vector<std::pair<std::string, int64_t>> WordCounter::take() {
 
 namespace {
 
-// The words as sequences of tokens, the counts of neighbouring pairs, and a queue of the most frequent ones.
+// The words as sequences of tokens, the counts of neighbouring pairs, and a queue of the most
+// frequent ones.
 class BpeLearner {
  public:
-  BpeLearner(const std::vector<std::pair<std::string, int64_t>>& words, const BpeTrainerOptions& options)
+  BpeLearner(const std::vector<std::pair<std::string, int64_t>>& words,
+             const BpeTrainerOptions& options)
       : min_frequency_(std::max<int64_t>(options.min_frequency, 1)) {
     const auto size = options.vocab_size - static_cast<int64_t>(options.special_tokens.size());
     if (size < 256) {
-      throw UsageError(cat("--vocab-size ", options.vocab_size, " is too small\nhint: 256 bytes and ",
-                           options.special_tokens.size(), " special tokens need at least ",
-                           256 + options.special_tokens.size()));
+      throw UsageError(cat("--vocab-size ", options.vocab_size,
+                           " is too small\nhint: 256 bytes and ", options.special_tokens.size(),
+                           " special tokens need at least ", 256 + options.special_tokens.size()));
     }
     vocab_size_ = static_cast<size_t>(size);
     make_alphabet();
@@ -170,7 +174,8 @@ class BpeLearner {
     int64_t count;
     int32_t left, right;
     uint32_t index;
-    bool operator<(const Candidate& other) const {  // the top is the most frequent, then the smallest pair
+    bool operator<(
+        const Candidate& other) const {  // the top is the most frequent, then the smallest pair
       if (count != other.count) return count < other.count;
       if (left != other.left) return left > other.left;
       return right > other.right;
@@ -182,7 +187,8 @@ class BpeLearner {
     std::array<int, 256> order;
     for (int byte = 0; byte < 256; ++byte) order[byte] = byte;
     std::sort(order.begin(), order.end(), [](int a, int b) {
-      return byte_level_char(static_cast<unsigned char>(a)) < byte_level_char(static_cast<unsigned char>(b));
+      return byte_level_char(static_cast<unsigned char>(a)) <
+             byte_level_char(static_cast<unsigned char>(b));
     });
     for (int id = 0; id < 256; ++id) {
       byte_ids_[order[id]] = id;
@@ -191,7 +197,8 @@ class BpeLearner {
   }
 
   int32_t add_token(const std::string& bytes) {
-    const auto [found, is_new] = token_ids_.emplace(bytes, static_cast<int32_t>(bpe_.tokens.size()));
+    const auto [found, is_new] =
+        token_ids_.emplace(bytes, static_cast<int32_t>(bpe_.tokens.size()));
     if (is_new) bpe_.tokens.push_back(bytes);
     return found->second;
   }
@@ -220,7 +227,8 @@ class BpeLearner {
     uint32_t index;
     Pair& changed = pair(left, right, index);
     changed.count += count;
-    if (word != kNoWord && (changed.words.empty() || changed.words.back() != word)) changed.words.push_back(word);
+    if (word != kNoWord && (changed.words.empty() || changed.words.back() != word))
+      changed.words.push_back(word);
     return index;
   }
 
@@ -231,7 +239,8 @@ class BpeLearner {
   void count_pairs() {
     for (uint32_t w = 0; w < words_.size(); ++w) {
       const int32_t* s = &symbols_[words_[w].begin];
-      for (uint32_t i = 0; i + 1 < words_[w].length; ++i) change(s[i], s[i + 1], words_[w].count, w);
+      for (uint32_t i = 0; i + 1 < words_[w].length; ++i)
+        change(s[i], s[i + 1], words_[w].count, w);
     }
     for (uint32_t i = 0; i < pairs_.size(); ++i) push(i);
   }
@@ -330,21 +339,34 @@ LearnedBpe learn_bpe(const std::vector<std::pair<std::string, int64_t>>& words,
 
 std::string to_tokenizer_json(const LearnedBpe& bpe, const BpeTrainerOptions& options) {
   std::vector<std::string> spellings(bpe.tokens.size());
-  for (size_t id = 0; id < bpe.tokens.size(); ++id) append_byte_level(bpe.tokens[id], spellings[id]);
-  std::string out = "{\n  \"version\": \"1.0\",\n  \"truncation\": null,\n  \"padding\": null,\n  \"added_tokens\": [";
+  for (size_t id = 0; id < bpe.tokens.size(); ++id)
+    append_byte_level(bpe.tokens[id], spellings[id]);
+  std::string out =
+      "{\n  \"version\": \"1.0\",\n  \"truncation\": null,\n  \"padding\": null,\n  "
+      "\"added_tokens\": [";
   for (size_t i = 0; i < options.special_tokens.size(); ++i) {
     out += i == 0 ? "\n    {\"id\": " : ",\n    {\"id\": ";
     out += std::to_string(bpe.tokens.size() + i) + ", \"content\": ";
     append_json_string(options.special_tokens[i], out);
-    out += ", \"single_word\": false, \"lstrip\": false, \"rstrip\": false, \"normalized\": false, \"special\": true}";
+    out +=
+        ", \"single_word\": false, \"lstrip\": false, \"rstrip\": false, \"normalized\": false, "
+        "\"special\": true}";
   }
   out += "\n  ],\n  \"normalizer\": ";
   out += options.pattern == "qwen2" ? "{\"type\": \"NFC\"}" : "null";
   out += ",\n  \"pre_tokenizer\": " + pre_tokenizer_json(options);
-  out += ",\n  \"post_processor\": {\"type\": \"ByteLevel\", \"add_prefix_space\": true, \"trim_offsets\": false, \"use_regex\": true}";
-  out += ",\n  \"decoder\": {\"type\": \"ByteLevel\", \"add_prefix_space\": true, \"trim_offsets\": true, \"use_regex\": true}";
-  out += ",\n  \"model\": {\n    \"type\": \"BPE\", \"dropout\": null, \"unk_token\": null, \"continuing_subword_prefix\": null,";
-  out += "\n    \"end_of_word_suffix\": null, \"fuse_unk\": false, \"byte_fallback\": false, \"ignore_merges\": ";
+  out +=
+      ",\n  \"post_processor\": {\"type\": \"ByteLevel\", \"add_prefix_space\": true, "
+      "\"trim_offsets\": false, \"use_regex\": true}";
+  out +=
+      ",\n  \"decoder\": {\"type\": \"ByteLevel\", \"add_prefix_space\": true, \"trim_offsets\": "
+      "true, \"use_regex\": true}";
+  out +=
+      ",\n  \"model\": {\n    \"type\": \"BPE\", \"dropout\": null, \"unk_token\": null, "
+      "\"continuing_subword_prefix\": null,";
+  out +=
+      "\n    \"end_of_word_suffix\": null, \"fuse_unk\": false, \"byte_fallback\": false, "
+      "\"ignore_merges\": ";
   out += options.pattern == "llama3" ? "true" : "false";
   out += ",\n    \"vocab\": {";
   for (size_t id = 0; id < spellings.size(); ++id) {
@@ -355,7 +377,8 @@ std::string to_tokenizer_json(const LearnedBpe& bpe, const BpeTrainerOptions& op
   out += "\n    },\n    \"merges\": [";
   for (size_t rank = 0; rank < bpe.merges.size(); ++rank) {
     out += rank == 0 ? "\n      " : ",\n      ";
-    append_json_string(spellings[bpe.merges[rank].first] + " " + spellings[bpe.merges[rank].second], out);
+    append_json_string(spellings[bpe.merges[rank].first] + " " + spellings[bpe.merges[rank].second],
+                       out);
   }
   out += "\n    ]\n  }\n}\n";
   return out;

@@ -74,29 +74,36 @@ std::string StreamDecoder::finish() {
 void TokenizerConfig::fields(FieldVisitor& v) {
   v.group("tokenizer");
   v.field("tokenizer_type", tokenizer_type,
-          "HuggingFaceTokenizer (--tokenizer-model), GPT2BPETokenizer (--vocab-file, --merge-file), ByteLevelTokenizer, "
+          "HuggingFaceTokenizer (--tokenizer-model), GPT2BPETokenizer (--vocab-file, "
+          "--merge-file), ByteLevelTokenizer, "
           "NullTokenizer (--vocab-size)");
   v.field("tokenizer_model", tokenizer_model, "a tokenizer.json, or the folder that holds it");
   v.field("vocab_file", vocab_file, "GPT-2's vocab.json");
   v.field("merge_file", merge_file, "GPT-2's merges.txt");
   v.field("vocab_size", vocab_size, "number of ids of the null tokenizer");
-  v.field("vocab_extra_ids", vocab_extra_ids, "extra ids of BERT and T5 vocabularies; only 0 for the tokenizers here");
+  v.field("vocab_extra_ids", vocab_extra_ids,
+          "extra ids of BERT and T5 vocabularies; only 0 for the tokenizers here");
   v.field("null_tokenizer_eod_id", null_tokenizer_eod_id,
           "end-of-document id of the null tokenizer; default: the last id");
-  v.field("null_tokenizer_pad_id", null_tokenizer_pad_id, "padding id of the null tokenizer; -1 (default): none");
+  v.field("null_tokenizer_pad_id", null_tokenizer_pad_id,
+          "padding id of the null tokenizer; -1 (default): none");
   v.field("make_vocab_size_divisible_by", make_vocab_size_divisible_by,
           "the vocabulary is padded to a multiple of this times the tensor-parallel size");
-  v.field("padded_vocab_size", padded_vocab_size, "size of the padded vocabulary, instead of computing it");
+  v.field("padded_vocab_size", padded_vocab_size,
+          "size of the padded vocabulary, instead of computing it");
   v.field({"pad_vocab_size", "--no-pad-vocab-size --disable-pad-vocab-size", true}, pad_vocab_size,
           "use the vocabulary at its own size");
 }
 
 void TokenizerConfig::validate(Violations& violations) const {
   if (make_vocab_size_divisible_by < 1) {
-    violations.add(cat("--make-vocab-size-divisible-by is ", make_vocab_size_divisible_by), "1 or more");
+    violations.add(cat("--make-vocab-size-divisible-by is ", make_vocab_size_divisible_by),
+                   "1 or more");
   }
   if (vocab_extra_ids != 0) {
-    violations.add(cat("--vocab-extra-ids ", vocab_extra_ids, " has no effect with the tokenizers that are built"), "0");
+    violations.add(cat("--vocab-extra-ids ", vocab_extra_ids,
+                       " has no effect with the tokenizers that are built"),
+                   "0");
   }
   if (tokenizer_type == "NullTokenizer") {
     const int64_t size = vocab_size.value_or(0);
@@ -104,28 +111,35 @@ void TokenizerConfig::validate(Violations& violations) const {
       violations.add("--tokenizer-type NullTokenizer needs --vocab-size", "1 to 2147483648");
     }
     if (null_tokenizer_eod_id && (*null_tokenizer_eod_id < 0 || *null_tokenizer_eod_id >= size)) {
-      violations.add(cat("--null-tokenizer-eod-id ", *null_tokenizer_eod_id, " is outside --vocab-size ", size));
+      violations.add(cat("--null-tokenizer-eod-id ", *null_tokenizer_eod_id,
+                         " is outside --vocab-size ", size));
     }
     if (null_tokenizer_pad_id && (*null_tokenizer_pad_id < -1 || *null_tokenizer_pad_id >= size)) {
-      violations.add(cat("--null-tokenizer-pad-id ", *null_tokenizer_pad_id, " is outside --vocab-size ", size));
+      violations.add(cat("--null-tokenizer-pad-id ", *null_tokenizer_pad_id,
+                         " is outside --vocab-size ", size));
     }
     return;
   }
   if (null_tokenizer_eod_id || null_tokenizer_pad_id) {
-    violations.add("--null-tokenizer-eod-id and --null-tokenizer-pad-id have no effect without NullTokenizer");
+    violations.add(
+        "--null-tokenizer-eod-id and --null-tokenizer-pad-id have no effect without NullTokenizer");
   }
   if (tokenizer_type.empty() || tokenizer_type == "ByteLevelTokenizer") return;
   if (tokenizer_type == "HuggingFaceTokenizer") {
     if (tokenizer_model.empty()) {
-      violations.add("--tokenizer-type HuggingFaceTokenizer needs --tokenizer-model", "a tokenizer.json or its folder");
+      violations.add("--tokenizer-type HuggingFaceTokenizer needs --tokenizer-model",
+                     "a tokenizer.json or its folder");
     }
   } else if (tokenizer_type == "GPT2BPETokenizer") {
-    if (vocab_file.empty()) violations.add("--tokenizer-type GPT2BPETokenizer needs --vocab-file", "vocab.json");
-    if (merge_file.empty()) violations.add("--tokenizer-type GPT2BPETokenizer needs --merge-file", "merges.txt");
+    if (vocab_file.empty())
+      violations.add("--tokenizer-type GPT2BPETokenizer needs --vocab-file", "vocab.json");
+    if (merge_file.empty())
+      violations.add("--tokenizer-type GPT2BPETokenizer needs --merge-file", "merges.txt");
   } else {
     std::string_view reason = "no such tokenizer";
     for (const auto& [type, why] : kRefusedTypes) reason = type == tokenizer_type ? why : reason;
-    violations.add(cat("--tokenizer-type ", tokenizer_type, ": ", reason), cat("supported: ", kTypes));
+    violations.add(cat("--tokenizer-type ", tokenizer_type, ": ", reason),
+                   cat("supported: ", kTypes));
   }
 }
 
@@ -137,8 +151,8 @@ std::unique_ptr<Tokenizer> make_tokenizer(const TokenizerConfig& config) {
   }
   violations.throw_if_any();
   if (config.tokenizer_type == "HuggingFaceTokenizer") {
-    return std::make_unique<BpeTokenizer>("HuggingFaceTokenizer",
-                                          read_tokenizer_json(find_tokenizer_json(config.tokenizer_model)));
+    return std::make_unique<BpeTokenizer>(
+        "HuggingFaceTokenizer", read_tokenizer_json(find_tokenizer_json(config.tokenizer_model)));
   }
   if (config.tokenizer_type == "GPT2BPETokenizer") {
     return std::make_unique<BpeTokenizer>("GPT2BPETokenizer",
@@ -163,7 +177,8 @@ int64_t padded_vocab_size(const TokenizerConfig& config, int64_t vocab, int64_t 
     }
     return *config.padded_vocab_size;
   }
-  return config.pad_vocab_size ? padded_vocab_size(vocab, config.make_vocab_size_divisible_by, tp) : vocab;
+  return config.pad_vocab_size ? padded_vocab_size(vocab, config.make_vocab_size_divisible_by, tp)
+                               : vocab;
 }
 
 }  // namespace megatron

@@ -1,8 +1,8 @@
 // Text to token ids and back.
 //
 // make_tokenizer() gives one of
-//   HuggingFaceTokenizer  byte-level BPE from a tokenizer.json (the file, or a folder that holds it)
-//   GPT2BPETokenizer      byte-level BPE from GPT-2's vocab.json and merges.txt
+//   HuggingFaceTokenizer  byte-level BPE from a tokenizer.json (the file, or a folder that holds
+//   it) GPT2BPETokenizer      byte-level BPE from GPT-2's vocab.json and merges.txt
 //   ByteLevelTokenizer    ids 0..255 are bytes, 256 is <|endoftext|>
 //   NullTokenizer         the text is decimal ids separated by white space
 // The ids and the decoded text of the first two equal those of the `tokenizers` package.
@@ -30,8 +30,9 @@ class Tokenizer {
   // The largest id plus one, with added and special tokens, without padding.
   virtual int64_t vocab_size() const = 0;
 
-  // Appends the ids of `text`. No token is added (no BOS, no EOD); added and special tokens that are spelled in the text
-  // become their ids. Ill-formed UTF-8 is read as U+FFFD (like Python's errors="replace") and counted.
+  // Appends the ids of `text`. No token is added (no BOS, no EOD); added and special tokens that
+  // are spelled in the text become their ids. Ill-formed UTF-8 is read as U+FFFD (like Python's
+  // errors="replace") and counted.
   virtual void encode_append(std::string_view text, std::vector<int32_t>& out) const = 0;
   std::vector<int32_t> encode(std::string_view text) const;
 
@@ -40,7 +41,8 @@ class Tokenizer {
   std::string decode(std::span<const int32_t> ids) const { return decode(ids, false); }
   virtual std::string decode(std::span<const int32_t> ids, bool skip_special_tokens) const;
 
-  // The bytes that one token stands for; may be a part of a UTF-8 sequence. Ids in a gap of the vocabulary give "".
+  // The bytes that one token stands for; may be a part of a UTF-8 sequence. Ids in a gap of the
+  // vocabulary give "".
   virtual std::string token_bytes(int32_t id) const = 0;
   virtual bool is_special(int32_t id) const = 0;
 
@@ -69,7 +71,8 @@ class Tokenizer {
 class StreamDecoder {
  public:
   explicit StreamDecoder(const Tokenizer& tokenizer) : tokenizer_(tokenizer) {}
-  // The text that `id` completes; "" while a sequence is unfinished. Ill-formed bytes become U+FFFD.
+  // The text that `id` completes; "" while a sequence is unfinished. Ill-formed bytes become
+  // U+FFFD.
   std::string push(int32_t id);
   // What is left: "" or one U+FFFD for an unfinished sequence.
   std::string finish();

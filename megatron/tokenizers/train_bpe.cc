@@ -15,7 +15,8 @@
 namespace megatron {
 namespace {
 
-// Words are pruned between rounds, so the round's size is part of the result: it never depends on the machine.
+// Words are pruned between rounds, so the round's size is part of the result: it never depends on
+// the machine.
 constexpr size_t kBlocksPerRound = 64;
 
 std::vector<TextBlock> read_round(TextBlockReader& reader) {
@@ -26,7 +27,8 @@ std::vector<TextBlock> read_round(TextBlockReader& reader) {
 }
 
 // Counts the words of all input; the next round is read while one is counted.
-void count_words(TextBlockReader& reader, const TrainingInput& input, WordCounter& counter, TrainingReport& report) {
+void count_words(TextBlockReader& reader, const TrainingInput& input, WordCounter& counter,
+                 TrainingReport& report) {
   Progress progress("counting words", 0, "B");
   std::vector<TextBlock> blocks = read_round(reader);
   while (!blocks.empty()) {
@@ -46,7 +48,8 @@ void count_words(TextBlockReader& reader, const TrainingInput& input, WordCounte
         input.threads);
     counter.prune();
     report.num_documents += documents;
-    for (const TextBlock& block : blocks) report.num_bytes += static_cast<int64_t>(block.bytes.size());
+    for (const TextBlock& block : blocks)
+      report.num_bytes += static_cast<int64_t>(block.bytes.size());
     blocks = next.get();
   }
 }

@@ -25,8 +25,8 @@ uint32_t last_code_point(std::string_view text) {
 // The length of `text` without the white space at its end.
 size_t trimmed_size(std::string_view text) {
   while (!text.empty() && is_space(last_code_point(text))) {
-    text.remove_suffix(static_cast<size_t>(text.data() + text.size() -
-                                           previous_utf8(text.data() + text.size())));
+    text.remove_suffix(
+        static_cast<size_t>(text.data() + text.size() - previous_utf8(text.data() + text.size())));
   }
   return text.size();
 }
@@ -93,8 +93,8 @@ bool AddedTokenMatcher::find(std::string_view sentence, size_t from, Match& matc
   return false;
 }
 
-bool AddedTokenMatcher::adjust(std::string_view sentence, size_t done, const Match& match, size_t& begin,
-                               size_t& end) const {
+bool AddedTokenMatcher::adjust(std::string_view sentence, size_t done, const Match& match,
+                               size_t& begin, size_t& end) const {
   const AddedToken& token = tokens_[match.token];
   begin = match.begin;
   end = match.end;

@@ -28,7 +28,8 @@ class AddedTokenMatcher {
 
   bool empty() const { return tokens_.empty(); }
 
-  // Calls text(piece) and token(id) in order for what covers well-formed `sentence`. Pieces of text are never empty.
+  // Calls text(piece) and token(id) in order for what covers well-formed `sentence`. Pieces of text
+  // are never empty.
   template <class OnText, class OnToken>
   void split(std::string_view sentence, OnText&& text, OnToken&& token) const {
     size_t done = 0, from = 0;
@@ -61,7 +62,8 @@ class AddedTokenMatcher {
   // The leftmost, longest match at or after `from`.
   bool find(std::string_view sentence, size_t from, Match& match) const;
   // Applies single_word, lstrip and rstrip; false when the match does not count.
-  bool adjust(std::string_view sentence, size_t done, const Match& match, size_t& begin, size_t& end) const;
+  bool adjust(std::string_view sentence, size_t done, const Match& match, size_t& begin,
+              size_t& end) const;
 
   std::vector<AddedToken> tokens_;
   std::vector<Node> nodes_ = std::vector<Node>(1);

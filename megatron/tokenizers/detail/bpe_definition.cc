@@ -42,8 +42,8 @@ struct Value {
   template <class T>
   T as(std::string_view expected) const {
     T result;
-    MEGATRON_CHECK(element.get(result) == simdjson::SUCCESS, where, " is ", type_name(element.type()),
-                   ", expected ", expected);
+    MEGATRON_CHECK(element.get(result) == simdjson::SUCCESS, where, " is ",
+                   type_name(element.type()), ", expected ", expected);
     return result;
   }
   std::string str() const { return std::string(as<std::string_view>("a string")); }
@@ -52,8 +52,8 @@ struct Value {
   dom::array array() const { return as<dom::array>("an array"); }
   int32_t id() const {
     const int64_t id = as<int64_t>("an integer");
-    MEGATRON_CHECK(id >= 0 && id <= kMaxTokenId, where, " is ", id, ", expected a token id from 0 to ",
-                   kMaxTokenId);
+    MEGATRON_CHECK(id >= 0 && id <= kMaxTokenId, where, " is ", id,
+                   ", expected a token id from 0 to ", kMaxTokenId);
     return static_cast<int32_t>(id);
   }
   // A member; none when it is absent.
@@ -70,12 +70,14 @@ struct Value {
   }
   Value at(std::string_view key) const {
     std::optional<Value> found = find(key);
-    MEGATRON_CHECK(found.has_value(), where, where.ends_with(": ") ? "" : " ", "has no \"", key, "\"");
+    MEGATRON_CHECK(found.has_value(), where, where.ends_with(": ") ? "" : " ", "has no \"", key,
+                   "\"");
     return *found;
   }
   std::vector<Value> elements() const {
     std::vector<Value> values;
-    for (const dom::element item : array()) values.push_back({item, cat(where, "[", values.size(), "]")});
+    for (const dom::element item : array())
+      values.push_back({item, cat(where, "[", values.size(), "]")});
     return values;
   }
   bool boolean_or(std::string_view key, bool otherwise) const {
@@ -90,15 +92,16 @@ dom::element parse(dom::parser& parser, const std::filesystem::path& path) {
   const std::string text = read_file(path);
   dom::element root;
   const simdjson::error_code error = parser.parse(text).get(root);
-  MEGATRON_CHECK(error == simdjson::SUCCESS, path.string(), ": not JSON: ", simdjson::error_message(error));
+  MEGATRON_CHECK(error == simdjson::SUCCESS, path.string(),
+                 ": not JSON: ", simdjson::error_message(error));
   MEGATRON_CHECK(root.is_object(), path.string(), ": the file holds ", type_name(root.type()),
                  ", expected an object");
   return root;
 }
 
 [[noreturn]] void refuse(const Value& component, std::string_view supported) {
-  throw_error(cat(component.where, ": type \"", component.type(), "\" is not supported\nhint: supported types: ",
-                  supported));
+  throw_error(cat(component.where, ": type \"", component.type(),
+                  "\" is not supported\nhint: supported types: ", supported));
 }
 
 void read_normalizer(const Value& value, bool& nfc) {
@@ -128,21 +131,26 @@ PreTokenizerStep read_split(const Value& value) {
   const Value behavior = value.at("behavior");
   const std::string name = behavior.str();
   const auto found = std::find(kNames.begin(), kNames.end(), name);
-  MEGATRON_CHECK(found != kNames.end(), behavior.where, " is \"", name,
-                 "\", expected Isolated, Removed, MergedWithPrevious, MergedWithNext or Contiguous");
+  MEGATRON_CHECK(
+      found != kNames.end(), behavior.where, " is \"", name,
+      "\", expected Isolated, Removed, MergedWithPrevious, MergedWithNext or Contiguous");
   step.behavior = static_cast<SplitBehavior>(found - kNames.begin());
   step.invert = value.boolean_or("invert", false);
   return step;
 }
 
-// Appends the steps of one component; `byte_level` tells whether ByteLevel was seen, which must be the last.
-void read_pre_tokenizer(const Value& value, std::vector<PreTokenizerStep>& steps, bool& byte_level) {
+// Appends the steps of one component; `byte_level` tells whether ByteLevel was seen, which must be
+// the last.
+void read_pre_tokenizer(const Value& value, std::vector<PreTokenizerStep>& steps,
+                        bool& byte_level) {
   const std::string type = value.type();
   if (type == "Sequence") {
-    for (const Value& part : value.at("pretokenizers").elements()) read_pre_tokenizer(part, steps, byte_level);
+    for (const Value& part : value.at("pretokenizers").elements())
+      read_pre_tokenizer(part, steps, byte_level);
     return;
   }
-  MEGATRON_CHECK(!byte_level, value.where, ": type \"", type, "\" behind ByteLevel is not supported");
+  MEGATRON_CHECK(!byte_level, value.where, ": type \"", type,
+                 "\" behind ByteLevel is not supported");
   if (type == "ByteLevel") {
     byte_level = true;
     if (value.at("add_prefix_space").boolean()) {
@@ -156,17 +164,19 @@ void read_pre_tokenizer(const Value& value, std::vector<PreTokenizerStep>& steps
     steps.push_back(read_split(value));
   } else if (type == "Digits") {
     steps.push_back({.kind = PreTokenizerStep::Kind::kDigits,
-                     .behavior = value.boolean_or("individual_digits", false) ? SplitBehavior::kIsolated
-                                                                              : SplitBehavior::kContiguous});
+                     .behavior = value.boolean_or("individual_digits", false)
+                                     ? SplitBehavior::kIsolated
+                                     : SplitBehavior::kContiguous});
   } else {
     refuse(value, "ByteLevel, Digits, Sequence, Split");
   }
 }
 
-// Post-processors add tokens around the text or trim offsets; neither concerns encode(). Only known ones are let through.
+// Post-processors add tokens around the text or trim offsets; neither concerns encode(). Only known
+// ones are let through.
 void check_post_processor(const Value& value) {
-  constexpr std::array<std::string_view, 4> kKnown = {"ByteLevel", "TemplateProcessing", "RobertaProcessing",
-                                                      "BertProcessing"};
+  constexpr std::array<std::string_view, 4> kKnown = {"ByteLevel", "TemplateProcessing",
+                                                      "RobertaProcessing", "BertProcessing"};
   const std::string type = value.type();
   if (type == "Sequence") {
     for (const Value& part : value.at("processors").elements()) check_post_processor(part);
@@ -220,7 +230,8 @@ void read_merges(const Value& merges, BpeDefinition& definition) {
       const Value left{pair.at(0), where() + "[0]"}, right{pair.at(1), where() + "[1]"};
       definition.merges.emplace_back(left.str(), right.str());
     } else {
-      throw_error(cat(where(), " is ", type_name(item.type()), ", expected \"a b\" or [\"a\", \"b\"]"));
+      throw_error(
+          cat(where(), " is ", type_name(item.type()), ", expected \"a b\" or [\"a\", \"b\"]"));
     }
   }
 }
@@ -233,7 +244,8 @@ void read_model(const Value& model, BpeDefinition& definition) {
   }
   for (const std::string_view key : {"continuing_subword_prefix", "end_of_word_suffix"}) {
     const auto affix = model.find_value(key);
-    MEGATRON_CHECK(!affix || affix->str().empty(), affix->where, " \"", affix->str(), "\" is not supported");
+    MEGATRON_CHECK(!affix || affix->str().empty(), affix->where, " \"", affix->str(),
+                   "\" is not supported");
   }
   MEGATRON_CHECK(!model.boolean_or("byte_fallback", false), model.where,
                  ".byte_fallback is not supported: the tokenizer is not of the byte-level kind");
@@ -256,7 +268,8 @@ AddedToken read_added_token(const Value& value) {
   return token;
 }
 
-// EOS, BOS and padding of a transformers tokenizer_config.json: a string, or an object with "content".
+// EOS, BOS and padding of a transformers tokenizer_config.json: a string, or an object with
+// "content".
 void read_special_names(const std::filesystem::path& path, BpeDefinition& definition) {
   dom::parser parser;
   const Value root{parse(parser, path), path.string() + ": "};
@@ -279,10 +292,13 @@ BpeDefinition read_tokenizer_json(const std::filesystem::path& path) {
   dom::parser parser;
   const Value root{parse(parser, path), path.string() + ": "};
   if (const auto version = root.find_value("version")) {
-    MEGATRON_CHECK(version->str() == "1.0", version->where, " is \"", version->str(), "\", expected \"1.0\"");
+    MEGATRON_CHECK(version->str() == "1.0", version->where, " is \"", version->str(),
+                   "\", expected \"1.0\"");
   }
-  // The kind of model and its parts are looked at before the large tables, so that refusals name the reason.
-  if (const auto normalizer = root.find_value("normalizer")) read_normalizer(*normalizer, definition.nfc);
+  // The kind of model and its parts are looked at before the large tables, so that refusals name
+  // the reason.
+  if (const auto normalizer = root.find_value("normalizer"))
+    read_normalizer(*normalizer, definition.nfc);
   const Value model = root.at("model");
   if (model.find("type") && model.type() != "BPE") refuse(model, "BPE (byte level)");
   bool byte_level = false;
@@ -297,14 +313,16 @@ BpeDefinition read_tokenizer_json(const std::filesystem::path& path) {
   read_model(model, definition);
   definition.added_where = path.string() + ": added_tokens";
   if (const auto added = root.find_value("added_tokens")) {
-    for (const Value& token : added->elements()) definition.added_tokens.push_back(read_added_token(token));
+    for (const Value& token : added->elements())
+      definition.added_tokens.push_back(read_added_token(token));
   }
   const std::filesystem::path config = path.parent_path() / "tokenizer_config.json";
   if (std::filesystem::exists(config)) read_special_names(config, definition);
   return definition;
 }
 
-BpeDefinition read_gpt2_files(const std::filesystem::path& vocab, const std::filesystem::path& merges) {
+BpeDefinition read_gpt2_files(const std::filesystem::path& vocab,
+                              const std::filesystem::path& merges) {
   BpeDefinition definition;
   definition.files = {vocab, merges};
   dom::parser parser;
@@ -312,8 +330,8 @@ BpeDefinition read_gpt2_files(const std::filesystem::path& vocab, const std::fil
   definition.vocab_where = vocab.string();
   definition.merges_where = definition.steps_where = merges.string();
   const std::string text = read_file(merges);
-  MEGATRON_CHECK(valid_utf8_prefix(text) == text.size(), merges.string(), ": byte ", valid_utf8_prefix(text),
-                 " is not UTF-8");
+  MEGATRON_CHECK(valid_utf8_prefix(text) == text.size(), merges.string(), ": byte ",
+                 valid_utf8_prefix(text), " is not UTF-8");
   std::string_view rest = text;
   for (int64_t line_number = 1; !rest.empty(); ++line_number) {
     const size_t end = std::min(rest.find('\n'), rest.size());
@@ -332,10 +350,12 @@ BpeDefinition read_gpt2_files(const std::filesystem::path& vocab, const std::fil
   for (const auto& [token, id] : definition.vocab) {
     end_of_text.id = token == end_of_text.content ? id : end_of_text.id;
   }
-  const bool listed = std::any_of(definition.vocab.begin(), definition.vocab.end(),
-                                  [&](const auto& entry) { return entry.first == end_of_text.content; });
+  const bool listed =
+      std::any_of(definition.vocab.begin(), definition.vocab.end(),
+                  [&](const auto& entry) { return entry.first == end_of_text.content; });
   if (!listed) {  // behind the vocabulary, where the tokenizers package would add it
-    for (const auto& entry : definition.vocab) end_of_text.id = std::max(end_of_text.id, entry.second + 1);
+    for (const auto& entry : definition.vocab)
+      end_of_text.id = std::max(end_of_text.id, entry.second + 1);
   }
   definition.added_where = vocab.string();
   definition.added_tokens.push_back(end_of_text);

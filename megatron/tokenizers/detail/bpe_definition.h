@@ -23,18 +23,19 @@ struct BpeDefinition {
   bool nfc = false;
   std::vector<PreTokenizerStep> steps;
   std::vector<AddedToken> added_tokens;
-  std::optional<std::string> eos, bos, pad;  // spellings
+  std::optional<std::string> eos, bos, pad;                         // spellings
   std::string vocab_where, merges_where, steps_where, added_where;  // file and key, for messages
   std::vector<std::filesystem::path> files;
 };
 
 inline constexpr int64_t kMaxTokenId = (int64_t{1} << 24) - 1;
 
-// Reads a tokenizer.json, and what a tokenizer_config.json beside it says about EOS, BOS and padding.
-// Throws Error naming the file and the key for anything that is wrong or not supported.
+// Reads a tokenizer.json, and what a tokenizer_config.json beside it says about EOS, BOS and
+// padding. Throws Error naming the file and the key for anything that is wrong or not supported.
 BpeDefinition read_tokenizer_json(const std::filesystem::path& path);
 
 // Reads GPT-2's vocab.json and merges.txt.
-BpeDefinition read_gpt2_files(const std::filesystem::path& vocab, const std::filesystem::path& merges);
+BpeDefinition read_gpt2_files(const std::filesystem::path& vocab,
+                              const std::filesystem::path& merges);
 
 }  // namespace megatron

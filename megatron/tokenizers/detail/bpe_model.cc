@@ -60,7 +60,8 @@ void BpeModel::initial_ids(std::string_view word, std::vector<int32_t>& ids) con
   }
 }
 
-void BpeModel::encode_word(std::string_view word, Scratch& scratch, std::vector<int32_t>& out) const {
+void BpeModel::encode_word(std::string_view word, Scratch& scratch,
+                           std::vector<int32_t>& out) const {
   if (data_.ignore_merges) {
     const auto found = words_.find(word);
     if (found != words_.end()) {
@@ -100,7 +101,8 @@ void BpeModel::merge_short(const int32_t* initial, size_t count, std::vector<int
   out.insert(out.end(), ids, ids + count);
 }
 
-// Symbols are a linked list; the heap holds (rank, position), stale when the position's rank has changed since.
+// Symbols are a linked list; the heap holds (rank, position), stale when the position's rank has
+// changed since.
 void BpeModel::merge_long(Scratch& s, std::vector<int32_t>& out) const {
   const size_t count = s.ids.size();
   MEGATRON_CHECK(count < (size_t{1} << 31), "a word of ", count, " bytes is too long to encode");
@@ -114,7 +116,9 @@ void BpeModel::merge_long(Scratch& s, std::vector<int32_t>& out) const {
     s.rank[i] = s.next[i] < end ? find_merge(s.ids[i], s.ids[s.next[i]], s.result[i]) : kNoRank;
     return s.rank[i] != kNoRank;
   };
-  const auto entry = [&](int32_t i) { return static_cast<uint64_t>(s.rank[i]) << 32 | static_cast<uint32_t>(i); };
+  const auto entry = [&](int32_t i) {
+    return static_cast<uint64_t>(s.rank[i]) << 32 | static_cast<uint32_t>(i);
+  };
   for (int32_t i = 0; i < end; ++i) {
     s.next[i] = i + 1;
     s.previous[i] = i - 1;

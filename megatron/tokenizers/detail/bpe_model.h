@@ -1,7 +1,8 @@
 // Byte-pair encoding of single words: pieces of text as a pre-tokenizer cuts them.
 //
-// Merges are applied by rank, the leftmost first among equals. Words of up to 31 bytes are kept in a cache of fixed size;
-// short words are merged in registers and the stack, long ones with a heap in O(n log n).
+// Merges are applied by rank, the leftmost first among equals. Words of up to 31 bytes are kept in
+// a cache of fixed size; short words are merged in registers and the stack, long ones with a heap
+// in O(n log n).
 #pragma once
 
 #include <array>
@@ -20,13 +21,13 @@ struct BpeData {
   struct Merge {
     int32_t left, right, result;
   };
-  std::vector<std::string> tokens;  // bytes by id; empty in gaps
-  std::vector<bool> is_word;        // by id: the token can be looked up as a whole word
+  std::vector<std::string> tokens;      // bytes by id; empty in gaps
+  std::vector<bool> is_word;            // by id: the token can be looked up as a whole word
   std::array<int32_t, 256> byte_ids{};  // -1: the vocabulary lacks the byte
-  std::vector<Merge> merges;        // by rank
-  bool ignore_merges = false;       // a word that is a token is that token
-  int32_t unknown = -1;             // for bytes that the vocabulary lacks
-  bool fuse_unknown = false;        // one id for a run of them
+  std::vector<Merge> merges;            // by rank
+  bool ignore_merges = false;           // a word that is a token is that token
+  int32_t unknown = -1;                 // for bytes that the vocabulary lacks
+  bool fuse_unknown = false;            // one id for a run of them
 };
 
 // A cache of encoded words, 2-way associative, 3 MiB. Belongs to one thread and one model.
@@ -86,8 +87,8 @@ class BpeModel {
 
   // The rank of merging two tokens, kNoRank when they do not merge.
   uint32_t find_merge(int32_t left, int32_t right, int32_t& result) const {
-    const uint64_t pair = static_cast<uint64_t>(static_cast<uint32_t>(left)) << 32 |
-                          static_cast<uint32_t>(right);
+    const uint64_t pair =
+        static_cast<uint64_t>(static_cast<uint32_t>(left)) << 32 | static_cast<uint32_t>(right);
     for (uint64_t at = (pair * 0x9e3779b97f4a7c15u) >> shift_;; at = (at + 1) & mask_) {
       const Slot& slot = slots_[at];
       if (slot.pair == pair) {
@@ -111,15 +112,17 @@ class BpeModel {
   std::unordered_map<std::string_view, int32_t> words_;  // for ignore_merges
 };
 
-// Encodes words through a cache and appends their ids to a vector in batches: flush() after the last word.
-// Keeps references to its arguments. Not thread safe.
+// Encodes words through a cache and appends their ids to a vector in batches: flush() after the
+// last word. Keeps references to its arguments. Not thread safe.
 class WordEncoder {
  public:
-  WordEncoder(const BpeModel& model, WordCache& cache, BpeModel::Scratch& scratch, std::vector<int32_t>& out)
+  WordEncoder(const BpeModel& model, WordCache& cache, BpeModel::Scratch& scratch,
+              std::vector<int32_t>& out)
       : model_(model), cache_(cache), scratch_(scratch), out_(out) {}
   WordEncoder(const WordEncoder&) = delete;
 
-  // The end of the memory that the following words lie in: up to there bytes behind a word may be read.
+  // The end of the memory that the following words lie in: up to there bytes behind a word may be
+  // read.
   void set_readable_end(const char* end) { readable_end_ = end; }
 
   void operator()(const char* begin, const char* end) {
@@ -146,7 +149,8 @@ class WordEncoder {
   static constexpr size_t kBatch = 2048;
 
   static uint64_t mix(uint64_t a, uint64_t b) {
-    const auto product = static_cast<unsigned __int128>(a ^ 0x2d358dccaa6c78a5u) * (b ^ 0x8bb84b93962eacc9u);
+    const auto product =
+        static_cast<unsigned __int128>(a ^ 0x2d358dccaa6c78a5u) * (b ^ 0x8bb84b93962eacc9u);
     return static_cast<uint64_t>(product) ^ static_cast<uint64_t>(product >> 64);
   }
 

@@ -33,13 +33,15 @@ BpeData build_model(const BpeDefinition& definition, Ids& ids) {
   ids.reserve(definition.vocab.size());
   std::string bytes;
   for (const auto& [token, id] : definition.vocab) {
-    MEGATRON_CHECK(ids.emplace(token, id).second, definition.vocab_where, ": token \"", token, "\" appears twice");
-    MEGATRON_CHECK(!taken[id], definition.vocab_where, ": id ", id, " is given to two tokens, one of them \"",
-                   token, "\"");
+    MEGATRON_CHECK(ids.emplace(token, id).second, definition.vocab_where, ": token \"", token,
+                   "\" appears twice");
+    MEGATRON_CHECK(!taken[id], definition.vocab_where, ": id ", id,
+                   " is given to two tokens, one of them \"", token, "\"");
     taken[id] = true;
     data.is_word[id] = parse_byte_level(token, bytes) && !bytes.empty();
     data.tokens[id] = data.is_word[id] ? bytes : token;
-    if (data.is_word[id] && bytes.size() == 1) data.byte_ids[static_cast<unsigned char>(bytes[0])] = id;
+    if (data.is_word[id] && bytes.size() == 1)
+      data.byte_ids[static_cast<unsigned char>(bytes[0])] = id;
   }
   if (definition.unk_token) {
     const auto unknown = ids.find(*definition.unk_token);
@@ -48,8 +50,8 @@ BpeData build_model(const BpeDefinition& definition, Ids& ids) {
   data.merges.reserve(definition.merges.size());
   const auto find = [&](const std::string& token) {
     const auto found = ids.find(token);
-    MEGATRON_CHECK(found != ids.end(), definition.merges_where, ": merge ", data.merges.size(), " (\"",
-                   definition.merges[data.merges.size()].first, "\", \"",
+    MEGATRON_CHECK(found != ids.end(), definition.merges_where, ": merge ", data.merges.size(),
+                   " (\"", definition.merges[data.merges.size()].first, "\", \"",
                    definition.merges[data.merges.size()].second, "\") needs the token \"", token,
                    "\", which the vocabulary lacks");
     return found->second;
@@ -98,12 +100,14 @@ void BpeTokenizer::add_tokens(const BpeDefinition& definition) {
   std::string buffer;
   for (size_t i = 0; i < definition.added_tokens.size(); ++i) {
     const AddedToken& token = definition.added_tokens[i];
-    const auto where = [&] { return cat(definition.added_where, "[", i, "] \"", token.content, "\""); };
+    const auto where = [&] {
+      return cat(definition.added_where, "[", i, "] \"", token.content, "\"");
+    };
     if (token.content.empty()) continue;  // as the tokenizers package does
     const auto id = static_cast<size_t>(token.id);
     const auto [known, is_new] = ids_.emplace(token.content, token.id);
-    MEGATRON_CHECK(known->second == token.id, where(), " has id ", token.id, ", but the same token has id ",
-                   known->second, " already");
+    MEGATRON_CHECK(known->second == token.id, where(), " has id ", token.id,
+                   ", but the same token has id ", known->second, " already");
     MEGATRON_CHECK(!is_new || id >= taken.size() || !taken[id], where(), " has id ", token.id,
                    ", which another token has already");
     if (id >= bytes_.size()) {
@@ -116,7 +120,8 @@ void BpeTokenizer::add_tokens(const BpeDefinition& definition) {
     added[id] = taken[id] = true;
     special_[id] = token.special;
     const bool normalize = token.normalized && nfc_;
-    const std::string content(normalize ? to_nfc(token.content, buffer) : std::string_view(token.content));
+    const std::string content(normalize ? to_nfc(token.content, buffer)
+                                        : std::string_view(token.content));
     if (!parse_byte_level(content, bytes_[id])) bytes_[id] = content;
     (token.normalized ? normalized : raw).push_back(token);
     (token.normalized ? normalized_contents : raw_contents).push_back(content);
@@ -125,7 +130,8 @@ void BpeTokenizer::add_tokens(const BpeDefinition& definition) {
   normalized_matcher_ = AddedTokenMatcher(std::move(normalized), normalized_contents);
 }
 
-// The tokens that tokenizer_config.json names; without it, well-known spellings among the special tokens.
+// The tokens that tokenizer_config.json names; without it, well-known spellings among the special
+// tokens.
 void BpeTokenizer::find_special_ids(const BpeDefinition& definition) {
   const auto choose = [&](const std::optional<std::string>& named,
                           std::initializer_list<const char*> usual) -> std::optional<int32_t> {
@@ -146,9 +152,12 @@ void BpeTokenizer::find_special_ids(const BpeDefinition& definition) {
   pad_ = choose(definition.pad, {"<pad>", "<|pad|>", "[PAD]", "<|finetune_right_pad_id|>"});
 }
 
-std::string BpeTokenizer::make_fingerprint(std::string_view type, const BpeDefinition& definition) const {
+std::string BpeTokenizer::make_fingerprint(std::string_view type,
+                                           const BpeDefinition& definition) const {
   std::string text;
-  const auto number = [&](int64_t value) { text.append(reinterpret_cast<const char*>(&value), sizeof(value)); };
+  const auto number = [&](int64_t value) {
+    text.append(reinterpret_cast<const char*>(&value), sizeof(value));
+  };
   const auto string = [&](std::string_view value) {
     number(static_cast<int64_t>(value.size()));
     text += value;
@@ -176,7 +185,8 @@ std::string BpeTokenizer::make_fingerprint(std::string_view type, const BpeDefin
   }
   const XXH128_hash_t hash = XXH3_128bits(text.data(), text.size());
   char digits[33];
-  std::snprintf(digits, sizeof(digits), "%016llx%016llx", static_cast<unsigned long long>(hash.high64),
+  std::snprintf(digits, sizeof(digits), "%016llx%016llx",
+                static_cast<unsigned long long>(hash.high64),
                 static_cast<unsigned long long>(hash.low64));
   return cat(type, "-", digits);
 }
@@ -234,7 +244,8 @@ void BpeTokenizer::encode_segment(std::string_view text, ThreadState& state, Wor
 }
 
 void BpeTokenizer::check_id(int32_t id) const {
-  MEGATRON_CHECK(id >= 0 && id < vocab_size(), "token id ", id, " is outside the vocabulary of ", vocab_size());
+  MEGATRON_CHECK(id >= 0 && id < vocab_size(), "token id ", id, " is outside the vocabulary of ",
+                 vocab_size());
 }
 
 std::string BpeTokenizer::decode(std::span<const int32_t> ids, bool skip_special_tokens) const {

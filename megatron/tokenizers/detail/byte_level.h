@@ -13,7 +13,8 @@ uint32_t byte_level_char(unsigned char byte);
 // Appends the spelling of `bytes`.
 void append_byte_level(std::string_view bytes, std::string& out);
 
-// Reads a spelling into bytes; false (and `out` unspecified) when a character is not of the alphabet.
+// Reads a spelling into bytes; false (and `out` unspecified) when a character is not of the
+// alphabet.
 bool parse_byte_level(std::string_view spelling, std::string& out);
 
 }  // namespace megatron

@@ -14,8 +14,8 @@ namespace {
 
 constexpr utf8proc_int32_t kEnd = 0x110000;
 
-// For each code point whether text made only of such code points is in form C: it has combining class 0, is its own form C,
-// and never joins the character before it.
+// For each code point whether text made only of such code points is in form C: it has combining
+// class 0, is its own form C, and never joins the character before it.
 std::vector<bool> find_stable() {
   std::vector<bool> stable(kEnd, true);
   for (utf8proc_int32_t c = 0; c < kEnd; ++c) {
@@ -37,13 +37,15 @@ std::vector<bool> find_stable() {
   return stable;
 }
 
-// Marks that utf8proc knows and the package's older tables do not: the package leaves them where they are.
+// Marks that utf8proc knows and the package's older tables do not: the package leaves them where
+// they are.
 bool is_unknown_mark(uint32_t c) {
   return utf8proc_get_property(static_cast<utf8proc_int32_t>(c))->combining_class != 0 &&
          (unicode_classes()[c] & 16) == 0;
 }
 
-// Appends form C of a stretch of characters. utf8proc_decompose() would sort marks in quadratic time.
+// Appends form C of a stretch of characters. utf8proc_decompose() would sort marks in quadratic
+// time.
 void append_nfc(std::string_view text, std::vector<utf8proc_int32_t>& parts, std::string& out) {
   parts.clear();
   size_t length;
@@ -55,7 +57,9 @@ void append_nfc(std::string_view text, std::vector<utf8proc_int32_t>& parts, std
     MEGATRON_ASSERT(count > 0 && count <= 8);
     parts.insert(parts.end(), decomposed, decomposed + count);
   }
-  const auto combining = [](utf8proc_int32_t c) { return utf8proc_get_property(c)->combining_class; };
+  const auto combining = [](utf8proc_int32_t c) {
+    return utf8proc_get_property(c)->combining_class;
+  };
   for (auto first = parts.begin(); first != parts.end();) {
     const auto last = std::find_if(first, parts.end(), [&](auto c) { return combining(c) == 0; });
     std::stable_sort(first, last, [&](auto a, auto b) { return combining(a) < combining(b); });
@@ -69,7 +73,8 @@ void append_nfc(std::string_view text, std::vector<utf8proc_int32_t>& parts, std
 
 }  // namespace
 
-// Only stretches of characters that are not stable, each with the one before it, are looked at closely.
+// Only stretches of characters that are not stable, each with the one before it, are looked at
+// closely.
 std::string_view to_nfc(std::string_view text, std::string& buffer) {
   static const std::vector<bool> stable = find_stable();
   const char* const end = text.data() + text.size();

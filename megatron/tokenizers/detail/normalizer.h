@@ -6,7 +6,8 @@
 
 namespace megatron {
 
-// Returns well-formed `text` in form C: `text` itself when nothing changes, else a view of `buffer`.
+// Returns well-formed `text` in form C: `text` itself when nothing changes, else a view of
+// `buffer`.
 std::string_view to_nfc(std::string_view text, std::string& buffer);
 
 }  // namespace megatron

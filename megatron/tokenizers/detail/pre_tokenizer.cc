@@ -26,7 +26,8 @@ constexpr std::string_view kNotSpaceSet =
     R"(\x{0}-\x{8}\x{e}-\x{1f}\x{21}-\x{84}\x{86}-\x{9f}\x{a1}-\x{167f}\x{1681}-\x{1fff}\x{200b}-\x{2027})"
     R"(\x{202a}-\x{202e}\x{2030}-\x{205e}\x{2060}-\x{2fff}\x{3001}-\x{d7ff}\x{e000}-\x{10ffff})";
 
-// Rewrites what Oniguruma (the engine of the `tokenizers` package) and PCRE2 read differently; refuses what has no twin.
+// Rewrites what Oniguruma (the engine of the `tokenizers` package) and PCRE2 read differently;
+// refuses what has no twin.
 std::string to_pcre2(std::string_view pattern, std::string_view where) {
   std::string out;
   int class_depth = 0;
@@ -34,8 +35,9 @@ std::string to_pcre2(std::string_view pattern, std::string_view where) {
     const char c = pattern[i];
     if (c == '\\' && i + 1 < pattern.size()) {
       const char next = pattern[++i];
-      MEGATRON_CHECK(next != 'h' && next != 'H' && next != 'R' && next != 'X' && next != 'K' && next != 'G',
-                     where, ": \\", next, " is not supported in regular expressions");
+      MEGATRON_CHECK(
+          next != 'h' && next != 'H' && next != 'R' && next != 'X' && next != 'K' && next != 'G',
+          where, ": \\", next, " is not supported in regular expressions");
       if (next == 's' || next == 'S') {
         const std::string_view set = next == 's' ? kSpaceSet : kNotSpaceSet;
         out += class_depth > 0 ? std::string(set) : "[" + std::string(set) + "]";
@@ -48,8 +50,9 @@ std::string to_pcre2(std::string_view pattern, std::string_view where) {
     if (class_depth > 0) {
       MEGATRON_CHECK(!(c == '&' && pattern.substr(i, 2) == "&&"), where,
                      ": && in a character class is not supported in regular expressions");
-      MEGATRON_CHECK(!(c == '[' && pattern.substr(i, 2) != "[:"), where,
-                     ": a character class inside a character class is not supported in regular expressions");
+      MEGATRON_CHECK(
+          !(c == '[' && pattern.substr(i, 2) != "[:"), where,
+          ": a character class inside a character class is not supported in regular expressions");
     }
     if (c == '[') ++class_depth;
     if (c == ']' && class_depth > 0) --class_depth;
@@ -63,7 +66,8 @@ void add(std::vector<Piece>& pieces, size_t begin, size_t end, bool matched) {
   if (begin < end) pieces.push_back({begin, end, matched});
 }
 
-void split_by_regex(const Regex& regex, std::string_view text, const Piece& piece, std::vector<Piece>& out) {
+void split_by_regex(const Regex& regex, std::string_view text, const Piece& piece,
+                    std::vector<Piece>& out) {
   const std::string_view inside = text.substr(piece.begin, piece.end - piece.begin);
   size_t from = 0, begin, end, done = 0;
   while (from <= inside.size() && regex.find(inside, from, begin, end)) {
@@ -81,7 +85,8 @@ void split_by_regex(const Regex& regex, std::string_view text, const Piece& piec
   add(out, piece.begin + done, piece.end, false);
 }
 
-void split_by_scanner(KnownPattern known, std::string_view text, const Piece& piece, std::vector<Piece>& out) {
+void split_by_scanner(KnownPattern known, std::string_view text, const Piece& piece,
+                      std::vector<Piece>& out) {
   const char* base = text.data();
   Scanner scanner(base + piece.begin, base + piece.end);
   const auto emit = [&](const char* begin, const char* end) {
@@ -132,8 +137,9 @@ void apply_behavior(SplitBehavior behavior, std::vector<Piece>& pieces, size_t f
     }
     if (join) {
       pieces[kept - 1].end = piece.end;
-      pieces[kept - 1].matched = behavior == SplitBehavior::kContiguous ? piece.matched
-                                 : behavior == SplitBehavior::kMergedWithPrevious;
+      pieces[kept - 1].matched = behavior == SplitBehavior::kContiguous
+                                     ? piece.matched
+                                     : behavior == SplitBehavior::kMergedWithPrevious;
     } else {
       pieces[kept++] = piece;
     }
@@ -170,7 +176,8 @@ std::string_view pattern_text(KnownPattern pattern) {
 }
 
 KnownPattern find_known_pattern(std::string_view regex) {
-  for (const KnownPattern pattern : {KnownPattern::kGpt2, KnownPattern::kLlama3, KnownPattern::kQwen2}) {
+  for (const KnownPattern pattern :
+       {KnownPattern::kGpt2, KnownPattern::kLlama3, KnownPattern::kQwen2}) {
     if (regex == pattern_text(pattern)) return pattern;
   }
   return KnownPattern::kNone;
@@ -190,8 +197,8 @@ Regex::Regex(std::string_view pattern, std::string_view where) : impl_(std::make
   if (impl_->code == nullptr) {
     PCRE2_UCHAR reason[256] = {};
     pcre2_get_error_message(error, reason, sizeof(reason));
-    throw_error(cat(where, ": regular expression \"", pattern, "\" cannot be compiled: ",
-                    reinterpret_cast<const char*>(reason)));
+    throw_error(cat(where, ": regular expression \"", pattern,
+                    "\" cannot be compiled: ", reinterpret_cast<const char*>(reason)));
   }
   // Without JIT the interpreter is used; both give the same matches.
   pcre2_jit_compile(impl_->code, PCRE2_JIT_COMPLETE);
@@ -218,9 +225,10 @@ Regex::Regex(Regex&&) noexcept = default;
 
 bool Regex::find(std::string_view text, size_t from, size_t& begin, size_t& end) const {
   thread_local const MatchState state;
-  MEGATRON_CHECK(state.data != nullptr && state.context != nullptr, "out of memory for a regular expression");
-  const int count = pcre2_match(impl_->code, reinterpret_cast<PCRE2_SPTR>(text.data()), text.size(), from,
-                                PCRE2_NO_UTF_CHECK, state.data, state.context);
+  MEGATRON_CHECK(state.data != nullptr && state.context != nullptr,
+                 "out of memory for a regular expression");
+  const int count = pcre2_match(impl_->code, reinterpret_cast<PCRE2_SPTR>(text.data()), text.size(),
+                                from, PCRE2_NO_UTF_CHECK, state.data, state.context);
   if (count == PCRE2_ERROR_NOMATCH) return false;
   MEGATRON_CHECK(count >= 0, "a regular expression of the tokenizer failed on ", text.size(),
                  " bytes of text (PCRE2 error ", count, ")");

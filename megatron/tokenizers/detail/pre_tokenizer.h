@@ -60,7 +60,8 @@ class PreTokenizer {
 
   const std::vector<PreTokenizerStep>& steps() const { return steps_; }
 
-  // Calls emit(begin, end) for each piece of well-formed `text`. The pointers point into `text` or into `scratch`.
+  // Calls emit(begin, end) for each piece of well-formed `text`. The pointers point into `text` or
+  // into `scratch`.
   template <class Emit>
   void split(std::string_view text, Scratch& scratch, Emit&& emit) const {
     const char* begin = text.data();

@@ -1,11 +1,14 @@
-// Hand-made scanners that cut text as the pre-tokenizer regular expressions of well-known models do.
+// Hand-made scanners that cut text as the pre-tokenizer regular expressions of well-known models
+// do.
 //
 //   GPT-2    's|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+
-//   Llama 3  (?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*
+//   Llama 3  (?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}|
+//   ?[^\s\p{L}\p{N}]+[\r\n]*
 //            |\s*[\r\n]+|\s+(?!\S)|\s+
 //   Qwen 2   as Llama 3 with \p{N} for \p{N}{1,3}
 //
-// Each scanner takes well-formed UTF-8 and calls emit(begin, end) for consecutive pieces that cover it. Linear time.
+// Each scanner takes well-formed UTF-8 and calls emit(begin, end) for consecutive pieces that cover
+// it. Linear time.
 #pragma once
 
 #include "megatron/tokenizers/detail/unicode.h"
@@ -15,8 +18,7 @@ namespace megatron {
 
 class Scanner {
  public:
-  Scanner(const char* begin, const char* end)
-      : p_(begin), end_(end), classes_(unicode_classes()) {}
+  Scanner(const char* begin, const char* end) : p_(begin), end_(end), classes_(unicode_classes()) {}
 
   template <class Emit>
   void gpt2(Emit&& emit) {
@@ -110,7 +112,8 @@ class Scanner {
     }
   }
 
-  // The end of the piece of white space at p_: `\s*[\r\n]+` if asked for, else `\s+(?!\S)`, else `\s+`.
+  // The end of the piece of white space at p_: `\s*[\r\n]+` if asked for, else `\s+(?!\S)`, else
+  // `\s+`.
   const char* space_run(bool newline_first) const {
     const char* p = p_;
     const char* after_newline = nullptr;

@@ -43,7 +43,8 @@ void NullTokenizer::encode_append(std::string_view text, std::vector<int32_t>& o
     const std::string_view word = text.substr(at, end - at);
     const std::optional<int32_t> id = parse(word);
     MEGATRON_CHECK(id.has_value(), "the null tokenizer read \"", word.substr(0, 40),
-                   "\", expected decimal ids from 0 to ", vocab_size_ - 1, " separated by white space");
+                   "\", expected decimal ids from 0 to ", vocab_size_ - 1,
+                   " separated by white space");
     out.push_back(*id);
     at = text.find_first_not_of(kSpace, end);
   }
@@ -59,11 +60,14 @@ std::string NullTokenizer::decode(std::span<const int32_t> ids, bool skip_specia
 }
 
 std::string NullTokenizer::token_bytes(int32_t id) const {
-  MEGATRON_CHECK(id >= 0 && id < vocab_size_, "token id ", id, " is outside the vocabulary of ", vocab_size_);
+  MEGATRON_CHECK(id >= 0 && id < vocab_size_, "token id ", id, " is outside the vocabulary of ",
+                 vocab_size_);
   return std::to_string(id) + " ";
 }
 
-std::optional<int32_t> NullTokenizer::token_to_id(std::string_view token) const { return parse(token); }
+std::optional<int32_t> NullTokenizer::token_to_id(std::string_view token) const {
+  return parse(token);
+}
 
 std::string NullTokenizer::fingerprint() const {
   return cat("NullTokenizer-", vocab_size_, "-", eod_, "-", pad_ ? *pad_ : -1);

@@ -5,7 +5,8 @@
 
 namespace megatron {
 
-// Ids 0 to 255 are the bytes as they are, broken UTF-8 included; 256 is <|endoftext|>, which no text spells.
+// Ids 0 to 255 are the bytes as they are, broken UTF-8 included; 256 is <|endoftext|>, which no
+// text spells.
 class ByteLevelTokenizer : public Tokenizer {
  public:
   int64_t vocab_size() const override { return 257; }

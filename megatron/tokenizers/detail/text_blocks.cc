@@ -31,13 +31,14 @@ struct FileCloser {
 
 class PlainSource : public ByteSource {
  public:
-  explicit PlainSource(const std::filesystem::path& path) : path_(path), file_(std::fopen(path.c_str(), "rb")) {
+  explicit PlainSource(const std::filesystem::path& path)
+      : path_(path), file_(std::fopen(path.c_str(), "rb")) {
     MEGATRON_CHECK(file_ != nullptr, path.string(), ": cannot be opened: ", std::strerror(errno));
   }
   size_t read(char* to, size_t size) override {
     const size_t got = std::fread(to, 1, size, file_.get());
-    MEGATRON_CHECK(got == size || std::ferror(file_.get()) == 0, path_.string(), ": cannot be read: ",
-                   std::strerror(errno));
+    MEGATRON_CHECK(got == size || std::ferror(file_.get()) == 0, path_.string(),
+                   ": cannot be read: ", std::strerror(errno));
     return got;
   }
 
@@ -48,7 +49,8 @@ class PlainSource : public ByteSource {
 
 class GzipSource : public ByteSource {
  public:
-  explicit GzipSource(const std::filesystem::path& path) : path_(path), file_(gzopen(path.c_str(), "rb")) {
+  explicit GzipSource(const std::filesystem::path& path)
+      : path_(path), file_(gzopen(path.c_str(), "rb")) {
     MEGATRON_CHECK(file_ != nullptr, path.string(), ": cannot be opened: ", std::strerror(errno));
     gzbuffer(file_, 1 << 18);
   }
@@ -57,8 +59,8 @@ class GzipSource : public ByteSource {
     const int got = gzread(file_, to, static_cast<unsigned>(size));
     int code = Z_OK;
     const char* reason = gzerror(file_, &code);
-    MEGATRON_CHECK(got >= 0 && code != Z_BUF_ERROR, path_.string(), ": the gzip data ends early or is damaged (",
-                   reason, ")");
+    MEGATRON_CHECK(got >= 0 && code != Z_BUF_ERROR, path_.string(),
+                   ": the gzip data ends early or is damaged (", reason, ")");
     MEGATRON_CHECK(got == 0 || gzdirect(file_) == 0, path_.string(), ": not a gzip file");
     return static_cast<size_t>(got);
   }
@@ -71,7 +73,10 @@ class GzipSource : public ByteSource {
 class ZstdSource : public ByteSource {
  public:
   explicit ZstdSource(const std::filesystem::path& path)
-      : path_(path), file_(path), stream_(ZSTD_createDStream(), &ZSTD_freeDStream), input_(ZSTD_DStreamInSize()) {
+      : path_(path),
+        file_(path),
+        stream_(ZSTD_createDStream(), &ZSTD_freeDStream),
+        input_(ZSTD_DStreamInSize()) {
     MEGATRON_CHECK(stream_ != nullptr, "out of memory for zstd");
   }
   size_t read(char* to, size_t size) override {
@@ -122,7 +127,8 @@ bool looks_binary(const std::filesystem::path& path) {
 // Regular files below `folder` in sorted order.
 void list_folder(const std::filesystem::path& folder, std::vector<std::filesystem::path>& files) {
   std::vector<std::filesystem::path> entries;
-  for (const auto& entry : std::filesystem::directory_iterator(folder)) entries.push_back(entry.path());
+  for (const auto& entry : std::filesystem::directory_iterator(folder))
+    entries.push_back(entry.path());
   std::sort(entries.begin(), entries.end());
   for (const std::filesystem::path& entry : entries) {
     if (entry.filename().string().starts_with('.')) continue;
@@ -181,14 +187,16 @@ struct TextBlockReader::Impl {
     }
     size_t end = buffer.size();
     if (!at_end) {
-      while (end > kBlockBytes && (static_cast<unsigned char>(buffer[end - 1]) & 0xc0) == 0x80) --end;
+      while (end > kBlockBytes && (static_cast<unsigned char>(buffer[end - 1]) & 0xc0) == 0x80)
+        --end;
       if (end > kBlockBytes && static_cast<unsigned char>(buffer[end - 1]) >= 0xc0) --end;
     }
     return end;
   }
 };
 
-TextBlockReader::TextBlockReader(const std::vector<std::filesystem::path>& paths) : impl_(std::make_unique<Impl>()) {
+TextBlockReader::TextBlockReader(const std::vector<std::filesystem::path>& paths)
+    : impl_(std::make_unique<Impl>()) {
   for (const std::filesystem::path& path : paths) {
     MEGATRON_CHECK(std::filesystem::exists(path), path.string(), ": no such file or folder");
     std::vector<std::filesystem::path> found;
@@ -237,7 +245,8 @@ bool TextBlockReader::next(TextBlock& block) {
   return false;
 }
 
-std::vector<std::string> block_documents(const TextBlock& block, const std::vector<std::string>& keys) {
+std::vector<std::string> block_documents(const TextBlock& block,
+                                         const std::vector<std::string>& keys) {
   if (!block.json_lines) return {block.bytes};
   std::vector<std::string> documents;
   simdjson::dom::parser parser;
@@ -250,14 +259,16 @@ std::vector<std::string> block_documents(const TextBlock& block, const std::vect
     const auto where = [&] { return cat(block.path->string(), ": line ", line_number); };
     simdjson::dom::element element;
     const auto error = parser.parse(line.data(), line.size()).get(element);
-    MEGATRON_CHECK(error == simdjson::SUCCESS, where(), " is not JSON: ", simdjson::error_message(error));
+    MEGATRON_CHECK(error == simdjson::SUCCESS, where(),
+                   " is not JSON: ", simdjson::error_message(error));
     simdjson::dom::object object;
     MEGATRON_CHECK(element.get(object) == simdjson::SUCCESS, where(), " is not a JSON object");
     for (const std::string& key : keys) {
       std::string_view text;
       const auto found = object[key];
       MEGATRON_CHECK(found.error() == simdjson::SUCCESS, where(), " has no \"", key, "\"");
-      MEGATRON_CHECK(found.get(text) == simdjson::SUCCESS, where(), ": \"", key, "\" is not a string");
+      MEGATRON_CHECK(found.get(text) == simdjson::SUCCESS, where(), ": \"", key,
+                     "\" is not a string");
       documents.emplace_back(text);
     }
   }

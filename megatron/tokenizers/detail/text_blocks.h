@@ -1,7 +1,8 @@
-// Reads text files (plain, gzip, zstd) as blocks of about a mebibyte that can be worked on in any order.
+// Reads text files (plain, gzip, zstd) as blocks of about a mebibyte that can be worked on in any
+// order.
 //
-// Where a block ends depends on the file alone: plain text is cut behind a newline that a visible character follows, JSON
-// lines between lines.
+// Where a block ends depends on the file alone: plain text is cut behind a newline that a visible
+// character follows, JSON lines between lines.
 #pragma once
 
 #include <cstdint>
@@ -21,8 +22,9 @@ struct TextBlock {
 
 class TextBlockReader {
  public:
-  // `paths` are files and folders; folders are walked in sorted order, hidden and binary files in them left out. A file is
-  // taken as JSON lines by its name: *.jsonl, *.ndjson, and *.json outside of folders, each also with .gz or .zst.
+  // `paths` are files and folders; folders are walked in sorted order, hidden and binary files in
+  // them left out. A file is taken as JSON lines by its name: *.jsonl, *.ndjson, and *.json outside
+  // of folders, each also with .gz or .zst.
   explicit TextBlockReader(const std::vector<std::filesystem::path>& paths);
   ~TextBlockReader();
 
@@ -39,6 +41,7 @@ class TextBlockReader {
 
 // The documents of a block: its lines' members `keys` in order, or the whole text.
 // Throws Error naming file and line.
-std::vector<std::string> block_documents(const TextBlock& block, const std::vector<std::string>& keys);
+std::vector<std::string> block_documents(const TextBlock& block,
+                                         const std::vector<std::string>& keys);
 
 }  // namespace megatron

@@ -1,4 +1,5 @@
-// Character classes as the `tokenizers` package sees them, the same on every machine whatever its Unicode libraries.
+// Character classes as the `tokenizers` package sees them, the same on every machine whatever its
+// Unicode libraries.
 #pragma once
 
 #include <array>

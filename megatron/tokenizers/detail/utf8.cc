@@ -5,7 +5,8 @@
 namespace megatron {
 namespace {
 
-// What a lead byte allows: the number of bytes that follow, and the range of the first of them (Unicode table 3-7).
+// What a lead byte allows: the number of bytes that follow, and the range of the first of them
+// (Unicode table 3-7).
 struct Lead {
   int following;  // -1: no lead byte
   unsigned char low = 0x80, high = 0xbf;
@@ -24,7 +25,8 @@ Lead classify(unsigned char byte) {
   return {-1};
 }
 
-// The bytes of the sequence at `p` that are right: its whole length, or the maximal subpart when `complete` is false.
+// The bytes of the sequence at `p` that are right: its whole length, or the maximal subpart when
+// `complete` is false.
 size_t sequence_length(const unsigned char* p, const unsigned char* end, bool& complete) {
   const Lead lead = classify(*p);
   complete = lead.following >= 0;

@@ -1,4 +1,5 @@
-// UTF-8: validation, repair, and reading of one code point from text that is known to be well formed.
+// UTF-8: validation, repair, and reading of one code point from text that is known to be well
+// formed.
 #pragma once
 
 #include <cstddef>
@@ -11,11 +12,12 @@ namespace megatron {
 // The length of the longest well-formed prefix of `text`.
 size_t valid_utf8_prefix(std::string_view text);
 
-// Appends `text` with each ill-formed sequence (maximal subpart, as Python and the Unicode standard cut them) replaced by
-// U+FFFD. Returns how many were replaced.
+// Appends `text` with each ill-formed sequence (maximal subpart, as Python and the Unicode standard
+// cut them) replaced by U+FFFD. Returns how many were replaced.
 uint64_t append_repaired_utf8(std::string_view text, std::string& out);
 
-// The length of the sequence at the end of `text` that more bytes could complete (0 to 3), given well-formed text before.
+// The length of the sequence at the end of `text` that more bytes could complete (0 to 3), given
+// well-formed text before.
 size_t incomplete_utf8_suffix(std::string_view text);
 
 void append_utf8(uint32_t code_point, std::string& out);

@@ -65,7 +65,8 @@ TEST(LearnBpe, MergesTheMostFrequentPairThenTheSmallestIds) {
   options.special_tokens.clear();
   const LearnedBpe bpe = learn_bpe({{"aaaa", 5}, {"abab", 5}, {"xy", 1}}, options);
   std::vector<std::string> learned(bpe.tokens.begin() + 256, bpe.tokens.end());
-  // aa occurs 15 times; then ab 10; the rest once per word: aaaa and abab 5 each. xy is below the minimum of 2.
+  // aa occurs 15 times; then ab 10; the rest once per word: aaaa and abab 5 each. xy is below the
+  // minimum of 2.
   EXPECT_THAT(learned, ElementsAre("aa", "ab", "aaaa", "abab"));
 }
 
@@ -74,8 +75,8 @@ TEST(TrainBpe, EqualsThePackageWhateverTheThreads) {
   const std::string expected = read_file(golden_dir() / "learn.merges");
   std::string first;
   for (const int threads : {1, 3}) {
-    const auto report =
-        train_bpe(input_of({golden_dir() / "learn.jsonl"}, threads), options_of(601, "llama3"), folder / "t.json");
+    const auto report = train_bpe(input_of({golden_dir() / "learn.jsonl"}, threads),
+                                  options_of(601, "llama3"), folder / "t.json");
     EXPECT_EQ(report.num_tokens, 601);
     EXPECT_EQ(merges_of(folder / "t.json"), expected);
     if (threads == 1) first = read_file(folder / "t.json");
@@ -109,12 +110,14 @@ TEST(TrainBpe, ReadsFoldersAndCompressedFiles) {
   folder.write("sub/.hidden/other.txt", "zzzz zzzz zzzz");
   folder.write("sub/binary.bin", std::string("zz\0zz zz", 8));
   train_bpe(input_of({plain}), options_of(400), folder / "plain.json");
-  const auto report = train_bpe(input_of({folder / "sub"}), options_of(400), folder / "folder.json");
+  const auto report =
+      train_bpe(input_of({folder / "sub"}), options_of(400), folder / "folder.json");
   EXPECT_EQ(report.num_files, 1);
   EXPECT_EQ(read_file(folder / "folder.json"), read_file(folder / "plain.json"));
 
   gzFile gz = gzopen((folder / "t.txt.gz").c_str(), "wb");
-  ASSERT_EQ(gzwrite(gz, text.data(), static_cast<unsigned>(text.size())), static_cast<int>(text.size()));
+  ASSERT_EQ(gzwrite(gz, text.data(), static_cast<unsigned>(text.size())),
+            static_cast<int>(text.size()));
   gzclose(gz);
   std::string packed(ZSTD_compressBound(text.size()), '\0');
   packed.resize(ZSTD_compress(packed.data(), packed.size(), text.data(), text.size(), 3));
@@ -124,8 +127,11 @@ TEST(TrainBpe, ReadsFoldersAndCompressedFiles) {
     EXPECT_EQ(read_file(folder / "packed.json"), read_file(folder / "plain.json")) << name;
     const std::string whole = read_file(folder / name);
     folder.write(name, whole.substr(0, whole.size() / 2));
-    EXPECT_THAT(error_of([&] { train_bpe(input_of({folder / name}), options_of(400), folder / "packed.json"); }),
-                HasSubstr(std::string(name) + ": the ")) << name;
+    EXPECT_THAT(error_of([&] {
+                  train_bpe(input_of({folder / name}), options_of(400), folder / "packed.json");
+                }),
+                HasSubstr(std::string(name) + ": the "))
+        << name;
   }
 }
 
@@ -148,7 +154,8 @@ TEST(TrainBpe, BlocksCoverTheText) {
   EXPECT_EQ(words("one.txt").num_bytes, 3'000'000);
   folder.write("t.jsonl", lines);
   const TrainingReport report = words("t.jsonl");
-  EXPECT_EQ(report.num_documents, static_cast<int64_t>(std::count(lines.begin(), lines.end(), '\n')));
+  EXPECT_EQ(report.num_documents,
+            static_cast<int64_t>(std::count(lines.begin(), lines.end(), '\n')));
   EXPECT_EQ(report.num_words, 1);
 }
 
@@ -158,10 +165,13 @@ TEST(TrainBpe, WrongInputIsNamed) {
     return error_of([&] { train_bpe(input_of({path}), options_of(400), folder / "t.json"); });
   };
   EXPECT_THAT(message(folder / "none"), HasSubstr("none: no such file or folder"));
-  EXPECT_THAT(message(folder.write("a.jsonl", "{\"text\": \"x\"}\n\n{\"text\": ")), HasSubstr("a.jsonl: line 3 is not JSON"));
+  EXPECT_THAT(message(folder.write("a.jsonl", "{\"text\": \"x\"}\n\n{\"text\": ")),
+              HasSubstr("a.jsonl: line 3 is not JSON"));
   EXPECT_THAT(message(folder.write("a.jsonl", "[]\n")), HasSubstr("line 1 is not a JSON object"));
-  EXPECT_THAT(message(folder.write("a.jsonl", "{\"x\": 1}\n")), HasSubstr("line 1 has no \"text\""));
-  EXPECT_THAT(message(folder.write("a.jsonl", "{\"text\": 1}\n")), HasSubstr("line 1: \"text\" is not a string"));
+  EXPECT_THAT(message(folder.write("a.jsonl", "{\"x\": 1}\n")),
+              HasSubstr("line 1 has no \"text\""));
+  EXPECT_THAT(message(folder.write("a.jsonl", "{\"text\": 1}\n")),
+              HasSubstr("line 1: \"text\" is not a string"));
   EXPECT_THAT(message(folder.write("a.txt", "")), HasSubstr("no text to learn from"));
   EXPECT_THAT(message(folder.write("a.txt.gz", "plain")), HasSubstr("not a gzip file"));
   EXPECT_THAT(message(folder.write("a.txt.zst", "plain")), HasSubstr("zstd data"));
@@ -171,8 +181,9 @@ TEST(TrainBpe, WrongInputIsNamed) {
   const auto good = folder.write("b.txt", "some words");
   EXPECT_THAT(error_of([&] { train_bpe(input_of({good}), options_of(200), folder / "t.json"); }),
               HasSubstr("--vocab-size 200 is too small"));
-  EXPECT_THAT(error_of([&] { train_bpe(input_of({good}), options_of(400, "x"), folder / "t.json"); }),
-              HasSubstr("--pattern is \"x\""));
+  EXPECT_THAT(
+      error_of([&] { train_bpe(input_of({good}), options_of(400, "x"), folder / "t.json"); }),
+      HasSubstr("--pattern is \"x\""));
   BpeTrainerOptions options = options_of(400);
   options.special_tokens = {"a"};
   EXPECT_THAT(error_of([&] { train_bpe(input_of({good}), options, folder / "t.json"); }),

@@ -1,4 +1,5 @@
-// Ids and decoded text equal to the `tokenizers` package on hard text (tests/golden/tokenizers/make_goldens.py).
+// Ids and decoded text equal to the `tokenizers` package on hard text
+// (tests/golden/tokenizers/make_goldens.py).
 #include <gtest/gtest.h>
 
 #include <cstdio>
@@ -37,7 +38,8 @@ std::vector<std::string> read_lines(const std::filesystem::path& path) {
 // A line of a .hashes file.
 std::string hash_line(const Tokenizer& tokenizer, const std::string& text) {
   const std::vector<int32_t> ids = tokenizer.encode(text);
-  const std::string_view bytes(reinterpret_cast<const char*>(ids.data()), ids.size() * sizeof(int32_t));
+  const std::string_view bytes(reinterpret_cast<const char*>(ids.data()),
+                               ids.size() * sizeof(int32_t));
   char line[80];
   std::snprintf(line, sizeof(line), "%zu %016llx %016llx", ids.size(),
                 static_cast<unsigned long long>(fnv1a(bytes)),
@@ -58,18 +60,21 @@ TEST_P(Golden, IdsAndTextEqualThePackage) {
   for (size_t i = 0; i < documents.size(); ++i) {
     if (expected[i] == "-") continue;
     ++compared;
-    EXPECT_EQ(hash_line(*tokenizer, documents[i]), expected[i]) << "document " << i << " (line " << i + 1 << ")";
+    EXPECT_EQ(hash_line(*tokenizer, documents[i]), expected[i])
+        << "document " << i << " (line " << i + 1 << ")";
   }
   EXPECT_GT(compared, 80u);
   EXPECT_EQ(tokenizer->num_replaced(), 0u);
 }
 
 INSTANTIATE_TEST_SUITE_P(All, Golden,
-                         testing::Values("gpt2", "llama3", "qwen2", "prefix_space", "o200k", "deepseek", "digits",
-                                         "digit_runs", "merged_previous", "merged_next", "contiguous", "string"),
+                         testing::Values("gpt2", "llama3", "qwen2", "prefix_space", "o200k",
+                                         "deepseek", "digits", "digit_runs", "merged_previous",
+                                         "merged_next", "contiguous", "string"),
                          [](const auto& info) { return std::string(info.param); });
 
-// The scanners and PCRE2 cut the same: the known patterns, disguised so that they are not recognised.
+// The scanners and PCRE2 cut the same: the known patterns, disguised so that they are not
+// recognised.
 TEST(Golden, ScannersEqualTheRegularExpressions) {
   const TemporaryFolder folder;
   const std::vector<std::string> documents = read_documents();
@@ -83,7 +88,8 @@ TEST(Golden, ScannersEqualTheRegularExpressions) {
     EXPECT_NE(generic->fingerprint(), scanner->fingerprint());
     for (size_t i = 0; i < documents.size(); ++i) {
       if (expected[i] == "-") continue;  // newer characters than PCRE2 may know
-      EXPECT_EQ(generic->encode(documents[i]), scanner->encode(documents[i])) << name << ", document " << i;
+      EXPECT_EQ(generic->encode(documents[i]), scanner->encode(documents[i]))
+          << name << ", document " << i;
     }
   }
 }
@@ -102,7 +108,8 @@ TEST(Golden, ThreadsAndCachesDoNotChangeIds) {
   std::vector<std::thread> threads;
   for (size_t n = 0; n < wrong.size(); ++n) {
     threads.emplace_back([&, n] {
-      for (size_t i = 0; i < documents.size(); ++i) {  // three tokenizers in turn, more than a thread keeps caches for
+      for (size_t i = 0; i < documents.size();
+           ++i) {  // three tokenizers in turn, more than a thread keeps caches for
         const size_t t = (i + n) % tokenizers.size();
         wrong[n] += tokenizers[t]->encode(documents[i]) != expected[t][i];
       }

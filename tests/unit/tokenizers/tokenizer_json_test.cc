@@ -30,17 +30,25 @@ TEST(TokenizerJson, UnknownComponentsAreRefusedByName) {
   const auto refused = [](const char* key, json component) {
     return error_after([&](json& value) { value[key] = component; });
   };
-  EXPECT_THAT(refused("normalizer", {{"type", "Lowercase"}}), HasSubstr(": normalizer: type \"Lowercase\" is not supported"));
-  EXPECT_THAT(refused("normalizer", {{"type", "Sequence"}, {"normalizers", {{{"type", "NFC"}}, {{"type", "Strip"}}}}}),
+  EXPECT_THAT(refused("normalizer", {{"type", "Lowercase"}}),
+              HasSubstr(": normalizer: type \"Lowercase\" is not supported"));
+  EXPECT_THAT(refused("normalizer", {{"type", "Sequence"},
+                                     {"normalizers", {{{"type", "NFC"}}, {{"type", "Strip"}}}}}),
               HasSubstr(": normalizer.normalizers[1]: type \"Strip\" is not supported"));
-  EXPECT_THAT(refused("pre_tokenizer", {{"type", "Metaspace"}}), HasSubstr(": pre_tokenizer: type \"Metaspace\""));
+  EXPECT_THAT(refused("pre_tokenizer", {{"type", "Metaspace"}}),
+              HasSubstr(": pre_tokenizer: type \"Metaspace\""));
   EXPECT_THAT(refused("pre_tokenizer", nullptr), HasSubstr(": pre_tokenizer has no ByteLevel"));
-  EXPECT_THAT(refused("post_processor", {{"type", "Other"}}), HasSubstr(": post_processor: type \"Other\""));
-  EXPECT_THAT(refused("decoder", {{"type", "WordPiece"}}), HasSubstr(": decoder: type \"WordPiece\""));
+  EXPECT_THAT(refused("post_processor", {{"type", "Other"}}),
+              HasSubstr(": post_processor: type \"Other\""));
+  EXPECT_THAT(refused("decoder", {{"type", "WordPiece"}}),
+              HasSubstr(": decoder: type \"WordPiece\""));
   EXPECT_THAT(refused("version", "2.0"), HasSubstr(": version is \"2.0\""));
-  EXPECT_THAT(error_after([](json& v) { v["model"]["type"] = "Unigram"; }), HasSubstr(": model: type \"Unigram\""));
-  EXPECT_THAT(error_after([](json& v) { v["model"]["dropout"] = 0.1; }), HasSubstr(": model.dropout is not supported"));
-  EXPECT_THAT(error_after([](json& v) { v["model"]["byte_fallback"] = true; }), HasSubstr("byte_fallback"));
+  EXPECT_THAT(error_after([](json& v) { v["model"]["type"] = "Unigram"; }),
+              HasSubstr(": model: type \"Unigram\""));
+  EXPECT_THAT(error_after([](json& v) { v["model"]["dropout"] = 0.1; }),
+              HasSubstr(": model.dropout is not supported"));
+  EXPECT_THAT(error_after([](json& v) { v["model"]["byte_fallback"] = true; }),
+              HasSubstr("byte_fallback"));
   EXPECT_THAT(error_after([](json& v) { v["model"]["end_of_word_suffix"] = "</w>"; }),
               HasSubstr("end_of_word_suffix \"</w>\" is not supported"));
   EXPECT_THAT(error_after([](json& v) {
@@ -52,30 +60,51 @@ TEST(TokenizerJson, UnknownComponentsAreRefusedByName) {
 
 TEST(TokenizerJson, WrongValuesAreNamed) {
   EXPECT_THAT(error_after([](json& v) { v.erase("model"); }), HasSubstr(": has no \"model\""));
-  EXPECT_THAT(error_after([](json& v) { v["model"].erase("merges"); }), HasSubstr(": model has no \"merges\""));
-  EXPECT_THAT(error_after([](json& v) { v["model"]["vocab"] = 3; }), HasSubstr(": model.vocab is a number, expected an object"));
+  EXPECT_THAT(error_after([](json& v) { v["model"].erase("merges"); }),
+              HasSubstr(": model has no \"merges\""));
+  EXPECT_THAT(error_after([](json& v) { v["model"]["vocab"] = 3; }),
+              HasSubstr(": model.vocab is a number, expected an object"));
   EXPECT_THAT(error_after([](json& v) { v["model"]["vocab"]["a"] = "x"; }),
               HasSubstr(": model.vocab[\"a\"] is a string, expected an integer"));
-  EXPECT_THAT(error_after([](json& v) { v["model"]["vocab"]["a"] = -1; }), HasSubstr(": model.vocab[\"a\"] is -1"));
-  EXPECT_THAT(error_after([](json& v) { v["model"]["vocab"]["a"] = 4000000000; }), HasSubstr("is 4000000000, expected a token id"));
+  EXPECT_THAT(error_after([](json& v) { v["model"]["vocab"]["a"] = -1; }),
+              HasSubstr(": model.vocab[\"a\"] is -1"));
+  EXPECT_THAT(error_after([](json& v) { v["model"]["vocab"]["a"] = 4000000000; }),
+              HasSubstr("is 4000000000, expected a token id"));
   EXPECT_THAT(error_after([](json& v) { v["model"]["vocab"]["a"] = v["model"]["vocab"]["b"]; }),
               HasSubstr("is given to two tokens"));
-  EXPECT_THAT(error_after([](json& v) { v["model"]["merges"][3] = 1; }), HasSubstr(": model.merges[3] is a number"));
-  EXPECT_THAT(error_after([](json& v) { v["model"]["merges"][3] = "ab"; }), HasSubstr(": model.merges[3] is \"ab\""));
-  EXPECT_THAT(error_after([](json& v) { v["model"]["merges"][3] = {"a", 1}; }), HasSubstr(": model.merges[3][1] is a number"));
-  EXPECT_THAT(error_after([](json& v) { v["model"]["merges"][3] = {"zz", "q"}; }),
-              HasSubstr(": model.merges: merge 3 (\"zz\", \"q\") needs the token \"zz\", which the vocabulary lacks"));
-  EXPECT_THAT(error_after([](json& v) { v["added_tokens"][1]["id"] = 5; }), HasSubstr(": added_tokens[1]"));
+  EXPECT_THAT(error_after([](json& v) { v["model"]["merges"][3] = 1; }),
+              HasSubstr(": model.merges[3] is a number"));
+  EXPECT_THAT(error_after([](json& v) { v["model"]["merges"][3] = "ab"; }),
+              HasSubstr(": model.merges[3] is \"ab\""));
+  EXPECT_THAT(error_after([](json& v) {
+                v["model"]["merges"][3] = {"a", 1};
+              }),
+              HasSubstr(": model.merges[3][1] is a number"));
+  EXPECT_THAT(error_after([](json& v) {
+                v["model"]["merges"][3] = {"zz", "q"};
+              }),
+              HasSubstr(": model.merges: merge 3 (\"zz\", \"q\") needs the token \"zz\", which the "
+                        "vocabulary lacks"));
+  EXPECT_THAT(error_after([](json& v) { v["added_tokens"][1]["id"] = 5; }),
+              HasSubstr(": added_tokens[1]"));
   EXPECT_THAT(error_after([](json& v) { v["added_tokens"][1]["special"] = 5; }),
               HasSubstr(": added_tokens[1].special is a number, expected a boolean"));
-  EXPECT_THAT(error_after([](json& v) { v["added_tokens"].push_back(v["added_tokens"][0]); }), HasSubstr("appears twice"));
-  EXPECT_THAT(error_after([](json& v) { v["pre_tokenizer"]["pretokenizers"][0]["behavior"] = "X"; }),
-              HasSubstr("pretokenizers[0].behavior is \"X\""));
-  EXPECT_THAT(error_after([](json& v) { v["pre_tokenizer"]["pretokenizers"][0]["pattern"] = {{"Regex", "("}}; }),
+  EXPECT_THAT(error_after([](json& v) { v["added_tokens"].push_back(v["added_tokens"][0]); }),
+              HasSubstr("appears twice"));
+  EXPECT_THAT(
+      error_after([](json& v) { v["pre_tokenizer"]["pretokenizers"][0]["behavior"] = "X"; }),
+      HasSubstr("pretokenizers[0].behavior is \"X\""));
+  EXPECT_THAT(error_after([](json& v) {
+                v["pre_tokenizer"]["pretokenizers"][0]["pattern"] = {{"Regex", "("}};
+              }),
               HasSubstr("regular expression \"(\" cannot be compiled"));
-  EXPECT_THAT(error_after([](json& v) { v["pre_tokenizer"]["pretokenizers"][0]["pattern"] = {{"Regex", "\\h+"}}; }),
+  EXPECT_THAT(error_after([](json& v) {
+                v["pre_tokenizer"]["pretokenizers"][0]["pattern"] = {{"Regex", "\\h+"}};
+              }),
               HasSubstr("\\h is not supported"));
-  EXPECT_THAT(error_after([](json& v) { v["pre_tokenizer"]["pretokenizers"][0]["pattern"] = {{"Regex", "[a&&b]"}}; }),
+  EXPECT_THAT(error_after([](json& v) {
+                v["pre_tokenizer"]["pretokenizers"][0]["pattern"] = {{"Regex", "[a&&b]"}};
+              }),
               HasSubstr("&& in a character class"));
 }
 
@@ -97,7 +126,8 @@ TEST(TokenizerJson, MissingAndCutFiles) {
     const auto path = folder.write("tokenizer.json", text.substr(0, size));
     EXPECT_THAT(error_of([&] { load(path); }), HasSubstr(path.string() + ": not JSON")) << size;
   }
-  EXPECT_THAT(error_of([&] { load(folder.write("tokenizer.json", "[1]")); }), HasSubstr("holds an array, expected an object"));
+  EXPECT_THAT(error_of([&] { load(folder.write("tokenizer.json", "[1]")); }),
+              HasSubstr("holds an array, expected an object"));
 }
 
 // Damaged files load or fail with an Error; what loads can encode or says why not.
@@ -108,11 +138,13 @@ TEST(TokenizerJson, DamagedBytesNeverCrash) {
   int loaded = 0;
   for (int round = 0; round < 400; ++round) {
     std::string damaged = text;
-    for (int i = 0; i <= round % 3; ++i) damaged[random() % damaged.size()] = "0129{}[]\",:aZ.x-"[random() % 16];
+    for (int i = 0; i <= round % 3; ++i)
+      damaged[random() % damaged.size()] = "0129{}[]\",:aZ.x-"[random() % 16];
     try {
       const auto tokenizer = load(folder.write("tokenizer.json", damaged));
       ++loaded;
-      tokenizer->decode(tokenizer->encode("The quick brown fox. \xe4\xbd\xa0\xe5\xa5\xbd <|endoftext|> word 123"));
+      tokenizer->decode(tokenizer->encode(
+          "The quick brown fox. \xe4\xbd\xa0\xe5\xa5\xbd <|endoftext|> word 123"));
     } catch (const Error&) {
     }
   }
@@ -123,7 +155,8 @@ TEST(TokenizerJson, MergesAsStringsAndAsPairsAreTheSame) {
   const TemporaryFolder folder;
   json value = good();
   for (auto& merge : value["model"]["merges"]) {
-    merge = merge.is_array() ? json(merge[0].get<std::string>() + " " + merge[1].get<std::string>()) : merge;
+    merge = merge.is_array() ? json(merge[0].get<std::string>() + " " + merge[1].get<std::string>())
+                             : merge;
   }
   const auto other = load(folder.write("tokenizer.json", value.dump()));
   EXPECT_EQ(other->fingerprint(), load(golden_dir() / "llama3.json")->fingerprint());
@@ -148,14 +181,16 @@ TEST(TokenizerJson, SpecialNamesComeFromTheConfigBeside) {
   const TemporaryFolder folder;
   folder.write("tokenizer.json", good().dump());
   EXPECT_EQ(load(folder.path())->eod(), load(folder.path())->token_to_id("<|endoftext|>"));
-  folder.write("tokenizer_config.json", R"({"eos_token": {"content": "<mask>"}, "bos_token": "<r>", "pad_token": null})");
+  folder.write("tokenizer_config.json",
+               R"({"eos_token": {"content": "<mask>"}, "bos_token": "<r>", "pad_token": null})");
   const auto tokenizer = load(folder.path());
   EXPECT_EQ(tokenizer->eod(), tokenizer->token_to_id("<mask>"));
   EXPECT_EQ(tokenizer->bos(), tokenizer->token_to_id("<r>"));
   EXPECT_EQ(tokenizer->pad(), std::nullopt);
   EXPECT_EQ(tokenizer->files().size(), 2u);
   folder.write("tokenizer_config.json", R"({"eos_token": "<nope>"})");
-  EXPECT_THAT(error_of([&] { load(folder.path()); }), HasSubstr("token \"<nope>\" is not in the vocabulary"));
+  EXPECT_THAT(error_of([&] { load(folder.path()); }),
+              HasSubstr("token \"<nope>\" is not in the vocabulary"));
 }
 
 TEST(TokenizerJson, BytesThatTheVocabularyLacks) {

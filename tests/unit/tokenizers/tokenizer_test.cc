@@ -33,7 +33,8 @@ TEST(ByteLevelTokenizer, BytesAreIds) {
   EXPECT_EQ(tokenizer->token_to_id("<|endoftext|>"), 256);
   EXPECT_EQ(tokenizer->token_to_id("a"), 97);
   EXPECT_EQ(tokenizer->token_to_id("ab"), std::nullopt);
-  EXPECT_THAT(error_of([&] { tokenizer->token_bytes(257); }), HasSubstr("token id 257 is outside the vocabulary of 257"));
+  EXPECT_THAT(error_of([&] { tokenizer->token_bytes(257); }),
+              HasSubstr("token id 257 is outside the vocabulary of 257"));
 }
 
 TEST(NullTokenizer, ReadsAndWritesIds) {
@@ -49,7 +50,9 @@ TEST(NullTokenizer, ReadsAndWritesIds) {
   EXPECT_EQ(tokenizer->decode(std::vector<int32_t>{}), "");
   EXPECT_EQ(tokenizer->token_to_id("99"), 99);
   for (const char* text : {"1 x", "100", "-1", "1.5", "99999999999999999999"}) {
-    EXPECT_THAT(error_of([&] { tokenizer->encode(text); }), HasSubstr("expected decimal ids from 0 to 99")) << text;
+    EXPECT_THAT(error_of([&] { tokenizer->encode(text); }),
+                HasSubstr("expected decimal ids from 0 to 99"))
+        << text;
   }
   config.null_tokenizer_eod_id = 5;
   config.null_tokenizer_pad_id = 6;
@@ -60,10 +63,14 @@ TEST(NullTokenizer, ReadsAndWritesIds) {
 }
 
 TEST(TokenizerConfig, ReportsAllViolations) {
-  EXPECT_THAT(error_of([] { make_tokenizer(config_of("")); }), HasSubstr("--tokenizer-type is not given"));
-  EXPECT_THAT(error_of([] { make_tokenizer(config_of("NullTokenizer")); }), HasSubstr("needs --vocab-size"));
-  EXPECT_THAT(error_of([] { make_tokenizer(config_of("HuggingFaceTokenizer")); }), HasSubstr("needs --tokenizer-model"));
-  EXPECT_THAT(error_of([] { make_tokenizer(config_of("BertWordPieceCase")); }), HasSubstr("WordPiece is not built"));
+  EXPECT_THAT(error_of([] { make_tokenizer(config_of("")); }),
+              HasSubstr("--tokenizer-type is not given"));
+  EXPECT_THAT(error_of([] { make_tokenizer(config_of("NullTokenizer")); }),
+              HasSubstr("needs --vocab-size"));
+  EXPECT_THAT(error_of([] { make_tokenizer(config_of("HuggingFaceTokenizer")); }),
+              HasSubstr("needs --tokenizer-model"));
+  EXPECT_THAT(error_of([] { make_tokenizer(config_of("BertWordPieceCase")); }),
+              HasSubstr("WordPiece is not built"));
   EXPECT_THAT(error_of([] { make_tokenizer(config_of("Gpt2")); }), HasSubstr("no such tokenizer"));
   TokenizerConfig config = config_of("GPT2BPETokenizer");
   config.vocab_extra_ids = 3;
@@ -79,8 +86,10 @@ TEST(TokenizerConfig, ReportsAllViolations) {
   config.vocab_size = 10;
   config.null_tokenizer_eod_id = 10;
   config.null_tokenizer_pad_id = -2;
-  EXPECT_THAT(error_of([&] { make_tokenizer(config); }), HasSubstr("--null-tokenizer-eod-id 10 is outside"));
-  EXPECT_THAT(error_of([&] { make_tokenizer(config); }), HasSubstr("--null-tokenizer-pad-id -2 is outside"));
+  EXPECT_THAT(error_of([&] { make_tokenizer(config); }),
+              HasSubstr("--null-tokenizer-eod-id 10 is outside"));
+  EXPECT_THAT(error_of([&] { make_tokenizer(config); }),
+              HasSubstr("--null-tokenizer-pad-id -2 is outside"));
 }
 
 TEST(PaddedVocabSize, RoundsUp) {
@@ -108,9 +117,11 @@ TEST(BpeTokenizer, Gpt2FilesHaveEndOfText) {
   EXPECT_THAT(ids, testing::Contains(700));
   EXPECT_EQ(tokenizer->decode(ids), "one<|endoftext|>two");
   EXPECT_EQ(tokenizer->decode(ids, true), "onetwo");
-  EXPECT_EQ(tokenizer->token_to_id("\xc4\xa0t"), tokenizer->encode(" t").at(0));  // printable spelling
+  EXPECT_EQ(tokenizer->token_to_id("\xc4\xa0t"),
+            tokenizer->encode(" t").at(0));  // printable spelling
   for (const int32_t id : {-1, 701, 1 << 30}) {
-    EXPECT_THAT(error_of([&] { tokenizer->decode(std::vector<int32_t>{id}); }), HasSubstr("outside the vocabulary of 701"));
+    EXPECT_THAT(error_of([&] { tokenizer->decode(std::vector<int32_t>{id}); }),
+                HasSubstr("outside the vocabulary of 701"));
   }
 }
 
@@ -118,10 +129,16 @@ TEST(BpeTokenizer, BrokenUtf8IsReplacedAndCounted) {
   const auto tokenizer = load(golden_dir() / "llama3.json");
   // The cuts are Python's: bytes(...).decode("utf-8", "replace").
   const std::vector<std::pair<std::string, std::string>> cases = {
-      {"a\xff" "b", "a\ufffdb"},           {"\xe4\xbd", "\ufffd"},
-      {"\xe4\xbd(", "\ufffd("},            {"\xed\xa0\x80", "\ufffd\ufffd\ufffd"},
-      {"\xf0\x9f\x98", "\ufffd"},          {"\xc0\x80", "\ufffd\ufffd"},
-      {"\xf4\x90\x80\x80", "\ufffd\ufffd\ufffd\ufffd"}, {"\x80\xe2\x82\xac", "\ufffd\u20ac"},
+      {"a\xff"
+       "b",
+       "a\ufffdb"},
+      {"\xe4\xbd", "\ufffd"},
+      {"\xe4\xbd(", "\ufffd("},
+      {"\xed\xa0\x80", "\ufffd\ufffd\ufffd"},
+      {"\xf0\x9f\x98", "\ufffd"},
+      {"\xc0\x80", "\ufffd\ufffd"},
+      {"\xf4\x90\x80\x80", "\ufffd\ufffd\ufffd\ufffd"},
+      {"\x80\xe2\x82\xac", "\ufffd\u20ac"},
       {"\xf8\x88\x80\x80\x80", "\ufffd\ufffd\ufffd\ufffd\ufffd"}};
   uint64_t replaced = 0;
   for (const auto& [broken, repaired] : cases) {
@@ -152,7 +169,8 @@ TEST(BpeTokenizer, LongWordsTakeLinearTime) {
   const auto start = std::chrono::steady_clock::now();
   for (const char* name : {"llama3", "qwen2", "o200k"}) {
     const auto tokenizer = load(golden_dir() / (std::string(name) + ".json"));
-    for (const char* part : {"a", "ab", " ", "\n", "'", "1", "\xe4\xbd\xa0", "e\xcc\x81", "\xcc\x81\xcc\xa3", " \n"}) {
+    for (const char* part :
+         {"a", "ab", " ", "\n", "'", "1", "\xe4\xbd\xa0", "e\xcc\x81", "\xcc\x81\xcc\xa3", " \n"}) {
       std::string text;
       while (text.size() < 200'000) text += part;
       const std::vector<int32_t> ids = tokenizer->encode(text);
@@ -182,7 +200,8 @@ TEST(StreamDecoder, EmitsWholeCharacters) {
 
 TEST(StreamDecoder, JoinsToDecodedText) {
   const auto tokenizer = load(golden_dir() / "llama3.json");
-  const std::string text = "caf\u00e9 \u4f60\u597d \U0001F468\u200d\U0001F469 na\u00efve \xff<|endoftext|>";
+  const std::string text =
+      "caf\u00e9 \u4f60\u597d \U0001F468\u200d\U0001F469 na\u00efve \xff<|endoftext|>";
   const std::vector<int32_t> ids = tokenizer->encode(text);
   StreamDecoder decoder(*tokenizer);
   std::string joined;
