@@ -49,17 +49,13 @@ std::string why_unfused(const at::Tensor& q, const at::Tensor& k, const at::Tens
 Path choose_path(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const AttentionOptions& o) {
   if (o.backend == AttentionBackend::kUnfused || o.backend == AttentionBackend::kLocal) return Path::kUnfused;
   std::string reason = why_unfused(q, k, v, o);
-  const bool deterministic = at::globalContext().deterministicAlgorithms();
   if (o.backend == AttentionBackend::kFused && reason.empty()) {
     if (!q.is_cuda()) reason = "it needs a CUDA device";
-    if (deterministic) reason = "it is not deterministic through ATen";
     if (q.size(3) > 128) reason = "the head size is above 128";
   }
   if (reason.empty()) {
     if (!q.is_cuda()) return Path::kFlashCpu;
-    if (o.backend == AttentionBackend::kFused) return Path::kCudnn;
-    const bool cudnn = o.backend == AttentionBackend::kAuto && !deterministic && q.size(3) <= 128;
-    return cudnn ? Path::kCudnn : Path::kFlashCuda;
+    return o.backend == AttentionBackend::kFused ? Path::kCudnn : Path::kFlashCuda;
   }
   MEGATRON_CHECK(o.backend == AttentionBackend::kAuto, "--attention-backend ",
                  o.backend == AttentionBackend::kFlash ? "flash" : "fused", " cannot compute this attention: ",
@@ -136,6 +132,30 @@ Forward run_forward(Path path, const at::Tensor& q, const at::Tensor& k, const a
 
 using Grads = std::tuple<at::Tensor, at::Tensor, at::Tensor>;
 
+// Note [Deterministic attention]
+// The backward of flash attention sums dq in a fixed order only in ATen's deterministic mode, which is a setting of the
+// process. It is switched on around that one call: elsewhere it would forbid operations that do not concern it and fill new
+// memory. cuDNN's backward through ATen has no such switch, so it runs only when asked for (--attention-backend fused).
+class DeterministicScope {
+ public:
+  DeterministicScope()
+      : algorithms_(at::globalContext().deterministicAlgorithms()),
+        warn_only_(at::globalContext().deterministicAlgorithmsWarnOnly()),
+        fill_(at::globalContext().deterministicFillUninitializedMemory()) {
+    at::globalContext().setDeterministicAlgorithms(true, false);
+    at::globalContext().setDeterministicFillUninitializedMemory(false);
+  }
+  ~DeterministicScope() {
+    at::globalContext().setDeterministicAlgorithms(algorithms_, warn_only_);
+    at::globalContext().setDeterministicFillUninitializedMemory(fill_);
+  }
+  DeterministicScope(const DeterministicScope&) = delete;
+  DeterministicScope& operator=(const DeterministicScope&) = delete;
+
+ private:
+  bool algorithms_, warn_only_, fill_;
+};
+
 Grads run_backward(Path path, const at::Tensor& dout, const at::Tensor& q, const at::Tensor& k,
                    const at::Tensor& v, const Forward& f, const AttentionOptions& o) {
   if (path == Path::kUnfused) return unfused_attention_backward(dout, q, k, v, o);
@@ -150,6 +170,7 @@ Grads run_backward(Path path, const at::Tensor& dout, const at::Tensor& q, const
     return {from_heads(dq), sum_groups(from_heads(dk), groups), sum_groups(from_heads(dv), groups)};
   }
   if (path == Path::kFlashCuda) {
+    const DeterministicScope deterministic;  // Note [Deterministic attention]
     grads = at::_scaled_dot_product_flash_attention_backward(
         to_heads(dout), to_heads(q), to_heads(k), to_heads(v), f.library_out, f.lse, f.cu_q, f.cu_k, q.size(0),
         k.size(0), 0.0, causal, f.seed, f.offset, o.scale);

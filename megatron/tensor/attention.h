@@ -27,8 +27,9 @@ struct AttentionOptions {
   bool recompute = false;      // save q, k, v only and run the forward again in the backward
 };
 
-// Differentiable in q, k and v. Chooses cuDNN or flash attention where they compute exactly this, else the unfused path
-// (ATen operations, softmax in fp32); throws Error when the backend that was asked for cannot.
+// Differentiable in q, k and v. Chooses flash attention where it computes exactly this, else the unfused path (ATen
+// operations, softmax in fp32); both give the same bits in every run. kFused is cuDNN, whose backward does not. Throws Error
+// when the backend that was asked for cannot.
 //
 //   q       [s, b, n, d]       any strides with a contiguous last dimension
 //   k, v    [s_k, b, g, d]     g divides n

@@ -92,7 +92,7 @@ void TransformerConfig::fields(FieldVisitor& v) {
   v.field("init_method_xavier_uniform", init_method_xavier_uniform, "Xavier-uniform weights");
   v.field("seed", seed, "seed of weights, dropout and data order");
   v.group("attention and recomputation");
-  v.choice("attention_backend", attention_backend, kBackends, "implementation of core attention");
+  v.choice("attention_backend", attention_backend, kBackends, "implementation of core attention; fused is cuDNN: fast on a GPU, but not the same bits in every run");
   v.choice("recompute_granularity", recompute_granularity, kGranularities,
            "recompute activations in the backward: whole layers or selected parts");
   v.choice("recompute_method", recompute_method, kMethods, "which layers full recomputation covers");
