@@ -44,9 +44,10 @@ void check(const Golden& golden, Tolerance tolerance) {
     const at::Tensor& expected = t.at("grad/" + name);
     const at::Tensor& grad = store.grad(parameter);
     expect_close(grad.narrow(0, 0, expected.size(0)), expected, tolerance.rtol, all, "gradient of " + name);
-    if (const int64_t padded = grad.size(0) - expected.size(0); padded > 0)
+    if (const int64_t padded = grad.size(0) - expected.size(0); padded > 0) {
       EXPECT_EQ(grad.narrow(0, expected.size(0), padded).abs().max().item<double>(), 0.0)
           << "gradient of the padded rows of " << name;
+    }
   });
 }
 
@@ -117,9 +118,10 @@ TEST(GPTTraining, FiftyAdamWStepsFp64) {
     const at::Tensor& expected = golden.tensors.at("end/" + name);
     const at::Tensor actual = parameter.value.narrow(0, 0, expected.size(0));
     EXPECT_LE((actual - expected).abs().max().item<double>(), 1e-8) << name;
-    if (parameter.valid_rows >= 0)
+    if (parameter.valid_rows >= 0) {
       EXPECT_EQ(parameter.value.slice(0, parameter.valid_rows).abs().max().item<double>(), 0.0)
           << "padded rows of " << name;
+    }
   });
 }
 

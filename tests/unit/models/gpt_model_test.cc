@@ -102,8 +102,9 @@ TEST(GPTModel, InitialisationFollowsTheLaws) {
     const at::Tensor valid = parameter.valid_rows >= 0 ? w.narrow(0, 0, parameter.valid_rows) : w;
     EXPECT_NEAR(valid.std().item<double>(), std, 0.06 * std) << name;
     EXPECT_NEAR(valid.mean().item<double>(), 0.0, 0.1 * std) << name;
-    if (parameter.valid_rows >= 0)
+    if (parameter.valid_rows >= 0) {
       EXPECT_EQ(w.slice(0, parameter.valid_rows).abs().sum().item<double>(), 0.0) << name;
+    }
   });
 }
 
