@@ -20,12 +20,11 @@ void use_stored(std::string& path, const Checkpoint& checkpoint) {
   std::filesystem::path given(path);
   if (given.filename().empty()) given = given.parent_path();  // "folder/"
   const std::filesystem::path folder = checkpoint.directory() / "tokenizer";
-  for (const std::string& name : {given.filename().string(), std::string("tokenizer.json")}) {
-    if (!checkpoint.has_file("tokenizer/" + name)) continue;
-    checkpoint.read_file("tokenizer/" + name);  // verifies it
-    path = (folder / name).string();
-    return;
-  }
+  std::string name = given.filename().string();
+  if (!given.has_extension()) name = "tokenizer.json";  // a folder was named
+  if (!checkpoint.has_file("tokenizer/" + name)) return;
+  checkpoint.read_file("tokenizer/" + name);  // verifies it
+  path = (folder / name).string();
 }
 
 at::ScalarType stored_dtype(const Checkpoint& checkpoint, const std::string& key) {
