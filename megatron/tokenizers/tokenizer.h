@@ -50,7 +50,7 @@ class Tokenizer {
   virtual std::optional<int32_t> bos() const = 0;
   virtual std::optional<int32_t> pad() const = 0;
 
-  // The id of a token as the vocabulary spells it ("<|endoftext|>", "Ġthe").
+  // The id of a token as the vocabulary spells it ("<|endoftext|>", "\u0120the").
   virtual std::optional<int32_t> token_to_id(std::string_view token) const = 0;
 
   // Changes when any text could get other ids. Stored in data sets and checkpoints.

@@ -10,16 +10,20 @@ namespace fs = std::filesystem;
 
 namespace {
 
-// What builds, runs and editors leave in the root of a checkout; .gitignore names them.
-const std::set<std::string> kGenerated = {".git", "build", "dist", ".venv", "runs", "corpus"};
+// What builds and runs leave in the root of a checkout; .gitignore names them.
+const std::set<std::string> kGenerated = {"build", "dist", "runs", "corpus"};
+
+bool is_generated(const fs::path& folder) {
+  const std::string name = folder.filename().string();
+  return name == "__pycache__" || (name.starts_with('.') && name != ".ci") ||
+         (folder.parent_path() == source_root() && kGenerated.contains(name));
+}
 
 void append_files(const fs::path& folder, std::vector<fs::path>& files) {
   for (const auto& entry : fs::directory_iterator(folder)) {
     const std::string name = entry.path().filename().string();
     if (entry.is_directory()) {
-      if (name != "__pycache__" && name != ".cache" && !kGenerated.contains(name)) {
-        append_files(entry.path(), files);
-      }
+      if (!is_generated(entry.path())) append_files(entry.path(), files);
     } else if (!name.ends_with(".pyc")) {
       files.push_back(fs::relative(entry.path(), source_root()));
     }
