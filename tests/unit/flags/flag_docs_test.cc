@@ -21,7 +21,14 @@ TEST(FlagDocs, AreCurrent) {
   const std::string expected = flags_document(configs, flag_table());
   const std::string path = MEGATRON_SOURCE_DIR "/docs/flags.md";
   if (std::getenv("MEGATRON_UPDATE_DOCS") != nullptr) write_file_atomically(path, expected);
-  EXPECT_EQ(read_file(path), expected) << "run this test with MEGATRON_UPDATE_DOCS=1 to write the page anew";
+  const std::string actual = read_file(path);
+  const auto [there, here] = std::mismatch(actual.begin(), actual.end(), expected.begin(), expected.end());
+  const auto line_at = [](const std::string& text, std::string::const_iterator at) {
+    const size_t begin = text.rfind('\n', static_cast<size_t>(at - text.begin())) + 1;
+    return text.substr(begin, text.find('\n', begin) - begin);
+  };
+  EXPECT_TRUE(actual == expected) << "docs/flags.md is not current; `make docs` writes it anew\n  it says:   "
+                                  << line_at(actual, there) << "\n  expected:  " << line_at(expected, here);
 }
 
 TEST(FlagDocs, RowsThatAFieldShouldOwnAreOwned) {
