@@ -52,7 +52,8 @@ coverage: setup  ## line coverage of the torch-free folders
 
 fuzz: setup  ## the fuzz targets for FUZZ_SECONDS each (default 60)
 	@scripts/build.sh asan checkpoint_fuzz datasets_fuzz
-	MEGATRON_FUZZ_SECONDS=$${FUZZ_SECONDS:-60} $(CTEST) --preset asan -L fuzz
+	export MEGATRON_FUZZ_SECONDS=$${FUZZ_SECONDS:-60}
+	$(CTEST) --preset asan -L fuzz
 
 docs: setup  ## docs/flags.md, from the fields of the configuration
 	@scripts/build.sh $(PRESET) flag_docs_test
