@@ -33,23 +33,30 @@ struct BenchConfig : Config {
   }
   void validate(Violations& violations) const override {
     if (what != std::vector<std::string>{"train"})
-      violations.add("megatron bench needs to know what to measure", "megatron bench train --config FILE");
+      violations.add("megatron bench needs to know what to measure",
+                     "megatron bench train --config FILE");
     if (bench_warmup < 0) violations.add(cat("--bench-warmup ", bench_warmup, " is negative"));
     if (bench_steps <= 0) violations.add(cat("--bench-steps ", bench_steps, " must be positive"));
   }
 };
 
 // A micro-batch of random tokens; drawn anew for each, never zeros.
-Batch random_batch(const Arguments& arguments, int64_t vocab_size, c10::Device device, int64_t first_sample) {
+Batch random_batch(const Arguments& arguments, int64_t vocab_size, c10::Device device,
+                   int64_t first_sample) {
   const int64_t b = arguments.training.micro_batch_size, s = arguments.transformer.seq_length;
   at::Tensor uniform = at::empty({b, s + 1}, at::kFloat);
-  uniform_(uniform, 0.0, 1.0, random_key(arguments.transformer.seed, "bench"), first_sample, s + 1, 0);
-  const at::Tensor text = (uniform * static_cast<double>(vocab_size)).to(at::kLong).clamp_max(vocab_size - 1).to(device);
+  uniform_(uniform, 0.0, 1.0, random_key(arguments.transformer.seed, "bench"), first_sample, s + 1,
+           0);
+  const at::Tensor text = (uniform * static_cast<double>(vocab_size))
+                              .to(at::kLong)
+                              .clamp_max(vocab_size - 1)
+                              .to(device);
   Batch batch;
   batch.tokens = text.slice(1, 0, s).contiguous();
   batch.labels = text.slice(1, 1, s + 1).contiguous();
   batch.loss_mask = at::ones({b, s}, at::dtype(at::kFloat).device(device));
-  batch.place.sample = at::arange(first_sample, first_sample + b, at::dtype(at::kLong).device(device));
+  batch.place.sample =
+      at::arange(first_sample, first_sample + b, at::dtype(at::kLong).device(device));
   batch.place.position = at::arange(s, at::dtype(at::kLong).device(device));
   return batch;
 }
@@ -63,9 +70,11 @@ struct Measured {
 Measured measure(TrainedModel& model, const PretrainTask& task, const Arguments& arguments,
                  const BenchConfig& config, const Vocabulary& vocabulary, c10::Device device) {
   StepOptions options;
-  options.global_batch_size = arguments.training.global_batch_size.value_or(arguments.training.micro_batch_size);
+  options.global_batch_size =
+      arguments.training.global_batch_size.value_or(arguments.training.micro_batch_size);
   options.num_microbatches = options.global_batch_size / arguments.training.micro_batch_size;
-  options.full_recomputation = arguments.transformer.recompute_granularity == RecomputeGranularity::kFull;
+  options.full_recomputation =
+      arguments.transformer.recompute_granularity == RecomputeGranularity::kFull;
   Timers timers(0);
   OutcomeReader reader(device);
   int64_t sample = 0;
@@ -82,7 +91,8 @@ Measured measure(TrainedModel& model, const PretrainTask& task, const Arguments&
     const auto start = std::chrono::steady_clock::now();
     reader.push(train_step(model, task, options, next_batch, timers));
     synchronize(device);
-    const double ms = std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count();
+    const double ms =
+        std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count();
     while (reader.pop(numbers, /*all=*/true)) measured.last_loss = numbers.loss;
     if (step == 0) measured.first_step_ms = ms;
     if (step >= config.bench_warmup) times.push_back(ms);
@@ -99,21 +109,26 @@ void print_result(const BenchConfig& config, const Measured& measured, double to
   const MemoryUse memory = memory_use(device);
   JsonWriter json(2);
   json.begin_object().member("device", device_name(device)).member("parameters", num_parameters);
-  json.member("tokens_per_step", tokens).member("step_ms", measured.step_ms).member("first_step_ms", measured.first_step_ms);
+  json.member("tokens_per_step", tokens)
+      .member("step_ms", measured.step_ms)
+      .member("first_step_ms", measured.first_step_ms);
   json.member("tokens_per_second", tokens / seconds).member("tflops", flops / seconds / 1e12);
-  json.member("mfu", peak > 0 ? flops / seconds / peak : 0.0).member("max_allocated_bytes", memory.max_allocated);
+  json.member("mfu", peak > 0 ? flops / seconds / peak : 0.0)
+      .member("max_allocated_bytes", memory.max_allocated);
   json.member("last_loss", measured.last_loss).end_object();
   if (config.json) {
     print_line(json.text());
     return;
   }
   char line[256];
-  std::snprintf(line, sizeof line, "%s | %.1f M parameters | %.1f ms/step | %.0f tokens/s | %.2f TFLOP/s%s",
-                device_name(device).c_str(), static_cast<double>(num_parameters) / 1e6, measured.step_ms,
-                tokens / seconds, flops / seconds / 1e12, "");
+  std::snprintf(line, sizeof line,
+                "%s | %.1f M parameters | %.1f ms/step | %.0f tokens/s | %.2f TFLOP/s%s",
+                device_name(device).c_str(), static_cast<double>(num_parameters) / 1e6,
+                measured.step_ms, tokens / seconds, flops / seconds / 1e12, "");
   std::string text = line;
   if (peak > 0) {
-    std::snprintf(line, sizeof line, " | %.1f%% of %.0f | peak %.1f GiB", 100 * flops / seconds / peak, peak / 1e12,
+    std::snprintf(line, sizeof line, " | %.1f%% of %.0f | peak %.1f GiB",
+                  100 * flops / seconds / peak, peak / 1e12,
                   static_cast<double>(memory.max_allocated) / (1 << 30));
     text += line;
   }
@@ -137,7 +152,8 @@ int bench(int argc, char** argv) {
     arguments.training.load.clear();
     arguments.training.save_interval.reset();
     if (!arguments.optimizer.lr) arguments.optimizer.lr = 1e-4;
-    if (!arguments.training.train_iters && !arguments.training.train_samples) arguments.training.train_iters = 1000;
+    if (!arguments.training.train_iters && !arguments.training.train_samples)
+      arguments.training.train_iters = 1000;
     arguments.finalize();
   };
   options.validate = [&](Violations& violations) { arguments.validate(violations); };
@@ -147,17 +163,20 @@ int bench(int argc, char** argv) {
   }
   const ParallelGroups groups;
   const c10::Device device = choose_device(arguments.training.device);
-  at::set_num_threads(arguments.training.num_threads > 0 ? static_cast<int>(arguments.training.num_threads)
-                                                          : at::get_num_threads());
+  at::set_num_threads(arguments.training.num_threads > 0
+                          ? static_cast<int>(arguments.training.num_threads)
+                          : at::get_num_threads());
   const std::unique_ptr<Tokenizer> tokenizer = make_tokenizer(arguments.tokenizer);
   Vocabulary vocabulary{tokenizer->vocab_size(),
                         padded_vocab_size(arguments.tokenizer, tokenizer->vocab_size(), 1)};
   const PretrainTask task = find_task("gpt");
   TrainedModel model = build_model(task, arguments, vocabulary, groups, device, Start{});
   const Measured measured = measure(model, task, arguments, config, vocabulary, device);
-  const int64_t samples = arguments.training.global_batch_size.value_or(arguments.training.micro_batch_size);
+  const int64_t samples =
+      arguments.training.global_batch_size.value_or(arguments.training.micro_batch_size);
   const IterationTokens work = IterationTokens::unpacked(samples, arguments.transformer.seq_length);
-  print_result(config, measured, work.tokens, iteration_flops(task.model_flops(arguments, vocabulary), work),
+  print_result(config, measured, work.tokens,
+               iteration_flops(task.model_flops(arguments, vocabulary), work),
                model.module->num_parameters(), device);
   return 0;
 }

@@ -1,8 +1,7 @@
 // megatron generate: lets a trained model continue prompts.
 #include <cstdio>
-#include <utility>
-
 #include <nlohmann/json.hpp>
+#include <utility>
 
 #include "megatron/base/check.h"
 #include "megatron/base/files.h"
@@ -29,9 +28,10 @@ struct GenerateConfig : Config {
     v.group("generate");
     v.field("prompt", prompt, "one or more texts to continue");
     v.field("prompts_file", prompts_file,
-            "a file of prompts, one a line; with .jsonl each line is an object with \"prompt\" or \"text\"");
-    v.field({"tokens_to_generate", "--tokens-to-generate --num-tokens-to-generate"}, tokens_to_generate,
-            "tokens after each prompt");
+            "a file of prompts, one a line; with .jsonl each line is an object with \"prompt\" or "
+            "\"text\"");
+    v.field({"tokens_to_generate", "--tokens-to-generate --num-tokens-to-generate"},
+            tokens_to_generate, "tokens after each prompt");
     v.field({"stop", "--stop --stop-words"}, stop, "texts at which generation ends");
     v.field("ignore_eod", ignore_eod, "go on after the end-of-document token");
     v.field("json", json, "print JSON");
@@ -77,9 +77,12 @@ std::vector<std::string> read_prompts(const GenerateConfig& config) {
 
 const char* name_of(FinishReason reason) {
   switch (reason) {
-    case FinishReason::kLength: return "length";
-    case FinishReason::kStop: return "stop";
-    case FinishReason::kEndOfDocument: return "end_of_document";
+    case FinishReason::kLength:
+      return "length";
+    case FinishReason::kStop:
+      return "stop";
+    case FinishReason::kEndOfDocument:
+      return "end_of_document";
   }
   return "";
 }
@@ -133,11 +136,14 @@ int generate(int argc, char** argv) {
     if (!std::exchange(started, true)) print_now(prompts[0]);
     print_now(piece);
   };
-  const std::vector<Generation> results = generate(*loaded.model, *loaded.tokenizer, prompts, options,
-                                                   stream ? print : StreamCallback());
-  if (stream) print_line(started ? "" : prompts[0]);
-  else if (config.json) print_json(prompts, results);
-  else print_text(prompts, results);
+  const std::vector<Generation> results = generate(*loaded.model, *loaded.tokenizer, prompts,
+                                                   options, stream ? print : StreamCallback());
+  if (stream)
+    print_line(started ? "" : prompts[0]);
+  else if (config.json)
+    print_json(prompts, results);
+  else
+    print_text(prompts, results);
   return 0;
 }
 

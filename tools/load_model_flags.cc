@@ -11,11 +11,16 @@ constexpr std::string_view kDTypes[] = {"stored", "fp32", "bf16", "fp16", "fp64"
 
 std::optional<at::ScalarType> scalar_type(ModelDType dtype) {
   switch (dtype) {
-    case ModelDType::kStored: return std::nullopt;
-    case ModelDType::kFp32: return at::kFloat;
-    case ModelDType::kBf16: return at::kBFloat16;
-    case ModelDType::kFp16: return at::kHalf;
-    case ModelDType::kFp64: return at::kDouble;
+    case ModelDType::kStored:
+      return std::nullopt;
+    case ModelDType::kFp32:
+      return at::kFloat;
+    case ModelDType::kBf16:
+      return at::kBFloat16;
+    case ModelDType::kFp16:
+      return at::kHalf;
+    case ModelDType::kFp64:
+      return at::kDouble;
   }
   return std::nullopt;
 }
@@ -23,8 +28,10 @@ std::optional<at::ScalarType> scalar_type(ModelDType dtype) {
 at::Device device_named(const std::string& name) {
   const bool available = at::hasCUDA();
   MEGATRON_CHECK(name != "cuda" || available, "--device cuda: no GPU is usable here",
-                 "\nhint: --device cpu works everywhere; `megatron version` shows whether this build has CUDA");
-  return name == "cuda" || (name == "auto" && available) ? at::Device(at::kCUDA, 0) : at::Device(at::kCPU);
+                 "\nhint: --device cpu works everywhere; `megatron version` shows whether this "
+                 "build has CUDA");
+  return name == "cuda" || (name == "auto" && available) ? at::Device(at::kCUDA, 0)
+                                                         : at::Device(at::kCPU);
 }
 
 }  // namespace
@@ -38,7 +45,8 @@ void LoadModelConfig::fields(FieldVisitor& v) {
 }
 
 void LoadModelConfig::validate(Violations& violations) const {
-  if (load.empty()) violations.add("--load is required", "give the folder that --save of pretrain named");
+  if (load.empty())
+    violations.add("--load is required", "give the folder that --save of pretrain named");
   if (device != "auto" && device != "cpu" && device != "cuda")
     violations.add(cat("--device ", device, ": unknown value"), "expected one of auto, cpu, cuda");
 }

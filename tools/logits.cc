@@ -27,12 +27,14 @@ struct LogitsConfig : Config {
     v.group("logits");
     v.field("tokens", tokens, "token ids: 1,2,3");
     v.field("prompt", prompt, "a text in place of token ids");
-    v.field("output", output, "write tensors \"tokens\" [s] and \"logits\" [s, v] to this .safetensors file");
+    v.field("output", output,
+            "write tensors \"tokens\" [s] and \"logits\" [s, v] to this .safetensors file");
     v.field("top", top, "without --output: print this many likely next tokens");
     v.field("json", json, "print JSON");
   }
   void validate(Violations& violations) const override {
-    if (tokens.empty() == prompt.empty()) violations.add("exactly one of --tokens and --prompt is needed");
+    if (tokens.empty() == prompt.empty())
+      violations.add("exactly one of --tokens and --prompt is needed");
     if (top <= 0) violations.add(cat("--top ", top, " must be positive"));
   }
 };
@@ -41,18 +43,21 @@ std::vector<int32_t> token_ids(const LogitsConfig& config, const Tokenizer& toke
   if (!config.prompt.empty()) return tokenizer.encode(config.prompt);
   std::vector<int32_t> ids;
   for (const int64_t id : config.tokens) {
-    MEGATRON_CHECK(id >= 0 && id < tokenizer.vocab_size(), "--tokens ", id, " is outside the vocabulary of ",
-                   tokenizer.vocab_size());
+    MEGATRON_CHECK(id >= 0 && id < tokenizer.vocab_size(), "--tokens ", id,
+                   " is outside the vocabulary of ", tokenizer.vocab_size());
     ids.push_back(static_cast<int32_t>(id));
   }
   return ids;
 }
 
-void write_output(const std::string& path, const std::vector<int32_t>& ids, const at::Tensor& logits) {
+void write_output(const std::string& path, const std::vector<int32_t>& ids,
+                  const at::Tensor& logits) {
   const auto length = static_cast<int64_t>(ids.size());
-  const SafetensorsTensor tensors[] = {
-      {"tokens", DType::kInt32, {length}, ids.data()},
-      {"logits", to_dtype(logits.scalar_type()), {length, logits.size(1)}, logits.const_data_ptr()}};
+  const SafetensorsTensor tensors[] = {{"tokens", DType::kInt32, {length}, ids.data()},
+                                       {"logits",
+                                        to_dtype(logits.scalar_type()),
+                                        {length, logits.size(1)},
+                                        logits.const_data_ptr()}};
   write_safetensors(path, tensors);
   log_info(cat("wrote logits [", length, ", ", logits.size(1), "] to ", path));
 }
@@ -69,7 +74,11 @@ void print_top(const LogitsConfig& config, const Tokenizer& tokenizer, const at:
       print_line(cat(id, "\t", logprob, "\t", json_quote(tokenizer.token_bytes(id))));
       continue;
     }
-    json.begin_object().member("id", id).member("logprob", logprob).member("token", tokenizer.token_bytes(id)).end_object();
+    json.begin_object()
+        .member("id", id)
+        .member("logprob", logprob)
+        .member("token", tokenizer.token_bytes(id))
+        .end_object();
   }
   json.end_array();
   if (config.json) print_line(json.text());
@@ -82,15 +91,18 @@ int logits(int argc, char** argv) {
   LogitsConfig config;
   Config* const configs[] = {&load, &config};
   if (parse_flags(configs, argc, argv).help) {
-    print_line(help_text("megatron logits --load DIR --tokens 1,2,3 --output logits.safetensors [flags]", configs));
+    print_line(help_text(
+        "megatron logits --load DIR --tokens 1,2,3 --output logits.safetensors [flags]", configs));
     return 0;
   }
   const ParallelGroups groups;
   LoadedModel loaded = load_model(load, groups);
   const std::vector<int32_t> ids = token_ids(config, *loaded.tokenizer);
   const at::Tensor result = full_logits(*loaded.model, ids);
-  if (!config.output.empty()) write_output(config.output, ids, result);
-  else print_top(config, *loaded.tokenizer, result);
+  if (!config.output.empty())
+    write_output(config.output, ids, result);
+  else
+    print_top(config, *loaded.tokenizer, result);
   return 0;
 }
 

@@ -1,4 +1,5 @@
-// A training loop of one's own, written only on the library: data, model, optimizer, loss, checkpoint, text.
+// A training loop of one's own, written only on the library: data, model, optimizer, loss,
+// checkpoint, text.
 //
 //   custom_loop text.txt [steps]
 //
@@ -47,7 +48,8 @@ GPTConfig model_config(const Tokenizer& tokenizer) {
   return config;
 }
 
-// Batch number `step`: windows of the text at places that depend on the step alone, [kBatch, kSequence + 1].
+// Batch number `step`: windows of the text at places that depend on the step alone, [kBatch,
+// kSequence + 1].
 at::Tensor batch_of(const at::Tensor& text, int64_t step) {
   std::vector<at::Tensor> rows;
   for (int64_t i = 0; i < kBatch; ++i) {
@@ -75,7 +77,8 @@ void train(const std::string& path, int64_t steps) {
   bytes.tokenizer_type = "ByteLevelTokenizer";
   const std::unique_ptr<Tokenizer> tokenizer = make_tokenizer(bytes);
   const std::vector<int32_t> ids = tokenizer->encode(read_file(path));
-  MEGATRON_CHECK(static_cast<int64_t>(ids.size()) > kSequence + 1, path, " has ", ids.size(), " tokens, expected more than ", kSequence + 1);
+  MEGATRON_CHECK(static_cast<int64_t>(ids.size()) > kSequence + 1, path, " has ", ids.size(),
+                 " tokens, expected more than ", kSequence + 1);
   const at::Tensor text = at::tensor(ids, at::dtype(at::kInt)).to(at::kLong);
 
   const ParallelGroups groups;
@@ -90,7 +93,8 @@ void train(const std::string& path, int64_t steps) {
 
   for (int64_t step = 0; step < steps; ++step) {
     const at::Tensor rows = batch_of(text, step);
-    const at::Tensor tokens = rows.slice(1, 0, kSequence).contiguous(), labels = rows.slice(1, 1).contiguous();
+    const at::Tensor tokens = rows.slice(1, 0, kSequence).contiguous(),
+                     labels = rows.slice(1, 1).contiguous();
     ForwardContext context;
     context.training = true;
     context.place.sample = at::arange(step * kBatch, (step + 1) * kBatch, at::kLong);

@@ -8,8 +8,10 @@
 namespace megatron {
 namespace {
 
-// `buffer` [n, ...] with room for `needed` rows at least, of which the first `held` are kept; at most `capacity` rows.
-void reserve(at::Tensor& buffer, const at::Tensor& like, int64_t held, int64_t needed, int64_t capacity) {
+// `buffer` [n, ...] with room for `needed` rows at least, of which the first `held` are kept; at
+// most `capacity` rows.
+void reserve(at::Tensor& buffer, const at::Tensor& like, int64_t held, int64_t needed,
+             int64_t capacity) {
   constexpr int64_t kLeast = 256;
   if (buffer.defined() && buffer.size(0) >= needed) return;
   std::vector<int64_t> shape = like.sizes().vec();
@@ -39,9 +41,11 @@ std::pair<at::Tensor, at::Tensor> DenseKVCache::append(int64_t layer_index, cons
   values.narrow(0, length_, count).copy_(v);
   if (appended_ != count) {
     appended_ = count;
-    const bool padded = std::any_of(padding_.begin(), padding_.end(), [](int64_t n) { return n > 0; });
+    const bool padded =
+        std::any_of(padding_.begin(), padding_.end(), [](int64_t n) { return n > 0; });
     if (padded) {
-      const at::Tensor first = at::tensor(padding_, at::dtype(at::kLong)).to(k.device()).view({-1, 1, 1, 1});
+      const at::Tensor first =
+          at::tensor(padding_, at::dtype(at::kLong)).to(k.device()).view({-1, 1, 1, 1});
       mask_ = at::arange(end, at::dtype(at::kLong).device(k.device())).view({1, 1, 1, end}) < first;
     }
   }

@@ -7,10 +7,12 @@
 
 namespace megatron {
 
-// Rows of different length are padded on the left, so that all rows grow at the same end. Not thread safe.
+// Rows of different length are padded on the left, so that all rows grow at the same end. Not
+// thread safe.
 class DenseKVCache final : public KVCache {
  public:
-  // At most `capacity` positions of every layer, memory grows as they come; padding[i] positions at the start of row i are no tokens.
+  // At most `capacity` positions of every layer, memory grows as they come; padding[i] positions at
+  // the start of row i are no tokens.
   DenseKVCache(int64_t num_layers, int64_t capacity, std::vector<int64_t> padding);
 
   std::pair<at::Tensor, at::Tensor> append(int64_t layer_index, const at::Tensor& k,
@@ -27,8 +29,9 @@ class DenseKVCache final : public KVCache {
   int64_t length_ = 0;
   int64_t appended_ = 0;  // of the pass under way
   std::vector<int64_t> padding_;
-  std::vector<at::Tensor> keys_, values_;  // [room, b, g, d] by layer; allocated and enlarged by append
-  at::Tensor mask_;                        // of the pass under way
+  std::vector<at::Tensor> keys_,
+      values_;       // [room, b, g, d] by layer; allocated and enlarged by append
+  at::Tensor mask_;  // of the pass under way
 };
 
 }  // namespace megatron

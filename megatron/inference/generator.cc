@@ -82,7 +82,8 @@ struct PaddedBatch {
 PaddedBatch pad_left(const std::vector<Row>& rows) {
   size_t longest = 0;
   for (const Row& row : rows) longest = std::max(longest, row.result.prompt_tokens.size());
-  PaddedBatch batch{at::zeros({static_cast<int64_t>(rows.size()), static_cast<int64_t>(longest)}, at::kLong), {}};
+  PaddedBatch batch{
+      at::zeros({static_cast<int64_t>(rows.size()), static_cast<int64_t>(longest)}, at::kLong), {}};
   auto ids = batch.tokens.accessor<int64_t, 2>();
   for (size_t i = 0; i < rows.size(); ++i) {
     const std::vector<int32_t>& prompt = rows[i].result.prompt_tokens;
@@ -118,13 +119,15 @@ std::vector<Row> start_rows(const GPTConfig& config, const Tokenizer& tokenizer,
     std::vector<int32_t>& ids = row.result.prompt_tokens;
     ids = tokenizer.encode(prompts[i]);
     if (ids.empty()) {
-      MEGATRON_CHECK(tokenizer.eod(), "prompt ", i + 1, " has no tokens and the tokenizer has no end-of-document token to start from");
+      MEGATRON_CHECK(tokenizer.eod(), "prompt ", i + 1,
+                     " has no tokens and the tokenizer has no end-of-document token to start from");
       ids.push_back(*tokenizer.eod());
     }
     const int64_t limit = max_positions(config);
     const auto needed = static_cast<int64_t>(ids.size()) + options.tokens_to_generate;
-    MEGATRON_CHECK(limit < 0 || needed <= limit, "prompt ", i + 1, " has ", ids.size(), " tokens; with ",
-                   options.tokens_to_generate, " to generate that is beyond the model's ", limit, " positions",
+    MEGATRON_CHECK(limit < 0 || needed <= limit, "prompt ", i + 1, " has ", ids.size(),
+                   " tokens; with ", options.tokens_to_generate,
+                   " to generate that is beyond the model's ", limit, " positions",
                    "\nhint: shorten the prompt or give --tokens-to-generate ",
                    std::max<int64_t>(0, limit - static_cast<int64_t>(ids.size())));
   }
@@ -140,8 +143,8 @@ int64_t max_positions(const GPTConfig& config) {
 }
 
 std::vector<Generation> generate(GPTModel& model, const Tokenizer& tokenizer,
-                                 std::span<const std::string> prompts, const GenerateOptions& options,
-                                 const StreamCallback& stream) {
+                                 std::span<const std::string> prompts,
+                                 const GenerateOptions& options, const StreamCallback& stream) {
   const at::NoGradGuard no_grad;
   const GPTConfig& config = model.config();
   const at::Device device = device_of(model);
@@ -150,8 +153,8 @@ std::vector<Generation> generate(GPTModel& model, const Tokenizer& tokenizer,
   if (options.tokens_to_generate > 0 && !rows.empty()) {
     const PaddedBatch batch = pad_left(rows);
     const at::Tensor padding = at::tensor(batch.padding, at::dtype(at::kLong));
-    DenseKVCache cache(config.transformer.num_layers, batch.tokens.size(1) + options.tokens_to_generate,
-                       batch.padding);
+    DenseKVCache cache(config.transformer.num_layers,
+                       batch.tokens.size(1) + options.tokens_to_generate, batch.padding);
     at::Tensor next = at::zeros({static_cast<int64_t>(rows.size()), 1}, at::kLong);
     at::Tensor tokens = batch.tokens;
     for (int64_t step = 0; step < options.tokens_to_generate; ++step) {
@@ -161,7 +164,8 @@ std::vector<Generation> generate(GPTModel& model, const Tokenizer& tokenizer,
         const auto r = static_cast<int64_t>(i);
         if (rows[i].finished()) continue;
         const auto position = static_cast<int64_t>(rows[i].result.prompt_tokens.size()) + step;
-        const int64_t token = sample_token(logits[r], config.vocab_size, options.sampling, r, position);
+        const int64_t token =
+            sample_token(logits[r], config.vocab_size, options.sampling, r, position);
         next[r][0] = token;
         const std::string piece = rows[i].push(static_cast<int32_t>(token));
         if (stream && !piece.empty()) stream(i, piece);
@@ -181,7 +185,8 @@ at::Tensor full_logits(GPTModel& model, std::span<const int32_t> ids) {
   const GPTConfig& config = model.config();
   const int64_t limit = max_positions(config);
   const auto length = static_cast<int64_t>(ids.size());
-  MEGATRON_CHECK(limit < 0 || length <= limit, length, " token ids are beyond the model's ", limit, " positions");
+  MEGATRON_CHECK(limit < 0 || length <= limit, length, " token ids are beyond the model's ", limit,
+                 " positions");
   for (size_t i = 0; i < ids.size(); ++i)
     MEGATRON_CHECK(ids[i] >= 0 && ids[i] < config.vocab_size, "token id ", ids[i], " at index ", i,
                    " is outside the vocabulary of ", config.vocab_size);
@@ -193,7 +198,9 @@ at::Tensor full_logits(GPTModel& model, std::span<const int32_t> ids) {
   context.place.sample = at::zeros({1}, at::dtype(at::kLong).device(device));
   const at::Tensor logits = model.forward(tokens, context);
   const at::Tensor valid = logits.select(1, 0).narrow(-1, 0, config.vocab_size);
-  return valid.to(at::kCPU).to(valid.scalar_type() == at::kDouble ? at::kDouble : at::kFloat).contiguous();
+  return valid.to(at::kCPU)
+      .to(valid.scalar_type() == at::kDouble ? at::kDouble : at::kFloat)
+      .contiguous();
 }
 
 }  // namespace megatron

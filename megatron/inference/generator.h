@@ -31,14 +31,15 @@ struct Generation {
 // Called with each piece of new text of a prompt, in order; pieces join to Generation::text.
 using StreamCallback = std::function<void(size_t prompt, std::string_view piece)>;
 
-// Generates for all prompts together. A prompt without tokens starts from the end-of-document token.
-// Row i draws with (seed, i), so its text does not depend on the other prompts (but for rounding in the batch).
-// Throws Error when a prompt is too long for the model's positions.
+// Generates for all prompts together. A prompt without tokens starts from the end-of-document
+// token. Row i draws with (seed, i), so its text does not depend on the other prompts (but for
+// rounding in the batch). Throws Error when a prompt is too long for the model's positions.
 std::vector<Generation> generate(GPTModel& model, const Tokenizer& tokenizer,
-                                 std::span<const std::string> prompts, const GenerateOptions& options,
-                                 const StreamCallback& stream = {});
+                                 std::span<const std::string> prompts,
+                                 const GenerateOptions& options, const StreamCallback& stream = {});
 
-// Logits of one row of ids by the full forward, without a cache.   return [s, vocab_size] fp32 on the CPU
+// Logits of one row of ids by the full forward, without a cache.   return [s, vocab_size] fp32 on
+// the CPU
 at::Tensor full_logits(GPTModel& model, std::span<const int32_t> ids);
 
 // The longest run of positions the model can hold; -1: no limit.

@@ -25,13 +25,15 @@ void SamplingConfig::fields(FieldVisitor& v) {
   v.field("greedy", greedy, "always take the most likely token");
   v.field("temperature", temperature, "divides the logits; below 1 sharper, above 1 flatter");
   v.field({"top_k", "--top-k --top_k"}, top_k, "sample among the k most likely tokens; 0: all");
-  v.field({"top_p", "--top-p --top_p"}, top_p, "sample among the fewest tokens whose probabilities reach p; 0: all");
+  v.field({"top_p", "--top-p --top_p"}, top_p,
+          "sample among the fewest tokens whose probabilities reach p; 0: all");
   v.field({"seed", "--seed --random-seed"}, seed, "seed of the draws");
 }
 
 void SamplingConfig::validate(Violations& violations) const {
   if (!(temperature > 0.0 && temperature <= 100.0))
-    violations.add(cat("--temperature ", temperature, " is outside (0, 100]"), "use --greedy for the most likely token");
+    violations.add(cat("--temperature ", temperature, " is outside (0, 100]"),
+                   "use --greedy for the most likely token");
   if (top_k < 0) violations.add(cat("--top-k ", top_k, " is negative"), "0 means all tokens");
   if (!(top_p >= 0.0 && top_p <= 1.0)) violations.add(cat("--top-p ", top_p, " is outside [0, 1]"));
   if (seed <= 0) violations.add(cat("--seed ", seed, " must be positive"));
@@ -42,8 +44,10 @@ int64_t sample_token(const at::Tensor& logits, int64_t vocab_size, const Samplin
   const at::Tensor valid = logits.narrow(0, 0, vocab_size).to(at::kDouble).contiguous();
   const double* x = valid.const_data_ptr<double>();
   const int64_t best = std::max_element(x, x + vocab_size) - x;
-  const bool any_nan = std::any_of(x, x + vocab_size, [](double value) { return std::isnan(value); });
-  MEGATRON_CHECK(!any_nan && std::isfinite(x[best]), "the model's logits are not finite at position ", position,
+  const bool any_nan =
+      std::any_of(x, x + vocab_size, [](double value) { return std::isnan(value); });
+  MEGATRON_CHECK(!any_nan && std::isfinite(x[best]),
+                 "the model's logits are not finite at position ", position,
                  "\nhint: the checkpoint may come from a run that diverged");
   if (config.greedy || config.top_k == 1) return best;
 
@@ -53,7 +57,8 @@ int64_t sample_token(const at::Tensor& logits, int64_t vocab_size, const Samplin
   const auto falling = [&](int64_t a, int64_t b) { return x[a] != x[b] ? x[a] > x[b] : a < b; };
   size_t kept = order.size();
   if (config.top_k > 0) kept = std::min(kept, static_cast<size_t>(config.top_k));
-  std::partial_sort(order.begin(), order.begin() + static_cast<std::ptrdiff_t>(kept), order.end(), falling);
+  std::partial_sort(order.begin(), order.begin() + static_cast<std::ptrdiff_t>(kept), order.end(),
+                    falling);
 
   std::vector<double> cumulative(kept);
   double total = 0.0;
@@ -62,7 +67,8 @@ int64_t sample_token(const at::Tensor& logits, int64_t vocab_size, const Samplin
     cumulative[i] = total;
   }
   if (config.top_p > 0.0) {
-    const auto enough = std::lower_bound(cumulative.begin(), cumulative.end(), config.top_p * total);
+    const auto enough =
+        std::lower_bound(cumulative.begin(), cumulative.end(), config.top_p * total);
     kept = std::min(kept, static_cast<size_t>(enough - cumulative.begin()) + 1);
     total = cumulative[kept - 1];
   }

@@ -21,8 +21,8 @@ struct SamplingConfig : Config {
   void validate(Violations& violations) const override;
 };
 
-// The token for one row of logits. The draw is a function of (seed, row, position) alone, so that a prompt gets the same
-// text whatever else is in its batch.
+// The token for one row of logits. The draw is a function of (seed, row, position) alone, so that a
+// prompt gets the same text whatever else is in its batch.
 //
 //   logits  [v] on the CPU, any floating type; only the first vocab_size columns count
 int64_t sample_token(const at::Tensor& logits, int64_t vocab_size, const SamplingConfig& config,

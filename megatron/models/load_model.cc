@@ -31,20 +31,26 @@ at::ScalarType stored_dtype(const Checkpoint& checkpoint, const std::string& key
   const auto& tensors = checkpoint.manifest().tensors;
   if (const auto found = tensors.find(key); found != tensors.end())
     return to_scalar_type(found->second.dtype);
-  throw_error(cat(checkpoint.directory().string(), ": no tensor ", key, "\nhint: this is no checkpoint of a GPT model"));
+  throw_error(cat(checkpoint.directory().string(), ": no tensor ", key,
+                  "\nhint: this is no checkpoint of a GPT model"));
 }
 
 }  // namespace
 
 LoadedModel load_model(const LoadModelRequest& request, const ParallelGroups& groups) {
-  constexpr const char* kHint = "\nhint: give the folder that --save of `megatron pretrain` named, or one iter_* directory in it";
-  MEGATRON_CHECK(std::filesystem::is_directory(request.load), request.load.string(), ": there is no such folder", kHint);
+  constexpr const char* kHint =
+      "\nhint: give the folder that --save of `megatron pretrain` named, or one iter_* directory "
+      "in it";
+  MEGATRON_CHECK(std::filesystem::is_directory(request.load), request.load.string(),
+                 ": there is no such folder", kHint);
   StartRequest start;
-  start.mode = StartMode::kResumeOrFresh;  // a folder without checkpoints is reported below, in the words of a reader
+  start.mode = StartMode::kResumeOrFresh;  // a folder without checkpoints is reported below, in the
+                                           // words of a reader
   start.load = request.load;
   start.ckpt_step = request.ckpt_step;
   const StartDecision decision = resolve_start(start);
-  MEGATRON_CHECK(decision.checkpoint.has_value(), request.load.string(), ": holds no checkpoint", kHint);
+  MEGATRON_CHECK(decision.checkpoint.has_value(), request.load.string(), ": holds no checkpoint",
+                 kHint);
   const Checkpoint checkpoint(decision.checkpoint->directory);
   MEGATRON_CHECK(checkpoint.has_file("config.yaml"), checkpoint.directory().string(),
                  " holds no config.yaml, so the shape of its model is unknown",
@@ -58,7 +64,8 @@ LoadedModel load_model(const LoadModelRequest& request, const ParallelGroups& gr
   Config* const configs[] = {&loaded.config.transformer, &tokenizer};
   read_yaml(configs, (checkpoint.directory() / "config.yaml").string(), /*ignore_unknown=*/true);
   loaded.config.transformer.finalize();
-  for (std::string* path : {&tokenizer.tokenizer_model, &tokenizer.vocab_file, &tokenizer.merge_file})
+  for (std::string* path :
+       {&tokenizer.tokenizer_model, &tokenizer.vocab_file, &tokenizer.merge_file})
     use_stored(*path, checkpoint);
   loaded.tokenizer = make_tokenizer(tokenizer);
   loaded.config.vocab_size = loaded.tokenizer->vocab_size();
@@ -68,7 +75,8 @@ LoadedModel load_model(const LoadModelRequest& request, const ParallelGroups& gr
   loaded.model = std::make_unique<GPTModel>(loaded.config, groups);
   const at::ScalarType dtype =
       request.dtype.value_or(stored_dtype(checkpoint, "embedding.word_embeddings.weight"));
-  loaded.store = std::make_unique<PlainParameterStore>(*loaded.model, dtype, at::kCPU, /*gradients=*/false);
+  loaded.store =
+      std::make_unique<PlainParameterStore>(*loaded.model, dtype, at::kCPU, /*gradients=*/false);
   std::vector<ShardedTensor> wanted;
   loaded.model->visit([&](const std::string& name, Parameter& parameter) {
     wanted.push_back(sharded_tensor(parameter, groups, name, parameter.value));

@@ -19,24 +19,25 @@ namespace megatron {
 struct ParallelGroups;
 
 struct LoadModelRequest {
-  std::filesystem::path load;            // a folder of checkpoints, or one checkpoint
-  std::optional<int64_t> ckpt_step;      // this iteration and no other
-  std::optional<at::ScalarType> dtype;   // default: as stored
+  std::filesystem::path load;           // a folder of checkpoints, or one checkpoint
+  std::optional<int64_t> ckpt_step;     // this iteration and no other
+  std::optional<at::ScalarType> dtype;  // default: as stored
   at::Device device = at::kCPU;
 };
 
 struct LoadedModel {
   int64_t iteration = 0;
-  std::filesystem::path directory;           // the checkpoint that was read
-  std::vector<std::string> warnings;         // damaged checkpoints that were passed over
+  std::filesystem::path directory;    // the checkpoint that was read
+  std::vector<std::string> warnings;  // damaged checkpoints that were passed over
   GPTConfig config;
   std::unique_ptr<Tokenizer> tokenizer;
-  std::unique_ptr<GPTModel> model;           // outlived by the store
+  std::unique_ptr<GPTModel> model;  // outlived by the store
   std::unique_ptr<PlainParameterStore> store;
 };
 
-// Reads the newest usable checkpoint. Every byte that is used has been verified. `groups` must outlive the result.
-// Throws Error when there is none, or when it holds no configuration or not exactly the model's weights.
+// Reads the newest usable checkpoint. Every byte that is used has been verified. `groups` must
+// outlive the result. Throws Error when there is none, or when it holds no configuration or not
+// exactly the model's weights.
 LoadedModel load_model(const LoadModelRequest& request, const ParallelGroups& groups);
 
 }  // namespace megatron

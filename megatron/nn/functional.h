@@ -7,15 +7,17 @@
 
 namespace megatron {
 
-// An empty leaf that requires a gradient. Passing it to an autograd function records the function although none of its
-// other inputs requires a gradient (an embedding has only indices); its own gradient is never computed.
+// An empty leaf that requires a gradient. Passing it to an autograd function records the function
+// although none of its other inputs requires a gradient (an embedding has only indices); its own
+// gradient is never computed.
 at::Tensor anchor();
 
-// A parameter as an ordinary differentiable tensor, for code that composes ATen operations: its gradient is added to
-// the parameter's target when the backward reaches it.
+// A parameter as an ordinary differentiable tensor, for code that composes ATen operations: its
+// gradient is added to the parameter's target when the backward reaches it.
 at::Tensor differentiable(Parameter& parameter);
 
-// The value during one pass; released when the scope ends. `parameter` may be null: value() is then undefined.
+// The value during one pass; released when the scope ends. `parameter` may be null: value() is then
+// undefined.
 class AcquiredValue {
  public:
   explicit AcquiredValue(Parameter* parameter);

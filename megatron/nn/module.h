@@ -1,5 +1,5 @@
-// A tree of named parameters. Children and parameters are registered by address in the constructor of their owner and
-// live as long as it; modules are neither copied nor moved.
+// A tree of named parameters. Children and parameters are registered by address in the constructor
+// of their owner and live as long as it; modules are neither copied nor moved.
 #pragma once
 
 #include <functional>
@@ -18,8 +18,8 @@ class Module {
   Module& operator=(const Module&) = delete;
   virtual ~Module() = default;
 
-  // Visits every parameter once, in the order of registration, with its full name; a parameter shared by two modules is
-  // visited where it was registered first.
+  // Visits every parameter once, in the order of registration, with its full name; a parameter
+  // shared by two modules is visited where it was registered first.
   void visit(const std::function<void(const std::string& name, Parameter& parameter)>& visitor,
              const std::string& prefix = "");
 

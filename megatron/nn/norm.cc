@@ -17,7 +17,8 @@ at::Tensor as(const at::Tensor& value, const at::Tensor& x) {
 // The accumulating target of a norm parameter; beta is applied here, since the kernels only add.
 at::Tensor accumulation_target(Parameter* parameter) {
   if (parameter == nullptr) return {};
-  if (!parameter->trainable) return at::zeros(parameter->local_shape, parameter->value.options().dtype(at::kFloat));
+  if (!parameter->trainable)
+    return at::zeros(parameter->local_shape, parameter->value.options().dtype(at::kFloat));
   const GradTarget target = parameter->store->grad_target(*parameter);
   if (target.beta != 1.0) target.tensor.mul_(target.beta);
   return target.tensor;
@@ -38,7 +39,8 @@ struct NormFunction : torch::autograd::Function<NormFunction> {
   static variable_list backward(AutogradContext* context, variable_list grads) {
     const variable_list saved = context->get_saved_variables();
     auto* norm = reinterpret_cast<NormParameters*>(context->saved_data["norm"].toInt());
-    return {norm_backward(*norm, grads[0], saved[0], saved[1], saved[2]), at::Tensor(), at::Tensor()};
+    return {norm_backward(*norm, grads[0], saved[0], saved[1], saved[2]), at::Tensor(),
+            at::Tensor()};
   }
 };
 
@@ -70,9 +72,9 @@ at::Tensor norm_backward(NormParameters& norm, const at::Tensor& dy, const at::T
                          const at::Tensor& mean, const at::Tensor& rstd) {
   const AcquiredValue weight(&norm.weight);
   Parameter* bias = norm.bias_or_null();
-  at::Tensor dx = norm_backward(norm.options.kind, dy.to(x.scalar_type()).contiguous(), x, as(weight.value(), x), mean,
-                                rstd, norm.options.zero_centered, accumulation_target(&norm.weight),
-                                accumulation_target(bias));
+  at::Tensor dx = norm_backward(norm.options.kind, dy.to(x.scalar_type()).contiguous(), x,
+                                as(weight.value(), x), mean, rstd, norm.options.zero_centered,
+                                accumulation_target(&norm.weight), accumulation_target(bias));
   mark_ready(&norm.weight);
   mark_ready(bias);
   return dx;

@@ -9,12 +9,14 @@ namespace megatron {
 struct NormOptions {
   Normalization kind = Normalization::kLayerNorm;
   double eps = 1e-5;
-  bool zero_centered = false;        // --apply-layernorm-1p: the stored weight is the scale minus 1
-  bool sequence_parallel = false;    // a rank sees part of the sequence: gradients are partial sums over kTensor
+  bool zero_centered = false;  // --apply-layernorm-1p: the stored weight is the scale minus 1
+  bool sequence_parallel =
+      false;  // a rank sees part of the sequence: gradients are partial sums over kTensor
   ParameterRole role = ParameterRole::kNorm;
 };
 
-// The weight and bias of a norm over `size` features. Held by Norm and by linears that contain their norm.
+// The weight and bias of a norm over `size` features. Held by Norm and by linears that contain
+// their norm.
 struct NormParameters {
   NormParameters(int64_t size, const NormOptions& options);
   NormOptions options;
@@ -23,7 +25,8 @@ struct NormParameters {
   Parameter* bias_or_null() { return options.kind == Normalization::kLayerNorm ? &bias : nullptr; }
 };
 
-// Forward and backward over the parameters' values and gradient targets; for the autograd functions that contain a norm.
+// Forward and backward over the parameters' values and gradient targets; for the autograd functions
+// that contain a norm.
 NormResult norm_forward(NormParameters& norm, const at::Tensor& x);
 at::Tensor norm_apply(NormParameters& norm, const at::Tensor& x, const at::Tensor& mean,
                       const at::Tensor& rstd);

@@ -18,8 +18,8 @@ struct AxisSet {
   bool contains(Axis axis) const { return (bits >> static_cast<int>(axis)) & 1u; }
 };
 
-// `dim` is split over `axis`; `parts` are the sizes of the pieces that are split one by one (a gated FC1 is {ffn, ffn});
-// empty: one piece.
+// `dim` is split over `axis`; `parts` are the sizes of the pieces that are split one by one (a
+// gated FC1 is {ffn, ffn}); empty: one piece.
 struct Shard {
   int dim = 0;
   Axis axis = Axis::kTensor;
@@ -50,17 +50,20 @@ enum class ParameterRole : uint8_t { kWeight, kBias, kNorm, kQKNorm, kEmbedding,
 class ParameterStore;
 
 struct Parameter {
-  std::string name;                   // full logical name, "decoder.layers.3.mlp.linear_fc1.weight"; set by Module::name_parameters
-  at::Tensor value;                   // this rank's shard in the model's type; undefined until a store has allocated it
+  std::string name;  // full logical name, "decoder.layers.3.mlp.linear_fc1.weight"; set by
+                     // Module::name_parameters
+  at::Tensor
+      value;  // this rank's shard in the model's type; undefined until a store has allocated it
   std::vector<int64_t> local_shape;   // of value
   std::vector<int64_t> global_shape;  // of the logical tensor, with vocabulary padding
-  int64_t valid_rows = -1;            // rows of the global tensor without vocabulary padding; -1: all. Padded rows stay zero
+  int64_t valid_rows =
+      -1;  // rows of the global tensor without vocabulary padding; -1: all. Padded rows stay zero
   Placement placement;
   Init init;
   ParameterRole role = ParameterRole::kWeight;
   bool trainable = true;
-  int uses = 1;                       // how often one pass uses it: 2 for a tied embedding
-  ParameterStore* store = nullptr;    // owner of value and gradient; outlives the parameter's use
+  int uses = 1;                     // how often one pass uses it: 2 for a tied embedding
+  ParameterStore* store = nullptr;  // owner of value and gradient; outlives the parameter's use
 };
 
 // Where and how a weight gradient is accumulated: tensor = beta * tensor + gradient.
@@ -69,11 +72,13 @@ struct GradTarget {
   double beta = 1.0;
 };
 
-// Owns weights and gradients. Layers do not know how: declared here, implemented by PlainParameterStore and distributed/.
+// Owns weights and gradients. Layers do not know how: declared here, implemented by
+// PlainParameterStore and distributed/.
 class ParameterStore {
  public:
   virtual ~ParameterStore() = default;
-  // The value to compute with (gathered under full sharding); to be released by the layer when its pass is over.
+  // The value to compute with (gathered under full sharding); to be released by the layer when its
+  // pass is over.
   virtual at::Tensor acquire(Parameter& parameter) = 0;
   virtual void release(Parameter& parameter) = 0;
   virtual GradTarget grad_target(Parameter& parameter) = 0;

@@ -16,9 +16,7 @@ PlainParameterStore::PlainParameterStore(Module& module, at::ScalarType dtype, a
   });
 }
 
-GradTarget PlainParameterStore::grad_target(Parameter& parameter) {
-  return {grad(parameter), 1.0};
-}
+GradTarget PlainParameterStore::grad_target(Parameter& parameter) { return {grad(parameter), 1.0}; }
 
 const at::Tensor& PlainParameterStore::grad(const Parameter& parameter) const {
   const auto found = grads_.find(&parameter);

@@ -8,9 +8,9 @@
 #include "megatron/tensor/torch.h"
 
 // Note [Placement]
-// A parameter says where it lies (shards, valid rows) and what its local gradient means (partial_grad, expert). Gradient
-// reductions, norms, clipping, checkpoint boxes and initialisation are all derived from that description and from the
-// groups; nothing else decides a reduction.
+// A parameter says where it lies (shards, valid rows) and what its local gradient means
+// (partial_grad, expert). Gradient reductions, norms, clipping, checkpoint boxes and initialisation
+// are all derived from that description and from the groups; nothing else decides a reduction.
 
 namespace megatron {
 namespace {
@@ -20,13 +20,15 @@ struct Segment {
   int64_t global_offset, local_offset, length;
 };
 
-std::vector<Segment> segments_of(const Parameter& parameter, size_t dim, const ParallelGroups& groups) {
+std::vector<Segment> segments_of(const Parameter& parameter, size_t dim,
+                                 const ParallelGroups& groups) {
   const int64_t whole = parameter.global_shape[dim];
   for (const Shard& shard : parameter.placement.shards) {
     if (shard.dim != static_cast<int>(dim)) continue;
     const AxisPosition at = axis_position(groups, shard.axis);
     if (at.size == 1) break;
-    const std::vector<int64_t> parts = shard.parts.empty() ? std::vector<int64_t>{whole} : shard.parts;
+    const std::vector<int64_t> parts =
+        shard.parts.empty() ? std::vector<int64_t>{whole} : shard.parts;
     std::vector<Segment> segments;
     int64_t global = 0, local = 0;
     for (int64_t part : parts) {
@@ -46,7 +48,8 @@ std::vector<int64_t> logical_shape(const Parameter& parameter) {
   return shape;
 }
 
-// Draws one piece. A piece that is no contiguous part of the local tensor is drawn aside and copied.
+// Draws one piece. A piece that is no contiguous part of the local tensor is drawn aside and
+// copied.
 void draw_piece(const Parameter& parameter, const ShardPiece& piece, RandomKey key) {
   at::Tensor view = parameter.value;
   for (size_t d = 0; d < piece.local_offset.size(); ++d)
@@ -63,7 +66,8 @@ void draw_piece(const Parameter& parameter, const ShardPiece& piece, RandomKey k
   if (parameter.init.kind == Init::Kind::kNormal)
     normal_(out, parameter.init.std, key, first_row, row_elements, column_offset);
   else
-    uniform_(out, -parameter.init.std, parameter.init.std, key, first_row, row_elements, column_offset);
+    uniform_(out, -parameter.init.std, parameter.init.std, key, first_row, row_elements,
+             column_offset);
   if (!view.is_contiguous()) view.copy_(out);
 }
 
@@ -74,12 +78,17 @@ AxisPosition axis_position(const ParallelGroups& groups, Axis axis) {
     return AxisPosition{group.rank(), group.size()};
   };
   switch (axis) {
-    case Axis::kTensor: return position(groups.tp);
-    case Axis::kContext: return position(groups.cp);
-    case Axis::kData: return position(groups.dp);
-    case Axis::kPipeline: return position(groups.pp);
+    case Axis::kTensor:
+      return position(groups.tp);
+    case Axis::kContext:
+      return position(groups.cp);
+    case Axis::kData:
+      return position(groups.dp);
+    case Axis::kPipeline:
+      return position(groups.pp);
     case Axis::kExpert:
-    case Axis::kExpertTensor: return {};
+    case Axis::kExpertTensor:
+      return {};
   }
   return {};
 }
@@ -135,7 +144,8 @@ void initialize_parameters(Module& module, int64_t seed, const ParallelGroups& g
       return;
     }
     const RandomKey key = random_key(seed, "init " + name);
-    for (const ShardPiece& piece : shard_pieces(parameter, groups)) draw_piece(parameter, piece, key);
+    for (const ShardPiece& piece : shard_pieces(parameter, groups))
+      draw_piece(parameter, piece, key);
   });
 }
 

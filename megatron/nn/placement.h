@@ -1,4 +1,5 @@
-// What follows from a Placement: the boxes of the global tensor that a rank holds, and the draws that start it.
+// What follows from a Placement: the boxes of the global tensor that a rank holds, and the draws
+// that start it.
 #pragma once
 
 #include <functional>
@@ -19,12 +20,13 @@ AxisPosition axis_position(const ParallelGroups& groups, Axis axis);
 // The pieces of the logical (unpadded) global tensor that this rank's local tensor holds.
 std::vector<ShardPiece> shard_pieces(const Parameter& parameter, const ParallelGroups& groups);
 
-// The description of a tensor that is shaped like the parameter (its value, master weight or moment), under `key`.
-// `data` must be host memory when the description is written or read.
+// The description of a tensor that is shaped like the parameter (its value, master weight or
+// moment), under `key`. `data` must be host memory when the description is written or read.
 ShardedTensor sharded_tensor(const Parameter& parameter, const ParallelGroups& groups,
                              std::string key, const at::Tensor& local);
 
-// Fills every parameter by place from the seed; independent of the layout. Values must be allocated.
+// Fills every parameter by place from the seed; independent of the layout. Values must be
+// allocated.
 void initialize_parameters(Module& module, int64_t seed, const ParallelGroups& groups);
 
 }  // namespace megatron

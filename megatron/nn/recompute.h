@@ -1,8 +1,9 @@
 // Recomputation by explicit cuts of the graph: no backward runs inside another one.
 //
-// A tape belongs to one pass over one model chunk. run() executes a body without recording it and returns a leaf; the graph
-// therefore ends at each leaf. backward() starts at the root and walks the cuts in reverse: it runs each body again with
-// recording on, goes back through it, and continues below its input.
+// A tape belongs to one pass over one model chunk. run() executes a body without recording it and
+// returns a leaf; the graph therefore ends at each leaf. backward() starts at the root and walks
+// the cuts in reverse: it runs each body again with recording on, goes back through it, and
+// continues below its input.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -16,7 +17,8 @@ class RecomputeTape {
  public:
   using Body = std::function<at::Tensor(const at::Tensor&)>;
 
-  // y = body(x); body must be a pure function of x, of parameters and of places. x and y are floating tensors.
+  // y = body(x); body must be a pure function of x, of parameters and of places. x and y are
+  // floating tensors.
   at::Tensor run(const Body& body, const at::Tensor& x);
 
   // Backward from `root` with the gradient `grad` (undefined: 1, for a scalar). Consumes the tape.

@@ -46,7 +46,8 @@ struct CrossEntropyFunction : torch::autograd::Function<CrossEntropyFunction> {
 }  // namespace
 
 at::Tensor vocab_parallel_cross_entropy(const at::Tensor& logits, const at::Tensor& targets,
-                                        int64_t vocab_size, double z_coeff, const ProcessGroup& tp) {
+                                        int64_t vocab_size, double z_coeff,
+                                        const ProcessGroup& tp) {
   const int64_t s = targets.size(0), b = targets.size(1), columns = logits.size(-1);
   check_shape("vocab_parallel_cross_entropy logits", logits, {s, b, columns});
   const int64_t first = tp.rank() * columns;
@@ -54,8 +55,8 @@ at::Tensor vocab_parallel_cross_entropy(const at::Tensor& logits, const at::Tens
   at::Tensor local = targets.reshape({-1});
   const at::Tensor ignored = local < 0;
   if (first != 0) local = at::where(ignored, local, local - first);
-  const at::Tensor loss = CrossEntropyFunction::apply(logits.reshape({s * b, columns}), local, valid,
-                                                      z_coeff, &tp);
+  const at::Tensor loss =
+      CrossEntropyFunction::apply(logits.reshape({s * b, columns}), local, valid, z_coeff, &tp);
   return at::where(ignored, at::zeros({}, loss.options()), loss).view({s, b});
 }
 

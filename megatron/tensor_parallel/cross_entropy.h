@@ -7,11 +7,11 @@
 
 namespace megatron {
 
-// Loss per token: log sum exp - logit of the target (+ z_coeff * lse^2). Differentiable in logits; the backward may
-// overwrite them, so nothing else may read them after the backward has begun.
+// Loss per token: log sum exp - logit of the target (+ z_coeff * lse^2). Differentiable in logits;
+// the backward may overwrite them, so nothing else may read them after the backward has begun.
 //
-//   logits   [s, b, v'/t]   columns from vocab_size on (global numbering) are padding and never count
-//   targets  [s, b] int64; a negative target (ignored label) has loss 0 and no gradient
+//   logits   [s, b, v'/t]   columns from vocab_size on (global numbering) are padding and never
+//   count targets  [s, b] int64; a negative target (ignored label) has loss 0 and no gradient
 //   return   [s, b] fp32 (fp64)
 //
 // Communication: forward a max and a sum all-reduce of one value per token; backward none.

@@ -12,8 +12,9 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-// What a linear's forward and backward share. Lives as long as the layer, which must outlive its graphs. Every function
-// takes an anchor() besides x, so that its weights are trained although x needs no gradient.
+// What a linear's forward and backward share. Lives as long as the layer, which must outlive its
+// graphs. Every function takes an anchor() besides x, so that its weights are trained although x
+// needs no gradient.
 struct LinearState {
   Parameter* weight = nullptr;
   Parameter* bias = nullptr;
@@ -48,7 +49,8 @@ at::Tensor gathered(const LinearState& state, const at::Tensor& x) {
 
 // Y = norm(X) A^T + b with A's rows on this rank.
 struct ColumnFunction : torch::autograd::Function<ColumnFunction> {
-  static at::Tensor forward(AutogradContext* context, const at::Tensor& x, const at::Tensor&, LinearState* state) {
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& x, const at::Tensor&,
+                            LinearState* state) {
     const AcquiredValue weight(state->weight), bias(state->bias);
     context->saved_data["state"] = reinterpret_cast<int64_t>(state);
     if (state->norm == nullptr) {
@@ -67,7 +69,8 @@ struct ColumnFunction : torch::autograd::Function<ColumnFunction> {
     const variable_list saved = context->get_saved_variables();
     const at::Tensor dy = grads[0].contiguous();
     const AcquiredValue weight(state.weight);
-    const at::Tensor input = gathered(state, linear_input(state, saved, weight.value().scalar_type()));
+    const at::Tensor input =
+        gathered(state, linear_input(state, saved, weight.value().scalar_type()));
     at::Tensor dx = linear_input_grad(dy, weight.value());
     std::shared_ptr<Work> reduction;  // runs under the weight gradient
     if (state.tp->size() > 1) {
@@ -89,7 +92,8 @@ struct ColumnFunction : torch::autograd::Function<ColumnFunction> {
   }
 
  private:
-  static at::Tensor linear_input(LinearState& state, const variable_list& saved, at::ScalarType type) {
+  static at::Tensor linear_input(LinearState& state, const variable_list& saved,
+                                 at::ScalarType type) {
     if (state.norm == nullptr) return saved[0];
     if (saved[3].defined()) return saved[3];
     return norm_apply(*state.norm, saved[0], saved[1], saved[2]).to(type);
@@ -98,7 +102,8 @@ struct ColumnFunction : torch::autograd::Function<ColumnFunction> {
 
 // Y = sum over ranks of X_r A_r^T, + b.
 struct RowFunction : torch::autograd::Function<RowFunction> {
-  static at::Tensor forward(AutogradContext* context, const at::Tensor& x, const at::Tensor&, LinearState* state) {
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& x, const at::Tensor&,
+                            LinearState* state) {
     const AcquiredValue weight(state->weight), bias(state->bias);
     context->saved_data["state"] = reinterpret_cast<int64_t>(state);
     context->save_for_backward({x});
@@ -114,7 +119,8 @@ struct RowFunction : torch::autograd::Function<RowFunction> {
   static variable_list backward(AutogradContext* context, variable_list grads) {
     LinearState& state = *saved_state<LinearState>(context);
     const at::Tensor x = context->get_saved_variables()[0];
-    accumulate_bias_grad(state.bias, grads[0].contiguous());  // a partial sum with sequence_parallel
+    accumulate_bias_grad(state.bias,
+                         grads[0].contiguous());  // a partial sum with sequence_parallel
     const at::Tensor dy = gathered(state, grads[0].contiguous());
     const AcquiredValue weight(state.weight);
     at::Tensor dx = linear_input_grad(dy, weight.value());
@@ -160,8 +166,9 @@ struct ColumnParallelLinear::Impl {
   LinearState state;
 };
 
-ColumnParallelLinear::ColumnParallelLinear(std::string name, int64_t input_size, int64_t output_size,
-                                           const LinearOptions& options, const ParallelGroups& groups)
+ColumnParallelLinear::ColumnParallelLinear(std::string name, int64_t input_size,
+                                           int64_t output_size, const LinearOptions& options,
+                                           const ParallelGroups& groups)
     : impl_(std::make_unique<Impl>()) {
   const int ranks = groups.tp.size();
   const std::vector<int64_t> parts =
@@ -185,8 +192,8 @@ ColumnParallelLinear::ColumnParallelLinear(std::string name, int64_t input_size,
     parameter->placement.shards = {{0, Axis::kTensor, parts}};
   add("weight", &impl_->weight);
   if (options.bias) add("bias", &impl_->bias);
-  impl_->state = {&impl_->weight, options.bias ? &impl_->bias : nullptr, impl_->norm.get(),
-                  &groups.tp, options.sequence_parallel && ranks > 1, options.recompute_norm};
+  impl_->state = {&impl_->weight, options.bias ? &impl_->bias : nullptr,  impl_->norm.get(),
+                  &groups.tp,     options.sequence_parallel && ranks > 1, options.recompute_norm};
 }
 
 ColumnParallelLinear::~ColumnParallelLinear() = default;
@@ -203,7 +210,8 @@ at::Tensor ColumnParallelLinear::forward_with(Parameter& weight, const at::Tenso
       sequence_parallel && tp.size() > 1 ? gather_from_sequence_parallel_region(x, tp) : x;
   // With sequence parallelism the gather's backward already sums dX over the group.
   static const ProcessGroup self;
-  return TiedFunction::apply(whole.contiguous(), anchor(), &weight, sequence_parallel ? &self : &tp);
+  return TiedFunction::apply(whole.contiguous(), anchor(), &weight,
+                             sequence_parallel ? &self : &tp);
 }
 
 struct RowParallelLinear::Impl {
@@ -224,8 +232,8 @@ RowParallelLinear::RowParallelLinear(std::string name, int64_t input_size, int64
   if (options.sequence_parallel) impl_->bias.placement.partial_grad.insert(Axis::kTensor);
   add("weight", &impl_->weight);
   if (options.bias) add("bias", &impl_->bias);
-  impl_->state = {&impl_->weight, options.bias ? &impl_->bias : nullptr, nullptr, &groups.tp,
-                  options.sequence_parallel && ranks > 1, false};
+  impl_->state = {&impl_->weight, options.bias ? &impl_->bias : nullptr,  nullptr,
+                  &groups.tp,     options.sequence_parallel && ranks > 1, false};
 }
 
 RowParallelLinear::~RowParallelLinear() = default;

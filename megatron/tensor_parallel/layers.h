@@ -13,9 +13,11 @@ struct LinearOptions {
   Init init;
   bool sequence_parallel = false;
   ParameterRole role = ParameterRole::kWeight;
-  // Column-parallel only: sizes of the output parts that are split one by one (a gated FC1 is {ffn, ffn}).
+  // Column-parallel only: sizes of the output parts that are split one by one (a gated FC1 is {ffn,
+  // ffn}).
   std::vector<int64_t> parts = {};
-  // Column-parallel only: apply this norm to the input first; its parameters are layer_norm_weight and layer_norm_bias.
+  // Column-parallel only: apply this norm to the input first; its parameters are layer_norm_weight
+  // and layer_norm_bias.
   bool input_norm = false;
   NormOptions norm = {};
   bool recompute_norm = false;  // save the norm's input and statistics, not its output
@@ -27,10 +29,10 @@ struct LinearOptions {
 //   return  [s, b, n/t]    this rank's columns of Y
 //   weight  [n/t, k]       shards: dim 0 over kTensor
 //
-// Communication: forward none (all-gather of x with sequence_parallel); backward all-reduce of dX (reduce-scatter), under
-// the weight gradient. The weight gradient goes into the parameter's target; autograd sees dX only.
-// Throws Error if n is not divisible by t.
-// Source: Shoeybi et al. 2019 (arXiv:1909.08053) section 3; Korthikanti et al. 2022 (arXiv:2205.05198).
+// Communication: forward none (all-gather of x with sequence_parallel); backward all-reduce of dX
+// (reduce-scatter), under the weight gradient. The weight gradient goes into the parameter's
+// target; autograd sees dX only. Throws Error if n is not divisible by t. Source: Shoeybi et al.
+// 2019 (arXiv:1909.08053) section 3; Korthikanti et al. 2022 (arXiv:2205.05198).
 class ColumnParallelLinear : public Module {
  public:
   ColumnParallelLinear(std::string name, int64_t input_size, int64_t output_size,
@@ -39,7 +41,8 @@ class ColumnParallelLinear : public Module {
   at::Tensor forward(const at::Tensor& x);
   Parameter& weight();
 
-  // The same product with a weight that lives elsewhere (a tied embedding [v/t, h]); no bias, no norm.
+  // The same product with a weight that lives elsewhere (a tied embedding [v/t, h]); no bias, no
+  // norm.
   static at::Tensor forward_with(Parameter& weight, const at::Tensor& x, bool sequence_parallel,
                                  const ProcessGroup& tp);
 
@@ -48,14 +51,15 @@ class ColumnParallelLinear : public Module {
   std::unique_ptr<Impl> impl_;
 };
 
-// Linear layer whose input features are split over the tensor-parallel group: Y = sum over ranks of X_r A_r^T, + b.
+// Linear layer whose input features are split over the tensor-parallel group: Y = sum over ranks of
+// X_r A_r^T, + b.
 //
 //   x       [s, b, k/t]
 //   return  [s, b, n]      ([s/t, b, n] with sequence_parallel)
 //   weight  [n, k/t]       shards: dim 1 over kTensor
 //
-// Communication: forward all-reduce of Y (reduce-scatter with sequence_parallel); backward none (all-gather of dY).
-// Throws Error if k is not divisible by t.
+// Communication: forward all-reduce of Y (reduce-scatter with sequence_parallel); backward none
+// (all-gather of dY). Throws Error if k is not divisible by t.
 class RowParallelLinear : public Module {
  public:
   RowParallelLinear(std::string name, int64_t input_size, int64_t output_size,

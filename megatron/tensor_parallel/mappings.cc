@@ -19,14 +19,18 @@ at::Tensor all_reduce(const at::Tensor& x, const ProcessGroup& tp) {
 }
 
 at::Tensor own_slice(const at::Tensor& x, int64_t dim, const ProcessGroup& tp) {
-  MEGATRON_ASSERT(x.size(dim) % tp.size() == 0, "dimension ", dim, " of size ", x.size(dim), " over ",
-                  tp.size(), " ranks");
+  MEGATRON_ASSERT(x.size(dim) % tp.size() == 0, "dimension ", dim, " of size ", x.size(dim),
+                  " over ", tp.size(), " ranks");
   const int64_t length = x.size(dim) / tp.size();
   return x.narrow(dim, tp.rank() * length, length).contiguous();
 }
 
-at::Tensor own_slice_first_dim(const at::Tensor& x, const ProcessGroup& tp) { return own_slice(x, 0, tp); }
-at::Tensor own_slice_last_dim(const at::Tensor& x, const ProcessGroup& tp) { return own_slice(x, -1, tp); }
+at::Tensor own_slice_first_dim(const at::Tensor& x, const ProcessGroup& tp) {
+  return own_slice(x, 0, tp);
+}
+at::Tensor own_slice_last_dim(const at::Tensor& x, const ProcessGroup& tp) {
+  return own_slice(x, -1, tp);
+}
 
 at::Tensor all_gather_last_dim(const at::Tensor& x, const ProcessGroup& tp) {
   const at::Tensor stacked = all_gather_first_dim(x.unsqueeze(0), tp);  // [t, ..., n]
@@ -67,7 +71,8 @@ at::Tensor all_gather_first_dim(const at::Tensor& x, const ProcessGroup& tp) {
 at::Tensor reduce_scatter_first_dim(const at::Tensor& x, const ProcessGroup& tp) {
   if (tp.size() == 1) return x;
   std::vector<int64_t> shape = x.sizes().vec();
-  MEGATRON_ASSERT(shape[0] % tp.size() == 0, "dimension 0 of size ", shape[0], " over ", tp.size(), " ranks");
+  MEGATRON_ASSERT(shape[0] % tp.size() == 0, "dimension 0 of size ", shape[0], " over ", tp.size(),
+                  " ranks");
   shape[0] /= tp.size();
   at::Tensor part = at::empty(shape, x.options());
   tp.reduce_scatter(part, x.contiguous())->wait();

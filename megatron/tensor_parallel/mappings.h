@@ -1,4 +1,5 @@
-// The conjugate pairs of tensor and sequence parallelism, differentiable. In a group of one rank each returns its input.
+// The conjugate pairs of tensor and sequence parallelism, differentiable. In a group of one rank
+// each returns its input.
 //
 //   name                                            forward                backward
 //   copy_to_tensor_model_parallel_region            identity               all-reduce
@@ -8,7 +9,8 @@
 //   gather_from_sequence_parallel_region            all-gather, dim 0      reduce-scatter
 //   reduce_scatter_to_sequence_parallel_region      reduce-scatter, dim 0  all-gather
 //
-// Source: Shoeybi et al. 2019 (arXiv:1909.08053) section 3; Korthikanti et al. 2022 (arXiv:2205.05198) section 4.
+// Source: Shoeybi et al. 2019 (arXiv:1909.08053) section 3; Korthikanti et al. 2022
+// (arXiv:2205.05198) section 4.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -33,24 +33,25 @@ struct EmbeddingFunction : torch::autograd::Function<EmbeddingFunction> {
   }
 };
 
-// An id outside the table would read foreign memory. Only where looking costs no synchronisation: on the CPU.
+// An id outside the table would read foreign memory. Only where looking costs no synchronisation:
+// on the CPU.
 void check_ids(const char* what, const at::Tensor& ids, int64_t rows) {
   if (!ids.device().is_cpu() || ids.numel() == 0) return;
   const auto [low, high] = at::aminmax(ids);
   const int64_t least = low.item<int64_t>(), most = high.item<int64_t>();
-  MEGATRON_CHECK(least >= 0 && most < rows, what, " ", least < 0 ? least : most, " is outside the embedding of ", rows,
-                 " rows");
+  MEGATRON_CHECK(least >= 0 && most < rows, what, " ", least < 0 ? least : most,
+                 " is outside the embedding of ", rows, " rows");
 }
 
 }  // namespace
 
 VocabParallelEmbedding::VocabParallelEmbedding(int64_t vocab_size, int64_t padded_vocab_size,
-                                               int64_t hidden_size, Init init, bool sequence_parallel,
-                                               const ParallelGroups& groups)
+                                               int64_t hidden_size, Init init,
+                                               bool sequence_parallel, const ParallelGroups& groups)
     : sequence_parallel_(sequence_parallel), tp_(groups.tp) {
   MEGATRON_CHECK(padded_vocab_size >= vocab_size && padded_vocab_size % tp_.size() == 0,
-                 "padded vocabulary of ", padded_vocab_size, " rows: expected at least ", vocab_size,
-                 " and a multiple of ", tp_.size(), " tensor-parallel ranks");
+                 "padded vocabulary of ", padded_vocab_size, " rows: expected at least ",
+                 vocab_size, " and a multiple of ", tp_.size(), " tensor-parallel ranks");
   weight_.local_shape = {padded_vocab_size / tp_.size(), hidden_size};
   weight_.global_shape = {padded_vocab_size, hidden_size};
   weight_.valid_rows = vocab_size;

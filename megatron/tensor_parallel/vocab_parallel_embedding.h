@@ -6,17 +6,20 @@
 
 namespace megatron {
 
-// Rank r owns rows [r v'/t, (r+1) v'/t) of the padded table; foreign ids give zero rows before the sum.
+// Rank r owns rows [r v'/t, (r+1) v'/t) of the padded table; foreign ids give zero rows before the
+// sum.
 //
 //   ids     [b, s] int64
 //   return  [s, b, h]   ([s/t, b, h] with sequence_parallel)
-//   weight  [v'/t, h]   shards: dim 0 over kTensor; rows from vocab_size on are padding and stay zero
+//   weight  [v'/t, h]   shards: dim 0 over kTensor; rows from vocab_size on are padding and stay
+//   zero
 //
-// Communication: forward all-reduce (reduce-scatter with sequence_parallel); backward none (all-gather).
+// Communication: forward all-reduce (reduce-scatter with sequence_parallel); backward none
+// (all-gather).
 class VocabParallelEmbedding : public Module {
  public:
-  VocabParallelEmbedding(int64_t vocab_size, int64_t padded_vocab_size, int64_t hidden_size, Init init,
-                         bool sequence_parallel, const ParallelGroups& groups);
+  VocabParallelEmbedding(int64_t vocab_size, int64_t padded_vocab_size, int64_t hidden_size,
+                         Init init, bool sequence_parallel, const ParallelGroups& groups);
   at::Tensor forward(const at::Tensor& ids);
   Parameter& weight() { return weight_; }
 

@@ -36,13 +36,14 @@ LinearOptions qkv_options(const TransformerConfig& config, bool sequence_paralle
 LinearOptions proj_options(const TransformerConfig& config, bool sequence_parallel) {
   LinearOptions options;
   options.bias = config.add_bias_linear;
-  options.init = config.weight_init(config.hidden_size, config.num_attention_heads * config.kv_channels, /*output=*/true);
+  options.init = config.weight_init(
+      config.hidden_size, config.num_attention_heads * config.kv_channels, /*output=*/true);
   options.sequence_parallel = sequence_parallel;
   return options;
 }
 
-// [s, b, g * (r + 2) * d] -> q [s, b, g * r, d], k and v [s, b, g, d] without a copy where strides allow. One function, so
-// that the backward writes each gradient once into one buffer.
+// [s, b, g * (r + 2) * d] -> q [s, b, g * r, d], k and v [s, b, g, d] without a copy where strides
+// allow. One function, so that the backward writes each gradient once into one buffer.
 struct SplitQKV : torch::autograd::Function<SplitQKV> {
   static variable_list forward(AutogradContext* context, const at::Tensor& mixed, int64_t groups,
                                int64_t heads_per_group, int64_t head_size) {
@@ -83,8 +84,8 @@ SelfAttention::SelfAttention(const TransformerConfig& config, int64_t layer_numb
       dropout_key_(random_key(config.seed, "attention_dropout", layer_number)),
       linear_qkv_("linear_qkv", config.hidden_size, qkv_rows(config),
                   qkv_options(config, sequence_parallel), groups),
-      linear_proj_("linear_proj", config.num_attention_heads * config.kv_channels, config.hidden_size,
-                   proj_options(config, sequence_parallel), groups) {
+      linear_proj_("linear_proj", config.num_attention_heads * config.kv_channels,
+                   config.hidden_size, proj_options(config, sequence_parallel), groups) {
   add("linear_qkv", &linear_qkv_);
   if (config.qk_layernorm) {
     NormOptions norm = norm_options(config);

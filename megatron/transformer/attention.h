@@ -16,8 +16,9 @@ struct LayerContext {
   RotaryTables rotary;
 };
 
-// Parameters: linear_qkv.{layer_norm_weight, layer_norm_bias, weight, bias}, q_layernorm.weight, k_layernorm.weight,
-// linear_proj.{weight, bias}. Rows of linear_qkv, per key/value group: [its query heads | key | value] (contracts o.2).
+// Parameters: linear_qkv.{layer_norm_weight, layer_norm_bias, weight, bias}, q_layernorm.weight,
+// k_layernorm.weight, linear_proj.{weight, bias}. Rows of linear_qkv, per key/value group: [its
+// query heads | key | value] (contracts o.2).
 //
 //   x, return   [s, b, h]   (s/t with sequence parallelism)
 class SelfAttention : public Module {
@@ -27,10 +28,11 @@ class SelfAttention : public Module {
   at::Tensor forward(const at::Tensor& x, const LayerContext& context);
 
  private:
-  AttentionOptions options(const LayerContext& context, int64_t num_queries, int64_t num_keys) const;
+  AttentionOptions options(const LayerContext& context, int64_t num_queries,
+                           int64_t num_keys) const;
 
   const TransformerConfig& config_;
-  int64_t layer_number_;  // from 1
+  int64_t layer_number_;    // from 1
   int64_t heads_, groups_;  // of this rank
   int64_t first_head_;
   RandomKey dropout_key_;

@@ -11,11 +11,12 @@ class KVCache;
 class RecomputeTape;
 
 struct ForwardContext {
-  bool training = false;          // dropout is on
-  Place place;                    // sample [b], position [s]: for dropout and the default position ids
-  at::Tensor position_ids;        // [b, s] int64; undefined: place.position for every row
-  at::Tensor attention_mask;      // bool [b, 1, s, s], True = may NOT attend, beyond causality; undefined: none
-  KVCache* cache = nullptr;       // decoding: keys and values of earlier positions
+  bool training = false;      // dropout is on
+  Place place;                // sample [b], position [s]: for dropout and the default position ids
+  at::Tensor position_ids;    // [b, s] int64; undefined: place.position for every row
+  at::Tensor attention_mask;  // bool [b, 1, s, s], True = may NOT attend, beyond causality;
+                              // undefined: none
+  KVCache* cache = nullptr;   // decoding: keys and values of earlier positions
   RecomputeTape* tape = nullptr;  // training with full recomputation
 };
 

@@ -14,9 +14,11 @@ LinearOptions fc1_options(const TransformerConfig& config, bool sequence_paralle
   options.bias = config.add_bias_linear;
   options.init = config.weight_init(fc1_rows(config), config.hidden_size);
   options.sequence_parallel = sequence_parallel;
-  if (is_gated(config.activation())) options.parts = {config.ffn_hidden_size, config.ffn_hidden_size};
+  if (is_gated(config.activation()))
+    options.parts = {config.ffn_hidden_size, config.ffn_hidden_size};
   options.input_norm = true;
-  options.norm = {config.normalization, config.layernorm_epsilon, config.layernorm_zero_centered_gamma};
+  options.norm = {config.normalization, config.layernorm_epsilon,
+                  config.layernorm_zero_centered_gamma};
   options.recompute_norm = config.recomputes("layernorm");
   return options;
 }

@@ -6,8 +6,8 @@
 
 namespace megatron {
 
-// Parameters: linear_fc1.{layer_norm_weight, layer_norm_bias, weight, bias}, linear_fc2.{weight, bias}. A gated FC1 holds
-// [gate rows | up rows].
+// Parameters: linear_fc1.{layer_norm_weight, layer_norm_bias, weight, bias}, linear_fc2.{weight,
+// bias}. A gated FC1 holds [gate rows | up rows].
 //
 //   x, return   [s, b, h]   (s/t with sequence parallelism)
 class MLP : public Module {

@@ -9,7 +9,8 @@ namespace megatron {
 RotaryEmbedding::RotaryEmbedding(const TransformerConfig& config) : config_(config) {}
 
 at::Tensor RotaryEmbedding::inverse_frequencies(at::ScalarType type, at::Device device) const {
-  const auto width = static_cast<int64_t>(static_cast<double>(config_.kv_channels) * config_.rotary_percent);
+  const auto width =
+      static_cast<int64_t>(static_cast<double>(config_.kv_channels) * config_.rotary_percent);
   const at::Tensor exponents =
       at::arange(0, width, 2, at::dtype(type).device(device)) / static_cast<double>(width);
   at::Tensor frequencies = 1.0 / at::pow(static_cast<double>(config_.rotary_base), exponents);
@@ -30,9 +31,11 @@ RotaryTables RotaryEmbedding::tables(const at::Tensor& positions, at::ScalarType
   const at::NoGradGuard no_grad;
   const auto precision = type == at::kDouble ? at::kDouble : at::kFloat;
   const at::Tensor frequencies = inverse_frequencies(precision, positions.device());
-  at::Tensor at_positions = (positions.dim() == 2 ? positions.t() : positions).to(precision).contiguous();
+  at::Tensor at_positions =
+      (positions.dim() == 2 ? positions.t() : positions).to(precision).contiguous();
   if (config_.rotary_seq_len_interpolation_factor)
-    at_positions = at_positions * (1.0 / static_cast<double>(*config_.rotary_seq_len_interpolation_factor));
+    at_positions =
+        at_positions * (1.0 / static_cast<double>(*config_.rotary_seq_len_interpolation_factor));
   const at::Tensor angles = at_positions.unsqueeze(-1) * frequencies;
   return {angles.cos(), angles.sin(), config_.rotary_interleaved};
 }

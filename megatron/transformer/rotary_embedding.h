@@ -16,8 +16,9 @@ class RotaryEmbedding {
  public:
   explicit RotaryEmbedding(const TransformerConfig& config);
 
-  // Angles at the positions [s] or [b, s] (int64), on their device. Computed in fp32 by the operations of Megatron and
-  // Hugging Face, in this order, so that rounding agrees; in fp64 for fp64 models.
+  // Angles at the positions [s] or [b, s] (int64), on their device. Computed in fp32 by the
+  // operations of Megatron and Hugging Face, in this order, so that rounding agrees; in fp64 for
+  // fp64 models.
   RotaryTables tables(const at::Tensor& positions, at::ScalarType type) const;
 
  private:

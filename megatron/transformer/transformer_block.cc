@@ -35,7 +35,8 @@ at::Tensor TransformerBlock::forward(const at::Tensor& input, const ForwardConte
     context.rotary = rotary_.tables(
         pass.position_ids.defined() ? pass.position_ids : pass.place.position, input.scalar_type());
   at::Tensor x = input;
-  const bool full = config_.recompute_granularity == RecomputeGranularity::kFull && pass.tape != nullptr;
+  const bool full =
+      config_.recompute_granularity == RecomputeGranularity::kFull && pass.tape != nullptr;
   const auto unit = static_cast<size_t>(
       config_.recompute_method == RecomputeMethod::kUniform ? config_.recompute_num_layers : 1);
   const size_t recomputed =

@@ -15,7 +15,8 @@ class TransformerBlock : public Module {
   TransformerBlock(const TransformerConfig& config, int64_t first_layer, int64_t num_layers,
                    bool final_norm, bool sequence_parallel, const ParallelGroups& groups);
 
-  //   x, return  [s, b, h]. With a tape in the context and full recomputation, layers are recomputed in the backward.
+  //   x, return  [s, b, h]. With a tape in the context and full recomputation, layers are
+  //   recomputed in the backward.
   at::Tensor forward(const at::Tensor& x, const ForwardContext& context);
 
  private:

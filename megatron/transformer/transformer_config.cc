@@ -27,8 +27,10 @@ std::optional<std::vector<int64_t>> parse_list(const std::string& text) {
   std::vector<int64_t> values;
   for (size_t i = 1; i + 1 < text.size(); ++i) {
     const char c = text[i];
-    if (c == '0' || c == '1') values.push_back(c - '0');
-    else if (c != ',' && c != ' ') return std::nullopt;
+    if (c == '0' || c == '1')
+      values.push_back(c - '0');
+    else if (c != ',' && c != ' ')
+      return std::nullopt;
   }
   return values;
 }
@@ -42,8 +44,10 @@ void TransformerConfig::fields(FieldVisitor& v) {
   v.field("ffn_hidden_size", ffn_hidden_size,
           "width of the MLP; 0: 4 * hidden_size, or 8/3 of it rounded down to 64 with --swiglu");
   v.field("num_attention_heads", num_attention_heads, "number of query heads");
-  v.field("group_query_attention", group_query_attention, "share keys and values among groups of heads");
-  v.field("num_query_groups", num_query_groups, "number of key/value heads with --group-query-attention");
+  v.field("group_query_attention", group_query_attention,
+          "share keys and values among groups of heads");
+  v.field("num_query_groups", num_query_groups,
+          "number of key/value heads with --group-query-attention");
   v.field("kv_channels", kv_channels, "width of one head; 0: hidden_size / num_attention_heads");
   v.field("seq_length", seq_length, "tokens per sample");
   v.field("max_position_embeddings", max_position_embeddings, "longest position; 0: seq_length");
@@ -67,7 +71,8 @@ void TransformerConfig::fields(FieldVisitor& v) {
           "added to the variance");
   v.field({"layernorm_zero_centered_gamma", "--apply-layernorm-1p"}, layernorm_zero_centered_gamma,
           "store norm weights as their difference from 1");
-  v.field({"add_bias_linear", "--disable-bias-linear", true}, add_bias_linear, "no biases in linear layers");
+  v.field({"add_bias_linear", "--disable-bias-linear", true}, add_bias_linear,
+          "no biases in linear layers");
   v.field("add_qkv_bias", add_qkv_bias, "biases in the query, key and value projection only");
   v.field("qk_layernorm", qk_layernorm, "normalise queries and keys per head");
   v.field("window_size", window_size, "sliding window: tokens to the left and to the right");
@@ -78,27 +83,35 @@ void TransformerConfig::fields(FieldVisitor& v) {
   v.field("quick_geglu", quick_geglu, "gate * sigmoid(1.702 gate) * (up + offset) in the MLP");
   v.field("squared_relu", squared_relu, "relu(x)^2 in the MLP");
   v.field("openai_gelu", openai_gelu, "the tanh approximation of GELU");
-  v.field({"bias_gelu_fusion", "--no-bias-gelu-fusion", true}, bias_gelu_fusion,
-          "exact GELU although linears have biases (the fused kernel computes the tanh approximation)");
+  v.field(
+      {"bias_gelu_fusion", "--no-bias-gelu-fusion", true}, bias_gelu_fusion,
+      "exact GELU although linears have biases (the fused kernel computes the tanh approximation)");
   v.field("glu_linear_offset", glu_linear_offset, "offset of --quick-geglu");
   v.field("fp32_residual_connection", fp32_residual_connection, "keep the residual stream in fp32");
-  v.field("z_loss_coeff", z_loss_coeff, "weight of the squared log-partition added to each token's loss");
+  v.field("z_loss_coeff", z_loss_coeff,
+          "weight of the squared log-partition added to each token's loss");
   v.group("regularization");
-  v.field("hidden_dropout", hidden_dropout, "dropout of embeddings and of each branch before the residual");
+  v.field("hidden_dropout", hidden_dropout,
+          "dropout of embeddings and of each branch before the residual");
   v.field("attention_dropout", attention_dropout, "dropout of attention probabilities");
   v.group("RNG and initialization");
   v.field("init_method_std", init_method_std, "standard deviation of weights");
-  v.field("embedding_init_method_std", embedding_init_method_std, "standard deviation of embeddings");
+  v.field("embedding_init_method_std", embedding_init_method_std,
+          "standard deviation of embeddings");
   v.field("init_method_xavier_uniform", init_method_xavier_uniform, "Xavier-uniform weights");
   v.field("seed", seed, "seed of weights, dropout and data order");
   v.group("attention and recomputation");
-  v.choice("attention_backend", attention_backend, kBackends, "implementation of core attention; fused is cuDNN: fast on a GPU, but not the same bits in every run");
+  v.choice("attention_backend", attention_backend, kBackends,
+           "implementation of core attention; fused is cuDNN: fast on a GPU, but not the same bits "
+           "in every run");
   v.choice("recompute_granularity", recompute_granularity, kGranularities,
            "recompute activations in the backward: whole layers or selected parts");
-  v.choice("recompute_method", recompute_method, kMethods, "which layers full recomputation covers");
+  v.choice("recompute_method", recompute_method, kMethods,
+           "which layers full recomputation covers");
   v.field("recompute_num_layers", recompute_num_layers,
           "uniform: layers per recomputed unit; block: number of layers recomputed");
-  v.field("recompute_modules", recompute_modules, "parts for selective recomputation: core_attn, layernorm");
+  v.field("recompute_modules", recompute_modules,
+          "parts for selective recomputation: core_attn, layernorm");
 }
 
 void TransformerConfig::finalize() {
@@ -121,47 +134,62 @@ void TransformerConfig::validate(Violations& violations) const {
   require(seq_length > 0, "--seq-length is required and must be positive");
   if (num_layers <= 0 || hidden_size <= 0 || num_attention_heads <= 0 || seq_length <= 0) return;
   require(kv_channels > 0 && (kv_channels * num_attention_heads == hidden_size ||
-                              hidden_size % num_attention_heads == 0 || kv_channels != hidden_size / num_attention_heads),
-          cat("--hidden-size ", hidden_size, " is not divisible by --num-attention-heads ", num_attention_heads),
+                              hidden_size % num_attention_heads == 0 ||
+                              kv_channels != hidden_size / num_attention_heads),
+          cat("--hidden-size ", hidden_size, " is not divisible by --num-attention-heads ",
+              num_attention_heads),
           cat("give --kv-channels, or a number of heads that divides: ", divisors(hidden_size)));
   require(kv_channels % 2 == 0 || position_embedding_type != PositionEmbedding::kRope,
           cat("--kv-channels ", kv_channels, " is odd, rotary embeddings need an even width"));
   require(ffn_hidden_size > 0, cat("--ffn-hidden-size ", ffn_hidden_size, " must be positive"));
   if (group_query_attention)
     require(num_query_groups > 0 && num_attention_heads % num_query_groups == 0,
-            cat("--num-attention-heads ", num_attention_heads, " is not divisible by --num-query-groups ", num_query_groups),
+            cat("--num-attention-heads ", num_attention_heads,
+                " is not divisible by --num-query-groups ", num_query_groups),
             cat("groups that divide it: ", divisors(num_attention_heads)));
   require(max_position_embeddings >= seq_length,
-          cat("--max-position-embeddings ", max_position_embeddings, " is below --seq-length ", seq_length));
+          cat("--max-position-embeddings ", max_position_embeddings, " is below --seq-length ",
+              seq_length));
   require(add_position_embedding || position_embedding_type != PositionEmbedding::kLearnedAbsolute,
-          "--no-position-embedding is given, but positions are learned", "give --position-embedding-type rope or none");
-  require(rotary_percent > 0 && rotary_percent <= 1, cat("--rotary-percent ", rotary_percent, " is outside (0, 1]"));
-  require(rope_scaling_factor > 0, cat("--rope-scaling-factor ", rope_scaling_factor, " must be positive"));
+          "--no-position-embedding is given, but positions are learned",
+          "give --position-embedding-type rope or none");
+  require(rotary_percent > 0 && rotary_percent <= 1,
+          cat("--rotary-percent ", rotary_percent, " is outside (0, 1]"));
+  require(rope_scaling_factor > 0,
+          cat("--rope-scaling-factor ", rope_scaling_factor, " must be positive"));
   require(rotary_base > 0, cat("--rotary-base ", rotary_base, " must be positive"));
   require(!rotary_seq_len_interpolation_factor || *rotary_seq_len_interpolation_factor > 0,
           "--rotary-seq-len-interpolation-factor must be positive");
   require(swiglu + geglu + quick_geglu + squared_relu + openai_gelu <= 1,
-          "more than one activation given", "use one of --swiglu, --geglu, --quick-geglu, --squared-relu, --openai-gelu");
-  require(glu_linear_offset == 0.0 || quick_geglu, "--glu-linear-offset has an effect only with --quick-geglu");
-  require(hidden_dropout >= 0 && hidden_dropout < 1, cat("--hidden-dropout ", hidden_dropout, " is outside [0, 1)"));
-  require(attention_dropout >= 0 && attention_dropout < 1, cat("--attention-dropout ", attention_dropout, " is outside [0, 1)"));
+          "more than one activation given",
+          "use one of --swiglu, --geglu, --quick-geglu, --squared-relu, --openai-gelu");
+  require(glu_linear_offset == 0.0 || quick_geglu,
+          "--glu-linear-offset has an effect only with --quick-geglu");
+  require(hidden_dropout >= 0 && hidden_dropout < 1,
+          cat("--hidden-dropout ", hidden_dropout, " is outside [0, 1)"));
+  require(attention_dropout >= 0 && attention_dropout < 1,
+          cat("--attention-dropout ", attention_dropout, " is outside [0, 1)"));
   require(layernorm_epsilon > 0, cat("--norm-epsilon ", layernorm_epsilon, " must be positive"));
   require(init_method_std > 0, cat("--init-method-std ", init_method_std, " must be positive"));
   require(!embedding_init_method_std || *embedding_init_method_std > 0,
-          cat("--embedding-init-method-std ", embedding_init_method_std.value_or(0), " must be positive"));
+          cat("--embedding-init-method-std ", embedding_init_method_std.value_or(0),
+              " must be positive"));
   require(z_loss_coeff >= 0, cat("--z-loss-coeff ", z_loss_coeff, " is negative"));
   require(seed > 0, cat("--seed ", seed, " must be positive"));
   require(window_size.empty() || window_size.size() == 2,
           cat("--window-size takes two values (left, right), got ", window_size.size()));
-  for (int64_t w : window_size) require(w >= -1, cat("--window-size ", w, ": expected -1 (no limit) or more"));
+  for (int64_t w : window_size)
+    require(w >= -1, cat("--window-size ", w, ": expected -1 (no limit) or more"));
   require(window_attn_skip_freq.empty() || !window_size.empty(),
           "--window-attn-skip-freq has an effect only with --window-size");
   if (!window_attn_skip_freq.empty()) {
     const auto list = parse_list(window_attn_skip_freq);
     const std::string& text = window_attn_skip_freq;
-    const bool number = text.find_first_not_of("0123456789") == std::string::npos && text[0] != '0' && text.size() < 10;
+    const bool number = text.find_first_not_of("0123456789") == std::string::npos &&
+                        text[0] != '0' && text.size() < 10;
     require(number || (list && static_cast<int64_t>(list->size()) == num_layers),
-            cat("--window-attn-skip-freq ", window_attn_skip_freq, ": expected a positive integer, or a list of ", num_layers, " zeros and ones"));
+            cat("--window-attn-skip-freq ", window_attn_skip_freq,
+                ": expected a positive integer, or a list of ", num_layers, " zeros and ones"));
   }
   require(recompute_num_layers > 0 && recompute_num_layers <= num_layers,
           cat("--recompute-num-layers ", recompute_num_layers, ": expected 1 to ", num_layers));
@@ -185,17 +213,21 @@ std::vector<int64_t> TransformerConfig::window(int64_t layer_number) const {
   if (window_size.empty() || window_attn_skip_freq.empty()) return window_size;
   if (const auto list = parse_list(window_attn_skip_freq))
     return list->at(static_cast<size_t>(layer_number - 1)) ? window_size : std::vector<int64_t>{};
-  return layer_number % std::stoll(window_attn_skip_freq) == 0 ? std::vector<int64_t>{} : window_size;
+  return layer_number % std::stoll(window_attn_skip_freq) == 0 ? std::vector<int64_t>{}
+                                                               : window_size;
 }
 
 bool TransformerConfig::recomputes(std::string_view module) const {
   return recompute_granularity == RecomputeGranularity::kSelective &&
-         std::find(recompute_modules.begin(), recompute_modules.end(), module) != recompute_modules.end();
+         std::find(recompute_modules.begin(), recompute_modules.end(), module) !=
+             recompute_modules.end();
 }
 
 Init TransformerConfig::weight_init(int64_t rows, int64_t columns, bool output) const {
-  if (init_method_xavier_uniform) return Init::uniform(std::sqrt(6.0 / static_cast<double>(rows + columns)));
-  return Init::normal(output ? init_method_std / std::sqrt(2.0 * static_cast<double>(num_layers)) : init_method_std);
+  if (init_method_xavier_uniform)
+    return Init::uniform(std::sqrt(6.0 / static_cast<double>(rows + columns)));
+  return Init::normal(output ? init_method_std / std::sqrt(2.0 * static_cast<double>(num_layers))
+                             : init_method_std);
 }
 
 Init TransformerConfig::embedding_init(int64_t rows) const {

@@ -1,4 +1,5 @@
-// Shape and behavior of a transformer. Every field is a flag of Megatron's spelling (contracts n, spec of flags).
+// Shape and behavior of a transformer. Every field is a flag of Megatron's spelling (contracts n,
+// spec of flags).
 #pragma once
 
 #include <cstdint>
@@ -23,11 +24,11 @@ struct TransformerConfig : Config {
   // -- shape
   int64_t num_layers = 0;
   int64_t hidden_size = 0;
-  int64_t ffn_hidden_size = 0;      // 0: 4 * hidden_size; with swiglu: floor(8 h / 3 / 64) * 64
+  int64_t ffn_hidden_size = 0;  // 0: 4 * hidden_size; with swiglu: floor(8 h / 3 / 64) * 64
   int64_t num_attention_heads = 0;
   bool group_query_attention = false;
-  int64_t num_query_groups = 1;     // counts only with group_query_attention; see query_groups()
-  int64_t kv_channels = 0;          // 0: hidden_size / num_attention_heads
+  int64_t num_query_groups = 1;  // counts only with group_query_attention; see query_groups()
+  int64_t kv_channels = 0;       // 0: hidden_size / num_attention_heads
   int64_t seq_length = 0;
   int64_t max_position_embeddings = 0;  // 0: seq_length
   bool untie_embeddings_and_output_weights = false;
@@ -35,7 +36,8 @@ struct TransformerConfig : Config {
   // -- behavior
   PositionEmbedding position_embedding_type = PositionEmbedding::kLearnedAbsolute;
   bool use_rotary_position_embeddings = false;  // old alias of --position-embedding-type rope
-  bool add_position_embedding = true;           // --no-position-embedding: no learned positions, as the type says anyway
+  bool add_position_embedding =
+      true;  // --no-position-embedding: no learned positions, as the type says anyway
   int64_t rotary_base = 10000;
   double rotary_percent = 1.0;
   bool rotary_interleaved = false;
@@ -48,19 +50,21 @@ struct TransformerConfig : Config {
   bool add_bias_linear = true;
   bool add_qkv_bias = false;
   bool qk_layernorm = false;
-  std::vector<int64_t> window_size;  // {left, right}; empty: none
-  std::string window_attn_skip_freq;  // integer n: every n-th layer is full; or a list "[1,0,...]"; empty: all layers windowed
+  std::vector<int64_t> window_size;   // {left, right}; empty: none
+  std::string window_attn_skip_freq;  // integer n: every n-th layer is full; or a list "[1,0,...]";
+                                      // empty: all layers windowed
   bool swiglu = false;
   bool geglu = false;
   bool quick_geglu = false;
   bool squared_relu = false;
   bool openai_gelu = false;
-  bool bias_gelu_fusion = true;      // with biases: the tanh approximation, as Megatron's fused kernel computes
+  bool bias_gelu_fusion =
+      true;  // with biases: the tanh approximation, as Megatron's fused kernel computes
   double glu_linear_offset = 0.0;
   double hidden_dropout = 0.1;
   double attention_dropout = 0.1;
   bool fp32_residual_connection = false;
-  double z_loss_coeff = 0.0;         // weight of log(Z)^2 per token
+  double z_loss_coeff = 0.0;  // weight of log(Z)^2 per token
 
   // -- start
   double init_method_std = 0.02;
@@ -73,7 +77,8 @@ struct TransformerConfig : Config {
   RecomputeGranularity recompute_granularity = RecomputeGranularity::kNone;
   RecomputeMethod recompute_method = RecomputeMethod::kUniform;
   int64_t recompute_num_layers = 1;
-  std::vector<std::string> recompute_modules;  // core_attn, layernorm; empty with selective: core_attn
+  std::vector<std::string>
+      recompute_modules;  // core_attn, layernorm; empty with selective: core_attn
 
   void fields(FieldVisitor& visitor) override;
   void validate(Violations& violations) const override;
@@ -82,13 +87,17 @@ struct TransformerConfig : Config {
   void finalize();
 
   // -- derived
-  int64_t query_groups() const { return group_query_attention ? num_query_groups : num_attention_heads; }
+  int64_t query_groups() const {
+    return group_query_attention ? num_query_groups : num_attention_heads;
+  }
   Activation activation() const;
   bool qkv_bias() const { return add_bias_linear || add_qkv_bias; }
   // {left, right} of the layer (numbered from 1), or empty when it attends fully.
   std::vector<int64_t> window(int64_t layer_number) const;
-  bool recomputes(std::string_view module) const;  // selective recomputation of "core_attn" or "layernorm"
-  // Laws of weights [rows, columns]; `output` is for linear_proj and linear_fc2, whose std is divided by sqrt(2 num_layers).
+  bool recomputes(
+      std::string_view module) const;  // selective recomputation of "core_attn" or "layernorm"
+  // Laws of weights [rows, columns]; `output` is for linear_proj and linear_fc2, whose std is
+  // divided by sqrt(2 num_layers).
   Init weight_init(int64_t rows, int64_t columns, bool output = false) const;
   Init embedding_init(int64_t rows) const;
 };

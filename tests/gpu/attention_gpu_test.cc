@@ -24,7 +24,8 @@ using Param = std::tuple<AttentionCase, at::ScalarType, AttentionBackend, bool>;
 
 class GpuAttention : public ::testing::TestWithParam<Param> {};
 
-AttentionOptions make_options(const AttentionCase& c, AttentionBackend backend, bool recompute, const at::Device& device) {
+AttentionOptions make_options(const AttentionCase& c, AttentionBackend backend, bool recompute,
+                              const at::Device& device) {
   AttentionOptions o;
   o.causal = c.causal;
   o.scale = 1.0 / std::sqrt(static_cast<double>(c.d));
@@ -53,14 +54,15 @@ TEST_P(GpuAttention, MatchesFp64) {
   const auto& [c, type, backend, recompute] = GetParam();
   const at::Device gpu(at::kCUDA, 0);
   at::manual_seed(3);
-  const at::Tensor q = at::randn({c.s, c.b, c.n, c.d}).to(type), kv = at::randn({c.s_k, c.b, c.g, 2 * c.d}).to(type);
+  const at::Tensor q = at::randn({c.s, c.b, c.n, c.d}).to(type),
+                   kv = at::randn({c.s_k, c.b, c.g, 2 * c.d}).to(type);
   const at::Tensor dout = at::randn({c.s, c.b, c.n, c.d}).to(type), kv_gpu = kv.to(gpu);
   const Tensors here = {q, kv.narrow(3, 0, c.d), kv.narrow(3, c.d, c.d)};
   const Tensors there = {q.to(gpu), kv_gpu.narrow(3, 0, c.d), kv_gpu.narrow(3, c.d, c.d)};
   Tensors wide;
   for (const at::Tensor& t : here) wide.push_back(t.to(at::kDouble));
-  const Tensors exact =
-      attend(wide, dout.to(at::kDouble), make_options(c, AttentionBackend::kUnfused, false, at::kCPU));
+  const Tensors exact = attend(wide, dout.to(at::kDouble),
+                               make_options(c, AttentionBackend::kUnfused, false, at::kCPU));
   Tensors got;
   try {
     got = attend(there, dout.to(gpu), make_options(c, backend, recompute, gpu));
@@ -75,28 +77,36 @@ TEST_P(GpuAttention, MatchesFp64) {
 }
 
 const AttentionCase kCases[] = {
-    {"causal", 128, 128, 2, 4, 4, 64},        {"grouped", 200, 200, 2, 8, 2, 128},
-    {"multi_query", 64, 64, 1, 4, 1, 64},     {"bidirectional", 96, 96, 2, 4, 4, 64, false},
-    {"decode", 1, 77, 2, 8, 2, 64},           {"chunk", 16, 77, 2, 8, 2, 64},
-    {"window", 128, 128, 2, 4, 2, 64, true, 17}, {"dropout", 64, 64, 2, 4, 2, 64, true, -1, 0.2},
-    {"odd_head", 33, 33, 2, 2, 2, 20},        {"wide_head", 64, 64, 1, 2, 2, 192},
+    {"causal", 128, 128, 2, 4, 4, 64},
+    {"grouped", 200, 200, 2, 8, 2, 128},
+    {"multi_query", 64, 64, 1, 4, 1, 64},
+    {"bidirectional", 96, 96, 2, 4, 4, 64, false},
+    {"decode", 1, 77, 2, 8, 2, 64},
+    {"chunk", 16, 77, 2, 8, 2, 64},
+    {"window", 128, 128, 2, 4, 2, 64, true, 17},
+    {"dropout", 64, 64, 2, 4, 2, 64, true, -1, 0.2},
+    {"odd_head", 33, 33, 2, 2, 2, 20},
+    {"wide_head", 64, 64, 1, 2, 2, 192},
 };
 
 std::string case_name(const ::testing::TestParamInfo<Param>& info) {
   const auto& [c, type, backend, recompute] = info.param;
   const char* const backends[] = {"auto", "flash", "fused", "unfused", "local"};
-  return std::string(c.name) + "_" + c10::toString(type) + "_" + backends[static_cast<int>(backend)] +
-         (recompute ? "_recompute" : "");
+  return std::string(c.name) + "_" + c10::toString(type) + "_" +
+         backends[static_cast<int>(backend)] + (recompute ? "_recompute" : "");
 }
 
 INSTANTIATE_TEST_SUITE_P(Auto, GpuAttention,
                          ::testing::Combine(::testing::ValuesIn(kCases),
                                             ::testing::Values(at::kBFloat16, at::kHalf, at::kFloat),
-                                            ::testing::Values(AttentionBackend::kAuto), ::testing::Bool()),
+                                            ::testing::Values(AttentionBackend::kAuto),
+                                            ::testing::Bool()),
                          case_name);
 INSTANTIATE_TEST_SUITE_P(ByName, GpuAttention,
-                         ::testing::Combine(::testing::ValuesIn(kCases, kCases + 5), ::testing::Values(at::kBFloat16),
-                                            ::testing::Values(AttentionBackend::kFlash, AttentionBackend::kFused,
+                         ::testing::Combine(::testing::ValuesIn(kCases, kCases + 5),
+                                            ::testing::Values(at::kBFloat16),
+                                            ::testing::Values(AttentionBackend::kFlash,
+                                                              AttentionBackend::kFused,
                                                               AttentionBackend::kUnfused),
                                             ::testing::Values(false)),
                          case_name);
@@ -107,15 +117,19 @@ TEST(GpuAttentionMode, BackwardIsBitEqualInEveryRun) {
   const at::Device gpu(at::kCUDA, 0);
   at::manual_seed(3);
   for (const int64_t d : {64, 128}) {
-    const at::Tensor q = at::randn({2048, 2, 8, d}).to(gpu, at::kBFloat16), k = at::randn({2048, 2, 2, d}).to(gpu, at::kBFloat16);
-    const AttentionOptions options = make_options({"", 2048, 2048, 2, 8, 2, d}, AttentionBackend::kAuto, false, gpu);
+    const at::Tensor q = at::randn({2048, 2, 8, d}).to(gpu, at::kBFloat16),
+                     k = at::randn({2048, 2, 2, d}).to(gpu, at::kBFloat16);
+    const AttentionOptions options =
+        make_options({"", 2048, 2048, 2, 8, 2, d}, AttentionBackend::kAuto, false, gpu);
     const Tensors first = attend({q, k, k}, at::ones_like(q), options);
     for (int run = 0; run < 5; ++run) {
       const Tensors again = attend({q, k, k}, at::ones_like(q), options);
-      for (size_t i = 0; i < first.size(); ++i) EXPECT_TRUE(at::equal(first[i], again[i])) << "output " << i << ", head size " << d;
+      for (size_t i = 0; i < first.size(); ++i)
+        EXPECT_TRUE(at::equal(first[i], again[i])) << "output " << i << ", head size " << d;
     }
   }
-  EXPECT_FALSE(at::globalContext().deterministicAlgorithms()) << "the setting of the process is restored";
+  EXPECT_FALSE(at::globalContext().deterministicAlgorithms())
+      << "the setting of the process is restored";
 }
 
 }  // namespace

@@ -1,5 +1,5 @@
-// Every row of tests/kernels/cases.cc on CUDA: against fp64 on the CPU, bit for bit where that is promised, and twice
-// the same.
+// Every row of tests/kernels/cases.cc on CUDA: against fp64 on the CPU, bit for bit where that is
+// promised, and twice the same.
 #include <gtest/gtest.h>
 
 #include "megatron/tensor/gemm.h"
@@ -23,7 +23,8 @@ TEST_P(GpuKernel, MatchesTheCpu) {
   const Tensors inputs = row.inputs();
   Tensors wide;
   for (const at::Tensor& t : inputs) wide.push_back(t.is_floating_point() ? t.to(at::kDouble) : t);
-  const Tensors gpu = run_on(row, inputs, kGpu), cpu = run_on(row, inputs, at::kCPU), exact = row.reference(wide);
+  const Tensors gpu = run_on(row, inputs, kGpu), cpu = run_on(row, inputs, at::kCPU),
+                exact = row.reference(wide);
   ASSERT_EQ(gpu.size(), cpu.size());
   for (size_t i = 0; i < gpu.size(); ++i) {
     EXPECT_LT(relative_error(gpu[i], exact[i]), row.tolerance)
@@ -31,9 +32,10 @@ TEST_P(GpuKernel, MatchesTheCpu) {
         << relative_error(cpu[i], exact[i]);
     if (!row.bit_equal) continue;
     const int64_t differ = gpu[i].ne(cpu[i]).sum().item<int64_t>();
-    EXPECT_EQ(differ, 0) << "output " << i << " of " << row.name << ": " << differ << " of " << gpu[i].numel()
-                         << " elements are not the CPU's bits; largest difference "
-                         << (gpu[i].to(at::kDouble) - cpu[i].to(at::kDouble)).abs().max().item<double>();
+    EXPECT_EQ(differ, 0)
+        << "output " << i << " of " << row.name << ": " << differ << " of " << gpu[i].numel()
+        << " elements are not the CPU's bits; largest difference "
+        << (gpu[i].to(at::kDouble) - cpu[i].to(at::kDouble)).abs().max().item<double>();
   }
 }
 
@@ -42,7 +44,8 @@ TEST_P(GpuKernel, IsDeterministic) {
   const Tensors inputs = row.inputs();
   const Tensors first = run_on(row, inputs, kGpu), second = run_on(row, inputs, kGpu);
   for (size_t i = 0; i < first.size(); ++i) {
-    EXPECT_TRUE(at::equal(first[i], second[i])) << "output " << i << " of " << row.name << " differs between two runs";
+    EXPECT_TRUE(at::equal(first[i], second[i]))
+        << "output " << i << " of " << row.name << " differs between two runs";
   }
 }
 
@@ -53,18 +56,26 @@ INSTANTIATE_TEST_SUITE_P(Cases, GpuKernel, ::testing::ValuesIn(kernel_cases(fals
 TEST(GpuGemm, WeightGradientOfHalfOperandsInFp32) {
   if (!at::hasCUDA()) GTEST_SKIP() << "no CUDA device";
   for (const at::ScalarType type : {at::kBFloat16, at::kHalf}) {
-    for (const auto& [rows, n, k, extra] : std::vector<std::array<int64_t, 4>>{
-             {4096, 1024, 512, 0}, {513, 129, 257, 0}, {64, 8, 16, 3}, {1, 1, 1, 0}, {2048, 768, 768, 8}}) {
+    for (const auto& [rows, n, k, extra] :
+         std::vector<std::array<int64_t, 4>>{{4096, 1024, 512, 0},
+                                             {513, 129, 257, 0},
+                                             {64, 8, 16, 3},
+                                             {1, 1, 1, 0},
+                                             {2048, 768, 768, 8}}) {
       at::manual_seed(1);
       const at::Tensor dy = at::randn({rows, n + extra}).to(type).narrow(1, 0, n);
-      const at::Tensor x = at::randn({rows, k + extra}).to(type).narrow(1, 0, k), start = at::randn({n, k});
+      const at::Tensor x = at::randn({rows, k + extra}).to(type).narrow(1, 0, k),
+                       start = at::randn({n, k});
       at::Tensor target = start.to(kGpu);
-      const at::Tensor dy_gpu = at::empty({rows, n + extra}, dy.options().device(kGpu)).narrow(1, 0, n).copy_(dy);
-      const at::Tensor x_gpu = at::empty({rows, k + extra}, x.options().device(kGpu)).narrow(1, 0, k).copy_(x);
+      const at::Tensor dy_gpu =
+          at::empty({rows, n + extra}, dy.options().device(kGpu)).narrow(1, 0, n).copy_(dy);
+      const at::Tensor x_gpu =
+          at::empty({rows, k + extra}, x.options().device(kGpu)).narrow(1, 0, k).copy_(x);
       for (int i = 0; i < 2; ++i) linear_weight_grad(dy_gpu, x_gpu, target, 1.0);
       const at::Tensor product = at::matmul(dy.to(at::kDouble).t(), x.to(at::kDouble));
       EXPECT_LT(relative_error(target.cpu(), start.to(at::kDouble) + 2 * product), 1e-5)
-          << c10::toString(type) << " rows " << rows << " n " << n << " k " << k << " extra stride " << extra;
+          << c10::toString(type) << " rows " << rows << " n " << n << " k " << k << " extra stride "
+          << extra;
       target.fill_(std::numeric_limits<float>::quiet_NaN());
       linear_weight_grad(dy_gpu, x_gpu, target, 0.0);
       EXPECT_LT(relative_error(target.cpu(), product), 1e-5) << "beta = 0 must not read the target";

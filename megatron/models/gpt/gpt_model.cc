@@ -23,9 +23,9 @@ class GPTEmbedding : public Module {
                          config_.embedding_init(config.vocab_size), sequence_parallel, groups) {
     add("word_embeddings", &word_embeddings_);
     if (config_.position_embedding_type != PositionEmbedding::kLearnedAbsolute) return;
-    position_embeddings_ = std::make_unique<Embedding>(config_.max_position_embeddings,
-                                                       config_.hidden_size,
-                                                       config_.embedding_init(config_.max_position_embeddings));
+    position_embeddings_ =
+        std::make_unique<Embedding>(config_.max_position_embeddings, config_.hidden_size,
+                                    config_.embedding_init(config_.max_position_embeddings));
     add("position_embeddings", position_embeddings_.get());
   }
 
@@ -33,9 +33,10 @@ class GPTEmbedding : public Module {
   at::Tensor forward(const at::Tensor& tokens, const ForwardContext& context) {
     at::Tensor x = word_embeddings_.forward(tokens);
     if (position_embeddings_) {
-      const at::Tensor rows = context.position_ids.defined()
-                                  ? position_embeddings_->forward(context.position_ids.t())
-                                  : position_embeddings_->forward(context.place.position).unsqueeze(1);
+      const at::Tensor rows =
+          context.position_ids.defined()
+              ? position_embeddings_->forward(context.position_ids.t())
+              : position_embeddings_->forward(context.place.position).unsqueeze(1);
       x = x + rows;
     }
     if (config_.fp32_residual_connection && x.scalar_type() != at::kDouble) x = x.to(at::kFloat);
@@ -55,11 +56,13 @@ class GPTEmbedding : public Module {
 class OutputLayer : public Module {
  public:
   explicit OutputLayer(const GPTConfig& config, const ParallelGroups& groups) {
-    weight_.local_shape = {config.padded_vocab_size / groups.tp.size(), config.transformer.hidden_size};
+    weight_.local_shape = {config.padded_vocab_size / groups.tp.size(),
+                           config.transformer.hidden_size};
     weight_.global_shape = {config.padded_vocab_size, config.transformer.hidden_size};
     weight_.valid_rows = config.vocab_size;
     weight_.placement.shards = {{0, Axis::kTensor, {}}};
-    weight_.init = config.transformer.weight_init(config.vocab_size, config.transformer.hidden_size);
+    weight_.init =
+        config.transformer.weight_init(config.vocab_size, config.transformer.hidden_size);
     weight_.role = ParameterRole::kOutput;
     add("weight", &weight_);
   }
@@ -114,7 +117,8 @@ at::Tensor GPTModel::forward(const at::Tensor& tokens, const ForwardContext& con
   x = impl_->decoder.forward(x, context);
   Parameter& weight = impl_->output_weight();
   x = x.to(weight.value.scalar_type());
-  return ColumnParallelLinear::forward_with(weight, x, /*sequence_parallel=*/false, impl_->groups.tp);
+  return ColumnParallelLinear::forward_with(weight, x, /*sequence_parallel=*/false,
+                                            impl_->groups.tp);
 }
 
 Loss GPTModel::loss(const at::Tensor& tokens, const at::Tensor& labels, const at::Tensor& loss_mask,

@@ -24,8 +24,8 @@ struct Loss {
   at::Tensor weight;  // [] fp32 (fp64)
 };
 
-// Parameters (contracts o): embedding.word_embeddings.weight, embedding.position_embeddings.weight, decoder.layers.N....,
-// decoder.final_layernorm.weight|bias, output_layer.weight (untied).
+// Parameters (contracts o): embedding.word_embeddings.weight, embedding.position_embeddings.weight,
+// decoder.layers.N...., decoder.final_layernorm.weight|bias, output_layer.weight (untied).
 class GPTModel : public Module {
  public:
   // Declares the parameters; memory comes from a ParameterStore. `groups` must outlive the model.

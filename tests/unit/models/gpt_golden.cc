@@ -44,7 +44,8 @@ GPTConfig config_from(const nlohmann::json& c) {
   t.rotary_base = c["rotary_base"];
   t.rotary_percent = c["rotary_percent"];
   t.rotary_interleaved = c["interleaved"];
-  if (const int64_t factor = c["interpolation"]; factor > 0) t.rotary_seq_len_interpolation_factor = factor;
+  if (const int64_t factor = c["interpolation"]; factor > 0)
+    t.rotary_seq_len_interpolation_factor = factor;
   if (const double factor = c["rope_scaling"]; factor > 0) {
     t.use_rope_scaling = true;
     t.rope_scaling_factor = factor;
@@ -94,8 +95,8 @@ ForwardContext context_for(const at::Tensor& tokens, bool training, int64_t firs
   return context;
 }
 
-void expect_close(const at::Tensor& actual, const at::Tensor& expected, double rtol, double norm_of_all,
-                  const std::string& what) {
+void expect_close(const at::Tensor& actual, const at::Tensor& expected, double rtol,
+                  double norm_of_all, const std::string& what) {
   ASSERT_EQ(actual.sizes(), expected.sizes()) << what;
   const at::Tensor a = actual.detach().to(at::kDouble), b = expected.detach().to(at::kDouble);
   const double difference = (a - b).norm().item<double>();

@@ -16,17 +16,18 @@ struct Golden {
 };
 
 // Reads <folder>/<name>.safetensors; the goldens of this repository by default.
-Golden read_golden(const std::string& name, const std::string& folder = MEGATRON_SOURCE_DIR "/tests/golden/gpt");
+Golden read_golden(const std::string& name,
+                   const std::string& folder = MEGATRON_SOURCE_DIR "/tests/golden/gpt");
 
-// Copies tensors "<prefix><parameter name>" into the values of `model`; every parameter must be present with its shape
-// (vocabulary padding stays zero).
+// Copies tensors "<prefix><parameter name>" into the values of `model`; every parameter must be
+// present with its shape (vocabulary padding stays zero).
 void load_weights(Module& model, const Golden& golden, const std::string& prefix);
 
 // The pass over [b, s] tokens whose first sample has ordinal `first_sample`.
 ForwardContext context_for(const at::Tensor& tokens, bool training, int64_t first_sample = 0);
 
 // The comparison of architecture section 10: ||a - b|| <= rtol ||b|| + 1e-3 rtol ||all||.
-void expect_close(const at::Tensor& actual, const at::Tensor& expected, double rtol, double norm_of_all,
-                  const std::string& what);
+void expect_close(const at::Tensor& actual, const at::Tensor& expected, double rtol,
+                  double norm_of_all, const std::string& what);
 
 }  // namespace megatron

@@ -1,4 +1,6 @@
 // The GPT model against PyTorch: logits, loss and every gradient, and 50 steps of AdamW.
+#include "tests/unit/models/gpt_golden.h"
+
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -8,7 +10,6 @@
 #include "megatron/nn/parameter_store.h"
 #include "megatron/optimizer/optimizer.h"
 #include "megatron/tensor/torch.h"
-#include "tests/unit/models/gpt_golden.h"
 
 namespace megatron {
 namespace {
@@ -43,7 +44,8 @@ void check(const Golden& golden, Tolerance tolerance) {
   model.visit([&](const std::string& name, Parameter& parameter) {
     const at::Tensor& expected = t.at("grad/" + name);
     const at::Tensor& grad = store.grad(parameter);
-    expect_close(grad.narrow(0, 0, expected.size(0)), expected, tolerance.rtol, all, "gradient of " + name);
+    expect_close(grad.narrow(0, 0, expected.size(0)), expected, tolerance.rtol, all,
+                 "gradient of " + name);
     if (const int64_t padded = grad.size(0) - expected.size(0); padded > 0) {
       EXPECT_EQ(grad.narrow(0, expected.size(0), padded).abs().max().item<double>(), 0.0)
           << "gradient of the padded rows of " << name;
@@ -67,7 +69,8 @@ Batch make_batch(const GPTConfig& config, int64_t step) {
   const at::Tensor i = at::arange(2, at::kLong).unsqueeze(1);
   const at::Tensor j = at::arange(config.transformer.seq_length + 1, at::kLong).unsqueeze(0);
   const at::Tensor text =
-      (i * 11 + j * j * 7 + j * 3 + step * 5 + at::floor_divide(j * (step + 1), 4)).remainder(config.vocab_size);
+      (i * 11 + j * j * 7 + j * 3 + step * 5 + at::floor_divide(j * (step + 1), 4))
+          .remainder(config.vocab_size);
   at::Tensor mask = at::ones({2, config.transformer.seq_length});
   for (int64_t k = 0; k < mask.size(1); k += 5) mask.select(1, k).zero_();
   return {text.slice(1, 0, -1).contiguous(), text.slice(1, 1).contiguous(), mask};
@@ -93,7 +96,8 @@ std::vector<double> train_50_steps(const Golden& golden, GPTModel& model, at::Sc
     double sum = 0.0, weight = 0.0;
     for (int64_t micro = 0; micro < 2; ++micro) {
       const Batch batch = make_batch(golden.config, step * 2 + micro);
-      const Loss loss = model.loss(batch.tokens, batch.labels, batch.mask, context_for(batch.tokens, true));
+      const Loss loss =
+          model.loss(batch.tokens, batch.labels, batch.mask, context_for(batch.tokens, true));
       if (micro == 1) store.last_pass();
       RecomputeTape().backward(loss.sum);
       sum += loss.sum.item<double>();

@@ -25,9 +25,12 @@ Tensors run(const GPTConfig& config, int ranks) {
     GPTModel model(config, groups);
     PlainParameterStore store(model, at::kDouble, at::kCPU, /*gradients=*/true);
     initialize_parameters(model, 7, groups);
-    const at::Tensor text = at::arange(2 * 13, at::kLong).view({2, 13}).mul(5).remainder(config.vocab_size);
-    const at::Tensor tokens = text.slice(1, 0, -1).contiguous(), labels = text.slice(1, 1).contiguous();
-    const Loss loss = model.loss(tokens, labels, at::ones({2, 12}), context_for(tokens, /*training=*/true, 3));
+    const at::Tensor text =
+        at::arange(2 * 13, at::kLong).view({2, 13}).mul(5).remainder(config.vocab_size);
+    const at::Tensor tokens = text.slice(1, 0, -1).contiguous(),
+                     labels = text.slice(1, 1).contiguous();
+    const Loss loss =
+        model.loss(tokens, labels, at::ones({2, 12}), context_for(tokens, /*training=*/true, 3));
     RecomputeTape().backward(loss.sum);
     const std::lock_guard lock(mutex);
     whole["loss"] = loss.sum.detach();

@@ -29,11 +29,13 @@ PassResult run(const GPTConfig& config, int64_t micro = 4) {
   GPTModel model(config, groups);
   PlainParameterStore store(model, at::kFloat, at::kCPU, /*gradients=*/true);
   initialize_parameters(model, config.transformer.seed, groups);
-  const at::Tensor text = at::arange(4 * 13, at::kLong).view({4, 13}).mul(7).remainder(config.vocab_size);
+  const at::Tensor text =
+      at::arange(4 * 13, at::kLong).view({4, 13}).mul(7).remainder(config.vocab_size);
   PassResult result{0.0, {}};
   for (int64_t first = 0; first < 4; first += micro) {
     const at::Tensor rows = text.narrow(0, first, micro);
-    const at::Tensor tokens = rows.slice(1, 0, -1).contiguous(), labels = rows.slice(1, 1).contiguous();
+    const at::Tensor tokens = rows.slice(1, 0, -1).contiguous(),
+                     labels = rows.slice(1, 1).contiguous();
     ForwardContext context = context_for(tokens, /*training=*/true, 100 + first);
     RecomputeTape tape;
     context.tape = &tape;
@@ -41,7 +43,9 @@ PassResult run(const GPTConfig& config, int64_t micro = 4) {
     tape.backward(loss.sum);
     result.loss += loss.sum.item<double>();
   }
-  model.visit([&](const std::string&, Parameter& parameter) { result.grads.push_back(store.grad(parameter)); });
+  model.visit([&](const std::string&, Parameter& parameter) {
+    result.grads.push_back(store.grad(parameter));
+  });
   return result;
 }
 
