@@ -122,9 +122,9 @@ void print_result(const BenchConfig& config, const Measured& measured, double to
   }
   char line[256];
   std::snprintf(line, sizeof line,
-                "%s | %.1f M parameters | %.1f ms/step | %.0f tokens/s | %.2f TFLOP/s%s",
+                "%s | %.1f M parameters | %.1f ms/step | %.0f tokens/s | %.2f TFLOP/s",
                 device_name(device).c_str(), static_cast<double>(num_parameters) / 1e6,
-                measured.step_ms, tokens / seconds, flops / seconds / 1e12, "");
+                measured.step_ms, tokens / seconds, flops / seconds / 1e12);
   std::string text = line;
   if (peak > 0) {
     std::snprintf(line, sizeof line, " | %.1f%% of %.0f | peak %.1f GiB",
