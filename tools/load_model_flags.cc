@@ -3,6 +3,7 @@
 #include "megatron/base/check.h"
 #include "megatron/base/log.h"
 #include "megatron/tensor/torch.h"
+#include "megatron/training/device.h"
 
 namespace megatron {
 namespace {
@@ -25,13 +26,9 @@ std::optional<at::ScalarType> scalar_type(ModelDType dtype) {
   return std::nullopt;
 }
 
-at::Device device_named(const std::string& name) {
-  const bool available = at::hasCUDA();
-  MEGATRON_CHECK(name != "cuda" || available, "--device cuda: no GPU is usable here",
-                 "\nhint: --device cpu works everywhere; `megatron version` shows whether this "
-                 "build has CUDA");
-  return name == "cuda" || (name == "auto" && available) ? at::Device(at::kCUDA, 0)
-                                                         : at::Device(at::kCPU);
+DeviceChoice device_choice(const std::string& name) {
+  if (name == "auto") return DeviceChoice::kAuto;
+  return name == "cuda" ? DeviceChoice::kCuda : DeviceChoice::kCpu;
 }
 
 }  // namespace
@@ -56,7 +53,7 @@ LoadedModel load_model(const LoadModelConfig& config, const ParallelGroups& grou
   request.load = config.load;
   request.ckpt_step = config.ckpt_step;
   request.dtype = scalar_type(config.dtype);
-  request.device = device_named(config.device);
+  request.device = choose_device(device_choice(config.device));
   LoadedModel loaded = load_model(request, groups);
   for (const std::string& warning : loaded.warnings) log_warning(warning);
   log_info(cat("loaded iteration ", loaded.iteration, " from ", loaded.directory.string()));
