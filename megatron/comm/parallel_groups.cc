@@ -80,4 +80,50 @@ std::vector<std::vector<int>> rank_groups(const std::string& order, const std::v
   return groups;
 }
 
+int64_t data_parallel_size(const ParallelConfig& config, int64_t world_size) {
+  const int64_t model = config.tensor_model_parallel_size * config.pipeline_model_parallel_size *
+                        config.context_parallel_size;
+  if (world_size % model != 0)
+    throw UsageError(cat(world_size, " ranks are not divisible by --tensor-model-parallel-size ",
+                         config.tensor_model_parallel_size, " x --pipeline-model-parallel-size ",
+                         config.pipeline_model_parallel_size, " x --context-parallel-size ",
+                         config.context_parallel_size, " = ", model, "\nhint: start a multiple of ", model, " ranks"));
+  return world_size / model;
+}
+
+ParallelGroups make_parallel_groups(const ParallelConfig& config, const std::shared_ptr<Backend>& world) {
+  ParallelGroups groups;
+  const int64_t dp = data_parallel_size(config, world ? world->size() : 1);
+  if (!world || world->size() == 1) return groups;
+  groups.world = ProcessGroup(world, "world");
+  const int rank = world->rank();
+  std::vector<int> sizes;
+  for (const std::string& axis : split_axes(config.order())) {
+    const int64_t size = axis == "tp"   ? config.tensor_model_parallel_size
+                         : axis == "cp" ? config.context_parallel_size
+                         : axis == "dp" ? dp
+                         : axis == "pp" ? config.pipeline_model_parallel_size
+                                        : 1;  // ep has a grid of its own
+    sizes.push_back(static_cast<int>(size));
+  }
+  const auto members = [&](const std::string& mask) {
+    for (std::vector<int>& group : rank_groups(config.order(), sizes, mask))
+      if (std::find(group.begin(), group.end(), rank) != group.end()) return group;
+    throw_error(cat("internal error: rank ", rank, " is in no group of ", mask));
+  };
+  const auto make = [&](const std::string& mask, const std::string& name) {
+    return groups.world.subgroup(members(mask), name);
+  };
+  groups.dp_cp = make("dp-cp", "dp_cp");
+  groups.dp = make("dp", "dp");
+  groups.cp = make("cp", "cp");
+  groups.model_parallel = make("tp-pp", "model_parallel");
+  groups.tp = make("tp", "tp");
+  groups.pp = make("pp", "pp");
+  const std::vector<int> stages = members("pp");
+  if (stages.size() > 1 && (rank == stages.front() || rank == stages.back()))
+    groups.embd = groups.world.subgroup({stages.front(), stages.back()}, "embd");
+  return groups;
+}
+
 }  // namespace megatron

@@ -19,6 +19,9 @@ struct ParallelConfig : Config {
   bool sequence_parallel = false;
   bool use_tp_pp_dp_mapping = false;
 
+  // Order of the dense axes, leftmost fastest (contracts g).
+  std::string order() const { return use_tp_pp_dp_mapping ? "tp-cp-ep-pp-dp" : "tp-cp-ep-dp-pp"; }
+
   void fields(FieldVisitor& visitor) override;
   void validate(Violations& violations) const override;
 };
@@ -32,11 +35,18 @@ std::vector<std::vector<int>> rank_groups(const std::string& order, const std::v
 struct ParallelGroups {
   ProcessGroup world;
   ProcessGroup tp;
-  ProcessGroup pp;
-  ProcessGroup dp;
-  ProcessGroup cp;
+  ProcessGroup pp;              // the stages of one pipeline
+  ProcessGroup dp;              // ranks that read different samples
+  ProcessGroup cp;              // ranks that hold different parts of the same sequences
   ProcessGroup dp_cp;           // ranks that hold different tokens of the same weights
   ProcessGroup model_parallel;  // tp and pp: ranks that hold different parts of one model replica
+  ProcessGroup embd;            // first and last stage of one pipeline; on the stages between, this rank alone
 };
+
+// Sizes that follow from a configuration and a number of ranks. Throws UsageError when they do not divide.
+int64_t data_parallel_size(const ParallelConfig& config, int64_t world_size);
+
+// Builds this rank's groups of `world`; every rank calls it with an equal configuration.
+ParallelGroups make_parallel_groups(const ParallelConfig& config, const std::shared_ptr<Backend>& world);
 
 }  // namespace megatron

@@ -1,5 +1,6 @@
 #include "megatron/comm/process_group.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "megatron/base/check.h"
@@ -78,6 +79,13 @@ std::shared_ptr<Work> ProcessGroup::recv(at::Tensor tensor, int peer) const {
 
 void ProcessGroup::barrier() const {
   if (size() > 1) backend_->barrier();
+}
+
+ProcessGroup ProcessGroup::subgroup(const std::vector<int>& ranks, const std::string& name) const {
+  MEGATRON_ASSERT(std::find(ranks.begin(), ranks.end(), rank()) != ranks.end(), "rank ", rank(),
+                  " is no member of the group ", name);
+  if (ranks.size() == 1) return {};
+  return {backend_->subgroup(ranks, name), name};
 }
 
 }  // namespace megatron

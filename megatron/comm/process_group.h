@@ -35,9 +35,13 @@ class Backend {
   virtual std::shared_ptr<Work> all_to_all(at::Tensor output, std::vector<int64_t> output_sizes,
                                            at::Tensor input, std::vector<int64_t> input_sizes) = 0;
   virtual std::shared_ptr<Work> broadcast(at::Tensor tensor, int root) = 0;
+  // Messages between two ranks arrive in the order of sending. A receive may be posted long before it is waited for.
   virtual std::shared_ptr<Work> send(at::Tensor tensor, int peer) = 0;
   virtual std::shared_ptr<Work> recv(at::Tensor tensor, int peer) = 0;
   virtual void barrier() = 0;
+  // A group of some ranks of this one, in the order given. Called by its members only, with equal arguments; `name` tells
+  // groups of the same ranks apart.
+  virtual std::shared_ptr<Backend> subgroup(const std::vector<int>& ranks, const std::string& name) = 0;
 };
 
 // A small value over a shared Backend; default-constructed it is the group of one rank, in which every verb is a no-op
@@ -61,6 +65,8 @@ class ProcessGroup {
   std::shared_ptr<Work> send(at::Tensor tensor, int peer) const;
   std::shared_ptr<Work> recv(at::Tensor tensor, int peer) const;
   void barrier() const;
+  // The group of these ranks of this one, which must contain this rank; see Backend::subgroup. One rank: the group of one.
+  ProcessGroup subgroup(const std::vector<int>& ranks, const std::string& name) const;
 
  private:
   std::shared_ptr<Backend> backend_;

@@ -1,5 +1,7 @@
 #include "megatron/comm/thread_backend.h"
 
+#include <deque>
+#include <map>
 #include <utility>
 
 #include "megatron/base/check.h"
@@ -32,6 +34,32 @@ DType element_type(const char* what, const at::Tensor& tensor) {
 ThreadReduce to_thread_reduce(ReduceOp op) {
   return op == ReduceOp::kSum ? ThreadReduce::kSum : ThreadReduce::kMax;
 }
+
+// A receive takes its message when it is waited for, so that posting it early blocks nothing. Messages of one sender are
+// taken in the order in which their receives were posted, whatever the order of the waits.
+class Receive final : public Work {
+ public:
+  using Pending = std::map<int, std::deque<std::shared_ptr<Receive>>>;  // by sender
+  Receive(std::shared_ptr<Pending> pending, at::Tensor tensor, int peer, ThreadCore core)
+      : pending_(std::move(pending)), tensor_(std::move(tensor)), peer_(peer), core_(std::move(core)) {}
+
+  void wait() override {
+    std::deque<std::shared_ptr<Receive>>& queue = (*pending_)[peer_];
+    while (!done_) {
+      const std::shared_ptr<Receive> next = queue.front();
+      queue.pop_front();
+      next->done_ = true;
+      core_.recv(next->tensor_.data_ptr(), next->tensor_.numel(), to_dtype(next->tensor_.scalar_type()), peer_);
+    }
+  }
+
+ private:
+  std::shared_ptr<Pending> pending_;
+  at::Tensor tensor_;
+  int peer_;
+  ThreadCore core_;
+  bool done_ = false;
+};
 
 class ThreadBackend final : public Backend {
  public:
@@ -86,15 +114,16 @@ class ThreadBackend final : public Backend {
   }
 
   std::shared_ptr<Work> recv(at::Tensor tensor, int peer) override {
-    const DType dtype = element_type("recv", tensor);
-    core_.recv(tensor.data_ptr(), tensor.numel(), dtype, peer);
-    return done();
+    element_type("recv", tensor);
+    auto work = std::make_shared<Receive>(pending_, tensor, peer, core_);
+    (*pending_)[peer].push_back(work);
+    return work;
   }
 
   void barrier() override { core_.barrier(); }
 
-  std::shared_ptr<Backend> split(int color) {
-    return std::make_shared<ThreadBackend>(core_.split(color));
+  std::shared_ptr<Backend> subgroup(const std::vector<int>& ranks, const std::string& name) override {
+    return std::make_shared<ThreadBackend>(core_.subgroup(ranks, name));
   }
 
  private:
@@ -115,6 +144,7 @@ class ThreadBackend final : public Backend {
   }
 
   ThreadCore core_;
+  std::shared_ptr<Receive::Pending> pending_ = std::make_shared<Receive::Pending>();
 };
 
 }  // namespace
@@ -137,12 +167,6 @@ void run_ranks(int size, const std::function<void(const std::shared_ptr<Backend>
     throw;
   }
   restore();
-}
-
-std::shared_ptr<Backend> split_threads(const std::shared_ptr<Backend>& backend, int color) {
-  auto* threads = dynamic_cast<ThreadBackend*>(backend.get());
-  MEGATRON_CHECK(threads != nullptr, "split_threads takes a backend of run_ranks");
-  return threads->split(color);
 }
 
 }  // namespace megatron

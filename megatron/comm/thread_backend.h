@@ -13,8 +13,4 @@ namespace megatron {
 void run_ranks(int size, const std::function<void(const std::shared_ptr<Backend>&)>& body,
                double timeout_seconds = 60.0);
 
-// Ranks that pass the same color form a new group, ordered by their rank in `backend`. Collective over `backend`, which
-// must come from run_ranks.
-std::shared_ptr<Backend> split_threads(const std::shared_ptr<Backend>& backend, int color);
-
 }  // namespace megatron

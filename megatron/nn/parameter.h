@@ -4,6 +4,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -84,6 +85,9 @@ class ParameterStore {
   virtual GradTarget grad_target(Parameter& parameter) = 0;
   // The gradient of one use is complete.
   virtual void grad_ready(Parameter& parameter) = 0;
+  // Takes the computation of a weight gradient to run it after this backward (zero-bubble schedules run it as an action of
+  // its own), or returns false: run it now.
+  virtual bool defer(std::function<void()> /*weight_gradient*/) { return false; }
 };
 
 }  // namespace megatron

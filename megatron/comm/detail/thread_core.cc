@@ -58,8 +58,7 @@ struct ThreadGroup {
       : job(std::move(job)),
         members(std::move(members)),
         arrived(this->members.size(), false),
-        calls(this->members.size()),
-        children(this->members.size()) {}
+        calls(this->members.size()) {}
 
   int size() const { return static_cast<int>(members.size()); }
   void fail_if_lost(const char* what, const std::vector<int>& needed) const;
@@ -75,9 +74,10 @@ struct ThreadGroup {
   int num_arrived = 0;
   std::vector<bool> arrived;
   std::map<std::pair<int, int>, std::deque<ThreadMessage>> mail;  // (from, to)
+  // Subgroups that some of their members have not asked for yet, and how many have.
+  std::map<std::pair<std::string, std::vector<int>>, std::pair<std::shared_ptr<ThreadGroup>, size_t>> forming;
   // Written by one rank before a barrier, read by the others after it:
   std::vector<ThreadCall> calls;
-  std::vector<std::shared_ptr<ThreadGroup>> children;
 };
 
 namespace {
@@ -342,30 +342,22 @@ void ThreadCore::recv(void* data, int64_t count, DType dtype, int peer) {
   if (count > 0) std::memcpy(data, message.bytes.data(), message.bytes.size());
 }
 
-ThreadCore ThreadCore::split(int color) {
-  ThreadGroup& group = *group_;
-  // Colors differ between ranks, so they travel as data.
-  std::shared_ptr<ThreadGroup> child;
-  int rank_in_child = 0;
-  std::vector<int> members;  // ranks of this group
-  exchange({"split", DType::kInt32, 1, 0, &color}, [&] {
-    for (int r = 0; r < size(); ++r) {
-      if (*static_cast<const int*>(group.calls[r].data) != color) continue;
-      if (r == rank_) rank_in_child = static_cast<int>(members.size());
-      members.push_back(r);
-    }
-  });
-  if (members.front() == rank_) {
-    std::vector<int> job_ranks;
-    for (int r : members) job_ranks.push_back(group.members[r]);
-    child = std::make_shared<ThreadGroup>(group.job, std::move(job_ranks));
-    group.children[rank_] = child;
+ThreadCore ThreadCore::subgroup(const std::vector<int>& ranks, const std::string& name) {
+  std::vector<int> members;  // ranks of the job
+  int rank_in_child = -1;
+  for (size_t i = 0; i < ranks.size(); ++i) {
+    check_peer("subgroup with", ranks[i]);
+    if (ranks[i] == rank_) rank_in_child = static_cast<int>(i);
+    members.push_back(group_->members[ranks[i]]);
   }
-  barrier();
-  child = group.children[members.front()];
-  barrier();
-  if (members.front() == rank_) group.children[rank_].reset();
-  return ThreadCore(std::move(child), rank_in_child);
+  MEGATRON_CHECK(rank_in_child >= 0, "rank ", rank_, " asks for the group ", name, ", which it is no member of");
+  std::lock_guard lock(group_->job->mutex);
+  const auto key = std::make_pair(name, ranks);
+  auto& [child, joined] = group_->forming[key];
+  if (!child) child = std::make_shared<ThreadGroup>(group_->job, std::move(members));
+  ThreadCore core(child, rank_in_child);
+  if (++joined == ranks.size()) group_->forming.erase(key);
+  return core;
 }
 
 void run_threads(int size, const std::function<void(ThreadCore&)>& body, double timeout_seconds) {

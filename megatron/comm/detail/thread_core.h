@@ -39,7 +39,8 @@ class ThreadCore {
   void send(const void* data, int64_t count, DType dtype, int peer);  // buffered: does not wait for the receiver
   void recv(void* data, int64_t count, DType dtype, int peer);
   void barrier();
-  ThreadCore split(int color);
+  // The group of these ranks of this group; see Backend::subgroup.
+  ThreadCore subgroup(const std::vector<int>& ranks, const std::string& name);
 
  private:
   void exchange(const ThreadCall& call, const std::function<void()>& read_peers);

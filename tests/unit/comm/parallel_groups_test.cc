@@ -3,6 +3,8 @@
 #include <gtest/gtest.h>
 
 #include "megatron/base/check.h"
+#include "megatron/comm/thread_backend.h"
+#include "megatron/tensor/torch.h"
 
 namespace megatron {
 namespace {
@@ -65,6 +67,32 @@ std::string error_of(const Body& body) {
     return error.what();
   }
   return "";
+}
+
+TEST(ParallelGroups, EveryRankFindsItsPlace) {
+  run_ranks(16, [](const std::shared_ptr<Backend>& world) {
+    ParallelConfig config;
+    config.tensor_model_parallel_size = 2;
+    config.pipeline_model_parallel_size = 2;
+    config.context_parallel_size = 2;
+    const ParallelGroups groups = make_parallel_groups(config, world);
+    const int rank = world->rank();
+    EXPECT_EQ(groups.tp.rank(), rank % 2);
+    EXPECT_EQ(groups.cp.rank(), rank / 2 % 2);
+    EXPECT_EQ(groups.dp.rank(), rank / 4 % 2);
+    EXPECT_EQ(groups.pp.rank(), rank / 8);
+    EXPECT_EQ(groups.dp_cp.rank(), rank / 2 % 4);
+    EXPECT_EQ(groups.model_parallel.size(), 4);
+    EXPECT_EQ(groups.embd.size(), 2);
+    const at::Tensor sum = at::full({1}, double(rank), at::kDouble);
+    groups.pp.all_reduce(sum)->wait();
+    EXPECT_EQ(sum.item<double>(), 2 * (rank % 8) + 8);
+  });
+  ParallelConfig config;
+  config.tensor_model_parallel_size = 3;
+  EXPECT_EQ(error_of([&] { data_parallel_size(config, 8); }),
+            "8 ranks are not divisible by --tensor-model-parallel-size 3 x --pipeline-model-parallel-size 1 x "
+            "--context-parallel-size 1 = 3\nhint: start a multiple of 3 ranks");
 }
 
 TEST(RankGroups, ErrorsNameTheAxis) {

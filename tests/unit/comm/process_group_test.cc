@@ -87,9 +87,10 @@ TEST(ThreadBackend, AllToAllCountsRows) {
   });
 }
 
-TEST(ThreadBackend, PointToPointAndSplit) {
+TEST(ThreadBackend, PointToPointInASubgroup) {
   run_ranks(4, [](const std::shared_ptr<Backend>& backend) {
-    const ProcessGroup pair(split_threads(backend, backend->rank() / 2), "tp");
+    const int first = backend->rank() / 2 * 2;
+    const ProcessGroup pair = ProcessGroup(backend, "world").subgroup({first, first + 1}, "tp");
     EXPECT_EQ(pair.size(), 2);
     EXPECT_EQ(pair.rank(), backend->rank() % 2);
     const at::Tensor x = at::full({3}, backend->rank(), at::kFloat);
@@ -100,6 +101,21 @@ TEST(ThreadBackend, PointToPointAndSplit) {
       EXPECT_TRUE(at::equal(got, x - 1));
     }
     pair.barrier();
+    EXPECT_EQ(ProcessGroup(backend, "world").subgroup({backend->rank()}, "self").size(), 1);
+  });
+}
+
+TEST(ThreadBackend, AReceivePostedEarlyBlocksNothingAndKeepsTheOrder) {
+  run_ranks(2, [](const std::shared_ptr<Backend>& backend) {
+    const int peer = 1 - backend->rank();
+    at::Tensor a = at::empty({2}), b = at::empty({3});
+    const auto first = backend->recv(a, peer), second = backend->recv(b, peer);
+    backend->send(at::full({2}, 1.0), peer)->wait();
+    backend->send(at::full({3}, 2.0), peer)->wait();
+    second->wait();
+    first->wait();
+    EXPECT_TRUE(at::equal(a, at::full({2}, 1.0)));
+    EXPECT_TRUE(at::equal(b, at::full({3}, 2.0)));
   });
 }
 

@@ -164,17 +164,18 @@ TEST(ThreadCore, SendAndReceiveKeepTheirOrder) {
       kTimeout);
 }
 
-TEST(ThreadCore, SplitGroupsWorkBesideTheirParent) {
+TEST(ThreadCore, SubgroupsWorkBesideTheirParent) {
   run_threads(
       6,
       [](ThreadCore& core) {
-        ThreadCore half = core.split(core.rank() % 2);
+        const int first = core.rank() % 2;
+        ThreadCore half = core.subgroup({first, first + 2, first + 4}, "half");
         EXPECT_EQ(half.size(), 3);
         EXPECT_EQ(half.rank(), core.rank() / 2);
         int64_t value = core.rank();
         half.all_reduce(&value, 1, DType::kInt64, ThreadReduce::kSum);
         EXPECT_EQ(value, core.rank() % 2 == 0 ? 6 : 9);
-        ThreadCore alone = half.split(half.rank());
+        ThreadCore alone = half.subgroup({half.rank()}, "alone");
         EXPECT_EQ(alone.size(), 1);
         alone.barrier();
         core.all_reduce(&value, 1, DType::kInt64, ThreadReduce::kSum);
@@ -252,7 +253,8 @@ TEST(ThreadCore, ARankThatThrowsReleasesTheOthers) {
   const auto start = std::chrono::steady_clock::now();
   std::atomic<int> released = 0;
   const std::string error = error_of(4, [&](ThreadCore& core) {
-    ThreadCore half = core.split(core.rank() / 2);
+    const int first = core.rank() / 2 * 2;
+    ThreadCore half = core.subgroup({first, first + 1}, "half");
     if (core.rank() == 3) throw Error("rank 3 is out of luck");
     try {
       if (core.rank() == 0) {

@@ -129,8 +129,10 @@ TEST(DistributedDataParallel, PartialGradientsAreSummedOverTensorRanks) {
     Parameters model;
     model.bias.placement.partial_grad.insert(Axis::kTensor);
     ParallelGroups groups;
-    groups.tp = ProcessGroup(split_threads(backend, backend->rank() / 2), "tp");
-    groups.dp_cp = ProcessGroup(split_threads(backend, backend->rank() % 2), "dp_cp");
+    const int rank = backend->rank();
+    groups.world = ProcessGroup(backend, "world");
+    groups.tp = groups.world.subgroup({rank / 2 * 2, rank / 2 * 2 + 1}, "tp");
+    groups.dp_cp = groups.world.subgroup({rank % 2, rank % 2 + 2}, "dp_cp");
     DistributedDataParallel ddp(model, groups, at::kFloat, at::kCPU);
     ddp.last_pass();
     backward(model, 1.0);

@@ -75,8 +75,8 @@ TEST(ShardedTensorOf, NamesTheLogicalShapeAndOneWriter) {
   run_ranks(4, [&](const std::shared_ptr<Backend>& world) {
     const int rank = world->rank();
     ParallelGroups groups;  // tp 2 x dp 2
-    groups.tp = ProcessGroup(split_threads(world, rank / 2), "tp");
-    groups.dp_cp = groups.dp = ProcessGroup(split_threads(world, rank % 2), "dp");
+    groups.tp = ProcessGroup(world, "world").subgroup({rank / 2 * 2, rank / 2 * 2 + 1}, "tp");
+    groups.dp_cp = groups.dp = ProcessGroup(world, "world").subgroup({rank % 2, rank % 2 + 2}, "dp");
     Parameter table = sharded({8, 3}, 0, 2);
     table.valid_rows = 7;
     at::Tensor local = at::zeros(table.local_shape, at::kBFloat16);
