@@ -49,6 +49,7 @@ struct Init {
 enum class ParameterRole : uint8_t { kWeight, kBias, kNorm, kQKNorm, kEmbedding, kOutput };
 
 class ParameterStore;
+class ProcessGroup;
 
 struct Parameter {
   std::string name;  // full logical name, "decoder.layers.3.mlp.linear_fc1.weight"; set by
@@ -63,6 +64,9 @@ struct Parameter {
   Init init;
   ParameterRole role = ParameterRole::kWeight;
   bool trainable = true;
+  // The stages that hold copies of it (a tied embedding over pipeline stages), or null. Copies have one name and one start;
+  // their gradients are summed over this group before any other reduction, and the first of them counts and is stored.
+  const ProcessGroup* shared = nullptr;
   int uses = 1;                     // how often one pass uses it: 2 for a tied embedding
   ParameterStore* store = nullptr;  // owner of value and gradient; outlives the parameter's use
 };
