@@ -170,14 +170,14 @@ int bench(int argc, char** argv) {
   Vocabulary vocabulary{tokenizer->vocab_size(),
                         padded_vocab_size(arguments.tokenizer, tokenizer->vocab_size(), 1)};
   const PretrainTask task = find_task("gpt");
-  TrainedModel model = build_model(task, arguments, vocabulary, groups, device, Start{});
+  TrainedModel model = build_model(task, arguments, vocabulary, groups, model_dtype(arguments.optimizer), device, Start{});
   const Measured measured = measure(model, task, arguments, config, vocabulary, device);
   const int64_t samples =
       arguments.training.global_batch_size.value_or(arguments.training.micro_batch_size);
   const IterationTokens work = IterationTokens::unpacked(samples, arguments.transformer.seq_length);
   print_result(config, measured, work.tokens,
                iteration_flops(task.model_flops(arguments, vocabulary), work),
-               model.module->num_parameters(), device);
+               model.num_parameters(), device);
   return 0;
 }
 

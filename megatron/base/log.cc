@@ -17,6 +17,7 @@ namespace megatron {
 namespace {
 
 std::atomic<int> level_limit{static_cast<int>(LogLevel::kInfo)};
+std::atomic<bool> quiet_rank{false};
 
 // What is on the terminal. Never destroyed, so that threads may log while the process exits.
 struct Screen {
@@ -86,8 +87,10 @@ void set_log_prefix(std::string prefix) {
   screen().prefix = std::move(prefix);
 }
 
+void set_quiet(bool quiet) { quiet_rank = quiet; }
+
 void log(LogLevel level, std::string_view message) {
-  if (static_cast<int>(level) < level_limit) return;
+  if (static_cast<int>(level) < level_limit || (quiet_rank && level < LogLevel::kWarning)) return;
   Screen& s = screen();
   const std::lock_guard lock(s.mutex);
   std::string out;
@@ -101,6 +104,7 @@ void log(LogLevel level, std::string_view message) {
 }
 
 void print_line(std::string_view line) {
+  if (quiet_rank) return;
   Screen& s = screen();
   const std::lock_guard lock(s.mutex);
   const bool above_status = !s.status.empty() && ::isatty(STDOUT_FILENO) == 1;
@@ -125,6 +129,7 @@ bool is_terminal() {
 }
 
 void set_status_line(std::string_view text) {
+  if (quiet_rank) return;
   Screen& s = screen();
   const std::lock_guard lock(s.mutex);
   if (!is_terminal()) {

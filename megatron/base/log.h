@@ -11,6 +11,8 @@ enum class LogLevel { kDebug = 10, kInfo = 20, kWarning = 30, kError = 40 };
 
 void set_log_level(LogLevel level);      // lines below it are dropped; default kInfo
 void set_log_prefix(std::string prefix); // e.g. "[rank 3] "
+// Drops lines of results, the status line and what is below a warning: of a job's ranks only the first one reports.
+void set_quiet(bool quiet);
 void log(LogLevel level, std::string_view message);
 inline void log_info(std::string_view message) { log(LogLevel::kInfo, message); }
 inline void log_warning(std::string_view message) { log(LogLevel::kWarning, message); }

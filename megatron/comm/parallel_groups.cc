@@ -1,6 +1,7 @@
 #include "megatron/comm/parallel_groups.h"
 
 #include <algorithm>
+#include <numeric>
 #include <sstream>
 
 #include "megatron/base/check.h"
@@ -15,12 +16,8 @@ std::vector<std::string> split_axes(const std::string& text) {
   return axes;
 }
 
-void refuse_above_one(const char* flag, int64_t value, Violations& violations) {
-  if (value < 1) {
-    violations.add(cat(flag, " is ", value), "a positive number");
-  } else if (value > 1) {
-    violations.add(cat(flag, " ", value, " is not built yet in the trainer"), cat(flag, " 1"));
-  }
+void refuse_below_one(const char* flag, int64_t value, Violations& violations) {
+  if (value < 1) violations.add(cat(flag, " is ", value), "a positive number");
 }
 
 }  // namespace
@@ -41,10 +38,12 @@ void ParallelConfig::fields(FieldVisitor& visitor) {
 }
 
 void ParallelConfig::validate(Violations& violations) const {
-  refuse_above_one("--tensor-model-parallel-size", tensor_model_parallel_size, violations);
-  refuse_above_one("--pipeline-model-parallel-size", pipeline_model_parallel_size, violations);
-  refuse_above_one("--context-parallel-size", context_parallel_size, violations);
-  refuse_above_one("--expert-model-parallel-size", expert_model_parallel_size, violations);
+  refuse_below_one("--tensor-model-parallel-size", tensor_model_parallel_size, violations);
+  refuse_below_one("--pipeline-model-parallel-size", pipeline_model_parallel_size, violations);
+  refuse_below_one("--context-parallel-size", context_parallel_size, violations);
+  if (expert_model_parallel_size != 1)
+    violations.add(cat("--expert-model-parallel-size ", expert_model_parallel_size, " needs experts, which are not built yet"),
+                   "--expert-model-parallel-size 1");
 }
 
 std::vector<std::vector<int>> rank_groups(const std::string& order, const std::vector<int>& sizes,
@@ -91,7 +90,8 @@ int64_t data_parallel_size(const ParallelConfig& config, int64_t world_size) {
   return world_size / model;
 }
 
-ParallelGroups make_parallel_groups(const ParallelConfig& config, const std::shared_ptr<Backend>& world) {
+ParallelGroups make_parallel_groups(const ParallelConfig& config, const std::shared_ptr<Backend>& world,
+                                    int64_t num_query_groups) {
   ParallelGroups groups;
   const int64_t dp = data_parallel_size(config, world ? world->size() : 1);
   if (!world || world->size() == 1) return groups;
@@ -120,6 +120,12 @@ ParallelGroups make_parallel_groups(const ParallelConfig& config, const std::sha
   groups.model_parallel = make("tp-pp", "model_parallel");
   groups.tp = make("tp", "tp");
   groups.pp = make("pp", "pp");
+  const int64_t sharing = config.tensor_model_parallel_size / std::max<int64_t>(num_query_groups, 1);
+  if (sharing > 1) {
+    std::vector<int> ranks(sharing);
+    std::iota(ranks.begin(), ranks.end(), groups.tp.rank() / static_cast<int>(sharing) * static_cast<int>(sharing));
+    groups.kv = groups.tp.subgroup(ranks, "kv");
+  }
   const std::vector<int> stages = members("pp");
   if (stages.size() > 1 && (rank == stages.front() || rank == stages.back()))
     groups.embd = groups.world.subgroup({stages.front(), stages.back()}, "embd");

@@ -40,13 +40,16 @@ struct ParallelGroups {
   ProcessGroup cp;              // ranks that hold different parts of the same sequences
   ProcessGroup dp_cp;           // ranks that hold different tokens of the same weights
   ProcessGroup model_parallel;  // tp and pp: ranks that hold different parts of one model replica
+  ProcessGroup kv;              // ranks of tp that hold one group of keys and values together; alone unless groups < ranks
   ProcessGroup embd;            // first and last stage of one pipeline; on the stages between, this rank alone
 };
 
 // Sizes that follow from a configuration and a number of ranks. Throws UsageError when they do not divide.
 int64_t data_parallel_size(const ParallelConfig& config, int64_t world_size);
 
-// Builds this rank's groups of `world`; every rank calls it with an equal configuration.
-ParallelGroups make_parallel_groups(const ParallelConfig& config, const std::shared_ptr<Backend>& world);
+// Builds this rank's groups of `world`; every rank calls it with an equal configuration. `num_query_groups`: of the
+// attention layers, for the kv group.
+ParallelGroups make_parallel_groups(const ParallelConfig& config, const std::shared_ptr<Backend>& world,
+                                    int64_t num_query_groups);
 
 }  // namespace megatron

@@ -45,6 +45,18 @@ DistributedDataParallel::~DistributedDataParallel() {
   }
 }
 
+std::vector<StateView> DistributedDataParallel::grad_views() const {
+  std::vector<StateView> out;
+  for (Parameter* p : buffer_->parameters()) out.push_back({p, 0, grad(*p)});
+  return out;
+}
+std::vector<StateView> DistributedDataParallel::value_views() const {
+  std::vector<StateView> out;
+  for (Parameter* p : buffer_->parameters()) out.push_back({p, 0, p->value});
+  return out;
+}
+at::Device DistributedDataParallel::device() const { return buffer_->values().device(); }
+
 GradTarget DistributedDataParallel::grad_target(Parameter& parameter) { return {grad(parameter), 1.0}; }
 
 at::Tensor DistributedDataParallel::grad(const Parameter& parameter) const {

@@ -15,6 +15,8 @@ struct DistributedDataParallelConfig {
   int64_t bucket_size = 0;
 };
 
+struct StateView { Parameter* parameter; int64_t flat_begin; at::Tensor data; };
+
 // Gradients are summed, never averaged: losses are (sum, weight) pairs and the optimizer divides once by the weight of the
 // whole step.
 //
@@ -50,6 +52,14 @@ class DistributedDataParallel final : public ParameterStore {
   const GradBuffer& buffer() const { return *buffer_; }
   const ParallelGroups& groups() const { return groups_; }
   at::ScalarType dtype() const { return dtype_; }
+  at::Device device() const;
+  bool defer(std::function<void()> weight_gradient) override {
+    if (deferred_) deferred_->push_back(std::move(weight_gradient));
+    return deferred_ != nullptr;
+  }
+  std::vector<StateView> grad_views() const;
+  std::vector<StateView> value_views() const;
+  void defer_to(std::vector<std::function<void()>>* queue) { deferred_ = queue; }
 
  private:
   void launch_ready_buckets(bool all);
@@ -64,6 +74,7 @@ class DistributedDataParallel final : public ParameterStore {
   std::vector<std::shared_ptr<Work>> work_; // by launched bucket
   size_t next_bucket_ = 0;
   bool in_last_pass_ = false;
+  std::vector<std::function<void()>>* deferred_ = nullptr;
 };
 
 }  // namespace megatron

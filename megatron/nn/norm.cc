@@ -50,7 +50,7 @@ NormParameters::NormParameters(int64_t size, const NormOptions& o) : options(o) 
   for (Parameter* parameter : {&weight, &bias}) {
     parameter->local_shape = parameter->global_shape = {size};
     parameter->role = options.role;
-    if (options.sequence_parallel) parameter->placement.partial_grad.insert(Axis::kTensor);
+    if (options.partial_over_tensor) parameter->placement.partial_grad.insert(Axis::kTensor);
   }
   weight.init = options.zero_centered ? Init::zero() : Init::one();
 }

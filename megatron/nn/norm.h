@@ -10,8 +10,8 @@ struct NormOptions {
   Normalization kind = Normalization::kLayerNorm;
   double eps = 1e-5;
   bool zero_centered = false;  // --apply-layernorm-1p: the stored weight is the scale minus 1
-  bool sequence_parallel =
-      false;  // a rank sees part of the sequence: gradients are partial sums over kTensor
+  // A tensor-parallel rank sees part of the rows (of the sequence, or its own heads): gradients are partial sums.
+  bool partial_over_tensor = false;
   ParameterRole role = ParameterRole::kNorm;
 };
 

@@ -1,10 +1,34 @@
 #include "megatron/nn/recompute.h"
 
 #include <torch/csrc/autograd/autograd.h>
+#include <torch/csrc/autograd/engine.h>
+#include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/variable.h>
 
 #include "megatron/tensor/torch.h"
 
 namespace megatron {
+
+struct BackwardRoot::Impl {
+  torch::autograd::Edge edge;
+};
+
+BackwardRoot::BackwardRoot() = default;
+BackwardRoot::BackwardRoot(BackwardRoot&&) noexcept = default;
+BackwardRoot& BackwardRoot::operator=(BackwardRoot&&) noexcept = default;
+BackwardRoot::~BackwardRoot() = default;
+
+BackwardRoot::BackwardRoot(const at::Tensor& tensor) {
+  if (tensor.requires_grad()) impl_ = std::make_unique<Impl>(Impl{torch::autograd::impl::gradient_edge(tensor)});
+}
+
+void BackwardRoot::run(const at::Tensor& grad) {
+  if (!impl_) return;
+  const Impl impl = std::move(*impl_);
+  impl_.reset();
+  torch::autograd::Engine::get_default_engine().execute({impl.edge}, {grad}, /*keep_graph=*/false, /*create_graph=*/false,
+                                                        /*accumulate_grad=*/true, {});
+}
 
 at::Tensor RecomputeTape::run(const Body& body, const at::Tensor& x) {
   if (!at::GradMode::is_enabled()) return body(x);
@@ -19,7 +43,11 @@ at::Tensor RecomputeTape::run(const Body& body, const at::Tensor& x) {
 }
 
 void RecomputeTape::backward(const at::Tensor& root, const at::Tensor& grad) {
-  torch::autograd::backward({root}, {grad});
+  backward(BackwardRoot(root), grad.defined() ? grad : at::ones_like(root));
+}
+
+void RecomputeTape::backward(BackwardRoot root, const at::Tensor& grad) {
+  root.run(grad);
   while (!cuts_.empty()) {
     Cut cut = std::move(cuts_.back());
     cuts_.pop_back();

@@ -9,9 +9,28 @@
 #include <ATen/core/Tensor.h>
 
 #include <functional>
+#include <memory>
 #include <vector>
 
 namespace megatron {
+
+// Where a backward starts, without the memory of the tensor it was made from: a pipeline stage drops an activation once it
+// is sent.
+class BackwardRoot {
+ public:
+  BackwardRoot();
+  explicit BackwardRoot(const at::Tensor& tensor);
+  BackwardRoot(BackwardRoot&&) noexcept;
+  BackwardRoot& operator=(BackwardRoot&&) noexcept;
+  ~BackwardRoot();
+  bool defined() const { return impl_ != nullptr; }
+  // Runs the backward with the gradient of the tensor and frees the graph. Leaves get their grad().
+  void run(const at::Tensor& grad);
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
 
 class RecomputeTape {
  public:
@@ -23,6 +42,7 @@ class RecomputeTape {
 
   // Backward from `root` with the gradient `grad` (undefined: 1, for a scalar). Consumes the tape.
   void backward(const at::Tensor& root, const at::Tensor& grad = {});
+  void backward(BackwardRoot root, const at::Tensor& grad);
 
  private:
   struct Cut {

@@ -31,6 +31,8 @@ class Optimizer {
   // Values must be initialised before, or reload_masters() be called after. Frozen parameters are left alone.
   Optimizer(const OptimizerConfig& config, const ParameterSchedule& schedule,
             DistributedDataParallel& model);
+  Optimizer(const OptimizerConfig& config, const ParameterSchedule& schedule,
+            const std::vector<DistributedDataParallel*>& models) : Optimizer(config, schedule, *models.at(0)) {}
   ~Optimizer();
   Optimizer(const Optimizer&) = delete;
   Optimizer& operator=(const Optimizer&) = delete;

@@ -1,5 +1,7 @@
 #include "megatron/tensor_parallel/layers.h"
 
+#include <functional>
+
 #include "megatron/base/check.h"
 #include "megatron/nn/functional.h"
 #include "megatron/tensor/gemm.h"
@@ -29,11 +31,15 @@ State* saved_state(AutogradContext* context) {
   return reinterpret_cast<State*>(context->saved_data["state"].toInt());
 }
 
-void accumulate_weight_grad(Parameter& weight, const at::Tensor& dy, const at::Tensor& x) {
+// `x` is asked for when the product is computed: now, or as an action of its own under a zero-bubble schedule.
+void accumulate_weight_grad(Parameter& weight, const at::Tensor& dy, const std::function<at::Tensor()>& x) {
   if (!weight.trainable) return;
-  const GradTarget target = weight.store->grad_target(weight);
-  linear_weight_grad(dy, x, target.tensor, target.beta);
-  weight.store->grad_ready(weight);
+  const auto accumulate = [&weight, dy, x] {
+    const GradTarget target = weight.store->grad_target(weight);
+    linear_weight_grad(dy, x(), target.tensor, target.beta);
+    weight.store->grad_ready(weight);
+  };
+  if (!weight.store->defer(accumulate)) accumulate();
 }
 
 void accumulate_bias_grad(Parameter* bias, const at::Tensor& dy) {
@@ -68,10 +74,13 @@ struct ColumnFunction : torch::autograd::Function<ColumnFunction> {
     LinearState& state = *saved_state<LinearState>(context);
     const variable_list saved = context->get_saved_variables();
     const at::Tensor dy = grads[0].contiguous();
-    const AcquiredValue weight(state.weight);
-    const at::Tensor input =
-        gathered(state, linear_input(state, saved, weight.value().scalar_type()));
-    at::Tensor dx = linear_input_grad(dy, weight.value());
+    at::Tensor dx;
+    at::ScalarType type;
+    {
+      const AcquiredValue weight(state.weight);
+      type = weight.value().scalar_type();
+      dx = linear_input_grad(dy, weight.value());
+    }
     std::shared_ptr<Work> reduction;  // runs under the weight gradient
     if (state.tp->size() > 1) {
       if (state.sequence_parallel) {
@@ -84,7 +93,8 @@ struct ColumnFunction : torch::autograd::Function<ColumnFunction> {
         reduction = state.tp->all_reduce(dx);
       }
     }
-    accumulate_weight_grad(*state.weight, dy, input);
+    accumulate_weight_grad(*state.weight, dy,
+                           [&state, saved, type] { return gathered(state, linear_input(state, saved, type)); });
     accumulate_bias_grad(state.bias, dy);
     if (reduction) reduction->wait();
     if (state.norm != nullptr) dx = norm_backward(*state.norm, dx, saved[0], saved[1], saved[2]);
@@ -122,9 +132,12 @@ struct RowFunction : torch::autograd::Function<RowFunction> {
     accumulate_bias_grad(state.bias,
                          grads[0].contiguous());  // a partial sum with sequence_parallel
     const at::Tensor dy = gathered(state, grads[0].contiguous());
-    const AcquiredValue weight(state.weight);
-    at::Tensor dx = linear_input_grad(dy, weight.value());
-    accumulate_weight_grad(*state.weight, dy, x);
+    at::Tensor dx;
+    {
+      const AcquiredValue weight(state.weight);
+      dx = linear_input_grad(dy, weight.value());
+    }
+    accumulate_weight_grad(*state.weight, dy, [x] { return x; });
     return {dx, at::Tensor(), at::Tensor()};
   }
 };
@@ -134,20 +147,27 @@ struct TiedFunction : torch::autograd::Function<TiedFunction> {
   static at::Tensor forward(AutogradContext* context, const at::Tensor& x, const at::Tensor&,
                             Parameter* parameter, const ProcessGroup* tp) {
     const AcquiredValue weight(parameter);
+    const at::Tensor input = x.to(weight.value().scalar_type());  // the residual stream may be fp32
     context->saved_data["parameter"] = reinterpret_cast<int64_t>(parameter);
     context->saved_data["tp"] = reinterpret_cast<int64_t>(tp);
-    context->save_for_backward({x});
-    return linear_forward(x, weight.value(), at::Tensor());
+    context->saved_data["type"] = static_cast<int64_t>(x.scalar_type());
+    context->save_for_backward({input});
+    return linear_forward(input, weight.value(), at::Tensor());
   }
   static variable_list backward(AutogradContext* context, variable_list grads) {
     auto* parameter = reinterpret_cast<Parameter*>(context->saved_data["parameter"].toInt());
     const auto* tp = reinterpret_cast<const ProcessGroup*>(context->saved_data["tp"].toInt());
     const at::Tensor dy = grads[0].contiguous();
-    const AcquiredValue weight(parameter);
-    at::Tensor dx = linear_input_grad(dy, weight.value());
+    at::Tensor dx;
+    {
+      const AcquiredValue weight(parameter);
+      dx = linear_input_grad(dy, weight.value());
+    }
     const std::shared_ptr<Work> reduction = tp->all_reduce(dx);
-    accumulate_weight_grad(*parameter, dy, context->get_saved_variables()[0]);
+    const at::Tensor x = context->get_saved_variables()[0];
+    accumulate_weight_grad(*parameter, dy, [x] { return x; });
     reduction->wait();
+    dx = dx.to(static_cast<at::ScalarType>(context->saved_data["type"].toInt()));
     return {dx, at::Tensor(), at::Tensor(), at::Tensor()};
   }
 };
@@ -176,7 +196,7 @@ ColumnParallelLinear::ColumnParallelLinear(std::string name, int64_t input_size,
   for (int64_t part : parts) part_of(name, "output size", part, ranks);
   if (options.input_norm) {
     NormOptions norm = options.norm;
-    norm.sequence_parallel = options.sequence_parallel;
+    norm.partial_over_tensor = options.sequence_parallel;
     impl_->norm = std::make_unique<NormParameters>(input_size, norm);
     add("layer_norm_weight", &impl_->norm->weight);
     if (Parameter* bias = impl_->norm->bias_or_null()) add("layer_norm_bias", bias);

@@ -37,6 +37,11 @@ at::Tensor all_gather_last_dim(const at::Tensor& x, const ProcessGroup& tp) {
   return at::cat(stacked.unbind(0), -1);
 }
 
+at::Tensor reduce_scatter_last_dim(const at::Tensor& x, const ProcessGroup& tp) {
+  const at::Tensor parts = at::stack(x.chunk(tp.size(), -1));  // [t, ..., n/t]
+  return reduce_scatter_first_dim(parts, tp).squeeze(0);
+}
+
 // Applies one map forward and another one backward.
 struct ConjugatePair : torch::autograd::Function<ConjugatePair> {
   static at::Tensor forward(AutogradContext* context, const at::Tensor& x, const ProcessGroup* tp,
@@ -87,6 +92,9 @@ at::Tensor reduce_from_tensor_model_parallel_region(const at::Tensor& x, const P
 }
 at::Tensor gather_from_tensor_model_parallel_region(const at::Tensor& x, const ProcessGroup& tp) {
   return pair(x, tp, all_gather_last_dim, own_slice_last_dim);
+}
+at::Tensor all_gather_last_dim_from_tensor_parallel_region(const at::Tensor& x, const ProcessGroup& tp) {
+  return pair(x, tp, all_gather_last_dim, reduce_scatter_last_dim);
 }
 at::Tensor scatter_to_sequence_parallel_region(const at::Tensor& x, const ProcessGroup& tp) {
   return pair(x, tp, own_slice_first_dim, all_gather_first_dim);

@@ -81,6 +81,10 @@ Embedding::Embedding(int64_t rows, int64_t hidden_size, Init init) {
   add("weight", &weight_);
 }
 
+void Embedding::set_sequence_parallel(bool sequence_parallel) {
+  if (sequence_parallel) weight_.placement.partial_grad.insert(Axis::kTensor);
+}
+
 at::Tensor Embedding::forward(const at::Tensor& ids) {
   check_ids("id", ids, weight_.global_shape[0]);
   return EmbeddingFunction::apply(ids.contiguous(), anchor(), &weight_);

@@ -33,6 +33,8 @@ class VocabParallelEmbedding : public Module {
 class Embedding : public Module {
  public:
   Embedding(int64_t rows, int64_t hidden_size, Init init);
+  // Each tensor rank looks up its part of the sequence: gradients are partial sums over kTensor.
+  void set_sequence_parallel(bool sequence_parallel);
   at::Tensor forward(const at::Tensor& ids);
 
  private:

@@ -7,6 +7,7 @@
 #include "megatron/base/parse.h"
 #include "megatron/dist_checkpointing/checkpoint_folder.h"
 #include "megatron/optimizer/optimizer_param_scheduler.h"
+#include "megatron/pipeline_parallel/stage_layout.h"
 #include "megatron/training/flag_table.h"
 
 namespace megatron {
@@ -88,7 +89,84 @@ void parameter_schedule_comes_from_one_place(const Arguments& a, Violations& v) 
     v.add("--override-opt-param-scheduler and --use-checkpoint-opt-param-scheduler are both given", "give one of them");
 }
 
+// Numbers near `value` that `divides` accepts: the hint of a rule about divisibility.
+std::string nearest(int64_t value, bool (*divides)(int64_t candidate, int64_t unit), int64_t unit) {
+  std::string text;
+  for (int64_t distance = 1, found = 0; distance < value + unit && found < 4; ++distance)
+    for (const int64_t candidate : {value - distance, value + distance}) {
+      if (candidate < 1 || !divides(candidate, unit)) continue;
+      text += cat(text.empty() ? "nearest that fit: " : ", ", candidate);
+      ++found;
+    }
+  return text;
+}
+
+bool is_divisor(int64_t candidate, int64_t of) { return of % candidate == 0; }
+bool is_multiple(int64_t candidate, int64_t of) { return candidate % of == 0; }
+
+// 1
+void world_divides(const Arguments& a, Violations& v) {
+  const int64_t model = a.parallel.tensor_model_parallel_size * a.parallel.pipeline_model_parallel_size *
+                        a.parallel.context_parallel_size;
+  if (model < 1 || a.world_size % model == 0) return;
+  v.add(cat(a.world_size, " ranks are not divisible by --tensor-model-parallel-size ", a.parallel.tensor_model_parallel_size,
+            " x --pipeline-model-parallel-size ", a.parallel.pipeline_model_parallel_size, " x --context-parallel-size ",
+            a.parallel.context_parallel_size, " = ", model),
+        cat(nearest(a.world_size, is_multiple, model), " ranks"));
+}
+
+// The pieces of one layer that tensor ranks share.
+void layer_divides(const Arguments& a, Violations& v) {
+  const int64_t tp = a.parallel.tensor_model_parallel_size;
+  const TransformerConfig& t = a.transformer;
+  if (tp <= 1) return;
+  const auto check = [&](const char* flag, int64_t value) {
+    if (value > 0 && value % tp != 0)
+      v.add(cat(flag, " ", value, " is not divisible by --tensor-model-parallel-size ", tp),
+            cat("--tensor-model-parallel-size: ", nearest(tp, is_divisor, value), "; ", flag, ": ", nearest(value, is_multiple, tp)));
+  };
+  check("--num-attention-heads", t.num_attention_heads);
+  check("--ffn-hidden-size", t.ffn_hidden_size);
+  const int64_t groups = t.query_groups();
+  if (groups > 0 && groups % tp != 0 && tp % groups != 0)
+    v.add(cat("--num-query-groups ", groups, " and --tensor-model-parallel-size ", tp, " do not divide each other"),
+          cat("--tensor-model-parallel-size: ", nearest(tp, is_divisor, groups)));
+}
+
+// What context ranks (twice each, for the balance of causal attention) and sequence-parallel ranks share.
+void sequence_divides(const Arguments& a, Violations& v) {
+  const int64_t cp = a.parallel.context_parallel_size, s = a.transformer.seq_length;
+  const int64_t tp = a.parallel.sequence_parallel ? a.parallel.tensor_model_parallel_size : 1;
+  if (cp < 1 || tp < 1 || s < 1) return;
+  const int64_t unit = (cp > 1 ? 2 * cp : 1) * tp;
+  if (s % unit == 0) return;
+  v.add(cat("--seq-length ", s, " is not divisible by ", unit, cp > 1 ? cat(", twice --context-parallel-size ", cp) : "",
+            tp > 1 ? cat(cp > 1 ? " times" : ",", " --tensor-model-parallel-size ", tp, " with --sequence-parallel") : ""),
+        nearest(s, is_multiple, unit));
+}
+
+// 16 to 20
+void pipeline_divides(const Arguments& a, Violations& v) {
+  const int64_t pp = a.parallel.pipeline_model_parallel_size;
+  if (pp < 1 || a.transformer.num_layers < 1) return;
+  validate_pipeline(a.pipeline, pp, a.transformer.num_layers, v);
+  try {
+    const StageLayout layout = make_stage_layout(a.pipeline, pp, a.transformer.num_layers);
+    if (pp > 1 && a.training.micro_batch_size > 0)
+      make_schedule(a.pipeline.pipeline_schedule,
+                    a.pipeline.shape(pp, layout.num_chunks(), a.microbatches().num_microbatches(0)));
+  } catch (const UsageError& error) {
+    const std::string text = error.what();
+    const size_t hint = text.find("\nhint: ");
+    v.add(text.substr(0, hint), hint == std::string::npos ? "" : text.substr(hint + 7));
+  }
+}
+
 constexpr Rule kRules[] = {
+    {"world divides", world_divides},
+    {"layer divides", layer_divides},
+    {"sequence divides", sequence_divides},
+    {"pipeline divides", pipeline_divides},
     {"batch sizes divide", batch_sizes_divide},
     {"evaluation batch divides", evaluation_batch_divides},
     {"data is given", data_is_given},
@@ -107,13 +185,20 @@ bool is_resume(StartChoice start) { return start == StartChoice::kResume || star
 }  // namespace
 
 std::vector<Config*> Arguments::configs() {
-  return {&transformer, &tokenizer, &data, &optimizer, &parallel, &training};
+  return {&transformer, &tokenizer, &data, &optimizer, &parallel, &pipeline, &training};
 }
 
 std::vector<Config*> Arguments::model_configs() { return {&transformer, &tokenizer}; }
 
+int64_t Arguments::data_parallel_size() const {
+  const int64_t model =
+      parallel.tensor_model_parallel_size * parallel.pipeline_model_parallel_size * parallel.context_parallel_size;
+  return model >= 1 && world_size % model == 0 ? world_size / model : 1;
+}
+
 void Arguments::finalize() {
   transformer.finalize();
+  if (parallel.tensor_model_parallel_size == 1) parallel.sequence_parallel = false;
   if (training.step_batch_size_schedule.empty() && !training.global_batch_size && training.micro_batch_size > 0)
     training.global_batch_size = training.micro_batch_size * data_parallel_size();
   if (training.load.empty() && is_resume(training.start)) training.load = training.save;
@@ -200,8 +285,9 @@ void read_checkpoint_arguments(Arguments& arguments, int argc, const char* const
 
 }  // namespace
 
-Arguments parse_arguments(int argc, const char* const* argv) {
+Arguments parse_arguments(int argc, const char* const* argv, int64_t world_size) {
   Arguments arguments;
+  arguments.world_size = world_size;
   ParseOptions options;
   options.known = flag_table();
   options.finalize = [&] { arguments.finalize(); };

@@ -8,6 +8,7 @@
 #include "megatron/comm/parallel_groups.h"
 #include "megatron/datasets/data_config.h"
 #include "megatron/optimizer/optimizer_config.h"
+#include "megatron/pipeline_parallel/pipeline_config.h"
 #include "megatron/tokenizers/tokenizer.h"
 #include "megatron/training/microbatches.h"
 #include "megatron/training/training_config.h"
@@ -21,7 +22,9 @@ struct Arguments {
   DataConfig data;
   OptimizerConfig optimizer;
   ParallelConfig parallel;
+  PipelineConfig pipeline;
   TrainingConfig training;
+  int64_t world_size = 1;  // ranks of the job; the launcher says
 
   // Flags that were accepted but change nothing, with the reason.
   std::vector<std::pair<std::string, std::string>> already_so;
@@ -39,14 +42,15 @@ struct Arguments {
 
   // -- derived, valid after validation
   MicrobatchCalculator microbatches() const;
-  int64_t data_parallel_size() const { return 1; }  // one rank until launching is built
+  // Ranks that read different samples; 1 where the world does not divide, which validate() reports.
+  int64_t data_parallel_size() const;
   int64_t train_iters() const;
   int64_t eval_global_batch_size() const;
   int64_t eval_micro_batch_size() const;
 };
 
-// Parses the command line of a run (argv[0] is the command). Throws UsageError with every violation.
-Arguments parse_arguments(int argc, const char* const* argv);
+// Parses the command line of a run of `world_size` ranks (argv[0] is the command). Throws UsageError with every violation.
+Arguments parse_arguments(int argc, const char* const* argv, int64_t world_size = 1);
 
 // The resolved configuration as YAML that --config reads.
 std::string resolved_yaml(const Arguments& arguments);

@@ -24,6 +24,8 @@ at::Tensor document_mask(const MicroBatch& source) {
 
 }  // namespace
 
+bool own_positions(const DataConfig& data) { return data.reset_position_ids || data.dataloader_inter_document_masking; }
+
 Batch BatchMaker::make(const std::shared_ptr<const MicroBatch>& source) {
   MEGATRON_ASSERT(source != nullptr);
   const int64_t b = source->micro_batch_size, s = source->sequence_length;

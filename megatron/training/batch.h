@@ -7,6 +7,8 @@
 #include <utility>
 #include <vector>
 
+#include "megatron/comm/process_group.h"
+#include "megatron/datasets/data_config.h"
 #include "megatron/datasets/data_loader.h"
 #include "megatron/tensor/random.h"
 
@@ -21,18 +23,23 @@ struct Batch {
   Place place;
 };
 
-// Copies micro-batches to the device. The host memory of what was copied to a GPU is held until take_held() hands it out; drop
+// Whether the data carries position ids that do not simply count up.
+bool own_positions(const DataConfig& data);
+
+// Copies micro-batches to the device: of each sequence the tokens of this context-parallel rank. The host memory of what was copied to a GPU is held until take_held() hands it out; drop
 // it when the copies have ended.
 class BatchMaker {
  public:
-  // `own_positions`: the data carries position ids that do not simply count up.
-  BatchMaker(c10::Device device, bool own_positions) : device_(device), own_positions_(own_positions) {}
+  // `cp` must outlive it.
+  BatchMaker(c10::Device device, bool own_positions, const ProcessGroup& cp)
+      : device_(device), own_positions_(own_positions), cp_(cp) {}
   Batch make(const std::shared_ptr<const MicroBatch>& source);
   std::vector<std::shared_ptr<const MicroBatch>> take_held() { return std::exchange(held_, {}); }
 
  private:
   c10::Device device_;
   bool own_positions_;
+  const ProcessGroup& cp_;
   at::Tensor positions_;  // [s]
   std::vector<std::shared_ptr<const MicroBatch>> held_;
 };

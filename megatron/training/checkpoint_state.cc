@@ -26,7 +26,8 @@ struct StateTensor {
 
 std::vector<StateTensor> state_tensors(TrainedModel& model, bool with_optimizer) {
   std::vector<StateTensor> out;
-  model.module->visit([&](const std::string& name, Parameter& parameter) { out.push_back({name, &parameter, parameter.value}); });
+  for (const ModelChunk& chunk : model.chunks)
+    chunk.module->visit([&](const std::string& name, Parameter& parameter) { out.push_back({name, &parameter, parameter.value}); });
   if (with_optimizer && model.optimizer)
     for (const OptimizerTensor& entry : model.optimizer->tensors()) out.push_back({entry.key, entry.parameter, entry.tensor});
   return out;
@@ -44,7 +45,7 @@ void load_model_state(const Checkpoint& checkpoint, const RunState& state, const
   std::vector<ShardedTensor> wanted;
   for (const StateTensor& entry : tensors) {
     on_host.push_back(entry.tensor.is_cpu() ? entry.tensor : at::empty_like(entry.tensor, at::kCPU));
-    wanted.push_back(sharded_tensor(*entry.parameter, model.store->groups(), entry.key, on_host.back()));
+    wanted.push_back(sharded_tensor(*entry.parameter, model.groups(), entry.key, on_host.back()));
     wanted.back().replica_id = 0;
   }
   LoadOptions options;
@@ -75,9 +76,10 @@ struct Checkpointer::Snapshot {
 };
 
 Checkpointer::Checkpointer(const Arguments& arguments, TrainedModel& model, TrainingLog& log, Timers& timers,
-                           std::vector<std::pair<std::string, std::string>> files, bool replace_existing)
+                           std::vector<std::pair<std::string, std::string>> files, bool replace_existing,
+                           Agreement* agreement)
     : arguments_(arguments), model_(model), log_(log), timers_(timers), files_(std::move(files)),
-      replace_existing_(replace_existing) {
+      replace_existing_(replace_existing), agreement_(agreement) {
   if (arguments.training.async_save) saver_ = std::make_unique<AsyncSaver>(1);
 }
 
@@ -102,9 +104,9 @@ SaveRequest Checkpointer::request(const RunState& state, bool copy, std::shared_
     } else if (!reuse) {
       snapshot->tensors.push_back(host);
     }
-    out.tensors.push_back(sharded_tensor(*tensors[i].parameter, model_.store->groups(), tensors[i].key, host));
+    out.tensors.push_back(sharded_tensor(*tensors[i].parameter, model_.groups(), tensors[i].key, host));
   }
-  synchronize(model_.store->buffer().values().device());
+  synchronize(model_.chunks.front().store->device());
   snapshot_ = snapshot;
   out.root = training.save;
   out.iteration = state.iteration;
@@ -113,6 +115,7 @@ SaveRequest Checkpointer::request(const RunState& state, bool copy, std::shared_
   out.retention.retain_interval = training.save_retain_interval;
   out.retention.keep_last = training.keep_last_checkpoints;
   out.replace_existing = replace_existing_;
+  out.agreement = agreement_;
   return out;
 }
 

@@ -37,7 +37,7 @@ class Checkpointer {
  public:
   // Keeps references to all of its arguments.
   Checkpointer(const Arguments& arguments, TrainedModel& model, TrainingLog& log, Timers& timers,
-               std::vector<std::pair<std::string, std::string>> files, bool replace_existing);
+               std::vector<std::pair<std::string, std::string>> files, bool replace_existing, Agreement* agreement);
   ~Checkpointer();
 
   // Saves now, or copies now and writes in the background. A failure is reported, and thrown with --save-failure stop. Saving
@@ -61,6 +61,7 @@ class Checkpointer {
   Timers& timers_;
   std::vector<std::pair<std::string, std::string>> files_;
   bool replace_existing_;
+  Agreement* agreement_;  // null: one rank
   int64_t last_saved_ = -1;
   std::shared_ptr<Snapshot> snapshot_;
   std::unique_ptr<AsyncSaver> saver_;

@@ -9,12 +9,17 @@
 
 namespace megatron {
 
-c10::Device choose_device(DeviceChoice choice) {
+c10::Device choose_device(DeviceChoice choice, int local_rank) {
   const bool has_gpu = at::globalContext().hasCUDA();
   MEGATRON_CHECK(choice != DeviceChoice::kCuda || has_gpu,
                  "--device cuda: no usable GPU is found\nhint: use --device cpu, or a build with CUDA on a machine with a GPU");
   if (choice == DeviceChoice::kCpu || !has_gpu) return c10::Device(c10::kCPU);
-  return c10::Device(c10::kCUDA, 0);
+  const c10::impl::VirtualGuardImpl guard(c10::kCUDA);
+  MEGATRON_CHECK(local_rank < guard.deviceCount(), "rank ", local_rank, " of this machine has no GPU of its own: there are ",
+                 static_cast<int>(guard.deviceCount()), "\nhint: start as many ranks as there are GPUs, or use --device cpu");
+  const c10::Device device(c10::kCUDA, static_cast<c10::DeviceIndex>(local_rank));
+  guard.setDevice(device);
+  return device;
 }
 
 std::string device_name(const c10::Device& device) {

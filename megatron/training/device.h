@@ -11,8 +11,9 @@
 
 namespace megatron {
 
-// Throws Error when --device cuda finds no GPU or the build has no CUDA.
-c10::Device choose_device(DeviceChoice choice);
+// The GPU of this rank (`local_rank` counts the ranks of one machine), which becomes the current one, or the CPU. Throws Error
+// when --device cuda finds no GPU, the build has no CUDA, or the machine has fewer GPUs than ranks.
+c10::Device choose_device(DeviceChoice choice, int local_rank = 0);
 
 // "NVIDIA H200"; "cpu".
 std::string device_name(const c10::Device& device);

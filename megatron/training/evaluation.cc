@@ -3,6 +3,7 @@
 #include "megatron/base/check.h"
 #include "megatron/tensor/torch.h"
 #include "megatron/training/device.h"
+#include "megatron/training/passes.h"
 
 namespace megatron {
 
@@ -22,40 +23,37 @@ std::unique_ptr<DataLoader> Evaluator::make_loader(int64_t consumed) const {
   return std::make_unique<DataLoader>(dataset_, std::move(options));
 }
 
-std::optional<double> Evaluator::run(const PretrainTask& task, Module& model, const ParallelGroups& groups,
-                                     const std::function<bool()>& stop) {
-  const at::NoGradGuard no_grad;
+Batch Evaluator::next_batch(BatchMaker& maker) {
+  std::shared_ptr<const MicroBatch> source = loader_->next();
+  if (!source) {
+    // The set was built for fewer evaluations than were asked for; it starts again.
+    MEGATRON_ASSERT(!options_.full, "the whole set gives every rank as many micro-batches");
+    loader_ = make_loader(0);
+    source = loader_->next();
+  }
+  return maker.make(source);
+}
+
+std::optional<double> Evaluator::run(const PretrainTask& task, TrainedModel& model, const std::function<bool()>& stop) {
   if (options_.full) {
     loader_ = make_loader(0);
   } else if (!loader_) {
     loader_ = make_loader(options_.consumed_samples);
   }
   const int64_t per_pass = options_.micro_batch_size * options_.data_parallel_size;
-  const int64_t passes = options_.full ? (dataset_->size() + per_pass - 1) / per_pass
-                                       : options_.eval_iters * (options_.global_batch_size / per_pass);
-  BatchMaker maker(device_, options_.own_positions);
+  PassOptions pass;
+  pass.num_microbatches = options_.full ? 1 : static_cast<int>(options_.global_batch_size / per_pass);
+  const int64_t rounds = options_.full ? (dataset_->size() + per_pass - 1) / per_pass : options_.eval_iters;
+  BatchMaker maker(device_, options_.own_positions, model.groups().cp);
+  Timers timers(0);
   at::Tensor totals = at::zeros({2}, at::TensorOptions().dtype(at::kDouble).device(device_));
-  for (int64_t i = 0; i < passes; ++i) {
+  for (int64_t i = 0; i < rounds; ++i) {
     if (stop && stop()) return std::nullopt;
-    std::shared_ptr<const MicroBatch> source = loader_->next();
-    if (!source && !options_.full) {
-      // The set was built for fewer evaluations than were asked for; it starts again.
-      loader_ = make_loader(0);
-      source = loader_->next();
-    }
-    if (!source) break;
-    const Batch batch = maker.make(source);
-    ForwardContext context;
-    context.place = batch.place;
-    context.position_ids = batch.position_ids;
-    context.attention_mask = batch.attention_mask;
-    const Loss loss = task.forward_step(model, batch, context);
-    totals += at::stack({loss.sum.to(at::kDouble), loss.weight.to(at::kDouble)});
+    totals += run_passes(model, task, pass, [&] { return next_batch(maker); }, timers);
     if (i % 16 != 15) continue;
     synchronize(device_);
     maker.take_held();
   }
-  groups.dp_cp.all_reduce(totals)->wait();
   const at::Tensor host = totals.cpu();
   if (!options_.full) options_.consumed_samples = loader_->consumed();
   const double weight = host[1].item<double>();

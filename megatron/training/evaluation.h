@@ -7,7 +7,7 @@
 #include <optional>
 
 #include "megatron/datasets/data_loader.h"
-#include "megatron/training/task.h"
+#include "megatron/training/train_step.h"
 
 namespace megatron {
 
@@ -30,12 +30,12 @@ class Evaluator {
 
   // Loss per token over all ranks; nothing when `stop` (asked before each pass) said true. Throws Error when the set holds no
   // weighted token.
-  std::optional<double> run(const PretrainTask& task, Module& model, const ParallelGroups& groups,
-                            const std::function<bool()>& stop = {});
+  std::optional<double> run(const PretrainTask& task, TrainedModel& model, const std::function<bool()>& stop = {});
   int64_t consumed_samples() const { return options_.consumed_samples; }
 
  private:
   std::unique_ptr<DataLoader> make_loader(int64_t consumed) const;
+  Batch next_batch(BatchMaker& maker);
   std::shared_ptr<const Dataset> dataset_;
   Options options_;
   c10::Device device_;

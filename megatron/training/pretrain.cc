@@ -19,9 +19,12 @@ namespace megatron {
 
 namespace {
 
+// In the number space of signals.
+constexpr int64_t kOutOfTime = 1000;
+
 class Run {
  public:
-  Run(const PretrainTask& task, const Arguments& arguments);
+  Run(const PretrainTask& task, const Arguments& arguments, const Job& job);
   void execute();
 
  private:
@@ -38,10 +41,13 @@ class Run {
   void one_step();
   void read_outcomes(bool all);
   void after_step();
+  int64_t wants_to_stop() const;
   bool should_exit();
   bool due(const std::optional<int64_t>& interval) const { return interval && state_.iteration % *interval == 0; }
   void evaluate_validation(const std::string& where, bool may_stop = false);
   void evaluate_test();
+  // Evaluations can be cut short where no other rank would wait.
+  bool may_stop_now() const { return groups_.world.size() == 1 && signalled(); }
   bool signalled() const { return signals_ && signals_->received() != 0; }
   void save();
   void profile_steps();
@@ -55,7 +61,8 @@ class Run {
   const c10::Device device_;
   const int64_t train_iters_;
   const MicrobatchCalculator microbatches_;
-  ParallelGroups groups_;
+  const Job& job_;
+  const ParallelGroups& groups_;
   std::unique_ptr<Tokenizer> tokenizer_;
   Vocabulary vocabulary_;
   Start start_;
@@ -74,13 +81,12 @@ class Run {
   bool profiling_ = false;
   int64_t timed_iterations_ = 0;
   int64_t last_batch_size_ = 0;
+  int64_t stop_ = 0;  // what a rank asked for in a step whose outcome has been read
   std::string exit_reason_;
   std::unique_ptr<SignalHandler> signals_;
 };
 
 const char* dtype_name(const OptimizerConfig& config) { return config.bf16 ? "bf16" : config.fp16 ? "fp16" : "fp32"; }
-
-bool own_positions(const DataConfig& data) { return data.reset_position_ids || data.dataloader_inter_document_masking; }
 
 Vocabulary vocabulary_of(const TokenizerConfig& config, const Tokenizer& tokenizer, int64_t tp) {
   return {tokenizer.vocab_size(), padded_vocab_size(config, tokenizer.vocab_size(), tp)};
@@ -101,20 +107,20 @@ RunState initial_state(const Start& start, const PretrainTask& task, const Token
   return state;
 }
 
-Run::Run(const PretrainTask& task, const Arguments& arguments)
-    : task_(task), arguments_(arguments), config_(arguments.training), device_(choose_device(config_.device)),
-      train_iters_(arguments.train_iters()), microbatches_(arguments.microbatches()),
+Run::Run(const PretrainTask& task, const Arguments& arguments, const Job& job)
+    : task_(task), arguments_(arguments), config_(arguments.training), device_(choose_device(config_.device, job.local_rank)),
+      train_iters_(arguments.train_iters()), microbatches_(arguments.microbatches()), job_(job), groups_(job.groups),
       tokenizer_(make_tokenizer(arguments.tokenizer)),
-      vocabulary_(vocabulary_of(arguments.tokenizer, *tokenizer_, groups_.tp.size())), start_(decide_start(config_)),
+      vocabulary_(vocabulary_of(arguments.tokenizer, *tokenizer_, groups_.tp.size())), start_(decide_start(config_, job)),
       state_(initial_state(start_, task, *tokenizer_)),
       datasets_(build_datasets(task, arguments, *tokenizer_, start_, state_)),
-      model_(build_model(task, arguments, vocabulary_, groups_, device_, start_)),
+      model_(build_model(task, arguments, vocabulary_, groups_, model_dtype(arguments.optimizer), device_, start_)),
       timers_(static_cast<int>(config_.profile && device_.is_cpu() ? 2 : config_.timing_log_level),
               [device = device_] { synchronize(device); }),
       log_(make_log()),
       checkpointer_(arguments, model_, log_, timers_, checkpoint_files(arguments, *tokenizer_),
-                    /*replace_existing=*/start_.continues()),
-      batches_(device_, own_positions(arguments.data)), outcomes_(device_) {
+                    /*replace_existing=*/start_.continues(), job.agreement),
+      batches_(device_, own_positions(arguments.data), groups_.cp), outcomes_(device_) {
   make_loaders();
   if (start_.continues()) checkpointer_.set_last_saved(state_.iteration);
   if (config_.exit_signal_handler) signals_ = std::make_unique<SignalHandler>(config_.exit_signal_number());
@@ -126,10 +132,11 @@ TrainingLog Run::make_log() const {
   facts.start_iteration = state_.iteration;
   facts.sequence_length = arguments_.transformer.seq_length;
   facts.world_size = groups_.world.size();
+  facts.first_rank = job_.is_first();
   facts.peak_flops = peak_bf16_flops(device_name(device_));
   facts.model = task_.model_flops(arguments_, vocabulary_);
   const std::string& folder = config_.run_folder();
-  return TrainingLog(config_, facts, folder.empty() ? MetricsFile() : MetricsFile(folder));
+  return TrainingLog(config_, facts, folder.empty() || !job_.is_first() ? MetricsFile() : MetricsFile(folder));
 }
 
 void Run::make_loaders() {
@@ -137,17 +144,7 @@ void Run::make_loaders() {
   if (!config_.skip_train) {
     MEGATRON_CHECK(datasets_.train || state_.iteration >= train_iters_, "the data has no training split\nhint: see --split");
     if (datasets_.train) {
-      DataLoaderOptions options;
-      options.sampler.type = data.dataloader_type;
-      options.sampler.total_samples = datasets_.train->size();
-      options.sampler.micro_batch_size = config_.micro_batch_size;
-      options.sampler.data_parallel_rank = groups_.dp.rank();
-      options.sampler.data_parallel_size = groups_.dp.size();
-      options.sampler.data_sharding = data.data_sharding;
-      options.consumed_samples = state_.consumed_train_samples;
-      options.num_workers = data.num_workers;
-      options.allocator = host_allocator(device_);
-      loader_ = std::make_unique<DataLoader>(datasets_.train, std::move(options));
+      loader_ = make_train_loader(arguments_, groups_, datasets_.train, state_.consumed_train_samples, device_);
     }
   }
   if (config_.eval_iters == 0 && !data.full_validation) datasets_.valid.clear();
@@ -170,7 +167,8 @@ void Run::make_loaders() {
 void Run::announce() {
   for (const auto& [flag, reason] : arguments_.already_so) log_info(cat(flag, " is already so: ", reason));
   log_info(cat("device ", device_name(device_), ", ", dtype_name(arguments_.optimizer), ", ",
-               format_count(static_cast<uint64_t>(model_.module->num_parameters())), " parameters, vocabulary ",
+               format_count(static_cast<uint64_t>(model_.num_parameters())), " parameters",
+               groups_.world.size() > 1 ? " on this rank" : "", ", vocabulary ",
                vocabulary_.size, " padded to ", vocabulary_.padded_size));
   if (start_.continues()) {
     log_info(cat("resuming from ", start_.checkpoint->directory().string(), " at iteration ", state_.iteration, " of ", train_iters_));
@@ -180,7 +178,7 @@ void Run::announce() {
     log_info(cat("starting from new weights, seed ", arguments_.transformer.seed));
   }
   log_progress(config_, cat("started at iteration ", state_.iteration));
-  if (!config_.run_folder().empty())
+  if (!config_.run_folder().empty() && job_.is_first())
     write_file_atomically(std::filesystem::path(config_.run_folder()) / "config.yaml", resolved_yaml(arguments_));
   write_start_record();
 }
@@ -191,7 +189,7 @@ void Run::write_start_record() {
   JsonWriter record = log_.metrics().begin("start");
   record.member("iteration", state_.iteration).member("task", task_.name).member("device", device_name(device_));
   record.member("dtype", dtype_name(arguments_.optimizer));
-  record.member("parameters", model_.module->num_parameters()).member("train_iters", train_iters_);
+  record.member("parameters", model_.num_parameters()).member("train_iters", train_iters_);
   record.member("num_layers", c.num_layers).member("hidden_size", c.hidden_size);
   record.member("num_attention_heads", c.num_attention_heads).member("seq_length", c.seq_length);
   record.member("vocab_size", vocabulary_.size).member("global_batch_size", microbatches_.global_batch_size(state_.consumed_train_samples));
@@ -211,7 +209,7 @@ void Run::execute() {
     const std::string where = cat("iteration ", state_.iteration, " on validation set");
     evaluate_validation(where, /*may_stop=*/true);
     evaluate_test();
-    exit_reason_ = signalled() ? "evaluation stopped by a signal" : "finished";
+    exit_reason_ = may_stop_now() ? "evaluation stopped by a signal" : "finished";
   }
   end(exit_reason_);
 }
@@ -248,11 +246,8 @@ void Run::train() {
 }
 
 void Run::one_step() {
-  StepOptions options;
-  options.num_microbatches = microbatches_.num_microbatches(state_.consumed_train_samples);
-  options.global_batch_size = last_batch_size_;
-  options.per_token_loss = config_.calculate_per_token_loss;
-  options.full_recomputation = arguments_.transformer.recompute_granularity == RecomputeGranularity::kFull;
+  StepOptions options = step_options(arguments_, state_.consumed_train_samples);
+  options.stop = wants_to_stop();
   const auto next_batch = [this] {
     const std::shared_ptr<const MicroBatch> batch = loader_->next();
     MEGATRON_CHECK(batch, "the training samples are used up after ", state_.consumed_train_samples, " of ",
@@ -286,6 +281,7 @@ void Run::read_outcomes(bool all) {
     record.non_finite = step.consecutive_bad > 0;
     record.learning_rate = learning_rate(model_.optimizer->schedule(), 0, static_cast<double>(step.num_steps));
     record.loss_scale = step.loss_scale;
+    stop_ = std::max(stop_, numbers.stop);
     record.grad_norm = step.grad_norm;
     if (log_.step(record)) {
       if (config_.log_memory_interval && record.iteration % *config_.log_memory_interval == 0)
@@ -313,12 +309,21 @@ void Run::after_step() {
   checkpointer_.poll();
 }
 
+// Why this rank would end the run now, as a number that every rank can read: a signal, or kOutOfTime; 0: go on.
+int64_t Run::wants_to_stop() const {
+  if (signalled()) return signals_->received();
+  const bool late = config_.exit_duration_in_mins &&
+                    std::chrono::steady_clock::now() - begin_ >= std::chrono::minutes(*config_.exit_duration_in_mins);
+  return late ? kOutOfTime : 0;
+}
+
+// All ranks decide alike: by what the outcomes of the steps say, or by the iteration.
 bool Run::should_exit() {
-  if (signalled()) {
-    exit_reason_ = cat("stopped by signal ", signals_->received());
-  } else if (config_.exit_duration_in_mins &&
-             std::chrono::steady_clock::now() - begin_ >= std::chrono::minutes(*config_.exit_duration_in_mins)) {
+  const int64_t stop = groups_.world.size() > 1 ? stop_ : wants_to_stop();
+  if (stop == kOutOfTime) {
     exit_reason_ = cat("stopped after ", *config_.exit_duration_in_mins, " minutes (--exit-duration-in-mins)");
+  } else if (stop != 0) {
+    exit_reason_ = cat("stopped by signal ", stop);
   } else if (due(config_.exit_interval)) {
     exit_reason_ = "stopped by --exit-interval";
   }
@@ -330,7 +335,7 @@ void Run::evaluate_validation(const std::string& where, bool may_stop) {
   if (validation_.empty()) return;
   log_.pause();
   std::function<bool()> stop;
-  if (may_stop) stop = [this] { return signalled(); };
+  if (may_stop) stop = [this] { return may_stop_now(); };
   for (size_t i = 0; i < validation_.size(); ++i) {
     const Region region(timers_, "evaluate", 1);
     EvaluationRecord record;
@@ -339,7 +344,7 @@ void Run::evaluate_validation(const std::string& where, bool may_stop) {
     record.set_index = validation_.size() > 1 ? static_cast<int>(i) : -1;
     record.set_name = i < datasets_.valid_names.size() ? datasets_.valid_names[i] : "";
     record.where = where;
-    const std::optional<double> loss = validation_[i].run(task_, *model_.module, groups_, stop);
+    const std::optional<double> loss = validation_[i].run(task_, model_, stop);
     if (!loss) break;
     record.loss = *loss;
     state_.consumed_valid_samples[i] = validation_[i].consumed_samples();
@@ -364,7 +369,7 @@ void Run::evaluate_test() {
   record.split = "test";
   record.where = cat("iteration ", state_.iteration, " on test set");
   const std::optional<double> loss =
-      Evaluator(datasets_.test, options, device_).run(task_, *model_.module, groups_, [this] { return signalled(); });
+      Evaluator(datasets_.test, options, device_).run(task_, model_, [this] { return may_stop_now(); });
   if (!loss) return;
   record.loss = *loss;
   log_.evaluation(record);
@@ -398,10 +403,10 @@ void Run::profile_steps() {
 
 }  // namespace
 
-int pretrain(const PretrainTask& task, const Arguments& arguments) {
+int pretrain(const PretrainTask& task, const Arguments& arguments, const Job& job) {
   const int64_t threads = arguments.training.num_threads;
-  at::set_num_threads(threads > 0 ? static_cast<int>(threads) : available_cores());
-  Run(task, arguments).execute();
+  at::set_num_threads(threads > 0 ? static_cast<int>(threads) : std::max(1, available_cores() / job.local_world_size));
+  Run(task, arguments, job).execute();
   return 0;
 }
 

@@ -1,13 +1,13 @@
 // The training loop: the seam that Megatron users know as pretrain().
 #pragma once
 
-#include "megatron/training/arguments.h"
-#include "megatron/training/task.h"
+#include "megatron/training/setup.h"
 
 namespace megatron {
 
 // Trains (or only evaluates) as the arguments say: groups, tokenizer, datasets, model, optimizer, checkpoint, the loop, final
-// evaluation. Returns the exit code: 0 when the run ended as configured or was stopped by a first signal. Throws Error.
-int pretrain(const PretrainTask& task, const Arguments& arguments);
+// evaluation. Every rank of the job calls it. Returns the exit code: 0 when the run ended as configured or was stopped by a
+// first signal. Throws Error.
+int pretrain(const PretrainTask& task, const Arguments& arguments, const Job& job = {});
 
 }  // namespace megatron

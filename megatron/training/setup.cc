@@ -1,5 +1,7 @@
 #include "megatron/training/setup.h"
 
+#include <functional>
+
 #include "megatron/base/check.h"
 #include "megatron/base/format.h"
 #include "megatron/base/log.h"
@@ -24,33 +26,62 @@ StartMode start_mode(const TrainingConfig& config) {
   return config.pretrained_checkpoint.empty() ? StartMode::kResume : StartMode::kResumeOrFresh;
 }
 
-std::optional<Checkpoint> open(const StartRequest& request) {
-  StartDecision decision = resolve_start(request);
+// The directory of the checkpoint to start from; empty: none.
+std::string find(const StartRequest& request) {
+  const StartDecision decision = resolve_start(request);
   for (const std::string& warning : decision.warnings) log_warning(warning);
-  if (!decision.checkpoint) return std::nullopt;
-  return Checkpoint(decision.checkpoint->directory);
+  return decision.checkpoint ? decision.checkpoint->directory.string() : "";
 }
 
-}  // namespace
+// What the first rank finds, on every rank: a "+" and the text, or a "-" and an error.
+std::string agreed(const Job& job, const std::function<std::string()>& decide) {
+  if (job.agreement == nullptr) return decide();
+  std::string answer;
+  if (job.is_first()) {
+    try {
+      answer = "+" + decide();
+    } catch (const Error& error) {
+      answer = cat("-", error.what());
+    }
+  }
+  answer = job.agreement->broadcast(answer);
+  MEGATRON_CHECK(answer.starts_with('+'), answer.substr(1));
+  return answer.substr(1);
+}
 
-Start decide_start(const TrainingConfig& config) {
-  Start start;
+struct Found {
+  std::string directory;
+  bool weights_only = false;
+};
+
+Found find_start(const TrainingConfig& config) {
   StartRequest request;
   request.mode = start_mode(config);
   request.load = config.load;
   request.save = config.save;
   request.ckpt_step = config.ckpt_step;
-  start.checkpoint = open(request);
-  start.weights_only = config.finetune;
+  Found found{find(request), config.finetune};
   MEGATRON_CHECK(!config.finetune || config.save.empty() || find_checkpoints(config.save).empty(), "--finetune starts a new run, but ",
                  config.save, " holds checkpoints already\nhint: give another --save, or resume with --load ", config.save);
-  if (!start.checkpoint && !config.pretrained_checkpoint.empty()) {
+  if (found.directory.empty() && !config.pretrained_checkpoint.empty()) {
     StartRequest pretrained;
     pretrained.mode = StartMode::kResume;
     pretrained.load = config.pretrained_checkpoint;
-    start.checkpoint = open(pretrained);
-    start.weights_only = true;
+    found = {find(pretrained), true};
   }
+  return found;
+}
+
+}  // namespace
+
+Start decide_start(const TrainingConfig& config, const Job& job) {
+  const std::string found = agreed(job, [&] {
+    const Found start = find_start(config);
+    return cat(start.weights_only ? "w" : "a", start.directory);
+  });
+  Start start;
+  start.weights_only = found[0] == 'w';
+  if (found.size() > 1) start.checkpoint = Checkpoint(found.substr(1));
   if (start.continues())
     start.stored = run_state_from_json(start.checkpoint->state(), start.checkpoint->directory().string());
   return start;
@@ -92,12 +123,20 @@ void refuse_another_order(const Start& start, const RunState& now, const Trainin
   log_warning(what);
 }
 
+int64_t wanted_samples(const Arguments& arguments) {
+  return arguments.training.train_samples.value_or(
+      arguments.microbatches().samples_of_iterations(arguments.train_iters()));
+}
+
 }  // namespace
+
+TrainValidTestDatasets build_datasets(const PretrainTask& task, const Arguments& arguments, const Tokenizer& tokenizer) {
+  return task.datasets_provider(arguments, dataset_request(arguments, tokenizer, wanted_samples(arguments)));
+}
 
 TrainValidTestDatasets build_datasets(const PretrainTask& task, const Arguments& arguments, const Tokenizer& tokenizer,
                                       const Start& start, RunState& state) {
-  const int64_t wanted = arguments.training.train_samples.value_or(
-      arguments.microbatches().samples_of_iterations(arguments.train_iters()));
+  const int64_t wanted = wanted_samples(arguments);
   const auto build = [&](int64_t target) {
     state.data_target = target;
     TrainValidTestDatasets sets = task.datasets_provider(arguments, dataset_request(arguments, tokenizer, target));
@@ -120,15 +159,22 @@ at::ScalarType model_dtype(const OptimizerConfig& config) {
 }
 
 TrainedModel build_model(const PretrainTask& task, const Arguments& arguments, const Vocabulary& vocabulary,
-                         const ParallelGroups& groups, c10::Device device, const Start& start) {
+                         const ParallelGroups& groups, at::ScalarType dtype, c10::Device device, const Start& start) {
   TrainedModel model;
-  model.module = task.model_provider(arguments, vocabulary, groups);
-  model.store = std::make_unique<DistributedDataParallel>(*model.module, groups, model_dtype(arguments.optimizer), device);
-  if (!start.checkpoint) initialize_parameters(*model.module, arguments.transformer.seed, groups);
+  model.pipeline = std::make_unique<Pipeline>(arguments, groups, dtype, device);
+  std::vector<Module*> modules;
+  for (int chunk = 0; chunk < model.pipeline->num_chunks(); ++chunk) {
+    model.chunks.push_back({task.model_provider(arguments, vocabulary, groups, model.pipeline->slice(chunk), modules), nullptr});
+    modules.push_back(model.chunks.back().module.get());
+  }
+  for (ModelChunk& chunk : model.chunks) {
+    chunk.store = std::make_unique<DistributedDataParallel>(*chunk.module, groups, dtype, device);
+    if (!start.checkpoint) initialize_parameters(*chunk.module, arguments.transformer.seed, groups);
+  }
   if (!arguments.training.skip_train) {
     const TrainingConfig& t = arguments.training;
     const TrainLength length{t.train_iters, t.train_samples, arguments.microbatches().global_batch_size(0)};
-    model.optimizer = std::make_unique<Optimizer>(arguments.optimizer, make_schedule(arguments.optimizer, length), *model.store);
+    model.optimizer = std::make_unique<Optimizer>(arguments.optimizer, make_schedule(arguments.optimizer, length), model.stores());
   }
   if (start.checkpoint) {
     const bool with_optimizer = start.continues() && !arguments.training.no_load_optim;
@@ -141,6 +187,32 @@ TrainedModel build_model(const PretrainTask& task, const Arguments& arguments, c
     }
   }
   return model;
+}
+
+std::unique_ptr<DataLoader> make_train_loader(const Arguments& arguments, const ParallelGroups& groups,
+                                              const std::shared_ptr<const Dataset>& dataset, int64_t consumed_samples,
+                                              c10::Device device) {
+  DataLoaderOptions options;
+  options.sampler.type = arguments.data.dataloader_type;
+  options.sampler.total_samples = dataset->size();
+  options.sampler.micro_batch_size = arguments.training.micro_batch_size;
+  options.sampler.data_parallel_rank = groups.dp.rank();
+  options.sampler.data_parallel_size = groups.dp.size();
+  options.sampler.data_sharding = arguments.data.data_sharding;
+  options.consumed_samples = consumed_samples;
+  options.num_workers = arguments.data.num_workers;
+  options.allocator = host_allocator(device);
+  return std::make_unique<DataLoader>(dataset, std::move(options));
+}
+
+StepOptions step_options(const Arguments& arguments, int64_t consumed_samples) {
+  const MicrobatchCalculator microbatches = arguments.microbatches();
+  StepOptions options;
+  options.num_microbatches = microbatches.num_microbatches(consumed_samples);
+  options.global_batch_size = microbatches.global_batch_size(consumed_samples);
+  options.per_token_loss = arguments.training.calculate_per_token_loss;
+  options.full_recomputation = arguments.transformer.recompute_granularity == RecomputeGranularity::kFull;
+  return options;
 }
 
 }  // namespace megatron

@@ -5,10 +5,20 @@
 #include <optional>
 
 #include "megatron/dist_checkpointing/checkpoint.h"
+#include "megatron/dist_checkpointing/save.h"
 #include "megatron/training/run_state.h"
 #include "megatron/training/train_step.h"
 
 namespace megatron {
+
+// This process among those that run the job.
+struct Job {
+  ParallelGroups groups;
+  Agreement* agreement = nullptr;  // of all ranks, for texts; null: one rank
+  int local_rank = 0;              // among the ranks of this machine
+  int local_world_size = 1;        // how many those are
+  bool is_first() const { return groups.world.rank() == 0; }
+};
 
 // Where a run starts.
 struct Start {
@@ -18,19 +28,31 @@ struct Start {
   bool continues() const { return checkpoint && !weights_only; }
 };
 
-// Decides by --start, --load, --pretrained-checkpoint; logs what was passed over. Throws Error.
-Start decide_start(const TrainingConfig& config);
+// Decides by --start, --load, --pretrained-checkpoint; logs what was passed over. The first rank decides for all. Throws
+// Error, on every rank.
+Start decide_start(const TrainingConfig& config, const Job& job);
+
+// The datasets for the training samples and evaluations that the arguments ask for, without regard to a checkpoint.
+TrainValidTestDatasets build_datasets(const PretrainTask& task, const Arguments& arguments, const Tokenizer& tokenizer);
 
 // Builds the datasets in the order that the checkpoint was trained in. `state` gets the description of the order. Throws Error
 // when the order is another one than the checkpoint's, naming what differs.
 TrainValidTestDatasets build_datasets(const PretrainTask& task, const Arguments& arguments, const Tokenizer& tokenizer,
                                       const Start& start, RunState& state);
 
-// Element type of the model.
+// Element type of the model that the flags ask for.
 at::ScalarType model_dtype(const OptimizerConfig& config);
 
-// Model, store, initial weights, optimizer; then the checkpoint's content.
+// Model chunks, stores, pipeline, initial weights, optimizer; then the checkpoint's content.
 TrainedModel build_model(const PretrainTask& task, const Arguments& arguments, const Vocabulary& vocabulary,
-                         const ParallelGroups& groups, c10::Device device, const Start& start);
+                         const ParallelGroups& groups, at::ScalarType dtype, c10::Device device, const Start& start);
+
+// The training samples of this rank from `consumed_samples` on.
+std::unique_ptr<DataLoader> make_train_loader(const Arguments& arguments, const ParallelGroups& groups,
+                                              const std::shared_ptr<const Dataset>& dataset, int64_t consumed_samples,
+                                              c10::Device device);
+
+// What the iteration after `consumed_samples` does.
+StepOptions step_options(const Arguments& arguments, int64_t consumed_samples);
 
 }  // namespace megatron

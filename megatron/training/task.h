@@ -9,6 +9,7 @@
 #include "megatron/datasets/dataset_builder.h"
 #include "megatron/models/gpt/gpt_model.h"
 #include "megatron/nn/module.h"
+#include "megatron/pipeline_parallel/stage_layout.h"
 #include "megatron/training/arguments.h"
 #include "megatron/training/batch.h"
 #include "megatron/training/flops.h"
@@ -21,13 +22,20 @@ struct Vocabulary {
   int64_t padded_size = 0;
 };
 
+// What one segment of the model makes of a micro-batch: the activation for the next segment, or the loss on the last one.
+struct StageOutput {
+  at::Tensor activation;
+  Loss loss;
+};
+
 struct PretrainTask {
   std::string name;
-  // Declares the parameters; `groups` outlives the model.
-  std::function<std::unique_ptr<Module>(const Arguments&, const Vocabulary&, const ParallelGroups&)> model_provider;
+  // Declares the parameters of one segment; `groups` outlives the model. `chunks` are those of this rank that exist already.
+  std::function<std::unique_ptr<Module>(const Arguments&, const Vocabulary&, const ParallelGroups&, const StageSlice&,
+                                        const std::vector<Module*>& chunks)> model_provider;
   std::function<TrainValidTestDatasets(const Arguments&, const DatasetRequest&)> datasets_provider;
-  // The loss of one micro-batch as a pair (sum over tokens, weight).
-  std::function<Loss(Module&, const Batch&, const ForwardContext&)> forward_step;
+  // `input` is the activation of the segment before, undefined on the first. A loss is a pair (sum over tokens, weight).
+  std::function<StageOutput(Module&, const Batch&, const at::Tensor& input, const ForwardContext&)> forward_step;
   // For FLOP counts.
   std::function<ModelFlops(const Arguments&, const Vocabulary&)> model_flops;
 };

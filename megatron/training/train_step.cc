@@ -7,68 +7,62 @@
 #include <deque>
 
 #include "megatron/base/check.h"
-#include "megatron/nn/recompute.h"
 #include "megatron/tensor/torch.h"
+#include "megatron/training/passes.h"
 
 namespace megatron {
 
-namespace {
-
-// What backward starts from: the loss sum times the scale, divided by the micro-batch's own weight for the mean of means.
-at::Tensor backward_root(const Loss& loss, const at::Tensor& scale, bool per_token) {
-  const at::Tensor factor = scale.to(loss.sum.scalar_type());
-  if (per_token) return loss.sum * factor;
-  return loss.sum * (factor / at::clamp_min(loss.weight.to(factor.scalar_type()), 1));
+std::vector<DistributedDataParallel*> TrainedModel::stores() const {
+  std::vector<DistributedDataParallel*> all;
+  for (const ModelChunk& chunk : chunks) all.push_back(chunk.store.get());
+  return all;
 }
 
-}  // namespace
+int64_t TrainedModel::num_parameters() const {
+  int64_t count = 0;
+  for (const ModelChunk& chunk : chunks) count += chunk.module->num_parameters();
+  return count;
+}
 
-StepOutcome train_step(TrainedModel& model, const PretrainTask& task, const StepOptions& options,
-                       const std::function<Batch()>& next_batch, Timers& timers) {
-  const ParallelGroups& groups = model.store->groups();
-  const at::Tensor scale = model.optimizer->loss_scale_tensor();
-  at::Tensor totals = at::zeros({2}, scale.options().dtype(at::kDouble));
-  {
-    const Region region(timers, "forward-backward", 1);
-    model.store->zero_grad();
-    for (int64_t i = 0; i < options.num_microbatches; ++i) {
-      Batch batch;
-      {
-        const Region part(timers, "batch-generator", 2);
-        batch = next_batch();
-      }
-      RecomputeTape tape;
-      ForwardContext context;
-      context.training = true;
-      context.place = batch.place;
-      context.position_ids = batch.position_ids;
-      context.attention_mask = batch.attention_mask;
-      context.tape = options.full_recomputation ? &tape : nullptr;
-      if (i + 1 == options.num_microbatches) model.store->last_pass();
-      Loss loss;
-      {
-        const Region part(timers, "forward-compute", 2);
-        loss = task.forward_step(*model.module, batch, context);
-      }
-      totals += at::stack({loss.sum.detach().to(at::kDouble), loss.weight.detach().to(at::kDouble)});
-      const Region part(timers, "backward-compute", 2);
-      tape.backward(backward_root(loss, scale, options.per_token_loss));
-    }
-    model.store->finish_grad_sync();
-    groups.dp_cp.all_reduce(totals)->wait();
-  }
-  const Region region(timers, "optimizer", 1);
+at::Tensor accumulate_gradients(TrainedModel& model, const PretrainTask& task, const StepOptions& options,
+                                const std::function<Batch()>& next_batch, Timers& timers) {
+  for (ModelChunk& chunk : model.chunks) chunk.store->zero_grad();
+  PassOptions pass;
+  pass.num_microbatches = static_cast<int>(options.num_microbatches);
+  pass.training = true;
+  pass.per_token_loss = options.per_token_loss;
+  pass.full_recomputation = options.full_recomputation;
+  pass.loss_scale = model.optimizer->loss_scale_tensor();
+  const at::Tensor totals = run_passes(model, task, pass, next_batch, timers);
+  for (ModelChunk& chunk : model.chunks) chunk.store->finish_grad_sync();
+  return totals;
+}
+
+void update_weights(TrainedModel& model, const StepOptions& options, const at::Tensor& totals) {
   if (options.per_token_loss) {
     model.optimizer->step(totals[1], options.global_batch_size);
   } else {
-    model.optimizer->step(static_cast<double>(options.num_microbatches * groups.dp_cp.size()), options.global_batch_size);
+    model.optimizer->step(static_cast<double>(options.num_microbatches * model.groups().dp.size()), options.global_batch_size);
   }
-  return {totals, model.optimizer->state_tensor()};
+}
+
+StepOutcome train_step(TrainedModel& model, const PretrainTask& task, const StepOptions& options,
+                       const std::function<Batch()>& next_batch, Timers& timers) {
+  at::Tensor totals;
+  {
+    const Region region(timers, "forward-backward", 1);
+    totals = accumulate_gradients(model, task, options, next_batch, timers);
+  }
+  const Region region(timers, "optimizer", 1);
+  update_weights(model, options, totals);
+  const at::Tensor stop = at::full({1}, options.stop, totals.options().dtype(at::kLong));
+  model.groups().world.all_reduce(stop, ReduceOp::kMax)->wait();
+  return {totals, model.optimizer->state_tensor(), stop};
 }
 
 struct OutcomeReader::Impl {
   struct Entry {
-    at::Tensor loss, state;              // on the host
+    at::Tensor loss, state, stop;        // on the host
     std::unique_ptr<c10::Event> copied;  // null: already there
   };
   c10::Device device;
@@ -84,7 +78,7 @@ void OutcomeReader::push(const StepOutcome& outcome) {
     host.copy_(from, /*non_blocking=*/true);
     return host;
   };
-  Impl::Entry entry{to_host(outcome.loss), to_host(outcome.state), nullptr};
+  Impl::Entry entry{to_host(outcome.loss), to_host(outcome.state), to_host(outcome.stop), nullptr};
   if (impl_->device.is_cuda()) {
     entry.copied = std::make_unique<c10::Event>(impl_->device.type());
     entry.copied->record(c10::impl::VirtualGuardImpl(impl_->device.type()).getStream(impl_->device));
@@ -100,6 +94,7 @@ bool OutcomeReader::pop(StepNumbers& numbers, bool all) {
   if (entry.copied) entry.copied->synchronize();
   const double* loss = entry.loss.const_data_ptr<double>();
   numbers.loss = loss[0] / (loss[1] == 0 ? 1 : loss[1]);
+  numbers.stop = *entry.stop.const_data_ptr<int64_t>();
   MEGATRON_ASSERT(entry.state.nbytes() == sizeof(StepState));
   std::memcpy(static_cast<void*>(&numbers.state), entry.state.const_data_ptr(), sizeof(StepState));
   return true;

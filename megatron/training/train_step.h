@@ -9,27 +9,39 @@
 #include "megatron/distributed/distributed_data_parallel.h"
 #include "megatron/optimizer/optimizer.h"
 #include "megatron/training/device.h"
+#include "megatron/training/pipeline.h"
 #include "megatron/training/task.h"
 
 namespace megatron {
 
-// A model, the owner of its memory and its optimizer, in the order in which they have to be destroyed.
-struct TrainedModel {
+// One segment of the model and the owner of its memory, in the order in which they have to be destroyed.
+struct ModelChunk {
   std::unique_ptr<Module> module;
   std::unique_ptr<DistributedDataParallel> store;
+};
+
+// What a rank trains: its chunks (one unless pipeline stages are virtual), how their passes follow each other, the optimizer.
+struct TrainedModel {
+  std::vector<ModelChunk> chunks;
+  std::unique_ptr<Pipeline> pipeline;
   std::unique_ptr<Optimizer> optimizer;  // null with --skip-train
+  const ParallelGroups& groups() const { return chunks.front().store->groups(); }
+  std::vector<DistributedDataParallel*> stores() const;
+  int64_t num_parameters() const;  // of this rank
 };
 
 // What an iteration leaves on the device; read later, so that no step waits for the host.
 struct StepOutcome {
   at::Tensor loss;   // [2] fp64: sum of the losses of all tokens and their weight, over all ranks
   at::Tensor state;  // bytes of StepState
+  at::Tensor stop;   // [1] int64: the largest StepOptions::stop of all ranks
 };
 
 // The numbers of an outcome on the host.
 struct StepNumbers {
   double loss = 0;  // per token
   StepState state;
+  int64_t stop = 0;
 };
 
 struct StepOptions {
@@ -37,9 +49,18 @@ struct StepOptions {
   int64_t global_batch_size = 1;
   bool per_token_loss = true;       // false: the mean of the means of the micro-batches
   bool full_recomputation = false;  // gives the forward pass a tape
+  int64_t stop = 0;                 // this rank asks to end the run, why as a number; every rank learns of it with the outcome
 };
 
-// Runs one iteration; `next_batch` gives its micro-batches in order.
+// The first half of an iteration: forward and backward of every micro-batch, gradients summed over ranks. `next_batch` gives
+// the micro-batches in order. Returns the sum of the losses and their weight, [2] fp64, over all ranks.
+at::Tensor accumulate_gradients(TrainedModel& model, const PretrainTask& task, const StepOptions& options,
+                                const std::function<Batch()>& next_batch, Timers& timers);
+
+// The second half: the update from those gradients.
+void update_weights(TrainedModel& model, const StepOptions& options, const at::Tensor& totals);
+
+// One iteration.
 StepOutcome train_step(TrainedModel& model, const PretrainTask& task, const StepOptions& options,
                        const std::function<Batch()>& next_batch, Timers& timers);
 

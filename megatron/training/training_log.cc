@@ -48,7 +48,7 @@ std::string format_memory(const MemoryUse& use) {
 
 TrainingLog::TrainingLog(const TrainingConfig& config, RunFacts facts, MetricsFile metrics)
     : config_(config), facts_(std::move(facts)), metrics_(std::move(metrics)) {
-  if (!config_.tensorboard_dir.empty())
+  if (!config_.tensorboard_dir.empty() && facts_.first_rank)
     tensorboard_ = std::make_unique<TensorBoardWriter>(config_.tensorboard_dir);
   mark_ = last_status_ = std::chrono::steady_clock::now();
 }

@@ -60,6 +60,7 @@ struct RunFacts {
   int64_t start_iteration = 0;
   int64_t sequence_length = 0;
   int64_t world_size = 1;
+  bool first_rank = true;  // the one that writes files
   double peak_flops = 0;  // of one device; 0: not known
   ModelFlops model;
 };

@@ -6,6 +6,7 @@
 #include "megatron/tensor/rotary.h"
 #include "megatron/tensor/shape.h"
 #include "megatron/tensor/torch.h"
+#include "megatron/tensor_parallel/mappings.h"
 #include "megatron/transformer/kv_cache.h"
 
 namespace megatron {
@@ -72,6 +73,13 @@ int64_t per_rank(const char* what, int64_t count, int ranks) {
   return count / ranks;
 }
 
+// Groups of keys and values that this rank attends with: its share, or one that it holds together with other ranks.
+int64_t groups_per_rank(int64_t groups, int ranks) {
+  if (groups >= ranks) return per_rank("--num-query-groups", groups, ranks);
+  MEGATRON_CHECK(ranks % groups == 0, ranks, " tensor-parallel ranks are not divisible by --num-query-groups ", groups);
+  return 1;
+}
+
 }  // namespace
 
 SelfAttention::SelfAttention(const TransformerConfig& config, int64_t layer_number,
@@ -79,7 +87,8 @@ SelfAttention::SelfAttention(const TransformerConfig& config, int64_t layer_numb
     : config_(config),
       layer_number_(layer_number),
       heads_(per_rank("--num-attention-heads", config.num_attention_heads, groups.tp.size())),
-      groups_(per_rank("--num-query-groups", config.query_groups(), groups.tp.size())),
+      groups_(groups_per_rank(config.query_groups(), groups.tp.size())),
+      kv_(groups.kv),
       first_head_(groups.tp.rank() * heads_),
       dropout_key_(random_key(config.seed, "attention_dropout", layer_number)),
       linear_qkv_("linear_qkv", config.hidden_size, qkv_rows(config),
@@ -90,6 +99,7 @@ SelfAttention::SelfAttention(const TransformerConfig& config, int64_t layer_numb
   if (config.qk_layernorm) {
     NormOptions norm = norm_options(config);
     norm.role = ParameterRole::kQKNorm;
+    norm.partial_over_tensor = groups.tp.size() > 1;  // it sees the heads of this rank
     q_layernorm_ = std::make_unique<Norm>(config.kv_channels, norm);
     k_layernorm_ = std::make_unique<Norm>(config.kv_channels, norm);
     add("q_layernorm", q_layernorm_.get());
@@ -120,10 +130,13 @@ AttentionOptions SelfAttention::options(const LayerContext& context, int64_t num
 }
 
 at::Tensor SelfAttention::forward(const at::Tensor& x, const LayerContext& context) {
-  const at::Tensor mixed = linear_qkv_.forward(x);
+  // With fewer groups than ranks the rows of one group lie on several ranks, which put them together; each then attends
+  // with its share of the query heads.
+  const at::Tensor mixed = all_gather_last_dim_from_tensor_parallel_region(linear_qkv_.forward(x), kv_);
   const int64_t s = mixed.size(0), b = mixed.size(1);
-  const variable_list qkv = SplitQKV::apply(mixed, groups_, heads_ / groups_, config_.kv_channels);
-  at::Tensor q = qkv[0], k = qkv[1], v = qkv[2];
+  const variable_list qkv = SplitQKV::apply(mixed, groups_, heads_ * kv_.size() / groups_, config_.kv_channels);
+  at::Tensor q = kv_.size() == 1 ? qkv[0] : qkv[0].narrow(2, kv_.rank() * heads_, heads_).contiguous();
+  at::Tensor k = qkv[1], v = qkv[2];
   if (q_layernorm_) {
     q = q_layernorm_->forward(q);
     k = k_layernorm_->forward(k);

@@ -34,6 +34,7 @@ class SelfAttention : public Module {
   const TransformerConfig& config_;
   int64_t layer_number_;    // from 1
   int64_t heads_, groups_;  // of this rank
+  const ProcessGroup& kv_;  // ranks that hold one group of keys and values together
   int64_t first_head_;
   RandomKey dropout_key_;
   ColumnParallelLinear linear_qkv_;

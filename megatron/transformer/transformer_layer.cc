@@ -17,7 +17,7 @@ TransformerLayer::TransformerLayer(const TransformerConfig& config, int64_t laye
 
 at::Tensor TransformerLayer::forward(const at::Tensor& x, const LayerContext& context) {
   const double p = context.pass.training ? config_.hidden_dropout : 0.0;
-  const Place& place = context.pass.place;
+  const Place& place = context.pass.rows.position.defined() ? context.pass.rows : context.pass.place;
   const at::Tensor attention = self_attention_.forward(x, context);
   const at::Tensor middle = dropout_add(attention, x, p, attention_output_key_, place);
   const at::Tensor mlp = mlp_.forward(middle);

@@ -16,36 +16,41 @@ namespace {
 // word_embeddings.weight, position_embeddings.weight (learned positions only).
 class GPTEmbedding : public Module {
  public:
-  GPTEmbedding(const GPTConfig& config, bool sequence_parallel, const ParallelGroups& groups)
+  GPTEmbedding(const GPTConfig& config, const ParallelGroups& groups)
       : config_(config.transformer),
         dropout_key_(random_key(config_.seed, "embedding_dropout")),
         word_embeddings_(config.vocab_size, config.padded_vocab_size, config_.hidden_size,
-                         config_.embedding_init(config.vocab_size), sequence_parallel, groups) {
+                         config_.embedding_init(config.vocab_size), config.sequence_parallel, groups) {
     add("word_embeddings", &word_embeddings_);
     if (config_.position_embedding_type != PositionEmbedding::kLearnedAbsolute) return;
     position_embeddings_ =
         std::make_unique<Embedding>(config_.max_position_embeddings, config_.hidden_size,
                                     config_.embedding_init(config_.max_position_embeddings));
+    position_embeddings_->set_sequence_parallel(config.sequence_parallel);
     add("position_embeddings", position_embeddings_.get());
   }
 
-  // [b, s] -> [s, b, h]
+  // [b, s] -> [s, b, h] ([s/t, b, h] with sequence parallelism)
   at::Tensor forward(const at::Tensor& tokens, const ForwardContext& context) {
     at::Tensor x = word_embeddings_.forward(tokens);
     if (position_embeddings_) {
       const at::Tensor rows =
           context.position_ids.defined()
-              ? position_embeddings_->forward(context.position_ids.t())
-              : position_embeddings_->forward(context.place.position).unsqueeze(1);
+              ? position_embeddings_->forward(own_rows(context.position_ids.t(), context))
+              : position_embeddings_->forward(context.rows.position).unsqueeze(1);
       x = x + rows;
     }
     if (config_.fp32_residual_connection && x.scalar_type() != at::kDouble) x = x.to(at::kFloat);
-    return dropout(x, context.training ? config_.hidden_dropout : 0.0, dropout_key_, context.place);
+    return dropout(x, context.training ? config_.hidden_dropout : 0.0, dropout_key_, context.rows);
   }
 
   Parameter& weight() { return word_embeddings_.weight(); }
 
  private:
+  static at::Tensor own_rows(const at::Tensor& ids, const ForwardContext& context) {
+    return ids.narrow(0, context.first_row, context.rows.position.size(0));
+  }
+
   const TransformerConfig& config_;
   RandomKey dropout_key_;
   VocabParallelEmbedding word_embeddings_;
@@ -55,7 +60,7 @@ class GPTEmbedding : public Module {
 // output_layer.weight of an untied head.
 class OutputLayer : public Module {
  public:
-  explicit OutputLayer(const GPTConfig& config, const ParallelGroups& groups) {
+  OutputLayer(const GPTConfig& config, const ParallelGroups& groups) {
     weight_.local_shape = {config.padded_vocab_size / groups.tp.size(),
                            config.transformer.hidden_size};
     weight_.global_shape = {config.padded_vocab_size, config.transformer.hidden_size};
@@ -72,36 +77,85 @@ class OutputLayer : public Module {
   Parameter weight_;
 };
 
+// A copy of the embedding table for a tied head on another stage; named and started as the original.
+class TiedTable : public Module {
+ public:
+  TiedTable(const GPTConfig& config, const ParallelGroups& groups)
+      : table_(config.vocab_size, config.padded_vocab_size, config.transformer.hidden_size,
+               config.transformer.embedding_init(config.vocab_size), config.sequence_parallel, groups) {
+    table_.weight().shared = &groups.embd;
+    add("word_embeddings", &table_);
+  }
+  Parameter& weight() { return table_.weight(); }
+
+ private:
+  VocabParallelEmbedding table_;
+};
+
+// The context with the places of the rows that this rank holds between layers.
+ForwardContext with_rows(const ForwardContext& context, bool sequence_parallel, const ProcessGroup& tp) {
+  ForwardContext out = context;
+  out.rows = context.place;
+  if (!sequence_parallel || tp.size() == 1) return out;
+  const int64_t s = context.place.position.size(0);
+  MEGATRON_CHECK(s % tp.size() == 0, "a sequence of ", s, " tokens is not divisible by ", tp.size(),
+                 " tensor-parallel ranks, which --sequence-parallel splits it over");
+  out.rows.position = context.place.position.narrow(0, tp.rank() * (s / tp.size()), s / tp.size());
+  out.first_row = tp.rank() * (s / tp.size());
+  return out;
+}
+
 }  // namespace
 
 struct GPTModel::Impl {
-  Impl(const GPTConfig& c, const ParallelGroups& g)
+  Impl(const GPTConfig& c, const ParallelGroups& g, const StageSlice& part)
       : config(c),
         groups(g),
-        embedding(config, /*sequence_parallel=*/false, g),
-        decoder(config.transformer, 0, config.transformer.num_layers, /*final_norm=*/true,
-                /*sequence_parallel=*/false, g) {}
-  Parameter& output_weight() { return output_layer ? output_layer->weight() : embedding.weight(); }
+        slice(part),
+        decoder(config.transformer, part.first_layer, part.num_layers, /*final_norm=*/part.head,
+                c.sequence_parallel, g) {}
 
   const GPTConfig config;
   const ParallelGroups& groups;
-  GPTEmbedding embedding;
+  const StageSlice slice;
+  std::unique_ptr<GPTEmbedding> embedding;
   TransformerBlock decoder;
   std::unique_ptr<OutputLayer> output_layer;
+  std::unique_ptr<TiedTable> tied_table;
+  Parameter* head = nullptr;  // the weight of the output projection
 };
 
-GPTModel::GPTModel(const GPTConfig& config, const ParallelGroups& groups) {
+GPTModel::GPTModel(const GPTConfig& config, const ParallelGroups& groups)
+    : GPTModel(config, groups, {0, config.transformer.num_layers, true, true}) {}
+
+GPTModel::GPTModel(const GPTConfig& config, const ParallelGroups& groups, const StageSlice& slice,
+                   Parameter* table) {
   MEGATRON_CHECK(config.vocab_size > 0 && config.padded_vocab_size >= config.vocab_size,
                  "vocabulary of ", config.vocab_size, " tokens in ", config.padded_vocab_size,
                  " rows: expected at least one token and no fewer rows");
-  impl_ = std::make_unique<Impl>(config, groups);
-  add("embedding", &impl_->embedding);
+  impl_ = std::make_unique<Impl>(config, groups, slice);
+  const bool tied = !config.transformer.untie_embeddings_and_output_weights;
+  if (slice.embedding) {
+    impl_->embedding = std::make_unique<GPTEmbedding>(impl_->config, groups);
+    add("embedding", impl_->embedding.get());
+    if (tied && !slice.head && groups.embd.size() > 1) impl_->embedding->weight().shared = &groups.embd;
+  }
   add("decoder", &impl_->decoder);
-  if (config.transformer.untie_embeddings_and_output_weights) {
+  if (slice.head && !tied) {
     impl_->output_layer = std::make_unique<OutputLayer>(impl_->config, groups);
     add("output_layer", impl_->output_layer.get());
-  } else {
-    impl_->embedding.weight().uses = 2;
+    impl_->head = &impl_->output_layer->weight();
+  } else if (slice.head) {
+    if (slice.embedding) table = &impl_->embedding->weight();
+    if (table == nullptr) {
+      impl_->tied_table = std::make_unique<TiedTable>(impl_->config, groups);
+      add("embedding", impl_->tied_table.get());
+      table = &impl_->tied_table->weight();
+    } else {
+      table->uses = 2;
+      table->shared = nullptr;
+    }
+    impl_->head = table;
   }
   name_parameters();
 }
@@ -109,28 +163,48 @@ GPTModel::GPTModel(const GPTConfig& config, const ParallelGroups& groups) {
 GPTModel::~GPTModel() = default;
 
 const GPTConfig& GPTModel::config() const { return impl_->config; }
+const StageSlice& GPTModel::slice() const { return impl_->slice; }
+Parameter* GPTModel::embedding_table() {
+  return impl_->embedding ? &impl_->embedding->weight() : nullptr;
+}
+
+at::Tensor GPTModel::hidden(const at::Tensor& tokens, const at::Tensor& input,
+                            const ForwardContext& given) {
+  const ForwardContext context = with_rows(given, impl_->config.sequence_parallel, impl_->groups.tp);
+  at::Tensor x = input;
+  if (impl_->embedding) {
+    check_shape("tokens", tokens, {-1, -1});
+    check_shape("place.position", context.place.position, {tokens.size(1)});
+    x = impl_->embedding->forward(tokens, context);
+  }
+  check_shape("hidden states", x,
+              {context.rows.position.size(0), context.place.sample.size(0), impl_->config.transformer.hidden_size});
+  return impl_->decoder.forward(x, context);
+}
+
+at::Tensor GPTModel::logits(const at::Tensor& hidden) {
+  MEGATRON_ASSERT(impl_->head != nullptr, "this segment holds no output layer");
+  return ColumnParallelLinear::forward_with(*impl_->head, hidden, impl_->config.sequence_parallel,
+                                            impl_->groups.tp);
+}
+
+Loss GPTModel::loss(const at::Tensor& hidden, const at::Tensor& labels, const at::Tensor& loss_mask) {
+  check_shape("loss_mask", loss_mask, {labels.size(0), labels.size(1)});
+  const at::Tensor per_token =
+      vocab_parallel_cross_entropy(logits(hidden), labels.t().contiguous(), impl_->config.vocab_size,
+                                   impl_->config.transformer.z_loss_coeff, impl_->groups.tp);
+  const at::Tensor mask = loss_mask.t().to(per_token.scalar_type());
+  return {(per_token * mask).sum(), mask.sum()};
+}
 
 at::Tensor GPTModel::forward(const at::Tensor& tokens, const ForwardContext& context) {
-  check_shape("tokens", tokens, {-1, -1});
-  check_shape("place.position", context.place.position, {tokens.size(1)});
-  at::Tensor x = impl_->embedding.forward(tokens, context);
-  x = impl_->decoder.forward(x, context);
-  Parameter& weight = impl_->output_weight();
-  x = x.to(weight.value.scalar_type());
-  return ColumnParallelLinear::forward_with(weight, x, /*sequence_parallel=*/false,
-                                            impl_->groups.tp);
+  return logits(hidden(tokens, {}, context));
 }
 
 Loss GPTModel::loss(const at::Tensor& tokens, const at::Tensor& labels, const at::Tensor& loss_mask,
                     const ForwardContext& context) {
   check_shape("labels", labels, {tokens.size(0), tokens.size(1)});
-  check_shape("loss_mask", loss_mask, {tokens.size(0), tokens.size(1)});
-  const at::Tensor logits = forward(tokens, context);
-  const at::Tensor per_token =
-      vocab_parallel_cross_entropy(logits, labels.t().contiguous(), impl_->config.vocab_size,
-                                   impl_->config.transformer.z_loss_coeff, impl_->groups.tp);
-  const at::Tensor mask = loss_mask.t().to(per_token.scalar_type());
-  return {(per_token * mask).sum(), mask.sum()};
+  return loss(hidden(tokens, {}, context), labels, loss_mask);
 }
 
 }  // namespace megatron

@@ -1,10 +1,12 @@
-// Decoder-only transformer: embedding, blocks, final norm, output layer, loss.
+// Decoder-only transformer: embedding, blocks, final norm, output layer, loss. One object holds the whole model or the
+// segment of it that one pipeline stage computes.
 #pragma once
 
 #include <memory>
 
 #include "megatron/nn/module.h"
 #include "megatron/nn/recompute.h"
+#include "megatron/pipeline_parallel/stage_layout.h"
 #include "megatron/transformer/forward_context.h"
 #include "megatron/transformer/transformer_config.h"
 
@@ -16,6 +18,7 @@ struct GPTConfig {
   TransformerConfig transformer;
   int64_t vocab_size = 0;         // of the tokenizer
   int64_t padded_vocab_size = 0;  // rows of the embedding; at least vocab_size
+  bool sequence_parallel = false;
 };
 
 // A loss stays a (sum, weight) pair until one division by the weight of every micro-batch and rank.
@@ -28,21 +31,34 @@ struct Loss {
 // decoder.layers.N...., decoder.final_layernorm.weight|bias, output_layer.weight (untied).
 class GPTModel : public Module {
  public:
-  // Declares the parameters; memory comes from a ParameterStore. `groups` must outlive the model.
+  // Declares the parameters; memory comes from a ParameterStore. `groups` must outlive the model. The whole model:
   GPTModel(const GPTConfig& config, const ParallelGroups& groups);
+  // One segment. A tied head on another segment than the embedding holds a copy of the table, shared over groups.embd, or
+  // uses `table` when this rank holds the embedding too (in another chunk, which must outlive this one).
+  GPTModel(const GPTConfig& config, const ParallelGroups& groups, const StageSlice& slice,
+           Parameter* table = nullptr);
   ~GPTModel() override;
 
-  // Logits. Differentiable in the parameters; with a tape in the context, blocks may be recomputed.
-  //   tokens   [b, s] int64
-  //   return   [s, b, v/t] in the model's type; columns of vocabulary padding are unspecified
-  at::Tensor forward(const at::Tensor& tokens, const ForwardContext& context);
+  // The hidden states after this segment. Differentiable in the parameters and in `input`; with a tape in the context,
+  // blocks may be recomputed.
+  //   tokens   [b, s] int64; read where the segment holds the embedding
+  //   input    [s, b, h] of the segment before ([s/t, b, h] with sequence parallelism); undefined with the embedding
+  //   return   as input
+  // With context parallelism s counts the tokens of this rank.
+  at::Tensor hidden(const at::Tensor& tokens, const at::Tensor& input, const ForwardContext& context);
+  // The last segment's part: [s, b, h] -> [s, b, v/t] in the model's type; columns of vocabulary padding are unspecified.
+  at::Tensor logits(const at::Tensor& hidden);
+  // Sum of the per-token losses times their mask, and the sum of the mask. labels [b, s] int64, loss_mask [b, s] fp32.
+  Loss loss(const at::Tensor& hidden, const at::Tensor& labels, const at::Tensor& loss_mask);
 
-  // Sum of the per-token losses times their mask, and the sum of the mask.
-  //   tokens, labels  [b, s] int64;  loss_mask [b, s] fp32
+  // The whole model at once: logits, or the loss.
+  at::Tensor forward(const at::Tensor& tokens, const ForwardContext& context);
   Loss loss(const at::Tensor& tokens, const at::Tensor& labels, const at::Tensor& loss_mask,
             const ForwardContext& context);
 
   const GPTConfig& config() const;
+  const StageSlice& slice() const;
+  Parameter* embedding_table();  // null where the segment has none
 
  private:
   struct Impl;

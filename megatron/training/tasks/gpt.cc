@@ -5,12 +5,24 @@ namespace megatron {
 
 namespace {
 
-std::unique_ptr<Module> make_model(const Arguments& arguments, const Vocabulary& vocabulary, const ParallelGroups& groups) {
-  return std::make_unique<GPTModel>(GPTConfig{arguments.transformer, vocabulary.size, vocabulary.padded_size}, groups);
+std::unique_ptr<Module> make_model(const Arguments& arguments, const Vocabulary& vocabulary, const ParallelGroups& groups,
+                                   const StageSlice& slice, const std::vector<Module*>& chunks) {
+  GPTConfig config;
+  config.transformer = arguments.transformer;
+  config.vocab_size = vocabulary.size;
+  config.padded_vocab_size = vocabulary.padded_size;
+  config.sequence_parallel = arguments.parallel.sequence_parallel && groups.tp.size() > 1;
+  Parameter* table = nullptr;  // of an embedding that this rank holds in another chunk
+  for (Module* chunk : chunks)
+    if (Parameter* found = dynamic_cast<GPTModel&>(*chunk).embedding_table()) table = found;
+  return std::make_unique<GPTModel>(config, groups, slice, table);
 }
 
-Loss forward_step(Module& model, const Batch& batch, const ForwardContext& context) {
-  return dynamic_cast<GPTModel&>(model).loss(batch.tokens, batch.labels, batch.loss_mask, context);
+StageOutput forward_step(Module& module, const Batch& batch, const at::Tensor& input, const ForwardContext& context) {
+  GPTModel& model = dynamic_cast<GPTModel&>(module);
+  const at::Tensor hidden = model.hidden(batch.tokens, input, context);
+  if (!model.slice().head) return {hidden, {}};
+  return {{}, model.loss(hidden, batch.labels, batch.loss_mask)};
 }
 
 ModelFlops model_flops(const Arguments& arguments, const Vocabulary& vocabulary) {

@@ -75,7 +75,7 @@ TEST(ParallelGroups, EveryRankFindsItsPlace) {
     config.tensor_model_parallel_size = 2;
     config.pipeline_model_parallel_size = 2;
     config.context_parallel_size = 2;
-    const ParallelGroups groups = make_parallel_groups(config, world);
+    const ParallelGroups groups = make_parallel_groups(config, world, /*num_query_groups=*/1);
     const int rank = world->rank();
     EXPECT_EQ(groups.tp.rank(), rank % 2);
     EXPECT_EQ(groups.cp.rank(), rank / 2 % 2);
@@ -84,6 +84,7 @@ TEST(ParallelGroups, EveryRankFindsItsPlace) {
     EXPECT_EQ(groups.dp_cp.rank(), rank / 2 % 4);
     EXPECT_EQ(groups.model_parallel.size(), 4);
     EXPECT_EQ(groups.embd.size(), 2);
+    EXPECT_EQ(groups.kv.size(), 2);
     const at::Tensor sum = at::full({1}, double(rank), at::kDouble);
     groups.pp.all_reduce(sum)->wait();
     EXPECT_EQ(sum.item<double>(), 2 * (rank % 8) + 8);
@@ -102,24 +103,24 @@ TEST(RankGroups, ErrorsNameTheAxis) {
   EXPECT_EQ(error_of([] { rank_groups("tp-dp", {2, 0}, "tp"); }), "axis \"dp\" has size 0, expected at least 1");
 }
 
-TEST(ParallelConfig, EverySizeAboveOneIsRefused) {
+TEST(ParallelConfig, SizesArePositiveAndExpertsAreNotBuilt) {
   ParallelConfig config;
+  config.tensor_model_parallel_size = 2;
+  config.pipeline_model_parallel_size = 4;
+  config.context_parallel_size = 2;
   Violations none;
   config.validate(none);
   EXPECT_TRUE(none.empty());
 
-  config.tensor_model_parallel_size = 2;
-  config.pipeline_model_parallel_size = 4;
-  config.context_parallel_size = 2;
-  config.expert_model_parallel_size = 0;
+  config.tensor_model_parallel_size = 0;
+  config.context_parallel_size = -1;
+  config.expert_model_parallel_size = 2;
   Violations all;
   config.validate(all);
-  ASSERT_EQ(all.messages().size(), 4u);
-  EXPECT_NE(all.messages()[0].find("--tensor-model-parallel-size 2 is not built yet in the trainer"),
-            std::string::npos);
-  EXPECT_NE(all.messages()[1].find("--pipeline-model-parallel-size 4"), std::string::npos);
-  EXPECT_NE(all.messages()[2].find("--context-parallel-size 2"), std::string::npos);
-  EXPECT_NE(all.messages()[3].find("--expert-model-parallel-size is 0"), std::string::npos);
+  ASSERT_EQ(all.messages().size(), 3u);
+  EXPECT_NE(all.messages()[0].find("--tensor-model-parallel-size is 0"), std::string::npos);
+  EXPECT_NE(all.messages()[1].find("--context-parallel-size is -1"), std::string::npos);
+  EXPECT_NE(all.messages()[2].find("--expert-model-parallel-size 2 needs experts"), std::string::npos);
 }
 
 }  // namespace

@@ -44,11 +44,12 @@ Arguments tiny(const std::string& run_dir) {
 PretrainTask broken_task(int64_t first, int64_t last) {
   PretrainTask task = gpt_task();
   const auto forward = task.forward_step;
-  task.forward_step = [=](Module& model, const Batch& batch, const ForwardContext& context) {
-    Loss loss = forward(model, batch, context);
+  task.forward_step = [=](Module& model, const Batch& batch, const at::Tensor& input, const ForwardContext& context) {
+    StageOutput output = forward(model, batch, input, context);
     const int64_t ordinal = batch.place.sample[0].item<int64_t>();
-    if (ordinal >= first && ordinal < last) loss.sum = loss.sum * std::numeric_limits<double>::quiet_NaN();
-    return loss;
+    if (ordinal >= first && ordinal < last)
+      output.loss.sum = output.loss.sum * std::numeric_limits<double>::quiet_NaN();
+    return output;
   };
   return task;
 }
@@ -98,10 +99,10 @@ TEST(Pretrain, MicroBatchesComeInOrder) {
   PretrainTask task = gpt_task();
   std::vector<int64_t> seen;
   const auto forward = task.forward_step;
-  task.forward_step = [&](Module& model, const Batch& batch, const ForwardContext& context) {
+  task.forward_step = [&](Module& model, const Batch& batch, const at::Tensor& input, const ForwardContext& context) {
     EXPECT_TRUE(context.training);
     for (int64_t i = 0; i < batch.place.sample.numel(); ++i) seen.push_back(batch.place.sample[i].item<int64_t>());
-    return forward(model, batch, context);
+    return forward(model, batch, input, context);
   };
   testing::internal::CaptureStdout();
   pretrain(task, arguments);

@@ -1,0 +1,140 @@
+#include "megatron/training/passes.h"
+
+#include "megatron/base/check.h"
+#include "megatron/nn/recompute.h"
+#include "megatron/tensor/torch.h"
+
+namespace megatron {
+
+namespace {
+
+// What one pass over one micro-batch through one chunk keeps until its backward.
+struct Pass {
+  RecomputeTape tape;
+  at::Tensor input;  // the leaf that the gradient for the previous segment appears in
+  BackwardRoot root;
+  at::Tensor root_grad;  // on the last segment
+  std::vector<std::function<void()>> weight_gradients;
+};
+
+class StagePasses final : public StageCompute {
+ public:
+  StagePasses(TrainedModel& model, const PretrainTask& task, const PassOptions& options,
+              const std::function<Batch()>& next_batch, Timers& timers)
+      : model_(model), task_(task), options_(options), next_batch_(next_batch), timers_(timers),
+        batches_(options.num_microbatches), passes_(model.chunks.size()), backwards_left_(model.chunks.size()),
+        totals_(at::zeros({2}, at::TensorOptions().dtype(at::kDouble).device(model.chunks.front().store->device()))) {
+    for (std::vector<Pass>& passes : passes_) passes.resize(options.num_microbatches);
+    backwards_left_.assign(model.chunks.size(), options.num_microbatches);
+  }
+
+  at::Tensor forward(int chunk, int microbatch, const at::Tensor& input) override {
+    const Batch& batch = batch_of(microbatch);
+    Pass& pass = passes_[chunk][microbatch];
+    ForwardContext context;
+    context.training = options_.training;
+    context.place = batch.place;
+    context.position_ids = batch.position_ids;
+    context.attention_mask = batch.attention_mask;
+    context.tape = options_.full_recomputation ? &pass.tape : nullptr;
+    if (input.defined() && options_.training) pass.input = input.detach().set_requires_grad(true);
+    const Region region(timers_, "forward-compute", 2);
+    StageOutput output = task_.forward_step(*model_.chunks[chunk].module, batch,
+                                            pass.input.defined() ? pass.input : input, context);
+    const bool last_use = --uses_left_[microbatch] == 0;
+    if (output.loss.sum.defined()) {
+      add_loss(output.loss, pass);
+    } else if (options_.training) {
+      pass.root = BackwardRoot(output.activation);
+    }
+    if (last_use) {  // the place stays: the shape of gradients follows from it
+      Batch kept;
+      kept.place = batch.place;
+      batches_[microbatch] = std::move(kept);
+    }
+    return output.activation.defined() ? output.activation.detach() : at::Tensor();
+  }
+
+  at::Tensor backward(int chunk, int microbatch, const at::Tensor& grad_output, bool defer_weights) override {
+    DistributedDataParallel& store = *model_.chunks[chunk].store;
+    Pass& pass = passes_[chunk][microbatch];
+    if (--backwards_left_[chunk] == 0 && !defer_weights && !deferred_) store.last_pass();
+    deferred_ |= defer_weights;
+    const Region region(timers_, "backward-compute", 2);
+    if (defer_weights) store.defer_to(&pass.weight_gradients);
+    pass.tape.backward(std::move(pass.root), pass.root_grad.defined() ? pass.root_grad : grad_output);
+    store.defer_to(nullptr);
+    at::Tensor grad = pass.input.defined() ? pass.input.grad() : at::Tensor();
+    MEGATRON_ASSERT(!pass.input.defined() || grad.defined(), "the backward of a stage did not reach its input");
+    std::vector<std::function<void()>> weight_gradients = std::move(pass.weight_gradients);
+    pass = Pass();
+    pass.weight_gradients = std::move(weight_gradients);
+    return grad;
+  }
+
+  void weight_backward(int chunk, int microbatch) override {
+    const Region region(timers_, "backward-compute", 2);
+    std::vector<std::function<void()>>& todo = passes_[chunk][microbatch].weight_gradients;
+    for (std::function<void()>& compute : todo) {
+      compute();
+      compute = {};
+    }
+    todo.clear();
+  }
+
+  at::Tensor totals() const { return totals_; }
+  // Micro-batches are read in order, by whichever chunk asks first.
+  const Batch& batch_of(int microbatch) {
+    for (; loaded_ <= microbatch; ++loaded_) {
+      const Region part(timers_, "batch-generator", 2);
+      batches_[loaded_] = next_batch_();
+      uses_left_.push_back(static_cast<int>(model_.chunks.size()));
+    }
+    return batches_[microbatch];
+  }
+
+ private:
+  // What the backward starts from: the loss sum times the scale, divided by the micro-batch's own weight for the mean of
+  // means. The weight of a micro-batch is that of its whole sequences.
+  void add_loss(const Loss& loss, Pass& pass) {
+    totals_ += at::stack({loss.sum.detach().to(at::kDouble), loss.weight.detach().to(at::kDouble)});
+    if (!options_.training) return;
+    at::Tensor factor = options_.loss_scale.to(loss.sum.scalar_type());
+    if (!options_.per_token_loss) {
+      const at::Tensor weight = loss.weight.detach().to(factor.scalar_type()).reshape({1}).clone();
+      model_.groups().cp.all_reduce(weight)->wait();
+      factor = factor / at::clamp_min(weight, 1).reshape({});
+    }
+    pass.root = BackwardRoot(loss.sum);
+    pass.root_grad = factor;
+  }
+
+  TrainedModel& model_;
+  const PretrainTask& task_;
+  const PassOptions& options_;
+  const std::function<Batch()>& next_batch_;
+  Timers& timers_;
+  std::vector<Batch> batches_;
+  std::vector<int> uses_left_;  // by micro-batch: chunks whose forward is still to come
+  int loaded_ = 0;
+  std::vector<std::vector<Pass>> passes_;  // by chunk and micro-batch
+  std::vector<int> backwards_left_;
+  bool deferred_ = false;
+  at::Tensor totals_;
+};
+
+}  // namespace
+
+at::Tensor run_passes(TrainedModel& model, const PretrainTask& task, const PassOptions& options,
+                      const std::function<Batch()>& next_batch, Timers& timers) {
+  const c10::AutoGradMode grad_mode(options.training);
+  StagePasses passes(model, task, options, next_batch, timers);
+  model.pipeline->run(options.num_microbatches, options.training, passes,
+                      [&](int microbatch) { return passes.batch_of(microbatch).place; });
+  const at::Tensor totals = passes.totals();
+  model.groups().dp_cp.all_reduce(totals)->wait();
+  model.groups().pp.all_reduce(totals)->wait();  // the other stages have added nothing
+  return totals;
+}
+
+}  // namespace megatron

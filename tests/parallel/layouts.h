@@ -1,0 +1,20 @@
+// The rows of the equivalence matrix: layouts of ranks that must train the same model as one rank.
+#pragma once
+
+#include <span>
+
+namespace megatron {
+
+struct LayoutRow {
+  const char* name;
+  const char* model;  // of the table in layouts.cc
+  int world_size;
+  const char* flags;  // of `pretrain`, on top of the model's; one rank keeps those that do not name a layout
+};
+
+std::span<const LayoutRow> layout_rows();
+
+// The flags of a model of the matrix.
+const char* model_flags(const char* model);
+
+}  // namespace megatron
