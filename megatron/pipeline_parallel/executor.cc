@@ -1,0 +1,198 @@
+#include "megatron/pipeline_parallel/executor.h"
+
+#include <memory>
+#include <utility>
+
+#include "megatron/base/check.h"
+#include "megatron/pipeline_parallel/transfers.h"
+#include "megatron/tensor/torch.h"
+
+namespace megatron {
+namespace {
+
+// A link is a group of two; its sender has rank 0.
+constexpr int kSender = 0;
+constexpr int kReceiver = 1;
+
+class Executor {
+ public:
+  Executor(const Schedule& schedule, StageCompute& stage, const PipelineLinks& links, const TransferFormat& format)
+      : actions_(schedule.stages.at(static_cast<size_t>(links.stage()))),
+        stage_(stage),
+        links_(links),
+        format_(format) {
+    std::vector<std::vector<ActionTransfers>> plan = plan_transfers(schedule);
+    transfers_ = std::move(plan[static_cast<size_t>(links.stage())]);
+    for (size_t i = 0; i < transfers_.size(); ++i) {
+      const Transfer& receive = transfers_[i].receive;
+      if (!receive.any()) continue;
+      Incoming& from = incoming_[receive.peer];
+      if (from.user.size() <= static_cast<size_t>(receive.sequence)) from.user.resize(static_cast<size_t>(receive.sequence) + 1);
+      from.user[static_cast<size_t>(receive.sequence)] = i;
+    }
+    arrivals_.resize(actions_.size());
+  }
+
+  void run() {
+    const bool overlap = links_.overlap();
+    for (size_t i = 0; i < actions_.size(); ++i) {
+      post_receive(i);
+      if (overlap) post_receive(next_receiver(i + 1));
+      const at::Tensor input = take(i);
+      send(i, compute(actions_[i], input));
+      if (overlap) continue;
+      // Both directions are under way before either is waited for: the peer may be doing the same.
+      post_receive(i + 1);
+      wait_for_sends();
+    }
+    wait_for_sends();
+  }
+
+ private:
+  struct Arrival {
+    at::Tensor tensor;
+    std::shared_ptr<Work> work;  // null: handed over in memory
+  };
+  // From one peer.
+  struct Incoming {
+    std::vector<size_t> user;  // by sequence: the action that uses the message
+    size_t posted = 0;         // messages whose receives are posted
+  };
+  struct Outgoing {
+    int peer;
+    int used_at;  // the peer's action
+    at::Tensor tensor;
+    std::shared_ptr<Work> work;
+  };
+
+  bool crosses(const Transfer& transfer) const { return transfer.any() && transfer.peer != links_.stage(); }
+
+  // The first action from `i` on whose input comes from another stage; the number of actions when there is none.
+  size_t next_receiver(size_t i) const {
+    while (i < actions_.size() && !crosses(transfers_[i].receive)) ++i;
+    return i;
+  }
+
+  // Posts the receive of the action's input, after those of earlier messages on the same link. Past the end: nothing.
+  void post_receive(size_t i) {
+    if (i >= actions_.size() || !crosses(transfers_[i].receive)) return;
+    const Transfer& receive = transfers_[i].receive;
+    Incoming& from = incoming_[receive.peer];
+    for (; from.posted <= static_cast<size_t>(receive.sequence); ++from.posted) {
+      const size_t user = from.user[from.posted];
+      const at::Tensor buffer =
+          at::empty(shape_of(actions_[user].microbatch), at::TensorOptions().dtype(format_.dtype).device(format_.device));
+      arrivals_[user] = {buffer, links_.from(receive.peer).recv(buffer, kSender)};
+    }
+  }
+
+  // The action's input, once it is there; undefined at the ends of the model.
+  at::Tensor take(size_t i) {
+    const Transfer& receive = transfers_[i].receive;
+    if (!receive.any()) return {};
+    Arrival arrival = std::exchange(arrivals_[i], {});
+    MEGATRON_ASSERT(arrival.tensor.defined(), "the input of ", to_string(actions_[i]), " on stage ", links_.stage(),
+                    " is not there");
+    if (arrival.work) arrival.work->wait();
+    release_sends(receive);
+    return arrival.tensor;
+  }
+
+  at::Tensor compute(const Action& action, const at::Tensor& input) {
+    switch (action.kind) {
+      case Action::Kind::kForward: return stage_.forward(action.chunk, action.microbatch, input);
+      case Action::Kind::kBackward: return stage_.backward(action.chunk, action.microbatch, input, false);
+      case Action::Kind::kBackwardInput: return stage_.backward(action.chunk, action.microbatch, input, true);
+      case Action::Kind::kBackwardWeight: stage_.weight_backward(action.chunk, action.microbatch); break;
+    }
+    return {};
+  }
+
+  void send(size_t i, const at::Tensor& result) {
+    const Transfer& send = transfers_[i].send;
+    if (!send.any()) return;
+    check_result(actions_[i], result);
+    const at::Tensor tensor = result.detach().contiguous();
+    if (!crosses(send)) {
+      arrivals_[static_cast<size_t>(send.peer_action)] = {tensor, nullptr};
+      return;
+    }
+    outgoing_.push_back({send.peer, send.peer_action, tensor, links_.to(send.peer).send(tensor, kReceiver)});
+  }
+
+  // What has arrived was made by `received.peer_action`: the peer has used everything that it needed before.
+  void release_sends(const Transfer& received) {
+    std::erase_if(outgoing_, [&](Outgoing& sent) {
+      if (sent.peer != received.peer || sent.used_at > received.peer_action) return false;
+      sent.work->wait();
+      return true;
+    });
+  }
+
+  void wait_for_sends() {
+    for (Outgoing& sent : outgoing_) sent.work->wait();
+    outgoing_.clear();
+  }
+
+  std::vector<int64_t> shape_of(int microbatch) const {
+    return format_.shape_of ? format_.shape_of(microbatch) : format_.shape;
+  }
+
+  void check_result(const Action& action, const at::Tensor& result) const {
+    const std::vector<int64_t> shape = shape_of(action.microbatch);
+    MEGATRON_ASSERT(result.defined(), to_string(action), " on stage ", links_.stage(), " returned nothing to pass on");
+    MEGATRON_ASSERT(result.sizes() == at::IntArrayRef(shape) && result.scalar_type() == format_.dtype &&
+                        result.device().type() == format_.device.type(),
+                    to_string(action), " on stage ", links_.stage(), " returned ", result.scalar_type(), result.sizes(), " on ",
+                    result.device(), " to pass on; between stages are ", format_.dtype, at::IntArrayRef(shape), " on ", format_.device);
+  }
+
+  const std::vector<Action>& actions_;
+  StageCompute& stage_;
+  const PipelineLinks& links_;
+  const TransferFormat& format_;
+  std::vector<ActionTransfers> transfers_;  // of this stage's actions
+  std::map<int, Incoming> incoming_;        // by peer
+  std::vector<Arrival> arrivals_;           // by the action that uses it
+  std::vector<Outgoing> outgoing_;          // not yet known to be over
+};
+
+}  // namespace
+
+PipelineLinks::PipelineLinks(const ProcessGroup& pp, const Schedule& schedule, at::Device device, bool overlap)
+    : stage_(pp.rank()), overlap_(overlap) {
+  MEGATRON_ASSERT(pp.size() == schedule.num_stages, "a schedule of ", schedule.num_stages, " stages over ", pp.size(), " ranks");
+  for (const auto& [from, to] : transfer_links(schedule)) {
+    if (from != stage_ && to != stage_) continue;
+    const ProcessGroup link = pp.subgroup({from, to}, cat(pp.name(), "_", from, "_to_", to));
+    // Links are visited in one order, so no two ranks wait for each other here.
+    const at::Tensor greeting = at::zeros({1}, at::TensorOptions().dtype(at::kInt).device(device));
+    if (from == stage_) {
+      link.send(greeting, kReceiver)->wait();
+      to_.emplace(to, link);
+    } else {
+      link.recv(greeting, kSender)->wait();
+      from_.emplace(from, link);
+    }
+  }
+}
+
+const ProcessGroup& PipelineLinks::to(int peer) const {
+  const auto found = to_.find(peer);
+  MEGATRON_ASSERT(found != to_.end(), "stage ", stage_, " has no link to stage ", peer);
+  return found->second;
+}
+
+const ProcessGroup& PipelineLinks::from(int peer) const {
+  const auto found = from_.find(peer);
+  MEGATRON_ASSERT(found != from_.end(), "stage ", stage_, " has no link from stage ", peer);
+  return found->second;
+}
+
+void run_pipeline(const Schedule& schedule, StageCompute& stage, const PipelineLinks& links,
+                  const TransferFormat& format) {
+  MEGATRON_ASSERT(links.stage() < schedule.num_stages, "stage ", links.stage(), " of a schedule of ", schedule.num_stages, " stages");
+  Executor(schedule, stage, links, format).run();
+}
+
+}  // namespace megatron

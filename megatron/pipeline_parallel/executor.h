@@ -1,0 +1,70 @@
+// Runs one rank's list of actions: what is computed is the caller's (StageCompute), when and what moves is derived from the
+// schedule (transfers.h).
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <functional>
+#include <map>
+#include <vector>
+
+#include "megatron/comm/process_group.h"
+#include "megatron/pipeline_parallel/schedule.h"
+
+namespace megatron {
+
+// What a stage computes; implemented by the trainer. Tensors that it is given are its own: nobody else changes them, and they
+// carry no autograd history. Tensors that it returns must not be changed before the run is over; the executor keeps their
+// storage no longer than the transfer needs, so a stage that keeps only the autograd node of its output frees the memory.
+class StageCompute {
+ public:
+  virtual ~StageCompute() = default;
+  // input: activation from the previous segment, undefined on the first. Returns the activation for the next segment
+  // (undefined on the last).
+  virtual at::Tensor forward(int chunk, int microbatch, const at::Tensor& input) = 0;
+  // grad_output: gradient from the next segment, undefined on the last. Returns the gradient for the previous segment
+  // (undefined on the first). With defer_weights the weight gradients wait for weight_backward().
+  virtual at::Tensor backward(int chunk, int microbatch, const at::Tensor& grad_output, bool defer_weights) = 0;
+  virtual void weight_backward(int chunk, int microbatch) = 0;
+};
+
+// Every activation between segments, and its gradient.
+struct TransferFormat {
+  std::vector<int64_t> shape;
+  at::ScalarType dtype = at::kFloat;
+  at::Device device = at::kCPU;
+  // Shapes that differ from micro-batch to micro-batch; replaces `shape`. All stages must agree.
+  std::function<std::vector<int64_t>(int microbatch)> shape_of = nullptr;
+};
+
+// One one-directional group of two ranks for each ordered pair of stages that exchange tensors. A direction of its own keeps
+// a send from waiting behind a receive, whatever the backend's rules; within it messages keep their order.
+class PipelineLinks {
+ public:
+  // Every stage calls it with an equal schedule; schedules with the same placement and as many stages and chunks can use
+  // the links. With `device`, one element travels over each link, so that communicators that connect at their first message do
+  // so here, in one order on all ranks. `overlap`: transfers run beside the computation; otherwise each is waited for at once.
+  PipelineLinks(const ProcessGroup& pp, const Schedule& schedule, at::Device device, bool overlap = true);
+
+  int stage() const { return stage_; }
+  bool overlap() const { return overlap_; }
+  // The link between this stage and `peer`, in one direction.
+  const ProcessGroup& to(int peer) const;
+  const ProcessGroup& from(int peer) const;
+
+ private:
+  int stage_;
+  bool overlap_;
+  std::map<int, ProcessGroup> to_, from_;
+};
+
+// Runs this stage's actions in order. With overlap, the receive of the next action that needs one is posted before an action
+// computes, and a sent tensor is kept until something arrives that its receiver made after using it: nothing waits but an
+// action for its own input. Memory: one receive buffer beyond the running action's (more only where the sender's order
+// differs from this stage's).
+//
+// Throws what the stage throws; the peers' waits then fail through the backend.
+void run_pipeline(const Schedule& schedule, StageCompute& stage, const PipelineLinks& links,
+                  const TransferFormat& format);
+
+}  // namespace megatron

@@ -1,0 +1,143 @@
+#include "megatron/pipeline_parallel/pipeline_config.h"
+
+#include "megatron/base/check.h"
+#include "megatron/pipeline_parallel/stage_layout.h"
+
+namespace megatron {
+namespace {
+
+constexpr std::string_view kVirtualStages =
+    "--num-layers-per-virtual-pipeline-stage, --num-virtual-stages-per-pipeline-rank and --pipeline-model-parallel-layout";
+
+void check_positive(std::string_view flag, const std::optional<int64_t>& value, int64_t least, Violations& violations) {
+  if (value && *value < least) violations.add(cat(flag, " is ", *value), cat("at least ", least));
+}
+
+// Each flag that says something about stages, when it is given.
+std::vector<std::string_view> given_flags(const PipelineConfig& c) {
+  std::vector<std::string_view> flags;
+  const auto add = [&](bool given, std::string_view flag) {
+    if (given) flags.push_back(flag);
+  };
+  add(c.pipeline_schedule != ScheduleKind::k1F1B, "--pipeline-schedule");
+  add(c.microbatch_group_size_per_vp_stage.has_value(), "--microbatch-group-size-per-virtual-pipeline-stage");
+  add(c.num_layers_per_virtual_pipeline_stage.has_value(), "--num-layers-per-virtual-pipeline-stage");
+  add(c.num_virtual_stages_per_pipeline_rank.has_value(), "--num-virtual-stages-per-pipeline-rank");
+  add(!c.pipeline_model_parallel_layout.empty(), "--pipeline-model-parallel-layout");
+  add(c.decoder_first_pipeline_num_layers.has_value(), "--decoder-first-pipeline-num-layers");
+  add(c.decoder_last_pipeline_num_layers.has_value(), "--decoder-last-pipeline-num-layers");
+  add(c.account_for_embedding_in_pipeline_split, "--account-for-embedding-in-pipeline-split");
+  add(c.account_for_loss_in_pipeline_split, "--account-for-loss-in-pipeline-split");
+  return flags;
+}
+
+}  // namespace
+
+void PipelineConfig::fields(FieldVisitor& visitor) {
+  visitor.group("pipeline parallelism");
+  visitor.choice("pipeline_schedule", pipeline_schedule, schedule_names(),
+                 "order of work; 1f1b is the interleaved schedule when there are virtual stages");
+  visitor.field({"microbatch_group_size_per_vp_stage", "--microbatch-group-size-per-virtual-pipeline-stage"},
+                microbatch_group_size_per_vp_stage,
+                "micro-batches that a virtual stage runs before the next one takes over; default: the number of stages");
+  visitor.field("zero_bubble_max_pending_backward", zero_bubble_max_pending_backward,
+                "zb-auto: most micro-batches (of one virtual stage) whose activations a rank holds; default: twice as many as 1f1b");
+  visitor.field("zero_bubble_pass_times", zero_bubble_pass_times,
+                "zb-auto plans with these times of forward, input gradient, weight gradient and transfer, in any unit; "
+                "default: 1 1 1 0");
+  visitor.field("num_layers_per_virtual_pipeline_stage", num_layers_per_virtual_pipeline_stage, "layers of a virtual stage");
+  visitor.field("num_virtual_stages_per_pipeline_rank", num_virtual_stages_per_pipeline_rank,
+                "virtual stages of each rank; default: 1, 2 for zb-v");
+  visitor.field("pipeline_model_parallel_layout", pipeline_model_parallel_layout,
+                "what each virtual stage holds: E embedding, t layer, L loss, | next stage, x*n and (...)*n repeat, such as "
+                "\"Et*3|(tt|)*29t|L\"");
+  visitor.field("decoder_first_pipeline_num_layers", decoder_first_pipeline_num_layers,
+                "layers of the first stage; the rest is divided evenly");
+  visitor.field("decoder_last_pipeline_num_layers", decoder_last_pipeline_num_layers,
+                "layers of the last stage; the rest is divided evenly");
+  visitor.field("account_for_embedding_in_pipeline_split", account_for_embedding_in_pipeline_split,
+                "count the embedding as a layer when layers are divided");
+  visitor.field("account_for_loss_in_pipeline_split", account_for_loss_in_pipeline_split,
+                "count the output layer as a layer when layers are divided");
+  visitor.field({"overlap_p2p_communication", "--no-overlap-p2p-communication", true}, overlap_p2p_communication,
+                "wait for each transfer between stages at once");
+}
+
+void PipelineConfig::validate(Violations& violations) const {
+  check_positive("--microbatch-group-size-per-virtual-pipeline-stage", microbatch_group_size_per_vp_stage, 1, violations);
+  check_positive("--zero-bubble-max-pending-backward", zero_bubble_max_pending_backward, 1, violations);
+  check_positive("--num-layers-per-virtual-pipeline-stage", num_layers_per_virtual_pipeline_stage, 1, violations);
+  check_positive("--num-virtual-stages-per-pipeline-rank", num_virtual_stages_per_pipeline_rank, 1, violations);
+  check_positive("--decoder-first-pipeline-num-layers", decoder_first_pipeline_num_layers, 0, violations);
+  check_positive("--decoder-last-pipeline-num-layers", decoder_last_pipeline_num_layers, 0, violations);
+
+  const bool has_layout = !pipeline_model_parallel_layout.empty();
+  const bool has_counts = decoder_first_pipeline_num_layers || decoder_last_pipeline_num_layers;
+  const bool accounts = account_for_embedding_in_pipeline_split || account_for_loss_in_pipeline_split;
+  const int virtual_flags = num_layers_per_virtual_pipeline_stage.has_value() +
+                            num_virtual_stages_per_pipeline_rank.has_value() + has_layout;
+  if (virtual_flags > 1) violations.add(cat("at most one of ", kVirtualStages, " may be given"));
+  if (has_layout && (has_counts || accounts))
+    violations.add("--pipeline-model-parallel-layout names every layer; it cannot be combined with "
+                   "--decoder-first-pipeline-num-layers, --decoder-last-pipeline-num-layers, "
+                   "--account-for-embedding-in-pipeline-split or --account-for-loss-in-pipeline-split");
+  if (has_counts && accounts)
+    violations.add("--decoder-first-pipeline-num-layers and --decoder-last-pipeline-num-layers cannot be combined with "
+                   "--account-for-embedding-in-pipeline-split or --account-for-loss-in-pipeline-split",
+                   "lower the count of that stage by one instead");
+  if (has_counts && num_layers_per_virtual_pipeline_stage)
+    violations.add("--num-layers-per-virtual-pipeline-stage cannot be combined with --decoder-first-pipeline-num-layers or "
+                   "--decoder-last-pipeline-num-layers",
+                   "--num-virtual-stages-per-pipeline-rank");
+  if (has_counts && schedule_placement(pipeline_schedule) == ChunkPlacement::kVShaped)
+    violations.add("--decoder-first-pipeline-num-layers and --decoder-last-pipeline-num-layers mean nothing when one rank holds "
+                   "both ends of the model (--pipeline-schedule zb-v)",
+                   "--pipeline-model-parallel-layout");
+  if (pipeline_schedule != ScheduleKind::kZeroBubbleAuto && (zero_bubble_max_pending_backward || !zero_bubble_pass_times.empty()))
+    violations.add("--zero-bubble-max-pending-backward and --zero-bubble-pass-times have no effect without --pipeline-schedule zb-auto");
+  if (!zero_bubble_pass_times.empty()) {
+    bool legal = zero_bubble_pass_times.size() == 4;
+    for (size_t i = 0; legal && i < 4; ++i) legal = i < 3 ? zero_bubble_pass_times[i] > 0 : zero_bubble_pass_times[i] >= 0;
+    if (!legal)
+      violations.add("--zero-bubble-pass-times takes 4 times: forward, input gradient and weight gradient above 0, transfer from 0 on",
+                     "for example 1 1.1 0.9 0.1");
+  }
+}
+
+ScheduleShape PipelineConfig::shape(int64_t pipeline_model_parallel_size, int64_t num_chunks, int64_t num_microbatches) const {
+  ScheduleShape shape;
+  shape.num_stages = static_cast<int>(pipeline_model_parallel_size);
+  shape.num_chunks = static_cast<int>(num_chunks);
+  shape.num_microbatches = static_cast<int>(num_microbatches);
+  shape.group_size = static_cast<int>(microbatch_group_size_per_vp_stage.value_or(0));
+  shape.max_in_flight = static_cast<int>(zero_bubble_max_pending_backward.value_or(0));
+  if (zero_bubble_pass_times.size() == 4) {
+    shape.costs.whole_stage = {zero_bubble_pass_times[0], zero_bubble_pass_times[1], zero_bubble_pass_times[2]};
+    shape.costs.transfer = zero_bubble_pass_times[3];
+  }
+  return shape;
+}
+
+void validate_pipeline(const PipelineConfig& config, int64_t pipeline_model_parallel_size, int64_t num_layers,
+                       Violations& violations) {
+  if (pipeline_model_parallel_size < 1 || num_layers < 1) return;  // reported by their owners
+  if (pipeline_model_parallel_size == 1) {
+    for (std::string_view flag : given_flags(config))
+      violations.add(cat(flag, " has no effect with --pipeline-model-parallel-size 1"), "leave it out, or raise the size");
+    return;
+  }
+  Violations own;
+  config.validate(own);
+  if (!own.empty()) return;  // reported where the struct is validated
+  try {
+    const StageLayout layout = make_stage_layout(config, pipeline_model_parallel_size, num_layers);
+    if (config.microbatch_group_size_per_vp_stage &&
+        (layout.num_chunks() == 1 || schedule_placement(config.pipeline_schedule) == ChunkPlacement::kVShaped))
+      violations.add("--microbatch-group-size-per-virtual-pipeline-stage has no effect without interleaved virtual stages",
+                     "--num-virtual-stages-per-pipeline-rank");
+  } catch (const UsageError& error) {
+    violations.add(error.what());
+  }
+}
+
+}  // namespace megatron

@@ -1,0 +1,45 @@
+// Flags of pipeline parallelism. --pipeline-model-parallel-size itself is part of the mesh (comm/parallel_groups.h).
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "megatron/base/fields.h"
+#include "megatron/pipeline_parallel/schedule.h"
+
+namespace megatron {
+
+struct PipelineConfig : Config {
+  // -- order of work
+  ScheduleKind pipeline_schedule = ScheduleKind::k1F1B;
+  std::optional<int64_t> microbatch_group_size_per_vp_stage;  // default: the number of stages
+  std::optional<int64_t> zero_bubble_max_pending_backward;    // default: twice what 1F1B holds
+  std::vector<double> zero_bubble_pass_times;                 // F, I, W, transfer; default: 1 1 1 0
+
+  // -- division of the layers
+  std::optional<int64_t> num_layers_per_virtual_pipeline_stage;
+  std::optional<int64_t> num_virtual_stages_per_pipeline_rank;
+  std::string pipeline_model_parallel_layout;
+  std::optional<int64_t> decoder_first_pipeline_num_layers;
+  std::optional<int64_t> decoder_last_pipeline_num_layers;
+  bool account_for_embedding_in_pipeline_split = false;
+  bool account_for_loss_in_pipeline_split = false;
+
+  // -- transfers
+  bool overlap_p2p_communication = true;
+
+  void fields(FieldVisitor& visitor) override;
+  void validate(Violations& violations) const override;
+
+  // The schedule's shape for a pipeline of this size, with the numbers of chunks that make_stage_layout() chose.
+  ScheduleShape shape(int64_t pipeline_model_parallel_size, int64_t num_chunks, int64_t num_microbatches) const;
+};
+
+// Rules that need the mesh and the model (contracts n.2: 16 to 20): adds one violation for each that is broken. A pipeline of
+// one stage takes no pipeline flags.
+void validate_pipeline(const PipelineConfig& config, int64_t pipeline_model_parallel_size, int64_t num_layers,
+                       Violations& violations);
+
+}  // namespace megatron

@@ -1,0 +1,45 @@
+// Replays a schedule against its data dependencies: proves that it ends, that it does everything exactly once in a legal
+// order, and tells how long it takes and what it holds. Without libtorch.
+#pragma once
+
+#include <vector>
+
+#include "megatron/pipeline_parallel/schedule.h"
+
+namespace megatron {
+
+enum class TransferMode : uint8_t {
+  // Transfers run beside the computation; an action waits for its own input only.
+  kOverlapped,
+  // After each action a rank sends its result and receives what its next action needs, and waits for both. Nothing is
+  // buffered: a message moves when both ends are there and the ones before it on its link have moved.
+  kBlocking,
+};
+
+struct ReplayedAction {
+  Action action;
+  double start = 0, end = 0;
+};
+
+struct ReplayedStage {
+  std::vector<ReplayedAction> actions;
+  double busy = 0;
+  // Most passes of one chunk at a time ...
+  int peak_activations = 0;      // ... that are past F and not yet past B or W: whose activations are held
+  int peak_awaiting_gradient = 0;  // ... that are past F and not yet past B or I: slots of a captured forward pass
+  int peak_pending_weight = 0;   // ... that are past I and not yet past W
+  double bubble(double makespan) const { return makespan > 0 ? 1 - busy / makespan : 0; }
+};
+
+struct Replay {
+  std::vector<ReplayedStage> stages;
+  double makespan = 0;
+  double bubble_fraction = 0;  // idle part of all stages' time, from the start of the first to the end of the last
+  int peak_activations() const;
+};
+
+// Throws InternalError, naming stage and action, when the schedule deadlocks, leaves out or repeats a pass, or runs one before
+// its own forward pass.
+Replay replay(const Schedule& schedule, const ScheduleCosts& costs = {}, TransferMode mode = TransferMode::kOverlapped);
+
+}  // namespace megatron

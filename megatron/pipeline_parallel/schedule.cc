@@ -1,0 +1,271 @@
+#include "megatron/pipeline_parallel/schedule.h"
+
+#include <algorithm>
+#include <array>
+
+#include "megatron/base/check.h"
+#include "megatron/pipeline_parallel/detail/passes.h"
+#include "megatron/pipeline_parallel/detail/zero_bubble_planner.h"
+
+namespace megatron {
+namespace {
+
+using Kind = Action::Kind;
+
+Schedule empty_schedule(const ScheduleShape& shape, ChunkPlacement placement) {
+  Schedule schedule;
+  schedule.num_stages = shape.num_stages;
+  schedule.num_chunks = shape.num_chunks;
+  schedule.num_microbatches = shape.num_microbatches;
+  schedule.placement = placement;
+  schedule.stages.resize(static_cast<size_t>(shape.num_stages));
+  return schedule;
+}
+
+// `warm_up` forward passes, then forward and backward by turns, then the backward passes that are left.
+std::vector<Action> forward_backward_by_turns(const PassOrder& order, int warm_up) {
+  std::vector<Action> actions;
+  const int total = order.size();
+  for (int k = 0; k < total + warm_up; ++k) {
+    if (k < total) actions.push_back(order.forward(k));
+    if (k >= warm_up) actions.push_back(order.backward(k - warm_up, Kind::kBackward));
+  }
+  return actions;
+}
+
+// As above with split backward passes. W follows its I by `lag` further passes, so that what the next stage waits for goes
+// first; the last ones fill what would be the bubble at the end.
+std::vector<Action> forward_backward_weight_by_turns(const PassOrder& order, int warm_up, int lag) {
+  std::vector<Action> actions;
+  const int total = order.size();
+  for (int k = 0; k < total + warm_up + lag; ++k) {
+    if (k < total) actions.push_back(order.forward(k));
+    if (k >= warm_up && k < total + warm_up) actions.push_back(order.backward(k - warm_up, Kind::kBackwardInput));
+    if (k >= warm_up + lag) actions.push_back(order.backward(k - warm_up - lag, Kind::kBackwardWeight));
+  }
+  return actions;
+}
+
+// Nobody waits for the input gradient of the first segment: I and W in a row are one pass.
+void join_passes_of_first_segment(Schedule& schedule) {
+  const SegmentPlace first = schedule.place(0);
+  std::vector<Action> joined;
+  for (const Action& action : schedule.stages[static_cast<size_t>(first.stage)]) {
+    if (action.kind == Kind::kBackwardWeight && action.chunk == first.chunk && !joined.empty() &&
+        joined.back() == Action{Kind::kBackwardInput, action.chunk, action.microbatch})
+      joined.back().kind = Kind::kBackward;
+    else
+      joined.push_back(action);
+  }
+  schedule.stages[static_cast<size_t>(first.stage)] = std::move(joined);
+}
+
+// 1F1B: warm-up just long enough that the first gradient is back when it ends (contracts h).
+Schedule one_forward_one_backward(const ScheduleShape& shape) {
+  Schedule schedule = empty_schedule(shape, ChunkPlacement::kLooped);
+  const PassOrder order(shape);
+  for (int r = 0; r < shape.num_stages; ++r)
+    schedule.stages[static_cast<size_t>(r)] = forward_backward_by_turns(order, order.warm_up(r));
+  return schedule;
+}
+
+// All forward passes, then all backward passes; every activation is held.
+Schedule gpipe(const ScheduleShape& shape) {
+  Schedule schedule = empty_schedule(shape, ChunkPlacement::kLooped);
+  const PassOrder order(shape);
+  for (std::vector<Action>& actions : schedule.stages) actions = forward_backward_by_turns(order, order.size());
+  return schedule;
+}
+
+// 1F1B with split backward passes. Stage r holds back r weight passes, so that with its 1F1B share every stage holds as much
+// as the first one does anyway. With virtual stages the same over the interleaved order.
+Schedule zero_bubble_h1(const ScheduleShape& shape) {
+  Schedule schedule = empty_schedule(shape, ChunkPlacement::kLooped);
+  const PassOrder order(shape);
+  for (int r = 0; r < shape.num_stages; ++r)
+    schedule.stages[static_cast<size_t>(r)] = forward_backward_weight_by_turns(order, order.warm_up(r), r);
+  join_passes_of_first_segment(schedule);
+  return schedule;
+}
+
+// The best of ZB-H1 and the planner's lists, by replayed time; among equals the one that holds least.
+Schedule zero_bubble_auto(const ScheduleShape& shape) {
+  Schedule schedule = plan_zero_bubble(shape, zero_bubble_h1(shape));
+  join_passes_of_first_segment(schedule);
+  return schedule;
+}
+
+// Adds the passes of one stage in order, numbering micro-batches by counting; those past the end are left out, so that the
+// pattern for many micro-batches serves for few.
+class StageWriter {
+ public:
+  StageWriter(std::vector<Action>& actions, int num_microbatches) : actions_(actions), num_microbatches_(num_microbatches) {}
+  void forward(int chunk) { add(Kind::kForward, chunk, forwards_[chunk]++); }
+  void backward_input(int chunk) { add(Kind::kBackwardInput, chunk, inputs_[chunk]++); }
+  void backward_weight(int chunk) { add(Kind::kBackwardWeight, chunk, weights_[chunk]++); }
+  void backward(int chunk) {
+    backward_input(chunk);
+    backward_weight(chunk);
+  }
+  int forwards(int chunk) const { return forwards_[chunk]; }
+  int pending_weights(int chunk) const { return inputs_[chunk] - weights_[chunk]; }
+
+ private:
+  void add(Kind kind, int chunk, int microbatch) {
+    if (microbatch < num_microbatches_) actions_.push_back({kind, chunk, microbatch});
+  }
+  std::vector<Action>& actions_;
+  int num_microbatches_;
+  int forwards_[2] = {}, inputs_[2] = {}, weights_[2] = {};
+};
+
+// ZB-V. The two chunks of a stage are so placed that the last segment sits where the first one does: its backward pass can
+// start as soon as its forward has ended, and the first stage waits for nobody. Peak memory is 1F1B's.
+Schedule zero_bubble_v(const ScheduleShape& shape) {
+  Schedule schedule = empty_schedule(shape, ChunkPlacement::kVShaped);
+  const int stages = shape.num_stages;
+  const int microbatches = std::max(shape.num_microbatches, 2 * stages - 1);  // the pattern needs as many
+  for (int r = 0; r < stages; ++r) {
+    StageWriter out(schedule.stages[static_cast<size_t>(r)], shape.num_microbatches);
+    // Warm-up: down, then down and up, until the first micro-batch comes back as a gradient.
+    for (int i = 0; i < 2 * (stages - r) - 1; ++i) out.forward(0);
+    for (int i = 0; i < r; ++i) out.forward(1), out.forward(0);
+    for (int i = 0; i < stages - r; ++i) out.forward(1), out.backward(1);
+    // Steady: one forward and one whole backward of each chunk.
+    while (out.forwards(1) < out.forwards(0) || out.forwards(0) < microbatches) {
+      if (out.forwards(0) < microbatches) out.forward(0);
+      out.backward(0);
+      out.forward(1);
+      out.backward(1);
+    }
+    // End: input gradients first, weight passes where one would wait.
+    for (int i = 0; i < r; ++i) out.backward_input(0), out.backward_input(1);
+    for (int i = 0; i < stages - r; ++i) out.backward_input(0), out.backward_weight(0);
+    while (out.pending_weights(1) > 0) out.backward_weight(1);
+    while (out.pending_weights(0) > 0) out.backward_weight(0);
+  }
+  join_passes_of_first_segment(schedule);
+  return schedule;
+}
+
+// What a kind of schedule is. The one table: flags, checks and generators go through it.
+struct KindRow {
+  std::string_view name;
+  ChunkPlacement placement;
+  Schedule (*make)(const ScheduleShape&);
+};
+constexpr std::array<KindRow, 5> kKinds = {{{"1f1b", ChunkPlacement::kLooped, one_forward_one_backward},
+                                            {"gpipe", ChunkPlacement::kLooped, gpipe},
+                                            {"zb-h1", ChunkPlacement::kLooped, zero_bubble_h1},
+                                            {"zb-auto", ChunkPlacement::kLooped, zero_bubble_auto},
+                                            {"zb-v", ChunkPlacement::kVShaped, zero_bubble_v}}};
+
+const KindRow& row(ScheduleKind kind) { return kKinds[static_cast<size_t>(kind)]; }
+
+void check_sizes(const KindRow& kind, const ScheduleShape& shape) {
+  MEGATRON_ASSERT(shape.num_stages >= 1 && shape.num_chunks >= 1, shape.num_stages, " stages of ", shape.num_chunks, " chunks");
+  if (shape.num_microbatches < 1)
+    throw UsageError(cat("a pipeline schedule over ", shape.num_microbatches, " micro-batches\nhint: at least 1"));
+  if (kind.placement == ChunkPlacement::kVShaped && shape.num_chunks != 2)
+    throw UsageError(cat("--pipeline-schedule ", kind.name, " takes 2 virtual stages per pipeline rank, not ", shape.num_chunks,
+                         "\nhint: --num-virtual-stages-per-pipeline-rank 2"));
+}
+
+// Micro-batch groups of the interleaved order (contracts h). Every chunk must have filled the pipeline before the next one
+// takes over, or its first micro-batch would not be back yet.
+void check_groups(const ScheduleShape& shape) {
+  const int stages = shape.num_stages, microbatches = shape.num_microbatches;
+  if (shape.num_chunks == 1 || stages == 1) return;
+  if (microbatches < stages)
+    throw UsageError(cat("virtual pipeline stages need at least --pipeline-model-parallel-size ", stages,
+                         " micro-batches, there are ", microbatches, "\nhint: raise --global-batch-size to ", stages,
+                         " micro-batches per data-parallel rank"));
+  const auto legal = [&](int group) {
+    return group >= stages && group <= microbatches && (microbatches % group == 0 || microbatches % group >= stages);
+  };
+  const int group = shape.group_size == 0 ? stages : shape.group_size;
+  if (legal(group)) return;
+  int below = group, above = group;
+  while (below > 0 && !legal(below)) --below;
+  while (above <= microbatches && !legal(above)) ++above;
+  // One group of all micro-batches is always legal.
+  const std::string nearest = below > 0 && above <= microbatches ? cat(below, " or ", above)
+                                                                 : cat(below > 0 ? below : above <= microbatches ? above : microbatches);
+  const std::string flag = "--microbatch-group-size-per-virtual-pipeline-stage";
+  if (group < stages || group > microbatches)
+    throw UsageError(cat(flag, " ", group, " is not between --pipeline-model-parallel-size ", stages, " and the ", microbatches,
+                         " micro-batches of a step\nhint: the nearest legal value is ", nearest));
+  throw UsageError(cat(microbatches, " micro-batches in groups of ", group, " leave a last group of ", microbatches % group,
+                       ", fewer than --pipeline-model-parallel-size ", stages, "\nhint: ", flag, " ", nearest, ", or ",
+                       microbatches - microbatches % group, " or ", microbatches - microbatches % group + group,
+                       " micro-batches"));
+}
+
+}  // namespace
+
+int segment_of(ChunkPlacement placement, int num_stages, SegmentPlace place) {
+  if (placement == ChunkPlacement::kVShaped && place.chunk == 1) return 2 * num_stages - 1 - place.stage;
+  return place.chunk * num_stages + place.stage;
+}
+
+SegmentPlace place_of(ChunkPlacement placement, int num_stages, int segment) {
+  const int chunk = segment / num_stages, along = segment % num_stages;
+  return {placement == ChunkPlacement::kVShaped && chunk == 1 ? num_stages - 1 - along : along, chunk};
+}
+
+std::span<const std::string_view> schedule_names() {
+  static const std::array<std::string_view, kKinds.size()> names = [] {
+    std::array<std::string_view, kKinds.size()> out;
+    for (size_t i = 0; i < kKinds.size(); ++i) out[i] = kKinds[i].name;
+    return out;
+  }();
+  return names;
+}
+
+ChunkPlacement schedule_placement(ScheduleKind kind) { return row(kind).placement; }
+
+double PassCosts::of(Action::Kind kind) const {
+  switch (kind) {
+    case Kind::kForward: return forward;
+    case Kind::kBackward: return backward_input + backward_weight;
+    case Kind::kBackwardInput: return backward_input;
+    case Kind::kBackwardWeight: return backward_weight;
+  }
+  return 0.0;
+}
+
+double ScheduleCosts::of(int stage, int num_chunks, const Action& action) const {
+  if (passes.empty()) return whole_stage.of(action.kind) / num_chunks;
+  return passes.at(static_cast<size_t>(stage)).at(static_cast<size_t>(action.chunk)).of(action.kind);
+}
+
+Schedule make_schedule(ScheduleKind kind, const ScheduleShape& shape) {
+  check_sizes(row(kind), shape);
+  if (row(kind).placement == ChunkPlacement::kLooped) check_groups(shape);
+  Schedule schedule = row(kind).make(shape);
+  schedule.name = row(kind).name;
+  return schedule;
+}
+
+Schedule make_forward_schedule(ScheduleKind kind, const ScheduleShape& shape) {
+  check_sizes(row(kind), shape);
+  Schedule schedule = empty_schedule(shape, row(kind).placement);
+  schedule.name = "forward-only";
+  schedule.forward_only = true;
+  const PassOrder order(shape);
+  for (std::vector<Action>& actions : schedule.stages)
+    for (int k = 0; k < order.size(); ++k) actions.push_back(order.forward(k));
+  return schedule;
+}
+
+char letter(Action::Kind kind) { return "FBIW"[static_cast<int>(kind)]; }
+
+std::string to_string(const Action& action) { return cat(letter(action.kind), action.chunk, ".", action.microbatch); }
+
+std::string to_string(std::span<const Action> actions) {
+  std::string text;
+  for (const Action& action : actions) text += (text.empty() ? "" : " ") + to_string(action);
+  return text;
+}
+
+}  // namespace megatron

@@ -1,0 +1,283 @@
+#include "megatron/pipeline_parallel/stage_layout.h"
+
+#include <algorithm>
+#include <numeric>
+#include <utility>
+
+#include "megatron/base/check.h"
+
+namespace megatron {
+namespace {
+
+[[noreturn]] void refuse(const std::string& what, const std::string& hint) { throw UsageError(what + "\nhint: " + hint); }
+
+// "24 or 32": the multiples of `unit` around `value`, as far as they are positive.
+std::string around(int64_t value, int64_t unit, int64_t less = 0) {
+  const int64_t below = value / unit * unit - less, above = (value / unit + 1) * unit - less;
+  return below > 0 ? cat(below, " or ", above) : cat(above);
+}
+
+// -- the layout string
+
+// Expands repetitions: "(tt|)*2L" -> "tt|tt|L". Keeps where each character came from, for messages.
+class LayoutExpander {
+ public:
+  struct Mark {
+    char letter;
+    size_t position;  // in the text
+  };
+
+  explicit LayoutExpander(std::string_view text) : text_(text) {}
+
+  std::vector<Mark> expand() {
+    std::vector<Mark> marks = sequence();
+    if (at_ < text_.size()) fail(at_, "has no ( before it");
+    return marks;
+  }
+
+ private:
+  static constexpr size_t kLongest = 1 << 20;
+
+  // Up to the end or a closing parenthesis.
+  std::vector<Mark> sequence() {
+    std::vector<Mark> marks;
+    while (at_ < text_.size() && text_[at_] != ')') {
+      const char c = text_[at_];
+      if (c == ',') {
+        ++at_;
+      } else if (c == '(') {
+        const size_t open = at_++;
+        const std::vector<Mark> inner = sequence();
+        if (at_ == text_.size()) fail(open, "is not closed");
+        ++at_;
+        if (at_ == text_.size() || text_[at_] != '*') fail(open, "opens a group without a count", "write (...)*n");
+        append(marks, inner, count());
+      } else {
+        const Mark mark{c, at_++};
+        check(mark);
+        append(marks, {mark}, at_ < text_.size() && text_[at_] == '*' ? count() : 1);
+      }
+    }
+    return marks;
+  }
+
+  void check(const Mark& mark) const {
+    if (mark.letter == 'm') fail(mark.position, "asks for a multi-token prediction layer, which is not built");
+    if (std::string_view("EtL|").find(mark.letter) == std::string_view::npos)
+      fail(mark.position, "is none of E (embedding), t (layer), L (loss), | (next stage), x*n and (...)*n");
+  }
+
+  // The number behind the '*' that at_ stands on.
+  size_t count() {
+    const size_t star = at_++;
+    size_t n = 0;
+    const size_t first = at_;
+    while (at_ < text_.size() && text_[at_] >= '0' && text_[at_] <= '9' && n <= kLongest)
+      n = 10 * n + static_cast<size_t>(text_[at_++] - '0');
+    if (at_ == first || n == 0 || n > kLongest) fail(star, "needs a count from 1 on", "write x*n or (...)*n");
+    return n;
+  }
+
+  void append(std::vector<Mark>& marks, const std::vector<Mark>& inner, size_t times) {
+    if (marks.size() + inner.size() * times > kLongest) fail(at_ - 1, "repeats more than any model has layers");
+    for (size_t i = 0; i < times; ++i) marks.insert(marks.end(), inner.begin(), inner.end());
+  }
+
+  [[noreturn]] void fail(size_t position, const std::string& what,
+                         const std::string& hint = "for example \"Et*3|(tt|)*29t|L\"") const {
+    refuse(cat("--pipeline-model-parallel-layout \"", text_, "\": '", text_[position], "' at position ", position + 1, " ", what),
+           hint);
+  }
+
+  std::string_view text_;
+  size_t at_ = 0;
+};
+
+// -- division by numbers
+
+struct Question {
+  const PipelineConfig& config;
+  int64_t stages;
+  int64_t num_layers;
+  bool embedding() const { return config.account_for_embedding_in_pipeline_split; }
+  bool loss() const { return config.account_for_loss_in_pipeline_split; }
+  int64_t extra() const { return embedding() + loss(); }
+  // "--num-layers 30 (32 with embedding and loss)".
+  std::string layers() const {
+    if (extra() == 0) return cat("--num-layers ", num_layers);
+    return cat("--num-layers ", num_layers, " (", num_layers + extra(), " with ", embedding() ? "embedding" : "",
+               embedding() && loss() ? " and " : "", loss() ? "loss" : "", ")");
+  }
+};
+
+int64_t number_of_chunks(const Question& q) {
+  const bool v_shaped = schedule_placement(q.config.pipeline_schedule) == ChunkPlacement::kVShaped;
+  int64_t chunks = q.config.num_virtual_stages_per_pipeline_rank.value_or(v_shaped ? 2 : 1);
+  if (const auto& layers = q.config.num_layers_per_virtual_pipeline_stage) {
+    const int64_t total = q.num_layers + q.extra(), unit = q.stages * *layers;
+    if (total % unit != 0)
+      refuse(cat(q.layers(), " is not divisible by --pipeline-model-parallel-size ", q.stages,
+                 " x --num-layers-per-virtual-pipeline-stage ", *layers, " = ", unit),
+             cat("the nearest --num-layers: ", around(total, unit, q.extra())));
+    chunks = total / unit;
+  }
+  if (v_shaped && chunks != 2)
+    refuse(cat("--pipeline-schedule ", schedule_names()[static_cast<size_t>(q.config.pipeline_schedule)],
+               " takes 2 virtual stages per pipeline rank, the flags ask for ", chunks),
+           "--num-virtual-stages-per-pipeline-rank 2");
+  return chunks;
+}
+
+// Layers of each segment when all segments count the same.
+std::vector<int64_t> even_counts(const Question& q, int64_t chunks) {
+  const int64_t total = q.num_layers + q.extra(), segments = q.stages * chunks;
+  if (total % segments != 0) {
+    const std::string by = chunks == 1 ? cat("--pipeline-model-parallel-size ", q.stages)
+                                       : cat("--pipeline-model-parallel-size ", q.stages, " x ", chunks, " virtual stages = ", segments);
+    refuse(cat(q.layers(), " is not divisible by ", by),
+           cat("the nearest --num-layers: ", around(total, segments, q.extra()),
+               "; uneven stages: --pipeline-model-parallel-layout, --decoder-first-pipeline-num-layers, "
+               "--decoder-last-pipeline-num-layers, --account-for-embedding-in-pipeline-split, "
+               "--account-for-loss-in-pipeline-split"));
+  }
+  std::vector<int64_t> counts(static_cast<size_t>(segments), total / segments);
+  counts.front() -= q.embedding();
+  counts.back() -= q.loss();
+  return counts;
+}
+
+// Layers of each segment when the first or the last stage has a count of its own.
+std::vector<int64_t> counts_with_ends(const Question& q, int64_t chunks) {
+  const auto &first = q.config.decoder_first_pipeline_num_layers, &last = q.config.decoder_last_pipeline_num_layers;
+  const std::string flags = (first ? cat(" --decoder-first-pipeline-num-layers ", *first) : "") +
+                            (last ? cat(" --decoder-last-pipeline-num-layers ", *last) : "");
+  const int64_t between = q.stages - first.has_value() - last.has_value();
+  const int64_t rest = q.num_layers - first.value_or(0) - last.value_or(0);
+  if (between == 0 && rest != 0)
+    refuse(cat("--num-layers ", q.num_layers, " is not the sum of", flags),
+           cat("--decoder-last-pipeline-num-layers ", std::max<int64_t>(q.num_layers - *first, 0)));
+  if (between > 0 && rest < between * chunks)
+    refuse(cat("of --num-layers ", q.num_layers, flags, " leave ", rest, " for ", between * chunks, " further ",
+               chunks == 1 ? "stages" : "virtual stages"),
+           cat("leave at least ", between * chunks));
+  if (between > 0 && rest % (between * chunks) != 0)
+    refuse(cat("of --num-layers ", q.num_layers, flags, " leave ", rest, ", which is not divisible by ", between, " further stages",
+               chunks == 1 ? "" : cat(" x ", chunks, " virtual stages")),
+           cat("leave ", around(rest, between * chunks)));
+  std::vector<int64_t> of_stage(static_cast<size_t>(q.stages), between > 0 ? rest / between : 0);
+  if (first) of_stage.front() = *first;
+  if (last) of_stage.back() = *last;
+  for (const auto& count : {first, last})
+    if (count && *count % chunks != 0)
+      refuse(cat("a stage of ", *count, " layers (", flags.substr(1), ") is not divisible into ", chunks, " virtual stages"),
+             cat("the nearest counts: ", around(*count, chunks)));
+  std::vector<int64_t> counts;
+  for (int64_t chunk = 0; chunk < chunks; ++chunk)
+    for (int64_t layers : of_stage) counts.push_back(layers / chunks);
+  return counts;
+}
+
+std::vector<StageSlice> to_slices(const std::vector<int64_t>& counts) {
+  std::vector<StageSlice> slices;
+  int64_t next = 0;
+  for (int64_t count : counts) {
+    slices.push_back({next, count, false, false});
+    next += count;
+  }
+  slices.front().embedding = true;
+  slices.back().head = true;
+  return slices;
+}
+
+}  // namespace
+
+StageLayout::StageLayout(std::vector<StageSlice> segments, int num_stages, ChunkPlacement placement)
+    : segments_(std::move(segments)), num_stages_(num_stages), placement_(placement) {
+  MEGATRON_ASSERT(num_stages >= 1 && !segments_.empty() && segments_.size() % static_cast<size_t>(num_stages) == 0,
+                  segments_.size(), " segments on ", num_stages, " stages");
+  int64_t next = 0;
+  for (const StageSlice& segment : segments_) {
+    MEGATRON_ASSERT(segment.first_layer == next, "a segment starts at layer ", segment.first_layer, ", expected ", next);
+    next += segment.num_layers;
+  }
+}
+
+int64_t StageLayout::num_layers() const { return segments_.back().first_layer + segments_.back().num_layers; }
+
+StageSlice StageLayout::slice(int stage, int chunk) const {
+  return segments_.at(static_cast<size_t>(segment_of(placement_, num_stages_, {stage, chunk})));
+}
+
+SegmentPlace StageLayout::place_of_layer(int64_t layer_index) const {
+  MEGATRON_ASSERT(layer_index >= 0 && layer_index < num_layers(), "layer ", layer_index, " of ", num_layers());
+  const auto holds = [&](const StageSlice& s) { return layer_index < s.first_layer + s.num_layers; };
+  const auto found = std::find_if(segments_.begin(), segments_.end(), holds);
+  return place_of(placement_, num_stages_, static_cast<int>(found - segments_.begin()));
+}
+
+SegmentPlace StageLayout::place_of_embedding() const { return place_of(placement_, num_stages_, 0); }
+
+SegmentPlace StageLayout::place_of_head() const {
+  return place_of(placement_, num_stages_, static_cast<int>(segments_.size()) - 1);
+}
+
+std::string StageLayout::to_string() const {
+  std::string text;
+  for (const StageSlice& s : segments_) {
+    if (&s != &segments_.front()) text += '|';
+    if (s.embedding) text += 'E';
+    if (s.num_layers == 1) text += 't';
+    if (s.num_layers > 1) text += cat("t*", s.num_layers);
+    if (s.head) text += 'L';
+  }
+  return text;
+}
+
+StageLayout make_stage_layout(const PipelineConfig& config, int64_t pipeline_model_parallel_size, int64_t num_layers) {
+  const Question q{config, pipeline_model_parallel_size, num_layers};
+  const ChunkPlacement placement = schedule_placement(config.pipeline_schedule);
+  if (q.stages == 1) return StageLayout(num_layers);
+  std::vector<StageSlice> segments;
+  if (!config.pipeline_model_parallel_layout.empty()) {
+    segments = parse_layout(config.pipeline_model_parallel_layout, num_layers);
+    const auto count = static_cast<int64_t>(segments.size());
+    const bool v_shaped = placement == ChunkPlacement::kVShaped;
+    if (v_shaped ? count != 2 * q.stages : count % q.stages != 0)
+      refuse(cat("--pipeline-model-parallel-layout has ", count, " segments, ", v_shaped ? "the schedule takes 2 x" : "which is not divisible by",
+                 " --pipeline-model-parallel-size ", q.stages),
+             v_shaped ? cat(2 * q.stages, " segments") : cat(around(count, q.stages), " segments"));
+  } else {
+    const int64_t chunks = number_of_chunks(q);
+    const bool ends = config.decoder_first_pipeline_num_layers || config.decoder_last_pipeline_num_layers;
+    segments = to_slices(ends ? counts_with_ends(q, chunks) : even_counts(q, chunks));
+  }
+  for (size_t i = 0; i < segments.size(); ++i) {
+    const StageSlice& s = segments[i];
+    if (s.num_layers == 0 && !s.embedding && !s.head)
+      refuse(cat("segment ", i + 1, " of ", segments.size(), " of the pipeline holds nothing"), "give every virtual stage a layer");
+  }
+  return {std::move(segments), static_cast<int>(q.stages), placement};
+}
+
+std::vector<StageSlice> parse_layout(std::string_view text, int64_t num_layers) {
+  const std::string name = cat("--pipeline-model-parallel-layout \"", text, "\"");
+  const std::vector<LayoutExpander::Mark> marks = LayoutExpander(text).expand();
+  std::vector<int64_t> counts = {0};
+  for (size_t i = 0; i < marks.size(); ++i) {
+    const char c = marks[i].letter;
+    if (c == 'E' && i > 0) refuse(cat(name, ": 'E' at position ", marks[i].position + 1, " is not at the start"), "one E, as the first letter");
+    if (c == 'L' && i + 1 < marks.size())
+      refuse(cat(name, ": 'L' at position ", marks[i].position + 1, " is not at the end"), "one L, as the last letter");
+    if (c == '|') counts.push_back(0);
+    if (c == 't') ++counts.back();
+  }
+  if (marks.empty() || marks.front().letter != 'E') refuse(cat(name, " does not start with the embedding"), "one E, as the first letter");
+  if (marks.back().letter != 'L') refuse(cat(name, " does not end with the loss"), "one L, as the last letter");
+  const int64_t layers = std::accumulate(counts.begin(), counts.end(), int64_t{0});
+  if (layers != num_layers)
+    refuse(cat(name, " has ", layers, " layers, --num-layers is ", num_layers),
+           layers < num_layers ? cat("add ", num_layers - layers, " t") : cat("take away ", layers - num_layers, " t"));
+  return to_slices(counts);
+}
+
+}  // namespace megatron

@@ -1,0 +1,57 @@
+// Which part of the model each chunk of each pipeline stage holds. Without libtorch.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "megatron/pipeline_parallel/pipeline_config.h"
+#include "megatron/pipeline_parallel/schedule.h"
+
+namespace megatron {
+
+// One segment: layers [first_layer, first_layer + num_layers), counted from 0, and the ends of the model.
+struct StageSlice {
+  int64_t first_layer = 0;
+  int64_t num_layers = 0;
+  bool embedding = false;  // before the first layer
+  bool head = false;       // final norm, output layer and loss, after the last layer
+  bool operator==(const StageSlice&) const = default;
+};
+
+class StageLayout {
+ public:
+  // One stage, one chunk: everything.
+  explicit StageLayout(int64_t num_layers) : StageLayout({{0, num_layers, true, true}}, 1, ChunkPlacement::kLooped) {}
+  // Segments in model order; their number is a multiple of num_stages.
+  StageLayout(std::vector<StageSlice> segments, int num_stages, ChunkPlacement placement);
+
+  int num_stages() const { return num_stages_; }
+  int num_chunks() const { return static_cast<int>(segments_.size()) / num_stages_; }
+  int64_t num_layers() const;
+  const std::vector<StageSlice>& segments() const { return segments_; }
+  StageSlice slice(int stage, int chunk) const;
+  // Where the layer, the embedding, the head live.
+  SegmentPlace place_of_layer(int64_t layer_index) const;
+  SegmentPlace place_of_embedding() const;
+  SegmentPlace place_of_head() const;
+  // Megatron's layout string: "Ettt|tttL".
+  std::string to_string() const;
+
+ private:
+  std::vector<StageSlice> segments_;
+  int num_stages_;
+  ChunkPlacement placement_;
+};
+
+// The layout that the configuration asks for. The layers of all segments together are always num_layers. Throws UsageError,
+// naming the nearest legal values, when the layers cannot be divided as asked.
+StageLayout make_stage_layout(const PipelineConfig& config, int64_t pipeline_model_parallel_size, int64_t num_layers);
+
+// Parses a layout string into segments: E embedding, t decoder layer, L loss; `|` separates segments, commas are ignored,
+// `x*n` and `(...)*n` repeat. Exactly one E at the start, one L at the end, num_layers layers. Throws UsageError with the
+// position of the fault.
+std::vector<StageSlice> parse_layout(std::string_view text, int64_t num_layers);
+
+}  // namespace megatron

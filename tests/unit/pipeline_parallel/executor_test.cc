@@ -1,0 +1,2 @@
+#include <gtest/gtest.h>
+#include "megatron/pipeline_parallel/executor.h"
