@@ -16,7 +16,7 @@ namespace {
 
 constexpr int kSteps = 5;
 constexpr const char* kCommon =
-    "--tokenizer-type NullTokenizer --vocab-size 101 --mock-data --num-workers 0 --micro-batch-size 2 --global-batch-size 8 "
+    "--tokenizer-type NullTokenizer --vocab-size 101 --mock-data --num-workers 0 --micro-batch-size 2 --global-batch-size 24 "
     "--train-iters 5 --lr 1e-2 --clip-grad 1.0 --weight-decay 0.1 --adam-eps 1e-3 --init-method-std 0.2 --eval-iters 0 --seed 7 "
     "--device cpu";
 
@@ -50,10 +50,10 @@ std::string first_differences(const std::vector<Comparison>& comparisons) {
 
 class Layouts : public testing::TestWithParam<LayoutRow> {
  protected:
-  void check(at::ScalarType dtype, double rtol, double weight_allowance) {
+  void check(at::ScalarType dtype, const char* optimizer, double rtol) {
     const LayoutRow& row = GetParam();
     const std::string model = model_flags(row.model);
-    const Arguments arguments = parse(cat(kCommon, " ", model, " ", row.flags), row.world_size);
+    const Arguments arguments = parse(cat(kCommon, " ", optimizer, " ", model, " ", row.flags), row.world_size);
     const Arguments one = serial(arguments);
     static std::map<std::string, TrainingTrace> references;  // several layouts share one
     Arguments key_arguments = one;
@@ -63,14 +63,15 @@ class Layouts : public testing::TestWithParam<LayoutRow> {
     const TrainingTrace trace = trace_training(task, arguments, dtype, kSteps);
     EXPECT_EQ(reference.faults, std::vector<std::string>());
     EXPECT_EQ(trace.faults, std::vector<std::string>());
-    const std::vector<Comparison> comparisons = compare_traces(trace, reference, rtol, weight_allowance);
+    const std::vector<Comparison> comparisons = compare_traces(trace, reference, rtol, /*weight_allowance=*/0);
     EXPECT_GT(comparisons.size(), 100u);
     EXPECT_EQ(first_differences(comparisons), "");
   }
 };
 
-TEST_P(Layouts, Fp64) { check(at::kDouble, 1e-10, 0); }
-TEST_P(Layouts, Fp32) { check(at::kFloat, 1e-5, 1e-5); }
+TEST_P(Layouts, Fp64) { check(at::kDouble, "--optimizer adam", 1e-10); }
+// Adam's first steps divide by little more than rounding, which several steps then blow up; SGD does not.
+TEST_P(Layouts, Fp32) { check(at::kFloat, "--optimizer sgd", 1e-5); }
 
 INSTANTIATE_TEST_SUITE_P(Matrix, Layouts, testing::ValuesIn(layout_rows().begin(), layout_rows().end()),
                          [](const auto& info) { return std::string(info.param.name); });

@@ -40,7 +40,7 @@ constexpr LayoutRow kRows[] = {
     {"tp4_groups2", "qwen", 4, "--tensor-model-parallel-size 4"},
     {"tp4_groups2_sp", "qwen", 4, "--tensor-model-parallel-size 4 --sequence-parallel"},
     {"dp2", "gpt", 2, ""},
-    {"dp3_llama", "llama", 3, "--global-batch-size 12"},
+    {"dp3_llama", "llama", 3, ""},
     {"pp2", "gpt", 2, "--pipeline-model-parallel-size 2"},
     {"pp4_llama", "llama", 4, "--pipeline-model-parallel-size 4"},
     {"pp2_qwen", "qwen", 2, "--pipeline-model-parallel-size 2"},

@@ -1,6 +1,7 @@
 // The rows of the equivalence matrix: layouts of ranks that must train the same model as one rank.
 #pragma once
 
+#include <ostream>
 #include <span>
 
 namespace megatron {
@@ -11,6 +12,8 @@ struct LayoutRow {
   int world_size;
   const char* flags;  // of `pretrain`, on top of the model's; one rank keeps those that do not name a layout
 };
+
+inline void PrintTo(const LayoutRow& row, std::ostream* out) { *out << row.flags; }
 
 std::span<const LayoutRow> layout_rows();
 
