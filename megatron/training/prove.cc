@@ -1,0 +1,266 @@
+#include "megatron/training/prove.h"
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+
+#include "megatron/base/check.h"
+#include "megatron/tensor/torch.h"
+
+namespace megatron {
+
+namespace {
+
+// Changes a value and remembers that it did.
+class Shrinker {
+ public:
+  explicit Shrinker(std::vector<std::string>& changes) : changes_(changes) {}
+  void set(const char* flag, int64_t& value, int64_t to) {
+    if (value == to) return;
+    changes_.push_back(cat(flag, " ", value, " -> ", to));
+    value = to;
+  }
+  void set(const char* flag, std::optional<int64_t>& value, int64_t to) {
+    if (value == to) return;
+    changes_.push_back(value ? cat(flag, " ", *value, " -> ", to) : cat(flag, " ", to));
+    value = to;
+  }
+
+ private:
+  std::vector<std::string>& changes_;
+};
+
+// The largest divisor of `value` that is at most `limit`.
+int64_t divisor_up_to(int64_t value, int64_t limit) {
+  int64_t best = 1;
+  for (int64_t d = 1; d <= std::min(value, limit); ++d)
+    if (value % d == 0) best = d;
+  return best;
+}
+
+void shrink_mesh(Arguments& a, Shrinker& shrinker, int64_t max_axis) {
+  const int64_t dp = a.data_parallel_size();
+  ParallelConfig& p = a.parallel;
+  shrinker.set("--tensor-model-parallel-size", p.tensor_model_parallel_size, divisor_up_to(p.tensor_model_parallel_size, max_axis));
+  shrinker.set("--context-parallel-size", p.context_parallel_size, divisor_up_to(p.context_parallel_size, max_axis));
+  shrinker.set("data-parallel ranks", a.world_size,
+               p.tensor_model_parallel_size * p.context_parallel_size * p.pipeline_model_parallel_size * divisor_up_to(dp, max_axis));
+}
+
+// Heads keep how they relate to tensor and context ranks, groups how they relate to heads and ranks.
+void shrink_layer(Arguments& a, Shrinker& shrinker, int64_t tp_before) {
+  TransformerConfig& t = a.transformer;
+  const int64_t tp = a.parallel.tensor_model_parallel_size, cp = a.parallel.context_parallel_size;
+  const int64_t heads_before = t.num_attention_heads, groups_before = t.query_groups();
+  const int64_t unit = tp * cp;
+  const int64_t ratio = std::min<int64_t>(heads_before / groups_before, 2);  // heads of one group, as few as show grouping
+  int64_t groups = groups_before >= tp_before ? (groups_before % (tp_before * cp) == 0 ? unit : tp)
+                                              : std::max<int64_t>(1, tp * groups_before / tp_before);
+  int64_t heads = std::lcm(groups * ratio, unit);
+  if (groups_before == heads_before) groups = heads;
+  const int64_t head_size = 8;
+  const int64_t hidden = heads * head_size;
+  const double widening = static_cast<double>(t.ffn_hidden_size) / static_cast<double>(t.hidden_size);
+  shrinker.set("--num-attention-heads", t.num_attention_heads, heads);
+  if (t.group_query_attention) shrinker.set("--num-query-groups", t.num_query_groups, groups);
+  shrinker.set("--kv-channels", t.kv_channels, head_size);
+  shrinker.set("--hidden-size", t.hidden_size, hidden);
+  shrinker.set("--ffn-hidden-size", t.ffn_hidden_size,
+               std::max<int64_t>(tp, std::llround(widening * static_cast<double>(hidden)) / tp * tp));
+  const int64_t length_before = t.seq_length, length = std::max<int64_t>(16, 2 * unit * 2);
+  shrinker.set("--seq-length", t.seq_length, (length + 2 * unit - 1) / (2 * unit) * (2 * unit));
+  t.max_position_embeddings = t.seq_length;
+  for (int64_t& side : t.window_size)
+    if (side > 0) side = std::max<int64_t>(1, side * t.seq_length / length_before);
+}
+
+// Even divisions keep two layers a segment at most; uneven ones (a layout, first and last counts) keep their numbers.
+void shrink_depth(Arguments& a, Shrinker& shrinker) {
+  const PipelineConfig& p = a.pipeline;
+  const int64_t pp = a.parallel.pipeline_model_parallel_size;
+  const bool uneven = !p.pipeline_model_parallel_layout.empty() || p.decoder_first_pipeline_num_layers ||
+                      p.decoder_last_pipeline_num_layers || p.account_for_embedding_in_pipeline_split ||
+                      p.account_for_loss_in_pipeline_split || p.num_layers_per_virtual_pipeline_stage;
+  if (uneven) return;
+  const int64_t segments = pp * p.num_virtual_stages_per_pipeline_rank.value_or(
+                                    schedule_placement(p.pipeline_schedule) == ChunkPlacement::kVShaped && pp > 1 ? 2 : 1);
+  const int64_t per_segment = a.transformer.num_layers / segments;
+  if (per_segment > 2) shrinker.set("--num-layers", a.transformer.num_layers, segments * 2);
+}
+
+void shrink_run(Arguments& a, Shrinker& shrinker, int64_t microbatches_before) {
+  TrainingConfig& t = a.training;
+  const int64_t pp = a.parallel.pipeline_model_parallel_size;
+  const int64_t group = a.pipeline.microbatch_group_size_per_vp_stage.value_or(pp);
+  const int64_t wanted = pp == 1 ? 2 : 2 * group;
+  const int64_t microbatches = std::min(microbatches_before, wanted);
+  shrinker.set("--micro-batch-size", t.micro_batch_size, std::min<int64_t>(t.micro_batch_size, 2));
+  t.step_batch_size_schedule.clear();
+  shrinker.set("--global-batch-size", t.global_batch_size, t.micro_batch_size * microbatches * a.data_parallel_size());
+  t.train_iters = 100;
+  t.train_samples.reset();
+  t.eval_iters = 0;
+  t.save.clear();
+  t.load.clear();
+  t.pretrained_checkpoint.clear();
+  t.run_dir.clear();
+  t.tensorboard_dir.clear();
+  t.save_interval.reset();
+  t.device = DeviceChoice::kCpu;
+  DataConfig data;
+  data.mock_data = true;
+  data.num_workers = 0;
+  data.reset_position_ids = a.data.reset_position_ids;
+  data.reset_attention_mask = a.data.reset_attention_mask;
+  data.eod_mask_loss = a.data.eod_mask_loss;
+  data.dataloader_inter_document_masking = a.data.dataloader_inter_document_masking;
+  a.data = data;
+  a.tokenizer = {};
+  a.tokenizer.tokenizer_type = "NullTokenizer";
+  a.tokenizer.vocab_size = 101;
+  // A schedule that moves the weights in the few steps that are run.
+  const OptimizerType optimizer = a.optimizer.optimizer;
+  a.optimizer.lr = optimizer == OptimizerType::kAdam ? 1e-3 : 1e-2;
+  a.optimizer.lr_warmup_iters = 0;
+  a.optimizer.lr_warmup_samples = 0;
+  a.optimizer.lr_warmup_fraction.reset();
+  a.optimizer.lr_decay_iters.reset();
+  a.optimizer.lr_decay_samples.reset();
+  a.optimizer.lr_decay_style = LrDecayStyle::kConstant;
+  a.transformer.init_method_std = 0.2;  // so that every part of a tiny model matters
+}
+
+const char* name_of(at::ScalarType dtype) {
+  return dtype == at::kDouble ? "fp64" : dtype == at::kFloat ? "fp32" : dtype == at::kBFloat16 ? "bf16" : "fp16";
+}
+
+const char* quantity_of(const std::string& name) {
+  if (name.find("gradient norm") != std::string::npos) return "gradient norm";
+  if (name.find("clip factor") != std::string::npos) return "clip factor";
+  if (name.find("gradient of") != std::string::npos) return "gradients";
+  if (name.starts_with("updated")) return "updated weights";
+  return "loss";
+}
+
+double excess(const Comparison& c) {
+  if (c.holds()) return c.allowed > 0 ? c.difference / c.allowed : 0;
+  return c.allowed > 0 && std::isfinite(c.difference) ? std::max(c.difference / c.allowed, 1.0) : HUGE_VAL;
+}
+
+Proof summarize(at::ScalarType dtype, const std::vector<Comparison>& comparisons, std::vector<std::string> faults) {
+  Proof proof;
+  proof.dtype = name_of(dtype);
+  proof.faults = std::move(faults);
+  for (const char* quantity : {"loss", "gradient norm", "clip factor", "gradients", "updated weights"}) {
+    ProofLine line;
+    line.quantity = quantity;
+    double worst = -1;
+    for (const Comparison& c : comparisons) {
+      if (line.quantity != quantity_of(c.name)) continue;
+      ++line.compared;
+      line.failed += !c.holds();
+      if (excess(c) <= worst) continue;
+      worst = excess(c);
+      line.worst = c.name;
+      line.difference = c.difference;
+      line.allowed = c.allowed;
+    }
+    proof.lines.push_back(std::move(line));
+  }
+  return proof;
+}
+
+// The band of each comparison in the run's own type: a multiple of the distance between the serial run in this type and the
+// one in fp64. A single tensor may be near by luck, so the distance of its kind as a whole counts too.
+std::vector<Comparison> compare_rounded(const TrainingTrace& trace, const TrainingTrace& serial, const TrainingTrace& exact) {
+  std::vector<Comparison> out = compare_traces(trace, serial, 0, 0);
+  const std::vector<Comparison> rounding = compare_traces(serial, exact, 0, 0);
+  // Sizes of the quantities: what relative differences of 1 allow.
+  const std::vector<Comparison> sizes = compare_traces(serial, exact, 1, 0);
+  std::map<std::string, std::pair<double, double>> of_kind;  // squares of distance and size
+  for (size_t i = 0; i < rounding.size(); ++i) {
+    auto& [distance, size] = of_kind[quantity_of(rounding[i].name)];
+    distance += rounding[i].difference * rounding[i].difference;
+    size += sizes[i].allowed * sizes[i].allowed;
+  }
+  MEGATRON_ASSERT(out.size() >= rounding.size());
+  for (size_t i = 0; i < rounding.size(); ++i) {
+    if (out[i].name != rounding[i].name) continue;  // something is missing, which stays a failure
+    const auto& [distance, size] = of_kind[quantity_of(out[i].name)];
+    const double relative = size > 0 ? std::sqrt(distance / size) : 0;
+    out[i].allowed = kRoundingBand * (rounding[i].difference + relative * sizes[i].allowed);
+  }
+  return out;
+}
+
+using Tracer = std::function<TrainingTrace(const Arguments&, at::ScalarType, int steps, bool parallel)>;
+
+std::vector<Proof> prove_with(const Tracer& tracer, const Arguments& arguments, int num_steps, bool speaks) {
+  const Arguments one = serial_arguments(arguments);
+  const at::ScalarType dtype = model_dtype(arguments.optimizer);
+  std::vector<Proof> proofs;
+  const TrainingTrace exact = tracer(one, at::kDouble, num_steps, false);
+  TrainingTrace layout = tracer(arguments, at::kDouble, num_steps, true);
+  if (speaks) proofs.push_back(summarize(at::kDouble, compare_traces(layout, exact, kExactBand, 0), layout.faults));
+  // One step: after an update rounding is no longer the only thing that differs.
+  const TrainingTrace serial = tracer(one, dtype, 1, false);
+  layout = tracer(arguments, dtype, 1, true);
+  if (!speaks) return proofs;
+  TrainingTrace first = exact;
+  first.steps.resize(1);
+  first.weights = {};
+  TrainingTrace serial_grads = serial, layout_grads = layout;
+  serial_grads.weights = layout_grads.weights = {};
+  proofs.push_back(summarize(dtype, compare_rounded(layout_grads, serial_grads, first), layout.faults));
+  return proofs;
+}
+
+}  // namespace
+
+bool Proof::holds() const {
+  return faults.empty() && std::all_of(lines.begin(), lines.end(), [](const ProofLine& line) { return line.failed == 0; });
+}
+
+Arguments serial_arguments(Arguments arguments) {
+  const int64_t global_batch_size = arguments.training.global_batch_size.value_or(arguments.training.micro_batch_size *
+                                                                                 arguments.data_parallel_size());
+  arguments.parallel = {};
+  arguments.pipeline = {};
+  arguments.world_size = 1;
+  arguments.training.global_batch_size = global_batch_size;
+  arguments.finalize();
+  return arguments;
+}
+
+Shrunk shrink(const Arguments& arguments, int64_t max_axis) {
+  Shrunk out{arguments, {}};
+  Shrinker shrinker(out.changes);
+  Arguments& a = out.arguments;
+  const int64_t microbatches = arguments.microbatches().num_microbatches(0);
+  shrink_mesh(a, shrinker, max_axis);
+  shrink_layer(a, shrinker, arguments.parallel.tensor_model_parallel_size);
+  shrink_depth(a, shrinker);
+  shrink_run(a, shrinker, microbatches);
+  a.finalize();
+  Violations violations;
+  for (Config* config : a.configs()) config->validate(violations);
+  a.validate(violations);
+  violations.throw_if_any();
+  return out;
+}
+
+std::vector<Proof> prove(const PretrainTask& task, const Arguments& arguments, int num_steps) {
+  return prove_with([&](const Arguments& a, at::ScalarType dtype, int steps, bool) { return trace_training(task, a, dtype, steps); },
+                    arguments, num_steps, /*speaks=*/true);
+}
+
+std::vector<Proof> prove(const PretrainTask& task, const Arguments& arguments, int num_steps, const Job& job, c10::Device device) {
+  const Job alone;
+  return prove_with(
+      [&](const Arguments& a, at::ScalarType dtype, int steps, bool parallel) {
+        return trace_training(task, a, dtype, steps, parallel ? job : alone, device);
+      },
+      arguments, num_steps, job.is_first());
+}
+
+}  // namespace megatron

@@ -1,0 +1,112 @@
+// megatron prove: shows that a layout of ranks changes nothing but rounding, for the user's own configuration.
+#include <cstdio>
+#include <string>
+#include <thread>
+
+#include "megatron/base/check.h"
+#include "megatron/base/json_writer.h"
+#include "megatron/base/log.h"
+#include "megatron/base/parse.h"
+#include "megatron/training/flag_table.h"
+#include "megatron/training/prove.h"
+#include "megatron/training/tasks/tasks.h"
+#include "tools/commands.h"
+
+namespace megatron {
+namespace {
+
+struct ProveConfig : Config {
+  int64_t world_size = 0;
+  int64_t max_axis = 4;
+  int64_t steps = 3;
+  bool json = false;
+
+  void fields(FieldVisitor& visitor) override {
+    visitor.group("prove");
+    visitor.field("world_size", world_size, "ranks of the job; 0: two data-parallel ranks");
+    visitor.field("max_axis", max_axis, "longer axes of tensor, context and data ranks are cut down to this");
+    visitor.field("steps", steps, "training steps that are compared in fp64");
+    visitor.field("json", json, "print JSON");
+  }
+  void validate(Violations& violations) const override {
+    if (world_size < 0) violations.add(cat("--world-size is ", world_size), "a positive number");
+    if (max_axis < 1) violations.add(cat("--max-axis is ", max_axis), "a positive number");
+    if (steps < 1) violations.add(cat("--steps is ", steps), "a positive number");
+  }
+};
+
+std::string line_text(const ProofLine& line) {
+  char text[160];
+  std::snprintf(text, sizeof text, "  %-16s %6lld %10.2e %10.2e  %-7s", line.quantity.c_str(), static_cast<long long>(line.compared),
+                line.difference, line.allowed, line.failed == 0 ? "holds" : "FAILS");
+  return cat(text, " ", line.worst);
+}
+
+void print_proof(const Proof& proof, bool rounded) {
+  print_line(cat(proof.dtype, rounded ? ": may differ by rounding" : ": exact up to 1e-9"));
+  print_line("  quantity       compared difference       band  verdict  nearest to the limit");
+  for (const ProofLine& line : proof.lines)
+    if (line.compared > 0) print_line(line_text(line));
+  for (const std::string& fault : proof.faults) print_line(cat("  FAILS: ", fault));
+}
+
+std::string json_text(const Shrunk& shrunk, const std::vector<Proof>& proofs, bool holds) {
+  JsonWriter json(2);
+  json.begin_object().member("holds", holds).key("shrunk").begin_array();
+  for (const std::string& change : shrunk.changes) json.value(change);
+  json.end_array().key("proofs").begin_array();
+  for (const Proof& proof : proofs) {
+    json.begin_object().member("dtype", proof.dtype).member("holds", proof.holds()).key("lines").begin_array();
+    for (const ProofLine& line : proof.lines) {
+      json.begin_object().member("quantity", line.quantity).member("compared", line.compared).member("failed", line.failed);
+      json.member("difference", line.difference).member("band", line.allowed).member("worst", line.worst).end_object();
+    }
+    json.end_array().key("faults").begin_array();
+    for (const std::string& fault : proof.faults) json.value(fault);
+    json.end_array().end_object();
+  }
+  json.end_array().end_object();
+  return json.text();
+}
+
+}  // namespace
+
+int prove_command(int argc, char** argv) {
+  Arguments arguments;
+  ProveConfig config;
+  std::vector<Config*> configs = arguments.configs();
+  configs.push_back(&config);
+  ParseOptions options;
+  options.known = flag_table();
+  options.finalize = [&] {
+    // Nothing is read or written: the data is made up and the tokenizer's size does not matter.
+    if (arguments.data.data_path.empty()) arguments.data.mock_data = true;
+    if (arguments.tokenizer.tokenizer_type.empty()) arguments.tokenizer.tokenizer_type = "ByteLevelTokenizer";
+    if (!arguments.optimizer.lr) arguments.optimizer.lr = 1e-3;
+    if (!arguments.training.train_iters && !arguments.training.train_samples) arguments.training.train_iters = 100;
+    const ParallelConfig& p = arguments.parallel;
+    arguments.world_size = config.world_size > 0 ? config.world_size
+                                                 : 2 * p.tensor_model_parallel_size * p.pipeline_model_parallel_size * p.context_parallel_size;
+    arguments.finalize();
+  };
+  options.validate = [&](Violations& violations) { arguments.validate(violations); };
+  if (parse_flags(configs, argc, argv, options).help) {
+    print_line(help_text("megatron prove [--world-size N] [flags of pretrain]", configs));
+    return 0;
+  }
+  const Shrunk shrunk = shrink(arguments, config.max_axis);
+  const std::vector<Proof> proofs = prove(find_task("gpt"), shrunk.arguments, static_cast<int>(config.steps));
+  bool holds = true;
+  for (const Proof& proof : proofs) holds = holds && proof.holds();
+  if (config.json) {
+    print_line(json_text(shrunk, proofs, holds));
+    return holds ? 0 : 1;
+  }
+  print_line(cat("a tiny model of the same structure, ", shrunk.arguments.world_size, " ranks as threads against one:"));
+  for (const std::string& change : shrunk.changes) print_line("  " + change);
+  for (size_t i = 0; i < proofs.size(); ++i) print_proof(proofs[i], i > 0);
+  print_line(holds ? "the layout changes nothing but rounding" : "the layout trains ANOTHER MODEL than one rank");
+  return holds ? 0 : 1;
+}
+
+}  // namespace megatron
