@@ -34,16 +34,11 @@ class Executor {
   }
 
   void run() {
-    const bool overlap = links_.overlap();
     for (size_t i = 0; i < actions_.size(); ++i) {
       post_receive(i);
-      if (overlap) post_receive(next_receiver(i + 1));
+      if (links_.overlap()) post_receive(next_receiver(transfers_, links_.stage(), i + 1));
       const at::Tensor input = take(i);
       send(i, compute(actions_[i], input));
-      if (overlap) continue;
-      // Both directions are under way before either is waited for: the peer may be doing the same.
-      post_receive(i + 1);
-      wait_for_sends();
     }
     wait_for_sends();
   }
@@ -66,12 +61,6 @@ class Executor {
   };
 
   bool crosses(const Transfer& transfer) const { return transfer.any() && transfer.peer != links_.stage(); }
-
-  // The first action from `i` on whose input comes from another stage; the number of actions when there is none.
-  size_t next_receiver(size_t i) const {
-    while (i < actions_.size() && !crosses(transfers_[i].receive)) ++i;
-    return i;
-  }
 
   // Posts the receive of the action's input, after those of earlier messages on the same link. Past the end: nothing.
   void post_receive(size_t i) {

@@ -43,7 +43,8 @@ class PipelineLinks {
  public:
   // Every stage calls it with an equal schedule; schedules with the same placement and as many stages and chunks can use
   // the links. With `device`, one element travels over each link, so that communicators that connect at their first message do
-  // so here, in one order on all ranks. `overlap`: transfers run beside the computation; otherwise each is waited for at once.
+  // so here, in one order on all ranks. `overlap`: receives are posted before the computation that precedes their use, so that
+  // transfers run beside it; otherwise when nothing is left to do but to wait.
   PipelineLinks(const ProcessGroup& pp, const Schedule& schedule, at::Device device, bool overlap = true);
 
   int stage() const { return stage_; }
@@ -58,10 +59,10 @@ class PipelineLinks {
   std::map<int, ProcessGroup> to_, from_;
 };
 
-// Runs this stage's actions in order. With overlap, the receive of the next action that needs one is posted before an action
-// computes, and a sent tensor is kept until something arrives that its receiver made after using it: nothing waits but an
-// action for its own input. Memory: one receive buffer beyond the running action's (more only where the sender's order
-// differs from this stage's).
+// Runs this stage's actions in order. Nothing waits but an action for its own input: sends are asynchronous, and a sent tensor
+// is kept until something arrives that its receiver made after using it. With overlap one receive is posted ahead. Memory: one
+// receive buffer beyond the running action's (more only where the sender's order differs from this stage's). Free of deadlock
+// with backends that buffer nothing, see replay.h.
 //
 // Throws what the stage throws; the peers' waits then fail through the backend.
 void run_pipeline(const Schedule& schedule, StageCompute& stage, const PipelineLinks& links,

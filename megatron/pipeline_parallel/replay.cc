@@ -66,7 +66,8 @@ class Replayer {
       : schedule_(schedule), costs_(costs), mode_(mode), plan_(plan_transfers(schedule)), ranks_(schedule.stages.size()) {
     for (size_t r = 0; r < ranks_.size(); ++r) {
       ranks_[r].ended.assign(schedule.stages[r].size(), kNotYet);
-      ranks_[r].exchanging = mode == TransferMode::kBlocking;
+      for (size_t i = 0; i < plan_[r].size(); ++i)
+        if (const Transfer& send = plan_[r][i].send; send.any()) ranks_[static_cast<size_t>(send.peer)].from[static_cast<int>(r)].made_by.push_back(i);
     }
   }
 
@@ -90,99 +91,73 @@ class Replayer {
   }
 
  private:
-  // kBlocking: when receives were posted and messages moved, in the order of sending.
+  // The messages of one sender to one receiver, in the order of sending.
   struct Link {
-    std::vector<double> posted, moved;
+    std::vector<size_t> made_by;         // the sender's action
+    std::vector<double> posted, moved;   // when the receive was posted, when the message had arrived
   };
   struct Rank {
-    size_t next = 0;          // action to run
-    bool exchanging = false;  // kBlocking: the transfers between next - 1 and next are under way
+    size_t next = 0;  // action to run
     double clock = 0;
-    std::vector<double> ended;   // by action
-    std::map<int, Link> from;    // by sender
+    std::vector<double> ended;  // by action
+    std::map<int, Link> from;   // by sender
   };
 
   Rank& rank(int stage) { return ranks_[static_cast<size_t>(stage)]; }
-  const ActionTransfers& transfers(int stage, size_t action) const { return plan_[static_cast<size_t>(stage)][action]; }
-  bool crosses(int stage, const Transfer& transfer) const { return transfer.any() && transfer.peer != stage; }
+  const std::vector<ActionTransfers>& plan(int stage) const { return plan_[static_cast<size_t>(stage)]; }
 
-  // Runs the stage's next action, or the transfers before it. False: it has to wait, or has ended.
+  // Runs the stage's next action. False: it has to wait, or has ended.
   bool advance(int stage, ReplayedStage& out) {
     Rank& self = rank(stage);
-    if (self.exchanging) return exchange(stage);
     const std::vector<Action>& actions = schedule_.stages[static_cast<size_t>(stage)];
     if (self.next == actions.size()) return false;
+    post_receive(stage, self.next);
+    if (mode_ == TransferMode::kOverlapped) post_receive(stage, next_receiver(plan(stage), stage, self.next + 1));
     double start = self.clock;
-    if (const Transfer& receive = transfers(stage, self.next).receive; receive.any()) {
-      const double made = rank(receive.peer).ended[static_cast<size_t>(receive.peer_action)];
-      if (made == kNotYet) return false;
-      const bool under_way = crosses(stage, receive) && mode_ == TransferMode::kOverlapped;
-      start = std::max(start, made + (under_way ? costs_.transfer : 0.0));
+    if (const Transfer& receive = plan(stage)[self.next].receive; receive.any()) {
+      const double there = receive.peer == stage ? self.ended[static_cast<size_t>(receive.peer_action)] : arrival(stage, receive);
+      if (there == kNotYet) return false;
+      start = std::max(start, there);
     }
     const double cost = costs_.of(stage, schedule_.num_chunks, actions[self.next]);
     self.clock = start + cost;
     out.actions.push_back({actions[self.next], start, self.clock});
     out.busy += cost;
     self.ended[self.next++] = self.clock;
-    self.exchanging = mode_ == TransferMode::kBlocking;
     return true;
   }
 
-  // Sends the last action's result and receives the next one's input. False: a peer is not there yet.
-  bool exchange(int stage) {
+  // As the executor does: after the receives of earlier messages on the link.
+  void post_receive(int stage, size_t action) {
+    if (action >= plan(stage).size()) return;
+    const Transfer& receive = plan(stage)[action].receive;
+    if (!receive.any() || receive.peer == stage) return;
     Rank& self = rank(stage);
-    double end = self.clock;
-    const bool last = self.next == schedule_.stages[static_cast<size_t>(stage)].size();
-    const Transfer receive = last ? Transfer{} : transfers(stage, self.next).receive;
-    const Transfer send = self.next == 0 ? Transfer{} : transfers(stage, self.next - 1).send;
-    if (crosses(stage, receive)) {
-      std::vector<double>& posted = self.from[receive.peer].posted;
-      while (static_cast<int>(posted.size()) <= receive.sequence) posted.push_back(self.clock);
-      end = std::max(end, arrival(receive.peer, stage, receive.sequence));
-    }
-    if (crosses(stage, send)) end = std::max(end, arrival(stage, send.peer, send.sequence));
-    if (end == kNotYet) return false;
-    self.clock = end;
-    self.exchanging = false;
-    return true;
+    std::vector<double>& posted = self.from[receive.peer].posted;
+    while (static_cast<int>(posted.size()) <= receive.sequence) posted.push_back(self.clock);
   }
 
-  // When a message has moved.
-  double arrival(int from, int to, int sequence) {
-    Link& link = rank(to).from[from];
-    while (static_cast<int>(link.moved.size()) <= sequence) {
+  // A message moves when it is made, its receive is posted, and the ones before it have moved.
+  double arrival(int stage, const Transfer& receive) {
+    Link& link = rank(stage).from[receive.peer];
+    while (static_cast<int>(link.moved.size()) <= receive.sequence) {
       const size_t k = link.moved.size();
-      const double sent = send_time(from, to, static_cast<int>(k));
-      if (k >= link.posted.size() || sent == kNotYet) return kNotYet;
-      link.moved.push_back(std::max({sent, link.posted[k], k > 0 ? link.moved[k - 1] : 0.0}) + costs_.transfer);
+      const double made = rank(receive.peer).ended[link.made_by[k]];
+      if (made == kNotYet) return kNotYet;
+      link.moved.push_back(std::max({made, link.posted[k], k > 0 ? link.moved[k - 1] : 0.0}) + costs_.transfer);
     }
-    return link.moved[static_cast<size_t>(sequence)];
-  }
-
-  double send_time(int from, int to, int sequence) {
-    std::vector<int>& actions = sends_[{from, to}];
-    if (actions.empty()) {
-      const std::vector<ActionTransfers>& plan = plan_[static_cast<size_t>(from)];
-      for (size_t i = 0; i < plan.size(); ++i)
-        if (plan[i].send.peer == to) actions.push_back(static_cast<int>(i));
-    }
-    const auto action = static_cast<size_t>(actions[static_cast<size_t>(sequence)]);
-    return rank(from).ended[action];
+    return link.moved[static_cast<size_t>(receive.sequence)];
   }
 
   void check_ended() const {
     std::string stuck;
     for (size_t r = 0; r < ranks_.size(); ++r) {
       const size_t next = ranks_[r].next;
-      const bool sending = next == schedule_.stages[r].size();
-      if (sending && !ranks_[r].exchanging) continue;
-      const size_t action = sending ? next - 1 : next;
-      const Transfer& transfer = sending ? plan_[r][action].send : plan_[r][action].receive;
-      stuck += cat(stuck.empty() ? "" : "; ", "stage ", r, " waits at action ", action, " of ", schedule_.stages[r].size(), " (",
-                   to_string(schedule_.stages[r][action]), ")");
-      if (transfer.any())
-        stuck += cat(" for ", to_string(schedule_.stages[static_cast<size_t>(transfer.peer)][static_cast<size_t>(transfer.peer_action)]),
-                     " of stage ", transfer.peer);
+      if (next == schedule_.stages[r].size()) continue;
+      const Transfer& receive = plan_[r][next].receive;
+      stuck += cat(stuck.empty() ? "" : "; ", "stage ", r, " waits at action ", next, " (", to_string(schedule_.stages[r][next]), ") for ",
+                   to_string(schedule_.stages[static_cast<size_t>(receive.peer)][static_cast<size_t>(receive.peer_action)]), " of stage ",
+                   receive.peer);
     }
     MEGATRON_ASSERT(stuck.empty(), "schedule ", schedule_.name, " deadlocks: ", stuck);
   }
@@ -192,7 +167,6 @@ class Replayer {
   TransferMode mode_;
   std::vector<std::vector<ActionTransfers>> plan_;
   std::vector<Rank> ranks_;
-  std::map<std::pair<int, int>, std::vector<int>> sends_;  // by link: the sender's actions, in order
 };
 
 }  // namespace

@@ -8,12 +8,11 @@
 
 namespace megatron {
 
+// When receives are posted, as executor.h does. Nothing is buffered on the way: a message moves when it is made, its receive
+// is posted and the ones before it on its link have moved. Nobody waits for a send.
 enum class TransferMode : uint8_t {
-  // Transfers run beside the computation; an action waits for its own input only.
-  kOverlapped,
-  // After each action a rank sends its result and receives what its next action needs, and waits for both. Nothing is
-  // buffered: a message moves when both ends are there and the ones before it on its link have moved.
-  kBlocking,
+  kOverlapped,  // the next action's receive before an action computes
+  kOnDemand,    // when the action that needs it is next
 };
 
 struct ReplayedAction {

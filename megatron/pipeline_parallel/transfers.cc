@@ -40,7 +40,7 @@ class Crossings {
   const Schedule& schedule_;
 };
 
-struct Made {
+struct End {
   int stage = -1, action = 0, sequence = 0;
 };
 
@@ -48,11 +48,9 @@ struct Made {
 
 std::vector<std::vector<ActionTransfers>> plan_transfers(const Schedule& schedule) {
   const Crossings crossings(schedule);
-  std::vector<Made> made(crossings.size());
   std::vector<std::vector<ActionTransfers>> plan(schedule.stages.size());
-
-  // Receivers first, so that senders can number what they send to each.
-  std::vector<Made> used(crossings.size());
+  // Who uses each tensor; then who makes it, numbered per receiver; then both ends are joined.
+  std::vector<End> used(crossings.size()), made(crossings.size());
   for (int stage = 0; stage < schedule.num_stages; ++stage) {
     const std::vector<Action>& actions = schedule.stages[static_cast<size_t>(stage)];
     plan[static_cast<size_t>(stage)].resize(actions.size());
@@ -66,7 +64,7 @@ std::vector<std::vector<ActionTransfers>> plan_transfers(const Schedule& schedul
     for (size_t i = 0; i < actions.size(); ++i) {
       const int64_t what = crossings.sent(stage, actions[i]);
       if (what < 0) continue;
-      const Made& use = used[static_cast<size_t>(what)];
+      const End& use = used[static_cast<size_t>(what)];
       MEGATRON_ASSERT(use.stage >= 0, "nobody uses the result of ", to_string(actions[i]), " on stage ", stage, " of the schedule ",
                       schedule.name);
       const int sequence = sent[static_cast<size_t>(use.stage)]++;
@@ -79,13 +77,19 @@ std::vector<std::vector<ActionTransfers>> plan_transfers(const Schedule& schedul
     for (size_t i = 0; i < actions.size(); ++i) {
       const int64_t what = crossings.received(stage, actions[i]);
       if (what < 0) continue;
-      const Made& make = made[static_cast<size_t>(what)];
+      const End& make = made[static_cast<size_t>(what)];
       MEGATRON_ASSERT(make.stage >= 0, "nobody makes the input of ", to_string(actions[i]), " on stage ", stage, " of the schedule ",
                       schedule.name);
       plan[static_cast<size_t>(stage)][i].receive = {make.stage, make.sequence, make.action};
     }
   }
   return plan;
+}
+
+size_t next_receiver(const std::vector<ActionTransfers>& actions, int stage, size_t from) {
+  const auto waits = [&](const Transfer& receive) { return receive.any() && receive.peer != stage; };
+  while (from < actions.size() && !waits(actions[from].receive)) ++from;
+  return from;
 }
 
 std::vector<std::pair<int, int>> transfer_links(const Schedule& schedule) {

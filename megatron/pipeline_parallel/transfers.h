@@ -29,6 +29,9 @@ struct ActionTransfers {
 // schedule is not whole.
 std::vector<std::vector<ActionTransfers>> plan_transfers(const Schedule& schedule);
 
+// The first action of `stage` from `from` on whose input comes from another stage; the number of actions when there is none.
+size_t next_receiver(const std::vector<ActionTransfers>& actions, int stage, size_t from);
+
 // The ordered pairs of different stages between which the placement of the schedule moves tensors, sorted.
 std::vector<std::pair<int, int>> transfer_links(const Schedule& schedule);
 
