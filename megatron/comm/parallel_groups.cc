@@ -20,6 +20,21 @@ void refuse_below_one(const char* flag, int64_t value, Violations& violations) {
   if (value < 1) violations.add(cat(flag, " is ", value), "a positive number");
 }
 
+// The two levels of a context-parallel group: `inner` neighbours, and the ranks at the same place of each inner group.
+std::vector<ProcessGroup> make_hierarchy(const ProcessGroup& cp, const std::vector<int64_t>& sizes) {
+  if (sizes.empty()) return {};
+  MEGATRON_CHECK(sizes.size() == 2 && sizes[0] > 0 && sizes[0] * sizes[1] == cp.size(),
+                 "--hierarchical-context-parallel-sizes do not make up ", cp.size(), " context-parallel ranks");
+  std::vector<ProcessGroup> levels;
+  const std::vector<int> axes = {static_cast<int>(sizes[0]), static_cast<int>(sizes[1])};
+  for (const std::string level : {"inner", "outer"}) {
+    for (const std::vector<int>& ranks : rank_groups("inner-outer", axes, level))
+      if (std::find(ranks.begin(), ranks.end(), cp.rank()) != ranks.end())
+        levels.push_back(cp.subgroup(ranks, "cp_" + level));
+  }
+  return levels;
+}
+
 }  // namespace
 
 void ParallelConfig::fields(FieldVisitor& visitor) {
@@ -29,6 +44,8 @@ void ParallelConfig::fields(FieldVisitor& visitor) {
   visitor.field("pipeline_model_parallel_size", pipeline_model_parallel_size,
                 "ranks that share the layers of one model");
   visitor.field("context_parallel_size", context_parallel_size, "ranks that share one sequence");
+  visitor.field("hierarchical_context_parallel_sizes", hierarchical_context_parallel_sizes,
+                "inner and outer size of the levels of --cp-comm-type a2a+p2p; their product is the context-parallel size");
   visitor.field("expert_model_parallel_size", expert_model_parallel_size,
                 "ranks that share the experts of one layer");
   visitor.field("sequence_parallel", sequence_parallel,
@@ -44,6 +61,14 @@ void ParallelConfig::validate(Violations& violations) const {
   if (expert_model_parallel_size != 1)
     violations.add(cat("--expert-model-parallel-size ", expert_model_parallel_size, " needs experts, which are not built yet"),
                    "--expert-model-parallel-size 1");
+  const std::vector<int64_t>& levels = hierarchical_context_parallel_sizes;
+  const bool fits = levels.size() == 2 && levels[0] > 0 && levels[1] > 0 && levels[0] * levels[1] == context_parallel_size;
+  if (!levels.empty() && !fits) {
+    std::string text;
+    for (int64_t level : levels) text += cat(" ", level);
+    violations.add(cat("--hierarchical-context-parallel-sizes", text, " do not make up --context-parallel-size ", context_parallel_size),
+                   "two sizes with that product, the inner one first");
+  }
 }
 
 std::vector<std::vector<int>> rank_groups(const std::string& order, const std::vector<int>& sizes,
@@ -117,6 +142,7 @@ ParallelGroups make_parallel_groups(const ParallelConfig& config, const std::sha
   groups.dp_cp = make("dp-cp", "dp_cp");
   groups.dp = make("dp", "dp");
   groups.cp = make("cp", "cp");
+  groups.cp_hierarchy = make_hierarchy(groups.cp, config.hierarchical_context_parallel_sizes);
   groups.model_parallel = make("tp-pp", "model_parallel");
   groups.tp = make("tp", "tp");
   groups.pp = make("pp", "pp");

@@ -15,6 +15,7 @@ struct ParallelConfig : Config {
   int64_t tensor_model_parallel_size = 1;
   int64_t pipeline_model_parallel_size = 1;
   int64_t context_parallel_size = 1;
+  std::vector<int64_t> hierarchical_context_parallel_sizes;  // {inner, outer}; empty: one level
   int64_t expert_model_parallel_size = 1;
   bool sequence_parallel = false;
   bool use_tp_pp_dp_mapping = false;
@@ -38,6 +39,8 @@ struct ParallelGroups {
   ProcessGroup pp;              // the stages of one pipeline
   ProcessGroup dp;              // ranks that read different samples
   ProcessGroup cp;              // ranks that hold different parts of the same sequences
+  std::vector<ProcessGroup> cp_hierarchy;  // cp as two levels, the inner one first: neighbours, and equal places in
+                                           // the inner groups; empty without hierarchical_context_parallel_sizes
   ProcessGroup dp_cp;           // ranks that hold different tokens of the same weights
   ProcessGroup model_parallel;  // tp and pp: ranks that hold different parts of one model replica
   ProcessGroup kv;              // ranks of tp that hold one group of keys and values together; alone unless groups < ranks

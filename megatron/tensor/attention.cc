@@ -1,8 +1,8 @@
 #include "megatron/tensor/attention.h"
 
 #include "megatron/base/check.h"
+#include "megatron/tensor/detail/attention_library.h"
 #include "megatron/tensor/detail/attention_unfused.h"
-#include "megatron/tensor/shape.h"
 #include "megatron/tensor/torch.h"
 
 namespace megatron {
@@ -16,35 +16,7 @@ struct Forward {
   at::Tensor library_out, lse, seed, offset, cu_q, cu_k;
 };
 
-bool is_windowed(const at::Tensor& k, const AttentionOptions& o) {
-  const int64_t last = k.size(0) - 1;
-  return (o.window_left >= 0 && o.window_left < last) ||
-         (!o.causal && o.window_right >= 0 && o.window_right < last);
-}
-
-// Whether the library's top-left causal mask, or none, is what the options mean. One query sees every key.
-bool library_mask_fits(const at::Tensor& q, const at::Tensor& k, const AttentionOptions& o) {
-  return !o.causal || q.size(0) == k.size(0) || q.size(0) == 1;
-}
-
 bool library_causal(const at::Tensor& q, const AttentionOptions& o) { return o.causal && q.size(0) > 1; }
-
-// Why no library kernel computes exactly this, or "".
-std::string why_unfused(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-                        const AttentionOptions& o) {
-  if (o.mask.defined()) return "a mask is given";
-  if (o.dropout > 0.0) return "attention dropout is drawn by place";
-  if (is_windowed(k, o)) return "a sliding window is given";
-  if (q.size(3) != v.size(3)) return "keys and values differ in width";
-  if (q.numel() == 0 || k.numel() == 0) return "there is nothing to attend to";
-  if (!q.is_cuda()) {
-    return !o.causal || q.size(0) <= k.size(0) ? "" : "there are more queries than keys";
-  }
-  if (!library_mask_fits(q, k, o)) return "queries and keys differ in number";
-  if (q.scalar_type() != at::kBFloat16 && q.scalar_type() != at::kHalf) return "the type is not bf16 or fp16";
-  if (q.size(3) % 8 != 0 || q.size(3) > 256) return "the head size is not a multiple of 8 up to 256";
-  return "";
-}
 
 Path choose_path(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const AttentionOptions& o) {
   if (o.backend == AttentionBackend::kUnfused || o.backend == AttentionBackend::kLocal) return Path::kUnfused;
@@ -62,10 +34,6 @@ Path choose_path(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, 
                  reason, "\nhint: --attention-backend auto falls back to unfused attention");
   return Path::kUnfused;
 }
-
-// [s, b, n, d] <-> [b, n, s, d], a view.
-at::Tensor to_heads(const at::Tensor& t) { return t.permute({1, 2, 0, 3}); }
-at::Tensor from_heads(const at::Tensor& t) { return t.permute({2, 0, 1, 3}); }
 
 // Each key group repeated for its query heads, [s_k, b, n, d]; the CPU kernel knows no groups.
 at::Tensor repeat_groups(const at::Tensor& t, int64_t heads) {
@@ -130,31 +98,7 @@ Forward run_forward(Path path, const at::Tensor& q, const at::Tensor& k, const a
   return f;
 }
 
-using Grads = std::tuple<at::Tensor, at::Tensor, at::Tensor>;
-
-// Note [Deterministic attention]
-// The backward of flash attention sums dq in a fixed order only in ATen's deterministic mode, which is a setting of the
-// process. It is switched on around that one call: elsewhere it would forbid operations that do not concern it and fill new
-// memory. cuDNN's backward through ATen has no such switch, so it runs only when asked for (--attention-backend fused).
-class DeterministicScope {
- public:
-  DeterministicScope()
-      : algorithms_(at::globalContext().deterministicAlgorithms()),
-        warn_only_(at::globalContext().deterministicAlgorithmsWarnOnly()),
-        fill_(at::globalContext().deterministicFillUninitializedMemory()) {
-    at::globalContext().setDeterministicAlgorithms(true, false);
-    at::globalContext().setDeterministicFillUninitializedMemory(false);
-  }
-  ~DeterministicScope() {
-    at::globalContext().setDeterministicAlgorithms(algorithms_, warn_only_);
-    at::globalContext().setDeterministicFillUninitializedMemory(fill_);
-  }
-  DeterministicScope(const DeterministicScope&) = delete;
-  DeterministicScope& operator=(const DeterministicScope&) = delete;
-
- private:
-  bool algorithms_, warn_only_, fill_;
-};
+using Grads = AttentionGrads;
 
 Grads run_backward(Path path, const at::Tensor& dout, const at::Tensor& q, const at::Tensor& k,
                    const at::Tensor& v, const Forward& f, const AttentionOptions& o) {
@@ -170,7 +114,7 @@ Grads run_backward(Path path, const at::Tensor& dout, const at::Tensor& q, const
     return {from_heads(dq), sum_groups(from_heads(dk), groups), sum_groups(from_heads(dv), groups)};
   }
   if (path == Path::kFlashCuda) {
-    const DeterministicScope deterministic;  // Note [Deterministic attention]
+    const DeterministicScope deterministic;
     grads = at::_scaled_dot_product_flash_attention_backward(
         to_heads(dout), to_heads(q), to_heads(k), to_heads(v), f.library_out, f.lse, f.cu_q, f.cu_k, q.size(0),
         k.size(0), 0.0, causal, f.seed, f.offset, o.scale);
@@ -226,33 +170,11 @@ class AttentionFunction : public torch::autograd::Function<AttentionFunction> {
   }
 };
 
-void check_options(const at::Tensor& q, const at::Tensor& k, const AttentionOptions& o) {
-  MEGATRON_ASSERT(!o.sink.defined(), "attention sinks are reserved");
-  MEGATRON_ASSERT(o.dropout >= 0.0 && o.dropout < 1.0, "attention dropout of ", o.dropout);
-  if (o.mask.defined()) {
-    check_shape("attention mask", o.mask, {o.mask.size(0), 1, q.size(0), k.size(0)});
-    MEGATRON_ASSERT(o.mask.scalar_type() == at::kBool && (o.mask.size(0) == 1 || o.mask.size(0) == q.size(1)),
-                    "attention mask must be bool for 1 or ", q.size(1), " samples");
-  }
-  if (o.dropout > 0.0) {
-    check_shape("attention place.sample", o.place.sample, {q.size(1)});
-    check_shape("attention place.position", o.place.position, {q.size(0)});
-    check_shape("attention key_position", o.key_position, {k.size(0)});
-  }
-}
-
 }  // namespace
 
 at::Tensor core_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                           const AttentionOptions& options) {
-  check_shape("attention q", q, {-1, -1, -1, -1});
-  check_shape("attention k", k, {-1, q.size(1), -1, q.size(3)});
-  check_shape("attention v", v, {k.size(0), q.size(1), k.size(2), -1});
-  MEGATRON_ASSERT(k.size(2) > 0 && q.size(2) % k.size(2) == 0, "attention of ", q.size(2), " heads over ", k.size(2),
-                  " groups");
-  MEGATRON_ASSERT(q.scalar_type() == k.scalar_type() && q.scalar_type() == v.scalar_type(),
-                  "attention over different types");
-  check_options(q, k, options);
+  check_attention(q, k, v, options);
   return AttentionFunction::apply(q, k, v, options);
 }
 

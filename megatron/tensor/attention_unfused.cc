@@ -41,15 +41,38 @@ void put_grouped_rows(const at::Tensor& rows, const at::Tensor& out, const Chunk
       .copy_(rows.reshape({c.b1 - c.b0, heads, s, d}).permute({2, 0, 1, 3}));
 }
 
+// The mask of one chunk's samples.
+at::Tensor chunk_mask(const at::Tensor& mask, const Chunk& c) {
+  return mask.dim() == 4 && mask.size(0) > 1 ? mask.narrow(0, c.b0, c.b1 - c.b0) : mask;
+}
+
+// Scaled scores of one chunk [b, n, s, s_k]; -infinity where masked.
+at::Tensor masked_scores(const at::Tensor& q, const at::Tensor& k_transposed, const at::Tensor& mask, const Chunk& c,
+                         int64_t s, double scale) {
+  at::Tensor scores = at::matmul(q, k_transposed).mul_(scale);
+  scores = scores.view({scores.size(0), -1, s, scores.size(3)});
+  if (mask.defined()) scores.masked_fill_(chunk_mask(mask, c), -std::numeric_limits<double>::infinity());
+  return scores;
+}
+
 // Probabilities of one chunk [b, n, s, s_k]; rows that may attend to nothing are zero.
 at::Tensor probabilities(const at::Tensor& q, const at::Tensor& k_transposed, const at::Tensor& mask,
                          const Chunk& c, int64_t s, double scale) {
-  at::Tensor scores = at::matmul(q, k_transposed).mul_(scale);
-  scores = scores.view({scores.size(0), -1, s, scores.size(3)});
-  if (!mask.defined()) return at::softmax(scores, -1);
-  const at::Tensor part = mask.dim() == 4 && mask.size(0) > 1 ? mask.narrow(0, c.b0, c.b1 - c.b0) : mask;
-  scores.masked_fill_(part, -std::numeric_limits<double>::infinity());
-  return at::softmax(scores, -1).masked_fill_(part, 0.0);
+  at::Tensor probs = at::softmax(masked_scores(q, k_transposed, mask, c, s, scale), -1);
+  if (mask.defined()) probs.masked_fill_(chunk_mask(mask, c), 0.0);
+  return probs;
+}
+
+// exp(score - lse) of one chunk, in place, for `lse` [b, n, s] of these and perhaps further keys.
+at::Tensor probabilities_given(const at::Tensor& lse, const at::Tensor& scores, const at::Tensor& mask, const Chunk& c) {
+  scores.sub_(lse.unsqueeze(-1)).exp_();
+  if (mask.defined()) scores.masked_fill_(chunk_mask(mask, c), 0.0);
+  return scores;
+}
+
+// This chunk's part of [b, n, s].
+at::Tensor chunk_rows(const at::Tensor& lse, const Chunk& c, int64_t r) {
+  return lse.narrow(0, c.b0, c.b1 - c.b0).narrow(1, c.g0 * r, (c.g1 - c.g0) * r);
 }
 
 // 0 or 1 / (1 - p) per probability of the chunk; undefined without dropout.
@@ -119,6 +142,52 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> unfused_attention_backward(const 
     // d softmax: dscore = p (dp - sum(dp p)), and the scale of the scores.
     const at::Tensor dscores =
         at::_softmax_backward_data(dprobs, probs, -1, probs.scalar_type()).mul_(options.scale).view(grouped);
+    put_grouped_rows(at::matmul(dscores, keys), dq, c, r);
+    put_grouped_rows(at::matmul(dscores.transpose(-1, -2), rows), dk, c, 1);
+  }
+  return {dq, dk, dv};
+}
+
+AttentionBlock unfused_block(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                             const AttentionOptions& options) {
+  const int64_t s = q.size(0), b = q.size(1), n = q.size(2), r = n / k.size(2);
+  const auto type = q.options().dtype(accumulate_type(q));
+  AttentionBlock block{at::empty({s, b, n, v.size(3)}, type), at::empty({b, n, s}, type)};
+  const at::Tensor mask = attention_mask(q, k, options);
+  for (const Chunk& c : make_chunks(q, k)) {
+    const at::Tensor rows = grouped_rows(q, c, r), keys = grouped_rows(k, c, 1).transpose(-1, -2);
+    const at::Tensor scores = masked_scores(rows, keys, mask, c, s, options.scale);
+    const at::Tensor lse = at::logsumexp(scores, -1);
+    chunk_rows(block.lse, c, r).copy_(lse);
+    const at::Tensor probs = probabilities_given(lse, scores, mask, c);
+    const at::Tensor keep = dropout_mask(options, c, r, probs.scalar_type());
+    if (keep.defined()) probs.mul_(keep);
+    put_grouped_rows(at::matmul(probs.view({rows.size(0), rows.size(1), r * s, -1}), grouped_rows(v, c, 1)), block.out, c, r);
+  }
+  return block;
+}
+
+std::tuple<at::Tensor, at::Tensor, at::Tensor> unfused_block_backward(
+    const at::Tensor& dout, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const at::Tensor& out,
+    const at::Tensor& lse, const AttentionOptions& options) {
+  const int64_t s = q.size(0), r = q.size(2) / k.size(2);
+  const auto type = q.options().dtype(accumulate_type(q));
+  at::Tensor dq = at::empty(q.sizes(), type), dk = at::empty(k.sizes(), type), dv = at::empty(v.sizes(), type);
+  const at::Tensor mask = attention_mask(q, k, options);
+  for (const Chunk& c : make_chunks(q, k)) {
+    const at::Tensor keys = grouped_rows(k, c, 1), values = grouped_rows(v, c, 1);
+    const at::Tensor rows = grouped_rows(q, c, r), grad = grouped_rows(dout, c, r);
+    const std::vector<int64_t> grouped = {rows.size(0), rows.size(1), r * s, keys.size(2)};
+    const at::Tensor scores = masked_scores(rows, keys.transpose(-1, -2), mask, c, s, options.scale);
+    const at::Tensor probs = probabilities_given(chunk_rows(lse, c, r), scores, mask, c);
+    const at::Tensor keep = dropout_mask(options, c, r, probs.scalar_type());
+    const at::Tensor kept = keep.defined() ? probs.mul(keep) : probs;
+    put_grouped_rows(at::matmul(kept.view(grouped).transpose(-1, -2), grad), dv, c, 1);
+    at::Tensor dscores = at::matmul(grad, values.transpose(-1, -2)).view(probs.sizes());
+    if (keep.defined()) dscores.mul_(keep);
+    // dscore = p (dp - sum over ALL keys of dp p), and that sum is dout . out.
+    const at::Tensor mean = (grad * grouped_rows(out, c, r)).sum(-1).view({probs.size(0), probs.size(1), s, 1});
+    dscores = dscores.sub_(mean).mul_(probs).mul_(options.scale).view(grouped);
     put_grouped_rows(at::matmul(dscores, keys), dq, c, r);
     put_grouped_rows(at::matmul(dscores.transpose(-1, -2), rows), dk, c, 1);
   }

@@ -1,25 +1,28 @@
 #include "megatron/training/batch.h"
 
 #include <mutex>
+#include <numeric>
 #include <unordered_map>
 
 #include "megatron/base/check.h"
 #include "megatron/tensor/torch.h"
+#include "megatron/transformer/context_parallel.h"
 
 namespace megatron {
 
 namespace {
 
-// [b, 1, s, s]: True where a token may not see an earlier one because a document ends between them.
-at::Tensor document_mask(const MicroBatch& source) {
+// [b, s]: which document each token belongs to, counted within its sequence.
+at::Tensor document_ids(const MicroBatch& source) {
   const int64_t b = source.micro_batch_size, s = source.sequence_length;
-  at::Tensor mask = at::zeros({b, 1, s, s}, at::kBool);
+  at::Tensor ids = at::zeros({b, s}, at::kLong);
   for (int64_t i = 0; i < b; ++i) {
-    const std::vector<bool> rows = attention_mask(source.document_starts[i], s);
-    bool* out = mask.data_ptr<bool>() + i * s * s;
-    std::copy(rows.begin(), rows.end(), out);
+    int64_t* row = ids.data_ptr<int64_t>() + i * s;
+    for (const int32_t start : source.document_starts[i])
+      if (start > 0 && start < s) ++row[start];
+    std::partial_sum(row, row + s, row);
   }
-  return mask;
+  return ids;
 }
 
 }  // namespace
@@ -36,14 +39,17 @@ Batch BatchMaker::make(const std::shared_ptr<const MicroBatch>& source) {
     const at::Tensor host = at::from_blob(const_cast<void*>(data), {b, s}, [source](void*) {}, options);
     return on_host ? host : host.to(device_, /*non_blocking=*/true);
   };
+  const auto own = [&](const at::Tensor& whole) { return zigzag_slice(whole, 1, cp_); };
   Batch batch;
-  batch.tokens = tensor(source->tokens, at::kLong);
-  batch.labels = tensor(source->labels, at::kLong);
-  batch.loss_mask = tensor(source->loss_mask, at::kFloat);
-  if (own_positions_) batch.position_ids = tensor(source->position_ids, at::kLong);
-  if (!source->crosses_documents) batch.attention_mask = document_mask(*source).to(device_);
-  if (!positions_.defined() || positions_.size(0) != s)
-    positions_ = at::arange(s, at::TensorOptions().dtype(at::kLong).device(device_));
+  batch.tokens = own(tensor(source->tokens, at::kLong));
+  batch.labels = own(tensor(source->labels, at::kLong));
+  batch.loss_mask = own(tensor(source->loss_mask, at::kFloat));
+  if (own_positions_) batch.position_ids = own(tensor(source->position_ids, at::kLong));
+  if (!source->crosses_documents) batch.document_ids = document_ids(*source).to(device_);
+  if (length_ != s) {
+    length_ = s;
+    positions_ = zigzag_positions(s, cp_.size(), cp_.rank(), device_);
+  }
   batch.place.position = positions_;
   batch.place.sample = at::tensor(source->ordinals, at::kLong).to(device_);
   if (!on_host) held_.push_back(source);

@@ -14,12 +14,13 @@
 
 namespace megatron {
 
+// Tokens of this context-parallel rank: s is the length of its part. The tensors of a whole sequence say so.
 struct Batch {
   at::Tensor tokens;          // [b, s] int64
   at::Tensor labels;          // [b, s] int64
   at::Tensor loss_mask;       // [b, s] fp32
   at::Tensor position_ids;    // [b, s] int64, or undefined: 0, 1, 2, ...
-  at::Tensor attention_mask;  // [b, 1, s, s] bool, True = may not attend; undefined: causality alone
+  at::Tensor document_ids;    // [b, s] int64 of the whole sequences: tokens attend within their document; undefined: to all
   Place place;
 };
 
@@ -40,6 +41,7 @@ class BatchMaker {
   c10::Device device_;
   bool own_positions_;
   const ProcessGroup& cp_;
+  int64_t length_ = 0;    // of the whole sequences of the last batch
   at::Tensor positions_;  // [s]
   std::vector<std::shared_ptr<const MicroBatch>> held_;
 };

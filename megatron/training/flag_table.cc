@@ -92,7 +92,7 @@ constexpr std::array<KnownFlag, 851> kTable = {{
     {"--pipeline-model-parallel-size", kNo, kPp, 1, 1, "1"},
     {"--sequence-parallel", kSo, "with one tensor rank, every rank holds the whole sequence"},
     {"--context-parallel-size", kNo, kCp, 1, 1, "1"},
-    {"--hierarchical-context-parallel-sizes", kNo, kCp, 1, -1},
+    {"--hierarchical-context-parallel-sizes", kNo, kField, 1, -1},
     {"--max-seqlen-per-dp-cp-rank", kNo, kCp, 1, 1},
     {"--hybrid-context-parallel", kNo, kCp},
     {"--expert-model-parallel-size", kNo, kMoe, 1, 1, "1"},
@@ -687,7 +687,7 @@ constexpr std::array<KnownFlag, 851> kTable = {{
     {"--enable-full-sharding-in-hsdp", kNo, kFsdp},
     {"--num-distributed-optimizer-instances", kNo, kRanks, 1, 1, "1"},
     {"--torch-fsdp2-no-reshard-after-forward", kSo, kOff},
-    {"--cp-comm-type", kNo, kCp, 1, -1, "p2p"},
+    {"--cp-comm-type", kNo, kField, 1, -1},
     {"--fake-process-group", kNo, kRanks},
     // -- validation
     {"--eval-iters", kNo, kField, 1, 1},

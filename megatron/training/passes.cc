@@ -35,7 +35,7 @@ class StagePasses final : public StageCompute {
     context.training = options_.training;
     context.place = batch.place;
     context.position_ids = batch.position_ids;
-    context.attention_mask = batch.attention_mask;
+    context.document_ids = batch.document_ids;
     context.tape = options_.full_recomputation ? &pass.tape : nullptr;
     if (input.defined() && options_.training) pass.input = input.detach().set_requires_grad(true);
     const Region region(timers_, "forward-compute", 2);

@@ -7,6 +7,7 @@
 #include "megatron/tensor/shape.h"
 #include "megatron/tensor/torch.h"
 #include "megatron/tensor_parallel/mappings.h"
+#include "megatron/transformer/context_parallel.h"
 #include "megatron/transformer/kv_cache.h"
 
 namespace megatron {
@@ -85,11 +86,13 @@ int64_t groups_per_rank(int64_t groups, int ranks) {
 SelfAttention::SelfAttention(const TransformerConfig& config, int64_t layer_number,
                              bool sequence_parallel, const ParallelGroups& groups)
     : config_(config),
+      parallel_(groups),
       layer_number_(layer_number),
       heads_(per_rank("--num-attention-heads", config.num_attention_heads, groups.tp.size())),
       groups_(groups_per_rank(config.query_groups(), groups.tp.size())),
       kv_(groups.kv),
       first_head_(groups.tp.rank() * heads_),
+      context_parallel_type_(config.context_parallel_type(layer_number)),
       dropout_key_(random_key(config.seed, "attention_dropout", layer_number)),
       linear_qkv_("linear_qkv", config.hidden_size, qkv_rows(config),
                   qkv_options(config, sequence_parallel), groups),
@@ -129,6 +132,25 @@ AttentionOptions SelfAttention::options(const LayerContext& context, int64_t num
   return options;
 }
 
+at::Tensor SelfAttention::attend(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                                 const LayerContext& context) const {
+  const ForwardContext& pass = context.pass;
+  AttentionOptions core = options(context, q.size(0), k.size(0));
+  if (pass.cache != nullptr || pass.attention_mask.defined()) {
+    MEGATRON_CHECK(parallel_.cp.size() == 1, pass.cache != nullptr ? "decoding" : "an attention mask",
+                   " over ", parallel_.cp.size(), " context-parallel ranks is not built",
+                   "\nhint: --context-parallel-size 1");
+    MEGATRON_ASSERT(!pass.document_ids.defined(), "document ids beside a mask or a cache");
+    const at::Tensor padding = pass.cache != nullptr ? pass.cache->padding_mask() : at::Tensor();
+    if (padding.defined()) {
+      const at::Tensor rows = padding.expand({q.size(1), 1, q.size(0), k.size(0)});
+      core.mask = core.mask.defined() ? core.mask.logical_or(rows) : rows;
+    }
+    return core_attention(q, k, v, core);
+  }
+  return context_parallel_attention(q, k, v, core, pass.document_ids, context_parallel_type_, parallel_);
+}
+
 at::Tensor SelfAttention::forward(const at::Tensor& x, const LayerContext& context) {
   // With fewer groups than ranks the rows of one group lie on several ranks, which put them together; each then attends
   // with its share of the query heads.
@@ -145,15 +167,9 @@ at::Tensor SelfAttention::forward(const at::Tensor& x, const LayerContext& conte
     q = apply_rotary(q, context.rotary.cos, context.rotary.sin, context.rotary.interleaved);
     k = apply_rotary(k, context.rotary.cos, context.rotary.sin, context.rotary.interleaved);
   }
-  at::Tensor padding;
-  if (context.pass.cache != nullptr) {
+  if (context.pass.cache != nullptr)
     std::tie(k, v) = context.pass.cache->append(layer_number_ - 1, k, v);
-    padding = context.pass.cache->padding_mask();
-    if (padding.defined()) padding = padding.expand({b, 1, s, k.size(0)});
-  }
-  AttentionOptions core = options(context, s, k.size(0));
-  if (padding.defined()) core.mask = core.mask.defined() ? core.mask.logical_or(padding) : padding;
-  const at::Tensor y = core_attention(q, k, v, core);
+  const at::Tensor y = attend(q, k, v, context);
   check_shape("core_attention output", y, {s, b, heads_, config_.kv_channels});
   return linear_proj_.forward(y.reshape({s, b, heads_ * config_.kv_channels}));
 }

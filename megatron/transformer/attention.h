@@ -20,7 +20,8 @@ struct LayerContext {
 // k_layernorm.weight, linear_proj.{weight, bias}. Rows of linear_qkv, per key/value group: [its
 // query heads | key | value] (contracts o.2).
 //
-//   x, return   [s, b, h]   (s/t with sequence parallelism)
+//   x, return   [s, b, h]   (s/t with sequence parallelism; s is a context-parallel rank's part of the
+//                            sequence, in zig-zag order, see transformer/context_parallel.h)
 class SelfAttention : public Module {
  public:
   SelfAttention(const TransformerConfig& config, int64_t layer_number, bool sequence_parallel,
@@ -30,12 +31,16 @@ class SelfAttention : public Module {
  private:
   AttentionOptions options(const LayerContext& context, int64_t num_queries,
                            int64_t num_keys) const;
+  at::Tensor attend(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                    const LayerContext& context) const;
 
   const TransformerConfig& config_;
+  const ParallelGroups& parallel_;
   int64_t layer_number_;    // from 1
   int64_t heads_, groups_;  // of this rank
   const ProcessGroup& kv_;  // ranks that hold one group of keys and values together
   int64_t first_head_;
+  ContextParallelType context_parallel_type_;
   RandomKey dropout_key_;
   ColumnParallelLinear linear_qkv_;
   std::unique_ptr<Norm> q_layernorm_, k_layernorm_;

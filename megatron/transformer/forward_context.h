@@ -18,7 +18,9 @@ struct ForwardContext {
   int64_t first_row = 0;      // index of the first of them in the sequence of this rank
   at::Tensor position_ids;    // [b, s] int64; undefined: place.position for every row
   at::Tensor attention_mask;  // bool [b, 1, s, s], True = may NOT attend, beyond causality;
-                              // undefined: none
+                              // undefined: none. Only at one context-parallel rank
+  at::Tensor document_ids;    // [b, s] int64 of the whole sequence on every context-parallel rank:
+                              // tokens attend within their document only; undefined: no borders
   KVCache* cache = nullptr;   // decoding: keys and values of earlier positions
   RecomputeTape* tape = nullptr;  // training with full recomputation
 };

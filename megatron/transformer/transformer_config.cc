@@ -13,6 +13,13 @@ constexpr std::string_view kNorms[] = {"LayerNorm", "RMSNorm"};
 constexpr std::string_view kBackends[] = {"auto", "flash", "fused", "unfused", "local"};
 constexpr std::string_view kGranularities[] = {"none", "full", "selective"};
 constexpr std::string_view kMethods[] = {"uniform", "block"};
+constexpr std::string_view kContextParallelTypes[] = {"p2p", "all_gather", "a2a", "a2a+p2p"};
+
+std::optional<ContextParallelType> parse_context_parallel_type(const std::string& text) {
+  const auto* found = std::find(std::begin(kContextParallelTypes), std::end(kContextParallelTypes), text);
+  if (found == std::end(kContextParallelTypes)) return std::nullopt;
+  return static_cast<ContextParallelType>(found - std::begin(kContextParallelTypes));
+}
 
 std::string divisors(int64_t n) {
   std::string list;
@@ -112,6 +119,9 @@ void TransformerConfig::fields(FieldVisitor& v) {
           "uniform: layers per recomputed unit; block: number of layers recomputed");
   v.field("recompute_modules", recompute_modules,
           "parts for selective recomputation: core_attn, layernorm");
+  v.field("cp_comm_type", cp_comm_type,
+          "how the ranks of a sequence exchange keys and values: p2p, all_gather, a2a or a2a+p2p, for "
+          "all layers or for each; nothing to exchange at one context-parallel rank");
 }
 
 void TransformerConfig::finalize() {
@@ -198,6 +208,11 @@ void TransformerConfig::validate(Violations& violations) const {
   for (const std::string& module : recompute_modules)
     require(module == "core_attn" || module == "layernorm",
             cat("--recompute-modules ", module, " is not built"), "parts: core_attn, layernorm");
+  require(cp_comm_type.size() == 1 || static_cast<int64_t>(cp_comm_type.size()) == num_layers,
+          cat("--cp-comm-type has ", cp_comm_type.size(), " values, expected 1 or one per layer, ", num_layers));
+  for (const std::string& type : cp_comm_type)
+    require(parse_context_parallel_type(type).has_value(), cat("--cp-comm-type ", type, " is not known"),
+            "types: p2p, all_gather, a2a, a2a+p2p");
 }
 
 Activation TransformerConfig::activation() const {
@@ -221,6 +236,14 @@ bool TransformerConfig::recomputes(std::string_view module) const {
   return recompute_granularity == RecomputeGranularity::kSelective &&
          std::find(recompute_modules.begin(), recompute_modules.end(), module) !=
              recompute_modules.end();
+}
+
+ContextParallelType TransformerConfig::context_parallel_type(int64_t layer_number) const {
+  const size_t index = cp_comm_type.size() == 1 ? 0 : static_cast<size_t>(layer_number - 1);
+  const auto type = parse_context_parallel_type(cp_comm_type.at(index));
+  MEGATRON_CHECK(type.has_value(), "--cp-comm-type ", cp_comm_type[index], " is not known",
+                 "\nhint: types: p2p, all_gather, a2a, a2a+p2p");
+  return *type;
 }
 
 Init TransformerConfig::weight_init(int64_t rows, int64_t columns, bool output) const {

@@ -19,6 +19,7 @@ namespace megatron {
 enum class PositionEmbedding { kLearnedAbsolute, kRope, kNone };
 enum class RecomputeGranularity { kNone, kFull, kSelective };
 enum class RecomputeMethod { kUniform, kBlock };
+enum class ContextParallelType { kP2P, kAllGather, kA2A, kA2AP2P };
 
 struct TransformerConfig : Config {
   // -- shape
@@ -79,6 +80,7 @@ struct TransformerConfig : Config {
   int64_t recompute_num_layers = 1;
   std::vector<std::string>
       recompute_modules;  // core_attn, layernorm; empty with selective: core_attn
+  std::vector<std::string> cp_comm_type = {"p2p"};  // one for all layers, or one per layer
 
   void fields(FieldVisitor& visitor) override;
   void validate(Violations& violations) const override;
@@ -96,6 +98,7 @@ struct TransformerConfig : Config {
   std::vector<int64_t> window(int64_t layer_number) const;
   bool recomputes(
       std::string_view module) const;  // selective recomputation of "core_attn" or "layernorm"
+  ContextParallelType context_parallel_type(int64_t layer_number) const;  // layers count from 1
   // Laws of weights [rows, columns]; `output` is for linear_proj and linear_fc2, whose std is
   // divided by sqrt(2 num_layers).
   Init weight_init(int64_t rows, int64_t columns, bool output = false) const;

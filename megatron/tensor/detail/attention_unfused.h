@@ -8,7 +8,7 @@
 
 #include <tuple>
 
-#include "megatron/tensor/attention.h"
+#include "megatron/tensor/attention_block.h"
 
 namespace megatron {
 
@@ -22,6 +22,13 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> unfused_attention_backward(const 
                                                                           const at::Tensor& k,
                                                                           const at::Tensor& v,
                                                                           const AttentionOptions& options);
+
+// attention_block_forward and attention_block_backward (tensor/attention_block.h); gradients in fp32 (fp64).
+AttentionBlock unfused_block(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                             const AttentionOptions& options);
+std::tuple<at::Tensor, at::Tensor, at::Tensor> unfused_block_backward(
+    const at::Tensor& dout, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const at::Tensor& out,
+    const at::Tensor& lse, const AttentionOptions& options);
 
 // Bool, True = may not attend, from `causal`, the window and `mask`: [s, s_k], [1 or b, 1, s, s_k], or undefined when
 // nothing is masked.

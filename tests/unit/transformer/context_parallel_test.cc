@@ -1,0 +1,391 @@
+// Context parallelism against attention on one rank: every type, outputs and gradients, in fp64 and fp32.
+#include "megatron/transformer/context_parallel.h"
+
+#include <gtest/gtest.h>
+
+#include <ATen/CPUGeneratorImpl.h>
+#include <torch/csrc/autograd/autograd.h>
+
+#include <map>
+
+#include "megatron/base/check.h"
+#include "megatron/comm/thread_backend.h"
+#include "megatron/nn/parameter_store.h"
+#include "megatron/nn/placement.h"
+#include "megatron/tensor/torch.h"
+#include "megatron/transformer/transformer_block.h"
+
+namespace megatron {
+namespace {
+
+constexpr auto kP2P = ContextParallelType::kP2P;
+constexpr auto kAllGather = ContextParallelType::kAllGather;
+constexpr auto kA2A = ContextParallelType::kA2A;
+constexpr auto kA2AP2P = ContextParallelType::kA2AP2P;
+
+at::Tensor draw(at::IntArrayRef shape, uint64_t seed) {
+  auto generator = at::make_generator<at::CPUGeneratorImpl>(seed);
+  return at::randn(shape, generator, at::dtype(at::kDouble));
+}
+
+double distance(const at::Tensor& got, const at::Tensor& expected) {
+  if (got.sizes() != expected.sizes() || got.scalar_type() != expected.scalar_type()) return 1e300;
+  const at::Tensor a = got.to(at::kDouble), b = expected.to(at::kDouble);
+  const double error = (a - b).norm().item<double>() / b.norm().item<double>();
+  return error == error ? error : 1e300;
+}
+
+template <class Body>
+std::string error_of(const Body& body) {
+  try {
+    body();
+  } catch (const std::exception& error) {
+    return error.what();
+  }
+  return "no error";
+}
+
+struct Layout {
+  const char* name;
+  ContextParallelType type;
+  int c;
+  std::vector<int64_t> levels = {};
+};
+
+struct Case {
+  const char* name;
+  int64_t n, g;
+  bool documents = false;
+  double dropout = 0.0;
+  int64_t window = -1;
+  bool causal = true, recompute = false;
+  int64_t value_width = 4;
+};
+
+void PrintTo(const Layout& l, std::ostream* out) { *out << l.name; }
+void PrintTo(const Case& c, std::ostream* out) { *out << c.name; }
+
+constexpr int64_t kLength = 24, kBatch = 2, kWidth = 4;
+
+struct Problem {
+  at::Tensor q, k, v, dout, documents;
+  AttentionOptions options;
+};
+
+Problem make_problem(const Case& c, at::ScalarType type) {
+  Problem p;
+  p.q = draw({kLength, kBatch, c.n, kWidth}, 1).to(type);
+  // Strided views, as the projection gives them.
+  const at::Tensor packed = draw({kLength, kBatch, c.g, kWidth + c.value_width}, 2).to(type);
+  p.k = packed.narrow(3, 0, kWidth);
+  p.v = packed.narrow(3, kWidth, c.value_width);
+  p.dout = draw({kLength, kBatch, c.n, c.value_width}, 3).to(type);
+  if (c.documents)  // borders inside chunks and on them, other ones in each sample
+    p.documents = at::stack({at::bucketize(at::arange(kLength), at::tensor({0, 5, 11, 16})),
+                             at::bucketize(at::arange(kLength), at::tensor({2, 20}))});
+  p.options.causal = c.causal;
+  p.options.scale = 0.6;
+  p.options.window_left = c.window;
+  p.options.recompute = c.recompute;
+  p.options.first_head = 3;
+  if (c.dropout > 0) {
+    p.options.dropout = c.dropout;
+    p.options.key = random_key(1, "attention", 2);
+    p.options.place.sample = at::tensor({5, 9}, at::kLong);
+  }
+  return p;
+}
+
+using Tensors = std::vector<at::Tensor>;  // out, dq, dk, dv
+
+Tensors attend(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const at::Tensor& dout,
+               const std::function<at::Tensor(const Tensors&)>& attention) {
+  Tensors leaves = {q.detach().requires_grad_(), k.detach().requires_grad_(), v.detach().requires_grad_()};
+  const at::Tensor out = attention(leaves);
+  torch::autograd::backward({out}, {dout});
+  return {out.detach(), leaves[0].grad(), leaves[1].grad(), leaves[2].grad()};
+}
+
+Tensors serial(const Problem& p) {
+  AttentionOptions options = p.options;
+  options.place.position = options.key_position = at::arange(kLength);
+  if (p.documents.defined()) options.mask = p.documents.unsqueeze(2).ne(p.documents.unsqueeze(1)).unsqueeze(1);
+  return attend(p.q, p.k, p.v, p.dout, [&](const Tensors& t) { return core_attention(t[0], t[1], t[2], options); });
+}
+
+ParallelGroups make_groups(const std::shared_ptr<Backend>& world, const Layout& layout, int64_t tp = 1) {
+  ParallelConfig config;
+  config.tensor_model_parallel_size = tp;
+  config.context_parallel_size = layout.c;
+  config.hierarchical_context_parallel_sizes = layout.levels;
+  return make_parallel_groups(config, world);
+}
+
+// This rank's part of the problem.
+Tensors parallel(const Problem& p, const Layout& layout, const ParallelGroups& groups) {
+  const auto part = [&](const at::Tensor& t) { return zigzag_slice(t, 0, groups.cp); };
+  return attend(part(p.q), part(p.k), part(p.v), part(p.dout), [&](const Tensors& t) {
+    return context_parallel_attention(t[0], t[1], t[2], p.options, p.documents, layout.type, groups);
+  });
+}
+
+class ContextParallel : public ::testing::TestWithParam<std::tuple<Layout, Case, at::ScalarType>> {};
+
+TEST_P(ContextParallel, EqualsOneRank) {
+  const auto& [layout, c, type] = GetParam();
+  const Problem problem = make_problem(c, type);
+  const Tensors expected = serial(problem);
+  const double tolerance = type == at::kDouble ? 1e-10 : 1e-5;
+  run_ranks(layout.c, [&](const std::shared_ptr<Backend>& world) {
+    const ParallelGroups groups = make_groups(world, layout);
+    const Tensors got = parallel(problem, layout, groups), again = parallel(problem, layout, groups);
+    const char* const names[] = {"out", "dq", "dk", "dv"};
+    for (size_t i = 0; i < got.size(); ++i) {
+      EXPECT_LT(distance(got[i], zigzag_slice(expected[i], 0, groups.cp)), tolerance)
+          << names[i] << " on rank " << groups.cp.rank();
+      EXPECT_TRUE(at::equal(got[i], again[i])) << names[i] << " differs between two runs";
+    }
+    EXPECT_TRUE(got[0].is_contiguous());
+  });
+}
+
+const Layout kRings[] = {{"p2p_2", kP2P, 2}, {"p2p_3", kP2P, 3}, {"p2p_4", kP2P, 4}};
+const Layout kLevels[] = {{"a2a_p2p_2x2", kA2AP2P, 4, {2, 2}},
+                          {"a2a_p2p_4x1", kA2AP2P, 4, {4, 1}},
+                          {"a2a_p2p_1x4", kA2AP2P, 4, {1, 4}},
+                          {"a2a_p2p_3x2", kA2AP2P, 6, {3, 2}}};
+const Layout kWhole[] = {{"all_gather_2", kAllGather, 2}, {"all_gather_3", kAllGather, 3}, {"all_gather_4", kAllGather, 4},
+                         {"a2a_2", kA2A, 2},              {"a2a_3", kA2A, 3},              {"a2a_4", kA2A, 4}};
+const Case kCases[] = {
+    {"heads", 12, 12},
+    {"grouped", 12, 4},
+    {"few_groups", 12, 2},
+    {"multi_query", 12, 1},
+    {"recompute", 12, 4, false, 0.0, -1, true, true},
+    {"bidirectional", 12, 4, false, 0.0, -1, false},
+    {"narrow_values", 12, 4, false, 0.0, -1, true, false, 2},
+    {"documents", 12, 4, true},
+    {"dropout", 12, 4, false, 0.3},
+    {"documents_dropout_recompute", 12, 2, true, 0.3, -1, true, true},
+};
+const Case kWindows[] = {
+    {"window", 12, 4, false, 0.0, 5},
+    {"one_back", 12, 4, false, 0.0, 1},
+    {"window_documents_dropout", 12, 1, true, 0.3, 7},
+};
+
+std::string name_of(const ::testing::TestParamInfo<ContextParallel::ParamType>& info) {
+  const auto& [layout, c, type] = info.param;
+  return std::string(layout.name) + "_" + c.name + "_" + c10::toString(type);
+}
+
+const auto kTypes = ::testing::Values(at::kDouble, at::kFloat);
+INSTANTIATE_TEST_SUITE_P(Ring, ContextParallel, ::testing::Combine(::testing::ValuesIn(kRings), ::testing::ValuesIn(kCases), kTypes),
+                         name_of);
+INSTANTIATE_TEST_SUITE_P(Levels, ContextParallel,
+                         ::testing::Combine(::testing::ValuesIn(kLevels), ::testing::ValuesIn(kCases), kTypes), name_of);
+INSTANTIATE_TEST_SUITE_P(Whole, ContextParallel, ::testing::Combine(::testing::ValuesIn(kWhole), ::testing::ValuesIn(kCases), kTypes),
+                         name_of);
+INSTANTIATE_TEST_SUITE_P(Windows, ContextParallel,
+                         ::testing::Combine(::testing::ValuesIn(kWhole), ::testing::ValuesIn(kWindows), kTypes), name_of);
+
+TEST(ContextParallelPlaces, DropoutAndDocumentsHaveAnEffect) {
+  const Case plain{"", 12, 4};
+  const Tensors base = serial(make_problem(plain, at::kDouble));
+  for (const Case& c : {Case{"", 12, 4, true}, Case{"", 12, 4, false, 0.3}, Case{"", 12, 4, false, 0.0, 5}})
+    EXPECT_GT(distance(serial(make_problem(c, at::kDouble))[0], base[0]), 1e-3);
+}
+
+TEST(ContextParallelPlaces, OneRankTakesDocumentIds) {
+  const Problem p = make_problem({"", 12, 4, true}, at::kDouble);
+  const Tensors expected = serial(p), got = parallel(p, {"", kP2P, 1}, ParallelGroups());
+  for (size_t i = 0; i < got.size(); ++i) EXPECT_TRUE(at::equal(got[i], expected[i]));
+}
+
+TEST(ZigZag, PositionsPairEarlyWithLateChunks) {
+  EXPECT_TRUE(at::equal(zigzag_positions(12, 3, 0), at::tensor({0, 1, 10, 11}, at::kLong)));
+  EXPECT_TRUE(at::equal(zigzag_positions(12, 3, 1), at::tensor({2, 3, 8, 9}, at::kLong)));
+  EXPECT_TRUE(at::equal(zigzag_positions(12, 3, 2), at::tensor({4, 5, 6, 7}, at::kLong)));
+  EXPECT_TRUE(at::equal(zigzag_positions(5, 1, 0), at::arange(5)));
+}
+
+TEST(ZigZag, SliceAndGatherAreInverse) {
+  for (const int c : {1, 2, 3}) {
+    run_ranks(c, [&](const std::shared_ptr<Backend>& world) {
+      const ProcessGroup cp(world, "cp");
+      const at::Tensor x = draw({3, 12, 2}, 1).requires_grad_();
+      const at::Tensor part = zigzag_slice(x, 1, cp), positions = zigzag_positions(12, c, cp.rank());
+      EXPECT_TRUE(at::equal(part, x.index_select(1, positions)));
+      EXPECT_TRUE(part.is_contiguous());
+      EXPECT_TRUE(at::equal(zigzag_gather(part, 1, cp), x));
+      torch::autograd::backward({part}, {at::ones_like(part)});
+      EXPECT_TRUE(at::equal(x.grad(), at::zeros_like(x).index_fill(1, positions, 1.0)));
+    });
+  }
+}
+
+TEST(ZigZag, RefusesLengthsThatDoNotDivide) {
+  EXPECT_EQ(error_of([] { zigzag_positions(18, 4, 0); }),
+            "a sequence of 18 tokens is not divisible by 8, twice --context-parallel-size 4\n"
+            "hint: --seq-length 16 or another multiple of 8");
+  run_ranks(2, [&](const std::shared_ptr<Backend>& world) {
+    const ProcessGroup cp(world, "cp");
+    EXPECT_EQ(error_of([&] { zigzag_slice(at::zeros({6}), 0, cp); }),
+              "a sequence of 6 tokens is not divisible by 4, twice --context-parallel-size 2\n"
+              "hint: --seq-length 4 or another multiple of 4");
+    ParallelGroups groups;
+    groups.cp = cp;
+    const at::Tensor x = at::zeros({3, 1, 2, 4});
+    EXPECT_EQ(error_of([&] { context_parallel_attention(x, x, x, {}, {}, kP2P, groups); }),
+              "a sequence of 6 tokens is not divisible by 4, twice --context-parallel-size 2\n"
+              "hint: --seq-length 4 or another multiple of 4");
+  });
+}
+
+TEST(ContextParallelRefusal, NamesWhatATypeCannotDo) {
+  run_ranks(4, [&](const std::shared_ptr<Backend>& world) {
+    const ParallelGroups groups = make_groups(world, {"", kP2P, 4});
+    const auto attempt = [&](int64_t heads, const AttentionOptions& options, ContextParallelType type) {
+      const at::Tensor x = at::zeros({4, 1, heads, 4});
+      return error_of([&] { context_parallel_attention(x, x, x, options, {}, type, groups); });
+    };
+    AttentionOptions window;
+    window.window_left = 2;
+    EXPECT_EQ(attempt(4, window, kP2P),
+              "--window-size cannot be used with the ring of --cp-comm-type p2p or a2a+p2p\n"
+              "hint: --cp-comm-type all_gather or a2a");
+    EXPECT_EQ(attempt(6, {}, kA2A),
+              "--cp-comm-type a2a divides heads over 4 context-parallel ranks, but a tensor-parallel rank has 6 query heads\n"
+              "hint: sizes that divide 6: 1, 2, 3, 6; or --cp-comm-type p2p or all_gather");
+    EXPECT_EQ(attempt(4, {}, kA2AP2P),
+              "--cp-comm-type a2a+p2p needs two levels, got 0\n"
+              "hint: --hierarchical-context-parallel-sizes with the sizes of the inner and the outer level");
+    AttentionOptions fused;
+    fused.backend = AttentionBackend::kFused;
+    EXPECT_EQ(attempt(4, fused, kAllGather),
+              "--attention-backend fused computes whole sequences only, not the blocks of --cp-comm-type p2p or all_gather\n"
+              "hint: --attention-backend auto, or --cp-comm-type a2a");
+  });
+}
+
+TransformerConfig small_config() {
+  TransformerConfig config;
+  config.num_layers = 2;
+  config.hidden_size = 32;
+  config.num_attention_heads = 8;
+  config.seq_length = 16;
+  config.init_method_std = 0.3;
+  config.hidden_dropout = config.attention_dropout = 0.2;
+  config.position_embedding_type = PositionEmbedding::kRope;
+  config.group_query_attention = true;
+  config.num_query_groups = 4;
+  config.finalize();
+  return config;
+}
+
+std::string violations_of(const TransformerConfig& model, const ParallelConfig& parallel) {
+  Violations violations;
+  validate_context_parallel(model, parallel, violations);
+  std::string text;
+  for (const std::string& message : violations.messages()) text += message + "\n";
+  return text;
+}
+
+TEST(ContextParallelRefusal, IsSaidAtTheStart) {
+  TransformerConfig model = small_config();
+  ParallelConfig parallel;
+  EXPECT_EQ(violations_of(model, parallel), "");
+  parallel.context_parallel_size = 4;
+  EXPECT_EQ(violations_of(model, parallel), "");
+  model.seq_length = 20;
+  EXPECT_EQ(violations_of(model, parallel),
+            "a sequence of 20 tokens is not divisible by 8, twice --context-parallel-size 4\n"
+            "hint: --seq-length 16 or another multiple of 8\n");
+  model.seq_length = 16;
+  model.window_size = {3, 0};
+  EXPECT_EQ(violations_of(model, parallel),
+            "--window-size cannot be used with the ring of --cp-comm-type p2p or a2a+p2p\n"
+            "hint: --cp-comm-type all_gather or a2a\n");
+  model.cp_comm_type = {"all_gather"};
+  EXPECT_EQ(violations_of(model, parallel), "");
+  model.window_size = {};
+  model.cp_comm_type = {"p2p", "a2a"};
+  parallel.tensor_model_parallel_size = 4;
+  EXPECT_EQ(violations_of(model, parallel),
+            "--cp-comm-type a2a divides heads over 4 context-parallel ranks, but a tensor-parallel rank has 2 query heads\n"
+            "hint: sizes that divide 2: 1, 2; or --cp-comm-type p2p or all_gather\n");
+  model.cp_comm_type = {"a2a+p2p"};
+  EXPECT_EQ(violations_of(model, parallel),
+            "--cp-comm-type a2a+p2p needs --hierarchical-context-parallel-sizes\n"
+            "hint: two sizes whose product is 4, the inner one first\n");
+  parallel.hierarchical_context_parallel_sizes = {2, 2};
+  EXPECT_EQ(violations_of(model, parallel), "");
+}
+
+struct Pass {
+  at::Tensor y, dx;
+  std::map<std::string, at::Tensor> grads;
+};
+
+Pass run_block(const TransformerConfig& config, const at::Tensor& input, const at::Tensor& dy, const ForwardContext& context,
+               const ParallelGroups& groups) {
+  TransformerBlock block(config, 0, config.num_layers, /*final_norm=*/true, /*sequence_parallel=*/false, groups);
+  PlainParameterStore store(block, at::kDouble, at::kCPU, true);
+  initialize_parameters(block, 3, groups);
+  const at::Tensor x = input.clone().requires_grad_();
+  const at::Tensor y = block.forward(x, context);
+  torch::autograd::backward({y}, {dy});
+  Pass pass{y.detach(), x.grad(), {}};
+  block.visit([&](const std::string& name, Parameter& parameter) { pass.grads[name] = store.grad(parameter).clone(); });
+  return pass;
+}
+
+// Whole layers with rotary positions, grouped heads, both dropouts and documents, over tensor and context ranks.
+TEST(ContextParallelBlock, TensorAndContextRanksGiveTheSameResult) {
+  TransformerConfig config = small_config();
+  const int64_t s = config.seq_length, b = 2;
+  const at::Tensor x = draw({s, b, 32}, 1), dy = draw({s, b, 32}, 2);
+  ForwardContext context;
+  context.training = true;
+  context.place.sample = at::tensor({3, 4}, at::kLong);
+  context.place.position = at::arange(s);
+  context.document_ids = at::stack({at::arange(s) / 5, at::arange(s) / 7}).to(at::kLong);
+  const Pass expected = run_block(config, x, dy, context, ParallelGroups());
+  for (const Layout& layout : {Layout{"p2p", kP2P, 2}, Layout{"all_gather", kAllGather, 2}, Layout{"a2a", kA2A, 2},
+                               Layout{"a2a+p2p", kA2AP2P, 4, {2, 2}}, Layout{"mixed", kP2P, 4}}) {
+    for (const int tp : {1, 2}) {
+      config.cp_comm_type = {layout.name};
+      if (config.cp_comm_type[0] == "mixed") config.cp_comm_type = {"a2a", "p2p"};
+      run_ranks(tp * layout.c, [&](const std::shared_ptr<Backend>& world) {
+        const ParallelGroups groups = make_groups(world, layout, tp);
+        const std::string what = cat(layout.name, ", tp ", tp);
+        ForwardContext own = context;
+        own.place.position = zigzag_positions(s, layout.c, groups.cp.rank());
+        const Pass got = run_block(config, zigzag_slice(x, 0, groups.cp), zigzag_slice(dy, 0, groups.cp), own, groups);
+        EXPECT_LT(distance(got.y, zigzag_slice(expected.y, 0, groups.cp)), 1e-10) << what;
+        EXPECT_LT(distance(got.dx, zigzag_slice(expected.dx, 0, groups.cp)), 1e-10) << what;
+        if (tp > 1) return;
+        for (const auto& [name, grad] : got.grads) {
+          groups.cp.all_reduce(grad)->wait();
+          EXPECT_LT(distance(grad, expected.grads.at(name)), 1e-9) << what << ": " << name;
+        }
+      });
+    }
+  }
+}
+
+TEST(ContextParallelBlock, RefusesMasks) {
+  TransformerConfig config = small_config();
+  run_ranks(2, [&](const std::shared_ptr<Backend>& world) {
+    const ParallelGroups groups = make_groups(world, {"", kP2P, 2});
+    ForwardContext context;
+    context.place.position = zigzag_positions(16, 2, groups.cp.rank());
+    context.attention_mask = at::zeros({1, 1, 16, 16}, at::kBool);
+    const at::Tensor x = draw({8, 1, 32}, 1);
+    EXPECT_EQ(error_of([&] { run_block(config, x, x, context, groups); }),
+              "an attention mask over 2 context-parallel ranks is not built\nhint: --context-parallel-size 1");
+  });
+}
+
+}  // namespace
+}  // namespace megatron
