@@ -7,6 +7,7 @@
 
 #include "megatron/comm/parallel_groups.h"
 #include "megatron/datasets/data_config.h"
+#include "megatron/distributed/distributed_data_parallel_config.h"
 #include "megatron/optimizer/optimizer_config.h"
 #include "megatron/tokenizers/tokenizer.h"
 #include "megatron/training/microbatches.h"
@@ -21,6 +22,7 @@ struct Arguments {
   DataConfig data;
   OptimizerConfig optimizer;
   ParallelConfig parallel;
+  DistributedDataParallelConfig ddp;
   TrainingConfig training;
 
   // Flags that were accepted but change nothing, with the reason.

@@ -4,7 +4,6 @@
 #include "megatron/base/format.h"
 #include "megatron/base/log.h"
 #include "megatron/dist_checkpointing/checkpoint_folder.h"
-#include "megatron/nn/placement.h"
 #include "megatron/tensor/torch.h"
 #include "megatron/training/checkpoint_state.h"
 
@@ -123,8 +122,9 @@ TrainedModel build_model(const PretrainTask& task, const Arguments& arguments, c
                          const ParallelGroups& groups, c10::Device device, const Start& start) {
   TrainedModel model;
   model.module = task.model_provider(arguments, vocabulary, groups);
-  model.store = std::make_unique<DistributedDataParallel>(*model.module, groups, model_dtype(arguments.optimizer), device);
-  if (!start.checkpoint) initialize_parameters(*model.module, arguments.transformer.seed, groups);
+  model.store = std::make_unique<DistributedDataParallel>(*model.module, groups, model_dtype(arguments.optimizer), device,
+                                                          arguments.ddp);
+  if (!start.checkpoint) model.store->initialize(arguments.transformer.seed);
   if (!arguments.training.skip_train) {
     const TrainingConfig& t = arguments.training;
     const TrainLength length{t.train_iters, t.train_samples, arguments.microbatches().global_batch_size(0)};

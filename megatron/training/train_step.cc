@@ -30,7 +30,7 @@ StepOutcome train_step(TrainedModel& model, const PretrainTask& task, const Step
   at::Tensor totals = at::zeros({2}, scale.options().dtype(at::kDouble));
   {
     const Region region(timers, "forward-backward", 1);
-    model.store->zero_grad();
+    model.store->zero_grad(options.num_microbatches);
     for (int64_t i = 0; i < options.num_microbatches; ++i) {
       Batch batch;
       {
@@ -44,7 +44,6 @@ StepOutcome train_step(TrainedModel& model, const PretrainTask& task, const Step
       context.position_ids = batch.position_ids;
       context.attention_mask = batch.attention_mask;
       context.tape = options.full_recomputation ? &tape : nullptr;
-      if (i + 1 == options.num_microbatches) model.store->last_pass();
       Loss loss;
       {
         const Region part(timers, "forward-compute", 2);
