@@ -9,7 +9,6 @@ namespace megatron {
 namespace {
 
 constexpr int64_t kParameterAlignment = 64;  // elements
-constexpr int64_t kBucketAlignment = 128;    // elements, when buckets are cut into shards
 
 int64_t round_up(int64_t value, int64_t unit) { return (value + unit - 1) / unit * unit; }
 
@@ -21,13 +20,14 @@ class Planner {
   }
 
   void append(int index, const BufferParameter& parameter) {
-    if (parameter.own_bucket) close();
+    if (parameter.own_bucket || parameter.unit != unit_) close();
+    unit_ = parameter.unit;
     const int64_t begin = round_up(end_, kParameterAlignment);
     end_ = begin + parameter.num_elements;
     layout_.slots[index] = {begin, end_, static_cast<int>(layout_.buckets.size())};
     open_.push_back(index);
     const bool full = options_.bucket_size > 0 && end_ - bucket_begin_ >= options_.bucket_size;
-    if (full || parameter.own_bucket) close();
+    if (full || parameter.own_bucket) close(parameter.own_bucket);
   }
 
   BufferLayout finish() {
@@ -37,12 +37,12 @@ class Planner {
   }
 
  private:
-  void close() {
+  void close(bool own = false) {
     if (open_.empty()) return;
-    const int64_t unit = options_.num_shards > 1 ? std::lcm(options_.num_shards, kBucketAlignment)
+    const int64_t unit = options_.num_shards > 1 ? std::lcm(options_.num_shards, options_.shard_alignment)
                                                  : kParameterAlignment;
     end_ = round_up(end_, unit);
-    layout_.buckets.push_back({bucket_begin_, end_, std::move(open_)});
+    layout_.buckets.push_back({bucket_begin_, end_, std::move(open_), own});
     open_.clear();
     bucket_begin_ = end_;
   }
@@ -50,6 +50,7 @@ class Planner {
   const BufferOptions options_;
   BufferLayout layout_;
   std::vector<int> open_;
+  int unit_ = 0;
   int64_t bucket_begin_ = 0;
   int64_t end_ = 0;
 };
@@ -57,7 +58,7 @@ class Planner {
 }  // namespace
 
 BufferLayout plan_buffer(const std::vector<BufferParameter>& parameters, const BufferOptions& options) {
-  MEGATRON_ASSERT(options.bucket_size >= 0 && options.num_shards >= 1);
+  MEGATRON_ASSERT(options.bucket_size >= 0 && options.num_shards >= 1 && options.shard_alignment >= 1);
   Planner planner(parameters.size(), options);
   for (size_t i = parameters.size(); i-- > 0;) {
     MEGATRON_ASSERT(parameters[i].num_elements >= 0);

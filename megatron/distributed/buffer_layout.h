@@ -1,4 +1,4 @@
-// Where parameters lie in a gradient buffer (contracts i). Pure arithmetic, without libtorch.
+// Where parameters lie in the flat buffers of a store (contracts i). Pure arithmetic, without libtorch.
 #pragma once
 
 #include <cstdint>
@@ -9,11 +9,13 @@ namespace megatron {
 struct BufferParameter {
   int64_t num_elements = 0;
   bool own_bucket = false;  // a tied embedding, whose gradient is complete last
+  int unit = 0;             // neighbours of different units lie in different buckets
 };
 
 struct BufferOptions {
-  int64_t bucket_size = 0;  // elements after which a bucket closes; 0: one bucket
-  int64_t num_shards = 1;   // above 1, bucket ends are rounded up to lcm(num_shards, 128)
+  int64_t bucket_size = 0;       // elements after which a bucket closes; 0: never
+  int64_t num_shards = 1;        // above 1, bucket ends are rounded up to lcm(num_shards, shard_alignment)
+  int64_t shard_alignment = 128; // elements
 };
 
 struct BufferSlot {
@@ -26,6 +28,7 @@ struct BufferBucket {
   int64_t begin = 0;
   int64_t end = 0;
   std::vector<int> parameters;  // indices, in the order of the buffer
+  bool own = false;             // holds one parameter with own_bucket
 };
 
 struct BufferLayout {

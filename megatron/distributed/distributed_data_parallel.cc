@@ -1,125 +1,287 @@
 #include "megatron/distributed/distributed_data_parallel.h"
 
 #include <algorithm>
+#include <cctype>
+#include <numeric>
+#include <utility>
 
 #include "megatron/base/check.h"
+#include "megatron/nn/placement.h"
 #include "megatron/tensor/torch.h"
 
 namespace megatron {
 namespace {
 
-// Megatron's default: large enough for the bandwidth of the collective, and more so over more ranks.
-int64_t bucket_size(const DistributedDataParallelConfig& config, int data_ranks) {
-  if (config.bucket_size > 0) return config.bucket_size;
-  if (data_ranks == 1) return 0;
+int64_t num_elements(const Parameter& parameter) {
+  return std::accumulate(parameter.local_shape.begin(), parameter.local_shape.end(), int64_t{1}, std::multiplies<>());
+}
+
+// "decoder.layers.3" of "decoder.layers.3.mlp.linear_fc1.weight"; "embedding" of "embedding.word_embeddings.weight".
+std::string layer_of(const std::string& name) {
+  for (size_t begin = 0; begin < name.size();) {
+    const size_t end = std::min(name.find('.', begin), name.size());
+    const bool number = std::all_of(name.begin() + static_cast<std::ptrdiff_t>(begin),
+                                    name.begin() + static_cast<std::ptrdiff_t>(end),
+                                    [](unsigned char c) { return std::isdigit(c) != 0; });
+    if (number) return name.substr(0, end);
+    begin = end + 1;
+  }
+  return name.substr(0, name.find('.'));
+}
+
+// Megatron's default is large enough for the bandwidth of the collective, and more so over more ranks.
+int64_t bucket_size(const DistributedDataParallelConfig& config, ShardingStrategy strategy, int data_ranks,
+                    int64_t all_elements) {
+  if (strategy == ShardingStrategy::kOptimGradsParams || data_ranks == 1) return 0;
+  if (config.ddp_bucket_size) return *config.ddp_bucket_size;
+  if (config.ddp_num_buckets) return (all_elements + *config.ddp_num_buckets - 1) / *config.ddp_num_buckets;
+  // Whole gradients that are reduced after the backward need no buckets.
+  if (strategy != ShardingStrategy::kOptimGrads && !config.overlap_grad_reduce) return 0;
   return std::max<int64_t>(40'000'000, int64_t{1'000'000} * data_ranks);
+}
+
+bool is_partial(const Parameter& parameter) { return parameter.placement.partial_grad.contains(Axis::kTensor); }
+bool is_shared(const Parameter& parameter) { return parameter.shared != nullptr && parameter.shared->size() > 1; }
+
+// The views of this rank's gradients of the parameters that `wanted` chooses, in the order of the buffer.
+template <class Wanted>
+std::vector<at::Tensor> chosen_grads(const std::vector<FlatShard>& shards, const Wanted& wanted) {
+  std::vector<at::Tensor> chosen;
+  for (const FlatShard& shard : shards) {
+    for (const FlatSlot& slot : shard.slots) {
+      if (wanted(*slot.parameter)) chosen.push_back(shard.grads.narrow(0, slot.begin, slot.num_elements()));
+    }
+  }
+  return chosen;
 }
 
 }  // namespace
 
-DistributedDataParallel::DistributedDataParallel(Module& module, const ParallelGroups& groups,
-                                                 at::ScalarType dtype, at::Device device,
-                                                 const DistributedDataParallelConfig& config)
+DistributedDataParallel::DistributedDataParallel(Module& module, const ParallelGroups& groups, at::ScalarType dtype,
+                                                 at::Device device, const DistributedDataParallelConfig& config)
+    : DistributedDataParallel(module, groups, dtype, device, config, make_data_parallel_groups(groups, config)) {}
+
+DistributedDataParallel::DistributedDataParallel(Module& module, const ParallelGroups& groups, at::ScalarType dtype,
+                                                 at::Device device, const DistributedDataParallelConfig& config,
+                                                 const DataParallelGroups& data)
     : groups_(groups), dtype_(dtype) {
-  std::vector<Parameter*> parameters;
+  layout_.groups = data;
   module.visit([&](const std::string& name, Parameter& parameter) {
     if (parameter.name.empty()) parameter.name = name;
     MEGATRON_CHECK(!parameter.placement.expert, "parameter ", parameter.name,
                    " belongs to an expert, which data parallelism does not support yet");
-    parameters.push_back(&parameter);
+    const bool inserted = index_.emplace(&parameter, static_cast<int>(layout_.parameters.size())).second;
+    MEGATRON_ASSERT(inserted, "parameter ", parameter.name, " is listed twice");
+    layout_.parameters.push_back(&parameter);
   });
-  BufferOptions options;
-  options.bucket_size = bucket_size(config, groups.dp_cp.size());
-  buffer_ = std::make_unique<GradBuffer>(std::move(parameters), dtype, device, options);
-  const std::vector<Parameter*>& all = buffer_->parameters();
-  for (size_t i = 0; i < all.size(); ++i) {
-    all[i]->value = buffer_->view(buffer_->values(), static_cast<int>(i));
-    all[i]->store = this;
-    grad_views_.push_back(buffer_->view(buffer_->grads(), static_cast<int>(i)));
-  }
+  const bool sharded = data.shard.size() > 1;
+  shard_grads_ = sharded && config.strategy() >= ShardingStrategy::kOptimGrads;
+  shard_values_ = sharded && config.strategy() == ShardingStrategy::kOptimGradsParams;
+  overlap_grads_ = config.overlap_grad_reduce;
+  plan(config);
+
+  const auto value_options = at::TensorOptions().dtype(dtype).device(device);
+  const auto grad_options = value_options.dtype(dtype == at::kDouble ? at::kDouble : at::kFloat);
+  const GradReduction reduction{overlap_grads_, config.grad_reduce_in_bf16};
+  values_ = shard_values_ ? make_sharded_values(layout_, value_options, config.overlap_param_gather)
+                          : make_whole_values(layout_, value_options, config.overlap_param_gather);
+  grads_ = shard_grads_ ? make_sharded_grads(layout_, grad_options, reduction)
+                        : make_whole_grads(layout_, grad_options, reduction);
+  for (Parameter* parameter : layout_.parameters) parameter->store = this;
+  make_shards();
 }
 
 DistributedDataParallel::~DistributedDataParallel() {
-  for (Parameter* parameter : buffer_->parameters()) {
+  values_->finish();
+  for (Parameter* parameter : layout_.parameters) {
     if (parameter->store == this) parameter->store = nullptr;
   }
 }
 
-std::vector<StateView> DistributedDataParallel::grad_views() const {
-  std::vector<StateView> out;
-  for (Parameter* p : buffer_->parameters()) out.push_back({p, 0, grad(*p)});
-  return out;
-}
-std::vector<StateView> DistributedDataParallel::value_views() const {
-  std::vector<StateView> out;
-  for (Parameter* p : buffer_->parameters()) out.push_back({p, 0, p->value});
-  return out;
-}
-at::Device DistributedDataParallel::device() const { return buffer_->values().device(); }
+void DistributedDataParallel::plan(const DistributedDataParallelConfig& config) {
+  std::vector<BufferParameter> parameters;
+  std::string layer;
+  int unit = 0;
+  int64_t all_elements = 0;
+  for (const Parameter* parameter : layout_.parameters) {
+    if (shard_values_ && layer_of(parameter->name) != layer) {
+      layer = layer_of(parameter->name);
+      ++unit;
+    }
+    const bool tied = parameter->role == ParameterRole::kEmbedding && parameter->uses > 1;
+    parameters.push_back({num_elements(*parameter), tied || is_shared(*parameter), unit});
+    all_elements += parameters.back().num_elements;
+  }
+  BufferOptions options;
+  options.num_shards = layout_.groups.shard.size();
+  options.shard_alignment = config.ddp_pad_buckets_for_high_nccl_busbw ? 65536 : 128;
+  const int data_ranks = layout_.groups.shard.size() * layout_.groups.replica.size();
+  const ShardingStrategy strategy = options.num_shards > 1 ? config.strategy() : ShardingStrategy::kNoShard;
+  options.bucket_size = bucket_size(config, strategy, data_ranks, all_elements);
+  layout_.buffer = plan_buffer(parameters, options);
 
-GradTarget DistributedDataParallel::grad_target(Parameter& parameter) { return {grad(parameter), 1.0}; }
+  // Buckets are reduced in the order of the buffer, those of tied embeddings at the end.
+  std::vector<int> order, last, uses;
+  std::vector<std::vector<int>> members;
+  for (int bucket = 0; bucket < layout_.num_buckets(); ++bucket) {
+    const BufferBucket& range = layout_.buffer.buckets[bucket];
+    (range.own ? last : order).push_back(bucket);
+    members.emplace_back();
+    for (int index : range.parameters) {
+      if (layout_.parameters[index]->trainable) members.back().push_back(index);
+    }
+  }
+  order.insert(order.end(), last.begin(), last.end());
+  for (const Parameter* parameter : layout_.parameters) uses.push_back(parameter->uses);
+  sequence_ = std::make_unique<BucketSequence>(std::move(order), std::move(members), std::move(uses));
+}
 
-at::Tensor DistributedDataParallel::grad(const Parameter& parameter) const {
-  const int index = buffer_->index_of(parameter);
-  MEGATRON_ASSERT(index >= 0, "parameter ", parameter.name, " is not in this buffer");
-  return grad_views_[index];
+void DistributedDataParallel::make_shards() {
+  int64_t value_end = -1, grad_end = -1;
+  for (int bucket = 0; bucket < layout_.num_buckets(); ++bucket) {
+    const int64_t count = layout_.shard_elements(bucket);
+    const int64_t value_begin = values_->own_begin(bucket), grad_begin = grads_->own_begin(bucket);
+    const bool continues = !shards_.empty() && value_begin == value_end && grad_begin == grad_end;
+    if (!continues) shards_.emplace_back();
+    FlatShard& shard = shards_.back();
+    const int64_t before = continues ? shard.values.numel() : 0;
+    value_end = value_begin + count;
+    grad_end = grad_begin + count;
+    shard.values = values_->flat().narrow(0, value_begin - before, before + count);
+    shard.grads = grads_->flat().narrow(0, grad_begin - before, before + count);
+    const int64_t first = layout_.bucket_begin(bucket) + layout_.shard_begin(bucket);  // in the buffer
+    for (int index : layout_.buffer.buckets[bucket].parameters) {
+      const BufferSlot& slot = layout_.buffer.slots[index];
+      const int64_t begin = std::max(slot.begin, first), end = std::min(slot.end, first + count);
+      if (begin >= end) continue;
+      shard.slots.push_back(
+          {layout_.parameters[index], index, before + begin - first, begin - slot.begin, end - slot.begin});
+    }
+  }
+}
+
+int DistributedDataParallel::index_of(const Parameter& parameter) const {
+  const auto found = index_.find(&parameter);
+  MEGATRON_ASSERT(found != index_.end(), "parameter ", parameter.name, " is not in this store");
+  return found->second;
+}
+
+at::Tensor DistributedDataParallel::acquire(Parameter& parameter) { return values_->acquire(index_of(parameter)); }
+
+void DistributedDataParallel::release(Parameter& parameter) { values_->release(index_of(parameter)); }
+
+GradTarget DistributedDataParallel::grad_target(Parameter& parameter) {
+  MEGATRON_ASSERT(in_step_ || !shard_grads_, "zero_grad() begins a step");
+  return {grads_->target(index_of(parameter)), 1.0};
 }
 
 void DistributedDataParallel::grad_ready(Parameter& parameter) {
-  if (!in_last_pass_) return;
-  const int index = buffer_->index_of(parameter);
-  MEGATRON_ASSERT(index >= 0, "parameter ", parameter.name, " is not in this buffer");
-  MEGATRON_ASSERT(uses_left_[index] > 0, "gradient of ", parameter.name, " was reported more than ",
-                  parameter.uses, " times in one pass");
-  if (--uses_left_[index] > 0) return;
-  --parameters_left_[buffer_->layout().slots[index].bucket];
-  launch_ready_buckets(/*all=*/false);
+  if (!in_step_) return;
+  const bool too_often = sequence_->report(index_of(parameter));
+  MEGATRON_ASSERT(!too_often, "gradient of ", parameter.name, " was reported more often than this step's passes use it");
+  if (!shard_grads_ && !overlap_grads_) return;
+  while (const std::optional<int> bucket = sequence_->next_ready()) grads_->reduce(*bucket);
 }
 
-void DistributedDataParallel::zero_grad() {
-  buffer_->grads().zero_();
-  in_last_pass_ = false;
-  next_bucket_ = 0;
-  work_.clear();
+bool DistributedDataParallel::defer(std::function<void()> weight_gradient) {
+  if (deferred_ == nullptr) return false;
+  deferred_->push_back(std::move(weight_gradient));
+  return true;
 }
 
-void DistributedDataParallel::last_pass() {
-  in_last_pass_ = true;
-  uses_left_.clear();
-  parameters_left_.clear();
-  for (const Parameter* parameter : buffer_->parameters()) uses_left_.push_back(parameter->uses);
-  for (const BufferBucket& bucket : buffer_->layout().buckets) {
-    parameters_left_.push_back(static_cast<int>(bucket.parameters.size()));
-  }
+void DistributedDataParallel::zero_grad(int64_t passes) {
+  MEGATRON_ASSERT(passes >= 1, "a step of ", passes, " passes");
+  grads_->zero();
+  in_step_ = true;
+  // Sharded gradients are reduced after every pass, whole ones after all of them.
+  sequence_->restart(shard_grads_ ? passes : 1, shard_grads_ ? 1 : passes);
 }
 
-// Launches buckets in their fixed order, up to the first that is not complete, or every one with `all`. Sums over the tensor
-// ranks come before the sum over data ranks, at the end; a model that has any waits with all its buckets.
-void DistributedDataParallel::launch_ready_buckets(bool all) {
-  if (groups_.dp_cp.size() == 1 || (groups_.tp.size() > 1 && !all)) return;
-  const size_t num_buckets = buffer_->layout().buckets.size();
-  while (next_bucket_ < num_buckets && (all || parameters_left_[next_bucket_] == 0)) {
-    work_.push_back(groups_.dp_cp.all_reduce(buffer_->bucket_grads(static_cast<int>(next_bucket_))));
-    ++next_bucket_;
-  }
+void DistributedDataParallel::finish_grad_sync() {
+  const bool alone = layout_.groups.shard.size() == 1 && layout_.groups.replica.size() == 1;
+  MEGATRON_ASSERT(in_step_ || alone, "zero_grad() begins a step");
+  while (const std::optional<int> bucket = sequence_->next_left()) grads_->reduce(*bucket);
+  grads_->finish();
+  sum_partial_gradients();
+  sum_shared_gradients();
+  values_->free_unused();
+  in_step_ = false;
 }
 
 void DistributedDataParallel::sum_partial_gradients() {
   if (groups_.tp.size() == 1) return;
-  const std::vector<Parameter*>& all = buffer_->parameters();
-  for (size_t i = 0; i < all.size(); ++i) {
-    if (!all[i]->placement.partial_grad.contains(Axis::kTensor)) continue;
-    groups_.tp.all_reduce(grad_views_[i])->wait();
+  const std::vector<at::Tensor> parts = chosen_grads(shards_, is_partial);
+  if (parts.empty()) return;
+  const at::Tensor together = at::cat(parts);
+  groups_.tp.all_reduce(together)->wait();
+  int64_t begin = 0;
+  for (const at::Tensor& part : parts) {
+    part.copy_(together.narrow(0, begin, part.numel()));
+    begin += part.numel();
   }
 }
 
-void DistributedDataParallel::finish_grad_sync() {
-  sum_partial_gradients();
-  launch_ready_buckets(/*all=*/true);
-  for (const std::shared_ptr<Work>& work : work_) work->wait();
-  work_.clear();
-  next_bucket_ = 0;
-  in_last_pass_ = false;
+void DistributedDataParallel::sum_shared_gradients() {
+  for (const FlatShard& shard : shards_) {
+    for (const FlatSlot& slot : shard.slots) {
+      if (!is_shared(*slot.parameter) || !slot.parameter->trainable) continue;
+      slot.parameter->shared->all_reduce(shard.grads.narrow(0, slot.begin, slot.num_elements()))->wait();
+    }
+  }
+}
+
+void DistributedDataParallel::edit_values(const std::function<void(Parameter&)>& visitor) {
+  const at::NoGradGuard no_grad;
+  values_->edit(visitor);
+}
+
+void DistributedDataParallel::initialize(int64_t seed) {
+  edit_values([&](Parameter& parameter) { initialize_parameter(parameter, seed, groups_); });
+}
+
+std::vector<StateTensor> DistributedDataParallel::state() const {
+  std::vector<at::Tensor> flat;
+  for (const FlatShard& shard : shards_) flat.push_back(shard.values);
+  return describe("", flat, /*trainable_only=*/false);
+}
+
+std::vector<StateTensor> DistributedDataParallel::describe(const std::string& prefix,
+                                                           const std::vector<at::Tensor>& flat,
+                                                           bool trainable_only) const {
+  std::vector<StateTensor> all;
+  std::vector<int> entry_of(layout_.parameters.size(), -1);
+  for (size_t i = 0; i < layout_.parameters.size(); ++i) {
+    const Parameter& parameter = *layout_.parameters[i];
+    if (trainable_only && !parameter.trainable) continue;
+    StateTensor entry;
+    entry.data = flat.at(0).narrow(0, 0, 0);
+    entry.description = sharded_tensor(parameter, groups_, prefix + parameter.name, entry.data);
+    entry.description.data = nullptr;
+    entry.description.flat_begin = entry.description.flat_end = 0;
+    // Of the copies of a part, the first over instances, over tensor ranks and over stages counts.
+    const bool over_tensor = is_sharded_over(parameter, Axis::kTensor);
+    int replica = layout_.groups.replica.rank();
+    if (!over_tensor) replica = replica * groups_.tp.size() + groups_.tp.rank();
+    if (is_shared(parameter)) replica = replica * parameter.shared->size() + parameter.shared->rank();
+    entry.description.replica_id = replica;
+    entry_of[i] = static_cast<int>(all.size());
+    all.push_back(std::move(entry));
+  }
+  for (size_t k = 0; k < shards_.size(); ++k) {
+    for (const FlatSlot& slot : shards_[k].slots) {
+      if (entry_of[slot.index] < 0) continue;
+      StateTensor& entry = all[entry_of[slot.index]];
+      entry.data = flat.at(k).narrow(0, slot.begin, slot.num_elements());
+      entry.description.flat_begin = slot.flat_begin;
+      entry.description.flat_end = slot.flat_end;
+    }
+  }
+  return all;
+}
+
+at::Tensor DistributedDataParallel::grad(const Parameter& parameter) const {
+  MEGATRON_ASSERT(!shard_grads_, "the gradient of ", parameter.name, " is sharded");
+  return grads_->target(index_of(parameter));
 }
 
 }  // namespace megatron

@@ -1,7 +1,7 @@
 #include "megatron/distributed/grad_buffer.h"
 
-#include <numeric>
 #include <utility>
+#include <vector>
 
 #include "megatron/base/check.h"
 #include "megatron/tensor/torch.h"
@@ -9,43 +9,145 @@
 namespace megatron {
 namespace {
 
-int64_t num_elements(const Parameter& parameter) {
-  return std::accumulate(parameter.local_shape.begin(), parameter.local_shape.end(), int64_t{1},
-                         std::multiplies<>());
-}
+class WholeGrads final : public GradBuffer {
+ public:
+  WholeGrads(const ShardedLayout& layout, at::TensorOptions options, const GradReduction& reduction)
+      : layout_(layout), reduction_(reduction), grads_(at::zeros({layout.buffer.num_elements}, options)) {
+    for (size_t i = 0; i < layout.parameters.size(); ++i)
+      views_.push_back(layout.view_in_buffer(grads_, static_cast<int>(i)));
+  }
+
+  at::Tensor target(int parameter) override { return views_[parameter]; }
+  const at::Tensor& flat() const override { return grads_; }
+  int64_t own_begin(int bucket) const override { return layout_.bucket_begin(bucket) + layout_.shard_begin(bucket); }
+
+  void zero() override {
+    grads_.zero_();
+    pending_.clear();
+  }
+
+  void reduce(int bucket) override {
+    const DataParallelGroups& groups = layout_.groups;
+    if (groups.shard.size() == 1 && groups.replica.size() == 1) return;
+    // The sum between instances of a bucket starts when the next bucket does, so that nothing waits for the first sum.
+    if (!pending_.empty()) sum_instances(pending_.back());
+    at::Tensor whole = grads_.narrow(0, layout_.bucket_begin(bucket), layout_.bucket_elements(bucket));
+    if (reduction_.in_bf16) whole = whole.to(at::kBFloat16);
+    const at::Tensor own = whole.narrow(0, layout_.shard_begin(bucket), layout_.shard_elements(bucket));
+    pending_.push_back({bucket, own, nullptr, false});
+    if (groups.shard.size() > 1) {
+      pending_.back().work = groups.shard.reduce_scatter(own, whole);
+    } else {
+      sum_instances(pending_.back());
+    }
+  }
+
+  void finish() override {
+    for (Pending& pending : pending_) {
+      sum_instances(pending);
+      pending.work->wait();
+      if (reduction_.in_bf16) grads_.narrow(0, own_begin(pending.bucket), pending.own.numel()).copy_(pending.own);
+    }
+    pending_.clear();
+  }
+
+ private:
+  struct Pending {
+    int bucket;
+    at::Tensor own;
+    std::shared_ptr<Work> work;
+    bool between_instances;  // work is the second of the two sums
+  };
+
+  void sum_instances(Pending& pending) {
+    if (pending.between_instances || layout_.groups.replica.size() == 1) return;
+    if (pending.work) pending.work->wait();
+    pending.work = layout_.groups.replica.all_reduce(pending.own);
+    pending.between_instances = true;
+  }
+
+  const ShardedLayout& layout_;
+  const GradReduction reduction_;
+  at::Tensor grads_;
+  std::vector<at::Tensor> views_;  // by parameter
+  std::vector<Pending> pending_;   // in the order of their start
+};
+
+class ShardedGrads final : public GradBuffer {
+ public:
+  ShardedGrads(const ShardedLayout& layout, at::TensorOptions options, const GradReduction& reduction)
+      : layout_(layout), reduction_(reduction), shard_(at::zeros({layout.packed_elements()}, options)),
+        filling_(layout.buffer.buckets.size()) {}
+
+  at::Tensor target(int parameter) override {
+    const int bucket = layout_.buffer.slots[parameter].bucket;
+    return layout_.view_in_bucket(whole(bucket), parameter);
+  }
+  const at::Tensor& flat() const override { return shard_; }
+  int64_t own_begin(int bucket) const override { return layout_.packed_begin(bucket); }
+
+  void zero() override {
+    shard_.zero_();
+    filling_.assign(filling_.size(), at::Tensor());
+    pending_ = {};
+  }
+
+  void reduce(int bucket) override {
+    add_pending();
+    at::Tensor input = whole(bucket);  // zeros where this rank used nothing of it
+    filling_[bucket].reset();
+    if (reduction_.in_bf16) input = input.to(at::kBFloat16);
+    const at::Tensor own = at::empty({layout_.shard_elements(bucket)}, input.options());
+    pending_ = {bucket, own, input, layout_.groups.shard.reduce_scatter(own, input)};
+    if (!reduction_.overlap) add_pending();
+  }
+
+  void finish() override {
+    add_pending();
+    if (layout_.groups.replica.size() == 1) return;
+    if (!reduction_.in_bf16) return layout_.groups.replica.all_reduce(shard_)->wait();
+    const at::Tensor rounded = shard_.to(at::kBFloat16);
+    layout_.groups.replica.all_reduce(rounded)->wait();
+    shard_.copy_(rounded);
+  }
+
+ private:
+  struct Pending {
+    int bucket = -1;
+    at::Tensor own, input;
+    std::shared_ptr<Work> work;
+  };
+
+  at::Tensor& whole(int bucket) {
+    at::Tensor& filling = filling_[bucket];
+    if (!filling.defined()) filling = at::zeros({layout_.bucket_elements(bucket)}, shard_.options());
+    return filling;
+  }
+
+  void add_pending() {
+    if (!pending_.work) return;
+    pending_.work->wait();
+    shard_.narrow(0, own_begin(pending_.bucket), pending_.own.numel()).add_(pending_.own);
+    pending_ = {};
+  }
+
+  const ShardedLayout& layout_;
+  const GradReduction reduction_;
+  at::Tensor shard_;
+  std::vector<at::Tensor> filling_;  // by bucket; undefined: takes no gradient now
+  Pending pending_;
+};
 
 }  // namespace
 
-GradBuffer::GradBuffer(std::vector<Parameter*> parameters, at::ScalarType dtype, at::Device device,
-                       const BufferOptions& options)
-    : parameters_(std::move(parameters)) {
-  std::vector<BufferParameter> sizes;
-  for (size_t i = 0; i < parameters_.size(); ++i) {
-    const Parameter& parameter = *parameters_[i];
-    const bool tied = parameter.role == ParameterRole::kEmbedding && parameter.uses > 1;
-    sizes.push_back({num_elements(parameter), tied});
-    const bool inserted = index_.emplace(&parameter, static_cast<int>(i)).second;
-    MEGATRON_ASSERT(inserted, "parameter ", parameter.name, " is listed twice");
-  }
-  layout_ = plan_buffer(sizes, options);
-  const auto grad_dtype = dtype == at::kDouble ? at::kDouble : at::kFloat;
-  grads_ = at::zeros({layout_.num_elements}, at::TensorOptions().dtype(grad_dtype).device(device));
-  values_ = at::zeros({layout_.num_elements}, at::TensorOptions().dtype(dtype).device(device));
+std::unique_ptr<GradBuffer> make_whole_grads(const ShardedLayout& layout, at::TensorOptions options,
+                                             const GradReduction& reduction) {
+  return std::make_unique<WholeGrads>(layout, options, reduction);
 }
 
-int GradBuffer::index_of(const Parameter& parameter) const {
-  const auto found = index_.find(&parameter);
-  return found == index_.end() ? -1 : found->second;
-}
-
-at::Tensor GradBuffer::bucket_grads(int bucket) const {
-  const BufferBucket& range = layout_.buckets.at(bucket);
-  return grads_.narrow(0, range.begin, range.end - range.begin);
-}
-
-at::Tensor GradBuffer::view(const at::Tensor& flat, int index) const {
-  const BufferSlot& slot = layout_.slots.at(index);
-  return flat.narrow(0, slot.begin, slot.end - slot.begin).view(parameters_.at(index)->local_shape);
+std::unique_ptr<GradBuffer> make_sharded_grads(const ShardedLayout& layout, at::TensorOptions options,
+                                               const GradReduction& reduction) {
+  return std::make_unique<ShardedGrads>(layout, options, reduction);
 }
 
 }  // namespace megatron

@@ -1,41 +1,45 @@
-// One contiguous gradient tensor and one contiguous value tensor for many parameters, in buckets.
+// Where gradients are accumulated, and how they become sums over the data ranks: bucket by bucket, fp32 (fp64 for fp64
+// models).
 #pragma once
 
 #include <ATen/core/Tensor.h>
 
-#include <unordered_map>
-#include <vector>
+#include <memory>
 
-#include "megatron/distributed/buffer_layout.h"
-#include "megatron/nn/parameter.h"
+#include "megatron/distributed/sharded_layout.h"
 
 namespace megatron {
 
-// Gradients are fp32 (fp64 for fp64 models) and start as zero; values have the model's type. Both share their offsets; the
-// gaps of the alignment stay zero.
+struct GradReduction {
+  bool overlap = false;  // a reduction may still run when the next gradients are computed
+  bool in_bf16 = false;  // what travels; every sum that is kept is fp32
+};
+
+// The parts that this rank owns lie in flat() at own_begin(bucket), layout.shard_elements(bucket) long.
 class GradBuffer {
  public:
-  // `parameters` in model order; they must outlive the buffer.
-  GradBuffer(std::vector<Parameter*> parameters, at::ScalarType dtype, at::Device device,
-             const BufferOptions& options);
+  virtual ~GradBuffer() = default;
+  // What the gradient of a parameter is added to, shaped like it.
+  virtual at::Tensor target(int parameter) = 0;
+  virtual void zero() = 0;
+  // Starts to sum a bucket over the data ranks. Collective: every rank reduces the same buckets in the same order.
+  virtual void reduce(int bucket) = 0;
+  // Waits until this rank's parts are sums over all data ranks. Collective.
+  virtual void finish() = 0;
 
-  const BufferLayout& layout() const { return layout_; }
-  const std::vector<Parameter*>& parameters() const { return parameters_; }  // model order, as layout().slots
-  int index_of(const Parameter& parameter) const;  // in parameters(); -1: not in this buffer
-
-  const at::Tensor& grads() const { return grads_; }    // [layout().num_elements]
-  const at::Tensor& values() const { return values_; }  // [layout().num_elements]
-  at::Tensor bucket_grads(int bucket) const;
-
-  // A view of `flat` (grads, values or anything of their length) shaped like parameter `index`.
-  at::Tensor view(const at::Tensor& flat, int index) const;
-
- private:
-  std::vector<Parameter*> parameters_;
-  std::unordered_map<const Parameter*, int> index_;
-  BufferLayout layout_;
-  at::Tensor grads_;
-  at::Tensor values_;
+  virtual const at::Tensor& flat() const = 0;
+  virtual int64_t own_begin(int bucket) const = 0;
 };
+
+// Every rank keeps all gradients of the step, and reduces each bucket once: all-reduce, or reduce-scatter into its own part
+// and all-reduce of that part between instances. Memory: 4 bytes per element.
+std::unique_ptr<GradBuffer> make_whole_grads(const ShardedLayout& layout, at::TensorOptions options,
+                                             const GradReduction& reduction);
+
+// Every rank keeps its own parts. A bucket that takes gradients is whole for a moment; each reduce() scatters it into the
+// parts. Instances are summed once, by finish(). Memory: 4 bytes per element and shard, and the buckets in flight: the ones
+// that are being filled and the last one reduced.
+std::unique_ptr<GradBuffer> make_sharded_grads(const ShardedLayout& layout, at::TensorOptions options,
+                                               const GradReduction& reduction);
 
 }  // namespace megatron

@@ -127,25 +127,44 @@ ShardedTensor sharded_tensor(const Parameter& parameter, const ParallelGroups& g
     result.pieces = {{{zeros, zeros}, zeros}};
   }
   result.data = local.data_ptr();
-  bool over_tensor = false;
-  for (const Shard& shard : parameter.placement.shards) over_tensor |= shard.axis == Axis::kTensor;
+  const bool over_tensor = is_sharded_over(parameter, Axis::kTensor);
   result.replica_id = groups.dp_cp.rank() * groups.tp.size() + (over_tensor ? 0 : groups.tp.rank());
   return result;
 }
 
-void initialize_parameters(Module& module, int64_t seed, const ParallelGroups& groups) {
+bool is_sharded_over(const Parameter& parameter, Axis axis) {
+  const std::vector<Shard>& shards = parameter.placement.shards;
+  return std::any_of(shards.begin(), shards.end(),
+                     [&](const Shard& shard) { return shard.axis == axis; });
+}
+
+namespace {
+
+void initialize(Parameter& parameter, const std::string& name, int64_t seed,
+                const ParallelGroups& groups) {
   const at::NoGradGuard no_grad;
+  MEGATRON_ASSERT(parameter.value.sizes() == at::IntArrayRef(parameter.local_shape), name,
+                  " has no memory");
+  parameter.value.zero_();
+  if (parameter.init.kind == Init::Kind::kZero) return;
+  if (parameter.init.kind == Init::Kind::kOne) {
+    parameter.value.fill_(1.0);
+    return;
+  }
+  const RandomKey key = random_key(seed, "init " + name);
+  for (const ShardPiece& piece : shard_pieces(parameter, groups)) draw_piece(parameter, piece, key);
+}
+
+}  // namespace
+
+void initialize_parameter(Parameter& parameter, int64_t seed, const ParallelGroups& groups) {
+  MEGATRON_ASSERT(!parameter.name.empty(), "a parameter is initialised by its name");
+  initialize(parameter, parameter.name, seed, groups);
+}
+
+void initialize_parameters(Module& module, int64_t seed, const ParallelGroups& groups) {
   module.visit([&](const std::string& name, Parameter& parameter) {
-    MEGATRON_ASSERT(parameter.value.defined(), name, " has no memory");
-    parameter.value.zero_();
-    if (parameter.init.kind == Init::Kind::kZero) return;
-    if (parameter.init.kind == Init::Kind::kOne) {
-      parameter.value.fill_(1.0);
-      return;
-    }
-    const RandomKey key = random_key(seed, "init " + name);
-    for (const ShardPiece& piece : shard_pieces(parameter, groups))
-      draw_piece(parameter, piece, key);
+    initialize(parameter, name, seed, groups);
   });
 }
 

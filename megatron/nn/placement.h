@@ -25,8 +25,14 @@ std::vector<ShardPiece> shard_pieces(const Parameter& parameter, const ParallelG
 ShardedTensor sharded_tensor(const Parameter& parameter, const ParallelGroups& groups,
                              std::string key, const at::Tensor& local);
 
-// Fills every parameter by place from the seed; independent of the layout. Values must be
-// allocated.
+// Whether a dimension of the parameter is divided over the axis.
+bool is_sharded_over(const Parameter& parameter, Axis axis);
+
+// Fills the parameter, which has a name and memory, by place from the seed; independent of the
+// layout.
+void initialize_parameter(Parameter& parameter, int64_t seed, const ParallelGroups& groups);
+
+// The same for every parameter of a module, by the names it has there.
 void initialize_parameters(Module& module, int64_t seed, const ParallelGroups& groups);
 
 }  // namespace megatron

@@ -1,6 +1,7 @@
 #include "megatron/optimizer/optimizer.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <utility>
 
@@ -12,13 +13,10 @@
 namespace megatron {
 namespace {
 
-bool is_sharded_over(const Parameter& parameter, Axis axis) {
-  return std::any_of(parameter.placement.shards.begin(), parameter.placement.shards.end(),
-                     [&](const Shard& shard) { return shard.axis == axis; });
-}
-
-// Each logical parameter counts once in the norm: what is whole on every tensor rank, on the first of them.
+// Each logical element counts once in the norm: what is whole on every tensor rank, on the first of them; what several stages
+// hold, on the first of those.
 bool counts_in_norm(const Parameter& parameter, const ParallelGroups& groups) {
+  if (parameter.shared != nullptr && parameter.shared->rank() > 0) return false;
   return is_sharded_over(parameter, Axis::kTensor) || groups.tp.rank() == 0;
 }
 
@@ -41,102 +39,144 @@ int lr_group(const Parameter& parameter) {
   return decoupled ? 1 : 0;
 }
 
-std::vector<UpdateBlock> make_blocks(const DistributedDataParallel& model, const OptimizerConfig& config) {
+std::vector<UpdateBlock> make_blocks(const FlatShard& shard, const ParallelGroups& groups,
+                                     const OptimizerConfig& config) {
   std::vector<UpdateBlock> blocks;
-  const GradBuffer& buffer = model.buffer();
-  for (size_t i = 0; i < buffer.parameters().size(); ++i) {
-    const Parameter& parameter = *buffer.parameters()[i];
+  for (const FlatSlot& slot : shard.slots) {
+    const Parameter& parameter = *slot.parameter;
     if (!parameter.trainable) continue;
-    const BufferSlot& slot = buffer.layout().slots[i];
     UpdateBlock block;
     block.lr_group = lr_group(parameter);
     block.weight_decay_mult = weight_decay_mult(parameter, config);
-    block.counts_in_norm = counts_in_norm(parameter, model.groups()) ? 1 : 0;
-    for (int64_t begin = slot.begin; begin < slot.end; begin += kUpdateBlockElements) {
+    block.counts_in_norm = counts_in_norm(parameter, groups) ? 1 : 0;
+    const int64_t end = slot.begin + slot.num_elements();
+    for (int64_t begin = slot.begin; begin < end; begin += kUpdateBlockElements) {
       block.begin = begin;
-      block.count = static_cast<int32_t>(std::min(kUpdateBlockElements, slot.end - begin));
+      block.count = static_cast<int32_t>(std::min(kUpdateBlockElements, end - begin));
       blocks.push_back(block);
     }
   }
   return blocks;
 }
 
+// The rows of the local tensor that are no vocabulary padding, as ranges of the flattened tensor.
+std::vector<std::pair<int64_t, int64_t>> valid_ranges(const Parameter& parameter, const ParallelGroups& groups) {
+  std::vector<std::pair<int64_t, int64_t>> ranges;
+  int64_t row = 1;
+  for (size_t dim = 1; dim < parameter.local_shape.size(); ++dim) row *= parameter.local_shape[dim];
+  for (const ShardPiece& piece : shard_pieces(parameter, groups)) {
+    if (piece.local_offset.empty()) return {{0, 1}};
+    const int64_t begin = piece.local_offset[0] * row;
+    ranges.emplace_back(begin, begin + piece.global.shape[0] * row);
+  }
+  std::sort(ranges.begin(), ranges.end());
+  ranges.erase(std::unique(ranges.begin(), ranges.end()), ranges.end());
+  return ranges;
+}
+
 }  // namespace
 
 struct Optimizer::Impl {
-  Impl(const OptimizerConfig& config, const ParameterSchedule& schedule, DistributedDataParallel& model);
+  // One piece of a model's buffers and its states.
+  struct Part {
+    const FlatShard* shard;
+    FlatUpdate update;
+  };
+
+  Impl(const OptimizerConfig& config, const ParameterSchedule& schedule, std::vector<DistributedDataParallel*> models);
+  void add_part(const FlatShard& shard);
   void step(const at::Tensor& weight, int64_t samples);
-  double norm_of(const at::Tensor& flat);
-  double sum_over_model(double value) const;
-  bool has_masters() const { return update.value.defined(); }
+  // Sum of squares of what `choose` takes from each part, over every rank that holds other elements.
+  template <class Choose>
+  void sum_squares(const Choose& choose);
+  void sum_over_ranks(const at::Tensor& value) const;
+  const ParallelGroups& groups() const { return models.front()->groups(); }
 
   const OptimizerConfig config;
   ParameterSchedule schedule;
   const StepRules rules;
-  DistributedDataParallel& model;
-  FlatUpdate update;
-  at::Tensor state;  // the record, on the device
-  at::Tensor sum;    // [1] fp64
+  const std::vector<DistributedDataParallel*> models;
+  bool masters = false;     // master weights beside the values
+  std::vector<Part> parts;  // of all models, in their order
+  at::Tensor state;         // the record, on the device
+  at::Tensor part_sums;     // [parts] fp64
+  at::Tensor sum;           // [1] fp64
 };
 
 Optimizer::Impl::Impl(const OptimizerConfig& config, const ParameterSchedule& schedule,
-                      DistributedDataParallel& model)
-    : config(config), schedule(schedule), rules(make_step_rules(config)), model(model) {
-  const GradBuffer& buffer = model.buffer();
-  update.grad = buffer.grads();
-  if (model.dtype() == at::kDouble || model.dtype() == at::kFloat) {
-    update.master = buffer.values();
-  } else {
-    MEGATRON_CHECK(model.dtype() == at::kBFloat16 || model.dtype() == at::kHalf,
-                   "the optimizer does not support a model in ", at::toString(model.dtype()),
-                   ", expected fp64, fp32, bf16 or fp16");
-    update.value = buffer.values();
-    update.master = buffer.values().to(at::kFloat);
+                      std::vector<DistributedDataParallel*> chunks)
+    : config(config), schedule(schedule), rules(make_step_rules(config)), models(std::move(chunks)) {
+  MEGATRON_ASSERT(!models.empty(), "an optimizer without a model");
+  const at::ScalarType dtype = models.front()->dtype();
+  masters = dtype != at::kDouble && dtype != at::kFloat;
+  MEGATRON_CHECK(!masters || dtype == at::kBFloat16 || dtype == at::kHalf, "the optimizer does not support a model in ",
+                 at::toString(dtype), ", expected fp64, fp32, bf16 or fp16");
+  for (const DistributedDataParallel* model : models) {
+    MEGATRON_ASSERT(model->dtype() == dtype, "model chunks of one rank differ in type");
+    for (const FlatShard& shard : model->shards()) add_part(shard);
   }
+  const at::TensorOptions options = models.front()->flat_grads().options();
+  part_sums = at::zeros({static_cast<int64_t>(parts.size())}, options.dtype(at::kDouble));
+  sum = at::zeros({1}, options.dtype(at::kDouble));
+  state = at::empty({static_cast<int64_t>(sizeof(StepState))}, options.dtype(at::kByte));
+}
+
+void Optimizer::Impl::add_part(const FlatShard& shard) {
+  FlatUpdate update;
+  update.grad = shard.grads;
+  update.master = masters ? shard.values.to(at::kFloat) : shard.values;
+  if (masters) update.value = shard.values;
   update.exp_avg = at::zeros_like(update.master);
   if (config.optimizer == OptimizerType::kAdam) update.exp_avg_sq = at::zeros_like(update.master);
-  upload_blocks(update, make_blocks(model, config));
-  sum = at::zeros({1}, update.grad.options().dtype(at::kDouble));
-  state = at::empty({static_cast<int64_t>(sizeof(StepState))}, update.grad.options().dtype(at::kByte));
+  upload_blocks(update, make_blocks(shard, groups(), config));
+  parts.push_back({&shard, std::move(update)});
 }
 
 void Optimizer::Impl::step(const at::Tensor& weight, int64_t samples) {
-  sum_of_squares(update, sum);
-  model.groups().model_parallel.all_reduce(sum)->wait();
+  sum_squares([](const FlatUpdate& update) { return update.grad; });
   step_control(state, schedule, rules, sum, weight, samples);
-  if (config.optimizer == OptimizerType::kAdam) {
-    adamw_update(update, state, {config.adam_beta1, config.adam_beta2, config.adam_eps});
-  } else {
-    sgd_update(update, state, config.sgd_momentum);
+  for (Part& part : parts) {
+    if (config.optimizer == OptimizerType::kAdam) {
+      adamw_update(part.update, state, {config.adam_beta1, config.adam_beta2, config.adam_eps});
+    } else {
+      sgd_update(part.update, state, config.sgd_momentum);
+    }
   }
+  for (DistributedDataParallel* model : models) model->values_changed();
 }
 
-double Optimizer::Impl::sum_over_model(double value) const {
-  const at::Tensor total = at::full({1}, value, update.grad.options().dtype(at::kDouble));
-  model.groups().model_parallel.all_reduce(total)->wait();
-  return total.item<double>();
+template <class Choose>
+void Optimizer::Impl::sum_squares(const Choose& choose) {
+  for (size_t k = 0; k < parts.size(); ++k) {
+    FlatUpdate chosen = parts[k].update;
+    chosen.grad = choose(parts[k].update);
+    at::Tensor part_sum = part_sums.narrow(0, static_cast<int64_t>(k), 1);
+    sum_of_squares(chosen, part_sum);
+  }
+  at::sum_out(sum, part_sums, {0}, /*keepdim=*/true);
+  sum_over_ranks(sum);
 }
 
-double Optimizer::Impl::norm_of(const at::Tensor& flat) {
-  FlatUpdate other = update;
-  other.grad = flat;
-  at::Tensor result = at::zeros_like(sum);
-  sum_of_squares(other, result);
-  return std::sqrt(sum_over_model(result.item<double>()));
+void Optimizer::Impl::sum_over_ranks(const at::Tensor& value) const {
+  models.front()->data_groups().shard.all_reduce(value)->wait();
+  groups().model_parallel.all_reduce(value)->wait();
 }
 
 Optimizer::Optimizer(const OptimizerConfig& config, const ParameterSchedule& schedule,
-                     DistributedDataParallel& model)
-    : impl_(std::make_unique<Impl>(config, schedule, model)) {
+                     std::vector<DistributedDataParallel*> models)
+    : impl_(std::make_unique<Impl>(config, schedule, std::move(models))) {
   load_state(initial_step_state(config));
 }
+
+Optimizer::Optimizer(const OptimizerConfig& config, const ParameterSchedule& schedule, DistributedDataParallel& model)
+    : Optimizer(config, schedule, std::vector<DistributedDataParallel*>{&model}) {}
 
 Optimizer::~Optimizer() = default;
 
 at::Tensor Optimizer::loss_scale_tensor() const {
   constexpr int64_t kOffset = offsetof(StepState, loss_scale);
   const at::Tensor scale = impl_->state.narrow(0, kOffset, sizeof(double)).view(at::kDouble);
-  return scale.to(impl_->update.grad.scalar_type(), /*non_blocking=*/false, /*copy=*/true).reshape({});
+  return scale.to(impl_->models.front()->flat_grads().scalar_type(), /*non_blocking=*/false, /*copy=*/true).reshape({});
 }
 
 void Optimizer::step(const at::Tensor& total_weight, int64_t samples) {
@@ -173,52 +213,61 @@ void Optimizer::load_state(const StepState& state) {
   impl_->state.copy_(host);
 }
 
-std::vector<OptimizerTensor> Optimizer::tensors() const {
-  std::vector<OptimizerTensor> all;
-  const GradBuffer& buffer = impl_->model.buffer();
-  const FlatUpdate& update = impl_->update;
-  const bool adam = update.exp_avg_sq.defined();
-  for (size_t i = 0; i < buffer.parameters().size(); ++i) {
-    Parameter* parameter = buffer.parameters()[i];
-    if (!parameter->trainable) continue;
-    const auto add = [&](const char* kind, const at::Tensor& flat) {
-      all.push_back({cat("optimizer.state.", kind, ".", parameter->name), parameter,
-                     buffer.view(flat, static_cast<int>(i))});
+std::vector<StateTensor> Optimizer::tensors() const {
+  std::vector<StateTensor> all;
+  const bool adam = impl_->config.optimizer == OptimizerType::kAdam;
+  size_t first_part = 0;
+  for (const DistributedDataParallel* model : impl_->models) {
+    const size_t num_parts = model->shards().size();
+    std::vector<std::vector<StateTensor>> kinds;  // of equal length
+    const auto add = [&](const char* kind, at::Tensor FlatUpdate::* member) {
+      std::vector<at::Tensor> flat;
+      for (size_t k = 0; k < num_parts; ++k) flat.push_back(impl_->parts[first_part + k].update.*member);
+      kinds.push_back(model->describe(cat("optimizer.state.", kind, "."), flat, /*trainable_only=*/true));
     };
-    if (impl_->has_masters()) add("fp32_param", update.master);
-    add(adam ? "exp_avg" : "momentum_buffer", update.exp_avg);
-    if (adam) add("exp_avg_sq", update.exp_avg_sq);
+    if (impl_->masters) add("fp32_param", &FlatUpdate::master);
+    add(adam ? "exp_avg" : "momentum_buffer", &FlatUpdate::exp_avg);
+    if (adam) add("exp_avg_sq", &FlatUpdate::exp_avg_sq);
+    for (size_t i = 0; i < kinds.front().size(); ++i) {
+      for (std::vector<StateTensor>& kind : kinds) all.push_back(std::move(kind[i]));
+    }
+    first_part += num_parts;
   }
   return all;
 }
 
 void Optimizer::reload_masters() {
-  if (impl_->has_masters()) impl_->update.master.copy_(impl_->update.value);
+  if (!impl_->masters) return;
+  for (Impl::Part& part : impl_->parts) part.update.master.copy_(part.update.value);
 }
 
 void Optimizer::store_values() {
-  if (impl_->has_masters()) impl_->update.value.copy_(impl_->update.master);
+  if (!impl_->masters) return;
+  for (Impl::Part& part : impl_->parts) part.update.value.copy_(part.update.master);
+  for (DistributedDataParallel* model : impl_->models) model->values_changed();
 }
 
 double Optimizer::num_zeros() const {
-  const GradBuffer& buffer = impl_->model.buffer();
-  const ParallelGroups& groups = impl_->model.groups();
-  double count = 0;
-  for (size_t i = 0; i < buffer.parameters().size(); ++i) {
-    const Parameter& parameter = *buffer.parameters()[i];
-    if (!parameter.trainable || !counts_in_norm(parameter, groups)) continue;
-    const at::Tensor grad = buffer.view(buffer.grads(), static_cast<int>(i));
-    for (const ShardPiece& piece : shard_pieces(parameter, groups)) {  // leaves vocabulary padding out
-      at::Tensor part = grad;
-      for (size_t dim = 0; dim < piece.local_offset.size(); ++dim) {
-        part = part.narrow(static_cast<int64_t>(dim), piece.local_offset[dim], piece.global.shape[dim]);
+  const ParallelGroups& groups = impl_->groups();
+  const at::Tensor count = at::zeros({1}, impl_->sum.options());
+  for (const Impl::Part& part : impl_->parts) {
+    for (const FlatSlot& slot : part.shard->slots) {
+      if (!slot.parameter->trainable || !counts_in_norm(*slot.parameter, groups)) continue;
+      for (const auto& [first, last] : valid_ranges(*slot.parameter, groups)) {  // leaves vocabulary padding out
+        const int64_t begin = std::max(first, slot.flat_begin), end = std::min(last, slot.flat_end);
+        if (begin >= end) continue;
+        const at::Tensor grad = part.shard->grads.narrow(0, slot.begin + begin - slot.flat_begin, end - begin);
+        count.add_(end - begin - at::count_nonzero(grad));
       }
-      count += static_cast<double>(part.numel()) - at::count_nonzero(part).item<double>();
     }
   }
-  return impl_->sum_over_model(count);
+  impl_->sum_over_ranks(count);
+  return count.item<double>();
 }
 
-double Optimizer::params_norm() const { return impl_->norm_of(impl_->update.master); }
+double Optimizer::params_norm() const {
+  impl_->sum_squares([](const FlatUpdate& update) { return update.master; });
+  return std::sqrt(impl_->sum.item<double>());
+}
 
 }  // namespace megatron

@@ -1,4 +1,4 @@
-// Gradient norm, clipping, and the AdamW or SGD update of master weights, over the flat buffers of a model.
+// Gradient norm, clipping, and the AdamW or SGD update of master weights, over the flat shards of a model.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -13,26 +13,21 @@
 
 namespace megatron {
 
-// One stored tensor of the optimizer, shaped like its parameter.
-struct OptimizerTensor {
-  std::string key;       // "optimizer.state.exp_avg.decoder.layers.0.mlp.linear_fc1.weight"
-  Parameter* parameter;  // placement and global shape are its own
-  at::Tensor tensor;     // a view of the optimizer's buffer, on the model's device; write to load
-};
-
 // Master weights and moments are fp32 (fp64 for fp64 models). When the model itself is fp32 or fp64 the value is the master
 // weight and there is no copy.
 //
 // What a step decides on (skip, scale, counts, learning rate) is one record on the model's device, so that step() never
 // waits for it; see kernels/step_control.h. Embedding and output weights decay; one-dimensional parameters and biases do not.
-// Keeps references to the model's store and to its groups, which must outlive it. Not thread safe.
+// With sharded optimizer states (DistributedDataParallelConfig) a rank holds states of its shards alone, updates those, and
+// has the values gathered. The gradient norm counts each logical element once, over all model chunks of all ranks.
+// Keeps references to the models' stores and to their groups, which must outlive it. Not thread safe.
 class Optimizer {
  public:
-  // Values must be initialised before, or reload_masters() be called after. Frozen parameters are left alone.
+  // One store per model chunk of this rank. Values must be initialised before, or reload_masters() be called after. Frozen
+  // parameters are left alone.
   Optimizer(const OptimizerConfig& config, const ParameterSchedule& schedule,
-            DistributedDataParallel& model);
-  Optimizer(const OptimizerConfig& config, const ParameterSchedule& schedule,
-            const std::vector<DistributedDataParallel*>& models) : Optimizer(config, schedule, *models.at(0)) {}
+            std::vector<DistributedDataParallel*> models);
+  Optimizer(const OptimizerConfig& config, const ParameterSchedule& schedule, DistributedDataParallel& model);
   ~Optimizer();
   Optimizer(const Optimizer&) = delete;
   Optimizer& operator=(const Optimizer&) = delete;
@@ -45,7 +40,7 @@ class Optimizer {
   //   total_weight  [] or [1] any floating type: weight of the losses of this step, summed over micro-batches and ranks; zero
   //                 (no token had weight) divides by one
   //   samples       of this step over all ranks; a skipped step does not advance the schedules
-  // Communication: all-reduce of one double over model_parallel.
+  // Communication: all-reduce of one double over the shard group and one over model_parallel; values_changed() of the stores.
   void step(const at::Tensor& total_weight, int64_t samples);
   void step(double total_weight, int64_t samples);
 
@@ -60,14 +55,15 @@ class Optimizer {
   void set_schedule(const ParameterSchedule& schedule);  // of a checkpoint, after resume_schedule()
   void load_state(const StepState& state);
 
-  // Every tensor of the state in model order: optimizer.state.{fp32_param,exp_avg,exp_avg_sq,momentum_buffer}.<name>.
-  std::vector<OptimizerTensor> tensors() const;
+  // Every tensor of the state in model order:
+  // optimizer.state.{fp32_param,exp_avg,exp_avg_sq,momentum_buffer}.<name>. See DistributedDataParallel::state().
+  std::vector<StateTensor> tensors() const;
   // Master weights again from the values (--no-load-optim, --finetune, weights of another run).
   void reload_masters();
-  // Values again from the master weights (after masters were loaded into tensors()).
+  // Values again from the master weights (after masters were loaded into tensors()). Collective.
   void store_values();
 
-  // Figures for the log, over all model-parallel ranks; each waits for the device. Gradients: those of the latest step.
+  // Figures for the log, over all ranks; each is collective and waits for the device. Gradients: those of the latest step.
   double num_zeros() const;
   double params_norm() const;
 

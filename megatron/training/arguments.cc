@@ -185,7 +185,7 @@ bool is_resume(StartChoice start) { return start == StartChoice::kResume || star
 }  // namespace
 
 std::vector<Config*> Arguments::configs() {
-  return {&transformer, &tokenizer, &data, &optimizer, &parallel, &pipeline, &training};
+  return {&transformer, &tokenizer, &data, &optimizer, &parallel, &pipeline, &ddp, &training};
 }
 
 std::vector<Config*> Arguments::model_configs() { return {&transformer, &tokenizer}; }

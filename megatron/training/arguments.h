@@ -7,6 +7,7 @@
 
 #include "megatron/comm/parallel_groups.h"
 #include "megatron/datasets/data_config.h"
+#include "megatron/distributed/distributed_data_parallel_config.h"
 #include "megatron/optimizer/optimizer_config.h"
 #include "megatron/pipeline_parallel/pipeline_config.h"
 #include "megatron/tokenizers/tokenizer.h"
@@ -23,6 +24,7 @@ struct Arguments {
   OptimizerConfig optimizer;
   ParallelConfig parallel;
   PipelineConfig pipeline;
+  DistributedDataParallelConfig ddp;
   TrainingConfig training;
   int64_t world_size = 1;  // ranks of the job; the launcher says
 

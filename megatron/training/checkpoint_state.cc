@@ -10,26 +10,18 @@
 #include "megatron/base/json_writer.h"
 #include "megatron/base/log.h"
 #include "megatron/dist_checkpointing/checkpoint_folder.h"
-#include "megatron/nn/placement.h"
 #include "megatron/tensor/torch.h"
 
 namespace megatron {
 
 namespace {
 
-// One tensor of the state tree: where it lies and how it is called.
-struct StateTensor {
-  std::string key;
-  const Parameter* parameter;
-  at::Tensor tensor;
-};
-
 std::vector<StateTensor> state_tensors(TrainedModel& model, bool with_optimizer) {
   std::vector<StateTensor> out;
   for (const ModelChunk& chunk : model.chunks)
-    chunk.module->visit([&](const std::string& name, Parameter& parameter) { out.push_back({name, &parameter, parameter.value}); });
+    for (StateTensor& entry : chunk.store->state()) out.push_back(std::move(entry));
   if (with_optimizer && model.optimizer)
-    for (const OptimizerTensor& entry : model.optimizer->tensors()) out.push_back({entry.key, entry.parameter, entry.tensor});
+    for (StateTensor& entry : model.optimizer->tensors()) out.push_back(std::move(entry));
   return out;
 }
 
@@ -44,8 +36,9 @@ void load_model_state(const Checkpoint& checkpoint, const RunState& state, const
   std::vector<at::Tensor> on_host;
   std::vector<ShardedTensor> wanted;
   for (const StateTensor& entry : tensors) {
-    on_host.push_back(entry.tensor.is_cpu() ? entry.tensor : at::empty_like(entry.tensor, at::kCPU));
-    wanted.push_back(sharded_tensor(*entry.parameter, model.groups(), entry.key, on_host.back()));
+    on_host.push_back(entry.data.is_cpu() ? entry.data : at::empty_like(entry.data, at::kCPU));
+    wanted.push_back(entry.description);
+    wanted.back().data = on_host.back().data_ptr();
     wanted.back().replica_id = 0;
   }
   LoadOptions options;
@@ -53,7 +46,8 @@ void load_model_state(const Checkpoint& checkpoint, const RunState& state, const
   if (!parts.optimizer) options.allow_unexpected = {"optimizer.*"};
   checkpoint.load(wanted, options);
   for (size_t i = 0; i < tensors.size(); ++i)
-    if (!tensors[i].tensor.is_cpu()) tensors[i].tensor.copy_(on_host[i]);
+    if (!tensors[i].data.is_cpu()) tensors[i].data.copy_(on_host[i]);
+  for (ModelChunk& chunk : model.chunks) chunk.store->values_changed();
   if (!model.optimizer) return;
   if (parts.optimizer) {
     model.optimizer->set_schedule(resume_schedule(model.optimizer->schedule(), *state.schedule, config));
@@ -92,7 +86,7 @@ SaveRequest Checkpointer::request(const RunState& state, bool copy, std::shared_
   snapshot = reuse ? snapshot_ : std::make_shared<Snapshot>();
   SaveRequest out;
   for (size_t i = 0; i < tensors.size(); ++i) {
-    const at::Tensor& source = tensors[i].tensor;
+    const at::Tensor& source = tensors[i].data;
     at::Tensor host = source;
     if (copy || !source.is_cpu() || !source.is_contiguous()) {
       if (!reuse) {
@@ -104,9 +98,10 @@ SaveRequest Checkpointer::request(const RunState& state, bool copy, std::shared_
     } else if (!reuse) {
       snapshot->tensors.push_back(host);
     }
-    out.tensors.push_back(sharded_tensor(*tensors[i].parameter, model_.groups(), tensors[i].key, host));
+    out.tensors.push_back(tensors[i].description);
+    out.tensors.back().data = host.data_ptr();
   }
-  synchronize(model_.chunks.front().store->device());
+  synchronize(model_.device());
   snapshot_ = snapshot;
   out.root = training.save;
   out.iteration = state.iteration;

@@ -6,7 +6,6 @@
 
 #include "megatron/base/check.h"
 #include "megatron/comm/thread_backend.h"
-#include "megatron/nn/placement.h"
 #include "megatron/tensor/torch.h"
 
 namespace megatron {
@@ -151,8 +150,12 @@ class TracedRun {
     step.weight = totals[1].item<double>();
     step.loss = totals[0].item<double>() / step.weight;
     const double divisor = options.per_token_loss ? step.weight : double(options.num_microbatches * groups_.dp.size());
-    for (const ModelChunk& chunk : model_.chunks)
-      for (const StateView& grad : chunk.store->grad_views()) add(cat("grad ", index, " ", grad.parameter->name), grad, 1 / divisor, parts);
+    for (const ModelChunk& chunk : model_.chunks) {
+      std::vector<at::Tensor> grads;
+      for (const FlatShard& shard : chunk.store->shards()) grads.push_back(shard.grads);
+      for (const StateTensor& grad : chunk.store->describe(cat("grad ", index, " "), grads, /*trainable_only=*/false))
+        add(grad.description.key, grad, 1 / divisor, parts);
+    }
     update_weights(model_, options, totals);
     const StepState state = model_.optimizer->read_state();
     step.grad_norm = state.grad_norm;
@@ -163,29 +166,30 @@ class TracedRun {
   }
 
   void weights(std::vector<Part>& parts) {
-    for (const ModelChunk& chunk : model_.chunks)
-      for (const StateView& value : chunk.store->value_views()) add(cat("weight ", value.parameter->name), value, 1.0, parts);
+    for (const ModelChunk& chunk : model_.chunks) {
+      chunk.store->finish_param_sync();
+      for (const StateTensor& value : chunk.store->state()) add("weight " + value.description.key, value, 1.0, parts);
+    }
   }
 
  private:
   // The pieces of one local tensor. Where this rank holds only a range of its flattened elements the others are NaN.
-  void add(const std::string& name, const StateView& view, double factor, std::vector<Part>& parts) {
-    const Parameter& parameter = *view.parameter;
-    at::Tensor whole = view.data.to(at::kCPU, at::kDouble).reshape({-1}) * factor;
+  void add(const std::string& name, const StateTensor& state, double factor, std::vector<Part>& parts) {
+    const ShardedTensor& d = state.description;
+    at::Tensor whole = state.data.to(at::kCPU, at::kDouble).reshape({-1}) * factor;
     int64_t count = 1;
-    for (int64_t size : parameter.local_shape) count *= size;
+    for (int64_t size : d.local_shape) count *= size;
     if (whole.numel() != count) {
       const at::Tensor part = whole;
       whole = at::full({count}, std::nan(""), at::kDouble);
-      whole.narrow(0, view.flat_begin, part.numel()).copy_(part);
+      if (part.numel() > 0) whole.narrow(0, d.flat_begin, part.numel()).copy_(part);
     }
-    whole = whole.view(parameter.local_shape);
-    const std::vector<int64_t> shape = sharded_tensor(parameter, groups_, name, whole).global_shape;
-    for (const ShardPiece& piece : shard_pieces(parameter, groups_)) {
+    whole = whole.view(d.local_shape);
+    for (const ShardPiece& piece : d.pieces) {
       at::Tensor values = whole;
-      for (size_t d = 0; d < piece.local_offset.size(); ++d)
-        values = values.narrow(static_cast<int64_t>(d), piece.local_offset[d], piece.global.shape[d]);
-      parts.push_back({name, shape, piece, values.contiguous()});
+      for (size_t dim = 0; dim < piece.local_offset.size(); ++dim)
+        values = values.narrow(static_cast<int64_t>(dim), piece.local_offset[dim], piece.global.shape[dim]);
+      parts.push_back({name, d.global_shape, piece, values.contiguous()});
     }
   }
 

@@ -22,10 +22,9 @@ class StagePasses final : public StageCompute {
   StagePasses(TrainedModel& model, const PretrainTask& task, const PassOptions& options,
               const std::function<Batch()>& next_batch, Timers& timers)
       : model_(model), task_(task), options_(options), next_batch_(next_batch), timers_(timers),
-        batches_(options.num_microbatches), passes_(model.chunks.size()), backwards_left_(model.chunks.size()),
-        totals_(at::zeros({2}, at::TensorOptions().dtype(at::kDouble).device(model.chunks.front().store->device()))) {
+        batches_(options.num_microbatches), passes_(model.chunks.size()),
+        totals_(at::zeros({2}, at::TensorOptions().dtype(at::kDouble).device(model.device()))) {
     for (std::vector<Pass>& passes : passes_) passes.resize(options.num_microbatches);
-    backwards_left_.assign(model.chunks.size(), options.num_microbatches);
   }
 
   at::Tensor forward(int chunk, int microbatch, const at::Tensor& input) override {
@@ -58,12 +57,10 @@ class StagePasses final : public StageCompute {
   at::Tensor backward(int chunk, int microbatch, const at::Tensor& grad_output, bool defer_weights) override {
     DistributedDataParallel& store = *model_.chunks[chunk].store;
     Pass& pass = passes_[chunk][microbatch];
-    if (--backwards_left_[chunk] == 0 && !defer_weights && !deferred_) store.last_pass();
-    deferred_ |= defer_weights;
     const Region region(timers_, "backward-compute", 2);
-    if (defer_weights) store.defer_to(&pass.weight_gradients);
+    if (defer_weights) store.defer_weight_gradients_to(&pass.weight_gradients);
     pass.tape.backward(std::move(pass.root), pass.root_grad.defined() ? pass.root_grad : grad_output);
-    store.defer_to(nullptr);
+    store.defer_weight_gradients_to(nullptr);
     at::Tensor grad = pass.input.defined() ? pass.input.grad() : at::Tensor();
     MEGATRON_ASSERT(!pass.input.defined() || grad.defined(), "the backward of a stage did not reach its input");
     std::vector<std::function<void()>> weight_gradients = std::move(pass.weight_gradients);
@@ -118,8 +115,6 @@ class StagePasses final : public StageCompute {
   std::vector<int> uses_left_;  // by micro-batch: chunks whose forward is still to come
   int loaded_ = 0;
   std::vector<std::vector<Pass>> passes_;  // by chunk and micro-batch
-  std::vector<int> backwards_left_;
-  bool deferred_ = false;
   at::Tensor totals_;
 };
 

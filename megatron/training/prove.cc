@@ -226,6 +226,7 @@ Arguments serial_arguments(Arguments arguments) {
                                                                                  arguments.data_parallel_size());
   arguments.parallel = {};
   arguments.pipeline = {};
+  arguments.ddp = {};
   arguments.world_size = 1;
   arguments.training.global_batch_size = global_batch_size;
   arguments.finalize();

@@ -6,7 +6,6 @@
 #include "megatron/base/format.h"
 #include "megatron/base/log.h"
 #include "megatron/dist_checkpointing/checkpoint_folder.h"
-#include "megatron/nn/placement.h"
 #include "megatron/tensor/torch.h"
 #include "megatron/training/checkpoint_state.h"
 
@@ -167,9 +166,10 @@ TrainedModel build_model(const PretrainTask& task, const Arguments& arguments, c
     model.chunks.push_back({task.model_provider(arguments, vocabulary, groups, model.pipeline->slice(chunk), modules), nullptr});
     modules.push_back(model.chunks.back().module.get());
   }
+  const DataParallelGroups data = make_data_parallel_groups(groups, arguments.ddp);
   for (ModelChunk& chunk : model.chunks) {
-    chunk.store = std::make_unique<DistributedDataParallel>(*chunk.module, groups, dtype, device);
-    if (!start.checkpoint) initialize_parameters(*chunk.module, arguments.transformer.seed, groups);
+    chunk.store = std::make_unique<DistributedDataParallel>(*chunk.module, groups, dtype, device, arguments.ddp, data);
+    if (!start.checkpoint) chunk.store->initialize(arguments.transformer.seed);
   }
   if (!arguments.training.skip_train) {
     const TrainingConfig& t = arguments.training;

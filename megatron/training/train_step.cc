@@ -12,6 +12,8 @@
 
 namespace megatron {
 
+at::Device TrainedModel::device() const { return chunks.front().store->flat_values().device(); }
+
 std::vector<DistributedDataParallel*> TrainedModel::stores() const {
   std::vector<DistributedDataParallel*> all;
   for (const ModelChunk& chunk : chunks) all.push_back(chunk.store.get());
@@ -26,7 +28,7 @@ int64_t TrainedModel::num_parameters() const {
 
 at::Tensor accumulate_gradients(TrainedModel& model, const PretrainTask& task, const StepOptions& options,
                                 const std::function<Batch()>& next_batch, Timers& timers) {
-  for (ModelChunk& chunk : model.chunks) chunk.store->zero_grad();
+  for (ModelChunk& chunk : model.chunks) chunk.store->zero_grad(options.num_microbatches);
   PassOptions pass;
   pass.num_microbatches = static_cast<int>(options.num_microbatches);
   pass.training = true;

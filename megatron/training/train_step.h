@@ -26,6 +26,7 @@ struct TrainedModel {
   std::unique_ptr<Pipeline> pipeline;
   std::unique_ptr<Optimizer> optimizer;  // null with --skip-train
   const ParallelGroups& groups() const { return chunks.front().store->groups(); }
+  at::Device device() const;
   std::vector<DistributedDataParallel*> stores() const;
   int64_t num_parameters() const;  // of this rank
 };

@@ -122,7 +122,6 @@ std::vector<at::Tensor> train(const GPTConfig& config, at::Device device) {
     store.zero_grad();
     const Loss loss = model.loss(tokens, labels,
                                  at::ones({4, 12}, at::dtype(at::kFloat).device(device)), context);
-    store.last_pass();
     RecomputeTape().backward(loss.sum);
     store.finish_grad_sync();
     optimizer.step(loss.weight, 4);

@@ -9,6 +9,7 @@
 #include "layouts.h"
 #include "megatron/base/check.h"
 #include "megatron/tensor/torch.h"
+#include "megatron/training/prove.h"
 #include "megatron/training/tasks/tasks.h"
 
 namespace megatron {
@@ -29,17 +30,6 @@ Arguments parse(const std::string& flags, int world_size) {
   return parse_arguments(static_cast<int>(argv.size()), argv.data(), world_size);
 }
 
-// What one rank makes of the row: the same run without its layout.
-Arguments serial(Arguments arguments) {
-  const int64_t global_batch_size = *arguments.training.global_batch_size;
-  arguments.parallel = {};
-  arguments.pipeline = {};
-  arguments.world_size = 1;
-  arguments.training.global_batch_size = global_batch_size;
-  arguments.finalize();
-  return arguments;
-}
-
 std::string first_differences(const std::vector<Comparison>& comparisons) {
   std::string text;
   int shown = 0;
@@ -54,7 +44,7 @@ class Layouts : public testing::TestWithParam<LayoutRow> {
     const LayoutRow& row = GetParam();
     const std::string model = model_flags(row.model);
     const Arguments arguments = parse(cat(kCommon, " ", optimizer, " ", model, " ", row.flags), row.world_size);
-    const Arguments one = serial(arguments);
+    const Arguments one = serial_arguments(arguments);
     static std::map<std::string, TrainingTrace> references;  // several layouts share one
     Arguments key_arguments = one;
     TrainingTrace& reference = references[cat(dtype, resolved_yaml(key_arguments))];

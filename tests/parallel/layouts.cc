@@ -32,18 +32,95 @@ constexpr Model kModels[] = {
      "--reset-position-ids --reset-attention-mask --eod-mask-loss"},
 };
 
+// Short names of flags that many rows use.
+#define TP "--tensor-model-parallel-size "
+#define PP "--pipeline-model-parallel-size "
+#define CP "--context-parallel-size "
+#define VPP "--num-virtual-stages-per-pipeline-rank "
+#define SP "--sequence-parallel "
+#define ZERO1 "--use-distributed-optimizer "
+#define ZERO2 "--use-megatron-fsdp --data-parallel-sharding-strategy optim_grads "
+#define ZERO3 "--use-megatron-fsdp --data-parallel-sharding-strategy optim_grads_params "
+#define OVERLAP "--overlap-grad-reduce --overlap-param-gather "
+#define FULL "--recompute-granularity full --recompute-method uniform --recompute-num-layers "
+
 constexpr LayoutRow kRows[] = {
-    {"tp2", "gpt", 2, "--tensor-model-parallel-size 2"},
-    {"tp2_llama", "llama", 2, "--tensor-model-parallel-size 2"},
-    {"tp4_sp", "gpt", 4, "--tensor-model-parallel-size 4 --sequence-parallel"},
-    {"tp3_sp_llama", "llama", 3, "--tensor-model-parallel-size 3 --sequence-parallel"},
-    {"tp4_groups2", "qwen", 4, "--tensor-model-parallel-size 4"},
-    {"tp4_groups2_sp", "qwen", 4, "--tensor-model-parallel-size 4 --sequence-parallel"},
+    // Every axis alone.
+    {"tp2", "gpt", 2, TP "2"},
+    {"tp2_llama", "llama", 2, TP "2"},
+    {"tp4_sp", "gpt", 4, TP "4 " SP},
+    {"tp3_sp_llama", "llama", 3, TP "3 " SP},
+    {"tp4_groups2", "qwen", 4, TP "4"},
+    {"tp4_groups2_sp", "qwen", 4, TP "4 " SP},
     {"dp2", "gpt", 2, ""},
     {"dp3_llama", "llama", 3, ""},
-    {"pp2", "gpt", 2, "--pipeline-model-parallel-size 2"},
-    {"pp4_llama", "llama", 4, "--pipeline-model-parallel-size 4"},
-    {"pp2_qwen", "qwen", 2, "--pipeline-model-parallel-size 2"},
+    {"dp4_overlap", "gpt", 4, "--overlap-grad-reduce --ddp-bucket-size 5000"},
+    {"dp4_zero1", "gpt", 4, ZERO1},
+    {"dp4_zero1_overlap", "qwen", 4, ZERO1 OVERLAP "--ddp-bucket-size 5000"},
+    {"dp3_zero1_llama", "llama", 3, ZERO1 OVERLAP},
+    {"dp4_zero1_instances2", "gpt", 4, ZERO1 "--num-distributed-optimizer-instances 2"},
+    {"dp2_zero2", "gpt", 2, ZERO2},
+    {"dp3_zero2_overlap", "llama", 3, ZERO2 OVERLAP},
+    {"dp2_zero3", "gpt", 2, ZERO3},
+    {"dp4_zero3_overlap", "llama", 4, ZERO3 OVERLAP},
+    {"dp4_zero3_instances2", "qwen", 4, ZERO3 OVERLAP "--num-distributed-optimizer-instances 2"},
+    {"pp2", "gpt", 2, PP "2"},
+    {"pp2_gpipe", "llama", 2, PP "2 --pipeline-schedule gpipe"},
+    {"pp4_llama", "llama", 4, PP "4"},
+    {"pp2_qwen", "qwen", 2, PP "2"},
+    {"pp2_vpp2", "gpt", 2, PP "2 " VPP "2"},
+    {"pp2_vpp2_llama", "llama", 2, PP "2 " VPP "2 --microbatch-group-size-per-virtual-pipeline-stage 3"},
+    {"pp4_zbh1", "gpt", 4, PP "4 --pipeline-schedule zb-h1"},
+    {"pp2_zbauto", "llama", 2, PP "2 --pipeline-schedule zb-auto"},
+    {"pp2_zbv", "gpt", 2, PP "2 --pipeline-schedule zb-v"},
+    {"pp2_zbv_llama", "llama", 2, PP "2 --pipeline-schedule zb-v"},
+    {"pp2_uneven", "gpt", 2, PP "2 --decoder-first-pipeline-num-layers 1"},
+    {"pp3_layout", "llama", 3, PP "3 --pipeline-model-parallel-layout Et|ttt|L"},
+    {"pp3_accounted", "gpt", 3, PP "3 --account-for-embedding-in-pipeline-split --account-for-loss-in-pipeline-split"},
+    {"pp2_no_overlap", "gpt", 2, PP "2 --no-overlap-p2p-communication"},
+    {"cp2", "gpt", 2, CP "2"},
+    {"cp3_llama", "llama", 3, CP "3"},
+    {"cp2_gather", "qwen", 2, CP "2 --cp-comm-type all_gather"},
+    {"cp2_documents", "qwen", 2, CP "2"},
+    {"cp3_a2a", "llama", 3, CP "3 --cp-comm-type a2a"},
+    {"cp4_hierarchy", "gpt", 4, CP "4 --cp-comm-type a2a+p2p --hierarchical-context-parallel-sizes 2 2"},
+    {"cp2_a2a_dropout", "gpt", 2, CP "2 --cp-comm-type a2a"},
+    // Pairs.
+    {"tp2_dp2", "gpt", 4, TP "2"},
+    {"tp2_sp_dp2_zero1", "qwen", 4, TP "2 " SP ZERO1 OVERLAP},
+    {"tp2_dp2_zero3", "llama", 4, TP "2 " ZERO3 OVERLAP},
+    {"tp2_sp_dp2_zero3", "gpt", 4, TP "2 " SP ZERO3},
+    {"tp2_pp2", "gpt", 4, TP "2 " PP "2"},
+    {"tp2_sp_pp2_vpp2", "gpt", 4, TP "2 " SP PP "2 " VPP "2"},
+    {"tp4_sp_pp2_qwen", "qwen", 8, TP "4 " SP PP "2"},
+    {"tp2_sp_pp2_zbh1", "qwen", 4, TP "2 " SP PP "2 --pipeline-schedule zb-h1"},
+    {"tp2_cp2", "gpt", 4, TP "2 " CP "2"},
+    {"tp2_sp_cp2_qwen", "qwen", 4, TP "2 " SP CP "2"},
+    {"tp2_cp3_a2a", "llama", 6, TP "2 " CP "3 --cp-comm-type a2a"},
+    {"pp2_dp2", "gpt", 4, PP "2"},
+    {"pp2_dp2_order", "qwen", 4, PP "2 --use-tp-pp-dp-mapping"},
+    {"pp2_vpp2_dp3_zero1", "gpt", 6, PP "2 " VPP "2 " ZERO1 OVERLAP},
+    {"pp2_dp2_zero2", "llama", 4, PP "2 " ZERO2 OVERLAP},
+    {"pp2_dp2_zero3", "gpt", 4, PP "2 " ZERO3 OVERLAP},
+    {"pp2_zbv_dp2_zero1", "gpt", 4, PP "2 --pipeline-schedule zb-v " ZERO1 OVERLAP},
+    {"pp2_cp2", "llama", 4, PP "2 " CP "2"},
+    {"cp2_dp2_zero1", "qwen", 4, CP "2 " ZERO1 OVERLAP},
+    {"cp2_dp2_zero3", "gpt", 4, CP "2 " ZERO3 OVERLAP},
+    // Recomputation.
+    {"tp2_sp_full", "gpt", 2, TP "2 " SP FULL "1"},
+    {"tp2_sp_selective", "qwen", 2, TP "2 " SP "--recompute-granularity selective --recompute-modules core_attn layernorm"},
+    {"pp2_vpp2_full", "gpt", 2, PP "2 " VPP "2 " FULL "1"},
+    {"dp2_zero3_full", "llama", 2, ZERO3 OVERLAP FULL "2"},
+    {"cp2_full_block", "gpt", 2, CP "2 --recompute-granularity full --recompute-method block --recompute-num-layers 2"},
+    {"pp2_zbh1_full", "gpt", 2, PP "2 --pipeline-schedule zb-h1 " FULL "2"},
+    // Three axes and more.
+    {"tp2_pp2_dp2", "gpt", 8, TP "2 " SP PP "2 " ZERO1 OVERLAP},
+    {"tp2_pp2_cp2", "qwen", 8, TP "2 " SP PP "2 " CP "2"},
+    {"tp2_cp2_dp2_zero3", "llama", 8, TP "2 " SP CP "2 " ZERO3 OVERLAP},
+    {"pp2_cp2_dp2_zero1", "gpt", 8, PP "2 " VPP "2 " CP "2 " ZERO1 OVERLAP FULL "1"},
+    {"all_16", "gpt", 16, TP "2 " SP PP "2 " VPP "2 " CP "2 " ZERO1 OVERLAP},
+    {"all_16_order", "qwen", 16, TP "2 " SP PP "2 " CP "2 --use-tp-pp-dp-mapping " ZERO2 OVERLAP},
+    {"all_16_zero3", "llama", 16, TP "2 " SP PP "2 " CP "2 --cp-comm-type a2a " ZERO3 OVERLAP FULL "1"},
 };
 
 }  // namespace

@@ -7,7 +7,7 @@ namespace {
 
 std::vector<BufferParameter> sizes(std::vector<int64_t> elements) {
   std::vector<BufferParameter> parameters;
-  for (int64_t n : elements) parameters.push_back({n, false});
+  for (int64_t n : elements) parameters.push_back({n, false, 0});
   return parameters;
 }
 
@@ -24,7 +24,7 @@ TEST(BufferLayout, ReverseOrderWithAlignedStarts) {
 }
 
 TEST(BufferLayout, BucketsCloseAtTheirSize) {
-  const BufferLayout layout = plan_buffer(sizes({64, 64, 64, 640, 64}), {128, 1});
+  const BufferLayout layout = plan_buffer(sizes({64, 64, 64, 640, 64}), {128, 1, 128});
   ASSERT_EQ(layout.buckets.size(), 3u);
   EXPECT_EQ(layout.buckets[0].parameters, (std::vector<int>{4, 3}));
   EXPECT_EQ(layout.buckets[1].parameters, (std::vector<int>{2, 1}));
@@ -36,11 +36,21 @@ TEST(BufferLayout, BucketsCloseAtTheirSize) {
 }
 
 TEST(BufferLayout, ShardedBucketsEndAtWholeShards) {
-  const BufferLayout layout = plan_buffer(sizes({100, 100, 100}), {150, 3});
+  const BufferLayout layout = plan_buffer(sizes({100, 100, 100}), {150, 3, 128});
   ASSERT_EQ(layout.buckets.size(), 2u);
   EXPECT_EQ(layout.buckets[0].end, 384);  // lcm(3, 128), and 228 elements
   EXPECT_EQ(layout.slots[0].begin, 384);
   EXPECT_EQ(layout.num_elements, 768);
+  EXPECT_EQ(plan_buffer(sizes({100}), {0, 3, 65536}).num_elements, 3 * 65536);
+}
+
+TEST(BufferLayout, NeighboursOfDifferentUnitsLieInDifferentBuckets) {
+  std::vector<BufferParameter> parameters = sizes({10, 10, 10, 10});
+  parameters[2].unit = parameters[3].unit = 1;
+  const BufferLayout layout = plan_buffer(parameters, {0, 2, 128});
+  ASSERT_EQ(layout.buckets.size(), 2u);
+  EXPECT_EQ(layout.buckets[0].parameters, (std::vector<int>{3, 2}));
+  EXPECT_EQ(layout.buckets[1].parameters, (std::vector<int>{1, 0}));
 }
 
 TEST(BufferLayout, ATiedEmbeddingHasItsOwnBucket) {
@@ -51,6 +61,9 @@ TEST(BufferLayout, ATiedEmbeddingHasItsOwnBucket) {
   EXPECT_EQ(layout.buckets[0].parameters, (std::vector<int>{2}));
   EXPECT_EQ(layout.buckets[1].parameters, (std::vector<int>{1}));
   EXPECT_EQ(layout.buckets[2].parameters, (std::vector<int>{0}));
+  EXPECT_FALSE(layout.buckets[0].own);
+  EXPECT_TRUE(layout.buckets[1].own);
+  EXPECT_FALSE(layout.buckets[2].own);
 }
 
 TEST(BufferLayout, NothingIsLegal) {

@@ -63,17 +63,17 @@ TEST(DistributedDataParallel, OwnsContiguousMemory) {
       EXPECT_EQ(model.frozen.value.storage_offset(), 0);
       EXPECT_EQ(model.bias.value.storage_offset(), 64);
       EXPECT_EQ(model.weight.value.storage_offset(), 128);
-      EXPECT_TRUE(model.weight.value.is_alias_of(ddp.buffer().values()));
-      EXPECT_EQ(ddp.buffer().layout().buckets.size(), 2u) << "the tied weight has its own bucket";
+      EXPECT_TRUE(model.weight.value.is_alias_of(ddp.flat_values()));
+      EXPECT_EQ(ddp.layout().buckets.size(), 2u) << "the tied weight has its own bucket";
 
       backward(model, 2.0);
       backward(model, 0.5);
       EXPECT_TRUE(at::equal(ddp.grad(model.weight), at::full({3, 5}, 5.0, grad_type)));
       ddp.finish_grad_sync();
       EXPECT_TRUE(at::equal(ddp.grad(model.bias), at::full({7}, 2.5, grad_type)));
-      EXPECT_EQ(at::count_nonzero(ddp.buffer().grads()).item<int64_t>(), 22) << "gaps stay zero";
+      EXPECT_EQ(at::count_nonzero(ddp.flat_grads()).item<int64_t>(), 22) << "gaps stay zero";
       ddp.zero_grad();
-      EXPECT_EQ(at::count_nonzero(ddp.buffer().grads()).item<int64_t>(), 0);
+      EXPECT_EQ(at::count_nonzero(ddp.flat_grads()).item<int64_t>(), 0);
     }
     EXPECT_EQ(model.weight.store, nullptr);
   }
@@ -95,29 +95,34 @@ TEST(DistributedDataParallel, ReportingTooOftenIsABug) {
   Parameters model;
   const ParallelGroups groups;
   DistributedDataParallel ddp(model, groups, at::kFloat, at::kCPU);
-  ddp.last_pass();
+  ddp.zero_grad(2);
+  ddp.grad_ready(model.bias);
   ddp.grad_ready(model.bias);
   EXPECT_THROW(ddp.grad_ready(model.bias), InternalError);
 }
 
-// Sums over two ranks, whatever the readiness: overlapped, only at the end, and with a parameter that one rank never uses.
+// Sums over two ranks, whatever the readiness: overlapped, only at the end, and with a parameter that no pass uses.
 TEST(DistributedDataParallel, SumsOverDataRanks) {
   for (const int64_t bucket_size : {0, 1}) {
     for (const bool overlap : {false, true}) {
       run_ranks(2, [&](const std::shared_ptr<Backend>& backend) {
         Parameters model;
         const ParallelGroups groups = data_groups(backend);
-        DistributedDataParallel ddp(model, groups, at::kDouble, at::kCPU, {bucket_size});
+        DistributedDataParallelConfig config;
+        if (bucket_size > 0) config.ddp_bucket_size = bucket_size;
+        config.overlap_grad_reduce = overlap;
+        DistributedDataParallel ddp(model, groups, at::kDouble, at::kCPU, config);
+        EXPECT_EQ(ddp.layout().buckets.size(), bucket_size > 0 ? 3u : 2u);
         for (int step = 0; step < 3; ++step) {
-          ddp.zero_grad();
+          ddp.zero_grad(2);
           backward(model, 1.0 + backend->rank());  // 1 and 2
-          if (overlap) ddp.last_pass();
           backward(model, 10.0 * (1.0 + backend->rank()));  // 10 and 20
-          if (backend->rank() == 1) ddp.grad_target(model.frozen).tensor.add_(4.0);
+          if (overlap) {
+            EXPECT_EQ(ddp.grad(model.bias)[0].item<double>(), 33.0) << "reduced before the end of the last pass";
+          }
           ddp.finish_grad_sync();
           EXPECT_TRUE(at::equal(ddp.grad(model.bias), at::full({7}, 33.0, at::kDouble)));
           EXPECT_TRUE(at::equal(ddp.grad(model.weight), at::full({3, 5}, 66.0, at::kDouble)));
-          EXPECT_TRUE(at::equal(ddp.grad(model.frozen), at::full({2, 2}, 4.0, at::kDouble)));
         }
       });
     }
@@ -134,11 +139,105 @@ TEST(DistributedDataParallel, PartialGradientsAreSummedOverTensorRanks) {
     groups.tp = groups.world.subgroup({rank / 2 * 2, rank / 2 * 2 + 1}, "tp");
     groups.dp_cp = groups.world.subgroup({rank % 2, rank % 2 + 2}, "dp_cp");
     DistributedDataParallel ddp(model, groups, at::kFloat, at::kCPU);
-    ddp.last_pass();
+    ddp.zero_grad();
     backward(model, 1.0);
     ddp.finish_grad_sync();
     EXPECT_TRUE(at::equal(ddp.grad(model.bias), at::full({7}, 4.0)));
     EXPECT_TRUE(at::equal(ddp.grad(model.weight), at::full({3, 5}, 4.0))) << "two uses, two data ranks";
+  });
+}
+
+// What travels is rounded to bf16, what is kept is not.
+TEST(DistributedDataParallel, SumsInBf16) {
+  run_ranks(2, [](const std::shared_ptr<Backend>& backend) {
+    Parameters model;
+    const ParallelGroups groups = data_groups(backend);
+    DistributedDataParallelConfig config;
+    config.grad_reduce_in_bf16 = true;
+    DistributedDataParallel ddp(model, groups, at::kFloat, at::kCPU, config);
+    ddp.zero_grad(2);
+    backward(model, 1.0);
+    backward(model, 0.001);
+    EXPECT_EQ(ddp.grad(model.bias)[0].item<float>(), 1.001f);
+    ddp.finish_grad_sync();
+    EXPECT_EQ(ddp.grad(model.bias)[0].item<float>(), 2.0f);
+  });
+}
+
+TEST(DistributedDataParallel, WeightGradientsCanWait) {
+  Parameters model;
+  const ParallelGroups groups;
+  DistributedDataParallel ddp(model, groups, at::kFloat, at::kCPU);
+  EXPECT_FALSE(ddp.defer([] {}));
+  std::vector<std::function<void()>> queue;
+  int runs = 0;
+  ddp.defer_weight_gradients_to(&queue);
+  EXPECT_TRUE(ddp.defer([&] { ++runs; }));
+  ddp.defer_weight_gradients_to(nullptr);
+  EXPECT_FALSE(ddp.defer([] {}));
+  ASSERT_EQ(queue.size(), 1u);
+  queue[0]();
+  EXPECT_EQ(runs, 1);
+}
+
+std::string rejection(const DistributedDataParallelConfig& config) {
+  Violations violations;
+  config.validate(violations);
+  return violations.empty() ? "" : violations.messages()[0];
+}
+
+TEST(DistributedDataParallelConfig, Rules) {
+  const auto with = [](const std::function<void(DistributedDataParallelConfig&)>& change) {
+    DistributedDataParallelConfig config;
+    change(config);
+    return rejection(config);
+  };
+  using Config = DistributedDataParallelConfig;
+  EXPECT_EQ(with([](Config&) {}), "");
+  EXPECT_EQ(with([](Config& c) { c.use_distributed_optimizer = c.overlap_param_gather = c.overlap_grad_reduce = true; }), "");
+  EXPECT_EQ(with([](Config& c) { c.ddp_bucket_size = 0; }), "--ddp-bucket-size is 0\nhint: 1 or above");
+  EXPECT_EQ(with([](Config& c) { c.num_distributed_optimizer_instances = 0; }),
+            "--num-distributed-optimizer-instances is 0\nhint: 1 or above");
+  EXPECT_EQ(with([](Config& c) { c.ddp_bucket_size = 1, c.ddp_num_buckets = 1; }),
+            "--ddp-bucket-size and --ddp-num-buckets are both given\nhint: give one of them");
+  EXPECT_EQ(with([](Config& c) { c.data_parallel_sharding_strategy = ShardingStrategy::kOptim; }),
+            "--data-parallel-sharding-strategy has no effect without --use-megatron-fsdp\n"
+            "hint: give --use-megatron-fsdp too, or --use-distributed-optimizer for optim");
+  EXPECT_EQ(with([](Config& c) { c.overlap_param_gather = c.overlap_grad_reduce = true; }),
+            "--overlap-param-gather has nothing to gather: every rank updates every parameter\n"
+            "hint: --use-distributed-optimizer, or --use-megatron-fsdp");
+  EXPECT_EQ(with([](Config& c) { c.use_distributed_optimizer = c.overlap_param_gather = true; }),
+            "--overlap-param-gather is given without --overlap-grad-reduce\nhint: give both");
+  EXPECT_EQ(with([](Config& c) { c.num_distributed_optimizer_instances = 2; }),
+            "--num-distributed-optimizer-instances 2 divides nothing: every rank updates every parameter\n"
+            "hint: --use-distributed-optimizer, or --use-megatron-fsdp");
+  EXPECT_EQ(with([](Config& c) { c.use_megatron_fsdp = true, c.ddp_num_buckets = 2; }),
+            "--ddp-bucket-size and --ddp-num-buckets have no effect when parameters are sharded\n"
+            "hint: leave them out: a layer is a bucket");
+  EXPECT_EQ(with([](Config& c) { c.ddp_pad_buckets_for_high_nccl_busbw = true; }),
+            "--ddp-pad-buckets-for-high-nccl-busbw has no effect on gradients that are not sharded\n"
+            "hint: leave it out, or give --use-distributed-optimizer");
+}
+
+TEST(DataParallelGroups, InstancesAreNeighbours) {
+  run_ranks(6, [](const std::shared_ptr<Backend>& backend) {
+    const ParallelGroups groups = data_groups(backend);
+    DistributedDataParallelConfig config;
+    config.use_distributed_optimizer = true;
+    config.num_distributed_optimizer_instances = 2;
+    const DataParallelGroups data = make_data_parallel_groups(groups, config);
+    EXPECT_EQ(data.shard.size(), 3);
+    EXPECT_EQ(data.shard.rank(), backend->rank() % 3);
+    EXPECT_EQ(data.replica.size(), 2);
+    EXPECT_EQ(data.replica.rank(), backend->rank() / 3);
+    config.num_distributed_optimizer_instances = 4;
+    try {
+      make_data_parallel_groups(groups, config);
+      FAIL();
+    } catch (const Error& error) {
+      EXPECT_STREQ(error.what(),
+                   "--num-distributed-optimizer-instances 4 does not divide the 6 ranks that hold the same weights");
+    }
   });
 }
 

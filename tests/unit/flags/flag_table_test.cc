@@ -102,8 +102,7 @@ TEST(FlagTable, EveryRowDoesWhatItSays) {
 
 TEST(FlagTable, LaunchScriptsForOneRankPass) {
   EXPECT_EQ(refusal({"--tensor-model-parallel-size", "1", "--pipeline-model-parallel-size", "1", "--context-parallel-size", "1",
-                     "--expert-model-parallel-size", "1", "--sequence-parallel", "--use-distributed-optimizer",
-                     "--overlap-grad-reduce", "--overlap-param-gather", "--transformer-impl", "transformer_engine",
+                     "--expert-model-parallel-size", "1", "--sequence-parallel", "--transformer-impl", "transformer_engine",
                      "--use-flash-attn", "--no-masked-softmax-fusion", "--no-gradient-accumulation-fusion",
                      "--attention-softmax-in-fp32", "--accumulate-allreduce-grads-in-fp32", "--manual-gc",
                      "--manual-gc-interval", "10", "--deterministic-mode", "--distributed-backend", "nccl",

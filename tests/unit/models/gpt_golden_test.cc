@@ -92,13 +92,12 @@ std::vector<double> train_50_steps(const Golden& golden, GPTModel& model, at::Sc
   (void)groups;
   std::vector<double> losses;
   for (int64_t step = 0; step < 50; ++step) {
-    store.zero_grad();
+    store.zero_grad(/*passes=*/2);
     double sum = 0.0, weight = 0.0;
     for (int64_t micro = 0; micro < 2; ++micro) {
       const Batch batch = make_batch(golden.config, step * 2 + micro);
       const Loss loss =
           model.loss(batch.tokens, batch.labels, batch.mask, context_for(batch.tokens, true));
-      if (micro == 1) store.last_pass();
       RecomputeTape().backward(loss.sum);
       sum += loss.sum.item<double>();
       weight += loss.weight.item<double>();

@@ -46,8 +46,8 @@ struct Fixture {
 
   // Every tensor that a step may change.
   std::vector<at::Tensor> snapshot() {
-    std::vector<at::Tensor> all = {ddp->buffer().values().clone()};
-    for (const OptimizerTensor& entry : optimizer->tensors()) all.push_back(entry.tensor.clone());
+    std::vector<at::Tensor> all = {ddp->flat_values().clone()};
+    for (const StateTensor& entry : optimizer->tensors()) all.push_back(entry.data.clone());
     return all;
   }
 
@@ -131,13 +131,13 @@ TEST(Optimizer, MasterWeightsKeepSmallUpdates) {
     Fixture run(config, dtype);
     const at::Tensor start = run.model[1].value.to(at::kFloat);
     for (int t = 0; t < 200; ++t) {
-      run.ddp->buffer().grads().fill_(1.0);
+      run.ddp->flat_grads().fill_(1.0);
       run.optimizer->step(1.0, kSamples);
     }
-    for (const OptimizerTensor& entry : run.optimizer->tensors()) {
-      if (entry.key != "optimizer.state.fp32_param.linear.weight") continue;
-      EXPECT_TRUE(at::allclose(start - entry.tensor, at::full_like(start, 200 * 1e-5), 1e-2, 1e-6));
-      EXPECT_TRUE(at::equal(entry.tensor.to(dtype), run.model[1].value));
+    for (const StateTensor& entry : run.optimizer->tensors()) {
+      if (entry.description.key != "optimizer.state.fp32_param.linear.weight") continue;
+      EXPECT_TRUE(at::allclose(start - entry.data.view_as(start), at::full_like(start, 200 * 1e-5), 1e-2, 1e-6));
+      EXPECT_TRUE(at::equal(entry.data.to(dtype), run.model[1].value.view({-1})));
     }
   }
 }
@@ -249,13 +249,13 @@ TEST(Optimizer, StateIsClosed) {
     Fixture first(config, dtype);
     run(first, 0, 5);
     Fixture second(config, dtype);
-    second.ddp->buffer().values().copy_(first.ddp->buffer().values());
+    second.ddp->flat_values().copy_(first.ddp->flat_values());
     const auto from = first.optimizer->tensors();
     const auto to = second.optimizer->tensors();
     ASSERT_EQ(from.size(), to.size());
     for (size_t i = 0; i < from.size(); ++i) {
-      EXPECT_EQ(from[i].key, to[i].key);
-      to[i].tensor.copy_(from[i].tensor);
+      EXPECT_EQ(from[i].description.key, to[i].description.key);
+      to[i].data.copy_(from[i].data);
     }
     second.optimizer->load_state(step_state_from_json(step_state_to_json(first.optimizer->read_state())));
     second.optimizer->set_schedule(schedule_from_json(schedule_to_json(first.optimizer->schedule())));
@@ -269,10 +269,11 @@ TEST(Optimizer, StateIsClosed) {
 TEST(Optimizer, NamesOfItsTensors) {
   Fixture run(test_config(), at::kBFloat16);
   std::vector<std::string> keys;
-  for (const OptimizerTensor& entry : run.optimizer->tensors()) {
-    keys.push_back(entry.key);
-    EXPECT_EQ(entry.tensor.sizes(), entry.parameter->value.sizes());
-    EXPECT_EQ(entry.tensor.scalar_type(), at::kFloat);
+  for (const StateTensor& entry : run.optimizer->tensors()) {
+    keys.push_back(entry.description.key);
+    EXPECT_EQ(entry.description.flat_begin, 0);
+    EXPECT_EQ(entry.description.flat_end, entry.data.numel());
+    EXPECT_EQ(entry.data.scalar_type(), at::kFloat);
   }
   ASSERT_EQ(keys.size(), 12u) << "three for each parameter that is not frozen";
   EXPECT_EQ(keys[0], "optimizer.state.fp32_param.embedding.word_embeddings.weight");
@@ -283,17 +284,17 @@ TEST(Optimizer, NamesOfItsTensors) {
   config.optimizer = OptimizerType::kSgd;
   Fixture sgd(config);
   ASSERT_EQ(sgd.optimizer->tensors().size(), 4u);
-  EXPECT_EQ(sgd.optimizer->tensors()[1].key, "optimizer.state.momentum_buffer.linear.weight");
+  EXPECT_EQ(sgd.optimizer->tensors()[1].description.key, "optimizer.state.momentum_buffer.linear.weight");
 }
 
 TEST(Optimizer, MastersAreRemadeFromValues) {
   Fixture run(test_config(), at::kBFloat16);
   run.model[1].value.fill_(0.5);
   run.optimizer->reload_masters();
-  const OptimizerTensor master = run.optimizer->tensors()[3];
-  EXPECT_EQ(master.key, "optimizer.state.fp32_param.linear.weight");
-  EXPECT_TRUE(at::equal(master.tensor, at::full({30, 50}, 0.5)));
-  master.tensor.fill_(0.25);
+  const StateTensor master = run.optimizer->tensors()[3];
+  EXPECT_EQ(master.description.key, "optimizer.state.fp32_param.linear.weight");
+  EXPECT_TRUE(at::equal(master.data, at::full({30 * 50}, 0.5)));
+  master.data.fill_(0.25);
   run.optimizer->store_values();
   EXPECT_TRUE(at::equal(run.model[1].value, at::full({30, 50}, 0.25, at::kBFloat16)));
 }

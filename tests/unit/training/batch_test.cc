@@ -28,10 +28,12 @@ std::shared_ptr<const MicroBatch> example() {
   return {owner, &owner->batch};
 }
 
+const ProcessGroup one;
+
 TEST(Batch, TensorsShareTheHostMemoryAndKeepItAlive) {
   std::shared_ptr<const MicroBatch> source = example();
   const int64_t* data = source->tokens;
-  BatchMaker maker(c10::Device(c10::kCPU), /*own_positions=*/true);
+  BatchMaker maker(c10::Device(c10::kCPU), /*own_positions=*/true, one);
   const Batch batch = maker.make(source);
   source.reset();
   EXPECT_EQ(batch.tokens.const_data_ptr<int64_t>(), data);
@@ -43,14 +45,11 @@ TEST(Batch, TensorsShareTheHostMemoryAndKeepItAlive) {
   EXPECT_TRUE(at::equal(batch.place.position, at::arange(4)));
 }
 
-TEST(Batch, DocumentsMaskEachOther) {
-  BatchMaker maker(c10::Device(c10::kCPU), false);
+TEST(Batch, DocumentsAreNumberedWithinTheirSequence) {
+  BatchMaker maker(c10::Device(c10::kCPU), false, one);
   const Batch batch = maker.make(example());
   EXPECT_FALSE(batch.position_ids.defined());
-  ASSERT_EQ(batch.attention_mask.sizes(), (std::vector<int64_t>{2, 1, 4, 4}));
-  EXPECT_FALSE(batch.attention_mask[0][0][3][0].item<bool>());
-  EXPECT_TRUE(batch.attention_mask[1][0][3][1].item<bool>());
-  EXPECT_FALSE(batch.attention_mask[1][0][3][2].item<bool>());
+  EXPECT_TRUE(at::equal(batch.document_ids, at::tensor({0, 0, 0, 0, 0, 0, 1, 1}, at::kLong).view({2, 4})));
 }
 
 }  // namespace

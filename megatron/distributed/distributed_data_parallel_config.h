@@ -1,0 +1,35 @@
+// Flags of data parallelism: what is sharded over the data ranks, and when gradients and parameters travel.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+
+#include "megatron/base/fields.h"
+
+namespace megatron {
+
+// What the data ranks divide among themselves; each step includes the ones before it (ZeRO stages 0 to 3).
+enum class ShardingStrategy { kNoShard, kOptim, kOptimGrads, kOptimGradsParams };
+
+struct DistributedDataParallelConfig : Config {
+  // -- sharding
+  bool use_distributed_optimizer = false;
+  bool use_megatron_fsdp = false;
+  ShardingStrategy data_parallel_sharding_strategy = ShardingStrategy::kOptimGradsParams;  // of use_megatron_fsdp
+  int64_t num_distributed_optimizer_instances = 1;
+
+  // -- communication
+  bool overlap_grad_reduce = false;
+  bool overlap_param_gather = false;
+  bool grad_reduce_in_bf16 = false;
+  std::optional<int64_t> ddp_bucket_size;  // elements
+  std::optional<int64_t> ddp_num_buckets;
+  bool ddp_pad_buckets_for_high_nccl_busbw = false;
+
+  ShardingStrategy strategy() const;
+
+  void fields(FieldVisitor& visitor) override;
+  void validate(Violations& violations) const override;
+};
+
+}  // namespace megatron

@@ -1,0 +1,199 @@
+#include "megatron/distributed/value_buffer.h"
+
+#include <algorithm>
+#include <map>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "megatron/base/check.h"
+#include "megatron/tensor/torch.h"
+
+namespace megatron {
+namespace {
+
+class WholeValues final : public ValueBuffer {
+ public:
+  WholeValues(const ShardedLayout& layout, at::TensorOptions options, bool overlap)
+      : layout_(layout), overlap_(overlap), values_(at::zeros({layout.buffer.num_elements}, options)),
+        gathers_(layout.buffer.buckets.size()) {
+    for (size_t i = 0; i < layout.parameters.size(); ++i)
+      layout.parameters[i]->value = layout.view_in_buffer(values_, static_cast<int>(i));
+  }
+
+  at::Tensor acquire(int parameter) override {
+    if (gathering_) wait(layout_.buffer.slots[parameter].bucket);
+    return layout_.parameters[parameter]->value;
+  }
+  void release(int) override {}
+  const at::Tensor& flat() const override { return values_; }
+  int64_t own_begin(int bucket) const override { return layout_.bucket_begin(bucket) + layout_.shard_begin(bucket); }
+
+  void changed() override {
+    if (layout_.groups.shard.size() == 1) return;
+    finish();
+    gathering_ = true;
+    for (int bucket = layout_.num_buckets(); bucket-- > 0;) {  // the forward needs the last bucket first
+      const at::Tensor whole = values_.narrow(0, layout_.bucket_begin(bucket), layout_.bucket_elements(bucket));
+      const at::Tensor own = whole.narrow(0, layout_.shard_begin(bucket), layout_.shard_elements(bucket));
+      gathers_[bucket] = layout_.groups.shard.all_gather(whole, own);
+    }
+    if (!overlap_) finish();
+  }
+
+  void finish() override {
+    if (!gathering_) return;
+    for (int bucket = layout_.num_buckets(); bucket-- > 0;) wait(bucket);
+    gathering_ = false;
+  }
+
+  void edit(const std::function<void(Parameter&)>& visitor) override {
+    finish();
+    for (Parameter* parameter : layout_.parameters) visitor(*parameter);
+  }
+
+ private:
+  void wait(int bucket) {
+    if (!gathers_[bucket]) return;
+    gathers_[bucket]->wait();
+    gathers_[bucket].reset();
+  }
+
+  const ShardedLayout& layout_;
+  const bool overlap_;
+  at::Tensor values_;
+  std::vector<std::shared_ptr<Work>> gathers_;  // by bucket; null: not under way
+  bool gathering_ = false;
+};
+
+// What comes after what, learned from the last time: the bucket that followed a pair of neighbours. Forward, backward,
+// recomputation and micro-batches between stages need no rules of their own.
+class Successors {
+ public:
+  void enter(int bucket) {
+    next_[{previous_, current_}] = bucket;
+    previous_ = std::exchange(current_, bucket);
+  }
+  int current() const { return current_; }
+  std::optional<int> predicted() const {
+    const auto found = next_.find({previous_, current_});
+    return found == next_.end() ? std::nullopt : std::optional<int>(found->second);
+  }
+
+ private:
+  int previous_ = -1;
+  int current_ = -1;
+  std::map<std::pair<int, int>, int> next_;
+};
+
+class ShardedValues final : public ValueBuffer {
+ public:
+  ShardedValues(const ShardedLayout& layout, at::TensorOptions options, bool overlap)
+      : layout_(layout), overlap_(overlap), shard_(at::zeros({layout.packed_elements()}, options)),
+        nothing_(at::empty({0}, options)), gathered_(layout.buffer.buckets.size()) {
+    for (Parameter* parameter : layout.parameters) parameter->value = nothing_;
+  }
+
+  at::Tensor acquire(int parameter) override {
+    const int bucket = layout_.buffer.slots[parameter].bucket;
+    Gathered& gathered = gathered_[bucket];
+    const bool entered = bucket != order_.current();
+    if (entered) order_.enter(bucket);
+    const std::optional<int> predicted = overlap_ && entered ? order_.predicted() : std::nullopt;
+    if (entered) free_unused_but(bucket, predicted.value_or(bucket));
+    gather(bucket);
+    if (gathered.work) {
+      gathered.work->wait();
+      gathered.work.reset();
+    }
+    if (predicted) gather(*predicted);
+    ++gathered.users;
+    return layout_.view_in_bucket(gathered.whole, parameter);
+  }
+
+  void release(int parameter) override {
+    Gathered& gathered = gathered_[layout_.buffer.slots[parameter].bucket];
+    MEGATRON_ASSERT(gathered.users > 0, layout_.parameters[parameter]->name, " was released more often than acquired");
+    --gathered.users;
+  }
+
+  // What is gathered is out of date.
+  void changed() override {
+    free_unused();
+    MEGATRON_ASSERT(num_gathered_ == 0, num_gathered_, " gathered buckets are in use while their values change");
+  }
+  void finish() override {}
+  void free_unused() override { free_unused_but(-1, -1); }
+
+  void edit(const std::function<void(Parameter&)>& visitor) override {
+    changed();
+    for (int bucket = layout_.num_buckets(); bucket-- > 0;) {
+      gather(bucket);
+      Gathered& gathered = gathered_[bucket];
+      gathered.work->wait();
+      gathered.work.reset();
+      const std::vector<int>& members = layout_.buffer.buckets[bucket].parameters;
+      for (auto index = members.rbegin(); index != members.rend(); ++index) {
+        Parameter& parameter = *layout_.parameters[*index];
+        parameter.value = layout_.view_in_bucket(gathered.whole, *index);
+        visitor(parameter);
+        parameter.value = nothing_;
+      }
+      own(bucket).copy_(gathered.whole.narrow(0, layout_.shard_begin(bucket), layout_.shard_elements(bucket)));
+      free_unused();
+    }
+  }
+
+  int take_peak_gathered() override { return std::exchange(peak_gathered_, num_gathered_); }
+  const at::Tensor& flat() const override { return shard_; }
+  int64_t own_begin(int bucket) const override { return layout_.packed_begin(bucket); }
+
+ private:
+  struct Gathered {
+    at::Tensor whole;            // undefined: not gathered
+    std::shared_ptr<Work> work;  // null: done
+    int users = 0;
+  };
+
+  at::Tensor own(int bucket) const { return shard_.narrow(0, own_begin(bucket), layout_.shard_elements(bucket)); }
+
+  void gather(int bucket) {
+    Gathered& gathered = gathered_[bucket];
+    if (gathered.whole.defined()) return;
+    gathered.whole = at::empty({layout_.bucket_elements(bucket)}, shard_.options());
+    gathered.work = layout_.groups.shard.all_gather(gathered.whole, own(bucket));
+    peak_gathered_ = std::max(peak_gathered_, ++num_gathered_);
+  }
+
+  // On a GPU the memory may be used again by later work of the current stream, which by then has waited for the gather.
+  void free_unused_but(int keep, int keep_too) {
+    for (int bucket = 0; bucket < layout_.num_buckets(); ++bucket) {
+      Gathered& gathered = gathered_[bucket];
+      if (bucket == keep || bucket == keep_too || gathered.users > 0 || !gathered.whole.defined()) continue;
+      if (gathered.work) gathered.work->wait();
+      gathered = {};
+      --num_gathered_;
+    }
+  }
+
+  const ShardedLayout& layout_;
+  const bool overlap_;
+  at::Tensor shard_;
+  at::Tensor nothing_;  // [0]; type and device of a value
+  std::vector<Gathered> gathered_;  // by bucket
+  Successors order_;
+  int num_gathered_ = 0;
+  int peak_gathered_ = 0;
+};
+
+}  // namespace
+
+std::unique_ptr<ValueBuffer> make_whole_values(const ShardedLayout& layout, at::TensorOptions options, bool overlap) {
+  return std::make_unique<WholeValues>(layout, options, overlap);
+}
+
+std::unique_ptr<ValueBuffer> make_sharded_values(const ShardedLayout& layout, at::TensorOptions options, bool overlap) {
+  return std::make_unique<ShardedValues>(layout, options, overlap);
+}
+
+}  // namespace megatron

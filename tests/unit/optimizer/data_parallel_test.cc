@@ -1,0 +1,443 @@
+// Every way to divide gradients, optimizer states and parameters over data ranks trains as one rank does.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstring>
+#include <map>
+#include <mutex>
+
+#include "megatron/base/check.h"
+#include "megatron/comm/thread_backend.h"
+#include "megatron/nn/placement.h"
+#include "megatron/optimizer/optimizer.h"
+#include "tests/unit/optimizer/test_model.h"
+
+namespace megatron {
+namespace {
+
+constexpr int64_t kLayers = 4;
+constexpr int64_t kSamples = 24;  // of one step, over all ranks
+constexpr int kSteps = 4;
+
+// Layers [first, last) of a chain. The first chunk has the embedding, the last one the head, which uses the embedding's
+// table too: the same parameter, of this chunk or of `tied`, or a copy on another stage.
+class ChainModel : public TestModel {
+ public:
+  ChainModel(int64_t first, int64_t last, const ParallelGroups& groups, const ProcessGroup* shared, ChainModel* tied)
+      : groups_(groups) {
+    const bool embedding = first == 0, head = last == kLayers;
+    if (embedding) add_table(shared == nullptr ? 2 : 1, shared);
+    if (embedding) parameter("embedding.position_embeddings.weight", {7, 6}, ParameterRole::kEmbedding);
+    for (int64_t i = first; i < last; ++i) {
+      const std::string layer = cat("decoder.layers.", i, ".");
+      Parameter& norm = parameter(layer + "norm.weight", {6}, ParameterRole::kNorm);
+      norm.placement.partial_grad.insert(Axis::kTensor);
+      parameter(layer + "fc.weight", {10, 60}, ParameterRole::kWeight, {6, 4});
+      parameter(layer + "fc.bias", {10}, ParameterRole::kBias, {6, 4});
+      if (i == 1) parameter(layer + "frozen", {5, 5}).trainable = false;
+    }
+    if (head) {
+      Parameter& norm = parameter("decoder.final_norm.weight", {6}, ParameterRole::kNorm);
+      norm.placement.partial_grad.insert(Axis::kTensor);
+    }
+    if (head && shared != nullptr) add_table(1, shared);
+    if (head && shared == nullptr) head_table_ = embedding ? &(*this)[0] : &(*tied)[0];
+    head_only_ = head && !embedding;
+  }
+
+  // One micro-batch: values in the order of the model, then gradients in reverse. The gradient of an element depends on its
+  // value and on the sample alone.
+  void pass(int64_t sample) {
+    std::vector<Parameter*> order = parameters();
+    if (head_table_ != nullptr) order.push_back(head_table_);
+    for (Parameter* parameter : order) {
+      const at::Tensor value = parameter->store->acquire(*parameter);
+      EXPECT_EQ(value.sizes(), at::IntArrayRef(parameter->local_shape));
+      parameter->store->release(*parameter);
+    }
+    for (size_t k = order.size(); k-- > 0;) {
+      const bool second_use = order[k]->name == table() && (head_only_ || (k > 0 && k + 1 == order.size()));
+      if (order[k]->trainable) add_gradient(*order[k], static_cast<double>(sample), second_use);
+    }
+  }
+
+ private:
+  static const char* table() { return "embedding.word_embeddings.weight"; }
+
+  Parameter& parameter(const std::string& name, std::vector<int64_t> shape,
+                       ParameterRole role = ParameterRole::kWeight, std::vector<int64_t> parts = {}) {
+    Parameter& made = declare(name, shape, role);
+    made.name = name;
+    made.init = Init::normal(0.5);
+    if (!parts.empty()) {
+      made.placement.shards.push_back({0, Axis::kTensor, parts});
+      made.local_shape[0] /= groups_.tp.size();
+    }
+    return made;
+  }
+
+  void add_table(int uses, const ProcessGroup* shared) {
+    Parameter& made = parameter(table(), {24, 6}, ParameterRole::kEmbedding, {24});
+    made.valid_rows = 21;
+    made.uses = uses;
+    made.shared = shared;
+  }
+
+  void add_gradient(Parameter& parameter, double sample, bool second_use) {
+    double weight = second_use ? 0.3 : 1.0;
+    if (parameter.placement.partial_grad.contains(Axis::kTensor) && groups_.tp.size() > 1)
+      weight *= groups_.tp.rank() == 0 ? 0.25 : 0.75;
+    const at::Tensor value = parameter.store->acquire(parameter);
+    const at::Tensor gradient = at::cos(value * 3.0 + sample) * (value != 0) * weight;  // padded rows are zero
+    const GradTarget target = parameter.store->grad_target(parameter);
+    target.tensor.mul_(target.beta).add_(gradient);
+    parameter.store->release(parameter);
+    parameter.store->grad_ready(parameter);
+  }
+
+  const ParallelGroups& groups_;
+  Parameter* head_table_ = nullptr;  // used again
+  bool head_only_ = false;
+};
+
+struct Layout {
+  int tp = 1, pp = 1, dp = 1, cp = 1;
+  int chunks = 1;  // per rank
+  DistributedDataParallelConfig data;
+  int ranks() const { return tp * pp * dp * cp; }
+};
+
+OptimizerConfig optimizer_config() {
+  OptimizerConfig config;
+  config.lr = 1e-2;
+  config.lr_decay_style = LrDecayStyle::kCosine;
+  config.weight_decay = 0.1;
+  config.clip_grad = 0.5;
+  return config;
+}
+
+// One rank of a run.
+struct TrainingRank {
+  TrainingRank(const Layout& layout, const std::shared_ptr<Backend>& world, at::ScalarType dtype = at::kDouble,
+      const OptimizerConfig& config = optimizer_config()) {
+    ParallelConfig parallel;
+    parallel.tensor_model_parallel_size = layout.tp;
+    parallel.pipeline_model_parallel_size = layout.pp;
+    parallel.context_parallel_size = layout.cp;
+    groups = make_parallel_groups(parallel, world);
+    const DataParallelGroups data = make_data_parallel_groups(groups, layout.data);
+    const int segments = layout.pp * layout.chunks;
+    for (int chunk = 0; chunk < layout.chunks; ++chunk) {
+      const int segment = chunk * layout.pp + groups.pp.rank();
+      const bool shared = layout.pp > 1;
+      models.push_back(std::make_unique<ChainModel>(kLayers * segment / segments, kLayers * (segment + 1) / segments,
+                                                    groups, shared ? &groups.embd : nullptr,
+                                                    models.empty() ? nullptr : models.front().get()));
+      stores.push_back(std::make_unique<DistributedDataParallel>(*models.back(), groups, dtype, at::kCPU, layout.data, data));
+      stores.back()->initialize(11);
+    }
+    std::vector<DistributedDataParallel*> all;
+    for (const auto& store : stores) all.push_back(store.get());
+    optimizer = std::make_unique<Optimizer>(config, make_schedule(config, {100, std::nullopt, kSamples}), all);
+  }
+
+  void train(int first_step, int last_step) {
+    const int64_t mine = kSamples / groups.dp_cp.size();
+    for (int step = first_step; step < last_step; ++step) {
+      for (const auto& store : stores) store->zero_grad(mine);
+      for (int64_t i = 0; i < mine; ++i) {
+        const int64_t sample = step * kSamples + groups.dp_cp.rank() * mine + i;
+        for (const auto& model : models) model->pass(sample);
+      }
+      for (const auto& store : stores) store->finish_grad_sync();
+      zeros = optimizer->num_zeros();
+      optimizer->step(static_cast<double>(kSamples), kSamples);
+      norms.push_back(optimizer->read_state().grad_norm);
+      EXPECT_LT(optimizer->read_state().clip_coefficient, 1.0);
+    }
+    params_norm = optimizer->params_norm();
+  }
+
+  // Local values by name.
+  std::map<std::string, at::Tensor> values() {
+    std::map<std::string, at::Tensor> all;
+    for (const auto& store : stores)
+      store->edit_values([&](Parameter& parameter) { all[parameter.name] = parameter.value.clone(); });
+    return all;
+  }
+
+  std::vector<StateTensor> state() {
+    std::vector<StateTensor> all = optimizer->tensors();
+    for (const auto& store : stores) {
+      for (StateTensor& entry : store->state()) all.push_back(std::move(entry));
+    }
+    return all;
+  }
+
+  Parameter& named(const std::string& name) {
+    for (const auto& model : models) {
+      for (Parameter* parameter : model->parameters()) {
+        if (parameter->name == name) return *parameter;
+      }
+    }
+    throw_error(cat("no parameter ", name));
+  }
+
+  ParallelGroups groups;
+  std::vector<std::unique_ptr<ChainModel>> models;
+  std::vector<std::unique_ptr<DistributedDataParallel>> stores;
+  std::unique_ptr<Optimizer> optimizer;
+  std::vector<double> norms;
+  double zeros = 0, params_norm = 0;
+};
+
+struct Serial {
+  std::map<std::string, at::Tensor> values;
+  std::vector<double> norms;
+  double zeros, params_norm;
+};
+
+const Serial& serial() {
+  static const Serial result = [] {
+    TrainingRank run({}, nullptr);
+    run.train(0, kSteps);
+    return Serial{run.values(), run.norms, run.zeros, run.params_norm};
+  }();
+  return result;
+}
+
+void expect_serial(TrainingRank& run) {
+  for (int step = 0; step < kSteps; ++step)
+    EXPECT_NEAR(run.norms[step], serial().norms[step], 1e-12 * serial().norms[step]);
+  EXPECT_EQ(run.zeros, serial().zeros);
+  EXPECT_NEAR(run.params_norm, serial().params_norm, 1e-12 * serial().params_norm);
+  for (const auto& [name, local] : run.values()) {
+    for (const ShardPiece& piece : shard_pieces(run.named(name), run.groups)) {
+      at::Tensor whole = serial().values.at(name), part = local;
+      for (size_t d = 0; d < piece.local_offset.size(); ++d) {
+        const auto dim = static_cast<int64_t>(d);
+        whole = whole.narrow(dim, piece.global.offset[d], piece.global.shape[d]);
+        part = part.narrow(dim, piece.local_offset[d], piece.global.shape[d]);
+      }
+      EXPECT_LE((whole - part).abs().max().item<double>(), 1e-12) << name;
+    }
+  }
+  const at::Tensor table = run.values()["embedding.word_embeddings.weight"];
+  if (table.defined() && run.groups.tp.rank() + 1 == run.groups.tp.size()) {
+    EXPECT_EQ(at::count_nonzero(table.narrow(0, table.size(0) - 3, 3)).item<int64_t>(), 0) << "padded rows";
+  }
+}
+
+DistributedDataParallelConfig strategy(ShardingStrategy sharding, bool overlap) {
+  DistributedDataParallelConfig config;
+  config.use_megatron_fsdp = sharding != ShardingStrategy::kNoShard;
+  config.data_parallel_sharding_strategy = sharding;
+  config.overlap_grad_reduce = overlap;
+  config.overlap_param_gather = overlap && config.use_megatron_fsdp;
+  if (sharding != ShardingStrategy::kOptimGradsParams) config.ddp_bucket_size = 100;
+  return config;
+}
+
+constexpr ShardingStrategy kStrategies[] = {ShardingStrategy::kNoShard, ShardingStrategy::kOptim,
+                                            ShardingStrategy::kOptimGrads, ShardingStrategy::kOptimGradsParams};
+
+void expect_all_strategies_serial(Layout layout) {
+  for (const ShardingStrategy sharding : kStrategies) {
+    for (const bool overlap : {false, true}) {
+      SCOPED_TRACE(cat("tp ", layout.tp, " pp ", layout.pp, " dp ", layout.dp, " cp ", layout.cp, " chunks ",
+                       layout.chunks, " strategy ", static_cast<int>(sharding), " overlap ", overlap));
+      const int64_t instances = layout.data.num_distributed_optimizer_instances;
+      Layout with = layout;
+      with.data = strategy(sharding, overlap);
+      if (sharding != ShardingStrategy::kNoShard) with.data.num_distributed_optimizer_instances = instances;
+      run_ranks(layout.ranks(), [&](const std::shared_ptr<Backend>& world) {
+        TrainingRank run(with, world);
+        run.train(0, kSteps);
+        expect_serial(run);
+      });
+    }
+  }
+}
+
+Layout mesh(int tp, int pp, int dp, int cp = 1, int chunks = 1) {
+  Layout layout;
+  layout.tp = tp, layout.pp = pp, layout.dp = dp, layout.cp = cp, layout.chunks = chunks;
+  return layout;
+}
+
+TEST(DataParallel, EveryStrategyTrainsAsOneRank) {
+  for (const int dp : {1, 2, 3, 4}) expect_all_strategies_serial(mesh(1, 1, dp));
+}
+
+TEST(DataParallel, WithTensorAndContextRanks) {
+  expect_all_strategies_serial(mesh(2, 1, 1));
+  expect_all_strategies_serial(mesh(2, 1, 2));
+  expect_all_strategies_serial(mesh(1, 1, 2, 2));
+  expect_all_strategies_serial(mesh(2, 1, 3));
+}
+
+TEST(DataParallel, WithStagesThatShareTheEmbedding) {
+  expect_all_strategies_serial(mesh(1, 2, 1));
+  expect_all_strategies_serial(mesh(1, 3, 2));
+  expect_all_strategies_serial(mesh(2, 2, 2));
+}
+
+TEST(DataParallel, SeveralChunksOnOneRank) {
+  expect_all_strategies_serial(mesh(1, 1, 1, 1, 3));
+  expect_all_strategies_serial(mesh(1, 1, 2, 1, 2));
+  expect_all_strategies_serial(mesh(1, 2, 2, 1, 2));
+}
+
+TEST(DataParallel, ShardsInsideInstances) {
+  Layout layout = mesh(1, 1, 4);
+  layout.data.num_distributed_optimizer_instances = 2;
+  expect_all_strategies_serial(layout);
+  layout = mesh(2, 1, 2, 2);
+  layout.data.num_distributed_optimizer_instances = 2;
+  expect_all_strategies_serial(layout);
+  layout = mesh(1, 2, 2);
+  layout.data.num_distributed_optimizer_instances = 2;
+  expect_all_strategies_serial(layout);
+}
+
+// A checkpoint in memory: every element once, from whichever rank writes it.
+class Stored {
+ public:
+  void write(const std::vector<StateTensor>& state) {
+    const std::lock_guard lock(mutex_);
+    for (const StateTensor& entry : state) {
+      const ShardedTensor& d = entry.description;
+      Whole& whole = tensors_[d.key];
+      if (!whole.data.defined()) whole = {at::zeros(d.global_shape, entry.data.options()), at::zeros(d.global_shape)};
+      if (d.replica_id != 0) continue;
+      for_each_part(entry, whole.data, [](const at::Tensor& global, at::Tensor local) { global.copy_(local); });
+      for_each_part(entry, whole.writers, [](const at::Tensor& global, const at::Tensor& local) { global.add_(local.ge(0).add(local.lt(0))); });
+    }
+  }
+  void expect_each_element_once() const {
+    for (const auto& [key, whole] : tensors_) EXPECT_TRUE(at::all(whole.writers == 1).item<bool>()) << key;
+  }
+  void read(const std::vector<StateTensor>& state) const {
+    for (const StateTensor& entry : state)
+      for_each_part(entry, tensors_.at(entry.description.key).data,
+                    [](const at::Tensor& global, at::Tensor local) { local.copy_(global); });
+  }
+  bool operator==(const Stored& other) const {
+    if (tensors_.size() != other.tensors_.size()) return false;
+    for (const auto& [key, whole] : tensors_) {
+      if (!at::equal(whole.data, other.tensors_.at(key).data)) return false;
+    }
+    return true;
+  }
+  size_t size() const { return tensors_.size(); }
+
+ private:
+  struct Whole {
+    at::Tensor data, writers;
+  };
+
+  // Element by element; slow and plain.
+  template <class Body>
+  static void for_each_part(const StateTensor& entry, const at::Tensor& global, const Body& body) {
+    const ShardedTensor& d = entry.description;
+    EXPECT_EQ(entry.data.numel(), d.flat_end - d.flat_begin);
+    const at::Tensor flat = global.view({-1});
+    for (const ShardPiece& piece : d.pieces) {
+      const int64_t count = piece.global.num_elements();
+      for (int64_t i = 0; i < count; ++i) {
+        int64_t rest = i, local = 0, whole = 0, local_stride = 1, global_stride = 1;
+        for (size_t k = d.global_shape.size(); k-- > 0;) {
+          const int64_t at = rest % piece.global.shape[k];
+          rest /= piece.global.shape[k];
+          local += (piece.local_offset[k] + at) * local_stride;
+          whole += (piece.global.offset[k] + at) * global_stride;
+          local_stride *= d.local_shape[k];
+          global_stride *= d.global_shape[k];
+        }
+        if (local < d.flat_begin || local >= d.flat_end) continue;
+        body(flat[whole], entry.data[local - d.flat_begin]);
+      }
+    }
+  }
+
+  std::mutex mutex_;
+  std::map<std::string, Whole> tensors_;
+};
+
+// Stored in one layout and loaded in another, nothing changes, and both go on alike.
+TEST(DataParallel, StateMovesBetweenLayouts) {
+  Layout four = mesh(1, 1, 4);
+  four.data = strategy(ShardingStrategy::kOptimGradsParams, true);
+  four.data.num_distributed_optimizer_instances = 2;
+  Layout tensor = mesh(2, 1, 2);
+  tensor.data = strategy(ShardingStrategy::kOptimGrads, false);
+  Layout stages = mesh(1, 2, 2, 1, 1);
+  stages.data = strategy(ShardingStrategy::kOptim, true);
+  Layout three = mesh(1, 1, 3);
+  three.data = strategy(ShardingStrategy::kOptimGradsParams, false);
+  Layout two = mesh(1, 1, 2);
+  two.data = strategy(ShardingStrategy::kOptim, false);
+  for (const at::ScalarType dtype : {at::kDouble, at::kBFloat16}) {
+    std::unique_ptr<Stored> before = std::make_unique<Stored>();
+    run_ranks(two.ranks(), [&](const std::shared_ptr<Backend>& world) {
+      TrainingRank run(two, world, dtype);
+      run.train(0, 2);
+      before->write(run.state());
+    });
+    before->expect_each_element_once();
+    EXPECT_EQ(before->size(), dtype == at::kDouble ? 16u + 2 * 15 : 16u + 3 * 15);
+    for (const Layout& layout : {three, four, tensor, stages, Layout()}) {
+      SCOPED_TRACE(cat("tp ", layout.tp, " pp ", layout.pp, " dp ", layout.dp));
+      auto after = std::make_unique<Stored>();
+      run_ranks(layout.ranks(), [&](const std::shared_ptr<Backend>& world) {
+        TrainingRank run(layout, world, dtype);
+        before->read(run.state());
+        for (const auto& store : run.stores) store->values_changed();
+        after->write(run.state());
+        for (auto& [name, value] : run.values()) EXPECT_TRUE(at::count_nonzero(value).item<int64_t>() > 0) << name;
+      });
+      after->expect_each_element_once();
+      EXPECT_TRUE(*before == *after);
+      before = std::move(after);
+    }
+  }
+}
+
+TEST(DataParallel, TheSameLayoutGivesTheSameBits) {
+  for (const ShardingStrategy sharding : kStrategies) {
+    Layout layout = mesh(1, 1, 3);
+    layout.data = strategy(sharding, true);
+    auto first = std::make_unique<Stored>(), second = std::make_unique<Stored>();
+    for (const auto& stored : {first.get(), second.get()}) {
+      run_ranks(3, [&](const std::shared_ptr<Backend>& world) {
+        TrainingRank run(layout, world, at::kFloat);
+        run.train(0, 3);
+        stored->write(run.state());
+      });
+    }
+    EXPECT_TRUE(*first == *second);
+  }
+}
+
+// A layer at a time; with the next one on its way, two.
+TEST(DataParallel, GatheredLayersAreBounded) {
+  for (const bool overlap : {false, true}) {
+    Layout layout = mesh(1, 1, 2);
+    layout.data = strategy(ShardingStrategy::kOptimGradsParams, overlap);
+    run_ranks(2, [&](const std::shared_ptr<Backend>& world) {
+      TrainingRank run(layout, world);
+      EXPECT_EQ(run.stores[0]->layout().buckets.size(), static_cast<size_t>(kLayers) + 3)
+          << "layers, the tied table, positions, the final norm";
+      EXPECT_EQ(run.named("decoder.layers.0.fc.weight").value.numel(), 0);
+      run.stores[0]->take_peak_gathered();
+      run.train(0, 2);
+      EXPECT_EQ(run.stores[0]->take_peak_gathered(), overlap ? 2 : 1);
+      EXPECT_EQ(run.stores[0]->take_peak_gathered(), 0) << "nothing stays gathered after a step";
+      EXPECT_EQ(run.stores[0]->flat_values().numel() * 2, run.stores[0]->layout().num_elements);
+      EXPECT_EQ(run.stores[0]->flat_grads().numel() * 2, run.stores[0]->layout().num_elements);
+    });
+  }
+}
+
+}  // namespace
+}  // namespace megatron
