@@ -37,8 +37,8 @@ struct PipelineConfig : Config {
   ScheduleShape shape(int64_t pipeline_model_parallel_size, int64_t num_chunks, int64_t num_microbatches) const;
 };
 
-// Rules that need the mesh and the model (contracts n.2: 16 to 20): adds one violation for each that is broken. A pipeline of
-// one stage takes no pipeline flags.
+// Rules that need the mesh and the model (contracts n.2: 16 to 20): adds one violation for each that is broken. A
+// pipeline of one stage takes no pipeline flags.
 void validate_pipeline(const PipelineConfig& config, int64_t pipeline_model_parallel_size, int64_t num_layers,
                        Violations& violations);
 

@@ -3,7 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <algorithm>
+#include <map>
 #include <random>
 
 #include "megatron/pipeline_parallel/transfers.h"
@@ -15,12 +15,14 @@ namespace {
 using testing::HasSubstr;
 using Kind = Action::Kind;
 
-double makespan(ScheduleKind kind, const ScheduleShape& shape) { return replay(make_schedule(kind, shape), shape.costs).makespan; }
+double makespan(ScheduleKind kind, const ScheduleShape& shape) {
+  return replay(make_schedule(kind, shape), shape.costs).makespan;
+}
 
 // Bubble of 1F1B and GPipe: (P - 1) / (M + P - 1); divided by V when interleaved.
 TEST(Replay, BubblesAreTheKnownOnes) {
-  for (const auto& [stages, chunks, microbatches] :
-       std::vector<std::array<int, 3>>{{1, 1, 3}, {2, 1, 2}, {4, 1, 8}, {8, 1, 16}, {4, 2, 8}, {8, 4, 16}, {2, 3, 6}, {4, 2, 4}}) {
+  for (const auto& [stages, chunks, microbatches] : std::vector<std::array<int, 3>>{
+           {1, 1, 3}, {2, 1, 2}, {4, 1, 8}, {8, 1, 16}, {4, 2, 8}, {8, 4, 16}, {2, 3, 6}, {4, 2, 4}}) {
     const double fill = (stages - 1.0) / chunks;
     for (const ScheduleKind kind : {ScheduleKind::k1F1B, ScheduleKind::kGPipe}) {
       const Replay r = replay(make_schedule(kind, shape_of(stages, chunks, microbatches)));
@@ -58,7 +60,8 @@ TEST(Replay, ZeroBubbleH1HasAThirdOfTheBubble) {
       const double work = 4 * stages * (costs.forward + costs.backward_input + costs.backward_weight);
       const double sum = costs.forward + costs.backward_input;
       EXPECT_NEAR(makespan(ScheduleKind::k1F1B, shape), work + (stages - 1) * (sum + costs.backward_weight), 1e-9);
-      EXPECT_NEAR(makespan(ScheduleKind::kZeroBubbleH1, shape), work + (stages - 1) * (sum - costs.backward_weight), 1e-9);
+      EXPECT_NEAR(makespan(ScheduleKind::kZeroBubbleH1, shape), work + (stages - 1) * (sum - costs.backward_weight),
+                  1e-9);
     }
   }
 }
@@ -94,6 +97,20 @@ TEST(Replay, ZeroBubbleVIsIdleOnlyUntilTheFirstActivationComes) {
   }
 }
 
+// The micro-batches of a chunk are taken in order by every kind of pass; B is both I and W.
+void expect_ascending(const Schedule& schedule) {
+  for (const std::vector<Action>& list : schedule.stages) {
+    std::map<std::pair<Kind, int>, int> next;
+    for (const Action& a : list) {
+      const bool both = a.kind == Kind::kBackward;
+      EXPECT_EQ(a.microbatch, (next[{both ? Kind::kBackwardInput : a.kind, a.chunk}]++)) << to_string(a);
+      if (both) {
+        EXPECT_EQ(a.microbatch, (next[{Kind::kBackwardWeight, a.chunk}]++)) << to_string(a);
+      }
+    }
+  }
+}
+
 // Hundreds of shapes: every schedule ends, does everything once, in both modes, and the zero-bubble ones beat 1F1B.
 TEST(Replay, RandomShapes) {
   std::mt19937 random(20240521);
@@ -105,7 +122,8 @@ TEST(Replay, RandomShapes) {
     // Deferring must not wait for the last micro-batch's transfers alone: costs near those of a transformer.
     shape.costs.whole_stage = {1, 0.9 + 0.1 * draw(0, 4), 0.7 + 0.1 * draw(0, 3)};
     shape.costs.transfer = 0.05 * draw(0, 2);
-    SCOPED_TRACE(cat("stages ", stages, " chunks ", chunks, " micro-batches ", microbatches, " group ", shape.group_size));
+    SCOPED_TRACE(
+        cat("stages ", stages, " chunks ", chunks, " micro-batches ", microbatches, " group ", shape.group_size));
     const bool interleaved = chunks > 1 && stages > 1;
     const int group = shape.group_size == 0 ? stages : shape.group_size;
     const bool legal = !interleaved || (microbatches >= stages && group <= microbatches &&
@@ -124,8 +142,10 @@ TEST(Replay, RandomShapes) {
       EXPECT_GE(r.makespan, least_makespan(shape) - 1e-9);
       for (const ReplayedStage& stage : r.stages) {
         EXPECT_LE(stage.peak_activations, chunks * microbatches);
-        for (size_t i = 1; i < stage.actions.size(); ++i) EXPECT_GE(stage.actions[i].start, stage.actions[i - 1].end - 1e-12);
+        for (size_t i = 1; i < stage.actions.size(); ++i)
+          EXPECT_GE(stage.actions[i].start, stage.actions[i - 1].end - 1e-12);
       }
+      expect_ascending(s);
       ++built;
     }
     if (stages > 1 && legal) {
@@ -148,8 +168,9 @@ TEST(Replay, ADeadlockNamesWhoWaitsForWhat) {
   // Stage 0 wants its first gradient before it has sent the second activation; stage 1 wants that one first.
   s.stages[0] = {{Kind::kForward, 0, 0}, {Kind::kBackward, 0, 0}, {Kind::kForward, 0, 1}, {Kind::kBackward, 0, 1}};
   s.stages[1] = {{Kind::kForward, 0, 0}, {Kind::kForward, 0, 1}, {Kind::kBackward, 0, 0}, {Kind::kBackward, 0, 1}};
-  EXPECT_THAT(replay_error(s), HasSubstr("schedule 1f1b deadlocks: stage 0 waits at action 1 (B0.0) for B0.0 of stage 1; "
-                                         "stage 1 waits at action 1 (F0.1) for F0.1 of stage 0"));
+  EXPECT_THAT(replay_error(s),
+              HasSubstr("schedule 1f1b deadlocks: stage 0 waits at action 1 (B0.0) for B0.0 of stage 1; "
+                        "stage 1 waits at action 1 (F0.1) for F0.1 of stage 0"));
 }
 
 TEST(Replay, EveryFaultOfAListIsNamed) {
@@ -162,13 +183,16 @@ TEST(Replay, EveryFaultOfAListIsNamed) {
   using List = std::vector<Action>;
   ASSERT_EQ(to_string(whole.stages[1]), "F0.0 F0.1 I0.0 I0.1 W0.0 W0.1");
   EXPECT_EQ(with([](List&) {}), "");
-  EXPECT_THAT(with([](List& list) { std::swap(list[1], list[3]); }), HasSubstr("stage 1, action 1 (I0.1) comes before its forward pass"));
-  EXPECT_THAT(with([](List& list) { std::swap(list[3], list[5]); }), HasSubstr("stage 1, action 3 (W0.1) comes before its input gradient"));
+  EXPECT_THAT(with([](List& list) { std::swap(list[1], list[3]); }),
+              HasSubstr("stage 1, action 1 (I0.1) comes before its forward pass"));
+  EXPECT_THAT(with([](List& list) { std::swap(list[3], list[5]); }),
+              HasSubstr("stage 1, action 3 (W0.1) comes before its input gradient"));
   EXPECT_THAT(with([](List& list) { list[1] = list[0]; }), HasSubstr("stage 1, action 1 (F0.0) is done twice"));
   EXPECT_THAT(with([](List& list) { list.pop_back(); }), HasSubstr("stage 1 leaves out W0.1"));
   EXPECT_THAT(with([](List& list) { list.resize(2); }), HasSubstr("stage 1 leaves out B0.0"));
   EXPECT_THAT(with([](List& list) { list.clear(); }), HasSubstr("stage 1 leaves out F0.0"));
-  EXPECT_THAT(with([](List& list) { list[0].microbatch = 2; }), HasSubstr("(F0.2) is outside of 1 chunks and 2 micro-batches"));
+  EXPECT_THAT(with([](List& list) { list[0].microbatch = 2; }),
+              HasSubstr("(F0.2) is outside of 1 chunks and 2 micro-batches"));
   Schedule forward_only = whole;
   forward_only.forward_only = true;
   EXPECT_THAT(replay_error(forward_only), HasSubstr("runs B0.0 in a forward-only schedule"));

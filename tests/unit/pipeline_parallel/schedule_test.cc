@@ -55,7 +55,8 @@ TEST(Schedule, OneForwardOneBackwardWarmUp) {
 // The table for 5 micro-batches, 2 chunks and groups of 3 (contracts p).
 TEST(Schedule, InterleavedOrderIsMegatrons) {
   const Schedule s = make_schedule(ScheduleKind::k1F1B, shape_of(2, 2, 5, 3));
-  const std::vector<std::pair<int, int>> table = {{0, 0}, {1, 0}, {2, 0}, {0, 1}, {1, 1}, {2, 1}, {3, 0}, {4, 0}, {3, 1}, {4, 1}};
+  const std::vector<std::pair<int, int>> table = {{0, 0}, {1, 0}, {2, 0}, {0, 1}, {1, 1},
+                                                  {2, 1}, {3, 0}, {4, 0}, {3, 1}, {4, 1}};
   std::vector<Action> forward, backward;
   for (const auto& [microbatch, chunk] : table) {
     forward.push_back({Kind::kForward, chunk, microbatch});
@@ -69,8 +70,8 @@ TEST(Schedule, InterleavedOrderIsMegatrons) {
 
 // Warm-up = min(2 (PP - r - 1) + (V - 1) G, M V) virtual steps.
 TEST(Schedule, InterleavedWarmUp) {
-  for (const auto& [stages, chunks, microbatches, group] :
-       std::vector<std::array<int, 4>>{{4, 2, 8, 4}, {4, 2, 8, 8}, {2, 3, 6, 3}, {2, 2, 5, 3}, {4, 4, 4, 4}, {3, 2, 7, 4}}) {
+  for (const auto& [stages, chunks, microbatches, group] : std::vector<std::array<int, 4>>{
+           {4, 2, 8, 4}, {4, 2, 8, 8}, {2, 3, 6, 3}, {2, 2, 5, 3}, {4, 4, 4, 4}, {3, 2, 7, 4}}) {
     const Schedule s = make_schedule(ScheduleKind::k1F1B, shape_of(stages, chunks, microbatches, group));
     for (int r = 0; r < stages; ++r) {
       const int total = chunks * microbatches;
@@ -123,7 +124,9 @@ TEST(Schedule, ForwardOnlyTakesAnyNumberOfMicrobatches) {
 }
 
 TEST(Schedule, WhatCannotBeBuiltIsRefusedWithTheNearestLegalValues) {
-  const auto error = [](ScheduleKind kind, const ScheduleShape& shape) { return error_of([&] { make_schedule(kind, shape); }); };
+  const auto error = [](ScheduleKind kind, const ScheduleShape& shape) {
+    return error_of([&] { make_schedule(kind, shape); });
+  };
   const ScheduleKind one = ScheduleKind::k1F1B;
   EXPECT_EQ(error(one, shape_of(4, 2, 3)),
             "virtual pipeline stages need at least --pipeline-model-parallel-size 4 micro-batches, there are 3\n"
@@ -131,12 +134,14 @@ TEST(Schedule, WhatCannotBeBuiltIsRefusedWithTheNearestLegalValues) {
   EXPECT_EQ(error(one, shape_of(4, 2, 10)),
             "10 micro-batches in groups of 4 leave a last group of 2, fewer than --pipeline-model-parallel-size 4\n"
             "hint: --microbatch-group-size-per-virtual-pipeline-stage 5, or 8 or 12 micro-batches");
-  EXPECT_EQ(error(one, shape_of(4, 2, 8, 3)),
-            "--microbatch-group-size-per-virtual-pipeline-stage 3 is not between --pipeline-model-parallel-size 4 and the 8 "
-            "micro-batches of a step\nhint: the nearest legal value is 4");
-  EXPECT_EQ(error(one, shape_of(4, 2, 8, 12)),
-            "--microbatch-group-size-per-virtual-pipeline-stage 12 is not between --pipeline-model-parallel-size 4 and the 8 "
-            "micro-batches of a step\nhint: the nearest legal value is 8");
+  EXPECT_EQ(
+      error(one, shape_of(4, 2, 8, 3)),
+      "--microbatch-group-size-per-virtual-pipeline-stage 3 is not between --pipeline-model-parallel-size 4 and the 8 "
+      "micro-batches of a step\nhint: the nearest legal value is 4");
+  EXPECT_EQ(
+      error(one, shape_of(4, 2, 8, 12)),
+      "--microbatch-group-size-per-virtual-pipeline-stage 12 is not between --pipeline-model-parallel-size 4 and the 8 "
+      "micro-batches of a step\nhint: the nearest legal value is 8");
   EXPECT_EQ(error(one, shape_of(4, 1, 0)), "a pipeline schedule over 0 micro-batches\nhint: at least 1");
   EXPECT_EQ(error(ScheduleKind::kZeroBubbleV, shape_of(4, 3, 8)),
             "--pipeline-schedule zb-v takes 2 virtual stages per pipeline rank, not 3\n"
@@ -144,7 +149,8 @@ TEST(Schedule, WhatCannotBeBuiltIsRefusedWithTheNearestLegalValues) {
   ScheduleShape tight = shape_of(4, 1, 8);
   tight.max_in_flight = 3;
   EXPECT_EQ(error(ScheduleKind::kZeroBubbleAuto, tight),
-            "--zero-bubble-max-pending-backward 3 is less than the 4 that the first of 4 stages holds under 1f1b\nhint: at least 4");
+            "--zero-bubble-max-pending-backward 3 is less than the 4 that the first of 4 stages holds under "
+            "1f1b\nhint: at least 4");
   // M mod G may be anything from PP on.
   EXPECT_EQ(error(one, shape_of(2, 2, 5, 3)), "");
 }

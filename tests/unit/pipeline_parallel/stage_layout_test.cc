@@ -160,32 +160,38 @@ TEST(StageLayout, WhatCannotBeDividedIsRefusedWithTheNearestLegalValues) {
             "--account-for-embedding-in-pipeline-split, --account-for-loss-in-pipeline-split");
   // 80 layers over 16 stages of 2 chunks have been trained as 64 elsewhere.
   config.num_virtual_stages_per_pipeline_rank = 2;
-  EXPECT_THAT(layout_error(config, 16, 80),
-              HasSubstr("--num-layers 80 is not divisible by --pipeline-model-parallel-size 16 x 2 virtual stages = 32\n"
-                        "hint: the nearest --num-layers: 64 or 96;"));
+  EXPECT_THAT(
+      layout_error(config, 16, 80),
+      HasSubstr("--num-layers 80 is not divisible by --pipeline-model-parallel-size 16 x 2 virtual stages = 32\n"
+                "hint: the nearest --num-layers: 64 or 96;"));
   config = {};
   config.account_for_embedding_in_pipeline_split = config.account_for_loss_in_pipeline_split = true;
-  EXPECT_THAT(layout_error(config, 4, 16),
-              HasSubstr("--num-layers 16 (18 with embedding and loss) is not divisible by --pipeline-model-parallel-size 4\n"
-                        "hint: the nearest --num-layers: 14 or 18;"));
+  EXPECT_THAT(
+      layout_error(config, 4, 16),
+      HasSubstr("--num-layers 16 (18 with embedding and loss) is not divisible by --pipeline-model-parallel-size 4\n"
+                "hint: the nearest --num-layers: 14 or 18;"));
   config = {};
   config.num_layers_per_virtual_pipeline_stage = 3;
   EXPECT_EQ(layout_error(config, 4, 16),
-            "--num-layers 16 is not divisible by --pipeline-model-parallel-size 4 x --num-layers-per-virtual-pipeline-stage 3 = 12\n"
+            "--num-layers 16 is not divisible by --pipeline-model-parallel-size 4 x "
+            "--num-layers-per-virtual-pipeline-stage 3 = 12\n"
             "hint: the nearest --num-layers: 12 or 24");
   config = {};
   config.decoder_first_pipeline_num_layers = 3;
-  EXPECT_EQ(layout_error(config, 4, 16),
-            "of --num-layers 16 --decoder-first-pipeline-num-layers 3 leave 13, which is not divisible by 3 further stages\n"
-            "hint: leave 12 or 15");
+  EXPECT_EQ(
+      layout_error(config, 4, 16),
+      "of --num-layers 16 --decoder-first-pipeline-num-layers 3 leave 13, which is not divisible by 3 further stages\n"
+      "hint: leave 12 or 15");
   config.decoder_first_pipeline_num_layers = 15;
-  EXPECT_EQ(layout_error(config, 4, 16),
-            "of --num-layers 16 --decoder-first-pipeline-num-layers 15 leave 1 for 3 further stages\nhint: leave at least 3");
+  EXPECT_EQ(
+      layout_error(config, 4, 16),
+      "of --num-layers 16 --decoder-first-pipeline-num-layers 15 leave 1 for 3 further stages\nhint: leave at least 3");
   config.decoder_first_pipeline_num_layers = 3;
   config.decoder_last_pipeline_num_layers = 4;
-  EXPECT_EQ(layout_error(config, 2, 8),
-            "--num-layers 8 is not the sum of --decoder-first-pipeline-num-layers 3 --decoder-last-pipeline-num-layers 4\n"
-            "hint: --decoder-last-pipeline-num-layers 5");
+  EXPECT_EQ(
+      layout_error(config, 2, 8),
+      "--num-layers 8 is not the sum of --decoder-first-pipeline-num-layers 3 --decoder-last-pipeline-num-layers 4\n"
+      "hint: --decoder-last-pipeline-num-layers 5");
   config = {};
   config.decoder_first_pipeline_num_layers = 3;
   config.num_virtual_stages_per_pipeline_rank = 2;
@@ -193,7 +199,8 @@ TEST(StageLayout, WhatCannotBeDividedIsRefusedWithTheNearestLegalValues) {
             "a stage of 3 layers (--decoder-first-pipeline-num-layers 3) is not divisible into 2 virtual stages\n"
             "hint: the nearest counts: 2 or 4");
   config.decoder_first_pipeline_num_layers = 0;
-  EXPECT_EQ(layout_error(config, 2, 8), "segment 3 of 4 of the pipeline holds nothing\nhint: give every virtual stage a layer");
+  EXPECT_EQ(layout_error(config, 2, 8),
+            "segment 3 of 4 of the pipeline holds nothing\nhint: give every virtual stage a layer");
   config = {};
   config.pipeline_schedule = ScheduleKind::kZeroBubbleV;
   config.num_virtual_stages_per_pipeline_rank = 3;
@@ -211,15 +218,19 @@ TEST(StageLayout, FaultsOfLayoutStringsAreLocated) {
     EXPECT_TRUE(message.starts_with(start)) << message;
     return message.substr(std::min(start.size(), message.size()));
   };
-  EXPECT_THAT(error("Ett|xtL"), HasSubstr("\"Ett|xtL\": 'x' at position 5 is none of E (embedding), t (layer), L (loss)"));
-  EXPECT_THAT(error("Ett|t,m|L"), HasSubstr("'m' at position 7 asks for a multi-token prediction layer, which is not built"));
+  EXPECT_THAT(error("Ett|xtL"),
+              HasSubstr("\"Ett|xtL\": 'x' at position 5 is none of E (embedding), t (layer), L (loss)"));
+  EXPECT_THAT(error("Ett|t,m|L"),
+              HasSubstr("'m' at position 7 asks for a multi-token prediction layer, which is not built"));
   EXPECT_THAT(error("tt|ttL"), HasSubstr("does not start with the embedding\nhint: one E"));
   EXPECT_THAT(error("Ett|tt"), HasSubstr("does not end with the loss\nhint: one L"));
   EXPECT_THAT(error("EttE|ttL"), HasSubstr("'E' at position 4 is not at the start"));
   EXPECT_THAT(error("EttL|ttL"), HasSubstr("'L' at position 4 is not at the end"));
   EXPECT_THAT(error("Ett|tL"), HasSubstr("has 3 layers, --num-layers is 4\nhint: add 1 t"));
   EXPECT_THAT(error("Ettt|ttL"), HasSubstr("has 5 layers, --num-layers is 4\nhint: take away 1 t"));
-  EXPECT_THAT(error("Et|t|ttL"), HasSubstr("has 3 segments, which is not divisible by --pipeline-model-parallel-size 2\nhint: 2 or 4 segments"));
+  EXPECT_THAT(
+      error("Et|t|ttL"),
+      HasSubstr("has 3 segments, which is not divisible by --pipeline-model-parallel-size 2\nhint: 2 or 4 segments"));
   EXPECT_THAT(error("E(tt|ttL"), HasSubstr("'(' at position 2 is not closed"));
   EXPECT_THAT(error("Ett)*2|L"), HasSubstr("')' at position 4 has no ( before it"));
   EXPECT_THAT(error("E(tt)|ttL"), HasSubstr("'(' at position 2 opens a group without a count\nhint: write (...)*n"));
@@ -228,10 +239,12 @@ TEST(StageLayout, FaultsOfLayoutStringsAreLocated) {
   EXPECT_THAT(error("E(t*999999|)*999999L"), HasSubstr("repeats more than any model has layers"));
   PipelineConfig empty;
   empty.pipeline_model_parallel_layout = "Et||t|ttL";
-  EXPECT_EQ(layout_error(empty, 2, 4), "segment 2 of 4 of the pipeline holds nothing\nhint: give every virtual stage a layer");
+  EXPECT_EQ(layout_error(empty, 2, 4),
+            "segment 2 of 4 of the pipeline holds nothing\nhint: give every virtual stage a layer");
   empty.pipeline_schedule = ScheduleKind::kZeroBubbleV;
   empty.pipeline_model_parallel_layout = "Ett|ttL";
-  EXPECT_THAT(layout_error(empty, 2, 4), HasSubstr("has 2 segments, the schedule takes 2 x --pipeline-model-parallel-size 2\nhint: 4 segments"));
+  EXPECT_THAT(layout_error(empty, 2, 4),
+              HasSubstr("has 2 segments, the schedule takes 2 x --pipeline-model-parallel-size 2\nhint: 4 segments"));
 }
 
 std::vector<std::string> violations_of(const PipelineConfig& config, int64_t stages, int64_t layers) {
@@ -257,15 +270,18 @@ TEST(PipelineConfig, Rules) {
   c = {};
   c.account_for_loss_in_pipeline_split = true;
   c.decoder_last_pipeline_num_layers = 2;
-  EXPECT_THAT(violations_of(c, 2, 4), ElementsAre(HasSubstr("cannot be combined with --account-for-embedding-in-pipeline-split")));
+  EXPECT_THAT(violations_of(c, 2, 4),
+              ElementsAre(HasSubstr("cannot be combined with --account-for-embedding-in-pipeline-split")));
   c = {};
   c.num_layers_per_virtual_pipeline_stage = 2;
   c.decoder_last_pipeline_num_layers = 2;
-  EXPECT_THAT(violations_of(c, 2, 4), ElementsAre(HasSubstr("--num-layers-per-virtual-pipeline-stage cannot be combined")));
+  EXPECT_THAT(violations_of(c, 2, 4),
+              ElementsAre(HasSubstr("--num-layers-per-virtual-pipeline-stage cannot be combined")));
   c = {};
   c.pipeline_schedule = ScheduleKind::kZeroBubbleV;
   c.decoder_first_pipeline_num_layers = 2;
-  EXPECT_THAT(violations_of(c, 2, 8), ElementsAre(HasSubstr("mean nothing when one rank holds both ends of the model")));
+  EXPECT_THAT(violations_of(c, 2, 8),
+              ElementsAre(HasSubstr("mean nothing when one rank holds both ends of the model")));
   c = {};
   c.zero_bubble_pass_times = {1, 1, 1};
   EXPECT_THAT(violations_of(c, 2, 8), ElementsAre(HasSubstr("have no effect without --pipeline-schedule zb-auto"),
@@ -283,7 +299,8 @@ TEST(PipelineConfig, Rules) {
   c.microbatch_group_size_per_vp_stage = 4;
   EXPECT_THAT(violations_of(c, 4, 8), ElementsAre(HasSubstr("has no effect without interleaved virtual stages")));
   c.microbatch_group_size_per_vp_stage = 0;
-  EXPECT_THAT(violations_of(c, 4, 8), ElementsAre(HasSubstr("--microbatch-group-size-per-virtual-pipeline-stage is 0\nhint: at least 1")));
+  EXPECT_THAT(violations_of(c, 4, 8),
+              ElementsAre(HasSubstr("--microbatch-group-size-per-virtual-pipeline-stage is 0\nhint: at least 1")));
   c = {};
   EXPECT_THAT(violations_of(c, 3, 8), ElementsAre(HasSubstr("--num-layers 8 is not divisible")));
 }
