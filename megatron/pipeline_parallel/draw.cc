@@ -4,7 +4,9 @@
 #include <array>
 #include <cmath>
 #include <cstdio>
+#include <set>
 #include <string_view>
+#include <utility>
 
 #include "megatron/base/check.h"
 
@@ -36,12 +38,14 @@ constexpr double kRow = 28, kGap = 4, kLeft = 64, kRight = 168, kTop = 34, kFoot
 struct Colour {
   int r, g, b;
 };
-constexpr std::array<Colour, 4> kFill = {{{66, 118, 197}, {208, 109, 40}, {208, 109, 40}, {74, 148, 95}}};
+constexpr std::array<Colour, 4> kFill = {{{66, 118, 197}, {173, 66, 74}, {208, 109, 40}, {74, 148, 95}}};
 constexpr std::array<std::string_view, 4> kNames = {"forward", "backward", "input gradient", "weight gradient"};
+
+double lightness(int chunk, int num_chunks) { return num_chunks > 1 ? 0.55 * chunk / (num_chunks - 1) : 0.0; }
 
 std::string fill(Action::Kind kind, int chunk, int num_chunks) {
   const Colour& c = kFill[static_cast<size_t>(kind)];
-  const double light = num_chunks > 1 ? 0.45 * chunk / (num_chunks - 1) : 0.0;
+  const double light = lightness(chunk, num_chunks);
   const auto mix = [&](int v) { return static_cast<int>(std::lround(v + (255 - v) * light)); };
   return cat("rgb(", mix(c.r), ",", mix(c.g), ",", mix(c.b), ")");
 }
@@ -72,7 +76,8 @@ std::string row_of(const Schedule& schedule, const Replay& replay, int stage, do
            "<title>" + what + "</title></rect>\n";
     const std::string number = cat(a.action.microbatch);
     const double size = std::min(12.0, width / (0.62 * static_cast<double>(number.size()) + 0.3));
-    if (size >= 6) out += text(x + width / 2, y + kRow / 2 + 0.36 * size, number, "middle", "white", size);
+    const char* const colour = lightness(a.action.chunk, schedule.num_chunks) > 0.3 ? "#1b1b1b" : "white";
+    if (size >= 6) out += text(x + width / 2, y + kRow / 2 + 0.36 * size, number, "middle", colour, size);
   }
   return out + text(kLeft + replay.makespan * scale + 8, y + kRow / 2 + 4, held(row, replay.makespan), "start",
                     "currentColor", 11);
@@ -85,16 +90,12 @@ std::string legend(const Schedule& schedule, double y) {
     out += rect(x, y, 12, 12, colour) + "/>\n" + text(x + 17, y + 10, name, "start", "currentColor", 11);
     x += 32 + 6.4 * static_cast<double>(name.size());
   };
-  for (size_t kind = 0; kind < kNames.size(); ++kind) {
-    bool used = false;
-    for (const auto& actions : schedule.stages)
-      for (const Action& a : actions) used = used || static_cast<size_t>(a.kind) == kind;
-    if (!used) continue;
-    for (int chunk = 0; chunk < schedule.num_chunks; ++chunk) {
-      const std::string name(kNames[kind]);
-      entry(fill(static_cast<Action::Kind>(kind), chunk, schedule.num_chunks),
-            schedule.num_chunks > 1 ? cat(name, " ", chunk) : name);
-    }
+  std::set<std::pair<Action::Kind, int>> used;
+  for (const auto& actions : schedule.stages)
+    for (const Action& a : actions) used.insert({a.kind, a.chunk});
+  for (const auto& [kind, chunk] : used) {
+    const std::string name(kNames[static_cast<size_t>(kind)]);
+    entry(fill(kind, chunk, schedule.num_chunks), schedule.num_chunks > 1 ? cat(name, " ", chunk) : name);
   }
   entry("url(#bubble)", "waits");
   return out;

@@ -43,6 +43,8 @@ TEST(Draw, SvgHasEveryPassAndEveryStage) {
     EXPECT_EQ(count(svg, "<rect"), count(svg, "/>") + count(svg, "</rect>"));
     EXPECT_THAT(svg, HasSubstr("backward, micro-batch 7, chunk 0: "));
     EXPECT_TRUE(svg.ends_with("</svg>\n"));
+    // The legend explains what is shown and nothing else.
+    EXPECT_EQ(count(svg, ">weight gradient 1</text>"), to_string(s.stages[3]).find("W1") != std::string::npos ? 1u : 0u);
   }
 }
 
