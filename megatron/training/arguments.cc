@@ -88,10 +88,16 @@ void parameter_schedule_comes_from_one_place(const Arguments& a, Violations& v) 
     v.add("--override-opt-param-scheduler and --use-checkpoint-opt-param-scheduler are both given", "give one of them");
 }
 
+// 16 to 20
+void layers_divide_over_stages(const Arguments& a, Violations& v) {
+  validate_pipeline(a.pipeline, a.parallel.pipeline_model_parallel_size, a.transformer.num_layers, v);
+}
+
 constexpr Rule kRules[] = {
     {"batch sizes divide", batch_sizes_divide},
     {"evaluation batch divides", evaluation_batch_divides},
     {"data is given", data_is_given},
+    {"layers divide over stages", layers_divide_over_stages},
     {"tokenizer is given", tokenizer_is_given},
     {"schedule fits the length of the run", schedule_fits},
     {"learning rate is given", learning_rate_is_given},
@@ -107,7 +113,7 @@ bool is_resume(StartChoice start) { return start == StartChoice::kResume || star
 }  // namespace
 
 std::vector<Config*> Arguments::configs() {
-  return {&transformer, &tokenizer, &data, &optimizer, &parallel, &training};
+  return {&transformer, &tokenizer, &data, &optimizer, &parallel, &pipeline, &training};
 }
 
 std::vector<Config*> Arguments::model_configs() { return {&transformer, &tokenizer}; }

@@ -8,6 +8,7 @@
 #include "megatron/comm/parallel_groups.h"
 #include "megatron/datasets/data_config.h"
 #include "megatron/optimizer/optimizer_config.h"
+#include "megatron/pipeline_parallel/pipeline_config.h"
 #include "megatron/tokenizers/tokenizer.h"
 #include "megatron/training/microbatches.h"
 #include "megatron/training/training_config.h"
@@ -21,6 +22,7 @@ struct Arguments {
   DataConfig data;
   OptimizerConfig optimizer;
   ParallelConfig parallel;
+  PipelineConfig pipeline;
   TrainingConfig training;
 
   // Flags that were accepted but change nothing, with the reason.
