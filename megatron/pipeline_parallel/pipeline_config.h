@@ -33,7 +33,8 @@ struct PipelineConfig : Config {
   void fields(FieldVisitor& visitor) override;
   void validate(Violations& violations) const override;
 
-  // The schedule's shape for a pipeline of this size, with the numbers of chunks that make_stage_layout() chose.
+  // The schedule's shape for a pipeline of this size, with the number of chunks that make_stage_layout() chose and equal
+  // stages; schedule_shape() of stage_layout.h knows their layers.
   ScheduleShape shape(int64_t pipeline_model_parallel_size, int64_t num_chunks, int64_t num_microbatches) const;
 };
 

@@ -267,6 +267,25 @@ StageLayout make_stage_layout(const PipelineConfig& config, int64_t pipeline_mod
   return {std::move(segments), static_cast<int>(q.stages), placement};
 }
 
+ScheduleShape schedule_shape(const PipelineConfig& config, const StageLayout& layout, int64_t num_microbatches) {
+  ScheduleShape shape = config.shape(layout.num_stages(), layout.num_chunks(), num_microbatches);
+  const PassCosts& stage = shape.costs.whole_stage;
+  const auto weight = [&](const StageSlice& slice) {
+    return static_cast<double>(slice.num_layers + (slice.embedding && config.account_for_embedding_in_pipeline_split) +
+                               (slice.head && config.account_for_loss_in_pipeline_split));
+  };
+  double total = 0;
+  for (const StageSlice& slice : layout.segments()) total += weight(slice);
+  for (int r = 0; r < layout.num_stages(); ++r) {
+    std::vector<PassCosts>& chunks = shape.costs.passes.emplace_back();
+    for (int c = 0; c < layout.num_chunks(); ++c) {
+      const double part = weight(layout.slice(r, c)) * layout.num_stages() / total;  // of an average stage
+      chunks.push_back({part * stage.forward, part * stage.backward_input, part * stage.backward_weight});
+    }
+  }
+  return shape;
+}
+
 std::vector<StageSlice> parse_layout(std::string_view text, int64_t num_layers) {
   const std::string name = cat("--pipeline-model-parallel-layout \"", text, "\"");
   const std::vector<LayoutExpander::Mark> marks = LayoutExpander(text).expand();

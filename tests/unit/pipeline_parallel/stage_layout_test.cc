@@ -5,6 +5,7 @@
 
 #include <random>
 
+#include "megatron/pipeline_parallel/replay.h"
 #include "testing.h"
 
 namespace megatron {
@@ -303,6 +304,30 @@ TEST(PipelineConfig, Rules) {
               ElementsAre(HasSubstr("--microbatch-group-size-per-virtual-pipeline-stage is 0\nhint: at least 1")));
   c = {};
   EXPECT_THAT(violations_of(c, 3, 8), ElementsAre(HasSubstr("--num-layers 8 is not divisible")));
+}
+
+TEST(ScheduleShape, CostsFollowTheLayers) {
+  PipelineConfig config;
+  config.pipeline_schedule = ScheduleKind::kZeroBubbleAuto;
+  config.zero_bubble_pass_times = {1, 1.2, 0.8, 0.1};
+  config.pipeline_model_parallel_layout = "Et|ttt|tttt|L";
+  const ScheduleShape shape = schedule_shape(config, make_stage_layout(config, 2, 8), 6);
+  EXPECT_EQ(shape.num_stages, 2);
+  EXPECT_EQ(shape.num_chunks, 2);
+  EXPECT_EQ(shape.num_microbatches, 6);
+  EXPECT_EQ(shape.costs.transfer, 0.1);
+  EXPECT_DOUBLE_EQ(shape.costs.passes[0][0].forward, 0.25);
+  EXPECT_DOUBLE_EQ(shape.costs.passes[0][1].backward_input, 1.2);
+  EXPECT_DOUBLE_EQ(shape.costs.passes[1][0].backward_weight, 0.6);
+  EXPECT_DOUBLE_EQ(shape.costs.passes[1][1].forward, 0.0);
+  // It plans with them: stages of different length give another schedule than equal ones, and no worse a one.
+  const Schedule uneven = make_schedule(config.pipeline_schedule, shape);
+  const Schedule even = make_schedule(config.pipeline_schedule, config.shape(2, 2, 6));
+  EXPECT_LE(replay(uneven, shape.costs).makespan, replay(even, shape.costs).makespan);
+  config.pipeline_model_parallel_layout.clear();
+  config.account_for_loss_in_pipeline_split = true;
+  const ScheduleShape counted = schedule_shape(config, make_stage_layout(config, 3, 8), 6);
+  for (const auto& stage : counted.costs.passes) EXPECT_DOUBLE_EQ(stage[0].forward, 1.0);
 }
 
 // A last-stage count on one stage has shrunk models elsewhere.
