@@ -4,7 +4,9 @@
 #include <array>
 #include <cmath>
 #include <cstdio>
+#include <set>
 #include <string_view>
+#include <utility>
 
 #include "megatron/base/check.h"
 
@@ -36,24 +38,28 @@ constexpr double kRow = 28, kGap = 4, kLeft = 64, kRight = 168, kTop = 34, kFoot
 struct Colour {
   int r, g, b;
 };
-constexpr std::array<Colour, 4> kFill = {{{66, 118, 197}, {208, 109, 40}, {208, 109, 40}, {74, 148, 95}}};
+constexpr std::array<Colour, 4> kFill = {{{66, 118, 197}, {173, 66, 74}, {208, 109, 40}, {74, 148, 95}}};
 constexpr std::array<std::string_view, 4> kNames = {"forward", "backward", "input gradient", "weight gradient"};
+
+double lightness(int chunk, int num_chunks) { return num_chunks > 1 ? 0.55 * chunk / (num_chunks - 1) : 0.0; }
 
 std::string fill(Action::Kind kind, int chunk, int num_chunks) {
   const Colour& c = kFill[static_cast<size_t>(kind)];
-  const double light = num_chunks > 1 ? 0.45 * chunk / (num_chunks - 1) : 0.0;
+  const double light = lightness(chunk, num_chunks);
   const auto mix = [&](int v) { return static_cast<int>(std::lround(v + (255 - v) * light)); };
   return cat("rgb(", mix(c.r), ",", mix(c.g), ",", mix(c.b), ")");
 }
 
-std::string rect(double x, double y, double width, double height, const std::string& fill, const std::string& more = "") {
-  return cat("<rect x=\"", fixed(x, 2), "\" y=\"", fixed(y), "\" width=\"", fixed(width, 2), "\" height=\"", fixed(height), "\" fill=\"",
-             fill, "\"", more);
+std::string rect(double x, double y, double width, double height, const std::string& fill,
+                 const std::string& more = "") {
+  return cat("<rect x=\"", fixed(x, 2), "\" y=\"", fixed(y), "\" width=\"", fixed(width, 2), "\" height=\"",
+             fixed(height), "\" fill=\"", fill, "\"", more);
 }
 
-std::string text(double x, double y, const std::string& content, const char* anchor, const char* colour, double size = 12) {
-  return cat("<text x=\"", fixed(x), "\" y=\"", fixed(y), "\" text-anchor=\"", anchor, "\" fill=\"", colour, "\" font-size=\"", fixed(size),
-             "\">", content, "</text>\n");
+std::string text(double x, double y, const std::string& content, const char* anchor, const char* colour,
+                 double size = 12) {
+  return cat("<text x=\"", fixed(x), "\" y=\"", fixed(y), "\" text-anchor=\"", anchor, "\" fill=\"", colour,
+             "\" font-size=\"", fixed(size), "\">", content, "</text>\n");
 }
 
 std::string row_of(const Schedule& schedule, const Replay& replay, int stage, double y, double scale) {
@@ -62,15 +68,19 @@ std::string row_of(const Schedule& schedule, const Replay& replay, int stage, do
   out += rect(kLeft, y, replay.makespan * scale, kRow, "url(#bubble)") + "/>\n";
   for (const ReplayedAction& a : row.actions) {
     const double x = kLeft + a.start * scale, width = (a.end - a.start) * scale;
-    const std::string what = cat(kNames[static_cast<size_t>(a.action.kind)], ", micro-batch ", a.action.microbatch,
-                                 schedule.num_chunks > 1 ? cat(", chunk ", a.action.chunk) : "", ": ", a.start, " to ", a.end);
-    out += rect(x, y, width, kRow, fill(a.action.kind, a.action.chunk, schedule.num_chunks), " stroke=\"white\" stroke-width=\"0.8\">") +
+    const std::string what =
+        cat(kNames[static_cast<size_t>(a.action.kind)], ", micro-batch ", a.action.microbatch,
+            schedule.num_chunks > 1 ? cat(", chunk ", a.action.chunk) : "", ": ", a.start, " to ", a.end);
+    out += rect(x, y, width, kRow, fill(a.action.kind, a.action.chunk, schedule.num_chunks),
+                " stroke=\"white\" stroke-width=\"0.8\">") +
            "<title>" + what + "</title></rect>\n";
     const std::string number = cat(a.action.microbatch);
     const double size = std::min(12.0, width / (0.62 * static_cast<double>(number.size()) + 0.3));
-    if (size >= 6) out += text(x + width / 2, y + kRow / 2 + 0.36 * size, number, "middle", "white", size);
+    const char* const colour = lightness(a.action.chunk, schedule.num_chunks) > 0.3 ? "#1b1b1b" : "white";
+    if (size >= 6) out += text(x + width / 2, y + kRow / 2 + 0.36 * size, number, "middle", colour, size);
   }
-  return out + text(kLeft + replay.makespan * scale + 8, y + kRow / 2 + 4, held(row, replay.makespan), "start", "currentColor", 11);
+  return out + text(kLeft + replay.makespan * scale + 8, y + kRow / 2 + 4, held(row, replay.makespan), "start",
+                    "currentColor", 11);
 }
 
 std::string legend(const Schedule& schedule, double y) {
@@ -80,15 +90,12 @@ std::string legend(const Schedule& schedule, double y) {
     out += rect(x, y, 12, 12, colour) + "/>\n" + text(x + 17, y + 10, name, "start", "currentColor", 11);
     x += 32 + 6.4 * static_cast<double>(name.size());
   };
-  for (size_t kind = 0; kind < kNames.size(); ++kind) {
-    bool used = false;
-    for (const auto& actions : schedule.stages)
-      for (const Action& a : actions) used = used || static_cast<size_t>(a.kind) == kind;
-    if (!used) continue;
-    for (int chunk = 0; chunk < schedule.num_chunks; ++chunk) {
-      const std::string name(kNames[kind]);
-      entry(fill(static_cast<Action::Kind>(kind), chunk, schedule.num_chunks), schedule.num_chunks > 1 ? cat(name, " ", chunk) : name);
-    }
+  std::set<std::pair<Action::Kind, int>> used;
+  for (const auto& actions : schedule.stages)
+    for (const Action& a : actions) used.insert({a.kind, a.chunk});
+  for (const auto& [kind, chunk] : used) {
+    const std::string name(kNames[static_cast<size_t>(kind)]);
+    entry(fill(kind, chunk, schedule.num_chunks), schedule.num_chunks > 1 ? cat(name, " ", chunk) : name);
   }
   entry("url(#bubble)", "waits");
   return out;
@@ -100,8 +107,8 @@ std::string draw_text(const Schedule& schedule, const Replay& replay, int column
   const double scale = replay.makespan > 0 ? columns / replay.makespan : 0;
   const auto column = [&](double time) { return static_cast<size_t>(std::lround(time * scale)); };
   std::string out = cat(schedule.name, ": ", schedule.num_stages, " stages, ",
-                        schedule.num_chunks > 1 ? cat(schedule.num_chunks, " chunks each, ") : "", schedule.num_microbatches,
-                        " micro-batches; idle ", fixed(100 * replay.bubble_fraction), "%\n");
+                        schedule.num_chunks > 1 ? cat(schedule.num_chunks, " chunks each, ") : "",
+                        schedule.num_microbatches, " micro-batches; idle ", fixed(100 * replay.bubble_fraction), "%\n");
   for (size_t r = 0; r < replay.stages.size(); ++r) {
     std::string line(column(replay.makespan), '.');
     for (const ReplayedAction& a : replay.stages[r].actions) {
@@ -119,7 +126,8 @@ std::string draw_svg(const Schedule& schedule, const Replay& replay, double widt
   const double scale = replay.makespan > 0 ? (width - kLeft - kRight) / replay.makespan : 0;
   const double height = kTop + (kRow + kGap) * schedule.num_stages + kFoot;
   std::string out = cat("<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 ", fixed(width), " ", fixed(height),
-                        "\" font-family=\"system-ui, sans-serif\" role=\"img\" aria-label=\"pipeline schedule ", schedule.name, "\">\n",
+                        "\" font-family=\"system-ui, sans-serif\" role=\"img\" aria-label=\"pipeline schedule ",
+                        schedule.name, "\">\n",
                         "<defs><pattern id=\"bubble\" width=\"6\" height=\"6\" patternUnits=\"userSpaceOnUse\" "
                         "patternTransform=\"rotate(45)\"><rect width=\"6\" height=\"6\" fill=\"#e9e6e1\"/>"
                         "<rect width=\"2\" height=\"6\" fill=\"#cfc9c0\"/></pattern></defs>\n");
@@ -128,7 +136,8 @@ std::string draw_svg(const Schedule& schedule, const Replay& replay, double widt
                   schedule.num_chunks > 1 ? cat(schedule.num_chunks, " chunks each, ") : "", schedule.num_microbatches,
                   " micro-batches; idle ", fixed(100 * replay.bubble_fraction), "%"),
               "start", "currentColor", 14);
-  for (int stage = 0; stage < schedule.num_stages; ++stage) out += row_of(schedule, replay, stage, kTop + (kRow + kGap) * stage, scale);
+  for (int stage = 0; stage < schedule.num_stages; ++stage)
+    out += row_of(schedule, replay, stage, kTop + (kRow + kGap) * stage, scale);
   out += legend(schedule, kTop + (kRow + kGap) * schedule.num_stages + 10);
   return out + "</svg>\n";
 }

@@ -27,7 +27,8 @@ class Executor {
       const Transfer& receive = transfers_[i].receive;
       if (!receive.any()) continue;
       Incoming& from = incoming_[receive.peer];
-      if (from.user.size() <= static_cast<size_t>(receive.sequence)) from.user.resize(static_cast<size_t>(receive.sequence) + 1);
+      if (from.user.size() <= static_cast<size_t>(receive.sequence))
+        from.user.resize(static_cast<size_t>(receive.sequence) + 1);
       from.user[static_cast<size_t>(receive.sequence)] = i;
     }
     arrivals_.resize(actions_.size());
@@ -69,8 +70,8 @@ class Executor {
     Incoming& from = incoming_[receive.peer];
     for (; from.posted <= static_cast<size_t>(receive.sequence); ++from.posted) {
       const size_t user = from.user[from.posted];
-      const at::Tensor buffer =
-          at::empty(shape_of(actions_[user].microbatch), at::TensorOptions().dtype(format_.dtype).device(format_.device));
+      const at::Tensor buffer = at::empty(shape_of(actions_[user].microbatch),
+                                          at::TensorOptions().dtype(format_.dtype).device(format_.device));
       arrivals_[user] = {buffer, links_.from(receive.peer).recv(buffer, kSender)};
     }
   }
@@ -132,8 +133,9 @@ class Executor {
     MEGATRON_ASSERT(result.defined(), to_string(action), " on stage ", links_.stage(), " returned nothing to pass on");
     MEGATRON_ASSERT(result.sizes() == at::IntArrayRef(shape) && result.scalar_type() == format_.dtype &&
                         result.device().type() == format_.device.type(),
-                    to_string(action), " on stage ", links_.stage(), " returned ", result.scalar_type(), result.sizes(), " on ",
-                    result.device(), " to pass on; between stages are ", format_.dtype, at::IntArrayRef(shape), " on ", format_.device);
+                    to_string(action), " on stage ", links_.stage(), " returned ", result.scalar_type(), result.sizes(),
+                    " on ", result.device(), " to pass on; between stages are ", format_.dtype, at::IntArrayRef(shape),
+                    " on ", format_.device);
   }
 
   const std::vector<Action>& actions_;
@@ -150,7 +152,8 @@ class Executor {
 
 PipelineLinks::PipelineLinks(const ProcessGroup& pp, const Schedule& schedule, at::Device device, bool overlap)
     : stage_(pp.rank()), overlap_(overlap) {
-  MEGATRON_ASSERT(pp.size() == schedule.num_stages, "a schedule of ", schedule.num_stages, " stages over ", pp.size(), " ranks");
+  MEGATRON_ASSERT(pp.size() == schedule.num_stages, "a schedule of ", schedule.num_stages, " stages over ", pp.size(),
+                  " ranks");
   for (const auto& [from, to] : transfer_links(schedule)) {
     if (from != stage_ && to != stage_) continue;
     const ProcessGroup link = pp.subgroup({from, to}, cat(pp.name(), "_", from, "_to_", to));
@@ -180,7 +183,8 @@ const ProcessGroup& PipelineLinks::from(int peer) const {
 
 void run_pipeline(const Schedule& schedule, StageCompute& stage, const PipelineLinks& links,
                   const TransferFormat& format) {
-  MEGATRON_ASSERT(links.stage() < schedule.num_stages, "stage ", links.stage(), " of a schedule of ", schedule.num_stages, " stages");
+  MEGATRON_ASSERT(links.stage() < schedule.num_stages, "stage ", links.stage(), " of a schedule of ",
+                  schedule.num_stages, " stages");
   Executor(schedule, stage, links, format).run();
 }
 

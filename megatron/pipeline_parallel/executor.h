@@ -1,5 +1,5 @@
-// Runs one rank's list of actions: what is computed is the caller's (StageCompute), when and what moves is derived from the
-// schedule (transfers.h).
+// Runs one rank's list of actions: what is computed is the caller's (StageCompute), when and what moves is derived from
+// the schedule (transfers.h).
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -13,9 +13,10 @@
 
 namespace megatron {
 
-// What a stage computes; implemented by the trainer. Tensors that it is given are its own: nobody else changes them, and they
-// carry no autograd history. Tensors that it returns must not be changed before the run is over; the executor keeps their
-// storage no longer than the transfer needs, so a stage that keeps only the autograd node of its output frees the memory.
+// What a stage computes; implemented by the trainer. Tensors that it is given are its own: nobody else changes them,
+// and they carry no autograd history. Tensors that it returns must not be changed before the run is over; the executor
+// keeps their storage no longer than the transfer needs, so a stage that keeps only the autograd node of its output
+// frees the memory.
 class StageCompute {
  public:
   virtual ~StageCompute() = default;
@@ -37,14 +38,14 @@ struct TransferFormat {
   std::function<std::vector<int64_t>(int microbatch)> shape_of = nullptr;
 };
 
-// One one-directional group of two ranks for each ordered pair of stages that exchange tensors. A direction of its own keeps
-// a send from waiting behind a receive, whatever the backend's rules; within it messages keep their order.
+// One one-directional group of two ranks for each ordered pair of stages that exchange tensors. A direction of its own
+// keeps a send from waiting behind a receive, whatever the backend's rules; within it messages keep their order.
 class PipelineLinks {
  public:
-  // Every stage calls it with an equal schedule; schedules with the same placement and as many stages and chunks can use
-  // the links. With `device`, one element travels over each link, so that communicators that connect at their first message do
-  // so here, in one order on all ranks. `overlap`: receives are posted before the computation that precedes their use, so that
-  // transfers run beside it; otherwise when nothing is left to do but to wait.
+  // Every stage calls it with an equal schedule; schedules with the same placement and as many stages and chunks can
+  // use the links. With `device`, one element travels over each link, so that communicators that connect at their first
+  // message do so here, in one order on all ranks. `overlap`: receives are posted before the computation that precedes
+  // their use, so that transfers run beside it; otherwise when nothing is left to do but to wait.
   PipelineLinks(const ProcessGroup& pp, const Schedule& schedule, at::Device device, bool overlap = true);
 
   int stage() const { return stage_; }
@@ -59,10 +60,10 @@ class PipelineLinks {
   std::map<int, ProcessGroup> to_, from_;
 };
 
-// Runs this stage's actions in order. Nothing waits but an action for its own input: sends are asynchronous, and a sent tensor
-// is kept until something arrives that its receiver made after using it. With overlap one receive is posted ahead. Memory: one
-// receive buffer beyond the running action's (more only where the sender's order differs from this stage's). Free of deadlock
-// with backends that buffer nothing, see replay.h.
+// Runs this stage's actions in order. Nothing waits but an action for its own input: sends are asynchronous, and a sent
+// tensor is kept until something arrives that its receiver made after using it. With overlap one receive is posted
+// ahead. Memory: one receive buffer beyond the running action's (more only where the sender's order differs from this
+// stage's). Free of deadlock with backends that buffer nothing, see replay.h.
 //
 // Throws what the stage throws; the peers' waits then fail through the backend.
 void run_pipeline(const Schedule& schedule, StageCompute& stage, const PipelineLinks& links,

@@ -7,7 +7,8 @@ namespace megatron {
 namespace {
 
 constexpr std::string_view kVirtualStages =
-    "--num-layers-per-virtual-pipeline-stage, --num-virtual-stages-per-pipeline-rank and --pipeline-model-parallel-layout";
+    "--num-layers-per-virtual-pipeline-stage, --num-virtual-stages-per-pipeline-rank and "
+    "--pipeline-model-parallel-layout";
 
 void check_positive(std::string_view flag, const std::optional<int64_t>& value, int64_t least, Violations& violations) {
   if (value && *value < least) violations.add(cat(flag, " is ", *value), cat("at least ", least));
@@ -37,20 +38,24 @@ void PipelineConfig::fields(FieldVisitor& visitor) {
   visitor.group("pipeline parallelism");
   visitor.choice("pipeline_schedule", pipeline_schedule, schedule_names(),
                  "order of work; 1f1b is the interleaved schedule when there are virtual stages");
-  visitor.field({"microbatch_group_size_per_vp_stage", "--microbatch-group-size-per-virtual-pipeline-stage"},
-                microbatch_group_size_per_vp_stage,
-                "micro-batches that a virtual stage runs before the next one takes over; default: the number of stages");
+  visitor.field(
+      {"microbatch_group_size_per_vp_stage", "--microbatch-group-size-per-virtual-pipeline-stage"},
+      microbatch_group_size_per_vp_stage,
+      "micro-batches that a virtual stage runs before the next one takes over; default: the number of stages");
   visitor.field("zero_bubble_max_pending_backward", zero_bubble_max_pending_backward,
-                "zb-auto: most micro-batches (of one virtual stage) whose activations a rank holds; default: twice as many as 1f1b");
+                "zb-auto: most micro-batches (of one virtual stage) whose activations a rank holds; default: twice as "
+                "many as 1f1b");
   visitor.field("zero_bubble_pass_times", zero_bubble_pass_times,
                 "zb-auto plans with these times of forward, input gradient, weight gradient and transfer, in any unit; "
                 "default: 1 1 1 0");
-  visitor.field("num_layers_per_virtual_pipeline_stage", num_layers_per_virtual_pipeline_stage, "layers of a virtual stage");
+  visitor.field("num_layers_per_virtual_pipeline_stage", num_layers_per_virtual_pipeline_stage,
+                "layers of a virtual stage");
   visitor.field("num_virtual_stages_per_pipeline_rank", num_virtual_stages_per_pipeline_rank,
                 "virtual stages of each rank; default: 1, 2 for zb-v");
-  visitor.field("pipeline_model_parallel_layout", pipeline_model_parallel_layout,
-                "what each virtual stage holds: E embedding, t layer, L loss, | next stage, x*n and (...)*n repeat, such as "
-                "\"Et*3|(tt|)*29t|L\"");
+  visitor.field(
+      "pipeline_model_parallel_layout", pipeline_model_parallel_layout,
+      "what each virtual stage holds: E embedding, t layer, L loss, | next stage, x*n and (...)*n repeat, such as "
+      "\"Et*3|(tt|)*29t|L\"");
   visitor.field("decoder_first_pipeline_num_layers", decoder_first_pipeline_num_layers,
                 "layers of the first stage; the rest is divided evenly");
   visitor.field("decoder_last_pipeline_num_layers", decoder_last_pipeline_num_layers,
@@ -64,7 +69,8 @@ void PipelineConfig::fields(FieldVisitor& visitor) {
 }
 
 void PipelineConfig::validate(Violations& violations) const {
-  check_positive("--microbatch-group-size-per-virtual-pipeline-stage", microbatch_group_size_per_vp_stage, 1, violations);
+  check_positive("--microbatch-group-size-per-virtual-pipeline-stage", microbatch_group_size_per_vp_stage, 1,
+                 violations);
   check_positive("--zero-bubble-max-pending-backward", zero_bubble_max_pending_backward, 1, violations);
   check_positive("--num-layers-per-virtual-pipeline-stage", num_layers_per_virtual_pipeline_stage, 1, violations);
   check_positive("--num-virtual-stages-per-pipeline-rank", num_virtual_stages_per_pipeline_rank, 1, violations);
@@ -74,37 +80,48 @@ void PipelineConfig::validate(Violations& violations) const {
   const bool has_layout = !pipeline_model_parallel_layout.empty();
   const bool has_counts = decoder_first_pipeline_num_layers || decoder_last_pipeline_num_layers;
   const bool accounts = account_for_embedding_in_pipeline_split || account_for_loss_in_pipeline_split;
-  const int virtual_flags = num_layers_per_virtual_pipeline_stage.has_value() +
-                            num_virtual_stages_per_pipeline_rank.has_value() + has_layout;
+  const int virtual_flags =
+      num_layers_per_virtual_pipeline_stage.has_value() + num_virtual_stages_per_pipeline_rank.has_value() + has_layout;
   if (virtual_flags > 1) violations.add(cat("at most one of ", kVirtualStages, " may be given"));
   if (has_layout && (has_counts || accounts))
-    violations.add("--pipeline-model-parallel-layout names every layer; it cannot be combined with "
-                   "--decoder-first-pipeline-num-layers, --decoder-last-pipeline-num-layers, "
-                   "--account-for-embedding-in-pipeline-split or --account-for-loss-in-pipeline-split");
+    violations.add(
+        "--pipeline-model-parallel-layout names every layer; it cannot be combined with "
+        "--decoder-first-pipeline-num-layers, --decoder-last-pipeline-num-layers, "
+        "--account-for-embedding-in-pipeline-split or --account-for-loss-in-pipeline-split");
   if (has_counts && accounts)
-    violations.add("--decoder-first-pipeline-num-layers and --decoder-last-pipeline-num-layers cannot be combined with "
-                   "--account-for-embedding-in-pipeline-split or --account-for-loss-in-pipeline-split",
-                   "lower the count of that stage by one instead");
+    violations.add(
+        "--decoder-first-pipeline-num-layers and --decoder-last-pipeline-num-layers cannot be combined with "
+        "--account-for-embedding-in-pipeline-split or --account-for-loss-in-pipeline-split",
+        "lower the count of that stage by one instead");
   if (has_counts && num_layers_per_virtual_pipeline_stage)
-    violations.add("--num-layers-per-virtual-pipeline-stage cannot be combined with --decoder-first-pipeline-num-layers or "
-                   "--decoder-last-pipeline-num-layers",
-                   "--num-virtual-stages-per-pipeline-rank");
+    violations.add(
+        "--num-layers-per-virtual-pipeline-stage cannot be combined with --decoder-first-pipeline-num-layers or "
+        "--decoder-last-pipeline-num-layers",
+        "--num-virtual-stages-per-pipeline-rank");
   if (has_counts && schedule_placement(pipeline_schedule) == ChunkPlacement::kVShaped)
-    violations.add("--decoder-first-pipeline-num-layers and --decoder-last-pipeline-num-layers mean nothing when one rank holds "
-                   "both ends of the model (--pipeline-schedule zb-v)",
-                   "--pipeline-model-parallel-layout");
-  if (pipeline_schedule != ScheduleKind::kZeroBubbleAuto && (zero_bubble_max_pending_backward || !zero_bubble_pass_times.empty()))
-    violations.add("--zero-bubble-max-pending-backward and --zero-bubble-pass-times have no effect without --pipeline-schedule zb-auto");
+    violations.add(
+        "--decoder-first-pipeline-num-layers and --decoder-last-pipeline-num-layers mean nothing when one rank holds "
+        "both ends of the model (--pipeline-schedule zb-v)",
+        "--pipeline-model-parallel-layout");
+  if (pipeline_schedule != ScheduleKind::kZeroBubbleAuto &&
+      (zero_bubble_max_pending_backward || !zero_bubble_pass_times.empty()))
+    violations.add(
+        "--zero-bubble-max-pending-backward and --zero-bubble-pass-times have no effect without --pipeline-schedule "
+        "zb-auto");
   if (!zero_bubble_pass_times.empty()) {
     bool legal = zero_bubble_pass_times.size() == 4;
-    for (size_t i = 0; legal && i < 4; ++i) legal = i < 3 ? zero_bubble_pass_times[i] > 0 : zero_bubble_pass_times[i] >= 0;
+    for (size_t i = 0; legal && i < 4; ++i)
+      legal = i < 3 ? zero_bubble_pass_times[i] > 0 : zero_bubble_pass_times[i] >= 0;
     if (!legal)
-      violations.add("--zero-bubble-pass-times takes 4 times: forward, input gradient and weight gradient above 0, transfer from 0 on",
-                     "for example 1 1.1 0.9 0.1");
+      violations.add(
+          "--zero-bubble-pass-times takes 4 times: forward, input gradient and weight gradient above 0, transfer from "
+          "0 on",
+          "for example 1 1.1 0.9 0.1");
   }
 }
 
-ScheduleShape PipelineConfig::shape(int64_t pipeline_model_parallel_size, int64_t num_chunks, int64_t num_microbatches) const {
+ScheduleShape PipelineConfig::shape(int64_t pipeline_model_parallel_size, int64_t num_chunks,
+                                    int64_t num_microbatches) const {
   ScheduleShape shape;
   shape.num_stages = static_cast<int>(pipeline_model_parallel_size);
   shape.num_chunks = static_cast<int>(num_chunks);
@@ -123,7 +140,8 @@ void validate_pipeline(const PipelineConfig& config, int64_t pipeline_model_para
   if (pipeline_model_parallel_size < 1 || num_layers < 1) return;  // reported by their owners
   if (pipeline_model_parallel_size == 1) {
     for (std::string_view flag : given_flags(config))
-      violations.add(cat(flag, " has no effect with --pipeline-model-parallel-size 1"), "leave it out, or raise the size");
+      violations.add(cat(flag, " has no effect with --pipeline-model-parallel-size 1"),
+                     "leave it out, or raise the size");
     return;
   }
   Violations own;
@@ -133,8 +151,9 @@ void validate_pipeline(const PipelineConfig& config, int64_t pipeline_model_para
     const StageLayout layout = make_stage_layout(config, pipeline_model_parallel_size, num_layers);
     if (config.microbatch_group_size_per_vp_stage &&
         (layout.num_chunks() == 1 || schedule_placement(config.pipeline_schedule) == ChunkPlacement::kVShaped))
-      violations.add("--microbatch-group-size-per-virtual-pipeline-stage has no effect without interleaved virtual stages",
-                     "--num-virtual-stages-per-pipeline-rank");
+      violations.add(
+          "--microbatch-group-size-per-virtual-pipeline-stage has no effect without interleaved virtual stages",
+          "--num-virtual-stages-per-pipeline-rank");
   } catch (const UsageError& error) {
     violations.add(error.what());
   }

@@ -30,14 +30,17 @@ ReplayedStage check_order(const Schedule& schedule, int stage) {
   int activations = 0, awaiting = 0, pending = 0;
   for (size_t i = 0; i < actions.size(); ++i) {
     const Action& a = actions[i];
-    MEGATRON_ASSERT(a.chunk >= 0 && a.chunk < schedule.num_chunks && a.microbatch >= 0 && a.microbatch < schedule.num_microbatches,
-                    where(schedule, stage, i), " is outside of ", schedule.num_chunks, " chunks and ", schedule.num_microbatches,
-                    " micro-batches");
+    MEGATRON_ASSERT(
+        a.chunk >= 0 && a.chunk < schedule.num_chunks && a.microbatch >= 0 && a.microbatch < schedule.num_microbatches,
+        where(schedule, stage, i), " is outside of ", schedule.num_chunks, " chunks and ", schedule.num_microbatches,
+        " micro-batches");
     Done& done = passes[static_cast<size_t>(a.chunk * schedule.num_microbatches + a.microbatch)];
     const bool input = a.kind == Kind::kBackward || a.kind == Kind::kBackwardInput;
     const bool weight = a.kind == Kind::kBackward || a.kind == Kind::kBackwardWeight;
-    MEGATRON_ASSERT(a.kind == Kind::kForward || done.forward, where(schedule, stage, i), " comes before its forward pass");
-    MEGATRON_ASSERT(a.kind != Kind::kBackwardWeight || done.input, where(schedule, stage, i), " comes before its input gradient");
+    MEGATRON_ASSERT(a.kind == Kind::kForward || done.forward, where(schedule, stage, i),
+                    " comes before its forward pass");
+    MEGATRON_ASSERT(a.kind != Kind::kBackwardWeight || done.input, where(schedule, stage, i),
+                    " comes before its input gradient");
     MEGATRON_ASSERT(!(a.kind == Kind::kForward && done.forward) && !(input && done.input) && !(weight && done.weight),
                     where(schedule, stage, i), " is done twice");
     if (a.kind == Kind::kForward) done.forward = true, ++activations, ++awaiting;
@@ -52,9 +55,12 @@ ReplayedStage check_order(const Schedule& schedule, int stage) {
       const Done& done = passes[static_cast<size_t>(chunk * schedule.num_microbatches + m)];
       const bool whole = done.forward && (schedule.forward_only || (done.input && done.weight));
       MEGATRON_ASSERT(whole, "schedule ", schedule.name, ": stage ", stage, " leaves out ",
-                      !done.forward ? "F" : done.input ? "W" : "B", chunk, ".", m);
-      MEGATRON_ASSERT(!schedule.forward_only || !done.input, "schedule ", schedule.name, ": stage ", stage, " runs B", chunk, ".", m,
-                      " in a forward-only schedule");
+                      !done.forward ? "F"
+                      : done.input  ? "W"
+                                    : "B",
+                      chunk, ".", m);
+      MEGATRON_ASSERT(!schedule.forward_only || !done.input, "schedule ", schedule.name, ": stage ", stage, " runs B",
+                      chunk, ".", m, " in a forward-only schedule");
     }
   }
   return out;
@@ -63,11 +69,16 @@ ReplayedStage check_order(const Schedule& schedule, int stage) {
 class Replayer {
  public:
   Replayer(const Schedule& schedule, const ScheduleCosts& costs, TransferMode mode)
-      : schedule_(schedule), costs_(costs), mode_(mode), plan_(plan_transfers(schedule)), ranks_(schedule.stages.size()) {
+      : schedule_(schedule),
+        costs_(costs),
+        mode_(mode),
+        plan_(plan_transfers(schedule)),
+        ranks_(schedule.stages.size()) {
     for (size_t r = 0; r < ranks_.size(); ++r) {
       ranks_[r].ended.assign(schedule.stages[r].size(), kNotYet);
       for (size_t i = 0; i < plan_[r].size(); ++i)
-        if (const Transfer& send = plan_[r][i].send; send.any()) ranks_[static_cast<size_t>(send.peer)].from[static_cast<int>(r)].made_by.push_back(i);
+        if (const Transfer& send = plan_[r][i].send; send.any())
+          ranks_[static_cast<size_t>(send.peer)].from[static_cast<int>(r)].made_by.push_back(i);
     }
   }
 
@@ -93,8 +104,8 @@ class Replayer {
  private:
   // The messages of one sender to one receiver, in the order of sending.
   struct Link {
-    std::vector<size_t> made_by;         // the sender's action
-    std::vector<double> posted, moved;   // when the receive was posted, when the message had arrived
+    std::vector<size_t> made_by;        // the sender's action
+    std::vector<double> posted, moved;  // when the receive was posted, when the message had arrived
   };
   struct Rank {
     size_t next = 0;  // action to run
@@ -115,7 +126,8 @@ class Replayer {
     if (mode_ == TransferMode::kOverlapped) post_receive(stage, next_receiver(plan(stage), stage, self.next + 1));
     double start = self.clock;
     if (const Transfer& receive = plan(stage)[self.next].receive; receive.any()) {
-      const double there = receive.peer == stage ? self.ended[static_cast<size_t>(receive.peer_action)] : arrival(stage, receive);
+      const double there =
+          receive.peer == stage ? self.ended[static_cast<size_t>(receive.peer_action)] : arrival(stage, receive);
       if (there == kNotYet) return false;
       start = std::max(start, there);
     }
@@ -155,9 +167,11 @@ class Replayer {
       const size_t next = ranks_[r].next;
       if (next == schedule_.stages[r].size()) continue;
       const Transfer& receive = plan_[r][next].receive;
-      stuck += cat(stuck.empty() ? "" : "; ", "stage ", r, " waits at action ", next, " (", to_string(schedule_.stages[r][next]), ") for ",
-                   to_string(schedule_.stages[static_cast<size_t>(receive.peer)][static_cast<size_t>(receive.peer_action)]), " of stage ",
-                   receive.peer);
+      stuck +=
+          cat(stuck.empty() ? "" : "; ", "stage ", r, " waits at action ", next, " (",
+              to_string(schedule_.stages[r][next]), ") for ",
+              to_string(schedule_.stages[static_cast<size_t>(receive.peer)][static_cast<size_t>(receive.peer_action)]),
+              " of stage ", receive.peer);
     }
     MEGATRON_ASSERT(stuck.empty(), "schedule ", schedule_.name, " deadlocks: ", stuck);
   }

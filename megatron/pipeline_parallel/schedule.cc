@@ -33,8 +33,8 @@ std::vector<Action> forward_backward_by_turns(const PassOrder& order, int warm_u
   return actions;
 }
 
-// As above with split backward passes. W follows its I by `lag` further passes, so that what the next stage waits for goes
-// first; the last ones fill what would be the bubble at the end.
+// As above with split backward passes. W follows its I by `lag` further passes, so that what the next stage waits for
+// goes first; the last ones fill what would be the bubble at the end.
 std::vector<Action> forward_backward_weight_by_turns(const PassOrder& order, int warm_up, int lag) {
   std::vector<Action> actions;
   const int total = order.size();
@@ -77,8 +77,8 @@ Schedule gpipe(const ScheduleShape& shape) {
   return schedule;
 }
 
-// 1F1B with split backward passes. Stage r holds back r weight passes, so that with its 1F1B share every stage holds as much
-// as the first one does anyway. With virtual stages the same over the interleaved order.
+// 1F1B with split backward passes. Stage r holds back r weight passes, so that with its 1F1B share every stage holds as
+// much as the first one does anyway. With virtual stages the same over the interleaved order.
 Schedule zero_bubble_h1(const ScheduleShape& shape) {
   Schedule schedule = empty_schedule(shape, ChunkPlacement::kLooped);
   const PassOrder order(shape);
@@ -95,11 +95,12 @@ Schedule zero_bubble_auto(const ScheduleShape& shape) {
   return schedule;
 }
 
-// Adds the passes of one stage in order, numbering micro-batches by counting; those past the end are left out, so that the
-// pattern for many micro-batches serves for few.
+// Adds the passes of one stage in order, numbering micro-batches by counting; those past the end are left out, so that
+// the pattern for many micro-batches serves for few.
 class StageWriter {
  public:
-  StageWriter(std::vector<Action>& actions, int num_microbatches) : actions_(actions), num_microbatches_(num_microbatches) {}
+  StageWriter(std::vector<Action>& actions, int num_microbatches)
+      : actions_(actions), num_microbatches_(num_microbatches) {}
   void forward(int chunk) { add(Kind::kForward, chunk, forwards_[chunk]++); }
   void backward_input(int chunk) { add(Kind::kBackwardInput, chunk, inputs_[chunk]++); }
   void backward_weight(int chunk) { add(Kind::kBackwardWeight, chunk, weights_[chunk]++); }
@@ -119,8 +120,8 @@ class StageWriter {
   int forwards_[2] = {}, inputs_[2] = {}, weights_[2] = {};
 };
 
-// ZB-V. The two chunks of a stage are so placed that the last segment sits where the first one does: its backward pass can
-// start as soon as its forward has ended, and the first stage waits for nobody. Peak memory is 1F1B's.
+// ZB-V. The two chunks of a stage are so placed that the last segment sits where the first one does: its backward pass
+// can start as soon as its forward has ended, and the first stage waits for nobody. Peak memory is 1F1B's.
 Schedule zero_bubble_v(const ScheduleShape& shape) {
   Schedule schedule = empty_schedule(shape, ChunkPlacement::kVShaped);
   const int stages = shape.num_stages;
@@ -163,16 +164,17 @@ constexpr std::array<KindRow, 5> kKinds = {{{"1f1b", ChunkPlacement::kLooped, on
 const KindRow& row(ScheduleKind kind) { return kKinds[static_cast<size_t>(kind)]; }
 
 void check_sizes(const KindRow& kind, const ScheduleShape& shape) {
-  MEGATRON_ASSERT(shape.num_stages >= 1 && shape.num_chunks >= 1, shape.num_stages, " stages of ", shape.num_chunks, " chunks");
+  MEGATRON_ASSERT(shape.num_stages >= 1 && shape.num_chunks >= 1, shape.num_stages, " stages of ", shape.num_chunks,
+                  " chunks");
   if (shape.num_microbatches < 1)
     throw UsageError(cat("a pipeline schedule over ", shape.num_microbatches, " micro-batches\nhint: at least 1"));
   if (kind.placement == ChunkPlacement::kVShaped && shape.num_chunks != 2)
-    throw UsageError(cat("--pipeline-schedule ", kind.name, " takes 2 virtual stages per pipeline rank, not ", shape.num_chunks,
-                         "\nhint: --num-virtual-stages-per-pipeline-rank 2"));
+    throw UsageError(cat("--pipeline-schedule ", kind.name, " takes 2 virtual stages per pipeline rank, not ",
+                         shape.num_chunks, "\nhint: --num-virtual-stages-per-pipeline-rank 2"));
 }
 
-// Micro-batch groups of the interleaved order (contracts h). Every chunk must have filled the pipeline before the next one
-// takes over, or its first micro-batch would not be back yet.
+// Micro-batch groups of the interleaved order (contracts h). Every chunk must have filled the pipeline before the next
+// one takes over, or its first micro-batch would not be back yet.
 void check_groups(const ScheduleShape& shape) {
   const int stages = shape.num_stages, microbatches = shape.num_microbatches;
   if (shape.num_chunks == 1 || stages == 1) return;
@@ -189,16 +191,16 @@ void check_groups(const ScheduleShape& shape) {
   while (below > 0 && !legal(below)) --below;
   while (above <= microbatches && !legal(above)) ++above;
   // One group of all micro-batches is always legal.
-  const std::string nearest = below > 0 && above <= microbatches ? cat(below, " or ", above)
-                                                                 : cat(below > 0 ? below : above <= microbatches ? above : microbatches);
+  std::string nearest = below > 0 ? cat(below) : "";
+  if (above <= microbatches) nearest += cat(nearest.empty() ? "" : " or ", above);
   const std::string flag = "--microbatch-group-size-per-virtual-pipeline-stage";
   if (group < stages || group > microbatches)
-    throw UsageError(cat(flag, " ", group, " is not between --pipeline-model-parallel-size ", stages, " and the ", microbatches,
-                         " micro-batches of a step\nhint: the nearest legal value is ", nearest));
-  throw UsageError(cat(microbatches, " micro-batches in groups of ", group, " leave a last group of ", microbatches % group,
-                       ", fewer than --pipeline-model-parallel-size ", stages, "\nhint: ", flag, " ", nearest, ", or ",
-                       microbatches - microbatches % group, " or ", microbatches - microbatches % group + group,
-                       " micro-batches"));
+    throw UsageError(cat(flag, " ", group, " is not between --pipeline-model-parallel-size ", stages, " and the ",
+                         microbatches, " micro-batches of a step\nhint: the nearest legal value is ", nearest));
+  throw UsageError(cat(microbatches, " micro-batches in groups of ", group, " leave a last group of ",
+                       microbatches % group, ", fewer than --pipeline-model-parallel-size ", stages, "\nhint: ", flag,
+                       " ", nearest, ", or ", microbatches - microbatches % group, " or ",
+                       microbatches - microbatches % group + group, " micro-batches"));
 }
 
 }  // namespace

@@ -3,8 +3,8 @@
 // A schedule says nothing about tensors or communication: transfers.h derives every send and receive from it, replay.h
 // proves it free of deadlock before any tensor exists, executor.h runs it. Pure arithmetic, without libtorch.
 //
-// Words: a *stage* is a rank's position in the pipeline, a *chunk* one of the slices of the model that it holds, and the
-// *segments* are all slices of the model in the order in which an activation passes through them.
+// Words: a *stage* is a rank's position in the pipeline, a *chunk* one of the slices of the model that it holds, and
+// the *segments* are all slices of the model in the order in which an activation passes through them.
 #pragma once
 
 #include <cstdint>
@@ -42,7 +42,8 @@ struct SegmentPlace {
 int segment_of(ChunkPlacement placement, int num_stages, SegmentPlace place);
 SegmentPlace place_of(ChunkPlacement placement, int num_stages, int segment);
 
-// The work of all ranks of one pipeline for one step. Every rank computes the same one.
+// The work of all ranks of one pipeline for one step. Every rank computes the same one. Passes of one kind take the
+// micro-batches of a chunk in ascending order, so the last gradient of a chunk is that of the last micro-batch.
 struct Schedule {
   std::string name;
   int num_stages = 1;
@@ -89,11 +90,11 @@ struct ScheduleShape {
   ScheduleCosts costs;    // kZeroBubbleAuto plans with them
 };
 
-// The schedule of one training step. Throws UsageError, naming the nearest legal values, when the kind cannot be built over
-// this shape.
+// The schedule of one training step. Throws UsageError, naming the nearest legal values, when the kind cannot be built
+// over this shape.
 //
-// Source: Huang et al. 2019 (arXiv:1811.06965) GPipe; Narayanan et al. 2021 (arXiv:2104.04473) 1F1B and interleaved; Qi et
-// al. 2023 (arXiv:2401.10241) ZB-H1 and the automatic schedule; Qi et al. 2024 (arXiv:2405.15362) ZB-V.
+// Source: Huang et al. 2019 (arXiv:1811.06965) GPipe; Narayanan et al. 2021 (arXiv:2104.04473) 1F1B and interleaved; Qi
+// et al. 2023 (arXiv:2401.10241) ZB-H1 and the automatic schedule; Qi et al. 2024 (arXiv:2405.15362) ZB-V.
 Schedule make_schedule(ScheduleKind kind, const ScheduleShape& shape);
 
 // Forward passes only, with the placement of `kind`: evaluation. Any number of micro-batches.

@@ -9,7 +9,9 @@
 namespace megatron {
 namespace {
 
-[[noreturn]] void refuse(const std::string& what, const std::string& hint) { throw UsageError(what + "\nhint: " + hint); }
+[[noreturn]] void refuse(const std::string& what, const std::string& hint) {
+  throw UsageError(what + "\nhint: " + hint);
+}
 
 // "24 or 32": the multiples of `unit` around `value`, as far as they are positive.
 std::string around(int64_t value, int64_t unit, int64_t less = 0) {
@@ -85,7 +87,8 @@ class LayoutExpander {
 
   [[noreturn]] void fail(size_t position, const std::string& what,
                          const std::string& hint = "for example \"Et*3|(tt|)*29t|L\"") const {
-    refuse(cat("--pipeline-model-parallel-layout \"", text_, "\": '", text_[position], "' at position ", position + 1, " ", what),
+    refuse(cat("--pipeline-model-parallel-layout \"", text_, "\": '", text_[position], "' at position ", position + 1,
+               " ", what),
            hint);
   }
 
@@ -132,8 +135,9 @@ int64_t number_of_chunks(const Question& q) {
 std::vector<int64_t> even_counts(const Question& q, int64_t chunks) {
   const int64_t total = q.num_layers + q.extra(), segments = q.stages * chunks;
   if (total % segments != 0) {
-    const std::string by = chunks == 1 ? cat("--pipeline-model-parallel-size ", q.stages)
-                                       : cat("--pipeline-model-parallel-size ", q.stages, " x ", chunks, " virtual stages = ", segments);
+    const std::string by =
+        chunks == 1 ? cat("--pipeline-model-parallel-size ", q.stages)
+                    : cat("--pipeline-model-parallel-size ", q.stages, " x ", chunks, " virtual stages = ", segments);
     refuse(cat(q.layers(), " is not divisible by ", by),
            cat("the nearest --num-layers: ", around(total, segments, q.extra()),
                "; uneven stages: --pipeline-model-parallel-layout, --decoder-first-pipeline-num-layers, "
@@ -161,15 +165,16 @@ std::vector<int64_t> counts_with_ends(const Question& q, int64_t chunks) {
                chunks == 1 ? "stages" : "virtual stages"),
            cat("leave at least ", between * chunks));
   if (between > 0 && rest % (between * chunks) != 0)
-    refuse(cat("of --num-layers ", q.num_layers, flags, " leave ", rest, ", which is not divisible by ", between, " further stages",
-               chunks == 1 ? "" : cat(" x ", chunks, " virtual stages")),
+    refuse(cat("of --num-layers ", q.num_layers, flags, " leave ", rest, ", which is not divisible by ", between,
+               " further stages", chunks == 1 ? "" : cat(" x ", chunks, " virtual stages")),
            cat("leave ", around(rest, between * chunks)));
   std::vector<int64_t> of_stage(static_cast<size_t>(q.stages), between > 0 ? rest / between : 0);
   if (first) of_stage.front() = *first;
   if (last) of_stage.back() = *last;
   for (const auto& count : {first, last})
     if (count && *count % chunks != 0)
-      refuse(cat("a stage of ", *count, " layers (", flags.substr(1), ") is not divisible into ", chunks, " virtual stages"),
+      refuse(cat("a stage of ", *count, " layers (", flags.substr(1), ") is not divisible into ", chunks,
+                 " virtual stages"),
              cat("the nearest counts: ", around(*count, chunks)));
   std::vector<int64_t> counts;
   for (int64_t chunk = 0; chunk < chunks; ++chunk)
@@ -197,7 +202,8 @@ StageLayout::StageLayout(std::vector<StageSlice> segments, int num_stages, Chunk
                   segments_.size(), " segments on ", num_stages, " stages");
   int64_t next = 0;
   for (const StageSlice& segment : segments_) {
-    MEGATRON_ASSERT(segment.first_layer == next, "a segment starts at layer ", segment.first_layer, ", expected ", next);
+    MEGATRON_ASSERT(segment.first_layer == next, "a segment starts at layer ", segment.first_layer, ", expected ",
+                    next);
     next += segment.num_layers;
   }
 }
@@ -243,8 +249,9 @@ StageLayout make_stage_layout(const PipelineConfig& config, int64_t pipeline_mod
     const auto count = static_cast<int64_t>(segments.size());
     const bool v_shaped = placement == ChunkPlacement::kVShaped;
     if (v_shaped ? count != 2 * q.stages : count % q.stages != 0)
-      refuse(cat("--pipeline-model-parallel-layout has ", count, " segments, ", v_shaped ? "the schedule takes 2 x" : "which is not divisible by",
-                 " --pipeline-model-parallel-size ", q.stages),
+      refuse(cat("--pipeline-model-parallel-layout has ", count, " segments, ",
+                 v_shaped ? "the schedule takes 2 x" : "which is not divisible by", " --pipeline-model-parallel-size ",
+                 q.stages),
              v_shaped ? cat(2 * q.stages, " segments") : cat(around(count, q.stages), " segments"));
   } else {
     const int64_t chunks = number_of_chunks(q);
@@ -254,9 +261,29 @@ StageLayout make_stage_layout(const PipelineConfig& config, int64_t pipeline_mod
   for (size_t i = 0; i < segments.size(); ++i) {
     const StageSlice& s = segments[i];
     if (s.num_layers == 0 && !s.embedding && !s.head)
-      refuse(cat("segment ", i + 1, " of ", segments.size(), " of the pipeline holds nothing"), "give every virtual stage a layer");
+      refuse(cat("segment ", i + 1, " of ", segments.size(), " of the pipeline holds nothing"),
+             "give every virtual stage a layer");
   }
   return {std::move(segments), static_cast<int>(q.stages), placement};
+}
+
+ScheduleShape schedule_shape(const PipelineConfig& config, const StageLayout& layout, int64_t num_microbatches) {
+  ScheduleShape shape = config.shape(layout.num_stages(), layout.num_chunks(), num_microbatches);
+  const PassCosts& stage = shape.costs.whole_stage;
+  const auto weight = [&](const StageSlice& slice) {
+    return static_cast<double>(slice.num_layers + (slice.embedding && config.account_for_embedding_in_pipeline_split) +
+                               (slice.head && config.account_for_loss_in_pipeline_split));
+  };
+  double total = 0;
+  for (const StageSlice& slice : layout.segments()) total += weight(slice);
+  for (int r = 0; r < layout.num_stages(); ++r) {
+    std::vector<PassCosts>& chunks = shape.costs.passes.emplace_back();
+    for (int c = 0; c < layout.num_chunks(); ++c) {
+      const double part = weight(layout.slice(r, c)) * layout.num_stages() / total;  // of an average stage
+      chunks.push_back({part * stage.forward, part * stage.backward_input, part * stage.backward_weight});
+    }
+  }
+  return shape;
 }
 
 std::vector<StageSlice> parse_layout(std::string_view text, int64_t num_layers) {
@@ -265,13 +292,16 @@ std::vector<StageSlice> parse_layout(std::string_view text, int64_t num_layers) 
   std::vector<int64_t> counts = {0};
   for (size_t i = 0; i < marks.size(); ++i) {
     const char c = marks[i].letter;
-    if (c == 'E' && i > 0) refuse(cat(name, ": 'E' at position ", marks[i].position + 1, " is not at the start"), "one E, as the first letter");
+    if (c == 'E' && i > 0)
+      refuse(cat(name, ": 'E' at position ", marks[i].position + 1, " is not at the start"),
+             "one E, as the first letter");
     if (c == 'L' && i + 1 < marks.size())
       refuse(cat(name, ": 'L' at position ", marks[i].position + 1, " is not at the end"), "one L, as the last letter");
     if (c == '|') counts.push_back(0);
     if (c == 't') ++counts.back();
   }
-  if (marks.empty() || marks.front().letter != 'E') refuse(cat(name, " does not start with the embedding"), "one E, as the first letter");
+  if (marks.empty() || marks.front().letter != 'E')
+    refuse(cat(name, " does not start with the embedding"), "one E, as the first letter");
   if (marks.back().letter != 'L') refuse(cat(name, " does not end with the loss"), "one L, as the last letter");
   const int64_t layers = std::accumulate(counts.begin(), counts.end(), int64_t{0});
   if (layers != num_layers)

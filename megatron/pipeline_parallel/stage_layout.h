@@ -45,13 +45,17 @@ class StageLayout {
   ChunkPlacement placement_;
 };
 
-// The layout that the configuration asks for. The layers of all segments together are always num_layers. Throws UsageError,
-// naming the nearest legal values, when the layers cannot be divided as asked.
+// The layout that the configuration asks for. The layers of all segments together are always num_layers. Throws
+// UsageError, naming the nearest legal values, when the layers cannot be divided as asked.
 StageLayout make_stage_layout(const PipelineConfig& config, int64_t pipeline_model_parallel_size, int64_t num_layers);
 
-// Parses a layout string into segments: E embedding, t decoder layer, L loss; `|` separates segments, commas are ignored,
-// `x*n` and `(...)*n` repeat. Exactly one E at the start, one L at the end, num_layers layers. Throws UsageError with the
-// position of the fault.
+// What the schedule of a step is made of: the configuration's numbers, and costs in proportion to the layers of each chunk
+// (embedding and head count as the --account-for flags say), so that zb-auto plans uneven stages as what they are.
+ScheduleShape schedule_shape(const PipelineConfig& config, const StageLayout& layout, int64_t num_microbatches);
+
+// Parses a layout string into segments: E embedding, t decoder layer, L loss; `|` separates segments, commas are
+// ignored, `x*n` and `(...)*n` repeat. Exactly one E at the start, one L at the end, num_layers layers. Throws
+// UsageError with the position of the fault.
 std::vector<StageSlice> parse_layout(std::string_view text, int64_t num_layers);
 
 }  // namespace megatron

@@ -1,5 +1,5 @@
-// What each action of a schedule receives and sends. Derived from all ranks' lists, so that both ends of a link agree on the
-// order of its messages without a word exchanged. Without libtorch.
+// What each action of a schedule receives and sends. Derived from all ranks' lists, so that both ends of a link agree
+// on the order of its messages without a word exchanged. Without libtorch.
 #pragma once
 
 #include <string>
@@ -25,11 +25,12 @@ struct ActionTransfers {
   Transfer send;
 };
 
-// By stage, by action. Throws InternalError when an action's input is made by nobody, or a result is used by nobody: the
-// schedule is not whole.
+// By stage, by action. Throws InternalError when an action's input is made by nobody, or a result is used by nobody:
+// the schedule is not whole.
 std::vector<std::vector<ActionTransfers>> plan_transfers(const Schedule& schedule);
 
-// The first action of `stage` from `from` on whose input comes from another stage; the number of actions when there is none.
+// The first action of `stage` from `from` on whose input comes from another stage; the number of actions when there is
+// none.
 size_t next_receiver(const std::vector<ActionTransfers>& actions, int stage, size_t from);
 
 // The ordered pairs of different stages between which the placement of the schedule moves tensors, sorted.

@@ -146,19 +146,23 @@ void sequence_divides(const Arguments& a, Violations& v) {
 }
 
 // 16 to 20
-void pipeline_divides(const Arguments& a, Violations& v) {
+void layers_divide_over_stages(const Arguments& a, Violations& v) {
+  validate_pipeline(a.pipeline, a.parallel.pipeline_model_parallel_size, a.transformer.num_layers, v);
+}
+
+void microbatches_feed_the_pipeline(const Arguments& a, Violations& v) {
   const int64_t pp = a.parallel.pipeline_model_parallel_size;
-  if (pp < 1 || a.transformer.num_layers < 1) return;
-  validate_pipeline(a.pipeline, pp, a.transformer.num_layers, v);
+  if (pp <= 1 || a.training.micro_batch_size < 1) return;
+  Violations others;
+  batch_sizes_divide(a, others);
+  a.pipeline.validate(others);
+  layers_divide_over_stages(a, others);
+  if (!others.empty()) return;  // reported by their own rules
+  const StageLayout layout = make_stage_layout(a.pipeline, pp, a.transformer.num_layers);
   try {
-    const StageLayout layout = make_stage_layout(a.pipeline, pp, a.transformer.num_layers);
-    if (pp > 1 && a.training.micro_batch_size > 0)
-      make_schedule(a.pipeline.pipeline_schedule,
-                    a.pipeline.shape(pp, layout.num_chunks(), a.microbatches().num_microbatches(0)));
+    make_schedule(a.pipeline.pipeline_schedule, a.pipeline.shape(pp, layout.num_chunks(), a.microbatches().num_microbatches(0)));
   } catch (const UsageError& error) {
-    const std::string text = error.what();
-    const size_t hint = text.find("\nhint: ");
-    v.add(text.substr(0, hint), hint == std::string::npos ? "" : text.substr(hint + 7));
+    v.add(error.what());
   }
 }
 
@@ -166,10 +170,11 @@ constexpr Rule kRules[] = {
     {"world divides", world_divides},
     {"layer divides", layer_divides},
     {"sequence divides", sequence_divides},
-    {"pipeline divides", pipeline_divides},
+    {"micro-batches feed the pipeline", microbatches_feed_the_pipeline},
     {"batch sizes divide", batch_sizes_divide},
     {"evaluation batch divides", evaluation_batch_divides},
     {"data is given", data_is_given},
+    {"layers divide over stages", layers_divide_over_stages},
     {"tokenizer is given", tokenizer_is_given},
     {"schedule fits the length of the run", schedule_fits},
     {"learning rate is given", learning_rate_is_given},

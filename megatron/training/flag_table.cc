@@ -12,6 +12,8 @@ constexpr KnownFlag::Kind kNo = KnownFlag::Kind::kRefused;
 // Reasons that several flags share.
 constexpr std::string_view kTp = "tensor parallelism over several ranks is not built yet";
 constexpr std::string_view kPp = "pipeline parallelism is not built yet";
+constexpr std::string_view kZeroBubble =
+    "weight gradients of every layer are deferred by --pipeline-schedule zb-h1, zb-auto or zb-v";
 constexpr std::string_view kCp = "context parallelism is not built yet";
 constexpr std::string_view kOneRank =
     "a run has one rank, so there is nothing to communicate or to divide";
@@ -92,7 +94,8 @@ constexpr std::array<KnownFlag, 851> kTable = {{
     // -- transformer configuration
     {"--tensor-model-parallel-size", kNo, kTp, 1, 1, "1"},
     {"--tensor-parallel-num-weight-shards", kNo, kGtp, 1, 1},
-    {"--pipeline-model-parallel-comm-backend", kNo, kPp, 1, 1, "nccl"},
+    {"--pipeline-model-parallel-comm-backend", kNo,
+     "transfers between pipeline stages use the backend of the ranks", 1, 1, "nccl"},
     {"--pipeline-model-parallel-size", kNo, kPp, 1, 1, "1"},
     {"--sequence-parallel", kSo, "with one tensor rank, every rank holds the whole sequence"},
     {"--context-parallel-size", kNo, kCp, 1, 1, "1"},
@@ -121,15 +124,16 @@ constexpr std::array<KnownFlag, 851> kTable = {{
     {"--cross-entropy-fusion-impl", kSo, "the loss is one fused operation", 1, 1},
     {"--tp-comm-bootstrap-backend", kNo, kTp, 1, 1, "nccl"},
     {"--overlap-moe-expert-parallel-comm", kNo, kMoe},
-    {"--delay-wgrad-compute", kNo,
-     "a backward pass split into input and weight gradients is not built yet"},
+    {"--delay-wgrad-compute", kNo, kZeroBubble},
     {"--overlap-dispatch-backward-with-experts-wgrad", kNo, kMoe},
     {"--ep-overlap-early-attn-memory-release", kNo, kMoe},
-    {"--use-ring-exchange-p2p", kNo, kPp},
-    {"--defer-embedding-wgrad-compute", kNo, kPp},
-    {"--wgrad-deferral-limit", kNo, kPp, 1, 1, "0"},
-    {"--overlap-p2p-communication-warmup-flush", kNo, kPp},
-    {"--microbatch-group-size-per-virtual-pipeline-stage", kNo, kPp, 1, 1},
+    {"--use-ring-exchange-p2p", kNo,
+     "transfers between pipeline stages have one communicator per direction"},
+    {"--defer-embedding-wgrad-compute", kNo, kZeroBubble},
+    {"--wgrad-deferral-limit", kNo, kZeroBubble, 1, 1, "0"},
+    {"--overlap-p2p-communication-warmup-flush", kSo,
+     "transfers overlap in the warm-up and at the end of a pipeline too"},
+    {"--microbatch-group-size-per-virtual-pipeline-stage", kNo, kField, 1, 1},
     {"--mtp-standalone", kNo, kMtp},
     {"--cpu-offloading-num-layers", kNo, kOffload, 1, 1, "0"},
     {"--cpu-offloading-retain-pinned-cpu-buffers", kNo, kOffload},
@@ -140,8 +144,8 @@ constexpr std::array<KnownFlag, 851> kTable = {{
     {"--mtp-detach-heads", kNo, kMtp},
     {"--mtp-hsm", kNo, kMtp},
     {"--mtp-hybrid-override-pattern", kNo, kMtp, 1, 1},
-    {"--account-for-embedding-in-pipeline-split", kNo, kPp},
-    {"--account-for-loss-in-pipeline-split", kNo, kPp},
+    {"--account-for-embedding-in-pipeline-split", kNo, kField},
+    {"--account-for-loss-in-pipeline-split", kNo, kField},
     {"--hidden-size", kNo, kField, 1, 1},
     {"--num-attention-heads", kNo, kField, 1, 1},
     {"--attention-backend", kNo, kField, 1, 1},
@@ -657,13 +661,13 @@ constexpr std::array<KnownFlag, 851> kTable = {{
     {"--no-flight-recorder-extra-dump-on-exec --disable-flight-recorder-extra-dump-on-exec", kSo,
      kOff},
     {"--disable-jit-fuser", kSo, "there is no just-in-time compiler"},
-    {"--decoder-first-pipeline-num-layers", kNo, kPp, 1, 1},
-    {"--decoder-last-pipeline-num-layers", kNo, kPp, 1, 1},
-    {"--pipeline-model-parallel-layout", kNo, kPp, 1, 1},
+    {"--decoder-first-pipeline-num-layers", kNo, kField, 1, 1},
+    {"--decoder-last-pipeline-num-layers", kNo, kField, 1, 1},
+    {"--pipeline-model-parallel-layout", kNo, kField, 1, 1},
     {"--model-parallel-size", kNo, "removed option: give --tensor-model-parallel-size", 1, 1},
-    {"--num-layers-per-virtual-pipeline-stage", kNo, kPp, 1, 1},
-    {"--num-virtual-stages-per-pipeline-rank", kNo, kPp, 1, 1},
-    {"--no-overlap-p2p-communication", kSo, kOneRank},
+    {"--num-layers-per-virtual-pipeline-stage", kNo, kField, 1, 1},
+    {"--num-virtual-stages-per-pipeline-rank", kNo, kField, 1, 1},
+    {"--no-overlap-p2p-communication", kNo, kField},
     {"--overlap-grad-reduce", kNo, kField},
     {"--ddp-num-buckets", kNo, kField, 1, 1},
     {"--ddp-bucket-size", kNo, kField, 1, 1},

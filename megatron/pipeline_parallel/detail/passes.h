@@ -7,8 +7,8 @@
 
 namespace megatron {
 
-// For each group of micro-batches, for each chunk, the micro-batches of the group (contracts h); backward passes take the
-// chunks from the last one. With one chunk: the micro-batches in order.
+// For each group of micro-batches, for each chunk, the micro-batches of the group (contracts h); backward passes take
+// the chunks from the last one. With one chunk: the micro-batches in order.
 class PassOrder {
  public:
   explicit PassOrder(const ScheduleShape& shape);

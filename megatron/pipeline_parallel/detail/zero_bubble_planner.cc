@@ -17,18 +17,19 @@ constexpr double kNotYet = std::numeric_limits<double>::infinity();
 
 // What a stage does when the next passes are not all there at once.
 struct Policy {
-  int max_in_flight;           // passes whose activations are held, per stage
-  bool wait_for_gradient;      // no forward pass that would make a gradient under way wait
-  bool weight_in_small_gaps;   // a weight pass also where it makes the next pass wait
+  int max_in_flight;          // passes whose activations are held, per stage
+  bool wait_for_gradient;     // no forward pass that would make a gradient under way wait
+  bool weight_in_small_gaps;  // a weight pass also where it makes the next pass wait
 };
 
-// Walks through time; whenever a stage is free it takes, in this order: the next input gradient, the next forward pass (if
-// memory allows), a weight pass.
+// Walks through time; whenever a stage is free it takes, in this order: the next input gradient, the next forward pass
+// (if memory allows), a weight pass.
 class Simulation {
  public:
   Simulation(const ScheduleShape& shape, const PassOrder& order, const Policy& policy)
       : shape_(shape), order_(order), policy_(policy), stages_(static_cast<size_t>(shape.num_stages)) {
-    const size_t passes = static_cast<size_t>(shape.num_stages * shape.num_chunks) * static_cast<size_t>(shape.num_microbatches);
+    const size_t passes =
+        static_cast<size_t>(shape.num_stages * shape.num_chunks) * static_cast<size_t>(shape.num_microbatches);
     forward_end_.assign(passes, kNotYet);
     input_end_.assign(passes, kNotYet);
   }
@@ -60,9 +61,12 @@ class Simulation {
   Stage& at(int r) { return stages_[static_cast<size_t>(r)]; }
 
   size_t index(int segment, int microbatch) const {
-    return static_cast<size_t>(segment) * static_cast<size_t>(shape_.num_microbatches) + static_cast<size_t>(microbatch);
+    return static_cast<size_t>(segment) * static_cast<size_t>(shape_.num_microbatches) +
+           static_cast<size_t>(microbatch);
   }
-  int segment(int r, const Action& a) const { return segment_of(ChunkPlacement::kLooped, shape_.num_stages, {r, a.chunk}); }
+  int segment(int r, const Action& a) const {
+    return segment_of(ChunkPlacement::kLooped, shape_.num_stages, {r, a.chunk});
+  }
   double cost(int r, const Action& a) const { return shape_.costs.of(r, shape_.num_chunks, a); }
   double arrival(double end, int from, int to) const {
     return end + (from % shape_.num_stages == to % shape_.num_stages ? 0.0 : shape_.costs.transfer);

@@ -1,5 +1,5 @@
-// A toy model over ranks as threads: every schedule gives the gradients of the serial model, on a backend that buffers sends
-// and on one that does not.
+// A toy model over ranks as threads: every schedule gives the gradients of the serial model, on a backend that buffers
+// sends and on one that does not.
 #include "megatron/pipeline_parallel/executor.h"
 
 #include <gmock/gmock.h>
@@ -18,8 +18,8 @@ namespace {
 using testing::HasSubstr;
 using Kind = Action::Kind;
 
-// Sends that wait, when they are waited for, until their receive has been posted, as NCCL's do. Messages of a link run one
-// way; the receiver's token comes back the other way.
+// Sends that wait, when they are waited for, until their receive has been posted, as NCCL's do. Messages of a link run
+// one way; the receiver's token comes back the other way.
 class RendezvousBackend final : public Backend {
  public:
   struct Counts {
@@ -32,8 +32,11 @@ class RendezvousBackend final : public Backend {
   int size() const override { return inner_->size(); }
   std::shared_ptr<Work> all_reduce(at::Tensor t, ReduceOp op) override { return inner_->all_reduce(t, op); }
   std::shared_ptr<Work> all_gather(at::Tensor o, at::Tensor i) override { return inner_->all_gather(o, i); }
-  std::shared_ptr<Work> reduce_scatter(at::Tensor o, at::Tensor i, ReduceOp op) override { return inner_->reduce_scatter(o, i, op); }
-  std::shared_ptr<Work> all_to_all(at::Tensor o, std::vector<int64_t> os, at::Tensor i, std::vector<int64_t> is) override {
+  std::shared_ptr<Work> reduce_scatter(at::Tensor o, at::Tensor i, ReduceOp op) override {
+    return inner_->reduce_scatter(o, i, op);
+  }
+  std::shared_ptr<Work> all_to_all(at::Tensor o, std::vector<int64_t> os, at::Tensor i,
+                                   std::vector<int64_t> is) override {
     return inner_->all_to_all(o, os, i, is);
   }
   std::shared_ptr<Work> broadcast(at::Tensor t, int root) override { return inner_->broadcast(t, root); }
@@ -104,8 +107,10 @@ struct Model {
 // One rank's chunks, with hand-written backward passes.
 class ToyStage : public StageCompute {
  public:
-  ToyStage(const Model& model, const Schedule& schedule, int stage) : model_(model), schedule_(schedule), stage_(stage) {
-    for (int c = 0; c < schedule.num_chunks; ++c) grads.push_back(at::zeros({Model::kWidth, Model::kWidth}, at::kDouble));
+  ToyStage(const Model& model, const Schedule& schedule, int stage)
+      : model_(model), schedule_(schedule), stage_(stage) {
+    for (int c = 0; c < schedule.num_chunks; ++c)
+      grads.push_back(at::zeros({Model::kWidth, Model::kWidth}, at::kDouble));
   }
 
   at::Tensor forward(int chunk, int microbatch, const at::Tensor& input) override {
@@ -203,7 +208,8 @@ void expect_serial_gradients(const Schedule& schedule, const Run& run) {
     EXPECT_EQ(counts->receives_under_way, 0);
     for (int chunk = 0; chunk < schedule.num_chunks; ++chunk) {
       const int segment = schedule.segment(pp.rank(), chunk);
-      EXPECT_TRUE(at::allclose(stage.grads[static_cast<size_t>(chunk)], expected[static_cast<size_t>(segment)], 1e-11, 1e-12))
+      EXPECT_TRUE(
+          at::allclose(stage.grads[static_cast<size_t>(chunk)], expected[static_cast<size_t>(segment)], 1e-11, 1e-12))
           << "segment " << segment;
     }
   });
@@ -327,7 +333,9 @@ TEST(Executor, AWrongShapeIsNamed) {
       run_pipeline(schedule, stage, PipelineLinks(pp, schedule, at::kCPU), format);
     });
   });
-  EXPECT_THAT(error, HasSubstr("F0.0 on stage 0 returned Double[3, 5] on cpu to pass on; between stages are Double[4, 5] on cpu"));
+  EXPECT_THAT(
+      error,
+      HasSubstr("F0.0 on stage 0 returned Double[3, 5] on cpu to pass on; between stages are Double[4, 5] on cpu"));
 }
 
 TEST(PipelineLinks, JoinNeighboursOnly) {
