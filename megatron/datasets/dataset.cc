@@ -1,5 +1,7 @@
 #include "megatron/datasets/dataset.h"
 
+#include <numeric>
+
 #include "megatron/base/check.h"
 #include "megatron/datasets/index_cache.h"
 
@@ -24,6 +26,14 @@ std::vector<int32_t> cu_seqlens(std::span<const int32_t> document_starts, int64_
   std::vector<int32_t> out(document_starts.begin(), document_starts.end());
   out.push_back(static_cast<int32_t>(sequence_length));
   return out;
+}
+
+std::vector<int64_t> document_ids(std::span<const int32_t> document_starts, int64_t sequence_length) {
+  std::vector<int64_t> ids(static_cast<size_t>(sequence_length), 0);
+  for (const int32_t start : document_starts)
+    if (start > 0 && start < sequence_length) ++ids[static_cast<size_t>(start)];
+  std::partial_sum(ids.begin(), ids.end(), ids.begin());
+  return ids;
 }
 
 std::vector<bool> attention_mask(std::span<const int32_t> document_starts,

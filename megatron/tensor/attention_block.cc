@@ -64,7 +64,7 @@ AttentionGrads flash_backward(const at::Tensor& dout, const at::Tensor& q, const
     return {dq_before.to(lse.scalar_type()).add_(dq), at::cat({dk_before, dk}), at::cat({dv_before, dv})};
   }
   const DeterministicScope deterministic;
-  const at::Tensor no_seed = at::zeros({2}, q.options().dtype(at::kLong));  // read only with dropout
+  const at::Tensor no_seed = at::empty({2}, q.options().dtype(at::kLong));  // read only with dropout
   const auto grads = at::_scaled_dot_product_flash_attention_backward(
       to_heads(dout), to_heads(q), to_heads(k), to_heads(v), to_heads(out), lse.contiguous(), at::Tensor(), at::Tensor(),
       q.size(0), k.size(0), 0.0, o.causal && q.size(0) > 1, no_seed, no_seed, o.scale);

@@ -133,9 +133,9 @@ at::Tensor context_parallel_attention(const at::Tensor& q, const at::Tensor& k, 
   }
   const auto whole = [&](const at::Tensor& queries, const at::Tensor& keys, const at::Tensor& values,
                          const AttentionOptions& o) {
-    const at::Tensor positions = zigzag_positions(queries.size(0), 1, 0, queries.device());
-    return core_attention(queries, keys, values,
-                          ContextParallelPass{o, document_ids, {}}.block(o.causal, positions, positions));
+    const ContextParallelPass pass{o, document_ids, {}};
+    const at::Tensor positions = pass.by_place() ? zigzag_positions(queries.size(0), 1, 0, queries.device()) : at::Tensor();
+    return core_attention(queries, keys, values, pass.block(o.causal, positions, positions));
   };
   MEGATRON_ASSERT(!options.mask.defined(), "a mask under context parallelism, which takes document ids");
   check_shape("context parallel k", k, {local, q.size(1), -1, q.size(3)});

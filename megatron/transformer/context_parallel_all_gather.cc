@@ -19,7 +19,8 @@ struct Half {
 std::vector<Half> make_halves(const ContextParallelPass& pass, int64_t local, const at::Device& device) {
   const AttentionOptions& o = pass.options;
   const int64_t c = pass.cp.size(), rank = pass.cp.rank(), chunk = local / 2, s = local * c;
-  const at::Tensor everything = zigzag_positions(s, 1, 0, device);
+  const at::Tensor all = pass.by_place() ? zigzag_positions(s, 1, 0, device) : at::Tensor();
+  const auto positions = [&](int64_t first, int64_t count) { return all.defined() ? all.narrow(0, first, count) : all; };
   std::vector<Half> halves;
   for (const int64_t index : {rank, 2 * c - 1 - rank}) {
     Half half{index == rank ? 0 : chunk, chunk, 0, s, {}};
@@ -27,8 +28,7 @@ std::vector<Half> make_halves(const ContextParallelPass& pass, int64_t local, co
       half.first_key = o.window_left < 0 ? 0 : std::max<int64_t>(0, index * chunk - o.window_left);
       half.num_keys = (index + 1) * chunk - half.first_key;
     }
-    half.options = pass.block(o.causal, everything.narrow(0, index * chunk, chunk),
-                              everything.narrow(0, half.first_key, half.num_keys));
+    half.options = pass.block(o.causal, positions(index * chunk, chunk), positions(half.first_key, half.num_keys));
     halves.push_back(half);
   }
   return halves;

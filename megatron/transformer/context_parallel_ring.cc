@@ -49,7 +49,8 @@ class Ring {
  public:
   Ring(const ContextParallelPass& pass, const at::Tensor& q)
       : pass_(pass), causal_(pass.options.causal), c_(pass.cp.size()), rank_(pass.cp.rank()), local_(q.size(0)) {
-    for (int64_t r = 0; r < c_; ++r) positions_.push_back(zigzag_positions(local_ * c_, c_, r, q.device()));
+    for (int64_t r = 0; pass.by_place() && r < c_; ++r)
+      positions_.push_back(zigzag_positions(local_ * c_, c_, r, q.device()));
   }
 
   // The rank whose keys are here at this step.
@@ -57,6 +58,7 @@ class Ring {
   Meeting meeting(int64_t step) const { return meet(causal_, rank_, peer(step), local_); }
   AttentionOptions options(int64_t step) const {
     const Meeting m = meeting(step);
+    if (positions_.empty()) return pass_.block(m.causal, {}, {});
     return pass_.block(m.causal, positions_[static_cast<size_t>(rank_)].narrow(0, m.first_query, m.num_queries),
                        positions_[static_cast<size_t>(peer(step))].narrow(0, 0, m.num_keys));
   }
@@ -130,7 +132,7 @@ class Ring {
   const ContextParallelPass& pass_;
   bool causal_;
   int64_t c_, rank_, local_;
-  std::vector<at::Tensor> positions_;  // of each rank's tokens
+  std::vector<at::Tensor> positions_;  // of each rank's tokens, if places matter
 };
 
 struct SavedPass : torch::CustomClassHolder {

@@ -50,8 +50,10 @@ struct ContextParallelPass {
   at::Tensor document_ids;
   ProcessGroup cp;
 
-  // The options of a block of queries and keys at these positions of the whole sequence. `causal`: the last query and the last
-  // key are the same token.
+  // Whether anything depends on where tokens lie, beyond causality.
+  bool by_place() const { return document_ids.defined() || options.dropout > 0.0; }
+  // The options of a block of queries and keys at these positions of the whole sequence, which may be undefined unless
+  // by_place(). `causal`: the last query and the last key are the same token.
   AttentionOptions block(bool causal, const at::Tensor& query_position, const at::Tensor& key_position) const;
 };
 

@@ -96,6 +96,50 @@ TEST(ParallelGroups, EveryRankFindsItsPlace) {
             "--context-parallel-size 1 = 3\nhint: start a multiple of 3 ranks");
 }
 
+// 2 tensor ranks x 6 context ranks as 3 neighbours, twice.
+TEST(ParallelGroups, ContextRanksInTwoLevels) {
+  run_ranks(12, [](const std::shared_ptr<Backend>& world) {
+    ParallelConfig config;
+    config.tensor_model_parallel_size = 2;
+    config.context_parallel_size = 6;
+    EXPECT_TRUE(make_parallel_groups(config, world).cp_hierarchy.empty());
+    world->barrier();  // groups of one name are made one after the other
+    config.hierarchical_context_parallel_sizes = {3, 2};
+    const ParallelGroups groups = make_parallel_groups(config, world);
+    ASSERT_EQ(groups.cp_hierarchy.size(), 2u);
+    const ProcessGroup &inner = groups.cp_hierarchy[0], &outer = groups.cp_hierarchy[1];
+    EXPECT_EQ(inner.size(), 3);
+    EXPECT_EQ(outer.size(), 2);
+    EXPECT_EQ(inner.rank(), groups.cp.rank() % 3);
+    EXPECT_EQ(outer.rank(), groups.cp.rank() / 3);
+    const at::Tensor sum = at::full({1}, double(groups.cp.rank()), at::kDouble);
+    inner.all_reduce(sum)->wait();
+    EXPECT_EQ(sum.item<double>(), outer.rank() == 0 ? 3 : 12);
+    world->barrier();
+    config.hierarchical_context_parallel_sizes = {2, 2};
+    EXPECT_EQ(error_of([&] { make_parallel_groups(config, world); }),
+              "--hierarchical-context-parallel-sizes do not make up 6 context-parallel ranks");
+  });
+}
+
+TEST(ParallelConfig, LevelsMustMakeUpTheContextRanks) {
+  ParallelConfig config;
+  config.context_parallel_size = 6;
+  for (const std::vector<int64_t>& levels : {std::vector<int64_t>{2, 2}, {6}, {-2, -3}, {1, 2, 3}}) {
+    config.hierarchical_context_parallel_sizes = levels;
+    Violations violations;
+    config.validate(violations);
+    EXPECT_NE(violations.messages().back().find("do not make up --context-parallel-size 6\n"
+                                                "hint: two sizes with that product, the inner one first"),
+              std::string::npos)
+        << violations.messages().back();
+  }
+  config.hierarchical_context_parallel_sizes = {3, 2};
+  Violations violations;
+  config.validate(violations);
+  for (const std::string& message : violations.messages()) EXPECT_EQ(message.find("hierarchical"), std::string::npos);
+}
+
 TEST(RankGroups, ErrorsNameTheAxis) {
   EXPECT_EQ(error_of([] { rank_groups("tp-dp", {2, 2}, "pp"); }), "axis \"pp\" is not in the rank order \"tp-dp\"");
   EXPECT_EQ(error_of([] { rank_groups("tp-dp", {2}, "tp"); }),

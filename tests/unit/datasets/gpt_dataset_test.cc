@@ -58,6 +58,10 @@ TEST(GPTDataset, ItemsEqualGoldens) {
     const std::vector<bool> mask =
         attention_mask(sample.document_starts, dataset.sequence_length());
     EXPECT_EQ(digest(Longs(mask.begin(), mask.end())), item["mask_digest"].get<std::string>());
+    const std::vector<int64_t> ids = document_ids(sample.document_starts, dataset.sequence_length());
+    for (size_t row = 0; row < ids.size(); ++row)
+      for (size_t column = 0; column < ids.size(); ++column)
+        EXPECT_EQ(mask[row * ids.size() + column], column > row || ids[row] != ids[column]);
   }
 }
 

@@ -268,6 +268,85 @@ TEST(ContextParallelRefusal, NamesWhatATypeCannotDo) {
   });
 }
 
+// Counts the bytes that this rank sends.
+class CountingBackend final : public Backend {
+ public:
+  CountingBackend(std::shared_ptr<Backend> inner, std::shared_ptr<int64_t> bytes)
+      : inner_(std::move(inner)), bytes_(std::move(bytes)) {}
+  int rank() const override { return inner_->rank(); }
+  int size() const override { return inner_->size(); }
+  std::shared_ptr<Work> all_reduce(at::Tensor tensor, ReduceOp op) override {
+    ADD_FAILURE() << "all_reduce";
+    return inner_->all_reduce(tensor, op);
+  }
+  std::shared_ptr<Work> all_gather(at::Tensor output, at::Tensor input) override {
+    *bytes_ += static_cast<int64_t>(input.nbytes()) * (size() - 1);
+    return inner_->all_gather(output, input);
+  }
+  std::shared_ptr<Work> reduce_scatter(at::Tensor output, at::Tensor input, ReduceOp op) override {
+    *bytes_ += static_cast<int64_t>(output.nbytes()) * (size() - 1);
+    return inner_->reduce_scatter(output, input, op);
+  }
+  std::shared_ptr<Work> all_to_all(at::Tensor output, std::vector<int64_t> output_sizes, at::Tensor input,
+                                   std::vector<int64_t> input_sizes) override {
+    *bytes_ += static_cast<int64_t>(input.nbytes()) / size() * (size() - 1);
+    return inner_->all_to_all(output, output_sizes, input, input_sizes);
+  }
+  std::shared_ptr<Work> broadcast(at::Tensor tensor, int root) override {
+    ADD_FAILURE() << "broadcast";
+    return inner_->broadcast(tensor, root);
+  }
+  std::shared_ptr<Work> send(at::Tensor tensor, int peer) override {
+    *bytes_ += static_cast<int64_t>(tensor.nbytes());
+    return inner_->send(tensor, peer);
+  }
+  std::shared_ptr<Work> recv(at::Tensor tensor, int peer) override { return inner_->recv(tensor, peer); }
+  void barrier() override { inner_->barrier(); }
+  std::shared_ptr<Backend> subgroup(const std::vector<int>& ranks, const std::string& name) override {
+    return std::make_shared<CountingBackend>(inner_->subgroup(ranks, name), bytes_);
+  }
+
+ private:
+  std::shared_ptr<Backend> inner_;
+  std::shared_ptr<int64_t> bytes_;
+};
+
+// The table of docs/parallelism.md: e bytes per element, gradients of keys in 4.
+TEST(ContextParallelBytes, AreThoseOfTheFormulas) {
+  const Case c{"", 12, 2};
+  const Problem p = make_problem(c, at::kBFloat16);
+  constexpr int64_t e = 2, f = 4;
+  struct Expected {
+    Layout layout;
+    int64_t forward, backward;
+  };
+  const auto q = [&](int64_t ranks) { return kLength / ranks * kBatch * c.n * kWidth; };          // elements per rank
+  const auto kv = [&](int64_t ranks) { return kLength / ranks * kBatch * c.g * 2 * kWidth; };
+  const int64_t exchange4 = (2 * q(4) + 2 * kv(4)) * 3 / 4 * e;  // 2 groups become 4
+  const int64_t exchange2 = (2 * q(4) + kv(4)) / 2 * e;          // 2 groups over 2 inner ranks
+  for (const Expected& expected : {
+           Expected{{"", kP2P, 4}, 3 * kv(4) * e, 3 * kv(4) * e + 4 * kv(4) * f},
+           Expected{{"", kAllGather, 4}, 3 * kv(4) * e, 3 * kv(4) * e + 3 * kv(4) * f},
+           Expected{{"", kA2A, 4}, exchange4, exchange4},
+           Expected{{"", kA2AP2P, 4, {2, 2}}, exchange2 + kv(4) * e, exchange2 + kv(4) * e + 2 * kv(4) * f},
+       }) {
+    run_ranks(4, [&](const std::shared_ptr<Backend>& world) {
+      const auto bytes = std::make_shared<int64_t>(0);
+      const ParallelGroups groups = make_groups(std::make_shared<CountingBackend>(world, bytes), expected.layout);
+      int64_t forward = 0;
+      const auto part = [&](const at::Tensor& t) { return zigzag_slice(t, 0, groups.cp); };
+      attend(part(p.q), part(p.k), part(p.v), part(p.dout), [&](const Tensors& t) {
+        const at::Tensor out =
+            context_parallel_attention(t[0], t[1], t[2], p.options, {}, expected.layout.type, groups);
+        forward = *bytes;
+        return out;
+      });
+      EXPECT_EQ(forward, expected.forward) << "type " << static_cast<int>(expected.layout.type);
+      EXPECT_EQ(*bytes - forward, expected.backward) << "type " << static_cast<int>(expected.layout.type);
+    });
+  }
+}
+
 TransformerConfig small_config() {
   TransformerConfig config;
   config.num_layers = 2;

@@ -73,6 +73,16 @@ TEST(TransformerConfig, DerivesWhatWasNotGiven) {
   EXPECT_FALSE(kept.recomputes("layernorm"));
 }
 
+TEST(TransformerConfig, ContextParallelTypeIsOneOrOnePerLayer) {
+  TransformerConfig config = valid_config();
+  EXPECT_EQ(config.context_parallel_type(4), ContextParallelType::kP2P);
+  config.cp_comm_type = {"a2a+p2p"};
+  EXPECT_EQ(config.context_parallel_type(4), ContextParallelType::kA2AP2P);
+  config.cp_comm_type = {"p2p", "all_gather", "a2a", "p2p"};
+  EXPECT_EQ(config.context_parallel_type(2), ContextParallelType::kAllGather);
+  EXPECT_EQ(config.context_parallel_type(3), ContextParallelType::kA2A);
+}
+
 TEST(TransformerConfig, NamesWhatIsMissing) {
   EXPECT_THAT(violations_of({}),
               ElementsAre("--num-layers is required and must be positive", "--hidden-size is required and must be positive",
@@ -108,6 +118,8 @@ TEST(TransformerConfig, ReportsEachRule) {
       {"--z-loss-coeff -1 is negative", [](auto& c) { c.z_loss_coeff = -1.0; }},
       {"--seed 0 must be positive", [](auto& c) { c.seed = 0; }},
       {"--window-size takes two values (left, right), got 1", [](auto& c) { c.window_size = {4}; }},
+      {"--cp-comm-type ring is not known\nhint: types: p2p, all_gather, a2a, a2a+p2p", [](auto& c) { c.cp_comm_type = {"ring"}; }},
+      {"--cp-comm-type has 2 values, expected 1 or one per layer, 4", [](auto& c) { c.cp_comm_type = {"a2a", "p2p"}; }},
       {"--window-size -2: expected -1 (no limit) or more", [](auto& c) { c.window_size = {-2, 0}; }},
       {"--window-attn-skip-freq has an effect only with --window-size", [](auto& c) { c.window_attn_skip_freq = "2"; }},
       {"--window-attn-skip-freq [1,0]: expected a positive integer, or a list of 4 zeros and ones",
