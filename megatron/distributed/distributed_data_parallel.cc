@@ -92,7 +92,6 @@ DistributedDataParallel::DistributedDataParallel(Module& module, const ParallelG
 }
 
 DistributedDataParallel::~DistributedDataParallel() {
-  values_->finish();
   for (Parameter* parameter : layout_.parameters) {
     if (parameter->store == this) parameter->store = nullptr;
   }

@@ -4,6 +4,8 @@
 
 #include "megatron/base/check.h"
 #include "megatron/kernels/adamw.h"
+#include "megatron/kernels/detail/philox_math.h"
+#include "megatron/kernels/detail/stochastic_rounding.h"
 
 namespace megatron {
 namespace {
@@ -109,6 +111,57 @@ __global__ void adamw_kernel(const T* __restrict__ grad, T* __restrict__ master,
   }
 }
 
+__device__ float load_state(DType type, const void* state, int64_t i) {
+  if (type == DType::kBFloat16) return __bfloat162float(static_cast<const __nv_bfloat16*>(state)[i]);
+  return static_cast<const float*>(state)[i];
+}
+
+__device__ void store_state(DType type, void* state, int64_t i, float x, uint32_t word) {
+  if (type == DType::kBFloat16) {
+    static_cast<uint16_t*>(state)[i] = round_by_chance(x, word);
+  } else {
+    static_cast<float*>(state)[i] = x;
+  }
+}
+
+// adamw_kernel with states of either type; the types are the same for all threads.
+__global__ void adamw_narrow_kernel(UpdateBuffers buffers, const UpdateBlock* __restrict__ blocks, const StepState* state,
+                                    AdamWConstants constants) {
+  if (state->skip != 0) return;
+  const UpdateBlock block = blocks[blockIdx.x];
+  __shared__ AdamWFactors<float> shared;
+  if (threadIdx.x == 0) shared = adamw_factors<float>(*state, block, constants);
+  __syncthreads();
+  const AdamWFactors<float> f = shared;
+  const float beta1 = static_cast<float>(constants.beta1), one_minus_beta1 = static_cast<float>(1.0 - constants.beta1);
+  const float beta2 = static_cast<float>(constants.beta2), one_minus_beta2 = static_cast<float>(1.0 - constants.beta2);
+  const float eps = static_cast<float>(constants.eps);
+  const uint64_t step = static_cast<uint64_t>(state->adam_steps);
+  const float* grad = static_cast<const float*>(buffers.grad);
+  for (int64_t offset = threadIdx.x; offset < block.count; offset += kThreads) {
+    const int64_t i = block.begin + offset;
+    const uint64_t place = static_cast<uint64_t>(block.first_place + offset);
+    uint32_t words[4] = {static_cast<uint32_t>(place), static_cast<uint32_t>(place >> 32), static_cast<uint32_t>(step),
+                         static_cast<uint32_t>(step >> 32)};
+    philox_rounds(words[0], words[1], words[2], words[3], static_cast<uint32_t>(block.key),
+                  static_cast<uint32_t>(block.key >> 32));
+    const float g = grad[i] * f.factor;
+    const float m = beta1 * load_state(buffers.exp_avg_type, buffers.exp_avg, i) + one_minus_beta1 * g;
+    const float v = beta2 * load_state(buffers.exp_avg_sq_type, buffers.exp_avg_sq, i) + one_minus_beta2 * (g * g);
+    const float p = load_state(buffers.master_type, buffers.master, i) * f.keep -
+                    f.step_size * (m / (sqrt(v) * f.inverse_root2 + eps));
+    store_state(buffers.master_type, buffers.master, i, p, words[0]);
+    store_state(buffers.exp_avg_type, buffers.exp_avg, i, m, words[1]);
+    store_state(buffers.exp_avg_sq_type, buffers.exp_avg_sq, i, v, words[2]);
+    if (buffers.value == nullptr) continue;
+    if (buffers.value_type == DType::kBFloat16) {
+      store_value(p, static_cast<__nv_bfloat16*>(buffers.value) + i);
+    } else {
+      store_value(p, static_cast<__half*>(buffers.value) + i);
+    }
+  }
+}
+
 template <class T, class Value>
 __global__ void sgd_kernel(const T* __restrict__ grad, T* __restrict__ master,
                            T* __restrict__ momentum_buffer, Value* __restrict__ value,
@@ -192,6 +245,11 @@ void adamw_cuda(const UpdateBuffers& buffers, const UpdateBlock* blocks, int64_t
                 const StepState* state, const AdamWConstants& constants, void* stream) {
   if (num_blocks == 0) return;
   cudaStream_t on = static_cast<cudaStream_t>(stream);
+  if (has_narrow_states(buffers)) {
+    MEGATRON_ASSERT(buffers.element == DType::kFloat32, "narrow states need fp32 gradients");
+    adamw_narrow_kernel<<<static_cast<unsigned>(num_blocks), kThreads, 0, on>>>(buffers, blocks, state, constants);
+    return check_launch("adamw with narrow states");
+  }
   switch (types_of(buffers)) {
     case Types::kDouble:
       return launch_adamw<double, double>(buffers, blocks, num_blocks, state, constants, on);

@@ -21,19 +21,33 @@ struct UpdateBlock {
   int32_t lr_group = 0;
   float weight_decay_mult = 0.0f;
   int32_t counts_in_norm = 1; // 0: another rank counts this part of the logical parameter
+  // Of narrow states: the index of the first element in the flattened global tensor, which those of the others follow, and
+  // the key of the parameter's draws.
+  int64_t first_place = 0;
+  uint64_t key = 0;
 };
 
-// The flat buffers. `element` is the type of gradient, master and moments (kFloat32 or kFloat64); `value` has `value_type`,
-// or is null when the master weight is the value.
+// The flat buffers. `element` is the type of the gradient (kFloat32 or kFloat64), and of master and moments unless these are
+// narrow: kBFloat16 instead of kFloat32, each for itself. `value` has `value_type`, or is null when the master weight is the
+// value.
 struct UpdateBuffers {
   DType element = DType::kFloat32;
   DType value_type = DType::kFloat32;
+  DType master_type = DType::kFloat32;
+  DType exp_avg_type = DType::kFloat32;
+  DType exp_avg_sq_type = DType::kFloat32;
   const void* grad = nullptr;
   void* master = nullptr;
   void* exp_avg = nullptr;     // AdamW's first moment; SGD's momentum buffer
   void* exp_avg_sq = nullptr;  // AdamW's second moment; null for SGD
   void* value = nullptr;
 };
+
+// Whether the update has to widen and to round states.
+inline bool has_narrow_states(const UpdateBuffers& buffers) {
+  return buffers.master_type == DType::kBFloat16 || buffers.exp_avg_type == DType::kBFloat16 ||
+         buffers.exp_avg_sq_type == DType::kBFloat16;
+}
 
 struct AdamWConstants {
   double beta1 = 0.9;
@@ -48,6 +62,10 @@ double block_sum_of_squares_cpu(const UpdateBuffers& buffers, const UpdateBlock&
 //   p -= lr * wd * p;  m = b1 m + (1 - b1) g;  v = b2 v + (1 - b2) g^2
 //   p -= lr / (1 - b1^t) * m / (sqrt(v) / sqrt(1 - b2^t) + eps);  value = p
 // Does nothing when state.skip. Moves 28 bytes per element in fp32, 30 with bf16 values.
+//
+// Narrow states are computed in fp32 and rounded up or down with the probabilities that make the mean exact, so that changes
+// below the spacing of bf16 are not lost. The draws of an element are the words 0 (master), 1 (exp_avg) and 2 (exp_avg_sq) of
+// the Philox block at the counter (place low, place high, t low, t high): they depend on no layout. All narrow: 16 bytes.
 // Source: Loshchilov and Hutter 2019 (arXiv:1711.05101).
 void adamw_block_cpu(const UpdateBuffers& buffers, const UpdateBlock& block, const StepState& state,
                      const AdamWConstants& constants);

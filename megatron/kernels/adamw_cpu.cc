@@ -6,6 +6,8 @@
 
 #include "megatron/base/check.h"
 #include "megatron/kernels/adamw.h"
+#include "megatron/kernels/detail/stochastic_rounding.h"
+#include "megatron/kernels/philox.h"
 
 namespace megatron {
 namespace {
@@ -105,6 +107,53 @@ void store_values(const UpdateBuffers& buffers, const UpdateBlock& block) {
   MEGATRON_ASSERT(false, "no store for values of type ", to_string(buffers.value_type));
 }
 
+// Elements of a state that are computed at once, widened when they are narrow.
+constexpr int kRun = 512;
+
+struct Run {
+  DType type;
+  void* data;  // of the first element
+  float wide[kRun];
+
+  float* open(DType state_type, void* state, int64_t first, int count) {
+    type = state_type;
+    if (type != DType::kBFloat16) {
+      data = static_cast<float*>(state) + first;
+      return static_cast<float*>(data);
+    }
+    data = static_cast<uint16_t*>(state) + first;
+    const uint16_t* narrow = static_cast<const uint16_t*>(data);
+    for (int i = 0; i < count; ++i) wide[i] = float_from_bits(static_cast<uint32_t>(narrow[i]) << 16);
+    return wide;
+  }
+  // `words`: the first one, four apart.
+  void close(int count, const uint32_t* words) {
+    if (type != DType::kBFloat16) return;
+    uint16_t* narrow = static_cast<uint16_t*>(data);
+    for (int i = 0; i < count; ++i) narrow[i] = round_by_chance(wide[i], words[4 * i]);
+  }
+};
+
+void adamw_narrow(const UpdateBuffers& buffers, const UpdateBlock& block, const StepState& state,
+                  const AdamWConstants& constants) {
+  MEGATRON_ASSERT(buffers.element == DType::kFloat32, "narrow states need fp32 gradients");
+  Run master, exp_avg, exp_avg_sq;
+  uint32_t words[4 * kRun];
+  const uint64_t step = static_cast<uint64_t>(state.adam_steps);
+  for (int done = 0; done < block.count; done += kRun) {
+    const int count = block.count - done < kRun ? block.count - done : kRun;
+    const int64_t first = block.begin + done;
+    philox_words_cpu(block.key, static_cast<uint64_t>(block.first_place + done), static_cast<uint32_t>(step),
+                     static_cast<uint32_t>(step >> 32), count, words);
+    adamw(static_cast<const float*>(buffers.grad) + first, master.open(buffers.master_type, buffers.master, first, count),
+          exp_avg.open(buffers.exp_avg_type, buffers.exp_avg, first, count),
+          exp_avg_sq.open(buffers.exp_avg_sq_type, buffers.exp_avg_sq, first, count), count, block, state, constants);
+    master.close(count, words);
+    exp_avg.close(count, words + 1);
+    exp_avg_sq.close(count, words + 2);
+  }
+}
+
 template <class T>
 T* at_block(const void* data, const UpdateBlock& block) {
   return static_cast<T*>(const_cast<void*>(data)) + block.begin;
@@ -123,7 +172,9 @@ double block_sum_of_squares_cpu(const UpdateBuffers& buffers, const UpdateBlock&
 void adamw_block_cpu(const UpdateBuffers& buffers, const UpdateBlock& block, const StepState& state,
                      const AdamWConstants& constants) {
   if (state.skip != 0) return;
-  if (buffers.element == DType::kFloat64) {
+  if (has_narrow_states(buffers)) {
+    adamw_narrow(buffers, block, state, constants);
+  } else if (buffers.element == DType::kFloat64) {
     adamw(at_block<const double>(buffers.grad, block), at_block<double>(buffers.master, block),
           at_block<double>(buffers.exp_avg, block), at_block<double>(buffers.exp_avg_sq, block),
           block.count, block, state, constants);

@@ -8,9 +8,9 @@
 #include <cstdint>
 
 #if defined(__CUDACC__)
-#define MEGATRON_HOST_DEVICE __host__ __device__
+#define MEGATRON_DEVICE_TOO __host__ __device__
 #else
-#define MEGATRON_HOST_DEVICE
+#define MEGATRON_DEVICE_TOO
 #endif
 
 namespace megatron {
@@ -94,7 +94,7 @@ struct StepInputs {
 };
 
 // Fraction of the way from min_lr to max_lr in the stable-then-decay style.
-MEGATRON_HOST_DEVICE inline double wsd_fraction(const ParameterSchedule& s, double n) {
+MEGATRON_DEVICE_TOO inline double wsd_fraction(const ParameterSchedule& s, double n) {
   const double begin = s.lr_decay_steps - s.wsd_decay_steps;
   if (n <= begin) return 1.0;
   const double r = (n - begin) / s.wsd_decay_steps;
@@ -108,7 +108,7 @@ MEGATRON_HOST_DEVICE inline double wsd_fraction(const ParameterSchedule& s, doub
 }
 
 // Learning rate of a group after n samples (contracts e).
-MEGATRON_HOST_DEVICE inline double learning_rate(const ParameterSchedule& s, int group, double n) {
+MEGATRON_DEVICE_TOO inline double learning_rate(const ParameterSchedule& s, int group, double n) {
   const double max_lr = s.max_lr[group], min_lr = s.min_lr[group];
   const double warmup = s.lr_warmup_steps;
   if (warmup > 0 && n <= warmup) return s.lr_warmup_init + (max_lr - s.lr_warmup_init) * n / warmup;
@@ -129,7 +129,7 @@ MEGATRON_HOST_DEVICE inline double learning_rate(const ParameterSchedule& s, int
 }
 
 // Weight decay after n samples, before a parameter's multiplier (contracts e).
-MEGATRON_HOST_DEVICE inline double weight_decay(const ParameterSchedule& s, double n) {
+MEGATRON_DEVICE_TOO inline double weight_decay(const ParameterSchedule& s, double n) {
   if (s.weight_decay_incr_style == WeightDecayIncrStyle::kConstant || n > s.weight_decay_incr_steps) {
     return s.end_weight_decay;
   }
@@ -141,7 +141,7 @@ MEGATRON_HOST_DEVICE inline double weight_decay(const ParameterSchedule& s, doub
 }
 
 // A step was good: the scale doubles after a window of such steps, which also refills the hysteresis.
-MEGATRON_HOST_DEVICE inline void grow_loss_scale(StepState& state, const StepRules& rules) {
+MEGATRON_DEVICE_TOO inline void grow_loss_scale(StepState& state, const StepRules& rules) {
   if (++state.growth_tracker < rules.loss_scale_window) return;
   state.growth_tracker = 0;
   state.hysteresis_tracker = rules.hysteresis;
@@ -149,7 +149,7 @@ MEGATRON_HOST_DEVICE inline void grow_loss_scale(StepState& state, const StepRul
 }
 
 // A step was bad: once the hysteresis is used up every bad step halves the scale.
-MEGATRON_HOST_DEVICE inline void shrink_loss_scale(StepState& state, const StepRules& rules) {
+MEGATRON_DEVICE_TOO inline void shrink_loss_scale(StepState& state, const StepRules& rules) {
   state.growth_tracker = 0;
   if (--state.hysteresis_tracker > 0) return;
   state.loss_scale = fmax(0.5 * state.loss_scale, rules.min_loss_scale);
@@ -158,7 +158,7 @@ MEGATRON_HOST_DEVICE inline void shrink_loss_scale(StepState& state, const StepR
 // Decides the step. Afterwards state.skip, grad_factor, lr and weight_decay say what the update has to do.
 //
 // A non-finite step counts towards the stop rule (consecutive_bad) unless a dynamic loss scale can still be lowered.
-MEGATRON_HOST_DEVICE inline void step_control(StepState& state, const ParameterSchedule& schedule,
+MEGATRON_DEVICE_TOO inline void step_control(StepState& state, const ParameterSchedule& schedule,
                                               const StepRules& rules, const StepInputs& inputs) {
   const double weight = inputs.total_weight == 0.0 ? 1.0 : inputs.total_weight;
   const double unscale = 1.0 / (state.loss_scale * weight);
@@ -202,3 +202,5 @@ MEGATRON_HOST_DEVICE inline void step_control(StepState& state, const ParameterS
 }
 
 }  // namespace megatron
+
+#undef MEGATRON_DEVICE_TOO

@@ -8,6 +8,7 @@
 #include "megatron/base/check.h"
 #include "megatron/nn/placement.h"
 #include "megatron/tensor/optimizer_ops.h"
+#include "megatron/tensor/random.h"
 #include "megatron/tensor/torch.h"
 
 namespace megatron {
@@ -39,6 +40,42 @@ int lr_group(const Parameter& parameter) {
   return decoupled ? 1 : 0;
 }
 
+at::ScalarType scalar_type(StateType type) { return type == StateType::kBf16 ? at::kBFloat16 : at::kFloat; }
+
+// Whether states are narrow, so that their rounding depends on the places of the elements.
+bool is_narrow(const OptimizerConfig& config) {
+  return config.main_params_dtype != StateType::kFp32 || config.exp_avg_dtype != StateType::kFp32 ||
+         config.exp_avg_sq_dtype != StateType::kFp32;
+}
+
+// Elements of a flattened local tensor that are neighbours in the flattened global tensor too.
+struct PlacedRun {
+  int64_t begin, end;   // in the local tensor
+  int64_t first_place;  // in the global tensor
+};
+
+// The runs of a parameter without vocabulary padding. Only its first two dimensions may be divided.
+std::vector<PlacedRun> placed_runs(const Parameter& parameter, const ParallelGroups& groups) {
+  int64_t inner = 1;
+  for (size_t dim = 2; dim < parameter.local_shape.size(); ++dim) inner *= parameter.local_shape[dim];
+  const bool matrix = parameter.local_shape.size() > 1;
+  const int64_t local_row = matrix ? parameter.local_shape[1] * inner : 1;
+  const int64_t global_row = matrix ? parameter.global_shape[1] * inner : 1;
+  std::vector<PlacedRun> runs;
+  for (const ShardPiece& piece : shard_pieces(parameter, groups)) {
+    if (piece.local_offset.empty()) return {{0, 1, 0}};
+    const int64_t width = matrix ? piece.global.shape[1] * inner : 1;
+    const bool whole_rows = width == local_row && width == global_row;
+    const int64_t rows_at_once = whole_rows ? piece.global.shape[0] : 1;
+    for (int64_t row = 0; row < piece.global.shape[0]; row += rows_at_once) {
+      const int64_t begin = (piece.local_offset[0] + row) * local_row + (matrix ? piece.local_offset[1] * inner : 0);
+      const int64_t place = (piece.global.offset[0] + row) * global_row + (matrix ? piece.global.offset[1] * inner : 0);
+      runs.push_back({begin, begin + rows_at_once * width, place});
+    }
+  }
+  return runs;
+}
+
 std::vector<UpdateBlock> make_blocks(const FlatShard& shard, const ParallelGroups& groups,
                                      const OptimizerConfig& config) {
   std::vector<UpdateBlock> blocks;
@@ -49,11 +86,19 @@ std::vector<UpdateBlock> make_blocks(const FlatShard& shard, const ParallelGroup
     block.lr_group = lr_group(parameter);
     block.weight_decay_mult = weight_decay_mult(parameter, config);
     block.counts_in_norm = counts_in_norm(parameter, groups) ? 1 : 0;
-    const int64_t end = slot.begin + slot.num_elements();
-    for (int64_t begin = slot.begin; begin < end; begin += kUpdateBlockElements) {
-      block.begin = begin;
-      block.count = static_cast<int32_t>(std::min(kUpdateBlockElements, end - begin));
-      blocks.push_back(block);
+    std::vector<PlacedRun> runs = {{0, slot.flat_end, 0}};
+    if (is_narrow(config)) {
+      block.key = random_key(0, "rounding of " + parameter.name).value;
+      runs = placed_runs(parameter, groups);
+    }
+    for (const PlacedRun& run : runs) {
+      const int64_t end = std::min(run.end, slot.flat_end);
+      for (int64_t at = std::max(run.begin, slot.flat_begin); at < end; at += kUpdateBlockElements) {
+        block.begin = slot.begin + at - slot.flat_begin;
+        block.first_place = run.first_place + at - run.begin;
+        block.count = static_cast<int32_t>(std::min(kUpdateBlockElements, end - at));
+        blocks.push_back(block);
+      }
     }
   }
   return blocks;
@@ -108,8 +153,12 @@ Optimizer::Impl::Impl(const OptimizerConfig& config, const ParameterSchedule& sc
     : config(config), schedule(schedule), rules(make_step_rules(config)), models(std::move(chunks)) {
   MEGATRON_ASSERT(!models.empty(), "an optimizer without a model");
   const at::ScalarType dtype = models.front()->dtype();
-  masters = dtype != at::kDouble && dtype != at::kFloat;
-  MEGATRON_CHECK(!masters || dtype == at::kBFloat16 || dtype == at::kHalf, "the optimizer does not support a model in ",
+  const bool wide = dtype == at::kDouble || dtype == at::kFloat;
+  masters = !wide && config.main_params_dtype == StateType::kFp32;
+  MEGATRON_CHECK(!is_narrow(config) || dtype != at::kDouble, "optimizer states of a model in fp64 are fp64");
+  MEGATRON_CHECK(config.main_params_dtype == StateType::kFp32 || dtype == at::kBFloat16,
+                 "--main-params-dtype bf16 needs a model in bf16");
+  MEGATRON_CHECK(wide || dtype == at::kBFloat16 || dtype == at::kHalf, "the optimizer does not support a model in ",
                  at::toString(dtype), ", expected fp64, fp32, bf16 or fp16");
   for (const DistributedDataParallel* model : models) {
     MEGATRON_ASSERT(model->dtype() == dtype, "model chunks of one rank differ in type");
@@ -126,8 +175,12 @@ void Optimizer::Impl::add_part(const FlatShard& shard) {
   update.grad = shard.grads;
   update.master = masters ? shard.values.to(at::kFloat) : shard.values;
   if (masters) update.value = shard.values;
-  update.exp_avg = at::zeros_like(update.master);
-  if (config.optimizer == OptimizerType::kAdam) update.exp_avg_sq = at::zeros_like(update.master);
+  const auto moment = [&](StateType type) {
+    const bool fp64 = update.grad.scalar_type() == at::kDouble;
+    return at::zeros_like(update.grad, update.grad.options().dtype(fp64 ? at::kDouble : scalar_type(type)));
+  };
+  update.exp_avg = moment(config.exp_avg_dtype);
+  if (config.optimizer == OptimizerType::kAdam) update.exp_avg_sq = moment(config.exp_avg_sq_dtype);
   upload_blocks(update, make_blocks(shard, groups(), config));
   parts.push_back({&shard, std::move(update)});
 }
@@ -266,7 +319,7 @@ double Optimizer::num_zeros() const {
 }
 
 double Optimizer::params_norm() const {
-  impl_->sum_squares([](const FlatUpdate& update) { return update.master; });
+  impl_->sum_squares([](const FlatUpdate& update) { return update.master.to(update.grad.scalar_type()); });
   return std::sqrt(impl_->sum.item<double>());
 }
 

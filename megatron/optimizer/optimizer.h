@@ -14,7 +14,9 @@
 namespace megatron {
 
 // Master weights and moments are fp32 (fp64 for fp64 models). When the model itself is fp32 or fp64 the value is the master
-// weight and there is no copy.
+// weight and there is no copy. With a precision-aware optimizer each may be bf16, rounded by chance: master weights then are
+// the bf16 values themselves. A draw depends on the parameter's name, the place of the element in the global tensor and the
+// step, so that no layout changes it. Bytes per parameter with all of them in bf16: 2 + 2 + 2, and the gradient's 4.
 //
 // What a step decides on (skip, scale, counts, learning rate) is one record on the model's device, so that step() never
 // waits for it; see kernels/step_control.h. Embedding and output weights decay; one-dimensional parameters and biases do not.

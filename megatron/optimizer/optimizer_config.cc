@@ -15,6 +15,7 @@ constexpr std::array<Spellings, 5> kLrDecayStyles = {"constant", "linear", "cosi
                                                      "WSD"};
 constexpr std::array<Spellings, 4> kWsdDecayStyles = {"exponential", "linear", "cosine", "minus_sqrt"};
 constexpr std::array<Spellings, 3> kIncrStyles = {"constant", "linear", "cosine"};
+constexpr std::array<Spellings, 4> kStateTypes = {"fp32", "bf16", "fp16", "fp8"};
 
 void visit_learning_rate(OptimizerConfig& config, FieldVisitor& visitor) {
   visitor.group("learning rate");
@@ -75,6 +76,15 @@ void visit_precision(OptimizerConfig& config, FieldVisitor& visitor) {
   visitor.field("loss_scale_window", config.loss_scale_window,
                 "good steps in a row after which the dynamic loss scale doubles");
   visitor.field("hysteresis", config.hysteresis, "bad steps before the dynamic loss scale is halved");
+  visitor.field("use_precision_aware_optimizer", config.use_precision_aware_optimizer,
+                "keep states of the optimizer in the types that the next flags say");
+  visitor.choice("main_params_dtype", config.main_params_dtype, kStateTypes,
+                 "master weights; bf16: the weights themselves, rounded up or down by chance");
+  visitor.choice("main_grads_dtype", config.main_grads_dtype, kStateTypes, "accumulated gradients");
+  visitor.choice("exp_avg_dtype", config.exp_avg_dtype, kStateTypes,
+                 "average of gradients; bf16: rounded up or down by chance");
+  visitor.choice("exp_avg_sq_dtype", config.exp_avg_sq_dtype, kStateTypes,
+                 "average of squared gradients; bf16: rounded up or down by chance");
   visitor.field({"check_for_nan_in_loss_and_grad", "--no-check-for-nan-in-loss-and-grad", true},
                 config.check_for_nan_in_loss_and_grad,
                 "apply steps with NaN or infinite gradients instead of skipping them");
@@ -169,6 +179,27 @@ void validate_precision(const OptimizerConfig& config, Violations& violations) {
               config.max_consecutive_bad_steps >= 1, "1 or above", violations);
 }
 
+void validate_states(const OptimizerConfig& config, Violations& violations) {
+  const auto check = [&](const char* flag, StateType type, bool bf16_is_built, const char* reason) {
+    if (type == StateType::kFp32 || (type == StateType::kBf16 && bf16_is_built)) {
+      if (type != StateType::kFp32 && !config.use_precision_aware_optimizer)
+        violations.add(cat(flag, " has no effect without --use-precision-aware-optimizer"), "give both");
+      return;
+    }
+    violations.add(cat(flag, " ", kStateTypes[static_cast<size_t>(type)], " is not built: ", reason),
+                   bf16_is_built ? "fp32 or bf16" : "fp32");
+  };
+  const char* range = "fp16 and fp8 do not span the magnitudes of optimizer states without scales";
+  check("--main-params-dtype", config.main_params_dtype, true, range);
+  check("--main-grads-dtype", config.main_grads_dtype, false, "gradients are accumulated in fp32");
+  check("--exp-avg-dtype", config.exp_avg_dtype, true, range);
+  check("--exp-avg-sq-dtype", config.exp_avg_sq_dtype, true, range);
+  if (config.use_precision_aware_optimizer && config.optimizer != OptimizerType::kAdam)
+    violations.add("--use-precision-aware-optimizer is built for adam alone", "--optimizer adam");
+  if (config.main_params_dtype == StateType::kBf16 && !config.bf16)
+    violations.add("--main-params-dtype bf16 needs weights in bf16", "--bf16");
+}
+
 }  // namespace
 
 void OptimizerConfig::fields(FieldVisitor& visitor) {
@@ -181,6 +212,7 @@ void OptimizerConfig::validate(Violations& violations) const {
   validate_learning_rate(*this, violations);
   validate_update(*this, violations);
   validate_precision(*this, violations);
+  validate_states(*this, violations);
 }
 
 }  // namespace megatron

@@ -11,6 +11,9 @@ namespace megatron {
 
 enum class OptimizerType { kAdam, kSgd };
 
+// Element type of a state of the optimizer.
+enum class StateType { kFp32, kBf16, kFp16, kFp8 };
+
 struct OptimizerConfig : Config {
   OptimizerType optimizer = OptimizerType::kAdam;
 
@@ -52,6 +55,13 @@ struct OptimizerConfig : Config {
   double min_loss_scale = 1.0;
   double loss_scale_window = 1000.0;
   int64_t hysteresis = 2;
+
+  // -- precision of the states
+  bool use_precision_aware_optimizer = false;
+  StateType main_params_dtype = StateType::kFp32;
+  StateType main_grads_dtype = StateType::kFp32;
+  StateType exp_avg_dtype = StateType::kFp32;
+  StateType exp_avg_sq_dtype = StateType::kFp32;
 
   // -- bad steps
   bool check_for_nan_in_loss_and_grad = true;

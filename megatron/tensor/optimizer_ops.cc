@@ -26,8 +26,13 @@ UpdateBuffers buffers_of(const FlatUpdate& update) {
   buffers.element = to_dtype(update.grad.scalar_type());
   buffers.grad = update.grad.data_ptr();
   buffers.master = update.master.data_ptr();
+  buffers.master_type = to_dtype(update.master.scalar_type());
   buffers.exp_avg = update.exp_avg.data_ptr();
-  if (update.exp_avg_sq.defined()) buffers.exp_avg_sq = update.exp_avg_sq.data_ptr();
+  buffers.exp_avg_type = to_dtype(update.exp_avg.scalar_type());
+  if (update.exp_avg_sq.defined()) {
+    buffers.exp_avg_sq = update.exp_avg_sq.data_ptr();
+    buffers.exp_avg_sq_type = to_dtype(update.exp_avg_sq.scalar_type());
+  }
   if (update.value.defined()) {
     buffers.value = update.value.data_ptr();
     buffers.value_type = to_dtype(update.value.scalar_type());

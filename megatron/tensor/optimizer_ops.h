@@ -12,9 +12,9 @@ namespace megatron {
 // The flat tensors of one optimizer, on one device, and its table of work.
 struct FlatUpdate {
   at::Tensor grad;        // [n] fp32 or fp64
-  at::Tensor master;      // [n] as grad
-  at::Tensor exp_avg;     // [n] as grad
-  at::Tensor exp_avg_sq;  // [n] as grad; undefined for SGD
+  at::Tensor master;      // [n] as grad, or bf16
+  at::Tensor exp_avg;     // [n] as grad, or bf16
+  at::Tensor exp_avg_sq;  // [n] as grad, or bf16; undefined for SGD
   at::Tensor value;       // [n] bf16 or fp16; undefined when the master weight is the value
   at::Tensor blocks;      // [num_blocks * sizeof(UpdateBlock)] uint8, made by upload_blocks()
   at::Tensor partials;    // [num_blocks] fp64

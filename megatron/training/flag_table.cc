@@ -49,7 +49,6 @@ constexpr std::string_view kT5 = "T5 is not built yet";
 constexpr std::string_view kYarn = "YaRN positions are not built yet";
 constexpr std::string_view kMrope = "multimodal rotary positions are not built yet";
 constexpr std::string_view kMuon = "of the optimizers, only adam and sgd are built";
-constexpr std::string_view kPrecision = "optimizer states other than fp32 are not built yet";
 constexpr std::string_view kFim = "fill-in-the-middle is not built yet";
 constexpr std::string_view kDistill = "distillation from stored logits is not built yet";
 constexpr std::string_view kTrace = "recording of router decisions is not built yet";
@@ -972,11 +971,11 @@ constexpr std::array<KnownFlag, 851> kTable = {{
     {"--hybrid-layer-pattern", kNo, kSsm, 1, 1},
     {"--hybrid-override-pattern", kNo, kSsm, 1, 1},
     {"--yaml-cfg", kNo, "give --config FILE", 1, 1},
-    {"--use-precision-aware-optimizer", kNo, kPrecision},
-    {"--main-grads-dtype", kNo, kPrecision, 1, 1, "fp32"},
-    {"--main-params-dtype", kNo, kPrecision, 1, 1, "fp32"},
-    {"--exp-avg-dtype", kNo, kPrecision, 1, 1, "fp32"},
-    {"--exp-avg-sq-dtype", kNo, kPrecision, 1, 1, "fp32"},
+    {"--use-precision-aware-optimizer", kNo, kField},
+    {"--main-grads-dtype", kNo, kField, 1, 1},
+    {"--main-params-dtype", kNo, kField, 1, 1},
+    {"--exp-avg-dtype", kNo, kField, 1, 1},
+    {"--exp-avg-sq-dtype", kNo, kField, 1, 1},
     {"--megatron-fsdp-main-params-dtype", kNo,
      "--main-params-dtype is the setting for every kind of sharding", 1, 1, "fp32"},
     {"--megatron-fsdp-main-grads-dtype", kNo,

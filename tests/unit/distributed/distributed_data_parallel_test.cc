@@ -129,6 +129,43 @@ TEST(DistributedDataParallel, SumsOverDataRanks) {
   }
 }
 
+// Two parameters become ready in one order on one rank and in the other order on the other; one is used by one rank alone.
+TEST(DistributedDataParallel, RanksMayDifferInTheOrderOfReadiness) {
+  for (const auto sharding : {ShardingStrategy::kNoShard, ShardingStrategy::kOptim, ShardingStrategy::kOptimGrads}) {
+    run_ranks(2, [&](const std::shared_ptr<Backend>& backend) {
+      Parameters model;
+      model.frozen.trainable = true;
+      const ParallelGroups groups = data_groups(backend);
+      DistributedDataParallelConfig config;
+      config.use_megatron_fsdp = true;
+      config.data_parallel_sharding_strategy = sharding;
+      config.overlap_grad_reduce = true;
+      config.ddp_bucket_size = 1;
+      DistributedDataParallel ddp(model, groups, at::kDouble, at::kCPU, config);
+      const auto add = [&](Parameter& parameter, double value) {
+        ddp.grad_target(parameter).tensor.add_(value);
+        ddp.grad_ready(parameter);
+      };
+      const bool first = backend->rank() == 0;
+      ddp.zero_grad(2);
+      for (int pass = 0; pass < 2; ++pass) {
+        for (Parameter* parameter : {first ? &model.bias : &model.weight, first ? &model.weight : &model.bias}) {
+          for (int use = 0; use < parameter->uses; ++use) add(*parameter, 1.0);
+        }
+        if (first && pass == 1) add(model.frozen, 5.0);
+      }
+      ddp.finish_grad_sync();
+      for (const FlatShard& shard : ddp.shards()) {
+        for (const FlatSlot& slot : shard.slots) {
+          const double expected = slot.parameter == &model.frozen ? 5.0 : 4.0 * slot.parameter->uses;
+          const at::Tensor mine = shard.grads.narrow(0, slot.begin, slot.num_elements());
+          EXPECT_TRUE(at::equal(mine, at::full_like(mine, expected))) << slot.parameter->name;
+        }
+      }
+    });
+  }
+}
+
 TEST(DistributedDataParallel, PartialGradientsAreSummedOverTensorRanks) {
   run_ranks(4, [](const std::shared_ptr<Backend>& backend) {
     Parameters model;

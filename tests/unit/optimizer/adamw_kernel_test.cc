@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <bit>
 #include <cmath>
 #include <cstring>
 #include <random>
@@ -143,6 +144,71 @@ TEST(AdamW, StoresRoundedValues) {
     }
     EXPECT_EQ(buffers.value[kBegin - 1], 0x1234);
     EXPECT_EQ(buffers.value[kBegin + kCount], 0x1234);
+  }
+}
+
+// bf16 states: next to what fp32 states would be, right on the average, and a function of place and step alone.
+TEST(AdamW, NarrowStatesAreRoundedByChance) {
+  constexpr int kRuns = 400;
+  Buffers<float> wide(8);
+  std::vector<uint16_t> narrow[3];
+  const auto to_bf16 = [](float x) { return static_cast<uint16_t>(std::bit_cast<uint32_t>(x) >> 16); };
+  const auto to_float = [](uint16_t x) { return std::bit_cast<float>(static_cast<uint32_t>(x) << 16); };
+  std::vector<float>* states[3] = {&wide.master, &wide.exp_avg, &wide.exp_avg_sq};
+  for (int k = 0; k < 3; ++k) {
+    for (float& x : *states[k]) {
+      narrow[k].push_back(to_bf16(x));
+      x = to_float(narrow[k].back());
+    }
+  }
+  const auto update = [&](std::vector<uint16_t> (&to)[3], const StepState& state, std::vector<int> cuts) {
+    UpdateBuffers buffers = wide.pointers(DType::kFloat32);
+    buffers.master = to[0].data(), buffers.exp_avg = to[1].data(), buffers.exp_avg_sq = to[2].data();
+    buffers.master_type = buffers.exp_avg_type = buffers.exp_avg_sq_type = DType::kBFloat16;
+    cuts.push_back(kCount);
+    int done = 0;
+    for (const int cut : cuts) {
+      UpdateBlock block = test_block();
+      block.key = 99;
+      block.first_place = int64_t{1} << 33;
+      block.first_place += done;
+      block.begin += done;
+      block.count = cut - done;
+      adamw_block_cpu(buffers, block, state, {});
+      done = cut;
+    }
+  };
+  std::vector<double> sums[3];
+  for (auto& sum : sums) sum.assign(kTotal, 0.0);
+  StepState state = test_state();
+  for (int run = 0; run < kRuns; ++run) {
+    std::vector<uint16_t> once[3] = {narrow[0], narrow[1], narrow[2]}, again[3] = {narrow[0], narrow[1], narrow[2]};
+    // Another key instead of another step, which would change the formula.
+    UpdateBuffers buffers = wide.pointers(DType::kFloat32);
+    buffers.master = once[0].data(), buffers.exp_avg = once[1].data(), buffers.exp_avg_sq = once[2].data();
+    buffers.master_type = buffers.exp_avg_type = buffers.exp_avg_sq_type = DType::kBFloat16;
+    UpdateBlock block = test_block();
+    block.key = static_cast<uint64_t>(run);
+    adamw_block_cpu(buffers, block, state, {});
+    for (int k = 0; k < 3; ++k) {
+      for (int i = 0; i < kTotal; ++i) sums[k][i] += to_float(once[k][i]);
+    }
+    if (run > 3) continue;
+    std::vector<uint16_t> cut[3] = {narrow[0], narrow[1], narrow[2]};
+    update(again, state, {});
+    update(cut, state, {1, 7, 515, 516, 900});
+    for (int k = 0; k < 3; ++k) EXPECT_EQ(again[k], cut[k]) << "cutting a block changes nothing";
+    EXPECT_NE(again[0], once[0]) << "another key, other draws";
+  }
+  adamw_block_cpu(wide.pointers(DType::kFloat32), test_block(), state, {});
+  for (int k = 0; k < 3; ++k) {
+    double error = 0;
+    for (int i = 0; i < kTotal; ++i) {
+      const double exact = (*states[k])[i], mean = sums[k][i] / kRuns;
+      EXPECT_NEAR(mean, exact, std::fabs(exact) / 128) << "one of the two neighbours";
+      error += (mean - exact) / (std::fabs(exact) + 1e-30);
+    }
+    EXPECT_NEAR(error / kTotal, 0.0, 3e-5) << "no bias; rounding to nearest of one run has 1e-3";
   }
 }
 

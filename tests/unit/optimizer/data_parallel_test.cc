@@ -1,13 +1,16 @@
 // Every way to divide gradients, optimizer states and parameters over data ranks trains as one rank does.
 #include <gtest/gtest.h>
 
-#include <cmath>
-#include <cstring>
+#include <unistd.h>
+
+#include <filesystem>
 #include <map>
 #include <mutex>
 
 #include "megatron/base/check.h"
 #include "megatron/comm/thread_backend.h"
+#include "megatron/dist_checkpointing/checkpoint.h"
+#include "megatron/dist_checkpointing/save.h"
 #include "megatron/nn/placement.h"
 #include "megatron/optimizer/optimizer.h"
 #include "tests/unit/optimizer/test_model.h"
@@ -16,8 +19,8 @@ namespace megatron {
 namespace {
 
 constexpr int64_t kLayers = 4;
-constexpr int64_t kSamples = 24;  // of one step, over all ranks
-constexpr int kSteps = 4;
+constexpr int64_t kSamples = 12;  // of one step, over all ranks
+constexpr int kSteps = 3;
 
 // Layers [first, last) of a chain. The first chunk has the embedding, the last one the head, which uses the embedding's
 // table too: the same parameter, of this chunk or of `tied`, or a copy on another stage.
@@ -34,6 +37,9 @@ class ChainModel : public TestModel {
       norm.placement.partial_grad.insert(Axis::kTensor);
       parameter(layer + "fc.weight", {10, 60}, ParameterRole::kWeight, {6, 4});
       parameter(layer + "fc.bias", {10}, ParameterRole::kBias, {6, 4});
+      Parameter& proj = parameter(layer + "proj.weight", {6, 10});
+      proj.placement.shards.push_back({1, Axis::kTensor, {}});
+      proj.local_shape[1] /= groups.tp.size();
       if (i == 1) parameter(layer + "frozen", {5, 5}).trainable = false;
     }
     if (head) {
@@ -86,7 +92,7 @@ class ChainModel : public TestModel {
   void add_gradient(Parameter& parameter, double sample, bool second_use) {
     double weight = second_use ? 0.3 : 1.0;
     if (parameter.placement.partial_grad.contains(Axis::kTensor) && groups_.tp.size() > 1)
-      weight *= groups_.tp.rank() == 0 ? 0.25 : 0.75;
+      weight *= groups_.tp.rank() == 0 ? -1.0 : 2.0;
     const at::Tensor value = parameter.store->acquire(parameter);
     const at::Tensor gradient = at::cos(value * 3.0 + sample) * (value != 0) * weight;  // padded rows are zero
     const GradTarget target = parameter.store->grad_target(parameter);
@@ -141,17 +147,21 @@ struct TrainingRank {
     optimizer = std::make_unique<Optimizer>(config, make_schedule(config, {100, std::nullopt, kSamples}), all);
   }
 
-  void train(int first_step, int last_step) {
+  void train_step(int step) {
     const int64_t mine = kSamples / groups.dp_cp.size();
+    for (const auto& store : stores) store->zero_grad(mine);
+    for (int64_t i = 0; i < mine; ++i) {
+      const int64_t sample = step * kSamples + groups.dp_cp.rank() * mine + i;
+      for (const auto& model : models) model->pass(sample);
+    }
+    for (const auto& store : stores) store->finish_grad_sync();
+    optimizer->step(static_cast<double>(kSamples), kSamples);
+  }
+
+  void train(int first_step, int last_step) {
     for (int step = first_step; step < last_step; ++step) {
-      for (const auto& store : stores) store->zero_grad(mine);
-      for (int64_t i = 0; i < mine; ++i) {
-        const int64_t sample = step * kSamples + groups.dp_cp.rank() * mine + i;
-        for (const auto& model : models) model->pass(sample);
-      }
-      for (const auto& store : stores) store->finish_grad_sync();
+      train_step(step);
       zeros = optimizer->num_zeros();
-      optimizer->step(static_cast<double>(kSamples), kSamples);
       norms.push_back(optimizer->read_state().grad_norm);
       EXPECT_LT(optimizer->read_state().clip_coefficient, 1.0);
     }
@@ -385,7 +395,7 @@ TEST(DataParallel, StateMovesBetweenLayouts) {
       before->write(run.state());
     });
     before->expect_each_element_once();
-    EXPECT_EQ(before->size(), dtype == at::kDouble ? 16u + 2 * 15 : 16u + 3 * 15);
+    EXPECT_EQ(before->size(), dtype == at::kDouble ? 20u + 2 * 19 : 20u + 3 * 19);
     for (const Layout& layout : {three, four, tensor, stages, Layout()}) {
       SCOPED_TRACE(cat("tp ", layout.tp, " pp ", layout.pp, " dp ", layout.dp));
       auto after = std::make_unique<Stored>();
@@ -399,6 +409,181 @@ TEST(DataParallel, StateMovesBetweenLayouts) {
       after->expect_each_element_once();
       EXPECT_TRUE(*before == *after);
       before = std::move(after);
+    }
+  }
+}
+
+// The same through files.
+TEST(DataParallel, CheckpointsDoNotDependOnTheSharding) {
+  const std::filesystem::path root = std::filesystem::path(testing::TempDir()) / cat("data_parallel_", getpid());
+  Layout two = mesh(1, 1, 2), three = mesh(1, 1, 3);
+  two.data = three.data = strategy(ShardingStrategy::kOptimGradsParams, true);
+  Stored before, after;
+  std::mutex mutex;
+  SaveRequest request;
+  request.root = root;
+  request.iteration = 2;
+  std::vector<at::Tensor> alive;
+  run_ranks(2, [&](const std::shared_ptr<Backend>& world) {
+    TrainingRank run(two, world, at::kBFloat16);
+    run.train(0, 2);
+    const std::vector<StateTensor> state = run.state();
+    before.write(state);
+    const std::lock_guard lock(mutex);  // one file for all ranks
+    for (const StateTensor& entry : state) {
+      alive.push_back(entry.data.clone());
+      request.tensors.push_back(entry.description);
+      request.tensors.back().data = alive.back().data_ptr();
+    }
+  });
+  const std::filesystem::path directory = save_checkpoint(request).directory;
+  run_ranks(3, [&](const std::shared_ptr<Backend>& world) {
+    TrainingRank run(three, world, at::kBFloat16);
+    const std::vector<StateTensor> state = run.state();
+    std::vector<ShardedTensor> wanted;
+    for (const StateTensor& entry : state) {
+      wanted.push_back(entry.description);
+      wanted.back().data = entry.data.data_ptr();
+    }
+    LoadOptions options;
+    options.threads = 1;
+    Checkpoint(directory).load(wanted, options);
+    for (const auto& store : run.stores) store->values_changed();
+    after.write(state);
+  });
+  EXPECT_TRUE(before == after);
+  std::filesystem::remove_all(root);
+}
+
+// The state after three steps in bf16, without clipping, because the norm is a sum in another order.
+std::unique_ptr<Stored> three_steps(const Layout& layout, OptimizerConfig config) {
+  config.clip_grad = 0;
+  auto stored = std::make_unique<Stored>();
+  run_ranks(layout.ranks(), [&](const std::shared_ptr<Backend>& world) {
+    TrainingRank run(layout, world, at::kBFloat16, config);
+    for (int step = 0; step < 3; ++step) run.train_step(step);
+    stored->write(run.state());
+  });
+  stored->expect_each_element_once();
+  return stored;
+}
+
+OptimizerConfig narrow_config() {
+  OptimizerConfig config = optimizer_config();
+  config.bf16 = true;
+  config.use_precision_aware_optimizer = true;
+  config.main_params_dtype = config.exp_avg_dtype = config.exp_avg_sq_dtype = StateType::kBf16;
+  return config;
+}
+
+// With sums in one order, dividing the optimizer changes no bit, whatever is rounded by chance.
+TEST(DataParallel, ADividedOptimizerGivesTheBitsOfAWholeOne) {
+  for (const OptimizerConfig& config : {optimizer_config(), narrow_config()}) {
+    Layout whole = mesh(1, 1, 3), divided = whole;
+    whole.data = strategy(ShardingStrategy::kNoShard, true);
+    divided.data = strategy(ShardingStrategy::kOptim, true);
+    EXPECT_TRUE(*three_steps(whole, config) == *three_steps(divided, config));
+  }
+}
+
+TEST(DataParallel, RoundingByChanceDoesNotDependOnTensorRanksOrChunks) {
+  const OptimizerConfig config = narrow_config();
+  const std::unique_ptr<Stored> one = three_steps(Layout(), config);
+  EXPECT_EQ(one->size(), 20u + 2 * 19) << "no master weights";
+  EXPECT_TRUE(*one == *three_steps(mesh(2, 1, 1), config));
+  EXPECT_FALSE(*one == *three_steps(Layout(), optimizer_config()));
+  EXPECT_TRUE(*one == *three_steps(mesh(1, 1, 1, 1, 2), config));
+}
+
+// Steps far below the spacing of bf16 still add up, on the average.
+TEST(DataParallel, NarrowWeightsKeepSmallUpdates) {
+  OptimizerConfig config = narrow_config();
+  config.lr = 1e-5;
+  config.lr_decay_style = LrDecayStyle::kConstant;
+  config.weight_decay = 0;
+  const ParallelGroups groups;
+  TestModel model;
+  model.declare("weight", {64, 64});
+  DistributedDataParallel store(model, groups, at::kBFloat16, at::kCPU);
+  model[0].value.fill_(1.0);  // the values below it are 2^-8 apart
+  Optimizer optimizer(config, make_schedule(config, {1000, std::nullopt, kSamples}), store);
+  for (int step = 0; step < 200; ++step) {
+    store.flat_grads().fill_(1.0);
+    optimizer.step(1.0, kSamples);
+  }
+  EXPECT_NEAR(1.0 - model[0].value.to(at::kDouble).mean().item<double>(), 200 * 1e-5, 1e-4);
+  const at::Tensor squares = optimizer.tensors()[1].data;
+  EXPECT_EQ(squares.scalar_type(), at::kBFloat16);
+}
+
+// Counts what a rank sends into the collectives of its groups.
+struct Traffic {
+  int64_t all_reduce = 0, reduce_scatter = 0, all_gather = 0;  // elements of the whole tensor
+  int calls = 0;
+};
+
+class CountingBackend final : public Backend {
+ public:
+  CountingBackend(std::shared_ptr<Backend> inner, Traffic& traffic) : inner_(std::move(inner)), traffic_(traffic) {}
+  int rank() const override { return inner_->rank(); }
+  int size() const override { return inner_->size(); }
+  std::shared_ptr<Work> all_reduce(at::Tensor tensor, ReduceOp op) override {
+    if (tensor.numel() > 1) traffic_.all_reduce += tensor.numel(), ++traffic_.calls;
+    return inner_->all_reduce(std::move(tensor), op);
+  }
+  std::shared_ptr<Work> all_gather(at::Tensor output, at::Tensor input) override {
+    traffic_.all_gather += output.numel(), ++traffic_.calls;
+    return inner_->all_gather(std::move(output), std::move(input));
+  }
+  std::shared_ptr<Work> reduce_scatter(at::Tensor output, at::Tensor input, ReduceOp op) override {
+    traffic_.reduce_scatter += input.numel(), ++traffic_.calls;
+    return inner_->reduce_scatter(std::move(output), std::move(input), op);
+  }
+  std::shared_ptr<Work> all_to_all(at::Tensor, std::vector<int64_t>, at::Tensor, std::vector<int64_t>) override {
+    throw_error("unexpected");
+  }
+  std::shared_ptr<Work> broadcast(at::Tensor, int) override { throw_error("unexpected"); }
+  std::shared_ptr<Work> send(at::Tensor, int) override { throw_error("unexpected"); }
+  std::shared_ptr<Work> recv(at::Tensor, int) override { throw_error("unexpected"); }
+  void barrier() override { inner_->barrier(); }
+  std::shared_ptr<Backend> subgroup(const std::vector<int>& ranks, const std::string& name) override {
+    return std::make_shared<CountingBackend>(inner_->subgroup(ranks, name), traffic_);
+  }
+
+ private:
+  std::shared_ptr<Backend> inner_;
+  Traffic& traffic_;
+};
+
+// What DistributedDataParallel says it communicates in a step.
+TEST(DataParallel, Traffic) {
+  const int64_t passes = kSamples / 2;
+  for (const ShardingStrategy sharding : kStrategies) {
+    for (const int instances : {1, 2}) {
+      const bool whole = sharding == ShardingStrategy::kNoShard;
+      if (whole && instances > 1) continue;
+      Layout layout = mesh(1, 1, 2 * instances);
+      layout.data = strategy(sharding, true);
+      layout.data.num_distributed_optimizer_instances = instances;
+      SCOPED_TRACE(cat("strategy ", static_cast<int>(sharding), " instances ", instances));
+      run_ranks(layout.ranks(), [&](const std::shared_ptr<Backend>& world) {
+        Traffic traffic;
+        TrainingRank run(layout, std::make_shared<CountingBackend>(world, traffic));
+        run.train_step(0);
+        traffic = {};
+        run.train_step(1);
+        const int64_t all = run.stores[0]->layout().num_elements;
+        const int64_t rounds = sharding >= ShardingStrategy::kOptimGrads ? passes / instances : 1;
+        EXPECT_EQ(traffic.reduce_scatter, whole ? 0 : rounds * all);
+        EXPECT_EQ(traffic.all_reduce, whole ? all : instances == 1 ? 0 : all / 2);
+        if (sharding != ShardingStrategy::kOptimGradsParams) {
+          EXPECT_EQ(traffic.all_gather, whole ? 0 : all);
+        } else {
+          // Forward and backward; what ends one is still there when the other begins.
+          EXPECT_LE(traffic.all_gather, 2 * rounds * all);
+          EXPECT_GT(traffic.all_gather, rounds * all);
+        }
+      });
     }
   }
 }

@@ -93,5 +93,29 @@ TEST(OptimizerConfig, EveryRuleIsNamed) {
   }
 }
 
+TEST(OptimizerConfig, PrecisionOfTheStates) {
+  const auto first = [](const std::function<void(OptimizerConfig&)>& change) {
+    OptimizerConfig config;
+    config.use_precision_aware_optimizer = config.bf16 = true;
+    change(config);
+    Violations violations;
+    config.validate(violations);
+    return violations.empty() ? std::string() : violations.messages()[0];
+  };
+  using Config = OptimizerConfig;
+  EXPECT_EQ(first([](Config& c) { c.main_params_dtype = c.exp_avg_dtype = c.exp_avg_sq_dtype = StateType::kBf16; }), "");
+  EXPECT_EQ(first([](Config& c) { c.exp_avg_dtype = StateType::kFp8; }),
+            "--exp-avg-dtype fp8 is not built: fp16 and fp8 do not span the magnitudes of optimizer states without scales\n"
+            "hint: fp32 or bf16");
+  EXPECT_EQ(first([](Config& c) { c.main_grads_dtype = StateType::kBf16; }),
+            "--main-grads-dtype bf16 is not built: gradients are accumulated in fp32\nhint: fp32");
+  EXPECT_EQ(first([](Config& c) { c.use_precision_aware_optimizer = false, c.exp_avg_sq_dtype = StateType::kBf16; }),
+            "--exp-avg-sq-dtype has no effect without --use-precision-aware-optimizer\nhint: give both");
+  EXPECT_EQ(first([](Config& c) { c.optimizer = OptimizerType::kSgd; }),
+            "--use-precision-aware-optimizer is built for adam alone\nhint: --optimizer adam");
+  EXPECT_EQ(first([](Config& c) { c.bf16 = false, c.main_params_dtype = StateType::kBf16; }),
+            "--main-params-dtype bf16 needs weights in bf16\nhint: --bf16");
+}
+
 }  // namespace
 }  // namespace megatron

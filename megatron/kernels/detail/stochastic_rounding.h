@@ -1,0 +1,19 @@
+// fp32 to bf16, up or down by chance.
+#pragma once
+
+#include <cstdint>
+
+#include "megatron/kernels/detail/math.h"
+
+namespace megatron {
+
+// The bits of one of the two bf16 neighbours of x; the nearer the likelier, so that the mean over `word` is x. Values of bf16
+// stay, and so do infinities; a NaN stays one.
+MEGATRON_HOST_DEVICE uint16_t round_by_chance(float x, uint32_t word) {
+  const uint32_t bits = bits_from_float(x);
+  const bool finite = (bits & 0x7f800000u) != 0x7f800000u;
+  const uint32_t nan_bit = (bits & 0x007fffffu) != 0 ? 0x40u : 0u;
+  return static_cast<uint16_t>(finite ? (bits + (word & 0xffffu)) >> 16 : (bits >> 16) | nan_bit);
+}
+
+}  // namespace megatron

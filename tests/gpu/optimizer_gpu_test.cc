@@ -1,0 +1,64 @@
+// The optimizer on a GPU against the CPU, with states of either precision.
+#include <gtest/gtest.h>
+
+#include "megatron/optimizer/optimizer.h"
+#include "megatron/tensor/torch.h"
+#include "tests/unit/optimizer/test_model.h"
+
+namespace megatron {
+namespace {
+
+// Weights and states after five steps, on the CPU.
+std::vector<at::Tensor> train(const OptimizerConfig& config, at::ScalarType dtype, at::Device device) {
+  const ParallelGroups groups;
+  TestModel model;
+  model.declare("embedding.weight", {301, 64}, ParameterRole::kEmbedding);
+  model.declare("linear.weight", {129, 97});
+  model.declare("linear.bias", {129}, ParameterRole::kBias);
+  DistributedDataParallel store(model, groups, dtype, device);
+  for (size_t k = 0; k < model.size(); ++k) model[k].init = Init::normal(0.5);
+  store.initialize(3);
+  Optimizer optimizer(config, make_schedule(config, {100, std::nullopt, 4}), store);
+  for (int step = 0; step < 5; ++step) {
+    store.zero_grad();
+    for (size_t k = 0; k < model.size(); ++k) {
+      const at::Tensor i = at::arange(model[k].value.numel(), at::kDouble);
+      store.grad(model[k]).copy_(at::sin(i * 0.7 + (1.3 * step + static_cast<double>(k))).view(model[k].local_shape));
+    }
+    store.finish_grad_sync();
+    optimizer.step(1.0, 4);
+  }
+  std::vector<at::Tensor> all = {store.flat_values().cpu()};
+  for (const StateTensor& entry : optimizer.tensors()) all.push_back(entry.data.cpu());
+  return all;
+}
+
+TEST(OptimizerGpu, EqualsTheCpu) {
+  if (!at::hasCUDA()) GTEST_SKIP() << "no CUDA device";
+  OptimizerConfig config;
+  config.lr = 1e-2;
+  config.lr_decay_style = LrDecayStyle::kConstant;
+  config.bf16 = true;
+  for (const bool narrow : {false, true}) {
+    const StateType type = narrow ? StateType::kBf16 : StateType::kFp32;
+    config.use_precision_aware_optimizer = narrow;
+    config.main_params_dtype = config.exp_avg_dtype = config.exp_avg_sq_dtype = type;
+    const auto cpu = train(config, at::kBFloat16, at::kCPU);
+    const auto gpu = train(config, at::kBFloat16, at::Device(at::kCUDA, 0));
+    const auto again = train(config, at::kBFloat16, at::Device(at::kCUDA, 0));
+    ASSERT_EQ(cpu.size(), gpu.size());
+    for (size_t i = 0; i < cpu.size(); ++i) {
+      EXPECT_TRUE(at::equal(gpu[i], again[i])) << "two runs give the same bits";
+      EXPECT_EQ(cpu[i].scalar_type(), gpu[i].scalar_type());
+      // The draws are the same; a sum that differs in its last bit may still fall on the other side.
+      const double differ = gpu[i].ne(cpu[i]).to(at::kDouble).mean().item<double>();
+      if (cpu[i].scalar_type() == at::kBFloat16) {
+        EXPECT_LT(differ, 1e-3) << "tensor " << i;
+      }
+      EXPECT_TRUE(at::allclose(gpu[i].to(at::kFloat), cpu[i].to(at::kFloat), narrow ? 1.6e-2 : 1e-5, 1e-6)) << "tensor " << i;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace megatron
