@@ -9,15 +9,33 @@
 #include <string>
 #include <vector>
 
+#include "megatron/base/check.h"
+#include "megatron/comm/reduce_op.h"
+
 namespace megatron {
 
-enum class ReduceOp : uint8_t { kSum, kMax };
+// Thrown when a call could not be completed because of a peer: it is gone, did not come, or made another call. More often the
+// consequence of a failure elsewhere than its cause.
+class CollectiveError : public Error {
+ public:
+  explicit CollectiveError(const std::string& message, int culprit = -1) : Error(message), culprit(culprit) {}
+  int culprit;  // the rank of the job that is to blame; -1: unknown
+};
+
+// Whether an operation has finished; may be asked from any thread, holds no tensors and may outlive its Work.
+class Progress {
+ public:
+  virtual ~Progress() = default;
+  virtual bool finished() const = 0;
+};
 
 // An operation under way. Keeps its inputs alive until wait() has returned.
 class Work {
  public:
   virtual ~Work() = default;
   virtual void wait() = 0;  // throws Error when the operation failed, timed out or a peer failed
+  // Null: the operation had finished when the call returned.
+  virtual std::shared_ptr<const Progress> progress() const { return nullptr; }
 };
 
 // The verbs of one group: c10d (NCCL, Gloo), ranks as threads. Every rank of the group makes the same calls in the same

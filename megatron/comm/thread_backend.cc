@@ -1,10 +1,12 @@
 #include "megatron/comm/thread_backend.h"
 
+#include <atomic>
 #include <deque>
 #include <map>
 #include <utility>
 
 #include "megatron/base/check.h"
+#include "megatron/comm/detail/element_type.h"
 #include "megatron/comm/detail/thread_core.h"
 #include "megatron/tensor/shape.h"
 #include "megatron/tensor/torch.h"
@@ -23,18 +25,6 @@ std::shared_ptr<Work> done() {
   return work;
 }
 
-// Checks what the raw copies below rely on, and returns the element type.
-DType element_type(const char* what, const at::Tensor& tensor) {
-  MEGATRON_CHECK(tensor.device().is_cpu(), what, " between threads takes CPU tensors, got one on ",
-                 tensor.device().str());
-  MEGATRON_CHECK(tensor.is_contiguous(), what, " takes contiguous tensors");
-  return to_dtype(tensor.scalar_type());
-}
-
-ThreadReduce to_thread_reduce(ReduceOp op) {
-  return op == ReduceOp::kSum ? ThreadReduce::kSum : ThreadReduce::kMax;
-}
-
 // A receive takes its message when it is waited for, so that posting it early blocks nothing. Messages of one sender are
 // taken in the order in which their receives were posted, whatever the order of the waits.
 class Receive final : public Work {
@@ -45,20 +35,28 @@ class Receive final : public Work {
 
   void wait() override {
     std::deque<std::shared_ptr<Receive>>& queue = (*pending_)[peer_];
-    while (!done_) {
+    while (!taken_) {
       const std::shared_ptr<Receive> next = queue.front();
       queue.pop_front();
-      next->done_ = true;
+      next->taken_ = true;
       core_.recv(next->tensor_.data_ptr(), next->tensor_.numel(), to_dtype(next->tensor_.scalar_type()), peer_);
+      next->arrived_->value = true;
     }
   }
+  std::shared_ptr<const Progress> progress() const override { return arrived_; }
 
  private:
+  struct Arrived final : Progress {
+    std::atomic<bool> value{false};
+    bool finished() const override { return value; }
+  };
+
   std::shared_ptr<Pending> pending_;
   at::Tensor tensor_;
   int peer_;
   ThreadCore core_;
-  bool done_ = false;
+  bool taken_ = false;
+  std::shared_ptr<Arrived> arrived_ = std::make_shared<Arrived>();
 };
 
 class ThreadBackend final : public Backend {
@@ -69,8 +67,8 @@ class ThreadBackend final : public Backend {
   int size() const override { return core_.size(); }
 
   std::shared_ptr<Work> all_reduce(at::Tensor tensor, ReduceOp op) override {
-    const DType dtype = element_type("all_reduce", tensor);
-    core_.all_reduce(tensor.data_ptr(), tensor.numel(), dtype, to_thread_reduce(op));
+    const DType dtype = check_cpu_tensor("all_reduce", tensor);
+    core_.all_reduce(tensor.data_ptr(), tensor.numel(), dtype, op);
     return done();
   }
 
@@ -87,7 +85,7 @@ class ThreadBackend final : public Backend {
     MEGATRON_CHECK(input.numel() == size() * output.numel(), "reduce_scatter of ", input.numel(),
                    " elements over ", size(), " ranks into ", output.numel(), " elements");
     core_.reduce_scatter(output.data_ptr(), input.data_ptr(), output.numel(), dtype,
-                         to_thread_reduce(op));
+                         op);
     return done();
   }
 
@@ -102,19 +100,19 @@ class ThreadBackend final : public Backend {
   }
 
   std::shared_ptr<Work> broadcast(at::Tensor tensor, int root) override {
-    const DType dtype = element_type("broadcast", tensor);
+    const DType dtype = check_cpu_tensor("broadcast", tensor);
     core_.broadcast(tensor.data_ptr(), tensor.numel(), dtype, root);
     return done();
   }
 
   std::shared_ptr<Work> send(at::Tensor tensor, int peer) override {
-    const DType dtype = element_type("send", tensor);
+    const DType dtype = check_cpu_tensor("send", tensor);
     core_.send(tensor.data_ptr(), tensor.numel(), dtype, peer);
     return done();
   }
 
   std::shared_ptr<Work> recv(at::Tensor tensor, int peer) override {
-    element_type("recv", tensor);
+    check_cpu_tensor("recv", tensor);
     auto work = std::make_shared<Receive>(pending_, tensor, peer, core_);
     (*pending_)[peer].push_back(work);
     return work;
@@ -128,8 +126,8 @@ class ThreadBackend final : public Backend {
 
  private:
   static DType same_type(const char* what, const at::Tensor& output, const at::Tensor& input) {
-    const DType dtype = element_type(what, output);
-    MEGATRON_CHECK(element_type(what, input) == dtype, what, " from ",
+    const DType dtype = check_cpu_tensor(what, output);
+    MEGATRON_CHECK(check_cpu_tensor(what, input) == dtype, what, " from ",
                    to_string(to_dtype(input.scalar_type())), " to ", to_string(dtype));
     return dtype;
   }

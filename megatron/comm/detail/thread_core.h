@@ -9,10 +9,9 @@
 #include <vector>
 
 #include "megatron/base/dtype.h"
+#include "megatron/comm/reduce_op.h"
 
 namespace megatron {
-
-enum class ThreadReduce : uint8_t { kSum, kMax };
 
 // What all threads of one run_threads() share: one lock, one condition, the first failure. Defined in the source.
 struct ThreadJob;
@@ -30,9 +29,9 @@ class ThreadCore {
   int rank() const { return rank_; }
   int size() const;
 
-  void all_reduce(void* data, int64_t count, DType dtype, ThreadReduce op);
+  void all_reduce(void* data, int64_t count, DType dtype, ReduceOp op);
   void all_gather(void* output, const void* input, int64_t count_per_rank, DType dtype);
-  void reduce_scatter(void* output, const void* input, int64_t count_per_rank, DType dtype, ThreadReduce op);
+  void reduce_scatter(void* output, const void* input, int64_t count_per_rank, DType dtype, ReduceOp op);
   void all_to_all(void* output, const std::vector<int64_t>& output_counts, const void* input,
                   const std::vector<int64_t>& input_counts, DType dtype);
   void broadcast(void* data, int64_t count, DType dtype, int root);
@@ -46,7 +45,7 @@ class ThreadCore {
   void exchange(const ThreadCall& call, const std::function<void()>& read_peers);
   void check_calls() const;
   void reduce(void* output, const void* input, int64_t first, int64_t count, int64_t total, DType dtype,
-              ThreadReduce op, const char* name);
+              ReduceOp op, const char* name);
   void check_peer(const char* what, int peer) const;
 
   std::shared_ptr<ThreadGroup> group_;

@@ -33,11 +33,11 @@ void check_sum_and_max(DType dtype) {
       4,
       [&](ThreadCore& core) {
         std::vector<T> data = {static_cast<T>(core.rank()), static_cast<T>(10 * core.rank() - 15)};
-        core.all_reduce(data.data(), 2, dtype, ThreadReduce::kSum);
+        core.all_reduce(data.data(), 2, dtype, ReduceOp::kSum);
         EXPECT_EQ(data[0], static_cast<T>(6));
         EXPECT_EQ(data[1], static_cast<T>(0));
         T value = static_cast<T>(core.rank() == 2 ? 7 : -1);
-        core.all_reduce(&value, 1, dtype, ThreadReduce::kMax);
+        core.all_reduce(&value, 1, dtype, ReduceOp::kMax);
         EXPECT_EQ(value, static_cast<T>(7));
       },
       kTimeout);
@@ -57,7 +57,7 @@ TEST(ThreadCore, BFloat16IsSummedInFp32AndRoundedOnce) {
       3,
       [](ThreadCore& core) {
         uint16_t value = core.rank() == 0 ? 0x4380 : 0x3f80;  // 256, 1, 1
-        core.all_reduce(&value, 1, DType::kBFloat16, ThreadReduce::kSum);
+        core.all_reduce(&value, 1, DType::kBFloat16, ReduceOp::kSum);
         EXPECT_EQ(value, 0x4381);  // 258
       },
       kTimeout);
@@ -82,7 +82,7 @@ TEST(ThreadCore, Float16SumsRoundToNearestEven) {
         2,
         [&](ThreadCore& core) {
           uint16_t value = core.rank() == 0 ? c.a : c.b;
-          core.all_reduce(&value, 1, DType::kFloat16, ThreadReduce::kSum);
+          core.all_reduce(&value, 1, DType::kFloat16, ReduceOp::kSum);
           EXPECT_EQ(value & 0x7fff, c.sum & 0x7fff) << std::hex << c.a << " + " << c.b;
         },
         kTimeout);
@@ -97,7 +97,7 @@ TEST(ThreadCore, ReductionsAddInRankOrder) {
         4,
         [&](ThreadCore& core) {
           float value = parts[core.rank()];
-          core.all_reduce(&value, 1, DType::kFloat32, ThreadReduce::kSum);
+          core.all_reduce(&value, 1, DType::kFloat32, ReduceOp::kSum);
           EXPECT_EQ(value, expected);
         },
         kTimeout);
@@ -116,7 +116,7 @@ TEST(ThreadCore, GatherScatterBroadcast) {
         std::vector<float> input(8);
         std::iota(input.begin(), input.end(), 0.0f);
         float part[2] = {};
-        core.reduce_scatter(part, input.data(), 2, DType::kFloat32, ThreadReduce::kSum);
+        core.reduce_scatter(part, input.data(), 2, DType::kFloat32, ReduceOp::kSum);
         EXPECT_EQ(part[0], 8.0f * core.rank());
         EXPECT_EQ(part[1], 8.0f * core.rank() + 4.0f);
 
@@ -173,12 +173,12 @@ TEST(ThreadCore, SubgroupsWorkBesideTheirParent) {
         EXPECT_EQ(half.size(), 3);
         EXPECT_EQ(half.rank(), core.rank() / 2);
         int64_t value = core.rank();
-        half.all_reduce(&value, 1, DType::kInt64, ThreadReduce::kSum);
+        half.all_reduce(&value, 1, DType::kInt64, ReduceOp::kSum);
         EXPECT_EQ(value, core.rank() % 2 == 0 ? 6 : 9);
         ThreadCore alone = half.subgroup({half.rank()}, "alone");
         EXPECT_EQ(alone.size(), 1);
         alone.barrier();
-        core.all_reduce(&value, 1, DType::kInt64, ThreadReduce::kSum);
+        core.all_reduce(&value, 1, DType::kInt64, ReduceOp::kSum);
         EXPECT_EQ(value, 45);
       },
       kTimeout);
@@ -188,7 +188,7 @@ TEST(ThreadCore, EmptyBuffersAreLegal) {
   run_threads(
       2,
       [](ThreadCore& core) {
-        core.all_reduce(nullptr, 0, DType::kFloat32, ThreadReduce::kSum);
+        core.all_reduce(nullptr, 0, DType::kFloat32, ReduceOp::kSum);
         core.all_gather(nullptr, nullptr, 0, DType::kFloat32);
         core.broadcast(nullptr, 0, DType::kFloat32, 0);
         core.send(nullptr, 0, DType::kFloat32, 1 - core.rank());
@@ -201,7 +201,7 @@ TEST(ThreadCore, DifferentCallsAreNamed) {
   const std::string ops = error_of(2, [](ThreadCore& core) {
     float data[4] = {}, out[8] = {};
     if (core.rank() == 0) {
-      core.all_reduce(data, 4, DType::kFloat32, ThreadReduce::kSum);
+      core.all_reduce(data, 4, DType::kFloat32, ReduceOp::kSum);
     } else {
       core.all_gather(out, data, 4, DType::kFloat32);
     }
@@ -211,7 +211,7 @@ TEST(ThreadCore, DifferentCallsAreNamed) {
 
   const std::string sizes = error_of(3, [](ThreadCore& core) {
     std::vector<float> data(4);
-    core.all_reduce(data.data(), core.rank() == 2 ? 3 : 4, DType::kFloat32, ThreadReduce::kSum);
+    core.all_reduce(data.data(), core.rank() == 2 ? 3 : 4, DType::kFloat32, ReduceOp::kSum);
   });
   EXPECT_EQ(sizes,
             "ranks of a group made different calls: rank 0 all_reduce of 4 x F32, rank 2 all_reduce of 3 x F32");
@@ -240,9 +240,9 @@ TEST(ThreadCore, UnsupportedTypesAndPeersAreNamed) {
   EXPECT_NE(error_of(2,
                      [](ThreadCore& core) {
                        uint8_t value = 0;
-                       core.all_reduce(&value, 1, DType::kUInt8, ThreadReduce::kSum);
+                       core.all_reduce(&value, 1, DType::kUInt8, ReduceOp::kSum);
                      })
-                .find("reduction of U8 between threads is not supported"),
+                .find("reduction of U8 is not supported between CPU ranks"),
             std::string::npos);
   EXPECT_EQ(error_of(2, [](ThreadCore& core) { core.send(nullptr, 0, DType::kUInt8, 2); }),
             "send to rank 2 in a group of 2 ranks");
@@ -319,7 +319,7 @@ TEST(ThreadCore, AFailedCallLeavesTheGroupUsable) {
             EXPECT_EQ(core.rank(), 2);
           }
           int64_t one = 1;
-          core.all_reduce(&one, 1, DType::kInt64, ThreadReduce::kSum);
+          core.all_reduce(&one, 1, DType::kInt64, ReduceOp::kSum);
           EXPECT_EQ(one, 4);
         }
       },

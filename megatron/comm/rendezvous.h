@@ -1,0 +1,56 @@
+// How the processes of a job find one another.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "megatron/base/fields.h"
+#include "megatron/comm/collective_history.h"
+#include "megatron/comm/launch.h"
+#include "megatron/comm/process_group.h"
+#include "megatron/comm/store.h"
+
+namespace megatron {
+
+enum class DistributedBackend { kAuto, kNccl, kGloo };
+
+struct CommConfig : Config {
+  DistributedBackend distributed_backend = DistributedBackend::kAuto;  // by device: NCCL between GPUs, Gloo between CPUs
+  int64_t distributed_timeout_minutes = 10;
+  // From the end of the first step on; unset: the same as before. For the fast discovery of hangs, since only the start is slow.
+  std::optional<int64_t> distributed_timeout_seconds_after_init;
+  std::string distributed_interface;  // of the network, such as "eth0"; empty: chosen by the backend
+
+  double timeout_seconds() const { return 60.0 * static_cast<double>(distributed_timeout_minutes); }
+  double timeout_seconds_after_init() const {
+    return distributed_timeout_seconds_after_init ? static_cast<double>(*distributed_timeout_seconds_after_init) : timeout_seconds();
+  }
+
+  void fields(FieldVisitor& visitor) override;
+  void validate(Violations& violations) const override;
+};
+
+// A rank on the same machine, and its process.
+struct Neighbour {
+  int rank = 0;
+  int pid = 0;
+};
+
+// What a rank has of its job. Everything is null or empty for one rank.
+struct Connection {
+  std::shared_ptr<Backend> world;               // writes every call into `history`
+  std::shared_ptr<Store> store;                 // of this start of this job alone
+  std::shared_ptr<CollectiveHistory> history;
+  std::vector<Neighbour> neighbours;            // without this rank
+};
+
+// Meets the other ranks: over the store of torchrun's agent, or one that rank 0 holds at MASTER_ADDR:MASTER_PORT. When all
+// ranks are on one machine, nothing listens on other addresses than the loopback. Returns when every rank is there; throws
+// Error that names the missing ones at the deadline.
+Connection connect(const Launch& launch, const CommConfig& config, const at::Device& device);
+
+}  // namespace megatron

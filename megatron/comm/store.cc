@@ -1,0 +1,137 @@
+#include "megatron/comm/store.h"
+
+#include <netdb.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+#include <torch/csrc/distributed/c10d/TCPStore.hpp>
+#include <utility>
+#include <vector>
+
+#include "megatron/base/check.h"
+
+namespace megatron {
+namespace {
+
+std::chrono::milliseconds to_milliseconds(double seconds) {
+  return std::chrono::milliseconds(std::max<int64_t>(1, static_cast<int64_t>(seconds * 1000)));
+}
+
+// First line of a libtorch message, without the stack of frames below it.
+std::string first_line(const std::exception& error) {
+  const std::string text = error.what();
+  return text.substr(0, text.find('\n'));
+}
+
+class C10dStore final : public Store, public std::enable_shared_from_this<C10dStore> {
+ public:
+  // `parent`: whose table this is a connection to; it may be what holds the table.
+  C10dStore(c10::intrusive_ptr<c10d::Store> store, std::string where, std::shared_ptr<Store> parent = nullptr)
+      : parent_(std::move(parent)), store_(std::move(store)), where_(std::move(where)) {}
+
+  void set(const std::string& key, const std::string& value) override {
+    guarded([&] { store_->set(key, value); });
+  }
+  std::optional<std::string> find(const std::string& key) override {
+    std::optional<std::string> value;
+    guarded([&] {
+      if (store_->check({key})) value = store_->get_to_str(key);
+    });
+    return value;
+  }
+  std::string wait(const std::string& key, double timeout_seconds) override {
+    try {
+      store_->wait({key}, to_milliseconds(timeout_seconds));
+      return store_->get_to_str(key);
+    } catch (const std::exception& error) {
+      throw_error(cat("nobody wrote ", key, " to the store at ", where_, " within ", timeout_seconds, " s\ndetail: ",
+                      first_line(error)));
+    }
+  }
+  int64_t add(const std::string& key, int64_t amount) override {
+    int64_t sum = 0;
+    guarded([&] { sum = store_->add(key, amount); });
+    return sum;
+  }
+  std::string claim(const std::string& key, const std::string& value) override {
+    std::string standing;
+    guarded([&] { standing = store_->compareSet(key, std::string(), value); });
+    return standing;
+  }
+  void erase(const std::string& key) override {
+    guarded([&] { store_->deleteKey(key); });
+  }
+  std::shared_ptr<Store> connection(const std::string& prefix) override {
+    std::shared_ptr<Store> copy;
+    guarded([&] {
+      copy = std::make_shared<C10dStore>(c10::make_intrusive<c10d::PrefixStore>(prefix, store_->clone()), where_, shared_from_this());
+    });
+    return copy;
+  }
+  c10d::Store* native() override { return store_.get(); }
+
+ private:
+  template <class Body>
+  void guarded(const Body& body) {
+    try {
+      body();
+    } catch (const std::exception& error) {
+      throw_error(cat("the store at ", where_, " cannot be reached\ndetail: ", first_line(error)));
+    }
+  }
+
+  std::shared_ptr<Store> parent_;
+  c10::intrusive_ptr<c10d::Store> store_;
+  std::string where_;
+};
+
+// A socket that listens on one address only; c10d itself would listen on all of them.
+int listening_socket(const std::string& address, int port) {
+  addrinfo hints{};
+  hints.ai_socktype = SOCK_STREAM;
+  hints.ai_flags = AI_PASSIVE | AI_NUMERICSERV;
+  addrinfo* found = nullptr;
+  const int failed = getaddrinfo(address.c_str(), std::to_string(port).c_str(), &hints, &found);
+  MEGATRON_CHECK(!failed, "address ", address, " to listen on is not known: ", gai_strerror(failed));
+  const std::unique_ptr<addrinfo, void (*)(addrinfo*)> guard(found, freeaddrinfo);
+  const int fd = socket(found->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  const int on = 1;
+  if (fd >= 0) setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
+  if (fd < 0 || bind(fd, found->ai_addr, found->ai_addrlen) != 0 || listen(fd, 2048) != 0) {
+    const std::string reason = std::strerror(errno);
+    if (fd >= 0) close(fd);
+    throw_error(cat("rank 0 cannot listen on ", address, ":", port, ": ", reason,
+                    "\nhint: give another port with MASTER_PORT; another job may use this one"));
+  }
+  return fd;
+}
+
+}  // namespace
+
+std::shared_ptr<Store> make_local_store() {
+  return std::make_shared<C10dStore>(c10::make_intrusive<c10d::HashStore>(), "this process");
+}
+
+std::shared_ptr<Store> make_tcp_store(const StoreAddress& address) {
+  const std::string where = cat(address.host, ":", address.port);
+  c10d::TCPStoreOptions options;
+  options.port = static_cast<uint16_t>(address.port);
+  options.isServer = address.host_here;
+  options.waitWorkers = false;
+  options.timeout = to_milliseconds(address.timeout_seconds);
+  if (address.host_here && !address.bind_address.empty())
+    options.masterListenFd = listening_socket(address.bind_address, address.port);
+  try {
+    return std::make_shared<C10dStore>(c10::make_intrusive<c10d::TCPStore>(address.host, options), where);
+  } catch (const std::exception& error) {
+    throw_error(cat(address.host_here ? "rank 0 cannot open the store at " : "the store at ", where,
+                    address.host_here ? "" : " does not answer", "\ndetail: ", first_line(error),
+                    "\nhint: MASTER_ADDR and MASTER_PORT must name the machine of rank 0 and a free port that every rank can reach"));
+  }
+}
+
+}  // namespace megatron
