@@ -5,6 +5,8 @@
 #include <string>
 #include <string_view>
 
+#include "megatron/base/exit_codes.h"
+
 namespace megatron {
 
 struct Command {
@@ -12,10 +14,6 @@ struct Command {
   int (*run)(int argc, char** argv);
   std::string_view summary;  // one line of `megatron --help`
 };
-
-constexpr int kExitFailure = 1;   // the data, the disk, a peer or a device did it
-constexpr int kExitUsage = 2;     // the command line did it
-constexpr int kExitInternal = 3;  // a bug of ours
 
 // argv[1] is the command; the rest is its own. Prints every error and returns the exit code; throws nothing.
 int run_command_line(std::span<const Command> commands, int argc, char** argv);

@@ -3,8 +3,10 @@
 #include <string>
 
 #include "megatron/base/check.h"
+#include "megatron/base/exit_codes.h"
 #include "megatron/base/log.h"
 #include "megatron/base/parse.h"
+#include "megatron/comm/launch.h"
 #include "megatron/training/pretrain.h"
 #include "megatron/training/tasks/tasks.h"
 #include "tools/commands.h"
@@ -12,15 +14,22 @@
 namespace megatron {
 
 int pretrain_command(int argc, char** argv) {
-  Arguments arguments = parse_arguments(argc, argv);
+  const Launch launch = launch_from_environment();
+  Arguments arguments;
+  try {
+    arguments = parse_arguments(argc, argv, launch.world_size);
+  } catch (const UsageError&) {
+    if (launch.rank == 0) throw;
+    return kExitUsage;  // the first rank says what is wrong
+  }
   if (arguments.help) {
     const std::string usage =
         "megatron pretrain --num-layers N --hidden-size N --num-attention-heads N --seq-length N --micro-batch-size N\n"
         "                  --train-iters N --lr X --tokenizer-type T --data-path PREFIX [flags]";
-    print_line(help_text(usage, arguments.configs()));
+    if (launch.rank == 0) print_line(help_text(usage, arguments.configs()));
     return 0;
   }
-  return pretrain(find_task("gpt"), arguments);
+  return run_job(launch, arguments, [&](const Job& job) { return pretrain(find_task("gpt"), arguments, job); });
 }
 
 }  // namespace megatron

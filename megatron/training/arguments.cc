@@ -9,6 +9,7 @@
 #include "megatron/optimizer/optimizer_param_scheduler.h"
 #include "megatron/pipeline_parallel/stage_layout.h"
 #include "megatron/training/flag_table.h"
+#include "megatron/transformer/context_parallel.h"
 
 namespace megatron {
 
@@ -133,17 +134,17 @@ void layer_divides(const Arguments& a, Violations& v) {
           cat("--tensor-model-parallel-size: ", nearest(tp, is_divisor, groups)));
 }
 
-// What context ranks (twice each, for the balance of causal attention) and sequence-parallel ranks share.
+// Of the tokens of one context rank, sequence-parallel ranks hold equal parts.
 void sequence_divides(const Arguments& a, Violations& v) {
-  const int64_t cp = a.parallel.context_parallel_size, s = a.transformer.seq_length;
-  const int64_t tp = a.parallel.sequence_parallel ? a.parallel.tensor_model_parallel_size : 1;
-  if (cp < 1 || tp < 1 || s < 1) return;
-  const int64_t unit = (cp > 1 ? 2 * cp : 1) * tp;
-  if (s % unit == 0) return;
-  v.add(cat("--seq-length ", s, " is not divisible by ", unit, cp > 1 ? cat(", twice --context-parallel-size ", cp) : "",
-            tp > 1 ? cat(cp > 1 ? " times" : ",", " --tensor-model-parallel-size ", tp, " with --sequence-parallel") : ""),
-        nearest(s, is_multiple, unit));
+  const int64_t cp = a.parallel.context_parallel_size, tp = a.parallel.tensor_model_parallel_size;
+  const int64_t s = a.transformer.seq_length;
+  if (!a.parallel.sequence_parallel || cp < 1 || tp < 1 || s < 1 || s % (cp * tp) == 0) return;
+  v.add(cat("--seq-length ", s, " is not divisible by --tensor-model-parallel-size ", tp, " x --context-parallel-size ", cp,
+            ", which --sequence-parallel splits it over"),
+        nearest(s, is_multiple, (cp > 1 ? 2 : 1) * cp * tp));
 }
+
+void context_ranks_fit(const Arguments& a, Violations& v) { validate_context_parallel(a.transformer, a.parallel, v); }
 
 // 16 to 20
 void layers_divide_over_stages(const Arguments& a, Violations& v) {
@@ -170,6 +171,7 @@ constexpr Rule kRules[] = {
     {"world divides", world_divides},
     {"layer divides", layer_divides},
     {"sequence divides", sequence_divides},
+    {"context ranks fit", context_ranks_fit},
     {"micro-batches feed the pipeline", microbatches_feed_the_pipeline},
     {"batch sizes divide", batch_sizes_divide},
     {"evaluation batch divides", evaluation_batch_divides},
@@ -190,7 +192,7 @@ bool is_resume(StartChoice start) { return start == StartChoice::kResume || star
 }  // namespace
 
 std::vector<Config*> Arguments::configs() {
-  return {&transformer, &tokenizer, &data, &optimizer, &parallel, &pipeline, &ddp, &training};
+  return {&transformer, &tokenizer, &data, &optimizer, &parallel, &pipeline, &ddp, &comm, &training};
 }
 
 std::vector<Config*> Arguments::model_configs() { return {&transformer, &tokenizer}; }

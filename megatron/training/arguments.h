@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "megatron/comm/parallel_groups.h"
+#include "megatron/comm/rendezvous.h"
 #include "megatron/datasets/data_config.h"
 #include "megatron/distributed/distributed_data_parallel_config.h"
 #include "megatron/optimizer/optimizer_config.h"
@@ -25,6 +26,7 @@ struct Arguments {
   ParallelConfig parallel;
   PipelineConfig pipeline;
   DistributedDataParallelConfig ddp;
+  CommConfig comm;
   TrainingConfig training;
   int64_t world_size = 1;  // ranks of the job; the launcher says
 

@@ -80,6 +80,7 @@ class Run {
   Trace trace_;
   bool profiling_ = false;
   int64_t timed_iterations_ = 0;
+  int64_t steps_done_ = 0;  // by this process
   int64_t last_batch_size_ = 0;
   int64_t stop_ = 0;  // what a rank asked for in a step whose outcome has been read
   std::string exit_reason_;
@@ -255,6 +256,7 @@ void Run::one_step() {
     return batches_.make(batch);
   };
   outcomes_.push(train_step(model_, task_, options, next_batch, timers_));
+  if (job_.after_first_step && steps_done_++ == 0) job_.after_first_step();
   ++state_.iteration;
   ++timed_iterations_;
   state_.consumed_train_samples += options.global_batch_size;

@@ -5,20 +5,11 @@
 #include <optional>
 
 #include "megatron/dist_checkpointing/checkpoint.h"
-#include "megatron/dist_checkpointing/save.h"
+#include "megatron/training/job.h"
 #include "megatron/training/run_state.h"
 #include "megatron/training/train_step.h"
 
 namespace megatron {
-
-// This process among those that run the job.
-struct Job {
-  ParallelGroups groups;
-  Agreement* agreement = nullptr;  // of all ranks, for texts; null: one rank
-  int local_rank = 0;              // among the ranks of this machine
-  int local_world_size = 1;        // how many those are
-  bool is_first() const { return groups.world.rank() == 0; }
-};
 
 // Where a run starts.
 struct Start {

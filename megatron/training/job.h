@@ -1,0 +1,26 @@
+// This process among those that run a job: its groups, and what ends every rank when one of them fails.
+#pragma once
+
+#include <functional>
+
+#include "megatron/comm/parallel_groups.h"
+#include "megatron/dist_checkpointing/save.h"
+#include "megatron/training/arguments.h"
+
+namespace megatron {
+
+struct Job {
+  ParallelGroups groups;
+  Agreement* agreement = nullptr;          // of all ranks, for texts; null: one rank
+  int local_rank = 0;                      // among the ranks of this machine
+  int local_world_size = 1;                // how many those are
+  std::function<void()> after_first_step;  // start-up is over: time limits may get shorter. May be empty
+  bool is_first() const { return groups.world.rank() == 0; }
+};
+
+// Runs `body` as one rank of the job that the launcher's environment describes (torchrun, srun, mpirun; none: one rank) and
+// returns what it returns. `arguments` were parsed for launch.world_size ranks. Meets the other ranks first. When any rank
+// throws, dies or hangs, every rank leaves with a nonzero exit code and one of them says why; see comm/failure_monitor.h.
+int run_job(const Launch& launch, const Arguments& arguments, const std::function<int(const Job&)>& body);
+
+}  // namespace megatron
