@@ -8,11 +8,14 @@
 #include "megatron/base/json_writer.h"
 #include "megatron/base/log.h"
 #include "megatron/base/parse.h"
+#include "megatron/base/threads.h"
+#include "megatron/comm/launch.h"
 #include "megatron/tensor/torch.h"
 #include "megatron/training/device.h"
 #include "megatron/training/flag_table.h"
 #include "megatron/training/setup.h"
 #include "megatron/training/tasks/tasks.h"
+#include "megatron/transformer/context_parallel.h"
 #include "tools/commands.h"
 
 namespace megatron {
@@ -40,24 +43,19 @@ struct BenchConfig : Config {
   }
 };
 
-// A micro-batch of random tokens; drawn anew for each, never zeros.
-Batch random_batch(const Arguments& arguments, int64_t vocab_size, c10::Device device,
+// A micro-batch of random tokens; drawn anew for each, never zeros. Every rank that works on these samples draws the same.
+Batch random_batch(const Arguments& arguments, int64_t vocab_size, c10::Device device, const ProcessGroup& cp,
                    int64_t first_sample) {
   const int64_t b = arguments.training.micro_batch_size, s = arguments.transformer.seq_length;
   at::Tensor uniform = at::empty({b, s + 1}, at::kFloat);
-  uniform_(uniform, 0.0, 1.0, random_key(arguments.transformer.seed, "bench"), first_sample, s + 1,
-           0);
-  const at::Tensor text = (uniform * static_cast<double>(vocab_size))
-                              .to(at::kLong)
-                              .clamp_max(vocab_size - 1)
-                              .to(device);
+  uniform_(uniform, 0.0, 1.0, random_key(arguments.transformer.seed, "bench"), first_sample, s + 1, 0);
+  const at::Tensor text = (uniform * static_cast<double>(vocab_size)).to(at::kLong).clamp_max(vocab_size - 1).to(device);
   Batch batch;
-  batch.tokens = text.slice(1, 0, s).contiguous();
-  batch.labels = text.slice(1, 1, s + 1).contiguous();
-  batch.loss_mask = at::ones({b, s}, at::dtype(at::kFloat).device(device));
-  batch.place.sample =
-      at::arange(first_sample, first_sample + b, at::dtype(at::kLong).device(device));
-  batch.place.position = at::arange(s, at::dtype(at::kLong).device(device));
+  batch.tokens = zigzag_slice(text.slice(1, 0, s), 1, cp).contiguous();
+  batch.labels = zigzag_slice(text.slice(1, 1, s + 1), 1, cp).contiguous();
+  batch.loss_mask = at::ones(batch.tokens.sizes(), at::dtype(at::kFloat).device(device));
+  batch.place.sample = at::arange(first_sample, first_sample + b, at::dtype(at::kLong).device(device));
+  batch.place.position = zigzag_positions(s, cp.size(), cp.rank(), device);
   return batch;
 }
 
@@ -69,24 +67,21 @@ struct Measured {
 
 Measured measure(TrainedModel& model, const PretrainTask& task, const Arguments& arguments,
                  const BenchConfig& config, const Vocabulary& vocabulary, c10::Device device) {
-  StepOptions options;
-  options.global_batch_size =
-      arguments.training.global_batch_size.value_or(arguments.training.micro_batch_size);
-  options.num_microbatches = options.global_batch_size / arguments.training.micro_batch_size;
-  options.full_recomputation =
-      arguments.transformer.recompute_granularity == RecomputeGranularity::kFull;
+  const StepOptions options = step_options(arguments, 0);
+  const ParallelGroups& groups = model.groups();
   Timers timers(0);
   OutcomeReader reader(device);
-  int64_t sample = 0;
+  int64_t sample = groups.dp.rank() * arguments.training.micro_batch_size;
   const auto next_batch = [&] {
-    Batch batch = random_batch(arguments, vocabulary.size, device, sample);
-    sample += arguments.training.micro_batch_size;
+    Batch batch = random_batch(arguments, vocabulary.size, device, groups.cp, sample);
+    sample += arguments.training.micro_batch_size * groups.dp.size();
     return batch;
   };
   Measured measured;
   StepNumbers numbers;
   std::vector<double> times;
   for (int64_t step = 0; step < config.bench_warmup + config.bench_steps; ++step) {
+    groups.world.barrier();
     synchronize(device);
     const auto start = std::chrono::steady_clock::now();
     reader.push(train_step(model, task, options, next_batch, timers));
@@ -102,17 +97,18 @@ Measured measure(TrainedModel& model, const PretrainTask& task, const Arguments&
   return measured;
 }
 
+// Rates are per rank: `tokens` and `flops` of a step are those of all ranks divided by their number.
 void print_result(const BenchConfig& config, const Measured& measured, double tokens, double flops,
-                  int64_t num_parameters, c10::Device device) {
+                  int64_t num_parameters, int ranks, c10::Device device) {
   const double seconds = measured.step_ms / 1e3;
   const double peak = peak_bf16_flops(device_name(device));
   const MemoryUse memory = memory_use(device);
   JsonWriter json(2);
-  json.begin_object().member("device", device_name(device)).member("parameters", num_parameters);
-  json.member("tokens_per_step", tokens)
+  json.begin_object().member("device", device_name(device)).member("ranks", ranks);
+  json.member("parameters_of_this_rank", num_parameters).member("tokens_per_step_and_rank", tokens)
       .member("step_ms", measured.step_ms)
       .member("first_step_ms", measured.first_step_ms);
-  json.member("tokens_per_second", tokens / seconds).member("tflops", flops / seconds / 1e12);
+  json.member("tokens_per_second_and_rank", tokens / seconds).member("tflops", flops / seconds / 1e12);
   json.member("mfu", peak > 0 ? flops / seconds / peak : 0.0)
       .member("max_allocated_bytes", memory.max_allocated);
   json.member("last_loss", measured.last_loss).end_object();
@@ -122,9 +118,9 @@ void print_result(const BenchConfig& config, const Measured& measured, double to
   }
   char line[256];
   std::snprintf(line, sizeof line,
-                "%s | %.1f M parameters | %.1f ms/step | %.0f tokens/s | %.2f TFLOP/s",
-                device_name(device).c_str(), static_cast<double>(num_parameters) / 1e6,
-                measured.step_ms, tokens / seconds, flops / seconds / 1e12);
+                "%d x %s | %.1f M parameters a rank | %.1f ms/step | %.0f tokens/s/rank | %.2f TFLOP/s", ranks,
+                device_name(device).c_str(), static_cast<double>(num_parameters) / 1e6, measured.step_ms,
+                tokens / seconds, flops / seconds / 1e12);
   std::string text = line;
   if (peak > 0) {
     std::snprintf(line, sizeof line, " | %.1f%% of %.0f | peak %.1f GiB",
@@ -135,10 +131,31 @@ void print_result(const BenchConfig& config, const Measured& measured, double to
   print_line(cat(text, " | loss ", measured.last_loss));
 }
 
+int bench_train(const Arguments& arguments, const BenchConfig& config, const Job& job) {
+  const c10::Device device = choose_device(arguments.training.device, job.local_rank);
+  at::set_num_threads(arguments.training.num_threads > 0 ? static_cast<int>(arguments.training.num_threads)
+                                                         : std::max(1, available_cores() / job.local_world_size));
+  const std::unique_ptr<Tokenizer> tokenizer = make_tokenizer(arguments.tokenizer);
+  const Vocabulary vocabulary{tokenizer->vocab_size(), padded_vocab_size(arguments.tokenizer, tokenizer->vocab_size(),
+                                                                         arguments.parallel.tensor_model_parallel_size)};
+  const PretrainTask task = find_task("gpt");
+  TrainedModel model =
+      build_model(task, arguments, vocabulary, job.groups, model_dtype(arguments.optimizer), device, Start{});
+  const Measured measured = measure(model, task, arguments, config, vocabulary, device);
+  const int ranks = job.groups.world.size();
+  const IterationTokens work =
+      IterationTokens::unpacked(step_options(arguments, 0).global_batch_size, arguments.transformer.seq_length);
+  print_result(config, measured, work.tokens / ranks, iteration_flops(task.model_flops(arguments, vocabulary), work) / ranks,
+               model.num_parameters(), ranks, device);
+  return 0;
+}
+
 }  // namespace
 
 int bench(int argc, char** argv) {
+  const Launch launch = launch_from_environment();
   Arguments arguments;
+  arguments.world_size = launch.world_size;
   BenchConfig config;
   std::vector<Config*> configs = arguments.configs();
   configs.push_back(&config);
@@ -161,24 +178,7 @@ int bench(int argc, char** argv) {
     print_line(help_text("megatron bench train --config FILE [flags of pretrain]", configs));
     return 0;
   }
-  const ParallelGroups groups;
-  const c10::Device device = choose_device(arguments.training.device);
-  at::set_num_threads(arguments.training.num_threads > 0
-                          ? static_cast<int>(arguments.training.num_threads)
-                          : at::get_num_threads());
-  const std::unique_ptr<Tokenizer> tokenizer = make_tokenizer(arguments.tokenizer);
-  Vocabulary vocabulary{tokenizer->vocab_size(),
-                        padded_vocab_size(arguments.tokenizer, tokenizer->vocab_size(), 1)};
-  const PretrainTask task = find_task("gpt");
-  TrainedModel model = build_model(task, arguments, vocabulary, groups, model_dtype(arguments.optimizer), device, Start{});
-  const Measured measured = measure(model, task, arguments, config, vocabulary, device);
-  const int64_t samples =
-      arguments.training.global_batch_size.value_or(arguments.training.micro_batch_size);
-  const IterationTokens work = IterationTokens::unpacked(samples, arguments.transformer.seq_length);
-  print_result(config, measured, work.tokens,
-               iteration_flops(task.model_flops(arguments, vocabulary), work),
-               model.num_parameters(), device);
-  return 0;
+  return run_job(launch, arguments, [&](const Job& job) { return bench_train(arguments, config, job); });
 }
 
 }  // namespace megatron

@@ -123,7 +123,10 @@ Run::Run(const PretrainTask& task, const Arguments& arguments, const Job& job)
                     /*replace_existing=*/start_.continues(), job.agreement),
       batches_(device_, own_positions(arguments.data), groups_.cp), outcomes_(device_) {
   make_loaders();
-  if (start_.continues()) checkpointer_.set_last_saved(state_.iteration);
+  // What the run starts from is there already; in another folder it is saved at the end even if nothing is trained.
+  std::error_code ignored;
+  if (start_.continues() && std::filesystem::equivalent(start_.checkpoint->directory().parent_path(), config_.save, ignored))
+    checkpointer_.set_last_saved(state_.iteration);
   if (config_.exit_signal_handler) signals_ = std::make_unique<SignalHandler>(config_.exit_signal_number());
 }
 

@@ -1,0 +1,231 @@
+#!/usr/bin/env python3
+"""`megatron pretrain` as several processes over Gloo: layouts against one rank, checkpoints between layouts, failures, restarts.
+
+Usage: parallel_test.py BINARY [unittest arguments]. Needs nothing but the standard library: this script sets the variables that
+torchrun sets. With MEGATRON_TORCHRUN=COMMAND (a torchrun that works) the ranks are started by that instead.
+"""
+import json
+import math
+import os
+import shlex
+import shutil
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+import unittest
+
+BINARY = ""
+
+MODEL = ["--num-layers", "4", "--hidden-size", "32", "--num-attention-heads", "4", "--group-query-attention", "--num-query-groups", "2",
+         "--seq-length", "32", "--position-embedding-type", "rope", "--normalization", "RMSNorm", "--swiglu", "--hidden-dropout", "0.1",
+         "--attention-dropout", "0"]
+RUN = ["--tokenizer-type", "ByteLevelTokenizer", "--micro-batch-size", "1", "--global-batch-size", "12", "--train-iters", "6",
+       "--lr", "1e-3", "--mock-data", "--log-interval", "1", "--eval-interval", "3", "--eval-iters", "1", "--device", "cpu",
+       "--num-threads", "1", "--num-workers", "0", "--optimizer", "sgd", "--distributed-timeout-minutes", "1"]
+TP, PP, CP, SP = "--tensor-model-parallel-size", "--pipeline-model-parallel-size", "--context-parallel-size", "--sequence-parallel"
+LAYOUTS = {
+    "dp2_zero1": (2, ["--use-distributed-optimizer", "--overlap-grad-reduce", "--overlap-param-gather"]),
+    "tp2_sp": (2, [TP, "2", SP]),
+    "pp2_vpp2": (2, [PP, "2", "--num-virtual-stages-per-pipeline-rank", "2"]),
+    "cp2": (2, [CP, "2"]),
+    "dp3_zero3": (3, ["--use-megatron-fsdp", "--overlap-grad-reduce", "--overlap-param-gather"]),
+    "tp2_pp2": (4, [TP, "2", SP, PP, "2"]),
+}
+
+
+def free_port():
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return s.getsockname()[1]
+
+
+def start(ranks, arguments, restart=0):
+    command = [BINARY, *arguments]
+    pipes = dict(stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    environment = dict(os.environ, OMP_NUM_THREADS="1")
+    if ranks == 1:
+        return [subprocess.Popen(command, env=environment, **pipes)]
+    torchrun = os.environ.get("MEGATRON_TORCHRUN")
+    if torchrun:
+        return [subprocess.Popen([*shlex.split(torchrun), "--no-python", "--nproc-per-node", str(ranks), *command], env=environment, **pipes)]
+    port = free_port()
+    processes = []
+    for rank in range(ranks):
+        environment.update(RANK=str(rank), WORLD_SIZE=str(ranks), LOCAL_RANK=str(rank), LOCAL_WORLD_SIZE=str(ranks), GROUP_RANK="0",
+                           MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), TORCHELASTIC_RESTART_COUNT=str(restart))
+        processes.append(subprocess.Popen(command, env=environment, **pipes))
+    return processes
+
+
+def finish(processes, timeout=120):
+    outputs = [process.communicate(timeout=timeout) for process in processes]
+    return [process.returncode for process in processes], "".join(out for out, _ in outputs), "".join(err for _, err in outputs)
+
+
+def records(folder, kind="train"):
+    with open(os.path.join(folder, "metrics.jsonl")) as file:
+        lines = [json.loads(line) for line in file]
+    return {r["iteration"]: r for r in lines if r["type"] == kind}
+
+
+def tensors(folder, iteration):
+    """Every logical tensor of a checkpoint, put together from its fragments: name -> (dtype, shape, bytes)."""
+    directory = os.path.join(folder, "iter_%07d" % iteration)
+    with open(os.path.join(directory, "manifest.json")) as file:
+        manifest = json.load(file)
+    out = {}
+    sizes = {"F64": 8, "F32": 4, "BF16": 2, "F16": 2, "I64": 8}
+    data = {}
+    for name, tensor in manifest["tensors"].items():
+        width = sizes[tensor["dtype"]]
+        shape = tensor["shape"]
+        whole = bytearray(width * math.prod(shape))
+        for fragment in tensor["fragments"]:
+            file_name = manifest["files"][fragment["file"]]["name"]
+            if file_name not in data:
+                with open(os.path.join(directory, file_name), "rb") as file:
+                    blob = file.read()
+                data[file_name] = blob[8 + struct.unpack("<Q", blob[:8])[0]:]
+            offset, extent = fragment["box"]
+            begin, end = fragment.get("flat", [0, math.prod(extent)])
+            source = data[file_name][fragment["offset"]:fragment["offset"] + (end - begin) * width]
+            for i in range(begin, end):  # row-major index in the box -> in the tensor
+                rest, at = i, 0
+                index = []
+                for size in reversed(extent):
+                    index.append(rest % size)
+                    rest //= size
+                for o, k, size in zip(offset, reversed(index), shape):
+                    at = at * size + o + k
+                whole[at * width:(at + 1) * width] = source[(i - begin) * width:(i - begin + 1) * width]
+        out[name] = (tensor["dtype"], tuple(shape), bytes(whole))
+    return out
+
+
+class ParallelTest(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.shared = tempfile.mkdtemp()
+        cls.serial = os.path.join(cls.shared, "serial")
+        codes, _, err = finish(start(1, ["pretrain", *MODEL, *RUN, "--save", cls.serial]))
+        assert codes == [0], err
+
+    @classmethod
+    def tearDownClass(cls):
+        shutil.rmtree(cls.shared)
+
+    def setUp(self):
+        self.folder = tempfile.mkdtemp()
+        self.addCleanup(shutil.rmtree, self.folder)
+
+    def path(self, name):
+        return os.path.join(self.folder, name)
+
+    def train(self, ranks, *flags, timeout=120):
+        codes, out, err = finish(start(ranks, ["pretrain", *MODEL, *RUN, *flags]), timeout)
+        self.assertEqual(set(codes), {0}, err + out)
+        return out, err
+
+    def assert_same_losses(self, folder, reference, tolerance=2e-5):
+        for kind in ("train", "evaluation"):
+            ours, theirs = records(folder, kind), records(reference, kind)
+            self.assertEqual(ours.keys(), theirs.keys())
+            for iteration, record in theirs.items():
+                for name in ("lm loss", "grad_norm"):
+                    if name in record:
+                        self.assertAlmostEqual(ours[iteration][name] / record[name], 1, delta=tolerance, msg=(iteration, name))
+
+    def test_every_layout_has_the_losses_of_one_rank(self):
+        for name, (ranks, flags) in LAYOUTS.items():
+            with self.subTest(layout=name):
+                out, _ = self.train(ranks, *flags, "--save", self.path(name))
+                self.assertEqual(out.count("iteration        6/"), 1, "one rank prints")
+                self.assert_same_losses(self.path(name), self.serial)
+
+    def test_a_run_goes_on_bit_for_bit_under_its_own_layout(self):
+        ranks, flags = LAYOUTS["tp2_pp2"]
+        flags = [*flags, "--optimizer", "adam", "--async-save"]
+        run = [f for f in RUN if f not in ("--optimizer", "sgd")]
+        straight, stopped = self.path("straight"), self.path("stopped")
+        for save, extra in ((straight, []), (stopped, ["--exit-interval", "4"]), (stopped, [])):
+            codes, out, err = finish(start(ranks, ["pretrain", *MODEL, *run, *flags, "--save", save, "--start", "resume-or-fresh", *extra]))
+            self.assertEqual(set(codes), {0}, err + out)
+        self.assertEqual(tensors(stopped, 6), tensors(straight, 6))
+
+    def test_checkpoints_move_between_layouts_and_back(self):
+        # Loading and saving without a step in between keeps every byte, moments included.
+        first = self.path("first")
+        adam = ["--optimizer", "adam"]
+        run = [f for f in RUN if f not in ("--optimizer", "sgd")]
+        ranks, flags = LAYOUTS["dp2_zero1"]
+        codes, _, err = finish(start(ranks, ["pretrain", *MODEL, *run, *adam, *flags, "--save", first, "--exit-interval", "2"]))
+        self.assertEqual(set(codes), {0}, err)
+        expected = tensors(first, 2)
+        previous = first
+        for name in ("tp2_pp2", "dp3_zero3", "pp2_vpp2", "dp2_zero1"):
+            ranks, flags = LAYOUTS[name]
+            save = self.path("to_" + name)
+            # A run whose length is what it has done already saves what it has loaded.
+            flags = [*run, *adam, *flags, "--load", previous, "--save", save, "--override-opt-param-scheduler"]
+            flags[flags.index("--train-iters") + 1] = "2"
+            codes, out, err = finish(start(ranks, ["pretrain", *MODEL, *flags]))
+            self.assertEqual(set(codes), {0}, err + out)
+            self.assertEqual(tensors(save, 2), expected, name)
+            previous = save
+
+    def test_a_run_goes_on_under_another_layout(self):
+        half = self.path("half")
+        self.train(*[LAYOUTS["pp2_vpp2"][0]], *LAYOUTS["pp2_vpp2"][1], "--save", half, "--exit-interval", "3")
+        ranks, flags = LAYOUTS["dp3_zero3"]
+        self.train(ranks, *flags, "--load", half, "--save", self.path("rest"))
+        serial = records(self.serial)
+        for iteration, record in records(self.path("rest")).items():
+            self.assertAlmostEqual(record["lm loss"] / serial[iteration]["lm loss"], 1, delta=2e-5, msg=iteration)
+
+    def test_a_killed_rank_ends_the_job_and_a_restart_goes_on(self):
+        ranks, flags = LAYOUTS["tp2_pp2"]
+        save = self.path("killed")
+        arguments = ["pretrain", *MODEL, *RUN, *flags, "--save", save, "--save-interval", "1", "--start", "resume-or-fresh"]
+        long = list(arguments)
+        long[long.index("--train-iters") + 1] = "100000"
+        long += ["--lr-decay-style", "constant"]
+        if os.environ.get("MEGATRON_TORCHRUN"):
+            self.skipTest("the ranks are torchrun's children")
+        processes = start(ranks, long)
+        while "iteration        3/" not in processes[0].stdout.readline():
+            self.assertIsNone(processes[0].poll(), "the job ended by itself")
+        processes[2].send_signal(signal.SIGKILL)
+        begin = time.monotonic()
+        codes, _, err = finish(processes, timeout=60)
+        self.assertLess(time.monotonic() - begin, 30)
+        self.assertNotIn(0, codes)
+        self.assertIn("rank 2", err)
+        saved = [int(name[5:]) for name in os.listdir(save) if name.startswith("iter_") and "tmp" not in name]
+        self.assertTrue(saved)
+        again = [*long, "--exit-interval", "1"]
+        codes, _, err = finish(start(ranks, again, restart=1))
+        self.assertEqual(set(codes), {0}, err)
+        self.assertIn("resuming from", err)
+
+    def test_wrong_arguments_are_reported_once(self):
+        codes, out, err = finish(start(2, ["pretrain", *MODEL, *RUN, TP, "3"]))
+        self.assertEqual(codes, [2, 2])
+        self.assertEqual((out + err).count("2 ranks are not divisible by --tensor-model-parallel-size 3"), 1, err)
+
+    def test_prove_finds_nothing(self):
+        result = subprocess.run([BINARY, "prove", "--world-size", "8", *MODEL, TP, "2", SP, PP, "2", "--micro-batch-size", "1",
+                                 "--global-batch-size", "8", "--bf16", "--use-distributed-optimizer", "--json"], stdout=subprocess.PIPE,
+                                stderr=subprocess.PIPE, text=True, timeout=120)
+        self.assertEqual(result.returncode, 0, result.stdout + result.stderr)
+        report = json.loads(result.stdout)
+        self.assertTrue(report["holds"])
+        self.assertEqual([proof["dtype"] for proof in report["proofs"]], ["fp64", "bf16"])
+
+
+if __name__ == "__main__":
+    BINARY = os.path.abspath(sys.argv.pop(1))
+    unittest.main(verbosity=2)
