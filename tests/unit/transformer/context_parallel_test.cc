@@ -293,13 +293,84 @@ TEST(ContextParallelRefusal, NamesWhatATypeCannotDo) {
   });
 }
 
-// Counts the bytes that this rank sends.
-class CountingBackend final : public Backend {
+// Passes every call on; the backends below change some.
+class ForwardingBackend : public Backend {
  public:
-  CountingBackend(std::shared_ptr<Backend> inner, std::shared_ptr<int64_t> bytes)
-      : inner_(std::move(inner)), bytes_(std::move(bytes)) {}
+  explicit ForwardingBackend(std::shared_ptr<Backend> inner) : inner_(std::move(inner)) {}
   int rank() const override { return inner_->rank(); }
   int size() const override { return inner_->size(); }
+  std::shared_ptr<Work> all_reduce(at::Tensor tensor, ReduceOp op) override {
+    return inner_->all_reduce(tensor, op);
+  }
+  std::shared_ptr<Work> all_gather(at::Tensor output, at::Tensor input) override {
+    return inner_->all_gather(output, input);
+  }
+  std::shared_ptr<Work> reduce_scatter(at::Tensor output, at::Tensor input, ReduceOp op) override {
+    return inner_->reduce_scatter(output, input, op);
+  }
+  std::shared_ptr<Work> all_to_all(at::Tensor output, std::vector<int64_t> output_sizes,
+                                   at::Tensor input, std::vector<int64_t> input_sizes) override {
+    return inner_->all_to_all(output, output_sizes, input, input_sizes);
+  }
+  std::shared_ptr<Work> broadcast(at::Tensor tensor, int root) override {
+    return inner_->broadcast(tensor, root);
+  }
+  std::shared_ptr<Work> send(at::Tensor tensor, int peer) override {
+    return inner_->send(tensor, peer);
+  }
+  std::shared_ptr<Work> recv(at::Tensor tensor, int peer) override {
+    return inner_->recv(tensor, peer);
+  }
+  void barrier() override { inner_->barrier(); }
+  std::shared_ptr<Backend> subgroup(const std::vector<int>& ranks,
+                                    const std::string& name) override {
+    return inner_->subgroup(ranks, name);
+  }
+
+ protected:
+  std::shared_ptr<Backend> inner_;
+};
+
+// A transport without buffers that runs a rank's messages one after the other, as NCCL does: a send
+// ends when its receiver has come to it, and a receive when its message is there.
+class RendezvousBackend final : public ForwardingBackend {
+ public:
+  using ForwardingBackend::ForwardingBackend;
+  std::shared_ptr<Work> send(at::Tensor tensor, int peer) override {
+    auto work = inner_->send(tensor, peer);
+    inner_->recv(at::empty({1}), peer)->wait();
+    return work;
+  }
+  std::shared_ptr<Work> recv(at::Tensor tensor, int peer) override {
+    auto work = inner_->recv(tensor, peer);
+    work->wait();
+    inner_->send(at::empty({1}), peer)->wait();
+    return work;
+  }
+};
+
+TEST(ContextParallelRing, NeedsNoBuffersInTheTransport) {
+  const Problem p = make_problem({"", 12, 4}, at::kDouble);
+  const Tensors expected = serial(p);
+  for (const int c : {2, 3, 4}) {
+    run_ranks(
+        c,
+        [&](const std::shared_ptr<Backend>& world) {
+          ParallelGroups groups;
+          groups.cp = ProcessGroup(std::make_shared<RendezvousBackend>(world), "cp");
+          const Tensors got = parallel(p, {"", kP2P, c}, groups);
+          for (size_t i = 0; i < got.size(); ++i)
+            EXPECT_LT(distance(got[i], zigzag_slice(expected[i], 0, groups.cp)), 1e-10);
+        },
+        /*timeout_seconds=*/20.0);
+  }
+}
+
+// Counts the bytes that this rank sends.
+class CountingBackend final : public ForwardingBackend {
+ public:
+  CountingBackend(std::shared_ptr<Backend> inner, std::shared_ptr<int64_t> bytes)
+      : ForwardingBackend(std::move(inner)), bytes_(std::move(bytes)) {}
   std::shared_ptr<Work> all_reduce(at::Tensor tensor, ReduceOp op) override {
     ADD_FAILURE() << "all_reduce";
     return inner_->all_reduce(tensor, op);
@@ -325,17 +396,12 @@ class CountingBackend final : public Backend {
     *bytes_ += static_cast<int64_t>(tensor.nbytes());
     return inner_->send(tensor, peer);
   }
-  std::shared_ptr<Work> recv(at::Tensor tensor, int peer) override {
-    return inner_->recv(tensor, peer);
-  }
-  void barrier() override { inner_->barrier(); }
   std::shared_ptr<Backend> subgroup(const std::vector<int>& ranks,
                                     const std::string& name) override {
     return std::make_shared<CountingBackend>(inner_->subgroup(ranks, name), bytes_);
   }
 
  private:
-  std::shared_ptr<Backend> inner_;
   std::shared_ptr<int64_t> bytes_;
 };
 
@@ -442,9 +508,10 @@ struct Pass {
 };
 
 Pass run_block(const TransformerConfig& config, const at::Tensor& input, const at::Tensor& dy,
-               const ForwardContext& context, const ParallelGroups& groups) {
-  TransformerBlock block(config, 0, config.num_layers, /*final_norm=*/true,
-                         /*sequence_parallel=*/false, groups);
+               const ForwardContext& context, const ParallelGroups& groups,
+               bool sequence_parallel = false) {
+  TransformerBlock block(config, 0, config.num_layers, /*final_norm=*/true, sequence_parallel,
+                         groups);
   PlainParameterStore store(block, at::kDouble, at::kCPU, true);
   initialize_parameters(block, 3, groups);
   const at::Tensor x = input.clone().requires_grad_();
@@ -491,6 +558,35 @@ TEST(ContextParallelBlock, TensorAndContextRanksGiveTheSameResult) {
         }
       });
     }
+  }
+}
+
+// With sequence parallelism the activations between the linears are a t-th of a context rank's
+// tokens.
+TEST(ContextParallelBlock, SequenceParallelRanksGiveTheSameResult) {
+  TransformerConfig config = small_config();
+  config.hidden_dropout = 0.0;
+  const int64_t s = config.seq_length, b = 2;
+  const at::Tensor x = draw({s, b, 32}, 1), dy = draw({s, b, 32}, 2);
+  ForwardContext context;
+  context.training = true;
+  context.place.sample = at::tensor({3, 4}, at::kLong);
+  context.place.position = at::arange(s);
+  const Pass expected = run_block(config, x, dy, context, ParallelGroups());
+  for (const char* type : {"p2p", "all_gather", "a2a"}) {
+    config.cp_comm_type = {type};
+    run_ranks(4, [&](const std::shared_ptr<Backend>& world) {
+      const ParallelGroups groups = make_groups(world, {"", kP2P, 2}, 2);
+      ForwardContext own = context;
+      own.place.position = zigzag_positions(s, 2, groups.cp.rank());
+      const auto rows = [&](const at::Tensor& t) {
+        return zigzag_slice(t, 0, groups.cp).chunk(2, 0)[static_cast<size_t>(groups.tp.rank())];
+      };
+      const Pass got =
+          run_block(config, rows(x), rows(dy), own, groups, /*sequence_parallel=*/true);
+      EXPECT_LT(distance(got.y, rows(expected.y)), 1e-10) << type;
+      EXPECT_LT(distance(got.dx, rows(expected.dx)), 1e-10) << type;
+    });
   }
 }
 
