@@ -8,11 +8,15 @@
 namespace megatron {
 namespace {
 
-// The keys before the queries' own tokens, which all of them see, and the square on the diagonal. Each half is what the
-// library's masks mean, which the whole is not when there are more keys than queries.
+// The keys before the queries' own tokens, which all of them see, and the square on the diagonal.
+// Each half is what the library's masks mean, which the whole is not when there are more keys than
+// queries.
 struct Halves {
   explicit Halves(const at::Tensor& q, const at::Tensor& k, const AttentionOptions& options)
-      : keys_before(k.size(0) - q.size(0)), num_queries(q.size(0)), before(options), diagonal(options) {
+      : keys_before(k.size(0) - q.size(0)),
+        num_queries(q.size(0)),
+        before(options),
+        diagonal(options) {
     before.causal = false;
     before.window_right = -1;
   }
@@ -23,11 +27,14 @@ struct Halves {
 };
 
 // Whether a flash kernel computes this, perhaps in two halves.
-bool is_flash(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const AttentionOptions& options) {
+bool is_flash(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+              const AttentionOptions& options) {
   MEGATRON_CHECK(options.backend != AttentionBackend::kFused,
-                 "--attention-backend fused computes whole sequences only, not the blocks of --cp-comm-type p2p or all_gather",
+                 "--attention-backend fused computes whole sequences only, not the blocks of "
+                 "--cp-comm-type p2p or all_gather",
                  "\nhint: --attention-backend auto, or --cp-comm-type a2a");
-  if (!q.is_cuda() || options.backend == AttentionBackend::kUnfused || options.backend == AttentionBackend::kLocal)
+  if (!q.is_cuda() || options.backend == AttentionBackend::kUnfused ||
+      options.backend == AttentionBackend::kLocal)
     return false;
   AttentionOptions square = options;
   if (options.causal && q.size(0) < k.size(0)) {
@@ -41,12 +48,14 @@ bool is_flash(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, con
   return reason.empty();
 }
 
-AttentionBlock flash_forward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const AttentionOptions& o) {
+AttentionBlock flash_forward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                             const AttentionOptions& o) {
   if (!library_mask_fits(q, k, o)) {
     const Halves halves(q, k, o);
     AttentionBlock total = flash_forward(q, halves.first(k), halves.first(v), halves.before);
     total.out = total.out.to(total.lse.scalar_type());
-    add_attention_block(total, flash_forward(q, halves.second(k), halves.second(v), halves.diagonal));
+    add_attention_block(total,
+                        flash_forward(q, halves.second(k), halves.second(v), halves.diagonal));
     return total;
   }
   const auto r = at::_scaled_dot_product_flash_attention(to_heads(q), to_heads(k), to_heads(v), 0.0,
@@ -54,35 +63,42 @@ AttentionBlock flash_forward(const at::Tensor& q, const at::Tensor& k, const at:
   return {from_heads(std::get<0>(r)), std::get<1>(r)};
 }
 
-AttentionGrads flash_backward(const at::Tensor& dout, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-                              const at::Tensor& out, const at::Tensor& lse, const AttentionOptions& o) {
+AttentionGrads flash_backward(const at::Tensor& dout, const at::Tensor& q, const at::Tensor& k,
+                              const at::Tensor& v, const at::Tensor& out, const at::Tensor& lse,
+                              const AttentionOptions& o) {
   if (!library_mask_fits(q, k, o)) {
     const Halves halves(q, k, o);
     const auto [dq_before, dk_before, dv_before] =
         flash_backward(dout, q, halves.first(k), halves.first(v), out, lse, halves.before);
-    const auto [dq, dk, dv] = flash_backward(dout, q, halves.second(k), halves.second(v), out, lse, halves.diagonal);
-    return {dq_before.to(lse.scalar_type()).add_(dq), at::cat({dk_before, dk}), at::cat({dv_before, dv})};
+    const auto [dq, dk, dv] =
+        flash_backward(dout, q, halves.second(k), halves.second(v), out, lse, halves.diagonal);
+    return {dq_before.to(lse.scalar_type()).add_(dq), at::cat({dk_before, dk}),
+            at::cat({dv_before, dv})};
   }
   const DeterministicScope deterministic;
-  const at::Tensor no_seed = at::empty({2}, q.options().dtype(at::kLong));  // read only with dropout
+  const at::Tensor no_seed =
+      at::empty({2}, q.options().dtype(at::kLong));  // read only with dropout
   const auto grads = at::_scaled_dot_product_flash_attention_backward(
-      to_heads(dout), to_heads(q), to_heads(k), to_heads(v), to_heads(out), lse.contiguous(), at::Tensor(), at::Tensor(),
-      q.size(0), k.size(0), 0.0, o.causal && q.size(0) > 1, no_seed, no_seed, o.scale);
-  return {from_heads(std::get<0>(grads)), from_heads(std::get<1>(grads)), from_heads(std::get<2>(grads))};
+      to_heads(dout), to_heads(q), to_heads(k), to_heads(v), to_heads(out), lse.contiguous(),
+      at::Tensor(), at::Tensor(), q.size(0), k.size(0), 0.0, o.causal && q.size(0) > 1, no_seed,
+      no_seed, o.scale);
+  return {from_heads(std::get<0>(grads)), from_heads(std::get<1>(grads)),
+          from_heads(std::get<2>(grads))};
 }
 
 }  // namespace
 
-AttentionBlock attention_block_forward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-                                       const AttentionOptions& options) {
+AttentionBlock attention_block_forward(const at::Tensor& q, const at::Tensor& k,
+                                       const at::Tensor& v, const AttentionOptions& options) {
   check_attention(q, k, v, options);
   const at::NoGradGuard no_grad;
-  return is_flash(q, k, v, options) ? flash_forward(q, k, v, options) : unfused_block(q, k, v, options);
+  return is_flash(q, k, v, options) ? flash_forward(q, k, v, options)
+                                    : unfused_block(q, k, v, options);
 }
 
 std::tuple<at::Tensor, at::Tensor, at::Tensor> attention_block_backward(
-    const at::Tensor& dout, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const at::Tensor& out,
-    const at::Tensor& lse, const AttentionOptions& options) {
+    const at::Tensor& dout, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+    const at::Tensor& out, const at::Tensor& lse, const AttentionOptions& options) {
   check_attention(q, k, v, options);
   const at::NoGradGuard no_grad;
   return is_flash(q, k, v, options) ? flash_backward(dout, q, k, v, out, lse, options)
@@ -92,9 +108,13 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> attention_block_backward(
 void add_attention_block(const AttentionBlock& total, const AttentionBlock& block) {
   const at::NoGradGuard no_grad;
   const at::Tensor lse = at::logaddexp(total.lse, block.lse);
-  const at::Tensor base = lse.masked_fill(lse.isinf(), 0.0);  // where neither part sees a key, both weights are 0
-  const auto weight = [&](const at::Tensor& part) { return (part - base).exp_().permute({2, 0, 1}).unsqueeze(-1); };
-  total.out.mul_(weight(total.lse)).addcmul_(block.out.to(total.out.scalar_type()), weight(block.lse));
+  const at::Tensor base =
+      lse.masked_fill(lse.isinf(), 0.0);  // where neither part sees a key, both weights are 0
+  const auto weight = [&](const at::Tensor& part) {
+    return (part - base).exp_().permute({2, 0, 1}).unsqueeze(-1);
+  };
+  total.out.mul_(weight(total.lse))
+      .addcmul_(block.out.to(total.out.scalar_type()), weight(block.lse));
   total.lse.copy_(lse);
 }
 

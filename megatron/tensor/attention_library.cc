@@ -15,20 +15,22 @@ bool is_windowed(const at::Tensor& k, const AttentionOptions& o) {
 
 }  // namespace
 
-void check_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const AttentionOptions& o) {
+void check_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                     const AttentionOptions& o) {
   check_shape("attention q", q, {-1, -1, -1, -1});
   check_shape("attention k", k, {-1, q.size(1), -1, q.size(3)});
   check_shape("attention v", v, {k.size(0), q.size(1), k.size(2), -1});
-  MEGATRON_ASSERT(k.size(2) > 0 && q.size(2) % k.size(2) == 0, "attention of ", q.size(2), " heads over ", k.size(2),
-                  " groups");
+  MEGATRON_ASSERT(k.size(2) > 0 && q.size(2) % k.size(2) == 0, "attention of ", q.size(2),
+                  " heads over ", k.size(2), " groups");
   MEGATRON_ASSERT(q.scalar_type() == k.scalar_type() && q.scalar_type() == v.scalar_type(),
                   "attention over different types");
   MEGATRON_ASSERT(!o.sink.defined(), "attention sinks are reserved");
   MEGATRON_ASSERT(o.dropout >= 0.0 && o.dropout < 1.0, "attention dropout of ", o.dropout);
   if (o.mask.defined()) {
     check_shape("attention mask", o.mask, {o.mask.size(0), 1, q.size(0), k.size(0)});
-    MEGATRON_ASSERT(o.mask.scalar_type() == at::kBool && (o.mask.size(0) == 1 || o.mask.size(0) == q.size(1)),
-                    "attention mask must be bool for 1 or ", q.size(1), " samples");
+    MEGATRON_ASSERT(
+        o.mask.scalar_type() == at::kBool && (o.mask.size(0) == 1 || o.mask.size(0) == q.size(1)),
+        "attention mask must be bool for 1 or ", q.size(1), " samples");
   }
   if (o.dropout > 0.0) {
     check_shape("attention place.sample", o.place.sample, {q.size(1)});
@@ -41,7 +43,8 @@ bool library_mask_fits(const at::Tensor& q, const at::Tensor& k, const Attention
   return !o.causal || q.size(0) == k.size(0) || q.size(0) == 1;
 }
 
-std::string why_unfused(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const AttentionOptions& o) {
+std::string why_unfused(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                        const AttentionOptions& o) {
   if (o.mask.defined()) return "a mask is given";
   if (o.dropout > 0.0) return "attention dropout is drawn by place";
   if (is_windowed(k, o)) return "a sliding window is given";
@@ -51,8 +54,10 @@ std::string why_unfused(const at::Tensor& q, const at::Tensor& k, const at::Tens
     return !o.causal || q.size(0) <= k.size(0) ? "" : "there are more queries than keys";
   }
   if (!library_mask_fits(q, k, o)) return "queries and keys differ in number";
-  if (q.scalar_type() != at::kBFloat16 && q.scalar_type() != at::kHalf) return "the type is not bf16 or fp16";
-  if (q.size(3) % 8 != 0 || q.size(3) > 256) return "the head size is not a multiple of 8 up to 256";
+  if (q.scalar_type() != at::kBFloat16 && q.scalar_type() != at::kHalf)
+    return "the type is not bf16 or fp16";
+  if (q.size(3) % 8 != 0 || q.size(3) > 256)
+    return "the head size is not a multiple of 8 up to 256";
   return "";
 }
 

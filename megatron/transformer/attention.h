@@ -20,8 +20,10 @@ struct LayerContext {
 // k_layernorm.weight, linear_proj.{weight, bias}. Rows of linear_qkv, per key/value group: [its
 // query heads | key | value] (contracts o.2).
 //
-//   x, return   [s, b, h]   (s/t with sequence parallelism; s is a context-parallel rank's part of the
-//                            sequence, in zig-zag order, see transformer/context_parallel.h)
+//   x, return   [s, b, h]   (s/t with sequence parallelism; over c context-parallel ranks s is the
+//                            s/c tokens of this one, see transformer/context_parallel.h)
+//
+// Keeps a reference to groups, which must outlive it.
 class SelfAttention : public Module {
  public:
   SelfAttention(const TransformerConfig& config, int64_t layer_number, bool sequence_parallel,

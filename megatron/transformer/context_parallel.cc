@@ -17,11 +17,13 @@ std::string divisors(int64_t n) {
 
 std::string why_length_does_not_divide(int64_t s, int64_t c) {
   if (c <= 1 || s % (2 * c) == 0) return "";
-  return cat("a sequence of ", s, " tokens is not divisible by ", 2 * c, ", twice --context-parallel-size ", c);
+  return cat("a sequence of ", s, " tokens is not divisible by ", 2 * c,
+             ", twice --context-parallel-size ", c);
 }
 
 std::string length_hint(int64_t s, int64_t c) {
-  return cat("--seq-length ", std::max<int64_t>(1, s / (2 * c)) * 2 * c, " or another multiple of ", 2 * c);
+  return cat("--seq-length ", std::max<int64_t>(1, s / (2 * c)) * 2 * c, " or another multiple of ",
+             2 * c);
 }
 
 void check_length(int64_t s, int64_t c) {
@@ -30,8 +32,10 @@ void check_length(int64_t s, int64_t c) {
 }
 
 const ProcessGroup& level(const ParallelGroups& groups, size_t index) {
-  MEGATRON_CHECK(groups.cp_hierarchy.size() == 2, "--cp-comm-type a2a+p2p needs two levels, got ", groups.cp_hierarchy.size(),
-                 "\nhint: --hierarchical-context-parallel-sizes with the sizes of the inner and the outer level");
+  MEGATRON_CHECK(groups.cp_hierarchy.size() == 2, "--cp-comm-type a2a+p2p needs two levels, got ",
+                 groups.cp_hierarchy.size(),
+                 "\nhint: --hierarchical-context-parallel-sizes with the sizes of the inner and "
+                 "the outer level");
   return groups.cp_hierarchy[index];
 }
 
@@ -43,7 +47,8 @@ at::Tensor zigzag_positions(int64_t s, int64_t c, int64_t rank, const at::Device
   const auto type = at::TensorOptions().dtype(at::kLong).device(device);
   if (c == 1) return at::arange(s, type);
   const int64_t chunk = s / (2 * c), last = 2 * c - 1 - rank;
-  return at::cat({at::arange(rank * chunk, (rank + 1) * chunk, type), at::arange(last * chunk, (last + 1) * chunk, type)});
+  return at::cat({at::arange(rank * chunk, (rank + 1) * chunk, type),
+                  at::arange(last * chunk, (last + 1) * chunk, type)});
 }
 
 at::Tensor zigzag_slice(const at::Tensor& x, int64_t dim, const ProcessGroup& cp) {
@@ -51,7 +56,10 @@ at::Tensor zigzag_slice(const at::Tensor& x, int64_t dim, const ProcessGroup& cp
   const int64_t s = x.size(dim), c = cp.size(), rank = cp.rank();
   check_length(s, c);
   const int64_t chunk = s / (2 * c);
-  return at::cat({x.narrow(dim, rank * chunk, chunk), x.narrow(dim, (2 * c - 1 - rank) * chunk, chunk)}, dim).contiguous();
+  return at::cat(
+             {x.narrow(dim, rank * chunk, chunk), x.narrow(dim, (2 * c - 1 - rank) * chunk, chunk)},
+             dim)
+      .contiguous();
 }
 
 at::Tensor zigzag_gather(const at::Tensor& x, int64_t dim, const ProcessGroup& cp) {
@@ -70,7 +78,8 @@ at::Tensor join_zigzag(const at::Tensor& parts) {
   MEGATRON_ASSERT(local % 2 == 0, "a zig-zag part of ", local, " tokens");
   std::vector<int64_t> shape = parts.sizes().slice(1).vec();
   shape[0] = c * local / 2;
-  const at::Tensor early = parts.narrow(1, 0, local / 2), late = parts.narrow(1, local / 2, local / 2).flip(0);
+  const at::Tensor early = parts.narrow(1, 0, local / 2),
+                   late = parts.narrow(1, local / 2, local / 2).flip(0);
   return at::cat({early.reshape(shape), late.reshape(shape)});
 }
 
@@ -80,7 +89,9 @@ at::Tensor split_zigzag(const at::Tensor& sequence, int64_t c) {
   std::vector<int64_t> shape = sequence.sizes().vec();
   shape[0] = s / (2 * c);
   shape.insert(shape.begin(), c);
-  return at::cat({sequence.narrow(0, 0, s / 2).reshape(shape), sequence.narrow(0, s / 2, s / 2).reshape(shape).flip(0)}, 1);
+  return at::cat({sequence.narrow(0, 0, s / 2).reshape(shape),
+                  sequence.narrow(0, s / 2, s / 2).reshape(shape).flip(0)},
+                 1);
 }
 
 Packed::Packed(const std::vector<at::Tensor>& like, at::ScalarType type) {
@@ -110,7 +121,8 @@ AttentionOptions ContextParallelPass::block(bool causal, const at::Tensor& query
   return block;
 }
 
-at::Tensor document_mask(const at::Tensor& document_ids, const at::Tensor& query_position, const at::Tensor& key_position) {
+at::Tensor document_mask(const at::Tensor& document_ids, const at::Tensor& query_position,
+                         const at::Tensor& key_position) {
   if (!document_ids.defined()) return {};
   return document_ids.index_select(1, query_position)
       .unsqueeze(2)
@@ -119,8 +131,9 @@ at::Tensor document_mask(const at::Tensor& document_ids, const at::Tensor& query
 }
 
 at::Tensor context_parallel_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-                                      const AttentionOptions& options, const at::Tensor& document_ids,
-                                      ContextParallelType type, const ParallelGroups& groups) {
+                                      const AttentionOptions& options,
+                                      const at::Tensor& document_ids, ContextParallelType type,
+                                      const ParallelGroups& groups) {
   const int64_t local = q.size(0), c = groups.cp.size(), s = local * c;
   if (document_ids.defined()) check_shape("document_ids", document_ids, {q.size(1), s});
   if (c == 1) {
@@ -131,13 +144,15 @@ at::Tensor context_parallel_attention(const at::Tensor& q, const at::Tensor& k, 
     }
     return core_attention(q, k, v, serial);
   }
-  const auto whole = [&](const at::Tensor& queries, const at::Tensor& keys, const at::Tensor& values,
-                         const AttentionOptions& o) {
+  const auto whole = [&](const at::Tensor& queries, const at::Tensor& keys,
+                         const at::Tensor& values, const AttentionOptions& o) {
     const ContextParallelPass pass{o, document_ids, {}};
-    const at::Tensor positions = pass.by_place() ? zigzag_positions(queries.size(0), 1, 0, queries.device()) : at::Tensor();
+    const at::Tensor positions =
+        pass.by_place() ? zigzag_positions(queries.size(0), 1, 0, queries.device()) : at::Tensor();
     return core_attention(queries, keys, values, pass.block(o.causal, positions, positions));
   };
-  MEGATRON_ASSERT(!options.mask.defined(), "a mask under context parallelism, which takes document ids");
+  MEGATRON_ASSERT(!options.mask.defined(),
+                  "a mask under context parallelism, which takes document ids");
   check_shape("context parallel k", k, {local, q.size(1), -1, q.size(3)});
   check_shape("context parallel v", v, {local, q.size(1), k.size(2), -1});
   check_length(s, c);
@@ -152,10 +167,12 @@ at::Tensor context_parallel_attention(const at::Tensor& q, const at::Tensor& k, 
       const ProcessGroup& inner = level(groups, 0);
       const ProcessGroup& outer = level(groups, 1);
       return all_to_all_attention(q, k, v, options, inner,
-                                  [&](const at::Tensor& queries, const at::Tensor& keys, const at::Tensor& values,
-                                      const AttentionOptions& o) {
-                                    return outer.size() == 1 ? whole(queries, keys, values, o)
-                                                             : ring_attention(queries, keys, values, o, document_ids, outer);
+                                  [&](const at::Tensor& queries, const at::Tensor& keys,
+                                      const at::Tensor& values, const AttentionOptions& o) {
+                                    return outer.size() == 1
+                                               ? whole(queries, keys, values, o)
+                                               : ring_attention(queries, keys, values, o,
+                                                                document_ids, outer);
                                   });
     }
   }
@@ -164,11 +181,14 @@ at::Tensor context_parallel_attention(const at::Tensor& q, const at::Tensor& k, 
 
 std::string why_heads_do_not_divide(int64_t heads, int64_t ranks) {
   if (heads % ranks == 0) return "";
-  return cat("--cp-comm-type a2a divides heads over ", ranks, " context-parallel ranks, but a tensor-parallel rank has ", heads,
-             " query heads\nhint: sizes that divide ", heads, ": ", divisors(heads), "; or --cp-comm-type p2p or all_gather");
+  return cat("--cp-comm-type a2a divides heads over ", ranks,
+             " context-parallel ranks, but a tensor-parallel rank has ", heads,
+             " query heads\nhint: sizes that divide ", heads, ": ", divisors(heads),
+             "; or --cp-comm-type p2p or all_gather");
 }
 
-void validate_context_parallel(const TransformerConfig& model, const ParallelConfig& parallel, Violations& violations) {
+void validate_context_parallel(const TransformerConfig& model, const ParallelConfig& parallel,
+                               Violations& violations) {
   const int64_t c = parallel.context_parallel_size;
   const std::vector<int64_t>& levels = parallel.hierarchical_context_parallel_sizes;
   if (c <= 1) return;
@@ -192,7 +212,8 @@ void validate_context_parallel(const TransformerConfig& model, const ParallelCon
   const int64_t heads = model.num_attention_heads / parallel.tensor_model_parallel_size;
   const auto check_heads = [&](int64_t ranks) {
     const std::string reason = why_heads_do_not_divide(heads, ranks);
-    if (!reason.empty()) violations.add(reason.substr(0, reason.find('\n')), reason.substr(reason.find("hint: ") + 6));
+    if (!reason.empty())
+      violations.add(reason.substr(0, reason.find('\n')), reason.substr(reason.find("hint: ") + 6));
   };
   if (used[static_cast<size_t>(ContextParallelType::kA2A)]) check_heads(c);
   if (hierarchical && levels.size() == 2 && levels[0] > 0) check_heads(levels[0]);

@@ -10,17 +10,21 @@
 namespace megatron {
 namespace {
 
-// One of this rank's two chunks of queries, and the keys [first_key, first_key + num_keys) that it may see.
+// One of this rank's two chunks of queries, and the keys [first_key, first_key + num_keys) that it
+// may see.
 struct Half {
   int64_t first_query, num_queries, first_key, num_keys;
   AttentionOptions options;
 };
 
-std::vector<Half> make_halves(const ContextParallelPass& pass, int64_t local, const at::Device& device) {
+std::vector<Half> make_halves(const ContextParallelPass& pass, int64_t local,
+                              const at::Device& device) {
   const AttentionOptions& o = pass.options;
   const int64_t c = pass.cp.size(), rank = pass.cp.rank(), chunk = local / 2, s = local * c;
   const at::Tensor all = pass.by_place() ? zigzag_positions(s, 1, 0, device) : at::Tensor();
-  const auto positions = [&](int64_t first, int64_t count) { return all.defined() ? all.narrow(0, first, count) : all; };
+  const auto positions = [&](int64_t first, int64_t count) {
+    return all.defined() ? all.narrow(0, first, count) : all;
+  };
   std::vector<Half> halves;
   for (const int64_t index : {rank, 2 * c - 1 - rank}) {
     Half half{index == rank ? 0 : chunk, chunk, 0, s, {}};
@@ -28,7 +32,8 @@ std::vector<Half> make_halves(const ContextParallelPass& pass, int64_t local, co
       half.first_key = o.window_left < 0 ? 0 : std::max<int64_t>(0, index * chunk - o.window_left);
       half.num_keys = (index + 1) * chunk - half.first_key;
     }
-    half.options = pass.block(o.causal, positions(index * chunk, chunk), positions(half.first_key, half.num_keys));
+    half.options = pass.block(o.causal, positions(index * chunk, chunk),
+                              positions(half.first_key, half.num_keys));
     halves.push_back(half);
   }
   return halves;
@@ -51,11 +56,13 @@ std::vector<at::Tensor> gather(const at::Tensor& k, const at::Tensor& v, const P
 }
 
 // This rank's part of the sum over ranks of dk and dv [s, b, g, d].
-std::vector<at::Tensor> reduce_scatter(const at::Tensor& dk, const at::Tensor& dv, const ProcessGroup& cp) {
+std::vector<at::Tensor> reduce_scatter(const at::Tensor& dk, const at::Tensor& dv,
+                                       const ProcessGroup& cp) {
   const int64_t c = cp.size();
   const at::Tensor dk_parts = split_zigzag(dk, c), dv_parts = split_zigzag(dv, c);
   Packed own({dk_parts.select(0, 0), dv_parts.select(0, 0)}, dk.scalar_type());
-  cp.reduce_scatter(own.flat, at::cat({dk_parts.reshape({c, -1}), dv_parts.reshape({c, -1})}, 1))->wait();
+  cp.reduce_scatter(own.flat, at::cat({dk_parts.reshape({c, -1}), dv_parts.reshape({c, -1})}, 1))
+      ->wait();
   return own.parts;
 }
 
@@ -66,8 +73,9 @@ struct SavedPass : torch::CustomClassHolder {
 // Keeps this rank's keys and values only; the backward gathers again.
 class AllGatherAttention : public torch::autograd::Function<AllGatherAttention> {
  public:
-  static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& q, const at::Tensor& k,
-                            const at::Tensor& v, const ContextParallelPass& pass) {
+  static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& q,
+                            const at::Tensor& k, const at::Tensor& v,
+                            const ContextParallelPass& pass) {
     auto saved = c10::make_intrusive<SavedPass>();
     saved->pass = pass;
     const AttentionBlock total = attend(q, gather(k, v, pass.cp), pass);
@@ -80,7 +88,8 @@ class AllGatherAttention : public torch::autograd::Function<AllGatherAttention> 
 
   static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
                                                  torch::autograd::variable_list grads) {
-    const auto saved = c10::static_intrusive_pointer_cast<SavedPass>(context->saved_data["pass"].toCapsule());
+    const auto saved =
+        c10::static_intrusive_pointer_cast<SavedPass>(context->saved_data["pass"].toCapsule());
     const ContextParallelPass& pass = saved->pass;
     const torch::autograd::variable_list t = context->get_saved_variables();
     const at::NoGradGuard no_grad;
@@ -91,8 +100,12 @@ class AllGatherAttention : public torch::autograd::Function<AllGatherAttention> 
     at::Tensor dq = at::empty_like(q, at::MemoryFormat::Contiguous);
     at::Tensor dk = at::zeros(kv[0].sizes(), sum_type), dv = at::zeros(kv[1].sizes(), sum_type);
     for (const Half& half : make_halves(pass, q.size(0), q.device())) {
-      const auto rows = [&](const at::Tensor& x) { return x.narrow(0, half.first_query, half.num_queries); };
-      const auto keys = [&](const at::Tensor& x) { return x.narrow(0, half.first_key, half.num_keys); };
+      const auto rows = [&](const at::Tensor& x) {
+        return x.narrow(0, half.first_query, half.num_queries);
+      };
+      const auto keys = [&](const at::Tensor& x) {
+        return x.narrow(0, half.first_key, half.num_keys);
+      };
       const auto [dq_half, dk_half, dv_half] = attention_block_backward(
           rows(grads[0]), rows(q), keys(kv[0]), keys(kv[1]), rows(total.out),
           total.lse.narrow(2, half.first_query, half.num_queries), half.options);
@@ -106,12 +119,15 @@ class AllGatherAttention : public torch::autograd::Function<AllGatherAttention> 
 
  private:
   // The output in q's type.
-  static AttentionBlock attend(const at::Tensor& q, const std::vector<at::Tensor>& kv, const ContextParallelPass& pass) {
+  static AttentionBlock attend(const at::Tensor& q, const std::vector<at::Tensor>& kv,
+                               const ContextParallelPass& pass) {
     std::vector<at::Tensor> out, lse;
     for (const Half& half : make_halves(pass, q.size(0), q.device())) {
-      const auto keys = [&](const at::Tensor& x) { return x.narrow(0, half.first_key, half.num_keys); };
-      const AttentionBlock block = attention_block_forward(q.narrow(0, half.first_query, half.num_queries), keys(kv[0]),
-                                                           keys(kv[1]), half.options);
+      const auto keys = [&](const at::Tensor& x) {
+        return x.narrow(0, half.first_key, half.num_keys);
+      };
+      const AttentionBlock block = attention_block_forward(
+          q.narrow(0, half.first_query, half.num_queries), keys(kv[0]), keys(kv[1]), half.options);
       out.push_back(block.out.to(q.scalar_type()));
       lse.push_back(block.lse);
     }
@@ -121,8 +137,9 @@ class AllGatherAttention : public torch::autograd::Function<AllGatherAttention> 
 
 }  // namespace
 
-at::Tensor all_gather_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const AttentionOptions& options,
-                                const at::Tensor& document_ids, const ProcessGroup& cp) {
+at::Tensor all_gather_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                                const AttentionOptions& options, const at::Tensor& document_ids,
+                                const ProcessGroup& cp) {
   MEGATRON_ASSERT(options.causal || (options.window_left < 0 && options.window_right < 0),
                   "a sliding window without causality under context parallelism");
   return AllGatherAttention::apply(q, k, v, ContextParallelPass{options, document_ids, cp});

@@ -1,4 +1,5 @@
-// What the callers of library attention kernels share: which calls a kernel computes exactly, layouts, determinism.
+// What the callers of library attention kernels share: which calls a kernel computes exactly,
+// layouts, determinism.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -13,12 +14,15 @@ namespace megatron {
 using AttentionGrads = std::tuple<at::Tensor, at::Tensor, at::Tensor>;  // dq, dk, dv
 
 // Shapes, types and options of core_attention. Throws InternalError.
-void check_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const AttentionOptions& options);
+void check_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                     const AttentionOptions& options);
 
 // Why no library kernel computes exactly this, or "".
-std::string why_unfused(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const AttentionOptions& options);
+std::string why_unfused(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                        const AttentionOptions& options);
 
-// Whether the library's top-left causal mask, or none, is what the options mean. One query sees every key.
+// Whether the library's top-left causal mask, or none, is what the options mean. One query sees
+// every key.
 bool library_mask_fits(const at::Tensor& q, const at::Tensor& k, const AttentionOptions& options);
 
 // [s, b, n, d] <-> [b, n, s, d], a view.
@@ -26,9 +30,10 @@ at::Tensor to_heads(const at::Tensor& t);
 at::Tensor from_heads(const at::Tensor& t);
 
 // Note [Deterministic attention]
-// The backward of flash attention sums dq in a fixed order only in ATen's deterministic mode, which is a setting of the
-// process. It is switched on around that one call: elsewhere it would forbid operations that do not concern it and fill new
-// memory. cuDNN's backward through ATen has no such switch, so it runs only when asked for (--attention-backend fused).
+// The backward of flash attention sums dq in a fixed order only in ATen's deterministic mode, which
+// is a setting of the process. It is switched on around that one call: elsewhere it would forbid
+// operations that do not concern it and fill new memory. cuDNN's backward through ATen has no such
+// switch, so it runs only when asked for (--attention-backend fused).
 class DeterministicScope {
  public:
   DeterministicScope();

@@ -1,9 +1,9 @@
-// Context parallelism against attention on one rank: every type, outputs and gradients, in fp64 and fp32.
+// Context parallelism against attention on one rank: every type, outputs and gradients, in fp64 and
+// fp32.
 #include "megatron/transformer/context_parallel.h"
 
-#include <gtest/gtest.h>
-
 #include <ATen/CPUGeneratorImpl.h>
+#include <gtest/gtest.h>
 #include <torch/csrc/autograd/autograd.h>
 
 #include <map>
@@ -98,9 +98,10 @@ Problem make_problem(const Case& c, at::ScalarType type) {
 
 using Tensors = std::vector<at::Tensor>;  // out, dq, dk, dv
 
-Tensors attend(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const at::Tensor& dout,
-               const std::function<at::Tensor(const Tensors&)>& attention) {
-  Tensors leaves = {q.detach().requires_grad_(), k.detach().requires_grad_(), v.detach().requires_grad_()};
+Tensors attend(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+               const at::Tensor& dout, const std::function<at::Tensor(const Tensors&)>& attention) {
+  Tensors leaves = {q.detach().requires_grad_(), k.detach().requires_grad_(),
+                    v.detach().requires_grad_()};
   const at::Tensor out = attention(leaves);
   torch::autograd::backward({out}, {dout});
   return {out.detach(), leaves[0].grad(), leaves[1].grad(), leaves[2].grad()};
@@ -109,11 +110,14 @@ Tensors attend(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, co
 Tensors serial(const Problem& p) {
   AttentionOptions options = p.options;
   options.place.position = options.key_position = at::arange(kLength);
-  if (p.documents.defined()) options.mask = p.documents.unsqueeze(2).ne(p.documents.unsqueeze(1)).unsqueeze(1);
-  return attend(p.q, p.k, p.v, p.dout, [&](const Tensors& t) { return core_attention(t[0], t[1], t[2], options); });
+  if (p.documents.defined())
+    options.mask = p.documents.unsqueeze(2).ne(p.documents.unsqueeze(1)).unsqueeze(1);
+  return attend(p.q, p.k, p.v, p.dout,
+                [&](const Tensors& t) { return core_attention(t[0], t[1], t[2], options); });
 }
 
-ParallelGroups make_groups(const std::shared_ptr<Backend>& world, const Layout& layout, int64_t tp = 1) {
+ParallelGroups make_groups(const std::shared_ptr<Backend>& world, const Layout& layout,
+                           int64_t tp = 1) {
   ParallelConfig config;
   config.tensor_model_parallel_size = tp;
   config.context_parallel_size = layout.c;
@@ -125,11 +129,13 @@ ParallelGroups make_groups(const std::shared_ptr<Backend>& world, const Layout& 
 Tensors parallel(const Problem& p, const Layout& layout, const ParallelGroups& groups) {
   const auto part = [&](const at::Tensor& t) { return zigzag_slice(t, 0, groups.cp); };
   return attend(part(p.q), part(p.k), part(p.v), part(p.dout), [&](const Tensors& t) {
-    return context_parallel_attention(t[0], t[1], t[2], p.options, p.documents, layout.type, groups);
+    return context_parallel_attention(t[0], t[1], t[2], p.options, p.documents, layout.type,
+                                      groups);
   });
 }
 
-class ContextParallel : public ::testing::TestWithParam<std::tuple<Layout, Case, at::ScalarType>> {};
+class ContextParallel : public ::testing::TestWithParam<std::tuple<Layout, Case, at::ScalarType>> {
+};
 
 TEST_P(ContextParallel, EqualsOneRank) {
   const auto& [layout, c, type] = GetParam();
@@ -138,7 +144,8 @@ TEST_P(ContextParallel, EqualsOneRank) {
   const double tolerance = type == at::kDouble ? 1e-10 : 1e-5;
   run_ranks(layout.c, [&](const std::shared_ptr<Backend>& world) {
     const ParallelGroups groups = make_groups(world, layout);
-    const Tensors got = parallel(problem, layout, groups), again = parallel(problem, layout, groups);
+    const Tensors got = parallel(problem, layout, groups),
+                  again = parallel(problem, layout, groups);
     const char* const names[] = {"out", "dq", "dk", "dv"};
     for (size_t i = 0; i < got.size(); ++i) {
       EXPECT_LT(distance(got[i], zigzag_slice(expected[i], 0, groups.cp)), tolerance)
@@ -154,8 +161,12 @@ const Layout kLevels[] = {{"a2a_p2p_2x2", kA2AP2P, 4, {2, 2}},
                           {"a2a_p2p_4x1", kA2AP2P, 4, {4, 1}},
                           {"a2a_p2p_1x4", kA2AP2P, 4, {1, 4}},
                           {"a2a_p2p_3x2", kA2AP2P, 6, {3, 2}}};
-const Layout kWhole[] = {{"all_gather_2", kAllGather, 2}, {"all_gather_3", kAllGather, 3}, {"all_gather_4", kAllGather, 4},
-                         {"a2a_2", kA2A, 2},              {"a2a_3", kA2A, 3},              {"a2a_4", kA2A, 4}};
+const Layout kWhole[] = {{"all_gather_2", kAllGather, 2},
+                         {"all_gather_3", kAllGather, 3},
+                         {"all_gather_4", kAllGather, 4},
+                         {"a2a_2", kA2A, 2},
+                         {"a2a_3", kA2A, 3},
+                         {"a2a_4", kA2A, 4}};
 const Case kCases[] = {
     {"heads", 12, 12},
     {"grouped", 12, 4},
@@ -180,19 +191,28 @@ std::string name_of(const ::testing::TestParamInfo<ContextParallel::ParamType>& 
 }
 
 const auto kTypes = ::testing::Values(at::kDouble, at::kFloat);
-INSTANTIATE_TEST_SUITE_P(Ring, ContextParallel, ::testing::Combine(::testing::ValuesIn(kRings), ::testing::ValuesIn(kCases), kTypes),
+INSTANTIATE_TEST_SUITE_P(Ring, ContextParallel,
+                         ::testing::Combine(::testing::ValuesIn(kRings),
+                                            ::testing::ValuesIn(kCases), kTypes),
                          name_of);
 INSTANTIATE_TEST_SUITE_P(Levels, ContextParallel,
-                         ::testing::Combine(::testing::ValuesIn(kLevels), ::testing::ValuesIn(kCases), kTypes), name_of);
-INSTANTIATE_TEST_SUITE_P(Whole, ContextParallel, ::testing::Combine(::testing::ValuesIn(kWhole), ::testing::ValuesIn(kCases), kTypes),
+                         ::testing::Combine(::testing::ValuesIn(kLevels),
+                                            ::testing::ValuesIn(kCases), kTypes),
+                         name_of);
+INSTANTIATE_TEST_SUITE_P(Whole, ContextParallel,
+                         ::testing::Combine(::testing::ValuesIn(kWhole),
+                                            ::testing::ValuesIn(kCases), kTypes),
                          name_of);
 INSTANTIATE_TEST_SUITE_P(Windows, ContextParallel,
-                         ::testing::Combine(::testing::ValuesIn(kWhole), ::testing::ValuesIn(kWindows), kTypes), name_of);
+                         ::testing::Combine(::testing::ValuesIn(kWhole),
+                                            ::testing::ValuesIn(kWindows), kTypes),
+                         name_of);
 
 TEST(ContextParallelPlaces, DropoutAndDocumentsHaveAnEffect) {
   const Case plain{"", 12, 4};
   const Tensors base = serial(make_problem(plain, at::kDouble));
-  for (const Case& c : {Case{"", 12, 4, true}, Case{"", 12, 4, false, 0.3}, Case{"", 12, 4, false, 0.0, 5}})
+  for (const Case& c :
+       {Case{"", 12, 4, true}, Case{"", 12, 4, false, 0.3}, Case{"", 12, 4, false, 0.0, 5}})
     EXPECT_GT(distance(serial(make_problem(c, at::kDouble))[0], base[0]), 1e-3);
 }
 
@@ -214,7 +234,8 @@ TEST(ZigZag, SliceAndGatherAreInverse) {
     run_ranks(c, [&](const std::shared_ptr<Backend>& world) {
       const ProcessGroup cp(world, "cp");
       const at::Tensor x = draw({3, 12, 2}, 1).requires_grad_();
-      const at::Tensor part = zigzag_slice(x, 1, cp), positions = zigzag_positions(12, c, cp.rank());
+      const at::Tensor part = zigzag_slice(x, 1, cp),
+                       positions = zigzag_positions(12, c, cp.rank());
       EXPECT_TRUE(at::equal(part, x.index_select(1, positions)));
       EXPECT_TRUE(part.is_contiguous());
       EXPECT_TRUE(at::equal(zigzag_gather(part, 1, cp), x));
@@ -245,7 +266,8 @@ TEST(ZigZag, RefusesLengthsThatDoNotDivide) {
 TEST(ContextParallelRefusal, NamesWhatATypeCannotDo) {
   run_ranks(4, [&](const std::shared_ptr<Backend>& world) {
     const ParallelGroups groups = make_groups(world, {"", kP2P, 4});
-    const auto attempt = [&](int64_t heads, const AttentionOptions& options, ContextParallelType type) {
+    const auto attempt = [&](int64_t heads, const AttentionOptions& options,
+                             ContextParallelType type) {
       const at::Tensor x = at::zeros({4, 1, heads, 4});
       return error_of([&] { context_parallel_attention(x, x, x, options, {}, type, groups); });
     };
@@ -255,26 +277,100 @@ TEST(ContextParallelRefusal, NamesWhatATypeCannotDo) {
               "--window-size cannot be used with the ring of --cp-comm-type p2p or a2a+p2p\n"
               "hint: --cp-comm-type all_gather or a2a");
     EXPECT_EQ(attempt(6, {}, kA2A),
-              "--cp-comm-type a2a divides heads over 4 context-parallel ranks, but a tensor-parallel rank has 6 query heads\n"
+              "--cp-comm-type a2a divides heads over 4 context-parallel ranks, but a "
+              "tensor-parallel rank has 6 query heads\n"
               "hint: sizes that divide 6: 1, 2, 3, 6; or --cp-comm-type p2p or all_gather");
     EXPECT_EQ(attempt(4, {}, kA2AP2P),
               "--cp-comm-type a2a+p2p needs two levels, got 0\n"
-              "hint: --hierarchical-context-parallel-sizes with the sizes of the inner and the outer level");
+              "hint: --hierarchical-context-parallel-sizes with the sizes of the inner and the "
+              "outer level");
     AttentionOptions fused;
     fused.backend = AttentionBackend::kFused;
     EXPECT_EQ(attempt(4, fused, kAllGather),
-              "--attention-backend fused computes whole sequences only, not the blocks of --cp-comm-type p2p or all_gather\n"
+              "--attention-backend fused computes whole sequences only, not the blocks of "
+              "--cp-comm-type p2p or all_gather\n"
               "hint: --attention-backend auto, or --cp-comm-type a2a");
   });
 }
 
-// Counts the bytes that this rank sends.
-class CountingBackend final : public Backend {
+// Passes every call on; the backends below change some.
+class ForwardingBackend : public Backend {
  public:
-  CountingBackend(std::shared_ptr<Backend> inner, std::shared_ptr<int64_t> bytes)
-      : inner_(std::move(inner)), bytes_(std::move(bytes)) {}
+  explicit ForwardingBackend(std::shared_ptr<Backend> inner) : inner_(std::move(inner)) {}
   int rank() const override { return inner_->rank(); }
   int size() const override { return inner_->size(); }
+  std::shared_ptr<Work> all_reduce(at::Tensor tensor, ReduceOp op) override {
+    return inner_->all_reduce(tensor, op);
+  }
+  std::shared_ptr<Work> all_gather(at::Tensor output, at::Tensor input) override {
+    return inner_->all_gather(output, input);
+  }
+  std::shared_ptr<Work> reduce_scatter(at::Tensor output, at::Tensor input, ReduceOp op) override {
+    return inner_->reduce_scatter(output, input, op);
+  }
+  std::shared_ptr<Work> all_to_all(at::Tensor output, std::vector<int64_t> output_sizes,
+                                   at::Tensor input, std::vector<int64_t> input_sizes) override {
+    return inner_->all_to_all(output, output_sizes, input, input_sizes);
+  }
+  std::shared_ptr<Work> broadcast(at::Tensor tensor, int root) override {
+    return inner_->broadcast(tensor, root);
+  }
+  std::shared_ptr<Work> send(at::Tensor tensor, int peer) override {
+    return inner_->send(tensor, peer);
+  }
+  std::shared_ptr<Work> recv(at::Tensor tensor, int peer) override {
+    return inner_->recv(tensor, peer);
+  }
+  void barrier() override { inner_->barrier(); }
+  std::shared_ptr<Backend> subgroup(const std::vector<int>& ranks,
+                                    const std::string& name) override {
+    return inner_->subgroup(ranks, name);
+  }
+
+ protected:
+  std::shared_ptr<Backend> inner_;
+};
+
+// A transport without buffers that runs a rank's messages one after the other, as NCCL does: a send
+// ends when its receiver has come to it, and a receive when its message is there.
+class RendezvousBackend final : public ForwardingBackend {
+ public:
+  using ForwardingBackend::ForwardingBackend;
+  std::shared_ptr<Work> send(at::Tensor tensor, int peer) override {
+    auto work = inner_->send(tensor, peer);
+    inner_->recv(at::empty({1}), peer)->wait();
+    return work;
+  }
+  std::shared_ptr<Work> recv(at::Tensor tensor, int peer) override {
+    auto work = inner_->recv(tensor, peer);
+    work->wait();
+    inner_->send(at::empty({1}), peer)->wait();
+    return work;
+  }
+};
+
+TEST(ContextParallelRing, NeedsNoBuffersInTheTransport) {
+  const Problem p = make_problem({"", 12, 4}, at::kDouble);
+  const Tensors expected = serial(p);
+  for (const int c : {2, 3, 4}) {
+    run_ranks(
+        c,
+        [&](const std::shared_ptr<Backend>& world) {
+          ParallelGroups groups;
+          groups.cp = ProcessGroup(std::make_shared<RendezvousBackend>(world), "cp");
+          const Tensors got = parallel(p, {"", kP2P, c}, groups);
+          for (size_t i = 0; i < got.size(); ++i)
+            EXPECT_LT(distance(got[i], zigzag_slice(expected[i], 0, groups.cp)), 1e-10);
+        },
+        /*timeout_seconds=*/20.0);
+  }
+}
+
+// Counts the bytes that this rank sends.
+class CountingBackend final : public ForwardingBackend {
+ public:
+  CountingBackend(std::shared_ptr<Backend> inner, std::shared_ptr<int64_t> bytes)
+      : ForwardingBackend(std::move(inner)), bytes_(std::move(bytes)) {}
   std::shared_ptr<Work> all_reduce(at::Tensor tensor, ReduceOp op) override {
     ADD_FAILURE() << "all_reduce";
     return inner_->all_reduce(tensor, op);
@@ -287,8 +383,8 @@ class CountingBackend final : public Backend {
     *bytes_ += static_cast<int64_t>(output.nbytes()) * (size() - 1);
     return inner_->reduce_scatter(output, input, op);
   }
-  std::shared_ptr<Work> all_to_all(at::Tensor output, std::vector<int64_t> output_sizes, at::Tensor input,
-                                   std::vector<int64_t> input_sizes) override {
+  std::shared_ptr<Work> all_to_all(at::Tensor output, std::vector<int64_t> output_sizes,
+                                   at::Tensor input, std::vector<int64_t> input_sizes) override {
     *bytes_ += static_cast<int64_t>(input.nbytes()) / size() * (size() - 1);
     return inner_->all_to_all(output, output_sizes, input, input_sizes);
   }
@@ -300,14 +396,12 @@ class CountingBackend final : public Backend {
     *bytes_ += static_cast<int64_t>(tensor.nbytes());
     return inner_->send(tensor, peer);
   }
-  std::shared_ptr<Work> recv(at::Tensor tensor, int peer) override { return inner_->recv(tensor, peer); }
-  void barrier() override { inner_->barrier(); }
-  std::shared_ptr<Backend> subgroup(const std::vector<int>& ranks, const std::string& name) override {
+  std::shared_ptr<Backend> subgroup(const std::vector<int>& ranks,
+                                    const std::string& name) override {
     return std::make_shared<CountingBackend>(inner_->subgroup(ranks, name), bytes_);
   }
 
  private:
-  std::shared_ptr<Backend> inner_;
   std::shared_ptr<int64_t> bytes_;
 };
 
@@ -320,7 +414,9 @@ TEST(ContextParallelBytes, AreThoseOfTheFormulas) {
     Layout layout;
     int64_t forward, backward;
   };
-  const auto q = [&](int64_t ranks) { return kLength / ranks * kBatch * c.n * kWidth; };          // elements per rank
+  const auto q = [&](int64_t ranks) {
+    return kLength / ranks * kBatch * c.n * kWidth;
+  };  // elements per rank
   const auto kv = [&](int64_t ranks) { return kLength / ranks * kBatch * c.g * 2 * kWidth; };
   const int64_t exchange4 = (2 * q(4) + 2 * kv(4)) * 3 / 4 * e;  // 2 groups become 4
   const int64_t exchange2 = (2 * q(4) + kv(4)) / 2 * e;          // 2 groups over 2 inner ranks
@@ -328,21 +424,25 @@ TEST(ContextParallelBytes, AreThoseOfTheFormulas) {
            Expected{{"", kP2P, 4}, 3 * kv(4) * e, 3 * kv(4) * e + 4 * kv(4) * f},
            Expected{{"", kAllGather, 4}, 3 * kv(4) * e, 3 * kv(4) * e + 3 * kv(4) * f},
            Expected{{"", kA2A, 4}, exchange4, exchange4},
-           Expected{{"", kA2AP2P, 4, {2, 2}}, exchange2 + kv(4) * e, exchange2 + kv(4) * e + 2 * kv(4) * f},
+           Expected{{"", kA2AP2P, 4, {2, 2}},
+                    exchange2 + kv(4) * e,
+                    exchange2 + kv(4) * e + 2 * kv(4) * f},
        }) {
     run_ranks(4, [&](const std::shared_ptr<Backend>& world) {
       const auto bytes = std::make_shared<int64_t>(0);
-      const ParallelGroups groups = make_groups(std::make_shared<CountingBackend>(world, bytes), expected.layout);
+      const ParallelGroups groups =
+          make_groups(std::make_shared<CountingBackend>(world, bytes), expected.layout);
       int64_t forward = 0;
       const auto part = [&](const at::Tensor& t) { return zigzag_slice(t, 0, groups.cp); };
       attend(part(p.q), part(p.k), part(p.v), part(p.dout), [&](const Tensors& t) {
-        const at::Tensor out =
-            context_parallel_attention(t[0], t[1], t[2], p.options, {}, expected.layout.type, groups);
+        const at::Tensor out = context_parallel_attention(t[0], t[1], t[2], p.options, {},
+                                                          expected.layout.type, groups);
         forward = *bytes;
         return out;
       });
       EXPECT_EQ(forward, expected.forward) << "type " << static_cast<int>(expected.layout.type);
-      EXPECT_EQ(*bytes - forward, expected.backward) << "type " << static_cast<int>(expected.layout.type);
+      EXPECT_EQ(*bytes - forward, expected.backward)
+          << "type " << static_cast<int>(expected.layout.type);
     });
   }
 }
@@ -391,7 +491,8 @@ TEST(ContextParallelRefusal, IsSaidAtTheStart) {
   model.cp_comm_type = {"p2p", "a2a"};
   parallel.tensor_model_parallel_size = 4;
   EXPECT_EQ(violations_of(model, parallel),
-            "--cp-comm-type a2a divides heads over 4 context-parallel ranks, but a tensor-parallel rank has 2 query heads\n"
+            "--cp-comm-type a2a divides heads over 4 context-parallel ranks, but a tensor-parallel "
+            "rank has 2 query heads\n"
             "hint: sizes that divide 2: 1, 2; or --cp-comm-type p2p or all_gather\n");
   model.cp_comm_type = {"a2a+p2p"};
   EXPECT_EQ(violations_of(model, parallel),
@@ -406,20 +507,25 @@ struct Pass {
   std::map<std::string, at::Tensor> grads;
 };
 
-Pass run_block(const TransformerConfig& config, const at::Tensor& input, const at::Tensor& dy, const ForwardContext& context,
-               const ParallelGroups& groups) {
-  TransformerBlock block(config, 0, config.num_layers, /*final_norm=*/true, /*sequence_parallel=*/false, groups);
+Pass run_block(const TransformerConfig& config, const at::Tensor& input, const at::Tensor& dy,
+               const ForwardContext& context, const ParallelGroups& groups,
+               bool sequence_parallel = false) {
+  TransformerBlock block(config, 0, config.num_layers, /*final_norm=*/true, sequence_parallel,
+                         groups);
   PlainParameterStore store(block, at::kDouble, at::kCPU, true);
   initialize_parameters(block, 3, groups);
   const at::Tensor x = input.clone().requires_grad_();
   const at::Tensor y = block.forward(x, context);
   torch::autograd::backward({y}, {dy});
   Pass pass{y.detach(), x.grad(), {}};
-  block.visit([&](const std::string& name, Parameter& parameter) { pass.grads[name] = store.grad(parameter).clone(); });
+  block.visit([&](const std::string& name, Parameter& parameter) {
+    pass.grads[name] = store.grad(parameter).clone();
+  });
   return pass;
 }
 
-// Whole layers with rotary positions, grouped heads, both dropouts and documents, over tensor and context ranks.
+// Whole layers with rotary positions, grouped heads, both dropouts and documents, over tensor and
+// context ranks.
 TEST(ContextParallelBlock, TensorAndContextRanksGiveTheSameResult) {
   TransformerConfig config = small_config();
   const int64_t s = config.seq_length, b = 2;
@@ -430,8 +536,9 @@ TEST(ContextParallelBlock, TensorAndContextRanksGiveTheSameResult) {
   context.place.position = at::arange(s);
   context.document_ids = at::stack({at::arange(s) / 5, at::arange(s) / 7}).to(at::kLong);
   const Pass expected = run_block(config, x, dy, context, ParallelGroups());
-  for (const Layout& layout : {Layout{"p2p", kP2P, 2}, Layout{"all_gather", kAllGather, 2}, Layout{"a2a", kA2A, 2},
-                               Layout{"a2a+p2p", kA2AP2P, 4, {2, 2}}, Layout{"mixed", kP2P, 4}}) {
+  for (const Layout& layout :
+       {Layout{"p2p", kP2P, 2}, Layout{"all_gather", kAllGather, 2}, Layout{"a2a", kA2A, 2},
+        Layout{"a2a+p2p", kA2AP2P, 4, {2, 2}}, Layout{"mixed", kP2P, 4}}) {
     for (const int tp : {1, 2}) {
       config.cp_comm_type = {layout.name};
       if (config.cp_comm_type[0] == "mixed") config.cp_comm_type = {"a2a", "p2p"};
@@ -440,7 +547,8 @@ TEST(ContextParallelBlock, TensorAndContextRanksGiveTheSameResult) {
         const std::string what = cat(layout.name, ", tp ", tp);
         ForwardContext own = context;
         own.place.position = zigzag_positions(s, layout.c, groups.cp.rank());
-        const Pass got = run_block(config, zigzag_slice(x, 0, groups.cp), zigzag_slice(dy, 0, groups.cp), own, groups);
+        const Pass got = run_block(config, zigzag_slice(x, 0, groups.cp),
+                                   zigzag_slice(dy, 0, groups.cp), own, groups);
         EXPECT_LT(distance(got.y, zigzag_slice(expected.y, 0, groups.cp)), 1e-10) << what;
         EXPECT_LT(distance(got.dx, zigzag_slice(expected.dx, 0, groups.cp)), 1e-10) << what;
         if (tp > 1) return;
@@ -453,6 +561,35 @@ TEST(ContextParallelBlock, TensorAndContextRanksGiveTheSameResult) {
   }
 }
 
+// With sequence parallelism the activations between the linears are a t-th of a context rank's
+// tokens.
+TEST(ContextParallelBlock, SequenceParallelRanksGiveTheSameResult) {
+  TransformerConfig config = small_config();
+  config.hidden_dropout = 0.0;
+  const int64_t s = config.seq_length, b = 2;
+  const at::Tensor x = draw({s, b, 32}, 1), dy = draw({s, b, 32}, 2);
+  ForwardContext context;
+  context.training = true;
+  context.place.sample = at::tensor({3, 4}, at::kLong);
+  context.place.position = at::arange(s);
+  const Pass expected = run_block(config, x, dy, context, ParallelGroups());
+  for (const char* type : {"p2p", "all_gather", "a2a"}) {
+    config.cp_comm_type = {type};
+    run_ranks(4, [&](const std::shared_ptr<Backend>& world) {
+      const ParallelGroups groups = make_groups(world, {"", kP2P, 2}, 2);
+      ForwardContext own = context;
+      own.place.position = zigzag_positions(s, 2, groups.cp.rank());
+      const auto rows = [&](const at::Tensor& t) {
+        return zigzag_slice(t, 0, groups.cp).chunk(2, 0)[static_cast<size_t>(groups.tp.rank())];
+      };
+      const Pass got =
+          run_block(config, rows(x), rows(dy), own, groups, /*sequence_parallel=*/true);
+      EXPECT_LT(distance(got.y, rows(expected.y)), 1e-10) << type;
+      EXPECT_LT(distance(got.dx, rows(expected.dx)), 1e-10) << type;
+    });
+  }
+}
+
 TEST(ContextParallelBlock, RefusesMasks) {
   TransformerConfig config = small_config();
   run_ranks(2, [&](const std::shared_ptr<Backend>& world) {
@@ -462,7 +599,8 @@ TEST(ContextParallelBlock, RefusesMasks) {
     context.attention_mask = at::zeros({1, 1, 16, 16}, at::kBool);
     const at::Tensor x = draw({8, 1, 32}, 1);
     EXPECT_EQ(error_of([&] { run_block(config, x, x, context, groups); }),
-              "an attention mask over 2 context-parallel ranks is not built\nhint: --context-parallel-size 1");
+              "an attention mask over 2 context-parallel ranks is not built\nhint: "
+              "--context-parallel-size 1");
   });
 }
 
