@@ -3,6 +3,7 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <map>
 #include <mutex>
@@ -310,48 +311,55 @@ TEST(DataParallel, ShardsInsideInstances) {
   expect_all_strategies_serial(layout);
 }
 
-// A checkpoint in memory: every element once, from whichever rank writes it.
+// A checkpoint in memory: every element once, from whichever rank writes it. Elements are doubles, which hold every type.
 class Stored {
  public:
   void write(const std::vector<StateTensor>& state) {
     const std::lock_guard lock(mutex_);
     for (const StateTensor& entry : state) {
-      const ShardedTensor& d = entry.description;
-      Whole& whole = tensors_[d.key];
-      if (!whole.data.defined()) whole = {at::zeros(d.global_shape, entry.data.options()), at::zeros(d.global_shape)};
-      if (d.replica_id != 0) continue;
-      for_each_part(entry, whole.data, [](const at::Tensor& global, at::Tensor local) { global.copy_(local); });
-      for_each_part(entry, whole.writers, [](const at::Tensor& global, const at::Tensor& local) { global.add_(local.ge(0).add(local.lt(0))); });
+      Whole& whole = tensors_[entry.description.key];
+      const size_t size = static_cast<size_t>(Box{{}, entry.description.global_shape}.num_elements());
+      if (whole.data.empty()) whole = {std::vector<double>(size, 0.0), std::vector<int>(size, 0)};
+      if (entry.description.replica_id != 0) continue;
+      const at::Tensor local = entry.data.to(at::kDouble);
+      for_each_element(entry, [&](int64_t global, int64_t at) {
+        whole.data[static_cast<size_t>(global)] = local.const_data_ptr<double>()[at];
+        ++whole.writers[static_cast<size_t>(global)];
+      });
+    }
+  }
+  void read(const std::vector<StateTensor>& state) const {
+    for (const StateTensor& entry : state) {
+      const std::vector<double>& whole = tensors_.at(entry.description.key).data;
+      const at::Tensor local = at::zeros_like(entry.data, at::kDouble);
+      for_each_element(entry, [&](int64_t global, int64_t at) {
+        local.mutable_data_ptr<double>()[at] = whole[static_cast<size_t>(global)];
+      });
+      entry.data.copy_(local);
     }
   }
   void expect_each_element_once() const {
-    for (const auto& [key, whole] : tensors_) EXPECT_TRUE(at::all(whole.writers == 1).item<bool>()) << key;
-  }
-  void read(const std::vector<StateTensor>& state) const {
-    for (const StateTensor& entry : state)
-      for_each_part(entry, tensors_.at(entry.description.key).data,
-                    [](const at::Tensor& global, at::Tensor local) { local.copy_(global); });
+    for (const auto& [key, whole] : tensors_) {
+      EXPECT_TRUE(std::all_of(whole.writers.begin(), whole.writers.end(), [](int n) { return n == 1; })) << key;
+    }
   }
   bool operator==(const Stored& other) const {
-    if (tensors_.size() != other.tensors_.size()) return false;
-    for (const auto& [key, whole] : tensors_) {
-      if (!at::equal(whole.data, other.tensors_.at(key).data)) return false;
-    }
-    return true;
+    return std::equal(tensors_.begin(), tensors_.end(), other.tensors_.begin(), other.tensors_.end(),
+                      [](const auto& a, const auto& b) { return a.first == b.first && a.second.data == b.second.data; });
   }
   size_t size() const { return tensors_.size(); }
 
  private:
   struct Whole {
-    at::Tensor data, writers;
+    std::vector<double> data;
+    std::vector<int> writers;
   };
 
-  // Element by element; slow and plain.
+  // body(index in the global tensor, index in the data), plain and slow.
   template <class Body>
-  static void for_each_part(const StateTensor& entry, const at::Tensor& global, const Body& body) {
+  static void for_each_element(const StateTensor& entry, const Body& body) {
     const ShardedTensor& d = entry.description;
-    EXPECT_EQ(entry.data.numel(), d.flat_end - d.flat_begin);
-    const at::Tensor flat = global.view({-1});
+    ASSERT_EQ(entry.data.numel(), d.flat_end - d.flat_begin);
     for (const ShardPiece& piece : d.pieces) {
       const int64_t count = piece.global.num_elements();
       for (int64_t i = 0; i < count; ++i) {
@@ -364,8 +372,7 @@ class Stored {
           local_stride *= d.local_shape[k];
           global_stride *= d.global_shape[k];
         }
-        if (local < d.flat_begin || local >= d.flat_end) continue;
-        body(flat[whole], entry.data[local - d.flat_begin]);
+        if (local >= d.flat_begin && local < d.flat_end) body(whole, local - d.flat_begin);
       }
     }
   }
