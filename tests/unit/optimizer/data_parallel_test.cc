@@ -3,6 +3,7 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <map>
 #include <mutex>
@@ -41,6 +42,7 @@ class ChainModel : public TestModel {
       proj.placement.shards.push_back({1, Axis::kTensor, {}});
       proj.local_shape[1] /= groups.tp.size();
       if (i == 1) parameter(layer + "frozen", {5, 5}).trainable = false;
+      if (i == 2) parameter(layer + "unused", {3, 3});
     }
     if (head) {
       Parameter& norm = parameter("decoder.final_norm.weight", {6}, ParameterRole::kNorm);
@@ -62,6 +64,7 @@ class ChainModel : public TestModel {
       parameter->store->release(*parameter);
     }
     for (size_t k = order.size(); k-- > 0;) {
+      if (order[k]->name.ends_with("unused")) continue;
       const bool second_use = order[k]->name == table() && (head_only_ || (k > 0 && k + 1 == order.size()));
       if (order[k]->trainable) add_gradient(*order[k], static_cast<double>(sample), second_use);
     }
@@ -95,6 +98,7 @@ class ChainModel : public TestModel {
       weight *= groups_.tp.rank() == 0 ? -1.0 : 2.0;
     const at::Tensor value = parameter.store->acquire(parameter);
     const at::Tensor gradient = at::cos(value * 3.0 + sample) * (value != 0) * weight;  // padded rows are zero
+    if (parameter.name == "embedding.position_embeddings.weight") gradient[0].zero_();  // a position that no sample has
     const GradTarget target = parameter.store->grad_target(parameter);
     target.tensor.mul_(target.beta).add_(gradient);
     parameter.store->release(parameter);
@@ -220,6 +224,7 @@ void expect_serial(TrainingRank& run) {
   for (int step = 0; step < kSteps; ++step)
     EXPECT_NEAR(run.norms[step], serial().norms[step], 1e-12 * serial().norms[step]);
   EXPECT_EQ(run.zeros, serial().zeros);
+  EXPECT_EQ(run.zeros, 6 + 9) << "a position, and the unused parameter";
   EXPECT_NEAR(run.params_norm, serial().params_norm, 1e-12 * serial().params_norm);
   for (const auto& [name, local] : run.values()) {
     for (const ShardPiece& piece : shard_pieces(run.named(name), run.groups)) {
@@ -310,48 +315,55 @@ TEST(DataParallel, ShardsInsideInstances) {
   expect_all_strategies_serial(layout);
 }
 
-// A checkpoint in memory: every element once, from whichever rank writes it.
+// A checkpoint in memory: every element once, from whichever rank writes it. Elements are doubles, which hold every type.
 class Stored {
  public:
   void write(const std::vector<StateTensor>& state) {
     const std::lock_guard lock(mutex_);
     for (const StateTensor& entry : state) {
-      const ShardedTensor& d = entry.description;
-      Whole& whole = tensors_[d.key];
-      if (!whole.data.defined()) whole = {at::zeros(d.global_shape, entry.data.options()), at::zeros(d.global_shape)};
-      if (d.replica_id != 0) continue;
-      for_each_part(entry, whole.data, [](const at::Tensor& global, at::Tensor local) { global.copy_(local); });
-      for_each_part(entry, whole.writers, [](const at::Tensor& global, const at::Tensor& local) { global.add_(local.ge(0).add(local.lt(0))); });
+      Whole& whole = tensors_[entry.description.key];
+      const size_t size = static_cast<size_t>(Box{{}, entry.description.global_shape}.num_elements());
+      if (whole.data.empty()) whole = {std::vector<double>(size, 0.0), std::vector<int>(size, 0)};
+      if (entry.description.replica_id != 0) continue;
+      const at::Tensor local = entry.data.to(at::kDouble);
+      for_each_element(entry, [&](int64_t global, int64_t at) {
+        whole.data[static_cast<size_t>(global)] = local.const_data_ptr<double>()[at];
+        ++whole.writers[static_cast<size_t>(global)];
+      });
+    }
+  }
+  void read(const std::vector<StateTensor>& state) const {
+    for (const StateTensor& entry : state) {
+      const std::vector<double>& whole = tensors_.at(entry.description.key).data;
+      const at::Tensor local = at::zeros_like(entry.data, at::kDouble);
+      for_each_element(entry, [&](int64_t global, int64_t at) {
+        local.mutable_data_ptr<double>()[at] = whole[static_cast<size_t>(global)];
+      });
+      entry.data.copy_(local);
     }
   }
   void expect_each_element_once() const {
-    for (const auto& [key, whole] : tensors_) EXPECT_TRUE(at::all(whole.writers == 1).item<bool>()) << key;
-  }
-  void read(const std::vector<StateTensor>& state) const {
-    for (const StateTensor& entry : state)
-      for_each_part(entry, tensors_.at(entry.description.key).data,
-                    [](const at::Tensor& global, at::Tensor local) { local.copy_(global); });
+    for (const auto& [key, whole] : tensors_) {
+      EXPECT_TRUE(std::all_of(whole.writers.begin(), whole.writers.end(), [](int n) { return n == 1; })) << key;
+    }
   }
   bool operator==(const Stored& other) const {
-    if (tensors_.size() != other.tensors_.size()) return false;
-    for (const auto& [key, whole] : tensors_) {
-      if (!at::equal(whole.data, other.tensors_.at(key).data)) return false;
-    }
-    return true;
+    return std::equal(tensors_.begin(), tensors_.end(), other.tensors_.begin(), other.tensors_.end(),
+                      [](const auto& a, const auto& b) { return a.first == b.first && a.second.data == b.second.data; });
   }
   size_t size() const { return tensors_.size(); }
 
  private:
   struct Whole {
-    at::Tensor data, writers;
+    std::vector<double> data;
+    std::vector<int> writers;
   };
 
-  // Element by element; slow and plain.
+  // body(index in the global tensor, index in the data), plain and slow.
   template <class Body>
-  static void for_each_part(const StateTensor& entry, const at::Tensor& global, const Body& body) {
+  static void for_each_element(const StateTensor& entry, const Body& body) {
     const ShardedTensor& d = entry.description;
-    EXPECT_EQ(entry.data.numel(), d.flat_end - d.flat_begin);
-    const at::Tensor flat = global.view({-1});
+    ASSERT_EQ(entry.data.numel(), d.flat_end - d.flat_begin);
     for (const ShardPiece& piece : d.pieces) {
       const int64_t count = piece.global.num_elements();
       for (int64_t i = 0; i < count; ++i) {
@@ -364,8 +376,7 @@ class Stored {
           local_stride *= d.local_shape[k];
           global_stride *= d.global_shape[k];
         }
-        if (local < d.flat_begin || local >= d.flat_end) continue;
-        body(flat[whole], entry.data[local - d.flat_begin]);
+        if (local >= d.flat_begin && local < d.flat_end) body(whole, local - d.flat_begin);
       }
     }
   }
@@ -395,7 +406,7 @@ TEST(DataParallel, StateMovesBetweenLayouts) {
       before->write(run.state());
     });
     before->expect_each_element_once();
-    EXPECT_EQ(before->size(), dtype == at::kDouble ? 20u + 2 * 19 : 20u + 3 * 19);
+    EXPECT_EQ(before->size(), dtype == at::kDouble ? 21u + 2 * 20 : 21u + 3 * 20);
     for (const Layout& layout : {three, four, tensor, stages, Layout()}) {
       SCOPED_TRACE(cat("tp ", layout.tp, " pp ", layout.pp, " dp ", layout.dp));
       auto after = std::make_unique<Stored>();
@@ -489,7 +500,7 @@ TEST(DataParallel, ADividedOptimizerGivesTheBitsOfAWholeOne) {
 TEST(DataParallel, RoundingByChanceDoesNotDependOnTensorRanksOrChunks) {
   const OptimizerConfig config = narrow_config();
   const std::unique_ptr<Stored> one = three_steps(Layout(), config);
-  EXPECT_EQ(one->size(), 20u + 2 * 19) << "no master weights";
+  EXPECT_EQ(one->size(), 21u + 2 * 20) << "no master weights";
   EXPECT_TRUE(*one == *three_steps(mesh(2, 1, 1), config));
   EXPECT_FALSE(*one == *three_steps(Layout(), optimizer_config()));
   EXPECT_TRUE(*one == *three_steps(mesh(1, 1, 1, 1, 2), config));
@@ -514,6 +525,31 @@ TEST(DataParallel, NarrowWeightsKeepSmallUpdates) {
   EXPECT_NEAR(1.0 - model[0].value.to(at::kDouble).mean().item<double>(), 200 * 1e-5, 1e-4);
   const at::Tensor squares = optimizer.tensors()[1].data;
   EXPECT_EQ(squares.scalar_type(), at::kBFloat16);
+}
+
+// What the owner of a shard writes is what every rank computes with next.
+TEST(DataParallel, ChangedValuesAreSeenByAll) {
+  for (const ShardingStrategy sharding : {ShardingStrategy::kOptim, ShardingStrategy::kOptimGradsParams}) {
+    for (const bool overlap : {false, true}) {
+      Layout layout = mesh(1, 1, 2);
+      layout.data = strategy(sharding, overlap);
+      run_ranks(2, [&](const std::shared_ptr<Backend>& world) {
+        TrainingRank run(layout, world);
+        DistributedDataParallel& store = *run.stores[0];
+        Parameter& weight = run.named("decoder.layers.0.fc.weight");
+        for (const double now : {2.0, 3.0}) {
+          store.acquire(weight);
+          store.release(weight);
+          for (const FlatShard& shard : store.shards()) shard.values.fill_(now);
+          store.values_changed();
+          EXPECT_TRUE(at::equal(store.acquire(weight), at::full({10, 60}, now, at::kDouble)));
+          store.release(weight);
+        }
+        store.finish_param_sync();
+        EXPECT_EQ(weight.value.numel(), sharding == ShardingStrategy::kOptim ? 600 : 0);
+      });
+    }
+  }
 }
 
 // Counts what a rank sends into the collectives of its groups.
