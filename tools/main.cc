@@ -10,6 +10,7 @@ int main(int argc, char** argv) {
       {"merge-datasets", merge_datasets, "join datasets into one"},
       {"inspect-dataset", inspect_dataset, "show the header, the counts or one sample of a dataset"},
       {"pretrain", pretrain_command, "train a model, with evaluation and checkpoints"},
+      {"check", check_command, "tell what a configuration breaks on a number of ranks, and what it costs"},
       {"prove", prove_command, "show that a layout of ranks changes nothing but rounding"},
       {"generate", generate, "let a trained model write"},
       {"logits", logits, "write the logits of given token ids"},

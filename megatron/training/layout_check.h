@@ -1,0 +1,47 @@
+// What `megatron check` reports of a valid configuration: who holds which layers and how much memory, what a step sends, and
+// how the pipeline's passes follow each other. Everything is arithmetic: no GPU, no model, no data.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "megatron/pipeline_parallel/replay.h"
+#include "megatron/training/communication_estimate.h"
+#include "megatron/training/layout_plan.h"
+#include "megatron/training/memory_estimate.h"
+
+namespace megatron {
+
+struct StageReport {
+  int64_t num_layers = 0;
+  int64_t logical_parameters = 0;  // elements that count on this stage, over its tensor ranks; a copy of a table counts once
+  StageMemory memory;
+  std::vector<GroupTraffic> traffic;
+  double idle = 0;  // part of the step in which the stage waits
+};
+
+struct LayoutReport {
+  int64_t parameters = 0;       // of the configured model
+  int64_t stage_parameters = 0; // of all stages together
+  int64_t stage_layers = 0;
+  std::vector<StageReport> stages;
+  int fullest = 0;              // stage with the largest peak
+  OutsideMemory outside;
+  double idle = 0;              // of all stages' time
+};
+
+// Throws InternalError when the stages together do not hold the configured model.
+LayoutReport make_layout_report(const LayoutPlan& plan);
+
+// Relative times of the passes of every chunk by their floating-point operations, or by --zero-bubble-pass-times.
+ScheduleCosts schedule_costs(const LayoutPlan& plan);
+
+// For a terminal.
+std::string layout_text(const LayoutPlan& plan, const LayoutReport& report);
+std::string layout_json(const LayoutPlan& plan, const LayoutReport& report);
+
+// The beginning of the schedule: as many micro-batches as show its phases.
+std::string schedule_text(const LayoutPlan& plan, int columns);
+std::string schedule_svg(const LayoutPlan& plan);
+
+}  // namespace megatron

@@ -1,0 +1,147 @@
+#include "megatron/training/layout_plan.h"
+
+#include <algorithm>
+
+#include "megatron/base/check.h"
+
+namespace megatron {
+
+namespace {
+
+ElementBytes element_bytes(const Arguments& a) {
+  ElementBytes bytes;
+  bytes.model = a.optimizer.bf16 || a.optimizer.fp16 ? 2 : 4;
+  bytes.residual = a.transformer.fp32_residual_connection ? 4 : bytes.model;
+  return bytes;
+}
+
+DataSharding data_sharding(const Arguments& a) {
+  DataSharding sharding;
+  sharding.ranks = a.data_parallel_size() * a.parallel.context_parallel_size;
+  return sharding;
+}
+
+// Collects the parameters of one segment under the names of the model.
+class Lister {
+ public:
+  Lister(const LayoutPlan& plan, std::vector<PlannedParameter>& out) : plan_(plan), c_(plan.model()), out_(out) {}
+
+  // Divided over the tensor ranks.
+  PlannedParameter& divided(std::string name, int64_t elements) {
+    out_.push_back({std::move(name), elements / plan_.tensor, elements});
+    return out_.back();
+  }
+  // Whole on every tensor rank.
+  void whole(std::string name, int64_t elements, bool partial) {
+    out_.push_back({std::move(name), elements, elements});
+    out_.back().partial_over_tensor = partial && plan_.tensor > 1;
+  }
+  void norm(const std::string& name, int64_t size, bool partial) {
+    whole(name + "weight", size, partial);
+    if (c_.normalization == Normalization::kLayerNorm) whole(name + "bias", size, partial);
+  }
+  PlannedParameter& table() {
+    return divided("embedding.word_embeddings.weight", plan_.padded_vocab_size * c_.hidden_size);
+  }
+
+  void layer(int64_t index) {
+    const bool sp = plan_.sequence_parallel;
+    const int64_t h = c_.hidden_size, heads = c_.num_attention_heads * c_.kv_channels;
+    const int64_t qkv = heads + 2 * c_.query_groups() * c_.kv_channels;
+    const int64_t fc1 = c_.ffn_hidden_size * (is_gated(c_.activation()) ? 2 : 1);
+    const std::string attention = cat("decoder.layers.", index, ".self_attention."), mlp = cat("decoder.layers.", index, ".mlp.");
+    norm(attention + "linear_qkv.layer_norm_", h, sp);
+    divided(attention + "linear_qkv.weight", qkv * h);
+    if (c_.qkv_bias()) divided(attention + "linear_qkv.bias", qkv);
+    if (c_.qk_layernorm) {  // each rank sees its own heads
+      norm(attention + "q_layernorm.", c_.kv_channels, true);
+      norm(attention + "k_layernorm.", c_.kv_channels, true);
+    }
+    divided(attention + "linear_proj.weight", heads * h);
+    if (c_.add_bias_linear) whole(attention + "linear_proj.bias", h, sp);
+    norm(mlp + "linear_fc1.layer_norm_", h, sp);
+    divided(mlp + "linear_fc1.weight", fc1 * h);
+    if (c_.add_bias_linear) divided(mlp + "linear_fc1.bias", fc1);
+    divided(mlp + "linear_fc2.weight", c_.ffn_hidden_size * h);
+    if (c_.add_bias_linear) whole(mlp + "linear_fc2.bias", h, sp);
+  }
+
+  void segment(const StageSlice& slice) {
+    if (slice.embedding) {
+      table();
+      if (c_.position_embedding_type == PositionEmbedding::kLearnedAbsolute)
+        whole("embedding.position_embeddings.weight", c_.max_position_embeddings * c_.hidden_size, plan_.sequence_parallel);
+    }
+    for (int64_t i = 0; i < slice.num_layers; ++i) layer(slice.first_layer + i);
+    if (slice.head) norm("decoder.final_layernorm.", c_.hidden_size, plan_.sequence_parallel);
+    if (slice.head && !plan_.tied()) divided("output_layer.weight", plan_.padded_vocab_size * c_.hidden_size);
+  }
+
+ private:
+  const LayoutPlan& plan_;
+  const TransformerConfig& c_;
+  std::vector<PlannedParameter>& out_;
+};
+
+}  // namespace
+
+LayoutPlan make_layout_plan(const Arguments& arguments, int64_t padded_vocab_size, bool on_gpu) {
+  LayoutPlan plan;
+  plan.arguments = arguments;
+  plan.padded_vocab_size = padded_vocab_size;
+  plan.tensor = arguments.parallel.tensor_model_parallel_size;
+  plan.context = arguments.parallel.context_parallel_size;
+  plan.pipeline = arguments.parallel.pipeline_model_parallel_size;
+  plan.data = arguments.data_parallel_size();
+  plan.num_microbatches = arguments.microbatches().num_microbatches(0);
+  plan.sequence_parallel = arguments.parallel.sequence_parallel && plan.tensor > 1;
+  plan.on_gpu = on_gpu;
+  plan.bytes = element_bytes(arguments);
+  plan.sharding = data_sharding(arguments);
+  plan.stages = make_stage_layout(arguments.pipeline, plan.pipeline, arguments.transformer.num_layers);
+  plan.schedule = make_schedule(arguments.pipeline.pipeline_schedule,
+                                arguments.pipeline.shape(plan.pipeline, plan.stages.num_chunks(), plan.num_microbatches));
+  plan.transfers = plan_transfers(plan.schedule);
+  return plan;
+}
+
+std::vector<PlannedParameter> chunk_parameters(const LayoutPlan& plan, int stage, int chunk) {
+  std::vector<PlannedParameter> out;
+  Lister lister(plan, out);
+  const StageSlice slice = plan.stages.slice(stage, chunk);
+  lister.segment(slice);
+  if (!plan.tied()) return out;
+  const bool together = plan.stages.place_of_embedding().stage == plan.stages.place_of_head().stage;
+  if (slice.embedding) (together ? out.front().used_twice : out.front().shared_over_stages) = true;
+  if (slice.head && !together) {
+    PlannedParameter& copy = lister.table();
+    copy.shared_over_stages = copy.is_copy = true;
+  }
+  return out;
+}
+
+int64_t model_elements(const LayoutPlan& plan) {
+  const TransformerConfig& c = plan.model();
+  const int64_t h = c.hidden_size, f = c.ffn_hidden_size, d = c.kv_channels;
+  const int64_t per_norm = c.normalization == Normalization::kLayerNorm ? 2 : 1;
+  const int64_t heads = c.num_attention_heads * d, qkv = heads + 2 * c.query_groups() * d;
+  const int64_t fc1 = is_gated(c.activation()) ? 2 * f : f;
+  int64_t layer = 2 * per_norm * h + qkv * h + heads * h + fc1 * h + f * h;
+  if (c.qkv_bias()) layer += qkv;
+  if (c.add_bias_linear) layer += h + fc1 + h;
+  if (c.qk_layernorm) layer += 2 * per_norm * d;
+  int64_t total = c.num_layers * layer + per_norm * h + plan.padded_vocab_size * h * (plan.tied() ? 1 : 2);
+  if (c.position_embedding_type == PositionEmbedding::kLearnedAbsolute) total += c.max_position_embeddings * h;
+  return total;
+}
+
+BufferLayout chunk_buffer(const LayoutPlan& plan, const std::vector<PlannedParameter>& parameters) {
+  std::vector<BufferParameter> sizes;
+  for (const PlannedParameter& p : parameters) sizes.push_back({p.local_elements, p.used_twice});
+  BufferOptions options;
+  const int64_t ranks = plan.sharding.ranks;
+  if (ranks > 1) options.bucket_size = std::max<int64_t>(40'000'000, int64_t{1'000'000} * ranks);
+  return plan_buffer(sizes, options);
+}
+
+}  // namespace megatron

@@ -1,0 +1,172 @@
+#include "megatron/training/memory_estimate.h"
+
+#include <algorithm>
+
+#include "megatron/base/check.h"
+#include "megatron/kernels/adamw.h"
+
+namespace megatron {
+
+namespace {
+
+constexpr int64_t kMiB = int64_t{1} << 20;
+constexpr int64_t kBlasWorkspace = 32 * kMiB;  // of one handle on Hopper; weight gradients have one of their own
+
+// -- what stays from step to step
+
+void add_optimizer(const LayoutPlan& plan, const std::vector<PlannedParameter>& parameters, int64_t elements, StageMemory& memory) {
+  const OptimizerConfig& optimizer = plan.arguments.optimizer;
+  const int64_t moments = optimizer.optimizer == OptimizerType::kAdam ? 2 : 1;
+  const int64_t masters = plan.bytes.model == 2 ? 1 : 0;
+  memory.optimizer_states += (moments + masters) * plan.bytes.sum * elements;
+  int64_t blocks = 0;  // a record and a partial sum each; a shard has its part of them
+  for (const PlannedParameter& p : parameters) blocks += (p.local_elements + kUpdateBlockElements - 1) / kUpdateBlockElements;
+  const int64_t shards = plan.sharding.shards();
+  memory.optimizer_states += (blocks + shards - 1) / shards * static_cast<int64_t>(sizeof(UpdateBlock) + sizeof(double));
+}
+
+void add_chunk(const LayoutPlan& plan, int stage, int chunk, StageMemory& memory) {
+  const std::vector<PlannedParameter> parameters = chunk_parameters(plan, stage, chunk);
+  const BufferLayout buffer = chunk_buffer(plan, parameters);
+  const DataSharding& sharding = plan.sharding;
+  const int64_t all = buffer.num_elements, own = all / sharding.shards();
+  int64_t largest = 0;
+  for (const BufferBucket& bucket : buffer.buckets) largest = std::max(largest, bucket.end - bucket.begin);
+  for (const PlannedParameter& p : parameters) memory.parameters += p.local_elements;
+  memory.weights += plan.bytes.model * (sharding.values ? own : all);
+  memory.gradients += plan.bytes.sum * (sharding.gradients ? own : all);
+  if (sharding.values)
+    memory.gathered_weights = std::max(memory.gathered_weights, (sharding.overlap_param_gather ? 2 : 1) * plan.bytes.model * largest);
+  // One bucket is reduced while the next one fills; with bf16 sums there is a rounded copy.
+  if (sharding.gradients)
+    memory.filling_gradients = std::max(memory.filling_gradients, (2 * plan.bytes.sum + (sharding.reduce_in_bf16 ? 2 : 0)) * largest);
+  add_optimizer(plan, parameters, own, memory);
+}
+
+// -- what comes and goes
+
+// Walks the actions of one stage and keeps the account of the largest moment.
+class Walk {
+ public:
+  Walk(const LayoutPlan& plan, int stage, StageMemory& memory)
+      : plan_(plan), stage_(stage), out_(memory), in_flight_(memory.passes.size(), 0),
+        transfer_(plan.rows() * plan.model().hidden_size * plan.bytes.residual),
+        batch_(plan.tokens() * (2 * 8 + 4)), forwards_left_(static_cast<size_t>(plan.num_microbatches), plan.stages.num_chunks()) {}
+
+  void run() {
+    const std::vector<ActionTransfers>& transfers = plan_.transfers[static_cast<size_t>(stage_)];
+    const std::vector<Action>& actions = plan_.schedule.stages[static_cast<size_t>(stage_)];
+    size_t next_receiver = 0;
+    for (size_t i = 0; i < actions.size(); ++i) {
+      next_receiver = std::max(next_receiver, i + 1);
+      while (next_receiver < actions.size() && !crosses(transfers[next_receiver].receive)) ++next_receiver;
+      early_ = plan_.arguments.pipeline.overlap_p2p_communication && next_receiver < actions.size() ? transfer_ : 0;
+      if (transfers[i].receive.any()) release_sends(transfers[i].receive);
+      step(actions[i], transfers[i]);
+      if (crosses(transfers[i].send)) sent_.push_back({transfers[i].send, holds_output(actions[i]) ? 0 : transfer_});
+    }
+  }
+
+ private:
+  struct Sent {
+    Transfer to;
+    int64_t bytes;
+  };
+
+  bool crosses(const Transfer& transfer) const { return transfer.any() && transfer.peer != stage_; }
+  bool holds_output(const Action& action) const {
+    return action.kind == Action::Kind::kForward && out_.passes[static_cast<size_t>(action.chunk)].keeps_output;
+  }
+
+  void release_sends(const Transfer& received) {
+    std::erase_if(sent_, [&](const Sent& sent) {
+      return sent.to.peer == received.peer && sent.to.peer_action <= received.peer_action;
+    });
+  }
+
+  void step(const Action& action, const ActionTransfers& transfers) {
+    const PassBytes& pass = out_.passes[static_cast<size_t>(action.chunk)];
+    int& in_flight = in_flight_[static_cast<size_t>(action.chunk)];
+    switch (action.kind) {
+      case Action::Kind::kForward: {
+        int& left = forwards_left_[static_cast<size_t>(action.microbatch)];
+        if (left == plan_.stages.num_chunks()) batches_ += batch_;
+        activations_ += pass.saved.total();
+        ++in_flight;
+        record(pass.forward_extra, 0);
+        if (--left == 0) batches_ -= batch_;
+        break;
+      }
+      case Action::Kind::kBackward:
+      case Action::Kind::kBackwardInput:
+        record(pass.backward_extra, transfers.receive.any() ? transfer_ : 0);
+        activations_ -= pass.saved.total();
+        --in_flight;
+        if (action.kind == Action::Kind::kBackwardInput) pending_ += pass.pending;
+        break;
+      case Action::Kind::kBackwardWeight:
+        record(0, 0);
+        pending_ -= pass.pending;
+        break;
+    }
+  }
+
+  // `arrived`: the gradient that the running pass was given.
+  void record(int64_t temporaries, int64_t arrived) {
+    int64_t transfers = early_ + arrived;
+    for (const Sent& sent : sent_) transfers += sent.bytes;
+    const int64_t total = activations_ + pending_ + transfers + batches_ + temporaries;
+    if (total <= most_) return;
+    most_ = total;
+    out_.activations = activations_;
+    out_.weight_gradients = pending_;
+    out_.transfers = transfers;
+    out_.batches = batches_;
+    out_.temporaries = temporaries;
+    out_.passes_in_flight = in_flight_;
+  }
+
+  const LayoutPlan& plan_;
+  const int stage_;
+  StageMemory& out_;
+  std::vector<int> in_flight_;  // by chunk
+  const int64_t transfer_;      // one activation between stages
+  const int64_t batch_;
+  std::vector<int> forwards_left_;  // by micro-batch
+  std::vector<Sent> sent_;
+  int64_t early_ = 0, activations_ = 0, pending_ = 0, batches_ = 0, most_ = -1;
+};
+
+}  // namespace
+
+int64_t StageMemory::before_training() const { return weights + gradients + optimizer_states; }
+
+int64_t StageMemory::allocated() const {
+  return before_training() + gathered_weights + filling_gradients + activations + weight_gradients + transfers + batches +
+         temporaries + library_workspace;
+}
+
+StageMemory stage_memory(const LayoutPlan& plan, int stage) {
+  StageMemory memory;
+  for (int chunk = 0; chunk < plan.stages.num_chunks(); ++chunk) {
+    add_chunk(plan, stage, chunk, memory);
+    memory.passes.push_back(pass_bytes(plan, stage, chunk));
+  }
+  Walk(plan, stage, memory).run();
+  if (plan.on_gpu) memory.library_workspace = 2 * kBlasWorkspace;
+  return memory;
+}
+
+OutsideMemory outside_memory(const LayoutPlan& plan) {
+  OutsideMemory outside;
+  if (!plan.on_gpu) return outside;
+  outside.context = 600 * kMiB;
+  int64_t communicators = plan.arguments.world_size > 1 ? 1 : 0;  // of all ranks
+  for (const int64_t size : {plan.tensor, plan.context, plan.data * plan.context, plan.tensor * plan.pipeline})
+    communicators += size > 1 ? 1 : 0;
+  const int64_t links = plan.pipeline > 1 ? 4 : 0;  // to and from two neighbours
+  outside.communicators = communicators * 256 * kMiB + links * 32 * kMiB;
+  return outside;
+}
+
+}  // namespace megatron
