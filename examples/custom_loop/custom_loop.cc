@@ -102,7 +102,6 @@ void train(const std::string& path, int64_t steps) {
 
     store.zero_grad();
     const Loss loss = model.loss(tokens, labels, at::ones({kBatch, kSequence}), context);
-    store.last_pass();
     RecomputeTape().backward(loss.sum);
     store.finish_grad_sync();
     optimizer.step(loss.weight, kBatch);

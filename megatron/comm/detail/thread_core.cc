@@ -9,6 +9,7 @@
 #include <map>
 #include <mutex>
 #include <thread>
+#include <tuple>
 #include <utility>
 
 #include "megatron/base/check.h"
@@ -74,8 +75,10 @@ struct ThreadGroup {
   int num_arrived = 0;
   std::vector<bool> arrived;
   std::map<std::pair<int, int>, std::deque<ThreadMessage>> mail;  // (from, to)
-  // Subgroups that some of their members have not asked for yet, and how many have.
-  std::map<std::pair<std::string, std::vector<int>>, std::pair<std::shared_ptr<ThreadGroup>, size_t>> forming;
+  // Subgroups by name, members and how often the asking rank has asked for them; gone when all members have.
+  using SubgroupKey = std::tuple<std::string, std::vector<int>, int>;
+  std::map<SubgroupKey, std::pair<std::shared_ptr<ThreadGroup>, size_t>> forming;
+  std::map<std::pair<int, std::string>, int> asked;  // by rank, and name with members
   // Written by one rank before a barrier, read by the others after it:
   std::vector<ThreadCall> calls;
 };
@@ -275,7 +278,9 @@ ThreadCore ThreadCore::subgroup(const std::vector<int>& ranks, const std::string
   }
   MEGATRON_CHECK(rank_in_child >= 0, "rank ", rank_, " asks for the group ", name, ", which it is no member of");
   std::lock_guard lock(group_->job->mutex);
-  const auto key = std::make_pair(name, ranks);
+  std::string text = name;
+  for (int rank : ranks) text += cat(" ", rank);
+  const ThreadGroup::SubgroupKey key(name, ranks, group_->asked[{rank_, text}]++);
   auto& [child, joined] = group_->forming[key];
   if (!child) child = std::make_shared<ThreadGroup>(group_->job, std::move(members));
   ThreadCore core(child, rank_in_child);

@@ -184,6 +184,21 @@ TEST(ThreadCore, SubgroupsWorkBesideTheirParent) {
       kTimeout);
 }
 
+TEST(ThreadCore, TheSameSubgroupCanBeMadeAgainAtAnyTime) {
+  run_threads(
+      2,
+      [](ThreadCore& core) {
+        std::vector<ThreadCore> pairs;  // a rank that is ahead must not join in another's place
+        for (int i = 0; i < 200; ++i) pairs.push_back(core.subgroup({0, 1}, "pair"));
+        for (int i = 0; i < 200; ++i) {
+          int64_t value = i;
+          pairs[i].all_reduce(&value, 1, DType::kInt64, ReduceOp::kSum);
+          EXPECT_EQ(value, 2 * i);
+        }
+      },
+      kTimeout);
+}
+
 TEST(ThreadCore, EmptyBuffersAreLegal) {
   run_threads(
       2,
