@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <ctime>
 #include <fstream>
+#include <set>
+#include <sstream>
 
 #include "megatron/base/check.h"
 #include "megatron/base/files.h"
@@ -25,10 +27,28 @@ std::vector<StateTensor> state_tensors(TrainedModel& model, bool with_optimizer)
   return out;
 }
 
+// Pipeline stages want different tensors of one checkpoint.
+std::vector<std::string> keys_of_all_ranks(const std::vector<ShardedTensor>& wanted, Agreement* agreement) {
+  if (agreement == nullptr) return {};
+  std::string own;
+  for (const ShardedTensor& tensor : wanted) own += tensor.key + "\n";
+  std::set<std::string> keys;
+  for (const std::string& text : agreement->gather(own)) {
+    std::istringstream lines(text);
+    for (std::string key; std::getline(lines, key);) keys.insert(key);
+  }
+  std::string all;
+  for (const std::string& key : keys) all += key + "\n";
+  std::istringstream lines(agreement->broadcast(all));
+  std::vector<std::string> out;
+  for (std::string key; std::getline(lines, key);) out.push_back(key);
+  return out;
+}
+
 }  // namespace
 
 void load_model_state(const Checkpoint& checkpoint, const RunState& state, const OptimizerConfig& config,
-                      TrainedModel& model, LoadParts parts) {
+                      TrainedModel& model, LoadParts parts, Agreement* agreement) {
   const std::string name = checkpoint.directory().string();
   MEGATRON_CHECK(!parts.optimizer || (state.step && state.schedule), name,
                  " was saved without its optimizer\nhint: give --no-load-optim, or --finetune");
@@ -44,6 +64,7 @@ void load_model_state(const Checkpoint& checkpoint, const RunState& state, const
   LoadOptions options;
   options.convert_dtype = !parts.optimizer;
   if (!parts.optimizer) options.allow_unexpected = {"optimizer.*"};
+  options.wanted_elsewhere = keys_of_all_ranks(wanted, agreement);
   checkpoint.load(wanted, options);
   for (size_t i = 0; i < tensors.size(); ++i)
     if (!tensors[i].data.is_cpu()) tensors[i].data.copy_(on_host[i]);

@@ -24,10 +24,10 @@ struct LoadParts {
   bool optimizer = true;  // masters, moments and the step record; false: weights alone
 };
 
-// Fills weights, and with them the optimizer. With `parts.optimizer` false element types are converted and what the checkpoint
+// Fills weights, and with them the optimizer, reading what this rank needs; every rank of `agreement` (null: one) calls it. With `parts.optimizer` false element types are converted and what the checkpoint
 // holds for the optimizer is left aside. Throws Error naming every tensor that does not fit.
 void load_model_state(const Checkpoint& checkpoint, const RunState& state, const OptimizerConfig& config,
-                      TrainedModel& model, LoadParts parts);
+                      TrainedModel& model, LoadParts parts, Agreement* agreement);
 
 // The files beside the weights.
 std::vector<std::pair<std::string, std::string>> checkpoint_files(const Arguments& arguments, const Tokenizer& tokenizer);

@@ -115,7 +115,7 @@ Run::Run(const PretrainTask& task, const Arguments& arguments, const Job& job)
       vocabulary_(vocabulary_of(arguments.tokenizer, *tokenizer_, groups_.tp.size())), start_(decide_start(config_, job)),
       state_(initial_state(start_, task, *tokenizer_)),
       datasets_(build_datasets(task, arguments, *tokenizer_, start_, state_)),
-      model_(build_model(task, arguments, vocabulary_, groups_, model_dtype(arguments.optimizer), device_, start_)),
+      model_(build_model(task, arguments, vocabulary_, groups_, model_dtype(arguments.optimizer), device_, start_, job.agreement)),
       timers_(static_cast<int>(config_.profile && device_.is_cpu() ? 2 : config_.timing_log_level),
               [device = device_] { synchronize(device); }),
       log_(make_log()),

@@ -158,7 +158,8 @@ at::ScalarType model_dtype(const OptimizerConfig& config) {
 }
 
 TrainedModel build_model(const PretrainTask& task, const Arguments& arguments, const Vocabulary& vocabulary,
-                         const ParallelGroups& groups, at::ScalarType dtype, c10::Device device, const Start& start) {
+                         const ParallelGroups& groups, at::ScalarType dtype, c10::Device device, const Start& start,
+                         Agreement* agreement) {
   TrainedModel model;
   model.pipeline = std::make_unique<Pipeline>(arguments, groups, dtype, device);
   std::vector<Module*> modules;
@@ -178,7 +179,7 @@ TrainedModel build_model(const PretrainTask& task, const Arguments& arguments, c
   }
   if (start.checkpoint) {
     const bool with_optimizer = start.continues() && !arguments.training.no_load_optim;
-    load_model_state(*start.checkpoint, start.stored, arguments.optimizer, model, {with_optimizer});
+    load_model_state(*start.checkpoint, start.stored, arguments.optimizer, model, {with_optimizer}, agreement);
     if (model.optimizer && start.continues() && !with_optimizer) {
       // A new optimizer, at the place in the schedules that the consumed samples stand for.
       StepState state = model.optimizer->read_state();

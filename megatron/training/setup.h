@@ -36,7 +36,8 @@ at::ScalarType model_dtype(const OptimizerConfig& config);
 
 // Model chunks, stores, pipeline, initial weights, optimizer; then the checkpoint's content.
 TrainedModel build_model(const PretrainTask& task, const Arguments& arguments, const Vocabulary& vocabulary,
-                         const ParallelGroups& groups, at::ScalarType dtype, c10::Device device, const Start& start);
+                         const ParallelGroups& groups, at::ScalarType dtype, c10::Device device, const Start& start,
+                         Agreement* agreement = nullptr);
 
 // The training samples of this rank from `consumed_samples` on.
 std::unique_ptr<DataLoader> make_train_loader(const Arguments& arguments, const ParallelGroups& groups,

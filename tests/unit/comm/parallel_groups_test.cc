@@ -102,10 +102,10 @@ TEST(ParallelGroups, ContextRanksInTwoLevels) {
     ParallelConfig config;
     config.tensor_model_parallel_size = 2;
     config.context_parallel_size = 6;
-    EXPECT_TRUE(make_parallel_groups(config, world).cp_hierarchy.empty());
+    EXPECT_TRUE(make_parallel_groups(config, world, 1).cp_hierarchy.empty());
     world->barrier();  // groups of one name are made one after the other
     config.hierarchical_context_parallel_sizes = {3, 2};
-    const ParallelGroups groups = make_parallel_groups(config, world);
+    const ParallelGroups groups = make_parallel_groups(config, world, 1);
     ASSERT_EQ(groups.cp_hierarchy.size(), 2u);
     const ProcessGroup &inner = groups.cp_hierarchy[0], &outer = groups.cp_hierarchy[1];
     EXPECT_EQ(inner.size(), 3);
@@ -117,7 +117,7 @@ TEST(ParallelGroups, ContextRanksInTwoLevels) {
     EXPECT_EQ(sum.item<double>(), outer.rank() == 0 ? 3 : 12);
     world->barrier();
     config.hierarchical_context_parallel_sizes = {2, 2};
-    EXPECT_EQ(error_of([&] { make_parallel_groups(config, world); }),
+    EXPECT_EQ(error_of([&] { make_parallel_groups(config, world, 1); }),
               "--hierarchical-context-parallel-sizes do not make up 6 context-parallel ranks");
   });
 }
