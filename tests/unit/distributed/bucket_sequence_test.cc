@@ -72,7 +72,9 @@ TEST(BucketSequence, OrderDoesNotDependOnReadiness) {
       EXPECT_FALSE(sequence.report(parameter));
       for (int bucket : drain(sequence)) order.push_back(bucket);
     }
-    if (trial % 3 != 0) EXPECT_EQ(order.size(), 3u * passes) << "everything was ready";
+    if (trial % 3 != 0) {
+      EXPECT_EQ(order.size(), 3u * passes) << "everything was ready";
+    }
     for (int bucket : flush(sequence)) order.push_back(bucket);
     std::vector<int> expected;
     for (int pass = 0; pass < passes; ++pass) expected.insert(expected.end(), {2, 0, 1});

@@ -33,7 +33,7 @@ void train_rank(const GPTConfig& config, const Sharding& sharding, const std::sh
                 std::mutex& mutex, Trained& result) {
   ParallelConfig parallel;
   parallel.tensor_model_parallel_size = sharding.tp;
-  const ParallelGroups groups = make_parallel_groups(parallel, world);
+  const ParallelGroups groups = make_parallel_groups(parallel, world, config.transformer.query_groups());
   GPTModel model(config, groups);
   DistributedDataParallel store(model, groups, at::kDouble, at::kCPU, sharding.data);
   store.initialize(7);
