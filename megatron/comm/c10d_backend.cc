@@ -427,10 +427,13 @@ class NcclProgress final : public Progress {
     cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
     cudaThreadExchangeStreamCaptureMode(&mode);
     bool done = true;
-    if (event_) {
-      done = event_->query();
-    } else if (const auto work = work_.lock()) {
-      done = work->isCompleted();
+    try {
+      if (event_) {
+        done = event_->query();
+      } else if (const auto work = work_.lock()) {
+        done = work->isCompleted();
+      }
+    } catch (const std::exception&) {  // the device has failed, which the thread that computes will learn, too
     }
     cudaThreadExchangeStreamCaptureMode(&mode);
     return done;
