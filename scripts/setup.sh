@@ -106,7 +106,10 @@ wheels_present() {
   grep -qs "__version__ = '${TORCH#torch==}[+']" "$site/torch/version.py" || return 1
   [ -e "$site/torch/lib/libtorch_cpu.so" ] || return 1
   ls "$site"/pyarrow/libarrow.so* >/dev/null 2>&1 || return 1
-  if [ "$1" = gpu ]; then names+=" libcublas libcudnn libnccl libnvshmem_host"; fi
+  if [ "$1" = gpu ]; then
+    names+=" libcublas libcudnn libnccl libnvshmem_host"
+    [ -e "$site/typing_extensions.py" ] || return 1
+  fi
   for name in $names; do
     ls "$site"/nvidia/*/lib/$name.so* >/dev/null 2>&1 || return 1
   done
@@ -132,8 +135,11 @@ install_wheels() {
     mapfile -t nvidia < <(.venv/bin/python -c '
 from importlib.metadata import requires
 for line in requires("torch"):
-    if line.startswith(("nvidia-", "cuda-toolkit")): print(line.split(";")[0].strip())')
-    say "installing the CUDA libraries that torch names: ${nvidia[*]}"
+    # The second row is for torchrun, which is a Python program.
+    if line.startswith(("nvidia-", "cuda-toolkit",
+                        "filelock", "typing-extensions", "setuptools", "sympy", "networkx", "jinja2", "fsspec")):
+        print(line.split(";")[0].strip())')
+    say "installing what torch names: ${nvidia[*]}"
     pip_install "${nvidia[@]}"
   fi
   wheels_present $set || die "the wheels are installed, but a library of libtorch is missing" "rm -rf .venv and run again"

@@ -427,10 +427,13 @@ class NcclProgress final : public Progress {
     cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
     cudaThreadExchangeStreamCaptureMode(&mode);
     bool done = true;
-    if (event_) {
-      done = event_->query();
-    } else if (const auto work = work_.lock()) {
-      done = work->isCompleted();
+    try {
+      if (event_) {
+        done = event_->query();
+      } else if (const auto work = work_.lock()) {
+        done = work->isCompleted();
+      }
+    } catch (const std::exception&) {  // the device has failed, which the thread that computes will learn, too
     }
     cudaThreadExchangeStreamCaptureMode(&mode);
     return done;
@@ -549,6 +552,10 @@ class NcclBackend final : public Backend {
   }
   void barrier() override {
     start("barrier", {}, [&] { return group_->barrier(); })->wait();
+  }
+  void connect_pair() override {
+    const at::Tensor token = at::zeros({1}, at::TensorOptions(at::kCUDA).dtype(at::kFloat));
+    (rank() == 0 ? send(token, 1) : recv(token, 0))->wait();
   }
   std::shared_ptr<Backend> subgroup(const std::vector<int>& ranks, const std::string& name) override {
     return std::make_shared<NcclBackend>(store_, identity_.subgroup(ranks, name), options_);

@@ -72,6 +72,7 @@ class RecordedBackend final : public Backend {
     inner_->barrier();
     history_->issued(id, nullptr);
   }
+  void connect_pair() override { inner_->connect_pair(); }
   std::shared_ptr<Backend> subgroup(const std::vector<int>& ranks, const std::string& name) override {
     std::vector<int> members;
     for (int rank : ranks) members.push_back(members_.at(rank));

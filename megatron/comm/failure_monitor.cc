@@ -131,7 +131,8 @@ struct FailureMonitor::Impl {
   std::string process = cat("process ", getpid(), " on ", host_name());
   std::atomic<double> timeout;
   std::atomic<double> last_tick{seconds_now()};
-  std::atomic<bool> alone{false};  // the store is lost
+  std::mutex alone_mutex;
+  bool alone = false;  // the store is lost, and that is being reported
 
   std::mutex mutex;
   std::condition_variable changed;
@@ -361,7 +362,14 @@ struct FailureMonitor::Impl {
 
   // Nobody reads the store any more: who is left on this machine decides for itself. Its lowest rank reports.
   void report_without_store(const std::string& problem) {
-    if (alone.exchange(true)) return;  // the guard and the watching thread may both come here
+    std::lock_guard lock(alone_mutex);  // the guard and the watching thread may both come here
+    if (std::exchange(alone, true)) return;
+    // The connections of a process that dies close shortly before it counts as gone.
+    const auto holder = std::find_if(neighbours.begin(), neighbours.end(), [](const WatchedProcess& n) { return n.rank == 0; });
+    if (holder != neighbours.end() && !launch.store_is_hosted) {
+      for (const double end = seconds_now() + 1; seconds_now() < end && !holder->gone() && !is_stopped(holder->pid);)
+        sleep_seconds(0.01);
+    }
     bool lowest = true;
     std::string culprit, dead;
     for (const WatchedProcess& neighbour : neighbours) {

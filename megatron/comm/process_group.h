@@ -57,6 +57,9 @@ class Backend {
   virtual std::shared_ptr<Work> send(at::Tensor tensor, int peer) = 0;
   virtual std::shared_ptr<Work> recv(at::Tensor tensor, int peer) = 0;
   virtual void barrier() = 0;
+  // In a group of two: makes the connection that messages take now, which NCCL else does with the first message, holding up
+  // the calling thread until the other rank has called, too. Ranks that make links in one common order cannot deadlock.
+  virtual void connect_pair() {}
   // A group of some ranks of this one, in the order given. Called by its members only, with equal arguments; `name` tells
   // groups of the same ranks apart.
   virtual std::shared_ptr<Backend> subgroup(const std::vector<int>& ranks, const std::string& name) = 0;
@@ -83,6 +86,7 @@ class ProcessGroup {
   std::shared_ptr<Work> send(at::Tensor tensor, int peer) const;
   std::shared_ptr<Work> recv(at::Tensor tensor, int peer) const;
   void barrier() const;
+  void connect_pair() const;  // see Backend::connect_pair; for groups of two, and nothing in a group of one
   // The group of these ranks of this one, which must contain this rank; see Backend::subgroup. One rank: the group of one.
   ProcessGroup subgroup(const std::vector<int>& ranks, const std::string& name) const;
 

@@ -24,6 +24,12 @@ void Task::run() {
   } catch (...) {
     error = std::current_exception();
   }
+  finish(error);
+}
+
+void Task::give_up() { finish(std::make_exception_ptr(Error("a call was given up because its group ended before its turn"))); }
+
+void Task::finish(std::exception_ptr error) {
   body_ = nullptr;
   std::lock_guard lock(mutex_);
   error_ = error;
@@ -60,6 +66,7 @@ SerialWorker::~SerialWorker() {
     std::lock_guard lock(state_->mutex);
     state_->stopping = true;
     idle = state_->tasks.empty() && (!state_->current || state_->current->finished());
+    for (const std::shared_ptr<Task>& task : state_->tasks) task->give_up();
     state_->tasks.clear();
     state_->changed.notify_all();
   }

@@ -19,8 +19,11 @@ class Task final : public Progress {
   bool finished() const override;
   void wait() const;  // rethrows what the task threw
   void run();
+  void give_up();  // instead of running
 
  private:
+  void finish(std::exception_ptr error);
+
   std::function<void()> body_;  // emptied when it has run, so that what it holds is released
   mutable std::mutex mutex_;
   mutable std::condition_variable changed_;
@@ -29,7 +32,7 @@ class Task final : public Progress {
 };
 
 // Starts its thread with the first task. The destructor joins an idle thread; one that is still in a task (a peer did not come)
-// is left behind with what its tasks hold, so that a failing rank can unwind.
+// is left behind with what that task holds, so that a failing rank can unwind; tasks that have not begun fail.
 class SerialWorker {
  public:
   SerialWorker() = default;

@@ -36,6 +36,11 @@ def torchrun_env(rank, port):
             "TORCHELASTIC_RUN_ID": "none", "TORCHELASTIC_USE_AGENT_STORE": "False"}
 
 
+def two_nodes_env(rank, port):
+    # Two machines, as far as the ranks can tell; they are found through the interface that is named.
+    return dict(torchrun_env(rank, port), LOCAL_RANK=rank % 2, LOCAL_WORLD_SIZE=2, GROUP_RANK=rank // 2, MASTER_ADDR="127.0.0.1")
+
+
 def slurm_env(rank, port):
     return {"SLURM_PROCID": rank, "SLURM_NTASKS": RANKS, "SLURM_LOCALID": rank, "SLURM_NODEID": 0,
             "SLURM_STEP_TASKS_PER_NODE": RANKS, "SLURM_STEP_NODELIST": "node[01]", "MASTER_PORT": port}
@@ -50,7 +55,8 @@ def mpich_env(rank, port):
     return {"PMI_RANK": rank, "PMI_SIZE": RANKS, "MPI_LOCALRANKID": rank, "MPI_LOCALNRANKS": RANKS, "MASTER_PORT": port}
 
 
-LAUNCHERS = {"torchrun's variables": torchrun_env, "srun's variables": slurm_env, "mpirun's variables": open_mpi_env,
+LAUNCHERS = {"torchrun's variables": torchrun_env, "torchrun's variables on two machines": two_nodes_env,
+             "srun's variables": slurm_env, "mpirun's variables": open_mpi_env,
              "MPICH's variables": mpich_env}
 VARIABLES = ("RANK", "WORLD", "MASTER_", "SLURM_", "OMPI_", "PMI", "MPI_", "TORCHELASTIC_", "GROUP_", "LOCAL_")
 
@@ -174,18 +180,22 @@ FAILURES = {
 }
 
 
+# torchrun's agent holds the store, so that rank 0 is a rank like any other.
+UNDER_TORCHRUN = dict(FAILURES, kill0=["error: [rank 0, tp 0 dp 0] is gone: process ", "hint: it was killed"])
+
+
 def check_works(name, outcome):
     assert outcome.codes == [0] * len(outcome.codes), f"{name}: {outcome}"
     assert outcome.out.count("done ") == RANKS, f"{name}: {outcome}"
     assert "error" not in outcome.err, f"{name}: {outcome}"
 
 
-def check_fails(name, case, outcome, own_exit=()):
+def check_fails(name, expected, outcome, own_exit=()):
     assert all(code != 0 for rank, code in enumerate(outcome.codes) if rank not in own_exit), f"{name}: {outcome}"
     assert outcome.seconds_after_failure is not None, f"{name}: {outcome}"
     assert outcome.seconds_after_failure < TIMEOUT + MARGIN, f"{name} took {outcome.seconds_after_failure} s: {outcome}"
     assert outcome.err.count("error: ") == 1, f"{name}: not exactly one report: {outcome}"
-    for text in FAILURES[case]:
+    for text in expected:
         assert text in outcome.err, f"{name}: no \"{text}\": {outcome}"
 
 
@@ -194,7 +204,7 @@ def run_case(launcher, case, follow_torchrun=True):
     outcome = start(LAUNCHERS[launcher], case, follow_torchrun)
     if case in FAILURES:
         # What exits with 0 by itself cannot be blamed for its code.
-        check_fails(name, case, outcome, own_exit=(2,) if case in ("exit", "return") else ())
+        check_fails(name, FAILURES[case], outcome, own_exit=(2,) if case in ("exit", "return") else ())
     else:
         check_works(name, outcome)
     return name
@@ -206,10 +216,17 @@ def run_torchrun(command, case):
     if case in FAILURES:
         outcome.err = "".join(line for line in outcome.err.splitlines(True)
                               if line.startswith(("error: ", "detail: ", "hint: ", "processes left")))
-        check_fails(name, case, outcome)
+        check_fails(name, UNDER_TORCHRUN[case], outcome)
     else:
         check_works(name, outcome)
     return name
+
+
+def run_restart(command):
+    outcome = start_under_torchrun(command, "throw-once", ("--max-restarts", "1"))
+    assert outcome.codes == [0] and outcome.out.count("done ") == RANKS, str(outcome)
+    assert "error: [rank 2, tp 0 dp 2] not yet\n" in outcome.err, str(outcome)
+    return "throw-once and a restart under torchrun"
 
 
 def main():
@@ -217,6 +234,7 @@ def main():
     jobs = [("torchrun's variables", "verbs"), ("srun's variables", "control"), ("mpirun's variables", "control"),
             ("MPICH's variables", "control")]
     jobs += [("torchrun's variables", case) for case in FAILURES]
+    jobs += [("torchrun's variables on two machines", case) for case in ("verbs", "kill")]
     jobs += [("srun's variables", case, False) for case in ("kill", "throw")]  # a launcher that ends nobody
     jobs = [job for job in jobs if not chosen or job[1] in chosen]
     failures = []
@@ -226,6 +244,8 @@ def main():
         if command:
             cases = [c for c in ("verbs", "throw", "kill", "kill0", "stop", "loop", "op") if not chosen or c in chosen]
             running += [pool.submit(run_torchrun, command, case) for case in cases]
+            if not chosen or "restart" in chosen:
+                running.append(pool.submit(run_restart, command))
         else:
             print("torchrun does not work here (see docs/parallelism.md); its variables are tested without it")
         for job in running:

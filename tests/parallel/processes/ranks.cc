@@ -1,7 +1,10 @@
-// One rank of processes_test.py: `ranks <case> <timeout in seconds>` makes calls over Gloo and checks them, or fails in a
-// given way. The rank that fails writes "failing" to standard output first.
+// One rank of processes_test.py: `ranks <case> <timeout in seconds> [token]` makes calls over Gloo and checks them, or fails in
+// a given way. The rank that fails writes "failing" to standard output first. MEGATRON_TEST_DEVICE=cuda: over NCCL, each rank on
+// the GPU of its local rank (build it with the gpu preset). The token only marks the process.
 #include <unistd.h>
 
+#include <algorithm>
+#include <c10/core/impl/VirtualGuardImpl.h>
 #include <chrono>
 #include <csignal>
 #include <cstdio>
@@ -27,6 +30,7 @@ struct Rank {
   Launch launch;
   Connection connection;
   ProcessGroup world;
+  at::Device device = at::kCPU;
 };
 
 // -- what works
@@ -37,6 +41,13 @@ at::Tensor values(int rank, int64_t count, at::ScalarType type) {
   return (at::isFloatingType(type) ? at::sin(base) * 100 : at::fmod(base * 10, 50)).to(type);
 }
 
+// NCCL sums in an order of its own.
+void expect_close(const char* what, const at::Tensor& got, const at::Tensor& expected) {
+  const double tolerance = at::isReducedFloatingType(got.scalar_type()) ? 3e-2 : 1e-5;
+  MEGATRON_CHECK(got.sizes() == expected.sizes() && at::allclose(got.to(at::kDouble), expected.to(at::kDouble), tolerance, 100 * tolerance),
+                 what, " over ", c10::toString(got.scalar_type()), " gives\n", got, "\nexpected\n", expected);
+}
+
 void expect_same(const char* what, const at::Tensor& got, const at::Tensor& expected) {
   MEGATRON_CHECK(got.sizes() == expected.sizes() && got.scalar_type() == expected.scalar_type() &&
                      std::memcmp(got.data_ptr(), expected.data_ptr(), got.nbytes()) == 0,
@@ -44,12 +55,13 @@ void expect_same(const char* what, const at::Tensor& got, const at::Tensor& expe
 }
 
 // Everything a rank computes with the verbs, in order.
-std::vector<at::Tensor> use_verbs(const ProcessGroup& world) {
+std::vector<at::Tensor> use_verbs(const ProcessGroup& world, at::Device device) {
   std::vector<at::Tensor> results;
   const int rank = world.rank(), size = world.size();
+  const auto values = [&](int of, int64_t count, at::ScalarType type) { return megatron::values(of, count, type).to(device); };
   const auto use_group = [&](const ProcessGroup& group, at::ScalarType type) {
     const int r = group.rank(), n = group.size();
-    for (int64_t count : {0, 1, 7, 20001}) {  // the last one is reduced in chunks
+    for (int64_t count : device.is_cpu() ? std::vector<int64_t>{0, 1, 7, 20001} : std::vector<int64_t>{1, 7, 20001}) {  // the last one is reduced in chunks
       if (type != at::kByte) {
         for (ReduceOp op : {ReduceOp::kSum, ReduceOp::kMax}) {
           at::Tensor sum = values(rank, count, type);
@@ -89,12 +101,28 @@ std::vector<at::Tensor> use_verbs(const ProcessGroup& world) {
   use_group(world.subgroup({rank % 2 + 2, rank % 2}, "parity"), at::kBFloat16);  // a second one of the same name
   // A ring of messages, whose receives are posted before anything is sent.
   const int next = (rank + 1) % size, previous = (rank + size - 1) % size;
-  at::Tensor first = at::empty({5000}, at::kFloat), second = at::empty({3}, at::kLong), empty = at::empty({0}, at::kFloat);
-  std::vector<std::shared_ptr<Work>> works = {world.recv(first, previous), world.recv(second, previous), world.recv(empty, previous)};
-  works.push_back(world.send(values(rank, 5000, at::kFloat), next));
-  works.push_back(world.send(values(rank, 3, at::kLong), next));
-  works.push_back(world.send(at::empty({0}, at::kFloat), next));
+  // Each link is a group of its own, made in one order on all ranks.
+  std::vector<ProcessGroup> links(2);
+  for (int from = 0; from < size; ++from) {
+    const int to = (from + 1) % size;
+    if (rank != from && rank != to) continue;
+    const ProcessGroup link = world.subgroup({from, to}, "link");
+    link.connect_pair();
+    links[rank == from ? 0 : 1] = link;
+  }
+  const at::TensorOptions on_device = at::TensorOptions(device);
+  at::Tensor first = at::empty({5000}, on_device.dtype(at::kFloat)), second = at::empty({3}, on_device.dtype(at::kLong));
+  std::vector<std::shared_ptr<Work>> works = {links[1].recv(first, 0), links[1].recv(second, 0)};
+  works.push_back(links[0].send(values(rank, 5000, at::kFloat), 1));
+  works.push_back(links[0].send(values(rank, 3, at::kLong), 1));
   for (const auto& work : works) work->wait();
+  if (device.is_cpu()) {  // between any ranks of a group, and without a value
+    at::Tensor third = at::empty({7}), empty = at::empty({0});
+    works = {world.recv(third, previous), world.recv(empty, previous), world.send(values(rank, 7, at::kFloat), next),
+             world.send(at::empty({0}), next)};
+    for (const auto& work : works) work->wait();
+    results.push_back(third);
+  }
   results.insert(results.end(), {first, second});
   // Several calls under way at once, waited for in another order.
   at::Tensor a = values(rank, 9, at::kFloat), b = values(rank, 30000, at::kFloat);
@@ -109,20 +137,28 @@ std::vector<at::Tensor> use_verbs(const ProcessGroup& world) {
 void verbs(Rank& self) {
   std::vector<at::Tensor> expected;
   run_ranks(self.launch.world_size, [&](const std::shared_ptr<Backend>& backend) {
-    const std::vector<at::Tensor> results = use_verbs(ProcessGroup(backend, "world"));
+    const std::vector<at::Tensor> results = use_verbs(ProcessGroup(backend, "world"), at::kCPU);
     if (backend->rank() == self.launch.rank) expected = results;
   });
-  const std::vector<at::Tensor> got = use_verbs(self.world);
-  MEGATRON_CHECK(got.size() == expected.size(), "other numbers of results");
-  for (size_t i = 0; i < got.size(); ++i) expect_same(cat("result ", i).c_str(), got[i], expected[i]);
+  if (!self.device.is_cpu()) {  // the tensors without a value, and the messages within a larger group
+    expected.erase(std::remove_if(expected.begin(), expected.end(), [](const at::Tensor& t) { return t.numel() == 0 || t.numel() == 7; }),
+                   expected.end());
+  }
+  std::vector<at::Tensor> got = use_verbs(self.world, self.device);
+  if (!self.device.is_cpu()) {
+    got.erase(std::remove_if(got.begin(), got.end(), [](const at::Tensor& t) { return t.numel() == 7; }), got.end());
+  }
+  MEGATRON_CHECK(got.size() == expected.size(), "other numbers of results: ", got.size(), " and ", expected.size());
+  for (size_t i = 0; i < got.size(); ++i)
+    (self.device.is_cpu() ? expect_same : expect_close)(cat("result ", i).c_str(), got[i].cpu(), expected[i]);
   // And one sum by hand, so that not both are wrong.
-  at::Tensor sum = at::full({2}, self.launch.rank + 1.0, at::kFloat);
+  at::Tensor sum = at::full({2}, self.launch.rank + 1.0, at::TensorOptions(self.device).dtype(at::kFloat));
   self.world.all_reduce(sum)->wait();
   const double n = self.launch.world_size;
-  expect_same("sum", sum, at::full({2}, n * (n + 1) / 2, at::kFloat));
+  expect_same("sum", sum.cpu(), at::full({2}, n * (n + 1) / 2, at::kFloat));
   // What a group refuses by itself.
   try {
-    self.world.all_reduce(at::empty({4, 4}, at::kFloat).t());
+    self.world.all_reduce(at::empty({4, 4}, at::TensorOptions(self.device)).t());
     throw_error("a strided tensor was taken");
   } catch (const Error& error) {
     MEGATRON_CHECK(std::string(error.what()) == "all_reduce takes contiguous tensors", error.what());
@@ -165,15 +201,16 @@ void steps(Rank& self, int failing, const std::function<void()>& fail) {
       std::fflush(stdout);
       fail();
     }
-    at::Tensor gradients = at::ones({1000}, at::kFloat);
+    at::Tensor gradients = at::ones({1000}, at::TensorOptions(self.device));
     self.world.all_reduce(gradients)->wait();
+    gradients.sum().item();  // a GPU's rank comes to wait here
     std::this_thread::sleep_for(std::chrono::milliseconds(20));
   }
 }
 
 // Rank 3 is in a loop, rank 2 waits for its message, rank 1 for rank 2's, rank 0 for rank 1 in a collective.
 void chain(Rank& self) {
-  at::Tensor tensor = at::ones({16});
+  at::Tensor tensor = at::ones({16}, at::TensorOptions(self.device));
   const ProcessGroup pair = self.launch.rank < 2 ? self.world.subgroup({0, 1}, "tp") : ProcessGroup();
   self.world.barrier();
   if (self.launch.rank == 0) pair.all_reduce(tensor)->wait();
@@ -188,11 +225,15 @@ const std::map<std::string, std::function<void(Rank&)>>& cases() {
   static const std::map<std::string, std::function<void(Rank&)>> table = {
       {"verbs", verbs},
       {"control", control},
+      {"throw-once", [](Rank& self) {  // the launcher starts the ranks a second time
+         if (self.launch.restart_count == 0) steps(self, 2, [] { throw Error("not yet"); });
+         verbs(self);
+       }},
       {"throw", [](Rank& self) { steps(self, 2, [] { throw Error("the disk is full\nhint: delete something"); }); }},
       {"throw-with-work-under-way",
        [](Rank& self) {
          steps(self, 2, [&] {
-           const auto work = self.world.subgroup({1, 2}, "pair").all_reduce(at::ones({8}));
+           const auto work = self.world.subgroup({1, 2}, "pair").all_reduce(at::ones({8}, at::TensorOptions(self.device)));
            throw Error("the disk is full");
          });
        }},
@@ -207,14 +248,14 @@ const std::map<std::string, std::function<void(Rank&)>>& cases() {
       {"loop", [](Rank& self) { steps(self, 2, loop_for_ever); }},
       {"return", [](Rank& self) {
          // Leaves early, in good order; the others wait for it.
-         for (int step = 0; self.launch.rank != 2 || step < 3; ++step) self.world.all_reduce(at::ones({1000}))->wait();
+         for (int step = 0; self.launch.rank != 2 || step < 3; ++step) self.world.all_reduce(at::ones({1000}, at::TensorOptions(self.device)))->wait();
          std::printf("failing\n");
          std::fflush(stdout);
        }},
       {"op", [](Rank& self) {
-         steps(self, 2, [&] { self.world.all_gather(at::empty({4000}), at::ones({1000}))->wait(); });
+         steps(self, 2, [&] { self.world.all_gather(at::empty({4000}, at::TensorOptions(self.device)), at::ones({1000}, at::TensorOptions(self.device)))->wait(); });
        }},
-      {"size", [](Rank& self) { steps(self, 2, [&] { self.world.all_reduce(at::ones({999}))->wait(); }); }},
+      {"size", [](Rank& self) { steps(self, 2, [&] { self.world.all_reduce(at::ones({999}, at::TensorOptions(self.device)))->wait(); }); }},
       {"chain", chain},
   };
   return table;
@@ -225,7 +266,12 @@ int run(const std::string& name, double timeout_seconds) {
   self.launch = launch_from_environment();
   CommConfig config;
   config.distributed_timeout_seconds_after_init = static_cast<int64_t>(timeout_seconds);
-  self.connection = connect(self.launch, config, at::kCPU);
+  if (const char* device = std::getenv("MEGATRON_TEST_DEVICE"); device != nullptr && std::string(device) == "cuda") {
+    self.device = at::Device(at::kCUDA, static_cast<at::DeviceIndex>(self.launch.local_rank));
+    at::detail::getCUDAHooks().init();
+    c10::impl::VirtualGuardImpl(at::kCUDA).setDevice(self.device);
+  }
+  self.connection = connect(self.launch, config, self.device);
   FailureMonitor monitor(self.launch, self.connection, cat("tp 0 dp ", self.launch.rank), config.timeout_seconds_after_init());
   try {
     self.world = ProcessGroup(self.connection.world, "world");
