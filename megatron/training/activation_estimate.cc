@@ -52,6 +52,7 @@ struct LayerSizes {
   int64_t a2a = 1;    // ranks that exchange tokens for heads
   int64_t exchanged = 0;
   int64_t mask = 0;
+  int64_t block_scores = 0;  // of the blocks that p2p and all_gather compute without a library
   AttentionKind kind;
 };
 
@@ -104,6 +105,10 @@ LayerSizes layer_sizes(const LayoutPlan& plan, int64_t layer) {
     z.exchanged = T * d * (heads + 2 * std::lcm(groups, inner)) * e;
   }
   const bool whole_sequence = z.kind == AttentionKind::kLibrary || z.kind == AttentionKind::kUnfused;
+  if (!whole_sequence && (!plan.on_gpu || attends_unfused(plan, layer, documents))) {
+    const int64_t queries = c.seq_length / plan.context * z.a2a;
+    z.block_scores = plan.arguments.training.micro_batch_size * heads / z.a2a * queries * queries * sum;
+  }
   if (documents && whole_sequence) z.mask = plan.arguments.training.micro_batch_size * c.seq_length * c.seq_length;
   return z;
 }
@@ -123,9 +128,9 @@ int64_t attention_forward_extra(const LayoutPlan& plan, const LayerSizes& z) {
   const int64_t s = plan.model().seq_length, wide = plan.bytes.sum / plan.bytes.model;
   switch (z.kind) {
     case AttentionKind::kLibrary: return 0;
-    case AttentionKind::kUnfused: return 3 * score_bytes(plan, z, s, s) + wide * (z.q + 2 * z.k) + s * s;
-    case AttentionKind::kRing: return 4 * z.k + (wide + 1) * z.q + 2 * z.lse;
-    case AttentionKind::kAllGather: return 2 * plan.context * 2 * z.k + z.q;
+    case AttentionKind::kUnfused: return 2 * score_bytes(plan, z, s, s) + wide * (z.q + 2 * z.k) + s * s;
+    case AttentionKind::kRing: return 4 * z.k + (wide + 1) * z.q + 2 * z.lse + z.block_scores;
+    case AttentionKind::kAllGather: return 2 * plan.context * 2 * z.k + z.q + z.block_scores;
   }
   return 0;
 }
@@ -142,8 +147,8 @@ int64_t attention_backward_extra(const LayoutPlan& plan, const LayerSizes& z) {
     case AttentionKind::kLibrary: return expanded + copies + z.lse;
     case AttentionKind::kUnfused:
       return (c.attention_dropout > 0 ? 5 : 3) * score_bytes(plan, z, s, s) + wide * (2 * z.q + 2 * z.k) + s * s;
-    case AttentionKind::kRing: return (4 + 4 * wide) * z.k + wide * z.q + expanded + copies + z.lse;
-    case AttentionKind::kAllGather: return plan.context * (4 + 2 * wide) * z.k + expanded + copies + z.lse;
+    case AttentionKind::kRing: return (4 + 4 * wide) * z.k + wide * z.q + expanded + copies + z.lse + 2 * z.block_scores;
+    case AttentionKind::kAllGather: return plan.context * (4 + 2 * wide) * z.k + expanded + copies + z.lse + 2 * z.block_scores;
   }
   return 0;
 }
@@ -161,8 +166,6 @@ int64_t attention_saved(const LayoutPlan& plan, const LayerSizes& z) {
   saved += z.q;  // the input of linear_proj
   if (z.kind == AttentionKind::kUnfused || c.recomputes("core_attn")) return saved;
   if (z.exchanged > 0) saved += z.q;  // before the exchange back
-  // The CPU's kernel writes in an order of its own, which equals the model's for one sample.
-  else if (!plan.on_gpu && z.kind == AttentionKind::kLibrary && plan.arguments.training.micro_batch_size > 1) saved += z.q;
   return saved + z.lse;
 }
 
@@ -211,10 +214,21 @@ Track layer_forward(const LayoutPlan& plan, const LayerSizes& z) {
   track.give(track.live() - before);
   track.take(attention_saved(plan, z));
   multiply_and_add(z, track);
+  const int64_t branch = z.part > 0 ? z.part : z.product;
+  track.take(branch);  // attention's output lives as long as its layer runs
   norm_and_multiply(plan, z, z.fc1, track);
   track.take(z.act);
   multiply_and_add(z, track);
+  track.give(branch);
   return track;
+}
+
+// The most that a layer takes while nothing is recorded, its input and its output not counted.
+int64_t unrecorded_forward(const LayoutPlan& plan, const LayerSizes& z) {
+  const int64_t attention = z.mixed + (z.new_q || !z.q_in_place ? z.q : 0) + (z.new_k ? z.k : 0) + z.exchanged + z.q +
+                            std::max(attention_forward_extra(plan, z), z.product + z.part);
+  const int64_t mlp = 2 * z.stream + z.fc1 + std::max(z.normed + z.cast + z.gathered, z.act + z.product + z.part);
+  return std::max(attention, mlp);
 }
 
 // Back through norm and product of a column-parallel layer, from dy, which is counted. Ends with the gradient for the stream
@@ -324,29 +338,35 @@ PassBytes pass_bytes(const LayoutPlan& plan, int stage, int chunk) {
   const Recomputed again = recomputed(plan.model(), slice.num_layers);
   const LayerSizes any = layer_sizes(plan, std::max<int64_t>(1, slice.first_layer + 1));
   PassBytes pass;
-  int64_t layer_forward_most = 0, layer_backward_most = 0, unit_saved = 0;  // beyond what is saved
+  int64_t layer_forward_most = 0, layer_backward_most = 0;  // beyond what is saved
+  int64_t unrecorded = 0, unit_saved = 0, unit_backward = 0, plain_saved = 0;
   for (int64_t i = 0; i < slice.num_layers; ++i) {
     const LayerSizes z = layer_sizes(plan, slice.first_layer + i + 1);
     const SavedBytes saved = saved_by_layer(plan, z);
-    const Track forward = layer_forward(plan, z);
     pass.pending += layer_pending(plan, z);
-    // The output takes the place of the next layer's input.
-    layer_forward_most = std::max(layer_forward_most, forward.most() - (saved.total() - z.stream));
-    layer_backward_most = std::max(layer_backward_most, layer_backward(plan, z).most());
-    if (i >= again.layers) {
-      pass.saved += saved;
+    if (i < again.layers) {
+      unrecorded = std::max(unrecorded, unrecorded_forward(plan, z));
+      unit_saved = std::max(unit_saved, saved.total());
+      unit_backward = std::max(unit_backward, layer_backward(plan, z).most());
       continue;
     }
-    unit_saved = std::max(unit_saved, saved.total());
+    pass.saved += saved;
+    plain_saved += saved.total();
+    // The output takes the place of the next layer's input.
+    layer_forward_most = std::max(layer_forward_most, layer_forward(plan, z).most() - (saved.total() - z.stream));
+    layer_backward_most = std::max(layer_backward_most, layer_backward(plan, z).most());
   }
   if (again.units > 0) {
     pass.saved.residual += again.units * any.stream;
     pass.keeps_output = again.layers == slice.num_layers && !slice.head;
     if (pass.keeps_output) pass.saved.residual += any.stream;
-    // A unit is held whole, its input excepted, while it is gone back through.
-    layer_backward_most += again.longest * unit_saved - any.stream;
-    layer_forward_most += unit_saved - any.stream;
+    // Recomputed layers come before the others. One unit is held whole, its input excepted, while it is gone back through,
+    // with its output, the one that the forward pass made, and the gradient of that.
+    layer_forward_most = std::max(layer_forward_most, unrecorded - plain_saved + (again.longest > 1 ? any.stream : 0) - (pass.keeps_output ? any.stream : 0));
+    layer_backward_most = std::max(layer_backward_most, again.longest * unit_saved + unit_backward + any.stream - plain_saved);
   }
+  // Weight gradients hold the leaves that a unit or the segment starts from, and so the gradients of these.
+  pass.pending += (again.units + (slice.embedding || again.units > 0 ? 0 : 1)) * any.stream;
   if (slice.embedding) pass.saved.ends += plan.tokens() * kIdBytes;
   pass.forward_extra = layer_forward_most;
   pass.backward_extra = layer_backward_most;
@@ -355,7 +375,6 @@ PassBytes pass_bytes(const LayoutPlan& plan, int stage, int chunk) {
     const int64_t saved = head.norm + head.input + head.logits + head.per_token;
     pass.saved.ends += saved;
     pass.pending += head.input + head.logits;
-    pass.pending += any.stream + any.stats;
     const int64_t normed = plan.sequence_parallel || plan.bytes.residual != plan.bytes.model ? head.normed + head.cast : 0;
     // Layers run before the head saves anything, and go back after it has given everything up.
     const int64_t row_grads = head.cast + (plan.sequence_parallel ? any.stream : 0);

@@ -119,15 +119,11 @@ PassTraffic pipeline_pass(const LayoutPlan& plan, int stage, int chunk) {
 // Gradients and weights of one chunk over the data ranks.
 GroupTraffic data_traffic(const LayoutPlan& plan, int64_t elements) {
   const DataSharding& sharding = plan.sharding;
-  const int64_t shards = sharding.shards();
+  const int64_t shards = sharding.shards;
   const double passes = static_cast<double>(plan.num_microbatches);
-  const double gradients = static_cast<double>(elements) * (sharding.reduce_in_bf16 ? 2.0 : static_cast<double>(plan.bytes.sum));
+  const double gradients = static_cast<double>(elements) * (plan.arguments.ddp.grad_reduce_in_bf16 ? 2.0 : static_cast<double>(plan.bytes.sum));
   const double values = static_cast<double>(elements) * static_cast<double>(plan.bytes.model);
   GroupTraffic traffic{"dp", sharding.ranks};
-  if (!sharding.states) {
-    traffic.once = all_reduce(sharding.ranks, gradients);
-    return traffic;
-  }
   (sharding.gradients ? traffic.backward : traffic.once) += scatter(shards, gradients) * (sharding.gradients ? passes : 1.0);
   if (sharding.values) {
     traffic.forward += passes * scatter(shards, values);
@@ -135,7 +131,7 @@ GroupTraffic data_traffic(const LayoutPlan& plan, int64_t elements) {
   } else {
     traffic.once += scatter(shards, values);
   }
-  if (sharding.instances > 1) traffic.once += all_reduce(sharding.instances, gradients / static_cast<double>(shards));
+  if (sharding.replicas() > 1) traffic.once += all_reduce(sharding.replicas(), gradients / static_cast<double>(shards));
   return traffic;
 }
 

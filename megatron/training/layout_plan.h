@@ -16,15 +16,11 @@ namespace megatron {
 
 // What the ranks that hold the same weights divide among themselves.
 struct DataSharding {
-  bool states = false;     // master weights and moments
-  bool gradients = false;  // and main gradients
-  bool values = false;     // and values
   int64_t ranks = 1;       // that hold the same weights
-  int64_t instances = 1;   // copies of each shard
-  bool reduce_in_bf16 = false;
-  bool overlap_grad_reduce = false;
-  bool overlap_param_gather = false;
-  int64_t shards() const { return states ? ranks / instances : 1; }
+  int64_t shards = 1;      // parts of everything that is divided
+  bool gradients = false;  // main gradients are divided, as master weights and moments are
+  bool values = false;     // and values
+  int64_t replicas() const { return ranks / shards; }  // ranks that hold the same part
 };
 
 // Bytes of one element.

@@ -16,12 +16,14 @@ constexpr int64_t kBlasWorkspace = 32 * kMiB;  // of one handle on Hopper; weigh
 
 void add_optimizer(const LayoutPlan& plan, const std::vector<PlannedParameter>& parameters, int64_t elements, StageMemory& memory) {
   const OptimizerConfig& optimizer = plan.arguments.optimizer;
-  const int64_t moments = optimizer.optimizer == OptimizerType::kAdam ? 2 : 1;
-  const int64_t masters = plan.bytes.model == 2 ? 1 : 0;
-  memory.optimizer_states += (moments + masters) * plan.bytes.sum * elements;
+  const auto bytes_of = [](StateType type) { return type == StateType::kFp32 ? 4 : 2; };
+  int64_t per_element = bytes_of(optimizer.exp_avg_dtype);
+  if (optimizer.optimizer == OptimizerType::kAdam) per_element += bytes_of(optimizer.exp_avg_sq_dtype);
+  if (plan.bytes.model == 2 && optimizer.main_params_dtype == StateType::kFp32) per_element += 4;
+  memory.optimizer_states += per_element * elements;
   int64_t blocks = 0;  // a record and a partial sum each; a shard has its part of them
   for (const PlannedParameter& p : parameters) blocks += (p.local_elements + kUpdateBlockElements - 1) / kUpdateBlockElements;
-  const int64_t shards = plan.sharding.shards();
+  const int64_t shards = plan.sharding.shards;
   memory.optimizer_states += (blocks + shards - 1) / shards * static_cast<int64_t>(sizeof(UpdateBlock) + sizeof(double));
 }
 
@@ -29,17 +31,17 @@ void add_chunk(const LayoutPlan& plan, int stage, int chunk, StageMemory& memory
   const std::vector<PlannedParameter> parameters = chunk_parameters(plan, stage, chunk);
   const BufferLayout buffer = chunk_buffer(plan, parameters);
   const DataSharding& sharding = plan.sharding;
-  const int64_t all = buffer.num_elements, own = all / sharding.shards();
+  const int64_t all = buffer.num_elements, own = all / sharding.shards;
   int64_t largest = 0;
   for (const BufferBucket& bucket : buffer.buckets) largest = std::max(largest, bucket.end - bucket.begin);
   for (const PlannedParameter& p : parameters) memory.parameters += p.local_elements;
   memory.weights += plan.bytes.model * (sharding.values ? own : all);
   memory.gradients += plan.bytes.sum * (sharding.gradients ? own : all);
   if (sharding.values)
-    memory.gathered_weights = std::max(memory.gathered_weights, (sharding.overlap_param_gather ? 2 : 1) * plan.bytes.model * largest);
+    memory.gathered_weights = std::max(memory.gathered_weights, (plan.arguments.ddp.overlap_param_gather ? 2 : 1) * plan.bytes.model * largest);
   // One bucket is reduced while the next one fills; with bf16 sums there is a rounded copy.
   if (sharding.gradients)
-    memory.filling_gradients = std::max(memory.filling_gradients, (2 * plan.bytes.sum + (sharding.reduce_in_bf16 ? 2 : 0)) * largest);
+    memory.filling_gradients = std::max(memory.filling_gradients, (2 * plan.bytes.sum + (plan.arguments.ddp.grad_reduce_in_bf16 ? 2 : 0)) * largest);
   add_optimizer(plan, parameters, own, memory);
 }
 

@@ -6,8 +6,9 @@
 //   weights            E e                  E e / s with sharded parameters
 //   gathered weights   0                    two layers' weights with sharded parameters
 //   gradients          4 E                  4 E / s with sharded gradients
-//   filling gradients  0                    with sharded gradients, buckets that take gradients
-//   optimizer states   Adam: 8 E / s, SGD: 4 E / s; + 4 E / s of master weights when e is 2; + 40 bytes per 4096 elements
+//   filling gradients  0                    with sharded gradients, a bucket that fills and one that is reduced
+//   optimizer states   Adam: 8 E / s, SGD: 4 E / s; + 4 E / s of master weights when e is 2; less with narrow states; and 32
+//                      bytes of bookkeeping per 4096 elements
 //   activations        what the passes between F and B hold: activation_estimate.h, at the moment of the peak
 //   weight gradients   what the passes between I and W hold (zero-bubble schedules)
 //   transfers          activations and gradients that the executor receives early or has sent and not yet released
