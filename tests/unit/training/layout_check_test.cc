@@ -1,10 +1,9 @@
 #include "megatron/training/layout_check.h"
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
 #include <c10/core/Allocator.h>
 #include <c10/util/ThreadLocalDebugInfo.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
 
 #include <chrono>
 #include <mutex>
@@ -37,7 +36,8 @@ Arguments parse(const std::string& flags, int64_t world_size) {
 }
 
 const std::string kRun = " --train-iters 10 --lr 1e-3 --mock-data --tokenizer-type NullTokenizer --vocab-size 500 ";
-const std::string kTiny = "--num-layers 4 --hidden-size 64 --num-attention-heads 4 --seq-length 32 --micro-batch-size 2" + kRun;
+const std::string kTiny =
+    "--num-layers 4 --hidden-size 64 --num-attention-heads 4 --seq-length 32 --micro-batch-size 2" + kRun;
 
 // -- parameters
 
@@ -65,27 +65,32 @@ T one_of(std::mt19937& random, std::initializer_list<T> values) {
 }
 
 Chosen random_configuration(std::mt19937& random) {
-  const int tp = one_of(random, {1, 2, 4}), pp = one_of(random, {1, 2, 3}), cp = one_of(random, {1, 2}), dp = one_of(random, {1, 2});
+  const int tp = one_of(random, {1, 2, 4}), pp = one_of(random, {1, 2, 3}), cp = one_of(random, {1, 2}),
+            dp = one_of(random, {1, 2});
   const int chunks = pp > 1 ? one_of(random, {1, 2}) : 1;
   const int layers = pp * chunks * one_of(random, {1, 2});
-  std::string flags = cat("--num-layers ", layers, " --hidden-size 64 --num-attention-heads 8 --seq-length 32 --micro-batch-size 1", kRun,
-                          " --global-batch-size ", 6 * dp, " --tensor-model-parallel-size ", tp, " --pipeline-model-parallel-size ", pp,
-                          " --context-parallel-size ", cp);
+  std::string flags =
+      cat("--num-layers ", layers, " --hidden-size 64 --num-attention-heads 8 --seq-length 32 --micro-batch-size 1",
+          kRun, " --global-batch-size ", 6 * dp, " --tensor-model-parallel-size ", tp,
+          " --pipeline-model-parallel-size ", pp, " --context-parallel-size ", cp);
   if (chunks > 1) flags += cat(" --num-virtual-stages-per-pipeline-rank ", chunks);
   if (pp > 1 && chunks == 2 && random() % 2) flags += " --pipeline-schedule zb-v";
   if (tp > 1 && random() % 2) flags += " --sequence-parallel";
   flags += one_of<const char*>(random, {"", " --untie-embeddings-and-output-weights"});
   flags += one_of<const char*>(random, {"", " --swiglu", " --squared-relu"});
-  flags += one_of<const char*>(random, {"", " --group-query-attention --num-query-groups 2", " --group-query-attention --num-query-groups 4"});
+  flags += one_of<const char*>(
+      random, {"", " --group-query-attention --num-query-groups 2", " --group-query-attention --num-query-groups 4"});
   flags += one_of<const char*>(random, {"", " --position-embedding-type rope"});
   flags += one_of<const char*>(random, {"", " --normalization RMSNorm"});
   flags += one_of<const char*>(random, {"", " --disable-bias-linear", " --disable-bias-linear --add-qkv-bias"});
   flags += one_of<const char*>(random, {"", " --qk-layernorm"});
   flags += one_of<const char*>(random, {"", " --bf16"});
   flags += one_of<const char*>(random, {"", " --optimizer sgd"});
-  flags += one_of<const char*>(random, {"", "", " --use-distributed-optimizer", " --use-megatron-fsdp --data-parallel-sharding-strategy optim_grads",
-                                        " --use-megatron-fsdp --data-parallel-sharding-strategy optim_grads_params",
-                                        " --use-distributed-optimizer --ddp-bucket-size 5000", " --overlap-grad-reduce --ddp-num-buckets 3"});
+  flags += one_of<const char*>(
+      random,
+      {"", "", " --use-distributed-optimizer", " --use-megatron-fsdp --data-parallel-sharding-strategy optim_grads",
+       " --use-megatron-fsdp --data-parallel-sharding-strategy optim_grads_params",
+       " --use-distributed-optimizer --ddp-bucket-size 5000", " --overlap-grad-reduce --ddp-num-buckets 3"});
   return {flags, int64_t{tp} * pp * cp * dp};
 }
 
@@ -101,7 +106,8 @@ void compare_with_real_rank(const LayoutPlan& plan, const std::shared_ptr<Backen
   const ParallelGroups groups = make_parallel_groups(a.parallel, world, a.transformer.query_groups());
   const PretrainTask task = find_task("gpt");
   const int stage = groups.pp.rank();
-  const TrainedModel model = build_model(task, a, {500, plan.padded_vocab_size}, groups, model_dtype(a.optimizer), c10::kCPU, Start{});
+  const TrainedModel model =
+      build_model(task, a, {500, plan.padded_vocab_size}, groups, model_dtype(a.optimizer), c10::kCPU, Start{});
   const StageMemory memory = stage_memory(plan, stage);
   int64_t weights = 0, gradients = 0;
   for (size_t chunk = 0; chunk < model.chunks.size(); ++chunk) {
@@ -112,8 +118,11 @@ void compare_with_real_rank(const LayoutPlan& plan, const std::shared_ptr<Backen
       EXPECT_EQ(planned[i].name, real[i]->name);
       EXPECT_EQ(planned[i].local_elements, elements(real[i]->local_shape)) << real[i]->name;
       EXPECT_EQ(planned[i].global_elements, elements(real[i]->global_shape)) << real[i]->name;
-      EXPECT_EQ(planned[i].partial_over_tensor, groups.tp.size() > 1 && real[i]->placement.partial_grad.contains(Axis::kTensor)) << real[i]->name;
-      EXPECT_EQ(planned[i].shared_over_stages, real[i]->shared != nullptr && real[i]->shared->size() > 1) << real[i]->name;
+      EXPECT_EQ(planned[i].partial_over_tensor,
+                groups.tp.size() > 1 && real[i]->placement.partial_grad.contains(Axis::kTensor))
+          << real[i]->name;
+      EXPECT_EQ(planned[i].shared_over_stages, real[i]->shared != nullptr && real[i]->shared->size() > 1)
+          << real[i]->name;
       EXPECT_EQ(planned[i].used_twice, real[i]->uses == 2) << real[i]->name;
     }
     weights += static_cast<int64_t>(model.chunks[chunk].store->flat_values().nbytes());
@@ -124,8 +133,10 @@ void compare_with_real_rank(const LayoutPlan& plan, const std::shared_ptr<Backen
   const auto meter = std::make_shared<Meter>();
   const c10::DebugInfoGuard guard(c10::DebugInfoKind::PROFILER_STATE, meter);
   const Optimizer optimizer(a.optimizer, model.optimizer->schedule(), model.stores());
-  // What cannot be known by stage: where the edges of shards cut parameters into more blocks; and the record of the step.
-  EXPECT_NEAR(static_cast<double>(memory.optimizer_states), static_cast<double>(meter->live), 0.002 * static_cast<double>(meter->live) + 2048);
+  // What cannot be known by stage: where the edges of shards cut parameters into more blocks; and the record of the
+  // step.
+  EXPECT_NEAR(static_cast<double>(memory.optimizer_states), static_cast<double>(meter->live),
+              0.002 * static_cast<double>(meter->live) + 2048);
 }
 
 TEST(LayoutPlan, ParametersAndBuffersAreThoseOfTheRealRanks) {
@@ -135,7 +146,8 @@ TEST(LayoutPlan, ParametersAndBuffersAreThoseOfTheRealRanks) {
     SCOPED_TRACE(cat(chosen.world_size, " ranks: ", chosen.flags));
     const Arguments arguments = parse(chosen.flags, chosen.world_size);
     const LayoutPlan plan = make_layout_plan(arguments, 1024, /*on_gpu=*/false);
-    run_ranks(static_cast<int>(chosen.world_size), [&](const std::shared_ptr<Backend>& world) { compare_with_real_rank(plan, world); });
+    run_ranks(static_cast<int>(chosen.world_size),
+              [&](const std::shared_ptr<Backend>& world) { compare_with_real_rank(plan, world); });
   }
 }
 
@@ -152,8 +164,10 @@ TEST(LayoutPlan, StagesHoldTheWholeModel) {
 
 TEST(LayoutPlan, KnownModels) {
   // Brown et al. 2020, table 2.1: 174.6 billion parameters.
-  const Arguments gpt3 = parse("--num-layers 96 --hidden-size 12288 --num-attention-heads 96 --seq-length 2048 --micro-batch-size 1 "
-                               "--train-iters 10 --lr 1e-4 --mock-data --tokenizer-type NullTokenizer --vocab-size 50257", 1);
+  const Arguments gpt3 = parse(
+      "--num-layers 96 --hidden-size 12288 --num-attention-heads 96 --seq-length 2048 --micro-batch-size 1 "
+      "--train-iters 10 --lr 1e-4 --mock-data --tokenizer-type NullTokenizer --vocab-size 50257",
+      1);
   EXPECT_NEAR(static_cast<double>(model_elements(make_layout_plan(gpt3, 50304))), 174.6e9, 0.1e9);
 }
 
@@ -231,8 +245,8 @@ struct ActivationCase {
   const char* name;
   const char* flags;
   int64_t world_size = 1;
-  // Off where the CPU takes more than a GPU for the same work: fp32 copies of bf16 tensors for weight gradients, blocks of
-  // attention without a flash kernel.
+  // Off where the CPU takes more than a GPU for the same work: fp32 copies of bf16 tensors for weight gradients, blocks
+  // of attention without a flash kernel.
   bool backward_peak = true;
 };
 
@@ -254,8 +268,11 @@ TEST_P(SavedActivations, AreWhatThePlanSays) {
     const std::lock_guard lock(mutex);
     const double saved = static_cast<double>(pass.saved.total());
     EXPECT_NEAR(saved, static_cast<double>(real.saved), 0.01 * saved) << "stage " << stage;
-    const double forward = saved + static_cast<double>(pass.forward_extra), backward = saved + static_cast<double>(pass.backward_extra);
-    EXPECT_NEAR(static_cast<double>(pass.pending), static_cast<double>(real.pending), 0.03 * static_cast<double>(real.pending)) << "stage " << stage;
+    const double forward = saved + static_cast<double>(pass.forward_extra),
+                 backward = saved + static_cast<double>(pass.backward_extra);
+    EXPECT_NEAR(static_cast<double>(pass.pending), static_cast<double>(real.pending),
+                0.03 * static_cast<double>(real.pending))
+        << "stage " << stage;
     EXPECT_NEAR(forward, static_cast<double>(real.forward), 0.05 * forward) << "stage " << stage;
     if (GetParam().backward_peak) {
       EXPECT_NEAR(backward, static_cast<double>(real.backward), 0.05 * backward) << "stage " << stage;
@@ -266,46 +283,123 @@ TEST_P(SavedActivations, AreWhatThePlanSays) {
 INSTANTIATE_TEST_SUITE_P(
     Layouts, SavedActivations,
     testing::Values(
-        ActivationCase{"serial", "--micro-batch-size 1"},
-        ActivationCase{"two_samples", "--micro-batch-size 2"},
+        ActivationCase{"serial", "--micro-batch-size 1"}, ActivationCase{"two_samples", "--micro-batch-size 2"},
         ActivationCase{"no_dropout", "--micro-batch-size 2 --hidden-dropout 0"},
-        ActivationCase{"llama", "--micro-batch-size 2 --swiglu --normalization RMSNorm --position-embedding-type rope "
-                                "--disable-bias-linear --group-query-attention --num-query-groups 2 --untie-embeddings-and-output-weights"},
+        ActivationCase{
+            "llama",
+            "--micro-batch-size 2 --swiglu --normalization RMSNorm --position-embedding-type rope "
+            "--disable-bias-linear --group-query-attention --num-query-groups 2 --untie-embeddings-and-output-weights"},
         ActivationCase{"one_group", "--micro-batch-size 2 --group-query-attention --num-query-groups 1"},
         ActivationCase{"head_norms", "--micro-batch-size 1 --qk-layernorm --position-embedding-type rope"},
-        ActivationCase{"head_norms_grouped", "--micro-batch-size 1 --qk-layernorm --group-query-attention --num-query-groups 2"},
+        ActivationCase{"head_norms_grouped",
+                       "--micro-batch-size 1 --qk-layernorm --group-query-attention --num-query-groups 2"},
         ActivationCase{"bf16", "--micro-batch-size 2 --bf16", 1, false},
         ActivationCase{"wide_residual", "--micro-batch-size 2 --bf16 --fp32-residual-connection", 1, false},
         ActivationCase{"unfused", "--micro-batch-size 2 --attention-backend unfused"},
-        ActivationCase{"selective", "--micro-batch-size 2 --recompute-granularity selective --recompute-modules core_attn layernorm"},
-        ActivationCase{"full", "--micro-batch-size 2 --recompute-granularity full --recompute-method uniform --recompute-num-layers 1"},
-        ActivationCase{"full_by_two", "--micro-batch-size 2 --recompute-granularity full --recompute-method uniform --recompute-num-layers 2"},
-        ActivationCase{"block", "--micro-batch-size 2 --recompute-granularity full --recompute-method block --recompute-num-layers 3"},
+        ActivationCase{
+            "selective",
+            "--micro-batch-size 2 --recompute-granularity selective --recompute-modules core_attn layernorm"},
+        ActivationCase{
+            "full",
+            "--micro-batch-size 2 --recompute-granularity full --recompute-method uniform --recompute-num-layers 1"},
+        ActivationCase{
+            "full_by_two",
+            "--micro-batch-size 2 --recompute-granularity full --recompute-method uniform --recompute-num-layers 2"},
+        ActivationCase{
+            "block",
+            "--micro-batch-size 2 --recompute-granularity full --recompute-method block --recompute-num-layers 3"},
         ActivationCase{"tensor", "--micro-batch-size 2 --tensor-model-parallel-size 2", 2},
         ActivationCase{"sequence", "--micro-batch-size 2 --tensor-model-parallel-size 2 --sequence-parallel", 2},
-        ActivationCase{"sequence_wide_residual", "--micro-batch-size 1 --bf16 --tensor-model-parallel-size 2 --sequence-parallel --fp32-residual-connection", 2, false},
-        ActivationCase{"shared_groups", "--micro-batch-size 1 --tensor-model-parallel-size 4 --group-query-attention --num-query-groups 2", 4},
+        ActivationCase{
+            "sequence_wide_residual",
+            "--micro-batch-size 1 --bf16 --tensor-model-parallel-size 2 --sequence-parallel --fp32-residual-connection",
+            2, false},
+        ActivationCase{
+            "shared_groups",
+            "--micro-batch-size 1 --tensor-model-parallel-size 4 --group-query-attention --num-query-groups 2", 4},
         ActivationCase{"pipeline", "--micro-batch-size 2 --pipeline-model-parallel-size 2 --global-batch-size 8", 2},
-        ActivationCase{"pipeline_full", "--micro-batch-size 2 --pipeline-model-parallel-size 2 --global-batch-size 8 --recompute-granularity full "
-                                        "--recompute-method uniform", 2},
+        ActivationCase{
+            "pipeline_full",
+            "--micro-batch-size 2 --pipeline-model-parallel-size 2 --global-batch-size 8 --recompute-granularity full "
+            "--recompute-method uniform",
+            2},
         ActivationCase{"ring", "--micro-batch-size 1 --context-parallel-size 2 --cp-comm-type p2p", 2},
-        ActivationCase{"gathered_keys", "--micro-batch-size 2 --context-parallel-size 2 --cp-comm-type all_gather", 2, false},
+        ActivationCase{"gathered_keys", "--micro-batch-size 2 --context-parallel-size 2 --cp-comm-type all_gather", 2,
+                       false},
         ActivationCase{"exchanged_heads", "--micro-batch-size 1 --context-parallel-size 2 --cp-comm-type a2a", 2}),
     [](const auto& info) { return info.param.name; });
 
 // -- the schedule's peak
 
 TEST(StageMemory, PassesInFlightAreThoseOfTheSchedule) {
-  const LayoutPlan plan = make_layout_plan(parse(kTiny + "--pipeline-model-parallel-size 4 --global-batch-size 16", 4), 1024);
-  for (int stage = 0; stage < 4; ++stage) EXPECT_EQ(stage_memory(plan, stage).passes_in_flight, std::vector<int>{4 - stage});
-  const LayoutPlan gpipe =
-      make_layout_plan(parse(kTiny + "--pipeline-model-parallel-size 4 --global-batch-size 16 --pipeline-schedule gpipe", 4), 1024);
+  const LayoutPlan plan =
+      make_layout_plan(parse(kTiny + "--pipeline-model-parallel-size 4 --global-batch-size 16", 4), 1024);
+  for (int stage = 0; stage < 4; ++stage)
+    EXPECT_EQ(stage_memory(plan, stage).passes_in_flight, std::vector<int>{4 - stage});
+  const LayoutPlan gpipe = make_layout_plan(
+      parse(kTiny + "--pipeline-model-parallel-size 4 --global-batch-size 16 --pipeline-schedule gpipe", 4), 1024);
   EXPECT_EQ(stage_memory(gpipe, 0).passes_in_flight, std::vector<int>{8});
 }
 
+// A whole training step of every stage, model and optimizer included, against what the allocator counts.
+class TrainingPeak : public testing::TestWithParam<ActivationCase> {};
+
+TEST_P(TrainingPeak, IsWhatThePlanSays) {
+  const Arguments a = parse(
+      "--num-layers 8 --hidden-size 128 --num-attention-heads 8 --seq-length 256 --attention-dropout 0 "
+      "--micro-batch-size 1 " +
+          kRun + GetParam().flags,
+      GetParam().world_size);
+  const LayoutPlan plan = make_layout_plan(a, 1024, /*on_gpu=*/false);
+  std::mutex mutex;
+  run_ranks(static_cast<int>(GetParam().world_size), [&](const std::shared_ptr<Backend>& world) {
+    const ParallelGroups groups = make_parallel_groups(a.parallel, world, a.transformer.query_groups());
+    const PretrainTask task = find_task("gpt");
+    const auto meter = std::make_shared<Meter>();
+    const c10::DebugInfoGuard guard(c10::DebugInfoKind::PROFILER_STATE, meter);
+    TrainedModel model = build_model(task, a, {500, 1024}, groups, model_dtype(a.optimizer), c10::kCPU, Start{});
+    Timers timers(0);
+    train_step(
+        model, task, step_options(a, 0), [&] { return random_batch(a, groups); }, timers);
+    meter->most = 0;
+    train_step(
+        model, task, step_options(a, 0), [&] { return random_batch(a, groups); }, timers);
+    const StageMemory memory = stage_memory(plan, groups.pp.rank());
+    const std::lock_guard lock(mutex);
+    const double planned = static_cast<double>(memory.allocated()), real = static_cast<double>(meter->most);
+    EXPECT_GE(planned, 0.98 * real) << "stage " << groups.pp.rank();
+    EXPECT_LE(planned, 1.05 * real) << "stage " << groups.pp.rank();
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Schedules, TrainingPeak,
+    testing::Values(
+        ActivationCase{"one_rank", "--global-batch-size 4"},
+        ActivationCase{"one_f_one_b", "--pipeline-model-parallel-size 4 --global-batch-size 8", 4},
+        ActivationCase{"gpipe", "--pipeline-model-parallel-size 4 --global-batch-size 8 --pipeline-schedule gpipe", 4},
+        ActivationCase{
+            "interleaved",
+            "--pipeline-model-parallel-size 2 --num-virtual-stages-per-pipeline-rank 2 --global-batch-size 8", 2},
+        ActivationCase{"zb_h1", "--pipeline-model-parallel-size 4 --global-batch-size 8 --pipeline-schedule zb-h1", 4},
+        ActivationCase{
+            "zb_v",
+            "--pipeline-model-parallel-size 2 --num-virtual-stages-per-pipeline-rank 2 --global-batch-size 8 "
+            "--pipeline-schedule zb-v",
+            2},
+        ActivationCase{"full_recomputation",
+                       "--pipeline-model-parallel-size 4 --global-batch-size 8 --recompute-granularity full "
+                       "--recompute-method uniform",
+                       4},
+        ActivationCase{"sharded_states", "--global-batch-size 8 --use-distributed-optimizer", 4},
+        ActivationCase{"sharded_gradients",
+                       "--global-batch-size 8 --use-megatron-fsdp --data-parallel-sharding-strategy optim_grads", 4},
+        ActivationCase{"sharded_parameters", "--global-batch-size 8 --use-megatron-fsdp", 4}),
+    [](const auto& info) { return info.param.name; });
+
 TEST(StageMemory, AWeightPassHoldsInputsUntilItRuns) {
-  const LayoutPlan plan =
-      make_layout_plan(parse(kTiny + "--pipeline-model-parallel-size 4 --global-batch-size 16 --pipeline-schedule zb-h1", 4), 1024);
+  const LayoutPlan plan = make_layout_plan(
+      parse(kTiny + "--pipeline-model-parallel-size 4 --global-batch-size 16 --pipeline-schedule zb-h1", 4), 1024);
   EXPECT_GT(stage_memory(plan, 3).weight_gradients, 0);
 }
 
@@ -321,21 +415,24 @@ TEST(Traffic, FollowsTheFormulas) {
   const std::string flags = kTiny + "--disable-bias-linear --untie-embeddings-and-output-weights ";
   const double product = 32 * 2 * 64 * 4;  // T h e
   {
-    const LayoutPlan plan = make_layout_plan(parse(flags + "--pipeline-model-parallel-size 2 --global-batch-size 8", 2), 1024);
+    const LayoutPlan plan =
+        make_layout_plan(parse(flags + "--pipeline-model-parallel-size 2 --global-batch-size 8", 2), 1024);
     EXPECT_EQ(sent(plan, 0, "pp"), 4 * product);
     EXPECT_EQ(sent(plan, 1, "pp"), 4 * product);
     EXPECT_EQ(sent(plan, 0, "tp"), 0);
   }
   {
     const LayoutPlan plan = make_layout_plan(parse(flags, 2), 1024);
-    EXPECT_EQ(sent(plan, 0, "dp"), 4.0 * static_cast<double>(chunk_buffer(plan, chunk_parameters(plan, 0, 0)).num_elements));
+    EXPECT_EQ(sent(plan, 0, "dp"),
+              4.0 * static_cast<double>(chunk_buffer(plan, chunk_parameters(plan, 0, 0)).num_elements));
   }
   {
-    // 4 layers x (2 + 2) all-reduces, 1 of the embedding, 1 of the head's gradient, 3 numbers per token; over two ranks an
-    // all-reduce sends as many bytes as the tensor has.
+    // 4 layers x (2 + 2) all-reduces, 1 of the embedding, 1 of the head's gradient, 3 numbers per token; over two ranks
+    // an all-reduce sends as many bytes as the tensor has.
     const LayoutPlan plan = make_layout_plan(parse(flags + "--tensor-model-parallel-size 2", 2), 1024);
     EXPECT_EQ(sent(plan, 0, "tp"), 18 * product + 3 * 4 * 64);
-    const LayoutPlan sequence = make_layout_plan(parse(flags + "--tensor-model-parallel-size 2 --sequence-parallel", 2), 1024);
+    const LayoutPlan sequence =
+        make_layout_plan(parse(flags + "--tensor-model-parallel-size 2 --sequence-parallel", 2), 1024);
     const double norms = 9 * 2 * 64 * 4 + 32 * 64 * 4;  // gains, shifts and learned positions, fp32
     EXPECT_EQ(sent(sequence, 0, "tp"), 4 * 5 * product + 2 * product + 3 * 4 * 64 + norms);
   }
@@ -347,7 +444,8 @@ TEST(Traffic, FollowsTheFormulas) {
 }
 
 TEST(Traffic, TiedTablesOnTwoStages) {
-  const LayoutPlan plan = make_layout_plan(parse(kTiny + "--pipeline-model-parallel-size 4 --global-batch-size 16", 4), 1024);
+  const LayoutPlan plan =
+      make_layout_plan(parse(kTiny + "--pipeline-model-parallel-size 4 --global-batch-size 16", 4), 1024);
   EXPECT_EQ(sent(plan, 0, "embd"), 1024.0 * 64 * 4);
   EXPECT_EQ(sent(plan, 1, "embd"), 0);
   EXPECT_EQ(sent(plan, 3, "embd"), 1024.0 * 64 * 4);
@@ -357,11 +455,13 @@ TEST(Traffic, TiedTablesOnTwoStages) {
 
 TEST(LayoutReport, TextJsonAndPicture) {
   const LayoutPlan plan = make_layout_plan(
-      parse(kTiny + "--bf16 --tensor-model-parallel-size 2 --pipeline-model-parallel-size 2 --global-batch-size 16", 8), 1024);
+      parse(kTiny + "--bf16 --tensor-model-parallel-size 2 --pipeline-model-parallel-size 2 --global-batch-size 16", 8),
+      1024);
   const LayoutReport report = make_layout_report(plan);
   const std::string text = layout_text(plan, report);
-  for (const char* part : {"8 ranks = tp 2 x cp 1 x pp 2 x dp 2", "the stages hold 4 of 4 layers", "E+1-2", "3-4+L", "optimizer states",
-                           "allocated at the peak", "CUDA context", "micro-batches in flight", "pp", "embd"})
+  for (const char* part :
+       {"8 ranks = tp 2 x cp 1 x pp 2 x dp 2", "the stages hold 4 of 4 layers", "E+1-2", "3-4+L", "optimizer states",
+        "allocated at the peak", "CUDA context", "micro-batches in flight", "pp", "embd"})
     EXPECT_THAT(text, HasSubstr(part));
   EXPECT_THAT(layout_json(plan, report), HasSubstr("\"fullest_stage\": "));
   EXPECT_THAT(schedule_text(plan, 100), HasSubstr("stage 1"));
@@ -370,12 +470,19 @@ TEST(LayoutReport, TextJsonAndPicture) {
 
 TEST(LayoutReport, TenThousandRanksTakeNoTime) {
   const auto start = std::chrono::steady_clock::now();
-  const std::string big = kRun + "--bf16 --seq-length 2048 --micro-batch-size 1 --sequence-parallel --tensor-model-parallel-size 8 ";
-  const Arguments gpt3 = parse("--num-layers 96 --hidden-size 12288 --num-attention-heads 96 --pipeline-model-parallel-size 16 "
-                               "--num-layers-per-virtual-pipeline-stage 1 --global-batch-size 2496" + big, 9984);
+  const std::string big =
+      kRun + "--bf16 --seq-length 2048 --micro-batch-size 1 --sequence-parallel --tensor-model-parallel-size 8 ";
+  const Arguments gpt3 = parse(
+      "--num-layers 96 --hidden-size 12288 --num-attention-heads 96 --pipeline-model-parallel-size 16 "
+      "--num-layers-per-virtual-pipeline-stage 1 --global-batch-size 2496" +
+          big,
+      9984);
   make_layout_report(make_layout_plan(gpt3, 51200));
-  const Arguments trillion = parse("--num-layers 128 --hidden-size 25600 --num-attention-heads 160 --pipeline-model-parallel-size 64 "
-                                   "--global-batch-size 3072" + big, 12288);
+  const Arguments trillion = parse(
+      "--num-layers 128 --hidden-size 25600 --num-attention-heads 160 --pipeline-model-parallel-size 64 "
+      "--global-batch-size 3072" +
+          big,
+      12288);
   make_layout_report(make_layout_plan(trillion, 51200));
   EXPECT_LT(std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count(), 5.0);
 }
