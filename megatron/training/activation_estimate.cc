@@ -34,14 +34,13 @@ enum class AttentionKind { kLibrary, kUnfused, kRing, kAllGather };
 
 // The tensors of one layer on one rank, in bytes.
 struct LayerSizes {
-  int64_t stream;    // R h x
-  int64_t normed;    // R h e
-  int64_t cast;      // R h x where the norm's output is converted, else 0
-  int64_t gathered;  // T h e where rows are gathered over tensor ranks, else 0
-  int64_t
-      product;    // T h e: products of linear_proj and linear_fc2, gradients of the inputs of linear_qkv and linear_fc1
-  int64_t part;   // R h e of them after the reduce-scatter, else 0
-  int64_t stats;  // of one norm
+  int64_t stream;      // R h x
+  int64_t normed;      // R h e
+  int64_t cast;        // R h x where the norm's output is converted, else 0
+  int64_t gathered;    // T h e where rows are gathered over tensor ranks, else 0
+  int64_t product;     // T h e: products of linear_proj and linear_fc2, input gradients of linear_qkv and linear_fc1
+  int64_t part;        // R h e of them after the reduce-scatter, else 0
+  int64_t stats;       // of one norm
   int64_t own_mixed;   // product of linear_qkv
   int64_t mixed;       // ... with the groups that several ranks hold together
   int64_t q, k;        // queries; keys, or values

@@ -443,6 +443,24 @@ TEST(Traffic, FollowsTheFormulas) {
   }
 }
 
+TEST(Traffic, ShardedData) {
+  const std::string flags = kTiny + "--bf16 --global-batch-size 24 ";  // 3 micro-batches on 4 ranks
+  const auto elements = [](const LayoutPlan& plan) {
+    return static_cast<double>(chunk_buffer(plan, chunk_parameters(plan, 0, 0)).num_elements);
+  };
+  const LayoutPlan states = make_layout_plan(parse(flags + "--use-distributed-optimizer", 4), 1024);
+  EXPECT_DOUBLE_EQ(sent(states, 0, "dp"), 0.75 * (4 + 2) * elements(states));
+  const LayoutPlan copies = make_layout_plan(
+      parse(flags + "--use-distributed-optimizer --num-distributed-optimizer-instances 2 --grad-reduce-in-bf16", 4),
+      1024);
+  EXPECT_DOUBLE_EQ(sent(copies, 0, "dp"), (0.5 * (2 + 2) + 2.0 / 2) * elements(copies));
+  const std::string sharded = flags + "--use-megatron-fsdp --data-parallel-sharding-strategy ";
+  const LayoutPlan gradients = make_layout_plan(parse(sharded + "optim_grads", 4), 1024);
+  EXPECT_DOUBLE_EQ(sent(gradients, 0, "dp"), 0.75 * (3 * 4 + 2) * elements(gradients));
+  const LayoutPlan values = make_layout_plan(parse(sharded + "optim_grads_params", 4), 1024);
+  EXPECT_DOUBLE_EQ(sent(values, 0, "dp"), 0.75 * 3 * (4 + 2 + 2) * elements(values));
+}
+
 TEST(Traffic, TiedTablesOnTwoStages) {
   const LayoutPlan plan =
       make_layout_plan(parse(kTiny + "--pipeline-model-parallel-size 4 --global-batch-size 16", 4), 1024);
