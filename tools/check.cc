@@ -1,9 +1,10 @@
-// megatron check: every rule that a configuration breaks on a number of ranks, and what it costs where it breaks none: layers
-// and parameters by stage, memory and communication of a rank, the schedule as a picture. Without GPUs.
+// megatron check: every rule that a configuration breaks on a number of ranks, and what it costs where it breaks none:
+// layers and parameters by stage, memory and communication of a rank, the schedule as a picture. Without GPUs.
+#include "megatron/base/check.h"
+
 #include <string>
 #include <vector>
 
-#include "megatron/base/check.h"
 #include "megatron/base/files.h"
 #include "megatron/base/log.h"
 #include "megatron/base/parse.h"
@@ -42,15 +43,17 @@ std::vector<std::string> fill_in(Arguments& arguments) {
     set();
   };
   DataConfig& data = arguments.data;
-  const bool has_data = data.mock_data || !data.data_path.empty() || !data.data_args_path.empty() || !data.train_data_path.empty() ||
-                        !data.valid_data_path.empty() || !data.test_data_path.empty() || !data.per_split_data_args_path.empty();
+  const bool has_data = data.mock_data || !data.data_path.empty() || !data.data_args_path.empty() ||
+                        !data.train_data_path.empty() || !data.valid_data_path.empty() ||
+                        !data.test_data_path.empty() || !data.per_split_data_args_path.empty();
   fill(has_data, "data (--data-path, or --mock-data)", [&] { data.mock_data = true; });
   fill(!arguments.tokenizer.tokenizer_type.empty(), "--tokenizer-type", [&] {
     TokenizerConfig& tokenizer = arguments.tokenizer;
     tokenizer.tokenizer_type = "NullTokenizer";  // the size of its vocabulary has to be given
     if (!tokenizer.vocab_size) tokenizer.vocab_size = tokenizer.padded_vocab_size;
   });
-  fill(arguments.optimizer.lr.has_value() || arguments.training.skip_train, "--lr", [&] { arguments.optimizer.lr = 1e-4; });
+  fill(arguments.optimizer.lr.has_value() || arguments.training.skip_train, "--lr",
+       [&] { arguments.optimizer.lr = 1e-4; });
   fill(arguments.training.train_iters || arguments.training.train_samples, "--train-iters or --train-samples",
        [&] { arguments.training.train_iters = 1000000; });
   return missing;

@@ -1,22 +1,27 @@
-// Bytes that one pass of one micro-batch through one chunk of the model holds, from what the layers' autograd functions save.
+// Bytes that one pass of one micro-batch through one chunk of the model holds, from what the layers' autograd functions
+// save.
 //
-// Letters: T = tokens of a rank in attention (s b / c), R = rows between layers (T, or T/t with sequence parallelism), e = bytes
-// of the model's type, x = bytes of the residual stream, h f n g d as in docs/notation.md, t c the sizes of tensor and context
-// axes, F = 2f when the MLP is gated, else f; G = max(1, g/t) groups on a rank, N = n/t heads.
+// Letters: T = tokens of a rank in attention (s b / c), R = rows between layers (T, or T/t with sequence parallelism),
+// e = bytes of the model's type, x = bytes of the residual stream, h f n g d as in docs/notation.md, t c the sizes of
+// tensor and context axes, F = 2f when the MLP is gated, else f; G = max(1, g/t) groups on a rank, N = n/t heads.
 //
 // Saved per layer (tensor_parallel/layers.cc, transformer/attention.cc, tensor/attention.cc, tensor/activation.cc):
 //   residual stream   2 R h x                 input of either norm; the second one's is the sum after attention
-//   norms             2 R (h e + 4 k)         normed inputs (not with --recompute-modules layernorm) and statistics, k = 2 for
+//   norms             2 R (h e + 4 k)         normed inputs (not with --recompute-modules layernorm) and statistics, k
+//   = 2 for
 //                                             LayerNorm, 1 for RMSNorm
-//   attention         T d e (N + 2 G)         the product of linear_qkv: values, and what is used from it in place, keep it whole
+//   attention         T d e (N + 2 G)         the product of linear_qkv: values, and what is used from it in place,
+//   keep it whole
 //                     + T N d e               queries, once they are rotated, normed or were regrouped
 //                     + T G d e               keys, once they are rotated or normed
 //                     + T d e (N + G) + 4 k T (N + G)   with --qk-layernorm: the norms' inputs and statistics
 //                     + T N d e               output, which linear_proj saves too
-//                     + 4 T N                 log-sum-exp of a library's kernel (not with --recompute-modules core_attn)
-//                     a2a: T d e (N + 2 lcm(G, a)) of exchanged tokens in place of queries, keys and values, and the output twice
+//                     + 4 T N                 log-sum-exp of a library's kernel (not with --recompute-modules
+//                     core_attn) a2a: T d e (N + 2 lcm(G, a)) of exchanged tokens in place of queries, keys and values,
+//                     and the output twice
 //   MLP               T F e / t + T f e / t   products of linear_fc1 and of the activation
-//   document mask     b s^2                   bool, where attention takes a mask: documents, at one context rank or with a2a
+//   document mask     b s^2                   bool, where attention takes a mask: documents, at one context rank or
+//   with a2a
 // Ends:
 //   embedding         8 T                     token ids
 //   head              R h x + 4 k R           input and statistics of the final norm
@@ -25,7 +30,8 @@
 // Full recomputation: R h x per recomputed unit and once more; in the backward, one unit at a time is held as above.
 // Dropout saves nothing: masks are drawn again by place.
 //
-// Between the passes I and W of a zero-bubble schedule each linear layer holds its input and the gradient of its product.
+// Between the passes I and W of a zero-bubble schedule each linear layer holds its input and the gradient of its
+// product.
 #pragma once
 
 #include <cstdint>
@@ -46,11 +52,12 @@ struct SavedBytes {
 };
 
 struct PassBytes {
-  SavedBytes saved;             // from F to B, or to I
-  int64_t pending = 0;          // from I to W
-  int64_t forward_extra = 0;    // most beyond `saved` while F runs
-  int64_t backward_extra = 0;   // most beyond `saved` while B or I runs, the arriving gradient not counted
-  bool keeps_output = false;    // the tensor that is passed on is among `saved`
+  SavedBytes saved;            // from F to B, or to I
+  int64_t pending = 0;         // from I to W
+  int64_t forward_extra = 0;   // most beyond `saved` while F runs
+  int64_t backward_extra = 0;  // most beyond `saved` while B or I runs, the arriving gradient not counted
+  int64_t deferred_extra = 0;  // most beyond `pending` while I runs: attention of the first layer, which comes last
+  bool keeps_output = false;   // the tensor that is passed on is among `saved`
 };
 
 PassBytes pass_bytes(const LayoutPlan& plan, int stage, int chunk);

@@ -8,7 +8,9 @@ namespace megatron {
 namespace {
 
 // One direction: an all-gather or reduce-scatter of `bytes` in all.
-double scatter(int64_t ranks, double bytes) { return static_cast<double>(ranks - 1) / static_cast<double>(ranks) * bytes; }
+double scatter(int64_t ranks, double bytes) {
+  return static_cast<double>(ranks - 1) / static_cast<double>(ranks) * bytes;
+}
 double all_reduce(int64_t ranks, double bytes) { return 2 * scatter(ranks, bytes); }
 
 struct Sizes {
@@ -22,7 +24,8 @@ struct Sizes {
 
 Sizes sizes_of(const LayoutPlan& plan) {
   const TransformerConfig& c = plan.model();
-  const double T = static_cast<double>(plan.tokens()), e = static_cast<double>(plan.bytes.model), d = static_cast<double>(c.kv_channels);
+  const double T = static_cast<double>(plan.tokens()), e = static_cast<double>(plan.bytes.model),
+               d = static_cast<double>(c.kv_channels);
   const int64_t heads = c.num_attention_heads / plan.tensor;
   Sizes z{};
   z.groups = std::max<int64_t>(1, c.query_groups() / plan.tensor);
@@ -84,7 +87,8 @@ PassTraffic context_layer(const LayoutPlan& plan, int64_t layer) {
     return pass;
   };
   if (type == ContextParallelType::kP2P) return with_recomputation(ring_or_gather(plan.context, z.keys, widened, true));
-  if (type == ContextParallelType::kAllGather) return with_recomputation(ring_or_gather(plan.context, z.keys, widened, false));
+  if (type == ContextParallelType::kAllGather)
+    return with_recomputation(ring_or_gather(plan.context, z.keys, widened, false));
   const bool nested = type == ContextParallelType::kA2AP2P;
   const int64_t inner = nested ? plan.arguments.parallel.hierarchical_context_parallel_sizes.at(0) : plan.context;
   // Keys are repeated until the inner ranks can divide them.
@@ -92,7 +96,8 @@ PassTraffic context_layer(const LayoutPlan& plan, int64_t layer) {
   const double exchange = inner > 1 ? scatter(inner, 2 * z.queries + keys) : 0;
   PassTraffic pass{exchange, exchange};
   if (!nested) return pass;
-  const PassTraffic ring = with_recomputation(ring_or_gather(plan.context / inner, inner > 1 ? keys : z.keys, widened, true));
+  const PassTraffic ring =
+      with_recomputation(ring_or_gather(plan.context / inner, inner > 1 ? keys : z.keys, widened, true));
   return {pass.forward + ring.forward, pass.backward + ring.backward};
 }
 
@@ -119,23 +124,21 @@ PassTraffic pipeline_pass(const LayoutPlan& plan, int stage, int chunk) {
 // Gradients and weights of one chunk over the data ranks.
 GroupTraffic data_traffic(const LayoutPlan& plan, int64_t elements) {
   const DataSharding& sharding = plan.sharding;
-  const int64_t shards = sharding.shards();
+  const int64_t shards = sharding.shards;
   const double passes = static_cast<double>(plan.num_microbatches);
-  const double gradients = static_cast<double>(elements) * (sharding.reduce_in_bf16 ? 2.0 : static_cast<double>(plan.bytes.sum));
+  const double gradients = static_cast<double>(elements) *
+                           (plan.arguments.ddp.grad_reduce_in_bf16 ? 2.0 : static_cast<double>(plan.bytes.sum));
   const double values = static_cast<double>(elements) * static_cast<double>(plan.bytes.model);
   GroupTraffic traffic{"dp", sharding.ranks};
-  if (!sharding.states) {
-    traffic.once = all_reduce(sharding.ranks, gradients);
-    return traffic;
-  }
-  (sharding.gradients ? traffic.backward : traffic.once) += scatter(shards, gradients) * (sharding.gradients ? passes : 1.0);
+  (sharding.gradients ? traffic.backward : traffic.once) +=
+      scatter(shards, gradients) * (sharding.gradients ? passes : 1.0);
   if (sharding.values) {
     traffic.forward += passes * scatter(shards, values);
     traffic.backward += passes * scatter(shards, values);
   } else {
     traffic.once += scatter(shards, values);
   }
-  if (sharding.instances > 1) traffic.once += all_reduce(sharding.instances, gradients / static_cast<double>(shards));
+  if (sharding.replicas() > 1) traffic.once += all_reduce(sharding.replicas(), gradients / static_cast<double>(shards));
   return traffic;
 }
 
@@ -147,7 +150,8 @@ void add(GroupTraffic& traffic, const PassTraffic& pass, int64_t num_microbatche
 }  // namespace
 
 std::vector<GroupTraffic> stage_traffic(const LayoutPlan& plan, int stage) {
-  GroupTraffic tp{"tp", plan.tensor}, cp{"cp", plan.context}, pp{"pp", plan.pipeline}, dp{"dp", plan.sharding.ranks}, embd{"embd", 1};
+  GroupTraffic tp{"tp", plan.tensor}, cp{"cp", plan.context}, pp{"pp", plan.pipeline}, dp{"dp", plan.sharding.ranks},
+      embd{"embd", 1};
   for (int chunk = 0; chunk < plan.stages.num_chunks(); ++chunk) {
     const StageSlice slice = plan.stages.slice(stage, chunk);
     const std::vector<PlannedParameter> parameters = chunk_parameters(plan, stage, chunk);

@@ -80,11 +80,13 @@ std::string layers_text(const LayoutPlan& plan, int stage) {
 
 std::string heading(const LayoutPlan& plan, const LayoutReport& report) {
   const Arguments& a = plan.arguments;
-  std::string out = cat(a.world_size, " ranks = tp ", plan.tensor, " x cp ", plan.context, " x pp ", plan.pipeline, " x dp ", plan.data);
+  std::string out = cat(a.world_size, " ranks = tp ", plan.tensor, " x cp ", plan.context, " x pp ", plan.pipeline,
+                        " x dp ", plan.data);
   if (plan.sequence_parallel) out += ", sequence parallel";
   out += cat("\n", parameters_text(report.parameters), " parameters, ", plan.model().num_layers, " layers; ",
              plan.bytes.model == 2 ? (a.optimizer.bf16 ? "bf16" : "fp16") : "fp32", "; ", plan.num_microbatches,
-             " micro-batches of ", a.training.micro_batch_size, " x ", plan.model().seq_length, " tokens per step and data rank\n");
+             " micro-batches of ", a.training.micro_batch_size, " x ", plan.model().seq_length,
+             " tokens per step and data rank\n");
   out += cat("the stages hold ", report.stage_layers, " of ", plan.model().num_layers, " layers and ",
              format_count(static_cast<uint64_t>(report.stage_parameters)), " of ",
              format_count(static_cast<uint64_t>(report.parameters)), " parameters\n");
@@ -115,7 +117,8 @@ std::string memory_text(const LayoutPlan& plan, const LayoutReport& report) {
     for (size_t chunk = 0; chunk < m.passes.size(); ++chunk) {
       const SavedBytes& saved = m.passes[chunk].saved;
       const std::string of = m.passes.size() > 1 ? cat("of chunk ", chunk) : "";
-      table.add({cat("  ", m.passes_in_flight[chunk], " micro-batches in flight ", of, of.empty() ? "" : " ", "x ", gib(saved.total()))});
+      table.add({cat("  ", m.passes_in_flight[chunk], " micro-batches in flight ", of, of.empty() ? "" : " ", "x ",
+                     gib(saved.total()))});
       for (const auto& [part, size] : {std::pair<const char*, int64_t>{"residual stream", saved.residual},
                                        {"norms", saved.norms},
                                        {"attention", saved.attention},
@@ -137,7 +140,8 @@ std::string stages_text(const LayoutPlan& plan, const LayoutReport& report) {
   Table table({"stage", "layers", "parameters of a rank", "constant GiB", "in flight", "peak GiB", "waits"});
   const int stages = static_cast<int>(report.stages.size());
   for (int i = 0; i < stages; ++i) {
-    const bool shown = stages <= kShownStages || i < kShownStages / 2 || i >= stages - kShownStages / 2 || i == report.fullest;
+    const bool shown =
+        stages <= kShownStages || i < kShownStages / 2 || i >= stages - kShownStages / 2 || i == report.fullest;
     if (!shown) {
       if (i == kShownStages / 2) table.add({"..."});
       continue;
@@ -146,7 +150,8 @@ std::string stages_text(const LayoutPlan& plan, const LayoutReport& report) {
     std::string flight;
     for (const int count : stage.memory.passes_in_flight) flight += cat(flight.empty() ? "" : "+", count);
     table.add({cat(i), layers_text(plan, i), format_count(static_cast<uint64_t>(stage.memory.parameters)),
-               gib(stage.memory.before_training()), flight, gib(stage.memory.allocated()), format("%.1f%%", 100 * stage.idle)});
+               gib(stage.memory.before_training()), flight, gib(stage.memory.allocated()),
+               format("%.1f%%", 100 * stage.idle)});
   }
   return table.text();
 }
@@ -160,9 +165,12 @@ std::string traffic_text(const LayoutReport& report) {
   std::vector<Most> most;
   for (size_t i = 0; i < report.stages.size(); ++i) {
     for (const GroupTraffic& traffic : report.stages[i].traffic) {
-      const auto found = std::find_if(most.begin(), most.end(), [&](const Most& m) { return m.traffic.group == traffic.group; });
-      if (found == most.end()) most.push_back({traffic, i});
-      else if (found->traffic.total() < traffic.total()) *found = {traffic, i};
+      const auto found =
+          std::find_if(most.begin(), most.end(), [&](const Most& m) { return m.traffic.group == traffic.group; });
+      if (found == most.end())
+        most.push_back({traffic, i});
+      else if (found->traffic.total() < traffic.total())
+        *found = {traffic, i};
     }
   }
   if (most.empty()) return "  one rank: nothing is sent\n";
@@ -175,7 +183,8 @@ std::string traffic_text(const LayoutReport& report) {
 
 // A schedule of few enough micro-batches to be read.
 Schedule shown_schedule(const LayoutPlan& plan) {
-  const int64_t unit = std::max<int64_t>(plan.arguments.pipeline.microbatch_group_size_per_vp_stage.value_or(plan.pipeline), 1);
+  const int64_t unit =
+      std::max<int64_t>(plan.arguments.pipeline.microbatch_group_size_per_vp_stage.value_or(plan.pipeline), 1);
   const int64_t wanted = std::max<int64_t>(8, 2 * plan.pipeline);
   const int64_t shown = (wanted + unit - 1) / unit * unit;
   if (shown >= plan.num_microbatches) return plan.schedule;
@@ -191,7 +200,10 @@ void add_json(JsonWriter& json, const StageMemory& m) {
   json.end_array().key("saved_per_pass").begin_array();
   for (const PassBytes& pass : m.passes) {
     const SavedBytes& saved = pass.saved;
-    json.begin_object().member("residual", saved.residual).member("norms", saved.norms).member("attention", saved.attention);
+    json.begin_object()
+        .member("residual", saved.residual)
+        .member("norms", saved.norms)
+        .member("attention", saved.attention);
     json.member("mlp", saved.mlp).member("ends", saved.ends).member("all", saved.total()).end_object();
   }
   json.end_array().end_object();
@@ -200,14 +212,16 @@ void add_json(JsonWriter& json, const StageMemory& m) {
 }  // namespace
 
 ScheduleCosts schedule_costs(const LayoutPlan& plan) {
-  const ScheduleShape shape = plan.arguments.pipeline.shape(plan.pipeline, plan.stages.num_chunks(), plan.num_microbatches);
+  const ScheduleShape shape =
+      plan.arguments.pipeline.shape(plan.pipeline, plan.stages.num_chunks(), plan.num_microbatches);
   if (!plan.arguments.pipeline.zero_bubble_pass_times.empty()) return shape.costs;
   const TransformerConfig& c = plan.model();
-  const double h = static_cast<double>(c.hidden_size), heads = static_cast<double>(c.num_attention_heads * c.kv_channels);
+  const double h = static_cast<double>(c.hidden_size),
+               heads = static_cast<double>(c.num_attention_heads * c.kv_channels);
   const double keys = static_cast<double>(2 * c.query_groups() * c.kv_channels);
   const double ffn = static_cast<double>(c.ffn_hidden_size) * (is_gated(c.activation()) ? 3.0 : 2.0);
-  const double weights = h * (2 * heads + keys + ffn);                      // multiply-adds of one token in the linear layers
-  const double scores = static_cast<double>(c.seq_length) * heads;          // in causal attention
+  const double weights = h * (2 * heads + keys + ffn);              // multiply-adds of one token in the linear layers
+  const double scores = static_cast<double>(c.seq_length) * heads;  // in causal attention
   const double head = h * static_cast<double>(plan.padded_vocab_size) / (weights + scores);  // in layers
   ScheduleCosts costs;
   for (int stage = 0; stage < static_cast<int>(plan.pipeline); ++stage) {
@@ -215,7 +229,8 @@ ScheduleCosts schedule_costs(const LayoutPlan& plan) {
     for (int chunk = 0; chunk < plan.stages.num_chunks(); ++chunk) {
       const StageSlice slice = plan.stages.slice(stage, chunk);
       const double layers = static_cast<double>(slice.num_layers), ends = slice.head ? head : 0.0;
-      const double linear = layers * weights / (weights + scores) + ends, attention = layers * scores / (weights + scores);
+      const double linear = layers * weights / (weights + scores) + ends,
+                   attention = layers * scores / (weights + scores);
       const double again = c.recompute_granularity == RecomputeGranularity::kFull ? layers : 0.0;
       // Nothing takes no time at all, but a picture needs to show it.
       const double forward = std::max(linear + attention, 0.05);
@@ -235,7 +250,8 @@ LayoutReport make_layout_report(const LayoutPlan& plan) {
     StageReport stage;
     for (int chunk = 0; chunk < plan.stages.num_chunks(); ++chunk) {
       stage.num_layers += plan.stages.slice(i, chunk).num_layers;
-      for (const PlannedParameter& p : chunk_parameters(plan, i, chunk)) stage.logical_parameters += p.is_copy ? 0 : p.global_elements;
+      for (const PlannedParameter& p : chunk_parameters(plan, i, chunk))
+        stage.logical_parameters += p.is_copy ? 0 : p.global_elements;
     }
     stage.memory = stage_memory(plan, i);
     stage.traffic = stage_traffic(plan, i);
@@ -243,7 +259,8 @@ LayoutReport make_layout_report(const LayoutPlan& plan) {
     report.stage_layers += stage.num_layers;
     report.stage_parameters += stage.logical_parameters;
     report.stages.push_back(std::move(stage));
-    if (report.stages.back().memory.allocated() > report.stages[static_cast<size_t>(report.fullest)].memory.allocated()) report.fullest = i;
+    if (report.stages.back().memory.allocated() > report.stages[static_cast<size_t>(report.fullest)].memory.allocated())
+      report.fullest = i;
   }
   MEGATRON_ASSERT(report.stage_layers == plan.model().num_layers && report.stage_parameters == report.parameters,
                   "the stages hold ", report.stage_layers, " layers and ", report.stage_parameters, " parameters of ",
@@ -253,13 +270,17 @@ LayoutReport make_layout_report(const LayoutPlan& plan) {
 
 std::string layout_text(const LayoutPlan& plan, const LayoutReport& report) {
   std::string out = heading(plan, report);
-  if (plan.pipeline > 1) out += cat("pipeline: ", plan.schedule.name, ", idle ", format("%.1f%%", 100 * report.idle), " of the time\n");
+  if (plan.pipeline > 1)
+    out += cat("pipeline: ", plan.schedule.name, ", idle ", format("%.1f%%", 100 * report.idle), " of the time\n");
   return out + "\n" + stages_text(plan, report) + "\n" + memory_text(plan, report) + "\n" + traffic_text(report);
 }
 
 std::string layout_json(const LayoutPlan& plan, const LayoutReport& report) {
   JsonWriter json(2);
-  json.begin_object().member("world_size", plan.arguments.world_size).member("tensor", plan.tensor).member("context", plan.context);
+  json.begin_object()
+      .member("world_size", plan.arguments.world_size)
+      .member("tensor", plan.tensor)
+      .member("context", plan.context);
   json.member("pipeline", plan.pipeline).member("data", plan.data).member("num_microbatches", plan.num_microbatches);
   json.member("schedule", plan.schedule.name).member("idle", report.idle).member("parameters", report.parameters);
   json.member("layers", report.stage_layers).member("fullest_stage", report.fullest);

@@ -1,5 +1,5 @@
-// What `megatron check` reports of a valid configuration: who holds which layers and how much memory, what a step sends, and
-// how the pipeline's passes follow each other. Everything is arithmetic: no GPU, no model, no data.
+// What `megatron check` reports of a valid configuration: who holds which layers and how much memory, what a step
+// sends, and how the pipeline's passes follow each other. Everything is arithmetic: no GPU, no model, no data.
 #pragma once
 
 #include <string>
@@ -14,20 +14,21 @@ namespace megatron {
 
 struct StageReport {
   int64_t num_layers = 0;
-  int64_t logical_parameters = 0;  // elements that count on this stage, over its tensor ranks; a copy of a table counts once
+  int64_t logical_parameters =
+      0;  // elements that count on this stage, over its tensor ranks; a copy of a table counts once
   StageMemory memory;
   std::vector<GroupTraffic> traffic;
   double idle = 0;  // part of the step in which the stage waits
 };
 
 struct LayoutReport {
-  int64_t parameters = 0;       // of the configured model
-  int64_t stage_parameters = 0; // of all stages together
+  int64_t parameters = 0;        // of the configured model
+  int64_t stage_parameters = 0;  // of all stages together
   int64_t stage_layers = 0;
   std::vector<StageReport> stages;
-  int fullest = 0;              // stage with the largest peak
+  int fullest = 0;  // stage with the largest peak
   OutsideMemory outside;
-  double idle = 0;              // of all stages' time
+  double idle = 0;  // of all stages' time
 };
 
 // Throws InternalError when the stages together do not hold the configured model.

@@ -18,7 +18,23 @@ ElementBytes element_bytes(const Arguments& a) {
 DataSharding data_sharding(const Arguments& a) {
   DataSharding sharding;
   sharding.ranks = a.data_parallel_size() * a.parallel.context_parallel_size;
+  const ShardingStrategy strategy = a.ddp.strategy();
+  if (strategy == ShardingStrategy::kNoShard) return sharding;
+  if (sharding.ranks % a.ddp.num_distributed_optimizer_instances != 0)
+    throw UsageError(cat("--num-distributed-optimizer-instances ", a.ddp.num_distributed_optimizer_instances,
+                         " does not divide the ", sharding.ranks, " ranks that hold the same weights"));
+  sharding.shards = sharding.ranks / a.ddp.num_distributed_optimizer_instances;
+  sharding.gradients = sharding.shards > 1 && strategy >= ShardingStrategy::kOptimGrads;
+  sharding.values = sharding.shards > 1 && strategy == ShardingStrategy::kOptimGradsParams;
   return sharding;
+}
+
+// "decoder.layers.3" of "decoder.layers.3.mlp.linear_fc1.weight"; "embedding" of "embedding.word_embeddings.weight":
+// what data parallelism gathers at a time.
+std::string layer_of(const std::string& name) {
+  constexpr std::string_view kLayers = "decoder.layers.";
+  if (!name.starts_with(kLayers)) return name.substr(0, name.find('.'));
+  return name.substr(0, name.find('.', kLayers.size()));
 }
 
 // Collects the parameters of one segment under the names of the model.
@@ -49,7 +65,8 @@ class Lister {
     const int64_t h = c_.hidden_size, heads = c_.num_attention_heads * c_.kv_channels;
     const int64_t qkv = heads + 2 * c_.query_groups() * c_.kv_channels;
     const int64_t fc1 = c_.ffn_hidden_size * (is_gated(c_.activation()) ? 2 : 1);
-    const std::string attention = cat("decoder.layers.", index, ".self_attention."), mlp = cat("decoder.layers.", index, ".mlp.");
+    const std::string attention = cat("decoder.layers.", index, ".self_attention."),
+                      mlp = cat("decoder.layers.", index, ".mlp.");
     norm(attention + "linear_qkv.layer_norm_", h, sp);
     divided(attention + "linear_qkv.weight", qkv * h);
     if (c_.qkv_bias()) divided(attention + "linear_qkv.bias", qkv);
@@ -70,7 +87,8 @@ class Lister {
     if (slice.embedding) {
       table();
       if (c_.position_embedding_type == PositionEmbedding::kLearnedAbsolute)
-        whole("embedding.position_embeddings.weight", c_.max_position_embeddings * c_.hidden_size, plan_.sequence_parallel);
+        whole("embedding.position_embeddings.weight", c_.max_position_embeddings * c_.hidden_size,
+              plan_.sequence_parallel);
     }
     for (int64_t i = 0; i < slice.num_layers; ++i) layer(slice.first_layer + i);
     if (slice.head) norm("decoder.final_layernorm.", c_.hidden_size, plan_.sequence_parallel);
@@ -99,8 +117,9 @@ LayoutPlan make_layout_plan(const Arguments& arguments, int64_t padded_vocab_siz
   plan.bytes = element_bytes(arguments);
   plan.sharding = data_sharding(arguments);
   plan.stages = make_stage_layout(arguments.pipeline, plan.pipeline, arguments.transformer.num_layers);
-  plan.schedule = make_schedule(arguments.pipeline.pipeline_schedule,
-                                arguments.pipeline.shape(plan.pipeline, plan.stages.num_chunks(), plan.num_microbatches));
+  plan.schedule =
+      make_schedule(arguments.pipeline.pipeline_schedule,
+                    arguments.pipeline.shape(plan.pipeline, plan.stages.num_chunks(), plan.num_microbatches));
   plan.transfers = plan_transfers(plan.schedule);
   return plan;
 }
@@ -136,11 +155,31 @@ int64_t model_elements(const LayoutPlan& plan) {
 }
 
 BufferLayout chunk_buffer(const LayoutPlan& plan, const std::vector<PlannedParameter>& parameters) {
+  const DistributedDataParallelConfig& ddp = plan.arguments.ddp;
+  const DataSharding& sharding = plan.sharding;
   std::vector<BufferParameter> sizes;
-  for (const PlannedParameter& p : parameters) sizes.push_back({p.local_elements, p.used_twice});
+  std::string layer;
+  int unit = 0;
+  int64_t all = 0;
+  for (const PlannedParameter& p : parameters) {
+    if (sharding.values && layer_of(p.name) != layer) {
+      layer = layer_of(p.name);
+      ++unit;
+    }
+    sizes.push_back({p.local_elements, p.used_twice || p.shared_over_stages, unit});
+    all += p.local_elements;
+  }
   BufferOptions options;
-  const int64_t ranks = plan.sharding.ranks;
-  if (ranks > 1) options.bucket_size = std::max<int64_t>(40'000'000, int64_t{1'000'000} * ranks);
+  options.num_shards = sharding.shards;
+  options.shard_alignment = ddp.ddp_pad_buckets_for_high_nccl_busbw ? 65536 : 128;
+  if (sharding.ranks > 1 && !sharding.values) {
+    if (ddp.ddp_bucket_size)
+      options.bucket_size = *ddp.ddp_bucket_size;
+    else if (ddp.ddp_num_buckets)
+      options.bucket_size = (all + *ddp.ddp_num_buckets - 1) / *ddp.ddp_num_buckets;
+    else if (sharding.gradients || ddp.overlap_grad_reduce)
+      options.bucket_size = std::max<int64_t>(40'000'000, int64_t{1'000'000} * sharding.ranks);
+  }
   return plan_buffer(sizes, options);
 }
 

@@ -1,5 +1,5 @@
-// What a configuration makes of a model on a number of ranks, as plain numbers: the ground of the estimates of memory and
-// communication. No tensor is made and nothing is listed per rank: all ranks of one stage are alike.
+// What a configuration makes of a model on a number of ranks, as plain numbers: the ground of the estimates of memory
+// and communication. No tensor is made and nothing is listed per rank: all ranks of one stage are alike.
 #pragma once
 
 #include <cstdint>
@@ -16,15 +16,11 @@ namespace megatron {
 
 // What the ranks that hold the same weights divide among themselves.
 struct DataSharding {
-  bool states = false;     // master weights and moments
-  bool gradients = false;  // and main gradients
-  bool values = false;     // and values
-  int64_t ranks = 1;       // that hold the same weights
-  int64_t instances = 1;   // copies of each shard
-  bool reduce_in_bf16 = false;
-  bool overlap_grad_reduce = false;
-  bool overlap_param_gather = false;
-  int64_t shards() const { return states ? ranks / instances : 1; }
+  int64_t ranks = 1;                                   // that hold the same weights
+  int64_t shards = 1;                                  // parts of everything that is divided
+  bool gradients = false;                              // main gradients are divided, as master weights and moments are
+  bool values = false;                                 // and values
+  int64_t replicas() const { return ranks / shards; }  // ranks that hold the same part
 };
 
 // Bytes of one element.
@@ -59,9 +55,9 @@ LayoutPlan make_layout_plan(const Arguments& arguments, int64_t padded_vocab_siz
 
 // One parameter as a rank of the stage holds it.
 struct PlannedParameter {
-  std::string name;             // as the model names it
+  std::string name;  // as the model names it
   int64_t local_elements = 0;
-  int64_t global_elements = 0;  // of the logical tensor
+  int64_t global_elements = 0;       // of the logical tensor
   bool partial_over_tensor = false;  // a rank's gradient is a partial sum over tensor ranks
   bool shared_over_stages = false;   // a tied table that another stage holds too
   bool is_copy = false;              // ... and counts there
@@ -71,8 +67,8 @@ struct PlannedParameter {
 // Parameters of one chunk of one stage, in the order of the model.
 std::vector<PlannedParameter> chunk_parameters(const LayoutPlan& plan, int stage, int chunk);
 
-// Elements of the logical model: each counts once, vocabulary padding included. By the whole model's configuration, without
-// its division into stages.
+// Elements of the logical model: each counts once, vocabulary padding included. By the whole model's configuration,
+// without its division into stages.
 int64_t model_elements(const LayoutPlan& plan);
 
 // The flat buffers of one chunk, as distributed/ lays them out.

@@ -14,32 +14,49 @@ constexpr int64_t kBlasWorkspace = 32 * kMiB;  // of one handle on Hopper; weigh
 
 // -- what stays from step to step
 
-void add_optimizer(const LayoutPlan& plan, const std::vector<PlannedParameter>& parameters, int64_t elements, StageMemory& memory) {
+void add_optimizer(const LayoutPlan& plan, const std::vector<PlannedParameter>& parameters, int64_t elements,
+                   StageMemory& memory) {
   const OptimizerConfig& optimizer = plan.arguments.optimizer;
-  const int64_t moments = optimizer.optimizer == OptimizerType::kAdam ? 2 : 1;
-  const int64_t masters = plan.bytes.model == 2 ? 1 : 0;
-  memory.optimizer_states += (moments + masters) * plan.bytes.sum * elements;
+  const auto bytes_of = [](StateType type) { return type == StateType::kFp32 ? 4 : 2; };
+  int64_t per_element = bytes_of(optimizer.exp_avg_dtype);
+  if (optimizer.optimizer == OptimizerType::kAdam) per_element += bytes_of(optimizer.exp_avg_sq_dtype);
+  if (plan.bytes.model == 2 && optimizer.main_params_dtype == StateType::kFp32) per_element += 4;
+  memory.optimizer_states += per_element * elements;
   int64_t blocks = 0;  // a record and a partial sum each; a shard has its part of them
-  for (const PlannedParameter& p : parameters) blocks += (p.local_elements + kUpdateBlockElements - 1) / kUpdateBlockElements;
-  const int64_t shards = plan.sharding.shards();
-  memory.optimizer_states += (blocks + shards - 1) / shards * static_cast<int64_t>(sizeof(UpdateBlock) + sizeof(double));
+  for (const PlannedParameter& p : parameters)
+    blocks += (p.local_elements + kUpdateBlockElements - 1) / kUpdateBlockElements;
+  const int64_t shards = plan.sharding.shards;
+  memory.optimizer_states +=
+      (blocks + shards - 1) / shards * static_cast<int64_t>(sizeof(UpdateBlock) + sizeof(double));
 }
 
 void add_chunk(const LayoutPlan& plan, int stage, int chunk, StageMemory& memory) {
   const std::vector<PlannedParameter> parameters = chunk_parameters(plan, stage, chunk);
   const BufferLayout buffer = chunk_buffer(plan, parameters);
   const DataSharding& sharding = plan.sharding;
-  const int64_t all = buffer.num_elements, own = all / sharding.shards();
-  int64_t largest = 0;
-  for (const BufferBucket& bucket : buffer.buckets) largest = std::max(largest, bucket.end - bucket.begin);
+  const int64_t all = buffer.num_elements, own = all / sharding.shards;
+  int64_t largest = 0,
+          largest_shared = 0;  // a bucket that layers fill one after the other; tied tables take gradients all along
+  for (const BufferBucket& bucket : buffer.buckets)
+    (bucket.own ? largest_shared : largest) =
+        std::max(bucket.own ? largest_shared : largest, bucket.end - bucket.begin);
   for (const PlannedParameter& p : parameters) memory.parameters += p.local_elements;
   memory.weights += plan.bytes.model * (sharding.values ? own : all);
   memory.gradients += plan.bytes.sum * (sharding.gradients ? own : all);
-  if (sharding.values)
-    memory.gathered_weights = std::max(memory.gathered_weights, (sharding.overlap_param_gather ? 2 : 1) * plan.bytes.model * largest);
-  // One bucket is reduced while the next one fills; with bf16 sums there is a rounded copy.
-  if (sharding.gradients)
-    memory.filling_gradients = std::max(memory.filling_gradients, (2 * plan.bytes.sum + (sharding.reduce_in_bf16 ? 2 : 0)) * largest);
+  const DistributedDataParallelConfig& ddp = plan.arguments.ddp;
+  if (sharding.values) {
+    const int64_t gathered = std::max(largest, largest_shared) * (ddp.overlap_param_gather ? 2 : 1);
+    memory.gathered_weights = std::max(memory.gathered_weights, gathered * plan.bytes.model);
+  }
+  if (sharding.gradients) {
+    // Sums that overlap hold one bucket while the next one fills; in bf16 they have a rounded copy.
+    const int64_t held = (ddp.overlap_grad_reduce ? 2 : 1) * largest + largest_shared;
+    const int64_t summed = std::max(largest, largest_shared);
+    const bool early = buffer.buckets.size() > 2;  // the sum of a lone bucket arrives when the activations are gone
+    const int64_t arriving = early ? summed * plan.bytes.sum / sharding.shards : 0;
+    const int64_t filling = held * plan.bytes.sum + arriving + (early && ddp.grad_reduce_in_bf16 ? 2 : 0) * summed;
+    memory.filling_gradients = std::max(memory.filling_gradients, filling);
+  }
   add_optimizer(plan, parameters, own, memory);
 }
 
@@ -49,9 +66,13 @@ void add_chunk(const LayoutPlan& plan, int stage, int chunk, StageMemory& memory
 class Walk {
  public:
   Walk(const LayoutPlan& plan, int stage, StageMemory& memory)
-      : plan_(plan), stage_(stage), out_(memory), in_flight_(memory.passes.size(), 0),
+      : plan_(plan),
+        stage_(stage),
+        out_(memory),
+        in_flight_(memory.passes.size(), 0),
         transfer_(plan.rows() * plan.model().hidden_size * plan.bytes.residual),
-        batch_(plan.tokens() * (2 * 8 + 4)), forwards_left_(static_cast<size_t>(plan.num_microbatches), plan.stages.num_chunks()) {}
+        batch_(plan.tokens() * (2 * 8 + 4)),
+        forwards_left_(static_cast<size_t>(plan.num_microbatches), plan.stages.num_chunks()) {}
 
   void run() {
     const std::vector<ActionTransfers>& transfers = plan_.transfers[static_cast<size_t>(stage_)];
@@ -98,11 +119,17 @@ class Walk {
         break;
       }
       case Action::Kind::kBackward:
-      case Action::Kind::kBackwardInput:
         record(pass.backward_extra, transfers.receive.any() ? transfer_ : 0);
         activations_ -= pass.saved.total();
         --in_flight;
-        if (action.kind == Action::Kind::kBackwardInput) pending_ += pass.pending;
+        break;
+      case Action::Kind::kBackwardInput:
+        // Largest at its start, or at its end, when everything for the weight gradients is there.
+        record(std::max(pass.backward_extra, pass.pending + pass.deferred_extra - pass.saved.total()),
+               transfers.receive.any() ? transfer_ : 0);
+        activations_ -= pass.saved.total();
+        --in_flight;
+        pending_ += pass.pending;
         break;
       case Action::Kind::kBackwardWeight:
         record(0, 0);
@@ -142,8 +169,8 @@ class Walk {
 int64_t StageMemory::before_training() const { return weights + gradients + optimizer_states; }
 
 int64_t StageMemory::allocated() const {
-  return before_training() + gathered_weights + filling_gradients + activations + weight_gradients + transfers + batches +
-         temporaries + library_workspace;
+  return before_training() + gathered_weights + filling_gradients + activations + weight_gradients + transfers +
+         batches + temporaries + library_workspace;
 }
 
 StageMemory stage_memory(const LayoutPlan& plan, int stage) {

@@ -1,21 +1,25 @@
 // Memory of one rank of each pipeline stage during training, item by item.
 //
-//   E = elements of the flat buffers of the stage's chunks (alignment and padding included), P = elements of its parameters,
-//   s = ranks that divide the states, e = bytes of the model's type
+//   E = elements of the flat buffers of the stage's chunks (alignment and padding included), P = elements of its
+//   parameters, s = ranks that divide the states, e = bytes of the model's type
 //
 //   weights            E e                  E e / s with sharded parameters
-//   gathered weights   0                    two layers' weights with sharded parameters
+//   gathered weights   0                    with sharded parameters a layer's (two layers' when gathers overlap)
 //   gradients          4 E                  4 E / s with sharded gradients
-//   filling gradients  0                    with sharded gradients, buckets that take gradients
-//   optimizer states   Adam: 8 E / s, SGD: 4 E / s; + 4 E / s of master weights when e is 2; + 40 bytes per 4096 elements
+//   filling gradients  0                    with sharded gradients, the bucket that fills (and the one that is reduced,
+//   when
+//                                           reductions overlap), that of a tied table, a shard that arrives
+//   optimizer states   Adam: 8 E / s, SGD: 4 E / s; + 4 E / s of master weights when e is 2; less with narrow states;
+//   and 32
+//                      bytes of bookkeeping per 4096 elements
 //   activations        what the passes between F and B hold: activation_estimate.h, at the moment of the peak
 //   weight gradients   what the passes between I and W hold (zero-bubble schedules)
 //   transfers          activations and gradients that the executor receives early or has sent and not yet released
 //   batches            token ids, labels and loss mask of the micro-batches that are read
 //   temporaries        what the running pass takes beyond what it saves
 //
-// The peak is the largest sum over the actions of the schedule: the schedule is walked with the executor's own rules for
-// receives and sends. Outside of the allocator, and rough: the CUDA context, NCCL's buffers, libraries' workspaces.
+// The peak is the largest sum over the actions of the schedule: the schedule is walked with the executor's own rules
+// for receives and sends. Outside of the allocator, and rough: the CUDA context, NCCL's buffers, libraries' workspaces.
 #pragma once
 
 #include <cstdint>
@@ -45,8 +49,8 @@ struct StageMemory {
   std::vector<PassBytes> passes;      // by chunk
   std::vector<int> passes_in_flight;  // by chunk, at the peak
 
-  int64_t before_training() const;    // what stays from step to step
-  int64_t allocated() const;          // at the peak, as the allocator counts
+  int64_t before_training() const;  // what stays from step to step
+  int64_t allocated() const;        // at the peak, as the allocator counts
 };
 
 // Outside of the allocator; constants of the libraries that are rough by nature.

@@ -1,10 +1,9 @@
 #include "megatron/training/layout_check.h"
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
 #include <c10/core/Allocator.h>
 #include <c10/util/ThreadLocalDebugInfo.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
 
 #include <chrono>
 #include <mutex>
@@ -37,9 +36,22 @@ Arguments parse(const std::string& flags, int64_t world_size) {
 }
 
 const std::string kRun = " --train-iters 10 --lr 1e-3 --mock-data --tokenizer-type NullTokenizer --vocab-size 500 ";
-const std::string kTiny = "--num-layers 4 --hidden-size 64 --num-attention-heads 4 --seq-length 32 --micro-batch-size 2" + kRun;
+const std::string kTiny =
+    "--num-layers 4 --hidden-size 64 --num-attention-heads 4 --seq-length 32 --micro-batch-size 2" + kRun;
 
 // -- parameters
+
+// Sums what the CPU's allocator gives and takes back on this thread.
+class Meter : public c10::MemoryReportingInfoBase {
+ public:
+  using c10::MemoryReportingInfoBase::MemoryReportingInfoBase;
+  bool memoryProfilingEnabled() const override { return true; }
+  void reportMemoryUsage(void*, int64_t bytes, size_t, size_t, c10::Device) override {
+    live += bytes;
+    most = std::max(most, live);
+  }
+  int64_t live = 0, most = 0;
+};
 
 // A configuration that a generator of random numbers chooses, and its ranks.
 struct Chosen {
@@ -53,24 +65,32 @@ T one_of(std::mt19937& random, std::initializer_list<T> values) {
 }
 
 Chosen random_configuration(std::mt19937& random) {
-  const int tp = one_of(random, {1, 2, 4}), pp = one_of(random, {1, 2, 3}), cp = one_of(random, {1, 2}), dp = one_of(random, {1, 2});
+  const int tp = one_of(random, {1, 2, 4}), pp = one_of(random, {1, 2, 3}), cp = one_of(random, {1, 2}),
+            dp = one_of(random, {1, 2});
   const int chunks = pp > 1 ? one_of(random, {1, 2}) : 1;
   const int layers = pp * chunks * one_of(random, {1, 2});
-  std::string flags = cat("--num-layers ", layers, " --hidden-size 64 --num-attention-heads 8 --seq-length 32 --micro-batch-size 1", kRun,
-                          " --global-batch-size ", 6 * dp, " --tensor-model-parallel-size ", tp, " --pipeline-model-parallel-size ", pp,
-                          " --context-parallel-size ", cp);
+  std::string flags =
+      cat("--num-layers ", layers, " --hidden-size 64 --num-attention-heads 8 --seq-length 32 --micro-batch-size 1",
+          kRun, " --global-batch-size ", 6 * dp, " --tensor-model-parallel-size ", tp,
+          " --pipeline-model-parallel-size ", pp, " --context-parallel-size ", cp);
   if (chunks > 1) flags += cat(" --num-virtual-stages-per-pipeline-rank ", chunks);
   if (pp > 1 && chunks == 2 && random() % 2) flags += " --pipeline-schedule zb-v";
   if (tp > 1 && random() % 2) flags += " --sequence-parallel";
   flags += one_of<const char*>(random, {"", " --untie-embeddings-and-output-weights"});
   flags += one_of<const char*>(random, {"", " --swiglu", " --squared-relu"});
-  flags += one_of<const char*>(random, {"", " --group-query-attention --num-query-groups 2", " --group-query-attention --num-query-groups 4"});
+  flags += one_of<const char*>(
+      random, {"", " --group-query-attention --num-query-groups 2", " --group-query-attention --num-query-groups 4"});
   flags += one_of<const char*>(random, {"", " --position-embedding-type rope"});
   flags += one_of<const char*>(random, {"", " --normalization RMSNorm"});
   flags += one_of<const char*>(random, {"", " --disable-bias-linear", " --disable-bias-linear --add-qkv-bias"});
   flags += one_of<const char*>(random, {"", " --qk-layernorm"});
   flags += one_of<const char*>(random, {"", " --bf16"});
   flags += one_of<const char*>(random, {"", " --optimizer sgd"});
+  flags += one_of<const char*>(
+      random,
+      {"", "", " --use-distributed-optimizer", " --use-megatron-fsdp --data-parallel-sharding-strategy optim_grads",
+       " --use-megatron-fsdp --data-parallel-sharding-strategy optim_grads_params",
+       " --use-distributed-optimizer --ddp-bucket-size 5000", " --overlap-grad-reduce --ddp-num-buckets 3"});
   return {flags, int64_t{tp} * pp * cp * dp};
 }
 
@@ -86,9 +106,10 @@ void compare_with_real_rank(const LayoutPlan& plan, const std::shared_ptr<Backen
   const ParallelGroups groups = make_parallel_groups(a.parallel, world, a.transformer.query_groups());
   const PretrainTask task = find_task("gpt");
   const int stage = groups.pp.rank();
-  const TrainedModel model = build_model(task, a, {500, plan.padded_vocab_size}, groups, model_dtype(a.optimizer), c10::kCPU, Start{});
+  const TrainedModel model =
+      build_model(task, a, {500, plan.padded_vocab_size}, groups, model_dtype(a.optimizer), c10::kCPU, Start{});
   const StageMemory memory = stage_memory(plan, stage);
-  int64_t weights = 0, gradients = 0, states = 0;
+  int64_t weights = 0, gradients = 0;
   for (size_t chunk = 0; chunk < model.chunks.size(); ++chunk) {
     const std::vector<PlannedParameter> planned = chunk_parameters(plan, stage, static_cast<int>(chunk));
     const std::vector<Parameter*> real = model.chunks[chunk].module->parameters();
@@ -97,29 +118,36 @@ void compare_with_real_rank(const LayoutPlan& plan, const std::shared_ptr<Backen
       EXPECT_EQ(planned[i].name, real[i]->name);
       EXPECT_EQ(planned[i].local_elements, elements(real[i]->local_shape)) << real[i]->name;
       EXPECT_EQ(planned[i].global_elements, elements(real[i]->global_shape)) << real[i]->name;
-      EXPECT_EQ(planned[i].partial_over_tensor, groups.tp.size() > 1 && real[i]->placement.partial_grad.contains(Axis::kTensor)) << real[i]->name;
-      EXPECT_EQ(planned[i].shared_over_stages, real[i]->shared != nullptr && real[i]->shared->size() > 1) << real[i]->name;
+      EXPECT_EQ(planned[i].partial_over_tensor,
+                groups.tp.size() > 1 && real[i]->placement.partial_grad.contains(Axis::kTensor))
+          << real[i]->name;
+      EXPECT_EQ(planned[i].shared_over_stages, real[i]->shared != nullptr && real[i]->shared->size() > 1)
+          << real[i]->name;
       EXPECT_EQ(planned[i].used_twice, real[i]->uses == 2) << real[i]->name;
     }
-    weights += static_cast<int64_t>(model.chunks[chunk].store->buffer().values().nbytes());
-    gradients += static_cast<int64_t>(model.chunks[chunk].store->buffer().grads().nbytes());
+    weights += static_cast<int64_t>(model.chunks[chunk].store->flat_values().nbytes());
+    gradients += static_cast<int64_t>(model.chunks[chunk].store->flat_grads().nbytes());
   }
   EXPECT_EQ(memory.weights, weights);
   EXPECT_EQ(memory.gradients, gradients);
-  for (const OptimizerTensor& t : model.optimizer->tensors()) states += static_cast<int64_t>(t.tensor.nbytes());
-  // Padding between parameters and the records of the update come on top of the tensors of the state.
-  EXPECT_GE(memory.optimizer_states, states);
-  EXPECT_LE(static_cast<double>(memory.optimizer_states), 1.02 * static_cast<double>(states) + 40.0 * 4096);
+  const auto meter = std::make_shared<Meter>();
+  const c10::DebugInfoGuard guard(c10::DebugInfoKind::PROFILER_STATE, meter);
+  const Optimizer optimizer(a.optimizer, model.optimizer->schedule(), model.stores());
+  // What cannot be known by stage: where the edges of shards cut parameters into more blocks; and the record of the
+  // step.
+  EXPECT_NEAR(static_cast<double>(memory.optimizer_states), static_cast<double>(meter->live),
+              0.002 * static_cast<double>(meter->live) + 2048);
 }
 
 TEST(LayoutPlan, ParametersAndBuffersAreThoseOfTheRealRanks) {
   std::mt19937 random(7);
-  for (int i = 0; i < 12; ++i) {
+  for (int i = 0; i < 24; ++i) {
     const Chosen chosen = random_configuration(random);
     SCOPED_TRACE(cat(chosen.world_size, " ranks: ", chosen.flags));
     const Arguments arguments = parse(chosen.flags, chosen.world_size);
     const LayoutPlan plan = make_layout_plan(arguments, 1024, /*on_gpu=*/false);
-    run_ranks(static_cast<int>(chosen.world_size), [&](const std::shared_ptr<Backend>& world) { compare_with_real_rank(plan, world); });
+    run_ranks(static_cast<int>(chosen.world_size),
+              [&](const std::shared_ptr<Backend>& world) { compare_with_real_rank(plan, world); });
   }
 }
 
@@ -136,29 +164,20 @@ TEST(LayoutPlan, StagesHoldTheWholeModel) {
 
 TEST(LayoutPlan, KnownModels) {
   // Brown et al. 2020, table 2.1: 174.6 billion parameters.
-  const Arguments gpt3 = parse("--num-layers 96 --hidden-size 12288 --num-attention-heads 96 --seq-length 2048 --micro-batch-size 1 "
-                               "--train-iters 10 --lr 1e-4 --mock-data --tokenizer-type NullTokenizer --vocab-size 50257", 1);
+  const Arguments gpt3 = parse(
+      "--num-layers 96 --hidden-size 12288 --num-attention-heads 96 --seq-length 2048 --micro-batch-size 1 "
+      "--train-iters 10 --lr 1e-4 --mock-data --tokenizer-type NullTokenizer --vocab-size 50257",
+      1);
   EXPECT_NEAR(static_cast<double>(model_elements(make_layout_plan(gpt3, 50304))), 174.6e9, 0.1e9);
 }
 
 // -- activations
 
-// Sums what the CPU's allocator gives and takes back on this thread.
-class Meter : public c10::MemoryReportingInfoBase {
- public:
-  using c10::MemoryReportingInfoBase::MemoryReportingInfoBase;
-  bool memoryProfilingEnabled() const override { return true; }
-  void reportMemoryUsage(void*, int64_t bytes, size_t, size_t, c10::Device) override {
-    live += bytes;
-    most = std::max(most, live);
-  }
-  int64_t live = 0, most = 0;
-};
-
 struct Measured {
   int64_t saved = 0;     // held after the forward pass
   int64_t forward = 0;   // most during the forward pass
   int64_t backward = 0;  // most during the backward pass
+  int64_t pending = 0;   // held for deferred weight gradients
 };
 
 Batch random_batch(const Arguments& a, const ParallelGroups& groups) {
@@ -178,36 +197,47 @@ Measured measure(const Arguments& a, int64_t padded_vocab, const StageSlice& sli
   const std::unique_ptr<Module> module = task.model_provider(a, {500, padded_vocab}, groups, slice, {});
   const at::ScalarType dtype = model_dtype(a.optimizer);
   DistributedDataParallel store(*module, groups, dtype, c10::kCPU);
-  initialize_parameters(*module, 1, groups);
+  store.initialize(1);
   const Batch batch = random_batch(a, groups);
   const int64_t rows = batch.tokens.size(1) / (a.parallel.sequence_parallel ? groups.tp.size() : 1);
   const at::ScalarType stream = a.transformer.fp32_residual_connection ? at::kFloat : dtype;
   const std::vector<int64_t> shape = {rows, batch.tokens.size(0), a.transformer.hidden_size};
-  const auto meter = std::make_shared<Meter>();
   Measured measured;
   const at::AutoGradMode grad_mode(true);
-  const c10::DebugInfoGuard guard(c10::DebugInfoKind::PROFILER_STATE, meter);
-  RecomputeTape tape;
-  ForwardContext context;
-  context.training = true;
-  context.place = batch.place;
-  context.tape = a.transformer.recompute_granularity == RecomputeGranularity::kFull ? &tape : nullptr;
-  at::Tensor input;
-  if (!slice.embedding) input = at::randn(shape, at::dtype(stream)).set_requires_grad(true);
-  BackwardRoot root;
-  at::Tensor grad;
-  {
-    const StageOutput output = task.forward_step(*module, batch, input, context);
-    const at::Tensor& end = output.loss.sum.defined() ? output.loss.sum : output.activation;
-    root = BackwardRoot(end);
-    grad = at::ones_like(end);
-  }
-  const int64_t arrived = static_cast<int64_t>(grad.nbytes());
-  measured.forward = meter->most - (slice.head ? 0 : arrived);
-  measured.saved = meter->live - arrived;
-  meter->most = 0;
-  tape.backward(std::move(root), grad);
-  measured.backward = meter->most - arrived;
+  // Returns what is left when the backward is over.
+  const auto pass = [&](Measured& out) {
+    const auto meter = std::make_shared<Meter>();
+    const c10::DebugInfoGuard guard(c10::DebugInfoKind::PROFILER_STATE, meter);
+    RecomputeTape tape;
+    ForwardContext context;
+    context.training = true;
+    context.place = batch.place;
+    context.tape = a.transformer.recompute_granularity == RecomputeGranularity::kFull ? &tape : nullptr;
+    at::Tensor input;
+    if (!slice.embedding) input = at::randn(shape, at::dtype(stream)).set_requires_grad(true);
+    BackwardRoot root;
+    at::Tensor grad;
+    {
+      const StageOutput output = task.forward_step(*module, batch, input, context);
+      const at::Tensor& end = output.loss.sum.defined() ? output.loss.sum : output.activation;
+      root = BackwardRoot(end);
+      out.forward = meter->most;
+      grad = at::ones_like(end);
+    }
+    const int64_t arrived = static_cast<int64_t>(grad.nbytes());
+    out.saved = meter->live - arrived;
+    meter->most = 0;
+    tape.backward(std::move(root), grad);
+    out.backward = meter->most - arrived;
+    input.reset();
+    return meter->live - arrived;
+  };
+  pass(measured);
+  std::vector<std::function<void()>> weight_gradients;
+  store.defer_weight_gradients_to(&weight_gradients);
+  Measured deferred;
+  measured.pending = pass(deferred);
+  store.defer_weight_gradients_to(nullptr);
   return measured;
 }
 
@@ -215,6 +245,9 @@ struct ActivationCase {
   const char* name;
   const char* flags;
   int64_t world_size = 1;
+  // Off where the CPU takes more than a GPU for the same work: fp32 copies of bf16 tensors for weight gradients, blocks
+  // of attention without a flash kernel.
+  bool backward_peak = true;
 };
 
 class SavedActivations : public testing::TestWithParam<ActivationCase> {};
@@ -235,60 +268,139 @@ TEST_P(SavedActivations, AreWhatThePlanSays) {
     const std::lock_guard lock(mutex);
     const double saved = static_cast<double>(pass.saved.total());
     EXPECT_NEAR(saved, static_cast<double>(real.saved), 0.01 * saved) << "stage " << stage;
-    const double forward = saved + static_cast<double>(pass.forward_extra), backward = saved + static_cast<double>(pass.backward_extra);
-    RecordProperty("saved", std::to_string(real.saved));
-    std::printf("stage %d saved %.0f/%lld forward %.0f/%lld backward %.0f/%lld\n", stage, saved, (long long)real.saved, forward,
-                (long long)real.forward, backward, (long long)real.backward);
+    const double forward = saved + static_cast<double>(pass.forward_extra),
+                 backward = saved + static_cast<double>(pass.backward_extra);
+    EXPECT_NEAR(static_cast<double>(pass.pending), static_cast<double>(real.pending),
+                0.03 * static_cast<double>(real.pending))
+        << "stage " << stage;
     EXPECT_NEAR(forward, static_cast<double>(real.forward), 0.05 * forward) << "stage " << stage;
-    EXPECT_NEAR(backward, static_cast<double>(real.backward), 0.05 * backward) << "stage " << stage;
+    if (GetParam().backward_peak) {
+      EXPECT_NEAR(backward, static_cast<double>(real.backward), 0.05 * backward) << "stage " << stage;
+    }
   });
 }
 
 INSTANTIATE_TEST_SUITE_P(
     Layouts, SavedActivations,
     testing::Values(
-        ActivationCase{"serial", "--micro-batch-size 1"},
-        ActivationCase{"two_samples", "--micro-batch-size 2"},
+        ActivationCase{"serial", "--micro-batch-size 1"}, ActivationCase{"two_samples", "--micro-batch-size 2"},
         ActivationCase{"no_dropout", "--micro-batch-size 2 --hidden-dropout 0"},
-        ActivationCase{"llama", "--micro-batch-size 2 --swiglu --normalization RMSNorm --position-embedding-type rope "
-                                "--disable-bias-linear --group-query-attention --num-query-groups 2 --untie-embeddings-and-output-weights"},
+        ActivationCase{
+            "llama",
+            "--micro-batch-size 2 --swiglu --normalization RMSNorm --position-embedding-type rope "
+            "--disable-bias-linear --group-query-attention --num-query-groups 2 --untie-embeddings-and-output-weights"},
         ActivationCase{"one_group", "--micro-batch-size 2 --group-query-attention --num-query-groups 1"},
         ActivationCase{"head_norms", "--micro-batch-size 1 --qk-layernorm --position-embedding-type rope"},
-        ActivationCase{"head_norms_grouped", "--micro-batch-size 1 --qk-layernorm --group-query-attention --num-query-groups 2"},
-        ActivationCase{"bf16", "--micro-batch-size 2 --bf16"},
-        ActivationCase{"wide_residual", "--micro-batch-size 2 --bf16 --fp32-residual-connection"},
+        ActivationCase{"head_norms_grouped",
+                       "--micro-batch-size 1 --qk-layernorm --group-query-attention --num-query-groups 2"},
+        ActivationCase{"bf16", "--micro-batch-size 2 --bf16", 1, false},
+        ActivationCase{"wide_residual", "--micro-batch-size 2 --bf16 --fp32-residual-connection", 1, false},
         ActivationCase{"unfused", "--micro-batch-size 2 --attention-backend unfused"},
-        ActivationCase{"selective", "--micro-batch-size 2 --recompute-granularity selective --recompute-modules core_attn layernorm"},
-        ActivationCase{"full", "--micro-batch-size 2 --recompute-granularity full --recompute-method uniform --recompute-num-layers 1"},
-        ActivationCase{"full_by_two", "--micro-batch-size 2 --recompute-granularity full --recompute-method uniform --recompute-num-layers 2"},
-        ActivationCase{"block", "--micro-batch-size 2 --recompute-granularity full --recompute-method block --recompute-num-layers 3"},
+        ActivationCase{
+            "selective",
+            "--micro-batch-size 2 --recompute-granularity selective --recompute-modules core_attn layernorm"},
+        ActivationCase{
+            "full",
+            "--micro-batch-size 2 --recompute-granularity full --recompute-method uniform --recompute-num-layers 1"},
+        ActivationCase{
+            "full_by_two",
+            "--micro-batch-size 2 --recompute-granularity full --recompute-method uniform --recompute-num-layers 2"},
+        ActivationCase{
+            "block",
+            "--micro-batch-size 2 --recompute-granularity full --recompute-method block --recompute-num-layers 3"},
         ActivationCase{"tensor", "--micro-batch-size 2 --tensor-model-parallel-size 2", 2},
         ActivationCase{"sequence", "--micro-batch-size 2 --tensor-model-parallel-size 2 --sequence-parallel", 2},
-        ActivationCase{"sequence_wide_residual", "--micro-batch-size 1 --bf16 --tensor-model-parallel-size 2 --sequence-parallel --fp32-residual-connection", 2},
-        ActivationCase{"shared_groups", "--micro-batch-size 1 --tensor-model-parallel-size 4 --group-query-attention --num-query-groups 2", 4},
+        ActivationCase{
+            "sequence_wide_residual",
+            "--micro-batch-size 1 --bf16 --tensor-model-parallel-size 2 --sequence-parallel --fp32-residual-connection",
+            2, false},
+        ActivationCase{
+            "shared_groups",
+            "--micro-batch-size 1 --tensor-model-parallel-size 4 --group-query-attention --num-query-groups 2", 4},
         ActivationCase{"pipeline", "--micro-batch-size 2 --pipeline-model-parallel-size 2 --global-batch-size 8", 2},
-        ActivationCase{"pipeline_full", "--micro-batch-size 2 --pipeline-model-parallel-size 2 --global-batch-size 8 --recompute-granularity full "
-                                        "--recompute-method uniform", 2},
+        ActivationCase{
+            "pipeline_full",
+            "--micro-batch-size 2 --pipeline-model-parallel-size 2 --global-batch-size 8 --recompute-granularity full "
+            "--recompute-method uniform",
+            2},
         ActivationCase{"ring", "--micro-batch-size 1 --context-parallel-size 2 --cp-comm-type p2p", 2},
-        ActivationCase{"gathered_keys", "--micro-batch-size 2 --context-parallel-size 2 --cp-comm-type all_gather", 2},
+        ActivationCase{"gathered_keys", "--micro-batch-size 2 --context-parallel-size 2 --cp-comm-type all_gather", 2,
+                       false},
         ActivationCase{"exchanged_heads", "--micro-batch-size 1 --context-parallel-size 2 --cp-comm-type a2a", 2}),
     [](const auto& info) { return info.param.name; });
 
 // -- the schedule's peak
 
 TEST(StageMemory, PassesInFlightAreThoseOfTheSchedule) {
-  const LayoutPlan plan = make_layout_plan(parse(kTiny + "--pipeline-model-parallel-size 4 --global-batch-size 16", 4), 1024);
-  for (int stage = 0; stage < 4; ++stage) EXPECT_EQ(stage_memory(plan, stage).passes_in_flight, std::vector<int>{4 - stage});
-  const LayoutPlan gpipe =
-      make_layout_plan(parse(kTiny + "--pipeline-model-parallel-size 4 --global-batch-size 16 --pipeline-schedule gpipe", 4), 1024);
+  const LayoutPlan plan =
+      make_layout_plan(parse(kTiny + "--pipeline-model-parallel-size 4 --global-batch-size 16", 4), 1024);
+  for (int stage = 0; stage < 4; ++stage)
+    EXPECT_EQ(stage_memory(plan, stage).passes_in_flight, std::vector<int>{4 - stage});
+  const LayoutPlan gpipe = make_layout_plan(
+      parse(kTiny + "--pipeline-model-parallel-size 4 --global-batch-size 16 --pipeline-schedule gpipe", 4), 1024);
   EXPECT_EQ(stage_memory(gpipe, 0).passes_in_flight, std::vector<int>{8});
 }
 
+// A whole training step of every stage, model and optimizer included, against what the allocator counts.
+class TrainingPeak : public testing::TestWithParam<ActivationCase> {};
+
+TEST_P(TrainingPeak, IsWhatThePlanSays) {
+  const Arguments a = parse(
+      "--num-layers 8 --hidden-size 128 --num-attention-heads 8 --seq-length 256 --attention-dropout 0 "
+      "--micro-batch-size 1 " +
+          kRun + GetParam().flags,
+      GetParam().world_size);
+  const LayoutPlan plan = make_layout_plan(a, 1024, /*on_gpu=*/false);
+  std::mutex mutex;
+  run_ranks(static_cast<int>(GetParam().world_size), [&](const std::shared_ptr<Backend>& world) {
+    const ParallelGroups groups = make_parallel_groups(a.parallel, world, a.transformer.query_groups());
+    const PretrainTask task = find_task("gpt");
+    const auto meter = std::make_shared<Meter>();
+    const c10::DebugInfoGuard guard(c10::DebugInfoKind::PROFILER_STATE, meter);
+    TrainedModel model = build_model(task, a, {500, 1024}, groups, model_dtype(a.optimizer), c10::kCPU, Start{});
+    Timers timers(0);
+    train_step(
+        model, task, step_options(a, 0), [&] { return random_batch(a, groups); }, timers);
+    meter->most = 0;
+    train_step(
+        model, task, step_options(a, 0), [&] { return random_batch(a, groups); }, timers);
+    const StageMemory memory = stage_memory(plan, groups.pp.rank());
+    const std::lock_guard lock(mutex);
+    const double planned = static_cast<double>(memory.allocated()), real = static_cast<double>(meter->most);
+    EXPECT_GE(planned, 0.98 * real) << "stage " << groups.pp.rank();
+    EXPECT_LE(planned, 1.05 * real) << "stage " << groups.pp.rank();
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Schedules, TrainingPeak,
+    testing::Values(
+        ActivationCase{"one_rank", "--global-batch-size 4"},
+        ActivationCase{"one_f_one_b", "--pipeline-model-parallel-size 4 --global-batch-size 8", 4},
+        ActivationCase{"gpipe", "--pipeline-model-parallel-size 4 --global-batch-size 8 --pipeline-schedule gpipe", 4},
+        ActivationCase{
+            "interleaved",
+            "--pipeline-model-parallel-size 2 --num-virtual-stages-per-pipeline-rank 2 --global-batch-size 8", 2},
+        ActivationCase{"zb_h1", "--pipeline-model-parallel-size 4 --global-batch-size 8 --pipeline-schedule zb-h1", 4},
+        ActivationCase{
+            "zb_v",
+            "--pipeline-model-parallel-size 2 --num-virtual-stages-per-pipeline-rank 2 --global-batch-size 8 "
+            "--pipeline-schedule zb-v",
+            2},
+        ActivationCase{"full_recomputation",
+                       "--pipeline-model-parallel-size 4 --global-batch-size 8 --recompute-granularity full "
+                       "--recompute-method uniform",
+                       4},
+        ActivationCase{"sharded_states", "--global-batch-size 8 --use-distributed-optimizer", 4},
+        ActivationCase{"sharded_gradients",
+                       "--global-batch-size 8 --use-megatron-fsdp --data-parallel-sharding-strategy optim_grads", 4},
+        ActivationCase{"sharded_parameters", "--global-batch-size 8 --use-megatron-fsdp", 4}),
+    [](const auto& info) { return info.param.name; });
+
 TEST(StageMemory, AWeightPassHoldsInputsUntilItRuns) {
-  const LayoutPlan plan =
-      make_layout_plan(parse(kTiny + "--pipeline-model-parallel-size 4 --global-batch-size 16 --pipeline-schedule zb-h1", 4), 1024);
+  const LayoutPlan plan = make_layout_plan(
+      parse(kTiny + "--pipeline-model-parallel-size 4 --global-batch-size 16 --pipeline-schedule zb-h1", 4), 1024);
   EXPECT_GT(stage_memory(plan, 3).weight_gradients, 0);
-  EXPECT_LT(stage_memory(plan, 3).passes[0].pending, stage_memory(plan, 3).passes[0].saved.total());
 }
 
 // -- traffic
@@ -303,21 +415,24 @@ TEST(Traffic, FollowsTheFormulas) {
   const std::string flags = kTiny + "--disable-bias-linear --untie-embeddings-and-output-weights ";
   const double product = 32 * 2 * 64 * 4;  // T h e
   {
-    const LayoutPlan plan = make_layout_plan(parse(flags + "--pipeline-model-parallel-size 2 --global-batch-size 8", 2), 1024);
+    const LayoutPlan plan =
+        make_layout_plan(parse(flags + "--pipeline-model-parallel-size 2 --global-batch-size 8", 2), 1024);
     EXPECT_EQ(sent(plan, 0, "pp"), 4 * product);
     EXPECT_EQ(sent(plan, 1, "pp"), 4 * product);
     EXPECT_EQ(sent(plan, 0, "tp"), 0);
   }
   {
     const LayoutPlan plan = make_layout_plan(parse(flags, 2), 1024);
-    EXPECT_EQ(sent(plan, 0, "dp"), 4.0 * static_cast<double>(chunk_buffer(plan, chunk_parameters(plan, 0, 0)).num_elements));
+    EXPECT_EQ(sent(plan, 0, "dp"),
+              4.0 * static_cast<double>(chunk_buffer(plan, chunk_parameters(plan, 0, 0)).num_elements));
   }
   {
-    // 4 layers x (2 + 2) all-reduces, 1 of the embedding, 1 of the head's gradient, 3 numbers per token; over two ranks an
-    // all-reduce sends as many bytes as the tensor has.
+    // 4 layers x (2 + 2) all-reduces, 1 of the embedding, 1 of the head's gradient, 3 numbers per token; over two ranks
+    // an all-reduce sends as many bytes as the tensor has.
     const LayoutPlan plan = make_layout_plan(parse(flags + "--tensor-model-parallel-size 2", 2), 1024);
     EXPECT_EQ(sent(plan, 0, "tp"), 18 * product + 3 * 4 * 64);
-    const LayoutPlan sequence = make_layout_plan(parse(flags + "--tensor-model-parallel-size 2 --sequence-parallel", 2), 1024);
+    const LayoutPlan sequence =
+        make_layout_plan(parse(flags + "--tensor-model-parallel-size 2 --sequence-parallel", 2), 1024);
     const double norms = 9 * 2 * 64 * 4 + 32 * 64 * 4;  // gains, shifts and learned positions, fp32
     EXPECT_EQ(sent(sequence, 0, "tp"), 4 * 5 * product + 2 * product + 3 * 4 * 64 + norms);
   }
@@ -328,8 +443,27 @@ TEST(Traffic, FollowsTheFormulas) {
   }
 }
 
+TEST(Traffic, ShardedData) {
+  const std::string flags = kTiny + "--bf16 --global-batch-size 24 ";  // 3 micro-batches on 4 ranks
+  const auto elements = [](const LayoutPlan& plan) {
+    return static_cast<double>(chunk_buffer(plan, chunk_parameters(plan, 0, 0)).num_elements);
+  };
+  const LayoutPlan states = make_layout_plan(parse(flags + "--use-distributed-optimizer", 4), 1024);
+  EXPECT_DOUBLE_EQ(sent(states, 0, "dp"), 0.75 * (4 + 2) * elements(states));
+  const LayoutPlan copies = make_layout_plan(
+      parse(flags + "--use-distributed-optimizer --num-distributed-optimizer-instances 2 --grad-reduce-in-bf16", 4),
+      1024);
+  EXPECT_DOUBLE_EQ(sent(copies, 0, "dp"), (0.5 * (2 + 2) + 2.0 / 2) * elements(copies));
+  const std::string sharded = flags + "--use-megatron-fsdp --data-parallel-sharding-strategy ";
+  const LayoutPlan gradients = make_layout_plan(parse(sharded + "optim_grads", 4), 1024);
+  EXPECT_DOUBLE_EQ(sent(gradients, 0, "dp"), 0.75 * (3 * 4 + 2) * elements(gradients));
+  const LayoutPlan values = make_layout_plan(parse(sharded + "optim_grads_params", 4), 1024);
+  EXPECT_DOUBLE_EQ(sent(values, 0, "dp"), 0.75 * 3 * (4 + 2 + 2) * elements(values));
+}
+
 TEST(Traffic, TiedTablesOnTwoStages) {
-  const LayoutPlan plan = make_layout_plan(parse(kTiny + "--pipeline-model-parallel-size 4 --global-batch-size 16", 4), 1024);
+  const LayoutPlan plan =
+      make_layout_plan(parse(kTiny + "--pipeline-model-parallel-size 4 --global-batch-size 16", 4), 1024);
   EXPECT_EQ(sent(plan, 0, "embd"), 1024.0 * 64 * 4);
   EXPECT_EQ(sent(plan, 1, "embd"), 0);
   EXPECT_EQ(sent(plan, 3, "embd"), 1024.0 * 64 * 4);
@@ -339,11 +473,13 @@ TEST(Traffic, TiedTablesOnTwoStages) {
 
 TEST(LayoutReport, TextJsonAndPicture) {
   const LayoutPlan plan = make_layout_plan(
-      parse(kTiny + "--bf16 --tensor-model-parallel-size 2 --pipeline-model-parallel-size 2 --global-batch-size 16", 8), 1024);
+      parse(kTiny + "--bf16 --tensor-model-parallel-size 2 --pipeline-model-parallel-size 2 --global-batch-size 16", 8),
+      1024);
   const LayoutReport report = make_layout_report(plan);
   const std::string text = layout_text(plan, report);
-  for (const char* part : {"8 ranks = tp 2 x cp 1 x pp 2 x dp 2", "the stages hold 4 of 4 layers", "E+1-2", "3-4+L", "optimizer states",
-                           "allocated at the peak", "CUDA context", "micro-batches in flight", "pp", "embd"})
+  for (const char* part :
+       {"8 ranks = tp 2 x cp 1 x pp 2 x dp 2", "the stages hold 4 of 4 layers", "E+1-2", "3-4+L", "optimizer states",
+        "allocated at the peak", "CUDA context", "micro-batches in flight", "pp", "embd"})
     EXPECT_THAT(text, HasSubstr(part));
   EXPECT_THAT(layout_json(plan, report), HasSubstr("\"fullest_stage\": "));
   EXPECT_THAT(schedule_text(plan, 100), HasSubstr("stage 1"));
@@ -352,12 +488,19 @@ TEST(LayoutReport, TextJsonAndPicture) {
 
 TEST(LayoutReport, TenThousandRanksTakeNoTime) {
   const auto start = std::chrono::steady_clock::now();
-  const std::string big = kRun + "--bf16 --seq-length 2048 --micro-batch-size 1 --sequence-parallel --tensor-model-parallel-size 8 ";
-  const Arguments gpt3 = parse("--num-layers 96 --hidden-size 12288 --num-attention-heads 96 --pipeline-model-parallel-size 16 "
-                               "--num-layers-per-virtual-pipeline-stage 1 --global-batch-size 2496" + big, 9984);
+  const std::string big =
+      kRun + "--bf16 --seq-length 2048 --micro-batch-size 1 --sequence-parallel --tensor-model-parallel-size 8 ";
+  const Arguments gpt3 = parse(
+      "--num-layers 96 --hidden-size 12288 --num-attention-heads 96 --pipeline-model-parallel-size 16 "
+      "--num-layers-per-virtual-pipeline-stage 1 --global-batch-size 2496" +
+          big,
+      9984);
   make_layout_report(make_layout_plan(gpt3, 51200));
-  const Arguments trillion = parse("--num-layers 128 --hidden-size 25600 --num-attention-heads 160 --pipeline-model-parallel-size 64 "
-                                   "--global-batch-size 3072" + big, 12288);
+  const Arguments trillion = parse(
+      "--num-layers 128 --hidden-size 25600 --num-attention-heads 160 --pipeline-model-parallel-size 64 "
+      "--global-batch-size 3072" +
+          big,
+      12288);
   make_layout_report(make_layout_plan(trillion, 51200));
   EXPECT_LT(std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count(), 5.0);
 }
