@@ -115,13 +115,10 @@ int64_t data_parallel_size(const ParallelConfig& config, int64_t world_size) {
   return world_size / model;
 }
 
-ParallelGroups make_parallel_groups(const ParallelConfig& config, const std::shared_ptr<Backend>& world,
-                                    int64_t num_query_groups) {
-  ParallelGroups groups;
-  const int64_t dp = data_parallel_size(config, world ? world->size() : 1);
-  if (!world || world->size() == 1) return groups;
-  groups.world = ProcessGroup(world, "world");
-  const int rank = world->rank();
+namespace {
+
+// Ranks along the axes of config.order().
+std::vector<int> axis_sizes(const ParallelConfig& config, int64_t dp) {
   std::vector<int> sizes;
   for (const std::string& axis : split_axes(config.order())) {
     const int64_t size = axis == "tp"   ? config.tensor_model_parallel_size
@@ -131,6 +128,28 @@ ParallelGroups make_parallel_groups(const ParallelConfig& config, const std::sha
                                         : 1;  // ep has a grid of its own
     sizes.push_back(static_cast<int>(size));
   }
+  return sizes;
+}
+
+}  // namespace
+
+std::string place_in_mesh(const ParallelConfig& config, int rank, int world_size) {
+  const std::vector<std::string> axes = split_axes(config.order());
+  const std::vector<int> sizes = axis_sizes(config, data_parallel_size(config, world_size));
+  std::string text;
+  for (size_t i = 0; i < axes.size(); rank /= sizes[i], ++i)
+    if (sizes[i] > 1) text += cat(text.empty() ? "" : " ", axes[i], " ", rank % sizes[i]);
+  return text;
+}
+
+ParallelGroups make_parallel_groups(const ParallelConfig& config, const std::shared_ptr<Backend>& world,
+                                    int64_t num_query_groups) {
+  ParallelGroups groups;
+  const int64_t dp = data_parallel_size(config, world ? world->size() : 1);
+  if (!world || world->size() == 1) return groups;
+  groups.world = ProcessGroup(world, "world");
+  const int rank = world->rank();
+  const std::vector<int> sizes = axis_sizes(config, dp);
   const auto members = [&](const std::string& mask) {
     for (std::vector<int>& group : rank_groups(config.order(), sizes, mask))
       if (std::find(group.begin(), group.end(), rank) != group.end()) return group;

@@ -50,6 +50,9 @@ struct ParallelGroups {
 // Sizes that follow from a configuration and a number of ranks. Throws UsageError when they do not divide.
 int64_t data_parallel_size(const ParallelConfig& config, int64_t world_size);
 
+// Where a rank is, "tp 1 pp 2 dp 0": the axes with several ranks.
+std::string place_in_mesh(const ParallelConfig& config, int rank, int world_size);
+
 // Builds this rank's groups of `world`; every rank calls it with an equal configuration. `num_query_groups`: of the
 // attention layers, for the kv group.
 ParallelGroups make_parallel_groups(const ParallelConfig& config, const std::shared_ptr<Backend>& world,

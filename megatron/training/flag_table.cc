@@ -91,7 +91,7 @@ constexpr std::string_view kField = kOwnedByField;
 
 constexpr std::array<KnownFlag, 851> kTable = {{
     // -- transformer configuration
-    {"--tensor-model-parallel-size", kNo, kTp, 1, 1, "1"},
+    {"--tensor-model-parallel-size", kNo, kField, 1, 1, "1"},
     {"--tensor-parallel-num-weight-shards", kNo, kGtp, 1, 1},
     {"--pipeline-model-parallel-comm-backend", kNo,
      "transfers between pipeline stages use the backend of the ranks", 1, 1, "nccl"},
@@ -634,8 +634,8 @@ constexpr std::array<KnownFlag, 851> kTable = {{
     {"--reuse-grad-buf-for-mxfp8-param-ag", kNo, kFp8},
     {"--mamba-training-ssm-states-dtype", kNo, kSsm, 1, 1},
     // -- distributed init
-    {"--distributed-backend", kSo, kOneRank, 1, 1},
-    {"--distributed-timeout-minutes", kSo, kOneRank, 1, 1},
+    {"--distributed-backend", kNo, kField, 1, 1},
+    {"--distributed-timeout-minutes", kNo, kField, 1, 1},
     {"--no-align-grad-reduce --disable-align-grad-reduce", kSo,
      "a bucket is reduced as soon as it is full; stages do not wait for each other"},
     {"--local-rank", kNo, "launchers pass it in the environment", 1, 1, "0"},
@@ -650,7 +650,7 @@ constexpr std::array<KnownFlag, 851> kTable = {{
     {"--sharp-enabled-group", kNo,
      "it needs several nodes on InfiniBand switches with SHARP", 1, 1},
     {"--high-priority-stream-groups", kNo, kRanks, 1, -1},
-    {"--distributed-timeout-seconds-after-init", kSo, kOneRank, 1, 1},
+    {"--distributed-timeout-seconds-after-init", kNo, kField, 1, 1},
     {"--flight-recorder-dump-path", kNo, kRanks, 1, 1},
     {"--flight-recorder-trace-buffer-size", kNo, kRanks, 1, 1, "2000"},
     {"--no-flight-recorder-dump-on-timeout --disable-flight-recorder-dump-on-timeout", kSo, kOff},

@@ -29,16 +29,6 @@ class ChannelAgreement final : public Agreement {
   ControlChannel channel_;
 };
 
-// "tp 1 pp 2 dp 0", of axes with several ranks.
-std::string place_of(const ParallelGroups& groups) {
-  std::string text;
-  const std::pair<const char*, const ProcessGroup*> axes[] = {
-      {"tp", &groups.tp}, {"cp", &groups.cp}, {"pp", &groups.pp}, {"dp", &groups.dp}};
-  for (const auto& [name, group] : axes)
-    if (group->size() > 1) text += cat(text.empty() ? "" : " ", name, " ", group->rank());
-  return text;
-}
-
 int exit_code_of(const std::exception& error) {
   if (dynamic_cast<const UsageError*>(&error)) return kExitUsage;
   return dynamic_cast<const Error*>(&error) ? kExitFailure : kExitInternal;
@@ -55,10 +45,10 @@ int run_job(const Launch& launch, const Arguments& arguments, const std::functio
   const Connection connection = connect(launch, arguments.comm, device);
   job.local_rank = launch.local_rank;
   job.local_world_size = launch.local_world_size > 0 ? launch.local_world_size : 1;
-  // The monitor needs the mesh for its messages, and the mesh needs groups, which may fail: coordinates follow from sizes.
-  job.groups = make_parallel_groups(arguments.parallel, connection.world, arguments.transformer.query_groups());
-  FailureMonitor monitor(launch, connection, place_of(job.groups), arguments.comm.timeout_seconds());
+  FailureMonitor monitor(launch, connection, place_in_mesh(arguments.parallel, launch.rank, launch.world_size),
+                         arguments.comm.timeout_seconds());
   try {
+    job.groups = make_parallel_groups(arguments.parallel, connection.world, arguments.transformer.query_groups());
     ChannelAgreement agreement(*connection.store, launch, arguments.comm.timeout_seconds());
     job.agreement = &agreement;
     job.after_first_step = [&] { monitor.set_timeout(arguments.comm.timeout_seconds_after_init()); };

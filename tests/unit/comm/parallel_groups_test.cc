@@ -90,6 +90,10 @@ TEST(ParallelGroups, EveryRankFindsItsPlace) {
     EXPECT_EQ(sum.item<double>(), 2 * (rank % 8) + 8);
   });
   ParallelConfig config;
+  config.tensor_model_parallel_size = 2;
+  config.pipeline_model_parallel_size = 4;
+  EXPECT_EQ(place_in_mesh(config, 13, 16), "tp 1 dp 0 pp 3");
+  config.pipeline_model_parallel_size = 1;
   config.tensor_model_parallel_size = 3;
   EXPECT_EQ(error_of([&] { data_parallel_size(config, 8); }),
             "8 ranks are not divisible by --tensor-model-parallel-size 3 x --pipeline-model-parallel-size 1 x "
