@@ -9,6 +9,7 @@
 #include "megatron/optimizer/optimizer_param_scheduler.h"
 #include "megatron/pipeline_parallel/stage_layout.h"
 #include "megatron/training/flag_table.h"
+#include "megatron/training/microbatches.h"
 #include "megatron/transformer/context_parallel.h"
 
 namespace megatron {
@@ -116,6 +117,14 @@ void world_divides(const Arguments& a, Violations& v) {
         cat(nearest(a.world_size, is_multiple, model), " ranks"));
 }
 
+void instances_divide(const Arguments& a, Violations& v) {
+  const int64_t ranks = a.data_parallel_size() * std::max<int64_t>(1, a.parallel.context_parallel_size);
+  const int64_t instances = a.ddp.num_distributed_optimizer_instances;
+  if (instances < 1 || ranks % instances == 0) return;
+  v.add(cat("--num-distributed-optimizer-instances ", instances, " does not divide the ", ranks, " ranks of data and context"),
+        nearest(instances, is_divisor, ranks));
+}
+
 // The pieces of one layer that tensor ranks share.
 void layer_divides(const Arguments& a, Violations& v) {
   const int64_t tp = a.parallel.tensor_model_parallel_size;
@@ -169,6 +178,7 @@ void microbatches_feed_the_pipeline(const Arguments& a, Violations& v) {
 
 constexpr Rule kRules[] = {
     {"world divides", world_divides},
+    {"instances divide", instances_divide},
     {"layer divides", layer_divides},
     {"sequence divides", sequence_divides},
     {"context ranks fit", context_ranks_fit},

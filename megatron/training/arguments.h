@@ -12,11 +12,12 @@
 #include "megatron/optimizer/optimizer_config.h"
 #include "megatron/pipeline_parallel/pipeline_config.h"
 #include "megatron/tokenizers/tokenizer.h"
-#include "megatron/training/microbatches.h"
 #include "megatron/training/training_config.h"
 #include "megatron/transformer/transformer_config.h"
 
 namespace megatron {
+
+class MicrobatchCalculator;
 
 struct Arguments {
   TransformerConfig transformer;

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "megatron/base/check.h"
+#include "megatron/training/microbatches.h"
 
 namespace megatron {
 

@@ -11,6 +11,7 @@
 #include "megatron/tensor/torch.h"
 #include "megatron/training/checkpoint_state.h"
 #include "megatron/training/evaluation.h"
+#include "megatron/training/microbatches.h"
 #include "megatron/training/setup.h"
 #include "megatron/training/signals.h"
 #include "megatron/training/trace.h"

@@ -6,6 +6,7 @@
 
 #include "megatron/base/check.h"
 #include "megatron/tensor/torch.h"
+#include "megatron/training/microbatches.h"
 
 namespace megatron {
 

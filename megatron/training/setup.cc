@@ -8,6 +8,7 @@
 #include "megatron/dist_checkpointing/checkpoint_folder.h"
 #include "megatron/tensor/torch.h"
 #include "megatron/training/checkpoint_state.h"
+#include "megatron/training/microbatches.h"
 
 namespace megatron {
 
