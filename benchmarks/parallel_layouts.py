@@ -38,6 +38,19 @@ LAYOUTS = {
 }
 
 
+def without_repeated(command):
+    """A flag with one value that is given again replaces the first."""
+    out = []
+    i = 0
+    while i < len(command):
+        if command[i].startswith("--") and i + 1 < len(command) and not command[i + 1].startswith("--") and command[i] in command[i + 2:]:
+            i += 2
+            continue
+        out.append(command[i])
+        i += 1
+    return out
+
+
 def start(name, arguments, devices):
     ranks, flags, _ = LAYOUTS[name]
     folder = os.path.join(arguments.output, name)
@@ -47,9 +60,20 @@ def start(name, arguments, devices):
                                           "--master-port", str(29500 + devices[0]), *program]
     command += ["pretrain", "--config", arguments.config, "--mock-data", "--train-iters", str(arguments.steps), "--log-interval", "1",
                 "--eval-iters", "0", "--run-dir", folder, "--log-memory-interval", str(arguments.steps), *arguments.flags, *flags]
+    command = without_repeated(command)
     environment = dict(os.environ, CUDA_VISIBLE_DEVICES=",".join(map(str, devices)))
     log = open(os.path.join(folder, "log"), "w")
-    return subprocess.Popen(command, env=environment, stdout=log, stderr=subprocess.STDOUT)
+    return subprocess.Popen(command, env=environment, stdout=log, stderr=subprocess.STDOUT, start_new_session=True)
+
+
+def wait(process, deadline):
+    try:
+        return process.wait(max(1, deadline - time.time()))
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, 15)
+        time.sleep(3)
+        os.killpg(process.pid, 9)
+        return "no end"
 
 
 def result(name):
@@ -96,7 +120,7 @@ def main():
         for name in wave:
             processes.append(start(name, ARGUMENTS, list(range(device, device + LAYOUTS[name][0]))))
             device += LAYOUTS[name][0]
-        codes = [process.wait() for process in processes]
+        codes = [wait(process, begin + ARGUMENTS.limit) for process in processes]
         for name, code in zip(wave, codes):
             if code == 0:
                 results[name] = result(name)
@@ -121,6 +145,7 @@ if __name__ == "__main__":
     parser.add_argument("--steps", type=int, default=30)
     parser.add_argument("--sequence", type=int, default=4096)
     parser.add_argument("--only", default="")
+    parser.add_argument("--limit", type=float, default=600, help="seconds after which a run is ended")
     parser.add_argument("--pair", action="store_true", help="run layouts side by side where the GPUs suffice")
     parser.add_argument("--torchrun", default=f"{sys.executable} -m torch.distributed.run")
     parser.add_argument("flags", nargs="*")
