@@ -22,7 +22,7 @@ function(megatron_layer folder)
   set_property(GLOBAL APPEND PROPERTY MEGATRON_LIBRARIES ${folder})
 endfunction()
 
-# Uses the precompiled header of `tensor`, which owns it. Sanitizer builds do without: their flags blow it up.
+# Uses the precompiled header of `tensor`, which owns it.
 function(megatron_precompile target)
   if(NOT TARGET tensor)
     return()
@@ -56,6 +56,9 @@ function(megatron_test name)
   set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/tests)
   if(NOT ARG_TIMEOUT)
     set(ARG_TIMEOUT 300)
+  endif()
+  if(MEGATRON_SANITIZE OR MEGATRON_COVERAGE)  # several times slower
+    math(EXPR ARG_TIMEOUT "4 * ${ARG_TIMEOUT}")
   endif()
   add_test(NAME ${name} COMMAND ${name})
   # Tensors of tests are tiny, and ctest runs several tests at once: one thread each, unless a test says otherwise.
