@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Line coverage of the folders without libtorch, by their tests: a table per file, the total per folder at the end.
-# Fails when a folder has less than 85 %.
+# Fails when a folder has less than 85 %. Of folders that need libtorch only the rest is built and shown, without a floor:
+# their tests are not in this build.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 . .venv/toolchain.sh
@@ -8,22 +9,26 @@ cd "$(dirname "$0")/.."
 scripts/build.sh coverage
 find build/coverage -name '*.gcda' -delete
 "$CTEST" --preset coverage -j "$(nproc)"
-if ! .venv/bin/gcovr --help 2>/dev/null | grep -q -e --merge-lines; then
-  .venv/bin/python -m pip --disable-pip-version-check install --quiet 'gcovr>=8.5,<9'
+# In an environment of its own: in .venv pip would complain about what torch leaves out there.
+gcovr=build/gcovr/bin/gcovr
+if ! "$gcovr" --help 2>/dev/null | grep -q -e --merge-lines; then
+  python3 -m venv build/gcovr
+  build/gcovr/bin/python -m pip --disable-pip-version-check install --quiet 'gcovr>=8.5,<9'
 fi
 gcov=gcov
 case "$CXX" in *-[0-9]*) gcov=gcov-${CXX##*-} ;; esac
 # --merge-lines: a line of a template counts once, not once per instantiation.
-.venv/bin/gcovr --merge-lines --gcov-executable "$gcov" --root . --object-directory build/coverage --filter megatron/ \
+"$gcovr" --merge-lines --gcov-executable "$gcov" --root . --object-directory build/coverage --filter megatron/ \
   --exclude-throw-branches --gcov-ignore-parse-errors=negative_hits.warn \
   --json-summary build/coverage/summary.json --html-details build/coverage/index.html --txt -
 echo "pages: build/coverage/index.html"
-.venv/bin/python - <<'PYTHON'
+python3 - <<'PYTHON'
 import json
 import sys
 from collections import defaultdict
 
 MINIMUM = 85
+FOLDERS = ("base", "comm", "datasets", "dist_checkpointing", "kernels", "tokenizers")
 
 covered, total = defaultdict(int), defaultdict(int)
 for file in json.load(open("build/coverage/summary.json"))["files"]:
@@ -32,7 +37,7 @@ for file in json.load(open("build/coverage/summary.json"))["files"]:
         total[folder] += file["line_total"]
 for folder in sorted(total, key=lambda f: (f == "all", f)):
     print(f"{folder:20} {covered[folder]:6} of {total[folder]:6} lines  {100 * covered[folder] / total[folder]:5.1f} %")
-low = [folder for folder in total if 100 * covered[folder] < MINIMUM * total[folder]]
+low = [folder for folder in FOLDERS if 100 * covered[folder] < MINIMUM * total[folder]]
 if low:
-    sys.exit(f"error: line coverage below {MINIMUM} %: {', '.join(sorted(low))}")
+    sys.exit(f"error: line coverage below {MINIMUM} %: {', '.join(low)}")
 PYTHON

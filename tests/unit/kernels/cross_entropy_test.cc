@@ -68,7 +68,7 @@ void test_parts(DType dtype, int64_t columns, int64_t valid, double scale) {
 
 // The gradient of scale (lse - target + z lse^2) by differences; without a target in this shard only the softmax.
 void test_backward(DType dtype, int64_t columns, int64_t valid, bool in_place) {
-  constexpr int64_t kTokens = 6;
+  constexpr int64_t kTokens = 3;
   Logits logits(dtype, kTokens, columns, valid, 2.0);
   const Elements scales(wide(dtype), normal_values(kTokens, 3));
   Doubles lses, expected(kTokens * logits.stride, 0.0);
@@ -91,8 +91,8 @@ void test_backward(DType dtype, int64_t columns, int64_t valid, bool in_place) {
   backward.dlogits = dlogits.data();
   backward.stride = logits.stride;
   const Doubles before = dlogits.values();
-  cross_entropy_backward_cpu(logits.ce, backward, 0, 4);
-  cross_entropy_backward_cpu(logits.ce, backward, 4, kTokens);
+  cross_entropy_backward_cpu(logits.ce, backward, 0, 1);
+  cross_entropy_backward_cpu(logits.ce, backward, 1, kTokens);
 
   // Padding columns become zero; what lies between the rows stays.
   Doubles got = dlogits.values();
@@ -117,11 +117,10 @@ TEST_P(CrossEntropyKernels, Parts) {
 }
 
 TEST_P(CrossEntropyKernels, Backward) {
-  for (const bool in_place : {false, true}) {
-    test_backward(GetParam(), 40, 37, in_place);
-    test_backward(GetParam(), 1100, 1060, in_place);
-    test_backward(GetParam(), 1100, 700, in_place);  // the last run is padding alone
-  }
+  test_backward(GetParam(), 40, 37, false);
+  test_backward(GetParam(), 40, 37, true);
+  test_backward(GetParam(), 1100, 1060, false);
+  test_backward(GetParam(), 1100, 700, true);  // the last run is padding alone
 }
 
 TEST_P(CrossEntropyKernels, NothingValid) {
