@@ -72,7 +72,7 @@ def wait(process, deadline):
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, 15)
         time.sleep(3)
-        os.killpg(process.pid, 9)
+        subprocess.run(["pkill", "-9", "-f", ARGUMENTS.output])  # torchrun's ranks are sessions of their own
         return "no end"
 
 
@@ -126,14 +126,16 @@ def main():
                 results[name] = result(name)
             else:
                 with open(os.path.join(ARGUMENTS.output, name, "log")) as file:
-                    print(f"{name} failed with {code}:\n" + "".join(file.readlines()[-25:]))
-        print(f"{' '.join(wave)}: {time.time() - begin:.0f} s", flush=True)
+                    lines = [line for line in file if "torch/distributed" not in line]
+                    print(f"{name} failed with {code}:\n" + "".join(lines[-25:]))
+        print(f"{' '.join(wave)}: {time.time() - begin:.0f} s", *(row(name, results) for name in wave if name in results), sep="\n",
+              flush=True)
+        with open(os.path.join(ARGUMENTS.output, "layouts.json"), "w") as file:
+            json.dump(results, file, indent=1)
     print(f"{'layout':16} {'GPUs':>4} {'tok/s/GPU':>10} {'of one':>8} {'loss diff':>10} {'peak GiB':>8}")
     for name in names:
         if name in results:
             print(row(name, results))
-    with open(os.path.join(ARGUMENTS.output, "layouts.json"), "w") as file:
-        json.dump(results, file, indent=1)
 
 
 if __name__ == "__main__":

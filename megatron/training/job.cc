@@ -39,10 +39,6 @@ int exit_code_of(const std::exception& error) {
 int run_job(const Launch& launch, const Arguments& arguments, const std::function<int(const Job&)>& body) {
   Job job;
   if (launch.world_size == 1) return body(job);
-  // Note [Kernels are loaded before pipelines run]
-  // CUDA loads a kernel when it is first launched, and may wait for the whole device then. A receive that was posted early
-  // is a kernel that waits for the peer, which may wait for what this rank has yet to compute: the first step would hang.
-  if (arguments.parallel.pipeline_model_parallel_size > 1) setenv("CUDA_MODULE_LOADING", "EAGER", /*overwrite=*/0);
   set_quiet(launch.rank != 0);
   set_log_prefix(launch.rank != 0 ? cat("[rank ", launch.rank, "] ") : "");
   const c10::Device device = choose_device(arguments.training.device, launch.local_rank);

@@ -3,6 +3,7 @@
 #include "megatron/base/check.h"
 #include "megatron/nn/recompute.h"
 #include "megatron/tensor/torch.h"
+#include "megatron/training/device.h"
 
 namespace megatron {
 
@@ -79,6 +80,42 @@ class StagePasses final : public StageCompute {
     todo.clear();
   }
 
+  // Note [Kernels are loaded before pipelines run]
+  // A kernel is loaded when it is first launched, and CUDA may wait for the whole device then. A receive that was posted early
+  // is a kernel that waits for the peer, which may wait for what this rank has yet to compute: the first step would hang.
+  // So every chunk runs once by itself before, forward alone and with its backward; the gradients are dropped.
+  void warm_up(int64_t hidden_rows, int64_t hidden_size, at::ScalarType dtype) {
+    const Batch& batch = batch_of(0);
+    for (size_t i = 0; i < model_.chunks.size(); ++i) {
+      ModelChunk& chunk = model_.chunks[i];
+      ForwardContext context;
+      context.training = true;
+      context.place = batch.place;
+      context.position_ids = batch.position_ids;
+      context.document_ids = batch.document_ids;
+      at::Tensor input;
+      if (!model_.pipeline->slice(static_cast<int>(i)).embedding)
+        input = at::zeros({hidden_rows, batch.place.sample.size(0), hidden_size},
+                          at::TensorOptions().dtype(dtype).device(model_.device()));
+      {
+        const at::NoGradGuard no_grad;
+        context.training = false;
+        task_.forward_step(*chunk.module, batch, input, context);
+        context.training = true;
+      }
+      chunk.store->zero_grad(1);
+      RecomputeTape tape;
+      if (options_.full_recomputation) context.tape = &tape;
+      if (input.defined()) input.set_requires_grad(true);
+      const StageOutput output = task_.forward_step(*chunk.module, batch, input, context);
+      const at::Tensor& root = output.loss.sum.defined() ? output.loss.sum : output.activation;
+      tape.backward(root, at::ones_like(root));
+      chunk.store->finish_grad_sync();
+      chunk.store->zero_grad(options_.num_microbatches);
+    }
+    synchronize(model_.device());
+  }
+
   at::Tensor totals() const { return totals_; }
   // Micro-batches are read in order, by whichever chunk asks first.
   const Batch& batch_of(int microbatch) {
@@ -124,6 +161,10 @@ at::Tensor run_passes(TrainedModel& model, const PretrainTask& task, const PassO
                       const std::function<Batch()>& next_batch, Timers& timers) {
   const c10::AutoGradMode grad_mode(options.training);
   StagePasses passes(model, task, options, next_batch, timers);
+  if (options.training && model.pipeline->take_warm_up()) {
+    const auto [rows, hidden_size] = model.pipeline->activation_shape(passes.batch_of(0).place);
+    passes.warm_up(rows, hidden_size, model.pipeline->activation_dtype());
+  }
   model.pipeline->run(options.num_microbatches, options.training, passes,
                       [&](int microbatch) { return passes.batch_of(microbatch).place; });
   const at::Tensor totals = passes.totals();

@@ -11,6 +11,7 @@ Pipeline::Pipeline(const Arguments& arguments, const ParallelGroups& groups, at:
       dtype_(arguments.transformer.fp32_residual_connection && dtype != at::kDouble ? at::kFloat : dtype), device_(device),
       stage_(groups.pp.rank()), num_stages_(groups.pp.size()),
       layout_(make_stage_layout(config_, num_stages_, arguments.transformer.num_layers)) {
+  needs_warm_up_ = num_stages_ > 1 && device.is_cuda();
   links_ = std::make_unique<PipelineLinks>(groups.pp, schedule(num_stages_, /*training=*/false), device,
                                            config_.overlap_p2p_communication);
 }
@@ -32,7 +33,8 @@ void Pipeline::run(int num_microbatches, bool training, StageCompute& compute,
   format.device = device_;
   format.shape_of = [&](int microbatch) {
     const Place place = place_of(microbatch);
-    return std::vector<int64_t>{place.position.size(0) / rows_divisor_, place.sample.size(0), hidden_size_};
+    const auto [rows, hidden_size] = activation_shape(place);
+    return std::vector<int64_t>{rows, place.sample.size(0), hidden_size};
   };
   run_pipeline(schedule(num_microbatches, training), compute, *links_, format);
 }

@@ -4,6 +4,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <utility>
 
 #include "megatron/pipeline_parallel/executor.h"
 #include "megatron/pipeline_parallel/stage_layout.h"
@@ -21,6 +22,15 @@ class Pipeline {
   int num_chunks() const { return layout_.num_chunks(); }
   StageSlice slice(int chunk) const { return layout_.slice(stage_, chunk); }
   const StageLayout& layout() const { return layout_; }
+  // Whether the caller has to run every chunk once by itself before the first run(). True once, on GPUs with several stages;
+  // see Note [Kernels are loaded before pipelines run].
+  bool take_warm_up() { return std::exchange(needs_warm_up_, false); }
+
+  // Of what moves between stages: rows of this rank and hidden size, element type.
+  std::pair<int64_t, int64_t> activation_shape(const Place& place) const {
+    return {place.position.size(0) / rows_divisor_, hidden_size_};
+  }
+  at::ScalarType activation_dtype() const { return dtype_; }
 
   // Runs this rank's passes of one iteration over `num_microbatches`: training, or forward passes alone. `place_of` gives the
   // places of a micro-batch, whose numbers of samples and positions are the shape of what moves between stages.
@@ -39,6 +49,7 @@ class Pipeline {
   const StageLayout layout_;
   std::map<std::pair<int, bool>, Schedule> schedules_;
   std::unique_ptr<PipelineLinks> links_;
+  bool needs_warm_up_;
 };
 
 }  // namespace megatron
