@@ -222,11 +222,13 @@ TEST(SelfAttention, RefusesHeadsThatDoNotDivide) {
     ParallelGroups groups;
     groups.tp = ProcessGroup(backend, "tp");
     TransformerConfig config = llama_config();
+    config.num_attention_heads = 12;
+    config.num_query_groups = 3;
     try {
       TransformerBlock block(config, 0, 1, true, false, groups);
       ADD_FAILURE() << "no error";
     } catch (const Error& error) {
-      EXPECT_STREQ(error.what(), "--num-query-groups 2 is not divisible by 4 tensor-parallel ranks");
+      EXPECT_STREQ(error.what(), "4 tensor-parallel ranks are not divisible by --num-query-groups 3");
     }
     config = small_config();
     config.num_attention_heads = 6;
