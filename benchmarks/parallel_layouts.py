@@ -72,7 +72,8 @@ def wait(process, deadline):
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, 15)
         time.sleep(3)
-        subprocess.run(["pkill", "-9", "-f", ARGUMENTS.output])  # torchrun's ranks are sessions of their own
+        for line in subprocess.run(["pgrep", "-f", f"run-dir {ARGUMENTS.output}"], stdout=subprocess.PIPE, text=True).stdout.split():
+            os.kill(int(line), 9)  # torchrun's ranks are sessions of their own
         return "no end"
 
 

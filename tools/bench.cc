@@ -147,6 +147,7 @@ int bench_train(const Arguments& arguments, const BenchConfig& config, const Job
       IterationTokens::unpacked(step_options(arguments, 0).global_batch_size, arguments.transformer.seq_length);
   print_result(config, measured, work.tokens / ranks, iteration_flops(task.model_flops(arguments, vocabulary), work) / ranks,
                model.num_parameters(), ranks, device);
+  job.groups.world.barrier();  // groups are given up when nobody uses them any more
   return 0;
 }
 

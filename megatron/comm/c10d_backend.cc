@@ -492,14 +492,16 @@ class NcclBackend final : public Backend {
     group_ = c10::make_intrusive<c10d::ProcessGroupNCCL>(prefixed, identity_.rank, identity_.size(), nccl);
   }
 
-  // Shutting down waits for the peers, which a failing rank cannot do: it leaves its communicators to the end of the process.
+  // Shutting down in good order waits for the peers, communicator by communicator, and ranks give their groups up in orders of
+  // their own: communicators are aborted instead, which waits for nobody. Whoever drops a group has met its peers after the
+  // last operation on it (a barrier of the world). A failing rank leaves its communicators to the end of the process.
   ~NcclBackend() override {
     if (std::uncaught_exceptions() > 0) {
       group_.release();
       return;
     }
     try {
-      group_->shutdown();
+      group_->abort();
     } catch (const std::exception&) {  // the operations on it have reported what went wrong
     }
   }

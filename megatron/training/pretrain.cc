@@ -412,7 +412,9 @@ void Run::profile_steps() {
 int pretrain(const PretrainTask& task, const Arguments& arguments, const Job& job) {
   const int64_t threads = arguments.training.num_threads;
   at::set_num_threads(threads > 0 ? static_cast<int>(threads) : std::max(1, available_cores() / job.local_world_size));
-  Run(task, arguments, job).execute();
+  Run run(task, arguments, job);
+  run.execute();
+  job.groups.world.barrier();  // groups are given up when nobody uses them any more
   return 0;
 }
 
