@@ -1,7 +1,7 @@
 #include "megatron/training/batch.h"
 
+#include <algorithm>
 #include <mutex>
-#include <numeric>
 #include <unordered_map>
 
 #include "megatron/base/check.h"
@@ -13,14 +13,11 @@ namespace megatron {
 namespace {
 
 // [b, s]: which document each token belongs to, counted within its sequence.
-at::Tensor document_ids(const MicroBatch& source) {
-  const int64_t b = source.micro_batch_size, s = source.sequence_length;
-  at::Tensor ids = at::zeros({b, s}, at::kLong);
-  for (int64_t i = 0; i < b; ++i) {
-    int64_t* row = ids.data_ptr<int64_t>() + i * s;
-    for (const int32_t start : source.document_starts[i])
-      if (start > 0 && start < s) ++row[start];
-    std::partial_sum(row, row + s, row);
+at::Tensor document_tensor(const MicroBatch& source) {
+  at::Tensor ids = at::empty({source.micro_batch_size, source.sequence_length}, at::kLong);
+  for (int64_t i = 0; i < source.micro_batch_size; ++i) {
+    const std::vector<int64_t> row = document_ids(source.document_starts[i], source.sequence_length);
+    std::copy(row.begin(), row.end(), ids.data_ptr<int64_t>() + i * source.sequence_length);
   }
   return ids;
 }
@@ -45,7 +42,7 @@ Batch BatchMaker::make(const std::shared_ptr<const MicroBatch>& source) {
   batch.labels = own(tensor(source->labels, at::kLong));
   batch.loss_mask = own(tensor(source->loss_mask, at::kFloat));
   if (own_positions_) batch.position_ids = own(tensor(source->position_ids, at::kLong));
-  if (!source->crosses_documents) batch.document_ids = document_ids(*source).to(device_);
+  if (!source->crosses_documents) batch.document_ids = document_tensor(*source).to(device_);
   if (length_ != s) {
     length_ = s;
     positions_ = zigzag_positions(s, cp_.size(), cp_.rank(), device_);

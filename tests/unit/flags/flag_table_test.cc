@@ -105,7 +105,7 @@ TEST(FlagTable, LaunchScriptsForOneRankPass) {
                      "--expert-model-parallel-size", "1", "--sequence-parallel", "--transformer-impl", "transformer_engine",
                      "--use-flash-attn", "--no-masked-softmax-fusion", "--no-gradient-accumulation-fusion",
                      "--attention-softmax-in-fp32", "--accumulate-allreduce-grads-in-fp32", "--manual-gc",
-                     "--manual-gc-interval", "10", "--deterministic-mode", "--distributed-backend", "nccl",
+                     "--manual-gc-interval", "10", "--deterministic-mode",
                      "--use-mcore-models", "--num-experts", "0", "--moe-router-topk", "2", "--no-save-rng"}),
             "accepted");
   EXPECT_EQ(refusal({"--tensor-model-parallel-size", "2"}),
