@@ -52,9 +52,13 @@ std::vector<KernelGap> find_gaps(const std::vector<KernelEvent>& events) {
 }
 
 // Templates and parameters make names of thousands of characters.
-std::string short_name(const std::string& name) {
+std::string short_name(std::string name) {
   constexpr size_t kLimit = 72;
-  return name.size() <= kLimit ? name : name.substr(0, kLimit - 3) + "...";
+  if (name.size() > kLimit) {
+    name.resize(kLimit - 3);
+    name += "...";
+  }
+  return name;
 }
 
 }  // namespace
