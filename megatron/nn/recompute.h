@@ -1,9 +1,9 @@
 // Recomputation by explicit cuts of the graph: no backward runs inside another one.
 //
-// A tape belongs to one pass over one model chunk. run() executes a body without recording it and
-// returns a leaf; the graph therefore ends at each leaf. backward() starts at the root and walks
-// the cuts in reverse: it runs each body again with recording on, goes back through it, and
-// continues below its input.
+// A tape belongs to one pass over one model chunk. run() executes a body without recording it, and
+// the graph ends at its output. backward() starts at the root and walks the cuts in reverse: it
+// runs each body again with recording on, goes back through it, and continues below its input.
+// Between the two a cut holds its input and nothing else.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -14,8 +14,8 @@
 
 namespace megatron {
 
-// Where a backward starts, without the memory of the tensor it was made from: a pipeline stage drops an activation once it
-// is sent.
+// Where a backward starts, without the memory of the tensor it was made from: a pipeline stage
+// drops an activation once it is sent.
 class BackwardRoot {
  public:
   BackwardRoot();
@@ -36,6 +36,11 @@ class RecomputeTape {
  public:
   using Body = std::function<at::Tensor(const at::Tensor&)>;
 
+  RecomputeTape();
+  RecomputeTape(RecomputeTape&&) noexcept;
+  RecomputeTape& operator=(RecomputeTape&&) noexcept;
+  ~RecomputeTape();
+
   // y = body(x); body must be a pure function of x, of parameters and of places. x and y are
   // floating tensors.
   at::Tensor run(const Body& body, const at::Tensor& x);
@@ -45,11 +50,14 @@ class RecomputeTape {
   void backward(BackwardRoot root, const at::Tensor& grad);
 
  private:
+  struct CutNode;
   struct Cut {
     Body body;
-    at::Tensor input;   // with its graph
-    at::Tensor output;  // leaf
+    at::Tensor input;
+    BackwardRoot below;  // of the input
+    std::shared_ptr<CutNode> node;
   };
+  static at::Tensor backward(Cut& cut);
   std::vector<Cut> cuts_;
 };
 

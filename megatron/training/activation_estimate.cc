@@ -182,12 +182,16 @@ int64_t attention_saved(const LayoutPlan& plan, const LayerSizes& z) {
   return saved + z.lse;
 }
 
+// Of what the activation function gives, the input of linear_fc2.
+int64_t saved_activation(const TransformerConfig& c, const LayerSizes& z) { return c.recomputes("mlp_act") ? 0 : z.act; }
+
 SavedBytes saved_by_layer(const LayoutPlan& plan, const LayerSizes& z) {
   SavedBytes saved;
   saved.residual = 2 * z.stream;
-  saved.norms = 2 * (z.stats + (plan.model().recomputes("layernorm") ? 0 : z.normed));
+  const TransformerConfig& c = plan.model();
+  saved.norms = (c.recomputes("mlp") ? 1 : 2) * (z.stats + (c.recomputes("layernorm") ? 0 : z.normed));
   saved.attention = attention_saved(plan, z);
-  saved.mlp = z.fc1 + z.act;
+  if (!c.recomputes("mlp")) saved.mlp = z.fc1 + saved_activation(c, z);
   return saved;
 }
 
@@ -200,12 +204,27 @@ void norm_and_multiply(const LayoutPlan& plan, const LayerSizes& z, int64_t prod
 }
 
 // The product of a row-parallel layer, summed over tensor ranks, and its sum with the residual stream, which stays.
-void multiply_and_add(const LayerSizes& z, Track& track) {
-  track.take(z.product + z.part);
+// `unsaved`: what the layer makes of its input and does not save.
+void multiply_and_add(const LayerSizes& z, int64_t unsaved, Track& track) {
+  track.take(unsaved + z.product + z.part);
+  track.give(unsaved);
   if (z.part > 0) track.give(z.product);
   const int64_t branch = z.part > 0 ? z.part : z.product;
   track.take(z.stream);
   track.give(branch);
+}
+
+// The second half of a layer, recorded: with what it saves and its output.
+void feed_forward(const LayoutPlan& plan, const LayerSizes& z, Track& track) {
+  const int64_t saved = saved_activation(plan.model(), z);
+  norm_and_multiply(plan, z, z.fc1, track);
+  track.take(saved);
+  multiply_and_add(z, z.act - saved, track);
+}
+
+// The most that it takes while nothing is recorded, its input and its output not counted.
+int64_t unrecorded_feed_forward(const LayerSizes& z) {
+  return z.fc1 + std::max(z.normed + z.cast + z.gathered, z.act + z.product + z.part);
 }
 
 // Forward of a layer whose input is counted already. Ends with what it saves, without its input, and its output.
@@ -226,13 +245,13 @@ Track layer_forward(const LayoutPlan& plan, const LayerSizes& z) {
   if (z.exchanged > 0) track.touch(2 * z.q);
   track.give(track.live() - before);
   track.take(attention_saved(plan, z));
-  multiply_and_add(z, track);
-  const int64_t branch = z.part > 0 ? z.part : z.product;
-  track.take(branch);  // attention's output lives as long as its layer runs
-  norm_and_multiply(plan, z, z.fc1, track);
-  track.take(z.act);
-  multiply_and_add(z, track);
-  track.give(branch);
+  multiply_and_add(z, 0, track);
+  if (plan.model().recomputes("mlp")) {
+    track.touch(unrecorded_feed_forward(z));
+    track.take(z.stream);
+  } else {
+    feed_forward(plan, z, track);
+  }
   return track;
 }
 
@@ -240,8 +259,7 @@ Track layer_forward(const LayoutPlan& plan, const LayerSizes& z) {
 int64_t unrecorded_forward(const LayoutPlan& plan, const LayerSizes& z) {
   const int64_t attention = z.mixed + (z.new_q || !z.q_in_place ? z.q : 0) + (z.new_k ? z.k : 0) + z.exchanged + z.q +
                             std::max(attention_forward_extra(plan, z), z.product + z.part);
-  const int64_t mlp = 2 * z.stream + z.fc1 + std::max(z.normed + z.cast + z.gathered, z.act + z.product + z.part);
-  return std::max(attention, mlp);
+  return std::max(attention, z.stream + unrecorded_feed_forward(z));
 }
 
 // Back through norm and product of a column-parallel layer, from dy, which is counted. Ends with the gradient for the
@@ -269,7 +287,13 @@ Track layer_backward(const LayoutPlan& plan, const LayerSizes& z) {
     track.take(z.gathered + input);
     track.give(z.gathered + branch + input_saved);
   };
-  row_backward(z.act, z.act);
+  if (c.recomputes("mlp")) {
+    feed_forward(plan, z, track);
+    track.give(z.stream);
+  }
+  const int64_t activation = saved_activation(c, z);
+  row_backward(z.act, activation);
+  track.touch(z.act - activation);  // the activation again
   track.take(z.fc1);
   track.give(z.act + z.fc1);  // the gradient of the activation; what it saved
   column_backward(plan, z, z.fc1, track);
@@ -382,17 +406,14 @@ PassBytes pass_bytes(const LayoutPlan& plan, int stage, int chunk) {
   }
   if (again.units > 0) {
     pass.saved.residual += again.units * any.stream;
-    pass.keeps_output = again.layers == slice.num_layers && !slice.head;
-    if (pass.keeps_output) pass.saved.residual += any.stream;
     // Recomputed layers come before the others. One unit is held whole, its input excepted, while it is gone back
-    // through, with its output, the one that the forward pass made, and the gradient of that.
-    layer_forward_most = std::max(layer_forward_most, unrecorded - plain_saved + (again.longest > 1 ? any.stream : 0) -
-                                                          (pass.keeps_output ? any.stream : 0));
+    // through.
+    layer_forward_most = std::max(layer_forward_most, unrecorded - plain_saved + (again.longest > 1 ? any.stream : 0));
     layer_backward_most =
-        std::max(layer_backward_most, again.longest * unit_saved + unit_backward + any.stream - plain_saved);
+        std::max(layer_backward_most, again.longest * unit_saved + unit_backward - any.stream - plain_saved);
   }
-  // Weight gradients hold the leaves that a unit or the segment starts from, and so the gradients of these.
-  pass.pending += (again.units + (slice.embedding || again.units > 0 ? 0 : 1)) * any.stream;
+  // Weight gradients hold the leaf that the segment starts from, and so its gradient.
+  if (!slice.embedding && again.units == 0) pass.pending += any.stream;
   if (slice.embedding) pass.saved.ends += plan.tokens() * kIdBytes;
   pass.forward_extra = layer_forward_most;
   pass.backward_extra = layer_backward_most;

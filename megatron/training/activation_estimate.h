@@ -19,7 +19,9 @@
 //                     + 4 T N                 log-sum-exp of a library's kernel (not with --recompute-modules
 //                     core_attn) a2a: T d e (N + 2 lcm(G, a)) of exchanged tokens in place of queries, keys and values,
 //                     and the output twice
-//   MLP               T F e / t + T f e / t   products of linear_fc1 and of the activation
+//   MLP               T F e / t + T f e / t   products of linear_fc1 and of the activation (the latter not with
+//                                             --recompute-modules mlp_act); nothing with mlp, which saves no second
+//                                             norm either
 //   document mask     b s^2                   bool, where attention takes a mask: documents, at one context rank or
 //   with a2a
 // Ends:
@@ -27,7 +29,8 @@
 //   head              R h x + 4 k R           input and statistics of the final norm
 //                     + T h e + T v e / t     input of the output layer; logits, overwritten by their gradient
 //                     + 20 T                  targets, log-sum-exp, loss mask
-// Full recomputation: R h x per recomputed unit and once more; in the backward, one unit at a time is held as above.
+// Full recomputation: R h x per recomputed unit; in the backward, one unit at a time is held as above. With
+// --recompute-modules mlp a unit is the second half of a layer.
 // Dropout saves nothing: masks are drawn again by place.
 //
 // Between the passes I and W of a zero-bubble schedule each linear layer holds its input and the gradient of its
@@ -57,7 +60,6 @@ struct PassBytes {
   int64_t forward_extra = 0;   // most beyond `saved` while F runs
   int64_t backward_extra = 0;  // most beyond `saved` while B or I runs, the arriving gradient not counted
   int64_t deferred_extra = 0;  // most beyond `pending` while I runs: attention of the first layer, which comes last
-  bool keeps_output = false;   // the tensor that is passed on is among `saved`
 };
 
 PassBytes pass_bytes(const LayoutPlan& plan, int stage, int chunk);

@@ -57,7 +57,8 @@ PassTraffic tensor_pass(const LayoutPlan& plan, const StageSlice& slice) {
   PassTraffic pass;
   pass.forward = layers * forward;
   pass.backward = layers * ((plan.sequence_parallel ? 6 : 4) * one_way + shared) +
-                  static_cast<double>(recomputed_layers(plan.model(), slice.num_layers)) * forward;
+                  static_cast<double>(recomputed_layers(plan.model(), slice.num_layers)) * forward +
+                  (plan.model().recomputes("mlp") ? layers * 2 * one_way : 0.0);
   const double stream = z.product / static_cast<double>(plan.bytes.model) * static_cast<double>(plan.bytes.residual);
   if (slice.embedding) {
     pass.forward += (plan.sequence_parallel ? 1 : 2) * one_way;

@@ -434,7 +434,7 @@ constexpr std::array<KnownFlag, 851> kTable = {{
     {"--no-manual-gc-eval --disable-manual-gc-eval", kSo, kGc},
     {"--iterations-to-skip", kNo, "skipping of named iterations is not built yet", 1, -1},
     {"--batch-size", kNo, "removed option: give --micro-batch-size", 1, 1},
-    {"--recompute-activations", kNo, "give --recompute-granularity selective"},
+    {"--recompute-activations", kNo, kField},
     {"--no-check-for-nan-in-loss-and-grad", kNo, kField},
     {"--check-for-large-grads", kNo,
      "a check for large gradients is not built yet; --clip-grad bounds them"},

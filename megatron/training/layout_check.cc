@@ -231,7 +231,9 @@ ScheduleCosts schedule_costs(const LayoutPlan& plan) {
       const double layers = static_cast<double>(slice.num_layers), ends = slice.head ? head : 0.0;
       const double linear = layers * weights / (weights + scores) + ends,
                    attention = layers * scores / (weights + scores);
-      const double again = c.recompute_granularity == RecomputeGranularity::kFull ? layers : 0.0;
+      double again = c.recompute_granularity == RecomputeGranularity::kFull ? layers : 0.0;
+      if (c.recomputes("core_attn")) again += attention;
+      if (c.recomputes("mlp")) again += layers * h * ffn / (weights + scores);
       // Nothing takes no time at all, but a picture needs to show it.
       const double forward = std::max(linear + attention, 0.05);
       costs.passes.back().push_back({forward, forward + attention + again, std::max(linear, 0.05)});

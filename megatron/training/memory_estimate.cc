@@ -84,7 +84,7 @@ class Walk {
       early_ = plan_.arguments.pipeline.overlap_p2p_communication && next_receiver < actions.size() ? transfer_ : 0;
       if (transfers[i].receive.any()) release_sends(transfers[i].receive);
       step(actions[i], transfers[i]);
-      if (crosses(transfers[i].send)) sent_.push_back({transfers[i].send, holds_output(actions[i]) ? 0 : transfer_});
+      if (crosses(transfers[i].send)) sent_.push_back({transfers[i].send, transfer_});
     }
   }
 
@@ -95,9 +95,6 @@ class Walk {
   };
 
   bool crosses(const Transfer& transfer) const { return transfer.any() && transfer.peer != stage_; }
-  bool holds_output(const Action& action) const {
-    return action.kind == Action::Kind::kForward && out_.passes[static_cast<size_t>(action.chunk)].keeps_output;
-  }
 
   void release_sends(const Transfer& received) {
     std::erase_if(sent_, [&](const Sent& sent) {

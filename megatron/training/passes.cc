@@ -36,7 +36,7 @@ class StagePasses final : public StageCompute {
     context.place = batch.place;
     context.position_ids = batch.position_ids;
     context.document_ids = batch.document_ids;
-    context.tape = options_.full_recomputation ? &pass.tape : nullptr;
+    context.tape = options_.training ? &pass.tape : nullptr;
     if (input.defined() && options_.training) pass.input = input.detach().set_requires_grad(true);
     const Region region(timers_, "forward-compute", 2);
     StageOutput output = task_.forward_step(*model_.chunks[chunk].module, batch,
@@ -105,7 +105,7 @@ class StagePasses final : public StageCompute {
       }
       chunk.store->zero_grad(1);
       RecomputeTape tape;
-      if (options_.full_recomputation) context.tape = &tape;
+      context.tape = &tape;
       if (input.defined()) input.set_requires_grad(true);
       const StageOutput output = task_.forward_step(*chunk.module, batch, input, context);
       const at::Tensor& root = output.loss.sum.defined() ? output.loss.sum : output.activation;

@@ -213,7 +213,6 @@ StepOptions step_options(const Arguments& arguments, int64_t consumed_samples) {
   options.num_microbatches = microbatches.num_microbatches(consumed_samples);
   options.global_batch_size = microbatches.global_batch_size(consumed_samples);
   options.per_token_loss = arguments.training.calculate_per_token_loss;
-  options.full_recomputation = arguments.transformer.recompute_granularity == RecomputeGranularity::kFull;
   return options;
 }
 

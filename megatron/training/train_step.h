@@ -49,7 +49,6 @@ struct StepOptions {
   int64_t num_microbatches = 1;
   int64_t global_batch_size = 1;
   bool per_token_loss = true;       // false: the mean of the means of the micro-batches
-  bool full_recomputation = false;  // gives the forward pass a tape
   int64_t stop = 0;                 // this rank asks to end the run, why as a number; every rank learns of it with the outcome
 };
 

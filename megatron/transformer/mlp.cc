@@ -28,6 +28,10 @@ LinearOptions fc2_options(const TransformerConfig& config, bool sequence_paralle
   options.bias = config.add_bias_linear;
   options.init = config.weight_init(config.hidden_size, config.ffn_hidden_size, /*output=*/true);
   options.sequence_parallel = sequence_parallel;
+  if (config.recomputes("mlp_act")) {
+    options.input_activation = config.activation();
+    options.activation_offset = config.glu_linear_offset;
+  }
   return options;
 }
 
@@ -45,6 +49,8 @@ MLP::MLP(const TransformerConfig& config, bool sequence_parallel, const Parallel
 
 at::Tensor MLP::forward(const at::Tensor& x) {
   const at::Tensor hidden = linear_fc1_.forward(x);
+  if (config_.recomputes("mlp_act"))
+    return linear_fc2_.forward(hidden);  // which contains the activation
   return linear_fc2_.forward(activate(hidden, config_.activation(), config_.glu_linear_offset));
 }
 

@@ -21,6 +21,27 @@ std::optional<ContextParallelType> parse_context_parallel_type(const std::string
   return static_cast<ContextParallelType>(found - std::begin(kContextParallelTypes));
 }
 
+// Parts of a layer that selective recomputation knows, and those of layers that are not built.
+constexpr std::string_view kRecomputeModules[] = {"core_attn", "layernorm", "mlp", "mlp_act"};
+constexpr std::pair<std::string_view, std::string_view> kLaterRecomputeModules[] = {
+    {"moe_act", "mixture of experts"},      {"moe", "mixture of experts"},
+    {"shared_experts", "mixture of experts"}, {"mla_up_proj", "multi-latent attention"},
+    {"gdn_norm_out", "gated-delta attention"}, {"gdp_in_proj", "gated-delta attention"},
+    {"gdp_qkv", "gated-delta attention"},   {"mhc", "multi-stream residual connections"}};
+
+template <class List>
+bool is_one_of(std::string_view name, const List& list) {
+  return std::find(std::begin(list), std::end(list), name) != std::end(list);
+}
+
+// " waits for X, which is not built" for what Megatron knows, else " is not known".
+template <class List>
+std::string why_unknown(std::string_view name, const List& later) {
+  for (const auto& [known, what] : later)
+    if (known == name) return cat(" waits for ", what, ", which is not built yet");
+  return " is not known";
+}
+
 std::string divisors(int64_t n) {
   std::string list;
   for (int64_t d = 1; d <= n; ++d)
@@ -118,13 +139,18 @@ void TransformerConfig::fields(FieldVisitor& v) {
   v.field("recompute_num_layers", recompute_num_layers,
           "uniform: layers per recomputed unit; block: number of layers recomputed");
   v.field("recompute_modules", recompute_modules,
-          "parts for selective recomputation: core_attn, layernorm");
+          "parts for selective recomputation: core_attn, layernorm, mlp (all of it, from its input), mlp_act (the output "
+          "of its activation)");
+  v.field("recompute_activations", recompute_activations,
+          "short for --recompute-granularity selective");
   v.field("cp_comm_type", cp_comm_type,
           "how the ranks of a sequence exchange keys and values: p2p, all_gather, a2a or a2a+p2p, for "
           "all layers or for each; nothing to exchange at one context-parallel rank");
 }
 
 void TransformerConfig::finalize() {
+  if (recompute_activations && recompute_granularity == RecomputeGranularity::kNone)
+    recompute_granularity = RecomputeGranularity::kSelective;
   if (use_rotary_position_embeddings) position_embedding_type = PositionEmbedding::kRope;
   if (ffn_hidden_size == 0)
     ffn_hidden_size = swiglu ? hidden_size * 8 / 3 / 64 * 64 : 4 * hidden_size;
@@ -206,8 +232,14 @@ void TransformerConfig::validate(Violations& violations) const {
   require(recompute_modules.empty() || recompute_granularity == RecomputeGranularity::kSelective,
           "--recompute-modules needs --recompute-granularity selective");
   for (const std::string& module : recompute_modules)
-    require(module == "core_attn" || module == "layernorm",
-            cat("--recompute-modules ", module, " is not built"), "parts: core_attn, layernorm");
+    require(is_one_of(module, kRecomputeModules),
+            cat("--recompute-modules ", module, why_unknown(module, kLaterRecomputeModules)),
+            "parts: core_attn, layernorm, mlp, mlp_act");
+  require(!recomputes("mlp") || !recomputes("mlp_act"), "--recompute-modules mlp_act has no effect beside mlp",
+          "mlp recomputes the activation too; give one of them");
+  require(!recompute_activations || recompute_granularity != RecomputeGranularity::kFull,
+          "--recompute-activations asks for selective recomputation, but --recompute-granularity is full",
+          "give one of them");
   require(cp_comm_type.size() == 1 || static_cast<int64_t>(cp_comm_type.size()) == num_layers,
           cat("--cp-comm-type has ", cp_comm_type.size(), " values, expected 1 or one per layer, ", num_layers));
   for (const std::string& type : cp_comm_type)

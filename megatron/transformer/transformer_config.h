@@ -78,8 +78,10 @@ struct TransformerConfig : Config {
   RecomputeGranularity recompute_granularity = RecomputeGranularity::kNone;
   RecomputeMethod recompute_method = RecomputeMethod::kUniform;
   int64_t recompute_num_layers = 1;
-  std::vector<std::string>
-      recompute_modules;  // core_attn, layernorm; empty with selective: core_attn
+  // core_attn, layernorm, mlp, mlp_act; empty with selective: core_attn. Megatron has no mlp_act;
+  // it is to the MLP what moe_act is to experts.
+  std::vector<std::string> recompute_modules;
+  bool recompute_activations = false;  // old spelling of --recompute-granularity selective
   std::vector<std::string> cp_comm_type = {"p2p"};  // one for all layers, or one per layer
 
   void fields(FieldVisitor& visitor) override;
@@ -97,7 +99,7 @@ struct TransformerConfig : Config {
   // {left, right} of the layer (numbered from 1), or empty when it attends fully.
   std::vector<int64_t> window(int64_t layer_number) const;
   bool recomputes(
-      std::string_view module) const;  // selective recomputation of "core_attn" or "layernorm"
+      std::string_view module) const;  // selective recomputation of a part of recompute_modules
   ContextParallelType context_parallel_type(int64_t layer_number) const;  // layers count from 1
   // Laws of weights [rows, columns]; `output` is for linear_proj and linear_fc2, whose std is
   // divided by sqrt(2 num_layers).

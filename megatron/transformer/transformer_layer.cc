@@ -1,5 +1,6 @@
 #include "megatron/transformer/transformer_layer.h"
 
+#include "megatron/nn/recompute.h"
 #include "megatron/tensor/torch.h"
 
 namespace megatron {
@@ -16,12 +17,23 @@ TransformerLayer::TransformerLayer(const TransformerConfig& config, int64_t laye
 }
 
 at::Tensor TransformerLayer::forward(const at::Tensor& x, const LayerContext& context) {
-  const double p = context.pass.training ? config_.hidden_dropout : 0.0;
-  const Place& place = context.pass.rows.position.defined() ? context.pass.rows : context.pass.place;
-  const at::Tensor attention = self_attention_.forward(x, context);
-  const at::Tensor middle = dropout_add(attention, x, p, attention_output_key_, place);
-  const at::Tensor mlp = mlp_.forward(middle);
-  return dropout_add(mlp, middle, p, mlp_output_key_, place);
+  const ForwardContext& pass = context.pass;
+  const at::Tensor middle =
+      add_residual(self_attention_.forward(x, context), x, attention_output_key_, pass);
+  if (pass.tape == nullptr || !config_.recomputes("mlp")) return feed_forward(middle, pass);
+  // The residual belongs to what is recomputed, so that one tensor leads in and one out.
+  return pass.tape->run([this, pass](const at::Tensor& in) { return feed_forward(in, pass); },
+                        middle);
+}
+
+at::Tensor TransformerLayer::feed_forward(const at::Tensor& x, const ForwardContext& pass) {
+  return add_residual(mlp_.forward(x), x, mlp_output_key_, pass);
+}
+
+at::Tensor TransformerLayer::add_residual(const at::Tensor& branch, const at::Tensor& x,
+                                          RandomKey key, const ForwardContext& pass) const {
+  const Place& place = pass.rows.position.defined() ? pass.rows : pass.place;
+  return dropout_add(branch, x, pass.training ? config_.hidden_dropout : 0.0, key, place);
 }
 
 }  // namespace megatron

@@ -42,6 +42,7 @@ constexpr Model kModels[] = {
 #define ZERO2 "--use-megatron-fsdp --data-parallel-sharding-strategy optim_grads "
 #define ZERO3 "--use-megatron-fsdp --data-parallel-sharding-strategy optim_grads_params "
 #define OVERLAP "--overlap-grad-reduce --overlap-param-gather "
+#define SELECTIVE "--recompute-granularity selective --recompute-modules "
 #define FULL "--recompute-granularity full --recompute-method uniform --recompute-num-layers "
 
 constexpr LayoutRow kRows[] = {
@@ -108,7 +109,12 @@ constexpr LayoutRow kRows[] = {
     {"cp2_dp2_zero3", "gpt", 4, CP "2 " ZERO3 OVERLAP},
     // Recomputation.
     {"tp2_sp_full", "gpt", 2, TP "2 " SP FULL "1"},
-    {"tp2_sp_selective", "qwen", 2, TP "2 " SP "--recompute-granularity selective --recompute-modules core_attn layernorm"},
+    {"tp2_sp_selective", "qwen", 2, TP "2 " SP SELECTIVE "core_attn layernorm"},
+    {"tp2_sp_mlp", "qwen", 2, TP "2 " SP SELECTIVE "mlp core_attn"},
+    {"tp2_mlp_act", "llama", 2, TP "2 " SELECTIVE "mlp_act layernorm"},
+    {"pp2_zbh1_mlp", "gpt", 2, PP "2 --pipeline-schedule zb-h1 " SELECTIVE "mlp"},
+    {"pp2_zbh1_mlp_act", "llama", 2, PP "2 --pipeline-schedule zb-h1 " SELECTIVE "mlp_act"},
+    {"dp2_zero3_mlp", "gpt", 2, ZERO3 OVERLAP SELECTIVE "mlp"},
     {"pp2_vpp2_full", "gpt", 2, PP "2 " VPP "2 " FULL "1"},
     {"dp2_zero3_full", "llama", 2, ZERO3 OVERLAP FULL "2"},
     {"cp2_full_block", "gpt", 2, CP "2 --recompute-granularity full --recompute-method block --recompute-num-layers 2"},

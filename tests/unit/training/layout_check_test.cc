@@ -212,7 +212,7 @@ Measured measure(const Arguments& a, int64_t padded_vocab, const StageSlice& sli
     ForwardContext context;
     context.training = true;
     context.place = batch.place;
-    context.tape = a.transformer.recompute_granularity == RecomputeGranularity::kFull ? &tape : nullptr;
+    context.tape = &tape;
     at::Tensor input;
     if (!slice.embedding) input = at::randn(shape, at::dtype(stream)).set_requires_grad(true);
     BackwardRoot root;
@@ -299,6 +299,19 @@ INSTANTIATE_TEST_SUITE_P(
         ActivationCase{
             "selective",
             "--micro-batch-size 2 --recompute-granularity selective --recompute-modules core_attn layernorm"},
+        ActivationCase{"mlp", "--micro-batch-size 2 --recompute-granularity selective --recompute-modules mlp"},
+        ActivationCase{"mlp_act", "--micro-batch-size 2 --recompute-granularity selective --recompute-modules mlp_act"},
+        ActivationCase{"mlp_act_gated",
+                       "--micro-batch-size 2 --swiglu --disable-bias-linear --recompute-granularity selective "
+                       "--recompute-modules mlp_act layernorm"},
+        ActivationCase{"mlp_and_others",
+                       "--micro-batch-size 2 --tensor-model-parallel-size 2 --sequence-parallel --swiglu "
+                       "--recompute-granularity selective --recompute-modules mlp core_attn layernorm",
+                       2},
+        ActivationCase{"mlp_pipeline",
+                       "--micro-batch-size 2 --pipeline-model-parallel-size 2 --global-batch-size 8 "
+                       "--recompute-granularity selective --recompute-modules mlp",
+                       2},
         ActivationCase{
             "full",
             "--micro-batch-size 2 --recompute-granularity full --recompute-method uniform --recompute-num-layers 1"},
@@ -328,6 +341,24 @@ INSTANTIATE_TEST_SUITE_P(
                        false},
         ActivationCase{"exchanged_heads", "--micro-batch-size 1 --context-parallel-size 2 --cp-comm-type a2a", 2}),
     [](const auto& info) { return info.param.name; });
+
+// Each part that is recomputed makes a pass hold less, as the allocator counts.
+TEST(SavedActivations, RecomputedPartsAreNotHeld) {
+  const auto saved = [](const std::string& flags) {
+    const Arguments a = parse(kMeasuredModel + kRun + "--micro-batch-size 1 --swiglu " + flags, 1);
+    const ParallelGroups one;
+    return measure(a, 1024, make_layout_plan(a, 1024, false).stages.slice(0, 0), one).saved;
+  };
+  const std::string selective = "--recompute-granularity selective --recompute-modules ";
+  const int64_t all = saved(""), core = saved("--recompute-activations"), norms = saved(selective + "layernorm"),
+                act = saved(selective + "mlp_act"), mlp = saved(selective + "mlp");
+  EXPECT_EQ(core, saved(selective + "core_attn"));
+  constexpr int64_t kRows = 256, kLayers = 4, kFfn = 320;  // 8/3 of 128, by 64
+  EXPECT_EQ(all - core, kLayers * kRows * 8 * 4) << "log-sum-exp of 8 heads; the output is linear_proj's input";
+  EXPECT_EQ(all - norms, kLayers * 2 * kRows * 128 * 4);
+  EXPECT_EQ(all - act, kLayers * kRows * kFfn * 4);
+  EXPECT_EQ(all - mlp, kLayers * kRows * (3 * kFfn + 128 + 2) * 4);
+}
 
 // -- the schedule's peak
 
@@ -390,6 +421,10 @@ INSTANTIATE_TEST_SUITE_P(
         ActivationCase{"full_recomputation",
                        "--pipeline-model-parallel-size 4 --global-batch-size 8 --recompute-granularity full "
                        "--recompute-method uniform",
+                       4},
+        ActivationCase{"mlp_recomputation",
+                       "--pipeline-model-parallel-size 4 --global-batch-size 8 --recompute-granularity selective "
+                       "--recompute-modules mlp",
                        4},
         ActivationCase{"sharded_states", "--global-batch-size 8 --use-distributed-optimizer", 4},
         ActivationCase{"sharded_gradients",

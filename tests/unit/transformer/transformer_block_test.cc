@@ -100,8 +100,13 @@ TEST(TransformerBlock, RecomputationChangesNoBit) {
     }
     expect_identical(plain, run(config, x, dy, context, /*tape=*/false), "without a tape");
     config.recompute_granularity = RecomputeGranularity::kSelective;
-    config.recompute_modules = {"core_attn", "layernorm"};
-    expect_identical(plain, run(config, x, dy, context), "selective");
+    for (const std::vector<std::string>& modules :
+         {std::vector<std::string>{"core_attn", "layernorm"}, {"mlp"}, {"mlp_act"}, {"core_attn", "layernorm", "mlp"},
+          {"core_attn", "layernorm", "mlp_act"}}) {
+      config.recompute_modules = modules;
+      for (const bool tape : {true, false})
+        expect_identical(plain, run(config, x, dy, context, tape), cat("selective, with ", modules.back(), ", tape ", tape));
+    }
   }
 }
 

@@ -132,8 +132,17 @@ TEST(TransformerConfig, ReportsEachRule) {
        [](auto& c) { c.window_size = {4, 0}, c.window_attn_skip_freq = "99999999999999999999"; }},
       {"--recompute-num-layers 5: expected 1 to 4", [](auto& c) { c.recompute_num_layers = 5; }},
       {"--recompute-modules needs --recompute-granularity selective", [](auto& c) { c.recompute_modules = {"layernorm"}; }},
-      {"--recompute-modules mlp is not built\nhint: parts: core_attn, layernorm",
-       [](auto& c) { c.recompute_granularity = RecomputeGranularity::kSelective, c.recompute_modules = {"mlp"}; }},
+      {"--recompute-modules moe_act waits for mixture of experts, which is not built yet\n"
+       "hint: parts: core_attn, layernorm, mlp, mlp_act",
+       [](auto& c) { c.recompute_granularity = RecomputeGranularity::kSelective, c.recompute_modules = {"mlp", "moe_act"}; }},
+      {"--recompute-modules attention is not known\nhint: parts: core_attn, layernorm, mlp, mlp_act",
+       [](auto& c) { c.recompute_granularity = RecomputeGranularity::kSelective, c.recompute_modules = {"attention"}; }},
+      {"--recompute-modules mlp_act has no effect beside mlp\n"
+       "hint: mlp recomputes the activation too; give one of them",
+       [](auto& c) { c.recompute_granularity = RecomputeGranularity::kSelective, c.recompute_modules = {"mlp", "mlp_act"}; }},
+      {"--recompute-activations asks for selective recomputation, but --recompute-granularity is full\n"
+       "hint: give one of them",
+       [](auto& c) { c.recompute_granularity = RecomputeGranularity::kFull, c.recompute_activations = true; }},
   };
   EXPECT_THAT(violations_of(valid_config()), IsEmpty());
   TransformerConfig everything = valid_config();
