@@ -35,9 +35,7 @@ void BackwardRoot::run(const at::Tensor& grad) {
                                                         /*accumulate_grad=*/true, {});
 }
 
-// Ends the graph at the output of a cut and keeps the gradient that arrives there; unlike a leaf it
-// does not keep the output.
-struct RecomputeTape::CutNode final : torch::autograd::Node {
+struct BackwardEnd::Node final : torch::autograd::Node {
   variable_list apply(variable_list&& grads) override {
     gradient = std::move(grads[0]);
     return {};
@@ -45,21 +43,28 @@ struct RecomputeTape::CutNode final : torch::autograd::Node {
   at::Tensor gradient;
 };
 
-RecomputeTape::RecomputeTape() = default;
-RecomputeTape::RecomputeTape(RecomputeTape&&) noexcept = default;
-RecomputeTape& RecomputeTape::operator=(RecomputeTape&&) noexcept = default;
-RecomputeTape::~RecomputeTape() = default;
+BackwardEnd::BackwardEnd() = default;
+BackwardEnd::BackwardEnd(BackwardEnd&&) noexcept = default;
+BackwardEnd& BackwardEnd::operator=(BackwardEnd&&) noexcept = default;
+BackwardEnd::~BackwardEnd() = default;
 
-at::Tensor RecomputeTape::run(const Body& body, const at::Tensor& x) {
+BackwardEnd::BackwardEnd(at::Tensor& tensor) : node_(new Node, torch::autograd::deleteNode) {
+  torch::autograd::create_gradient_edge(tensor, node_);
+}
+
+at::Tensor BackwardEnd::take_grad() { return std::move(node_->gradient); }
+
+at::Tensor RecomputeTape::run(const Body& body, const at::Tensor& x, const Keeper& keeper) {
   if (!at::GradMode::is_enabled()) return body(x);
+  const at::Tensor input = x.detach();
   at::Tensor output;
   {
     const at::NoGradGuard no_grad;
-    output = body(x.detach()).detach();
+    output = body(input).detach();
   }
-  const std::shared_ptr<CutNode> node(new CutNode, torch::autograd::deleteNode);
-  torch::autograd::create_gradient_edge(output, node);
-  cuts_.push_back({body, x.detach(), BackwardRoot(x), node});
+  BackwardEnd end(output);
+  cuts_.push_back(
+      {body, keeper ? keeper(input) : [input] { return input; }, BackwardRoot(x), std::move(end)});
   return output;
 }
 
@@ -74,15 +79,17 @@ void RecomputeTape::backward(BackwardRoot root, const at::Tensor& grad) {
     cuts_.pop_back();
     const at::Tensor input_grad = backward(cut);
     cut.body = nullptr;
+    cut.input = nullptr;
     if (input_grad.defined()) cut.below.run(input_grad);
   }
 }
 
 // Returns the gradient of the input, or nothing where none is needed.
 at::Tensor RecomputeTape::backward(Cut& cut) {
-  const at::Tensor grad = std::move(cut.node->gradient);
+  const at::Tensor grad = cut.output.take_grad();
   if (!grad.defined()) return {};  // nothing below this cut reached the root
-  const at::Tensor input = std::move(cut.input).set_requires_grad(true);
+  const at::Tensor input = cut.input().detach().set_requires_grad(true);
+  cut.input = nullptr;
   BackwardRoot(cut.body(input)).run(grad);
   // What is kept for weight gradients may hold the input, but need not hold its gradient.
   return std::move(input.mutable_grad());

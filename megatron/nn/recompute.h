@@ -32,30 +32,46 @@ class BackwardRoot {
   std::unique_ptr<Impl> impl_;
 };
 
+// Where a backward ends: catches the gradient that arrives for a tensor. Unlike a leaf it does not
+// keep the tensor.
+class BackwardEnd {
+ public:
+  BackwardEnd();
+  // Gives the tensor, which has no graph, this end; it requires a gradient afterwards.
+  explicit BackwardEnd(at::Tensor& tensor);
+  BackwardEnd(BackwardEnd&&) noexcept;
+  BackwardEnd& operator=(BackwardEnd&&) noexcept;
+  ~BackwardEnd();
+  bool defined() const { return node_ != nullptr; }
+  // The gradient, once; undefined where no backward arrived.
+  at::Tensor take_grad();
+
+ private:
+  struct Node;
+  std::shared_ptr<Node> node_;
+};
+
 class RecomputeTape {
  public:
   using Body = std::function<at::Tensor(const at::Tensor&)>;
-
-  RecomputeTape();
-  RecomputeTape(RecomputeTape&&) noexcept;
-  RecomputeTape& operator=(RecomputeTape&&) noexcept;
-  ~RecomputeTape();
+  // How an input is kept until the backward: called with the input in the forward; what it returns
+  // is called once, in the backward, and gives the input back.
+  using Keeper = std::function<std::function<at::Tensor()>(const at::Tensor&)>;
 
   // y = body(x); body must be a pure function of x, of parameters and of places. x and y are
-  // floating tensors.
-  at::Tensor run(const Body& body, const at::Tensor& x);
+  // floating tensors. Without a keeper x itself is kept.
+  at::Tensor run(const Body& body, const at::Tensor& x, const Keeper& keeper = {});
 
   // Backward from `root` with the gradient `grad` (undefined: 1, for a scalar). Consumes the tape.
   void backward(const at::Tensor& root, const at::Tensor& grad = {});
   void backward(BackwardRoot root, const at::Tensor& grad);
 
  private:
-  struct CutNode;
   struct Cut {
     Body body;
-    at::Tensor input;
+    std::function<at::Tensor()> input;
     BackwardRoot below;  // of the input
-    std::shared_ptr<CutNode> node;
+    BackwardEnd output;
   };
   static at::Tensor backward(Cut& cut);
   std::vector<Cut> cuts_;

@@ -288,8 +288,7 @@ Track layer_backward(const LayoutPlan& plan, const LayerSizes& z) {
     track.give(z.gathered + branch + input_saved);
   };
   if (c.recomputes("mlp")) {
-    feed_forward(plan, z, track);
-    track.give(z.stream);
+    feed_forward(plan, z, track);  // its output is given up, the gradient of that stays
   }
   const int64_t activation = saved_activation(c, z);
   row_backward(z.act, activation);
@@ -298,6 +297,7 @@ Track layer_backward(const LayoutPlan& plan, const LayerSizes& z) {
   track.give(z.act + z.fc1);  // the gradient of the activation; what it saved
   column_backward(plan, z, z.fc1, track);
   track.give(z.stream);  // the stream after attention
+  if (c.recomputes("mlp")) track.give(z.stream);
   const int64_t attention = attention_saved(plan, z);
   row_backward(z.q, 0);
   if (z.exchanged > 0) track.touch(2 * z.q);
@@ -405,15 +405,19 @@ PassBytes pass_bytes(const LayoutPlan& plan, int stage, int chunk) {
     layer_backward_most = std::max(layer_backward_most, layer_backward(plan, z).most());
   }
   if (again.units > 0) {
-    pass.saved.residual += again.units * any.stream;
+    // Parts over the tensor ranks are gathered when their unit is gone back through.
+    const bool parts = plan.model().distribute_saved_activations;
+    const int64_t input = parts ? ceil_div(any.stream, plan.tensor) : any.stream;
+    pass.saved.residual += again.units * input;
     // Recomputed layers come before the others. One unit is held whole, its input excepted, while it is gone back
-    // through.
-    layer_forward_most = std::max(layer_forward_most, unrecorded - plain_saved + (again.longest > 1 ? any.stream : 0));
-    layer_backward_most =
-        std::max(layer_backward_most, again.longest * unit_saved + unit_backward - any.stream - plain_saved);
+    // through, with the gradient of its output. A distributed input is whole while its unit runs, and so is the first
+    // one while another stage's transfer holds it.
+    const int64_t whole = parts ? any.stream - input + (slice.embedding || again.units == 1 ? 0 : any.stream) : 0;
+    layer_forward_most =
+        std::max(layer_forward_most, unrecorded + whole - plain_saved + (again.longest > 1 ? any.stream : 0));
+    layer_backward_most = std::max(
+        layer_backward_most, again.longest * unit_saved + unit_backward + any.stream - input - plain_saved);
   }
-  // Weight gradients hold the leaf that the segment starts from, and so its gradient.
-  if (!slice.embedding && again.units == 0) pass.pending += any.stream;
   if (slice.embedding) pass.saved.ends += plan.tokens() * kIdBytes;
   pass.forward_extra = layer_forward_most;
   pass.backward_extra = layer_backward_most;

@@ -29,7 +29,7 @@
 //   head              R h x + 4 k R           input and statistics of the final norm
 //                     + T h e + T v e / t     input of the output layer; logits, overwritten by their gradient
 //                     + 20 T                  targets, log-sum-exp, loss mask
-// Full recomputation: R h x per recomputed unit; in the backward, one unit at a time is held as above. With
+// Full recomputation: R h x per recomputed unit, divided by t with --distribute-saved-activations; in the backward, one unit at a time is held as above. With
 // --recompute-modules mlp a unit is the second half of a layer.
 // Dropout saves nothing: masks are drawn again by place.
 //

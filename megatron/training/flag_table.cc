@@ -214,7 +214,7 @@ constexpr std::array<KnownFlag, 851> kTable = {{
     {"--recompute-granularity", kNo, kField, 1, 1},
     {"--recompute-method", kNo, kField, 1, 1},
     {"--recompute-num-layers", kNo, kField, 1, 1},
-    {"--distribute-saved-activations", kNo, kTp},
+    {"--distribute-saved-activations", kNo, kField},
     {"--recompute-modules", kNo, kField, 1, -1},
     {"--fp8-format", kNo, kFp8, 1, 1},
     {"--fp8-recipe", kNo, kFp8, 1, 1, "delayed"},

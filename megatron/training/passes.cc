@@ -12,7 +12,7 @@ namespace {
 // What one pass over one micro-batch through one chunk keeps until its backward.
 struct Pass {
   RecomputeTape tape;
-  at::Tensor input;  // the leaf that the gradient for the previous segment appears in
+  BackwardEnd input;  // catches the gradient for the previous segment
   BackwardRoot root;
   at::Tensor root_grad;  // on the last segment
   std::vector<std::function<void()>> weight_gradients;
@@ -37,10 +37,13 @@ class StagePasses final : public StageCompute {
     context.position_ids = batch.position_ids;
     context.document_ids = batch.document_ids;
     context.tape = options_.training ? &pass.tape : nullptr;
-    if (input.defined() && options_.training) pass.input = input.detach().set_requires_grad(true);
+    at::Tensor start = input;
+    if (input.defined() && options_.training) {
+      start = input.detach();
+      pass.input = BackwardEnd(start);
+    }
     const Region region(timers_, "forward-compute", 2);
-    StageOutput output = task_.forward_step(*model_.chunks[chunk].module, batch,
-                                            pass.input.defined() ? pass.input : input, context);
+    StageOutput output = task_.forward_step(*model_.chunks[chunk].module, batch, start, context);
     const bool last_use = --uses_left_[microbatch] == 0;
     if (output.loss.sum.defined()) {
       add_loss(output.loss, pass);
@@ -62,7 +65,7 @@ class StagePasses final : public StageCompute {
     if (defer_weights) store.defer_weight_gradients_to(&pass.weight_gradients);
     pass.tape.backward(std::move(pass.root), pass.root_grad.defined() ? pass.root_grad : grad_output);
     store.defer_weight_gradients_to(nullptr);
-    at::Tensor grad = pass.input.defined() ? pass.input.grad() : at::Tensor();
+    at::Tensor grad = pass.input.defined() ? pass.input.take_grad() : at::Tensor();
     MEGATRON_ASSERT(!pass.input.defined() || grad.defined(), "the backward of a stage did not reach its input");
     std::vector<std::function<void()>> weight_gradients = std::move(pass.weight_gradients);
     pass = Pass();

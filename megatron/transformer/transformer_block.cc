@@ -5,13 +5,14 @@
 #include "megatron/base/check.h"
 #include "megatron/nn/recompute.h"
 #include "megatron/tensor/torch.h"
+#include "megatron/tensor_parallel/mappings.h"
 
 namespace megatron {
 
 TransformerBlock::TransformerBlock(const TransformerConfig& config, int64_t first_layer,
                                    int64_t num_layers, bool final_norm, bool sequence_parallel,
                                    const ParallelGroups& groups)
-    : config_(config), rotary_(config) {
+    : config_(config), tp_(groups.tp), rotary_(config) {
   for (int64_t i = first_layer; i < first_layer + num_layers; ++i) {
     layers_.push_back(std::make_unique<TransformerLayer>(config, i + 1, sequence_parallel, groups));
     add(cat("layers.", i), layers_.back().get());
@@ -29,12 +30,11 @@ at::Tensor TransformerBlock::run_layers(at::Tensor x, size_t first, size_t last,
   return x;
 }
 
-at::Tensor TransformerBlock::forward(const at::Tensor& input, const ForwardContext& pass) {
+at::Tensor TransformerBlock::forward(at::Tensor x, const ForwardContext& pass) {
   LayerContext context{pass, {}};
   if (config_.position_embedding_type == PositionEmbedding::kRope)
     context.rotary = rotary_.tables(
-        pass.position_ids.defined() ? pass.position_ids : pass.place.position, input.scalar_type());
-  at::Tensor x = input;
+        pass.position_ids.defined() ? pass.position_ids : pass.place.position, x.scalar_type());
   const bool full =
       config_.recompute_granularity == RecomputeGranularity::kFull && pass.tape != nullptr;
   const auto unit = static_cast<size_t>(
@@ -44,6 +44,9 @@ at::Tensor TransformerBlock::forward(const at::Tensor& input, const ForwardConte
       : config_.recompute_method == RecomputeMethod::kUniform
           ? layers_.size()
           : std::min(layers_.size(), static_cast<size_t>(config_.recompute_num_layers));
+  RecomputeTape::Keeper keeper;
+  if (config_.distribute_saved_activations)
+    keeper = [this](const at::Tensor& in) { return distribute_saved_activation(in, tp_); };
   size_t done = 0;
   for (; done < recomputed; done = std::min(done + unit, recomputed)) {
     // The tape runs the body after this function has returned, so the body owns what it needs.
@@ -52,7 +55,7 @@ at::Tensor TransformerBlock::forward(const at::Tensor& input, const ForwardConte
         [this, first, last, pass, rotary = context.rotary](const at::Tensor& in) {
           return run_layers(in, first, last, LayerContext{pass, rotary});
         },
-        x);
+        x, keeper);
   }
   x = run_layers(x, done, layers_.size(), context);
   return final_layernorm_ ? final_layernorm_->forward(x) : x;

@@ -143,6 +143,8 @@ void TransformerConfig::fields(FieldVisitor& v) {
           "of its activation)");
   v.field("recompute_activations", recompute_activations,
           "short for --recompute-granularity selective");
+  v.field("distribute_saved_activations", distribute_saved_activations,
+          "full recomputation: each tensor-parallel rank keeps a part of a saved input; the backward gathers them");
   v.field("cp_comm_type", cp_comm_type,
           "how the ranks of a sequence exchange keys and values: p2p, all_gather, a2a or a2a+p2p, for "
           "all layers or for each; nothing to exchange at one context-parallel rank");
@@ -240,6 +242,8 @@ void TransformerConfig::validate(Violations& violations) const {
   require(!recompute_activations || recompute_granularity != RecomputeGranularity::kFull,
           "--recompute-activations asks for selective recomputation, but --recompute-granularity is full",
           "give one of them");
+  require(!distribute_saved_activations || recompute_granularity == RecomputeGranularity::kFull,
+          "--distribute-saved-activations needs --recompute-granularity full");
   require(cp_comm_type.size() == 1 || static_cast<int64_t>(cp_comm_type.size()) == num_layers,
           cat("--cp-comm-type has ", cp_comm_type.size(), " values, expected 1 or one per layer, ", num_layers));
   for (const std::string& type : cp_comm_type)

@@ -82,6 +82,8 @@ struct TransformerConfig : Config {
   // it is to the MLP what moe_act is to experts.
   std::vector<std::string> recompute_modules;
   bool recompute_activations = false;  // old spelling of --recompute-granularity selective
+  bool distribute_saved_activations =
+      false;  // inputs of recomputed layers in parts over the tensor ranks
   std::vector<std::string> cp_comm_type = {"p2p"};  // one for all layers, or one per layer
 
   void fields(FieldVisitor& visitor) override;

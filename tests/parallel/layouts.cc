@@ -114,6 +114,8 @@ constexpr LayoutRow kRows[] = {
     {"tp2_mlp_act", "llama", 2, TP "2 " SELECTIVE "mlp_act layernorm"},
     {"pp2_zbh1_mlp", "gpt", 2, PP "2 --pipeline-schedule zb-h1 " SELECTIVE "mlp"},
     {"pp2_zbh1_mlp_act", "llama", 2, PP "2 --pipeline-schedule zb-h1 " SELECTIVE "mlp_act"},
+    {"tp4_full_distributed", "qwen", 4, TP "4 " FULL "2 --distribute-saved-activations"},
+    {"tp2_pp2_distributed", "gpt", 4, TP "2 " PP "2 " FULL "1 --distribute-saved-activations"},
     {"dp2_zero3_mlp", "gpt", 2, ZERO3 OVERLAP SELECTIVE "mlp"},
     {"pp2_vpp2_full", "gpt", 2, PP "2 " VPP "2 " FULL "1"},
     {"dp2_zero3_full", "llama", 2, ZERO3 OVERLAP FULL "2"},

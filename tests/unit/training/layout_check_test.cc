@@ -214,7 +214,11 @@ Measured measure(const Arguments& a, int64_t padded_vocab, const StageSlice& sli
     context.place = batch.place;
     context.tape = &tape;
     at::Tensor input;
-    if (!slice.embedding) input = at::randn(shape, at::dtype(stream)).set_requires_grad(true);
+    BackwardEnd end_of_input;
+    if (!slice.embedding) {
+      input = at::randn(shape, at::dtype(stream));
+      end_of_input = BackwardEnd(input);
+    }
     BackwardRoot root;
     at::Tensor grad;
     {
@@ -223,13 +227,14 @@ Measured measure(const Arguments& a, int64_t padded_vocab, const StageSlice& sli
       root = BackwardRoot(end);
       out.forward = meter->most;
       grad = at::ones_like(end);
+      input.reset();
     }
     const int64_t arrived = static_cast<int64_t>(grad.nbytes());
     out.saved = meter->live - arrived;
     meter->most = 0;
     tape.backward(std::move(root), grad);
     out.backward = meter->most - arrived;
-    input.reset();
+    if (end_of_input.defined()) end_of_input.take_grad();
     return meter->live - arrived;
   };
   pass(measured);
@@ -336,6 +341,14 @@ INSTANTIATE_TEST_SUITE_P(
             "--micro-batch-size 2 --pipeline-model-parallel-size 2 --global-batch-size 8 --recompute-granularity full "
             "--recompute-method uniform",
             2},
+        ActivationCase{"distributed_inputs",
+                       "--micro-batch-size 2 --tensor-model-parallel-size 4 --recompute-granularity full "
+                       "--recompute-num-layers 2 --distribute-saved-activations",
+                       4},
+        ActivationCase{"distributed_inputs_pipeline",
+                       "--micro-batch-size 2 --tensor-model-parallel-size 2 --pipeline-model-parallel-size 2 "
+                       "--global-batch-size 8 --recompute-granularity full --distribute-saved-activations",
+                       4},
         ActivationCase{"ring", "--micro-batch-size 1 --context-parallel-size 2 --cp-comm-type p2p", 2},
         ActivationCase{"gathered_keys", "--micro-batch-size 2 --context-parallel-size 2 --cp-comm-type all_gather", 2,
                        false},
@@ -476,6 +489,17 @@ TEST(Traffic, FollowsTheFormulas) {
     const double keys = 2 * 16 * 2 * 64 * 4;
     EXPECT_EQ(sent(plan, 0, "cp"), 4 * (keys + keys + 2 * keys));
   }
+}
+
+TEST(Traffic, RecomputedPartsCommunicateAgain) {
+  const std::string flags = kTiny + "--disable-bias-linear --tensor-model-parallel-size 2 ";
+  const auto all = [&](const std::string& more) { return sent(make_layout_plan(parse(flags + more, 2), 1024), 0, "tp"); };
+  const double product = 32 * 2 * 64 * 4, none = all("");  // T h e; over two ranks an all-reduce sends as much
+  EXPECT_EQ(all("--recompute-granularity selective --recompute-modules mlp") - none, 4 * product);
+  EXPECT_EQ(all("--recompute-granularity selective --recompute-modules mlp_act layernorm") - none, 0);
+  const std::string full = "--recompute-granularity full --recompute-num-layers 2 ";
+  EXPECT_EQ(all(full) - none, 4 * 2 * product);
+  EXPECT_EQ(all(full + "--distribute-saved-activations") - all(full), 2 * product / 2);
 }
 
 TEST(Traffic, ShardedData) {

@@ -140,6 +140,8 @@ TEST(TransformerConfig, ReportsEachRule) {
       {"--recompute-modules mlp_act has no effect beside mlp\n"
        "hint: mlp recomputes the activation too; give one of them",
        [](auto& c) { c.recompute_granularity = RecomputeGranularity::kSelective, c.recompute_modules = {"mlp", "mlp_act"}; }},
+      {"--distribute-saved-activations needs --recompute-granularity full",
+       [](auto& c) { c.distribute_saved_activations = true; }},
       {"--recompute-activations asks for selective recomputation, but --recompute-granularity is full\n"
        "hint: give one of them",
        [](auto& c) { c.recompute_granularity = RecomputeGranularity::kFull, c.recompute_activations = true; }},
