@@ -112,18 +112,21 @@ class Walk {
         activations_ += pass.saved.total();
         ++in_flight;
         record(pass.forward_extra, 0);
+        leaving_ = pass.leaving;
         if (--left == 0) batches_ -= batch_;
         break;
       }
       case Action::Kind::kBackward:
-        record(pass.backward_extra, transfers.receive.any() ? transfer_ : 0);
+        record(pass.backward_extra + leaving_, transfers.receive.any() ? transfer_ : 0);
+        leaving_ = 0;
         activations_ -= pass.saved.total();
         --in_flight;
         break;
       case Action::Kind::kBackwardInput:
         // Largest at its start, or at its end, when everything for the weight gradients is there.
-        record(std::max(pass.backward_extra, pass.pending + pass.deferred_extra - pass.saved.total()),
+        record(std::max(pass.backward_extra + leaving_, pass.pending + pass.deferred_extra - pass.saved.total()),
                transfers.receive.any() ? transfer_ : 0);
+        leaving_ = 0;
         activations_ -= pass.saved.total();
         --in_flight;
         pending_ += pass.pending;
@@ -148,6 +151,9 @@ class Walk {
     out_.batches = batches_;
     out_.temporaries = temporaries;
     out_.passes_in_flight = in_flight_;
+    out_.host_activations = 0;
+    for (size_t chunk = 0; chunk < in_flight_.size(); ++chunk)
+      out_.host_activations += in_flight_[chunk] * out_.passes[chunk].offloaded;
   }
 
   const LayoutPlan& plan_;
@@ -158,7 +164,7 @@ class Walk {
   const int64_t batch_;
   std::vector<int> forwards_left_;  // by micro-batch
   std::vector<Sent> sent_;
-  int64_t early_ = 0, activations_ = 0, pending_ = 0, batches_ = 0, most_ = -1;
+  int64_t early_ = 0, leaving_ = 0, activations_ = 0, pending_ = 0, batches_ = 0, most_ = -1;
 };
 
 }  // namespace

@@ -1,6 +1,7 @@
 #include "megatron/training/passes.h"
 
 #include "megatron/base/check.h"
+#include "megatron/nn/activation_offload.h"
 #include "megatron/nn/recompute.h"
 #include "megatron/tensor/torch.h"
 #include "megatron/training/device.h"
@@ -11,6 +12,7 @@ namespace {
 
 // What one pass over one micro-batch through one chunk keeps until its backward.
 struct Pass {
+  OffloadedPass offload;
   RecomputeTape tape;
   BackwardEnd input;  // catches the gradient for the previous segment
   BackwardRoot root;
@@ -36,7 +38,11 @@ class StagePasses final : public StageCompute {
     context.place = batch.place;
     context.position_ids = batch.position_ids;
     context.document_ids = batch.document_ids;
-    context.tape = options_.training ? &pass.tape : nullptr;
+    if (options_.training) {
+      context.tape = &pass.tape;
+      if (model_.offload) pass.offload = OffloadedPass(*model_.offload);
+      if (model_.offload) context.offload = &pass.offload;
+    }
     at::Tensor start = input;
     if (input.defined() && options_.training) {
       start = input.detach();
@@ -63,6 +69,7 @@ class StagePasses final : public StageCompute {
     Pass& pass = passes_[chunk][microbatch];
     const Region region(timers_, "backward-compute", 2);
     if (defer_weights) store.defer_weight_gradients_to(&pass.weight_gradients);
+    pass.offload.begin_backward();
     pass.tape.backward(std::move(pass.root), pass.root_grad.defined() ? pass.root_grad : grad_output);
     store.defer_weight_gradients_to(nullptr);
     at::Tensor grad = pass.input.defined() ? pass.input.take_grad() : at::Tensor();

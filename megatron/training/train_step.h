@@ -7,6 +7,7 @@
 #include <memory>
 
 #include "megatron/distributed/distributed_data_parallel.h"
+#include "megatron/nn/activation_offload.h"
 #include "megatron/optimizer/optimizer.h"
 #include "megatron/training/device.h"
 #include "megatron/training/pipeline.h"
@@ -22,6 +23,7 @@ struct ModelChunk {
 
 // What a rank trains: its chunks (one unless pipeline stages are virtual), how their passes follow each other, the optimizer.
 struct TrainedModel {
+  std::unique_ptr<ActivationOffload> offload;  // null: activations stay on the device
   std::vector<ModelChunk> chunks;
   std::unique_ptr<Pipeline> pipeline;
   std::unique_ptr<Optimizer> optimizer;  // null with --skip-train

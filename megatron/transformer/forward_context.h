@@ -8,6 +8,7 @@
 namespace megatron {
 
 class KVCache;
+class OffloadedPass;
 class RecomputeTape;
 
 struct ForwardContext {
@@ -22,7 +23,8 @@ struct ForwardContext {
   at::Tensor document_ids;    // [b, s] int64 of the whole sequence on every context-parallel rank:
                               // tokens attend within their document only; undefined: no borders
   KVCache* cache = nullptr;   // decoding: keys and values of earlier positions
-  RecomputeTape* tape = nullptr;  // training: where recomputed parts are noted
+  RecomputeTape* tape = nullptr;     // training: where recomputed parts are noted
+  OffloadedPass* offload = nullptr;  // training: where offloaded activations are noted
 };
 
 }  // namespace megatron

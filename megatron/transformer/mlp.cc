@@ -1,5 +1,6 @@
 #include "megatron/transformer/mlp.h"
 
+#include "megatron/nn/activation_offload.h"
 #include "megatron/tensor/torch.h"
 
 namespace megatron {
@@ -47,11 +48,24 @@ MLP::MLP(const TransformerConfig& config, bool sequence_parallel, const Parallel
   add("linear_fc2", &linear_fc2_);
 }
 
-at::Tensor MLP::forward(const at::Tensor& x) {
-  const at::Tensor hidden = linear_fc1_.forward(x);
-  if (config_.recomputes("mlp_act"))
-    return linear_fc2_.forward(hidden);  // which contains the activation
-  return linear_fc2_.forward(activate(hidden, config_.activation(), config_.glu_linear_offset));
+at::Tensor MLP::forward(const at::Tensor& x, OffloadedPass* offload) {
+  const bool activation_inside = config_.recomputes("mlp_act");
+  at::Tensor hidden;
+  {
+    const OffloadScope scope(offload, [&](const at::Tensor& saved) {
+      return config_.offloads(saved.is_alias_of(x) ? "mlp_norm" : "mlp_fc1");
+    });
+    hidden = linear_fc1_.forward(x);
+  }
+  if (!activation_inside) {
+    const OffloadScope scope(offload,
+                             [&](const at::Tensor&) { return config_.offloads("mlp_act"); });
+    hidden = activate(hidden, config_.activation(), config_.glu_linear_offset);
+  }
+  const OffloadScope scope(offload, [&](const at::Tensor&) {
+    return config_.offloads(activation_inside ? "mlp_act" : "mlp_fc2");
+  });
+  return linear_fc2_.forward(hidden);
 }
 
 }  // namespace megatron

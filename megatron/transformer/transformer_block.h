@@ -4,6 +4,7 @@
 #include <memory>
 #include <vector>
 
+#include "megatron/nn/recompute.h"
 #include "megatron/transformer/transformer_layer.h"
 
 namespace megatron {
@@ -22,7 +23,10 @@ class TransformerBlock : public Module {
   at::Tensor forward(at::Tensor x, const ForwardContext& context);
 
  private:
-  at::Tensor run_layers(at::Tensor x, size_t first, size_t last, const LayerContext& context);
+  // Layers [first, last); those before `offloaded` with their activations in host memory.
+  at::Tensor run_layers(at::Tensor x, size_t first, size_t last, size_t offloaded,
+                        LayerContext context);
+  RecomputeTape::Keeper input_keeper(const ForwardContext& pass, bool offloaded) const;
 
   const TransformerConfig& config_;
   const ProcessGroup& tp_;

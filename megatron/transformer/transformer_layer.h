@@ -20,7 +20,7 @@ class TransformerLayer : public Module {
 
  private:
   // The second half: x + dropout(mlp(norm(x))).
-  at::Tensor feed_forward(const at::Tensor& x, const ForwardContext& pass);
+  at::Tensor feed_forward(const at::Tensor& x, const ForwardContext& pass, OffloadedPass* offload);
   at::Tensor add_residual(const at::Tensor& branch, const at::Tensor& x, RandomKey key,
                           const ForwardContext& pass) const;
 

@@ -174,10 +174,11 @@ TEST(LayoutPlan, KnownModels) {
 // -- activations
 
 struct Measured {
-  int64_t saved = 0;     // held after the forward pass
-  int64_t forward = 0;   // most during the forward pass
-  int64_t backward = 0;  // most during the backward pass
-  int64_t pending = 0;   // held for deferred weight gradients
+  int64_t saved = 0;      // held after the forward pass
+  int64_t forward = 0;    // most during the forward pass
+  int64_t backward = 0;   // most during the backward pass
+  int64_t pending = 0;    // held for deferred weight gradients
+  int64_t offloaded = 0;  // in host memory after the forward pass
 };
 
 Batch random_batch(const Arguments& a, const ParallelGroups& groups) {
@@ -202,6 +203,12 @@ Measured measure(const Arguments& a, int64_t padded_vocab, const StageSlice& sli
   const int64_t rows = batch.tokens.size(1) / (a.parallel.sequence_parallel ? groups.tp.size() : 1);
   const at::ScalarType stream = a.transformer.fp32_residual_connection ? at::kFloat : dtype;
   const std::vector<int64_t> shape = {rows, batch.tokens.size(0), a.transformer.hidden_size};
+  std::unique_ptr<ActivationOffload> offload;
+  const TransformerConfig& c = a.transformer;
+  if (c.offloads_activations())
+    offload = std::make_unique<ActivationOffload>(
+        c10::kCPU,
+        ActivationOffloadOptions{c.min_offloaded_tensor_size, c.fine_grained_offloading_max_inflight_offloads});
   Measured measured;
   const at::AutoGradMode grad_mode(true);
   // Returns what is left when the backward is over.
@@ -213,6 +220,9 @@ Measured measure(const Arguments& a, int64_t padded_vocab, const StageSlice& sli
     context.training = true;
     context.place = batch.place;
     context.tape = &tape;
+    OffloadedPass in_host_memory;
+    if (offload) in_host_memory = OffloadedPass(*offload);
+    if (offload) context.offload = &in_host_memory;
     at::Tensor input;
     BackwardEnd end_of_input;
     if (!slice.embedding) {
@@ -230,8 +240,13 @@ Measured measure(const Arguments& a, int64_t padded_vocab, const StageSlice& sli
       input.reset();
     }
     const int64_t arrived = static_cast<int64_t>(grad.nbytes());
+    // What is on its way to the host has left when another pass begins.
+    for (int64_t i = 0; offload && i <= c.fine_grained_offloading_max_inflight_offloads; ++i)
+      in_host_memory.begin_group();
     out.saved = meter->live - arrived;
+    if (offload) out.offloaded = offload->counts().host_bytes;
     meter->most = 0;
+    in_host_memory.begin_backward();
     tape.backward(std::move(root), grad);
     out.backward = meter->most - arrived;
     if (end_of_input.defined()) end_of_input.take_grad();
@@ -278,6 +293,8 @@ TEST_P(SavedActivations, AreWhatThePlanSays) {
     EXPECT_NEAR(static_cast<double>(pass.pending), static_cast<double>(real.pending),
                 0.03 * static_cast<double>(real.pending))
         << "stage " << stage;
+    EXPECT_NEAR(static_cast<double>(pass.offloaded), static_cast<double>(real.offloaded),
+                0.01 * static_cast<double>(pass.offloaded));
     EXPECT_NEAR(forward, static_cast<double>(real.forward), 0.05 * forward) << "stage " << stage;
     if (GetParam().backward_peak) {
       EXPECT_NEAR(backward, static_cast<double>(real.backward), 0.05 * backward) << "stage " << stage;
@@ -349,6 +366,38 @@ INSTANTIATE_TEST_SUITE_P(
                        "--micro-batch-size 2 --tensor-model-parallel-size 2 --pipeline-model-parallel-size 2 "
                        "--global-batch-size 8 --recompute-granularity full --distribute-saved-activations",
                        4},
+        ActivationCase{"offloaded",
+                       "--micro-batch-size 2 --fine-grained-activation-offloading --min-offloaded-tensor-size 1000 "
+                       "--offload-modules attn_norm qkv_linear core_attn attn_proj mlp_norm mlp_fc1 mlp_act mlp_fc2"},
+        ActivationCase{"offloaded_two_in_flight",
+                       "--micro-batch-size 2 --fine-grained-activation-offloading --min-offloaded-tensor-size 1000 "
+                       "--offload-modules "
+                       "core_attn attn_proj mlp_act mlp_fc2 --fine-grained-offloading-max-inflight-offloads 2"},
+        ActivationCase{"offloaded_mlp_llama",
+                       "--micro-batch-size 2 --swiglu --normalization RMSNorm --position-embedding-type rope "
+                       "--disable-bias-linear "
+                       "--group-query-attention --num-query-groups 2 --untie-embeddings-and-output-weights "
+                       "--fine-grained-activation-offloading --min-offloaded-tensor-size 1000 --offload-modules "
+                       "core_attn mlp_act"},
+        ActivationCase{
+            "offloaded_and_recomputed",
+            "--micro-batch-size 2 --fine-grained-activation-offloading --min-offloaded-tensor-size 1000 "
+            "--offload-modules "
+            "core_attn attn_proj mlp_norm --recompute-granularity selective --recompute-modules mlp layernorm"},
+        ActivationCase{"offloaded_inputs",
+                       "--micro-batch-size 2 --fine-grained-activation-offloading --min-offloaded-tensor-size 1000 "
+                       "--offload-modules "
+                       "attn_norm --recompute-granularity full"},
+        ActivationCase{"offloaded_half",
+                       "--micro-batch-size 2 --fine-grained-activation-offloading --min-offloaded-tensor-size 1000 "
+                       "--activation-offload-fraction 0.5 --offload-modules core_attn mlp_act mlp_fc2"},
+        ActivationCase{"offloaded_layers",
+                       "--micro-batch-size 2 --cpu-offloading-num-layers 2 --min-offloaded-tensor-size 1000"},
+        ActivationCase{"offloaded_pipeline",
+                       "--micro-batch-size 2 --pipeline-model-parallel-size 2 --global-batch-size 8 "
+                       "--min-offloaded-tensor-size 1000 "
+                       "--fine-grained-activation-offloading --offload-modules core_attn attn_proj mlp_act mlp_fc2",
+                       2},
         ActivationCase{"ring", "--micro-batch-size 1 --context-parallel-size 2 --cp-comm-type p2p", 2},
         ActivationCase{"gathered_keys", "--micro-batch-size 2 --context-parallel-size 2 --cp-comm-type all_gather", 2,
                        false},
@@ -439,6 +488,10 @@ INSTANTIATE_TEST_SUITE_P(
                        "--pipeline-model-parallel-size 4 --global-batch-size 8 --recompute-granularity selective "
                        "--recompute-modules mlp",
                        4},
+        ActivationCase{"offloading",
+                       "--pipeline-model-parallel-size 4 --global-batch-size 8 --fine-grained-activation-offloading "
+                       "--min-offloaded-tensor-size 1000 --offload-modules core_attn attn_proj mlp_act mlp_fc2",
+                       4},
         ActivationCase{"sharded_states", "--global-batch-size 8 --use-distributed-optimizer", 4},
         ActivationCase{"sharded_gradients",
                        "--global-batch-size 8 --use-megatron-fsdp --data-parallel-sharding-strategy optim_grads", 4},
@@ -493,7 +546,9 @@ TEST(Traffic, FollowsTheFormulas) {
 
 TEST(Traffic, RecomputedPartsCommunicateAgain) {
   const std::string flags = kTiny + "--disable-bias-linear --tensor-model-parallel-size 2 ";
-  const auto all = [&](const std::string& more) { return sent(make_layout_plan(parse(flags + more, 2), 1024), 0, "tp"); };
+  const auto all = [&](const std::string& more) {
+    return sent(make_layout_plan(parse(flags + more, 2), 1024), 0, "tp");
+  };
   const double product = 32 * 2 * 64 * 4, none = all("");  // T h e; over two ranks an all-reduce sends as much
   EXPECT_EQ(all("--recompute-granularity selective --recompute-modules mlp") - none, 4 * product);
   EXPECT_EQ(all("--recompute-granularity selective --recompute-modules mlp_act layernorm") - none, 0);
