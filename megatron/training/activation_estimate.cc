@@ -182,10 +182,17 @@ int64_t attention_saved(const LayoutPlan& plan, const LayerSizes& z) {
   return saved + z.lse;
 }
 
+// What the norm of a branch's output saves: its input and its statistics; 0 without one.
+int64_t post_norm_saved(const LayoutPlan& plan, const LayerSizes& z) {
+  return plan.model().has_post_norm() ? (z.part > 0 ? z.part : z.product) + z.stats : 0;
+}
+
 SavedBytes saved_by_layer(const LayoutPlan& plan, const LayerSizes& z) {
   SavedBytes saved;
   saved.residual = 2 * z.stream;
   saved.norms = 2 * (z.stats + (plan.model().recomputes("layernorm") ? 0 : z.normed));
+  if (!plan.model().has_pre_norm()) saved.norms = 0;
+  saved.norms += 2 * post_norm_saved(plan, z);
   saved.attention = attention_saved(plan, z);
   saved.mlp = z.fc1 + z.act;
   return saved;
@@ -193,17 +200,19 @@ SavedBytes saved_by_layer(const LayoutPlan& plan, const LayerSizes& z) {
 
 // The input of a column-parallel layer: normed, gathered, multiplied; `product` stays.
 void norm_and_multiply(const LayoutPlan& plan, const LayerSizes& z, int64_t product, Track& track) {
-  track.take(z.stats + z.normed + z.cast);
+  const bool norm = plan.model().has_pre_norm();
+  if (norm) track.take(z.stats + z.normed + z.cast);
   track.take(z.gathered + product);
-  track.give(z.gathered + z.cast);
-  if (plan.model().recomputes("layernorm")) track.give(z.normed);
+  track.give(z.gathered + (norm ? z.cast : 0));
+  if (norm && plan.model().recomputes("layernorm")) track.give(z.normed);
 }
 
 // The product of a row-parallel layer, summed over tensor ranks, and its sum with the residual stream, which stays.
-void multiply_and_add(const LayerSizes& z, Track& track) {
+void multiply_and_add(const LayoutPlan& plan, const LayerSizes& z, Track& track) {
   track.take(z.product + z.part);
   if (z.part > 0) track.give(z.product);
   const int64_t branch = z.part > 0 ? z.part : z.product;
+  track.take(post_norm_saved(plan, z));
   track.take(z.stream);
   track.give(branch);
 }
@@ -226,12 +235,12 @@ Track layer_forward(const LayoutPlan& plan, const LayerSizes& z) {
   if (z.exchanged > 0) track.touch(2 * z.q);
   track.give(track.live() - before);
   track.take(attention_saved(plan, z));
-  multiply_and_add(z, track);
+  multiply_and_add(plan, z, track);
   const int64_t branch = z.part > 0 ? z.part : z.product;
   track.take(branch);  // attention's output lives as long as its layer runs
   norm_and_multiply(plan, z, z.fc1, track);
   track.take(z.act);
-  multiply_and_add(z, track);
+  multiply_and_add(plan, z, track);
   track.give(branch);
   return track;
 }
@@ -253,7 +262,8 @@ void column_backward(const LayoutPlan& plan, const LayerSizes& z, int64_t dy, Tr
   track.touch(z.gathered + (recompute ? z.normed + z.cast : 0));
   if (z.part > 0) track.give(z.product);
   track.take(z.stream + z.cast);
-  track.give(dy + z.cast + (z.part > 0 ? z.part : z.product) + z.stats + (recompute ? 0 : z.normed));
+  const int64_t normed = plan.model().has_pre_norm() ? z.stats + (recompute ? 0 : z.normed) : 0;
+  track.give(dy + z.cast + (z.part > 0 ? z.part : z.product) + normed);
   track.touch(z.stream);  // the sum with the gradient that took the short way
   track.give(z.stream);   // that gradient
 }
@@ -265,6 +275,7 @@ Track layer_backward(const LayoutPlan& plan, const LayerSizes& z) {
   const int64_t branch =
       c.hidden_dropout > 0 || z.cast > 0 ? z.normed : 0;  // gradient of a branch, where it is another tensor
   const auto row_backward = [&](int64_t input, int64_t input_saved) {
+    track.give(post_norm_saved(plan, z));
     track.take(branch);
     track.take(z.gathered + input);
     track.give(z.gathered + branch + input_saved);

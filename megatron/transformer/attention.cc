@@ -1,7 +1,5 @@
 #include "megatron/transformer/attention.h"
 
-#include <cmath>
-
 #include "megatron/base/check.h"
 #include "megatron/tensor/rotary.h"
 #include "megatron/tensor/shape.h"
@@ -29,7 +27,7 @@ LinearOptions qkv_options(const TransformerConfig& config, bool sequence_paralle
   options.bias = config.qkv_bias();
   options.init = config.weight_init(qkv_rows(config), config.hidden_size);
   options.sequence_parallel = sequence_parallel;
-  options.input_norm = true;
+  options.input_norm = config.has_pre_norm();
   options.norm = norm_options(config);
   options.recompute_norm = config.recomputes("layernorm");
   return options;
@@ -100,11 +98,13 @@ SelfAttention::SelfAttention(const TransformerConfig& config, int64_t layer_numb
                    config.hidden_size, proj_options(config, sequence_parallel), groups) {
   add("linear_qkv", &linear_qkv_);
   if (config.qk_layernorm) {
-    NormOptions norm = norm_options(config);
-    norm.role = ParameterRole::kQKNorm;
-    norm.partial_over_tensor = groups.tp.size() > 1;  // it sees the heads of this rank
-    q_layernorm_ = std::make_unique<Norm>(config.kv_channels, norm);
-    k_layernorm_ = std::make_unique<Norm>(config.kv_channels, norm);
+    MEGATRON_CHECK(!config.qk_layernorm_over_heads || groups.kv.size() == 1,
+                   "--qk-layernorm-over-heads with fewer "
+                   "--num-query-groups (",
+                   config.query_groups(), ") than tensor-parallel ranks (", groups.tp.size(),
+                   ") is not built");
+    q_layernorm_ = std::make_unique<QKNorm>(config, config.num_attention_heads, groups.tp);
+    k_layernorm_ = std::make_unique<QKNorm>(config, config.query_groups(), groups.tp);
     add("q_layernorm", q_layernorm_.get());
     add("k_layernorm", k_layernorm_.get());
   }
@@ -115,7 +115,8 @@ AttentionOptions SelfAttention::options(const LayerContext& context, int64_t num
                                         int64_t num_keys) const {
   AttentionOptions options;
   options.causal = true;
-  options.scale = 1.0 / std::sqrt(static_cast<double>(config_.kv_channels));
+  options.scale = config_.softmax_scale();
+  options.softcap = config_.attn_logit_softcapping;
   if (const std::vector<int64_t> window = config_.window(layer_number_); !window.empty())
     options.window_left = window[0];
   options.mask = context.pass.attention_mask;
@@ -163,9 +164,10 @@ at::Tensor SelfAttention::forward(const at::Tensor& x, const LayerContext& conte
     q = q_layernorm_->forward(q);
     k = k_layernorm_->forward(k);
   }
-  if (context.rotary.cos.defined()) {
-    q = apply_rotary(q, context.rotary.cos, context.rotary.sin, context.rotary.interleaved);
-    k = apply_rotary(k, context.rotary.cos, context.rotary.sin, context.rotary.interleaved);
+  if (const RotaryTables& rotary = context.rotary.of(config_.is_rotary_local(layer_number_));
+      rotary.cos.defined()) {
+    q = apply_rotary(q, rotary.cos, rotary.sin, rotary.interleaved);
+    k = apply_rotary(k, rotary.cos, rotary.sin, rotary.interleaved);
   }
   if (context.pass.cache != nullptr)
     std::tie(k, v) = context.pass.cache->append(layer_number_ - 1, k, v);
