@@ -10,10 +10,10 @@ namespace megatron {
 namespace {
 
 // base^(2 i / width), [width / 2].
-at::Tensor powers(int64_t base, int64_t width, at::ScalarType type, at::Device device) {
+at::Tensor powers(double base, int64_t width, at::ScalarType type, at::Device device) {
   const at::Tensor exponents =
       at::arange(0, width, 2, at::dtype(type).device(device)) / static_cast<double>(width);
-  return at::pow(static_cast<double>(base), exponents);
+  return at::pow(base, exponents);
 }
 
 // Long wavelengths are divided by the factor, short ones kept, those between blended.
@@ -34,7 +34,7 @@ at::Tensor llama3_frequencies(const TransformerConfig& c, const at::Tensor& freq
 // factor, with a ramp between.
 at::Tensor yarn_frequencies(const TransformerConfig& c, const at::Tensor& powers) {
   const auto width = static_cast<double>(c.rotary_width()),
-             base = static_cast<double>(c.rotary_base);
+             base = c.rotary_base;
   const auto original = static_cast<double>(c.rope_original_max_position_embeddings);
   const auto dimension_of = [&](double turns) {
     return width * std::log(original / (turns * 2 * std::numbers::pi)) / (2 * std::log(base));

@@ -47,11 +47,11 @@ struct TransformerConfig : Config {
   bool use_rotary_position_embeddings = false;  // old alias of --position-embedding-type rope
   bool add_position_embedding =
       true;  // --no-position-embedding: no learned positions, as the type says anyway
-  int64_t rotary_base = 10000;
+  double rotary_base = 10000.0;
   double rotary_percent = 1.0;
   bool rotary_interleaved = false;
   std::optional<int64_t> rotary_seq_len_interpolation_factor;
-  std::optional<int64_t> rotary_base_local;  // of windowed layers, which are not scaled then
+  std::optional<double> rotary_base_local;  // of windowed layers, which are not scaled then
   bool use_rope_scaling = false;             // Megatron's spelling of rope_scaling_type llama3
   RopeScaling rope_scaling_type = RopeScaling::kNone;
   double rope_scaling_factor = 8.0;

@@ -298,7 +298,7 @@ ordered_json scaling_json(const TransformerConfig& c) {
   ordered_json out;
   for (const RopeType& type : rope_types())
     if (type.scaling == c.rope_scaling_type) out["rope_type"] = type.name;
-  out["rope_theta"] = static_cast<double>(c.rotary_base);
+  out["rope_theta"] = c.rotary_base;
   if (c.rope_scaling_type == RopeScaling::kNone) return out;
   out["factor"] = c.rope_scaling_factor;
   if (c.rope_scaling_type == RopeScaling::kLinear) return out;
@@ -332,7 +332,7 @@ void HfFields::rope(TransformerConfig& config, const Rope& rope) {
                             "rope_local_base_freq"})
       json.erase(key);
     if (rope.local_theta) {
-      const auto local = static_cast<double>(config.rotary_base_local.value_or(config.rotary_base));
+      const double local = config.rotary_base_local.value_or(config.rotary_base);
       json["rope_parameters"] = {
           {"sliding_attention", {{"rope_type", "default"}, {"rope_theta", local}}},
           {"full_attention", all}};
@@ -373,7 +373,7 @@ void HfFields::rope(TransformerConfig& config, const Rope& rope) {
     }
   }
   const RopeReader reader(name(), all);
-  config.rotary_base = reader.integer("rope_theta", rope.theta);
+  config.rotary_base = reader.number("rope_theta", rope.theta);
   config.rotary_percent = reader.number("partial_rotary_factor", rope.percent);
   std::optional<int64_t> original;
   if (rope.original_length)
@@ -383,7 +383,7 @@ void HfFields::rope(TransformerConfig& config, const Rope& rope) {
   const RopeReader local_reader(name(), local);
   MEGATRON_CHECK(local_reader.scaling() == RopeScaling::kNone, name(),
                  ": scaled rotary positions of sliding layers are not built");
-  config.rotary_base_local = local_reader.integer("rope_theta", *rope.local_theta);
+  config.rotary_base_local = local_reader.number("rope_theta", *rope.local_theta);
 }
 
 }  // namespace megatron

@@ -45,11 +45,11 @@ class HfFields {
 
   // Rotary positions. Needs max_position_embeddings in `config`.
   struct Rope {
-    int64_t theta = 10000;                    // when absent
+    double theta = 10000.0;                   // when absent
     double percent = 1.0;                     // partial_rotary_factor when absent
     const char* legacy_theta = "rope_theta";  // keys of the older dialect
     const char* legacy_percent = "partial_rotary_factor";
-    std::optional<int64_t> local_theta = {};  // windowed layers have their own (Gemma 3)
+    std::optional<double> local_theta = {};   // windowed layers have their own (Gemma 3)
     std::optional<int64_t> original_length =
         {};  // a key original_max_position_embeddings at the top decides (Phi-3)
   };
