@@ -113,6 +113,14 @@ class ConvertTest(unittest.TestCase):
         self.assertEqual(result.returncode, 0, result.stderr.decode())
         self.assertIn("starting from the weights of", (result.stdout + result.stderr).decode())
 
+    def test_a_restarted_run_goes_on_from_its_own_checkpoint(self):
+        flags = ["pretrain", "--pretrained-checkpoint", os.path.join(GOLDEN, "phi3"), "--load", self.path("run"), "--save",
+                 self.path("run"), *TRAIN[:5], "4", *TRAIN[6:], "--exit-interval", "2"]
+        for expected in ("starting from the weights of", "resuming from " + os.path.join(self.path("run"), "iter_0000002")):
+            result = call(*flags)
+            self.assertEqual(result.returncode, 0, result.stderr.decode())
+            self.assertIn(expected, (result.stdout + result.stderr).decode())
+
     def test_generation_from_a_folder(self):
         out = json.loads(self.run_ok("generate", "--load", os.path.join(GOLDEN, "gpt2"), "--prompt", "5 6 7",
                                      "--tokens-to-generate", "5", "--greedy", "--ignore-eod", "--json"))

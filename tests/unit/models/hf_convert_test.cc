@@ -307,6 +307,33 @@ TEST_F(HfConvert, IndexAndFilesMustAgree) {
             std::string::npos);
 }
 
+TEST_F(HfConvert, ATensorIsInOneFileOnlyAndListed) {
+  const fs::path folder = copy("llama2"), index = folder / "model.safetensors.index.json";
+  const std::string first = "model-00001-of-00002.safetensors";
+  const Tensors tensors = read_file_tensors(folder / first);
+  const Tensors others = read_file_tensors(folder / "model-00002-of-00002.safetensors");
+  const auto [other_name, other] = *others.begin();
+  const auto rewrite = [&](const std::string& name) {
+    std::vector<SafetensorsTensor> list;
+    for (const auto& [key, value] : tensors)
+      list.push_back({key, value.dtype, value.shape, value.bytes.data()});
+    list.push_back({name, other.dtype, other.shape, other.bytes.data()});
+    write_safetensors(folder / first, list);
+  };
+  rewrite(other_name);
+  EXPECT_EQ(open_error(folder), cat(": tensor ", other_name, " is in ", first,
+                                    " and in model-00002-of-00002.safetensors"));
+  rewrite("model.unlisted");
+  const std::string name = "/model.safetensors.index.json";
+  EXPECT_EQ(open_error(folder), name + ": does not list model.unlisted, which is in " + first);
+  std::ofstream(index) << "{}";
+  EXPECT_EQ(open_error(folder), name + ": has no object weight_map");
+  std::ofstream(index) << R"({"weight_map": {"a": 1}})";
+  EXPECT_EQ(open_error(folder), name + ": the file of a is no string");
+  std::ofstream(index) << R"({"weight_map": {"a": "../x.safetensors"}})";
+  EXPECT_EQ(open_error(folder), name + ": \"../x.safetensors\" is no name of a file in the folder");
+}
+
 TEST_F(HfConvert, PicklesAreNotRead) {
   const fs::path folder = copy("mistral");
   fs::rename(folder / "model.safetensors", folder / "pytorch_model.bin");
@@ -343,8 +370,59 @@ TEST_F(HfConvert, UnknownModelsAndSettingsAreNamed) {
             ": attention_bias without mlp_bias, or the reverse, is not built");
   EXPECT_EQ(config_error([](ordered_json& json) { json.erase("hidden_size"); }),
             ": has no hidden_size");
+  EXPECT_EQ(config_error([](ordered_json& json) { json["vocab_size"] = 0; }),
+            ": vocab_size 0 is not positive");
+  EXPECT_EQ(config_error([](ordered_json& json) { json["rope_scaling"] = "none"; }),
+            ": rope_scaling is \"none\", expected an object");
+  EXPECT_EQ(config_error([](ordered_json& json) {
+              json["rope_scaling"] = {{"type", "llama3"}, {"factor", 2.0}};
+            }),
+            ": has no rope_parameters.low_freq_factor");
+  EXPECT_EQ(config_error([](ordered_json& json) {
+              json["rope_parameters"] = {{"full_attention", {{"rope_theta", 10.0}}}};
+            }),
+            ": rope_parameters of each type of layer are not built for this model");
+  EXPECT_EQ(config_error([](ordered_json& json) { json["num_key_value_heads"] = 3; }),
+            ": --num-attention-heads 4 is not divisible by --num-query-groups 3\n"
+            "hint: groups that divide it: 1, 2, 4");
   EXPECT_EQ(config_error([](ordered_json& json) { json["num_hidden_layers"] = "two"; }),
             ": num_hidden_layers is \"two\", expected a whole number");
+}
+
+TEST_F(HfConvert, LayersByType) {
+  const fs::path folder = copy("gemma2");
+  const auto with_types = [&](const ordered_json& types) {
+    edit_config(folder, [&](ordered_json& json) { json["layer_types"] = types; });
+    std::string kinds;
+    const std::string error = error_of([&] {
+      const TransformerConfig t = read_hf_config(folder).config.transformer;
+      for (int64_t layer = 1; layer <= 2; ++layer) kinds += t.window(layer).empty() ? 'f' : 'w';
+    });
+    return kinds.empty() ? error : kinds;
+  };
+  const std::string name = (folder / "config.json").string();
+  EXPECT_EQ(with_types({"full_attention", "sliding_attention"}), "fw");
+  EXPECT_EQ(with_types({"sliding_attention", "sliding_attention"}), "ww");
+  EXPECT_EQ(with_types({"full_attention", "full_attention"}), "ff");
+  EXPECT_EQ(with_types(ordered_json::array({"full_attention"})),
+            name + ": layer_types names 1 layers, num_hidden_layers is 2");
+  EXPECT_EQ(with_types({"chunked_attention", "full_attention"}),
+            name + ": layers of the type \"chunked_attention\" are not built");
+  EXPECT_EQ(with_types({1, 2}), name + ": layer_types is 1, expected a string");
+}
+
+TEST_F(HfConvert, ATokenizerThatCannotBeMadeIsNeededForPromptsOnly) {
+  const fs::path folder = copy("mistral");
+  std::ofstream(folder / "tokenizer.json") << R"({"model": {"type": "Unigram"}})";
+  const ParallelGroups groups;
+  LoadModelRequest request;
+  request.load = folder;
+  EXPECT_NE(error_of([&] { load_model(request, groups); }), "no error");
+  request.tokenizer_required = false;
+  const LoadedModel loaded = load_model(request, groups);
+  ASSERT_EQ(loaded.warnings.size(), 1u);
+  EXPECT_TRUE(loaded.warnings[0].starts_with("no tokenizer: ")) << loaded.warnings[0];
+  EXPECT_EQ(loaded.tokenizer->vocab_size(), 40);
 }
 
 TEST_F(HfConvert, AFolderThatHoldsSomethingIsNotWrittenOver) {

@@ -134,7 +134,8 @@ TEST_P(HfPublished, IsWrittenAsItWasRead) {
   const std::string text = write_hf_config(*model.family, model.config, GetParam().config);
   const HfModel back = parse_hf_config(text, GetParam().name);
   EXPECT_EQ(architecture_difference(model.config.transformer, back.config.transformer), "");
-  EXPECT_EQ(write_hf_config(*back.family, back.config, text), text) << "writing again changes nothing";
+  EXPECT_EQ(write_hf_config(*back.family, back.config, text), text)
+      << "writing again changes nothing";
 }
 
 INSTANTIATE_TEST_SUITE_P(Models, HfPublished, testing::ValuesIn(kPublished),
