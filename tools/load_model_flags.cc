@@ -35,7 +35,7 @@ DeviceChoice device_choice(const std::string& name) {
 
 void LoadModelConfig::fields(FieldVisitor& v) {
   v.group("model");
-  v.field("load", load, "folder of checkpoints, or one checkpoint");
+  v.field("load", load, "folder of checkpoints, one checkpoint, or a folder of Hugging Face");
   v.field("ckpt_step", ckpt_step, "take this iteration instead of the newest");
   v.choice("dtype", dtype, kDTypes, "element type to compute in");
   v.field("device", device, "auto, cpu or cuda");
@@ -48,9 +48,11 @@ void LoadModelConfig::validate(Violations& violations) const {
     violations.add(cat("--device ", device, ": unknown value"), "expected one of auto, cpu, cuda");
 }
 
-LoadedModel load_model(const LoadModelConfig& config, const ParallelGroups& groups) {
+LoadedModel load_model(const LoadModelConfig& config, const ParallelGroups& groups,
+                       bool tokenizer_required) {
   LoadModelRequest request;
   request.load = config.load;
+  request.tokenizer_required = tokenizer_required;
   request.ckpt_step = config.ckpt_step;
   request.dtype = scalar_type(config.dtype);
   request.device = choose_device(device_choice(config.device));

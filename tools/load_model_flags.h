@@ -19,6 +19,7 @@ struct LoadModelConfig : Config {
 };
 
 // Loads it and logs which checkpoint was taken. `groups` must outlive the result.
-LoadedModel load_model(const LoadModelConfig& config, const ParallelGroups& groups);
+LoadedModel load_model(const LoadModelConfig& config, const ParallelGroups& groups,
+                       bool tokenizer_required = true);
 
 }  // namespace megatron

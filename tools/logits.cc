@@ -39,12 +39,12 @@ struct LogitsConfig : Config {
   }
 };
 
-std::vector<int32_t> token_ids(const LogitsConfig& config, const Tokenizer& tokenizer) {
-  if (!config.prompt.empty()) return tokenizer.encode(config.prompt);
+std::vector<int32_t> token_ids(const LogitsConfig& config, const LoadedModel& model) {
+  if (!config.prompt.empty()) return model.tokenizer->encode(config.prompt);
   std::vector<int32_t> ids;
   for (const int64_t id : config.tokens) {
-    MEGATRON_CHECK(id >= 0 && id < tokenizer.vocab_size(), "--tokens ", id,
-                   " is outside the vocabulary of ", tokenizer.vocab_size());
+    MEGATRON_CHECK(id >= 0 && id < model.config.vocab_size, "--tokens ", id,
+                   " is outside the vocabulary of ", model.config.vocab_size);
     ids.push_back(static_cast<int32_t>(id));
   }
   return ids;
@@ -65,19 +65,23 @@ void write_output(const std::string& path, const std::vector<int32_t>& ids,
 void print_top(const LogitsConfig& config, const Tokenizer& tokenizer, const at::Tensor& logits) {
   const at::Tensor last = logits.select(0, logits.size(0) - 1).to(at::kDouble).log_softmax(-1);
   const auto [values, ids] = last.topk(std::min<int64_t>(config.top, last.size(0)));
+  // A model may have ids that its tokenizer does not know.
+  const auto bytes_of = [&](int32_t id) {
+    return id < tokenizer.vocab_size() ? tokenizer.token_bytes(id) : std::string();
+  };
   JsonWriter json(2);
   json.begin_array();
   for (int64_t i = 0; i < ids.size(0); ++i) {
     const auto id = static_cast<int32_t>(ids[i].item<int64_t>());
     const double logprob = values[i].item<double>();
     if (!config.json) {
-      print_line(cat(id, "\t", logprob, "\t", json_quote(tokenizer.token_bytes(id))));
+      print_line(cat(id, "\t", logprob, "\t", json_quote(bytes_of(id))));
       continue;
     }
     json.begin_object()
         .member("id", id)
         .member("logprob", logprob)
-        .member("token", tokenizer.token_bytes(id))
+        .member("token", bytes_of(id))
         .end_object();
   }
   json.end_array();
@@ -96,8 +100,8 @@ int logits(int argc, char** argv) {
     return 0;
   }
   const ParallelGroups groups;
-  LoadedModel loaded = load_model(load, groups);
-  const std::vector<int32_t> ids = token_ids(config, *loaded.tokenizer);
+  LoadedModel loaded = load_model(load, groups, /*tokenizer_required=*/!config.prompt.empty());
+  const std::vector<int32_t> ids = token_ids(config, loaded);
   const at::Tensor result = full_logits(*loaded.model, ids);
   if (!config.output.empty())
     write_output(config.output, ids, result);

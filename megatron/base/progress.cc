@@ -20,7 +20,7 @@ std::string amount(double value, const std::string& unit) {
 
 }  // namespace
 
-Progress::Progress(std::string title, uint64_t total, std::string unit)
+ProgressBar::ProgressBar(std::string title, uint64_t total, std::string unit)
     : title_(std::move(title)),
       unit_(std::move(unit)),
       total_(total),
@@ -28,9 +28,9 @@ Progress::Progress(std::string title, uint64_t total, std::string unit)
       last_draw_(start_),
       terminal_(is_terminal()) {}
 
-Progress::~Progress() { finish(); }
+ProgressBar::~ProgressBar() { finish(); }
 
-void Progress::advance(uint64_t amount) {
+void ProgressBar::advance(uint64_t amount) {
   done_.fetch_add(amount, std::memory_order_relaxed);
   if (!terminal_) return;
   const std::unique_lock lock(mutex_, std::try_to_lock);
@@ -41,7 +41,7 @@ void Progress::advance(uint64_t amount) {
   set_status_line(line(false));
 }
 
-void Progress::finish() {
+void ProgressBar::finish() {
   const std::lock_guard lock(mutex_);
   if (finished_) return;
   finished_ = true;
@@ -49,7 +49,7 @@ void Progress::finish() {
   log_info(line(true));
 }
 
-std::string Progress::line(bool last) const {
+std::string ProgressBar::line(bool last) const {
   const auto done = static_cast<double>(done_.load(std::memory_order_relaxed));
   const auto total = static_cast<double>(total_);
   const double seconds = std::chrono::duration<double>(steady_clock::now() - start_).count();

@@ -10,13 +10,13 @@
 
 namespace megatron {
 
-class Progress {
+class ProgressBar {
  public:
   // `total` 0: unknown. `unit` is "B" (printed as kB, MB, ...) or a noun ("documents").
-  Progress(std::string title, uint64_t total, std::string unit);
-  ~Progress();
-  Progress(const Progress&) = delete;
-  Progress& operator=(const Progress&) = delete;
+  ProgressBar(std::string title, uint64_t total, std::string unit);
+  ~ProgressBar();
+  ProgressBar(const ProgressBar&) = delete;
+  ProgressBar& operator=(const ProgressBar&) = delete;
   void advance(uint64_t amount);
   void finish();  // draws the last state and ends the line; called by the destructor too
 

@@ -128,7 +128,7 @@ PreprocessResult preprocess_files(const PreprocessOptions& options, const Tokeni
   PreprocessResult result;
   result.num_files = static_cast<int64_t>(files.size());
   DatasetWriter writer(options, type, eod);
-  Progress progress("preprocess-data", total_bytes(files), "B");
+  ProgressBar progress("preprocess-data", total_bytes(files), "B");
   int64_t logged = 0;
 
   OrderedPool<Chunk, EncodedChunk> pool(workers, kMaxBytesInFlight,

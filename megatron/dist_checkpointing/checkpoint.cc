@@ -38,6 +38,7 @@ void read_block(const InputFile& in, const StoredFile& file, uint64_t block, std
   const uint64_t offset = file.header_bytes + block * kCheckpointBlockBytes;
   buffer.resize(block_size(file, block));
   in.read_at(offset, buffer.data(), buffer.size());
+  if (!file.has_checksums) return;
   MEGATRON_CHECK(XXH3_64bits(buffer.data(), buffer.size()) == file.block_hashes[block], in.path().string(),
                  ": the checksum of bytes ", offset, " to ", offset + buffer.size(),
                  " does not match\nhint: the file was damaged after it was written");
@@ -96,6 +97,49 @@ struct Transfer {
       else
         convert_elements(in, stored_dtype, at, wanted->dtype, count);
     });
+  }
+};
+
+// The same where the file holds the transpose: column by column.
+struct TransposedTransfer {
+  const ShardPiece* piece;
+  const Fragment* fragment;
+  DType stored_dtype;
+  const ShardedTensor* wanted;
+
+  uint64_t copy(const Checkpoint& checkpoint) const {
+    const int64_t columns = wanted->local_shape[1], stored_size = size_of(stored_dtype),
+                  wanted_size = size_of(wanted->dtype);
+    MEGATRON_CHECK(wanted->flat_begin == 0 && wanted->flat_end == wanted->local_shape[0] * columns,
+                   wanted->key,
+                   ": a flat range of a tensor that is stored transposed cannot be read");
+    const StoredFile& file = checkpoint.manifest().files[static_cast<size_t>(fragment->file)];
+    const InputFile in(checkpoint.directory() / file.name);
+    const Box common = *intersect(fragment->box, piece->global);
+    const auto from = [&](const std::vector<int64_t>& origin, size_t d) {
+      return common.offset[d] - origin[d];
+    };
+    const int64_t rows = common.shape[0], first_row = from(fragment->box.offset, 0);
+    std::vector<std::byte> run(static_cast<size_t>(rows * stored_size)),
+        converted(static_cast<size_t>(rows * wanted_size));
+    char* const out =
+        static_cast<char*>(wanted->data) +
+        (piece->local_offset[0] + from(piece->global.offset, 0)) * columns * wanted_size;
+    for (int64_t c = 0; c < common.shape[1]; ++c) {
+      const int64_t at = (from(fragment->box.offset, 1) + c) * fragment->column_stride + first_row;
+      in.read_at(file.header_bytes + fragment->offset + static_cast<uint64_t>(at * stored_size),
+                 run.data(), run.size());
+      const std::byte* elements = run.data();
+      if (stored_dtype != wanted->dtype) {
+        convert_elements(run.data(), stored_dtype, converted.data(), wanted->dtype, rows);
+        elements = converted.data();
+      }
+      char* element =
+          out + (piece->local_offset[1] + from(piece->global.offset, 1) + c) * wanted_size;
+      for (int64_t r = 0; r < rows; ++r, element += columns * wanted_size)
+        std::memcpy(element, elements + r * wanted_size, static_cast<size_t>(wanted_size));
+    }
+    return static_cast<uint64_t>(rows * common.shape[1] * stored_size);
   }
 };
 
@@ -170,6 +214,10 @@ class Loader {
         Overlap overlap(fragment.box, fragment.flat_begin, fragment.flat_end, tensor.local_shape, piece, tensor.flat_begin,
                         tensor.flat_end);
         if (overlap.empty()) continue;
+        if (fragment.column_stride > 0) {
+          transposed_.push_back({&piece, &fragment, stored.dtype, &tensor});
+          continue;
+        }
         add_to_blocks(transfers_.size(), overlap, fragment, stored.dtype);
         transfers_.push_back({std::move(overlap), &fragment, stored.dtype, &tensor});
       }
@@ -215,6 +263,7 @@ class Loader {
       }
     };
     parallel_for(static_cast<int64_t>(jobs.size()), 4, body, options_.threads);
+    for (const TransposedTransfer& transfer : transposed_) bytes_read += transfer.copy(checkpoint_);
     report_.bytes_read = bytes_read;
   }
 
@@ -223,6 +272,7 @@ class Loader {
   std::vector<ShardedTensor> wanted_, present_;
   std::vector<std::string> problems_;
   std::vector<Transfer> transfers_;
+  std::vector<TransposedTransfer> transposed_;
   std::map<std::pair<int, uint64_t>, std::vector<size_t>> blocks_;  // (file, block) -> transfers that touch it
   LoadReport report_;
 };
@@ -248,6 +298,13 @@ Checkpoint::Checkpoint(fs::path directory) : directory_(std::move(directory)) {
                  "\nhint: it is no checkpoint of this program, or one whose manifest was deleted");
   manifest_ = parse_manifest(read_whole(InputFile(path)), path.string());
   for (const StoredFile& file : manifest_.files) check_size(InputFile(directory_ / file.name), file);
+}
+
+Checkpoint::Checkpoint(fs::path directory, Manifest manifest)
+    : directory_(std::move(directory)), manifest_(std::move(manifest)) {
+  check_manifest(manifest_, directory_.string());
+  for (const StoredFile& file : manifest_.files)
+    check_size(InputFile(directory_ / file.name), file);
 }
 
 bool Checkpoint::has_file(std::string_view name) const {

@@ -36,6 +36,9 @@ class Checkpoint {
  public:
   // Reads and verifies manifest.json, and that every file has its size. Throws Error.
   explicit Checkpoint(std::filesystem::path directory);
+  // Files of another program that `manifest` describes; verifies that every file has its size.
+  // Throws Error.
+  Checkpoint(std::filesystem::path directory, Manifest manifest);
 
   const std::filesystem::path& directory() const { return directory_; }
   const Manifest& manifest() const { return manifest_; }

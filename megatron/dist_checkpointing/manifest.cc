@@ -130,8 +130,8 @@ void check_file(const StoredFile& file) {
                  " has a header of ", file.header_bytes, " bytes and ", file.bytes, " bytes in all");
   const uint64_t data = file.bytes - file.header_bytes;
   const uint64_t blocks = data / kCheckpointBlockBytes + (data % kCheckpointBlockBytes != 0);
-  MEGATRON_CHECK(file.block_hashes.size() == blocks, file.name, " has ", file.block_hashes.size(),
-                 " checksums for ", blocks, " blocks");
+  MEGATRON_CHECK(!file.has_checksums || file.block_hashes.size() == blocks, file.name, " has ",
+                 file.block_hashes.size(), " checksums for ", blocks, " blocks");
 }
 
 // Elements that two fragments of one tensor share.
@@ -180,7 +180,15 @@ void check_tensor(const StoredTensor& tensor, const std::vector<StoredFile>& fil
                        fragment.flat_end <= fragment.box.num_elements(),
                    "a fragment has the flat range ", fragment.flat_begin, " to ", fragment.flat_end, " of ",
                    fragment.box.num_elements(), " elements");
-    const uint64_t bytes = static_cast<uint64_t>(fragment.flat_end - fragment.flat_begin) * element_bytes;
+    uint64_t bytes = static_cast<uint64_t>(fragment.flat_end - fragment.flat_begin) * element_bytes;
+    if (fragment.column_stride > 0 && bytes > 0) {
+      const std::vector<int64_t>& extents = fragment.box.shape;
+      MEGATRON_CHECK(extents.size() == 2 && extents[0] <= fragment.column_stride &&
+                         fragment.flat_end - fragment.flat_begin == fragment.box.num_elements(),
+                     "a transposed fragment is no whole part of a matrix");
+      bytes = static_cast<uint64_t>(fragment.column_stride * (extents[1] - 1) + extents[0]) *
+              element_bytes;
+    }
     const uint64_t data = file.bytes - file.header_bytes;
     MEGATRON_CHECK(fragment.offset % element_bytes == 0 && fragment.offset <= data && bytes <= data - fragment.offset,
                    "a fragment of ", bytes, " bytes at ", fragment.offset, " does not fit into the ", data,

@@ -28,6 +28,10 @@ struct Fragment {
   Box box;
   int64_t flat_begin = 0;
   int64_t flat_end = 0;
+  // 0, or the file holds the transpose of a larger matrix: element (r, c) of the whole box lies
+  // column_stride * c + r elements behind `offset`. Only in manifests that describe the files of
+  // another program.
+  int64_t column_stride = 0;
 };
 
 struct StoredTensor {
@@ -44,6 +48,7 @@ struct StoredFile {
   uint64_t header_bytes = 0;  // 0 for files that are not safetensors
   uint64_t header_hash = 0;   // XXH3-64
   std::vector<uint64_t> block_hashes;
+  bool has_checksums = true;  // false: a file of another program; its size alone is verified
 };
 
 struct Manifest {

@@ -8,6 +8,7 @@
 #include <map>
 #include <memory>
 #include <set>
+#include <utility>
 
 #include "megatron/base/check.h"
 #include "megatron/dist_checkpointing/checkpoint.h"
@@ -62,11 +63,12 @@ std::vector<Source> sources_of(const std::vector<ShardedTensor>& tensors) {
   return sources;
 }
 
-void write_source(const Source& source, BlockWriter& out) {
+// `memory`: of the tensor's data.
+void write_source(const Source& source, const void* memory, BlockWriter& out) {
   const ShardedTensor& tensor = *source.tensor;
   const Fragment& fragment = source.fragment;
   const int64_t element_bytes = size_of(tensor.dtype);
-  const char* data = static_cast<const char*>(tensor.data);
+  const char* data = static_cast<const char*>(memory);
   Overlap(fragment.box, fragment.flat_begin, fragment.flat_end, tensor.local_shape, *source.piece, tensor.flat_begin,
           tensor.flat_end)
       .for_each_run(fragment.flat_begin, fragment.flat_end, [&](int64_t, int64_t local_flat, int64_t count) {
@@ -80,7 +82,7 @@ Manifest write_rank(const fs::path& directory, const SaveRequest& request, int r
   std::vector<ShardedTensor> tensors;
   for (const ShardedTensor& tensor : request.tensors) {
     if (tensor.replica_id != 0) continue;
-    tensors.push_back(normalized(tensor));
+    tensors.push_back(normalized(tensor, /*needs_memory=*/!request.provide));
     const StoredTensor described{tensor.dtype, tensor.global_shape, {}};
     const StoredTensor& stored = part.tensors.try_emplace(tensor.key, described).first->second;
     MEGATRON_CHECK(stored.dtype == tensor.dtype && stored.shape == tensor.global_shape, tensor.key,
@@ -100,8 +102,13 @@ Manifest write_rank(const fs::path& directory, const SaveRequest& request, int r
   char name[64];
   std::snprintf(name, sizeof name, "rank_%05d.safetensors", rank);
   BlockWriter out(directory, name, header, entries.back().end);
+  const ShardedTensor* provided = nullptr;  // whose memory `memory` is
+  const void* memory = nullptr;
   for (size_t i = 0; i < sources.size(); ++i) {
-    write_source(sources[i], out);
+    const ShardedTensor* tensor = sources[i].tensor;
+    if (tensor->data == nullptr && std::exchange(provided, tensor) != tensor)
+      memory = request.provide(*tensor);
+    write_source(sources[i], tensor->data != nullptr ? tensor->data : memory, out);
     sources[i].fragment.offset = entries[i].begin;
     part.tensors[sources[i].tensor->key].fragments.push_back(sources[i].fragment);
   }

@@ -7,6 +7,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <optional>
 #include <string>
 #include <utility>
@@ -42,6 +43,9 @@ struct SaveRequest {
   std::filesystem::path root;  // created when missing
   int64_t iteration = 0;
   std::vector<ShardedTensor> tensors;  // this rank's part, in host memory; only replica 0 is written
+  // Called before a tensor whose `data` is null is written; gives its memory, which may be used
+  // again for the next. For states that do not fit into memory at once.
+  std::function<const void*(const ShardedTensor& tensor)> provide;
   std::string state = "{}";            // JSON object text, rank 0's counts; NaN and infinities must be spelled as strings
   // (relative name, contents) stored beside the weights: resolved configuration, tokenizer files. Rank 0's count.
   std::vector<std::pair<std::string, std::string>> files;

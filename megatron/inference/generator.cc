@@ -17,7 +17,10 @@ at::Device device_of(GPTModel& model) { return model.parameters().front()->value
 class Row {
  public:
   Row(const Tokenizer& tokenizer, const GenerateOptions& options)
-      : options_(options), decoder_(tokenizer), eod_(tokenizer.eod()) {}
+      : options_(options),
+        decoder_(tokenizer),
+        eod_(tokenizer.eod()),
+        vocab_size_(tokenizer.vocab_size()) {}
 
   bool finished() const { return finished_; }
 
@@ -25,7 +28,8 @@ class Row {
   std::string push(int32_t token) {
     if (options_.stop_at_eod && eod_ && token == *eod_) return finish(FinishReason::kEndOfDocument);
     result.tokens.push_back(token);
-    held_ += decoder_.push(token);
+    if (token < vocab_size_)
+      held_ += decoder_.push(token);  // models may have ids that stand for no text
     if (static_cast<int64_t>(result.tokens.size()) >= options_.tokens_to_generate) {
       std::string piece = release();
       return finished_ ? piece : piece + finish(FinishReason::kLength);
@@ -69,6 +73,7 @@ class Row {
   const GenerateOptions& options_;
   StreamDecoder decoder_;
   std::optional<int32_t> eod_;
+  int64_t vocab_size_;
   std::string held_;
   bool finished_ = false;
 };
@@ -123,6 +128,9 @@ std::vector<Row> start_rows(const GPTConfig& config, const Tokenizer& tokenizer,
                      " has no tokens and the tokenizer has no end-of-document token to start from");
       ids.push_back(*tokenizer.eod());
     }
+    for (const int32_t id : ids)
+      MEGATRON_CHECK(id < config.vocab_size, "prompt ", i + 1, " has the token id ", id,
+                     ", the model's vocabulary has ", config.vocab_size);
     const int64_t limit = max_positions(config);
     const auto needed = static_cast<int64_t>(ids.size()) + options.tokens_to_generate;
     MEGATRON_CHECK(limit < 0 || needed <= limit, "prompt ", i + 1, " has ", ids.size(),
@@ -132,6 +140,17 @@ std::vector<Row> start_rows(const GPTConfig& config, const Tokenizer& tokenizer,
                    std::max<int64_t>(0, limit - static_cast<int64_t>(ids.size())));
   }
   return rows;
+}
+
+// Whether a row's next token is the first beyond the original length of longrope: its keys are then
+// rotated by other frequencies, and all of them are computed anew.
+bool crosses_rope_border(const TransformerConfig& config, const std::vector<Row>& rows,
+                         int64_t step) {
+  if (config.rope_scaling_type != RopeScaling::kLongRope) return false;
+  return std::any_of(rows.begin(), rows.end(), [&](const Row& row) {
+    return static_cast<int64_t>(row.result.prompt_tokens.size()) + step ==
+           config.rope_original_max_position_embeddings + 1;
+  });
 }
 
 }  // namespace
@@ -156,8 +175,13 @@ std::vector<Generation> generate(GPTModel& model, const Tokenizer& tokenizer,
     DenseKVCache cache(config.transformer.num_layers,
                        batch.tokens.size(1) + options.tokens_to_generate, batch.padding);
     at::Tensor next = at::zeros({static_cast<int64_t>(rows.size()), 1}, at::kLong);
-    at::Tensor tokens = batch.tokens;
+    at::Tensor tokens = batch.tokens, history = batch.tokens;
     for (int64_t step = 0; step < options.tokens_to_generate; ++step) {
+      if (step > 0 && crosses_rope_border(config.transformer, rows, step)) {
+        cache = DenseKVCache(config.transformer.num_layers,
+                             history.size(1) + options.tokens_to_generate - step, batch.padding);
+        tokens = history;
+      }
       const at::Tensor logits = forward_last(model, tokens, cache, padding, device);
       bool all_finished = true;
       for (size_t i = 0; i < rows.size(); ++i) {
@@ -173,6 +197,8 @@ std::vector<Generation> generate(GPTModel& model, const Tokenizer& tokenizer,
       }
       if (all_finished) break;
       tokens = next;
+      if (config.transformer.rope_scaling_type == RopeScaling::kLongRope)
+        history = at::cat({history, next}, 1);
     }
   }
   for (Row& row : rows) results.push_back(std::move(row.result));

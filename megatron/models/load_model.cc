@@ -7,6 +7,7 @@
 #include "megatron/comm/parallel_groups.h"
 #include "megatron/dist_checkpointing/checkpoint.h"
 #include "megatron/dist_checkpointing/checkpoint_folder.h"
+#include "megatron/models/huggingface/hf_folder.h"
 #include "megatron/nn/placement.h"
 #include "megatron/tensor/shape.h"
 #include "megatron/tensor/torch.h"
@@ -37,12 +38,31 @@ at::ScalarType stored_dtype(const Checkpoint& checkpoint, const std::string& key
 
 }  // namespace
 
-LoadedModel load_model(const LoadModelRequest& request, const ParallelGroups& groups) {
+namespace {
+
+// A model before its weights: what to load them from, its configuration and its tokenizer's.
+struct Found {
+  Checkpoint checkpoint;
+  TransformerConfig transformer;
+  TokenizerConfig tokenizer;
+  std::vector<std::string> warnings;
+};
+
+Found find_model(const LoadModelRequest& request) {
   constexpr const char* kHint =
-      "\nhint: give the folder that --save of `megatron pretrain` named, or one iter_* directory "
-      "in it";
+      "\nhint: give the folder that --save of `megatron pretrain` named, one iter_* directory "
+      "in it, or a folder of Hugging Face with config.json and safetensors";
   MEGATRON_CHECK(std::filesystem::is_directory(request.load), request.load.string(),
                  ": there is no such folder", kHint);
+  if (is_hf_folder(request.load)) {
+    MEGATRON_CHECK(!request.ckpt_step, "--ckpt-step is given, but ", request.load.string(),
+                   " is a folder of Hugging Face");
+    HfFolder folder = open_hf_folder(request.load);
+    return {std::move(folder.checkpoint),
+            folder.model.config.transformer,
+            hf_tokenizer(request.load, folder.model.config.vocab_size),
+            {}};
+  }
   StartRequest start;
   start.mode = StartMode::kResumeOrFresh;  // a folder without checkpoints is reported below, in the
                                            // words of a reader
@@ -51,26 +71,47 @@ LoadedModel load_model(const LoadModelRequest& request, const ParallelGroups& gr
   const StartDecision decision = resolve_start(start);
   MEGATRON_CHECK(decision.checkpoint.has_value(), request.load.string(), ": holds no checkpoint",
                  kHint);
-  const Checkpoint checkpoint(decision.checkpoint->directory);
+  Found found{Checkpoint(decision.checkpoint->directory), {}, {}, decision.warnings};
+  const Checkpoint& checkpoint = found.checkpoint;
   MEGATRON_CHECK(checkpoint.has_file("config.yaml"), checkpoint.directory().string(),
                  " holds no config.yaml, so the shape of its model is unknown",
                  "\nhint: checkpoints of `megatron pretrain` hold it");
+  Config* const configs[] = {&found.transformer, &found.tokenizer};
+  read_yaml(configs, (checkpoint.directory() / "config.yaml").string(), /*ignore_unknown=*/true);
+  found.transformer.finalize();
+  for (std::string* path :
+       {&found.tokenizer.tokenizer_model, &found.tokenizer.vocab_file, &found.tokenizer.merge_file})
+    use_stored(*path, checkpoint);
+  return found;
+}
 
+std::unique_ptr<Tokenizer> tokenizer_of(Found& found, bool required) {
+  try {
+    return make_tokenizer(found.tokenizer);
+  } catch (const Error& error) {
+    if (required || !found.tokenizer.vocab_size) throw;
+    found.warnings.push_back(cat("no tokenizer: ", error.what()));
+    TokenizerConfig null;
+    null.tokenizer_type = "NullTokenizer";
+    null.vocab_size = found.tokenizer.vocab_size;
+    return make_tokenizer(null);
+  }
+}
+
+}  // namespace
+
+LoadedModel load_model(const LoadModelRequest& request, const ParallelGroups& groups) {
+  Found found = find_model(request);
+  const Checkpoint& checkpoint = found.checkpoint;
   LoadedModel loaded;
   loaded.iteration = checkpoint.iteration();
   loaded.directory = checkpoint.directory();
-  loaded.warnings = decision.warnings;
-  TokenizerConfig tokenizer;
-  Config* const configs[] = {&loaded.config.transformer, &tokenizer};
-  read_yaml(configs, (checkpoint.directory() / "config.yaml").string(), /*ignore_unknown=*/true);
-  loaded.config.transformer.finalize();
-  for (std::string* path :
-       {&tokenizer.tokenizer_model, &tokenizer.vocab_file, &tokenizer.merge_file})
-    use_stored(*path, checkpoint);
-  loaded.tokenizer = make_tokenizer(tokenizer);
-  loaded.config.vocab_size = loaded.tokenizer->vocab_size();
+  loaded.tokenizer = tokenizer_of(found, request.tokenizer_required);
+  loaded.warnings = std::move(found.warnings);
+  loaded.config.transformer = found.transformer;
+  loaded.config.vocab_size = found.tokenizer.vocab_size.value_or(loaded.tokenizer->vocab_size());
   loaded.config.padded_vocab_size =
-      padded_vocab_size(tokenizer, loaded.config.vocab_size, groups.tp.size());
+      padded_vocab_size(found.tokenizer, loaded.config.vocab_size, groups.tp.size());
 
   loaded.model = std::make_unique<GPTModel>(loaded.config, groups);
   const at::ScalarType dtype =

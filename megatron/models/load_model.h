@@ -1,4 +1,5 @@
-// A model, its weights and its tokenizer from a checkpoint, for inference and tools.
+// A model, its weights and its tokenizer from a checkpoint or a folder of Hugging Face, for
+// inference and tools.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -19,10 +20,14 @@ namespace megatron {
 struct ParallelGroups;
 
 struct LoadModelRequest {
-  std::filesystem::path load;           // a folder of checkpoints, or one checkpoint
+  std::filesystem::path
+      load;  // a folder of checkpoints, one checkpoint, or a folder of Hugging Face
   std::optional<int64_t> ckpt_step;     // this iteration and no other
   std::optional<at::ScalarType> dtype;  // default: as stored
   at::Device device = at::kCPU;
+  // false: a tokenizer that cannot be made (a kind that is not built) becomes a warning and the
+  // null tokenizer.
+  bool tokenizer_required = true;
 };
 
 struct LoadedModel {

@@ -9,11 +9,16 @@
 
 namespace megatron {
 
+// A deterministic backward of cuDNN on Hopper writes the gradient of the scores, two bytes each, to memory; beyond this many
+// bytes the batch is taken in parts.
+constexpr int64_t kAttentionScratchBytes = int64_t{4} << 30;
+
 enum class AttentionBackend { kAuto, kFlash, kFused, kUnfused, kLocal };
 
 struct AttentionOptions {
-  bool causal = true;  // aligned to the end: query i of s sees keys <= i + (s_k - s)
-  double scale = 1.0;  // applied to q k^T
+  bool causal = true;    // aligned to the end: query i of s sees keys <= i + (s_k - s)
+  double scale = 1.0;    // applied to q k^T
+  double softcap = 0.0;  // c > 0: scores become c tanh(score / c); uses the unfused path
   int64_t window_left =
       -1;  // keys further left than this many are masked; -1: no limit (--window-size)
   int64_t window_right = -1;  // ignored when causal

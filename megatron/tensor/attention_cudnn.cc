@@ -32,9 +32,6 @@ namespace {
 
 namespace fe = cudnn_frontend;
 
-// A deterministic backward on Hopper writes dP to memory; beyond this the batch is taken in parts.
-constexpr int64_t kMaxScratchBytes = int64_t{4} << 30;
-
 enum Id : int64_t { kQ = 1, kK, kV, kOut, kLse, kDOut, kDQ, kDK, kDV };
 
 struct Plan {
@@ -210,7 +207,7 @@ void cudnn_attention_backward(const at::Tensor& dout, const at::Tensor& q, const
                               const AttentionOptions& options) {
   const int64_t b = q.size(0),
                 scratch = q.size(1) * round_up(q.size(2), 64) * round_up(k.size(2), 128) * 2;
-  const int64_t part = std::clamp<int64_t>(kMaxScratchBytes / scratch, 1, b);
+  const int64_t part = std::clamp<int64_t>(kAttentionScratchBytes / scratch, 1, b);
   for (int64_t first = 0; first < b; first += part) {
     const auto rows = [&](const at::Tensor& t) {
       return t.narrow(0, first, std::min(part, b - first));

@@ -46,21 +46,35 @@ at::Tensor chunk_mask(const at::Tensor& mask, const Chunk& c) {
   return mask.dim() == 4 && mask.size(0) > 1 ? mask.narrow(0, c.b0, c.b1 - c.b0) : mask;
 }
 
-// Scaled scores of one chunk [b, n, s, s_k]; -infinity where masked.
-at::Tensor masked_scores(const at::Tensor& q, const at::Tensor& k_transposed, const at::Tensor& mask, const Chunk& c,
-                         int64_t s, double scale) {
-  at::Tensor scores = at::matmul(q, k_transposed).mul_(scale);
+// Scaled (and soft-capped) scores of one chunk [b, n, s, s_k]; -infinity where masked.
+at::Tensor masked_scores(const at::Tensor& q, const at::Tensor& k_transposed,
+                         const at::Tensor& mask, const Chunk& c, int64_t s,
+                         const AttentionOptions& o) {
+  at::Tensor scores = at::matmul(q, k_transposed).mul_(o.scale);
+  if (o.softcap > 0.0) scores.div_(o.softcap).tanh_().mul_(o.softcap);
   scores = scores.view({scores.size(0), -1, s, scores.size(3)});
   if (mask.defined()) scores.masked_fill_(chunk_mask(mask, c), -std::numeric_limits<double>::infinity());
   return scores;
 }
 
 // Probabilities of one chunk [b, n, s, s_k]; rows that may attend to nothing are zero.
-at::Tensor probabilities(const at::Tensor& q, const at::Tensor& k_transposed, const at::Tensor& mask,
-                         const Chunk& c, int64_t s, double scale) {
-  at::Tensor probs = at::softmax(masked_scores(q, k_transposed, mask, c, s, scale), -1);
+at::Tensor probabilities(const at::Tensor& q, const at::Tensor& k_transposed,
+                         const at::Tensor& mask, const Chunk& c, int64_t s,
+                         const AttentionOptions& o) {
+  at::Tensor probs = at::softmax(masked_scores(q, k_transposed, mask, c, s, o), -1);
   if (mask.defined()) probs.masked_fill_(chunk_mask(mask, c), 0.0);
   return probs;
+}
+
+// From gradients of the capped scores to those of q k^T, in place.   d(c tanh(u / c)) = (1 -
+// tanh^2(u / c)) du
+at::Tensor raw_score_grads(at::Tensor dscores, const at::Tensor& q, const at::Tensor& k_transposed,
+                           const AttentionOptions& o) {
+  if (o.softcap > 0.0) {
+    const at::Tensor t = at::matmul(q, k_transposed).mul_(o.scale / o.softcap).tanh_();
+    dscores.mul_(t.square_().neg_().add_(1.0).view(dscores.sizes()));
+  }
+  return dscores.mul_(o.scale);
 }
 
 // exp(score - lse) of one chunk, in place, for `lse` [b, n, s] of these and perhaps further keys.
@@ -111,7 +125,7 @@ at::Tensor unfused_attention(const at::Tensor& q, const at::Tensor& k, const at:
   for (const Chunk& c : make_chunks(q, k)) {
     const at::Tensor keys = grouped_rows(k, c, 1), values = grouped_rows(v, c, 1);
     const at::Tensor rows = grouped_rows(q, c, r);
-    at::Tensor probs = probabilities(rows, keys.transpose(-1, -2), mask, c, s, options.scale);
+    at::Tensor probs = probabilities(rows, keys.transpose(-1, -2), mask, c, s, options);
     const at::Tensor keep = dropout_mask(options, c, r, probs.scalar_type());
     if (keep.defined()) probs.mul_(keep);
     put_grouped_rows(at::matmul(probs.view({rows.size(0), rows.size(1), r * s, -1}), values), out, c, r);
@@ -132,7 +146,7 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> unfused_attention_backward(const 
   for (const Chunk& c : make_chunks(q, k)) {
     const at::Tensor keys = grouped_rows(k, c, 1), values = grouped_rows(v, c, 1);
     const at::Tensor rows = grouped_rows(q, c, r), grad = grouped_rows(dout, c, r);
-    const at::Tensor probs = probabilities(rows, keys.transpose(-1, -2), mask, c, s, options.scale);
+    const at::Tensor probs = probabilities(rows, keys.transpose(-1, -2), mask, c, s, options);
     const at::Tensor keep = dropout_mask(options, c, r, probs.scalar_type());
     const std::vector<int64_t> grouped = {rows.size(0), rows.size(1), r * s, keys.size(2)};
     const at::Tensor kept = keep.defined() ? probs.mul(keep) : probs;
@@ -141,7 +155,9 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> unfused_attention_backward(const 
     if (keep.defined()) dprobs.mul_(keep);
     // d softmax: dscore = p (dp - sum(dp p)), and the scale of the scores.
     const at::Tensor dscores =
-        at::_softmax_backward_data(dprobs, probs, -1, probs.scalar_type()).mul_(options.scale).view(grouped);
+        raw_score_grads(at::_softmax_backward_data(dprobs, probs, -1, probs.scalar_type()), rows,
+                        keys.transpose(-1, -2), options)
+            .view(grouped);
     put_grouped_rows(at::matmul(dscores, keys), dq, c, r);
     put_grouped_rows(at::matmul(dscores.transpose(-1, -2), rows), dk, c, 1);
   }
@@ -156,7 +172,7 @@ AttentionBlock unfused_block(const at::Tensor& q, const at::Tensor& k, const at:
   const at::Tensor mask = attention_mask(q, k, options);
   for (const Chunk& c : make_chunks(q, k)) {
     const at::Tensor rows = grouped_rows(q, c, r), keys = grouped_rows(k, c, 1).transpose(-1, -2);
-    const at::Tensor scores = masked_scores(rows, keys, mask, c, s, options.scale);
+    const at::Tensor scores = masked_scores(rows, keys, mask, c, s, options);
     const at::Tensor lse = at::logsumexp(scores, -1);
     chunk_rows(block.lse, c, r).copy_(lse);
     const at::Tensor probs = probabilities_given(lse, scores, mask, c);
@@ -178,7 +194,7 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> unfused_block_backward(
     const at::Tensor keys = grouped_rows(k, c, 1), values = grouped_rows(v, c, 1);
     const at::Tensor rows = grouped_rows(q, c, r), grad = grouped_rows(dout, c, r);
     const std::vector<int64_t> grouped = {rows.size(0), rows.size(1), r * s, keys.size(2)};
-    const at::Tensor scores = masked_scores(rows, keys.transpose(-1, -2), mask, c, s, options.scale);
+    const at::Tensor scores = masked_scores(rows, keys.transpose(-1, -2), mask, c, s, options);
     const at::Tensor probs = probabilities_given(chunk_rows(lse, c, r), scores, mask, c);
     const at::Tensor keep = dropout_mask(options, c, r, probs.scalar_type());
     const at::Tensor kept = keep.defined() ? probs.mul(keep) : probs;
@@ -187,7 +203,8 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> unfused_block_backward(
     if (keep.defined()) dscores.mul_(keep);
     // dscore = p (dp - sum over ALL keys of dp p), and that sum is dout . out.
     const at::Tensor mean = (grad * grouped_rows(out, c, r)).sum(-1).view({probs.size(0), probs.size(1), s, 1});
-    dscores = dscores.sub_(mean).mul_(probs).mul_(options.scale).view(grouped);
+    dscores = raw_score_grads(dscores.sub_(mean).mul_(probs), rows, keys.transpose(-1, -2), options)
+                  .view(grouped);
     put_grouped_rows(at::matmul(dscores, keys), dq, c, r);
     put_grouped_rows(at::matmul(dscores.transpose(-1, -2), rows), dk, c, 1);
   }

@@ -80,7 +80,9 @@ void TokenizerConfig::fields(FieldVisitor& v) {
   v.field("tokenizer_model", tokenizer_model, "a tokenizer.json, or the folder that holds it");
   v.field("vocab_file", vocab_file, "GPT-2's vocab.json");
   v.field("merge_file", merge_file, "GPT-2's merges.txt");
-  v.field("vocab_size", vocab_size, "number of ids of the null tokenizer");
+  v.field(
+      "vocab_size", vocab_size,
+      "number of ids of the model; needed with the null tokenizer, else those of the tokenizer");
   v.field("vocab_extra_ids", vocab_extra_ids,
           "extra ids of BERT and T5 vocabularies; only 0 for the tokenizers here");
   v.field("null_tokenizer_eod_id", null_tokenizer_eod_id,
@@ -161,6 +163,15 @@ std::unique_ptr<Tokenizer> make_tokenizer(const TokenizerConfig& config) {
   if (config.tokenizer_type == "ByteLevelTokenizer") return std::make_unique<ByteLevelTokenizer>();
   return std::make_unique<NullTokenizer>(*config.vocab_size, config.null_tokenizer_eod_id,
                                          config.null_tokenizer_pad_id.value_or(-1));
+}
+
+int64_t model_vocab_size(const TokenizerConfig& config, const Tokenizer& tokenizer) {
+  const int64_t size = config.vocab_size.value_or(tokenizer.vocab_size());
+  if (size < tokenizer.vocab_size()) {
+    throw UsageError(cat("--vocab-size ", size, " is below the ", tokenizer.vocab_size(),
+                         " ids of the tokenizer"));
+  }
+  return size;
 }
 
 int64_t padded_vocab_size(int64_t vocab, int64_t divisible_by, int64_t tp) {

@@ -102,6 +102,10 @@ struct TokenizerConfig : Config {
 // Throws UsageError when the type or its files are not given, Error when a file cannot be used.
 std::unique_ptr<Tokenizer> make_tokenizer(const TokenizerConfig& config);
 
+// The ids of a model: --vocab-size, else those of the tokenizer. A model may have more, which no
+// text becomes. Throws UsageError when it has fewer.
+int64_t model_vocab_size(const TokenizerConfig& config, const Tokenizer& tokenizer);
+
 // `vocab` rounded up to a multiple of divisible_by * tp.
 int64_t padded_vocab_size(int64_t vocab, int64_t divisible_by, int64_t tp);
 

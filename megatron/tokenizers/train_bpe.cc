@@ -29,7 +29,7 @@ std::vector<TextBlock> read_round(TextBlockReader& reader) {
 // Counts the words of all input; the next round is read while one is counted.
 void count_words(TextBlockReader& reader, const TrainingInput& input, WordCounter& counter,
                  TrainingReport& report) {
-  Progress progress("counting words", 0, "B");
+  ProgressBar progress("counting words", 0, "B");
   std::vector<TextBlock> blocks = read_round(reader);
   while (!blocks.empty()) {
     std::future<std::vector<TextBlock>> next =

@@ -47,8 +47,9 @@ struct LayerSizes {
   int64_t head_stats;  // of both head norms
   int64_t lse;
   int64_t fc1, act;
+  bool packed;        // attention takes `mixed` as it is (packed_attention)
   bool q_in_place;    // queries are a view of `mixed`
-  bool new_q, new_k;  // rotated, or normed
+  bool new_q, new_k;  // rotated, or normed, apart from it
   int64_t a2a = 1;    // ranks that exchange tokens for heads
   int64_t exchanged = 0;
   int64_t mask = 0;
@@ -61,7 +62,8 @@ bool attends_unfused(const LayoutPlan& plan, int64_t layer, bool documents) {
   if (c.attention_backend == AttentionBackend::kUnfused || c.attention_backend == AttentionBackend::kLocal) return true;
   const std::vector<int64_t> window = c.window(layer);
   const bool windowed = !window.empty() && window[0] >= 0 && window[0] < c.seq_length - 1;
-  if (documents || c.attention_dropout > 0 || windowed) return true;
+  if (documents || c.attention_dropout > 0 || c.attn_logit_softcapping > 0) return true;
+  if (windowed && (!plan.on_gpu || c.seq_length % 64 != 0)) return true;  // cuDNN knows windows
   return plan.on_gpu && (plan.bytes.model != 2 || c.kv_channels % 8 != 0 || c.kv_channels > 256);
 }
 
@@ -90,7 +92,8 @@ LayerSizes layer_sizes(const LayoutPlan& plan, int64_t layer) {
   z.fc1 = T * c.ffn_hidden_size / t * (is_gated(c.activation()) ? 2 : 1) * e;
   z.act = T * c.ffn_hidden_size / t * e;
   z.q_in_place = sharing == 1 && (heads_per_group == 1 || groups == 1);
-  z.new_q = z.new_k = c.qk_layernorm || c.position_embedding_type == PositionEmbedding::kRope;
+  z.packed = !c.qk_layernorm && sharing == 1 && plan.context == 1;
+  z.new_q = z.new_k = !z.packed && (c.qk_layernorm || c.position_embedding_type == PositionEmbedding::kRope);
 
   const DataConfig& data = plan.arguments.data;
   const bool documents = data.reset_attention_mask || data.dataloader_inter_document_masking;
@@ -112,6 +115,7 @@ LayerSizes layer_sizes(const LayoutPlan& plan, int64_t layer) {
     const int64_t queries = c.seq_length / plan.context * z.a2a;
     z.block_scores = plan.arguments.training.micro_batch_size * heads / z.a2a * queries * queries * sum;
   }
+  if (z.packed && z.kind == AttentionKind::kLibrary) z.q_in_place = true;
   if (documents && whole_sequence) z.mask = plan.arguments.training.micro_batch_size * c.seq_length * c.seq_length;
   return z;
 }
@@ -149,10 +153,15 @@ int64_t attention_backward_extra(const LayoutPlan& plan, const LayerSizes& z) {
                 wide = plan.bytes.sum / plan.bytes.model;
   const int64_t heads = std::max<int64_t>(1, c.num_attention_heads / plan.tensor / z.a2a);
   const int64_t expanded = z.q > z.k ? 2 * z.q : 0;  // gradients of repeated keys and values, before they are summed
-  // The deterministic backward sums the gradient of the queries in fp32, in as many copies as keep the GPU busy.
-  const int64_t splits = ceil_div(kMultiprocessors, b * heads);
-  const int64_t copies =
-      plan.on_gpu ? splits * b * round_up(s / plan.context * z.a2a, 128) * heads * round_up(c.kv_channels, 32) * 4 : 0;
+  // The deterministic backward of flash attention sums the gradient of the queries in fp32, in as many copies as keep the GPU
+  // busy; cuDNN's writes the gradient of the scores, of a part of the batch.
+  const int64_t splits = ceil_div(kMultiprocessors, b * heads), queries = s / plan.context * z.a2a;
+  const bool fused = z.kind == AttentionKind::kLibrary && queries % 64 == 0;
+  const int64_t samples = z.packed ? b * std::max<int64_t>(1, c.query_groups() / plan.tensor) : b;
+  const int64_t scores = b * heads / samples * round_up(queries, 64) * round_up(queries, 128) * 2;
+  const int64_t copies = !plan.on_gpu ? 0
+                         : fused     ? std::clamp<int64_t>(kAttentionScratchBytes / scores, 1, samples) * scores
+                                     : splits * b * round_up(queries, 128) * heads * round_up(c.kv_channels, 32) * 4;
   switch (z.kind) {
     case AttentionKind::kLibrary:
       return expanded + copies + z.lse;
@@ -174,7 +183,7 @@ int64_t attention_saved(const LayoutPlan& plan, const LayerSizes& z) {
   if (z.exchanged > 0) {
     saved += z.exchanged;
   } else {
-    saved += z.mixed + (z.new_q || !z.q_in_place ? z.q : 0) + (z.new_k ? z.k : 0);
+    saved += z.mixed + (!z.packed && (z.new_q || !z.q_in_place) ? z.q : 0) + (z.new_k ? z.k : 0);
   }
   saved += z.q;  // the input of linear_proj
   if (z.kind == AttentionKind::kUnfused || c.recomputes("core_attn")) return saved;
@@ -187,11 +196,19 @@ int64_t saved_activation(const TransformerConfig& c, const LayerSizes& z) {
   return c.recomputes("mlp_act") ? 0 : z.act;
 }
 
+// What the norm of a branch's output saves: its input and its statistics; 0 without one.
+int64_t post_norm_saved(const LayoutPlan& plan, const LayerSizes& z) {
+  return plan.model().has_post_norm() ? (z.part > 0 ? z.part : z.product) + z.stats : 0;
+}
+
 SavedBytes saved_by_layer(const LayoutPlan& plan, const LayerSizes& z) {
   SavedBytes saved;
   saved.residual = 2 * z.stream;
   const TransformerConfig& c = plan.model();
-  saved.norms = (c.recomputes("mlp") ? 1 : 2) * (z.stats + (c.recomputes("layernorm") ? 0 : z.normed));
+  if (c.has_pre_norm()) {
+    saved.norms = (c.recomputes("mlp") ? 1 : 2) * (z.stats + (c.recomputes("layernorm") ? 0 : z.normed));
+  }
+  saved.norms += (c.recomputes("mlp") ? 1 : 2) * post_norm_saved(plan, z);
   saved.attention = attention_saved(plan, z);
   if (!c.recomputes("mlp")) saved.mlp = z.fc1 + saved_activation(c, z);
   return saved;
@@ -236,11 +253,14 @@ OffloadedBytes offloaded_by_layer(const LayoutPlan& plan, const LayerSizes& z) {
     if (library) add("core_attn", 0, &SavedBytes::attention, z.q, e);
     if (library) add("core_attn", 0, &SavedBytes::attention, z.lse, sum);
   } else {
-    if (z.new_q || !z.q_in_place) add("core_attn", 0, &SavedBytes::attention, z.q, e);
+    if (!z.packed && (z.new_q || !z.q_in_place)) add("core_attn", 0, &SavedBytes::attention, z.q, e);
     if (z.new_k) add("core_attn", 0, &SavedBytes::attention, z.k, e);
     // Of the product of linear_qkv only what attention reads there comes back.
-    if (add("core_attn", 0, &SavedBytes::attention, z.mixed, e, std::max<int64_t>(1, z.mixed / z.k)))
+    if (z.packed) {
+      add("core_attn", 0, &SavedBytes::attention, z.mixed, e);
+    } else if (add("core_attn", 0, &SavedBytes::attention, z.mixed, e, std::max<int64_t>(1, z.mixed / z.k))) {
       o.taken_by_half[0] += z.k + (z.new_k ? 0 : z.k) + (z.new_q || !z.q_in_place ? 0 : z.q) - z.mixed;
+    }
     if (library) add("attn_proj", 0, &SavedBytes::attention, z.lse, sum);
   }
   add("attn_proj", 0, &SavedBytes::attention, z.q, e);
@@ -255,19 +275,21 @@ OffloadedBytes offloaded_by_layer(const LayoutPlan& plan, const LayerSizes& z) {
 
 // The input of a column-parallel layer: normed, gathered, multiplied; `product` stays.
 void norm_and_multiply(const LayoutPlan& plan, const LayerSizes& z, int64_t product, Track& track) {
-  track.take(z.stats + z.normed + z.cast);
+  const bool norm = plan.model().has_pre_norm();
+  if (norm) track.take(z.stats + z.normed + z.cast);
   track.take(z.gathered + product);
-  track.give(z.gathered + z.cast);
-  if (plan.model().recomputes("layernorm")) track.give(z.normed);
+  track.give(z.gathered + (norm ? z.cast : 0));
+  if (norm && plan.model().recomputes("layernorm")) track.give(z.normed);
 }
 
 // The product of a row-parallel layer, summed over tensor ranks, and its sum with the residual stream, which stays.
 // `unsaved`: what the layer makes of its input and does not save.
-void multiply_and_add(const LayerSizes& z, int64_t unsaved, Track& track) {
+void multiply_and_add(const LayoutPlan& plan, const LayerSizes& z, int64_t unsaved, Track& track) {
   track.take(unsaved + z.product + z.part);
   track.give(unsaved);
   if (z.part > 0) track.give(z.product);
   const int64_t branch = z.part > 0 ? z.part : z.product;
+  track.take(post_norm_saved(plan, z));
   track.take(z.stream);
   track.give(branch);
 }
@@ -277,7 +299,7 @@ void feed_forward(const LayoutPlan& plan, const LayerSizes& z, Track& track) {
   const int64_t saved = saved_activation(plan.model(), z);
   norm_and_multiply(plan, z, z.fc1, track);
   track.take(saved);
-  multiply_and_add(z, z.act - saved, track);
+  multiply_and_add(plan, z, z.act - saved, track);
 }
 
 // The most that it takes while nothing is recorded, its input and its output not counted.
@@ -298,14 +320,16 @@ Track layer_forward(const LayoutPlan& plan, const LayerSizes& z, std::pair<int64
   const int64_t before = track.live() - z.mixed;
   if (!z.q_in_place) track.take(z.q);
   if (plan.model().qk_layernorm) track.take((z.q_in_place ? z.q : 0) + z.k + z.head_stats + z.q + z.k);
-  if (plan.model().position_embedding_type == PositionEmbedding::kRope) track.take(z.q + z.k);
+  if (!z.packed && plan.model().position_embedding_type == PositionEmbedding::kRope) track.take(z.q + z.k);
   if (z.exchanged > 0) track.take(2 * z.exchanged);
   track.take(z.q + z.lse);
   track.touch(attention_forward_extra(plan, z));
   if (z.exchanged > 0) track.touch(2 * z.q);
   track.give(track.live() - before);
   track.take(attention_saved(plan, z));
-  multiply_and_add(z, 0, track);
+  multiply_and_add(plan, z, 0, track);
+  const int64_t branch = z.part > 0 ? z.part : z.product;
+  track.take(branch);  // attention's output lives as long as its layer runs
   track.give(leaving.first);
   track.take(leaving.second);
   if (plan.model().recomputes("mlp")) {
@@ -314,6 +338,7 @@ Track layer_forward(const LayoutPlan& plan, const LayerSizes& z, std::pair<int64
   } else {
     feed_forward(plan, z, track);
   }
+  track.give(branch);
   return track;
 }
 
@@ -333,7 +358,8 @@ void column_backward(const LayoutPlan& plan, const LayerSizes& z, int64_t dy, Tr
   track.touch(z.gathered + (recompute ? z.normed + z.cast : 0));
   if (z.part > 0) track.give(z.product);
   track.take(z.stream + z.cast);
-  track.give(dy + z.cast + (z.part > 0 ? z.part : z.product) + z.stats + (recompute ? 0 : z.normed));
+  const int64_t normed = plan.model().has_pre_norm() ? z.stats + (recompute ? 0 : z.normed) : 0;
+  track.give(dy + z.cast + (z.part > 0 ? z.part : z.product) + normed);
   track.touch(z.stream);  // the sum with the gradient that took the short way
   track.give(z.stream);   // that gradient
 }
@@ -348,6 +374,7 @@ Track layer_backward(const LayoutPlan& plan, const LayerSizes& z, int64_t missin
   const int64_t branch =
       c.hidden_dropout > 0 || z.cast > 0 ? z.normed : 0;  // gradient of a branch, where it is another tensor
   const auto row_backward = [&](int64_t input, int64_t input_saved) {
+    track.give(post_norm_saved(plan, z));
     track.take(branch);
     track.take(z.gathered + input);
     track.give(z.gathered + branch + input_saved);
@@ -369,11 +396,14 @@ Track layer_backward(const LayoutPlan& plan, const LayerSizes& z, int64_t missin
   const int64_t attention = attention_saved(plan, z) - missing;
   row_backward(z.q, 0);
   if (z.exchanged > 0) track.touch(2 * z.q);
-  track.take(z.q + 2 * z.k);
+  if (z.packed) track.take(z.mixed + (z.q_in_place ? 0 : z.q));  // its gradient; queries put together again
+  if (!z.packed || !plan.on_gpu) track.take(z.q + 2 * z.k);
   track.touch(attention_backward_extra(plan, z));
   if (z.exchanged > 0) track.touch(2 * z.exchanged);
   if (z.new_q) track.touch(z.q + z.k);
-  track.take(z.mixed);
+  if (!z.packed) track.take(z.mixed);
+  if (z.packed && !z.q_in_place) track.give(z.q);
+  if (z.packed && plan.on_gpu) track.take(z.q + 2 * z.k);  // not there: given with the rest
   track.give(z.q + z.q + 2 * z.k + attention);
   if (z.mixed != z.own_mixed) {
     track.touch(z.mixed + z.own_mixed);

@@ -6,6 +6,7 @@
 #include "megatron/base/check.h"
 #include "megatron/base/parse.h"
 #include "megatron/dist_checkpointing/checkpoint_folder.h"
+#include "megatron/models/huggingface/hf_folder.h"
 #include "megatron/optimizer/optimizer_param_scheduler.h"
 #include "megatron/pipeline_parallel/stage_layout.h"
 #include "megatron/training/flag_table.h"
@@ -138,6 +139,10 @@ void layer_divides(const Arguments& a, Violations& v) {
   check("--num-attention-heads", t.num_attention_heads);
   check("--ffn-hidden-size", t.ffn_hidden_size);
   const int64_t groups = t.query_groups();
+  if (t.qk_layernorm_over_heads && groups > 0 && groups < tp)
+    v.add(cat("--qk-layernorm-over-heads with fewer --num-query-groups (", groups, ") than --tensor-model-parallel-size (", tp,
+              ") is not built"),
+          cat("--tensor-model-parallel-size: ", groups, " or a divisor of it"));
   if (groups > 0 && groups % tp != 0 && tp % groups != 0)
     v.add(cat("--num-query-groups ", groups, " and --tensor-model-parallel-size ", tp, " do not divide each other"),
           cat("--tensor-model-parallel-size: ", nearest(tp, is_divisor, groups)));
@@ -310,6 +315,13 @@ void read_checkpoint_arguments(Arguments& arguments, int argc, const char* const
     // What is wrong is reported by the parse that counts; this one only looks for the checkpoint.
   }
   const TrainingConfig& training = first.training;
+  for (const std::string& folder : {training.load, training.pretrained_checkpoint}) {
+    if (!is_hf_folder(folder)) continue;
+    const HfModel model = read_hf_config(folder);
+    arguments.transformer = model.config.transformer;
+    arguments.tokenizer = hf_tokenizer(folder, model.config.vocab_size);
+    return;
+  }
   if (!training.use_checkpoint_args || (training.load.empty() && training.pretrained_checkpoint.empty())) return;
   const std::filesystem::path folder = checkpoint_of(training);
   const std::filesystem::path stored = folder / "config.yaml";

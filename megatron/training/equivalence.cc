@@ -127,11 +127,17 @@ void add_text(const std::string& text, Assembly& assembly) {
 // One rank of a traced run.
 class TracedRun {
  public:
-  TracedRun(const PretrainTask& task, const Arguments& arguments, at::ScalarType dtype, const ParallelGroups& groups,
-            c10::Device device)
-      : task_(task), arguments_(arguments), device_(device), groups_(groups),
+  TracedRun(const PretrainTask& task, const Arguments& arguments, at::ScalarType dtype,
+            const ParallelGroups& groups, c10::Device device)
+      : task_(task),
+        arguments_(arguments),
+        device_(device),
+        groups_(groups),
         tokenizer_(make_tokenizer(arguments.tokenizer)),
-        vocabulary_{tokenizer_->vocab_size(), padded_vocab_size(arguments.tokenizer, tokenizer_->vocab_size(), groups.tp.size())},
+        vocabulary_{model_vocab_size(arguments.tokenizer, *tokenizer_),
+                    padded_vocab_size(arguments.tokenizer,
+                                      model_vocab_size(arguments.tokenizer, *tokenizer_),
+                                      groups.tp.size())},
         datasets_(build_datasets(task, arguments, *tokenizer_)),
         model_(build_model(task, arguments, vocabulary_, groups, dtype, device, Start{})),
         batches_(device, own_positions(arguments.data), groups.cp) {

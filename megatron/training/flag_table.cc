@@ -48,7 +48,6 @@ constexpr std::string_view kVision = "vision models are not built yet";
 constexpr std::string_view kRetriever = "biencoders and retrieval (ICT, REALM) are not built yet";
 constexpr std::string_view kBert = "BERT is not built yet";
 constexpr std::string_view kT5 = "T5 is not built yet";
-constexpr std::string_view kYarn = "YaRN positions are not built yet";
 constexpr std::string_view kMrope = "multimodal rotary positions are not built yet";
 constexpr std::string_view kMuon = "of the optimizers, only adam and sgd are built";
 constexpr std::string_view kFim = "fill-in-the-middle is not built yet";
@@ -351,11 +350,11 @@ constexpr std::array<KnownFlag, 851> kTable = {{
     {"--window-attn-skip-freq", kNo, kField, 1, 1},
     {"--max-position-embeddings", kNo, kField, 1, 1},
     {"--position-embedding-type", kNo, kField, 1, 1},
-    {"--yarn-original-max-position-embeddings", kNo, kYarn, 1, 1},
-    {"--yarn-beta-fast", kNo, kYarn, 1, 1},
-    {"--yarn-beta-slow", kNo, kYarn, 1, 1},
-    {"--yarn-correction-range-round-to-int", kNo, kYarn},
-    {"--no-yarn-correction-range-round-to-int", kSo, kOff},
+    {"--yarn-original-max-position-embeddings", kNo, kField, 1, 1},
+    {"--yarn-beta-fast", kNo, kField, 1, 1},
+    {"--yarn-beta-slow", kNo, kField, 1, 1},
+    {"--yarn-correction-range-round-to-int", kNo, kField},
+    {"--no-yarn-correction-range-round-to-int", kNo, kField},
     {"--relative-attention-num-buckets", kNo, kT5, 1, 1, "32"},
     {"--relative-attention-max-distance", kNo, kT5, 1, 1, "128"},
     {"--use-rotary-position-embeddings", kNo, kField},
@@ -450,7 +449,7 @@ constexpr std::array<KnownFlag, 851> kTable = {{
     {"--no-bias-dropout-fusion", kSo, kFusion},
     {"--no-rope-fusion", kSo, kFusion},
     {"--rope-type", kNo,
-     "give --use-rope-scaling for scaled rotary positions; YaRN is not built yet", 1, 1},
+     "give --rope-scaling-type for scaled rotary positions", 1, 1},
     {"--use-flash-attn", kSo, "kernels are chosen by --attention-backend"},
     {"--optimizer", kNo, kField, 1, 1},
     {"--optimizer-cpu-offload", kNo, kOffload},

@@ -91,7 +91,8 @@ class Run {
 const char* dtype_name(const OptimizerConfig& config) { return config.bf16 ? "bf16" : config.fp16 ? "fp16" : "fp32"; }
 
 Vocabulary vocabulary_of(const TokenizerConfig& config, const Tokenizer& tokenizer, int64_t tp) {
-  return {tokenizer.vocab_size(), padded_vocab_size(config, tokenizer.vocab_size(), tp)};
+  const int64_t size = model_vocab_size(config, tokenizer);
+  return {size, padded_vocab_size(config, size, tp)};
 }
 
 RunState initial_state(const Start& start, const PretrainTask& task, const Tokenizer& tokenizer) {
@@ -178,6 +179,8 @@ void Run::announce() {
   if (start_.continues()) {
     log_info(cat("resuming from ", start_.checkpoint->directory().string(), " at iteration ", state_.iteration, " of ", train_iters_));
   } else if (start_.checkpoint) {
+    for (const std::string& name : start_.waived)
+      log_info(cat("holds no weights and is left out: ", name));
     log_info(cat("starting from the weights of ", start_.checkpoint->directory().string()));
   } else {
     log_info(cat("starting from new weights, seed ", arguments_.transformer.seed));

@@ -6,6 +6,7 @@
 #include "megatron/base/format.h"
 #include "megatron/base/log.h"
 #include "megatron/dist_checkpointing/checkpoint_folder.h"
+#include "megatron/models/huggingface/hf_folder.h"
 #include "megatron/tensor/torch.h"
 #include "megatron/training/checkpoint_state.h"
 #include "megatron/training/microbatches.h"
@@ -56,6 +57,13 @@ struct Found {
 
 Found find_start(const TrainingConfig& config) {
   StartRequest request;
+  if (is_hf_folder(config.load)) {
+    MEGATRON_CHECK(!config.ckpt_step, "--ckpt-step is given, but ", config.load,
+                   " is a folder of Hugging Face");
+    request.save = config.save;
+    resolve_start(request);  // a new run: refuses a folder to save in that holds another
+    return {config.load, true};
+  }
   request.mode = start_mode(config);
   request.load = config.load;
   request.save = config.save;
@@ -63,6 +71,8 @@ Found find_start(const TrainingConfig& config) {
   Found found{find(request), config.finetune};
   MEGATRON_CHECK(!config.finetune || config.save.empty() || find_checkpoints(config.save).empty(), "--finetune starts a new run, but ",
                  config.save, " holds checkpoints already\nhint: give another --save, or resume with --load ", config.save);
+  if (found.directory.empty() && is_hf_folder(config.pretrained_checkpoint))
+    return {config.pretrained_checkpoint, true};
   if (found.directory.empty() && !config.pretrained_checkpoint.empty()) {
     StartRequest pretrained;
     pretrained.mode = StartMode::kResume;
@@ -81,7 +91,15 @@ Start decide_start(const TrainingConfig& config, const Job& job) {
   });
   Start start;
   start.weights_only = found[0] == 'w';
-  if (found.size() > 1) start.checkpoint = Checkpoint(found.substr(1));
+  const std::string directory = found.substr(1);
+  if (is_hf_folder(directory)) {
+    HfFolder folder = open_hf_folder(directory);
+    start.waived = std::move(folder.waived);
+    start.checkpoint = std::move(folder.checkpoint);
+  } else if (!directory.empty()) {
+    start.checkpoint = Checkpoint(directory);
+    start.weights_only |= is_weights_only(*start.checkpoint);
+  }
   if (start.continues())
     start.stored = run_state_from_json(start.checkpoint->state(), start.checkpoint->directory().string());
   return start;

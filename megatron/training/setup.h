@@ -3,6 +3,8 @@
 
 #include <memory>
 #include <optional>
+#include <string>
+#include <vector>
 
 #include "megatron/dist_checkpointing/checkpoint.h"
 #include "megatron/training/job.h"
@@ -15,12 +17,14 @@ namespace megatron {
 struct Start {
   std::optional<Checkpoint> checkpoint;
   RunState stored;            // of the checkpoint
-  bool weights_only = false;  // --finetune, --pretrained-checkpoint: iterations and samples start anew
+  bool weights_only = false;  // --finetune, --pretrained-checkpoint, weights without a run:
+                              // iterations and samples start anew
+  std::vector<std::string> waived;  // tensors of a Hugging Face folder that hold no weights
   bool continues() const { return checkpoint && !weights_only; }
 };
 
-// Decides by --start, --load, --pretrained-checkpoint; logs what was passed over. The first rank decides for all. Throws
-// Error, on every rank.
+// Decides by --start, --load, --pretrained-checkpoint, each a folder of checkpoints or of Hugging
+// Face; logs what was passed over. The first rank decides for all. Throws Error, on every rank.
 Start decide_start(const TrainingConfig& config, const Job& job);
 
 // The datasets for the training samples and evaluations that the arguments ask for, without regard to a checkpoint.

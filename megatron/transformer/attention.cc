@@ -1,7 +1,5 @@
 #include "megatron/transformer/attention.h"
 
-#include <cmath>
-
 #include "megatron/base/check.h"
 #include "megatron/nn/activation_offload.h"
 #include "megatron/tensor/rotary.h"
@@ -30,7 +28,7 @@ LinearOptions qkv_options(const TransformerConfig& config, bool sequence_paralle
   options.bias = config.qkv_bias();
   options.init = config.weight_init(qkv_rows(config), config.hidden_size);
   options.sequence_parallel = sequence_parallel;
-  options.input_norm = true;
+  options.input_norm = config.has_pre_norm();
   options.norm = norm_options(config);
   options.recompute_norm = config.recomputes("layernorm");
   return options;
@@ -105,11 +103,13 @@ SelfAttention::SelfAttention(const TransformerConfig& config, int64_t layer_numb
                    config.hidden_size, proj_options(config, sequence_parallel), groups) {
   add("linear_qkv", &linear_qkv_);
   if (config.qk_layernorm) {
-    NormOptions norm = norm_options(config);
-    norm.role = ParameterRole::kQKNorm;
-    norm.partial_over_tensor = groups.tp.size() > 1;  // it sees the heads of this rank
-    q_layernorm_ = std::make_unique<Norm>(config.kv_channels, norm);
-    k_layernorm_ = std::make_unique<Norm>(config.kv_channels, norm);
+    MEGATRON_CHECK(!config.qk_layernorm_over_heads || groups.kv.size() == 1,
+                   "--qk-layernorm-over-heads with fewer "
+                   "--num-query-groups (",
+                   config.query_groups(), ") than tensor-parallel ranks (", groups.tp.size(),
+                   ") is not built");
+    q_layernorm_ = std::make_unique<QKNorm>(config, config.num_attention_heads, groups.tp);
+    k_layernorm_ = std::make_unique<QKNorm>(config, config.query_groups(), groups.tp);
     add("q_layernorm", q_layernorm_.get());
     add("k_layernorm", k_layernorm_.get());
   }
@@ -120,7 +120,8 @@ AttentionOptions SelfAttention::options(const LayerContext& context, int64_t num
                                         int64_t num_keys) const {
   AttentionOptions options;
   options.causal = true;
-  options.scale = 1.0 / std::sqrt(static_cast<double>(config_.kv_channels));
+  options.scale = config_.softmax_scale();
+  options.softcap = config_.attn_logit_softcapping;
   if (const std::vector<int64_t> window = config_.window(layer_number_); !window.empty())
     options.window_left = window[0];
   options.mask = context.pass.attention_mask;
@@ -181,7 +182,7 @@ at::Tensor SelfAttention::forward(const at::Tensor& x, const LayerContext& conte
   at::Tensor q =
       kv_.size() == 1 ? qkv[0] : qkv[0].narrow(2, kv_.rank() * heads_, heads_).contiguous();
   at::Tensor k = qkv[1], v = qkv[2];
-  const RotaryTables& rotary = context.rotary;
+  const RotaryTables& rotary = context.rotary.of(config_.is_rotary_local(layer_number_));
   const OffloadScope leads_to_core_attention(context.offload(), [&](const at::Tensor& saved) {
     return config_.offloads("core_attn") && !is_alias(saved, rotary.cos) &&
            !is_alias(saved, rotary.sin);
@@ -203,7 +204,7 @@ at::Tensor SelfAttention::forward(const at::Tensor& x, const LayerContext& conte
 
 at::Tensor SelfAttention::attend_packed(const at::Tensor& mixed,
                                         const LayerContext& context) const {
-  const RotaryTables& rotary = context.rotary;
+  const RotaryTables& rotary = context.rotary.of(config_.is_rotary_local(layer_number_));
   const OffloadScope scope(context.offload(), [&](const at::Tensor& saved) {
     if (is_alias(saved, rotary.cos) || is_alias(saved, rotary.sin)) return false;
     return config_.offloads(is_alias(saved, mixed) ? "core_attn" : "attn_proj");

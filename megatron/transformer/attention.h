@@ -5,6 +5,7 @@
 
 #include "megatron/tensor_parallel/layers.h"
 #include "megatron/transformer/forward_context.h"
+#include "megatron/transformer/qk_norm.h"
 #include "megatron/transformer/rotary_embedding.h"
 #include "megatron/transformer/transformer_config.h"
 
@@ -13,15 +14,15 @@ namespace megatron {
 // What the layers of one pass share, computed once by the block's owner.
 struct LayerContext {
   const ForwardContext& pass;
-  RotaryTables rotary;
+  LayerRotary rotary;
   bool offloaded = false;  // this layer's activations go to host memory
   // Where what autograd saves goes, or null.
   OffloadedPass* offload() const { return offloaded ? pass.offload : nullptr; }
 };
 
 // Parameters: linear_qkv.{layer_norm_weight, layer_norm_bias, weight, bias}, q_layernorm.weight,
-// k_layernorm.weight, linear_proj.{weight, bias}. Rows of linear_qkv, per key/value group: [its
-// query heads | key | value] (contracts o.2).
+// k_layernorm.weight (of one head, or of all heads), linear_proj.{weight, bias}. Rows of
+// linear_qkv, per key/value group: [its query heads | key | value] (contracts o.2).
 //
 //   x, return   [s, b, h]   (s/t with sequence parallelism; over c context-parallel ranks s is the
 //                            s/c tokens of this one, see transformer/context_parallel.h)
@@ -53,7 +54,7 @@ class SelfAttention : public Module {
   ContextParallelType context_parallel_type_;
   RandomKey dropout_key_;
   ColumnParallelLinear linear_qkv_;
-  std::unique_ptr<Norm> q_layernorm_, k_layernorm_;
+  std::unique_ptr<QKNorm> q_layernorm_, k_layernorm_;
   RowParallelLinear linear_proj_;
 };
 

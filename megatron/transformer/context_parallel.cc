@@ -202,6 +202,9 @@ void validate_context_parallel(const TransformerConfig& model, const ParallelCon
     const std::vector<int64_t> window = model.window(layer);
     windowed_ring = windowed_ring || (ring && !window.empty() && window[0] >= 0);
   }
+  if (model.rope_scaling_type == RopeScaling::kLongRope)
+    violations.add("--rope-scaling-type longrope with --context-parallel-size above 1 is not built",
+                   "its factors depend on the last token, which another rank may hold");
   const bool hierarchical = used[static_cast<size_t>(ContextParallelType::kA2AP2P)];
   if (windowed_ring)
     violations.add("--window-size cannot be used with the ring of --cp-comm-type p2p or a2a+p2p",

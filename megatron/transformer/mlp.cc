@@ -17,7 +17,7 @@ LinearOptions fc1_options(const TransformerConfig& config, bool sequence_paralle
   options.sequence_parallel = sequence_parallel;
   if (is_gated(config.activation()))
     options.parts = {config.ffn_hidden_size, config.ffn_hidden_size};
-  options.input_norm = true;
+  options.input_norm = config.has_pre_norm();
   options.norm = {config.normalization, config.layernorm_epsilon,
                   config.layernorm_zero_centered_gamma};
   options.recompute_norm = config.recomputes("layernorm");

@@ -8,7 +8,9 @@
 namespace megatron {
 namespace {
 
-constexpr std::string_view kPositions[] = {"learned_absolute", "rope", "none"};
+constexpr std::string_view kPositions[] = {"learned_absolute", "rope", "none", "yarn"};
+constexpr std::string_view kRopeScalings[] = {"none", "linear", "llama3", "yarn", "longrope"};
+constexpr std::string_view kNormPlacements[] = {"pre", "post", "sandwich"};
 constexpr std::string_view kNorms[] = {"LayerNorm", "RMSNorm"};
 constexpr std::string_view kBackends[] = {"auto", "flash", "fused", "unfused", "local"};
 constexpr std::string_view kGranularities[] = {"none", "full", "selective"};
@@ -158,8 +160,36 @@ void TransformerConfig::fields(FieldVisitor& v) {
   v.field("rotary_interleaved", rotary_interleaved, "rotate neighbouring pairs instead of halves");
   v.field("rotary_seq_len_interpolation_factor", rotary_seq_len_interpolation_factor,
           "divide positions by this");
-  v.field("use_rope_scaling", use_rope_scaling, "scale rotary frequencies as Llama 3.1 does");
-  v.field("rope_scaling_factor", rope_scaling_factor, "factor of --use-rope-scaling");
+  v.field("rotary_base_local", rotary_base_local,
+          "base of the rotary frequencies in windowed layers, which are then not scaled; none: as "
+          "in all");
+  v.field("use_rope_scaling", use_rope_scaling,
+          "scale rotary frequencies as Llama 3.1 does: --rope-scaling-type llama3");
+  v.choice(
+      "rope_scaling_type", rope_scaling_type, kRopeScalings,
+      "how rotary frequencies are stretched for sequences longer than the model was trained on");
+  v.field("rope_scaling_factor", rope_scaling_factor,
+          "factor of linear, llama3, yarn and longrope scaling");
+  v.field({"rope_original_max_position_embeddings",
+           "--rope-original-max-position-embeddings --yarn-original-max-position-embeddings"},
+          rope_original_max_position_embeddings,
+          "length that the model was trained on before llama3, yarn or longrope scaling");
+  v.field("rope_low_freq_factor", rope_low_freq_factor,
+          "llama3: wavelengths above the original length over this are scaled");
+  v.field("rope_high_freq_factor", rope_high_freq_factor,
+          "llama3: wavelengths below the original length over this are kept");
+  v.field("yarn_beta_fast", yarn_beta_fast,
+          "yarn: frequencies with more turns in the original length are kept");
+  v.field("yarn_beta_slow", yarn_beta_slow,
+          "yarn: frequencies with fewer turns in the original length are scaled");
+  v.field("yarn_correction_range_round_to_int", yarn_correction_range_round_to_int,
+          "yarn: round the bounds of the range between kept and scaled frequencies");
+  v.field("longrope_short_factor", longrope_short_factor,
+          "longrope: divisor of each rotary frequency up to the original length");
+  v.field("longrope_long_factor", longrope_long_factor,
+          "longrope: divisor of each rotary frequency beyond the original length");
+  v.field("rope_attention_factor", rope_attention_factor,
+          "yarn and longrope: factor of cosines and sines; none: from the scaling factor");
   v.choice("normalization", normalization, kNorms, "norm of every layer");
   v.field({"layernorm_epsilon", "--norm-epsilon --layernorm-epsilon"}, layernorm_epsilon,
           "added to the variance");
@@ -169,6 +199,23 @@ void TransformerConfig::fields(FieldVisitor& v) {
           "no biases in linear layers");
   v.field("add_qkv_bias", add_qkv_bias, "biases in the query, key and value projection only");
   v.field("qk_layernorm", qk_layernorm, "normalise queries and keys per head");
+  v.field(
+      "qk_layernorm_over_heads", qk_layernorm_over_heads,
+      "with --qk-layernorm: one RMS over all heads of a token instead of one per head (OLMo 2)");
+  v.choice("norm_placement", norm_placement, kNormPlacements,
+           "normalise the input of attention and MLP (pre), their output before it is added "
+           "(post), or both "
+           "(sandwich)");
+  v.field("parallel_residual", parallel_residual,
+          "attention and MLP both read the layer's input: x + attention(norm(x)) + mlp(norm(x))");
+  v.field("scale_embeddings", scale_embeddings,
+          "multiply embeddings by the square root of hidden_size");
+  v.field("query_pre_attn_scalar", query_pre_attn_scalar,
+          "divide attention scores by the square root of this instead of kv_channels'");
+  v.field("attn_logit_softcapping", attn_logit_softcapping,
+          "bound attention scores smoothly: c tanh(score / c); 0: not. Uses unfused attention");
+  v.field("final_logit_softcapping", final_logit_softcapping,
+          "bound the model's logits smoothly: c tanh(logit / c); 0: not");
   v.field("window_size", window_size, "sliding window: tokens to the left and to the right");
   v.field("window_attn_skip_freq", window_attn_skip_freq,
           "every n-th layer attends fully, or a list such as [1,1,0] with 1 for windowed layers");
@@ -238,6 +285,12 @@ void TransformerConfig::finalize() {
   if (recompute_activations && recompute_granularity == RecomputeGranularity::kNone)
     recompute_granularity = RecomputeGranularity::kSelective;
   if (use_rotary_position_embeddings) position_embedding_type = PositionEmbedding::kRope;
+  if (position_embedding_type == PositionEmbedding::kYarn) {
+    position_embedding_type = PositionEmbedding::kRope;
+    if (rope_scaling_type == RopeScaling::kNone) rope_scaling_type = RopeScaling::kYarn;
+  }
+  if (use_rope_scaling && rope_scaling_type == RopeScaling::kNone)
+    rope_scaling_type = RopeScaling::kLlama3;
   if (ffn_hidden_size == 0)
     ffn_hidden_size = swiglu ? hidden_size * 8 / 3 / 64 * 64 : 4 * hidden_size;
   if (kv_channels == 0 && num_attention_heads > 0) kv_channels = hidden_size / num_attention_heads;
@@ -277,8 +330,37 @@ void TransformerConfig::validate(Violations& violations) const {
           "give --position-embedding-type rope or none");
   require(rotary_percent > 0 && rotary_percent <= 1,
           cat("--rotary-percent ", rotary_percent, " is outside (0, 1]"));
+  require(position_embedding_type != PositionEmbedding::kRope || kv_channels % 2 != 0 ||
+              rotary_width() % 2 == 0,
+          cat("--rotary-percent ", rotary_percent, " of --kv-channels ", kv_channels, " rotates ",
+              rotary_width(), " features, an even number is needed"));
   require(rope_scaling_factor > 0,
           cat("--rope-scaling-factor ", rope_scaling_factor, " must be positive"));
+  validate_rope_scaling(violations);
+  require(!rotary_base_local || *rotary_base_local > 0,
+          cat("--rotary-base-local ", rotary_base_local.value_or(0), " must be positive"));
+  require(!rotary_base_local || !window_size.empty(),
+          "--rotary-base-local has an effect only with --window-size");
+  require(!qk_layernorm_over_heads || (qk_layernorm && normalization == Normalization::kRMSNorm),
+          "--qk-layernorm-over-heads needs --qk-layernorm and --normalization RMSNorm");
+  require(norm_placement != NormPlacement::kPost || !fp32_residual_connection,
+          "--norm-placement post with --fp32-residual-connection is not built");
+  require(!parallel_residual || norm_placement == NormPlacement::kPre,
+          "--parallel-residual with norms on the output of branches is not built",
+          "--norm-placement pre");
+  require(!parallel_residual || !(recomputes("mlp") || fine_grained_activation_offloading ||
+                                  cpu_offloading_num_layers > 0),
+          "--parallel-residual with --recompute-modules mlp or offloading of activations is not built");
+  require(!query_pre_attn_scalar || *query_pre_attn_scalar > 0,
+          cat("--query-pre-attn-scalar ", query_pre_attn_scalar.value_or(0), " must be positive"));
+  require(attn_logit_softcapping >= 0,
+          cat("--attn-logit-softcapping ", attn_logit_softcapping, " is negative"), "0: none");
+  require(final_logit_softcapping >= 0,
+          cat("--final-logit-softcapping ", final_logit_softcapping, " is negative"), "0: none");
+  require(attn_logit_softcapping == 0 || (attention_backend != AttentionBackend::kFlash &&
+                                          attention_backend != AttentionBackend::kFused),
+          "--attention-backend flash and fused do not compute --attn-logit-softcapping",
+          "--attention-backend auto");
   require(rotary_base > 0, cat("--rotary-base ", rotary_base, " must be positive"));
   require(!rotary_seq_len_interpolation_factor || *rotary_seq_len_interpolation_factor > 0,
           "--rotary-seq-len-interpolation-factor must be positive");
@@ -336,6 +418,53 @@ void TransformerConfig::validate(Violations& violations) const {
   for (const std::string& type : cp_comm_type)
     require(parse_context_parallel_type(type).has_value(), cat("--cp-comm-type ", type, " is not known"),
             "types: p2p, all_gather, a2a, a2a+p2p");
+}
+
+void TransformerConfig::validate_rope_scaling(Violations& violations) const {
+  const auto require = [&](bool ok, std::string message, std::string hint = {}) {
+    if (!ok) violations.add(std::move(message), std::move(hint));
+  };
+  const RopeScaling type = rope_scaling_type;
+  require(type == RopeScaling::kNone || position_embedding_type == PositionEmbedding::kRope,
+          "--rope-scaling-type has an effect only with --position-embedding-type rope");
+  require(!use_rope_scaling || type == RopeScaling::kLlama3,
+          "--use-rope-scaling means --rope-scaling-type llama3, but another type is given");
+  require(rope_original_max_position_embeddings > 1,
+          cat("--rope-original-max-position-embeddings ", rope_original_max_position_embeddings,
+              " must be above 1"));
+  require(type != RopeScaling::kLlama3 || rope_high_freq_factor > rope_low_freq_factor,
+          cat("--rope-high-freq-factor ", rope_high_freq_factor,
+              " must be above --rope-low-freq-factor ", rope_low_freq_factor));
+  require(rope_low_freq_factor > 0,
+          cat("--rope-low-freq-factor ", rope_low_freq_factor, " must be positive"));
+  require(yarn_beta_fast > 0 && yarn_beta_slow > 0,
+          "--yarn-beta-fast and --yarn-beta-slow must be positive");
+  require(!rope_attention_factor || *rope_attention_factor > 0,
+          cat("--rope-attention-factor ", rope_attention_factor.value_or(0), " must be positive"));
+  require(!rope_attention_factor || type == RopeScaling::kYarn || type == RopeScaling::kLongRope,
+          "--rope-attention-factor has an effect only with --rope-scaling-type yarn or longrope");
+  const bool lists = !longrope_short_factor.empty() || !longrope_long_factor.empty();
+  require(!lists || type == RopeScaling::kLongRope,
+          "--longrope-short-factor and --longrope-long-factor have an effect only with "
+          "--rope-scaling-type longrope");
+  if (type != RopeScaling::kLongRope) return;
+  const int64_t pairs = rotary_width() / 2;
+  for (const auto& [flag, list] : {std::pair{"--longrope-short-factor", &longrope_short_factor},
+                                   std::pair{"--longrope-long-factor", &longrope_long_factor}}) {
+    require(static_cast<int64_t>(list->size()) == pairs,
+            cat(flag, " has ", list->size(), " values, expected one for each of the ", pairs,
+                " rotated pairs"));
+    require(std::all_of(list->begin(), list->end(), [](double factor) { return factor > 0; }),
+            cat(flag, " has a value that is not positive"));
+  }
+}
+
+int64_t TransformerConfig::rotary_width() const {
+  return static_cast<int64_t>(static_cast<double>(kv_channels) * rotary_percent);
+}
+
+double TransformerConfig::softmax_scale() const {
+  return 1.0 / std::sqrt(query_pre_attn_scalar.value_or(static_cast<double>(kv_channels)));
 }
 
 Activation TransformerConfig::activation() const {

@@ -16,7 +16,15 @@
 
 namespace megatron {
 
-enum class PositionEmbedding { kLearnedAbsolute, kRope, kNone };
+// kYarn becomes kRope with RopeScaling::kYarn when the configuration is finalized.
+enum class PositionEmbedding { kLearnedAbsolute, kRope, kNone, kYarn };
+// How rotary frequencies are stretched beyond the lengths a model was trained on. kLinear: all
+// divided by the factor; kLlama3: long wavelengths only; kYarn: Peng et al. 2023
+// (arXiv:2309.00071); kLongRope: Ding et al. 2024 (arXiv:2402.13753), a factor per frequency, of
+// one list up to the original length and of another beyond.
+enum class RopeScaling { kNone, kLinear, kLlama3, kYarn, kLongRope };
+// Where a layer normalises: the input of each branch, its output before it is added, or both.
+enum class NormPlacement { kPre, kPost, kSandwich };
 enum class RecomputeGranularity { kNone, kFull, kSelective };
 enum class RecomputeMethod { kUniform, kBlock };
 enum class ContextParallelType { kP2P, kAllGather, kA2A, kA2AP2P };
@@ -39,18 +47,33 @@ struct TransformerConfig : Config {
   bool use_rotary_position_embeddings = false;  // old alias of --position-embedding-type rope
   bool add_position_embedding =
       true;  // --no-position-embedding: no learned positions, as the type says anyway
-  int64_t rotary_base = 10000;
+  double rotary_base = 10000.0;
   double rotary_percent = 1.0;
   bool rotary_interleaved = false;
   std::optional<int64_t> rotary_seq_len_interpolation_factor;
-  bool use_rope_scaling = false;  // Llama 3
+  std::optional<double> rotary_base_local;  // of windowed layers, which are not scaled then
+  bool use_rope_scaling = false;             // Megatron's spelling of rope_scaling_type llama3
+  RopeScaling rope_scaling_type = RopeScaling::kNone;
   double rope_scaling_factor = 8.0;
+  int64_t rope_original_max_position_embeddings = 8192;
+  double rope_low_freq_factor = 1.0, rope_high_freq_factor = 4.0;  // llama3
+  double yarn_beta_fast = 32.0, yarn_beta_slow = 1.0;
+  bool yarn_correction_range_round_to_int = true;
+  std::vector<double> longrope_short_factor, longrope_long_factor;  // one per rotated pair
+  std::optional<double> rope_attention_factor;  // of cosines and sines; none: by the law
   Normalization normalization = Normalization::kLayerNorm;
   double layernorm_epsilon = 1e-5;
   bool layernorm_zero_centered_gamma = false;
   bool add_bias_linear = true;
   bool add_qkv_bias = false;
   bool qk_layernorm = false;
+  bool qk_layernorm_over_heads = false;  // one RMS over all heads of a token, not one per head
+  NormPlacement norm_placement = NormPlacement::kPre;
+  bool parallel_residual = false;               // x + attention(norm(x)) + mlp(norm(x))
+  bool scale_embeddings = false;                // by sqrt(hidden_size)
+  std::optional<double> query_pre_attn_scalar;  // scores are divided by its root; none: kv_channels
+  double attn_logit_softcapping = 0.0;          // c: scores become c tanh(score / c); 0: none
+  double final_logit_softcapping = 0.0;         // the same of the logits
   std::vector<int64_t> window_size;   // {left, right}; empty: none
   std::string window_attn_skip_freq;  // integer n: every n-th layer is full; or a list "[1,0,...]";
                                       // empty: all layers windowed
@@ -107,6 +130,14 @@ struct TransformerConfig : Config {
     return group_query_attention ? num_query_groups : num_attention_heads;
   }
   Activation activation() const;
+  double softmax_scale() const;
+  int64_t rotary_width() const;  // features of a head that are rotated
+  bool has_pre_norm() const { return norm_placement != NormPlacement::kPost; }
+  bool has_post_norm() const { return norm_placement != NormPlacement::kPre; }
+  // Whether the layer (numbered from 1) rotates by rotary_base_local.
+  bool is_rotary_local(int64_t layer_number) const {
+    return rotary_base_local.has_value() && !window(layer_number).empty();
+  }
   bool qkv_bias() const { return add_bias_linear || add_qkv_bias; }
   // {left, right} of the layer (numbered from 1), or empty when it attends fully.
   std::vector<int64_t> window(int64_t layer_number) const;
@@ -125,6 +156,9 @@ struct TransformerConfig : Config {
   // divided by sqrt(2 num_layers).
   Init weight_init(int64_t rows, int64_t columns, bool output = false) const;
   Init embedding_init(int64_t rows) const;
+
+ private:
+  void validate_rope_scaling(Violations& violations) const;
 };
 
 }  // namespace megatron

@@ -1,4 +1,6 @@
-// One transformer layer: x = x + dropout(attention(norm(x))), then x = x + dropout(mlp(norm(x))).
+// One transformer layer: x = x + dropout(attention(norm(x))), then x = x + dropout(mlp(norm(x)));
+// with norms of the branches' outputs (--norm-placement), or with both branches reading x
+// (--parallel-residual).
 #pragma once
 
 #include "megatron/transformer/attention.h"
@@ -6,7 +8,8 @@
 
 namespace megatron {
 
-// Parameters: self_attention..., mlp....
+// Parameters: self_attention..., mlp..., post_self_attn_layernorm.*, post_mlp_layernorm.* (post,
+// sandwich).
 //
 //   x, return   [s, b, h]   (s/t with sequence parallelism), in fp32 with fp32_residual_connection
 class TransformerLayer : public Module {
@@ -28,6 +31,7 @@ class TransformerLayer : public Module {
   RandomKey attention_output_key_, mlp_output_key_;
   SelfAttention self_attention_;
   MLP mlp_;
+  std::unique_ptr<Norm> post_self_attn_layernorm_, post_mlp_layernorm_;
 };
 
 }  // namespace megatron

@@ -139,6 +139,21 @@ class ParallelTest(unittest.TestCase):
                     if name in record:
                         self.assertAlmostEqual(ours[iteration][name] / record[name], 1, delta=tolerance, msg=(iteration, name))
 
+    def test_a_hugging_face_folder_is_read_by_every_rank(self):
+        golden = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "golden", "hf", "gemma2")
+        losses = {}
+        for name, ranks, layout in (("one", 1, []), ("four", 4, [TP, "2", SP, PP, "2"])):
+            folder = os.path.join(self.folder, "hf_" + name)
+            flags = ["--load", golden, "--save", folder, "--seq-length", "32", "--micro-batch-size", "1", "--global-batch-size", "4",
+                     "--train-iters", "2", "--lr", "1e-3", "--mock-data", "--log-interval", "1", "--eval-iters", "0", "--device", "cpu",
+                     "--num-threads", "1", "--num-workers", "0", "--optimizer", "sgd", "--distributed-timeout-minutes", "1"]
+            codes, out, error = finish(start(ranks, ["pretrain", *flags, *layout]))
+            self.assertEqual(codes, [0] * ranks, out + error)
+            losses[name] = [record["lm loss"] for record in records(folder).values()]
+        self.assertEqual(len(losses["one"]), 2)
+        for one, four in zip(losses["one"], losses["four"]):
+            self.assertAlmostEqual(one, four, delta=1e-5 * one)
+
     def test_every_layout_has_the_losses_of_one_rank(self):
         for name, (ranks, flags) in LAYOUTS.items():
             with self.subTest(layout=name):

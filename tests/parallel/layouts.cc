@@ -30,6 +30,25 @@ constexpr Model kModels[] = {
      "--num-query-groups 2 --seq-length 24 --position-embedding-type rope --normalization RMSNorm --swiglu "
      "--disable-bias-linear --add-qkv-bias --qk-layernorm --attention-dropout 0 --hidden-dropout 0.1 "
      "--reset-position-ids --reset-attention-mask --eod-mask-loss"},
+    // Norms before and after, soft caps, windows in every other layer with a rotary base of their own, scaled embeddings.
+    {"gemma",
+     "--num-layers 4 --hidden-size 48 --ffn-hidden-size 96 --num-attention-heads 12 --group-query-attention "
+     "--num-query-groups 6 --seq-length 24 --position-embedding-type rope --normalization RMSNorm --geglu "
+     "--disable-bias-linear --apply-layernorm-1p --norm-placement sandwich --scale-embeddings --query-pre-attn-scalar 6 "
+     "--attn-logit-softcapping 2 --final-logit-softcapping 3 --window-size 5 0 --window-attn-skip-freq 2 "
+     "--rotary-base-local 100 --rope-scaling-type linear --rope-scaling-factor 4 --qk-layernorm --attention-dropout 0.1 "
+     "--hidden-dropout 0.1"},
+    // Norms after only, one QK norm over all heads.
+    {"olmo",
+     "--num-layers 4 --hidden-size 48 --ffn-hidden-size 96 --num-attention-heads 12 --group-query-attention "
+     "--num-query-groups 6 --seq-length 24 --position-embedding-type rope --normalization RMSNorm --swiglu "
+     "--disable-bias-linear --norm-placement post --qk-layernorm --qk-layernorm-over-heads "
+     "--untie-embeddings-and-output-weights --attention-dropout 0 --hidden-dropout 0"},
+    // Both branches read the layer's input; half of each head is rotated, by YaRN.
+    {"neox",
+     "--num-layers 4 --hidden-size 48 --num-attention-heads 12 --seq-length 24 --position-embedding-type yarn "
+     "--rotary-percent 0.5 --rope-scaling-factor 4 --yarn-original-max-position-embeddings 8 --parallel-residual "
+     "--no-bias-gelu-fusion --untie-embeddings-and-output-weights --attention-dropout 0.1 --hidden-dropout 0.1"},
 };
 
 // Short names of flags that many rows use.
@@ -108,6 +127,21 @@ constexpr LayoutRow kRows[] = {
     {"pp2_cp2", "llama", 4, PP "2 " CP "2"},
     {"cp2_dp2_zero1", "qwen", 4, CP "2 " ZERO1 OVERLAP},
     {"cp2_dp2_zero3", "gpt", 4, CP "2 " ZERO3 OVERLAP},
+    // Blocks of other families.
+    {"tp2_gemma", "gemma", 2, TP "2"},
+    {"tp3_sp_gemma", "gemma", 3, TP "3 " SP},
+    {"cp2_gather_gemma", "gemma", 2, CP "2 --cp-comm-type all_gather"},
+    {"cp3_a2a_gemma", "gemma", 3, CP "3 --cp-comm-type a2a"},
+    {"pp2_vpp2_gemma_full", "gemma", 2, PP "2 " VPP "2 " FULL "1"},
+    {"tp2_sp_dp2_zero3_gemma", "gemma", 4, TP "2 " SP ZERO3 OVERLAP},
+    {"tp2_olmo", "olmo", 2, TP "2"},
+    {"tp3_sp_olmo", "olmo", 3, TP "3 " SP},
+    {"cp2_olmo", "olmo", 2, CP "2"},
+    {"tp2_sp_pp2_zbh1_olmo", "olmo", 4, TP "2 " SP PP "2 --pipeline-schedule zb-h1"},
+    {"dp2_zero3_olmo_full", "olmo", 2, ZERO3 OVERLAP FULL "2"},
+    {"tp2_sp_neox", "neox", 2, TP "2 " SP},
+    {"cp2_neox", "neox", 2, CP "2"},
+    {"pp2_dp2_zero1_neox", "neox", 4, PP "2 " ZERO1 OVERLAP},
     // Recomputation.
     {"tp2_sp_full", "gpt", 2, TP "2 " SP FULL "1"},
     {"tp2_sp_selective", "qwen", 2, TP "2 " SP SELECTIVE "core_attn layernorm"},

@@ -153,7 +153,7 @@ int64_t Overlap::count() const {
   return total;
 }
 
-ShardedTensor normalized(const ShardedTensor& tensor) {
+ShardedTensor normalized(const ShardedTensor& tensor, bool needs_memory) {
   ShardedTensor out = tensor;
   MEGATRON_CHECK(!out.key.empty(), "a tensor of shape ", shape_string(out.global_shape), " has no name");
   checked_num_elements(out.global_shape, out.key);
@@ -177,7 +177,8 @@ ShardedTensor normalized(const ShardedTensor& tensor) {
   MEGATRON_CHECK(out.flat_begin >= 0 && out.flat_begin <= out.flat_end && out.flat_end <= local_elements, out.key,
                  ": the flat range ", out.flat_begin, " to ", out.flat_end, " lies outside the ", local_elements,
                  " elements of the local tensor");
-  MEGATRON_CHECK(out.data != nullptr || out.flat_begin == out.flat_end, out.key, " has no memory");
+  MEGATRON_CHECK(out.data != nullptr || out.flat_begin == out.flat_end || !needs_memory, out.key,
+                 " has no memory");
   return out;
 }
 

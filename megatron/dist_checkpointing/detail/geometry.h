@@ -53,8 +53,8 @@ class Overlap {
   int64_t flat_begin_ = 0, flat_end_ = 0, local_begin_ = 0, local_end_ = 0;
 };
 
-// The tensor with pieces, local shape and flat range written out. Throws Error, naming the key, when they contradict each
-// other.
-ShardedTensor normalized(const ShardedTensor& tensor);
+// The tensor with pieces, local shape and flat range written out. Throws Error, naming the key,
+// when they contradict each other, or when it has elements but no memory and needs it.
+ShardedTensor normalized(const ShardedTensor& tensor, bool needs_memory = true);
 
 }  // namespace megatron

@@ -1,5 +1,7 @@
 #include "megatron/models/gpt/gpt_model.h"
 
+#include <cmath>
+
 #include "megatron/base/check.h"
 #include "megatron/comm/parallel_groups.h"
 #include "megatron/tensor/shape.h"
@@ -33,6 +35,11 @@ class GPTEmbedding : public Module {
   // [b, s] -> [s, b, h] ([s/t, b, h] with sequence parallelism)
   at::Tensor forward(const at::Tensor& tokens, const ForwardContext& context) {
     at::Tensor x = word_embeddings_.forward(tokens);
+    if (config_.scale_embeddings) {
+      // The factor is rounded to the model's type, as Gemma was trained.
+      const double root = std::sqrt(static_cast<double>(config_.hidden_size));
+      x = x * at::scalar_tensor(root, at::dtype(x.scalar_type())).item<double>();
+    }
     if (position_embeddings_) {
       const at::Tensor rows =
           context.position_ids.defined()
@@ -184,8 +191,10 @@ at::Tensor GPTModel::hidden(const at::Tensor& tokens, const at::Tensor& input,
 
 at::Tensor GPTModel::logits(const at::Tensor& hidden) {
   MEGATRON_ASSERT(impl_->head != nullptr, "this segment holds no output layer");
-  return ColumnParallelLinear::forward_with(*impl_->head, hidden, impl_->config.sequence_parallel,
-                                            impl_->groups.tp);
+  const at::Tensor logits = ColumnParallelLinear::forward_with(
+      *impl_->head, hidden, impl_->config.sequence_parallel, impl_->groups.tp);
+  const double cap = impl_->config.transformer.final_logit_softcapping;
+  return cap > 0.0 ? logits.div(cap).tanh().mul(cap) : logits;
 }
 
 Loss GPTModel::loss(const at::Tensor& hidden, const at::Tensor& labels, const at::Tensor& loss_mask) {

@@ -135,10 +135,10 @@ TEST(Log, ThreadsDoNotMixTheirLines) {
   }
 }
 
-TEST(Progress, IsOneLineWithoutATerminal) {
+TEST(ProgressBar, IsOneLineWithoutATerminal) {
   Capture err(STDERR_FILENO);
   {
-    Progress progress("reading a.jsonl", 2800000, "B");
+    ProgressBar progress("reading a.jsonl", 2800000, "B");
     std::vector<std::thread> threads;
     for (int t = 0; t < 4; ++t)
       threads.emplace_back([&] {
@@ -153,19 +153,19 @@ TEST(Progress, IsOneLineWithoutATerminal) {
   EXPECT_EQ(std::count(text.begin(), text.end(), '\n'), 1);
 }
 
-TEST(Progress, SaysHowFarItCameWhenItStopsEarly) {
+TEST(ProgressBar, SaysHowFarItCameWhenItStopsEarly) {
   Capture err(STDERR_FILENO);
-  { Progress("tokenizing", 1000, "documents").advance(432); }
+  { ProgressBar("tokenizing", 1000, "documents").advance(432); }
   EXPECT_THAT(err.finish(), StartsWith("tokenizing  43%  432 of 1,000 documents in 0:00"));
 }
 
-TEST(Progress, ShowsRateAndEtaOnATerminal) {
+TEST(ProgressBar, ShowsRateAndEtaOnATerminal) {
   Terminal terminal(100);
   {
-    Progress progress("reading", 4000, "B");
+    ProgressBar progress("reading", 4000, "B");
     std::this_thread::sleep_for(std::chrono::milliseconds(150));
     progress.advance(1000);
-    Progress unknown("counting", 0, "documents");
+    ProgressBar unknown("counting", 0, "documents");
     std::this_thread::sleep_for(std::chrono::milliseconds(150));
     unknown.advance(5);
   }

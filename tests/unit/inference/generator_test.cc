@@ -293,6 +293,29 @@ TEST(Generate, FillsThePositionsAndRefusesMore) {
   EXPECT_EQ(generate_all(endless, {prompt}, greedy(40))[0].tokens.size(), 40u);
 }
 
+TEST(Generate, RefusesIdsThatTheModelDoesNotHave) {
+  GPTConfig config = small_config();
+  config.vocab_size = 100;
+  TestModel model(config);
+  EXPECT_EQ(error_of([&] { generate_all(model, {"A", "Az"}, greedy(1)); }),
+            "prompt 2 has the token id 122, the model's vocabulary has 100");
+}
+
+TEST(Generate, CrossesTheBorderOfLongRope) {
+  GPTConfig config = small_config();
+  TransformerConfig& t = config.transformer;
+  t.position_embedding_type = PositionEmbedding::kRope;
+  t.rope_scaling_type = RopeScaling::kLongRope;
+  t.rope_original_max_position_embeddings = 20;
+  t.longrope_short_factor.assign(4, 1.0);
+  t.longrope_long_factor = {2.0, 3.0, 4.0, 5.0};
+  TestModel model(config);
+  const std::vector<std::string> prompts = {"a prompt", "ten letter", std::string(25, 'x')};
+  const std::vector<Generation> together = generate_all(model, prompts, greedy(30));
+  for (size_t i = 0; i < prompts.size(); ++i)
+    EXPECT_EQ(together[i].tokens, decoded_without_cache(model, prompts[i], 30)) << prompts[i];
+}
+
 TEST(FullLogits, RefusesWhatItCannotRead) {
   TestModel model(small_config());
   const auto error = [&](const std::vector<int32_t>& ids) { return error_of([&] { full_logits(model.model, ids); }); };

@@ -9,13 +9,16 @@ namespace megatron {
 namespace {
 
 // softmax(q k^T scale + mask) v in fp64 through ATen's autograd; `allowed` [.., s, s_k] bool.
-at::Tensor reference(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const at::Tensor& allowed,
-                     double scale, const at::Tensor& keep = {}) {
+at::Tensor reference(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                     const at::Tensor& allowed, double scale, const at::Tensor& keep = {},
+                     double softcap = 0.0) {
   const int64_t r = q.size(2) / k.size(2);
   const at::Tensor queries = q.permute({1, 2, 0, 3});
   const at::Tensor keys = k.repeat_interleave(r, 2).permute({1, 2, 3, 0});
   const at::Tensor values = v.repeat_interleave(r, 2).permute({1, 2, 0, 3});
-  at::Tensor weights = at::exp(at::matmul(queries, keys) * scale) * allowed;
+  at::Tensor scores = at::matmul(queries, keys) * scale;
+  if (softcap > 0) scores = softcap * at::tanh(scores / softcap);
+  at::Tensor weights = at::exp(scores) * allowed;
   at::Tensor probs = weights / weights.sum(-1, true).clamp_min(1e-300);
   if (keep.defined()) probs = probs * keep;
   return at::matmul(probs, values).permute({2, 0, 1, 3});
@@ -37,6 +40,7 @@ struct Case {
   int64_t left = -1, right = -1;
   bool mask = false;
   double dropout = 0.0;
+  double softcap = 0.0;
 };
 
 void PrintTo(const Case& c, std::ostream* out) { *out << c.name; }
@@ -57,6 +61,7 @@ TEST_P(Attention, ForwardAndGradientsMatchTheFormula) {
   options.window_left = c.left;
   options.window_right = c.right;
   options.recompute = recompute;
+  options.softcap = c.softcap;
   options.backend = backend;
   at::Tensor allowed = allowed_keys(c.s, c.s_k, c.causal, c.left, c.right), keep;
   if (c.mask) {
@@ -80,7 +85,7 @@ TEST_P(Attention, ForwardAndGradientsMatchTheFormula) {
   at::Tensor wide_q = q.detach().to(at::kDouble).requires_grad_();
   at::Tensor wide_k = k.detach().to(at::kDouble).requires_grad_();
   at::Tensor wide_v = v.detach().to(at::kDouble).requires_grad_();
-  const at::Tensor expected = reference(wide_q, wide_k, wide_v, allowed, scale, keep);
+  const at::Tensor expected = reference(wide_q, wide_k, wide_v, allowed, scale, keep, c.softcap);
   expected.backward(dout.to(at::kDouble));
   const double tolerance = type == at::kDouble ? 1e-12 : type == at::kFloat ? 2e-6 : 2e-2;
   EXPECT_TRUE(out.is_contiguous());
@@ -107,6 +112,8 @@ const Case kUnfusedOnly[] = {
     {"mask_causal", 12, 12, 3, 4, 2, 8, true, -1, -1, true},
     {"dropout", 12, 12, 2, 4, 2, 8, true, -1, -1, false, 0.3},
     {"dropout_chunk", 5, 12, 2, 4, 2, 8, true, -1, -1, false, 0.3},
+    {"softcap", 12, 12, 2, 4, 2, 8, true, -1, -1, false, 0.0, 0.5},
+    {"softcap_window_dropout", 5, 12, 2, 4, 2, 8, true, 3, -1, false, 0.3, 0.5},
 };
 
 std::string case_name(const ::testing::TestParamInfo<Attention::ParamType>& info) {

@@ -106,6 +106,18 @@ TEST(PaddedVocabSize, RoundsUp) {
   EXPECT_THROW(padded_vocab_size(config, 257, 2), UsageError);
 }
 
+TEST(ModelVocabSize, MayExceedTheTokenizers) {
+  TokenizerConfig config;
+  config.tokenizer_type = "ByteLevelTokenizer";
+  const std::unique_ptr<Tokenizer> tokenizer = make_tokenizer(config);
+  EXPECT_EQ(model_vocab_size(config, *tokenizer), 257);
+  config.vocab_size = 320;
+  EXPECT_EQ(model_vocab_size(config, *tokenizer), 320);
+  config.vocab_size = 256;
+  EXPECT_EQ(error_of([&] { model_vocab_size(config, *tokenizer); }),
+            "--vocab-size 256 is below the 257 ids of the tokenizer");
+}
+
 TEST(BpeTokenizer, Gpt2FilesHaveEndOfText) {
   const auto tokenizer = load_gpt2();
   EXPECT_EQ(tokenizer->vocab_size(), 701);  // the token is not in vocab.json and goes behind it

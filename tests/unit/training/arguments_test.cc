@@ -140,7 +140,26 @@ INSTANTIATE_TEST_SUITE_P(
                  "--distribute-saved-activations has no effect at one tensor-parallel rank"},
         BadFlags{"--recompute-granularity full --distribute-saved-activations --tensor-model-parallel-size 2 --sequence-parallel",
                  "--distribute-saved-activations has no effect with --sequence-parallel, which divides saved inputs already"},
+        BadFlags{"--tensor-model-parallel-size 2 --normalization RMSNorm --group-query-attention --num-query-groups 1 --qk-layernorm "
+                 "--qk-layernorm-over-heads",
+                 "--qk-layernorm-over-heads with fewer --num-query-groups (1) than --tensor-model-parallel-size (2) is not built"},
         BadFlags{"--tensor-model-parallel-size 2", "--tensor-model-parallel-size 2"}));
+
+TEST(Arguments, AFolderOfHuggingFaceIsTheDefaultOfTheModel) {
+  const std::string folder = MEGATRON_SOURCE_DIR "/tests/golden/hf/mistral";
+  const std::string run = " --micro-batch-size 2 --train-iters 10 --lr 1e-3 --mock-data";
+  for (const char* flag : {"--load ", "--pretrained-checkpoint "}) {
+    const Arguments arguments = parse(flag + folder + run);
+    EXPECT_EQ(arguments.transformer.num_layers, 2);
+    EXPECT_EQ(arguments.transformer.window_size, (std::vector<int64_t>{8, 0}));
+    EXPECT_EQ(arguments.transformer.seq_length, 128);
+    EXPECT_EQ(arguments.tokenizer.tokenizer_type, "NullTokenizer");
+    EXPECT_EQ(arguments.tokenizer.vocab_size, 40);
+  }
+  const Arguments other = parse("--load " + folder + run + " --seq-length 16 --hidden-dropout 0.2");
+  EXPECT_EQ(other.transformer.seq_length, 16);
+  EXPECT_EQ(other.transformer.hidden_dropout, 0.2);
+}
 
 TEST(Arguments, ResolvedConfigurationFeedsBack) {
   const Arguments first = parse(kGood + "--swiglu --disable-bias-linear --lr-decay-style cosine --no-log-loss-scale-to-tensorboard "

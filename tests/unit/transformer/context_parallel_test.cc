@@ -488,6 +488,11 @@ TEST(ContextParallelRefusal, IsSaidAtTheStart) {
   model.cp_comm_type = {"all_gather"};
   EXPECT_EQ(violations_of(model, parallel), "");
   model.window_size = {};
+  model.rope_scaling_type = RopeScaling::kLongRope;
+  EXPECT_EQ(violations_of(model, parallel),
+            "--rope-scaling-type longrope with --context-parallel-size above 1 is not built\n"
+            "hint: its factors depend on the last token, which another rank may hold\n");
+  model.rope_scaling_type = RopeScaling::kNone;
   model.cp_comm_type = {"p2p", "a2a"};
   parallel.tensor_model_parallel_size = 4;
   EXPECT_EQ(violations_of(model, parallel),

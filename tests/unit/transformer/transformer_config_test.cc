@@ -107,6 +107,11 @@ TEST(TransformerConfig, NamesWhatIsMissing) {
                           "--num-attention-heads is required and must be positive", "--seq-length is required and must be positive"));
 }
 
+TransformerConfig& rope(TransformerConfig& config) {
+  config.position_embedding_type = PositionEmbedding::kRope;
+  return config;
+}
+
 TEST(TransformerConfig, ReportsEachRule) {
   using Change = std::function<void(TransformerConfig&)>;
   const std::vector<std::pair<std::string, Change>> cases = {
@@ -116,38 +121,61 @@ TEST(TransformerConfig, ReportsEachRule) {
       {"--kv-channels 15 is odd, rotary embeddings need an even width",
        [](auto& c) { c.kv_channels = 15, c.position_embedding_type = PositionEmbedding::kRope; }},
       {"--ffn-hidden-size -1 must be positive", [](auto& c) { c.ffn_hidden_size = -1; }},
-      {"--num-attention-heads 4 is not divisible by --num-query-groups 3\nhint: groups that divide it: 1, 2, 4",
+      {"--num-attention-heads 4 is not divisible by --num-query-groups 3\nhint: groups that divide "
+       "it: 1, 2, 4",
        [](auto& c) { c.group_query_attention = true, c.num_query_groups = 3; }},
-      {"--max-position-embeddings 31 is below --seq-length 32", [](auto& c) { c.max_position_embeddings = 31; }},
+      {"--max-position-embeddings 31 is below --seq-length 32",
+       [](auto& c) { c.max_position_embeddings = 31; }},
       {"--rotary-percent 1.5 is outside (0, 1]", [](auto& c) { c.rotary_percent = 1.5; }},
       {"--rotary-base 0 must be positive", [](auto& c) { c.rotary_base = 0; }},
       {"--rope-scaling-factor 0 must be positive", [](auto& c) { c.rope_scaling_factor = 0.0; }},
-      {"--rotary-seq-len-interpolation-factor must be positive", [](auto& c) { c.rotary_seq_len_interpolation_factor = 0; }},
+      {"--rotary-seq-len-interpolation-factor must be positive",
+       [](auto& c) { c.rotary_seq_len_interpolation_factor = 0; }},
       {"more than one activation given\n"
        "hint: use one of --swiglu, --geglu, --quick-geglu, --squared-relu, --openai-gelu",
        [](auto& c) { c.geglu = c.squared_relu = true; }},
-      {"--glu-linear-offset has an effect only with --quick-geglu", [](auto& c) { c.glu_linear_offset = 1.0; }},
+      {"--glu-linear-offset has an effect only with --quick-geglu",
+       [](auto& c) { c.glu_linear_offset = 1.0; }},
       {"--hidden-dropout 1 is outside [0, 1)", [](auto& c) { c.hidden_dropout = 1.0; }},
       {"--attention-dropout -0.1 is outside [0, 1)", [](auto& c) { c.attention_dropout = -0.1; }},
-      {"--attention-dropout nan is outside [0, 1)", [](auto& c) { c.attention_dropout = std::nan(""); }},
+      {"--attention-dropout nan is outside [0, 1)",
+       [](auto& c) { c.attention_dropout = std::nan(""); }},
       {"--norm-epsilon 0 must be positive", [](auto& c) { c.layernorm_epsilon = 0.0; }},
       {"--init-method-std 0 must be positive", [](auto& c) { c.init_method_std = 0.0; }},
-      {"--embedding-init-method-std -1 must be positive", [](auto& c) { c.embedding_init_method_std = -1.0; }},
+      {"--embedding-init-method-std -1 must be positive",
+       [](auto& c) { c.embedding_init_method_std = -1.0; }},
       {"--z-loss-coeff -1 is negative", [](auto& c) { c.z_loss_coeff = -1.0; }},
       {"--seed 0 must be positive", [](auto& c) { c.seed = 0; }},
       {"--window-size takes two values (left, right), got 1", [](auto& c) { c.window_size = {4}; }},
-      {"--cp-comm-type ring is not known\nhint: types: p2p, all_gather, a2a, a2a+p2p", [](auto& c) { c.cp_comm_type = {"ring"}; }},
-      {"--cp-comm-type has 2 values, expected 1 or one per layer, 4", [](auto& c) { c.cp_comm_type = {"a2a", "p2p"}; }},
-      {"--window-size -2: expected -1 (no limit) or more", [](auto& c) { c.window_size = {-2, 0}; }},
-      {"--window-attn-skip-freq has an effect only with --window-size", [](auto& c) { c.window_attn_skip_freq = "2"; }},
+      {"--cp-comm-type ring is not known\nhint: types: p2p, all_gather, a2a, a2a+p2p",
+       [](auto& c) { c.cp_comm_type = {"ring"}; }},
+      {"--cp-comm-type has 2 values, expected 1 or one per layer, 4",
+       [](auto& c) {
+         c.cp_comm_type = {"a2a", "p2p"};
+       }},
+      {"--window-size -2: expected -1 (no limit) or more",
+       [](auto& c) {
+         c.window_size = {-2, 0};
+       }},
+      {"--window-attn-skip-freq has an effect only with --window-size",
+       [](auto& c) { c.window_attn_skip_freq = "2"; }},
       {"--window-attn-skip-freq [1,0]: expected a positive integer, or a list of 4 zeros and ones",
-       [](auto& c) { c.window_size = {4, 0}, c.window_attn_skip_freq = "[1,0]"; }},
+       [](auto& c) {
+         c.window_size = {4, 0}, c.window_attn_skip_freq = "[1,0]";
+       }},
       {"--window-attn-skip-freq 0: expected a positive integer, or a list of 4 zeros and ones",
-       [](auto& c) { c.window_size = {4, 0}, c.window_attn_skip_freq = "0"; }},
+       [](auto& c) {
+         c.window_size = {4, 0}, c.window_attn_skip_freq = "0";
+       }},
       {"--window-attn-skip-freq 00: expected a positive integer, or a list of 4 zeros and ones",
-       [](auto& c) { c.window_size = {4, 0}, c.window_attn_skip_freq = "00"; }},
-      {"--window-attn-skip-freq 99999999999999999999: expected a positive integer, or a list of 4 zeros and ones",
-       [](auto& c) { c.window_size = {4, 0}, c.window_attn_skip_freq = "99999999999999999999"; }},
+       [](auto& c) {
+         c.window_size = {4, 0}, c.window_attn_skip_freq = "00";
+       }},
+      {"--window-attn-skip-freq 99999999999999999999: expected a positive integer, or a list of 4 "
+       "zeros and ones",
+       [](auto& c) {
+         c.window_size = {4, 0}, c.window_attn_skip_freq = "99999999999999999999";
+       }},
       {"--recompute-num-layers 5: expected 1 to 4", [](auto& c) { c.recompute_num_layers = 5; }},
       {"--recompute-modules needs --recompute-granularity selective", [](auto& c) { c.recompute_modules = {"layernorm"}; }},
       {"--recompute-modules moe_act waits for mixture of experts, which is not built yet\n"
@@ -213,6 +241,66 @@ TEST(TransformerConfig, ReportsEachRule) {
       {"--recompute-activations asks for selective recomputation, but --recompute-granularity is full\n"
        "hint: give one of them",
        [](auto& c) { c.recompute_granularity = RecomputeGranularity::kFull, c.recompute_activations = true; }},
+      {"--rotary-percent 0.2 of --kv-channels 16 rotates 3 features, an even number is needed",
+       [](auto& c) { rope(c).rotary_percent = 0.2; }},
+      {"--rotary-base-local 0 must be positive",
+       [](auto& c) {
+         c.rotary_base_local = 0, c.window_size = {4, 0};
+       }},
+      {"--rotary-base-local has an effect only with --window-size",
+       [](auto& c) { c.rotary_base_local = 9; }},
+      {"--rope-scaling-type has an effect only with --position-embedding-type rope",
+       [](auto& c) { c.rope_scaling_type = RopeScaling::kLinear; }},
+      {"--use-rope-scaling means --rope-scaling-type llama3, but another type is given",
+       [](auto& c) { rope(c).rope_scaling_type = RopeScaling::kYarn, c.use_rope_scaling = true; }},
+      {"--rope-original-max-position-embeddings 1 must be above 1",
+       [](auto& c) { c.rope_original_max_position_embeddings = 1; }},
+      {"--rope-high-freq-factor 1 must be above --rope-low-freq-factor 1",
+       [](auto& c) {
+         rope(c).rope_scaling_type = RopeScaling::kLlama3, c.rope_high_freq_factor = 1.0;
+       }},
+      {"--rope-low-freq-factor 0 must be positive", [](auto& c) { c.rope_low_freq_factor = 0.0; }},
+      {"--yarn-beta-fast and --yarn-beta-slow must be positive",
+       [](auto& c) { c.yarn_beta_slow = 0.0; }},
+      {"--rope-attention-factor 0 must be positive",
+       [](auto& c) {
+         rope(c).rope_scaling_type = RopeScaling::kYarn, c.rope_attention_factor = 0.0;
+       }},
+      {"--rope-attention-factor has an effect only with --rope-scaling-type yarn or longrope",
+       [](auto& c) { c.rope_attention_factor = 1.5; }},
+      {"--longrope-short-factor and --longrope-long-factor have an effect only with "
+       "--rope-scaling-type longrope",
+       [](auto& c) { c.longrope_long_factor = {1.0}; }},
+      {"--longrope-long-factor has 2 values, expected one for each of the 8 rotated pairs",
+       [](auto& c) {
+         rope(c).rope_scaling_type = RopeScaling::kLongRope;
+         c.longrope_short_factor.assign(8, 1.0);
+         c.longrope_long_factor.assign(2, 1.0);
+       }},
+      {"--longrope-short-factor has a value that is not positive",
+       [](auto& c) {
+         rope(c).rope_scaling_type = RopeScaling::kLongRope;
+         c.longrope_short_factor.assign(8, 0.0);
+         c.longrope_long_factor.assign(8, 1.0);
+       }},
+      {"--qk-layernorm-over-heads needs --qk-layernorm and --normalization RMSNorm",
+       [](auto& c) { c.qk_layernorm_over_heads = c.qk_layernorm = true; }},
+      {"--norm-placement post with --fp32-residual-connection is not built",
+       [](auto& c) { c.norm_placement = NormPlacement::kPost, c.fp32_residual_connection = true; }},
+      {"--parallel-residual with norms on the output of branches is not built\nhint: "
+       "--norm-placement pre",
+       [](auto& c) { c.norm_placement = NormPlacement::kSandwich, c.parallel_residual = true; }},
+      {"--query-pre-attn-scalar 0 must be positive",
+       [](auto& c) { c.query_pre_attn_scalar = 0.0; }},
+      {"--attn-logit-softcapping -1 is negative\nhint: 0: none",
+       [](auto& c) { c.attn_logit_softcapping = -1.0; }},
+      {"--final-logit-softcapping -1 is negative\nhint: 0: none",
+       [](auto& c) { c.final_logit_softcapping = -1.0; }},
+      {"--attention-backend flash and fused do not compute --attn-logit-softcapping\nhint: "
+       "--attention-backend auto",
+       [](auto& c) {
+         c.attn_logit_softcapping = 3.0, c.attention_backend = AttentionBackend::kFlash;
+       }},
   };
   EXPECT_THAT(violations_of(valid_config()), IsEmpty());
   TransformerConfig everything = valid_config();
@@ -310,7 +398,7 @@ void expect_angles(const TransformerConfig& config, const std::vector<double>& f
   const RotaryEmbedding rotary(config);
   const at::Tensor positions = at::tensor({0, 1, 7, 31, 1000}, at::kLong);
   for (const auto type : {at::kDouble, at::kFloat, at::kBFloat16}) {
-    const RotaryTables tables = rotary.tables(positions, type);
+    const RotaryTables tables = rotary.tables(positions, type).all;
     EXPECT_EQ(tables.cos.scalar_type(), type == at::kDouble ? at::kDouble : at::kFloat);
     ASSERT_EQ(tables.cos.sizes(), (std::vector<int64_t>{5, static_cast<int64_t>(frequencies.size())}));
     EXPECT_EQ(tables.interleaved, config.rotary_interleaved);
@@ -344,6 +432,8 @@ TEST(RotaryEmbedding, Llama3ScalesLongWavelengths) {
   TransformerConfig config = rotary_config();
   config.use_rope_scaling = true;
   config.rope_scaling_factor = 4.0;
+  config.finalize();
+  EXPECT_EQ(config.rope_scaling_type, RopeScaling::kLlama3);
   config.rotary_base = 100000000;  // frequencies 1, 1e-2, 1e-4, 1e-6
   // Wavelengths 6.3 and 628 are below 8192 / 4 and kept; 62832 and more are above 8192 and divided.
   expect_angles(config, {1.0, 1e-2, 1e-4 / 4.0, 1e-6 / 4.0});
@@ -353,14 +443,52 @@ TEST(RotaryEmbedding, Llama3ScalesLongWavelengths) {
   expect_angles(config, {1.0, (1.0 - smooth) * 0.002 / 4.0 + smooth * 0.002});
 }
 
+TEST(RotaryEmbedding, YarnIsAlsoAKindOfPositions) {
+  TransformerConfig config = rotary_config();
+  config.position_embedding_type = PositionEmbedding::kYarn;
+  config.finalize();
+  EXPECT_EQ(config.position_embedding_type, PositionEmbedding::kRope);
+  EXPECT_EQ(config.rope_scaling_type, RopeScaling::kYarn);
+}
+
+TEST(RotaryEmbedding, LongRopeDecidesByRow) {
+  TransformerConfig config = rotary_config();
+  config.rope_scaling_type = RopeScaling::kLongRope;
+  config.rope_original_max_position_embeddings = 16;
+  config.rope_scaling_factor = 1.0;
+  config.longrope_short_factor = {1.0, 1.0, 2.0, 2.0};
+  config.longrope_long_factor = {4.0, 4.0, 8.0, 8.0};
+  const RotaryEmbedding rotary(config);
+  const at::Tensor rows = at::tensor({13, 14, 15, 14, 15, 16}, at::kLong).view({2, 3});
+  const RotaryTables tables = rotary.tables(rows, at::kDouble).all;
+  const auto angle = [&](int64_t s, int64_t row) {
+    return std::atan2(tables.sin[s][row][0].item<double>(), tables.cos[s][row][0].item<double>());
+  };
+  EXPECT_NEAR(angle(2, 0), 15.0 - 4 * std::numbers::pi, 1e-9)
+      << "16 positions are within the original length";
+  EXPECT_NEAR(angle(0, 1), 14.0 / 4.0 - 2 * std::numbers::pi, 1e-9)
+      << "17 are not, which counts for all of them";
+}
+
+TEST(RotaryEmbedding, LocalLayersAreNotScaled) {
+  TransformerConfig config = rotary_config();
+  config.rotary_base_local = 10000;
+  config.rope_scaling_type = RopeScaling::kLinear;
+  config.rope_scaling_factor = 2.0;
+  const LayerRotary rotary = RotaryEmbedding(config).tables(at::arange(3), at::kDouble);
+  EXPECT_NEAR(rotary.of(false).sin[1][0].item<double>(), std::sin(0.5), 1e-12);
+  EXPECT_NEAR(rotary.of(true).sin[1][0].item<double>(), std::sin(1.0), 1e-12);
+  EXPECT_NEAR(rotary.of(true).sin[1][2].item<double>(), std::sin(0.01), 1e-12);
+}
+
 TEST(RotaryEmbedding, PositionsByRow) {
   const TransformerConfig config = rotary_config();
   const RotaryEmbedding rotary(config);
   const at::Tensor rows = at::tensor({0, 1, 2, 5, 6, 7}, at::kLong).view({2, 3});
-  const RotaryTables tables = rotary.tables(rows, at::kDouble);
+  const RotaryTables tables = rotary.tables(rows, at::kDouble).all;
   ASSERT_EQ(tables.cos.sizes(), (std::vector<int64_t>{3, 2, 4}));
   for (int64_t row = 0; row < 2; ++row) {
-    const RotaryTables alone = rotary.tables(rows[row], at::kDouble);
+    const RotaryTables alone = rotary.tables(rows[row], at::kDouble).all;
     EXPECT_TRUE(at::equal(tables.cos.select(1, row), alone.cos));
     EXPECT_TRUE(at::equal(tables.sin.select(1, row), alone.sin));
   }

@@ -1,0 +1,362 @@
+#include "megatron/models/huggingface/hf_convert.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <cstring>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <set>
+
+#include "megatron/base/check.h"
+#include "megatron/base/files.h"
+#include "megatron/base/parse.h"
+#include "megatron/dist_checkpointing/checkpoint_folder.h"
+#include "megatron/dist_checkpointing/safetensors.h"
+#include "megatron/dist_checkpointing/save.h"
+#include "megatron/models/huggingface/hf_folder.h"
+
+namespace megatron {
+namespace {
+
+namespace fs = std::filesystem;
+
+// Where a checkpoint keeps what our configuration has no place for.
+constexpr const char* kKept = "huggingface/";
+
+uint64_t num_bytes(DType dtype, const std::vector<int64_t>& shape) {
+  uint64_t bytes = static_cast<uint64_t>(size_of(dtype));
+  for (const int64_t extent : shape) bytes *= static_cast<uint64_t>(extent);
+  return bytes;
+}
+
+void report(const ConvertProgress& progress, uint64_t total, uint64_t bytes) {
+  if (progress) progress(total, bytes);
+}
+
+// One tensor of a checkpoint, or parts of it, into `tensor.data`.
+void load_one(const Checkpoint& checkpoint, const ShardedTensor& tensor) {
+  LoadOptions options;
+  options.wanted_elsewhere = {"*"};
+  checkpoint.load({&tensor, 1}, options);
+}
+
+// [rows, columns] of `element` bytes each -> [columns, rows].
+void transpose(const std::vector<std::byte>& in, int64_t rows, int64_t columns, int64_t element,
+               std::vector<std::byte>& out) {
+  out.resize(in.size());
+  for (int64_t r = 0; r < rows; ++r)
+    for (int64_t c = 0; c < columns; ++c)
+      std::memcpy(out.data() + (c * rows + r) * element, in.data() + (r * columns + c) * element,
+                  static_cast<size_t>(element));
+}
+
+}  // namespace
+
+ConvertResult import_hf_folder(const fs::path& folder, const fs::path& root,
+                               const ConvertProgress& progress) {
+  HfFolder source = open_hf_folder(folder);
+  MEGATRON_CHECK(find_checkpoints(root).empty(), root.string(),
+                 ": holds checkpoints already\nhint: give another --save");
+  ConvertResult result;
+  result.model_type = source.model.family->model_type;
+  result.num_tensors = static_cast<int64_t>(source.tensors.size());
+  result.waived = source.waived;
+
+  SaveRequest save;
+  save.root = root;
+  save.state = kWeightsOnlyState;
+  for (const auto& [key, stored] : source.checkpoint.manifest().tensors) {
+    ShardedTensor tensor;
+    tensor.key = key;
+    tensor.dtype = stored.dtype;
+    tensor.global_shape = stored.shape;
+    save.tensors.push_back(std::move(tensor));
+    result.bytes += num_bytes(stored.dtype, stored.shape);
+  }
+  report(progress, result.bytes, 0);
+  std::vector<std::byte> memory;
+  uint64_t pending = 0;
+  save.provide = [&](const ShardedTensor& wanted) -> const void* {
+    report(progress, result.bytes, pending);
+    pending = num_bytes(wanted.dtype, wanted.global_shape);
+    memory.resize(pending);
+    ShardedTensor tensor = wanted;
+    tensor.data = memory.data();
+    load_one(source.checkpoint, tensor);
+    return memory.data();
+  };
+
+  TokenizerConfig tokenizer = hf_tokenizer(folder, source.model.config.vocab_size);
+  for (std::string* path :
+       {&tokenizer.tokenizer_model, &tokenizer.vocab_file, &tokenizer.merge_file})
+    if (!path->empty())
+      *path = fs::path(*path).filename().string();  // found in the checkpoint's own copies
+  Config* const configs[] = {&source.model.config.transformer, &tokenizer};
+  save.files.emplace_back("config.yaml", to_yaml(configs));
+  for (const std::string& name : hf_tokenizer_files(folder))
+    save.files.emplace_back("tokenizer/" + name, read_file(folder / name));
+  for (const char* name : {kHfConfig, kHfGenerationConfig}) {
+    std::error_code ignored;
+    if (fs::is_regular_file(folder / name, ignored))
+      save.files.emplace_back(std::string(kKept) + name, read_file(folder / name));
+  }
+  const SaveResult saved = save_checkpoint(save);
+  report(progress, result.bytes, pending);
+  result.directory = saved.directory;
+  result.warnings = saved.warnings;
+  result.files = {"manifest.json", "rank_00000.safetensors"};
+  for (const auto& [name, contents] : save.files) result.files.push_back(name);
+  return result;
+}
+
+namespace {
+
+// What a checkpoint of ours is as a model.
+struct Origin {
+  GPTConfig config;
+  TokenizerConfig tokenizer;
+  std::string config_json = "{}";  // of the folder it came from
+};
+
+Origin read_origin(const Checkpoint& checkpoint) {
+  const std::string name = checkpoint.directory().string();
+  MEGATRON_CHECK(checkpoint.has_file("config.yaml"), name,
+                 " holds no config.yaml, so the shape of its model is unknown",
+                 "\nhint: checkpoints of `megatron pretrain` hold it");
+  checkpoint.read_file("config.yaml");  // verifies it
+  Origin origin;
+  Config* const configs[] = {&origin.config.transformer, &origin.tokenizer};
+  read_yaml(configs, (checkpoint.directory() / "config.yaml").string(), /*ignore_unknown=*/true);
+  origin.config.transformer.finalize();
+  const auto& tensors = checkpoint.manifest().tensors;
+  const auto table = tensors.find("embedding.word_embeddings.weight");
+  MEGATRON_CHECK(table != tensors.end(), name, ": no tensor embedding.word_embeddings.weight",
+                 "\nhint: this is no checkpoint of a GPT model");
+  origin.config.vocab_size = origin.config.padded_vocab_size = table->second.shape[0];
+  const std::string kept = std::string(kKept) + kHfConfig;
+  if (checkpoint.has_file(kept)) origin.config_json = checkpoint.read_file(kept);
+  return origin;
+}
+
+std::string model_type_of(const std::string& config_json) {
+  const auto json = nlohmann::json::parse(config_json, nullptr, /*allow_exceptions=*/false);
+  return json.is_object() && json.contains("model_type") && json["model_type"].is_string()
+             ? json["model_type"].get<std::string>()
+             : "";
+}
+
+// The family to write, and its config.json.
+std::pair<const HfFamily*, std::string> choose_family(const Origin& origin,
+                                                      const std::string& asked) {
+  const std::string origin_type = model_type_of(origin.config_json);
+  const std::string type = asked.empty() ? origin_type : asked;
+  if (!type.empty()) {
+    const HfFamily* family = find_hf_family(type);
+    MEGATRON_CHECK(family != nullptr, "--hf-model-type ", type,
+                   " is not known\nhint: types that are: ", hf_family_names());
+    return {family, write_hf_config(*family, origin.config,
+                                    type == origin_type ? origin.config_json : "{}")};
+  }
+  std::string reasons;
+  for (const HfFamily& family : hf_families()) {
+    try {
+      std::string text = write_hf_config(family, origin.config, "{}");
+      hf_tensors(family, origin.config);  // every tensor has a name
+      return {&family, std::move(text)};
+    } catch (const Error& error) {
+      const std::string what = error.what();
+      reasons += "\ndetail: " + what.substr(0, what.find('\n'));
+    }
+  }
+  throw Error("no family of Hugging Face models that is known can be this model" + reasons);
+}
+
+const char* torch_name(DType dtype) {
+  switch (dtype) {
+    case DType::kFloat64:
+      return "float64";
+    case DType::kFloat32:
+      return "float32";
+    case DType::kBFloat16:
+      return "bfloat16";
+    case DType::kFloat16:
+      return "float16";
+    default:
+      return "float32";
+  }
+}
+
+// One file's share of the tensors.
+struct Shard {
+  std::vector<const HfTensor*> tensors;
+  uint64_t bytes = 0;
+};
+
+class Exporter {
+ public:
+  Exporter(const ExportRequest& request, const ConvertProgress& progress)
+      : request_(request),
+        progress_(progress),
+        checkpoint_(find(request)),
+        origin_(read_origin(checkpoint_)) {}
+
+  ConvertResult run() {
+    std::error_code ignored;
+    MEGATRON_CHECK(!fs::exists(request_.folder, ignored) || fs::is_empty(request_.folder, ignored),
+                   request_.folder.string(), ": is not empty\nhint: give another --save");
+    auto [family, config_json] = choose_family(origin_, request_.model_type);
+    tensors_ = hf_tensors(*family, origin_.config);
+    check_checkpoint();
+    fs::create_directories(request_.folder);
+    result_.model_type = family->model_type;
+    result_.iteration = checkpoint_.iteration();
+    result_.directory = request_.folder;
+    result_.num_tensors = static_cast<int64_t>(tensors_.size());
+    write_tensors();
+    copy_files();
+    HfFields fields = HfFields::writer(config_json);
+    fields.erase("torch_dtype");
+    std::string dtype = torch_name(dtype_of(tensors_.front()));
+    fields.text("dtype", dtype);
+    put(kHfConfig, fields.text());
+    return std::move(result_);
+  }
+
+ private:
+  static Checkpoint find(const ExportRequest& request) {
+    StartRequest start;
+    start.mode = StartMode::kResume;
+    start.load = request.load;
+    start.ckpt_step = request.ckpt_step;
+    return Checkpoint(resolve_start(start).checkpoint->directory);
+  }
+
+  DType dtype_of(const HfTensor& tensor) const {
+    return checkpoint_.manifest().tensors.at(tensor.ours).dtype;
+  }
+
+  // Every tensor of the checkpoint is one of the model's (or the optimizer's), with its shape.
+  void check_checkpoint() const {
+    const std::string name = checkpoint_.directory().string();
+    std::map<std::string_view, const HfTensor*> expected;
+    for (const HfTensor& tensor : tensors_) expected[tensor.ours] = &tensor;
+    const auto& stored = checkpoint_.manifest().tensors;
+    for (const auto& [key, tensor] : expected) {
+      const auto found = stored.find(std::string(key));
+      MEGATRON_CHECK(found != stored.end(), name, ": ", key,
+                     " is not in the checkpoint, the model of its config.yaml has it");
+      MEGATRON_CHECK(found->second.shape == tensor->our_shape, name, ": ", key,
+                     " has global shape ", nlohmann::json(found->second.shape).dump(),
+                     ", by its config.yaml it is ", nlohmann::json(tensor->our_shape).dump());
+    }
+    for (const auto& [key, tensor] : stored)
+      MEGATRON_CHECK(expected.contains(key) || key.starts_with("optimizer."), name, ": ", key,
+                     " is in the checkpoint, the model of its config.yaml has no such tensor");
+  }
+
+  void write_tensors() {
+    std::vector<Shard> shards(1);
+    for (const HfTensor& tensor : tensors_) {
+      const uint64_t bytes = num_bytes(dtype_of(tensor), tensor.shape);
+      if (shards.back().bytes > 0 && shards.back().bytes + bytes > request_.max_shard_bytes)
+        shards.emplace_back();
+      shards.back().tensors.push_back(&tensor);
+      shards.back().bytes += bytes;
+      result_.bytes += bytes;
+    }
+    report(progress_, result_.bytes, 0);
+    nlohmann::ordered_json index = {{"metadata", {{"total_size", result_.bytes}}},
+                                    {"weight_map", nlohmann::ordered_json::object()}};
+    for (size_t i = 0; i < shards.size(); ++i) {
+      std::string name = kHfSafetensors;
+      if (shards.size() > 1) {
+        char text[64];
+        std::snprintf(text, sizeof text, "model-%05zu-of-%05zu.safetensors", i + 1, shards.size());
+        name = text;
+      }
+      write_shard(name, shards[i]);
+      for (const HfTensor* tensor : shards[i].tensors) index["weight_map"][tensor->name] = name;
+    }
+    if (shards.size() > 1) put(kHfIndex, index.dump(2) + "\n");
+  }
+
+  void write_shard(const std::string& name, const Shard& shard) {
+    std::vector<SafetensorsEntry> entries;
+    std::map<std::string_view, const HfTensor*> by_name;
+    for (const HfTensor* tensor : shard.tensors) {
+      entries.push_back({tensor->name, dtype_of(*tensor), tensor->shape});
+      by_name[tensor->name] = tensor;
+    }
+    const std::string header = encode_safetensors_header(entries, {{"format", "pt"}});
+    AtomicFileWriter file(request_.folder / name);
+    file.write(header);
+    for (const SafetensorsEntry& entry : entries) {
+      const std::vector<std::byte>& bytes = read(*by_name.at(entry.name));
+      file.write(bytes.data(), bytes.size());
+      report(progress_, result_.bytes, bytes.size());
+    }
+    file.commit();
+    result_.files.push_back(name);
+  }
+
+  // The bytes of a tensor as it is stored in their files.
+  const std::vector<std::byte>& read(const HfTensor& tensor) {
+    const DType dtype = dtype_of(tensor);
+    ShardedTensor wanted;
+    wanted.key = tensor.ours;
+    wanted.dtype = dtype;
+    wanted.global_shape = tensor.our_shape;
+    wanted.local_shape = tensor.shape;
+    if (tensor.transposed) std::swap(wanted.local_shape[0], wanted.local_shape[1]);
+    for (const RowRun& run : tensor.runs) {
+      ShardPiece piece;
+      piece.global.offset.assign(tensor.our_shape.size(), 0);
+      piece.global.offset[0] = run.ours;
+      piece.global.shape = tensor.our_shape;
+      piece.global.shape[0] = run.count;
+      piece.local_offset.assign(tensor.our_shape.size(), 0);
+      piece.local_offset[0] = run.theirs;
+      wanted.pieces.push_back(std::move(piece));
+    }
+    memory_.resize(num_bytes(dtype, tensor.shape));
+    wanted.data = memory_.data();
+    load_one(checkpoint_, wanted);
+    if (!tensor.transposed) return memory_;
+    transpose(memory_, wanted.local_shape[0], wanted.local_shape[1], size_of(dtype), transposed_);
+    return transposed_;
+  }
+
+  void copy_files() {
+    constexpr std::string_view kTokenizer = "tokenizer/";
+    for (const StoredFile& file : checkpoint_.manifest().files)
+      if (file.name.starts_with(kTokenizer))
+        put(file.name.substr(kTokenizer.size()), checkpoint_.read_file(file.name));
+    const std::string generation = std::string(kKept) + kHfGenerationConfig;
+    if (checkpoint_.has_file(generation))
+      put(kHfGenerationConfig, checkpoint_.read_file(generation));
+  }
+
+  void put(const std::string& name, const std::string& contents) {
+    write_file_atomically(request_.folder / name, contents);
+    result_.files.push_back(name);
+  }
+
+  const ExportRequest& request_;
+  const ConvertProgress& progress_;
+  const Checkpoint checkpoint_;
+  const Origin origin_;
+  std::vector<HfTensor> tensors_;
+  ConvertResult result_;
+  std::vector<std::byte> memory_, transposed_;
+};
+
+}  // namespace
+
+ConvertResult export_hf_folder(const ExportRequest& request, const ConvertProgress& progress) {
+  MEGATRON_CHECK(fs::is_directory(request.load), request.load.string(), ": there is no such folder",
+                 "\nhint: give the folder that --save of `megatron pretrain` named, or one iter_* "
+                 "directory in it");
+  return Exporter(request, progress).run();
+}
+
+}  // namespace megatron

@@ -1,0 +1,52 @@
+// Conversion between folders of Hugging Face and our checkpoints, both ways, one tensor at a time.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace megatron {
+
+struct ConvertResult {
+  std::filesystem::path directory;  // what was written: the checkpoint, or the folder
+  std::string model_type;
+  int64_t iteration = 0;            // of our checkpoint
+  uint64_t bytes = 0;               // of tensors
+  int64_t num_tensors = 0;          // in the Hugging Face folder
+  std::vector<std::string> files;   // written, relative to `directory`
+  std::vector<std::string> waived;  // tensors of the source that hold no weights
+  std::vector<std::string> warnings;
+};
+
+// Called with the total before the first tensor (bytes 0) and with the bytes of each tensor that is
+// done.
+using ConvertProgress = std::function<void(uint64_t total_bytes, uint64_t bytes)>;
+
+// Writes <root>/iter_0000000 with the weights of an open folder, its configuration as config.yaml,
+// its tokenizer's files and its own config.json and generation_config.json. Element types stay.
+// Memory: the largest tensor, twice at most. Throws Error for whatever open_hf_folder refuses, and
+// when the root holds checkpoints.
+ConvertResult import_hf_folder(const std::filesystem::path& folder,
+                               const std::filesystem::path& root,
+                               const ConvertProgress& progress = {});
+
+struct ExportRequest {
+  std::filesystem::path load;  // a folder of checkpoints, or one checkpoint
+  std::optional<int64_t> ckpt_step;
+  std::filesystem::path folder;  // created; must not hold anything
+  std::string model_type;  // empty: that of the checkpoint's origin, else the first family that can
+                           // be this model
+  uint64_t max_shard_bytes = uint64_t{5} * 1000 * 1000 * 1000;
+};
+
+// Writes safetensors (with an index where there are several), config.json in the newer dialect, the
+// tokenizer's files and generation_config.json when the checkpoint holds them. config.json comes
+// last, so that an unfinished folder is not taken for a model. Element types stay; the optimizer's
+// state is left aside. Throws Error naming a setting or tensor that the family cannot express, and
+// for tensors of the checkpoint that are not of the model.
+ConvertResult export_hf_folder(const ExportRequest& request, const ConvertProgress& progress = {});
+
+}  // namespace megatron

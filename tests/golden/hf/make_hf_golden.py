@@ -1,0 +1,182 @@
+"""Writes the goldens of Hugging Face models: for each family a folder with a tiny random model as `transformers` loads it
+(config.json in one of the two dialects, safetensors in one file or in two with an index) and golden.safetensors with what
+`transformers` computes with it:
+
+  tokens, logits_short [12, v]       the first 12 tokens alone, all positions
+  logits_long [positions, v]         all tokens, at the positions of `positions`: beyond windows and scaling thresholds
+  greedy [64]                        continuation of the first 8 tokens
+  grad/<name> [elements, 3]          gradient of the summed cross entropy of tokens[1:] given tokens[:-1] (first 40 tokens), as
+                                     24-bit integers, low byte first; times the scale under the metadata's "grad_scales"
+
+Weights are bf16; all is computed in fp32, gradients in fp64, with eager attention.
+Made with transformers 5.23.0, torch 2.11.0 (CPU), safetensors. Run: python make_hf_golden.py [case ...]
+"""
+import json
+import os
+import shutil
+import sys
+
+import torch
+import torch.nn.functional as F
+from safetensors.torch import save_file
+from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.utils import logging
+
+logging.disable_progress_bar()
+HERE = os.path.dirname(os.path.abspath(__file__))
+LENGTH, SHORT, PROMPT, GENERATED, GRADIENT = 72, 12, 8, 64, 40
+POSITIONS = [0, 1, 7, 8, 9, 15, 16, 17, 31, 32, 33, 48, 63, 64, 65, 70, 71]
+
+SMALL = dict(vocab_size=40, hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=4,
+             num_key_value_heads=2, head_dim=8, max_position_embeddings=128, bos_token_id=1, eos_token_id=2)
+SQUARE = {**SMALL, "hidden_size": 32}  # families without a head_dim of their own
+del SQUARE["head_dim"]
+NEOX = {key: value for key, value in SMALL.items() if key not in ("num_key_value_heads", "head_dim")}
+
+CASES = {
+    # The dialect of transformers 4.
+    "llama2": {**SMALL, "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_act": "silu", "rms_norm_eps": 1e-5,
+               "rope_theta": 10000.0, "rope_scaling": None, "attention_bias": False, "mlp_bias": False,
+               "tie_word_embeddings": False, "torch_dtype": "bfloat16", "transformers_version": "4.44.0", "pretraining_tp": 1},
+    "llama3": {**SMALL, "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_act": "silu", "rms_norm_eps": 1e-5,
+               "rope_parameters": {"rope_type": "llama3", "rope_theta": 500.0, "factor": 8.0, "low_freq_factor": 1.0,
+                                   "high_freq_factor": 4.0, "original_max_position_embeddings": 32},
+               "tie_word_embeddings": True, "dtype": "bfloat16"},
+    "mistral": {**SMALL, "model_type": "mistral", "architectures": ["MistralForCausalLM"], "hidden_act": "silu",
+                "rms_norm_eps": 1e-5, "rope_theta": 10000.0, "sliding_window": 9, "tie_word_embeddings": False,
+                "torch_dtype": "bfloat16"},
+    "qwen2": {**SQUARE, "model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"], "hidden_act": "silu",
+              "rms_norm_eps": 1e-6, "rope_theta": 1000.0, "rope_scaling": {"type": "linear", "factor": 2.5},
+              "use_sliding_window": True, "sliding_window": 10, "max_window_layers": 1, "tie_word_embeddings": True,
+              "torch_dtype": "bfloat16"},
+    "qwen3": {**SMALL, "model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"], "hidden_act": "silu", "rms_norm_eps": 1e-6,
+              "rope_parameters": {"rope_type": "yarn", "rope_theta": 1000.0, "factor": 4.0, "beta_fast": 8.0, "beta_slow": 1.0,
+                                  "original_max_position_embeddings": 32},
+              "use_sliding_window": False, "sliding_window": None, "max_window_layers": 2, "tie_word_embeddings": False,
+              "dtype": "bfloat16"},
+    "gpt2": {"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"], "vocab_size": 40, "n_embd": 16, "n_layer": 2,
+             "n_head": 2, "n_positions": 80, "activation_function": "gelu_new", "layer_norm_epsilon": 1e-5,
+             "attn_pdrop": 0.1, "embd_pdrop": 0.1, "resid_pdrop": 0.1, "bos_token_id": 2, "eos_token_id": 2,
+             "torch_dtype": "bfloat16"},
+    "gpt_neox": {**NEOX, "num_attention_heads": 2, "model_type": "gpt_neox", "architectures": ["GPTNeoXForCausalLM"],
+                 "hidden_act": "gelu", "layer_norm_eps": 1e-5, "rotary_pct": 0.5, "rotary_emb_base": 10000,
+                 "use_parallel_residual": True, "tie_word_embeddings": False, "torch_dtype": "bfloat16"},
+    "gpt_neox_sequential": {**NEOX, "num_attention_heads": 2, "model_type": "gpt_neox", "architectures": ["GPTNeoXForCausalLM"],
+                            "hidden_act": "gelu", "layer_norm_eps": 1e-5, "use_parallel_residual": False,
+                            "rope_parameters": {"rope_type": "default", "rope_theta": 100.0, "partial_rotary_factor": 0.25},
+                            "tie_word_embeddings": False, "dtype": "bfloat16"},
+    "phi3": {**SQUARE, "model_type": "phi3", "architectures": ["Phi3ForCausalLM"], "hidden_act": "silu", "rms_norm_eps": 1e-5,
+             "rope_theta": 10000.0, "partial_rotary_factor": 0.75, "original_max_position_embeddings": 32,
+             "rope_scaling": {"type": "longrope", "short_factor": [1.0, 1.1, 1.3], "long_factor": [1.5, 3.0, 6.0]},
+             "sliding_window": None, "tie_word_embeddings": False, "pad_token_id": 2, "torch_dtype": "bfloat16"},
+    "gemma2": {**SMALL, "model_type": "gemma2", "architectures": ["Gemma2ForCausalLM"],
+               "hidden_activation": "gelu_pytorch_tanh", "rms_norm_eps": 1e-6, "rope_theta": 10000.0, "sliding_window": 9,
+               "query_pre_attn_scalar": 6, "attn_logit_softcapping": 3.0, "final_logit_softcapping": 5.0, "pad_token_id": 0,
+               "torch_dtype": "bfloat16"},
+    "gemma3": {**SMALL, "num_hidden_layers": 3, "model_type": "gemma3_text", "architectures": ["Gemma3ForCausalLM"],
+               "hidden_activation": "gelu_pytorch_tanh", "rms_norm_eps": 1e-6, "rope_theta": 10000.0,
+               "rope_local_base_freq": 100.0, "rope_scaling": {"rope_type": "linear", "factor": 4.0}, "sliding_window": 9,
+               "sliding_window_pattern": 3, "query_pre_attn_scalar": 8, "pad_token_id": 0, "torch_dtype": "bfloat16"},
+    "olmo2": {**SQUARE, "model_type": "olmo2", "architectures": ["Olmo2ForCausalLM"], "hidden_act": "silu", "rms_norm_eps": 1e-6,
+              "rope_parameters": {"rope_type": "default", "rope_theta": 500.0}, "attention_bias": False,
+              "tie_word_embeddings": False, "pad_token_id": 2, "dtype": "bfloat16"},
+    "starcoder2": {**SQUARE, "model_type": "starcoder2", "architectures": ["Starcoder2ForCausalLM"],
+                   "hidden_act": "gelu_pytorch_tanh", "norm_epsilon": 1e-5, "rope_theta": 1000.0, "sliding_window": 9,
+                   "use_bias": True, "residual_dropout": 0.0, "embedding_dropout": 0.0, "tie_word_embeddings": True,
+                   "torch_dtype": "bfloat16"},
+}
+SHARDED = {"llama2", "gpt_neox"}
+
+
+def fill(model, seed):
+    """Weights large enough that every part of the model shows in the logits."""
+    gen = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, parameter in sorted(model.named_parameters()):
+            x = torch.randn(parameter.shape, generator=gen)
+            is_norm = parameter.dim() == 1 and ("norm" in name or ".ln_" in name) and name.endswith("weight")
+            zero_centered = "gemma" in model.config.model_type
+            x = 0.3 * x + (0.0 if zero_centered else 1.0) if is_norm else 0.3 * x
+            parameter.copy_(x.bfloat16().float())
+
+
+def save_model(case, folder, model):
+    tied = model.config.tie_word_embeddings
+    tensors = {name: tensor.detach().bfloat16().contiguous() for name, tensor in model.state_dict().items()
+               if not (tied and name == "lm_head.weight")}
+    if case not in SHARDED:
+        save_file(tensors, os.path.join(folder, "model.safetensors"), metadata={"format": "pt"})
+        return
+    if case == "gpt_neox":  # as published; transformers 5 calls it lm_head, as the other golden of this family does
+        tensors["embed_out.weight"] = tensors.pop("lm_head.weight")
+    names, weight_map = list(tensors), {}
+    halves = (names[:len(names) // 2], names[len(names) // 2:])
+    for i, part in enumerate(halves, 1):
+        file = f"model-{i:05d}-of-00002.safetensors"
+        save_file({name: tensors[name] for name in part}, os.path.join(folder, file), metadata={"format": "pt"})
+        weight_map.update({name: file for name in part})
+    size = sum(tensor.numel() * 2 for tensor in tensors.values())
+    with open(os.path.join(folder, "model.safetensors.index.json"), "w") as out:
+        json.dump({"metadata": {"total_size": size}, "weight_map": weight_map}, out, indent=2)
+
+
+def write(path, value):
+    with open(path, "w") as out:
+        json.dump(value, out, indent=2)
+        out.write("\n")
+
+
+def packed(grad):
+    scale = float(grad.abs().max()) / (2 ** 23 - 1)
+    value = (grad.flatten() / scale).round().to(torch.int64) & 0xFFFFFF
+    return torch.stack([(value >> shift & 0xFF).to(torch.uint8) for shift in (0, 8, 16)], -1), scale
+
+
+def golden(model, tokens):
+    out = {"tokens": tokens.to(torch.int32), "positions": torch.tensor(POSITIONS, dtype=torch.int32)}
+    with torch.no_grad():
+        out["logits_short"] = model(tokens[None, :SHORT]).logits[0]
+        out["logits_long"] = model(tokens[None]).logits[0, POSITIONS]
+    generated = model.generate(tokens[None, :PROMPT], max_new_tokens=GENERATED, min_new_tokens=GENERATED, do_sample=False,
+                               eos_token_id=None, output_logits=True, return_dict_in_generate=True)
+    # A choice that rounding could turn over would prove nothing.
+    margin = min(float((t := step[0].topk(2).values)[0] - t[1]) for step in generated.logits)
+    out["greedy"] = generated.sequences[0, PROMPT:].to(torch.int32)
+    part = tokens[:GRADIENT]
+    model.double()
+    logits = model(part[None, :-1]).logits[0]
+    F.cross_entropy(logits, part[1:], reduction="sum").backward()
+    scales = {}
+    for name, parameter in model.named_parameters():
+        out["grad/" + name], scales[name] = packed(parameter.grad)
+    return out, scales, margin
+
+
+def make(case):
+    folder = os.path.join(HERE, case)
+    shutil.rmtree(folder, ignore_errors=True)
+    os.makedirs(folder)
+    write(os.path.join(folder, "config.json"), CASES[case])
+    write(os.path.join(folder, "generation_config.json"), {"bos_token_id": 1, "eos_token_id": 2})
+    for seed in range(100):
+        config = AutoConfig.from_pretrained(folder)
+        model = AutoModelForCausalLM.from_config(config, attn_implementation="eager", dtype=torch.float32)
+        fill(model, seed)
+        save_model(case, folder, model)
+        # What counts is the folder as transformers reads it.
+        model = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager", dtype=torch.float32).eval()
+        model.generation_config.eos_token_id = None
+        # Not the first ids: transformers computes no gradient for the embedding of the padding token.
+        tokens = torch.randint(3, config.vocab_size, (LENGTH,), generator=torch.Generator().manual_seed(1000 + seed))
+        out, scales, margin = golden(model, tokens)
+        if margin > 1e-3 and len(set(out["greedy"].tolist())) > 4:
+            break
+    save_file({name: tensor.contiguous() for name, tensor in out.items()}, os.path.join(folder, "golden.safetensors"),
+              metadata={"grad_scales": json.dumps(scales)})
+    print(f"{case}: seed {seed}, margin {margin:.2e}, {len(set(out['greedy'].tolist()))} tokens in 64, "
+          f"{sum(p.numel() for p in model.parameters())} parameters")
+
+
+if __name__ == "__main__":
+    for case in sys.argv[1:] or CASES:
+        make(case)

@@ -1,0 +1,523 @@
+// Conversion of Hugging Face folders both ways: the same bytes, both dialects, and what is refused.
+#include "megatron/models/huggingface/hf_convert.h"
+
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <set>
+
+#include "megatron/base/check.h"
+#include "megatron/base/files.h"
+#include "megatron/base/parse.h"
+#include "megatron/comm/parallel_groups.h"
+#include "megatron/dist_checkpointing/safetensors.h"
+#include "megatron/dist_checkpointing/save.h"
+#include "megatron/models/huggingface/hf_folder.h"
+#include "megatron/models/load_model.h"
+#include "megatron/tensor/torch.h"
+
+namespace megatron {
+namespace {
+
+namespace fs = std::filesystem;
+using nlohmann::ordered_json;
+
+fs::path golden(const std::string& name) {
+  return fs::path(MEGATRON_SOURCE_DIR "/tests/golden/hf") / name;
+}
+
+// A folder of its own for each test.
+class HfConvert : public testing::Test {
+ protected:
+  void SetUp() override {
+    const auto* test = testing::UnitTest::GetInstance()->current_test_info();
+    std::string name = cat(test->test_suite_name(), ".", test->name());
+    std::replace(name.begin(), name.end(), '/', '_');
+    root_ = fs::path(testing::TempDir()) / name;
+    fs::remove_all(root_);
+    fs::create_directories(root_);
+  }
+  void TearDown() override { fs::remove_all(root_); }
+
+  // A copy of a golden's folder to spoil.
+  fs::path copy(const std::string& name) {
+    const fs::path to = root_ / name;
+    fs::copy(golden(name), to);
+    fs::remove(to / "golden.safetensors");
+    return to;
+  }
+  static void edit_config(const fs::path& folder, const std::function<void(ordered_json&)>& edit) {
+    ordered_json json = ordered_json::parse(read_file(folder / "config.json"));
+    edit(json);
+    std::ofstream(folder / "config.json") << json;
+  }
+
+  fs::path root_;
+};
+
+struct Stored {
+  DType dtype;
+  std::vector<int64_t> shape;
+  std::string bytes;
+  bool operator==(const Stored&) const = default;
+};
+using Tensors = std::map<std::string, Stored>;
+
+Tensors read_file_tensors(const fs::path& path) {
+  Tensors tensors;
+  const SafetensorsFile file(path);
+  for (const SafetensorsEntry& entry : file.header().tensors) {
+    Stored stored{entry.dtype, entry.shape, std::string(entry.end - entry.begin, '\0')};
+    file.read(entry, stored.bytes.data());
+    tensors[entry.name] = std::move(stored);
+  }
+  return tensors;
+}
+
+Tensors read_folder(const fs::path& folder) {
+  Tensors tensors;
+  for (const auto& item : fs::directory_iterator(folder))
+    if (item.path().extension() == ".safetensors" && item.path().filename() != "golden.safetensors")
+      tensors.merge(read_file_tensors(item.path()));
+  return tensors;
+}
+
+void write_folder(const fs::path& folder, const Tensors& tensors) {
+  for (const auto& item : fs::directory_iterator(folder))
+    if (item.path().filename().string().starts_with("model")) fs::remove(item.path());
+  std::vector<SafetensorsTensor> list;
+  for (const auto& [name, stored] : tensors)
+    list.push_back({name, stored.dtype, stored.shape, stored.bytes.data()});
+  write_safetensors(folder / "model.safetensors", list);
+}
+
+std::string error_of(const std::function<void()>& work) {
+  try {
+    work();
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "no error";
+}
+
+std::string open_error(const fs::path& folder) {
+  const std::string text = error_of([&] { open_hf_folder(folder); });
+  const std::string prefix = folder.string();
+  return text.starts_with(prefix) ? text.substr(prefix.size()) : text;
+}
+
+class HfRoundTrip : public HfConvert, public testing::WithParamInterface<std::string> {};
+
+TEST_P(HfRoundTrip, EveryTensorHasTheSameBytes) {
+  const fs::path source = golden(GetParam());
+  const ConvertResult in = import_hf_folder(source, root_ / "ours");
+  EXPECT_TRUE(in.waived.empty());
+  EXPECT_TRUE(verify_checkpoint(in.directory).empty());
+  const ConvertResult out = export_hf_folder({root_ / "ours", {}, root_ / "theirs", "", 6000});
+  EXPECT_EQ(out.model_type, in.model_type);
+  EXPECT_EQ(out.num_tensors, in.num_tensors);
+  EXPECT_TRUE(fs::exists(root_ / "theirs" / "model.safetensors.index.json"))
+      << "shards of 6 kB at most";
+  Tensors before = read_folder(source);
+  const Tensors after = read_folder(root_ / "theirs");
+  if (GetParam() == "gpt_neox_sequential") {  // transformers 5's name becomes the published one
+    auto head = before.extract("lm_head.weight");
+    head.key() = "embed_out.weight";
+    before.insert(std::move(head));
+  }
+  ASSERT_EQ(before.size(), after.size());
+  for (const auto& [name, tensor] : before) EXPECT_EQ(after.at(name), tensor) << name;
+
+  // The configuration means the same, in the newer dialect; what is no setting of ours stays.
+  const HfModel a = read_hf_config(source), b = read_hf_config(root_ / "theirs");
+  EXPECT_EQ(architecture_difference(a.config.transformer, b.config.transformer), "");
+  EXPECT_EQ(a.config.vocab_size, b.config.vocab_size);
+  EXPECT_EQ(a.config.transformer.max_position_embeddings,
+            b.config.transformer.max_position_embeddings);
+  const ordered_json json = ordered_json::parse(read_file(root_ / "theirs" / "config.json"));
+  EXPECT_EQ(json["dtype"], "bfloat16");
+  for (const char* old :
+       {"torch_dtype", "rope_theta", "rope_scaling", "rotary_pct", "rope_local_base_freq"})
+    EXPECT_FALSE(json.contains(old)) << old;
+  EXPECT_EQ(json.contains("rope_parameters"),
+            a.config.transformer.position_embedding_type == PositionEmbedding::kRope);
+  EXPECT_EQ(json["eos_token_id"], 2);
+  EXPECT_EQ(read_file(root_ / "theirs" / "generation_config.json"),
+            read_file(source / "generation_config.json"));
+}
+
+TEST_P(HfRoundTrip, TheConvertedCheckpointIsTheFolder) {
+  import_hf_folder(golden(GetParam()), root_);
+  const ParallelGroups groups;
+  LoadModelRequest a, b;
+  a.load = golden(GetParam());
+  b.load = root_;
+  const LoadedModel direct = load_model(a, groups), converted = load_model(b, groups);
+  EXPECT_EQ(architecture_difference(direct.config.transformer, converted.config.transformer), "");
+  EXPECT_EQ(direct.config.vocab_size, converted.config.vocab_size);
+  std::map<std::string, at::Tensor> values;
+  direct.model->visit(
+      [&](const std::string& name, Parameter& parameter) { values[name] = parameter.value; });
+  converted.model->visit([&](const std::string& name, Parameter& parameter) {
+    EXPECT_EQ(parameter.value.scalar_type(), at::kBFloat16);
+    EXPECT_TRUE(at::equal(values.at(name), parameter.value)) << name;
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(Families, HfRoundTrip,
+                         testing::Values("llama2", "llama3", "mistral", "qwen2", "qwen3", "gpt2",
+                                         "gpt_neox", "gpt_neox_sequential", "phi3", "gemma2",
+                                         "gemma3", "olmo2", "starcoder2"),
+                         [](const auto& param) { return param.param; });
+
+TEST_F(HfConvert, StreamsOneTensorAtATime) {
+  uint64_t total = 0, done = 0;
+  int64_t calls = 0;
+  import_hf_folder(golden("llama2"), root_ / "ours", [&](uint64_t all, uint64_t bytes) {
+    total = all;
+    done += bytes;
+    ++calls;
+  });
+  EXPECT_EQ(done, total);
+  EXPECT_GT(calls, 10);
+}
+
+TEST_F(HfConvert, TokenizerFilesAreCopied) {
+  const fs::path folder = copy("llama3");
+  std::ofstream(folder / "tokenizer.json") << "{}";
+  std::ofstream(folder / "tokenizer_config.json") << "{\"a\": 1}";
+  import_hf_folder(folder, root_ / "ours");
+  export_hf_folder({root_ / "ours", {}, root_ / "theirs", "", 1 << 20});
+  EXPECT_EQ(read_file(root_ / "theirs" / "tokenizer.json"), "{}");
+  EXPECT_EQ(read_file(root_ / "theirs" / "tokenizer_config.json"), "{\"a\": 1}");
+}
+
+TEST_F(HfConvert, BareNamesOfTheBaseModelAreRead) {
+  const fs::path folder = copy("gpt2");
+  Tensors bare;
+  for (auto& [name, tensor] : read_folder(folder))
+    bare[name.substr(std::string("transformer.").size())] = tensor;
+  bare["h.0.attn.bias"] = {
+      DType::kFloat32, {1}, std::string(4, '\0')};  // a mask, as old files have it
+  write_folder(folder, bare);
+  EXPECT_EQ(open_hf_folder(folder).waived, std::vector<std::string>{"h.0.attn.bias"});
+}
+
+TEST_F(HfConvert, MissingAndLeftOverTensorsAreNamed) {
+  const fs::path folder = copy("mistral");
+  Tensors tensors = read_folder(folder);
+  tensors["model.layers.0.self_attn.extra.weight"] = tensors.at("model.norm.weight");
+  tensors.erase("model.layers.1.mlp.up_proj.weight");
+  write_folder(folder, tensors);
+  EXPECT_EQ(
+      open_error(folder),
+      ": model.layers.1.mlp.up_proj.weight is not in the files, the model of config.json has it\n"
+      "detail: model.layers.0.self_attn.extra.weight is in the files, the model of config.json has "
+      "no such tensor");
+}
+
+TEST_F(HfConvert, SwappedShapesAreNamed) {
+  const fs::path folder = copy("mistral");
+  Tensors tensors = read_folder(folder);
+  Stored& gate = tensors.at("model.layers.0.mlp.gate_proj.weight");
+  std::swap(gate.shape[0], gate.shape[1]);
+  write_folder(folder, tensors);
+  EXPECT_EQ(
+      open_error(folder),
+      ": model.layers.0.mlp.gate_proj.weight has shape [16,24], by config.json it is [24,16]");
+}
+
+TEST_F(HfConvert, TypesWithinATensorMustAgree) {
+  const fs::path folder = copy("mistral");
+  Tensors tensors = read_folder(folder);
+  Stored& up = tensors.at("model.layers.0.mlp.up_proj.weight");
+  up.dtype = DType::kFloat32;
+  up.bytes.resize(up.bytes.size() * 2);
+  write_folder(folder, tensors);
+  EXPECT_EQ(open_error(folder),
+            ": model.layers.0.mlp.up_proj.weight is stored as F32, other parts of "
+            "decoder.layers.0.mlp.linear_fc1.weight as BF16");
+}
+
+TEST_F(HfConvert, AMissingTieIsNamed) {
+  const fs::path folder = copy("llama3");  // tied
+  edit_config(folder, [](ordered_json& json) { json["tie_word_embeddings"] = false; });
+  EXPECT_EQ(
+      open_error(folder),
+      ": lm_head.weight is not in the files, although config.json does not tie the output layer to "
+      "the embedding (tie_word_embeddings)");
+}
+
+TEST_F(HfConvert, ATiedHeadMustBeTheTable) {
+  const fs::path folder = copy("llama3");
+  Tensors tensors = read_folder(folder);
+  tensors["lm_head.weight"] = tensors.at("model.embed_tokens.weight");
+  write_folder(folder, tensors);
+  EXPECT_EQ(open_hf_folder(folder).waived, std::vector<std::string>{"lm_head.weight"});
+  tensors["lm_head.weight"].bytes[0] ^= 1;
+  write_folder(folder, tensors);
+  EXPECT_EQ(open_error(folder),
+            ": lm_head.weight differs from model.embed_tokens.weight, although config.json ties "
+            "them (tie_word_embeddings)");
+}
+
+TEST_F(HfConvert, TheRotaryFormIsCompared) {
+  const fs::path folder = copy("llama2");
+  Tensors tensors = read_folder(folder);
+  std::vector<float> frequencies;
+  for (int i = 0; i < 4; ++i)
+    frequencies.push_back(static_cast<float>(std::pow(10000.0, -i / 4.0)));
+  const auto store = [&] {
+    tensors["model.layers.0.self_attn.rotary_emb.inv_freq"] = {
+        DType::kFloat32, {4}, std::string(reinterpret_cast<const char*>(frequencies.data()), 16)};
+    write_folder(folder, tensors);
+  };
+  store();
+  EXPECT_EQ(open_hf_folder(folder).waived.size(), 1u);
+  frequencies[1] *= 1.5f;
+  store();
+  EXPECT_NE(open_error(folder).find(
+                "model.layers.0.self_attn.rotary_emb.inv_freq holds other rotary frequencies than "
+                "config.json means"),
+            std::string::npos);
+  edit_config(folder, [](ordered_json& json) { json["head_dim"] = 4; });
+  EXPECT_NE(open_error(folder), "no error");
+}
+
+TEST_F(HfConvert, ACutFileIsRefused) {
+  const fs::path folder = copy("mistral");
+  fs::resize_file(folder / "model.safetensors", fs::file_size(folder / "model.safetensors") - 100);
+  EXPECT_NE(open_error(folder).find("/model.safetensors: the tensors take "), std::string::npos)
+      << open_error(folder);
+}
+
+TEST_F(HfConvert, IndexAndFilesMustAgree) {
+  const fs::path folder = copy("llama2");
+  ordered_json index = ordered_json::parse(read_file(folder / "model.safetensors.index.json"));
+  ordered_json other = index;
+  other["weight_map"]["model.ghost"] = index["weight_map"]["model.norm.weight"];
+  std::ofstream(folder / "model.safetensors.index.json") << other;
+  EXPECT_NE(open_error(folder).find("says that model.ghost is in model-0000"), std::string::npos);
+  index["weight_map"]["lm_head.weight"] = "model-00009-of-00009.safetensors";
+  std::ofstream(folder / "model.safetensors.index.json") << index;
+  EXPECT_NE(open_error(folder).find(
+                "names model-00009-of-00009.safetensors, which the folder does not hold"),
+            std::string::npos);
+}
+
+TEST_F(HfConvert, ATensorIsInOneFileOnlyAndListed) {
+  const fs::path folder = copy("llama2"), index = folder / "model.safetensors.index.json";
+  const std::string first = "model-00001-of-00002.safetensors";
+  const Tensors tensors = read_file_tensors(folder / first);
+  const Tensors others = read_file_tensors(folder / "model-00002-of-00002.safetensors");
+  const auto [other_name, other] = *others.begin();
+  const auto rewrite = [&](const std::string& name) {
+    std::vector<SafetensorsTensor> list;
+    for (const auto& [key, value] : tensors)
+      list.push_back({key, value.dtype, value.shape, value.bytes.data()});
+    list.push_back({name, other.dtype, other.shape, other.bytes.data()});
+    write_safetensors(folder / first, list);
+  };
+  rewrite(other_name);
+  EXPECT_EQ(open_error(folder), cat(": tensor ", other_name, " is in ", first,
+                                    " and in model-00002-of-00002.safetensors"));
+  rewrite("model.unlisted");
+  const std::string name = "/model.safetensors.index.json";
+  EXPECT_EQ(open_error(folder), name + ": does not list model.unlisted, which is in " + first);
+  std::ofstream(index) << "{}";
+  EXPECT_EQ(open_error(folder), name + ": has no object weight_map");
+  std::ofstream(index) << R"({"weight_map": {"a": 1}})";
+  EXPECT_EQ(open_error(folder), name + ": the file of a is no string");
+  std::ofstream(index) << R"({"weight_map": {"a": "../x.safetensors"}})";
+  EXPECT_EQ(open_error(folder), name + ": \"../x.safetensors\" is no name of a file in the folder");
+}
+
+TEST_F(HfConvert, PicklesAreNotRead) {
+  const fs::path folder = copy("mistral");
+  fs::rename(folder / "model.safetensors", folder / "pytorch_model.bin");
+  EXPECT_EQ(
+      open_error(folder),
+      ": holds neither model.safetensors nor model.safetensors.index.json"
+      "\nhint: pytorch_model.bin is a pickle, which is never read; save the model as safetensors");
+}
+
+TEST_F(HfConvert, UnknownModelsAndSettingsAreNamed) {
+  const fs::path folder = copy("llama2");
+  const auto config_error = [&](const std::function<void(ordered_json&)>& edit) {
+    const std::string before = read_file(folder / "config.json");
+    edit_config(folder, edit);
+    const std::string text = error_of([&] { read_hf_config(folder); });
+    std::ofstream(folder / "config.json") << before;
+    return text.substr(std::min(text.size(), (folder / "config.json").string().size()));
+  };
+  EXPECT_EQ(
+      config_error([](ordered_json& json) { json["model_type"] = "mamba"; }),
+      ": models of the type \"mamba\" are not known\nhint: types that are: " + hf_family_names());
+  EXPECT_EQ(config_error([](ordered_json& json) { json["hidden_act"] = "relu"; }),
+            ": hidden_act \"relu\" is not built, only \"silu\"");
+  EXPECT_EQ(config_error([](ordered_json& json) {
+              json["rope_scaling"] = {{"type", "dynamic"}, {"factor", 2.0}};
+            }),
+            ": rotary positions of the type \"dynamic\" are not built"
+            "\nhint: types that are: default, linear, llama3, yarn, longrope");
+  EXPECT_EQ(config_error([](ordered_json& json) {
+              json["rope_scaling"] = {{"type", "yarn"}, {"factor", 2.0}, {"mscale", 1.5}};
+            }),
+            ": rotary positions of the type \"yarn\" with mscale 1.5 are not built");
+  EXPECT_EQ(config_error([](ordered_json& json) { json["attention_bias"] = true; }),
+            ": attention_bias without mlp_bias, or the reverse, is not built");
+  EXPECT_EQ(config_error([](ordered_json& json) { json.erase("hidden_size"); }),
+            ": has no hidden_size");
+  EXPECT_EQ(config_error([](ordered_json& json) { json["vocab_size"] = 0; }),
+            ": vocab_size 0 is not positive");
+  EXPECT_EQ(config_error([](ordered_json& json) { json["rope_scaling"] = "none"; }),
+            ": rope_scaling is \"none\", expected an object");
+  EXPECT_EQ(config_error([](ordered_json& json) {
+              json["rope_scaling"] = {{"type", "llama3"}, {"factor", 2.0}};
+            }),
+            ": has no rope_parameters.low_freq_factor");
+  EXPECT_EQ(config_error([](ordered_json& json) {
+              json["rope_parameters"] = {{"full_attention", {{"rope_theta", 10.0}}}};
+            }),
+            ": rope_parameters of each type of layer are not built for this model");
+  EXPECT_EQ(config_error([](ordered_json& json) { json["num_key_value_heads"] = 3; }),
+            ": --num-attention-heads 4 is not divisible by --num-query-groups 3\n"
+            "hint: groups that divide it: 1, 2, 4");
+  EXPECT_EQ(config_error([](ordered_json& json) { json["num_hidden_layers"] = "two"; }),
+            ": num_hidden_layers is \"two\", expected a whole number");
+}
+
+TEST_F(HfConvert, LayersByType) {
+  const fs::path folder = copy("gemma2");
+  const auto with_types = [&](const ordered_json& types) {
+    edit_config(folder, [&](ordered_json& json) { json["layer_types"] = types; });
+    std::string kinds;
+    const std::string error = error_of([&] {
+      const TransformerConfig t = read_hf_config(folder).config.transformer;
+      for (int64_t layer = 1; layer <= 2; ++layer) kinds += t.window(layer).empty() ? 'f' : 'w';
+    });
+    return kinds.empty() ? error : kinds;
+  };
+  const std::string name = (folder / "config.json").string();
+  EXPECT_EQ(with_types({"full_attention", "sliding_attention"}), "fw");
+  EXPECT_EQ(with_types({"sliding_attention", "sliding_attention"}), "ww");
+  EXPECT_EQ(with_types({"full_attention", "full_attention"}), "ff");
+  EXPECT_EQ(with_types(ordered_json::array({"full_attention"})),
+            name + ": layer_types names 1 layers, num_hidden_layers is 2");
+  EXPECT_EQ(with_types({"chunked_attention", "full_attention"}),
+            name + ": layers of the type \"chunked_attention\" are not built");
+  EXPECT_EQ(with_types({1, 2}), name + ": layer_types is 1, expected a string");
+}
+
+TEST_F(HfConvert, ATokenizerThatCannotBeMadeIsNeededForPromptsOnly) {
+  const fs::path folder = copy("mistral");
+  std::ofstream(folder / "tokenizer.json") << R"({"model": {"type": "Unigram"}})";
+  const ParallelGroups groups;
+  LoadModelRequest request;
+  request.load = folder;
+  EXPECT_NE(error_of([&] { load_model(request, groups); }), "no error");
+  request.tokenizer_required = false;
+  const LoadedModel loaded = load_model(request, groups);
+  ASSERT_EQ(loaded.warnings.size(), 1u);
+  EXPECT_TRUE(loaded.warnings[0].starts_with("no tokenizer: ")) << loaded.warnings[0];
+  EXPECT_EQ(loaded.tokenizer->vocab_size(), 40);
+}
+
+TEST_F(HfConvert, AFolderThatHoldsSomethingIsNotWrittenOver) {
+  import_hf_folder(golden("mistral"), root_ / "ours");
+  EXPECT_EQ(error_of([&] { import_hf_folder(golden("mistral"), root_ / "ours"); }),
+            (root_ / "ours").string() + ": holds checkpoints already\nhint: give another --save");
+  EXPECT_EQ(error_of([&] {
+              export_hf_folder({root_ / "ours", {}, root_ / "ours", "", 1 << 20});
+            }),
+            (root_ / "ours").string() + ": is not empty\nhint: give another --save");
+}
+
+// A checkpoint as `pretrain` writes it: without a folder it came from.
+void save_native(const fs::path& root, TransformerConfig transformer) {
+  transformer.finalize();
+  GPTConfig config;
+  config.transformer = transformer;
+  config.vocab_size = config.padded_vocab_size = 10;
+  const ParallelGroups groups;
+  GPTModel model(config, groups);
+  PlainParameterStore store(model, at::kFloat, at::kCPU, /*gradients=*/false);
+  SaveRequest save;
+  save.root = root;
+  save.iteration = 3;
+  model.visit([&](const std::string& name, Parameter& parameter) {
+    ShardedTensor tensor;
+    tensor.key = name;
+    tensor.global_shape = parameter.local_shape;
+    tensor.data = parameter.value.data_ptr();
+    save.tensors.push_back(tensor);
+  });
+  TokenizerConfig tokenizer;
+  tokenizer.tokenizer_type = "NullTokenizer";
+  tokenizer.vocab_size = 10;
+  Config* const configs[] = {&transformer, &tokenizer};
+  save.files.emplace_back("config.yaml", to_yaml(configs));
+  save_checkpoint(save);
+}
+
+TransformerConfig small() {
+  TransformerConfig t;
+  t.num_layers = 2;
+  t.hidden_size = 8;
+  t.num_attention_heads = 2;
+  t.seq_length = 16;
+  return t;
+}
+
+TEST_F(HfConvert, TheFamilyOfAModelOfOursIsFound) {
+  save_native(root_ / "gpt", small());
+  EXPECT_EQ(export_hf_folder({root_ / "gpt", {}, root_ / "gpt_hf", "", 1 << 20}).model_type,
+            "gpt2");
+  TransformerConfig t = small();
+  t.position_embedding_type = PositionEmbedding::kRope;
+  t.normalization = Normalization::kRMSNorm;
+  t.add_bias_linear = false;
+  t.swiglu = true;
+  t.untie_embeddings_and_output_weights = true;
+  t.ffn_hidden_size = 12;
+  save_native(root_ / "rope", t);
+  const ConvertResult result =
+      export_hf_folder({root_ / "rope", {}, root_ / "rope_hf", "", 1 << 20});
+  EXPECT_EQ(result.model_type, "llama");
+  EXPECT_EQ(result.iteration, 3);
+  EXPECT_EQ(ordered_json::parse(read_file(root_ / "rope_hf" / "config.json"))["dtype"], "float32");
+  EXPECT_EQ(architecture_difference(t, read_hf_config(root_ / "rope_hf").config.transformer), "");
+}
+
+TEST_F(HfConvert, WhatAFamilyCannotSayIsNamed) {
+  TransformerConfig t = small();
+  t.position_embedding_type = PositionEmbedding::kRope;
+  t.normalization = Normalization::kRMSNorm;
+  t.add_bias_linear = false;
+  t.swiglu = true;
+  t.ffn_hidden_size = 12;
+  t.rotary_interleaved = true;
+  save_native(root_ / "ours", t);
+  EXPECT_EQ(
+      error_of([&] {
+        export_hf_folder({root_ / "ours", {}, root_ / "theirs", "llama", 1 << 20});
+      }),
+      "a llama model of Hugging Face cannot be this model: rotary_interleaved is true, not false");
+  EXPECT_TRUE(
+      error_of([&] {
+        export_hf_folder({root_ / "ours", {}, root_ / "theirs", "", 1 << 20});
+      })
+          .starts_with(
+              "no family of Hugging Face models that is known can be this model\n"
+              "detail: a llama model of Hugging Face cannot be this model: rotary_interleaved"));
+  EXPECT_EQ(error_of([&] {
+              export_hf_folder({root_ / "ours", {}, root_ / "theirs", "bert", 1 << 20});
+            }),
+            "--hf-model-type bert is not known\nhint: types that are: " + hf_family_names());
+  EXPECT_FALSE(fs::exists(root_ / "theirs"));
+}
+
+}  // namespace
+}  // namespace megatron

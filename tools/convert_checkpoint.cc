@@ -1,0 +1,168 @@
+// megatron convert-checkpoint: between folders of Hugging Face and our checkpoints.
+#include <memory>
+
+#include "megatron/base/check.h"
+#include "megatron/base/format.h"
+#include "megatron/base/json_writer.h"
+#include "megatron/base/log.h"
+#include "megatron/base/parse.h"
+#include "megatron/base/progress.h"
+#include "megatron/comm/parallel_groups.h"
+#include "megatron/dist_checkpointing/safetensors.h"
+#include "megatron/inference/generator.h"
+#include "megatron/models/huggingface/hf_convert.h"
+#include "megatron/models/huggingface/hf_folder.h"
+#include "megatron/models/load_model.h"
+#include "megatron/tensor/shape.h"
+#include "megatron/tensor/torch.h"
+#include "tools/commands.h"
+
+namespace megatron {
+namespace {
+
+struct ConvertConfig : Config {
+  std::string load;
+  std::string save;
+  std::optional<int64_t> ckpt_step;
+  std::string hf_model_type;
+  double max_shard_gb = 5.0;
+  std::string probe;
+  double probe_tolerance = 1e-4;
+  bool json = false;
+
+  void fields(FieldVisitor& v) override {
+    v.group("convert-checkpoint");
+    v.field({"load", "--load --load-dir"}, load,
+            "a folder of Hugging Face, a folder of checkpoints, or one checkpoint");
+    v.field(
+        {"save", "--save --save-dir"}, save,
+        "what to write: a folder of checkpoints from Hugging Face, else a folder of Hugging Face");
+    v.field("ckpt_step", ckpt_step, "take this iteration instead of the newest");
+    v.field("hf_model_type", hf_model_type,
+            "family to write (llama, gpt2, ...); empty: that which the checkpoint came from, else "
+            "the first that can be this model");
+    v.field("max_shard_gb", max_shard_gb, "largest safetensors file to write, in GB of 10^9 bytes");
+    v.field("probe", probe,
+            "a .safetensors file with \"tokens\" [s] and \"logits\" [s, v] of the model that was "
+            "converted (as `megatron logits` "
+            "writes): what was written must give these logits in fp32");
+    v.field("probe_tolerance", probe_tolerance,
+            "largest relative difference from the logits of --probe, by position");
+    v.field("json", json, "print JSON");
+  }
+  void validate(Violations& violations) const override {
+    if (load.empty())
+      violations.add("--load is required", "a folder of Hugging Face, or of checkpoints");
+    if (save.empty()) violations.add("--save is required", "a new folder");
+    if (!(max_shard_gb > 0))
+      violations.add(cat("--max-shard-gb ", max_shard_gb, " must be positive"));
+    if (!(probe_tolerance > 0))
+      violations.add(cat("--probe-tolerance ", probe_tolerance, " must be positive"));
+  }
+};
+
+at::Tensor read_tensor(const SafetensorsFile& file, const char* name) {
+  const SafetensorsEntry& entry = file.entry(name);
+  at::Tensor tensor = at::empty(entry.shape, to_scalar_type(entry.dtype));
+  file.read(entry, tensor.data_ptr());
+  return tensor;
+}
+
+// The largest relative difference of a row of logits; throws when it is above the tolerance.
+double run_probe(const ConvertConfig& config, const std::string& written) {
+  const SafetensorsFile file(config.probe);
+  const at::Tensor tokens = read_tensor(file, "tokens").to(at::kInt).flatten().contiguous();
+  const at::Tensor expected = read_tensor(file, "logits").to(at::kDouble);
+  MEGATRON_CHECK(expected.dim() == 2 && expected.size(0) == tokens.numel(), config.probe,
+                 ": logits must be [", tokens.numel(), ", v] for its ", tokens.numel(), " tokens");
+  LoadModelRequest request;
+  request.load = written;
+  request.dtype = at::kFloat;
+  request.tokenizer_required = false;
+  const ParallelGroups groups;
+  const LoadedModel model = load_model(request, groups);
+  const at::Tensor logits = full_logits(*model.model, {tokens.const_data_ptr<int32_t>(),
+                                                       static_cast<size_t>(tokens.numel())})
+                                .to(at::kDouble);
+  MEGATRON_CHECK(logits.sizes() == expected.sizes(), config.probe, ": has logits of ",
+                 expected.size(1), " ids, the model has ", logits.size(1));
+  const at::Tensor difference =
+      (logits - expected).norm(2, -1) / expected.norm(2, -1).clamp_min(1e-30);
+  const double worst = difference.max().item<double>();
+  MEGATRON_CHECK(worst <= config.probe_tolerance, "the logits of ", written,
+                 " differ from those of ", config.probe, " by ", worst, " at position ",
+                 difference.argmax().item<int64_t>(), "; --probe-tolerance is ",
+                 config.probe_tolerance,
+                 "\nhint: the names and shapes of the tensors fit, but their content is not that "
+                 "of the model: another rotary "
+                 "form, gate and up exchanged, or another model");
+  return worst;
+}
+
+void print_result(const ConvertConfig& config, const ConvertResult& result, bool from_hf,
+                  std::optional<double> probe) {
+  if (!config.json) {
+    for (const std::string& name : result.waived)
+      log_info(cat("holds no weights and was left out: ", name));
+    if (probe) log_info(cat("the logits of ", config.probe, " are reproduced to ", *probe));
+    print_line(cat("wrote ", result.directory.string(), ": ", result.num_tensors, " tensors of a ",
+                   result.model_type, " model, ", format_bytes(static_cast<double>(result.bytes))));
+    return;
+  }
+  JsonWriter json(2);
+  json.begin_object()
+      .member("from", from_hf ? "huggingface" : "megatron")
+      .member("to", from_hf ? "megatron" : "huggingface");
+  json.member("directory", result.directory.string()).member("model_type", result.model_type);
+  json.member("iteration", result.iteration)
+      .member("num_tensors", result.num_tensors)
+      .member("bytes", result.bytes);
+  for (const auto& [name, list] :
+       {std::pair{"files", &result.files}, std::pair{"waived", &result.waived}}) {
+    json.key(name).begin_array();
+    for (const std::string& item : *list) json.value(item);
+    json.end_array();
+  }
+  if (probe) json.member("probe_difference", *probe);
+  json.end_object();
+  print_line(json.text());
+}
+
+}  // namespace
+
+int convert_checkpoint(int argc, char** argv) {
+  ConvertConfig config;
+  Config* const configs[] = {&config};
+  if (parse_flags(configs, argc, argv).help) {
+    print_line(help_text("megatron convert-checkpoint --load DIR --save DIR [flags]", configs));
+    return 0;
+  }
+  const bool from_hf = is_hf_folder(config.load);
+  std::unique_ptr<ProgressBar> bar;
+  const ConvertProgress progress = [&](uint64_t total, uint64_t bytes) {
+    if (!bar) bar = std::make_unique<ProgressBar>("converting " + config.load, total, "B");
+    bar->advance(bytes);
+  };
+  ConvertResult result;
+  if (from_hf) {
+    MEGATRON_CHECK(!config.ckpt_step && config.hf_model_type.empty(),
+                   "--ckpt-step and --hf-model-type have no effect on a folder of Hugging Face");
+    result = import_hf_folder(config.load, config.save, progress);
+  } else {
+    ExportRequest request;
+    request.load = config.load;
+    request.ckpt_step = config.ckpt_step;
+    request.folder = config.save;
+    request.model_type = config.hf_model_type;
+    request.max_shard_bytes = static_cast<uint64_t>(config.max_shard_gb * 1e9);
+    result = export_hf_folder(request, progress);
+  }
+  if (bar) bar->finish();
+  for (const std::string& warning : result.warnings) log_warning(warning);
+  std::optional<double> probe;
+  if (!config.probe.empty()) probe = run_probe(config, config.save);
+  print_result(config, result, from_hf, probe);
+  return 0;
+}
+
+}  // namespace megatron
