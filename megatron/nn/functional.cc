@@ -31,8 +31,8 @@ struct DifferentiableParameter : torch::autograd::Function<DifferentiableParamet
 at::Tensor GradTarget::to_add_to() const {
   if (beta == 0.0) {
     tensor.zero_();
-  } else {
-    MEGATRON_ASSERT(beta == 1.0, "a gradient target with a beta of ", beta);
+  } else if (beta != 1.0) {
+    tensor.mul_(beta);
   }
   return tensor;
 }

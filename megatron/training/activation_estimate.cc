@@ -328,8 +328,6 @@ Track layer_forward(const LayoutPlan& plan, const LayerSizes& z, std::pair<int64
   track.give(track.live() - before);
   track.take(attention_saved(plan, z));
   multiply_and_add(plan, z, 0, track);
-  const int64_t branch = z.part > 0 ? z.part : z.product;
-  track.take(branch);  // attention's output lives as long as its layer runs
   track.give(leaving.first);
   track.take(leaving.second);
   if (plan.model().recomputes("mlp")) {
@@ -338,7 +336,6 @@ Track layer_forward(const LayoutPlan& plan, const LayerSizes& z, std::pair<int64
   } else {
     feed_forward(plan, z, track);
   }
-  track.give(branch);
   return track;
 }
 
@@ -403,7 +400,7 @@ Track layer_backward(const LayoutPlan& plan, const LayerSizes& z, int64_t missin
   if (z.new_q) track.touch(z.q + z.k);
   if (!z.packed) track.take(z.mixed);
   if (z.packed && !z.q_in_place) track.give(z.q);
-  if (z.packed && plan.on_gpu) track.take(z.q + 2 * z.k);  // not there: given with the rest
+  if (z.packed && plan.on_gpu) track.take(z.q + 2 * z.k);  // never there; given with the rest
   track.give(z.q + z.q + 2 * z.k + attention);
   if (z.mixed != z.own_mixed) {
     track.touch(z.mixed + z.own_mixed);
@@ -423,8 +420,8 @@ int64_t layer_pending(const LayoutPlan& plan, const LayerSizes& z) {
 // Beyond that, in the backward of attention: what it saved, gradients of its output, queries, keys and values, and of
 // the stream.
 int64_t deferred_extra(const LayoutPlan& plan, const LayerSizes& z) {
-  const int64_t saved =
-      attention_saved(plan, z) - z.q - z.own_mixed;  // its output, and as much as the product, are in layer_pending
+  // Its output is in layer_pending, and as much as the product, unless the product and its gradient live together.
+  const int64_t saved = attention_saved(plan, z) - z.q - (z.packed ? 0 : z.own_mixed);
   return saved + 2 * z.q + 2 * z.k + z.stream + attention_backward_extra(plan, z);
 }
 

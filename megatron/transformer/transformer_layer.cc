@@ -35,9 +35,10 @@ TransformerLayer::TransformerLayer(const TransformerConfig& config, int64_t laye
 at::Tensor TransformerLayer::forward(const at::Tensor& x, const LayerContext& context) {
   const ForwardContext& pass = context.pass;
   if (pass.offload != nullptr) pass.offload->begin_group();
-  const at::Tensor attention =
-      normed(post_self_attn_layernorm_, self_attention_.forward(x, context));
-  const at::Tensor middle = add_residual(attention, x, attention_output_key_, pass);
+  // Branches are not named, so that each ends where it is added.
+  const at::Tensor middle =
+      add_residual(normed(post_self_attn_layernorm_, self_attention_.forward(x, context)), x,
+                   attention_output_key_, pass);
   if (pass.offload != nullptr) pass.offload->begin_group();
   OffloadedPass* offload = context.offload();
   if (config_.parallel_residual) {
