@@ -258,8 +258,7 @@ TrainingTrace trace_training(const PretrainTask& task, const Arguments& argument
   return assemble(std::move(steps), assembly);
 }
 
-std::vector<Comparison> compare_traces(const TrainingTrace& trace, const TrainingTrace& reference, double rtol,
-                                       double weight_allowance) {
+std::vector<Comparison> compare_traces(const TrainingTrace& trace, const TrainingTrace& reference, double rtol) {
   MEGATRON_ASSERT(trace.steps.size() == reference.steps.size());
   std::vector<Comparison> out;
   const auto number = [&](const std::string& name, double a, double b) {
@@ -287,14 +286,15 @@ std::vector<Comparison> compare_traces(const TrainingTrace& trace, const Trainin
     for (const auto& [name, grad] : a.grads)
       if (!b.grads.contains(name)) missing(cat("serial ", step, "gradient of ", name));
   }
+  double all = 0;
+  for (const auto& [name, weight] : reference.weights) all = std::hypot(all, length_of(weight));
   for (const auto& [name, weight] : reference.weights) {
     const auto found = trace.weights.find(name);
     if (found == trace.weights.end() || found->second.sizes() != weight.sizes()) {
       missing(cat("updated ", name));
       continue;
     }
-    out.push_back({cat("updated ", name), length_of(found->second - weight),
-                   rtol * length_of(weight) + weight_allowance * std::sqrt(static_cast<double>(weight.numel()))});
+    out.push_back({cat("updated ", name), length_of(found->second - weight), rtol * length_of(weight) + 1e-3 * rtol * all});
   }
   return out;
 }
