@@ -103,6 +103,7 @@ constexpr LayoutRow kRows[] = {
     {"pp2_dp2", "gpt", 4, PP "2"},
     {"pp2_dp2_order", "qwen", 4, PP "2 --use-tp-pp-dp-mapping"},
     {"pp2_vpp2_dp3_zero1", "gpt", 6, PP "2 " VPP "2 " ZERO1 OVERLAP},
+    {"pp2_dp2_zero1_late", "gpt", 4, PP "2 " ZERO1},
     {"pp2_dp2_zero2", "llama", 4, PP "2 " ZERO2 OVERLAP},
     {"pp2_dp2_zero3", "gpt", 4, PP "2 " ZERO3 OVERLAP},
     {"pp2_zbv_dp2_zero1", "gpt", 4, PP "2 --pipeline-schedule zb-v " ZERO1 OVERLAP},

@@ -161,8 +161,9 @@ class Draw {
     const int64_t heads = dice_.chance(90) ? unit * dice_.range(1, std::max<int64_t>(1, 12 / unit))
                                            : dice_.range(1, 12);
     rope_ = dice_.chance(50);
+    // Not 2: a LayerNorm of two features is a step function, in which rounding has no bounds.
     const int64_t head_size =
-        rope_ ? dice_.pick<int64_t>({2, 4, 8}) : dice_.pick<int64_t>({3, 4, 8});
+        rope_ ? dice_.pick<int64_t>({4, 6, 8}) : dice_.pick<int64_t>({3, 4, 8});
     add("--num-attention-heads", heads);
     add("--kv-channels", head_size);
     add("--hidden-size", dice_.chance(60) ? heads * head_size : 8 * dice_.range(2, 6));

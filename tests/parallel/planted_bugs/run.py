@@ -115,8 +115,10 @@ def run(command, bug):
         return None, "", ""
 
 
-def first_line(text):
-    return text.strip().split("\n")[0] if text.strip() else ""
+def told(error):
+    """What an error says, in one line and without the folders of this machine."""
+    lines = [line for line in error.strip().split("\n") if line and not line.startswith("hint:")]
+    return lines[-1].replace(f"{ROOT}/", "") if lines else "ended without a word"
 
 
 def run_matrix(preset, bug, rows):
@@ -134,7 +136,7 @@ def run_matrix(preset, bug, rows):
     row = re.search(r"\[  FAILED  \] Matrix/Layouts\.(\w+)/(\w+)", out)
     difference = re.search(r'Which is: "(?: *)(.*?)(?:\\n|")', out)
     exception = re.search(r'exception with description "([^"]*)"', out)
-    what = difference[1].split(":")[0] if difference else first_line(exception[1]) if exception else f"ended with {code}"
+    what = re.sub(r": [^:]* > .*", "", difference[1]) if difference else told(exception[1]) if exception else f"ended with {code}"
     return f"{row[2]} ({row[1].lower()}): {what}" if row else f"{rows[0] if rows else ''}: ended with {code}"
 
 
@@ -150,12 +152,12 @@ def run_prove(preset, bug, name):
         for proof in json.loads(out)["proofs"]:
             for fault in proof["faults"]:
                 return f"{name}: {proof['dtype']} {fault}"
-            for line in proof["lines"]:
-                if line["failed"]:
-                    return f"{name}: {proof['dtype']} {line['worst']}"
+            failed = {line["quantity"]: line["worst"] for line in proof["lines"] if line["failed"]}
+            if failed:
+                return f"{name}: {proof['dtype']} {failed.get('gradients') or next(iter(failed.values()))}"
     if code == 2:
         raise SystemExit(f"error: the proof {name} is refused: {err}")
-    return f"{name}: {first_line(err)}"
+    return f"{name}: {told(err)}"
 
 
 def first_caught(checks):
