@@ -25,7 +25,7 @@ class Shrinker {
     if (value != to) changes_.push_back(cat(flag, to ? " on" : " off"));
     value = to;
   }
-  void note(const char* change) { changes_.emplace_back(change); }
+  void note(std::string change) { changes_.push_back(std::move(change)); }
   void set_wide(const char* flag, StateType& type) {
     if (type != StateType::kFp32) changes_.push_back(cat(flag, " fp32"));
     type = StateType::kFp32;
@@ -48,13 +48,41 @@ int64_t divisor_up_to(int64_t value, int64_t limit) {
   return best;
 }
 
+// An axis of several ranks stays one: the largest divisor up to the limit, or where there is none (a prime) another length, odd
+// ones staying odd.
+int64_t shorter_axis(int64_t length, int64_t limit) {
+  const int64_t divisor = divisor_up_to(length, limit);
+  if (divisor > 1 || length == 1 || limit < 2) return divisor;
+  return limit > 2 && limit % 2 == 0 && length % 2 == 1 ? limit - 1 : limit;
+}
+
+// Two levels of context ranks stay two where the limit has room for them.
+void shrink_context_ranks(ParallelConfig& p, Shrinker& shrinker, int64_t max_axis) {
+  std::vector<int64_t>& levels = p.hierarchical_context_parallel_sizes;
+  int64_t size = shorter_axis(p.context_parallel_size, max_axis);
+  if (levels.size() == 2 && p.context_parallel_size > max_axis) {
+    const int64_t inner = shorter_axis(levels[0], levels[1] > 1 ? std::max<int64_t>(1, max_axis / 2) : max_axis);
+    const int64_t outer = shorter_axis(levels[1], max_axis / inner);
+    shrinker.note(cat("--hierarchical-context-parallel-sizes ", levels[0], " ", levels[1], " -> ", inner, " ", outer));
+    levels = {inner, outer};
+    size = inner * outer;
+  }
+  shrinker.set("--context-parallel-size", p.context_parallel_size, size);
+}
+
 void shrink_mesh(Arguments& a, Shrinker& shrinker, int64_t max_axis) {
-  const int64_t dp = a.data_parallel_size();
   ParallelConfig& p = a.parallel;
-  shrinker.set("--tensor-model-parallel-size", p.tensor_model_parallel_size, divisor_up_to(p.tensor_model_parallel_size, max_axis));
-  shrinker.set("--context-parallel-size", p.context_parallel_size, divisor_up_to(p.context_parallel_size, max_axis));
+  const int64_t dp_before = a.data_parallel_size(), ranks_before = dp_before * p.context_parallel_size;
+  shrinker.set("--tensor-model-parallel-size", p.tensor_model_parallel_size, shorter_axis(p.tensor_model_parallel_size, max_axis));
+  shrink_context_ranks(p, shrinker, max_axis);
+  const int64_t dp = shorter_axis(dp_before, max_axis), ranks = dp * p.context_parallel_size;
   shrinker.set("data-parallel ranks", a.world_size,
-               p.tensor_model_parallel_size * p.context_parallel_size * p.pipeline_model_parallel_size * divisor_up_to(dp, max_axis));
+               p.tensor_model_parallel_size * p.context_parallel_size * p.pipeline_model_parallel_size * dp);
+  // Instances keep several shards each if they had them.
+  int64_t& instances = a.ddp.num_distributed_optimizer_instances;
+  if (ranks != ranks_before)
+    shrinker.set("--num-distributed-optimizer-instances", instances,
+                 instances == ranks_before ? ranks : divisor_up_to(ranks, std::min(instances, std::max<int64_t>(1, ranks / 2))));
 }
 
 // Heads keep how they relate to tensor and context ranks, groups how they relate to heads and ranks.

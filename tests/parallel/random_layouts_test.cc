@@ -50,11 +50,15 @@ struct Mesh {
   int64_t size() const { return tp * pp * cp * dp; }
 };
 
-Mesh draw_mesh(Dice& dice) {
+// Several ranks, but at most `max_ranks`.
+Mesh draw_mesh(Dice& dice, int64_t max_ranks) {
   Mesh mesh;
-  const auto axis = [&] { return dice.pick<int64_t>({1, 1, 1, 2, 2, 3, 4}); };
+  const auto axis = [&] {
+    return max_ranks > kMaxRanks && dice.chance(50) ? dice.pick<int64_t>({5, 6, 8, 16})
+                                                    : dice.pick<int64_t>({1, 1, 1, 2, 2, 3, 4});
+  };
   do mesh = {axis(), axis(), axis(), axis()};
-  while (mesh.size() == 1 || mesh.size() > kMaxRanks);
+  while (mesh.size() == 1 || mesh.size() > max_ranks);
   return mesh;
 }
 
@@ -321,9 +325,9 @@ struct Configuration {
 };
 
 // The first attempt that the rules accept.
-Configuration legal_configuration(uint64_t seed) {
+Configuration legal_configuration(uint64_t seed, int64_t max_ranks) {
   Dice dice(seed);
-  const Mesh mesh = draw_mesh(dice);
+  const Mesh mesh = draw_mesh(dice, max_ranks);
   std::string refusal;
   for (int attempt = 0; attempt < 1000; ++attempt) {
     const Draw draw(dice, mesh);
@@ -370,7 +374,7 @@ class RandomLayouts : public testing::TestWithParam<int64_t> {};
 
 TEST_P(RandomLayouts, TrainWhatOneRankTrains) {
   const int64_t seed = GetParam();
-  const Configuration drawn = legal_configuration(static_cast<uint64_t>(seed));
+  const Configuration drawn = legal_configuration(static_cast<uint64_t>(seed), kMaxRanks);
   SCOPED_TRACE(cat("again: MEGATRON_RANDOM_SEED=", seed, " MEGATRON_RANDOM_LAYOUTS=1\n",
                    drawn.world_size, " ranks: pretrain ", drawn.flags, drawn.precision));
   const Arguments arguments = parse_run(drawn.flags, drawn.world_size);
@@ -383,6 +387,25 @@ TEST_P(RandomLayouts, TrainWhatOneRankTrains) {
   const Arguments whole = parse_run(drawn.flags + drawn.precision, drawn.world_size);
   EXPECT_EQ(outcome([&] {
               return failures(prove(gpt_task(), shrink(whole, /*max_axis=*/4).arguments, kSteps));
+            }),
+            "");
+}
+
+// What is too large to run here is at least made small: by rules that it then keeps.
+TEST_P(RandomLayouts, ShrinkToWhatIsLegal) {
+  const Configuration drawn =
+      legal_configuration(static_cast<uint64_t>(GetParam()), /*max_ranks=*/4096);
+  SCOPED_TRACE(cat("again: MEGATRON_RANDOM_SEED=", GetParam(), " MEGATRON_RANDOM_LAYOUTS=1\n",
+                   drawn.world_size, " ranks: prove ", drawn.flags, drawn.precision));
+  const Arguments arguments = parse_run(drawn.flags + drawn.precision, drawn.world_size);
+  EXPECT_EQ(outcome([&] {
+              const Arguments small = shrink(arguments, /*max_axis=*/4).arguments;
+              EXPECT_LE(small.parallel.tensor_model_parallel_size, 4);
+              EXPECT_LE(small.parallel.context_parallel_size, 4);
+              EXPECT_LE(small.data_parallel_size(), 4);
+              EXPECT_EQ(small.parallel.pipeline_model_parallel_size,
+                        arguments.parallel.pipeline_model_parallel_size);
+              return std::string();
             }),
             "");
 }

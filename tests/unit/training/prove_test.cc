@@ -11,7 +11,6 @@ namespace megatron {
 namespace {
 
 using testing::Contains;
-using testing::HasSubstr;
 
 constexpr const char* kHeads = "--hidden-size 1024 --num-attention-heads 16 ";
 
@@ -37,6 +36,26 @@ TEST(Shrink, CutsEvenDepthsAndWhatCountsTheirLayers) {
   EXPECT_EQ(result.arguments.transformer.recompute_num_layers, 4);
   EXPECT_THAT(result.changes, Contains("--num-layers 24 -> 4"));
   EXPECT_THAT(result.changes, Contains("--recompute-num-layers 6 -> 4"));
+}
+
+TEST(Shrink, AxesStayAxes) {
+  const ParallelConfig five =
+      shrunk("--num-layers 2 --tensor-model-parallel-size 5", 5,
+             "--hidden-size 640 --num-attention-heads 20 --ffn-hidden-size 640 ")
+          .arguments.parallel;
+  EXPECT_EQ(five.tensor_model_parallel_size, 3);  // no divisor: an odd number stays odd
+  const Arguments levels = shrunk(
+                               "--num-layers 2 --context-parallel-size 16 --cp-comm-type a2a+p2p "
+                               "--hierarchical-context-parallel-sizes 8 2",
+                               16)
+                               .arguments;
+  EXPECT_EQ(levels.parallel.context_parallel_size, 4);
+  EXPECT_EQ(levels.parallel.hierarchical_context_parallel_sizes, (std::vector<int64_t>{2, 2}));
+  const Shrunk instances = shrunk(
+      "--num-layers 2 --use-distributed-optimizer --num-distributed-optimizer-instances 8", 16);
+  EXPECT_EQ(instances.arguments.world_size, 4);
+  EXPECT_EQ(instances.arguments.ddp.num_distributed_optimizer_instances, 2);
+  EXPECT_THAT(instances.changes, Contains("--num-distributed-optimizer-instances 8 -> 2"));
 }
 
 TEST(Shrink, KeepsLayersThatAreDescribedOneByOne) {
