@@ -148,8 +148,9 @@ class TracedRun {
         model_, task_, options, [this] { return batches_.make(loader_->next()); }, timers);
     TracedStep step;
     step.weight = totals[1].item<double>();
-    step.loss = totals[0].item<double>() / step.weight;
-    const double divisor = options.per_token_loss ? step.weight : double(options.num_microbatches * groups_.dp.size());
+    const double counted = step.weight == 0 ? 1 : step.weight;  // as the step does when every token is masked
+    step.loss = totals[0].item<double>() / counted;
+    const double divisor = options.per_token_loss ? counted : double(options.num_microbatches * groups_.dp.size());
     for (const ModelChunk& chunk : model_.chunks) {
       std::vector<at::Tensor> grads;
       for (const FlatShard& shard : chunk.store->shards()) grads.push_back(shard.grads);

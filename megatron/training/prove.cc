@@ -197,6 +197,9 @@ const char* quantity_of(const std::string& name) {
   return "loss";
 }
 
+// "step 2" of "step 2 gradient of ..."; empty for what is compared once.
+std::string step_of(const std::string& name) { return name.starts_with("step ") ? name.substr(0, name.find(' ', 5)) : ""; }
+
 double excess(const Comparison& c) {
   if (c.holds()) return c.allowed > 0 ? c.difference / c.allowed : 0;
   return c.allowed > 0 && std::isfinite(c.difference) ? std::max(c.difference / c.allowed, 1.0) : HUGE_VAL;
@@ -210,10 +213,16 @@ Proof summarize(at::ScalarType dtype, const std::vector<Comparison>& comparisons
     ProofLine line;
     line.quantity = quantity;
     double worst = -1;
+    std::string failed_step;
     for (const Comparison& c : comparisons) {
       if (line.quantity != quantity_of(c.name)) continue;
       ++line.compared;
-      line.failed += !c.holds();
+      // Later steps fail as a consequence; the worst of the first one is nearer to the cause.
+      if (!c.holds() && ++line.failed == 1) {
+        failed_step = step_of(c.name);
+        worst = -1;
+      }
+      if (line.failed > 0 && (c.holds() || step_of(c.name) != failed_step)) continue;
       if (excess(c) <= worst) continue;
       worst = excess(c);
       line.worst = c.name;
