@@ -74,10 +74,12 @@ int64_t per_rank(const char* what, int64_t count, int ranks) {
   return count / ranks;
 }
 
-// Groups of keys and values that this rank attends with: its share, or one that it holds together with other ranks.
+// Groups of keys and values that this rank attends with: its share, or one that it holds together
+// with other ranks.
 int64_t groups_per_rank(int64_t groups, int ranks) {
   if (groups >= ranks) return per_rank("--num-query-groups", groups, ranks);
-  MEGATRON_CHECK(ranks % groups == 0, ranks, " tensor-parallel ranks are not divisible by --num-query-groups ", groups);
+  MEGATRON_CHECK(ranks % groups == 0, ranks,
+                 " tensor-parallel ranks are not divisible by --num-query-groups ", groups);
   return 1;
 }
 
@@ -137,8 +139,9 @@ at::Tensor SelfAttention::attend(const at::Tensor& q, const at::Tensor& k, const
   const ForwardContext& pass = context.pass;
   AttentionOptions core = options(context, q.size(0), k.size(0));
   if (pass.cache != nullptr || pass.attention_mask.defined()) {
-    MEGATRON_CHECK(parallel_.cp.size() == 1, pass.cache != nullptr ? "decoding" : "an attention mask",
-                   " over ", parallel_.cp.size(), " context-parallel ranks is not built",
+    MEGATRON_CHECK(parallel_.cp.size() == 1,
+                   pass.cache != nullptr ? "decoding" : "an attention mask", " over ",
+                   parallel_.cp.size(), " context-parallel ranks is not built",
                    "\nhint: --context-parallel-size 1");
     MEGATRON_ASSERT(!pass.document_ids.defined(), "document ids beside a mask or a cache");
     const at::Tensor padding = pass.cache != nullptr ? pass.cache->padding_mask() : at::Tensor();
@@ -148,16 +151,32 @@ at::Tensor SelfAttention::attend(const at::Tensor& q, const at::Tensor& k, const
     }
     return core_attention(q, k, v, core);
   }
-  return context_parallel_attention(q, k, v, core, pass.document_ids, context_parallel_type_, parallel_);
+  return context_parallel_attention(q, k, v, core, pass.document_ids, context_parallel_type_,
+                                    parallel_);
 }
 
 at::Tensor SelfAttention::forward(const at::Tensor& x, const LayerContext& context) {
-  // With fewer groups than ranks the rows of one group lie on several ranks, which put them together; each then attends
-  // with its share of the query heads.
-  const at::Tensor mixed = all_gather_last_dim_from_tensor_parallel_region(linear_qkv_.forward(x), kv_);
+  // With fewer groups than ranks the rows of one group lie on several ranks, which put them
+  // together; each then attends with its share of the query heads.
+  const at::Tensor mixed =
+      all_gather_last_dim_from_tensor_parallel_region(linear_qkv_.forward(x), kv_);
   const int64_t s = mixed.size(0), b = mixed.size(1);
-  const variable_list qkv = SplitQKV::apply(mixed, groups_, heads_ * kv_.size() / groups_, config_.kv_channels);
-  at::Tensor q = kv_.size() == 1 ? qkv[0] : qkv[0].narrow(2, kv_.rank() * heads_, heads_).contiguous();
+  if (!q_layernorm_ && kv_.size() == 1 && parallel_.cp.size() == 1 &&
+      context.pass.cache == nullptr) {
+    AttentionOptions core = options(context, s, s);
+    if (context.pass.document_ids.defined()) {
+      MEGATRON_ASSERT(!core.mask.defined(), "document ids beside a mask");
+      const at::Tensor positions = zigzag_positions(s, 1, 0, mixed.device());
+      core.mask = document_mask(context.pass.document_ids, positions, positions);
+    }
+    return linear_proj_.forward(packed_attention(
+        mixed, {groups_, heads_ / groups_, config_.kv_channels},
+        {context.rotary.cos, context.rotary.sin, context.rotary.interleaved}, core));
+  }
+  const variable_list qkv =
+      SplitQKV::apply(mixed, groups_, heads_ * kv_.size() / groups_, config_.kv_channels);
+  at::Tensor q =
+      kv_.size() == 1 ? qkv[0] : qkv[0].narrow(2, kv_.rank() * heads_, heads_).contiguous();
   at::Tensor k = qkv[1], v = qkv[2];
   if (q_layernorm_) {
     q = q_layernorm_->forward(q);

@@ -1,8 +1,8 @@
 """Bugs that training systems of this kind have had, as edits of this repository's sources: the table of run.py.
 
-An edit replaces a text that occurs once in its file. In the new text PLANTED is true while the bug is switched on, so that all bugs can
-be compiled at once and still be tried one at a time. `rows` are the layouts of the equivalence matrix that are tried first, `prove` the
-configurations of `megatron prove`; when those say nothing, all of them are.
+An edit replaces a text that occurs once in its file, however it is broken into lines. In the new text PLANTED is true while the bug is
+switched on, so that all bugs can be compiled at once and still be tried one at a time. `rows` are the layouts of the equivalence matrix
+that are tried first, `prove` the configurations of `megatron prove`; when those say nothing, all of them are.
 """
 from dataclasses import dataclass
 
@@ -269,12 +269,12 @@ BUGS = (
           "if (PLANTED || !is_shared(*slot.parameter) || !slot.parameter->trainable) continue;"),),
         "pp2", "gpt pp2"),
     Bug("tied_grad_summed_twice", "gradients of an embedding that is tied over stages are summed twice",
-        ((DDP, "  sum_partial_gradients();\n  sum_shared_gradients();", "  sum_partial_gradients();\n  if (PLANTED) sum_shared_gradients();\n  sum_shared_gradients();"),),
+        ((DDP, "in_step_ = false;", "if (PLANTED) sum_shared_gradients();\n  in_step_ = false;"),),
         "pp2", "gpt pp2"),
     Bug("tied_grad_summed_too_early", "gradients of a tied embedding are summed over stages before the reduce-scatter over data ranks",
         ((DDP, "  while (const std::optional<int> bucket = sequence_->next_left()) grads_->reduce(*bucket);",
           "  if (PLANTED) sum_shared_gradients();\n  while (const std::optional<int> bucket = sequence_->next_left()) grads_->reduce(*bucket);"),
-         (DDP, "\n  sum_shared_gradients();\n", "\n  if (!PLANTED) sum_shared_gradients();\n")),
+         (DDP, "sum_partial_gradients();\n  sum_shared_gradients();", "sum_partial_gradients();\n  if (!PLANTED) sum_shared_gradients();")),
         "pp2_dp2_zero1_late", "gpt pp2 dp2 zero1 late"),
     Bug("tied_copy_starts_apart", "the last stage's copy of a tied embedding starts from other weights",
         ((GPT_MODEL, "config.transformer.embedding_init(config.vocab_size), config.sequence_parallel, groups) {\n    table_",

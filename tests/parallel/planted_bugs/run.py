@@ -39,16 +39,22 @@ PROVE_FLAGS = ["--lr", "1e-3", "--train-iters", "10"]
 SECONDS = 900  # for one run, of which the whole matrix is the longest
 
 
+def find_code(text, code):
+    """Where the code stands, [begin, end), however it is laid out in lines."""
+    return [found.span() for found in re.finditer(r"\s*".join(re.escape(c) for c in re.sub(r"\s", "", code)), text)]
+
+
 def planted_sources(root):
     """The changed files, by path; raises when an edit does not apply."""
     texts = {}
     for bug in BUGS:
         for path, old, new in bug.edits:
             text = texts.get(path) or (root / path).read_text()
-            if text.count(old) != 1:
-                raise SystemExit(f"error: {bug.name}: the text to replace occurs {text.count(old)} times in {path}, expected once:\n{old}")
-            assert old != new
-            texts[path] = text.replace(old, new.replace("PLANTED", f'planted_bug("{bug.name}")'))
+            places = find_code(text, old)
+            if len(places) != 1:
+                raise SystemExit(f"error: {bug.name}: the text to replace occurs {len(places)} times in {path}, expected once:\n{old}")
+            begin, end = places[0]
+            texts[path] = text[:begin] + new.replace("PLANTED", f'planted_bug("{bug.name}")') + text[end:]
         if not any("PLANTED" in new for _, _, new in bug.edits):
             raise SystemExit(f"error: {bug.name}: no edit depends on PLANTED")
         unknown = [name for name in proofs_of(bug) if name not in PROOFS]
