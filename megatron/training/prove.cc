@@ -12,6 +12,8 @@ namespace megatron {
 
 namespace {
 
+constexpr double kLeastAdamEps = 1e-5;
+
 // Changes a value and remembers that it did.
 class Shrinker {
  public:
@@ -172,6 +174,11 @@ void shrink_run(Arguments& a, Shrinker& shrinker, int64_t microbatches_before) {
   if (a.optimizer.fp16 && !a.optimizer.loss_scale) {
     a.optimizer.loss_scale = 1024;
     shrinker.note("--loss-scale 1024");
+  }
+  // Adam divides what should be a zero gradient by epsilon: with 1e-8, rounding alone moves a weight beyond the band.
+  if (a.optimizer.optimizer == OptimizerType::kAdam && a.optimizer.adam_eps < kLeastAdamEps) {
+    shrinker.note(cat("--adam-eps ", a.optimizer.adam_eps, " -> ", kLeastAdamEps));
+    a.optimizer.adam_eps = kLeastAdamEps;
   }
   // A schedule that moves the weights in the few steps that are run.
   const OptimizerType optimizer = a.optimizer.optimizer;

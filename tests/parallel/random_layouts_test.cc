@@ -377,11 +377,11 @@ TEST_P(RandomLayouts, TrainWhatOneRankTrains) {
   const Configuration drawn = legal_configuration(static_cast<uint64_t>(seed), kMaxRanks);
   SCOPED_TRACE(cat("again: MEGATRON_RANDOM_SEED=", seed, " MEGATRON_RANDOM_LAYOUTS=1\n",
                    drawn.world_size, " ranks: pretrain ", drawn.flags, drawn.precision));
-  const Arguments arguments = parse_run(drawn.flags, drawn.world_size);
-  // As in the matrix: Adam's first steps divide vanishing gradients by little more than epsilon.
-  const Arguments tame = parse_run(drawn.flags + " --adam-eps 1e-3", drawn.world_size);
+  // Adam's epsilon as in the matrix and in proofs: first steps divide vanishing gradients by little
+  // more than it.
+  const Arguments arguments = parse_run(drawn.flags + " --adam-eps 1e-3", drawn.world_size);
   EXPECT_EQ(outcome([&] {
-              return differences_from_one_rank(tame, c10::ScalarType::Double, 1e-10, kSteps);
+              return differences_from_one_rank(arguments, c10::ScalarType::Double, 1e-10, kSteps);
             }),
             "");
   // In fp32 by the band of the proof: models that are not chosen for it multiply rounding.

@@ -97,6 +97,11 @@ TEST(Shrink, LeavesOutWhatRoundsOnPurpose) {
   EXPECT_THAT(result.changes, Contains("--exp-avg-dtype fp32"));
 }
 
+TEST(Shrink, RaisesTheEpsilonOfAdam) {
+  EXPECT_EQ(shrunk("--num-layers 2", 2).arguments.optimizer.adam_eps, 1e-5);
+  EXPECT_EQ(shrunk("--num-layers 2 --adam-eps 1e-3", 2).arguments.optimizer.adam_eps, 1e-3);
+}
+
 TEST(Shrink, GivesFp16AScaleThatItsGradientsBear) {
   EXPECT_EQ(shrunk("--num-layers 2 --fp16", 2).arguments.optimizer.loss_scale, 1024);
   EXPECT_EQ(shrunk("--num-layers 2 --fp16 --loss-scale 64", 2).arguments.optimizer.loss_scale, 64);
