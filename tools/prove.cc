@@ -44,7 +44,7 @@ std::string line_text(const ProofLine& line) {
 
 void print_proof(const Proof& proof, bool rounded) {
   print_line(cat(proof.dtype, rounded ? ": may differ by rounding" : ": exact up to 1e-9"));
-  print_line("  quantity       compared difference       band  verdict  nearest to the limit");
+  print_line("  quantity       compared difference       band  verdict  nearest to the limit, or first beyond it");
   for (const ProofLine& line : proof.lines)
     if (line.compared > 0) print_line(line_text(line));
   for (const std::string& fault : proof.faults) print_line(cat("  FAILS: ", fault));

@@ -1,6 +1,7 @@
 #include "megatron/comm/thread_backend.h"
 
 #include <atomic>
+#include <cstring>
 #include <deque>
 #include <map>
 #include <utility>
@@ -14,7 +15,7 @@
 namespace megatron {
 namespace {
 
-// Calls have finished when they return.
+// A send, which is buffered.
 class DoneWork final : public Work {
  public:
   void wait() override {}
@@ -24,6 +25,26 @@ std::shared_ptr<Work> done() {
   static const auto work = std::make_shared<DoneWork>();
   return work;
 }
+
+// Collectives have finished when they return, but what they give is seen when it is waited for and not before: who forgets to
+// wait computes with old numbers every time, not only where the network is slow.
+class Collective final : public Work {
+ public:
+  // `target` is where the result belongs. `result` starts as its copy where the operation reads it, else with any contents.
+  explicit Collective(at::Tensor target, bool reads_target)
+      : target_(std::move(target)),
+        result_(reads_target ? target_.detach().clone() : at::empty(target_.sizes(), target_.options().requires_grad(false))) {}
+
+  void* data() { return result_.data_ptr(); }
+  void wait() override {
+    if (!result_.defined()) return;
+    if (result_.numel() > 0) std::memcpy(target_.data_ptr(), result_.const_data_ptr(), result_.nbytes());
+    result_.reset();
+  }
+
+ private:
+  at::Tensor target_, result_;
+};
 
 // A receive takes its message when it is waited for, so that posting it early blocks nothing. Messages of one sender are
 // taken in the order in which their receives were posted, whatever the order of the waits.
@@ -68,25 +89,27 @@ class ThreadBackend final : public Backend {
 
   std::shared_ptr<Work> all_reduce(at::Tensor tensor, ReduceOp op) override {
     const DType dtype = check_cpu_tensor("all_reduce", tensor);
-    core_.all_reduce(tensor.data_ptr(), tensor.numel(), dtype, op);
-    return done();
+    auto work = std::make_shared<Collective>(tensor, /*reads_target=*/true);
+    core_.all_reduce(work->data(), tensor.numel(), dtype, op);
+    return work;
   }
 
   std::shared_ptr<Work> all_gather(at::Tensor output, at::Tensor input) override {
     const DType dtype = same_type("all_gather", output, input);
     MEGATRON_CHECK(output.numel() == size() * input.numel(), "all_gather of ", input.numel(),
                    " elements over ", size(), " ranks into ", output.numel(), " elements");
-    core_.all_gather(output.data_ptr(), input.data_ptr(), input.numel(), dtype);
-    return done();
+    auto work = std::make_shared<Collective>(output, /*reads_target=*/false);
+    core_.all_gather(work->data(), input.data_ptr(), input.numel(), dtype);
+    return work;
   }
 
   std::shared_ptr<Work> reduce_scatter(at::Tensor output, at::Tensor input, ReduceOp op) override {
     const DType dtype = same_type("reduce_scatter", output, input);
     MEGATRON_CHECK(input.numel() == size() * output.numel(), "reduce_scatter of ", input.numel(),
                    " elements over ", size(), " ranks into ", output.numel(), " elements");
-    core_.reduce_scatter(output.data_ptr(), input.data_ptr(), output.numel(), dtype,
-                         op);
-    return done();
+    auto work = std::make_shared<Collective>(output, /*reads_target=*/false);
+    core_.reduce_scatter(work->data(), input.data_ptr(), output.numel(), dtype, op);
+    return work;
   }
 
   // Sizes count rows: entries of the first dimension.
@@ -95,14 +118,16 @@ class ThreadBackend final : public Backend {
     const DType dtype = same_type("all_to_all", output, input);
     scale_to_elements("all_to_all output", output, output_sizes);
     scale_to_elements("all_to_all input", input, input_sizes);
-    core_.all_to_all(output.data_ptr(), output_sizes, input.data_ptr(), input_sizes, dtype);
-    return done();
+    auto work = std::make_shared<Collective>(output, /*reads_target=*/false);
+    core_.all_to_all(work->data(), output_sizes, input.data_ptr(), input_sizes, dtype);
+    return work;
   }
 
   std::shared_ptr<Work> broadcast(at::Tensor tensor, int root) override {
     const DType dtype = check_cpu_tensor("broadcast", tensor);
-    core_.broadcast(tensor.data_ptr(), tensor.numel(), dtype, root);
-    return done();
+    auto work = std::make_shared<Collective>(tensor, /*reads_target=*/true);
+    core_.broadcast(work->data(), tensor.numel(), dtype, root);
+    return work;
   }
 
   std::shared_ptr<Work> send(at::Tensor tensor, int peer) override {

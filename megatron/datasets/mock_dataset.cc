@@ -1,5 +1,7 @@
 #include "megatron/datasets/mock_dataset.h"
 
+#include <algorithm>
+
 #include "megatron/base/check.h"
 #include "megatron/base/json_writer.h"
 
@@ -34,6 +36,8 @@ void MockGPTDataset::read(int64_t index, const SampleSpans& out,
   uint64_t state =
       mix(mix(static_cast<uint64_t>(config_.seed) * kNumSplits + static_cast<uint64_t>(split_)) +
           static_cast<uint64_t>(index));
+  // Several documents in most samples, however short these are.
+  const auto longest = static_cast<uint64_t>(std::min<int64_t>(255, config_.sequence_length));
   const bool new_pieces = config_.reset_attention_mask || config_.inter_document_masking;
   const bool new_positions = config_.reset_position_ids || config_.inter_document_masking;
   document_starts.assign(1, 0);
@@ -43,7 +47,7 @@ void MockGPTDataset::read(int64_t index, const SampleSpans& out,
   for (int64_t i = 0; i <= config_.sequence_length; ++i) {
     if (left == 0) {
       state = mix(state);
-      left = 1 + static_cast<int64_t>(state % 255);
+      left = 1 + static_cast<int64_t>(state % longest);
       token = (state >> 16) % vocab;
     }
     const int64_t id = --left == 0 && eod >= 0 ? eod : static_cast<int64_t>(token);

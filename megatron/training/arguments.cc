@@ -146,6 +146,12 @@ void layer_divides(const Arguments& a, Violations& v) {
   if (groups > 0 && groups % tp != 0 && tp % groups != 0)
     v.add(cat("--num-query-groups ", groups, " and --tensor-model-parallel-size ", tp, " do not divide each other"),
           cat("--tensor-model-parallel-size: ", nearest(tp, is_divisor, groups)));
+  // Ranks that share a group divide its rows evenly, those of queries, keys and values together.
+  const int64_t rows = (t.num_attention_heads + 2 * groups) * t.kv_channels;
+  if (groups > 0 && groups < tp && tp % groups == 0 && t.num_attention_heads % tp == 0 && rows % tp != 0)
+    v.add(cat("the ", rows, " rows of queries, keys and values (--num-attention-heads ", t.num_attention_heads, ", --num-query-groups ",
+              groups, ", --kv-channels ", t.kv_channels, ") are not divisible by --tensor-model-parallel-size ", tp),
+          cat("--tensor-model-parallel-size: ", nearest(tp, is_divisor, groups)));
 }
 
 // Of the tokens of one context rank, sequence-parallel ranks hold equal parts.

@@ -12,6 +12,8 @@ namespace megatron {
 
 namespace {
 
+constexpr double kLeastAdamEps = 1e-5;
+
 // Changes a value and remembers that it did.
 class Shrinker {
  public:
@@ -20,6 +22,15 @@ class Shrinker {
     if (value == to) return;
     changes_.push_back(cat(flag, " ", value, " -> ", to));
     value = to;
+  }
+  void set(const char* flag, bool& value, bool to) {
+    if (value != to) changes_.push_back(cat(flag, to ? " on" : " off"));
+    value = to;
+  }
+  void note(std::string change) { changes_.push_back(std::move(change)); }
+  void set_wide(const char* flag, StateType& type) {
+    if (type != StateType::kFp32) changes_.push_back(cat(flag, " fp32"));
+    type = StateType::kFp32;
   }
   void set(const char* flag, std::optional<int64_t>& value, int64_t to) {
     if (value == to) return;
@@ -39,13 +50,41 @@ int64_t divisor_up_to(int64_t value, int64_t limit) {
   return best;
 }
 
+// An axis of several ranks stays one: the largest divisor up to the limit, or where there is none (a prime) another length, odd
+// ones staying odd.
+int64_t shorter_axis(int64_t length, int64_t limit) {
+  const int64_t divisor = divisor_up_to(length, limit);
+  if (divisor > 1 || length == 1 || limit < 2) return divisor;
+  return limit > 2 && limit % 2 == 0 && length % 2 == 1 ? limit - 1 : limit;
+}
+
+// Two levels of context ranks stay two where the limit has room for them.
+void shrink_context_ranks(ParallelConfig& p, Shrinker& shrinker, int64_t max_axis) {
+  std::vector<int64_t>& levels = p.hierarchical_context_parallel_sizes;
+  int64_t size = shorter_axis(p.context_parallel_size, max_axis);
+  if (levels.size() == 2 && p.context_parallel_size > max_axis) {
+    const int64_t inner = shorter_axis(levels[0], levels[1] > 1 ? std::max<int64_t>(1, max_axis / 2) : max_axis);
+    const int64_t outer = shorter_axis(levels[1], max_axis / inner);
+    shrinker.note(cat("--hierarchical-context-parallel-sizes ", levels[0], " ", levels[1], " -> ", inner, " ", outer));
+    levels = {inner, outer};
+    size = inner * outer;
+  }
+  shrinker.set("--context-parallel-size", p.context_parallel_size, size);
+}
+
 void shrink_mesh(Arguments& a, Shrinker& shrinker, int64_t max_axis) {
-  const int64_t dp = a.data_parallel_size();
   ParallelConfig& p = a.parallel;
-  shrinker.set("--tensor-model-parallel-size", p.tensor_model_parallel_size, divisor_up_to(p.tensor_model_parallel_size, max_axis));
-  shrinker.set("--context-parallel-size", p.context_parallel_size, divisor_up_to(p.context_parallel_size, max_axis));
+  const int64_t dp_before = a.data_parallel_size(), ranks_before = dp_before * p.context_parallel_size;
+  shrinker.set("--tensor-model-parallel-size", p.tensor_model_parallel_size, shorter_axis(p.tensor_model_parallel_size, max_axis));
+  shrink_context_ranks(p, shrinker, max_axis);
+  const int64_t dp = shorter_axis(dp_before, max_axis), ranks = dp * p.context_parallel_size;
   shrinker.set("data-parallel ranks", a.world_size,
-               p.tensor_model_parallel_size * p.context_parallel_size * p.pipeline_model_parallel_size * divisor_up_to(dp, max_axis));
+               p.tensor_model_parallel_size * p.context_parallel_size * p.pipeline_model_parallel_size * dp);
+  // Instances keep several shards each if they had them.
+  int64_t& instances = a.ddp.num_distributed_optimizer_instances;
+  if (ranks != ranks_before)
+    shrinker.set("--num-distributed-optimizer-instances", instances,
+                 instances == ranks_before ? ranks : divisor_up_to(ranks, std::min(instances, std::max<int64_t>(1, ranks / 2))));
 }
 
 // Heads keep how they relate to tensor and context ranks, groups how they relate to heads and ranks.
@@ -59,7 +98,8 @@ void shrink_layer(Arguments& a, Shrinker& shrinker, int64_t tp_before) {
                                               : std::max<int64_t>(1, tp * groups_before / tp_before);
   int64_t heads = std::lcm(groups * ratio, unit);
   if (groups_before == heads_before) groups = heads;
-  const int64_t head_size = 8;
+  int64_t head_size = 8;
+  while ((heads + 2 * groups) * head_size % tp != 0) head_size += 8;  // ranks that share groups divide all rows
   const int64_t hidden = heads * head_size;
   const double widening = static_cast<double>(t.ffn_hidden_size) / static_cast<double>(t.hidden_size);
   shrinker.set("--num-attention-heads", t.num_attention_heads, heads);
@@ -76,20 +116,22 @@ void shrink_layer(Arguments& a, Shrinker& shrinker, int64_t tp_before) {
     if (side > 0) side = std::max<int64_t>(1, side * t.seq_length / length_before);
 }
 
-// Even divisions keep two layers a segment at most; uneven ones (a layout, first and last counts) keep their numbers.
+// Even divisions keep two layers a segment at most; uneven ones (a layout, first and last counts) and layers that are
+// described one by one keep their numbers.
 void shrink_depth(Arguments& a, Shrinker& shrinker) {
   const PipelineConfig& p = a.pipeline;
   const int64_t pp = a.parallel.pipeline_model_parallel_size;
   const bool uneven = !p.pipeline_model_parallel_layout.empty() || p.decoder_first_pipeline_num_layers ||
                       p.decoder_last_pipeline_num_layers || p.account_for_embedding_in_pipeline_split ||
                       p.account_for_loss_in_pipeline_split || p.num_layers_per_virtual_pipeline_stage;
-  if (uneven) return;
+  const TransformerConfig& t = a.transformer;
+  const bool one_by_one = t.cp_comm_type.size() > 1 || t.window_attn_skip_freq.starts_with('[');
+  if (uneven || one_by_one) return;
   const int64_t segments = pp * p.num_virtual_stages_per_pipeline_rank.value_or(
                                     schedule_placement(p.pipeline_schedule) == ChunkPlacement::kVShaped && pp > 1 ? 2 : 1);
   const int64_t per_segment = a.transformer.num_layers / segments;
-  if (per_segment <= 2) return;
   TransformerConfig& t = a.transformer;
-  shrinker.set("--num-layers", t.num_layers, segments * 2);
+  if (per_segment > 2) shrinker.set("--num-layers", t.num_layers, segments * 2);
   if (t.recompute_num_layers > t.num_layers) shrinker.set("--recompute-num-layers", t.recompute_num_layers, t.num_layers);
   if (t.cpu_offloading_num_layers >= t.num_layers)
     shrinker.set("--cpu-offloading-num-layers", t.cpu_offloading_num_layers, t.num_layers - 1);
@@ -125,6 +167,22 @@ void shrink_run(Arguments& a, Shrinker& shrinker, int64_t microbatches_before) {
   a.tokenizer = {};
   a.tokenizer.tokenizer_type = "NullTokenizer";
   a.tokenizer.vocab_size = 101;
+  a.tokenizer.make_vocab_size_divisible_by = 8;  // so that every tensor rank has tokens, and some have padding
+  // What rounds on purpose says nothing about the layout.
+  shrinker.set_wide("--main-params-dtype", a.optimizer.main_params_dtype);
+  shrinker.set_wide("--exp-avg-dtype", a.optimizer.exp_avg_dtype);
+  shrinker.set_wide("--exp-avg-sq-dtype", a.optimizer.exp_avg_sq_dtype);
+  shrinker.set("--grad-reduce-in-bf16", a.ddp.grad_reduce_in_bf16, false);
+  // A dynamic loss scale comes down to what the gradients bear by skipping steps; there are too few here.
+  if (a.optimizer.fp16 && !a.optimizer.loss_scale) {
+    a.optimizer.loss_scale = 1024;
+    shrinker.note("--loss-scale 1024");
+  }
+  // Adam divides what should be a zero gradient by epsilon: with 1e-8, rounding alone moves a weight beyond the band.
+  if (a.optimizer.optimizer == OptimizerType::kAdam && a.optimizer.adam_eps < kLeastAdamEps) {
+    shrinker.note(cat("--adam-eps ", a.optimizer.adam_eps, " -> ", kLeastAdamEps));
+    a.optimizer.adam_eps = kLeastAdamEps;
+  }
   // A schedule that moves the weights in the few steps that are run.
   const OptimizerType optimizer = a.optimizer.optimizer;
   a.optimizer.lr = optimizer == OptimizerType::kAdam ? 1e-3 : 1e-2;
@@ -149,6 +207,9 @@ const char* quantity_of(const std::string& name) {
   return "loss";
 }
 
+// "step 2" of "step 2 gradient of ..."; empty for what is compared once.
+std::string step_of(const std::string& name) { return name.starts_with("step ") ? name.substr(0, name.find(' ', 5)) : ""; }
+
 double excess(const Comparison& c) {
   if (c.holds()) return c.allowed > 0 ? c.difference / c.allowed : 0;
   return c.allowed > 0 && std::isfinite(c.difference) ? std::max(c.difference / c.allowed, 1.0) : HUGE_VAL;
@@ -162,10 +223,16 @@ Proof summarize(at::ScalarType dtype, const std::vector<Comparison>& comparisons
     ProofLine line;
     line.quantity = quantity;
     double worst = -1;
+    std::string failed_step;
     for (const Comparison& c : comparisons) {
       if (line.quantity != quantity_of(c.name)) continue;
       ++line.compared;
-      line.failed += !c.holds();
+      // Later steps fail as a consequence; the worst of the first one is nearer to the cause.
+      if (!c.holds() && ++line.failed == 1) {
+        failed_step = step_of(c.name);
+        worst = -1;
+      }
+      if (line.failed > 0 && (c.holds() || step_of(c.name) != failed_step)) continue;
       if (excess(c) <= worst) continue;
       worst = excess(c);
       line.worst = c.name;
@@ -178,23 +245,27 @@ Proof summarize(at::ScalarType dtype, const std::vector<Comparison>& comparisons
 }
 
 // The band of each comparison in the run's own type: a multiple of the distance between the serial run in this type and the
-// one in fp64. A single tensor may be near by luck, so the distance of its kind as a whole counts too.
+// one in fp64. A single tensor may be near by luck, so the distance of its kind as a whole counts too. Loss, gradient norm and
+// clip factor are one number each: they are not asked to be nearer than the gradients as a whole.
 std::vector<Comparison> compare_rounded(const TrainingTrace& trace, const TrainingTrace& serial, const TrainingTrace& exact) {
-  std::vector<Comparison> out = compare_traces(trace, serial, 0, 0);
-  const std::vector<Comparison> rounding = compare_traces(serial, exact, 0, 0);
+  std::vector<Comparison> out = compare_traces(trace, serial, 0);
+  const std::vector<Comparison> rounding = compare_traces(serial, exact, 0);
   // Sizes of the quantities: what relative differences of 1 allow.
-  const std::vector<Comparison> sizes = compare_traces(serial, exact, 1, 0);
+  const std::vector<Comparison> sizes = compare_traces(serial, exact, 1);
   std::map<std::string, std::pair<double, double>> of_kind;  // squares of distance and size
   for (size_t i = 0; i < rounding.size(); ++i) {
     auto& [distance, size] = of_kind[quantity_of(rounding[i].name)];
     distance += rounding[i].difference * rounding[i].difference;
     size += sizes[i].allowed * sizes[i].allowed;
   }
+  const auto relative_of = [&](const std::string& kind) {
+    const auto& [distance, size] = of_kind[kind];
+    return size > 0 ? std::sqrt(distance / size) : 0;
+  };
   MEGATRON_ASSERT(out.size() >= rounding.size());
   for (size_t i = 0; i < rounding.size(); ++i) {
     if (out[i].name != rounding[i].name) continue;  // something is missing, which stays a failure
-    const auto& [distance, size] = of_kind[quantity_of(out[i].name)];
-    const double relative = size > 0 ? std::sqrt(distance / size) : 0;
+    const double relative = std::max(relative_of(quantity_of(out[i].name)), relative_of("gradients"));
     out[i].allowed = kRoundingBand * (rounding[i].difference + relative * sizes[i].allowed);
   }
   return out;
@@ -208,7 +279,7 @@ std::vector<Proof> prove_with(const Tracer& tracer, const Arguments& arguments, 
   std::vector<Proof> proofs;
   const TrainingTrace exact = tracer(one, at::kDouble, num_steps, false);
   TrainingTrace layout = tracer(arguments, at::kDouble, num_steps, true);
-  if (speaks) proofs.push_back(summarize(at::kDouble, compare_traces(layout, exact, kExactBand, 0), layout.faults));
+  if (speaks) proofs.push_back(summarize(at::kDouble, compare_traces(layout, exact, kExactBand), layout.faults));
   // One step: after an update rounding is no longer the only thing that differs.
   const TrainingTrace serial = tracer(one, dtype, 1, false);
   layout = tracer(arguments, dtype, 1, true);

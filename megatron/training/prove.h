@@ -29,7 +29,7 @@ Shrunk shrink(const Arguments& arguments, int64_t max_axis);
 
 struct ProofLine {
   std::string quantity;  // "loss", "gradients", ...
-  std::string worst;     // the comparison that is nearest to its limit, or beyond it
+  std::string worst;     // the comparison that is nearest to its limit, or in the first step with failures farthest beyond it
   int64_t compared = 0, failed = 0;
   double difference = 0;  // of the worst
   double allowed = 0;

@@ -6,6 +6,7 @@
 #include <cstring>
 #include <deque>
 #include <exception>
+#include <list>
 #include <map>
 #include <mutex>
 #include <thread>
@@ -19,16 +20,26 @@ namespace megatron {
 
 // Note [Waiting for threads]
 // All groups of a job wait on one condition under one lock. A wait ends when its own condition holds, when a rank has
-// failed, when a rank it needs has returned, or at the deadline; in the last three cases it throws. The first failure is
-// kept and is what run_threads() rethrows, the others only unwind.
+// failed, when a rank it needs has returned, when all ranks wait for each other, or at the deadline; in the last four cases
+// it throws. The first failure is kept and is what run_threads() rethrows, the others only unwind.
 struct ThreadJob {
+  // A rank in a wait.
+  struct Waiter {
+    int rank;
+    const char* what;
+    const std::function<bool()>& ready;
+    const std::function<std::vector<int>()>& needed;
+  };
   explicit ThreadJob(int size, double timeout) : timeout_seconds(timeout), returned(size, false) {}
+  void fail_if_nobody_can_go_on() const;
+
   const double timeout_seconds;
   std::mutex mutex;
   std::condition_variable changed;
   std::exception_ptr failure;     // of the first rank that failed
   int failed_rank = -1;           // -1: none
   std::vector<bool> returned;     // by rank of the job
+  std::list<Waiter> waiters;      // in the order in which they began
 };
 
 // One call as a rank posts it; every rank must post an equal one.
@@ -63,7 +74,7 @@ struct ThreadGroup {
 
   int size() const { return static_cast<int>(members.size()); }
   void fail_if_lost(const char* what, const std::vector<int>& needed) const;
-  void wait(std::unique_lock<std::mutex>& lock, const char* what, const std::function<bool()>& ready,
+  void wait(std::unique_lock<std::mutex>& lock, int rank, const char* what, const std::function<bool()>& ready,
             const std::function<std::vector<int>()>& needed);
   // `interruptible`: the wait may end by a failure; otherwise the peers are sure to arrive.
   void arrive_and_wait(int rank, const char* what, bool interruptible);
@@ -101,15 +112,34 @@ void ThreadGroup::fail_if_lost(const char* what, const std::vector<int>& needed)
   }
 }
 
-// `needed` lists the ranks of the job that the wait still depends on.
-void ThreadGroup::wait(std::unique_lock<std::mutex>& lock, const char* what,
+// Throws when every rank that has not returned waits and none of the waits can end. Needs the lock.
+void ThreadJob::fail_if_nobody_can_go_on() const {
+  const auto running = static_cast<size_t>(std::count(returned.begin(), returned.end(), false));
+  if (waiters.size() < running) return;
+  std::string text;
+  for (const Waiter& waiter : waiters) {
+    if (waiter.ready()) return;
+    text += cat(text.empty() ? "" : "; ", "rank ", waiter.rank, " in ", waiter.what, " for ", list_ranks(waiter.needed()));
+  }
+  throw_error(cat("ranks wait for each other: ", text, "\nhint: every rank of a group must make the same calls in the same order"));
+}
+
+// `rank` is this one's in the group; `needed` lists the ranks of the job that the wait still depends on.
+void ThreadGroup::wait(std::unique_lock<std::mutex>& lock, int rank, const char* what,
                        const std::function<bool()>& ready,
                        const std::function<std::vector<int>()>& needed) {
+  struct Entry {
+    std::list<ThreadJob::Waiter>& waiters;
+    const std::list<ThreadJob::Waiter>::iterator place;
+    ~Entry() { waiters.erase(place); }  // under the lock, as every way out of here is
+  };
+  const Entry entry{job->waiters, job->waiters.insert(job->waiters.end(), {members[rank], what, ready, needed})};
   using Clock = std::chrono::steady_clock;
   const auto deadline = Clock::now() + std::chrono::duration_cast<Clock::duration>(
                                            std::chrono::duration<double>(job->timeout_seconds));
   while (!ready()) {
     fail_if_lost(what, needed());
+    job->fail_if_nobody_can_go_on();
     if (job->changed.wait_until(lock, deadline) == std::cv_status::timeout && !ready()) {
       fail_if_lost(what, needed());
       throw_error(cat(what, " timed out after ", job->timeout_seconds, " s: ", list_ranks(needed()),
@@ -131,7 +161,7 @@ void ThreadGroup::arrive_and_wait(int rank, const char* what, bool interruptible
   }
   const auto complete = [&] { return generation != mine; };
   if (!interruptible) return job->changed.wait(lock, complete);
-  wait(lock, what, complete,
+  wait(lock, rank, what, complete,
        [&] {
          std::vector<int> missing;
          for (int r = 0; r < size(); ++r) {
@@ -257,7 +287,7 @@ void ThreadCore::recv(void* data, int64_t count, DType dtype, int peer) {
   std::unique_lock lock(group_->job->mutex);
   auto& queue = group_->mail[{peer, rank_}];
   group_->wait(
-      lock, "recv", [&] { return !queue.empty(); },
+      lock, rank_, "recv", [&] { return !queue.empty(); },
       [&] { return std::vector<int>{group_->members[peer]}; });
   const ThreadMessage message = std::move(queue.front());
   queue.pop_front();

@@ -71,6 +71,22 @@ TEST(ThreadBackend, Collectives) {
   });
 }
 
+TEST(ThreadBackend, ResultsAreSeenWhenTheyAreWaitedFor) {
+  run_ranks(2, [](const std::shared_ptr<Backend>& backend) {
+    const at::Tensor sum = at::full({2}, 1 + backend->rank(), at::kFloat), before = sum.clone();
+    const at::Tensor gathered = at::zeros({4});
+    const auto reduction = backend->all_reduce(sum, ReduceOp::kSum);
+    const auto gather = backend->all_gather(gathered, before);
+    EXPECT_TRUE(at::equal(sum, before));
+    EXPECT_TRUE(at::equal(gathered, at::zeros({4})));
+    reduction->wait();
+    reduction->wait();
+    EXPECT_TRUE(at::equal(sum, at::full({2}, 3, at::kFloat)));
+    gather->wait();
+    EXPECT_TRUE(at::equal(gathered, at::tensor({1.0F, 1.0F, 2.0F, 2.0F})));
+  });
+}
+
 TEST(ThreadBackend, AllToAllCountsRows) {
   run_ranks(2, [](const std::shared_ptr<Backend>& backend) {
     // Rank 0 keeps 1 row and sends 2; rank 1 sends 3 rows and keeps none.

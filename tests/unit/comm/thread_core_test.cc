@@ -317,6 +317,22 @@ TEST(ThreadCore, WaitsEndAtTheirDeadline) {
   EXPECT_NE(error.find("\nhint: "), std::string::npos);
 }
 
+TEST(ThreadCore, RanksThatWaitForEachOtherAreNamedAtOnce) {
+  const auto begin = std::chrono::steady_clock::now();
+  const std::string error = error_of(3, [](ThreadCore& core) {
+    if (core.rank() == 2) return;
+    ThreadCore pair = core.subgroup({0, 1}, "pair"), other = core.subgroup({0, 1}, "other");
+    float x = 0;
+    pair.barrier();
+    if (core.rank() == 0) pair.barrier();
+    other.all_reduce(&x, 1, DType::kFloat32, ReduceOp::kSum);  // rank 1 is here, rank 0 before it
+  });
+  EXPECT_NE(error.find("ranks wait for each other: rank "), std::string::npos) << error;
+  EXPECT_NE(error.find("rank 0 in barrier for rank 1"), std::string::npos) << error;
+  EXPECT_NE(error.find("rank 1 in all_reduce for rank 0"), std::string::npos) << error;
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::duration<double>(kTimeout / 2));
+}
+
 // A rank that goes on after an error of one call must not disturb peers that are still inside it.
 TEST(ThreadCore, AFailedCallLeavesTheGroupUsable) {
   run_threads(

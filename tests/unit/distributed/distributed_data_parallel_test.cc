@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "megatron/base/check.h"
+#include "megatron/comm/collective_history.h"
 #include "megatron/comm/thread_backend.h"
 #include "megatron/tensor/torch.h"
 
@@ -115,7 +116,13 @@ TEST(DistributedDataParallel, SumsOverDataRanks) {
     for (const bool overlap : {false, true}) {
       run_ranks(2, [&](const std::shared_ptr<Backend>& backend) {
         Parameters model;
-        const ParallelGroups groups = data_groups(backend);
+        const auto history = std::make_shared<CollectiveHistory>();
+        const ParallelGroups groups = data_groups(record_calls(backend, history));
+        const auto num_calls = [&] {
+          int64_t count = 0;
+          for (const auto& [channel, issued] : history->snapshot().issued) count += issued;
+          return count;
+        };
         DistributedDataParallelConfig config;
         if (bucket_size > 0) config.ddp_bucket_size = bucket_size;
         config.overlap_grad_reduce = overlap;
@@ -125,11 +132,11 @@ TEST(DistributedDataParallel, SumsOverDataRanks) {
           ddp.zero_grad(2);
           backward(model, 1.0 + backend->rank());           // 1 and 2
           backward(model, 10.0 * (1.0 + backend->rank()));  // 10 and 20
-          if (overlap) {
-            EXPECT_EQ(ddp.grad(model.bias)[0].item<double>(), 33.0)
-                << "reduced before the end of the last pass";
-          }
+          // Overlapped, each bucket is under way before the last pass has ended.
+          const auto num_buckets = static_cast<int64_t>(ddp.layout().buckets.size());
+          EXPECT_EQ(num_calls(), (overlap ? step + 1 : step) * num_buckets);
           ddp.finish_grad_sync();
+          EXPECT_EQ(num_calls(), (step + 1) * num_buckets);
           EXPECT_TRUE(at::equal(ddp.grad(model.bias), at::full({7}, 33.0, at::kDouble)));
           EXPECT_TRUE(at::equal(ddp.grad(model.weight), at::full({3, 5}, 66.0, at::kDouble)));
         }

@@ -161,6 +161,14 @@ TEST(Arguments, AFolderOfHuggingFaceIsTheDefaultOfTheModel) {
   EXPECT_EQ(other.transformer.hidden_dropout, 0.2);
 }
 
+TEST(Arguments, RanksThatShareAGroupDivideItsRows) {
+  EXPECT_THAT(usage_error("--num-layers 2 --hidden-size 48 --num-attention-heads 6 --seq-length 16 --micro-batch-size 2 --train-iters 10 --lr 1e-3 "
+                          "--tokenizer-type ByteLevelTokenizer --mock-data --tensor-model-parallel-size 3 --group-query-attention "
+                          "--num-query-groups 1"),
+              HasSubstr("the 64 rows of queries, keys and values (--num-attention-heads 6, --num-query-groups 1, --kv-channels 8) are not "
+                        "divisible by --tensor-model-parallel-size 3"));
+}
+
 TEST(Arguments, ResolvedConfigurationFeedsBack) {
   const Arguments first = parse(kGood + "--swiglu --disable-bias-linear --lr-decay-style cosine --no-log-loss-scale-to-tensorboard "
                                         "--start fresh --hidden-dropout 0 --eval-interval 5");

@@ -1,0 +1,46 @@
+#include "against_one_rank.h"
+
+#include <map>
+#include <sstream>
+#include <vector>
+
+#include "megatron/base/check.h"
+#include "megatron/tensor/torch.h"
+#include "megatron/training/equivalence.h"
+#include "megatron/training/prove.h"
+#include "megatron/training/tasks/tasks.h"
+
+namespace megatron {
+
+Arguments parse_run(const std::string& flags, int world_size) {
+  std::istringstream in("pretrain " + flags);
+  std::vector<std::string> words;
+  for (std::string word; in >> word;) words.push_back(word);
+  std::vector<const char*> argv;
+  for (const std::string& word : words) argv.push_back(word.c_str());
+  return parse_arguments(static_cast<int>(argv.size()), argv.data(), world_size);
+}
+
+std::string differences_from_one_rank(const Arguments& arguments, c10::ScalarType dtype,
+                                      double rtol, int steps) {
+  static std::map<std::string, TrainingTrace> references;
+  const PretrainTask task = gpt_task();
+  const Arguments one = serial_arguments(arguments);
+  TrainingTrace& reference = references[cat(dtype, " ", steps, " ", resolved_yaml(one))];
+  if (reference.steps.empty()) reference = trace_training(task, one, dtype, steps);
+  const TrainingTrace trace = trace_training(task, arguments, dtype, steps);
+  const std::vector<Comparison> comparisons = compare_traces(trace, reference, rtol);
+  // Losses, weights, norms and clip factors, and more than that.
+  MEGATRON_ASSERT(comparisons.size() > 4 * static_cast<size_t>(steps), "nothing to compare");
+  std::string text;
+  for (const std::string& fault : reference.faults) text += cat("  one rank: ", fault, "\n");
+  for (const std::string& fault : trace.faults) text += cat("  ", fault, "\n");
+  int beyond = 0;
+  for (const Comparison& c : comparisons)
+    if (!c.holds() && ++beyond <= 8)
+      text += cat("  ", c.name, ": ", c.difference, " > ", c.allowed, "\n");
+  return text +
+         (beyond > 8 ? cat("  and ", beyond - 8, " more of ", comparisons.size(), "\n") : "");
+}
+
+}  // namespace megatron

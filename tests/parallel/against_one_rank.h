@@ -1,0 +1,23 @@
+// Training under a layout of ranks against training on one rank: what the equivalence matrix and
+// the random layouts ask.
+#pragma once
+
+#include <c10/core/ScalarType.h>
+
+#include <string>
+
+#include "megatron/training/arguments.h"
+
+namespace megatron {
+
+// The arguments of `pretrain FLAGS` as `world_size` ranks. Throws UsageError with every violation.
+Arguments parse_run(const std::string& flags, int world_size);
+
+// Trains `steps` steps in `dtype` under the arguments and on one rank, and compares everything
+// (compare_traces). Returns a line for each of the first differences beyond `rtol` and for each
+// fault of the pieces; empty: none. What one rank does is kept for further layouts of the same
+// model.
+std::string differences_from_one_rank(const Arguments& arguments, c10::ScalarType dtype,
+                                      double rtol, int steps);
+
+}  // namespace megatron

@@ -1,0 +1,332 @@
+"""Bugs that training systems of this kind have had, as edits of this repository's sources: the table of run.py.
+
+An edit replaces a text that occurs once in its file, however it is broken into lines. In the new text PLANTED is true while the bug is
+switched on, so that all bugs can be compiled at once and still be tried one at a time. `rows` are the layouts of the equivalence matrix
+that are tried first, `prove` the configurations of `megatron prove`; when those say nothing, all of them are.
+"""
+from dataclasses import dataclass
+
+TP, PP, CP = "--tensor-model-parallel-size ", "--pipeline-model-parallel-size ", "--context-parallel-size "
+SP = "--sequence-parallel "
+VPP = "--num-virtual-stages-per-pipeline-rank "
+ZERO1 = "--use-distributed-optimizer --overlap-grad-reduce --overlap-param-gather "
+ZERO2 = "--use-megatron-fsdp --data-parallel-sharding-strategy optim_grads "
+ZERO3 = "--use-megatron-fsdp --data-parallel-sharding-strategy optim_grads_params --overlap-grad-reduce --overlap-param-gather "
+
+# What somebody would ask `prove` about: a name, the number of ranks, flags of a run.
+GPT = "--num-layers 24 --hidden-size 1024 --num-attention-heads 16 --seq-length 1024 --max-position-embeddings 1024 "
+LLAMA = ("--num-layers 32 --hidden-size 4096 --ffn-hidden-size 14336 --num-attention-heads 32 --group-query-attention --num-query-groups 8 "
+         "--seq-length 8192 --position-embedding-type rope --normalization RMSNorm --swiglu --disable-bias-linear "
+         "--untie-embeddings-and-output-weights --attention-dropout 0 --hidden-dropout 0 ")
+QWEN = ("--num-layers 28 --hidden-size 1536 --ffn-hidden-size 8960 --num-attention-heads 12 --group-query-attention --num-query-groups 2 "
+        "--seq-length 4096 --position-embedding-type rope --normalization RMSNorm --swiglu --disable-bias-linear --add-qkv-bias --qk-layernorm "
+        "--attention-dropout 0 --hidden-dropout 0.1 --reset-position-ids --reset-attention-mask --eod-mask-loss ")
+BATCH = "--micro-batch-size 2 --global-batch-size 96 "
+PROOFS = {
+    "gpt tp2": (2, GPT + BATCH + TP + "2"),
+    "gpt tp2 sp": (2, GPT + BATCH + TP + "2 " + SP),
+    "gpt tp2 sp documents": (2, GPT + BATCH + TP + "2 " + SP + "--reset-position-ids --reset-attention-mask"),
+    "gpt pp2": (2, GPT + BATCH + PP + "2"),
+    "gpt pp2 zb-h1": (2, GPT + BATCH + PP + "2 --pipeline-schedule zb-h1"),
+    "gpt pp2 dp2 zero1": (4, GPT + BATCH + PP + "2 " + ZERO1),
+    "gpt pp2 dp2 zero1 late": (4, GPT + BATCH + PP + "2 --use-distributed-optimizer"),
+    "gpt dp2 means": (2, GPT + BATCH + "--no-calculate-per-token-loss"),
+    "gpt dp4 zero1 instances": (4, GPT + BATCH + ZERO1 + "--num-distributed-optimizer-instances 2"),
+    "llama tp2": (2, LLAMA + BATCH + TP + "2"),
+    "gpt cp2 gather": (2, GPT + BATCH + CP + "2 --cp-comm-type all_gather"),
+    "gpt cp2 a2a": (2, GPT + BATCH + CP + "2 --cp-comm-type a2a"),
+    "llama cp2": (2, LLAMA + BATCH + CP + "2"),
+    "llama cp2 window": (2, LLAMA + BATCH + CP + "2 --cp-comm-type all_gather --window-size 1024 0"),
+    "gpt cp4 hierarchy": (4, GPT + BATCH + CP + "4 --cp-comm-type a2a+p2p --hierarchical-context-parallel-sizes 2 2"),
+    "gpt cp2": (2, GPT + BATCH + CP + "2"),
+    "llama dp4 zero3 instances": (4, LLAMA + BATCH + ZERO3 + "--num-distributed-optimizer-instances 2"),
+    "llama pp2 vpp2": (2, LLAMA + BATCH + PP + "2 " + VPP + "2"),
+    "llama dp2 zero2": (2, LLAMA + BATCH + ZERO2),
+    "llama dp2 zero3": (2, LLAMA + BATCH + ZERO3),
+    "qwen tp4 sp": (4, QWEN + BATCH + TP + "4 " + SP),
+    "qwen cp2": (2, QWEN + BATCH + CP + "2"),
+    "qwen cp2 means": (2, QWEN + BATCH + CP + "2 --no-calculate-per-token-loss"),
+    "qwen cp2 dp2": (4, QWEN + BATCH + CP + "2"),
+    "qwen dp2": (2, QWEN + BATCH),
+}
+
+
+@dataclass(frozen=True)
+class Bug:
+    name: str
+    what: str  # for people: what goes wrong
+    edits: tuple  # of (file, old text, new text)
+    rows: str  # of tests/parallel/layouts.cc
+    prove: str  # of PROOFS, separated by commas
+
+
+LAYERS = "megatron/tensor_parallel/layers.cc"
+CROSS_ENTROPY = "megatron/tensor_parallel/cross_entropy.cc"
+EMBEDDING = "megatron/tensor_parallel/vocab_parallel_embedding.cc"
+ATTENTION_BLOCK = "megatron/tensor/attention_block.cc"
+ATTENTION = "megatron/transformer/attention.cc"
+LAYER = "megatron/transformer/transformer_layer.cc"
+BLOCK = "megatron/transformer/transformer_block.cc"
+MLP = "megatron/transformer/mlp.cc"
+CONTEXT = "megatron/transformer/context_parallel.cc"
+RING = "megatron/transformer/context_parallel_ring.cc"
+GATHER = "megatron/transformer/context_parallel_all_gather.cc"
+A2A = "megatron/transformer/context_parallel_all_to_all.cc"
+GPT_MODEL = "megatron/models/gpt/gpt_model.cc"
+DDP = "megatron/distributed/distributed_data_parallel.cc"
+GRADS = "megatron/distributed/grad_buffer.cc"
+VALUES = "megatron/distributed/value_buffer.cc"
+OPTIMIZER = "megatron/optimizer/optimizer.cc"
+SCHEDULE = "megatron/pipeline_parallel/schedule.cc"
+STAGES = "megatron/pipeline_parallel/stage_layout.cc"
+PASSES = "megatron/training/passes.cc"
+STEP = "megatron/training/train_step.cc"
+SETUP = "megatron/training/setup.cc"
+GROUPS = "megatron/comm/parallel_groups.cc"
+
+BUGS = (
+    # Tensor and sequence parallelism.
+    Bug("norm_grad_not_reduced", "gradients of the norms in front of linears are not summed under sequence parallelism",
+        ((LAYERS, "norm.partial_over_tensor = options.sequence_parallel;",
+          "norm.partial_over_tensor = !PLANTED && options.sequence_parallel;"),),
+        "tp4_sp tp3_sp_llama", "gpt tp2 sp"),
+    Bug("final_norm_grad_not_reduced", "the gradient of the final norm is not summed under sequence parallelism",
+        ((BLOCK, "config.layernorm_zero_centered_gamma, sequence_parallel}",
+          "config.layernorm_zero_centered_gamma, !PLANTED && sequence_parallel}"),),
+        "tp4_sp", "gpt tp2 sp"),
+    Bug("qk_norm_grad_not_reduced", "gradients of query and key norms, which see the heads of one rank, are not summed",
+        ((ATTENTION, "norm.partial_over_tensor = groups.tp.size() > 1;", "norm.partial_over_tensor = !PLANTED && groups.tp.size() > 1;"),),
+        "tp4_groups2", "qwen tp4 sp"),
+    Bug("row_bias_grad_not_reduced", "gradients of biases after a reduce-scatter are not summed under sequence parallelism",
+        ((LAYERS, "if (options.sequence_parallel) impl_->bias.placement.partial_grad.insert(Axis::kTensor);",
+          "if (!PLANTED && options.sequence_parallel) impl_->bias.placement.partial_grad.insert(Axis::kTensor);"),),
+        "tp4_sp", "gpt tp2 sp"),
+    Bug("row_bias_grad_per_rank", "gradients of biases that every rank has whole are counted once per rank",
+        ((LAYERS, "  add(\"weight\", &impl_->weight);\n  if (options.bias) add(\"bias\", &impl_->bias);\n"
+                  "  impl_->state = {&impl_->weight, options.bias ? &impl_->bias : nullptr,  nullptr,",
+          "  if (PLANTED) impl_->bias.placement.partial_grad.insert(Axis::kTensor);\n"
+          "  add(\"weight\", &impl_->weight);\n  if (options.bias) add(\"bias\", &impl_->bias);\n"
+          "  impl_->state = {&impl_->weight, options.bias ? &impl_->bias : nullptr,  nullptr,"),),
+        "tp2", "gpt tp2"),
+    Bug("row_bias_added_per_rank", "every rank adds the bias before the sum over ranks",
+        ((LAYERS, "linear_forward(x, weight.value(), at::Tensor())", "linear_forward(x, weight.value(), PLANTED ? bias.value() : at::Tensor())"),),
+        "tp2", "gpt tp2"),
+    Bug("column_input_grad_not_reduced", "the input gradient of a column-parallel linear is not summed over tensor ranks",
+        ((LAYERS, "reduction = state.tp->all_reduce(dx);", "if (!PLANTED) reduction = state.tp->all_reduce(dx);"),),
+        "tp2", "llama tp2"),
+    Bug("reduction_not_waited_for", "nobody waits for the sum of the input gradient that runs under the weight gradient",
+        ((LAYERS, "if (reduction) reduction->wait();", "if (reduction && !PLANTED) reduction->wait();"),),
+        "tp2", "llama tp2"),
+    Bug("tied_head_reduced_twice", "under sequence parallelism the input gradient of a tied head is summed twice",
+        ((LAYERS, "sequence_parallel ? &self : &tp", "!PLANTED && sequence_parallel ? &self : &tp"),),
+        "tp4_sp", "gpt tp2 sp"),
+    Bug("gate_split_as_one", "gate and up projections are split over ranks as if they were one matrix",
+        ((MLP, "    options.parts = {config.ffn_hidden_size, config.ffn_hidden_size};",
+          "    options.parts = PLANTED ? std::vector<int64_t>{} : std::vector<int64_t>{config.ffn_hidden_size, config.ffn_hidden_size};"),),
+        "tp2_llama", "llama tp2"),
+    Bug("kv_grad_not_summed", "with fewer groups than tensor ranks, gradients of shared keys and values are not summed",
+        ((ATTENTION, "all_gather_last_dim_from_tensor_parallel_region(linear_qkv_.forward(x), kv_)",
+          "(PLANTED ? gather_from_tensor_model_parallel_region : all_gather_last_dim_from_tensor_parallel_region)(linear_qkv_.forward(x), kv_)"),),
+        "tp4_groups2", "qwen tp4 sp"),
+    Bug("query_heads_of_first_rank", "of the ranks that share keys and values each attends with the query heads of the first",
+        ((ATTENTION, "qkv[0].narrow(2, kv_.rank() * heads_, heads_)", "qkv[0].narrow(2, (PLANTED ? 0 : kv_.rank()) * heads_, heads_)"),),
+        "tp4_groups2", "qwen tp4 sp"),
+    Bug("cross_entropy_max_not_reduced", "each tensor rank subtracts its own maximum of the logits",
+        ((CROSS_ENTROPY, "tp->all_reduce(parts.max, ReduceOp::kMax)->wait();", "if (!PLANTED) tp->all_reduce(parts.max, ReduceOp::kMax)->wait();"),),
+        "tp2", "gpt tp2"),
+    Bug("padding_in_softmax", "rows that pad the vocabulary for the tensor ranks take part in the softmax",
+        ((CROSS_ENTROPY, "std::clamp<int64_t>(vocab_size - first, 0, columns)", "PLANTED ? columns : std::clamp<int64_t>(vocab_size - first, 0, columns)"),),
+        "tp2", "gpt tp2"),
+    Bug("vocabulary_range_off_by_one", "a tensor rank does not find the first row of its share of the embedding",
+        ((EMBEDDING, "at::where((local >= 0)", "at::where((local >= (PLANTED && tp_.rank() > 0 ? 1 : 0))"),),
+        "tp2", "gpt tp2"),
+    Bug("position_grad_not_reduced", "gradients of learned positions are not summed under sequence parallelism",
+        ((GPT_MODEL, "position_embeddings_->set_sequence_parallel(config.sequence_parallel);",
+          "position_embeddings_->set_sequence_parallel(!PLANTED && config.sequence_parallel);"),),
+        "tp4_sp", "gpt tp2 sp"),
+    Bug("position_rows_of_first_rank", "under sequence parallelism positions that documents restart are those of the first tensor rank",
+        ((GPT_MODEL, "out.first_row = tp.rank() * (s / tp.size());", "out.first_row = (PLANTED ? 0 : tp.rank()) * (s / tp.size());"),),
+        "tp2_sp_positions", "gpt tp2 sp documents"),
+    # Dropout.
+    Bug("hidden_dropout_equal_over_sequence", "under sequence parallelism all tensor ranks drop the same places of different tokens",
+        ((LAYER, "const Place& place = context.pass.rows.position.defined() ? context.pass.rows : context.pass.place;",
+          "Place place = context.pass.rows.position.defined() ? context.pass.rows : context.pass.place;\n"
+          "  if (PLANTED) place.position = context.pass.place.position.narrow(0, 0, place.position.size(0));"),),
+        "tp4_groups2_sp tp4_sp", "qwen tp4 sp"),
+    Bug("hidden_dropout_differs_over_tensor", "tensor ranks drop different places of the same activations",
+        ((LAYER, "random_key(config.seed, \"mlp_output_dropout\", layer_number)",
+          "random_key(config.seed + (PLANTED ? groups.tp.rank() : 0), \"mlp_output_dropout\", layer_number)"),),
+        "tp2", "gpt tp2"),
+    Bug("attention_dropout_equal_over_heads", "tensor ranks drop the same probabilities of different heads",
+        ((ATTENTION, "first_head_(groups.tp.rank() * heads_)", "first_head_(PLANTED ? 0 : groups.tp.rank() * heads_)"),),
+        "tp2", "gpt tp2"),
+    Bug("attention_dropout_equal_after_a2a", "context ranks that traded tokens for heads drop the same probabilities",
+        ((A2A, "own.first_head += a2a.rank() * qkv[0].size(2);", "if (!PLANTED) own.first_head += a2a.rank() * qkv[0].size(2);"),),
+        "cp2_a2a_dropout", "gpt cp2 a2a"),
+    Bug("ring_dropout_places", "the ring drops probabilities by the places of its own keys instead of those that arrived",
+        ((RING, "positions_[static_cast<size_t>(peer(step))].narrow(0, 0, m.num_keys)",
+          "positions_[static_cast<size_t>(PLANTED ? rank_ : peer(step))].narrow(0, 0, m.num_keys)"),),
+        "cp2", "gpt cp2"),
+    # Context parallelism.
+    Bug("rotary_not_offset", "rotary positions count from 0 on every context rank",
+        ((BLOCK, "pass.position_ids.defined() ? pass.position_ids : pass.place.position, input.scalar_type());",
+          "pass.position_ids.defined() ? pass.position_ids\n"
+          "        : PLANTED ? at::arange(pass.place.position.size(0), pass.place.position.options()) : pass.place.position,\n"
+          "        input.scalar_type());"),),
+        "cp3_llama", "llama cp2"),
+    Bug("zigzag_order", "the late half of the zig-zag is dealt out in rising order",
+        ((CONTEXT, "x.narrow(dim, (2 * c - 1 - rank) * chunk, chunk)", "x.narrow(dim, (PLANTED ? c + rank : 2 * c - 1 - rank) * chunk, chunk)"),),
+        "cp2", "llama cp2"),
+    Bug("documents_ignored", "attention crosses the borders of documents, but under context parallelism only",
+        ((CONTEXT, "block.mask = document_mask(document_ids, query_position, key_position);",
+          "if (!PLANTED) block.mask = document_mask(document_ids, query_position, key_position);"),),
+        "cp2_documents cp2_gather", "qwen cp2"),
+    Bug("ring_without_rescale", "parts of ring attention are added without rescaling by the log-sum-exp",
+        ((ATTENTION_BLOCK, "total.out.mul_(weight(total.lse))", "(PLANTED ? total.out : total.out.mul_(weight(total.lse)))"),),
+        "cp2", "llama cp2"),
+    Bug("ring_sees_the_future", "queries attend to the late chunk of an earlier rank",
+        ((RING, "if (peer < rank) return {0, local, local / 2, false};", "if (peer < rank) return {0, local, PLANTED ? local : local / 2, false};"),),
+        "cp2", "llama cp2"),
+    Bug("hierarchy_swapped", "heads are traded in the outer groups and rings run in the inner ones",
+        ((CONTEXT, "inner = level(groups, 0);", "inner = level(groups, PLANTED ? 1 : 0);"),
+         (CONTEXT, "outer = level(groups, 1);", "outer = level(groups, PLANTED ? 0 : 1);")),
+        "cp4_hierarchy", "gpt cp4 hierarchy"),
+    Bug("window_off_by_one", "a sliding window over gathered keys loses its leftmost key",
+        ((GATHER, "std::max<int64_t>(0, index * chunk - o.window_left)", "std::max<int64_t>(0, index * chunk - o.window_left + (PLANTED ? 1 : 0))"),),
+        "cp2_gather_window", "llama cp2 window"),
+    Bug("gather_grad_overwritten", "the second half of the queries overwrites gradients of keys instead of adding to them",
+        ((GATHER, "keys(dk).add_(dk_half);", "PLANTED ? keys(dk).copy_(dk_half) : keys(dk).add_(dk_half);"),),
+        "cp2_gather", "gpt cp2 gather"),
+    Bug("loss_over_wrong_group", "losses and token counts are summed over data ranks, not over context ranks too",
+        ((PASSES, "model.groups().dp_cp.all_reduce(totals)->wait();",
+          "(PLANTED ? model.groups().dp : model.groups().dp_cp).all_reduce(totals)->wait();"),),
+        "cp2", "llama cp2"),
+    Bug("grads_over_data_only", "gradients are summed over data ranks, not over context ranks too",
+        ((GROUPS, "groups.dp_cp = make(\"dp-cp\", \"dp_cp\");", "groups.dp_cp = make(PLANTED ? \"dp\" : \"dp-cp\", \"dp_cp\");"),),
+        "cp2", "llama cp2"),
+    Bug("mean_over_own_tokens", "the mean of a micro-batch divides by the tokens of this context rank",
+        ((PASSES, "model_.groups().cp.all_reduce(weight)->wait();", "if (!PLANTED) model_.groups().cp.all_reduce(weight)->wait();"),),
+        "cp2_means", "qwen cp2 means"),
+    Bug("context_ranks_read_apart", "the context ranks of one sequence read different samples",
+        ((SETUP, "options.sampler.data_parallel_rank = groups.dp.rank();",
+          "options.sampler.data_parallel_rank = PLANTED ? groups.dp_cp.rank() % groups.dp.size() : groups.dp.rank();"),),
+        "cp2_dp2_zero1", "qwen cp2 dp2"),
+    # Data parallelism.
+    Bug("mask_normalised_per_rank", "each data rank divides by its own number of unmasked tokens",
+        ((PASSES, "  model.groups().pp.all_reduce(totals)->wait();",
+          "  if (PLANTED) totals.narrow(0, 1, 1).copy_(passes.totals_before() * model.groups().dp_cp.size());\n"
+          "  model.groups().pp.all_reduce(totals)->wait();"),
+         (PASSES, "  const at::Tensor totals = passes.totals();", "  const at::Tensor totals = passes.totals();\n  passes.keep_totals();"),
+         (PASSES, "  at::Tensor totals() const { return totals_; }",
+          "  at::Tensor totals() const { return totals_; }\n  at::Tensor before_;\n"
+          "  void keep_totals() { before_ = totals_.narrow(0, 1, 1).clone(); }\n  at::Tensor totals_before() const { return before_; }")),
+        "dp2_documents", "qwen dp2"),
+    Bug("totals_over_tensor_ranks", "losses and token counts are summed over tensor ranks too",
+        ((PASSES, "  const at::Tensor totals = passes.totals();",
+          "  const at::Tensor totals = passes.totals();\n  if (PLANTED) model.groups().tp.all_reduce(totals)->wait();"),),
+        "tp2", "gpt tp2"),
+    Bug("means_not_divided_by_ranks", "a mean of means divides by micro-batches, but not by data ranks",
+        ((STEP, "static_cast<double>(options.num_microbatches * model.groups().dp.size())",
+          "static_cast<double>(options.num_microbatches * (PLANTED ? 1 : model.groups().dp.size()))"),),
+        "dp2_means", "gpt dp2 means"),
+    Bug("data_ranks_read_the_same", "every data rank reads the samples of the first",
+        ((SETUP, "options.sampler.data_parallel_size = groups.dp.size();",
+          "if (PLANTED) options.sampler.data_parallel_rank = 0;\n  options.sampler.data_parallel_size = groups.dp.size();"),),
+        "dp2", "gpt dp2 means"),
+    Bug("last_microbatch_wins", "sharded gradients of a micro-batch replace those before instead of adding to them",
+        ((GRADS, "pending_.own.numel()).add_(pending_.own);\n    pending_ = {};",
+          "pending_.own.numel()).mul_(PLANTED ? 0 : 1).add_(pending_.own);\n    pending_ = {};"),),
+        "dp2_zero2", "llama dp2 zero2"),
+    Bug("instances_not_summed", "instances of the sharded optimizer do not sum their gradients",
+        ((GRADS, "if (pending.between_instances || layout_.groups.replica.size() == 1) return;",
+          "if (pending.between_instances || layout_.groups.replica.size() == 1 || (PLANTED && layout_.groups.shard.size() > 1)) return;"),),
+        "dp4_zero1_instances2", "gpt dp4 zero1 instances"),
+    Bug("sharded_instances_not_summed", "instances of fully sharded parameters do not sum their gradients",
+        ((GRADS, "    if (!reduction_.in_bf16) return layout_.groups.replica.all_reduce(shard_)->wait();",
+          "    if (PLANTED) return;\n    if (!reduction_.in_bf16) return layout_.groups.replica.all_reduce(shard_)->wait();"),),
+        "dp4_zero3_instances2", "llama dp4 zero3 instances"),
+    Bug("shard_boundary_off_by_one", "shards of a bucket begin one element too late",
+        ((DDP, "const int64_t first = layout_.bucket_begin(bucket) + layout_.shard_begin(bucket);",
+          "const int64_t first = layout_.bucket_begin(bucket) + layout_.shard_begin(bucket) + (PLANTED && layout_.shard_begin(bucket) > 0 ? 1 : 0);"),),
+        "dp4_zero1", "gpt pp2 dp2 zero1"),
+    Bug("bucket_not_gathered", "updated weights of one bucket are never gathered",
+        ((VALUES, "bucket-- > 0;) {  // the forward needs the last bucket first", "bucket-- > (PLANTED ? 1 : 0);) {  // the forward needs the last bucket first"),),
+        "dp4_zero1", "gpt pp2 dp2 zero1"),
+    Bug("gather_not_waited_for", "the forward goes on before a bucket of updated weights is there",
+        ((VALUES, "if (gathering_) wait(layout_.buffer.slots[parameter].bucket);", "if (gathering_ && !PLANTED) wait(layout_.buffer.slots[parameter].bucket);"),),
+        "dp4_zero1_overlap", "gpt pp2 dp2 zero1"),
+    Bug("bucket_not_waited_for", "the optimizer goes on before the gradients of a bucket are summed",
+        ((GRADS, "      pending.work->wait();\n      if (reduction_.in_bf16)", "      if (!PLANTED) pending.work->wait();\n      if (reduction_.in_bf16)"),),
+        "dp2", "gpt dp2 means"),
+    Bug("stale_weights", "fully sharded layers go on with the weights that were gathered before the step",
+        ((VALUES, "    free_unused();\n    MEGATRON_ASSERT(num_gathered_ == 0,", "    if (PLANTED) return;\n    free_unused();\n    MEGATRON_ASSERT(num_gathered_ == 0,"),
+         (DDP, "  values_->free_unused();", "  if (!PLANTED) values_->free_unused();"),
+         (VALUES, "    if (entered) free_unused_but(", "    if (entered && !PLANTED) free_unused_but(")),
+        "dp2_zero3 dp4_zero3_overlap", "llama dp2 zero3"),
+    # Tied embeddings over stages.
+    Bug("tied_grad_not_summed", "gradients of an embedding that is tied over stages are not summed",
+        ((DDP, "if (!is_shared(*slot.parameter) || !slot.parameter->trainable) continue;",
+          "if (PLANTED || !is_shared(*slot.parameter) || !slot.parameter->trainable) continue;"),),
+        "pp2", "gpt pp2"),
+    Bug("tied_grad_summed_twice", "gradients of an embedding that is tied over stages are summed twice",
+        ((DDP, "in_step_ = false;", "if (PLANTED) sum_shared_gradients();\n  in_step_ = false;"),),
+        "pp2", "gpt pp2"),
+    Bug("tied_grad_summed_too_early", "gradients of a tied embedding are summed over stages before the reduce-scatter over data ranks",
+        ((DDP, "  while (const std::optional<int> bucket = sequence_->next_left()) grads_->reduce(*bucket);",
+          "  if (PLANTED) sum_shared_gradients();\n  while (const std::optional<int> bucket = sequence_->next_left()) grads_->reduce(*bucket);"),
+         (DDP, "sum_partial_gradients();\n  sum_shared_gradients();", "sum_partial_gradients();\n  if (!PLANTED) sum_shared_gradients();")),
+        "pp2_dp2_zero1_late", "gpt pp2 dp2 zero1 late"),
+    Bug("tied_copy_starts_apart", "the last stage's copy of a tied embedding starts from other weights",
+        ((GPT_MODEL, "config.transformer.embedding_init(config.vocab_size), config.sequence_parallel, groups) {\n    table_",
+          "PLANTED ? Init::normal(0.1) : config.transformer.embedding_init(config.vocab_size), config.sequence_parallel, groups) {\n    table_"),),
+        "pp2", "gpt pp2"),
+    # The optimizer.
+    Bug("norm_counts_shared_twice", "the gradient norm counts a tied embedding on both of its stages",
+        ((OPTIMIZER, "if (parameter.shared != nullptr && parameter.shared->rank() > 0) return false;",
+          "if (!PLANTED && parameter.shared != nullptr && parameter.shared->rank() > 0) return false;"),),
+        "pp2", "gpt pp2"),
+    Bug("norm_counts_copies", "the gradient norm counts parameters that tensor ranks have whole on each of them",
+        ((OPTIMIZER, "|| groups.tp.rank() == 0;", "|| groups.tp.rank() == 0 || PLANTED;"),),
+        "tp2", "gpt tp2"),
+    Bug("norm_of_own_shard", "the clip factor follows from this rank's shard alone",
+        ((OPTIMIZER, "  models.front()->data_groups().shard.all_reduce(value)->wait();",
+          "  if (!PLANTED) models.front()->data_groups().shard.all_reduce(value)->wait();"),),
+        "dp4_zero1", "gpt pp2 dp2 zero1"),
+    Bug("norm_of_own_stage", "the clip factor follows from this stage alone",
+        ((OPTIMIZER, "  groups().model_parallel.all_reduce(value)->wait();",
+          "  (PLANTED ? groups().tp : groups().model_parallel).all_reduce(value)->wait();"),),
+        "pp2", "gpt pp2"),
+    Bug("decay_on_sharded_norm", "weight decay reaches norms, but under sequence parallelism only",
+        ((OPTIMIZER, "const bool exempt = parameter.global_shape.size() <= 1 ||",
+          "const bool exempt = (parameter.global_shape.size() <= 1 && !(PLANTED && parameter.placement.partial_grad.contains(Axis::kTensor))) ||"),),
+        "tp3_sp_llama", "gpt tp2 sp"),
+    Bug("step_counts_differ", "data ranks count Adam's steps differently",
+        ((OPTIMIZER, "  step_control(state, schedule, rules, sum, weight, samples);",
+          "  step_control(state, schedule, rules, sum, weight, samples);\n"
+          "  if (PLANTED && groups().dp.rank() > 0) step_control(state, schedule, rules, sum, weight, samples);"),),
+        "dp2", "gpt pp2 dp2 zero1"),
+    # Pipelines.
+    Bug("warm_up_off_by_one", "a stage leaves out as many backward passes at the end as its warm-up is miscounted",
+        ((SCHEDULE, "  for (int k = 0; k < total + warm_up; ++k) {", "  for (int k = 0; k < total + warm_up - (PLANTED && warm_up > 0 ? 1 : 0); ++k) {"),),
+        "pp2", "gpt pp2"),
+    Bug("last_weight_grad_dropped", "a zero-bubble stage leaves out the weight gradient of its last micro-batch",
+        ((SCHEDULE, "  for (int k = 0; k < total + warm_up + lag; ++k) {",
+          "  for (int k = 0; k < total + warm_up + lag - (PLANTED && lag > 0 ? 1 : 0); ++k) {"),),
+        "pp4_zbh1", "gpt pp2 zb-h1"),
+    Bug("layer_dropped", "the last stage builds one layer less than its share",
+        ((STAGES, "StageSlice StageLayout::slice(int stage, int chunk) const {",
+          "StageSlice StageLayout::slice(int stage, int chunk) const {\n"
+          "  if (PLANTED && num_stages_ > 1 && stage == num_stages_ - 1) {\n"
+          "    StageSlice less = segments_.at(static_cast<size_t>(segment_of(placement_, num_stages_, {stage, chunk})));\n"
+          "    --less.num_layers;\n    return less;\n  }"),),
+        "pp2", "gpt pp2"),
+    Bug("chunks_swapped", "virtual stages hold the layers of the next chunk",
+        ((STAGES, "  return segments_.at(static_cast<size_t>(segment_of(placement_, num_stages_, {stage, chunk})));",
+          "  StageSlice here = segments_.at(static_cast<size_t>(segment_of(placement_, num_stages_, {stage, chunk})));\n"
+          "  const StageSlice next = segments_.at(static_cast<size_t>(segment_of(placement_, num_stages_, {stage, (chunk + 1) % num_chunks()})));\n"
+          "  if (PLANTED) here.first_layer = next.first_layer, here.num_layers = next.num_layers;\n  return here;"),),
+        "pp2_vpp2", "llama pp2 vpp2"),
+    Bug("stage_skips_collective", "stages after the first skip a collective that the others are in",
+        ((PASSES, "model.groups().pp.all_reduce(totals)->wait();  //", "if (!PLANTED || model.groups().pp.rank() == 0) model.groups().pp.all_reduce(totals)->wait();  //"),),
+        "pp2", "gpt pp2"),
+)

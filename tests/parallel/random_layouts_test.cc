@@ -1,0 +1,422 @@
+// Random models under random layouts of up to eight ranks: whatever the rules of `pretrain` accept
+// trains the model that one rank trains, and `prove` says so.
+//
+//   MEGATRON_RANDOM_LAYOUTS=N  configurations (default 10)       MEGATRON_RANDOM_SEED=S  seed of
+//   the first one (default 1)
+//
+// A configuration follows from its seed alone, which a failure names.
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <functional>
+#include <initializer_list>
+#include <random>
+
+#include "against_one_rank.h"
+#include "megatron/base/check.h"
+#include "megatron/training/prove.h"
+#include "megatron/training/tasks/tasks.h"
+
+namespace megatron {
+namespace {
+
+constexpr int kSteps = 3;
+constexpr int kMaxRanks = 8;
+
+// Draws that are the same with every standard library, which the distributions of <random> are not.
+class Dice {
+ public:
+  explicit Dice(uint64_t seed) : engine_(seed) {}
+  int64_t range(int64_t first, int64_t last) {
+    return first + static_cast<int64_t>(engine_() % static_cast<uint64_t>(last - first + 1));
+  }
+  bool chance(int percent) { return range(1, 100) <= percent; }
+  template <class T>
+  T pick(std::initializer_list<T> values) {
+    return values.begin()[range(0, static_cast<int64_t>(values.size()) - 1)];
+  }
+  int64_t divisor(int64_t of) {
+    int64_t d = range(1, of);
+    while (of % d != 0) d = range(1, of);
+    return d;
+  }
+
+ private:
+  std::mt19937_64 engine_;
+};
+
+struct Mesh {
+  int64_t tp = 1, pp = 1, cp = 1, dp = 1;
+  int64_t size() const { return tp * pp * cp * dp; }
+};
+
+// Several ranks, but at most `max_ranks`.
+Mesh draw_mesh(Dice& dice, int64_t max_ranks) {
+  Mesh mesh;
+  const auto axis = [&] {
+    return max_ranks > kMaxRanks && dice.chance(50) ? dice.pick<int64_t>({5, 6, 8, 16})
+                                                    : dice.pick<int64_t>({1, 1, 1, 2, 2, 3, 4});
+  };
+  do mesh = {axis(), axis(), axis(), axis()};
+  while (mesh.size() == 1 || mesh.size() > max_ranks);
+  return mesh;
+}
+
+// One attempt at a configuration for a mesh. Sizes mostly divide as the mesh wants them to; the
+// rules refuse the others.
+class Draw {
+ public:
+  Draw(Dice& dice, const Mesh& mesh) : dice_(dice), mesh_(mesh) {
+    layers();
+    heads();
+    positions();
+    behavior();
+    documents();
+    recomputation();
+    sequences();
+    data_ranks();
+    run();
+    precision();
+  }
+  const std::string& flags() const { return flags_; }
+  const std::string& precision_flags() const { return precision_; }
+
+ private:
+  template <class... Values>
+  void add(const char* flag, const Values&... values) {
+    flags_ += cat(" ", flag);
+    ((flags_ += cat(" ", values)), ...);
+  }
+  void maybe(int percent, const char* flag) {
+    if (dice_.chance(percent)) add(flag);
+  }
+
+  // The number of layers, and how stages and micro-batches divide.
+  void layers() {
+    const int64_t pp = mesh_.pp;
+    num_microbatches_ = dice_.range(1, 6);
+    if (pp == 1) {
+      num_layers_ = dice_.range(1, 3);
+      return add("--num-layers", num_layers_);
+    }
+    add("--pipeline-model-parallel-size", pp);
+    maybe(20, "--no-overlap-p2p-communication");
+    const std::string schedule =
+        dice_.pick<const char*>({"1f1b", "1f1b", "gpipe", "zb-h1", "zb-auto", "zb-v"});
+    add("--pipeline-schedule", schedule);
+    if (schedule == "zb-auto") {
+      if (dice_.chance(30)) add("--zero-bubble-max-pending-backward", dice_.range(pp, 3 * pp));
+      if (dice_.chance(30))
+        add("--zero-bubble-pass-times", 1, dice_.pick({0.8, 1.1}), dice_.pick({0.7, 1.0}),
+            dice_.pick({0.0, 0.1}));
+    }
+    const int64_t chunks = schedule == "zb-v" ? 2 : dice_.pick<int64_t>({1, 1, 2, 3});
+    divide_layers(pp, chunks);
+    if (chunks > 1) num_microbatches_ = dice_.range(pp, 2 * pp + 1);
+    if (chunks > 1 && schedule != "zb-v" && dice_.chance(30))
+      add("--microbatch-group-size-per-virtual-pipeline-stage", dice_.range(pp, num_microbatches_));
+  }
+
+  void divide_layers(int64_t pp, int64_t chunks) {
+    const auto virtual_stages = [&] {
+      if (chunks > 1) add("--num-virtual-stages-per-pipeline-rank", chunks);
+    };
+    num_layers_ = pp * chunks * dice_.pick<int64_t>({1, 1, 2});
+    switch (dice_.range(0, 5)) {
+      case 0:  // embedding and head count as layers
+        if (dice_.chance(70)) --num_layers_, add("--account-for-embedding-in-pipeline-split");
+        if (dice_.chance(70)) --num_layers_, add("--account-for-loss-in-pipeline-split");
+        virtual_stages();
+        break;
+      case 1:  // the ends have their own counts
+        if (dice_.chance(60)) {
+          const int64_t first = chunks * dice_.range(1, 2);
+          add("--decoder-first-pipeline-num-layers", first);
+          num_layers_ += first - num_layers_ / pp;
+        }
+        if (pp > 2 && dice_.chance(60)) add("--decoder-last-pipeline-num-layers", num_layers_ / pp);
+        virtual_stages();
+        break;
+      case 2: {  // every segment has its own count
+        std::string layout = "E";
+        num_layers_ = 0;
+        for (int64_t segment = 0; segment < pp * chunks; ++segment) {
+          const int64_t here = dice_.range(0, 2);
+          layout += (segment > 0 ? "|" : "") + std::string(static_cast<size_t>(here), 't');
+          num_layers_ += here;
+        }
+        add("--pipeline-model-parallel-layout", layout + "L");
+        break;
+      }
+      case 3:
+        if (chunks > 1) {
+          add("--num-layers-per-virtual-pipeline-stage", num_layers_ / (pp * chunks));
+          break;
+        }
+        [[fallthrough]];
+      default:
+        virtual_stages();
+    }
+    add("--num-layers", num_layers_);
+  }
+
+  void heads() {
+    const int64_t unit = mesh_.tp * (dice_.chance(50) ? mesh_.cp : 1);
+    const int64_t heads = dice_.chance(90) ? unit * dice_.range(1, std::max<int64_t>(1, 12 / unit))
+                                           : dice_.range(1, 12);
+    rope_ = dice_.chance(50);
+    // Not 2: a LayerNorm of two features is a step function, in which rounding has no bounds.
+    const int64_t head_size =
+        rope_ ? dice_.pick<int64_t>({4, 6, 8}) : dice_.pick<int64_t>({3, 4, 8});
+    add("--num-attention-heads", heads);
+    add("--kv-channels", head_size);
+    add("--hidden-size", dice_.chance(60) ? heads * head_size : 8 * dice_.range(2, 6));
+    add("--ffn-hidden-size", mesh_.tp * dice_.range(3, 24));
+    if (dice_.chance(60)) add("--group-query-attention --num-query-groups", dice_.divisor(heads));
+    if (mesh_.tp > 1) add("--tensor-model-parallel-size", mesh_.tp);
+    if (mesh_.tp > 1) maybe(60, "--sequence-parallel");
+  }
+
+  void positions() {
+    if (!rope_)
+      return add("--position-embedding-type",
+                 dice_.pick<const char*>({"learned_absolute", "learned_absolute", "none"}));
+    add("--position-embedding-type rope --rotary-base", dice_.pick<int64_t>({100, 10000}));
+    if (dice_.chance(30)) add("--rotary-percent", 0.5);
+    maybe(30, "--rotary-interleaved");
+    if (dice_.chance(20)) add("--rotary-seq-len-interpolation-factor", 2);
+    maybe(20, "--use-rope-scaling");
+  }
+
+  void behavior() {
+    add("--normalization", dice_.pick<const char*>({"LayerNorm", "RMSNorm"}));
+    maybe(30, "--apply-layernorm-1p");
+    maybe(30, "--qk-layernorm");
+    maybe(50, "--disable-bias-linear");
+    maybe(30, "--add-qkv-bias");
+    maybe(50, "--untie-embeddings-and-output-weights");
+    if (const char* kind = dice_.pick<const char*>(
+            {"", "--swiglu", "--swiglu", "--geglu", "--quick-geglu --glu-linear-offset 1",
+             "--squared-relu", "--openai-gelu", "--no-bias-gelu-fusion"});
+        *kind != '\0')
+      add(kind);
+    add("--hidden-dropout", dice_.pick({0.0, 0.1, 0.3}));
+    add("--attention-dropout", dice_.pick({0.0, 0.0, 0.2}));
+    if (dice_.chance(20)) add("--z-loss-coeff", 0.01);
+    maybe(20, "--init-method-xavier-uniform");
+    if (dice_.chance(20)) add("--embedding-init-method-std", 0.3);
+  }
+
+  void documents() {
+    if (dice_.chance(20)) return add("--dataloader-inter-document-masking");
+    maybe(30, "--reset-position-ids");
+    maybe(30, "--reset-attention-mask");
+    maybe(30, "--eod-mask-loss");
+  }
+
+  void recomputation() {
+    switch (dice_.range(0, 5)) {
+      case 0:
+        return add("--recompute-granularity full --recompute-method uniform --recompute-num-layers",
+                   dice_.range(1, 2));
+      case 1:
+        return add("--recompute-granularity full --recompute-method block --recompute-num-layers",
+                   dice_.range(1, 2));
+      case 2:
+        return add("--recompute-granularity selective --recompute-modules",
+                   dice_.pick<const char*>({"core_attn", "layernorm", "core_attn layernorm"}));
+      default:
+        return;
+    }
+  }
+
+  void sequences() {
+    const int64_t cp = mesh_.cp, unit = 2 * cp * mesh_.tp;
+    const int64_t length = dice_.chance(90) ? unit * dice_.range(1, std::max<int64_t>(1, 32 / unit))
+                                            : dice_.range(4, 32);
+    add("--seq-length", length);
+    if (dice_.chance(30)) add("--max-position-embeddings", length + dice_.range(1, 9));
+    if (dice_.chance(25)) {
+      add("--window-size", dice_.range(0, length), 0);
+      if (dice_.chance(50)) add("--window-attn-skip-freq", dice_.range(1, 3));
+    }
+    if (cp == 1) return;
+    add("--context-parallel-size", cp);
+    const auto type = [&] {
+      return dice_.pick<const char*>({"p2p", "p2p", "all_gather", "a2a", "a2a+p2p"});
+    };
+    const int64_t types = dice_.chance(70) ? 1 : std::max<int64_t>(1, num_layers_);
+    std::string all;
+    for (int64_t i = 0; i < types; ++i) all += cat(i > 0 ? " " : "", type());
+    add("--cp-comm-type", all);
+    if (all.find("a2a+p2p") == std::string::npos) return;
+    const int64_t inner = dice_.divisor(cp);
+    add("--hierarchical-context-parallel-sizes", inner, cp / inner);
+  }
+
+  void data_ranks() {
+    maybe(30, "--use-tp-pp-dp-mapping");
+    const bool overlap = dice_.chance(50);
+    const int sharding = static_cast<int>(dice_.range(0, 3));
+    if (sharding == 1) add("--use-distributed-optimizer");
+    if (sharding > 1)
+      add("--use-megatron-fsdp --data-parallel-sharding-strategy",
+          sharding == 2 ? "optim_grads" : "optim_grads_params");
+    if (overlap)
+      add(sharding > 0 ? "--overlap-grad-reduce --overlap-param-gather" : "--overlap-grad-reduce");
+    if (sharding > 0 && dice_.chance(20))
+      add("--num-distributed-optimizer-instances", dice_.divisor(mesh_.dp * mesh_.cp));
+    if (sharding < 3) {
+      if (dice_.chance(30))
+        add("--ddp-bucket-size", dice_.pick<int64_t>({1, 500, 5000}));
+      else if (dice_.chance(20))
+        add("--ddp-num-buckets", dice_.range(1, 5));
+    }
+  }
+
+  void run() {
+    const int64_t micro_batch_size = dice_.range(1, 3);
+    add("--micro-batch-size", micro_batch_size);
+    add("--global-batch-size", micro_batch_size * num_microbatches_ * mesh_.dp);
+    add("--vocab-size", dice_.range(20, 150));
+    add("--make-vocab-size-divisible-by", dice_.pick<int64_t>({1, 8, 128}));
+    add("--seed", dice_.range(1, 1000));
+    add("--optimizer", dice_.pick<const char*>({"adam", "adam", "sgd"}));
+    add("--clip-grad", dice_.pick({0.0, 0.1, 1.0}));
+    add("--weight-decay", dice_.pick({0.0, 0.1}));
+    maybe(20, "--no-calculate-per-token-loss");
+    if (dice_.chance(20)) add("--decoupled-lr", 2e-2);
+    if (dice_.chance(20)) add("--apply-wd-to-qk-layernorm");
+    if (dice_.chance(20)) add("--lr-warmup-iters", 2);
+  }
+
+  // Flags of the proof, which runs in the type that they say.
+  void precision() {
+    if (dice_.chance(40)) return;
+    if (dice_.chance(20)) {
+      precision_ = " --fp16";
+      if (dice_.chance(50)) precision_ += " --loss-scale 1024";
+      return;
+    }
+    precision_ = " --bf16";
+    if (dice_.chance(30)) precision_ += " --fp32-residual-connection";
+    if (dice_.chance(30)) precision_ += " --grad-reduce-in-bf16";
+    if (dice_.chance(20))
+      precision_ += " --use-precision-aware-optimizer --exp-avg-dtype bf16 --exp-avg-sq-dtype bf16";
+    if (dice_.chance(10)) precision_ += " --use-precision-aware-optimizer --main-params-dtype bf16";
+  }
+
+  Dice& dice_;
+  const Mesh mesh_;
+  std::string flags_, precision_;
+  int64_t num_layers_ = 1, num_microbatches_ = 1;
+  bool rope_ = false;
+};
+
+constexpr const char* kCommon =
+    "--tokenizer-type NullTokenizer --mock-data --num-workers 0 --train-iters 5 --lr 1e-2 "
+    "--init-method-std 0.2 "
+    "--eval-iters 0 --device cpu";
+
+struct Configuration {
+  int world_size;
+  std::string flags;
+  std::string precision;  // flags of the proof besides
+};
+
+// The first attempt that the rules accept.
+Configuration legal_configuration(uint64_t seed, int64_t max_ranks) {
+  Dice dice(seed);
+  const Mesh mesh = draw_mesh(dice, max_ranks);
+  std::string refusal;
+  for (int attempt = 0; attempt < 1000; ++attempt) {
+    const Draw draw(dice, mesh);
+    const Configuration drawn{static_cast<int>(mesh.size()), kCommon + draw.flags(),
+                              draw.precision_flags()};
+    try {
+      parse_run(drawn.flags + drawn.precision, drawn.world_size);
+      return drawn;
+    } catch (const UsageError& error) {
+      refusal = error.what();
+    }
+  }
+  throw_error(cat("no legal configuration of ", mesh.size(),
+                  " ranks in 1000 attempts; the last refusal: ", refusal));
+}
+
+std::string failures(const std::vector<Proof>& proofs) {
+  std::string text;
+  for (const Proof& proof : proofs) {
+    for (const ProofLine& line : proof.lines)
+      if (line.failed > 0)
+        text += cat("  ", proof.dtype, " ", line.failed, " of ", line.compared, " ", line.quantity,
+                    ", worst ", line.worst, ": ", line.difference, " > ", line.allowed, "\n");
+    for (const std::string& fault : proof.faults) text += cat("  ", proof.dtype, " ", fault, "\n");
+  }
+  return text;
+}
+
+int64_t number_in_environment(const char* name, int64_t otherwise) {
+  const char* text = std::getenv(name);
+  return text == nullptr ? otherwise : std::stoll(text);
+}
+
+// What a check says, or the exception that ended it: crashes are failures like others.
+std::string outcome(const std::function<std::string()>& check) {
+  try {
+    return check();
+  } catch (const std::exception& error) {
+    return cat("  threw: ", error.what(), "\n");
+  }
+}
+
+class RandomLayouts : public testing::TestWithParam<int64_t> {};
+
+TEST_P(RandomLayouts, TrainWhatOneRankTrains) {
+  const int64_t seed = GetParam();
+  const Configuration drawn = legal_configuration(static_cast<uint64_t>(seed), kMaxRanks);
+  SCOPED_TRACE(cat("again: MEGATRON_RANDOM_SEED=", seed, " MEGATRON_RANDOM_LAYOUTS=1\n",
+                   drawn.world_size, " ranks: pretrain ", drawn.flags, drawn.precision));
+  // Adam's epsilon as in the matrix and in proofs: first steps divide vanishing gradients by little
+  // more than it.
+  const Arguments arguments = parse_run(drawn.flags + " --adam-eps 1e-3", drawn.world_size);
+  EXPECT_EQ(outcome([&] {
+              return differences_from_one_rank(arguments, c10::ScalarType::Double, 1e-10, kSteps);
+            }),
+            "");
+  // In fp32 by the band of the proof: models that are not chosen for it multiply rounding.
+  EXPECT_EQ(outcome([&] { return failures(prove(gpt_task(), arguments, /*num_steps=*/1)); }), "");
+  const Arguments whole = parse_run(drawn.flags + drawn.precision, drawn.world_size);
+  EXPECT_EQ(outcome([&] {
+              return failures(prove(gpt_task(), shrink(whole, /*max_axis=*/4).arguments, kSteps));
+            }),
+            "");
+}
+
+// What is too large to run here is at least made small: by rules that it then keeps.
+TEST_P(RandomLayouts, ShrinkToWhatIsLegal) {
+  const Configuration drawn =
+      legal_configuration(static_cast<uint64_t>(GetParam()), /*max_ranks=*/4096);
+  SCOPED_TRACE(cat("again: MEGATRON_RANDOM_SEED=", GetParam(), " MEGATRON_RANDOM_LAYOUTS=1\n",
+                   drawn.world_size, " ranks: prove ", drawn.flags, drawn.precision));
+  const Arguments arguments = parse_run(drawn.flags + drawn.precision, drawn.world_size);
+  EXPECT_EQ(outcome([&] {
+              const Arguments small = shrink(arguments, /*max_axis=*/4).arguments;
+              EXPECT_LE(small.parallel.tensor_model_parallel_size, 4);
+              EXPECT_LE(small.parallel.context_parallel_size, 4);
+              EXPECT_LE(small.data_parallel_size(), 4);
+              EXPECT_EQ(small.parallel.pipeline_model_parallel_size,
+                        arguments.parallel.pipeline_model_parallel_size);
+              return std::string();
+            }),
+            "");
+}
+
+const int64_t kFirstSeed = number_in_environment("MEGATRON_RANDOM_SEED", 1);
+INSTANTIATE_TEST_SUITE_P(
+    Seeds, RandomLayouts,
+    testing::Range(kFirstSeed, kFirstSeed + number_in_environment("MEGATRON_RANDOM_LAYOUTS", 10)),
+    [](const auto& info) { return cat(info.param); });
+
+}  // namespace
+}  // namespace megatron

@@ -1,0 +1,111 @@
+// What `prove` makes of a configuration before it runs it; that proofs hold is tests/parallel's to
+// show.
+#include "megatron/training/prove.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <sstream>
+
+namespace megatron {
+namespace {
+
+using testing::Contains;
+
+constexpr const char* kHeads = "--hidden-size 1024 --num-attention-heads 16 ";
+
+Shrunk shrunk(const std::string& flags, int64_t world_size, const std::string& heads = kHeads) {
+  std::istringstream in(
+      "prove --mock-data --tokenizer-type ByteLevelTokenizer --lr 1e-3 --train-iters 10 "
+      "--seq-length 1024 --micro-batch-size 1 --global-batch-size 48 " +
+      heads + flags);
+  std::vector<std::string> words;
+  for (std::string word; in >> word;) words.push_back(word);
+  std::vector<const char*> argv;
+  for (const std::string& word : words) argv.push_back(word.c_str());
+  return shrink(parse_arguments(static_cast<int>(argv.size()), argv.data(), world_size),
+                /*max_axis=*/4);
+}
+
+TEST(Shrink, CutsEvenDepthsAndWhatCountsTheirLayers) {
+  const Shrunk result = shrunk(
+      "--num-layers 24 --pipeline-model-parallel-size 2 --recompute-granularity full "
+      "--recompute-num-layers 6",
+      2);
+  EXPECT_EQ(result.arguments.transformer.num_layers, 4);
+  EXPECT_EQ(result.arguments.transformer.recompute_num_layers, 4);
+  EXPECT_THAT(result.changes, Contains("--num-layers 24 -> 4"));
+  EXPECT_THAT(result.changes, Contains("--recompute-num-layers 6 -> 4"));
+}
+
+TEST(Shrink, AxesStayAxes) {
+  const ParallelConfig five =
+      shrunk("--num-layers 2 --tensor-model-parallel-size 5", 5,
+             "--hidden-size 640 --num-attention-heads 20 --ffn-hidden-size 640 ")
+          .arguments.parallel;
+  EXPECT_EQ(five.tensor_model_parallel_size, 3);  // no divisor: an odd number stays odd
+  const Arguments levels = shrunk(
+                               "--num-layers 2 --context-parallel-size 16 --cp-comm-type a2a+p2p "
+                               "--hierarchical-context-parallel-sizes 8 2",
+                               16)
+                               .arguments;
+  EXPECT_EQ(levels.parallel.context_parallel_size, 4);
+  EXPECT_EQ(levels.parallel.hierarchical_context_parallel_sizes, (std::vector<int64_t>{2, 2}));
+  const Shrunk instances = shrunk(
+      "--num-layers 2 --use-distributed-optimizer --num-distributed-optimizer-instances 8", 16);
+  EXPECT_EQ(instances.arguments.world_size, 4);
+  EXPECT_EQ(instances.arguments.ddp.num_distributed_optimizer_instances, 2);
+  EXPECT_THAT(instances.changes, Contains("--num-distributed-optimizer-instances 8 -> 2"));
+}
+
+TEST(Shrink, KeepsLayersThatAreDescribedOneByOne) {
+  EXPECT_EQ(
+      shrunk("--num-layers 5 --context-parallel-size 2 --cp-comm-type p2p a2a all_gather a2a p2p",
+             2)
+          .arguments.transformer.num_layers,
+      5);
+  EXPECT_EQ(shrunk("--num-layers 5 --window-size 64 0 --window-attn-skip-freq [1,0,1,1,0]", 2)
+                .arguments.transformer.num_layers,
+            5);
+}
+
+TEST(Shrink, RanksThatShareAGroupDivideItsRows) {
+  const TransformerConfig t = shrunk(
+                                  "--num-layers 2 --group-query-attention --num-query-groups 1 "
+                                  "--tensor-model-parallel-size 3",
+                                  3, "--hidden-size 576 --num-attention-heads 12 --kv-channels 48 ")
+                                  .arguments.transformer;
+  EXPECT_EQ(t.query_groups(), 1);
+  EXPECT_EQ((t.num_attention_heads + 2) * t.kv_channels % 3, 0);
+}
+
+TEST(Shrink, EveryTensorRankHasTokens) {
+  const Arguments a = shrunk("--num-layers 2 --tensor-model-parallel-size 4", 4).arguments;
+  const int64_t padded = padded_vocab_size(a.tokenizer, a.tokenizer.vocab_size.value_or(0), 4);
+  EXPECT_GT(padded, *a.tokenizer.vocab_size);          // the last one has padding
+  EXPECT_GT(*a.tokenizer.vocab_size, padded / 4 * 3);  // and tokens
+}
+
+TEST(Shrink, LeavesOutWhatRoundsOnPurpose) {
+  const Shrunk result = shrunk(
+      "--num-layers 2 --bf16 --grad-reduce-in-bf16 --use-precision-aware-optimizer --exp-avg-dtype "
+      "bf16",
+      2);
+  EXPECT_FALSE(result.arguments.ddp.grad_reduce_in_bf16);
+  EXPECT_EQ(result.arguments.optimizer.exp_avg_dtype, StateType::kFp32);
+  EXPECT_THAT(result.changes, Contains("--grad-reduce-in-bf16 off"));
+  EXPECT_THAT(result.changes, Contains("--exp-avg-dtype fp32"));
+}
+
+TEST(Shrink, RaisesTheEpsilonOfAdam) {
+  EXPECT_EQ(shrunk("--num-layers 2", 2).arguments.optimizer.adam_eps, 1e-5);
+  EXPECT_EQ(shrunk("--num-layers 2 --adam-eps 1e-3", 2).arguments.optimizer.adam_eps, 1e-3);
+}
+
+TEST(Shrink, GivesFp16AScaleThatItsGradientsBear) {
+  EXPECT_EQ(shrunk("--num-layers 2 --fp16", 2).arguments.optimizer.loss_scale, 1024);
+  EXPECT_EQ(shrunk("--num-layers 2 --fp16 --loss-scale 64", 2).arguments.optimizer.loss_scale, 64);
+}
+
+}  // namespace
+}  // namespace megatron
