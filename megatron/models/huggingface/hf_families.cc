@@ -737,6 +737,18 @@ HfModel parse_hf_config(const std::string& text, const std::string& name) {
   return model;
 }
 
+namespace {
+
+// Divided positions are linearly scaled frequencies, which is what others call them.
+void use_linear_scaling(TransformerConfig& t) {
+  if (!t.rotary_seq_len_interpolation_factor || t.rope_scaling_type != RopeScaling::kNone) return;
+  t.rope_scaling_type = RopeScaling::kLinear;
+  t.rope_scaling_factor = static_cast<double>(*t.rotary_seq_len_interpolation_factor);
+  t.rotary_seq_len_interpolation_factor.reset();
+}
+
+}  // namespace
+
 std::string write_hf_config(const HfFamily& family, const GPTConfig& config,
                             const std::string& base) {
   HfFields fields = HfFields::writer(base);
@@ -744,6 +756,7 @@ std::string write_hf_config(const HfFamily& family, const GPTConfig& config,
   std::string type(family.model_type);
   fields.text("model_type", type);
   GPTConfig copy = config;
+  use_linear_scaling(copy.transformer);
   family.fields(fields, copy);
   std::string text = fields.text();
   const HfModel back =
@@ -762,6 +775,7 @@ std::map<std::string, std::string> settings(const TransformerConfig& given) {
   TransformerConfig t = given;
   t.finalize();
   const TransformerConfig defaults;
+  use_linear_scaling(t);
   t.num_query_groups = t.query_groups();
   t.group_query_attention = t.num_query_groups != t.num_attention_heads;
   t.use_rotary_position_embeddings = t.use_rope_scaling = false;

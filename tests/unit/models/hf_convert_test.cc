@@ -389,6 +389,19 @@ TEST_F(HfConvert, UnknownModelsAndSettingsAreNamed) {
             ": num_hidden_layers is \"two\", expected a whole number");
 }
 
+TEST_F(HfConvert, WhichFoldersAreOfHuggingFace) {
+  EXPECT_TRUE(is_hf_folder(golden("gpt2")));
+  EXPECT_FALSE(is_hf_folder(root_));
+  const fs::path before = fs::current_path();
+  fs::current_path(golden("gpt2"));
+  EXPECT_FALSE(is_hf_folder(fs::path())) << "no folder was named";
+  fs::current_path(before);
+  const ConvertResult result = import_hf_folder(golden("gpt2"), root_ / "ours");
+  fs::copy_file(golden("gpt2") / "config.json", root_ / "ours" / "config.json");
+  EXPECT_FALSE(is_hf_folder(root_ / "ours")) << "it holds checkpoints";
+  EXPECT_FALSE(is_hf_folder(result.directory));
+}
+
 TEST_F(HfConvert, LayersByType) {
   const fs::path folder = copy("gemma2");
   const auto with_types = [&](const ordered_json& types) {
@@ -482,12 +495,15 @@ TEST_F(HfConvert, TheFamilyOfAModelOfOursIsFound) {
   t.swiglu = true;
   t.untie_embeddings_and_output_weights = true;
   t.ffn_hidden_size = 12;
+  t.rotary_seq_len_interpolation_factor = 2;
   save_native(root_ / "rope", t);
   const ConvertResult result =
       export_hf_folder({root_ / "rope", {}, root_ / "rope_hf", "", 1 << 20});
   EXPECT_EQ(result.model_type, "llama");
   EXPECT_EQ(result.iteration, 3);
-  EXPECT_EQ(ordered_json::parse(read_file(root_ / "rope_hf" / "config.json"))["dtype"], "float32");
+  const ordered_json written = ordered_json::parse(read_file(root_ / "rope_hf" / "config.json"));
+  EXPECT_EQ(written["dtype"], "float32");
+  EXPECT_EQ(written["rope_parameters"]["rope_type"], "linear") << "positions that are divided";
   EXPECT_EQ(architecture_difference(t, read_hf_config(root_ / "rope_hf").config.transformer), "");
 }
 
