@@ -6,6 +6,7 @@
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
+#include <random>
 #include <set>
 
 #include "megatron/base/check.h"
@@ -370,6 +371,15 @@ TEST_F(HfConvert, UnknownModelsAndSettingsAreNamed) {
             ": attention_bias without mlp_bias, or the reverse, is not built");
   EXPECT_EQ(config_error([](ordered_json& json) { json.erase("hidden_size"); }),
             ": has no hidden_size");
+  EXPECT_EQ(config_error([](ordered_json& json) { json["hidden_size"] = 3e9; }),
+            ": hidden_size is 3000000000.0, expected 0 to 2147483647");
+  EXPECT_EQ(config_error([](ordered_json& json) { json["num_hidden_layers"] = 1000000; }),
+            ": num_hidden_layers is 1000000, expected 1 to 10000");
+  EXPECT_EQ(config_error([](ordered_json& json) {
+              json["model_type"] = "mistral";
+              json["sliding_window"] = 0;
+            }),
+            ": a sliding_window of 0 tokens lets none see itself");
   EXPECT_EQ(config_error([](ordered_json& json) { json["vocab_size"] = 0; }),
             ": vocab_size 0 is not positive");
   EXPECT_EQ(config_error([](ordered_json& json) { json["rope_scaling"] = "none"; }),
@@ -387,6 +397,40 @@ TEST_F(HfConvert, UnknownModelsAndSettingsAreNamed) {
             "hint: groups that divide it: 1, 2, 4");
   EXPECT_EQ(config_error([](ordered_json& json) { json["num_hidden_layers"] = "two"; }),
             ": num_hidden_layers is \"two\", expected a whole number");
+}
+
+// Whatever a configuration holds, it is read or refused in our words.
+TEST_F(HfConvert, BrokenConfigurationsAreRefusedInOurWords) {
+  std::mt19937 random(7);
+  int64_t refused = 0, read = 0;
+  for (const char* name :
+       {"llama3", "qwen2", "qwen3", "gpt2", "gpt_neox", "phi3", "gemma2", "gemma3"}) {
+    const std::string whole = read_file(golden(name) / "config.json");
+    for (int i = 0; i < 300; ++i) {
+      std::string text = whole;
+      for (uint32_t changes = random() % 3 + 1; changes > 0; --changes) {
+        const size_t at = random() % text.size();
+        constexpr std::string_view kBytes = "0123456789-.e[]{}\",:nft \xff\0";
+        if (random() % 2 == 0) {
+          text[at] = kBytes[random() % kBytes.size()];
+        } else {
+          text.erase(at, random() % 9);
+        }
+      }
+      try {
+        const HfModel model = parse_hf_config(text, "config.json");
+        hf_tensors(*model.family, model.config);
+        ++read;
+      } catch (const InternalError& error) {
+        ADD_FAILURE() << error.what() << "\n" << text;
+      } catch (const Error& error) {
+        EXPECT_NE(std::string(error.what()), "");
+        ++refused;
+      }
+    }
+  }
+  EXPECT_GT(refused, 500);
+  EXPECT_GT(read, 100);
 }
 
 TEST_F(HfConvert, WhichFoldersAreOfHuggingFace) {
