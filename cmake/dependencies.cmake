@@ -70,5 +70,15 @@ if(MEGATRON_CUDA)
   if(MEGATRON_TORCH)
     target_link_libraries(libtorch INTERFACE -Wl,--no-as-needed ${MEGATRON_TORCH_DIR}/lib/libtorch_cuda.so
       ${MEGATRON_TORCH_DIR}/lib/libc10_cuda.so -Wl,--as-needed CUDA::cudart CUDA::cublasLt CUDA::nvtx3)
+    # Headers alone: the library is the one that libtorch loads.
+    find_path(MEGATRON_CUDNN_INCLUDE cudnn.h
+      HINTS ${MEGATRON_SITE_PACKAGES}/nvidia/cudnn/include ${CUDAToolkit_INCLUDE_DIRS} NO_CMAKE_FIND_ROOT_PATH)
+    find_path(MEGATRON_CUDNN_FRONTEND_INCLUDE cudnn_frontend.h HINTS ${MEGATRON_SITE_PACKAGES}/include)
+    if(NOT MEGATRON_CUDNN_INCLUDE OR NOT MEGATRON_CUDNN_FRONTEND_INCLUDE)
+      message(FATAL_ERROR "the headers of cuDNN (${MEGATRON_CUDNN_INCLUDE}) or of its frontend "
+                          "(${MEGATRON_CUDNN_FRONTEND_INCLUDE}) are missing: run `make setup`")
+    endif()
+    add_library(cudnn_frontend INTERFACE IMPORTED GLOBAL)
+    target_include_directories(cudnn_frontend SYSTEM INTERFACE ${MEGATRON_CUDNN_FRONTEND_INCLUDE} ${MEGATRON_CUDNN_INCLUDE})
   endif()
 endif()

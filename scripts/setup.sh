@@ -10,6 +10,7 @@ cd "$(dirname "$0")/.."
 TORCH="torch==2.11.0"
 CPU_WHEELS=("nvidia-cuda-runtime==13.0.*" "nvidia-cuda-cupti==13.0.*")  # all that libtorch_cpu loads of CUDA
 ARROW="pyarrow>=20,<27"                                                 # Parquet input; loaded on demand
+CUDNN_FRONTEND="nvidia-cudnn-frontend==1.32.*"                          # headers, for builds with CUDA
 LOG=build/setup.log
 
 say() { echo "setup: $*"; }
@@ -88,6 +89,8 @@ has_gpu() {
   [ "${MEGATRON_GPU:-}" = 1 ] || nvidia-smi -L 2>/dev/null | grep -q GPU
 }
 
+has_nvcc() { command -v nvcc >/dev/null || [ -x /usr/local/cuda/bin/nvcc ]; }
+
 pip() { .venv/bin/python -m pip --disable-pip-version-check "$@"; }
 
 # pip with a progress bar on a terminal, with everything in the log otherwise.
@@ -116,7 +119,7 @@ wheels_present() {
 }
 
 install_wheels() {
-  local set=cpu free_gib
+  local set=cpu
   if has_gpu; then set=gpu; fi
   if ! .venv/bin/python -c 'import sys; assert sys.version_info >= (3, 10)' 2>/dev/null; then
     python3 -c 'import sys; assert sys.version_info >= (3, 10)' 2>/dev/null || \
@@ -125,7 +128,14 @@ install_wheels() {
     rm -rf .venv
     quietly "python3 -m venv failed" python3 -m venv .venv
   fi
-  if wheels_present $set; then return 0; fi
+  if ! wheels_present $set; then install_libtorch $set; fi
+  if has_nvcc && [ ! -e "$(.venv/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/include/cudnn_frontend.h" ]; then
+    pip_install --no-deps "$CUDNN_FRONTEND"
+  fi
+}
+
+install_libtorch() {
+  local set=$1 free_gib
   free_gib=$(($(df --output=avail -k . | tail -n 1) / 1048576))
   [ "$free_gib" -ge 6 ] || die "only $free_gib GiB are free here; expected 6 GiB for libtorch and the build"
   say "installing libtorch from PyPI (530 MB, the $set set)"

@@ -13,6 +13,7 @@
 #include "megatron/tensor/torch.h"
 #include "megatron/training/device.h"
 #include "megatron/training/flag_table.h"
+#include "megatron/training/kernel_profile.h"
 #include "megatron/training/setup.h"
 #include "megatron/training/tasks/tasks.h"
 #include "megatron/transformer/context_parallel.h"
@@ -25,6 +26,7 @@ struct BenchConfig : Config {
   std::vector<std::string> what;
   int64_t bench_warmup = 3;
   int64_t bench_steps = 10;
+  int64_t bench_kernels = 0;
   bool json = false;
 
   void fields(FieldVisitor& v) override {
@@ -32,6 +34,9 @@ struct BenchConfig : Config {
     v.field("what", what, "what to measure: train");
     v.field("bench_warmup", bench_warmup, "steps before the clock starts");
     v.field("bench_steps", bench_steps, "steps that are timed; their median is reported");
+    v.field("bench_kernels", bench_kernels,
+            "one more step under the profiler: time by kind of work and this many of the longest "
+            "kernels (0: none)");
     v.field("json", json, "print JSON");
   }
   void validate(Violations& violations) const override {
@@ -39,22 +44,29 @@ struct BenchConfig : Config {
       violations.add("megatron bench needs to know what to measure",
                      "megatron bench train --config FILE");
     if (bench_warmup < 0) violations.add(cat("--bench-warmup ", bench_warmup, " is negative"));
+    if (bench_kernels < 0) violations.add(cat("--bench-kernels ", bench_kernels, " is negative"));
     if (bench_steps <= 0) violations.add(cat("--bench-steps ", bench_steps, " must be positive"));
   }
 };
 
-// A micro-batch of random tokens; drawn anew for each, never zeros. Every rank that works on these samples draws the same.
-Batch random_batch(const Arguments& arguments, int64_t vocab_size, c10::Device device, const ProcessGroup& cp,
-                   int64_t first_sample) {
+// A micro-batch of random tokens; drawn anew for each, never zeros. Every rank that works on these
+// samples draws the same.
+Batch random_batch(const Arguments& arguments, int64_t vocab_size, c10::Device device,
+                   const ProcessGroup& cp, int64_t first_sample) {
   const int64_t b = arguments.training.micro_batch_size, s = arguments.transformer.seq_length;
   at::Tensor uniform = at::empty({b, s + 1}, at::kFloat);
-  uniform_(uniform, 0.0, 1.0, random_key(arguments.transformer.seed, "bench"), first_sample, s + 1, 0);
-  const at::Tensor text = (uniform * static_cast<double>(vocab_size)).to(at::kLong).clamp_max(vocab_size - 1).to(device);
+  uniform_(uniform, 0.0, 1.0, random_key(arguments.transformer.seed, "bench"), first_sample, s + 1,
+           0);
+  const at::Tensor text = (uniform * static_cast<double>(vocab_size))
+                              .to(at::kLong)
+                              .clamp_max(vocab_size - 1)
+                              .to(device);
   Batch batch;
   batch.tokens = zigzag_slice(text.slice(1, 0, s), 1, cp).contiguous();
   batch.labels = zigzag_slice(text.slice(1, 1, s + 1), 1, cp).contiguous();
   batch.loss_mask = at::ones(batch.tokens.sizes(), at::dtype(at::kFloat).device(device));
-  batch.place.sample = at::arange(first_sample, first_sample + b, at::dtype(at::kLong).device(device));
+  batch.place.sample =
+      at::arange(first_sample, first_sample + b, at::dtype(at::kLong).device(device));
   batch.place.position = zigzag_positions(s, cp.size(), cp.rank(), device);
   return batch;
 }
@@ -63,6 +75,7 @@ struct Measured {
   double step_ms = 0.0;  // median
   double first_step_ms = 0.0;
   double last_loss = 0.0;
+  KernelProfile kernels;  // of one more step
 };
 
 Measured measure(TrainedModel& model, const PretrainTask& task, const Arguments& arguments,
@@ -92,12 +105,20 @@ Measured measure(TrainedModel& model, const PretrainTask& task, const Arguments&
     if (step == 0) measured.first_step_ms = ms;
     if (step >= config.bench_warmup) times.push_back(ms);
   }
+  if (config.bench_kernels > 0) {
+    groups.world.barrier();
+    measured.kernels = profile_kernels([&] {
+      reader.push(train_step(model, task, options, next_batch, timers));
+      synchronize(device);
+    });
+  }
   std::nth_element(times.begin(), times.begin() + times.size() / 2, times.end());
   measured.step_ms = times[times.size() / 2];
   return measured;
 }
 
-// Rates are per rank: `tokens` and `flops` of a step are those of all ranks divided by their number.
+// Rates are per rank: `tokens` and `flops` of a step are those of all ranks divided by their
+// number.
 void print_result(const BenchConfig& config, const Measured& measured, double tokens, double flops,
                   int64_t num_parameters, int ranks, c10::Device device) {
   const double seconds = measured.step_ms / 1e3;
@@ -105,22 +126,27 @@ void print_result(const BenchConfig& config, const Measured& measured, double to
   const MemoryUse memory = memory_use(device);
   JsonWriter json(2);
   json.begin_object().member("device", device_name(device)).member("ranks", ranks);
-  json.member("parameters_of_this_rank", num_parameters).member("tokens_per_step_and_rank", tokens)
+  json.member("parameters_of_this_rank", num_parameters)
+      .member("tokens_per_step_and_rank", tokens)
       .member("step_ms", measured.step_ms)
       .member("first_step_ms", measured.first_step_ms);
-  json.member("tokens_per_second_and_rank", tokens / seconds).member("tflops", flops / seconds / 1e12);
+  json.member("tokens_per_second_and_rank", tokens / seconds)
+      .member("tflops", flops / seconds / 1e12);
   json.member("mfu", peak > 0 ? flops / seconds / peak : 0.0)
       .member("max_allocated_bytes", memory.max_allocated);
-  json.member("last_loss", measured.last_loss).end_object();
+  json.member("last_loss", measured.last_loss);
+  if (!measured.kernels.kernels.empty()) write_json(json.key("profile"), measured.kernels);
+  json.end_object();
   if (config.json) {
     print_line(json.text());
     return;
   }
   char line[256];
-  std::snprintf(line, sizeof line,
-                "%d x %s | %.1f M parameters a rank | %.1f ms/step | %.0f tokens/s/rank | %.2f TFLOP/s", ranks,
-                device_name(device).c_str(), static_cast<double>(num_parameters) / 1e6, measured.step_ms,
-                tokens / seconds, flops / seconds / 1e12);
+  std::snprintf(
+      line, sizeof line,
+      "%d x %s | %.1f M parameters a rank | %.1f ms/step | %.0f tokens/s/rank | %.2f TFLOP/s",
+      ranks, device_name(device).c_str(), static_cast<double>(num_parameters) / 1e6,
+      measured.step_ms, tokens / seconds, flops / seconds / 1e12);
   std::string text = line;
   if (peak > 0) {
     std::snprintf(line, sizeof line, " | %.1f%% of %.0f | peak %.1f GiB",
@@ -129,25 +155,29 @@ void print_result(const BenchConfig& config, const Measured& measured, double to
     text += line;
   }
   print_line(cat(text, " | loss ", measured.last_loss));
+  if (!measured.kernels.kernels.empty())
+    print_line(kernel_table(measured.kernels, static_cast<size_t>(config.bench_kernels)));
 }
 
 int bench_train(const Arguments& arguments, const BenchConfig& config, const Job& job) {
   const c10::Device device = choose_device(arguments.training.device, job.local_rank);
-  at::set_num_threads(arguments.training.num_threads > 0 ? static_cast<int>(arguments.training.num_threads)
-                                                         : std::max(1, available_cores() / job.local_world_size));
+  at::set_num_threads(arguments.training.num_threads > 0
+                          ? static_cast<int>(arguments.training.num_threads)
+                          : std::max(1, available_cores() / job.local_world_size));
   const std::unique_ptr<Tokenizer> tokenizer = make_tokenizer(arguments.tokenizer);
   const int64_t vocab_size = model_vocab_size(arguments.tokenizer, *tokenizer);
   const Vocabulary vocabulary{vocab_size,
                               padded_vocab_size(arguments.tokenizer, vocab_size,
                                                 arguments.parallel.tensor_model_parallel_size)};
   const PretrainTask task = find_task("gpt");
-  TrainedModel model =
-      build_model(task, arguments, vocabulary, job.groups, model_dtype(arguments.optimizer), device, Start{});
+  TrainedModel model = build_model(task, arguments, vocabulary, job.groups,
+                                   model_dtype(arguments.optimizer), device, Start{});
   const Measured measured = measure(model, task, arguments, config, vocabulary, device);
   const int ranks = job.groups.world.size();
-  const IterationTokens work =
-      IterationTokens::unpacked(step_options(arguments, 0).global_batch_size, arguments.transformer.seq_length);
-  print_result(config, measured, work.tokens / ranks, iteration_flops(task.model_flops(arguments, vocabulary), work) / ranks,
+  const IterationTokens work = IterationTokens::unpacked(
+      step_options(arguments, 0).global_batch_size, arguments.transformer.seq_length);
+  print_result(config, measured, work.tokens / ranks,
+               iteration_flops(task.model_flops(arguments, vocabulary), work) / ranks,
                model.num_parameters(), ranks, device);
   job.groups.world.barrier();  // groups are given up when nobody uses them any more
   return 0;
@@ -181,7 +211,8 @@ int bench(int argc, char** argv) {
     print_line(help_text("megatron bench train --config FILE [flags of pretrain]", configs));
     return 0;
   }
-  return run_job(launch, arguments, [&](const Job& job) { return bench_train(arguments, config, job); });
+  return run_job(launch, arguments,
+                 [&](const Job& job) { return bench_train(arguments, config, job); });
 }
 
 }  // namespace megatron

@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cerrno>
+#include <cstdlib>
 #include <cstring>
 #include <system_error>
 #include <utility>
@@ -22,7 +23,8 @@ constexpr size_t kBufferBytes = size_t{1} << 20;
 constexpr size_t kMaxTransferBytes = size_t{1} << 30;  // Linux moves at most 2 GiB in one call
 
 [[noreturn]] void fail(const char* action, const std::filesystem::path& path, int error) {
-  throw_error(cat("cannot ", action, " ", path.string(), ": ", std::generic_category().message(error)));
+  throw_error(
+      cat("cannot ", action, " ", path.string(), ": ", std::generic_category().message(error)));
 }
 
 // Closes a descriptor when it leaves scope.
@@ -58,7 +60,8 @@ std::filesystem::path folder_of(const std::filesystem::path& path) {
 MappedFile::MappedFile(const std::filesystem::path& path) : path_(path) {
   const Descriptor file(open_for_reading(path));
   const struct stat status = status_of(file.fd, path);
-  MEGATRON_CHECK(S_ISREG(status.st_mode), "cannot map ", path.string(), ": it is not a regular file");
+  MEGATRON_CHECK(S_ISREG(status.st_mode), "cannot map ", path.string(),
+                 ": it is not a regular file");
   if (status.st_size == 0) return;
   const size_t size = static_cast<size_t>(status.st_size);
   void* data = ::mmap(nullptr, size, PROT_READ, MAP_SHARED, file.fd, 0);
@@ -92,8 +95,8 @@ std::string read_file(const std::filesystem::path& path) {
   size_t used = 0;
   for (;;) {
     if (contents.size() < capacity) contents.resize(capacity);
-    const ssize_t got =
-        ::read(file.fd, contents.data() + used, std::min(contents.size() - used, kMaxTransferBytes));
+    const ssize_t got = ::read(file.fd, contents.data() + used,
+                               std::min(contents.size() - used, kMaxTransferBytes));
     if (got < 0 && errno == EINTR) continue;
     if (got < 0) fail("read", path, errno);
     if (got == 0) break;
@@ -180,6 +183,14 @@ void sync_path(const std::filesystem::path& path) {
   const Descriptor file(open_for_reading(path));
   // Some file systems cannot sync a folder and say EINVAL; there is nothing to wait for on those.
   if (::fsync(file.fd) != 0 && errno != EINVAL) fail("sync", path, errno);
+}
+
+std::filesystem::path cache_folder() {
+  const char* cache = std::getenv("XDG_CACHE_HOME");
+  if (cache != nullptr && *cache != '\0') return std::filesystem::path(cache) / "megatron";
+  const char* home = std::getenv("HOME");
+  if (home == nullptr || *home == '\0') return {};
+  return std::filesystem::path(home) / ".cache" / "megatron";
 }
 
 }  // namespace megatron

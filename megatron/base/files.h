@@ -15,7 +15,8 @@ namespace megatron {
 class MappedFile {
  public:
   MappedFile() = default;
-  explicit MappedFile(const std::filesystem::path& path);  // throws Error; an empty file maps to an empty span
+  explicit MappedFile(
+      const std::filesystem::path& path);  // throws Error; an empty file maps to an empty span
   MappedFile(MappedFile&&) noexcept;
   MappedFile& operator=(MappedFile&&) noexcept;
   ~MappedFile();
@@ -31,8 +32,9 @@ class MappedFile {
 // The whole file as bytes.
 std::string read_file(const std::filesystem::path& path);
 
-// A buffered writer to `<path>.tmp-<pid>-<n>` that is renamed to `path` by commit(). Destroyed without commit() it removes
-// the temporary file, so that nothing half-written is left behind. Not thread safe.
+// A buffered writer to `<path>.tmp-<pid>-<n>` that is renamed to `path` by commit(). Destroyed
+// without commit() it removes the temporary file, so that nothing half-written is left behind. Not
+// thread safe.
 class AtomicFileWriter {
  public:
   explicit AtomicFileWriter(std::filesystem::path path);
@@ -52,6 +54,10 @@ class AtomicFileWriter {
 
 // Writes a whole file through AtomicFileWriter.
 void write_file_atomically(const std::filesystem::path& path, std::string_view contents);
+
+// Where what can be computed again is kept: $XDG_CACHE_HOME/megatron or ~/.cache/megatron; empty
+// when neither is known. Not created.
+std::filesystem::path cache_folder();
 
 // fsync of a file or a folder.
 void sync_path(const std::filesystem::path& path);

@@ -13,10 +13,12 @@ namespace megatron {
 namespace {
 
 int64_t num_elements(const Parameter& parameter) {
-  return std::accumulate(parameter.local_shape.begin(), parameter.local_shape.end(), int64_t{1}, std::multiplies<>());
+  return std::accumulate(parameter.local_shape.begin(), parameter.local_shape.end(), int64_t{1},
+                         std::multiplies<>());
 }
 
-// "decoder.layers.3" of "decoder.layers.3.mlp.linear_fc1.weight"; "embedding" of "embedding.word_embeddings.weight".
+// "decoder.layers.3" of "decoder.layers.3.mlp.linear_fc1.weight"; "embedding" of
+// "embedding.word_embeddings.weight".
 std::string layer_of(const std::string& name) {
   for (size_t begin = 0; begin < name.size();) {
     const size_t end = std::min(name.find('.', begin), name.size());
@@ -29,27 +31,35 @@ std::string layer_of(const std::string& name) {
   return name.substr(0, name.find('.'));
 }
 
-// Megatron's default is large enough for the bandwidth of the collective, and more so over more ranks.
-int64_t bucket_size(const DistributedDataParallelConfig& config, ShardingStrategy strategy, int data_ranks,
-                    int64_t all_elements) {
+// Megatron's default is large enough for the bandwidth of the collective, and more so over more
+// ranks.
+int64_t bucket_size(const DistributedDataParallelConfig& config, ShardingStrategy strategy,
+                    int data_ranks, int64_t all_elements) {
   if (strategy == ShardingStrategy::kOptimGradsParams || data_ranks == 1) return 0;
   if (config.ddp_bucket_size) return *config.ddp_bucket_size;
-  if (config.ddp_num_buckets) return (all_elements + *config.ddp_num_buckets - 1) / *config.ddp_num_buckets;
+  if (config.ddp_num_buckets)
+    return (all_elements + *config.ddp_num_buckets - 1) / *config.ddp_num_buckets;
   // Whole gradients that are reduced after the backward need no buckets.
   if (strategy != ShardingStrategy::kOptimGrads && !config.overlap_grad_reduce) return 0;
   return std::max<int64_t>(40'000'000, int64_t{1'000'000} * data_ranks);
 }
 
-bool is_partial(const Parameter& parameter) { return parameter.placement.partial_grad.contains(Axis::kTensor); }
-bool is_shared(const Parameter& parameter) { return parameter.shared != nullptr && parameter.shared->size() > 1; }
+bool is_partial(const Parameter& parameter) {
+  return parameter.placement.partial_grad.contains(Axis::kTensor);
+}
+bool is_shared(const Parameter& parameter) {
+  return parameter.shared != nullptr && parameter.shared->size() > 1;
+}
 
-// The views of this rank's gradients of the parameters that `wanted` chooses, in the order of the buffer.
+// The views of this rank's gradients of the parameters that `wanted` chooses, in the order of the
+// buffer.
 template <class Wanted>
 std::vector<at::Tensor> chosen_grads(const std::vector<FlatShard>& shards, const Wanted& wanted) {
   std::vector<at::Tensor> chosen;
   for (const FlatShard& shard : shards) {
     for (const FlatSlot& slot : shard.slots) {
-      if (wanted(*slot.parameter)) chosen.push_back(shard.grads.narrow(0, slot.begin, slot.num_elements()));
+      if (wanted(*slot.parameter))
+        chosen.push_back(shard.grads.narrow(0, slot.begin, slot.num_elements()));
     }
   }
   return chosen;
@@ -57,12 +67,15 @@ std::vector<at::Tensor> chosen_grads(const std::vector<FlatShard>& shards, const
 
 }  // namespace
 
-DistributedDataParallel::DistributedDataParallel(Module& module, const ParallelGroups& groups, at::ScalarType dtype,
-                                                 at::Device device, const DistributedDataParallelConfig& config)
-    : DistributedDataParallel(module, groups, dtype, device, config, make_data_parallel_groups(groups, config)) {}
+DistributedDataParallel::DistributedDataParallel(Module& module, const ParallelGroups& groups,
+                                                 at::ScalarType dtype, at::Device device,
+                                                 const DistributedDataParallelConfig& config)
+    : DistributedDataParallel(module, groups, dtype, device, config,
+                              make_data_parallel_groups(groups, config)) {}
 
-DistributedDataParallel::DistributedDataParallel(Module& module, const ParallelGroups& groups, at::ScalarType dtype,
-                                                 at::Device device, const DistributedDataParallelConfig& config,
+DistributedDataParallel::DistributedDataParallel(Module& module, const ParallelGroups& groups,
+                                                 at::ScalarType dtype, at::Device device,
+                                                 const DistributedDataParallelConfig& config,
                                                  const DataParallelGroups& data)
     : groups_(groups), dtype_(dtype) {
   layout_.groups = data;
@@ -70,7 +83,8 @@ DistributedDataParallel::DistributedDataParallel(Module& module, const ParallelG
     if (parameter.name.empty()) parameter.name = name;
     MEGATRON_CHECK(!parameter.placement.expert, "parameter ", parameter.name,
                    " belongs to an expert, which data parallelism does not support yet");
-    const bool inserted = index_.emplace(&parameter, static_cast<int>(layout_.parameters.size())).second;
+    const bool inserted =
+        index_.emplace(&parameter, static_cast<int>(layout_.parameters.size())).second;
     MEGATRON_ASSERT(inserted, "parameter ", parameter.name, " is listed twice");
     layout_.parameters.push_back(&parameter);
   });
@@ -115,7 +129,8 @@ void DistributedDataParallel::plan(const DistributedDataParallelConfig& config) 
   options.num_shards = layout_.groups.shard.size();
   options.shard_alignment = config.ddp_pad_buckets_for_high_nccl_busbw ? 65536 : 128;
   const int data_ranks = layout_.groups.shard.size() * layout_.groups.replica.size();
-  const ShardingStrategy strategy = options.num_shards > 1 ? config.strategy() : ShardingStrategy::kNoShard;
+  const ShardingStrategy strategy =
+      options.num_shards > 1 ? config.strategy() : ShardingStrategy::kNoShard;
   options.bucket_size = bucket_size(config, strategy, data_ranks, all_elements);
   layout_.buffer = plan_buffer(parameters, options);
 
@@ -132,7 +147,8 @@ void DistributedDataParallel::plan(const DistributedDataParallelConfig& config) 
   }
   order.insert(order.end(), last.begin(), last.end());
   for (const Parameter* parameter : layout_.parameters) uses.push_back(parameter->uses);
-  sequence_ = std::make_unique<BucketSequence>(std::move(order), std::move(members), std::move(uses));
+  sequence_ =
+      std::make_unique<BucketSequence>(std::move(order), std::move(members), std::move(uses));
 }
 
 void DistributedDataParallel::make_shards() {
@@ -148,13 +164,14 @@ void DistributedDataParallel::make_shards() {
     grad_end = grad_begin + count;
     shard.values = values_->flat().narrow(0, value_begin - before, before + count);
     shard.grads = grads_->flat().narrow(0, grad_begin - before, before + count);
-    const int64_t first = layout_.bucket_begin(bucket) + layout_.shard_begin(bucket);  // in the buffer
+    const int64_t first =
+        layout_.bucket_begin(bucket) + layout_.shard_begin(bucket);  // in the buffer
     for (int index : layout_.buffer.buckets[bucket].parameters) {
       const BufferSlot& slot = layout_.buffer.slots[index];
       const int64_t begin = std::max(slot.begin, first), end = std::min(slot.end, first + count);
       if (begin >= end) continue;
-      shard.slots.push_back(
-          {layout_.parameters[index], index, before + begin - first, begin - slot.begin, end - slot.begin});
+      shard.slots.push_back({layout_.parameters[index], index, before + begin - first,
+                             begin - slot.begin, end - slot.begin});
     }
   }
 }
@@ -165,19 +182,24 @@ int DistributedDataParallel::index_of(const Parameter& parameter) const {
   return found->second;
 }
 
-at::Tensor DistributedDataParallel::acquire(Parameter& parameter) { return values_->acquire(index_of(parameter)); }
+at::Tensor DistributedDataParallel::acquire(Parameter& parameter) {
+  return values_->acquire(index_of(parameter));
+}
 
-void DistributedDataParallel::release(Parameter& parameter) { values_->release(index_of(parameter)); }
+void DistributedDataParallel::release(Parameter& parameter) {
+  values_->release(index_of(parameter));
+}
 
 GradTarget DistributedDataParallel::grad_target(Parameter& parameter) {
   MEGATRON_ASSERT(in_step_ || !shard_grads_, "zero_grad() begins a step");
-  return {grads_->target(index_of(parameter)), 1.0};
+  return grads_->target(index_of(parameter));
 }
 
 void DistributedDataParallel::grad_ready(Parameter& parameter) {
   if (!in_step_) return;
   const bool too_often = sequence_->report(index_of(parameter));
-  MEGATRON_ASSERT(!too_often, "gradient of ", parameter.name, " was reported more often than this step's passes use it");
+  MEGATRON_ASSERT(!too_often, "gradient of ", parameter.name,
+                  " was reported more often than this step's passes use it");
   if (!shard_grads_ && !overlap_grads_) return;
   while (const std::optional<int> bucket = sequence_->next_ready()) grads_->reduce(*bucket);
 }
@@ -224,7 +246,8 @@ void DistributedDataParallel::sum_shared_gradients() {
   for (const FlatShard& shard : shards_) {
     for (const FlatSlot& slot : shard.slots) {
       if (!is_shared(*slot.parameter) || !slot.parameter->trainable) continue;
-      slot.parameter->shared->all_reduce(shard.grads.narrow(0, slot.begin, slot.num_elements()))->wait();
+      slot.parameter->shared->all_reduce(shard.grads.narrow(0, slot.begin, slot.num_elements()))
+          ->wait();
     }
   }
 }
@@ -261,7 +284,8 @@ std::vector<StateTensor> DistributedDataParallel::describe(const std::string& pr
     const bool over_tensor = is_sharded_over(parameter, Axis::kTensor);
     int replica = layout_.groups.replica.rank();
     if (!over_tensor) replica = replica * groups_.tp.size() + groups_.tp.rank();
-    if (is_shared(parameter)) replica = replica * parameter.shared->size() + parameter.shared->rank();
+    if (is_shared(parameter))
+      replica = replica * parameter.shared->size() + parameter.shared->rank();
     entry.description.replica_id = replica;
     entry_of[i] = static_cast<int>(all.size());
     all.push_back(std::move(entry));
@@ -280,7 +304,7 @@ std::vector<StateTensor> DistributedDataParallel::describe(const std::string& pr
 
 at::Tensor DistributedDataParallel::grad(const Parameter& parameter) const {
   MEGATRON_ASSERT(!shard_grads_, "the gradient of ", parameter.name, " is sharded");
-  return grads_->target(index_of(parameter));
+  return grads_->view(index_of(parameter));
 }
 
 }  // namespace megatron

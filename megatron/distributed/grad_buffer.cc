@@ -12,28 +12,47 @@ namespace {
 class WholeGrads final : public GradBuffer {
  public:
   WholeGrads(const ShardedLayout& layout, at::TensorOptions options, const GradReduction& reduction)
-      : layout_(layout), reduction_(reduction), grads_(at::zeros({layout.buffer.num_elements}, options)) {
+      : layout_(layout),
+        reduction_(reduction),
+        grads_(at::zeros({layout.buffer.num_elements}, options)) {
     for (size_t i = 0; i < layout.parameters.size(); ++i)
       views_.push_back(layout.view_in_buffer(grads_, static_cast<int>(i)));
+    stale_.assign(views_.size(), false);
   }
 
-  at::Tensor target(int parameter) override { return views_[parameter]; }
+  GradTarget target(int parameter) override {
+    const double beta = stale_[parameter] ? 0.0 : 1.0;
+    stale_[parameter] = false;
+    return {views_[parameter], beta};
+  }
+  at::Tensor view(int parameter) override {
+    clear(parameter);
+    return views_[parameter];
+  }
   const at::Tensor& flat() const override { return grads_; }
-  int64_t own_begin(int bucket) const override { return layout_.bucket_begin(bucket) + layout_.shard_begin(bucket); }
+  int64_t own_begin(int bucket) const override {
+    return layout_.bucket_begin(bucket) + layout_.shard_begin(bucket);
+  }
 
+  // Nothing is written: the first gradient of each parameter replaces what is there. What lies
+  // between parameters stays zero.
   void zero() override {
-    grads_.zero_();
+    stale_.assign(views_.size(), true);
     pending_.clear();
   }
 
   void reduce(int bucket) override {
+    for (const int parameter : layout_.buffer.buckets[bucket].parameters) clear(parameter);
     const DataParallelGroups& groups = layout_.groups;
     if (groups.shard.size() == 1 && groups.replica.size() == 1) return;
-    // The sum between instances of a bucket starts when the next bucket does, so that nothing waits for the first sum.
+    // The sum between instances of a bucket starts when the next bucket does, so that nothing waits
+    // for the first sum.
     if (!pending_.empty()) sum_instances(pending_.back());
-    at::Tensor whole = grads_.narrow(0, layout_.bucket_begin(bucket), layout_.bucket_elements(bucket));
+    at::Tensor whole =
+        grads_.narrow(0, layout_.bucket_begin(bucket), layout_.bucket_elements(bucket));
     if (reduction_.in_bf16) whole = whole.to(at::kBFloat16);
-    const at::Tensor own = whole.narrow(0, layout_.shard_begin(bucket), layout_.shard_elements(bucket));
+    const at::Tensor own =
+        whole.narrow(0, layout_.shard_begin(bucket), layout_.shard_elements(bucket));
     pending_.push_back({bucket, own, nullptr, false});
     if (groups.shard.size() > 1) {
       pending_.back().work = groups.shard.reduce_scatter(own, whole);
@@ -46,7 +65,8 @@ class WholeGrads final : public GradBuffer {
     for (Pending& pending : pending_) {
       sum_instances(pending);
       pending.work->wait();
-      if (reduction_.in_bf16) grads_.narrow(0, own_begin(pending.bucket), pending.own.numel()).copy_(pending.own);
+      if (reduction_.in_bf16)
+        grads_.narrow(0, own_begin(pending.bucket), pending.own.numel()).copy_(pending.own);
     }
     pending_.clear();
   }
@@ -59,6 +79,12 @@ class WholeGrads final : public GradBuffer {
     bool between_instances;  // work is the second of the two sums
   };
 
+  // A parameter that got no gradient has a zero one.
+  void clear(int parameter) {
+    if (stale_[parameter]) views_[parameter].zero_();
+    stale_[parameter] = false;
+  }
+
   void sum_instances(Pending& pending) {
     if (pending.between_instances || layout_.groups.replica.size() == 1) return;
     if (pending.work) pending.work->wait();
@@ -70,16 +96,21 @@ class WholeGrads final : public GradBuffer {
   const GradReduction reduction_;
   at::Tensor grads_;
   std::vector<at::Tensor> views_;  // by parameter
+  std::vector<bool> stale_;        // by parameter: holds a gradient of the last step
   std::vector<Pending> pending_;   // in the order of their start
 };
 
 class ShardedGrads final : public GradBuffer {
  public:
-  ShardedGrads(const ShardedLayout& layout, at::TensorOptions options, const GradReduction& reduction)
-      : layout_(layout), reduction_(reduction), shard_(at::zeros({layout.packed_elements()}, options)),
+  ShardedGrads(const ShardedLayout& layout, at::TensorOptions options,
+               const GradReduction& reduction)
+      : layout_(layout),
+        reduction_(reduction),
+        shard_(at::zeros({layout.packed_elements()}, options)),
         filling_(layout.buffer.buckets.size()) {}
 
-  at::Tensor target(int parameter) override {
+  GradTarget target(int parameter) override { return {view(parameter), 1.0}; }
+  at::Tensor view(int parameter) override {
     const int bucket = layout_.buffer.slots[parameter].bucket;
     return layout_.view_in_bucket(whole(bucket), parameter);
   }
@@ -120,7 +151,8 @@ class ShardedGrads final : public GradBuffer {
 
   at::Tensor& whole(int bucket) {
     at::Tensor& filling = filling_[bucket];
-    if (!filling.defined()) filling = at::zeros({layout_.bucket_elements(bucket)}, shard_.options());
+    if (!filling.defined())
+      filling = at::zeros({layout_.bucket_elements(bucket)}, shard_.options());
     return filling;
   }
 
@@ -145,7 +177,8 @@ std::unique_ptr<GradBuffer> make_whole_grads(const ShardedLayout& layout, at::Te
   return std::make_unique<WholeGrads>(layout, options, reduction);
 }
 
-std::unique_ptr<GradBuffer> make_sharded_grads(const ShardedLayout& layout, at::TensorOptions options,
+std::unique_ptr<GradBuffer> make_sharded_grads(const ShardedLayout& layout,
+                                               at::TensorOptions options,
                                                const GradReduction& reduction) {
   return std::make_unique<ShardedGrads>(layout, options, reduction);
 }

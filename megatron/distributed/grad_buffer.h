@@ -1,5 +1,5 @@
-// Where gradients are accumulated, and how they become sums over the data ranks: bucket by bucket, fp32 (fp64 for fp64
-// models).
+// Where gradients are accumulated, and how they become sums over the data ranks: bucket by bucket,
+// fp32 (fp64 for fp64 models).
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -7,6 +7,7 @@
 #include <memory>
 
 #include "megatron/distributed/sharded_layout.h"
+#include "megatron/nn/parameter.h"
 
 namespace megatron {
 
@@ -15,14 +16,19 @@ struct GradReduction {
   bool in_bf16 = false;  // what travels; every sum that is kept is fp32
 };
 
-// The parts that this rank owns lie in flat() at own_begin(bucket), layout.shard_elements(bucket) long.
+// The parts that this rank owns lie in flat() at own_begin(bucket), layout.shard_elements(bucket)
+// long.
 class GradBuffer {
  public:
   virtual ~GradBuffer() = default;
-  // What the gradient of a parameter is added to, shaped like it.
-  virtual at::Tensor target(int parameter) = 0;
+  // What the gradient of a parameter is added to, shaped like it. For one that is written: beta is
+  // 0 for the first gradient since zero().
+  virtual GradTarget target(int parameter) = 0;
+  // The same for one that is read.
+  virtual at::Tensor view(int parameter) = 0;
   virtual void zero() = 0;
-  // Starts to sum a bucket over the data ranks. Collective: every rank reduces the same buckets in the same order.
+  // Starts to sum a bucket over the data ranks. Collective: every rank reduces the same buckets in
+  // the same order.
   virtual void reduce(int bucket) = 0;
   // Waits until this rank's parts are sums over all data ranks. Collective.
   virtual void finish() = 0;
@@ -31,15 +37,18 @@ class GradBuffer {
   virtual int64_t own_begin(int bucket) const = 0;
 };
 
-// Every rank keeps all gradients of the step, and reduces each bucket once: all-reduce, or reduce-scatter into its own part
-// and all-reduce of that part between instances. Memory: 4 bytes per element.
+// Every rank keeps all gradients of the step, and reduces each bucket once: all-reduce, or
+// reduce-scatter into its own part and all-reduce of that part between instances. Memory: 4 bytes
+// per element.
 std::unique_ptr<GradBuffer> make_whole_grads(const ShardedLayout& layout, at::TensorOptions options,
                                              const GradReduction& reduction);
 
-// Every rank keeps its own parts. A bucket that takes gradients is whole for a moment; each reduce() scatters it into the
-// parts. Instances are summed once, by finish(). Memory: 4 bytes per element and shard, and the buckets in flight: the ones
-// that are being filled and the last one reduced.
-std::unique_ptr<GradBuffer> make_sharded_grads(const ShardedLayout& layout, at::TensorOptions options,
+// Every rank keeps its own parts. A bucket that takes gradients is whole for a moment; each
+// reduce() scatters it into the parts. Instances are summed once, by finish(). Memory: 4 bytes per
+// element and shard, and the buckets in flight: the ones that are being filled and the last one
+// reduced.
+std::unique_ptr<GradBuffer> make_sharded_grads(const ShardedLayout& layout,
+                                               at::TensorOptions options,
                                                const GradReduction& reduction);
 
 }  // namespace megatron

@@ -5,64 +5,106 @@
 namespace megatron {
 namespace {
 
-template <class T, class Gate>
+// A thread works on kSize neighbours: one pack, or one element where packs do not fit.
+template <class T, class Gate, bool InPacks>
 __global__ void gated_kernel(ActivationArgs args, bool backward) {
   using Acc = AccumulateType<T>;
+  using Group = std::conditional_t<InPacks, Pack<T>, Single<T>>;
   const T* x = static_cast<const T*>(args.x);
   const T* dy = static_cast<const T*>(args.dy);
   T* out = static_cast<T*>(args.out);
   const Acc offset = static_cast<Acc>(args.offset);
-  const int64_t f = args.features, total = args.rows * f, step = int64_t{gridDim.x} * blockDim.x;
-  for (int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x; i < total; i += step) {
-    const int64_t at = i / f * 2 * f + i % f;
-    const GateValue<Acc> gate = Gate::at(load_as<Acc>(x[at]));
-    const Acc up = load_as<Acc>(x[at + f]) + offset;
+  const int64_t f = args.features, groups = args.rows * f / Group::kSize,
+                step = int64_t{gridDim.x} * blockDim.x;
+  for (int64_t g = int64_t{blockIdx.x} * blockDim.x + threadIdx.x; g < groups; g += step) {
+    const int64_t i = g * Group::kSize;
+    const int64_t row = groups < INT32_MAX
+                            ? static_cast<uint32_t>(g) / static_cast<uint32_t>(f / Group::kSize)
+                            : i / f;
+    const int64_t at = i + row * f;  // of the gate; its partner lies f further
+    const Group gates = load_group<Group>(x + at), ups = load_group<Group>(x + at + f);
     if (backward) {
-      const Acc grad = load_as<Acc>(dy[i]);
-      store_as(out[at], grad * gate.slope * up);
-      store_as(out[at + f], grad * gate.act);
+      const Group grads = load_group<Group>(dy + i);
+      Group dgate, dup;
+#pragma unroll
+      for (int j = 0; j < Group::kSize; ++j) {
+        const GateValue<Acc> gate = Gate::at(load_as<Acc>(gates.at[j]));
+        const Acc grad = load_as<Acc>(grads.at[j]);
+        store_as(dgate.at[j], grad * gate.slope * (load_as<Acc>(ups.at[j]) + offset));
+        store_as(dup.at[j], grad * gate.act);
+      }
+      store_group(out + at, dgate);
+      store_group(out + at + f, dup);
     } else {
-      store_as(out[i], gate.act * up);
+      Group y;
+#pragma unroll
+      for (int j = 0; j < Group::kSize; ++j) {
+        const GateValue<Acc> gate = Gate::at(load_as<Acc>(gates.at[j]));
+        store_as(y.at[j], gate.act * (load_as<Acc>(ups.at[j]) + offset));
+      }
+      store_group(out + i, y);
     }
   }
 }
 
-template <class T, class Gate>
+template <class T, class Gate, bool InPacks>
 __global__ void plain_kernel(ActivationArgs args, bool backward) {
   using Acc = AccumulateType<T>;
+  using Group = std::conditional_t<InPacks, Pack<T>, Single<T>>;
   const T* x = static_cast<const T*>(args.x);
   const T* dy = static_cast<const T*>(args.dy);
   T* out = static_cast<T*>(args.out);
-  const int64_t total = args.rows * args.features, step = int64_t{gridDim.x} * blockDim.x;
-  for (int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x; i < total; i += step) {
-    const GateValue<Acc> value = Gate::at(load_as<Acc>(x[i]));
-    store_as(out[i], backward ? load_as<Acc>(dy[i]) * value.slope : value.act);
+  const int64_t groups = args.rows * args.features / Group::kSize,
+                step = int64_t{gridDim.x} * blockDim.x;
+  for (int64_t g = int64_t{blockIdx.x} * blockDim.x + threadIdx.x; g < groups; g += step) {
+    const int64_t i = g * Group::kSize;
+    const Group values = load_group<Group>(x + i);
+    Group grads = {}, y;
+    if (backward) grads = load_group<Group>(dy + i);
+#pragma unroll
+    for (int j = 0; j < Group::kSize; ++j) {
+      const GateValue<Acc> value = Gate::at(load_as<Acc>(values.at[j]));
+      store_as(y.at[j], backward ? load_as<Acc>(grads.at[j]) * value.slope : value.act);
+    }
+    store_group(out + i, y);
+  }
+}
+
+template <class T, class Gate, bool Gated>
+void launch_kernel(const ActivationArgs& args, bool backward, cudaStream_t stream) {
+  const bool packs = fits_packs<T>(args.features, {args.x, args.dy, args.out});
+  const unsigned blocks = blocks_for(args.rows * args.features / (packs ? Pack<T>::kSize : 1));
+  if constexpr (Gated) {
+    const auto kernel = packs ? gated_kernel<T, Gate, true> : gated_kernel<T, Gate, false>;
+    kernel<<<blocks, kThreads, 0, stream>>>(args, backward);
+  } else {
+    const auto kernel = packs ? plain_kernel<T, Gate, true> : plain_kernel<T, Gate, false>;
+    kernel<<<blocks, kThreads, 0, stream>>>(args, backward);
   }
 }
 
 void run(const ActivationArgs& args, bool backward, void* stream) {
-  const unsigned blocks = blocks_for(args.rows * args.features);
   with_cuda_type(args.dtype, [&](auto type) {
     using T = decltype(type);
     const cudaStream_t s = as_stream(stream);
     switch (args.kind) {
       case ActivationKernel::kGelu:
-        plain_kernel<T, GeluGate><<<blocks, kThreads, 0, s>>>(args, backward);
+        launch_kernel<T, GeluGate, false>(args, backward, s);
         break;
       case ActivationKernel::kGeluTanh:
-        plain_kernel<T, GeluTanhGate><<<blocks, kThreads, 0, s>>>(args, backward);
+        launch_kernel<T, GeluTanhGate, false>(args, backward, s);
         break;
       case ActivationKernel::kSquaredRelu:
-        plain_kernel<T, SquaredReluGate><<<blocks, kThreads, 0, s>>>(args, backward);
+        launch_kernel<T, SquaredReluGate, false>(args, backward, s);
         break;
       case ActivationKernel::kSwiglu:
-        gated_kernel<T, SiluGate><<<blocks, kThreads, 0, s>>>(args, backward);
+        launch_kernel<T, SiluGate, true>(args, backward, s);
         break;
       case ActivationKernel::kGeglu:
-        gated_kernel<T, GeluTanhGate><<<blocks, kThreads, 0, s>>>(args, backward);
+        launch_kernel<T, GeluTanhGate, true>(args, backward, s);
         break;
       case ActivationKernel::kQuickGeglu:
-        gated_kernel<T, QuickGeluGate><<<blocks, kThreads, 0, s>>>(args, backward);
+        launch_kernel<T, QuickGeluGate, true>(args, backward, s);
         break;
     }
   });

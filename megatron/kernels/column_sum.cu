@@ -14,8 +14,44 @@ __global__ void column_sum_kernel(ColumnSum sum) {
   const int64_t last = (block + 1) * kColumnSumRows;
   const int64_t end = last < sum.rows ? last : sum.rows;
   Acc total = 0;
-  for (int64_t row = block * kColumnSumRows; row < end; ++row) total += load_as<Acc>(x[row * sum.columns + column]);
+  for (int64_t row = block * kColumnSumRows; row < end; ++row)
+    total += load_as<Acc>(x[row * sum.columns + column]);
   static_cast<Acc*>(sum.partial)[block * sum.columns + column] = total;
+}
+
+// 32 packs of columns per block of threads; 8 threads share the rows of a pack and combine their
+// sums in a fixed order.
+template <class T>
+__global__ void column_sum_packs(ColumnSum sum) {
+  using Acc = AccumulateType<T>;
+  constexpr int kSize = Pack<T>::kSize;
+  __shared__ Acc shared[8][32][kSize + 1];
+  const int64_t column = (int64_t{blockIdx.x} * 32 + threadIdx.x) * kSize;
+  const int64_t first = int64_t{blockIdx.y} * kColumnSumRows;
+  const T* x = static_cast<const T*>(sum.x);
+  Acc total[kSize] = {};
+  if (column < sum.columns) {
+#pragma unroll
+    for (int i = 0; i < kColumnSumRows / 8; ++i) {
+      const int64_t row = first + i * 8 + threadIdx.y;
+      if (row >= sum.rows) break;
+      const Pack<T> pack = load_group<Pack<T>>(x + row * sum.columns + column);
+#pragma unroll
+      for (int j = 0; j < kSize; ++j) total[j] += load_as<Acc>(pack.at[j]);
+    }
+  }
+#pragma unroll
+  for (int j = 0; j < kSize; ++j) shared[threadIdx.y][threadIdx.x][j] = total[j];
+  __syncthreads();
+  // 256 threads, 32 * kSize columns.
+  for (int i = static_cast<int>(threadIdx.y * 32 + threadIdx.x); i < 32 * kSize; i += 256) {
+    const int64_t at = int64_t{blockIdx.x} * 32 * kSize + i;
+    if (at >= sum.columns) break;
+    Acc whole = 0;
+#pragma unroll
+    for (int y = 0; y < 8; ++y) whole += shared[y][i / kSize][i % kSize];
+    static_cast<Acc*>(sum.partial)[int64_t{blockIdx.y} * sum.columns + at] = whole;
+  }
 }
 
 // 32 columns per block; 8 threads of a column share its partial sums, combined in a fixed order.
@@ -26,7 +62,8 @@ __global__ void partial_sum_kernel(PartialSum sum) {
   const Acc* partial = static_cast<const Acc*>(sum.partial);
   Acc total = 0;
   if (column < sum.columns) {
-    for (int64_t block = threadIdx.y; block < sum.blocks; block += 8) total += partial[block * sum.columns + column];
+    for (int64_t block = threadIdx.y; block < sum.blocks; block += 8)
+      total += partial[block * sum.columns + column];
   }
   parts[threadIdx.y][threadIdx.x] = total;
   __syncthreads();
@@ -40,10 +77,17 @@ __global__ void partial_sum_kernel(PartialSum sum) {
 }  // namespace
 
 void column_sum_cuda(const ColumnSum& sum, void* stream) {
-  const dim3 grid(static_cast<unsigned>((sum.columns + 127) / 128),
-                  static_cast<unsigned>((sum.rows + kColumnSumRows - 1) / kColumnSumRows));
+  const auto row_blocks = static_cast<unsigned>((sum.rows + kColumnSumRows - 1) / kColumnSumRows);
   with_cuda_type(sum.dtype, [&](auto type) {
-    column_sum_kernel<decltype(type)><<<grid, 128, 0, as_stream(stream)>>>(sum);
+    using T = decltype(type);
+    if (fits_packs<T>(sum.columns, {sum.x})) {
+      constexpr int64_t kColumns = 32 * Pack<T>::kSize;
+      const dim3 grid(static_cast<unsigned>((sum.columns + kColumns - 1) / kColumns), row_blocks);
+      column_sum_packs<T><<<grid, dim3(32, 8), 0, as_stream(stream)>>>(sum);
+    } else {
+      const dim3 grid(static_cast<unsigned>((sum.columns + 127) / 128), row_blocks);
+      column_sum_kernel<T><<<grid, 128, 0, as_stream(stream)>>>(sum);
+    }
   });
   check_cuda(cudaGetLastError(), "column sum");
 }

@@ -1,5 +1,5 @@
-// The per-shard pieces of a softmax cross entropy over [tokens, columns] logits of which the first `valid` columns
-// count. Acc is fp32, or fp64 for fp64 logits.
+// The per-shard pieces of a softmax cross entropy over [tokens, columns] logits of which the first
+// `valid` columns count. Acc is fp32, or fp64 for fp64 logits.
 #pragma once
 
 #include <cstdint>
@@ -18,16 +18,20 @@ struct CrossEntropy {
   const int64_t* targets = nullptr;  // [tokens]; outside [0, valid): not in this shard
 };
 
-// max[t] = max of the valid logits (-inf when there are none); target[t] = logit of the target or 0. Assigned, Acc.
-void cross_entropy_parts_cpu(const CrossEntropy& ce, void* max, void* target, int64_t begin, int64_t end);
-void cross_entropy_parts_cuda(const CrossEntropy& ce, void* max, void* target, void* stream);
+// The shard's own share of the softmax, in one pass over the logits: max[t] = max of the valid
+// logits (-inf when there are none), sum[t] = sum over them of exp(logit - max[t]) (0 when there
+// are none), target[t] = logit of the target or 0.
+struct CrossEntropySums {
+  void* max = nullptr;  // [tokens] Acc, assigned; so are the others
+  void* sum = nullptr;
+  void* target = nullptr;
+};
+void cross_entropy_sums_cpu(const CrossEntropy& ce, const CrossEntropySums& sums, int64_t begin,
+                            int64_t end);
+void cross_entropy_sums_cuda(const CrossEntropy& ce, const CrossEntropySums& sums, void* stream);
 
-// sum[t] = sum over the valid columns of exp(logit - max[t]). Assigned, Acc.
-void cross_entropy_sum_exp_cpu(const CrossEntropy& ce, const void* max, void* sum, int64_t begin, int64_t end);
-void cross_entropy_sum_exp_cuda(const CrossEntropy& ce, const void* max, void* sum, void* stream);
-
-// dlogits = (softmax * (1 + 2 z lse) - onehot(target)) * scale[t], softmax = exp(logit - lse[t]); padding columns 0.
-// Assigned, in the logits' type; may be the logits themselves.
+// dlogits = (softmax * (1 + 2 z lse) - onehot(target)) * scale[t], softmax = exp(logit - lse[t]);
+// padding columns 0. Assigned, in the logits' type; may be the logits themselves.
 struct CrossEntropyBackward {
   const void* lse = nullptr;    // [tokens] Acc
   const void* scale = nullptr;  // [tokens] Acc
@@ -35,8 +39,9 @@ struct CrossEntropyBackward {
   void* dlogits = nullptr;
   int64_t stride = 0;  // of dlogits
 };
-void cross_entropy_backward_cpu(const CrossEntropy& ce, const CrossEntropyBackward& args, int64_t begin,
-                                int64_t end);
-void cross_entropy_backward_cuda(const CrossEntropy& ce, const CrossEntropyBackward& args, void* stream);
+void cross_entropy_backward_cpu(const CrossEntropy& ce, const CrossEntropyBackward& args,
+                                int64_t begin, int64_t end);
+void cross_entropy_backward_cuda(const CrossEntropy& ce, const CrossEntropyBackward& args,
+                                 void* stream);
 
 }  // namespace megatron

@@ -1,8 +1,7 @@
-#include "megatron/kernels/cross_entropy.h"
-
 #include <algorithm>
 #include <limits>
 
+#include "megatron/kernels/cross_entropy.h"
 #include "megatron/kernels/detail/block_io.h"
 #include "megatron/kernels/detail/lanes.h"
 #include "megatron/kernels/detail/math.h"
@@ -25,7 +24,7 @@ Acc max_of_run(const Acc* x, int64_t n, Acc start) {
 }
 
 template <class Acc>
-void parts_rows(const CrossEntropy& ce, Acc* max, Acc* target, int64_t begin, int64_t end) {
+void sums_rows(const CrossEntropy& ce, const CrossEntropySums& sums, int64_t begin, int64_t end) {
   Acc run[kRun];
   for (int64_t t = begin; t < end; ++t) {
     Acc best = -std::numeric_limits<Acc>::infinity();
@@ -33,29 +32,24 @@ void parts_rows(const CrossEntropy& ce, Acc* max, Acc* target, int64_t begin, in
       const int64_t n = std::min(kRun, ce.valid - i);
       best = max_of_run(load_run(ce.dtype, ce.logits, t * ce.stride + i, n, run), n, best);
     }
-    max[t] = best;
-    const int64_t id = ce.targets[t];
-    target[t] = id >= 0 && id < ce.valid ? *load_run(ce.dtype, ce.logits, t * ce.stride + id, 1, run) : Acc(0);
-  }
-}
-
-template <class Acc>
-void sum_exp_rows(const CrossEntropy& ce, const Acc* max, Acc* sum, int64_t begin, int64_t end) {
-  Acc run[kRun];
-  for (int64_t t = begin; t < end; ++t) {
-    const Acc top = max[t];
     Acc total = 0;
     for (int64_t i = 0; i < ce.valid; i += kRun) {
       const int64_t n = std::min(kRun, ce.valid - i);
       const Acc* x = load_run(ce.dtype, ce.logits, t * ce.stride + i, n, run);
-      total += sum_over<Acc>(n, [=](int64_t j) { return fast_exp(x[j] - top); });
+      total += sum_over<Acc>(n, [=](int64_t j) { return fast_exp(x[j] - best); });
     }
-    sum[t] = total;
+    const int64_t id = ce.targets[t];
+    static_cast<Acc*>(sums.max)[t] = best;
+    static_cast<Acc*>(sums.sum)[t] = total;
+    static_cast<Acc*>(sums.target)[t] =
+        id >= 0 && id < ce.valid ? *load_run(ce.dtype, ce.logits, t * ce.stride + id, 1, run)
+                                 : Acc(0);
   }
 }
 
 template <class Acc>
-void backward_rows(const CrossEntropy& ce, const CrossEntropyBackward& args, int64_t begin, int64_t end) {
+void backward_rows(const CrossEntropy& ce, const CrossEntropyBackward& args, int64_t begin,
+                   int64_t end) {
   Acc in_run[kRun], out_run[kRun];
   for (int64_t t = begin; t < end; ++t) {
     const Acc lse = static_cast<const Acc*>(args.lse)[t];
@@ -77,22 +71,13 @@ void backward_rows(const CrossEntropy& ce, const CrossEntropyBackward& args, int
 
 }  // namespace
 
-void cross_entropy_parts_cpu(const CrossEntropy& ce, void* max, void* target, int64_t begin, int64_t end) {
-  with_accumulator(ce.dtype, [&](auto acc) {
-    using Acc = decltype(acc);
-    parts_rows(ce, static_cast<Acc*>(max), static_cast<Acc*>(target), begin, end);
-  });
+void cross_entropy_sums_cpu(const CrossEntropy& ce, const CrossEntropySums& sums, int64_t begin,
+                            int64_t end) {
+  with_accumulator(ce.dtype, [&](auto acc) { sums_rows<decltype(acc)>(ce, sums, begin, end); });
 }
 
-void cross_entropy_sum_exp_cpu(const CrossEntropy& ce, const void* max, void* sum, int64_t begin, int64_t end) {
-  with_accumulator(ce.dtype, [&](auto acc) {
-    using Acc = decltype(acc);
-    sum_exp_rows(ce, static_cast<const Acc*>(max), static_cast<Acc*>(sum), begin, end);
-  });
-}
-
-void cross_entropy_backward_cpu(const CrossEntropy& ce, const CrossEntropyBackward& args, int64_t begin,
-                                int64_t end) {
+void cross_entropy_backward_cpu(const CrossEntropy& ce, const CrossEntropyBackward& args,
+                                int64_t begin, int64_t end) {
   with_accumulator(ce.dtype, [&](auto acc) { backward_rows<decltype(acc)>(ce, args, begin, end); });
 }
 

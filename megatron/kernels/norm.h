@@ -3,8 +3,8 @@
 //   LayerNorm  y = (x - mean) * rstd * g + b      rstd = 1 / sqrt(mean((x - mean)^2) + eps)
 //   RMSNorm    y = x * rstd * g                   rstd = 1 / sqrt(mean(x^2) + eps)
 //   backward   xhat = (x - mean) * rstd
-//              dx = rstd * (g dy - mean(g dy) - xhat mean(g dy xhat))     (no mean(g dy) for RMSNorm)
-//              dg = sum over rows of dy xhat;  db = sum over rows of dy
+//              dx = rstd * (g dy - mean(g dy) - xhat mean(g dy xhat))     (no mean(g dy) for
+//              RMSNorm) dg = sum over rows of dy xhat;  db = sum over rows of dy
 #pragma once
 
 #include <cstdint>
@@ -30,8 +30,9 @@ struct NormForward {
 void norm_forward_cpu(const NormForward& norm, int64_t row_begin, int64_t row_end);
 void norm_forward_cuda(const NormForward& norm, void* stream);
 
-// Rows whose weight gradients one partial sum holds: a function of the shape only, so the sums do not depend on threads.
-constexpr int64_t kNormRowsPerBlock = 64;
+// Rows whose weight gradients one partial sum holds: a function of the shape only, so the sums do
+// not depend on threads.
+constexpr int64_t kNormRowsPerBlock = 16;
 
 struct NormBackward {
   bool layer_norm = true;
@@ -43,9 +44,12 @@ struct NormBackward {
   const void* gain = nullptr;  // [columns] Acc
   const void* mean = nullptr;  // [rows] Acc; unused for RMSNorm
   const void* rstd = nullptr;  // [rows] Acc
-  void* dx = nullptr;          // [rows, columns], assigned
-  void* dgain = nullptr;       // [blocks, columns] Acc, assigned: partial sums of kNormRowsPerBlock rows each
-  void* dbias = nullptr;       // the same, or null
+  const void* residual_grad =
+      nullptr;         // [rows, columns] or null: added to dx, of the other path that x took
+  void* dx = nullptr;  // [rows, columns], assigned; may be residual_grad
+  void* dgain =
+      nullptr;  // [blocks, columns] Acc, assigned: partial sums of kNormRowsPerBlock rows each
+  void* dbias = nullptr;  // the same, or null
 };
 void norm_backward_cpu(const NormBackward& norm, int64_t block_begin, int64_t block_end);
 void norm_backward_cuda(const NormBackward& norm, void* stream);

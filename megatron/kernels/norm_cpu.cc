@@ -10,8 +10,8 @@ namespace megatron {
 namespace {
 
 template <class Acc>
-void normalise_row(int64_t n, const Acc* __restrict x, const Acc* __restrict gain, const Acc* __restrict bias, Acc mean,
-                   Acc rstd, Acc* __restrict y) {
+void normalise_row(int64_t n, const Acc* __restrict x, const Acc* __restrict gain,
+                   const Acc* __restrict bias, Acc mean, Acc rstd, Acc* __restrict y) {
   if (bias != nullptr) {
     for (int64_t i = 0; i < n; ++i) y[i] = (x[i] - mean) * rstd * gain[i] + bias[i];
   } else {
@@ -31,7 +31,8 @@ void forward_rows(const NormForward& norm, int64_t begin, int64_t end) {
     const Acc* x = load_run(norm.dtype, norm.x, row * n, n, scratch.data());
     Acc* y = output_run(norm.dtype, norm.y, row * n, scratch.data() + n);
     if (!norm.saved_statistics) {
-      const Acc mean = norm.layer_norm ? sum_over<Acc>(n, [=](int64_t i) { return x[i]; }) / Acc(n) : Acc(0);
+      const Acc mean =
+          norm.layer_norm ? sum_over<Acc>(n, [=](int64_t i) { return x[i]; }) / Acc(n) : Acc(0);
       const Acc square = sum_over<Acc>(n, [=](int64_t i) { return (x[i] - mean) * (x[i] - mean); });
       if (norm.layer_norm) means[row] = mean;
       rstds[row] = Acc(1) / std::sqrt(square / Acc(n) + static_cast<Acc>(norm.eps));
@@ -43,13 +44,18 @@ void forward_rows(const NormForward& norm, int64_t begin, int64_t end) {
   }
 }
 
-// One row: dx, and this row's part of the weight gradients added to dgain and dbias (null without bias).
+// One row: dx, and this row's part of the weight gradients added to dgain and dbias (null without
+// bias).
 template <class Acc>
-void backward_row(int64_t n, const Acc* __restrict dy, const Acc* __restrict x, const Acc* __restrict gain, bool layer_norm,
-                  Acc mean, Acc rstd, Acc* __restrict dx, Acc* __restrict dgain, Acc* __restrict dbias) {
-  const Acc mean_g = layer_norm ? sum_over<Acc>(n, [=](int64_t i) { return gain[i] * dy[i]; }) / Acc(n) : Acc(0);
+void backward_row(int64_t n, const Acc* __restrict dy, const Acc* __restrict x,
+                  const Acc* __restrict gain, bool layer_norm, Acc mean, Acc rstd,
+                  const Acc* __restrict residual, Acc* __restrict dx, Acc* __restrict dgain,
+                  Acc* __restrict dbias) {
+  const Acc mean_g =
+      layer_norm ? sum_over<Acc>(n, [=](int64_t i) { return gain[i] * dy[i]; }) / Acc(n) : Acc(0);
   const Acc mean_gx =
-      sum_over<Acc>(n, [=](int64_t i) { return gain[i] * dy[i] * ((x[i] - mean) * rstd); }) / Acc(n);
+      sum_over<Acc>(n, [=](int64_t i) { return gain[i] * dy[i] * ((x[i] - mean) * rstd); }) /
+      Acc(n);
   if (dbias != nullptr) {
     for (int64_t i = 0; i < n; ++i) {
       const Acc xhat = (x[i] - mean) * rstd;
@@ -64,6 +70,9 @@ void backward_row(int64_t n, const Acc* __restrict dy, const Acc* __restrict x, 
       dx[i] = rstd * (gain[i] * dy[i] - mean_g - xhat * mean_gx);
     }
   }
+  if (residual != nullptr) {
+    for (int64_t i = 0; i < n; ++i) dx[i] += residual[i];
+  }
 }
 
 template <class Acc>
@@ -77,10 +86,18 @@ void backward_block(const NormBackward& norm, int64_t block, std::vector<Acc>& s
   for (int64_t row = block * kNormRowsPerBlock; row < end; ++row) {
     const Acc* dy = load_run(norm.dtype, norm.dy, row * n, n, scratch.data());
     const Acc* x = load_run(norm.dtype, norm.x, row * n, n, scratch.data() + n);
+    // A copy: dx may be written over it.
+    const Acc* residual = nullptr;
+    if (norm.residual_grad != nullptr) {
+      const Acc* from =
+          load_run(norm.dtype, norm.residual_grad, row * n, n, scratch.data() + 3 * n);
+      if (from != scratch.data() + 3 * n) std::copy_n(from, n, scratch.data() + 3 * n);
+      residual = scratch.data() + 3 * n;
+    }
     Acc* dx = output_run(norm.dtype, norm.dx, row * n, scratch.data() + 2 * n);
     const Acc mean = norm.layer_norm ? static_cast<const Acc*>(norm.mean)[row] : Acc(0);
     backward_row(n, dy, x, static_cast<const Acc*>(norm.gain), norm.layer_norm, mean,
-                 static_cast<const Acc*>(norm.rstd)[row], dx, dgain, dbias);
+                 static_cast<const Acc*>(norm.rstd)[row], residual, dx, dgain, dbias);
     store_run(norm.dtype, norm.dx, row * n, n, dx);
   }
 }
@@ -88,13 +105,15 @@ void backward_block(const NormBackward& norm, int64_t block, std::vector<Acc>& s
 }  // namespace
 
 void norm_forward_cpu(const NormForward& norm, int64_t row_begin, int64_t row_end) {
-  with_accumulator(norm.dtype, [&](auto acc) { forward_rows<decltype(acc)>(norm, row_begin, row_end); });
+  with_accumulator(norm.dtype,
+                   [&](auto acc) { forward_rows<decltype(acc)>(norm, row_begin, row_end); });
 }
 
 void norm_backward_cpu(const NormBackward& norm, int64_t block_begin, int64_t block_end) {
   with_accumulator(norm.dtype, [&](auto acc) {
-    std::vector<decltype(acc)> scratch(3 * norm.columns);
-    for (int64_t block = block_begin; block < block_end; ++block) backward_block(norm, block, scratch);
+    std::vector<decltype(acc)> scratch(4 * norm.columns);
+    for (int64_t block = block_begin; block < block_end; ++block)
+      backward_block(norm, block, scratch);
   });
 }
 

@@ -32,12 +32,14 @@ void rotate_rows(const Rotary& rotary, int64_t begin, int64_t end) {
   std::vector<Acc> scratch(2 * d);
   for (int64_t row = begin; row < end; ++row) {
     const int64_t s = row / rotary.batch, b = row % rotary.batch;
-    const int64_t angle = s * rotary.angle_stride_s + b * rotary.angle_stride_b;
+    const int64_t angle =
+        s * rotary.angle_stride_s + b / rotary.batch_per_angle * rotary.angle_stride_b;
     const Acc* cos = static_cast<const Acc*>(rotary.cos) + angle;
     const Acc* sin = static_cast<const Acc*>(rotary.sin) + angle;
     for (int64_t head = 0; head < rotary.heads; ++head) {
       const int64_t from = s * rotary.stride_s + b * rotary.stride_b + head * rotary.stride_n;
-      const int64_t to = (row * rotary.heads + head) * d;
+      const int64_t to =
+          s * rotary.out_stride_s + b * rotary.out_stride_b + head * rotary.out_stride_n;
       const Acc* t = load_run(rotary.dtype, rotary.in, from, d, scratch.data());
       Acc* out = output_run(rotary.dtype, rotary.out, to, scratch.data() + d);
       rotate_head(rotary, t, cos, sin, out);
@@ -49,7 +51,8 @@ void rotate_rows(const Rotary& rotary, int64_t begin, int64_t end) {
 }  // namespace
 
 void rotary_cpu(const Rotary& rotary, int64_t row_begin, int64_t row_end) {
-  with_accumulator(rotary.dtype, [&](auto acc) { rotate_rows<decltype(acc)>(rotary, row_begin, row_end); });
+  with_accumulator(rotary.dtype,
+                   [&](auto acc) { rotate_rows<decltype(acc)>(rotary, row_begin, row_end); });
 }
 
 }  // namespace megatron

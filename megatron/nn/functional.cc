@@ -19,8 +19,7 @@ struct DifferentiableParameter : torch::autograd::Function<DifferentiableParamet
     parameter->store->release(*parameter);
     if (parameter->trainable) {
       const GradTarget target = parameter->store->grad_target(*parameter);
-      if (target.beta != 1.0) target.tensor.mul_(target.beta);
-      target.tensor.add_(grads[0]);
+      target.to_add_to().add_(grads[0]);
       parameter->store->grad_ready(*parameter);
     }
     return {at::Tensor(), at::Tensor()};
@@ -28,6 +27,15 @@ struct DifferentiableParameter : torch::autograd::Function<DifferentiableParamet
 };
 
 }  // namespace
+
+at::Tensor GradTarget::to_add_to() const {
+  if (beta == 0.0) {
+    tensor.zero_();
+  } else {
+    MEGATRON_ASSERT(beta == 1.0, "a gradient target with a beta of ", beta);
+  }
+  return tensor;
+}
 
 at::Tensor anchor() { return at::empty({0}).set_requires_grad(true); }
 

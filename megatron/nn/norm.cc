@@ -14,14 +14,12 @@ at::Tensor as(const at::Tensor& value, const at::Tensor& x) {
   return value.defined() ? value.to(x.scalar_type()) : value;
 }
 
-// The accumulating target of a norm parameter; beta is applied here, since the kernels only add.
+// The target of a norm parameter, whose kernels only add.
 at::Tensor accumulation_target(Parameter* parameter) {
   if (parameter == nullptr) return {};
   if (!parameter->trainable)
     return at::zeros(parameter->local_shape, parameter->value.options().dtype(at::kFloat));
-  const GradTarget target = parameter->store->grad_target(*parameter);
-  if (target.beta != 1.0) target.tensor.mul_(target.beta);
-  return target.tensor;
+  return parameter->store->grad_target(*parameter).to_add_to();
 }
 
 void mark_ready(Parameter* parameter) {

@@ -64,17 +64,22 @@ struct Parameter {
   Init init;
   ParameterRole role = ParameterRole::kWeight;
   bool trainable = true;
-  // The stages that hold copies of it (a tied embedding over pipeline stages), or null. Copies have one name and one start;
-  // their gradients are summed over this group before any other reduction, and the first of them counts and is stored.
+  // The stages that hold copies of it (a tied embedding over pipeline stages), or null. Copies have
+  // one name and one start; their gradients are summed over this group before any other reduction,
+  // and the first of them counts and is stored.
   const ProcessGroup* shared = nullptr;
   int uses = 1;                     // how often one pass uses it: 2 for a tied embedding
   ParameterStore* store = nullptr;  // owner of value and gradient; outlives the parameter's use
 };
 
-// Where and how a weight gradient is accumulated: tensor = beta * tensor + gradient.
+// Where and how a weight gradient is accumulated: tensor = beta * tensor + gradient. Beta is 0 or
+// 1; 0 assigns, whatever the tensor holds.
 struct GradTarget {
   at::Tensor tensor;  // as value, fp32 (fp64 for fp64 models)
   double beta = 1.0;
+
+  // The tensor for a computation that can only add.
+  at::Tensor to_add_to() const;
 };
 
 // Owns weights and gradients. Layers do not know how: declared here, implemented by
@@ -89,8 +94,8 @@ class ParameterStore {
   virtual GradTarget grad_target(Parameter& parameter) = 0;
   // The gradient of one use is complete.
   virtual void grad_ready(Parameter& parameter) = 0;
-  // Takes the computation of a weight gradient to run it after this backward (zero-bubble schedules run it as an action of
-  // its own), or returns false: run it now.
+  // Takes the computation of a weight gradient to run it after this backward (zero-bubble schedules
+  // run it as an action of its own), or returns false: run it now.
   virtual bool defer(std::function<void()> /*weight_gradient*/) { return false; }
 };
 

@@ -3,11 +3,14 @@
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/functions/utils.h>
 #include <torch/csrc/autograd/variable.h>
 
 #include "megatron/tensor/torch.h"
 
 namespace megatron {
+
+using torch::autograd::variable_list;
 
 struct BackwardRoot::Impl {
   torch::autograd::Edge edge;
@@ -19,26 +22,49 @@ BackwardRoot& BackwardRoot::operator=(BackwardRoot&&) noexcept = default;
 BackwardRoot::~BackwardRoot() = default;
 
 BackwardRoot::BackwardRoot(const at::Tensor& tensor) {
-  if (tensor.requires_grad()) impl_ = std::make_unique<Impl>(Impl{torch::autograd::impl::gradient_edge(tensor)});
+  if (tensor.requires_grad())
+    impl_ = std::make_unique<Impl>(Impl{torch::autograd::impl::gradient_edge(tensor)});
 }
 
 void BackwardRoot::run(const at::Tensor& grad) {
   if (!impl_) return;
   const Impl impl = std::move(*impl_);
   impl_.reset();
-  torch::autograd::Engine::get_default_engine().execute({impl.edge}, {grad}, /*keep_graph=*/false, /*create_graph=*/false,
+  torch::autograd::Engine::get_default_engine().execute({impl.edge}, {grad}, /*keep_graph=*/false,
+                                                        /*create_graph=*/false,
                                                         /*accumulate_grad=*/true, {});
 }
 
-at::Tensor RecomputeTape::run(const Body& body, const at::Tensor& x) {
+struct BackwardEnd::Node final : torch::autograd::Node {
+  variable_list apply(variable_list&& grads) override {
+    gradient = std::move(grads[0]);
+    return {};
+  }
+  at::Tensor gradient;
+};
+
+BackwardEnd::BackwardEnd() = default;
+BackwardEnd::BackwardEnd(BackwardEnd&&) noexcept = default;
+BackwardEnd& BackwardEnd::operator=(BackwardEnd&&) noexcept = default;
+BackwardEnd::~BackwardEnd() = default;
+
+BackwardEnd::BackwardEnd(at::Tensor& tensor) : node_(new Node, torch::autograd::deleteNode) {
+  torch::autograd::create_gradient_edge(tensor, node_);
+}
+
+at::Tensor BackwardEnd::take_grad() { return std::move(node_->gradient); }
+
+at::Tensor RecomputeTape::run(const Body& body, const at::Tensor& x, const Keeper& keeper) {
   if (!at::GradMode::is_enabled()) return body(x);
+  const at::Tensor input = x.detach();
   at::Tensor output;
   {
     const at::NoGradGuard no_grad;
-    output = body(x.detach());
+    output = body(input).detach();
   }
-  output = output.detach().set_requires_grad(true);
-  cuts_.push_back({body, x, output});
+  BackwardEnd end(output);
+  cuts_.push_back(
+      {body, keeper ? keeper(input) : [input] { return input; }, BackwardRoot(x), std::move(end)});
   return output;
 }
 
@@ -51,14 +77,22 @@ void RecomputeTape::backward(BackwardRoot root, const at::Tensor& grad) {
   while (!cuts_.empty()) {
     Cut cut = std::move(cuts_.back());
     cuts_.pop_back();
-    const at::Tensor output_grad = cut.output.grad();
-    cut.output.mutable_grad().reset();
-    if (!output_grad.defined()) continue;  // nothing below this cut reached the root
-    const at::Tensor input = cut.input.detach().set_requires_grad(true);
-    torch::autograd::backward({cut.body(input)}, {output_grad});
-    if (!cut.input.requires_grad() || !input.grad().defined()) continue;
-    torch::autograd::backward({cut.input}, {input.grad()});
+    const at::Tensor input_grad = backward(cut);
+    cut.body = nullptr;
+    cut.input = nullptr;
+    if (input_grad.defined()) cut.below.run(input_grad);
   }
+}
+
+// Returns the gradient of the input, or nothing where none is needed.
+at::Tensor RecomputeTape::backward(Cut& cut) {
+  const at::Tensor grad = cut.output.take_grad();
+  if (!grad.defined()) return {};  // nothing below this cut reached the root
+  const at::Tensor input = cut.input().detach().set_requires_grad(true);
+  cut.input = nullptr;
+  BackwardRoot(cut.body(input)).run(grad);
+  // What is kept for weight gradients may hold the input, but need not hold its gradient.
+  return std::move(input.mutable_grad());
 }
 
 }  // namespace megatron

@@ -1,9 +1,9 @@
 // Recomputation by explicit cuts of the graph: no backward runs inside another one.
 //
-// A tape belongs to one pass over one model chunk. run() executes a body without recording it and
-// returns a leaf; the graph therefore ends at each leaf. backward() starts at the root and walks
-// the cuts in reverse: it runs each body again with recording on, goes back through it, and
-// continues below its input.
+// A tape belongs to one pass over one model chunk. run() executes a body without recording it, and
+// the graph ends at its output. backward() starts at the root and walks the cuts in reverse: it
+// runs each body again with recording on, goes back through it, and continues below its input.
+// Between the two a cut holds its input and nothing else.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -14,8 +14,8 @@
 
 namespace megatron {
 
-// Where a backward starts, without the memory of the tensor it was made from: a pipeline stage drops an activation once it
-// is sent.
+// Where a backward starts, without the memory of the tensor it was made from: a pipeline stage
+// drops an activation once it is sent.
 class BackwardRoot {
  public:
   BackwardRoot();
@@ -32,13 +32,35 @@ class BackwardRoot {
   std::unique_ptr<Impl> impl_;
 };
 
+// Where a backward ends: catches the gradient that arrives for a tensor. Unlike a leaf it does not
+// keep the tensor.
+class BackwardEnd {
+ public:
+  BackwardEnd();
+  // Gives the tensor, which has no graph, this end; it requires a gradient afterwards.
+  explicit BackwardEnd(at::Tensor& tensor);
+  BackwardEnd(BackwardEnd&&) noexcept;
+  BackwardEnd& operator=(BackwardEnd&&) noexcept;
+  ~BackwardEnd();
+  bool defined() const { return node_ != nullptr; }
+  // The gradient, once; undefined where no backward arrived.
+  at::Tensor take_grad();
+
+ private:
+  struct Node;
+  std::shared_ptr<Node> node_;
+};
+
 class RecomputeTape {
  public:
   using Body = std::function<at::Tensor(const at::Tensor&)>;
+  // How an input is kept until the backward: called with the input in the forward; what it returns
+  // is called once, in the backward, and gives the input back.
+  using Keeper = std::function<std::function<at::Tensor()>(const at::Tensor&)>;
 
   // y = body(x); body must be a pure function of x, of parameters and of places. x and y are
-  // floating tensors.
-  at::Tensor run(const Body& body, const at::Tensor& x);
+  // floating tensors. Without a keeper x itself is kept.
+  at::Tensor run(const Body& body, const at::Tensor& x, const Keeper& keeper = {});
 
   // Backward from `root` with the gradient `grad` (undefined: 1, for a scalar). Consumes the tape.
   void backward(const at::Tensor& root, const at::Tensor& grad = {});
@@ -47,9 +69,11 @@ class RecomputeTape {
  private:
   struct Cut {
     Body body;
-    at::Tensor input;   // with its graph
-    at::Tensor output;  // leaf
+    std::function<at::Tensor()> input;
+    BackwardRoot below;  // of the input
+    BackwardEnd output;
   };
+  static at::Tensor backward(Cut& cut);
   std::vector<Cut> cuts_;
 };
 

@@ -44,17 +44,6 @@ at::Tensor activation_forward(const at::Tensor& x, Activation activation, double
   return y;
 }
 
-at::Tensor activation_backward(const at::Tensor& dy, const at::Tensor& x, Activation activation, double offset) {
-  at::Tensor dx = at::empty_like(x);
-  ActivationArgs args = make_args(x, activation, offset, dx);
-  args.dy = dy.const_data_ptr();
-  launch(
-      x, args.rows, 2 * x.size(-1),
-      [&](int64_t begin, int64_t end) { activation_backward_cpu(args, begin, end); },
-      [&](void* stream) { MEGATRON_CUDA_KERNEL(activation_backward_cuda(args, stream)); });
-  return dx;
-}
-
 class ActivationFunction : public torch::autograd::Function<ActivationFunction> {
  public:
   static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& x, int64_t activation,
@@ -70,12 +59,24 @@ class ActivationFunction : public torch::autograd::Function<ActivationFunction> 
                                                  torch::autograd::variable_list grads) {
     const at::Tensor x = context->get_saved_variables()[0];
     const auto activation = static_cast<Activation>(context->saved_data["activation"].toInt());
-    return {activation_backward(grads[0].contiguous(), x, activation, context->saved_data["offset"].toDouble()),
+    return {activation_backward(grads[0], x, activation, context->saved_data["offset"].toDouble()),
             {}, {}};
   }
 };
 
 }  // namespace
+
+at::Tensor activation_backward(const at::Tensor& dy, const at::Tensor& x, Activation activation, double offset) {
+  const at::Tensor grad = dy.contiguous();
+  at::Tensor dx = at::empty_like(x);
+  ActivationArgs args = make_args(x, activation, offset, dx);
+  args.dy = grad.const_data_ptr();
+  launch(
+      x, args.rows, 2 * x.size(-1),
+      [&](int64_t begin, int64_t end) { activation_backward_cpu(args, begin, end); },
+      [&](void* stream) { MEGATRON_CUDA_KERNEL(activation_backward_cuda(args, stream)); });
+  return dx;
+}
 
 bool is_gated(Activation activation) {
   return activation == Activation::kSwiglu || activation == Activation::kGeglu ||

@@ -16,8 +16,14 @@ enum class Activation {
 
 bool is_gated(Activation activation);  // the input has twice the width of the output: [gate | up]
 
-//   x [..., f] ([..., 2f] when gated); return [..., f]. `offset` is used by kQuickGeglu (--glu-linear-offset).
+//   x [..., f] ([..., 2f] when gated); return [..., f]. `offset` is used by kQuickGeglu
+//   (--glu-linear-offset).
 // Saves x only.
 at::Tensor activate(const at::Tensor& x, Activation activation, double offset = 0.0);
+
+// The gradient of x from that of activate(x), for layers that contain their activation. Not
+// differentiable.
+at::Tensor activation_backward(const at::Tensor& dy, const at::Tensor& x, Activation activation,
+                               double offset = 0.0);
 
 }  // namespace megatron

@@ -1,8 +1,11 @@
 #include "megatron/tensor/attention.h"
 
 #include "megatron/base/check.h"
+#include "megatron/tensor/detail/attention_cudnn.h"
 #include "megatron/tensor/detail/attention_library.h"
 #include "megatron/tensor/detail/attention_unfused.h"
+#include "megatron/tensor/rotary.h"
+#include "megatron/tensor/shape.h"
 #include "megatron/tensor/torch.h"
 
 namespace megatron {
@@ -12,46 +15,74 @@ enum class Path { kFlashCpu, kFlashCuda, kCudnn, kUnfused };
 
 // What a library kernel needs to differentiate its output; empty for the unfused path.
 struct Forward {
-  at::Tensor out;  // [s, b, n, d]
+  at::Tensor out;  // [s, b, n, d], contiguous
   at::Tensor library_out, lse, seed, offset, cu_q, cu_k;
 };
 
-bool library_causal(const at::Tensor& q, const AttentionOptions& o) { return o.causal && q.size(0) > 1; }
+bool library_causal(const at::Tensor& q, const AttentionOptions& o) {
+  return o.causal && q.size(0) > 1;
+}
 
-Path choose_path(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const AttentionOptions& o) {
-  if (o.backend == AttentionBackend::kUnfused || o.backend == AttentionBackend::kLocal) return Path::kUnfused;
-  std::string reason = why_unfused(q, k, v, o);
-  if (o.backend == AttentionBackend::kFused && reason.empty()) {
-    if (!q.is_cuda()) reason = "it needs a CUDA device";
-    if (q.size(3) > 128) reason = "the head size is above 128";
+// Why not cuDNN, or "". `by_name`: it was asked for, so that no length is too odd.
+std::string why_not_fused(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                          const AttentionOptions& o, bool by_name) {
+  if (!q.is_cuda()) return "it needs a CUDA device";
+  std::string reason = why_unfused(q, k, v, o, /*knows_windows=*/true);
+  if (!reason.empty()) return reason;
+  if (q.size(0) != k.size(0) && !why_unfused(q, k, v, o).empty())
+    return "a sliding window over keys before the queries";
+  if (!by_name && (q.size(0) != k.size(0) || q.size(0) % 64 != 0))
+    return "the length is not a multiple of 64";
+  return why_not_cudnn(to_heads(q), to_heads(k), to_heads(v), o);
+}
+
+Path choose_path(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                 const AttentionOptions& o) {
+  const auto check = [&](const std::string& reason, const char* name) {
+    MEGATRON_CHECK(reason.empty(), "--attention-backend ", name,
+                   " cannot compute this attention: ", reason,
+                   "\nhint: --attention-backend auto takes a backend that can");
+  };
+  switch (o.backend) {
+    case AttentionBackend::kUnfused:
+    case AttentionBackend::kLocal:
+      return Path::kUnfused;
+    case AttentionBackend::kFused:
+      check(why_not_fused(q, k, v, o, /*by_name=*/true), "fused");
+      return Path::kCudnn;
+    case AttentionBackend::kFlash:
+      check(why_unfused(q, k, v, o), "flash");
+      return q.is_cuda() ? Path::kFlashCuda : Path::kFlashCpu;
+    case AttentionBackend::kAuto:
+      break;
   }
-  if (reason.empty()) {
-    if (!q.is_cuda()) return Path::kFlashCpu;
-    return o.backend == AttentionBackend::kFused ? Path::kCudnn : Path::kFlashCuda;
-  }
-  MEGATRON_CHECK(o.backend == AttentionBackend::kAuto, "--attention-backend ",
-                 o.backend == AttentionBackend::kFlash ? "flash" : "fused", " cannot compute this attention: ",
-                 reason, "\nhint: --attention-backend auto falls back to unfused attention");
-  return Path::kUnfused;
+  if (q.is_cuda() && why_not_fused(q, k, v, o, /*by_name=*/false).empty()) return Path::kCudnn;
+  if (!why_unfused(q, k, v, o).empty()) return Path::kUnfused;
+  return q.is_cuda() ? Path::kFlashCuda : Path::kFlashCpu;
 }
 
 // Each key group repeated for its query heads, [s_k, b, n, d]; the CPU kernel knows no groups.
 at::Tensor repeat_groups(const at::Tensor& t, int64_t heads) {
   if (t.size(2) == heads) return t;
   const int64_t r = heads / t.size(2);
-  return t.unsqueeze(3).expand({-1, -1, -1, r, -1}).reshape({t.size(0), t.size(1), heads, t.size(3)});
+  return t.unsqueeze(3)
+      .expand({-1, -1, -1, r, -1})
+      .reshape({t.size(0), t.size(1), heads, t.size(3)});
 }
 
 at::Tensor sum_groups(const at::Tensor& grad, int64_t groups) {
   if (grad.size(2) == groups) return grad;
-  return grad.reshape({grad.size(0), grad.size(1), groups, grad.size(2) / groups, grad.size(3)}).sum(3);
+  return grad.reshape({grad.size(0), grad.size(1), groups, grad.size(2) / groups, grad.size(3)})
+      .sum(3);
 }
 
 // Additive mask of the CPU kernel when its own causal mask does not fit.
-std::optional<at::Tensor> cpu_mask(const at::Tensor& q, const at::Tensor& k, const AttentionOptions& o) {
+std::optional<at::Tensor> cpu_mask(const at::Tensor& q, const at::Tensor& k,
+                                   const AttentionOptions& o) {
   if (library_mask_fits(q, k, o)) return std::nullopt;
   const at::Tensor mask = attention_mask(q, k, o);
-  return at::zeros(mask.sizes(), q.options()).masked_fill_(mask, -std::numeric_limits<double>::infinity());
+  return at::zeros(mask.sizes(), q.options())
+      .masked_fill_(mask, -std::numeric_limits<double>::infinity());
 }
 
 Forward run_forward(Path path, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
@@ -72,8 +103,8 @@ Forward run_forward(Path path, const at::Tensor& q, const at::Tensor& k, const a
       break;
     }
     case Path::kFlashCuda: {
-      auto r = at::_scaled_dot_product_flash_attention(to_heads(q), to_heads(k), to_heads(v), 0.0, causal, false,
-                                                       o.scale);
+      auto r = at::_scaled_dot_product_flash_attention(to_heads(q), to_heads(k), to_heads(v), 0.0,
+                                                       causal, false, o.scale);
       f.library_out = std::get<0>(r);
       f.lse = std::get<1>(r);
       f.cu_q = std::get<2>(r);
@@ -83,15 +114,10 @@ Forward run_forward(Path path, const at::Tensor& q, const at::Tensor& k, const a
       break;
     }
     case Path::kCudnn: {
-      auto r = at::_scaled_dot_product_cudnn_attention(to_heads(q), to_heads(k), to_heads(v), std::nullopt, true,
-                                                       0.0, causal, false, o.scale);
-      f.library_out = std::get<0>(r);
-      f.lse = std::get<1>(r);
-      f.cu_q = std::get<2>(r);
-      f.cu_k = std::get<3>(r);
-      f.seed = std::get<6>(r);
-      f.offset = std::get<7>(r);
-      break;
+      f.out = at::empty(q.sizes(), q.options());
+      f.library_out = to_heads(f.out);
+      f.lse = cudnn_attention_forward(to_heads(q), to_heads(k), to_heads(v), f.library_out, o);
+      return f;
     }
   }
   f.out = from_heads(f.library_out).contiguous();
@@ -100,30 +126,42 @@ Forward run_forward(Path path, const at::Tensor& q, const at::Tensor& k, const a
 
 using Grads = AttentionGrads;
 
-Grads run_backward(Path path, const at::Tensor& dout, const at::Tensor& q, const at::Tensor& k,
-                   const at::Tensor& v, const Forward& f, const AttentionOptions& o) {
-  if (path == Path::kUnfused) return unfused_attention_backward(dout, q, k, v, o);
+// Assigns the gradients, whose strides are the caller's where cuDNN writes them and the library's
+// own otherwise.
+void run_backward(Path path, const at::Tensor& dout, const at::Tensor& q, const at::Tensor& k,
+                  const at::Tensor& v, const Forward& f, const AttentionOptions& o, Grads& grads) {
+  if (path == Path::kUnfused) {
+    grads = unfused_attention_backward(dout, q, k, v, o);
+    return;
+  }
   const bool causal = library_causal(q, o);
-  Grads grads;
+  if (path == Path::kCudnn) {
+    auto& [dq, dk, dv] = grads;
+    for (auto [grad, input] : {std::pair{&dq, &q}, {&dk, &k}, {&dv, &v}}) {
+      if (!grad->defined()) *grad = at::empty(input->sizes(), input->options());
+    }
+    const at::Tensor last_contiguous = dout.stride(-1) == 1 ? dout : dout.contiguous();
+    cudnn_attention_backward(to_heads(last_contiguous), to_heads(q), to_heads(k), to_heads(v),
+                             f.library_out, f.lse, to_heads(dq), to_heads(dk), to_heads(dv), o);
+    return;
+  }
   if (path == Path::kFlashCpu) {
     const int64_t heads = q.size(2), groups = k.size(2);
     const auto mask = cpu_mask(q, k, o);
     auto [dq, dk, dv] = at::_scaled_dot_product_flash_attention_for_cpu_backward(
-        to_heads(dout), to_heads(q), to_heads(repeat_groups(k, heads)), to_heads(repeat_groups(v, heads)),
-        f.library_out, f.lse, 0.0, causal && !mask.has_value(), mask, o.scale);
-    return {from_heads(dq), sum_groups(from_heads(dk), groups), sum_groups(from_heads(dv), groups)};
+        to_heads(dout), to_heads(q), to_heads(repeat_groups(k, heads)),
+        to_heads(repeat_groups(v, heads)), f.library_out, f.lse, 0.0, causal && !mask.has_value(),
+        mask, o.scale);
+    grads = {from_heads(dq), sum_groups(from_heads(dk), groups),
+             sum_groups(from_heads(dv), groups)};
+    return;
   }
-  if (path == Path::kFlashCuda) {
-    const DeterministicScope deterministic;
-    grads = at::_scaled_dot_product_flash_attention_backward(
-        to_heads(dout), to_heads(q), to_heads(k), to_heads(v), f.library_out, f.lse, f.cu_q, f.cu_k, q.size(0),
-        k.size(0), 0.0, causal, f.seed, f.offset, o.scale);
-  } else {
-    grads = at::_scaled_dot_product_cudnn_attention_backward(
-        to_heads(dout), to_heads(q), to_heads(k), to_heads(v), f.library_out, f.lse, f.seed, f.offset,
-        at::Tensor(), f.cu_q, f.cu_k, q.size(0), k.size(0), 0.0, causal, o.scale);
-  }
-  return {from_heads(std::get<0>(grads)), from_heads(std::get<1>(grads)), from_heads(std::get<2>(grads))};
+  const DeterministicScope deterministic;
+  const Grads found = at::_scaled_dot_product_flash_attention_backward(
+      to_heads(dout), to_heads(q), to_heads(k), to_heads(v), f.library_out, f.lse, f.cu_q, f.cu_k,
+      q.size(0), k.size(0), 0.0, causal, f.seed, f.offset, o.scale);
+  grads = {from_heads(std::get<0>(found)), from_heads(std::get<1>(found)),
+           from_heads(std::get<2>(found))};
 }
 
 // Carries the options through autograd's context.
@@ -132,18 +170,33 @@ struct SavedOptions : torch::CustomClassHolder {
   Path path = Path::kUnfused;
 };
 
+// What the backward needs of a library's forward beyond its inputs; nothing when it is run again.
+void save(const Forward& f, const SavedOptions& saved, torch::autograd::variable_list& tensors) {
+  if (saved.path == Path::kUnfused || saved.options.recompute) return;
+  tensors.insert(tensors.end(), {f.library_out, f.lse, f.seed, f.offset, f.cu_q, f.cu_k});
+}
+
+// The same from tensors[first...], or by running the forward.
+Forward saved_forward(const torch::autograd::variable_list& tensors, size_t first,
+                      const SavedOptions& saved, const at::Tensor& q, const at::Tensor& k,
+                      const at::Tensor& v) {
+  if (saved.path == Path::kUnfused) return {};
+  if (tensors.size() == first) return run_forward(saved.path, q, k, v, saved.options);
+  const auto t = tensors.begin() + static_cast<std::ptrdiff_t>(first);
+  return {at::Tensor(), t[0], t[1], t[2], t[3], t[4], t[5]};
+}
+
 class AttentionFunction : public torch::autograd::Function<AttentionFunction> {
  public:
-  static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& q, const at::Tensor& k,
-                            const at::Tensor& v, const AttentionOptions& options) {
+  static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& q,
+                            const at::Tensor& k, const at::Tensor& v,
+                            const AttentionOptions& options) {
     auto saved = c10::make_intrusive<SavedOptions>();
     saved->options = options;
     saved->path = choose_path(q, k, v, options);
     Forward f = run_forward(saved->path, q, k, v, options);
     torch::autograd::variable_list tensors = {q, k, v};
-    if (saved->path != Path::kUnfused && !options.recompute) {
-      tensors.insert(tensors.end(), {f.library_out, f.lse, f.seed, f.offset, f.cu_q, f.cu_k});
-    }
+    save(f, *saved, tensors);
     context->save_for_backward(tensors);
     context->saved_data["options"] = c10::IValue::make_capsule(saved);
     return f.out;
@@ -151,22 +204,96 @@ class AttentionFunction : public torch::autograd::Function<AttentionFunction> {
 
   static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
                                                  torch::autograd::variable_list grads) {
-    const auto holder = c10::static_intrusive_pointer_cast<SavedOptions>(context->saved_data["options"].toCapsule());
+    const auto holder = c10::static_intrusive_pointer_cast<SavedOptions>(
+        context->saved_data["options"].toCapsule());
     const auto t = context->get_saved_variables();
     const at::NoGradGuard no_grad;
-    Forward f;
-    if (t.size() > 3) {
-      f.library_out = t[3];
-      f.lse = t[4];
-      f.seed = t[5];
-      f.offset = t[6];
-      f.cu_q = t[7];
-      f.cu_k = t[8];
-    } else if (holder->path != Path::kUnfused) {
-      f = run_forward(holder->path, t[0], t[1], t[2], holder->options);
+    Grads result;
+    run_backward(holder->path, grads[0], t[0], t[1], t[2],
+                 saved_forward(t, 3, *holder, t[0], t[1], t[2]), holder->options, result);
+    return {std::get<0>(result), std::get<1>(result), std::get<2>(result), {}};
+  }
+};
+
+// The queries, keys and values of [s, b, g, r + 2, d]. A library takes each group as a sample of
+// its own, [s, b * g, r, d], whose strides are regular, so that these are views; the unfused path
+// numbers heads for its dropout and takes [s, b, g * r, d].
+struct QKV {
+  QKV(const at::Tensor& packed, Path path) {
+    const int64_t s = packed.size(0), b = packed.size(1), g = packed.size(2),
+                  r = packed.size(3) - 2, d = packed.size(4);
+    if (path == Path::kUnfused) {
+      q = packed.narrow(3, 0, r).reshape({s, b, g * r, d});
+      k = packed.select(3, r);
+      v = packed.select(3, r + 1);
+    } else {
+      const at::Tensor folded = packed.view({s, b * g, r + 2, d});
+      q = folded.narrow(2, 0, r);
+      k = folded.narrow(2, r, 1);
+      v = folded.narrow(2, r + 1, 1);
     }
-    auto [dq, dk, dv] = run_backward(holder->path, grads[0], t[0], t[1], t[2], f, holder->options);
-    return {dq, dk, dv, {}};
+  }
+  at::Tensor q, k, v;
+};
+
+void turn(const at::Tensor& packed, const RotaryAngles& rotary, double sign) {
+  if (!rotary.cos.defined()) return;
+  const int64_t heads = packed.size(3);
+  rotate_(packed.view({packed.size(0), packed.size(1) * packed.size(2), heads, packed.size(4)})
+              .narrow(2, 0, heads - 1),
+          rotary.cos, rotary.sin, rotary.interleaved, sign);
+}
+
+class PackedAttentionFunction : public torch::autograd::Function<PackedAttentionFunction> {
+ public:
+  static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& flat,
+                            const PackedHeads& heads, const RotaryAngles& rotary,
+                            const AttentionOptions& options) {
+    auto saved = c10::make_intrusive<SavedOptions>();
+    const int64_t s = flat.size(0), b = flat.size(1);
+    const at::Tensor packed =
+        flat.view({s, b, heads.groups, heads.heads_per_group + 2, heads.head_size});
+    turn(packed, rotary, 1.0);
+    const QKV folded(packed, Path::kFlashCuda);
+    saved->options = options;
+    saved->path = choose_path(folded.q, folded.k, folded.v, options);
+    const QKV qkv(packed, saved->path);
+    check_attention(qkv.q, qkv.k, qkv.v, options);
+    Forward f = run_forward(saved->path, qkv.q, qkv.k, qkv.v, options);
+    torch::autograd::variable_list tensors = {packed, rotary.cos, rotary.sin};
+    save(f, *saved, tensors);
+    context->save_for_backward(tensors);
+    context->saved_data["options"] = c10::IValue::make_capsule(saved);
+    context->saved_data["interleaved"] = rotary.interleaved;
+    return f.out.view({s, b, heads.groups * heads.heads_per_group * heads.head_size});
+  }
+
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
+                                                 torch::autograd::variable_list grads) {
+    const auto holder = c10::static_intrusive_pointer_cast<SavedOptions>(
+        context->saved_data["options"].toCapsule());
+    const auto t = context->get_saved_variables();
+    const at::NoGradGuard no_grad;
+    const at::Tensor& packed = t[0];
+    const QKV qkv(packed, holder->path);
+    at::Tensor dpacked = at::empty_like(packed);
+    Grads result;
+    if (holder->path == Path::kCudnn) {  // writes into the views
+      const QKV into(dpacked, holder->path);
+      result = {into.q, into.k, into.v};
+    }
+    run_backward(holder->path, grads[0].contiguous().view(qkv.q.sizes()), qkv.q, qkv.k, qkv.v,
+                 saved_forward(t, 3, *holder, qkv.q, qkv.k, qkv.v), holder->options, result);
+    if (holder->path != Path::kCudnn) {
+      const int64_t r = packed.size(3) - 2;
+      const at::Tensor dq = dpacked.narrow(3, 0, r), dk = dpacked.select(3, r),
+                       dv = dpacked.select(3, r + 1);
+      dq.copy_(std::get<0>(result).reshape(dq.sizes()));
+      dk.copy_(std::get<1>(result).reshape(dk.sizes()));
+      dv.copy_(std::get<2>(result).reshape(dv.sizes()));
+    }
+    turn(dpacked, {t[1], t[2], context->saved_data["interleaved"].toBool()}, -1.0);
+    return {dpacked.view({packed.size(0), packed.size(1), -1}), {}, {}, {}};
   }
 };
 
@@ -176,6 +303,14 @@ at::Tensor core_attention(const at::Tensor& q, const at::Tensor& k, const at::Te
                           const AttentionOptions& options) {
   check_attention(q, k, v, options);
   return AttentionFunction::apply(q, k, v, options);
+}
+
+at::Tensor packed_attention(const at::Tensor& packed, const PackedHeads& heads,
+                            const RotaryAngles& rotary, const AttentionOptions& options) {
+  check_shape("packed attention", packed,
+              {-1, -1, heads.groups * (heads.heads_per_group + 2) * heads.head_size});
+  MEGATRON_ASSERT(packed.is_contiguous(), "packed attention over a tensor with gaps");
+  return PackedAttentionFunction::apply(packed, heads, rotary, options);
 }
 
 }  // namespace megatron

@@ -9,33 +9,59 @@
 
 namespace megatron {
 
+// A deterministic backward of cuDNN on Hopper writes the gradient of the scores, two bytes each, to memory; beyond this many
+// bytes the batch is taken in parts.
+constexpr int64_t kAttentionScratchBytes = int64_t{4} << 30;
+
 enum class AttentionBackend { kAuto, kFlash, kFused, kUnfused, kLocal };
 
 struct AttentionOptions {
-  bool causal = true;          // aligned to the end: query i of s sees keys <= i + (s_k - s)
-  double scale = 1.0;          // applied to q k^T
-  double softcap = 0.0;        // c > 0: scores become c tanh(score / c); uses the unfused path
-  int64_t window_left = -1;    // keys further left than this many are masked; -1: no limit (--window-size)
-  int64_t window_right = -1;   // ignored when causal
-  double dropout = 0.0;        // of the probabilities, by place; uses the unfused path
+  bool causal = true;    // aligned to the end: query i of s sees keys <= i + (s_k - s)
+  double scale = 1.0;    // applied to q k^T
+  double softcap = 0.0;  // c > 0: scores become c tanh(score / c); uses the unfused path
+  int64_t window_left =
+      -1;  // keys further left than this many are masked; -1: no limit (--window-size)
+  int64_t window_right = -1;  // ignored when causal
+  double dropout = 0.0;       // of the probabilities, by place; uses the unfused path
   RandomKey key = {};
-  Place place = {};            // queries; needed when dropout > 0
+  Place place = {};              // queries; needed when dropout > 0
   at::Tensor key_position = {};  // [s_k] int64; needed when dropout > 0
-  int64_t first_head = 0;      // global number of the first query head of this rank
-  at::Tensor mask = {};        // bool [b, 1, s, s_k] or [1, 1, s, s_k], True = may NOT attend; undefined: none
-  at::Tensor sink = {};        // reserved: must be undefined
+  int64_t first_head = 0;        // global number of the first query head of this rank
+  at::Tensor mask =
+      {};  // bool [b, 1, s, s_k] or [1, 1, s, s_k], True = may NOT attend; undefined: none
+  at::Tensor sink = {};  // reserved: must be undefined
   AttentionBackend backend = AttentionBackend::kAuto;
-  bool recompute = false;      // save q, k, v only and run the forward again in the backward
+  bool recompute = false;  // save q, k, v only and run the forward again in the backward
 };
 
-// Differentiable in q, k and v. Chooses flash attention where it computes exactly this, else the unfused path (ATen
-// operations, softmax in fp32); both give the same bits in every run. kFused is cuDNN, whose backward does not. Throws Error
-// when the backend that was asked for cannot.
+// Differentiable in q, k and v. kAuto takes the first that computes exactly this: cuDNN (kFused;
+// CUDA, sequences of a multiple of 64 tokens, since it needs a plan for each shape), flash
+// attention, else the unfused path (ATen operations, softmax in fp32). All give the same bits in
+// every run. Throws Error when the backend that was asked for cannot.
 //
 //   q       [s, b, n, d]       any strides with a contiguous last dimension
 //   k, v    [s_k, b, g, d]     g divides n
 //   return  [s, b, n, d]       contiguous
 at::Tensor core_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                           const AttentionOptions& options);
+
+// Self-attention over the packed projections of some key/value groups, each [its r query heads |
+// key | value]: turns queries and keys by the rotary angles (tensor/rotary.h; none when cos is
+// undefined), then attends, without copies of either where a library computes it. Differentiable in
+// packed, whose queries and keys are turned in place: nobody else may need them.
+//
+//   packed  [s, b, g * (r + 2) * d] contiguous
+//   return  [s, b, g * r * d]
+struct PackedHeads {
+  int64_t groups = 1;           // g
+  int64_t heads_per_group = 1;  // r
+  int64_t head_size = 1;        // d
+};
+struct RotaryAngles {
+  at::Tensor cos, sin;
+  bool interleaved = false;
+};
+at::Tensor packed_attention(const at::Tensor& packed, const PackedHeads& heads,
+                            const RotaryAngles& rotary, const AttentionOptions& options);
 
 }  // namespace megatron

@@ -11,9 +11,10 @@ namespace {
 
 CrossEntropy make_args(const at::Tensor& logits, const at::Tensor& targets, int64_t valid) {
   check_shape("cross entropy logits", logits, {-1, -1});
-  MEGATRON_ASSERT(logits.stride(1) == 1 || logits.size(1) <= 1, "the rows of the logits must be contiguous");
-  MEGATRON_ASSERT(valid >= 0 && valid <= logits.size(1), "cross entropy counts ", valid, " columns of ",
-                  logits.size(1));
+  MEGATRON_ASSERT(logits.stride(1) == 1 || logits.size(1) <= 1,
+                  "the rows of the logits must be contiguous");
+  MEGATRON_ASSERT(valid >= 0 && valid <= logits.size(1), "cross entropy counts ", valid,
+                  " columns of ", logits.size(1));
   CrossEntropy args;
   args.dtype = to_dtype(logits.scalar_type());
   args.tokens = logits.size(0);
@@ -21,50 +22,34 @@ CrossEntropy make_args(const at::Tensor& logits, const at::Tensor& targets, int6
   args.valid = valid;
   args.logits = logits.const_data_ptr();
   args.stride = logits.stride(0);
-  if (targets.defined()) {
-    check_shape("cross entropy targets", targets, {args.tokens});
-    MEGATRON_ASSERT(targets.is_contiguous(), "cross entropy targets must be contiguous");
-    args.targets = targets.const_data_ptr<int64_t>();
-  }
+  check_shape("cross entropy targets", targets, {args.tokens});
+  MEGATRON_ASSERT(targets.is_contiguous(), "cross entropy targets must be contiguous");
+  args.targets = targets.const_data_ptr<int64_t>();
   return args;
 }
 
 }  // namespace
 
-CrossEntropyParts cross_entropy_parts(const at::Tensor& logits, const at::Tensor& targets, int64_t valid) {
+CrossEntropyParts cross_entropy_parts(const at::Tensor& logits, const at::Tensor& targets,
+                                      int64_t valid) {
   const at::NoGradGuard no_grad;
   const CrossEntropy args = make_args(logits, targets, valid);
   CrossEntropyParts parts;
   parts.max = at::empty({args.tokens}, logits.options().dtype(accumulate_type(logits)));
+  parts.sum = at::empty_like(parts.max);
   parts.target = at::empty_like(parts.max);
-  void* max = parts.max.data_ptr();
-  void* target = parts.target.data_ptr();
+  const CrossEntropySums sums = {parts.max.data_ptr(), parts.sum.data_ptr(),
+                                 parts.target.data_ptr()};
   launch(
       logits, args.tokens, args.columns,
-      [&](int64_t begin, int64_t end) { cross_entropy_parts_cpu(args, max, target, begin, end); },
-      [&](void* stream) { MEGATRON_CUDA_KERNEL(cross_entropy_parts_cuda(args, max, target, stream)); });
+      [&](int64_t begin, int64_t end) { cross_entropy_sums_cpu(args, sums, begin, end); },
+      [&](void* stream) { MEGATRON_CUDA_KERNEL(cross_entropy_sums_cuda(args, sums, stream)); });
   return parts;
 }
 
-at::Tensor cross_entropy_sum_exp(const at::Tensor& logits, const at::Tensor& max, int64_t valid) {
-  const at::NoGradGuard no_grad;
-  const CrossEntropy args = make_args(logits, {}, valid);
-  check_shape("cross entropy max", max, {args.tokens});
-  const at::Tensor top = as_contiguous(max, accumulate_type(logits));
-  at::Tensor sum = at::empty_like(top);
-  launch(
-      logits, args.tokens, args.columns,
-      [&](int64_t begin, int64_t end) {
-        cross_entropy_sum_exp_cpu(args, top.const_data_ptr(), sum.data_ptr(), begin, end);
-      },
-      [&](void* stream) {
-        MEGATRON_CUDA_KERNEL(cross_entropy_sum_exp_cuda(args, top.const_data_ptr(), sum.data_ptr(), stream));
-      });
-  return sum;
-}
-
-at::Tensor cross_entropy_backward(const at::Tensor& logits, const at::Tensor& targets, const at::Tensor& lse,
-                                  const at::Tensor& scale, int64_t valid, double z_coeff, bool in_place) {
+at::Tensor cross_entropy_backward(const at::Tensor& logits, const at::Tensor& targets,
+                                  const at::Tensor& lse, const at::Tensor& scale, int64_t valid,
+                                  double z_coeff, bool in_place) {
   const at::NoGradGuard no_grad;
   const CrossEntropy args = make_args(logits, targets, valid);
   check_shape("cross entropy lse", lse, {args.tokens});
@@ -81,7 +66,9 @@ at::Tensor cross_entropy_backward(const at::Tensor& logits, const at::Tensor& ta
   launch(
       logits, args.tokens, args.columns,
       [&](int64_t begin, int64_t end) { cross_entropy_backward_cpu(args, backward, begin, end); },
-      [&](void* stream) { MEGATRON_CUDA_KERNEL(cross_entropy_backward_cuda(args, backward, stream)); });
+      [&](void* stream) {
+        MEGATRON_CUDA_KERNEL(cross_entropy_backward_cuda(args, backward, stream));
+      });
   return dlogits;
 }
 

@@ -23,14 +23,13 @@ at::Tensor linear_forward(const at::Tensor& x, const at::Tensor& w, const at::Te
   const at::Tensor rows = as_matrix(x);
   std::vector<int64_t> shape = x.sizes().vec();
   shape.back() = w.size(0);
-  at::Tensor y;
-  if (bias.defined()) {
-    check_shape("linear bias", bias, {w.size(0)});
-    y = at::addmm(bias.to(w.scalar_type()), rows, w.t());
-  } else {
-    y = at::mm(rows, w.t());
+  const at::Tensor shift = bias.defined() ? bias.to(w.scalar_type()) : bias;
+  if (bias.defined()) check_shape("linear bias", bias, {w.size(0)});
+  if (x.is_cuda()) {
+    const at::Tensor y = at::empty({rows.size(0), w.size(0)}, rows.options());
+    if (blas_forward(rows, w, shift, y)) return y.view(shape);
   }
-  return y.view(shape);
+  return (bias.defined() ? at::addmm(shift, rows, w.t()) : at::mm(rows, w.t())).view(shape);
 }
 
 at::Tensor linear_input_grad(const at::Tensor& dy, const at::Tensor& w) {
@@ -39,17 +38,22 @@ at::Tensor linear_input_grad(const at::Tensor& dy, const at::Tensor& w) {
   use_wide_blas_reductions();
   std::vector<int64_t> shape = dy.sizes().vec();
   shape.back() = w.size(1);
-  return at::mm(as_matrix(dy), w).view(shape);
+  const at::Tensor rows = as_matrix(dy);
+  if (dy.is_cuda()) {
+    const at::Tensor dx = at::empty({rows.size(0), w.size(1)}, rows.options());
+    if (blas_input_grad(rows, w, dx)) return dx.view(shape);
+  }
+  return at::mm(rows, w).view(shape);
 }
 
 void linear_weight_grad(const at::Tensor& dy, const at::Tensor& x, at::Tensor target, double beta) {
   const at::NoGradGuard no_grad;
   check_shape("weight gradient", target, {dy.size(-1), x.size(-1)});
-  MEGATRON_ASSERT(dy.scalar_type() == x.scalar_type(), "weight gradient of ", c10::toString(dy.scalar_type()),
-                  " and ", c10::toString(x.scalar_type()));
+  MEGATRON_ASSERT(dy.scalar_type() == x.scalar_type(), "weight gradient of ",
+                  c10::toString(dy.scalar_type()), " and ", c10::toString(x.scalar_type()));
   at::Tensor grad = as_matrix(dy), rows = as_matrix(x);
-  MEGATRON_ASSERT(grad.size(0) == rows.size(0), "weight gradient of ", grad.size(0), " and ", rows.size(0),
-                  " rows");
+  MEGATRON_ASSERT(grad.size(0) == rows.size(0), "weight gradient of ", grad.size(0), " and ",
+                  rows.size(0), " rows");
   if (target.scalar_type() != grad.scalar_type()) {
     if (grad.is_cuda() && blas_wide_weight_grad(grad, rows, target, beta)) return;
     grad = grad.to(target.scalar_type());  // products of bf16 and fp16 are exact in fp32
@@ -68,7 +72,8 @@ void bias_grad(const at::Tensor& dy, at::Tensor target, double beta) {
   args.columns = rows.size(1);
   args.x = rows.const_data_ptr();
   const int64_t blocks = (args.rows + kColumnSumRows - 1) / kColumnSumRows;
-  at::Tensor partial = at::empty({blocks, args.columns}, rows.options().dtype(accumulate_type(rows)));
+  at::Tensor partial =
+      at::empty({blocks, args.columns}, rows.options().dtype(accumulate_type(rows)));
   args.partial = partial.data_ptr();
   launch(
       rows, blocks, args.columns * kColumnSumRows,

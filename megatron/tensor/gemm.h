@@ -1,10 +1,17 @@
-// Matrix products of linear layers. fp32 accumulation whatever the operand type; on CUDA through cuBLASLt.
-// Not differentiable: the layers write their own backwards.
+// Matrix products of linear layers. fp32 accumulation whatever the operand type; on CUDA through
+// cuBLASLt. Not differentiable: the layers write their own backwards.
 #pragma once
 
 #include <ATen/core/Tensor.h>
 
+#include <string>
+
 namespace megatron {
+
+// Times cuBLASLt's candidates for each large product of bf16 or fp16 at its first use from now on
+// and keeps the choices in a file in `folder`; empty (as at start): the library's own first choice.
+// Nothing on the CPU.
+void tune_gemms(const std::string& folder);
 
 // y = x w^T (+ bias).   x [..., k], w [n, k], bias [n] or undefined; returns [..., n].
 at::Tensor linear_forward(const at::Tensor& x, const at::Tensor& w, const at::Tensor& bias);
@@ -12,7 +19,8 @@ at::Tensor linear_forward(const at::Tensor& x, const at::Tensor& w, const at::Te
 // dx = dy w.   dy [..., n], w [n, k]; returns [..., k].
 at::Tensor linear_input_grad(const at::Tensor& dy, const at::Tensor& w);
 
-// target = beta * target + dy^T x.   dy [..., n], x [..., k], target [n, k], fp32 (or the operands' type).
+// target = beta * target + dy^T x.   dy [..., n], x [..., k], target [n, k], fp32 (or the operands'
+// type).
 void linear_weight_grad(const at::Tensor& dy, const at::Tensor& x, at::Tensor target, double beta);
 
 // target = beta * target + sum of dy over all but the last dimension.   target [n].

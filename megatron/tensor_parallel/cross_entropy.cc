@@ -17,15 +17,15 @@ struct CrossEntropyFunction : torch::autograd::Function<CrossEntropyFunction> {
                             const at::Tensor& targets, int64_t valid, double z_coeff,
                             const ProcessGroup* tp) {
     CrossEntropyParts parts = cross_entropy_parts(logits, targets, valid);
-    tp->all_reduce(parts.max, ReduceOp::kMax)->wait();
-    at::Tensor sum = cross_entropy_sum_exp(logits, parts.max, valid);
     if (tp->size() > 1) {
-      at::Tensor both = at::stack({sum, parts.target});
+      const at::Tensor own_max = parts.max.clone();
+      tp->all_reduce(parts.max, ReduceOp::kMax)->wait();
+      const at::Tensor both = at::stack({parts.sum * (own_max - parts.max).exp_(), parts.target});
       tp->all_reduce(both)->wait();
-      sum = both[0];
+      parts.sum = both[0];
       parts.target = both[1];
     }
-    const at::Tensor lse = sum.log_().add_(parts.max);
+    const at::Tensor lse = parts.sum.log_().add_(parts.max);
     at::Tensor loss = lse - parts.target;
     if (z_coeff != 0.0) loss.addcmul_(lse, lse, z_coeff);
     context->saved_data["valid"] = valid;

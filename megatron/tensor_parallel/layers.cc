@@ -24,6 +24,8 @@ struct LinearState {
   const ProcessGroup* tp = nullptr;
   bool sequence_parallel = false;
   bool recompute_norm = false;
+  std::optional<Activation> input_activation = {};
+  double activation_offset = 0.0;
 };
 
 template <class State>
@@ -31,8 +33,10 @@ State* saved_state(AutogradContext* context) {
   return reinterpret_cast<State*>(context->saved_data["state"].toInt());
 }
 
-// `x` is asked for when the product is computed: now, or as an action of its own under a zero-bubble schedule.
-void accumulate_weight_grad(Parameter& weight, const at::Tensor& dy, const std::function<at::Tensor()>& x) {
+// `x` is asked for when the product is computed: now, or as an action of its own under a
+// zero-bubble schedule.
+void accumulate_weight_grad(Parameter& weight, const at::Tensor& dy,
+                            const std::function<at::Tensor()>& x) {
   if (!weight.trainable) return;
   const auto accumulate = [&weight, dy, x] {
     const GradTarget target = weight.store->grad_target(weight);
@@ -93,8 +97,9 @@ struct ColumnFunction : torch::autograd::Function<ColumnFunction> {
         reduction = state.tp->all_reduce(dx);
       }
     }
-    accumulate_weight_grad(*state.weight, dy,
-                           [&state, saved, type] { return gathered(state, linear_input(state, saved, type)); });
+    accumulate_weight_grad(*state.weight, dy, [&state, saved, type] {
+      return gathered(state, linear_input(state, saved, type));
+    });
     accumulate_bias_grad(state.bias, dy);
     if (reduction) reduction->wait();
     if (state.norm != nullptr) dx = norm_backward(*state.norm, dx, saved[0], saved[1], saved[2]);
@@ -112,11 +117,12 @@ struct ColumnFunction : torch::autograd::Function<ColumnFunction> {
 
 // Y = sum over ranks of X_r A_r^T, + b.
 struct RowFunction : torch::autograd::Function<RowFunction> {
-  static at::Tensor forward(AutogradContext* context, const at::Tensor& x, const at::Tensor&,
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& input, const at::Tensor&,
                             LinearState* state) {
     const AcquiredValue weight(state->weight), bias(state->bias);
     context->saved_data["state"] = reinterpret_cast<int64_t>(state);
-    context->save_for_backward({x});
+    context->save_for_backward({input});
+    const at::Tensor x = activated(*state, input);
     if (state->tp->size() == 1) return linear_forward(x, weight.value(), bias.value());
     at::Tensor y = linear_forward(x, weight.value(), at::Tensor());
     if (state->sequence_parallel)
@@ -128,7 +134,7 @@ struct RowFunction : torch::autograd::Function<RowFunction> {
 
   static variable_list backward(AutogradContext* context, variable_list grads) {
     LinearState& state = *saved_state<LinearState>(context);
-    const at::Tensor x = context->get_saved_variables()[0];
+    const at::Tensor input = context->get_saved_variables()[0];
     accumulate_bias_grad(state.bias,
                          grads[0].contiguous());  // a partial sum with sequence_parallel
     const at::Tensor dy = gathered(state, grads[0].contiguous());
@@ -137,8 +143,20 @@ struct RowFunction : torch::autograd::Function<RowFunction> {
       const AcquiredValue weight(state.weight);
       dx = linear_input_grad(dy, weight.value());
     }
-    accumulate_weight_grad(*state.weight, dy, [x] { return x; });
+    {
+      const at::Tensor x = activated(state, input);
+      accumulate_weight_grad(*state.weight, dy, [x] { return x; });
+    }
+    if (state.input_activation)
+      dx = activation_backward(dx, input, *state.input_activation, state.activation_offset);
     return {dx, at::Tensor(), at::Tensor()};
+  }
+
+ private:
+  static at::Tensor activated(const LinearState& state, const at::Tensor& input) {
+    return state.input_activation
+               ? activate(input, *state.input_activation, state.activation_offset)
+               : input;
   }
 };
 
@@ -252,8 +270,14 @@ RowParallelLinear::RowParallelLinear(std::string name, int64_t input_size, int64
   if (options.sequence_parallel) impl_->bias.placement.partial_grad.insert(Axis::kTensor);
   add("weight", &impl_->weight);
   if (options.bias) add("bias", &impl_->bias);
-  impl_->state = {&impl_->weight, options.bias ? &impl_->bias : nullptr,  nullptr,
-                  &groups.tp,     options.sequence_parallel && ranks > 1, false};
+  impl_->state = {&impl_->weight,
+                  options.bias ? &impl_->bias : nullptr,
+                  nullptr,
+                  &groups.tp,
+                  options.sequence_parallel && ranks > 1,
+                  false,
+                  options.input_activation,
+                  options.activation_offset};
 }
 
 RowParallelLinear::~RowParallelLinear() = default;

@@ -2,9 +2,11 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 
 #include "megatron/comm/parallel_groups.h"
 #include "megatron/nn/norm.h"
+#include "megatron/tensor/activation.h"
 
 namespace megatron {
 
@@ -21,6 +23,10 @@ struct LinearOptions {
   bool input_norm = false;
   NormOptions norm = {};
   bool recompute_norm = false;  // save the norm's input and statistics, not its output
+  // Row-parallel only: apply this activation to the input first and save what it was applied to,
+  // not its output. The input is [s, b, 2k/t] when the activation is gated.
+  std::optional<Activation> input_activation = {};
+  double activation_offset = 0.0;
 };
 
 // Linear layer whose output features are split over the tensor-parallel group: Y = norm(X) A^T + b.
@@ -52,7 +58,7 @@ class ColumnParallelLinear : public Module {
 };
 
 // Linear layer whose input features are split over the tensor-parallel group: Y = sum over ranks of
-// X_r A_r^T, + b.
+// X_r A_r^T, + b, with X = activation(input) where it contains one.
 //
 //   x       [s, b, k/t]
 //   return  [s, b, n]      ([s/t, b, n] with sequence_parallel)

@@ -1,5 +1,7 @@
 #include "megatron/tensor_parallel/mappings.h"
 
+#include <algorithm>
+
 #include "megatron/base/check.h"
 #include "megatron/tensor/torch.h"
 
@@ -93,7 +95,8 @@ at::Tensor reduce_from_tensor_model_parallel_region(const at::Tensor& x, const P
 at::Tensor gather_from_tensor_model_parallel_region(const at::Tensor& x, const ProcessGroup& tp) {
   return pair(x, tp, all_gather_last_dim, own_slice_last_dim);
 }
-at::Tensor all_gather_last_dim_from_tensor_parallel_region(const at::Tensor& x, const ProcessGroup& tp) {
+at::Tensor all_gather_last_dim_from_tensor_parallel_region(const at::Tensor& x,
+                                                           const ProcessGroup& tp) {
   return pair(x, tp, all_gather_last_dim, reduce_scatter_last_dim);
 }
 at::Tensor scatter_to_sequence_parallel_region(const at::Tensor& x, const ProcessGroup& tp) {
@@ -104,6 +107,17 @@ at::Tensor gather_from_sequence_parallel_region(const at::Tensor& x, const Proce
 }
 at::Tensor reduce_scatter_to_sequence_parallel_region(const at::Tensor& x, const ProcessGroup& tp) {
   return pair(x, tp, reduce_scatter_first_dim, all_gather_first_dim);
+}
+
+std::function<at::Tensor()> distribute_saved_activation(const at::Tensor& x,
+                                                        const ProcessGroup& tp) {
+  const int64_t count = x.numel(), part = (count + tp.size() - 1) / tp.size();
+  const int64_t begin = std::min(count, tp.rank() * part), end = std::min(count, begin + part);
+  const at::Tensor own = at::zeros({part}, x.options());  // the last parts may be padded
+  own.narrow(0, 0, end - begin).copy_(x.detach().reshape({count}).narrow(0, begin, end - begin));
+  return [own, count, shape = x.sizes().vec(), tp] {
+    return all_gather_first_dim(own, tp).narrow(0, 0, count).view(shape);
+  };
 }
 
 }  // namespace megatron

@@ -16,6 +16,8 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <functional>
+
 #include "megatron/comm/process_group.h"
 
 namespace megatron {
@@ -23,7 +25,8 @@ namespace megatron {
 at::Tensor copy_to_tensor_model_parallel_region(const at::Tensor& x, const ProcessGroup& tp);
 at::Tensor reduce_from_tensor_model_parallel_region(const at::Tensor& x, const ProcessGroup& tp);
 at::Tensor gather_from_tensor_model_parallel_region(const at::Tensor& x, const ProcessGroup& tp);
-at::Tensor all_gather_last_dim_from_tensor_parallel_region(const at::Tensor& x, const ProcessGroup& tp);
+at::Tensor all_gather_last_dim_from_tensor_parallel_region(const at::Tensor& x,
+                                                           const ProcessGroup& tp);
 at::Tensor scatter_to_sequence_parallel_region(const at::Tensor& x, const ProcessGroup& tp);
 at::Tensor gather_from_sequence_parallel_region(const at::Tensor& x, const ProcessGroup& tp);
 at::Tensor reduce_scatter_to_sequence_parallel_region(const at::Tensor& x, const ProcessGroup& tp);
@@ -31,5 +34,14 @@ at::Tensor reduce_scatter_to_sequence_parallel_region(const at::Tensor& x, const
 // The plain collectives behind them, not differentiable. dim 0 is split over the group.
 at::Tensor all_gather_first_dim(const at::Tensor& x, const ProcessGroup& tp);
 at::Tensor reduce_scatter_first_dim(const at::Tensor& x, const ProcessGroup& tp);
+
+// A tensor that every rank of the group holds alike, kept in parts
+// (--distribute-saved-activations): each rank keeps one of equal parts of the flattened tensor, and
+// calling the result gives the whole. Not differentiable.
+//
+// Communication: none now; the call is an all-gather, which every rank of the group has to make at
+// the same place.
+std::function<at::Tensor()> distribute_saved_activation(const at::Tensor& x,
+                                                        const ProcessGroup& tp);
 
 }  // namespace megatron

@@ -25,8 +25,8 @@ struct EmbeddingFunction : torch::autograd::Function<EmbeddingFunction> {
     auto* parameter = reinterpret_cast<Parameter*>(context->saved_data["parameter"].toInt());
     if (parameter->trainable) {
       const GradTarget target = parameter->store->grad_target(*parameter);
-      if (target.beta != 1.0) target.tensor.mul_(target.beta);
-      embedding_backward(grads[0].contiguous(), context->get_saved_variables()[0], target.tensor);
+      embedding_backward(grads[0].contiguous(), context->get_saved_variables()[0],
+                         target.to_add_to());
       parameter->store->grad_ready(*parameter);
     }
     return {at::Tensor(), at::Tensor(), at::Tensor()};

@@ -47,8 +47,9 @@ struct LayerSizes {
   int64_t head_stats;  // of both head norms
   int64_t lse;
   int64_t fc1, act;
+  bool packed;        // attention takes `mixed` as it is (packed_attention)
   bool q_in_place;    // queries are a view of `mixed`
-  bool new_q, new_k;  // rotated, or normed
+  bool new_q, new_k;  // rotated, or normed, apart from it
   int64_t a2a = 1;    // ranks that exchange tokens for heads
   int64_t exchanged = 0;
   int64_t mask = 0;
@@ -61,7 +62,8 @@ bool attends_unfused(const LayoutPlan& plan, int64_t layer, bool documents) {
   if (c.attention_backend == AttentionBackend::kUnfused || c.attention_backend == AttentionBackend::kLocal) return true;
   const std::vector<int64_t> window = c.window(layer);
   const bool windowed = !window.empty() && window[0] >= 0 && window[0] < c.seq_length - 1;
-  if (documents || c.attention_dropout > 0 || windowed) return true;
+  if (documents || c.attention_dropout > 0 || c.attn_logit_softcapping > 0) return true;
+  if (windowed && (!plan.on_gpu || c.seq_length % 64 != 0)) return true;  // cuDNN knows windows
   return plan.on_gpu && (plan.bytes.model != 2 || c.kv_channels % 8 != 0 || c.kv_channels > 256);
 }
 
@@ -90,7 +92,8 @@ LayerSizes layer_sizes(const LayoutPlan& plan, int64_t layer) {
   z.fc1 = T * c.ffn_hidden_size / t * (is_gated(c.activation()) ? 2 : 1) * e;
   z.act = T * c.ffn_hidden_size / t * e;
   z.q_in_place = sharing == 1 && (heads_per_group == 1 || groups == 1);
-  z.new_q = z.new_k = c.qk_layernorm || c.position_embedding_type == PositionEmbedding::kRope;
+  z.packed = !c.qk_layernorm && sharing == 1 && plan.context == 1;
+  z.new_q = z.new_k = !z.packed && (c.qk_layernorm || c.position_embedding_type == PositionEmbedding::kRope);
 
   const DataConfig& data = plan.arguments.data;
   const bool documents = data.reset_attention_mask || data.dataloader_inter_document_masking;
@@ -112,6 +115,7 @@ LayerSizes layer_sizes(const LayoutPlan& plan, int64_t layer) {
     const int64_t queries = c.seq_length / plan.context * z.a2a;
     z.block_scores = plan.arguments.training.micro_batch_size * heads / z.a2a * queries * queries * sum;
   }
+  if (z.packed && z.kind == AttentionKind::kLibrary) z.q_in_place = true;
   if (documents && whole_sequence) z.mask = plan.arguments.training.micro_batch_size * c.seq_length * c.seq_length;
   return z;
 }
@@ -149,10 +153,15 @@ int64_t attention_backward_extra(const LayoutPlan& plan, const LayerSizes& z) {
                 wide = plan.bytes.sum / plan.bytes.model;
   const int64_t heads = std::max<int64_t>(1, c.num_attention_heads / plan.tensor / z.a2a);
   const int64_t expanded = z.q > z.k ? 2 * z.q : 0;  // gradients of repeated keys and values, before they are summed
-  // The deterministic backward sums the gradient of the queries in fp32, in as many copies as keep the GPU busy.
-  const int64_t splits = ceil_div(kMultiprocessors, b * heads);
-  const int64_t copies =
-      plan.on_gpu ? splits * b * round_up(s / plan.context * z.a2a, 128) * heads * round_up(c.kv_channels, 32) * 4 : 0;
+  // The deterministic backward of flash attention sums the gradient of the queries in fp32, in as many copies as keep the GPU
+  // busy; cuDNN's writes the gradient of the scores, of a part of the batch.
+  const int64_t splits = ceil_div(kMultiprocessors, b * heads), queries = s / plan.context * z.a2a;
+  const bool fused = z.kind == AttentionKind::kLibrary && queries % 64 == 0;
+  const int64_t samples = z.packed ? b * std::max<int64_t>(1, c.query_groups() / plan.tensor) : b;
+  const int64_t scores = b * heads / samples * round_up(queries, 64) * round_up(queries, 128) * 2;
+  const int64_t copies = !plan.on_gpu ? 0
+                         : fused     ? std::clamp<int64_t>(kAttentionScratchBytes / scores, 1, samples) * scores
+                                     : splits * b * round_up(queries, 128) * heads * round_up(c.kv_channels, 32) * 4;
   switch (z.kind) {
     case AttentionKind::kLibrary:
       return expanded + copies + z.lse;
@@ -174,12 +183,17 @@ int64_t attention_saved(const LayoutPlan& plan, const LayerSizes& z) {
   if (z.exchanged > 0) {
     saved += z.exchanged;
   } else {
-    saved += z.mixed + (z.new_q || !z.q_in_place ? z.q : 0) + (z.new_k ? z.k : 0);
+    saved += z.mixed + (!z.packed && (z.new_q || !z.q_in_place) ? z.q : 0) + (z.new_k ? z.k : 0);
   }
   saved += z.q;  // the input of linear_proj
   if (z.kind == AttentionKind::kUnfused || c.recomputes("core_attn")) return saved;
   if (z.exchanged > 0) saved += z.q;  // before the exchange back
   return saved + z.lse;
+}
+
+// Of what the activation function gives, the input of linear_fc2.
+int64_t saved_activation(const TransformerConfig& c, const LayerSizes& z) {
+  return c.recomputes("mlp_act") ? 0 : z.act;
 }
 
 // What the norm of a branch's output saves: its input and its statistics; 0 without one.
@@ -190,12 +204,73 @@ int64_t post_norm_saved(const LayoutPlan& plan, const LayerSizes& z) {
 SavedBytes saved_by_layer(const LayoutPlan& plan, const LayerSizes& z) {
   SavedBytes saved;
   saved.residual = 2 * z.stream;
-  saved.norms = 2 * (z.stats + (plan.model().recomputes("layernorm") ? 0 : z.normed));
-  if (!plan.model().has_pre_norm()) saved.norms = 0;
-  saved.norms += 2 * post_norm_saved(plan, z);
+  const TransformerConfig& c = plan.model();
+  if (c.has_pre_norm()) {
+    saved.norms = (c.recomputes("mlp") ? 1 : 2) * (z.stats + (c.recomputes("layernorm") ? 0 : z.normed));
+  }
+  saved.norms += (c.recomputes("mlp") ? 1 : 2) * post_norm_saved(plan, z);
   saved.attention = attention_saved(plan, z);
-  saved.mlp = z.fc1 + z.act;
+  if (!c.recomputes("mlp")) saved.mlp = z.fc1 + saved_activation(c, z);
   return saved;
+}
+
+// What a layer has in host memory between its passes, by half: given up on the device, and taken there again.
+struct OffloadedBytes {
+  SavedBytes given;
+  int64_t given_by_half[2] = {0, 0};
+  int64_t taken_by_half[2] = {0, 0};
+};
+
+OffloadedBytes offloaded_by_layer(const LayoutPlan& plan, const LayerSizes& z) {
+  const TransformerConfig& c = plan.model();
+  const int64_t e = plan.bytes.model, sum = plan.bytes.sum;
+  OffloadedBytes o;
+  // `count` tensors of equal size, of which `taken` bytes come back.
+  const auto add = [&](const char* module, int half, int64_t SavedBytes::*kind, int64_t bytes, int64_t element,
+                       int64_t count = 1) {
+    if (bytes == 0 || !c.offloads(module) || bytes / count / element < c.min_offloaded_tensor_size) return false;
+    o.given.*kind += bytes;
+    o.given_by_half[half] += bytes;
+    o.taken_by_half[half] += bytes;
+    return true;
+  };
+  const int64_t normed = c.recomputes("layernorm") ? 0 : z.normed,
+                norm_stats = c.normalization == Normalization::kLayerNorm ? 2 : 1;
+  add("attn_norm", 0, &SavedBytes::residual, z.stream, plan.bytes.residual);
+  add("qkv_linear", 0, &SavedBytes::norms, normed, e);
+  add("qkv_linear", 0, &SavedBytes::norms, z.stats, sum, norm_stats);
+  if (c.qk_layernorm) {
+    add("core_attn", 0, &SavedBytes::attention, z.q, e);
+    add("core_attn", 0, &SavedBytes::attention, z.k, e);
+    // Statistics are per head: tensors of T heads and of T groups, each norm_stats times.
+    const int64_t of_keys = z.head_stats * z.k / (z.q + z.k);
+    add("core_attn", 0, &SavedBytes::attention, z.head_stats - of_keys, sum, norm_stats);
+    add("core_attn", 0, &SavedBytes::attention, of_keys, sum, norm_stats);
+  }
+  const bool library = z.kind != AttentionKind::kUnfused && !c.recomputes("core_attn");
+  if (z.exchanged > 0) {
+    add("core_attn", 0, &SavedBytes::attention, z.exchanged, e, 3);
+    if (library) add("core_attn", 0, &SavedBytes::attention, z.q, e);
+    if (library) add("core_attn", 0, &SavedBytes::attention, z.lse, sum);
+  } else {
+    if (!z.packed && (z.new_q || !z.q_in_place)) add("core_attn", 0, &SavedBytes::attention, z.q, e);
+    if (z.new_k) add("core_attn", 0, &SavedBytes::attention, z.k, e);
+    // Of the product of linear_qkv only what attention reads there comes back.
+    if (z.packed) {
+      add("core_attn", 0, &SavedBytes::attention, z.mixed, e);
+    } else if (add("core_attn", 0, &SavedBytes::attention, z.mixed, e, std::max<int64_t>(1, z.mixed / z.k))) {
+      o.taken_by_half[0] += z.k + (z.new_k ? 0 : z.k) + (z.new_q || !z.q_in_place ? 0 : z.q) - z.mixed;
+    }
+    if (library) add("attn_proj", 0, &SavedBytes::attention, z.lse, sum);
+  }
+  add("attn_proj", 0, &SavedBytes::attention, z.q, e);
+  add("mlp_norm", 1, &SavedBytes::residual, z.stream, plan.bytes.residual);
+  if (c.recomputes("mlp")) return o;
+  add("mlp_fc1", 1, &SavedBytes::norms, normed, e);
+  add("mlp_fc1", 1, &SavedBytes::norms, z.stats, sum, norm_stats);
+  add("mlp_act", 1, &SavedBytes::mlp, z.fc1, e);
+  add("mlp_fc2", 1, &SavedBytes::mlp, saved_activation(c, z), e);
+  return o;
 }
 
 // The input of a column-parallel layer: normed, gathered, multiplied; `product` stays.
@@ -208,8 +283,10 @@ void norm_and_multiply(const LayoutPlan& plan, const LayerSizes& z, int64_t prod
 }
 
 // The product of a row-parallel layer, summed over tensor ranks, and its sum with the residual stream, which stays.
-void multiply_and_add(const LayoutPlan& plan, const LayerSizes& z, Track& track) {
-  track.take(z.product + z.part);
+// `unsaved`: what the layer makes of its input and does not save.
+void multiply_and_add(const LayoutPlan& plan, const LayerSizes& z, int64_t unsaved, Track& track) {
+  track.take(unsaved + z.product + z.part);
+  track.give(unsaved);
   if (z.part > 0) track.give(z.product);
   const int64_t branch = z.part > 0 ? z.part : z.product;
   track.take(post_norm_saved(plan, z));
@@ -217,9 +294,24 @@ void multiply_and_add(const LayoutPlan& plan, const LayerSizes& z, Track& track)
   track.give(branch);
 }
 
+// The second half of a layer, recorded: with what it saves and its output.
+void feed_forward(const LayoutPlan& plan, const LayerSizes& z, Track& track) {
+  const int64_t saved = saved_activation(plan.model(), z);
+  norm_and_multiply(plan, z, z.fc1, track);
+  track.take(saved);
+  multiply_and_add(plan, z, z.act - saved, track);
+}
+
+// The most that it takes while nothing is recorded, its input and its output not counted.
+int64_t unrecorded_feed_forward(const LayerSizes& z) {
+  return std::max(z.fc1 + std::max(z.normed + z.cast + z.gathered, z.act), z.act + z.product + z.part);
+}
+
 // Forward of a layer whose input is counted already. Ends with what it saves, without its input, and its output.
-Track layer_forward(const LayoutPlan& plan, const LayerSizes& z) {
+// `leaving`: what other groups have on the device, on its way to the host, during the first half and during the second.
+Track layer_forward(const LayoutPlan& plan, const LayerSizes& z, std::pair<int64_t, int64_t> leaving = {0, 0}) {
   Track track;
+  track.take(leaving.first);
   norm_and_multiply(plan, z, z.own_mixed, track);
   if (z.mixed != z.own_mixed) {
     track.take(2 * z.mixed);  // gathered, then put in order
@@ -228,19 +320,24 @@ Track layer_forward(const LayoutPlan& plan, const LayerSizes& z) {
   const int64_t before = track.live() - z.mixed;
   if (!z.q_in_place) track.take(z.q);
   if (plan.model().qk_layernorm) track.take((z.q_in_place ? z.q : 0) + z.k + z.head_stats + z.q + z.k);
-  if (plan.model().position_embedding_type == PositionEmbedding::kRope) track.take(z.q + z.k);
+  if (!z.packed && plan.model().position_embedding_type == PositionEmbedding::kRope) track.take(z.q + z.k);
   if (z.exchanged > 0) track.take(2 * z.exchanged);
   track.take(z.q + z.lse);
   track.touch(attention_forward_extra(plan, z));
   if (z.exchanged > 0) track.touch(2 * z.q);
   track.give(track.live() - before);
   track.take(attention_saved(plan, z));
-  multiply_and_add(plan, z, track);
+  multiply_and_add(plan, z, 0, track);
   const int64_t branch = z.part > 0 ? z.part : z.product;
   track.take(branch);  // attention's output lives as long as its layer runs
-  norm_and_multiply(plan, z, z.fc1, track);
-  track.take(z.act);
-  multiply_and_add(plan, z, track);
+  track.give(leaving.first);
+  track.take(leaving.second);
+  if (plan.model().recomputes("mlp")) {
+    track.touch(unrecorded_feed_forward(z));
+    track.take(z.stream);
+  } else {
+    feed_forward(plan, z, track);
+  }
   track.give(branch);
   return track;
 }
@@ -249,8 +346,7 @@ Track layer_forward(const LayoutPlan& plan, const LayerSizes& z) {
 int64_t unrecorded_forward(const LayoutPlan& plan, const LayerSizes& z) {
   const int64_t attention = z.mixed + (z.new_q || !z.q_in_place ? z.q : 0) + (z.new_k ? z.k : 0) + z.exchanged + z.q +
                             std::max(attention_forward_extra(plan, z), z.product + z.part);
-  const int64_t mlp = 2 * z.stream + z.fc1 + std::max(z.normed + z.cast + z.gathered, z.act + z.product + z.part);
-  return std::max(attention, mlp);
+  return std::max(attention, z.stream + unrecorded_feed_forward(z));
 }
 
 // Back through norm and product of a column-parallel layer, from dy, which is counted. Ends with the gradient for the
@@ -269,7 +365,10 @@ void column_backward(const LayoutPlan& plan, const LayerSizes& z, int64_t dy, Tr
 }
 
 // Backward of a layer, beyond what it saved, from the gradient of its output, which is counted as 0.
-Track layer_backward(const LayoutPlan& plan, const LayerSizes& z) {
+// `missing`: of what attention saved, what did not come back from the host; `coming`: what comes back meanwhile for
+// others, during the first half that is gone back through and during the second.
+Track layer_backward(const LayoutPlan& plan, const LayerSizes& z, int64_t missing = 0,
+                     std::pair<int64_t, int64_t> coming = {0, 0}) {
   const TransformerConfig& c = plan.model();
   Track track;
   const int64_t branch =
@@ -280,19 +379,31 @@ Track layer_backward(const LayoutPlan& plan, const LayerSizes& z) {
     track.take(z.gathered + input);
     track.give(z.gathered + branch + input_saved);
   };
-  row_backward(z.act, z.act);
+  track.take(coming.first - missing);
+  if (c.recomputes("mlp")) {
+    feed_forward(plan, z, track);  // its output is given up, the gradient of that stays
+  }
+  const int64_t activation = saved_activation(c, z);
+  row_backward(z.act, activation);
+  track.touch(z.act - activation);  // the activation again
   track.take(z.fc1);
   track.give(z.act + z.fc1);  // the gradient of the activation; what it saved
   column_backward(plan, z, z.fc1, track);
   track.give(z.stream);  // the stream after attention
-  const int64_t attention = attention_saved(plan, z);
+  if (c.recomputes("mlp")) track.give(z.stream);
+  track.give(coming.first);
+  track.take(coming.second);
+  const int64_t attention = attention_saved(plan, z) - missing;
   row_backward(z.q, 0);
   if (z.exchanged > 0) track.touch(2 * z.q);
-  track.take(z.q + 2 * z.k);
+  if (z.packed) track.take(z.mixed + (z.q_in_place ? 0 : z.q));  // its gradient; queries put together again
+  if (!z.packed || !plan.on_gpu) track.take(z.q + 2 * z.k);
   track.touch(attention_backward_extra(plan, z));
   if (z.exchanged > 0) track.touch(2 * z.exchanged);
   if (z.new_q) track.touch(z.q + z.k);
-  track.take(z.mixed);
+  if (!z.packed) track.take(z.mixed);
+  if (z.packed && !z.q_in_place) track.give(z.q);
+  if (z.packed && plan.on_gpu) track.take(z.q + 2 * z.k);  // not there: given with the rest
   track.give(z.q + z.q + 2 * z.k + attention);
   if (z.mixed != z.own_mixed) {
     track.touch(z.mixed + z.own_mixed);
@@ -363,20 +474,56 @@ SavedBytes& SavedBytes::operator+=(const SavedBytes& other) {
   return *this;
 }
 
+SavedBytes& SavedBytes::operator-=(const SavedBytes& other) {
+  residual -= other.residual;
+  norms -= other.norms;
+  attention -= other.attention;
+  mlp -= other.mlp;
+  ends -= other.ends;
+  return *this;
+}
+
 SavedBytes layer_saved_bytes(const LayoutPlan& plan, int64_t layer_number) {
   return saved_by_layer(plan, layer_sizes(plan, layer_number));
 }
 
 PassBytes pass_bytes(const LayoutPlan& plan, int stage, int chunk) {
+  const TransformerConfig& c = plan.model();
   const StageSlice slice = plan.stages.slice(stage, chunk);
-  const Recomputed again = recomputed(plan.model(), slice.num_layers);
+  const Recomputed again = recomputed(c, slice.num_layers);
   const LayerSizes any = layer_sizes(plan, std::max<int64_t>(1, slice.first_layer + 1));
+  const int64_t num_offloaded = c.num_offloaded_layers(slice.num_layers, slice.head);
   PassBytes pass;
-  int64_t layer_forward_most = 0, layer_backward_most = 0;  // beyond what is saved
+  int64_t layer_forward_most = 0, layer_backward_most = 0;  // from the start of the pass
   int64_t unrecorded = 0, unit_saved = 0, unit_backward = 0, plain_saved = 0;
+  std::vector<int64_t> given, taken;  // by half layer, of what is offloaded
+  for (int64_t i = again.layers; i < slice.num_layers; ++i) {
+    const OffloadedBytes o =
+        i < num_offloaded ? offloaded_by_layer(plan, layer_sizes(plan, slice.first_layer + i + 1)) : OffloadedBytes{};
+    given.insert(given.end(), o.given_by_half, o.given_by_half + 2);
+    taken.insert(taken.end(), o.taken_by_half, o.taken_by_half + 2);
+  }
+  const auto given_in = [&](int64_t first, int64_t last) {
+    int64_t bytes = 0;
+    for (int64_t half = std::max<int64_t>(0, first); half < last; ++half) bytes += given[static_cast<size_t>(half)];
+    return bytes;
+  };
+  const int64_t in_flight = c.fine_grained_offloading_max_inflight_offloads;
+  const int64_t num_halves = static_cast<int64_t>(given.size());
+  // Groups on their way to the host when half layer `half` runs, without the other half of the same layer.
+  const auto leaving = [&](int64_t half) { return given_in(half - in_flight, half / 2 * 2); };
+  pass.leaving = given_in(num_halves - in_flight, num_halves);
+  int64_t at_the_head = given_in(num_halves - 1 - in_flight, num_halves - 1);  // still leaving when the head runs
+  // The group that comes back while half layer `half` is gone back through: the last one before it. The first half of
+  // an offloaded layer is counted with its layer.
+  const auto coming = [&](int64_t half) {
+    for (int64_t before = half - 1; before >= 0; --before)
+      if (taken[static_cast<size_t>(before)] > 0) return taken[static_cast<size_t>(before)];
+    return int64_t{0};
+  };
   for (int64_t i = 0; i < slice.num_layers; ++i) {
     const LayerSizes z = layer_sizes(plan, slice.first_layer + i + 1);
-    const SavedBytes saved = saved_by_layer(plan, z);
+    SavedBytes saved = saved_by_layer(plan, z);
     pass.pending += layer_pending(plan, z);
     pass.deferred_extra = std::max(pass.deferred_extra, deferred_extra(plan, z));
     if (i < again.layers) {
@@ -385,25 +532,55 @@ PassBytes pass_bytes(const LayoutPlan& plan, int stage, int chunk) {
       unit_backward = std::max(unit_backward, layer_backward(plan, z).most());
       continue;
     }
+    const int64_t half = 2 * (i - again.layers), whole = saved.total();
+    const int64_t forward = layer_forward(plan, z, {leaving(half), leaving(half + 1)}).most();
+    layer_forward_most = std::max(layer_forward_most, plain_saved + z.stream + forward);
+    if (i < num_offloaded) {
+      const OffloadedBytes o = offloaded_by_layer(plan, z);
+      saved -= o.given;
+      pass.offloaded += o.taken_by_half[0] + o.taken_by_half[1];
+      const int64_t missing = o.given_by_half[0] - o.taken_by_half[0];
+      // Both halves come back before the first is used.
+      const int64_t backward = layer_backward(plan, z, missing, {0, coming(half)}).most();
+      layer_backward_most = std::max(layer_backward_most, plain_saved + whole + backward);
+    } else {
+      const int64_t backward = layer_backward(plan, z, 0, {coming(half), coming(half)}).most();
+      layer_backward_most = std::max(layer_backward_most, plain_saved + whole + backward);
+    }
     pass.saved += saved;
     plain_saved += saved.total();
-    // The output takes the place of the next layer's input.
-    layer_forward_most = std::max(layer_forward_most, layer_forward(plan, z).most() - (saved.total() - z.stream));
-    layer_backward_most = std::max(layer_backward_most, layer_backward(plan, z).most());
   }
+  // Beyond what is saved.
+  layer_forward_most -= plain_saved;
+  layer_backward_most -= plain_saved;
   if (again.units > 0) {
-    pass.saved.residual += again.units * any.stream;
-    pass.keeps_output = again.layers == slice.num_layers && !slice.head;
-    if (pass.keeps_output) pass.saved.residual += any.stream;
+    // Parts over the tensor ranks are gathered when their unit is gone back through.
+    const bool parts = c.distribute_saved_activations;
+    const bool to_host =
+        num_offloaded > 0 && c.offloads("attn_norm") && any.stream / plan.bytes.residual >= c.min_offloaded_tensor_size;
+    const int64_t unit_layers = c.recompute_method == RecomputeMethod::kBlock ? 1 : c.recompute_num_layers;
+    const int64_t offloaded_units = !to_host ? 0
+                                    : num_offloaded >= again.layers
+                                        ? again.units
+                                        : std::min(again.units, num_offloaded / unit_layers);
+    const int64_t input = parts ? ceil_div(any.stream, plan.tensor) : any.stream;
+    pass.saved.residual += (again.units - offloaded_units) * input;
+    pass.offloaded += offloaded_units * any.stream;
     // Recomputed layers come before the others. One unit is held whole, its input excepted, while it is gone back
-    // through, with its output, the one that the forward pass made, and the gradient of that.
-    layer_forward_most = std::max(layer_forward_most, unrecorded - plain_saved + (again.longest > 1 ? any.stream : 0) -
-                                                          (pass.keeps_output ? any.stream : 0));
+    // through, with the gradient of its output. A distributed input is whole while its unit runs, and so is the first
+    // one while another stage's transfer holds it; an offloaded one leaves later, and another one comes meanwhile.
+    const int64_t last_input = offloaded_units == again.units ? 0 : input;
+    int64_t whole = parts ? any.stream - input + (slice.embedding || again.units == 1 ? 0 : any.stream) : 0;
+    whole += std::min(offloaded_units, in_flight + (last_input == 0 ? 1 : 0)) * any.stream;
+    if (given.empty())
+      (last_input == 0 ? pass.leaving : at_the_head) = std::min(offloaded_units, in_flight) * any.stream;
+    if (!slice.embedding && (parts || offloaded_units > 0)) at_the_head += any.stream;
+    layer_forward_most =
+        std::max(layer_forward_most, unrecorded + whole - plain_saved + (again.longest > 1 ? any.stream : 0));
     layer_backward_most =
-        std::max(layer_backward_most, again.longest * unit_saved + unit_backward + any.stream - plain_saved);
+        std::max(layer_backward_most, again.longest * unit_saved + unit_backward + any.stream - last_input -
+                                          plain_saved + (offloaded_units > 0 ? any.stream : 0));
   }
-  // Weight gradients hold the leaves that a unit or the segment starts from, and so the gradients of these.
-  pass.pending += (again.units + (slice.embedding || again.units > 0 ? 0 : 1)) * any.stream;
   if (slice.embedding) pass.saved.ends += plan.tokens() * kIdBytes;
   pass.forward_extra = layer_forward_most;
   pass.backward_extra = layer_backward_most;
@@ -416,8 +593,10 @@ PassBytes pass_bytes(const LayoutPlan& plan, int stage, int chunk) {
         plan.sequence_parallel || plan.bytes.residual != plan.bytes.model ? head.normed + head.cast : 0;
     // Layers run before the head saves anything, and go back after it has given everything up.
     const int64_t row_grads = head.cast + (plan.sequence_parallel ? any.stream : 0);
-    pass.forward_extra = std::max(layer_forward_most - saved, normed);
-    pass.backward_extra = std::max(layer_backward_most - saved + any.stream, head.input + row_grads + any.stream);
+    pass.forward_extra = std::max(layer_forward_most - saved, normed + at_the_head);
+    const int64_t first_back = coming(static_cast<int64_t>(taken.size()));
+    pass.backward_extra =
+        std::max(layer_backward_most - saved + any.stream, head.input + row_grads + any.stream + first_back);
   }
   return pass;
 }

@@ -19,7 +19,9 @@
 //                     + 4 T N                 log-sum-exp of a library's kernel (not with --recompute-modules
 //                     core_attn) a2a: T d e (N + 2 lcm(G, a)) of exchanged tokens in place of queries, keys and values,
 //                     and the output twice
-//   MLP               T F e / t + T f e / t   products of linear_fc1 and of the activation
+//   MLP               T F e / t + T f e / t   products of linear_fc1 and of the activation (the latter not with
+//                                             --recompute-modules mlp_act); nothing with mlp, which saves no second
+//                                             norm either
 //   document mask     b s^2                   bool, where attention takes a mask: documents, at one context rank or
 //   with a2a
 // Ends:
@@ -27,7 +29,11 @@
 //   head              R h x + 4 k R           input and statistics of the final norm
 //                     + T h e + T v e / t     input of the output layer; logits, overwritten by their gradient
 //                     + 20 T                  targets, log-sum-exp, loss mask
-// Full recomputation: R h x per recomputed unit and once more; in the backward, one unit at a time is held as above.
+// Full recomputation: R h x per recomputed unit, divided by t with --distribute-saved-activations; in the backward, one
+// unit at a time is held as above. With
+// --recompute-modules mlp a unit is the second half of a layer.
+// Offloading: what --offload-modules names is not held. In the forward, --fine-grained-offloading-max-inflight-offloads
+// half layers are still there beside the running one; in the backward the next one is there already.
 // Dropout saves nothing: masks are drawn again by place.
 //
 // Between the passes I and W of a zero-bubble schedule each linear layer holds its input and the gradient of its
@@ -49,15 +55,17 @@ struct SavedBytes {
   int64_t ends = 0;  // embedding, final norm, head, loss
   int64_t total() const { return residual + norms + attention + mlp + ends; }
   SavedBytes& operator+=(const SavedBytes& other);
+  SavedBytes& operator-=(const SavedBytes& other);
 };
 
 struct PassBytes {
-  SavedBytes saved;            // from F to B, or to I
+  SavedBytes saved;            // from F to B, or to I, on the device
+  int64_t offloaded = 0;       // the same in host memory
+  int64_t leaving = 0;         // of those, what is still on the device when F is over, until another pass begins
   int64_t pending = 0;         // from I to W
   int64_t forward_extra = 0;   // most beyond `saved` while F runs
   int64_t backward_extra = 0;  // most beyond `saved` while B or I runs, the arriving gradient not counted
   int64_t deferred_extra = 0;  // most beyond `pending` while I runs: attention of the first layer, which comes last
-  bool keeps_output = false;   // the tensor that is passed on is among `saved`
 };
 
 PassBytes pass_bytes(const LayoutPlan& plan, int stage, int chunk);

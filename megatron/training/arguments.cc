@@ -158,6 +158,23 @@ void sequence_divides(const Arguments& a, Violations& v) {
         nearest(s, is_multiple, (cp > 1 ? 2 : 1) * cp * tp));
 }
 
+// 39
+void saved_activations_can_be_distributed(const Arguments& a, Violations& v) {
+  if (!a.transformer.distribute_saved_activations) return;
+  if (a.parallel.tensor_model_parallel_size <= 1)
+    v.add("--distribute-saved-activations has no effect at one tensor-parallel rank",
+          "give --tensor-model-parallel-size, or leave it out");
+  if (a.parallel.sequence_parallel)
+    v.add("--distribute-saved-activations has no effect with --sequence-parallel, which divides saved inputs already",
+          "leave it out");
+}
+
+void layers_are_offloaded_by_one_stage(const Arguments& a, Violations& v) {
+  if (a.transformer.cpu_offloading_num_layers > 0 && a.parallel.pipeline_model_parallel_size > 1)
+    v.add("--cpu-offloading-num-layers counts the layers of one stage, but --pipeline-model-parallel-size is above 1",
+          "give --fine-grained-activation-offloading with --offload-modules, which every stage follows");
+}
+
 void context_ranks_fit(const Arguments& a, Violations& v) { validate_context_parallel(a.transformer, a.parallel, v); }
 
 // 16 to 20
@@ -186,6 +203,8 @@ constexpr Rule kRules[] = {
     {"instances divide", instances_divide},
     {"layer divides", layer_divides},
     {"sequence divides", sequence_divides},
+    {"saved activations can be distributed", saved_activations_can_be_distributed},
+    {"layers are offloaded by one stage", layers_are_offloaded_by_one_stage},
     {"context ranks fit", context_ranks_fit},
     {"micro-batches feed the pipeline", microbatches_feed_the_pipeline},
     {"batch sizes divide", batch_sizes_divide},

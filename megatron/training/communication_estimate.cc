@@ -43,6 +43,13 @@ int64_t recomputed_layers(const TransformerConfig& c, int64_t num_layers) {
   return c.recompute_method == RecomputeMethod::kBlock ? std::min(num_layers, c.recompute_num_layers) : num_layers;
 }
 
+// Units that they form, each with one saved input.
+int64_t recomputed_units(const TransformerConfig& c, int64_t num_layers) {
+  const int64_t layers = recomputed_layers(c, num_layers);
+  const int64_t unit = c.recompute_method == RecomputeMethod::kUniform ? c.recompute_num_layers : 1;
+  return (layers + unit - 1) / unit;
+}
+
 // What one micro-batch sends through one chunk.
 struct PassTraffic {
   double forward = 0, backward = 0;
@@ -54,11 +61,14 @@ PassTraffic tensor_pass(const LayoutPlan& plan, const StageSlice& slice) {
   const double one_way = scatter(t, z.product), layers = static_cast<double>(slice.num_layers);
   const double shared = z.sharing > 1 ? scatter(z.sharing, z.mixed) : 0;
   const double forward = 4 * one_way + shared;
+  const double stream = z.product / static_cast<double>(plan.bytes.model) * static_cast<double>(plan.bytes.residual);
   PassTraffic pass;
   pass.forward = layers * forward;
   pass.backward = layers * ((plan.sequence_parallel ? 6 : 4) * one_way + shared) +
-                  static_cast<double>(recomputed_layers(plan.model(), slice.num_layers)) * forward;
-  const double stream = z.product / static_cast<double>(plan.bytes.model) * static_cast<double>(plan.bytes.residual);
+                  static_cast<double>(recomputed_layers(plan.model(), slice.num_layers)) * forward +
+                  (plan.model().recomputes("mlp") ? layers * 2 * one_way : 0.0);
+  if (plan.model().distribute_saved_activations)
+    pass.backward += static_cast<double>(recomputed_units(plan.model(), slice.num_layers)) * scatter(t, stream);
   if (slice.embedding) {
     pass.forward += (plan.sequence_parallel ? 1 : 2) * one_way;
     pass.backward += plan.sequence_parallel ? one_way : 0;

@@ -9,7 +9,8 @@
 //          linear_fc1) sequence parallelism      forward 2 all-gathers, 2 reduce-scatters; backward 2 reduce-scatters,
 //          2 all-gathers of
 //                                    gradients and 2 of the normed inputs again
-//        full recomputation: the forward ones twice
+//        full recomputation: the forward ones twice; mlp recomputed: those of linear_fc1 and linear_fc2
+//        saved activations distributed: an all-gather of R h x per recomputed unit, in the backward
 //        fewer groups than ranks: the product of linear_qkv, gathered forward and scattered backward over the sharing
 //        ranks embedding: T h e all-reduced (reduce-scattered; gathered backward); head: T h of the gradient (gathered;
 //        scattered backward); loss: three fp32 numbers per token parameters with partial gradients: once per step, fp32

@@ -36,6 +36,8 @@ constexpr std::string_view kFp4 = "FP4 needs a Blackwell GPU and is not built ye
 constexpr std::string_view kKitchen = "Kitchen is a closed library of NVIDIA";
 constexpr std::string_view kOffload =
     "offloading of activations or of the optimizer to host memory is not built yet";
+constexpr std::string_view kOffloadBalance =
+    "every stage offloads alike; --activation-offload-fraction says how much";
 constexpr std::string_view kGraph = "CUDA graphs are not built yet";
 constexpr std::string_view kServe =
     "the batching inference engine and its server are not built yet";
@@ -133,8 +135,8 @@ constexpr std::array<KnownFlag, 851> kTable = {{
      "transfers overlap in the warm-up and at the end of a pipeline too"},
     {"--microbatch-group-size-per-virtual-pipeline-stage", kNo, kField, 1, 1},
     {"--mtp-standalone", kNo, kMtp},
-    {"--cpu-offloading-num-layers", kNo, kOffload, 1, 1, "0"},
-    {"--cpu-offloading-retain-pinned-cpu-buffers", kNo, kOffload},
+    {"--cpu-offloading-num-layers", kNo, kField, 1, 1, "0"},
+    {"--cpu-offloading-retain-pinned-cpu-buffers", kSo, "pinned buffers are kept and used again"},
     {"--num-layers", kNo, kField, 1, 1},
     {"--mtp-num-layers", kNo, kMtp, 1, 1},
     {"--mtp-loss-scaling-factor", kNo, kMtp, 1, 1, "0.1"},
@@ -213,7 +215,7 @@ constexpr std::array<KnownFlag, 851> kTable = {{
     {"--recompute-granularity", kNo, kField, 1, 1},
     {"--recompute-method", kNo, kField, 1, 1},
     {"--recompute-num-layers", kNo, kField, 1, 1},
-    {"--distribute-saved-activations", kNo, kTp},
+    {"--distribute-saved-activations", kNo, kField},
     {"--recompute-modules", kNo, kField, 1, -1},
     {"--fp8-format", kNo, kFp8, 1, 1},
     {"--fp8-recipe", kNo, kFp8, 1, 1, "delayed"},
@@ -329,17 +331,17 @@ constexpr std::array<KnownFlag, 851> kTable = {{
      "computing the MLP in chunks of the sequence is not built yet", 1, 1, "1"},
     {"--transformer-impl", kSo,
      "one implementation of each layer serves training and inference", 1, 1},
-    {"--fine-grained-activation-offloading", kNo, kOffload},
-    {"--offload-modules", kNo, kOffload, 1, -1},
-    {"--min-offloaded-tensor-size", kNo, kOffload, 1, 1, "1048576"},
-    {"--delay-offload-until-cuda-graph", kNo, kOffload},
-    {"--delta-offload-bytes-across-pp-ranks", kNo, kOffload, 1, 1, "0"},
-    {"--activation-offload-fraction", kNo, kOffload, 1, 1, "1.0"},
+    {"--fine-grained-activation-offloading", kNo, kField},
+    {"--offload-modules", kNo, kField, 1, -1},
+    {"--min-offloaded-tensor-size", kNo, kField, 1, 1, "1048576"},
+    {"--delay-offload-until-cuda-graph", kNo, kGraph},
+    {"--delta-offload-bytes-across-pp-ranks", kNo, kOffloadBalance, 1, 1, "0"},
+    {"--activation-offload-fraction", kNo, kField, 1, 1, "1.0"},
     {"--moe-paged-stash", kNo, kMoe},
     {"--moe-paged-stash-page-size", kNo, kMoe, 1, 1, "64"},
     {"--moe-paged-stash-buffer-size-factor-cuda", kNo, kMoe, 1, 1, "1.1"},
     {"--moe-paged-stash-buffer-size-factor-cpu", kNo, kMoe, 1, 1, "0.0"},
-    {"--fine-grained-offloading-max-inflight-offloads", kNo, kOffload, 1, 1},
+    {"--fine-grained-offloading-max-inflight-offloads", kNo, kField, 1, 1},
     // -- network size
     {"--encoder-num-layers", kNo, "give --num-layers; a GPT has one stack of layers", 1, 1},
     {"--decoder-num-layers", kNo, kT5, 1, 1},
@@ -433,7 +435,7 @@ constexpr std::array<KnownFlag, 851> kTable = {{
     {"--no-manual-gc-eval --disable-manual-gc-eval", kSo, kGc},
     {"--iterations-to-skip", kNo, "skipping of named iterations is not built yet", 1, -1},
     {"--batch-size", kNo, "removed option: give --micro-batch-size", 1, 1},
-    {"--recompute-activations", kNo, "give --recompute-granularity selective"},
+    {"--recompute-activations", kNo, kField},
     {"--no-check-for-nan-in-loss-and-grad", kNo, kField},
     {"--check-for-large-grads", kNo,
      "a check for large gradients is not built yet; --clip-grad bounds them"},

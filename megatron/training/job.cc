@@ -4,10 +4,12 @@
 
 #include "megatron/base/check.h"
 #include "megatron/base/exit_codes.h"
+#include "megatron/base/files.h"
 #include "megatron/base/log.h"
 #include "megatron/comm/control.h"
 #include "megatron/comm/failure_monitor.h"
 #include "megatron/comm/rendezvous.h"
+#include "megatron/tensor/gemm.h"
 #include "megatron/tensor/torch.h"
 #include "megatron/training/device.h"
 
@@ -22,7 +24,9 @@ class ChannelAgreement final : public Agreement {
       : channel_(store, "agreement", launch.rank, launch.world_size, timeout_seconds) {}
   int rank() const override { return channel_.rank(); }
   int size() const override { return channel_.size(); }
-  std::vector<std::string> gather(const std::string& text) override { return channel_.gather(text); }
+  std::vector<std::string> gather(const std::string& text) override {
+    return channel_.gather(text);
+  }
   std::string broadcast(const std::string& text) override { return channel_.broadcast(text); }
 
  private:
@@ -36,8 +40,10 @@ int exit_code_of(const std::exception& error) {
 
 }  // namespace
 
-int run_job(const Launch& launch, const Arguments& arguments, const std::function<int(const Job&)>& body) {
+int run_job(const Launch& launch, const Arguments& arguments,
+            const std::function<int(const Job&)>& body) {
   Job job;
+  tune_gemms(arguments.training.gemm_tuning ? cache_folder().string() : "");
   if (launch.world_size == 1) return body(job);
   set_quiet(launch.rank != 0);
   set_log_prefix(launch.rank != 0 ? cat("[rank ", launch.rank, "] ") : "");
@@ -45,13 +51,17 @@ int run_job(const Launch& launch, const Arguments& arguments, const std::functio
   const Connection connection = connect(launch, arguments.comm, device);
   job.local_rank = launch.local_rank;
   job.local_world_size = launch.local_world_size > 0 ? launch.local_world_size : 1;
-  FailureMonitor monitor(launch, connection, place_in_mesh(arguments.parallel, launch.rank, launch.world_size),
+  FailureMonitor monitor(launch, connection,
+                         place_in_mesh(arguments.parallel, launch.rank, launch.world_size),
                          arguments.comm.timeout_seconds());
   try {
-    job.groups = make_parallel_groups(arguments.parallel, connection.world, arguments.transformer.query_groups());
+    job.groups = make_parallel_groups(arguments.parallel, connection.world,
+                                      arguments.transformer.query_groups());
     ChannelAgreement agreement(*connection.store, launch, arguments.comm.timeout_seconds());
     job.agreement = &agreement;
-    job.after_first_step = [&] { monitor.set_timeout(arguments.comm.timeout_seconds_after_init()); };
+    job.after_first_step = [&] {
+      monitor.set_timeout(arguments.comm.timeout_seconds_after_init());
+    };
     return body(job);
   } catch (const std::exception& error) {
     if (!monitor.fail(error)) throw;

@@ -128,6 +128,7 @@ std::string memory_text(const LayoutPlan& plan, const LayoutReport& report) {
     }
   }
   table.add({"allocated at the peak", gib(m.allocated())});
+  if (m.host_activations > 0) table.add({"in host memory: activations", gib(m.host_activations)});
   if (plan.on_gpu) {
     table.add({"CUDA context, about", gib(report.outside.context)});
     table.add({"NCCL buffers, about", gib(report.outside.communicators)});
@@ -195,7 +196,7 @@ Schedule shown_schedule(const LayoutPlan& plan) {
 void add_json(JsonWriter& json, const StageMemory& m) {
   json.begin_object();
   for (const auto& [name, bytes] : memory_items(m)) json.member(name, bytes);
-  json.member("allocated", m.allocated()).key("in_flight").begin_array();
+  json.member("allocated", m.allocated()).member("host_activations", m.host_activations).key("in_flight").begin_array();
   for (const int count : m.passes_in_flight) json.value(count);
   json.end_array().key("saved_per_pass").begin_array();
   for (const PassBytes& pass : m.passes) {
@@ -231,7 +232,9 @@ ScheduleCosts schedule_costs(const LayoutPlan& plan) {
       const double layers = static_cast<double>(slice.num_layers), ends = slice.head ? head : 0.0;
       const double linear = layers * weights / (weights + scores) + ends,
                    attention = layers * scores / (weights + scores);
-      const double again = c.recompute_granularity == RecomputeGranularity::kFull ? layers : 0.0;
+      double again = c.recompute_granularity == RecomputeGranularity::kFull ? layers : 0.0;
+      if (c.recomputes("core_attn")) again += attention;
+      if (c.recomputes("mlp")) again += layers * h * ffn / (weights + scores);
       // Nothing takes no time at all, but a picture needs to show it.
       const double forward = std::max(linear + attention, 0.05);
       costs.passes.back().push_back({forward, forward + attention + again, std::max(linear, 0.05)});

@@ -84,7 +84,7 @@ class Walk {
       early_ = plan_.arguments.pipeline.overlap_p2p_communication && next_receiver < actions.size() ? transfer_ : 0;
       if (transfers[i].receive.any()) release_sends(transfers[i].receive);
       step(actions[i], transfers[i]);
-      if (crosses(transfers[i].send)) sent_.push_back({transfers[i].send, holds_output(actions[i]) ? 0 : transfer_});
+      if (crosses(transfers[i].send)) sent_.push_back({transfers[i].send, transfer_});
     }
   }
 
@@ -95,9 +95,6 @@ class Walk {
   };
 
   bool crosses(const Transfer& transfer) const { return transfer.any() && transfer.peer != stage_; }
-  bool holds_output(const Action& action) const {
-    return action.kind == Action::Kind::kForward && out_.passes[static_cast<size_t>(action.chunk)].keeps_output;
-  }
 
   void release_sends(const Transfer& received) {
     std::erase_if(sent_, [&](const Sent& sent) {
@@ -115,18 +112,21 @@ class Walk {
         activations_ += pass.saved.total();
         ++in_flight;
         record(pass.forward_extra, 0);
+        leaving_ = pass.leaving;
         if (--left == 0) batches_ -= batch_;
         break;
       }
       case Action::Kind::kBackward:
-        record(pass.backward_extra, transfers.receive.any() ? transfer_ : 0);
+        record(pass.backward_extra + leaving_, transfers.receive.any() ? transfer_ : 0);
+        leaving_ = 0;
         activations_ -= pass.saved.total();
         --in_flight;
         break;
       case Action::Kind::kBackwardInput:
         // Largest at its start, or at its end, when everything for the weight gradients is there.
-        record(std::max(pass.backward_extra, pass.pending + pass.deferred_extra - pass.saved.total()),
+        record(std::max(pass.backward_extra + leaving_, pass.pending + pass.deferred_extra - pass.saved.total()),
                transfers.receive.any() ? transfer_ : 0);
+        leaving_ = 0;
         activations_ -= pass.saved.total();
         --in_flight;
         pending_ += pass.pending;
@@ -151,6 +151,9 @@ class Walk {
     out_.batches = batches_;
     out_.temporaries = temporaries;
     out_.passes_in_flight = in_flight_;
+    out_.host_activations = 0;
+    for (size_t chunk = 0; chunk < in_flight_.size(); ++chunk)
+      out_.host_activations += in_flight_[chunk] * out_.passes[chunk].offloaded;
   }
 
   const LayoutPlan& plan_;
@@ -161,7 +164,7 @@ class Walk {
   const int64_t batch_;
   std::vector<int> forwards_left_;  // by micro-batch
   std::vector<Sent> sent_;
-  int64_t early_ = 0, activations_ = 0, pending_ = 0, batches_ = 0, most_ = -1;
+  int64_t early_ = 0, leaving_ = 0, activations_ = 0, pending_ = 0, batches_ = 0, most_ = -1;
 };
 
 }  // namespace

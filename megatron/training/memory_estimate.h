@@ -46,6 +46,8 @@ struct StageMemory {
   int64_t temporaries = 0;
   int64_t library_workspace = 0;  // taken from the allocator by cuBLAS
 
+  int64_t host_activations = 0;  // offloaded, in pinned memory of the host, at the moment of the peak
+
   std::vector<PassBytes> passes;      // by chunk
   std::vector<int> passes_in_flight;  // by chunk, at the peak
 

@@ -1,6 +1,7 @@
 #include "megatron/training/passes.h"
 
 #include "megatron/base/check.h"
+#include "megatron/nn/activation_offload.h"
 #include "megatron/nn/recompute.h"
 #include "megatron/tensor/torch.h"
 #include "megatron/training/device.h"
@@ -11,8 +12,9 @@ namespace {
 
 // What one pass over one micro-batch through one chunk keeps until its backward.
 struct Pass {
+  OffloadedPass offload;
   RecomputeTape tape;
-  at::Tensor input;  // the leaf that the gradient for the previous segment appears in
+  BackwardEnd input;  // catches the gradient for the previous segment
   BackwardRoot root;
   at::Tensor root_grad;  // on the last segment
   std::vector<std::function<void()>> weight_gradients;
@@ -36,11 +38,18 @@ class StagePasses final : public StageCompute {
     context.place = batch.place;
     context.position_ids = batch.position_ids;
     context.document_ids = batch.document_ids;
-    context.tape = options_.full_recomputation ? &pass.tape : nullptr;
-    if (input.defined() && options_.training) pass.input = input.detach().set_requires_grad(true);
+    if (options_.training) {
+      context.tape = &pass.tape;
+      if (model_.offload) pass.offload = OffloadedPass(*model_.offload);
+      if (model_.offload) context.offload = &pass.offload;
+    }
+    at::Tensor start = input;
+    if (input.defined() && options_.training) {
+      start = input.detach();
+      pass.input = BackwardEnd(start);
+    }
     const Region region(timers_, "forward-compute", 2);
-    StageOutput output = task_.forward_step(*model_.chunks[chunk].module, batch,
-                                            pass.input.defined() ? pass.input : input, context);
+    StageOutput output = task_.forward_step(*model_.chunks[chunk].module, batch, start, context);
     const bool last_use = --uses_left_[microbatch] == 0;
     if (output.loss.sum.defined()) {
       add_loss(output.loss, pass);
@@ -60,9 +69,10 @@ class StagePasses final : public StageCompute {
     Pass& pass = passes_[chunk][microbatch];
     const Region region(timers_, "backward-compute", 2);
     if (defer_weights) store.defer_weight_gradients_to(&pass.weight_gradients);
+    pass.offload.begin_backward();
     pass.tape.backward(std::move(pass.root), pass.root_grad.defined() ? pass.root_grad : grad_output);
     store.defer_weight_gradients_to(nullptr);
-    at::Tensor grad = pass.input.defined() ? pass.input.grad() : at::Tensor();
+    at::Tensor grad = pass.input.defined() ? pass.input.take_grad() : at::Tensor();
     MEGATRON_ASSERT(!pass.input.defined() || grad.defined(), "the backward of a stage did not reach its input");
     std::vector<std::function<void()>> weight_gradients = std::move(pass.weight_gradients);
     pass = Pass();
@@ -105,7 +115,7 @@ class StagePasses final : public StageCompute {
       }
       chunk.store->zero_grad(1);
       RecomputeTape tape;
-      if (options_.full_recomputation) context.tape = &tape;
+      context.tape = &tape;
       if (input.defined()) input.set_requires_grad(true);
       const StageOutput output = task_.forward_step(*chunk.module, batch, input, context);
       const at::Tensor& root = output.loss.sum.defined() ? output.loss.sum : output.activation;

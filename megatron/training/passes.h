@@ -1,4 +1,5 @@
-// The passes of a rank's chunks over the micro-batches of one iteration, in the order of the pipeline's schedule.
+// The passes of a rank's chunks over the micro-batches of one iteration, in the order of the
+// pipeline's schedule.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -11,15 +12,14 @@ namespace megatron {
 
 struct PassOptions {
   int num_microbatches = 1;
-  bool training = false;            // with dropout and backward; false: forward alone
-  bool per_token_loss = true;       // false: each micro-batch's loss is divided by its own weight
-  bool full_recomputation = false;  // gives the forward pass a tape
-  at::Tensor loss_scale;            // [] what the loss is multiplied with before the backward
+  bool training = false;       // with dropout and backward; false: forward alone
+  bool per_token_loss = true;  // false: each micro-batch's loss is divided by its own weight
+  at::Tensor loss_scale;       // [] what the loss is multiplied with before the backward
 };
 
-// Runs all passes; gradients are accumulated in the chunks' stores and not yet summed over ranks. `next_batch` gives the
-// micro-batches in order; every stage reads them. Returns the sum of the losses of all tokens and their weight, [2] fp64,
-// over all ranks.
+// Runs all passes; gradients are accumulated in the chunks' stores and not yet summed over ranks.
+// `next_batch` gives the micro-batches in order; every stage reads them. Returns the sum of the
+// losses of all tokens and their weight, [2] fp64, over all ranks.
 //
 // Communication: activations between stages; all-reduces of two numbers over dp_cp and pp.
 at::Tensor run_passes(TrainedModel& model, const PretrainTask& task, const PassOptions& options,

@@ -71,6 +71,7 @@ void shrink_layer(Arguments& a, Shrinker& shrinker, int64_t tp_before) {
   const int64_t length_before = t.seq_length, length = std::max<int64_t>(16, 2 * unit * 2);
   shrinker.set("--seq-length", t.seq_length, (length + 2 * unit - 1) / (2 * unit) * (2 * unit));
   t.max_position_embeddings = t.seq_length;
+  if (t.offloads_activations()) shrinker.set("--min-offloaded-tensor-size", t.min_offloaded_tensor_size, int64_t{1});
   for (int64_t& side : t.window_size)
     if (side > 0) side = std::max<int64_t>(1, side * t.seq_length / length_before);
 }
@@ -86,7 +87,12 @@ void shrink_depth(Arguments& a, Shrinker& shrinker) {
   const int64_t segments = pp * p.num_virtual_stages_per_pipeline_rank.value_or(
                                     schedule_placement(p.pipeline_schedule) == ChunkPlacement::kVShaped && pp > 1 ? 2 : 1);
   const int64_t per_segment = a.transformer.num_layers / segments;
-  if (per_segment > 2) shrinker.set("--num-layers", a.transformer.num_layers, segments * 2);
+  if (per_segment <= 2) return;
+  TransformerConfig& t = a.transformer;
+  shrinker.set("--num-layers", t.num_layers, segments * 2);
+  if (t.recompute_num_layers > t.num_layers) shrinker.set("--recompute-num-layers", t.recompute_num_layers, t.num_layers);
+  if (t.cpu_offloading_num_layers >= t.num_layers)
+    shrinker.set("--cpu-offloading-num-layers", t.cpu_offloading_num_layers, t.num_layers - 1);
 }
 
 void shrink_run(Arguments& a, Shrinker& shrinker, int64_t microbatches_before) {

@@ -192,6 +192,10 @@ TrainedModel build_model(const PretrainTask& task, const Arguments& arguments, c
     if (!start.checkpoint) chunk.store->initialize(arguments.transformer.seed);
   }
   if (!arguments.training.skip_train) {
+    const TransformerConfig& c = arguments.transformer;
+    if (c.offloads_activations())
+      model.offload = std::make_unique<ActivationOffload>(
+          device, ActivationOffloadOptions{c.min_offloaded_tensor_size, c.fine_grained_offloading_max_inflight_offloads});
     const TrainingConfig& t = arguments.training;
     const TrainLength length{t.train_iters, t.train_samples, arguments.microbatches().global_batch_size(0)};
     model.optimizer = std::make_unique<Optimizer>(arguments.optimizer, make_schedule(arguments.optimizer, length), model.stores());
@@ -231,7 +235,6 @@ StepOptions step_options(const Arguments& arguments, int64_t consumed_samples) {
   options.num_microbatches = microbatches.num_microbatches(consumed_samples);
   options.global_batch_size = microbatches.global_batch_size(consumed_samples);
   options.per_token_loss = arguments.training.calculate_per_token_loss;
-  options.full_recomputation = arguments.transformer.recompute_granularity == RecomputeGranularity::kFull;
   return options;
 }
 

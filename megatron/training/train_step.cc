@@ -33,7 +33,6 @@ at::Tensor accumulate_gradients(TrainedModel& model, const PretrainTask& task, c
   pass.num_microbatches = static_cast<int>(options.num_microbatches);
   pass.training = true;
   pass.per_token_loss = options.per_token_loss;
-  pass.full_recomputation = options.full_recomputation;
   pass.loss_scale = model.optimizer->loss_scale_tensor();
   const at::Tensor totals = run_passes(model, task, pass, next_batch, timers);
   for (ModelChunk& chunk : model.chunks) chunk.store->finish_grad_sync();

@@ -7,6 +7,7 @@
 #include <memory>
 
 #include "megatron/distributed/distributed_data_parallel.h"
+#include "megatron/nn/activation_offload.h"
 #include "megatron/optimizer/optimizer.h"
 #include "megatron/training/device.h"
 #include "megatron/training/pipeline.h"
@@ -22,6 +23,7 @@ struct ModelChunk {
 
 // What a rank trains: its chunks (one unless pipeline stages are virtual), how their passes follow each other, the optimizer.
 struct TrainedModel {
+  std::unique_ptr<ActivationOffload> offload;  // null: activations stay on the device
   std::vector<ModelChunk> chunks;
   std::unique_ptr<Pipeline> pipeline;
   std::unique_ptr<Optimizer> optimizer;  // null with --skip-train
@@ -49,7 +51,6 @@ struct StepOptions {
   int64_t num_microbatches = 1;
   int64_t global_batch_size = 1;
   bool per_token_loss = true;       // false: the mean of the means of the micro-batches
-  bool full_recomputation = false;  // gives the forward pass a tape
   int64_t stop = 0;                 // this rank asks to end the run, why as a number; every rank learns of it with the outcome
 };
 

@@ -17,7 +17,8 @@ constexpr std::array<std::string_view, 4> kSignals = {"SIGTERM", "SIGINT", "SIGU
 constexpr std::array<std::string_view, 3> kTimingOptions = {"max", "minmax", "all"};
 
 // Adds a violation for a value that is below `least`.
-void at_least(Violations& violations, std::string_view flag, std::optional<int64_t> value, int64_t least) {
+void at_least(Violations& violations, std::string_view flag, std::optional<int64_t> value,
+              int64_t least) {
   if (value && *value < least)
     violations.add(cat(flag, " is ", *value), cat("give an integer of at least ", least));
 }
@@ -32,28 +33,38 @@ void TrainingConfig::fields(FieldVisitor& v) {
 
 void TrainingConfig::training_fields(FieldVisitor& v) {
   v.group("training");
-  v.field("micro_batch_size", micro_batch_size, "samples per rank and pass; memory grows with it (required)");
-  v.field("global_batch_size", global_batch_size,
-          "samples per iteration over all ranks; default: micro batch size times data-parallel size");
+  v.field("micro_batch_size", micro_batch_size,
+          "samples per rank and pass; memory grows with it (required)");
+  v.field(
+      "global_batch_size", global_batch_size,
+      "samples per iteration over all ranks; default: micro batch size times data-parallel size");
   v.field("step_batch_size_schedule", step_batch_size_schedule,
           "batch sizes that grow: \"0:32 10B:64\" is 64 samples from 10 billion tokens on");
   v.field("decrease_batch_size_if_needed", decrease_batch_size_if_needed,
           "round the global batch size down to what micro batches and ranks divide");
   v.field("train_iters", train_iters, "iterations of the whole run");
   v.field("train_samples", train_samples, "samples of the whole run, in place of --train-iters");
-  v.field({"calculate_per_token_loss", "--no-calculate-per-token-loss", true}, calculate_per_token_loss,
-          "average the means of the micro-batches, as Megatron-LM does, in place of all tokens of the global batch");
+  v.field({"calculate_per_token_loss", "--no-calculate-per-token-loss", true},
+          calculate_per_token_loss,
+          "average the means of the micro-batches, as Megatron-LM does, in place of all tokens of "
+          "the global batch");
   v.field("skip_train", skip_train, "evaluate only");
   v.choice("device", device, kDevices, "where to compute; auto: the GPU when there is one");
-  v.field("num_threads", num_threads, "CPU threads of tensor operations; 0: all cores of this process");
+  v.field("num_threads", num_threads,
+          "CPU threads of tensor operations; 0: all cores of this process");
+  v.field({"gemm_tuning", "--no-gemm-tuning", true}, gemm_tuning,
+          "take cuBLASLt's own choice of algorithms in place of the fastest, timed once and kept "
+          "in ~/.cache/megatron");
   v.field("exit_interval", exit_interval, "save and stop when the iteration is a multiple of this");
   v.field("exit_duration_in_mins", exit_duration_in_mins, "save and stop after this many minutes");
   v.field({"exit_signal_handler", "--no-exit-signal-handler", true}, exit_signal_handler,
-          "let signals end the process as usual; by default the first one saves and stops, the second stops at once");
+          "let signals end the process as usual; by default the first one saves and stops, the "
+          "second stops at once");
   v.choice("exit_signal", exit_signal, kSignals, "handled besides SIGTERM and SIGINT");
   v.group("validation");
   v.field("eval_iters", eval_iters, "global batches of one evaluation; 0: no evaluation");
-  v.field("eval_interval", eval_interval, "iterations between evaluations; default: only after training");
+  v.field("eval_interval", eval_interval,
+          "iterations between evaluations; default: only after training");
   v.field("start_eval_at_iter", start_eval_at_iter, "no evaluation before this iteration");
   v.field("eval_global_batch_size", eval_global_batch_size, "default: --global-batch-size");
   v.field("eval_micro_batch_size", eval_micro_batch_size, "default: --micro-batch-size");
@@ -64,14 +75,17 @@ void TrainingConfig::logging_fields(FieldVisitor& v) {
   v.field("log_interval", log_interval, "iterations between log lines");
   v.field("log_throughput", log_throughput, "TFLOP/s per GPU in the log line");
   v.field("log_params_norm", log_params_norm, "norm of the parameters in the log line");
-  v.field("log_num_zeros_in_grad", log_num_zeros_in_grad, "number of zeros in the gradient in the log line");
+  v.field("log_num_zeros_in_grad", log_num_zeros_in_grad,
+          "number of zeros in the gradient in the log line");
   v.field("log_progress", log_progress, "append starts, saves and ends to progress.txt in --save");
   v.field("log_memory_interval", log_memory_interval, "iterations between memory reports");
   v.field("timing_log_level", timing_log_level,
           "timers: 0 the iteration, 1 its parts, 2 each micro-batch (waits for the device)");
-  v.choice("timing_log_option", timing_log_option, kTimingOptions, "how timers of several ranks are shown");
+  v.choice("timing_log_option", timing_log_option, kTimingOptions,
+           "how timers of several ranks are shown");
   v.field("tensorboard_dir", tensorboard_dir, "folder of TensorBoard event files; empty: none");
-  v.field("tensorboard_log_interval", tensorboard_log_interval, "iterations between TensorBoard records");
+  v.field("tensorboard_log_interval", tensorboard_log_interval,
+          "iterations between TensorBoard records");
   v.field("tensorboard_queue_size", tensorboard_queue_size, "TensorBoard records between flushes");
   v.field("log_timers_to_tensorboard", log_timers_to_tensorboard, "timers in TensorBoard");
   v.field({"log_loss_scale_to_tensorboard",
@@ -80,11 +94,14 @@ void TrainingConfig::logging_fields(FieldVisitor& v) {
   v.field("log_validation_ppl_to_tensorboard", log_validation_ppl_to_tensorboard,
           "validation perplexity in TensorBoard");
   v.field("log_memory_to_tensorboard", log_memory_to_tensorboard, "memory in TensorBoard");
-  v.field("log_world_size_to_tensorboard", log_world_size_to_tensorboard, "number of ranks in TensorBoard");
-  v.field("run_dir", run_dir, "folder of metrics.jsonl and of the resolved config.yaml; default: --save");
+  v.field("log_world_size_to_tensorboard", log_world_size_to_tensorboard,
+          "number of ranks in TensorBoard");
+  v.field("run_dir", run_dir,
+          "folder of metrics.jsonl and of the resolved config.yaml; default: --save");
   v.group("profiling");
   v.field("profile", profile,
-          "profile some steps: a CUDA profiler range on a GPU, trace.json in the run's folder on a CPU");
+          "profile some steps: a CUDA profiler range on a GPU, trace.json in the run's folder on a "
+          "CPU");
   v.field("profile_step_start", profile_step_start, "first profiled iteration");
   v.field("profile_step_end", profile_step_end, "iteration before which profiling ends");
 }
@@ -96,28 +113,35 @@ void TrainingConfig::checkpoint_fields(FieldVisitor& v) {
           "iterations between checkpoints; default: only at the end");
   v.field("save_retain_interval", save_retain_interval,
           "keep checkpoints whose iteration is a multiple of this, and the newest one");
-  v.field("keep_last_checkpoints", keep_last_checkpoints, "keep the newest K checkpoints; default: all");
-  v.field("async_save", async_save, "write checkpoints in the background; a step pays only for the copy to host memory");
-  v.choice("save_failure", save_failure, kSaveFailures, "what to do when a checkpoint cannot be written");
+  v.field("keep_last_checkpoints", keep_last_checkpoints,
+          "keep the newest K checkpoints; default: all");
+  v.field("async_save", async_save,
+          "write checkpoints in the background; a step pays only for the copy to host memory");
+  v.choice("save_failure", save_failure, kSaveFailures,
+           "what to do when a checkpoint cannot be written");
   v.field("no_save_optim", no_save_optim, "leave the optimizer's state out of checkpoints");
   v.field("load", load, "folder of checkpoints, or one checkpoint, to start from");
   v.choice("start", start, kStarts,
-           "resume: a checkpoint must be there; resume-or-fresh: also begin anew when there is none; fresh: load nothing; "
+           "resume: a checkpoint must be there; resume-or-fresh: also begin anew when there is "
+           "none; fresh: load nothing; "
            "auto: resume with --load, else fresh");
   v.field("ckpt_step", ckpt_step, "load this iteration and no other");
   v.field("no_load_optim", no_load_optim, "do not load the optimizer's state");
-  v.field("finetune", finetune, "load the weights only; iterations, samples and the optimizer start anew");
+  v.field("finetune", finetune,
+          "load the weights only; iterations, samples and the optimizer start anew");
   v.field("pretrained_checkpoint", pretrained_checkpoint,
           "checkpoint whose weights to start from when --load holds none");
   v.field("use_checkpoint_args", use_checkpoint_args,
-          "take what the flags leave open of the model and the tokenizer from the configuration in the checkpoint");
+          "take what the flags leave open of the model and the tokenizer from the configuration in "
+          "the checkpoint");
   v.field("accept_new_data_order", accept_new_data_order,
           "resume although the order of the training samples is not that of the checkpoint");
 }
 
 void TrainingConfig::validate(Violations& violations) const {
   if (micro_batch_size <= 0)
-    violations.add(cat("--micro-batch-size is ", micro_batch_size), "give how many samples a rank takes per pass, at least 1");
+    violations.add(cat("--micro-batch-size is ", micro_batch_size),
+                   "give how many samples a rank takes per pass, at least 1");
   at_least(violations, "--global-batch-size", global_batch_size, 1);
   at_least(violations, "--train-iters", train_iters, 0);
   at_least(violations, "--train-samples", train_samples, 0);
@@ -143,22 +167,29 @@ void TrainingConfig::validate(Violations& violations) const {
                                : "neither --train-iters nor --train-samples is given",
                    "give one of them");
   if (!step_batch_size_schedule.empty() && global_batch_size)
-    violations.add("--step-batch-size-schedule and --global-batch-size are both given", "give one of them");
+    violations.add("--step-batch-size-schedule and --global-batch-size are both given",
+                   "give one of them");
   if (!step_batch_size_schedule.empty() && decrease_batch_size_if_needed)
-    violations.add("--step-batch-size-schedule and --decrease-batch-size-if-needed are both given", "drop the latter");
+    violations.add("--step-batch-size-schedule and --decrease-batch-size-if-needed are both given",
+                   "drop the latter");
   if (save_retain_interval && save_interval && *save_retain_interval % *save_interval != 0)
-    violations.add(cat("--save-retain-interval ", *save_retain_interval, " is no multiple of --save-interval ", *save_interval));
+    violations.add(cat("--save-retain-interval ", *save_retain_interval,
+                       " is no multiple of --save-interval ", *save_interval));
   if (log_memory_interval && *log_memory_interval % log_interval != 0)
-    violations.add(cat("--log-memory-interval ", *log_memory_interval, " is no multiple of --log-interval ", log_interval));
+    violations.add(cat("--log-memory-interval ", *log_memory_interval,
+                       " is no multiple of --log-interval ", log_interval));
   if (profile && profile_step_end <= profile_step_start)
-    violations.add(cat("--profile-step-end ", profile_step_end, " is not after --profile-step-start ", profile_step_start));
+    violations.add(cat("--profile-step-end ", profile_step_end,
+                       " is not after --profile-step-start ", profile_step_start));
   if (profile && run_folder().empty() && device == DeviceChoice::kCpu)
     violations.add("--profile has no folder to write its trace to", "give --run-dir or --save");
   const bool asks_for_load = ckpt_step || no_load_optim || finetune || use_checkpoint_args ||
                              start == StartChoice::kResume || start == StartChoice::kResumeOrFresh;
   if (load.empty() && pretrained_checkpoint.empty() && asks_for_load)
-    violations.add("--start resume, --ckpt-step, --no-load-optim, --finetune or --use-checkpoint-args is given without --load",
-                   "give the folder of checkpoints with --load");
+    violations.add(
+        "--start resume, --ckpt-step, --no-load-optim, --finetune or --use-checkpoint-args is "
+        "given without --load",
+        "give the folder of checkpoints with --load");
 }
 
 int TrainingConfig::exit_signal_number() const {

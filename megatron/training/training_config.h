@@ -1,4 +1,5 @@
-// Flags of the run itself: how long, in which batches, what is evaluated, logged, saved and started from.
+// Flags of the run itself: how long, in which batches, what is evaluated, logged, saved and started
+// from.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +12,12 @@
 namespace megatron {
 
 enum class DeviceChoice { kAuto, kCpu, kCuda };
-enum class StartChoice { kAuto, kFresh, kResume, kResumeOrFresh };  // kAuto: resume with --load, else fresh
+enum class StartChoice {
+  kAuto,
+  kFresh,
+  kResume,
+  kResumeOrFresh
+};  // kAuto: resume with --load, else fresh
 enum class SaveFailure { kStop, kContinue };
 enum class ExitSignal { kTerm, kInt, kUsr1, kUsr2 };
 
@@ -27,6 +33,7 @@ struct TrainingConfig : Config {
   bool skip_train = false;
   DeviceChoice device = DeviceChoice::kAuto;
   int64_t num_threads = 0;  // 0: all cores of this process
+  bool gemm_tuning = true;
   std::optional<int64_t> exit_interval;
   std::optional<int64_t> exit_duration_in_mins;
   bool exit_signal_handler = true;

@@ -1,6 +1,7 @@
 #include "megatron/transformer/attention.h"
 
 #include "megatron/base/check.h"
+#include "megatron/nn/activation_offload.h"
 #include "megatron/tensor/rotary.h"
 #include "megatron/tensor/shape.h"
 #include "megatron/tensor/torch.h"
@@ -66,16 +67,20 @@ struct SplitQKV : torch::autograd::Function<SplitQKV> {
   }
 };
 
+bool is_alias(const at::Tensor& a, const at::Tensor& b) { return b.defined() && a.is_alias_of(b); }
+
 int64_t per_rank(const char* what, int64_t count, int ranks) {
   MEGATRON_CHECK(count % ranks == 0, what, " ", count, " is not divisible by ", ranks,
                  " tensor-parallel ranks");
   return count / ranks;
 }
 
-// Groups of keys and values that this rank attends with: its share, or one that it holds together with other ranks.
+// Groups of keys and values that this rank attends with: its share, or one that it holds together
+// with other ranks.
 int64_t groups_per_rank(int64_t groups, int ranks) {
   if (groups >= ranks) return per_rank("--num-query-groups", groups, ranks);
-  MEGATRON_CHECK(ranks % groups == 0, ranks, " tensor-parallel ranks are not divisible by --num-query-groups ", groups);
+  MEGATRON_CHECK(ranks % groups == 0, ranks,
+                 " tensor-parallel ranks are not divisible by --num-query-groups ", groups);
   return 1;
 }
 
@@ -136,10 +141,20 @@ AttentionOptions SelfAttention::options(const LayerContext& context, int64_t num
 at::Tensor SelfAttention::attend(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                                  const LayerContext& context) const {
   const ForwardContext& pass = context.pass;
+  // What core attention saves beside its inputs is its output, which linear_proj saves too. Where
+  // tokens are exchanged for heads it saves neither of ours.
+  const bool exchanged =
+      parallel_.cp.size() > 1 && (context_parallel_type_ == ContextParallelType::kA2A ||
+                                  context_parallel_type_ == ContextParallelType::kA2AP2P);
+  const OffloadScope scope(context.offload(), [&](const at::Tensor& saved) {
+    const bool input = exchanged || is_alias(saved, q) || is_alias(saved, k) || is_alias(saved, v);
+    return config_.offloads(input ? "core_attn" : "attn_proj");
+  });
   AttentionOptions core = options(context, q.size(0), k.size(0));
   if (pass.cache != nullptr || pass.attention_mask.defined()) {
-    MEGATRON_CHECK(parallel_.cp.size() == 1, pass.cache != nullptr ? "decoding" : "an attention mask",
-                   " over ", parallel_.cp.size(), " context-parallel ranks is not built",
+    MEGATRON_CHECK(parallel_.cp.size() == 1,
+                   pass.cache != nullptr ? "decoding" : "an attention mask", " over ",
+                   parallel_.cp.size(), " context-parallel ranks is not built",
                    "\nhint: --context-parallel-size 1");
     MEGATRON_ASSERT(!pass.document_ids.defined(), "document ids beside a mask or a cache");
     const at::Tensor padding = pass.cache != nullptr ? pass.cache->padding_mask() : at::Tensor();
@@ -149,23 +164,34 @@ at::Tensor SelfAttention::attend(const at::Tensor& q, const at::Tensor& k, const
     }
     return core_attention(q, k, v, core);
   }
-  return context_parallel_attention(q, k, v, core, pass.document_ids, context_parallel_type_, parallel_);
+  return context_parallel_attention(q, k, v, core, pass.document_ids, context_parallel_type_,
+                                    parallel_);
 }
 
 at::Tensor SelfAttention::forward(const at::Tensor& x, const LayerContext& context) {
-  // With fewer groups than ranks the rows of one group lie on several ranks, which put them together; each then attends
-  // with its share of the query heads.
-  const at::Tensor mixed = all_gather_last_dim_from_tensor_parallel_region(linear_qkv_.forward(x), kv_);
+  // With fewer groups than ranks the rows of one group lie on several ranks, which put them
+  // together; each then attends with its share of the query heads.
+  const at::Tensor mixed = project(x, context.offload());
   const int64_t s = mixed.size(0), b = mixed.size(1);
-  const variable_list qkv = SplitQKV::apply(mixed, groups_, heads_ * kv_.size() / groups_, config_.kv_channels);
-  at::Tensor q = kv_.size() == 1 ? qkv[0] : qkv[0].narrow(2, kv_.rank() * heads_, heads_).contiguous();
+  if (!q_layernorm_ && kv_.size() == 1 && parallel_.cp.size() == 1 &&
+      context.pass.cache == nullptr) {
+    return project_back(attend_packed(mixed, context), context.offload());
+  }
+  const variable_list qkv =
+      SplitQKV::apply(mixed, groups_, heads_ * kv_.size() / groups_, config_.kv_channels);
+  at::Tensor q =
+      kv_.size() == 1 ? qkv[0] : qkv[0].narrow(2, kv_.rank() * heads_, heads_).contiguous();
   at::Tensor k = qkv[1], v = qkv[2];
+  const RotaryTables& rotary = context.rotary.of(config_.is_rotary_local(layer_number_));
+  const OffloadScope leads_to_core_attention(context.offload(), [&](const at::Tensor& saved) {
+    return config_.offloads("core_attn") && !is_alias(saved, rotary.cos) &&
+           !is_alias(saved, rotary.sin);
+  });
   if (q_layernorm_) {
     q = q_layernorm_->forward(q);
     k = k_layernorm_->forward(k);
   }
-  if (const RotaryTables& rotary = context.rotary.of(config_.is_rotary_local(layer_number_));
-      rotary.cos.defined()) {
+  if (rotary.cos.defined()) {
     q = apply_rotary(q, rotary.cos, rotary.sin, rotary.interleaved);
     k = apply_rotary(k, rotary.cos, rotary.sin, rotary.interleaved);
   }
@@ -173,7 +199,37 @@ at::Tensor SelfAttention::forward(const at::Tensor& x, const LayerContext& conte
     std::tie(k, v) = context.pass.cache->append(layer_number_ - 1, k, v);
   const at::Tensor y = attend(q, k, v, context);
   check_shape("core_attention output", y, {s, b, heads_, config_.kv_channels});
-  return linear_proj_.forward(y.reshape({s, b, heads_ * config_.kv_channels}));
+  return project_back(y.reshape({s, b, heads_ * config_.kv_channels}), context.offload());
+}
+
+at::Tensor SelfAttention::attend_packed(const at::Tensor& mixed,
+                                        const LayerContext& context) const {
+  const RotaryTables& rotary = context.rotary.of(config_.is_rotary_local(layer_number_));
+  const OffloadScope scope(context.offload(), [&](const at::Tensor& saved) {
+    if (is_alias(saved, rotary.cos) || is_alias(saved, rotary.sin)) return false;
+    return config_.offloads(is_alias(saved, mixed) ? "core_attn" : "attn_proj");
+  });
+  AttentionOptions core = options(context, mixed.size(0), mixed.size(0));
+  if (context.pass.document_ids.defined()) {
+    MEGATRON_ASSERT(!core.mask.defined(), "document ids beside a mask");
+    const at::Tensor positions = zigzag_positions(mixed.size(0), 1, 0, mixed.device());
+    core.mask = document_mask(context.pass.document_ids, positions, positions);
+  }
+  return packed_attention(mixed, {groups_, heads_ / groups_, config_.kv_channels},
+                          {rotary.cos, rotary.sin, rotary.interleaved}, core);
+}
+
+at::Tensor SelfAttention::project_back(const at::Tensor& y, OffloadedPass* offload) {
+  const OffloadScope scope(offload,
+                           [&](const at::Tensor&) { return config_.offloads("attn_proj"); });
+  return linear_proj_.forward(y);
+}
+
+at::Tensor SelfAttention::project(const at::Tensor& x, OffloadedPass* offload) {
+  const OffloadScope scope(offload, [&](const at::Tensor& saved) {
+    return config_.offloads(is_alias(saved, x) ? "attn_norm" : "qkv_linear");
+  });
+  return all_gather_last_dim_from_tensor_parallel_region(linear_qkv_.forward(x), kv_);
 }
 
 }  // namespace megatron

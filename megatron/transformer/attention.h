@@ -15,6 +15,9 @@ namespace megatron {
 struct LayerContext {
   const ForwardContext& pass;
   LayerRotary rotary;
+  bool offloaded = false;  // this layer's activations go to host memory
+  // Where what autograd saves goes, or null.
+  OffloadedPass* offload() const { return offloaded ? pass.offload : nullptr; }
 };
 
 // Parameters: linear_qkv.{layer_norm_weight, layer_norm_bias, weight, bias}, q_layernorm.weight,
@@ -32,6 +35,11 @@ class SelfAttention : public Module {
   at::Tensor forward(const at::Tensor& x, const LayerContext& context);
 
  private:
+  // The product of linear_qkv, with the rows that ranks hold together.
+  at::Tensor project(const at::Tensor& x, OffloadedPass* offload);
+  // Core attention without copies of queries, keys and values.
+  at::Tensor attend_packed(const at::Tensor& mixed, const LayerContext& context) const;
+  at::Tensor project_back(const at::Tensor& y, OffloadedPass* offload);
   AttentionOptions options(const LayerContext& context, int64_t num_queries,
                            int64_t num_keys) const;
   at::Tensor attend(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,

@@ -8,13 +8,14 @@
 namespace megatron {
 
 class KVCache;
+class OffloadedPass;
 class RecomputeTape;
 
 struct ForwardContext {
-  bool training = false;      // dropout is on
-  Place place;                // sample [b], position [s]: for attention and the default position ids
-  Place rows;                 // of the rows between layers: [s/t] positions with sequence parallelism, else as place.
-                              // Undefined: as place
+  bool training = false;  // dropout is on
+  Place place;            // sample [b], position [s]: for attention and the default position ids
+  Place rows;  // of the rows between layers: [s/t] positions with sequence parallelism, else as
+               // place. Undefined: as place
   int64_t first_row = 0;      // index of the first of them in the sequence of this rank
   at::Tensor position_ids;    // [b, s] int64; undefined: place.position for every row
   at::Tensor attention_mask;  // bool [b, 1, s, s], True = may NOT attend, beyond causality;
@@ -22,7 +23,8 @@ struct ForwardContext {
   at::Tensor document_ids;    // [b, s] int64 of the whole sequence on every context-parallel rank:
                               // tokens attend within their document only; undefined: no borders
   KVCache* cache = nullptr;   // decoding: keys and values of earlier positions
-  RecomputeTape* tape = nullptr;  // training with full recomputation
+  RecomputeTape* tape = nullptr;     // training: where recomputed parts are noted
+  OffloadedPass* offload = nullptr;  // training: where offloaded activations are noted
 };
 
 }  // namespace megatron

@@ -1,5 +1,6 @@
 #include "megatron/transformer/mlp.h"
 
+#include "megatron/nn/activation_offload.h"
 #include "megatron/tensor/torch.h"
 
 namespace megatron {
@@ -28,6 +29,10 @@ LinearOptions fc2_options(const TransformerConfig& config, bool sequence_paralle
   options.bias = config.add_bias_linear;
   options.init = config.weight_init(config.hidden_size, config.ffn_hidden_size, /*output=*/true);
   options.sequence_parallel = sequence_parallel;
+  if (config.recomputes("mlp_act")) {
+    options.input_activation = config.activation();
+    options.activation_offset = config.glu_linear_offset;
+  }
   return options;
 }
 
@@ -43,9 +48,24 @@ MLP::MLP(const TransformerConfig& config, bool sequence_parallel, const Parallel
   add("linear_fc2", &linear_fc2_);
 }
 
-at::Tensor MLP::forward(const at::Tensor& x) {
-  const at::Tensor hidden = linear_fc1_.forward(x);
-  return linear_fc2_.forward(activate(hidden, config_.activation(), config_.glu_linear_offset));
+at::Tensor MLP::forward(const at::Tensor& x, OffloadedPass* offload) {
+  const bool activation_inside = config_.recomputes("mlp_act");
+  at::Tensor hidden;
+  {
+    const OffloadScope scope(offload, [&](const at::Tensor& saved) {
+      return config_.offloads(saved.is_alias_of(x) ? "mlp_norm" : "mlp_fc1");
+    });
+    hidden = linear_fc1_.forward(x);
+  }
+  if (!activation_inside) {
+    const OffloadScope scope(offload,
+                             [&](const at::Tensor&) { return config_.offloads("mlp_act"); });
+    hidden = activate(hidden, config_.activation(), config_.glu_linear_offset);
+  }
+  const OffloadScope scope(offload, [&](const at::Tensor&) {
+    return config_.offloads(activation_inside ? "mlp_act" : "mlp_fc2");
+  });
+  return linear_fc2_.forward(hidden);
 }
 
 }  // namespace megatron

@@ -6,6 +6,8 @@
 
 namespace megatron {
 
+class OffloadedPass;
+
 // Parameters: linear_fc1.{layer_norm_weight, layer_norm_bias, weight, bias}, linear_fc2.{weight,
 // bias}. A gated FC1 holds [gate rows | up rows].
 //
@@ -13,7 +15,8 @@ namespace megatron {
 class MLP : public Module {
  public:
   MLP(const TransformerConfig& config, bool sequence_parallel, const ParallelGroups& groups);
-  at::Tensor forward(const at::Tensor& x);
+  // What --offload-modules names of what is saved goes to `offload`, which may be null.
+  at::Tensor forward(const at::Tensor& x, OffloadedPass* offload = nullptr);
 
  private:
   const TransformerConfig& config_;

@@ -4,10 +4,13 @@
 #include <memory>
 #include <vector>
 
+#include "megatron/nn/recompute.h"
 #include "megatron/transformer/transformer_layer.h"
 
 namespace megatron {
 
+// Keeps references to config and groups, which must outlive it.
+//
 // Parameters: layers.N... with N the global layer index from 0, final_layernorm.{weight, bias}.
 class TransformerBlock : public Module {
  public:
@@ -16,13 +19,17 @@ class TransformerBlock : public Module {
                    bool final_norm, bool sequence_parallel, const ParallelGroups& groups);
 
   //   x, return  [s, b, h]. With a tape in the context and full recomputation, layers are
-  //   recomputed in the backward.
-  at::Tensor forward(const at::Tensor& x, const ForwardContext& context);
+  //   recomputed in the backward, from inputs that --distribute-saved-activations keeps in parts.
+  at::Tensor forward(at::Tensor x, const ForwardContext& context);
 
  private:
-  at::Tensor run_layers(at::Tensor x, size_t first, size_t last, const LayerContext& context);
+  // Layers [first, last); those before `offloaded` with their activations in host memory.
+  at::Tensor run_layers(at::Tensor x, size_t first, size_t last, size_t offloaded,
+                        LayerContext context);
+  RecomputeTape::Keeper input_keeper(const ForwardContext& pass, bool offloaded) const;
 
   const TransformerConfig& config_;
+  const ProcessGroup& tp_;
   RotaryEmbedding rotary_;
   std::vector<std::unique_ptr<TransformerLayer>> layers_;
   std::unique_ptr<Norm> final_layernorm_;

@@ -23,6 +23,93 @@ std::optional<ContextParallelType> parse_context_parallel_type(const std::string
   return static_cast<ContextParallelType>(found - std::begin(kContextParallelTypes));
 }
 
+// Parts of a layer that selective recomputation knows, and those of layers that are not built.
+constexpr std::string_view kRecomputeModules[] = {"core_attn", "layernorm", "mlp", "mlp_act"};
+constexpr std::pair<std::string_view, std::string_view> kLaterRecomputeModules[] = {
+    {"moe_act", "mixture of experts"},         {"moe", "mixture of experts"},
+    {"shared_experts", "mixture of experts"},  {"mla_up_proj", "multi-latent attention"},
+    {"gdn_norm_out", "gated-delta attention"}, {"gdp_in_proj", "gated-delta attention"},
+    {"gdp_qkv", "gated-delta attention"},      {"mhc", "multi-stream residual connections"}};
+
+template <class List>
+bool is_one_of(std::string_view name, const List& list) {
+  return std::find(std::begin(list), std::end(list), name) != std::end(list);
+}
+
+// " waits for X, which is not built" for what Megatron knows, else " is not known".
+template <class List>
+std::string why_unknown(std::string_view name, const List& later) {
+  for (const auto& [known, what] : later)
+    if (known == name) return cat(" waits for ", what, ", which is not built yet");
+  return " is not known";
+}
+
+constexpr std::string_view kOffloadModules[] = {"attn_norm", "qkv_linear", "core_attn", "attn_proj",
+                                                "mlp_norm",  "mlp_fc1",    "mlp_act",   "mlp_fc2"};
+constexpr std::pair<std::string_view, std::string_view> kLaterOffloadModules[] = {
+    {"expert_fc1", "mixture of experts"},
+    {"moe_act", "mixture of experts"},
+    {"fused_group_mlp", "mixture of experts"},
+    {"gdp_qkv", "gated-delta attention"}};
+
+// Why a part of a layer is not saved at all, or empty.
+std::string_view why_not_saved(const TransformerConfig& c, std::string_view module) {
+  const bool inputs_alone = c.recompute_granularity == RecomputeGranularity::kFull &&
+                            c.recompute_method == RecomputeMethod::kUniform;
+  if (inputs_alone && module != "attn_norm")
+    return "--recompute-granularity full saves the inputs of layers alone, attn_norm";
+  const bool inside_mlp = module == "mlp_fc1" || module == "mlp_act" || module == "mlp_fc2";
+  if (inside_mlp && c.recomputes("mlp"))
+    return "--recompute-modules mlp saves its input alone, mlp_norm";
+  if ((module == "qkv_linear" || module == "mlp_fc1") && c.recomputes("layernorm"))
+    return "--recompute-modules layernorm does not save it";
+  if (module == "mlp_fc2" && c.recomputes("mlp_act"))
+    return "--recompute-modules mlp_act does not save it";
+  return {};
+}
+
+template <class Require>
+void validate_offloading(const TransformerConfig& c, const Require& require) {
+  const bool fine = c.fine_grained_activation_offloading;
+  require(!fine || !c.offload_modules.empty(),
+          "--fine-grained-activation-offloading is given without --offload-modules",
+          "for example --offload-modules core_attn attn_proj mlp_act mlp_fc2");
+  require(fine || c.offload_modules.empty(),
+          "--offload-modules needs --fine-grained-activation-offloading");
+  for (const std::string& module : c.offload_modules) {
+    require(is_one_of(module, kOffloadModules),
+            cat("--offload-modules ", module, why_unknown(module, kLaterOffloadModules)),
+            "modules: attn_norm, qkv_linear, core_attn, attn_proj, mlp_norm, mlp_fc1, mlp_act, "
+            "mlp_fc2");
+    const std::string_view reason = why_not_saved(c, module);
+    require(!fine || !is_one_of(module, kOffloadModules) || reason.empty(),
+            cat("--offload-modules ", module, " has no effect: ", reason), "leave it out");
+  }
+  require(c.min_offloaded_tensor_size >= 0,
+          cat("--min-offloaded-tensor-size ", c.min_offloaded_tensor_size, " is negative"));
+  require(
+      c.activation_offload_fraction > 0 && c.activation_offload_fraction <= 1,
+      cat("--activation-offload-fraction ", c.activation_offload_fraction, " is outside (0, 1]"));
+  require(
+      fine || c.activation_offload_fraction == 1.0,
+      "--activation-offload-fraction has an effect only with --fine-grained-activation-offloading");
+  require(c.fine_grained_offloading_max_inflight_offloads >= 1,
+          cat("--fine-grained-offloading-max-inflight-offloads ",
+              c.fine_grained_offloading_max_inflight_offloads, " must be positive"));
+  require(!c.distribute_saved_activations || !c.offloads_activations(),
+          "--distribute-saved-activations is not built together with offloading",
+          "give one of them");
+  const int64_t layers = c.cpu_offloading_num_layers;
+  require(layers >= 0 && (layers == 0 || layers < c.num_layers),
+          cat("--cpu-offloading-num-layers ", layers, ": expected 0 to ", c.num_layers - 1));
+  require(layers == 0 || !fine,
+          "--cpu-offloading-num-layers and --fine-grained-activation-offloading are both given",
+          "give one of them");
+  require(layers == 0 || c.recompute_granularity == RecomputeGranularity::kNone,
+          "--cpu-offloading-num-layers does not go with recomputation",
+          "give --fine-grained-activation-offloading with --offload-modules");
+}
+
 std::string divisors(int64_t n) {
   std::string list;
   for (int64_t d = 1; d <= n; ++d)
@@ -165,13 +252,38 @@ void TransformerConfig::fields(FieldVisitor& v) {
   v.field("recompute_num_layers", recompute_num_layers,
           "uniform: layers per recomputed unit; block: number of layers recomputed");
   v.field("recompute_modules", recompute_modules,
-          "parts for selective recomputation: core_attn, layernorm");
+          "parts for selective recomputation: core_attn, layernorm, mlp (all of it, from its "
+          "input), mlp_act (the output "
+          "of its activation)");
+  v.field("recompute_activations", recompute_activations,
+          "short for --recompute-granularity selective");
+  v.field("distribute_saved_activations", distribute_saved_activations,
+          "full recomputation: each tensor-parallel rank keeps a part of a saved input; the "
+          "backward gathers them");
+  v.field("fine_grained_activation_offloading", fine_grained_activation_offloading,
+          "keep the activations of --offload-modules in host memory between forward and backward");
+  v.field("offload_modules", offload_modules,
+          "whose inputs are offloaded: attn_norm, qkv_linear, core_attn, attn_proj, mlp_norm, "
+          "mlp_fc1, mlp_act, mlp_fc2");
+  v.field("min_offloaded_tensor_size", min_offloaded_tensor_size,
+          "tensors of fewer elements are not offloaded");
+  v.field("activation_offload_fraction", activation_offload_fraction,
+          "part of the layers of a pipeline chunk that --fine-grained-activation-offloading "
+          "covers, from the first");
+  v.field(
+      "fine_grained_offloading_max_inflight_offloads",
+      fine_grained_offloading_max_inflight_offloads,
+      "half layers that may be on their way to the host before computation waits for one of them");
+  v.field("cpu_offloading_num_layers", cpu_offloading_num_layers,
+          "keep all that the first layers save in host memory");
   v.field("cp_comm_type", cp_comm_type,
           "how the ranks of a sequence exchange keys and values: p2p, all_gather, a2a or a2a+p2p, for "
           "all layers or for each; nothing to exchange at one context-parallel rank");
 }
 
 void TransformerConfig::finalize() {
+  if (recompute_activations && recompute_granularity == RecomputeGranularity::kNone)
+    recompute_granularity = RecomputeGranularity::kSelective;
   if (use_rotary_position_embeddings) position_embedding_type = PositionEmbedding::kRope;
   if (position_embedding_type == PositionEmbedding::kYarn) {
     position_embedding_type = PositionEmbedding::kRope;
@@ -236,6 +348,9 @@ void TransformerConfig::validate(Violations& violations) const {
   require(!parallel_residual || norm_placement == NormPlacement::kPre,
           "--parallel-residual with norms on the output of branches is not built",
           "--norm-placement pre");
+  require(!parallel_residual || !(recomputes("mlp") || fine_grained_activation_offloading ||
+                                  cpu_offloading_num_layers > 0),
+          "--parallel-residual with --recompute-modules mlp or offloading of activations is not built");
   require(!query_pre_attn_scalar || *query_pre_attn_scalar > 0,
           cat("--query-pre-attn-scalar ", query_pre_attn_scalar.value_or(0), " must be positive"));
   require(attn_logit_softcapping >= 0,
@@ -285,8 +400,19 @@ void TransformerConfig::validate(Violations& violations) const {
   require(recompute_modules.empty() || recompute_granularity == RecomputeGranularity::kSelective,
           "--recompute-modules needs --recompute-granularity selective");
   for (const std::string& module : recompute_modules)
-    require(module == "core_attn" || module == "layernorm",
-            cat("--recompute-modules ", module, " is not built"), "parts: core_attn, layernorm");
+    require(is_one_of(module, kRecomputeModules),
+            cat("--recompute-modules ", module, why_unknown(module, kLaterRecomputeModules)),
+            "parts: core_attn, layernorm, mlp, mlp_act");
+  require(!recomputes("mlp") || !recomputes("mlp_act"),
+          "--recompute-modules mlp_act has no effect beside mlp",
+          "mlp recomputes the activation too; give one of them");
+  require(!recompute_activations || recompute_granularity != RecomputeGranularity::kFull,
+          "--recompute-activations asks for selective recomputation, but --recompute-granularity "
+          "is full",
+          "give one of them");
+  require(!distribute_saved_activations || recompute_granularity == RecomputeGranularity::kFull,
+          "--distribute-saved-activations needs --recompute-granularity full");
+  validate_offloading(*this, require);
   require(cp_comm_type.size() == 1 || static_cast<int64_t>(cp_comm_type.size()) == num_layers,
           cat("--cp-comm-type has ", cp_comm_type.size(), " values, expected 1 or one per layer, ", num_layers));
   for (const std::string& type : cp_comm_type)
@@ -362,6 +488,20 @@ bool TransformerConfig::recomputes(std::string_view module) const {
   return recompute_granularity == RecomputeGranularity::kSelective &&
          std::find(recompute_modules.begin(), recompute_modules.end(), module) !=
              recompute_modules.end();
+}
+
+bool TransformerConfig::offloads(std::string_view module) const {
+  return cpu_offloading_num_layers > 0 ||
+         (fine_grained_activation_offloading && is_one_of(module, offload_modules));
+}
+
+int64_t TransformerConfig::num_offloaded_layers(int64_t chunk_layers, bool last_chunk) const {
+  if (!offloads_activations()) return 0;
+  const int64_t wanted = cpu_offloading_num_layers > 0
+                             ? cpu_offloading_num_layers
+                             : static_cast<int64_t>(std::ceil(activation_offload_fraction *
+                                                              static_cast<double>(chunk_layers)));
+  return std::min(wanted, last_chunk ? chunk_layers - 1 : chunk_layers);
 }
 
 ContextParallelType TransformerConfig::context_parallel_type(int64_t layer_number) const {

@@ -101,8 +101,22 @@ struct TransformerConfig : Config {
   RecomputeGranularity recompute_granularity = RecomputeGranularity::kNone;
   RecomputeMethod recompute_method = RecomputeMethod::kUniform;
   int64_t recompute_num_layers = 1;
-  std::vector<std::string>
-      recompute_modules;  // core_attn, layernorm; empty with selective: core_attn
+  // core_attn, layernorm, mlp, mlp_act; empty with selective: core_attn. Megatron has no mlp_act;
+  // it is to the MLP what moe_act is to experts.
+  std::vector<std::string> recompute_modules;
+  bool recompute_activations = false;  // old spelling of --recompute-granularity selective
+  bool distribute_saved_activations =
+      false;  // inputs of recomputed layers in parts over the tensor ranks
+  bool fine_grained_activation_offloading = false;
+  // attn_norm, qkv_linear, core_attn, attn_proj, mlp_norm and, which Megatron has for experts
+  // alone, mlp_fc1, mlp_act, mlp_fc2: what of a layer is kept in host memory, named by whose input
+  // it is.
+  std::vector<std::string> offload_modules;
+  int64_t min_offloaded_tensor_size = 1048576;  // elements; smaller tensors stay on the device
+  double activation_offload_fraction = 1.0;     // of the layers of a chunk, the first ones
+  int64_t fine_grained_offloading_max_inflight_offloads =
+      1;                                  // half layers on their way to the host at one time
+  int64_t cpu_offloading_num_layers = 0;  // the first layers, with everything that they save
   std::vector<std::string> cp_comm_type = {"p2p"};  // one for all layers, or one per layer
 
   void fields(FieldVisitor& visitor) override;
@@ -128,7 +142,15 @@ struct TransformerConfig : Config {
   // {left, right} of the layer (numbered from 1), or empty when it attends fully.
   std::vector<int64_t> window(int64_t layer_number) const;
   bool recomputes(
-      std::string_view module) const;  // selective recomputation of "core_attn" or "layernorm"
+      std::string_view module) const;  // selective recomputation of a part of recompute_modules
+  bool offloads_activations() const {
+    return fine_grained_activation_offloading || cpu_offloading_num_layers > 0;
+  }
+  bool offloads(
+      std::string_view module) const;  // of a layer that is offloaded, this part of offload_modules
+  // How many layers of a chunk are offloaded, from the first. The last layer of the model never is:
+  // its backward comes first.
+  int64_t num_offloaded_layers(int64_t chunk_layers, bool last_chunk) const;
   ContextParallelType context_parallel_type(int64_t layer_number) const;  // layers count from 1
   // Laws of weights [rows, columns]; `output` is for linear_proj and linear_fc2, whose std is
   // divided by sqrt(2 num_layers).

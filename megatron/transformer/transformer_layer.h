@@ -17,9 +17,16 @@ class TransformerLayer : public Module {
   // `layer_number` is global and counts from 1.
   TransformerLayer(const TransformerConfig& config, int64_t layer_number, bool sequence_parallel,
                    const ParallelGroups& groups);
+  // With a tape in the context and --recompute-modules mlp, the second half is recomputed in the
+  // backward.
   at::Tensor forward(const at::Tensor& x, const LayerContext& context);
 
  private:
+  // The second half: x + dropout(mlp(norm(x))).
+  at::Tensor feed_forward(const at::Tensor& x, const ForwardContext& pass, OffloadedPass* offload);
+  at::Tensor add_residual(const at::Tensor& branch, const at::Tensor& x, RandomKey key,
+                          const ForwardContext& pass) const;
+
   const TransformerConfig& config_;
   RandomKey attention_output_key_, mlp_output_key_;
   SelfAttention self_attention_;

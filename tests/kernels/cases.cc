@@ -21,10 +21,14 @@ struct Shape {
 // Tolerances of one rounding to the type, with room for sums of a few hundred terms.
 double tolerance_of(at::ScalarType type) {
   switch (type) {
-    case at::kDouble: return 1e-12;
-    case at::kFloat: return 3e-6;
-    case at::kHalf: return 2e-3;
-    default: return 1e-2;
+    case at::kDouble:
+      return 1e-12;
+    case at::kFloat:
+      return 3e-6;
+    case at::kHalf:
+      return 2e-3;
+    default:
+      return 1e-2;
   }
 }
 
@@ -36,11 +40,13 @@ at::Tensor normal(at::IntArrayRef shape, at::ScalarType type, uint64_t seed, dou
 }
 
 std::string row_name(const std::string& op, at::ScalarType type, Shape shape) {
-  return op + "_" + c10::toString(type) + "_" + std::to_string(shape.rows) + "x" + std::to_string(shape.columns);
+  return op + "_" + c10::toString(type) + "_" + std::to_string(shape.rows) + "x" +
+         std::to_string(shape.columns);
 }
 
 // Outputs of f and the gradients of its floating inputs for the given dy (the last input).
-Tensors with_gradients(const std::function<at::Tensor(const Tensors&)>& f, const Tensors& inputs, size_t differentiable) {
+Tensors with_gradients(const std::function<at::Tensor(const Tensors&)>& f, const Tensors& inputs,
+                       size_t differentiable) {
   Tensors leaves;
   for (size_t i = 0; i < inputs.size(); ++i) {
     leaves.push_back(i < differentiable ? inputs[i].detach().requires_grad_() : inputs[i]);
@@ -57,21 +63,23 @@ std::string norm_name(Normalization kind, bool zero_centered, bool with_bias) {
          (zero_centered ? "_zero_centered" : "") + (with_bias ? "_bias" : "");
 }
 
-KernelCase norm_case(Normalization kind, bool zero_centered, bool with_bias, at::ScalarType type, Shape shape) {
+KernelCase norm_case(Normalization kind, bool zero_centered, bool with_bias, at::ScalarType type,
+                     Shape shape) {
   KernelCase row;
   row.name = row_name(norm_name(kind, zero_centered, with_bias), type, shape);
   row.type = type;
   row.inputs = [=] {
-    return Tensors{normal({shape.rows, shape.columns}, type, 1, 3.0), normal({shape.columns}, type, 2),
-                   normal({shape.columns}, type, 3), normal({shape.rows, shape.columns}, type, 4)};
+    return Tensors{normal({shape.rows, shape.columns}, type, 1, 3.0),
+                   normal({shape.columns}, type, 2), normal({shape.columns}, type, 3),
+                   normal({shape.rows, shape.columns}, type, 4)};
   };
   row.run = [=](const Tensors& t) -> Tensors {
     const at::Tensor bias = with_bias ? t[2] : at::Tensor();
     const NormResult result = norm_forward(kind, t[0], t[1], bias, 1e-5, zero_centered);
     at::Tensor dgain = at::ones({shape.columns}, t[0].options().dtype(wide(type)));
     at::Tensor dbias = with_bias ? at::ones_like(dgain) : at::Tensor();
-    const at::Tensor dx =
-        norm_backward(kind, t[3], t[0], t[1], result.mean, result.rstd, zero_centered, dgain, dbias);
+    const at::Tensor dx = norm_backward(kind, t[3], t[0], t[1], result.mean, result.rstd,
+                                        zero_centered, dgain, dbias);
     Tensors out = {result.y, dx, dgain};
     if (with_bias) out.push_back(dbias);
     return out;
@@ -117,17 +125,22 @@ KernelCase norm_apply_case(Normalization kind, at::ScalarType type, Shape shape)
 }
 
 KernelCase activation_case(Activation activation, at::ScalarType type, Shape shape, double scale) {
-  static const char* const kNames[] = {"gelu", "gelu_tanh", "squared_relu", "swiglu", "geglu", "quick_geglu"};
+  static const char* const kNames[] = {"gelu",   "gelu_tanh", "squared_relu",
+                                       "swiglu", "geglu",     "quick_geglu"};
   const double offset = activation == Activation::kQuickGeglu ? 1.0 : 0.0;
   const int64_t width = is_gated(activation) ? 2 * shape.columns : shape.columns;
   KernelCase row;
-  row.name = row_name(std::string(kNames[static_cast<int>(activation)]) + (scale > 10 ? "_extreme" : ""), type, shape);
+  row.name =
+      row_name(std::string(kNames[static_cast<int>(activation)]) + (scale > 10 ? "_extreme" : ""),
+               type, shape);
   row.type = type;
   row.inputs = [=] {
-    return Tensors{normal({shape.rows, width}, type, 1, scale), normal({shape.rows, shape.columns}, type, 2)};
+    return Tensors{normal({shape.rows, width}, type, 1, scale),
+                   normal({shape.rows, shape.columns}, type, 2)};
   };
   row.run = [=](const Tensors& t) {
-    return with_gradients([=](const Tensors& leaves) { return activate(leaves[0], activation, offset); }, t, 1);
+    return with_gradients(
+        [=](const Tensors& leaves) { return activate(leaves[0], activation, offset); }, t, 1);
   };
   row.reference = [=](const Tensors& t) {
     const auto f = [=](const Tensors& leaves) -> at::Tensor {
@@ -135,20 +148,28 @@ KernelCase activation_case(Activation activation, at::ScalarType type, Shape sha
       const auto gelu_tanh = [](const at::Tensor& a) {
         return 0.5 * a * (1 + at::tanh(std::sqrt(2 / M_PI) * (a + 0.044715 * a.pow(3))));
       };
-      const std::vector<at::Tensor> half = is_gated(activation) ? x.chunk(2, -1) : std::vector<at::Tensor>{x};
+      const std::vector<at::Tensor> half =
+          is_gated(activation) ? x.chunk(2, -1) : std::vector<at::Tensor>{x};
       switch (activation) {
-        case Activation::kGelu: return 0.5 * x * (1 + at::erf(x / std::sqrt(2.0)));
-        case Activation::kGeluTanh: return gelu_tanh(x);
-        case Activation::kSquaredRelu: return at::relu(x).square();
-        case Activation::kSwiglu: return half[0] * at::sigmoid(half[0]) * half[1];
-        case Activation::kGeglu: return gelu_tanh(half[0]) * half[1];
-        case Activation::kQuickGeglu: return half[0] * at::sigmoid(1.702 * half[0]) * (half[1] + offset);
+        case Activation::kGelu:
+          return 0.5 * x * (1 + at::erf(x / std::sqrt(2.0)));
+        case Activation::kGeluTanh:
+          return gelu_tanh(x);
+        case Activation::kSquaredRelu:
+          return at::relu(x).square();
+        case Activation::kSwiglu:
+          return half[0] * at::sigmoid(half[0]) * half[1];
+        case Activation::kGeglu:
+          return gelu_tanh(half[0]) * half[1];
+        case Activation::kQuickGeglu:
+          return half[0] * at::sigmoid(1.702 * half[0]) * (half[1] + offset);
       }
       return x;
     };
     return with_gradients(f, t, 1);
   };
-  if (activation == Activation::kGelu || activation == Activation::kGeluTanh || activation == Activation::kSwiglu) {
+  if (activation == Activation::kGelu || activation == Activation::kGeluTanh ||
+      activation == Activation::kSwiglu) {
     row.eager = [=](const Tensors& t) {
       const auto f = [=](const Tensors& leaves) {
         if (activation == Activation::kSwiglu) {
@@ -161,24 +182,31 @@ KernelCase activation_case(Activation activation, at::ScalarType type, Shape sha
     };
   }
   row.tolerance = tolerance_of(type);
-  row.bytes = shape.rows * (3 * width + 2 * shape.columns) * static_cast<int64_t>(at::elementSize(type));
+  row.bytes =
+      shape.rows * (3 * width + 2 * shape.columns) * static_cast<int64_t>(at::elementSize(type));
   return row;
 }
 
 KernelCase rotary_case(bool interleaved, bool per_sample, at::ScalarType type, Shape shape) {
-  const int64_t s = shape.rows, d = shape.columns, b = 2, n = 3, r = std::max<int64_t>(1, d / 2 - d / 8);
+  const int64_t s = shape.rows, d = shape.columns, b = 2, n = 3,
+                r = std::max<int64_t>(1, d / 2 - d / 8);
   KernelCase row;
-  row.name = row_name(std::string("rotary") + (interleaved ? "_interleaved" : "") + (per_sample ? "_per_sample" : ""),
+  row.name = row_name(std::string("rotary") + (interleaved ? "_interleaved" : "") +
+                          (per_sample ? "_per_sample" : ""),
                       type, shape);
   row.type = type;
   row.inputs = [=] {
-    const at::Tensor angle = normal(per_sample ? std::vector<int64_t>{s, b, r} : std::vector<int64_t>{s, r}, at::kDouble, 2);
+    const at::Tensor angle = normal(
+        per_sample ? std::vector<int64_t>{s, b, r} : std::vector<int64_t>{s, r}, at::kDouble, 2);
     return Tensors{normal({s, b, n, d + 5}, type, 1).narrow(3, 2, d), angle.cos().to(wide(type)),
                    angle.sin().to(wide(type)), normal({s, b, n, d}, type, 3)};
   };
   row.run = [=](const Tensors& t) {
-    return with_gradients([=](const Tensors& leaves) { return apply_rotary(leaves[0], leaves[1], leaves[2], interleaved); },
-                          t, 1);
+    return with_gradients(
+        [=](const Tensors& leaves) {
+          return apply_rotary(leaves[0], leaves[1], leaves[2], interleaved);
+        },
+        t, 1);
   };
   row.reference = [=](const Tensors& t) {
     const auto f = [=](const Tensors& leaves) {
@@ -192,7 +220,9 @@ KernelCase rotary_case(bool interleaved, bool per_sample, at::ScalarType type, S
       if (interleaved) {
         const at::Tensor pairs = x.narrow(3, 0, 2 * r).reshape({s, b, n, r, 2});
         const at::Tensor a = pairs.select(4, 0), c = pairs.select(4, 1);
-        return at::cat({at::stack({a * cos - c * sin, c * cos + a * sin}, 4).reshape({s, b, n, 2 * r}), rest}, 3);
+        return at::cat(
+            {at::stack({a * cos - c * sin, c * cos + a * sin}, 4).reshape({s, b, n, 2 * r}), rest},
+            3);
       }
       const at::Tensor a = x.narrow(3, 0, r), c = x.narrow(3, r, r);
       return at::cat({a * cos - c * sin, c * cos + a * sin, rest}, 3);
@@ -204,26 +234,30 @@ KernelCase rotary_case(bool interleaved, bool per_sample, at::ScalarType type, S
   return row;
 }
 
-KernelCase cross_entropy_case(at::ScalarType type, Shape shape, int64_t padding, double scale, bool in_place) {
+KernelCase cross_entropy_case(at::ScalarType type, Shape shape, int64_t padding, double scale,
+                              bool in_place) {
   const int64_t valid = shape.columns - padding;
   KernelCase row;
-  row.name = row_name(std::string("cross_entropy") + (in_place ? "_in_place" : "") + (scale > 10 ? "_extreme" : ""), type,
-                      shape);
+  row.name = row_name(
+      std::string("cross_entropy") + (in_place ? "_in_place" : "") + (scale > 10 ? "_extreme" : ""),
+      type, shape);
   row.type = type;
   row.inputs = [=] {
     at::manual_seed(2);
-    at::Tensor targets = at::randint(-2, valid + 2, {shape.rows}, at::kLong);  // some in other shards
+    at::Tensor targets =
+        at::randint(-2, valid + 2, {shape.rows}, at::kLong);  // some in other shards
     at::Tensor logits = normal({shape.rows, shape.columns}, type, 1, scale);
-    if (padding > 0) logits.narrow(1, valid, padding).fill_(std::numeric_limits<double>::quiet_NaN());
+    if (padding > 0)
+      logits.narrow(1, valid, padding).fill_(std::numeric_limits<double>::quiet_NaN());
     return Tensors{logits, targets, normal({shape.rows}, wide(type), 3)};
   };
   row.run = [=](const Tensors& t) -> Tensors {
     const CrossEntropyParts parts = cross_entropy_parts(t[0], t[1], valid);
-    const at::Tensor sum = cross_entropy_sum_exp(t[0], parts.max, valid);
-    const at::Tensor lse = sum.log() + parts.max;
+    const at::Tensor lse = parts.sum.log() + parts.max;
     const at::Tensor logits = in_place ? t[0].clone() : t[0];
-    const at::Tensor dlogits = cross_entropy_backward(logits, t[1], lse, t[2], valid, 1e-2, in_place);
-    return {parts.max, parts.target, sum, dlogits};
+    const at::Tensor dlogits =
+        cross_entropy_backward(logits, t[1], lse, t[2], valid, 1e-2, in_place);
+    return {parts.max, parts.target, parts.sum, dlogits};
   };
   row.reference = [=](const Tensors& t) -> Tensors {
     const at::Tensor logits = t[0].narrow(1, 0, valid).detach().requires_grad_();
@@ -231,15 +265,19 @@ KernelCase cross_entropy_case(at::ScalarType type, Shape shape, int64_t padding,
     const at::Tensor target =
         logits.gather(1, t[1].clamp(0, valid - 1).unsqueeze(1)).squeeze(1) * here;
     const at::Tensor lse = logits.logsumexp(1), max = std::get<0>(logits.max(1));
-    // scale * (lse - target) + z * scale * lse^2; a target of another shard leaves only the softmax.
+    // scale * (lse - target) + z * scale * lse^2; a target of another shard leaves only the
+    // softmax.
     const at::Tensor loss = (t[2] * (lse - target + 1e-2 * lse.square())).sum();
     loss.backward();
-    const at::Tensor grad = at::cat({logits.grad(), at::zeros({shape.rows, padding}, logits.options())}, 1);
+    const at::Tensor grad =
+        at::cat({logits.grad(), at::zeros({shape.rows, padding}, logits.options())}, 1);
     return {max.detach(), target.detach(), at::exp(lse - max).detach(), grad};
   };
   row.eager = [=](const Tensors& t) {
     const at::Tensor ids = t[1].clamp(0, valid - 1);
-    const auto f = [&](const Tensors& leaves) { return at::cross_entropy_loss(leaves[0], ids, {}, at::Reduction::None); };
+    const auto f = [&](const Tensors& leaves) {
+      return at::cross_entropy_loss(leaves[0], ids, {}, at::Reduction::None);
+    };
     return with_gradients(f, {t[0], t[2].to(type)}, 1);
   };
   row.tolerance = tolerance_of(type);
@@ -254,7 +292,8 @@ KernelCase embedding_case(at::ScalarType type, Shape shape) {
   row.type = type;
   row.inputs = [=] {
     at::manual_seed(5);
-    return Tensors{normal({vocabulary, shape.columns}, type, 1), at::randint(-3, vocabulary, {shape.rows}, at::kLong),
+    return Tensors{normal({vocabulary, shape.columns}, type, 1),
+                   at::randint(-3, vocabulary, {shape.rows}, at::kLong),
                    normal({shape.rows, shape.columns}, type, 2)};
   };
   row.run = [=](const Tensors& t) -> Tensors {
@@ -284,20 +323,24 @@ KernelCase dropout_case(at::ScalarType type, at::ScalarType residual_type, Shape
   row.name = row_name("dropout_add_" + std::string(c10::toString(residual_type)), type, shape);
   row.type = type;
   row.inputs = [=] {
-    return Tensors{normal({shape.rows, 2, shape.columns}, type, 1), normal({shape.rows, 2, shape.columns}, residual_type, 2),
-                   place.sample, place.position, normal({shape.rows, 2, shape.columns}, residual_type, 3)};
+    return Tensors{normal({shape.rows, 2, shape.columns}, type, 1),
+                   normal({shape.rows, 2, shape.columns}, residual_type, 2), place.sample,
+                   place.position, normal({shape.rows, 2, shape.columns}, residual_type, 3)};
   };
   row.run = [=](const Tensors& t) {
     const Place here{t[2], t[3]};
-    return with_gradients([&](const Tensors& leaves) { return dropout_add(leaves[0], leaves[1], 0.3, key, here); }, t, 2);
+    return with_gradients(
+        [&](const Tensors& leaves) { return dropout_add(leaves[0], leaves[1], 0.3, key, here); }, t,
+        2);
   };
   row.reference = [=](const Tensors& t) -> Tensors {
-    const at::Tensor keep =
-        dropout(at::ones_like(t[0]), 0.3, key, place);
+    const at::Tensor keep = dropout(at::ones_like(t[0]), 0.3, key, place);
     return {t[0] * keep + t[1], t[4] * keep, t[4]};
   };
   row.eager = [=](const Tensors& t) {
-    const auto f = [](const Tensors& leaves) { return at::dropout(leaves[0], 0.3, true) + leaves[1]; };
+    const auto f = [](const Tensors& leaves) {
+      return at::dropout(leaves[0], 0.3, true) + leaves[1];
+    };
     return with_gradients(f, t, 2);
   };
   row.tolerance = tolerance_of(residual_type == type ? type : at::kBFloat16);
@@ -319,13 +362,18 @@ KernelCase random_case(at::ScalarType type, Shape shape) {
   };
   row.reference = [=](const Tensors&) -> Tensors {
     // Rows cut out of the whole tensor, in fp64.
-    at::Tensor draws = at::empty({3 + shape.rows, shape.columns + 7}, at::kDouble), flat = at::empty_like(draws);
+    at::Tensor draws = at::empty({3 + shape.rows, shape.columns + 7}, at::kDouble),
+               flat = at::empty_like(draws);
     normal_(draws, 0.5, random_key(1, "n"), 0, shape.columns + 7, 0);
     uniform_(flat, -1.0, 2.0, random_key(1, "u"), 0, shape.columns + 7, 0);
-    const auto part = [=](const at::Tensor& x) { return x.narrow(0, 3, shape.rows).narrow(1, 5, shape.columns); };
+    const auto part = [=](const at::Tensor& x) {
+      return x.narrow(0, 3, shape.rows).narrow(1, 5, shape.columns);
+    };
     return {part(draws), part(flat)};
   };
-  row.eager = [=](const Tensors& t) -> Tensors { return {at::randn_like(t[0]) * 0.5, at::rand_like(t[0]) * 3 - 1}; };
+  row.eager = [=](const Tensors& t) -> Tensors {
+    return {at::randn_like(t[0]) * 0.5, at::rand_like(t[0]) * 3 - 1};
+  };
   row.tolerance = tolerance_of(type);
   row.bit_equal = true;
   row.bytes = shape.rows * shape.columns * 2 * static_cast<int64_t>(at::elementSize(type));
@@ -338,7 +386,8 @@ KernelCase linear_case(at::ScalarType type, Shape shape) {
   row.name = row_name("linear", type, shape);
   row.type = type;
   row.inputs = [=] {
-    return Tensors{normal({shape.rows, shape.columns}, type, 1), normal({n, shape.columns}, type, 2), normal({n}, type, 3),
+    return Tensors{normal({shape.rows, shape.columns}, type, 1),
+                   normal({n, shape.columns}, type, 2), normal({n}, type, 3),
                    normal({shape.rows, n}, type, 4)};
   };
   row.run = [=](const Tensors& t) -> Tensors {
@@ -349,14 +398,15 @@ KernelCase linear_case(at::ScalarType type, Shape shape) {
     return {linear_forward(t[0], t[1], t[2]), linear_input_grad(t[3], t[1]), dw, db};
   };
   row.reference = [=](const Tensors& t) -> Tensors {
-    return {at::matmul(t[0], t[1].t()) + t[2], at::matmul(t[3], t[1]), at::matmul(t[3].t(), t[0]) + 0.5,
-            t[3].sum(0) + 0.5};
+    return {at::matmul(t[0], t[1].t()) + t[2], at::matmul(t[3], t[1]),
+            at::matmul(t[3].t(), t[0]) + 0.5, t[3].sum(0) + 0.5};
   };
   row.tolerance = tolerance_of(type);
   return row;
 }
 
-void add_rows(std::vector<KernelCase>& rows, at::ScalarType type, const std::vector<Shape>& shapes) {
+void add_rows(std::vector<KernelCase>& rows, at::ScalarType type,
+              const std::vector<Shape>& shapes) {
   for (const Shape shape : shapes) {
     rows.push_back(norm_case(Normalization::kLayerNorm, false, true, type, shape));
     rows.push_back(norm_case(Normalization::kLayerNorm, true, false, type, shape));
@@ -364,9 +414,12 @@ void add_rows(std::vector<KernelCase>& rows, at::ScalarType type, const std::vec
     rows.push_back(norm_case(Normalization::kRMSNorm, true, false, type, shape));
     rows.push_back(norm_apply_case(Normalization::kLayerNorm, type, shape));
     rows.push_back(norm_apply_case(Normalization::kRMSNorm, type, shape));
-    for (int i = 0; i < 6; ++i) rows.push_back(activation_case(static_cast<Activation>(i), type, shape, 2.0));
-    rows.push_back(rotary_case(false, false, type, {shape.rows, std::max<int64_t>(2, shape.columns)}));
-    rows.push_back(rotary_case(true, true, type, {shape.rows, std::max<int64_t>(2, shape.columns)}));
+    for (int i = 0; i < 6; ++i)
+      rows.push_back(activation_case(static_cast<Activation>(i), type, shape, 2.0));
+    rows.push_back(
+        rotary_case(false, false, type, {shape.rows, std::max<int64_t>(2, shape.columns)}));
+    rows.push_back(
+        rotary_case(true, true, type, {shape.rows, std::max<int64_t>(2, shape.columns)}));
     rows.push_back(cross_entropy_case(type, shape, 0, 2.0, false));
     if (shape.columns > 5) rows.push_back(cross_entropy_case(type, shape, 5, 2.0, true));
     rows.push_back(embedding_case(type, shape));
@@ -382,13 +435,15 @@ void add_rows(std::vector<KernelCase>& rows, at::ScalarType type, const std::vec
 std::vector<KernelCase> kernel_cases(bool perf) {
   std::vector<KernelCase> rows;
   if (perf) {
-    for (const at::ScalarType type : {at::kFloat, at::kBFloat16}) add_rows(rows, type, {{2048, 1024}});
+    for (const at::ScalarType type : {at::kFloat, at::kBFloat16})
+      add_rows(rows, type, {{2048, 1024}});
     std::erase_if(rows, [](const KernelCase& row) { return row.bytes == 0; });
     return rows;
   }
   for (const at::ScalarType type : {at::kDouble, at::kFloat, at::kBFloat16, at::kHalf}) {
     add_rows(rows, type, {{1, 1}, {7, 127}, {129, 7}, {130, 1030}});
-    for (int i = 0; i < 6; ++i) rows.push_back(activation_case(static_cast<Activation>(i), type, {5, 64}, 60.0));
+    for (int i = 0; i < 6; ++i)
+      rows.push_back(activation_case(static_cast<Activation>(i), type, {5, 64}, 60.0));
     rows.push_back(cross_entropy_case(type, {5, 64}, 3, 300.0, false));
   }
   return rows;

@@ -61,6 +61,8 @@ constexpr Model kModels[] = {
 #define ZERO2 "--use-megatron-fsdp --data-parallel-sharding-strategy optim_grads "
 #define ZERO3 "--use-megatron-fsdp --data-parallel-sharding-strategy optim_grads_params "
 #define OVERLAP "--overlap-grad-reduce --overlap-param-gather "
+#define SELECTIVE "--recompute-granularity selective --recompute-modules "
+#define OFFLOAD "--fine-grained-activation-offloading --min-offloaded-tensor-size 0 --offload-modules "
 #define FULL "--recompute-granularity full --recompute-method uniform --recompute-num-layers "
 
 constexpr LayoutRow kRows[] = {
@@ -142,7 +144,22 @@ constexpr LayoutRow kRows[] = {
     {"pp2_dp2_zero1_neox", "neox", 4, PP "2 " ZERO1 OVERLAP},
     // Recomputation.
     {"tp2_sp_full", "gpt", 2, TP "2 " SP FULL "1"},
-    {"tp2_sp_selective", "qwen", 2, TP "2 " SP "--recompute-granularity selective --recompute-modules core_attn layernorm"},
+    {"tp2_sp_selective", "qwen", 2, TP "2 " SP SELECTIVE "core_attn layernorm"},
+    {"tp2_sp_mlp", "qwen", 2, TP "2 " SP SELECTIVE "mlp core_attn"},
+    {"tp2_mlp_act", "llama", 2, TP "2 " SELECTIVE "mlp_act layernorm"},
+    {"pp2_zbh1_mlp", "gpt", 2, PP "2 --pipeline-schedule zb-h1 " SELECTIVE "mlp"},
+    {"pp2_zbh1_mlp_act", "llama", 2, PP "2 --pipeline-schedule zb-h1 " SELECTIVE "mlp_act"},
+    {"tp4_full_distributed", "qwen", 4, TP "4 " FULL "2 --distribute-saved-activations"},
+    {"tp2_pp2_distributed", "gpt", 4, TP "2 " PP "2 " FULL "1 --distribute-saved-activations"},
+    {"tp2_sp_offload", "qwen", 2, TP "2 " SP OFFLOAD "attn_norm core_attn attn_proj mlp_act mlp_fc2"},
+    {"pp2_offload", "gpt", 2, PP "2 " OFFLOAD "qkv_linear core_attn mlp_norm mlp_fc1 mlp_act"},
+    {"pp2_vpp2_offload_full", "llama", 2, PP "2 " VPP "2 " OFFLOAD "attn_norm " FULL "1"},
+    {"pp2_zbh1_offload_mlp", "gpt", 2,
+     PP "2 --pipeline-schedule zb-h1 " OFFLOAD "attn_norm core_attn mlp_norm " SELECTIVE "mlp"},
+    {"cp2_a2a_offload", "gpt", 2, CP "2 --cp-comm-type a2a " OFFLOAD "core_attn attn_proj"},
+    {"cp2_dp2_zero3_offload", "llama", 4, CP "2 " ZERO3 OVERLAP OFFLOAD "core_attn attn_proj mlp_act"},
+    {"dp2_offload_layers", "gpt", 2, "--cpu-offloading-num-layers 2 --min-offloaded-tensor-size 0"},
+    {"dp2_zero3_mlp", "gpt", 2, ZERO3 OVERLAP SELECTIVE "mlp"},
     {"pp2_vpp2_full", "gpt", 2, PP "2 " VPP "2 " FULL "1"},
     {"dp2_zero3_full", "llama", 2, ZERO3 OVERLAP FULL "2"},
     {"cp2_full_block", "gpt", 2, CP "2 --recompute-granularity full --recompute-method block --recompute-num-layers 2"},

@@ -6,6 +6,8 @@
 #include <cuda_runtime.h>
 
 #include <cstdint>
+#include <initializer_list>
+#include <type_traits>
 
 #include "megatron/base/check.h"
 #include "megatron/base/dtype.h"
@@ -14,7 +16,8 @@ namespace megatron {
 
 // Throws Error with the name of the call, CUDA's text and its debug variable.
 inline void check_cuda(cudaError_t status, const char* call) {
-  MEGATRON_CHECK(status == cudaSuccess, call, " failed: ", cudaGetErrorName(status), ", ", cudaGetErrorString(status),
+  MEGATRON_CHECK(status == cudaSuccess, call, " failed: ", cudaGetErrorName(status), ", ",
+                 cudaGetErrorString(status),
                  "\nhint: CUDA_LAUNCH_BLOCKING=1 shows the call that failed first");
 }
 
@@ -34,46 +37,128 @@ using AccumulateType = typename Accumulate<T>::type;
 template <class F>
 void with_cuda_type(DType dtype, F&& f) {
   switch (dtype) {
-    case DType::kFloat64: return f(double{});
-    case DType::kFloat32: return f(float{});
-    case DType::kBFloat16: return f(__nv_bfloat16{});
-    case DType::kFloat16: return f(__half{});
-    default: MEGATRON_ASSERT(false, "no CUDA kernel for ", to_string(dtype));
+    case DType::kFloat64:
+      return f(double{});
+    case DType::kFloat32:
+      return f(float{});
+    case DType::kBFloat16:
+      return f(__nv_bfloat16{});
+    case DType::kFloat16:
+      return f(__half{});
+    default:
+      MEGATRON_ASSERT(false, "no CUDA kernel for ", to_string(dtype));
   }
 }
 
 template <class Acc>
-__device__ __forceinline__ Acc load_as(const double& x) { return static_cast<Acc>(x); }
+__device__ __forceinline__ Acc load_as(const double& x) {
+  return static_cast<Acc>(x);
+}
 template <class Acc>
-__device__ __forceinline__ Acc load_as(const float& x) { return static_cast<Acc>(x); }
+__device__ __forceinline__ Acc load_as(const float& x) {
+  return static_cast<Acc>(x);
+}
 template <class Acc>
-__device__ __forceinline__ Acc load_as(const __nv_bfloat16& x) { return static_cast<Acc>(__bfloat162float(x)); }
+__device__ __forceinline__ Acc load_as(const __nv_bfloat16& x) {
+  return static_cast<Acc>(__bfloat162float(x));
+}
 template <class Acc>
-__device__ __forceinline__ Acc load_as(const __half& x) { return static_cast<Acc>(__half2float(x)); }
+__device__ __forceinline__ Acc load_as(const __half& x) {
+  return static_cast<Acc>(__half2float(x));
+}
 
 template <class Acc>
-__device__ __forceinline__ void store_as(double& out, Acc x) { out = static_cast<double>(x); }
+__device__ __forceinline__ void store_as(double& out, Acc x) {
+  out = static_cast<double>(x);
+}
 template <class Acc>
-__device__ __forceinline__ void store_as(float& out, Acc x) { out = static_cast<float>(x); }
+__device__ __forceinline__ void store_as(float& out, Acc x) {
+  out = static_cast<float>(x);
+}
 template <class Acc>
-__device__ __forceinline__ void store_as(__nv_bfloat16& out, Acc x) { out = __float2bfloat16_rn(static_cast<float>(x)); }
+__device__ __forceinline__ void store_as(__nv_bfloat16& out, Acc x) {
+  out = __float2bfloat16_rn(static_cast<float>(x));
+}
 template <class Acc>
-__device__ __forceinline__ void store_as(__half& out, Acc x) { out = __float2half_rn(static_cast<float>(x)); }
+__device__ __forceinline__ void store_as(__half& out, Acc x) {
+  out = __float2half_rn(static_cast<float>(x));
+}
+
+// 16 bytes of elements, one load or store of a thread.
+template <class T>
+struct alignas(16) Pack {
+  static constexpr int kSize = 16 / static_cast<int>(sizeof(T));
+  T at[kSize];
+};
+// One element in the manner of a Pack.
+template <class T>
+struct Single {
+  static constexpr int kSize = 1;
+  T at[1];
+};
+template <class Group, class T>
+__device__ __forceinline__ Group load_group(const T* from) {
+  return *reinterpret_cast<const Group*>(from);
+}
+template <class Group, class T>
+__device__ __forceinline__ void store_group(T* to, const Group& group) {
+  *reinterpret_cast<Group*>(to) = group;
+}
+
+// N neighbours of an aligned array, 16 bytes a load or store: a scalar a time, a warp would touch
+// each line N times.
+template <int N, class Acc>
+__device__ __forceinline__ void load_run(const Acc* from, Acc (&to)[N]) {
+  static_assert(N % Pack<Acc>::kSize == 0);
+#pragma unroll
+  for (int i = 0; i < N; i += Pack<Acc>::kSize) {
+    const Pack<Acc> pack = load_group<Pack<Acc>>(from + i);
+#pragma unroll
+    for (int j = 0; j < Pack<Acc>::kSize; ++j) to[i + j] = pack.at[j];
+  }
+}
+template <int N, class Acc>
+__device__ __forceinline__ void store_run(Acc* to, const Acc (&from)[N]) {
+  static_assert(N % Pack<Acc>::kSize == 0);
+#pragma unroll
+  for (int i = 0; i < N; i += Pack<Acc>::kSize) {
+    Pack<Acc> pack;
+#pragma unroll
+    for (int j = 0; j < Pack<Acc>::kSize; ++j) pack.at[j] = from[i + j];
+    store_group(to + i, pack);
+  }
+}
+
+// Whether rows of `columns` elements of T can be taken as packs from every pointer; null pointers
+// do not count.
+template <class T>
+bool fits_packs(int64_t columns, std::initializer_list<const void*> pointers) {
+  for (const void* pointer : pointers) {
+    if (reinterpret_cast<uintptr_t>(pointer) % sizeof(Pack<T>) != 0) return false;
+  }
+  return columns % Pack<T>::kSize == 0;
+}
 
 struct AddOp {
   template <class Acc>
-  __device__ Acc operator()(Acc a, Acc b) const { return a + b; }
+  __device__ Acc operator()(Acc a, Acc b) const {
+    return a + b;
+  }
 };
 struct MaxOp {
   template <class Acc>
-  __device__ Acc operator()(Acc a, Acc b) const { return a > b ? a : b; }
+  __device__ Acc operator()(Acc a, Acc b) const {
+    return a > b ? a : b;
+  }
 };
 
-// Combines one value per thread in a fixed order; every thread gets the result. blockDim.x is a multiple of 32, at most
-// 1024. `shared` holds 33 elements and may be reused after the next __syncthreads().
+// Combines one value per thread in a fixed order; every thread gets the result. blockDim.x is a
+// multiple of 32, at most 1024. `shared` holds 33 elements and may be reused after the next
+// __syncthreads().
 template <class Acc, class Op>
 __device__ Acc reduce_block(Acc value, Op op, Acc* shared) {
-  for (int offset = 16; offset > 0; offset /= 2) value = op(value, __shfl_xor_sync(0xffffffffu, value, offset));
+  for (int offset = 16; offset > 0; offset /= 2)
+    value = op(value, __shfl_xor_sync(0xffffffffu, value, offset));
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, warps = blockDim.x / 32;
   __syncthreads();
   if (lane == 0) shared[warp] = value;

@@ -186,7 +186,7 @@ at::Tensor GPTModel::hidden(const at::Tensor& tokens, const at::Tensor& input,
   }
   check_shape("hidden states", x,
               {context.rows.position.size(0), context.place.sample.size(0), impl_->config.transformer.hidden_size});
-  return impl_->decoder.forward(x, context);
+  return impl_->decoder.forward(std::move(x), context);
 }
 
 at::Tensor GPTModel::logits(const at::Tensor& hidden) {

@@ -17,9 +17,9 @@ using AttentionGrads = std::tuple<at::Tensor, at::Tensor, at::Tensor>;  // dq, d
 void check_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                      const AttentionOptions& options);
 
-// Why no library kernel computes exactly this, or "".
+// Why no library kernel computes exactly this, or "". Flash attention knows no windows, cuDNN does.
 std::string why_unfused(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-                        const AttentionOptions& options);
+                        const AttentionOptions& options, bool knows_windows = false);
 
 // Whether the library's top-left causal mask, or none, is what the options mean. One query sees
 // every key.
@@ -32,8 +32,8 @@ at::Tensor from_heads(const at::Tensor& t);
 // Note [Deterministic attention]
 // The backward of flash attention sums dq in a fixed order only in ATen's deterministic mode, which
 // is a setting of the process. It is switched on around that one call: elsewhere it would forbid
-// operations that do not concern it and fill new memory. cuDNN's backward through ATen has no such
-// switch, so it runs only when asked for (--attention-backend fused).
+// operations that do not concern it and fill new memory. cuDNN's backward is called through its
+// frontend, which has a switch of its own; ATen's call of it has none.
 class DeterministicScope {
  public:
   DeterministicScope();

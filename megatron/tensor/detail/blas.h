@@ -1,16 +1,25 @@
-// cuBLASLt where ATen has no entry point: half operands accumulated into an fp32 target.
+// Products of matrices of bf16 and fp16 through cuBLASLt, fp32 sums to the end; algorithms by Note
+// [Choice of algorithms]. Each returns false when it cannot (other types or layouts, or a build
+// without CUDA); ATen takes over then.
 #pragma once
 
 #include <ATen/core/Tensor.h>
 
 namespace megatron {
 
-// target = beta * target + dy^T x on CUDA.   dy [rows, n] and x [rows, k] bf16 or fp16, target [n, k] fp32 contiguous.
-// Returns false when it cannot (other types or layouts, or a build without CUDA).
-bool blas_wide_weight_grad(const at::Tensor& dy, const at::Tensor& x, const at::Tensor& target, double beta);
+// y = x w^T (+ bias).   x [rows, k], w [n, k], bias [n] or undefined, y [rows, n].
+bool blas_forward(const at::Tensor& x, const at::Tensor& w, const at::Tensor& bias,
+                  const at::Tensor& y);
 
-// ATen's products of half operands keep fp32 sums to the end (it may split them in the operands' type by default). Once
-// per process; nothing in a build without CUDA.
+// dx = dy w.   dy [rows, n], w [n, k], dx [rows, k].
+bool blas_input_grad(const at::Tensor& dy, const at::Tensor& w, const at::Tensor& dx);
+
+// target = beta * target + dy^T x.   dy [rows, n], x [rows, k], target [n, k] fp32 contiguous.
+bool blas_wide_weight_grad(const at::Tensor& dy, const at::Tensor& x, const at::Tensor& target,
+                           double beta);
+
+// ATen's products of half operands keep fp32 sums to the end (it may split them in the operands'
+// type by default). Once per process; nothing in a build without CUDA.
 void use_wide_blas_reductions();
 
 }  // namespace megatron

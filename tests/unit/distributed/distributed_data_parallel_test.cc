@@ -73,7 +73,13 @@ TEST(DistributedDataParallel, OwnsContiguousMemory) {
       EXPECT_TRUE(at::equal(ddp.grad(model.bias), at::full({7}, 2.5, grad_type)));
       EXPECT_EQ(at::count_nonzero(ddp.flat_grads()).item<int64_t>(), 22) << "gaps stay zero";
       ddp.zero_grad();
-      EXPECT_EQ(at::count_nonzero(ddp.flat_grads()).item<int64_t>(), 0);
+      EXPECT_EQ(ddp.grad_target(model.weight).beta, 0.0)
+          << "the first gradient of a step replaces the last step's";
+      EXPECT_EQ(ddp.grad_target(model.weight).beta, 1.0);
+      ddp.zero_grad();
+      ddp.finish_grad_sync();
+      EXPECT_EQ(at::count_nonzero(ddp.flat_grads()).item<int64_t>(), 0)
+          << "no gradient is a zero gradient";
     }
     EXPECT_EQ(model.weight.store, nullptr);
   }
@@ -86,8 +92,9 @@ TEST(DistributedDataParallel, RefusesExperts) {
     DistributedDataParallel ddp(model, ParallelGroups(), at::kFloat, at::kCPU);
     FAIL();
   } catch (const Error& error) {
-    EXPECT_STREQ(error.what(),
-                 "parameter weight belongs to an expert, which data parallelism does not support yet");
+    EXPECT_STREQ(
+        error.what(),
+        "parameter weight belongs to an expert, which data parallelism does not support yet");
   }
 }
 
@@ -101,7 +108,8 @@ TEST(DistributedDataParallel, ReportingTooOftenIsABug) {
   EXPECT_THROW(ddp.grad_ready(model.bias), InternalError);
 }
 
-// Sums over two ranks, whatever the readiness: overlapped, only at the end, and with a parameter that no pass uses.
+// Sums over two ranks, whatever the readiness: overlapped, only at the end, and with a parameter
+// that no pass uses.
 TEST(DistributedDataParallel, SumsOverDataRanks) {
   for (const int64_t bucket_size : {0, 1}) {
     for (const bool overlap : {false, true}) {
@@ -115,10 +123,11 @@ TEST(DistributedDataParallel, SumsOverDataRanks) {
         EXPECT_EQ(ddp.layout().buckets.size(), bucket_size > 0 ? 3u : 2u);
         for (int step = 0; step < 3; ++step) {
           ddp.zero_grad(2);
-          backward(model, 1.0 + backend->rank());  // 1 and 2
+          backward(model, 1.0 + backend->rank());           // 1 and 2
           backward(model, 10.0 * (1.0 + backend->rank()));  // 10 and 20
           if (overlap) {
-            EXPECT_EQ(ddp.grad(model.bias)[0].item<double>(), 33.0) << "reduced before the end of the last pass";
+            EXPECT_EQ(ddp.grad(model.bias)[0].item<double>(), 33.0)
+                << "reduced before the end of the last pass";
           }
           ddp.finish_grad_sync();
           EXPECT_TRUE(at::equal(ddp.grad(model.bias), at::full({7}, 33.0, at::kDouble)));
@@ -129,9 +138,11 @@ TEST(DistributedDataParallel, SumsOverDataRanks) {
   }
 }
 
-// Two parameters become ready in one order on one rank and in the other order on the other; one is used by one rank alone.
+// Two parameters become ready in one order on one rank and in the other order on the other; one is
+// used by one rank alone.
 TEST(DistributedDataParallel, RanksMayDifferInTheOrderOfReadiness) {
-  for (const auto sharding : {ShardingStrategy::kNoShard, ShardingStrategy::kOptim, ShardingStrategy::kOptimGrads}) {
+  for (const auto sharding :
+       {ShardingStrategy::kNoShard, ShardingStrategy::kOptim, ShardingStrategy::kOptimGrads}) {
     run_ranks(2, [&](const std::shared_ptr<Backend>& backend) {
       Parameters model;
       model.frozen.trainable = true;
@@ -149,7 +160,8 @@ TEST(DistributedDataParallel, RanksMayDifferInTheOrderOfReadiness) {
       const bool first = backend->rank() == 0;
       ddp.zero_grad(2);
       for (int pass = 0; pass < 2; ++pass) {
-        for (Parameter* parameter : {first ? &model.bias : &model.weight, first ? &model.weight : &model.bias}) {
+        for (Parameter* parameter :
+             {first ? &model.bias : &model.weight, first ? &model.weight : &model.bias}) {
           for (int use = 0; use < parameter->uses; ++use) add(*parameter, 1.0);
         }
         if (first && pass == 1) add(model.frozen, 5.0);
@@ -157,7 +169,8 @@ TEST(DistributedDataParallel, RanksMayDifferInTheOrderOfReadiness) {
       ddp.finish_grad_sync();
       for (const FlatShard& shard : ddp.shards()) {
         for (const FlatSlot& slot : shard.slots) {
-          const double expected = slot.parameter == &model.frozen ? 5.0 : 4.0 * slot.parameter->uses;
+          const double expected =
+              slot.parameter == &model.frozen ? 5.0 : 4.0 * slot.parameter->uses;
           const at::Tensor mine = shard.grads.narrow(0, slot.begin, slot.num_elements());
           EXPECT_TRUE(at::equal(mine, at::full_like(mine, expected))) << slot.parameter->name;
         }
@@ -180,7 +193,8 @@ TEST(DistributedDataParallel, PartialGradientsAreSummedOverTensorRanks) {
     backward(model, 1.0);
     ddp.finish_grad_sync();
     EXPECT_TRUE(at::equal(ddp.grad(model.bias), at::full({7}, 4.0)));
-    EXPECT_TRUE(at::equal(ddp.grad(model.weight), at::full({3, 5}, 4.0))) << "two uses, two data ranks";
+    EXPECT_TRUE(at::equal(ddp.grad(model.weight), at::full({3, 5}, 4.0)))
+        << "two uses, two data ranks";
   });
 }
 
@@ -231,8 +245,12 @@ TEST(DistributedDataParallelConfig, Rules) {
   };
   using Config = DistributedDataParallelConfig;
   EXPECT_EQ(with([](Config&) {}), "");
-  EXPECT_EQ(with([](Config& c) { c.use_distributed_optimizer = c.overlap_param_gather = c.overlap_grad_reduce = true; }), "");
-  EXPECT_EQ(with([](Config& c) { c.ddp_bucket_size = 0; }), "--ddp-bucket-size is 0\nhint: 1 or above");
+  EXPECT_EQ(with([](Config& c) {
+              c.use_distributed_optimizer = c.overlap_param_gather = c.overlap_grad_reduce = true;
+            }),
+            "");
+  EXPECT_EQ(with([](Config& c) { c.ddp_bucket_size = 0; }),
+            "--ddp-bucket-size is 0\nhint: 1 or above");
   EXPECT_EQ(with([](Config& c) { c.num_distributed_optimizer_instances = 0; }),
             "--num-distributed-optimizer-instances is 0\nhint: 1 or above");
   EXPECT_EQ(with([](Config& c) { c.ddp_bucket_size = 1, c.ddp_num_buckets = 1; }),
@@ -246,14 +264,16 @@ TEST(DistributedDataParallelConfig, Rules) {
   EXPECT_EQ(with([](Config& c) { c.use_distributed_optimizer = c.overlap_param_gather = true; }),
             "--overlap-param-gather is given without --overlap-grad-reduce\nhint: give both");
   EXPECT_EQ(with([](Config& c) { c.num_distributed_optimizer_instances = 2; }),
-            "--num-distributed-optimizer-instances 2 divides nothing: every rank updates every parameter\n"
+            "--num-distributed-optimizer-instances 2 divides nothing: every rank updates every "
+            "parameter\n"
             "hint: --use-distributed-optimizer, or --use-megatron-fsdp");
   EXPECT_EQ(with([](Config& c) { c.use_megatron_fsdp = true, c.ddp_num_buckets = 2; }),
             "--ddp-bucket-size and --ddp-num-buckets have no effect when parameters are sharded\n"
             "hint: leave them out: a layer is a bucket");
-  EXPECT_EQ(with([](Config& c) { c.ddp_pad_buckets_for_high_nccl_busbw = true; }),
-            "--ddp-pad-buckets-for-high-nccl-busbw has no effect on gradients that are not sharded\n"
-            "hint: leave it out, or give --use-distributed-optimizer");
+  EXPECT_EQ(
+      with([](Config& c) { c.ddp_pad_buckets_for_high_nccl_busbw = true; }),
+      "--ddp-pad-buckets-for-high-nccl-busbw has no effect on gradients that are not sharded\n"
+      "hint: leave it out, or give --use-distributed-optimizer");
 }
 
 TEST(DataParallelGroups, InstancesAreNeighbours) {
@@ -273,7 +293,8 @@ TEST(DataParallelGroups, InstancesAreNeighbours) {
       FAIL();
     } catch (const Error& error) {
       EXPECT_STREQ(error.what(),
-                   "--num-distributed-optimizer-instances 4 does not divide the 6 ranks that hold the same weights");
+                   "--num-distributed-optimizer-instances 4 does not divide the 6 ranks that hold "
+                   "the same weights");
     }
   });
 }

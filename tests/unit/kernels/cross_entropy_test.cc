@@ -19,7 +19,8 @@ struct Logits {
   Logits(DType dtype, int64_t tokens, int64_t columns, int64_t valid, double scale)
       : stride(columns + 2), elements(dtype, padded(tokens, columns, valid, scale)) {
     const int64_t elsewhere[2] = {-2, valid};
-    for (int64_t t = 0; t < tokens; ++t) targets.push_back(t % 3 == 2 ? elsewhere[t % 2] : (t * 7 + valid / 2) % valid);
+    for (int64_t t = 0; t < tokens; ++t)
+      targets.push_back(t % 3 == 2 ? elsewhere[t % 2] : (t * 7 + valid / 2) % valid);
     ce.dtype = dtype;
     ce.tokens = tokens;
     ce.columns = columns;
@@ -33,7 +34,8 @@ struct Logits {
   Doubles padded(int64_t tokens, int64_t columns, int64_t valid, double scale) const {
     Doubles values = normal_values(tokens * stride, 1, scale);
     for (int64_t t = 0; t < tokens; ++t) {
-      std::fill(values.begin() + t * stride + valid, values.begin() + t * stride + columns, std::nan(""));
+      std::fill(values.begin() + t * stride + valid, values.begin() + t * stride + columns,
+                std::nan(""));
     }
     return values;
   }
@@ -50,10 +52,10 @@ void test_parts(DType dtype, int64_t columns, int64_t valid, double scale) {
   constexpr int64_t kTokens = 6;
   const Logits logits(dtype, kTokens, columns, valid, scale);
   Elements max(wide(dtype), kTokens), target(wide(dtype), kTokens), sum(wide(dtype), kTokens);
-  cross_entropy_parts_cpu(logits.ce, max.data(), target.data(), 0, 2);
+  const CrossEntropySums sums = {max.data(), sum.data(), target.data()};
+  cross_entropy_sums_cpu(logits.ce, sums, 0, 2);
   EXPECT_TRUE(std::isnan(max[2]));
-  cross_entropy_parts_cpu(logits.ce, max.data(), target.data(), 2, kTokens);
-  cross_entropy_sum_exp_cpu(logits.ce, max.data(), sum.data(), 0, kTokens);
+  cross_entropy_sums_cpu(logits.ce, sums, 2, kTokens);
   Doubles expected_max, expected_target, expected_sum;
   for (int64_t t = 0; t < kTokens; ++t) {
     const Doubles row = logits.row(t);
@@ -66,7 +68,8 @@ void test_parts(DType dtype, int64_t columns, int64_t valid, double scale) {
   expect_near(sum, expected_sum, tolerance(wide(dtype)), "sum");
 }
 
-// The gradient of scale (lse - target + z lse^2) by differences; without a target in this shard only the softmax.
+// The gradient of scale (lse - target + z lse^2) by differences; without a target in this shard
+// only the softmax.
 void test_backward(DType dtype, int64_t columns, int64_t valid, bool in_place) {
   constexpr int64_t kTokens = 3;
   Logits logits(dtype, kTokens, columns, valid, 2.0);
@@ -126,9 +129,10 @@ TEST_P(CrossEntropyKernels, Backward) {
 TEST_P(CrossEntropyKernels, NothingValid) {
   Logits logits(GetParam(), 3, 8, 5, 1.0);
   logits.ce.valid = 0;
-  Elements max(wide(GetParam()), 3), target(wide(GetParam()), 3);
-  cross_entropy_parts_cpu(logits.ce, max.data(), target.data(), 0, 3);
+  Elements max(wide(GetParam()), 3), sum(wide(GetParam()), 3), target(wide(GetParam()), 3);
+  cross_entropy_sums_cpu(logits.ce, {max.data(), sum.data(), target.data()}, 0, 3);
   EXPECT_EQ(max.values(), Doubles(3, -std::numeric_limits<double>::infinity()));
+  EXPECT_EQ(sum.values(), Doubles(3, 0.0));
   EXPECT_EQ(target.values(), Doubles(3, 0.0));
 }
 

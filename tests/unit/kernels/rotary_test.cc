@@ -39,6 +39,9 @@ void test_rotary(DType dtype, bool interleaved, bool per_sample, double sign) {
   rotary.angle_stride_b = per_sample ? kHalf : 0;
   rotary.angle_stride_s = per_sample ? kBatch * kHalf : kHalf;
   rotary.out = out.data();
+  rotary.out_stride_n = kDim;
+  rotary.out_stride_b = kHeads * kDim;
+  rotary.out_stride_s = kBatch * kHeads * kDim;
   rotary_cpu(rotary, 0, 3);
   EXPECT_TRUE(std::isnan(out[3 * kHeads * kDim]));
   rotary_cpu(rotary, 3, kSequence * kBatch);
@@ -48,12 +51,15 @@ void test_rotary(DType dtype, bool interleaved, bool per_sample, double sign) {
   for (int64_t s = 0; s < kSequence; ++s) {
     for (int64_t b = 0; b < kBatch; ++b) {
       for (int64_t n = 0; n < kHeads; ++n) {
-        const Doubles head = slice(x.values(), ((s * kBatch + b) * kHeads + n) * kRow + kSkip, kDim);
+        const Doubles head =
+            slice(x.values(), ((s * kBatch + b) * kHeads + n) * kRow + kSkip, kDim);
         Doubles turned = head;
         for (int64_t i = 0; i < kHalf; ++i) {
-          const int64_t first = interleaved ? 2 * i : i, second = interleaved ? 2 * i + 1 : i + kHalf;
+          const int64_t first = interleaved ? 2 * i : i,
+                        second = interleaved ? 2 * i + 1 : i + kHalf;
           const int64_t angle = (per_sample ? s * kBatch + b : s) * kHalf + i;
-          const std::complex<double> pair(head[first], head[second]), turn(cosines[angle], sign * sines[angle]);
+          const std::complex<double> pair(head[first], head[second]),
+              turn(cosines[angle], sign * sines[angle]);
           turned[first] = (pair * turn).real();
           turned[second] = (pair * turn).imag();
         }
@@ -62,6 +68,21 @@ void test_rotary(DType dtype, bool interleaved, bool per_sample, double sign) {
     }
   }
   expect_near(out, expected, tolerance(dtype), "out");
+
+  // In place, the heads of a sample taken as a batch of their own: the same bits.
+  Elements in_place = x;
+  rotary.in = rotary.out = static_cast<std::byte*>(in_place.data()) + kSkip * size_of(dtype);
+  rotary.batch = kBatch * kHeads;
+  rotary.batch_per_angle = kHeads;
+  rotary.heads = 1;
+  rotary.stride_b = rotary.out_stride_b = kRow;
+  rotary.out_stride_s = rotary.stride_s;
+  rotary_cpu(rotary, 0, kSequence * rotary.batch);
+  for (int64_t row = 0; row < kSequence * kBatch * kHeads; ++row) {
+    EXPECT_EQ(slice(in_place.values(), row * kRow + kSkip, kDim),
+              slice(out.values(), row * kDim, kDim));
+    EXPECT_EQ(slice(in_place.values(), row * kRow, kSkip), slice(x.values(), row * kRow, kSkip));
+  }
 }
 
 class RotaryKernel : public FloatingTypes {};

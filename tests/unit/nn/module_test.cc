@@ -295,6 +295,46 @@ TEST(RecomputeTape, RecordedOperationsBetweenCutsAndAGivenGradient) {
   for (size_t i = 0; i < 2; ++i) EXPECT_TRUE(at::equal(plain.grad(i), taped.grad(i))) << i;
 }
 
+TEST(RecomputeTape, InputsAreKeptByTheKeeper) {
+  Chain plain(2), taped(2);
+  const at::Tensor x = chain_input(true), x2 = chain_input(true);
+  std::vector<std::string> calls;
+  int kept = 0;
+  RecomputeTape tape;
+  const auto keeper = [&](const at::Tensor& in) -> std::function<at::Tensor()> {
+    calls.push_back(cat("keep ", kept));
+    return [&calls, i = kept++, text = in.clone()] {
+      calls.push_back(cat("give ", i));
+      return text;
+    };
+  };
+  at::Tensor y = x.sin(), y2 = x2.sin();
+  for (size_t i = 0; i < 2; ++i) {
+    y = plain.body(i, y);
+    y2 = tape.run([&, i](const at::Tensor& in) { return taped.body(i, in); }, y2, keeper);
+  }
+  torch::autograd::backward({y.sum()}, {});
+  tape.backward(y2.sum());
+  EXPECT_TRUE(at::equal(x.grad(), x2.grad()));
+  for (size_t i = 0; i < 2; ++i) EXPECT_TRUE(at::equal(plain.grad(i), taped.grad(i))) << i;
+  EXPECT_EQ(calls, (std::vector<std::string>{"keep 0", "keep 1", "give 1", "give 0"}));
+}
+
+// Between forward and backward a cut holds its input alone, and an end holds no tensor.
+TEST(RecomputeTape, OutputsAreNotKept) {
+  at::Tensor x = chain_input(false);
+  BackwardEnd end(x);
+  RecomputeTape tape;
+  at::Tensor y = tape.run([](const at::Tensor& in) { return in.exp(); }, x);
+  const c10::weak_intrusive_ptr<c10::StorageImpl> output(y.storage().getWeakStorageImpl());
+  BackwardRoot root(y);
+  y.reset();
+  EXPECT_TRUE(output.expired());
+  tape.backward(std::move(root), at::ones({4}, at::kDouble));
+  EXPECT_TRUE(at::equal(end.take_grad(), x.detach().exp()));
+  EXPECT_FALSE(end.take_grad().defined());
+}
+
 TEST(RecomputeTape, UnusedOutputIsNotRecomputed) {
   Chain taped(2);
   const at::Tensor x = chain_input(true);

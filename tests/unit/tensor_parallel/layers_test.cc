@@ -224,6 +224,27 @@ TEST(RowParallelLinear, EqualsTheDenseLayer) {
   }
 }
 
+// The layer with its activation inside gives the bits of the two one after the other, and saves the activation's input alone.
+TEST(RowParallelLinear, ContainsAnActivation) {
+  for (const Activation kind : {Activation::kGeluTanh, Activation::kSwiglu}) {
+    const at::Tensor x = draw({kSequence, kBatch, is_gated(kind) ? 2 * kIn : kIn}, 1), dy = draw({kSequence, kBatch, kOut}, 2);
+    std::vector<std::vector<at::Tensor>> runs;
+    for (const bool inside : {false, true}) {
+      const ParallelGroups one;
+      LinearOptions options;
+      if (inside) options.input_activation = kind;
+      RowParallelLinear layer("fc", kIn, kOut, options, one);
+      PlainParameterStore store(layer, at::kDouble, at::kCPU, true);
+      fill(layer, one);
+      const at::Tensor input = leaf(x), y = layer.forward(inside ? input : activate(input, kind));
+      torch::autograd::backward({y}, {dy});
+      std::vector<at::Tensor>& run = runs.emplace_back(std::vector<at::Tensor>{y.detach(), input.grad()});
+      for (Parameter* parameter : layer.parameters()) run.push_back(store.grad(*parameter));
+    }
+    for (size_t i = 0; i < runs[0].size(); ++i) EXPECT_TRUE(at::equal(runs[0][i], runs[1][i])) << i;
+  }
+}
+
 TEST(RowParallelLinear, FrozenParametersGetNoGradientButPassItOn) {
   const ParallelGroups one;
   RowParallelLinear layer("fc", kIn, kOut, {}, one);

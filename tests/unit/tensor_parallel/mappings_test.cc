@@ -144,5 +144,22 @@ TEST(VocabParallelCrossEntropy, RefusesTargetsOfAnotherShape) {
       << error;
 }
 
+TEST(Mappings, DistributedSavedActivationComesBackWhole) {
+  for (const int ranks : {1, 2, 3, 4}) {
+    run_ranks(ranks, [&](const std::shared_ptr<Backend>& backend) {
+      const ProcessGroup tp(backend, "tp");
+      for (const auto& shape : {std::vector<int64_t>{4, 3, 2}, {5}, {1, 1}}) {  // not all divide
+        int64_t count = 1;
+        for (const int64_t size : shape) count *= size;
+        at::Tensor x = at::arange(count, at::kDouble).view(shape);
+        const auto whole = distribute_saved_activation(x, tp);
+        const at::Tensor expected = x.clone();
+        x.zero_();
+        EXPECT_TRUE(at::equal(whole(), expected)) << ranks << " ranks, " << shape.size() << " dimensions";
+      }
+    });
+  }
+}
+
 }  // namespace
 }  // namespace megatron

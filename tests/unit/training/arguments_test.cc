@@ -134,6 +134,12 @@ INSTANTIATE_TEST_SUITE_P(
         BadFlags{"--profile --device cpu", "--profile has no folder to write its trace to"},
         BadFlags{"--start later", "--start"},
         BadFlags{"--min-lr 1", "--min-lr"},
+        BadFlags{"--cpu-offloading-num-layers 1 --pipeline-model-parallel-size 2",
+                 "--cpu-offloading-num-layers counts the layers of one stage, but --pipeline-model-parallel-size is above 1"},
+        BadFlags{"--recompute-granularity full --distribute-saved-activations",
+                 "--distribute-saved-activations has no effect at one tensor-parallel rank"},
+        BadFlags{"--recompute-granularity full --distribute-saved-activations --tensor-model-parallel-size 2 --sequence-parallel",
+                 "--distribute-saved-activations has no effect with --sequence-parallel, which divides saved inputs already"},
         BadFlags{"--tensor-model-parallel-size 2 --normalization RMSNorm --group-query-attention --num-query-groups 1 --qk-layernorm "
                  "--qk-layernorm-over-heads",
                  "--qk-layernorm-over-heads with fewer --num-query-groups (1) than --tensor-model-parallel-size (2) is not built"},

@@ -174,10 +174,11 @@ TEST(LayoutPlan, KnownModels) {
 // -- activations
 
 struct Measured {
-  int64_t saved = 0;     // held after the forward pass
-  int64_t forward = 0;   // most during the forward pass
-  int64_t backward = 0;  // most during the backward pass
-  int64_t pending = 0;   // held for deferred weight gradients
+  int64_t saved = 0;      // held after the forward pass
+  int64_t forward = 0;    // most during the forward pass
+  int64_t backward = 0;   // most during the backward pass
+  int64_t pending = 0;    // held for deferred weight gradients
+  int64_t offloaded = 0;  // in host memory after the forward pass
 };
 
 Batch random_batch(const Arguments& a, const ParallelGroups& groups) {
@@ -202,6 +203,12 @@ Measured measure(const Arguments& a, int64_t padded_vocab, const StageSlice& sli
   const int64_t rows = batch.tokens.size(1) / (a.parallel.sequence_parallel ? groups.tp.size() : 1);
   const at::ScalarType stream = a.transformer.fp32_residual_connection ? at::kFloat : dtype;
   const std::vector<int64_t> shape = {rows, batch.tokens.size(0), a.transformer.hidden_size};
+  std::unique_ptr<ActivationOffload> offload;
+  const TransformerConfig& c = a.transformer;
+  if (c.offloads_activations())
+    offload = std::make_unique<ActivationOffload>(
+        c10::kCPU,
+        ActivationOffloadOptions{c.min_offloaded_tensor_size, c.fine_grained_offloading_max_inflight_offloads});
   Measured measured;
   const at::AutoGradMode grad_mode(true);
   // Returns what is left when the backward is over.
@@ -212,9 +219,16 @@ Measured measure(const Arguments& a, int64_t padded_vocab, const StageSlice& sli
     ForwardContext context;
     context.training = true;
     context.place = batch.place;
-    context.tape = a.transformer.recompute_granularity == RecomputeGranularity::kFull ? &tape : nullptr;
+    context.tape = &tape;
+    OffloadedPass in_host_memory;
+    if (offload) in_host_memory = OffloadedPass(*offload);
+    if (offload) context.offload = &in_host_memory;
     at::Tensor input;
-    if (!slice.embedding) input = at::randn(shape, at::dtype(stream)).set_requires_grad(true);
+    BackwardEnd end_of_input;
+    if (!slice.embedding) {
+      input = at::randn(shape, at::dtype(stream));
+      end_of_input = BackwardEnd(input);
+    }
     BackwardRoot root;
     at::Tensor grad;
     {
@@ -223,13 +237,19 @@ Measured measure(const Arguments& a, int64_t padded_vocab, const StageSlice& sli
       root = BackwardRoot(end);
       out.forward = meter->most;
       grad = at::ones_like(end);
+      input.reset();
     }
     const int64_t arrived = static_cast<int64_t>(grad.nbytes());
+    // What is on its way to the host has left when another pass begins.
+    for (int64_t i = 0; offload && i <= c.fine_grained_offloading_max_inflight_offloads; ++i)
+      in_host_memory.begin_group();
     out.saved = meter->live - arrived;
+    if (offload) out.offloaded = offload->counts().host_bytes;
     meter->most = 0;
+    in_host_memory.begin_backward();
     tape.backward(std::move(root), grad);
     out.backward = meter->most - arrived;
-    input.reset();
+    if (end_of_input.defined()) end_of_input.take_grad();
     return meter->live - arrived;
   };
   pass(measured);
@@ -273,6 +293,8 @@ TEST_P(SavedActivations, AreWhatThePlanSays) {
     EXPECT_NEAR(static_cast<double>(pass.pending), static_cast<double>(real.pending),
                 0.03 * static_cast<double>(real.pending))
         << "stage " << stage;
+    EXPECT_NEAR(static_cast<double>(pass.offloaded), static_cast<double>(real.offloaded),
+                0.01 * static_cast<double>(pass.offloaded));
     EXPECT_NEAR(forward, static_cast<double>(real.forward), 0.05 * forward) << "stage " << stage;
     if (GetParam().backward_peak) {
       EXPECT_NEAR(backward, static_cast<double>(real.backward), 0.05 * backward) << "stage " << stage;
@@ -299,6 +321,19 @@ INSTANTIATE_TEST_SUITE_P(
         ActivationCase{
             "selective",
             "--micro-batch-size 2 --recompute-granularity selective --recompute-modules core_attn layernorm"},
+        ActivationCase{"mlp", "--micro-batch-size 2 --recompute-granularity selective --recompute-modules mlp"},
+        ActivationCase{"mlp_act", "--micro-batch-size 2 --recompute-granularity selective --recompute-modules mlp_act"},
+        ActivationCase{"mlp_act_gated",
+                       "--micro-batch-size 2 --swiglu --disable-bias-linear --recompute-granularity selective "
+                       "--recompute-modules mlp_act layernorm"},
+        ActivationCase{"mlp_and_others",
+                       "--micro-batch-size 2 --tensor-model-parallel-size 2 --sequence-parallel --swiglu "
+                       "--recompute-granularity selective --recompute-modules mlp core_attn layernorm",
+                       2},
+        ActivationCase{"mlp_pipeline",
+                       "--micro-batch-size 2 --pipeline-model-parallel-size 2 --global-batch-size 8 "
+                       "--recompute-granularity selective --recompute-modules mlp",
+                       2},
         ActivationCase{
             "full",
             "--micro-batch-size 2 --recompute-granularity full --recompute-method uniform --recompute-num-layers 1"},
@@ -323,11 +358,69 @@ INSTANTIATE_TEST_SUITE_P(
             "--micro-batch-size 2 --pipeline-model-parallel-size 2 --global-batch-size 8 --recompute-granularity full "
             "--recompute-method uniform",
             2},
+        ActivationCase{"distributed_inputs",
+                       "--micro-batch-size 2 --tensor-model-parallel-size 4 --recompute-granularity full "
+                       "--recompute-num-layers 2 --distribute-saved-activations",
+                       4},
+        ActivationCase{"distributed_inputs_pipeline",
+                       "--micro-batch-size 2 --tensor-model-parallel-size 2 --pipeline-model-parallel-size 2 "
+                       "--global-batch-size 8 --recompute-granularity full --distribute-saved-activations",
+                       4},
+        ActivationCase{"offloaded",
+                       "--micro-batch-size 2 --fine-grained-activation-offloading --min-offloaded-tensor-size 1000 "
+                       "--offload-modules attn_norm qkv_linear core_attn attn_proj mlp_norm mlp_fc1 mlp_act mlp_fc2"},
+        ActivationCase{"offloaded_two_in_flight",
+                       "--micro-batch-size 2 --fine-grained-activation-offloading --min-offloaded-tensor-size 1000 "
+                       "--offload-modules "
+                       "core_attn attn_proj mlp_act mlp_fc2 --fine-grained-offloading-max-inflight-offloads 2"},
+        ActivationCase{"offloaded_mlp_llama",
+                       "--micro-batch-size 2 --swiglu --normalization RMSNorm --position-embedding-type rope "
+                       "--disable-bias-linear "
+                       "--group-query-attention --num-query-groups 2 --untie-embeddings-and-output-weights "
+                       "--fine-grained-activation-offloading --min-offloaded-tensor-size 1000 --offload-modules "
+                       "core_attn mlp_act"},
+        ActivationCase{
+            "offloaded_and_recomputed",
+            "--micro-batch-size 2 --fine-grained-activation-offloading --min-offloaded-tensor-size 1000 "
+            "--offload-modules "
+            "core_attn attn_proj mlp_norm --recompute-granularity selective --recompute-modules mlp layernorm"},
+        ActivationCase{"offloaded_inputs",
+                       "--micro-batch-size 2 --fine-grained-activation-offloading --min-offloaded-tensor-size 1000 "
+                       "--offload-modules "
+                       "attn_norm --recompute-granularity full"},
+        ActivationCase{"offloaded_half",
+                       "--micro-batch-size 2 --fine-grained-activation-offloading --min-offloaded-tensor-size 1000 "
+                       "--activation-offload-fraction 0.5 --offload-modules core_attn mlp_act mlp_fc2"},
+        ActivationCase{"offloaded_layers",
+                       "--micro-batch-size 2 --cpu-offloading-num-layers 2 --min-offloaded-tensor-size 1000"},
+        ActivationCase{"offloaded_pipeline",
+                       "--micro-batch-size 2 --pipeline-model-parallel-size 2 --global-batch-size 8 "
+                       "--min-offloaded-tensor-size 1000 "
+                       "--fine-grained-activation-offloading --offload-modules core_attn attn_proj mlp_act mlp_fc2",
+                       2},
         ActivationCase{"ring", "--micro-batch-size 1 --context-parallel-size 2 --cp-comm-type p2p", 2},
         ActivationCase{"gathered_keys", "--micro-batch-size 2 --context-parallel-size 2 --cp-comm-type all_gather", 2,
                        false},
         ActivationCase{"exchanged_heads", "--micro-batch-size 1 --context-parallel-size 2 --cp-comm-type a2a", 2}),
     [](const auto& info) { return info.param.name; });
+
+// Each part that is recomputed makes a pass hold less, as the allocator counts.
+TEST(SavedActivations, RecomputedPartsAreNotHeld) {
+  const auto saved = [](const std::string& flags) {
+    const Arguments a = parse(kMeasuredModel + kRun + "--micro-batch-size 1 --swiglu " + flags, 1);
+    const ParallelGroups one;
+    return measure(a, 1024, make_layout_plan(a, 1024, false).stages.slice(0, 0), one).saved;
+  };
+  const std::string selective = "--recompute-granularity selective --recompute-modules ";
+  const int64_t all = saved(""), core = saved("--recompute-activations"), norms = saved(selective + "layernorm"),
+                act = saved(selective + "mlp_act"), mlp = saved(selective + "mlp");
+  EXPECT_EQ(core, saved(selective + "core_attn"));
+  constexpr int64_t kRows = 256, kLayers = 4, kFfn = 320;  // 8/3 of 128, by 64
+  EXPECT_EQ(all - core, kLayers * kRows * 8 * 4) << "log-sum-exp of 8 heads; the output is linear_proj's input";
+  EXPECT_EQ(all - norms, kLayers * 2 * kRows * 128 * 4);
+  EXPECT_EQ(all - act, kLayers * kRows * kFfn * 4);
+  EXPECT_EQ(all - mlp, kLayers * kRows * (3 * kFfn + 128 + 2) * 4);
+}
 
 // -- the schedule's peak
 
@@ -391,6 +484,14 @@ INSTANTIATE_TEST_SUITE_P(
                        "--pipeline-model-parallel-size 4 --global-batch-size 8 --recompute-granularity full "
                        "--recompute-method uniform",
                        4},
+        ActivationCase{"mlp_recomputation",
+                       "--pipeline-model-parallel-size 4 --global-batch-size 8 --recompute-granularity selective "
+                       "--recompute-modules mlp",
+                       4},
+        ActivationCase{"offloading",
+                       "--pipeline-model-parallel-size 4 --global-batch-size 8 --fine-grained-activation-offloading "
+                       "--min-offloaded-tensor-size 1000 --offload-modules core_attn attn_proj mlp_act mlp_fc2",
+                       4},
         ActivationCase{"sharded_states", "--global-batch-size 8 --use-distributed-optimizer", 4},
         ActivationCase{"sharded_gradients",
                        "--global-batch-size 8 --use-megatron-fsdp --data-parallel-sharding-strategy optim_grads", 4},
@@ -441,6 +542,19 @@ TEST(Traffic, FollowsTheFormulas) {
     const double keys = 2 * 16 * 2 * 64 * 4;
     EXPECT_EQ(sent(plan, 0, "cp"), 4 * (keys + keys + 2 * keys));
   }
+}
+
+TEST(Traffic, RecomputedPartsCommunicateAgain) {
+  const std::string flags = kTiny + "--disable-bias-linear --tensor-model-parallel-size 2 ";
+  const auto all = [&](const std::string& more) {
+    return sent(make_layout_plan(parse(flags + more, 2), 1024), 0, "tp");
+  };
+  const double product = 32 * 2 * 64 * 4, none = all("");  // T h e; over two ranks an all-reduce sends as much
+  EXPECT_EQ(all("--recompute-granularity selective --recompute-modules mlp") - none, 4 * product);
+  EXPECT_EQ(all("--recompute-granularity selective --recompute-modules mlp_act layernorm") - none, 0);
+  const std::string full = "--recompute-granularity full --recompute-num-layers 2 ";
+  EXPECT_EQ(all(full) - none, 4 * 2 * product);
+  EXPECT_EQ(all(full + "--distribute-saved-activations") - all(full), 2 * product / 2);
 }
 
 TEST(Traffic, ShardedData) {

@@ -11,6 +11,7 @@
 
 #include "megatron/base/check.h"
 #include "megatron/comm/thread_backend.h"
+#include "megatron/nn/activation_offload.h"
 #include "megatron/nn/parameter_store.h"
 #include "megatron/nn/placement.h"
 #include "megatron/nn/recompute.h"
@@ -61,7 +62,8 @@ struct Pass {
 };
 
 // Forward and backward of the whole block on one rank.
-Pass run(const TransformerConfig& config, const at::Tensor& input, const at::Tensor& dy, ForwardContext context, bool tape = true) {
+Pass run(const TransformerConfig& config, const at::Tensor& input, const at::Tensor& dy, ForwardContext context, bool tape = true,
+         ActivationOffload* offload = nullptr) {
   const ParallelGroups one;
   TransformerBlock block(config, 0, config.num_layers, /*final_norm=*/true, /*sequence_parallel=*/false, one);
   PlainParameterStore store(block, at::kDouble, at::kCPU, true);
@@ -69,7 +71,11 @@ Pass run(const TransformerConfig& config, const at::Tensor& input, const at::Ten
   const at::Tensor x = input.clone().set_requires_grad(true);
   RecomputeTape cuts;
   if (tape) context.tape = &cuts;
+  OffloadedPass in_host_memory;
+  if (offload != nullptr) in_host_memory = OffloadedPass(*offload);
+  if (offload != nullptr) context.offload = &in_host_memory;
   const at::Tensor y = block.forward(x, context);
+  in_host_memory.begin_backward();
   cuts.backward(y, dy);
   Pass pass{y.detach(), x.grad(), {}};
   block.visit([&](const std::string& name, Parameter& parameter) { pass.grads[name] = store.grad(parameter); });
@@ -100,8 +106,65 @@ TEST(TransformerBlock, RecomputationChangesNoBit) {
     }
     expect_identical(plain, run(config, x, dy, context, /*tape=*/false), "without a tape");
     config.recompute_granularity = RecomputeGranularity::kSelective;
-    config.recompute_modules = {"core_attn", "layernorm"};
-    expect_identical(plain, run(config, x, dy, context), "selective");
+    for (const std::vector<std::string>& modules :
+         {std::vector<std::string>{"core_attn", "layernorm"}, {"mlp"}, {"mlp_act"}, {"core_attn", "layernorm", "mlp"},
+          {"core_attn", "layernorm", "mlp_act"}}) {
+      config.recompute_modules = modules;
+      for (const bool tape : {true, false})
+        expect_identical(plain, run(config, x, dy, context, tape), cat("selective, with ", modules.back(), ", tape ", tape));
+    }
+  }
+}
+
+TEST(TransformerBlock, OffloadingChangesNoBit) {
+  using Names = std::vector<std::string>;
+  struct Case {
+    const char* name;
+    Names modules, recomputed;
+    bool full = false;
+  };
+  const Case cases[] = {
+      {"attn_norm", {"attn_norm"}, {}},
+      {"qkv_linear", {"qkv_linear"}, {}},
+      {"core_attn", {"core_attn"}, {}},
+      {"attn_proj", {"attn_proj"}, {}},
+      {"mlp_norm", {"mlp_norm"}, {}},
+      {"mlp_fc1", {"mlp_fc1"}, {}},
+      {"mlp_act", {"mlp_act"}, {}},
+      {"mlp_fc2", {"mlp_fc2"}, {}},
+      {"all", {"attn_norm", "qkv_linear", "core_attn", "attn_proj", "mlp_norm", "mlp_fc1", "mlp_act", "mlp_fc2"}, {}},
+      {"with parts recomputed", {"attn_norm", "core_attn", "attn_proj", "mlp_norm", "mlp_act"}, {"core_attn", "layernorm", "mlp_act"}},
+      {"with the MLP recomputed", {"core_attn", "attn_proj", "mlp_norm"}, {"mlp"}},
+      {"inputs of recomputed layers", {"attn_norm"}, {}, true},
+  };
+  for (TransformerConfig config : {small_config(), llama_config()}) {
+    for (const double dropout : {0.0, 0.1}) {  // attention has another path with dropout
+      config.hidden_dropout = config.attention_dropout = dropout;
+      config.qk_layernorm = dropout == 0.0;
+      const at::Tensor x = draw({8, 2, 32}, 1), dy = draw({8, 2, 32}, 2);
+      ForwardContext context = context_of(8, 2);
+      context.training = true;
+      const Pass plain = run(config, x, dy, context);
+      for (const Case& c : cases) {
+        TransformerConfig other = config;
+        other.fine_grained_activation_offloading = true;
+        other.offload_modules = c.modules;
+        other.min_offloaded_tensor_size = 0;
+        if (!c.recomputed.empty()) other.recompute_granularity = RecomputeGranularity::kSelective;
+        if (c.full) other.recompute_granularity = RecomputeGranularity::kFull;
+        other.recompute_modules = c.recomputed;
+        ActivationOffload offload(c10::kCPU, {0, 1});
+        expect_identical(plain, run(other, x, dy, context, true, &offload), c.name);
+        EXPECT_GT(offload.counts().bytes_to_host, 0) << c.name;
+        EXPECT_EQ(offload.counts().late_groups, 0) << c.name;
+        EXPECT_EQ(offload.counts().host_bytes, 0) << c.name;
+      }
+      TransformerConfig layers = config;
+      layers.cpu_offloading_num_layers = 2;
+      ActivationOffload offload(c10::kCPU, {0, 1});
+      expect_identical(plain, run(layers, x, dy, context, true, &offload), "all of two layers");
+      EXPECT_GT(offload.counts().bytes_from_host, 0);
+    }
   }
 }
 

@@ -34,6 +34,24 @@ std::vector<std::string> violations_of(TransformerConfig config) {
   return violations.messages();
 }
 
+TEST(TransformerConfig, TheFirstLayersOfAChunkAreOffloaded) {
+  TransformerConfig config = valid_config();
+  EXPECT_EQ(config.num_offloaded_layers(4, false), 0);
+  EXPECT_FALSE(config.offloads("core_attn"));
+  config.cpu_offloading_num_layers = 2;
+  EXPECT_EQ(config.num_offloaded_layers(4, true), 2);
+  EXPECT_TRUE(config.offloads("mlp_fc2"));
+  config.cpu_offloading_num_layers = 0;
+  config.fine_grained_activation_offloading = true;
+  config.offload_modules = {"core_attn"};
+  EXPECT_TRUE(config.offloads("core_attn"));
+  EXPECT_FALSE(config.offloads("mlp_fc2"));
+  EXPECT_EQ(config.num_offloaded_layers(4, false), 4);
+  EXPECT_EQ(config.num_offloaded_layers(4, true), 3) << "the last layer's backward comes first";
+  config.activation_offload_fraction = 0.4;
+  EXPECT_EQ(config.num_offloaded_layers(4, true), 2);
+}
+
 TEST(TransformerConfig, DerivesWhatWasNotGiven) {
   TransformerConfig config = valid_config();
   config.finalize();
@@ -159,12 +177,70 @@ TEST(TransformerConfig, ReportsEachRule) {
          c.window_size = {4, 0}, c.window_attn_skip_freq = "99999999999999999999";
        }},
       {"--recompute-num-layers 5: expected 1 to 4", [](auto& c) { c.recompute_num_layers = 5; }},
-      {"--recompute-modules needs --recompute-granularity selective",
-       [](auto& c) { c.recompute_modules = {"layernorm"}; }},
-      {"--recompute-modules mlp is not built\nhint: parts: core_attn, layernorm",
+      {"--recompute-modules needs --recompute-granularity selective", [](auto& c) { c.recompute_modules = {"layernorm"}; }},
+      {"--recompute-modules moe_act waits for mixture of experts, which is not built yet\n"
+       "hint: parts: core_attn, layernorm, mlp, mlp_act",
+       [](auto& c) { c.recompute_granularity = RecomputeGranularity::kSelective, c.recompute_modules = {"mlp", "moe_act"}; }},
+      {"--recompute-modules attention is not known\nhint: parts: core_attn, layernorm, mlp, mlp_act",
+       [](auto& c) { c.recompute_granularity = RecomputeGranularity::kSelective, c.recompute_modules = {"attention"}; }},
+      {"--recompute-modules mlp_act has no effect beside mlp\n"
+       "hint: mlp recomputes the activation too; give one of them",
+       [](auto& c) { c.recompute_granularity = RecomputeGranularity::kSelective, c.recompute_modules = {"mlp", "mlp_act"}; }},
+      {"--distribute-saved-activations needs --recompute-granularity full",
+       [](auto& c) { c.distribute_saved_activations = true; }},
+      {"--fine-grained-activation-offloading is given without --offload-modules\n"
+       "hint: for example --offload-modules core_attn attn_proj mlp_act mlp_fc2",
+       [](auto& c) { c.fine_grained_activation_offloading = true; }},
+      {"--offload-modules needs --fine-grained-activation-offloading", [](auto& c) { c.offload_modules = {"core_attn"}; }},
+      {"--offload-modules expert_fc1 waits for mixture of experts, which is not built yet\n"
+       "hint: modules: attn_norm, qkv_linear, core_attn, attn_proj, mlp_norm, mlp_fc1, mlp_act, mlp_fc2",
+       [](auto& c) { c.fine_grained_activation_offloading = true, c.offload_modules = {"core_attn", "expert_fc1"}; }},
+      {"--offload-modules mlp_act has no effect: --recompute-modules mlp saves its input alone, mlp_norm\nhint: leave it out",
        [](auto& c) {
+         c.fine_grained_activation_offloading = true, c.offload_modules = {"mlp_norm", "mlp_act"};
          c.recompute_granularity = RecomputeGranularity::kSelective, c.recompute_modules = {"mlp"};
        }},
+      {"--offload-modules qkv_linear has no effect: --recompute-modules layernorm does not save it\nhint: leave it out",
+       [](auto& c) {
+         c.fine_grained_activation_offloading = true, c.offload_modules = {"attn_norm", "qkv_linear"};
+         c.recompute_granularity = RecomputeGranularity::kSelective, c.recompute_modules = {"layernorm"};
+       }},
+      {"--offload-modules mlp_fc2 has no effect: --recompute-modules mlp_act does not save it\nhint: leave it out",
+       [](auto& c) {
+         c.fine_grained_activation_offloading = true, c.offload_modules = {"mlp_act", "mlp_fc2"};
+         c.recompute_granularity = RecomputeGranularity::kSelective, c.recompute_modules = {"mlp_act"};
+       }},
+      {"--offload-modules core_attn has no effect: --recompute-granularity full saves the inputs of layers alone, attn_norm\n"
+       "hint: leave it out",
+       [](auto& c) {
+         c.fine_grained_activation_offloading = true, c.offload_modules = {"attn_norm", "core_attn"};
+         c.recompute_granularity = RecomputeGranularity::kFull;
+       }},
+      {"--min-offloaded-tensor-size -1 is negative", [](auto& c) { c.min_offloaded_tensor_size = -1; }},
+      {"--activation-offload-fraction 1.5 is outside (0, 1]",
+       [](auto& c) {
+         c.fine_grained_activation_offloading = true, c.offload_modules = {"core_attn"}, c.activation_offload_fraction = 1.5;
+       }},
+      {"--activation-offload-fraction has an effect only with --fine-grained-activation-offloading",
+       [](auto& c) { c.activation_offload_fraction = 0.5; }},
+      {"--fine-grained-offloading-max-inflight-offloads 0 must be positive",
+       [](auto& c) { c.fine_grained_offloading_max_inflight_offloads = 0; }},
+      {"--distribute-saved-activations is not built together with offloading\nhint: give one of them",
+       [](auto& c) {
+         c.fine_grained_activation_offloading = true, c.offload_modules = {"attn_norm"};
+         c.recompute_granularity = RecomputeGranularity::kFull, c.distribute_saved_activations = true;
+       }},
+      {"--cpu-offloading-num-layers 4: expected 0 to 3", [](auto& c) { c.cpu_offloading_num_layers = 4; }},
+      {"--cpu-offloading-num-layers and --fine-grained-activation-offloading are both given\nhint: give one of them",
+       [](auto& c) {
+         c.fine_grained_activation_offloading = true, c.offload_modules = {"attn_norm"}, c.cpu_offloading_num_layers = 1;
+       }},
+      {"--cpu-offloading-num-layers does not go with recomputation\n"
+       "hint: give --fine-grained-activation-offloading with --offload-modules",
+       [](auto& c) { c.cpu_offloading_num_layers = 1, c.recompute_granularity = RecomputeGranularity::kFull; }},
+      {"--recompute-activations asks for selective recomputation, but --recompute-granularity is full\n"
+       "hint: give one of them",
+       [](auto& c) { c.recompute_granularity = RecomputeGranularity::kFull, c.recompute_activations = true; }},
       {"--rotary-percent 0.2 of --kv-channels 16 rotates 3 features, an even number is needed",
        [](auto& c) { rope(c).rotary_percent = 0.2; }},
       {"--rotary-base-local 0 must be positive",

@@ -1,0 +1,347 @@
+#include "megatron/nn/activation_offload.h"
+
+#include <ATen/SavedTensorHooks.h>
+#include <c10/core/Event.h>
+#include <c10/core/StreamGuard.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+#include <torch/csrc/autograd/engine.h>
+#include <torch/csrc/autograd/saved_variable_hooks.h>
+
+#include <deque>
+#include <mutex>
+
+#include "megatron/base/check.h"
+#include "megatron/tensor/torch.h"
+
+namespace megatron {
+namespace {
+
+// Two copying streams beside the computing one. Without a device everything is done at once.
+class Streams {
+ public:
+  explicit Streams(c10::Device device) : device_(device) {
+    if (!device.is_cuda()) return;
+    const c10::impl::VirtualGuardImpl guard(device.type());
+    to_host_ = guard.getStreamFromGlobalPool(device, /*isHighPriority=*/true);
+    from_host_ = guard.getStreamFromGlobalPool(device, /*isHighPriority=*/true);
+  }
+  bool asynchronous() const { return to_host_.has_value(); }
+  c10::Device device() const { return device_; }
+  const std::optional<c10::Stream>& to_host() const { return to_host_; }
+  const std::optional<c10::Stream>& from_host() const { return from_host_; }
+  std::optional<c10::Stream> computing() const {
+    if (!asynchronous()) return std::nullopt;
+    return c10::impl::VirtualGuardImpl(device_.type()).getStream(device_);
+  }
+
+ private:
+  c10::Device device_;
+  std::optional<c10::Stream> to_host_, from_host_;
+};
+
+// A place in a stream that others can wait for; nothing where there are no streams.
+class Mark {
+ public:
+  void set(const std::optional<c10::Stream>& stream) {
+    if (!stream) return;
+    if (!event_) event_.emplace(stream->device_type());
+    event_->record(*stream);
+  }
+  void wait_in(const std::optional<c10::Stream>& stream) const {
+    if (stream && event_) event_->block(*stream);
+  }
+
+ private:
+  std::optional<c10::Event> event_;
+};
+
+void copy_on(const std::optional<c10::Stream>& stream, const at::Tensor& to,
+             const at::Tensor& from) {
+  const at::NoGradGuard no_grad;
+  if (!stream) {
+    to.copy_(from);
+    return;
+  }
+  const c10::StreamGuard guard(*stream);
+  to.copy_(from, /*non_blocking=*/true);
+}
+
+// Host memory like `like`: pinned, from the allocator that uses buffers again. Without a device it
+// comes from outside of libtorch, so that it does not count as the device's.
+at::Tensor host_memory(const at::Tensor& like, bool pinned) {
+  const at::TensorOptions options = like.options().device(at::kCPU);
+  if (pinned) return at::empty(like.sizes(), options.pinned_memory(true));
+  void* memory = ::operator new(std::max<size_t>(1, like.nbytes()), std::align_val_t(64));
+  return at::from_blob(
+      memory, like.sizes(), [](void* p) { ::operator delete(p, std::align_val_t(64)); }, options);
+}
+
+// What a group waits for when it comes back.
+struct Return {
+  Mark arrived;
+  bool waited = false;
+};
+
+// One piece of memory in host memory, flat. Lives as long as somebody may ask for it.
+struct Entry {
+  Entry(std::shared_ptr<const Streams> streams, std::shared_ptr<ActivationOffloadCounts> counts)
+      : streams(std::move(streams)), counts(std::move(counts)) {}
+  ~Entry() {
+    // Memory that is still being copied must not be given to others.
+    if (device.defined()) leave.wait_in(streams->computing());
+    if (back && !back->waited) back->arrived.wait_in(streams->computing());
+    if (host.defined()) counts->host_bytes -= static_cast<int64_t>(host.nbytes());
+  }
+  std::shared_ptr<const Streams> streams;
+  std::shared_ptr<ActivationOffloadCounts> counts;
+  at::Tensor device;  // until it has left, and again once it is on its way back
+  at::Tensor host;
+  Mark leave;                    // the copy to the host is over
+  std::shared_ptr<Return> back;  // null: not asked for yet
+  size_t group = 0;
+};
+
+}  // namespace
+
+struct ActivationOffload::Impl {
+  Impl(c10::Device device, const ActivationOffloadOptions& options)
+      : options(options), streams(std::make_shared<Streams>(device)) {}
+
+  // Groups that were left before the last max_in_flight ticks are given up.
+  void tick() {
+    leaving.emplace_back();
+    while (static_cast<int64_t>(leaving.size()) > options.max_in_flight + 1) {
+      for (const std::weak_ptr<Entry>& weak : leaving.front()) {
+        const std::shared_ptr<Entry> entry = weak.lock();
+        if (!entry || entry->back) continue;
+        entry->leave.wait_in(streams->computing());
+        entry->device.reset();
+      }
+      leaving.pop_front();
+    }
+  }
+
+  const ActivationOffloadOptions options;
+  const std::shared_ptr<const Streams> streams;
+  const std::shared_ptr<ActivationOffloadCounts> counts =
+      std::make_shared<ActivationOffloadCounts>();
+  std::deque<std::vector<std::weak_ptr<Entry>>> leaving;  // by tick
+};
+
+ActivationOffload::ActivationOffload(c10::Device device, const ActivationOffloadOptions& options)
+    : impl_(std::make_shared<Impl>(device, options)) {
+  MEGATRON_ASSERT(options.max_in_flight >= 1, "no group may be in flight");
+}
+ActivationOffload::~ActivationOffload() = default;
+const ActivationOffloadCounts& ActivationOffload::counts() const { return *impl_->counts; }
+
+struct OffloadedPass::Impl : std::enable_shared_from_this<OffloadedPass::Impl> {
+  explicit Impl(std::shared_ptr<ActivationOffload::Impl> to) : offload(std::move(to)), groups(1) {}
+
+  struct Group {
+    std::vector<std::weak_ptr<Entry>> entries;
+    std::shared_ptr<Return> back;
+  };
+
+  bool takes(const at::Tensor& x) const {
+    if (!x.defined() || x.numel() == 0 || x.numel() < offload->options.min_elements) return false;
+    if (x.device() != offload->streams->device() || x.layout() != at::kStrided) return false;
+    for (int64_t dim = 0; dim < x.dim();
+         ++dim)  // elements that count several times are less than they seem
+      if (x.stride(dim) == 0 && x.size(dim) > 1) return false;
+    return true;
+  }
+
+  // The entry of a flat tensor; one that the current group has is used again.
+  std::shared_ptr<Entry> add(const at::Tensor& flat) {
+    for (const std::weak_ptr<Entry>& weak : groups.back().entries) {
+      const std::shared_ptr<Entry> entry = weak.lock();
+      if (entry && entry->device.defined() && entry->device.is_alias_of(flat) &&
+          entry->device.data_ptr() == flat.data_ptr() && entry->device.numel() == flat.numel() &&
+          entry->device.scalar_type() == flat.scalar_type())
+        return entry;
+    }
+    const Streams& streams = *offload->streams;
+    const auto entry = std::make_shared<Entry>(offload->streams, offload->counts);
+    entry->device = flat;
+    entry->host = host_memory(flat, streams.asynchronous());
+    entry->group = groups.size() - 1;
+    Mark written;
+    written.set(streams.computing());
+    written.wait_in(streams.to_host());
+    copy_on(streams.to_host(), entry->host, flat);
+    entry->leave.set(streams.to_host());
+    groups.back().entries.push_back(entry);
+    offload->leaving.back().push_back(entry);
+    ActivationOffloadCounts& counts = *offload->counts;
+    ++counts.tensors;
+    counts.bytes_to_host += static_cast<int64_t>(flat.nbytes());
+    counts.host_bytes += static_cast<int64_t>(flat.nbytes());
+    counts.most_host_bytes = std::max(counts.most_host_bytes, counts.host_bytes);
+    return entry;
+  }
+
+  // Starts the way back of a group.
+  void call_back(size_t index) {
+    Group& group = groups[index];
+    if (group.back) return;
+    group.back = std::make_shared<Return>();
+    const Streams& streams = *offload->streams;
+    std::vector<std::shared_ptr<Entry>> absent;
+    for (const std::weak_ptr<Entry>& weak : group.entries) {
+      const std::shared_ptr<Entry> entry = weak.lock();
+      if (!entry) continue;
+      entry->back = group.back;
+      if (entry->device.defined()) {
+        entry->leave.wait_in(streams.computing());
+        continue;
+      }
+      entry->device = at::empty(
+          entry->host.sizes(), entry->host.options().device(streams.device()).pinned_memory(false));
+      absent.push_back(entry);
+    }
+    // Memory that the computing stream has given back is free when it gets here.
+    Mark allocated;
+    allocated.set(streams.computing());
+    allocated.wait_in(streams.from_host());
+    for (const std::shared_ptr<Entry>& entry : absent) {
+      entry->leave.wait_in(streams.from_host());
+      copy_on(streams.from_host(), entry->device, entry->host);
+      offload->counts->bytes_from_host += static_cast<int64_t>(entry->host.nbytes());
+    }
+    group.back->arrived.set(streams.from_host());
+  }
+
+  void call_back_before(size_t index) {
+    while (index > 0)
+      for (const std::weak_ptr<Entry>& entry : groups[--index].entries)
+        if (!entry.expired()) return call_back(index);
+  }
+
+  // The entry's memory on the device, flat; the computing stream may read it.
+  at::Tensor give(const std::shared_ptr<Entry>& entry) {
+    if (!entry->back) {
+      ++offload->counts->late_groups;
+      call_back(entry->group);
+    }
+    if (!entry->back->waited) {
+      entry->back->arrived.wait_in(offload->streams->computing());
+      entry->back->waited = true;
+      call_back_before(entry->group);
+      offload->tick();  // after it, so that the group before need not come back if it has not left
+    }
+    return entry->device;
+  }
+
+  // Takes a tensor over. Dense ones come back with their strides; of others, rows of their own are
+  // made first.
+  std::function<at::Tensor()> keep(const at::Tensor& x) {
+    const bool dense = x.is_non_overlapping_and_dense();
+    const at::Tensor whole = dense ? x : x.contiguous();
+    const std::shared_ptr<Entry> entry =
+        add(at::as_strided(whole, {whole.numel()}, {1}, whole.storage_offset()));
+    return [pass = shared_from_this(), entry, sizes = x.sizes().vec(),
+            strides = whole.strides().vec()] {
+      return at::as_strided(pass->give(entry), sizes, strides, 0);
+    };
+  }
+
+  const std::shared_ptr<ActivationOffload::Impl> offload;
+  std::deque<Group> groups;
+};
+
+OffloadedPass::OffloadedPass() = default;
+OffloadedPass::OffloadedPass(OffloadedPass&&) noexcept = default;
+OffloadedPass& OffloadedPass::operator=(OffloadedPass&&) noexcept = default;
+OffloadedPass::~OffloadedPass() = default;
+
+OffloadedPass::OffloadedPass(ActivationOffload& offload)
+    : impl_(std::make_shared<Impl>(offload.impl_)) {
+  offload.impl_->tick();
+}
+
+void OffloadedPass::begin_group() {
+  if (!impl_) return;
+  impl_->offload->tick();
+  if (!impl_->groups.back().entries.empty()) impl_->groups.emplace_back();
+}
+
+std::function<at::Tensor()> OffloadedPass::keep(const at::Tensor& x) {
+  const at::Tensor tensor = x.detach();
+  if (!impl_ || !impl_->takes(tensor)) return [tensor] { return tensor; };
+  return impl_->keep(tensor);
+}
+
+void OffloadedPass::begin_backward() {
+  if (impl_) impl_->call_back_before(impl_->groups.size());
+}
+
+// -- autograd's own hooks on saved tensors
+
+struct OffloadScope::Current {
+  std::shared_ptr<OffloadedPass::Impl> pass;
+  Choose choose;
+  Current* outer = nullptr;
+};
+
+namespace {
+
+thread_local OffloadScope::Current* current_scope = nullptr;
+
+class SavedTensor final : public torch::autograd::SavedVariableHooks {
+ public:
+  explicit SavedTensor(const OffloadScope::Current& scope) : scope_(&scope) {}
+  void call_pack_hook(const at::Tensor& tensor) override {
+    const at::Tensor saved = tensor.detach();
+    if (scope_->pass->takes(saved) && scope_->choose(saved))
+      restore_ = scope_->pass->keep(saved);
+    else
+      saved_ = saved;
+    scope_ = nullptr;
+  }
+  at::Tensor call_unpack_hook() override { return restore_ ? restore_() : saved_; }
+
+ private:
+  const OffloadScope::Current* scope_;
+  at::Tensor saved_;
+  std::function<at::Tensor()> restore_;
+};
+
+// The engine that runs backwards is also what new saved tensors ask for hooks; libtorch's own has
+// none.
+class EngineWithHooks final : public torch::autograd::Engine {
+ public:
+  std::unique_ptr<torch::autograd::SavedVariableHooks> get_default_saved_variable_hooks() override {
+    if (current_scope == nullptr) return nullptr;
+    return std::make_unique<SavedTensor>(*current_scope);
+  }
+};
+
+torch::autograd::Engine& engine_with_hooks() {
+  static auto* engine =
+      new EngineWithHooks;  // like libtorch's, never destroyed: its threads live on
+  return *engine;
+}
+
+void install_hooks() {
+  static std::once_flag once;
+  std::call_once(once, [] {
+    at::SavedTensorDefaultHooks::lazy_initialize();
+    torch::autograd::set_default_engine_stub(engine_with_hooks);
+  });
+}
+
+}  // namespace
+
+OffloadScope::OffloadScope(OffloadedPass* pass, Choose choose) {
+  if (pass == nullptr || !pass->impl_) return;
+  install_hooks();
+  current_ = std::make_unique<Current>(Current{pass->impl_, std::move(choose), current_scope});
+  current_scope = current_.get();
+}
+
+OffloadScope::~OffloadScope() {
+  if (current_) current_scope = current_->outer;
+}
+
+}  // namespace megatron

@@ -1,0 +1,345 @@
+#include <ATen/cuda/CUDAContext.h>
+#include <fcntl.h>
+#include <sys/file.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <mutex>
+#include <unordered_map>
+
+#include "megatron/base/check.h"
+#include "megatron/base/log.h"
+#include "megatron/kernels/philox.h"
+#include "megatron/tensor/detail/blas_product.h"
+#include "megatron/tensor/gemm.h"
+#include "megatron/tensor/torch.h"
+
+// Note [Choice of algorithms]
+// With tune_gemms() on, cuBLASLt's candidates for a large product are timed at its first use, on
+// random operands, and the choice is kept in a file named by GPU and library version: the second
+// run reads it and so computes the same bits. A lock on the file makes the ranks of a machine share
+// one choice. Timing runs on a stream and in memory of its own, because the compute stream may wait
+// for another rank, which may wait for the lock. A GPU at its power limit slows down within tens of
+// milliseconds, more for some algorithms than for others, so the finalists, the heuristic's first
+// choice among them, run for that long; it is left only for a clear gain.
+namespace megatron {
+namespace {
+
+constexpr int kCandidates = 16, kFinalists = 3, kFinalRounds = 2;
+constexpr float kFinalMilliseconds = 60, kLeastGain = 1.01f;
+constexpr double kLeastOperations =
+    4e9;  // below, a product takes microseconds and launching it as long
+
+void check_cuda(cudaError_t status, const char* call) {
+  MEGATRON_CHECK(status == cudaSuccess, call,
+                 " failed while an algorithm was chosen: ", cudaGetErrorString(status),
+                 "\nhint: --no-gemm-tuning");
+}
+
+struct Choices {
+  std::mutex mutex;
+  std::string folder;  // empty: no tuning
+  std::unordered_map<std::string, cublasLtMatmulAlgo_t> by_text;
+  bool told_of_file = false;
+};
+
+Choices& choices() {
+  static Choices instance;
+  return instance;
+}
+
+std::string file_path(const Choices& all, int device) {
+  std::string name = at::cuda::getDeviceProperties(device)->name;
+  std::replace(name.begin(), name.end(), ' ', '_');
+  return all.folder + "/gemm-" + name + "-cublaslt-" + std::to_string(cublasLtGetVersion()) +
+         ".txt";
+}
+
+std::string to_hex(const cublasLtMatmulAlgo_t& algorithm) {
+  std::string text;
+  char word[17];
+  for (const uint64_t data : algorithm.data) {
+    std::snprintf(word, sizeof word, "%016llx", static_cast<unsigned long long>(data));
+    text += word;
+  }
+  return text;
+}
+
+bool from_hex(const std::string& text, cublasLtMatmulAlgo_t& algorithm) {
+  if (text.size() != 16 * std::size(algorithm.data)) return false;
+  for (size_t i = 0; i < std::size(algorithm.data); ++i) {
+    char* end = nullptr;
+    const std::string word = text.substr(16 * i, 16);
+    algorithm.data[i] = std::strtoull(word.c_str(), &end, 16);
+    if (end != word.c_str() + 16) return false;
+  }
+  return true;
+}
+
+// Lines of "product = algorithm".
+void read_choices(Choices& all, const std::string& path) {
+  std::ifstream file(path);
+  std::string line;
+  while (std::getline(file, line)) {
+    const size_t equals = line.find(" = ");
+    cublasLtMatmulAlgo_t algorithm;
+    if (equals != std::string::npos && from_hex(line.substr(equals + 3), algorithm))
+      all.by_text[line.substr(0, equals)] = algorithm;
+  }
+}
+
+// Holds the file of choices against other processes; without a file when the folder cannot be
+// written.
+class LockedFile {
+ public:
+  explicit LockedFile(const std::string& path) {
+    std::error_code ignored;
+    std::filesystem::create_directories(std::filesystem::path(path).parent_path(), ignored);
+    file_ = open(path.c_str(), O_RDWR | O_CREAT | O_APPEND | O_CLOEXEC, 0644);
+    if (file_ >= 0) flock(file_, LOCK_EX);
+  }
+  ~LockedFile() {
+    if (file_ >= 0) close(file_);
+  }
+  LockedFile(const LockedFile&) = delete;
+  LockedFile& operator=(const LockedFile&) = delete;
+
+  bool is_open() const { return file_ >= 0; }
+  bool append(const std::string& line) const {
+    return file_ >= 0 &&
+           write(file_, line.data(), line.size()) == static_cast<ssize_t>(line.size());
+  }
+
+ private:
+  int file_ = -1;
+};
+
+// Memory of its own, given and taken back in the order of the stream.
+class ScratchMemory {
+ public:
+  ScratchMemory(size_t bytes, cudaStream_t stream) : stream_(stream) {
+    if (cudaMallocAsync(&data_, bytes, stream) != cudaSuccess) {
+      data_ = nullptr;
+      cudaGetLastError();
+    }
+  }
+  ~ScratchMemory() {
+    if (data_ != nullptr) cudaFreeAsync(data_, stream_);
+  }
+  ScratchMemory(const ScratchMemory&) = delete;
+  ScratchMemory& operator=(const ScratchMemory&) = delete;
+  void* get() const { return data_; }
+
+ private:
+  cudaStream_t stream_;
+  void* data_ = nullptr;
+};
+
+class Stopwatch {
+ public:
+  Stopwatch() {
+    check_cuda(cudaEventCreate(&start_), "cudaEventCreate");
+    check_cuda(cudaEventCreate(&end_), "cudaEventCreate");
+  }
+  ~Stopwatch() {
+    cudaEventDestroy(start_);
+    cudaEventDestroy(end_);
+  }
+  Stopwatch(const Stopwatch&) = delete;
+  Stopwatch& operator=(const Stopwatch&) = delete;
+
+  template <class F>
+  float milliseconds(cudaStream_t stream, F&& work) {
+    check_cuda(cudaEventRecord(start_, stream), "cudaEventRecord");
+    work();
+    check_cuda(cudaEventRecord(end_, stream), "cudaEventRecord");
+    check_cuda(cudaEventSynchronize(end_), "cudaEventSynchronize");
+    float ms = 0;
+    check_cuda(cudaEventElapsedTime(&ms, start_, end_), "cudaEventElapsedTime");
+    return ms;
+  }
+
+ private:
+  cudaEvent_t start_ = nullptr, end_ = nullptr;
+};
+
+void fill_normal(void* out, int64_t count, cudaDataType_t type, uint64_t key, cudaStream_t stream) {
+  RandomFill fill;
+  fill.key = key;
+  fill.dtype = type == CUDA_R_16BF ? DType::kBFloat16 : DType::kFloat16;
+  fill.out = out;
+  fill.rows = 1;
+  fill.columns = fill.row_elements = count;
+  fill_random_cuda(fill, stream);
+}
+
+// The fastest of the candidates; the heuristic's first where there is no memory to try them.
+cublasLtMatmulAlgo_t fastest(const BlasProduct& product, BlasPlan& plan,
+                             const std::vector<cublasLtMatmulAlgo_t>& candidates) {
+  const c10::cuda::CUDAStream stream = at::cuda::getStreamFromPool(
+      /*isHighPriority=*/true, static_cast<c10::DeviceIndex>(product.device));
+  const int64_t output_bytes =
+      product.elements_of_d() * (product.output_type == CUDA_R_32F ? 4 : 2);
+  const ScratchMemory a(product.elements_of_a() * 2, stream),
+      b(product.elements_of_b() * 2, stream), d(output_bytes, stream), bias(product.m * 2, stream),
+      workspace(kBlasWorkspaceBytes, stream);
+  for (const ScratchMemory* memory : {&a, &b, &d, &bias, &workspace}) {
+    if (memory->get() == nullptr) return candidates.front();
+  }
+  fill_normal(a.get(), product.elements_of_a(), product.type, 1, stream);
+  fill_normal(b.get(), product.elements_of_b(), product.type, 2, stream);
+  fill_normal(bias.get(), product.m, product.type, 3, stream);
+  const BlasOperands operands = {a.get(), b.get(), d.get(), product.bias ? bias.get() : nullptr,
+                                 0.0f};
+  Stopwatch stopwatch;
+  // Milliseconds of one run, the mean of `runs`.
+  const auto time = [&](const cublasLtMatmulAlgo_t& algorithm, int runs) {
+    bool works = true;
+    const float ms = stopwatch.milliseconds(stream, [&] {
+      for (int i = 0; i < runs; ++i)
+        works = works &&
+                plan.run(algorithm, operands, workspace.get(), stream) == CUBLAS_STATUS_SUCCESS;
+    });
+    return works ? ms / static_cast<float>(runs) : INFINITY;
+  };
+  struct Timed {
+    float ms;
+    size_t index;
+  };
+  std::vector<Timed> timed;
+  for (size_t i = 0; i < candidates.size(); ++i) {
+    time(candidates[i], 1);  // loads the kernel
+    timed.push_back({time(candidates[i], 2), i});
+  }
+  const float first = timed.front().ms;
+  std::stable_sort(timed.begin() + 1, timed.end(),
+                   [](const Timed& x, const Timed& y) { return x.ms < y.ms; });
+  timed.resize(std::min<size_t>(timed.size(), 1 + kFinalists));
+  const int runs = std::clamp(static_cast<int>(kFinalMilliseconds / first), 2, 1000);
+  for (Timed& one : timed) one.ms = INFINITY;
+  for (int round = 0; round < kFinalRounds; ++round) {
+    for (Timed& one : timed) one.ms = std::min(one.ms, time(candidates[one.index], runs));
+  }
+  const Timed& best = *std::min_element(timed.begin(), timed.end(),
+                                        [](const Timed& x, const Timed& y) { return x.ms < y.ms; });
+  return best.ms * kLeastGain < timed.front().ms ? candidates[best.index] : candidates.front();
+}
+
+}  // namespace
+
+void check_blas(cublasStatus_t status, const char* call) {
+  MEGATRON_CHECK(status == CUBLAS_STATUS_SUCCESS, call, " failed: ", cublasLtGetStatusName(status),
+                 ", ", cublasLtGetStatusString(status),
+                 "\nhint: CUBLASLT_LOG_LEVEL=5 makes cuBLASLt print its calls");
+}
+
+void tune_gemms(const std::string& folder) {
+  Choices& all = choices();
+  const std::lock_guard lock(all.mutex);
+  all.folder = folder;
+  all.by_text.clear();
+}
+
+std::string BlasProduct::text() const {
+  const auto letter = [](bool transposed) { return transposed ? "T" : "N"; };
+  return cat(type == CUDA_R_16BF ? "bf16" : "fp16", output_type == CUDA_R_32F ? " fp32 " : " same ",
+             letter(transpose_a), letter(transpose_b), bias ? " bias " : " ", m, "x", n, "x", k,
+             " ld ", lda, " ", ldb, " ", ldd, " align ", alignment);
+}
+
+BlasPlan::BlasPlan(const BlasProduct& product) : product_(product) {
+  check_blas(cublasLtMatmulDescCreate(&operation_, CUBLAS_COMPUTE_32F, CUDA_R_32F),
+             "cublasLtMatmulDescCreate");
+  const auto set = [&](cublasLtMatmulDescAttributes_t attribute, const auto& value) {
+    check_blas(cublasLtMatmulDescSetAttribute(operation_, attribute, &value, sizeof value),
+               "cublasLtMatmulDescSetAttribute");
+  };
+  set(CUBLASLT_MATMUL_DESC_TRANSA, product.transpose_a ? CUBLAS_OP_T : CUBLAS_OP_N);
+  set(CUBLASLT_MATMUL_DESC_TRANSB, product.transpose_b ? CUBLAS_OP_T : CUBLAS_OP_N);
+  if (product.bias) set(CUBLASLT_MATMUL_DESC_EPILOGUE, CUBLASLT_EPILOGUE_BIAS);
+  const auto layout = [](cublasLtMatrixLayout_t* to, cudaDataType_t type, bool transposed,
+                         int64_t rows, int64_t columns, int64_t ld) {
+    check_blas(cublasLtMatrixLayoutCreate(to, type, transposed ? columns : rows,
+                                          transposed ? rows : columns, ld),
+               "cublasLtMatrixLayoutCreate");
+  };
+  layout(&a_, product.type, product.transpose_a, product.m, product.k, product.lda);
+  layout(&b_, product.type, product.transpose_b, product.k, product.n, product.ldb);
+  layout(&d_, product.output_type, false, product.m, product.n, product.ldd);
+}
+
+BlasPlan::~BlasPlan() {
+  if (d_ != nullptr) cublasLtMatrixLayoutDestroy(d_);
+  if (b_ != nullptr) cublasLtMatrixLayoutDestroy(b_);
+  if (a_ != nullptr) cublasLtMatrixLayoutDestroy(a_);
+  if (operation_ != nullptr) cublasLtMatmulDescDestroy(operation_);
+}
+
+std::vector<cublasLtMatmulAlgo_t> BlasPlan::candidates(int count) const {
+  cublasLtMatmulPreference_t preference = nullptr;
+  check_blas(cublasLtMatmulPreferenceCreate(&preference), "cublasLtMatmulPreferenceCreate");
+  const std::unique_ptr<std::remove_pointer_t<cublasLtMatmulPreference_t>,
+                        decltype(&cublasLtMatmulPreferenceDestroy)>
+      owner(preference, cublasLtMatmulPreferenceDestroy);
+  const auto set = [&](cublasLtMatmulPreferenceAttributes_t attribute, const auto& value) {
+    check_blas(cublasLtMatmulPreferenceSetAttribute(preference, attribute, &value, sizeof value),
+               "cublasLtMatmulPreferenceSetAttribute");
+  };
+  set(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, kBlasWorkspaceBytes);
+  // Split sums are added in fp32, in a fixed order.
+  set(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, uint32_t{CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE});
+  for (const auto attribute :
+       {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
+        CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES}) {
+    set(attribute, product_.alignment);
+  }
+  std::vector<cublasLtMatmulHeuristicResult_t> results(count);
+  int found = 0;
+  check_blas(cublasLtMatmulAlgoGetHeuristic(at::cuda::getCurrentCUDABlasLtHandle(), operation_, a_,
+                                            b_, d_, d_, preference, count, results.data(), &found),
+             "cublasLtMatmulAlgoGetHeuristic");
+  MEGATRON_CHECK(found > 0, "cuBLASLt knows no algorithm for the product ", product_.text());
+  std::vector<cublasLtMatmulAlgo_t> algorithms;
+  for (int i = 0; i < found; ++i) algorithms.push_back(results[i].algo);
+  return algorithms;
+}
+
+cublasStatus_t BlasPlan::run(const cublasLtMatmulAlgo_t& algorithm, const BlasOperands& operands,
+                             void* workspace, cudaStream_t stream) {
+  if (product_.bias) {
+    const cublasStatus_t status = cublasLtMatmulDescSetAttribute(
+        operation_, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &operands.bias, sizeof operands.bias);
+    if (status != CUBLAS_STATUS_SUCCESS) return status;
+  }
+  const float alpha = 1.0f;
+  return cublasLtMatmul(at::cuda::getCurrentCUDABlasLtHandle(), operation_, &alpha, operands.a, a_,
+                        operands.b, b_, &operands.beta, operands.d, d_, operands.d, d_, &algorithm,
+                        workspace, kBlasWorkspaceBytes, stream);
+}
+
+cublasLtMatmulAlgo_t choose_algorithm(const BlasProduct& product, BlasPlan& plan) {
+  Choices& all = choices();
+  const std::lock_guard lock(all.mutex);
+  const double operations = 2.0 * static_cast<double>(product.m) * static_cast<double>(product.n) *
+                            static_cast<double>(product.k);
+  if (all.folder.empty() || operations < kLeastOperations) return plan.candidates(1).front();
+  const std::string text = product.text(), path = file_path(all, product.device);
+  if (const auto found = all.by_text.find(text); found != all.by_text.end()) return found->second;
+  const LockedFile file(path);
+  read_choices(all, path);  // another process may have written it since
+  if (const auto found = all.by_text.find(text); found != all.by_text.end()) return found->second;
+  const cublasLtMatmulAlgo_t algorithm = fastest(product, plan, plan.candidates(kCandidates));
+  all.by_text[text] = algorithm;
+  if (!file.append(cat(text, " = ", to_hex(algorithm), "\n")) && !all.told_of_file) {
+    all.told_of_file = true;
+    log_warning(cat("the choice of GEMM algorithms cannot be kept in ", path,
+                    ": another run may choose others, which changes rounding (--no-gemm-tuning "
+                    "takes the library's)"));
+  }
+  return algorithm;
+}
+
+}  // namespace megatron

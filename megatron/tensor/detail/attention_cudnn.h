@@ -1,0 +1,31 @@
+// cuDNN's fused attention through the graphs of its frontend, deterministic in both directions.
+//
+// Tensors are [b, n, s, d] (keys and values [b, g, s, d]) with any strides and a contiguous last
+// dimension; nothing is copied. Runs on the current stream; a graph is built for each shape and
+// thread at its first use.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <string>
+
+#include "megatron/tensor/attention.h"
+
+namespace megatron {
+
+// Why cuDNN does not compute this, or "". Asks the library, once per shape.
+std::string why_not_cudnn(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                          const AttentionOptions& options);
+
+// Assigns `out` [b, n, s, d]; returns the log-sum-exp of the scores, [b, n, s, 1] fp32.
+at::Tensor cudnn_attention_forward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                                   const at::Tensor& out, const AttentionOptions& options);
+
+// Assigns dq, dk and dv, shaped as q, k and v, with strides of their own. Works on part of the
+// batch at a time where its scratch space, two bytes per score, would be large.
+void cudnn_attention_backward(const at::Tensor& dout, const at::Tensor& q, const at::Tensor& k,
+                              const at::Tensor& v, const at::Tensor& out, const at::Tensor& lse,
+                              const at::Tensor& dq, const at::Tensor& dk, const at::Tensor& dv,
+                              const AttentionOptions& options);
+
+}  // namespace megatron

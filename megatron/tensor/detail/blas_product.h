@@ -1,0 +1,64 @@
+// One product for cuBLASLt, in its column-major words, and the choice of an algorithm for it.
+#pragma once
+
+#include <c10/cuda/CUDAStream.h>
+#include <cublasLt.h>
+
+#include <compare>
+#include <cstdint>
+#include <string>
+
+namespace megatron {
+
+constexpr size_t kBlasWorkspaceBytes = size_t{32} << 20;
+
+void check_blas(cublasStatus_t status, const char* call);
+
+// D (m x n) = beta D + op(A) (m x k) op(B) (k x n) (+ bias [m] to every column), fp32 sums.
+struct BlasProduct {
+  int device = 0;
+  cudaDataType_t type = CUDA_R_16BF;         // of A, B and the bias
+  cudaDataType_t output_type = CUDA_R_16BF;  // of D
+  bool transpose_a = false, transpose_b = false, bias = false;
+  int64_t m = 0, n = 0, k = 0;
+  int64_t lda = 0, ldb = 0, ldd = 0;
+  uint32_t alignment = 16;  // the largest power of two up to 256 that divides all addresses
+  auto operator<=>(const BlasProduct&) const = default;
+
+  std::string text() const;  // as a key of the file of choices
+  int64_t elements_of_a() const { return lda * (transpose_a ? m : k); }
+  int64_t elements_of_b() const { return ldb * (transpose_b ? k : n); }
+  int64_t elements_of_d() const { return ldd * n; }
+};
+
+struct BlasOperands {
+  const void* a = nullptr;
+  const void* b = nullptr;
+  void* d = nullptr;
+  const void* bias = nullptr;
+  float beta = 0.0f;
+};
+
+// Descriptors of cuBLASLt for one product.
+class BlasPlan {
+ public:
+  explicit BlasPlan(const BlasProduct& product);
+  ~BlasPlan();
+  BlasPlan(const BlasPlan&) = delete;
+  BlasPlan& operator=(const BlasPlan&) = delete;
+
+  // The best of the library's heuristic first; at most `count`.
+  std::vector<cublasLtMatmulAlgo_t> candidates(int count) const;
+  cublasStatus_t run(const cublasLtMatmulAlgo_t& algorithm, const BlasOperands& operands,
+                     void* workspace, cudaStream_t stream);
+
+ private:
+  const BlasProduct product_;
+  cublasLtMatmulDesc_t operation_ = nullptr;
+  cublasLtMatrixLayout_t a_ = nullptr, b_ = nullptr, d_ = nullptr;
+};
+
+// The algorithm for a product from now on, in all threads. See Note [Choice of algorithms].
+cublasLtMatmulAlgo_t choose_algorithm(const BlasProduct& product, BlasPlan& plan);
+
+}  // namespace megatron

@@ -1,0 +1,62 @@
+// Where the time of a GPU goes: the kernels of a piece of work by name and by kind, through CUPTI
+// (libtorch's Kineto).
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "megatron/base/json_writer.h"
+
+namespace megatron {
+
+enum class KernelKind { kGemm, kAttention, kCommunication, kCopy, kOther };
+const char* to_string(KernelKind kind);
+
+// By the name that the profiler gives: libraries' products and attentions, NCCL, copies and fills,
+// and all else.
+KernelKind kernel_kind(const std::string& name);
+
+struct KernelTime {
+  std::string name;
+  KernelKind kind = KernelKind::kOther;
+  int64_t calls = 0;
+  double ms = 0.0;  // summed over its calls
+};
+
+// Time in which no kernel ran.
+struct KernelGap {
+  std::string after, before;
+  double ms = 0.0;
+};
+
+struct KernelProfile {
+  std::vector<KernelTime> kernels;  // the longest first
+  std::vector<KernelGap> gaps;      // the longest first, at most kMaxGaps
+  double span_ms = 0.0;             // from the first kernel's start to the last one's end
+  double busy_ms =
+      0.0;  // some kernel runs; span - busy is time in which the GPU waits for the host
+  double exposed_communication_ms = 0.0;  // NCCL kernels run and no others
+
+  static constexpr size_t kMaxGaps = 16;
+  double total_ms(KernelKind kind) const;
+};
+
+// One kernel's run. Times in nanoseconds since any moment.
+struct KernelEvent {
+  std::string name;
+  int64_t start = 0;
+  int64_t end = 0;
+};
+KernelProfile summarize_kernels(const std::vector<KernelEvent>& events);
+
+// Runs `work`, which must end with a synchronization of the device. Empty without a GPU. Kernels
+// run a little slower meanwhile.
+KernelProfile profile_kernels(const std::function<void()>& work);
+
+// The kinds, then the `top` longest kernels.
+std::string kernel_table(const KernelProfile& profile, size_t top);
+void write_json(JsonWriter& json, const KernelProfile& profile);
+
+}  // namespace megatron
