@@ -40,7 +40,8 @@ struct LoadedModel {
   std::unique_ptr<PlainParameterStore> store;
 };
 
-// Reads the newest usable checkpoint. Every byte that is used has been verified. `groups` must
+// Reads the newest usable checkpoint. Every byte that is used has been verified (a folder of Hugging
+// Face has no checksums; its shapes and sizes are). `groups` must
 // outlive the result. Throws Error when there is none, or when it holds no configuration or not
 // exactly the model's weights.
 LoadedModel load_model(const LoadModelRequest& request, const ParallelGroups& groups);

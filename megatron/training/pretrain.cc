@@ -8,6 +8,7 @@
 #include "megatron/base/json_writer.h"
 #include "megatron/base/log.h"
 #include "megatron/base/threads.h"
+#include "megatron/models/huggingface/hf_folder.h"
 #include "megatron/tensor/torch.h"
 #include "megatron/training/checkpoint_state.h"
 #include "megatron/training/evaluation.h"
@@ -36,6 +37,7 @@ class Run {
   };
 
   void announce();
+  void warn_of_other_architecture() const;
   TrainingLog make_log() const;
   void make_loaders();
   void train();
@@ -132,6 +134,16 @@ Run::Run(const PretrainTask& task, const Arguments& arguments, const Job& job)
   if (config_.exit_signal_handler) signals_ = std::make_unique<SignalHandler>(config_.exit_signal_number());
 }
 
+// Flags win over the configuration of a Hugging Face folder; weights seldom mean the same in another architecture.
+void Run::warn_of_other_architecture() const {
+  const std::filesystem::path& folder = start_.checkpoint->directory();
+  if (!is_hf_folder(folder)) return;
+  const std::string difference =
+      architecture_difference(arguments_.transformer, read_hf_config(folder).config.transformer);
+  if (!difference.empty())
+    log_warning(cat("this run is another model than ", folder.string(), ": ", difference, " as its config.json says"));
+}
+
 TrainingLog Run::make_log() const {
   RunFacts facts;
   facts.train_iters = train_iters_;
@@ -179,6 +191,7 @@ void Run::announce() {
   if (start_.continues()) {
     log_info(cat("resuming from ", start_.checkpoint->directory().string(), " at iteration ", state_.iteration, " of ", train_iters_));
   } else if (start_.checkpoint) {
+    warn_of_other_architecture();
     for (const std::string& name : start_.waived)
       log_info(cat("holds no weights and is left out: ", name));
     log_info(cat("starting from the weights of ", start_.checkpoint->directory().string()));

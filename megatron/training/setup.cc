@@ -57,7 +57,7 @@ struct Found {
 
 Found find_start(const TrainingConfig& config) {
   StartRequest request;
-  if (is_hf_folder(config.load)) {
+  if (config.start != StartChoice::kFresh && is_hf_folder(config.load)) {
     MEGATRON_CHECK(!config.ckpt_step, "--ckpt-step is given, but ", config.load,
                    " is a folder of Hugging Face");
     request.save = config.save;

@@ -107,6 +107,16 @@ class ConvertTest(unittest.TestCase):
         self.assertEqual({name: shape for name, (_, shape, _) in before.items()},
                          {name: shape for name, (_, shape, _) in after.items()})
 
+    def test_flags_that_make_another_model_are_pointed_out(self):
+        golden = os.path.join(GOLDEN, "mistral")
+        result = call("pretrain", "--load", golden, *TRAIN[:-2], "--rotary-base", "500")
+        self.assertEqual(result.returncode, 0, result.stderr.decode())
+        self.assertIn(f"this run is another model than {golden}: rotary_base is 500, not 10000 as its config.json says",
+                      result.stderr.decode())
+        result = call("pretrain", "--load", golden, *TRAIN[:-2], "--start", "fresh")
+        self.assertEqual(result.returncode, 0, result.stderr.decode())
+        self.assertIn("starting from new weights", (result.stdout + result.stderr).decode())
+
     def test_a_converted_checkpoint_starts_a_run(self):
         self.run_ok("convert-checkpoint", "--load", os.path.join(GOLDEN, "gemma2"), "--save", self.path("ours"))
         result = call("pretrain", "--load", self.path("ours"), "--use-checkpoint-args", "--save", self.path("run"), *TRAIN)

@@ -79,6 +79,7 @@ ConvertResult import_hf_folder(const fs::path& folder, const fs::path& root,
   save.provide = [&](const ShardedTensor& wanted) -> const void* {
     report(progress, result.bytes, pending);
     pending = num_bytes(wanted.dtype, wanted.global_shape);
+    if (memory.capacity() < pending) std::vector<std::byte>().swap(memory);  // not both at once
     memory.resize(pending);
     ShardedTensor tensor = wanted;
     tensor.data = memory.data();

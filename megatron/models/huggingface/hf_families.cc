@@ -179,6 +179,13 @@ void gemma_preset(TransformerConfig& t) {
 
 // -- keys that several families share
 
+void layers(HfFields& f, std::string_view key, TransformerConfig& t) {
+  constexpr int64_t kMost = 10000;  // each has an object of its own
+  f.integer(key, t.num_layers);
+  MEGATRON_CHECK(t.num_layers > 0 && t.num_layers <= kMost, f.name(), ": ", key, " is ",
+                 t.num_layers, ", expected 1 to ", kMost);
+}
+
 void query_groups(HfFields& f, TransformerConfig& t, std::optional<int64_t> missing = {}) {
   int64_t groups = t.query_groups();
   f.integer("num_key_value_heads", groups, missing.value_or(t.num_attention_heads));
@@ -234,12 +241,14 @@ void plain_activation(HfFields& f, TransformerConfig& t, std::string_view key,
 }
 
 // `windowed` layers see the last `width` tokens, their own included.
-void set_windows(TransformerConfig& t, std::optional<int64_t> width,
+void set_windows(const std::string& name, TransformerConfig& t, std::optional<int64_t> width,
                  const std::vector<bool>& windowed) {
   const bool any = std::find(windowed.begin(), windowed.end(), true) != windowed.end();
   t.window_size.clear();
   t.window_attn_skip_freq.clear();
   if (!width || !any) return;
+  MEGATRON_CHECK(*width > 0, name, ": a sliding_window of ", *width,
+                 " tokens lets none see itself");
   t.window_size = {*width - 1, 0};
   const auto n = static_cast<int64_t>(windowed.size());
   for (int64_t every = 2; every <= n + 1; ++every) {
@@ -261,7 +270,7 @@ void one_window(HfFields& f, TransformerConfig& t, std::optional<int64_t> missin
   if (!t.window_size.empty() && t.window_attn_skip_freq.empty()) width = t.window_size[0] + 1;
   f.integer_or_null("sliding_window", width, missing);
   if (f.reading())
-    set_windows(t, width, std::vector<bool>(static_cast<size_t>(t.num_layers), true));
+    set_windows(f.name(), t, width, std::vector<bool>(static_cast<size_t>(t.num_layers), true));
 }
 
 // layer_types, or what `is_windowed` says of a layer (from 0) where that key is absent.
@@ -287,7 +296,7 @@ void layer_windows(HfFields& f, TransformerConfig& t, std::optional<int64_t> wid
       windowed[i] = types[i] == "sliding_attention";
     }
   }
-  set_windows(t, width, windowed);
+  set_windows(f.name(), t, width, windowed);
 }
 
 std::optional<int64_t> window_width(const TransformerConfig& t) {
@@ -308,7 +317,7 @@ void common(HfFields& f, GPTConfig& c, const CommonDefaults& missing) {
   f.integer("vocab_size", c.vocab_size);
   f.integer("hidden_size", t.hidden_size);
   f.integer("intermediate_size", t.ffn_hidden_size);
-  f.integer("num_hidden_layers", t.num_layers);
+  layers(f, "num_hidden_layers", t);
   f.integer("num_attention_heads", t.num_attention_heads);
   query_groups(f, t, missing.groups);
   f.integer("max_position_embeddings", t.max_position_embeddings, missing.max_positions);
@@ -378,7 +387,7 @@ void gpt2_fields(HfFields& f, GPTConfig& c) {
   TransformerConfig& t = c.transformer;
   f.integer("vocab_size", c.vocab_size);
   f.integer("n_embd", t.hidden_size);
-  f.integer("n_layer", t.num_layers);
+  layers(f, "n_layer", t);
   f.integer("n_head", t.num_attention_heads);
   f.integer("n_positions", t.max_position_embeddings, 1024);
   f.integer("n_inner", t.ffn_hidden_size, 4 * t.hidden_size);
@@ -399,7 +408,7 @@ void gpt_neox_fields(HfFields& f, GPTConfig& c) {
   f.integer("vocab_size", c.vocab_size);
   f.integer("hidden_size", t.hidden_size);
   f.integer("intermediate_size", t.ffn_hidden_size);
-  f.integer("num_hidden_layers", t.num_layers);
+  layers(f, "num_hidden_layers", t);
   f.integer("num_attention_heads", t.num_attention_heads);
   f.integer("max_position_embeddings", t.max_position_embeddings, 2048);
   f.number("layer_norm_eps", t.layernorm_epsilon, 1e-5);
@@ -479,7 +488,7 @@ void starcoder2_fields(HfFields& f, GPTConfig& c) {
   f.integer("vocab_size", c.vocab_size);
   f.integer("hidden_size", t.hidden_size);
   f.integer("intermediate_size", t.ffn_hidden_size);
-  f.integer("num_hidden_layers", t.num_layers);
+  layers(f, "num_hidden_layers", t);
   f.integer("num_attention_heads", t.num_attention_heads);
   query_groups(f, t, 2);
   head_dim(f, t, /*always=*/false);
@@ -737,6 +746,18 @@ HfModel parse_hf_config(const std::string& text, const std::string& name) {
   return model;
 }
 
+namespace {
+
+// Divided positions are linearly scaled frequencies, which is what others call them.
+void use_linear_scaling(TransformerConfig& t) {
+  if (!t.rotary_seq_len_interpolation_factor || t.rope_scaling_type != RopeScaling::kNone) return;
+  t.rope_scaling_type = RopeScaling::kLinear;
+  t.rope_scaling_factor = static_cast<double>(*t.rotary_seq_len_interpolation_factor);
+  t.rotary_seq_len_interpolation_factor.reset();
+}
+
+}  // namespace
+
 std::string write_hf_config(const HfFamily& family, const GPTConfig& config,
                             const std::string& base) {
   HfFields fields = HfFields::writer(base);
@@ -744,6 +765,7 @@ std::string write_hf_config(const HfFamily& family, const GPTConfig& config,
   std::string type(family.model_type);
   fields.text("model_type", type);
   GPTConfig copy = config;
+  use_linear_scaling(copy.transformer);
   family.fields(fields, copy);
   std::string text = fields.text();
   const HfModel back =
@@ -762,6 +784,7 @@ std::map<std::string, std::string> settings(const TransformerConfig& given) {
   TransformerConfig t = given;
   t.finalize();
   const TransformerConfig defaults;
+  use_linear_scaling(t);
   t.num_query_groups = t.query_groups();
   t.group_query_attention = t.num_query_groups != t.num_attention_heads;
   t.use_rotary_position_embeddings = t.use_rope_scaling = false;

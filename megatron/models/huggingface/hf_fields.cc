@@ -44,12 +44,13 @@ double to_number(const std::string& name, std::string_view key, const ordered_js
   return value.get<double>();
 }
 
-// 10000 and 10000.0 alike.
+// 10000 and 10000.0 alike. All of them are sizes.
 int64_t to_integer(const std::string& name, std::string_view key, const ordered_json& value) {
+  constexpr double kLargest = 2147483647.0;
   const double number = value.is_number() ? value.get<double>() : 0.5;
-  if (number != std::floor(number) || std::abs(number) > 9e15)
-    wrong_type(name, key, value, "a whole number");
-  return value.is_number_integer() ? value.get<int64_t>() : static_cast<int64_t>(number);
+  if (number != std::floor(number)) wrong_type(name, key, value, "a whole number");
+  if (number < 0 || number > kLargest) wrong_type(name, key, value, "0 to 2147483647");
+  return static_cast<int64_t>(number);
 }
 
 std::vector<double> to_numbers(const std::string& name, std::string_view key,

@@ -49,7 +49,7 @@ class HfFields {
     double percent = 1.0;                     // partial_rotary_factor when absent
     const char* legacy_theta = "rope_theta";  // keys of the older dialect
     const char* legacy_percent = "partial_rotary_factor";
-    std::optional<double> local_theta = {};   // windowed layers have their own (Gemma 3)
+    std::optional<double> local_theta = {};  // windowed layers have their own (Gemma 3)
     std::optional<int64_t> original_length =
         {};  // a key original_max_position_embeddings at the top decides (Phi-3)
   };

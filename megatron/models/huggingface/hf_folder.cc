@@ -299,6 +299,7 @@ class Reader {
 
 bool is_hf_folder(const fs::path& folder) {
   std::error_code ignored;
+  if (folder.empty()) return false;  // none was named, which is not the current one
   if (!fs::is_regular_file(folder / kHfConfig, ignored) ||
       fs::exists(folder / kManifestName, ignored))
     return false;

@@ -7,9 +7,11 @@
 #include <atomic>
 #include <bit>
 #include <cmath>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <random>
 #include <thread>
+#include <utility>
 
 #include "megatron/base/check.h"
 #include "megatron/dist_checkpointing/async_saver.h"
@@ -44,6 +46,69 @@ TEST(Save, RoundTripsTensorsStateAndFiles) {
   EXPECT_THAT(error_of([&] { checkpoint.read_file("merges.txt"); }), HasSubstr("holds no file merges.txt"));
   EXPECT_EQ(read_latest_hint(folder.path() / "deep" / "ckpt"), 100);
   EXPECT_THAT(names_in(folder.path() / "deep" / "ckpt"), ElementsAre("iter_0000100", kLatestName));
+}
+
+TEST(Save, AsksForTensorsThatHaveNoMemory) {
+  ScratchFolder folder;
+  TinyModel model(7);
+  SaveRequest request = request_for(model, folder.path(), 1);
+  std::map<std::string, void*> memory;
+  for (ShardedTensor& tensor : request.tensors) memory[tensor.key] = std::exchange(tensor.data, nullptr);
+  std::vector<std::string> asked;
+  request.provide = [&](const ShardedTensor& tensor) {
+    asked.push_back(tensor.key);
+    return memory.at(tensor.key);
+  };
+  EXPECT_TRUE(holds_seed(save_checkpoint(request).directory, 7));
+  EXPECT_EQ(asked.size(), memory.size()) << "each once";
+}
+
+// A file of 8 bytes that are not ours, then the matrix [[1, 2], [3, 4], [5, 6]] by columns.
+TEST(Checkpoint, ReadsFilesOfOtherProgramsAndTransposedMatrices) {
+  ScratchFolder folder;
+  const float columns[] = {1, 3, 5, 2, 4, 6};
+  spill(folder.path() / "w", "8 bytes " + std::string(reinterpret_cast<const char*>(columns), sizeof columns));
+  Manifest manifest;
+  StoredFile file;
+  file.name = "w";
+  file.bytes = 32;
+  file.header_bytes = 8;
+  file.has_checksums = false;
+  manifest.files = {file};
+  // Its last two rows come first.
+  manifest.tensors["w"] = {DType::kFloat32, {3, 2}, {{0, 4, {{0, 0}, {2, 2}}, 0, 4, 3}, {0, 0, {{2, 0}, {1, 2}}, 0, 2, 3}}};
+  const Checkpoint checkpoint(folder.path(), manifest);
+  double out[6] = {};
+  ShardedTensor wanted;
+  wanted.key = "w";
+  wanted.dtype = DType::kFloat64;
+  wanted.global_shape = {3, 2};
+  wanted.data = out;
+  LoadOptions convert;
+  convert.convert_dtype = true;
+  checkpoint.load({&wanted, 1}, convert);
+  EXPECT_THAT(out, ElementsAre(3, 4, 5, 6, 1, 2));
+
+  // A rank's column of rows 1 and 2, in the type of the file.
+  float part[2] = {};
+  wanted.dtype = DType::kFloat32;
+  wanted.local_shape = {2, 1};
+  wanted.pieces = {{{{1, 1}, {2, 1}}, {0, 0}}};
+  wanted.data = part;
+  checkpoint.load({&wanted, 1});
+  EXPECT_THAT(part, ElementsAre(6, 2));
+
+  wanted.flat_begin = 1;
+  wanted.flat_end = 2;
+  EXPECT_EQ(error_of([&] { checkpoint.load({&wanted, 1}); }),
+            "w: a flat range of a tensor that is stored transposed cannot be read");
+  manifest.tensors["w"].fragments[0].offset = 8;
+  EXPECT_THAT(error_of([&] { Checkpoint(folder.path(), manifest); }), HasSubstr("does not fit into the 24 data bytes of w"));
+  manifest.tensors["w"].fragments[0].column_stride = 1;
+  EXPECT_THAT(error_of([&] { Checkpoint(folder.path(), manifest); }),
+              HasSubstr("a transposed fragment is no whole part of a matrix"));
+  spill(folder.path() / "w", "short");
+  EXPECT_NE(error_of([&] { Checkpoint(folder.path(), manifest); }), "");
 }
 
 TEST(Save, WritesPlainSafetensorsUnderTheTensorsOwnNames) {

@@ -6,6 +6,7 @@
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
+#include <random>
 #include <set>
 
 #include "megatron/base/check.h"
@@ -370,6 +371,15 @@ TEST_F(HfConvert, UnknownModelsAndSettingsAreNamed) {
             ": attention_bias without mlp_bias, or the reverse, is not built");
   EXPECT_EQ(config_error([](ordered_json& json) { json.erase("hidden_size"); }),
             ": has no hidden_size");
+  EXPECT_EQ(config_error([](ordered_json& json) { json["hidden_size"] = 3e9; }),
+            ": hidden_size is 3000000000.0, expected 0 to 2147483647");
+  EXPECT_EQ(config_error([](ordered_json& json) { json["num_hidden_layers"] = 1000000; }),
+            ": num_hidden_layers is 1000000, expected 1 to 10000");
+  EXPECT_EQ(config_error([](ordered_json& json) {
+              json["model_type"] = "mistral";
+              json["sliding_window"] = 0;
+            }),
+            ": a sliding_window of 0 tokens lets none see itself");
   EXPECT_EQ(config_error([](ordered_json& json) { json["vocab_size"] = 0; }),
             ": vocab_size 0 is not positive");
   EXPECT_EQ(config_error([](ordered_json& json) { json["rope_scaling"] = "none"; }),
@@ -387,6 +397,53 @@ TEST_F(HfConvert, UnknownModelsAndSettingsAreNamed) {
             "hint: groups that divide it: 1, 2, 4");
   EXPECT_EQ(config_error([](ordered_json& json) { json["num_hidden_layers"] = "two"; }),
             ": num_hidden_layers is \"two\", expected a whole number");
+}
+
+// Whatever a configuration holds, it is read or refused in our words.
+TEST_F(HfConvert, BrokenConfigurationsAreRefusedInOurWords) {
+  std::mt19937 random(7);
+  int64_t refused = 0, read = 0;
+  for (const char* name :
+       {"llama3", "qwen2", "qwen3", "gpt2", "gpt_neox", "phi3", "gemma2", "gemma3"}) {
+    const std::string whole = read_file(golden(name) / "config.json");
+    for (int i = 0; i < 300; ++i) {
+      std::string text = whole;
+      for (uint32_t changes = random() % 3 + 1; changes > 0; --changes) {
+        const size_t at = random() % text.size();
+        constexpr std::string_view kBytes = "0123456789-.e[]{}\",:nft \xff\0";
+        if (random() % 2 == 0) {
+          text[at] = kBytes[random() % kBytes.size()];
+        } else {
+          text.erase(at, random() % 9);
+        }
+      }
+      try {
+        const HfModel model = parse_hf_config(text, "config.json");
+        hf_tensors(*model.family, model.config);
+        ++read;
+      } catch (const InternalError& error) {
+        ADD_FAILURE() << error.what() << "\n" << text;
+      } catch (const Error& error) {
+        EXPECT_NE(std::string(error.what()), "");
+        ++refused;
+      }
+    }
+  }
+  EXPECT_GT(refused, 500);
+  EXPECT_GT(read, 100);
+}
+
+TEST_F(HfConvert, WhichFoldersAreOfHuggingFace) {
+  EXPECT_TRUE(is_hf_folder(golden("gpt2")));
+  EXPECT_FALSE(is_hf_folder(root_));
+  const fs::path before = fs::current_path();
+  fs::current_path(golden("gpt2"));
+  EXPECT_FALSE(is_hf_folder(fs::path())) << "no folder was named";
+  fs::current_path(before);
+  const ConvertResult result = import_hf_folder(golden("gpt2"), root_ / "ours");
+  fs::copy_file(golden("gpt2") / "config.json", root_ / "ours" / "config.json");
+  EXPECT_FALSE(is_hf_folder(root_ / "ours")) << "it holds checkpoints";
+  EXPECT_FALSE(is_hf_folder(result.directory));
 }
 
 TEST_F(HfConvert, LayersByType) {
@@ -482,12 +539,15 @@ TEST_F(HfConvert, TheFamilyOfAModelOfOursIsFound) {
   t.swiglu = true;
   t.untie_embeddings_and_output_weights = true;
   t.ffn_hidden_size = 12;
+  t.rotary_seq_len_interpolation_factor = 2;
   save_native(root_ / "rope", t);
   const ConvertResult result =
       export_hf_folder({root_ / "rope", {}, root_ / "rope_hf", "", 1 << 20});
   EXPECT_EQ(result.model_type, "llama");
   EXPECT_EQ(result.iteration, 3);
-  EXPECT_EQ(ordered_json::parse(read_file(root_ / "rope_hf" / "config.json"))["dtype"], "float32");
+  const ordered_json written = ordered_json::parse(read_file(root_ / "rope_hf" / "config.json"));
+  EXPECT_EQ(written["dtype"], "float32");
+  EXPECT_EQ(written["rope_parameters"]["rope_type"], "linear") << "positions that are divided";
   EXPECT_EQ(architecture_difference(t, read_hf_config(root_ / "rope_hf").config.transformer), "");
 }
 
