@@ -124,13 +124,12 @@ void shrink_depth(Arguments& a, Shrinker& shrinker) {
   const bool uneven = !p.pipeline_model_parallel_layout.empty() || p.decoder_first_pipeline_num_layers ||
                       p.decoder_last_pipeline_num_layers || p.account_for_embedding_in_pipeline_split ||
                       p.account_for_loss_in_pipeline_split || p.num_layers_per_virtual_pipeline_stage;
-  const TransformerConfig& t = a.transformer;
+  TransformerConfig& t = a.transformer;
   const bool one_by_one = t.cp_comm_type.size() > 1 || t.window_attn_skip_freq.starts_with('[');
   if (uneven || one_by_one) return;
   const int64_t segments = pp * p.num_virtual_stages_per_pipeline_rank.value_or(
                                     schedule_placement(p.pipeline_schedule) == ChunkPlacement::kVShaped && pp > 1 ? 2 : 1);
-  const int64_t per_segment = a.transformer.num_layers / segments;
-  TransformerConfig& t = a.transformer;
+  const int64_t per_segment = t.num_layers / segments;
   if (per_segment > 2) shrinker.set("--num-layers", t.num_layers, segments * 2);
   if (t.recompute_num_layers > t.num_layers) shrinker.set("--recompute-num-layers", t.recompute_num_layers, t.num_layers);
   if (t.cpu_offloading_num_layers >= t.num_layers)

@@ -1,7 +1,6 @@
 // One product for cuBLASLt, in its column-major words, and the choice of an algorithm for it.
 #pragma once
 
-#include <c10/cuda/CUDAStream.h>
 #include <cublasLt.h>
 
 #include <compare>
