@@ -262,21 +262,22 @@ void DistributedDataParallel::initialize(int64_t seed) {
 }
 
 std::vector<StateTensor> DistributedDataParallel::state() const {
-  std::vector<at::Tensor> flat;
-  for (const FlatShard& shard : shards_) flat.push_back(shard.values);
-  return describe("", flat, /*trainable_only=*/false);
+  return describe("", dtype_, /*trainable_only=*/false, [this](size_t shard, const FlatSlot& slot) {
+    return shards_[shard].values.narrow(0, slot.begin, slot.num_elements());
+  });
 }
 
 std::vector<StateTensor> DistributedDataParallel::describe(const std::string& prefix,
-                                                           const std::vector<at::Tensor>& flat,
-                                                           bool trainable_only) const {
+                                                           at::ScalarType type, bool trainable_only,
+                                                           const std::function<at::Tensor(size_t, const FlatSlot&)>& part) const {
   std::vector<StateTensor> all;
+  const at::Tensor nothing = at::empty({0}, values_->flat().options().dtype(type));
   std::vector<int> entry_of(layout_.parameters.size(), -1);
   for (size_t i = 0; i < layout_.parameters.size(); ++i) {
     const Parameter& parameter = *layout_.parameters[i];
     if (trainable_only && !parameter.trainable) continue;
     StateTensor entry;
-    entry.data = flat.at(0).narrow(0, 0, 0);
+    entry.data = nothing;
     entry.description = sharded_tensor(parameter, groups_, prefix + parameter.name, entry.data);
     entry.description.data = nullptr;
     entry.description.flat_begin = entry.description.flat_end = 0;
@@ -294,7 +295,7 @@ std::vector<StateTensor> DistributedDataParallel::describe(const std::string& pr
     for (const FlatSlot& slot : shards_[k].slots) {
       if (entry_of[slot.index] < 0) continue;
       StateTensor& entry = all[entry_of[slot.index]];
-      entry.data = flat.at(k).narrow(0, slot.begin, slot.num_elements());
+      entry.data = part(k, slot);
       entry.description.flat_begin = slot.flat_begin;
       entry.description.flat_end = slot.flat_end;
     }

@@ -107,9 +107,10 @@ class DistributedDataParallel final : public ParameterStore {
   // The model's weights as checkpoints store them: one entry for each parameter, of which this rank may hold nothing.
   // values_changed() has to follow a load.
   std::vector<StateTensor> state() const;
-  // The same for tensors that are laid out as the values of the shards, one per shard: keys are prefix + name.
-  std::vector<StateTensor> describe(const std::string& prefix, const std::vector<at::Tensor>& flat,
-                                    bool trainable_only) const;
+  // The same for other tensors of one type that are laid out as the values: keys are prefix + name, and `part` gives the
+  // elements of a slot of a shard, which has an index.
+  std::vector<StateTensor> describe(const std::string& prefix, at::ScalarType type, bool trainable_only,
+                                    const std::function<at::Tensor(size_t shard, const FlatSlot&)>& part) const;
 
   // The gradient of a parameter, shaped like its value: a view. Not with sharded gradients.
   at::Tensor grad(const Parameter& parameter) const;

@@ -1,9 +1,6 @@
 #include "megatron/nn/activation_offload.h"
 
 #include <ATen/SavedTensorHooks.h>
-#include <c10/core/Event.h>
-#include <c10/core/StreamGuard.h>
-#include <c10/core/impl/VirtualGuardImpl.h>
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/saved_variable_hooks.h>
 
@@ -11,92 +8,35 @@
 #include <mutex>
 
 #include "megatron/base/check.h"
+#include "megatron/tensor/host_copy.h"
 #include "megatron/tensor/torch.h"
 
 namespace megatron {
 namespace {
 
-// Two copying streams beside the computing one. Without a device everything is done at once.
-class Streams {
- public:
-  explicit Streams(c10::Device device) : device_(device) {
-    if (!device.is_cuda()) return;
-    const c10::impl::VirtualGuardImpl guard(device.type());
-    to_host_ = guard.getStreamFromGlobalPool(device, /*isHighPriority=*/true);
-    from_host_ = guard.getStreamFromGlobalPool(device, /*isHighPriority=*/true);
-  }
-  bool asynchronous() const { return to_host_.has_value(); }
-  c10::Device device() const { return device_; }
-  const std::optional<c10::Stream>& to_host() const { return to_host_; }
-  const std::optional<c10::Stream>& from_host() const { return from_host_; }
-  std::optional<c10::Stream> computing() const {
-    if (!asynchronous()) return std::nullopt;
-    return c10::impl::VirtualGuardImpl(device_.type()).getStream(device_);
-  }
-
- private:
-  c10::Device device_;
-  std::optional<c10::Stream> to_host_, from_host_;
-};
-
-// A place in a stream that others can wait for; nothing where there are no streams.
-class Mark {
- public:
-  void set(const std::optional<c10::Stream>& stream) {
-    if (!stream) return;
-    if (!event_) event_.emplace(stream->device_type());
-    event_->record(*stream);
-  }
-  void wait_in(const std::optional<c10::Stream>& stream) const {
-    if (stream && event_) event_->block(*stream);
-  }
-
- private:
-  std::optional<c10::Event> event_;
-};
-
-void copy_on(const std::optional<c10::Stream>& stream, const at::Tensor& to,
-             const at::Tensor& from) {
-  const at::NoGradGuard no_grad;
-  if (!stream) {
-    to.copy_(from);
-    return;
-  }
-  const c10::StreamGuard guard(*stream);
-  to.copy_(from, /*non_blocking=*/true);
-}
-
-// Host memory like `like`: pinned, from the allocator that uses buffers again. Without a device it
-// comes from outside of libtorch, so that it does not count as the device's.
-at::Tensor host_memory(const at::Tensor& like, bool pinned) {
-  const at::TensorOptions options = like.options().device(at::kCPU);
-  if (pinned) return at::empty(like.sizes(), options.pinned_memory(true));
-  void* memory = ::operator new(std::max<size_t>(1, like.nbytes()), std::align_val_t(64));
-  return at::from_blob(
-      memory, like.sizes(), [](void* p) { ::operator delete(p, std::align_val_t(64)); }, options);
-}
+using Stream = HostCopies::Stream;
 
 // What a group waits for when it comes back.
 struct Return {
-  Mark arrived;
+  HostCopies::Mark arrived;
   bool waited = false;
 };
 
 // One piece of memory in host memory, flat. Lives as long as somebody may ask for it.
 struct Entry {
-  Entry(std::shared_ptr<const Streams> streams, std::shared_ptr<ActivationOffloadCounts> counts)
-      : streams(std::move(streams)), counts(std::move(counts)) {}
+  Entry(std::shared_ptr<const HostCopies> copies, std::shared_ptr<ActivationOffloadCounts> counts)
+      : copies(std::move(copies)), counts(std::move(counts)) {}
   ~Entry() {
     // Memory that is still being copied must not be given to others.
-    if (device.defined()) leave.wait_in(streams->computing());
-    if (back && !back->waited) back->arrived.wait_in(streams->computing());
+    if (device.defined()) copies->wait(Stream::kComputing, leave);
+    if (back && !back->waited) copies->wait(Stream::kComputing, back->arrived);
     if (host.defined()) counts->host_bytes -= static_cast<int64_t>(host.nbytes());
   }
-  std::shared_ptr<const Streams> streams;
+  std::shared_ptr<const HostCopies> copies;
   std::shared_ptr<ActivationOffloadCounts> counts;
   at::Tensor device;  // until it has left, and again once it is on its way back
   at::Tensor host;
-  Mark leave;                    // the copy to the host is over
+  HostCopies::Mark leave;        // the copy to the host is over
   std::shared_ptr<Return> back;  // null: not asked for yet
   size_t group = 0;
 };
@@ -105,7 +45,7 @@ struct Entry {
 
 struct ActivationOffload::Impl {
   Impl(c10::Device device, const ActivationOffloadOptions& options)
-      : options(options), streams(std::make_shared<Streams>(device)) {}
+      : options(options), copies(std::make_shared<HostCopies>(device)) {}
 
   // Groups that were left before the last max_in_flight ticks are given up.
   void tick() {
@@ -114,7 +54,7 @@ struct ActivationOffload::Impl {
       for (const std::weak_ptr<Entry>& weak : leaving.front()) {
         const std::shared_ptr<Entry> entry = weak.lock();
         if (!entry || entry->back) continue;
-        entry->leave.wait_in(streams->computing());
+        copies->wait(Stream::kComputing, entry->leave);
         entry->device.reset();
       }
       leaving.pop_front();
@@ -122,7 +62,7 @@ struct ActivationOffload::Impl {
   }
 
   const ActivationOffloadOptions options;
-  const std::shared_ptr<const Streams> streams;
+  const std::shared_ptr<const HostCopies> copies;
   const std::shared_ptr<ActivationOffloadCounts> counts =
       std::make_shared<ActivationOffloadCounts>();
   std::deque<std::vector<std::weak_ptr<Entry>>> leaving;  // by tick
@@ -145,7 +85,7 @@ struct OffloadedPass::Impl : std::enable_shared_from_this<OffloadedPass::Impl> {
 
   bool takes(const at::Tensor& x) const {
     if (!x.defined() || x.numel() == 0 || x.numel() < offload->options.min_elements) return false;
-    if (x.device() != offload->streams->device() || x.layout() != at::kStrided) return false;
+    if (x.device() != offload->copies->device() || x.layout() != at::kStrided) return false;
     for (int64_t dim = 0; dim < x.dim();
          ++dim)  // elements that count several times are less than they seem
       if (x.stride(dim) == 0 && x.size(dim) > 1) return false;
@@ -161,16 +101,14 @@ struct OffloadedPass::Impl : std::enable_shared_from_this<OffloadedPass::Impl> {
           entry->device.scalar_type() == flat.scalar_type())
         return entry;
     }
-    const Streams& streams = *offload->streams;
-    const auto entry = std::make_shared<Entry>(offload->streams, offload->counts);
+    const HostCopies& copies = *offload->copies;
+    const auto entry = std::make_shared<Entry>(offload->copies, offload->counts);
     entry->device = flat;
-    entry->host = host_memory(flat, streams.asynchronous());
+    entry->host = copies.host_empty(flat.sizes(), flat.scalar_type());
     entry->group = groups.size() - 1;
-    Mark written;
-    written.set(streams.computing());
-    written.wait_in(streams.to_host());
-    copy_on(streams.to_host(), entry->host, flat);
-    entry->leave.set(streams.to_host());
+    copies.wait(Stream::kToHost, copies.mark(Stream::kComputing));
+    copies.copy(Stream::kToHost, entry->host, flat);
+    entry->leave = copies.mark(Stream::kToHost);
     groups.back().entries.push_back(entry);
     offload->leaving.back().push_back(entry);
     ActivationOffloadCounts& counts = *offload->counts;
@@ -186,30 +124,28 @@ struct OffloadedPass::Impl : std::enable_shared_from_this<OffloadedPass::Impl> {
     Group& group = groups[index];
     if (group.back) return;
     group.back = std::make_shared<Return>();
-    const Streams& streams = *offload->streams;
+    const HostCopies& copies = *offload->copies;
     std::vector<std::shared_ptr<Entry>> absent;
     for (const std::weak_ptr<Entry>& weak : group.entries) {
       const std::shared_ptr<Entry> entry = weak.lock();
       if (!entry) continue;
       entry->back = group.back;
       if (entry->device.defined()) {
-        entry->leave.wait_in(streams.computing());
+        copies.wait(Stream::kComputing, entry->leave);
         continue;
       }
-      entry->device = at::empty(
-          entry->host.sizes(), entry->host.options().device(streams.device()).pinned_memory(false));
+      entry->device = at::empty(entry->host.sizes(),
+                                entry->host.options().device(copies.device()).pinned_memory(false));
       absent.push_back(entry);
     }
     // Memory that the computing stream has given back is free when it gets here.
-    Mark allocated;
-    allocated.set(streams.computing());
-    allocated.wait_in(streams.from_host());
+    copies.wait(Stream::kFromHost, copies.mark(Stream::kComputing));
     for (const std::shared_ptr<Entry>& entry : absent) {
-      entry->leave.wait_in(streams.from_host());
-      copy_on(streams.from_host(), entry->device, entry->host);
+      copies.wait(Stream::kFromHost, entry->leave);
+      copies.copy(Stream::kFromHost, entry->device, entry->host);
       offload->counts->bytes_from_host += static_cast<int64_t>(entry->host.nbytes());
     }
-    group.back->arrived.set(streams.from_host());
+    group.back->arrived = copies.mark(Stream::kFromHost);
   }
 
   void call_back_before(size_t index) {
@@ -225,7 +161,7 @@ struct OffloadedPass::Impl : std::enable_shared_from_this<OffloadedPass::Impl> {
       call_back(entry->group);
     }
     if (!entry->back->waited) {
-      entry->back->arrived.wait_in(offload->streams->computing());
+      offload->copies->wait(Stream::kComputing, entry->back->arrived);
       entry->back->waited = true;
       call_back_before(entry->group);
       offload->tick();  // after it, so that the group before need not come back if it has not left

@@ -7,6 +7,7 @@
 
 #include "megatron/base/check.h"
 #include "megatron/nn/placement.h"
+#include "megatron/optimizer/host_states.h"
 #include "megatron/tensor/optimizer_ops.h"
 #include "megatron/tensor/random.h"
 #include "megatron/tensor/torch.h"
@@ -14,8 +15,8 @@
 namespace megatron {
 namespace {
 
-// Each logical element counts once in the norm: what is whole on every tensor rank, on the first of them; what several stages
-// hold, on the first of those.
+// Each logical element counts once in the norm: what is whole on every tensor rank, on the first of them; what several
+// stages hold, on the first of those.
 bool counts_in_norm(const Parameter& parameter, const ParallelGroups& groups) {
   if (parameter.shared != nullptr && parameter.shared->rank() > 0) return false;
   return is_sharded_over(parameter, Axis::kTensor) || groups.tp.rank() == 0;
@@ -104,6 +105,24 @@ std::vector<UpdateBlock> make_blocks(const FlatShard& shard, const ParallelGroup
   return blocks;
 }
 
+// How many elements of the chunks may keep their states on the device.
+int64_t resident_elements(const std::vector<DistributedDataParallel*>& models, const OptimizerConfig& config) {
+  int64_t all = 0;
+  for (const DistributedDataParallel* model : models)
+    for (const FlatShard& shard : model->shards()) all += shard.values.numel();
+  if (!config.optimizer_cpu_offload) return all;
+  return std::llround((1.0 - config.optimizer_offload_fraction) * static_cast<double>(all));
+}
+
+// Of this shard's at most `allowed`: whole parameters.
+int64_t resident_part(const FlatShard& shard, int64_t allowed) {
+  if (allowed >= shard.values.numel()) return shard.values.numel();
+  int64_t border = 0;
+  for (const FlatSlot& slot : shard.slots)
+    if (slot.begin <= allowed) border = std::max(border, slot.begin);
+  return border;
+}
+
 // The rows of the local tensor that are no vocabulary padding, as ranges of the flattened tensor.
 std::vector<std::pair<int64_t, int64_t>> valid_ranges(const Parameter& parameter, const ParallelGroups& groups) {
   std::vector<std::pair<int64_t, int64_t>> ranges;
@@ -125,15 +144,22 @@ struct Optimizer::Impl {
   // One piece of a model's buffers and its states.
   struct Part {
     const FlatShard* shard;
-    FlatUpdate update;
+    FlatUpdate norm;    // gradients and blocks of all of it, for the gradient norm
+    FlatUpdate update;  // elements [0, resident), with states on the device
+    int64_t resident = 0;
+    size_t run = 0;  // of `host`: elements [resident, n)
+    bool on_host() const { return resident < shard->values.numel(); }
   };
 
   Impl(const OptimizerConfig& config, const ParameterSchedule& schedule, std::vector<DistributedDataParallel*> models);
-  void add_part(const FlatShard& shard);
+  void add_part(const FlatShard& shard, int64_t resident);
   void step(const at::Tensor& weight, int64_t samples);
-  // Sum of squares of what `choose` takes from each part, over every rank that holds other elements.
-  template <class Choose>
-  void sum_squares(const Choose& choose);
+  void update(FlatUpdate& part, const at::Tensor& record) const;
+  at::ScalarType moment_type(StateType type) const;
+  // The elements of a slot among the states of its part.
+  at::Tensor state_of(const Part& part, at::Tensor FlatUpdate::*member, const FlatSlot& slot) const;
+  // The sum of the parts' sums, over every rank that holds other elements.
+  void add_sums();
   void sum_over_ranks(const at::Tensor& value) const;
   const ParallelGroups& groups() const { return models.front()->groups(); }
 
@@ -143,14 +169,19 @@ struct Optimizer::Impl {
   const std::vector<DistributedDataParallel*> models;
   bool masters = false;     // master weights beside the values
   std::vector<Part> parts;  // of all models, in their order
-  at::Tensor state;         // the record, on the device
-  at::Tensor part_sums;     // [parts] fp64
-  at::Tensor sum;           // [1] fp64
+  HostStates host;
+  at::Tensor state;      // the record, on the device
+  at::Tensor part_sums;  // [parts] fp64
+  at::Tensor sum;        // [1] fp64
 };
 
 Optimizer::Impl::Impl(const OptimizerConfig& config, const ParameterSchedule& schedule,
                       std::vector<DistributedDataParallel*> chunks)
-    : config(config), schedule(schedule), rules(make_step_rules(config)), models(std::move(chunks)) {
+    : config(config),
+      schedule(schedule),
+      rules(make_step_rules(config)),
+      models(std::move(chunks)),
+      host(models.front()->flat_values().device()) {
   MEGATRON_ASSERT(!models.empty(), "an optimizer without a model");
   const at::ScalarType dtype = models.front()->dtype();
   const bool wide = dtype == at::kDouble || dtype == at::kFloat;
@@ -160,9 +191,14 @@ Optimizer::Impl::Impl(const OptimizerConfig& config, const ParameterSchedule& sc
                  "--main-params-dtype bf16 needs a model in bf16");
   MEGATRON_CHECK(wide || dtype == at::kBFloat16 || dtype == at::kHalf, "the optimizer does not support a model in ",
                  at::toString(dtype), ", expected fp64, fp32, bf16 or fp16");
+  int64_t resident = resident_elements(models, config);
   for (const DistributedDataParallel* model : models) {
     MEGATRON_ASSERT(model->dtype() == dtype, "model chunks of one rank differ in type");
-    for (const FlatShard& shard : model->shards()) add_part(shard);
+    for (const FlatShard& shard : model->shards()) {
+      const int64_t here = resident_part(shard, resident);
+      add_part(shard, here);
+      resident -= here;
+    }
   }
   const at::TensorOptions options = models.front()->flat_grads().options();
   part_sums = at::zeros({static_cast<int64_t>(parts.size())}, options.dtype(at::kDouble));
@@ -170,44 +206,85 @@ Optimizer::Impl::Impl(const OptimizerConfig& config, const ParameterSchedule& sc
   state = at::empty({static_cast<int64_t>(sizeof(StepState))}, options.dtype(at::kByte));
 }
 
-void Optimizer::Impl::add_part(const FlatShard& shard) {
-  FlatUpdate update;
-  update.grad = shard.grads;
-  update.master = masters ? shard.values.to(at::kFloat) : shard.values;
-  if (masters) update.value = shard.values;
-  const auto moment = [&](StateType type) {
-    const bool fp64 = update.grad.scalar_type() == at::kDouble;
-    return at::zeros_like(update.grad, update.grad.options().dtype(fp64 ? at::kDouble : scalar_type(type)));
+at::ScalarType Optimizer::Impl::moment_type(StateType type) const {
+  return models.front()->dtype() == at::kDouble ? at::kDouble : scalar_type(type);
+}
+
+void Optimizer::Impl::add_part(const FlatShard& shard, int64_t resident) {
+  Part part;
+  part.shard = &shard;
+  part.resident = resident;
+  const std::vector<UpdateBlock> blocks = make_blocks(shard, groups(), config);
+  part.norm.grad = shard.grads;
+  upload_blocks(part.norm, blocks);
+  const bool adam = config.optimizer == OptimizerType::kAdam;
+  FlatUpdate& update = part.update;
+  const at::Tensor values = shard.values.narrow(0, 0, resident);
+  update.grad = shard.grads.narrow(0, 0, resident);
+  update.master = masters ? values.to(at::kFloat) : values;
+  if (masters) update.value = values;
+  const auto zeros = [&](StateType type) {
+    return at::zeros({resident}, update.grad.options().dtype(moment_type(type)));
   };
-  update.exp_avg = moment(config.exp_avg_dtype);
-  if (config.optimizer == OptimizerType::kAdam) update.exp_avg_sq = moment(config.exp_avg_sq_dtype);
-  upload_blocks(update, make_blocks(shard, groups(), config));
-  parts.push_back({&shard, std::move(update)});
+  update.exp_avg = zeros(config.exp_avg_dtype);
+  if (adam) update.exp_avg_sq = zeros(config.exp_avg_sq_dtype);
+  if (!part.on_host()) {
+    update.blocks = part.norm.blocks;
+    update.partials = part.norm.partials;
+    parts.push_back(std::move(part));
+    return;
+  }
+  std::vector<UpdateBlock> here, there;
+  for (UpdateBlock block : blocks) {
+    const bool stays = block.begin < resident;
+    if (!stays) block.begin -= resident;
+    (stays ? here : there).push_back(block);
+  }
+  upload_blocks(update, here);
+  std::vector<std::pair<int64_t, int64_t>> frozen;
+  for (const FlatSlot& slot : shard.slots)
+    if (!slot.parameter->trainable && slot.begin >= resident)
+      frozen.emplace_back(slot.begin - resident, slot.begin - resident + slot.num_elements());
+  HostStates::Types types{masters ? at::kFloat : shard.values.scalar_type(), moment_type(config.exp_avg_dtype), {}};
+  if (adam) types.exp_avg_sq = moment_type(config.exp_avg_sq_dtype);
+  const int64_t count = shard.values.numel() - resident;
+  part.run = host.size();
+  host.add(shard.values.narrow(0, resident, count), shard.grads.narrow(0, resident, count), types, std::move(there),
+           frozen);
+  parts.push_back(std::move(part));
+}
+
+void Optimizer::Impl::update(FlatUpdate& part, const at::Tensor& record) const {
+  if (part.blocks.numel() == 0) return;
+  if (config.optimizer == OptimizerType::kAdam) {
+    adamw_update(part, record, {config.adam_beta1, config.adam_beta2, config.adam_eps});
+  } else {
+    sgd_update(part, record, config.sgd_momentum);
+  }
 }
 
 void Optimizer::Impl::step(const at::Tensor& weight, int64_t samples) {
-  sum_squares([](const FlatUpdate& update) { return update.grad; });
-  step_control(state, schedule, rules, sum, weight, samples);
-  for (Part& part : parts) {
-    if (config.optimizer == OptimizerType::kAdam) {
-      adamw_update(part.update, state, {config.adam_beta1, config.adam_beta2, config.adam_eps});
-    } else {
-      sgd_update(part.update, state, config.sgd_momentum);
-    }
+  if (host.size() > 0) host.begin();
+  for (size_t k = 0; k < parts.size(); ++k) {
+    at::Tensor part_sum = part_sums.narrow(0, static_cast<int64_t>(k), 1);
+    if (parts[k].norm.blocks.numel() > 0) sum_of_squares(parts[k].norm, part_sum);
   }
+  add_sums();
+  step_control(state, schedule, rules, sum, weight, samples);
+  for (Part& part : parts) update(part.update, state);
+  if (host.size() > 0) host.step(state, [this](FlatUpdate& piece, const at::Tensor& record) { update(piece, record); });
   for (DistributedDataParallel* model : models) model->values_changed();
 }
 
-template <class Choose>
-void Optimizer::Impl::sum_squares(const Choose& choose) {
-  for (size_t k = 0; k < parts.size(); ++k) {
-    FlatUpdate chosen = parts[k].update;
-    chosen.grad = choose(parts[k].update);
-    at::Tensor part_sum = part_sums.narrow(0, static_cast<int64_t>(k), 1);
-    sum_of_squares(chosen, part_sum);
-  }
+void Optimizer::Impl::add_sums() {
   at::sum_out(sum, part_sums, {0}, /*keepdim=*/true);
   sum_over_ranks(sum);
+}
+
+at::Tensor Optimizer::Impl::state_of(const Part& part, at::Tensor FlatUpdate::*member, const FlatSlot& slot) const {
+  const bool resident = slot.begin < part.resident;
+  const at::Tensor& all = resident ? part.update.*member : host.states(part.run).*member;
+  return all.narrow(0, slot.begin - (resident ? 0 : part.resident), slot.num_elements());
 }
 
 void Optimizer::Impl::sum_over_ranks(const at::Tensor& value) const {
@@ -269,34 +346,39 @@ void Optimizer::load_state(const StepState& state) {
 std::vector<StateTensor> Optimizer::tensors() const {
   std::vector<StateTensor> all;
   const bool adam = impl_->config.optimizer == OptimizerType::kAdam;
+  const Impl& impl = *impl_;
   size_t first_part = 0;
-  for (const DistributedDataParallel* model : impl_->models) {
-    const size_t num_parts = model->shards().size();
+  for (const DistributedDataParallel* model : impl.models) {
     std::vector<std::vector<StateTensor>> kinds;  // of equal length
-    const auto add = [&](const char* kind, at::Tensor FlatUpdate::* member) {
-      std::vector<at::Tensor> flat;
-      for (size_t k = 0; k < num_parts; ++k) flat.push_back(impl_->parts[first_part + k].update.*member);
-      kinds.push_back(model->describe(cat("optimizer.state.", kind, "."), flat, /*trainable_only=*/true));
+    const auto add = [&](const char* kind, at::ScalarType type, at::Tensor FlatUpdate::*member) {
+      kinds.push_back(model->describe(cat("optimizer.state.", kind, "."), type, /*trainable_only=*/true,
+                                      [&](size_t shard, const FlatSlot& slot) {
+                                        return impl.state_of(impl.parts[first_part + shard], member, slot);
+                                      }));
     };
-    if (impl_->masters) add("fp32_param", &FlatUpdate::master);
-    add(adam ? "exp_avg" : "momentum_buffer", &FlatUpdate::exp_avg);
-    if (adam) add("exp_avg_sq", &FlatUpdate::exp_avg_sq);
+    if (impl.masters) add("fp32_param", at::kFloat, &FlatUpdate::master);
+    add(adam ? "exp_avg" : "momentum_buffer", impl.moment_type(impl.config.exp_avg_dtype), &FlatUpdate::exp_avg);
+    if (adam) add("exp_avg_sq", impl.moment_type(impl.config.exp_avg_sq_dtype), &FlatUpdate::exp_avg_sq);
     for (size_t i = 0; i < kinds.front().size(); ++i) {
       for (std::vector<StateTensor>& kind : kinds) all.push_back(std::move(kind[i]));
     }
-    first_part += num_parts;
+    first_part += model->shards().size();
   }
   return all;
 }
 
 void Optimizer::reload_masters() {
+  impl_->host.load_values(/*masters_too=*/true);
   if (!impl_->masters) return;
   for (Impl::Part& part : impl_->parts) part.update.master.copy_(part.update.value);
 }
 
+void Optimizer::reload_values() { impl_->host.load_values(/*masters_too=*/false); }
+
 void Optimizer::store_values() {
-  if (!impl_->masters) return;
-  for (Impl::Part& part : impl_->parts) part.update.value.copy_(part.update.master);
+  impl_->host.store_values();
+  if (impl_->masters)
+    for (Impl::Part& part : impl_->parts) part.update.value.copy_(part.update.master);
   for (DistributedDataParallel* model : impl_->models) model->values_changed();
 }
 
@@ -319,8 +401,18 @@ double Optimizer::num_zeros() const {
 }
 
 double Optimizer::params_norm() const {
-  impl_->sum_squares([](const FlatUpdate& update) { return update.master.to(update.grad.scalar_type()); });
-  return std::sqrt(impl_->sum.item<double>());
+  Impl& impl = *impl_;
+  for (size_t k = 0; k < impl.parts.size(); ++k) {
+    const Impl::Part& part = impl.parts[k];
+    at::Tensor part_sum = impl.part_sums.narrow(0, static_cast<int64_t>(k), 1);
+    FlatUpdate chosen = part.update;
+    chosen.grad = part.update.master.to(part.update.grad.scalar_type());
+    part_sum.zero_();
+    if (chosen.blocks.numel() > 0) sum_of_squares(chosen, part_sum);
+    if (part.on_host()) part_sum.add_(impl.host.sum_of_squared_masters(part.run).to(part_sum.device()));
+  }
+  impl.add_sums();
+  return std::sqrt(impl.sum.item<double>());
 }
 
 }  // namespace megatron

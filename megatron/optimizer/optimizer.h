@@ -18,6 +18,9 @@ namespace megatron {
 // the bf16 values themselves. A draw depends on the parameter's name, the place of the element in the global tensor and the
 // step, so that no layout changes it. Bytes per parameter with all of them in bf16: 2 + 2 + 2, and the gradient's 4.
 //
+// With optimizer_cpu_offload the states of a part of the parameters, the last ones of the buffers, lie in host memory and are
+// updated there (host_states.h). Bits on a CPU, formats and names are the same; on a GPU the step waits for the device.
+//
 // What a step decides on (skip, scale, counts, learning rate) is one record on the model's device, so that step() never
 // waits for it; see kernels/step_control.h. Embedding and output weights decay; one-dimensional parameters and biases do not.
 // With sharded optimizer states (DistributedDataParallelConfig) a rank holds states of its shards alone, updates those, and
@@ -62,6 +65,8 @@ class Optimizer {
   std::vector<StateTensor> tensors() const;
   // Master weights again from the values (--no-load-optim, --finetune, weights of another run).
   void reload_masters();
+  // To be called after values were loaded together with tensors(): the optimizer may have copies of values in host memory.
+  void reload_values();
   // Values again from the master weights (after masters were loaded into tensors()). Collective.
   void store_values();
 

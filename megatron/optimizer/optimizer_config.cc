@@ -85,6 +85,11 @@ void visit_precision(OptimizerConfig& config, FieldVisitor& visitor) {
                  "average of gradients; bf16: rounded up or down by chance");
   visitor.choice("exp_avg_sq_dtype", config.exp_avg_sq_dtype, kStateTypes,
                  "average of squared gradients; bf16: rounded up or down by chance");
+  visitor.field("optimizer_cpu_offload", config.optimizer_cpu_offload,
+                "keep master weights and moments in host memory and update them there");
+  visitor.field("optimizer_offload_fraction", config.optimizer_offload_fraction,
+                "part of the elements whose states are in host memory with --optimizer-cpu-offload, at least: whole "
+                "parameters are");
   visitor.field({"check_for_nan_in_loss_and_grad", "--no-check-for-nan-in-loss-and-grad", true},
                 config.check_for_nan_in_loss_and_grad,
                 "apply steps with NaN or infinite gradients instead of skipping them");
@@ -196,6 +201,10 @@ void validate_states(const OptimizerConfig& config, Violations& violations) {
   check("--exp-avg-sq-dtype", config.exp_avg_sq_dtype, true, range);
   if (config.use_precision_aware_optimizer && config.optimizer != OptimizerType::kAdam)
     violations.add("--use-precision-aware-optimizer is built for adam alone", "--optimizer adam");
+  check_range("--optimizer-offload-fraction", config.optimizer_offload_fraction,
+              config.optimizer_offload_fraction > 0 && config.optimizer_offload_fraction <= 1, "above 0, up to 1", violations);
+  if (config.optimizer_offload_fraction != 1.0 && !config.optimizer_cpu_offload)
+    violations.add("--optimizer-offload-fraction has no effect without --optimizer-cpu-offload", "give both");
   if (config.main_params_dtype == StateType::kBf16 && !config.bf16)
     violations.add("--main-params-dtype bf16 needs weights in bf16", "--bf16");
 }

@@ -63,6 +63,11 @@ struct OptimizerConfig : Config {
   StateType exp_avg_dtype = StateType::kFp32;
   StateType exp_avg_sq_dtype = StateType::kFp32;
 
+  // -- place of the states
+  bool optimizer_cpu_offload = false;
+  double optimizer_offload_fraction =
+      1.0;  // of the elements, and what it takes to make them whole parameters
+
   // -- bad steps
   bool check_for_nan_in_loss_and_grad = true;
   int64_t max_consecutive_bad_steps = 10;

@@ -25,10 +25,12 @@ UpdateBuffers buffers_of(const FlatUpdate& update) {
   UpdateBuffers buffers;
   buffers.element = to_dtype(update.grad.scalar_type());
   buffers.grad = update.grad.data_ptr();
-  buffers.master = update.master.data_ptr();
-  buffers.master_type = to_dtype(update.master.scalar_type());
-  buffers.exp_avg = update.exp_avg.data_ptr();
-  buffers.exp_avg_type = to_dtype(update.exp_avg.scalar_type());
+  if (update.master.defined()) {  // not needed for the norm
+    buffers.master = update.master.data_ptr();
+    buffers.master_type = to_dtype(update.master.scalar_type());
+    buffers.exp_avg = update.exp_avg.data_ptr();
+    buffers.exp_avg_type = to_dtype(update.exp_avg.scalar_type());
+  }
   if (update.exp_avg_sq.defined()) {
     buffers.exp_avg_sq = update.exp_avg_sq.data_ptr();
     buffers.exp_avg_sq_type = to_dtype(update.exp_avg_sq.scalar_type());
@@ -41,7 +43,8 @@ UpdateBuffers buffers_of(const FlatUpdate& update) {
 }
 
 StepState* state_data(const at::Tensor& state) {
-  MEGATRON_ASSERT(state.numel() == static_cast<int64_t>(sizeof(StepState)) && state.is_contiguous());
+  MEGATRON_ASSERT(state.numel() == static_cast<int64_t>(sizeof(StepState)) &&
+                  state.is_contiguous());
   return static_cast<StepState*>(state.data_ptr());
 }
 

@@ -73,6 +73,7 @@ void load_model_state(const Checkpoint& checkpoint, const RunState& state, const
   if (parts.optimizer) {
     model.optimizer->set_schedule(resume_schedule(model.optimizer->schedule(), *state.schedule, config));
     model.optimizer->load_state(*state.step);
+    model.optimizer->reload_values();
   } else {
     model.optimizer->reload_masters();
   }

@@ -158,9 +158,13 @@ class TracedRun {
     step.loss = totals[0].item<double>() / counted;
     const double divisor = options.per_token_loss ? counted : double(options.num_microbatches * groups_.dp.size());
     for (const ModelChunk& chunk : model_.chunks) {
-      std::vector<at::Tensor> grads;
-      for (const FlatShard& shard : chunk.store->shards()) grads.push_back(shard.grads);
-      for (const StateTensor& grad : chunk.store->describe(cat("grad ", index, " "), grads, /*trainable_only=*/false))
+      const std::vector<FlatShard>& shards = chunk.store->shards();
+      const auto part = [&](size_t shard, const FlatSlot& slot) {
+        return shards[shard].grads.narrow(0, slot.begin, slot.num_elements());
+      };
+      const at::ScalarType type = chunk.store->flat_grads().scalar_type();
+      for (const StateTensor& grad :
+           chunk.store->describe(cat("grad ", index, " "), type, /*trainable_only=*/false, part))
         add(grad.description.key, grad, 1 / divisor, parts);
     }
     update_weights(model_, options, totals);

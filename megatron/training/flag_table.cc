@@ -34,8 +34,6 @@ constexpr std::string_view kSsm = "Mamba and hybrid models are not built yet";
 constexpr std::string_view kFp8 = "FP8 training is not built yet";
 constexpr std::string_view kFp4 = "FP4 needs a Blackwell GPU and is not built yet";
 constexpr std::string_view kKitchen = "Kitchen is a closed library of NVIDIA";
-constexpr std::string_view kOffload =
-    "offloading of activations or of the optimizer to host memory is not built yet";
 constexpr std::string_view kOffloadBalance =
     "every stage offloads alike; --activation-offload-fraction says how much";
 constexpr std::string_view kGraph = "CUDA graphs are not built yet";
@@ -452,11 +450,11 @@ constexpr std::array<KnownFlag, 851> kTable = {{
      "give --rope-scaling-type for scaled rotary positions", 1, 1},
     {"--use-flash-attn", kSo, "kernels are chosen by --attention-backend"},
     {"--optimizer", kNo, kField, 1, 1},
-    {"--optimizer-cpu-offload", kNo, kOffload},
+    {"--optimizer-cpu-offload", kNo, kField},
     {"--optimizer-cuda-graph", kNo, kGraph},
-    {"--optimizer-offload-fraction", kNo, kOffload, 1, 1, "1.0"},
-    {"--use-torch-optimizer-for-cpu-offload", kNo, kOffload},
-    {"--overlap-cpu-optimizer-d2h-h2d", kNo, kOffload},
+    {"--optimizer-offload-fraction", kNo, kField, 1, 1, "1.0"},
+    {"--use-torch-optimizer-for-cpu-offload", kNo, "states in host memory are updated by the kernels of this program"},
+    {"--overlap-cpu-optimizer-d2h-h2d", kSo, "copies to and from the host always overlap with the update"},
     {"--dump-param-to-param-group-map", kNo, "a list of parameter groups is not built yet", 1, 1},
     {"--no-pin-cpu-grads", kSo, kOff},
     {"--no-pin-cpu-params", kSo, kOff},

@@ -128,6 +128,7 @@ std::string memory_text(const LayoutPlan& plan, const LayoutReport& report) {
     }
   }
   table.add({"allocated at the peak", gib(m.allocated())});
+  if (m.host_optimizer_states > 0) table.add({"in host memory: optimizer states", gib(m.host_optimizer_states)});
   if (m.host_activations > 0) table.add({"in host memory: activations", gib(m.host_activations)});
   if (plan.on_gpu) {
     table.add({"CUDA context, about", gib(report.outside.context)});
@@ -196,7 +197,11 @@ Schedule shown_schedule(const LayoutPlan& plan) {
 void add_json(JsonWriter& json, const StageMemory& m) {
   json.begin_object();
   for (const auto& [name, bytes] : memory_items(m)) json.member(name, bytes);
-  json.member("allocated", m.allocated()).member("host_activations", m.host_activations).key("in_flight").begin_array();
+  json.member("allocated", m.allocated())
+      .member("host_optimizer_states", m.host_optimizer_states)
+      .member("host_activations", m.host_activations)
+      .key("in_flight")
+      .begin_array();
   for (const int count : m.passes_in_flight) json.value(count);
   json.end_array().key("saved_per_pass").begin_array();
   for (const PassBytes& pass : m.passes) {

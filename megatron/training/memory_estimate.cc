@@ -21,13 +21,20 @@ void add_optimizer(const LayoutPlan& plan, const std::vector<PlannedParameter>& 
   int64_t per_element = bytes_of(optimizer.exp_avg_dtype);
   if (optimizer.optimizer == OptimizerType::kAdam) per_element += bytes_of(optimizer.exp_avg_sq_dtype);
   if (plan.bytes.model == 2 && optimizer.main_params_dtype == StateType::kFp32) per_element += 4;
-  memory.optimizer_states += per_element * elements;
+  const double offloaded = optimizer.optimizer_cpu_offload ? optimizer.optimizer_offload_fraction : 0.0;
+  const auto in_host_memory = static_cast<int64_t>(offloaded * static_cast<double>(elements));
+  memory.optimizer_states += per_element * (elements - in_host_memory);
+  // There, values have a copy, be it the master weights.
+  memory.host_optimizer_states += (per_element + plan.bytes.model) * in_host_memory;
   int64_t blocks = 0;  // a record and a partial sum each; a shard has its part of them
   for (const PlannedParameter& p : parameters)
     blocks += (p.local_elements + kUpdateBlockElements - 1) / kUpdateBlockElements;
   const int64_t shards = plan.sharding.shards;
-  memory.optimizer_states +=
-      (blocks + shards - 1) / shards * static_cast<int64_t>(sizeof(UpdateBlock) + sizeof(double));
+  const int64_t records = (blocks + shards - 1) / shards * static_cast<int64_t>(sizeof(UpdateBlock) + sizeof(double));
+  memory.optimizer_states += records;
+  // The norm and the update have their own then; those of the update in host memory lie there.
+  const double more = in_host_memory == 0 ? 0.0 : plan.on_gpu ? 1.0 - offloaded : 1.0;
+  memory.optimizer_states += static_cast<int64_t>(more * static_cast<double>(records));
 }
 
 void add_chunk(const LayoutPlan& plan, int stage, int chunk, StageMemory& memory) {

@@ -12,6 +12,7 @@
 //   optimizer states   Adam: 8 E / s, SGD: 4 E / s; + 4 E / s of master weights when e is 2; less with narrow states;
 //   and 32
 //                      bytes of bookkeeping per 4096 elements
+//                      with --optimizer-cpu-offload the part that --optimizer-offload-fraction leaves on the device
 //   activations        what the passes between F and B hold: activation_estimate.h, at the moment of the peak
 //   weight gradients   what the passes between I and W hold (zero-bubble schedules)
 //   transfers          activations and gradients that the executor receives early or has sent and not yet released
@@ -46,7 +47,8 @@ struct StageMemory {
   int64_t temporaries = 0;
   int64_t library_workspace = 0;  // taken from the allocator by cuBLAS
 
-  int64_t host_activations = 0;  // offloaded, in pinned memory of the host, at the moment of the peak
+  int64_t host_optimizer_states = 0;  // in pinned memory of the host
+  int64_t host_activations = 0;       // offloaded, in pinned memory of the host, at the moment of the peak
 
   std::vector<PassBytes> passes;      // by chunk
   std::vector<int> passes_in_flight;  // by chunk, at the peak

@@ -295,6 +295,16 @@ class PretrainTest(unittest.TestCase):
             for a, b in zip(self.first_losses(folder), self.first_losses(self.reference)):
                 self.assertAlmostEqual(a, b, delta=1e-5)
 
+    def test_host_memory_changes_no_bit_and_no_checkpoint(self):
+        activations = ["--fine-grained-activation-offloading", "--min-offloaded-tensor-size", "0", "--offload-modules",
+                       "attn_norm", "core_attn", "attn_proj", "mlp_act", "mlp_fc2"]
+        optimizer = ["--optimizer-cpu-offload", "--optimizer-offload-fraction", "0.6"]
+        for name, first, second in (("there", activations + optimizer, []), ("back", [], activations + optimizer)):
+            save = self.path("host_" + name)
+            self.train("--save", save, "--exit-interval", "3", *first)
+            self.train("--save", save, "--start", "resume", *second)
+            self.assertEqual(weights(save), weights(self.reference))
+
     def test_half_precision(self):
         for dtype in ("--bf16", "--fp16"):
             save = self.path(dtype)

@@ -1,6 +1,7 @@
 // The optimizer on a GPU against the CPU, with states of either precision.
 #include <gtest/gtest.h>
 
+#include "megatron/base/check.h"
 #include "megatron/optimizer/optimizer.h"
 #include "megatron/tensor/torch.h"
 #include "tests/unit/optimizer/test_model.h"
@@ -55,9 +56,70 @@ TEST(OptimizerGpu, EqualsTheCpu) {
       if (cpu[i].scalar_type() == at::kBFloat16) {
         EXPECT_LT(differ, 1e-3) << "tensor " << i;
       }
-      EXPECT_TRUE(at::allclose(gpu[i].to(at::kFloat), cpu[i].to(at::kFloat), narrow ? 1.6e-2 : 1e-5, 1e-6)) << "tensor " << i;
+      EXPECT_TRUE(at::allclose(gpu[i].to(at::kFloat), cpu[i].to(at::kFloat), narrow ? 1.6e-2 : 1e-5, 1e-6))
+          << "tensor " << i;
     }
   }
+}
+
+// States in host memory: gradients come down and values go up on streams of their own, under the update of other
+// pieces.
+TEST(OptimizerGpu, StatesInHostMemoryTrainAsOnTheCpu) {
+  if (!at::hasCUDA()) GTEST_SKIP() << "no CUDA device";
+  for (const auto dtype : {at::kBFloat16, at::kFloat}) {
+    OptimizerConfig config;
+    config.lr = 1e-2;
+    config.lr_decay_style = LrDecayStyle::kConstant;
+    config.bf16 = dtype == at::kBFloat16;
+    const auto gpu = train(config, dtype, at::Device(at::kCUDA, 0)), cpu = train(config, dtype, at::kCPU);
+    for (const double fraction : {1.0, 0.3}) {
+      config.optimizer_cpu_offload = true;
+      config.optimizer_offload_fraction = fraction;
+      const auto offloaded = train(config, dtype, at::Device(at::kCUDA, 0));
+      const auto again = train(config, dtype, at::Device(at::kCUDA, 0));
+      config.optimizer_cpu_offload = false;
+      ASSERT_EQ(offloaded.size(), gpu.size());
+      for (size_t i = 0; i < gpu.size(); ++i) {
+        EXPECT_TRUE(at::equal(offloaded[i], again[i])) << "two runs give the same bits";
+        EXPECT_EQ(offloaded[i].scalar_type(), gpu[i].scalar_type());
+        for (const at::Tensor& other : {gpu[i], cpu[i]}) {
+          const double differ = offloaded[i].ne(other).to(at::kDouble).mean().item<double>();
+          if (other.scalar_type() == at::kBFloat16) {
+            EXPECT_LT(differ, 1e-3) << "tensor " << i;
+          }
+          EXPECT_TRUE(at::allclose(offloaded[i].to(at::kFloat), other.to(at::kFloat), 1e-5, 1e-6) ||
+                      other.scalar_type() == at::kBFloat16)
+              << "tensor " << i;
+        }
+      }
+    }
+  }
+}
+
+// More pieces than buffers, so that each buffer is used again while others are on their way.
+TEST(OptimizerGpu, ManyPiecesInHostMemory) {
+  if (!at::hasCUDA()) GTEST_SKIP() << "no CUDA device";
+  std::vector<at::Tensor> values;
+  for (const bool offload : {false, true}) {
+    OptimizerConfig config;
+    config.lr = 1e-2;
+    config.lr_decay_style = LrDecayStyle::kConstant;
+    config.optimizer_cpu_offload = offload;
+    const ParallelGroups groups;
+    TestModel model;
+    for (int k = 0; k < 3; ++k)
+      model.declare(cat("linear", k, ".weight"), {7000, 7000});  // 147 million elements: 9 pieces
+    DistributedDataParallel store(model, groups, at::kFloat, at::Device(at::kCUDA, 0));
+    Optimizer optimizer(config, make_schedule(config, {100, std::nullopt, 4}), store);
+    for (int step = 0; step < 2; ++step) {
+      store.zero_grad();
+      for (size_t k = 0; k < model.size(); ++k) store.grad(model[k]).fill_(static_cast<double>(k + 1) * (step + 1));
+      store.finish_grad_sync();
+      optimizer.step(1.0, 4);
+    }
+    values.push_back(store.flat_values().cpu());
+  }
+  EXPECT_TRUE(at::allclose(values[0], values[1], 1e-5, 1e-7));
 }
 
 }  // namespace

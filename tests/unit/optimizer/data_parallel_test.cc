@@ -497,6 +497,24 @@ TEST(DataParallel, ADividedOptimizerGivesTheBitsOfAWholeOne) {
   }
 }
 
+// States in host memory give the bits of states on the device, whatever shares they are divided into.
+TEST(DataParallel, AnOffloadedOptimizerGivesTheSameBits) {
+  for (OptimizerConfig config : {optimizer_config(), narrow_config()}) {
+    for (const ShardingStrategy sharding :
+         {ShardingStrategy::kNoShard, ShardingStrategy::kOptim, ShardingStrategy::kOptimGradsParams}) {
+      Layout layout = mesh(2, 1, 2);
+      layout.data = strategy(sharding, true);
+      config.optimizer_cpu_offload = false;
+      const auto plain = three_steps(layout, config);
+      config.optimizer_cpu_offload = true;
+      for (const double fraction : {1.0, 0.4}) {
+        config.optimizer_offload_fraction = fraction;
+        EXPECT_TRUE(*plain == *three_steps(layout, config)) << static_cast<int>(sharding) << " fraction " << fraction;
+      }
+    }
+  }
+}
+
 TEST(DataParallel, RoundingByChanceDoesNotDependOnTensorRanksOrChunks) {
   const OptimizerConfig config = narrow_config();
   const std::unique_ptr<Stored> one = three_steps(Layout(), config);

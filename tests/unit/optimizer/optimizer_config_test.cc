@@ -86,6 +86,11 @@ TEST(OptimizerConfig, EveryRuleIsNamed) {
       {{"--lr", "1", "--initial-loss-scale", "0.5"}, "--initial-loss-scale is 0.5"},
       {{"--lr", "1", "--loss-scale-window", "1.5"}, "--loss-scale-window is 1.5"},
       {{"--lr", "1", "--hysteresis", "0"}, "--hysteresis is 0"},
+      {{"--lr", "1", "--optimizer-cpu-offload", "--optimizer-offload-fraction", "0"}, "--optimizer-offload-fraction is 0"},
+      {{"--lr", "1", "--optimizer-cpu-offload", "--optimizer-offload-fraction", "1.5"},
+       "--optimizer-offload-fraction is 1.5"},
+      {{"--lr", "1", "--optimizer-offload-fraction", "0.5"},
+       "--optimizer-offload-fraction has no effect without --optimizer-cpu-offload"},
       {{"--lr", "1", "--max-consecutive-bad-steps", "0"}, "--max-consecutive-bad-steps is 0"},
   };
   for (const auto& [flags, expected] : cases) {

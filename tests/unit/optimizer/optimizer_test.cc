@@ -2,12 +2,16 @@
 
 #include <gtest/gtest.h>
 
+#include <c10/core/Allocator.h>
+#include <c10/util/ThreadLocalDebugInfo.h>
+
 #include <cmath>
 #include <cstring>
 #include <limits>
 
 #include "megatron/base/check.h"
 #include "megatron/comm/thread_backend.h"
+#include "megatron/optimizer/host_states.h"
 #include "tests/unit/optimizer/test_model.h"
 
 namespace megatron {
@@ -55,6 +59,15 @@ struct Fixture {
   TestModel model;
   std::unique_ptr<DistributedDataParallel> ddp;
   std::unique_ptr<Optimizer> optimizer;
+};
+
+// What the CPU's allocator has given on this thread; host memory of an offloaded optimizer does not come from it.
+class Meter : public c10::MemoryReportingInfoBase {
+ public:
+  using c10::MemoryReportingInfoBase::MemoryReportingInfoBase;
+  bool memoryProfilingEnabled() const override { return true; }
+  void reportMemoryUsage(void*, int64_t bytes, size_t, size_t, c10::Device) override { live += bytes; }
+  int64_t live = 0;
 };
 
 bool same_bytes(const std::vector<at::Tensor>& a, const std::vector<at::Tensor>& b) {
@@ -263,6 +276,129 @@ TEST(Optimizer, StateIsClosed) {
     EXPECT_TRUE(same_bytes(whole.snapshot(), second.snapshot()));
     EXPECT_EQ(step_state_to_json(whole.optimizer->read_state()),
               step_state_to_json(second.optimizer->read_state()));
+  }
+}
+
+// States in host memory: the same bits in every tensor, through skipped steps, and the same when loaded.
+TEST(Optimizer, StatesInHostMemoryChangeNoBit) {
+  for (const auto dtype : {at::kFloat, at::kDouble, at::kHalf, at::kBFloat16}) {
+    for (const bool narrow : {false, true}) {
+      if (narrow && dtype != at::kBFloat16) continue;
+      for (const OptimizerType type : {OptimizerType::kAdam, OptimizerType::kSgd}) {
+        if (narrow && type == OptimizerType::kSgd) continue;
+        OptimizerConfig config = test_config();
+        config.optimizer = type;
+        config.fp16 = dtype == at::kHalf;
+        config.initial_loss_scale = 1024.0;
+        if (narrow) config.main_params_dtype = config.exp_avg_dtype = config.exp_avg_sq_dtype = StateType::kBf16;
+        const auto steps = [](Fixture& run, int begin, int end) {
+          for (int t = begin; t < end; ++t) run.step(t, t == 0 || t == 3 ? HUGE_VAL : 100.0 * (t + 1));
+        };
+        Fixture plain(config, dtype);
+        steps(plain, 0, 6);
+        for (const double fraction : {1.0, 0.5, 0.05}) {
+          SCOPED_TRACE(cat(at::toString(dtype), " narrow ", narrow, " fraction ", fraction));
+          config.optimizer_cpu_offload = true;
+          config.optimizer_offload_fraction = fraction;
+          Fixture offloaded(config, dtype);
+          steps(offloaded, 0, 6);
+          EXPECT_TRUE(same_bytes(plain.snapshot(), offloaded.snapshot()));
+          EXPECT_EQ(step_state_to_json(plain.optimizer->read_state()), step_state_to_json(offloaded.optimizer->read_state()));
+          EXPECT_NEAR(plain.optimizer->params_norm(), offloaded.optimizer->params_norm(), 1e-12 * plain.optimizer->params_norm());
+
+          // As a checkpoint moves it: from host memory to another one, whose first step is skipped.
+          Fixture resumed(config, dtype);
+          resumed.ddp->flat_values().copy_(offloaded.ddp->flat_values());
+          const auto from = offloaded.optimizer->tensors(), to = resumed.optimizer->tensors();
+          ASSERT_EQ(from.size(), plain.optimizer->tensors().size());
+          for (size_t i = 0; i < from.size(); ++i) {
+            EXPECT_EQ(from[i].description.key, plain.optimizer->tensors()[i].description.key);
+            to[i].data.copy_(from[i].data);
+          }
+          resumed.optimizer->load_state(offloaded.optimizer->read_state());
+          resumed.optimizer->reload_values();
+          for (int t = 6; t < 9; ++t) {
+            offloaded.step(t, t == 6 ? HUGE_VAL : 100.0);
+            resumed.step(t, t == 6 ? HUGE_VAL : 100.0);
+          }
+          EXPECT_TRUE(same_bytes(offloaded.snapshot(), resumed.snapshot()));
+          config.optimizer_cpu_offload = false;
+        }
+      }
+    }
+  }
+}
+
+// More pieces than buffers, a frozen range between them and padding inside one.
+TEST(HostStates, PiecesGiveTheBitsOfTheWhole) {
+  constexpr int64_t kSize = 1000;
+  std::vector<UpdateBlock> blocks;
+  for (int64_t at = 0; at < kSize; at += 50) {
+    if (at >= 400 && at < 500) continue;  // frozen
+    UpdateBlock block;
+    block.begin = at;
+    block.count = at == 700 ? 40 : 50;  // the rest is padding
+    block.weight_decay_mult = 1.0f;
+    blocks.push_back(block);
+  }
+  StepState record;
+  record.adam_steps = 1;
+  record.lr[0] = 0.1;
+  record.weight_decay = 0.01;
+  const at::Tensor state = at::empty({static_cast<int64_t>(sizeof record)}, at::kByte);
+  const auto update = [](FlatUpdate& piece, const at::Tensor& at_step) { adamw_update(piece, at_step, {0.9, 0.999, 1e-8}); };
+  const at::Tensor start = at::arange(kSize, at::kFloat).div(kSize);
+  at::Tensor values = start.to(at::kBFloat16), grads = at::empty({kSize});
+  FlatUpdate plain;
+  plain.grad = grads;
+  plain.master = values.to(at::kFloat);
+  plain.exp_avg = at::zeros({kSize});
+  plain.exp_avg_sq = at::zeros({kSize});
+  plain.value = values.clone();
+  upload_blocks(plain, blocks);
+  HostStates host(c10::kCPU, /*piece_elements=*/100);
+  host.add(values, grads, {at::kFloat, at::kFloat, at::kFloat}, blocks, {{400, 500}});
+  for (int step = 0; step < 3; ++step) {
+    grads.copy_(at::sin(at::arange(kSize) * (0.3 + step)));
+    record.skip = step == 1;
+    std::memcpy(state.data_ptr(), &record, sizeof record);
+    if (step == 2) values.narrow(0, 400, 100).fill_(5.0);  // of others
+    host.begin();
+    host.step(state, update);
+    update(plain, state);
+    if (step == 2) plain.value.narrow(0, 400, 100).fill_(5.0);
+    EXPECT_TRUE(at::equal(values, plain.value)) << step;
+    EXPECT_TRUE(at::equal(host.states(0).exp_avg, plain.exp_avg)) << step;
+    EXPECT_TRUE(at::equal(host.states(0).exp_avg_sq, plain.exp_avg_sq)) << step;
+  }
+  EXPECT_GT((values.to(at::kFloat) - start).abs().max().item<double>(), 0.1);
+}
+
+// What lies where: by whole parameters, the last ones of the buffer in host memory; frozen values are nobody's.
+TEST(Optimizer, AFractionOfTheStatesIsInHostMemory) {
+  const auto device_bytes = [](double fraction) {
+    OptimizerConfig config = test_config();
+    config.optimizer_cpu_offload = fraction > 0;
+    if (fraction > 0) config.optimizer_offload_fraction = fraction;
+    Fixture run(config, at::kBFloat16);
+    const auto meter = std::make_shared<Meter>();
+    const c10::DebugInfoGuard guard(c10::DebugInfoKind::PROFILER_STATE, meter);
+    const Optimizer optimizer(config, run.optimizer->schedule(), *run.ddp);
+    return meter->live;
+  };
+  const int64_t all = device_bytes(0), none = device_bytes(1), half = device_bytes(0.5);
+  EXPECT_GT(all, 12 * 40 * 150) << "master weight and two moments in fp32";
+  EXPECT_LT(none, 4096);
+  EXPECT_GT(half, none);
+  EXPECT_LT(half, all);
+  OptimizerConfig config = test_config();
+  config.optimizer_cpu_offload = true;
+  for (const bool reload : {false, true}) {
+    Fixture run(config, at::kBFloat16);
+    run.model[4].value.fill_(7.0);  // frozen, changed behind the optimizer's back
+    if (reload) run.optimizer->reload_masters();
+    run.step(0);
+    EXPECT_TRUE(at::equal(run.model[4].value, at::full({9, 9}, 7.0, at::kBFloat16)));
   }
 }
 

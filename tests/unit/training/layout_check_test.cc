@@ -86,6 +86,7 @@ Chosen random_configuration(std::mt19937& random) {
   flags += one_of<const char*>(random, {"", " --qk-layernorm"});
   flags += one_of<const char*>(random, {"", " --bf16"});
   flags += one_of<const char*>(random, {"", " --optimizer sgd"});
+  if (random() % 4 == 0) flags += " --optimizer-cpu-offload";
   flags += one_of<const char*>(
       random,
       {"", "", " --use-distributed-optimizer", " --use-megatron-fsdp --data-parallel-sharding-strategy optim_grads",
@@ -492,6 +493,7 @@ INSTANTIATE_TEST_SUITE_P(
                        "--pipeline-model-parallel-size 4 --global-batch-size 8 --fine-grained-activation-offloading "
                        "--min-offloaded-tensor-size 1000 --offload-modules core_attn attn_proj mlp_act mlp_fc2",
                        4},
+        ActivationCase{"cpu_optimizer", "--global-batch-size 4 --optimizer-cpu-offload"},
         ActivationCase{"sharded_states", "--global-batch-size 8 --use-distributed-optimizer", 4},
         ActivationCase{"sharded_gradients",
                        "--global-batch-size 8 --use-megatron-fsdp --data-parallel-sharding-strategy optim_grads", 4},
