@@ -4,14 +4,20 @@
 #include "megatron/kernels/norm.h"
 
 // Note [Norm kernels]
-// Rows whose length is a multiple of 16 bytes are held in registers, kPacks packs a thread: the
+// Rows whose length is a multiple of 16 bytes are held in registers, some packs a thread: the
 // forward reads x once; the backward reads dy and x once, loads the next row while it reduces this
 // one, and keeps the weight gradients of its rows in registers, each thread those of its own
 // columns, so that their order is fixed. Other lengths take the kernels below.
 namespace megatron {
 namespace {
 
-constexpr int kPacks = 4;  // a thread's; a row of 1024 half elements is one warp's
+// Packs of a thread: the backward holds more per pack.
+constexpr int kForwardPacks = 4, kBackwardPacks = 2;
+
+// A product that is rounded by itself, where contraction would leave the rounding of one of two
+// equal products.
+__device__ __forceinline__ float rounded_product(float a, float b) { return __fmul_rn(a, b); }
+__device__ __forceinline__ double rounded_product(double a, double b) { return __dmul_rn(a, b); }
 
 // Sums over the block, in a fixed order; every thread gets them. At most one barrier: `turn`
 // alternates between calls.
@@ -49,10 +55,10 @@ __global__ void norm_forward_packs(NormForward norm) {
   const int n = static_cast<int>(norm.columns), stride = static_cast<int>(blockDim.x) * kSize;
   const int first = static_cast<int>(threadIdx.x) * kSize;
   const Acc* biases = static_cast<const Acc*>(norm.bias);
-  Pack<T> next[kPacks] = {};
+  Pack<T> next[kForwardPacks] = {};
   const auto load = [&](int64_t row) {
 #pragma unroll
-    for (int p = 0; p < kPacks; ++p) {
+    for (int p = 0; p < kForwardPacks; ++p) {
       const int i = first + p * stride;
       if (i < n) next[p] = load_group<Pack<T>>(static_cast<const T*>(norm.x) + row * n + i);
     }
@@ -60,9 +66,9 @@ __global__ void norm_forward_packs(NormForward norm) {
   load(blockIdx.x);
   int turn = 0;
   for (int64_t row = blockIdx.x; row < norm.rows; row += gridDim.x) {
-    Pack<T> x[kPacks];
+    Pack<T> x[kForwardPacks];
 #pragma unroll
-    for (int p = 0; p < kPacks; ++p) x[p] = next[p];  // zeros beyond the row
+    for (int p = 0; p < kForwardPacks; ++p) x[p] = next[p];  // zeros beyond the row
     if (row + gridDim.x < norm.rows) load(row + gridDim.x);
     Acc mean = 0, rstd;
     if (norm.saved_statistics) {
@@ -72,7 +78,7 @@ __global__ void norm_forward_packs(NormForward norm) {
       if constexpr (LayerNorm) {
         Acc sum[1] = {};
 #pragma unroll
-        for (int p = 0; p < kPacks; ++p) {
+        for (int p = 0; p < kForwardPacks; ++p) {
 #pragma unroll
           for (int j = 0; j < kSize; ++j) sum[0] += load_as<Acc>(x[p].at[j]);
         }
@@ -82,7 +88,7 @@ __global__ void norm_forward_packs(NormForward norm) {
       }
       Acc square[1] = {};
 #pragma unroll
-      for (int p = 0; p < kPacks; ++p) {
+      for (int p = 0; p < kForwardPacks; ++p) {
         if (first + p * stride >= n) break;
 #pragma unroll
         for (int j = 0; j < kSize; ++j) {
@@ -99,7 +105,7 @@ __global__ void norm_forward_packs(NormForward norm) {
       }
     }
 #pragma unroll
-    for (int p = 0; p < kPacks; ++p) {
+    for (int p = 0; p < kForwardPacks; ++p) {
       const int i = first + p * stride;
       if (i >= n) break;
       Acc gain[kSize], bias[kSize] = {};
@@ -123,7 +129,7 @@ __global__ void norm_backward_packs(NormBackward norm) {
   constexpr int kSize = Pack<T>::kSize, kSums = LayerNorm ? 2 : 1;
   __shared__ Acc shared[2][32][kSums];
   struct Loaded {
-    Pack<T> dy[kPacks], x[kPacks], residual[Residual ? kPacks : 1];
+    Pack<T> dy[kBackwardPacks], x[kBackwardPacks], residual[Residual ? kBackwardPacks : 1];
     Acc mean, rstd;
   };
   const int n = static_cast<int>(norm.columns), stride = static_cast<int>(blockDim.x) * kSize;
@@ -133,7 +139,7 @@ __global__ void norm_backward_packs(NormBackward norm) {
   const Acc* gains = static_cast<const Acc*>(norm.gain);
   const auto load = [&](int64_t row, Loaded& to) {
 #pragma unroll
-    for (int p = 0; p < kPacks; ++p) {
+    for (int p = 0; p < kBackwardPacks; ++p) {
       const int i = first + p * stride;
       if (i >= n) break;
       to.dy[p] = load_group<Pack<T>>(static_cast<const T*>(norm.dy) + row * n + i);
@@ -146,7 +152,7 @@ __global__ void norm_backward_packs(NormBackward norm) {
     to.mean = LayerNorm ? static_cast<const Acc*>(norm.mean)[row] : Acc(0);
     to.rstd = static_cast<const Acc*>(norm.rstd)[row];
   };
-  Acc dgain[kPacks][kSize] = {}, dbias[LayerNorm ? kPacks : 1][kSize] = {};
+  Acc dgain[kBackwardPacks][kSize] = {}, dbias[LayerNorm ? kBackwardPacks : 1][kSize] = {};
   Loaded next = {};
   load(begin, next);
   for (int64_t row = begin; row < end; ++row) {
@@ -154,7 +160,7 @@ __global__ void norm_backward_packs(NormBackward norm) {
     if (row + 1 < end) load(row + 1, next);
     Acc sums[kSums] = {};  // of gain dy xhat; of gain dy
 #pragma unroll
-    for (int p = 0; p < kPacks; ++p) {
+    for (int p = 0; p < kBackwardPacks; ++p) {
       if (first + p * stride >= n) break;
       Acc gain[kSize];
       load_run(gains + first + p * stride, gain);
@@ -162,7 +168,7 @@ __global__ void norm_backward_packs(NormBackward norm) {
       for (int j = 0; j < kSize; ++j) {
         const Acc grad = load_as<Acc>(now.dy[p].at[j]),
                   xhat = (load_as<Acc>(now.x[p].at[j]) - now.mean) * now.rstd;
-        const Acc g = gain[j] * grad;
+        const Acc g = rounded_product(gain[j], grad);
         sums[0] += g * xhat;
         dgain[p][j] += grad * xhat;
         if constexpr (LayerNorm) {
@@ -174,7 +180,7 @@ __global__ void norm_backward_packs(NormBackward norm) {
     sum_block(sums, shared, static_cast<int>(row & 1));
     const Acc mean_gx = sums[0] / Acc(n), mean_g = LayerNorm ? sums[kSums - 1] / Acc(n) : Acc(0);
 #pragma unroll
-    for (int p = 0; p < kPacks; ++p) {
+    for (int p = 0; p < kBackwardPacks; ++p) {
       const int i = first + p * stride;
       if (i >= n) break;
       Acc gain[kSize];
@@ -183,7 +189,8 @@ __global__ void norm_backward_packs(NormBackward norm) {
 #pragma unroll
       for (int j = 0; j < kSize; ++j) {
         const Acc xhat = (load_as<Acc>(now.x[p].at[j]) - now.mean) * now.rstd;
-        Acc value = now.rstd * (gain[j] * load_as<Acc>(now.dy[p].at[j]) - mean_g - xhat * mean_gx);
+        Acc value = now.rstd * (rounded_product(gain[j], load_as<Acc>(now.dy[p].at[j])) - mean_g -
+                                xhat * mean_gx);
         if constexpr (Residual) value += load_as<Acc>(now.residual[p].at[j]);
         store_as(out.at[j], value);
       }
@@ -192,7 +199,7 @@ __global__ void norm_backward_packs(NormBackward norm) {
   }
   const int64_t partial = int64_t{blockIdx.x} * n + first;
 #pragma unroll
-  for (int p = 0; p < kPacks; ++p) {
+  for (int p = 0; p < kBackwardPacks; ++p) {
     if (first + p * stride >= n) break;
     store_run(static_cast<Acc*>(norm.dgain) + partial + p * stride, dgain[p]);
     if constexpr (LayerNorm) {
@@ -256,7 +263,7 @@ __global__ void norm_input_grad_any(NormBackward norm) {
   const Acc rstd = static_cast<const Acc*>(norm.rstd)[row];
   Acc sum_g = 0, sum_gx = 0;
   for (int64_t i = threadIdx.x; i < n; i += blockDim.x) {
-    const Acc g = gain[i] * load_as<Acc>(dy[i]);
+    const Acc g = rounded_product(gain[i], load_as<Acc>(dy[i]));
     sum_g += g;
     sum_gx += g * ((load_as<Acc>(x[i]) - mean) * rstd);
   }
@@ -264,7 +271,7 @@ __global__ void norm_input_grad_any(NormBackward norm) {
   const Acc mean_g = norm.layer_norm ? reduce_block(sum_g, AddOp{}, shared) / Acc(n) : Acc(0);
   for (int64_t i = threadIdx.x; i < n; i += blockDim.x) {
     const Acc xhat = (load_as<Acc>(x[i]) - mean) * rstd;
-    Acc value = rstd * (gain[i] * load_as<Acc>(dy[i]) - mean_g - xhat * mean_gx);
+    Acc value = rstd * (rounded_product(gain[i], load_as<Acc>(dy[i])) - mean_g - xhat * mean_gx);
     if (residual != nullptr) value += load_as<Acc>(residual[i]);
     store_as(dx[i], value);
   }
@@ -295,8 +302,8 @@ __global__ void norm_weight_grad_any(NormBackward norm) {
 
 // Threads for a row in registers; 0: it is too long.
 template <class T>
-unsigned threads_for_packs(int64_t columns) {
-  const int64_t threads = (columns / Pack<T>::kSize + kPacks - 1) / kPacks;
+unsigned threads_for_packs(int64_t columns, int packs) {
+  const int64_t threads = (columns / Pack<T>::kSize + packs - 1) / packs;
   return threads > 1024 ? 0 : static_cast<unsigned>((threads + 31) / 32 * 32);
 }
 
@@ -304,7 +311,7 @@ template <class T>
 void forward(const NormForward& norm, cudaStream_t stream) {
   const auto rows = static_cast<unsigned>(norm.rows);
   const unsigned threads = fits_packs<T>(norm.columns, {norm.x, norm.y, norm.gain, norm.bias})
-                               ? threads_for_packs<T>(norm.columns)
+                               ? threads_for_packs<T>(norm.columns, kForwardPacks)
                                : 0;
   if (threads == 0) {
     norm_forward_any<T><<<rows, threads_for_row(norm.columns), 0, stream>>>(norm);
@@ -330,7 +337,7 @@ void backward(const NormBackward& norm, cudaStream_t stream) {
   const unsigned threads =
       fits_packs<T>(norm.columns, {norm.x, norm.dy, norm.dx, norm.residual_grad, norm.gain,
                                    norm.dgain, norm.dbias})
-          ? threads_for_packs<T>(norm.columns)
+          ? threads_for_packs<T>(norm.columns, kBackwardPacks)
           : 0;
   if (threads != 0) {
     backward_kernel<T>(norm.layer_norm,

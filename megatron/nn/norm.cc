@@ -67,12 +67,14 @@ at::Tensor norm_apply(NormParameters& norm, const at::Tensor& x, const at::Tenso
 }
 
 at::Tensor norm_backward(NormParameters& norm, const at::Tensor& dy, const at::Tensor& x,
-                         const at::Tensor& mean, const at::Tensor& rstd) {
+                         const at::Tensor& mean, const at::Tensor& rstd,
+                         const at::Tensor& residual_grad) {
   const AcquiredValue weight(&norm.weight);
   Parameter* bias = norm.bias_or_null();
-  at::Tensor dx = norm_backward(norm.options.kind, dy.to(x.scalar_type()).contiguous(), x,
-                                as(weight.value(), x), mean, rstd, norm.options.zero_centered,
-                                accumulation_target(&norm.weight), accumulation_target(bias));
+  at::Tensor dx =
+      norm_backward(norm.options.kind, dy.to(x.scalar_type()).contiguous(), x,
+                    as(weight.value(), x), mean, rstd, norm.options.zero_centered,
+                    accumulation_target(&norm.weight), accumulation_target(bias), residual_grad);
   mark_ready(&norm.weight);
   mark_ready(bias);
   return dx;

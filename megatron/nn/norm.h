@@ -10,7 +10,8 @@ struct NormOptions {
   Normalization kind = Normalization::kLayerNorm;
   double eps = 1e-5;
   bool zero_centered = false;  // --apply-layernorm-1p: the stored weight is the scale minus 1
-  // A tensor-parallel rank sees part of the rows (of the sequence, or its own heads): gradients are partial sums.
+  // A tensor-parallel rank sees part of the rows (of the sequence, or its own heads): gradients are
+  // partial sums.
   bool partial_over_tensor = false;
   ParameterRole role = ParameterRole::kNorm;
 };
@@ -31,7 +32,8 @@ NormResult norm_forward(NormParameters& norm, const at::Tensor& x);
 at::Tensor norm_apply(NormParameters& norm, const at::Tensor& x, const at::Tensor& mean,
                       const at::Tensor& rstd);
 at::Tensor norm_backward(NormParameters& norm, const at::Tensor& dy, const at::Tensor& x,
-                         const at::Tensor& mean, const at::Tensor& rstd);
+                         const at::Tensor& mean, const at::Tensor& rstd,
+                         const at::Tensor& residual_grad = {});
 
 // Parameters: weight, bias (LayerNorm).
 class Norm : public Module {

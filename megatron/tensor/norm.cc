@@ -18,8 +18,8 @@ at::Tensor gain_of(const at::Tensor& x, const at::Tensor& weight, bool zero_cent
 }
 
 // Fills in everything but mean and rstd; the tensors must outlive the result.
-NormForward forward_args(Normalization kind, const at::Tensor& x, const at::Tensor& gain, const at::Tensor& bias,
-                         const at::Tensor& y) {
+NormForward forward_args(Normalization kind, const at::Tensor& x, const at::Tensor& gain,
+                         const at::Tensor& bias, const at::Tensor& y) {
   NormForward args;
   args.layer_norm = kind == Normalization::kLayerNorm;
   args.dtype = to_dtype(x.scalar_type());
@@ -34,7 +34,8 @@ NormForward forward_args(Normalization kind, const at::Tensor& x, const at::Tens
 
 void run_forward(const at::Tensor& x, const NormForward& args) {
   launch(
-      x, args.rows, args.columns, [&](int64_t begin, int64_t end) { norm_forward_cpu(args, begin, end); },
+      x, args.rows, args.columns,
+      [&](int64_t begin, int64_t end) { norm_forward_cpu(args, begin, end); },
       [&](void* stream) { MEGATRON_CUDA_KERNEL(norm_forward_cuda(args, stream)); });
 }
 
@@ -46,8 +47,8 @@ void check_vectors(const at::Tensor& x, const at::Tensor& weight, const at::Tens
 
 }  // namespace
 
-NormResult norm_forward(Normalization kind, const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias,
-                        double eps, bool zero_centered) {
+NormResult norm_forward(Normalization kind, const at::Tensor& x, const at::Tensor& weight,
+                        const at::Tensor& bias, double eps, bool zero_centered) {
   const at::NoGradGuard no_grad;
   check_vectors(x, weight, bias);
   const at::Tensor in = x.contiguous();
@@ -67,8 +68,9 @@ NormResult norm_forward(Normalization kind, const at::Tensor& x, const at::Tenso
   return result;
 }
 
-at::Tensor norm_apply(Normalization kind, const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias,
-                      const at::Tensor& mean, const at::Tensor& rstd, bool zero_centered) {
+at::Tensor norm_apply(Normalization kind, const at::Tensor& x, const at::Tensor& weight,
+                      const at::Tensor& bias, const at::Tensor& mean, const at::Tensor& rstd,
+                      bool zero_centered) {
   const at::NoGradGuard no_grad;
   check_vectors(x, weight, bias);
   const at::Tensor in = x.contiguous();
@@ -87,9 +89,10 @@ at::Tensor norm_apply(Normalization kind, const at::Tensor& x, const at::Tensor&
   return y;
 }
 
-at::Tensor norm_backward(Normalization kind, const at::Tensor& dy, const at::Tensor& x, const at::Tensor& weight,
-                         const at::Tensor& mean, const at::Tensor& rstd, bool zero_centered, at::Tensor dweight,
-                         at::Tensor dbias) {
+at::Tensor norm_backward(Normalization kind, const at::Tensor& dy, const at::Tensor& x,
+                         const at::Tensor& weight, const at::Tensor& mean, const at::Tensor& rstd,
+                         bool zero_centered, at::Tensor dweight, at::Tensor dbias,
+                         const at::Tensor& residual_grad) {
   const at::NoGradGuard no_grad;
   check_vectors(x, weight, dbias);
   const at::Tensor in = x.contiguous();
@@ -106,6 +109,13 @@ at::Tensor norm_backward(Normalization kind, const at::Tensor& dy, const at::Ten
   args.gain = gain.const_data_ptr();
   args.mean = args.layer_norm ? mean.const_data_ptr() : nullptr;
   args.rstd = rstd.const_data_ptr();
+  at::Tensor residual;
+  if (residual_grad.defined()) {
+    MEGATRON_ASSERT(residual_grad.sizes() == in.sizes(),
+                    "a gradient beside a norm of another shape");
+    residual = as_contiguous(residual_grad, x.scalar_type());
+    args.residual_grad = residual.const_data_ptr();
+  }
   args.dx = dx.data_ptr();
   const int64_t blocks = (args.rows + kNormRowsPerBlock - 1) / kNormRowsPerBlock;
   at::Tensor dgain_parts = at::empty({blocks, args.columns}, gain.options());

@@ -21,15 +21,18 @@ struct NormResult {
 NormResult norm_forward(Normalization kind, const at::Tensor& x, const at::Tensor& weight,
                         const at::Tensor& bias, double eps, bool zero_centered);
 
-// The normalised output again from saved statistics (selective recomputation); equal to norm_forward's y bit for bit.
+// The normalised output again from saved statistics (selective recomputation); equal to
+// norm_forward's y bit for bit.
 at::Tensor norm_apply(Normalization kind, const at::Tensor& x, const at::Tensor& weight,
                       const at::Tensor& bias, const at::Tensor& mean, const at::Tensor& rstd,
                       bool zero_centered);
 
-// Returns dx [..., h] and ACCUMULATES dweight += , dbias += (fp32 or fp64 [h]; dbias undefined without bias).
-// The sums over rows are deterministic.
+// Returns dx [..., h] and ACCUMULATES dweight += , dbias += (fp32 or fp64 [h]; dbias undefined
+// without bias). `residual_grad` [..., h], or undefined, is added to dx: the gradient of another
+// path that x took. The sums over rows are deterministic.
 at::Tensor norm_backward(Normalization kind, const at::Tensor& dy, const at::Tensor& x,
                          const at::Tensor& weight, const at::Tensor& mean, const at::Tensor& rstd,
-                         bool zero_centered, at::Tensor dweight, at::Tensor dbias);
+                         bool zero_centered, at::Tensor dweight, at::Tensor dbias,
+                         const at::Tensor& residual_grad = {});
 
 }  // namespace megatron

@@ -57,21 +57,21 @@ at::Tensor gathered(const LinearState& state, const at::Tensor& x) {
   return state.sequence_parallel ? all_gather_first_dim(x, *state.tp) : x;
 }
 
-// Y = norm(X) A^T + b with A's rows on this rank.
+// Y = norm(X) A^T + b with A's rows on this rank; and X.
 struct ColumnFunction : torch::autograd::Function<ColumnFunction> {
-  static at::Tensor forward(AutogradContext* context, const at::Tensor& x, const at::Tensor&,
-                            LinearState* state) {
+  static variable_list forward(AutogradContext* context, const at::Tensor& x, const at::Tensor&,
+                               LinearState* state) {
     const AcquiredValue weight(state->weight), bias(state->bias);
     context->saved_data["state"] = reinterpret_cast<int64_t>(state);
     if (state->norm == nullptr) {
       context->save_for_backward({x});
-      return linear_forward(gathered(*state, x), weight.value(), bias.value());
+      return {linear_forward(gathered(*state, x), weight.value(), bias.value()), x};
     }
     const NormResult normed = norm_forward(*state->norm, x);
     const at::Tensor y = normed.y.to(weight.value().scalar_type());
     context->save_for_backward(
         {x, normed.mean, normed.rstd, state->recompute_norm ? at::Tensor() : y});
-    return linear_forward(gathered(*state, y), weight.value(), bias.value());
+    return {linear_forward(gathered(*state, y), weight.value(), bias.value()), x};
   }
 
   static variable_list backward(AutogradContext* context, variable_list grads) {
@@ -102,7 +102,12 @@ struct ColumnFunction : torch::autograd::Function<ColumnFunction> {
     });
     accumulate_bias_grad(state.bias, dy);
     if (reduction) reduction->wait();
-    if (state.norm != nullptr) dx = norm_backward(*state.norm, dx, saved[0], saved[1], saved[2]);
+    const at::Tensor& beside = grads[1];  // undefined when nothing goes around the layer
+    if (state.norm != nullptr) {
+      dx = norm_backward(*state.norm, dx, saved[0], saved[1], saved[2], beside);
+    } else if (beside.defined()) {
+      dx = dx + beside;
+    }
     return {dx, at::Tensor(), at::Tensor()};
   }
 
@@ -236,8 +241,11 @@ ColumnParallelLinear::ColumnParallelLinear(std::string name, int64_t input_size,
 
 ColumnParallelLinear::~ColumnParallelLinear() = default;
 
-at::Tensor ColumnParallelLinear::forward(const at::Tensor& x) {
-  return ColumnFunction::apply(x.contiguous(), anchor(), &impl_->state);
+at::Tensor ColumnParallelLinear::forward(const at::Tensor& x) { return forward_beside(x).y; }
+
+Branch ColumnParallelLinear::forward_beside(const at::Tensor& x) {
+  const variable_list both = ColumnFunction::apply(x.contiguous(), anchor(), &impl_->state);
+  return {both[0], both[1]};
 }
 
 Parameter& ColumnParallelLinear::weight() { return impl_->weight; }

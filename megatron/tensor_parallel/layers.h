@@ -29,6 +29,11 @@ struct LinearOptions {
   double activation_offset = 0.0;
 };
 
+// What a layer makes of x, and x for what goes around it.
+struct Branch {
+  at::Tensor y, x;
+};
+
 // Linear layer whose output features are split over the tensor-parallel group: Y = norm(X) A^T + b.
 //
 //   x       [s, b, k]      ([s/t, b, k] with sequence_parallel)
@@ -45,6 +50,9 @@ class ColumnParallelLinear : public Module {
                        const LinearOptions& options, const ParallelGroups& groups);
   ~ColumnParallelLinear() override;
   at::Tensor forward(const at::Tensor& x);
+  // Also gives x for the path around the layer: the gradients of both paths meet in the norm's
+  // backward, which saves a sum.
+  Branch forward_beside(const at::Tensor& x);
   Parameter& weight();
 
   // The same product with a weight that lives elsewhere (a tied embedding [v/t, h]); no bias, no

@@ -357,8 +357,9 @@ void column_backward(const LayoutPlan& plan, const LayerSizes& z, int64_t dy, Tr
   track.take(z.stream + z.cast);
   const int64_t normed = plan.model().has_pre_norm() ? z.stats + (recompute ? 0 : z.normed) : 0;
   track.give(dy + z.cast + (z.part > 0 ? z.part : z.product) + normed);
-  track.touch(z.stream);  // the sum with the gradient that took the short way
-  track.give(z.stream);   // that gradient
+  // The gradient that took the short way, which the norm adds; without a norm the sum is another tensor.
+  if (!plan.model().has_pre_norm()) track.touch(z.stream);
+  track.give(z.stream);
 }
 
 // Backward of a layer, beyond what it saved, from the gradient of its output, which is counted as 0.

@@ -168,14 +168,15 @@ at::Tensor SelfAttention::attend(const at::Tensor& q, const at::Tensor& k, const
                                     parallel_);
 }
 
-at::Tensor SelfAttention::forward(const at::Tensor& x, const LayerContext& context) {
+Branch SelfAttention::forward(const at::Tensor& x, const LayerContext& context) {
   // With fewer groups than ranks the rows of one group lie on several ranks, which put them
   // together; each then attends with its share of the query heads.
-  const at::Tensor mixed = project(x, context.offload());
+  const Branch projected = project(x, context.offload());
+  const at::Tensor& mixed = projected.y;
   const int64_t s = mixed.size(0), b = mixed.size(1);
   if (!q_layernorm_ && kv_.size() == 1 && parallel_.cp.size() == 1 &&
       context.pass.cache == nullptr) {
-    return project_back(attend_packed(mixed, context), context.offload());
+    return {project_back(attend_packed(mixed, context), context.offload()), projected.x};
   }
   const variable_list qkv =
       SplitQKV::apply(mixed, groups_, heads_ * kv_.size() / groups_, config_.kv_channels);
@@ -199,7 +200,8 @@ at::Tensor SelfAttention::forward(const at::Tensor& x, const LayerContext& conte
     std::tie(k, v) = context.pass.cache->append(layer_number_ - 1, k, v);
   const at::Tensor y = attend(q, k, v, context);
   check_shape("core_attention output", y, {s, b, heads_, config_.kv_channels});
-  return project_back(y.reshape({s, b, heads_ * config_.kv_channels}), context.offload());
+  return {project_back(y.reshape({s, b, heads_ * config_.kv_channels}), context.offload()),
+          projected.x};
 }
 
 at::Tensor SelfAttention::attend_packed(const at::Tensor& mixed,
@@ -225,11 +227,13 @@ at::Tensor SelfAttention::project_back(const at::Tensor& y, OffloadedPass* offlo
   return linear_proj_.forward(y);
 }
 
-at::Tensor SelfAttention::project(const at::Tensor& x, OffloadedPass* offload) {
+Branch SelfAttention::project(const at::Tensor& x, OffloadedPass* offload) {
   const OffloadScope scope(offload, [&](const at::Tensor& saved) {
     return config_.offloads(is_alias(saved, x) ? "attn_norm" : "qkv_linear");
   });
-  return all_gather_last_dim_from_tensor_parallel_region(linear_qkv_.forward(x), kv_);
+  Branch branch = linear_qkv_.forward_beside(x);
+  branch.y = all_gather_last_dim_from_tensor_parallel_region(branch.y, kv_);
+  return branch;
 }
 
 }  // namespace megatron

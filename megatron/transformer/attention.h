@@ -24,19 +24,20 @@ struct LayerContext {
 // k_layernorm.weight (of one head, or of all heads), linear_proj.{weight, bias}. Rows of
 // linear_qkv, per key/value group: [its query heads | key | value] (contracts o.2).
 //
-//   x, return   [s, b, h]   (s/t with sequence parallelism; over c context-parallel ranks s is the
+//   x            [s, b, h]   (s/t with sequence parallelism; over c context-parallel ranks s is the
 //                            s/c tokens of this one, see transformer/context_parallel.h)
 //
-// Keeps a reference to groups, which must outlive it.
+// Returns what it makes of x, as x, and x for the residual. Keeps a reference to groups, which must
+// outlive it.
 class SelfAttention : public Module {
  public:
   SelfAttention(const TransformerConfig& config, int64_t layer_number, bool sequence_parallel,
                 const ParallelGroups& groups);
-  at::Tensor forward(const at::Tensor& x, const LayerContext& context);
+  Branch forward(const at::Tensor& x, const LayerContext& context);
 
  private:
   // The product of linear_qkv, with the rows that ranks hold together.
-  at::Tensor project(const at::Tensor& x, OffloadedPass* offload);
+  Branch project(const at::Tensor& x, OffloadedPass* offload);
   // Core attention without copies of queries, keys and values.
   at::Tensor attend_packed(const at::Tensor& mixed, const LayerContext& context) const;
   at::Tensor project_back(const at::Tensor& y, OffloadedPass* offload);

@@ -48,15 +48,16 @@ MLP::MLP(const TransformerConfig& config, bool sequence_parallel, const Parallel
   add("linear_fc2", &linear_fc2_);
 }
 
-at::Tensor MLP::forward(const at::Tensor& x, OffloadedPass* offload) {
+Branch MLP::forward(const at::Tensor& x, OffloadedPass* offload) {
   const bool activation_inside = config_.recomputes("mlp_act");
-  at::Tensor hidden;
+  Branch branch;
   {
     const OffloadScope scope(offload, [&](const at::Tensor& saved) {
       return config_.offloads(saved.is_alias_of(x) ? "mlp_norm" : "mlp_fc1");
     });
-    hidden = linear_fc1_.forward(x);
+    branch = linear_fc1_.forward_beside(x);
   }
+  at::Tensor& hidden = branch.y;
   if (!activation_inside) {
     const OffloadScope scope(offload,
                              [&](const at::Tensor&) { return config_.offloads("mlp_act"); });
@@ -65,7 +66,8 @@ at::Tensor MLP::forward(const at::Tensor& x, OffloadedPass* offload) {
   const OffloadScope scope(offload, [&](const at::Tensor&) {
     return config_.offloads(activation_inside ? "mlp_act" : "mlp_fc2");
   });
-  return linear_fc2_.forward(hidden);
+  hidden = linear_fc2_.forward(hidden);
+  return branch;
 }
 
 }  // namespace megatron

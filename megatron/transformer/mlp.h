@@ -11,12 +11,12 @@ class OffloadedPass;
 // Parameters: linear_fc1.{layer_norm_weight, layer_norm_bias, weight, bias}, linear_fc2.{weight,
 // bias}. A gated FC1 holds [gate rows | up rows].
 //
-//   x, return   [s, b, h]   (s/t with sequence parallelism)
+//   x            [s, b, h]   (s/t with sequence parallelism); return: as x, and x for the residual
 class MLP : public Module {
  public:
   MLP(const TransformerConfig& config, bool sequence_parallel, const ParallelGroups& groups);
   // What --offload-modules names of what is saved goes to `offload`, which may be null.
-  at::Tensor forward(const at::Tensor& x, OffloadedPass* offload = nullptr);
+  Branch forward(const at::Tensor& x, OffloadedPass* offload = nullptr);
 
  private:
   const TransformerConfig& config_;

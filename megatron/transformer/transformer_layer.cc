@@ -6,14 +6,6 @@
 
 namespace megatron {
 
-namespace {
-
-at::Tensor normed(const std::unique_ptr<Norm>& norm, const at::Tensor& y) {
-  return norm ? norm->forward(y) : y;
-}
-
-}  // namespace
-
 TransformerLayer::TransformerLayer(const TransformerConfig& config, int64_t layer_number,
                                    bool sequence_parallel, const ParallelGroups& groups)
     : config_(config),
@@ -35,16 +27,19 @@ TransformerLayer::TransformerLayer(const TransformerConfig& config, int64_t laye
 at::Tensor TransformerLayer::forward(const at::Tensor& x, const LayerContext& context) {
   const ForwardContext& pass = context.pass;
   if (pass.offload != nullptr) pass.offload->begin_group();
-  // Branches are not named, so that each ends where it is added.
+  if (config_.parallel_residual) {
+    const Branch attention = self_attention_.forward(x, context);
+    if (pass.offload != nullptr) pass.offload->begin_group();
+    const Branch mlp = mlp_.forward(attention.x, context.offload());
+    const at::Tensor middle =
+        add_residual({attention.y, mlp.x}, nullptr, attention_output_key_, pass);
+    return add_residual({mlp.y, middle}, nullptr, mlp_output_key_, pass);
+  }
   const at::Tensor middle =
-      add_residual(normed(post_self_attn_layernorm_, self_attention_.forward(x, context)), x,
+      add_residual(self_attention_.forward(x, context), post_self_attn_layernorm_.get(),
                    attention_output_key_, pass);
   if (pass.offload != nullptr) pass.offload->begin_group();
   OffloadedPass* offload = context.offload();
-  if (config_.parallel_residual) {
-    return add_residual(normed(post_mlp_layernorm_, mlp_.forward(x, offload)), middle,
-                        mlp_output_key_, pass);
-  }
   if (pass.tape == nullptr || !config_.recomputes("mlp"))
     return feed_forward(middle, pass, offload);
   RecomputeTape::Keeper keeper;
@@ -58,14 +53,15 @@ at::Tensor TransformerLayer::forward(const at::Tensor& x, const LayerContext& co
 
 at::Tensor TransformerLayer::feed_forward(const at::Tensor& x, const ForwardContext& pass,
                                           OffloadedPass* offload) {
-  return add_residual(normed(post_mlp_layernorm_, mlp_.forward(x, offload)), x, mlp_output_key_,
-                      pass);
+  return add_residual(mlp_.forward(x, offload), post_mlp_layernorm_.get(), mlp_output_key_, pass);
 }
 
-at::Tensor TransformerLayer::add_residual(const at::Tensor& branch, const at::Tensor& x,
-                                          RandomKey key, const ForwardContext& pass) const {
+at::Tensor TransformerLayer::add_residual(const Branch& branch, Norm* post_norm, RandomKey key,
+                                          const ForwardContext& pass) const {
   const Place& place = pass.rows.position.defined() ? pass.rows : pass.place;
-  return dropout_add(branch, x, pass.training ? config_.hidden_dropout : 0.0, key, place);
+  const double p = pass.training ? config_.hidden_dropout : 0.0;
+  return dropout_add(post_norm != nullptr ? post_norm->forward(branch.y) : branch.y, branch.x, p,
+                     key, place);
 }
 
 }  // namespace megatron

@@ -24,7 +24,8 @@ class TransformerLayer : public Module {
  private:
   // The second half: x + dropout(mlp(norm(x))).
   at::Tensor feed_forward(const at::Tensor& x, const ForwardContext& pass, OffloadedPass* offload);
-  at::Tensor add_residual(const at::Tensor& branch, const at::Tensor& x, RandomKey key,
+  // branch.x + dropout(branch.y), of which post_norm takes the norm before when there is one.
+  at::Tensor add_residual(const Branch& branch, Norm* post_norm, RandomKey key,
                           const ForwardContext& pass) const;
 
   const TransformerConfig& config_;
