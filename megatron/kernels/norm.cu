@@ -11,8 +11,8 @@
 namespace megatron {
 namespace {
 
-// Packs of a thread: the backward holds more per pack.
-constexpr int kForwardPacks = 4, kBackwardPacks = 2;
+constexpr int kForwardPacks =
+    4;  // of a thread; the backward holds more per pack and takes 1, or 2 for long rows
 
 // A product that is rounded by itself, where contraction would leave the rounding of one of two
 // equal products.
@@ -123,13 +123,13 @@ __global__ void norm_forward_packs(NormForward norm) {
 }
 
 // dx and the partial weight gradients of kNormRowsPerBlock rows a block.
-template <class T, bool LayerNorm, bool Residual>
+template <class T, bool LayerNorm, bool Residual, int Packs>
 __global__ void norm_backward_packs(NormBackward norm) {
   using Acc = AccumulateType<T>;
   constexpr int kSize = Pack<T>::kSize, kSums = LayerNorm ? 2 : 1;
   __shared__ Acc shared[2][32][kSums];
   struct Loaded {
-    Pack<T> dy[kBackwardPacks], x[kBackwardPacks], residual[Residual ? kBackwardPacks : 1];
+    Pack<T> dy[Packs], x[Packs], residual[Residual ? Packs : 1];
     Acc mean, rstd;
   };
   const int n = static_cast<int>(norm.columns), stride = static_cast<int>(blockDim.x) * kSize;
@@ -139,7 +139,7 @@ __global__ void norm_backward_packs(NormBackward norm) {
   const Acc* gains = static_cast<const Acc*>(norm.gain);
   const auto load = [&](int64_t row, Loaded& to) {
 #pragma unroll
-    for (int p = 0; p < kBackwardPacks; ++p) {
+    for (int p = 0; p < Packs; ++p) {
       const int i = first + p * stride;
       if (i >= n) break;
       to.dy[p] = load_group<Pack<T>>(static_cast<const T*>(norm.dy) + row * n + i);
@@ -152,7 +152,7 @@ __global__ void norm_backward_packs(NormBackward norm) {
     to.mean = LayerNorm ? static_cast<const Acc*>(norm.mean)[row] : Acc(0);
     to.rstd = static_cast<const Acc*>(norm.rstd)[row];
   };
-  Acc dgain[kBackwardPacks][kSize] = {}, dbias[LayerNorm ? kBackwardPacks : 1][kSize] = {};
+  Acc dgain[Packs][kSize] = {}, dbias[LayerNorm ? Packs : 1][kSize] = {};
   Loaded next = {};
   load(begin, next);
   for (int64_t row = begin; row < end; ++row) {
@@ -160,7 +160,7 @@ __global__ void norm_backward_packs(NormBackward norm) {
     if (row + 1 < end) load(row + 1, next);
     Acc sums[kSums] = {};  // of gain dy xhat; of gain dy
 #pragma unroll
-    for (int p = 0; p < kBackwardPacks; ++p) {
+    for (int p = 0; p < Packs; ++p) {
       if (first + p * stride >= n) break;
       Acc gain[kSize];
       load_run(gains + first + p * stride, gain);
@@ -180,7 +180,7 @@ __global__ void norm_backward_packs(NormBackward norm) {
     sum_block(sums, shared, static_cast<int>(row & 1));
     const Acc mean_gx = sums[0] / Acc(n), mean_g = LayerNorm ? sums[kSums - 1] / Acc(n) : Acc(0);
 #pragma unroll
-    for (int p = 0; p < kBackwardPacks; ++p) {
+    for (int p = 0; p < Packs; ++p) {
       const int i = first + p * stride;
       if (i >= n) break;
       Acc gain[kSize];
@@ -199,7 +199,7 @@ __global__ void norm_backward_packs(NormBackward norm) {
   }
   const int64_t partial = int64_t{blockIdx.x} * n + first;
 #pragma unroll
-  for (int p = 0; p < kBackwardPacks; ++p) {
+  for (int p = 0; p < Packs; ++p) {
     if (first + p * stride >= n) break;
     store_run(static_cast<Acc*>(norm.dgain) + partial + p * stride, dgain[p]);
     if constexpr (LayerNorm) {
@@ -323,25 +323,30 @@ void forward(const NormForward& norm, cudaStream_t stream) {
   kernel<<<blocks, threads, 0, stream>>>(norm);
 }
 
-template <class T>
-auto backward_kernel(bool layer_norm, bool residual) {
-  if (layer_norm)
-    return residual ? norm_backward_packs<T, true, true> : norm_backward_packs<T, true, false>;
-  return residual ? norm_backward_packs<T, false, true> : norm_backward_packs<T, false, false>;
+template <class T, int Packs>
+auto backward_kernel(const NormBackward& norm) {
+  const bool residual = norm.residual_grad != nullptr;
+  if (norm.layer_norm) {
+    return residual ? norm_backward_packs<T, true, true, Packs>
+                    : norm_backward_packs<T, true, false, Packs>;
+  }
+  return residual ? norm_backward_packs<T, false, true, Packs>
+                  : norm_backward_packs<T, false, false, Packs>;
 }
 
 template <class T>
 void backward(const NormBackward& norm, cudaStream_t stream) {
   const auto row_blocks =
       static_cast<unsigned>((norm.rows + kNormRowsPerBlock - 1) / kNormRowsPerBlock);
+  const int packs = norm.columns / Pack<T>::kSize <= 256 ? 1 : 2;
   const unsigned threads =
       fits_packs<T>(norm.columns, {norm.x, norm.dy, norm.dx, norm.residual_grad, norm.gain,
                                    norm.dgain, norm.dbias})
-          ? threads_for_packs<T>(norm.columns, kBackwardPacks)
+          ? threads_for_packs<T>(norm.columns, packs)
           : 0;
   if (threads != 0) {
-    backward_kernel<T>(norm.layer_norm,
-                       norm.residual_grad != nullptr)<<<row_blocks, threads, 0, stream>>>(norm);
+    const auto kernel = packs == 1 ? backward_kernel<T, 1>(norm) : backward_kernel<T, 2>(norm);
+    kernel<<<row_blocks, threads, 0, stream>>>(norm);
     return;
   }
   norm_input_grad_any<T>

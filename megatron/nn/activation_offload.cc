@@ -247,6 +247,21 @@ class SavedTensor final : public torch::autograd::SavedVariableHooks {
 // none.
 class EngineWithHooks final : public torch::autograd::Engine {
  public:
+  // The work is libtorch's engine's: only one engine of a process can have threads for its devices.
+  torch::autograd::variable_list execute(const torch::autograd::edge_list& roots,
+                                         const torch::autograd::variable_list& inputs,
+                                         bool keep_graph, bool create_graph, bool accumulate_grad,
+                                         const torch::autograd::edge_list& outputs) override {
+    return get_base_engine().execute(roots, inputs, keep_graph, create_graph, accumulate_grad,
+                                     outputs);
+  }
+  c10::intrusive_ptr<at::ivalue::Future> execute_with_graph_task(
+      const std::shared_ptr<torch::autograd::GraphTask>& graph_task,
+      std::shared_ptr<torch::autograd::Node> graph_root,
+      torch::autograd::InputBuffer&& input_buffer) override {
+    return get_base_engine().execute_with_graph_task(graph_task, std::move(graph_root),
+                                                     std::move(input_buffer));
+  }
   std::unique_ptr<torch::autograd::SavedVariableHooks> get_default_saved_variable_hooks() override {
     if (current_scope == nullptr) return nullptr;
     return std::make_unique<SavedTensor>(*current_scope);
@@ -255,7 +270,7 @@ class EngineWithHooks final : public torch::autograd::Engine {
 
 torch::autograd::Engine& engine_with_hooks() {
   static auto* engine =
-      new EngineWithHooks;  // like libtorch's, never destroyed: its threads live on
+      new EngineWithHooks;  // like libtorch's, never destroyed
   return *engine;
 }
 

@@ -64,6 +64,7 @@ LAYERS = "megatron/tensor_parallel/layers.cc"
 CROSS_ENTROPY = "megatron/tensor_parallel/cross_entropy.cc"
 EMBEDDING = "megatron/tensor_parallel/vocab_parallel_embedding.cc"
 ATTENTION_BLOCK = "megatron/tensor/attention_block.cc"
+QK_NORM = "megatron/transformer/qk_norm.cc"
 ATTENTION = "megatron/transformer/attention.cc"
 LAYER = "megatron/transformer/transformer_layer.cc"
 BLOCK = "megatron/transformer/transformer_block.cc"
@@ -95,7 +96,7 @@ BUGS = (
           "config.layernorm_zero_centered_gamma, !PLANTED && sequence_parallel}"),),
         "tp4_sp", "gpt tp2 sp"),
     Bug("qk_norm_grad_not_reduced", "gradients of query and key norms, which see the heads of one rank, are not summed",
-        ((ATTENTION, "norm.partial_over_tensor = groups.tp.size() > 1;", "norm.partial_over_tensor = !PLANTED && groups.tp.size() > 1;"),),
+        ((QK_NORM, "options.partial_over_tensor = tp.size() > 1;", "options.partial_over_tensor = !PLANTED && tp.size() > 1;"),),
         "tp4_groups2", "qwen tp4 sp"),
     Bug("row_bias_grad_not_reduced", "gradients of biases after a reduce-scatter are not summed under sequence parallelism",
         ((LAYERS, "if (options.sequence_parallel) impl_->bias.placement.partial_grad.insert(Axis::kTensor);",
@@ -125,8 +126,8 @@ BUGS = (
           "    options.parts = PLANTED ? std::vector<int64_t>{} : std::vector<int64_t>{config.ffn_hidden_size, config.ffn_hidden_size};"),),
         "tp2_llama", "llama tp2"),
     Bug("kv_grad_not_summed", "with fewer groups than tensor ranks, gradients of shared keys and values are not summed",
-        ((ATTENTION, "all_gather_last_dim_from_tensor_parallel_region(linear_qkv_.forward(x), kv_)",
-          "(PLANTED ? gather_from_tensor_model_parallel_region : all_gather_last_dim_from_tensor_parallel_region)(linear_qkv_.forward(x), kv_)"),),
+        ((ATTENTION, "all_gather_last_dim_from_tensor_parallel_region(branch.y, kv_)",
+          "(PLANTED ? gather_from_tensor_model_parallel_region : all_gather_last_dim_from_tensor_parallel_region)(branch.y, kv_)"),),
         "tp4_groups2", "qwen tp4 sp"),
     Bug("query_heads_of_first_rank", "of the ranks that share keys and values each attends with the query heads of the first",
         ((ATTENTION, "qkv[0].narrow(2, kv_.rank() * heads_, heads_)", "qkv[0].narrow(2, (PLANTED ? 0 : kv_.rank()) * heads_, heads_)"),),
