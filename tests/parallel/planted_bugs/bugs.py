@@ -150,9 +150,9 @@ BUGS = (
         "tp2_sp_positions", "gpt tp2 sp documents"),
     # Dropout.
     Bug("hidden_dropout_equal_over_sequence", "under sequence parallelism all tensor ranks drop the same places of different tokens",
-        ((LAYER, "const Place& place = context.pass.rows.position.defined() ? context.pass.rows : context.pass.place;",
-          "Place place = context.pass.rows.position.defined() ? context.pass.rows : context.pass.place;\n"
-          "  if (PLANTED) place.position = context.pass.place.position.narrow(0, 0, place.position.size(0));"),),
+        ((LAYER, "const Place& place = pass.rows.position.defined() ? pass.rows : pass.place;",
+          "Place place = pass.rows.position.defined() ? pass.rows : pass.place;\n"
+          "  if (PLANTED) place.position = pass.place.position.narrow(0, 0, place.position.size(0));"),),
         "tp4_groups2_sp tp4_sp", "qwen tp4 sp"),
     Bug("hidden_dropout_differs_over_tensor", "tensor ranks drop different places of the same activations",
         ((LAYER, "random_key(config.seed, \"mlp_output_dropout\", layer_number)",
@@ -170,10 +170,9 @@ BUGS = (
         "cp2", "gpt cp2"),
     # Context parallelism.
     Bug("rotary_not_offset", "rotary positions count from 0 on every context rank",
-        ((BLOCK, "pass.position_ids.defined() ? pass.position_ids : pass.place.position, input.scalar_type());",
+        ((BLOCK, "pass.position_ids.defined() ? pass.position_ids : pass.place.position",
           "pass.position_ids.defined() ? pass.position_ids\n"
-          "        : PLANTED ? at::arange(pass.place.position.size(0), pass.place.position.options()) : pass.place.position,\n"
-          "        input.scalar_type());"),),
+          "        : PLANTED ? at::arange(pass.place.position.size(0), pass.place.position.options()) : pass.place.position"),),
         "cp3_llama", "llama cp2"),
     Bug("zigzag_order", "the late half of the zig-zag is dealt out in rising order",
         ((CONTEXT, "x.narrow(dim, (2 * c - 1 - rank) * chunk, chunk)", "x.narrow(dim, (PLANTED ? c + rank : 2 * c - 1 - rank) * chunk, chunk)"),),
