@@ -50,7 +50,7 @@ void expect_close(const char* what, const at::Tensor& got, const at::Tensor& exp
 
 void expect_same(const char* what, const at::Tensor& got, const at::Tensor& expected) {
   MEGATRON_CHECK(got.sizes() == expected.sizes() && got.scalar_type() == expected.scalar_type() &&
-                     std::memcmp(got.data_ptr(), expected.data_ptr(), got.nbytes()) == 0,
+                     (got.nbytes() == 0 || std::memcmp(got.data_ptr(), expected.data_ptr(), got.nbytes()) == 0),
                  what, " over ", c10::toString(got.scalar_type()), " gives\n", got, "\nexpected\n", expected);
 }
 
