@@ -1,9 +1,11 @@
 #include "megatron/comm/thread_backend.h"
 
 #include <atomic>
+#include <cstddef>
 #include <cstring>
 #include <deque>
 #include <map>
+#include <memory>
 #include <utility>
 
 #include "megatron/base/check.h"
@@ -30,20 +32,26 @@ std::shared_ptr<Work> done() {
 // wait computes with old numbers every time, not only where the network is slow.
 class Collective final : public Work {
  public:
-  // `target` is where the result belongs. `result` starts as its copy where the operation reads it, else with any contents.
+  // `target` is where the result belongs. The result starts as its copy where the operation reads
+  // it, else with any contents. It belongs to the transport: tensors' allocators count what they
+  // would count over a network.
   explicit Collective(at::Tensor target, bool reads_target)
       : target_(std::move(target)),
-        result_(reads_target ? target_.detach().clone() : at::empty(target_.sizes(), target_.options().requires_grad(false))) {}
+        result_(std::make_unique_for_overwrite<std::byte[]>(target_.nbytes())) {
+    if (reads_target && target_.numel() > 0)
+      std::memcpy(result_.get(), target_.const_data_ptr(), target_.nbytes());
+  }
 
-  void* data() { return result_.data_ptr(); }
+  void* data() { return result_.get(); }
   void wait() override {
-    if (!result_.defined()) return;
-    if (result_.numel() > 0) std::memcpy(target_.data_ptr(), result_.const_data_ptr(), result_.nbytes());
+    if (!result_) return;
+    if (target_.numel() > 0) std::memcpy(target_.data_ptr(), result_.get(), target_.nbytes());
     result_.reset();
   }
 
  private:
-  at::Tensor target_, result_;
+  at::Tensor target_;
+  std::unique_ptr<std::byte[]> result_;
 };
 
 // A receive takes its message when it is waited for, so that posting it early blocks nothing. Messages of one sender are

@@ -90,7 +90,8 @@ at::Tensor RecomputeTape::backward(Cut& cut) {
   if (!grad.defined()) return {};  // nothing below this cut reached the root
   const at::Tensor input = cut.input().detach().set_requires_grad(true);
   cut.input = nullptr;
-  BackwardRoot(cut.body(input)).run(grad);
+  BackwardRoot output(cut.body(input));  // the tensor itself ends here
+  output.run(grad);
   // What is kept for weight gradients may hold the input, but need not hold its gradient.
   return std::move(input.mutable_grad());
 }

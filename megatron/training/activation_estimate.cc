@@ -131,12 +131,25 @@ int64_t score_bytes(const LayoutPlan& plan, const LayerSizes& z, int64_t queries
   return std::clamp<int64_t>(kScoreElements / std::max<int64_t>(1, group), 1, groups) * group * plan.bytes.sum;
 }
 
+// Keys and values repeated for the CPU's kernel of the library, which knows no groups; of packed
+// ones they are views.
+int64_t repeated_groups(const LayoutPlan& plan, const LayerSizes& z) {
+  return plan.on_gpu || z.packed || z.q == z.k ? 0 : 2 * z.q;
+}
+
+// Pieces in which the CPU's kernel of the library goes through queries and keys: scores and their
+// gradients, of one thread.
+int64_t cpu_piece_bytes(const LayoutPlan& plan, int64_t s) {
+  const int64_t queries = s >= 768 ? 256 : s >= 192 ? 64 : 32, keys = 512;
+  return 2 * std::min(s, queries) * std::min(s, keys) * plan.bytes.sum;
+}
+
 // What core attention takes beyond its inputs and its output, while it runs.
 int64_t attention_forward_extra(const LayoutPlan& plan, const LayerSizes& z) {
   const int64_t s = plan.model().seq_length, wide = plan.bytes.sum / plan.bytes.model;
   switch (z.kind) {
     case AttentionKind::kLibrary:
-      return 0;
+      return repeated_groups(plan, z);
     case AttentionKind::kUnfused:
       return 2 * score_bytes(plan, z, s, s) + wide * (z.q + 2 * z.k) + s * s;
     case AttentionKind::kRing:
@@ -164,7 +177,11 @@ int64_t attention_backward_extra(const LayoutPlan& plan, const LayerSizes& z) {
                                      : splits * b * round_up(queries, 128) * heads * round_up(c.kv_channels, 32) * 4;
   switch (z.kind) {
     case AttentionKind::kLibrary:
-      return expanded + copies + z.lse;
+      if (plan.on_gpu) return expanded + copies + z.lse;
+      // The gradient of the output in the kernel's order; gradients of repeated keys and values in
+      // place of theirs.
+      return z.q + cpu_piece_bytes(plan, queries) + repeated_groups(plan, z) +
+             (expanded > 0 ? expanded - 2 * z.k : 0);
     case AttentionKind::kUnfused:
       return (c.attention_dropout > 0 ? 5 : 3) * score_bytes(plan, z, s, s) + wide * (2 * z.q + 2 * z.k) + s * s;
     case AttentionKind::kRing:
@@ -362,11 +379,17 @@ void column_backward(const LayoutPlan& plan, const LayerSizes& z, int64_t dy, Tr
   track.give(z.stream);
 }
 
-// Backward of a layer, beyond what it saved, from the gradient of its output, which is counted as 0.
-// `missing`: of what attention saved, what did not come back from the host; `coming`: what comes back meanwhile for
-// others, during the first half that is gone back through and during the second.
-Track layer_backward(const LayoutPlan& plan, const LayerSizes& z, int64_t missing = 0,
-                     std::pair<int64_t, int64_t> coming = {0, 0}) {
+struct LayerBackward {
+  int64_t first_half;  // the most during its MLP, which is gone back through first
+  int64_t most;
+};
+
+// Backward of a layer, beyond what it saved, from the gradient of its output, which is counted as
+// 0. `kept`: who gave that gradient holds it until the end. `missing`: of what attention saved,
+// what did not come back from the host; `coming`: what comes back meanwhile for others, during the
+// first half that is gone back through and during the second.
+LayerBackward layer_backward(const LayoutPlan& plan, const LayerSizes& z, bool kept,
+                             int64_t missing = 0, std::pair<int64_t, int64_t> coming = {0, 0}) {
   const TransformerConfig& c = plan.model();
   Track track;
   const int64_t branch =
@@ -379,7 +402,8 @@ Track layer_backward(const LayoutPlan& plan, const LayerSizes& z, int64_t missin
   };
   track.take(coming.first - missing);
   if (c.recomputes("mlp")) {
-    feed_forward(plan, z, track);  // its output is given up, the gradient of that stays
+    feed_forward(plan, z, track);
+    track.give(z.stream);  // its output; the gradient of that is there
   }
   const int64_t activation = saved_activation(c, z);
   row_backward(z.act, activation);
@@ -387,10 +411,11 @@ Track layer_backward(const LayoutPlan& plan, const LayerSizes& z, int64_t missin
   track.take(z.fc1);
   track.give(z.act + z.fc1);  // the gradient of the activation; what it saved
   column_backward(plan, z, z.fc1, track);
+  if (kept) track.take(z.stream);
   track.give(z.stream);  // the stream after attention
-  if (c.recomputes("mlp")) track.give(z.stream);
   track.give(coming.first);
   track.take(coming.second);
+  const int64_t first_half = track.most();
   const int64_t attention = attention_saved(plan, z) - missing;
   row_backward(z.q, 0);
   if (z.exchanged > 0) track.touch(2 * z.q);
@@ -408,7 +433,7 @@ Track layer_backward(const LayoutPlan& plan, const LayerSizes& z, int64_t missin
     track.give(z.mixed - z.own_mixed);
   }
   column_backward(plan, z, z.own_mixed, track);
-  return track;
+  return {first_half, track.most()};
 }
 
 // What stays for the weight gradients of a layer when they are an action of their own: inputs and gradients of
@@ -492,7 +517,12 @@ PassBytes pass_bytes(const LayoutPlan& plan, int stage, int chunk) {
   const LayerSizes any = layer_sizes(plan, std::max<int64_t>(1, slice.first_layer + 1));
   const int64_t num_offloaded = c.num_offloaded_layers(slice.num_layers, slice.head);
   PassBytes pass;
-  int64_t layer_forward_most = 0, layer_backward_most = 0;  // from the start of the pass
+  // The gradient that arrives is held by who gave it until the end: the last layer takes nothing
+  // for the gradient of its output, the others do. With a head that gradient is the head's, and is
+  // added below.
+  const int64_t arrived = slice.head ? 0 : any.stream;
+  // From the start of the pass. `first_`: while groups of the pass before may be there.
+  int64_t layer_forward_most = 0, layer_backward_most = 0, first_backward_most = 0;
   int64_t unrecorded = 0, unit_saved = 0, unit_backward = 0, plain_saved = 0;
   std::vector<int64_t> given, taken;  // by half layer, of what is offloaded
   for (int64_t i = again.layers; i < slice.num_layers; ++i) {
@@ -519,6 +549,12 @@ PassBytes pass_bytes(const LayoutPlan& plan, int stage, int chunk) {
       if (taken[static_cast<size_t>(before)] > 0) return taken[static_cast<size_t>(before)];
     return int64_t{0};
   };
+  // Groups that the backward has used when it has gone back through half layer `half`. Each first
+  // use gives up one group that is leaving.
+  const auto uses_from = [&](int64_t half) {
+    return std::count_if(taken.begin() + half, taken.end(),
+                         [](int64_t bytes) { return bytes > 0; });
+  };
   for (int64_t i = 0; i < slice.num_layers; ++i) {
     const LayerSizes z = layer_sizes(plan, slice.first_layer + i + 1);
     SavedBytes saved = saved_by_layer(plan, z);
@@ -527,23 +563,31 @@ PassBytes pass_bytes(const LayoutPlan& plan, int stage, int chunk) {
     if (i < again.layers) {
       unrecorded = std::max(unrecorded, unrecorded_forward(plan, z));
       unit_saved = std::max(unit_saved, saved.total());
-      unit_backward = std::max(unit_backward, layer_backward(plan, z).most());
+      unit_backward = std::max(unit_backward, layer_backward(plan, z, /*kept=*/true).most);
       continue;
     }
     const int64_t half = 2 * (i - again.layers), whole = saved.total();
     const int64_t forward = layer_forward(plan, z, {leaving(half), leaving(half + 1)}).most();
     layer_forward_most = std::max(layer_forward_most, plain_saved + z.stream + forward);
+    const bool kept = !slice.head && i + 1 == slice.num_layers;
+    const int64_t own = kept ? 0 : arrived;  // gradient of its output
+    LayerBackward backward;
     if (i < num_offloaded) {
       const OffloadedBytes o = offloaded_by_layer(plan, z);
       saved -= o.given;
       pass.offloaded += o.taken_by_half[0] + o.taken_by_half[1];
       const int64_t missing = o.given_by_half[0] - o.taken_by_half[0];
       // Both halves come back before the first is used.
-      const int64_t backward = layer_backward(plan, z, missing, {0, coming(half)}).most();
-      layer_backward_most = std::max(layer_backward_most, plain_saved + whole + backward);
+      backward = layer_backward(plan, z, kept, missing, {0, coming(half)});
     } else {
-      const int64_t backward = layer_backward(plan, z, 0, {coming(half), coming(half)}).most();
-      layer_backward_most = std::max(layer_backward_most, plain_saved + whole + backward);
+      backward = layer_backward(plan, z, kept, 0, {coming(half), coming(half)});
+    }
+    const int64_t before = plain_saved + whole + own;
+    layer_backward_most = std::max(layer_backward_most, before + backward.most);
+    if (uses_from(half) <= in_flight) {
+      first_backward_most = std::max(first_backward_most, before + backward.most);
+    } else if (uses_from(half + 1) <= in_flight) {
+      first_backward_most = std::max(first_backward_most, before + backward.first_half);
     }
     pass.saved += saved;
     plain_saved += saved.total();
@@ -551,6 +595,7 @@ PassBytes pass_bytes(const LayoutPlan& plan, int stage, int chunk) {
   // Beyond what is saved.
   layer_forward_most -= plain_saved;
   layer_backward_most -= plain_saved;
+  first_backward_most -= plain_saved;
   if (again.units > 0) {
     // Parts over the tensor ranks are gathered when their unit is gone back through.
     const bool parts = c.distribute_saved_activations;
@@ -564,9 +609,11 @@ PassBytes pass_bytes(const LayoutPlan& plan, int stage, int chunk) {
     const int64_t input = parts ? ceil_div(any.stream, plan.tensor) : any.stream;
     pass.saved.residual += (again.units - offloaded_units) * input;
     pass.offloaded += offloaded_units * any.stream;
-    // Recomputed layers come before the others. One unit is held whole, its input excepted, while it is gone back
-    // through, with the gradient of its output. A distributed input is whole while its unit runs, and so is the first
-    // one while another stage's transfer holds it; an offloaded one leaves later, and another one comes meanwhile.
+    // Recomputed layers come before the others. One unit is held whole, its input excepted, while
+    // it is gone back through, with the gradient of its output, which for the last unit may be the
+    // one that arrived; the unit before it holds one input less. A distributed input is whole while
+    // its unit runs, and so is the first one while another stage's transfer holds it; an offloaded
+    // one leaves later, and another one comes meanwhile.
     const int64_t last_input = offloaded_units == again.units ? 0 : input;
     int64_t whole = parts ? any.stream - input + (slice.embedding || again.units == 1 ? 0 : any.stream) : 0;
     whole += std::min(offloaded_units, in_flight + (last_input == 0 ? 1 : 0)) * any.stream;
@@ -575,13 +622,18 @@ PassBytes pass_bytes(const LayoutPlan& plan, int stage, int chunk) {
     if (!slice.embedding && (parts || offloaded_units > 0)) at_the_head += any.stream;
     layer_forward_most =
         std::max(layer_forward_most, unrecorded + whole - plain_saved + (again.longest > 1 ? any.stream : 0));
-    layer_backward_most =
-        std::max(layer_backward_most, again.longest * unit_saved + unit_backward + any.stream - last_input -
-                                          plain_saved + (offloaded_units > 0 ? any.stream : 0));
+    const int64_t own = again.layers < slice.num_layers ? arrived
+                        : again.units > 1               ? std::max<int64_t>(0, arrived - last_input)
+                                                        : 0;
+    layer_backward_most = std::max(layer_backward_most, again.longest * unit_saved + unit_backward +
+                                                            own - last_input - plain_saved +
+                                                            (offloaded_units > 0 ? any.stream : 0));
+    if (given.empty()) first_backward_most = layer_backward_most;
   }
   if (slice.embedding) pass.saved.ends += plan.tokens() * kIdBytes;
   pass.forward_extra = layer_forward_most;
   pass.backward_extra = layer_backward_most;
+  pass.backward_first = first_backward_most;
   if (slice.head) {
     const HeadSizes head = head_sizes(plan, any);
     const int64_t saved = head.norm + head.input + head.logits + head.per_token;
@@ -589,12 +641,22 @@ PassBytes pass_bytes(const LayoutPlan& plan, int stage, int chunk) {
     pass.pending += head.input + head.logits;
     const int64_t normed =
         plan.sequence_parallel || plan.bytes.residual != plan.bytes.model ? head.normed + head.cast : 0;
+    // The gradient of the output layer's input comes beside the gradient of the logits, and is
+    // converted there; then that of the final norm's output is scattered, and goes through the
+    // norm, when the logits are gone.
+    const int64_t converted = plan.bytes.residual == plan.bytes.model
+                                  ? 0
+                                  : plan.tokens() * c.hidden_size * plan.bytes.residual;
+    const int64_t through_logits = head.input + converted - head.per_token;
+    const int64_t through_norm = std::max(head.input, converted) +
+                                 (plan.sequence_parallel ? any.stream : 0) + any.stream -
+                                 head.input - head.logits - head.per_token;
     // Layers run before the head saves anything, and go back after it has given everything up.
-    const int64_t row_grads = head.cast + (plan.sequence_parallel ? any.stream : 0);
     pass.forward_extra = std::max(layer_forward_most - saved, normed + at_the_head);
     const int64_t first_back = coming(static_cast<int64_t>(taken.size()));
-    pass.backward_extra =
-        std::max(layer_backward_most - saved + any.stream, head.input + row_grads + any.stream + first_back);
+    const int64_t through_head = std::max(through_logits, through_norm) + first_back;
+    pass.backward_extra = std::max(layer_backward_most - saved + any.stream, through_head);
+    pass.backward_first = std::max(first_backward_most - saved + any.stream, through_head);
   }
   return pass;
 }

@@ -65,6 +65,8 @@ struct PassBytes {
   int64_t pending = 0;         // from I to W
   int64_t forward_extra = 0;   // most beyond `saved` while F runs
   int64_t backward_extra = 0;  // most beyond `saved` while B or I runs, the arriving gradient not counted
+  int64_t backward_first =
+      0;  // of that, before a backward has used as many groups as may be leaving
   int64_t deferred_extra = 0;  // most beyond `pending` while I runs: attention of the first layer, which comes last
 };
 

@@ -124,15 +124,16 @@ class Walk {
         break;
       }
       case Action::Kind::kBackward:
-        record(pass.backward_extra + leaving_, transfers.receive.any() ? transfer_ : 0);
+        record(backward_most(pass), transfers.receive.any() ? transfer_ : 0);
         leaving_ = 0;
         activations_ -= pass.saved.total();
         --in_flight;
         break;
       case Action::Kind::kBackwardInput:
         // Largest at its start, or at its end, when everything for the weight gradients is there.
-        record(std::max(pass.backward_extra + leaving_, pass.pending + pass.deferred_extra - pass.saved.total()),
-               transfers.receive.any() ? transfer_ : 0);
+        record(
+            std::max(backward_most(pass), pass.pending + pass.deferred_extra - pass.saved.total()),
+            transfers.receive.any() ? transfer_ : 0);
         leaving_ = 0;
         activations_ -= pass.saved.total();
         --in_flight;
@@ -143,6 +144,10 @@ class Walk {
         pending_ -= pass.pending;
         break;
     }
+  }
+
+  int64_t backward_most(const PassBytes& pass) const {
+    return std::max(pass.backward_extra, leaving_ > 0 ? pass.backward_first + leaving_ : 0);
   }
 
   // `arrived`: the gradient that the running pass was given.

@@ -269,6 +269,8 @@ struct ActivationCase {
   // Off where the CPU takes more than a GPU for the same work: fp32 copies of bf16 tensors for weight gradients, blocks
   // of attention without a flash kernel.
   bool backward_peak = true;
+  // Of the peaks. More where the plan counts temporaries of attention or conversions roughly.
+  double tolerance = 0.01;
 };
 
 class SavedActivations : public testing::TestWithParam<ActivationCase> {};
@@ -296,9 +298,11 @@ TEST_P(SavedActivations, AreWhatThePlanSays) {
         << "stage " << stage;
     EXPECT_NEAR(static_cast<double>(pass.offloaded), static_cast<double>(real.offloaded),
                 0.01 * static_cast<double>(pass.offloaded));
-    EXPECT_NEAR(forward, static_cast<double>(real.forward), 0.05 * forward) << "stage " << stage;
+    EXPECT_NEAR(forward, static_cast<double>(real.forward), GetParam().tolerance * forward)
+        << "stage " << stage;
     if (GetParam().backward_peak) {
-      EXPECT_NEAR(backward, static_cast<double>(real.backward), 0.05 * backward) << "stage " << stage;
+      EXPECT_NEAR(backward, static_cast<double>(real.backward), GetParam().tolerance * backward)
+          << "stage " << stage;
     }
   });
 }
@@ -306,103 +310,149 @@ TEST_P(SavedActivations, AreWhatThePlanSays) {
 INSTANTIATE_TEST_SUITE_P(
     Layouts, SavedActivations,
     testing::Values(
-        ActivationCase{"serial", "--micro-batch-size 1"}, ActivationCase{"two_samples", "--micro-batch-size 2"},
+        ActivationCase{"serial", "--micro-batch-size 1"},
+        ActivationCase{"two_samples", "--micro-batch-size 2"},
         ActivationCase{"no_dropout", "--micro-batch-size 2 --hidden-dropout 0"},
         ActivationCase{
             "llama",
             "--micro-batch-size 2 --swiglu --normalization RMSNorm --position-embedding-type rope "
-            "--disable-bias-linear --group-query-attention --num-query-groups 2 --untie-embeddings-and-output-weights"},
-        ActivationCase{"one_group", "--micro-batch-size 2 --group-query-attention --num-query-groups 1"},
-        ActivationCase{"head_norms", "--micro-batch-size 1 --qk-layernorm --position-embedding-type rope"},
-        ActivationCase{"head_norms_grouped",
-                       "--micro-batch-size 1 --qk-layernorm --group-query-attention --num-query-groups 2"},
+            "--disable-bias-linear --group-query-attention --num-query-groups 2 "
+            "--untie-embeddings-and-output-weights"},
+        ActivationCase{"one_group",
+                       "--micro-batch-size 2 --group-query-attention --num-query-groups 1"},
+        ActivationCase{"head_norms",
+                       "--micro-batch-size 1 --qk-layernorm --position-embedding-type rope"},
+        ActivationCase{
+            "head_norms_grouped",
+            "--micro-batch-size 1 --qk-layernorm --group-query-attention --num-query-groups 2"},
         ActivationCase{"bf16", "--micro-batch-size 2 --bf16", 1, false},
-        ActivationCase{"wide_residual", "--micro-batch-size 2 --bf16 --fp32-residual-connection", 1, false},
-        ActivationCase{"unfused", "--micro-batch-size 2 --attention-backend unfused"},
+        ActivationCase{"wide_residual", "--micro-batch-size 2 --bf16 --fp32-residual-connection", 1,
+                       false},
+        ActivationCase{"unfused", "--micro-batch-size 2 --attention-backend unfused", 1, true,
+                       0.05},
+        ActivationCase{"selective",
+                       "--micro-batch-size 2 --recompute-granularity selective --recompute-modules "
+                       "core_attn layernorm"},
         ActivationCase{
-            "selective",
-            "--micro-batch-size 2 --recompute-granularity selective --recompute-modules core_attn layernorm"},
-        ActivationCase{"mlp", "--micro-batch-size 2 --recompute-granularity selective --recompute-modules mlp"},
-        ActivationCase{"mlp_act", "--micro-batch-size 2 --recompute-granularity selective --recompute-modules mlp_act"},
-        ActivationCase{"mlp_act_gated",
-                       "--micro-batch-size 2 --swiglu --disable-bias-linear --recompute-granularity selective "
-                       "--recompute-modules mlp_act layernorm"},
-        ActivationCase{"mlp_and_others",
-                       "--micro-batch-size 2 --tensor-model-parallel-size 2 --sequence-parallel --swiglu "
-                       "--recompute-granularity selective --recompute-modules mlp core_attn layernorm",
-                       2},
-        ActivationCase{"mlp_pipeline",
-                       "--micro-batch-size 2 --pipeline-model-parallel-size 2 --global-batch-size 8 "
-                       "--recompute-granularity selective --recompute-modules mlp",
-                       2},
+            "mlp",
+            "--micro-batch-size 2 --recompute-granularity selective --recompute-modules mlp"},
         ActivationCase{
-            "full",
-            "--micro-batch-size 2 --recompute-granularity full --recompute-method uniform --recompute-num-layers 1"},
+            "mlp_act",
+            "--micro-batch-size 2 --recompute-granularity selective --recompute-modules mlp_act"},
         ActivationCase{
-            "full_by_two",
-            "--micro-batch-size 2 --recompute-granularity full --recompute-method uniform --recompute-num-layers 2"},
+            "mlp_act_gated",
+            "--micro-batch-size 2 --swiglu --disable-bias-linear --recompute-granularity selective "
+            "--recompute-modules mlp_act layernorm"},
         ActivationCase{
-            "block",
-            "--micro-batch-size 2 --recompute-granularity full --recompute-method block --recompute-num-layers 3"},
-        ActivationCase{"tensor", "--micro-batch-size 2 --tensor-model-parallel-size 2", 2},
-        ActivationCase{"sequence", "--micro-batch-size 2 --tensor-model-parallel-size 2 --sequence-parallel", 2},
-        ActivationCase{
-            "sequence_wide_residual",
-            "--micro-batch-size 1 --bf16 --tensor-model-parallel-size 2 --sequence-parallel --fp32-residual-connection",
-            2, false},
-        ActivationCase{
-            "shared_groups",
-            "--micro-batch-size 1 --tensor-model-parallel-size 4 --group-query-attention --num-query-groups 2", 4},
-        ActivationCase{"pipeline", "--micro-batch-size 2 --pipeline-model-parallel-size 2 --global-batch-size 8", 2},
-        ActivationCase{
-            "pipeline_full",
-            "--micro-batch-size 2 --pipeline-model-parallel-size 2 --global-batch-size 8 --recompute-granularity full "
-            "--recompute-method uniform",
+            "mlp_and_others",
+            "--micro-batch-size 2 --tensor-model-parallel-size 2 --sequence-parallel --swiglu "
+            "--recompute-granularity selective --recompute-modules mlp core_attn layernorm",
             2},
-        ActivationCase{"distributed_inputs",
-                       "--micro-batch-size 2 --tensor-model-parallel-size 4 --recompute-granularity full "
-                       "--recompute-num-layers 2 --distribute-saved-activations",
-                       4},
-        ActivationCase{"distributed_inputs_pipeline",
-                       "--micro-batch-size 2 --tensor-model-parallel-size 2 --pipeline-model-parallel-size 2 "
-                       "--global-batch-size 8 --recompute-granularity full --distribute-saved-activations",
-                       4},
-        ActivationCase{"offloaded",
-                       "--micro-batch-size 2 --fine-grained-activation-offloading --min-offloaded-tensor-size 1000 "
-                       "--offload-modules attn_norm qkv_linear core_attn attn_proj mlp_norm mlp_fc1 mlp_act mlp_fc2"},
-        ActivationCase{"offloaded_two_in_flight",
-                       "--micro-batch-size 2 --fine-grained-activation-offloading --min-offloaded-tensor-size 1000 "
-                       "--offload-modules "
-                       "core_attn attn_proj mlp_act mlp_fc2 --fine-grained-offloading-max-inflight-offloads 2"},
-        ActivationCase{"offloaded_mlp_llama",
-                       "--micro-batch-size 2 --swiglu --normalization RMSNorm --position-embedding-type rope "
-                       "--disable-bias-linear "
-                       "--group-query-attention --num-query-groups 2 --untie-embeddings-and-output-weights "
-                       "--fine-grained-activation-offloading --min-offloaded-tensor-size 1000 --offload-modules "
-                       "core_attn mlp_act"},
         ActivationCase{
-            "offloaded_and_recomputed",
-            "--micro-batch-size 2 --fine-grained-activation-offloading --min-offloaded-tensor-size 1000 "
+            "mlp_pipeline",
+            "--micro-batch-size 2 --pipeline-model-parallel-size 2 --global-batch-size 8 "
+            "--recompute-granularity selective --recompute-modules mlp",
+            2},
+        ActivationCase{"full",
+                       "--micro-batch-size 2 --recompute-granularity full --recompute-method "
+                       "uniform --recompute-num-layers 1"},
+        ActivationCase{"full_by_two",
+                       "--micro-batch-size 2 --recompute-granularity full --recompute-method "
+                       "uniform --recompute-num-layers 2"},
+        ActivationCase{"block",
+                       "--micro-batch-size 2 --recompute-granularity full --recompute-method block "
+                       "--recompute-num-layers 3"},
+        ActivationCase{"tensor", "--micro-batch-size 2 --tensor-model-parallel-size 2", 2},
+        ActivationCase{"sequence",
+                       "--micro-batch-size 2 --tensor-model-parallel-size 2 --sequence-parallel",
+                       2},
+        ActivationCase{"sequence_wide_residual",
+                       "--micro-batch-size 1 --bf16 --tensor-model-parallel-size 2 "
+                       "--sequence-parallel --fp32-residual-connection",
+                       2, false, 0.05},
+        ActivationCase{"shared_groups",
+                       "--micro-batch-size 1 --tensor-model-parallel-size 4 "
+                       "--group-query-attention --num-query-groups 2",
+                       4},
+        ActivationCase{
+            "pipeline",
+            "--micro-batch-size 2 --pipeline-model-parallel-size 2 --global-batch-size 8", 2},
+        ActivationCase{"attention_peak",
+                       "--micro-batch-size 2 --pipeline-model-parallel-size 2 --global-batch-size "
+                       "8 --ffn-hidden-size 64",
+                       2},
+        ActivationCase{"attention_peak_grouped",
+                       "--micro-batch-size 2 --pipeline-model-parallel-size 2 --global-batch-size "
+                       "8 --ffn-hidden-size 64 "
+                       "--group-query-attention --num-query-groups 2",
+                       2},
+        ActivationCase{"pipeline_full",
+                       "--micro-batch-size 2 --pipeline-model-parallel-size 2 --global-batch-size "
+                       "8 --recompute-granularity full "
+                       "--recompute-method uniform",
+                       2},
+        ActivationCase{
+            "distributed_inputs",
+            "--micro-batch-size 2 --tensor-model-parallel-size 4 --recompute-granularity full "
+            "--recompute-num-layers 2 --distribute-saved-activations",
+            4},
+        ActivationCase{
+            "distributed_inputs_pipeline",
+            "--micro-batch-size 2 --tensor-model-parallel-size 2 --pipeline-model-parallel-size 2 "
+            "--global-batch-size 8 --recompute-granularity full --distribute-saved-activations",
+            4},
+        ActivationCase{"offloaded",
+                       "--micro-batch-size 2 --fine-grained-activation-offloading "
+                       "--min-offloaded-tensor-size 1000 "
+                       "--offload-modules attn_norm qkv_linear core_attn attn_proj mlp_norm "
+                       "mlp_fc1 mlp_act mlp_fc2"},
+        ActivationCase{"offloaded_two_in_flight",
+                       "--micro-batch-size 2 --fine-grained-activation-offloading "
+                       "--min-offloaded-tensor-size 1000 "
+                       "--offload-modules "
+                       "core_attn attn_proj mlp_act mlp_fc2 "
+                       "--fine-grained-offloading-max-inflight-offloads 2"},
+        ActivationCase{
+            "offloaded_mlp_llama",
+            "--micro-batch-size 2 --swiglu --normalization RMSNorm --position-embedding-type rope "
+            "--disable-bias-linear "
+            "--group-query-attention --num-query-groups 2 --untie-embeddings-and-output-weights "
+            "--fine-grained-activation-offloading --min-offloaded-tensor-size 1000 "
             "--offload-modules "
-            "core_attn attn_proj mlp_norm --recompute-granularity selective --recompute-modules mlp layernorm"},
+            "core_attn mlp_act"},
+        ActivationCase{"offloaded_and_recomputed",
+                       "--micro-batch-size 2 --fine-grained-activation-offloading "
+                       "--min-offloaded-tensor-size 1000 "
+                       "--offload-modules "
+                       "core_attn attn_proj mlp_norm --recompute-granularity selective "
+                       "--recompute-modules mlp layernorm"},
         ActivationCase{"offloaded_inputs",
-                       "--micro-batch-size 2 --fine-grained-activation-offloading --min-offloaded-tensor-size 1000 "
+                       "--micro-batch-size 2 --fine-grained-activation-offloading "
+                       "--min-offloaded-tensor-size 1000 "
                        "--offload-modules "
                        "attn_norm --recompute-granularity full"},
-        ActivationCase{"offloaded_half",
-                       "--micro-batch-size 2 --fine-grained-activation-offloading --min-offloaded-tensor-size 1000 "
-                       "--activation-offload-fraction 0.5 --offload-modules core_attn mlp_act mlp_fc2"},
-        ActivationCase{"offloaded_layers",
-                       "--micro-batch-size 2 --cpu-offloading-num-layers 2 --min-offloaded-tensor-size 1000"},
-        ActivationCase{"offloaded_pipeline",
-                       "--micro-batch-size 2 --pipeline-model-parallel-size 2 --global-batch-size 8 "
-                       "--min-offloaded-tensor-size 1000 "
-                       "--fine-grained-activation-offloading --offload-modules core_attn attn_proj mlp_act mlp_fc2",
+        ActivationCase{
+            "offloaded_half",
+            "--micro-batch-size 2 --fine-grained-activation-offloading --min-offloaded-tensor-size "
+            "1000 "
+            "--activation-offload-fraction 0.5 --offload-modules core_attn mlp_act mlp_fc2"},
+        ActivationCase{
+            "offloaded_layers",
+            "--micro-batch-size 2 --cpu-offloading-num-layers 2 --min-offloaded-tensor-size 1000"},
+        ActivationCase{
+            "offloaded_pipeline",
+            "--micro-batch-size 2 --pipeline-model-parallel-size 2 --global-batch-size 8 "
+            "--min-offloaded-tensor-size 1000 "
+            "--fine-grained-activation-offloading --offload-modules core_attn attn_proj mlp_act "
+            "mlp_fc2",
+            2},
+        ActivationCase{"ring", "--micro-batch-size 1 --context-parallel-size 2 --cp-comm-type p2p",
                        2},
-        ActivationCase{"ring", "--micro-batch-size 1 --context-parallel-size 2 --cp-comm-type p2p", 2},
-        ActivationCase{"gathered_keys", "--micro-batch-size 2 --context-parallel-size 2 --cp-comm-type all_gather", 2,
-                       false},
-        ActivationCase{"exchanged_heads", "--micro-batch-size 1 --context-parallel-size 2 --cp-comm-type a2a", 2}),
+        ActivationCase{"gathered_keys",
+                       "--micro-batch-size 2 --context-parallel-size 2 --cp-comm-type all_gather",
+                       2, false},
+        ActivationCase{"exchanged_heads",
+                       "--micro-batch-size 1 --context-parallel-size 2 --cp-comm-type a2a", 2}),
     [](const auto& info) { return info.param.name; });
 
 // Each part that is recomputed makes a pass hold less, as the allocator counts.
