@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <c10/util/Logging.h>
 #include <chrono>
+#include <csignal>
 #include <cstdlib>
 #include <fstream>
 #include <sstream>
@@ -91,6 +92,8 @@ void CommConfig::validate(Violations& violations) const {
 Connection connect(const Launch& launch, const CommConfig& config, const at::Device& device) {
   Connection connection;
   if (launch.world_size == 1) return connection;
+  // Writing to a peer that is gone is an error to report, not a signal that ends this rank before it can; Gloo writes plainly.
+  std::signal(SIGPIPE, SIG_IGN);
   const bool on_gpu = device.is_cuda();
   DistributedBackend kind = config.distributed_backend;
   if (kind == DistributedBackend::kAuto) kind = on_gpu ? DistributedBackend::kNccl : DistributedBackend::kGloo;
