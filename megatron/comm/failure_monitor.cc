@@ -391,6 +391,13 @@ struct FailureMonitor::Impl {
       sleep_seconds(kTickSeconds);  // until the lowest rank has looked at what is killed here
     }
     kill_neighbours(dead);
+    if (!lowest) return;
+    // Who finds out later must still see a lower rank that speaks for all.
+    const auto others_left = [&] {
+      return std::any_of(neighbours.begin(), neighbours.end(),
+                         [&](const WatchedProcess& n) { return n.rank > launch.rank && !n.gone() && !is_stopped(n.pid); });
+    };
+    for (const double end = seconds_now() + kStuckStoreSeconds; seconds_now() < end && others_left();) sleep_seconds(0.02);
   }
 
   void mark_reported() {
