@@ -18,7 +18,7 @@ struct HfFields::Impl {
 
   // The value of a key, or null.
   const ordered_json* find(std::string_view key) const {
-    const auto found = json.find(key);
+    const auto found = json.find(std::string(key));
     return found == json.end() || found->is_null() ? nullptr : &*found;
   }
 };
@@ -128,7 +128,7 @@ void HfFields::number_or_null(std::string_view key, double& value, double missin
     impl_->json[std::string(key)] = value == 0.0 ? ordered_json() : ordered_json(value);
     return;
   }
-  if (!impl_->json.contains(key)) {
+  if (!impl_->json.contains(std::string(key))) {
     value = missing;
     return;
   }
@@ -142,7 +142,7 @@ void HfFields::integer_or_null(std::string_view key, std::optional<int64_t>& val
     impl_->json[std::string(key)] = value ? ordered_json(*value) : ordered_json();
     return;
   }
-  value = impl_->json.contains(key) ? find_integer(key) : missing;
+  value = impl_->json.contains(std::string(key)) ? find_integer(key) : missing;
 }
 
 void HfFields::constant(std::string_view key, std::string_view json) {
@@ -243,7 +243,7 @@ class RopeReader {
 
   RopeScaling scaling() const { return type_->scaling; }
   const ordered_json* find(std::string_view key) const {
-    const auto found = values_.find(key);
+    const auto found = values_.find(std::string(key));
     return found == values_.end() || found->is_null() ? nullptr : &*found;
   }
   double number(std::string_view key, std::optional<double> missing = {}) const {
