@@ -162,7 +162,7 @@ def start_under_torchrun(command, case, arguments=()):
 
 # For each case: what the report says first, and what else it must say.
 WORLD = "world {0, 1, 2, 3}"
-CALL = f"all_reduce of 1000 x F32 (4.0 kB) over {WORLD}, number 4"
+CALL = f"all_reduce of 1000 x F32 (4.0 kB) over {WORLD}, number 5"
 WAITED = f"detail: ranks 0, 1, 3 waited in {CALL}, for "
 FAILURES = {
     "throw": ["error: [rank 2, tp 0 dp 2] the disk is full\n", WAITED, "hint: delete something\n"],
@@ -172,11 +172,11 @@ FAILURES = {
     "exit": ["error: [rank 2, tp 0 dp 2] is gone: process "],
     "stop": ["error: [rank 2, tp 0 dp 2] gave no sign of life for ", " is stopped\n", WAITED],
     "loop": [f"error: [rank 2, tp 0 dp 2] did not call {CALL}, in which rank ", "detail: rank 2 last finished all_reduce",
-             ", number 3, ", WAITED, "hint: rank 2 is busy or stuck outside of any collective\n"],
-    "return": [f"error: [rank 2, tp 0 dp 2] has finished without all_reduce of 1000 x F32 (4.0 kB) over {WORLD}, number 4"],
-    "op": [f"error: [rank 2, tp 0 dp 2] ranks of {WORLD} made different calls as number 4: ranks {{0, 1, 3}} all_reduce of 1000 x F32 "
+             ", number 4, ", WAITED, "hint: rank 2 is busy or stuck outside of any collective\n"],
+    "return": [f"error: [rank 2, tp 0 dp 2] has finished without all_reduce of 1000 x F32 (4.0 kB) over {WORLD}, number 5"],
+    "op": [f"error: [rank 2, tp 0 dp 2] ranks of {WORLD} made different calls as number 5: ranks {{0, 1, 3}} all_reduce of 1000 x F32 "
            "(4.0 kB), rank {2} all_gather of 1000 x F32 (4.0 kB)\n"],
-    "size": [f"error: [rank 2, tp 0 dp 2] ranks of {WORLD} made different calls as number 4: ranks {{0, 1, 3}} all_reduce of 1000 x F32 "
+    "size": [f"error: [rank 2, tp 0 dp 2] ranks of {WORLD} made different calls as number 5: ranks {{0, 1, 3}} all_reduce of 1000 x F32 "
              "(4.0 kB), rank {2} all_reduce of 999 x F32"],
     "chain": ["error: [rank 3, tp 0 dp 3] did not call recv from rank 3 to rank 2 of 16 x F32",
               "detail: rank 0 waited in all_reduce of 16 x F32 (64 B) over tp {0, 1}, number 1"],

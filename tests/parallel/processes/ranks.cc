@@ -272,9 +272,11 @@ int run(const std::string& name, double timeout_seconds) {
     c10::impl::VirtualGuardImpl(at::kCUDA).setDevice(self.device);
   }
   self.connection = connect(self.launch, config, self.device);
-  FailureMonitor monitor(self.launch, self.connection, cat("tp 0 dp ", self.launch.rank), config.timeout_seconds_after_init());
+  FailureMonitor monitor(self.launch, self.connection, cat("tp 0 dp ", self.launch.rank), config.timeout_seconds());
   try {
     self.world = ProcessGroup(self.connection.world, "world");
+    self.world.barrier();  // connects the ranks, which may take seconds; as in training, the short limit follows
+    monitor.set_timeout(config.timeout_seconds_after_init());
     cases().at(name)(self);
   } catch (const std::exception& error) {
     if (!monitor.fail(error)) std::fprintf(stderr, "error: %s\n", error.what());
