@@ -12,6 +12,7 @@ pkg_check_modules(YAMLCPP REQUIRED IMPORTED_TARGET yaml-cpp)
 pkg_check_modules(SIMDJSON IMPORTED_TARGET simdjson)
 if(NOT TARGET PkgConfig::SIMDJSON)  # Ubuntu 22.04 packages it without a .pc file
   find_package(simdjson REQUIRED)
+  set(SIMDJSON_VERSION ${simdjson_VERSION})
   add_library(PkgConfig::SIMDJSON INTERFACE IMPORTED)
   target_link_libraries(PkgConfig::SIMDJSON INTERFACE simdjson::simdjson)
   # g++ 12 takes lifetimes inside this version's header (1.0) for dangling ones.
