@@ -107,7 +107,6 @@ class LockedFile {
   LockedFile(const LockedFile&) = delete;
   LockedFile& operator=(const LockedFile&) = delete;
 
-  bool is_open() const { return file_ >= 0; }
   bool append(const std::string& line) const {
     return file_ >= 0 &&
            write(file_, line.data(), line.size()) == static_cast<ssize_t>(line.size());

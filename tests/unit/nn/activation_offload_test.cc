@@ -8,24 +8,13 @@
 
 #include "megatron/nn/recompute.h"
 #include "megatron/tensor/torch.h"
+#include "tests/unit/allocation_meter.h"
 
 namespace megatron {
 namespace {
 
 constexpr int64_t kElements = 1000;
 constexpr int64_t kBytes = kElements * 8;
-
-// What the CPU's allocator has given on this thread; host memory does not come from it.
-class Meter : public c10::MemoryReportingInfoBase {
- public:
-  using c10::MemoryReportingInfoBase::MemoryReportingInfoBase;
-  bool memoryProfilingEnabled() const override { return true; }
-  void reportMemoryUsage(void*, int64_t bytes, size_t, size_t, c10::Device) override {
-    live += bytes;
-    most = std::max(most, live);
-  }
-  int64_t live = 0, most = 0;
-};
 
 at::Tensor input() {
   return at::linspace(-1.0, 1.0, kElements, at::kDouble).set_requires_grad(true);

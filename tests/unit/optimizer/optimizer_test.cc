@@ -13,6 +13,7 @@
 #include "megatron/comm/thread_backend.h"
 #include "megatron/optimizer/host_states.h"
 #include "tests/unit/optimizer/test_model.h"
+#include "tests/unit/allocation_meter.h"
 
 namespace megatron {
 namespace {
@@ -59,15 +60,6 @@ struct Fixture {
   TestModel model;
   std::unique_ptr<DistributedDataParallel> ddp;
   std::unique_ptr<Optimizer> optimizer;
-};
-
-// What the CPU's allocator has given on this thread; host memory of an offloaded optimizer does not come from it.
-class Meter : public c10::MemoryReportingInfoBase {
- public:
-  using c10::MemoryReportingInfoBase::MemoryReportingInfoBase;
-  bool memoryProfilingEnabled() const override { return true; }
-  void reportMemoryUsage(void*, int64_t bytes, size_t, size_t, c10::Device) override { live += bytes; }
-  int64_t live = 0;
 };
 
 bool same_bytes(const std::vector<at::Tensor>& a, const std::vector<at::Tensor>& b) {

@@ -20,6 +20,7 @@
 #include "megatron/training/setup.h"
 #include "megatron/training/tasks/tasks.h"
 #include "megatron/transformer/context_parallel.h"
+#include "tests/unit/allocation_meter.h"
 
 namespace megatron {
 namespace {
@@ -40,18 +41,6 @@ const std::string kTiny =
     "--num-layers 4 --hidden-size 64 --num-attention-heads 4 --seq-length 32 --micro-batch-size 2" + kRun;
 
 // -- parameters
-
-// Sums what the CPU's allocator gives and takes back on this thread.
-class Meter : public c10::MemoryReportingInfoBase {
- public:
-  using c10::MemoryReportingInfoBase::MemoryReportingInfoBase;
-  bool memoryProfilingEnabled() const override { return true; }
-  void reportMemoryUsage(void*, int64_t bytes, size_t, size_t, c10::Device) override {
-    live += bytes;
-    most = std::max(most, live);
-  }
-  int64_t live = 0, most = 0;
-};
 
 // A configuration that a generator of random numbers chooses, and its ranks.
 struct Chosen {
