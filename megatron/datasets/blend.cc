@@ -1,5 +1,6 @@
 #include "megatron/datasets/blend.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstdlib>
 #include <nlohmann/json.hpp>

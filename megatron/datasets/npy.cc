@@ -1,5 +1,6 @@
 #include "megatron/datasets/npy.h"
 
+#include <algorithm>
 #include <charconv>
 #include <cstring>
 #include <limits>

@@ -4,6 +4,7 @@
 #include <ATen/cudnn/Handle.h>
 #include <dlfcn.h>
 
+#include <algorithm>
 #include <bit>
 #include <map>
 #include <unordered_map>

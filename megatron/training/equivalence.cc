@@ -1,5 +1,6 @@
 #include "megatron/training/equivalence.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <mutex>

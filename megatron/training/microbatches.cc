@@ -1,5 +1,6 @@
 #include "megatron/training/microbatches.h"
 
+#include <algorithm>
 #include <charconv>
 #include <cmath>
 #include <sstream>

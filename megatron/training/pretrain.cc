@@ -1,5 +1,6 @@
 #include "megatron/training/pretrain.h"
 
+#include <algorithm>
 #include <deque>
 
 #include "megatron/base/check.h"

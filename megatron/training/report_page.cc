@@ -1,4 +1,5 @@
 // The HTML of `megatron report`: one page, no network, light and dark.
+#include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <map>

@@ -6,6 +6,7 @@
 // --gtest_filter='GPTGpu.*'.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstdlib>
 #include <filesystem>

@@ -1,5 +1,6 @@
 #include "tests/kernels/cases.h"
 
+#include <algorithm>
 #include <cmath>
 
 #include "megatron/tensor/activation.h"

@@ -2,6 +2,7 @@
 // and on three threads. `kernel_test --perf [filter]` times the large rows instead.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <cstring>
 #include <ctime>

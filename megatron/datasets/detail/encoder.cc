@@ -4,6 +4,8 @@
 
 #include <nlohmann/json.hpp>
 
+#include <algorithm>
+
 #include "megatron/base/check.h"
 #include "megatron/base/utf8.h"
 

@@ -1,5 +1,6 @@
 #include "megatron/tokenizers/detail/simple_tokenizers.h"
 
+#include <algorithm>
 #include <charconv>
 
 #include "megatron/base/check.h"

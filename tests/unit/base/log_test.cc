@@ -6,6 +6,7 @@
 #include <pty.h>
 #include <sys/ioctl.h>
 
+#include <algorithm>
 #include <thread>
 
 #include "megatron/base/check.h"

@@ -1,6 +1,7 @@
 // The background loader: order, restarts, memory, errors.
 #include "megatron/datasets/data_loader.h"
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cstdlib>

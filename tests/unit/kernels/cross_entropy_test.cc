@@ -1,5 +1,7 @@
 #include "megatron/kernels/cross_entropy.h"
 
+#include <algorithm>
+
 #include "tests/unit/kernels/testing.h"
 
 namespace megatron {

@@ -1,6 +1,7 @@
 // Fifty steps with clipping, warm-up, cosine decay and a ramp of the weight decay, against PyTorch.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <fstream>
 #include <nlohmann/json.hpp>
 

@@ -3,6 +3,8 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+
 #include "megatron/tensor/torch.h"
 
 namespace megatron {
