@@ -1,4 +1,5 @@
-// megatron bench: times training steps of a configuration on random tokens.
+// megatron bench: times training steps of a configuration on random tokens, the kernels of its
+// layers, or the machine.
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -11,6 +12,7 @@
 #include "megatron/base/threads.h"
 #include "megatron/comm/launch.h"
 #include "megatron/tensor/torch.h"
+#include "megatron/training/ceilings.h"
 #include "megatron/training/device.h"
 #include "megatron/training/flag_table.h"
 #include "megatron/training/kernel_profile.h"
@@ -27,22 +29,35 @@ struct BenchConfig : Config {
   int64_t bench_warmup = 3;
   int64_t bench_steps = 10;
   int64_t bench_kernels = 0;
+  bool bench_floor = false;
+  double bench_seconds = 1.0;
   bool json = false;
 
   void fields(FieldVisitor& v) override {
     v.group("bench");
-    v.field("what", what, "what to measure: train");
+    v.field("what", what,
+            "what to measure: train (steps), kernels (those of a layer, the head and the "
+            "optimizer), machine (products, copies, attention, collectives)");
     v.field("bench_warmup", bench_warmup, "steps before the clock starts");
     v.field("bench_steps", bench_steps, "steps that are timed; their median is reported");
     v.field("bench_kernels", bench_kernels,
             "one more step under the profiler: time by kind of work and this many of the longest "
             "kernels (0: none)");
+    v.field("bench_floor", bench_floor,
+            "also the time that the parts of a step take alone, each at the rate measured here");
+    v.field("bench_seconds", bench_seconds, "how long kernels and parts of a step are run each");
     v.field("json", json, "print JSON");
   }
+  bool is(std::string_view kind) const { return what.size() == 1 && what.front() == kind; }
   void validate(Violations& violations) const override {
-    if (what != std::vector<std::string>{"train"})
+    if (!is("train") && !is("kernels") && !is("machine"))
       violations.add("megatron bench needs to know what to measure",
-                     "megatron bench train --config FILE");
+                     "megatron bench train --config FILE, megatron bench kernels --config FILE, or "
+                     "megatron bench machine");
+    if (!(bench_seconds > 0))
+      violations.add(cat("--bench-seconds ", bench_seconds, " must be positive"));
+    if (bench_floor && !is("train"))
+      violations.add("--bench-floor belongs to megatron bench train");
     if (bench_warmup < 0) violations.add(cat("--bench-warmup ", bench_warmup, " is negative"));
     if (bench_kernels < 0) violations.add(cat("--bench-kernels ", bench_kernels, " is negative"));
     if (bench_steps <= 0) violations.add(cat("--bench-steps ", bench_steps, " must be positive"));
@@ -54,13 +69,12 @@ struct BenchConfig : Config {
 Batch random_batch(const Arguments& arguments, int64_t vocab_size, c10::Device device,
                    const ProcessGroup& cp, int64_t first_sample) {
   const int64_t b = arguments.training.micro_batch_size, s = arguments.transformer.seq_length;
-  at::Tensor uniform = at::empty({b, s + 1}, at::kFloat);
+  // Drawn on the device: no step waits for the host, as with the loader of `pretrain`.
+  at::Tensor uniform = at::empty({b, s + 1}, at::dtype(at::kFloat).device(device));
   uniform_(uniform, 0.0, 1.0, random_key(arguments.transformer.seed, "bench"), first_sample, s + 1,
            0);
-  const at::Tensor text = (uniform * static_cast<double>(vocab_size))
-                              .to(at::kLong)
-                              .clamp_max(vocab_size - 1)
-                              .to(device);
+  const at::Tensor text =
+      (uniform * static_cast<double>(vocab_size)).to(at::kLong).clamp_max(vocab_size - 1);
   Batch batch;
   batch.tokens = zigzag_slice(text.slice(1, 0, s), 1, cp).contiguous();
   batch.labels = zigzag_slice(text.slice(1, 1, s + 1), 1, cp).contiguous();
@@ -76,6 +90,7 @@ struct Measured {
   double first_step_ms = 0.0;
   double last_loss = 0.0;
   KernelProfile kernels;  // of one more step
+  StepFloor floor;        // --bench-floor
 };
 
 Measured measure(TrainedModel& model, const PretrainTask& task, const Arguments& arguments,
@@ -136,6 +151,13 @@ void print_result(const BenchConfig& config, const Measured& measured, double to
       .member("max_allocated_bytes", memory.max_allocated);
   json.member("last_loss", measured.last_loss);
   if (!measured.kernels.kernels.empty()) write_json(json.key("profile"), measured.kernels);
+  if (config.bench_floor) {
+    const StepFloor& floor = measured.floor;
+    json.key("floor").begin_object();
+    json.member("gemm_ms", floor.gemm_ms).member("attention_ms", floor.attention_ms);
+    json.member("memory_ms", floor.memory_ms).member("optimizer_ms", floor.optimizer_ms);
+    json.member("total_ms", floor.total_ms()).end_object();
+  }
   json.end_object();
   if (config.json) {
     print_line(json.text());
@@ -155,24 +177,106 @@ void print_result(const BenchConfig& config, const Measured& measured, double to
     text += line;
   }
   print_line(cat(text, " | loss ", measured.last_loss));
+  if (config.bench_floor) {
+    const StepFloor& floor = measured.floor;
+    std::snprintf(line, sizeof line,
+                  "floor %.1f ms (GEMM %.1f, attention %.1f, other memory %.1f, optimizer %.1f) | "
+                  "the step reaches %.1f%% of it",
+                  floor.total_ms(), floor.gemm_ms, floor.attention_ms, floor.memory_ms,
+                  floor.optimizer_ms, 100 * floor.total_ms() / measured.step_ms);
+    print_line(line);
+  }
   if (!measured.kernels.kernels.empty())
     print_line(kernel_table(measured.kernels, static_cast<size_t>(config.bench_kernels)));
 }
 
-int bench_train(const Arguments& arguments, const BenchConfig& config, const Job& job) {
-  const c10::Device device = choose_device(arguments.training.device, job.local_rank);
+c10::Device prepare_device(const Arguments& arguments, const Job& job) {
   at::set_num_threads(arguments.training.num_threads > 0
                           ? static_cast<int>(arguments.training.num_threads)
                           : std::max(1, available_cores() / job.local_world_size));
+  return choose_device(arguments.training.device, job.local_rank);
+}
+
+Vocabulary vocabulary_of(const Arguments& arguments) {
   const std::unique_ptr<Tokenizer> tokenizer = make_tokenizer(arguments.tokenizer);
-  const int64_t vocab_size = model_vocab_size(arguments.tokenizer, *tokenizer);
-  const Vocabulary vocabulary{vocab_size,
-                              padded_vocab_size(arguments.tokenizer, vocab_size,
-                                                arguments.parallel.tensor_model_parallel_size)};
+  const int64_t size = model_vocab_size(arguments.tokenizer, *tokenizer);
+  return {size, padded_vocab_size(arguments.tokenizer, size,
+                                  arguments.parallel.tensor_model_parallel_size)};
+}
+
+// `copy_rate` in bytes per second; 0: no shares of it.
+void print_ceilings(const BenchConfig& config, const std::vector<Ceiling>& all, double copy_rate,
+                    c10::Device device) {
+  JsonWriter json(2);
+  json.begin_object().member("device", device_name(device)).key("measured").begin_array();
+  for (const Ceiling& one : all) {
+    json.begin_object().member("name", one.name).member("microseconds", one.seconds * 1e6);
+    if (one.flops > 0) json.member("tflops", one.flop_rate() / 1e12);
+    if (one.bytes > 0) json.member("gigabytes_per_second", one.byte_rate() / 1e9);
+    if (one.bytes > 0 && copy_rate > 0) json.member("of_copy_rate", one.byte_rate() / copy_rate);
+    json.end_object();
+  }
+  json.end_array().end_object();
+  if (config.json) return print_line(json.text());
+  print_line(device_name(device));
+  for (const Ceiling& one : all) {
+    char line[256];
+    std::snprintf(line, sizeof line, "%-62s %10.1f us", one.name.c_str(), one.seconds * 1e6);
+    std::string text = line;
+    if (one.flops > 0) {
+      std::snprintf(line, sizeof line, " %10.1f TFLOP/s", one.flop_rate() / 1e12);
+      text += line;
+    }
+    if (one.bytes > 0) {
+      std::snprintf(line, sizeof line, " %10.1f GB/s", one.byte_rate() / 1e9);
+      text += line;
+    }
+    if (one.bytes > 0 && copy_rate > 0) {
+      std::snprintf(line, sizeof line, " %5.1f%% of a copy", 100 * one.byte_rate() / copy_rate);
+      text += line;
+    }
+    print_line(text);
+  }
+}
+
+int bench_machine(const Arguments& arguments, const BenchConfig& config, const Job& job) {
+  const c10::Device device = prepare_device(arguments, job);
+  std::vector<Ceiling> all = machine_ceilings(device, config.bench_seconds);
+  const ProcessGroup& world = job.groups.world;
+  for (Ceiling& one : collective_ceilings(world, device, config.bench_seconds)) {
+    one.name += cat(" over ", world.size(), " ranks, per rank");
+    all.push_back(std::move(one));
+  }
+  if (job.is_first()) print_ceilings(config, all, 0.0, device);
+  world.barrier();
+  return 0;
+}
+
+int bench_kernels(const Arguments& arguments, const BenchConfig& config, const Job& job) {
+  const c10::Device device = prepare_device(arguments, job);
+  const Vocabulary vocabulary = vocabulary_of(arguments);
+  const Ceiling copy = copy_ceiling(device, config.bench_seconds);
+  std::vector<Ceiling> all = {copy};
+  for (Ceiling& one : kernel_ceilings(arguments, vocabulary, device, config.bench_seconds))
+    all.push_back(std::move(one));
+  if (job.is_first()) print_ceilings(config, all, copy.byte_rate(), device);
+  job.groups.world.barrier();
+  return 0;
+}
+
+int bench_train(const Arguments& arguments, const BenchConfig& config, const Job& job) {
+  const c10::Device device = prepare_device(arguments, job);
+  const Vocabulary vocabulary = vocabulary_of(arguments);
   const PretrainTask task = find_task("gpt");
   TrainedModel model = build_model(task, arguments, vocabulary, job.groups,
                                    model_dtype(arguments.optimizer), device, Start{});
-  const Measured measured = measure(model, task, arguments, config, vocabulary, device);
+  Measured measured = measure(model, task, arguments, config, vocabulary, device);
+  if (config.bench_floor) {
+    MEGATRON_CHECK(job.groups.world.size() == job.groups.dp.size(),
+                   "--bench-floor knows steps without tensor, pipeline and context parallelism");
+    measured.floor = step_floor(arguments, vocabulary, step_options(arguments, 0).num_microbatches,
+                                model.num_parameters(), device, config.bench_seconds);
+  }
   const int ranks = job.groups.world.size();
   const IterationTokens work = IterationTokens::unpacked(
       step_options(arguments, 0).global_batch_size, arguments.transformer.seq_length);
@@ -190,12 +294,15 @@ int bench(int argc, char** argv) {
   Arguments arguments;
   arguments.world_size = launch.world_size;
   BenchConfig config;
-  std::vector<Config*> configs = arguments.configs();
+  // The machine has no model.
+  const bool machine = std::any_of(argv, argv + argc, [](const char* word) { return std::string_view(word) == "machine"; });
+  std::vector<Config*> configs = machine ? std::vector<Config*>{&arguments.comm} : arguments.configs();
   configs.push_back(&config);
   ParseOptions options;
   options.known = flag_table();
   options.positional = "what";
   options.finalize = [&] {
+    if (config.is("machine")) return;
     arguments.data = DataConfig();  // tokens are drawn here; nothing is read, evaluated or saved
     arguments.data.mock_data = true;
     arguments.training.save.clear();
@@ -206,13 +313,20 @@ int bench(int argc, char** argv) {
       arguments.training.train_iters = 1000;
     arguments.finalize();
   };
-  options.validate = [&](Violations& violations) { arguments.validate(violations); };
+  options.validate = [&](Violations& violations) {
+    if (!config.is("machine")) arguments.validate(violations);
+  };
   if (parse_flags(configs, argc, argv, options).help) {
-    print_line(help_text("megatron bench train --config FILE [flags of pretrain]", configs));
+    print_line(help_text("megatron bench train|kernels --config FILE [flags of pretrain], or "
+                         "megatron bench machine",
+                         configs));
     return 0;
   }
-  return run_job(launch, arguments,
-                 [&](const Job& job) { return bench_train(arguments, config, job); });
+  return run_job(launch, arguments, [&](const Job& job) {
+    if (config.is("machine")) return bench_machine(arguments, config, job);
+    if (config.is("kernels")) return bench_kernels(arguments, config, job);
+    return bench_train(arguments, config, job);
+  });
 }
 
 }  // namespace megatron

@@ -92,6 +92,8 @@ DistributedDataParallel::DistributedDataParallel(Module& module, const ParallelG
   shard_grads_ = sharded && config.strategy() >= ShardingStrategy::kOptimGrads;
   shard_values_ = sharded && config.strategy() == ShardingStrategy::kOptimGradsParams;
   overlap_grads_ = config.overlap_grad_reduce;
+  overlap_values_ = sharded && config.overlap_param_gather;
+  reduces_ = sharded || data.replica.size() > 1;
   plan(config);
 
   const auto value_options = at::TensorOptions().dtype(dtype).device(device);
@@ -196,12 +198,27 @@ GradTarget DistributedDataParallel::grad_target(Parameter& parameter) {
 }
 
 void DistributedDataParallel::grad_ready(Parameter& parameter) {
+  if (recorded_ != nullptr) return recorded_->push_back(&parameter);
   if (!in_step_) return;
   const bool too_often = sequence_->report(index_of(parameter));
   MEGATRON_ASSERT(!too_often, "gradient of ", parameter.name,
                   " was reported more often than this step's passes use it");
   if (!shard_grads_ && !overlap_grads_) return;
   while (const std::optional<int> bucket = sequence_->next_ready()) grads_->reduce(*bucket);
+}
+
+std::vector<Parameter*> DistributedDataParallel::record_gradients(const std::function<void()>& pass) {
+  MEGATRON_ASSERT(!shard_grads_, "sharded gradients lie elsewhere in every pass");
+  std::vector<Parameter*> reported;
+  recorded_ = &reported;
+  try {
+    pass();
+  } catch (...) {
+    recorded_ = nullptr;
+    throw;
+  }
+  recorded_ = nullptr;
+  return reported;
 }
 
 bool DistributedDataParallel::defer(std::function<void()> weight_gradient) {

@@ -84,6 +84,14 @@ class DistributedDataParallel final : public ParameterStore {
   void grad_ready(Parameter& parameter) override;
   bool defer(std::function<void()> weight_gradient) override;
 
+  // Whether the passes of a step run beside collectives of this store, which they start or wait for bucket by bucket.
+  bool gathers_under_first_pass() const { return overlap_values_; }
+  bool reduces_under_last_pass() const { return overlap_grads_ && reduces_; }
+
+  // Runs `pass`, whose work is recorded for later, and returns the parameters whose gradients it reported, in that order.
+  // Whoever runs that work reports them: grad_target() and grad_ready() of each. Not with sharded gradients.
+  std::vector<Parameter*> record_gradients(const std::function<void()>& pass);
+
   // While a queue is set, weight gradients are put there instead of being computed; null: computed at once.
   void defer_weight_gradients_to(std::vector<std::function<void()>>* queue) { deferred_ = queue; }
 
@@ -137,6 +145,8 @@ class DistributedDataParallel final : public ParameterStore {
   bool shard_grads_ = false;   // gradients are reduced after every pass
   bool shard_values_ = false;
   bool overlap_grads_ = false;
+  bool overlap_values_ = false;
+  bool reduces_ = false;  // several ranks hold different tokens
   ShardedLayout layout_;
   std::unordered_map<const Parameter*, int> index_;
   std::unique_ptr<ValueBuffer> values_;
@@ -145,6 +155,7 @@ class DistributedDataParallel final : public ParameterStore {
   bool in_step_ = false;
   std::vector<FlatShard> shards_;
   std::vector<std::function<void()>>* deferred_ = nullptr;
+  std::vector<Parameter*>* recorded_ = nullptr;
 };
 
 }  // namespace megatron

@@ -181,6 +181,22 @@ void layers_are_offloaded_by_one_stage(const Arguments& a, Violations& v) {
           "give --fine-grained-activation-offloading with --offload-modules, which every stage follows");
 }
 
+// A graph holds launches of one rank's own work over memory that stays.
+void graphs_hold_whole_passes(const Arguments& a, Violations& v) {
+  if (!a.training.uses_cuda_graphs()) return;
+  const auto refuse = [&](const std::string& what) {
+    v.add(cat("--cuda-graph-impl local with ", what, " is not built"), "leave one of them out");
+  };
+  if (a.parallel.pipeline_model_parallel_size > 1) refuse("--pipeline-model-parallel-size above 1");
+  if (a.parallel.tensor_model_parallel_size > 1) refuse("--tensor-model-parallel-size above 1");
+  if (a.parallel.context_parallel_size > 1) refuse("--context-parallel-size above 1");
+  if (a.ddp.strategy() >= ShardingStrategy::kOptimGrads && a.data_parallel_size() > 1) refuse("sharded gradients");
+  if (a.transformer.offloads_activations()) refuse("offloaded activations");
+  if (a.training.timing_log_level > 1) refuse("--timing-log-level 2, which waits for the device in every pass,");
+  if (a.training.device == DeviceChoice::kCpu)
+    v.add("--cuda-graph-impl local needs a GPU, but --device is cpu", "leave one of them out");
+}
+
 void context_ranks_fit(const Arguments& a, Violations& v) { validate_context_parallel(a.transformer, a.parallel, v); }
 
 // 16 to 20
@@ -212,6 +228,7 @@ constexpr Rule kRules[] = {
     {"saved activations can be distributed", saved_activations_can_be_distributed},
     {"layers are offloaded by one stage", layers_are_offloaded_by_one_stage},
     {"context ranks fit", context_ranks_fit},
+    {"graphs hold whole passes", graphs_hold_whole_passes},
     {"micro-batches feed the pipeline", microbatches_feed_the_pipeline},
     {"batch sizes divide", batch_sizes_divide},
     {"evaluation batch divides", evaluation_batch_divides},

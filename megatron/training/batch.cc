@@ -22,6 +22,11 @@ at::Tensor document_tensor(const MicroBatch& source) {
   return ids;
 }
 
+// Without waiting for the device, which a copy from ordinary memory does.
+at::Tensor to_device(const at::Tensor& host, c10::Device device) {
+  return device.is_cuda() ? host.pin_memory().to(device, /*non_blocking=*/true) : host;
+}
+
 }  // namespace
 
 bool own_positions(const DataConfig& data) { return data.reset_position_ids || data.dataloader_inter_document_masking; }
@@ -42,13 +47,13 @@ Batch BatchMaker::make(const std::shared_ptr<const MicroBatch>& source) {
   batch.labels = own(tensor(source->labels, at::kLong));
   batch.loss_mask = own(tensor(source->loss_mask, at::kFloat));
   if (own_positions_) batch.position_ids = own(tensor(source->position_ids, at::kLong));
-  if (!source->crosses_documents) batch.document_ids = document_tensor(*source).to(device_);
+  if (!source->crosses_documents) batch.document_ids = to_device(document_tensor(*source), device_);
   if (length_ != s) {
     length_ = s;
     positions_ = zigzag_positions(s, cp_.size(), cp_.rank(), device_);
   }
   batch.place.position = positions_;
-  batch.place.sample = at::tensor(source->ordinals, at::kLong).to(device_);
+  batch.place.sample = to_device(at::tensor(source->ordinals, at::kLong), device_);
   if (!on_host) held_.push_back(source);
   return batch;
 }

@@ -36,7 +36,7 @@ constexpr std::string_view kFp4 = "FP4 needs a Blackwell GPU and is not built ye
 constexpr std::string_view kKitchen = "Kitchen is a closed library of NVIDIA";
 constexpr std::string_view kOffloadBalance =
     "every stage offloads alike; --activation-offload-fraction says how much";
-constexpr std::string_view kGraph = "CUDA graphs are not built yet";
+constexpr std::string_view kGraph = "CUDA graphs hold a whole micro-batch: --cuda-graph-impl local";
 constexpr std::string_view kServe =
     "the batching inference engine and its server are not built yet";
 constexpr std::string_view kInvariant = "batch-invariant kernels are not built yet";
@@ -288,10 +288,10 @@ constexpr std::array<KnownFlag, 851> kTable = {{
     {"--moe-combine-bwd-dtype", kNo, kMoe, 1, 1, "bf16"},
     {"--moe-mlp-glu-interleave-size", kNo, kMoe, 1, 1},
     {"--moe-expert-rank-capacity-factor", kNo, kMoe, 1, 1},
-    {"--enable-cuda-graph", kNo, kGraph},
-    {"--cuda-graph-warmup-steps", kNo, kGraph, 1, 1, "3"},
+    {"--enable-cuda-graph", kNo, kField},
+    {"--cuda-graph-warmup-steps", kNo, kField, 1, 1, "3"},
     {"--external-cuda-graph", kNo, kGraph},
-    {"--cuda-graph-impl", kNo, kGraph, 1, 1, "none"},
+    {"--cuda-graph-impl", kNo, kField, 1, 1, "none"},
     {"--inference-cuda-graph-scope", kNo, kGraph, 1, 1},
     {"--enable-mhc-connections", kNo, kMhc},
     {"--mhc-num-residual-streams", kNo, kMhc, 1, 1, "4"},

@@ -33,11 +33,7 @@ class StagePasses final : public StageCompute {
   at::Tensor forward(int chunk, int microbatch, const at::Tensor& input) override {
     const Batch& batch = batch_of(microbatch);
     Pass& pass = passes_[chunk][microbatch];
-    ForwardContext context;
-    context.training = options_.training;
-    context.place = batch.place;
-    context.position_ids = batch.position_ids;
-    context.document_ids = batch.document_ids;
+    ForwardContext context = context_of(batch);
     if (options_.training) {
       context.tape = &pass.tape;
       if (model_.offload) pass.offload = OffloadedPass(*model_.offload);
@@ -52,7 +48,8 @@ class StagePasses final : public StageCompute {
     StageOutput output = task_.forward_step(*model_.chunks[chunk].module, batch, start, context);
     const bool last_use = --uses_left_[microbatch] == 0;
     if (output.loss.sum.defined()) {
-      add_loss(output.loss, pass);
+      totals_ += pair_of(output.loss);
+      if (options_.training) start_backward(output.loss, options_.loss_scale, pass);
     } else if (options_.training) {
       pass.root = BackwardRoot(output.activation);
     }
@@ -98,11 +95,7 @@ class StagePasses final : public StageCompute {
     const Batch& batch = batch_of(0);
     for (size_t i = 0; i < model_.chunks.size(); ++i) {
       ModelChunk& chunk = model_.chunks[i];
-      ForwardContext context;
-      context.training = true;
-      context.place = batch.place;
-      context.position_ids = batch.position_ids;
-      context.document_ids = batch.document_ids;
+      ForwardContext context = context_of(batch);
       at::Tensor input;
       if (!model_.pipeline->slice(static_cast<int>(i)).embedding)
         input = at::zeros({hidden_rows, batch.place.sample.size(0), hidden_size},
@@ -137,13 +130,52 @@ class StagePasses final : public StageCompute {
     return batches_[microbatch];
   }
 
+  // All micro-batches of a step through one segment that holds the whole model, by graphs where the store allows it.
+  void run_graphs(MicrobatchGraphs& graphs) {
+    DistributedDataParallel& store = *model_.chunks.front().store;
+    for (int i = 0; i < options_.num_microbatches; ++i) {
+      const bool first = i == 0, last = i + 1 == options_.num_microbatches;
+      if ((first && store.gathers_under_first_pass()) || (last && store.reduces_under_last_pass())) {
+        forward(0, i, {});
+        backward(0, i, {}, /*defer_weights=*/false);
+        continue;
+      }
+      totals_ += graphs.run(batch_of(i), options_.loss_scale, first, store,
+                            [this](const Batch& batch, const at::Tensor& scale) { return whole_pass(batch, scale); });
+      batches_[i] = {};
+    }
+  }
+
  private:
+  ForwardContext context_of(const Batch& batch) const {
+    ForwardContext context;
+    context.training = options_.training;
+    context.place = batch.place;
+    context.position_ids = batch.position_ids;
+    context.document_ids = batch.document_ids;
+    return context;
+  }
+
+  // Forward and backward of the whole model; the pair of the loss.
+  at::Tensor whole_pass(const Batch& batch, const at::Tensor& loss_scale) {
+    Pass pass;
+    ForwardContext context = context_of(batch);
+    context.tape = &pass.tape;
+    const StageOutput output = task_.forward_step(*model_.chunks.front().module, batch, {}, context);
+    start_backward(output.loss, loss_scale, pass);
+    pass.tape.backward(std::move(pass.root), pass.root_grad);
+    return pair_of(output.loss);
+  }
+
+  // [2] fp64: sum and weight.
+  static at::Tensor pair_of(const Loss& loss) {
+    return at::stack({loss.sum.detach().to(at::kDouble), loss.weight.detach().to(at::kDouble)});
+  }
+
   // What the backward starts from: the loss sum times the scale, divided by the micro-batch's own weight for the mean of
   // means. The weight of a micro-batch is that of its whole sequences.
-  void add_loss(const Loss& loss, Pass& pass) {
-    totals_ += at::stack({loss.sum.detach().to(at::kDouble), loss.weight.detach().to(at::kDouble)});
-    if (!options_.training) return;
-    at::Tensor factor = options_.loss_scale.to(loss.sum.scalar_type());
+  void start_backward(const Loss& loss, const at::Tensor& loss_scale, Pass& pass) {
+    at::Tensor factor = loss_scale.to(loss.sum.scalar_type());
     if (!options_.per_token_loss) {
       const at::Tensor weight = loss.weight.detach().to(factor.scalar_type()).reshape({1}).clone();
       model_.groups().cp.all_reduce(weight)->wait();
@@ -175,8 +207,12 @@ at::Tensor run_passes(TrainedModel& model, const PretrainTask& task, const PassO
     const auto [rows, hidden_size] = model.pipeline->activation_shape(passes.batch_of(0).place);
     passes.warm_up(rows, hidden_size, model.pipeline->activation_dtype());
   }
-  model.pipeline->run(options.num_microbatches, options.training, passes,
-                      [&](int microbatch) { return passes.batch_of(microbatch).place; });
+  if (options.training && model.graphs && model.graphs->begin_step()) {
+    passes.run_graphs(*model.graphs);
+  } else {
+    model.pipeline->run(options.num_microbatches, options.training, passes,
+                        [&](int microbatch) { return passes.batch_of(microbatch).place; });
+  }
   const at::Tensor totals = passes.totals();
   model.groups().dp_cp.all_reduce(totals)->wait();
   model.groups().pp.all_reduce(totals)->wait();  // the other stages have added nothing

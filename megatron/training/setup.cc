@@ -200,6 +200,8 @@ TrainedModel build_model(const PretrainTask& task, const Arguments& arguments, c
     const TrainLength length{t.train_iters, t.train_samples, arguments.microbatches().global_batch_size(0)};
     model.optimizer = std::make_unique<Optimizer>(arguments.optimizer, make_schedule(arguments.optimizer, length), model.stores());
   }
+  if (arguments.training.uses_cuda_graphs())
+    model.graphs = std::make_unique<MicrobatchGraphs>(device, arguments.training.cuda_graph_warmup_steps);
   if (start.checkpoint) {
     const bool with_optimizer = start.continues() && !arguments.training.no_load_optim;
     load_model_state(*start.checkpoint, start.stored, arguments.optimizer, model, {with_optimizer}, agreement);

@@ -10,6 +10,7 @@
 #include "megatron/nn/activation_offload.h"
 #include "megatron/optimizer/optimizer.h"
 #include "megatron/training/device.h"
+#include "megatron/training/microbatch_graphs.h"
 #include "megatron/training/pipeline.h"
 #include "megatron/training/task.h"
 
@@ -27,6 +28,7 @@ struct TrainedModel {
   std::vector<ModelChunk> chunks;
   std::unique_ptr<Pipeline> pipeline;
   std::unique_ptr<Optimizer> optimizer;  // null with --skip-train
+  std::unique_ptr<MicrobatchGraphs> graphs;  // null: every pass is eager
   const ParallelGroups& groups() const { return chunks.front().store->groups(); }
   at::Device device() const;
   std::vector<DistributedDataParallel*> stores() const;

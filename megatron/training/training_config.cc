@@ -12,6 +12,7 @@ namespace {
 
 constexpr std::array<std::string_view, 3> kDevices = {"auto", "cpu", "cuda"};
 constexpr std::array<std::string_view, 4> kStarts = {"auto", "fresh", "resume", "resume-or-fresh"};
+constexpr std::array<std::string_view, 2> kGraphImpls = {"none", "local"};
 constexpr std::array<std::string_view, 2> kSaveFailures = {"stop", "continue"};
 constexpr std::array<std::string_view, 4> kSignals = {"SIGTERM", "SIGINT", "SIGUSR1", "SIGUSR2"};
 constexpr std::array<std::string_view, 3> kTimingOptions = {"max", "minmax", "all"};
@@ -55,6 +56,11 @@ void TrainingConfig::training_fields(FieldVisitor& v) {
   v.field({"gemm_tuning", "--no-gemm-tuning", true}, gemm_tuning,
           "take cuBLASLt's own choice of algorithms in place of the fastest, timed once and kept "
           "in ~/.cache/megatron");
+  v.choice("cuda_graph_impl", cuda_graph_impl, kGraphImpls,
+           "local: forward and backward of a micro-batch are one CUDA graph");
+  v.field("enable_cuda_graph", enable_cuda_graph, "--cuda-graph-impl local");
+  v.field("cuda_graph_warmup_steps", cuda_graph_warmup_steps,
+          "iterations without CUDA graphs at the start of a run");
   v.field("exit_interval", exit_interval, "save and stop when the iteration is a multiple of this");
   v.field("exit_duration_in_mins", exit_duration_in_mins, "save and stop after this many minutes");
   v.field({"exit_signal_handler", "--no-exit-signal-handler", true}, exit_signal_handler,
@@ -146,6 +152,7 @@ void TrainingConfig::validate(Violations& violations) const {
   at_least(violations, "--train-iters", train_iters, 0);
   at_least(violations, "--train-samples", train_samples, 0);
   at_least(violations, "--num-threads", num_threads, 0);
+  at_least(violations, "--cuda-graph-warmup-steps", cuda_graph_warmup_steps, 1);
   at_least(violations, "--exit-interval", exit_interval, 1);
   at_least(violations, "--exit-duration-in-mins", exit_duration_in_mins, 0);
   at_least(violations, "--eval-iters", eval_iters, 0);

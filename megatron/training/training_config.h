@@ -18,6 +18,7 @@ enum class StartChoice {
   kResume,
   kResumeOrFresh
 };  // kAuto: resume with --load, else fresh
+enum class CudaGraphImpl { kNone, kLocal };
 enum class SaveFailure { kStop, kContinue };
 enum class ExitSignal { kTerm, kInt, kUsr1, kUsr2 };
 
@@ -34,6 +35,9 @@ struct TrainingConfig : Config {
   DeviceChoice device = DeviceChoice::kAuto;
   int64_t num_threads = 0;  // 0: all cores of this process
   bool gemm_tuning = true;
+  CudaGraphImpl cuda_graph_impl = CudaGraphImpl::kNone;
+  bool enable_cuda_graph = false;  // the older spelling of local
+  int64_t cuda_graph_warmup_steps = 3;
   std::optional<int64_t> exit_interval;
   std::optional<int64_t> exit_duration_in_mins;
   bool exit_signal_handler = true;
@@ -93,6 +97,7 @@ struct TrainingConfig : Config {
   // The folder of metrics.jsonl and config.yaml; empty: neither is written.
   const std::string& run_folder() const { return run_dir.empty() ? save : run_dir; }
   int exit_signal_number() const;
+  bool uses_cuda_graphs() const { return enable_cuda_graph || cuda_graph_impl == CudaGraphImpl::kLocal; }
 
  private:
   void training_fields(FieldVisitor& visitor);

@@ -1,0 +1,54 @@
+#include <ATen/cuda/CUDAGraph.h>
+#include <c10/cuda/CUDACachingAllocator.h>
+#include <c10/cuda/CUDAGuard.h>
+#include <c10/cuda/CUDAStream.h>
+
+#include "megatron/base/check.h"
+#include "megatron/tensor/device_graph.h"
+#include "megatron/tensor/torch.h"
+
+namespace megatron {
+
+struct DeviceGraphPool::Impl {
+  at::cuda::MempoolId_t id;
+  c10::cuda::CUDAStream stream;  // that records; the allocator reuses memory within one stream
+};
+
+DeviceGraphPool::DeviceGraphPool(c10::Device device) {
+  MEGATRON_CHECK(device.is_cuda(), "CUDA graphs need a GPU, this run is on the CPU");
+  impl_ = std::make_unique<Impl>(
+      Impl{at::cuda::graph_pool_handle(), c10::cuda::getStreamFromPool(/*isHighPriority=*/false, device.index())});
+}
+
+DeviceGraphPool::~DeviceGraphPool() = default;
+
+struct DeviceGraph::Impl {
+  at::cuda::CUDAGraph graph;
+};
+
+DeviceGraph::DeviceGraph(DeviceGraphPool& pool, const std::function<void()>& body) : impl_(std::make_unique<Impl>()) {
+  c10::cuda::device_synchronize();
+  // What eager passes have cached is the memory that the graph needs.
+  c10::cuda::CUDACachingAllocator::emptyCache();
+  const c10::cuda::CUDAStreamGuard guard(pool.impl_->stream);
+  // Loaders and writers of checkpoints may call CUDA from their own threads meanwhile.
+  impl_->graph.capture_begin(pool.impl_->id, cudaStreamCaptureModeThreadLocal);
+  try {
+    body();
+  } catch (...) {
+    try {
+      impl_->graph.capture_end();  // also lets the allocator go back to its usual memory
+    } catch (...) {                // the first fault is the one to report
+    }
+    throw;
+  }
+  impl_->graph.capture_end();
+}
+
+DeviceGraph::~DeviceGraph() = default;
+DeviceGraph::DeviceGraph(DeviceGraph&&) noexcept = default;
+DeviceGraph& DeviceGraph::operator=(DeviceGraph&&) noexcept = default;
+
+void DeviceGraph::launch() { impl_->graph.replay(); }
+
+}  // namespace megatron

@@ -1,0 +1,84 @@
+#include "megatron/training/microbatch_graphs.h"
+
+#include <array>
+#include <utility>
+
+#include "megatron/base/check.h"
+#include "megatron/tensor/torch.h"
+
+namespace megatron {
+namespace {
+
+std::array<at::Tensor*, 7> tensors_of(Batch& batch) {
+  return {&batch.tokens,       &batch.labels,       &batch.loss_mask,     &batch.position_ids,
+          &batch.document_ids, &batch.place.sample, &batch.place.position};
+}
+std::array<const at::Tensor*, 7> tensors_of(const Batch& batch) {
+  return {&batch.tokens,       &batch.labels,       &batch.loss_mask,     &batch.position_ids,
+          &batch.document_ids, &batch.place.sample, &batch.place.position};
+}
+
+bool same_kind(const at::Tensor& x, const at::Tensor& y) {
+  if (!x.defined() || !y.defined()) return x.defined() == y.defined();
+  return x.sizes() == y.sizes() && x.scalar_type() == y.scalar_type();
+}
+
+bool same_kind(const Batch& x, const Batch& y) {
+  const auto of_x = tensors_of(x), of_y = tensors_of(y);
+  for (size_t i = 0; i < of_x.size(); ++i)
+    if (!same_kind(*of_x[i], *of_y[i])) return false;
+  return true;
+}
+
+}  // namespace
+
+MicrobatchGraphs::MicrobatchGraphs(c10::Device device, int64_t warmup_steps)
+    : pool_(device), steps_left_(warmup_steps) {}
+
+bool MicrobatchGraphs::begin_step() { return steps_left_ == 0 || steps_left_-- == 0; }
+
+MicrobatchGraphs::Recorded& MicrobatchGraphs::find(const Batch& batch, const at::Tensor& loss_scale, bool first) {
+  std::shared_ptr<Inputs> inputs;
+  for (Recorded& one : recorded_) {
+    if (!same_kind(one.inputs->batch, batch) || !same_kind(one.inputs->loss_scale, loss_scale)) continue;
+    if (one.first == first) return one;
+    inputs = one.inputs;
+  }
+  if (!inputs) {
+    inputs = std::make_shared<Inputs>();
+    inputs->batch = batch;
+    for (at::Tensor* tensor : tensors_of(inputs->batch))
+      if (tensor->defined()) *tensor = at::empty_like(*tensor, {}, at::MemoryFormat::Contiguous);
+    inputs->loss_scale = at::empty_like(loss_scale);
+  }
+  recorded_.push_back({first, std::move(inputs), {}, {}, nullptr});
+  return recorded_.back();
+}
+
+const at::Tensor& MicrobatchGraphs::run(const Batch& batch, const at::Tensor& loss_scale, bool first,
+                                        DistributedDataParallel& store, const Pass& pass) {
+  Recorded& one = find(batch, loss_scale, first);
+  {
+    const at::NoGradGuard no_grad;
+    const auto from = tensors_of(batch);
+    const auto to = tensors_of(one.inputs->batch);
+    for (size_t i = 0; i < to.size(); ++i)
+      if (to[i]->defined()) to[i]->copy_(*from[i]);
+    one.inputs->loss_scale.copy_(loss_scale);
+  }
+  store.finish_param_sync();
+  if (!one.graph) {
+    one.gradients = store.record_gradients([&] {
+      one.graph = std::make_unique<DeviceGraph>(
+          pool_, [&] { one.result = pass(one.inputs->batch, one.inputs->loss_scale); });
+    });
+  }
+  one.graph->launch();
+  for (Parameter* parameter : one.gradients) {
+    store.grad_target(*parameter);
+    store.grad_ready(*parameter);
+  }
+  return one.result;
+}
+
+}  // namespace megatron
