@@ -2,12 +2,11 @@
 
 #include <simdjson.h>
 
-#include <nlohmann/json.hpp>
-
 #include <algorithm>
 
 #include "megatron/base/check.h"
 #include "megatron/base/utf8.h"
+#include "megatron/tokenizers/json_line.h"
 
 namespace megatron {
 namespace {
@@ -181,23 +180,12 @@ void ChunkEncoder::encode_lines(Chunk& chunk, EncodedChunk& out) {
 void ChunkEncoder::encode_line(std::string_view line, size_t room, const std::string& where,
                                EncodedChunk& out) {
   MEGATRON_ASSERT(room >= line.size() + simdjson::SIMDJSON_PADDING);
-  simdjson::dom::element root;
-  auto error = parser_->json.parse(line.data(), line.size(), false).get(root);
-  std::string repaired;
-  if (error == simdjson::NUMBER_ERROR) {
-    // Numbers beyond 64 bits are no reason to refuse a document; nlohmann reads them as floating
-    // point.
-    const auto json = nlohmann::json::parse(line, nullptr, false);
-    if (!json.is_discarded()) {
-      repaired = json.dump();
-      error = parser_->json.parse(repaired.data(), repaired.size(), true).get(root);
-    }
-  }
+  simdjson::error_code error;
+  const simdjson::dom::element root = parse_json_line(parser_->json, line, room, where, error);
   if (error == simdjson::UTF8_ERROR) {
     throw_error(cat(where, ": the byte at offset ", find_ill_formed_utf8(line),
                     " of the line is not UTF-8"));
   }
-  MEGATRON_CHECK(!error, where, ": is no JSON: ", simdjson::error_message(error));
   MEGATRON_CHECK(root.is_object(), where, ": is ", type_name(root.type()), ", expected an object");
   simdjson::dom::object fields;
   MEGATRON_ASSERT(!root.get_object().get(fields));

@@ -11,6 +11,7 @@
 #include <string_view>
 
 #include "megatron/base/check.h"
+#include "megatron/tokenizers/json_line.h"
 
 namespace megatron {
 namespace {
@@ -257,10 +258,9 @@ std::vector<std::string> block_documents(const TextBlock& block,
     rest.remove_prefix(std::min(end + 1, rest.size()));
     if (line.find_first_not_of(" \t\r") == line.npos) continue;
     const auto where = [&] { return cat(block.path->string(), ": line ", line_number); };
-    simdjson::dom::element element;
-    const auto error = parser.parse(line.data(), line.size()).get(element);
-    MEGATRON_CHECK(error == simdjson::SUCCESS, where(),
-                   " is not JSON: ", simdjson::error_message(error));
+    simdjson::error_code error;
+    const simdjson::dom::element element = parse_json_line(parser, line, line.size(), where(), error);
+    MEGATRON_CHECK(error == simdjson::SUCCESS, where(), ": is not UTF-8");
     simdjson::dom::object object;
     MEGATRON_CHECK(element.get(object) == simdjson::SUCCESS, where(), " is not a JSON object");
     for (const std::string& key : keys) {

@@ -157,6 +157,8 @@ TEST(TrainBpe, BlocksCoverTheText) {
   EXPECT_EQ(report.num_documents,
             static_cast<int64_t>(std::count(lines.begin(), lines.end(), '\n')));
   EXPECT_EQ(report.num_words, 1);
+  folder.write("big.jsonl", "{\"n\": 123456789012345678901234567890, \"text\": \"x\"}\n");
+  EXPECT_EQ(words("big.jsonl").num_documents, 1);
 }
 
 TEST(TrainBpe, WrongInputIsNamed) {
@@ -166,7 +168,7 @@ TEST(TrainBpe, WrongInputIsNamed) {
   };
   EXPECT_THAT(message(folder / "none"), HasSubstr("none: no such file or folder"));
   EXPECT_THAT(message(folder.write("a.jsonl", "{\"text\": \"x\"}\n\n{\"text\": ")),
-              HasSubstr("a.jsonl: line 3 is not JSON"));
+              HasSubstr("a.jsonl: line 3: is no JSON"));
   EXPECT_THAT(message(folder.write("a.jsonl", "[]\n")), HasSubstr("line 1 is not a JSON object"));
   EXPECT_THAT(message(folder.write("a.jsonl", "{\"x\": 1}\n")),
               HasSubstr("line 1 has no \"text\""));

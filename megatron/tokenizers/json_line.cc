@@ -1,0 +1,40 @@
+#include "megatron/tokenizers/json_line.h"
+
+#include <nlohmann/json.hpp>
+
+#include "megatron/base/check.h"
+
+namespace megatron {
+namespace {
+
+// What this version of simdjson says of an integer beyond 64 bits.
+simdjson::error_code large_integer_error() {
+  static const simdjson::error_code error = [] {
+    simdjson::dom::parser parser;
+    return parser.parse(std::string("123456789012345678901234567890")).error();
+  }();
+  return error;
+}
+
+}  // namespace
+
+simdjson::dom::element parse_json_line(simdjson::dom::parser& parser, std::string_view line,
+                                       size_t room, const std::string& where,
+                                       simdjson::error_code& error) {
+  simdjson::dom::element root;
+  const bool padded = room >= line.size() + simdjson::SIMDJSON_PADDING;
+  error = parser.parse(line.data(), line.size(), /*realloc_if_needed=*/!padded).get(root);
+  if (error == simdjson::NUMBER_ERROR || error == large_integer_error()) {
+    // Such numbers are no reason to refuse a document; nlohmann reads them as floating point.
+    const auto json = nlohmann::json::parse(line, nullptr, /*allow_exceptions=*/false);
+    if (!json.is_discarded()) {
+      const std::string repaired = json.dump();
+      error = parser.parse(repaired.data(), repaired.size(), /*realloc_if_needed=*/true).get(root);
+    }
+  }
+  if (error == simdjson::UTF8_ERROR) return {};
+  MEGATRON_CHECK(!error, where, ": is no JSON: ", simdjson::error_message(error));
+  return root;
+}
+
+}  // namespace megatron
