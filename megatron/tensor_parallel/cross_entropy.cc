@@ -16,22 +16,11 @@ struct CrossEntropyFunction : torch::autograd::Function<CrossEntropyFunction> {
   static at::Tensor forward(AutogradContext* context, const at::Tensor& logits,
                             const at::Tensor& targets, int64_t valid, double z_coeff,
                             const ProcessGroup* tp) {
-    CrossEntropyParts parts = cross_entropy_parts(logits, targets, valid);
-    if (tp->size() > 1) {
-      const at::Tensor own_max = parts.max.clone();
-      tp->all_reduce(parts.max, ReduceOp::kMax)->wait();
-      const at::Tensor both = at::stack({parts.sum * (own_max - parts.max).exp_(), parts.target});
-      tp->all_reduce(both)->wait();
-      parts.sum = both[0];
-      parts.target = both[1];
-    }
-    const at::Tensor lse = parts.sum.log_().add_(parts.max);
-    at::Tensor loss = lse - parts.target;
-    if (z_coeff != 0.0) loss.addcmul_(lse, lse, z_coeff);
+    const TokenLosses parts = token_losses(logits, targets, valid, z_coeff, *tp);
     context->saved_data["valid"] = valid;
     context->saved_data["z_coeff"] = z_coeff;
-    context->save_for_backward({logits, targets, lse});
-    return loss;
+    context->save_for_backward({logits, targets, parts.lse});
+    return parts.loss;
   }
 
   static variable_list backward(AutogradContext* context, variable_list grads) {
@@ -44,6 +33,23 @@ struct CrossEntropyFunction : torch::autograd::Function<CrossEntropyFunction> {
 };
 
 }  // namespace
+
+TokenLosses token_losses(const at::Tensor& logits, const at::Tensor& targets, int64_t valid,
+                         double z_coeff, const ProcessGroup& tp) {
+  CrossEntropyParts parts = cross_entropy_parts(logits, targets, valid);
+  if (tp.size() > 1) {
+    const at::Tensor own_max = parts.max.clone();
+    tp.all_reduce(parts.max, ReduceOp::kMax)->wait();
+    const at::Tensor both = at::stack({parts.sum * (own_max - parts.max).exp_(), parts.target});
+    tp.all_reduce(both)->wait();
+    parts.sum = both[0];
+    parts.target = both[1];
+  }
+  const at::Tensor lse = parts.sum.log_().add_(parts.max);
+  at::Tensor loss = lse - parts.target;
+  if (z_coeff != 0.0) loss.addcmul_(lse, lse, z_coeff);
+  return {loss, lse};
+}
 
 at::Tensor vocab_parallel_cross_entropy(const at::Tensor& logits, const at::Tensor& targets,
                                         int64_t vocab_size, double z_coeff,

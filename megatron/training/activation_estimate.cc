@@ -4,6 +4,7 @@
 #include <numeric>
 
 #include "megatron/base/check.h"
+#include "megatron/tensor_parallel/linear_cross_entropy.h"
 
 namespace megatron {
 
@@ -458,6 +459,7 @@ struct HeadSizes {
   int64_t cast;    // whole rows in the type of the stream, where they are converted
   int64_t logits;
   int64_t per_token;
+  int64_t part;  // > 0: with the loss in parts of so many tokens no logits stay, but the gradient of the input does
 };
 
 HeadSizes head_sizes(const LayoutPlan& plan, const LayerSizes& z) {
@@ -469,6 +471,11 @@ HeadSizes head_sizes(const LayoutPlan& plan, const LayerSizes& z) {
   s.cast = plan.bytes.residual == plan.bytes.model || !plan.sequence_parallel ? 0 : T * h * plan.bytes.residual;
   s.logits = T * plan.padded_vocab_size / plan.tensor * plan.bytes.model;
   s.per_token = T * (kIdBytes + plan.bytes.sum + 1 + 4);  // target, log-sum-exp, whether ignored, loss mask
+  if (plan.model().cross_entropy_fusion_impl != CrossEntropyFusion::kLinear) return s;
+  const int64_t columns = plan.padded_vocab_size / plan.tensor, given = plan.model().cross_entropy_chunk_tokens;
+  s.part = std::min(T, given > 0 ? given : cross_entropy_chunk(T, columns, plan.bytes.model));
+  s.logits = 0;
+  s.per_token = T * (1 + plan.bytes.sum);  // whether ignored, loss mask
   return s;
 }
 
@@ -638,7 +645,7 @@ PassBytes pass_bytes(const LayoutPlan& plan, int stage, int chunk) {
     const HeadSizes head = head_sizes(plan, any);
     const int64_t saved = head.norm + head.input + head.logits + head.per_token;
     pass.saved.ends += saved;
-    pass.pending += head.input + head.logits;
+    if (head.part == 0) pass.pending += head.input + head.logits;
     const int64_t normed =
         plan.sequence_parallel || plan.bytes.residual != plan.bytes.model ? head.normed + head.cast : 0;
     // The gradient of the output layer's input comes beside the gradient of the logits, and is
@@ -647,12 +654,19 @@ PassBytes pass_bytes(const LayoutPlan& plan, int stage, int chunk) {
     const int64_t converted = plan.bytes.residual == plan.bytes.model
                                   ? 0
                                   : plan.tokens() * c.hidden_size * plan.bytes.residual;
-    const int64_t through_logits = head.input + converted - head.per_token;
+    const int64_t through_logits = (head.part > 0 ? 0 : head.input) + converted - head.per_token;
     const int64_t through_norm = std::max(head.input, converted) +
                                  (plan.sequence_parallel ? any.stream : 0) + any.stream -
                                  head.input - head.logits - head.per_token;
     // Layers run before the head saves anything, and go back after it has given everything up.
     pass.forward_extra = std::max(layer_forward_most - saved, normed + at_the_head);
+    if (head.part > 0) {
+      // The whole input beside its gradient, the logits of a part and what becomes of them; targets, losses, gradients of tokens.
+      const int64_t columns = plan.padded_vocab_size / plan.tensor;
+      const int64_t working = head.part * ((columns + c.hidden_size) * plan.bytes.model + 4 * plan.bytes.sum) +
+                              plan.tokens() * (kIdBytes + 3 * plan.bytes.sum);
+      pass.forward_extra = std::max(layer_forward_most - saved, normed + at_the_head + head.input + working);
+    }
     const int64_t first_back = coming(static_cast<int64_t>(taken.size()));
     const int64_t through_head = std::max(through_logits, through_norm) + first_back;
     pass.backward_extra = std::max(layer_backward_most - saved + any.stream, through_head);

@@ -181,6 +181,11 @@ void layers_are_offloaded_by_one_stage(const Arguments& a, Violations& v) {
           "give --fine-grained-activation-offloading with --offload-modules, which every stage follows");
 }
 
+void fused_loss_knows_its_gradient(const Arguments& a, Violations& v) {
+  if (a.transformer.cross_entropy_fusion_impl == CrossEntropyFusion::kLinear && !a.training.calculate_per_token_loss)
+    v.add("--cross-entropy-fusion-impl linear with --no-calculate-per-token-loss is not built", "leave one of them out");
+}
+
 // A graph holds launches of one rank's own work over memory that stays.
 void graphs_hold_whole_passes(const Arguments& a, Violations& v) {
   if (!a.training.uses_cuda_graphs()) return;
@@ -229,6 +234,7 @@ constexpr Rule kRules[] = {
     {"layers are offloaded by one stage", layers_are_offloaded_by_one_stage},
     {"context ranks fit", context_ranks_fit},
     {"graphs hold whole passes", graphs_hold_whole_passes},
+    {"fused loss knows its gradient", fused_loss_knows_its_gradient},
     {"micro-batches feed the pipeline", microbatches_feed_the_pipeline},
     {"batch sizes divide", batch_sizes_divide},
     {"evaluation batch divides", evaluation_batch_divides},

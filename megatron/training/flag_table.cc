@@ -119,7 +119,7 @@ constexpr std::array<KnownFlag, 851> kTable = {{
     {"--no-tp-comm-split-ag --disable-tp-comm-split-ag", kSo, kOff},
     {"--no-tp-comm-split-rs --disable-tp-comm-split-rs", kSo, kOff},
     {"--cross-entropy-loss-fusion", kSo, "the loss is one fused operation"},
-    {"--cross-entropy-fusion-impl", kSo, "the loss is one fused operation", 1, 1},
+    {"--cross-entropy-fusion-impl", kNo, kField, 1, 1, "native"},
     {"--tp-comm-bootstrap-backend", kNo, kTp, 1, 1, "nccl"},
     {"--overlap-moe-expert-parallel-comm", kNo, kMoe},
     {"--delay-wgrad-compute", kNo, kZeroBubble},

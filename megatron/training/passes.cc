@@ -36,6 +36,7 @@ class StagePasses final : public StageCompute {
     ForwardContext context = context_of(batch);
     if (options_.training) {
       context.tape = &pass.tape;
+      if (options_.per_token_loss) context.loss_grad = options_.loss_scale;
       if (model_.offload) pass.offload = OffloadedPass(*model_.offload);
       if (model_.offload) context.offload = &pass.offload;
     }
@@ -161,6 +162,7 @@ class StagePasses final : public StageCompute {
     Pass pass;
     ForwardContext context = context_of(batch);
     context.tape = &pass.tape;
+    if (options_.per_token_loss) context.loss_grad = loss_scale;
     const StageOutput output = task_.forward_step(*model_.chunks.front().module, batch, {}, context);
     start_backward(output.loss, loss_scale, pass);
     pass.tape.backward(std::move(pass.root), pass.root_grad);

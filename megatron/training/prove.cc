@@ -155,6 +155,11 @@ void shrink_run(Arguments& a, Shrinker& shrinker, int64_t microbatches_before) {
   t.tensorboard_dir.clear();
   t.save_interval.reset();
   t.device = DeviceChoice::kCpu;
+  if (t.uses_cuda_graphs()) shrinker.note("without CUDA graphs");
+  t.enable_cuda_graph = false;
+  t.cuda_graph_impl = CudaGraphImpl::kNone;
+  if (a.transformer.cross_entropy_fusion_impl == CrossEntropyFusion::kLinear)
+    a.transformer.cross_entropy_chunk_tokens = 5;  // so that there are several parts
   DataConfig data;
   data.mock_data = true;
   data.num_workers = 0;
@@ -304,6 +309,7 @@ Arguments serial_arguments(Arguments arguments) {
   arguments.parallel = {};
   arguments.pipeline = {};
   arguments.ddp = {};
+  arguments.transformer.cross_entropy_fusion_impl = CrossEntropyFusion::kNative;
   arguments.world_size = 1;
   arguments.training.global_batch_size = global_batch_size;
   arguments.finalize();

@@ -22,6 +22,8 @@ struct ForwardContext {
                               // undefined: none. Only at one context-parallel rank
   at::Tensor document_ids;    // [b, s] int64 of the whole sequence on every context-parallel rank:
                               // tokens attend within their document only; undefined: no borders
+  at::Tensor loss_grad;       // [] training: what the backward will give the sum of the losses, where it
+                              // is known before; undefined: it is not
   KVCache* cache = nullptr;   // decoding: keys and values of earlier positions
   RecomputeTape* tape = nullptr;     // training: where recomputed parts are noted
   OffloadedPass* offload = nullptr;  // training: where offloaded activations are noted

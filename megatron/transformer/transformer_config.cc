@@ -12,6 +12,7 @@ constexpr std::string_view kPositions[] = {"learned_absolute", "rope", "none", "
 constexpr std::string_view kRopeScalings[] = {"none", "linear", "llama3", "yarn", "longrope"};
 constexpr std::string_view kNormPlacements[] = {"pre", "post", "sandwich"};
 constexpr std::string_view kNorms[] = {"LayerNorm", "RMSNorm"};
+constexpr std::string_view kFusions[] = {"native", "te", "linear"};
 constexpr std::string_view kBackends[] = {"auto", "flash", "fused", "unfused", "local"};
 constexpr std::string_view kGranularities[] = {"none", "full", "selective"};
 constexpr std::string_view kMethods[] = {"uniform", "block"};
@@ -242,9 +243,14 @@ void TransformerConfig::fields(FieldVisitor& v) {
   v.field("init_method_xavier_uniform", init_method_xavier_uniform, "Xavier-uniform weights");
   v.field("seed", seed, "seed of weights, dropout and data order");
   v.group("attention and recomputation");
+  v.choice("cross_entropy_fusion_impl", cross_entropy_fusion_impl, kFusions,
+           "linear: the output projection and the loss take some tokens at a time, and logits of a "
+           "micro-batch never exist");
+  v.field("cross_entropy_chunk_tokens", cross_entropy_chunk_tokens,
+          "tokens at a time with --cross-entropy-fusion-impl linear; 0: as many as have 1 GiB of "
+          "logits");
   v.choice("attention_backend", attention_backend, kBackends,
-           "implementation of core attention; fused is cuDNN: fast on a GPU, but not the same bits "
-           "in every run");
+           "implementation of core attention; fused is cuDNN");
   v.choice("recompute_granularity", recompute_granularity, kGranularities,
            "recompute activations in the backward: whole layers or selected parts");
   v.choice("recompute_method", recompute_method, kMethods,
@@ -378,6 +384,9 @@ void TransformerConfig::validate(Violations& violations) const {
   require(!embedding_init_method_std || *embedding_init_method_std > 0,
           cat("--embedding-init-method-std ", embedding_init_method_std.value_or(0),
               " must be positive"));
+  require(cross_entropy_chunk_tokens >= 0, cat("--cross-entropy-chunk-tokens ", cross_entropy_chunk_tokens, " is negative"));
+  require(cross_entropy_fusion_impl != CrossEntropyFusion::kLinear || final_logit_softcapping == 0.0,
+          "--cross-entropy-fusion-impl linear with --final-logit-softcapping is not built");
   require(z_loss_coeff >= 0, cat("--z-loss-coeff ", z_loss_coeff, " is negative"));
   require(seed > 0, cat("--seed ", seed, " must be positive"));
   require(window_size.empty() || window_size.size() == 2,

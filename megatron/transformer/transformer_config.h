@@ -17,6 +17,7 @@
 namespace megatron {
 
 // kYarn becomes kRope with RopeScaling::kYarn when the configuration is finalized.
+enum class CrossEntropyFusion { kNative, kTe, kLinear };  // kTe: as kNative, one operation here
 enum class PositionEmbedding { kLearnedAbsolute, kRope, kNone, kYarn };
 // How rotary frequencies are stretched beyond the lengths a model was trained on. kLinear: all
 // divided by the factor; kLlama3: long wavelengths only; kYarn: Peng et al. 2023
@@ -97,6 +98,8 @@ struct TransformerConfig : Config {
   int64_t seed = 1234;
 
   // -- performance
+  CrossEntropyFusion cross_entropy_fusion_impl = CrossEntropyFusion::kNative;
+  int64_t cross_entropy_chunk_tokens = 0;  // of kLinear; 0: by the memory of the logits
   AttentionBackend attention_backend = AttentionBackend::kAuto;
   RecomputeGranularity recompute_granularity = RecomputeGranularity::kNone;
   RecomputeMethod recompute_method = RecomputeMethod::kUniform;

@@ -78,6 +78,8 @@ TEST(GraphGpu, LeavesTheBitsOfEagerSteps) {
       {"selective recomputation", {"--recompute-granularity", "selective", "--recompute-modules", "mlp", "layernorm",
                                    "--hidden-dropout", "0.1", "--attention-dropout", "0"}},
       {"means of means", {"--no-calculate-per-token-loss", "--hidden-dropout", "0", "--attention-dropout", "0"}},
+      {"loss in parts", {"--cross-entropy-fusion-impl", "linear", "--cross-entropy-chunk-tokens", "50", "--hidden-dropout", "0",
+                         "--attention-dropout", "0"}},
       {"one micro-batch a step", {"--global-batch-size", "2", "--hidden-dropout", "0", "--attention-dropout", "0"}},
   };
   for (const Case& one : cases) {

@@ -8,6 +8,7 @@
 #include "megatron/tensor/torch.h"
 #include "megatron/tensor_parallel/cross_entropy.h"
 #include "megatron/tensor_parallel/layers.h"
+#include "megatron/tensor_parallel/linear_cross_entropy.h"
 #include "megatron/tensor_parallel/mappings.h"
 #include "megatron/tensor_parallel/vocab_parallel_embedding.h"
 #include "megatron/transformer/transformer_block.h"
@@ -197,12 +198,25 @@ at::Tensor GPTModel::logits(const at::Tensor& hidden) {
   return cap > 0.0 ? logits.div(cap).tanh().mul(cap) : logits;
 }
 
-Loss GPTModel::loss(const at::Tensor& hidden, const at::Tensor& labels, const at::Tensor& loss_mask) {
+Loss GPTModel::loss(const at::Tensor& hidden, const at::Tensor& labels, const at::Tensor& loss_mask,
+                    const at::Tensor& loss_grad) {
   check_shape("loss_mask", loss_mask, {labels.size(0), labels.size(1)});
-  const at::Tensor per_token =
-      vocab_parallel_cross_entropy(logits(hidden), labels.t().contiguous(), impl_->config.vocab_size,
-                                   impl_->config.transformer.z_loss_coeff, impl_->groups.tp);
-  const at::Tensor mask = loss_mask.t().to(per_token.scalar_type());
+  const GPTConfig& config = impl_->config;
+  const at::Tensor targets = labels.t().contiguous();
+  const at::Tensor mask =
+      loss_mask.t().to(hidden.scalar_type() == at::kDouble ? at::kDouble : at::kFloat);
+  at::Tensor per_token;
+  if (config.transformer.cross_entropy_fusion_impl == CrossEntropyFusion::kLinear &&
+      loss_grad.defined() && at::GradMode::is_enabled()) {
+    MEGATRON_ASSERT(impl_->head != nullptr, "this segment holds no output layer");
+    const LinearCrossEntropyOptions options = {config.vocab_size, config.transformer.z_loss_coeff,
+                                               config.transformer.cross_entropy_chunk_tokens,
+                                               config.sequence_parallel};
+    per_token = linear_cross_entropy(*impl_->head, hidden, targets, mask * loss_grad.to(mask.scalar_type()), options, impl_->groups.tp);
+  } else {
+    per_token = vocab_parallel_cross_entropy(logits(hidden), targets, config.vocab_size,
+                                             config.transformer.z_loss_coeff, impl_->groups.tp);
+  }
   return {(per_token * mask).sum(), mask.sum()};
 }
 
@@ -213,7 +227,7 @@ at::Tensor GPTModel::forward(const at::Tensor& tokens, const ForwardContext& con
 Loss GPTModel::loss(const at::Tensor& tokens, const at::Tensor& labels, const at::Tensor& loss_mask,
                     const ForwardContext& context) {
   check_shape("labels", labels, {tokens.size(0), tokens.size(1)});
-  return loss(hidden(tokens, {}, context), labels, loss_mask);
+  return loss(hidden(tokens, {}, context), labels, loss_mask, context.loss_grad);
 }
 
 }  // namespace megatron

@@ -49,7 +49,9 @@ class GPTModel : public Module {
   // The last segment's part: [s, b, h] -> [s, b, v/t] in the model's type; columns of vocabulary padding are unspecified.
   at::Tensor logits(const at::Tensor& hidden);
   // Sum of the per-token losses times their mask, and the sum of the mask. labels [b, s] int64, loss_mask [b, s] fp32.
-  Loss loss(const at::Tensor& hidden, const at::Tensor& labels, const at::Tensor& loss_mask);
+  // `loss_grad` as in ForwardContext: with it and --cross-entropy-fusion-impl linear a backward must follow.
+  Loss loss(const at::Tensor& hidden, const at::Tensor& labels, const at::Tensor& loss_mask,
+            const at::Tensor& loss_grad);
 
   // The whole model at once: logits, or the loss.
   at::Tensor forward(const at::Tensor& tokens, const ForwardContext& context);

@@ -22,7 +22,7 @@ StageOutput forward_step(Module& module, const Batch& batch, const at::Tensor& i
   GPTModel& model = dynamic_cast<GPTModel&>(module);
   const at::Tensor hidden = model.hidden(batch.tokens, input, context);
   if (!model.slice().head) return {hidden, {}};
-  return {{}, model.loss(hidden, batch.labels, batch.loss_mask)};
+  return {{}, model.loss(hidden, batch.labels, batch.loss_mask, context.loss_grad)};
 }
 
 ModelFlops model_flops(const Arguments& arguments, const Vocabulary& vocabulary) {

@@ -210,6 +210,7 @@ Measured measure(const Arguments& a, int64_t padded_vocab, const StageSlice& sli
     context.training = true;
     context.place = batch.place;
     context.tape = &tape;
+    context.loss_grad = at::ones({});
     OffloadedPass in_host_memory;
     if (offload) in_host_memory = OffloadedPass(*offload);
     if (offload) context.offload = &in_host_memory;
@@ -307,6 +308,11 @@ INSTANTIATE_TEST_SUITE_P(
             "--micro-batch-size 2 --swiglu --normalization RMSNorm --position-embedding-type rope "
             "--disable-bias-linear --group-query-attention --num-query-groups 2 "
             "--untie-embeddings-and-output-weights"},
+        ActivationCase{"linear_loss",
+                       "--micro-batch-size 2 --cross-entropy-fusion-impl linear --cross-entropy-chunk-tokens 100"},
+        ActivationCase{"linear_loss_tp2_sp",
+                       "--micro-batch-size 2 --tensor-model-parallel-size 2 --sequence-parallel "
+                       "--cross-entropy-fusion-impl linear --cross-entropy-chunk-tokens 128", 2},
         ActivationCase{"one_group",
                        "--micro-batch-size 2 --group-query-attention --num-query-groups 1"},
         ActivationCase{"head_norms",
@@ -509,6 +515,11 @@ INSTANTIATE_TEST_SUITE_P(
     Schedules, TrainingPeak,
     testing::Values(
         ActivationCase{"one_rank", "--global-batch-size 4"},
+        ActivationCase{"linear_loss",
+                       "--global-batch-size 4 --cross-entropy-fusion-impl linear --cross-entropy-chunk-tokens 64"},
+        ActivationCase{"zb_h1_linear_loss",
+                       "--pipeline-model-parallel-size 4 --global-batch-size 8 --pipeline-schedule zb-h1 "
+                       "--cross-entropy-fusion-impl linear --cross-entropy-chunk-tokens 64", 4},
         ActivationCase{"one_f_one_b", "--pipeline-model-parallel-size 4 --global-batch-size 8", 4},
         ActivationCase{"gpipe", "--pipeline-model-parallel-size 4 --global-batch-size 8 --pipeline-schedule gpipe", 4},
         ActivationCase{
