@@ -83,6 +83,7 @@ class DistributedDataParallel final : public ParameterStore {
   GradTarget grad_target(Parameter& parameter) override;
   void grad_ready(Parameter& parameter) override;
   bool defer(std::function<void()> weight_gradient) override;
+  bool defers() const override { return deferred_ != nullptr; }
 
   // Whether the passes of a step run beside collectives of this store, which they start or wait for bucket by bucket.
   bool gathers_under_first_pass() const { return overlap_values_; }

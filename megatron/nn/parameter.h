@@ -97,6 +97,8 @@ class ParameterStore {
   // Takes the computation of a weight gradient to run it after this backward (zero-bubble schedules
   // run it as an action of its own), or returns false: run it now.
   virtual bool defer(std::function<void()> /*weight_gradient*/) { return false; }
+  // Whether it does so now.
+  virtual bool defers() const { return false; }
 };
 
 }  // namespace megatron

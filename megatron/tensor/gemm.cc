@@ -17,33 +17,41 @@ at::Tensor as_matrix(const at::Tensor& x) { return x.reshape({-1, x.size(-1)}); 
 }  // namespace
 
 at::Tensor linear_forward(const at::Tensor& x, const at::Tensor& w, const at::Tensor& bias) {
+  std::vector<int64_t> shape = x.sizes().vec();
+  shape.back() = w.size(0);
+  at::Tensor y = at::empty(shape, x.options().requires_grad(false));
+  linear_forward_into(x, w, bias, y);
+  return y;
+}
+
+void linear_forward_into(const at::Tensor& x, const at::Tensor& w, const at::Tensor& bias,
+                         at::Tensor y) {
   const at::NoGradGuard no_grad;
   check_shape("linear weight", w, {-1, x.size(-1)});
   use_wide_blas_reductions();
-  const at::Tensor rows = as_matrix(x);
-  std::vector<int64_t> shape = x.sizes().vec();
-  shape.back() = w.size(0);
-  const at::Tensor shift = bias.defined() ? bias.to(w.scalar_type()) : bias;
+  const at::Tensor rows = as_matrix(x), shift = bias.defined() ? bias.to(w.scalar_type()) : bias;
   if (bias.defined()) check_shape("linear bias", bias, {w.size(0)});
-  if (x.is_cuda()) {
-    const at::Tensor y = at::empty({rows.size(0), w.size(0)}, rows.options());
-    if (blas_forward(rows, w, shift, y)) return y.view(shape);
-  }
-  return (bias.defined() ? at::addmm(shift, rows, w.t()) : at::mm(rows, w.t())).view(shape);
+  at::Tensor out = y.view({rows.size(0), w.size(0)});
+  if (x.is_cuda() && blas_forward(rows, w, shift, out)) return;
+  bias.defined() ? at::addmm_out(out, shift, rows, w.t()) : at::mm_out(out, rows, w.t());
 }
 
 at::Tensor linear_input_grad(const at::Tensor& dy, const at::Tensor& w) {
+  std::vector<int64_t> shape = dy.sizes().vec();
+  shape.back() = w.size(1);
+  at::Tensor dx = at::empty(shape, dy.options().requires_grad(false));
+  linear_input_grad_into(dy, w, dx);
+  return dx;
+}
+
+void linear_input_grad_into(const at::Tensor& dy, const at::Tensor& w, at::Tensor dx) {
   const at::NoGradGuard no_grad;
   check_shape("linear weight", w, {dy.size(-1), -1});
   use_wide_blas_reductions();
-  std::vector<int64_t> shape = dy.sizes().vec();
-  shape.back() = w.size(1);
   const at::Tensor rows = as_matrix(dy);
-  if (dy.is_cuda()) {
-    const at::Tensor dx = at::empty({rows.size(0), w.size(1)}, rows.options());
-    if (blas_input_grad(rows, w, dx)) return dx.view(shape);
-  }
-  return at::mm(rows, w).view(shape);
+  at::Tensor out = dx.view({rows.size(0), w.size(1)});
+  if (dy.is_cuda() && blas_input_grad(rows, w, out)) return;
+  at::mm_out(out, rows, w);
 }
 
 void linear_weight_grad(const at::Tensor& dy, const at::Tensor& x, at::Tensor target, double beta) {

@@ -19,6 +19,11 @@ at::Tensor linear_forward(const at::Tensor& x, const at::Tensor& w, const at::Te
 // dx = dy w.   dy [..., n], w [n, k]; returns [..., k].
 at::Tensor linear_input_grad(const at::Tensor& dy, const at::Tensor& w);
 
+// The same, written to y [..., n] and dx [..., k], which are contiguous and of the operands' type.
+void linear_forward_into(const at::Tensor& x, const at::Tensor& w, const at::Tensor& bias,
+                         at::Tensor y);
+void linear_input_grad_into(const at::Tensor& dy, const at::Tensor& w, at::Tensor dx);
+
 // target = beta * target + dy^T x.   dy [..., n], x [..., k], target [n, k], fp32 (or the operands'
 // type).
 void linear_weight_grad(const at::Tensor& dy, const at::Tensor& x, at::Tensor target, double beta);

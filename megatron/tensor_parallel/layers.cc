@@ -7,6 +7,7 @@
 #include "megatron/tensor/gemm.h"
 #include "megatron/tensor/torch.h"
 #include "megatron/tensor_parallel/mappings.h"
+#include "megatron/tensor_parallel/overlapped_linear.h"
 
 namespace megatron {
 namespace {
@@ -57,6 +58,12 @@ at::Tensor gathered(const LinearState& state, const at::Tensor& x) {
   return state.sequence_parallel ? all_gather_first_dim(x, *state.tp) : x;
 }
 
+at::Tensor column_product(const LinearState& state, const at::Tensor& x, const at::Tensor& weight,
+                          const at::Tensor& bias) {
+  return state.sequence_parallel ? gathered_linear_forward(x, weight, bias, *state.tp)
+                                 : linear_forward(x, weight, bias);
+}
+
 // Y = norm(X) A^T + b with A's rows on this rank; and X.
 struct ColumnFunction : torch::autograd::Function<ColumnFunction> {
   static variable_list forward(AutogradContext* context, const at::Tensor& x, const at::Tensor&,
@@ -65,13 +72,13 @@ struct ColumnFunction : torch::autograd::Function<ColumnFunction> {
     context->saved_data["state"] = reinterpret_cast<int64_t>(state);
     if (state->norm == nullptr) {
       context->save_for_backward({x});
-      return {linear_forward(gathered(*state, x), weight.value(), bias.value()), x};
+      return {column_product(*state, x, weight.value(), bias.value()), x};
     }
     const NormResult normed = norm_forward(*state->norm, x);
     const at::Tensor y = normed.y.to(weight.value().scalar_type());
     context->save_for_backward(
         {x, normed.mean, normed.rstd, state->recompute_norm ? at::Tensor() : y});
-    return {linear_forward(gathered(*state, y), weight.value(), bias.value()), x};
+    return {column_product(*state, y, weight.value(), bias.value()), x};
   }
 
   static variable_list backward(AutogradContext* context, variable_list grads) {
@@ -80,9 +87,12 @@ struct ColumnFunction : torch::autograd::Function<ColumnFunction> {
     const at::Tensor dy = grads[0].contiguous();
     at::Tensor dx;
     at::ScalarType type;
+    std::optional<GatheredRows> input;  // for the weight gradient, if that comes next; under the product
     {
       const AcquiredValue weight(state.weight);
       type = weight.value().scalar_type();
+      if (state.sequence_parallel && state.weight->trainable && !state.weight->store->defers())
+        input.emplace(linear_input(state, saved, type), *state.tp);
       dx = linear_input_grad(dy, weight.value());
     }
     std::shared_ptr<Work> reduction;  // runs under the weight gradient
@@ -97,9 +107,13 @@ struct ColumnFunction : torch::autograd::Function<ColumnFunction> {
         reduction = state.tp->all_reduce(dx);
       }
     }
-    accumulate_weight_grad(*state.weight, dy, [&state, saved, type] {
-      return gathered(state, linear_input(state, saved, type));
-    });
+    if (input) {
+      accumulate_weight_grad(*state.weight, dy, [&input] { return input->wait(); });
+    } else {
+      accumulate_weight_grad(*state.weight, dy, [&state, saved, type] {
+        return gathered(state, linear_input(state, saved, type));
+      });
+    }
     accumulate_bias_grad(state.bias, dy);
     if (reduction) reduction->wait();
     const at::Tensor& beside = grads[1];  // undefined when nothing goes around the layer
@@ -129,11 +143,13 @@ struct RowFunction : torch::autograd::Function<RowFunction> {
     context->save_for_backward({input});
     const at::Tensor x = activated(*state, input);
     if (state->tp->size() == 1) return linear_forward(x, weight.value(), bias.value());
-    at::Tensor y = linear_forward(x, weight.value(), at::Tensor());
-    if (state->sequence_parallel)
-      y = reduce_scatter_first_dim(y, *state->tp);
-    else
+    at::Tensor y;
+    if (state->sequence_parallel) {
+      y = scattered_linear_forward(x, weight.value(), *state->tp);
+    } else {
+      y = linear_forward(x, weight.value(), at::Tensor());
       state->tp->all_reduce(y)->wait();
+    }
     return bias.value().defined() ? y.add_(bias.value()) : y;
   }
 
@@ -142,11 +158,16 @@ struct RowFunction : torch::autograd::Function<RowFunction> {
     const at::Tensor input = context->get_saved_variables()[0];
     accumulate_bias_grad(state.bias,
                          grads[0].contiguous());  // a partial sum with sequence_parallel
-    const at::Tensor dy = gathered(state, grads[0].contiguous());
-    at::Tensor dx;
+    at::Tensor dy = grads[0].contiguous(), dx;
     {
       const AcquiredValue weight(state.weight);
-      dx = linear_input_grad(dy, weight.value());
+      if (state.sequence_parallel) {
+        GatheredRows rows(dy, *state.tp);
+        dx = gathered_linear_input_grad(rows, weight.value(), *state.tp);
+        dy = rows.wait();
+      } else {
+        dx = linear_input_grad(dy, weight.value());
+      }
     }
     {
       const at::Tensor x = activated(state, input);
