@@ -1,0 +1,336 @@
+// Checkpoints between layouts: what layout A saved, B loads and saves, and A loads and saves again,
+// is what A saved, byte by byte in the files and in the memory of every rank, optimizer states
+// included, for every pair.
+#include <gtest/gtest.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+#include <barrier>
+#include <cstring>
+#include <filesystem>
+#include <map>
+
+#include "against_one_rank.h"
+#include "megatron/base/check.h"
+#include "megatron/base/files.h"
+#include "megatron/base/log.h"
+#include "megatron/comm/thread_backend.h"
+#include "megatron/dist_checkpointing/checkpoint_folder.h"
+#include "megatron/tensor/torch.h"
+#include "megatron/training/checkpoint_state.h"
+#include "megatron/training/setup.h"
+#include "megatron/training/tasks/tasks.h"
+
+namespace megatron {
+namespace {
+
+namespace fs = std::filesystem;
+
+struct LayoutRow {
+  const char* name;
+  int ranks;
+  const char* flags;
+};
+
+// Worlds that do not divide one another, every axis and sharding, uneven stages, and vocabularies
+// of 101 tokens that are padded to 101, 102, 104, 108, 112 and 128 rows.
+constexpr LayoutRow kLayouts[] = {
+    {"one", 1, "--make-vocab-size-divisible-by 1"},
+    {"tp2_sp", 2,
+     "--tensor-model-parallel-size 2 --sequence-parallel --make-vocab-size-divisible-by 8"},
+    {"tp3", 3, "--tensor-model-parallel-size 3 --make-vocab-size-divisible-by 4"},
+    {"pp2_uneven", 2,
+     "--pipeline-model-parallel-size 2 --decoder-first-pipeline-num-layers 1 "
+     "--make-vocab-size-divisible-by 128"},
+    {"pp2_vpp2", 2,
+     "--pipeline-model-parallel-size 2 --num-virtual-stages-per-pipeline-rank 2 "
+     "--make-vocab-size-divisible-by 1"},
+    {"pp2_zbv", 2,
+     "--pipeline-model-parallel-size 2 --pipeline-schedule zb-v --make-vocab-size-divisible-by 2"},
+    {"pp3_layout", 3,
+     "--pipeline-model-parallel-size 3 --pipeline-model-parallel-layout Et|ttt|L "
+     "--make-vocab-size-divisible-by 16"},
+    {"cp2", 2, "--context-parallel-size 2 --make-vocab-size-divisible-by 1"},
+    {"dp3_zero1", 3,
+     "--use-distributed-optimizer --ddp-bucket-size 700 --make-vocab-size-divisible-by 1"},
+    {"dp5_zero1", 5,
+     "--use-distributed-optimizer --overlap-grad-reduce --make-vocab-size-divisible-by 2"},
+    {"dp2_zero2", 2,
+     "--use-megatron-fsdp --data-parallel-sharding-strategy optim_grads "
+     "--make-vocab-size-divisible-by 1"},
+    {"dp4_zero3", 4,
+     "--use-megatron-fsdp --data-parallel-sharding-strategy optim_grads_params "
+     "--make-vocab-size-divisible-by 2"},
+    {"dp4_instances2", 4,
+     "--use-distributed-optimizer --num-distributed-optimizer-instances 2 "
+     "--make-vocab-size-divisible-by 1"},
+    {"tp2_dp3_zero3", 6,
+     "--tensor-model-parallel-size 2 --use-megatron-fsdp --data-parallel-sharding-strategy "
+     "optim_grads_params "
+     "--make-vocab-size-divisible-by 1"},
+    {"tp2_pp2_dp2_zero1", 8,
+     "--tensor-model-parallel-size 2 --sequence-parallel --pipeline-model-parallel-size 2 "
+     "--use-distributed-optimizer "
+     "--make-vocab-size-divisible-by 8"},
+};
+
+struct ModelRow {
+  const char* name;
+  const char* flags;
+  size_t every;  // of how many layouts one is taken
+};
+
+constexpr ModelRow kModels[] = {
+    {"llama",
+     "--group-query-attention --num-query-groups 6 --position-embedding-type rope --normalization "
+     "RMSNorm --swiglu "
+     "--disable-bias-linear --qk-layernorm --untie-embeddings-and-output-weights",
+     1},
+    {"tied", "--max-position-embeddings 16", 2},
+};
+
+constexpr const char* kCommon =
+    "--num-layers 4 --hidden-size 24 --ffn-hidden-size 36 --num-attention-heads 6 --kv-channels 4 "
+    "--seq-length 16 "
+    "--tokenizer-type NullTokenizer --vocab-size 101 --mock-data --num-workers 0 "
+    "--micro-batch-size 1 "
+    "--train-samples 1000 --lr 1e-2 --clip-grad 1.0 --bf16 --eval-iters 0 --device cpu";
+
+class ScratchFolder {
+ public:
+  ScratchFolder() {
+    const fs::path base =
+        ::access("/dev/shm", W_OK) == 0 ? fs::path("/dev/shm") : fs::temp_directory_path();
+    std::string name = (base / "megatron_layouts_XXXXXX").string();
+    MEGATRON_CHECK(::mkdtemp(name.data()) != nullptr, "cannot make a scratch folder");
+    path_ = name;
+  }
+  ~ScratchFolder() {
+    std::error_code ignored;
+    fs::remove_all(path_, ignored);
+  }
+  fs::path operator/(const std::string& name) const { return path_ / name; }
+
+ private:
+  fs::path path_;
+};
+
+// Ranks as threads; a rank that throws lets the others wait no longer than the test's own time
+// limit.
+class ThreadAgreement final : public Agreement {
+ public:
+  struct Room {
+    explicit Room(int size) : barrier(size), texts(static_cast<size_t>(size)) {}
+    std::barrier<> barrier;
+    std::vector<std::string> texts;
+    std::string answer;
+  };
+  ThreadAgreement(Room& room, int rank) : room_(room), rank_(rank) {}
+  int rank() const override { return rank_; }
+  int size() const override { return static_cast<int>(room_.texts.size()); }
+  std::vector<std::string> gather(const std::string& text) override {
+    room_.texts[static_cast<size_t>(rank_)] = text;
+    room_.barrier.arrive_and_wait();
+    std::vector<std::string> all = rank_ == 0 ? room_.texts : std::vector<std::string>();
+    room_.barrier.arrive_and_wait();
+    return all;
+  }
+  std::string broadcast(const std::string& text) override {
+    if (rank_ == 0) room_.answer = text;
+    room_.barrier.arrive_and_wait();
+    std::string answer = room_.answer;
+    room_.barrier.arrive_and_wait();
+    return answer;
+  }
+
+ private:
+  Room& room_;
+  int rank_;
+};
+
+// One rank of a layout: its model and optimizer, which it trains, saves and loads as a run does.
+class Rank {
+ public:
+  Rank(const Arguments& arguments, const ParallelGroups& groups, Agreement& agreement)
+      : arguments_(arguments), groups_(groups), agreement_(agreement), task_(gpt_task()) {
+    const std::unique_ptr<Tokenizer> tokenizer = make_tokenizer(arguments.tokenizer);
+    const int64_t size = model_vocab_size(arguments.tokenizer, *tokenizer);
+    const Vocabulary vocabulary{size,
+                                padded_vocab_size(arguments.tokenizer, size, groups.tp.size())};
+    datasets_ = build_datasets(task_, arguments, *tokenizer);
+    model_ = build_model(task_, arguments, vocabulary, groups, model_dtype(arguments.optimizer),
+                         at::kCPU, Start{});
+  }
+
+  void train(int steps) {
+    const std::unique_ptr<DataLoader> loader =
+        make_train_loader(arguments_, groups_, datasets_.train, 0, at::kCPU);
+    BatchMaker batches(at::kCPU, own_positions(arguments_.data), groups_.cp);
+    Timers timers(0);
+    for (int i = 0; i < steps; ++i) {
+      const StepOptions options = step_options(arguments_, state_.consumed_train_samples);
+      train_step(
+          model_, task_, options, [&] { return batches.make(loader->next()); }, timers);
+      ++state_.iteration;
+      state_.consumed_train_samples += options.global_batch_size;
+    }
+    state_.task = task_.name;
+  }
+
+  void save(const fs::path& folder) {
+    Arguments arguments = arguments_;
+    arguments.training.save = folder.string();
+    TrainingLog log(arguments.training, RunFacts{}, MetricsFile());
+    Timers timers(0);
+    state_.step = model_.optimizer->read_state();
+    state_.schedule = model_.optimizer->schedule();
+    Checkpointer(arguments, model_, log, timers, {}, /*replace_existing=*/false, &agreement_)
+        .save(state_);
+  }
+
+  // Whatever the tensors held before is gone first.
+  void load(const fs::path& folder) {
+    for (const StateTensor& entry : tensors()) entry.data.fill_(-77.0);
+    const Checkpoint checkpoint(find_checkpoints(folder).at(0).directory);
+    state_ = run_state_from_json(checkpoint.state(), folder.string());
+    load_model_state(checkpoint, state_, arguments_.optimizer, model_, {/*optimizer=*/true},
+                     &agreement_);
+  }
+
+  // Everything that this rank holds, copies and padding included.
+  std::map<std::string, at::Tensor> memory() const {
+    std::map<std::string, at::Tensor> out;
+    for (const StateTensor& entry : tensors()) out[entry.description.key] = entry.data.clone();
+    return out;
+  }
+
+ private:
+  std::vector<StateTensor> tensors() const {
+    std::vector<StateTensor> all = model_.optimizer->tensors();
+    for (const ModelChunk& chunk : model_.chunks)
+      for (StateTensor& entry : chunk.store->state()) all.push_back(std::move(entry));
+    return all;
+  }
+
+  const Arguments& arguments_;
+  const ParallelGroups& groups_;
+  Agreement& agreement_;
+  const PretrainTask task_;
+  TrainValidTestDatasets datasets_;
+  TrainedModel model_;
+  RunState state_;
+};
+
+void run_layout(const LayoutRow& layout, const std::string& model_flags, int seed,
+                const std::function<void(Rank&, int rank)>& body) {
+  const Arguments arguments =
+      parse_run(cat(kCommon, " ", model_flags, " ", layout.flags, " --seed ", seed,
+                    " --global-batch-size ", 4 * layout.ranks),
+                layout.ranks);
+  ThreadAgreement::Room room(layout.ranks);
+  run_ranks(layout.ranks, [&](const std::shared_ptr<Backend>& world) {
+    at::set_num_threads(1);
+    const ParallelGroups groups =
+        make_parallel_groups(arguments.parallel, world, arguments.transformer.query_groups());
+    ThreadAgreement agreement(room, world->rank());
+    Rank rank(arguments, groups, agreement);
+    body(rank, world->rank());
+  });
+}
+
+using Memory = std::map<std::string, at::Tensor>;
+
+std::string difference(const Memory& before, const Memory& after) {
+  if (before.size() != after.size()) return "other tensors";
+  for (const auto& [name, tensor] : before) {
+    const auto found = after.find(name);
+    if (found == after.end()) return name + " is gone";
+    const at::Tensor &a = tensor, &b = found->second;
+    if (a.sizes() != b.sizes() ||
+        std::memcmp(a.const_data_ptr(), b.const_data_ptr(), a.nbytes()) != 0)
+      return name;
+  }
+  return "";
+}
+
+// The manifest without the time of the save.
+std::string timeless_manifest(const fs::path& checkpoint) {
+  Manifest manifest = parse_manifest(read_file(checkpoint / kManifestName), checkpoint.string());
+  manifest.created.clear();
+  return encode_manifest(manifest);
+}
+
+std::string difference_of_files(const fs::path& before, const fs::path& after) {
+  const fs::path a = find_checkpoints(before).at(0).directory,
+                 b = find_checkpoints(after).at(0).directory;
+  size_t compared = 0, present = 0;
+  for (const auto& entry : fs::directory_iterator(b)) present += entry.is_regular_file();
+  for (const auto& entry : fs::directory_iterator(a)) {
+    const std::string name = entry.path().filename().string();
+    ++compared;
+    if (!fs::exists(b / name)) return name + " is gone";
+    const bool same = name == kManifestName ? timeless_manifest(a) == timeless_manifest(b)
+                                            : read_file(a / name) == read_file(b / name);
+    if (!same) return name;
+  }
+  return compared > 1 && compared == present ? "" : "other files";
+}
+
+class CheckpointLayouts : public testing::TestWithParam<ModelRow> {};
+
+TEST_P(CheckpointLayouts, ThereAndBackIsTheSame) {
+  const ScratchFolder scratch;
+  set_quiet(true);
+  std::vector<LayoutRow> layouts;
+  for (size_t i = 0; i < std::size(kLayouts); i += GetParam().every) layouts.push_back(kLayouts[i]);
+  const size_t count = layouts.size();
+  const auto folder = [&](size_t a) { return scratch / layouts[a].name; };
+  const auto folder_by = [&](size_t a, size_t b) {
+    return scratch / cat(layouts[a].name, "_by_", layouts[b].name);
+  };
+  // Every layout trains a model of its own, so that nobody finds in memory what it should have
+  // read.
+  std::vector<std::vector<Memory>> memories;
+  for (size_t a = 0; a < count; ++a) {
+    memories.emplace_back(layouts[a].ranks);
+    run_layout(layouts[a], GetParam().flags, static_cast<int>(100 + a), [&](Rank& rank, int i) {
+      rank.train(2);
+      memories[a][i] = rank.memory();
+      rank.save(folder(a));
+    });
+  }
+  for (size_t b = 0; b < count; ++b) {
+    run_layout(layouts[b], GetParam().flags, 1, [&](Rank& rank, int) {
+      for (size_t a = 0; a < count; ++a) {
+        rank.load(folder(a));
+        rank.save(folder_by(a, b));
+      }
+    });
+  }
+  for (size_t a = 0; a < count; ++a) {
+    std::vector<std::vector<std::string>> differences(count,
+                                                      std::vector<std::string>(layouts[a].ranks));
+    const auto again = [&](size_t b) {
+      return scratch / cat(layouts[a].name, "_again_", layouts[b].name);
+    };
+    run_layout(layouts[a], GetParam().flags, 2, [&](Rank& rank, int i) {
+      for (size_t b = 0; b < count; ++b) {
+        rank.load(folder_by(a, b));
+        differences[b][i] = difference(memories[a][i], rank.memory());
+        rank.save(again(b));
+      }
+    });
+    for (size_t b = 0; b < count; ++b) {
+      SCOPED_TRACE(cat(layouts[a].name, " -> ", layouts[b].name, " -> ", layouts[a].name));
+      for (const std::string& text : differences[b]) EXPECT_EQ(text, "");
+      EXPECT_EQ(difference_of_files(folder(a), again(b)), "");
+    }
+  }
+  set_quiet(false);
+}
+
+INSTANTIATE_TEST_SUITE_P(Models, CheckpointLayouts, testing::ValuesIn(kModels),
+                         [](const auto& info) { return std::string(info.param.name); });
+
+}  // namespace
+}  // namespace megatron
