@@ -12,6 +12,7 @@ int check_command(int argc, char** argv);
 int prove_command(int argc, char** argv);
 int generate(int argc, char** argv);
 int logits(int argc, char** argv);
+int evaluate_command(int argc, char** argv);
 int convert_checkpoint(int argc, char** argv);
 int inspect_checkpoint(int argc, char** argv);
 int report(int argc, char** argv);

@@ -48,14 +48,19 @@ void LoadModelConfig::validate(Violations& violations) const {
     violations.add(cat("--device ", device, ": unknown value"), "expected one of auto, cpu, cuda");
 }
 
-LoadedModel load_model(const LoadModelConfig& config, const ParallelGroups& groups,
-                       bool tokenizer_required) {
+LoadModelRequest load_model_request(const LoadModelConfig& config, int local_rank) {
   LoadModelRequest request;
   request.load = config.load;
-  request.tokenizer_required = tokenizer_required;
   request.ckpt_step = config.ckpt_step;
   request.dtype = scalar_type(config.dtype);
-  request.device = choose_device(device_choice(config.device));
+  request.device = choose_device(device_choice(config.device), local_rank);
+  return request;
+}
+
+LoadedModel load_model(const LoadModelConfig& config, const ParallelGroups& groups,
+                       bool tokenizer_required, int local_rank) {
+  LoadModelRequest request = load_model_request(config, local_rank);
+  request.tokenizer_required = tokenizer_required;
   LoadedModel loaded = load_model(request, groups);
   for (const std::string& warning : loaded.warnings) log_warning(warning);
   log_info(cat("loaded iteration ", loaded.iteration, " from ", loaded.directory.string()));

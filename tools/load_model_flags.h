@@ -18,8 +18,11 @@ struct LoadModelConfig : Config {
   void validate(Violations& violations) const override;
 };
 
+// What the flags ask for, on the device of this rank (`local_rank` counts the ranks of one machine).
+LoadModelRequest load_model_request(const LoadModelConfig& config, int local_rank = 0);
+
 // Loads it and logs which checkpoint was taken. `groups` must outlive the result.
 LoadedModel load_model(const LoadModelConfig& config, const ParallelGroups& groups,
-                       bool tokenizer_required = true);
+                       bool tokenizer_required = true, int local_rank = 0);
 
 }  // namespace megatron

@@ -14,6 +14,7 @@ int main(int argc, char** argv) {
       {"prove", prove_command, "show that a layout of ranks changes nothing but rounding"},
       {"generate", generate, "let a trained model write"},
       {"logits", logits, "write the logits of given token ids"},
+      {"evaluate", evaluate_command, "measure a model on text files and multiple-choice questions"},
       {"convert-checkpoint", convert_checkpoint, "turn Hugging Face models into checkpoints, and back"},
       {"inspect-checkpoint", inspect_checkpoint, "show and verify what a checkpoint holds"},
       {"report", report, "make a page of curves from the folder of a run"},

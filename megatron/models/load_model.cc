@@ -134,4 +134,8 @@ LoadedModel load_model(const LoadModelRequest& request, const ParallelGroups& gr
   return loaded;
 }
 
+TransformerConfig read_architecture(const LoadModelRequest& request) {
+  return find_model(request).transformer;
+}
+
 }  // namespace megatron

@@ -46,4 +46,7 @@ struct LoadedModel {
 // exactly the model's weights.
 LoadedModel load_model(const LoadModelRequest& request, const ParallelGroups& groups);
 
+// The shape of that model; nothing of its weights is read.
+TransformerConfig read_architecture(const LoadModelRequest& request);
+
 }  // namespace megatron
