@@ -11,7 +11,7 @@ namespace megatron {
 
 // A deterministic backward of cuDNN on Hopper writes the gradient of the scores, two bytes each, to memory; beyond this many
 // bytes the batch is taken in parts.
-constexpr int64_t kAttentionScratchBytes = int64_t{4} << 30;
+constexpr int64_t kAttentionScratchBytes = int64_t{1} << 30;
 
 enum class AttentionBackend { kAuto, kFlash, kFused, kUnfused, kLocal };
 
@@ -31,13 +31,14 @@ struct AttentionOptions {
       {};  // bool [b, 1, s, s_k] or [1, 1, s, s_k], True = may NOT attend; undefined: none
   at::Tensor sink = {};  // reserved: must be undefined
   AttentionBackend backend = AttentionBackend::kAuto;
+  bool deterministic = true;  // false: cuDNN's backward may sum in any order, faster and with less memory
   bool recompute = false;  // save q, k, v only and run the forward again in the backward
 };
 
 // Differentiable in q, k and v. kAuto takes the first that computes exactly this: cuDNN (kFused;
 // CUDA, sequences of a multiple of 64 tokens, since it needs a plan for each shape), flash
 // attention, else the unfused path (ATen operations, softmax in fp32). All give the same bits in
-// every run. Throws Error when the backend that was asked for cannot.
+// every run unless `deterministic` is off. Throws Error when the backend that was asked for cannot.
 //
 //   q       [s, b, n, d]       any strides with a contiguous last dimension
 //   k, v    [s_k, b, g, d]     g divides n

@@ -104,7 +104,8 @@ PlanKey make_key(bool backward, const AttentionOptions& o,
                  o.causal,
                  o.window_left,
                  o.window_right,
-                 std::bit_cast<int64_t>(o.scale)};
+                 std::bit_cast<int64_t>(o.scale),
+                 o.deterministic};
   for (const at::Tensor& t : tensors) {
     key.insert(key.end(), t.sizes().begin(), t.sizes().end());
     key.insert(key.end(), t.strides().begin(), t.strides().end());
@@ -157,7 +158,7 @@ Plan& backward_plan(const at::Tensor& dout, const at::Tensor& q, const at::Tenso
   return find_plan(
       make_key(true, o, {q, k, v, out, dout, dq, dk, dv}), [&](fe::graph::Graph& graph) {
         fe::graph::SDPA_backward_attributes attributes;
-        attributes.set_name("attention backward").set_deterministic_algorithm(true);
+        attributes.set_name("attention backward").set_deterministic_algorithm(o.deterministic);
         set_mask(attributes, q, k, o);
         auto [dq_node, dk_node, dv_node] = graph.sdpa_backward(
             input(graph, kQ, q), input(graph, kK, k), input(graph, kV, v), input(graph, kOut, out),
@@ -208,7 +209,8 @@ void cudnn_attention_backward(const at::Tensor& dout, const at::Tensor& q, const
                               const AttentionOptions& options) {
   const int64_t b = q.size(0),
                 scratch = q.size(1) * round_up(q.size(2), 64) * round_up(k.size(2), 128) * 2;
-  const int64_t part = std::clamp<int64_t>(kAttentionScratchBytes / scratch, 1, b);
+  const int64_t part =
+      options.deterministic ? std::clamp<int64_t>(kAttentionScratchBytes / scratch, 1, b) : b;
   for (int64_t first = 0; first < b; first += part) {
     const auto rows = [&](const at::Tensor& t) {
       return t.narrow(0, first, std::min(part, b - first));

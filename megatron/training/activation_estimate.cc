@@ -173,7 +173,8 @@ int64_t attention_backward_extra(const LayoutPlan& plan, const LayerSizes& z) {
   const bool fused = z.kind == AttentionKind::kLibrary && queries % 64 == 0;
   const int64_t samples = z.packed ? b * std::max<int64_t>(1, c.query_groups() / plan.tensor) : b;
   const int64_t scores = b * heads / samples * round_up(queries, 64) * round_up(queries, 128) * 2;
-  const int64_t copies = !plan.on_gpu ? 0
+  const int64_t copies = !plan.on_gpu       ? 0
+                         : fused && c.fast ? z.q * wide  // the gradient of the queries in fp32
                          : fused     ? std::clamp<int64_t>(kAttentionScratchBytes / scores, 1, samples) * scores
                                      : splits * b * round_up(queries, 128) * heads * round_up(c.kv_channels, 32) * 4;
   switch (z.kind) {

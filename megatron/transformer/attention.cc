@@ -126,6 +126,7 @@ AttentionOptions SelfAttention::options(const LayerContext& context, int64_t num
     options.window_left = window[0];
   options.mask = context.pass.attention_mask;
   options.backend = config_.attention_backend;
+  options.deterministic = !config_.fast;
   options.recompute = config_.recomputes("core_attn");
   if (context.pass.training && config_.attention_dropout > 0.0) {
     MEGATRON_ASSERT(num_queries == num_keys, "dropout while decoding");

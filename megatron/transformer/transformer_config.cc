@@ -249,6 +249,8 @@ void TransformerConfig::fields(FieldVisitor& v) {
   v.field("cross_entropy_chunk_tokens", cross_entropy_chunk_tokens,
           "tokens at a time with --cross-entropy-fusion-impl linear; 0: as many as have 1 GiB of "
           "logits");
+  v.field("fast", fast,
+          "faster kernels whose bits differ from run to run: the backward of cuDNN's attention");
   v.choice("attention_backend", attention_backend, kBackends,
            "implementation of core attention; fused is cuDNN");
   v.choice("recompute_granularity", recompute_granularity, kGranularities,

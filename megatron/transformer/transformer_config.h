@@ -101,6 +101,7 @@ struct TransformerConfig : Config {
   CrossEntropyFusion cross_entropy_fusion_impl = CrossEntropyFusion::kNative;
   int64_t cross_entropy_chunk_tokens = 0;  // of kLinear; 0: by the memory of the logits
   AttentionBackend attention_backend = AttentionBackend::kAuto;
+  bool fast = false;  // kernels whose bits differ from run to run
   RecomputeGranularity recompute_granularity = RecomputeGranularity::kNone;
   RecomputeMethod recompute_method = RecomputeMethod::kUniform;
   int64_t recompute_num_layers = 1;
