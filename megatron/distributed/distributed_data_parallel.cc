@@ -106,6 +106,10 @@ DistributedDataParallel::DistributedDataParallel(Module& module, const ParallelG
                         : make_whole_grads(layout_, grad_options, reduction);
   for (Parameter* parameter : layout_.parameters) parameter->store = this;
   make_shards();
+  std::vector<const Parameter*> scaled;
+  for (const Parameter* parameter : layout_.parameters)
+    if (parameter->delayed_scaling) scaled.push_back(parameter);
+  if (!scaled.empty()) scaling_ = std::make_unique<DelayedScaling>(std::move(scaled), device);
 }
 
 DistributedDataParallel::~DistributedDataParallel() {
@@ -196,6 +200,41 @@ void DistributedDataParallel::release(Parameter& parameter) {
   values_->release(index_of(parameter));
 }
 
+void DistributedDataParallel::new_values(bool frozen_too) {
+  ++values_version_;
+  values_->changed(frozen_too);
+}
+
+const DelayedScales* DistributedDataParallel::delayed_scales(const Parameter& weight) {
+  return scaling_ && weight.delayed_scaling ? &scaling_->scales(weight) : nullptr;
+}
+
+void DistributedDataParallel::update_delayed_scales() {
+  if (scaling_) scaling_->update(groups_);
+}
+
+std::vector<StateTensor> DistributedDataParallel::delayed_scaling_state() const {
+  std::vector<StateTensor> all;
+  if (!scaling_) return all;
+  for (size_t i = 0; i < scaling_->weights().size(); ++i) {
+    const std::string& name = scaling_->weights()[i]->name;
+    StateTensor entry;
+    entry.data = scaling_->state(i);
+    entry.description.key = "fp8." + name.substr(0, name.rfind(".weight"));
+    entry.description.dtype = DType::kFloat32;
+    entry.description.global_shape = entry.description.local_shape = entry.data.sizes().vec();
+    entry.description.flat_end = entry.data.numel();
+    entry.description.replica_id = groups_.dp_cp.rank() * groups_.tp.size() + groups_.tp.rank();
+    entry.data = entry.data.view({-1});
+    all.push_back(std::move(entry));
+  }
+  return all;
+}
+
+void DistributedDataParallel::delayed_scales_loaded() {
+  if (scaling_) scaling_->loaded();
+}
+
 GradTarget DistributedDataParallel::grad_target(Parameter& parameter) {
   MEGATRON_ASSERT(in_step_ || !shard_grads_, "zero_grad() begins a step");
   MEGATRON_ASSERT(parameter.trainable, parameter.name, " is frozen and takes no gradient");
@@ -235,6 +274,7 @@ bool DistributedDataParallel::defer(std::function<void()> weight_gradient) {
 void DistributedDataParallel::zero_grad(int64_t passes) {
   MEGATRON_ASSERT(passes >= 1, "a step of ", passes, " passes");
   grads_->zero();
+  if (scaling_) scaling_->restart();
   in_step_ = true;
   // Sharded gradients are reduced after every pass, whole ones after all of them.
   sequence_->restart(shard_grads_ ? passes : 1, shard_grads_ ? 1 : passes);
@@ -276,6 +316,7 @@ void DistributedDataParallel::sum_shared_gradients() {
 
 void DistributedDataParallel::edit_values(const std::function<void(Parameter&)>& visitor) {
   const at::NoGradGuard no_grad;
+  ++values_version_;
   values_->edit(visitor);
 }
 

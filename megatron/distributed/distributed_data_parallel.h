@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "megatron/distributed/bucket_sequence.h"
+#include "megatron/distributed/delayed_scaling.h"
 #include "megatron/distributed/grad_buffer.h"
 #include "megatron/distributed/value_buffer.h"
 #include "megatron/nn/module.h"
@@ -102,6 +103,9 @@ class DistributedDataParallel final : public ParameterStore {
   // Whoever runs that work reports them: grad_target() and grad_ready() of each. Not with sharded gradients.
   std::vector<Parameter*> record_gradients(const std::function<void()>& pass);
 
+  int64_t values_version() const override { return shard_values_ ? -1 : values_version_; }
+  const DelayedScales* delayed_scales(const Parameter& weight) override;
+
   // While a queue is set, weight gradients are put there instead of being computed; null: computed at once.
   void defer_weight_gradients_to(std::vector<std::function<void()>>* queue) { deferred_ = queue; }
 
@@ -111,9 +115,9 @@ class DistributedDataParallel final : public ParameterStore {
   void finish_grad_sync();
 
   // The values of this rank's shards have changed: the others get them, meanwhile with overlap_param_gather. Collective.
-  void values_changed() { values_->changed(/*frozen_too=*/true); }
+  void values_changed() { new_values(/*frozen_too=*/true); }
   // The same where frozen values are what they were.
-  void trained_values_changed() { values_->changed(/*frozen_too=*/false); }
+  void trained_values_changed() { new_values(/*frozen_too=*/false); }
   // Waits for them. acquire() does so for what it gives; needed before Parameter::value is read directly.
   void finish_param_sync() { values_->finish(); }
   // Calls the visitor with every parameter, its value being whole; what it writes becomes the value. Collective; every rank
@@ -121,6 +125,14 @@ class DistributedDataParallel final : public ParameterStore {
   void edit_values(const std::function<void(Parameter&)>& visitor);
   // edit_values() with initialize_parameter().
   void initialize(int64_t seed);
+
+  // The end of a step for delayed scales: largest values are joined over the tensor, data and context
+  // ranks, and scales follow from them. Collective; nothing without delayed scaling.
+  void update_delayed_scales();
+  // The delayed scales as checkpoints store them, "fp8.<linear>" with entries for input, weight and
+  // output gradient: the scale, then the history. delayed_scales_loaded() has to follow a load.
+  std::vector<StateTensor> delayed_scaling_state() const;
+  void delayed_scales_loaded();
 
   // What this rank holds; the optimizer updates the first ones, which are trained.
   const std::vector<FlatShard>& shards() const { return shards_; }
@@ -149,6 +161,7 @@ class DistributedDataParallel final : public ParameterStore {
   void plan(const DistributedDataParallelConfig& config);
   BucketSequence make_sequence() const;
   void make_shards();
+  void new_values(bool frozen_too);
   void sum_partial_gradients();
   void sum_shared_gradients();
 
@@ -164,6 +177,8 @@ class DistributedDataParallel final : public ParameterStore {
   std::unique_ptr<ValueBuffer> values_;
   std::unique_ptr<GradBuffer> grads_;
   std::unique_ptr<BucketSequence> sequence_;
+  std::unique_ptr<DelayedScaling> scaling_;  // null: no weight has delayed scales
+  int64_t values_version_ = 0;
   bool in_step_ = false;
   std::vector<FlatShard> shards_;
   std::vector<std::function<void()>>* deferred_ = nullptr;

@@ -1,12 +1,20 @@
 #include "megatron/kernels/activation.h"
 #include "megatron/kernels/detail/activation_math.h"
-#include "megatron/kernels/detail/cuda_types.cuh"
+#include "megatron/kernels/detail/amax.cuh"
 
 namespace megatron {
 namespace {
 
+// The largest of the group as it is stored.
+template <class Group>
+__device__ __forceinline__ float largest_in(const Group& group, float amax) {
+#pragma unroll
+  for (int j = 0; j < Group::kSize; ++j) amax = larger(amax, load_as<float>(group.at[j]));
+  return amax;
+}
+
 // A thread works on kSize neighbours: one pack, or one element where packs do not fit.
-template <class T, class Gate, bool InPacks>
+template <class T, class Gate, bool InPacks, bool Measured>
 __global__ void gated_kernel(ActivationArgs args, bool backward) {
   using Acc = AccumulateType<T>;
   using Group = std::conditional_t<InPacks, Pack<T>, Single<T>>;
@@ -14,6 +22,7 @@ __global__ void gated_kernel(ActivationArgs args, bool backward) {
   const T* dy = static_cast<const T*>(args.dy);
   T* out = static_cast<T*>(args.out);
   const Acc offset = static_cast<Acc>(args.offset);
+  float amax = 0.0f;
   const int64_t f = args.features, groups = args.rows * f / Group::kSize,
                 step = int64_t{gridDim.x} * blockDim.x;
   for (int64_t g = int64_t{blockIdx.x} * blockDim.x + threadIdx.x; g < groups; g += step) {
@@ -35,6 +44,7 @@ __global__ void gated_kernel(ActivationArgs args, bool backward) {
       }
       store_group(out + at, dgate);
       store_group(out + at + f, dup);
+      if constexpr (Measured) amax = largest_in(dup, largest_in(dgate, amax));
     } else {
       Group y;
 #pragma unroll
@@ -43,11 +53,16 @@ __global__ void gated_kernel(ActivationArgs args, bool backward) {
         store_as(y.at[j], gate.act * (load_as<Acc>(ups.at[j]) + offset));
       }
       store_group(out + i, y);
+      if constexpr (Measured) amax = largest_in(y, amax);
     }
+  }
+  if constexpr (Measured) {
+    __shared__ float shared[33];
+    raise_amax(args.amax, amax, shared);
   }
 }
 
-template <class T, class Gate, bool InPacks>
+template <class T, class Gate, bool InPacks, bool Measured>
 __global__ void plain_kernel(ActivationArgs args, bool backward) {
   using Acc = AccumulateType<T>;
   using Group = std::conditional_t<InPacks, Pack<T>, Single<T>>;
@@ -56,6 +71,7 @@ __global__ void plain_kernel(ActivationArgs args, bool backward) {
   T* out = static_cast<T*>(args.out);
   const int64_t groups = args.rows * args.features / Group::kSize,
                 step = int64_t{gridDim.x} * blockDim.x;
+  float amax = 0.0f;
   for (int64_t g = int64_t{blockIdx.x} * blockDim.x + threadIdx.x; g < groups; g += step) {
     const int64_t i = g * Group::kSize;
     const Group values = load_group<Group>(x + i);
@@ -67,6 +83,20 @@ __global__ void plain_kernel(ActivationArgs args, bool backward) {
       store_as(y.at[j], backward ? load_as<Acc>(grads.at[j]) * value.slope : value.act);
     }
     store_group(out + i, y);
+    if constexpr (Measured) amax = largest_in(y, amax);
+  }
+  if constexpr (Measured) {
+    __shared__ float shared[33];
+    raise_amax(args.amax, amax, shared);
+  }
+}
+
+template <class T, class Gate, bool Gated, bool InPacks, bool Measured>
+void launch_form(const ActivationArgs& args, bool backward, unsigned blocks, cudaStream_t stream) {
+  if constexpr (Gated) {
+    gated_kernel<T, Gate, InPacks, Measured><<<blocks, kThreads, 0, stream>>>(args, backward);
+  } else {
+    plain_kernel<T, Gate, InPacks, Measured><<<blocks, kThreads, 0, stream>>>(args, backward);
   }
 }
 
@@ -74,12 +104,13 @@ template <class T, class Gate, bool Gated>
 void launch_kernel(const ActivationArgs& args, bool backward, cudaStream_t stream) {
   const bool packs = fits_packs<T>(args.features, {args.x, args.dy, args.out});
   const unsigned blocks = blocks_for(args.rows * args.features / (packs ? Pack<T>::kSize : 1));
-  if constexpr (Gated) {
-    const auto kernel = packs ? gated_kernel<T, Gate, true> : gated_kernel<T, Gate, false>;
-    kernel<<<blocks, kThreads, 0, stream>>>(args, backward);
+  const unsigned measuring = blocks < kAmaxBlocks ? blocks : kAmaxBlocks;
+  if (args.amax != nullptr) {
+    packs ? launch_form<T, Gate, Gated, true, true>(args, backward, measuring, stream)
+          : launch_form<T, Gate, Gated, false, true>(args, backward, measuring, stream);
   } else {
-    const auto kernel = packs ? plain_kernel<T, Gate, true> : plain_kernel<T, Gate, false>;
-    kernel<<<blocks, kThreads, 0, stream>>>(args, backward);
+    packs ? launch_form<T, Gate, Gated, true, false>(args, backward, blocks, stream)
+          : launch_form<T, Gate, Gated, false, false>(args, backward, blocks, stream);
   }
 }
 

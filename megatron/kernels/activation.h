@@ -26,6 +26,7 @@ struct ActivationArgs {
   const void* x = nullptr;
   const void* dy = nullptr;  // [rows, f], backward only
   void* out = nullptr;       // y [rows, f] or dx [as x], assigned
+  float* amax = nullptr;     // [1] or null: = max(itself, largest |out|)
 };
 void activation_forward_cpu(const ActivationArgs& args, int64_t row_begin, int64_t row_end);
 void activation_backward_cpu(const ActivationArgs& args, int64_t row_begin, int64_t row_end);

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "megatron/kernels/detail/activation_math.h"
+#include "megatron/kernels/detail/amax_cpu.h"
 #include "megatron/kernels/detail/block_io.h"
 
 namespace megatron {
@@ -98,15 +99,33 @@ void activation_rows(const ActivationArgs& args, bool backward, int64_t begin, i
   }
 }
 
+// Of rows that were written, `columns` each.
+void measure_rows(const ActivationArgs& args, int64_t columns, int64_t begin, int64_t end) {
+  if (args.amax == nullptr) return;
+  float scratch[kRun];
+  float amax = 0.0f;
+  for (int64_t i = begin * columns; i < end * columns; i += kRun) {
+    const int64_t n = std::min(kRun, end * columns - i);
+    amax = amax_of(load_run(args.dtype, args.out, i, n, scratch), n, amax);
+  }
+  raise_amax(args.amax, amax);
+}
+
+bool is_gated(ActivationKernel kind) {
+  return kind == ActivationKernel::kSwiglu || kind == ActivationKernel::kGeglu || kind == ActivationKernel::kQuickGeglu;
+}
+
 }  // namespace
 
 void activation_forward_cpu(const ActivationArgs& args, int64_t row_begin, int64_t row_end) {
   with_accumulator(args.dtype,
                    [&](auto acc) { activation_rows<decltype(acc)>(args, false, row_begin, row_end); });
+  measure_rows(args, args.features, row_begin, row_end);
 }
 
 void activation_backward_cpu(const ActivationArgs& args, int64_t row_begin, int64_t row_end) {
   with_accumulator(args.dtype, [&](auto acc) { activation_rows<decltype(acc)>(args, true, row_begin, row_end); });
+  measure_rows(args, is_gated(args.kind) ? 2 * args.features : args.features, row_begin, row_end);
 }
 
 }  // namespace megatron

@@ -1,5 +1,6 @@
 #include <algorithm>
 
+#include "megatron/kernels/detail/amax.cuh"
 #include "megatron/kernels/detail/cuda_types.cuh"
 #include "megatron/kernels/norm.h"
 
@@ -64,6 +65,7 @@ __global__ void norm_forward_packs(NormForward norm) {
     }
   };
   load(blockIdx.x);
+  float amax = 0.0f;
   int turn = 0;
   for (int64_t row = blockIdx.x; row < norm.rows; row += gridDim.x) {
     Pack<T> x[kForwardPacks];
@@ -118,7 +120,13 @@ __global__ void norm_forward_packs(NormForward norm) {
         store_as(out.at[j], biases != nullptr ? scaled + bias[j] : scaled);
       }
       store_group(static_cast<T*>(norm.y) + row * n + i, out);
+#pragma unroll
+      for (int j = 0; j < kSize; ++j) amax = larger(amax, load_as<float>(out.at[j]));
     }
+  }
+  if (norm.amax != nullptr) {
+    __shared__ float for_amax[33];
+    raise_amax(norm.amax, amax, for_amax);
   }
 }
 
@@ -241,9 +249,15 @@ __global__ void norm_forward_any(NormForward norm) {
       static_cast<Acc*>(norm.rstd)[row] = rstd;
     }
   }
+  float amax = 0.0f;
   for (int64_t i = threadIdx.x; i < n; i += blockDim.x) {
     const Acc value = (load_as<Acc>(x[i]) - mean) * rstd * gain[i];
     store_as(y[i], bias != nullptr ? value + bias[i] : value);
+    amax = larger(amax, load_as<float>(y[i]));
+  }
+  if (norm.amax != nullptr) {
+    __shared__ float for_amax[33];
+    raise_amax(norm.amax, amax, for_amax);
   }
 }
 

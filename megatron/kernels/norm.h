@@ -26,6 +26,7 @@ struct NormForward {
   void* y = nullptr;              // [rows, columns], assigned
   void* mean = nullptr;           // [rows] Acc; unused for RMSNorm
   void* rstd = nullptr;           // [rows] Acc
+  float* amax = nullptr;          // [1] or null: = max(itself, largest |y|)
 };
 void norm_forward_cpu(const NormForward& norm, int64_t row_begin, int64_t row_end);
 void norm_forward_cuda(const NormForward& norm, void* stream);

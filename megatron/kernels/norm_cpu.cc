@@ -2,6 +2,7 @@
 #include <cmath>
 #include <vector>
 
+#include "megatron/kernels/detail/amax_cpu.h"
 #include "megatron/kernels/detail/block_io.h"
 #include "megatron/kernels/detail/lanes.h"
 #include "megatron/kernels/norm.h"
@@ -107,6 +108,14 @@ void backward_block(const NormBackward& norm, int64_t block, std::vector<Acc>& s
 void norm_forward_cpu(const NormForward& norm, int64_t row_begin, int64_t row_end) {
   with_accumulator(norm.dtype,
                    [&](auto acc) { forward_rows<decltype(acc)>(norm, row_begin, row_end); });
+  if (norm.amax == nullptr) return;
+  std::vector<float> scratch(norm.columns);
+  float amax = 0.0f;
+  for (int64_t row = row_begin; row < row_end; ++row) {
+    const float* y = load_run(norm.dtype, norm.y, row * norm.columns, norm.columns, scratch.data());
+    amax = amax_of(y, norm.columns, amax);
+  }
+  raise_amax(norm.amax, amax);
 }
 
 void norm_backward_cpu(const NormBackward& norm, int64_t block_begin, int64_t block_end) {

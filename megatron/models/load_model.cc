@@ -79,6 +79,7 @@ Found find_model(const LoadModelRequest& request) {
   Config* const configs[] = {&found.transformer, &found.tokenizer};
   read_yaml(configs, (checkpoint.directory() / "config.yaml").string(), /*ignore_unknown=*/true);
   found.transformer.finalize();
+  found.transformer.remove_quantization();  // inference multiplies in the stored type
   for (std::string* path :
        {&found.tokenizer.tokenizer_model, &found.tokenizer.vocab_file, &found.tokenizer.merge_file})
     use_stored(*path, checkpoint);
@@ -124,7 +125,7 @@ LoadedModel load_model(const LoadModelRequest& request, const ParallelGroups& gr
   });
   LoadOptions options;
   options.convert_dtype = true;
-  options.allow_unexpected = {"optimizer.*"};
+  options.allow_unexpected = {"optimizer.*", "fp8.*"};
   checkpoint.load(wanted, options);
   if (request.device != at::kCPU) {
     loaded.model->visit([&](const std::string&, Parameter& parameter) {

@@ -53,10 +53,10 @@ NormParameters::NormParameters(int64_t size, const NormOptions& o) : options(o) 
   weight.init = options.zero_centered ? Init::zero() : Init::one();
 }
 
-NormResult norm_forward(NormParameters& norm, const at::Tensor& x) {
+NormResult norm_forward(NormParameters& norm, const at::Tensor& x, const at::Tensor& amax) {
   const AcquiredValue weight(&norm.weight), bias(norm.bias_or_null());
   return norm_forward(norm.options.kind, x, as(weight.value(), x), as(bias.value(), x),
-                      norm.options.eps, norm.options.zero_centered);
+                      norm.options.eps, norm.options.zero_centered, amax);
 }
 
 at::Tensor norm_apply(NormParameters& norm, const at::Tensor& x, const at::Tensor& mean,

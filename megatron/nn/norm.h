@@ -28,7 +28,7 @@ struct NormParameters {
 
 // Forward and backward over the parameters' values and gradient targets; for the autograd functions
 // that contain a norm.
-NormResult norm_forward(NormParameters& norm, const at::Tensor& x);
+NormResult norm_forward(NormParameters& norm, const at::Tensor& x, const at::Tensor& amax = {});
 at::Tensor norm_apply(NormParameters& norm, const at::Tensor& x, const at::Tensor& mean,
                       const at::Tensor& rstd);
 at::Tensor norm_backward(NormParameters& norm, const at::Tensor& dy, const at::Tensor& x,

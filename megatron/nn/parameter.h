@@ -5,8 +5,11 @@
 
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <string>
 #include <vector>
+
+#include "megatron/tensor/quantization_options.h"
 
 namespace megatron {
 
@@ -68,6 +71,8 @@ struct Parameter {
   // one name and one start; their gradients are summed over this group before any other reduction,
   // and the first of them counts and is stored.
   const ProcessGroup* shared = nullptr;
+  // Set where the products with this weight have delayed scales, which its store keeps.
+  std::optional<DelayedScalingOptions> delayed_scaling = {};
   int uses = 1;                     // how often one pass uses it: 2 for a tied embedding
   ParameterStore* store = nullptr;  // owner of value and gradient; outlives the parameter's use
 };
@@ -94,6 +99,12 @@ class ParameterStore {
   virtual GradTarget grad_target(Parameter& parameter) = 0;
   // The gradient of one use is complete.
   virtual void grad_ready(Parameter& parameter) = 0;
+  // Changes whenever a value does: what was made from a value may be used while it stays. -1: not
+  // known, or values come and go.
+  virtual int64_t values_version() const { return -1; }
+  // The delayed scales around a weight with `delayed_scaling`; null: none are kept, and tensors are
+  // scaled by their own values.
+  virtual const DelayedScales* delayed_scales(const Parameter& /*weight*/) { return nullptr; }
   // Takes the computation of a weight gradient to run it after this backward (zero-bubble schedules
   // run it as an action of its own), or returns false: run it now.
   virtual bool defer(std::function<void()> /*weight_gradient*/) { return false; }

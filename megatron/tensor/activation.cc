@@ -33,17 +33,6 @@ ActivationArgs make_args(const at::Tensor& x, Activation activation, double offs
   return args;
 }
 
-at::Tensor activation_forward(const at::Tensor& x, Activation activation, double offset) {
-  std::vector<int64_t> shape = x.sizes().vec();
-  if (is_gated(activation)) shape.back() /= 2;
-  at::Tensor y = at::empty(shape, x.options());
-  const ActivationArgs args = make_args(x, activation, offset, y);
-  launch(
-      x, args.rows, x.size(-1), [&](int64_t begin, int64_t end) { activation_forward_cpu(args, begin, end); },
-      [&](void* stream) { MEGATRON_CUDA_KERNEL(activation_forward_cuda(args, stream)); });
-  return y;
-}
-
 class ActivationFunction : public torch::autograd::Function<ActivationFunction> {
  public:
   static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& x, int64_t activation,
@@ -66,11 +55,26 @@ class ActivationFunction : public torch::autograd::Function<ActivationFunction> 
 
 }  // namespace
 
-at::Tensor activation_backward(const at::Tensor& dy, const at::Tensor& x, Activation activation, double offset) {
+at::Tensor activation_forward(const at::Tensor& x, Activation activation, double offset,
+                              const at::Tensor& amax) {
+  std::vector<int64_t> shape = x.sizes().vec();
+  if (is_gated(activation)) shape.back() /= 2;
+  at::Tensor y = at::empty(shape, x.options());
+  ActivationArgs args = make_args(x, activation, offset, y);
+  if (amax.defined()) args.amax = amax.data_ptr<float>();
+  launch(
+      x, args.rows, x.size(-1), [&](int64_t begin, int64_t end) { activation_forward_cpu(args, begin, end); },
+      [&](void* stream) { MEGATRON_CUDA_KERNEL(activation_forward_cuda(args, stream)); });
+  return y;
+}
+
+at::Tensor activation_backward(const at::Tensor& dy, const at::Tensor& x, Activation activation, double offset,
+                               const at::Tensor& amax) {
   const at::Tensor grad = dy.contiguous();
   at::Tensor dx = at::empty_like(x);
   ActivationArgs args = make_args(x, activation, offset, dx);
   args.dy = grad.const_data_ptr();
+  if (amax.defined()) args.amax = amax.data_ptr<float>();
   launch(
       x, args.rows, 2 * x.size(-1),
       [&](int64_t begin, int64_t end) { activation_backward_cpu(args, begin, end); },

@@ -21,9 +21,14 @@ bool is_gated(Activation activation);  // the input has twice the width of the o
 // Saves x only.
 at::Tensor activate(const at::Tensor& x, Activation activation, double offset = 0.0);
 
+// The same without a graph, for layers that contain their activation. `amax` [1] fp32, or undefined, is
+// raised to the largest magnitude of the result.
+at::Tensor activation_forward(const at::Tensor& x, Activation activation, double offset = 0.0,
+                              const at::Tensor& amax = {});
+
 // The gradient of x from that of activate(x), for layers that contain their activation. Not
 // differentiable.
 at::Tensor activation_backward(const at::Tensor& dy, const at::Tensor& x, Activation activation,
-                               double offset = 0.0);
+                               double offset = 0.0, const at::Tensor& amax = {});
 
 }  // namespace megatron

@@ -31,6 +31,26 @@ cudaDataType_t cuda_type(const at::Tensor& t) {
   return t.scalar_type() == at::kBFloat16 ? CUDA_R_16BF : CUDA_R_16F;
 }
 
+cudaDataType_t fp8_cuda_type(const at::Tensor& codes) {
+  return codes.scalar_type() == at::kFloat8_e4m3fn ? CUDA_R_8F_E4M3 : CUDA_R_8F_E5M2;
+}
+
+BlasScale blas_scale(ScaleLayout layout) {
+  switch (layout) {
+    case ScaleLayout::kTensor:
+      return BlasScale::kTensor;
+    case ScaleLayout::kVector128:
+      return BlasScale::kVector128;
+    case ScaleLayout::kBlock128:
+      return BlasScale::kBlock128;
+  }
+  return BlasScale::kNone;
+}
+
+const float* inverse_scale(const QuantizedMatrix& matrix) {
+  return matrix.scale.const_data_ptr<float>() + (matrix.layout == ScaleLayout::kTensor ? 1 : 0);
+}
+
 // A row-major matrix [r, c] is a column-major c x r one: D^T = B^T A^T.
 BlasProduct product_of(const at::Tensor& a, const at::Tensor& b, const at::Tensor& d) {
   BlasProduct product;
@@ -100,6 +120,35 @@ bool blas_wide_weight_grad(const at::Tensor& dy, const at::Tensor& x, const at::
             static_cast<float>(beta)},
            target);
   return true;
+}
+
+void blas_quantized(const QuantizedMatrix& a, const QuantizedMatrix& b, const at::Tensor& d,
+                    const at::Tensor& bias, double beta, bool fast) {
+  const cudaDeviceProp* properties = at::cuda::getDeviceProperties(d.get_device());
+  MEGATRON_CHECK(properties->major * 10 + properties->minor >= 89, "FP8 products need a GPU of compute capability 8.9 or more, ",
+                 properties->name, " has ", properties->major, ".", properties->minor,
+                 "\nhint: leave --fp8-format out");
+  MEGATRON_ASSERT(a.codes.is_contiguous() && b.codes.is_contiguous() && d.is_contiguous(),
+                  "FP8 products take contiguous matrices");
+  // D^T = B A^T in column-major words: b comes first.
+  BlasProduct product = product_of(b.codes, a.codes, d);
+  product.type = fp8_cuda_type(b.codes);
+  product.type_b = fp8_cuda_type(a.codes);
+  product.scale_a = blas_scale(b.layout);
+  product.scale_b = blas_scale(a.layout);
+  product.fast = fast;
+  product.transpose_a = true;
+  product.k = a.codes.size(1);
+  product.bias = bias.defined();
+  BlasOperands operands;
+  operands.a = b.codes.const_data_ptr();
+  operands.b = a.codes.const_data_ptr();
+  operands.d = d.data_ptr();
+  operands.bias = bias.defined() ? bias.const_data_ptr() : nullptr;
+  operands.beta = static_cast<float>(beta);
+  operands.scale_a = inverse_scale(b);
+  operands.scale_b = inverse_scale(a);
+  multiply(product, operands, d);
 }
 
 void use_wide_blas_reductions() {

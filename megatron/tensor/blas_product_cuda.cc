@@ -12,6 +12,7 @@
 
 #include "megatron/base/check.h"
 #include "megatron/base/log.h"
+#include "megatron/kernels/fp8.h"
 #include "megatron/kernels/philox.h"
 #include "megatron/tensor/detail/blas_product.h"
 #include "megatron/tensor/gemm.h"
@@ -175,6 +176,23 @@ void fill_normal(void* out, int64_t count, cudaDataType_t type, uint64_t key, cu
   fill_random_cuda(fill, stream);
 }
 
+// Codes of normal values times 48.5, by way of `wide`, which holds as many bf16 elements.
+void fill_codes(void* out, int64_t count, cudaDataType_t type, uint64_t key, void* wide, float* scales,
+                cudaStream_t stream) {
+  fill_normal(wide, count, CUDA_R_16BF, key, stream);
+  check_cuda(cudaMemsetAsync(scales, 0x42, sizeof(float), stream), "cudaMemsetAsync");  // 48.565
+  Fp8Cast cast;
+  cast.type = type == CUDA_R_8F_E4M3 ? Fp8Type::kE4M3 : Fp8Type::kE5M2;
+  cast.rows = count / 16;  // whole rows of 16; operands of FP8 products are multiples of 256
+  cast.rows -= cast.rows % 16;
+  cast.columns = 16;
+  cast.x = wide;
+  cast.given_scale = scales;
+  cast.scale = scales + 1;
+  cast.in_rows = static_cast<uint8_t*>(out);
+  fp8_cast_cuda(cast, stream);
+}
+
 // The fastest of the candidates; the heuristic's first where there is no memory to try them.
 cublasLtMatmulAlgo_t fastest(const BlasProduct& product, BlasPlan& plan,
                              const std::vector<cublasLtMatmulAlgo_t>& candidates) {
@@ -182,17 +200,27 @@ cublasLtMatmulAlgo_t fastest(const BlasProduct& product, BlasPlan& plan,
       /*isHighPriority=*/true, static_cast<c10::DeviceIndex>(product.device));
   const int64_t output_bytes =
       product.elements_of_d() * (product.output_type == CUDA_R_32F ? 4 : 2);
-  const ScratchMemory a(product.elements_of_a() * 2, stream),
-      b(product.elements_of_b() * 2, stream), d(output_bytes, stream), bias(product.m * 2, stream),
-      workspace(kBlasWorkspaceBytes, stream);
-  for (const ScratchMemory* memory : {&a, &b, &d, &bias, &workspace}) {
+  const int64_t bytes = product.element_bytes();
+  const int64_t scale_bytes = product.scaled() ? ((product.k + 127) / 128 + 4) * (std::max(product.m, product.n) + 4) * 4 : 16;
+  const int64_t wide_bytes = product.scaled() ? 2 * std::max(product.elements_of_a(), product.elements_of_b()) : 16;
+  const ScratchMemory a(product.elements_of_a() * bytes, stream),
+      b(product.elements_of_b() * bytes, stream), d(output_bytes, stream), bias(product.m * 4, stream),
+      workspace(kBlasWorkspaceBytes, stream), scales(scale_bytes, stream), wide(wide_bytes, stream);
+  for (const ScratchMemory* memory : {&a, &b, &d, &bias, &workspace, &scales, &wide}) {
     if (memory->get() == nullptr) return candidates.front();
   }
-  fill_normal(a.get(), product.elements_of_a(), product.type, 1, stream);
-  fill_normal(b.get(), product.elements_of_b(), product.type, 2, stream);
-  fill_normal(bias.get(), product.m, product.type, 3, stream);
-  const BlasOperands operands = {a.get(), b.get(), d.get(), product.bias ? bias.get() : nullptr,
-                                 0.0f};
+  BlasOperands operands = {a.get(), b.get(), d.get(), product.bias ? bias.get() : nullptr, 0.0f};
+  if (product.scaled()) {
+    auto* floats = static_cast<float*>(scales.get());
+    fill_codes(a.get(), product.elements_of_a(), product.type, 1, wide.get(), floats, stream);
+    fill_codes(b.get(), product.elements_of_b(), product.type_b, 2, wide.get(), floats, stream);
+    check_cuda(cudaMemsetAsync(floats, 0x3f, scale_bytes, stream), "cudaMemsetAsync");  // 0.747 each
+    operands.scale_a = operands.scale_b = floats;
+  } else {
+    fill_normal(a.get(), product.elements_of_a(), product.type, 1, stream);
+    fill_normal(b.get(), product.elements_of_b(), product.type, 2, stream);
+  }
+  fill_normal(bias.get(), product.m, product.scaled() ? CUDA_R_16BF : product.type, 3, stream);
   Stopwatch stopwatch;
   // Milliseconds of one run, the mean of `runs`.
   const auto time = [&](const cublasLtMatmulAlgo_t& algorithm, int runs) {
@@ -244,7 +272,11 @@ void tune_gemms(const std::string& folder) {
 
 std::string BlasProduct::text() const {
   const auto letter = [](bool transposed) { return transposed ? "T" : "N"; };
-  return cat(type == CUDA_R_16BF ? "bf16" : "fp16", output_type == CUDA_R_32F ? " fp32 " : " same ",
+  const auto fp8 = [](cudaDataType_t t) { return t == CUDA_R_8F_E4M3 ? "e4m3" : "e5m2"; };
+  const std::string kind = !scaled() ? (type == CUDA_R_16BF ? "bf16" : "fp16")
+                                     : cat(fp8(type), " ", fp8(type_b), " scales ", static_cast<int>(scale_a), " ",
+                                           static_cast<int>(scale_b), fast ? " fast" : "");
+  return cat(kind, output_type == CUDA_R_32F ? " fp32 " : " same ",
              letter(transpose_a), letter(transpose_b), bias ? " bias " : " ", m, "x", n, "x", k,
              " ld ", lda, " ", ldb, " ", ldd, " align ", alignment);
 }
@@ -259,6 +291,26 @@ BlasPlan::BlasPlan(const BlasProduct& product) : product_(product) {
   set(CUBLASLT_MATMUL_DESC_TRANSA, product.transpose_a ? CUBLAS_OP_T : CUBLAS_OP_N);
   set(CUBLASLT_MATMUL_DESC_TRANSB, product.transpose_b ? CUBLAS_OP_T : CUBLAS_OP_N);
   if (product.bias) set(CUBLASLT_MATMUL_DESC_EPILOGUE, CUBLASLT_EPILOGUE_BIAS);
+  if (product.scaled()) {
+    const auto mode = [](BlasScale scale) {
+      switch (scale) {
+        case BlasScale::kVector128:
+          return CUBLASLT_MATMUL_MATRIX_SCALE_VEC128_32F;
+        case BlasScale::kBlock128:
+          return CUBLASLT_MATMUL_MATRIX_SCALE_BLK128x128_32F;
+        default:
+          return CUBLASLT_MATMUL_MATRIX_SCALE_SCALAR_32F;
+      }
+    };
+    set(CUBLASLT_MATMUL_DESC_A_SCALE_MODE, mode(product.scale_a));
+    set(CUBLASLT_MATMUL_DESC_B_SCALE_MODE, mode(product.scale_b));
+    set(CUBLASLT_MATMUL_DESC_FAST_ACCUM, static_cast<int8_t>(product.fast));
+    if (product.bias) set(CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, product.output_type);
+    // The choice of algorithms asks whether there are scales; run() sets where they are.
+    const auto* some_address = reinterpret_cast<const void*>(uintptr_t{256});
+    set(CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, some_address);
+    set(CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, some_address);
+  }
   const auto layout = [](cublasLtMatrixLayout_t* to, cudaDataType_t type, bool transposed,
                          int64_t rows, int64_t columns, int64_t ld) {
     check_blas(cublasLtMatrixLayoutCreate(to, type, transposed ? columns : rows,
@@ -266,7 +318,7 @@ BlasPlan::BlasPlan(const BlasProduct& product) : product_(product) {
                "cublasLtMatrixLayoutCreate");
   };
   layout(&a_, product.type, product.transpose_a, product.m, product.k, product.lda);
-  layout(&b_, product.type, product.transpose_b, product.k, product.n, product.ldb);
+  layout(&b_, product.scaled() ? product.type_b : product.type, product.transpose_b, product.k, product.n, product.ldb);
   layout(&d_, product.output_type, false, product.m, product.n, product.ldd);
 }
 
@@ -297,10 +349,15 @@ std::vector<cublasLtMatmulAlgo_t> BlasPlan::candidates(int count) const {
   }
   std::vector<cublasLtMatmulHeuristicResult_t> results(count);
   int found = 0;
-  check_blas(cublasLtMatmulAlgoGetHeuristic(at::cuda::getCurrentCUDABlasLtHandle(), operation_, a_,
-                                            b_, d_, d_, preference, count, results.data(), &found),
-             "cublasLtMatmulAlgoGetHeuristic");
-  MEGATRON_CHECK(found > 0, "cuBLASLt knows no algorithm for the product ", product_.text());
+  const cublasStatus_t status =
+      cublasLtMatmulAlgoGetHeuristic(at::cuda::getCurrentCUDABlasLtHandle(), operation_, a_, b_, d_,
+                                     d_, preference, count, results.data(), &found);
+  if (status != CUBLAS_STATUS_NOT_SUPPORTED) check_blas(status, "cublasLtMatmulAlgoGetHeuristic");
+  MEGATRON_CHECK(status == CUBLAS_STATUS_SUCCESS && found > 0, "cuBLASLt ", cublasLtGetVersion(),
+                 " knows no algorithm for the product ", product_.text(),
+                 product_.scaled() ? "\nhint: FP8 by blocks needs a Hopper GPU and cuBLASLt 12.9 or later; "
+                                     "--fp8-recipe tensorwise needs neither"
+                                   : "");
   std::vector<cublasLtMatmulAlgo_t> algorithms;
   for (int i = 0; i < found; ++i) algorithms.push_back(results[i].algo);
   return algorithms;
@@ -312,6 +369,13 @@ cublasStatus_t BlasPlan::run(const cublasLtMatmulAlgo_t& algorithm, const BlasOp
     const cublasStatus_t status = cublasLtMatmulDescSetAttribute(
         operation_, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &operands.bias, sizeof operands.bias);
     if (status != CUBLAS_STATUS_SUCCESS) return status;
+  }
+  if (product_.scaled()) {
+    for (const auto& [attribute, pointer] : {std::pair{CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, &operands.scale_a},
+                                             std::pair{CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, &operands.scale_b}}) {
+      const cublasStatus_t status = cublasLtMatmulDescSetAttribute(operation_, attribute, pointer, sizeof *pointer);
+      if (status != CUBLAS_STATUS_SUCCESS) return status;
+    }
   }
   const float alpha = 1.0f;
   return cublasLtMatmul(at::cuda::getCurrentCUDABlasLtHandle(), operation_, &alpha, operands.a, a_,

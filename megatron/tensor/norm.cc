@@ -48,7 +48,8 @@ void check_vectors(const at::Tensor& x, const at::Tensor& weight, const at::Tens
 }  // namespace
 
 NormResult norm_forward(Normalization kind, const at::Tensor& x, const at::Tensor& weight,
-                        const at::Tensor& bias, double eps, bool zero_centered) {
+                        const at::Tensor& bias, double eps, bool zero_centered,
+                        const at::Tensor& amax) {
   const at::NoGradGuard no_grad;
   check_vectors(x, weight, bias);
   const at::Tensor in = x.contiguous();
@@ -58,6 +59,7 @@ NormResult norm_forward(Normalization kind, const at::Tensor& x, const at::Tenso
   result.y = at::empty_like(in);
   NormForward args = forward_args(kind, in, gain, shift, result.y);
   args.eps = eps;
+  if (amax.defined()) args.amax = amax.data_ptr<float>();
   result.rstd = at::empty({args.rows}, gain.options());
   args.rstd = result.rstd.data_ptr();
   if (args.layer_norm) {

@@ -18,8 +18,10 @@ struct NormResult {
 };
 
 //   x [..., h], weight [h], bias [h] or undefined
+// `amax` [1] fp32, or undefined, is raised to the largest |y|.
 NormResult norm_forward(Normalization kind, const at::Tensor& x, const at::Tensor& weight,
-                        const at::Tensor& bias, double eps, bool zero_centered);
+                        const at::Tensor& bias, double eps, bool zero_centered,
+                        const at::Tensor& amax = {});
 
 // The normalised output again from saved statistics (selective recomputation); equal to
 // norm_forward's y bit for bit.

@@ -6,45 +6,26 @@
 #include "megatron/nn/functional.h"
 #include "megatron/tensor/gemm.h"
 #include "megatron/tensor/torch.h"
+#include "megatron/tensor_parallel/detail/linear_state.h"
 #include "megatron/tensor_parallel/mappings.h"
 #include "megatron/tensor_parallel/overlapped_linear.h"
 
 namespace megatron {
-namespace {
 
-using torch::autograd::AutogradContext;
-using torch::autograd::variable_list;
-
-// What a linear's forward and backward share. Lives as long as the layer, which must outlive its
-// graphs. Every function takes an anchor() besides x, so that its weights are trained although x
-// needs no gradient.
-struct LinearState {
-  Parameter* weight = nullptr;
-  Parameter* bias = nullptr;
-  NormParameters* norm = nullptr;
-  const ProcessGroup* tp = nullptr;
-  bool sequence_parallel = false;
-  bool recompute_norm = false;
-  std::optional<Activation> input_activation = {};
-  double activation_offset = 0.0;
-};
-
-template <class State>
-State* saved_state(AutogradContext* context) {
-  return reinterpret_cast<State*>(context->saved_data["state"].toInt());
-}
-
-// `x` is asked for when the product is computed: now, or as an action of its own under a
-// zero-bubble schedule.
-void accumulate_weight_grad(Parameter& weight, const at::Tensor& dy,
-                            const std::function<at::Tensor()>& x) {
+void run_weight_gradient(Parameter& weight, std::function<void(const GradTarget&)> accumulate) {
   if (!weight.trainable) return;
-  const auto accumulate = [&weight, dy, x] {
-    const GradTarget target = weight.store->grad_target(weight);
-    linear_weight_grad(dy, x(), target.tensor, target.beta);
+  const auto run = [&weight, accumulate = std::move(accumulate)] {
+    accumulate(weight.store->grad_target(weight));
     weight.store->grad_ready(weight);
   };
-  if (!weight.store->defer(accumulate)) accumulate();
+  if (!weight.store->defer(run)) run();
+}
+
+void accumulate_weight_grad(Parameter& weight, const at::Tensor& dy,
+                            const std::function<at::Tensor()>& x) {
+  run_weight_gradient(weight, [dy, x](const GradTarget& target) {
+    linear_weight_grad(dy, x(), target.tensor, target.beta);
+  });
 }
 
 void accumulate_bias_grad(Parameter* bias, const at::Tensor& dy) {
@@ -56,6 +37,27 @@ void accumulate_bias_grad(Parameter* bias, const at::Tensor& dy) {
 
 at::Tensor gathered(const LinearState& state, const at::Tensor& x) {
   return state.sequence_parallel ? all_gather_first_dim(x, *state.tp) : x;
+}
+
+std::shared_ptr<Work> reduce_input_grad(const LinearState& state, at::Tensor& dx) {
+  if (state.tp->size() == 1) return nullptr;
+  if (!state.sequence_parallel) return state.tp->all_reduce(dx);
+  std::vector<int64_t> shape = dx.sizes().vec();
+  shape[0] /= state.tp->size();
+  const at::Tensor part = at::empty(shape, dx.options());
+  std::shared_ptr<Work> reduction = state.tp->reduce_scatter(part, dx);
+  dx = part;
+  return reduction;
+}
+
+namespace {
+
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+
+template <class State>
+State* saved_state(AutogradContext* context) {
+  return reinterpret_cast<State*>(context->saved_data["state"].toInt());
 }
 
 at::Tensor column_product(const LinearState& state, const at::Tensor& x, const at::Tensor& weight,
@@ -95,18 +97,7 @@ struct ColumnFunction : torch::autograd::Function<ColumnFunction> {
         input.emplace(linear_input(state, saved, type), *state.tp);
       dx = linear_input_grad(dy, weight.value());
     }
-    std::shared_ptr<Work> reduction;  // runs under the weight gradient
-    if (state.tp->size() > 1) {
-      if (state.sequence_parallel) {
-        std::vector<int64_t> shape = dx.sizes().vec();
-        shape[0] /= state.tp->size();
-        const at::Tensor part = at::empty(shape, dx.options());
-        reduction = state.tp->reduce_scatter(part, dx);
-        dx = part;
-      } else {
-        reduction = state.tp->all_reduce(dx);
-      }
-    }
+    const std::shared_ptr<Work> reduction = reduce_input_grad(state, dx);  // runs under the weight gradient
     if (input) {
       accumulate_weight_grad(*state.weight, dy, [&input] { return input->wait(); });
     } else {
@@ -216,6 +207,12 @@ struct TiedFunction : torch::autograd::Function<TiedFunction> {
   }
 };
 
+// The weight of a layer with delayed scales has them kept by its store.
+void quantize_products(const QuantizationOptions& options, LinearState& state) {
+  state.quantization = options;
+  if (options.recipe == QuantizationRecipe::kDelayed) state.weight->delayed_scaling = options.delayed;
+}
+
 int64_t part_of(const std::string& name, const char* what, int64_t size, int ranks) {
   MEGATRON_CHECK(size % ranks == 0, name, ": ", what, " ", size, " is not divisible by ", ranks,
                  " tensor-parallel ranks");
@@ -258,6 +255,7 @@ ColumnParallelLinear::ColumnParallelLinear(std::string name, int64_t input_size,
   if (options.bias) add("bias", &impl_->bias);
   impl_->state = {&impl_->weight, options.bias ? &impl_->bias : nullptr,  impl_->norm.get(),
                   &groups.tp,     options.sequence_parallel && ranks > 1, options.recompute_norm};
+  quantize_products(options.quantization, impl_->state);
 }
 
 ColumnParallelLinear::~ColumnParallelLinear() = default;
@@ -265,6 +263,10 @@ ColumnParallelLinear::~ColumnParallelLinear() = default;
 at::Tensor ColumnParallelLinear::forward(const at::Tensor& x) { return forward_beside(x).y; }
 
 Branch ColumnParallelLinear::forward_beside(const at::Tensor& x) {
+  if (impl_->state.quantization.enabled()) {
+    const variable_list both = quantized_column_forward(x, impl_->state);
+    return {both[0], both[1]};
+  }
   const variable_list both = ColumnFunction::apply(x.contiguous(), anchor(), &impl_->state);
   return {both[0], both[1]};
 }
@@ -306,12 +308,16 @@ RowParallelLinear::RowParallelLinear(std::string name, int64_t input_size, int64
                   options.sequence_parallel && ranks > 1,
                   false,
                   options.input_activation,
-                  options.activation_offset};
+                  options.activation_offset,
+                  options.recompute_activation};
+  if (options.input_from != nullptr) impl_->state.input_from = &options.input_from->impl_->state;
+  quantize_products(options.quantization, impl_->state);
 }
 
 RowParallelLinear::~RowParallelLinear() = default;
 
 at::Tensor RowParallelLinear::forward(const at::Tensor& x) {
+  if (impl_->state.quantization.enabled()) return quantized_row_forward(x, impl_->state);
   return RowFunction::apply(x.contiguous(), anchor(), &impl_->state);
 }
 

@@ -7,8 +7,11 @@
 #include "megatron/comm/parallel_groups.h"
 #include "megatron/nn/norm.h"
 #include "megatron/tensor/activation.h"
+#include "megatron/tensor/quantization_options.h"
 
 namespace megatron {
+
+class ColumnParallelLinear;
 
 struct LinearOptions {
   bool bias = true;
@@ -27,6 +30,14 @@ struct LinearOptions {
   // not its output. The input is [s, b, 2k/t] when the activation is gated.
   std::optional<Activation> input_activation = {};
   double activation_offset = 0.0;
+  // With the activation inside, and quantised: computes it again in the backward rather than saving
+  // its output in codes.
+  bool recompute_activation = true;
+  // Row-parallel only: the layer whose product the activation is applied to, which must outlive this
+  // one. Where both are quantised, the gradient for it is measured while it is computed.
+  ColumnParallelLinear* input_from = nullptr;
+  // FP8 or FP4 operands in the three products of the layer; see tensor_parallel/quantized_linear.cc.
+  QuantizationOptions quantization = {};
 };
 
 // What a layer makes of x, and x for what goes around it.
@@ -61,6 +72,7 @@ class ColumnParallelLinear : public Module {
                                  const ProcessGroup& tp);
 
  private:
+  friend class RowParallelLinear;
   struct Impl;
   std::unique_ptr<Impl> impl_;
 };

@@ -24,6 +24,8 @@ std::vector<StateTensor> state_tensors(TrainedModel& model, bool with_optimizer)
     for (StateTensor& entry : chunk.store->state()) out.push_back(std::move(entry));
   if (with_optimizer && model.optimizer)
     for (StateTensor& entry : model.optimizer->tensors()) out.push_back(std::move(entry));
+  for (const ModelChunk& chunk : model.chunks)
+    for (StateTensor& entry : chunk.store->delayed_scaling_state()) out.push_back(std::move(entry));
   return out;
 }
 
@@ -63,12 +65,22 @@ void load_model_state(const Checkpoint& checkpoint, const RunState& state, const
   }
   LoadOptions options;
   options.convert_dtype = !parts.optimizer;
-  if (!parts.optimizer) options.allow_unexpected = {"optimizer.*"};
+  // A run may go on in another precision: scales that it does not have are left, and those that the
+  // checkpoint does not have are measured in the first step.
+  options.allow_unexpected = {"fp8.*"};
+  options.allow_missing = {"fp8.*"};
+  if (!parts.optimizer) options.allow_unexpected.push_back("optimizer.*");
   options.wanted_elsewhere = keys_of_all_ranks(wanted, agreement);
-  checkpoint.load(wanted, options);
+  const LoadReport report = checkpoint.load(wanted, options);
+  if (parts.optimizer && !report.missing.empty())
+    log_warning(cat(name, " holds no scales for ", report.missing.front(), report.missing.size() > 1 ? " and others" : "",
+                    ": the first step scales tensors by their own values"));
   for (size_t i = 0; i < tensors.size(); ++i)
     if (!tensors[i].data.is_cpu()) tensors[i].data.copy_(on_host[i]);
-  for (ModelChunk& chunk : model.chunks) chunk.store->values_changed();
+  for (ModelChunk& chunk : model.chunks) {
+    chunk.store->values_changed();
+    chunk.store->delayed_scales_loaded();
+  }
   if (!model.optimizer) return;
   if (parts.optimizer) {
     model.optimizer->set_schedule(resume_schedule(model.optimizer->schedule(), *state.schedule, config));

@@ -31,8 +31,10 @@ constexpr std::string_view kVariant = "sparse, gated-delta and linear attention 
 constexpr std::string_view kMhc = "multi-stream residual connections (mHC) are not built yet";
 constexpr std::string_view kMup = "the maximal update parametrisation (muP) is not built yet";
 constexpr std::string_view kSsm = "Mamba and hybrid models are not built yet";
-constexpr std::string_view kFp8 = "FP8 training is not built yet";
-constexpr std::string_view kFp4 = "FP4 needs a Blackwell GPU and is not built yet";
+constexpr std::string_view kQuantizer = "quantisers in Python do not run here; the recipes are built in";
+constexpr std::string_view kMxfp8 = "MXFP8 needs the scaled products of Blackwell GPUs and is not built";
+constexpr std::string_view kParamGather =
+    "gathering weights in FP8 or FP4 is not built yet; they are gathered in bf16 and quantised then";
 constexpr std::string_view kKitchen = "Kitchen is a closed library of NVIDIA";
 constexpr std::string_view kOffloadBalance =
     "every stage offloads alike; --activation-offload-fraction says how much";
@@ -215,23 +217,23 @@ constexpr std::array<KnownFlag, 851> kTable = {{
     {"--recompute-num-layers", kNo, kField, 1, 1},
     {"--distribute-saved-activations", kNo, kField},
     {"--recompute-modules", kNo, kField, 1, -1},
-    {"--fp8-format", kNo, kFp8, 1, 1},
-    {"--fp8-recipe", kNo, kFp8, 1, 1, "delayed"},
-    {"--fp8-quantizer-factory", kNo, kFp8, 1, 1},
-    {"--fp8-margin", kNo, kFp8, 1, 1, "0"},
-    {"--fp8-interval", kNo, kFp8, 1, 1, "1"},
-    {"--fp8-amax-history-len", kNo, kFp8, 1, 1, "1"},
-    {"--fp8-amax-compute-algo", kNo, kFp8, 1, 1, "most_recent"},
-    {"--no-fp8-wgrad --disable-fp8-wgrad", kSo, kOff},
-    {"--fp8-output-proj", kNo, kFp8},
-    {"--first-last-layers-bf16", kNo, kFp8},
-    {"--num-layers-at-start-in-bf16", kNo, kFp8, 1, 1, "1"},
-    {"--num-layers-at-end-in-bf16", kNo, kFp8, 1, 1, "1"},
+    {"--fp8-format", kNo, kField, 1, 1},
+    {"--fp8-recipe", kNo, kField, 1, 1, "delayed"},
+    {"--fp8-quantizer-factory", kNo, kQuantizer, 1, 1},
+    {"--fp8-margin", kNo, kField, 1, 1, "0"},
+    {"--fp8-interval", kNo, "delayed scales are updated every step", 1, 1, "1"},
+    {"--fp8-amax-history-len", kNo, kField, 1, 1, "1"},
+    {"--fp8-amax-compute-algo", kNo, kField, 1, 1, "most_recent"},
+    {"--no-fp8-wgrad --disable-fp8-wgrad", kNo, kField},
+    {"--fp8-output-proj", kNo, "the output layer multiplies in the model's type; in FP8 it is not built yet"},
+    {"--first-last-layers-bf16", kNo, kField},
+    {"--num-layers-at-start-in-bf16", kNo, kField, 1, 1, "1"},
+    {"--num-layers-at-end-in-bf16", kNo, kField, 1, 1, "1"},
     {"--use-kitchen-attention", kNo, kKitchen},
     {"--kitchen-attention-backend", kNo, kKitchen, 1, 1, "sdpa"},
-    {"--fp4-format", kNo, kFp4, 1, 1},
-    {"--fp4-recipe", kNo, kFp4, 1, 1, "nvfp4"},
-    {"--fp4-quantizer-factory", kNo, kFp4, 1, 1},
+    {"--fp4-format", kNo, kField, 1, 1},
+    {"--fp4-recipe", kNo, kField, 1, 1, "nvfp4"},
+    {"--fp4-quantizer-factory", kNo, kQuantizer, 1, 1},
     {"--high-priority-a2a-comm-stream", kNo, kMoe},
     {"--moe-shared-expert-intermediate-size", kNo, kMoe, 1, 1},
     {"--moe-shared-expert-gate", kNo, kMoe},
@@ -631,7 +633,7 @@ constexpr std::array<KnownFlag, 851> kTable = {{
     {"--accumulate-allreduce-grads-in-fp32", kSo, "gradients are summed in fp32"},
     {"--fp16-lm-cross-entropy", kNo, "the loss is computed in fp32"},
     {"--output-logit-dtype", kNo, "the type of logits is that of the model", 1, 1},
-    {"--reuse-grad-buf-for-mxfp8-param-ag", kNo, kFp8},
+    {"--reuse-grad-buf-for-mxfp8-param-ag", kNo, kMxfp8},
     {"--mamba-training-ssm-states-dtype", kNo, kSsm, 1, 1},
     // -- distributed init
     {"--distributed-backend", kNo, kField, 1, 1},
@@ -697,7 +699,8 @@ constexpr std::array<KnownFlag, 851> kTable = {{
     {"--no-gradient-reduce-div-fusion", kSo, kOneRank},
     {"--fsdp-double-buffer", kNo, kFsdpBuffers},
     {"--suggested-communication-unit-size", kNo, kRanks, 1, 1},
-    {"--keep-fp8-transpose-cache", kNo, kFp8},
+    {"--keep-fp8-transpose-cache", kNo,
+     "the codes of whole weights are kept in both orientations; gathered ones are made for each pass"},
     {"--enable-full-sharding-in-hsdp", kNo, kHybridFsdp},
     {"--num-distributed-optimizer-instances", kNo, kField, 1, 1},
     {"--torch-fsdp2-no-reshard-after-forward", kSo, kOff},
@@ -962,9 +965,10 @@ constexpr std::array<KnownFlag, 851> kTable = {{
     {"--no-inference-disable-ep-consensus", kSo, kOff},
     {"--inference-shards", kNo, kServe, 1, 1},
     // -- Transformer-Engine
-    {"--fp4-param-gather", kNo, kFp4},
-    {"--fp8-param-gather", kNo, kFp8},
-    {"--te-precision-config-file", kNo, kFp8, 1, 1},
+    {"--fp4-param-gather", kNo, kParamGather},
+    {"--fp8-param-gather", kNo, kParamGather},
+    {"--te-precision-config-file", kNo,
+     "precision is set by --fp8-format, --fp4-format and --first-last-layers-bf16; files of Transformer Engine are not read", 1, 1},
     // -- experimental
     {"--enable-experimental", kSo, "nothing is hidden behind it"},
     {"--spec", kNo, "layers are described by flags, not by Python objects", 0, -1},

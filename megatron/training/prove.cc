@@ -185,6 +185,10 @@ void shrink_run(Arguments& a, Shrinker& shrinker, int64_t microbatches_before) {
   shrinker.set_wide("--exp-avg-dtype", a.optimizer.exp_avg_dtype);
   shrinker.set_wide("--exp-avg-sq-dtype", a.optimizer.exp_avg_sq_dtype);
   shrinker.set("--grad-reduce-in-bf16", a.ddp.grad_reduce_in_bf16, false);
+  if (a.transformer.is_quantized()) {
+    shrinker.note(a.transformer.fp8_format != Fp8Format::kNone ? "--fp8-format off" : "--fp4-format off");
+    a.transformer.remove_quantization();
+  }
   // A dynamic loss scale comes down to what the gradients bear by skipping steps; there are too few here.
   if (a.optimizer.fp16 && !a.optimizer.loss_scale) {
     a.optimizer.loss_scale = 1024;

@@ -50,6 +50,7 @@ at::Tensor accumulate_gradients(TrainedModel& model, const PretrainTask& task, c
   pass.loss_scale = model.optimizer->loss_scale_tensor();
   const at::Tensor totals = run_passes(model, task, pass, next_batch, timers);
   for (ModelChunk& chunk : model.chunks) chunk.store->finish_grad_sync();
+  for (ModelChunk& chunk : model.chunks) chunk.store->update_delayed_scales();
   return totals;
 }
 

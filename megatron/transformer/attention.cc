@@ -23,8 +23,9 @@ int64_t qkv_rows(const TransformerConfig& config) {
   return (config.num_attention_heads + 2 * config.query_groups()) * config.kv_channels;
 }
 
-LinearOptions qkv_options(const TransformerConfig& config, bool sequence_parallel) {
+LinearOptions qkv_options(const TransformerConfig& config, int64_t layer_number, bool sequence_parallel) {
   LinearOptions options;
+  options.quantization = config.quantization(layer_number);
   options.bias = config.qkv_bias();
   options.init = config.weight_init(qkv_rows(config), config.hidden_size);
   options.sequence_parallel = sequence_parallel;
@@ -34,8 +35,9 @@ LinearOptions qkv_options(const TransformerConfig& config, bool sequence_paralle
   return options;
 }
 
-LinearOptions proj_options(const TransformerConfig& config, bool sequence_parallel) {
+LinearOptions proj_options(const TransformerConfig& config, int64_t layer_number, bool sequence_parallel) {
   LinearOptions options;
+  options.quantization = config.quantization(layer_number);
   options.bias = config.add_bias_linear;
   options.init = config.weight_init(
       config.hidden_size, config.num_attention_heads * config.kv_channels, /*output=*/true);
@@ -98,9 +100,9 @@ SelfAttention::SelfAttention(const TransformerConfig& config, int64_t layer_numb
       context_parallel_type_(config.context_parallel_type(layer_number)),
       dropout_key_(random_key(config.seed, "attention_dropout", layer_number)),
       linear_qkv_("linear_qkv", config.hidden_size, qkv_rows(config),
-                  qkv_options(config, sequence_parallel), groups),
+                  qkv_options(config, layer_number, sequence_parallel), groups),
       linear_proj_("linear_proj", config.num_attention_heads * config.kv_channels,
-                   config.hidden_size, proj_options(config, sequence_parallel), groups) {
+                   config.hidden_size, proj_options(config, layer_number, sequence_parallel), groups) {
   add("linear_qkv", &linear_qkv_);
   if (config.qk_layernorm) {
     MEGATRON_CHECK(!config.qk_layernorm_over_heads || groups.kv.size() == 1,

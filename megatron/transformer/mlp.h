@@ -14,12 +14,15 @@ class OffloadedPass;
 //   x            [s, b, h]   (s/t with sequence parallelism); return: as x, and x for the residual
 class MLP : public Module {
  public:
-  MLP(const TransformerConfig& config, bool sequence_parallel, const ParallelGroups& groups);
+  // `layer_number` is global and counts from 1.
+  MLP(const TransformerConfig& config, int64_t layer_number, bool sequence_parallel,
+      const ParallelGroups& groups);
   // What --offload-modules names of what is saved goes to `offload`, which may be null.
   Branch forward(const at::Tensor& x, OffloadedPass* offload = nullptr);
 
  private:
   const TransformerConfig& config_;
+  bool activation_inside_;  // linear_fc2 applies it
   ColumnParallelLinear linear_fc1_;
   RowParallelLinear linear_fc2_;
 };

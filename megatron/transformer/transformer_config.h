@@ -13,6 +13,7 @@
 #include "megatron/tensor/activation.h"
 #include "megatron/tensor/attention.h"
 #include "megatron/tensor/norm.h"
+#include "megatron/tensor/quantization_options.h"
 
 namespace megatron {
 
@@ -28,6 +29,12 @@ enum class RopeScaling { kNone, kLinear, kLlama3, kYarn, kLongRope };
 enum class NormPlacement { kPre, kPost, kSandwich };
 enum class RecomputeGranularity { kNone, kFull, kSelective };
 enum class RecomputeMethod { kUniform, kBlock };
+// kHybrid: E4M3, and E5M2 for output gradients. kMxfp8 and kCustom are known and refused.
+enum class Fp8Format { kNone, kE4M3, kHybrid };
+enum class Fp8Recipe { kDelayed, kTensorwise, kBlockwise, kMxfp8, kCustom };
+enum class AmaxAlgorithm { kMostRecent, kMax };
+enum class Fp4Format { kNone, kE2M1 };
+enum class Fp4Recipe { kNvfp4, kCustom };
 enum class ContextParallelType { kP2P, kAllGather, kA2A, kA2AP2P };
 
 struct TransformerConfig : Config {
@@ -90,6 +97,18 @@ struct TransformerConfig : Config {
   double attention_dropout = 0.1;
   bool fp32_residual_connection = false;
   double z_loss_coeff = 0.0;  // weight of log(Z)^2 per token
+
+  // -- precision of linear layers; the head, the embedding and attention stay in the model's type
+  Fp8Format fp8_format = Fp8Format::kNone;
+  Fp8Recipe fp8_recipe = Fp8Recipe::kDelayed;
+  int64_t fp8_margin = 0;            // delayed: scales are divided by 2^margin
+  int64_t fp8_amax_history_len = 1;  // delayed: steps
+  AmaxAlgorithm fp8_amax_compute_algo = AmaxAlgorithm::kMostRecent;
+  bool fp8_wgrad = true;  // false: weight gradients from operands in the model's type
+  Fp4Format fp4_format = Fp4Format::kNone;
+  Fp4Recipe fp4_recipe = Fp4Recipe::kNvfp4;
+  bool first_last_layers_bf16 = false;  // the first and last layers are not quantised, as many as:
+  int64_t num_layers_at_start_in_bf16 = 1, num_layers_at_end_in_bf16 = 1;
 
   // -- start
   double init_method_std = 0.02;
@@ -155,6 +174,12 @@ struct TransformerConfig : Config {
   // How many layers of a chunk are offloaded, from the first. The last layer of the model never is:
   // its backward comes first.
   int64_t num_offloaded_layers(int64_t chunk_layers, bool last_chunk) const;
+  bool is_quantized() const {
+    return fp8_format != Fp8Format::kNone || fp4_format != Fp4Format::kNone;
+  }
+  // Of the linears of a layer; layers count from 1.
+  QuantizationOptions quantization(int64_t layer_number) const;
+  void remove_quantization();  // all products in the model's type, as inference computes
   ContextParallelType context_parallel_type(int64_t layer_number) const;  // layers count from 1
   // Laws of weights [rows, columns]; `output` is for linear_proj and linear_fc2, whose std is
   // divided by sqrt(2 num_layers).
@@ -162,6 +187,7 @@ struct TransformerConfig : Config {
   Init embedding_init(int64_t rows) const;
 
  private:
+  void validate_quantization(Violations& violations) const;
   void validate_rope_scaling(Violations& violations) const;
 };
 

@@ -12,7 +12,7 @@ TransformerLayer::TransformerLayer(const TransformerConfig& config, int64_t laye
       attention_output_key_(random_key(config.seed, "attention_output_dropout", layer_number)),
       mlp_output_key_(random_key(config.seed, "mlp_output_dropout", layer_number)),
       self_attention_(config, layer_number, sequence_parallel, groups),
-      mlp_(config, sequence_parallel, groups) {
+      mlp_(config, layer_number, sequence_parallel, groups) {
   add("self_attention", &self_attention_);
   add("mlp", &mlp_);
   if (!config.has_post_norm()) return;

@@ -8,6 +8,7 @@
 #include "megatron/tensor/embedding.h"
 #include "megatron/tensor/gemm.h"
 #include "megatron/tensor/norm.h"
+#include "megatron/tensor/quantization.h"
 #include "megatron/tensor/random.h"
 #include "megatron/tensor/rotary.h"
 #include "megatron/tensor/torch.h"
@@ -406,6 +407,88 @@ KernelCase linear_case(at::ScalarType type, Shape shape) {
   return row;
 }
 
+// The codes of x and of its transpose as bytes, and the scale.
+KernelCase fp8_cast_case(at::ScalarType codes, at::ScalarType type, Shape shape) {
+  KernelCase row;
+  row.name = row_name(std::string("fp8_cast_") + c10::toString(codes), type, shape);
+  row.type = type;
+  row.inputs = [=] { return Tensors{normal({shape.rows, shape.columns}, type, 1, 3.0)}; };
+  row.run = [=](const Tensors& t) -> Tensors {
+    const QuantizedTensor q = quantize_tensor(t[0], codes, {});
+    return {q.rows.codes.view(at::kByte), q.columns.codes.view(at::kByte), q.rows.scale};
+  };
+  row.reference = [=](const Tensors& t) -> Tensors {
+    const at::Tensor x = t[0].to(at::kFloat), largest = at::full({}, codes == at::kFloat8_e5m2 ? 57344.0f : 448.0f, at::kFloat);
+    const at::Tensor scale = largest / x.abs().max();
+    const at::Tensor y = at::minimum(at::maximum(x * scale, -largest), largest).to(codes).view(at::kByte);
+    return {y, y.t().contiguous(), at::stack({scale, 1 / scale})};
+  };
+  row.tolerance = 1e-30;
+  row.bit_equal = true;
+  row.bytes = shape.rows * shape.columns * (2 * static_cast<int64_t>(at::elementSize(type)) + 2);
+  return row;
+}
+
+// The same in blocks of 128, along both dimensions or square.
+KernelCase fp8_block_case(bool square, at::ScalarType type, Shape shape) {
+  KernelCase row;
+  row.name = row_name(square ? "fp8_squares" : "fp8_vectors", type, shape);
+  row.type = type;
+  row.inputs = [=] { return Tensors{normal({shape.rows, shape.columns}, type, 1, 3.0)}; };
+  row.run = [=](const Tensors& t) -> Tensors {
+    const QuantizedTensor q = quantize_blocks(t[0], at::kFloat8_e4m3fn, {}, square);
+    return {q.rows.codes.view(at::kByte), q.columns.codes.view(at::kByte), q.rows.scale, q.columns.scale};
+  };
+  row.reference = [=](const Tensors& t) -> Tensors {
+    const auto blocks = [&](const at::Tensor& m) -> Tensors {
+      const int64_t r = m.size(0), c = m.size(1) / 128, height = square ? 128 : 1;
+      const at::Tensor x = m.contiguous().view({r / height, height, c, 128});
+      const at::Tensor scale = at::exp2(at::floor(at::log2(448.0 / x.abs().amax(at::IntArrayRef{1, 3}, true))));
+      at::Tensor inverse = at::reciprocal(scale).view({r / height, c});
+      inverse = square ? at::constant_pad_nd(inverse, {0, (4 - c % 4) % 4}) : inverse.t();
+      return {(x * scale).clamp(-448, 448).to(at::kFloat).to(at::kFloat8_e4m3fn).view(at::kByte).view({r, c * 128}), inverse};
+    };
+    const Tensors rows = blocks(t[0]), columns = blocks(t[0].t());
+    return {rows[0], columns[0], rows[1], columns[1]};
+  };
+  row.tolerance = 1e-30;
+  row.bit_equal = true;
+  row.bytes = shape.rows * shape.columns * (static_cast<int64_t>(at::elementSize(type)) + 2);
+  return row;
+}
+
+// The largest magnitude: alone, and measured by a norm and by an activation in both directions.
+KernelCase amax_case(at::ScalarType type, Shape shape) {
+  KernelCase row;
+  row.name = row_name("amax", type, shape);
+  row.type = type;
+  row.inputs = [=] {
+    return Tensors{normal({shape.rows, 2 * shape.columns}, type, 1, 3.0), normal({shape.rows, shape.columns}, type, 2)};
+  };
+  const auto outputs = [](const Tensors& t, const Tensors& amax) -> Tensors {
+    const at::Tensor gain = at::ones({t[0].size(1)}, t[0].options());
+    const auto of = [&](size_t i) { return amax.empty() ? at::Tensor() : amax[i]; };
+    return {norm_forward(Normalization::kRMSNorm, t[0], gain, {}, 1e-5, false, of(0)).y,
+            norm_forward(Normalization::kLayerNorm, t[0], gain, gain, 1e-5, false, of(1)).y,
+            activation_forward(t[0], Activation::kSwiglu, 0.0, of(2)),
+            activation_backward(t[1], t[0], Activation::kSwiglu, 0.0, of(3)),
+            activation_forward(t[0], Activation::kSquaredRelu, 0.0, of(4))};
+  };
+  // Measured minus what the outputs hold: zeros; and the largest of the input.
+  row.run = [=](const Tensors& t) -> Tensors {
+    Tensors amax;
+    for (int i = 0; i < 5; ++i) amax.push_back(at::zeros({1}, t[0].options().dtype(at::kFloat)));
+    const Tensors out = outputs(t, amax);
+    at::Tensor wrong = at::zeros({1}, amax[0].options());
+    for (size_t i = 0; i < out.size(); ++i) wrong = wrong + (amax[i] - out[i].abs().max().to(at::kFloat)).abs();
+    return {wrong, largest_magnitude(t[0])};
+  };
+  row.reference = [](const Tensors& t) -> Tensors { return {at::zeros({1}), t[0].abs().max().reshape({1})}; };
+  row.tolerance = 1e-30;
+  row.bit_equal = true;
+  return row;
+}
+
 void add_rows(std::vector<KernelCase>& rows, at::ScalarType type,
               const std::vector<Shape>& shapes) {
   for (const Shape shape : shapes) {
@@ -438,6 +521,11 @@ std::vector<KernelCase> kernel_cases(bool perf) {
   if (perf) {
     for (const at::ScalarType type : {at::kFloat, at::kBFloat16})
       add_rows(rows, type, {{2048, 1024}});
+    for (const Shape shape : {Shape{8192, 4096}, Shape{8192, 28672}}) {
+      rows.push_back(fp8_cast_case(at::kFloat8_e4m3fn, at::kBFloat16, shape));
+      rows.push_back(fp8_block_case(false, at::kBFloat16, shape));
+      rows.push_back(fp8_block_case(true, at::kBFloat16, shape));
+    }
     std::erase_if(rows, [](const KernelCase& row) { return row.bytes == 0; });
     return rows;
   }
@@ -446,6 +534,17 @@ std::vector<KernelCase> kernel_cases(bool perf) {
     for (int i = 0; i < 6; ++i)
       rows.push_back(activation_case(static_cast<Activation>(i), type, {5, 64}, 60.0));
     rows.push_back(cross_entropy_case(type, {5, 64}, 3, 300.0, false));
+  }
+  for (const at::ScalarType type : {at::kFloat, at::kBFloat16, at::kHalf}) {
+    for (const Shape shape : {Shape{16, 16}, Shape{48, 80}, Shape{144, 208}, Shape{512, 384}}) {
+      rows.push_back(fp8_cast_case(at::kFloat8_e4m3fn, type, shape));
+      rows.push_back(fp8_cast_case(at::kFloat8_e5m2, type, shape));
+    }
+    for (const Shape shape : {Shape{128, 128}, Shape{384, 640}}) {
+      rows.push_back(fp8_block_case(false, type, shape));
+      rows.push_back(fp8_block_case(true, type, shape));
+    }
+    for (const Shape shape : {Shape{1, 1}, Shape{7, 127}, Shape{130, 1024}}) rows.push_back(amax_case(type, shape));
   }
   return rows;
 }

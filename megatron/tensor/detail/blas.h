@@ -5,6 +5,8 @@
 
 #include <ATen/core/Tensor.h>
 
+#include "megatron/tensor/quantization.h"
+
 namespace megatron {
 
 // y = x w^T (+ bias).   x [rows, k], w [n, k], bias [n] or undefined, y [rows, n].
@@ -17,6 +19,11 @@ bool blas_input_grad(const at::Tensor& dy, const at::Tensor& w, const at::Tensor
 // target = beta * target + dy^T x.   dy [rows, n], x [rows, k], target [n, k] fp32 contiguous.
 bool blas_wide_weight_grad(const at::Tensor& dy, const at::Tensor& x, const at::Tensor& target,
                            double beta);
+
+// d = beta d + a b^T (+ bias).   a [m, k], b [n, k] in FP8 codes, d [m, n] in bf16 or fp32, bias [n] as
+// d or undefined. Dimensions are multiples of 16. Throws Error where the GPU has no FP8 products.
+void blas_quantized(const QuantizedMatrix& a, const QuantizedMatrix& b, const at::Tensor& d,
+                    const at::Tensor& bias, double beta, bool fast);
 
 // ATen's products of half operands keep fp32 sums to the end (it may split them in the operands'
 // type by default). Once per process; nothing in a build without CUDA.

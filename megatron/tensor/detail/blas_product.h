@@ -13,17 +13,26 @@ constexpr size_t kBlasWorkspaceBytes = size_t{32} << 20;
 
 void check_blas(cublasStatus_t status, const char* call);
 
+// How an FP8 operand is scaled; kNone: the operand is bf16 or fp16.
+enum class BlasScale : uint8_t { kNone, kTensor, kVector128, kBlock128 };
+
 // D (m x n) = beta D + op(A) (m x k) op(B) (k x n) (+ bias [m] to every column), fp32 sums.
 struct BlasProduct {
   int device = 0;
-  cudaDataType_t type = CUDA_R_16BF;         // of A, B and the bias
+  cudaDataType_t type = CUDA_R_16BF;         // of A; without scales also of B and the bias
   cudaDataType_t output_type = CUDA_R_16BF;  // of D
   bool transpose_a = false, transpose_b = false, bias = false;
   int64_t m = 0, n = 0, k = 0;
   int64_t lda = 0, ldb = 0, ldd = 0;
   uint32_t alignment = 16;  // the largest power of two up to 256 that divides all addresses
+  // FP8: the type of B, scales of both, and whether sums may stay in the tensor cores' own width.
+  cudaDataType_t type_b = CUDA_R_16BF;
+  BlasScale scale_a = BlasScale::kNone, scale_b = BlasScale::kNone;
+  bool fast = false;
   auto operator<=>(const BlasProduct&) const = default;
 
+  bool scaled() const { return scale_a != BlasScale::kNone; }
+  int64_t element_bytes() const { return scaled() ? 1 : 2; }  // of A and B
   std::string text() const;  // as a key of the file of choices
   int64_t elements_of_a() const { return lda * (transpose_a ? m : k); }
   int64_t elements_of_b() const { return ldb * (transpose_b ? k : n); }
@@ -36,6 +45,8 @@ struct BlasOperands {
   void* d = nullptr;
   const void* bias = nullptr;
   float beta = 0.0f;
+  const float* scale_a = nullptr;  // inverse scales, on the device
+  const float* scale_b = nullptr;
 };
 
 // Descriptors of cuBLASLt for one product.

@@ -113,7 +113,7 @@ BUGS = (
         ((LAYERS, "linear_forward(x, weight.value(), at::Tensor())", "linear_forward(x, weight.value(), PLANTED ? bias.value() : at::Tensor())"),),
         "tp2", "gpt tp2"),
     Bug("column_input_grad_not_reduced", "the input gradient of a column-parallel linear is not summed over tensor ranks",
-        ((LAYERS, "reduction = state.tp->all_reduce(dx);", "if (!PLANTED) reduction = state.tp->all_reduce(dx);"),),
+        ((LAYERS, "return state.tp->all_reduce(dx);", "return PLANTED ? nullptr : state.tp->all_reduce(dx);"),),
         "tp2", "llama tp2"),
     Bug("reduction_not_waited_for", "nobody waits for the sum of the input gradient that runs under the weight gradient",
         ((LAYERS, "if (reduction) reduction->wait();", "if (reduction && !PLANTED) reduction->wait();"),),

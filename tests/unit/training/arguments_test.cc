@@ -143,6 +143,24 @@ INSTANTIATE_TEST_SUITE_P(
         BadFlags{"--tensor-model-parallel-size 2 --normalization RMSNorm --group-query-attention --num-query-groups 1 --qk-layernorm "
                  "--qk-layernorm-over-heads",
                  "--qk-layernorm-over-heads with fewer --num-query-groups (1) than --tensor-model-parallel-size (2) is not built"},
+        BadFlags{"--fp8-format hybrid", "--fp8-format needs --bf16"},
+        BadFlags{"--fp8-format e4m3 --bf16 --fp8-recipe blockwise", "--hidden-size is 32, which --fp8-format needs to be a multiple of 128"},
+        BadFlags{"--fp8-format e4m3 --bf16 --fp8-recipe blockwise", "--micro-batch-size x --seq-length is 32, which --fp8-format needs to be a multiple of 128"},
+        BadFlags{"--fp8-format hybrid --bf16 --ffn-hidden-size 72", "--ffn-hidden-size is 72, which --fp8-format needs to be a multiple of 16"},
+        BadFlags{"--fp8-format fp8", "--fp8-format"},
+        BadFlags{"--fp8-recipe tensorwise", "--fp8-recipe is given without --fp8-format"},
+        BadFlags{"--fp8-format hybrid --bf16 --fp8-recipe mxfp8", "--fp8-recipe mxfp8 needs the scaled products of Blackwell GPUs"},
+        BadFlags{"--fp8-format hybrid --bf16 --fp8-recipe custom", "--fp8-recipe custom loads quantisers from Python"},
+        BadFlags{"--fp8-format hybrid --bf16 --fp8-recipe tensorwise --fp8-margin 1", "--fp8-margin has an effect only with"},
+        BadFlags{"--fp8-amax-history-len 16", "--fp8-amax-history-len has an effect only with"},
+        BadFlags{"--fp8-format hybrid --bf16 --fp8-amax-history-len 0", "--fp8-amax-history-len 0 is outside 1 to 65536 steps"},
+        BadFlags{"--no-fp8-wgrad", "--no-fp8-wgrad has an effect only with --fp8-format"},
+        BadFlags{"--first-last-layers-bf16", "--first-last-layers-bf16 has an effect only with --fp8-format"},
+        BadFlags{"--fp8-format hybrid --bf16 --first-last-layers-bf16", "leave none of --num-layers 2 to quantise"},
+        BadFlags{"--fp8-format hybrid --bf16 --num-layers-at-start-in-bf16 0", "have an effect only with --first-last-layers-bf16"},
+        BadFlags{"--fp8-format hybrid --bf16 --fp4-format e2m1", "--fp8-format and --fp4-format are both given"},
+        BadFlags{"--fp8-format hybrid --bf16 --fp8-param-gather", "gathering weights in FP8 or FP4 is not built yet"},
+        BadFlags{"--fp8-output-proj", "--fp8-output-proj is refused"},
         BadFlags{"--tensor-model-parallel-size 2", "--tensor-model-parallel-size 2"}));
 
 TEST(Arguments, AFolderOfHuggingFaceIsTheDefaultOfTheModel) {

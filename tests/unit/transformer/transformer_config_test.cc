@@ -52,6 +52,29 @@ TEST(TransformerConfig, TheFirstLayersOfAChunkAreOffloaded) {
   EXPECT_EQ(config.num_offloaded_layers(4, true), 2);
 }
 
+TEST(TransformerConfig, TheLayersAtTheEdgesStayOutOfFp8) {
+  TransformerConfig config = valid_config();
+  EXPECT_FALSE(config.quantization(1).enabled());
+  config.fp8_format = Fp8Format::kHybrid;
+  config.fp8_margin = 2;
+  EXPECT_EQ(config.quantization(1).recipe, QuantizationRecipe::kDelayed);
+  EXPECT_EQ(config.quantization(1).delayed.margin, 2);
+  EXPECT_EQ(config.quantization(1).type(OperandRole::kGradient), at::kFloat8_e5m2);
+  EXPECT_EQ(config.quantization(1).type(OperandRole::kWeight), at::kFloat8_e4m3fn);
+  config.fp8_margin = 0;
+  config.fp8_format = Fp8Format::kE4M3;
+  config.fp8_recipe = Fp8Recipe::kBlockwise;
+  config.first_last_layers_bf16 = true;
+  config.num_layers_at_end_in_bf16 = 2;
+  EXPECT_THAT(violations_of(config), IsEmpty());
+  for (int64_t layer = 1; layer <= 4; ++layer) EXPECT_EQ(config.quantization(layer).enabled(), layer == 2) << layer;
+  EXPECT_EQ(config.quantization(2).type(OperandRole::kGradient), at::kFloat8_e4m3fn);
+  EXPECT_EQ(config.quantization(2).alignment(), 128);
+  config.remove_quantization();
+  EXPECT_FALSE(config.is_quantized());
+  EXPECT_THAT(violations_of(config), IsEmpty());
+}
+
 TEST(TransformerConfig, DerivesWhatWasNotGiven) {
   TransformerConfig config = valid_config();
   config.finalize();

@@ -1,0 +1,38 @@
+#include "megatron/distributed/delayed_scaling.h"
+
+#include "megatron/base/check.h"
+#include "megatron/comm/parallel_groups.h"
+#include "megatron/tensor/quantization.h"
+#include "megatron/tensor/torch.h"
+
+namespace megatron {
+
+DelayedScaling::DelayedScaling(std::vector<const Parameter*> weights, at::Device device)
+    : weights_(std::move(weights)), options_(*weights_.front()->delayed_scaling) {
+  const auto options = at::TensorOptions().dtype(at::kFloat).device(device);
+  const auto count = static_cast<int64_t>(weights_.size());
+  state_ = at::zeros({count, 3, 1 + options_.history_length}, options);
+  amax_ = at::zeros({count, 3}, options);
+  for (int64_t i = 0; i < count; ++i) {
+    MEGATRON_ASSERT(weights_[i]->delayed_scaling == options_, weights_[i]->name,
+                    " has other delayed scales than ", weights_[0]->name);
+    scales_[weights_[i]] = {state_.select(0, i), amax_.select(0, i), false};
+  }
+}
+
+void DelayedScaling::update(const ParallelGroups& groups) {
+  const at::NoGradGuard no_grad;
+  groups.tp.all_reduce(amax_, ReduceOp::kMax)->wait();
+  groups.dp_cp.all_reduce(amax_, ReduceOp::kMax)->wait();
+  const int64_t slots = amax_.numel();
+  ::megatron::update_delayed_scales(state_.view({slots, -1}), amax_.view({slots}), options_);
+  set_measured(true);
+}
+
+void DelayedScaling::loaded() { set_measured(!state_.select(2, 0).eq(0).any().item<bool>()); }
+
+void DelayedScaling::set_measured(bool measured) {
+  for (auto& [weight, scales] : scales_) scales.measured = measured;
+}
+
+}  // namespace megatron

@@ -1,0 +1,42 @@
+// The delayed scales around the weights of one model chunk: one packed state, one reduction a step.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <unordered_map>
+#include <vector>
+
+#include "megatron/nn/parameter.h"
+
+namespace megatron {
+
+struct ParallelGroups;
+
+class DelayedScaling {
+ public:
+  // `weights` all have delayed_scaling, with equal options.
+  DelayedScaling(std::vector<const Parameter*> weights, at::Device device);
+
+  const DelayedScales& scales(const Parameter& weight) const { return scales_.at(&weight); }
+  // Forgets the largest values of this step.
+  void restart() { amax_.zero_(); }
+  // See DistributedDataParallel::update_delayed_scales().
+  void update(const ParallelGroups& groups);
+  // The state has been loaded. Waits for the device.
+  void loaded();
+
+  const std::vector<const Parameter*>& weights() const { return weights_; }
+  // [3, 1 + history_length] of a weight.
+  at::Tensor state(size_t index) const { return state_.select(0, static_cast<int64_t>(index)); }
+
+ private:
+  void set_measured(bool measured);
+
+  std::vector<const Parameter*> weights_;
+  DelayedScalingOptions options_;
+  at::Tensor state_;  // [weights, 3, 1 + history_length]
+  at::Tensor amax_;   // [weights, 3]
+  std::unordered_map<const Parameter*, DelayedScales> scales_;
+};
+
+}  // namespace megatron

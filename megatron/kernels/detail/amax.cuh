@@ -1,0 +1,23 @@
+// Largest absolute values on CUDA.
+#pragma once
+
+#include "megatron/kernels/detail/cuda_types.cuh"
+
+namespace megatron {
+
+// max(amax, |x|); NaN does not count.
+__device__ __forceinline__ float larger(float amax, float x) { return fmaxf(amax, fabsf(x)); }
+
+// *amax = max(*amax, value of any thread of the block), exact in any order. Called by the whole
+// block; `shared` as for reduce_block. Not negative floats are ordered as integers.
+__device__ __forceinline__ void raise_amax(float* amax, float value, float* shared) {
+  const float most = reduce_block(value, MaxOp{}, shared);
+  if (threadIdx.x != 0) return;
+  if (most > *static_cast<volatile float*>(amax))
+    atomicMax(reinterpret_cast<int*>(amax), __float_as_int(most));
+}
+
+// Blocks of a kernel that raises an amax: enough to fill any GPU, few enough not to queue for it.
+constexpr unsigned kAmaxBlocks = 2112;
+
+}  // namespace megatron

@@ -1,0 +1,210 @@
+#include "megatron/tensor/quantization.h"
+
+#include <cmath>
+
+#include "megatron/base/check.h"
+#include "megatron/kernels/fp8.h"
+#include "megatron/tensor/detail/blas.h"
+#include "megatron/tensor/detail/launch.h"
+#include "megatron/tensor/shape.h"
+#include "megatron/tensor/torch.h"
+
+namespace megatron {
+namespace {
+
+Fp8Type fp8_type(at::ScalarType type) {
+  MEGATRON_ASSERT(type == at::kFloat8_e4m3fn || type == at::kFloat8_e5m2, "FP8 codes of type ",
+                  c10::toString(type));
+  return type == at::kFloat8_e4m3fn ? Fp8Type::kE4M3 : Fp8Type::kE5M2;
+}
+
+// [..., c] as a contiguous matrix of a type that the kernels read.
+at::Tensor as_matrix(const at::Tensor& x) {
+  const at::Tensor rows = x.reshape({-1, x.size(-1)}).contiguous();
+  return rows.scalar_type() == at::kDouble ? rows.to(at::kFloat) : rows;
+}
+
+uint8_t* codes_of(const at::Tensor& codes) {
+  return codes.defined() ? static_cast<uint8_t*>(codes.data_ptr()) : nullptr;
+}
+float* floats_of(const at::Tensor& values) {
+  if (!values.defined()) return nullptr;
+  MEGATRON_ASSERT(values.scalar_type() == at::kFloat, "a scale of type ",
+                  c10::toString(values.scalar_type()));
+  return values.data_ptr<float>();
+}
+
+void check_product(const QuantizedMatrix& a, const QuantizedMatrix& b) {
+  MEGATRON_ASSERT(a.defined() && b.defined(), "a quantised product without an operand");
+  check_shape("quantised operand", b.codes, {-1, a.codes.size(1)});
+  MEGATRON_ASSERT((a.layout == ScaleLayout::kTensor) == (b.layout == ScaleLayout::kTensor),
+                  "a product of an operand scaled by blocks and one that is not");
+}
+
+// On the CPU: the codes' products summed in fp32, then the scales.
+at::Tensor product_on_cpu(const QuantizedMatrix& a, const QuantizedMatrix& b) {
+  if (a.layout != ScaleLayout::kTensor) return at::mm(dequantize(a), dequantize(b).t());
+  const at::Tensor product = at::mm(a.codes.to(at::kFloat), b.codes.to(at::kFloat).t());
+  return product.mul_(a.scale.select(0, 1) * b.scale.select(0, 1));
+}
+
+}  // namespace
+
+at::Tensor largest_magnitude(const at::Tensor& x) {
+  const at::NoGradGuard no_grad;
+  const at::Tensor in = as_matrix(x);
+  const at::Tensor amax = at::zeros({1}, in.options().dtype(at::kFloat));
+  Amax args;
+  args.dtype = to_dtype(in.scalar_type());
+  args.count = in.numel();
+  args.x = in.const_data_ptr();
+  args.amax = floats_of(amax);
+  launch(
+      in, (args.count + kAmaxRun - 1) / kAmaxRun, kAmaxRun,
+      [&](int64_t begin, int64_t end) { amax_cpu(args, begin, end); },
+      [&](void* stream) { MEGATRON_CUDA_KERNEL(amax_cuda(args, stream)); });
+  return amax;
+}
+
+QuantizedTensor quantize_tensor(const at::Tensor& x, at::ScalarType type, Orientations wanted,
+                                const TensorScale& by) {
+  const at::NoGradGuard no_grad;
+  const at::Tensor in = as_matrix(x);
+  const at::Tensor amax = by.scale.defined() || by.amax.defined() ? by.amax : largest_magnitude(in);
+  const int64_t r = in.size(0), c = in.size(1);
+  const at::Tensor scale = at::empty({2}, in.options().dtype(at::kFloat));
+  QuantizedTensor out;
+  if (wanted.rows)
+    out.rows = {at::empty({r, c}, in.options().dtype(type)), scale, ScaleLayout::kTensor};
+  if (wanted.columns)
+    out.columns = {at::empty({c, r}, in.options().dtype(type)), scale, ScaleLayout::kTensor};
+  Fp8Cast args;
+  args.dtype = to_dtype(in.scalar_type());
+  args.type = fp8_type(type);
+  args.rows = r;
+  args.columns = c;
+  args.x = in.const_data_ptr();
+  args.amax = by.scale.defined() ? nullptr : floats_of(amax);
+  args.given_scale = floats_of(by.scale);
+  args.new_amax = floats_of(by.new_amax);
+  args.scale = floats_of(scale);
+  args.in_rows = codes_of(out.rows.codes);
+  args.in_columns = codes_of(out.columns.codes);
+  launch(
+      in, r, c, [&](int64_t begin, int64_t end) { fp8_cast_cpu(args, begin, end); },
+      [&](void* stream) { MEGATRON_CUDA_KERNEL(fp8_cast_cuda(args, stream)); });
+  return out;
+}
+
+QuantizedTensor quantize_blocks(const at::Tensor& x, at::ScalarType type, Orientations wanted,
+                                bool square) {
+  const at::NoGradGuard no_grad;
+  const at::Tensor in = as_matrix(x);
+  const int64_t r = in.size(0), c = in.size(1), row_blocks = r / kFp8Block,
+                column_blocks = c / kFp8Block;
+  MEGATRON_ASSERT(r % kFp8Block == 0 && c % kFp8Block == 0, "FP8 blocks of [", r, ", ", c, "]");
+  const auto floats = in.options().dtype(at::kFloat);
+  const ScaleLayout layout = square ? ScaleLayout::kBlock128 : ScaleLayout::kVector128;
+  QuantizedTensor out;
+  if (wanted.rows) {
+    out.rows = {at::empty({r, c}, in.options().dtype(type)),
+                square ? at::zeros({row_blocks, up4(column_blocks)}, floats)
+                       : at::empty({column_blocks, r}, floats),
+                layout};
+  }
+  if (wanted.columns) {
+    out.columns = {at::empty({c, r}, in.options().dtype(type)),
+                   square ? at::zeros({column_blocks, up4(row_blocks)}, floats)
+                          : at::empty({row_blocks, c}, floats),
+                   layout};
+  }
+  Fp8BlockCast args;
+  args.dtype = to_dtype(in.scalar_type());
+  args.type = fp8_type(type);
+  args.square = square;
+  args.rows = r;
+  args.columns = c;
+  args.x = in.const_data_ptr();
+  args.in_rows = codes_of(out.rows.codes);
+  args.in_columns = codes_of(out.columns.codes);
+  args.row_scales = floats_of(out.rows.scale);
+  args.column_scales = floats_of(out.columns.scale);
+  launch(
+      in, row_blocks, kFp8Block * c,
+      [&](int64_t begin, int64_t end) { fp8_block_cast_cpu(args, begin, end); },
+      [&](void* stream) { MEGATRON_CUDA_KERNEL(fp8_block_cast_cuda(args, stream)); });
+  return out;
+}
+
+at::Tensor dequantize(const QuantizedMatrix& matrix) {
+  const at::NoGradGuard no_grad;
+  const at::Tensor values = matrix.codes.to(at::kFloat);
+  const int64_t r = values.size(0), c = values.size(1);
+  switch (matrix.layout) {
+    case ScaleLayout::kTensor:
+      return values * matrix.scale.select(0, 1);
+    case ScaleLayout::kVector128:
+      return (values.view({r, c / kFp8Block, kFp8Block}) * matrix.scale.t().unsqueeze(2))
+          .view({r, c});
+    case ScaleLayout::kBlock128: {
+      const at::Tensor scale = matrix.scale.narrow(1, 0, c / kFp8Block).unsqueeze(1).unsqueeze(3);
+      return (values.view({r / kFp8Block, kFp8Block, c / kFp8Block, kFp8Block}) * scale)
+          .view({r, c});
+    }
+  }
+  throw InternalError("internal error: unknown layout of scales");
+}
+
+at::Tensor quantized_product(const QuantizedMatrix& a, const QuantizedMatrix& b,
+                             at::ScalarType type, const at::Tensor& bias, bool fast) {
+  const at::NoGradGuard no_grad;
+  check_product(a, b);
+  if (bias.defined()) check_shape("bias of a quantised product", bias, {b.codes.size(0)});
+  if (a.codes.is_cuda()) {
+    const at::Tensor out =
+        at::empty({a.codes.size(0), b.codes.size(0)}, a.codes.options().dtype(type));
+    blas_quantized(a, b, out, bias.defined() ? bias.to(type) : bias, 0.0, fast);
+    return out;
+  }
+  at::Tensor out = product_on_cpu(a, b);
+  if (bias.defined()) out.add_(bias);
+  return out.to(type);
+}
+
+void quantized_product_into(const QuantizedMatrix& a, const QuantizedMatrix& b,
+                            const at::Tensor& target, double beta) {
+  const at::NoGradGuard no_grad;
+  check_product(a, b);
+  check_shape("target of a quantised product", target, {a.codes.size(0), b.codes.size(0)});
+  MEGATRON_ASSERT(target.scalar_type() == at::kFloat && target.is_contiguous(),
+                  "the target of a quantised product is fp32 and contiguous");
+  if (a.codes.is_cuda()) return blas_quantized(a, b, target, {}, beta, /*fast=*/false);
+  const at::Tensor product = product_on_cpu(a, b);
+  if (beta == 0.0) {
+    target.copy_(product);
+  } else {
+    target.mul_(beta).add_(product);
+  }
+}
+
+void update_delayed_scales(const at::Tensor& state, const at::Tensor& amax,
+                           const DelayedScalingOptions& options) {
+  const at::NoGradGuard no_grad;
+  check_shape("delayed scales", state, {amax.size(0), 1 + options.history_length});
+  DelayedScaleUpdate args;
+  args.slots = amax.size(0);
+  args.history_length = options.history_length;
+  args.most_recent = options.most_recent;
+  args.factor = std::ldexp(1.0f, -static_cast<int>(options.margin));
+  args.gradient_type = fp8_type(options.gradient_type);
+  args.state = floats_of(state);
+  args.amax = floats_of(amax);
+  if (state.is_cuda()) {
+    void* stream = current_stream(state);
+    MEGATRON_CUDA_KERNEL(delayed_scale_update_cuda(args, stream));
+  } else {
+    delayed_scale_update_cpu(args);
+  }
+}
+
+}  // namespace megatron

@@ -1,0 +1,70 @@
+// FP8 operands of matrix products: rounding, scales, products. Not differentiable: the layers write
+// their own backwards. On CUDA the products are cuBLASLt's FP8 products; on the CPU the same codes
+// are multiplied in fp32. No function waits for the device.
+#pragma once
+
+#include "megatron/tensor/quantization_options.h"
+
+namespace megatron {
+
+enum class ScaleLayout : uint8_t { kTensor, kVector128, kBlock128 };
+
+// A matrix in codes, contiguous, and the inverse of what its values were multiplied with.
+struct QuantizedMatrix {
+  at::Tensor codes;  // [rows, columns], FP8
+  // kTensor     [2] fp32: the scale and its inverse
+  // kVector128  [columns / 128, rows] fp32, inverse
+  // kBlock128   [rows / 128, columns / 128 rounded up to 4] fp32, inverse
+  at::Tensor scale;
+  ScaleLayout layout = ScaleLayout::kTensor;
+  bool defined() const { return codes.defined(); }
+};
+
+// One matrix ready to be summed over its columns (`rows`) or over its rows (`columns`: transposed).
+struct QuantizedTensor {
+  QuantizedMatrix rows;     // [r, c]
+  QuantizedMatrix columns;  // [c, r]
+};
+
+// Which of the two a caller needs.
+struct Orientations {
+  bool rows = true;
+  bool columns = true;
+};
+
+// The largest |x|, [1] fp32; NaN does not count.
+at::Tensor largest_magnitude(const at::Tensor& x);
+
+// x [..., c] as a matrix [r, c] with one scale. The scale is the given one, [1] or longer fp32 of
+// which the first counts (1 where it is 0), or follows from `amax` [1] or, with neither, from x
+// itself. With `new_amax` [1] also raises it to the largest |x|.
+struct TensorScale {
+  at::Tensor scale = {}, amax = {}, new_amax = {};
+};
+QuantizedTensor quantize_tensor(const at::Tensor& x, at::ScalarType type, Orientations wanted,
+                                const TensorScale& by = {});
+
+// With a power of two for each block; `square` for weights: 128 x 128, else 128 along the sum,
+// which differs between the two orientations.
+QuantizedTensor quantize_blocks(const at::Tensor& x, at::ScalarType type, Orientations wanted,
+                                bool square);
+
+// The values that the codes stand for, fp32.
+at::Tensor dequantize(const QuantizedMatrix& matrix);
+
+// a b^T (+ bias).   a [m, k], b [n, k], bias [n] in `type` or undefined; returns [m, n] in `type`.
+// `fast`: sums in the tensor cores' own width (about 14 bits) as far as they reach, which
+// Transformer Engine takes for forward products; else in fp32 throughout. The CPU always sums in
+// fp32.
+at::Tensor quantized_product(const QuantizedMatrix& a, const QuantizedMatrix& b,
+                             at::ScalarType type, const at::Tensor& bias, bool fast);
+
+// target = beta * target + a b^T.   target [m, n] fp32, contiguous.
+void quantized_product_into(const QuantizedMatrix& a, const QuantizedMatrix& b,
+                            const at::Tensor& target, double beta);
+
+// The end of a step for `state` [slots, 1 + history] and `amax` [slots], three slots to a weight.
+void update_delayed_scales(const at::Tensor& state, const at::Tensor& amax,
+                           const DelayedScalingOptions& options);
+
+}  // namespace megatron

@@ -1,0 +1,356 @@
+// Linear layers whose three products have operands in FP8 (or FP4).
+//
+//   y  = x8 w8^T     x8 in rows, w8 in rows
+//   dx = g8 w8       g8 in rows, w8 transposed          g = dy
+//   dw = g8^T x8     both transposed; summed straight into the fp32 target
+//
+// Note [What quantised linears keep]
+// Products on Hopper sum along contiguous elements of both operands, so each operand is written in
+// the two orientations that it is used in, from one reading. The transposed input is what waits for
+// the backward, 1 byte an element, in place of the input. With sequence parallelism the layer's own
+// rows wait in the model's type, as without quantisation: the gathered codes would be larger. A
+// weight is quantised when its value has changed, once a step, and its codes (2 bytes an element)
+// stay; where values are gathered for each pass (fully sharded) they are quantised each time.
+//
+// Note [Measuring]
+// A scale follows from the largest value of the tensor, so it needs a reading of its own, which
+// norms and activations do while they write: their kernels raise an amax on the device. Under
+// delayed scaling the scale is there before, and the cast measures for the next step.
+#include "megatron/base/check.h"
+#include "megatron/nn/functional.h"
+#include "megatron/tensor_parallel/detail/linear_state.h"
+#include "megatron/tensor_parallel/mappings.h"
+
+namespace megatron {
+namespace {
+
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+
+constexpr Orientations kBoth{true, true}, kInRows{true, false}, kInColumns{false, true};
+
+// How one operand is about to be scaled.
+class OperandScaling {
+ public:
+  // `record`: the values count for the next step's scales.
+  OperandScaling(LinearState& state, OperandRole role, bool record) : state_(state), role_(role) {
+    const QuantizationRecipe recipe = state.quantization.recipe;
+    if (recipe == QuantizationRecipe::kDelayed)
+      scales_ = state.weight->store->delayed_scales(*state.weight);
+    by_own_values_ = recipe == QuantizationRecipe::kTensorwise ||
+                     (recipe == QuantizationRecipe::kDelayed && !is_measured());
+    if (scales_ != nullptr && record)
+      slot_ = scales_->amax.narrow(0, static_cast<int64_t>(role), 1);
+  }
+
+  // Where a kernel that makes the operand puts its largest value, [1]; undefined: nobody asks for
+  // it.
+  at::Tensor to_measure(const at::Tensor& like) {
+    if (like.scalar_type() == at::kDouble) return {};  // kernels measure what they cast
+    if (by_own_values_) {
+      measured_ = at::zeros({1}, like.options().dtype(at::kFloat));
+      return measured_;
+    }
+    recorded_ = slot_.defined();
+    return slot_;
+  }
+  // The operand has been measured elsewhere, by what to_measure() of another object of this role
+  // gave.
+  void take_measured(const at::Tensor& amax) {
+    if (by_own_values_) {
+      measured_ = amax;
+    } else {
+      recorded_ = true;
+    }
+  }
+  // The scale of an earlier quantisation of the same values, [2].
+  void repeat(const at::Tensor& scale) { earlier_ = scale; }
+
+  QuantizedTensor quantize(const at::Tensor& x, Orientations wanted) const {
+    check_alignment(x);
+    const QuantizationOptions& options = state_.quantization;
+    const at::ScalarType type = options.type(role_);
+    if (options.recipe == QuantizationRecipe::kBlockwise)
+      return quantize_blocks(x, type, wanted, role_ == OperandRole::kWeight);
+    TensorScale by;
+    if (earlier_.defined()) {
+      by.scale = earlier_;
+    } else if (by_own_values_) {
+      by.amax = measured_;
+      by.new_amax = slot_;
+    } else {
+      by.scale = scales_->state.select(0, static_cast<int64_t>(role_));
+      if (!recorded_) by.new_amax = slot_;
+    }
+    return quantize_tensor(x, type, wanted, by);
+  }
+
+ private:
+  bool is_measured() const { return scales_ != nullptr && scales_->measured; }
+  void check_alignment(const at::Tensor& x) const {
+    const int64_t unit = state_.quantization.alignment(), columns = x.size(-1),
+                  rows = x.numel() / std::max<int64_t>(1, columns);
+    const char* what = role_ == OperandRole::kWeight  ? "weight"
+                       : role_ == OperandRole::kInput ? "input"
+                                                      : "output gradient";
+    MEGATRON_CHECK(rows % unit == 0 && columns % unit == 0, state_.weight->name, ": its ", what,
+                   " of ", rows, " x ", columns, " cannot be quantised, both must be multiples of ",
+                   unit,
+                   "\nhint: --micro-batch-size x --seq-length and the sizes of the layer on one "
+                   "rank count; without "
+                   "--fp8-format there is no such rule");
+  }
+
+  LinearState& state_;
+  const OperandRole role_;
+  const DelayedScales* scales_ = nullptr;
+  bool by_own_values_ = false, recorded_ = false;
+  at::Tensor slot_;      // where this step's largest value is recorded
+  at::Tensor measured_;  // the largest value, known already
+  at::Tensor earlier_;
+};
+
+// The weight in codes, in both orientations where they are kept. `record`: see OperandScaling; once
+// for each value.
+QuantizedTensor weight_codes(LinearState& state, const at::Tensor& value, Orientations wanted,
+                             bool record) {
+  WeightCodes& kept = state.weight_codes;
+  ParameterStore& store = *state.weight->store;
+  const int64_t version = store.values_version();
+  const bool delayed = state.quantization.recipe == QuantizationRecipe::kDelayed;
+  if (version < 0 || version != kept.version || kept.store != &store) {
+    OperandScaling scaling(state, OperandRole::kWeight, record);
+    if (delayed && !record && store.delayed_scales(*state.weight) != nullptr) {
+      // An evaluation comes first; the step that follows records what was measured here.
+      const at::Tensor amax = largest_magnitude(value);
+      scaling.take_measured(amax);
+      kept.amax = amax;
+    } else {
+      kept.amax = at::Tensor();
+    }
+    QuantizedTensor codes = scaling.quantize(value, version < 0 ? wanted : kBoth);
+    if (version < 0) return codes;
+    kept.codes = std::move(codes);
+    kept.store = &store;
+    kept.version = version;
+  } else if (record && kept.amax.defined()) {
+    const DelayedScales& scales = *store.delayed_scales(*state.weight);
+    at::Tensor slot = scales.amax.narrow(0, static_cast<int64_t>(OperandRole::kWeight), 1);
+    at::maximum_out(slot, slot, kept.amax);
+    kept.amax = at::Tensor();
+  }
+  return kept.codes;
+}
+
+at::Tensor multiply(const LinearState& state, const QuantizedMatrix& a, const QuantizedMatrix& b,
+                    at::IntArrayRef leading, at::ScalarType type, const at::Tensor& bias,
+                    bool forward) {
+  std::vector<int64_t> shape = leading.vec();
+  shape.back() = b.codes.size(0);
+  const bool fast = forward && state.quantization.recipe != QuantizationRecipe::kBlockwise;
+  return quantized_product(a, b, type, bias, fast).view(shape);
+}
+
+// Whether the weight gradient multiplies codes that wait for the backward.
+bool keeps_codes(const LinearState& state) {
+  const bool built_again = state.norm != nullptr
+                               ? state.recompute_norm
+                               : state.input_activation && state.recompute_activation;
+  return state.weight->trainable && state.quantization.weight_gradient && !built_again &&
+         !state.sequence_parallel;
+}
+// A row-parallel layer's input lies on this rank alone, sequence parallelism or not.
+bool row_keeps_codes(const LinearState& state) {
+  return state.weight->trainable && state.quantization.weight_gradient &&
+         !(state.input_activation && state.recompute_activation);
+}
+
+struct SavedCodes {
+  at::Tensor codes, scale;
+};
+QuantizedMatrix kept_matrix(const LinearState& state, const SavedCodes& saved) {
+  const bool blocks = state.quantization.recipe == QuantizationRecipe::kBlockwise;
+  return {saved.codes, saved.scale, blocks ? ScaleLayout::kVector128 : ScaleLayout::kTensor};
+}
+
+// dw from dy, quantised, and the input: the saved codes, or what `input` gives.
+void quantized_weight_grad(LinearState& state, const QuantizedTensor& gradient,
+                           const at::Tensor& dy, const SavedCodes& saved,
+                           const std::function<at::Tensor()>& input) {
+  if (!state.weight->trainable) return;
+  if (!state.quantization.weight_gradient) return accumulate_weight_grad(*state.weight, dy, input);
+  run_weight_gradient(*state.weight,
+                      [&state, g = gradient.columns, saved, input](const GradTarget& target) {
+                        QuantizedMatrix x = kept_matrix(state, saved);
+                        if (!saved.codes.defined()) {
+                          OperandScaling scaling(state, OperandRole::kInput, /*record=*/false);
+                          if (saved.scale.defined()) scaling.repeat(saved.scale);
+                          x = scaling.quantize(input(), kInColumns).columns;
+                        }
+                        quantized_product_into(g, x, target.tensor, target.beta);
+                      });
+}
+
+// The scale to repeat when codes are made again; blocks follow from the values alone.
+at::Tensor scale_to_repeat(const LinearState& state, const QuantizedTensor& input) {
+  return state.quantization.recipe == QuantizationRecipe::kBlockwise ? at::Tensor()
+                                                                     : input.rows.scale;
+}
+
+LinearState& saved_state(AutogradContext* context) {
+  return *reinterpret_cast<LinearState*>(context->saved_data["state"].toInt());
+}
+
+struct QuantizedColumnFunction : torch::autograd::Function<QuantizedColumnFunction> {
+  // Saves x, mean and rstd for a norm; the input in codes and their scale, or as it was with the
+  // scale.
+  static variable_list forward(AutogradContext* context, const at::Tensor& x, const at::Tensor&,
+                               LinearState* pointer, bool recording) {
+    LinearState& state = *pointer;
+    const AcquiredValue weight(state.weight), bias(state.bias);
+    const at::ScalarType type = weight.value().scalar_type();
+    context->saved_data["state"] = reinterpret_cast<int64_t>(pointer);
+    OperandScaling scaling(state, OperandRole::kInput, recording);
+    at::Tensor input = x;
+    NormResult normed;
+    if (state.norm != nullptr) {
+      const bool measurable = x.scalar_type() == type && !state.sequence_parallel;
+      normed = norm_forward(*state.norm, x, measurable ? scaling.to_measure(x) : at::Tensor());
+      input = normed.y.to(type);
+    }
+    const bool keep = recording && keeps_codes(state);
+    const at::Tensor whole = gathered(state, input);
+    const QuantizedTensor codes = scaling.quantize(whole, keep ? kBoth : kInRows);
+    const at::Tensor y =
+        multiply(state, codes.rows, weight_codes(state, weight.value(), kInRows, recording).rows,
+                 whole.sizes(), type, bias.value(), /*forward=*/true);
+    if (!recording) return {y, x};
+    const bool norm = state.norm != nullptr;
+    const bool save_input = !keep && state.weight->trainable && !(norm && state.recompute_norm);
+    context->save_for_backward({norm ? x : at::Tensor(), normed.mean, normed.rstd,
+                                save_input ? input : at::Tensor(),
+                                keep ? codes.columns.codes : at::Tensor(),
+                                keep ? codes.columns.scale : scale_to_repeat(state, codes)});
+    return {y, x};
+  }
+
+  static variable_list backward(AutogradContext* context, variable_list grads) {
+    LinearState& state = saved_state(context);
+    const variable_list saved = context->get_saved_variables();
+    const at::Tensor dy = grads[0].contiguous();
+    OperandScaling scaling(state, OperandRole::kGradient, /*record=*/true);
+    const MeasuredGradient measured = std::exchange(state.measured, {});
+    if (measured.gradient.defined() && measured.gradient.is_same(grads[0]))
+      scaling.take_measured(measured.amax);
+    const bool columns = state.weight->trainable && state.quantization.weight_gradient;
+    const QuantizedTensor gradient = scaling.quantize(dy, columns ? kBoth : kInRows);
+    at::Tensor dx;
+    at::ScalarType type;
+    {
+      const AcquiredValue weight(state.weight);
+      type = weight.value().scalar_type();
+      dx = multiply(state, gradient.rows,
+                    weight_codes(state, weight.value(), kInColumns, true).columns, dy.sizes(), type,
+                    {},
+                    /*forward=*/false);
+    }
+    const std::shared_ptr<Work> reduction =
+        reduce_input_grad(state, dx);  // runs under the weight gradient
+    quantized_weight_grad(state, gradient, dy, {saved[4], saved[5]}, [&state, saved, type] {
+      if (saved[3].defined()) return gathered(state, saved[3]);
+      return gathered(state, norm_apply(*state.norm, saved[0], saved[1], saved[2]).to(type));
+    });
+    accumulate_bias_grad(state.bias, dy);
+    if (reduction) reduction->wait();
+    const at::Tensor& beside = grads[1];  // undefined when nothing goes around the layer
+    if (state.norm != nullptr) {
+      dx = norm_backward(*state.norm, dx, saved[0], saved[1], saved[2], beside);
+    } else if (beside.defined()) {
+      dx = dx + beside;
+    }
+    return {dx, at::Tensor(), at::Tensor(), at::Tensor()};
+  }
+};
+
+struct QuantizedRowFunction : torch::autograd::Function<QuantizedRowFunction> {
+  // Saves what an activation inside was applied to; the input in codes and their scale, or as it
+  // was.
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& before, const at::Tensor&,
+                            LinearState* pointer, bool recording) {
+    LinearState& state = *pointer;
+    const AcquiredValue weight(state.weight), bias(state.bias);
+    const at::ScalarType type = weight.value().scalar_type();
+    context->saved_data["state"] = reinterpret_cast<int64_t>(pointer);
+    OperandScaling scaling(state, OperandRole::kInput, recording);
+    at::Tensor input = before;
+    if (state.input_activation)
+      input = activation_forward(before, *state.input_activation, state.activation_offset,
+                                 scaling.to_measure(before));
+    const bool keep = recording && row_keeps_codes(state);
+    const QuantizedTensor codes = scaling.quantize(input, keep ? kBoth : kInRows);
+    const QuantizedTensor weights = weight_codes(state, weight.value(), kInRows, recording);
+    const bool alone = state.tp->size() == 1;
+    at::Tensor y = multiply(state, codes.rows, weights.rows, input.sizes(), type,
+                            alone ? bias.value() : at::Tensor(),
+                            /*forward=*/true);
+    if (recording) {
+      const bool save_before =
+          state.input_activation.has_value() || (!keep && state.weight->trainable);
+      context->save_for_backward({save_before ? before : at::Tensor(),
+                                  keep ? codes.columns.codes : at::Tensor(),
+                                  keep ? codes.columns.scale : scale_to_repeat(state, codes)});
+    }
+    if (alone) return y;
+    if (state.sequence_parallel)
+      y = reduce_scatter_first_dim(y, *state.tp);
+    else
+      state.tp->all_reduce(y)->wait();
+    return bias.value().defined() ? y.add_(bias.value()) : y;
+  }
+
+  static variable_list backward(AutogradContext* context, variable_list grads) {
+    LinearState& state = saved_state(context);
+    const variable_list saved = context->get_saved_variables();
+    accumulate_bias_grad(state.bias,
+                         grads[0].contiguous());  // a partial sum with sequence_parallel
+    const at::Tensor dy = gathered(state, grads[0].contiguous());
+    OperandScaling scaling(state, OperandRole::kGradient, /*record=*/true);
+    const bool columns = state.weight->trainable && state.quantization.weight_gradient;
+    const QuantizedTensor gradient = scaling.quantize(dy, columns ? kBoth : kInRows);
+    at::Tensor dx;
+    {
+      const AcquiredValue weight(state.weight);
+      dx = multiply(state, gradient.rows,
+                    weight_codes(state, weight.value(), kInColumns, true).columns, dy.sizes(),
+                    weight.value().scalar_type(), {}, /*forward=*/false);
+    }
+    quantized_weight_grad(state, gradient, dy, {saved[1], saved[2]}, [&state, before = saved[0]] {
+      return state.input_activation
+                 ? activation_forward(before, *state.input_activation, state.activation_offset)
+                 : before;
+    });
+    if (state.input_activation) {
+      LinearState* from = state.input_from;
+      at::Tensor amax;
+      if (from != nullptr && from->quantization.enabled())
+        amax = OperandScaling(*from, OperandRole::kGradient, /*record=*/true).to_measure(dx);
+      dx =
+          activation_backward(dx, saved[0], *state.input_activation, state.activation_offset, amax);
+      if (amax.defined()) from->measured = {dx, amax};
+    }
+    return {dx, at::Tensor(), at::Tensor(), at::Tensor()};
+  }
+};
+
+}  // namespace
+
+variable_list quantized_column_forward(const at::Tensor& x, LinearState& state) {
+  return QuantizedColumnFunction::apply(x.contiguous(), anchor(), &state,
+                                        at::GradMode::is_enabled());
+}
+
+at::Tensor quantized_row_forward(const at::Tensor& x, LinearState& state) {
+  return QuantizedRowFunction::apply(x.contiguous(), anchor(), &state, at::GradMode::is_enabled());
+}
+
+}  // namespace megatron

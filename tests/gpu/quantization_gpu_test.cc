@@ -1,0 +1,219 @@
+// FP8 products and linears on a GPU against the same codes on the CPU.
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <cmath>
+
+#include "megatron/comm/parallel_groups.h"
+#include "megatron/nn/parameter_store.h"
+#include "megatron/tensor/gemm.h"
+#include "megatron/tensor/quantization.h"
+#include "megatron/tensor/torch.h"
+#include "megatron/tensor_parallel/layers.h"
+
+namespace megatron {
+namespace {
+
+const at::Device kGpu(at::kCUDA, 0);
+
+at::Tensor draw(at::IntArrayRef shape, uint64_t seed, double scale = 1.0) {
+  at::manual_seed(seed);
+  return (at::randn(shape) * scale).to(at::kBFloat16);
+}
+
+double distance(const at::Tensor& a, const at::Tensor& b) {
+  const at::Tensor wide = b.detach().to(at::kCPU, at::kDouble);
+  const double length = at::linalg_vector_norm(wide, 2).item<double>();
+  return at::linalg_vector_norm(a.detach().to(at::kCPU, at::kDouble) - wide, 2).item<double>() /
+         length;
+}
+
+// The tensor cores add FP8 products with about 14 bits, which are added up in fp32 every 128 or,
+// fast, at the end.
+constexpr double kFast = 6e-3, kBf16 = 4e-3, kFp32 = 1e-3;
+
+QuantizedMatrix to(const QuantizedMatrix& m, at::Device device) {
+  return {m.codes.to(device), m.scale.to(device), m.layout};
+}
+
+class Fp8Gpu : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    if (!at::hasCUDA()) GTEST_SKIP() << "no CUDA device";
+  }
+};
+
+TEST_F(Fp8Gpu, ProductsOfOneScalePerTensor) {
+  struct Types {
+    at::ScalarType a, b;
+  };
+  for (const Types types : {Types{at::kFloat8_e4m3fn, at::kFloat8_e4m3fn},
+                            Types{at::kFloat8_e5m2, at::kFloat8_e4m3fn}}) {
+    for (const auto& [m, n, k] : std::vector<std::array<int64_t, 3>>{
+             {16, 16, 16}, {48, 80, 112}, {1024, 768, 512}, {4096, 1536, 2048}}) {
+      const QuantizedMatrix a = quantize_tensor(draw({m, k}, 1, 3.0), types.a, {}).rows,
+                            b = quantize_tensor(draw({n, k}, 2, 0.02), types.b, {}).rows;
+      const at::Tensor bias = draw({n}, 3), start = draw({m, n}, 4).to(at::kFloat);
+      const QuantizedMatrix there_a = to(a, kGpu), there_b = to(b, kGpu);
+      const std::string what =
+          std::to_string(m) + "x" + std::to_string(n) + "x" + std::to_string(k);
+      for (const bool fast : {false, true})
+        EXPECT_LT(distance(quantized_product(there_a, there_b, at::kBFloat16, bias.to(kGpu), fast),
+                           quantized_product(a, b, at::kBFloat16, bias, fast)),
+                  fast ? kFast : kBf16)
+            << what;
+      at::Tensor target = start.to(kGpu), expected = start.clone();
+      for (int i = 0; i < 2; ++i) {
+        quantized_product_into(there_a, there_b, target, 1.0);
+        quantized_product_into(a, b, expected, 1.0);
+      }
+      EXPECT_LT(distance(target, expected), kFp32) << what;
+      target.fill_(std::nan(""));
+      quantized_product_into(there_a, there_b, target, 0.0);
+      quantized_product_into(a, b, expected, 0.0);
+      EXPECT_LT(distance(target, expected), kFp32) << what << ": beta = 0 must not read the target";
+    }
+  }
+}
+
+TEST_F(Fp8Gpu, ProductsOfBlocks) {
+  for (const at::ScalarType type : {at::kFloat8_e4m3fn, at::kFloat8_e5m2}) {
+    for (const auto& [m, n, k] : std::vector<std::array<int64_t, 3>>{
+             {128, 128, 128}, {256, 384, 640}, {2048, 1536, 1024}}) {
+      const at::Tensor x = draw({m, k}, 1, 3.0) * draw({m, 1}, 5).exp() * draw({1, k}, 6).exp(),
+                       w = draw({n, k}, 2, 0.02) * draw({n, 1}, 7).exp();
+      const QuantizedMatrix vectors = quantize_blocks(x, type, {}, false).rows,
+                            squares = quantize_blocks(w, at::kFloat8_e4m3fn, {}, true).rows,
+                            others = quantize_blocks(w, at::kFloat8_e4m3fn, {}, false).rows;
+      const std::string what = std::string(c10::toString(type)) + " " + std::to_string(m) + "x" +
+                               std::to_string(n) + "x" + std::to_string(k);
+      EXPECT_LT(distance(quantized_product(to(vectors, kGpu), to(squares, kGpu), at::kBFloat16, {},
+                                           false),
+                         quantized_product(vectors, squares, at::kBFloat16, {}, false)),
+                kBf16)
+          << what;
+      at::Tensor target = at::ones({m, n}, at::dtype(at::kFloat).device(kGpu)),
+                 expected = at::ones({m, n});
+      quantized_product_into(to(vectors, kGpu), to(others, kGpu), target, 1.0);
+      quantized_product_into(vectors, others, expected, 1.0);
+      EXPECT_LT(distance(target, expected), kFp32) << what;
+    }
+  }
+}
+
+TEST_F(Fp8Gpu, DelayedScalesAreTheCpus) {
+  DelayedScalingOptions options;
+  for (const int64_t history : {1, 3, 300, 1024}) {
+    for (const bool most_recent : {true, false}) {
+      options.history_length = history;
+      options.most_recent = most_recent;
+      options.margin = 1;
+      at::Tensor state = at::zeros({6, 1 + history}), there = state.to(kGpu);
+      for (int step = 0; step < 8; ++step) {
+        at::Tensor amax = at::rand({6}) * (step == 5 ? 0.0 : 10.0), amax_there = amax.to(kGpu);
+        update_delayed_scales(state, amax, options);
+        update_delayed_scales(there, amax_there, options);
+        EXPECT_TRUE(at::equal(there.cpu(), state)) << history << " step " << step;
+        EXPECT_EQ(amax_there.abs().max().item<float>(), 0.0f);
+      }
+    }
+  }
+}
+
+// The layers with norm and activation inside, in each recipe: y, dx and weight gradients.
+TEST_F(Fp8Gpu, LinearsEqualTheCpus) {
+  for (const auto recipe : {QuantizationRecipe::kTensorwise, QuantizationRecipe::kDelayed,
+                            QuantizationRecipe::kBlockwise}) {
+    std::vector<at::Tensor> results[2];
+    for (const bool gpu : {false, true}) {
+      const at::Device device = gpu ? kGpu : at::Device(at::kCPU);
+      const ParallelGroups one;
+      LinearOptions first, second;
+      first.bias = second.bias = false;
+      first.quantization.recipe = second.quantization.recipe = recipe;
+      first.quantization.hybrid = second.quantization.hybrid = true;
+      first.input_norm = true;
+      first.norm.kind = Normalization::kRMSNorm;
+      ColumnParallelLinear fc1("fc1", 512, 2048, first, one);
+      second.input_activation = Activation::kSwiglu;
+      second.recompute_activation = false;
+      second.input_from = &fc1;
+      RowParallelLinear fc2("fc2", 1024, 512, second, one);
+      PlainParameterStore store1(fc1, at::kBFloat16, device, true),
+          store2(fc2, at::kBFloat16, device, true);
+      uint64_t seed = 10;
+      for (Module* module : {static_cast<Module*>(&fc1), static_cast<Module*>(&fc2)})
+        for (Parameter* p : module->parameters())
+          p->value.copy_(p->local_shape.size() == 2 ? draw(p->local_shape, seed++, 0.05)
+                                                    : at::ones(p->local_shape));
+      const at::Tensor x = draw({256, 2, 512}, 1).to(device).requires_grad_();
+      const at::Tensor y = fc2.forward(fc1.forward(x));
+      y.backward(draw({256, 2, 512}, 2, 1e-4).to(device));
+      results[gpu ? 1 : 0] = {y, x.grad(), store1.grad(fc1.weight()),
+                              store2.grad(*fc2.parameters()[0])};
+    }
+    // Sums that differ in their last bits round to other codes now and then, by a step of 1/16 of
+    // the value.
+    for (size_t i = 0; i < results[0].size(); ++i)
+      EXPECT_LT(distance(results[1][i], results[0][i]), 1.5e-2)
+          << "recipe " << static_cast<int>(recipe) << " result " << i;
+  }
+}
+
+template <class F>
+double microseconds(const at::Tensor& on, const F& work) {
+  for (int i = 0; i < 3; ++i) work();
+  on.view(-1)[0].item();
+  constexpr int kRuns = 30;
+  const auto begin = std::chrono::steady_clock::now();
+  for (int i = 0; i < kRuns; ++i) work();
+  on.view(-1)[0].item();
+  return std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now() - begin)
+             .count() /
+         kRuns;
+}
+
+// Prints rates at the sizes of Llama-3-8B, 8192 tokens; no bound, the clock of a machine is its
+// own.
+TEST_F(Fp8Gpu, Rates) {
+  struct Shape {
+    const char* name;
+    int64_t k, n;
+  };
+  constexpr int64_t kTokens = 8192;
+  for (const Shape s : {Shape{"qkv", 4096, 6144}, Shape{"proj", 4096, 4096},
+                        Shape{"fc1", 4096, 28672}, Shape{"fc2", 14336, 4096}}) {
+    const at::Tensor x = draw({1024, s.k}, 1).repeat({kTokens / 1024, 1}).to(kGpu),
+                     w = draw({s.n, s.k}, 2, 0.02).to(kGpu);
+    const at::Tensor dy = draw({1024, s.n}, 3, 1e-4).repeat({kTokens / 1024, 1}).to(kGpu);
+    const at::Tensor dw = at::zeros({s.n, s.k}, at::dtype(at::kFloat).device(kGpu));
+    const double flop = 2.0 * kTokens * static_cast<double>(s.k) * static_cast<double>(s.n);
+    for (const bool blocks : {false, true}) {
+      const auto quantize = [&](const at::Tensor& t, bool gradient, bool square) {
+        const at::ScalarType type = gradient && !blocks ? at::kFloat8_e5m2 : at::kFloat8_e4m3fn;
+        return blocks ? quantize_blocks(t, type, {}, square)
+                      : quantize_tensor(t, type, {}, {.amax = at::ones({1}, dw.options())});
+      };
+      const QuantizedTensor x8 = quantize(x, false, false), w8 = quantize(w, false, true),
+                            g8 = quantize(dy, true, false);
+      const double cast = microseconds(dw, [&] { quantize(x, false, false); });
+      const double amax = microseconds(dw, [&] { largest_magnitude(x); });
+      const double forward = microseconds(
+          dw, [&] { quantized_product(x8.rows, w8.rows, at::kBFloat16, {}, !blocks); });
+      const double backward = microseconds(
+          dw, [&] { quantized_product(g8.rows, w8.columns, at::kBFloat16, {}, false); });
+      const double weight =
+          microseconds(dw, [&] { quantized_product_into(g8.columns, x8.columns, dw, 1.0); });
+      std::printf(
+          "%-5s %-10s cast %6.1f us %5.0f GB/s  amax %6.1f us %5.0f GB/s  TFLOP/s forward %5.0f "
+          "input gradient %5.0f weight gradient %5.0f\n",
+          s.name, blocks ? "blocks" : "tensor", cast,
+          4e-3 * kTokens * static_cast<double>(s.k) / cast, amax,
+          2e-3 * kTokens * static_cast<double>(s.k) / amax, flop / forward * 1e-6,
+          flop / backward * 1e-6, flop / weight * 1e-6);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace megatron

@@ -1,0 +1,154 @@
+// A small model trained in FP8 or FP4 beside bf16, on the CPU's exact rounding.
+#include <gtest/gtest.h>
+
+#include <fstream>
+#include <functional>
+#include <nlohmann/json.hpp>
+
+#include "megatron/tensor/torch.h"
+#include "megatron/training/pretrain.h"
+#include "megatron/training/tasks/tasks.h"
+
+namespace megatron {
+namespace {
+
+using Change = std::function<void(Arguments&)>;
+
+Arguments small(const std::string& name) {
+  Arguments a;
+  TransformerConfig& t = a.transformer;
+  t.num_layers = 2;
+  t.hidden_size = 128;
+  t.ffn_hidden_size = 128;
+  t.num_attention_heads = 4;
+  t.seq_length = 64;
+  t.swiglu = true;
+  t.add_bias_linear = false;
+  t.normalization = Normalization::kRMSNorm;
+  t.position_embedding_type = PositionEmbedding::kRope;
+  t.hidden_dropout = t.attention_dropout = 0.0;
+  t.untie_embeddings_and_output_weights = true;
+  a.tokenizer.tokenizer_type = "ByteLevelTokenizer";
+  a.data.mock_data = true;
+  a.data.num_workers = 0;
+  a.optimizer.bf16 = true;
+  a.optimizer.lr = 3e-3;
+  a.optimizer.lr_warmup_iters = 10;
+  a.training.micro_batch_size = 2;
+  a.training.global_batch_size = 2;
+  a.training.train_iters = 100;
+  a.training.eval_iters = 0;
+  a.training.log_interval = 1;
+  a.training.device = DeviceChoice::kCpu;
+  a.training.num_threads = 1;
+  a.training.exit_signal_handler = false;
+  a.training.run_dir = (std::filesystem::path(testing::TempDir()) / name).string();
+  return a;
+}
+
+std::vector<double> losses(Arguments arguments) {
+  std::filesystem::remove_all(arguments.training.run_dir);
+  arguments.finalize();
+  testing::internal::CaptureStdout();
+  pretrain(gpt_task(), arguments);
+  testing::internal::GetCapturedStdout();
+  std::vector<double> out;
+  std::ifstream file(std::filesystem::path(arguments.training.run_dir) / "metrics.jsonl");
+  for (std::string line; std::getline(file, line);)
+    if (const auto record = nlohmann::json::parse(line); record["type"] == "train")
+      out.push_back(record["lm loss"]);
+  return out;
+}
+
+double mean_of_last(const std::vector<double>& values, size_t count) {
+  double sum = 0;
+  for (size_t i = values.size() - count; i < values.size(); ++i) sum += values[i];
+  return sum / static_cast<double>(count);
+}
+
+struct Recipe {
+  const char* name;
+  Fp8Format format;
+  Fp8Recipe recipe;
+};
+
+const std::vector<double>& bf16_losses() {
+  static const std::vector<double> all = losses(small("quantized_bf16"));
+  return all;
+}
+
+class QuantizedTraining : public testing::TestWithParam<Recipe> {};
+
+TEST_P(QuantizedTraining, LossFollowsBf16) {
+  Arguments a = small(std::string("quantized_") + GetParam().name);
+  a.transformer.fp8_format = GetParam().format;
+  a.transformer.fp8_recipe = GetParam().recipe;
+  const std::vector<double> fp8 = losses(a), &bf16 = bf16_losses();
+  ASSERT_EQ(fp8.size(), bf16.size());
+  EXPECT_NE(fp8.front(), bf16.front()) << "nothing was rounded";
+  EXPECT_LT(mean_of_last(bf16, 20), 0.8 * bf16.front()) << "the model learns something";
+  EXPECT_NEAR(mean_of_last(fp8, 20) / mean_of_last(bf16, 20), 1.0, 0.01);
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Recipes, QuantizedTraining,
+    testing::Values(Recipe{"tensorwise", Fp8Format::kHybrid, Fp8Recipe::kTensorwise},
+                    Recipe{"delayed", Fp8Format::kHybrid, Fp8Recipe::kDelayed},
+                    Recipe{"blockwise", Fp8Format::kE4M3, Fp8Recipe::kBlockwise}),
+    [](const auto& info) { return std::string(info.param.name); });
+
+// Losses of ten steps, saved after six and gone on from there.
+void expect_same_after_resume(const std::string& name, const Change& change) {
+  Arguments whole = small(name);
+  whole.training.train_iters = 10;
+  whole.training.global_batch_size = 4;
+  whole.optimizer.lr_decay_iters = 100;
+  change(whole);
+  const std::vector<double> expected = losses(whole);
+  Arguments first = whole;
+  first.training.save = whole.training.run_dir + "_save";
+  first.training.run_dir += "_first";
+  std::filesystem::remove_all(first.training.save);
+  first.training.exit_interval = 6;
+  losses(first);
+  Arguments second = whole;
+  second.training.load = first.training.save;
+  second.training.run_dir += "_second";
+  const std::vector<double> resumed = losses(second);
+  ASSERT_EQ(resumed.size(), 4u);
+  for (size_t i = 0; i < 4; ++i)
+    EXPECT_EQ(resumed[i], expected[6 + i]) << name << ", step " << 7 + i;
+}
+
+TEST(QuantizedRuns, DelayedScalesComeBackWithTheCheckpoint) {
+  expect_same_after_resume("quantized_resume", [](Arguments& a) {
+    a.transformer.fp8_format = Fp8Format::kHybrid;
+    a.transformer.fp8_amax_history_len = 4;
+    a.transformer.fp8_amax_compute_algo = AmaxAlgorithm::kMax;
+  });
+}
+
+// Scales of a step are fixed before it, so recomputation sees the same ones.
+TEST(QuantizedRuns, RecomputationChangesNoBit) {
+  for (const Fp8Recipe recipe : {Fp8Recipe::kTensorwise, Fp8Recipe::kDelayed}) {
+    std::vector<std::vector<double>> all;
+    for (int variant = 0; variant < 3; ++variant) {
+      Arguments a = small("quantized_recompute");
+      a.training.train_iters = 4;
+      a.optimizer.lr_decay_iters = 100;
+      a.transformer.fp8_format = Fp8Format::kHybrid;
+      a.transformer.fp8_recipe = recipe;
+      if (variant == 1) a.transformer.recompute_granularity = RecomputeGranularity::kFull;
+      if (variant == 2) {
+        a.transformer.recompute_granularity = RecomputeGranularity::kSelective;
+        a.transformer.recompute_modules = {"layernorm", "mlp_act"};
+      }
+      all.push_back(losses(a));
+    }
+    EXPECT_EQ(all[1], all[0]);
+    EXPECT_EQ(all[2], all[0]);
+  }
+}
+
+}  // namespace
+}  // namespace megatron
