@@ -166,9 +166,8 @@ int bench_train(const Arguments& arguments, const BenchConfig& config, const Job
                           : std::max(1, available_cores() / job.local_world_size));
   const std::unique_ptr<Tokenizer> tokenizer = make_tokenizer(arguments.tokenizer);
   const int64_t vocab_size = model_vocab_size(arguments.tokenizer, *tokenizer);
-  const Vocabulary vocabulary{vocab_size,
-                              padded_vocab_size(arguments.tokenizer, vocab_size,
-                                                arguments.parallel.tensor_model_parallel_size)};
+  const Vocabulary vocabulary{
+      vocab_size, padded_vocab_size(arguments.tokenizer, vocab_size, arguments.vocabulary_ranks())};
   const PretrainTask task = find_task("gpt");
   TrainedModel model = build_model(task, arguments, vocabulary, job.groups,
                                    model_dtype(arguments.optimizer), device, Start{});

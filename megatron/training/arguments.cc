@@ -188,6 +188,23 @@ void layers_divide_over_stages(const Arguments& a, Violations& v) {
   validate_pipeline(a.pipeline, a.parallel.pipeline_model_parallel_size, a.transformer.num_layers, v);
 }
 
+void stages_can_share_the_vocabulary(const Arguments& a, Violations& v) {
+  if (!a.splits_vocabulary()) return;
+  if (!a.transformer.untie_embeddings_and_output_weights)
+    v.add(
+        "--pipeline-vocab-parallel divides an output layer of its own over the stages, but the "
+        "embedding's table is used",
+        "--untie-embeddings-and-output-weights");
+  const int64_t tp = a.parallel.tensor_model_parallel_size,
+                pp = a.parallel.pipeline_model_parallel_size;
+  const int64_t rows = a.tokenizer.padded_vocab_size.value_or(0), unit = tp * pp;
+  if (rows > 0 && tp > 0 && rows % unit != 0)
+    v.add(cat("--padded-vocab-size ", rows, " is not divisible by --tensor-model-parallel-size ",
+              tp, " x --pipeline-model-parallel-size ", pp,
+              ", which --pipeline-vocab-parallel divides it over"),
+          nearest(rows, is_multiple, unit));
+}
+
 void microbatches_feed_the_pipeline(const Arguments& a, Violations& v) {
   const int64_t pp = a.parallel.pipeline_model_parallel_size;
   if (pp <= 1 || a.training.micro_batch_size < 1) return;
@@ -212,6 +229,7 @@ constexpr Rule kRules[] = {
     {"saved activations can be distributed", saved_activations_can_be_distributed},
     {"layers are offloaded by one stage", layers_are_offloaded_by_one_stage},
     {"context ranks fit", context_ranks_fit},
+    {"stages can share the vocabulary", stages_can_share_the_vocabulary},
     {"micro-batches feed the pipeline", microbatches_feed_the_pipeline},
     {"batch sizes divide", batch_sizes_divide},
     {"evaluation batch divides", evaluation_batch_divides},
