@@ -201,7 +201,7 @@ Vocabulary vocabulary_of(const Arguments& arguments) {
   const std::unique_ptr<Tokenizer> tokenizer = make_tokenizer(arguments.tokenizer);
   const int64_t size = model_vocab_size(arguments.tokenizer, *tokenizer);
   return {size, padded_vocab_size(arguments.tokenizer, size,
-                                  arguments.parallel.tensor_model_parallel_size)};
+                                  arguments.vocabulary_ranks())};
 }
 
 // `copy_rate` in bytes per second; 0: no shares of it.

@@ -63,7 +63,7 @@ int64_t vocabulary_rows(const Arguments& arguments) {
   const TokenizerConfig& config = arguments.tokenizer;
   if (config.padded_vocab_size) return *config.padded_vocab_size;
   const int64_t size = config.vocab_size ? *config.vocab_size : make_tokenizer(config)->vocab_size();
-  return padded_vocab_size(config, size, arguments.parallel.tensor_model_parallel_size);
+  return padded_vocab_size(config, size, arguments.vocabulary_ranks());
 }
 
 }  // namespace

@@ -1,14 +1,21 @@
 // megatron prove: shows that a layout of ranks changes nothing but rounding, for the user's own configuration.
+#include "megatron/training/prove.h"
+
+#include <algorithm>
 #include <cstdio>
+#include <optional>
 #include <string>
-#include <thread>
 
 #include "megatron/base/check.h"
+#include "megatron/base/exit_codes.h"
 #include "megatron/base/json_writer.h"
 #include "megatron/base/log.h"
 #include "megatron/base/parse.h"
+#include "megatron/base/threads.h"
+#include "megatron/comm/launch.h"
+#include "megatron/tensor/torch.h"
+#include "megatron/training/device.h"
 #include "megatron/training/flag_table.h"
-#include "megatron/training/prove.h"
 #include "megatron/training/tasks/tasks.h"
 #include "tools/commands.h"
 
@@ -17,20 +24,25 @@ namespace {
 
 struct ProveConfig : Config {
   int64_t world_size = 0;
-  int64_t max_axis = 4;
+  std::optional<int64_t> max_axis;
   int64_t steps = 3;
   bool json = false;
 
   void fields(FieldVisitor& visitor) override {
     visitor.group("prove");
-    visitor.field("world_size", world_size, "ranks of the job; 0: two data-parallel ranks");
-    visitor.field("max_axis", max_axis, "longer axes of tensor, context and data ranks are cut down to this");
+    visitor.field("world_size", world_size,
+                  "ranks of the job, as threads on the CPU; 0: two data-parallel ranks, or those "
+                  "that a launcher started");
+    visitor.field("max_axis", max_axis,
+                  "longer axes of tensor, context and data ranks are cut down to this; default: 4, "
+                  "for threads");
     visitor.field("steps", steps, "training steps that are compared in fp64");
     visitor.field("json", json, "print JSON");
   }
   void validate(Violations& violations) const override {
     if (world_size < 0) violations.add(cat("--world-size is ", world_size), "a positive number");
-    if (max_axis < 1) violations.add(cat("--max-axis is ", max_axis), "a positive number");
+    if (max_axis && *max_axis < 1)
+      violations.add(cat("--max-axis is ", *max_axis), "a positive number");
     if (steps < 1) violations.add(cat("--steps is ", steps), "a positive number");
   }
 };
@@ -69,9 +81,51 @@ std::string json_text(const Shrunk& shrunk, const std::vector<Proof>& proofs, bo
   return json.text();
 }
 
+// What is proved, by whom; on the rank that speaks.
+void print_proofs(const Shrunk& shrunk, const std::vector<Proof>& proofs, const std::string& ranks,
+                  bool holds, bool json) {
+  if (json) return print_line(json_text(shrunk, proofs, holds));
+  print_line(cat("a tiny model of the same structure, ", shrunk.arguments.world_size, " ranks as ",
+                 ranks, " against one:"));
+  for (const std::string& change : shrunk.changes) print_line("  " + change);
+  for (size_t i = 0; i < proofs.size(); ++i) print_proof(proofs[i], i > 0);
+  print_line(holds ? "the layout changes nothing but rounding"
+                   : "the layout trains ANOTHER MODEL than one rank");
+}
+
+// Axes longer than what threads of one machine can do are cut down.
+int prove_with_threads(const Arguments& arguments, const ProveConfig& config) {
+  const Shrunk shrunk = shrink(arguments, config.max_axis.value_or(4));
+  const std::vector<Proof> proofs =
+      prove(find_task("gpt"), shrunk.arguments, static_cast<int>(config.steps));
+  const bool holds = all_hold(proofs, Job());
+  print_proofs(shrunk, proofs, "threads", holds, config.json);
+  return holds ? 0 : kExitFailure;
+}
+
+// As one of the ranks that a launcher started, each on its device. All of them leave with the
+// verdict.
+int prove_with_processes(const Arguments& arguments, const ProveConfig& config,
+                         const Launch& launch) {
+  Shrunk shrunk = shrink(arguments, launch.world_size);
+  shrunk.arguments.training.device = arguments.training.device;
+  return run_job(launch, shrunk.arguments, [&](const Job& job) {
+    const c10::Device device = choose_device(arguments.training.device, job.local_rank);
+    at::set_num_threads(std::max(1, available_cores() / job.local_world_size));
+    const std::vector<Proof> proofs =
+        prove(find_task("gpt"), shrunk.arguments, static_cast<int>(config.steps), job, device);
+    const bool holds = all_hold(proofs, job);
+    if (job.is_first())
+      print_proofs(shrunk, proofs, device.is_cuda() ? "processes on GPUs" : "processes", holds,
+                   config.json);
+    return holds ? 0 : kExitFailure;
+  });
+}
+
 }  // namespace
 
 int prove_command(int argc, char** argv) {
+  const Launch launch = launch_from_environment();
   Arguments arguments;
   ProveConfig config;
   std::vector<Config*> configs = arguments.configs();
@@ -85,28 +139,38 @@ int prove_command(int argc, char** argv) {
     if (!arguments.optimizer.lr) arguments.optimizer.lr = 1e-3;
     if (!arguments.training.train_iters && !arguments.training.train_samples) arguments.training.train_iters = 100;
     const ParallelConfig& p = arguments.parallel;
-    arguments.world_size = config.world_size > 0 ? config.world_size
-                                                 : 2 * p.tensor_model_parallel_size * p.pipeline_model_parallel_size * p.context_parallel_size;
+    arguments.world_size = launch.world_size > 1 ? launch.world_size
+                           : config.world_size > 0
+                               ? config.world_size
+                               : 2 * p.tensor_model_parallel_size * p.pipeline_model_parallel_size *
+                                     p.context_parallel_size;
     arguments.finalize();
   };
-  options.validate = [&](Violations& violations) { arguments.validate(violations); };
-  if (parse_flags(configs, argc, argv, options).help) {
-    print_line(help_text("megatron prove [--world-size N] [flags of pretrain]", configs));
+  options.validate = [&](Violations& violations) {
+    arguments.validate(violations);
+    if (launch.world_size == 1) return;
+    if (config.world_size > 0 && config.world_size != launch.world_size)
+      violations.add(cat("--world-size is ", config.world_size, ", but ", launch.world_size,
+                         " ranks were started"),
+                     "leave it out under a launcher");
+    if (config.max_axis)
+      violations.add("--max-axis cuts ranks down, but those that were started cannot be less",
+                     "leave it out under a launcher");
+  };
+  bool help = false;
+  try {
+    help = parse_flags(configs, argc, argv, options).help;
+  } catch (const UsageError&) {
+    if (launch.rank == 0) throw;
+    return kExitUsage;  // the first rank says what is wrong
+  }
+  if (help) {
+    if (launch.rank == 0)
+      print_line(help_text("megatron prove [--world-size N] [flags of pretrain]", configs));
     return 0;
   }
-  const Shrunk shrunk = shrink(arguments, config.max_axis);
-  const std::vector<Proof> proofs = prove(find_task("gpt"), shrunk.arguments, static_cast<int>(config.steps));
-  bool holds = true;
-  for (const Proof& proof : proofs) holds = holds && proof.holds();
-  if (config.json) {
-    print_line(json_text(shrunk, proofs, holds));
-    return holds ? 0 : 1;
-  }
-  print_line(cat("a tiny model of the same structure, ", shrunk.arguments.world_size, " ranks as threads against one:"));
-  for (const std::string& change : shrunk.changes) print_line("  " + change);
-  for (size_t i = 0; i < proofs.size(); ++i) print_proof(proofs[i], i > 0);
-  print_line(holds ? "the layout changes nothing but rounding" : "the layout trains ANOTHER MODEL than one rank");
-  return holds ? 0 : 1;
+  return launch.world_size > 1 ? prove_with_processes(arguments, config, launch)
+                               : prove_with_threads(arguments, config);
 }
 
 }  // namespace megatron

@@ -13,7 +13,8 @@
 
 namespace megatron {
 
-enum class Axis : uint8_t { kTensor, kContext, kData, kPipeline, kExpert, kExpertTensor };
+// kModel: tensor ranks of all stages, those of one stage being neighbours.
+enum class Axis : uint8_t { kTensor, kContext, kData, kPipeline, kExpert, kExpertTensor, kModel };
 
 // A set of mesh axes.
 struct AxisSet {

@@ -86,6 +86,8 @@ AxisPosition axis_position(const ParallelGroups& groups, Axis axis) {
       return position(groups.dp);
     case Axis::kPipeline:
       return position(groups.pp);
+    case Axis::kModel:
+      return position(groups.model_parallel);
     case Axis::kExpert:
     case Axis::kExpertTensor:
       return {};
@@ -134,8 +136,10 @@ ShardedTensor sharded_tensor(const Parameter& parameter, const ParallelGroups& g
 
 bool is_sharded_over(const Parameter& parameter, Axis axis) {
   const std::vector<Shard>& shards = parameter.placement.shards;
-  return std::any_of(shards.begin(), shards.end(),
-                     [&](const Shard& shard) { return shard.axis == axis; });
+  return std::any_of(shards.begin(), shards.end(), [&](const Shard& shard) {
+    const bool of_model = axis == Axis::kTensor || axis == Axis::kPipeline;
+    return shard.axis == axis || (shard.axis == Axis::kModel && of_model);
+  });
 }
 
 namespace {

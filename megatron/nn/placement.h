@@ -25,7 +25,8 @@ std::vector<ShardPiece> shard_pieces(const Parameter& parameter, const ParallelG
 ShardedTensor sharded_tensor(const Parameter& parameter, const ParallelGroups& groups,
                              std::string key, const at::Tensor& local);
 
-// Whether a dimension of the parameter is divided over the axis.
+// Whether a dimension of the parameter is divided over the axis; kModel divides over kTensor and
+// kPipeline.
 bool is_sharded_over(const Parameter& parameter, Axis axis);
 
 // Fills the parameter, which has a name and memory, by place from the seed; independent of the

@@ -38,8 +38,10 @@ constexpr double kRow = 28, kGap = 4, kLeft = 64, kRight = 168, kTop = 34, kFoot
 struct Colour {
   int r, g, b;
 };
-constexpr std::array<Colour, 4> kFill = {{{66, 118, 197}, {173, 66, 74}, {208, 109, 40}, {74, 148, 95}}};
-constexpr std::array<std::string_view, 4> kNames = {"forward", "backward", "input gradient", "weight gradient"};
+constexpr std::array<Colour, 6> kFill = {
+    {{66, 118, 197}, {173, 66, 74}, {208, 109, 40}, {74, 148, 95}, {96, 84, 168}, {148, 84, 140}}};
+constexpr std::array<std::string_view, 6> kNames = {
+    "forward", "backward", "input gradient", "weight gradient", "logits", "loss and its gradients"};
 
 double lightness(int chunk, int num_chunks) { return num_chunks > 1 ? 0.55 * chunk / (num_chunks - 1) : 0.0; }
 

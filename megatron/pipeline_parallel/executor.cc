@@ -1,6 +1,7 @@
 #include "megatron/pipeline_parallel/executor.h"
 
 #include <memory>
+#include <numeric>
 #include <utility>
 
 #include "megatron/base/check.h"
@@ -16,8 +17,10 @@ constexpr int kReceiver = 1;
 
 class Executor {
  public:
-  Executor(const Schedule& schedule, StageCompute& stage, const PipelineLinks& links, const TransferFormat& format)
-      : actions_(schedule.stages.at(static_cast<size_t>(links.stage()))),
+  Executor(const Schedule& schedule, StageCompute& stage, const PipelineLinks& links,
+           const TransferFormat& format)
+      : schedule_(schedule),
+        actions_(schedule.stages.at(static_cast<size_t>(links.stage()))),
         stage_(stage),
         links_(links),
         format_(format) {
@@ -32,16 +35,29 @@ class Executor {
       from.user[static_cast<size_t>(receive.sequence)] = i;
     }
     arrivals_.resize(actions_.size());
+    if (!schedule.vocab_parallel) return;
+    hidden_calls_ = hidden_calls(schedule, links.stage(), links.overlap());
+    hidden_.resize(static_cast<size_t>(schedule.num_microbatches));
+    statistics_.resize(hidden_.size());
+    hidden_grads_.resize(hidden_.size());
   }
 
   void run() {
     for (size_t i = 0; i < actions_.size(); ++i) {
       post_receive(i);
       if (links_.overlap()) post_receive(next_receiver(transfers_, links_.stage(), i + 1));
-      const at::Tensor input = take(i);
-      send(i, compute(actions_[i], input));
+      if (schedule_.vocab_parallel)
+        for (const int microbatch : hidden_calls_[i]) share_hidden(microbatch);
+      const at::Tensor input =
+          schedule_.vocab_parallel && takes_joint(actions_[i]) ? take_joint(actions_[i]) : take(i);
+      const at::Tensor result = compute(actions_[i], input);
+      if (schedule_.vocab_parallel && gives_joint(actions_[i]))
+        give_joint(actions_[i], result);
+      else
+        send(i, result);
     }
     wait_for_sends();
+    wait_for_gradients();
   }
 
  private:
@@ -94,6 +110,10 @@ class Executor {
       case Action::Kind::kBackward: return stage_.backward(action.chunk, action.microbatch, input, false);
       case Action::Kind::kBackwardInput: return stage_.backward(action.chunk, action.microbatch, input, true);
       case Action::Kind::kBackwardWeight: stage_.weight_backward(action.chunk, action.microbatch); break;
+      case Action::Kind::kHead:
+        return stage_.head(action.microbatch, input);
+      case Action::Kind::kLoss:
+        return stage_.loss(action.microbatch, input);
     }
     return {};
   }
@@ -108,6 +128,71 @@ class Executor {
       return;
     }
     outgoing_.push_back({send.peer, send.peer_action, tensor, links_.to(send.peer).send(tensor, kReceiver)});
+  }
+
+  // -- calls of all stages
+
+  bool is_last() const { return links_.stage() == schedule_.num_stages - 1; }
+  bool takes_joint(const Action& action) const {
+    const Action::Kind kind = action.kind;
+    return kind == Action::Kind::kHead || kind == Action::Kind::kLoss ||
+           (is_last() && kind == Action::Kind::kBackward);
+  }
+  bool gives_joint(const Action& action) const {
+    const Action::Kind kind = action.kind;
+    return kind == Action::Kind::kHead || kind == Action::Kind::kLoss ||
+           (is_last() && kind == Action::Kind::kForward);
+  }
+
+  void share_hidden(int microbatch) {
+    Arrival& hidden = hidden_[static_cast<size_t>(microbatch)];
+    if (!is_last())
+      hidden.tensor = at::empty(shape_of(microbatch),
+                                at::TensorOptions().dtype(format_.dtype).device(format_.device));
+    MEGATRON_ASSERT(hidden.tensor.defined(), "the hidden states of micro-batch ", microbatch,
+                    " are not there");
+    hidden.work = links_.joint().hidden.broadcast(hidden.tensor, schedule_.num_stages - 1);
+  }
+
+  at::Tensor take_joint(const Action& action) {
+    const size_t m = static_cast<size_t>(action.microbatch);
+    Arrival& slot = action.kind == Action::Kind::kHead   ? hidden_[m]
+                    : action.kind == Action::Kind::kLoss ? statistics_[m]
+                                                         : hidden_grads_[m];
+    Arrival arrival = std::exchange(slot, {});
+    MEGATRON_ASSERT(arrival.tensor.defined() && arrival.work, "the input of ", to_string(action),
+                    " on stage ", links_.stage(), " is not there");
+    arrival.work->wait();
+    // All stages have run H of this micro-batch, and L of those before it.
+    if (action.kind == Action::Kind::kLoss && !is_last()) wait_for_gradients();
+    return arrival.tensor;
+  }
+
+  void give_joint(const Action& action, const at::Tensor& result) {
+    const size_t m = static_cast<size_t>(action.microbatch);
+    if (action.kind == Action::Kind::kLoss && schedule_.forward_only) return;
+    MEGATRON_ASSERT(result.defined(), to_string(action), " on stage ", links_.stage(),
+                    " returned nothing");
+    const at::Tensor tensor = result.detach().contiguous();
+    if (action.kind == Action::Kind::kForward) {
+      check_result(action, result);
+      hidden_[m].tensor = tensor;
+    } else if (action.kind == Action::Kind::kHead) {
+      const ProcessGroup& group = links_.joint().statistics;
+      std::vector<int64_t> shape = tensor.sizes().vec();
+      shape.insert(shape.begin(), group.size());
+      const at::Tensor all = at::empty(shape, tensor.options());
+      statistics_[m] = {all, group.all_gather(all, tensor)};
+    } else {
+      check_result(action, result);
+      hidden_grads_[m] = {tensor, links_.joint().hidden_grad.all_reduce(tensor)};
+    }
+  }
+
+  // Of stages that do not use them.
+  void wait_for_gradients() {
+    for (Arrival& grad : hidden_grads_)
+      if (const Arrival arrival = std::exchange(grad, {}); arrival.work) arrival.work->wait();
   }
 
   // What has arrived was made by `received.peer_action`: the peer has used everything that it needed before.
@@ -138,6 +223,7 @@ class Executor {
                     " on ", format_.device);
   }
 
+  const Schedule& schedule_;
   const std::vector<Action>& actions_;
   StageCompute& stage_;
   const PipelineLinks& links_;
@@ -146,11 +232,21 @@ class Executor {
   std::map<int, Incoming> incoming_;        // by peer
   std::vector<Arrival> arrivals_;           // by the action that uses it
   std::vector<Outgoing> outgoing_;          // not yet known to be over
+  std::vector<std::vector<int>> hidden_calls_;               // by action
+  std::vector<Arrival> hidden_, statistics_, hidden_grads_;  // by micro-batch
 };
 
 }  // namespace
 
-PipelineLinks::PipelineLinks(const ProcessGroup& pp, const Schedule& schedule, at::Device device, bool overlap)
+at::Tensor StageCompute::head(int, const at::Tensor&) {
+  throw InternalError("this stage holds no part of the vocabulary");
+}
+at::Tensor StageCompute::loss(int, const at::Tensor&) {
+  throw InternalError("this stage holds no part of the vocabulary");
+}
+
+PipelineLinks::PipelineLinks(const ProcessGroup& pp, const Schedule& schedule, at::Device device,
+                             bool overlap, const ProcessGroup* vocabulary)
     : stage_(pp.rank()), overlap_(overlap) {
   MEGATRON_ASSERT(pp.size() == schedule.num_stages, "a schedule of ", schedule.num_stages, " stages over ", pp.size(),
                   " ranks");
@@ -167,6 +263,16 @@ PipelineLinks::PipelineLinks(const ProcessGroup& pp, const Schedule& schedule, a
       from_.emplace(from, link);
     }
   }
+  if (!schedule.vocab_parallel) return;
+  const auto all_of = [&](const ProcessGroup& group, const char* what) {
+    std::vector<int> ranks(static_cast<size_t>(group.size()));
+    std::iota(ranks.begin(), ranks.end(), 0);
+    const ProcessGroup own = group.subgroup(ranks, cat(group.name(), "_", what));
+    own.all_reduce(at::zeros({1}, at::TensorOptions().dtype(at::kInt).device(device)))->wait();
+    return own;
+  };
+  joint_ = {all_of(pp, "hidden"), all_of(vocabulary != nullptr ? *vocabulary : pp, "statistics"),
+            all_of(pp, "hidden_grad")};
 }
 
 const ProcessGroup& PipelineLinks::to(int peer) const {

@@ -27,6 +27,16 @@ class StageCompute {
   // (undefined on the first). With defer_weights the weight gradients wait for weight_backward().
   virtual at::Tensor backward(int chunk, int microbatch, const at::Tensor& grad_output, bool defer_weights) = 0;
   virtual void weight_backward(int chunk, int microbatch) = 0;
+  // Of schedules with the vocabulary over the stages; see Note [The vocabulary over the stages] in
+  // schedule.cc. The last stage's forward returns the hidden states instead of nothing, and its
+  // backward takes their gradient.
+  //   hidden   as activations between stages; every stage has its own
+  //   returns  [...] any shape, which is alike on all stages: what the loss needs to know of this
+  //   stage's logits
+  virtual at::Tensor head(int microbatch, const at::Tensor& hidden);
+  // statistics: [ranks, ...] of all ranks that share the vocabulary. Returns this stage's part of
+  // the gradient of the hidden states; undefined in forward-only schedules.
+  virtual at::Tensor loss(int microbatch, const at::Tensor& statistics);
 };
 
 // Every activation between segments, and its gradient.
@@ -42,22 +52,32 @@ struct TransferFormat {
 // keeps a send from waiting behind a receive, whatever the backend's rules; within it messages keep their order.
 class PipelineLinks {
  public:
-  // Every stage calls it with an equal schedule; schedules with the same placement and as many stages and chunks can
-  // use the links. With `device`, one element travels over each link, so that communicators that connect at their first
-  // message do so here, in one order on all ranks. `overlap`: receives are posted before the computation that precedes
-  // their use, so that transfers run beside it; otherwise when nothing is left to do but to wait.
-  PipelineLinks(const ProcessGroup& pp, const Schedule& schedule, at::Device device, bool overlap = true);
+  // Every stage calls it with an equal schedule; schedules with the same placement and as many
+  // stages and chunks can use the links. With `device`, one element travels over each link, so that
+  // communicators that connect at their first message do so here, in one order on all ranks.
+  // `overlap`: receives are posted before the computation that precedes their use, so that
+  // transfers run beside it; otherwise when nothing is left to do but to wait. With the vocabulary
+  // over the stages, `vocabulary` are the ranks that share it: those of `pp`, or of several
+  // pipelines and their stages.
+  PipelineLinks(const ProcessGroup& pp, const Schedule& schedule, at::Device device,
+                bool overlap = true, const ProcessGroup* vocabulary = nullptr);
 
   int stage() const { return stage_; }
   bool overlap() const { return overlap_; }
   // The link between this stage and `peer`, in one direction.
   const ProcessGroup& to(int peer) const;
   const ProcessGroup& from(int peer) const;
+  // The calls of all stages; groups of their own, so that none waits for another kind.
+  struct Joint {
+    ProcessGroup hidden, statistics, hidden_grad;
+  };
+  const Joint& joint() const { return joint_; }
 
  private:
   int stage_;
   bool overlap_;
   std::map<int, ProcessGroup> to_, from_;
+  Joint joint_;
 };
 
 // Runs this stage's actions in order. Nothing waits but an action for its own input: sends are asynchronous, and a sent

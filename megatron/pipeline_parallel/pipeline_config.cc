@@ -29,6 +29,7 @@ std::vector<std::string_view> given_flags(const PipelineConfig& c) {
   add(c.decoder_last_pipeline_num_layers.has_value(), "--decoder-last-pipeline-num-layers");
   add(c.account_for_embedding_in_pipeline_split, "--account-for-embedding-in-pipeline-split");
   add(c.account_for_loss_in_pipeline_split, "--account-for-loss-in-pipeline-split");
+  add(c.pipeline_vocab_parallel, "--pipeline-vocab-parallel");
   return flags;
 }
 
@@ -64,6 +65,10 @@ void PipelineConfig::fields(FieldVisitor& visitor) {
                 "count the embedding as a layer when layers are divided");
   visitor.field("account_for_loss_in_pipeline_split", account_for_loss_in_pipeline_split,
                 "count the output layer as a layer when layers are divided");
+  visitor.field("pipeline_vocab_parallel", pipeline_vocab_parallel,
+                "divide the output layer over all stages, so that the last one is not the slow "
+                "one; 1f1b without virtual "
+                "stages, untied embeddings");
   visitor.field({"overlap_p2p_communication", "--no-overlap-p2p-communication", true}, overlap_p2p_communication,
                 "wait for each transfer between stages at once");
 }
@@ -93,6 +98,12 @@ void PipelineConfig::validate(Violations& violations) const {
         "--decoder-first-pipeline-num-layers and --decoder-last-pipeline-num-layers cannot be combined with "
         "--account-for-embedding-in-pipeline-split or --account-for-loss-in-pipeline-split",
         "lower the count of that stage by one instead");
+  if (pipeline_vocab_parallel && account_for_loss_in_pipeline_split)
+    violations.add(
+        "--account-for-loss-in-pipeline-split counts an output layer on the last stage, "
+        "--pipeline-vocab-parallel divides "
+        "it over all stages",
+        "leave one of them out");
   if (has_counts && num_layers_per_virtual_pipeline_stage)
     violations.add(
         "--num-layers-per-virtual-pipeline-stage cannot be combined with --decoder-first-pipeline-num-layers or "
@@ -126,6 +137,7 @@ ScheduleShape PipelineConfig::shape(int64_t pipeline_model_parallel_size, int64_
   shape.num_stages = static_cast<int>(pipeline_model_parallel_size);
   shape.num_chunks = static_cast<int>(num_chunks);
   shape.num_microbatches = static_cast<int>(num_microbatches);
+  shape.vocab_parallel = pipeline_vocab_parallel && pipeline_model_parallel_size > 1;
   shape.group_size = static_cast<int>(microbatch_group_size_per_vp_stage.value_or(0));
   shape.max_in_flight = static_cast<int>(zero_bubble_max_pending_backward.value_or(0));
   if (zero_bubble_pass_times.size() == 4) {

@@ -19,6 +19,7 @@ struct PipelineConfig : Config {
   std::vector<double> zero_bubble_pass_times;                 // F, I, W, transfer; default: 1 1 1 0
 
   // -- division of the layers
+  bool pipeline_vocab_parallel = false;
   std::optional<int64_t> num_layers_per_virtual_pipeline_stage;
   std::optional<int64_t> num_virtual_stages_per_pipeline_rank;
   std::string pipeline_model_parallel_layout;

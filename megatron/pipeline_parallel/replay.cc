@@ -22,7 +22,7 @@ std::string where(const Schedule& schedule, int stage, size_t action) {
 // Each pass of each chunk and micro-batch once: F, then B, or I and later W. Counts what is held on the way.
 ReplayedStage check_order(const Schedule& schedule, int stage) {
   struct Done {
-    bool forward = false, input = false, weight = false;
+    bool forward = false, input = false, weight = false, head = false, loss = false;
   };
   const std::vector<Action>& actions = schedule.stages[static_cast<size_t>(stage)];
   std::vector<Done> passes(static_cast<size_t>(schedule.num_chunks) * static_cast<size_t>(schedule.num_microbatches));
@@ -35,6 +35,17 @@ ReplayedStage check_order(const Schedule& schedule, int stage) {
         where(schedule, stage, i), " is outside of ", schedule.num_chunks, " chunks and ", schedule.num_microbatches,
         " micro-batches");
     Done& done = passes[static_cast<size_t>(a.chunk * schedule.num_microbatches + a.microbatch)];
+    if (a.kind == Kind::kHead || a.kind == Kind::kLoss) {
+      const bool loss = a.kind == Kind::kLoss;
+      MEGATRON_ASSERT(schedule.vocab_parallel, where(schedule, stage, i),
+                      " has no part of the vocabulary");
+      MEGATRON_ASSERT(!loss || done.head, where(schedule, stage, i), " comes before its logits");
+      MEGATRON_ASSERT(!(loss ? done.loss : done.head), where(schedule, stage, i), " is done twice");
+      MEGATRON_ASSERT(loss || stage < schedule.num_stages - 1 || done.forward,
+                      where(schedule, stage, i), " comes before its forward pass");
+      (loss ? done.loss : done.head) = true;
+      continue;
+    }
     const bool input = a.kind == Kind::kBackward || a.kind == Kind::kBackwardInput;
     const bool weight = a.kind == Kind::kBackward || a.kind == Kind::kBackwardWeight;
     MEGATRON_ASSERT(a.kind == Kind::kForward || done.forward, where(schedule, stage, i),
@@ -59,6 +70,9 @@ ReplayedStage check_order(const Schedule& schedule, int stage) {
                       : done.input  ? "W"
                                     : "B",
                       chunk, ".", m);
+      MEGATRON_ASSERT(!schedule.vocab_parallel || (done.head && done.loss), "schedule ",
+                      schedule.name, ": stage ", stage, " leaves out ", done.head ? "L" : "H",
+                      chunk, ".", m);
       MEGATRON_ASSERT(!schedule.forward_only || !done.input, "schedule ", schedule.name, ": stage ", stage, " runs B",
                       chunk, ".", m, " in a forward-only schedule");
     }
@@ -74,7 +88,12 @@ class Replayer {
         mode_(mode),
         plan_(plan_transfers(schedule)),
         ranks_(schedule.stages.size()) {
+    for (std::vector<Call>& calls : calls_)
+      calls.resize(schedule.vocab_parallel ? static_cast<size_t>(schedule.num_microbatches) : 0);
     for (size_t r = 0; r < ranks_.size(); ++r) {
+      if (schedule.vocab_parallel)
+        ranks_[r].hidden_calls =
+            megatron::hidden_calls(schedule, static_cast<int>(r), mode != TransferMode::kOnDemand);
       ranks_[r].ended.assign(schedule.stages[r].size(), kNotYet);
       for (size_t i = 0; i < plan_[r].size(); ++i)
         if (const Transfer& send = plan_[r][i].send; send.any())
@@ -107,7 +126,16 @@ class Replayer {
     std::vector<size_t> made_by;        // the sender's action
     std::vector<double> posted, moved;  // when the receive was posted, when the message had arrived
   };
+  // A call of all stages.
+  struct Call {
+    int made_by = 0;  // stages so far
+    double last = 0;  // when the last of them came
+  };
+  enum Joint { kHidden, kStatistics, kHiddenGrad };
   struct Rank {
+    std::vector<std::vector<int>> hidden_calls;  // by action
+    size_t called = 0;                           // of those before the next action
+    const Call* held_by = nullptr;
     size_t next = 0;  // action to run
     double clock = 0;
     std::vector<double> ended;  // by action
@@ -115,16 +143,49 @@ class Replayer {
   };
 
   Rank& rank(int stage) { return ranks_[static_cast<size_t>(stage)]; }
+  Call& call(Joint joint, int microbatch) { return calls_[joint][static_cast<size_t>(microbatch)]; }
+  double end_of(const Call& call) const {
+    return call.made_by == schedule_.num_stages ? call.last + costs_.transfer : kNotYet;
+  }
+  void make(Rank& self, Call& call) {
+    ++call.made_by;
+    call.last = std::max(call.last, self.clock);
+    if (mode_ == TransferMode::kBlocking) self.held_by = &call;
+  }
+  // False: the call that the stage has made holds it up.
+  bool go_on(Rank& self) {
+    if (self.held_by == nullptr) return true;
+    const double end = end_of(*self.held_by);
+    if (end == kNotYet) return false;
+    self.clock = std::max(self.clock, end);
+    self.held_by = nullptr;
+    return true;
+  }
+  // When what the action needs of all stages is there.
+  double joint_input(int stage, const Action& action) {
+    if (!schedule_.vocab_parallel) return 0;
+    if (action.kind == Kind::kHead) return end_of(call(kHidden, action.microbatch));
+    if (action.kind == Kind::kLoss) return end_of(call(kStatistics, action.microbatch));
+    const bool takes = stage == schedule_.num_stages - 1 && action.kind != Kind::kForward;
+    return takes ? end_of(call(kHiddenGrad, action.microbatch)) : 0;
+  }
+
   const std::vector<ActionTransfers>& plan(int stage) const { return plan_[static_cast<size_t>(stage)]; }
 
   // Runs the stage's next action. False: it has to wait, or has ended.
   bool advance(int stage, ReplayedStage& out) {
     Rank& self = rank(stage);
     const std::vector<Action>& actions = schedule_.stages[static_cast<size_t>(stage)];
-    if (self.next == actions.size()) return false;
+    if (!go_on(self) || self.next == actions.size()) return false;
     post_receive(stage, self.next);
     if (mode_ == TransferMode::kOverlapped) post_receive(stage, next_receiver(plan(stage), stage, self.next + 1));
-    double start = self.clock;
+    while (schedule_.vocab_parallel && self.called < self.hidden_calls[self.next].size()) {
+      make(self, call(kHidden, self.hidden_calls[self.next][self.called++]));
+      if (!go_on(self)) return false;
+    }
+    const double joint = joint_input(stage, actions[self.next]);
+    if (joint == kNotYet) return false;
+    double start = std::max(self.clock, joint);
     if (const Transfer& receive = plan(stage)[self.next].receive; receive.any()) {
       const double there =
           receive.peer == stage ? self.ended[static_cast<size_t>(receive.peer_action)] : arrival(stage, receive);
@@ -135,7 +196,12 @@ class Replayer {
     self.clock = start + cost;
     out.actions.push_back({actions[self.next], start, self.clock});
     out.busy += cost;
+    const Action& done = actions[self.next];
     self.ended[self.next++] = self.clock;
+    self.called = 0;
+    if (done.kind == Kind::kHead) make(self, call(kStatistics, done.microbatch));
+    if (done.kind == Kind::kLoss && !schedule_.forward_only)
+      make(self, call(kHiddenGrad, done.microbatch));
     return true;
   }
 
@@ -167,6 +233,11 @@ class Replayer {
       const size_t next = ranks_[r].next;
       if (next == schedule_.stages[r].size()) continue;
       const Transfer& receive = plan_[r][next].receive;
+      if (!receive.any() || ranks_[r].held_by != nullptr) {
+        stuck += cat(stuck.empty() ? "" : "; ", "stage ", r, " waits at action ", next, " (",
+                     to_string(schedule_.stages[r][next]), ") for all stages");
+        continue;
+      }
       stuck +=
           cat(stuck.empty() ? "" : "; ", "stage ", r, " waits at action ", next, " (",
               to_string(schedule_.stages[r][next]), ") for ",
@@ -181,6 +252,7 @@ class Replayer {
   TransferMode mode_;
   std::vector<std::vector<ActionTransfers>> plan_;
   std::vector<Rank> ranks_;
+  std::vector<Call> calls_[3];  // by Joint and micro-batch
 };
 
 }  // namespace

@@ -13,6 +13,8 @@ namespace megatron {
 enum class TransferMode : uint8_t {
   kOverlapped,  // the next action's receive before an action computes
   kOnDemand,    // when the action that needs it is next
+  kBlocking,    // as kOverlapped, and a call of all stages holds up who makes it until all have, as
+                // between threads
 };
 
 struct ReplayedAction {

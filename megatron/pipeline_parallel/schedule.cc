@@ -60,8 +60,52 @@ void join_passes_of_first_segment(Schedule& schedule) {
   schedule.stages[static_cast<size_t>(first.stage)] = std::move(joined);
 }
 
+// Passes of which each stage runs one of each kind by turns; `ahead` says by how many micro-batches
+// a kind is ahead of the last of them.
+struct Turn {
+  Kind kind;
+  int ahead;
+};
+std::vector<Action> by_turns(int num_microbatches, const std::vector<Turn>& turns) {
+  std::vector<Action> actions;
+  for (int k = -turns.front().ahead; k < num_microbatches; ++k)
+    for (const Turn& turn : turns)
+      if (const int m = k + turn.ahead; m >= 0 && m < num_microbatches)
+        actions.push_back({turn.kind, 0, m});
+  return actions;
+}
+
+// Note [The vocabulary over the stages]
+// Between the last stage's F and B of a micro-batch every stage runs H and L, with a wait of all
+// for all between them and one after. The last stage does other work in these waits: it is two
+// micro-batches further with F than with B, and so are all stages before it, which hold two more
+// than under 1F1B. L of a micro-batch and H of the next are neighbours on every stage, so that all
+// stages make their common calls in one order: whatever a call holds up, the same one is next for
+// everybody.
+//
+// A stage before the last runs H and L when the last does, that is some B earlier than its own: F
+// and B of neighbouring stages are apart by one pass each, of which B's share of the time, between
+// two thirds (B = 2 F) and three quarters (recomputation), is the lead. Replayed, three quarters
+// are within 5 % of the bound (M + P - 1) (F + B) + M (H + L) up to 8 stages for both.
+int head_lead(int num_stages, int stage) { return 1 + (3 * (num_stages - 1 - stage) + 2) / 4; }
+
+Schedule one_forward_one_backward_with_head(const ScheduleShape& shape) {
+  Schedule schedule = empty_schedule(shape, ChunkPlacement::kLooped);
+  schedule.vocab_parallel = true;
+  for (int r = 0; r < shape.num_stages; ++r) {
+    const int lead = head_lead(shape.num_stages, r);
+    schedule.stages[static_cast<size_t>(r)] =
+        by_turns(shape.num_microbatches, {{Kind::kForward, shape.num_stages - r + 1},
+                                          {Kind::kLoss, lead - 1},
+                                          {Kind::kHead, lead},
+                                          {Kind::kBackward, 0}});
+  }
+  return schedule;
+}
+
 // 1F1B: warm-up just long enough that the first gradient is back when it ends (contracts h).
 Schedule one_forward_one_backward(const ScheduleShape& shape) {
+  if (shape.vocab_parallel) return one_forward_one_backward_with_head(shape);
   Schedule schedule = empty_schedule(shape, ChunkPlacement::kLooped);
   const PassOrder order(shape);
   for (int r = 0; r < shape.num_stages; ++r)
@@ -171,6 +215,12 @@ void check_sizes(const KindRow& kind, const ScheduleShape& shape) {
   if (kind.placement == ChunkPlacement::kVShaped && shape.num_chunks != 2)
     throw UsageError(cat("--pipeline-schedule ", kind.name, " takes 2 virtual stages per pipeline rank, not ",
                          shape.num_chunks, "\nhint: --num-virtual-stages-per-pipeline-rank 2"));
+  if (shape.vocab_parallel && (kind.name != "1f1b" || shape.num_chunks != 1))
+    throw UsageError(
+        cat("--pipeline-vocab-parallel is built for --pipeline-schedule 1f1b without virtual "
+            "stages, not for ",
+            kind.name, " of ", shape.num_chunks, shape.num_chunks == 1 ? " chunk" : " chunks",
+            " per rank\nhint: leave one of them out"));
 }
 
 // Micro-batch groups of the interleaved order (contracts h). Every chunk must have filled the pipeline before the next
@@ -232,11 +282,16 @@ double PassCosts::of(Action::Kind kind) const {
     case Kind::kBackward: return backward_input + backward_weight;
     case Kind::kBackwardInput: return backward_input;
     case Kind::kBackwardWeight: return backward_weight;
+    case Kind::kHead:
+    case Kind::kLoss:
+      break;  // of a stage, not of a chunk
   }
   return 0.0;
 }
 
 double ScheduleCosts::of(int stage, int num_chunks, const Action& action) const {
+  if (action.kind == Action::Kind::kHead) return head;
+  if (action.kind == Action::Kind::kLoss) return loss;
   if (passes.empty()) return whole_stage.of(action.kind) / num_chunks;
   return passes.at(static_cast<size_t>(stage)).at(static_cast<size_t>(action.chunk)).of(action.kind);
 }
@@ -254,13 +309,21 @@ Schedule make_forward_schedule(ScheduleKind kind, const ScheduleShape& shape) {
   Schedule schedule = empty_schedule(shape, row(kind).placement);
   schedule.name = "forward-only";
   schedule.forward_only = true;
+  if (shape.vocab_parallel) {
+    schedule.vocab_parallel = true;
+    for (int r = 0; r < shape.num_stages; ++r)
+      schedule.stages[static_cast<size_t>(r)] = by_turns(
+          shape.num_microbatches,
+          {{Kind::kForward, shape.num_stages - r + 1}, {Kind::kLoss, 0}, {Kind::kHead, 1}});
+    return schedule;
+  }
   const PassOrder order(shape);
   for (std::vector<Action>& actions : schedule.stages)
     for (int k = 0; k < order.size(); ++k) actions.push_back(order.forward(k));
   return schedule;
 }
 
-char letter(Action::Kind kind) { return "FBIW"[static_cast<int>(kind)]; }
+char letter(Action::Kind kind) { return "FBIWHL"[static_cast<int>(kind)]; }
 
 std::string to_string(const Action& action) { return cat(letter(action.kind), action.chunk, ".", action.microbatch); }
 

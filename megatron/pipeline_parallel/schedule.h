@@ -21,6 +21,12 @@ struct Action {
     kBackward,        // B: gradients of inputs and weights
     kBackwardInput,   // I: gradients of inputs, which the previous segment waits for
     kBackwardWeight,  // W: gradients of weights, which nobody waits for; some time after I
+    // With the vocabulary divided over the stages; the last stage's F gives the hidden states to
+    // all of them:
+    kHead,  // H: logits of this stage's part of the vocabulary, and what the others need to know of
+            // them
+    kLoss,  // L: the loss from what all stages know, gradients of the part's weights and of the
+            // hidden states
   };
   Kind kind = Kind::kForward;
   int chunk = 0;
@@ -51,6 +57,8 @@ struct Schedule {
   int num_microbatches = 1;
   ChunkPlacement placement = ChunkPlacement::kLooped;
   bool forward_only = false;                // evaluation: no backward passes at all
+  bool vocab_parallel =
+      false;  // every stage runs H and L of every micro-batch; one chunk per stage
   std::vector<std::vector<Action>> stages;  // by stage
 
   int num_segments() const { return num_stages * num_chunks; }
@@ -77,6 +85,7 @@ struct ScheduleCosts {
   PassCosts whole_stage;                       // of every stage, divided evenly over its chunks
   std::vector<std::vector<PassCosts>> passes;  // by stage and chunk; empty: whole_stage
   double transfer = 0.0;                       // from the end of a pass until its result can be used on another stage
+  double head = 0.0, loss = 0.0;               // H and L on every stage
 
   double of(int stage, int num_chunks, const Action& action) const;
 };
@@ -86,21 +95,24 @@ struct ScheduleShape {
   int num_chunks = 1;
   int num_microbatches = 1;
   int group_size = 0;     // micro-batches that a chunk runs before the next one takes over; 0: num_stages
+  bool vocab_parallel = false;  // k1F1B with one chunk alone
   int max_in_flight = 0;  // kZeroBubbleAuto: most passes of one chunk whose activations a stage holds; 0: twice 1F1B's
   ScheduleCosts costs;    // kZeroBubbleAuto plans with them
 };
 
-// The schedule of one training step. Throws UsageError, naming the nearest legal values, when the kind cannot be built
-// over this shape.
+// The schedule of one training step. Throws UsageError, naming the nearest legal values, when the
+// kind cannot be built over this shape.
 //
-// Source: Huang et al. 2019 (arXiv:1811.06965) GPipe; Narayanan et al. 2021 (arXiv:2104.04473) 1F1B and interleaved; Qi
-// et al. 2023 (arXiv:2401.10241) ZB-H1 and the automatic schedule; Qi et al. 2024 (arXiv:2405.15362) ZB-V.
+// Source: Huang et al. 2019 (arXiv:1811.06965) GPipe; Narayanan et al. 2021 (arXiv:2104.04473) 1F1B
+// and interleaved; Qi et al. 2023 (arXiv:2401.10241) ZB-H1 and the automatic schedule; Qi et al.
+// 2024 (arXiv:2405.15362) ZB-V; Yeung et al. 2024 (arXiv:2411.05288) the vocabulary over the
+// stages.
 Schedule make_schedule(ScheduleKind kind, const ScheduleShape& shape);
 
 // Forward passes only, with the placement of `kind`: evaluation. Any number of micro-batches.
 Schedule make_forward_schedule(ScheduleKind kind, const ScheduleShape& shape);
 
-char letter(Action::Kind kind);               // F, B, I, W
+char letter(Action::Kind kind);               // F, B, I, W, H, L
 std::string to_string(const Action& action);  // "F0.3": chunk 0, micro-batch 3
 std::string to_string(std::span<const Action> actions);
 

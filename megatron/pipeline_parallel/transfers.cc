@@ -20,19 +20,22 @@ class Crossings {
   // What the action uses or makes; -1: nothing.
   int64_t received(int stage, const Action& action) const {
     const int segment = schedule_.segment(stage, action.chunk);
-    if (action.kind == Kind::kBackwardWeight) return -1;
+    if (!crosses(action.kind)) return -1;
     if (action.kind == Kind::kForward) return segment > 0 ? index(false, segment, action) : -1;
     return segment + 1 < schedule_.num_segments() ? index(true, segment, action) : -1;
   }
   int64_t sent(int stage, const Action& action) const {
     const int segment = schedule_.segment(stage, action.chunk);
-    if (action.kind == Kind::kBackwardWeight) return -1;
+    if (!crosses(action.kind)) return -1;
     if (action.kind == Kind::kForward)
       return segment + 1 < schedule_.num_segments() ? index(false, segment + 1, action) : -1;
     return segment > 0 ? index(true, segment - 1, action) : -1;
   }
 
  private:
+  static bool crosses(Kind kind) {
+    return kind == Kind::kForward || kind == Kind::kBackward || kind == Kind::kBackwardInput;
+  }
   int64_t index(bool backward, int segment, const Action& action) const {
     return (static_cast<int64_t>(backward) * schedule_.num_segments() + segment) * schedule_.num_microbatches +
            action.microbatch;
@@ -90,6 +93,22 @@ size_t next_receiver(const std::vector<ActionTransfers>& actions, int stage, siz
   const auto waits = [&](const Transfer& receive) { return receive.any() && receive.peer != stage; };
   while (from < actions.size() && !waits(actions[from].receive)) ++from;
   return from;
+}
+
+std::vector<std::vector<int>> hidden_calls(const Schedule& schedule, int stage, bool early) {
+  const std::vector<Action>& actions = schedule.stages[static_cast<size_t>(stage)];
+  std::vector<std::vector<int>> calls(actions.size());
+  int forwards = 0;     // passes before the action
+  bool called = false;  // the next one
+  for (size_t i = 0; i < actions.size(); ++i) {
+    if (actions[i].kind == Kind::kForward) ++forwards;
+    if (actions[i].kind != Kind::kHead) continue;
+    const int m = actions[i].microbatch;
+    if (!called) calls[i].push_back(m);
+    called = early && forwards > m + 1;
+    if (called) calls[i].push_back(m + 1);
+  }
+  return calls;
 }
 
 std::vector<std::pair<int, int>> transfer_links(const Schedule& schedule) {

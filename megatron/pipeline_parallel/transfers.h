@@ -33,6 +33,13 @@ std::vector<std::vector<ActionTransfers>> plan_transfers(const Schedule& schedul
 // none.
 size_t next_receiver(const std::vector<ActionTransfers>& actions, int stage, size_t from);
 
+// With the vocabulary over the stages, calls of all stages join the passes: the last stage's F to H
+// (hidden states), H to L (statistics of the logits), L to the last stage's B (gradient of the
+// hidden states). Every stage makes the second and the third one right after its pass; the first
+// one, by action, before it: the micro-batches. With `early` the call comes before H of the
+// micro-batch before, unless an F that the hidden states need is still to come then.
+std::vector<std::vector<int>> hidden_calls(const Schedule& schedule, int stage, bool early);
+
 // The ordered pairs of different stages between which the placement of the schedule moves tensors, sorted.
 std::vector<std::pair<int, int>> transfer_links(const Schedule& schedule);
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "megatron/base/check.h"
 #include "megatron/tensor/cross_entropy.h"
 #include "megatron/tensor/shape.h"
 #include "megatron/tensor/torch.h"
@@ -32,6 +33,20 @@ struct CrossEntropyFunction : torch::autograd::Function<CrossEntropyFunction> {
   }
 };
 
+// Targets in the numbering of the part whose first column is `first`; which of them are ignored.
+struct LocalTargets {
+  at::Tensor local, ignored;
+};
+LocalTargets local_targets(const at::Tensor& targets, int64_t first) {
+  const at::Tensor flat = targets.reshape({-1});
+  const at::Tensor ignored = flat < 0;
+  return {first != 0 ? at::where(ignored, flat, flat - first) : flat, ignored};
+}
+
+int64_t valid_columns(int64_t vocab_size, int64_t first, int64_t columns) {
+  return std::clamp<int64_t>(vocab_size - first, 0, columns);
+}
+
 }  // namespace
 
 TokenLosses token_losses(const at::Tensor& logits, const at::Tensor& targets, int64_t valid,
@@ -57,13 +72,43 @@ at::Tensor vocab_parallel_cross_entropy(const at::Tensor& logits, const at::Tens
   const int64_t s = targets.size(0), b = targets.size(1), columns = logits.size(-1);
   check_shape("vocab_parallel_cross_entropy logits", logits, {s, b, columns});
   const int64_t first = tp.rank() * columns;
-  const int64_t valid = std::clamp<int64_t>(vocab_size - first, 0, columns);
-  at::Tensor local = targets.reshape({-1});
-  const at::Tensor ignored = local < 0;
-  if (first != 0) local = at::where(ignored, local, local - first);
+  const int64_t valid = valid_columns(vocab_size, first, columns);
+  const auto [local, ignored] = local_targets(targets, first);
   const at::Tensor loss =
       CrossEntropyFunction::apply(logits.reshape({s * b, columns}), local, valid, z_coeff, &tp);
   return at::where(ignored, at::zeros({}, loss.options()), loss).view({s, b});
+}
+
+SplitCrossEntropy::SplitCrossEntropy(const at::Tensor& logits, const at::Tensor& targets,
+                                     int64_t vocab_size, double z_coeff, int part)
+    : s_(targets.size(0)), b_(targets.size(1)), z_coeff_(z_coeff) {
+  const int64_t columns = logits.size(-1), first = part * columns;
+  check_shape("SplitCrossEntropy logits", logits, {s_, b_, columns});
+  valid_ = valid_columns(vocab_size, first, columns);
+  logits_ = logits.detach().reshape({s_ * b_, columns});
+  LocalTargets own = local_targets(targets, first);
+  targets_ = std::move(own.local);
+  ignored_ = std::move(own.ignored);
+  const CrossEntropyParts parts = cross_entropy_parts(logits_, targets_, valid_);
+  statistics_ = at::stack({parts.max, parts.sum, parts.target});
+}
+
+at::Tensor SplitCrossEntropy::loss(const at::Tensor& all) {
+  check_shape("SplitCrossEntropy statistics", all, {-1, 3, s_ * b_});
+  statistics_ = at::Tensor();
+  const at::Tensor maxima = all.select(1, 0), max = maxima.amax(0);
+  lse_ = (all.select(1, 1) * (maxima - max).exp_()).sum(0).log_().add_(max);
+  at::Tensor loss = lse_ - all.select(1, 2).sum(0);
+  if (z_coeff_ != 0.0) loss.addcmul_(lse_, lse_, z_coeff_);
+  return loss.masked_fill_(ignored_, 0.0).view({s_, b_});
+}
+
+at::Tensor SplitCrossEntropy::backward(const at::Tensor& grad_loss) {
+  MEGATRON_ASSERT(lse_.defined(), "the gradient of a loss that was not computed");
+  const at::Tensor scale = grad_loss.reshape({-1}).masked_fill(ignored_, 0.0);
+  const at::Tensor grad =
+      cross_entropy_backward(logits_, targets_, lse_, scale, valid_, z_coeff_, /*in_place=*/true);
+  return grad.view({s_, b_, -1});
 }
 
 }  // namespace megatron

@@ -27,5 +27,28 @@ struct TokenLosses {
 };
 TokenLosses token_losses(const at::Tensor& logits, const at::Tensor& targets, int64_t valid,
                          double z_coeff, const ProcessGroup& tp);
+// The same in two halves, for an exchange between them that takes its time. Not differentiable by
+// autograd.
+class SplitCrossEntropy {
+ public:
+  // logits [s, b, columns] of the part'th part of the vocabulary, which the gradient overwrites;
+  // the rest as above.
+  SplitCrossEntropy(const at::Tensor& logits, const at::Tensor& targets, int64_t vocab_size,
+                    double z_coeff, int part);
+
+  // [3, s b] fp32 (fp64): what all parts need to know of this one.
+  const at::Tensor& statistics() const { return statistics_; }
+  // [s, b] loss per token, from the statistics of all parts in order, [parts, 3, s b]. The same
+  // bits on every rank.
+  at::Tensor loss(const at::Tensor& all);
+  // Gradient of the logits, [s, b, columns], by that of the losses, [s, b]; after loss().
+  at::Tensor backward(const at::Tensor& grad_loss);
+
+ private:
+  int64_t s_, b_;
+  int64_t valid_;  // columns that are no padding
+  double z_coeff_;
+  at::Tensor logits_, targets_, ignored_, statistics_, lse_;
+};
 
 }  // namespace megatron

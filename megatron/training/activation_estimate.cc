@@ -470,7 +470,8 @@ HeadSizes head_sizes(const LayoutPlan& plan, const LayerSizes& z) {
   s.normed = z.stream;
   s.input = z.product;
   s.cast = plan.bytes.residual == plan.bytes.model || !plan.sequence_parallel ? 0 : T * h * plan.bytes.residual;
-  s.logits = T * plan.padded_vocab_size / plan.tensor * plan.bytes.model;
+  s.logits = T * plan.padded_vocab_size / plan.tensor /
+             (plan.splits_vocabulary() ? plan.pipeline : 1) * plan.bytes.model;
   s.per_token = T * (kIdBytes + plan.bytes.sum + 1 + 4);  // target, log-sum-exp, whether ignored, loss mask
   if (plan.model().cross_entropy_fusion_impl != CrossEntropyFusion::kLinear) return s;
   const int64_t columns = plan.padded_vocab_size / plan.tensor, given = plan.model().cross_entropy_chunk_tokens;
@@ -642,7 +643,15 @@ PassBytes pass_bytes(const LayoutPlan& plan, int stage, int chunk) {
   pass.forward_extra = layer_forward_most;
   pass.backward_extra = layer_backward_most;
   pass.backward_first = first_backward_most;
-  if (slice.head) {
+  if (slice.head && plan.splits_vocabulary()) {
+    // The final norm ends the pass; its output leaves, and the gradient that comes back goes
+    // through it first.
+    const HeadSizes head = head_sizes(plan, any);
+    pass.saved.ends += head.norm;
+    pass.forward_extra = std::max(layer_forward_most - head.norm, head.normed + at_the_head);
+    pass.backward_extra = std::max(layer_backward_most - head.norm + any.stream, any.stream);
+    pass.backward_first = std::max(first_backward_most - head.norm + any.stream, any.stream);
+  } else if (slice.head) {
     const HeadSizes head = head_sizes(plan, any);
     const int64_t saved = head.norm + head.input + head.logits + head.per_token;
     pass.saved.ends += saved;
@@ -674,6 +683,23 @@ PassBytes pass_bytes(const LayoutPlan& plan, int stage, int chunk) {
     pass.backward_first = std::max(first_backward_most - saved + any.stream, through_head);
   }
   return pass;
+}
+
+VocabularyBytes vocabulary_bytes(const LayoutPlan& plan) {
+  VocabularyBytes v;
+  if (!plan.splits_vocabulary()) return v;
+  const HeadSizes head = head_sizes(plan, layer_sizes(plan, 1));
+  const int64_t T = plan.tokens();
+  const bool converts = plan.bytes.residual != plan.bytes.model;
+  const int64_t statistics = 3 * T * plan.bytes.sum;
+  v.hidden = plan.rows() * plan.model().hidden_size * plan.bytes.residual;
+  v.held =
+      head.input + head.logits + head.per_token + statistics * (1 + plan.tensor * plan.pipeline);
+  // H: gathered rows may be there in both types. L: the gradient of its input comes beside the
+  // logits', is converted and scattered.
+  v.head_extra = v.held + head.cast;
+  v.loss_extra = head.input + (converts ? T * plan.model().hidden_size * plan.bytes.residual : 0);
+  return v;
 }
 
 }  // namespace megatron

@@ -72,6 +72,17 @@ struct PassBytes {
 
 PassBytes pass_bytes(const LayoutPlan& plan, int stage, int chunk);
 
+// What the passes H and L hold with the vocabulary over the stages: R h x of the hidden states from
+// the call on, then instead of them, from H to L, T h e + T v e / (t P) + 20 T + 12 T statistics
+// and those of all t P ranks.
+struct VocabularyBytes {
+  int64_t hidden = 0;      // of one micro-batch as it travels, and of its gradient
+  int64_t held = 0;        // from H to L
+  int64_t head_extra = 0;  // most beyond `hidden` while H runs
+  int64_t loss_extra = 0;  // most beyond `held` while L runs
+};
+VocabularyBytes vocabulary_bytes(const LayoutPlan& plan);
+
 // Of one layer without recomputation of the whole layer; layers count from 1.
 SavedBytes layer_saved_bytes(const LayoutPlan& plan, int64_t layer_number);
 

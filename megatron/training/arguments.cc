@@ -184,6 +184,8 @@ void layers_are_offloaded_by_one_stage(const Arguments& a, Violations& v) {
 void fused_loss_knows_its_gradient(const Arguments& a, Violations& v) {
   if (a.transformer.cross_entropy_fusion_impl == CrossEntropyFusion::kLinear && !a.training.calculate_per_token_loss)
     v.add("--cross-entropy-fusion-impl linear with --no-calculate-per-token-loss is not built", "leave one of them out");
+  if (a.transformer.cross_entropy_fusion_impl == CrossEntropyFusion::kLinear && a.pipeline.pipeline_vocab_parallel)
+    v.add("--cross-entropy-fusion-impl linear with --pipeline-vocab-parallel is not built", "leave one of them out");
 }
 
 // A graph holds launches of one rank's own work over memory that stays.
@@ -235,6 +237,23 @@ void layers_divide_over_stages(const Arguments& a, Violations& v) {
   validate_pipeline(a.pipeline, a.parallel.pipeline_model_parallel_size, a.transformer.num_layers, v);
 }
 
+void stages_can_share_the_vocabulary(const Arguments& a, Violations& v) {
+  if (!a.splits_vocabulary()) return;
+  if (!a.transformer.untie_embeddings_and_output_weights)
+    v.add(
+        "--pipeline-vocab-parallel divides an output layer of its own over the stages, but the "
+        "embedding's table is used",
+        "--untie-embeddings-and-output-weights");
+  const int64_t tp = a.parallel.tensor_model_parallel_size,
+                pp = a.parallel.pipeline_model_parallel_size;
+  const int64_t rows = a.tokenizer.padded_vocab_size.value_or(0), unit = tp * pp;
+  if (rows > 0 && tp > 0 && rows % unit != 0)
+    v.add(cat("--padded-vocab-size ", rows, " is not divisible by --tensor-model-parallel-size ",
+              tp, " x --pipeline-model-parallel-size ", pp,
+              ", which --pipeline-vocab-parallel divides it over"),
+          nearest(rows, is_multiple, unit));
+}
+
 void microbatches_feed_the_pipeline(const Arguments& a, Violations& v) {
   const int64_t pp = a.parallel.pipeline_model_parallel_size;
   if (pp <= 1 || a.training.micro_batch_size < 1) return;
@@ -261,6 +280,7 @@ constexpr Rule kRules[] = {
     {"context ranks fit", context_ranks_fit},
     {"graphs hold whole passes", graphs_hold_whole_passes},
     {"fused loss knows its gradient", fused_loss_knows_its_gradient},
+    {"stages can share the vocabulary", stages_can_share_the_vocabulary},
     {"micro-batches feed the pipeline", microbatches_feed_the_pipeline},
     {"quantised layers fit", quantised_layers_fit},
     {"batch sizes divide", batch_sizes_divide},

@@ -49,6 +49,15 @@ struct Arguments {
   MicrobatchCalculator microbatches() const;
   // Ranks that read different samples; 1 where the world does not divide, which validate() reports.
   int64_t data_parallel_size() const;
+  // Whether the stages divide the output layer.
+  bool splits_vocabulary() const {
+    return pipeline.pipeline_vocab_parallel && parallel.pipeline_model_parallel_size > 1;
+  }
+  // Ranks that divide the rows of the vocabulary, which is padded for them.
+  int64_t vocabulary_ranks() const {
+    return parallel.tensor_model_parallel_size *
+           (splits_vocabulary() ? parallel.pipeline_model_parallel_size : 1);
+  }
   int64_t train_iters() const;
   int64_t eval_global_batch_size() const;
   int64_t eval_micro_batch_size() const;

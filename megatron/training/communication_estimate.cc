@@ -73,10 +73,11 @@ PassTraffic tensor_pass(const LayoutPlan& plan, const StageSlice& slice) {
     pass.forward += (plan.sequence_parallel ? 1 : 2) * one_way;
     pass.backward += plan.sequence_parallel ? one_way : 0;
   }
-  if (slice.head) {
+  if (slice.head || plan.splits_vocabulary()) {
     pass.forward += plan.sequence_parallel ? scatter(t, stream) : 0;
     pass.backward += plan.sequence_parallel ? scatter(t, stream) : 2 * one_way;
-    pass.forward += all_reduce(t, 3.0 * static_cast<double>(plan.tokens() * plan.bytes.sum));
+    if (!plan.splits_vocabulary())
+      pass.forward += all_reduce(t, 3.0 * static_cast<double>(plan.tokens() * plan.bytes.sum));
   }
   return pass;
 }
@@ -131,6 +132,17 @@ PassTraffic pipeline_pass(const LayoutPlan& plan, int stage, int chunk) {
   return {elsewhere(segment + 1) ? bytes : 0, elsewhere(segment - 1) ? bytes : 0};
 }
 
+// The calls of all stages with the vocabulary over them. A ring that broadcasts sends from
+// everybody but its end.
+PassTraffic vocabulary_pass(const LayoutPlan& plan, int stage) {
+  const double hidden =
+      static_cast<double>(plan.rows() * plan.model().hidden_size * plan.bytes.residual);
+  const double statistics = 3.0 * static_cast<double>(plan.tokens() * plan.bytes.sum);
+  const int64_t ranks = plan.tensor * plan.pipeline;
+  return {(stage > 0 ? hidden : 0) + static_cast<double>(ranks - 1) * statistics,
+          all_reduce(plan.pipeline, hidden)};
+}
+
 // Gradients and weights of one chunk over the data ranks.
 GroupTraffic data_traffic(const LayoutPlan& plan, const BufferLayout& buffer) {
   const DataSharding& sharding = plan.sharding;
@@ -170,6 +182,7 @@ std::vector<GroupTraffic> stage_traffic(const LayoutPlan& plan, int stage) {
     if (plan.tensor > 1) add(tp, tensor_pass(plan, slice), plan.num_microbatches);
     if (plan.context > 1) add(cp, context_pass(plan, slice), plan.num_microbatches);
     if (plan.pipeline > 1) add(pp, pipeline_pass(plan, stage, chunk), plan.num_microbatches);
+    if (plan.splits_vocabulary()) add(pp, vocabulary_pass(plan, stage), plan.num_microbatches);
     for (const PlannedParameter& p : parameters) {
       if (p.frozen) continue;
       const double gradient = static_cast<double>(p.local_elements * plan.bytes.sum);

@@ -138,7 +138,7 @@ class TracedRun {
         vocabulary_{model_vocab_size(arguments.tokenizer, *tokenizer_),
                     padded_vocab_size(arguments.tokenizer,
                                       model_vocab_size(arguments.tokenizer, *tokenizer_),
-                                      groups.tp.size())},
+                                      arguments.vocabulary_ranks())},
         datasets_(build_datasets(task, arguments, *tokenizer_)),
         model_(build_model(task, arguments, vocabulary_, groups, dtype, device, Start{})),
         batches_(device, own_positions(arguments.data), groups.cp) {

@@ -230,11 +230,16 @@ ScheduleCosts schedule_costs(const LayoutPlan& plan) {
   const double scores = static_cast<double>(c.seq_length) * heads;  // in causal attention
   const double head = h * static_cast<double>(plan.padded_vocab_size) / (weights + scores);  // in layers
   ScheduleCosts costs;
+  if (plan.splits_vocabulary()) {
+    costs.head = head / static_cast<double>(plan.pipeline);
+    costs.loss = 2 * costs.head;
+  }
   for (int stage = 0; stage < static_cast<int>(plan.pipeline); ++stage) {
     costs.passes.emplace_back();
     for (int chunk = 0; chunk < plan.stages.num_chunks(); ++chunk) {
       const StageSlice slice = plan.stages.slice(stage, chunk);
-      const double layers = static_cast<double>(slice.num_layers), ends = slice.head ? head : 0.0;
+      const double layers = static_cast<double>(slice.num_layers),
+                   ends = slice.head && !plan.splits_vocabulary() ? head : 0.0;
       const double linear = layers * weights / (weights + scores) + ends,
                    attention = layers * scores / (weights + scores);
       double again = c.recompute_granularity == RecomputeGranularity::kFull ? layers : 0.0;
@@ -259,7 +264,7 @@ LayoutReport make_layout_report(const LayoutPlan& plan) {
     for (int chunk = 0; chunk < plan.stages.num_chunks(); ++chunk) {
       stage.num_layers += plan.stages.slice(i, chunk).num_layers;
       for (const PlannedParameter& p : chunk_parameters(plan, i, chunk))
-        stage.logical_parameters += p.is_copy ? 0 : p.global_elements;
+        stage.logical_parameters += p.is_copy ? 0 : p.global_elements / p.stages;
     }
     stage.memory = stage_memory(plan, i);
     stage.traffic = stage_traffic(plan, i);

@@ -93,7 +93,12 @@ class Lister {
     }
     for (int64_t i = 0; i < slice.num_layers; ++i) layer(slice.first_layer + i);
     if (slice.head) norm("decoder.final_layernorm.", c_.hidden_size, plan_.sequence_parallel);
-    if (slice.head && !plan_.tied()) divided("output_layer.weight", plan_.padded_vocab_size * c_.hidden_size);
+    if (plan_.tied() || !(slice.head || plan_.splits_vocabulary())) return;
+    PlannedParameter& output =
+        divided("output_layer.weight", plan_.padded_vocab_size * c_.hidden_size);
+    if (!plan_.splits_vocabulary()) return;
+    output.stages = plan_.pipeline;
+    output.local_elements /= plan_.pipeline;
   }
 
  private:

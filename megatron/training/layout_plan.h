@@ -44,6 +44,7 @@ struct LayoutPlan {
   std::vector<std::vector<ActionTransfers>> transfers;  // by stage, by action
 
   const TransformerConfig& model() const { return arguments.transformer; }
+  bool splits_vocabulary() const { return schedule.vocab_parallel; }
   bool tied() const { return !model().untie_embeddings_and_output_weights; }
   // Tokens of one micro-batch that this rank's attention, or its rows between layers, hold.
   int64_t tokens() const { return model().seq_length / context * arguments.training.micro_batch_size; }
@@ -58,6 +59,7 @@ struct PlannedParameter {
   std::string name;  // as the model names it
   int64_t local_elements = 0;
   int64_t global_elements = 0;       // of the logical tensor
+  int64_t stages = 1;  // that divide it: the output layer with --pipeline-vocab-parallel
   bool partial_over_tensor = false;  // a rank's gradient is a partial sum over tensor ranks
   bool shared_over_stages = false;   // a tied table that another stage holds too
   bool is_copy = false;              // ... and counts there

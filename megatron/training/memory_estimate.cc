@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <map>
+#include <utility>
 
 #include "megatron/base/check.h"
 #include "megatron/kernels/adamw.h"
@@ -89,7 +90,11 @@ class Walk {
         in_flight_(memory.passes.size(), 0),
         transfer_(plan.rows() * plan.model().hidden_size * plan.bytes.residual),
         batch_(plan.tokens() * (2 * 8 + 4)),
-        forwards_left_(static_cast<size_t>(plan.num_microbatches), plan.stages.num_chunks()) {}
+        vocabulary_(vocabulary_bytes(plan)),
+        hidden_calls_(
+            hidden_calls(plan.schedule, stage, plan.arguments.pipeline.overlap_p2p_communication)),
+        reads_(plan.stages.num_chunks() + (plan.splits_vocabulary() ? 1 : 0)),
+        reads_left_(static_cast<size_t>(plan.num_microbatches), reads_) {}
 
   void run() {
     const std::vector<ActionTransfers>& transfers = plan_.transfers[static_cast<size_t>(stage_)];
@@ -100,7 +105,7 @@ class Walk {
       while (next_receiver < actions.size() && !crosses(transfers[next_receiver].receive)) ++next_receiver;
       early_ = plan_.arguments.pipeline.overlap_p2p_communication && next_receiver < actions.size() ? transfer_ : 0;
       if (transfers[i].receive.any()) release_sends(transfers[i].receive);
-      step(actions[i], transfers[i]);
+      step(i, actions[i], transfers[i]);
       if (crosses(transfers[i].send)) sent_.push_back({transfers[i].send, transfer_});
     }
   }
@@ -111,6 +116,7 @@ class Walk {
     int64_t bytes;
   };
 
+  bool is_last() const { return stage_ + 1 == static_cast<int>(plan_.pipeline); }
   bool crosses(const Transfer& transfer) const { return transfer.any() && transfer.peer != stage_; }
 
   void release_sends(const Transfer& received) {
@@ -119,22 +125,41 @@ class Walk {
     });
   }
 
-  void step(const Action& action, const ActionTransfers& transfers) {
+  void step(size_t index, const Action& action, const ActionTransfers& transfers) {
     const PassBytes& pass = out_.passes[static_cast<size_t>(action.chunk)];
     int& in_flight = in_flight_[static_cast<size_t>(action.chunk)];
     switch (action.kind) {
       case Action::Kind::kForward: {
-        int& left = forwards_left_[static_cast<size_t>(action.microbatch)];
-        if (left == plan_.stages.num_chunks()) batches_ += batch_;
+        int& left = reads_left_[static_cast<size_t>(action.microbatch)];
+        if (left == reads_) batches_ += batch_;
         activations_ += pass.saved.total();
         ++in_flight;
         record(pass.forward_extra, 0);
         leaving_ = pass.leaving;
         if (--left == 0) batches_ -= batch_;
+        if (plan_.splits_vocabulary() && is_last()) joint_ += vocabulary_.hidden;
         break;
       }
+      case Action::Kind::kHead:
+        if (!is_last())
+          joint_ += vocabulary_.hidden * static_cast<int64_t>(hidden_calls_[index].size());
+        record(vocabulary_.head_extra, 0);
+        joint_ -= vocabulary_.hidden;
+        activations_ += vocabulary_.held;
+        if (--reads_left_[static_cast<size_t>(action.microbatch)] == 0) batches_ -= batch_;
+        break;
+      case Action::Kind::kLoss:
+        if (!is_last())
+          joint_ -= std::exchange(given_, 0);  // gradients of the micro-batches before
+        record(vocabulary_.loss_extra, 0);
+        activations_ -= vocabulary_.held;
+        joint_ += vocabulary_.hidden;
+        given_ += vocabulary_.hidden;
+        break;
       case Action::Kind::kBackward:
-        record(backward_most(pass), transfers.receive.any() ? transfer_ : 0);
+        if (plan_.splits_vocabulary() && is_last()) joint_ -= vocabulary_.hidden;
+        record(backward_most(pass),
+               transfers.receive.any() || (plan_.splits_vocabulary() && is_last()) ? transfer_ : 0);
         leaving_ = 0;
         activations_ -= pass.saved.total();
         --in_flight;
@@ -162,7 +187,7 @@ class Walk {
 
   // `arrived`: the gradient that the running pass was given.
   void record(int64_t temporaries, int64_t arrived) {
-    int64_t transfers = early_ + arrived;
+    int64_t transfers = early_ + arrived + joint_;
     for (const Sent& sent : sent_) transfers += sent.bytes;
     const int64_t total = activations_ + pending_ + transfers + batches_ + temporaries;
     if (total <= most_) return;
@@ -184,8 +209,13 @@ class Walk {
   std::vector<int> in_flight_;  // by chunk
   const int64_t transfer_;      // one activation between stages
   const int64_t batch_;
-  std::vector<int> forwards_left_;  // by micro-batch
+  const VocabularyBytes vocabulary_;
+  const std::vector<std::vector<int>> hidden_calls_;  // by action
+  const int reads_;                                   // passes that read a micro-batch
+  std::vector<int> reads_left_;                       // by micro-batch
   std::vector<Sent> sent_;
+  int64_t given_ = 0;  // gradients of hidden states that this stage has made and does not use
+  int64_t joint_ = 0;  // hidden states and their gradients on their way between all stages
   int64_t early_ = 0, leaving_ = 0, activations_ = 0, pending_ = 0, batches_ = 0, most_ = -1;
 };
 

@@ -24,8 +24,14 @@ class StagePasses final : public StageCompute {
  public:
   StagePasses(TrainedModel& model, const PretrainTask& task, const PassOptions& options,
               const std::function<Batch()>& next_batch, Timers& timers)
-      : model_(model), task_(task), options_(options), next_batch_(next_batch), timers_(timers),
-        batches_(options.num_microbatches), passes_(model.chunks.size()),
+      : model_(model),
+        task_(task),
+        options_(options),
+        next_batch_(next_batch),
+        timers_(timers),
+        batches_(options.num_microbatches),
+        passes_(model.chunks.size()),
+        vocabulary_(options.num_microbatches),
         totals_(at::zeros({2}, at::TensorOptions().dtype(at::kDouble).device(model.device()))) {
     for (std::vector<Pass>& passes : passes_) passes.resize(options.num_microbatches);
   }
@@ -54,11 +60,7 @@ class StagePasses final : public StageCompute {
     } else if (options_.training) {
       pass.root = BackwardRoot(output.activation);
     }
-    if (last_use) {  // the place stays: the shape of gradients follows from it
-      Batch kept;
-      kept.place = batch.place;
-      batches_[microbatch] = std::move(kept);
-    }
+    if (last_use) drop_batch(microbatch);
     return output.activation.defined() ? output.activation.detach() : at::Tensor();
   }
 
@@ -76,6 +78,22 @@ class StagePasses final : public StageCompute {
     pass = Pass();
     pass.weight_gradients = std::move(weight_gradients);
     return grad;
+  }
+
+  at::Tensor head(int microbatch, const at::Tensor& hidden) override {
+    const Region region(timers_, "forward-compute", 2);
+    vocabulary_[microbatch] =
+        task_.begin_loss(*model_.chunks[0].module, batch_of(microbatch), hidden);
+    if (--uses_left_[microbatch] == 0) drop_batch(microbatch);
+    return vocabulary_[microbatch]->statistics();
+  }
+
+  at::Tensor loss(int microbatch, const at::Tensor& statistics) override {
+    const Region region(timers_, "backward-compute", 2);
+    const std::unique_ptr<VocabularyPass> pass = std::move(vocabulary_[microbatch]);
+    const Loss loss = pass->loss(statistics);
+    if (model_.pipeline->slice(0).head) totals_ += pair_of(loss);  // every stage has the same
+    return options_.training ? pass->backward(factor_of(loss, options_.loss_scale)) : at::Tensor();
   }
 
   void weight_backward(int chunk, int microbatch) override {
@@ -114,6 +132,12 @@ class StagePasses final : public StageCompute {
       const StageOutput output = task_.forward_step(*chunk.module, batch, input, context);
       const at::Tensor& root = output.loss.sum.defined() ? output.loss.sum : output.activation;
       tape.backward(root, at::ones_like(root));
+      if (model_.pipeline->splits_vocabulary()) {
+        const at::Tensor hidden = at::zeros(output.activation.sizes(), output.activation.options());
+        const std::unique_ptr<VocabularyPass> pass = task_.begin_loss(*chunk.module, batch, hidden);
+        const Loss loss = pass->loss(pass->statistics().unsqueeze(0));
+        pass->backward(at::ones_like(loss.sum));
+      }
       chunk.store->finish_grad_sync();
       chunk.store->zero_grad(options_.num_microbatches);
     }
@@ -126,7 +150,8 @@ class StagePasses final : public StageCompute {
     for (; loaded_ <= microbatch; ++loaded_) {
       const Region part(timers_, "batch-generator", 2);
       batches_[loaded_] = next_batch_();
-      uses_left_.push_back(static_cast<int>(model_.chunks.size()));
+      uses_left_.push_back(static_cast<int>(model_.chunks.size()) +
+                           (model_.pipeline->splits_vocabulary() ? 1 : 0));
     }
     return batches_[microbatch];
   }
@@ -177,14 +202,25 @@ class StagePasses final : public StageCompute {
   // What the backward starts from: the loss sum times the scale, divided by the micro-batch's own weight for the mean of
   // means. The weight of a micro-batch is that of its whole sequences.
   void start_backward(const Loss& loss, const at::Tensor& loss_scale, Pass& pass) {
+    pass.root_grad = factor_of(loss, loss_scale);
+    pass.root = BackwardRoot(loss.sum);
+  }
+
+  at::Tensor factor_of(const Loss& loss, const at::Tensor& loss_scale) {
     at::Tensor factor = loss_scale.to(loss.sum.scalar_type());
     if (!options_.per_token_loss) {
       const at::Tensor weight = loss.weight.detach().to(factor.scalar_type()).reshape({1}).clone();
       model_.groups().cp.all_reduce(weight)->wait();
       factor = factor / at::clamp_min(weight, 1).reshape({});
     }
-    pass.root = BackwardRoot(loss.sum);
-    pass.root_grad = factor;
+    return factor;
+  }
+
+  // The place stays: the shape of gradients follows from it.
+  void drop_batch(int microbatch) {
+    Batch kept;
+    kept.place = batches_[microbatch].place;
+    batches_[microbatch] = std::move(kept);
   }
 
   TrainedModel& model_;
@@ -193,9 +229,10 @@ class StagePasses final : public StageCompute {
   const std::function<Batch()>& next_batch_;
   Timers& timers_;
   std::vector<Batch> batches_;
-  std::vector<int> uses_left_;  // by micro-batch: chunks whose forward is still to come
+  std::vector<int> uses_left_;  // by micro-batch: passes to come that read it
   int loaded_ = 0;
   std::vector<std::vector<Pass>> passes_;  // by chunk and micro-batch
+  std::vector<std::unique_ptr<VocabularyPass>> vocabulary_;  // by micro-batch
   at::Tensor totals_;
 };
 

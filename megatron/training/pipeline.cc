@@ -12,8 +12,9 @@ Pipeline::Pipeline(const Arguments& arguments, const ParallelGroups& groups, at:
       stage_(groups.pp.rank()), num_stages_(groups.pp.size()),
       layout_(make_stage_layout(config_, num_stages_, arguments.transformer.num_layers)) {
   needs_warm_up_ = num_stages_ > 1 && device.is_cuda();
-  links_ = std::make_unique<PipelineLinks>(groups.pp, schedule(num_stages_, /*training=*/false), device,
-                                           config_.overlap_p2p_communication);
+  links_ =
+      std::make_unique<PipelineLinks>(groups.pp, schedule(num_stages_, /*training=*/false), device,
+                                      config_.overlap_p2p_communication, &groups.model_parallel);
 }
 
 const Schedule& Pipeline::schedule(int num_microbatches, bool training) {

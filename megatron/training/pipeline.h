@@ -20,6 +20,7 @@ class Pipeline {
   Pipeline(const Arguments& arguments, const ParallelGroups& groups, at::ScalarType dtype, at::Device device);
 
   int num_chunks() const { return layout_.num_chunks(); }
+  bool splits_vocabulary() const { return config_.pipeline_vocab_parallel && num_stages_ > 1; }
   StageSlice slice(int chunk) const { return layout_.slice(stage_, chunk); }
   const StageLayout& layout() const { return layout_; }
   // Whether the caller has to run every chunk once by itself before the first run(). True once, on GPUs with several stages;

@@ -93,9 +93,9 @@ class Run {
 
 const char* dtype_name(const OptimizerConfig& config) { return config.bf16 ? "bf16" : config.fp16 ? "fp16" : "fp32"; }
 
-Vocabulary vocabulary_of(const TokenizerConfig& config, const Tokenizer& tokenizer, int64_t tp) {
+Vocabulary vocabulary_of(const TokenizerConfig& config, const Tokenizer& tokenizer, int64_t ranks) {
   const int64_t size = model_vocab_size(config, tokenizer);
-  return {size, padded_vocab_size(config, size, tp)};
+  return {size, padded_vocab_size(config, size, ranks)};
 }
 
 RunState initial_state(const Start& start, const PretrainTask& task, const Tokenizer& tokenizer) {
@@ -114,19 +114,28 @@ RunState initial_state(const Start& start, const PretrainTask& task, const Token
 }
 
 Run::Run(const PretrainTask& task, const Arguments& arguments, const Job& job)
-    : task_(task), arguments_(arguments), config_(arguments.training), device_(choose_device(config_.device, job.local_rank)),
-      train_iters_(arguments.train_iters()), microbatches_(arguments.microbatches()), job_(job), groups_(job.groups),
+    : task_(task),
+      arguments_(arguments),
+      config_(arguments.training),
+      device_(choose_device(config_.device, job.local_rank)),
+      train_iters_(arguments.train_iters()),
+      microbatches_(arguments.microbatches()),
+      job_(job),
+      groups_(job.groups),
       tokenizer_(make_tokenizer(arguments.tokenizer)),
-      vocabulary_(vocabulary_of(arguments.tokenizer, *tokenizer_, groups_.tp.size())), start_(decide_start(config_, job)),
+      vocabulary_(vocabulary_of(arguments.tokenizer, *tokenizer_, arguments.vocabulary_ranks())),
+      start_(decide_start(config_, job)),
       state_(initial_state(start_, task, *tokenizer_)),
       datasets_(build_datasets(task, arguments, *tokenizer_, start_, state_)),
-      model_(build_model(task, arguments, vocabulary_, groups_, model_dtype(arguments.optimizer), device_, start_, job.agreement)),
+      model_(build_model(task, arguments, vocabulary_, groups_, model_dtype(arguments.optimizer),
+                         device_, start_, job.agreement)),
       timers_(static_cast<int>(config_.profile && device_.is_cpu() ? 2 : config_.timing_log_level),
               [device = device_] { synchronize(device); }),
       log_(make_log()),
       checkpointer_(arguments, model_, log_, timers_, checkpoint_files(arguments, *tokenizer_),
                     /*replace_existing=*/start_.continues(), job.agreement),
-      batches_(device_, own_positions(arguments.data), groups_.cp), outcomes_(device_) {
+      batches_(device_, own_positions(arguments.data), groups_.cp),
+      outcomes_(device_) {
   make_loaders();
   // What the run starts from is there already; in another folder it is saved at the end even if nothing is trained.
   std::error_code ignored;

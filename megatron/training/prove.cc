@@ -293,11 +293,12 @@ std::vector<Proof> prove_with(const Tracer& tracer, const Arguments& arguments, 
   const Arguments one = serial_arguments(arguments);
   const at::ScalarType dtype = model_dtype(arguments.optimizer);
   std::vector<Proof> proofs;
-  const TrainingTrace exact = tracer(one, at::kDouble, num_steps, false);
+  // Of one rank on its own: the others wait for the first one meanwhile.
+  const TrainingTrace exact = speaks ? tracer(one, at::kDouble, num_steps, false) : TrainingTrace{};
   TrainingTrace layout = tracer(arguments, at::kDouble, num_steps, true);
   if (speaks) proofs.push_back(summarize(at::kDouble, compare_traces(layout, exact, kExactBand), layout.faults));
   // One step: after an update rounding is no longer the only thing that differs.
-  const TrainingTrace serial = tracer(one, dtype, 1, false);
+  const TrainingTrace serial = speaks ? tracer(one, dtype, 1, false) : TrainingTrace{};
   layout = tracer(arguments, dtype, 1, true);
   if (!speaks) return proofs;
   TrainingTrace first = exact;
@@ -357,6 +358,14 @@ std::vector<Proof> prove(const PretrainTask& task, const Arguments& arguments, i
         return trace_training(task, a, dtype, steps, parallel ? job : alone, device);
       },
       arguments, num_steps, job.is_first());
+}
+
+bool all_hold(const std::vector<Proof>& proofs, const Job& job) {
+  const bool own =
+      std::all_of(proofs.begin(), proofs.end(), [](const Proof& proof) { return proof.holds(); });
+  const bool holds = !proofs.empty() && own;
+  return job.agreement == nullptr ? holds
+                                  : job.agreement->broadcast(holds ? "holds" : "fails") == "holds";
 }
 
 }  // namespace megatron

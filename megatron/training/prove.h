@@ -46,6 +46,8 @@ struct Proof {
 std::vector<Proof> prove(const PretrainTask& task, const Arguments& arguments, int num_steps);
 // The same as one rank of a job of processes on `device`; the first rank gets the proof, the others nothing.
 std::vector<Proof> prove(const PretrainTask& task, const Arguments& arguments, int num_steps, const Job& job, c10::Device device);
+// Whether every proof of the first rank holds, on all ranks. Collective.
+bool all_hold(const std::vector<Proof>& proofs, const Job& job);
 
 // The configuration of one rank that does the same work.
 Arguments serial_arguments(Arguments arguments);

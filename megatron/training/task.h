@@ -36,6 +36,10 @@ struct PretrainTask {
   std::function<TrainValidTestDatasets(const Arguments&, const DatasetRequest&)> datasets_provider;
   // `input` is the activation of the segment before, undefined on the first. A loss is a pair (sum over tokens, weight).
   std::function<StageOutput(Module&, const Batch&, const at::Tensor& input, const ForwardContext&)> forward_step;
+  // With the vocabulary over the stages, where the last segment's output is an activation, too:
+  // this stage's part of the loss of a micro-batch.
+  std::function<std::unique_ptr<VocabularyPass>(Module&, const Batch&, const at::Tensor& hidden)>
+      begin_loss;
   // For FLOP counts.
   std::function<ModelFlops(const Arguments&, const Vocabulary&)> model_flops;
 };

@@ -241,6 +241,35 @@ class ParallelTest(unittest.TestCase):
         self.assertEqual([proof["dtype"] for proof in report["proofs"]], ["fp64", "bf16"])
 
 
+class ProveTest(unittest.TestCase):
+    """`megatron prove` as processes: the first rank prints, all leave with the verdict."""
+
+    FLAGS = ["prove", "--num-layers", "4", "--hidden-size", "64", "--num-attention-heads", "4", "--seq-length", "64", "--micro-batch-size",
+             "1", "--global-batch-size", "8", "--untie-embeddings-and-output-weights", "--device", "cpu", "--num-threads", "1",
+             "--steps", "2", "--distributed-timeout-minutes", "1"]
+
+    def test_layouts_hold(self):
+        for ranks, flags in ((2, [PP, "2", "--pipeline-vocab-parallel"]),
+                             (4, [TP, "2", SP, PP, "2", "--pipeline-vocab-parallel"]),
+                             (3, ["--use-distributed-optimizer", "--overlap-grad-reduce", "--overlap-param-gather"])):
+            with self.subTest(flags=flags):
+                codes, out, err = finish(start(ranks, [*self.FLAGS, "--global-batch-size", str(4 * ranks), *flags]))
+                self.assertEqual(codes, [0] * ranks if len(codes) > 1 else [0], err)
+                self.assertEqual(out.count("%d ranks as processes against one" % ranks), 1)
+                self.assertEqual(out.count("the layout changes nothing but rounding"), 1)
+                self.assertNotIn("FAILS", out)
+
+    def test_the_ranks_are_those_that_were_started(self):
+        for flags, message in (([TP, "4"], "2 ranks are not divisible by --tensor-model-parallel-size 4"),
+                               (["--world-size", "4"], "--world-size is 4, but 2 ranks were started"),
+                               (["--max-axis", "2"], "--max-axis cuts ranks down")):
+            codes, out, err = finish(start(2, [*self.FLAGS, *flags]))
+            if len(codes) > 1:
+                self.assertEqual(codes, [2, 2])
+            self.assertEqual(err.count(message), 1, err)
+            self.assertEqual(out, "")
+
+
 if __name__ == "__main__":
     BINARY = os.path.abspath(sys.argv.pop(1))
     unittest.main(verbosity=2)

@@ -5,7 +5,6 @@
 #include <stdlib.h>
 #include <unistd.h>
 
-#include <barrier>
 #include <cstring>
 #include <filesystem>
 #include <map>
@@ -20,6 +19,7 @@
 #include "megatron/training/checkpoint_state.h"
 #include "megatron/training/setup.h"
 #include "megatron/training/tasks/tasks.h"
+#include "tests/unit/thread_agreement.h"
 
 namespace megatron {
 namespace {
@@ -33,7 +33,8 @@ struct LayoutRow {
 };
 
 // Worlds that do not divide one another, every axis and sharding, uneven stages, and vocabularies
-// of 101 tokens that are padded to 101, 102, 104, 108, 112 and 128 rows.
+// of 101 tokens that are padded to 101, 102, 104, 108, 112 and 128 rows. The last one divides a
+// head of its own over the stages: models whose head is tied leave it out.
 constexpr LayoutRow kLayouts[] = {
     {"one", 1, "--make-vocab-size-divisible-by 1"},
     {"tp2_sp", 2,
@@ -70,8 +71,10 @@ constexpr LayoutRow kLayouts[] = {
      "--make-vocab-size-divisible-by 1"},
     {"tp2_pp2_dp2_zero1", 8,
      "--tensor-model-parallel-size 2 --sequence-parallel --pipeline-model-parallel-size 2 "
-     "--use-distributed-optimizer "
-     "--make-vocab-size-divisible-by 8"},
+     "--use-distributed-optimizer --make-vocab-size-divisible-by 8"},
+    {"tp2_pp2_vocab", 4,
+     "--tensor-model-parallel-size 2 --pipeline-model-parallel-size 2 --pipeline-vocab-parallel "
+     "--make-vocab-size-divisible-by 7"},
 };
 
 struct ModelRow {
@@ -115,39 +118,6 @@ class ScratchFolder {
   fs::path path_;
 };
 
-// Ranks as threads; a rank that throws lets the others wait no longer than the test's own time
-// limit.
-class ThreadAgreement final : public Agreement {
- public:
-  struct Room {
-    explicit Room(int size) : barrier(size), texts(static_cast<size_t>(size)) {}
-    std::barrier<> barrier;
-    std::vector<std::string> texts;
-    std::string answer;
-  };
-  ThreadAgreement(Room& room, int rank) : room_(room), rank_(rank) {}
-  int rank() const override { return rank_; }
-  int size() const override { return static_cast<int>(room_.texts.size()); }
-  std::vector<std::string> gather(const std::string& text) override {
-    room_.texts[static_cast<size_t>(rank_)] = text;
-    room_.barrier.arrive_and_wait();
-    std::vector<std::string> all = rank_ == 0 ? room_.texts : std::vector<std::string>();
-    room_.barrier.arrive_and_wait();
-    return all;
-  }
-  std::string broadcast(const std::string& text) override {
-    if (rank_ == 0) room_.answer = text;
-    room_.barrier.arrive_and_wait();
-    std::string answer = room_.answer;
-    room_.barrier.arrive_and_wait();
-    return answer;
-  }
-
- private:
-  Room& room_;
-  int rank_;
-};
-
 // One rank of a layout: its model and optimizer, which it trains, saves and loads as a run does.
 class Rank {
  public:
@@ -155,8 +125,8 @@ class Rank {
       : arguments_(arguments), groups_(groups), agreement_(agreement), task_(gpt_task()) {
     const std::unique_ptr<Tokenizer> tokenizer = make_tokenizer(arguments.tokenizer);
     const int64_t size = model_vocab_size(arguments.tokenizer, *tokenizer);
-    const Vocabulary vocabulary{size,
-                                padded_vocab_size(arguments.tokenizer, size, groups.tp.size())};
+    const Vocabulary vocabulary{
+        size, padded_vocab_size(arguments.tokenizer, size, arguments.vocabulary_ranks())};
     datasets_ = build_datasets(task_, arguments, *tokenizer);
     model_ = build_model(task_, arguments, vocabulary, groups, model_dtype(arguments.optimizer),
                          at::kCPU, Start{});

@@ -57,6 +57,7 @@ constexpr Model kModels[] = {
 #define CP "--context-parallel-size "
 #define VPP "--num-virtual-stages-per-pipeline-rank "
 #define SP "--sequence-parallel "
+#define VOCAB "--pipeline-vocab-parallel "
 #define ZERO1 "--use-distributed-optimizer "
 #define ZERO2 "--use-megatron-fsdp --data-parallel-sharding-strategy optim_grads "
 #define ZERO3 "--use-megatron-fsdp --data-parallel-sharding-strategy optim_grads_params "
@@ -116,6 +117,11 @@ constexpr LayoutRow kRows[] = {
     {"pp3_layout", "llama", 3, PP "3 --pipeline-model-parallel-layout Et|ttt|L"},
     {"pp3_accounted", "gpt", 3,
      PP "3 --account-for-embedding-in-pipeline-split --account-for-loss-in-pipeline-split"},
+    {"pp2_vocab", "llama", 2, PP "2 " VOCAB},
+    {"pp4_vocab", "olmo", 4, PP "4 " VOCAB "--z-loss-coeff 0.01"},
+    {"pp3_vocab_means", "llama", 3,
+     PP "3 --pipeline-model-parallel-layout Et|ttt|L " VOCAB "--no-calculate-per-token-loss"},
+    {"pp2_vocab_no_overlap", "neox", 2, PP "2 --no-overlap-p2p-communication " VOCAB},
     {"pp2_no_overlap", "gpt", 2, PP "2 --no-overlap-p2p-communication"},
     {"cp2", "gpt", 2, CP "2"},
     {"cp3_llama", "llama", 3, CP "3"},
@@ -143,6 +149,12 @@ constexpr LayoutRow kRows[] = {
     {"tp2_cp2", "gpt", 4, TP "2 " CP "2"},
     {"tp2_sp_cp2_qwen", "qwen", 4, TP "2 " SP CP "2"},
     {"tp2_cp3_a2a", "llama", 6, TP "2 " CP "3 --cp-comm-type a2a"},
+    {"tp2_pp2_vocab", "llama", 4, TP "2 " PP "2 " VOCAB},
+    {"tp2_sp_pp2_vocab", "neox", 4, TP "2 " SP PP "2 " VOCAB},
+    {"pp2_dp2_vocab_zero1", "llama", 4, PP "2 " ZERO1 OVERLAP VOCAB},
+    {"pp2_dp2_vocab_zero3", "olmo", 4, PP "2 " ZERO3 OVERLAP VOCAB},
+    {"pp2_dp2_vocab_zero2_order", "neox", 4, PP "2 --use-tp-pp-dp-mapping " ZERO2 OVERLAP VOCAB},
+    {"pp2_cp2_vocab", "llama", 4, PP "2 " CP "2 " VOCAB},
     {"pp2_dp2", "gpt", 4, PP "2"},
     {"pp2_dp2_order", "qwen", 4, PP "2 --use-tp-pp-dp-mapping"},
     {"pp2_vpp2_dp3_zero1", "gpt", 6, PP "2 " VPP "2 " ZERO1 OVERLAP},
@@ -197,12 +209,17 @@ constexpr LayoutRow kRows[] = {
     {"dp2_zero3_full", "llama", 2, ZERO3 OVERLAP FULL "2"},
     {"cp2_full_block", "gpt", 2,
      CP "2 --recompute-granularity full --recompute-method block --recompute-num-layers 2"},
+    {"pp4_vocab_full", "neox", 4, PP "4 " VOCAB FULL "1"},
+    {"pp2_vocab_selective", "llama", 2, PP "2 " VOCAB SELECTIVE "core_attn mlp"},
+    {"pp2_vocab_offload", "llama", 2,
+     PP "2 " VOCAB OFFLOAD "qkv_linear core_attn mlp_norm mlp_fc1 mlp_act"},
     {"pp2_zbh1_full", "gpt", 2, PP "2 --pipeline-schedule zb-h1 " FULL "2"},
     // Three axes and more.
     {"tp2_pp2_dp2", "gpt", 8, TP "2 " SP PP "2 " ZERO1 OVERLAP},
     {"tp2_pp2_cp2", "qwen", 8, TP "2 " SP PP "2 " CP "2"},
     {"tp2_cp2_dp2_zero3", "llama", 8, TP "2 " SP CP "2 " ZERO3 OVERLAP},
     {"pp2_cp2_dp2_zero1", "gpt", 8, PP "2 " VPP "2 " CP "2 " ZERO1 OVERLAP FULL "1"},
+    {"tp2_sp_pp4_dp2_vocab", "llama", 16, TP "2 " SP PP "4 " ZERO1 OVERLAP VOCAB},
     {"all_16", "gpt", 16, TP "2 " SP PP "2 " VPP "2 " CP "2 " ZERO1 OVERLAP},
     {"all_16_order", "qwen", 16, TP "2 " SP PP "2 " CP "2 --use-tp-pp-dp-mapping " ZERO2 OVERLAP},
     {"all_16_zero3", "llama", 16,

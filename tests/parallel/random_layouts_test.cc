@@ -77,6 +77,7 @@ class Draw {
     data_ranks();
     run();
     precision();
+    vocabulary();
   }
   const std::string& flags() const { return flags_; }
   const std::string& precision_flags() const { return precision_; }
@@ -304,6 +305,14 @@ class Draw {
     if (dice_.chance(20))
       precision_ += " --use-precision-aware-optimizer --exp-avg-dtype bf16 --exp-avg-sq-dtype bf16";
     if (dice_.chance(10)) precision_ += " --use-precision-aware-optimizer --main-params-dtype bf16";
+  }
+
+  // Where the stages may divide it.
+  void vocabulary() {
+    const auto given = [&](const char* flag) { return flags_.find(flag) != std::string::npos; };
+    if (mesh_.pp > 1 && given("--pipeline-schedule 1f1b") && given("--untie-embeddings") &&
+        !given("virtual") && !given("--account-for-loss"))
+      maybe(50, "--pipeline-vocab-parallel");
   }
 
   Dice& dice_;

@@ -69,11 +69,15 @@ class GPTEmbedding : public Module {
 class OutputLayer : public Module {
  public:
   OutputLayer(const GPTConfig& config, const ParallelGroups& groups) {
-    weight_.local_shape = {config.padded_vocab_size / groups.tp.size(),
-                           config.transformer.hidden_size};
+    const ProcessGroup& ranks = config.pipeline_vocab_parallel ? groups.model_parallel : groups.tp;
+    MEGATRON_CHECK(config.padded_vocab_size % ranks.size() == 0, "a vocabulary of ",
+                   config.padded_vocab_size, " rows is not divisible by the ", ranks.size(),
+                   " ranks that share it");
+    weight_.local_shape = {config.padded_vocab_size / ranks.size(), config.transformer.hidden_size};
     weight_.global_shape = {config.padded_vocab_size, config.transformer.hidden_size};
     weight_.valid_rows = config.vocab_size;
-    weight_.placement.shards = {{0, Axis::kTensor, {}}};
+    weight_.placement.shards = {
+        {0, config.pipeline_vocab_parallel ? Axis::kModel : Axis::kTensor, {}}};
     weight_.init =
         config.transformer.weight_init(config.vocab_size, config.transformer.hidden_size);
     weight_.role = ParameterRole::kOutput;
@@ -83,6 +87,38 @@ class OutputLayer : public Module {
 
  private:
   Parameter weight_;
+};
+
+class GPTVocabularyPass final : public VocabularyPass {
+ public:
+  GPTVocabularyPass(GPTModel& model, const ProcessGroup& ranks, const at::Tensor& hidden,
+                    const at::Tensor& labels, const at::Tensor& loss_mask) {
+    at::Tensor start = hidden.detach();
+    if (at::GradMode::is_enabled()) hidden_ = BackwardEnd(start);
+    const at::Tensor logits = model.logits(start);
+    const GPTConfig& config = model.config();
+    entropy_ =
+        std::make_unique<SplitCrossEntropy>(logits, labels.t().contiguous(), config.vocab_size,
+                                            config.transformer.z_loss_coeff, ranks.rank());
+    mask_ = loss_mask.t().to(entropy_->statistics().scalar_type());
+    if (at::GradMode::is_enabled()) logits_ = BackwardRoot(logits);
+  }
+
+  at::Tensor statistics() const override { return entropy_->statistics(); }
+  Loss loss(const at::Tensor& all) override {
+    const at::Tensor per_token = entropy_->loss(all);
+    return {(per_token * mask_).sum(), mask_.sum()};
+  }
+  at::Tensor backward(const at::Tensor& factor) override {
+    logits_.run(entropy_->backward(mask_ * factor));
+    return hidden_.take_grad();
+  }
+
+ private:
+  BackwardEnd hidden_;
+  BackwardRoot logits_;
+  std::unique_ptr<SplitCrossEntropy> entropy_;
+  at::Tensor mask_;  // [s, b]
 };
 
 // A copy of the embedding table for a tied head on another stage; named and started as the original.
@@ -149,7 +185,10 @@ GPTModel::GPTModel(const GPTConfig& config, const ParallelGroups& groups, const 
     if (tied && !slice.head && groups.embd.size() > 1) impl_->embedding->weight().shared = &groups.embd;
   }
   add("decoder", &impl_->decoder);
-  if (slice.head && !tied) {
+  MEGATRON_CHECK(
+      !config.pipeline_vocab_parallel || !tied,
+      "a tied output layer cannot be divided over the stages: its table lies with the embedding");
+  if ((slice.head || config.pipeline_vocab_parallel) && !tied) {
     impl_->output_layer = std::make_unique<OutputLayer>(impl_->config, groups);
     add("output_layer", impl_->output_layer.get());
     impl_->head = &impl_->output_layer->weight();
@@ -218,6 +257,20 @@ Loss GPTModel::loss(const at::Tensor& hidden, const at::Tensor& labels, const at
                                              config.transformer.z_loss_coeff, impl_->groups.tp);
   }
   return {(per_token * mask).sum(), mask.sum()};
+}
+
+bool GPTModel::gives_hidden() const {
+  return !impl_->slice.head || impl_->config.pipeline_vocab_parallel;
+}
+
+std::unique_ptr<VocabularyPass> GPTModel::begin_loss(const at::Tensor& hidden,
+                                                     const at::Tensor& labels,
+                                                     const at::Tensor& loss_mask) {
+  MEGATRON_ASSERT(impl_->config.pipeline_vocab_parallel,
+                  "the vocabulary is not divided over the stages");
+  check_shape("loss_mask", loss_mask, {labels.size(0), labels.size(1)});
+  return std::make_unique<GPTVocabularyPass>(*this, impl_->groups.model_parallel, hidden, labels,
+                                             loss_mask);
 }
 
 at::Tensor GPTModel::forward(const at::Tensor& tokens, const ForwardContext& context) {

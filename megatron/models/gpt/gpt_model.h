@@ -19,12 +19,29 @@ struct GPTConfig {
   int64_t vocab_size = 0;         // of the tokenizer
   int64_t padded_vocab_size = 0;  // rows of the embedding; at least vocab_size
   bool sequence_parallel = false;
+  // The output layer is divided over the stages, too: groups.model_parallel holds one part per
+  // rank. Untied heads only.
+  bool pipeline_vocab_parallel = false;
 };
 
 // A loss stays a (sum, weight) pair until one division by the weight of every micro-batch and rank.
 struct Loss {
   at::Tensor sum;     // [] fp32 (fp64), differentiable
   at::Tensor weight;  // [] fp32 (fp64)
+};
+
+// What a stage computes of the loss of one micro-batch when the vocabulary is divided over the
+// stages. Holds the graph between its two halves. The model must outlive it.
+class VocabularyPass {
+ public:
+  virtual ~VocabularyPass() = default;
+  // [3, s b] fp32 (fp64) of this rank's logits.
+  virtual at::Tensor statistics() const = 0;
+  // As GPTModel::loss, from the statistics of all parts, [parts, 3, s b]; not differentiable.
+  virtual Loss loss(const at::Tensor& all) = 0;
+  // Accumulates the gradient of the part's weight and returns the part's share of the gradient of
+  // the hidden states, by `factor`, the gradient of Loss::sum. Once, after loss().
+  virtual at::Tensor backward(const at::Tensor& factor) = 0;
 };
 
 // Parameters (contracts o): embedding.word_embeddings.weight, embedding.position_embeddings.weight,
@@ -52,6 +69,12 @@ class GPTModel : public Module {
   // `loss_grad` as in ForwardContext: with it and --cross-entropy-fusion-impl linear a backward must follow.
   Loss loss(const at::Tensor& hidden, const at::Tensor& labels, const at::Tensor& loss_mask,
             const at::Tensor& loss_grad);
+  // This rank's part of it with pipeline_vocab_parallel, on every stage; `hidden` are those of the
+  // last segment. With gradients where they are enabled.
+  //
+  // Communication: none between stages; over tp as logits() and its backward.
+  std::unique_ptr<VocabularyPass> begin_loss(const at::Tensor& hidden, const at::Tensor& labels,
+                                             const at::Tensor& loss_mask);
 
   // The whole model at once: logits, or the loss.
   at::Tensor forward(const at::Tensor& tokens, const ForwardContext& context);
@@ -60,6 +83,9 @@ class GPTModel : public Module {
 
   const GPTConfig& config() const;
   const StageSlice& slice() const;
+  // Whether hidden states are what the segment gives: to the next one, or to begin_loss() of all
+  // stages.
+  bool gives_hidden() const;
   Parameter* embedding_table();  // null where the segment has none
 
  private:

@@ -12,6 +12,7 @@ std::unique_ptr<Module> make_model(const Arguments& arguments, const Vocabulary&
   config.vocab_size = vocabulary.size;
   config.padded_vocab_size = vocabulary.padded_size;
   config.sequence_parallel = arguments.parallel.sequence_parallel && groups.tp.size() > 1;
+  config.pipeline_vocab_parallel = arguments.splits_vocabulary();
   Parameter* table = nullptr;  // of an embedding that this rank holds in another chunk
   for (Module* chunk : chunks)
     if (Parameter* found = dynamic_cast<GPTModel&>(*chunk).embedding_table()) table = found;
@@ -21,8 +22,13 @@ std::unique_ptr<Module> make_model(const Arguments& arguments, const Vocabulary&
 StageOutput forward_step(Module& module, const Batch& batch, const at::Tensor& input, const ForwardContext& context) {
   GPTModel& model = dynamic_cast<GPTModel&>(module);
   const at::Tensor hidden = model.hidden(batch.tokens, input, context);
-  if (!model.slice().head) return {hidden, {}};
+  if (model.gives_hidden()) return {hidden, {}};
   return {{}, model.loss(hidden, batch.labels, batch.loss_mask, context.loss_grad)};
+}
+
+std::unique_ptr<VocabularyPass> begin_loss(Module& module, const Batch& batch,
+                                           const at::Tensor& hidden) {
+  return dynamic_cast<GPTModel&>(module).begin_loss(hidden, batch.labels, batch.loss_mask);
 }
 
 ModelFlops model_flops(const Arguments& arguments, const Vocabulary& vocabulary) {
@@ -49,6 +55,7 @@ PretrainTask gpt_task() {
     return build_train_valid_test_datasets(arguments.data, request);
   };
   task.forward_step = forward_step;
+  task.begin_loss = begin_loss;
   task.model_flops = model_flops;
   return task;
 }

@@ -3,7 +3,6 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <barrier>
 #include <numeric>
 #include <random>
 #include <thread>
@@ -12,44 +11,13 @@
 #include "megatron/dist_checkpointing/checkpoint_folder.h"
 #include "megatron/dist_checkpointing/detail/geometry.h"
 #include "test_support.h"
+#include "tests/unit/thread_agreement.h"
 
 namespace megatron {
 namespace {
 
 using testing::HasSubstr;
 using Shape = std::vector<int64_t>;
-
-// Ranks as threads of this process.
-class ThreadAgreement : public Agreement {
- public:
-  struct Room {
-    explicit Room(int size) : barrier(size), texts(static_cast<size_t>(size)) {}
-    std::barrier<> barrier;
-    std::vector<std::string> texts;
-    std::string answer;
-  };
-  ThreadAgreement(Room& room, int rank) : room_(room), rank_(rank) {}
-  int rank() const override { return rank_; }
-  int size() const override { return static_cast<int>(room_.texts.size()); }
-  std::vector<std::string> gather(const std::string& text) override {
-    room_.texts[static_cast<size_t>(rank_)] = text;
-    room_.barrier.arrive_and_wait();
-    std::vector<std::string> all = rank_ == 0 ? room_.texts : std::vector<std::string>();
-    room_.barrier.arrive_and_wait();
-    return all;
-  }
-  std::string broadcast(const std::string& text) override {
-    if (rank_ == 0) room_.answer = text;
-    room_.barrier.arrive_and_wait();
-    std::string answer = room_.answer;
-    room_.barrier.arrive_and_wait();
-    return answer;
-  }
-
- private:
-  ThreadAgreement::Room& room_;
-  int rank_;
-};
 
 // The local tensor of one rank with its memory.
 struct Local {

@@ -253,6 +253,95 @@ TEST(Executor, MicrobatchesMayDifferInShape) {
   for (const Schedule& schedule : schedules(3, 2, 6)) expect_serial_gradients(schedule, {.ragged = true});
 }
 
+// With the vocabulary over the stages: each has every n-th of the hidden states' columns; the loss
+// is half the square of the sum of all.
+class ToyVocabularyStage final : public StageCompute {
+ public:
+  ToyVocabularyStage(const Model& model, int stage)
+      : stage_(stage), model_(model), own_(at::zeros({Model::kWidth}, at::kDouble)) {
+    for (int64_t i = stage; i < Model::kWidth; i += static_cast<int64_t>(model.weights.size()))
+      own_[i] = 1.0;
+  }
+  at::Tensor forward(int chunk, int microbatch, const at::Tensor& input) override {
+    calls.push_back({Kind::kForward, chunk, microbatch});
+    const at::Tensor x = input.defined() ? input : model_.data[static_cast<size_t>(microbatch)];
+    const at::Tensor y = at::tanh(at::matmul(x, weight()));
+    kept_[microbatch] = {x, y};
+    return y;
+  }
+  at::Tensor head(int microbatch, const at::Tensor& hidden) override {
+    calls.push_back({Kind::kHead, 0, microbatch});
+    rows_[microbatch] = hidden.size(0);
+    return (hidden * own_).sum().reshape({1});
+  }
+  at::Tensor loss(int microbatch, const at::Tensor& statistics) override {
+    calls.push_back({Kind::kLoss, 0, microbatch});
+    const at::Tensor sum = statistics.sum();
+    losses += sum * sum / 2;
+    return (sum * own_).expand({rows_.at(microbatch), Model::kWidth});
+  }
+  at::Tensor backward(int chunk, int microbatch, const at::Tensor& grad_output, bool) override {
+    calls.push_back({Kind::kBackward, chunk, microbatch});
+    const auto [x, y] = kept_.at(microbatch);
+    const at::Tensor dz = grad_output * (1 - y * y);
+    grad += at::matmul(x.t(), dz);
+    return at::matmul(dz, weight().t());
+  }
+  void weight_backward(int, int) override { FAIL(); }
+
+  at::Tensor grad = at::zeros({Model::kWidth, Model::kWidth}, at::kDouble),
+             losses = at::zeros({}, at::kDouble);
+  std::vector<Action> calls;
+
+ private:
+  const at::Tensor& weight() const { return model_.weights[static_cast<size_t>(stage_)]; }
+
+  int stage_;
+  const Model& model_;
+  at::Tensor own_;
+  std::map<int, std::pair<at::Tensor, at::Tensor>> kept_;
+  std::map<int, int64_t> rows_;
+};
+
+TEST(Executor, TheVocabularyOverTheStages) {
+  for (const bool overlap : {true, false})
+    for (const bool rendezvous : {true, false})
+      for (int stages = 2; stages <= 5; ++stages)
+        for (const int microbatches : {1, 2, 3, 8}) {
+          SCOPED_TRACE(
+              cat(stages, " stages, ", microbatches, " micro-batches", overlap ? ", overlap" : ""));
+          ScheduleShape shape = shape_of(stages, 1, microbatches);
+          shape.vocab_parallel = true;
+          const Schedule schedule = make_schedule(ScheduleKind::k1F1B, shape);
+          const Schedule evaluation = make_forward_schedule(ScheduleKind::k1F1B, shape);
+          const Model model(stages, microbatches, /*ragged=*/true);
+          std::vector<at::Tensor> leaves;
+          for (const at::Tensor& w : model.weights)
+            leaves.push_back(w.clone().set_requires_grad(true));
+          at::Tensor loss = at::zeros({}, at::kDouble);
+          for (at::Tensor x : model.data) {
+            for (const at::Tensor& w : leaves) x = at::tanh(at::matmul(x, w));
+            loss = loss + x.sum() * x.sum() / 2;
+          }
+          loss.backward();
+          run_ranks(stages, [&](const std::shared_ptr<Backend>& world) {
+            const auto counts = std::make_shared<RendezvousBackend::Counts>();
+            const ProcessGroup pp(
+                rendezvous ? std::make_shared<RendezvousBackend>(world, counts) : world, "pp");
+            const PipelineLinks links(pp, evaluation, at::kCPU, overlap);
+            ToyVocabularyStage stage(model, pp.rank());
+            run_pipeline(schedule, stage, links, format_of(model, /*ragged=*/true));
+            EXPECT_EQ(stage.calls, schedule.stages[static_cast<size_t>(pp.rank())]);
+            EXPECT_TRUE(at::allclose(stage.grad, leaves[static_cast<size_t>(pp.rank())].grad(),
+                                     1e-11, 1e-12));
+            EXPECT_TRUE(at::allclose(stage.losses, loss.detach()));
+            ToyVocabularyStage evaluated(model, pp.rank());
+            run_pipeline(evaluation, evaluated, links, format_of(model, /*ragged=*/true));
+            EXPECT_TRUE(at::allclose(evaluated.losses, loss.detach()));
+          });
+        }
+}
+
 TEST(Executor, EvaluationRunsForwardOnly) {
   for (const ScheduleKind kind : {ScheduleKind::k1F1B, ScheduleKind::kZeroBubbleV}) {
     for (const int microbatches : {1, 2, 5}) {

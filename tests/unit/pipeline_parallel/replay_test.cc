@@ -51,6 +51,90 @@ TEST(Replay, MemoryIsTheKnownOne) {
   EXPECT_EQ(one.peak_activations(), 4);
 }
 
+// -- the vocabulary over the stages
+
+ScheduleShape vocab_shape(int stages, int microbatches, double head) {
+  ScheduleShape shape = shape_of(stages, 1, microbatches);
+  shape.vocab_parallel = true;
+  shape.costs.head = head / stages;
+  shape.costs.loss = 2 * head / stages;
+  return shape;
+}
+
+// Whatever the calls of all stages hold up: with one call posted early, late, or holding up who
+// makes it.
+TEST(Replay, TheVocabularyOverTheStagesNeverDeadlocks) {
+  for (int stages = 2; stages <= 17; ++stages)
+    for (const int microbatches : {1, 2, 3, 4, 5, 7, 8, 16, 33})
+      for (const TransferMode mode :
+           {TransferMode::kOverlapped, TransferMode::kOnDemand, TransferMode::kBlocking}) {
+        const ScheduleShape shape = vocab_shape(stages, microbatches, 1);
+        const Replay training =
+            replay(make_schedule(ScheduleKind::k1F1B, shape), shape.costs, mode);
+        replay(make_forward_schedule(ScheduleKind::k1F1B, shape), shape.costs, mode);
+        for (int r = 0; r < stages; ++r)
+          EXPECT_EQ(training.stages[static_cast<size_t>(r)].peak_activations,
+                    std::min(microbatches, stages - r + 2));
+      }
+}
+
+// The last stage with the whole head is what all wait for: M (F + B) (1 + head) and the way there
+// and back. Divided, the step is near to the bound that the work of a stage sets.
+TEST(Replay, TheVocabularyOverTheStagesTakesTheLoadOffTheLast) {
+  for (const auto& [stages, microbatches] :
+       std::vector<std::array<int, 2>>{{2, 8}, {4, 16}, {8, 32}}) {
+    for (const double head : {0.3, 1.0, 2.4}) {
+      const ScheduleShape divided = vocab_shape(stages, microbatches, head);
+      const double bound = microbatches * (3 + 3 * head / stages) + (stages - 1) * 3;
+      const double time = makespan(ScheduleKind::k1F1B, divided);
+      EXPECT_GE(time, bound - 1e-9);
+      EXPECT_LE(time, 1.05 * bound) << stages << " stages, head " << head;
+      ScheduleShape whole = shape_of(stages, 1, microbatches);
+      whole.costs.passes.assign(static_cast<size_t>(stages), {PassCosts{}});
+      whole.costs.passes.back() = {PassCosts{1 + head, 1 + head, 1 + head}};
+      EXPECT_GE(makespan(ScheduleKind::k1F1B, whole), microbatches * 3 * (1 + head));
+      EXPECT_LT(time, makespan(ScheduleKind::k1F1B, whole));
+    }
+  }
+}
+
+TEST(Replay, FindsWhatIsWrongWithTheVocabulary) {
+  const ScheduleShape shape = vocab_shape(3, 4, 1);
+  const Schedule good = make_schedule(ScheduleKind::k1F1B, shape);
+  const auto error_after = [&](int stage, const auto& change) {
+    Schedule bad = good;
+    change(bad.stages[static_cast<size_t>(stage)]);
+    return error_of([&] { replay(bad); });
+  };
+  const auto position = [](const std::vector<Action>& actions, Kind kind, int microbatch) {
+    return std::find(actions.begin(), actions.end(), Action{kind, 0, microbatch}) - actions.begin();
+  };
+  EXPECT_THAT(error_after(1, [&](auto& a) { a.erase(a.begin() + position(a, Kind::kLoss, 2)); }),
+              HasSubstr("stage 1 leaves out L0.2"));
+  EXPECT_THAT(error_after(0, [&](auto& a) { a.erase(a.begin() + position(a, Kind::kHead, 3)); }),
+              HasSubstr("comes before its logits"));
+  EXPECT_THAT(error_after(0,
+                          [&](auto& a) {
+                            a.push_back({Kind::kHead, 0, 1});
+                          }),
+              HasSubstr("is done twice"));
+  // The last stage's gradient waits for everybody's loss.
+  EXPECT_THAT(error_after(2,
+                          [&](auto& a) {
+                            std::swap(a[position(a, Kind::kLoss, 0)],
+                                      a[position(a, Kind::kBackward, 0)]);
+                          }),
+              HasSubstr("deadlocks: "));
+  // Stages whose calls come in other orders would wait for each other for ever where a call holds
+  // up who makes it.
+  Schedule crossed = good;
+  std::vector<Action>& actions = crossed.stages[0];
+  std::swap(actions[position(actions, Kind::kLoss, 0)], actions[position(actions, Kind::kHead, 1)]);
+  replay(crossed);
+  EXPECT_THAT(error_of([&] { replay(crossed, {}, TransferMode::kBlocking); }),
+              HasSubstr("for all stages"));
+}
+
 // Bubble of 1F1B: (P-1)(F + I + W); of ZB-H1: (P-1)(F + I - W), Qi et al. 2023 table 1.
 TEST(Replay, ZeroBubbleH1HasAThirdOfTheBubble) {
   for (const PassCosts& costs : {PassCosts{1, 1, 1}, PassCosts{1, 1.2, 0.8}}) {

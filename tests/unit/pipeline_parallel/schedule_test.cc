@@ -111,6 +111,17 @@ TEST(Schedule, EveryKindHasANameAndTheNameItsPlacement) {
   EXPECT_EQ(names[static_cast<size_t>(ScheduleKind::kZeroBubbleV)], "zb-v");
 }
 
+TEST(Schedule, TheVocabularyOverTheStages) {
+  ScheduleShape shape = shape_of(3, 1, 3);
+  shape.vocab_parallel = true;
+  const Schedule s = make_schedule(ScheduleKind::k1F1B, shape);
+  EXPECT_EQ(to_string(s.stages[0]), "F0.0 F0.1 H0.0 F0.2 L0.0 H0.1 L0.1 H0.2 L0.2 B0.0 B0.1 B0.2");
+  EXPECT_EQ(to_string(s.stages[1]), "F0.0 F0.1 H0.0 F0.2 L0.0 H0.1 L0.1 H0.2 B0.0 L0.2 B0.1 B0.2");
+  EXPECT_EQ(to_string(s.stages[2]), "F0.0 F0.1 H0.0 F0.2 L0.0 H0.1 B0.0 L0.1 H0.2 B0.1 L0.2 B0.2");
+  EXPECT_EQ(to_string(make_forward_schedule(ScheduleKind::k1F1B, shape).stages[2]),
+            "F0.0 F0.1 H0.0 F0.2 L0.0 H0.1 L0.1 H0.2 L0.2");
+}
+
 TEST(Schedule, ForwardOnlyTakesAnyNumberOfMicrobatches) {
   for (const ScheduleKind kind : kAllKinds) {
     for (int microbatches = 1; microbatches <= 9; ++microbatches) {
@@ -151,6 +162,14 @@ TEST(Schedule, WhatCannotBeBuiltIsRefusedWithTheNearestLegalValues) {
   EXPECT_EQ(error(ScheduleKind::kZeroBubbleAuto, tight),
             "--zero-bubble-max-pending-backward 3 is less than the 4 that the first of 4 stages holds under "
             "1f1b\nhint: at least 4");
+  ScheduleShape vocabulary = shape_of(4, 1, 8);
+  vocabulary.vocab_parallel = true;
+  EXPECT_EQ(error(ScheduleKind::kZeroBubbleH1, vocabulary),
+            "--pipeline-vocab-parallel is built for --pipeline-schedule 1f1b without virtual "
+            "stages, not for zb-h1 of 1 "
+            "chunk per rank\nhint: leave one of them out");
+  vocabulary.num_chunks = 2;
+  EXPECT_THAT(error(one, vocabulary), testing::HasSubstr("not for 1f1b of 2 chunks per rank"));
   // M mod G may be anything from PP on.
   EXPECT_EQ(error(one, shape_of(2, 2, 5, 3)), "");
 }

@@ -121,6 +121,14 @@ TEST(VocabParallelCrossEntropy, EqualsLogSoftmaxOverAnyNumberOfRanks) {
         expect_near(loss, expected, what);
         torch::autograd::backward({(loss * weight).sum()}, {});
         expect_near(local.grad(), part(reference.grad(), -1, groups.tp), what + ", gradient");
+
+        SplitCrossEntropy split(local.detach().clone(), targets, c.vocab, c.z_coeff,
+                                groups.tp.rank());
+        at::Tensor all = at::empty({ranks, 3, s * b}, at::kDouble);
+        groups.tp.all_gather(all, split.statistics())->wait();
+        expect_near(split.loss(all), expected, what + ", in two halves");
+        expect_near(split.backward(weight), part(reference.grad(), -1, groups.tp),
+                    what + ", gradient in two halves");
       });
     }
   }

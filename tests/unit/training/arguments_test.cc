@@ -65,6 +65,28 @@ TEST(Arguments, EveryFlagOfMegatronIsAFieldAlreadySoOrRefused) {
   EXPECT_GT(owned, 100);
 }
 
+TEST(Arguments, WhatTheVocabularyOverTheStagesNeeds) {
+  const std::string flags = kGood + "--pipeline-vocab-parallel ";
+  EXPECT_THAT(
+      usage_error(flags),
+      HasSubstr("--pipeline-vocab-parallel has no effect with --pipeline-model-parallel-size 1"));
+  const std::string stages = flags + "--pipeline-model-parallel-size 2 --global-batch-size 8 ";
+  EXPECT_THAT(
+      usage_error(stages),
+      HasSubstr("--pipeline-vocab-parallel divides an output layer of its own over the stages, but "
+                "the embedding's table is used\nhint: --untie-embeddings-and-output-weights"));
+  const std::string untied = stages + "--untie-embeddings-and-output-weights ";
+  EXPECT_THAT(usage_error(untied), Not(HasSubstr("vocab")));  // a rank is missing, nothing else
+  EXPECT_THAT(
+      usage_error(untied + "--padded-vocab-size 301"),
+      HasSubstr(
+          "--padded-vocab-size 301 is not divisible by --tensor-model-parallel-size 1 x "
+          "--pipeline-model-parallel-size 2, which --pipeline-vocab-parallel divides it over"));
+  EXPECT_THAT(
+      usage_error(untied + "--account-for-loss-in-pipeline-split"),
+      HasSubstr("--account-for-loss-in-pipeline-split counts an output layer on the last stage"));
+}
+
 TEST(Arguments, DefaultsFollowFromOthers) {
   const Arguments a = parse(kGood);
   EXPECT_EQ(a.training.global_batch_size, 2);

@@ -85,6 +85,8 @@ Chosen random_configuration(std::mt19937& random) {
       {"", "", " --use-distributed-optimizer", " --use-megatron-fsdp --data-parallel-sharding-strategy optim_grads",
        " --use-megatron-fsdp --data-parallel-sharding-strategy optim_grads_params",
        " --use-distributed-optimizer --ddp-bucket-size 5000", " --overlap-grad-reduce --ddp-num-buckets 3"});
+  if (pp == 2 && chunks == 1 && flags.find("--untie") != std::string::npos && random() % 2)
+    flags += " --pipeline-vocab-parallel";
   return {flags, int64_t{tp} * pp * cp * dp};
 }
 
@@ -526,32 +528,53 @@ INSTANTIATE_TEST_SUITE_P(
                        "--pipeline-model-parallel-size 4 --global-batch-size 8 --pipeline-schedule zb-h1 "
                        "--cross-entropy-fusion-impl linear --cross-entropy-chunk-tokens 64", 4},
         ActivationCase{"one_f_one_b", "--pipeline-model-parallel-size 4 --global-batch-size 8", 4},
-        ActivationCase{"gpipe", "--pipeline-model-parallel-size 4 --global-batch-size 8 --pipeline-schedule gpipe", 4},
         ActivationCase{
-            "interleaved",
-            "--pipeline-model-parallel-size 2 --num-virtual-stages-per-pipeline-rank 2 --global-batch-size 8", 2},
-        ActivationCase{"zb_h1", "--pipeline-model-parallel-size 4 --global-batch-size 8 --pipeline-schedule zb-h1", 4},
+            "gpipe",
+            "--pipeline-model-parallel-size 4 --global-batch-size 8 --pipeline-schedule gpipe", 4},
         ActivationCase{
-            "zb_v",
-            "--pipeline-model-parallel-size 2 --num-virtual-stages-per-pipeline-rank 2 --global-batch-size 8 "
-            "--pipeline-schedule zb-v",
-            2},
-        ActivationCase{"full_recomputation",
-                       "--pipeline-model-parallel-size 4 --global-batch-size 8 --recompute-granularity full "
-                       "--recompute-method uniform",
-                       4},
+            "vocabulary_over_stages",
+            "--pipeline-model-parallel-size 4 --global-batch-size 8 --pipeline-vocab-parallel "
+            "--untie-embeddings-and-output-weights",
+            4},
+        ActivationCase{
+            "vocabulary_over_stages_and_tensor_ranks",
+            "--pipeline-model-parallel-size 2 --tensor-model-parallel-size 2 --sequence-parallel "
+            "--global-batch-size 8 --pipeline-vocab-parallel --untie-embeddings-and-output-weights",
+            4},
+        ActivationCase{"interleaved",
+                       "--pipeline-model-parallel-size 2 --num-virtual-stages-per-pipeline-rank 2 "
+                       "--global-batch-size 8",
+                       2},
+        ActivationCase{
+            "zb_h1",
+            "--pipeline-model-parallel-size 4 --global-batch-size 8 --pipeline-schedule zb-h1", 4},
+        ActivationCase{"zb_v",
+                       "--pipeline-model-parallel-size 2 --num-virtual-stages-per-pipeline-rank 2 "
+                       "--global-batch-size 8 "
+                       "--pipeline-schedule zb-v",
+                       2},
+        ActivationCase{
+            "full_recomputation",
+            "--pipeline-model-parallel-size 4 --global-batch-size 8 --recompute-granularity full "
+            "--recompute-method uniform",
+            4},
         ActivationCase{"mlp_recomputation",
-                       "--pipeline-model-parallel-size 4 --global-batch-size 8 --recompute-granularity selective "
+                       "--pipeline-model-parallel-size 4 --global-batch-size 8 "
+                       "--recompute-granularity selective "
                        "--recompute-modules mlp",
                        4},
         ActivationCase{"offloading",
-                       "--pipeline-model-parallel-size 4 --global-batch-size 8 --fine-grained-activation-offloading "
-                       "--min-offloaded-tensor-size 1000 --offload-modules core_attn attn_proj mlp_act mlp_fc2",
+                       "--pipeline-model-parallel-size 4 --global-batch-size 8 "
+                       "--fine-grained-activation-offloading "
+                       "--min-offloaded-tensor-size 1000 --offload-modules core_attn attn_proj "
+                       "mlp_act mlp_fc2",
                        4},
         ActivationCase{"cpu_optimizer", "--global-batch-size 4 --optimizer-cpu-offload"},
         ActivationCase{"sharded_states", "--global-batch-size 8 --use-distributed-optimizer", 4},
         ActivationCase{"sharded_gradients",
-                       "--global-batch-size 8 --use-megatron-fsdp --data-parallel-sharding-strategy optim_grads", 4},
+                       "--global-batch-size 8 --use-megatron-fsdp "
+                       "--data-parallel-sharding-strategy optim_grads",
+                       4},
         ActivationCase{"sharded_parameters", "--global-batch-size 8 --use-megatron-fsdp", 4}),
     [](const auto& info) { return info.param.name; });
 

@@ -7,6 +7,11 @@
 
 #include <sstream>
 
+#include "megatron/comm/thread_backend.h"
+#include "megatron/tensor/torch.h"
+#include "megatron/training/tasks/tasks.h"
+#include "tests/unit/thread_agreement.h"
+
 namespace megatron {
 namespace {
 
@@ -105,6 +110,46 @@ TEST(Shrink, RaisesTheEpsilonOfAdam) {
 TEST(Shrink, GivesFp16AScaleThatItsGradientsBear) {
   EXPECT_EQ(shrunk("--num-layers 2 --fp16", 2).arguments.optimizer.loss_scale, 1024);
   EXPECT_EQ(shrunk("--num-layers 2 --fp16 --loss-scale 64", 2).arguments.optimizer.loss_scale, 64);
+}
+
+// As ranks with an agreement, which a job of processes has, too: only the first rank has proofs,
+// all have the verdict.
+TEST(Prove, EveryRankLearnsTheVerdict) {
+  const Arguments arguments = shrunk("--num-layers 2 --num-query-groups 16", 2).arguments;
+  const auto verdicts = [&](const PretrainTask& task) {
+    ThreadAgreement::Room room(2);
+    std::vector<std::string> out(2);
+    run_ranks(2, [&](const std::shared_ptr<Backend>& world) {
+      ThreadAgreement agreement(room, world->rank());
+      Job job;
+      job.groups =
+          make_parallel_groups(arguments.parallel, world, arguments.transformer.query_groups());
+      job.agreement = &agreement;
+      const std::vector<Proof> proofs = prove(task, arguments, /*num_steps=*/1, job, c10::kCPU);
+      out[static_cast<size_t>(world->rank())] =
+          std::to_string(proofs.size()) + (all_hold(proofs, job) ? " holds" : " fails");
+    });
+    return out;
+  };
+  EXPECT_THAT(verdicts(gpt_task()), testing::ElementsAre("2 holds", "0 holds"));
+  // A loss that depends on the number of ranks.
+  static thread_local int ranks = 1;
+  PretrainTask broken = gpt_task();
+  broken.model_provider = [make = broken.model_provider](
+                              const Arguments& a, const Vocabulary& vocabulary,
+                              const ParallelGroups& groups, const StageSlice& slice,
+                              const std::vector<Module*>& chunks) {
+    ranks = groups.world.size();
+    return make(a, vocabulary, groups, slice, chunks);
+  };
+  broken.forward_step = [forward = broken.forward_step](Module& model, const Batch& batch,
+                                                        const at::Tensor& input,
+                                                        const ForwardContext& context) {
+    StageOutput output = forward(model, batch, input, context);
+    output.loss.sum = output.loss.sum * (1.0 + 0.1 * (ranks - 1));
+    return output;
+  };
+  EXPECT_THAT(verdicts(broken), testing::ElementsAre("2 fails", "0 fails"));
 }
 
 }  // namespace
