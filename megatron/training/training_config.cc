@@ -49,6 +49,7 @@ void TrainingConfig::fields(FieldVisitor& v) {
 
 void TrainingConfig::training_fields(FieldVisitor& v) {
   v.group("training");
+  v.field("task", task, "what is trained: gpt (text) or sft (conversations)");
   v.field("micro_batch_size", micro_batch_size,
           "samples per rank and pass; memory grows with it (required)");
   v.field(

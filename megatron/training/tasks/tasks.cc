@@ -13,6 +13,7 @@ struct Entry {
 
 constexpr Entry kTasks[] = {
     {"gpt", gpt_task},
+    {"sft", sft_task},
 };
 
 }  // namespace

@@ -8,6 +8,7 @@
 namespace megatron {
 
 PretrainTask gpt_task();
+PretrainTask sft_task();
 
 // Throws UsageError naming the known tasks.
 PretrainTask find_task(std::string_view name);
