@@ -51,7 +51,7 @@ coverage: setup  ## line coverage of the torch-free folders
 	@scripts/coverage.sh
 
 fuzz: setup  ## the fuzz targets for FUZZ_SECONDS each (default 60)
-	@scripts/build.sh asan checkpoint_fuzz datasets_fuzz
+	@scripts/build.sh asan checkpoint_fuzz datasets_fuzz tokenizers_fuzz
 	export MEGATRON_FUZZ_SECONDS=$${FUZZ_SECONDS:-60}
 	$(CTEST) --preset asan -L fuzz
 

@@ -1,15 +1,18 @@
 // Speed of encoding on one core and on several, in processor time, and the ids for comparison with
 // other programs.
 //
-//   bench_tokenizer TOKENIZER TEXT [--ids FILE] [--threads N] [--repeat N]
+//   bench_tokenizer --input TEXT --tokenizer-type ... [--ids FILE] [--decoded FILE] [--threads N]
+//                   [--repeat N]
 //
-// TOKENIZER is a tokenizer.json or the folder of one; TEXT is cut into documents of 4,000 bytes, at
+// The tokenizer is given by the flags of megatron. TEXT is cut into documents of 4,000 bytes, at
 // character boundaries, or read as JSON lines ("text") when its name ends in .jsonl. Prints one
 // JSON object. --ids writes, for each document, the number of ids and the ids as little-endian
-// int32.
+// int32; --decoded the number of bytes of the decoded text and the bytes. --repeat 0 measures
+// nothing.
 #include <time.h>
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <chrono>
 #include <cstdio>
@@ -21,6 +24,7 @@
 
 #include "megatron/base/check.h"
 #include "megatron/base/files.h"
+#include "megatron/base/parse.h"
 #include "megatron/tokenizers/tokenizer.h"
 
 namespace megatron {
@@ -51,17 +55,37 @@ std::vector<std::string> read_documents(const std::string& path) {
   return documents;
 }
 
-void write_ids(const Tokenizer& tokenizer, const std::vector<std::string>& documents,
-               const std::string& path) {
-  std::ofstream out(path, std::ios::binary);
+struct BenchConfig : Config {
+  std::string input, ids, decoded;
+  int64_t threads = 1, repeat = 1;
+  void fields(FieldVisitor& v) override {
+    v.group("bench_tokenizer");
+    v.field("input", input, "the text");
+    v.field("ids", ids, "file for the ids");
+    v.field("decoded", decoded, "file for the decoded text");
+    v.field("threads", threads, "threads of the second measurement");
+    v.field("repeat", repeat, "how often each document is encoded");
+  }
+};
+
+void write_counted(std::ofstream& out, const void* data, size_t count, size_t width) {
+  const auto number = static_cast<int32_t>(count);
+  out.write(reinterpret_cast<const char*>(&number), sizeof(number));
+  out.write(static_cast<const char*>(data), static_cast<std::streamsize>(count * width));
+}
+
+void write_results(const Tokenizer& tokenizer, const std::vector<std::string>& documents,
+                   const BenchConfig& config) {
+  std::ofstream ids_out(config.ids, std::ios::binary), text_out(config.decoded, std::ios::binary);
   for (const std::string& document : documents) {
     const std::vector<int32_t> ids = tokenizer.encode(document);
-    const auto count = static_cast<int32_t>(ids.size());
-    out.write(reinterpret_cast<const char*>(&count), sizeof(count));
-    out.write(reinterpret_cast<const char*>(ids.data()),
-              static_cast<std::streamsize>(ids.size() * sizeof(int32_t)));
+    write_counted(ids_out, ids.data(), ids.size(), sizeof(int32_t));
+    if (config.decoded.empty()) continue;
+    const std::string text = tokenizer.decode(ids);
+    write_counted(text_out, text.data(), text.size(), 1);
   }
-  MEGATRON_CHECK(out.good(), path, ": cannot be written");
+  MEGATRON_CHECK(ids_out.good(), config.ids, ": cannot be written");
+  MEGATRON_CHECK(config.decoded.empty() || text_out.good(), config.decoded, ": cannot be written");
 }
 
 // Each thread encodes every document `repeat` times; the result is the processor time of all of
@@ -86,24 +110,22 @@ double encode_all(const Tokenizer& tokenizer, const std::vector<std::string>& do
   return static_cast<double>(nanoseconds) * 1e-9;
 }
 
-int run(const std::vector<std::string>& arguments) {
-  MEGATRON_CHECK(arguments.size() >= 2 && arguments.size() % 2 == 0,
-                 "usage: bench_tokenizer TOKENIZER TEXT [--ids FILE] [--threads N] [--repeat N]");
-  TokenizerConfig config;
-  config.tokenizer_type = "HuggingFaceTokenizer";
-  config.tokenizer_model = arguments[0];
-  std::string ids;
-  int threads = 1, repeat = 1;
-  for (size_t i = 2; i < arguments.size(); i += 2) {
-    if (arguments[i] == "--ids") ids = arguments[i + 1];
-    if (arguments[i] == "--threads") threads = std::stoi(arguments[i + 1]);
-    if (arguments[i] == "--repeat") repeat = std::stoi(arguments[i + 1]);
+int run(int argc, char** argv) {
+  BenchConfig config;
+  TokenizerConfig tokenizer_config;
+  const std::array<Config*, 2> configs = {&config, &tokenizer_config};
+  if (parse_flags(configs, argc, argv).help) {
+    std::fputs(
+        help_text("bench_tokenizer --input TEXT --tokenizer-type TYPE [options]", configs).c_str(),
+        stdout);
+    return 0;
   }
-  const auto tokenizer = make_tokenizer(config);
-  const std::vector<std::string> documents = read_documents(arguments[1]);
+  const auto tokenizer = make_tokenizer(tokenizer_config);
+  const std::vector<std::string> documents = read_documents(config.input);
   size_t bytes = 0;
   for (const std::string& document : documents) bytes += document.size();
-  if (!ids.empty()) write_ids(*tokenizer, documents, ids);
+  if (!config.ids.empty()) write_results(*tokenizer, documents, config);
+  const auto threads = static_cast<int>(config.threads), repeat = static_cast<int>(config.repeat);
   const double one = encode_all(*tokenizer, documents, 1, repeat);
   const double many = threads > 1 ? encode_all(*tokenizer, documents, threads, repeat) : one;
   const double megabytes = static_cast<double>(bytes) * repeat / 1e6;
@@ -120,7 +142,7 @@ int run(const std::vector<std::string>& arguments) {
 
 int main(int argc, char** argv) {
   try {
-    return megatron::run({argv + 1, argv + argc});
+    return megatron::run(argc, argv);
   } catch (const std::exception& error) {
     std::fprintf(stderr, "error: %s\n", error.what());
     return 1;

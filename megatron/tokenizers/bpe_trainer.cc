@@ -8,8 +8,8 @@
 
 #include "megatron/base/check.h"
 #include "megatron/tokenizers/detail/byte_level.h"
-#include "megatron/tokenizers/detail/normalizer.h"
 #include "megatron/tokenizers/detail/pre_tokenizer.h"
+#include "megatron/tokenizers/detail/unicode_normalization.h"
 #include "megatron/tokenizers/detail/utf8.h"
 
 namespace megatron {
@@ -77,8 +77,8 @@ void WordCounter::count(const std::vector<std::string_view>& documents) {
       append_repaired_utf8(text, repaired);
       text = repaired;
     }
-    if (impl_->nfc) text = to_nfc(text, normalized);
-    impl_->pre_tokenizer.split(text, scratch, [&](const char* begin, const char* end) {
+    if (impl_->nfc) text = to_normal_form(NormalForm::kNfc, text, normalized);
+    impl_->pre_tokenizer.split(text, true, scratch, [&](const char* begin, const char* end) {
       add_count(local, {begin, static_cast<size_t>(end - begin)}, 1);
     });
   }

@@ -4,7 +4,9 @@
 #include <utility>
 
 #include "megatron/base/check.h"
-#include "megatron/tokenizers/detail/bpe_tokenizer.h"
+#include "megatron/base/files.h"
+#include "megatron/tokenizers/detail/pipeline_tokenizer.h"
+#include "megatron/tokenizers/detail/sentencepiece_tokenizer.h"
 #include "megatron/tokenizers/detail/simple_tokenizers.h"
 #include "megatron/tokenizers/detail/utf8.h"
 
@@ -12,30 +14,60 @@ namespace megatron {
 namespace {
 
 // Megatron's types that are not built, and why.
-constexpr std::array<std::pair<std::string_view, std::string_view>, 10> kRefusedTypes = {{
-    {"BertWordPieceLowerCase", "WordPiece is not built"},
-    {"BertWordPieceCase", "WordPiece is not built"},
-    {"SentencePieceTokenizer", "SentencePiece is not built"},
-    {"GPTSentencePieceTokenizer", "SentencePiece is not built"},
-    {"Llama2Tokenizer", "SentencePiece is not built"},
-    {"TikTokenizer", "tiktoken's own file format is not built; convert it to a tokenizer.json"},
+constexpr std::array<std::pair<std::string_view, std::string_view>, 4> kRefusedTypes = {{
     {"MultimodalTokenizer", "multimodal models are not built"},
     {"NullMultimodalTokenizer", "multimodal models are not built"},
-    {"SFTTokenizer", "chat templates are not built"},
+    {"SFTTokenizer", "give the tokenizer of the model, which holds the chat template"},
     {"NullTokenizerWithEod", "use NullTokenizer with --null-tokenizer-eod-id"},
 }};
 constexpr std::string_view kTypes =
-    "HuggingFaceTokenizer, GPT2BPETokenizer, ByteLevelTokenizer, NullTokenizer";
+    "HuggingFaceTokenizer, SentencePieceTokenizer, GPTSentencePieceTokenizer, Llama2Tokenizer, "
+    "TikTokenizer, GPT2BPETokenizer, BertWordPieceLowerCase, BertWordPieceCase, "
+    "ByteLevelTokenizer, NullTokenizer";
 
-std::filesystem::path find_tokenizer_json(const std::filesystem::path& model) {
+bool is_sentencepiece(std::string_view type) {
+  return type == "SentencePieceTokenizer" || type == "GPTSentencePieceTokenizer" ||
+         type == "Llama2Tokenizer";
+}
+bool is_bert(std::string_view type) {
+  return type == "BertWordPieceLowerCase" || type == "BertWordPieceCase";
+}
+
+// `model`, or the file `name` in it when it is a folder.
+std::filesystem::path file_of(const std::filesystem::path& model, std::string_view name) {
   if (!std::filesystem::is_directory(model)) return model;
-  const std::filesystem::path file = model / "tokenizer.json";
+  const std::filesystem::path file = model / name;
   MEGATRON_CHECK(std::filesystem::exists(file), "--tokenizer-model ", model.string(),
-                 ": the folder holds no tokenizer.json",
-                 std::filesystem::exists(model / "merges.txt")
-                     ? "\nhint: --tokenizer-type GPT2BPETokenizer reads vocab.json and merges.txt"
-                     : "");
+                 ": the folder holds no ", name);
   return file;
+}
+
+// A SentencePiece model starts with the tag of its first piece; tiktoken's files are text.
+bool is_tiktoken_file(const std::filesystem::path& path) {
+  const std::string bytes = read_file(path);
+  return !bytes.empty() && bytes[0] != '\x0a';
+}
+
+// Megatron gives its cased BERT vocabulary a hundred sentinels.
+std::vector<std::string> bert_extra_tokens(const TokenizerConfig& config) {
+  if (config.tokenizer_type == "BertWordPieceLowerCase") return config.special_tokens;
+  std::vector<std::string> tokens;
+  for (int i = 0; i < 100; ++i) tokens.push_back(cat("<extra_id_", i, ">"));
+  return tokens;
+}
+
+std::unique_ptr<Tokenizer> make_hugging_face_tokenizer(const TokenizerConfig& config) {
+  const std::filesystem::path model = config.tokenizer_model;
+  std::filesystem::path file = model;
+  if (std::filesystem::is_directory(model)) {
+    TokenizerConfig found = find_tokenizer(model);
+    MEGATRON_CHECK(!found.tokenizer_type.empty(), "--tokenizer-model ", config.tokenizer_model,
+                   ": the folder holds no tokenizer.json, tokenizer.model, vocab.json with "
+                   "merges.txt, or vocab.txt");
+    if (found.tokenizer_type != "HuggingFaceTokenizer") return make_tokenizer(found);
+    file = found.tokenizer_model;
+  }
+  return std::make_unique<PipelineTokenizer>("HuggingFaceTokenizer", read_tokenizer_json(file));
 }
 
 }  // namespace
@@ -74,12 +106,24 @@ std::string StreamDecoder::finish() {
 void TokenizerConfig::fields(FieldVisitor& v) {
   v.group("tokenizer");
   v.field("tokenizer_type", tokenizer_type,
-          "HuggingFaceTokenizer (--tokenizer-model), GPT2BPETokenizer (--vocab-file, "
-          "--merge-file), ByteLevelTokenizer, "
-          "NullTokenizer (--vocab-size)");
-  v.field("tokenizer_model", tokenizer_model, "a tokenizer.json, or the folder that holds it");
-  v.field("vocab_file", vocab_file, "GPT-2's vocab.json");
+          "HuggingFaceTokenizer, SentencePieceTokenizer, GPTSentencePieceTokenizer, "
+          "Llama2Tokenizer, TikTokenizer (--tokenizer-model), GPT2BPETokenizer (--vocab-file, "
+          "--merge-file), BertWordPieceLowerCase, BertWordPieceCase (--vocab-file), "
+          "ByteLevelTokenizer, NullTokenizer (--vocab-size)");
+  v.field("tokenizer_model", tokenizer_model,
+          "a tokenizer.json, a SentencePiece .model, a tiktoken vocabulary, or the folder that "
+          "holds it");
+  v.field("vocab_file", vocab_file, "GPT-2's vocab.json or BERT's vocab.txt");
   v.field("merge_file", merge_file, "GPT-2's merges.txt");
+  v.field({"special_tokens", "--tokenizer-special-tokens"}, special_tokens,
+          "special tokens of TikTokenizer (default: <unk> <s> </s> <mask> <pad> <cls> <sep>, or "
+          "Llama 3's for a file of \"base64 rank\" lines), or added to BertWordPieceLowerCase");
+  v.field("tiktoken_pattern", tiktoken_pattern,
+          "how TikTokenizer cuts text into words: v1 or v2 (default for a JSON vocabulary); "
+          "default for \"base64 rank\" lines: Llama 3's");
+  v.field("tiktoken_num_special_tokens", tiktoken_num_special_tokens,
+          "ids before those of a JSON vocabulary of TikTokenizer; those without a name are "
+          "<SPECIAL_id>");
   v.field(
       "vocab_size", vocab_size,
       "number of ids of the model; needed with the null tokenizer, else those of the tokenizer");
@@ -126,12 +170,35 @@ void TokenizerConfig::validate(Violations& violations) const {
     violations.add(
         "--null-tokenizer-eod-id and --null-tokenizer-pad-id have no effect without NullTokenizer");
   }
+  const bool tiktoken = tokenizer_type == "TikTokenizer";
+  if (!special_tokens.empty() && !tiktoken && tokenizer_type != "BertWordPieceLowerCase") {
+    violations.add(
+        "--tokenizer-special-tokens has no effect without TikTokenizer or "
+        "BertWordPieceLowerCase");
+  }
+  if (!tiktoken && (!tiktoken_pattern.empty() || tiktoken_num_special_tokens != 1000)) {
+    violations.add(
+        "--tiktoken-pattern and --tiktoken-num-special-tokens have no effect without "
+        "TikTokenizer");
+  }
   if (tokenizer_type.empty() || tokenizer_type == "ByteLevelTokenizer") return;
-  if (tokenizer_type == "HuggingFaceTokenizer") {
+  if (tokenizer_type == "HuggingFaceTokenizer" || is_sentencepiece(tokenizer_type) || tiktoken) {
     if (tokenizer_model.empty()) {
-      violations.add("--tokenizer-type HuggingFaceTokenizer needs --tokenizer-model",
-                     "a tokenizer.json or its folder");
+      violations.add(cat("--tokenizer-type ", tokenizer_type, " needs --tokenizer-model"),
+                     tiktoken                           ? "a tiktoken vocabulary"
+                     : is_sentencepiece(tokenizer_type) ? "a SentencePiece .model"
+                                                        : "a tokenizer.json or its folder");
     }
+    if (!tiktoken_pattern.empty() && tiktoken_pattern != "v1" && tiktoken_pattern != "v2") {
+      violations.add(cat("--tiktoken-pattern is \"", tiktoken_pattern, "\""), "v1 or v2");
+    }
+    if (tiktoken_num_special_tokens < 0) {
+      violations.add(cat("--tiktoken-num-special-tokens is ", tiktoken_num_special_tokens),
+                     "0 or more");
+    }
+  } else if (is_bert(tokenizer_type)) {
+    if (vocab_file.empty())
+      violations.add(cat("--tokenizer-type ", tokenizer_type, " needs --vocab-file"), "vocab.txt");
   } else if (tokenizer_type == "GPT2BPETokenizer") {
     if (vocab_file.empty())
       violations.add("--tokenizer-type GPT2BPETokenizer needs --vocab-file", "vocab.json");
@@ -152,17 +219,59 @@ std::unique_ptr<Tokenizer> make_tokenizer(const TokenizerConfig& config) {
     violations.add("--tokenizer-type is not given", cat("supported: ", kTypes));
   }
   violations.throw_if_any();
-  if (config.tokenizer_type == "HuggingFaceTokenizer") {
-    return std::make_unique<BpeTokenizer>(
-        "HuggingFaceTokenizer", read_tokenizer_json(find_tokenizer_json(config.tokenizer_model)));
+  const std::string& type = config.tokenizer_type;
+  if (type == "HuggingFaceTokenizer") return make_hugging_face_tokenizer(config);
+  if (is_sentencepiece(type)) {
+    return std::make_unique<SentencePieceTokenizer>(
+        type, file_of(config.tokenizer_model, "tokenizer.model"));
   }
-  if (config.tokenizer_type == "GPT2BPETokenizer") {
-    return std::make_unique<BpeTokenizer>("GPT2BPETokenizer",
-                                          read_gpt2_files(config.vocab_file, config.merge_file));
+  if (type == "TikTokenizer") {
+    TiktokenOptions options;
+    options.pattern = config.tiktoken_pattern;
+    options.num_special_tokens = config.tiktoken_num_special_tokens;
+    options.special_tokens = config.special_tokens;
+    options.vocab_size = config.vocab_size.value_or(options.vocab_size);
+    return std::make_unique<PipelineTokenizer>(
+        type, read_tiktoken(file_of(config.tokenizer_model, "tokenizer.model"), options));
+  }
+  if (type == "GPT2BPETokenizer") {
+    return std::make_unique<PipelineTokenizer>(
+        type, read_gpt2_files(config.vocab_file, config.merge_file));
+  }
+  if (is_bert(type)) {
+    return std::make_unique<PipelineTokenizer>(
+        type, read_bert_vocabulary(config.vocab_file, type == "BertWordPieceLowerCase",
+                                   bert_extra_tokens(config)));
   }
   if (config.tokenizer_type == "ByteLevelTokenizer") return std::make_unique<ByteLevelTokenizer>();
   return std::make_unique<NullTokenizer>(*config.vocab_size, config.null_tokenizer_eod_id,
                                          config.null_tokenizer_pad_id.value_or(-1));
+}
+
+TokenizerConfig find_tokenizer(const std::filesystem::path& folder) {
+  const auto holds = [&](const char* name) {
+    std::error_code ignored;
+    return std::filesystem::is_regular_file(folder / name, ignored);
+  };
+  TokenizerConfig config;
+  if (holds("tokenizer.json")) {
+    config.tokenizer_type = "HuggingFaceTokenizer";
+    config.tokenizer_model = (folder / "tokenizer.json").string();
+  } else if (holds("tokenizer.model")) {
+    config.tokenizer_model = (folder / "tokenizer.model").string();
+    config.tokenizer_type =
+        is_tiktoken_file(config.tokenizer_model) ? "TikTokenizer" : "SentencePieceTokenizer";
+  } else if (holds("vocab.json") && holds("merges.txt")) {
+    config.tokenizer_type = "GPT2BPETokenizer";
+    config.vocab_file = (folder / "vocab.json").string();
+    config.merge_file = (folder / "merges.txt").string();
+  } else if (holds("vocab.txt")) {
+    config.tokenizer_type = bert_lower_case(folder / "tokenizer_config.json")
+                                ? "BertWordPieceLowerCase"
+                                : "BertWordPieceCase";
+    config.vocab_file = (folder / "vocab.txt").string();
+  }
+  return config;
 }
 
 int64_t model_vocab_size(const TokenizerConfig& config, const Tokenizer& tokenizer) {

@@ -1,11 +1,16 @@
 // Text to token ids and back.
 //
 // make_tokenizer() gives one of
-//   HuggingFaceTokenizer  byte-level BPE from a tokenizer.json (the file, or a folder that holds
-//   it) GPT2BPETokenizer      byte-level BPE from GPT-2's vocab.json and merges.txt
-//   ByteLevelTokenizer    ids 0..255 are bytes, 256 is <|endoftext|>
-//   NullTokenizer         the text is decimal ids separated by white space
-// The ids and the decoded text of the first two equal those of the `tokenizers` package.
+//   HuggingFaceTokenizer    a tokenizer.json (BPE, Unigram, WordPiece or WordLevel), or a folder of
+//                           transformers: tokenizer.json, else tokenizer.model, else GPT-2's files,
+//                           else vocab.txt
+//   SentencePieceTokenizer, GPTSentencePieceTokenizer, Llama2Tokenizer    a SentencePiece .model
+//   TikTokenizer            a vocabulary for tiktoken
+//   GPT2BPETokenizer        GPT-2's vocab.json and merges.txt
+//   BertWordPieceLowerCase, BertWordPieceCase    BERT's vocab.txt
+//   ByteLevelTokenizer      ids 0..255 are bytes, 256 is <|endoftext|>
+//   NullTokenizer           the text is decimal ids separated by white space
+// Ids and decoded text equal those of the packages `tokenizers`, `sentencepiece` and `tiktoken`.
 #pragma once
 
 #include <atomic>
@@ -36,19 +41,26 @@ class Tokenizer {
   virtual void encode_append(std::string_view text, std::vector<int32_t>& out) const = 0;
   std::vector<int32_t> encode(std::string_view text) const;
 
-  // The text of `ids`, special tokens included. Bytes that form no UTF-8 become U+FFFD.
+  // The text of `ids`, special tokens included (but for SentencePiece's control symbols, which have
+  // no text). Bytes that form no UTF-8 become U+FFFD.
   // Throws Error for an id outside the vocabulary.
   std::string decode(std::span<const int32_t> ids) const { return decode(ids, false); }
   virtual std::string decode(std::span<const int32_t> ids, bool skip_special_tokens) const;
 
-  // The bytes that one token stands for; may be a part of a UTF-8 sequence. Ids in a gap of the
-  // vocabulary give "".
+  // The bytes that one token stands for in the middle of a text; may be a part of a UTF-8 sequence.
+  // decode() may drop a space at the start of the text, or in front of punctuation (WordPiece). Ids
+  // in a gap of the vocabulary give "".
   virtual std::string token_bytes(int32_t id) const = 0;
   virtual bool is_special(int32_t id) const = 0;
 
   virtual std::optional<int32_t> eod() const = 0;  // end of document
   virtual std::optional<int32_t> bos() const = 0;
   virtual std::optional<int32_t> pad() const = 0;
+
+  // What the tokenizer's own post-processor puts before and behind one text ([CLS] and [SEP], a
+  // BOS). encode() never adds them.
+  virtual std::vector<int32_t> prefix_ids() const { return {}; }
+  virtual std::vector<int32_t> suffix_ids() const { return {}; }
 
   // The id of a token as the vocabulary spells it ("<|endoftext|>", "\u0120the").
   virtual std::optional<int32_t> token_to_id(std::string_view token) const = 0;
@@ -87,6 +99,9 @@ struct TokenizerConfig : Config {
   std::string tokenizer_model;
   std::string vocab_file;
   std::string merge_file;
+  std::vector<std::string> special_tokens;
+  std::string tiktoken_pattern;
+  int64_t tiktoken_num_special_tokens = 1000;
   std::optional<int64_t> vocab_size;
   int64_t vocab_extra_ids = 0;
   std::optional<int64_t> null_tokenizer_eod_id;
@@ -101,6 +116,10 @@ struct TokenizerConfig : Config {
 
 // Throws UsageError when the type or its files are not given, Error when a file cannot be used.
 std::unique_ptr<Tokenizer> make_tokenizer(const TokenizerConfig& config);
+
+// The type and the files for a folder of transformers; the type is empty when the folder holds no
+// tokenizer that is known.
+TokenizerConfig find_tokenizer(const std::filesystem::path& folder);
 
 // The ids of a model: --vocab-size, else those of the tokenizer. A model may have more, which no
 // text becomes. Throws UsageError when it has fewer.

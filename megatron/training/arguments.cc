@@ -53,7 +53,7 @@ void data_is_given(const Arguments& a, Violations& v) {
 
 void tokenizer_is_given(const Arguments& a, Violations& v) {
   if (a.tokenizer.tokenizer_type.empty())
-    v.add("--tokenizer-type is not given", "for example HuggingFaceTokenizer, GPT2BPETokenizer, ByteLevelTokenizer or NullTokenizer");
+    v.add("--tokenizer-type is not given", "for example HuggingFaceTokenizer, SentencePieceTokenizer, TikTokenizer, ByteLevelTokenizer or NullTokenizer");
 }
 
 // 32

@@ -82,9 +82,8 @@ constexpr std::string_view kRng =
     "random numbers are a function of place; there is no generator state to track or to store";
 constexpr std::string_view kGc = "there is no garbage collector";
 constexpr std::string_view kOff = "it switches off what is not there";
-constexpr std::string_view kTiktoken =
-    "tiktoken files are not read yet; HuggingFaceTokenizer reads a tokenizer.json";
-constexpr std::string_view kSpm = "SentencePiece models are not read yet";
+constexpr std::string_view kSpm =
+    "special tokens of a SentencePiece model are those that it was trained with";
 constexpr std::string_view kLayout = "checkpoints do not depend on the layout of ranks";
 constexpr std::string_view kQkClip = "clipping of queries and keys is not built yet";
 constexpr std::string_view kField = kOwnedByField;
@@ -770,13 +769,13 @@ constexpr std::array<KnownFlag, 851> kTable = {{
     {"--tokenizer-type", kNo, kField, 1, 1},
     {"--tokenizer-model", kNo, kField, 1, 1},
     {"--tokenizer-metadata", kNo, "tokenizers describe themselves in tokenizer.json", 1, 1},
-    {"--tokenizer-special-tokens", kNo, "tokenizers describe themselves in tokenizer.json", 1, -1},
-    {"--tiktoken-pattern", kNo, kTiktoken, 1, 1},
-    {"--tiktoken-num-special-tokens", kNo, kTiktoken, 1, 1, "1000"},
+    {"--tokenizer-special-tokens", kNo, kField, 1, -1},
+    {"--tiktoken-pattern", kNo, kField, 1, 1},
+    {"--tiktoken-num-special-tokens", kNo, kField, 1, 1},
     {"--tokenizer-sentencepiece-legacy", kNo, kSpm},
     {"--no-tokenizer-sentencepiece-ignore-extra-whitespaces "
-     "--disable-tokenizer-sentencepiece-ignore-extra-whitespaces",
-     kSo, kOff},
+     "--disable-tokenizer-sentencepiece-ignore-extra-whitespaces", kNo,
+     "the model itself says what becomes of repeated spaces"},
     {"--tokenizer-hf-no-use-fast", kNo,
      "there is one implementation of a tokenizer.json, the fast one"},
     {"--tokenizer-hf-no-include-special-tokens", kNo,

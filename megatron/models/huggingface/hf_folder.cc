@@ -19,10 +19,16 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr const char* kTokenizerFiles[] = {
-    "tokenizer.json",    "tokenizer_config.json", "special_tokens_map.json",
-    "added_tokens.json", "tokenizer.model",       "vocab.json",
-    "merges.txt",        "chat_template.jinja",   "chat_template.json"};
+constexpr const char* kTokenizerFiles[] = {"tokenizer.json",
+                                           "tokenizer_config.json",
+                                           "special_tokens_map.json",
+                                           "added_tokens.json",
+                                           "tokenizer.model",
+                                           "vocab.json",
+                                           "merges.txt",
+                                           "vocab.txt",
+                                           "chat_template.jinja",
+                                           "chat_template.json"};
 
 std::string shape_text(const std::vector<int64_t>& shape) { return nlohmann::json(shape).dump(); }
 
@@ -323,20 +329,9 @@ std::vector<std::string> hf_tokenizer_files(const fs::path& folder) {
 }
 
 TokenizerConfig hf_tokenizer(const fs::path& folder, int64_t vocab_size) {
-  TokenizerConfig config;
-  std::error_code ignored;
+  TokenizerConfig config = find_tokenizer(folder);
+  if (config.tokenizer_type.empty()) config.tokenizer_type = "NullTokenizer";
   config.vocab_size = vocab_size;
-  if (fs::exists(folder / "tokenizer.json", ignored)) {
-    config.tokenizer_type = "HuggingFaceTokenizer";
-    config.tokenizer_model = (folder / "tokenizer.json").string();
-  } else if (fs::exists(folder / "vocab.json", ignored) &&
-             fs::exists(folder / "merges.txt", ignored)) {
-    config.tokenizer_type = "GPT2BPETokenizer";
-    config.vocab_file = (folder / "vocab.json").string();
-    config.merge_file = (folder / "merges.txt").string();
-  } else {
-    config.tokenizer_type = "NullTokenizer";
-  }
   return config;
 }
 

@@ -10,11 +10,6 @@
 namespace megatron {
 namespace {
 
-bool is_space(uint32_t c) {
-  const int kind = unicode_classes()[c] & 7;
-  return kind == kSpace || kind == kNewline;
-}
-
 bool is_word(uint32_t c) { return (unicode_classes()[c] & 8) != 0; }
 
 uint32_t last_code_point(std::string_view text) {

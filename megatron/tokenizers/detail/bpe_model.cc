@@ -13,38 +13,75 @@ namespace {
 // Up to this many symbols a linear search for the best pair is quicker than a heap.
 constexpr size_t kMaxShortSymbols = 40;
 
-}  // namespace
+// Unknown characters of SentencePiece models on their way through merging: negative ids, none of
+// them -1.
+int32_t unknown_symbol(uint32_t character) { return -static_cast<int32_t>(character) - 2; }
+uint32_t unknown_character(int32_t id) { return static_cast<uint32_t>(-(id + 2)); }
 
-WordCache::WordCache()
-    : short_(std::make_unique<Short[]>(size_t{2} << kShortBits)),
-      long_(std::make_unique<Long[]>(size_t{2} << kLongBits)) {}
+}  // namespace
 
 BpeModel::BpeModel(BpeData data) : data_(std::move(data)) {
   const size_t slots = std::bit_ceil(std::max<size_t>(16, data_.merges.size() * 2));
   slots_.assign(slots, Slot{kEmptyPair, 0, 0});
   mask_ = slots - 1;
   shift_ = 64 - std::countr_zero(slots);
-  for (size_t rank = 0; rank < data_.merges.size(); ++rank) {
-    insert_merge(data_.merges[rank], static_cast<uint32_t>(rank));
-  }
-  if (data_.ignore_merges) {
+  for (const BpeData::Merge& merge : data_.merges) insert_merge(merge);
+  const bool affixed = !data_.prefix.empty() || !data_.suffix.empty();
+  if (data_.ignore_merges || affixed) {
     words_.reserve(data_.tokens.size());
     for (size_t id = 0; id < data_.tokens.size(); ++id) {
       if (data_.is_word[id]) words_.emplace(data_.tokens[id], static_cast<int32_t>(id));
     }
   }
+  if (data_.symbols == BpeData::Symbols::kBytes) return;
+  index_characters();
+  if (!affixed && !data_.ignore_merges) cutter_ = make_cutter();
 }
 
 // Of equal pairs the last one counts, as in the `tokenizers` package.
-void BpeModel::insert_merge(const BpeData::Merge& merge, uint32_t rank) {
+void BpeModel::insert_merge(const BpeData::Merge& merge) {
   const uint64_t pair = static_cast<uint64_t>(static_cast<uint32_t>(merge.left)) << 32 |
                         static_cast<uint32_t>(merge.right);
   uint64_t at = (pair * 0x9e3779b97f4a7c15u) >> shift_;
   while (slots_[at].pair != kEmptyPair && slots_[at].pair != pair) at = (at + 1) & mask_;
-  slots_[at] = {pair, rank, merge.result};
+  slots_[at] = {pair, merge.rank, merge.result};
 }
 
-void BpeModel::initial_ids(std::string_view word, std::vector<int32_t>& ids) const {
+void BpeModel::index_characters() {
+  character_ids_.assign(0x110000, -1);
+  for (size_t id = 0; id < data_.tokens.size(); ++id) {
+    const std::string& token = data_.tokens[id];
+    size_t length;
+    if (token.empty() || !data_.is_word[id]) continue;
+    const uint32_t c = decode_utf8(token.data(), length);
+    if (length == token.size()) character_ids_[c] = static_cast<int32_t>(id);
+  }
+}
+
+// A merge reaches over a cut when its right half starts with the mark. Text that spells the mark in
+// bytes, or a mark that is unknown, would make runs of unknown characters reach over it too.
+MetaspaceCutter BpeModel::make_cutter() const {
+  MetaspaceCutter cutter;
+  if (character_ids_[kMetaspaceCharacter] < 0) return cutter;
+  cutter.enable();
+  std::vector<bool> is_byte(data_.tokens.size());
+  for (const int32_t id : data_.byte_ids) {
+    if (id >= 0) is_byte[id] = true;
+  }
+  for (const BpeData::Merge& merge : data_.merges) {
+    if (!data_.tokens[merge.right].starts_with(kMetaspace)) continue;
+    const std::string& left = data_.tokens[merge.left];
+    if (is_byte[merge.left] || left.empty()) {
+      cutter.disable();
+    } else {
+      size_t length;
+      cutter.add_joined(decode_utf8(previous_utf8(left.data() + left.size()), length));
+    }
+  }
+  return cutter;
+}
+
+void BpeModel::initial_bytes(std::string_view word, std::vector<int32_t>& ids) const {
   ids.clear();
   bool unknown_before = false;
   for (const char c : word) {
@@ -60,7 +97,68 @@ void BpeModel::initial_ids(std::string_view word, std::vector<int32_t>& ids) con
   }
 }
 
-void BpeModel::encode_word(std::string_view word, Scratch& scratch,
+// The id of a character at its place in the word, -1 when there is none; `spelled` is the symbol
+// that was looked up, with its affixes.
+int32_t BpeModel::symbol(std::string_view character, bool first, bool last,
+                         std::string_view& spelled, std::string& buffer) const {
+  spelled = character;
+  const bool prefixed = !first && !data_.prefix.empty();
+  const bool suffixed = last && !data_.suffix.empty();
+  if (!prefixed && !suffixed) {
+    size_t length;
+    return character_ids_[decode_utf8(character.data(), length)];
+  }
+  buffer.assign(prefixed ? data_.prefix : std::string());
+  buffer += character;
+  if (suffixed) buffer += data_.suffix;
+  spelled = buffer;
+  const auto found = words_.find(spelled);
+  return found == words_.end() ? -1 : found->second;
+}
+
+// An unknown character is held back until a known one follows it, as the package does.
+void BpeModel::initial_characters(std::string_view word, ModelScratch& s) const {
+  s.ids.clear();
+  bool held = false;
+  size_t length;
+  for (size_t at = 0; at < word.size(); at += length) {
+    decode_utf8(word.data() + at, length);
+    const std::string_view character = word.substr(at, length);
+    std::string_view spelled;
+    const int32_t id = symbol(character, at == 0, at + length == word.size(), spelled, s.text);
+    if (id >= 0) {
+      if (held) s.ids.push_back(data_.unknown);
+      held = false;
+      s.ids.push_back(id);
+      continue;
+    }
+    if (data_.byte_fallback) {
+      const bool all = std::all_of(spelled.begin(), spelled.end(), [&](char c) {
+        return data_.byte_ids[static_cast<unsigned char>(c)] >= 0;
+      });
+      if (all) {
+        for (const char c : spelled) s.ids.push_back(data_.byte_ids[static_cast<unsigned char>(c)]);
+        continue;
+      }
+    }
+    MEGATRON_CHECK(data_.unknown >= 0, "the tokenizer's vocabulary has no token for \"", character,
+                   "\" and no unk_token");
+    if (held && !data_.fuse_unknown) s.ids.push_back(data_.unknown);
+    held = true;
+  }
+  if (held) s.ids.push_back(data_.unknown);
+}
+
+void BpeModel::initial_pieces(std::string_view word, std::vector<int32_t>& ids) const {
+  ids.clear();
+  size_t length;
+  for (size_t at = 0; at < word.size(); at += length) {
+    const uint32_t c = decode_utf8(word.data() + at, length);
+    ids.push_back(character_ids_[c] >= 0 ? character_ids_[c] : unknown_symbol(c));
+  }
+}
+
+void BpeModel::encode_word(std::string_view word, ModelScratch& scratch,
                            std::vector<int32_t>& out) const {
   if (data_.ignore_merges) {
     const auto found = words_.find(word);
@@ -69,11 +167,45 @@ void BpeModel::encode_word(std::string_view word, Scratch& scratch,
       return;
     }
   }
-  initial_ids(word, scratch.ids);
+  switch (data_.symbols) {
+    case BpeData::Symbols::kBytes:
+      initial_bytes(word, scratch.ids);
+      break;
+    case BpeData::Symbols::kCharacters:
+      initial_characters(word, scratch);
+      break;
+    case BpeData::Symbols::kPieces:
+      initial_pieces(word, scratch.ids);
+  }
+  const size_t before = out.size();
   if (scratch.ids.size() <= kMaxShortSymbols) {
     merge_short(scratch.ids.data(), scratch.ids.size(), out);
   } else {
     merge_long(scratch, out);
+  }
+  if (data_.symbols == BpeData::Symbols::kPieces) replace_unknown_pieces(before, scratch, out);
+}
+
+// What no piece stands for becomes its bytes, or one unknown id for each run.
+void BpeModel::replace_unknown_pieces(size_t begin, ModelScratch& scratch,
+                                      std::vector<int32_t>& out) const {
+  const auto is_unknown = [&](int32_t id) { return id < 0 || id >= data_.num_pieces; };
+  if (std::none_of(out.begin() + static_cast<ptrdiff_t>(begin), out.end(), is_unknown)) return;
+  scratch.ids.assign(out.begin() + static_cast<ptrdiff_t>(begin), out.end());
+  out.resize(begin);
+  bool unknown_before = false;
+  for (const int32_t id : scratch.ids) {
+    if (!is_unknown(id)) {
+      out.push_back(id);
+    } else if (data_.byte_fallback) {
+      scratch.text.clear();
+      if (id < 0) append_utf8(unknown_character(id), scratch.text);
+      for (const char c : id < 0 ? scratch.text : data_.tokens[id])
+        out.push_back(data_.byte_ids[static_cast<unsigned char>(c)]);
+    } else if (!unknown_before) {
+      out.push_back(data_.unknown);
+    }
+    unknown_before = is_unknown(id);
   }
 }
 
@@ -103,7 +235,7 @@ void BpeModel::merge_short(const int32_t* initial, size_t count, std::vector<int
 
 // Symbols are a linked list; the heap holds (rank, position), stale when the position's rank has
 // changed since.
-void BpeModel::merge_long(Scratch& s, std::vector<int32_t>& out) const {
+void BpeModel::merge_long(ModelScratch& s, std::vector<int32_t>& out) const {
   const size_t count = s.ids.size();
   MEGATRON_CHECK(count < (size_t{1} << 31), "a word of ", count, " bytes is too long to encode");
   const auto end = static_cast<int32_t>(count);
@@ -149,37 +281,39 @@ void BpeModel::merge_long(Scratch& s, std::vector<int32_t>& out) const {
   for (int32_t i = 0; i < end; i = s.next[i]) out.push_back(s.ids[i]);
 }
 
-void WordEncoder::encode_rare(const char* begin, size_t length, WordCache::Short* short_set) {
-  WordCache::Long* set = nullptr;
-  uint64_t key[4] = {};
-  if (length <= WordCache::kMaxLong) {
-    std::memcpy(key, begin, length);
-    key[3] |= static_cast<uint64_t>(length) << 56;
-    set = cache_.long_set(mix(mix(key[0], key[1]) ^ key[2], key[3]));
-    for (int way = 0; way < 2; ++way) {
-      if (std::memcmp(set[way].key, key, sizeof(key)) != 0) continue;
-      if (used_ > kBatch - WordCache::kLongIds) flush();
-      std::memcpy(batch_ + used_, set[way].ids, sizeof(set[way].ids));
-      used_ += set[way].count;
-      return;
+std::vector<BpeData::Merge> merges_of_vocabulary(std::vector<std::string>& tokens,
+                                                 const std::vector<uint32_t>& rank_of,
+                                                 bool characters) {
+  const size_t num_tokens = tokens.size();
+  std::unordered_map<std::string, int32_t> ids;
+  ids.reserve(num_tokens);
+  for (size_t id = 0; id < num_tokens; ++id) {
+    if (!tokens[id].empty()) ids.emplace(tokens[id], static_cast<int32_t>(id));
+  }
+  const auto find = [&](const std::string& part) {
+    const auto found = ids.find(part);
+    if (found != ids.end()) return found->second;
+    size_t length = 0;
+    if (characters) decode_utf8(part.data(), length);
+    if (length != part.size()) return -1;
+    const auto id = static_cast<int32_t>(tokens.size());
+    tokens.push_back(part);
+    ids.emplace(part, id);
+    return id;
+  };
+  std::vector<BpeData::Merge> merges;
+  for (size_t id = 0; id < num_tokens; ++id) {
+    if (rank_of[id] == kNeverMerged) continue;
+    const std::string token = tokens[id];
+    for (size_t cut = 1; cut < token.size(); ++cut) {
+      if (characters && (static_cast<unsigned char>(token[cut]) & 0xc0) == 0x80) continue;
+      const int32_t left = find(token.substr(0, cut));
+      if (left < 0) continue;
+      const int32_t right = find(token.substr(cut));
+      if (right >= 0) merges.push_back({left, right, static_cast<int32_t>(id), rank_of[id]});
     }
   }
-  flush();
-  const size_t before = out_.size();
-  model_.encode_word({begin, length}, scratch_, out_);
-  const size_t count = out_.size() - before;
-  const int32_t* ids = out_.data() + before;
-  if (short_set != nullptr && count <= WordCache::kShortIds) {
-    short_set[1] = short_set[0];
-    std::memcpy(short_set[0].key, load(begin, length).data(), sizeof(short_set[0].key));
-    std::copy(ids, ids + count, short_set[0].ids);
-    short_set[0].count = static_cast<uint32_t>(count);
-  } else if (set != nullptr && count <= WordCache::kLongIds) {
-    set[1] = set[0];
-    std::memcpy(set[0].key, key, sizeof(key));
-    std::copy(ids, ids + count, set[0].ids);
-    set[0].count = static_cast<uint32_t>(count);
-  }
+  return merges;
 }
 
 }  // namespace megatron

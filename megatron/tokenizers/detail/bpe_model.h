@@ -1,81 +1,60 @@
 // Byte-pair encoding of single words: pieces of text as a pre-tokenizer cuts them.
 //
-// Merges are applied by rank, the leftmost first among equals. Words of up to 31 bytes are kept in
-// a cache of fixed size; short words are merged in registers and the stack, long ones with a heap
-// in O(n log n).
+// Merges are applied by rank, the leftmost first among equals. Short words are merged in registers
+// and the stack, long ones with a heap in O(n log n).
 #pragma once
 
 #include <array>
 #include <cstdint>
-#include <cstring>
-#include <memory>
 #include <string>
 #include <string_view>
 #include <unordered_map>
 #include <vector>
 
+#include "megatron/tokenizers/detail/metaspace_cutter.h"
+#include "megatron/tokenizers/detail/word_cache.h"
+
 namespace megatron {
 
-// What BPE is made of. Strings are bytes, not the printable spelling of tokenizer.json.
+// What BPE is made of.
 struct BpeData {
   struct Merge {
     int32_t left, right, result;
+    uint32_t rank;
   };
-  std::vector<std::string> tokens;      // bytes by id; empty in gaps
+  // What a word is cut into before it is merged.
+  enum class Symbols {
+    kBytes,       // bytes; `tokens` are bytes, not the printable spelling of tokenizer.json
+    kCharacters,  // characters, as the `tokenizers` package does
+    kPieces,      // characters, as SentencePiece does: unknown ones are seen after merging
+  };
+  Symbols symbols = Symbols::kBytes;
+  std::vector<std::string> tokens;      // by id; empty in gaps
   std::vector<bool> is_word;            // by id: the token can be looked up as a whole word
-  std::array<int32_t, 256> byte_ids{};  // -1: the vocabulary lacks the byte
-  std::vector<Merge> merges;            // by rank
-  bool ignore_merges = false;           // a word that is a token is that token
-  int32_t unknown = -1;                 // for bytes that the vocabulary lacks
-  bool fuse_unknown = false;            // one id for a run of them
+  std::array<int32_t, 256> byte_ids{};  // of single bytes, or of <0x00> to <0xFF>; -1: none
+  std::vector<Merge> merges;
+  bool ignore_merges = false;  // a word that is a token is that token
+  int32_t unknown = -1;        // for what the vocabulary lacks
+  bool fuse_unknown = false;   // one id for a run of them
+  // -- characters only
+  bool byte_fallback = false;  // unknown characters become their bytes, when byte_ids has them all
+  std::string prefix, suffix;  // of symbols that do not begin, or that end a word
+  // -- pieces only: tokens from here on are characters that only merges know
+  int32_t num_pieces = 0;
 };
 
-// A cache of encoded words, 2-way associative, 3 MiB. Belongs to one thread and one model.
-class WordCache {
+// Thread safe but for the scratch memory.
+class BpeModel : public WordModel {
  public:
-  WordCache();
-
-  static constexpr size_t kMaxShort = 15, kMaxLong = 31;
-  static constexpr size_t kShortIds = 3, kLongIds = 7;
-  struct Short {
-    uint64_t key[2];  // the bytes; the last one is the length
-    int32_t ids[kShortIds];
-    uint32_t count;
-  };
-  struct Long {
-    uint64_t key[4];
-    int32_t ids[kLongIds];
-    uint32_t count;
-  };
-
-  // The two entries where a key may lie.
-  Short* short_set(uint64_t hash) { return &short_[(hash >> kShortShift) * 2]; }
-  Long* long_set(uint64_t hash) { return &long_[(hash >> kLongShift) * 2]; }
-
- private:
-  static constexpr int kShortBits = 15, kLongBits = 13;
-  static constexpr int kShortShift = 64 - kShortBits, kLongShift = 64 - kLongBits;
-  std::unique_ptr<Short[]> short_;
-  std::unique_ptr<Long[]> long_;
-};
-
-// Thread safe but for the caches and scratch memory that callers pass.
-class BpeModel {
- public:
-  // Memory for merging, kept between words.
-  struct Scratch {
-    std::vector<int32_t> ids, next, previous, result;
-    std::vector<uint32_t> rank;
-    std::vector<uint64_t> heap;
-  };
-
   explicit BpeModel(BpeData data);
 
   const BpeData& data() const { return data_; }
   int64_t size() const { return static_cast<int64_t>(data_.tokens.size()); }
+  // Where words that hold U+2581 may be cut without changing their ids.
+  const MetaspaceCutter& cutter() const { return cutter_; }
 
-  // Appends the ids of one word without a cache. Throws Error for a byte that the vocabulary lacks.
-  void encode_word(std::string_view word, Scratch& scratch, std::vector<int32_t>& out) const;
+  void encode_word(std::string_view word, ModelScratch& scratch,
+                   std::vector<int32_t>& out) const override;
 
  private:
   struct Slot {
@@ -98,86 +77,36 @@ class BpeModel {
       if (slot.pair == kEmptyPair) return kNoRank;
     }
   }
-  static constexpr uint64_t kEmptyPair = ~uint64_t{0};
+  static constexpr uint64_t kEmptyPair = ~uint64_t{0};  // no id is -1
 
-  void insert_merge(const BpeData::Merge& merge, uint32_t rank);
-  void initial_ids(std::string_view word, std::vector<int32_t>& ids) const;
+  void insert_merge(const BpeData::Merge& merge);
+  void index_characters();
+  MetaspaceCutter make_cutter() const;
+  void initial_bytes(std::string_view word, std::vector<int32_t>& ids) const;
+  void initial_characters(std::string_view word, ModelScratch& scratch) const;
+  void initial_pieces(std::string_view word, std::vector<int32_t>& ids) const;
+  int32_t symbol(std::string_view character, bool first, bool last, std::string_view& spelled,
+                 std::string& buffer) const;
   void merge_short(const int32_t* initial, size_t count, std::vector<int32_t>& out) const;
-  void merge_long(Scratch& scratch, std::vector<int32_t>& out) const;
+  void merge_long(ModelScratch& scratch, std::vector<int32_t>& out) const;
+  void replace_unknown_pieces(size_t begin, ModelScratch& scratch, std::vector<int32_t>& out) const;
 
   BpeData data_;
   std::vector<Slot> slots_;
   uint64_t mask_ = 0;
   int shift_ = 0;
-  std::unordered_map<std::string_view, int32_t> words_;  // for ignore_merges
+  std::unordered_map<std::string_view, int32_t> words_;  // for ignore_merges and affixed symbols
+  std::vector<int32_t> character_ids_;                   // by code point; -1: none
+  MetaspaceCutter cutter_;
 };
 
-// Encodes words through a cache and appends their ids to a vector in batches: flush() after the
-// last word. Keeps references to its arguments. Not thread safe.
-class WordEncoder {
- public:
-  WordEncoder(const BpeModel& model, WordCache& cache, BpeModel::Scratch& scratch,
-              std::vector<int32_t>& out)
-      : model_(model), cache_(cache), scratch_(scratch), out_(out) {}
-  WordEncoder(const WordEncoder&) = delete;
-
-  // The end of the memory that the following words lie in: up to there bytes behind a word may be
-  // read.
-  void set_readable_end(const char* end) { readable_end_ = end; }
-
-  void operator()(const char* begin, const char* end) {
-    const auto length = static_cast<size_t>(end - begin);
-    if (length > WordCache::kMaxShort) return encode_rare(begin, length, nullptr);
-    const std::array<uint64_t, 2> key = load(begin, length);
-    WordCache::Short* set = cache_.short_set(mix(key[0], key[1]));
-    for (int way = 0; way < 2; ++way) {
-      if (set[way].key[0] != key[0] || set[way].key[1] != key[1]) continue;
-      if (used_ > kBatch - WordCache::kShortIds) flush();
-      std::memcpy(batch_ + used_, set[way].ids, sizeof(set[way].ids));
-      used_ += set[way].count;
-      return;
-    }
-    encode_rare(begin, length, set);
-  }
-
-  void flush() {
-    out_.insert(out_.end(), batch_, batch_ + used_);
-    used_ = 0;
-  }
-
- private:
-  static constexpr size_t kBatch = 2048;
-
-  static uint64_t mix(uint64_t a, uint64_t b) {
-    const auto product =
-        static_cast<unsigned __int128>(a ^ 0x2d358dccaa6c78a5u) * (b ^ 0x8bb84b93962eacc9u);
-    return static_cast<uint64_t>(product) ^ static_cast<uint64_t>(product >> 64);
-  }
-
-  // The bytes (at most 15) padded with zeros; the last byte is their number.
-  std::array<uint64_t, 2> load(const char* begin, size_t length) const {
-    std::array<uint64_t, 2> key{};
-    if (readable_end_ - begin >= 16) {
-      std::memcpy(key.data(), begin, 16);
-      key[0] &= length >= 8 ? ~uint64_t{0} : (uint64_t{1} << (8 * length)) - 1;
-      key[1] &= length <= 8 ? 0 : (uint64_t{1} << (8 * (length - 8))) - 1;
-    } else {
-      std::memcpy(key.data(), begin, length);
-    }
-    key[1] |= static_cast<uint64_t>(length) << 56;
-    return key;
-  }
-
-  // A word that the cache of short words does not hold, or cannot hold (`short_set` is null).
-  void encode_rare(const char* begin, size_t length, WordCache::Short* short_set);
-
-  const BpeModel& model_;
-  WordCache& cache_;
-  BpeModel::Scratch& scratch_;
-  std::vector<int32_t>& out_;
-  const char* readable_end_ = nullptr;
-  size_t used_ = 0;
-  int32_t batch_[kBatch];
-};
+// Merges that join any two tokens whose concatenation is a token, ranked by the result: how
+// tiktoken and SentencePiece store BPE. `rank_of[id]` is kNeverMerged for results that no merge
+// makes. Halves that are single units (a byte; a character with `characters`) and no tokens are
+// added to `tokens` when `characters` is set.
+inline constexpr uint32_t kNeverMerged = ~0u;
+std::vector<BpeData::Merge> merges_of_vocabulary(std::vector<std::string>& tokens,
+                                                 const std::vector<uint32_t>& rank_of,
+                                                 bool characters);
 
 }  // namespace megatron

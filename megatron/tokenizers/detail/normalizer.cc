@@ -1,112 +1,226 @@
 #include "megatron/tokenizers/detail/normalizer.h"
 
-#include <utf8proc.h>
+#include <array>
+#include <utility>
 
-#include <algorithm>
-#include <vector>
-
-#include "megatron/base/check.h"
+#include "megatron/tokenizers/detail/byte_level.h"
 #include "megatron/tokenizers/detail/unicode.h"
 #include "megatron/tokenizers/detail/utf8.h"
 
 namespace megatron {
 namespace {
 
-constexpr utf8proc_int32_t kEnd = 0x110000;
-
-// For each code point whether text made only of such code points is in form C: it has combining
-// class 0, is its own form C, and never joins the character before it.
-std::vector<bool> find_stable() {
-  std::vector<bool> stable(kEnd, true);
-  for (utf8proc_int32_t c = 0; c < kEnd; ++c) {
-    const utf8proc_property_t* property = utf8proc_get_property(c);
-    if (property->combining_class != 0) stable[c] = false;
-    utf8proc_int32_t parts[8];
-    int boundary = 0;
-    const auto count = utf8proc_decompose_char(c, parts, 8, UTF8PROC_DECOMPOSE, &boundary);
-    for (utf8proc_ssize_t i = 1; i < count && i < 8; ++i) stable[parts[i]] = false;
-    if (count == 1 && parts[0] != c) stable[c] = false;  // replaced by another character
-    if (count > 1 && property->comp_exclusion) stable[c] = false;
-    // Two-part characters that normalisation takes apart and does not join again.
-    if (count > 1) {
-      const auto recomposed = utf8proc_normalize_utf32(parts, count, UTF8PROC_COMPOSE);
-      if (recomposed != 1 || parts[0] != c) stable[c] = false;
-    }
-  }
-  for (utf8proc_int32_t jamo = 0x1161; jamo <= 0x11ff; ++jamo) stable[jamo] = false;
-  return stable;
-}
-
-// Marks that utf8proc knows and the package's older tables do not: the package leaves them where
-// they are.
-bool is_unknown_mark(uint32_t c) {
-  return utf8proc_get_property(static_cast<utf8proc_int32_t>(c))->combining_class != 0 &&
-         (unicode_classes()[c] & 16) == 0;
-}
-
-// Appends form C of a stretch of characters. utf8proc_decompose() would sort marks in quadratic
-// time.
-void append_nfc(std::string_view text, std::vector<utf8proc_int32_t>& parts, std::string& out) {
-  parts.clear();
+// Calls on_character(code point, its bytes) for each character.
+template <class OnCharacter>
+void for_each_character(std::string_view text, OnCharacter&& on_character) {
   size_t length;
   for (size_t at = 0; at < text.size(); at += length) {
-    utf8proc_int32_t decomposed[8];
-    int boundary = 0;
-    const auto c = static_cast<utf8proc_int32_t>(decode_utf8(text.data() + at, length));
-    const auto count = utf8proc_decompose_char(c, decomposed, 8, UTF8PROC_DECOMPOSE, &boundary);
-    MEGATRON_ASSERT(count > 0 && count <= 8);
-    parts.insert(parts.end(), decomposed, decomposed + count);
+    const uint32_t c = decode_utf8(text.data() + at, length);
+    on_character(c, text.substr(at, length));
   }
-  const auto combining = [](utf8proc_int32_t c) {
-    return utf8proc_get_property(c)->combining_class;
-  };
-  for (auto first = parts.begin(); first != parts.end();) {
-    const auto last = std::find_if(first, parts.end(), [&](auto c) { return combining(c) == 0; });
-    std::stable_sort(first, last, [&](auto a, auto b) { return combining(a) < combining(b); });
-    first = last == parts.end() ? last : last + 1;
+}
+
+void append_lower(uint32_t c, std::string& out) {
+  append_utf8(lower_case(c), out);
+  if (c == 0x130) append_utf8(0x307, out);
+}
+
+void append_lowercase(std::string_view text, std::string& out) {
+  for_each_character(text, [&](uint32_t c, std::string_view) { append_lower(c, out); });
+}
+
+void append_without(std::string_view text, uint16_t traits, std::string& out) {
+  for_each_character(text, [&](uint32_t c, std::string_view bytes) {
+    if ((unicode_traits()[c] & traits) == 0) out += bytes;
+  });
+}
+
+std::string_view strip(std::string_view text, bool left, bool right) {
+  size_t length;
+  while (left && !text.empty() && is_space(decode_utf8(text.data(), length)))
+    text.remove_prefix(length);
+  while (right && !text.empty()) {
+    const char* last = previous_utf8(text.data() + text.size());
+    if (!is_space(decode_utf8(last, length))) break;
+    text.remove_suffix(length);
   }
-  const auto count =
-      utf8proc_normalize_utf32(parts.data(), static_cast<utf8proc_ssize_t>(parts.size()),
-                               static_cast<utf8proc_option_t>(UTF8PROC_COMPOSE | UTF8PROC_STABLE));
-  for (utf8proc_ssize_t i = 0; i < count; ++i) append_utf8(static_cast<uint32_t>(parts[i]), out);
+  return text;
+}
+
+// Source: `tokenizers` normalizers/unicode.rs.
+void append_nmt(std::string_view text, std::string& out) {
+  for_each_character(text, [&](uint32_t c, std::string_view bytes) {
+    if ((c >= 0x01 && c <= 0x08) || c == 0x0b || (c >= 0x0e && c <= 0x1f) || c == 0x7f ||
+        c == 0x8f || c == 0x9f) {
+      return;
+    }
+    const bool space = c == 0x09 || c == 0x0a || c == 0x0c || c == 0x0d || c == 0x1680 ||
+                       (c >= 0x200b && c <= 0x200f) || c == 0x2028 || c == 0x2029 || c == 0x2581 ||
+                       c == 0xfeff || c == 0xfffd;
+    out += space ? std::string_view(" ") : bytes;
+  });
+}
+
+// Source: `tokenizers` normalizers/bert.rs.
+bool is_chinese(uint32_t c) {
+  return (c >= 0x4e00 && c <= 0x9fff) || (c >= 0x3400 && c <= 0x4dbf) ||
+         (c >= 0x20000 && c <= 0x2a6df) || (c >= 0x2a700 && c <= 0x2b73f) ||
+         (c >= 0x2b740 && c <= 0x2b81f) || (c >= 0x2b920 && c <= 0x2ceaf) ||
+         (c >= 0xf900 && c <= 0xfaff) || (c >= 0x2f800 && c <= 0x2fa1f);
+}
+
+// What clean_text and lowercase make of ASCII characters; 0: removed.
+std::array<char, 128> bert_ascii(const NormalizerStep& step) {
+  std::array<char, 128> out{};
+  for (uint32_t c = 0; c < 128; ++c) {
+    out[c] = static_cast<char>(step.lower ? lower_case(c) : c);
+    if (!step.clean_text) continue;
+    if (c == 0 || (unicode_traits()[c] & kControl) != 0) {
+      out[c] = 0;
+    } else if (is_space(c)) {
+      out[c] = ' ';
+    }
+  }
+  return out;
+}
+
+void append_bert_stretch(const NormalizerStep& step, std::string_view text, std::string& out) {
+  std::string cleaned, buffer;
+  for_each_character(text, [&](uint32_t c, std::string_view bytes) {
+    if (step.clean_text) {
+      if (c == 0xfffd || (unicode_traits()[c] & kControl) != 0) return;
+      if (is_space(c)) {
+        cleaned += ' ';
+        return;
+      }
+    }
+    const bool spaced = step.chinese && is_chinese(c);
+    if (spaced) cleaned += ' ';
+    cleaned += bytes;
+    if (spaced) cleaned += ' ';
+  });
+  std::string_view result = cleaned;
+  if (step.strip_accents) result = to_normal_form(NormalForm::kNfd, result, buffer);
+  for_each_character(result, [&](uint32_t c, std::string_view bytes) {
+    if (step.strip_accents && (unicode_traits()[c] & kNonspacing) != 0) return;
+    if (step.lower) {
+      append_lower(c, out);
+    } else {
+      out += bytes;
+    }
+  });
+}
+
+// Stretches without ASCII are normalised by themselves: no ASCII character is a mark, and none is
+// reordered.
+void append_bert(const NormalizerStep& step, std::string_view text, std::string& out) {
+  const std::array<char, 128> ascii = bert_ascii(step);
+  const bool keeps_zero = !step.clean_text;
+  out.reserve(text.size());
+  for (size_t at = 0; at < text.size();) {
+    const auto byte = static_cast<unsigned char>(text[at]);
+    if (byte < 128) {
+      if (ascii[byte] != 0 || (byte == 0 && keeps_zero)) out += ascii[byte];
+      ++at;
+      continue;
+    }
+    size_t end = at;
+    while (end < text.size() && static_cast<signed char>(text[end]) < 0) ++end;
+    append_bert_stretch(step, text.substr(at, end - at), out);
+    at = end;
+  }
 }
 
 }  // namespace
 
-// Only stretches of characters that are not stable, each with the one before it, are looked at
-// closely.
-std::string_view to_nfc(std::string_view text, std::string& buffer) {
-  static const std::vector<bool> stable = find_stable();
-  const char* const end = text.data() + text.size();
-  const char* done = text.data();  // up to here `buffer` is written
-  const char* before = done;       // the character before p
-  std::vector<utf8proc_int32_t> parts;
-  bool changed = false;
-  size_t length;
-  for (const char* p = done; p < end;) {
-    if (static_cast<signed char>(*p) >= 0 || stable[decode_utf8(p, length)]) {
-      before = p;
-      p += static_cast<signed char>(*p) >= 0 ? 1 : length;
+void append_replaced(std::string_view text, std::string_view pattern, std::string_view content,
+                     std::string& out) {
+  size_t done = 0;
+  for (size_t at; (at = text.find(pattern, done)) != text.npos; done = at + pattern.size()) {
+    out.append(text.substr(done, at - done));
+    out += content;
+  }
+  out.append(text.substr(done));
+}
+
+void append_replaced(std::string_view text, const Regex& regex, std::string_view content,
+                     std::string& out) {
+  size_t done = 0;
+  regex.for_each_match(text, [&](size_t begin, size_t end) {
+    out.append(text.substr(done, begin - done));
+    out += content;
+    done = end;
+  });
+  out.append(text.substr(done));
+}
+
+Normalizer::Normalizer(std::vector<NormalizerStep> steps) : steps_(std::move(steps)) {
+  for (const NormalizerStep& step : steps_) {
+    regexes_.push_back(step.kind == NormalizerStep::Kind::kReplaceRegex
+                           ? std::make_unique<Regex>(step.pattern, step.where)
+                           : nullptr);
+    charsmaps_.push_back(step.kind == NormalizerStep::Kind::kCharsmap
+                             ? std::make_unique<Charsmap>(step.content, step.where)
+                             : nullptr);
+  }
+}
+
+std::string_view Normalizer::apply(std::string_view text, Scratch& scratch) const {
+  for (size_t i = 0; i < steps_.size(); ++i) {
+    const NormalizerStep& step = steps_[i];
+    // The buffer that `text` does not lie in.
+    std::string& out = text.data() == scratch.a.data() ? scratch.b : scratch.a;
+    if (step.kind == NormalizerStep::Kind::kNormalForm) {
+      text = to_normal_form(step.form, text, out);
       continue;
     }
-    if (!changed) buffer.clear();
-    changed = true;
-    buffer.append(done, before);
-    const char* start = before;
-    for (; p < end; p += length) {
-      const uint32_t c = decode_utf8(p, length);
-      if (stable[c]) break;
-      if (!is_unknown_mark(c)) continue;
-      append_nfc({start, static_cast<size_t>(p - start)}, parts, buffer);
-      buffer.append(p, length);
-      start = p + length;
+    if (step.kind == NormalizerStep::Kind::kStrip) {
+      const std::string_view stripped = strip(text, step.left, step.right);
+      if (stripped.data() != text.data()) {  // `text` must start where its buffer starts
+        out.assign(stripped);
+        text = out;
+      } else {
+        text = stripped;
+      }
+      continue;
     }
-    append_nfc({start, static_cast<size_t>(p - start)}, parts, buffer);
-    done = before = p;
+    out.clear();
+    switch (step.kind) {
+      case NormalizerStep::Kind::kLowercase:
+        append_lowercase(text, out);
+        break;
+      case NormalizerStep::Kind::kStripAccents:
+        append_without(text, kMark, out);
+        break;
+      case NormalizerStep::Kind::kReplaceString:
+        append_replaced(text, step.pattern, step.content, out);
+        break;
+      case NormalizerStep::Kind::kReplaceRegex:
+        append_replaced(text, *regexes_[i], step.content, out);
+        break;
+      case NormalizerStep::Kind::kPrepend:
+        if (!text.empty()) out += step.content;
+        out += text;
+        break;
+      case NormalizerStep::Kind::kCharsmap:
+        charsmaps_[i]->append_by_clusters(text, out);
+        break;
+      case NormalizerStep::Kind::kBert:
+        append_bert(step, text, out);
+        break;
+      case NormalizerStep::Kind::kNmt:
+        append_nmt(text, out);
+        break;
+      case NormalizerStep::Kind::kByteLevel:
+        append_byte_level(text, out);
+        break;
+      case NormalizerStep::Kind::kNormalForm:
+      case NormalizerStep::Kind::kStrip:
+        break;
+    }
+    text = out;
   }
-  if (!changed) return text;
-  buffer.append(done, end);
-  return buffer;
+  return text;
 }
 
 }  // namespace megatron

@@ -1,4 +1,4 @@
-// Cuts text into the pieces that BPE works on, by the steps of a tokenizer.json's pre_tokenizer.
+// Cuts text into the pieces that models work on, by the steps of a tokenizer.json's pre_tokenizer.
 #pragma once
 
 #include <cstdint>
@@ -8,6 +8,7 @@
 #include <string_view>
 #include <vector>
 
+#include "megatron/tokenizers/detail/regex.h"
 #include "megatron/tokenizers/detail/scanners.h"
 
 namespace megatron {
@@ -21,26 +22,24 @@ KnownPattern find_known_pattern(std::string_view regex);
 enum class SplitBehavior { kIsolated, kRemoved, kMergedWithPrevious, kMergedWithNext, kContiguous };
 
 struct PreTokenizerStep {
-  enum class Kind { kSplitRegex, kSplitString, kDigits, kPrefixSpace };
+  enum class Kind {
+    kSplitRegex,
+    kSplitString,
+    kDigits,
+    kPrefixSpace,
+    kByteLevel,   // rewrites pieces in GPT-2's printable spelling of bytes
+    kMetaspace,   // writes `pattern` for spaces, and in front by `prepend`; cuts before it
+    kWords,       // \\w+|[^\\w\\s]+
+    kWhitespace,  // the delimiters are white space
+    kPunctuation,
+  };
+  enum class Prepend { kNever, kAlways, kFirst };
   Kind kind = Kind::kSplitRegex;
-  std::string pattern;  // of the two kSplit
+  std::string pattern;  // of the two kSplit and of kMetaspace
   SplitBehavior behavior = SplitBehavior::kIsolated;
-  bool invert = false;  // of the two kSplit: the gaps are the delimiters
-};
-
-// A compiled regular expression. Thread safe.
-class Regex {
- public:
-  // Throws Error, with `where` in front, when the pattern cannot be used.
-  Regex(std::string_view pattern, std::string_view where);
-  ~Regex();
-  Regex(Regex&&) noexcept;
-  // Finds the first match at or after `from`.
-  bool find(std::string_view text, size_t from, size_t& begin, size_t& end) const;
-
- private:
-  struct Impl;
-  std::unique_ptr<Impl> impl_;
+  bool invert = false;                // of the two kSplit: the gaps are the delimiters
+  Prepend prepend = Prepend::kNever;  // of kMetaspace
+  bool split = true;                  // of kMetaspace
 };
 
 // Thread safe.
@@ -61,9 +60,9 @@ class PreTokenizer {
   const std::vector<PreTokenizerStep>& steps() const { return steps_; }
 
   // Calls emit(begin, end) for each piece of well-formed `text`. The pointers point into `text` or
-  // into `scratch`.
+  // into `scratch`. `first`: `text` is the start of what is encoded.
   template <class Emit>
-  void split(std::string_view text, Scratch& scratch, Emit&& emit) const {
+  void split(std::string_view text, bool first, Scratch& scratch, Emit&& emit) const {
     const char* begin = text.data();
     const char* end = begin + text.size();
     if (text.empty()) return;
@@ -78,13 +77,13 @@ class PreTokenizer {
       case KnownPattern::kNone:
         break;
     }
-    const char* base = split_by_steps(text, scratch);
+    const char* base = split_by_steps(text, first, scratch);
     for (const Scratch::Piece& piece : scratch.pieces) emit(base + piece.begin, base + piece.end);
   }
 
  private:
   // Leaves the pieces in scratch.pieces; returns the text that they point into.
-  const char* split_by_steps(std::string_view text, Scratch& scratch) const;
+  const char* split_by_steps(std::string_view text, bool first, Scratch& scratch) const;
 
   std::vector<PreTokenizerStep> steps_;
   std::vector<KnownPattern> known_;               // by step

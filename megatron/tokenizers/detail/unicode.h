@@ -21,6 +21,28 @@ enum CharClass : uint8_t {
 //   bit 4        has a combining class other than 0 in the package's tables for NFC
 const uint8_t* unicode_classes();
 
+enum CharTrait : uint16_t {
+  kPunctuation = 1,   // of Punctuation and BertPreTokenizer
+  kControl = 2,       // removed by BertNormalizer's clean_text
+  kNonspacing = 4,    // removed by BertNormalizer's strip_accents
+  kMark = 8,          // removed by StripAccents
+  kExtends = 16,      // stays in the grapheme cluster of the character before it
+  kPrepends = 32,     // keeps the character behind it in its grapheme cluster
+  kBreaks = 64,       // nothing joins it in a grapheme cluster
+  kCanonical = 128,   // changed by NFD
+  kCompatible = 256,  // changed by NFKD
+};
+
+// The CharTraits of each code point, 2.2 MB, made at the first call.
+const uint16_t* unicode_traits();
+
+// Whether Rust and Python see white space: the classes kSpace and kNewline.
+inline bool is_space(uint32_t c) { return (unicode_classes()[c] & 7) >= kSpace; }
+
+// The lower case of `c` without context. U+0130 has two characters: this gives the first, 'i', and
+// U+0307 follows it.
+uint32_t lower_case(uint32_t c);
+
 // The classes of the ASCII characters by byte; kAboveAscii for the bytes of longer sequences.
 inline constexpr uint8_t kAboveAscii = 7;
 inline constexpr std::array<uint8_t, 256> kByteClass = [] {

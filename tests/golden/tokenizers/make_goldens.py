@@ -1,11 +1,12 @@
 """Makes small tokenizers and what the `tokenizers` package encodes and decodes hard text to.
 
-Made with tokenizers 0.23.3, Python 3.11.   python make_goldens.py    (writes beside itself)
+Made with tokenizers 0.23.3, sentencepiece 0.2.3, tiktoken 0.14.0, Python 3.11.   python make_goldens.py    (writes beside itself)
 
   documents.jsonl   {"text": ...} per line
   NAME.json         a tokenizer.json; gpt2/ holds vocab.json and merges.txt
   NAME.hashes       per document: number of ids, FNV-1a 64 of the ids (little-endian int32), FNV-1a 64 of the decoded text;
                     "-" where the text has characters that are newer than Unicode 14, whose class depends on PCRE2
+  kinds/            the same for the tokenizers of kinds.py, whose text has no characters newer than Unicode 14 where that matters
   learn.*           a corpus and the merges that BpeTrainer learns from it
 """
 
@@ -13,6 +14,7 @@ import json
 import pathlib
 import unicodedata
 
+import kinds
 from hard_text import hard_documents
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from tokenizers.pre_tokenizers import ByteLevel, Digits, Sequence, Split
@@ -117,6 +119,23 @@ def hashes(tokenizer, documents, needs_pcre2):
         yield f"{len(ids)} {fnv1a(id_bytes):016x} {fnv1a(decoded.encode()):016x}"
 
 
+def make_kinds(documents):
+    folder = HERE / "kinds"
+    folder.mkdir(exist_ok=True)
+    training = hard_documents(1, 400_000)
+    for name in kinds.NAMES:
+        kind = kinds.train(name, training, 600, folder, small=True)
+        lines = []
+        for text in documents:
+            if name in kinds.NEEDS_PCRE2 and kinds.assigned(text) != text:
+                lines.append("-\n")
+                continue
+            ids = kind.encode(text)
+            id_bytes = b"".join(i.to_bytes(4, "little") for i in ids)
+            lines.append(f"{len(ids)} {fnv1a(id_bytes):016x} {fnv1a(kind.decode(ids).encode()):016x}\n")
+        (folder / f"{name}.hashes").write_text("".join(lines))
+
+
 def make_learning_golden():
     documents = hard_documents(3, 30_000)
     tokenizer = Tokenizer(models.BPE())
@@ -138,6 +157,7 @@ def main():
     for name, (_, _, needs_pcre2) in TOKENIZERS.items():
         lines = hashes(build(name), documents, needs_pcre2)
         (HERE / f"{name}.hashes").write_text("".join(line + "\n" for line in lines))
+    make_kinds(documents)
     make_learning_golden()
 
 

@@ -73,6 +73,57 @@ INSTANTIATE_TEST_SUITE_P(All, Golden,
                                          "merged_next", "contiguous", "string"),
                          [](const auto& info) { return std::string(info.param); });
 
+// The tokenizers of kinds.py: what the file is tells how it is given.
+std::unique_ptr<Tokenizer> load_kind(const std::string& name) {
+  const auto folder = golden_dir() / "kinds";
+  TokenizerConfig config;
+  if (name.starts_with("sp_")) {
+    config.tokenizer_type = name == "sp_llama" ? "Llama2Tokenizer" : "SentencePieceTokenizer";
+    config.tokenizer_model = (folder / (name + ".model")).string();
+  } else if (name == "tiktoken_llama3") {
+    config.tokenizer_type = "TikTokenizer";
+    config.tokenizer_model = (folder / "tiktoken_llama3.model").string();
+  } else if (name.starts_with("tiktoken_")) {
+    config.tokenizer_type = "TikTokenizer";
+    config.tokenizer_model = (folder / (name + ".json")).string();
+    config.tiktoken_pattern = name.substr(name.size() - 2);
+    config.tiktoken_num_special_tokens = 40;
+    config.vocab_size = 640;
+  } else {
+    return load(folder / (name + ".json"));
+  }
+  return make_tokenizer(config);
+}
+
+class GoldenKind : public testing::TestWithParam<const char*> {};
+
+TEST_P(GoldenKind, IdsAndTextEqualThePackage) {
+  const std::string name = GetParam();
+  const auto tokenizer = load_kind(name);
+  const std::vector<std::string> documents = read_documents();
+  const std::vector<std::string> expected = read_lines(golden_dir() / "kinds" / (name + ".hashes"));
+  ASSERT_EQ(expected.size(), documents.size());
+  size_t compared = 0;
+  for (size_t i = 0; i < documents.size(); ++i) {
+    if (expected[i] == "-") continue;
+    ++compared;
+    EXPECT_EQ(hash_line(*tokenizer, documents[i]), expected[i])
+        << "document " << i << " (line " << i + 1 << ")";
+    // A cache that is warm changes nothing.
+    EXPECT_EQ(hash_line(*tokenizer, documents[i]), expected[i]) << "document " << i << " again";
+  }
+  EXPECT_GT(compared, 80u);
+}
+
+INSTANTIATE_TEST_SUITE_P(All, GoldenKind,
+                         testing::Values("llama2", "mistral", "gemma", "t5", "xlmr", "unigram_text",
+                                         "bert", "bert_cased", "word_level", "bpe_suffix",
+                                         "bpe_prefix", "byte_level_characters", "sp_llama",
+                                         "sp_bpe", "sp_unigram", "sp_unigram_bytes", "sp_suffix",
+                                         "sp_characters", "tiktoken_v1", "tiktoken_v2",
+                                         "tiktoken_llama3"),
+                         [](const auto& info) { return std::string(info.param); });
+
 // The scanners and PCRE2 cut the same: the known patterns, disguised so that they are not
 // recognised.
 TEST(Golden, ScannersEqualTheRegularExpressions) {

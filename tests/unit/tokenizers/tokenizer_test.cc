@@ -70,7 +70,11 @@ TEST(TokenizerConfig, ReportsAllViolations) {
   EXPECT_THAT(error_of([] { make_tokenizer(config_of("HuggingFaceTokenizer")); }),
               HasSubstr("needs --tokenizer-model"));
   EXPECT_THAT(error_of([] { make_tokenizer(config_of("BertWordPieceCase")); }),
-              HasSubstr("WordPiece is not built"));
+              HasSubstr("BertWordPieceCase needs --vocab-file"));
+  EXPECT_THAT(error_of([] { make_tokenizer(config_of("Llama2Tokenizer")); }),
+              HasSubstr("Llama2Tokenizer needs --tokenizer-model"));
+  EXPECT_THAT(error_of([] { make_tokenizer(config_of("MultimodalTokenizer")); }),
+              HasSubstr("multimodal models are not built"));
   EXPECT_THAT(error_of([] { make_tokenizer(config_of("Gpt2")); }), HasSubstr("no such tokenizer"));
   TokenizerConfig config = config_of("GPT2BPETokenizer");
   config.vocab_extra_ids = 3;

@@ -1,0 +1,35 @@
+#include "megatron/tokenizers/detail/json_value.h"
+
+#include "megatron/base/files.h"
+
+namespace megatron {
+
+std::string_view json_type_name(dom::element_type type) {
+  switch (type) {
+    case dom::element_type::ARRAY:
+      return "an array";
+    case dom::element_type::OBJECT:
+      return "an object";
+    case dom::element_type::STRING:
+      return "a string";
+    case dom::element_type::BOOL:
+      return "a boolean";
+    case dom::element_type::NULL_VALUE:
+      return "null";
+    default:
+      return "a number";
+  }
+}
+
+JsonValue parse_json_object(dom::parser& parser, const std::filesystem::path& path) {
+  const std::string text = read_file(path);
+  dom::element root;
+  const simdjson::error_code error = parser.parse(text).get(root);
+  MEGATRON_CHECK(error == simdjson::SUCCESS, path.string(),
+                 ": not JSON: ", simdjson::error_message(error));
+  MEGATRON_CHECK(root.is_object(), path.string(), ": the file holds ", json_type_name(root.type()),
+                 ", expected an object");
+  return {root, path.string() + ": "};
+}
+
+}  // namespace megatron

@@ -1,0 +1,77 @@
+// The tokenizers of the `tokenizers` package: added tokens, normalizer, pre-tokenizer, model, and
+// the way back.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <vector>
+
+#include "megatron/tokenizers/detail/bpe_model.h"
+#include "megatron/tokenizers/detail/tokenizer_definition.h"
+#include "megatron/tokenizers/detail/unigram_model.h"
+#include "megatron/tokenizers/detail/wordpiece_model.h"
+#include "megatron/tokenizers/tokenizer.h"
+
+namespace megatron {
+
+// Each thread that encodes keeps a word cache of 3 MiB for each of the last two tokenizers it used.
+class PipelineTokenizer : public Tokenizer {
+ public:
+  // Throws Error for a definition that does not hold together.
+  PipelineTokenizer(std::string_view type, const TokenizerDefinition& definition);
+
+  int64_t vocab_size() const override { return static_cast<int64_t>(bytes_.size()); }
+  void encode_append(std::string_view text, std::vector<int32_t>& out) const override;
+  std::string decode(std::span<const int32_t> ids, bool skip_special_tokens) const override;
+  std::string token_bytes(int32_t id) const override;
+  bool is_special(int32_t id) const override;
+  std::optional<int32_t> eod() const override { return eod_; }
+  std::optional<int32_t> bos() const override { return bos_; }
+  std::optional<int32_t> pad() const override { return pad_; }
+  std::vector<int32_t> prefix_ids() const override { return before_; }
+  std::vector<int32_t> suffix_ids() const override { return after_; }
+  std::optional<int32_t> token_to_id(std::string_view token) const override;
+  std::string fingerprint() const override { return fingerprint_; }
+  std::vector<std::filesystem::path> files() const override { return files_; }
+
+ private:
+  struct ThreadState;
+  void build_model(const TokenizerDefinition& definition);
+  void build_bpe(const TokenizerDefinition& definition, std::vector<std::string> tokens,
+                 int32_t unknown);
+  void build_unigram(const TokenizerDefinition& definition, std::vector<std::string> tokens,
+                     int32_t unknown);
+  std::array<int32_t, 256> byte_token_ids() const;
+  void add_tokens(const TokenizerDefinition& definition);
+  void find_special_ids(const TokenizerDefinition& definition);
+  std::string make_fingerprint(std::string_view type, const TokenizerDefinition& definition) const;
+  // Appends the ids of text that holds no added token of the raw kind; `first`: it starts the text.
+  void encode_segment(std::string_view text, bool first, ThreadState& state, WordEncoder& words,
+                      std::vector<int32_t>& out) const;
+  void encode_part(std::string_view part, bool first, std::string_view readable, ThreadState& state,
+                   WordEncoder& words, std::vector<int32_t>& out) const;
+  void check_id(int32_t id) const;
+
+  const uint64_t instance_;  // tells the thread-local caches of several tokenizers apart
+  std::unordered_map<std::string, int32_t> ids_;  // by spelling
+  std::vector<std::string> tokens_;               // what the decoder gets, by id
+  std::vector<std::string> bytes_;                // each by itself, decoded
+  std::vector<bool> special_;
+  std::unique_ptr<WordModel> model_;         // null for Unigram
+  std::unique_ptr<UnigramModel> unigram_;    // null for the others
+  const MetaspaceCutter* cutter_ = nullptr;  // of BPE, when words may hold spaces
+  Normalizer normalizer_;
+  PreTokenizer pre_tokenizer_;
+  Decoder decoder_;
+  bool joins_bytes_ = false;  // decoding is joining bytes_
+  AddedTokenMatcher raw_matcher_, normalized_matcher_;
+  std::optional<int32_t> eod_, bos_, pad_;
+  std::vector<int32_t> before_, after_;
+  std::string fingerprint_;
+  std::vector<std::filesystem::path> files_;
+};
+
+}  // namespace megatron
