@@ -188,6 +188,8 @@ void Run::announce() {
                format_count(static_cast<uint64_t>(model_.num_parameters())), " parameters",
                groups_.world.size() > 1 ? " on this rank" : "", ", vocabulary ",
                vocabulary_.size, " padded to ", vocabulary_.padded_size));
+  if (arguments_.transformer.fp4_format != Fp4Format::kNone)
+    log_info("FP4 is emulated: operands are rounded as on Blackwell and multiplied in bf16, slower than without");
   if (start_.continues()) {
     log_info(cat("resuming from ", start_.checkpoint->directory().string(), " at iteration ", state_.iteration, " of ", train_iters_));
   } else if (start_.checkpoint) {

@@ -488,6 +488,36 @@ KernelCase amax_case(at::ScalarType type, Shape shape) {
   return row;
 }
 
+// Codes that a gated activation writes at once, against those of its result; in both directions. The part that differs.
+KernelCase fp8_activation_case(Activation activation, bool blocks, at::ScalarType type, Shape shape) {
+  KernelCase row;
+  row.name = row_name((blocks ? "fp8_block_activation_" : "fp8_activation_") + std::to_string(static_cast<int>(activation)), type, shape);
+  row.type = type;
+  row.inputs = [=] {
+    return Tensors{normal({shape.rows, 2 * shape.columns}, type, 1, 3.0), normal({shape.rows, shape.columns}, type, 2)};
+  };
+  row.run = [=](const Tensors& t) -> Tensors {
+    Tensors wrong;
+    for (const bool backward : {false, true}) {
+      const at::Tensor scale = at::full({1}, 37.5, t[0].options().dtype(at::kFloat)), amax = at::zeros_like(scale);
+      const at::Tensor result = backward ? activation_backward(t[1], t[0], activation, 1.0) : activation_forward(t[0], activation, 1.0);
+      const at::ScalarType codes = backward ? at::kFloat8_e5m2 : at::kFloat8_e4m3fn;
+      const QuantizedTensor two = blocks ? quantize_blocks(result, codes, {}, false) : quantize_tensor(result, codes, {}, {scale});
+      const TensorScale by = blocks ? TensorScale{} : TensorScale{scale, {}, amax};
+      const QuantizedTensor one = quantize_activation(t[0], backward ? t[1] : at::Tensor(), activation, 1.0, codes, {}, by);
+      for (const auto& [a, b] : {std::pair{one.rows, two.rows}, std::pair{one.columns, two.columns}}) {
+        wrong.push_back(a.codes.view(at::kByte).ne(b.codes.view(at::kByte)).to(at::kFloat).mean());
+        wrong.push_back(a.scale.ne(b.scale).to(at::kFloat).mean());
+      }
+      if (!blocks) wrong.push_back((amax / result.abs().max().to(at::kFloat) - 1).squeeze());
+    }
+    return wrong;
+  };
+  row.reference = [=](const Tensors&) -> Tensors { return Tensors(blocks ? 8 : 10, at::zeros({})); };
+  row.tolerance = 1e-2;  // two kernels of a GPU may contract a product and a sum differently
+  return row;
+}
+
 void add_rows(std::vector<KernelCase>& rows, at::ScalarType type,
               const std::vector<Shape>& shapes) {
   for (const Shape shape : shapes) {
@@ -539,6 +569,9 @@ std::vector<KernelCase> kernel_cases(bool perf) {
       rows.push_back(fp8_cast_case(at::kFloat8_e4m3fn, type, shape));
       rows.push_back(fp8_cast_case(at::kFloat8_e5m2, type, shape));
     }
+    for (const Activation gated : {Activation::kSwiglu, Activation::kGeglu, Activation::kQuickGeglu})
+      for (const Shape shape : {Shape{16, 16}, Shape{144, 208}}) rows.push_back(fp8_activation_case(gated, false, type, shape));
+    for (const Shape shape : {Shape{128, 128}, Shape{256, 384}}) rows.push_back(fp8_activation_case(Activation::kSwiglu, true, type, shape));
     for (const Shape shape : {Shape{128, 128}, Shape{384, 640}}) {
       rows.push_back(fp8_block_case(false, type, shape));
       rows.push_back(fp8_block_case(true, type, shape));
