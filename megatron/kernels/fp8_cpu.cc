@@ -17,7 +17,7 @@ void cast_rows(const Fp8Cast& args, int64_t begin, int64_t end) {
   if (scale == 0.0f) scale = 1.0f;
   if (begin == 0) {
     args.scale[0] = scale;
-    args.scale[1] = 1.0f / scale;
+    args.scale[kFp8InverseAt] = 1.0f / scale;
   }
   std::vector<float> scratch(n);
   std::vector<uint8_t> codes(n);

@@ -120,8 +120,10 @@ __global__ void norm_forward_packs(NormForward norm) {
         store_as(out.at[j], biases != nullptr ? scaled + bias[j] : scaled);
       }
       store_group(static_cast<T*>(norm.y) + row * n + i, out);
+      if (norm.amax != nullptr) {
 #pragma unroll
-      for (int j = 0; j < kSize; ++j) amax = larger(amax, load_as<float>(out.at[j]));
+        for (int j = 0; j < kSize; ++j) amax = larger(amax, load_as<float>(out.at[j]));
+      }
     }
   }
   if (norm.amax != nullptr) {

@@ -48,7 +48,7 @@ BlasScale blas_scale(ScaleLayout layout) {
 }
 
 const float* inverse_scale(const QuantizedMatrix& matrix) {
-  return matrix.scale.const_data_ptr<float>() + (matrix.layout == ScaleLayout::kTensor ? 1 : 0);
+  return matrix.scale.const_data_ptr<float>() + (matrix.layout == ScaleLayout::kTensor ? kFp8InverseAt : 0);
 }
 
 // A row-major matrix [r, c] is a column-major c x r one: D^T = B^T A^T.

@@ -41,11 +41,15 @@ void check_product(const QuantizedMatrix& a, const QuantizedMatrix& b) {
                   "a product of an operand scaled by blocks and one that is not");
 }
 
-// On the CPU: the codes' products summed in fp32, then the scales.
-at::Tensor product_on_cpu(const QuantizedMatrix& a, const QuantizedMatrix& b) {
+bool is_emulated(const QuantizedMatrix& m) { return m.codes.scalar_type() == at::kBFloat16; }
+
+// On the CPU, and of what is emulated: the codes' products summed in fp32, then the scales.
+at::Tensor plain_product(const QuantizedMatrix& a, const QuantizedMatrix& b) {
   if (a.layout != ScaleLayout::kTensor) return at::mm(dequantize(a), dequantize(b).t());
-  const at::Tensor product = at::mm(a.codes.to(at::kFloat), b.codes.to(at::kFloat).t());
-  return product.mul_(a.scale.select(0, 1) * b.scale.select(0, 1));
+  const at::Tensor product = a.codes.is_cuda()
+                                 ? at::mm(a.codes, b.codes.t(), at::kFloat)
+                                 : at::mm(a.codes.to(at::kFloat), b.codes.to(at::kFloat).t());
+  return product.mul_(a.scale.select(0, kFp8InverseAt) * b.scale.select(0, kFp8InverseAt));
 }
 
 }  // namespace
@@ -72,7 +76,7 @@ QuantizedTensor quantize_tensor(const at::Tensor& x, at::ScalarType type, Orient
   const at::Tensor in = as_matrix(x);
   const at::Tensor amax = by.scale.defined() || by.amax.defined() ? by.amax : largest_magnitude(in);
   const int64_t r = in.size(0), c = in.size(1);
-  const at::Tensor scale = at::empty({2}, in.options().dtype(at::kFloat));
+  const at::Tensor scale = at::empty({kFp8ScaleElements}, in.options().dtype(at::kFloat));
   QuantizedTensor out;
   if (wanted.rows)
     out.rows = {at::empty({r, c}, in.options().dtype(type)), scale, ScaleLayout::kTensor};
@@ -142,7 +146,7 @@ at::Tensor dequantize(const QuantizedMatrix& matrix) {
   const int64_t r = values.size(0), c = values.size(1);
   switch (matrix.layout) {
     case ScaleLayout::kTensor:
-      return values * matrix.scale.select(0, 1);
+      return values * matrix.scale.select(0, kFp8InverseAt);
     case ScaleLayout::kVector128:
       return (values.view({r, c / kFp8Block, kFp8Block}) * matrix.scale.t().unsqueeze(2))
           .view({r, c});
@@ -160,13 +164,13 @@ at::Tensor quantized_product(const QuantizedMatrix& a, const QuantizedMatrix& b,
   const at::NoGradGuard no_grad;
   check_product(a, b);
   if (bias.defined()) check_shape("bias of a quantised product", bias, {b.codes.size(0)});
-  if (a.codes.is_cuda()) {
+  if (a.codes.is_cuda() && !is_emulated(a)) {
     const at::Tensor out =
         at::empty({a.codes.size(0), b.codes.size(0)}, a.codes.options().dtype(type));
     blas_quantized(a, b, out, bias.defined() ? bias.to(type) : bias, 0.0, fast);
     return out;
   }
-  at::Tensor out = product_on_cpu(a, b);
+  at::Tensor out = plain_product(a, b);
   if (bias.defined()) out.add_(bias);
   return out.to(type);
 }
@@ -178,8 +182,9 @@ void quantized_product_into(const QuantizedMatrix& a, const QuantizedMatrix& b,
   check_shape("target of a quantised product", target, {a.codes.size(0), b.codes.size(0)});
   MEGATRON_ASSERT(target.scalar_type() == at::kFloat && target.is_contiguous(),
                   "the target of a quantised product is fp32 and contiguous");
-  if (a.codes.is_cuda()) return blas_quantized(a, b, target, {}, beta, /*fast=*/false);
-  const at::Tensor product = product_on_cpu(a, b);
+  if (a.codes.is_cuda() && !is_emulated(a))
+    return blas_quantized(a, b, target, {}, beta, /*fast=*/false);
+  const at::Tensor product = plain_product(a, b);
   if (beta == 0.0) {
     target.copy_(product);
   } else {

@@ -3,6 +3,7 @@
 // are multiplied in fp32. No function waits for the device.
 #pragma once
 
+#include "megatron/tensor/activation.h"
 #include "megatron/tensor/quantization_options.h"
 
 namespace megatron {
@@ -11,8 +12,8 @@ enum class ScaleLayout : uint8_t { kTensor, kVector128, kBlock128 };
 
 // A matrix in codes, contiguous, and the inverse of what its values were multiplied with.
 struct QuantizedMatrix {
-  at::Tensor codes;  // [rows, columns], FP8
-  // kTensor     [2] fp32: the scale and its inverse
+  at::Tensor codes;  // [rows, columns], FP8; bf16 for NVFP4
+  // kTensor     [kFp8ScaleElements] fp32: the scale, and its inverse at kFp8InverseAt
   // kVector128  [columns / 128, rows] fp32, inverse
   // kBlock128   [rows / 128, columns / 128 rounded up to 4] fp32, inverse
   at::Tensor scale;
@@ -48,6 +49,20 @@ QuantizedTensor quantize_tensor(const at::Tensor& x, at::ScalarType type, Orient
 // which differs between the two orientations.
 QuantizedTensor quantize_blocks(const at::Tensor& x, at::ScalarType type, Orientations wanted,
                                 bool square);
+
+// The codes of activate(x), or with `dy` of its gradient (activation_backward), without the tensor
+// itself; the same bits as in two steps. Gated activations, by a scale that is given, or with no
+// scale by blocks of 128.
+QuantizedTensor quantize_activation(const at::Tensor& x, const at::Tensor& dy,
+                                    Activation activation, double offset, at::ScalarType type,
+                                    Orientations wanted, const TensorScale& by);
+
+// NVFP4, emulated: `codes` are bf16 values of E2M1 times E4M3, which hold them exactly; the scale
+// is the tensor's. Blocks of 16 along the sum, 16 x 16 of a weight. Input and gradient are summed
+// over rows in a basis that spreads outliers (a Hadamard transform of 16 neighbours, the same for
+// both), and gradients are rounded at random, by a hash of place and value: the same bits in every
+// run.
+QuantizedTensor quantize_nvfp4(const at::Tensor& x, OperandRole role, Orientations wanted);
 
 // The values that the codes stand for, fp32.
 at::Tensor dequantize(const QuantizedMatrix& matrix);

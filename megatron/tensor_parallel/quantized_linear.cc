@@ -12,6 +12,12 @@
 // weight is quantised when its value has changed, once a step, and its codes (2 bytes an element)
 // stay; where values are gathered for each pass (fully sharded) they are quantised each time.
 //
+// Note [Gradients in codes]
+// With delayed scaling the scale of every operand is known, so a gated activation writes codes
+// alone: of its result in the forward, and in the backward of the gradient of linear_fc1's product,
+// which is then no tensor that autograd could carry. linear_fc2 leaves the codes with linear_fc1's
+// state, whose backward follows at once, and returns an undefined gradient.
+//
 // Note [Measuring]
 // A scale follows from the largest value of the tensor, so it needs a reading of its own, which
 // norms and activations do while they write: their kernels raise an amax on the device. Under
@@ -63,8 +69,24 @@ class OperandScaling {
       recorded_ = true;
     }
   }
-  // The scale of an earlier quantisation of the same values, [2].
+  // The scale of an earlier quantisation of the same values.
   void repeat(const at::Tensor& scale) { earlier_ = scale; }
+
+  // Whether a kernel can write codes as it computes: by a scale that is known, or by blocks.
+  bool is_known() const {
+    if (state_.quantization.recipe == QuantizationRecipe::kBlockwise) return true;
+    return state_.quantization.recipe == QuantizationRecipe::kDelayed && !by_own_values_;
+  }
+  // The codes of an activation's result, or with `dy` of its gradient; is_known().
+  QuantizedTensor quantize_activation(const at::Tensor& x, const at::Tensor& dy,
+                                      Activation activation, double offset,
+                                      Orientations wanted) const {
+    check_alignment(x);
+    TensorScale by;
+    if (scales_ != nullptr) by = {scales_->state.select(0, static_cast<int64_t>(role_)), {}, slot_};
+    return megatron::quantize_activation(x, dy, activation, offset, state_.quantization.type(role_),
+                                         wanted, by);
+  }
 
   QuantizedTensor quantize(const at::Tensor& x, Orientations wanted) const {
     check_alignment(x);
@@ -72,6 +94,7 @@ class OperandScaling {
     const at::ScalarType type = options.type(role_);
     if (options.recipe == QuantizationRecipe::kBlockwise)
       return quantize_blocks(x, type, wanted, role_ == OperandRole::kWeight);
+    if (options.recipe == QuantizationRecipe::kNvfp4) return quantize_nvfp4(x, role_, wanted);
     TensorScale by;
     if (earlier_.defined()) {
       by.scale = earlier_;
@@ -165,6 +188,19 @@ bool row_keeps_codes(const LinearState& state) {
          !(state.input_activation && state.recompute_activation);
 }
 
+Orientations gradient_orientations(const LinearState& state) {
+  return state.weight->trainable && state.quantization.weight_gradient ? kBoth : kInRows;
+}
+
+// Whether an activation's kernel can write codes in place of its result `like`.
+bool goes_into_codes(const OperandScaling& scaling, Activation activation, const at::Tensor& like) {
+  return scaling.is_known() && is_gated(activation) && like.scalar_type() != at::kDouble;
+}
+// Whether a layer's backward needs the gradient of its output in codes only.
+bool takes_codes_alone(const LinearState& state) {
+  return state.bias == nullptr && (!state.weight->trainable || state.quantization.weight_gradient);
+}
+
 struct SavedCodes {
   at::Tensor codes, scale;
 };
@@ -210,6 +246,7 @@ struct QuantizedColumnFunction : torch::autograd::Function<QuantizedColumnFuncti
     const AcquiredValue weight(state.weight), bias(state.bias);
     const at::ScalarType type = weight.value().scalar_type();
     context->saved_data["state"] = reinterpret_cast<int64_t>(pointer);
+    context->set_materialize_grads(false);  // the gradient of y may come as codes, beside autograd
     OperandScaling scaling(state, OperandRole::kInput, recording);
     at::Tensor input = x;
     NormResult normed;
@@ -237,21 +274,29 @@ struct QuantizedColumnFunction : torch::autograd::Function<QuantizedColumnFuncti
   static variable_list backward(AutogradContext* context, variable_list grads) {
     LinearState& state = saved_state(context);
     const variable_list saved = context->get_saved_variables();
-    const at::Tensor dy = grads[0].contiguous();
-    OperandScaling scaling(state, OperandRole::kGradient, /*record=*/true);
-    const MeasuredGradient measured = std::exchange(state.measured, {});
-    if (measured.gradient.defined() && measured.gradient.is_same(grads[0]))
-      scaling.take_measured(measured.amax);
-    const bool columns = state.weight->trainable && state.quantization.weight_gradient;
-    const QuantizedTensor gradient = scaling.quantize(dy, columns ? kBoth : kInRows);
+    MeasuredGradient measured = std::exchange(state.measured, {});
+    at::Tensor dy;
+    QuantizedTensor gradient;
+    std::vector<int64_t> shape;
+    if (grads[0].defined()) {
+      dy = grads[0].contiguous();
+      shape = dy.sizes().vec();
+      OperandScaling scaling(state, OperandRole::kGradient, /*record=*/true);
+      if (measured.gradient.defined() && measured.gradient.is_same(grads[0]))
+        scaling.take_measured(measured.amax);
+      gradient = scaling.quantize(dy, gradient_orientations(state));
+    } else {
+      MEGATRON_ASSERT(measured.codes.rows.defined(), state.weight->name, ": no gradient arrived");
+      gradient = std::move(measured.codes);
+      shape = std::move(measured.shape);
+    }
     at::Tensor dx;
     at::ScalarType type;
     {
       const AcquiredValue weight(state.weight);
       type = weight.value().scalar_type();
       dx = multiply(state, gradient.rows,
-                    weight_codes(state, weight.value(), kInColumns, true).columns, dy.sizes(), type,
-                    {},
+                    weight_codes(state, weight.value(), kInColumns, true).columns, shape, type, {},
                     /*forward=*/false);
     }
     const std::shared_ptr<Work> reduction =
@@ -260,7 +305,7 @@ struct QuantizedColumnFunction : torch::autograd::Function<QuantizedColumnFuncti
       if (saved[3].defined()) return gathered(state, saved[3]);
       return gathered(state, norm_apply(*state.norm, saved[0], saved[1], saved[2]).to(type));
     });
-    accumulate_bias_grad(state.bias, dy);
+    if (dy.defined()) accumulate_bias_grad(state.bias, dy);
     if (reduction) reduction->wait();
     const at::Tensor& beside = grads[1];  // undefined when nothing goes around the layer
     if (state.norm != nullptr) {
@@ -282,15 +327,21 @@ struct QuantizedRowFunction : torch::autograd::Function<QuantizedRowFunction> {
     const at::ScalarType type = weight.value().scalar_type();
     context->saved_data["state"] = reinterpret_cast<int64_t>(pointer);
     OperandScaling scaling(state, OperandRole::kInput, recording);
-    at::Tensor input = before;
-    if (state.input_activation)
-      input = activation_forward(before, *state.input_activation, state.activation_offset,
-                                 scaling.to_measure(before));
     const bool keep = recording && row_keeps_codes(state);
-    const QuantizedTensor codes = scaling.quantize(input, keep ? kBoth : kInRows);
+    QuantizedTensor codes;
+    if (state.input_activation && goes_into_codes(scaling, *state.input_activation, before)) {
+      codes = scaling.quantize_activation(before, {}, *state.input_activation,
+                                          state.activation_offset, keep ? kBoth : kInRows);
+    } else {
+      at::Tensor input = before;
+      if (state.input_activation)
+        input = activation_forward(before, *state.input_activation, state.activation_offset,
+                                   scaling.to_measure(before));
+      codes = scaling.quantize(input, keep ? kBoth : kInRows);
+    }
     const QuantizedTensor weights = weight_codes(state, weight.value(), kInRows, recording);
     const bool alone = state.tp->size() == 1;
-    at::Tensor y = multiply(state, codes.rows, weights.rows, input.sizes(), type,
+    at::Tensor y = multiply(state, codes.rows, weights.rows, before.sizes(), type,
                             alone ? bias.value() : at::Tensor(),
                             /*forward=*/true);
     if (recording) {
@@ -315,8 +366,7 @@ struct QuantizedRowFunction : torch::autograd::Function<QuantizedRowFunction> {
                          grads[0].contiguous());  // a partial sum with sequence_parallel
     const at::Tensor dy = gathered(state, grads[0].contiguous());
     OperandScaling scaling(state, OperandRole::kGradient, /*record=*/true);
-    const bool columns = state.weight->trainable && state.quantization.weight_gradient;
-    const QuantizedTensor gradient = scaling.quantize(dy, columns ? kBoth : kInRows);
+    const QuantizedTensor gradient = scaling.quantize(dy, gradient_orientations(state));
     at::Tensor dx;
     {
       const AcquiredValue weight(state.weight);
@@ -329,15 +379,26 @@ struct QuantizedRowFunction : torch::autograd::Function<QuantizedRowFunction> {
                  ? activation_forward(before, *state.input_activation, state.activation_offset)
                  : before;
     });
-    if (state.input_activation) {
-      LinearState* from = state.input_from;
-      at::Tensor amax;
-      if (from != nullptr && from->quantization.enabled())
-        amax = OperandScaling(*from, OperandRole::kGradient, /*record=*/true).to_measure(dx);
-      dx =
-          activation_backward(dx, saved[0], *state.input_activation, state.activation_offset, amax);
-      if (amax.defined()) from->measured = {dx, amax};
+    if (!state.input_activation) return {dx, at::Tensor(), at::Tensor(), at::Tensor()};
+    const Activation activation = *state.input_activation;
+    LinearState* from = state.input_from != nullptr && state.input_from->quantization.enabled()
+                            ? state.input_from
+                            : nullptr;
+    if (from == nullptr)
+      return {activation_backward(dx, saved[0], activation, state.activation_offset), {}, {}, {}};
+    OperandScaling before(*from, OperandRole::kGradient, /*record=*/true);
+    if (goes_into_codes(before, activation, dx) && takes_codes_alone(*from)) {
+      from->measured = {
+          {},
+          {},
+          before.quantize_activation(saved[0], dx, activation, state.activation_offset,
+                                     gradient_orientations(*from)),
+          saved[0].sizes().vec()};
+      return {at::Tensor(), at::Tensor(), at::Tensor(), at::Tensor()};
     }
+    const at::Tensor amax = before.to_measure(dx);
+    dx = activation_backward(dx, saved[0], activation, state.activation_offset, amax);
+    if (amax.defined()) from->measured = {dx, amax};
     return {dx, at::Tensor(), at::Tensor(), at::Tensor()};
   }
 };

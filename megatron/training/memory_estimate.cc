@@ -39,6 +39,19 @@ void add_optimizer(const LayoutPlan& plan, const std::vector<PlannedParameter>& 
   memory.optimizer_states += static_cast<int64_t>(more * static_cast<double>(records));
 }
 
+// The codes of quantised weights, in both orientations, which stay while the values do.
+int64_t code_bytes(const LayoutPlan& plan, const std::vector<PlannedParameter>& parameters) {
+  constexpr std::string_view kLayers = "decoder.layers.";
+  int64_t bytes = 0;
+  for (const PlannedParameter& p : parameters) {
+    const bool linear = p.name.starts_with(kLayers) && p.name.find(".linear_") != std::string::npos && p.name.ends_with(".weight");
+    if (!linear) continue;
+    const QuantizationOptions options = plan.model().quantization(1 + std::stoll(p.name.substr(kLayers.size())));
+    if (options.enabled()) bytes += 2 * p.local_elements * (options.recipe == QuantizationRecipe::kNvfp4 ? 2 : 1);
+  }
+  return bytes;
+}
+
 void add_chunk(const LayoutPlan& plan, int stage, int chunk, StageMemory& memory) {
   const std::vector<PlannedParameter> parameters = chunk_parameters(plan, stage, chunk);
   const BufferLayout buffer = chunk_buffer(plan, parameters);
@@ -57,6 +70,7 @@ void add_chunk(const LayoutPlan& plan, int stage, int chunk, StageMemory& memory
   }
   for (const PlannedParameter& p : parameters) memory.parameters += p.local_elements;
   memory.weights += plan.bytes.model * (sharding.values ? own : all);
+  if (!sharding.values) memory.weights += code_bytes(plan, parameters);
   memory.gradients += plan.bytes.sum * (sharding.gradients ? own_trained : trained);
   const DistributedDataParallelConfig& ddp = plan.arguments.ddp;
   if (sharding.values) {

@@ -201,6 +201,8 @@ void Run::announce() {
                groups_.world.size() > 1 ? " on this rank" : "",
                frozen > 0 ? cat(" of which ", frozen_text, " are frozen") : "", ", vocabulary ",
                vocabulary_.size, " padded to ", vocabulary_.padded_size));
+  if (arguments_.transformer.fp4_format != Fp4Format::kNone)
+    log_info("FP4 is emulated: operands are rounded as on Blackwell and multiplied in bf16, slower than without");
   if (start_.continues()) {
     log_info(cat("resuming from ", start_.checkpoint->directory().string(), " at iteration ", state_.iteration, " of ", train_iters_));
   } else if (start_.checkpoint) {

@@ -473,7 +473,6 @@ void TransformerConfig::validate_quantization(Violations& violations) const {
           "recipes for Hopper: tensorwise, delayed, blockwise");
   require(fp8_recipe != Fp8Recipe::kCustom, "--fp8-recipe custom loads quantisers from Python, which does not run here",
           "recipes: tensorwise, delayed, blockwise");
-  require(!fp4, "--fp4-format is not built yet", "--fp8-format hybrid");
   require(fp4_recipe != Fp4Recipe::kCustom, "--fp4-recipe custom loads quantisers from Python, which does not run here",
           "--fp4-recipe nvfp4");
   const bool delayed = fp8 && fp8_recipe == Fp8Recipe::kDelayed;

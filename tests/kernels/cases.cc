@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "megatron/kernels/fp8.h"
 #include "megatron/tensor/activation.h"
 #include "megatron/tensor/cross_entropy.h"
 #include "megatron/tensor/embedding.h"
@@ -415,7 +416,7 @@ KernelCase fp8_cast_case(at::ScalarType codes, at::ScalarType type, Shape shape)
   row.inputs = [=] { return Tensors{normal({shape.rows, shape.columns}, type, 1, 3.0)}; };
   row.run = [=](const Tensors& t) -> Tensors {
     const QuantizedTensor q = quantize_tensor(t[0], codes, {});
-    return {q.rows.codes.view(at::kByte), q.columns.codes.view(at::kByte), q.rows.scale};
+    return {q.rows.codes.view(at::kByte), q.columns.codes.view(at::kByte), at::stack({q.rows.scale[0], q.rows.scale[kFp8InverseAt]})};
   };
   row.reference = [=](const Tensors& t) -> Tensors {
     const at::Tensor x = t[0].to(at::kFloat), largest = at::full({}, codes == at::kFloat8_e5m2 ? 57344.0f : 448.0f, at::kFloat);
@@ -489,6 +490,38 @@ KernelCase amax_case(at::ScalarType type, Shape shape) {
   return row;
 }
 
+// Codes that a gated activation writes at once, against those of its result; in both directions. The part that differs.
+KernelCase fp8_activation_case(Activation activation, bool blocks, at::ScalarType type, Shape shape) {
+  KernelCase row;
+  row.name = row_name((blocks ? "fp8_block_activation_" : "fp8_activation_") + std::to_string(static_cast<int>(activation)), type, shape);
+  row.type = type;
+  row.inputs = [=] {
+    return Tensors{normal({shape.rows, 2 * shape.columns}, type, 1, 3.0), normal({shape.rows, shape.columns}, type, 2)};
+  };
+  row.run = [=](const Tensors& t) -> Tensors {
+    Tensors wrong;
+    for (const bool backward : {false, true}) {
+      const at::Tensor scale = at::full({1}, 37.5, t[0].options().dtype(at::kFloat)), amax = at::zeros_like(scale);
+      const at::Tensor result = backward ? activation_backward(t[1], t[0], activation, 1.0) : activation_forward(t[0], activation, 1.0);
+      const at::ScalarType codes = backward ? at::kFloat8_e5m2 : at::kFloat8_e4m3fn;
+      const QuantizedTensor two = blocks ? quantize_blocks(result, codes, {}, false) : quantize_tensor(result, codes, {}, {scale});
+      const TensorScale by = blocks ? TensorScale{} : TensorScale{scale, {}, amax};
+      const QuantizedTensor one = quantize_activation(t[0], backward ? t[1] : at::Tensor(), activation, 1.0, codes, {}, by);
+      for (const auto& [a, b] : {std::pair{one.rows, two.rows}, std::pair{one.columns, two.columns}}) {
+        wrong.push_back(a.codes.view(at::kByte).ne(b.codes.view(at::kByte)).to(at::kFloat).mean());
+        // The rest pads.
+        const auto written = [&](const at::Tensor& scales) { return blocks ? scales : at::stack({scales[0], scales[kFp8InverseAt]}); };
+        wrong.push_back(written(a.scale).ne(written(b.scale)).to(at::kFloat).mean());
+      }
+      if (!blocks) wrong.push_back((amax / result.abs().max().to(at::kFloat) - 1).squeeze());
+    }
+    return wrong;
+  };
+  row.reference = [=](const Tensors&) -> Tensors { return Tensors(blocks ? 8 : 10, at::zeros({})); };
+  row.tolerance = 1e-2;  // two kernels of a GPU may contract a product and a sum differently
+  return row;
+}
+
 void add_rows(std::vector<KernelCase>& rows, at::ScalarType type,
               const std::vector<Shape>& shapes) {
   for (const Shape shape : shapes) {
@@ -540,6 +573,9 @@ std::vector<KernelCase> kernel_cases(bool perf) {
       rows.push_back(fp8_cast_case(at::kFloat8_e4m3fn, type, shape));
       rows.push_back(fp8_cast_case(at::kFloat8_e5m2, type, shape));
     }
+    for (const Activation gated : {Activation::kSwiglu, Activation::kGeglu, Activation::kQuickGeglu})
+      for (const Shape shape : {Shape{16, 16}, Shape{144, 208}}) rows.push_back(fp8_activation_case(gated, false, type, shape));
+    for (const Shape shape : {Shape{128, 128}, Shape{256, 384}}) rows.push_back(fp8_activation_case(Activation::kSwiglu, true, type, shape));
     for (const Shape shape : {Shape{128, 128}, Shape{384, 640}}) {
       rows.push_back(fp8_block_case(false, type, shape));
       rows.push_back(fp8_block_case(true, type, shape));

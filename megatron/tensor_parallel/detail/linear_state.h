@@ -20,9 +20,12 @@ struct WeightCodes {
   at::Tensor amax;  // delayed scaling: the weight's largest value, where no step has it yet
 };
 
-// A gradient whose largest value was measured by the kernel that made it.
+// A gradient whose largest value was measured by the kernel that made it; or one that was never
+// written but as codes, of this shape, and has no tensor.
 struct MeasuredGradient {
   at::Tensor gradient, amax;
+  QuantizedTensor codes = {};
+  std::vector<int64_t> shape = {};
 };
 
 // Lives as long as the layer, which must outlive its graphs. Every function takes an anchor()

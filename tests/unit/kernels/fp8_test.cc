@@ -86,7 +86,7 @@ TEST(Fp8, CastWritesRowsAndTheirTranspose) {
   amax_cpu({DType::kBFloat16, kRows * kColumns, x.data(), &amax}, 0, 1);
   EXPECT_EQ(amax, most);
   std::array<uint8_t, kRows * kColumns> rows{}, columns{};
-  std::array<float, 2> scale{};
+  std::array<float, kFp8ScaleElements> scale{};
   Fp8Cast cast;
   cast.rows = kRows;
   cast.columns = kColumns;
@@ -99,7 +99,7 @@ TEST(Fp8, CastWritesRowsAndTheirTranspose) {
   fp8_cast_cpu(cast, 0, 2);
   fp8_cast_cpu(cast, 2, kRows);
   EXPECT_EQ(scale[0], 448.0f / amax);
-  EXPECT_EQ(scale[1], 1.0f / scale[0]);
+  EXPECT_EQ(scale[kFp8InverseAt], 1.0f / scale[0]);
   EXPECT_EQ(next, most);
   for (int64_t r = 0; r < kRows; ++r) {
     for (int64_t c = 0; c < kColumns; ++c) {

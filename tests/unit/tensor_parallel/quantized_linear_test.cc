@@ -200,8 +200,9 @@ TEST(QuantizedLinear, AWeightIsQuantisedWhenItChanges) {
   }
 }
 
-TEST(QuantizedLinear, NormAndActivationInsideMeasureWhatTheyWrite) {
-  // The same layer with the norm and the activation outside, where the linear measures by itself.
+// The same layers with the norm and the activation outside, where the linear measures by itself. With delayed scaling and no
+// bias the activation writes codes alone, in both directions.
+void expect_same_inside_and_outside(bool biased) {
   const ParallelGroups one;
   for (const QuantizationRecipe r : {QuantizationRecipe::kTensorwise, QuantizationRecipe::kDelayed,
                                      QuantizationRecipe::kBlockwise}) {
@@ -212,6 +213,7 @@ TEST(QuantizedLinear, NormAndActivationInsideMeasureWhatTheyWrite) {
          ++variant) {  // inside; inside and built again in the backward; outside
       LinearOptions fc1_options, fc2_options;
       fc1_options.quantization = fc2_options.quantization = recipe(r, true);
+      fc1_options.bias = fc2_options.bias = biased;
       fc1_options.input_norm = variant < 2;
       fc1_options.norm.kind = Normalization::kRMSNorm;
       fc1_options.recompute_norm = fc2_options.recompute_activation = variant == 1;
@@ -258,6 +260,11 @@ TEST(QuantizedLinear, NormAndActivationInsideMeasureWhatTheyWrite) {
             << "recipe " << static_cast<int>(r) << " variant " << variant << " result " << i;
     }
   }
+}
+
+TEST(QuantizedLinear, NormAndActivationInsideMeasureWhatTheyWrite) {
+  expect_same_inside_and_outside(true);
+  expect_same_inside_and_outside(false);
 }
 
 TEST(QuantizedLinear, WeightGradientsCanStayInTheModelsType) {
