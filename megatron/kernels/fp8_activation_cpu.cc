@@ -18,7 +18,7 @@ void fp8_activation_cpu(const Fp8Activation& args, int64_t row_begin, int64_t ro
     one.out = row_of.data();
     one.amax = nullptr;
     args.backward ? activation_backward_cpu(one, 0, 1) : activation_forward_cpu(one, 0, 1);
-    float scale[2];
+    float scale[kFp8ScaleElements];
     Fp8Cast cast;
     cast.dtype = a.dtype;
     cast.type = args.type;

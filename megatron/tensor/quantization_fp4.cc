@@ -57,8 +57,9 @@ QuantizedMatrix quantize_matrix(const at::Tensor& x, bool square, bool at_random
       at::reciprocal(block * decode).clamp_max(std::numeric_limits<float>::max());
   const at::Tensor codes =
       round_e2m1((blocks * factor).clamp(-kLargestE2M1, kLargestE2M1), at_random);
-  return {(codes * block).view({r, c}).to(at::kBFloat16), at::stack({encode, decode}),
-          ScaleLayout::kTensor};
+  // The inverse scale at its place, kFp8InverseAt.
+  return {(codes * block).view({r, c}).to(at::kBFloat16),
+          at::stack({encode, decode, decode, decode, decode}), ScaleLayout::kTensor};
 }
 
 // Runs of 16 along the last dimension times an orthonormal matrix of +-1/4 with Transformer
