@@ -75,7 +75,7 @@ __global__ void __launch_bounds__(256) cast_kernel(Fp8Cast args) {
 template <class T, Fp8Type Type>
 __global__ void __launch_bounds__(256) block_cast_kernel(Fp8BlockCast args) {
   __shared__ BlockMemory memory;
-  const BlockPlace at(args.columns);
+  const BlockPlace at(blockIdx.x, args.columns);
   BlockValues<T> in;
 #pragma unroll
   for (int g = 0; g < kGroups; ++g) {

@@ -92,46 +92,40 @@ void launch_gate(const Fp8Activation& args, cudaStream_t stream) {
   });
 }
 
-// A block per 128 x 128 of one half of the result; in the backward of both halves.
+// A block per 128 x 128 of the result. In the backward the blocks of dgate and dup of one place are
+// neighbours, which read the same x and dy at about the same time.
 template <class T, class Gate, Fp8Type Type, bool Backward>
 __global__ void __launch_bounds__(256) fp8_block_activation_kernel(Fp8BlockActivation args) {
   __shared__ BlockMemory memory;
   const int64_t f = args.activation.features;
-  const BlockPlace at(f);
+  const bool of_up = Backward && blockIdx.x % 2 == 1;
+  const BlockPlace at(Backward ? blockIdx.x / 2 : blockIdx.x, f);
   const T* x = static_cast<const T*>(args.activation.x);
   const T* dy = static_cast<const T*>(args.activation.dy);
   const float offset = static_cast<float>(args.activation.offset);
   constexpr int kSize = Pack<T>::kSize;
-  BlockValues<T> first, second;  // y, or dgate and dup
+  BlockValues<T> out;  // y, dgate or dup
 #pragma unroll
   for (int g = 0; g < kGroups; ++g) {
 #pragma unroll
     for (int r = 0; r < kThreadRows; ++r) {
-      Eight<T> gates, ups, grads;
+      Eight<T> gates, ups = {}, grads = {};
       const int64_t row = at.row(g) + r;
       gates.load(x + row * 2 * f + at.column());
-      ups.load(x + row * 2 * f + f + at.column());
+      if (!of_up) ups.load(x + row * 2 * f + f + at.column());
       if constexpr (Backward) grads.load(dy + row * f + at.column());
 #pragma unroll
       for (int c = 0; c < kThreadColumns; ++c) {
         const GateValue<float> gate = Gate::at(gates.at(c));
         const float up = ups.at(c) + offset;
-        T& a = first[g][r].packs[c / kSize].at[c % kSize];
-        if constexpr (Backward) {
-          const float grad = grads.at(c);
-          store_as(a, grad * gate.slope * up);
-          store_as(second[g][r].packs[c / kSize].at[c % kSize], grad * gate.act);
-        } else {
-          store_as(a, gate.act * up);
-        }
+        float value = gate.act * up;
+        if constexpr (Backward)
+          value = of_up ? grads.at(c) * gate.act : grads.at(c) * gate.slope * up;
+        store_as(out[g][r].packs[c / kSize].at[c % kSize], value);
       }
     }
   }
-  store_block<T, Type>(first, at, args.cast, at.block_column, memory);
-  if constexpr (Backward) {
-    __syncthreads();
-    store_block<T, Type>(second, at, args.cast, at.block_column + f / kBlockSize, memory);
-  }
+  store_block<T, Type>(out, at, args.cast, at.block_column + (of_up ? f / kBlockSize : 0), memory);
 }
 
 template <class T, class Gate>
@@ -140,7 +134,7 @@ void launch_gate(const Fp8BlockActivation& args, cudaStream_t stream) {
                                             (args.activation.features / kFp8Block));
   with_fp8_type(args.cast.type, [&](auto type) {
     if (args.backward) {
-      fp8_block_activation_kernel<T, Gate, type(), true><<<blocks, 256, 0, stream>>>(args);
+      fp8_block_activation_kernel<T, Gate, type(), true><<<2 * blocks, 256, 0, stream>>>(args);
     } else {
       fp8_block_activation_kernel<T, Gate, type(), false><<<blocks, 256, 0, stream>>>(args);
     }

@@ -40,7 +40,6 @@ struct QuantizationOptions {
   bool hybrid = false;          // output gradients in E5M2; else everything in E4M3
   bool weight_gradient = true;  // false: products of the weight gradient in the model's type
   DelayedScalingOptions delayed = {};
-  uint64_t rounding_key = 0;  // kNvfp4: of the stochastic rounding of gradients
 
   bool enabled() const { return recipe != QuantizationRecipe::kNone; }
   at::ScalarType type(OperandRole role) const {

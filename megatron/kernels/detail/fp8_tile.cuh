@@ -125,11 +125,11 @@ struct BlockPlace {
   int64_t block_row, block_column;
   int lane, warp, column_group;
 
-  // `columns` of the matrix whose blocks the grid covers.
-  __device__ __forceinline__ explicit BlockPlace(int64_t columns) {
+  // The block number `index` of a matrix of `columns`.
+  __device__ __forceinline__ BlockPlace(int64_t index, int64_t columns) {
     const int64_t across = columns / kBlockSize;
-    block_row = blockIdx.x / across;
-    block_column = blockIdx.x % across;
+    block_row = index / across;
+    block_column = index % across;
     lane = static_cast<int>(threadIdx.x) % 32;
     warp = static_cast<int>(threadIdx.x) / 32;
     column_group = lane % 16;
