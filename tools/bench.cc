@@ -160,6 +160,9 @@ void print_result(const BenchConfig& config, const Measured& measured, double to
 }
 
 int bench_train(const Arguments& arguments, const BenchConfig& config, const Job& job) {
+  MEGATRON_CHECK(
+      !arguments.parallel.hybrid_context_parallel,
+      "bench trains on sequences of one length; --hybrid-context-parallel divides documents");
   const c10::Device device = choose_device(arguments.training.device, job.local_rank);
   at::set_num_threads(arguments.training.num_threads > 0
                           ? static_cast<int>(arguments.training.num_threads)

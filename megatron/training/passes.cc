@@ -44,6 +44,7 @@ class StagePasses final : public StageCompute {
     context.place = batch.place;
     context.position_ids = batch.position_ids;
     context.document_ids = batch.document_ids;
+    context.cp = batch.cp;
     if (options_.training) {
       context.tape = &pass.tape;
       if (model_.offload) pass.offload = OffloadedPass(*model_.offload);
@@ -121,6 +122,7 @@ class StagePasses final : public StageCompute {
       context.place = batch.place;
       context.position_ids = batch.position_ids;
       context.document_ids = batch.document_ids;
+      context.cp = batch.cp;
       at::Tensor input;
       if (!model_.pipeline->slice(static_cast<int>(i)).embedding)
         input = at::zeros({hidden_rows, batch.place.sample.size(0), hidden_size},

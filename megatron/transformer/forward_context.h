@@ -8,6 +8,7 @@
 namespace megatron {
 
 class KVCache;
+class ProcessGroup;
 class OffloadedPass;
 class RecomputeTape;
 
@@ -22,6 +23,8 @@ struct ForwardContext {
                               // undefined: none. Only at one context-parallel rank
   at::Tensor document_ids;    // [b, s] int64 of the whole sequence on every context-parallel rank:
                               // tokens attend within their document only; undefined: no borders
+  const ProcessGroup* cp =
+      nullptr;  // the ranks that hold the sequences of this pass; null: those of the mesh
   KVCache* cache = nullptr;   // decoding: keys and values of earlier positions
   RecomputeTape* tape = nullptr;     // training: where recomputed parts are noted
   OffloadedPass* offload = nullptr;  // training: where offloaded activations are noted

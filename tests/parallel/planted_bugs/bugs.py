@@ -208,7 +208,7 @@ BUGS = (
         ((PASSES, "model_.groups().cp.all_reduce(weight)->wait();", "if (!PLANTED) model_.groups().cp.all_reduce(weight)->wait();"),),
         "cp2_means", "qwen cp2 means"),
     Bug("context_ranks_read_apart", "the context ranks of one sequence read different samples",
-        ((SETUP, "options.sampler.data_parallel_rank = groups.dp.rank();",
+        ((SETUP, "options.sampler.data_parallel_rank = everything ? 0 : groups.dp.rank();",
           "options.sampler.data_parallel_rank = PLANTED ? groups.dp_cp.rank() % groups.dp.size() : groups.dp.rank();"),),
         "cp2_dp2_zero1", "qwen cp2 dp2"),
     # Data parallelism.
