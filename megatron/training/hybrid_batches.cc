@@ -80,7 +80,7 @@ Batch HybridBatches::empty_pass() const {
   if (own_positions_) batch.position_ids = at::zeros({1, alignment_}, integers);
   batch.place.position = at::arange(alignment_, integers);
   batch.place.sample = at::zeros({1}, integers);
-  batch.cp = &groups_.cp_widths.front();
+  batch.cp = &alone_;
   return batch;
 }
 
@@ -89,8 +89,8 @@ Batch HybridBatches::next() {
   MEGATRON_ASSERT(next_ < own_.size(), "a step of ", own_.size(), " passes");
   const PlacedDocument& document = own_[next_++];
   const Piece& piece = pieces_[static_cast<size_t>(document.index)];
-  const ProcessGroup& cp = groups_.cp_widths.at(
-      static_cast<size_t>(std::countr_zero(static_cast<uint64_t>(document.width))));
+  const auto level = static_cast<size_t>(std::countr_zero(static_cast<uint64_t>(document.width)));
+  const ProcessGroup& cp = level == 0 ? alone_ : groups_.cp_widths.at(level);
   MEGATRON_ASSERT(cp.size() == document.width, "a group of ", cp.size(), " ranks for a width of ",
                   document.width);
   // Padding at the end is seen by nobody, under causality, and has no weight.

@@ -45,6 +45,7 @@ class HybridBatches {
   const bool own_positions_;
   const HybridContextOptions options_;
   const ParallelGroups& groups_;
+  const ProcessGroup alone_;  // of documents on one rank
   const c10::Device device_;
   std::unique_ptr<DataLoader> loader_;
   std::vector<Piece> pieces_;

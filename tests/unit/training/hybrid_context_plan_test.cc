@@ -65,8 +65,9 @@ TEST(HybridContextPlan, EveryDocumentOnceOnABlockOfItsWidth) {
       EXPECT_EQ(d.first_rank % d.width, 0);
       EXPECT_LE(d.first_rank + d.width, drawn.options.num_ranks);
       // Nobody waits inside of a block: its ranks are free at the same time.
+      const double free_at = load[static_cast<size_t>(d.first_rank)];
       for (int64_t rank = d.first_rank; rank < d.first_rank + d.width; ++rank) {
-        EXPECT_EQ(load[static_cast<size_t>(rank)], load[static_cast<size_t>(d.first_rank)]);
+        EXPECT_EQ(load[static_cast<size_t>(rank)], free_at);
         load[static_cast<size_t>(rank)] += work(drawn, d);
       }
     }
