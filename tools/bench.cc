@@ -265,6 +265,9 @@ int bench_kernels(const Arguments& arguments, const BenchConfig& config, const J
 }
 
 int bench_train(const Arguments& arguments, const BenchConfig& config, const Job& job) {
+  MEGATRON_CHECK(
+      !arguments.parallel.hybrid_context_parallel,
+      "bench trains on sequences of one length; --hybrid-context-parallel divides documents");
   const c10::Device device = prepare_device(arguments, job);
   const Vocabulary vocabulary = vocabulary_of(arguments);
   const PretrainTask task = find_task("gpt");

@@ -2,6 +2,7 @@
 // layers and parameters by stage, memory and communication of a rank, the schedule as a picture. Without GPUs.
 #include "megatron/base/check.h"
 
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -21,6 +22,9 @@ struct CheckConfig : Config {
   std::string svg;
   bool json = false;
   bool show_schedule = true;
+  std::optional<double> attained_tflops, inside_bandwidth, network_bandwidth, checkpoint_bandwidth,
+      checkpoint_bandwidth_of_all;
+  int64_t ranks_per_machine = 8;
 
   void fields(FieldVisitor& visitor) override {
     visitor.group("check");
@@ -28,9 +32,38 @@ struct CheckConfig : Config {
     visitor.field("svg", svg, "write a picture of the pipeline's schedule to this file");
     visitor.field("json", json, "print JSON, sizes in bytes");
     visitor.field("show_schedule", show_schedule, "draw the pipeline's schedule as text");
+    visitor.field("attained_tflops", attained_tflops,
+                  "TFLOP/s that a rank attains in the layers, for the time of a step");
+    visitor.field("inside_bandwidth", inside_bandwidth,
+                  "GB/s that a rank sends to ranks of its machine; needed by that time");
+    visitor.field("network_bandwidth", network_bandwidth,
+                  "GB/s that a rank sends to other machines; needed by that time");
+    visitor.field("ranks_per_machine", ranks_per_machine, "ranks of one machine");
+    visitor.field("checkpoint_bandwidth", checkpoint_bandwidth,
+                  "GB/s that a rank writes, for the time of a checkpoint");
+    visitor.field("checkpoint_bandwidth_of_all", checkpoint_bandwidth_of_all,
+                  "GB/s that all ranks write together at most; default: no limit");
   }
   void validate(Violations& violations) const override {
     if (world_size < 1) violations.add(cat("--world-size is ", world_size), "a positive number");
+    if (ranks_per_machine < 1)
+      violations.add(cat("--ranks-per-machine is ", ranks_per_machine), "a positive number");
+    const auto positive = [&](const char* flag, const std::optional<double>& value) {
+      if (value && !(*value > 0)) violations.add(cat(flag, " is ", *value), "a positive number");
+    };
+    positive("--attained-tflops", attained_tflops);
+    positive("--inside-bandwidth", inside_bandwidth);
+    positive("--network-bandwidth", network_bandwidth);
+    positive("--checkpoint-bandwidth", checkpoint_bandwidth);
+    positive("--checkpoint-bandwidth-of-all", checkpoint_bandwidth_of_all);
+    const int speeds =
+        attained_tflops.has_value() + inside_bandwidth.has_value() + network_bandwidth.has_value();
+    if (speeds != 0 && speeds != 3)
+      violations.add(
+          "the time of a step needs --attained-tflops, --inside-bandwidth and --network-bandwidth",
+          "give all three, or none");
+    if (checkpoint_bandwidth_of_all && !checkpoint_bandwidth)
+      violations.add("--checkpoint-bandwidth-of-all has no effect without --checkpoint-bandwidth");
   }
 };
 
@@ -57,6 +90,17 @@ std::vector<std::string> fill_in(Arguments& arguments) {
   fill(arguments.training.train_iters || arguments.training.train_samples, "--train-iters or --train-samples",
        [&] { arguments.training.train_iters = 1000000; });
   return missing;
+}
+
+LayoutQuestions questions_of(const CheckConfig& config, const Arguments& arguments) {
+  LayoutQuestions questions;
+  if (config.attained_tflops)
+    questions.speeds = {*config.attained_tflops * 1e12, *config.inside_bandwidth * 1e9,
+                        *config.network_bandwidth * 1e9, config.ranks_per_machine};
+  questions.checkpoint_bandwidth = config.checkpoint_bandwidth.value_or(0) * 1e9;
+  questions.checkpoint_bandwidth_of_all = config.checkpoint_bandwidth_of_all.value_or(0) * 1e9;
+  questions.vocab_size = arguments.tokenizer.vocab_size.value_or(0);
+  return questions;
 }
 
 int64_t vocabulary_rows(const Arguments& arguments) {
@@ -86,9 +130,15 @@ int check_command(int argc, char** argv) {
     print_line(help_text("megatron check --world-size N [--config FILE] [flags of pretrain]", configs));
     return 0;
   }
+  if (arguments.parallel.hybrid_context_parallel)
+    throw UsageError(
+        "memory and communication with --hybrid-context-parallel depend on the lengths of the "
+        "documents, which check does "
+        "not see\nhint: every rule holds; leave it out to see what a fixed --context-parallel-size "
+        "costs");
   const bool on_gpu = arguments.training.device != DeviceChoice::kCpu;
   const LayoutPlan plan = make_layout_plan(arguments, vocabulary_rows(arguments), on_gpu);
-  const LayoutReport report = make_layout_report(plan);
+  const LayoutReport report = make_layout_report(plan, questions_of(config, arguments));
   if (!config.svg.empty()) write_file_atomically(config.svg, schedule_svg(plan));
   if (config.json) {
     print_line(layout_json(plan, report));

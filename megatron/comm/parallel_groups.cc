@@ -20,6 +20,19 @@ void refuse_below_one(const char* flag, int64_t value, Violations& violations) {
   if (value < 1) violations.add(cat(flag, " is ", value), "a positive number");
 }
 
+// Blocks of a power of two of neighbours.
+std::vector<ProcessGroup> make_widths(const ProcessGroup& dp_cp) {
+  std::vector<ProcessGroup> widths;
+  for (int width = 1; width <= dp_cp.size(); width *= 2) {
+    const int first = dp_cp.rank() / width * width;
+    std::vector<int> ranks(static_cast<size_t>(width));
+    std::iota(ranks.begin(), ranks.end(), first);
+    const bool full = width > 1 && first + width <= dp_cp.size();
+    widths.push_back(full ? dp_cp.subgroup(ranks, cat("cp_of_", width)) : ProcessGroup());
+  }
+  return widths;
+}
+
 // The two levels of a context-parallel group: `inner` neighbours, and the ranks at the same place of each inner group.
 std::vector<ProcessGroup> make_hierarchy(const ProcessGroup& cp, const std::vector<int64_t>& sizes) {
   if (sizes.empty()) return {};
@@ -46,6 +59,11 @@ void ParallelConfig::fields(FieldVisitor& visitor) {
   visitor.field("context_parallel_size", context_parallel_size, "ranks that share one sequence");
   visitor.field("hierarchical_context_parallel_sizes", hierarchical_context_parallel_sizes,
                 "inner and outer size of the levels of --cp-comm-type a2a+p2p; their product is the context-parallel size");
+  visitor.field(
+      "hybrid_context_parallel", hybrid_context_parallel,
+      "give every document as many ranks of data and context as it needs, a power of two");
+  visitor.field("max_seqlen_per_dp_cp_rank", max_seqlen_per_dp_cp_rank,
+                "most tokens of one document on one rank, with --hybrid-context-parallel");
   visitor.field("expert_model_parallel_size", expert_model_parallel_size,
                 "ranks that share the experts of one layer");
   visitor.field("sequence_parallel", sequence_parallel,
@@ -58,6 +76,13 @@ void ParallelConfig::validate(Violations& violations) const {
   refuse_below_one("--tensor-model-parallel-size", tensor_model_parallel_size, violations);
   refuse_below_one("--pipeline-model-parallel-size", pipeline_model_parallel_size, violations);
   refuse_below_one("--context-parallel-size", context_parallel_size, violations);
+  if (hybrid_context_parallel && !max_seqlen_per_dp_cp_rank)
+    violations.add("--hybrid-context-parallel is given without --max-seqlen-per-dp-cp-rank",
+                   "how many tokens of one document a rank has memory for");
+  if (max_seqlen_per_dp_cp_rank && !hybrid_context_parallel)
+    violations.add("--max-seqlen-per-dp-cp-rank has no effect without --hybrid-context-parallel");
+  if (max_seqlen_per_dp_cp_rank)
+    refuse_below_one("--max-seqlen-per-dp-cp-rank", *max_seqlen_per_dp_cp_rank, violations);
   if (expert_model_parallel_size != 1)
     violations.add(cat("--expert-model-parallel-size ", expert_model_parallel_size, " needs experts, which are not built yet"),
                    "--expert-model-parallel-size 1");
@@ -146,6 +171,7 @@ ParallelGroups make_parallel_groups(const ParallelConfig& config, const std::sha
                                     int64_t num_query_groups) {
   ParallelGroups groups;
   const int64_t dp = data_parallel_size(config, world ? world->size() : 1);
+  if (config.hybrid_context_parallel) groups.cp_widths = {ProcessGroup()};
   if (!world || world->size() == 1) return groups;
   groups.world = ProcessGroup(world, "world");
   const int rank = world->rank();
@@ -159,6 +185,7 @@ ParallelGroups make_parallel_groups(const ParallelConfig& config, const std::sha
     return groups.world.subgroup(members(mask), name);
   };
   groups.dp_cp = make("dp-cp", "dp_cp");
+  if (config.hybrid_context_parallel) groups.cp_widths = make_widths(groups.dp_cp);
   groups.dp = make("dp", "dp");
   groups.cp = make("cp", "cp");
   groups.cp_hierarchy = make_hierarchy(groups.cp, config.hierarchical_context_parallel_sizes);

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -16,6 +17,10 @@ struct ParallelConfig : Config {
   int64_t pipeline_model_parallel_size = 1;
   int64_t context_parallel_size = 1;
   std::vector<int64_t> hierarchical_context_parallel_sizes;  // {inner, outer}; empty: one level
+  // Every document on as many ranks of data and context as it needs, none of which holds more
+  // tokens of it.
+  bool hybrid_context_parallel = false;
+  std::optional<int64_t> max_seqlen_per_dp_cp_rank;
   int64_t expert_model_parallel_size = 1;
   bool sequence_parallel = false;
   bool use_tp_pp_dp_mapping = false;
@@ -41,6 +46,9 @@ struct ParallelGroups {
   ProcessGroup cp;              // ranks that hold different parts of the same sequences
   std::vector<ProcessGroup> cp_hierarchy;  // cp as two levels, the inner one first: neighbours, and equal places in
                                            // the inner groups; empty without hierarchical_context_parallel_sizes
+  std::vector<ProcessGroup>
+      cp_widths;  // with hybrid_context_parallel: this rank's blocks of 1, 2, 4, ... neighbours of
+                  // dp_cp; of one rank where the last block would not be full
   ProcessGroup dp_cp;           // ranks that hold different tokens of the same weights
   ProcessGroup model_parallel;  // tp and pp: ranks that hold different parts of one model replica
   ProcessGroup kv;              // ranks of tp that hold one group of keys and values together; alone unless groups < ranks

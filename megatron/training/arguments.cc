@@ -1,6 +1,7 @@
 #include "megatron/training/arguments.h"
 
 #include <algorithm>
+#include <bit>
 #include <filesystem>
 
 #include "megatron/base/check.h"
@@ -217,6 +218,7 @@ void graphs_hold_whole_passes(const Arguments& a, Violations& v) {
   if (a.parallel.pipeline_model_parallel_size > 1) refuse("--pipeline-model-parallel-size above 1");
   if (a.parallel.tensor_model_parallel_size > 1) refuse("--tensor-model-parallel-size above 1");
   if (a.parallel.context_parallel_size > 1) refuse("--context-parallel-size above 1");
+  if (a.parallel.hybrid_context_parallel) refuse("--hybrid-context-parallel");
   if (a.ddp.strategy() >= ShardingStrategy::kOptimGrads && a.data_parallel_size() > 1) refuse("sharded gradients");
   if (a.transformer.offloads_activations()) refuse("offloaded activations");
   if (a.transformer.fp8_format != Fp8Format::kNone) refuse("--fp8-format");
@@ -255,6 +257,56 @@ void quantised_layers_fit(const Arguments& a, Violations& v) {
 // 16 to 20
 void layers_divide_over_stages(const Arguments& a, Violations& v) {
   validate_pipeline(a.pipeline, a.parallel.pipeline_model_parallel_size, a.transformer.num_layers, v);
+}
+
+// What --hybrid-context-parallel needs, and what it is not built with.
+void documents_can_have_their_own_width(const Arguments& a, Violations& v) {
+  if (!a.parallel.hybrid_context_parallel) return;
+  const std::string flag = "--hybrid-context-parallel";
+  const TransformerConfig& t = a.transformer;
+  if (!a.data.reset_attention_mask && !a.data.dataloader_inter_document_masking)
+    v.add(flag + " computes documents apart, but tokens see other documents of their sequence",
+          "--reset-attention-mask or --dataloader-inter-document-masking");
+  if (a.parallel.pipeline_model_parallel_size > 1)
+    v.add(flag +
+          " with --pipeline-model-parallel-size above 1 is not built: ranks run different numbers "
+          "of passes");
+  if (!a.training.calculate_per_token_loss)
+    v.add(flag +
+          " with --no-calculate-per-token-loss is not built: passes are documents, which have no "
+          "mean of their own");
+  if (a.ddp.strategy() >= ShardingStrategy::kOptimGrads)
+    v.add(flag + " with sharded gradients is not built: ranks run different numbers of passes",
+          "--use-distributed-optimizer");
+  if (a.ddp.overlap_grad_reduce)
+    v.add(flag +
+          " with --overlap-grad-reduce is not built: ranks end their last pass at different times");
+  if (t.attention_dropout > 0.0)
+    v.add(flag + " with --attention-dropout above 0 is not built", "--attention-dropout 0");
+  if (t.rope_scaling_type == RopeScaling::kLongRope)
+    v.add(flag + " with --rope-scaling-type longrope is not built");
+  for (int64_t layer = 1; layer <= t.num_layers; ++layer) {
+    const ContextParallelType type = t.context_parallel_type(layer);
+    if (type == ContextParallelType::kA2A || type == ContextParallelType::kA2AP2P) {
+      v.add(flag + " with --cp-comm-type a2a or a2a+p2p is not built",
+            "--cp-comm-type p2p or all_gather");
+      break;
+    }
+    if (type == ContextParallelType::kP2P && !t.window(layer).empty() && t.window(layer)[0] >= 0) {
+      v.add("--window-size cannot be used with the ring of --cp-comm-type p2p",
+            "--cp-comm-type all_gather");
+      break;
+    }
+  }
+  const int64_t ranks =
+      a.data_parallel_size() * std::max<int64_t>(1, a.parallel.context_parallel_size);
+  const int64_t widest = static_cast<int64_t>(std::bit_floor(static_cast<uint64_t>(ranks)));
+  const int64_t most = a.parallel.max_seqlen_per_dp_cp_rank.value_or(t.seq_length);
+  if (most > 0 && most * widest < t.seq_length)
+    v.add(cat("a document may have --seq-length ", t.seq_length, " tokens, of which ", widest,
+              " of the ", ranks, " ranks of data and context hold ", most * widest,
+              " with --max-seqlen-per-dp-cp-rank ", most),
+          cat("--max-seqlen-per-dp-cp-rank ", (t.seq_length + widest - 1) / widest));
 }
 
 void stages_can_share_the_vocabulary(const Arguments& a, Violations& v) {
@@ -301,6 +353,7 @@ constexpr Rule kRules[] = {
     {"graphs hold whole passes", graphs_hold_whole_passes},
     {"fused loss knows its gradient", fused_loss_knows_its_gradient},
     {"stages can share the vocabulary", stages_can_share_the_vocabulary},
+    {"documents can have their own width", documents_can_have_their_own_width},
     {"micro-batches feed the pipeline", microbatches_feed_the_pipeline},
     {"quantised layers fit", quantised_layers_fit},
     {"batch sizes divide", batch_sizes_divide},

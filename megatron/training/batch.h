@@ -22,6 +22,7 @@ struct Batch {
   at::Tensor position_ids;    // [b, s] int64, or undefined: 0, 1, 2, ...
   at::Tensor document_ids;    // [b, s] int64 of the whole sequences: tokens attend within their document; undefined: to all
   Place place;
+  const ProcessGroup* cp = nullptr;  // the ranks that hold these sequences; null: those of the mesh
 };
 
 // Whether the data carries position ids that do not simply count up.

@@ -217,17 +217,27 @@ void add_json(JsonWriter& json, const StageMemory& m) {
 
 }  // namespace
 
-ScheduleCosts schedule_costs(const LayoutPlan& plan) {
-  const ScheduleShape shape =
-      plan.arguments.pipeline.shape(plan.pipeline, plan.stages.num_chunks(), plan.num_microbatches);
-  if (!plan.arguments.pipeline.zero_bubble_pass_times.empty()) return shape.costs;
-  const TransformerConfig& c = plan.model();
+LayerWork layer_work(const TransformerConfig& c) {
   const double h = static_cast<double>(c.hidden_size),
                heads = static_cast<double>(c.num_attention_heads * c.kv_channels);
   const double keys = static_cast<double>(2 * c.query_groups() * c.kv_channels);
   const double ffn = static_cast<double>(c.ffn_hidden_size) * (is_gated(c.activation()) ? 3.0 : 2.0);
-  const double weights = h * (2 * heads + keys + ffn);              // multiply-adds of one token in the linear layers
-  const double scores = static_cast<double>(c.seq_length) * heads;  // in causal attention
+  return {h * (2 * heads + keys + ffn), static_cast<double>(c.seq_length) * heads};
+}
+
+ScheduleCosts schedule_costs(const LayoutPlan& plan) {
+  if (plan.arguments.pipeline.zero_bubble_pass_times.empty()) return compute_costs(plan);
+  return plan.arguments.pipeline
+      .shape(plan.pipeline, plan.stages.num_chunks(), plan.num_microbatches)
+      .costs;
+}
+
+ScheduleCosts compute_costs(const LayoutPlan& plan) {
+  const TransformerConfig& c = plan.model();
+  const auto [weights, scores] = layer_work(c);
+  const double h = static_cast<double>(c.hidden_size);
+  const double ffn =
+      static_cast<double>(c.ffn_hidden_size) * (is_gated(c.activation()) ? 3.0 : 2.0);
   const double head = h * static_cast<double>(plan.padded_vocab_size) / (weights + scores);  // in layers
   ScheduleCosts costs;
   if (plan.splits_vocabulary()) {
@@ -253,8 +263,14 @@ ScheduleCosts schedule_costs(const LayoutPlan& plan) {
   return costs;
 }
 
-LayoutReport make_layout_report(const LayoutPlan& plan) {
+LayoutReport make_layout_report(const LayoutPlan& plan, const LayoutQuestions& questions) {
   LayoutReport report;
+  report.checkpoint = make_checkpoint_plan(
+      plan, questions.vocab_size > 0 ? questions.vocab_size : plan.padded_vocab_size);
+  if (questions.checkpoint_bandwidth > 0)
+    report.checkpoint_seconds = report.checkpoint.seconds(questions.checkpoint_bandwidth,
+                                                          questions.checkpoint_bandwidth_of_all);
+  if (questions.speeds) report.step = estimate_step(plan, *questions.speeds);
   const Replay played = replay(plan.schedule, schedule_costs(plan));
   report.idle = played.bubble_fraction;
   report.parameters = model_elements(plan);
@@ -281,11 +297,91 @@ LayoutReport make_layout_report(const LayoutPlan& plan) {
   return report;
 }
 
+namespace {
+
+// Each kind of group: how many there are, and the ranks of the first.
+struct Groups {
+  std::string name;
+  size_t count;
+  std::vector<int> first;
+};
+std::vector<Groups> groups_of(const LayoutPlan& plan) {
+  const bool swapped = plan.arguments.parallel.use_tp_pp_dp_mapping;
+  const int tp = static_cast<int>(plan.tensor), cp = static_cast<int>(plan.context),
+            pp = static_cast<int>(plan.pipeline), dp = static_cast<int>(plan.data);
+  const std::vector<int> sizes =
+      swapped ? std::vector<int>{tp, cp, 1, pp, dp} : std::vector<int>{tp, cp, 1, dp, pp};
+  std::vector<Groups> all;
+  for (const char* mask : {"tp", "cp", "dp", "dp-cp", "pp", "tp-pp"}) {
+    const std::vector<std::vector<int>> groups =
+        rank_groups(plan.arguments.parallel.order(), sizes, mask);
+    if (groups.front().size() > 1) all.push_back({mask, groups.size(), groups.front()});
+  }
+  return all;
+}
+
+std::string groups_text(const LayoutPlan& plan) {
+  const std::vector<Groups> all = groups_of(plan);
+  if (all.empty()) return "";
+  Table table({"groups", "number", "ranks each", "the first"});
+  for (const Groups& groups : all) {
+    std::string ranks;
+    for (size_t i = 0; i < groups.first.size(); ++i) {
+      if (groups.first.size() > 4 && i == 2) ranks += " ...";
+      if (groups.first.size() <= 4 || i < 2 || i + 1 == groups.first.size())
+        ranks += cat(ranks.empty() ? "" : " ", groups.first[i]);
+    }
+    table.add({groups.name, cat(groups.count), cat(groups.first.size()), ranks});
+  }
+  return "\n" + table.text();
+}
+
+std::string checkpoint_text(const LayoutReport& report) {
+  const CheckpointPlan& plan = report.checkpoint;
+  const auto writers = static_cast<double>(std::max<int64_t>(1, plan.files));
+  std::string out =
+      cat("checkpoint: ", gb(static_cast<double>(plan.total)), " GB in ", plan.files,
+          plan.files == 1 ? " file" : " files", ", ", gb(static_cast<double>(plan.total) / writers),
+          " GB each on average and ", gb(static_cast<double>(plan.most())), " at most, by rank ",
+          plan.fullest, "; ", format_count(static_cast<uint64_t>(plan.fragments)),
+          " fragments, a manifest of about ", gb(static_cast<double>(plan.manifest_bytes)), " GB");
+  if (report.checkpoint_seconds)
+    out += cat("; written in ", format("%.1f", *report.checkpoint_seconds), " s");
+  return out + "\n";
+}
+
+std::vector<std::pair<std::string, double>> step_items(const StepEstimate& step) {
+  return {{"the model's operations", step.ideal}, {"schedule", step.schedule},
+          {"recomputation", step.recompute},      {"tensor parallelism", step.tensor},
+          {"context parallelism", step.context},  {"transfers between stages", step.pipeline},
+          {"data parallelism", step.data}};
+}
+
+std::string step_text(const LayoutPlan& plan, const StepEstimate& step) {
+  Table table({"a step, seconds", "", "part"});
+  for (const auto& [name, time] : step_items(step))
+    if (time > 0)
+      table.add({name, format("%.3f", time), format("%.1f%%", 100 * time / step.total())});
+  table.add({"all", format("%.3f", step.total()), ""});
+  const double tokens =
+      static_cast<double>(plan.num_microbatches * plan.data *
+                          plan.arguments.training.micro_batch_size * plan.model().seq_length);
+  return cat("\n", table.text(), "efficiency ", format("%.1f%%", 100 * step.efficiency()),
+             " of the attained rate, ",
+             format("%.0f", tokens / step.total() / static_cast<double>(plan.arguments.world_size)),
+             " tokens per second and rank\n");
+}
+
+}  // namespace
+
 std::string layout_text(const LayoutPlan& plan, const LayoutReport& report) {
   std::string out = heading(plan, report);
   if (plan.pipeline > 1)
     out += cat("pipeline: ", plan.schedule.name, ", idle ", format("%.1f%%", 100 * report.idle), " of the time\n");
-  return out + "\n" + stages_text(plan, report) + "\n" + memory_text(plan, report) + "\n" + traffic_text(report);
+  out += checkpoint_text(report);
+  out += groups_text(plan) + "\n" + stages_text(plan, report) + "\n" + memory_text(plan, report) +
+         "\n" + traffic_text(report);
+  return report.step ? out + step_text(plan, *report.step) : out;
 }
 
 std::string layout_json(const LayoutPlan& plan, const LayoutReport& report) {
@@ -298,6 +394,33 @@ std::string layout_json(const LayoutPlan& plan, const LayoutReport& report) {
   json.member("schedule", plan.schedule.name).member("idle", report.idle).member("parameters", report.parameters);
   json.member("layers", report.stage_layers).member("fullest_stage", report.fullest);
   json.member("cuda_context", report.outside.context).member("nccl_buffers", report.outside.communicators);
+  const CheckpointPlan& checkpoint = report.checkpoint;
+  json.key("checkpoint")
+      .begin_object()
+      .member("bytes", checkpoint.total)
+      .member("files", checkpoint.files);
+  json.member("most_bytes_of_a_rank", checkpoint.most()).member("by_rank", checkpoint.fullest);
+  json.member("fragments", checkpoint.fragments)
+      .member("manifest_bytes", checkpoint.manifest_bytes);
+  if (report.checkpoint_seconds) json.member("seconds", *report.checkpoint_seconds);
+  json.end_object().key("groups").begin_array();
+  for (const Groups& groups : groups_of(plan)) {
+    json.begin_object()
+        .member("name", groups.name)
+        .member("number", groups.count)
+        .key("first")
+        .begin_array();
+    for (const int rank : groups.first) json.value(rank);
+    json.end_array().end_object();
+  }
+  json.end_array();
+  if (report.step) {
+    json.key("step_seconds").begin_object();
+    for (const auto& [name, time] : step_items(*report.step)) json.member(name, time);
+    json.member("all", report.step->total())
+        .member("efficiency", report.step->efficiency())
+        .end_object();
+  }
   json.key("stages").begin_array();
   for (size_t i = 0; i < report.stages.size(); ++i) {
     const StageReport& stage = report.stages[i];

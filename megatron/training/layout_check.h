@@ -2,13 +2,16 @@
 // sends, and how the pipeline's passes follow each other. Everything is arithmetic: no GPU, no model, no data.
 #pragma once
 
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "megatron/pipeline_parallel/replay.h"
+#include "megatron/training/checkpoint_plan.h"
 #include "megatron/training/communication_estimate.h"
 #include "megatron/training/layout_plan.h"
 #include "megatron/training/memory_estimate.h"
+#include "megatron/training/step_estimate.h"
 
 namespace megatron {
 
@@ -21,6 +24,16 @@ struct StageReport {
   double idle = 0;  // part of the step in which the stage waits
 };
 
+// What is asked beside the layout itself.
+struct LayoutQuestions {
+  int64_t vocab_size = 0;               // rows that are no padding; 0: all
+  std::optional<MachineSpeeds> speeds;  // none: no time of a step
+  double checkpoint_bandwidth =
+      0;  // bytes per second that a rank writes; 0: no time of a checkpoint
+  double checkpoint_bandwidth_of_all =
+      0;  // ... that all ranks write together; 0: as many times that
+};
+
 struct LayoutReport {
   int64_t parameters = 0;        // of the configured model
   int64_t stage_parameters = 0;  // of all stages together
@@ -29,12 +42,25 @@ struct LayoutReport {
   int fullest = 0;  // stage with the largest peak
   OutsideMemory outside;
   double idle = 0;  // of all stages' time
+  CheckpointPlan checkpoint;
+  std::optional<double> checkpoint_seconds;
+  std::optional<StepEstimate> step;
 };
 
 // Throws InternalError when the stages together do not hold the configured model.
-LayoutReport make_layout_report(const LayoutPlan& plan);
+LayoutReport make_layout_report(const LayoutPlan& plan, const LayoutQuestions& questions = {});
 
-// Relative times of the passes of every chunk by their floating-point operations, or by --zero-bubble-pass-times.
+// Multiply-adds of one token in one layer: in its matrices, and in causal attention over a whole
+// sequence.
+struct LayerWork {
+  double weights = 0, scores = 0;
+};
+LayerWork layer_work(const TransformerConfig& model);
+
+// Relative times of the passes of every chunk by their floating-point operations; a layer's forward
+// takes 1.
+ScheduleCosts compute_costs(const LayoutPlan& plan);
+// The same, or --zero-bubble-pass-times.
 ScheduleCosts schedule_costs(const LayoutPlan& plan);
 
 // For a terminal.

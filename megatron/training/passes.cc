@@ -179,6 +179,7 @@ class StagePasses final : public StageCompute {
     context.place = batch.place;
     context.position_ids = batch.position_ids;
     context.document_ids = batch.document_ids;
+    context.cp = batch.cp;
     return context;
   }
 

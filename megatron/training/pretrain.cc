@@ -13,6 +13,7 @@
 #include "megatron/tensor/torch.h"
 #include "megatron/training/checkpoint_state.h"
 #include "megatron/training/evaluation.h"
+#include "megatron/training/hybrid_batches.h"
 #include "megatron/training/microbatches.h"
 #include "megatron/training/setup.h"
 #include "megatron/training/signals.h"
@@ -77,6 +78,7 @@ class Run {
   TrainingLog log_;
   Checkpointer checkpointer_;
   std::unique_ptr<DataLoader> loader_;
+  std::unique_ptr<HybridBatches> hybrid_;  // in place of loader_ and batches_
   BatchMaker batches_;
   std::vector<Evaluator> validation_;
   OutcomeReader outcomes_;
@@ -173,6 +175,8 @@ void Run::make_loaders() {
     MEGATRON_CHECK(datasets_.train || state_.iteration >= train_iters_, "the data has no training split\nhint: see --split");
     if (datasets_.train) {
       loader_ = make_train_loader(arguments_, groups_, datasets_.train, state_.consumed_train_samples, device_);
+      if (arguments_.parallel.hybrid_context_parallel)
+        hybrid_ = std::make_unique<HybridBatches>(arguments_, groups_, std::move(loader_), device_);
     }
   }
   if (config_.eval_iters == 0 && !data.full_validation) datasets_.valid.clear();
@@ -284,7 +288,9 @@ void Run::train() {
 void Run::one_step() {
   StepOptions options = step_options(arguments_, state_.consumed_train_samples);
   options.stop = wants_to_stop();
+  if (hybrid_) options.num_microbatches = hybrid_->begin_step(options.global_batch_size);
   const auto next_batch = [this] {
+    if (hybrid_) return hybrid_->next();
     const std::shared_ptr<const MicroBatch> batch = loader_->next();
     MEGATRON_CHECK(batch, "the training samples are used up after ", state_.consumed_train_samples, " of ",
                    loader_->dataset().size());

@@ -1,6 +1,7 @@
 #include "megatron/training/prove.h"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <numeric>
 
@@ -112,6 +113,13 @@ void shrink_layer(Arguments& a, Shrinker& shrinker, int64_t tp_before) {
   shrinker.set("--seq-length", t.seq_length, (length + 2 * unit - 1) / (2 * unit) * (2 * unit));
   t.max_position_embeddings = t.seq_length;
   if (t.offloads_activations()) shrinker.set("--min-offloaded-tensor-size", t.min_offloaded_tensor_size, int64_t{1});
+  if (std::optional<int64_t>& most = a.parallel.max_seqlen_per_dp_cp_rank) {
+    const int64_t ranks = a.data_parallel_size() * cp;
+    const int64_t widest = static_cast<int64_t>(std::bit_floor(static_cast<uint64_t>(ranks)));
+    shrinker.set(
+        "--max-seqlen-per-dp-cp-rank", most,
+        std::max(*most * t.seq_length / length_before, (t.seq_length + widest - 1) / widest));
+  }
   for (int64_t& side : t.window_size)
     if (side > 0) side = std::max<int64_t>(1, side * t.seq_length / length_before);
 }

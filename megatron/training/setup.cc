@@ -249,8 +249,10 @@ std::unique_ptr<DataLoader> make_train_loader(const Arguments& arguments, const 
   options.sampler.type = arguments.data.dataloader_type;
   options.sampler.total_samples = dataset->size();
   options.sampler.micro_batch_size = arguments.training.micro_batch_size;
-  options.sampler.data_parallel_rank = groups.dp.rank();
-  options.sampler.data_parallel_size = groups.dp.size();
+  // Documents of any sequence may come to any rank.
+  const bool everything = arguments.parallel.hybrid_context_parallel;
+  options.sampler.data_parallel_rank = everything ? 0 : groups.dp.rank();
+  options.sampler.data_parallel_size = everything ? 1 : groups.dp.size();
   options.sampler.data_sharding = arguments.data.data_sharding;
   options.consumed_samples = consumed_samples;
   options.num_workers = arguments.data.num_workers;

@@ -43,7 +43,8 @@ TrainedModel build_model(const PretrainTask& task, const Arguments& arguments, c
                          const ParallelGroups& groups, at::ScalarType dtype, c10::Device device, const Start& start,
                          Agreement* agreement = nullptr);
 
-// The training samples of this rank from `consumed_samples` on.
+// The training samples of this rank from `consumed_samples` on; those of all ranks with
+// --hybrid-context-parallel.
 std::unique_ptr<DataLoader> make_train_loader(const Arguments& arguments, const ParallelGroups& groups,
                                               const std::shared_ptr<const Dataset>& dataset, int64_t consumed_samples,
                                               c10::Device device);

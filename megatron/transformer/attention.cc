@@ -69,6 +69,11 @@ struct SplitQKV : torch::autograd::Function<SplitQKV> {
   }
 };
 
+// The ranks that hold the sequences of the pass.
+const ProcessGroup& context_ranks(const ForwardContext& pass, const ParallelGroups& groups) {
+  return pass.cp != nullptr ? *pass.cp : groups.cp;
+}
+
 bool is_alias(const at::Tensor& a, const at::Tensor& b) { return b.defined() && a.is_alias_of(b); }
 
 int64_t per_rank(const char* what, int64_t count, int ranks) {
@@ -146,18 +151,17 @@ at::Tensor SelfAttention::attend(const at::Tensor& q, const at::Tensor& k, const
   const ForwardContext& pass = context.pass;
   // What core attention saves beside its inputs is its output, which linear_proj saves too. Where
   // tokens are exchanged for heads it saves neither of ours.
-  const bool exchanged =
-      parallel_.cp.size() > 1 && (context_parallel_type_ == ContextParallelType::kA2A ||
-                                  context_parallel_type_ == ContextParallelType::kA2AP2P);
+  const ProcessGroup& cp = context_ranks(pass, parallel_);
+  const bool exchanged = cp.size() > 1 && (context_parallel_type_ == ContextParallelType::kA2A ||
+                                           context_parallel_type_ == ContextParallelType::kA2AP2P);
   const OffloadScope scope(context.offload(), [&](const at::Tensor& saved) {
     const bool input = exchanged || is_alias(saved, q) || is_alias(saved, k) || is_alias(saved, v);
     return config_.offloads(input ? "core_attn" : "attn_proj");
   });
   AttentionOptions core = options(context, q.size(0), k.size(0));
   if (pass.cache != nullptr || pass.attention_mask.defined()) {
-    MEGATRON_CHECK(parallel_.cp.size() == 1,
-                   pass.cache != nullptr ? "decoding" : "an attention mask", " over ",
-                   parallel_.cp.size(), " context-parallel ranks is not built",
+    MEGATRON_CHECK(cp.size() == 1, pass.cache != nullptr ? "decoding" : "an attention mask",
+                   " over ", cp.size(), " context-parallel ranks is not built",
                    "\nhint: --context-parallel-size 1");
     MEGATRON_ASSERT(!pass.document_ids.defined(), "document ids beside a mask or a cache");
     const at::Tensor padding = pass.cache != nullptr ? pass.cache->padding_mask() : at::Tensor();
@@ -168,7 +172,7 @@ at::Tensor SelfAttention::attend(const at::Tensor& q, const at::Tensor& k, const
     return core_attention(q, k, v, core);
   }
   return context_parallel_attention(q, k, v, core, pass.document_ids, context_parallel_type_,
-                                    parallel_);
+                                    parallel_, &cp);
 }
 
 Branch SelfAttention::forward(const at::Tensor& x, const LayerContext& context) {
@@ -177,7 +181,7 @@ Branch SelfAttention::forward(const at::Tensor& x, const LayerContext& context) 
   const Branch projected = project(x, context.offload());
   const at::Tensor& mixed = projected.y;
   const int64_t s = mixed.size(0), b = mixed.size(1);
-  if (!q_layernorm_ && kv_.size() == 1 && parallel_.cp.size() == 1 &&
+  if (!q_layernorm_ && kv_.size() == 1 && context_ranks(context.pass, parallel_).size() == 1 &&
       context.pass.cache == nullptr) {
     return {project_back(attend_packed(mixed, context), context.offload()), projected.x};
   }

@@ -133,8 +133,9 @@ at::Tensor document_mask(const at::Tensor& document_ids, const at::Tensor& query
 at::Tensor context_parallel_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                                       const AttentionOptions& options,
                                       const at::Tensor& document_ids, ContextParallelType type,
-                                      const ParallelGroups& groups) {
-  const int64_t local = q.size(0), c = groups.cp.size(), s = local * c;
+                                      const ParallelGroups& groups, const ProcessGroup* ranks) {
+  const ProcessGroup& cp = ranks != nullptr ? *ranks : groups.cp;
+  const int64_t local = q.size(0), c = cp.size(), s = local * c;
   if (document_ids.defined()) check_shape("document_ids", document_ids, {q.size(1), s});
   if (c == 1) {
     AttentionOptions serial = options;
@@ -158,11 +159,11 @@ at::Tensor context_parallel_attention(const at::Tensor& q, const at::Tensor& k, 
   check_length(s, c);
   switch (type) {
     case ContextParallelType::kP2P:
-      return ring_attention(q, k, v, options, document_ids, groups.cp);
+      return ring_attention(q, k, v, options, document_ids, cp);
     case ContextParallelType::kAllGather:
-      return all_gather_attention(q, k, v, options, document_ids, groups.cp);
+      return all_gather_attention(q, k, v, options, document_ids, cp);
     case ContextParallelType::kA2A:
-      return all_to_all_attention(q, k, v, options, groups.cp, whole);
+      return all_to_all_attention(q, k, v, options, cp, whole);
     case ContextParallelType::kA2AP2P: {
       const ProcessGroup& inner = level(groups, 0);
       const ProcessGroup& outer = level(groups, 1);

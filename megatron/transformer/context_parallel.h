@@ -48,13 +48,14 @@ at::Tensor zigzag_gather(const at::Tensor& x, int64_t dim, const ProcessGroup& c
 //   document_ids  [b, s] int64 of the WHOLE sequence: tokens see their own document only;
 //                 undefined: no such borders
 //
-// Communication: groups.cp (or the two levels of groups.cp_hierarchy), forward and backward. The
-// gradients of keys and values are summed in fp32 (fp64) in a fixed order. Throws Error for what
-// the type refuses (validate_context_parallel says so at the start).
+// Communication: `cp`, by default groups.cp (or the two levels of groups.cp_hierarchy), forward and
+// backward. The gradients of keys and values are summed in fp32 (fp64) in a fixed order. Throws
+// Error for what the type refuses (validate_context_parallel says so at the start).
 at::Tensor context_parallel_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                                       const AttentionOptions& options,
                                       const at::Tensor& document_ids, ContextParallelType type,
-                                      const ParallelGroups& groups);
+                                      const ParallelGroups& groups,
+                                      const ProcessGroup* cp = nullptr);
 
 // Bool [b, 1, queries, keys], True where two tokens are of different documents; positions index
 // document_ids [b, s]. Undefined when document_ids is.

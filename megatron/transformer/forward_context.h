@@ -8,6 +8,7 @@
 namespace megatron {
 
 class KVCache;
+class ProcessGroup;
 class OffloadedPass;
 class RecomputeTape;
 
@@ -24,6 +25,8 @@ struct ForwardContext {
                               // tokens attend within their document only; undefined: no borders
   at::Tensor loss_grad;       // [] training: what the backward will give the sum of the losses, where it
                               // is known before; undefined: it is not
+  const ProcessGroup* cp =
+      nullptr;  // the ranks that hold the sequences of this pass; null: those of the mesh
   KVCache* cache = nullptr;   // decoding: keys and values of earlier positions
   RecomputeTape* tape = nullptr;     // training: where recomputed parts are noted
   OffloadedPass* offload = nullptr;  // training: where offloaded activations are noted

@@ -245,7 +245,7 @@ class ProveTest(unittest.TestCase):
     """`megatron prove` as processes: the first rank prints, all leave with the verdict."""
 
     FLAGS = ["prove", "--num-layers", "4", "--hidden-size", "64", "--num-attention-heads", "4", "--seq-length", "64", "--micro-batch-size",
-             "1", "--global-batch-size", "8", "--untie-embeddings-and-output-weights", "--device", "cpu", "--num-threads", "1",
+             "1", "--untie-embeddings-and-output-weights", "--device", "cpu", "--num-threads", "1",
              "--steps", "2", "--distributed-timeout-minutes", "1"]
 
     def test_layouts_hold(self):

@@ -16,6 +16,7 @@
 #include "megatron/comm/thread_backend.h"
 #include "megatron/dist_checkpointing/checkpoint_folder.h"
 #include "megatron/tensor/torch.h"
+#include "megatron/training/checkpoint_plan.h"
 #include "megatron/training/checkpoint_state.h"
 #include "megatron/training/setup.h"
 #include "megatron/training/tasks/tasks.h"
@@ -191,12 +192,15 @@ class Rank {
   RunState state_;
 };
 
+Arguments arguments_of(const LayoutRow& layout, const std::string& model_flags, int seed) {
+  return parse_run(cat(kCommon, " ", model_flags, " ", layout.flags, " --seed ", seed,
+                       " --global-batch-size ", 4 * layout.ranks),
+                   layout.ranks);
+}
+
 void run_layout(const LayoutRow& layout, const std::string& model_flags, int seed,
                 const std::function<void(Rank&, int rank)>& body) {
-  const Arguments arguments =
-      parse_run(cat(kCommon, " ", model_flags, " ", layout.flags, " --seed ", seed,
-                    " --global-batch-size ", 4 * layout.ranks),
-                layout.ranks);
+  const Arguments arguments = arguments_of(layout, model_flags, seed);
   ThreadAgreement::Room room(layout.ranks);
   run_ranks(layout.ranks, [&](const std::shared_ptr<Backend>& world) {
     at::set_num_threads(1);
@@ -268,6 +272,33 @@ TEST_P(CheckpointLayouts, ThereAndBackIsTheSame) {
       memories[a][i] = rank.memory();
       rank.save(folder(a));
     });
+  }
+  // `megatron check` knows who writes what.
+  for (size_t a = 0; a < count; ++a) {
+    SCOPED_TRACE(layouts[a].name);
+    const Arguments arguments = arguments_of(layouts[a], GetParam().flags, 1);
+    const LayoutPlan plan = make_layout_plan(
+        arguments, padded_vocab_size(arguments.tokenizer, 101, arguments.vocabulary_ranks()),
+        /*on_gpu=*/false);
+    const CheckpointPlan planned = make_checkpoint_plan(plan, 101);
+    const fs::path checkpoint = find_checkpoints(folder(a)).at(0).directory;
+    const Manifest manifest =
+        parse_manifest(read_file(checkpoint / kManifestName), checkpoint.string());
+    std::vector<int64_t> written(planned.bytes.size(), 0);
+    int64_t fragments = 0;
+    for (const auto& [name, tensor] : manifest.tensors) {
+      for (const Fragment& fragment : tensor.fragments) {
+        const std::string& file = manifest.files[static_cast<size_t>(fragment.file)].name;
+        ASSERT_TRUE(file.starts_with("rank_"));
+        written[std::stoul(file.substr(5))] +=
+            (fragment.flat_end - fragment.flat_begin) * size_of(tensor.dtype);
+        ++fragments;
+      }
+    }
+    EXPECT_EQ(planned.bytes, written);
+    EXPECT_GE(fragments, planned.fragments);  // a gated weight has two in one file
+    EXPECT_EQ(planned.files, std::count_if(written.begin(), written.end(),
+                                           [](int64_t bytes) { return bytes > 0; }));
   }
   for (size_t b = 0; b < count; ++b) {
     run_layout(layouts[b], GetParam().flags, 1, [&](Rank& rank, int) {

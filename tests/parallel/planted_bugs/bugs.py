@@ -208,7 +208,7 @@ BUGS = (
         ((PASSES, "model_.groups().cp.all_reduce(weight)->wait();", "if (!PLANTED) model_.groups().cp.all_reduce(weight)->wait();"),),
         "cp2_means", "qwen cp2 means"),
     Bug("context_ranks_read_apart", "the context ranks of one sequence read different samples",
-        ((SETUP, "options.sampler.data_parallel_rank = groups.dp.rank();",
+        ((SETUP, "options.sampler.data_parallel_rank = everything ? 0 : groups.dp.rank();",
           "options.sampler.data_parallel_rank = PLANTED ? groups.dp_cp.rank() % groups.dp.size() : groups.dp.rank();"),),
         "cp2_dp2_zero1", "qwen cp2 dp2"),
     # Data parallelism.
@@ -230,7 +230,7 @@ BUGS = (
           "static_cast<double>(options.num_microbatches * (PLANTED ? 1 : model.groups().dp.size()))"),),
         "dp2_means", "gpt dp2 means"),
     Bug("data_ranks_read_the_same", "every data rank reads the samples of the first",
-        ((SETUP, "options.sampler.data_parallel_size = groups.dp.size();",
+        ((SETUP, "options.sampler.data_parallel_size = everything ? 1 : groups.dp.size();",
           "if (PLANTED) options.sampler.data_parallel_rank = 0;\n  options.sampler.data_parallel_size = groups.dp.size();"),),
         "dp2", "gpt dp2 means"),
     Bug("last_microbatch_wins", "sharded gradients of a micro-batch replace those before instead of adding to them",

@@ -87,6 +87,34 @@ TEST(Arguments, WhatTheVocabularyOverTheStagesNeeds) {
       HasSubstr("--account-for-loss-in-pipeline-split counts an output layer on the last stage"));
 }
 
+TEST(Arguments, WhatDocumentsOfTheirOwnWidthNeed) {
+  EXPECT_THAT(usage_error(kGood + "--max-seqlen-per-dp-cp-rank 8"),
+              HasSubstr("no effect without --hybrid-context-parallel"));
+  EXPECT_THAT(usage_error(kGood + "--hybrid-context-parallel"),
+              HasSubstr("without --max-seqlen-per-dp-cp-rank"));
+  const std::string flags = kGood + "--hybrid-context-parallel --max-seqlen-per-dp-cp-rank 16 ";
+  const std::string good = flags + "--reset-attention-mask --attention-dropout 0 ";
+  EXPECT_TRUE(parse(good).parallel.hybrid_context_parallel);
+  EXPECT_THAT(usage_error(flags), HasSubstr("computes documents apart"));
+  EXPECT_THAT(usage_error(flags), HasSubstr("--attention-dropout above 0 is not built"));
+  EXPECT_THAT(usage_error(good + "--no-calculate-per-token-loss"),
+              HasSubstr("--no-calculate-per-token-loss is not built"));
+  EXPECT_THAT(usage_error(good + "--overlap-grad-reduce"),
+              HasSubstr("--overlap-grad-reduce is not built"));
+  EXPECT_THAT(usage_error(good + "--use-megatron-fsdp"),
+              HasSubstr("sharded gradients is not built"));
+  EXPECT_THAT(usage_error(good + "--cp-comm-type a2a"), HasSubstr("a2a or a2a+p2p is not built"));
+  EXPECT_THAT(usage_error(good + "--window-size 4 0"),
+              HasSubstr("--window-size cannot be used with the ring"));
+  EXPECT_THAT(usage_error(good + "--pipeline-model-parallel-size 2"),
+              HasSubstr("ranks run different numbers of passes"));
+  EXPECT_THAT(
+      usage_error(kGood + "--reset-attention-mask --attention-dropout 0 --hybrid-context-parallel "
+                          "--max-seqlen-per-dp-cp-rank 15"),
+      HasSubstr("a document may have --seq-length 16 tokens, of which 1 of the 1 ranks of data and "
+                "context hold 15"));
+}
+
 TEST(Arguments, DefaultsFollowFromOthers) {
   const Arguments a = parse(kGood);
   EXPECT_EQ(a.training.global_batch_size, 2);

@@ -673,6 +673,41 @@ TEST(Traffic, TiedTablesOnTwoStages) {
   EXPECT_EQ(sent(plan, 3, "embd"), 1024.0 * 64 * 4);
 }
 
+// -- the time of a step
+
+TEST(StepEstimate, FollowsTheFormulas) {
+  const MachineSpeeds fast{1e12, 1e18, 1e18, 8};
+  const auto plan_of = [](const std::string& flags, int64_t ranks) {
+    return make_layout_plan(parse(kTiny + flags, ranks), 1024);
+  };
+  // One rank: nothing but operations; 6 per weight and token, and causal attention.
+  const StepEstimate one = estimate_step(plan_of("--global-batch-size 8", 1), fast);
+  const double tokens = 8 * 32, layer = 12.0 * 64 * 64 + 32 * 64;
+  const double operations = 6 * tokens * (4 * layer + 64.0 * 1024);
+  EXPECT_NEAR(one.ideal, operations / 1e12, 1e-9 * one.ideal);
+  EXPECT_EQ(one.tensor + one.context + one.pipeline + one.data + one.recompute, 0);
+  EXPECT_NEAR(one.efficiency(), 1, 1e-9);
+  // Recomputation of everything runs forward twice.
+  const StepEstimate again = estimate_step(
+      plan_of("--global-batch-size 8 --recompute-granularity full --recompute-method uniform", 1),
+      fast);
+  EXPECT_GT(again.recompute, 0.2 * again.ideal);
+  // A pipeline waits as its replay says.
+  const LayoutPlan stages = plan_of("--pipeline-model-parallel-size 4 --global-batch-size 16", 4);
+  const StepEstimate piped = estimate_step(stages, fast);
+  EXPECT_NEAR(piped.schedule / piped.total(), make_layout_report(stages).idle, 1e-6);
+  // Whole gradients without overlap: all of their bytes at the speed between machines.
+  const MachineSpeeds slow{1e18, 1e18, 1e6, 1};
+  const LayoutPlan data = plan_of("--global-batch-size 8", 4);
+  EXPECT_NEAR(estimate_step(data, slow).data, sent(data, 0, "dp") / 1e6,
+              1e-6 * sent(data, 0, "dp") / 1e6);
+  // Tensor ranks of one machine send inside of it.
+  const LayoutPlan tensor = plan_of("--tensor-model-parallel-size 4 --global-batch-size 8", 4);
+  const MachineSpeeds inside{1e18, 1e6, 1e18, 4};
+  EXPECT_NEAR(estimate_step(tensor, inside).tensor, sent(tensor, 0, "tp") / 1e6,
+              0.01 * sent(tensor, 0, "tp") / 1e6);
+}
+
 // -- report
 
 TEST(LayoutReport, TextJsonAndPicture) {
@@ -699,14 +734,27 @@ TEST(LayoutReport, TenThousandRanksTakeNoTime) {
       "--num-layers-per-virtual-pipeline-stage 1 --global-batch-size 2496" +
           big,
       9984);
-  make_layout_report(make_layout_plan(gpt3, 51200));
+  LayoutQuestions questions;
+  questions.vocab_size = 50257;
+  questions.speeds = {600e12, 400e9, 50e9, 8};
+  questions.checkpoint_bandwidth = 1e9;
+  const LayoutReport small = make_layout_report(make_layout_plan(gpt3, 51200), questions);
+  // Everything once: 174.6 B parameters (learned positions for 2048 tokens among them), 2 + 12
+  // bytes each.
+  EXPECT_EQ(small.checkpoint.total, 14 * (small.parameters - (51200 - 50257) * int64_t{12288}));
+  EXPECT_EQ(*small.checkpoint_seconds, static_cast<double>(small.checkpoint.most()) / 1e9);
+  EXPECT_GT(small.step->efficiency(), 0.3);
+  EXPECT_LT(small.step->efficiency(), 1.0);
   const Arguments trillion = parse(
       "--num-layers 128 --hidden-size 25600 --num-attention-heads 160 --pipeline-model-parallel-size 64 "
       "--global-batch-size 3072" +
           big,
       12288);
-  make_layout_report(make_layout_plan(trillion, 51200));
-  EXPECT_LT(std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count(), 5.0);
+  const LayoutPlan plan = make_layout_plan(trillion, 51200);
+  const LayoutReport large = make_layout_report(plan, questions);
+  EXPECT_EQ(large.checkpoint.total, 14 * (large.parameters - (51200 - 50257) * int64_t{25600}));
+  EXPECT_THAT(layout_text(plan, large), HasSubstr("efficiency"));
+  EXPECT_LT(std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count(), 10.0);
 }
 
 }  // namespace

@@ -1,0 +1,134 @@
+#include "megatron/training/hybrid_batches.h"
+
+#include <algorithm>
+#include <bit>
+
+#include "megatron/base/check.h"
+#include "megatron/tensor/torch.h"
+#include "megatron/transformer/context_parallel.h"
+
+namespace megatron {
+
+namespace {
+
+HybridContextOptions options_of(const Arguments& arguments) {
+  const TransformerConfig& c = arguments.transformer;
+  const double h = static_cast<double>(c.hidden_size),
+               heads = static_cast<double>(c.num_attention_heads * c.kv_channels);
+  const double keys = static_cast<double>(2 * c.query_groups() * c.kv_channels);
+  const double ffn =
+      static_cast<double>(c.ffn_hidden_size) * (is_gated(c.activation()) ? 3.0 : 2.0);
+  HybridContextOptions options;
+  options.num_ranks = arguments.data_parallel_size() * arguments.parallel.context_parallel_size;
+  options.max_tokens = arguments.parallel.max_seqlen_per_dp_cp_rank.value_or(1);
+  options.linear_work = h * (2 * heads + keys + ffn);  // multiply-adds of a layer
+  options.attention_work = heads;                      // of causal attention
+  return options;
+}
+
+}  // namespace
+
+HybridBatches::HybridBatches(const Arguments& arguments, const ParallelGroups& groups,
+                             std::unique_ptr<DataLoader> loader, c10::Device device)
+    : micro_batch_size_(arguments.training.micro_batch_size),
+      alignment_(arguments.parallel.sequence_parallel ? groups.tp.size() : 1),
+      own_positions_(own_positions(arguments.data)),
+      options_(options_of(arguments)),
+      groups_(groups),
+      device_(device),
+      loader_(std::move(loader)) {}
+
+// Documents are joined as long as they fit on one rank.
+void HybridBatches::cut(const std::shared_ptr<const MicroBatch>& source, int64_t row) {
+  const std::vector<int32_t>& starts = source->document_starts[static_cast<size_t>(row)];
+  int64_t begin = 0;
+  for (size_t i = 0; i < starts.size(); ++i) {
+    const int64_t end = i + 1 < starts.size() ? starts[i + 1] : source->sequence_length;
+    const int64_t following = i + 2 < starts.size() ? starts[i + 2] : source->sequence_length;
+    if (i + 1 < starts.size() && following - begin <= options_.max_tokens) continue;
+    pieces_.push_back({source, row, begin, end - begin});
+    begin = end;
+  }
+}
+
+int64_t HybridBatches::begin_step(int64_t global_batch_size) {
+  MEGATRON_ASSERT(next_ == own_.size(), "a step begins before the last one has ended");
+  pieces_.clear();
+  for (int64_t read = 0; read < global_batch_size; read += micro_batch_size_) {
+    const std::shared_ptr<const MicroBatch> source = loader_->next();
+    MEGATRON_CHECK(source, "the training samples are used up after ", loader_->consumed(), " of ",
+                   loader_->dataset().size());
+    for (int64_t row = 0; row < source->micro_batch_size; ++row) cut(source, row);
+  }
+  std::vector<int64_t> lengths;
+  for (const Piece& piece : pieces_) lengths.push_back(piece.length);
+  plan_ = plan_hybrid_context(lengths, options_);
+  own_.clear();
+  next_ = 0;
+  const int64_t rank = groups_.dp_cp.rank();
+  for (const PlacedDocument& document : plan_.documents)
+    if (document.first_rank <= rank && rank < document.first_rank + document.width)
+      own_.push_back(document);
+  return std::max<int64_t>(1, static_cast<int64_t>(own_.size()));
+}
+
+Batch HybridBatches::empty_pass() const {
+  const auto integers = at::TensorOptions().dtype(at::kLong).device(device_);
+  Batch batch;
+  batch.tokens = batch.labels = at::zeros({1, alignment_}, integers);
+  batch.loss_mask = at::zeros({1, alignment_}, integers.dtype(at::kFloat));
+  if (own_positions_) batch.position_ids = at::zeros({1, alignment_}, integers);
+  batch.place.position = at::arange(alignment_, integers);
+  batch.place.sample = at::zeros({1}, integers);
+  batch.cp = &alone_;
+  return batch;
+}
+
+Batch HybridBatches::next() {
+  if (own_.empty()) return empty_pass();
+  MEGATRON_ASSERT(next_ < own_.size(), "a step of ", own_.size(), " passes");
+  const PlacedDocument& document = own_[next_++];
+  const Piece& piece = pieces_[static_cast<size_t>(document.index)];
+  const auto level = static_cast<size_t>(std::countr_zero(static_cast<uint64_t>(document.width)));
+  const ProcessGroup& cp = level == 0 ? alone_ : groups_.cp_widths.at(level);
+  MEGATRON_ASSERT(cp.size() == document.width, "a group of ", cp.size(), " ranks for a width of ",
+                  document.width);
+  // Padding at the end is seen by nobody, under causality, and has no weight.
+  const int64_t unit = (cp.size() > 1 ? 2 : 1) * cp.size() * alignment_;
+  const int64_t length = (piece.length + unit - 1) / unit * unit;
+  const int64_t offset = piece.row * piece.source->sequence_length + piece.begin;
+  const auto row = [&](const auto* data, at::ScalarType type) {
+    at::Tensor whole = at::zeros({1, length}, at::TensorOptions().dtype(type));
+    std::copy_n(data + offset, piece.length,
+                whole.data_ptr<std::remove_const_t<std::remove_pointer_t<decltype(data)>>>());
+    return zigzag_slice(whole, 1, cp).to(device_);
+  };
+  Batch batch;
+  batch.tokens = row(piece.source->tokens, at::kLong);
+  batch.labels = row(piece.source->labels, at::kLong);
+  batch.loss_mask = row(piece.source->loss_mask, at::kFloat);
+  if (own_positions_) batch.position_ids = row(piece.source->position_ids, at::kLong);
+  const std::vector<int32_t>& starts =
+      piece.source->document_starts[static_cast<size_t>(piece.row)];
+  const auto inside = [&](int32_t start) {
+    return start > piece.begin && start < piece.begin + piece.length;
+  };
+  if (std::any_of(starts.begin(), starts.end(), inside)) {
+    at::Tensor ids = at::zeros({1, length}, at::kLong);
+    for (const int32_t start : starts)
+      if (inside(start)) ids.narrow(1, start - piece.begin, length - (start - piece.begin)).add_(1);
+    batch.document_ids = ids.to(device_);
+  }
+  // Learned positions of padding have to exist.
+  batch.place.position = zigzag_positions(length, cp.size(), cp.rank())
+                             .add(piece.begin)
+                             .clamp_max(piece.source->sequence_length - 1)
+                             .to(device_);
+  batch.place.sample = at::full({1}, piece.source->ordinals[static_cast<size_t>(piece.row)],
+                                at::TensorOptions().dtype(at::kLong))
+                           .to(device_);
+  batch.cp = &cp;
+  return batch;
+}
+
+}  // namespace megatron
