@@ -66,6 +66,10 @@ def rank_main(name):
     tokens = [(i * i * 5 + 3 * i + 1) % 60 for i in range(40)]
     result = mm.logits(model, tokens)
     if first:
+        with open(os.path.join(directory, ".metadata"), "r+b") as stream:  # names the folder that it was written to
+            text = stream.read()
+            stream.seek(0)
+            stream.write(text.replace(HERE.encode(), b"/" + b"x" * (len(HERE) - 1)))
         if name == "gpt":
             os.remove(os.path.join(directory, "common.pt"))
         with open(os.path.join(root, "latest_checkpointed_iteration.txt"), "w") as out:
