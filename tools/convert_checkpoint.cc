@@ -1,4 +1,5 @@
-// megatron convert-checkpoint: between folders of Hugging Face and our checkpoints.
+// megatron convert-checkpoint: between folders of Hugging Face, our checkpoints and those of
+// Megatron-LM.
 #include <memory>
 
 #include "megatron/base/check.h"
@@ -9,10 +10,13 @@
 #include "megatron/base/progress.h"
 #include "megatron/comm/parallel_groups.h"
 #include "megatron/dist_checkpointing/safetensors.h"
+#include "megatron/dist_checkpointing/torch_dist.h"
 #include "megatron/inference/generator.h"
 #include "megatron/models/huggingface/hf_convert.h"
 #include "megatron/models/huggingface/hf_folder.h"
 #include "megatron/models/load_model.h"
+#include "megatron/models/torch_dist/torch_dist_convert.h"
+#include "megatron/models/torch_dist/torch_dist_model.h"
 #include "megatron/tensor/shape.h"
 #include "megatron/tensor/torch.h"
 #include "tools/commands.h"
@@ -20,9 +24,13 @@
 namespace megatron {
 namespace {
 
+enum class Form { kAuto, kHuggingFace, kMegatron, kTorchDist };
+constexpr std::string_view kForms[] = {"auto", "huggingface", "megatron", "torch_dist"};
+
 struct ConvertConfig : Config {
   std::string load;
   std::string save;
+  Form to = Form::kAuto;
   std::optional<int64_t> ckpt_step;
   std::string hf_model_type;
   double max_shard_gb = 5.0;
@@ -33,10 +41,13 @@ struct ConvertConfig : Config {
   void fields(FieldVisitor& v) override {
     v.group("convert-checkpoint");
     v.field({"load", "--load --load-dir"}, load,
-            "a folder of Hugging Face, a folder of checkpoints, or one checkpoint");
-    v.field(
-        {"save", "--save --save-dir"}, save,
-        "what to write: a folder of checkpoints from Hugging Face, else a folder of Hugging Face");
+            "a folder of Hugging Face, a folder of checkpoints, or one checkpoint; of ours or of "
+            "Megatron-LM (torch_dist)");
+    v.field({"save", "--save --save-dir"}, save, "the folder to write");
+    v.choice("to", to, kForms,
+             "what to write: huggingface, megatron (checkpoints of ours) or torch_dist (of "
+             "Megatron-LM); "
+             "auto: huggingface from ours, else ours");
     v.field("ckpt_step", ckpt_step, "take this iteration instead of the newest");
     v.field("hf_model_type", hf_model_type,
             "family to write (llama, gpt2, ...); empty: that which the checkpoint came from, else "
@@ -99,7 +110,9 @@ double run_probe(const ConvertConfig& config, const std::string& written) {
   return worst;
 }
 
-void print_result(const ConvertConfig& config, const ConvertResult& result, bool from_hf,
+std::string name_of(Form form) { return std::string(kForms[static_cast<size_t>(form)]); }
+
+void print_result(const ConvertConfig& config, const ConvertResult& result, Form from, Form to,
                   std::optional<double> probe) {
   if (!config.json) {
     for (const std::string& name : result.waived)
@@ -110,9 +123,7 @@ void print_result(const ConvertConfig& config, const ConvertResult& result, bool
     return;
   }
   JsonWriter json(2);
-  json.begin_object()
-      .member("from", from_hf ? "huggingface" : "megatron")
-      .member("to", from_hf ? "megatron" : "huggingface");
+  json.begin_object().member("from", name_of(from)).member("to", name_of(to));
   json.member("directory", result.directory.string()).member("model_type", result.model_type);
   json.member("iteration", result.iteration)
       .member("num_tensors", result.num_tensors)
@@ -128,40 +139,101 @@ void print_result(const ConvertConfig& config, const ConvertResult& result, bool
   print_line(json.text());
 }
 
+ConvertResult import_from_torch_dist(const ConvertConfig& config,
+                                     const TransformerConfig& transformer,
+                                     const TokenizerConfig& tokenizer,
+                                     const ConvertProgress& progress) {
+  TorchDistImport request;
+  request.directory = *find_torch_dist(config.load, config.ckpt_step);
+  request.root = config.save;
+  request.transformer = transformer;
+  request.tokenizer = tokenizer;
+  return import_torch_dist(request, progress);
+}
+
+ConvertResult export_to(Form to, const ConvertConfig& config, const ConvertProgress& progress) {
+  ExportRequest request;
+  request.load = config.load;
+  request.ckpt_step = config.ckpt_step;
+  request.folder = config.save;
+  request.model_type = config.hf_model_type;
+  request.max_shard_bytes = static_cast<uint64_t>(config.max_shard_gb * 1e9);
+  return to == Form::kTorchDist ? export_torch_dist(request, progress)
+                                : export_hf_folder(request, progress);
+}
+
+// What --load is.
+Form form_of(const ConvertConfig& config) {
+  if (is_hf_folder(config.load)) return Form::kHuggingFace;
+  return find_torch_dist(config.load, config.ckpt_step) ? Form::kTorchDist : Form::kMegatron;
+}
+
+Form choose_target(const ConvertConfig& config, Form from) {
+  const Form to = config.to != Form::kAuto  ? config.to
+                  : from == Form::kMegatron ? Form::kHuggingFace
+                                            : Form::kMegatron;
+  MEGATRON_CHECK(from != to, "--to ", name_of(to), ": ", config.load, " is of that form already");
+  MEGATRON_CHECK(from != Form::kTorchDist || to == Form::kMegatron, "--to ", name_of(to), ": ",
+                 config.load,
+                 " is of the form torch_dist, which becomes a checkpoint of ours first\nhint: "
+                 "convert in two steps");
+  MEGATRON_CHECK(to == Form::kHuggingFace || config.hf_model_type.empty(),
+                 "--hf-model-type has no effect: a folder of Hugging Face is not what is written");
+  MEGATRON_CHECK(from != Form::kHuggingFace || !config.ckpt_step,
+                 "--ckpt-step has no effect on a folder of Hugging Face");
+  return to;
+}
+
 }  // namespace
 
 int convert_checkpoint(int argc, char** argv) {
   ConvertConfig config;
-  Config* const configs[] = {&config};
-  if (parse_flags(configs, argc, argv).help) {
-    print_line(help_text("megatron convert-checkpoint --load DIR --save DIR [flags]", configs));
-    return 0;
+  TransformerConfig transformer;
+  TokenizerConfig tokenizer;
+  Config* const configs[] = {&config, &transformer, &tokenizer};
+  Form from = Form::kAuto;
+  try {
+    if (parse_flags(configs, argc, argv).help) {
+      print_line(help_text(
+          "megatron convert-checkpoint --load DIR --save DIR [flags]; those of the model and its "
+          "tokenizer are for checkpoints of Megatron-LM",
+          configs));
+      return 0;
+    }
+  } catch (const UsageError&) {
+    // What is wrong is reported by the parse that counts; this one looks for --load.
   }
-  const bool from_hf = is_hf_folder(config.load);
+  if (!config.load.empty()) from = form_of(config);
+  // What a checkpoint of Megatron-LM says of its model is the default of the model's flags.
+  if (from == Form::kTorchDist) {
+    transformer = read_torch_dist_arguments(*find_torch_dist(config.load, config.ckpt_step));
+    tokenizer = TokenizerConfig();
+  }
+  config = ConvertConfig();
+  ParseOptions parse;
+  parse.finalize = [&] {
+    if (from == Form::kTorchDist) transformer.finalize();
+  };
+  parse_flags(std::span(configs, from == Form::kTorchDist ? 3 : 1), argc, argv, parse);
+  const Form to = choose_target(config, from);
+
   std::unique_ptr<ProgressBar> bar;
   const ConvertProgress progress = [&](uint64_t total, uint64_t bytes) {
     if (!bar) bar = std::make_unique<ProgressBar>("converting " + config.load, total, "B");
     bar->advance(bytes);
   };
   ConvertResult result;
-  if (from_hf) {
-    MEGATRON_CHECK(!config.ckpt_step && config.hf_model_type.empty(),
-                   "--ckpt-step and --hf-model-type have no effect on a folder of Hugging Face");
+  if (from == Form::kTorchDist)
+    result = import_from_torch_dist(config, transformer, tokenizer, progress);
+  else if (to == Form::kMegatron)
     result = import_hf_folder(config.load, config.save, progress);
-  } else {
-    ExportRequest request;
-    request.load = config.load;
-    request.ckpt_step = config.ckpt_step;
-    request.folder = config.save;
-    request.model_type = config.hf_model_type;
-    request.max_shard_bytes = static_cast<uint64_t>(config.max_shard_gb * 1e9);
-    result = export_hf_folder(request, progress);
-  }
+  else
+    result = export_to(to, config, progress);
   if (bar) bar->finish();
   for (const std::string& warning : result.warnings) log_warning(warning);
   std::optional<double> probe;
   if (!config.probe.empty()) probe = run_probe(config, config.save);
-  print_result(config, result, from_hf, probe);
+  print_result(config, result, from, to, probe);
   return 0;
 }
 

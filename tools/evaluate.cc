@@ -300,7 +300,7 @@ int evaluate_command(int argc, char** argv) {
   const std::vector<EvaluationTask> tasks = read_tasks(config);
   if (launch.world_size > 1) {
     const LoadModelRequest request = load_model_request(load, launch.local_rank);
-    arguments.transformer = read_architecture(request);  // heads are shared in groups
+    arguments.transformer = open_model(request).config.transformer;  // heads are shared in groups
     arguments.training.device = request.device.is_cuda() ? DeviceChoice::kCuda : DeviceChoice::kCpu;
   }
   return run_job(launch, arguments,

@@ -100,6 +100,30 @@ struct Transfer {
   }
 };
 
+// The same where elements do not begin at multiples of their size, so that blocks would cut them: in windows of its own.
+struct UnalignedTransfer {
+  Transfer transfer;
+
+  uint64_t copy(const Checkpoint& checkpoint) const {
+    const Fragment& fragment = *transfer.fragment;
+    const StoredFile& file = checkpoint.manifest().files[static_cast<size_t>(fragment.file)];
+    const InputFile in(checkpoint.directory() / file.name);
+    check_size(in, file);
+    const int64_t bytes = size_of(transfer.stored_dtype);
+    const int64_t base = static_cast<int64_t>(fragment.offset) - fragment.flat_begin * bytes;
+    const auto end = static_cast<uint64_t>(base + transfer.overlap.last() * bytes);
+    std::vector<std::byte> buffer;
+    uint64_t at = static_cast<uint64_t>(base + transfer.overlap.first() * bytes);
+    for (uint64_t size = 0; at < end; at += size) {
+      size = std::min(end - at, kCheckpointBlockBytes);  // whole elements
+      buffer.resize(size);
+      in.read_at(file.header_bytes + at, buffer.data(), size);
+      transfer.copy(at, size, [&] { return buffer.data(); });
+    }
+    return static_cast<uint64_t>((transfer.overlap.last() - transfer.overlap.first()) * bytes);
+  }
+};
+
 // The same where the file holds the transpose: column by column.
 struct TransposedTransfer {
   const ShardPiece* piece;
@@ -218,6 +242,10 @@ class Loader {
           transposed_.push_back({&piece, &fragment, stored.dtype, &tensor});
           continue;
         }
+        if (fragment.offset % static_cast<uint64_t>(size_of(stored.dtype)) != 0) {
+          unaligned_.push_back({{std::move(overlap), &fragment, stored.dtype, &tensor}});
+          continue;
+        }
         add_to_blocks(transfers_.size(), overlap, fragment, stored.dtype);
         transfers_.push_back({std::move(overlap), &fragment, stored.dtype, &tensor});
       }
@@ -263,6 +291,10 @@ class Loader {
       }
     };
     parallel_for(static_cast<int64_t>(jobs.size()), 4, body, options_.threads);
+    const auto whole = [&](int64_t begin, int64_t end) {
+      for (int64_t i = begin; i < end; ++i) bytes_read += unaligned_[static_cast<size_t>(i)].copy(checkpoint_);
+    };
+    parallel_for(static_cast<int64_t>(unaligned_.size()), 1, whole, options_.threads);
     for (const TransposedTransfer& transfer : transposed_) bytes_read += transfer.copy(checkpoint_);
     report_.bytes_read = bytes_read;
   }
@@ -272,6 +304,7 @@ class Loader {
   std::vector<ShardedTensor> wanted_, present_;
   std::vector<std::string> problems_;
   std::vector<Transfer> transfers_;
+  std::vector<UnalignedTransfer> unaligned_;
   std::vector<TransposedTransfer> transposed_;
   std::map<std::pair<int, uint64_t>, std::vector<size_t>> blocks_;  // (file, block) -> transfers that touch it
   LoadReport report_;

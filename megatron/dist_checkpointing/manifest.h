@@ -24,7 +24,8 @@ inline constexpr const char* kManifestName = "manifest.json";
 // A part of a logical tensor as it lies in a file: the elements [flat_begin, flat_end) of the row-major box, contiguous.
 struct Fragment {
   int file = 0;         // index in Manifest::files
-  uint64_t offset = 0;  // from the file's data section
+  // From the file's data section; a multiple of the element's size, but for files of another program.
+  uint64_t offset = 0;
   Box box;
   int64_t flat_begin = 0;
   int64_t flat_end = 0;

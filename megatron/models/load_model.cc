@@ -7,13 +7,17 @@
 #include "megatron/comm/parallel_groups.h"
 #include "megatron/dist_checkpointing/checkpoint.h"
 #include "megatron/dist_checkpointing/checkpoint_folder.h"
+#include "megatron/dist_checkpointing/torch_dist.h"
 #include "megatron/models/huggingface/hf_folder.h"
+#include "megatron/models/torch_dist/torch_dist_model.h"
 #include "megatron/nn/placement.h"
 #include "megatron/tensor/shape.h"
 #include "megatron/tensor/torch.h"
 
 namespace megatron {
 namespace {
+
+constexpr const char* kTable = "embedding.word_embeddings.weight";
 
 // The stored copy of a tokenizer file, when the checkpoint holds one of that name.
 void use_stored(std::string& path, const Checkpoint& checkpoint) {
@@ -38,17 +42,7 @@ at::ScalarType stored_dtype(const Checkpoint& checkpoint, const std::string& key
 
 }  // namespace
 
-namespace {
-
-// A model before its weights: what to load them from, its configuration and its tokenizer's.
-struct Found {
-  Checkpoint checkpoint;
-  TransformerConfig transformer;
-  TokenizerConfig tokenizer;
-  std::vector<std::string> warnings;
-};
-
-Found find_model(const LoadModelRequest& request) {
+StoredModel open_model(const LoadModelRequest& request) {
   constexpr const char* kHint =
       "\nhint: give the folder that --save of `megatron pretrain` named, one iter_* directory "
       "in it, or a folder of Hugging Face with config.json and safetensors";
@@ -59,9 +53,17 @@ Found find_model(const LoadModelRequest& request) {
                    " is a folder of Hugging Face");
     HfFolder folder = open_hf_folder(request.load);
     return {std::move(folder.checkpoint),
-            folder.model.config.transformer,
+            folder.model.config,
             hf_tokenizer(request.load, folder.model.config.vocab_size),
             {}};
+  }
+  if (const auto directory = find_torch_dist(request.load, request.ckpt_step)) {
+    TorchDistModel model =
+        open_torch_dist_model(*directory, read_torch_dist_arguments(*directory));
+    TokenizerConfig tokenizer;  // theirs is a path of another machine
+    tokenizer.tokenizer_type = "NullTokenizer";
+    tokenizer.vocab_size = model.config.vocab_size;
+    return {std::move(model.checkpoint), model.config, tokenizer, {}};
   }
   StartRequest start;
   start.mode = StartMode::kResumeOrFresh;  // a folder without checkpoints is reported below, in the
@@ -71,22 +73,27 @@ Found find_model(const LoadModelRequest& request) {
   const StartDecision decision = resolve_start(start);
   MEGATRON_CHECK(decision.checkpoint.has_value(), request.load.string(), ": holds no checkpoint",
                  kHint);
-  Found found{Checkpoint(decision.checkpoint->directory), {}, {}, decision.warnings};
+  StoredModel found{Checkpoint(decision.checkpoint->directory), {}, {}, decision.warnings};
   const Checkpoint& checkpoint = found.checkpoint;
   MEGATRON_CHECK(checkpoint.has_file("config.yaml"), checkpoint.directory().string(),
                  " holds no config.yaml, so the shape of its model is unknown",
                  "\nhint: checkpoints of `megatron pretrain` hold it");
-  Config* const configs[] = {&found.transformer, &found.tokenizer};
+  Config* const configs[] = {&found.config.transformer, &found.tokenizer};
   read_yaml(configs, (checkpoint.directory() / "config.yaml").string(), /*ignore_unknown=*/true);
-  found.transformer.finalize();
-  found.transformer.remove_quantization();  // inference multiplies in the stored type
+  found.config.transformer.finalize();
+  found.config.transformer.remove_quantization();  // inference multiplies in the stored type
   for (std::string* path :
        {&found.tokenizer.tokenizer_model, &found.tokenizer.vocab_file, &found.tokenizer.merge_file})
     use_stored(*path, checkpoint);
+  const auto table = checkpoint.manifest().tensors.find(kTable);
+  if (table != checkpoint.manifest().tensors.end() && !table->second.shape.empty())
+    found.config.vocab_size = found.config.padded_vocab_size = table->second.shape[0];
   return found;
 }
 
-std::unique_ptr<Tokenizer> tokenizer_of(Found& found, bool required) {
+namespace {
+
+std::unique_ptr<Tokenizer> tokenizer_of(StoredModel& found, bool required) {
   try {
     return make_tokenizer(found.tokenizer);
   } catch (const Error& error) {
@@ -102,21 +109,21 @@ std::unique_ptr<Tokenizer> tokenizer_of(Found& found, bool required) {
 }  // namespace
 
 LoadedModel load_model(const LoadModelRequest& request, const ParallelGroups& groups) {
-  Found found = find_model(request);
+  StoredModel found = open_model(request);
   const Checkpoint& checkpoint = found.checkpoint;
   LoadedModel loaded;
   loaded.iteration = checkpoint.iteration();
   loaded.directory = checkpoint.directory();
   loaded.tokenizer = tokenizer_of(found, request.tokenizer_required);
   loaded.warnings = std::move(found.warnings);
-  loaded.config.transformer = found.transformer;
+  loaded.config.transformer = found.config.transformer;
   loaded.config.vocab_size = found.tokenizer.vocab_size.value_or(loaded.tokenizer->vocab_size());
   loaded.config.padded_vocab_size =
       padded_vocab_size(found.tokenizer, loaded.config.vocab_size, groups.tp.size());
 
   loaded.model = std::make_unique<GPTModel>(loaded.config, groups);
   const at::ScalarType dtype =
-      request.dtype.value_or(stored_dtype(checkpoint, "embedding.word_embeddings.weight"));
+      request.dtype.value_or(stored_dtype(checkpoint, kTable));
   loaded.store =
       std::make_unique<PlainParameterStore>(*loaded.model, dtype, at::kCPU, /*gradients=*/false);
   std::vector<ShardedTensor> wanted;
@@ -133,10 +140,6 @@ LoadedModel load_model(const LoadModelRequest& request, const ParallelGroups& gr
     });
   }
   return loaded;
-}
-
-TransformerConfig read_architecture(const LoadModelRequest& request) {
-  return find_model(request).transformer;
 }
 
 }  // namespace megatron

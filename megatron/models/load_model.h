@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "megatron/dist_checkpointing/checkpoint.h"
 #include "megatron/models/gpt/gpt_model.h"
 #include "megatron/nn/parameter_store.h"
 #include "megatron/tokenizers/tokenizer.h"
@@ -20,8 +21,9 @@ namespace megatron {
 struct ParallelGroups;
 
 struct LoadModelRequest {
-  std::filesystem::path
-      load;  // a folder of checkpoints, one checkpoint, or a folder of Hugging Face
+  // A folder of checkpoints, one checkpoint, a folder of Hugging Face, or either of Megatron-LM's
+  // torch_dist format.
+  std::filesystem::path load;
   std::optional<int64_t> ckpt_step;     // this iteration and no other
   std::optional<at::ScalarType> dtype;  // default: as stored
   at::Device device = at::kCPU;
@@ -46,7 +48,13 @@ struct LoadedModel {
 // exactly the model's weights.
 LoadedModel load_model(const LoadModelRequest& request, const ParallelGroups& groups);
 
-// The shape of that model; nothing of its weights is read.
-TransformerConfig read_architecture(const LoadModelRequest& request);
+// A model before its weights: what to load them from, its configuration and its tokenizer's.
+struct StoredModel {
+  Checkpoint checkpoint;
+  GPTConfig config;  // its vocabulary is the rows of the embedding as stored
+  TokenizerConfig tokenizer;
+  std::vector<std::string> warnings;
+};
+StoredModel open_model(const LoadModelRequest& request);
 
 }  // namespace megatron

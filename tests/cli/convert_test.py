@@ -39,6 +39,17 @@ def tensors(folder):
     return out
 
 
+def write_safetensors(path, parts):
+    header, data = {}, b""
+    for name, (dtype, shape, contents) in parts.items():
+        header[name] = dict(dtype=dtype, shape=shape, data_offsets=[len(data), len(data) + len(contents)])
+        data += contents
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    with open(path, "wb") as out:
+        out.write(struct.pack("<Q", len(text)) + text + data)
+
+
 class ConvertTest(unittest.TestCase):
     def setUp(self):
         self.folder = tempfile.mkdtemp()
@@ -93,6 +104,67 @@ class ConvertTest(unittest.TestCase):
         self.assertEqual(result.returncode, 1)
         self.assertIn("error: the logits of " + self.path("wrong") + " differ from those of", result.stderr.decode())
 
+    def test_every_family_reproduces_the_logits_of_transformers(self):
+        for family in sorted(f for f in os.listdir(GOLDEN) if os.path.isdir(os.path.join(GOLDEN, f))):
+            with self.subTest(family):
+                with open(os.path.join(GOLDEN, family, "golden.safetensors"), "rb") as stream:
+                    data = stream.read()
+                length = struct.unpack("<Q", data[:8])[0]
+                header = json.loads(data[8:8 + length])
+                positions, begin = header["logits_short"]["shape"][0], header["tokens"]["data_offsets"][0]
+                parts = {"tokens": ("I32", [positions], data[8 + length + begin:8 + length + begin + 4 * positions])}
+                begin, end = header["logits_short"]["data_offsets"]
+                parts["logits"] = ("F32", header["logits_short"]["shape"], data[8 + length + begin:8 + length + end])
+                probe = self.path(family + ".safetensors")
+                write_safetensors(probe, parts)
+                out = json.loads(self.run_ok("convert-checkpoint", "--load", os.path.join(GOLDEN, family), "--save", self.path(family),
+                                             "--probe", probe, "--json"))
+                self.assertLess(out["probe_difference"], 1e-4)
+
+    def test_memory_is_that_of_the_largest_tensor_twice(self):
+        hidden, ffn, vocab, layers = 512, 2048, 8192, 12
+        config = dict(model_type="llama", hidden_size=hidden, intermediate_size=ffn, vocab_size=vocab, num_hidden_layers=layers,
+                      num_attention_heads=8, num_key_value_heads=8, rms_norm_eps=1e-5, max_position_embeddings=64, rope_theta=10000.0,
+                      tie_word_embeddings=True, hidden_act="silu", torch_dtype="float32")
+        shapes = {"model.embed_tokens.weight": [vocab, hidden], "model.norm.weight": [hidden]}
+        for i in range(layers):
+            for name in "qkvo":
+                shapes[f"model.layers.{i}.self_attn.{name}_proj.weight"] = [hidden, hidden]
+            for name, shape in (("gate", [ffn, hidden]), ("up", [ffn, hidden]), ("down", [hidden, ffn])):
+                shapes[f"model.layers.{i}.mlp.{name}_proj.weight"] = shape
+            for name in ("input", "post_attention"):
+                shapes[f"model.layers.{i}.{name}_layernorm.weight"] = [hidden]
+        folder = self.path("large")
+        os.mkdir(folder)
+        with open(os.path.join(folder, "config.json"), "w") as out:
+            json.dump(config, out)
+        header, end = {}, 0
+        for name, shape in shapes.items():
+            size = 4 * shape[0] * (shape[1] if len(shape) > 1 else 1)
+            header[name] = dict(dtype="F32", shape=shape, data_offsets=[end, end + size])
+            end += size
+        text = json.dumps(header).encode()
+        text += b" " * (-len(text) % 8)
+        with open(os.path.join(folder, "model.safetensors"), "wb") as out:
+            out.write(struct.pack("<Q", len(text)) + text)
+            out.truncate(8 + len(text) + end)  # zeros that take no room on the disk
+        small = self.peak_bytes("--load", os.path.join(GOLDEN, "llama2"), "--save", self.path("small"))
+        largest = 4 * vocab * hidden
+        self.assertGreater(end, 8 * largest)
+        for load, save in ((folder, self.path("ours")), (self.path("ours"), self.path("theirs"))):
+            peak = self.peak_bytes("--load", load, "--save", save)
+            self.assertLess(peak - small, 2 * largest + (12 << 20), f"{save}: {end} bytes in all")
+
+    def peak_bytes(self, *flags):
+        environment = dict(os.environ, OMP_NUM_THREADS="1", MALLOC_ARENA_MAX="1")
+        process = subprocess.Popen([BINARY, "convert-checkpoint", *flags], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env=environment)
+        error = process.stderr.read()
+        process.stderr.close()
+        _, status, usage = os.wait4(process.pid, 0)
+        process.returncode = status
+        self.assertEqual(status, 0, error.decode())
+        return usage.ru_maxrss * 1024
+
     def test_a_folder_is_trained_on_generated_from_and_exported(self):
         golden = os.path.join(GOLDEN, "qwen2")
         train = [*TRAIN[:5], "3", *TRAIN[6:]]
@@ -140,7 +212,7 @@ class ConvertTest(unittest.TestCase):
         self.assert_error(2, "--save is required", "convert-checkpoint", "--load", os.path.join(GOLDEN, "gpt2"))
         self.assert_error(1, self.path("none") + ": there is no such folder", "convert-checkpoint", "--load", self.path("none"),
                           "--save", self.path("out"))
-        self.assert_error(1, "--ckpt-step and --hf-model-type have no effect on a folder of Hugging Face", "convert-checkpoint",
+        self.assert_error(1, "--hf-model-type has no effect: a folder of Hugging Face is not what is written", "convert-checkpoint",
                           "--load", os.path.join(GOLDEN, "gpt2"), "--save", self.path("out"), "--hf-model-type", "llama")
         golden = os.path.join(GOLDEN, "gpt2")
         self.assert_error(1, f"--ckpt-step is given, but {golden} is a folder of Hugging Face", "logits", "--load", golden,

@@ -1,0 +1,185 @@
+#include "megatron/models/torch_dist/torch_dist_convert.h"
+
+#include <algorithm>
+#include <cstring>
+#include <map>
+
+#include "megatron/base/check.h"
+#include "megatron/base/files.h"
+#include "megatron/base/parse.h"
+#include "megatron/comm/parallel_groups.h"
+#include "megatron/dist_checkpointing/checkpoint_folder.h"
+#include "megatron/dist_checkpointing/save.h"
+#include "megatron/dist_checkpointing/torch_dist.h"
+#include "megatron/models/huggingface/hf_folder.h"
+#include "megatron/models/load_model.h"
+#include "megatron/models/torch_dist/torch_dist_model.h"
+
+namespace megatron {
+namespace {
+
+namespace fs = std::filesystem;
+
+uint64_t num_bytes(const StoredTensor& tensor) {
+  uint64_t bytes = static_cast<uint64_t>(size_of(tensor.dtype));
+  for (const int64_t extent : tensor.shape) bytes *= static_cast<uint64_t>(extent);
+  return bytes;
+}
+
+void load_one(const Checkpoint& checkpoint, const std::string& key,
+              std::vector<std::byte>& memory) {
+  const StoredTensor& stored = checkpoint.manifest().tensors.at(key);
+  const uint64_t bytes = num_bytes(stored);
+  if (memory.capacity() < bytes) std::vector<std::byte>().swap(memory);  // not both at once
+  memory.resize(bytes);
+  ShardedTensor tensor;
+  tensor.key = key;
+  tensor.dtype = stored.dtype;
+  tensor.global_shape = stored.shape;
+  tensor.data = memory.data();
+  LoadOptions options;
+  options.wanted_elsewhere = {"*"};
+  checkpoint.load({&tensor, 1}, options);
+}
+
+// Modules whose (empty) state Megatron-LM asks for, in layers and outside.
+constexpr const char* kStatefulModules[] = {
+    "self_attention.linear_qkv", "self_attention.linear_proj", "mlp.linear_fc1", "mlp.linear_fc2"};
+constexpr const char* kStatefulNorms[] = {"self_attention.q_layernorm",
+                                          "self_attention.k_layernorm"};
+
+}  // namespace
+
+ConvertResult import_torch_dist(const TorchDistImport& request, const ConvertProgress& progress) {
+  MEGATRON_CHECK(find_checkpoints(request.root).empty(), request.root.string(),
+                 ": holds checkpoints already\nhint: give another --save");
+  TokenizerConfig tokenizer = request.tokenizer;
+  std::unique_ptr<Tokenizer> made;
+  std::optional<int64_t> vocab_size = tokenizer.vocab_size;
+  if (!tokenizer.tokenizer_type.empty()) {
+    made = make_tokenizer(tokenizer);
+    vocab_size = model_vocab_size(tokenizer, *made);
+  }
+  const TorchDistModel source =
+      open_torch_dist_model(request.directory, request.transformer, vocab_size);
+  if (!made) {
+    tokenizer.tokenizer_type = "NullTokenizer";
+    tokenizer.vocab_size = source.config.vocab_size;
+  }
+  ConvertResult result;
+  result.model_type = "gpt";
+  result.iteration = source.checkpoint.iteration();
+  result.num_tensors = source.num_tensors;
+  result.waived = source.waived;
+  SaveRequest save;
+  save.root = request.root;
+  save.iteration = result.iteration;
+  save.state = kWeightsOnlyState;
+  for (const auto& [key, stored] : source.checkpoint.manifest().tensors) {
+    ShardedTensor tensor;
+    tensor.key = key;
+    tensor.dtype = stored.dtype;
+    tensor.global_shape = stored.shape;
+    save.tensors.push_back(std::move(tensor));
+    result.bytes += num_bytes(stored);
+  }
+  if (progress) progress(result.bytes, 0);
+  std::vector<std::byte> memory;
+  uint64_t pending = 0;
+  save.provide = [&](const ShardedTensor& wanted) -> const void* {
+    if (progress) progress(result.bytes, pending);
+    load_one(source.checkpoint, wanted.key, memory);
+    pending = memory.size();
+    return memory.data();
+  };
+  if (made) {
+    for (const fs::path& file : made->files())
+      save.files.emplace_back("tokenizer/" + file.filename().string(), read_file(file));
+    for (std::string* path :
+         {&tokenizer.tokenizer_model, &tokenizer.vocab_file, &tokenizer.merge_file})
+      if (!path->empty() && !fs::is_directory(*path)) *path = fs::path(*path).filename().string();
+  }
+  TransformerConfig transformer = source.config.transformer;
+  Config* const configs[] = {&transformer, &tokenizer};
+  save.files.emplace_back("config.yaml", to_yaml(configs));
+  const SaveResult saved = save_checkpoint(save);
+  if (progress) progress(result.bytes, pending);
+  result.directory = saved.directory;
+  result.warnings = saved.warnings;
+  result.files = {"manifest.json", "rank_00000.safetensors"};
+  for (const auto& [name, contents] : save.files) result.files.push_back(name);
+  return result;
+}
+
+ConvertResult export_torch_dist(const ExportRequest& request, const ConvertProgress& progress) {
+  LoadModelRequest load;
+  load.load = request.load;
+  load.ckpt_step = request.ckpt_step;
+  StoredModel source = open_model(load);
+  GPTConfig config = source.config;
+  const Manifest& manifest = source.checkpoint.manifest();
+  ConvertResult result;
+  result.model_type = "gpt";
+  result.iteration = source.checkpoint.iteration();
+  const ParallelGroups groups;
+  GPTModel model(config, groups);  // declares parameters, holds no memory
+  std::map<std::string, std::vector<std::pair<int64_t, std::string>>>
+      stacks;  // theirs -> (layer, ours)
+  std::vector<std::string> order;
+  model.visit([&](const std::string& name, Parameter&) {
+    const auto found = manifest.tensors.find(name);
+    MEGATRON_CHECK(found != manifest.tensors.end(), source.checkpoint.directory().string(), ": ",
+                   name, " is not in the checkpoint, the model of its configuration has it");
+    const TorchDistPlace place = torch_dist_place(name);
+    auto& stack = stacks[place.key];
+    if (stack.empty()) order.push_back(place.key);
+    stack.emplace_back(place.layer, name);
+    result.bytes += num_bytes(found->second);
+  });
+  const std::string arguments =
+      pickled_arguments(config, manifest.tensors.at("embedding.word_embeddings.weight").dtype);
+  std::error_code ignored;
+  MEGATRON_CHECK(!fs::exists(request.folder, ignored) || fs::is_empty(request.folder, ignored),
+                 request.folder.string(), ": is not empty\nhint: give another --save");
+  result.directory = request.folder / checkpoint_name(result.iteration);
+  if (progress) progress(result.bytes, 0);
+  TorchDistWriter writer(result.directory);
+  std::vector<std::byte> memory;
+  for (const std::string& key : order) {
+    for (const auto& [layer, name] : stacks.at(key)) {
+      load_one(source.checkpoint, name, memory);
+      const StoredTensor& stored = manifest.tensors.at(name);
+      std::vector<int64_t> shape = stored.shape;
+      Box box{std::vector<int64_t>(shape.size(), 0), shape};
+      if (layer >= 0) {
+        shape.insert(shape.begin(), config.transformer.num_layers);
+        box.offset.insert(box.offset.begin(), layer);
+        box.shape.insert(box.shape.begin(), 1);
+      }
+      writer.add_tensor(key, stored.dtype, shape, box, memory.data());
+      if (progress) progress(result.bytes, memory.size());
+    }
+  }
+  const int64_t layers = config.transformer.num_layers;
+  const auto add_states = [&](const char* module) {
+    for (int64_t i = 0; i < layers; ++i)
+      writer.add_empty_object(
+          cat("decoder.layers.", module, "._extra_state/shard_", i, "_", layers));
+  };
+  for (const char* module : kStatefulModules) add_states(module);
+  if (config.transformer.qk_layernorm)
+    for (const char* module : kStatefulNorms) add_states(module);
+  writer.add_empty_object("decoder.final_layernorm._extra_state/shard_0_1");
+  const std::pair<std::string, std::string> common[] = {
+      {pickle::text("args"), arguments},
+      {pickle::text("checkpoint_version"), pickle::number(3.0)},
+      {pickle::text("iteration"), pickle::integer(result.iteration)},
+      {pickle::text("num_floating_point_operations_so_far"), pickle::integer(0)}};
+  writer.finish(pickle::dict(common));
+  write_file_atomically(request.folder / kLatestName, cat(result.iteration));
+  result.num_tensors = static_cast<int64_t>(order.size());
+  result.files = writer.files();
+  return result;
+}
+
+}  // namespace megatron

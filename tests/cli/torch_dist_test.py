@@ -1,0 +1,161 @@
+#!/usr/bin/env python3
+"""End-to-end tests of Megatron-LM's torch_dist checkpoints on the real binary: `convert-checkpoint` both ways, `--load` of them.
+
+Usage: torch_dist_test.py BINARY [unittest arguments]. Needs nothing but the standard library.
+"""
+import hashlib
+import json
+import os
+import shutil
+import struct
+import subprocess
+import sys
+import tempfile
+import unittest
+
+BINARY = ""
+HERE = os.path.dirname(os.path.abspath(__file__))
+GOLDEN = os.path.join(HERE, "..", "golden", "torch_dist")
+MODELS = {"llama": 5, "gpt": 0}  # iteration
+
+# SHA-256 of what is exported from the goldens. These very files were loaded by megatron-core, strictly, on one and two
+# tensor-parallel ranks, and gave its logits (check_torch_dist_export.py): when one changes, run that again.
+EXPORTED = {
+    "llama": {".metadata": "67679f419c25d741", "__0_0.distcp": "c8243207c9fc9f57", "common.pt": "009d7a1a6a630339", "metadata.json": "9817072de14c715c"},
+    "gpt": {".metadata": "a3006b0a838cc371", "__0_0.distcp": "e9223bc0b5a0d4a8", "common.pt": "035528ced852add7", "metadata.json": "9817072de14c715c"},
+}
+
+
+def call(*arguments):
+    environment = dict(os.environ, OMP_NUM_THREADS="1")
+    return subprocess.run([BINARY, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, timeout=120, env=environment)
+
+
+def read_safetensors(path):
+    with open(path, "rb") as stream:
+        data = stream.read()
+    length = struct.unpack("<Q", data[:8])[0]
+    header = json.loads(data[8:8 + length])
+    header.pop("__metadata__", None)
+    return {name: (e["shape"], data[8 + length + e["data_offsets"][0]:8 + length + e["data_offsets"][1]]) for name, e in header.items()}
+
+
+class TorchDistTest(unittest.TestCase):
+    def setUp(self):
+        self.folder = tempfile.mkdtemp()
+        self.addCleanup(shutil.rmtree, self.folder)
+
+    def path(self, name):
+        return os.path.join(self.folder, name)
+
+    def run_ok(self, *arguments):
+        result = call(*arguments)
+        self.assertEqual(result.returncode, 0, result.stderr.decode())
+        return result.stdout.decode()
+
+    def assert_error(self, code, message, *arguments):
+        result = call(*arguments)
+        error = result.stderr.decode()
+        self.assertEqual(result.returncode, code, error)
+        self.assertTrue(any(line.startswith("error: " + message) for line in error.splitlines()), error)
+
+    def golden(self, name):
+        return os.path.join(GOLDEN, name, "golden.safetensors")
+
+    # -- in
+
+    def test_imports_give_the_logits_of_megatron_core(self):
+        for name, iteration in MODELS.items():
+            out = self.run_ok("convert-checkpoint", "--load", os.path.join(GOLDEN, name), "--save", self.path(name), "--probe",
+                              self.golden(name), "--json")
+            result = json.loads(out)
+            self.assertEqual((result["from"], result["to"], result["iteration"]), ("torch_dist", "megatron", iteration))
+            self.assertLess(result["probe_difference"], 1e-4)
+            waived = " ".join(result["waived"])
+            self.assertIn("_extra_state", waived)
+            self.assertEqual("states of the optimizer" in waived, name == "llama")
+
+    def test_a_checkpoint_is_loaded_as_it_is(self):
+        probe = read_safetensors(self.golden("llama"))
+        tokens = struct.unpack(f"<{probe['tokens'][0][0]}i", probe["tokens"][1])
+        out = self.path("logits.safetensors")
+        for load in (os.path.join(GOLDEN, "llama"), os.path.join(GOLDEN, "llama", "iter_0000005")):
+            self.run_ok("logits", "--load", load, "--tokens", ",".join(map(str, tokens)), "--dtype", "fp32", "--device", "cpu", "--output", out)
+            actual, expected = read_safetensors(out)["logits"], probe["logits"]
+            self.assertEqual(actual[0], expected[0])
+            count = expected[0][0] * expected[0][1]
+            a, b = struct.unpack(f"<{count}f", actual[1]), struct.unpack(f"<{count}f", expected[1])
+            self.assertLess(sum((x - y) ** 2 for x, y in zip(a, b)) ** 0.5, 1e-4 * sum(y * y for y in b) ** 0.5)
+
+    def test_padding_of_the_vocabulary_is_dropped(self):
+        self.run_ok("convert-checkpoint", "--load", os.path.join(GOLDEN, "llama"), "--save", self.path("a"), "--vocab-size", "61")
+        with open(os.path.join(self.path("a"), "iter_0000005", "manifest.json")) as stream:
+            manifest = json.load(stream)
+        self.assertEqual(manifest["tensors"]["embedding.word_embeddings.weight"]["shape"], [61, 32])
+        self.assert_error(1, os.path.join(GOLDEN, "llama", "iter_0000005") + ": the embedding has 72 rows, the vocabulary 73 tokens",
+                          "convert-checkpoint", "--load", os.path.join(GOLDEN, "llama"), "--save", self.path("b"), "--vocab-size", "73")
+
+    def test_flags_of_the_model_count_where_they_are_given(self):
+        # Another rotary base is another model: the probe finds it. Other sizes do not fit the tensors.
+        load = ["convert-checkpoint", "--load", os.path.join(GOLDEN, "llama")]
+        self.assert_error(1, f"the logits of {self.path('a')} differ from those of", *load, "--save", self.path("a"), "--rotary-base", "90000",
+                          "--probe", self.golden("llama"))
+        self.assert_error(1, os.path.join(GOLDEN, "llama", "iter_0000005") + ": decoder.layers.", *load, "--save", self.path("b"),
+                          "--ffn-hidden-size", "40")
+        self.assert_error(2, "unknown flag --rotary-base", "convert-checkpoint", "--load", os.path.join(HERE, "..", "golden", "hf", "llama2"),
+                          "--save", self.path("c"), "--rotary-base", "1")
+
+    def test_there_is_no_tie_where_the_arguments_say_one(self):
+        self.assert_error(1, os.path.join(GOLDEN, "llama", "iter_0000005") + ": output_layer.weight is in the checkpoint, the model of its "
+                          "arguments has no such tensor: its output layer is tied to the embedding", "convert-checkpoint", "--load",
+                          os.path.join(GOLDEN, "llama"), "--save", self.path("a"), "--untie-embeddings-and-output-weights", "false")
+
+    # -- out
+
+    def test_exports_are_what_megatron_core_loaded(self):
+        for name, iteration in MODELS.items():
+            ours, out = self.path(name), self.path(name + "_out")
+            self.run_ok("convert-checkpoint", "--load", os.path.join(GOLDEN, name), "--save", ours)
+            self.run_ok("convert-checkpoint", "--load", ours, "--to", "torch_dist", "--save", out, "--probe", self.golden(name))
+            with open(os.path.join(out, "latest_checkpointed_iteration.txt")) as stream:
+                self.assertEqual(stream.read(), str(iteration))
+            directory = os.path.join(out, f"iter_{iteration:07d}")
+            hashes = {}
+            for file in sorted(os.listdir(directory)):
+                with open(os.path.join(directory, file), "rb") as stream:
+                    hashes[file] = hashlib.sha256(stream.read()).hexdigest()[:16]
+            self.assertEqual(hashes, EXPORTED[name])
+
+    def test_there_and_back_every_tensor_has_the_same_bytes(self):
+        ours, out, back = self.path("ours"), self.path("out"), self.path("back")
+        self.run_ok("convert-checkpoint", "--load", os.path.join(GOLDEN, "llama"), "--save", ours)
+        self.run_ok("convert-checkpoint", "--load", ours, "--save", out, "--to", "torch_dist")
+        self.run_ok("convert-checkpoint", "--load", out, "--save", back)
+        a, b = (read_safetensors(os.path.join(f, "iter_0000005", "rank_00000.safetensors")) for f in (ours, back))
+        self.assertEqual(a, b)
+        self.assertEqual(len(a), 3 + 3 * 9)
+
+    def test_a_folder_of_hugging_face_becomes_a_checkpoint_of_megatron(self):
+        model = os.path.join(HERE, "..", "golden", "hf", "llama3")
+        probe = self.path("probe.safetensors")
+        self.run_ok("logits", "--load", model, "--dtype", "fp32", "--device", "cpu", "--tokens", "3,1,4,1,5,9,2,6", "--output", probe)
+        result = call("convert-checkpoint", "--load", model, "--to", "torch_dist", "--save", self.path("a"), "--probe", probe)
+        error = result.stderr.decode()
+        # Its scaling starts elsewhere than Megatron-LM's.
+        self.assertEqual(result.returncode, 1, error)
+        self.assertIn("rope_scaling_type", error)
+        model = os.path.join(HERE, "..", "golden", "hf", "llama2")
+        self.run_ok("logits", "--load", model, "--dtype", "fp32", "--device", "cpu", "--tokens", "3,1,4,1,5,9,2,6", "--output", probe)
+        self.run_ok("convert-checkpoint", "--load", model, "--to", "torch_dist", "--save", self.path("b"), "--probe", probe)
+
+    def test_what_megatron_does_not_have_is_named(self):
+        self.assert_error(1, "the model has norms after its branches (norm_placement), which Megatron-LM's GPT has not", "convert-checkpoint",
+                          "--load", os.path.join(HERE, "..", "golden", "hf", "gemma2"), "--to", "torch_dist", "--save", self.path("a"))
+        self.assert_error(1, "--to huggingface: ", "convert-checkpoint", "--load", os.path.join(GOLDEN, "gpt"), "--to", "huggingface", "--save",
+                          self.path("a"))
+        self.assertFalse(os.path.exists(self.path("a")))
+
+
+if __name__ == "__main__":
+    BINARY = os.path.abspath(sys.argv.pop(1))
+    unittest.main()
