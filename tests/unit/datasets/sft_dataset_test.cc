@@ -300,7 +300,7 @@ TEST_F(SftFiles, ParquetRowsWithNestedColumns) {
     return tokenizer_->decode(ids);
   };
   EXPECT_EQ(text(0),
-            "{\"role\": \"user\", \"content\": \"a \\\"quoted\\\"\\nline\\t\\\\ é\"}\n{\"role\": "
+            "{\"role\": \"user\", \"content\": \"a \\\"quoted\\\"\\nline\\t\\\\ \u00e9\"}\n{\"role\": "
             "\"assistant\", \"content\": \"b\"}\n.");
   EXPECT_EQ(text(1),
             "{\"role\": \"user\", \"content\": \"now?\"}\n{\"role\": \"assistant\", \"content\": "
