@@ -6,6 +6,7 @@ namespace megatron {
 int pretrain_command(int argc, char** argv);
 int preprocess_data(int argc, char** argv);
 int train_tokenizer(int argc, char** argv);
+int tokenize(int argc, char** argv);
 int merge_datasets(int argc, char** argv);
 int inspect_dataset(int argc, char** argv);
 int check_command(int argc, char** argv);
