@@ -7,6 +7,7 @@ int pretrain_command(int argc, char** argv);
 int finetune_command(int argc, char** argv);
 int preprocess_data(int argc, char** argv);
 int train_tokenizer(int argc, char** argv);
+int tokenize(int argc, char** argv);
 int merge_datasets(int argc, char** argv);
 int inspect_dataset(int argc, char** argv);
 int inspect_chat(int argc, char** argv);

@@ -7,6 +7,7 @@ int main(int argc, char** argv) {
   static constexpr Command kCommands[] = {
       {"preprocess-data", preprocess_data, "turn text into a dataset of token ids"},
       {"train-tokenizer", train_tokenizer, "learn a byte-level BPE tokenizer from text"},
+      {"tokenize", tokenize, "show what a tokenizer makes of a text"},
       {"merge-datasets", merge_datasets, "join datasets into one"},
       {"inspect-dataset", inspect_dataset,
        "show the header, the counts or one sample of a dataset"},

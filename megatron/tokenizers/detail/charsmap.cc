@@ -15,6 +15,9 @@ uint32_t value_of(uint32_t unit) { return unit & 0x7fffffffu; }
 uint32_t label_of(uint32_t unit) { return unit & 0x800000ffu; }
 uint32_t offset_of(uint32_t unit) { return (unit >> 10) << ((unit & (1u << 9)) >> 6); }
 
+// Whether `c` is a byte of a character but not its first.
+bool is_inside(char c) { return (static_cast<unsigned char>(c) & 0xc0) == 0x80; }
+
 // The length of the grapheme cluster at the start of `text`. Only clusters of up to 5 bytes matter,
 // so conjuncts, Hangul syllables, flags and joined emoji, which are longer, may be cut.
 size_t cluster_length(std::string_view text) {
@@ -50,6 +53,8 @@ Charsmap::Charsmap(std::string_view blob, std::string_view where) {
   units_.resize(size / 4);
   std::memcpy(units_.data(), blob.data(), size);
   replacements_ = blob.substr(size);
+  MEGATRON_CHECK(valid_utf8_prefix(replacements_) == replacements_.size(), where,
+                 ": the replacements are not UTF-8");
   if (replacements_.back() != '\0') replacements_ += '\0';
   std::string_view ignored;
   for (int c = 0; c < 128; ++c) {
@@ -75,6 +80,9 @@ size_t Charsmap::find(std::string_view text, bool shortest, std::string_view& re
     if (position >= units_.size()) break;
     const uint32_t value = value_of(units_[position]);
     if (value >= replacements_.size()) break;
+    // Rules and replacements are whole characters; a damaged trie could point into one.
+    const bool whole = (i + 1 == text.size() || !is_inside(text[i + 1]));
+    if (!whole || is_inside(replacements_[value])) continue;
     replacement = std::string_view(replacements_.data() + value);  // ends at a zero byte
     found = i + 1;
     if (shortest) break;

@@ -15,8 +15,8 @@ struct Pending {
 
 }  // namespace
 
-// Breadth first, so that what text visits most lies together. Places for children are looked for
-// from the first free unit on; a start that is nearly full is given up.
+// Breadth first, so that what text visits most lies together. Single children fill the first free
+// units; several look for room further on, past what earlier ones found crowded.
 DoubleArray::DoubleArray(std::vector<std::pair<std::string_view, int32_t>> entries) {
   std::erase_if(entries, [](const auto& entry) { return entry.first.empty(); });
   std::stable_sort(entries.begin(), entries.end(),
@@ -24,7 +24,7 @@ DoubleArray::DoubleArray(std::vector<std::pair<std::string_view, int32_t>> entri
   if (entries.empty()) return;
   units_.resize(512);
   units_[0].parent = kRoot;
-  size_t first_free = 1;
+  size_t first_free = 256, first_roomy = 256;  // so that no base is below 0
   std::vector<Pending> queue = {{0, 0, entries.size(), 0}};
   std::vector<std::pair<unsigned char, size_t>> children;  // byte, first key
   for (size_t at = 0; at < queue.size(); ++at) {
@@ -40,20 +40,20 @@ DoubleArray::DoubleArray(std::vector<std::pair<std::string_view, int32_t>> entri
       if (children.empty() || children.back().first != byte) children.emplace_back(byte, i);
     }
     while (first_free < units_.size() && units_[first_free].parent != kFree) ++first_free;
-    size_t base = first_free > children[0].first ? first_free - children[0].first : 0;
-    size_t tries = 0;
+    const size_t start = children.size() > 1 ? std::max(first_free, first_roomy) : first_free;
+    size_t base = start - children[0].first;
     const auto fits = [&] {
-      if (units_.size() < base + 512) units_.resize(std::max(base + 512, units_.size() * 5 / 4));
+      if (units_.size() < base + 256) units_.resize(std::max(base + 256, units_.size() * 5 / 4));
       return std::none_of(children.begin(), children.end(), [&](const auto& child) {
         return units_[base + child.first].parent != kFree;
       });
     };
+    int tries = 0;
     while (!fits()) {
       ++base;
-      if (++tries == 256 && children.size() > 1) {  // crowded: leave the holes to single children
-        base = std::max(base, units_.size() > 4096 ? units_.size() - 4096 : base);
-      }
+      ++tries;
     }
+    if (tries > 16) first_roomy = base + children[0].first;
     units_[pending.node].base = static_cast<int32_t>(base);
     for (size_t i = 0; i < children.size(); ++i) {
       const auto child = static_cast<int32_t>(base + children[i].first);

@@ -3,6 +3,7 @@
 // place.
 #include <algorithm>
 #include <array>
+#include <charconv>
 #include <cmath>
 #include <string_view>
 
@@ -282,6 +283,32 @@ void read_vocab(const JsonValue& vocab, TokenizerDefinition& definition) {
   }
 }
 
+// The number that the `tokenizers` package makes of the shortest decimal spelling of `value`:
+// its JSON reader rounds the digits and the division by a power of ten, one after the other. Sums
+// of scores that are equal but for rounding decide between divisions of a word.
+double as_package_reads(double value) {
+  char text[40];
+  const auto [end, error] =
+      std::to_chars(text, text + sizeof(text), std::abs(value), std::chars_format::scientific);
+  MEGATRON_ASSERT(error == std::errc());
+  uint64_t digits = 0;
+  int exponent = 0, num_decimals = 0;
+  for (const char* p = text; p < end; ++p) {
+    if (*p == 'e') {
+      std::from_chars(p[1] == '+' ? p + 2 : p + 1, end, exponent);
+      break;
+    }
+    if (*p == '.') continue;
+    digits = digits * 10 + static_cast<uint64_t>(*p - '0');
+    num_decimals += p > text;
+  }
+  exponent -= num_decimals;
+  if (exponent < -308 || exponent > 308) return value;
+  const double power = std::stod(cat("1e", std::abs(exponent)));
+  const auto whole = static_cast<double>(digits);
+  return std::copysign(exponent < 0 ? whole / power : whole * power, value);
+}
+
 // A list of [token, score]; the place in the list is the id.
 void read_unigram(const JsonValue& model, TokenizerDefinition& definition) {
   const JsonValue vocab = model.at("vocab");
@@ -299,7 +326,7 @@ void read_unigram(const JsonValue& model, TokenizerDefinition& definition) {
       (void)JsonValue{pair.at(1), where() + "[1]"}.number();
     MEGATRON_CHECK(std::isfinite(score), where(), "[1] is not finite");
     definition.vocab.emplace_back(token, static_cast<int32_t>(definition.vocab.size()));
-    definition.scores.push_back(score);
+    definition.scores.push_back(as_package_reads(score));
   }
   MEGATRON_CHECK(static_cast<int64_t>(definition.vocab.size()) <= kMaxTokenId, vocab.where, " has ",
                  definition.vocab.size(), " tokens, expected at most ", kMaxTokenId);

@@ -23,7 +23,8 @@ constexpr int kMarginBias = 64;
 constexpr uint32_t kNotCached = 255;  // in place of the count: divide the word every time
 
 uint32_t pack(size_t count, double margin) {
-  const int exponent = margin > 0 ? std::clamp(std::ilogb(margin) + kMarginBias, 0, 127) : 0;
+  const double finite = std::min(margin, 1e18);  // a word that has one division has no second best
+  const int exponent = finite > 0 ? std::clamp(std::ilogb(finite) + kMarginBias, 0, 127) : 0;
   return static_cast<uint32_t>(count) | static_cast<uint32_t>(exponent) << 8;
 }
 

@@ -335,6 +335,7 @@ def train_hugging_face(name, texts, size, folder, small):
     tokenizer.add_special_tokens([token for token in ADDED if token.special])
     path = folder / f"{name}.json"
     path.write_text(tokenizer.to_str(), encoding="utf-8")
+    tokenizer = Tokenizer.from_file(str(path))  # whose scores are those of the file, as its reader rounds them
     return Kind(
         name, path, ["--tokenizer-type", "HuggingFaceTokenizer"],
         lambda text: tokenizer.encode(text, add_special_tokens=False).ids,

@@ -101,6 +101,9 @@ TEST_F(SentencePiece, WrongFilesAreNamed) {
   EXPECT_THAT(error(good + bytes(5, bytes(2, "abc"))), HasSubstr("denormalizer_spec has rules"));
   EXPECT_THAT(error(model(piece("a", -1, 1), 1, "", bytes(2, "abc"))),
               HasSubstr("precompiled_charsmap has 3 bytes"));
+  const std::string trie("\x04\0\0\0\0\0\0\0", 8);
+  EXPECT_THAT(error(model(piece("a", -1, 1), 1, "", bytes(2, trie + "\xe4\xbd"))),
+              HasSubstr("precompiled_charsmap: the replacements are not UTF-8"));
 }
 
 // "ab c" is better than "a bc" by less than a float resolves once the running sum is large; then
