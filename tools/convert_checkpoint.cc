@@ -12,6 +12,7 @@
 #include "megatron/inference/generator.h"
 #include "megatron/models/huggingface/hf_convert.h"
 #include "megatron/models/huggingface/hf_folder.h"
+#include "megatron/models/huggingface/peft.h"
 #include "megatron/models/load_model.h"
 #include "megatron/tensor/shape.h"
 #include "megatron/tensor/torch.h"
@@ -26,6 +27,8 @@ struct ConvertConfig : Config {
   std::optional<int64_t> ckpt_step;
   std::string hf_model_type;
   double max_shard_gb = 5.0;
+  std::string adapter;
+  bool merge_adapter = false;
   std::string probe;
   double probe_tolerance = 1e-4;
   bool json = false;
@@ -42,6 +45,12 @@ struct ConvertConfig : Config {
             "family to write (llama, gpt2, ...); empty: that which the checkpoint came from, else "
             "the first that can be this model");
     v.field("max_shard_gb", max_shard_gb, "largest safetensors file to write, in GB of 10^9 bytes");
+    v.field("adapter", adapter,
+            "with a folder of Hugging Face: a folder of PEFT, whose adapters go into the "
+            "checkpoint beside the weights");
+    v.field("merge_adapter", merge_adapter,
+            "of a checkpoint with adapters: add them to the weights and write the model; without "
+            "this, the adapters alone are written, as PEFT does");
     v.field("probe", probe,
             "a .safetensors file with \"tokens\" [s] and \"logits\" [s, v] of the model that was "
             "converted (as `megatron logits` "
@@ -77,6 +86,9 @@ double run_probe(const ConvertConfig& config, const std::string& written) {
                  ": logits must be [", tokens.numel(), ", v] for its ", tokens.numel(), " tokens");
   LoadModelRequest request;
   request.load = written;
+  MEGATRON_CHECK(!is_peft_folder(written), "--probe: ", written,
+                 " holds adapters alone, which give no logits without their base model",
+                 "\nhint: --merge-adapter writes the whole model");
   request.dtype = at::kFloat;
   request.tokenizer_required = false;
   const ParallelGroups groups;
@@ -147,9 +159,16 @@ int convert_checkpoint(int argc, char** argv) {
   if (from_hf) {
     MEGATRON_CHECK(!config.ckpt_step && config.hf_model_type.empty(),
                    "--ckpt-step and --hf-model-type have no effect on a folder of Hugging Face");
-    result = import_hf_folder(config.load, config.save, progress);
+    MEGATRON_CHECK(!config.merge_adapter,
+                   "--merge-adapter has an effect on checkpoints, ", config.load,
+                   " is a folder of Hugging Face\nhint: convert it with --adapter, then convert the "
+                   "checkpoint with --merge-adapter");
+    result = import_hf_folder(config.load, config.save, progress, config.adapter);
   } else {
+    MEGATRON_CHECK(config.adapter.empty(), "--adapter has an effect on a folder of Hugging Face, ",
+                   config.load, " is none");
     ExportRequest request;
+    request.merge_adapter = config.merge_adapter;
     request.load = config.load;
     request.ckpt_step = config.ckpt_step;
     request.folder = config.save;

@@ -22,6 +22,7 @@ struct ParallelGroups;
 struct LoadModelRequest {
   std::filesystem::path
       load;  // a folder of checkpoints, one checkpoint, or a folder of Hugging Face
+  std::filesystem::path adapter;  // a folder of PEFT with adapters for that model; empty: none
   std::optional<int64_t> ckpt_step;     // this iteration and no other
   std::optional<at::ScalarType> dtype;  // default: as stored
   at::Device device = at::kCPU;

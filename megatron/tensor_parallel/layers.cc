@@ -26,6 +26,7 @@ struct LinearState {
   bool recompute_norm = false;
   std::optional<Activation> input_activation = {};
   double activation_offset = 0.0;
+  LoraAdapter* lora = nullptr;
 };
 
 template <class State>
@@ -57,6 +58,14 @@ at::Tensor gathered(const LinearState& state, const at::Tensor& x) {
   return state.sequence_parallel ? all_gather_first_dim(x, *state.tp) : x;
 }
 
+// X A^T + b, and what an adapter adds.
+at::Tensor product(const LinearState& state, const at::Tensor& x, const at::Tensor& weight,
+                   const at::Tensor& bias) {
+  const at::Tensor y = linear_forward(x, weight, bias);
+  if (state.lora != nullptr) state.lora->add_output(x, y);
+  return y;
+}
+
 // Y = norm(X) A^T + b with A's rows on this rank; and X.
 struct ColumnFunction : torch::autograd::Function<ColumnFunction> {
   static variable_list forward(AutogradContext* context, const at::Tensor& x, const at::Tensor&,
@@ -65,13 +74,13 @@ struct ColumnFunction : torch::autograd::Function<ColumnFunction> {
     context->saved_data["state"] = reinterpret_cast<int64_t>(state);
     if (state->norm == nullptr) {
       context->save_for_backward({x});
-      return {linear_forward(gathered(*state, x), weight.value(), bias.value()), x};
+      return {product(*state, gathered(*state, x), weight.value(), bias.value()), x};
     }
     const NormResult normed = norm_forward(*state->norm, x);
     const at::Tensor y = normed.y.to(weight.value().scalar_type());
     context->save_for_backward(
         {x, normed.mean, normed.rstd, state->recompute_norm ? at::Tensor() : y});
-    return {linear_forward(gathered(*state, y), weight.value(), bias.value()), x};
+    return {product(*state, gathered(*state, y), weight.value(), bias.value()), x};
   }
 
   static variable_list backward(AutogradContext* context, variable_list grads) {
@@ -85,6 +94,8 @@ struct ColumnFunction : torch::autograd::Function<ColumnFunction> {
       type = weight.value().scalar_type();
       dx = linear_input_grad(dy, weight.value());
     }
+    at::Tensor inner;  // gradient between the two matrices of the adapter
+    if (state.lora != nullptr) inner = state.lora->add_input_grad(dy, dx);
     std::shared_ptr<Work> reduction;  // runs under the weight gradient
     if (state.tp->size() > 1) {
       if (state.sequence_parallel) {
@@ -97,9 +108,11 @@ struct ColumnFunction : torch::autograd::Function<ColumnFunction> {
         reduction = state.tp->all_reduce(dx);
       }
     }
-    accumulate_weight_grad(*state.weight, dy, [&state, saved, type] {
+    const auto input = [&state, saved, type] {
       return gathered(state, linear_input(state, saved, type));
-    });
+    };
+    accumulate_weight_grad(*state.weight, dy, input);
+    if (state.lora != nullptr) state.lora->accumulate_grads(dy, inner, input);
     accumulate_bias_grad(state.bias, dy);
     if (reduction) reduction->wait();
     const at::Tensor& beside = grads[1];  // undefined when nothing goes around the layer
@@ -128,8 +141,8 @@ struct RowFunction : torch::autograd::Function<RowFunction> {
     context->saved_data["state"] = reinterpret_cast<int64_t>(state);
     context->save_for_backward({input});
     const at::Tensor x = activated(*state, input);
-    if (state->tp->size() == 1) return linear_forward(x, weight.value(), bias.value());
-    at::Tensor y = linear_forward(x, weight.value(), at::Tensor());
+    if (state->tp->size() == 1) return product(*state, x, weight.value(), bias.value());
+    at::Tensor y = product(*state, x, weight.value(), at::Tensor());
     if (state->sequence_parallel)
       y = reduce_scatter_first_dim(y, *state->tp);
     else
@@ -148,9 +161,12 @@ struct RowFunction : torch::autograd::Function<RowFunction> {
       const AcquiredValue weight(state.weight);
       dx = linear_input_grad(dy, weight.value());
     }
+    at::Tensor inner;
+    if (state.lora != nullptr) inner = state.lora->add_input_grad(dy, dx);
     {
       const at::Tensor x = activated(state, input);
       accumulate_weight_grad(*state.weight, dy, [x] { return x; });
+      if (state.lora != nullptr) state.lora->accumulate_grads(dy, inner, [x] { return x; });
     }
     if (state.input_activation)
       dx = activation_backward(dx, input, *state.input_activation, state.activation_offset);
@@ -206,6 +222,7 @@ int64_t part_of(const std::string& name, const char* what, int64_t size, int ran
 struct ColumnParallelLinear::Impl {
   Parameter weight, bias;
   std::unique_ptr<NormParameters> norm;
+  std::unique_ptr<LoraAdapter> lora;
   LinearState state;
 };
 
@@ -237,6 +254,11 @@ ColumnParallelLinear::ColumnParallelLinear(std::string name, int64_t input_size,
   if (options.bias) add("bias", &impl_->bias);
   impl_->state = {&impl_->weight, options.bias ? &impl_->bias : nullptr,  impl_->norm.get(),
                   &groups.tp,     options.sequence_parallel && ranks > 1, options.recompute_norm};
+  if (options.lora.rank == 0) return;
+  impl_->lora = std::make_unique<LoraAdapter>(impl_->weight, options.lora, groups);
+  impl_->state.lora = impl_->lora.get();
+  add("lora_A.weight", &impl_->lora->a);
+  add("lora_B.weight", &impl_->lora->b);
 }
 
 ColumnParallelLinear::~ColumnParallelLinear() = default;
@@ -262,6 +284,7 @@ at::Tensor ColumnParallelLinear::forward_with(Parameter& weight, const at::Tenso
 
 struct RowParallelLinear::Impl {
   Parameter weight, bias;
+  std::unique_ptr<LoraAdapter> lora;
   LinearState state;
 };
 
@@ -286,6 +309,11 @@ RowParallelLinear::RowParallelLinear(std::string name, int64_t input_size, int64
                   false,
                   options.input_activation,
                   options.activation_offset};
+  if (options.lora.rank == 0) return;
+  impl_->lora = std::make_unique<LoraAdapter>(impl_->weight, options.lora, groups);
+  impl_->state.lora = impl_->lora.get();
+  add("lora_A.weight", &impl_->lora->a);
+  add("lora_B.weight", &impl_->lora->b);
 }
 
 RowParallelLinear::~RowParallelLinear() = default;

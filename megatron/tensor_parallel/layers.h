@@ -7,6 +7,7 @@
 #include "megatron/comm/parallel_groups.h"
 #include "megatron/nn/norm.h"
 #include "megatron/tensor/activation.h"
+#include "megatron/tensor_parallel/lora_adapter.h"
 
 namespace megatron {
 
@@ -27,6 +28,8 @@ struct LinearOptions {
   // not its output. The input is [s, b, 2k/t] when the activation is gated.
   std::optional<Activation> input_activation = {};
   double activation_offset = 0.0;
+  // A low-rank adapter beside the weight: parameters lora_A.weight and lora_B.weight.
+  LoraOptions lora = {};
 };
 
 // What a layer makes of x, and x for what goes around it.

@@ -2,6 +2,7 @@
 
 #include "megatron/nn/activation_offload.h"
 #include "megatron/tensor/torch.h"
+#include "megatron/transformer/lora.h"
 
 namespace megatron {
 namespace {
@@ -21,6 +22,7 @@ LinearOptions fc1_options(const TransformerConfig& config, bool sequence_paralle
   options.norm = {config.normalization, config.layernorm_epsilon,
                   config.layernorm_zero_centered_gamma};
   options.recompute_norm = config.recomputes("layernorm");
+  options.lora = lora_options(config, "linear_fc1");
   return options;
 }
 
@@ -33,6 +35,7 @@ LinearOptions fc2_options(const TransformerConfig& config, bool sequence_paralle
     options.input_activation = config.activation();
     options.activation_offset = config.glu_linear_offset;
   }
+  options.lora = lora_options(config, "linear_fc2");
   return options;
 }
 

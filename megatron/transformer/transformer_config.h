@@ -90,6 +90,11 @@ struct TransformerConfig : Config {
   bool fp32_residual_connection = false;
   double z_loss_coeff = 0.0;  // weight of log(Z)^2 per token
 
+  // -- adapters (LoRA): Hu et al. 2021 (arXiv:2106.09685)
+  int64_t lora_rank = 0;             // 0: none; above, adapters alone are trained
+  std::optional<double> lora_alpha;  // what adapters add is multiplied by lora_alpha / lora_rank
+  std::vector<std::string> lora_targets;  // see transformer/lora.h; finalize() writes them out
+
   // -- start
   double init_method_std = 0.02;
   std::optional<double> embedding_init_method_std;
@@ -159,6 +164,7 @@ struct TransformerConfig : Config {
 
  private:
   void validate_rope_scaling(Violations& violations) const;
+  void validate_lora(Violations& violations) const;
 };
 
 }  // namespace megatron

@@ -48,6 +48,8 @@ class GPTModel : public Module {
   at::Tensor hidden(const at::Tensor& tokens, const at::Tensor& input, const ForwardContext& context);
   // The last segment's part: [s, b, h] -> [s, b, v/t] in the model's type; columns of vocabulary padding are unspecified.
   at::Tensor logits(const at::Tensor& hidden);
+  // Cross entropy of each token, [s, b] fp32 (fp64), with the z-loss. labels [b, s] int64.
+  at::Tensor token_losses(const at::Tensor& hidden, const at::Tensor& labels);
   // Sum of the per-token losses times their mask, and the sum of the mask. labels [b, s] int64, loss_mask [b, s] fp32.
   Loss loss(const at::Tensor& hidden, const at::Tensor& labels, const at::Tensor& loss_mask);
 
@@ -58,6 +60,7 @@ class GPTModel : public Module {
 
   const GPTConfig& config() const;
   const StageSlice& slice() const;
+  const ParallelGroups& groups() const;
   Parameter* embedding_table();  // null where the segment has none
 
  private:
