@@ -1,5 +1,5 @@
 """Writes golden.safetensors: direct preference optimisation of the tiny Llama of tests/golden/hf/llama2 as PyTorch computes it,
-the loss written out as in trl (DPOTrainer, loss_type "sigmoid" with label_smoothing):
+the loss written out as in trl (DPOTrainer, loss_type "sigmoid"), with the label smoothing of conservative DPO (Mitchell 2023):
 
   tokens, labels [6, s], loss_mask   three pairs, preferred and rejected one after the other; responses of different lengths
   full/...                           reference: the model; trained: the model with all weights times 1.1
