@@ -20,14 +20,23 @@ class Planner {
   }
 
   void append(int index, const BufferParameter& parameter) {
-    if (parameter.own_bucket || parameter.unit != unit_) close();
+    const bool own = parameter.own_bucket && !parameter.frozen;
+    if (own || parameter.unit != unit_) close();
     unit_ = parameter.unit;
     const int64_t begin = round_up(end_, kParameterAlignment);
     end_ = begin + parameter.num_elements;
     layout_.slots[index] = {begin, end_, static_cast<int>(layout_.buckets.size())};
     open_.push_back(index);
     const bool full = options_.bucket_size > 0 && end_ - bucket_begin_ >= options_.bucket_size;
-    if (full || parameter.own_bucket) close(parameter.own_bucket);
+    if (full || own) close(own);
+  }
+
+  // What follows is frozen.
+  void end_trained() {
+    close();
+    frozen_ = true;
+    layout_.num_trained_elements = end_;
+    layout_.num_trained_buckets = static_cast<int>(layout_.buckets.size());
   }
 
   BufferLayout finish() {
@@ -42,7 +51,7 @@ class Planner {
     const int64_t unit = options_.num_shards > 1 ? std::lcm(options_.num_shards, options_.shard_alignment)
                                                  : kParameterAlignment;
     end_ = round_up(end_, unit);
-    layout_.buckets.push_back({bucket_begin_, end_, std::move(open_), own});
+    layout_.buckets.push_back({bucket_begin_, end_, std::move(open_), own, unit_, frozen_});
     open_.clear();
     bucket_begin_ = end_;
   }
@@ -51,6 +60,7 @@ class Planner {
   BufferLayout layout_;
   std::vector<int> open_;
   int unit_ = 0;
+  bool frozen_ = false;
   int64_t bucket_begin_ = 0;
   int64_t end_ = 0;
 };
@@ -60,9 +70,12 @@ class Planner {
 BufferLayout plan_buffer(const std::vector<BufferParameter>& parameters, const BufferOptions& options) {
   MEGATRON_ASSERT(options.bucket_size >= 0 && options.num_shards >= 1 && options.shard_alignment >= 1);
   Planner planner(parameters.size(), options);
-  for (size_t i = parameters.size(); i-- > 0;) {
-    MEGATRON_ASSERT(parameters[i].num_elements >= 0);
-    planner.append(static_cast<int>(i), parameters[i]);
+  for (const bool frozen : {false, true}) {
+    if (frozen) planner.end_trained();
+    for (size_t i = parameters.size(); i-- > 0;) {
+      MEGATRON_ASSERT(parameters[i].num_elements >= 0);
+      if (parameters[i].frozen == frozen) planner.append(static_cast<int>(i), parameters[i]);
+    }
   }
   return planner.finish();
 }

@@ -10,6 +10,7 @@ struct BufferParameter {
   int64_t num_elements = 0;
   bool own_bucket = false;  // a tied embedding, whose gradient is complete last
   int unit = 0;             // neighbours of different units lie in different buckets
+  bool frozen = false;      // takes no gradient
 };
 
 struct BufferOptions {
@@ -29,15 +30,20 @@ struct BufferBucket {
   int64_t end = 0;
   std::vector<int> parameters;  // indices, in the order of the buffer
   bool own = false;             // holds one parameter with own_bucket
+  int unit = 0;                 // of its last parameter
+  bool frozen = false;          // so are all its parameters
 };
 
 struct BufferLayout {
   std::vector<BufferSlot> slots;  // by index of the parameter
   std::vector<BufferBucket> buckets;
   int64_t num_elements = 0;
+  int64_t num_trained_elements = 0;  // the first ones, which take gradients
+  int num_trained_buckets = 0;       // the first ones
 };
 
-// Parameters are given in model order and placed in reverse, because backward completes the last ones first.
+// Parameters are given in model order and placed in reverse, because backward completes the last
+// ones first. Frozen ones lie behind all others, in buckets of their own.
 BufferLayout plan_buffer(const std::vector<BufferParameter>& parameters, const BufferOptions& options);
 
 }  // namespace megatron

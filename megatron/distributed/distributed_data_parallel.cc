@@ -34,11 +34,11 @@ std::string layer_of(const std::string& name) {
 // Megatron's default is large enough for the bandwidth of the collective, and more so over more
 // ranks.
 int64_t bucket_size(const DistributedDataParallelConfig& config, ShardingStrategy strategy,
-                    int data_ranks, int64_t all_elements) {
+                    int data_ranks, int64_t trained_elements) {
   if (strategy == ShardingStrategy::kOptimGradsParams || data_ranks == 1) return 0;
   if (config.ddp_bucket_size) return *config.ddp_bucket_size;
   if (config.ddp_num_buckets)
-    return (all_elements + *config.ddp_num_buckets - 1) / *config.ddp_num_buckets;
+    return (trained_elements + *config.ddp_num_buckets - 1) / *config.ddp_num_buckets;
   // Whole gradients that are reduced after the backward need no buckets.
   if (strategy != ShardingStrategy::kOptimGrads && !config.overlap_grad_reduce) return 0;
   return std::max<int64_t>(40'000'000, int64_t{1'000'000} * data_ranks);
@@ -57,6 +57,7 @@ template <class Wanted>
 std::vector<at::Tensor> chosen_grads(const std::vector<FlatShard>& shards, const Wanted& wanted) {
   std::vector<at::Tensor> chosen;
   for (const FlatShard& shard : shards) {
+    if (!shard.trained()) continue;
     for (const FlatSlot& slot : shard.slots) {
       if (wanted(*slot.parameter))
         chosen.push_back(shard.grads.narrow(0, slot.begin, slot.num_elements()));
@@ -115,15 +116,16 @@ void DistributedDataParallel::plan(const DistributedDataParallelConfig& config) 
   std::vector<BufferParameter> parameters;
   std::string layer;
   int unit = 0;
-  int64_t all_elements = 0;
+  int64_t trained_elements = 0;
   for (const Parameter* parameter : layout_.parameters) {
     if (shard_values_ && layer_of(parameter->name) != layer) {
       layer = layer_of(parameter->name);
       ++unit;
     }
     const bool tied = parameter->role == ParameterRole::kEmbedding && parameter->uses > 1;
-    parameters.push_back({num_elements(*parameter), tied || is_shared(*parameter), unit});
-    all_elements += parameters.back().num_elements;
+    parameters.push_back(
+        {num_elements(*parameter), tied || is_shared(*parameter), unit, !parameter->trainable});
+    if (parameter->trainable) trained_elements += parameters.back().num_elements;
   }
   BufferOptions options;
   options.num_shards = layout_.groups.shard.size();
@@ -131,7 +133,7 @@ void DistributedDataParallel::plan(const DistributedDataParallelConfig& config) 
   const int data_ranks = layout_.groups.shard.size() * layout_.groups.replica.size();
   const ShardingStrategy strategy =
       options.num_shards > 1 ? config.strategy() : ShardingStrategy::kNoShard;
-  options.bucket_size = bucket_size(config, strategy, data_ranks, all_elements);
+  options.bucket_size = bucket_size(config, strategy, data_ranks, trained_elements);
   layout_.buffer = plan_buffer(parameters, options);
 
   // Buckets are reduced in the order of the buffer, those of tied embeddings at the end.
@@ -139,11 +141,10 @@ void DistributedDataParallel::plan(const DistributedDataParallelConfig& config) 
   std::vector<std::vector<int>> members;
   for (int bucket = 0; bucket < layout_.num_buckets(); ++bucket) {
     const BufferBucket& range = layout_.buffer.buckets[bucket];
-    (range.own ? last : order).push_back(bucket);
     members.emplace_back();
-    for (int index : range.parameters) {
-      if (layout_.parameters[index]->trainable) members.back().push_back(index);
-    }
+    if (range.frozen) continue;
+    (range.own ? last : order).push_back(bucket);
+    members.back() = range.parameters;
   }
   order.insert(order.end(), last.begin(), last.end());
   for (const Parameter* parameter : layout_.parameters) uses.push_back(parameter->uses);
@@ -155,15 +156,18 @@ void DistributedDataParallel::make_shards() {
   int64_t value_end = -1, grad_end = -1;
   for (int bucket = 0; bucket < layout_.num_buckets(); ++bucket) {
     const int64_t count = layout_.shard_elements(bucket);
-    const int64_t value_begin = values_->own_begin(bucket), grad_begin = grads_->own_begin(bucket);
-    const bool continues = !shards_.empty() && value_begin == value_end && grad_begin == grad_end;
+    const bool frozen = layout_.buffer.buckets[bucket].frozen;
+    const int64_t value_begin = values_->own_begin(bucket);
+    const int64_t grad_begin = frozen ? -1 : grads_->own_begin(bucket);
+    const bool continues = !shards_.empty() && shards_.back().trained() != frozen &&
+                           value_begin == value_end && (frozen || grad_begin == grad_end);
     if (!continues) shards_.emplace_back();
     FlatShard& shard = shards_.back();
     const int64_t before = continues ? shard.values.numel() : 0;
     value_end = value_begin + count;
     grad_end = grad_begin + count;
     shard.values = values_->flat().narrow(0, value_begin - before, before + count);
-    shard.grads = grads_->flat().narrow(0, grad_begin - before, before + count);
+    if (!frozen) shard.grads = grads_->flat().narrow(0, grad_begin - before, before + count);
     const int64_t first =
         layout_.bucket_begin(bucket) + layout_.shard_begin(bucket);  // in the buffer
     for (int index : layout_.buffer.buckets[bucket].parameters) {
@@ -192,6 +196,7 @@ void DistributedDataParallel::release(Parameter& parameter) {
 
 GradTarget DistributedDataParallel::grad_target(Parameter& parameter) {
   MEGATRON_ASSERT(in_step_ || !shard_grads_, "zero_grad() begins a step");
+  MEGATRON_ASSERT(parameter.trainable, parameter.name, " is frozen and takes no gradient");
   return grads_->target(index_of(parameter));
 }
 
@@ -305,6 +310,7 @@ std::vector<StateTensor> DistributedDataParallel::describe(const std::string& pr
 
 at::Tensor DistributedDataParallel::grad(const Parameter& parameter) const {
   MEGATRON_ASSERT(!shard_grads_, "the gradient of ", parameter.name, " is sharded");
+  MEGATRON_ASSERT(parameter.trainable, parameter.name, " is frozen and has no gradient");
   return grads_->view(index_of(parameter));
 }
 

@@ -26,12 +26,15 @@ struct FlatSlot {
   int64_t num_elements() const { return flat_end - flat_begin; }
 };
 
-// What this rank updates, in pieces that are contiguous both among values and among gradients: everything in one piece, or
-// its slice of every bucket. Elements of both tensors that belong together have one offset.
+// What this rank holds, in pieces that are contiguous both among values and among gradients:
+// everything in one piece, or its slice of every bucket. Either all of a piece is trained or all of
+// it is frozen. Elements of both tensors that belong together have one offset.
 struct FlatShard {
   at::Tensor values;  // [n] in the model's type, a view
-  at::Tensor grads;   // [n] fp32 (fp64), a view; sums over the data ranks after finish_grad_sync()
+  at::Tensor grads;   // [n] fp32 (fp64), a view; sums over the data ranks after finish_grad_sync().
+                      // Undefined: frozen
   std::vector<FlatSlot> slots;
+  bool trained() const { return grads.defined(); }
 };
 
 // A stored tensor: what this rank holds of it, and where that lies. `description.data` is not set; write to `data` to load.
@@ -40,18 +43,22 @@ struct StateTensor {
   at::Tensor data;  // [description.flat_end - description.flat_begin], a view
 };
 
-// Gradients are summed, never averaged: losses are (sum, weight) pairs and the optimizer divides once by the weight of the
-// whole step.
+// Gradients are summed, never averaged: losses are (sum, weight) pairs and the optimizer divides
+// once by the weight of the whole step.
 //
-// A step: zero_grad(passes); that many backward passes; finish_grad_sync(); Optimizer::step(), which calls
-// values_changed(). Buckets are reduced in one fixed order, as they fill or at the end, so that every rank issues the same
-// collectives whatever it used.
+// A step: zero_grad(passes); that many backward passes; finish_grad_sync(); Optimizer::step(),
+// which calls values_changed(). Buckets are reduced in one fixed order, as they fill or at the end,
+// so that every rank issues the same collectives whatever it used.
 //
-// What the ranks of a shard group (s of them) divide, and bytes per parameter with bf16 values and fp32 Adam states:
+// Frozen parameters (Parameter::trainable, read by the constructor) have values and nothing else.
+//
+// What the ranks of a shard group (s of them) divide, and bytes per parameter with bf16 values and
+// fp32 Adam states:
 //   no_shard            nothing                              18
 //   optim               master weights, moments              6 + 12/s
-//   optim_grads         and main gradients                   2 + 16/s, and buckets that are being filled (4)
-//   optim_grads_params  and values                           18/s, and one or two gathered layers (2), buckets as above
+//   optim_grads         and main gradients                   2 + 16/s, and buckets that are being
+//   filled (4) optim_grads_params  and values                           18/s, and one or two
+//   gathered layers (2), buckets as above
 //
 // Communication per step, for a group of s and P parameters; r ranks hold each shard:
 //   no_shard            all-reduce of the gradients over dp_cp
@@ -59,10 +66,12 @@ struct StateTensor {
 //   optim_grads         reduce-scatter of the gradients per backward pass, all-gather of the values
 //   optim_grads_params  as optim_grads; values are gathered in each forward and in each backward
 //   r > 1               all-reduce of the shard of the gradients over its r ranks, once
-//   Parameters with partial gradients: one all-reduce over tp of this rank's parts of all of them. Parameters that several
-//   stages share: one all-reduce each over those stages. Sums commute; after the sum over the data ranks they are s times
-//   smaller, and no bucket waits for another group.
-// Source: Rajbhandari et al. 2020 (arXiv:1910.02054); Zhao et al. 2023 (arXiv:2304.11277) for instances and prefetching.
+//   Parameters with partial gradients: one all-reduce over tp of this rank's parts of all of them.
+//   Parameters that several stages share: one all-reduce each over those stages. Sums commute;
+//   after the sum over the data ranks they are s times smaller, and no bucket waits for another
+//   group.
+// Source: Rajbhandari et al. 2020 (arXiv:1910.02054); Zhao et al. 2023 (arXiv:2304.11277) for
+// instances and prefetching.
 //
 // Not thread safe. Keeps references to module and groups, which must outlive it.
 class DistributedDataParallel final : public ParameterStore {
@@ -93,7 +102,9 @@ class DistributedDataParallel final : public ParameterStore {
   void finish_grad_sync();
 
   // The values of this rank's shards have changed: the others get them, meanwhile with overlap_param_gather. Collective.
-  void values_changed() { values_->changed(); }
+  void values_changed() { values_->changed(/*frozen_too=*/true); }
+  // The same where frozen values are what they were.
+  void trained_values_changed() { values_->changed(/*frozen_too=*/false); }
   // Waits for them. acquire() does so for what it gives; needed before Parameter::value is read directly.
   void finish_param_sync() { values_->finish(); }
   // Calls the visitor with every parameter, its value being whole; what it writes becomes the value. Collective; every rank
@@ -102,7 +113,7 @@ class DistributedDataParallel final : public ParameterStore {
   // edit_values() with initialize_parameter().
   void initialize(int64_t seed);
 
-  // What the optimizer updates on this rank.
+  // What this rank holds; the optimizer updates the first ones, which are trained.
   const std::vector<FlatShard>& shards() const { return shards_; }
   // The model's weights as checkpoints store them: one entry for each parameter, of which this rank may hold nothing.
   // values_changed() has to follow a load.

@@ -14,9 +14,11 @@ class WholeGrads final : public GradBuffer {
   WholeGrads(const ShardedLayout& layout, at::TensorOptions options, const GradReduction& reduction)
       : layout_(layout),
         reduction_(reduction),
-        grads_(at::zeros({layout.buffer.num_elements}, options)) {
+        grads_(at::zeros({layout.buffer.num_trained_elements}, options)) {
     for (size_t i = 0; i < layout.parameters.size(); ++i)
-      views_.push_back(layout.view_in_buffer(grads_, static_cast<int>(i)));
+      views_.push_back(layout.parameters[i]->trainable
+                           ? layout.view_in_buffer(grads_, static_cast<int>(i))
+                           : at::Tensor());
     stale_.assign(views_.size(), false);
   }
 
@@ -106,7 +108,7 @@ class ShardedGrads final : public GradBuffer {
                const GradReduction& reduction)
       : layout_(layout),
         reduction_(reduction),
-        shard_(at::zeros({layout.packed_elements()}, options)),
+        shard_(at::zeros({layout.packed_trained_elements()}, options)),
         filling_(layout.buffer.buckets.size()) {}
 
   GradTarget target(int parameter) override { return {view(parameter), 1.0}; }

@@ -17,7 +17,7 @@ struct GradReduction {
 };
 
 // The parts that this rank owns lie in flat() at own_begin(bucket), layout.shard_elements(bucket)
-// long.
+// long. Frozen parameters have no gradient: nothing here may be asked about them or their buckets.
 class GradBuffer {
  public:
   virtual ~GradBuffer() = default;
@@ -39,14 +39,14 @@ class GradBuffer {
 
 // Every rank keeps all gradients of the step, and reduces each bucket once: all-reduce, or
 // reduce-scatter into its own part and all-reduce of that part between instances. Memory: 4 bytes
-// per element.
+// per element that is trained.
 std::unique_ptr<GradBuffer> make_whole_grads(const ShardedLayout& layout, at::TensorOptions options,
                                              const GradReduction& reduction);
 
 // Every rank keeps its own parts. A bucket that takes gradients is whole for a moment; each
 // reduce() scatters it into the parts. Instances are summed once, by finish(). Memory: 4 bytes per
-// element and shard, and the buckets in flight: the ones that are being filled and the last one
-// reduced.
+// trained element and shard, and the buckets in flight: the ones that are being filled and the last
+// one reduced.
 std::unique_ptr<GradBuffer> make_sharded_grads(const ShardedLayout& layout,
                                                at::TensorOptions options,
                                                const GradReduction& reduction);

@@ -38,6 +38,9 @@ struct ShardedLayout {
   int64_t shard_begin(int bucket) const { return groups.shard.rank() * shard_elements(bucket); }
   int64_t packed_begin(int bucket) const { return bucket_begin(bucket) / groups.shard.size(); }
   int64_t packed_elements() const { return buffer.num_elements / groups.shard.size(); }
+  int64_t packed_trained_elements() const {
+    return buffer.num_trained_elements / groups.shard.size();
+  }
 
   // A view shaped like parameter `index` of a tensor that holds its whole bucket, or the whole buffer.
   at::Tensor view_in_bucket(const at::Tensor& bucket, int index) const;

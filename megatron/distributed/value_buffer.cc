@@ -29,11 +29,12 @@ class WholeValues final : public ValueBuffer {
   const at::Tensor& flat() const override { return values_; }
   int64_t own_begin(int bucket) const override { return layout_.bucket_begin(bucket) + layout_.shard_begin(bucket); }
 
-  void changed() override {
+  void changed(bool frozen_too) override {
     if (layout_.groups.shard.size() == 1) return;
     finish();
     gathering_ = true;
-    for (int bucket = layout_.num_buckets(); bucket-- > 0;) {  // the forward needs the last bucket first
+    const int end = frozen_too ? layout_.num_buckets() : layout_.buffer.num_trained_buckets;
+    for (int bucket = end; bucket-- > 0;) {  // the forward needs the last bucket first
       const at::Tensor whole = values_.narrow(0, layout_.bucket_begin(bucket), layout_.bucket_elements(bucket));
       const at::Tensor own = whole.narrow(0, layout_.shard_begin(bucket), layout_.shard_elements(bucket));
       gathers_[bucket] = layout_.groups.shard.all_gather(whole, own);
@@ -66,13 +67,13 @@ class WholeValues final : public ValueBuffer {
   bool gathering_ = false;
 };
 
-// What comes after what, learned from the last time: the bucket that followed a pair of neighbours. Forward, backward,
-// recomputation and micro-batches between stages need no rules of their own.
+// What comes after what, learned from the last time: the layer that followed a pair of neighbours.
+// Forward, backward, recomputation and micro-batches between stages need no rules of their own.
 class Successors {
  public:
-  void enter(int bucket) {
-    next_[{previous_, current_}] = bucket;
-    previous_ = std::exchange(current_, bucket);
+  void enter(int layer) {
+    next_[{previous_, current_}] = layer;
+    previous_ = std::exchange(current_, layer);
   }
   int current() const { return current_; }
   std::optional<int> predicted() const {
@@ -92,54 +93,64 @@ class ShardedValues final : public ValueBuffer {
       : layout_(layout), overlap_(overlap), shard_(at::zeros({layout.packed_elements()}, options)),
         nothing_(at::empty({0}, options)), gathered_(layout.buffer.buckets.size()) {
     for (Parameter* parameter : layout.parameters) parameter->value = nothing_;
+    std::map<int, int> layer_of_unit;
+    for (int bucket = 0; bucket < layout.num_buckets(); ++bucket) {
+      const BufferBucket& range = layout.buffer.buckets[bucket];
+      const int next = static_cast<int>(layers_.size());
+      const int layer =
+          range.own ? next : layer_of_unit.try_emplace(range.unit, next).first->second;
+      if (layer == next) layers_.emplace_back();
+      layers_[layer].buckets.push_back(bucket);
+      layer_of_.push_back(layer);
+    }
   }
 
   at::Tensor acquire(int parameter) override {
-    const int bucket = layout_.buffer.slots[parameter].bucket;
-    Gathered& gathered = gathered_[bucket];
-    const bool entered = bucket != order_.current();
-    if (entered) order_.enter(bucket);
+    const int bucket = layout_.buffer.slots[parameter].bucket, layer = layer_of_[bucket];
+    const bool entered = layer != order_.current();
+    if (entered) order_.enter(layer);
     const std::optional<int> predicted = overlap_ && entered ? order_.predicted() : std::nullopt;
-    if (entered) free_unused_but(bucket, predicted.value_or(bucket));
-    gather(bucket);
-    if (gathered.work) {
-      gathered.work->wait();
-      gathered.work.reset();
-    }
+    if (entered) free_unused_but(layer, predicted.value_or(layer));
+    gather(layer);
+    wait(bucket);
     if (predicted) gather(*predicted);
-    ++gathered.users;
-    return layout_.view_in_bucket(gathered.whole, parameter);
+    ++layers_[layer].users;
+    return layout_.view_in_bucket(gathered_[bucket].whole, parameter);
   }
 
   void release(int parameter) override {
-    Gathered& gathered = gathered_[layout_.buffer.slots[parameter].bucket];
-    MEGATRON_ASSERT(gathered.users > 0, layout_.parameters[parameter]->name, " was released more often than acquired");
-    --gathered.users;
+    Layer& layer = layers_[layer_of_[layout_.buffer.slots[parameter].bucket]];
+    MEGATRON_ASSERT(layer.users > 0, layout_.parameters[parameter]->name,
+                    " was released more often than acquired");
+    --layer.users;
   }
 
   // What is gathered is out of date.
-  void changed() override {
+  void changed(bool) override {
     free_unused();
-    MEGATRON_ASSERT(num_gathered_ == 0, num_gathered_, " gathered buckets are in use while their values change");
+    MEGATRON_ASSERT(num_gathered_ == 0, num_gathered_,
+                    " gathered layers are in use while their values change");
   }
   void finish() override {}
   void free_unused() override { free_unused_but(-1, -1); }
 
   void edit(const std::function<void(Parameter&)>& visitor) override {
-    changed();
-    for (int bucket = layout_.num_buckets(); bucket-- > 0;) {
-      gather(bucket);
-      Gathered& gathered = gathered_[bucket];
-      gathered.work->wait();
-      gathered.work.reset();
-      const std::vector<int>& members = layout_.buffer.buckets[bucket].parameters;
-      for (auto index = members.rbegin(); index != members.rend(); ++index) {
-        Parameter& parameter = *layout_.parameters[*index];
-        parameter.value = layout_.view_in_bucket(gathered.whole, *index);
-        visitor(parameter);
-        parameter.value = nothing_;
+    changed(/*frozen_too=*/true);
+    for (int layer = static_cast<int>(layers_.size()); layer-- > 0;) {
+      gather(layer);
+      for (const int bucket : layers_[layer].buckets) {
+        wait(bucket);
+        const at::Tensor& whole = gathered_[bucket].whole;
+        const std::vector<int>& members = layout_.buffer.buckets[bucket].parameters;
+        for (auto index = members.rbegin(); index != members.rend(); ++index) {
+          Parameter& parameter = *layout_.parameters[*index];
+          parameter.value = layout_.view_in_bucket(whole, *index);
+          visitor(parameter);
+          parameter.value = nothing_;
+        }
+        own(bucket).copy_(
+            whole.narrow(0, layout_.shard_begin(bucket), layout_.shard_elements(bucket)));
       }
-      own(bucket).copy_(gathered.whole.narrow(0, layout_.shard_begin(bucket), layout_.shard_elements(bucket)));
       free_unused();
     }
   }
@@ -152,26 +163,42 @@ class ShardedValues final : public ValueBuffer {
   struct Gathered {
     at::Tensor whole;            // undefined: not gathered
     std::shared_ptr<Work> work;  // null: done
+  };
+  // What is gathered together.
+  struct Layer {
+    std::vector<int> buckets;
+    bool gathered = false;
     int users = 0;
   };
 
   at::Tensor own(int bucket) const { return shard_.narrow(0, own_begin(bucket), layout_.shard_elements(bucket)); }
 
-  void gather(int bucket) {
-    Gathered& gathered = gathered_[bucket];
-    if (gathered.whole.defined()) return;
-    gathered.whole = at::empty({layout_.bucket_elements(bucket)}, shard_.options());
-    gathered.work = layout_.groups.shard.all_gather(gathered.whole, own(bucket));
+  void wait(int bucket) {
+    std::shared_ptr<Work>& work = gathered_[bucket].work;
+    if (work) work->wait();
+    work.reset();
+  }
+
+  void gather(int layer) {
+    if (std::exchange(layers_[layer].gathered, true)) return;
+    for (const int bucket : layers_[layer].buckets) {
+      Gathered& gathered = gathered_[bucket];
+      gathered.whole = at::empty({layout_.bucket_elements(bucket)}, shard_.options());
+      gathered.work = layout_.groups.shard.all_gather(gathered.whole, own(bucket));
+    }
     peak_gathered_ = std::max(peak_gathered_, ++num_gathered_);
   }
 
   // On a GPU the memory may be used again by later work of the current stream, which by then has waited for the gather.
   void free_unused_but(int keep, int keep_too) {
-    for (int bucket = 0; bucket < layout_.num_buckets(); ++bucket) {
-      Gathered& gathered = gathered_[bucket];
-      if (bucket == keep || bucket == keep_too || gathered.users > 0 || !gathered.whole.defined()) continue;
-      if (gathered.work) gathered.work->wait();
-      gathered = {};
+    for (int index = 0; index < static_cast<int>(layers_.size()); ++index) {
+      Layer& layer = layers_[index];
+      if (index == keep || index == keep_too || layer.users > 0 || !layer.gathered) continue;
+      for (const int bucket : layer.buckets) {
+        wait(bucket);
+        gathered_[bucket] = {};
+      }
+      layer.gathered = false;
       --num_gathered_;
     }
   }
@@ -181,8 +208,10 @@ class ShardedValues final : public ValueBuffer {
   at::Tensor shard_;
   at::Tensor nothing_;  // [0]; type and device of a value
   std::vector<Gathered> gathered_;  // by bucket
+  std::vector<Layer> layers_;
+  std::vector<int> layer_of_;  // by bucket
   Successors order_;
-  int num_gathered_ = 0;
+  int num_gathered_ = 0;  // layers
   int peak_gathered_ = 0;
 };
 

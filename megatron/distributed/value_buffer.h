@@ -17,8 +17,8 @@ class ValueBuffer {
   // The value to compute with; see ParameterStore.
   virtual at::Tensor acquire(int parameter) = 0;
   virtual void release(int parameter) = 0;
-  // The owned parts have new values. Collective.
-  virtual void changed() = 0;
+  // The owned parts have new values; those of frozen parameters only with `frozen_too`. Collective.
+  virtual void changed(bool frozen_too) = 0;
   // Waits for what changed() started.
   virtual void finish() = 0;
   // Gives up what nobody uses at the moment.
@@ -26,7 +26,7 @@ class ValueBuffer {
   // Calls the visitor with every parameter, its value being whole; what it writes becomes the value. Collective; every rank
   // writes the same.
   virtual void edit(const std::function<void(Parameter&)>& visitor) = 0;
-  // The largest number of buckets that were gathered at one time since the last call.
+  // The largest number of layers that were gathered at one time since the last call.
   virtual int take_peak_gathered() { return 0; }
 
   virtual const at::Tensor& flat() const = 0;
@@ -37,10 +37,12 @@ class ValueBuffer {
 // with `overlap` acquire() waits for a bucket when it is needed. Memory: 2 bytes per element in bf16.
 std::unique_ptr<ValueBuffer> make_whole_values(const ShardedLayout& layout, at::TensorOptions options, bool overlap);
 
-// Every rank holds its own parts. acquire() gathers the bucket of the parameter and keeps it until another one is entered
-// and nobody uses it; Parameter::value stays empty. With `overlap` the bucket that followed last time is gathered
-// meanwhile. Memory: 2 bytes per element and shard in bf16, and one gathered bucket (two with `overlap`) besides those in
-// use. Every rank of an instance must acquire in the same order.
+// Every rank holds its own parts. acquire() gathers the bucket of the parameter (with it that of
+// its layer's frozen parameters, or its trained ones: a layer) and keeps it until another layer is
+// entered and nobody uses it; Parameter::value stays empty. With `overlap` the layer that followed
+// last time is gathered meanwhile. Memory: 2 bytes per element and shard in bf16, and one gathered
+// layer (two with `overlap`) besides those in use. Every rank of an instance must acquire in the
+// same order.
 std::unique_ptr<ValueBuffer> make_sharded_values(const ShardedLayout& layout, at::TensorOptions options, bool overlap);
 
 }  // namespace megatron

@@ -12,17 +12,10 @@ using Stream = HostCopies::Stream;
 
 constexpr size_t kBuffers = 4;  // of gradients
 
-bool any_inside(const std::vector<std::pair<int64_t, int64_t>>& ranges, int64_t begin,
-                int64_t end) {
-  return std::any_of(ranges.begin(), ranges.end(),
-                     [&](const auto& range) { return range.first < end && range.second > begin; });
-}
-
 }  // namespace
 
 void HostStates::add(const at::Tensor& values, const at::Tensor& grads, const Types& types,
-                     std::vector<UpdateBlock> blocks,
-                     const std::vector<std::pair<int64_t, int64_t>>& kept) {
+                     std::vector<UpdateBlock> blocks) {
   const int64_t n = values.numel();
   Run run;
   run.values = values;
@@ -40,9 +33,7 @@ void HostStates::add(const at::Tensor& values, const at::Tensor& grads, const Ty
     int64_t end = begin;
     for (last = first; last < blocks.size(); ++last) {
       const int64_t next = blocks[last].begin + blocks[last].count;
-      if (last > first &&
-          (next - begin > piece_elements_ || any_inside(kept, end, blocks[last].begin)))
-        break;
+      if (last > first && next - begin > piece_elements_) break;
       end = next;
     }
     const auto part = [&](const at::Tensor& tensor) {

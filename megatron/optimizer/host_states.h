@@ -38,9 +38,9 @@ class HostStates {
 
   // Adds the run of these values and gradients, [n] on the device, views that stay. Blocks index
   // the run. Moments are zero. Elements between blocks (padding) keep what they were when values
-  // were loaded; those in `kept`, ranges of the run, are left alone.
+  // were loaded.
   void add(const at::Tensor& values, const at::Tensor& grads, const Types& types,
-           std::vector<UpdateBlock> blocks, const std::vector<std::pair<int64_t, int64_t>>& kept);
+           std::vector<UpdateBlock> blocks);
 
   size_t size() const { return runs_.size(); }
   // master, exp_avg, exp_avg_sq of a run, [n] in host memory.

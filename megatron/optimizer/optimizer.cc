@@ -82,7 +82,6 @@ std::vector<UpdateBlock> make_blocks(const FlatShard& shard, const ParallelGroup
   std::vector<UpdateBlock> blocks;
   for (const FlatSlot& slot : shard.slots) {
     const Parameter& parameter = *slot.parameter;
-    if (!parameter.trainable) continue;
     UpdateBlock block;
     block.lr_group = lr_group(parameter);
     block.weight_decay_mult = weight_decay_mult(parameter, config);
@@ -109,7 +108,8 @@ std::vector<UpdateBlock> make_blocks(const FlatShard& shard, const ParallelGroup
 int64_t resident_elements(const std::vector<DistributedDataParallel*>& models, const OptimizerConfig& config) {
   int64_t all = 0;
   for (const DistributedDataParallel* model : models)
-    for (const FlatShard& shard : model->shards()) all += shard.values.numel();
+    for (const FlatShard& shard : model->shards())
+      if (shard.trained()) all += shard.values.numel();
   if (!config.optimizer_cpu_offload) return all;
   return std::llround((1.0 - config.optimizer_offload_fraction) * static_cast<double>(all));
 }
@@ -195,6 +195,7 @@ Optimizer::Impl::Impl(const OptimizerConfig& config, const ParameterSchedule& sc
   for (const DistributedDataParallel* model : models) {
     MEGATRON_ASSERT(model->dtype() == dtype, "model chunks of one rank differ in type");
     for (const FlatShard& shard : model->shards()) {
+      if (!shard.trained()) continue;
       const int64_t here = resident_part(shard, resident);
       add_part(shard, here);
       resident -= here;
@@ -241,16 +242,12 @@ void Optimizer::Impl::add_part(const FlatShard& shard, int64_t resident) {
     (stays ? here : there).push_back(block);
   }
   upload_blocks(update, here);
-  std::vector<std::pair<int64_t, int64_t>> frozen;
-  for (const FlatSlot& slot : shard.slots)
-    if (!slot.parameter->trainable && slot.begin >= resident)
-      frozen.emplace_back(slot.begin - resident, slot.begin - resident + slot.num_elements());
   HostStates::Types types{masters ? at::kFloat : shard.values.scalar_type(), moment_type(config.exp_avg_dtype), {}};
   if (adam) types.exp_avg_sq = moment_type(config.exp_avg_sq_dtype);
   const int64_t count = shard.values.numel() - resident;
   part.run = host.size();
-  host.add(shard.values.narrow(0, resident, count), shard.grads.narrow(0, resident, count), types, std::move(there),
-           frozen);
+  host.add(shard.values.narrow(0, resident, count), shard.grads.narrow(0, resident, count), types,
+           std::move(there));
   parts.push_back(std::move(part));
 }
 
@@ -273,7 +270,7 @@ void Optimizer::Impl::step(const at::Tensor& weight, int64_t samples) {
   step_control(state, schedule, rules, sum, weight, samples);
   for (Part& part : parts) update(part.update, state);
   if (host.size() > 0) host.step(state, [this](FlatUpdate& piece, const at::Tensor& record) { update(piece, record); });
-  for (DistributedDataParallel* model : models) model->values_changed();
+  for (DistributedDataParallel* model : models) model->trained_values_changed();
 }
 
 void Optimizer::Impl::add_sums() {
@@ -362,7 +359,7 @@ std::vector<StateTensor> Optimizer::tensors() const {
     for (size_t i = 0; i < kinds.front().size(); ++i) {
       for (std::vector<StateTensor>& kind : kinds) all.push_back(std::move(kind[i]));
     }
-    first_part += model->shards().size();
+    for (const FlatShard& shard : model->shards()) first_part += shard.trained();
   }
   return all;
 }
@@ -387,7 +384,7 @@ double Optimizer::num_zeros() const {
   const at::Tensor count = at::zeros({1}, impl_->sum.options());
   for (const Impl::Part& part : impl_->parts) {
     for (const FlatSlot& slot : part.shard->slots) {
-      if (!slot.parameter->trainable || !counts_in_norm(*slot.parameter, groups)) continue;
+      if (!counts_in_norm(*slot.parameter, groups)) continue;
       for (const auto& [first, last] : valid_ranges(*slot.parameter, groups)) {  // leaves vocabulary padding out
         const int64_t begin = std::max(first, slot.flat_begin), end = std::min(last, slot.flat_end);
         if (begin >= end) continue;

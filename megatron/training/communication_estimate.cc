@@ -132,13 +132,15 @@ PassTraffic pipeline_pass(const LayoutPlan& plan, int stage, int chunk) {
 }
 
 // Gradients and weights of one chunk over the data ranks.
-GroupTraffic data_traffic(const LayoutPlan& plan, int64_t elements) {
+GroupTraffic data_traffic(const LayoutPlan& plan, const BufferLayout& buffer) {
   const DataSharding& sharding = plan.sharding;
   const int64_t shards = sharding.shards;
   const double passes = static_cast<double>(plan.num_microbatches);
-  const double gradients = static_cast<double>(elements) *
-                           (plan.arguments.ddp.grad_reduce_in_bf16 ? 2.0 : static_cast<double>(plan.bytes.sum));
-  const double values = static_cast<double>(elements) * static_cast<double>(plan.bytes.model);
+  const double gradients =
+      static_cast<double>(buffer.num_trained_elements) *
+      (plan.arguments.ddp.grad_reduce_in_bf16 ? 2.0 : static_cast<double>(plan.bytes.sum));
+  const int64_t moved = sharding.values ? buffer.num_elements : buffer.num_trained_elements;
+  const double values = static_cast<double>(moved) * static_cast<double>(plan.bytes.model);
   GroupTraffic traffic{"dp", sharding.ranks};
   (sharding.gradients ? traffic.backward : traffic.once) +=
       scatter(shards, gradients) * (sharding.gradients ? passes : 1.0);
@@ -169,6 +171,7 @@ std::vector<GroupTraffic> stage_traffic(const LayoutPlan& plan, int stage) {
     if (plan.context > 1) add(cp, context_pass(plan, slice), plan.num_microbatches);
     if (plan.pipeline > 1) add(pp, pipeline_pass(plan, stage, chunk), plan.num_microbatches);
     for (const PlannedParameter& p : parameters) {
+      if (p.frozen) continue;
       const double gradient = static_cast<double>(p.local_elements * plan.bytes.sum);
       if (p.partial_over_tensor) tp.once += all_reduce(plan.tensor, gradient);
       if (p.shared_over_stages) {
@@ -177,7 +180,7 @@ std::vector<GroupTraffic> stage_traffic(const LayoutPlan& plan, int stage) {
       }
     }
     if (plan.sharding.ranks > 1) {
-      const GroupTraffic data = data_traffic(plan, chunk_buffer(plan, parameters).num_elements);
+      const GroupTraffic data = data_traffic(plan, chunk_buffer(plan, parameters));
       dp.forward += data.forward;
       dp.backward += data.backward;
       dp.once += data.once;

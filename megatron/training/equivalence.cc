@@ -164,7 +164,7 @@ class TracedRun {
       };
       const at::ScalarType type = chunk.store->flat_grads().scalar_type();
       for (const StateTensor& grad :
-           chunk.store->describe(cat("grad ", index, " "), type, /*trainable_only=*/false, part))
+           chunk.store->describe(cat("grad ", index, " "), type, /*trainable_only=*/true, part))
         add(grad.description.key, grad, 1 / divisor, parts);
     }
     update_weights(model_, options, totals);

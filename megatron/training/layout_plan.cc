@@ -102,6 +102,18 @@ class Lister {
   std::vector<PlannedParameter>& out_;
 };
 
+// What is tied: the table of a stage that has both ends is used twice, otherwise the stage of the
+// head holds a copy.
+void mark_table(const LayoutPlan& plan, const StageSlice& slice, Lister& lister,
+                std::vector<PlannedParameter>& out) {
+  const bool together = plan.stages.place_of_embedding().stage == plan.stages.place_of_head().stage;
+  if (slice.embedding) (together ? out.front().used_twice : out.front().shared_over_stages) = true;
+  if (slice.head && !together) {
+    PlannedParameter& copy = lister.table();
+    copy.shared_over_stages = copy.is_copy = true;
+  }
+}
+
 }  // namespace
 
 LayoutPlan make_layout_plan(const Arguments& arguments, int64_t padded_vocab_size, bool on_gpu) {
@@ -130,13 +142,8 @@ std::vector<PlannedParameter> chunk_parameters(const LayoutPlan& plan, int stage
   Lister lister(plan, out);
   const StageSlice slice = plan.stages.slice(stage, chunk);
   lister.segment(slice);
-  if (!plan.tied()) return out;
-  const bool together = plan.stages.place_of_embedding().stage == plan.stages.place_of_head().stage;
-  if (slice.embedding) (together ? out.front().used_twice : out.front().shared_over_stages) = true;
-  if (slice.head && !together) {
-    PlannedParameter& copy = lister.table();
-    copy.shared_over_stages = copy.is_copy = true;
-  }
+  if (plan.tied()) mark_table(plan, slice, lister, out);
+  for (PlannedParameter& p : out) p.frozen = plan.arguments.training.freezes(p.name);
   return out;
 }
 
@@ -161,14 +168,14 @@ BufferLayout chunk_buffer(const LayoutPlan& plan, const std::vector<PlannedParam
   std::vector<BufferParameter> sizes;
   std::string layer;
   int unit = 0;
-  int64_t all = 0;
+  int64_t trained = 0;
   for (const PlannedParameter& p : parameters) {
     if (sharding.values && layer_of(p.name) != layer) {
       layer = layer_of(p.name);
       ++unit;
     }
-    sizes.push_back({p.local_elements, p.used_twice || p.shared_over_stages, unit});
-    all += p.local_elements;
+    sizes.push_back({p.local_elements, p.used_twice || p.shared_over_stages, unit, p.frozen});
+    if (!p.frozen) trained += p.local_elements;
   }
   BufferOptions options;
   options.num_shards = sharding.shards;
@@ -177,7 +184,7 @@ BufferLayout chunk_buffer(const LayoutPlan& plan, const std::vector<PlannedParam
     if (ddp.ddp_bucket_size)
       options.bucket_size = *ddp.ddp_bucket_size;
     else if (ddp.ddp_num_buckets)
-      options.bucket_size = (all + *ddp.ddp_num_buckets - 1) / *ddp.ddp_num_buckets;
+      options.bucket_size = (trained + *ddp.ddp_num_buckets - 1) / *ddp.ddp_num_buckets;
     else if (sharding.gradients || ddp.overlap_grad_reduce)
       options.bucket_size = std::max<int64_t>(40'000'000, int64_t{1'000'000} * sharding.ranks);
   }

@@ -62,6 +62,7 @@ struct PlannedParameter {
   bool shared_over_stages = false;   // a tied table that another stage holds too
   bool is_copy = false;              // ... and counts there
   bool used_twice = false;           // a tied table whose embedding and head are on this stage
+  bool frozen = false;               // by --freeze: values alone are kept
 };
 
 // Parameters of one chunk of one stage, in the order of the model.

@@ -1,6 +1,7 @@
 #include "megatron/training/memory_estimate.h"
 
 #include <algorithm>
+#include <map>
 
 #include "megatron/base/check.h"
 #include "megatron/kernels/adamw.h"
@@ -28,7 +29,7 @@ void add_optimizer(const LayoutPlan& plan, const std::vector<PlannedParameter>& 
   memory.host_optimizer_states += (per_element + plan.bytes.model) * in_host_memory;
   int64_t blocks = 0;  // a record and a partial sum each; a shard has its part of them
   for (const PlannedParameter& p : parameters)
-    blocks += (p.local_elements + kUpdateBlockElements - 1) / kUpdateBlockElements;
+    if (!p.frozen) blocks += (p.local_elements + kUpdateBlockElements - 1) / kUpdateBlockElements;
   const int64_t shards = plan.sharding.shards;
   const int64_t records = (blocks + shards - 1) / shards * static_cast<int64_t>(sizeof(UpdateBlock) + sizeof(double));
   memory.optimizer_states += records;
@@ -42,29 +43,38 @@ void add_chunk(const LayoutPlan& plan, int stage, int chunk, StageMemory& memory
   const BufferLayout buffer = chunk_buffer(plan, parameters);
   const DataSharding& sharding = plan.sharding;
   const int64_t all = buffer.num_elements, own = all / sharding.shards;
+  const int64_t trained = buffer.num_trained_elements, own_trained = trained / sharding.shards;
   int64_t largest = 0,
           largest_shared = 0;  // a bucket that layers fill one after the other; tied tables take gradients all along
-  for (const BufferBucket& bucket : buffer.buckets)
-    (bucket.own ? largest_shared : largest) =
-        std::max(bucket.own ? largest_shared : largest, bucket.end - bucket.begin);
+  std::map<int, int64_t> units;  // what is gathered together
+  for (const BufferBucket& bucket : buffer.buckets) {
+    const int64_t size = bucket.end - bucket.begin;
+    if (!bucket.own) units[bucket.unit] += size;
+    if (bucket.frozen) continue;
+    int64_t& most = bucket.own ? largest_shared : largest;
+    most = std::max(most, size);
+  }
   for (const PlannedParameter& p : parameters) memory.parameters += p.local_elements;
   memory.weights += plan.bytes.model * (sharding.values ? own : all);
-  memory.gradients += plan.bytes.sum * (sharding.gradients ? own : all);
+  memory.gradients += plan.bytes.sum * (sharding.gradients ? own_trained : trained);
   const DistributedDataParallelConfig& ddp = plan.arguments.ddp;
   if (sharding.values) {
-    const int64_t gathered = std::max(largest, largest_shared) * (ddp.overlap_param_gather ? 2 : 1);
+    int64_t layer = largest_shared;
+    for (const auto& [unit, size] : units) layer = std::max(layer, size);
+    const int64_t gathered = layer * (ddp.overlap_param_gather ? 2 : 1);
     memory.gathered_weights = std::max(memory.gathered_weights, gathered * plan.bytes.model);
   }
   if (sharding.gradients) {
     // Sums that overlap hold one bucket while the next one fills; in bf16 they have a rounded copy.
     const int64_t held = (ddp.overlap_grad_reduce ? 2 : 1) * largest + largest_shared;
     const int64_t summed = std::max(largest, largest_shared);
-    const bool early = buffer.buckets.size() > 2;  // the sum of a lone bucket arrives when the activations are gone
+    const bool early = buffer.num_trained_buckets >
+                       2;  // the sum of a lone bucket arrives when the activations are gone
     const int64_t arriving = early ? summed * plan.bytes.sum / sharding.shards : 0;
     const int64_t filling = held * plan.bytes.sum + arriving + (early && ddp.grad_reduce_in_bf16 ? 2 : 0) * summed;
     memory.filling_gradients = std::max(memory.filling_gradients, filling);
   }
-  add_optimizer(plan, parameters, own, memory);
+  add_optimizer(plan, parameters, own_trained, memory);
 }
 
 // -- what comes and goes

@@ -193,9 +193,12 @@ void Run::make_loaders() {
 
 void Run::announce() {
   for (const auto& [flag, reason] : arguments_.already_so) log_info(cat(flag, " is already so: ", reason));
+  const int64_t frozen = model_.num_frozen();
+  const std::string frozen_text = format_count(static_cast<uint64_t>(frozen));
   log_info(cat("device ", device_name(device_), ", ", dtype_name(arguments_.optimizer), ", ",
                format_count(static_cast<uint64_t>(model_.num_parameters())), " parameters",
-               groups_.world.size() > 1 ? " on this rank" : "", ", vocabulary ",
+               groups_.world.size() > 1 ? " on this rank" : "",
+               frozen > 0 ? cat(" of which ", frozen_text, " are frozen") : "", ", vocabulary ",
                vocabulary_.size, " padded to ", vocabulary_.padded_size));
   if (start_.continues()) {
     log_info(cat("resuming from ", start_.checkpoint->directory().string(), " at iteration ", state_.iteration, " of ", train_iters_));

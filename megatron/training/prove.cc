@@ -116,6 +116,13 @@ void shrink_layer(Arguments& a, Shrinker& shrinker, int64_t tp_before) {
     if (side > 0) side = std::max<int64_t>(1, side * t.seq_length / length_before);
 }
 
+// Whether a pattern of parameter names may name layers by number.
+bool names_layers(const std::vector<std::string>& patterns) {
+  return std::any_of(patterns.begin(), patterns.end(), [](const std::string& pattern) {
+    return pattern.find_first_of("0123456789") != std::string::npos;
+  });
+}
+
 // Even divisions keep two layers a segment at most; uneven ones (a layout, first and last counts) and layers that are
 // described one by one keep their numbers.
 void shrink_depth(Arguments& a, Shrinker& shrinker) {
@@ -125,7 +132,8 @@ void shrink_depth(Arguments& a, Shrinker& shrinker) {
                       p.decoder_last_pipeline_num_layers || p.account_for_embedding_in_pipeline_split ||
                       p.account_for_loss_in_pipeline_split || p.num_layers_per_virtual_pipeline_stage;
   TransformerConfig& t = a.transformer;
-  const bool one_by_one = t.cp_comm_type.size() > 1 || t.window_attn_skip_freq.starts_with('[');
+  const bool one_by_one = t.cp_comm_type.size() > 1 || t.window_attn_skip_freq.starts_with('[') ||
+                          names_layers(a.training.freeze) || names_layers(a.training.freeze_except);
   if (uneven || one_by_one) return;
   const int64_t segments = pp * p.num_virtual_stages_per_pipeline_rank.value_or(
                                     schedule_placement(p.pipeline_schedule) == ChunkPlacement::kVShaped && pp > 1 ? 2 : 1);

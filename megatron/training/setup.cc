@@ -146,6 +146,30 @@ int64_t wanted_samples(const Arguments& arguments) {
       arguments.microbatches().samples_of_iterations(arguments.train_iters()));
 }
 
+std::string name_of(const Parameter& parameter, const std::string& path) {
+  return parameter.name.empty() ? path : parameter.name;
+}
+
+// Names of the whole model, whatever this rank holds of it.
+std::vector<std::string> parameter_names(const PretrainTask& task, const Arguments& arguments,
+                                         const Vocabulary& vocabulary) {
+  const ParallelGroups alone;
+  const StageSlice whole = StageLayout(arguments.transformer.num_layers).slice(0, 0);
+  const std::unique_ptr<Module> model =
+      task.model_provider(arguments, vocabulary, alone, whole, {});
+  std::vector<std::string> names;
+  model->visit([&](const std::string& path, const Parameter& parameter) {
+    if (parameter.trainable) names.push_back(name_of(parameter, path));
+  });
+  return names;
+}
+
+void freeze_parameters(const TrainingConfig& config, Module& module) {
+  module.visit([&](const std::string& path, Parameter& parameter) {
+    if (config.freezes(name_of(parameter, path))) parameter.trainable = false;
+  });
+}
+
 }  // namespace
 
 TrainValidTestDatasets build_datasets(const PretrainTask& task, const Arguments& arguments, const Tokenizer& tokenizer) {
@@ -179,12 +203,14 @@ at::ScalarType model_dtype(const OptimizerConfig& config) {
 TrainedModel build_model(const PretrainTask& task, const Arguments& arguments, const Vocabulary& vocabulary,
                          const ParallelGroups& groups, at::ScalarType dtype, c10::Device device, const Start& start,
                          Agreement* agreement) {
+  arguments.training.check_freezing(parameter_names(task, arguments, vocabulary));
   TrainedModel model;
   model.pipeline = std::make_unique<Pipeline>(arguments, groups, dtype, device);
   std::vector<Module*> modules;
   for (int chunk = 0; chunk < model.pipeline->num_chunks(); ++chunk) {
     model.chunks.push_back({task.model_provider(arguments, vocabulary, groups, model.pipeline->slice(chunk), modules), nullptr});
     modules.push_back(model.chunks.back().module.get());
+    freeze_parameters(arguments.training, *modules.back());
   }
   const DataParallelGroups data = make_data_parallel_groups(groups, arguments.ddp);
   for (ModelChunk& chunk : model.chunks) {

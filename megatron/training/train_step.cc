@@ -26,6 +26,20 @@ int64_t TrainedModel::num_parameters() const {
   return count;
 }
 
+int64_t TrainedModel::num_frozen() const {
+  int64_t count = 0;
+  for (const ModelChunk& chunk : chunks) {
+    for (const Parameter* parameter : chunk.module->parameters()) {
+      if (parameter->trainable) continue;
+      const int64_t elements = c10::multiply_integers(parameter->local_shape);
+      const bool padded =
+          parameter->valid_rows >= 0 && parameter->local_shape == parameter->global_shape;
+      count += padded ? elements / parameter->global_shape[0] * parameter->valid_rows : elements;
+    }
+  }
+  return count;
+}
+
 at::Tensor accumulate_gradients(TrainedModel& model, const PretrainTask& task, const StepOptions& options,
                                 const std::function<Batch()>& next_batch, Timers& timers) {
   for (ModelChunk& chunk : model.chunks) chunk.store->zero_grad(options.num_microbatches);

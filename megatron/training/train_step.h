@@ -33,6 +33,7 @@ struct TrainedModel {
   at::Device device() const;
   std::vector<DistributedDataParallel*> stores() const;
   int64_t num_parameters() const;  // of this rank
+  int64_t num_frozen() const;      // of those
 };
 
 // What an iteration leaves on the device; read later, so that no step waits for the host.

@@ -1,5 +1,8 @@
 #include "megatron/training/training_config.h"
 
+#include <fnmatch.h>
+
+#include <algorithm>
 #include <array>
 #include <csignal>
 #include <string_view>
@@ -21,6 +24,18 @@ void at_least(Violations& violations, std::string_view flag, std::optional<int64
               int64_t least) {
   if (value && *value < least)
     violations.add(cat(flag, " is ", *value), cat("give an integer of at least ", least));
+}
+
+// Whether the pattern stands for the name, or for a part of it that ends before a dot.
+bool stands_for(const std::string& pattern, std::string_view name) {
+  for (size_t end = name.find('.'); end != std::string_view::npos; end = name.find('.', end + 1))
+    if (fnmatch(pattern.c_str(), std::string(name.substr(0, end)).c_str(), 0) == 0) return true;
+  return fnmatch(pattern.c_str(), std::string(name).c_str(), 0) == 0;
+}
+
+bool any_stands_for(const std::vector<std::string>& patterns, std::string_view name) {
+  return std::any_of(patterns.begin(), patterns.end(),
+                     [&](const std::string& pattern) { return stands_for(pattern, name); });
 }
 
 }  // namespace
@@ -48,6 +63,12 @@ void TrainingConfig::training_fields(FieldVisitor& v) {
           calculate_per_token_loss,
           "average the means of the micro-batches, as Megatron-LM does, in place of all tokens of "
           "the global batch");
+  v.field("freeze", freeze,
+          "parameters that stay as they are: names or what names begin with, such as embedding "
+          "decoder.layers.0 'decoder.layers.*.mlp'; no gradient and no optimizer state is kept for "
+          "them");
+  v.field("freeze_except", freeze_except, "freeze every parameter but these; patterns as --freeze");
+  v.field("freeze_all_layers", freeze_all_layers, "freeze every parameter");
   v.field("skip_train", skip_train, "evaluate only");
   v.choice("device", device, kDevices, "where to compute; auto: the GPU when there is one");
   v.field("num_threads", num_threads,
@@ -178,6 +199,9 @@ void TrainingConfig::validate(Violations& violations) const {
   if (log_memory_interval && *log_memory_interval % log_interval != 0)
     violations.add(cat("--log-memory-interval ", *log_memory_interval,
                        " is no multiple of --log-interval ", log_interval));
+  if (int(!freeze.empty()) + int(!freeze_except.empty()) + int(freeze_all_layers) > 1)
+    violations.add("several of --freeze, --freeze-except and --freeze-all-layers are given",
+                   "give one of them");
   if (profile && profile_step_end <= profile_step_start)
     violations.add(cat("--profile-step-end ", profile_step_end,
                        " is not after --profile-step-start ", profile_step_start));
@@ -190,6 +214,30 @@ void TrainingConfig::validate(Violations& violations) const {
         "--start resume, --ckpt-step, --no-load-optim, --finetune or --use-checkpoint-args is "
         "given without --load",
         "give the folder of checkpoints with --load");
+}
+
+bool TrainingConfig::freezes(std::string_view name) const {
+  if (freeze_all_layers) return true;
+  return freeze_except.empty() ? any_stands_for(freeze, name)
+                               : !any_stands_for(freeze_except, name);
+}
+
+void TrainingConfig::check_freezing(const std::vector<std::string>& names) const {
+  const bool except = !freeze_except.empty();
+  for (const std::string& pattern : except ? freeze_except : freeze) {
+    const bool found = std::any_of(names.begin(), names.end(), [&](const std::string& name) {
+      return stands_for(pattern, name);
+    });
+    if (!found)
+      throw UsageError(cat(except ? "--freeze-except " : "--freeze ", pattern,
+                           " matches no parameter\nhint: the names of this model run from ",
+                           names.front(), " to ", names.back()));
+  }
+  const bool all = std::all_of(names.begin(), names.end(),
+                               [&](const std::string& name) { return freezes(name); });
+  if (all && !freeze_all_layers)
+    throw UsageError(
+        "--freeze leaves nothing to train\nhint: if that is wanted, say --freeze-all-layers");
 }
 
 int TrainingConfig::exit_signal_number() const {

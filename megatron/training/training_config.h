@@ -5,6 +5,8 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <string_view>
+#include <vector>
 
 #include "megatron/base/fields.h"
 #include "megatron/training/timers.h"
@@ -30,6 +32,9 @@ struct TrainingConfig : Config {
   std::optional<int64_t> train_iters;
   std::optional<int64_t> train_samples;
   bool calculate_per_token_loss = true;
+  std::vector<std::string> freeze;         // patterns, see freezes()
+  std::vector<std::string> freeze_except;  // patterns
+  bool freeze_all_layers = false;
   bool skip_train = false;
   DeviceChoice device = DeviceChoice::kAuto;
   int64_t num_threads = 0;  // 0: all cores of this process
@@ -93,6 +98,15 @@ struct TrainingConfig : Config {
   // The folder of metrics.jsonl and config.yaml; empty: neither is written.
   const std::string& run_folder() const { return run_dir.empty() ? save : run_dir; }
   int exit_signal_number() const;
+
+  // Whether flags freeze the parameter of this name: it gets no gradient and no optimizer state,
+  // and keeps its bits. A pattern stands for a name or for what a name begins with before a dot
+  // ("decoder.layers.0"); *, ? and [...] are those of the shell and may span dots.
+  bool freezes(std::string_view name) const;
+  // Throws UsageError for patterns that match none of `names`, and when nothing is left to train
+  // although
+  // --freeze-all-layers did not ask for that.
+  void check_freezing(const std::vector<std::string>& names) const;
 
  private:
   void training_fields(FieldVisitor& visitor);

@@ -72,5 +72,25 @@ TEST(BufferLayout, NothingIsLegal) {
   EXPECT_TRUE(layout.buckets.empty());
 }
 
+TEST(BufferLayout, FrozenParametersLieBehind) {
+  std::vector<BufferParameter> parameters = sizes({64, 128, 64, 192});
+  for (const int i : {1, 3}) parameters[i].frozen = parameters[i].own_bucket = true;
+  for (size_t i = 0; i < 4; ++i) parameters[i].unit = static_cast<int>(i / 2);
+  const BufferLayout layout = plan_buffer(parameters, {});
+  EXPECT_EQ(layout.num_trained_elements, 128);
+  EXPECT_EQ(layout.num_trained_buckets, 2);
+  EXPECT_EQ(layout.num_elements, 448);
+  ASSERT_EQ(layout.buckets.size(), 4u);
+  EXPECT_EQ(layout.slots[2].begin, 0);
+  EXPECT_EQ(layout.slots[0].begin, 64);
+  EXPECT_EQ(layout.slots[3].begin, 128);
+  EXPECT_EQ(layout.slots[1].begin, 320);
+  for (int bucket = 0; bucket < 4; ++bucket) {
+    EXPECT_EQ(layout.buckets[bucket].frozen, bucket >= 2);
+    EXPECT_EQ(layout.buckets[bucket].unit, bucket % 2 == 0 ? 1 : 0);
+    EXPECT_FALSE(layout.buckets[bucket].own) << "its gradient is never complete";
+  }
+}
+
 }  // namespace
 }  // namespace megatron

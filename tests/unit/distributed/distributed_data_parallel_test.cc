@@ -60,12 +60,16 @@ TEST(DistributedDataParallel, OwnsContiguousMemory) {
       const auto grad_type = dtype == at::kDouble ? at::kDouble : at::kFloat;
       EXPECT_EQ(ddp.grad(model.weight).scalar_type(), grad_type);
       EXPECT_EQ(ddp.grad_target(model.weight).beta, 1.0);
-      // Last parameter first, starts aligned to 64 elements.
-      EXPECT_EQ(model.frozen.value.storage_offset(), 0);
-      EXPECT_EQ(model.bias.value.storage_offset(), 64);
-      EXPECT_EQ(model.weight.value.storage_offset(), 128);
+      // Last parameter first, starts aligned to 64 elements; frozen ones behind all others, without
+      // gradients.
+      EXPECT_EQ(model.bias.value.storage_offset(), 0);
+      EXPECT_EQ(model.weight.value.storage_offset(), 64);
+      EXPECT_EQ(model.frozen.value.storage_offset(), 128);
+      EXPECT_EQ(ddp.flat_grads().numel(), 128);
+      EXPECT_THROW(ddp.grad(model.frozen), InternalError);
+      EXPECT_THROW(ddp.grad_target(model.frozen), InternalError);
       EXPECT_TRUE(model.weight.value.is_alias_of(ddp.flat_values()));
-      EXPECT_EQ(ddp.layout().buckets.size(), 2u) << "the tied weight has its own bucket";
+      EXPECT_EQ(ddp.layout().buckets.size(), 3u) << "the tied weight has its own bucket";
 
       backward(model, 2.0);
       backward(model, 0.5);
@@ -127,13 +131,13 @@ TEST(DistributedDataParallel, SumsOverDataRanks) {
         if (bucket_size > 0) config.ddp_bucket_size = bucket_size;
         config.overlap_grad_reduce = overlap;
         DistributedDataParallel ddp(model, groups, at::kDouble, at::kCPU, config);
-        EXPECT_EQ(ddp.layout().buckets.size(), bucket_size > 0 ? 3u : 2u);
+        EXPECT_EQ(ddp.layout().buckets.size(), 3u) << "bias, the tied weight, what is frozen";
         for (int step = 0; step < 3; ++step) {
           ddp.zero_grad(2);
           backward(model, 1.0 + backend->rank());           // 1 and 2
           backward(model, 10.0 * (1.0 + backend->rank()));  // 10 and 20
           // Overlapped, each bucket is under way before the last pass has ended.
-          const auto num_buckets = static_cast<int64_t>(ddp.layout().buckets.size());
+          const auto num_buckets = static_cast<int64_t>(ddp.layout().num_trained_buckets);
           EXPECT_EQ(num_calls(), (overlap ? step + 1 : step) * num_buckets);
           ddp.finish_grad_sync();
           EXPECT_EQ(num_calls(), (step + 1) * num_buckets);

@@ -626,7 +626,7 @@ TEST(DataParallel, Traffic) {
         run.train_step(0);
         traffic = {};
         run.train_step(1);
-        const int64_t all = run.stores[0]->layout().num_elements;
+        const int64_t all = run.stores[0]->layout().num_trained_elements;
         const int64_t rounds = sharding >= ShardingStrategy::kOptimGrads ? passes / instances : 1;
         EXPECT_EQ(traffic.reduce_scatter, whole ? 0 : rounds * all);
         EXPECT_EQ(traffic.all_reduce, whole ? all : instances == 1 ? 0 : all / 2);
@@ -634,8 +634,9 @@ TEST(DataParallel, Traffic) {
           EXPECT_EQ(traffic.all_gather, whole ? 0 : all);
         } else {
           // Forward and backward; what ends one is still there when the other begins.
-          EXPECT_LE(traffic.all_gather, 2 * rounds * all);
-          EXPECT_GT(traffic.all_gather, rounds * all);
+          const int64_t with_frozen = run.stores[0]->layout().num_elements;
+          EXPECT_LE(traffic.all_gather, 2 * rounds * with_frozen);
+          EXPECT_GT(traffic.all_gather, rounds * with_frozen);
         }
       });
     }
@@ -665,15 +666,16 @@ TEST(DataParallel, GatheredLayersAreBounded) {
     layout.data = strategy(ShardingStrategy::kOptimGradsParams, overlap);
     run_ranks(2, [&](const std::shared_ptr<Backend>& world) {
       TrainingRank run(layout, world);
-      EXPECT_EQ(run.stores[0]->layout().buckets.size(), static_cast<size_t>(kLayers) + 3)
-          << "layers, the tied table, positions, the final norm";
+      EXPECT_EQ(run.stores[0]->layout().buckets.size(), static_cast<size_t>(kLayers) + 4)
+          << "layers, the frozen part of one, the tied table, positions, the final norm";
       EXPECT_EQ(run.named("decoder.layers.0.fc.weight").value.numel(), 0);
       run.stores[0]->take_peak_gathered();
       run.train(0, 2);
       EXPECT_EQ(run.stores[0]->take_peak_gathered(), overlap ? 2 : 1);
       EXPECT_EQ(run.stores[0]->take_peak_gathered(), 0) << "nothing stays gathered after a step";
       EXPECT_EQ(run.stores[0]->flat_values().numel() * 2, run.stores[0]->layout().num_elements);
-      EXPECT_EQ(run.stores[0]->flat_grads().numel() * 2, run.stores[0]->layout().num_elements);
+      EXPECT_EQ(run.stores[0]->flat_grads().numel() * 2,
+                run.stores[0]->layout().num_trained_elements);
     });
   }
 }

@@ -42,6 +42,7 @@ inline void start_values(TestModel& model) {
 inline void set_gradients(TestModel& model, const DistributedDataParallel& ddp, int t, double amplitude,
                           double factor) {
   for (size_t k = 0; k < model.size(); ++k) {
+    if (!model[k].trainable) continue;
     const at::Tensor i = at::arange(model[k].value.numel(), at::kDouble);
     const at::Tensor wave = at::sin(i * 0.7 + (1.3 * t + static_cast<double>(k))).view(model[k].local_shape);
     const at::Tensor value = model[k].value.to(at::kDouble);

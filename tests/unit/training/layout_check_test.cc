@@ -76,6 +76,10 @@ Chosen random_configuration(std::mt19937& random) {
   flags += one_of<const char*>(random, {"", " --bf16"});
   flags += one_of<const char*>(random, {"", " --optimizer sgd"});
   if (random() % 4 == 0) flags += " --optimizer-cpu-offload";
+  if (random() % 2 == 0)
+    flags += one_of<const char*>(random,
+                                 {" --freeze embedding *.linear_fc1", " --freeze decoder.layers.0",
+                                  " --freeze-except *.layers.0.mlp", " --freeze-all-layers"});
   flags += one_of<const char*>(
       random,
       {"", "", " --use-distributed-optimizer", " --use-megatron-fsdp --data-parallel-sharding-strategy optim_grads",
@@ -114,6 +118,7 @@ void compare_with_real_rank(const LayoutPlan& plan, const std::shared_ptr<Backen
       EXPECT_EQ(planned[i].shared_over_stages, real[i]->shared != nullptr && real[i]->shared->size() > 1)
           << real[i]->name;
       EXPECT_EQ(planned[i].used_twice, real[i]->uses == 2) << real[i]->name;
+      EXPECT_EQ(planned[i].frozen, !real[i]->trainable) << real[i]->name;
     }
     weights += static_cast<int64_t>(model.chunks[chunk].store->flat_values().nbytes());
     gradients += static_cast<int64_t>(model.chunks[chunk].store->flat_grads().nbytes());

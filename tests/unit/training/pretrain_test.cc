@@ -6,9 +6,11 @@
 
 #include <fstream>
 #include <limits>
+#include <map>
 #include <nlohmann/json.hpp>
 
 #include "megatron/base/check.h"
+#include "megatron/dist_checkpointing/checkpoint.h"
 #include "megatron/tensor/torch.h"
 #include "megatron/training/tasks/tasks.h"
 
@@ -108,6 +110,111 @@ TEST(Pretrain, MicroBatchesComeInOrder) {
   pretrain(task, arguments);
   testing::internal::GetCapturedStdout();
   EXPECT_THAT(seen, testing::ElementsAre(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11));
+}
+
+// Bytes of a stored tensor, by key.
+std::map<std::string, std::string> stored_tensors(const std::filesystem::path& directory) {
+  const Checkpoint checkpoint(directory);
+  std::map<std::string, std::string> out;
+  for (const auto& [key, tensor] : checkpoint.manifest().tensors) {
+    std::string bytes(
+        static_cast<size_t>(c10::multiply_integers(tensor.shape) * size_of(tensor.dtype)), '\0');
+    ShardedTensor wanted;
+    wanted.key = key;
+    wanted.dtype = tensor.dtype;
+    wanted.global_shape = wanted.local_shape = tensor.shape;
+    wanted.pieces = {{{std::vector<int64_t>(tensor.shape.size(), 0), tensor.shape},
+                      std::vector<int64_t>(tensor.shape.size(), 0)}};
+    wanted.flat_end = c10::multiply_integers(tensor.shape);
+    wanted.data = bytes.data();
+    checkpoint.load({&wanted, 1}, LoadOptions{.allow_unexpected = {"*"}});
+    out[key] = std::move(bytes);
+  }
+  return out;
+}
+
+TEST(Pretrain, WhatIsFrozenKeepsItsBitsAndHasNoState) {
+  Arguments arguments = tiny("pretrain_freeze");
+  const std::filesystem::path save =
+      std::filesystem::path(testing::TempDir()) / "pretrain_freeze_save";
+  std::filesystem::remove_all(save);
+  arguments.training.save = save.string();
+  arguments.training.save_interval = 3;
+  arguments.training.freeze = {"embedding", "*.linear_fc?.weight"};
+  testing::internal::CaptureStdout();
+  testing::internal::CaptureStderr();
+  pretrain(gpt_task(), arguments);
+  testing::internal::GetCapturedStdout();
+  EXPECT_THAT(testing::internal::GetCapturedStderr(),
+              HasSubstr("7,552 parameters of which 6,288 are frozen, vocabulary "));
+  const auto before = stored_tensors(save / "iter_0000003"),
+             after = stored_tensors(save / "iter_0000006");
+  ASSERT_EQ(before.size(), after.size());
+  int frozen = 0;
+  for (const auto& [key, bytes] : before) {
+    const bool is_frozen = arguments.training.freezes(key);
+    frozen += is_frozen;
+    EXPECT_EQ(bytes == after.at(key), is_frozen) << key;
+    if (key.starts_with("optimizer.")) continue;
+    EXPECT_EQ(before.contains("optimizer.state.exp_avg." + key), !is_frozen) << key;
+  }
+  EXPECT_EQ(frozen, 4) << "two tables and two weights";
+
+  // Another choice needs other states.
+  arguments.training.load = save.string();
+  arguments.training.freeze = {"embedding"};
+  arguments.training.train_iters = 7;
+  arguments.training.accept_new_data_order = true;
+  std::string message;
+  testing::internal::CaptureStdout();
+  try {
+    pretrain(gpt_task(), arguments);
+  } catch (const Error& error) {
+    message = error.what();
+  }
+  testing::internal::GetCapturedStdout();
+  EXPECT_THAT(message, HasSubstr("optimizer.state.exp_avg.decoder.layers.0.mlp.linear_fc1.weight"));
+}
+
+TEST(Pretrain, FreezingByNames) {
+  TrainingConfig config;
+  const std::vector<std::string> names = {"embedding.word_embeddings.weight",
+                                          "decoder.layers.1.mlp.linear_fc1.weight",
+                                          "decoder.layers.11.mlp.linear_fc1.bias"};
+  const auto message = [&] {
+    try {
+      config.check_freezing(names);
+    } catch (const UsageError& error) {
+      return std::string(error.what());
+    }
+    return std::string();
+  };
+  EXPECT_EQ(message(), "");
+  EXPECT_FALSE(config.freezes(names[0]));
+  config.freeze = {"decoder.layers.1"};
+  EXPECT_TRUE(config.freezes(names[1]));
+  EXPECT_FALSE(config.freezes(names[2])) << "a name ends before a dot";
+  config.freeze = {"*.linear_fc[12]", "embed*"};
+  EXPECT_TRUE(config.freezes(names[0]) && config.freezes(names[2]));
+  EXPECT_EQ(message(),
+            "--freeze leaves nothing to train\nhint: if that is wanted, say --freeze-all-layers");
+  config.freeze = {"decoder.layers.2"};
+  EXPECT_THAT(
+      message(),
+      HasSubstr(
+          "--freeze decoder.layers.2 matches no parameter\nhint: the names of this model run from "
+          "embedding.word_embeddings.weight to decoder.layers.11.mlp.linear_fc1.bias"));
+  config.freeze.clear();
+  config.freeze_except = {"*.bias"};
+  EXPECT_EQ(message(), "");
+  EXPECT_TRUE(config.freezes(names[1]));
+  EXPECT_FALSE(config.freezes(names[2]));
+  config.freeze_except = {"*.scale"};
+  EXPECT_THAT(message(), HasSubstr("--freeze-except *.scale matches no parameter"));
+  config = {};
+  config.freeze_all_layers = true;
+  EXPECT_EQ(message(), "");
+  EXPECT_TRUE(config.freezes(names[0]));
 }
 
 TEST(Pretrain, UnknownTask) {
