@@ -14,6 +14,7 @@ namespace megatron {
 namespace {
 
 const std::map<std::string, int> kLevels = {{"base", 0},
+                                            {"chat", 1},
                                             {"kernels", 1},
                                             {"tokenizers", 1},
                                             {"datasets", 2},
@@ -30,7 +31,7 @@ const std::map<std::string, int> kLevels = {{"base", 0},
                                             {"training", 8},
                                             {"inference", 8}};
 
-const std::set<std::string> kTorchFree = {"base", "kernels", "tokenizers", "datasets",
+const std::set<std::string> kTorchFree = {"base", "chat", "kernels", "tokenizers", "datasets",
                                           "dist_checkpointing"};
 const std::set<std::string> kMayAskForCuda = {"kernels", "tensor", "comm"};
 constexpr int kMaxIncludesOfHeader = 12;

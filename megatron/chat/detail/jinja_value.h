@@ -1,0 +1,133 @@
+// Values of chat templates, with the meaning that Python gives them: truth, equality, order, text.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <variant>
+#include <vector>
+
+namespace megatron {
+
+class JinjaValue;
+struct JinjaCallable;
+
+struct JinjaNone {};
+// What a name, key or attribute that is not there gives. `what` says so: "'tools' is undefined".
+struct JinjaUndefined {
+  std::string what;
+};
+struct JinjaSequence {
+  std::vector<JinjaValue> items;
+  bool is_tuple = false;
+};
+// Keys in the order of their insertion.
+struct JinjaMapping {
+  std::vector<std::pair<JinjaValue, JinjaValue>> entries;
+  bool is_namespace = false;  // made by namespace(): the only value that a template can change
+  const JinjaValue* find(const JinjaValue& key) const;
+  const JinjaValue* find(std::string_view key) const;
+  void set(const JinjaValue& key, JinjaValue value);
+};
+
+class JinjaValue {
+ public:
+  JinjaValue() : data_(JinjaUndefined{}) {}
+  JinjaValue(JinjaNone value) : data_(value) {}
+  JinjaValue(JinjaUndefined value) : data_(std::move(value)) {}
+  JinjaValue(bool value) : data_(value) {}
+  JinjaValue(int64_t value) : data_(value) {}
+  JinjaValue(double value) : data_(value) {}
+  JinjaValue(std::string value) : data_(std::move(value)) {}
+  JinjaValue(std::shared_ptr<JinjaSequence> value) : data_(std::move(value)) {}
+  JinjaValue(std::shared_ptr<JinjaMapping> value) : data_(std::move(value)) {}
+  JinjaValue(std::shared_ptr<const JinjaCallable> value) : data_(std::move(value)) {}
+  static JinjaValue text(std::string_view value) { return JinjaValue(std::string(value)); }
+  static JinjaValue list(std::vector<JinjaValue> items);
+  static JinjaValue tuple(std::vector<JinjaValue> items);
+
+  bool is_undefined() const { return std::holds_alternative<JinjaUndefined>(data_); }
+  bool is_none() const { return std::holds_alternative<JinjaNone>(data_); }
+  bool is_bool() const { return std::holds_alternative<bool>(data_); }
+  bool is_integer() const { return std::holds_alternative<int64_t>(data_); }
+  bool is_float() const { return std::holds_alternative<double>(data_); }
+  bool is_number() const { return is_bool() || is_integer() || is_float(); }
+  bool is_string() const { return std::holds_alternative<std::string>(data_); }
+  bool is_sequence() const { return std::holds_alternative<std::shared_ptr<JinjaSequence>>(data_); }
+  bool is_mapping() const { return std::holds_alternative<std::shared_ptr<JinjaMapping>>(data_); }
+  bool is_callable() const {
+    return std::holds_alternative<std::shared_ptr<const JinjaCallable>>(data_);
+  }
+
+  const std::string& undefined_reason() const { return std::get<JinjaUndefined>(data_).what; }
+  const std::string& string() const { return std::get<std::string>(data_); }
+  const std::vector<JinjaValue>& items() const { return sequence()->items; }
+  const std::shared_ptr<JinjaSequence>& sequence() const {
+    return std::get<std::shared_ptr<JinjaSequence>>(data_);
+  }
+  const std::shared_ptr<JinjaMapping>& mapping() const {
+    return std::get<std::shared_ptr<JinjaMapping>>(data_);
+  }
+  const JinjaCallable& callable() const {
+    return *std::get<std::shared_ptr<const JinjaCallable>>(data_);
+  }
+  // Of a bool, an integer or a float.
+  int64_t integer() const;
+  double number() const;
+
+  bool truth() const;
+  // "str", "list", "dict": what Python calls its type.
+  const char* type_name() const;
+
+ private:
+  std::variant<JinjaUndefined, JinjaNone, bool, int64_t, double, std::string,
+               std::shared_ptr<JinjaSequence>, std::shared_ptr<JinjaMapping>,
+               std::shared_ptr<const JinjaCallable>>
+      data_;
+};
+
+bool equal(const JinjaValue& a, const JinjaValue& b);
+// Whether a < b. Throws JinjaError where Python has no order.
+bool less(const JinjaValue& a, const JinjaValue& b);
+
+// Python's str() and repr(). Undefined is "".
+std::string jinja_text(const JinjaValue& value);
+std::string jinja_repr(const JinjaValue& value);
+
+// Python's json.dumps. `indent` below 0: on one line. Throws JinjaError for what JSON has no form
+// of.
+struct JinjaJsonStyle {
+  int64_t indent = -1;
+  bool sort_keys = false;
+  bool ensure_ascii = false;
+  std::string item_separator = ", ";
+  std::string key_separator = ": ";
+};
+std::string jinja_json(const JinjaValue& value, const JinjaJsonStyle& style);
+
+// Throws JinjaError for text that is no JSON.
+JinjaValue jinja_from_json(std::string_view text);
+
+// A message about values; whoever evaluates adds the place in the template.
+struct JinjaError {
+  std::string message;
+};
+
+// -- text as Python counts it: in code points
+
+int64_t python_length(std::string_view text);
+// The byte offset of code point `index`, at most the size.
+size_t python_offset(std::string_view text, int64_t index);
+std::vector<std::string> python_characters(std::string_view text);
+void python_append_code_point(uint32_t code, std::string& out);
+std::string python_upper_case(std::string_view text);
+std::string python_lower_case(std::string_view text);
+// The first character in title case, the rest lower.
+std::string python_capitalized(std::string_view text);
+bool python_is_space(uint32_t code);
+// Python's str.strip: white space, or any of the characters of `chars`.
+std::string python_stripped(std::string_view text, const std::string* chars, bool left, bool right);
+
+}  // namespace megatron
