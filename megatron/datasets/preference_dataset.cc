@@ -23,8 +23,10 @@ PreferenceDataset::PreferenceDataset(std::shared_ptr<const std::vector<Preferenc
     for (const std::vector<int32_t>* response : {&pair.chosen, &pair.rejected}) {
       MEGATRON_CHECK(!pair.prompt.empty() && !response->empty(), "pair ", i,
                      ": prompt and responses must have tokens");
-      MEGATRON_CHECK(pair.prompt.size() + response->size() <= longest, "pair ", i, ": prompt and "
-                     "response have ", pair.prompt.size() + response->size(), " tokens, samples of ",
+      MEGATRON_CHECK(pair.prompt.size() + response->size() <= longest, "pair ", i,
+                     ": prompt and "
+                     "response have ",
+                     pair.prompt.size() + response->size(), " tokens, samples of ",
                      config_.sequence_length, " have room for ", longest);
     }
   }

@@ -7,11 +7,13 @@
 #include "megatron/base/parse.h"
 #include "megatron/dist_checkpointing/checkpoint_folder.h"
 #include "megatron/models/huggingface/hf_folder.h"
+#include "megatron/models/huggingface/peft.h"
 #include "megatron/optimizer/optimizer_param_scheduler.h"
 #include "megatron/pipeline_parallel/stage_layout.h"
 #include "megatron/training/flag_table.h"
 #include "megatron/training/microbatches.h"
 #include "megatron/transformer/context_parallel.h"
+#include "megatron/transformer/lora.h"
 
 namespace megatron {
 
@@ -92,6 +94,13 @@ void parameter_schedule_comes_from_one_place(const Arguments& a, Violations& v) 
     v.add("--override-opt-param-scheduler and --use-checkpoint-opt-param-scheduler are both given", "give one of them");
 }
 
+void adapter_has_a_base(const Arguments& a, Violations& v) {
+  if (!a.training.adapter.empty() && a.transformer.lora_rank == 0)
+    v.add(cat("--adapter ", a.training.adapter, " is given without the model that it is for"),
+          "--load or --pretrained-checkpoint with a folder of Hugging Face, or with a checkpoint "
+          "and --use-checkpoint-args");
+}
+
 // Numbers near `value` that `divides` accepts: the hint of a rule about divisibility.
 std::string nearest(int64_t value, bool (*divides)(int64_t candidate, int64_t unit), int64_t unit) {
   std::string text;
@@ -154,6 +163,18 @@ void layer_divides(const Arguments& a, Violations& v) {
           cat("--tensor-model-parallel-size: ", nearest(tp, is_divisor, groups)));
 }
 
+// Ranks that share a group of keys and values divide its rows without regard to which are queries.
+void adapters_divide(const Arguments& a, Violations& v) {
+  const int64_t tp = a.parallel.tensor_model_parallel_size, groups = a.transformer.query_groups();
+  const size_t parts = lora_adapters(a.transformer, "linear_qkv").size();
+  const bool whole =
+      parts == 0 || parts == 3 || lora_adapters(a.transformer, "linear_qkv")[0] == "linear_qkv";
+  if (whole || groups < 1 || groups % tp == 0) return;
+  v.add(cat("--lora-targets with some of queries, keys and values, with --num-query-groups ",
+            groups, " fewer than --tensor-model-parallel-size ", tp, ", is not built"),
+        "--lora-targets linear_q linear_k linear_v, or linear_qkv");
+}
+
 // Of the tokens of one context rank, sequence-parallel ranks hold equal parts.
 void sequence_divides(const Arguments& a, Violations& v) {
   const int64_t cp = a.parallel.context_parallel_size, tp = a.parallel.tensor_model_parallel_size;
@@ -208,6 +229,7 @@ constexpr Rule kRules[] = {
     {"world divides", world_divides},
     {"instances divide", instances_divide},
     {"layer divides", layer_divides},
+    {"adapters divide", adapters_divide},
     {"sequence divides", sequence_divides},
     {"saved activations can be distributed", saved_activations_can_be_distributed},
     {"layers are offloaded by one stage", layers_are_offloaded_by_one_stage},
@@ -221,6 +243,7 @@ constexpr Rule kRules[] = {
     {"schedule fits the length of the run", schedule_fits},
     {"learning rate is given", learning_rate_is_given},
     {"fp32 residual needs half precision", fp32_residual_needs_half_precision},
+    {"adapter has a base", adapter_has_a_base},
     {"background save needs a folder", background_save_needs_a_folder},
     {"retention needs a folder", retention_needs_a_folder},
     {"fine-tuning has its own folder", finetuning_has_its_own_folder},
@@ -323,7 +346,8 @@ void read_checkpoint_arguments(Arguments& arguments, int argc, const char* const
   const TrainingConfig& training = first.training;
   for (const std::string& folder : {training.load, training.pretrained_checkpoint}) {
     if (!is_hf_folder(folder)) continue;
-    const HfModel model = read_hf_config(folder);
+    HfModel model = read_hf_config(folder);
+    if (!training.adapter.empty()) open_peft_folder(training.adapter, *model.family, model.config);
     arguments.transformer = model.config.transformer;
     arguments.tokenizer = hf_tokenizer(folder, model.config.vocab_size);
     return;
@@ -335,6 +359,16 @@ void read_checkpoint_arguments(Arguments& arguments, int argc, const char* const
                  " holds no config.yaml, which --use-checkpoint-args reads\nhint: give the model's flags instead");
   read_yaml(arguments.model_configs(), stored.string(), /*ignore_unknown=*/true);
   use_stored_files(arguments.tokenizer, folder);
+  if (training.adapter.empty()) return;
+  const Checkpoint checkpoint(folder);
+  GPTConfig config;
+  config.transformer = arguments.transformer;
+  config.transformer.finalize();
+  const auto& tensors = checkpoint.manifest().tensors;
+  if (const auto table = tensors.find("embedding.word_embeddings.weight"); table != tensors.end())
+    config.vocab_size = config.padded_vocab_size = table->second.shape[0];
+  open_peft_folder(training.adapter, family_of_model(checkpoint, config), config);
+  arguments.transformer = config.transformer;
 }
 
 }  // namespace

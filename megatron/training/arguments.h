@@ -12,6 +12,7 @@
 #include "megatron/optimizer/optimizer_config.h"
 #include "megatron/pipeline_parallel/pipeline_config.h"
 #include "megatron/tokenizers/tokenizer.h"
+#include "megatron/training/dpo_config.h"
 #include "megatron/training/training_config.h"
 #include "megatron/transformer/transformer_config.h"
 
@@ -29,6 +30,7 @@ struct Arguments {
   DistributedDataParallelConfig ddp;
   CommConfig comm;
   TrainingConfig training;
+  DpoConfig dpo;
   int64_t world_size = 1;  // ranks of the job; the launcher says
 
   // Flags that were accepted but change nothing, with the reason.

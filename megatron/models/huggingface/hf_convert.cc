@@ -151,9 +151,13 @@ Origin read_origin(const Checkpoint& checkpoint) {
   origin.config.transformer.finalize();
   const auto& tensors = checkpoint.manifest().tensors;
   const auto table = tensors.find("embedding.word_embeddings.weight");
-  MEGATRON_CHECK(table != tensors.end(), name, ": no tensor embedding.word_embeddings.weight",
+  // Adapters that were saved without their base have no table, and need none.
+  const bool adapters_alone = origin.config.transformer.lora_rank > 0 && table == tensors.end();
+  MEGATRON_CHECK(table != tensors.end() || adapters_alone, name,
+                 ": no tensor embedding.word_embeddings.weight",
                  "\nhint: this is no checkpoint of a GPT model");
-  origin.config.vocab_size = origin.config.padded_vocab_size = table->second.shape[0];
+  origin.config.vocab_size = origin.config.padded_vocab_size =
+      adapters_alone ? 1 : table->second.shape[0];
   const std::string kept = std::string(kKept) + kHfConfig;
   if (checkpoint.has_file(kept)) origin.config_json = checkpoint.read_file(kept);
   const std::string kept_peft = std::string(kKeptPeft) + kPeftConfig;
@@ -239,6 +243,13 @@ class Exporter {
     const bool adapters_alone = origin_.has_adapters() && !request_.merge_adapter;
     std::vector<HfTensor> adapters;
     if (adapters_alone) adapters = peft_tensors(*family, origin_.config);
+    if (origin_.has_adapters() && !checkpoint_.manifest().tensors.contains(tensors_.front().ours)) {
+      MEGATRON_CHECK(adapters_alone, "--merge-adapter: ", checkpoint_.directory().string(),
+                     " holds adapters without their base",
+                     "\nhint: convert them to a folder of PEFT, that folder and the base to a "
+                     "checkpoint (--adapter), and merge that");
+      tensors_.clear();  // saved without its frozen weights
+    }
     check_checkpoint();
     if (adapters_alone) tensors_ = std::move(adapters);
     fs::create_directories(request_.folder);

@@ -9,6 +9,7 @@
 #include <fstream>
 #include <mutex>
 #include <nlohmann/json.hpp>
+#include <set>
 
 #include "megatron/base/check.h"
 #include "megatron/base/files.h"
@@ -298,6 +299,27 @@ TEST_F(Peft, OneAdapterForSeveralModulesIsWrittenWithCopies) {
   EXPECT_EQ(json["lora_alpha"].dump(), "3");
   EXPECT_EQ(json["r"], 2);
   EXPECT_EQ(json["fan_in_fan_out"], false);
+}
+
+// Every family has a name for each linear, and all rows of lora_B have a place.
+TEST_F(Peft, EveryFamilyHasNames) {
+  for (const char* name : {"llama2", "mistral", "qwen2", "qwen3", "gpt2", "gpt_neox", "phi3",
+                           "gemma2", "gemma3", "olmo2", "starcoder2"}) {
+    HfModel model = read_hf_config(fs::path(MEGATRON_SOURCE_DIR "/tests/golden/hf") / name);
+    TransformerConfig& t = model.config.transformer;
+    t.lora_rank = 2;
+    t.lora_targets = {"linear_qkv", "linear_proj", "linear_fc1", "linear_fc2"};
+    std::map<std::string, int64_t> rows, expected;
+    std::set<std::string> names;
+    for (const HfTensor& tensor : peft_tensors(*model.family, model.config)) {
+      EXPECT_TRUE(names.insert(tensor.name).second) << tensor.name;
+      if (!tensor.ours.ends_with(kLoraB)) continue;
+      expected[tensor.ours] = tensor.our_shape[0];
+      for (const RowRun& run : tensor.runs) rows[tensor.ours] += run.count;
+    }
+    EXPECT_EQ(static_cast<int64_t>(expected.size()), 4 * t.num_layers) << name;
+    EXPECT_EQ(rows, expected) << name;
+  }
 }
 
 TEST_F(Peft, NamesOfModulesAreLongerWhereOthersShareThem) {
