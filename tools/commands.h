@@ -4,10 +4,12 @@
 namespace megatron {
 
 int pretrain_command(int argc, char** argv);
+int finetune_command(int argc, char** argv);
 int preprocess_data(int argc, char** argv);
 int train_tokenizer(int argc, char** argv);
 int merge_datasets(int argc, char** argv);
 int inspect_dataset(int argc, char** argv);
+int inspect_chat(int argc, char** argv);
 int check_command(int argc, char** argv);
 int prove_command(int argc, char** argv);
 int generate(int argc, char** argv);

@@ -29,7 +29,9 @@ int pretrain_command(int argc, char** argv) {
     if (launch.rank == 0) print_line(help_text(usage, arguments.configs()));
     return 0;
   }
-  return run_job(launch, arguments, [&](const Job& job) { return pretrain(find_task("gpt"), arguments, job); });
+  return run_job(launch, arguments, [&](const Job& job) {
+    return pretrain(find_task(arguments.training.task, arguments.dpo), arguments, job);
+  });
 }
 
 }  // namespace megatron

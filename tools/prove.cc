@@ -95,7 +95,8 @@ int prove_command(int argc, char** argv) {
     return 0;
   }
   const Shrunk shrunk = shrink(arguments, config.max_axis);
-  const std::vector<Proof> proofs = prove(find_task("gpt"), shrunk.arguments, static_cast<int>(config.steps));
+  const std::vector<Proof> proofs =
+      prove(find_task(arguments.training.task, arguments.dpo), shrunk.arguments, static_cast<int>(config.steps));
   bool holds = true;
   for (const Proof& proof : proofs) holds = holds && proof.holds();
   if (config.json) {

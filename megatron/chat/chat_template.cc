@@ -197,7 +197,7 @@ ChatTemplate load_chat_template(const std::filesystem::path& folder, const std::
   std::string source, name;
   const std::filesystem::path config_path = folder / "tokenizer_config.json",
                               jinja = folder / "chat_template.jinja";
-  if (std::filesystem::is_regular_file(config_path)) {
+  if (!folder.empty() && std::filesystem::is_regular_file(config_path)) {
     const Json config = read_json(config_path);
     for (const char* token : {"bos_token", "eos_token", "unk_token", "sep_token", "pad_token",
                               "cls_token", "mask_token"})
@@ -209,7 +209,7 @@ ChatTemplate load_chat_template(const std::filesystem::path& folder, const std::
       name = config_path.string() + ": chat_template";
     }
   }
-  if (given.empty() && std::filesystem::is_regular_file(jinja)) {
+  if (given.empty() && !folder.empty() && std::filesystem::is_regular_file(jinja)) {
     source = read_file(jinja);
     name = jinja.string();
   } else if (given.find('{') != std::string::npos) {

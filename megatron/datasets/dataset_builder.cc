@@ -81,6 +81,7 @@ std::shared_ptr<const IndexedDataset> Builder::open(const std::string& prefix) {
 
 DatasetPtr Builder::member(const std::string& prefix, Split split, std::pair<double, double> bounds,
                            const Target& samples, int threads) {
+  if (request_.make_member) return request_.make_member(prefix, split, bounds, samples);
   const auto file = open(prefix);
   const auto [first, last] = split_range(bounds, file->num_sequences());
   GPTDatasetConfig config = gpt_;
@@ -167,7 +168,10 @@ void Builder::build_mock(TrainValidTestDatasets& out) {
     const auto split = static_cast<Split>(i);
     const Target samples = target(split);
     if (!matrix[i] || !wanted(samples)) continue;
-    auto dataset = std::make_shared<const MockGPTDataset>(split, samples.value_or(kOneEpoch), gpt_);
+    const int64_t count = samples.value_or(kOneEpoch);
+    const DatasetPtr dataset = request_.make_mock
+                                   ? request_.make_mock(split, count, gpt_)
+                                   : std::make_shared<const MockGPTDataset>(split, count, gpt_);
     if (split == Split::kTrain) out.train = dataset;
     if (split == Split::kValid) out.valid = {dataset}, out.valid_names = {""};
     if (split == Split::kTest) out.test = dataset;

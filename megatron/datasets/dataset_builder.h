@@ -13,6 +13,7 @@
 #include "megatron/datasets/data_config.h"
 #include "megatron/datasets/dataset.h"
 #include "megatron/datasets/gpt_dataset.h"
+#include "megatron/tokenizers/tokenizer.h"
 
 namespace megatron {
 
@@ -39,6 +40,17 @@ struct DatasetRequest {
   int64_t seed = 1234;
   SplitTargets targets;
   TokenizerFacts tokenizer;
+  const Tokenizer* text_tokenizer = nullptr;  // for data that is text
+  // Makes the part within `bounds`, fractions of all, of one of the paths; called from several
+  // threads. Default: sequences of an indexed dataset.
+  std::function<std::shared_ptr<const Dataset>(const std::string& path, Split split,
+                                               std::pair<double, double> bounds,
+                                               std::optional<int64_t> num_samples)>
+      make_member;
+  // For --mock-data. Default: MockGPTDataset.
+  std::function<std::shared_ptr<const Dataset>(Split split, int64_t num_samples,
+                                               const GPTDatasetConfig& config)>
+      make_mock;
   // See GPTDatasetConfig::once_per_node.
   std::function<void(const std::function<void()>& build)> once_per_node;
 };

@@ -36,8 +36,12 @@ struct Chunk {
   uint64_t file_bytes = 0;  // bytes of the file on disk that this chunk stands for
 };
 
+// In place of the names of columns of Parquet files: one column, of JSON objects that hold all
+// columns of a row, nested ones too. Members that are null are left out, but for "content".
+inline constexpr const char* kAllColumns = "*";
+
 struct ChunkOptions {
-  std::vector<std::string> keys;  // columns of Parquet files
+  std::vector<std::string> keys;  // columns of Parquet files, or kAllColumns
   size_t chunk_bytes = size_t{1} << 18;
   size_t text_piece_bytes = size_t{4} << 20;  // longer text documents are cut
   size_t max_line_bytes = size_t{32}

@@ -65,6 +65,37 @@ void schedule_fits(const Arguments& a, Violations& v) {
                     {a.training.train_iters, a.training.train_samples, a.training.global_batch_size.value_or(1)}, v);
 }
 
+void preferences_are_data(const Arguments& a, Violations& v) {
+  const DpoConfig none;
+  const bool asked = a.dpo.dpo_beta != none.dpo_beta ||
+                     a.dpo.dpo_label_smoothing != none.dpo_label_smoothing ||
+                     a.dpo.dpo_sft_weight != none.dpo_sft_weight;
+  if (asked && a.training.task != "dpo")
+    v.add("--dpo-beta, --dpo-label-smoothing or --dpo-sft-weight has no effect on other data than "
+          "pairs of responses",
+          "give --task dpo");
+}
+
+// Conversations keep apart from each other by themselves.
+void conversations_are_data(const Arguments& a, Violations& v) {
+  const SftConfig none;
+  const bool asked = !a.sft.chat_template.empty() ||
+                     a.sft.sft_tokenizer_prompt_format != none.sft_tokenizer_prompt_format ||
+                     a.sft.sft_loss_on != none.sft_loss_on ||
+                     a.sft.sft_long_conversations != none.sft_long_conversations;
+  if (!a.sft.sft && asked && a.training.task == "gpt")
+    v.add(
+        "--chat-template, --sft-tokenizer-prompt-format, --sft-loss-on or --sft-long-conversations "
+        "has no effect on text",
+        "give --sft, or --task sft");
+  if (a.sft.sft &&
+      (a.data.reset_position_ids || a.data.reset_attention_mask || a.data.eod_mask_loss))
+    v.add(
+        "--reset-position-ids, --reset-attention-mask or --eod-mask-loss has no effect on "
+        "conversations",
+        "leave it out: they keep apart, and --sft-loss-on says what counts");
+}
+
 void learning_rate_is_given(const Arguments& a, Violations& v) {
   if (!a.optimizer.lr && !a.training.skip_train) v.add("--lr is not given", "for example --lr 3e-4");
 }
@@ -238,6 +269,8 @@ constexpr Rule kRules[] = {
     {"batch sizes divide", batch_sizes_divide},
     {"evaluation batch divides", evaluation_batch_divides},
     {"data is given", data_is_given},
+    {"conversations are data", conversations_are_data},
+    {"preferences are data", preferences_are_data},
     {"layers divide over stages", layers_divide_over_stages},
     {"tokenizer is given", tokenizer_is_given},
     {"schedule fits the length of the run", schedule_fits},
@@ -255,7 +288,8 @@ bool is_resume(StartChoice start) { return start == StartChoice::kResume || star
 }  // namespace
 
 std::vector<Config*> Arguments::configs() {
-  return {&transformer, &tokenizer, &data, &optimizer, &parallel, &pipeline, &ddp, &comm, &training};
+  return {&transformer, &tokenizer, &data, &sft, &dpo,  &optimizer,
+          &parallel,    &pipeline,  &ddp,  &comm, &training};
 }
 
 std::vector<Config*> Arguments::model_configs() { return {&transformer, &tokenizer}; }
@@ -273,6 +307,10 @@ void Arguments::finalize() {
     training.global_batch_size = training.micro_batch_size * data_parallel_size();
   if (training.load.empty() && is_resume(training.start)) training.load = training.save;
   if (training.skip_train || training.finetune) training.no_load_optim = true;
+  if (sft.sft) training.task = "sft";
+  sft.sft = training.task == "sft";
+  if (sft.sft)
+    data.dataloader_inter_document_masking = !data.reset_position_ids && !data.reset_attention_mask;
 }
 
 void Arguments::validate(Violations& violations) const {
@@ -336,6 +374,7 @@ void use_stored_files(TokenizerConfig& config, const std::filesystem::path& fold
 
 void read_checkpoint_arguments(Arguments& arguments, int argc, const char* const* argv, ParseOptions options) {
   Arguments first;
+  first.training.use_checkpoint_args = arguments.training.use_checkpoint_args;
   options.finalize = {};
   options.validate = {};
   try {
@@ -373,17 +412,59 @@ void read_checkpoint_arguments(Arguments& arguments, int argc, const char* const
 
 }  // namespace
 
-Arguments parse_arguments(int argc, const char* const* argv, int64_t world_size) {
-  Arguments arguments;
-  arguments.world_size = world_size;
+namespace {
+
+// `arguments` hold the defaults.
+Arguments parse(Arguments arguments, int argc, const char* const* argv,
+                void (*more_rules)(const Arguments&, Violations&)) {
   ParseOptions options;
   options.known = flag_table();
   options.finalize = [&] { arguments.finalize(); };
-  options.validate = [&](Violations& violations) { arguments.validate(violations); };
+  options.validate = [&](Violations& violations) {
+    arguments.validate(violations);
+    if (more_rules != nullptr) more_rules(arguments, violations);
+  };
   read_checkpoint_arguments(arguments, argc, argv, options);
   const ParseResult result = parse_flags(arguments.configs(), argc, argv, options);
   arguments.already_so = result.already_so;
   arguments.help = result.help;
+  return arguments;
+}
+
+void weights_are_given(const Arguments& a, Violations& v) {
+  const TrainingConfig& t = a.training;
+  if (t.load.empty() && t.pretrained_checkpoint.empty() && t.start != StartChoice::kFresh)
+    v.add("finetune has no model to start from",
+          "give a folder of checkpoints or of Hugging Face with --load");
+  if (!t.load.empty() && t.load == t.save && t.pretrained_checkpoint.empty())
+    v.add(cat("finetune would write into the folder it starts from, ", t.save),
+          "give another --save");
+}
+
+}  // namespace
+
+Arguments parse_arguments(int argc, const char* const* argv, int64_t world_size) {
+  Arguments arguments;
+  arguments.world_size = world_size;
+  return parse(std::move(arguments), argc, argv, nullptr);
+}
+
+Arguments parse_finetune_arguments(int argc, const char* const* argv, int64_t world_size) {
+  Arguments arguments;
+  arguments.world_size = world_size;
+  arguments.training.task = "sft";
+  arguments.training.use_checkpoint_args = true;
+  arguments = parse(std::move(arguments), argc, argv, weights_are_given);
+  TrainingConfig& t = arguments.training;
+  if (t.load.empty() || !t.pretrained_checkpoint.empty()) return arguments;
+  if (t.ckpt_step) {  // of --load
+    t.finetune = t.no_load_optim = true;
+    return arguments;
+  }
+  t.finetune = false;
+  t.no_load_optim = t.skip_train;
+  t.pretrained_checkpoint = std::exchange(t.load, t.save);
+  if (!t.save.empty() && t.start == StartChoice::kAuto) t.start = StartChoice::kResumeOrFresh;
   return arguments;
 }
 

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "megatron/comm/parallel_groups.h"
@@ -12,7 +11,7 @@
 #include "megatron/optimizer/optimizer_config.h"
 #include "megatron/pipeline_parallel/pipeline_config.h"
 #include "megatron/tokenizers/tokenizer.h"
-#include "megatron/training/dpo_config.h"
+#include "megatron/training/task_config.h"
 #include "megatron/training/training_config.h"
 #include "megatron/transformer/transformer_config.h"
 
@@ -24,6 +23,7 @@ struct Arguments {
   TransformerConfig transformer;
   TokenizerConfig tokenizer;
   DataConfig data;
+  SftConfig sft;
   OptimizerConfig optimizer;
   ParallelConfig parallel;
   PipelineConfig pipeline;
@@ -58,6 +58,11 @@ struct Arguments {
 
 // Parses the command line of a run of `world_size` ranks (argv[0] is the command). Throws UsageError with every violation.
 Arguments parse_arguments(int argc, const char* const* argv, int64_t world_size = 1);
+
+// The same for `finetune`: the task is sft; the model's and tokenizer's flags are taken from the
+// model that --load names; the run starts from its weights, or goes on where --save holds
+// checkpoints.
+Arguments parse_finetune_arguments(int argc, const char* const* argv, int64_t world_size = 1);
 
 // The resolved configuration as YAML that --config reads.
 std::string resolved_yaml(const Arguments& arguments);

@@ -11,6 +11,7 @@
 #include "megatron/base/format.h"
 #include "megatron/base/json_writer.h"
 #include "megatron/base/log.h"
+#include "megatron/datasets/conversation.h"
 #include "megatron/dist_checkpointing/checkpoint_folder.h"
 #include "megatron/tensor/torch.h"
 #include "megatron/transformer/lora.h"
@@ -145,6 +146,18 @@ std::vector<std::pair<std::string, std::string>> checkpoint_files(const Argument
   std::vector<std::pair<std::string, std::string>> files = {{"config.yaml", resolved_yaml(arguments)}};
   for (const std::filesystem::path& file : tokenizer.files())
     files.emplace_back("tokenizer/" + file.filename().string(), read_file(file));
+  // The form of conversations belongs to the model that was trained on it.
+  const auto add = [&](const std::string& name, const std::string& text) {
+    for (auto& [known, contents] : files)
+      if (known == "tokenizer/" + name) return;
+    files.emplace_back("tokenizer/" + name, text);
+  };
+  const std::filesystem::path folder = tokenizer_folder(arguments.tokenizer);
+  const std::string given = arguments.sft.given_template();
+  if (!given.empty()) add("chat_template.jinja", load_chat_template(folder, given).source());
+  for (const char* name : {"chat_template.jinja", "tokenizer_config.json"})
+    if (!folder.empty() && std::filesystem::is_regular_file(folder / name))
+      add(name, read_file(folder / name));
   return files;
 }
 

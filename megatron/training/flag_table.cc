@@ -41,7 +41,6 @@ constexpr std::string_view kServe =
     "the batching inference engine and its server are not built yet";
 constexpr std::string_view kInvariant = "batch-invariant kernels are not built yet";
 constexpr std::string_view kRl = "reinforcement learning is not built yet";
-constexpr std::string_view kSft = "supervised fine-tuning on conversations is not built yet";
 constexpr std::string_view kVision = "vision models are not built yet";
 constexpr std::string_view kRetriever = "biencoders and retrieval (ICT, REALM) are not built yet";
 constexpr std::string_view kBert = "BERT is not built yet";
@@ -782,7 +781,7 @@ constexpr std::array<KnownFlag, 851> kTable = {{
     {"--trust-remote-code", kNo, "no Python code of a model is ever run"},
     {"--null-tokenizer-eod-id", kNo, kField, 1, 1},
     {"--null-tokenizer-pad-id", kNo, kField, 1, 1},
-    {"--chat-template", kNo, kSft, 1, 1},
+    {"--chat-template", kNo, kField, 1, 1},
     {"--use-gigatoken", kNo, "Gigatoken is a Python library"},
     // -- autoresume
     {"--adlr-autoresume", kNo, kAutoresume},
@@ -1022,8 +1021,8 @@ constexpr std::array<KnownFlag, 851> kTable = {{
     {"--enable-msc", kNo, kMsc},
     {"--disable-msc", kSo, kOff},
     // -- sft
-    {"--sft", kNo, kSft},
-    {"--sft-tokenizer-prompt-format", kNo, kSft, 1, 1, "nemotron-h-aligned"},
+    {"--sft", kNo, kField},
+    {"--sft-tokenizer-prompt-format", kNo, kField, 1, 1, "nemotron-h-aligned"},
     // -- fault injector
     {"--fault-injector-ranks", kNo, kFault, 1, 1},
     {"--fault-injector-num-ranks", kNo, kFault, 1, 1},

@@ -130,6 +130,7 @@ DatasetRequest dataset_request(const Arguments& arguments, const Tokenizer& toke
   request.tokenizer.bos = tokenizer.bos().value_or(-1);
   request.tokenizer.pad = tokenizer.pad().value_or(-1);
   request.tokenizer.identity = tokenizer.fingerprint();
+  request.text_tokenizer = &tokenizer;
   return request;
 }
 

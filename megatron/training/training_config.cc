@@ -48,6 +48,7 @@ void TrainingConfig::fields(FieldVisitor& v) {
 
 void TrainingConfig::training_fields(FieldVisitor& v) {
   v.group("training");
+  v.field("task", task, "what is trained on: gpt (text), sft (conversations) or dpo (pairs of responses)");
   v.field("micro_batch_size", micro_batch_size,
           "samples per rank and pass; memory grows with it (required)");
   v.field(

@@ -25,6 +25,7 @@ enum class ExitSignal { kTerm, kInt, kUsr1, kUsr2 };
 
 struct TrainingConfig : Config {
   // -- training
+  std::string task = "gpt";
   int64_t micro_batch_size = 0;
   std::optional<int64_t> global_batch_size;  // default: micro batch size times data-parallel size
   std::string step_batch_size_schedule;

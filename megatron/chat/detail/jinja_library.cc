@@ -379,6 +379,7 @@ Value chosen(const Value& value, Arguments& a, bool keep, bool by_attribute) {
   const size_t first = by_attribute ? 1 : 0;
   if (by_attribute && a.positional.empty()) fail("needs the name of an attribute");
   std::vector<Value> out;
+  if (!value.truth()) return Value::list({});
   for (const Value& item : jinja_elements(value)) {
     const Value tested = by_attribute ? named_attribute(item, a.positional[0]) : item;
     bool holds = tested.truth();
@@ -397,6 +398,7 @@ Value mapped(const Value& value, Arguments& a) {
   const Value* otherwise =
       attribute != nullptr ? a.find(static_cast<size_t>(-1), "default") : nullptr;
   if (attribute == nullptr && a.positional.empty()) fail("needs a filter, or attribute=");
+  if (!value.truth()) return Value::list({});
   for (const Value& item : jinja_elements(value)) {
     if (attribute != nullptr) {
       Value found = named_attribute(item, *attribute);

@@ -641,9 +641,12 @@ class Parser {
   void arguments(JinjaExpression& call) {
     expect("(", "a call");
     while (!is(")")) {
-      if (is("*") || is("**")) fail(token().offset, "calls with * and ** are not supported");
-      if (token().kind == TokenKind::kName && tokens_[at_ + 1].kind == TokenKind::kOperator &&
-          tokens_[at_ + 1].text == "=") {
+      if (is("*") || is("**")) {
+        const Token& stars = tokens_[at_++];
+        call.operands.push_back(make(Kind::kSpread, stars.offset, expression()));
+        call.operands.back()->name = stars.text;
+      } else if (token().kind == TokenKind::kName &&
+                 tokens_[at_ + 1].kind == TokenKind::kOperator && tokens_[at_ + 1].text == "=") {
         std::string key = tokens_[at_].text;
         at_ += 2;
         call.named.emplace_back(std::move(key), expression());

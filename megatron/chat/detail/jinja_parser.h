@@ -39,6 +39,7 @@ struct JinjaExpression {
     kCall,       // operands[0](operands[1], ..., named)
     kFilter,     // operands[0] | name(operands[1], ..., named)
     kTest,       // operands[0] is name(operands[1], ..., named)
+    kSpread,     // among arguments: *operands[0] or **operands[0], by name
     kCondition,  // operands[0] if operands[1] else operands[2], which may be null
   };
   Kind kind = Kind::kConstant;

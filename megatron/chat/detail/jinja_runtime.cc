@@ -182,6 +182,8 @@ class Renderer {
         arguments.positional.erase(arguments.positional.begin());
         return apply_jinja_test(e.name, value, arguments);
       }
+      case Kind::kSpread:
+        break;  // only among arguments
       case Kind::kCondition:
         if (operand(1).truth()) return operand(0);
         return e.operands[2] ? operand(2)
@@ -251,10 +253,26 @@ class Renderer {
     return text;
   }
 
+  void spread(const Expression& e, const ScopePtr& scope, JinjaArguments& arguments) {
+    const Value value = evaluate(*e.operands[0], scope);
+    if (e.name == "*") {
+      for (Value& item : jinja_elements(value)) arguments.positional.push_back(std::move(item));
+      return;
+    }
+    if (!value.is_mapping()) throw JinjaError{cat("** of ", value.type_name(), ", expected dict")};
+    for (const auto& [name, item] : value.mapping()->entries)
+      arguments.named.emplace_back(jinja_text(name), item);
+  }
+
   JinjaArguments arguments_of(const Expression& e, const ScopePtr& scope) {
     JinjaArguments arguments;
-    for (const JinjaExpressionPtr& operand : e.operands)
-      arguments.positional.push_back(evaluate(*operand, scope));
+    for (const JinjaExpressionPtr& operand : e.operands) {
+      if (operand->kind == Kind::kSpread) {
+        spread(*operand, scope, arguments);
+      } else {
+        arguments.positional.push_back(evaluate(*operand, scope));
+      }
+    }
     for (const auto& [name, value] : e.named)
       arguments.named.emplace_back(name, evaluate(*value, scope));
     return arguments;

@@ -10,6 +10,8 @@
 #include <memory>
 #include <stdexcept>
 #include <string>
+#include <string_view>
+#include <utility>
 #include <vector>
 
 #include "megatron/datasets/parquet/parquet_api.h"
@@ -51,6 +53,10 @@ std::string column_names(const arrow::Schema& schema) {
 std::vector<int> find_columns(const arrow::Schema& schema, const parquet::SchemaDescriptor& leaves,
                               const std::vector<std::string>& names) {
   std::vector<int> out;
+  if (names == std::vector<std::string>{"*"}) {
+    for (int i = 0; i < leaves.num_columns(); ++i) out.push_back(i);
+    return out;
+  }
   for (const std::string& name : names) {
     const auto field = schema.GetFieldByName(name);
     if (!field)
@@ -106,6 +112,95 @@ void append_values(const Array& values, const std::string& name, std::string& te
   }
 }
 
+void append_json_text(std::string_view text, std::string& out) {
+  constexpr char kHex[] = "0123456789abcdef";
+  out += '"';
+  for (const char c : text) {
+    if (c == '"' || c == '\\') {
+      out += '\\';
+      out += c;
+    } else if (static_cast<unsigned char>(c) < 0x20) {
+      out += "\\u00";
+      out += kHex[static_cast<unsigned char>(c) >> 4];
+      out += kHex[c & 15];
+    } else {
+      out += c;
+    }
+  }
+  out += '"';
+}
+
+void append_json(const arrow::Array& values, int64_t r, const std::string& name, std::string& out);
+
+template <class Array>
+void append_json_list(const Array& list, int64_t r, const std::string& name, std::string& out) {
+  const auto items = list.value_slice(r);
+  out += '[';
+  for (int64_t i = 0; i < items->length(); ++i) {
+    if (i > 0) out += ',';
+    append_json(*items, i, name, out);
+  }
+  out += ']';
+}
+
+template <class Field>
+void append_json_object(int num_fields, const Field& field, int64_t r, std::string& out) {
+  out += '{';
+  bool first = true;
+  for (int f = 0; f < num_fields; ++f) {
+    const auto& [name, values] = field(f);
+    if (values->IsNull(r) && name != "content") continue;
+    if (!first) out += ',';
+    first = false;
+    append_json_text(name, out);
+    out += ':';
+    append_json(*values, r, name, out);
+  }
+  out += '}';
+}
+
+// Element r as JSON.
+void append_json(const arrow::Array& values, int64_t r, const std::string& name, std::string& out) {
+  if (values.IsNull(r)) {
+    out += "null";
+    return;
+  }
+  switch (values.type_id()) {
+    case arrow::Type::STRING:
+      return append_json_text(static_cast<const arrow::StringArray&>(values).GetView(r), out);
+    case arrow::Type::LARGE_STRING:
+      return append_json_text(static_cast<const arrow::LargeStringArray&>(values).GetView(r), out);
+    case arrow::Type::BOOL:
+      out += static_cast<const arrow::BooleanArray&>(values).Value(r) ? "true" : "false";
+      return;
+    case arrow::Type::LIST:
+      return append_json_list(static_cast<const arrow::ListArray&>(values), r, name, out);
+    case arrow::Type::LARGE_LIST:
+      return append_json_list(static_cast<const arrow::LargeListArray&>(values), r, name, out);
+    case arrow::Type::STRUCT: {
+      const auto& rows = static_cast<const arrow::StructArray&>(values);
+      return append_json_object(
+          rows.num_fields(),
+          [&](int f) { return std::pair(rows.type()->field(f)->name(), rows.field(f)); }, r, out);
+    }
+    case arrow::Type::INT8:
+    case arrow::Type::INT16:
+    case arrow::Type::INT32:
+    case arrow::Type::INT64:
+    case arrow::Type::UINT8:
+    case arrow::Type::UINT16:
+    case arrow::Type::UINT32:
+    case arrow::Type::UINT64:
+    case arrow::Type::FLOAT:
+    case arrow::Type::DOUBLE:
+      out += check(values.GetScalar(r))->ToString();
+      return;
+    default:
+      throw std::runtime_error("column \"" + name + "\" is " + values.type()->ToString() +
+                               ", which has no form in JSON");
+  }
+}
+
 int64_t next(Reader& reader) {
   std::shared_ptr<arrow::RecordBatch> batch;
   do {
@@ -114,6 +209,17 @@ int64_t next(Reader& reader) {
   } while (batch->num_rows() == 0);
   reader.text.assign(reader.columns.size(), {});
   reader.ends.assign(reader.columns.size(), {});
+  if (reader.columns == std::vector<std::string>{"*"}) {
+    for (int64_t r = 0; r < batch->num_rows(); ++r) {
+      append_json_object(
+          batch->num_columns(),
+          [&](int f) { return std::pair(batch->column_name(f), batch->column(f)); }, r,
+          reader.text[0]);
+      reader.ends[0].push_back(static_cast<int64_t>(reader.text[0].size()));
+    }
+    reader.rows_done += batch->num_rows();
+    return batch->num_rows();
+  }
   for (size_t c = 0; c < reader.columns.size(); ++c) {
     const auto column = batch->GetColumnByName(reader.columns[c]);
     if (column->type_id() == arrow::Type::LARGE_STRING) {

@@ -11,8 +11,8 @@ inline constexpr const char* kParquetLibrary = "libmegatron_parquet.so";
 
 extern "C" {
 
-// Opens a file for reading string columns, about `batch_bytes` of text at a time. Null and a
-// message on failure.
+// Opens a file for reading string columns, about `batch_bytes` of text at a time; the one column
+// "*" is all columns of a row as a JSON object. Null and a message on failure.
 void* megatron_parquet_open(const char* path, const char* const* columns, int num_columns,
                             int64_t batch_bytes, char* error, int64_t error_bytes);
 

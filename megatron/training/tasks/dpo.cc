@@ -1,5 +1,4 @@
 // Direct preference optimisation: pairs of responses, the loss of dpo_loss.h, a reference model.
-#include <filesystem>
 #include <optional>
 
 #include "megatron/base/check.h"
@@ -7,6 +6,7 @@
 #include "megatron/base/log.h"
 #include "megatron/chat/chat_template.h"
 #include "megatron/datasets/blend.h"
+#include "megatron/datasets/conversation.h"
 #include "megatron/datasets/index_cache.h"
 #include "megatron/training/tasks/dpo_loss.h"
 #include "megatron/training/tasks/preference_data.h"
@@ -58,23 +58,18 @@ std::vector<PreferencePair> read_files(const std::vector<std::string>& files,
   return pairs;
 }
 
-// Where its chat template lies.
-std::filesystem::path tokenizer_folder(const TokenizerConfig& config) {
-  const std::filesystem::path path =
-      config.tokenizer_model.empty() ? config.vocab_file : config.tokenizer_model;
-  return std::filesystem::is_directory(path) ? path : path.parent_path();
-}
-
 class PreferenceSets {
  public:
   PreferenceSets(const Arguments& arguments, const DatasetRequest& request)
       : arguments_(arguments),
         data_(arguments.data),
         request_(request),
-        tokenizer_(make_tokenizer(arguments.tokenizer)) {
+        tokenizer_(*request.text_tokenizer) {
     options_.sequence_length = request.sequence_length;
     options_.render = [this](const std::string& messages, bool add_generation_prompt) {
-      if (!template_) template_ = load_chat_template(tokenizer_folder(arguments_.tokenizer), "");
+      if (!template_)
+        template_ = load_chat_template(tokenizer_folder(arguments_.tokenizer),
+                                       arguments_.sft.given_template());
       ChatInput input;
       input.messages = messages;
       input.add_generation_prompt = add_generation_prompt;
@@ -86,7 +81,7 @@ class PreferenceSets {
     TrainValidTestDatasets sets;
     const SplitTargets& targets = request_.targets;
     if (!data_.data_path.empty()) {
-      const std::vector<PreferencePair> all = read_files(data_.data_path, *tokenizer_, options_);
+      const std::vector<PreferencePair> all = read_files(data_.data_path, tokenizer_, options_);
       const SplitMatrix split = parse_split(data_.split.empty() ? "969, 30, 1" : data_.split);
       const auto part = [&](Split which,
                             std::optional<int64_t> target) -> std::shared_ptr<const Dataset> {
@@ -115,7 +110,7 @@ class PreferenceSets {
   std::shared_ptr<const Dataset> read(const std::vector<std::string>& files,
                                       std::optional<int64_t> target) const {
     if (files.empty() || target == 0) return nullptr;
-    return make(read_files(files, *tokenizer_, options_), files, target);
+    return make(read_files(files, tokenizer_, options_), files, target);
   }
   std::shared_ptr<const Dataset> make(std::vector<PreferencePair> pairs,
                                       const std::vector<std::string>& files,
@@ -142,7 +137,7 @@ class PreferenceSets {
   const Arguments& arguments_;
   const DataConfig& data_;
   const DatasetRequest& request_;
-  std::unique_ptr<Tokenizer> tokenizer_;
+  const Tokenizer& tokenizer_;
   PreferenceOptions options_;
   std::optional<ChatTemplate> template_;  // once a conversation was met
 };

@@ -97,7 +97,7 @@ TEST(ChatTemplate, ErrorsNameLineColumnAndConstruct) {
   EXPECT_EQ(made("{% include 'x' %}"),
             "t.jinja:1:1: the statement {% include %} is not supported in chat templates");
   EXPECT_EQ(made("{% break %}"), "t.jinja:1:1: {% break %} outside a loop");
-  EXPECT_EQ(made("{{ f(*a) }}"), "t.jinja:1:6: calls with * and ** are not supported");
+  EXPECT_EQ(made("{{ f(a=1, b) }}"), "t.jinja:1:11: a positional argument follows a named one");
   EXPECT_EQ(made("{{ a"), "t.jinja:1:1: an expression {{ is not closed");
   EXPECT_EQ(made("{# a"), "t.jinja:1:1: a comment {# is not closed");
   EXPECT_EQ(made("{{ )"), "t.jinja:1:4: unexpected )");

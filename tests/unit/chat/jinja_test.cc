@@ -53,6 +53,13 @@ TEST(Jinja, Scopes) {
       << "variables win";
 }
 
+TEST(Jinja, ArgumentsInLists) {
+  const std::string macro = "{% macro m(a, b='d', c='e') %}{{ a }}{{ b }}{{ c }}{% endmacro %}";
+  EXPECT_EQ(render(macro + "{{ m(*[1, 2]) }} {{ m(1, **{'c': 3}) }} {{ m(*'xyz') }}"),
+            "12e 1d3 xyz");
+  EXPECT_EQ(render("{{ none | selectattr('a') | list }}{{ none | map('upper') | list }}"), "[][]");
+}
+
 TEST(Jinja, GenerationSpansCountBytesOfTheText) {
   const RenderedChat chat =
       ChatTemplate(

@@ -1,0 +1,353 @@
+#include "megatron/datasets/sft_dataset.h"
+
+#include <algorithm>
+#include <filesystem>
+#include <limits>
+
+#include "megatron/base/check.h"
+#include "megatron/base/json_writer.h"
+#include "megatron/base/log.h"
+#include "megatron/base/threads.h"
+#include "megatron/datasets/blend.h"
+#include "megatron/datasets/document_source.h"
+#include "megatron/datasets/index_cache.h"
+#include "megatron/datasets/mock_dataset.h"
+#include "megatron/datasets/sampler.h"
+
+namespace megatron {
+namespace {
+
+constexpr size_t kOpenSequences = 64;  // that still take conversations
+
+// The rows of a file, as JSON, with the places they have in it.
+struct Row {
+  std::string json;
+  const InputFile* file = nullptr;
+  int64_t number = 0;  // of the line, or of the row of a table
+};
+
+bool is_blank(std::string_view line) {
+  return line.find_first_not_of(" \t\r") == std::string_view::npos;
+}
+
+std::vector<Row> read_rows(const std::vector<InputFile>& files) {
+  std::vector<Row> rows;
+  ChunkOptions options;
+  options.keys = {kAllColumns};
+  read_chunks(files, options, [&](const Chunk& chunk) {
+    if (chunk.file->format == InputFormat::kParquet) {
+      int64_t begin = 0;
+      for (size_t r = 0; r < chunk.ends.at(0).size(); ++r) {
+        const int64_t end = chunk.ends[0][r];
+        rows.push_back(
+            {chunk.text.substr(static_cast<size_t>(begin), static_cast<size_t>(end - begin)),
+             chunk.file, chunk.first_line + static_cast<int64_t>(r)});
+        begin = end;
+      }
+      return true;
+    }
+    int64_t line = chunk.first_line;
+    for (size_t at = 0; at < chunk.text.size(); ++line) {
+      const size_t end = std::min(chunk.text.find('\n', at), chunk.text.size());
+      if (!is_blank(std::string_view(chunk.text).substr(at, end - at)))
+        rows.push_back({chunk.text.substr(at, end - at), chunk.file, line});
+      at = end + 1;
+    }
+    return true;
+  });
+  return rows;
+}
+
+std::vector<InputFile> list_files(const std::string& path) {
+  MEGATRON_CHECK(std::filesystem::exists(path), path,
+                 ": there is no such file or folder of conversations",
+                 "\nhint: --data-path, --train-data-path and --valid-data-path take JSON lines or "
+                 "Parquet files here");
+  const std::string inputs[] = {path};
+  std::vector<InputFile> files = list_input_files(inputs, InputFormat::kAuto);
+  for (const InputFile& file : files)
+    MEGATRON_CHECK(file.format != InputFormat::kText, file.path,
+                   ": is neither JSON lines (.jsonl, .json) nor Parquet (.parquet)",
+                   "\nhint: fine-tuning reads conversations; indexed datasets are for pretraining");
+  return files;
+}
+
+}  // namespace
+
+struct SftTokens::Impl {
+  std::string path, description;
+  std::vector<NpyArray> cached;
+  std::vector<int32_t> own_tokens;  // when the cache cannot be written
+  std::vector<int64_t> own_ends;
+  std::span<const int32_t> tokens;
+  std::span<const int64_t> ends;
+
+  void encode(const std::vector<InputFile>& files, const ConversationEncoder& encoder);
+};
+
+void SftTokens::Impl::encode(const std::vector<InputFile>& files,
+                             const ConversationEncoder& encoder) {
+  const std::vector<Row> rows = read_rows(files);
+  std::vector<std::vector<int32_t>> ids(rows.size());
+  parallel_for(static_cast<int64_t>(rows.size()), 16, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) {
+      const Row& row = rows[static_cast<size_t>(i)];
+      const std::string where =
+          cat(row.file->path, row.file->format == InputFormat::kParquet ? ": row " : ": line ",
+              row.number);
+      encoder.encode_append(parse_conversation(row.json, where), where,
+                            ids[static_cast<size_t>(i)]);
+    }
+  });
+  for (std::vector<int32_t>& one : ids) {
+    own_tokens.insert(own_tokens.end(), one.begin(), one.end());
+    own_ends.push_back(static_cast<int64_t>(own_tokens.size()));
+    one = {};
+  }
+}
+
+SftTokens::SftTokens(const std::string& path, const ConversationEncoder& encoder,
+                     const std::string& cache_path)
+    : impl_(std::make_unique<Impl>()) {
+  Impl& d = *impl_;
+  d.path = path;
+  const std::vector<InputFile> files = list_files(path);
+  JsonWriter json;
+  json.begin_object()
+      .member("class", "SftTokens")
+      .member("version", int64_t{1})
+      .key("files")
+      .begin_array();
+  for (const InputFile& file : files) {
+    const std::string bytes = read_file(file.path);
+    json.begin_object().member("name", std::filesystem::path(file.path).filename().string());
+    json.member("hash", hash_text(bytes)).end_object();
+  }
+  json.end_array().member("encoding", encoder.description()).end_object();
+  d.description = json.text();
+
+  static const std::string kNames[] = {"tokens", "ends"};
+  const std::filesystem::path folder =
+      cache_path.empty() ? std::filesystem::path(path).parent_path() / "cache" / "SftDataset_tokens"
+                         : std::filesystem::path(cache_path);
+  IndexCache cache(folder, "SftTokens", d.description);
+  const auto build = [&](const std::function<void(std::span<const CacheArray>)>& store) {
+    d.encode(files, encoder);
+    const CacheArray arrays[] = {{"tokens",
+                                  "<i4",
+                                  {static_cast<int64_t>(d.own_tokens.size())},
+                                  std::as_bytes(std::span(d.own_tokens))},
+                                 {"ends",
+                                  "<i8",
+                                  {static_cast<int64_t>(d.own_ends.size())},
+                                  std::as_bytes(std::span(d.own_ends))}};
+    store(arrays);
+    d.own_tokens = {};
+    d.own_ends = {};
+  };
+  if (cache.get(kNames, build, d.cached)) {
+    d.tokens = d.cached[0].as<int32_t>("<i4");
+    d.ends = d.cached[1].as<int64_t>("<i8");
+  } else {
+    d.encode(files, encoder);
+    d.tokens = d.own_tokens;
+    d.ends = d.own_ends;
+  }
+  MEGATRON_CHECK(!d.ends.empty(), path, ": holds no conversations");
+}
+
+SftTokens::~SftTokens() = default;
+int64_t SftTokens::size() const { return static_cast<int64_t>(impl_->ends.size()); }
+const std::string& SftTokens::path() const { return impl_->path; }
+const std::string& SftTokens::description() const { return impl_->description; }
+
+std::span<const int32_t> SftTokens::operator[](int64_t conversation) const {
+  const auto i = static_cast<size_t>(conversation);
+  const int64_t begin = i == 0 ? 0 : impl_->ends[i - 1];
+  return impl_->tokens.subspan(static_cast<size_t>(begin),
+                               static_cast<size_t>(impl_->ends[i] - begin));
+}
+
+struct SftDataset::Impl {
+  std::shared_ptr<const SftTokens> tokens;
+  int64_t first = 0, last = 0;
+  Split split;
+  SftDatasetOptions options;
+  SftCounts counts;
+  std::vector<int64_t> usable;   // conversations
+  std::vector<int64_t> members;  // of all sequences, one after the other
+  std::vector<int64_t> ends;     // by sequence, in `members`
+
+  // Places that a conversation takes.
+  int64_t places(int64_t conversation) const {
+    return std::min(static_cast<int64_t>((*tokens)[conversation].size()) - 1,
+                    options.sequence_length);
+  }
+  void choose();
+  void pack(int64_t epoch);
+};
+
+void SftDataset::Impl::choose() {
+  for (int64_t i = first; i < last; ++i) {
+    const std::span<const int32_t> ids = (*tokens)[i];
+    ++counts.conversations;
+    const bool is_long = static_cast<int64_t>(ids.size()) - 1 > options.sequence_length;
+    if (is_long && options.long_conversations == SftLongConversations::kDrop) {
+      ++counts.dropped;
+      continue;
+    }
+    const int64_t taken = ids.empty() ? 0 : places(i);
+    const int64_t counted = taken == 0 ? 0
+                                       : std::count_if(ids.begin() + 1, ids.begin() + 1 + taken,
+                                                       [](int32_t id) { return id >= 0; });
+    if (counted == 0) {
+      ++counts.silent;
+      continue;
+    }
+    counts.cut += is_long;
+    counts.tokens += taken;
+    counts.counted += counted;
+    usable.push_back(i);
+  }
+}
+
+void SftDataset::Impl::pack(int64_t epoch) {
+  struct Open {
+    std::vector<int64_t> members;
+    int64_t room;
+  };
+  std::vector<Open> open;  // the oldest first
+  const auto give_out = [&](size_t k) {
+    members.insert(members.end(), open[k].members.begin(), open[k].members.end());
+    ends.push_back(static_cast<int64_t>(members.size()));
+    open.erase(open.begin() + static_cast<std::ptrdiff_t>(k));
+  };
+  std::vector<int64_t> order;
+  if (split == Split::kTrain)
+    order = torch_randperm(static_cast<int64_t>(usable.size()),
+                           static_cast<uint64_t>(options.seed + epoch));
+  for (size_t i = 0; i < usable.size(); ++i) {
+    const int64_t conversation = usable[order.empty() ? i : static_cast<size_t>(order[i])],
+                  taken = places(conversation);
+    size_t k = 0;
+    while (k < open.size() && open[k].room < taken) ++k;
+    if (k == open.size()) {
+      if (open.size() == kOpenSequences) give_out(0), --k;
+      open.push_back({{}, options.sequence_length});
+    }
+    open[k].members.push_back(conversation);
+    open[k].room -= taken;
+    if (open[k].room == 0) give_out(k);
+  }
+  while (!open.empty()) give_out(0);
+}
+
+SftDataset::SftDataset(std::shared_ptr<const SftTokens> tokens, std::pair<double, double> bounds,
+                       Split split, std::optional<int64_t> num_samples,
+                       const SftDatasetOptions& options)
+    : impl_(std::make_unique<Impl>()) {
+  Impl& d = *impl_;
+  d.tokens = std::move(tokens);
+  d.split = split;
+  d.options = options;
+  std::tie(d.first, d.last) = split_range(bounds, d.tokens->size());
+  MEGATRON_CHECK(options.sequence_length > 0, "sequence length is ", options.sequence_length,
+                 ", expected at least 1");
+  MEGATRON_CHECK(
+      d.first < d.last, d.tokens->path(), ": the ", to_string(split), " split holds none of the ",
+      d.tokens->size(),
+      " conversations\nhint: give a larger share of --split, or a file of its own with --",
+      to_string(split), "-data-path");
+  d.choose();
+  MEGATRON_CHECK(!d.usable.empty(), d.tokens->path(), ": none of the ", d.counts.conversations,
+                 " conversations of the ", to_string(split),
+                 " split can be used: ", d.counts.dropped, " are longer than --seq-length, ",
+                 d.counts.silent, " have no token that counts");
+  for (int64_t epoch = 0;
+       epoch == 0 || static_cast<int64_t>(d.ends.size()) < num_samples.value_or(0); ++epoch) {
+    d.pack(epoch);
+    if (epoch == 0) d.counts.samples = static_cast<int64_t>(d.ends.size());
+  }
+}
+
+SftDataset::~SftDataset() = default;
+int64_t SftDataset::size() const { return static_cast<int64_t>(impl_->ends.size()); }
+int64_t SftDataset::sequence_length() const { return impl_->options.sequence_length; }
+const SftCounts& SftDataset::counts() const { return impl_->counts; }
+
+void SftDataset::read(int64_t index, const SampleSpans& out,
+                      std::vector<int32_t>& document_starts) const {
+  const Impl& d = *impl_;
+  MEGATRON_CHECK(index >= 0 && index < size(), d.tokens->path(), ": there is no sample ", index,
+                 " of ", size());
+  const auto row = static_cast<size_t>(index);
+  document_starts.clear();
+  size_t at = 0, position = 0;
+  for (int64_t m = row == 0 ? 0 : d.ends[row - 1]; m < d.ends[row]; ++m) {
+    const std::span<const int32_t> ids = (*d.tokens)[d.members[static_cast<size_t>(m)]];
+    const auto taken = static_cast<size_t>(d.places(d.members[static_cast<size_t>(m)]));
+    document_starts.push_back(static_cast<int32_t>(at));
+    for (position = 0; position < taken; ++position, ++at) {
+      const auto id = [&](size_t i) { return int64_t{ids[i] < 0 ? ~ids[i] : ids[i]}; };
+      out.tokens[at] = id(position);
+      out.labels[at] = id(position + 1);
+      out.position_ids[at] = static_cast<int64_t>(position);
+      out.loss_mask[at] = ids[position + 1] >= 0 ? 1.0F : 0.0F;
+    }
+  }
+  for (; at < out.tokens.size(); ++at, ++position) {
+    out.tokens[at] = out.labels[at] = 0;
+    out.position_ids[at] = static_cast<int64_t>(position);
+    out.loss_mask[at] = 0.0F;
+  }
+}
+
+std::string SftDataset::description() const {
+  const Impl& d = *impl_;
+  JsonWriter json;
+  json.begin_object()
+      .member("class", "SftDataset")
+      .member("conversations", hash_text(d.tokens->description()));
+  json.member("split", to_string(d.split)).member("first", d.first).member("last", d.last);
+  json.member("sequence_length", d.options.sequence_length).member("random_seed", d.options.seed);
+  json.member("long", d.options.long_conversations == SftLongConversations::kCut ? "cut" : "drop")
+      .end_object();
+  return json.text();
+}
+
+namespace {
+
+class MockSftDataset final : public Dataset {
+ public:
+  MockSftDataset(Split split, int64_t num_samples, const GPTDatasetConfig& config)
+      : documents_(split, num_samples, config) {}
+  int64_t size() const override { return documents_.size(); }
+  int64_t sequence_length() const override { return documents_.sequence_length(); }
+  void read(int64_t index, const SampleSpans& out,
+            std::vector<int32_t>& document_starts) const override {
+    documents_.read(index, out, document_starts);
+    const std::vector<int32_t> bounds = cu_seqlens(document_starts, sequence_length());
+    for (size_t k = 0; k + 1 < bounds.size(); ++k) {
+      const int32_t half = bounds[k] + (bounds[k + 1] - bounds[k]) / 2;
+      for (int32_t i = bounds[k]; i < bounds[k + 1]; ++i)
+        out.loss_mask[static_cast<size_t>(i)] = i >= half && i + 1 < bounds[k + 1] ? 1.0F : 0.0F;
+    }
+  }
+  std::string description() const override {
+    return "{\"class\": \"MockSftDataset\", \"of\": " + documents_.description() + "}";
+  }
+
+ private:
+  MockGPTDataset documents_;
+};
+
+}  // namespace
+
+std::shared_ptr<const Dataset> make_mock_sft_dataset(Split split, int64_t num_samples,
+                                                     const GPTDatasetConfig& config) {
+  GPTDatasetConfig apart = config;
+  apart.inter_document_masking = true;
+  return std::make_shared<const MockSftDataset>(split, num_samples, apart);
+}
+
+}  // namespace megatron

@@ -1,0 +1,41 @@
+// megatron finetune: goes on training a model, on conversations or preferences; see docs/fine_tuning.md.
+#include <string>
+
+#include "megatron/base/check.h"
+#include "megatron/base/exit_codes.h"
+#include "megatron/base/log.h"
+#include "megatron/base/parse.h"
+#include "megatron/comm/launch.h"
+#include "megatron/training/pretrain.h"
+#include "megatron/training/tasks/tasks.h"
+#include "tools/commands.h"
+
+namespace megatron {
+
+int finetune_command(int argc, char** argv) {
+  const Launch launch = launch_from_environment();
+  Arguments arguments;
+  try {
+    arguments = parse_finetune_arguments(argc, argv, launch.world_size);
+  } catch (const UsageError&) {
+    if (launch.rank == 0) throw;
+    return kExitUsage;  // the first rank says what is wrong
+  }
+  if (arguments.help) {
+    const std::string usage =
+        "megatron finetune --load MODEL --train-data-path CONVERSATIONS --seq-length N "
+        "--micro-batch-size N\n"
+        "                  --train-iters N --lr X [--task sft|dpo] [--save FOLDER] [flags of "
+        "pretrain]\n\n"
+        "MODEL is a folder of checkpoints or of Hugging Face; its model and tokenizer are used "
+        "unless flags say otherwise.\n"
+        "When --save holds checkpoints of this run already, it goes on from there.";
+    if (launch.rank == 0) print_line(help_text(usage, arguments.configs()));
+    return 0;
+  }
+  return run_job(launch, arguments, [&](const Job& job) {
+    return pretrain(find_task(arguments.training.task, arguments.dpo), arguments, job);
+  });
+}
+
+}  // namespace megatron
