@@ -14,6 +14,7 @@
 #include "megatron/inference/generator.h"
 #include "megatron/models/huggingface/hf_convert.h"
 #include "megatron/models/huggingface/hf_folder.h"
+#include "megatron/models/huggingface/peft.h"
 #include "megatron/models/load_model.h"
 #include "megatron/models/torch_dist/torch_dist_convert.h"
 #include "megatron/models/torch_dist/torch_dist_model.h"
@@ -34,6 +35,8 @@ struct ConvertConfig : Config {
   std::optional<int64_t> ckpt_step;
   std::string hf_model_type;
   double max_shard_gb = 5.0;
+  std::string adapter;
+  bool merge_adapter = false;
   std::string probe;
   double probe_tolerance = 1e-4;
   bool json = false;
@@ -53,6 +56,12 @@ struct ConvertConfig : Config {
             "family to write (llama, gpt2, ...); empty: that which the checkpoint came from, else "
             "the first that can be this model");
     v.field("max_shard_gb", max_shard_gb, "largest safetensors file to write, in GB of 10^9 bytes");
+    v.field("adapter", adapter,
+            "with a folder of Hugging Face: a folder of PEFT, whose adapters go into the "
+            "checkpoint beside the weights");
+    v.field("merge_adapter", merge_adapter,
+            "of a checkpoint with adapters: add them to the weights and write the model; without "
+            "this, the adapters alone are written, as PEFT does");
     v.field("probe", probe,
             "a .safetensors file with \"tokens\" [s] and \"logits\" [s, v] of the model that was "
             "converted (as `megatron logits` "
@@ -88,6 +97,9 @@ double run_probe(const ConvertConfig& config, const std::string& written) {
                  ": logits must be [", tokens.numel(), ", v] for its ", tokens.numel(), " tokens");
   LoadModelRequest request;
   request.load = written;
+  MEGATRON_CHECK(!is_peft_folder(written), "--probe: ", written,
+                 " holds adapters alone, which give no logits without their base model",
+                 "\nhint: --merge-adapter writes the whole model");
   request.dtype = at::kFloat;
   request.tokenizer_required = false;
   const ParallelGroups groups;
@@ -158,6 +170,7 @@ ConvertResult export_to(Form to, const ConvertConfig& config, const ConvertProgr
   request.folder = config.save;
   request.model_type = config.hf_model_type;
   request.max_shard_bytes = static_cast<uint64_t>(config.max_shard_gb * 1e9);
+  request.merge_adapter = config.merge_adapter;
   return to == Form::kTorchDist ? export_torch_dist(request, progress)
                                 : export_hf_folder(request, progress);
 }
@@ -181,6 +194,16 @@ Form choose_target(const ConvertConfig& config, Form from) {
                  "--hf-model-type has no effect: a folder of Hugging Face is not what is written");
   MEGATRON_CHECK(from != Form::kHuggingFace || !config.ckpt_step,
                  "--ckpt-step has no effect on a folder of Hugging Face");
+  MEGATRON_CHECK(from != Form::kHuggingFace || !config.merge_adapter,
+                 "--merge-adapter has an effect on checkpoints, ", config.load,
+                 " is a folder of Hugging Face\nhint: convert it with --adapter, then convert the "
+                 "checkpoint with --merge-adapter");
+  MEGATRON_CHECK(to == Form::kHuggingFace || !config.merge_adapter,
+                 "--merge-adapter has an effect where a folder of Hugging Face is written");
+  MEGATRON_CHECK(from == Form::kHuggingFace || config.adapter.empty(),
+                 "--adapter has an effect on a folder of Hugging Face, ", config.load, " is none");
+  MEGATRON_CHECK(to == Form::kMegatron || config.adapter.empty(),
+                 "--adapter has an effect where a checkpoint of ours is written");
   return to;
 }
 
@@ -226,7 +249,7 @@ int convert_checkpoint(int argc, char** argv) {
   if (from == Form::kTorchDist)
     result = import_from_torch_dist(config, transformer, tokenizer, progress);
   else if (to == Form::kMegatron)
-    result = import_hf_folder(config.load, config.save, progress);
+    result = import_hf_folder(config.load, config.save, progress, config.adapter);
   else
     result = export_to(to, config, progress);
   if (bar) bar->finish();

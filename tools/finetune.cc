@@ -1,4 +1,4 @@
-// megatron finetune: goes on training a model, on conversations; see docs/fine_tuning.md.
+// megatron finetune: goes on training a model, on conversations or preferences; see docs/fine_tuning.md.
 #include <string>
 
 #include "megatron/base/check.h"
@@ -25,7 +25,7 @@ int finetune_command(int argc, char** argv) {
     const std::string usage =
         "megatron finetune --load MODEL --train-data-path CONVERSATIONS --seq-length N "
         "--micro-batch-size N\n"
-        "                  --train-iters N --lr X [--task sft] [--save FOLDER] [flags of "
+        "                  --train-iters N --lr X [--task sft|dpo] [--save FOLDER] [flags of "
         "pretrain]\n\n"
         "MODEL is a folder of checkpoints or of Hugging Face; its model and tokenizer are used "
         "unless flags say otherwise.\n"
@@ -34,7 +34,7 @@ int finetune_command(int argc, char** argv) {
     return 0;
   }
   return run_job(launch, arguments, [&](const Job& job) {
-    return pretrain(find_task(arguments.training.task), arguments, job);
+    return pretrain(find_task(arguments.training.task, arguments.dpo), arguments, job);
   });
 }
 

@@ -36,6 +36,7 @@ DeviceChoice device_choice(const std::string& name) {
 void LoadModelConfig::fields(FieldVisitor& v) {
   v.group("model");
   v.field("load", load, "folder of checkpoints, one checkpoint, or a folder of Hugging Face");
+  v.field("adapter", adapter, "folder of PEFT with adapters for that model");
   v.field("ckpt_step", ckpt_step, "take this iteration instead of the newest");
   v.choice("dtype", dtype, kDTypes, "element type to compute in");
   v.field("device", device, "auto, cpu or cuda");
@@ -51,6 +52,7 @@ void LoadModelConfig::validate(Violations& violations) const {
 LoadModelRequest load_model_request(const LoadModelConfig& config, int local_rank) {
   LoadModelRequest request;
   request.load = config.load;
+  request.adapter = config.adapter;
   request.ckpt_step = config.ckpt_step;
   request.dtype = scalar_type(config.dtype);
   request.device = choose_device(device_choice(config.device), local_rank);

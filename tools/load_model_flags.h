@@ -10,6 +10,7 @@ enum class ModelDType { kStored, kFp32, kBf16, kFp16, kFp64 };
 
 struct LoadModelConfig : Config {
   std::string load;
+  std::string adapter;
   std::optional<int64_t> ckpt_step;
   ModelDType dtype = ModelDType::kStored;
   std::string device = "auto";

@@ -14,7 +14,7 @@ int main(int argc, char** argv) {
       {"inspect-chat", inspect_chat,
        "show what a conversation becomes, and which of its tokens count"},
       {"pretrain", pretrain_command, "train a model, with evaluation and checkpoints"},
-      {"finetune", finetune_command, "go on training a model, on conversations"},
+      {"finetune", finetune_command, "go on training a model, on conversations or preferences"},
       {"check", check_command,
        "tell what a configuration breaks on a number of ranks, and what it costs"},
       {"prove", prove_command, "show that a layout of ranks changes nothing but rounding"},

@@ -30,7 +30,7 @@ int pretrain_command(int argc, char** argv) {
     return 0;
   }
   return run_job(launch, arguments, [&](const Job& job) {
-    return pretrain(find_task(arguments.training.task), arguments, job);
+    return pretrain(find_task(arguments.training.task, arguments.dpo), arguments, job);
   });
 }
 

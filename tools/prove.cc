@@ -97,7 +97,7 @@ void print_proofs(const Shrunk& shrunk, const std::vector<Proof>& proofs, const 
 int prove_with_threads(const Arguments& arguments, const ProveConfig& config) {
   const Shrunk shrunk = shrink(arguments, config.max_axis.value_or(4));
   const std::vector<Proof> proofs =
-      prove(find_task(arguments.training.task), shrunk.arguments, static_cast<int>(config.steps));
+      prove(find_task(arguments.training.task, arguments.dpo), shrunk.arguments, static_cast<int>(config.steps));
   const bool holds = all_hold(proofs, Job());
   print_proofs(shrunk, proofs, "threads", holds, config.json);
   return holds ? 0 : kExitFailure;
@@ -113,7 +113,7 @@ int prove_with_processes(const Arguments& arguments, const ProveConfig& config,
     const c10::Device device = choose_device(arguments.training.device, job.local_rank);
     at::set_num_threads(std::max(1, available_cores() / job.local_world_size));
     const std::vector<Proof> proofs =
-        prove(find_task(arguments.training.task), shrunk.arguments, static_cast<int>(config.steps), job, device);
+        prove(find_task(arguments.training.task, arguments.dpo), shrunk.arguments, static_cast<int>(config.steps), job, device);
     const bool holds = all_hold(proofs, job);
     if (job.is_first())
       print_proofs(shrunk, proofs, device.is_cuda() ? "processes on GPUs" : "processes", holds,

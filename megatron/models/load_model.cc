@@ -10,9 +10,11 @@
 #include "megatron/dist_checkpointing/torch_dist.h"
 #include "megatron/models/huggingface/hf_folder.h"
 #include "megatron/models/torch_dist/torch_dist_model.h"
+#include "megatron/models/huggingface/peft.h"
 #include "megatron/nn/placement.h"
 #include "megatron/tensor/shape.h"
 #include "megatron/tensor/torch.h"
+#include "megatron/transformer/lora.h"
 
 namespace megatron {
 namespace {
@@ -55,7 +57,8 @@ StoredModel open_model(const LoadModelRequest& request) {
     return {std::move(folder.checkpoint),
             folder.model.config,
             hf_tokenizer(request.load, folder.model.config.vocab_size),
-            {}};
+            {},
+            folder.model.family};
   }
   if (const auto directory = find_torch_dist(request.load, request.ckpt_step)) {
     TorchDistModel model =
@@ -73,7 +76,7 @@ StoredModel open_model(const LoadModelRequest& request) {
   const StartDecision decision = resolve_start(start);
   MEGATRON_CHECK(decision.checkpoint.has_value(), request.load.string(), ": holds no checkpoint",
                  kHint);
-  StoredModel found{Checkpoint(decision.checkpoint->directory), {}, {}, decision.warnings};
+  StoredModel found{Checkpoint(decision.checkpoint->directory), {}, {}, decision.warnings, nullptr};
   const Checkpoint& checkpoint = found.checkpoint;
   MEGATRON_CHECK(checkpoint.has_file("config.yaml"), checkpoint.directory().string(),
                  " holds no config.yaml, so the shape of its model is unknown",
@@ -121,19 +124,30 @@ LoadedModel load_model(const LoadModelRequest& request, const ParallelGroups& gr
   loaded.config.padded_vocab_size =
       padded_vocab_size(found.tokenizer, loaded.config.vocab_size, groups.tp.size());
 
+  std::optional<Checkpoint> adapter;
+  if (!request.adapter.empty()) {
+    MEGATRON_CHECK(loaded.config.transformer.lora_rank == 0, "--adapter ",
+                   request.adapter.string(), ": ", checkpoint.directory().string(),
+                   " holds adapters already");
+    const HfFamily& family =
+        found.family != nullptr ? *found.family : family_of_model(checkpoint, loaded.config);
+    adapter = open_peft_folder(request.adapter, family, loaded.config);
+  }
   loaded.model = std::make_unique<GPTModel>(loaded.config, groups);
   const at::ScalarType dtype =
       request.dtype.value_or(stored_dtype(checkpoint, kTable));
   loaded.store =
       std::make_unique<PlainParameterStore>(*loaded.model, dtype, at::kCPU, /*gradients=*/false);
-  std::vector<ShardedTensor> wanted;
+  std::vector<ShardedTensor> wanted, wanted_of_adapter;
   loaded.model->visit([&](const std::string& name, Parameter& parameter) {
-    wanted.push_back(sharded_tensor(parameter, groups, name, parameter.value));
+    (adapter && is_lora_parameter(name) ? wanted_of_adapter : wanted)
+        .push_back(sharded_tensor(parameter, groups, name, parameter.value));
   });
   LoadOptions options;
   options.convert_dtype = true;
   options.allow_unexpected = {"optimizer.*", "fp8.*"};
   checkpoint.load(wanted, options);
+  if (adapter) adapter->load(wanted_of_adapter, options);
   if (request.device != at::kCPU) {
     loaded.model->visit([&](const std::string&, Parameter& parameter) {
       parameter.value = parameter.value.to(request.device);

@@ -18,12 +18,14 @@
 
 namespace megatron {
 
+struct HfFamily;
 struct ParallelGroups;
 
 struct LoadModelRequest {
   // A folder of checkpoints, one checkpoint, a folder of Hugging Face, or either of Megatron-LM's
   // torch_dist format.
   std::filesystem::path load;
+  std::filesystem::path adapter;  // a folder of PEFT with adapters for that model; empty: none
   std::optional<int64_t> ckpt_step;     // this iteration and no other
   std::optional<at::ScalarType> dtype;  // default: as stored
   at::Device device = at::kCPU;
@@ -54,6 +56,7 @@ struct StoredModel {
   GPTConfig config;  // its vocabulary is the rows of the embedding as stored
   TokenizerConfig tokenizer;
   std::vector<std::string> warnings;
+  const HfFamily* family = nullptr;  // of a folder of Hugging Face
 };
 StoredModel open_model(const LoadModelRequest& request);
 

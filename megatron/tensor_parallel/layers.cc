@@ -60,10 +60,19 @@ State* saved_state(AutogradContext* context) {
   return reinterpret_cast<State*>(context->saved_data["state"].toInt());
 }
 
+// X A^T + b, and what an adapter adds.
+at::Tensor product(const LinearState& state, const at::Tensor& x, const at::Tensor& weight,
+                   const at::Tensor& bias) {
+  const at::Tensor y = linear_forward(x, weight, bias);
+  if (state.lora != nullptr) state.lora->add_output(x, y);
+  return y;
+}
+
 at::Tensor column_product(const LinearState& state, const at::Tensor& x, const at::Tensor& weight,
                           const at::Tensor& bias) {
-  return state.sequence_parallel ? gathered_linear_forward(x, weight, bias, *state.tp)
-                                 : linear_forward(x, weight, bias);
+  return state.sequence_parallel && state.lora == nullptr
+             ? gathered_linear_forward(x, weight, bias, *state.tp)
+             : product(state, gathered(state, x), weight, bias);
 }
 
 // Y = norm(X) A^T + b with A's rows on this rank; and X.
@@ -97,14 +106,18 @@ struct ColumnFunction : torch::autograd::Function<ColumnFunction> {
         input.emplace(linear_input(state, saved, type), *state.tp);
       dx = linear_input_grad(dy, weight.value());
     }
+    at::Tensor inner;  // gradient between the two matrices of the adapter
+    if (state.lora != nullptr) inner = state.lora->add_input_grad(dy, dx);
     const std::shared_ptr<Work> reduction = reduce_input_grad(state, dx);  // runs under the weight gradient
+    const auto whole_input = [&state, saved, type] {
+      return gathered(state, linear_input(state, saved, type));
+    };
     if (input) {
       accumulate_weight_grad(*state.weight, dy, [&input] { return input->wait(); });
     } else {
-      accumulate_weight_grad(*state.weight, dy, [&state, saved, type] {
-        return gathered(state, linear_input(state, saved, type));
-      });
+      accumulate_weight_grad(*state.weight, dy, whole_input);
     }
+    if (state.lora != nullptr) state.lora->accumulate_grads(dy, inner, whole_input);
     accumulate_bias_grad(state.bias, dy);
     if (reduction) reduction->wait();
     const at::Tensor& beside = grads[1];  // undefined when nothing goes around the layer
@@ -133,12 +146,14 @@ struct RowFunction : torch::autograd::Function<RowFunction> {
     context->saved_data["state"] = reinterpret_cast<int64_t>(state);
     context->save_for_backward({input});
     const at::Tensor x = activated(*state, input);
-    if (state->tp->size() == 1) return linear_forward(x, weight.value(), bias.value());
+    if (state->tp->size() == 1) return product(*state, x, weight.value(), bias.value());
     at::Tensor y;
-    if (state->sequence_parallel) {
+    if (state->sequence_parallel && state->lora == nullptr) {
       y = scattered_linear_forward(x, weight.value(), *state->tp);
+    } else if (state->sequence_parallel) {
+      y = reduce_scatter_first_dim(product(*state, x, weight.value(), at::Tensor()), *state->tp);
     } else {
-      y = linear_forward(x, weight.value(), at::Tensor());
+      y = product(*state, x, weight.value(), at::Tensor());
       state->tp->all_reduce(y)->wait();
     }
     return bias.value().defined() ? y.add_(bias.value()) : y;
@@ -160,9 +175,12 @@ struct RowFunction : torch::autograd::Function<RowFunction> {
         dx = linear_input_grad(dy, weight.value());
       }
     }
+    at::Tensor inner;
+    if (state.lora != nullptr) inner = state.lora->add_input_grad(dy, dx);
     {
       const at::Tensor x = activated(state, input);
       accumulate_weight_grad(*state.weight, dy, [x] { return x; });
+      if (state.lora != nullptr) state.lora->accumulate_grads(dy, inner, [x] { return x; });
     }
     if (state.input_activation)
       dx = activation_backward(dx, input, *state.input_activation, state.activation_offset);
@@ -224,6 +242,7 @@ int64_t part_of(const std::string& name, const char* what, int64_t size, int ran
 struct ColumnParallelLinear::Impl {
   Parameter weight, bias;
   std::unique_ptr<NormParameters> norm;
+  std::unique_ptr<LoraAdapter> lora;
   LinearState state;
 };
 
@@ -256,6 +275,11 @@ ColumnParallelLinear::ColumnParallelLinear(std::string name, int64_t input_size,
   impl_->state = {&impl_->weight, options.bias ? &impl_->bias : nullptr,  impl_->norm.get(),
                   &groups.tp,     options.sequence_parallel && ranks > 1, options.recompute_norm};
   quantize_products(options.quantization, impl_->state);
+  if (options.lora.rank == 0) return;
+  impl_->lora = std::make_unique<LoraAdapter>(impl_->weight, options.lora, groups);
+  impl_->state.lora = impl_->lora.get();
+  add("lora_A.weight", &impl_->lora->a);
+  add("lora_B.weight", &impl_->lora->b);
 }
 
 ColumnParallelLinear::~ColumnParallelLinear() = default;
@@ -285,6 +309,7 @@ at::Tensor ColumnParallelLinear::forward_with(Parameter& weight, const at::Tenso
 
 struct RowParallelLinear::Impl {
   Parameter weight, bias;
+  std::unique_ptr<LoraAdapter> lora;
   LinearState state;
 };
 
@@ -312,6 +337,11 @@ RowParallelLinear::RowParallelLinear(std::string name, int64_t input_size, int64
                   options.recompute_activation};
   if (options.input_from != nullptr) impl_->state.input_from = &options.input_from->impl_->state;
   quantize_products(options.quantization, impl_->state);
+  if (options.lora.rank == 0) return;
+  impl_->lora = std::make_unique<LoraAdapter>(impl_->weight, options.lora, groups);
+  impl_->state.lora = impl_->lora.get();
+  add("lora_A.weight", &impl_->lora->a);
+  add("lora_B.weight", &impl_->lora->b);
 }
 
 RowParallelLinear::~RowParallelLinear() = default;

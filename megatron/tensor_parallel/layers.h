@@ -8,6 +8,7 @@
 #include "megatron/nn/norm.h"
 #include "megatron/tensor/activation.h"
 #include "megatron/tensor/quantization_options.h"
+#include "megatron/tensor_parallel/lora_adapter.h"
 
 namespace megatron {
 
@@ -38,6 +39,8 @@ struct LinearOptions {
   ColumnParallelLinear* input_from = nullptr;
   // FP8 or FP4 operands in the three products of the layer; see tensor_parallel/quantized_linear.cc.
   QuantizationOptions quantization = {};
+  // A low-rank adapter beside the weight: parameters lora_A.weight and lora_B.weight.
+  LoraOptions lora = {};
 };
 
 // What a layer makes of x, and x for what goes around it.

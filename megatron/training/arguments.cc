@@ -8,11 +8,13 @@
 #include "megatron/base/parse.h"
 #include "megatron/dist_checkpointing/checkpoint_folder.h"
 #include "megatron/models/huggingface/hf_folder.h"
+#include "megatron/models/huggingface/peft.h"
 #include "megatron/optimizer/optimizer_param_scheduler.h"
 #include "megatron/pipeline_parallel/stage_layout.h"
 #include "megatron/training/flag_table.h"
 #include "megatron/training/microbatches.h"
 #include "megatron/transformer/context_parallel.h"
+#include "megatron/transformer/lora.h"
 
 namespace megatron {
 
@@ -64,6 +66,17 @@ void schedule_fits(const Arguments& a, Violations& v) {
                     {a.training.train_iters, a.training.train_samples, a.training.global_batch_size.value_or(1)}, v);
 }
 
+void preferences_are_data(const Arguments& a, Violations& v) {
+  const DpoConfig none;
+  const bool asked = a.dpo.dpo_beta != none.dpo_beta ||
+                     a.dpo.dpo_label_smoothing != none.dpo_label_smoothing ||
+                     a.dpo.dpo_sft_weight != none.dpo_sft_weight;
+  if (asked && a.training.task != "dpo")
+    v.add("--dpo-beta, --dpo-label-smoothing or --dpo-sft-weight has no effect on other data than "
+          "pairs of responses",
+          "give --task dpo");
+}
+
 // Conversations keep apart from each other by themselves.
 void conversations_are_data(const Arguments& a, Violations& v) {
   const SftConfig none;
@@ -111,6 +124,13 @@ void finetuning_has_its_own_folder(const Arguments& a, Violations& v) {
 void parameter_schedule_comes_from_one_place(const Arguments& a, Violations& v) {
   if (a.optimizer.override_opt_param_scheduler && a.optimizer.use_checkpoint_opt_param_scheduler)
     v.add("--override-opt-param-scheduler and --use-checkpoint-opt-param-scheduler are both given", "give one of them");
+}
+
+void adapter_has_a_base(const Arguments& a, Violations& v) {
+  if (!a.training.adapter.empty() && a.transformer.lora_rank == 0)
+    v.add(cat("--adapter ", a.training.adapter, " is given without the model that it is for"),
+          "--load or --pretrained-checkpoint with a folder of Hugging Face, or with a checkpoint "
+          "and --use-checkpoint-args");
 }
 
 // Numbers near `value` that `divides` accepts: the hint of a rule about divisibility.
@@ -175,6 +195,18 @@ void layer_divides(const Arguments& a, Violations& v) {
           cat("--tensor-model-parallel-size: ", nearest(tp, is_divisor, groups)));
 }
 
+// Ranks that share a group of keys and values divide its rows without regard to which are queries.
+void adapters_divide(const Arguments& a, Violations& v) {
+  const int64_t tp = a.parallel.tensor_model_parallel_size, groups = a.transformer.query_groups();
+  const size_t parts = lora_adapters(a.transformer, "linear_qkv").size();
+  const bool whole =
+      parts == 0 || parts == 3 || lora_adapters(a.transformer, "linear_qkv")[0] == "linear_qkv";
+  if (whole || groups < 1 || groups % tp == 0) return;
+  v.add(cat("--lora-targets with some of queries, keys and values, with --num-query-groups ",
+            groups, " fewer than --tensor-model-parallel-size ", tp, ", is not built"),
+        "--lora-targets linear_q linear_k linear_v, or linear_qkv");
+}
+
 // Of the tokens of one context rank, sequence-parallel ranks hold equal parts.
 void sequence_divides(const Arguments& a, Violations& v) {
   const int64_t cp = a.parallel.context_parallel_size, tp = a.parallel.tensor_model_parallel_size;
@@ -202,6 +234,15 @@ void layers_are_offloaded_by_one_stage(const Arguments& a, Violations& v) {
           "give --fine-grained-activation-offloading with --offload-modules, which every stage follows");
 }
 
+// Its loss needs whole sequences at once, and a second model.
+void preferences_fit(const Arguments& a, Violations& v) {
+  if (a.training.task != "dpo") return;
+  if (a.pipeline.pipeline_vocab_parallel)
+    v.add("--pipeline-vocab-parallel with --task dpo is not built", "leave one of them out");
+  if (a.parallel.hybrid_context_parallel)
+    v.add("--hybrid-context-parallel with --task dpo is not built", "leave one of them out");
+}
+
 void fused_loss_knows_its_gradient(const Arguments& a, Violations& v) {
   if (a.transformer.cross_entropy_fusion_impl == CrossEntropyFusion::kLinear && !a.training.calculate_per_token_loss)
     v.add("--cross-entropy-fusion-impl linear with --no-calculate-per-token-loss is not built", "leave one of them out");
@@ -219,6 +260,7 @@ void graphs_hold_whole_passes(const Arguments& a, Violations& v) {
   if (a.parallel.tensor_model_parallel_size > 1) refuse("--tensor-model-parallel-size above 1");
   if (a.parallel.context_parallel_size > 1) refuse("--context-parallel-size above 1");
   if (a.parallel.hybrid_context_parallel) refuse("--hybrid-context-parallel");
+  if (a.training.task == "dpo") refuse("--task dpo");
   if (a.ddp.strategy() >= ShardingStrategy::kOptimGrads && a.data_parallel_size() > 1) refuse("sharded gradients");
   if (a.transformer.offloads_activations()) refuse("offloaded activations");
   if (a.transformer.fp8_format != Fp8Format::kNone) refuse("--fp8-format");
@@ -346,12 +388,14 @@ constexpr Rule kRules[] = {
     {"world divides", world_divides},
     {"instances divide", instances_divide},
     {"layer divides", layer_divides},
+    {"adapters divide", adapters_divide},
     {"sequence divides", sequence_divides},
     {"saved activations can be distributed", saved_activations_can_be_distributed},
     {"layers are offloaded by one stage", layers_are_offloaded_by_one_stage},
     {"context ranks fit", context_ranks_fit},
     {"graphs hold whole passes", graphs_hold_whole_passes},
     {"fused loss knows its gradient", fused_loss_knows_its_gradient},
+    {"preferences fit", preferences_fit},
     {"stages can share the vocabulary", stages_can_share_the_vocabulary},
     {"documents can have their own width", documents_can_have_their_own_width},
     {"micro-batches feed the pipeline", microbatches_feed_the_pipeline},
@@ -360,11 +404,13 @@ constexpr Rule kRules[] = {
     {"evaluation batch divides", evaluation_batch_divides},
     {"data is given", data_is_given},
     {"conversations are data", conversations_are_data},
+    {"preferences are data", preferences_are_data},
     {"layers divide over stages", layers_divide_over_stages},
     {"tokenizer is given", tokenizer_is_given},
     {"schedule fits the length of the run", schedule_fits},
     {"learning rate is given", learning_rate_is_given},
     {"fp32 residual needs half precision", fp32_residual_needs_half_precision},
+    {"adapter has a base", adapter_has_a_base},
     {"background save needs a folder", background_save_needs_a_folder},
     {"retention needs a folder", retention_needs_a_folder},
     {"fine-tuning has its own folder", finetuning_has_its_own_folder},
@@ -376,7 +422,7 @@ bool is_resume(StartChoice start) { return start == StartChoice::kResume || star
 }  // namespace
 
 std::vector<Config*> Arguments::configs() {
-  return {&transformer, &tokenizer, &data, &sft,  &optimizer,
+  return {&transformer, &tokenizer, &data, &sft, &dpo,  &optimizer,
           &parallel,    &pipeline,  &ddp,  &comm, &training};
 }
 
@@ -475,7 +521,8 @@ void read_checkpoint_arguments(Arguments& arguments, int argc, const char* const
   const TrainingConfig& training = first.training;
   for (const std::string& folder : {training.load, training.pretrained_checkpoint}) {
     if (!is_hf_folder(folder)) continue;
-    const HfModel model = read_hf_config(folder);
+    HfModel model = read_hf_config(folder);
+    if (!training.adapter.empty()) open_peft_folder(training.adapter, *model.family, model.config);
     arguments.transformer = model.config.transformer;
     arguments.tokenizer = hf_tokenizer(folder, model.config.vocab_size);
     return;
@@ -487,6 +534,16 @@ void read_checkpoint_arguments(Arguments& arguments, int argc, const char* const
                  " holds no config.yaml, which --use-checkpoint-args reads\nhint: give the model's flags instead");
   read_yaml(arguments.model_configs(), stored.string(), /*ignore_unknown=*/true);
   use_stored_files(arguments.tokenizer, folder);
+  if (training.adapter.empty()) return;
+  const Checkpoint checkpoint(folder);
+  GPTConfig config;
+  config.transformer = arguments.transformer;
+  config.transformer.finalize();
+  const auto& tensors = checkpoint.manifest().tensors;
+  if (const auto table = tensors.find("embedding.word_embeddings.weight"); table != tensors.end())
+    config.vocab_size = config.padded_vocab_size = table->second.shape[0];
+  open_peft_folder(training.adapter, family_of_model(checkpoint, config), config);
+  arguments.transformer = config.transformer;
 }
 
 }  // namespace

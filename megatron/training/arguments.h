@@ -2,16 +2,17 @@
 #pragma once
 
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "megatron/comm/parallel_groups.h"
 #include "megatron/comm/rendezvous.h"
 #include "megatron/datasets/sft_config.h"
+#include "megatron/datasets/data_config.h"
 #include "megatron/distributed/distributed_data_parallel_config.h"
 #include "megatron/optimizer/optimizer_config.h"
 #include "megatron/pipeline_parallel/pipeline_config.h"
 #include "megatron/tokenizers/tokenizer.h"
+#include "megatron/training/task_config.h"
 #include "megatron/training/training_config.h"
 #include "megatron/transformer/transformer_config.h"
 
@@ -30,6 +31,7 @@ struct Arguments {
   DistributedDataParallelConfig ddp;
   CommConfig comm;
   TrainingConfig training;
+  DpoConfig dpo;
   int64_t world_size = 1;  // ranks of the job; the launcher says
 
   // Flags that were accepted but change nothing, with the reason.

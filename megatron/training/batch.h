@@ -21,6 +21,7 @@ struct Batch {
   at::Tensor loss_mask;       // [b, s] fp32
   at::Tensor position_ids;    // [b, s] int64, or undefined: 0, 1, 2, ...
   at::Tensor document_ids;    // [b, s] int64 of the whole sequences: tokens attend within their document; undefined: to all
+  at::Tensor reference;       // [b] fp32 (fp64), of a task with a reference model, on the last stage: see task.h
   Place place;
   const ProcessGroup* cp = nullptr;  // the ranks that hold these sequences; null: those of the mesh
 };

@@ -14,15 +14,21 @@
 #include "megatron/datasets/conversation.h"
 #include "megatron/dist_checkpointing/checkpoint_folder.h"
 #include "megatron/tensor/torch.h"
+#include "megatron/transformer/lora.h"
 
 namespace megatron {
 
 namespace {
 
-std::vector<StateTensor> state_tensors(TrainedModel& model, bool with_optimizer) {
+std::vector<StateTensor> weight_tensors(const std::vector<ModelChunk>& chunks) {
   std::vector<StateTensor> out;
-  for (const ModelChunk& chunk : model.chunks)
+  for (const ModelChunk& chunk : chunks)
     for (StateTensor& entry : chunk.store->state()) out.push_back(std::move(entry));
+  return out;
+}
+
+std::vector<StateTensor> state_tensors(TrainedModel& model, bool with_optimizer) {
+  std::vector<StateTensor> out = weight_tensors(model.chunks);
   if (with_optimizer && model.optimizer)
     for (StateTensor& entry : model.optimizer->tensors()) out.push_back(std::move(entry));
   for (const ModelChunk& chunk : model.chunks)
@@ -48,14 +54,8 @@ std::vector<std::string> keys_of_all_ranks(const std::vector<ShardedTensor>& wan
   return out;
 }
 
-}  // namespace
-
-void load_model_state(const Checkpoint& checkpoint, const RunState& state, const OptimizerConfig& config,
-                      TrainedModel& model, LoadParts parts, Agreement* agreement) {
-  const std::string name = checkpoint.directory().string();
-  MEGATRON_CHECK(!parts.optimizer || (state.step && state.schedule), name,
-                 " was saved without its optimizer\nhint: give --no-load-optim, or --finetune");
-  const std::vector<StateTensor> tensors = state_tensors(model, parts.optimizer);
+LoadReport read_tensors(const Checkpoint& checkpoint, const std::vector<StateTensor>& tensors,
+                  LoadOptions options, Agreement* agreement) {
   std::vector<at::Tensor> on_host;
   std::vector<ShardedTensor> wanted;
   for (const StateTensor& entry : tensors) {
@@ -64,6 +64,65 @@ void load_model_state(const Checkpoint& checkpoint, const RunState& state, const
     wanted.back().data = on_host.back().data_ptr();
     wanted.back().replica_id = 0;
   }
+  options.wanted_elsewhere = keys_of_all_ranks(wanted, agreement);
+  const LoadReport report = checkpoint.load(wanted, options);
+  for (size_t i = 0; i < tensors.size(); ++i)
+    if (!tensors[i].data.is_cpu()) tensors[i].data.copy_(on_host[i]);
+  return report;
+}
+
+// Moves those that `chosen` names out of `tensors`.
+template <class Chosen>
+std::vector<StateTensor> take(std::vector<StateTensor>& tensors, const Chosen& chosen) {
+  std::vector<StateTensor> taken;
+  std::erase_if(tensors, [&](StateTensor& entry) {
+    if (!chosen(entry.description.key)) return false;
+    taken.push_back(std::move(entry));
+    return true;
+  });
+  return taken;
+}
+
+// Names of the frozen parameters of this rank.
+std::set<std::string> frozen_names(const TrainedModel& model) {
+  std::set<std::string> names;
+  for (const ModelChunk& chunk : model.chunks)
+    for (const Parameter* parameter : chunk.store->parameters())
+      if (!parameter->trainable) names.insert(parameter->name);
+  return names;
+}
+
+}  // namespace
+
+bool has_adapters(const Checkpoint& checkpoint) {
+  const auto& tensors = checkpoint.manifest().tensors;
+  return std::any_of(tensors.begin(), tensors.end(),
+                     [](const auto& item) { return is_lora_parameter(item.first); });
+}
+
+void load_weights(const Checkpoint& checkpoint, std::vector<ModelChunk>& chunks,
+                  Agreement* agreement) {
+  LoadOptions options;
+  options.convert_dtype = true;
+  options.allow_unexpected = {"optimizer.*", "fp8.*"};
+  read_tensors(checkpoint, weight_tensors(chunks), options, agreement);
+  for (ModelChunk& chunk : chunks) chunk.store->values_changed();
+}
+
+void load_model_state(const Checkpoint& checkpoint, const RunState& state,
+                      const OptimizerConfig& config, TrainedModel& model, LoadParts parts,
+                      Agreement* agreement) {
+  const std::string name = checkpoint.directory().string();
+  MEGATRON_CHECK(!parts.optimizer || (state.step && state.schedule), name,
+                 " was saved without its optimizer\nhint: give --no-load-optim, or --finetune");
+  std::vector<StateTensor> tensors = state_tensors(model, parts.optimizer), adapters;
+  if (!parts.adapters || parts.adapter_source != nullptr)
+    adapters = take(tensors, is_lora_parameter);
+  std::vector<StateTensor> frozen;
+  if (parts.frozen_source != nullptr)
+    frozen = take(tensors, [names = frozen_names(model)](const std::string& key) {
+      return names.contains(key);
+    });
   LoadOptions options;
   options.convert_dtype = !parts.optimizer;
   // A run may go on in another precision: scales that it does not have are left, and those that the
@@ -71,13 +130,17 @@ void load_model_state(const Checkpoint& checkpoint, const RunState& state, const
   options.allow_unexpected = {"fp8.*"};
   options.allow_missing = {"fp8.*"};
   if (!parts.optimizer) options.allow_unexpected.push_back("optimizer.*");
-  options.wanted_elsewhere = keys_of_all_ranks(wanted, agreement);
-  const LoadReport report = checkpoint.load(wanted, options);
+  const LoadReport report = read_tensors(checkpoint, tensors, options, agreement);
   if (parts.optimizer && !report.missing.empty())
     log_warning(cat(name, " holds no scales for ", report.missing.front(), report.missing.size() > 1 ? " and others" : "",
                     ": the first step scales tensors by their own values"));
-  for (size_t i = 0; i < tensors.size(); ++i)
-    if (!tensors[i].data.is_cpu()) tensors[i].data.copy_(on_host[i]);
+  if (parts.adapter_source != nullptr)
+    read_tensors(*parts.adapter_source, adapters, options, agreement);
+  if (parts.frozen_source != nullptr) {
+    options.convert_dtype = true;
+    options.allow_unexpected = {"*"};
+    read_tensors(*parts.frozen_source, frozen, options, agreement);
+  }
   for (ModelChunk& chunk : model.chunks) {
     chunk.store->values_changed();
     chunk.store->delayed_scales_loaded();
@@ -128,7 +191,10 @@ Checkpointer::~Checkpointer() = default;
 
 SaveRequest Checkpointer::request(const RunState& state, bool copy, std::shared_ptr<Snapshot>& snapshot) {
   const TrainingConfig& training = arguments_.training;
-  const std::vector<StateTensor> tensors = state_tensors(model_, !training.no_save_optim);
+  std::vector<StateTensor> tensors = state_tensors(model_, !training.no_save_optim);
+  if (!training.save_frozen)
+    take(tensors,
+         [names = frozen_names(model_)](const std::string& key) { return names.contains(key); });
   const bool reuse = snapshot_ && snapshot_.use_count() == 1 && snapshot_->tensors.size() == tensors.size();
   snapshot = reuse ? snapshot_ : std::make_shared<Snapshot>();
   SaveRequest out;

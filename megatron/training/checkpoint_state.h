@@ -19,9 +19,21 @@
 
 namespace megatron {
 
+// Fills the weights of chunks that have no optimizer, adapters left out: a reference model. Every
+// rank calls it.
+void load_weights(const Checkpoint& checkpoint, std::vector<ModelChunk>& chunks,
+                  Agreement* agreement);
+
+// Whether the checkpoint holds low-rank adapters.
+bool has_adapters(const Checkpoint& checkpoint);
+
 // Which parts of a checkpoint a run takes.
 struct LoadParts {
   bool optimizer = true;  // masters, moments and the step record; false: weights alone
+  bool adapters = true;   // false: the checkpoint holds none, they stay as they are
+  const Checkpoint* adapter_source =
+      nullptr;                                // what they are taken from in place of the checkpoint
+  const Checkpoint* frozen_source = nullptr;  // what frozen weights are taken from, likewise
 };
 
 // Fills weights, and with them the optimizer, reading what this rank needs; every rank of `agreement` (null: one) calls it. With `parts.optimizer` false element types are converted and what the checkpoint

@@ -34,7 +34,7 @@ Batch Evaluator::next_batch(BatchMaker& maker) {
   return maker.make(source);
 }
 
-std::optional<double> Evaluator::run(const PretrainTask& task, TrainedModel& model, const std::function<bool()>& stop) {
+std::optional<Evaluator::Result> Evaluator::run(const PretrainTask& task, TrainedModel& model, const std::function<bool()>& stop) {
   if (options_.full) {
     loader_ = make_loader(0);
   } else if (!loader_) {
@@ -46,7 +46,8 @@ std::optional<double> Evaluator::run(const PretrainTask& task, TrainedModel& mod
   const int64_t rounds = options_.full ? (dataset_->size() + per_pass - 1) / per_pass : options_.eval_iters;
   BatchMaker maker(device_, options_.own_positions, model.groups().cp);
   Timers timers(0);
-  at::Tensor totals = at::zeros({2}, at::TensorOptions().dtype(at::kDouble).device(device_));
+  at::Tensor totals = at::zeros({2 + static_cast<int64_t>(task.metrics.size())},
+                                at::TensorOptions().dtype(at::kDouble).device(device_));
   for (int64_t i = 0; i < rounds; ++i) {
     if (stop && stop()) return std::nullopt;
     totals += run_passes(model, task, pass, [&] { return next_batch(maker); }, timers);
@@ -58,7 +59,9 @@ std::optional<double> Evaluator::run(const PretrainTask& task, TrainedModel& mod
   if (!options_.full) options_.consumed_samples = loader_->consumed();
   const double weight = host[1].item<double>();
   MEGATRON_CHECK(weight > 0, "no token of the evaluated samples has weight in the loss");
-  return host[0].item<double>() / weight;
+  Result result{host[0].item<double>() / weight, {}};
+  for (int64_t i = 2; i < host.numel(); ++i) result.metrics.push_back(host[i].item<double>() / weight);
+  return result;
 }
 
 }  // namespace megatron

@@ -5,6 +5,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <vector>
 
 #include "megatron/datasets/data_loader.h"
 #include "megatron/training/train_step.h"
@@ -28,9 +29,13 @@ class Evaluator {
   };
   Evaluator(std::shared_ptr<const Dataset> dataset, Options options, c10::Device device);
 
-  // Loss per token over all ranks; nothing when `stop` (asked before each pass) said true. Throws Error when the set holds no
+  struct Result {
+    double loss = 0;              // per token
+    std::vector<double> metrics;  // of the task, per token
+  };
+  // Over all ranks; nothing when `stop` (asked before each pass) said true. Throws Error when the set holds no
   // weighted token.
-  std::optional<double> run(const PretrainTask& task, TrainedModel& model, const std::function<bool()>& stop = {});
+  std::optional<Result> run(const PretrainTask& task, TrainedModel& model, const std::function<bool()>& stop = {});
   int64_t consumed_samples() const { return options_.consumed_samples; }
 
  private:

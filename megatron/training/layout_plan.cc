@@ -4,6 +4,7 @@
 
 #include "megatron/base/check.h"
 #include "megatron/training/microbatches.h"
+#include "megatron/transformer/lora.h"
 
 namespace megatron {
 
@@ -38,6 +39,13 @@ std::string layer_of(const std::string& name) {
   return name.substr(0, name.find('.', kLayers.size()));
 }
 
+// Of the outputs of a linear, those that an adapter adds to.
+int64_t adapted_rows(const LoraOptions& lora, int64_t rows) {
+  const auto& of_row = lora.adapter_of_row;
+  if (of_row.empty()) return rows;
+  return std::count_if(of_row.begin(), of_row.end(), [](int8_t adapter) { return adapter >= 0; });
+}
+
 // Collects the parameters of one segment under the names of the model.
 class Lister {
  public:
@@ -61,6 +69,21 @@ class Lister {
     return divided("embedding.word_embeddings.weight", plan_.padded_vocab_size * c_.hidden_size);
   }
 
+  // lora_A and lora_B beside a linear of `rows` outputs and `k` inputs; see
+  // tensor_parallel/lora_adapter.h.
+  void column_adapter(const std::string& prefix, std::string_view linear, int64_t rows, int64_t k) {
+    const LoraOptions lora = lora_options(c_, linear);
+    if (lora.rank == 0) return;
+    whole(cat(prefix, kLoraA), lora.adapters * lora.rank * k, true);
+    divided(cat(prefix, kLoraB), adapted_rows(lora, rows) * lora.rank);
+  }
+  void row_adapter(const std::string& prefix, std::string_view linear, int64_t rows, int64_t k) {
+    const LoraOptions lora = lora_options(c_, linear);
+    if (lora.rank == 0) return;
+    divided(cat(prefix, kLoraA), lora.rank * k);
+    whole(cat(prefix, kLoraB), rows * lora.rank, true);
+  }
+
   void layer(int64_t index) {
     const bool sp = plan_.sequence_parallel;
     const int64_t h = c_.hidden_size, heads = c_.num_attention_heads * c_.kv_channels;
@@ -71,17 +94,21 @@ class Lister {
     norm(attention + "linear_qkv.layer_norm_", h, sp);
     divided(attention + "linear_qkv.weight", qkv * h);
     if (c_.qkv_bias()) divided(attention + "linear_qkv.bias", qkv);
+    column_adapter(attention + "linear_qkv.", "linear_qkv", qkv, h);
     if (c_.qk_layernorm) {  // each rank sees its own heads
       norm(attention + "q_layernorm.", c_.kv_channels, true);
       norm(attention + "k_layernorm.", c_.kv_channels, true);
     }
     divided(attention + "linear_proj.weight", heads * h);
     if (c_.add_bias_linear) whole(attention + "linear_proj.bias", h, sp);
+    row_adapter(attention + "linear_proj.", "linear_proj", h, heads);
     norm(mlp + "linear_fc1.layer_norm_", h, sp);
     divided(mlp + "linear_fc1.weight", fc1 * h);
     if (c_.add_bias_linear) divided(mlp + "linear_fc1.bias", fc1);
+    column_adapter(mlp + "linear_fc1.", "linear_fc1", fc1, h);
     divided(mlp + "linear_fc2.weight", c_.ffn_hidden_size * h);
     if (c_.add_bias_linear) whole(mlp + "linear_fc2.bias", h, sp);
+    row_adapter(mlp + "linear_fc2.", "linear_fc2", h, c_.ffn_hidden_size);
   }
 
   void segment(const StageSlice& slice) {
@@ -106,6 +133,12 @@ class Lister {
   const TransformerConfig& c_;
   std::vector<PlannedParameter>& out_;
 };
+
+int64_t adapter_elements(const TransformerConfig& c, std::string_view linear, int64_t rows,
+                         int64_t k) {
+  const LoraOptions lora = lora_options(c, linear);
+  return lora.adapters * lora.rank * k + adapted_rows(lora, rows) * lora.rank;
+}
 
 // What is tied: the table of a stage that has both ends is used twice, otherwise the stage of the
 // head holds a copy.
@@ -148,7 +181,10 @@ std::vector<PlannedParameter> chunk_parameters(const LayoutPlan& plan, int stage
   const StageSlice slice = plan.stages.slice(stage, chunk);
   lister.segment(slice);
   if (plan.tied()) mark_table(plan, slice, lister, out);
-  for (PlannedParameter& p : out) p.frozen = plan.arguments.training.freezes(p.name);
+  const bool adapters_alone = plan.model().lora_rank > 0;
+  for (PlannedParameter& p : out)
+    p.frozen =
+        plan.arguments.training.freezes(p.name) || (adapters_alone && !is_lora_parameter(p.name));
   return out;
 }
 
@@ -162,6 +198,9 @@ int64_t model_elements(const LayoutPlan& plan) {
   if (c.qkv_bias()) layer += qkv;
   if (c.add_bias_linear) layer += h + fc1 + h;
   if (c.qk_layernorm) layer += 2 * per_norm * d;
+  layer += adapter_elements(c, "linear_qkv", qkv, h) +
+           adapter_elements(c, "linear_proj", h, heads) +
+           adapter_elements(c, "linear_fc1", fc1, h) + adapter_elements(c, "linear_fc2", h, f);
   int64_t total = c.num_layers * layer + per_norm * h + plan.padded_vocab_size * h * (plan.tied() ? 1 : 2);
   if (c.position_embedding_type == PositionEmbedding::kLearnedAbsolute) total += c.max_position_embeddings * h;
   return total;

@@ -46,6 +46,7 @@ std::string format_training_line(const TrainingLine& line) {
   append(out, " global batch size: %5lld |", integer(line.global_batch_size));
   for (const auto& [name, value] : line.losses)
     if (!(value < 0)) append(out, " %s: %.6E |", name.c_str(), value);
+  for (const auto& [name, value] : line.metrics) append(out, " %s: %.6E |", name.c_str(), value);
   append(out, " loss scale: %.1f |", line.loss_scale);
   if (line.grad_norm) append(out, " grad norm: %.3f |", *line.grad_norm);
   if (line.num_zeros) append(out, " num zeros: %lld |", integer(*line.num_zeros));
@@ -61,8 +62,9 @@ std::string format_evaluation_lines(const EvaluationLine& line) {
   std::string text = " validation" + line.set_suffix + " loss at " + line.where + " | ";
   for (const auto& [name, value] : line.losses) {
     append(text, "%s value: %.6E | ", name.c_str(), value);
-    append(text, "%s PPL: %.6E | ", name.c_str(), perplexity(value));
+    if (line.perplexity) append(text, "%s PPL: %.6E | ", name.c_str(), perplexity(value));
   }
+  for (const auto& [name, value] : line.metrics) append(text, "%s value: %.6E | ", name.c_str(), value);
   const std::string dashes(text.size() + 1, '-');
   return dashes + "\n" + text + "\n" + dashes;
 }

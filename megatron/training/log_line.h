@@ -21,6 +21,7 @@ struct TrainingLine {
   double learning_rate = 0;
   int64_t global_batch_size = 0;
   std::vector<std::pair<std::string, double>> losses;  // "lm loss", ...; negative ones are left out
+  std::vector<std::pair<std::string, double>> metrics;  // of tasks that have them
   double loss_scale = 1;
   std::optional<double> grad_norm;       // absent after a skipped step
   std::optional<int64_t> num_zeros;
@@ -36,6 +37,8 @@ struct EvaluationLine {
   std::string set_suffix;  // "" or "-1": which of several validation sets
   std::string where;       // "iteration 100", "iteration 100 on validation set"
   std::vector<std::pair<std::string, double>> losses;
+  std::vector<std::pair<std::string, double>> metrics = {};
+  bool perplexity = true;  // of each loss, which is per token then
 };
 
 // exp(min(20, loss)).

@@ -1,9 +1,12 @@
 #include "megatron/training/passes.h"
 
+#include <optional>
+
 #include "megatron/base/check.h"
 #include "megatron/nn/activation_offload.h"
 #include "megatron/nn/recompute.h"
 #include "megatron/tensor/torch.h"
+#include "megatron/tensor_parallel/lora_adapter.h"
 #include "megatron/training/device.h"
 
 namespace megatron {
@@ -32,7 +35,7 @@ class StagePasses final : public StageCompute {
         batches_(options.num_microbatches),
         passes_(model.chunks.size()),
         vocabulary_(options.num_microbatches),
-        totals_(at::zeros({2}, at::TensorOptions().dtype(at::kDouble).device(model.device()))) {
+        totals_(at::zeros({2 + static_cast<int64_t>(task.metrics.size())}, at::TensorOptions().dtype(at::kDouble).device(model.device()))) {
     for (std::vector<Pass>& passes : passes_) passes.resize(options.num_microbatches);
   }
 
@@ -55,7 +58,7 @@ class StagePasses final : public StageCompute {
     StageOutput output = task_.forward_step(*model_.chunks[chunk].module, batch, start, context);
     const bool last_use = --uses_left_[microbatch] == 0;
     if (output.loss.sum.defined()) {
-      totals_ += pair_of(output.loss);
+      add_totals(output);
       if (options_.training) start_backward(output.loss, options_.loss_scale, pass);
     } else if (options_.training) {
       pass.root = BackwardRoot(output.activation);
@@ -92,7 +95,7 @@ class StagePasses final : public StageCompute {
     const Region region(timers_, "backward-compute", 2);
     const std::unique_ptr<VocabularyPass> pass = std::move(vocabulary_[microbatch]);
     const Loss loss = pass->loss(statistics);
-    if (model_.pipeline->slice(0).head) totals_ += pair_of(loss);  // every stage has the same
+    if (model_.pipeline->slice(0).head) totals_.narrow(0, 0, 2) += pair_of(loss);  // every stage has the same
     return options_.training ? pass->backward(factor_of(loss, options_.loss_scale)) : at::Tensor();
   }
 
@@ -166,7 +169,7 @@ class StagePasses final : public StageCompute {
         backward(0, i, {}, /*defer_weights=*/false);
         continue;
       }
-      totals_ += graphs.run(batch_of(i), options_.loss_scale, first, store,
+      totals_.narrow(0, 0, 2) += graphs.run(batch_of(i), options_.loss_scale, first, store,
                             [this](const Batch& batch, const at::Tensor& scale) { return whole_pass(batch, scale); });
       batches_[i] = {};
     }
@@ -193,6 +196,11 @@ class StagePasses final : public StageCompute {
     start_backward(output.loss, loss_scale, pass);
     pass.tape.backward(std::move(pass.root), pass.root_grad);
     return pair_of(output.loss);
+  }
+
+  void add_totals(const StageOutput& output) {
+    totals_.narrow(0, 0, 2) += pair_of(output.loss);
+    if (output.metrics.defined()) totals_.narrow(0, 2, output.metrics.numel()).add_(output.metrics);
   }
 
   // [2] fp64: sum and weight.
@@ -237,23 +245,72 @@ class StagePasses final : public StageCompute {
   at::Tensor totals_;
 };
 
+// Forward passes through the reference model.
+class ReferencePasses final : public StageCompute {
+ public:
+  ReferencePasses(std::vector<ModelChunk>& chunks, const PretrainTask& task, std::vector<Batch>& batches)
+      : chunks_(chunks), task_(task), batches_(batches) {}
+
+  at::Tensor forward(int chunk, int microbatch, const at::Tensor& input) override {
+    Batch& batch = batches_[microbatch];
+    ForwardContext context;
+    context.place = batch.place;
+    context.position_ids = batch.position_ids;
+    context.document_ids = batch.document_ids;
+    const StageOutput output = task_.reference_step(*chunks_[chunk].module, batch, input, context);
+    if (!output.loss.sum.defined()) return output.activation;
+    batch.reference = output.loss.sum;
+    return {};
+  }
+  at::Tensor backward(int, int, const at::Tensor&, bool) override { throw_error("a reference model has no backward"); }
+  void weight_backward(int, int) override {}
+
+ private:
+  std::vector<ModelChunk>& chunks_;
+  const PretrainTask& task_;
+  std::vector<Batch>& batches_;
+};
+
+// Fills Batch::reference on the last stage.
+void run_reference(TrainedModel& model, const PretrainTask& task, std::vector<Batch>& batches, Timers& timers) {
+  const Region region(timers, "reference-forward", 1);
+  const at::NoGradGuard no_grad;
+  std::optional<AdaptersOff> off;
+  if (model.reference.empty()) off.emplace();
+  ReferencePasses passes(model.reference.empty() ? model.chunks : model.reference, task, batches);
+  model.pipeline->run(static_cast<int>(batches.size()), /*training=*/false, passes,
+                      [&](int microbatch) { return batches[microbatch].place; });
+}
+
 }  // namespace
 
 at::Tensor run_passes(TrainedModel& model, const PretrainTask& task, const PassOptions& options,
                       const std::function<Batch()>& next_batch, Timers& timers) {
   const c10::AutoGradMode grad_mode(options.training);
-  StagePasses passes(model, task, options, next_batch, timers);
+  std::vector<Batch> read;  // by a task with a reference model
+  if (task.reference_step)
+    for (int i = 0; i < options.num_microbatches; ++i) read.push_back(next_batch());
+  size_t taken = 0;
+  const std::function<Batch()> take = [&] { return read[taken++]; };
+  const std::function<Batch()>& source = task.reference_step ? take : next_batch;
+  std::optional<StagePasses> passes(std::in_place, model, task, options, source, timers);
   if (options.training && model.pipeline->take_warm_up()) {
-    const auto [rows, hidden_size] = model.pipeline->activation_shape(passes.batch_of(0).place);
-    passes.warm_up(rows, hidden_size, model.pipeline->activation_dtype());
+    if (task.reference_step) read[0].reference = at::zeros_like(read[0].place.sample, at::kFloat);
+    const auto [rows, hidden_size] = model.pipeline->activation_shape(passes->batch_of(0).place);
+    passes->warm_up(rows, hidden_size, model.pipeline->activation_dtype());
+  }
+  if (task.reference_step) {
+    run_reference(model, task, read, timers);
+    taken = 0;
+    passes.emplace(model, task, options, source, timers);
   }
   if (options.training && model.graphs && model.graphs->begin_step()) {
-    passes.run_graphs(*model.graphs);
+    passes->run_graphs(*model.graphs);
   } else {
-    model.pipeline->run(options.num_microbatches, options.training, passes,
-                        [&](int microbatch) { return passes.batch_of(microbatch).place; });
+    model.pipeline->run(options.num_microbatches, options.training, *passes,
+                        [&](int microbatch) { return passes->batch_of(microbatch).place; });
   }
-  const at::Tensor totals = passes.totals();
+  const at::Tensor totals = passes->totals();
   model.groups().dp_cp.all_reduce(totals)->wait();
   model.groups().pp.all_reduce(totals)->wait();  // the other stages have added nothing
   return totals;

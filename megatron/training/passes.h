@@ -19,9 +19,10 @@ struct PassOptions {
 
 // Runs all passes; gradients are accumulated in the chunks' stores and not yet summed over ranks.
 // `next_batch` gives the micro-batches in order; every stage reads them. Returns the sum of the
-// losses of all tokens and their weight, [2] fp64, over all ranks.
+// losses of all tokens, their weight and the sums of the task's metrics, [2 + m] fp64, over all
+// ranks. A task with a reference model has all micro-batches read and passed through that first.
 //
-// Communication: activations between stages; all-reduces of two numbers over dp_cp and pp.
+// Communication: activations between stages; all-reduces of these numbers over dp_cp and pp.
 at::Tensor run_passes(TrainedModel& model, const PretrainTask& task, const PassOptions& options,
                       const std::function<Batch()>& next_batch, Timers& timers);
 

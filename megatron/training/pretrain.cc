@@ -57,6 +57,7 @@ class Run {
   void save();
   void profile_steps();
   void write_start_record();
+  std::vector<std::pair<std::string, double>> named(const std::vector<double>& metrics) const;
   void end(const std::string& reason);
 
   const PretrainTask& task_;
@@ -156,8 +157,16 @@ void Run::warn_of_other_architecture() const {
     log_warning(cat("this run is another model than ", folder.string(), ": ", difference, " as its config.json says"));
 }
 
+std::vector<std::pair<std::string, double>> Run::named(const std::vector<double>& metrics) const {
+  std::vector<std::pair<std::string, double>> out;
+  for (size_t i = 0; i < metrics.size(); ++i) out.emplace_back(task_.metrics[i], metrics[i]);
+  return out;
+}
+
 TrainingLog Run::make_log() const {
   RunFacts facts;
+  facts.loss_name = task_.loss_name;
+  facts.loss_per_token = task_.loss_per_token;
   facts.train_iters = train_iters_;
   facts.start_iteration = state_.iteration;
   facts.sequence_length = arguments_.transformer.seq_length;
@@ -320,6 +329,7 @@ void Run::read_outcomes(bool all) {
     pending_.pop_front();
     const StepState& step = numbers.state;
     record.loss = numbers.loss;
+    record.metrics = named(numbers.metrics);
     record.skipped = step.skip != 0;
     record.non_finite = step.consecutive_bad > 0;
     record.learning_rate = learning_rate(model_.optimizer->schedule(), 0, static_cast<double>(step.num_steps));
@@ -387,9 +397,10 @@ void Run::evaluate_validation(const std::string& where, bool may_stop) {
     record.set_index = validation_.size() > 1 ? static_cast<int>(i) : -1;
     record.set_name = i < datasets_.valid_names.size() ? datasets_.valid_names[i] : "";
     record.where = where;
-    const std::optional<double> loss = validation_[i].run(task_, model_, stop);
-    if (!loss) break;
-    record.loss = *loss;
+    const std::optional<Evaluator::Result> result = validation_[i].run(task_, model_, stop);
+    if (!result) break;
+    record.loss = result->loss;
+    record.metrics = named(result->metrics);
     state_.consumed_valid_samples[i] = validation_[i].consumed_samples();
     log_.evaluation(record);
   }
@@ -411,10 +422,11 @@ void Run::evaluate_test() {
   record.consumed_samples = state_.consumed_train_samples;
   record.split = "test";
   record.where = cat("iteration ", state_.iteration, " on test set");
-  const std::optional<double> loss =
+  const std::optional<Evaluator::Result> result =
       Evaluator(datasets_.test, options, device_).run(task_, model_, [this] { return may_stop_now(); });
-  if (!loss) return;
-  record.loss = *loss;
+  if (!result) return;
+  record.loss = result->loss;
+  record.metrics = named(result->metrics);
   log_.evaluation(record);
 }
 

@@ -14,6 +14,7 @@ namespace megatron {
 namespace {
 
 constexpr double kLeastAdamEps = 1e-5;
+constexpr int64_t kMostLoraRank = 4;
 
 // Changes a value and remembers that it did.
 class Shrinker {
@@ -112,6 +113,11 @@ void shrink_layer(Arguments& a, Shrinker& shrinker, int64_t tp_before) {
   const int64_t length_before = t.seq_length, length = std::max<int64_t>(16, 2 * unit * 2);
   shrinker.set("--seq-length", t.seq_length, (length + 2 * unit - 1) / (2 * unit) * (2 * unit));
   t.max_position_embeddings = t.seq_length;
+  if (t.lora_rank > kMostLoraRank) {  // adapters are scaled as they were
+    t.lora_alpha =
+        t.lora_alpha.value_or(double(t.lora_rank)) * double(kMostLoraRank) / double(t.lora_rank);
+    shrinker.set("--lora-rank", t.lora_rank, kMostLoraRank);
+  }
   if (t.offloads_activations()) shrinker.set("--min-offloaded-tensor-size", t.min_offloaded_tensor_size, int64_t{1});
   if (std::optional<int64_t>& most = a.parallel.max_seqlen_per_dp_cp_rank) {
     const int64_t ranks = a.data_parallel_size() * cp;
@@ -166,6 +172,7 @@ void shrink_run(Arguments& a, Shrinker& shrinker, int64_t microbatches_before) {
   t.eval_iters = 0;
   t.save.clear();
   t.load.clear();
+  t.adapter.clear();
   t.pretrained_checkpoint.clear();
   t.run_dir.clear();
   t.tensorboard_dir.clear();

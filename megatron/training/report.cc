@@ -39,10 +39,15 @@ void read_start(const ordered_json& record, RunHistory& run) {
   ++run.num_starts;
 }
 
+// "dpo loss" of preference optimisation, else "lm loss".
+double loss_of(const ordered_json& record) {
+  return number(record, record.contains("dpo loss") ? "dpo loss" : "lm loss");
+}
+
 void read_train(const ordered_json& record, RunHistory& run) {
   TrainPoint point;
   point.iteration = integer(record, "iteration");
-  point.loss = number(record, "lm loss");
+  point.loss = loss_of(record);
   point.learning_rate = number(record, "learning_rate");
   point.grad_norm = number(record, "grad_norm");
   point.tokens_per_second = number(record, "tokens_per_second");
@@ -62,7 +67,8 @@ void read_record(const ordered_json& record, RunHistory& run) {
   } else if (type == "train") {
     read_train(record, run);
   } else if (type == "evaluation") {
-    run.evaluations.push_back({integer(record, "iteration"), record.value("split", ""), record.value("set", ""), number(record, "lm loss")});
+    run.evaluations.push_back({integer(record, "iteration"), record.value("split", ""),
+                               record.value("set", ""), loss_of(record)});
   } else if (type == "checkpoint") {
     run.checkpoints.push_back(
         {integer(record, "iteration"), integer(record, "bytes"), number(record, "seconds"), record.value("directory", "")});

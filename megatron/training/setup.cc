@@ -7,9 +7,12 @@
 #include "megatron/base/log.h"
 #include "megatron/dist_checkpointing/checkpoint_folder.h"
 #include "megatron/models/huggingface/hf_folder.h"
+#include "megatron/models/huggingface/peft.h"
+#include "megatron/nn/placement.h"
 #include "megatron/tensor/torch.h"
 #include "megatron/training/checkpoint_state.h"
 #include "megatron/training/microbatches.h"
+#include "megatron/transformer/lora.h"
 
 namespace megatron {
 
@@ -165,10 +168,91 @@ std::vector<std::string> parameter_names(const PretrainTask& task, const Argumen
   return names;
 }
 
+// --adapter, for the model that the weights make.
+Checkpoint open_adapter(const Arguments& arguments, const Vocabulary& vocabulary,
+                        const Checkpoint& weights) {
+  const std::filesystem::path& folder = weights.directory();
+  GPTConfig config;
+  config.transformer = arguments.transformer;
+  config.vocab_size = config.padded_vocab_size = vocabulary.size;
+  const HfFamily& family =
+      is_hf_folder(folder) ? *read_hf_config(folder).family : family_of_model(weights, config);
+  return open_peft_folder(arguments.training.adapter, family, config);
+}
+
+void initialize_adapters(DistributedDataParallel& store, int64_t seed) {
+  store.edit_values([&](Parameter& parameter) {
+    if (is_lora_parameter(parameter.name)) initialize_parameter(parameter, seed, store.groups());
+  });
+}
+
+Checkpoint open_weights(const std::string& folder) {
+  if (is_hf_folder(folder)) return open_hf_folder(folder).checkpoint;
+  StartRequest request;
+  request.mode = StartMode::kResume;
+  request.load = folder;
+  return Checkpoint(resolve_start(request).checkpoint->directory);
+}
+
+// The model as it was when training began: a frozen copy of the weights that this run starts from,
+// or, when it resumes, of those that the first run started from.
+std::vector<ModelChunk> build_reference(const PretrainTask& task, const Arguments& arguments,
+                                        const Vocabulary& vocabulary, const Pipeline& pipeline,
+                                        const ParallelGroups& groups, at::ScalarType dtype,
+                                        c10::Device device, const Start& start,
+                                        Agreement* agreement) {
+  std::vector<ModelChunk> chunks;
+  std::vector<Module*> modules;
+  const DataParallelGroups data = make_data_parallel_groups(groups, arguments.ddp);
+  for (int chunk = 0; chunk < pipeline.num_chunks(); ++chunk) {
+    chunks.push_back(
+        {task.model_provider(arguments, vocabulary, groups, pipeline.slice(chunk), modules),
+         nullptr});
+    modules.push_back(chunks.back().module.get());
+    for (Parameter* parameter : modules.back()->parameters()) parameter->trainable = false;
+  }
+  for (ModelChunk& chunk : chunks) {
+    chunk.store = std::make_unique<DistributedDataParallel>(*chunk.module, groups, dtype, device,
+                                                            arguments.ddp, data);
+    if (!start.checkpoint) chunk.store->initialize(arguments.transformer.seed);
+  }
+  if (!start.checkpoint) return chunks;
+  const std::string& first = arguments.training.pretrained_checkpoint;
+  MEGATRON_CHECK(!start.continues() || !first.empty(), "resuming ",
+                 start.checkpoint->directory().string(),
+                 " needs the weights that its run started from, as the reference model",
+                 "\nhint: name them with --pretrained-checkpoint; with --lora-rank they are in the "
+                 "checkpoint");
+  load_weights(start.continues() ? open_weights(first) : *start.checkpoint, chunks, agreement);
+  return chunks;
+}
+
 void freeze_parameters(const TrainingConfig& config, Module& module) {
   module.visit([&](const std::string& path, Parameter& parameter) {
     if (config.freezes(name_of(parameter, path))) parameter.trainable = false;
   });
+}
+
+}  // namespace
+
+namespace {
+
+// Whether the checkpoint was saved without the frozen weights of the model. Asked of the whole
+// model, so that all stages agree.
+bool lacks_frozen(const Checkpoint& checkpoint, const PretrainTask& task,
+                  const Arguments& arguments, const Vocabulary& vocabulary) {
+  const ParallelGroups alone;
+  const StageSlice whole = StageLayout(arguments.transformer.num_layers).slice(0, 0);
+  const std::unique_ptr<Module> model =
+      task.model_provider(arguments, vocabulary, alone, whole, {});
+  freeze_parameters(arguments.training, *model);
+  int64_t frozen = 0, stored = 0;
+  model->visit([&](const std::string& path, const Parameter& parameter) {
+    if (parameter.trainable) return;
+    ++frozen;
+    stored += checkpoint.manifest().tensors.contains(name_of(parameter, path)) ? 1 : 0;
+  });
+  return frozen > 0 && stored == 0;
 }
 
 }  // namespace
@@ -230,8 +314,30 @@ TrainedModel build_model(const PretrainTask& task, const Arguments& arguments, c
   if (arguments.training.uses_cuda_graphs())
     model.graphs = std::make_unique<MicrobatchGraphs>(device, arguments.training.cuda_graph_warmup_steps);
   if (start.checkpoint) {
+    LoadParts parts;
+    std::optional<Checkpoint> adapter;
+    if (arguments.transformer.lora_rank > 0 && !start.continues()) {
+      if (!arguments.training.adapter.empty()) {
+        adapter = open_adapter(arguments, vocabulary, *start.checkpoint);
+        parts.adapter_source = &*adapter;
+      } else if (!has_adapters(*start.checkpoint)) {  // new ones for a base model
+        parts.adapters = false;
+        for (const ModelChunk& chunk : model.chunks)
+          initialize_adapters(*chunk.store, arguments.transformer.seed);
+      }
+    }
+    std::optional<Checkpoint> frozen;
+    if (lacks_frozen(*start.checkpoint, task, arguments, vocabulary)) {
+      const std::string& base = arguments.training.pretrained_checkpoint;
+      MEGATRON_CHECK(!base.empty(), start.checkpoint->directory().string(),
+                     " was saved without its frozen weights (--no-save-frozen)",
+                     "\nhint: name what they were loaded from with --pretrained-checkpoint");
+      frozen = open_weights(base);
+      parts.frozen_source = &*frozen;
+    }
     const bool with_optimizer = start.continues() && !arguments.training.no_load_optim;
-    load_model_state(*start.checkpoint, start.stored, arguments.optimizer, model, {with_optimizer}, agreement);
+    parts.optimizer = with_optimizer;
+    load_model_state(*start.checkpoint, start.stored, arguments.optimizer, model, parts, agreement);
     if (model.optimizer && start.continues() && !with_optimizer) {
       // A new optimizer, at the place in the schedules that the consumed samples stand for.
       StepState state = model.optimizer->read_state();
@@ -239,6 +345,9 @@ TrainedModel build_model(const PretrainTask& task, const Arguments& arguments, c
       model.optimizer->load_state(state);
     }
   }
+  if (task.reference_step && arguments.transformer.lora_rank == 0)
+    model.reference = build_reference(task, arguments, vocabulary, *model.pipeline, groups, dtype,
+                                      device, start, agreement);
   return model;
 }
 

@@ -4,6 +4,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "megatron/comm/parallel_groups.h"
 #include "megatron/datasets/dataset_builder.h"
@@ -26,6 +27,7 @@ struct Vocabulary {
 struct StageOutput {
   at::Tensor activation;
   Loss loss;
+  at::Tensor metrics;  // [PretrainTask::metrics.size()] fp64, weighted as the loss; undefined: none
 };
 
 struct PretrainTask {
@@ -40,6 +42,13 @@ struct PretrainTask {
   // this stage's part of the loss of a micro-batch.
   std::function<std::unique_ptr<VocabularyPass>(Module&, const Batch&, const at::Tensor& hidden)>
       begin_loss;
+  // With a reference model, the passes of a step go through it first, forward alone: the model as it was when training
+  // began, which it is again with its adapters off. `reference_step` is forward_step for it; what the last segment returns as
+  // loss.sum becomes Batch::reference.
+  std::function<StageOutput(Module&, const Batch&, const at::Tensor& input, const ForwardContext&)> reference_step;
+  std::string loss_name = "lm loss";  // in logs
+  bool loss_per_token = true;         // its weight is a number of tokens
+  std::vector<std::string> metrics;   // names of StageOutput::metrics, whose means over the weights are logged
   // For FLOP counts.
   std::function<ModelFlops(const Arguments&, const Vocabulary&)> model_flops;
 };

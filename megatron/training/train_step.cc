@@ -109,7 +109,10 @@ bool OutcomeReader::pop(StepNumbers& numbers, bool all) {
   impl_->entries.pop_front();
   if (entry.copied) entry.copied->synchronize();
   const double* loss = entry.loss.const_data_ptr<double>();
-  numbers.loss = loss[0] / (loss[1] == 0 ? 1 : loss[1]);
+  const double weight = loss[1] == 0 ? 1 : loss[1];
+  numbers.loss = loss[0] / weight;
+  numbers.metrics.clear();
+  for (int64_t i = 2; i < entry.loss.numel(); ++i) numbers.metrics.push_back(loss[i] / weight);
   numbers.stop = *entry.stop.const_data_ptr<int64_t>();
   MEGATRON_ASSERT(entry.state.nbytes() == sizeof(StepState));
   std::memcpy(static_cast<void*>(&numbers.state), entry.state.const_data_ptr(), sizeof(StepState));

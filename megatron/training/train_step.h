@@ -5,6 +5,7 @@
 
 #include <functional>
 #include <memory>
+#include <vector>
 
 #include "megatron/distributed/distributed_data_parallel.h"
 #include "megatron/nn/activation_offload.h"
@@ -29,6 +30,7 @@ struct TrainedModel {
   std::unique_ptr<Pipeline> pipeline;
   std::unique_ptr<Optimizer> optimizer;  // null with --skip-train
   std::unique_ptr<MicrobatchGraphs> graphs;  // null: every pass is eager
+  std::vector<ModelChunk> reference;     // frozen, of a task with a reference model; empty: the chunks without their adapters
   const ParallelGroups& groups() const { return chunks.front().store->groups(); }
   at::Device device() const;
   std::vector<DistributedDataParallel*> stores() const;
@@ -38,7 +40,7 @@ struct TrainedModel {
 
 // What an iteration leaves on the device; read later, so that no step waits for the host.
 struct StepOutcome {
-  at::Tensor loss;   // [2] fp64: sum of the losses of all tokens and their weight, over all ranks
+  at::Tensor loss;   // [2 + m] fp64: sum of the losses of all tokens, their weight, sums of m metrics, over all ranks
   at::Tensor state;  // bytes of StepState
   at::Tensor stop;   // [1] int64: the largest StepOptions::stop of all ranks
 };
@@ -46,6 +48,7 @@ struct StepOutcome {
 // The numbers of an outcome on the host.
 struct StepNumbers {
   double loss = 0;  // per token
+  std::vector<double> metrics;  // per token, in the order of the task
   StepState state;
   int64_t stop = 0;
 };
@@ -58,7 +61,7 @@ struct StepOptions {
 };
 
 // The first half of an iteration: forward and backward of every micro-batch, gradients summed over ranks. `next_batch` gives
-// the micro-batches in order. Returns the sum of the losses and their weight, [2] fp64, over all ranks.
+// the micro-batches in order. Returns StepOutcome::loss.
 at::Tensor accumulate_gradients(TrainedModel& model, const PretrainTask& task, const StepOptions& options,
                                 const std::function<Batch()>& next_batch, Timers& timers);
 

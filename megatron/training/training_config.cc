@@ -49,7 +49,7 @@ void TrainingConfig::fields(FieldVisitor& v) {
 
 void TrainingConfig::training_fields(FieldVisitor& v) {
   v.group("training");
-  v.field("task", task, "what is trained: gpt (text) or sft (conversations)");
+  v.field("task", task, "what is trained on: gpt (text), sft (conversations) or dpo (pairs of responses)");
   v.field("micro_batch_size", micro_batch_size,
           "samples per rank and pass; memory grows with it (required)");
   v.field(
@@ -65,6 +65,9 @@ void TrainingConfig::training_fields(FieldVisitor& v) {
           calculate_per_token_loss,
           "average the means of the micro-batches, as Megatron-LM does, in place of all tokens of "
           "the global batch");
+  v.field(
+      "adapter", adapter,
+      "folder of PEFT whose adapters a new run starts from, with their rank, alpha and targets");
   v.field("freeze", freeze,
           "parameters that stay as they are: names or what names begin with, such as embedding "
           "decoder.layers.0 'decoder.layers.*.mlp'; no gradient and no optimizer state is kept for "
@@ -147,6 +150,10 @@ void TrainingConfig::checkpoint_fields(FieldVisitor& v) {
           "write checkpoints in the background; a step pays only for the copy to host memory");
   v.choice("save_failure", save_failure, kSaveFailures,
            "what to do when a checkpoint cannot be written");
+  v.field(
+      {"save_frozen", "--no-save-frozen", true}, save_frozen,
+      "leave frozen weights out of checkpoints (adapters alone with --lora-rank); a resume takes "
+      "them from --pretrained-checkpoint");
   v.field("no_save_optim", no_save_optim, "leave the optimizer's state out of checkpoints");
   v.field("load", load, "folder of checkpoints, or one checkpoint, to start from");
   v.choice("start", start, kStarts,

@@ -34,6 +34,7 @@ struct TrainingConfig : Config {
   std::optional<int64_t> train_iters;
   std::optional<int64_t> train_samples;
   bool calculate_per_token_loss = true;
+  std::string adapter;                     // a folder of PEFT to start the adapters of a new run from
   std::vector<std::string> freeze;         // patterns, see freezes()
   std::vector<std::string> freeze_except;  // patterns
   bool freeze_all_layers = false;
@@ -87,6 +88,7 @@ struct TrainingConfig : Config {
   std::optional<int64_t> keep_last_checkpoints;
   bool async_save = false;
   SaveFailure save_failure = SaveFailure::kStop;
+  bool save_frozen = true;  // false: frozen weights are left out of checkpoints
   bool no_save_optim = false;
   std::string load;
   StartChoice start = StartChoice::kAuto;

@@ -90,6 +90,11 @@ bool TrainingLog::step(const StepRecord& record) {
   } else {
     ++interval_.advanced;
     interval_.loss_sum += record.loss;
+    if (interval_.metric_sums.empty()) {
+      interval_.metric_sums = record.metrics;
+    } else {
+      for (size_t i = 0; i < record.metrics.size(); ++i) interval_.metric_sums[i].second += record.metrics[i].second;
+    }
   }
   if (record.non_finite) ++interval_.non_finite;
   interval_.samples += static_cast<double>(record.global_batch_size);
@@ -129,7 +134,9 @@ TrainingLine TrainingLog::line(const StepRecord& record) const {
   }
   out.learning_rate = record.learning_rate;
   out.global_batch_size = record.global_batch_size;
-  out.losses = {{"lm loss", interval_.advanced > 0 ? interval_.loss_sum / interval_.advanced : record.loss}};
+  out.losses = {{facts_.loss_name, interval_.advanced > 0 ? interval_.loss_sum / interval_.advanced : record.loss}};
+  out.metrics = interval_.advanced > 0 ? interval_.metric_sums : record.metrics;
+  for (auto& [name, value] : out.metrics) value /= static_cast<double>(std::max<int64_t>(1, interval_.advanced));
   out.loss_scale = record.loss_scale;
   if (!record.skipped) out.grad_norm = record.grad_norm;
   out.num_zeros = record.num_zeros;
@@ -144,7 +151,8 @@ void TrainingLog::write_metrics(const TrainingLine& line, double seconds) {
   JsonWriter json = metrics_.begin("train");
   json.member("iteration", line.iteration).member("consumed_samples", line.consumed_samples);
   json.member("consumed_tokens", line.consumed_samples * facts_.sequence_length);
-  json.member("lm loss", line.losses.front().second).member("learning_rate", line.learning_rate);
+  json.member(facts_.loss_name, line.losses.front().second).member("learning_rate", line.learning_rate);
+  for (const auto& [name, value] : line.metrics) json.member(name, value);
   json.member("global_batch_size", line.global_batch_size).member("loss_scale", line.loss_scale);
   if (line.grad_norm) json.member("grad_norm", *line.grad_norm);
   if (line.num_zeros) json.member("num_zeros", *line.num_zeros);
@@ -178,7 +186,10 @@ void TrainingLog::write_scalars(const StepRecord& record) {
   };
   put("learning-rate", record.learning_rate);
   put("batch-size", static_cast<double>(record.global_batch_size));
-  if (!record.skipped) put("lm loss", record.loss);
+  if (!record.skipped) {
+    put(facts_.loss_name.c_str(), record.loss);
+    for (const auto& [name, value] : record.metrics) put(name.c_str(), value);
+  }
   if (config_.log_loss_scale_to_tensorboard) put("loss-scale", record.loss_scale);
   if (config_.log_world_size_to_tensorboard) put("world-size", static_cast<double>(facts_.world_size));
   if (!record.skipped) put("grad-norm", record.grad_norm);
@@ -188,17 +199,23 @@ void TrainingLog::write_scalars(const StepRecord& record) {
 
 void TrainingLog::evaluation(const EvaluationRecord& record) {
   const std::string suffix = record.set_index < 0 ? "" : cat("-", record.set_index);
-  print_line(format_evaluation_lines({suffix, record.where, {{"lm loss", record.loss}}}));
+  const std::string& loss = facts_.loss_name;
+  const bool per_token = facts_.loss_per_token;
+  print_line(format_evaluation_lines({suffix, record.where, {{loss, record.loss}}, record.metrics, per_token}));
   if (tensorboard_ && record.split == "validation") {
-    scalar("lm loss validation" + suffix, record.loss, record.iteration, record.consumed_samples);
-    if (config_.log_validation_ppl_to_tensorboard)
-      scalar("lm loss validation" + suffix + " ppl", perplexity(record.loss), record.iteration, record.consumed_samples);
+    scalar(loss + " validation" + suffix, record.loss, record.iteration, record.consumed_samples);
+    for (const auto& [name, value] : record.metrics)
+      scalar(name + " validation" + suffix, value, record.iteration, record.consumed_samples);
+    if (config_.log_validation_ppl_to_tensorboard && per_token)
+      scalar(loss + " validation" + suffix + " ppl", perplexity(record.loss), record.iteration, record.consumed_samples);
   }
   if (!metrics_.is_open()) return;
   JsonWriter json = metrics_.begin("evaluation");
   json.member("iteration", record.iteration).member("consumed_samples", record.consumed_samples);
   json.member("split", record.split).member("set", record.set_name);
-  json.member("lm loss", record.loss).member("ppl", perplexity(record.loss));
+  json.member(loss, record.loss);
+  if (per_token) json.member("ppl", perplexity(record.loss));
+  for (const auto& [name, value] : record.metrics) json.member(name, value);
   metrics_.write(json);
 }
 

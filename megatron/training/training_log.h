@@ -32,6 +32,7 @@ struct StepRecord {
   double grad_norm = 0;
   std::optional<int64_t> num_zeros;
   std::optional<double> params_norm;
+  std::vector<std::pair<std::string, double>> metrics;  // of the task
 };
 
 struct EvaluationRecord {
@@ -42,6 +43,7 @@ struct EvaluationRecord {
   std::string set_name;
   std::string where;       // "iteration 100"
   double loss = 0;
+  std::vector<std::pair<std::string, double>> metrics;  // of the task
 };
 
 // Bytes; zero where the device has no allocator to ask.
@@ -61,6 +63,8 @@ struct RunFacts {
   int64_t sequence_length = 0;
   int64_t world_size = 1;
   bool first_rank = true;  // the one that writes files
+  std::string loss_name = "lm loss";
+  bool loss_per_token = true;  // it has a perplexity
   double peak_flops = 0;  // of one device; 0: not known
   ModelFlops model;
 };
@@ -87,6 +91,7 @@ class TrainingLog {
   struct Interval {
     int64_t advanced = 0, skipped = 0, non_finite = 0;
     double loss_sum = 0;
+    std::vector<std::pair<std::string, double>> metric_sums;
     double samples = 0;
     double seconds = 0;
   };

@@ -8,6 +8,7 @@
 #include "megatron/tensor_parallel/mappings.h"
 #include "megatron/transformer/context_parallel.h"
 #include "megatron/transformer/kv_cache.h"
+#include "megatron/transformer/lora.h"
 
 namespace megatron {
 namespace {
@@ -32,6 +33,7 @@ LinearOptions qkv_options(const TransformerConfig& config, int64_t layer_number,
   options.input_norm = config.has_pre_norm();
   options.norm = norm_options(config);
   options.recompute_norm = config.recomputes("layernorm");
+  options.lora = lora_options(config, "linear_qkv");
   return options;
 }
 
@@ -42,6 +44,7 @@ LinearOptions proj_options(const TransformerConfig& config, int64_t layer_number
   options.init = config.weight_init(
       config.hidden_size, config.num_attention_heads * config.kv_channels, /*output=*/true);
   options.sequence_parallel = sequence_parallel;
+  options.lora = lora_options(config, "linear_proj");
   return options;
 }
 

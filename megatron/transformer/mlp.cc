@@ -2,6 +2,7 @@
 
 #include "megatron/nn/activation_offload.h"
 #include "megatron/tensor/torch.h"
+#include "megatron/transformer/lora.h"
 
 namespace megatron {
 namespace {
@@ -22,6 +23,7 @@ LinearOptions fc1_options(const TransformerConfig& config, int64_t layer_number,
   options.norm = {config.normalization, config.layernorm_epsilon,
                   config.layernorm_zero_centered_gamma};
   options.recompute_norm = config.recomputes("layernorm");
+  options.lora = lora_options(config, "linear_fc1");
   return options;
 }
 
@@ -44,6 +46,7 @@ LinearOptions fc2_options(const TransformerConfig& config, int64_t layer_number,
     options.recompute_activation = config.recomputes("mlp_act");
     options.input_from = fc1;
   }
+  options.lora = lora_options(config, "linear_fc2");
   return options;
 }
 

@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "megatron/base/check.h"
+#include "megatron/transformer/lora.h"
 
 namespace megatron {
 namespace {
@@ -264,6 +265,17 @@ void TransformerConfig::fields(FieldVisitor& v) {
           "with --first-last-layers-bf16: layers at the start");
   v.field("num_layers_at_end_in_bf16", num_layers_at_end_in_bf16,
           "with --first-last-layers-bf16: layers at the end");
+  v.group("adapters");
+  v.field("lora_rank", lora_rank,
+          "train low-rank adapters (LoRA) of this rank in place of the weights; 0: no adapters");
+  v.field("lora_alpha", lora_alpha,
+          "what adapters add is multiplied by this over the rank; none: the rank");
+  v.field("lora_targets", lora_targets,
+          "linears with adapters: linear_q, linear_k, linear_v, linear_proj, linear_fc1_gate, "
+          "linear_fc1_up, linear_fc2 "
+          "(q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj mean the same), "
+          "linear_qkv and linear_fc1 (one adapter for all rows); empty or all-linear: each part of "
+          "every linear");
   v.group("RNG and initialization");
   v.field("init_method_std", init_method_std, "standard deviation of weights");
   v.field("embedding_init_method_std", embedding_init_method_std,
@@ -333,6 +345,10 @@ void TransformerConfig::finalize() {
   if (max_position_embeddings == 0) max_position_embeddings = seq_length;
   if (recompute_granularity == RecomputeGranularity::kSelective && recompute_modules.empty())
     recompute_modules = {"core_attn"};
+  if (lora_rank > 0) {
+    if (!lora_alpha) lora_alpha = static_cast<double>(lora_rank);
+    lora_targets = written_out_lora_targets(lora_targets, is_gated(activation()));
+  }
 }
 
 void TransformerConfig::validate(Violations& violations) const {
@@ -373,6 +389,7 @@ void TransformerConfig::validate(Violations& violations) const {
   require(rope_scaling_factor > 0,
           cat("--rope-scaling-factor ", rope_scaling_factor, " must be positive"));
   validate_rope_scaling(violations);
+  validate_lora(violations);
   require(!rotary_base_local || *rotary_base_local > 0,
           cat("--rotary-base-local ", rotary_base_local.value_or(0), " must be positive"));
   require(!rotary_base_local || !window_size.empty(),
@@ -529,6 +546,20 @@ void TransformerConfig::remove_quantization() {
   fp4_format = Fp4Format::kNone;
   first_last_layers_bf16 = false;
   num_layers_at_start_in_bf16 = num_layers_at_end_in_bf16 = 1;
+}
+
+void TransformerConfig::validate_lora(Violations& violations) const {
+  if (lora_rank < 0) violations.add(cat("--lora-rank ", lora_rank, " is negative"), "0: none");
+  if (lora_rank <= 0) {
+    if (lora_alpha || !lora_targets.empty())
+      violations.add("--lora-alpha and --lora-targets have an effect only with --lora-rank");
+    return;
+  }
+  if (is_quantized())
+    violations.add("--lora-rank with --fp8-format or --fp4-format is not built", "leave one of them out");
+  if (lora_alpha && !(*lora_alpha > 0))
+    violations.add(cat("--lora-alpha ", *lora_alpha, " must be positive"));
+  validate_lora_targets(lora_targets, is_gated(activation()), violations);
 }
 
 void TransformerConfig::validate_rope_scaling(Violations& violations) const {

@@ -109,6 +109,10 @@ struct TransformerConfig : Config {
   Fp4Recipe fp4_recipe = Fp4Recipe::kNvfp4;
   bool first_last_layers_bf16 = false;  // the first and last layers are not quantised, as many as:
   int64_t num_layers_at_start_in_bf16 = 1, num_layers_at_end_in_bf16 = 1;
+  // -- adapters (LoRA): Hu et al. 2021 (arXiv:2106.09685)
+  int64_t lora_rank = 0;             // 0: none; above, adapters alone are trained
+  std::optional<double> lora_alpha;  // what adapters add is multiplied by lora_alpha / lora_rank
+  std::vector<std::string> lora_targets;  // see transformer/lora.h; finalize() writes them out
 
   // -- start
   double init_method_std = 0.02;
@@ -189,6 +193,7 @@ struct TransformerConfig : Config {
  private:
   void validate_quantization(Violations& violations) const;
   void validate_rope_scaling(Violations& violations) const;
+  void validate_lora(Violations& violations) const;
 };
 
 }  // namespace megatron

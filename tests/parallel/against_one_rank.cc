@@ -22,11 +22,11 @@ Arguments parse_run(const std::string& flags, int world_size) {
 }
 
 std::string differences_from_one_rank(const Arguments& arguments, c10::ScalarType dtype,
-                                      double rtol, int steps) {
+                                      double rtol, int steps, const std::string& name) {
   static std::map<std::string, TrainingTrace> references;
-  const PretrainTask task = gpt_task();
+  const PretrainTask task = name == "dpo" ? dpo_task(arguments.dpo) : gpt_task();
   const Arguments one = serial_arguments(arguments);
-  TrainingTrace& reference = references[cat(dtype, " ", steps, " ", resolved_yaml(one))];
+  TrainingTrace& reference = references[cat(name, " ", dtype, " ", steps, " ", resolved_yaml(one))];
   if (reference.steps.empty()) reference = trace_training(task, one, dtype, steps);
   const TrainingTrace trace = trace_training(task, arguments, dtype, steps);
   const std::vector<Comparison> comparisons = compare_traces(trace, reference, rtol);

@@ -16,8 +16,8 @@ Arguments parse_run(const std::string& flags, int world_size);
 // Trains `steps` steps in `dtype` under the arguments and on one rank, and compares everything
 // (compare_traces). Returns a line for each of the first differences beyond `rtol` and for each
 // fault of the pieces; empty: none. What one rank does is kept for further layouts of the same
-// model.
+// model. `task` is gpt or dpo.
 std::string differences_from_one_rank(const Arguments& arguments, c10::ScalarType dtype,
-                                      double rtol, int steps);
+                                      double rtol, int steps, const std::string& task = "gpt");
 
 }  // namespace megatron

@@ -23,7 +23,9 @@ class Layouts : public testing::TestWithParam<LayoutRow> {
     const LayoutRow& row = GetParam();
     const std::string flags =
         cat(kCommon, " ", optimizer, " ", model_flags(row.model), " ", row.flags);
-    EXPECT_EQ(differences_from_one_rank(parse_run(flags, row.world_size), dtype, rtol, kSteps), "");
+    EXPECT_EQ(
+        differences_from_one_rank(parse_run(flags, row.world_size), dtype, rtol, kSteps, row.task),
+        "");
   }
 };
 

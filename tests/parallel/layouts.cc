@@ -65,6 +65,7 @@ constexpr Model kModels[] = {
 #define OVERLAP "--overlap-grad-reduce --overlap-param-gather "
 #define SELECTIVE "--recompute-granularity selective --recompute-modules "
 #define OFFLOAD "--fine-grained-activation-offloading --min-offloaded-tensor-size 0 --offload-modules "
+#define LORA "--lora-rank 3 --lora-alpha 5 "
 #define FULL "--recompute-granularity full --recompute-method uniform --recompute-num-layers "
 
 constexpr LayoutRow kRows[] = {
@@ -92,6 +93,28 @@ constexpr LayoutRow kRows[] = {
      ZERO1 "--ddp-bucket-size 3000 " OVERLAP "--freeze *.layers.[02] *layernorm*"},
     {"dp2_zero2_frozen", "llama", 2, ZERO2 "--freeze-except *.linear_fc2 *.layers.3"},
     {"tp2_dp2_zero3_frozen", "gpt", 4, TP "2 " ZERO3 OVERLAP "--freeze embedding *.linear_qkv"},
+    // Adapters: of parts, of some parts, of whole linears, with fewer groups than ranks.
+    {"tp2_lora", "llama", 2, TP "2 " LORA},
+    {"tp3_sp_lora_parts", "llama", 3,
+     TP "3 " SP LORA "--lora-targets q_proj v_proj up_proj o_proj"},
+    {"tp4_sp_lora_groups2", "qwen", 4, TP "4 " SP LORA},
+    {"tp2_lora_whole", "gpt", 2, TP "2 " LORA "--lora-targets linear_qkv linear_fc1 linear_fc2"},
+    {"tp2_sp_lora_mlp_act", "llama", 2, TP "2 " SP SELECTIVE "mlp_act layernorm " LORA},
+    {"dp2_zero1_lora", "llama", 2, ZERO1 OVERLAP "--ddp-bucket-size 500 " LORA},
+    {"dp2_zero3_lora", "qwen", 2, ZERO3 OVERLAP LORA},
+    {"pp2_zbh1_lora", "llama", 2, PP "2 --pipeline-schedule zb-h1 " LORA},
+    {"pp2_vpp2_lora_full", "gpt", 2, PP "2 " VPP "2 " LORA FULL "1"},
+    {"cp2_lora", "llama", 2, CP "2 " LORA},
+    {"tp2_sp_pp2_dp2_lora", "gpt", 8, TP "2 " SP PP "2 " ZERO1 OVERLAP LORA},
+    {"tp2_sp_dp2_zero3_lora", "llama", 4, TP "2 " SP ZERO3 LORA},
+    // Preferences, with a frozen copy as the reference, and with adapters.
+    {"tp2_sp_dpo", "llama", 2, TP "2 " SP, "dpo"},
+    {"cp2_dpo", "llama", 2, CP "2", "dpo"},
+    {"dp2_zero3_dpo", "llama", 2, ZERO3 OVERLAP, "dpo"},
+    {"pp2_vpp2_dpo", "gpt", 2, PP "2 " VPP "2", "dpo"},
+    {"pp2_zbv_dpo", "llama", 2, PP "2 --pipeline-schedule zb-v", "dpo"},
+    {"tp2_pp2_dp2_dpo_lora", "llama", 8, TP "2 " SP PP "2 " ZERO1 OVERLAP LORA, "dpo"},
+    {"cp2_dpo_lora_means", "llama", 2, CP "2 --no-calculate-per-token-loss " LORA, "dpo"},
     {"dp2_means", "qwen", 2, "--no-calculate-per-token-loss"},
     {"dp4_overlap", "gpt", 4, "--overlap-grad-reduce --ddp-bucket-size 5000"},
     {"dp4_zero1", "gpt", 4, ZERO1},

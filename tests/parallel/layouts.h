@@ -11,6 +11,7 @@ struct LayoutRow {
   const char* model;  // of the table in layouts.cc
   int world_size;
   const char* flags;  // of `pretrain`, on top of the model's; one rank keeps those that do not name a layout
+  const char* task = "gpt";
 };
 
 inline void PrintTo(const LayoutRow& row, std::ostream* out) { *out << row.flags; }

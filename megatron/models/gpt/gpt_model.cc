@@ -11,6 +11,7 @@
 #include "megatron/tensor_parallel/linear_cross_entropy.h"
 #include "megatron/tensor_parallel/mappings.h"
 #include "megatron/tensor_parallel/vocab_parallel_embedding.h"
+#include "megatron/transformer/lora.h"
 #include "megatron/transformer/transformer_block.h"
 
 namespace megatron {
@@ -205,12 +206,17 @@ GPTModel::GPTModel(const GPTConfig& config, const ParallelGroups& groups, const 
     impl_->head = table;
   }
   name_parameters();
+  if (config.transformer.lora_rank == 0) return;
+  visit([](const std::string& name, Parameter& parameter) {
+    parameter.trainable = is_lora_parameter(name);
+  });
 }
 
 GPTModel::~GPTModel() = default;
 
 const GPTConfig& GPTModel::config() const { return impl_->config; }
 const StageSlice& GPTModel::slice() const { return impl_->slice; }
+const ParallelGroups& GPTModel::groups() const { return impl_->groups; }
 Parameter* GPTModel::embedding_table() {
   return impl_->embedding ? &impl_->embedding->weight() : nullptr;
 }
@@ -237,11 +243,15 @@ at::Tensor GPTModel::logits(const at::Tensor& hidden) {
   return cap > 0.0 ? logits.div(cap).tanh().mul(cap) : logits;
 }
 
+at::Tensor GPTModel::token_losses(const at::Tensor& hidden, const at::Tensor& labels) {
+  return vocab_parallel_cross_entropy(logits(hidden), labels.t().contiguous(), impl_->config.vocab_size,
+                                      impl_->config.transformer.z_loss_coeff, impl_->groups.tp);
+}
+
 Loss GPTModel::loss(const at::Tensor& hidden, const at::Tensor& labels, const at::Tensor& loss_mask,
                     const at::Tensor& loss_grad) {
   check_shape("loss_mask", loss_mask, {labels.size(0), labels.size(1)});
   const GPTConfig& config = impl_->config;
-  const at::Tensor targets = labels.t().contiguous();
   const at::Tensor mask =
       loss_mask.t().to(hidden.scalar_type() == at::kDouble ? at::kDouble : at::kFloat);
   at::Tensor per_token;
@@ -251,10 +261,9 @@ Loss GPTModel::loss(const at::Tensor& hidden, const at::Tensor& labels, const at
     const LinearCrossEntropyOptions options = {config.vocab_size, config.transformer.z_loss_coeff,
                                                config.transformer.cross_entropy_chunk_tokens,
                                                config.sequence_parallel};
-    per_token = linear_cross_entropy(*impl_->head, hidden, targets, mask * loss_grad.to(mask.scalar_type()), options, impl_->groups.tp);
+    per_token = linear_cross_entropy(*impl_->head, hidden, labels.t().contiguous(), mask * loss_grad.to(mask.scalar_type()), options, impl_->groups.tp);
   } else {
-    per_token = vocab_parallel_cross_entropy(logits(hidden), targets, config.vocab_size,
-                                             config.transformer.z_loss_coeff, impl_->groups.tp);
+    per_token = token_losses(hidden, labels);
   }
   return {(per_token * mask).sum(), mask.sum()};
 }

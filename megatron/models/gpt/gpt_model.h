@@ -65,6 +65,8 @@ class GPTModel : public Module {
   at::Tensor hidden(const at::Tensor& tokens, const at::Tensor& input, const ForwardContext& context);
   // The last segment's part: [s, b, h] -> [s, b, v/t] in the model's type; columns of vocabulary padding are unspecified.
   at::Tensor logits(const at::Tensor& hidden);
+  // Cross entropy of each token, [s, b] fp32 (fp64), with the z-loss. labels [b, s] int64.
+  at::Tensor token_losses(const at::Tensor& hidden, const at::Tensor& labels);
   // Sum of the per-token losses times their mask, and the sum of the mask. labels [b, s] int64, loss_mask [b, s] fp32.
   // `loss_grad` as in ForwardContext: with it and --cross-entropy-fusion-impl linear a backward must follow.
   Loss loss(const at::Tensor& hidden, const at::Tensor& labels, const at::Tensor& loss_mask,
@@ -86,6 +88,7 @@ class GPTModel : public Module {
   // Whether hidden states are what the segment gives: to the next one, or to begin_loss() of all
   // stages.
   bool gives_hidden() const;
+  const ParallelGroups& groups() const;
   Parameter* embedding_table();  // null where the segment has none
 
  private:

@@ -10,10 +10,15 @@
 #include "megatron/base/check.h"
 #include "megatron/base/files.h"
 #include "megatron/base/parse.h"
+#include "megatron/comm/parallel_groups.h"
 #include "megatron/dist_checkpointing/checkpoint_folder.h"
 #include "megatron/dist_checkpointing/safetensors.h"
 #include "megatron/dist_checkpointing/save.h"
 #include "megatron/models/huggingface/hf_folder.h"
+#include "megatron/models/huggingface/peft.h"
+#include "megatron/tensor/shape.h"
+#include "megatron/tensor/torch.h"
+#include "megatron/transformer/lora.h"
 
 namespace megatron {
 namespace {
@@ -22,6 +27,7 @@ namespace fs = std::filesystem;
 
 // Where a checkpoint keeps what our configuration has no place for.
 constexpr const char* kKept = "huggingface/";
+constexpr const char* kKeptPeft = "peft/";
 
 uint64_t num_bytes(DType dtype, const std::vector<int64_t>& shape) {
   uint64_t bytes = static_cast<uint64_t>(size_of(dtype));
@@ -53,8 +59,11 @@ void transpose(const std::vector<std::byte>& in, int64_t rows, int64_t columns, 
 }  // namespace
 
 ConvertResult import_hf_folder(const fs::path& folder, const fs::path& root,
-                               const ConvertProgress& progress) {
+                               const ConvertProgress& progress, const fs::path& adapter) {
   HfFolder source = open_hf_folder(folder);
+  std::optional<Checkpoint> adapters;
+  if (!adapter.empty())
+    adapters = open_peft_folder(adapter, *source.model.family, source.model.config);
   MEGATRON_CHECK(find_checkpoints(root).empty(), root.string(),
                  ": holds checkpoints already\nhint: give another --save");
   ConvertResult result;
@@ -65,14 +74,20 @@ ConvertResult import_hf_folder(const fs::path& folder, const fs::path& root,
   SaveRequest save;
   save.root = root;
   save.state = kWeightsOnlyState;
-  for (const auto& [key, stored] : source.checkpoint.manifest().tensors) {
-    ShardedTensor tensor;
-    tensor.key = key;
-    tensor.dtype = stored.dtype;
-    tensor.global_shape = stored.shape;
-    save.tensors.push_back(std::move(tensor));
-    result.bytes += num_bytes(stored.dtype, stored.shape);
+  for (const Checkpoint* from : {&source.checkpoint, adapters ? &*adapters : nullptr}) {
+    if (from == nullptr) continue;
+    for (const auto& [key, stored] : from->manifest().tensors) {
+      ShardedTensor tensor;
+      tensor.key = key;
+      tensor.dtype = stored.dtype;
+      tensor.global_shape = stored.shape;
+      save.tensors.push_back(std::move(tensor));
+      result.bytes += num_bytes(stored.dtype, stored.shape);
+    }
   }
+  if (adapters)
+    result.num_tensors +=
+        static_cast<int64_t>(peft_tensors(*source.model.family, source.model.config).size());
   report(progress, result.bytes, 0);
   std::vector<std::byte> memory;
   uint64_t pending = 0;
@@ -83,7 +98,7 @@ ConvertResult import_hf_folder(const fs::path& folder, const fs::path& root,
     memory.resize(pending);
     ShardedTensor tensor = wanted;
     tensor.data = memory.data();
-    load_one(source.checkpoint, tensor);
+    load_one(adapters && is_lora_parameter(tensor.key) ? *adapters : source.checkpoint, tensor);
     return memory.data();
   };
 
@@ -101,6 +116,9 @@ ConvertResult import_hf_folder(const fs::path& folder, const fs::path& root,
     if (fs::is_regular_file(folder / name, ignored))
       save.files.emplace_back(std::string(kKept) + name, read_file(folder / name));
   }
+  if (adapters)
+    save.files.emplace_back(std::string(kKeptPeft) + kPeftConfig,
+                            read_file(adapter / kPeftConfig));
   const SaveResult saved = save_checkpoint(save);
   report(progress, result.bytes, pending);
   result.directory = saved.directory;
@@ -117,6 +135,8 @@ struct Origin {
   GPTConfig config;
   TokenizerConfig tokenizer;
   std::string config_json = "{}";  // of the folder it came from
+  std::string peft_json = "{}";    // of the adapters' folder
+  bool has_adapters() const { return config.transformer.lora_rank > 0; }
 };
 
 Origin read_origin(const Checkpoint& checkpoint) {
@@ -131,11 +151,17 @@ Origin read_origin(const Checkpoint& checkpoint) {
   origin.config.transformer.finalize();
   const auto& tensors = checkpoint.manifest().tensors;
   const auto table = tensors.find("embedding.word_embeddings.weight");
-  MEGATRON_CHECK(table != tensors.end(), name, ": no tensor embedding.word_embeddings.weight",
+  // Adapters that were saved without their base have no table, and need none.
+  const bool adapters_alone = origin.config.transformer.lora_rank > 0 && table == tensors.end();
+  MEGATRON_CHECK(table != tensors.end() || adapters_alone, name,
+                 ": no tensor embedding.word_embeddings.weight",
                  "\nhint: this is no checkpoint of a GPT model");
-  origin.config.vocab_size = origin.config.padded_vocab_size = table->second.shape[0];
+  origin.config.vocab_size = origin.config.padded_vocab_size =
+      adapters_alone ? 1 : table->second.shape[0];
   const std::string kept = std::string(kKept) + kHfConfig;
   if (checkpoint.has_file(kept)) origin.config_json = checkpoint.read_file(kept);
+  const std::string kept_peft = std::string(kKeptPeft) + kPeftConfig;
+  if (checkpoint.has_file(kept_peft)) origin.peft_json = checkpoint.read_file(kept_peft);
   return origin;
 }
 
@@ -144,6 +170,11 @@ std::string model_type_of(const std::string& config_json) {
   return json.is_object() && json.contains("model_type") && json["model_type"].is_string()
              ? json["model_type"].get<std::string>()
              : "";
+}
+
+GPTConfig without_adapters(GPTConfig config) {
+  config.transformer.lora_rank = 0;
+  return config;
 }
 
 // The family to write, and its config.json.
@@ -162,7 +193,7 @@ std::pair<const HfFamily*, std::string> choose_family(const Origin& origin,
   for (const HfFamily& family : hf_families()) {
     try {
       std::string text = write_hf_config(family, origin.config, "{}");
-      hf_tensors(family, origin.config);  // every tensor has a name
+      hf_tensors(family, without_adapters(origin.config));  // every tensor has a name
       return {&family, std::move(text)};
     } catch (const Error& error) {
       const std::string what = error.what();
@@ -205,14 +236,32 @@ class Exporter {
     std::error_code ignored;
     MEGATRON_CHECK(!fs::exists(request_.folder, ignored) || fs::is_empty(request_.folder, ignored),
                    request_.folder.string(), ": is not empty\nhint: give another --save");
+    MEGATRON_CHECK(origin_.has_adapters() || !request_.merge_adapter, "--merge-adapter: ",
+                   checkpoint_.directory().string(), " holds no adapters (--lora-rank is 0)");
     auto [family, config_json] = choose_family(origin_, request_.model_type);
-    tensors_ = hf_tensors(*family, origin_.config);
+    tensors_ = hf_tensors(*family, without_adapters(origin_.config));
+    const bool adapters_alone = origin_.has_adapters() && !request_.merge_adapter;
+    std::vector<HfTensor> adapters;
+    if (adapters_alone) adapters = peft_tensors(*family, origin_.config);
+    if (origin_.has_adapters() && !checkpoint_.manifest().tensors.contains(tensors_.front().ours)) {
+      MEGATRON_CHECK(adapters_alone, "--merge-adapter: ", checkpoint_.directory().string(),
+                     " holds adapters without their base",
+                     "\nhint: convert them to a folder of PEFT, that folder and the base to a "
+                     "checkpoint (--adapter), and merge that");
+      tensors_.clear();  // saved without its frozen weights
+    }
     check_checkpoint();
+    if (adapters_alone) tensors_ = std::move(adapters);
     fs::create_directories(request_.folder);
     result_.model_type = family->model_type;
     result_.iteration = checkpoint_.iteration();
     result_.directory = request_.folder;
     result_.num_tensors = static_cast<int64_t>(tensors_.size());
+    if (adapters_alone) {
+      write_in_one_file(kPeftSafetensors);
+      put(kPeftConfig, write_peft_config(*family, origin_.config, origin_.peft_json));
+      return std::move(result_);
+    }
     write_tensors();
     copy_files();
     HfFields fields = HfFields::writer(config_json);
@@ -239,16 +288,23 @@ class Exporter {
   // Every tensor of the checkpoint is one of the model's (or the optimizer's), with its shape.
   void check_checkpoint() const {
     const std::string name = checkpoint_.directory().string();
-    std::map<std::string_view, const HfTensor*> expected;
-    for (const HfTensor& tensor : tensors_) expected[tensor.ours] = &tensor;
+    std::map<std::string, std::vector<int64_t>> expected;
+    for (const HfTensor& tensor : tensors_) expected[tensor.ours] = tensor.our_shape;
+    if (origin_.has_adapters()) {
+      const ParallelGroups groups;
+      GPTModel model(origin_.config, groups);  // declares parameters, holds no memory
+      model.visit([&](const std::string& key, Parameter& parameter) {
+        if (is_lora_parameter(key)) expected[key] = parameter.global_shape;
+      });
+    }
     const auto& stored = checkpoint_.manifest().tensors;
-    for (const auto& [key, tensor] : expected) {
-      const auto found = stored.find(std::string(key));
+    for (const auto& [key, shape] : expected) {
+      const auto found = stored.find(key);
       MEGATRON_CHECK(found != stored.end(), name, ": ", key,
                      " is not in the checkpoint, the model of its config.yaml has it");
-      MEGATRON_CHECK(found->second.shape == tensor->our_shape, name, ": ", key,
-                     " has global shape ", nlohmann::json(found->second.shape).dump(),
-                     ", by its config.yaml it is ", nlohmann::json(tensor->our_shape).dump());
+      MEGATRON_CHECK(found->second.shape == shape, name, ": ", key, " has global shape ",
+                     nlohmann::json(found->second.shape).dump(), ", by its config.yaml it is ",
+                     nlohmann::json(shape).dump());
     }
     for (const auto& [key, tensor] : stored)
       MEGATRON_CHECK(expected.contains(key) || key.starts_with("optimizer."), name, ": ", key,
@@ -279,6 +335,20 @@ class Exporter {
       for (const HfTensor* tensor : shards[i].tensors) index["weight_map"][tensor->name] = name;
     }
     if (shards.size() > 1) put(kHfIndex, index.dump(2) + "\n");
+  }
+
+  void write_in_one_file(const char* name) {
+    Shard all;
+    for (const HfTensor& tensor : tensors_) {
+      all.tensors.push_back(&tensor);
+      all.bytes += num_bytes(dtype_of(tensor), tensor.shape);
+    }
+    // In the order that their own writer has: by name.
+    std::sort(all.tensors.begin(), all.tensors.end(),
+              [](const HfTensor* a, const HfTensor* b) { return a->name < b->name; });
+    result_.bytes = all.bytes;
+    report(progress_, result_.bytes, 0);
+    write_shard(name, all);
   }
 
   void write_shard(const std::string& name, const Shard& shard) {
@@ -322,9 +392,39 @@ class Exporter {
     memory_.resize(num_bytes(dtype, tensor.shape));
     wanted.data = memory_.data();
     load_one(checkpoint_, wanted);
+    if (request_.merge_adapter) merge(tensor, wanted);
     if (!tensor.transposed) return memory_;
     transpose(memory_, wanted.local_shape[0], wanted.local_shape[1], size_of(dtype), transposed_);
     return transposed_;
+  }
+
+  // Adds what the adapter of a linear adds to the rows in memory, in fp32 (fp64), rounded once.
+  void merge(const HfTensor& tensor, const ShardedTensor& loaded) {
+    const std::string stem = tensor.ours.substr(0, tensor.ours.rfind('.') + 1);
+    const std::string a_name = stem + std::string(kLoraA), b_name = stem + std::string(kLoraB);
+    const auto& stored = checkpoint_.manifest().tensors;
+    if (!tensor.ours.ends_with(".weight") || !stored.contains(a_name)) return;
+    const at::Tensor rows = at::from_blob(memory_.data(), loaded.local_shape,
+                                          at::dtype(to_scalar_type(loaded.dtype)));
+    const at::Tensor sum = rows.to(loaded.dtype == DType::kFloat64 ? at::kDouble : at::kFloat,
+                                   /*non_blocking=*/false, /*copy=*/true);
+    const at::Tensor a = whole(a_name), b = whole(b_name);
+    for (const RowRun& run : tensor.runs)
+      merge_adapter(origin_.config.transformer, tensor.ours, run.ours, a, b,
+                    sum.narrow(0, run.theirs, run.count));
+    rows.copy_(sum);
+  }
+
+  at::Tensor whole(const std::string& key) const {
+    const StoredTensor& stored = checkpoint_.manifest().tensors.at(key);
+    ShardedTensor tensor;
+    tensor.key = key;
+    tensor.dtype = stored.dtype;
+    tensor.global_shape = stored.shape;
+    at::Tensor data = at::empty(stored.shape, to_scalar_type(stored.dtype));
+    tensor.data = data.data_ptr();
+    load_one(checkpoint_, tensor);
+    return data;
   }
 
   void copy_files() {

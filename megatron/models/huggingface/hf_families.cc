@@ -833,6 +833,9 @@ std::map<std::string, std::string> settings(const TransformerConfig& given) {
   t.recompute_num_layers = defaults.recompute_num_layers;
   t.recompute_modules.clear();
   t.cp_comm_type = defaults.cp_comm_type;
+  t.lora_rank = 0;
+  t.lora_alpha.reset();
+  t.lora_targets.clear();
   // With rotary positions, how far they may go shapes nothing.
   if (t.position_embedding_type != PositionEmbedding::kLearnedAbsolute)
     t.max_position_embeddings = 1;

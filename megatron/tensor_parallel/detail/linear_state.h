@@ -43,6 +43,7 @@ struct LinearState {
   QuantizationOptions quantization = {};
   LinearState* input_from = nullptr;  // the layer that the input activation is applied to, if known
   WeightCodes weight_codes = {};
+  LoraAdapter* lora = nullptr;
   MeasuredGradient measured = {};  // the gradient of this layer's output, if its maker measured it
 };
 

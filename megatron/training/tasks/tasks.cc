@@ -8,20 +8,21 @@ namespace {
 
 struct Entry {
   const char* name;
-  PretrainTask (*make)();
+  PretrainTask (*make)(const DpoConfig&);
 };
 
 constexpr Entry kTasks[] = {
-    {"gpt", gpt_task},
-    {"sft", sft_task},
+    {"gpt", [](const DpoConfig&) { return gpt_task(); }},
+    {"sft", [](const DpoConfig&) { return sft_task(); }},
+    {"dpo", dpo_task},
 };
 
 }  // namespace
 
-PretrainTask find_task(std::string_view name) {
+PretrainTask find_task(std::string_view name, const DpoConfig& dpo) {
   std::string known;
   for (const Entry& entry : kTasks) {
-    if (name == entry.name) return entry.make();
+    if (name == entry.name) return entry.make(dpo);
     known += cat(known.empty() ? "" : ", ", entry.name);
   }
   throw UsageError(cat("--task ", name, " is unknown\nhint: known tasks: ", known));

@@ -33,6 +33,7 @@ PROOFS = {
     "gpt dp2 means": (2, GPT + BATCH + "--no-calculate-per-token-loss"),
     "gpt dp4 zero1 instances": (4, GPT + BATCH + ZERO1 + "--num-distributed-optimizer-instances 2"),
     "llama tp2": (2, LLAMA + BATCH + TP + "2"),
+    "llama tp2 lora": (2, LLAMA + BATCH + TP + "2 --lora-rank 16"),
     "gpt cp2 gather": (2, GPT + BATCH + CP + "2 --cp-comm-type all_gather"),
     "gpt cp2 a2a": (2, GPT + BATCH + CP + "2 --cp-comm-type a2a"),
     "llama cp2": (2, LLAMA + BATCH + CP + "2"),
@@ -61,6 +62,7 @@ class Bug:
 
 
 LAYERS = "megatron/tensor_parallel/layers.cc"
+LORA = "megatron/tensor_parallel/lora_adapter.cc"
 CROSS_ENTROPY = "megatron/tensor_parallel/cross_entropy.cc"
 EMBEDDING = "megatron/tensor_parallel/vocab_parallel_embedding.cc"
 ATTENTION_BLOCK = "megatron/tensor/attention_block.cc"
@@ -110,8 +112,13 @@ BUGS = (
           "  impl_->state = {&impl_->weight, options.bias ? &impl_->bias : nullptr,  nullptr,"),),
         "tp2", "gpt tp2"),
     Bug("row_bias_added_per_rank", "every rank adds the bias before the sum over ranks",
-        ((LAYERS, "linear_forward(x, weight.value(), at::Tensor())", "linear_forward(x, weight.value(), PLANTED ? bias.value() : at::Tensor())"),),
+        ((LAYERS, "product(*state, x, weight.value(), at::Tensor())",
+          "product(*state, x, weight.value(), PLANTED ? bias.value() : at::Tensor())"),),
         "tp2", "gpt tp2"),
+    Bug("adapter_grad_not_reduced", "gradients of the halves of adapters that every rank has whole are not summed",
+        ((LORA, "(column ? a : b).placement.partial_grad.insert(Axis::kTensor);",
+          "if (!PLANTED) (column ? a : b).placement.partial_grad.insert(Axis::kTensor);"),),
+        "tp2_lora", "llama tp2 lora"),
     Bug("column_input_grad_not_reduced", "the input gradient of a column-parallel linear is not summed over tensor ranks",
         ((LAYERS, "return state.tp->all_reduce(dx);", "return PLANTED ? nullptr : state.tp->all_reduce(dx);"),),
         "tp2", "llama tp2"),
@@ -216,14 +223,14 @@ BUGS = (
         ((PASSES, "  model.groups().pp.all_reduce(totals)->wait();",
           "  if (PLANTED) totals.narrow(0, 1, 1).copy_(passes.totals_before() * model.groups().dp_cp.size());\n"
           "  model.groups().pp.all_reduce(totals)->wait();"),
-         (PASSES, "  const at::Tensor totals = passes.totals();", "  const at::Tensor totals = passes.totals();\n  passes.keep_totals();"),
+         (PASSES, "  const at::Tensor totals = passes->totals();", "  const at::Tensor totals = passes->totals();\n  passes.keep_totals();"),
          (PASSES, "  at::Tensor totals() const { return totals_; }",
           "  at::Tensor totals() const { return totals_; }\n  at::Tensor before_;\n"
           "  void keep_totals() { before_ = totals_.narrow(0, 1, 1).clone(); }\n  at::Tensor totals_before() const { return before_; }")),
         "dp2_documents", "qwen dp2"),
     Bug("totals_over_tensor_ranks", "losses and token counts are summed over tensor ranks too",
-        ((PASSES, "  const at::Tensor totals = passes.totals();",
-          "  const at::Tensor totals = passes.totals();\n  if (PLANTED) model.groups().tp.all_reduce(totals)->wait();"),),
+        ((PASSES, "  const at::Tensor totals = passes->totals();",
+          "  const at::Tensor totals = passes->totals();\n  if (PLANTED) model.groups().tp.all_reduce(totals)->wait();"),),
         "tp2", "gpt tp2"),
     Bug("means_not_divided_by_ranks", "a mean of means divides by micro-batches, but not by data ranks",
         ((STEP, "static_cast<double>(options.num_microbatches * model.groups().dp.size())",

@@ -4,6 +4,7 @@
 #include <ATen/CPUGeneratorImpl.h>
 #include <torch/csrc/autograd/autograd.h>
 
+#include <cmath>
 #include <map>
 
 #include "megatron/nn/parameter_store.h"
@@ -60,10 +61,12 @@ void expect_grads(Module& module, const PlainParameterStore& store, const Parall
 struct ColumnCase {
   bool bias, norm, sequence_parallel, recompute_norm;
   std::vector<int64_t> parts = {};
+  LoraOptions lora = {};
 };
 
 LinearOptions column_options(const ColumnCase& c) {
   LinearOptions options;
+  options.lora = c.lora;
   options.bias = c.bias;
   options.input_norm = c.norm;
   options.sequence_parallel = c.sequence_parallel;
@@ -76,6 +79,29 @@ struct Reference {
   at::Tensor y, dx;
   std::map<std::string, at::Tensor> grads;
 };
+
+// What adapters add, row by row of the linear.
+at::Tensor adapted(const LoraOptions& lora, const at::Tensor& x, const at::Tensor& a,
+                   const at::Tensor& b) {
+  std::vector<at::Tensor> columns;
+  int64_t row_of_b = 0;
+  for (int64_t row = 0; row < kOut; ++row) {
+    const int adapter = lora.adapter_of_row.empty() ? 0 : lora.adapter_of_row[static_cast<size_t>(row)];
+    if (adapter < 0) {
+      columns.push_back(at::zeros({x.size(0), x.size(1), 1}, x.options()));
+      continue;
+    }
+    const at::Tensor z = at::matmul(x, a.narrow(0, adapter * lora.rank, lora.rank).t());
+    columns.push_back(lora.scale * at::matmul(z, b.narrow(0, row_of_b++, 1).t()));
+  }
+  return at::cat(columns, -1);
+}
+
+// One adapter for all rows, adapters of queries, keys and values, of two of these, of a gate alone.
+const LoraOptions kOneAdapter{3, 0.5};
+const LoraOptions kThreeAdapters{2, 1.5, 3, {0, 0, 1, 2, 0, 0, 1, 2, 0, 0, 1, 2, 0, 0, 1, 2}};
+const LoraOptions kTwoAdapters{3, 2.0, 2, {0, 0, -1, 1, 0, 0, -1, 1, 0, 0, -1, 1, 0, 0, -1, 1}};
+const LoraOptions kFirstPart{2, 2.0, 1, {0, 0, 0, 0, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1}};
 
 // y = norm(x) A^T + b by plain operations.
 Reference column_reference(const ColumnCase& c, const at::Tensor& input, const at::Tensor& dy) {
@@ -90,6 +116,7 @@ Reference column_reference(const ColumnCase& c, const at::Tensor& input, const a
   if (c.norm) in = at::layer_norm(x, {kIn}, w.at("layer_norm_weight"), w.at("layer_norm_bias"), 1e-5);
   at::Tensor y = at::matmul(in, w.at("weight").t());
   if (c.bias) y = y + w.at("bias");
+  if (c.lora.rank > 0) y = y + adapted(c.lora, in, w.at("lora_A.weight"), w.at("lora_B.weight"));
   torch::autograd::backward({y}, {dy});
   Reference result{y.detach(), x.grad(), {}};
   for (auto& [name, weight] : w) result.grads[name] = weight.grad();
@@ -108,7 +135,11 @@ TEST(ColumnParallelLinear, EqualsTheDenseLayer) {
   const at::Tensor x = draw({kSequence, kBatch, kIn}, 1), dy = draw({kSequence, kBatch, kOut}, 2);
   for (const ColumnCase& c : {ColumnCase{true, false, false, false}, ColumnCase{false, true, false, false},
                               ColumnCase{true, true, true, false}, ColumnCase{true, true, true, true},
-                              ColumnCase{true, false, true, false}, ColumnCase{true, true, false, true, {4, 12}}}) {
+                              ColumnCase{true, false, true, false}, ColumnCase{true, true, false, true, {4, 12}},
+                              ColumnCase{false, false, false, false, {}, kOneAdapter},
+                              ColumnCase{true, true, true, true, {}, kThreeAdapters},
+                              ColumnCase{false, true, false, false, {}, kTwoAdapters},
+                              ColumnCase{true, false, true, false, {4, 12}, kFirstPart}}) {
     const Reference expected = column_reference(c, x, dy);
     for (const int ranks : {1, 2, 4}) {
       run_tensor_ranks(ranks, [&](const ParallelGroups& groups) {
@@ -200,7 +231,8 @@ TEST(RowParallelLinear, EqualsTheDenseLayer) {
   const at::Tensor x = draw({kSequence, kBatch, kIn}, 1), dy = draw({kSequence, kBatch, kOut}, 2);
   for (const bool bias : {true, false}) {
     for (const bool sequence_parallel : {false, true}) {
-      const Reference expected = column_reference({bias, false, false, false}, x, dy);
+      const LoraOptions lora = bias == sequence_parallel ? kOneAdapter : LoraOptions{};
+      const Reference expected = column_reference({bias, false, false, false, {}, lora}, x, dy);
       for (const int ranks : {1, 2, 4}) {
         run_tensor_ranks(ranks, [&](const ParallelGroups& groups) {
           const std::string what =
@@ -208,6 +240,7 @@ TEST(RowParallelLinear, EqualsTheDenseLayer) {
           LinearOptions options;
           options.bias = bias;
           options.sequence_parallel = sequence_parallel;
+          options.lora = lora;
           RowParallelLinear layer("fc", kIn, kOut, options, groups);
           PlainParameterStore store(layer, at::kDouble, at::kCPU, true);
           fill(layer, groups);
@@ -255,6 +288,54 @@ TEST(RowParallelLinear, FrozenParametersGetNoGradientButPassItOn) {
   torch::autograd::backward({layer.forward(input)}, {dy});
   expect_near(input.grad(), at::matmul(dy, layer.parameters()[0]->value), "dx");
   for (Parameter* parameter : layer.parameters()) EXPECT_EQ(store.grad(*parameter).abs().max().item<double>(), 0.0);
+}
+
+TEST(Linear, IsTheBaseWhileAdaptersAreOff) {
+  const at::NoGradGuard no_grad;
+  const ParallelGroups one;
+  const at::Tensor x = draw({kSequence, kBatch, kIn}, 1);
+  LinearOptions options;
+  options.bias = false;
+  options.lora = kOneAdapter;
+  ColumnParallelLinear column("fc1", kIn, kOut, options, one);
+  RowParallelLinear row("fc2", kIn, kOut, options, one);
+  PlainParameterStore column_store(column, at::kDouble, at::kCPU, false), row_store(row, at::kDouble, at::kCPU, false);
+  fill(column, one);
+  fill(row, one);
+  const at::Tensor base = at::matmul(x, column.weight().value.t());
+  EXPECT_FALSE(at::allclose(column.forward(x), base, 1e-3));
+  const AdaptersOff off;
+  expect_near(column.forward(x), base, "column");
+  expect_near(row.forward(x), base, "row");
+}
+
+TEST(Linear, AdaptersStartAsInPeft) {
+  const ParallelGroups one;
+  LinearOptions options;
+  options.lora = kThreeAdapters;
+  ColumnParallelLinear layer("fc1", kIn, kOut, options, one);
+  PlainParameterStore store(layer, at::kDouble, at::kCPU, false);
+  initialize_parameters(layer, 1, one);
+  for (Parameter* parameter : layer.parameters()) {
+    if (parameter->local_shape[0] == 6) {  // A: uniform within 1 / sqrt(inputs)
+      EXPECT_LE(parameter->value.abs().max().item<double>(), 1 / std::sqrt(double{kIn}));
+      EXPECT_GT(parameter->value.abs().max().item<double>(), 0.8 / std::sqrt(double{kIn}));
+    }
+    if (parameter->local_shape.back() == 2) {  // B
+      EXPECT_EQ(parameter->value.abs().max().item<double>(), 0.0);
+    }
+  }
+}
+
+TEST(Linear, RefusesAdaptersOfPartsThatDoNotDivideAsTheWeightDoes) {
+  run_tensor_ranks(2, [](const ParallelGroups& groups) {
+    LinearOptions options;
+    options.lora = {2, 1.0, 1, {0, 0, 0, 0, 0, 0, 0, 0, -1, -1, -1, -1, -1, -1, -1, -1}};
+    EXPECT_EQ(error_of([&] { ColumnParallelLinear("linear_qkv", kIn, kOut, options, groups); }),
+              "adapters of some of queries, keys and values with fewer --num-query-groups than "
+              "--tensor-model-parallel-size 2 are not built\n"
+              "hint: give all of them to --lora-targets: linear_q linear_k linear_v");
+  });
 }
 
 TEST(Linear, RefusesSizesThatDoNotDivide) {

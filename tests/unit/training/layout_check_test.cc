@@ -76,7 +76,12 @@ Chosen random_configuration(std::mt19937& random) {
   flags += one_of<const char*>(random, {"", " --bf16"});
   flags += one_of<const char*>(random, {"", " --optimizer sgd"});
   if (random() % 4 == 0) flags += " --optimizer-cpu-offload";
-  if (random() % 2 == 0)
+  if (random() % 3 == 0)
+    flags += one_of<const char*>(
+        random,
+        {" --lora-rank 4", " --lora-rank 2 --lora-targets linear_qkv linear_fc1 linear_proj",
+         " --lora-rank 3 --lora-targets q_proj k_proj v_proj down_proj"});
+  else if (random() % 2 == 0)
     flags += one_of<const char*>(random,
                                  {" --freeze embedding *.linear_fc1", " --freeze decoder.layers.0",
                                   " --freeze-except *.layers.0.mlp", " --freeze-all-layers"});

@@ -53,6 +53,22 @@ TEST(LogLine, TrainingWithEverything) {
             " number of nan iterations:   1 |");
 }
 
+TEST(LogLine, MetricsOfTheTaskFollowTheLoss) {
+  TrainingLine line = example();
+  line.losses = {{"dpo loss", 0.5}};
+  line.metrics = {{"rewards margin", -0.25}, {"rewards accuracy", 0.75}};
+  EXPECT_NE(format_training_line(line).find(
+                " dpo loss: 5.000000E-01 | rewards margin: -2.500000E-01 | rewards accuracy:"
+                " 7.500000E-01 | loss scale: 1.0 |"),
+            std::string::npos);
+  EvaluationLine evaluation{
+      "", "iteration 1", {{"dpo loss", 0.5}}, {{"rewards margin", 2.0}}, /*perplexity=*/false};
+  const std::string text =
+      " validation loss at iteration 1 | dpo loss value: 5.000000E-01 | rewards margin value: "
+      "2.000000E+00 | ";
+  EXPECT_NE(format_evaluation_lines(evaluation).find(text + "\n"), std::string::npos);
+}
+
 TEST(LogLine, SkippedStepHasNoNorm) {
   TrainingLine line = example();
   line.grad_norm.reset();

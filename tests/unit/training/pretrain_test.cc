@@ -4,6 +4,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <fstream>
 #include <limits>
 #include <map>
@@ -174,6 +175,165 @@ TEST(Pretrain, WhatIsFrozenKeepsItsBitsAndHasNoState) {
   }
   testing::internal::GetCapturedStdout();
   EXPECT_THAT(message, HasSubstr("optimizer.state.exp_avg.decoder.layers.0.mlp.linear_fc1.weight"));
+}
+
+std::string quietly(const PretrainTask& task, const Arguments& arguments) {
+  testing::internal::CaptureStdout();
+  testing::internal::CaptureStderr();
+  std::string error;
+  try {
+    pretrain(task, arguments);
+  } catch (const Error& caught) {
+    error = caught.what();
+  }
+  testing::internal::GetCapturedStdout();
+  const std::string log = testing::internal::GetCapturedStderr();
+  return error.empty() ? log : "error: " + error;
+}
+
+std::filesystem::path fresh(const char* name) {
+  const std::filesystem::path path = std::filesystem::path(testing::TempDir()) / name;
+  std::filesystem::remove_all(path);
+  return path;
+}
+
+// A base model trained, then adapters over it: the base keeps its bits, adapters alone have states,
+// and a run that stops and goes on ends with the bits of one that did not.
+TEST(Pretrain, AdaptersAreTrainedOverABase) {
+  Arguments base = tiny("pretrain_base");
+  base.training.save = fresh("pretrain_base_save").string();
+  quietly(gpt_task(), base);
+  const auto weights = stored_tensors(std::filesystem::path(base.training.save) / "iter_0000006");
+
+  Arguments arguments = tiny("pretrain_lora");
+  arguments.transformer.lora_rank = 2;
+  arguments.transformer.lora_targets = {"linear_q", "linear_fc2"};
+  arguments.transformer.finalize();
+  arguments.training.load = base.training.save;
+  arguments.training.finetune = arguments.training.no_load_optim = true;
+  arguments.training.save = fresh("pretrain_lora_save").string();
+  arguments.training.save_interval = 4;
+  // Of A: 2 ranks x (16 + 64) inputs; of B: (16 + 16) outputs x 2.
+  EXPECT_THAT(quietly(gpt_task(), arguments), HasSubstr("of which 7,552 are frozen"));
+  const auto after =
+      stored_tensors(std::filesystem::path(arguments.training.save) / "iter_0000006");
+  for (const auto& [key, bytes] : weights) {
+    if (key.starts_with("optimizer.")) continue;
+    EXPECT_TRUE(after.at(key) == bytes) << key;
+  }
+  int adapters = 0;
+  for (const auto& [key, bytes] : after) {
+    if (key.starts_with("optimizer.")) {
+      EXPECT_NE(key.find(".lora_"), std::string::npos) << key;
+      continue;
+    }
+    if (key.find(".lora_") == std::string::npos) continue;
+    ++adapters;
+    EXPECT_NE(bytes, std::string(bytes.size(), '\0')) << key << " was not trained";
+  }
+  EXPECT_EQ(adapters, 4);
+
+  Arguments again = arguments;
+  again.training.finetune = again.training.no_load_optim = false;
+  again.training.load = arguments.training.save;
+  again.training.ckpt_step = 4;
+  again.training.save = fresh("pretrain_lora_again").string();
+  EXPECT_THAT(quietly(gpt_task(), again), HasSubstr("resuming from"));
+  EXPECT_TRUE(stored_tensors(std::filesystem::path(again.training.save) / "iter_0000006") == after);
+
+  // Checkpoints of adapters alone, over the same base.
+  Arguments alone = arguments;
+  alone.training.load.clear();
+  alone.training.finetune = alone.training.no_load_optim = false;
+  alone.training.pretrained_checkpoint = base.training.save;
+  alone.training.save_frozen = false;
+  alone.training.save = fresh("pretrain_lora_alone").string();
+  EXPECT_THAT(quietly(gpt_task(), alone), HasSubstr("starting from the weights of"));
+  auto adapters_alone = after;
+  std::erase_if(adapters_alone,
+                [](const auto& item) { return item.first.find(".lora_") == std::string::npos; });
+  EXPECT_TRUE(stored_tensors(std::filesystem::path(alone.training.save) / "iter_0000006") ==
+              adapters_alone);
+  Arguments resumed = alone;
+  resumed.training.load = alone.training.save;
+  resumed.training.ckpt_step = 4;
+  resumed.training.save = fresh("pretrain_lora_alone_again").string();
+  EXPECT_THAT(quietly(gpt_task(), resumed), HasSubstr("resuming from"));
+  EXPECT_TRUE(stored_tensors(std::filesystem::path(resumed.training.save) / "iter_0000006") ==
+              adapters_alone);
+  resumed.training.pretrained_checkpoint.clear();
+  EXPECT_THAT(quietly(gpt_task(), resumed),
+              HasSubstr(" was saved without its frozen weights (--no-save-frozen)\n"
+                        "hint: name what they were loaded from with --pretrained-checkpoint"));
+
+  // Without the flags the checkpoint does not fit, and the message names what is left over.
+  Arguments plain = base;
+  plain.training.load = arguments.training.save;
+  plain.training.save = fresh("pretrain_lora_plain").string();
+  plain.training.finetune = plain.training.no_load_optim = true;
+  EXPECT_THAT(quietly(gpt_task(), plain), HasSubstr("lora_A.weight"));
+}
+
+// With adapters the reference is the model without them; otherwise it is a frozen copy of the
+// start, also after a resume.
+TEST(Pretrain, PreferencesAgainstTheStart) {
+  Arguments base = tiny("pretrain_dpo_base");
+  base.training.save = fresh("pretrain_dpo_base_save").string();
+  quietly(gpt_task(), base);
+  for (const bool lora : {false, true}) {
+    Arguments arguments = tiny(lora ? "pretrain_dpo_lora" : "pretrain_dpo");
+    if (lora) {
+      arguments.transformer.lora_rank = 2;
+      arguments.transformer.finalize();
+    }
+    arguments.transformer.hidden_dropout = arguments.transformer.attention_dropout = 0;
+    arguments.optimizer.lr = 1e-2;
+    arguments.training.load = base.training.save;
+    arguments.training.finetune = arguments.training.no_load_optim = true;
+    arguments.training.save = fresh("pretrain_dpo_save").string();
+    arguments.training.save_interval = 4;
+    const PretrainTask task = dpo_task({});
+    EXPECT_THAT(quietly(task, arguments), HasSubstr("starting from the weights of"));
+    auto records = train_records(arguments);
+    ASSERT_EQ(records.size(), 6u);
+    // At first the model is its reference: no margin, and the loss is log 2.
+    EXPECT_NEAR(records[0]["dpo loss"].get<double>(), std::log(2.0), 1e-6);
+    EXPECT_NEAR(records[0]["rewards margin"].get<double>(), 0.0, 1e-6);
+    EXPECT_NE(records[5]["rewards margin"].get<double>(), 0.0);
+    const double last = records[5]["dpo loss"].get<double>();
+    EXPECT_NEAR(
+        records[5]["rewards chosen"].get<double>() - records[5]["rewards rejected"].get<double>(),
+        records[5]["rewards margin"].get<double>(), 1e-6);
+
+    Arguments again = arguments;
+    again.training.finetune = again.training.no_load_optim = false;
+    again.training.load = arguments.training.save;
+    again.training.ckpt_step = 4;
+    again.training.save = fresh("pretrain_dpo_again").string();
+    std::filesystem::remove_all(again.training.run_dir);
+    if (!lora) {
+      EXPECT_THAT(quietly(task, again),
+                  HasSubstr("needs the weights that its run started from, as the reference model\n"
+                            "hint: name them with --pretrained-checkpoint"));
+      again.training.pretrained_checkpoint = base.training.save;
+      std::filesystem::remove_all(again.training.run_dir);
+    }
+    EXPECT_THAT(quietly(task, again), HasSubstr("resuming from"));
+    records = train_records(again);
+    ASSERT_EQ(records.size(), 2u);
+    EXPECT_EQ(records[1]["dpo loss"].get<double>(), last) << (lora ? "adapters" : "full");
+  }
+}
+
+TEST(Pretrain, PreferencesNeedWholePairs) {
+  Arguments arguments = tiny("pretrain_dpo_odd");
+  arguments.training.micro_batch_size = 3;
+  arguments.training.global_batch_size = 3;
+  arguments.transformer.z_loss_coeff = 0.1;
+  EXPECT_EQ(quietly(dpo_task({}), arguments),
+            "error: --micro-batch-size 3 is odd, preference optimisation needs whole pairs\n"
+            "hint: it counts sequences, two for each pair\n"
+            "--z-loss-coeff has no place in the log-probabilities of preference optimisation");
 }
 
 TEST(Pretrain, FreezingByNames) {

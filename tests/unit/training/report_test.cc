@@ -53,6 +53,16 @@ TEST(Report, AResumedRunVoidsWhatItRedoes) {
   EXPECT_EQ(run.checkpoints.size(), 1u);
 }
 
+TEST(Report, ReadsTheLossOfPreferences) {
+  const RunHistory run =
+      read_run(run_folder("report_dpo", R"({"type": "start", "time": 1, "iteration": 0}
+{"type": "train", "time": 2, "iteration": 1, "dpo loss": 0.5}
+{"type": "evaluation", "time": 3, "iteration": 1, "split": "validation", "set": "", "dpo loss": 0.25}
+)"));
+  EXPECT_EQ(run.train.at(0).loss, 0.5);
+  EXPECT_EQ(run.best_validation()->loss, 0.25);
+}
+
 TEST(Report, PageHoldsEverythingAndNothingFromOutside) {
   const std::string page = render_report(read_run(run_folder("report_page", kLines)), {"run <1>", true});
   for (const char* text : {"run &lt;1&gt;", "&lt;&amp;&gt;", "loss per token (log)", "Learning rate", "Gradient norm", "Throughput",

@@ -54,6 +54,37 @@ StepRecord step(int64_t iteration, double loss) {
   return out;
 }
 
+TEST(TrainingLog, AveragesTheMetricsOfTheTask) {
+  TrainingConfig config;
+  config.log_interval = 2;
+  const auto folder = fresh_folder("log_metrics");
+  RunFacts of_task = facts();
+  of_task.loss_name = "dpo loss";
+  of_task.loss_per_token = false;
+  testing::internal::CaptureStdout();
+  {
+    TrainingLog log(config, of_task, MetricsFile(folder));
+    log.resume();
+    for (int i = 1; i <= 2; ++i) {
+      StepRecord record = step(i, 1.0 * i);
+      record.metrics = {{"rewards margin", 10.0 * i}};
+      log.step(record);
+    }
+    EvaluationRecord evaluation;
+    evaluation.loss = 0.5;
+    evaluation.metrics = {{"rewards margin", 7.0}};
+    log.evaluation(evaluation);
+    log.close();
+  }
+  testing::internal::GetCapturedStdout();
+  const std::vector<json> records = read_metrics(folder);
+  EXPECT_EQ(records.at(0)["rewards margin"], 10.0) << "the first line";
+  EXPECT_EQ(records.at(1)["rewards margin"], 15.0) << "the mean of two steps";
+  EXPECT_EQ(records.at(1)["dpo loss"], 1.5);
+  EXPECT_EQ(records.back()["rewards margin"], 7.0);
+  EXPECT_FALSE(records.back().contains("ppl"));
+}
+
 TEST(TrainingLog, AveragesOverTheIntervalAndKeepsTheFirstLine) {
   TrainingConfig config;
   config.log_interval = 4;

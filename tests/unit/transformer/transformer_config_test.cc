@@ -135,9 +135,65 @@ TransformerConfig& rope(TransformerConfig& config) {
   return config;
 }
 
+TEST(TransformerConfig, AdapterTargetsAreWrittenOut) {
+  TransformerConfig config = valid_config();
+  config.lora_rank = 4;
+  config.finalize();
+  EXPECT_EQ(config.lora_alpha, 4.0);
+  EXPECT_THAT(config.lora_targets, ElementsAre("linear_q", "linear_k", "linear_v", "linear_proj",
+                                               "linear_fc1", "linear_fc2"));
+  config = valid_config();
+  config.swiglu = true;
+  config.lora_rank = 4;
+  config.lora_alpha = 8.0;
+  config.lora_targets = {"down_proj", "v_proj", "linear_v", "gate_proj"};
+  config.finalize();
+  config.finalize();
+  EXPECT_THAT(config.lora_targets, ElementsAre("linear_v", "linear_fc1_gate", "linear_fc2"));
+  EXPECT_EQ(lora_options(config, "linear_qkv").scale, 2.0);
+  EXPECT_EQ(lora_options(config, "linear_proj").rank, 0);
+  const LoraOptions gate = lora_options(config, "linear_fc1");
+  EXPECT_EQ(gate.adapters, 1);
+  EXPECT_EQ(gate.adapter_of_row.front(), 0);
+  EXPECT_EQ(gate.adapter_of_row.back(), -1);
+}
+
+// Rows of linear_qkv are, per group, [its query heads | key | value].
+TEST(TransformerConfig, AdaptersOfFusedRows) {
+  TransformerConfig config = valid_config();
+  config.group_query_attention = true;
+  config.num_query_groups = 2;
+  config.kv_channels = 1;
+  config.lora_rank = 1;
+  config.lora_targets = {"linear_q", "linear_v"};
+  config.finalize();
+  EXPECT_THAT(lora_options(config, "linear_qkv").adapter_of_row,
+              ElementsAre(0, 0, -1, 1, 0, 0, -1, 1));
+  config.lora_targets = {"linear_qkv"};
+  EXPECT_THAT(lora_options(config, "linear_qkv").adapter_of_row, IsEmpty());
+}
+
+using Change = std::function<void(TransformerConfig&)>;
+const std::vector<std::pair<std::string, Change>> adapter_cases = {
+    {"--lora-rank -1 is negative\nhint: 0: none", [](auto& c) { c.lora_rank = -1; }},
+    {"--lora-alpha and --lora-targets have an effect only with --lora-rank",
+     [](auto& c) { c.lora_alpha = 2.0; }},
+    {"--lora-alpha 0 must be positive", [](auto& c) { c.lora_rank = 1, c.lora_alpha = 0.0; }},
+    {"--lora-targets query is not known\n"
+     "hint: targets: linear_q, linear_k, linear_v, linear_proj, linear_fc1_gate, linear_fc1_up, "
+     "linear_fc2, linear_qkv, "
+     "linear_fc1, q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj, all-linear",
+     [](auto& c) { c.lora_rank = 1, c.lora_targets = {"query"}; }},
+    {"--lora-targets linear_qkv and linear_v would adapt the same rows\nhint: give one of them",
+     [](auto& c) {
+       c.lora_rank = 1, c.lora_targets = {"v_proj", "linear_qkv"};
+     }},
+    {"--lora-targets linear_fc1_up: the MLP of this model is not gated\nhint: linear_fc1",
+     [](auto& c) { c.lora_rank = 1, c.lora_targets = {"up_proj"}; }},
+};
+
 TEST(TransformerConfig, ReportsEachRule) {
-  using Change = std::function<void(TransformerConfig&)>;
-  const std::vector<std::pair<std::string, Change>> cases = {
+  std::vector<std::pair<std::string, Change>> cases = {
       {"--hidden-size 66 is not divisible by --num-attention-heads 4\n"
        "hint: give --kv-channels, or a number of heads that divides: 1, 2, 3, 6, 11, 22, 33, 66",
        [](auto& c) { c.hidden_size = 66; }},
@@ -200,46 +256,67 @@ TEST(TransformerConfig, ReportsEachRule) {
          c.window_size = {4, 0}, c.window_attn_skip_freq = "99999999999999999999";
        }},
       {"--recompute-num-layers 5: expected 1 to 4", [](auto& c) { c.recompute_num_layers = 5; }},
-      {"--recompute-modules needs --recompute-granularity selective", [](auto& c) { c.recompute_modules = {"layernorm"}; }},
+      {"--recompute-modules needs --recompute-granularity selective",
+       [](auto& c) { c.recompute_modules = {"layernorm"}; }},
       {"--recompute-modules moe_act waits for mixture of experts, which is not built yet\n"
        "hint: parts: core_attn, layernorm, mlp, mlp_act",
-       [](auto& c) { c.recompute_granularity = RecomputeGranularity::kSelective, c.recompute_modules = {"mlp", "moe_act"}; }},
-      {"--recompute-modules attention is not known\nhint: parts: core_attn, layernorm, mlp, mlp_act",
-       [](auto& c) { c.recompute_granularity = RecomputeGranularity::kSelective, c.recompute_modules = {"attention"}; }},
+       [](auto& c) {
+         c.recompute_granularity = RecomputeGranularity::kSelective,
+         c.recompute_modules = {"mlp", "moe_act"};
+       }},
+      {"--recompute-modules attention is not known\nhint: parts: core_attn, layernorm, mlp, "
+       "mlp_act",
+       [](auto& c) {
+         c.recompute_granularity = RecomputeGranularity::kSelective,
+         c.recompute_modules = {"attention"};
+       }},
       {"--recompute-modules mlp_act has no effect beside mlp\n"
        "hint: mlp recomputes the activation too; give one of them",
-       [](auto& c) { c.recompute_granularity = RecomputeGranularity::kSelective, c.recompute_modules = {"mlp", "mlp_act"}; }},
+       [](auto& c) {
+         c.recompute_granularity = RecomputeGranularity::kSelective,
+         c.recompute_modules = {"mlp", "mlp_act"};
+       }},
       {"--distribute-saved-activations needs --recompute-granularity full",
        [](auto& c) { c.distribute_saved_activations = true; }},
       {"--fine-grained-activation-offloading is given without --offload-modules\n"
        "hint: for example --offload-modules core_attn attn_proj mlp_act mlp_fc2",
        [](auto& c) { c.fine_grained_activation_offloading = true; }},
-      {"--offload-modules needs --fine-grained-activation-offloading", [](auto& c) { c.offload_modules = {"core_attn"}; }},
+      {"--offload-modules needs --fine-grained-activation-offloading",
+       [](auto& c) { c.offload_modules = {"core_attn"}; }},
       {"--offload-modules expert_fc1 waits for mixture of experts, which is not built yet\n"
-       "hint: modules: attn_norm, qkv_linear, core_attn, attn_proj, mlp_norm, mlp_fc1, mlp_act, mlp_fc2",
-       [](auto& c) { c.fine_grained_activation_offloading = true, c.offload_modules = {"core_attn", "expert_fc1"}; }},
-      {"--offload-modules mlp_act has no effect: --recompute-modules mlp saves its input alone, mlp_norm\nhint: leave it out",
+       "hint: modules: attn_norm, qkv_linear, core_attn, attn_proj, mlp_norm, mlp_fc1, mlp_act, "
+       "mlp_fc2",
+       [](auto& c) {
+         c.fine_grained_activation_offloading = true,
+         c.offload_modules = {"core_attn", "expert_fc1"};
+       }},
+      {"--offload-modules mlp_act has no effect: --recompute-modules mlp saves its input alone, "
+       "mlp_norm\nhint: leave it out",
        [](auto& c) {
          c.fine_grained_activation_offloading = true, c.offload_modules = {"mlp_norm", "mlp_act"};
          c.recompute_granularity = RecomputeGranularity::kSelective, c.recompute_modules = {"mlp"};
        }},
-      {"--offload-modules qkv_linear has no effect: --recompute-modules layernorm does not save it\nhint: leave it out",
+      {"--offload-modules qkv_linear has no effect: --recompute-modules layernorm does not save "
+       "it\nhint: leave it out",
        [](auto& c) {
          c.fine_grained_activation_offloading = true, c.offload_modules = {"attn_norm", "qkv_linear"};
          c.recompute_granularity = RecomputeGranularity::kSelective, c.recompute_modules = {"layernorm"};
        }},
-      {"--offload-modules mlp_fc2 has no effect: --recompute-modules mlp_act does not save it\nhint: leave it out",
+      {"--offload-modules mlp_fc2 has no effect: --recompute-modules mlp_act does not save "
+       "it\nhint: leave it out",
        [](auto& c) {
          c.fine_grained_activation_offloading = true, c.offload_modules = {"mlp_act", "mlp_fc2"};
          c.recompute_granularity = RecomputeGranularity::kSelective, c.recompute_modules = {"mlp_act"};
        }},
-      {"--offload-modules core_attn has no effect: --recompute-granularity full saves the inputs of layers alone, attn_norm\n"
+      {"--offload-modules core_attn has no effect: --recompute-granularity full saves the inputs "
+       "of layers alone, attn_norm\n"
        "hint: leave it out",
        [](auto& c) {
          c.fine_grained_activation_offloading = true, c.offload_modules = {"attn_norm", "core_attn"};
          c.recompute_granularity = RecomputeGranularity::kFull;
        }},
-      {"--min-offloaded-tensor-size -1 is negative", [](auto& c) { c.min_offloaded_tensor_size = -1; }},
+      {"--min-offloaded-tensor-size -1 is negative",
+       [](auto& c) { c.min_offloaded_tensor_size = -1; }},
       {"--activation-offload-fraction 1.5 is outside (0, 1]",
        [](auto& c) {
          c.fine_grained_activation_offloading = true, c.offload_modules = {"core_attn"}, c.activation_offload_fraction = 1.5;
@@ -248,22 +325,30 @@ TEST(TransformerConfig, ReportsEachRule) {
        [](auto& c) { c.activation_offload_fraction = 0.5; }},
       {"--fine-grained-offloading-max-inflight-offloads 0 must be positive",
        [](auto& c) { c.fine_grained_offloading_max_inflight_offloads = 0; }},
-      {"--distribute-saved-activations is not built together with offloading\nhint: give one of them",
+      {"--distribute-saved-activations is not built together with offloading\nhint: give one of "
+       "them",
        [](auto& c) {
          c.fine_grained_activation_offloading = true, c.offload_modules = {"attn_norm"};
          c.recompute_granularity = RecomputeGranularity::kFull, c.distribute_saved_activations = true;
        }},
-      {"--cpu-offloading-num-layers 4: expected 0 to 3", [](auto& c) { c.cpu_offloading_num_layers = 4; }},
-      {"--cpu-offloading-num-layers and --fine-grained-activation-offloading are both given\nhint: give one of them",
+      {"--cpu-offloading-num-layers 4: expected 0 to 3",
+       [](auto& c) { c.cpu_offloading_num_layers = 4; }},
+      {"--cpu-offloading-num-layers and --fine-grained-activation-offloading are both given\nhint: "
+       "give one of them",
        [](auto& c) {
          c.fine_grained_activation_offloading = true, c.offload_modules = {"attn_norm"}, c.cpu_offloading_num_layers = 1;
        }},
       {"--cpu-offloading-num-layers does not go with recomputation\n"
        "hint: give --fine-grained-activation-offloading with --offload-modules",
-       [](auto& c) { c.cpu_offloading_num_layers = 1, c.recompute_granularity = RecomputeGranularity::kFull; }},
-      {"--recompute-activations asks for selective recomputation, but --recompute-granularity is full\n"
+       [](auto& c) {
+         c.cpu_offloading_num_layers = 1, c.recompute_granularity = RecomputeGranularity::kFull;
+       }},
+      {"--recompute-activations asks for selective recomputation, but --recompute-granularity is "
+       "full\n"
        "hint: give one of them",
-       [](auto& c) { c.recompute_granularity = RecomputeGranularity::kFull, c.recompute_activations = true; }},
+       [](auto& c) {
+         c.recompute_granularity = RecomputeGranularity::kFull, c.recompute_activations = true;
+       }},
       {"--rotary-percent 0.2 of --kv-channels 16 rotates 3 features, an even number is needed",
        [](auto& c) { rope(c).rotary_percent = 0.2; }},
       {"--rotary-base-local 0 must be positive",
@@ -326,6 +411,7 @@ TEST(TransformerConfig, ReportsEachRule) {
        }},
   };
   EXPECT_THAT(violations_of(valid_config()), IsEmpty());
+  cases.insert(cases.end(), adapter_cases.begin(), adapter_cases.end());
   TransformerConfig everything = valid_config();
   size_t expected = 0;
   for (const auto& [message, change] : cases) {

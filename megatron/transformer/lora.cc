@@ -1,0 +1,130 @@
+#include "megatron/transformer/lora.h"
+
+#include <algorithm>
+
+#include "megatron/base/check.h"
+#include "megatron/transformer/transformer_config.h"
+
+namespace megatron {
+namespace {
+
+struct Target {
+  std::string_view name;
+  std::string_view huggingface;  // empty: none that all families share
+  std::string_view linear;
+};
+
+constexpr Target kTargets[] = {
+    {"linear_qkv", "", "linear_qkv"},
+    {"linear_q", "q_proj", "linear_qkv"},
+    {"linear_k", "k_proj", "linear_qkv"},
+    {"linear_v", "v_proj", "linear_qkv"},
+    {"linear_proj", "o_proj", "linear_proj"},
+    {"linear_fc1", "", "linear_fc1"},
+    {"linear_fc1_gate", "gate_proj", "linear_fc1"},
+    {"linear_fc1_up", "up_proj", "linear_fc1"},
+    {"linear_fc2", "down_proj", "linear_fc2"},
+};
+
+constexpr std::string_view kAll = "all-linear";
+
+bool contains(const std::vector<std::string>& names, std::string_view name) {
+  return std::find(names.begin(), names.end(), name) != names.end();
+}
+
+bool is_part(const Target& target) { return target.name != target.linear; }
+
+// What all-linear names.
+bool is_default(const Target& target, bool gated) {
+  if (target.linear == "linear_qkv") return is_part(target);
+  return target.linear != "linear_fc1" || is_part(target) == gated;
+}
+
+}  // namespace
+
+std::vector<std::string> written_out_lora_targets(const std::vector<std::string>& given,
+                                                  bool gated) {
+  const bool all = given.empty() || contains(given, kAll);
+  std::vector<std::string> out;
+  for (const Target& target : kTargets)
+    if ((all && is_default(target, gated)) || contains(given, target.name) ||
+        (!target.huggingface.empty() && contains(given, target.huggingface)))
+      out.emplace_back(target.name);
+  for (const std::string& name : given) {
+    const bool known =
+        name == kAll ||
+        std::any_of(std::begin(kTargets), std::end(kTargets), [&](const Target& target) {
+          return name == target.name || name == target.huggingface;
+        });
+    if (!known) out.push_back(name);
+  }
+  return out;
+}
+
+void validate_lora_targets(const std::vector<std::string>& targets, bool gated,
+                           Violations& violations) {
+  for (const std::string& name : targets) {
+    const auto* target = std::find_if(std::begin(kTargets), std::end(kTargets),
+                                      [&](const Target& t) { return t.name == name; });
+    if (target == std::end(kTargets)) {
+      violations.add(cat("--lora-targets ", name, " is not known"),
+                     "targets: linear_q, linear_k, linear_v, linear_proj, linear_fc1_gate, "
+                     "linear_fc1_up, linear_fc2, linear_qkv, linear_fc1, q_proj, k_proj, v_proj, "
+                     "o_proj, gate_proj, up_proj, down_proj, all-linear");
+      continue;
+    }
+    if (is_part(*target) && contains(targets, target->linear))
+      violations.add(
+          cat("--lora-targets ", target->linear, " and ", name, " would adapt the same rows"),
+          "give one of them");
+    if (is_part(*target) && target->linear == "linear_fc1" && !gated)
+      violations.add(cat("--lora-targets ", name, ": the MLP of this model is not gated"),
+                     "linear_fc1");
+  }
+}
+
+std::vector<std::string> lora_adapters(const TransformerConfig& config, std::string_view linear) {
+  std::vector<std::string> names;
+  if (config.lora_rank <= 0) return names;
+  for (const Target& target : kTargets)
+    if (target.linear == linear && contains(config.lora_targets, target.name))
+      names.emplace_back(target.name);
+  return names;
+}
+
+LoraOptions lora_options(const TransformerConfig& config, std::string_view linear) {
+  LoraOptions options;
+  const std::vector<std::string> adapters = lora_adapters(config, linear);
+  if (adapters.empty()) return options;
+  options.rank = config.lora_rank;
+  options.scale = config.lora_alpha.value_or(static_cast<double>(config.lora_rank)) /
+                  static_cast<double>(config.lora_rank);
+  options.adapters = static_cast<int>(adapters.size());
+  if (adapters.front() == linear) return options;
+  const auto number_of = [&](std::string_view name) {
+    const auto found = std::find(adapters.begin(), adapters.end(), name);
+    return static_cast<int8_t>(found == adapters.end() ? -1 : found - adapters.begin());
+  };
+  const auto add = [&](std::string_view name, int64_t rows) {
+    options.adapter_of_row.insert(options.adapter_of_row.end(), static_cast<size_t>(rows),
+                                  number_of(name));
+  };
+  if (linear == "linear_fc1") {
+    add("linear_fc1_gate", config.ffn_hidden_size);
+    add("linear_fc1_up", config.ffn_hidden_size);
+    return options;
+  }
+  const int64_t groups = config.query_groups(), d = config.kv_channels;
+  for (int64_t group = 0; group < groups; ++group) {
+    add("linear_q", config.num_attention_heads / groups * d);
+    add("linear_k", d);
+    add("linear_v", d);
+  }
+  return options;
+}
+
+bool is_lora_parameter(std::string_view name) {
+  return name.ends_with(kLoraA) || name.ends_with(kLoraB);
+}
+
+}  // namespace megatron

@@ -1,0 +1,53 @@
+// Which linears of a layer have low-rank adapters (--lora-targets), and how adapters share the rows
+// of fused linears.
+//
+//   name             rows                                  Hugging Face
+//   linear_q         queries in linear_qkv                 q_proj
+//   linear_k         keys in linear_qkv                    k_proj
+//   linear_v         values in linear_qkv                  v_proj
+//   linear_qkv       all of linear_qkv                     (query_key_value, c_attn, qkv_proj)
+//   linear_proj      all of linear_proj                    o_proj
+//   linear_fc1_gate  the gate rows of a gated linear_fc1   gate_proj
+//   linear_fc1_up    the up rows of a gated linear_fc1     up_proj
+//   linear_fc1       all of linear_fc1                     (dense_h_to_4h, c_fc, gate_up_proj)
+//   linear_fc2       all of linear_fc2                     down_proj
+//
+// Adapters of the parts of one linear lie together: parameter lora_A.weight [adapters * rank, k]
+// holds one after the other, in the order of the table; lora_B.weight [rows, rank] holds the rows
+// of the linear that are adapted, in the order of the linear.
+#pragma once
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "megatron/tensor_parallel/lora_adapter.h"
+
+namespace megatron {
+
+class Violations;
+struct TransformerConfig;
+
+// The names of the table, each once, in its order, for names of either column and all-linear.
+// Unknown names stay at the end.
+std::vector<std::string> written_out_lora_targets(const std::vector<std::string>& given,
+                                                  bool gated);
+
+// `targets` are written out.
+void validate_lora_targets(const std::vector<std::string>& targets, bool gated,
+                           Violations& violations);
+
+// The adapters of a linear (linear_qkv, linear_proj, linear_fc1, linear_fc2), by names of the
+// table, in its order; empty: none.
+std::vector<std::string> lora_adapters(const TransformerConfig& config, std::string_view linear);
+
+// The same as the linear is told.
+LoraOptions lora_options(const TransformerConfig& config, std::string_view linear);
+
+// Whether a parameter's full name is that of an adapter.
+bool is_lora_parameter(std::string_view name);
+
+inline constexpr std::string_view kLoraA = "lora_A.weight";
+inline constexpr std::string_view kLoraB = "lora_B.weight";
+
+}  // namespace megatron
