@@ -150,11 +150,12 @@ struct RowFunction : torch::autograd::Function<RowFunction> {
     at::Tensor y;
     if (state->sequence_parallel && state->lora == nullptr) {
       y = scattered_linear_forward(x, weight.value(), *state->tp);
-    } else if (state->sequence_parallel) {
-      y = reduce_scatter_first_dim(product(*state, x, weight.value(), at::Tensor()), *state->tp);
     } else {
       y = product(*state, x, weight.value(), at::Tensor());
-      state->tp->all_reduce(y)->wait();
+      if (state->sequence_parallel)
+        y = reduce_scatter_first_dim(y, *state->tp);
+      else
+        state->tp->all_reduce(y)->wait();
     }
     return bias.value().defined() ? y.add_(bias.value()) : y;
   }
