@@ -18,20 +18,27 @@ simdjson::error_code large_integer_error() {
 
 }  // namespace
 
-simdjson::dom::element parse_json_line(simdjson::dom::parser& parser, std::string_view line,
-                                       size_t room, const std::string& where,
-                                       simdjson::error_code& error) {
-  simdjson::dom::element root;
-  const bool padded = room >= line.size() + simdjson::SIMDJSON_PADDING;
-  error = parser.parse(line.data(), line.size(), /*realloc_if_needed=*/!padded).get(root);
+simdjson::error_code parse_json(simdjson::dom::parser& parser, std::string_view text, size_t room,
+                                simdjson::dom::element& root) {
+  const bool padded = room >= text.size() + simdjson::SIMDJSON_PADDING;
+  simdjson::error_code error =
+      parser.parse(text.data(), text.size(), /*realloc_if_needed=*/!padded).get(root);
   if (error == simdjson::NUMBER_ERROR || error == large_integer_error()) {
     // Such numbers are no reason to refuse a document; nlohmann reads them as floating point.
-    const auto json = nlohmann::json::parse(line, nullptr, /*allow_exceptions=*/false);
+    const auto json = nlohmann::json::parse(text, nullptr, /*allow_exceptions=*/false);
     if (!json.is_discarded()) {
       const std::string repaired = json.dump();
       error = parser.parse(repaired.data(), repaired.size(), /*realloc_if_needed=*/true).get(root);
     }
   }
+  return error;
+}
+
+simdjson::dom::element parse_json_line(simdjson::dom::parser& parser, std::string_view line,
+                                       size_t room, const std::string& where,
+                                       simdjson::error_code& error) {
+  simdjson::dom::element root;
+  error = parse_json(parser, line, room, root);
   if (error == simdjson::UTF8_ERROR) return {};
   MEGATRON_CHECK(!error, where, ": is no JSON: ", simdjson::error_message(error));
   return root;

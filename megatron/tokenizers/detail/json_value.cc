@@ -1,6 +1,7 @@
 #include "megatron/tokenizers/detail/json_value.h"
 
 #include "megatron/base/files.h"
+#include "megatron/tokenizers/json_line.h"
 
 namespace megatron {
 
@@ -24,7 +25,7 @@ std::string_view json_type_name(dom::element_type type) {
 JsonValue parse_json_object(dom::parser& parser, const std::filesystem::path& path) {
   const std::string text = read_file(path);
   dom::element root;
-  const simdjson::error_code error = parser.parse(text).get(root);
+  const simdjson::error_code error = parse_json(parser, text, text.size(), root);
   MEGATRON_CHECK(error == simdjson::SUCCESS, path.string(),
                  ": not JSON: ", simdjson::error_message(error));
   MEGATRON_CHECK(root.is_object(), path.string(), ": the file holds ", json_type_name(root.type()),

@@ -242,7 +242,7 @@ TEST(TokenizerJson, SpecialNamesComeFromTheConfigBeside) {
   folder.write("tokenizer.json", good().dump());
   EXPECT_EQ(load(folder.path())->eod(), load(folder.path())->token_to_id("<|endoftext|>"));
   folder.write("tokenizer_config.json",
-               R"({"eos_token": {"content": "<mask>"}, "bos_token": "<r>", "pad_token": null})");
+               R"({"model_max_length": 1000000000000000019884624838656, "eos_token": {"content": "<mask>"}, "bos_token": "<r>", "pad_token": null})");
   const auto tokenizer = load(folder.path());
   EXPECT_EQ(tokenizer->eod(), tokenizer->token_to_id("<mask>"));
   EXPECT_EQ(tokenizer->bos(), tokenizer->token_to_id("<r>"));
