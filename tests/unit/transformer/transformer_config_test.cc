@@ -9,6 +9,7 @@
 #include <numbers>
 
 #include "megatron/tensor/torch.h"
+#include "megatron/transformer/lora.h"
 #include "megatron/transformer/rotary_embedding.h"
 
 namespace megatron {
