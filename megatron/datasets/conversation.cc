@@ -68,6 +68,16 @@ size_t common_prefix(std::string_view a, std::string_view b) {
                              a.begin());
 }
 
+// How much of `closing`, which ends a turn that is the last one, also begins what follows the turn.
+// Where they part, a mark of the next turn may have begun ("<|"): the last line or bracket that
+// ends before is the last of this one.
+size_t shared_closing(std::string_view following, std::string_view closing) {
+  const size_t shared = common_prefix(following, closing);
+  if (shared == closing.size()) return shared;
+  const size_t last = closing.substr(0, shared).find_last_of("\n>]");
+  return last == std::string_view::npos ? 0 : last + 1;
+}
+
 // Where each token begins, and the end of the last one; empty when the tokens do not spell the text
 // byte for byte.
 std::vector<size_t> token_offsets(const Tokenizer& tokenizer, std::string_view text,
@@ -216,8 +226,8 @@ std::vector<TextSpan> ConversationEncoder::spans(const Conversation& conversatio
         "rest",
         "\nhint: mark them with {% generation %} in a template of your own (--chat-template FILE)");
     const size_t end = text.size() - after;
-    out.push_back({at, end + common_prefix(text.substr(end), std::string_view(until).substr(
-                                                                 at_until + mark.size()))});
+    const std::string_view closing = std::string_view(until).substr(at_until + mark.size());
+    out.push_back({at, end + shared_closing(text.substr(end), closing)});
   }
   return out;
 }

@@ -1,9 +1,10 @@
-// The flags of supervised fine-tuning on conversations.
+// The flags of supervised fine-tuning on conversations, beside those of DataConfig that name the files.
 #pragma once
 
 #include <string>
 
 #include "megatron/base/fields.h"
+#include "megatron/datasets/data_config.h"
 
 namespace megatron {
 

@@ -372,9 +372,11 @@ void use_stored_files(TokenizerConfig& config, const std::filesystem::path& fold
   }
 }
 
-void read_checkpoint_arguments(Arguments& arguments, int argc, const char* const* argv, ParseOptions options) {
+// `asked`: as if --use-checkpoint-args were given.
+void read_checkpoint_arguments(Arguments& arguments, int argc, const char* const* argv, ParseOptions options,
+                               bool asked) {
   Arguments first;
-  first.training.use_checkpoint_args = arguments.training.use_checkpoint_args;
+  first.training.use_checkpoint_args = asked;
   options.finalize = {};
   options.validate = {};
   try {
@@ -416,7 +418,7 @@ namespace {
 
 // `arguments` hold the defaults.
 Arguments parse(Arguments arguments, int argc, const char* const* argv,
-                void (*more_rules)(const Arguments&, Violations&)) {
+                void (*more_rules)(const Arguments&, Violations&), bool use_checkpoint_args) {
   ParseOptions options;
   options.known = flag_table();
   options.finalize = [&] { arguments.finalize(); };
@@ -424,7 +426,7 @@ Arguments parse(Arguments arguments, int argc, const char* const* argv,
     arguments.validate(violations);
     if (more_rules != nullptr) more_rules(arguments, violations);
   };
-  read_checkpoint_arguments(arguments, argc, argv, options);
+  read_checkpoint_arguments(arguments, argc, argv, options, use_checkpoint_args);
   const ParseResult result = parse_flags(arguments.configs(), argc, argv, options);
   arguments.already_so = result.already_so;
   arguments.help = result.help;
@@ -446,15 +448,14 @@ void weights_are_given(const Arguments& a, Violations& v) {
 Arguments parse_arguments(int argc, const char* const* argv, int64_t world_size) {
   Arguments arguments;
   arguments.world_size = world_size;
-  return parse(std::move(arguments), argc, argv, nullptr);
+  return parse(std::move(arguments), argc, argv, nullptr, /*use_checkpoint_args=*/false);
 }
 
 Arguments parse_finetune_arguments(int argc, const char* const* argv, int64_t world_size) {
   Arguments arguments;
   arguments.world_size = world_size;
   arguments.training.task = "sft";
-  arguments.training.use_checkpoint_args = true;
-  arguments = parse(std::move(arguments), argc, argv, weights_are_given);
+  arguments = parse(std::move(arguments), argc, argv, weights_are_given, /*use_checkpoint_args=*/true);
   TrainingConfig& t = arguments.training;
   if (t.load.empty() || !t.pretrained_checkpoint.empty()) return arguments;
   if (t.ckpt_step) {  // of --load

@@ -2,11 +2,11 @@
 #pragma once
 
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "megatron/comm/parallel_groups.h"
 #include "megatron/comm/rendezvous.h"
-#include "megatron/datasets/data_config.h"
 #include "megatron/distributed/distributed_data_parallel_config.h"
 #include "megatron/optimizer/optimizer_config.h"
 #include "megatron/pipeline_parallel/pipeline_config.h"
@@ -59,9 +59,8 @@ struct Arguments {
 // Parses the command line of a run of `world_size` ranks (argv[0] is the command). Throws UsageError with every violation.
 Arguments parse_arguments(int argc, const char* const* argv, int64_t world_size = 1);
 
-// The same for `finetune`: the task is sft; the model's and tokenizer's flags are taken from the
-// model that --load names; the run starts from its weights, or goes on where --save holds
-// checkpoints.
+// The same for `finetune`: the task is sft; the model's and tokenizer's flags are taken from the model that --load names; the
+// run starts from its weights, or goes on where --save holds checkpoints.
 Arguments parse_finetune_arguments(int argc, const char* const* argv, int64_t world_size = 1);
 
 // The resolved configuration as YAML that --config reads.

@@ -14,7 +14,7 @@ import unittest
 
 BINARY = ""
 DOCUMENT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "docs", "fine_tuning.md")
-TEMPLATE = "{% for m in messages %}<{{ m.role }}>{{ m.content }}</>{% endfor %}"
+TEMPLATE = "{% for m in messages %}<{{ m.role }}>{{ m.content }}</>{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
 BASE = ["--num-layers", "2", "--hidden-size", "32", "--num-attention-heads", "4", "--seq-length", "48",
         "--position-embedding-type", "rope", "--micro-batch-size", "2", "--lr", "1e-3", "--tokenizer-type", "ByteLevelTokenizer",
         "--eval-iters", "0", "--num-threads", "1", "--device", "cpu"]
@@ -99,7 +99,7 @@ class FinetuneTest(unittest.TestCase):
 
     def test_inspect_chat(self):
         flags = ["inspect-chat", "--tokenizer-type", "ByteLevelTokenizer", "--chat-template", TEMPLATE, "--input", self.data]
-        self.assertEqual(self.ok(*flags).stdout, "  <user>q</><assistant>\n+ 0</>\n27 tokens, of which 4 count (+)\n")
+        self.assertEqual(self.ok(*flags).stdout, "  <user>q</><assistant>\n+ 0</>\n25 tokens, of which 4 count (+)\n")
         shown = json.loads(self.ok(*flags, "--row", "2", "--json").stdout)
         self.assertEqual(shown["text"], "<user>qq</><assistant>11</>")
         self.assertEqual("".join(chr(t) for t, m in zip(shown["tokens"], shown["loss_mask"]) if m), "11</>")

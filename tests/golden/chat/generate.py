@@ -22,14 +22,14 @@ TOOLS = [
     {"type": "function", "function": {
         "name": "get_weather", "description": "The weather of a place.",
         "parameters": {"type": "object", "required": ["place"], "properties": {
-            "place": {"type": "string", "description": "a town, such as \"Zürich\""},
+            "place": {"type": "string", "description": "a town, such as \"Z\u00fcrich\""},
             "days": {"type": "integer"},
             "hours": {"type": "array", "items": {"type": "number"}, "description": "local\nhours"}}}}},
     {"type": "function", "function": {
         "name": "stop", "parameters": {"type": "object", "required": [], "properties": {}}}},
 ]
 CALL = {"id": "call00001", "type": "function",
-        "function": {"name": "get_weather", "arguments": {"place": "Zürich", "days": 2, "deep": {"a": [1, 2.5, None, True]}}}}
+        "function": {"name": "get_weather", "arguments": {"place": "Z\u00fcrich", "days": 2, "deep": {"a": [1, 2.5, None, True]}}}}
 
 
 def message(role, content, **more):
@@ -42,7 +42,7 @@ CONVERSATIONS = {
     "two": {"messages": [U("Hello"), A("Hi there.")]},
     "system": {"messages": [S("You are terse."), U("Why?"), A("Because."), U("And then?"), A("Then it ended.")]},
     "open": {"messages": [S(" padded system \n"), U("  q1\n"), A("\n a1 "), U("q2")]},
-    "unicode": {"messages": [U("日本語 🎉 naïve \"quoted\" 'single' <b>&amp;</b> {{ braces }} {% raw"), A("línea\n\n\tdos\\n")]},
+    "unicode": {"messages": [U("\u65e5\u672c\u8a9e \U0001f389 na\u00efve \"quoted\" 'single' <b>&amp;</b> {{ braces }} {% raw"), A("l\u00ednea\n\n\tdos\\n")]},
     "empty": {"messages": [S(""), U(""), A("")]},
     "think": {"messages": [U("2+2?"), A("<think>\nadd them\n</think>\n\nIt is 4."), U("sure?"), A("<think>yes</think>Sure.")]},
     "reasoning": {"messages": [U("2+2?"), {**A("4"), "reasoning_content": "add\n"}]},
@@ -51,7 +51,7 @@ CONVERSATIONS = {
     "assistant first": {"messages": [A("c"), U("b")]},
     "unknown role": {"messages": [U("a"), message("critic", "b")]},
     "tools": {"messages": [U("Weather?")], "tools": TOOLS},
-    "tools and system": {"messages": [S("Be brief."), U("Weather in Zürich?")], "tools": TOOLS},
+    "tools and system": {"messages": [S("Be brief."), U("Weather in Z\u00fcrich?")], "tools": TOOLS},
     "call": {"messages": [U("Weather?"), message("assistant", None, tool_calls=[CALL]),
                           message("tool", "{\"sun\": true}", tool_call_id="call00001", name="get_weather"), A("Sunny."),
                           U("Thanks")], "tools": TOOLS},
@@ -59,7 +59,7 @@ CONVERSATIONS = {
                                message("tool", "sun", tool_call_id="call00001"), message("tool", "rain", tool_call_id="call00001"),
                                A("Mixed.")]},
     "parts": {"messages": [U([{"type": "text", "text": "look "}, {"type": "image"}, {"type": "text", "text": "here"}]), A("ok")]},
-    "mapping": {"messages": [U("x"), A("y"), message("tool", {"content": {"n": 1, "é": [False]}}, tool_call_id="call00001")]},
+    "mapping": {"messages": [U("x"), A("y"), message("tool", {"content": {"n": 1, "\u00e9": [False]}}, tool_call_id="call00001")]},
     "long": {"messages": [m for i in range(6) for m in (U(f"question {i}"), A(f"answer {i}"))]},
     "no messages": {"messages": []},
 }

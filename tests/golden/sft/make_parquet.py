@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 MESSAGES = pa.list_(pa.struct([("role", pa.string()), ("content", pa.string()), ("tool_calls", pa.list_(pa.struct([
     ("function", pa.struct([("name", pa.string()), ("arguments", pa.string())]))])))]))
 ROWS = [
-    [{"role": "user", "content": 'a "quoted"\nline\t\\ é'}, {"role": "assistant", "content": "b"}],
+    [{"role": "user", "content": 'a "quoted"\nline\t\\ \u00e9'}, {"role": "assistant", "content": "b"}],
     [{"role": "user", "content": "now?"},
      {"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "clock", "arguments": "{}"}}]},
      {"role": "tool", "content": "12"}, {"role": "assistant", "content": "noon"}],

@@ -93,7 +93,7 @@ TEST(ChatTemplate, ErrorsNameLineColumnAndConstruct) {
   EXPECT_EQ(made("{% if a %}{% endfor %}"),
             "t.jinja:1:11: {% if %} is not closed by {% endif %}, found {% endfor %}");
   EXPECT_EQ(made("{{ a b }}"), "t.jinja:1:6: found b in an expression, expected its end");
-  EXPECT_EQ(made("é\n  {{ 'open }}"), "t.jinja:2:6: a string is not closed");
+  EXPECT_EQ(made("\u00e9\n  {{ 'open }}"), "t.jinja:2:6: a string is not closed");
   EXPECT_EQ(made("{% include 'x' %}"),
             "t.jinja:1:1: the statement {% include %} is not supported in chat templates");
   EXPECT_EQ(made("{% break %}"), "t.jinja:1:1: {% break %} outside a loop");

@@ -63,9 +63,9 @@ TEST(Jinja, ArgumentsInLists) {
 TEST(Jinja, GenerationSpansCountBytesOfTheText) {
   const RenderedChat chat =
       ChatTemplate(
-          "é{% for m in messages %}{% generation %}{{ m }}{% endgeneration %}.{% endfor %}", "test")
+          "\u00e9{% for m in messages %}{% generation %}{{ m }}{% endgeneration %}.{% endfor %}", "test")
           .render({.messages = R"(["a", "zwei"])"});
-  EXPECT_EQ(chat.text, "éa.zwei.");
+  EXPECT_EQ(chat.text, "\u00e9a.zwei.");
   EXPECT_EQ(chat.generated, (std::vector<std::pair<size_t, size_t>>{{2, 3}, {4, 8}}));
 }
 
@@ -75,7 +75,7 @@ TEST(Jinja, ValuesThatPythonWouldShow) {
   EXPECT_EQ(render("{{ [none, 'a\\'b', \"c\\n\", {'x': (1, 2)}] }}"),
             R"([None, "a'b", 'c\n', {'x': (1, 2)}])");
   EXPECT_EQ(render("{{ 'a\\x41\\u00e9\\U0001F600\\q' }}"), "aA\u00e9\U0001F600\\q");
-  EXPECT_EQ(render("{{ x | tojson(ensure_ascii=true) }}", R"({"x": "é😀"})"),
+  EXPECT_EQ(render("{{ x | tojson(ensure_ascii=true) }}", R"({"x": "\u00e9\ud83d\ude00"})"),
             R"("\u00e9\ud83d\ude00")");
 }
 
@@ -116,7 +116,7 @@ TEST(Jinja, BrokenTemplatesAreErrors) {
                                            "|map('upper')",
                                            "[::-1]",
                                            "\\",
-                                           "é",
+                                           "\u00e9",
                                            "**",
                                            "//",
                                            "9999999999",

@@ -91,7 +91,7 @@ TEST(Conversation, TurnsThatDependOnLaterOnes) {
       << "the system message is in the last turn of a user, if nothing follows";
   EXPECT_EQ(marked(published("phi3.jinja"), kTwoTurns),
             "<|system|>\nS<|end|>\n<|user|>\nq<|end|>\n<|assistant|>\n[a<|end|>\n]<|user|>\nr<|end|"
-            ">\n<|assistant|>\n[b<|end|>\n]");
+            ">\n<|assistant|>\n[b<|end|>\n</s>]");
 }
 
 TEST(Conversation, Forms) {
@@ -208,7 +208,9 @@ TEST_F(SftFiles, EachConversationOncePerEpochApartFromTheOthers) {
       std::vector<int64_t> ids = {~sample.tokens[static_cast<size_t>(begin)]};
       for (auto at = static_cast<size_t>(begin); at < static_cast<size_t>(end); ++at) {
         EXPECT_EQ(sample.position_ids[at], static_cast<int64_t>(at) - begin);
-        if (at + 1 < static_cast<size_t>(end)) EXPECT_EQ(sample.labels[at], sample.tokens[at + 1]);
+        if (at + 1 < static_cast<size_t>(end)) {
+          EXPECT_EQ(sample.labels[at], sample.tokens[at + 1]);
+        }
         ids.push_back(sample.loss_mask[at] == 1.0F ? sample.labels[at] : ~sample.labels[at]);
       }
       seen.insert(ids);
@@ -248,11 +250,12 @@ TEST_F(SftFiles, LongConversationsAreCutOrDropped) {
   EXPECT_NE(cut.fingerprint(), dropped.fingerprint());
   for (int64_t i = 0; i < cut.size(); ++i)
     for (const auto& [begin, end] : pieces_of(cut.sample(i))) EXPECT_LE(end - begin, 6);
-  EXPECT_THAT(message_of([&] {
-                dataset(std::nullopt,
-                        {.sequence_length = 1, .long_conversations = SftLongConversations::kDrop});
-              }),
-              HasSubstr("none of the 70 conversations of the train split can be used"));
+  EXPECT_THAT(
+      message_of([&] {
+        SftDataset(tokens(), {0.0, 1.0 / 70}, Split::kTrain, 1, {.sequence_length = 6});
+      }),
+      HasSubstr("none of the 1 conversations of the train split can be used: 0 are longer than "
+                "--seq-length, 1 have no token that counts"));
   EXPECT_THAT(message_of([&] {
                 SftDataset(tokens(), {0.0, 0.001}, Split::kValid, 1, {.sequence_length = 6});
               }),
@@ -297,7 +300,7 @@ TEST_F(SftFiles, ParquetRowsWithNestedColumns) {
     return tokenizer_->decode(ids);
   };
   EXPECT_EQ(text(0),
-            "{\"role\": \"user\", \"content\": \"a \\\"quoted\\\"\\nline\\t\\\\ é\"}\n{\"role\": "
+            "{\"role\": \"user\", \"content\": \"a \\\"quoted\\\"\\nline\\t\\\\ \u00e9\"}\n{\"role\": "
             "\"assistant\", \"content\": \"b\"}\n.");
   EXPECT_EQ(text(1),
             "{\"role\": \"user\", \"content\": \"now?\"}\n{\"role\": \"assistant\", \"content\": "
@@ -329,8 +332,9 @@ TEST(MockSft, HalfOfEachDocumentCounts) {
     EXPECT_EQ(sample.position_ids[static_cast<size_t>(bounds[k])], 0);
     EXPECT_EQ(sample.loss_mask[static_cast<size_t>(bounds[k + 1] - 1)], 0.0F)
         << "what follows is another document";
-    if (bounds[k + 1] - bounds[k] > 2)
+    if (bounds[k + 1] - bounds[k] > 2) {
       EXPECT_EQ(sample.loss_mask[static_cast<size_t>(bounds[k + 1] - 2)], 1.0F);
+    }
   }
 }
 

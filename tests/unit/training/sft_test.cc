@@ -163,12 +163,13 @@ std::string usage_error(bool finetune, std::vector<std::string> flags) {
 }
 
 TEST(Sft, Flags) {
+  const std::string base = (kGolden / "hf" / "llama2").string();
   EXPECT_EQ(usage_error(false, {}), "task gpt load  pretrained ");
   EXPECT_EQ(usage_error(false, {"--sft"}), "task sft load  pretrained  apart");
   EXPECT_EQ(usage_error(true, {"--start", "fresh"}), "task sft load  pretrained  apart");
   EXPECT_THAT(usage_error(true, {}), HasSubstr("finetune has no model to start from"));
-  EXPECT_THAT(usage_error(true, {"--load", "x", "--save", "x"}),
-              HasSubstr("finetune would write into the folder it starts from, x"));
+  EXPECT_THAT(usage_error(true, {"--load", base, "--save", base}),
+              HasSubstr("finetune would write into the folder it starts from, " + base));
   EXPECT_THAT(usage_error(false, {"--chat-template", "x"}), HasSubstr("has no effect on text"));
   EXPECT_THAT(usage_error(false, {"--sft", "--eod-mask-loss"}),
               HasSubstr("has no effect on conversations"));
