@@ -6,7 +6,6 @@
 
 #include "megatron/comm/parallel_groups.h"
 #include "megatron/comm/rendezvous.h"
-#include "megatron/datasets/data_config.h"
 #include "megatron/datasets/sft_config.h"
 #include "megatron/distributed/distributed_data_parallel_config.h"
 #include "megatron/optimizer/optimizer_config.h"
