@@ -131,6 +131,7 @@ class StagePasses final : public StageCompute {
       chunk.store->zero_grad(1);
       RecomputeTape tape;
       context.tape = &tape;
+      if (options_.per_token_loss) context.loss_grad = options_.loss_scale;
       if (input.defined()) input.set_requires_grad(true);
       const StageOutput output = task_.forward_step(*chunk.module, batch, input, context);
       const at::Tensor& root = output.loss.sum.defined() ? output.loss.sum : output.activation;
