@@ -1,0 +1,55 @@
+"""What `megatron bench` measures on a CPU: steps with their floor, kernels, the machine; and what it refuses."""
+
+import json
+import pathlib
+import subprocess
+import sys
+
+MEGATRON = pathlib.Path(sys.argv[1]).resolve()
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+MODEL = ["--config", ROOT / "recipes/quickstart.yaml", "--tokenizer-type", "NullTokenizer", "--vocab-size", "500", "--seq-length", "64",
+         "--max-position-embeddings", "64", "--micro-batch-size", "1", "--global-batch-size", "2", "--num-threads", "1",
+         "--device", "cpu"]
+
+
+def bench(*arguments):
+    return subprocess.run([MEGATRON, "bench", *map(str, arguments)], capture_output=True, text=True)
+
+
+def measured(*arguments):
+    done = bench(*arguments, "--json")
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def main():
+    machine = measured("machine", "--bench-seconds", "0.01")["measured"]
+    names = [one["name"] for one in machine]
+    assert any("product" in name for name in names) and "copy" in names and any("attention" in name for name in names), names
+    assert all(one["microseconds"] > 0 for one in machine), machine
+    assert all(one.get("tflops", 0) > 0 or one.get("gigabytes_per_second", 0) > 0 for one in machine), machine
+
+    kernels = {one["name"]: one for one in measured("kernels", *MODEL, "--bench-seconds", "0.005")["measured"]}
+    for name in ("linear_fc1 weight gradient", "norm forward", "activation backward", "cross entropy backward", "AdamW"):
+        assert name in kernels, list(kernels)
+    rows, hidden = 64, 192
+    norm = kernels["norm forward"]
+    moved = norm["gigabytes_per_second"] * norm["microseconds"] * 1e3
+    assert abs(moved - 2 * 4 * rows * hidden) < 1e-6 * moved, (moved, "a norm reads and writes every fp32 element once")
+    assert norm["of_copy_rate"] > 0
+
+    train = measured("train", *MODEL, "--bench-warmup", "1", "--bench-steps", "3", "--bench-floor", "--bench-seconds", "0.02")
+    floor = train["floor"]
+    parts = [floor[part] for part in ("gemm_ms", "attention_ms", "memory_ms", "optimizer_ms")]
+    assert all(part > 0 for part in parts) and abs(sum(parts) - floor["total_ms"]) < 1e-6 * floor["total_ms"], floor
+    assert train["step_ms"] > 0 and train["tokens_per_second_and_rank"] > 0, train
+
+    for arguments, words in ((["kernels", "--bench-floor", *MODEL], "--bench-floor belongs to megatron bench train"),
+                             ([], "megatron bench needs to know what to measure"),
+                             (["machine", "--bench-seconds", "0"], "--bench-seconds 0 must be positive"),
+                             (["train", *MODEL, "--cuda-graph-impl", "local"], "--cuda-graph-impl local needs a GPU")):
+        done = bench(*arguments)
+        assert done.returncode != 0 and words in done.stderr, (arguments, done.stderr)
+
+
+main()
