@@ -4,6 +4,7 @@
 //   custom_loop text.txt [steps]
 //
 // Trains a small byte-level GPT on a file and lets it write.
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <string>

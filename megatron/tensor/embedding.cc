@@ -1,5 +1,7 @@
 #include "megatron/tensor/embedding.h"
 
+#include <algorithm>
+
 #include "megatron/base/check.h"
 #include "megatron/kernels/embedding.h"
 #include "megatron/tensor/detail/launch.h"

@@ -1,5 +1,7 @@
 #include "megatron/tensor/gemm.h"
 
+#include <algorithm>
+
 #include "megatron/base/check.h"
 #include "megatron/kernels/column_sum.h"
 #include "megatron/tensor/detail/blas.h"

@@ -23,6 +23,8 @@
 // norms and activations do while they write: their kernels raise an amax on the device. Under
 // delayed scaling the scale is there before, and the cast measures for the next step.
 #include "megatron/base/check.h"
+
+#include <algorithm>
 #include "megatron/nn/functional.h"
 #include "megatron/tensor_parallel/detail/linear_state.h"
 #include "megatron/tensor_parallel/mappings.h"

@@ -1,5 +1,7 @@
 #include "megatron/transformer/context_parallel.h"
 
+#include <algorithm>
+
 #include "megatron/base/check.h"
 #include "megatron/tensor/shape.h"
 #include "megatron/tensor/torch.h"

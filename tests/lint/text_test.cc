@@ -50,6 +50,24 @@ std::vector<std::string> check_text(const SourceFile& file) {
   return violations;
 }
 
+// Names of <algorithm>, which some standard libraries bring along with other headers and others do not.
+bool lacks_algorithm(const SourceFile& file) {
+  static const std::regex kUse(
+      R"(\bstd::(ranges::)?(max|min|sort|stable_sort|nth_element|fill|copy|clamp|find|find_if|any_of|all_of|none_of|reverse|shuffle|equal|unique|lower_bound|upper_bound|transform|count|count_if|max_element|min_element|remove_if|rotate)\s*\()");
+  return file.text.find("#include <algorithm>") == std::string::npos &&
+         std::regex_search(file.text, kUse);
+}
+
+TEST(Text, AlgorithmsAreIncluded) {
+  std::vector<std::string> violations;
+  for (const SourceFile& file : read_sources({}, {".h", ".cc", ".cu", ".cuh"}))
+    if (lacks_algorithm(file)) violations.push_back(file.path + ": uses <algorithm> without including it");
+  EXPECT_TRUE(violations.empty()) << join(violations);
+  const std::string use = std::string("int a = std::m") + "ax(1, 2);\n";
+  EXPECT_TRUE(lacks_algorithm({"a.cc", use}));
+  EXPECT_FALSE(lacks_algorithm({"a.cc", "#include <algorithm>\n" + use}));
+}
+
 // Data of tests: outputs of other programs, texts in many languages, broken on purpose.
 bool is_data(const std::string& path) {
   return path.starts_with("tests/golden/") || path.find("/corpus/") != std::string::npos ||

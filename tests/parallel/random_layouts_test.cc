@@ -7,6 +7,7 @@
 // A configuration follows from its seed alone, which a failure names.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <functional>
 #include <initializer_list>

@@ -1,4 +1,5 @@
 // Direct preference optimisation: pairs of responses, the loss of dpo_loss.h, a reference model.
+#include <algorithm>
 #include <optional>
 
 #include "megatron/base/check.h"

@@ -1,5 +1,6 @@
 #include "megatron/kernels/fp8.h"
 
+#include <algorithm>
 #include <array>
 
 #include "megatron/kernels/detail/fp8_math.h"
