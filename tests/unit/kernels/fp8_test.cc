@@ -34,8 +34,9 @@ void expect_nearest(float x) {
     if (std::isnan(other)) continue;
     const double distance = std::abs(value - clamped), to_other = std::abs(other - clamped);
     EXPECT_LE(distance, to_other) << x;
-    if (distance == to_other)
+    if (distance == to_other) {
       EXPECT_EQ(code % 2, 0) << x << " lies between two codes and goes to the even one";
+    }
   }
 }
 
