@@ -593,7 +593,8 @@ TEST(StageMemory, CodesOfQuantisedWeightsStay) {
   const std::string flags = kTiny + "--disable-bias-linear --bf16 ";
   const StageMemory plain = stage_memory(make_layout_plan(parse(flags, 1), 1024), 0),
                     quantised = stage_memory(make_layout_plan(parse(flags + "--fp8-format hybrid", 1), 1024), 0);
-  const TransformerConfig& c = make_layout_plan(parse(flags, 1), 1024).model();
+  const LayoutPlan plan = make_layout_plan(parse(flags, 1), 1024);
+  const TransformerConfig& c = plan.model();
   const int64_t h = c.hidden_size, heads = c.num_attention_heads * c.kv_channels, groups = c.query_groups() * c.kv_channels;
   const int64_t layer = h * (heads + 2 * groups) + heads * h + h * c.ffn_hidden_size * (is_gated(c.activation()) ? 3 : 2);
   EXPECT_EQ(quantised.weights - plain.weights, 2 * c.num_layers * layer);
