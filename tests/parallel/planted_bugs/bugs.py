@@ -216,14 +216,14 @@ BUGS = (
         "cp2_means", "qwen cp2 means"),
     Bug("context_ranks_read_apart", "the context ranks of one sequence read different samples",
         ((SETUP, "options.sampler.data_parallel_rank = everything ? 0 : groups.dp.rank();",
-          "options.sampler.data_parallel_rank = PLANTED ? groups.dp_cp.rank() % groups.dp.size() : groups.dp.rank();"),),
+          "options.sampler.data_parallel_rank = everything ? 0 : PLANTED ? groups.dp_cp.rank() % groups.dp.size() : groups.dp.rank();"),),
         "cp2_dp2_zero1", "qwen cp2 dp2"),
     # Data parallelism.
     Bug("mask_normalised_per_rank", "each data rank divides by its own number of unmasked tokens",
         ((PASSES, "  model.groups().pp.all_reduce(totals)->wait();",
-          "  if (PLANTED) totals.narrow(0, 1, 1).copy_(passes.totals_before() * model.groups().dp_cp.size());\n"
+          "  if (PLANTED) totals.narrow(0, 1, 1).copy_(passes->totals_before() * model.groups().dp_cp.size());\n"
           "  model.groups().pp.all_reduce(totals)->wait();"),
-         (PASSES, "  const at::Tensor totals = passes->totals();", "  const at::Tensor totals = passes->totals();\n  passes.keep_totals();"),
+         (PASSES, "  const at::Tensor totals = passes->totals();", "  const at::Tensor totals = passes->totals();\n  passes->keep_totals();"),
          (PASSES, "  at::Tensor totals() const { return totals_; }",
           "  at::Tensor totals() const { return totals_; }\n  at::Tensor before_;\n"
           "  void keep_totals() { before_ = totals_.narrow(0, 1, 1).clone(); }\n  at::Tensor totals_before() const { return before_; }")),
@@ -238,7 +238,7 @@ BUGS = (
         "dp2_means", "gpt dp2 means"),
     Bug("data_ranks_read_the_same", "every data rank reads the samples of the first",
         ((SETUP, "options.sampler.data_parallel_size = everything ? 1 : groups.dp.size();",
-          "if (PLANTED) options.sampler.data_parallel_rank = 0;\n  options.sampler.data_parallel_size = groups.dp.size();"),),
+          "if (PLANTED) options.sampler.data_parallel_rank = 0;\n  options.sampler.data_parallel_size = everything ? 1 : groups.dp.size();"),),
         "dp2", "gpt dp2 means"),
     Bug("last_microbatch_wins", "sharded gradients of a micro-batch replace those before instead of adding to them",
         ((GRADS, "pending_.own.numel()).add_(pending_.own);\n    pending_ = {};",
