@@ -11,6 +11,7 @@
 #include "megatron/base/files.h"
 #include "megatron/dist_checkpointing/checkpoint_folder.h"
 #include "megatron/dist_checkpointing/safetensors.h"
+#include "megatron/models/problems.h"
 #include "megatron/tensor/torch.h"
 #include "megatron/transformer/rotary_embedding.h"
 
@@ -164,7 +165,7 @@ class Reader {
     for (const HfTensor& tensor : tensors_) add(tensor);
     for (const auto& [name, place] : files_.places())
       if (!used_.contains(name)) account_for(name, place);
-    throw_problems();
+    throw_problems(name_, problems_);
     Manifest manifest;
     manifest.state = kWeightsOnlyState;
     for (size_t i = 0; i < files_.names().size(); ++i) {
@@ -277,17 +278,6 @@ class Reader {
         problems_.push_back(cat(name, " differs from ", table->first,
                                 ", although config.json ties them (tie_word_embeddings)"));
     }
-  }
-
-  void throw_problems() const {
-    if (problems_.empty()) return;
-    constexpr size_t kShown = 10;
-    std::string text = cat(name_, ": ", problems_[0]);
-    for (size_t i = 1; i < std::min(problems_.size(), kShown); ++i)
-      text += "\ndetail: " + problems_[i];
-    if (problems_.size() > kShown)
-      text += cat("\ndetail: and ", problems_.size() - kShown, " more tensors");
-    throw Error(text);
   }
 
   const fs::path folder_;

@@ -11,6 +11,7 @@
 #include "megatron/base/files.h"
 #include "megatron/dist_checkpointing/safetensors.h"
 #include "megatron/models/huggingface/hf_folder.h"
+#include "megatron/models/problems.h"
 #include "megatron/tensor/torch.h"
 #include "megatron/transformer/lora.h"
 
@@ -188,7 +189,7 @@ class PeftReader {
         problems_.push_back(entry.name +
                             " is in the file, the base model has no such module, or the adapter "
                             "no such part");
-    throw_problems();
+    throw_problems(name_, problems_);
     return Checkpoint(folder_, std::move(manifest));
   }
 
@@ -274,17 +275,6 @@ class PeftReader {
       fragment.flat_end = run.count * columns;
       stored.fragments.push_back(std::move(fragment));
     }
-  }
-
-  void throw_problems() const {
-    if (problems_.empty()) return;
-    constexpr size_t kShown = 10;
-    std::string text = cat(name_, ": ", problems_[0]);
-    for (size_t i = 1; i < std::min(problems_.size(), kShown); ++i)
-      text += "\ndetail: " + problems_[i];
-    if (problems_.size() > kShown)
-      text += cat("\ndetail: and ", problems_.size() - kShown, " more tensors");
-    throw Error(text);
   }
 
   const fs::path folder_;

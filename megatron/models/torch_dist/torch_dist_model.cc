@@ -8,6 +8,7 @@
 #include "megatron/base/check.h"
 #include "megatron/comm/parallel_groups.h"
 #include "megatron/dist_checkpointing/torch_dist.h"
+#include "megatron/models/problems.h"
 
 namespace megatron {
 namespace {
@@ -270,7 +271,7 @@ class Reader {
     for (const auto& [name, shape] : expected_)
       if (!tensors_.contains(name))
         problems_.push_back(name + " is not in the checkpoint, the model of its arguments has it");
-    throw_problems();
+    throw_problems(name_, problems_);
     std::map<std::string, int64_t> groups;  // what is waived, by its first words
     for (const std::string& key : files_.others) ++groups[group_of(key)];
     for (const auto& [group, count] : groups)
@@ -382,17 +383,6 @@ class Reader {
       fragment.flat_end = std::max<int64_t>(0, rows) * fragment.box.shape[1];
     }
     std::erase_if(fragments, [](const Fragment& fragment) { return fragment.flat_end == 0; });
-  }
-
-  void throw_problems() const {
-    if (problems_.empty()) return;
-    constexpr size_t kShown = 10;
-    std::string text = cat(name_, ": ", problems_[0]);
-    for (size_t i = 1; i < std::min(problems_.size(), kShown); ++i)
-      text += "\ndetail: " + problems_[i];
-    if (problems_.size() > kShown)
-      text += cat("\ndetail: and ", problems_.size() - kShown, " more tensors");
-    throw Error(text);
   }
 
   const fs::path directory_;
