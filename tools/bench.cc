@@ -197,13 +197,6 @@ c10::Device prepare_device(const Arguments& arguments, const Job& job) {
   return choose_device(arguments.training.device, job.local_rank);
 }
 
-Vocabulary vocabulary_of(const Arguments& arguments) {
-  const std::unique_ptr<Tokenizer> tokenizer = make_tokenizer(arguments.tokenizer);
-  const int64_t size = model_vocab_size(arguments.tokenizer, *tokenizer);
-  return {size, padded_vocab_size(arguments.tokenizer, size,
-                                  arguments.vocabulary_ranks())};
-}
-
 // `copy_rate` in bytes per second; 0: no shares of it.
 void print_ceilings(const BenchConfig& config, const std::vector<Ceiling>& all, double copy_rate,
                     c10::Device device) {
@@ -254,7 +247,7 @@ int bench_machine(const Arguments& arguments, const BenchConfig& config, const J
 
 int bench_kernels(const Arguments& arguments, const BenchConfig& config, const Job& job) {
   const c10::Device device = prepare_device(arguments, job);
-  const Vocabulary vocabulary = vocabulary_of(arguments);
+  const Vocabulary vocabulary = vocabulary_of(arguments, *make_tokenizer(arguments.tokenizer));
   const Ceiling copy = copy_ceiling(device, config.bench_seconds);
   std::vector<Ceiling> all = {copy};
   for (Ceiling& one : kernel_ceilings(arguments, vocabulary, device, config.bench_seconds))
@@ -269,7 +262,7 @@ int bench_train(const Arguments& arguments, const BenchConfig& config, const Job
       !arguments.parallel.hybrid_context_parallel,
       "bench trains on sequences of one length; --hybrid-context-parallel divides documents");
   const c10::Device device = prepare_device(arguments, job);
-  const Vocabulary vocabulary = vocabulary_of(arguments);
+  const Vocabulary vocabulary = vocabulary_of(arguments, *make_tokenizer(arguments.tokenizer));
   const PretrainTask task = find_task("gpt");
   TrainedModel model = build_model(task, arguments, vocabulary, job.groups,
                                    model_dtype(arguments.optimizer), device, Start{});

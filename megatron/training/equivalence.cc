@@ -136,10 +136,7 @@ class TracedRun {
         device_(device),
         groups_(groups),
         tokenizer_(make_tokenizer(arguments.tokenizer)),
-        vocabulary_{model_vocab_size(arguments.tokenizer, *tokenizer_),
-                    padded_vocab_size(arguments.tokenizer,
-                                      model_vocab_size(arguments.tokenizer, *tokenizer_),
-                                      arguments.vocabulary_ranks())},
+        vocabulary_(vocabulary_of(arguments, *tokenizer_)),
         datasets_(build_datasets(task, arguments, *tokenizer_)),
         model_(build_model(task, arguments, vocabulary_, groups, dtype, device, Start{})),
         batches_(device, own_positions(arguments.data), groups.cp) {

@@ -96,11 +96,6 @@ class Run {
 
 const char* dtype_name(const OptimizerConfig& config) { return config.bf16 ? "bf16" : config.fp16 ? "fp16" : "fp32"; }
 
-Vocabulary vocabulary_of(const TokenizerConfig& config, const Tokenizer& tokenizer, int64_t ranks) {
-  const int64_t size = model_vocab_size(config, tokenizer);
-  return {size, padded_vocab_size(config, size, ranks)};
-}
-
 RunState initial_state(const Start& start, const PretrainTask& task, const Tokenizer& tokenizer) {
   RunState state;
   if (start.continues()) {
@@ -126,7 +121,7 @@ Run::Run(const PretrainTask& task, const Arguments& arguments, const Job& job)
       job_(job),
       groups_(job.groups),
       tokenizer_(make_tokenizer(arguments.tokenizer)),
-      vocabulary_(vocabulary_of(arguments.tokenizer, *tokenizer_, arguments.vocabulary_ranks())),
+      vocabulary_(vocabulary_of(arguments, *tokenizer_)),
       start_(decide_start(config_, job)),
       state_(initial_state(start_, task, *tokenizer_)),
       datasets_(build_datasets(task, arguments, *tokenizer_, start_, state_)),

@@ -285,6 +285,11 @@ at::ScalarType model_dtype(const OptimizerConfig& config) {
   return config.bf16 ? at::kBFloat16 : config.fp16 ? at::kHalf : at::kFloat;
 }
 
+Vocabulary vocabulary_of(const Arguments& arguments, const Tokenizer& tokenizer) {
+  const int64_t size = model_vocab_size(arguments.tokenizer, tokenizer);
+  return {size, padded_vocab_size(arguments.tokenizer, size, arguments.vocabulary_ranks())};
+}
+
 TrainedModel build_model(const PretrainTask& task, const Arguments& arguments, const Vocabulary& vocabulary,
                          const ParallelGroups& groups, at::ScalarType dtype, c10::Device device, const Start& start,
                          Agreement* agreement) {

@@ -38,6 +38,9 @@ TrainValidTestDatasets build_datasets(const PretrainTask& task, const Arguments&
 // Element type of the model that the flags ask for.
 at::ScalarType model_dtype(const OptimizerConfig& config);
 
+// Sizes of the vocabulary of a run with this tokenizer, padded for the ranks that divide it.
+Vocabulary vocabulary_of(const Arguments& arguments, const Tokenizer& tokenizer);
+
 // Model chunks, stores, pipeline, initial weights, optimizer; then the checkpoint's content.
 TrainedModel build_model(const PretrainTask& task, const Arguments& arguments, const Vocabulary& vocabulary,
                          const ParallelGroups& groups, at::ScalarType dtype, c10::Device device, const Start& start,
