@@ -1,8 +1,7 @@
-#include "megatron/tokenizers/json_line.h"
+#include "megatron/tokenizers/parse_json.h"
 
 #include <nlohmann/json.hpp>
-
-#include "megatron/base/check.h"
+#include <string>
 
 namespace megatron {
 namespace {
@@ -32,16 +31,6 @@ simdjson::error_code parse_json(simdjson::dom::parser& parser, std::string_view 
     }
   }
   return error;
-}
-
-simdjson::dom::element parse_json_line(simdjson::dom::parser& parser, std::string_view line,
-                                       size_t room, const std::string& where,
-                                       simdjson::error_code& error) {
-  simdjson::dom::element root;
-  error = parse_json(parser, line, room, root);
-  if (error == simdjson::UTF8_ERROR) return {};
-  MEGATRON_CHECK(!error, where, ": is no JSON: ", simdjson::error_message(error));
-  return root;
 }
 
 }  // namespace megatron

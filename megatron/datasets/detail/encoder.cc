@@ -6,7 +6,7 @@
 
 #include "megatron/base/check.h"
 #include "megatron/base/utf8.h"
-#include "megatron/tokenizers/json_line.h"
+#include "megatron/tokenizers/parse_json.h"
 
 namespace megatron {
 namespace {
@@ -180,12 +180,13 @@ void ChunkEncoder::encode_lines(Chunk& chunk, EncodedChunk& out) {
 void ChunkEncoder::encode_line(std::string_view line, size_t room, const std::string& where,
                                EncodedChunk& out) {
   MEGATRON_ASSERT(room >= line.size() + simdjson::SIMDJSON_PADDING);
-  simdjson::error_code error;
-  const simdjson::dom::element root = parse_json_line(parser_->json, line, room, where, error);
+  simdjson::dom::element root;
+  const simdjson::error_code error = parse_json(parser_->json, line, room, root);
   if (error == simdjson::UTF8_ERROR) {
     throw_error(cat(where, ": the byte at offset ", find_ill_formed_utf8(line),
                     " of the line is not UTF-8"));
   }
+  MEGATRON_CHECK(!error, where, ": is no JSON: ", simdjson::error_message(error));
   MEGATRON_CHECK(root.is_object(), where, ": is ", type_name(root.type()), ", expected an object");
   simdjson::dom::object fields;
   MEGATRON_ASSERT(!root.get_object().get(fields));

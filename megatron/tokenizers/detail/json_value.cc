@@ -1,7 +1,7 @@
 #include "megatron/tokenizers/detail/json_value.h"
 
 #include "megatron/base/files.h"
-#include "megatron/tokenizers/json_line.h"
+#include "megatron/tokenizers/parse_json.h"
 
 namespace megatron {
 

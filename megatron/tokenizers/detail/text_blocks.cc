@@ -11,7 +11,7 @@
 #include <string_view>
 
 #include "megatron/base/check.h"
-#include "megatron/tokenizers/json_line.h"
+#include "megatron/tokenizers/parse_json.h"
 
 namespace megatron {
 namespace {
@@ -258,9 +258,10 @@ std::vector<std::string> block_documents(const TextBlock& block,
     rest.remove_prefix(std::min(end + 1, rest.size()));
     if (line.find_first_not_of(" \t\r") == line.npos) continue;
     const auto where = [&] { return cat(block.path->string(), ": line ", line_number); };
-    simdjson::error_code error;
-    const simdjson::dom::element element = parse_json_line(parser, line, line.size(), where(), error);
-    MEGATRON_CHECK(error == simdjson::SUCCESS, where(), ": is not UTF-8");
+    simdjson::dom::element element;
+    const simdjson::error_code error = parse_json(parser, line, line.size(), element);
+    MEGATRON_CHECK(error != simdjson::UTF8_ERROR, where(), ": is not UTF-8");
+    MEGATRON_CHECK(!error, where(), ": is no JSON: ", simdjson::error_message(error));
     simdjson::dom::object object;
     MEGATRON_CHECK(element.get(object) == simdjson::SUCCESS, where(), " is not a JSON object");
     for (const std::string& key : keys) {
