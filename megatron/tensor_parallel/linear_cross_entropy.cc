@@ -50,7 +50,7 @@ struct LinearCrossEntropyFunction : torch::autograd::Function<LinearCrossEntropy
       const at::Tensor dlogits =
           cross_entropy_backward(logits, part(inputs->targets), parts.lse, part(inputs->loss_grad),
                                  inputs->valid, inputs->z_coeff, /*in_place=*/true);
-      part(dx).copy_(linear_input_grad(dlogits, weight.value()));
+      linear_input_grad_into(dlogits, weight.value(), part(dx));
       if (!parameter.trainable) continue;
       const GradTarget target = parameter.store->grad_target(parameter);
       linear_weight_grad(dlogits, part(input), target.tensor, target.beta);

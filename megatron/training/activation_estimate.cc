@@ -673,7 +673,7 @@ PassBytes pass_bytes(const LayoutPlan& plan, int stage, int chunk) {
     if (head.part > 0) {
       // The whole input beside its gradient, the logits of a part and what becomes of them; targets, losses, gradients of tokens.
       const int64_t columns = plan.padded_vocab_size / plan.tensor;
-      const int64_t working = head.part * ((columns + c.hidden_size) * plan.bytes.model + 4 * plan.bytes.sum) +
+      const int64_t working = head.part * (columns * plan.bytes.model + 4 * plan.bytes.sum) +
                               plan.tokens() * (kIdBytes + 3 * plan.bytes.sum);
       pass.forward_extra = std::max(layer_forward_most - saved, normed + at_the_head + head.input + working);
     }
