@@ -22,12 +22,11 @@ at::Tensor document_tensor(const MicroBatch& source) {
   return ids;
 }
 
-// Without waiting for the device, which a copy from ordinary memory does.
+}  // namespace
+
 at::Tensor to_device(const at::Tensor& host, c10::Device device) {
   return device.is_cuda() ? host.pin_memory().to(device, /*non_blocking=*/true) : host;
 }
-
-}  // namespace
 
 bool own_positions(const DataConfig& data) { return data.reset_position_ids || data.dataloader_inter_document_masking; }
 

@@ -26,6 +26,9 @@ struct Batch {
   const ProcessGroup* cp = nullptr;  // the ranks that hold these sequences; null: those of the mesh
 };
 
+// A tensor of the host on the device, without waiting for it, which a copy from ordinary memory does.
+at::Tensor to_device(const at::Tensor& host, c10::Device device);
+
 // Whether the data carries position ids that do not simply count up.
 bool own_positions(const DataConfig& data);
 

@@ -101,7 +101,7 @@ Batch HybridBatches::next() {
     at::Tensor whole = at::zeros({1, length}, at::TensorOptions().dtype(type));
     std::copy_n(data + offset, piece.length,
                 whole.data_ptr<std::remove_const_t<std::remove_pointer_t<decltype(data)>>>());
-    return zigzag_slice(whole, 1, cp).to(device_);
+    return to_device(zigzag_slice(whole, 1, cp), device_);
   };
   Batch batch;
   batch.tokens = row(piece.source->tokens, at::kLong);
@@ -117,16 +117,15 @@ Batch HybridBatches::next() {
     at::Tensor ids = at::zeros({1, length}, at::kLong);
     for (const int32_t start : starts)
       if (inside(start)) ids.narrow(1, start - piece.begin, length - (start - piece.begin)).add_(1);
-    batch.document_ids = ids.to(device_);
+    batch.document_ids = to_device(ids, device_);
   }
   // Learned positions of padding have to exist.
-  batch.place.position = zigzag_positions(length, cp.size(), cp.rank())
-                             .add(piece.begin)
-                             .clamp_max(piece.source->sequence_length - 1)
-                             .to(device_);
+  const at::Tensor positions = zigzag_positions(length, cp.size(), cp.rank())
+                                   .add(piece.begin)
+                                   .clamp_max(piece.source->sequence_length - 1);
+  batch.place.position = to_device(positions, device_);
   batch.place.sample = at::full({1}, piece.source->ordinals[static_cast<size_t>(piece.row)],
-                                at::TensorOptions().dtype(at::kLong))
-                           .to(device_);
+                                at::dtype(at::kLong).device(device_));
   batch.cp = &cp;
   return batch;
 }
