@@ -234,9 +234,25 @@ void layers_are_offloaded_by_one_stage(const Arguments& a, Violations& v) {
           "give --fine-grained-activation-offloading with --offload-modules, which every stage follows");
 }
 
-// Its loss needs whole sequences at once, and a second model.
+// Pairs stay together, log-probabilities are nothing else, and the loss needs whole sequences at once.
 void preferences_fit(const Arguments& a, Violations& v) {
   if (a.training.task != "dpo") return;
+  const auto even = [&](const char* flag, int64_t size) {
+    if (size % 2 == 0) return true;
+    v.add(cat(flag, " ", size, " is odd, preference optimisation needs whole pairs"),
+          "it counts sequences, two for each pair");
+    return false;
+  };
+  if (even("--micro-batch-size", a.training.micro_batch_size))
+    even("--eval-micro-batch-size", a.eval_micro_batch_size());
+  if (a.transformer.z_loss_coeff != 0)
+    v.add("--z-loss-coeff has no place in the log-probabilities of preference optimisation");
+  if (a.data.dataloader_type != DataloaderType::kSingle)
+    v.add("--dataloader-type cyclic would tear pairs apart", "single");
+  if (a.data.reset_position_ids || a.data.reset_attention_mask || a.data.dataloader_inter_document_masking)
+    v.add("--reset-position-ids, --reset-attention-mask and --dataloader-inter-document-masking "
+          "have no effect on pairs, "
+          "which are one document each");
   if (a.pipeline.pipeline_vocab_parallel)
     v.add("--pipeline-vocab-parallel with --task dpo is not built", "leave one of them out");
   if (a.parallel.hybrid_context_parallel)

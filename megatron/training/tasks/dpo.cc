@@ -17,32 +17,6 @@ namespace megatron {
 
 namespace {
 
-// What the flags of a run must be for pairs to stay together and for log-probabilities to be that.
-void check_arguments(const Arguments& a) {
-  Violations violations;
-  const auto require = [&](bool ok, std::string message, std::string hint = {}) {
-    if (!ok) violations.add(std::move(message), std::move(hint));
-  };
-  const int64_t size = a.training.micro_batch_size, eval_size = a.eval_micro_batch_size();
-  require(size % 2 == 0,
-          cat("--micro-batch-size ", size, " is odd, preference optimisation needs whole pairs"),
-          "it counts sequences, two for each pair");
-  require(eval_size % 2 == 0 || size % 2 != 0,
-          cat("--eval-micro-batch-size ", eval_size,
-              " is odd, preference optimisation needs whole pairs"),
-          "it counts sequences, two for each pair");
-  require(a.transformer.z_loss_coeff == 0,
-          "--z-loss-coeff has no place in the log-probabilities of preference optimisation");
-  require(a.data.dataloader_type == DataloaderType::kSingle,
-          "--dataloader-type cyclic would tear pairs apart", "single");
-  require(!a.data.reset_position_ids && !a.data.reset_attention_mask &&
-              !a.data.dataloader_inter_document_masking,
-          "--reset-position-ids, --reset-attention-mask and --dataloader-inter-document-masking "
-          "have no effect on pairs, "
-          "which are one document each");
-  violations.throw_if_any();
-}
-
 std::vector<PreferencePair> read_files(const std::vector<std::string>& files,
                                        const Tokenizer& tokenizer,
                                        const PreferenceOptions& options) {
@@ -153,7 +127,6 @@ PretrainTask dpo_task(const DpoConfig& config) {
   task.loss_per_token = false;
   task.metrics.assign(std::begin(kDpoMetrics), std::end(kDpoMetrics));
   task.datasets_provider = [](const Arguments& arguments, const DatasetRequest& request) {
-    check_arguments(arguments);
     // Neighbours of made-up text are pairs without prompts.
     if (arguments.data.mock_data) return build_train_valid_test_datasets(arguments.data, request);
     return PreferenceSets(arguments, request).build();

@@ -330,7 +330,18 @@ TEST(Pretrain, PreferencesNeedWholePairs) {
   arguments.training.micro_batch_size = 3;
   arguments.training.global_batch_size = 3;
   arguments.transformer.z_loss_coeff = 0.1;
-  EXPECT_EQ(quietly(dpo_task({}), arguments),
+  arguments.training.task = "dpo";
+  const auto refusal = [&] {
+    Violations violations;
+    arguments.validate(violations);
+    try {
+      violations.throw_if_any();
+    } catch (const UsageError& error) {
+      return "error: " + std::string(error.what());
+    }
+    return std::string();
+  };
+  EXPECT_EQ(refusal(),
             "error: --micro-batch-size 3 is odd, preference optimisation needs whole pairs\n"
             "hint: it counts sequences, two for each pair\n"
             "--z-loss-coeff has no place in the log-probabilities of preference optimisation");
