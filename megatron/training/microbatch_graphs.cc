@@ -9,13 +9,11 @@
 namespace megatron {
 namespace {
 
-std::array<at::Tensor*, 7> tensors_of(Batch& batch) {
-  return {&batch.tokens,       &batch.labels,       &batch.loss_mask,     &batch.position_ids,
-          &batch.document_ids, &batch.place.sample, &batch.place.position};
-}
-std::array<const at::Tensor*, 7> tensors_of(const Batch& batch) {
-  return {&batch.tokens,       &batch.labels,       &batch.loss_mask,     &batch.position_ids,
-          &batch.document_ids, &batch.place.sample, &batch.place.position};
+// Of a batch, const or not.
+template <class B>
+auto tensors_of(B& batch) {
+  return std::array{&batch.tokens,       &batch.labels,       &batch.loss_mask,     &batch.position_ids,
+                    &batch.document_ids, &batch.place.sample, &batch.place.position};
 }
 
 bool same_kind(const at::Tensor& x, const at::Tensor& y) {
@@ -35,7 +33,11 @@ bool same_kind(const Batch& x, const Batch& y) {
 MicrobatchGraphs::MicrobatchGraphs(c10::Device device, int64_t warmup_steps)
     : pool_(device), steps_left_(warmup_steps) {}
 
-bool MicrobatchGraphs::begin_step() { return steps_left_ == 0 || steps_left_-- == 0; }
+bool MicrobatchGraphs::begin_step() {
+  if (steps_left_ == 0) return true;
+  --steps_left_;
+  return false;
+}
 
 MicrobatchGraphs::Recorded& MicrobatchGraphs::find(const Batch& batch, const at::Tensor& loss_scale, bool first) {
   std::shared_ptr<Inputs> inputs;

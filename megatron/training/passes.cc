@@ -23,6 +23,16 @@ struct Pass {
   std::vector<std::function<void()>> weight_gradients;
 };
 
+ForwardContext context_of(const Batch& batch, bool training) {
+  ForwardContext context;
+  context.training = training;
+  context.place = batch.place;
+  context.position_ids = batch.position_ids;
+  context.document_ids = batch.document_ids;
+  context.cp = batch.cp;
+  return context;
+}
+
 class StagePasses final : public StageCompute {
  public:
   StagePasses(TrainedModel& model, const PretrainTask& task, const PassOptions& options,
@@ -42,7 +52,7 @@ class StagePasses final : public StageCompute {
   at::Tensor forward(int chunk, int microbatch, const at::Tensor& input) override {
     const Batch& batch = batch_of(microbatch);
     Pass& pass = passes_[chunk][microbatch];
-    ForwardContext context = context_of(batch);
+    ForwardContext context = context_of(batch, options_.training);
     if (options_.training) {
       context.tape = &pass.tape;
       if (options_.per_token_loss) context.loss_grad = options_.loss_scale;
@@ -117,7 +127,7 @@ class StagePasses final : public StageCompute {
     const Batch& batch = batch_of(0);
     for (size_t i = 0; i < model_.chunks.size(); ++i) {
       ModelChunk& chunk = model_.chunks[i];
-      ForwardContext context = context_of(batch);
+      ForwardContext context = context_of(batch, options_.training);
       at::Tensor input;
       if (!model_.pipeline->slice(static_cast<int>(i)).embedding)
         input = at::zeros({hidden_rows, batch.place.sample.size(0), hidden_size},
@@ -177,20 +187,10 @@ class StagePasses final : public StageCompute {
   }
 
  private:
-  ForwardContext context_of(const Batch& batch) const {
-    ForwardContext context;
-    context.training = options_.training;
-    context.place = batch.place;
-    context.position_ids = batch.position_ids;
-    context.document_ids = batch.document_ids;
-    context.cp = batch.cp;
-    return context;
-  }
-
   // Forward and backward of the whole model; the pair of the loss.
   at::Tensor whole_pass(const Batch& batch, const at::Tensor& loss_scale) {
     Pass pass;
-    ForwardContext context = context_of(batch);
+    ForwardContext context = context_of(batch, options_.training);
     context.tape = &pass.tape;
     if (options_.per_token_loss) context.loss_grad = loss_scale;
     const StageOutput output = task_.forward_step(*model_.chunks.front().module, batch, {}, context);
@@ -254,11 +254,8 @@ class ReferencePasses final : public StageCompute {
 
   at::Tensor forward(int chunk, int microbatch, const at::Tensor& input) override {
     Batch& batch = batches_[microbatch];
-    ForwardContext context;
-    context.place = batch.place;
-    context.position_ids = batch.position_ids;
-    context.document_ids = batch.document_ids;
-    const StageOutput output = task_.reference_step(*chunks_[chunk].module, batch, input, context);
+    const StageOutput output = task_.reference_step(*chunks_[chunk].module, batch, input,
+                                                    context_of(batch, /*training=*/false));
     if (!output.loss.sum.defined()) return output.activation;
     batch.reference = output.loss.sum;
     return {};
