@@ -8,19 +8,13 @@ import os
 import shutil
 import struct
 import subprocess
-import sys
-import tempfile
-import unittest
 
-BINARY = ""
+import support
+from support import FolderTest, call, main
+
 GOLDEN = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "golden", "hf")
 TRAIN = ["--micro-batch-size", "2", "--global-batch-size", "4", "--train-iters", "2", "--lr", "1e-3", "--mock-data", "--eval-iters",
          "0", "--device", "cpu", "--num-threads", "1", "--seq-length", "16", "--save-interval", "2"]
-
-
-def call(*arguments):
-    environment = dict(os.environ, OMP_NUM_THREADS="1")
-    return subprocess.run([BINARY, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, timeout=120, env=environment)
 
 
 def tensors(folder):
@@ -50,32 +44,20 @@ def write_safetensors(path, parts):
         out.write(struct.pack("<Q", len(text)) + text + data)
 
 
-class ConvertTest(unittest.TestCase):
-    def setUp(self):
-        self.folder = tempfile.mkdtemp()
-        self.addCleanup(shutil.rmtree, self.folder)
-
-    def path(self, name):
-        return os.path.join(self.folder, name)
-
-    def run_ok(self, *arguments):
-        result = call(*arguments)
-        self.assertEqual(result.returncode, 0, result.stderr.decode())
-        return result.stdout.decode()
-
+class ConvertTest(FolderTest):
     def assert_error(self, code, message, *arguments):
         result = call(*arguments)
-        error = result.stderr.decode()
+        error = result.stderr
         self.assertEqual(result.returncode, code, error)
         self.assertIn("error: " + message, error.splitlines())
 
     def test_there_and_back(self):
         golden = os.path.join(GOLDEN, "llama2")
-        out = json.loads(self.run_ok("convert-checkpoint", "--load", golden, "--save", self.path("ours"), "--json"))
+        out = json.loads(self.output("convert-checkpoint", "--load", golden, "--save", self.path("ours"), "--json"))
         self.assertEqual((out["from"], out["to"], out["model_type"], out["iteration"]), ("huggingface", "megatron", "llama", 0))
         self.assertEqual(out["num_tensors"], len(tensors(golden)))
-        self.run_ok("inspect-checkpoint", self.path("ours"))
-        text = self.run_ok("convert-checkpoint", "--load", self.path("ours"), "--save", self.path("theirs"))
+        self.output("inspect-checkpoint", self.path("ours"))
+        text = self.output("convert-checkpoint", "--load", self.path("ours"), "--save", self.path("theirs"))
         self.assertIn(f"wrote {self.path('theirs')}: {len(tensors(golden))} tensors of a llama model", text)
         self.assertEqual(tensors(self.path("theirs")), tensors(golden))
         with open(self.path("theirs/config.json")) as stream:
@@ -83,8 +65,8 @@ class ConvertTest(unittest.TestCase):
 
     def test_probe(self):
         golden, probe = os.path.join(GOLDEN, "qwen3"), self.path("probe.safetensors")
-        self.run_ok("logits", "--load", golden, "--dtype", "fp32", "--device", "cpu", "--tokens", "3,1,4,1,5,9,2,6", "--output", probe)
-        out = json.loads(self.run_ok("convert-checkpoint", "--load", golden, "--save", self.path("ours"), "--probe", probe, "--json"))
+        self.output("logits", "--load", golden, "--dtype", "fp32", "--device", "cpu", "--tokens", "3,1,4,1,5,9,2,6", "--output", probe)
+        out = json.loads(self.output("convert-checkpoint", "--load", golden, "--save", self.path("ours"), "--probe", probe, "--json"))
         self.assertLess(out["probe_difference"], 1e-6)
         # Gate and up exchanged: names and shapes fit, the logits do not.
         swapped = self.path("swapped")
@@ -102,7 +84,7 @@ class ConvertTest(unittest.TestCase):
             stream.write(struct.pack("<Q", len(text)) + text + data[8 + length:])
         result = call("convert-checkpoint", "--load", swapped, "--save", self.path("wrong"), "--probe", probe)
         self.assertEqual(result.returncode, 1)
-        self.assertIn("error: the logits of " + self.path("wrong") + " differ from those of", result.stderr.decode())
+        self.assertIn("error: the logits of " + self.path("wrong") + " differ from those of", result.stderr)
 
     def test_every_family_reproduces_the_logits_of_transformers(self):
         for family in sorted(f for f in os.listdir(GOLDEN) if os.path.isdir(os.path.join(GOLDEN, f))):
@@ -117,7 +99,7 @@ class ConvertTest(unittest.TestCase):
                 parts["logits"] = ("F32", header["logits_short"]["shape"], data[8 + length + begin:8 + length + end])
                 probe = self.path(family + ".safetensors")
                 write_safetensors(probe, parts)
-                out = json.loads(self.run_ok("convert-checkpoint", "--load", os.path.join(GOLDEN, family), "--save", self.path(family),
+                out = json.loads(self.output("convert-checkpoint", "--load", os.path.join(GOLDEN, family), "--save", self.path(family),
                                              "--probe", probe, "--json"))
                 self.assertLess(out["probe_difference"], 1e-4)
 
@@ -157,7 +139,7 @@ class ConvertTest(unittest.TestCase):
 
     def peak_bytes(self, *flags):
         environment = dict(os.environ, OMP_NUM_THREADS="1", MALLOC_ARENA_MAX="1")
-        process = subprocess.Popen([BINARY, "convert-checkpoint", *flags], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env=environment)
+        process = subprocess.Popen([support.BINARY, "convert-checkpoint", *flags], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env=environment)
         error = process.stderr.read()
         process.stderr.close()
         _, status, usage = os.wait4(process.pid, 0)
@@ -169,12 +151,12 @@ class ConvertTest(unittest.TestCase):
         golden = os.path.join(GOLDEN, "qwen2")
         train = [*TRAIN[:5], "3", *TRAIN[6:]]
         result = call("pretrain", "--load", golden, "--save", self.path("run"), *train, "--exit-interval", "2")
-        self.assertEqual(result.returncode, 0, result.stderr.decode())
-        self.assertIn(f"starting from the weights of {golden}", (result.stdout + result.stderr).decode())
+        self.assertEqual(result.returncode, 0, result.stderr)
+        self.assertIn(f"starting from the weights of {golden}", (result.stdout + result.stderr))
         # The checkpoint goes on, generates, and becomes a folder again.
-        self.run_ok("pretrain", "--load", self.path("run"), "--use-checkpoint-args", "--save", self.path("run"), *train)
-        self.run_ok("generate", "--load", self.path("run"), "--prompt", "1 2 3", "--tokens-to-generate", "4", "--greedy")
-        self.run_ok("convert-checkpoint", "--load", self.path("run"), "--save", self.path("out"), "--hf-model-type", "qwen2")
+        self.output("pretrain", "--load", self.path("run"), "--use-checkpoint-args", "--save", self.path("run"), *train)
+        self.output("generate", "--load", self.path("run"), "--prompt", "1 2 3", "--tokens-to-generate", "4", "--greedy")
+        self.output("convert-checkpoint", "--load", self.path("run"), "--save", self.path("out"), "--hf-model-type", "qwen2")
         before, after = tensors(golden), tensors(self.path("out"))
         self.assertEqual({name: shape for name, (_, shape, _) in before.items()},
                          {name: shape for name, (_, shape, _) in after.items()})
@@ -182,29 +164,29 @@ class ConvertTest(unittest.TestCase):
     def test_flags_that_make_another_model_are_pointed_out(self):
         golden = os.path.join(GOLDEN, "mistral")
         result = call("pretrain", "--load", golden, *TRAIN[:-2], "--rotary-base", "500")
-        self.assertEqual(result.returncode, 0, result.stderr.decode())
+        self.assertEqual(result.returncode, 0, result.stderr)
         self.assertIn(f"this run is another model than {golden}: rotary_base is 500, not 10000 as its config.json says",
-                      result.stderr.decode())
+                      result.stderr)
         result = call("pretrain", "--load", golden, *TRAIN[:-2], "--start", "fresh")
-        self.assertEqual(result.returncode, 0, result.stderr.decode())
-        self.assertIn("starting from new weights", (result.stdout + result.stderr).decode())
+        self.assertEqual(result.returncode, 0, result.stderr)
+        self.assertIn("starting from new weights", (result.stdout + result.stderr))
 
     def test_a_converted_checkpoint_starts_a_run(self):
-        self.run_ok("convert-checkpoint", "--load", os.path.join(GOLDEN, "gemma2"), "--save", self.path("ours"))
+        self.output("convert-checkpoint", "--load", os.path.join(GOLDEN, "gemma2"), "--save", self.path("ours"))
         result = call("pretrain", "--load", self.path("ours"), "--use-checkpoint-args", "--save", self.path("run"), *TRAIN)
-        self.assertEqual(result.returncode, 0, result.stderr.decode())
-        self.assertIn("starting from the weights of", (result.stdout + result.stderr).decode())
+        self.assertEqual(result.returncode, 0, result.stderr)
+        self.assertIn("starting from the weights of", (result.stdout + result.stderr))
 
     def test_a_restarted_run_goes_on_from_its_own_checkpoint(self):
         flags = ["pretrain", "--pretrained-checkpoint", os.path.join(GOLDEN, "phi3"), "--load", self.path("run"), "--save",
                  self.path("run"), *TRAIN[:5], "4", *TRAIN[6:], "--exit-interval", "2"]
         for expected in ("starting from the weights of", "resuming from " + os.path.join(self.path("run"), "iter_0000002")):
             result = call(*flags)
-            self.assertEqual(result.returncode, 0, result.stderr.decode())
-            self.assertIn(expected, (result.stdout + result.stderr).decode())
+            self.assertEqual(result.returncode, 0, result.stderr)
+            self.assertIn(expected, (result.stdout + result.stderr))
 
     def test_generation_from_a_folder(self):
-        out = json.loads(self.run_ok("generate", "--load", os.path.join(GOLDEN, "gpt2"), "--prompt", "5 6 7",
+        out = json.loads(self.output("generate", "--load", os.path.join(GOLDEN, "gpt2"), "--prompt", "5 6 7",
                                      "--tokens-to-generate", "5", "--greedy", "--ignore-eod", "--json"))
         self.assertEqual(len(out[0]["tokens"]), 5)
 
@@ -220,5 +202,4 @@ class ConvertTest(unittest.TestCase):
 
 
 if __name__ == "__main__":
-    BINARY = sys.argv.pop(1)
-    unittest.main()
+    main()

@@ -7,12 +7,10 @@ import json
 import math
 import os
 import shutil
-import subprocess
-import sys
 import tempfile
-import unittest
 
-BINARY = ""
+from support import FolderTest, call, main
+
 TEMPLATE = "{% for m in messages %}<{{ m.role }}>{{ m.content }}\n{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
 PAIRS = [
     {"prompt": [{"role": "user", "content": "hi"}], "chosen": [{"role": "assistant", "content": "hello"}],
@@ -24,17 +22,12 @@ PAIRS = [
 ]
 
 
-def call(*arguments):
-    environment = dict(os.environ, OMP_NUM_THREADS="1")
-    return subprocess.run([BINARY, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, timeout=120, env=environment)
-
-
 def records(folder, kind):
     with open(os.path.join(folder, "metrics.jsonl")) as stream:
         return [record for record in map(json.loads, stream) if record["type"] == kind]
 
 
-class DpoTest(unittest.TestCase):
+class DpoTest(FolderTest):
     @classmethod
     def setUpClass(cls):
         cls.shared = tempfile.mkdtemp()
@@ -56,18 +49,6 @@ class DpoTest(unittest.TestCase):
     @classmethod
     def tearDownClass(cls):
         shutil.rmtree(cls.shared)
-
-    def setUp(self):
-        self.folder = tempfile.mkdtemp()
-        self.addCleanup(shutil.rmtree, self.folder)
-
-    def path(self, name):
-        return os.path.join(self.folder, name)
-
-    def run_ok(self, *arguments):
-        result = call(*arguments)
-        self.assertEqual(result.returncode, 0, result.stderr)
-        return result
 
     def check(self, *more):
         save = self.path("tuned")
@@ -113,5 +94,4 @@ class DpoTest(unittest.TestCase):
 
 
 if __name__ == "__main__":
-    BINARY = os.path.abspath(sys.argv.pop(1))
-    unittest.main()
+    main()

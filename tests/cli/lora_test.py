@@ -8,23 +8,16 @@ import json
 import os
 import shutil
 import struct
-import subprocess
-import sys
 import tempfile
-import unittest
 
-BINARY = ""
+from support import FolderTest, call, main
+
 GOLDEN = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "golden")
 BASE = os.path.join(GOLDEN, "hf", "llama2")
 ADAPTER = os.path.join(GOLDEN, "lora", "llama_all")
 TRAIN = ["--micro-batch-size", "2", "--global-batch-size", "4", "--train-iters", "4", "--lr", "1e-2", "--mock-data", "--eval-iters",
          "0", "--device", "cpu", "--num-threads", "1", "--seq-length", "16"]
 LORA = ["--lora-rank", "2", "--lora-alpha", "6", "--lora-targets", "q_proj", "v_proj", "down_proj"]
-
-
-def call(*arguments):
-    environment = dict(os.environ, OMP_NUM_THREADS="1")
-    return subprocess.run([BINARY, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, timeout=120, env=environment)
 
 
 def tensors(path):
@@ -36,7 +29,7 @@ def tensors(path):
             for name, entry in json.loads(data[8:8 + length]).items() if name != "__metadata__"}
 
 
-class LoraTest(unittest.TestCase):
+class LoraTest(FolderTest):
     @classmethod
     def setUpClass(cls):
         cls.shared = tempfile.mkdtemp()
@@ -48,18 +41,6 @@ class LoraTest(unittest.TestCase):
     @classmethod
     def tearDownClass(cls):
         shutil.rmtree(cls.shared)
-
-    def setUp(self):
-        self.folder = tempfile.mkdtemp()
-        self.addCleanup(shutil.rmtree, self.folder)
-
-    def path(self, name):
-        return os.path.join(self.folder, name)
-
-    def run_ok(self, *arguments):
-        result = call(*arguments)
-        self.assertEqual(result.returncode, 0, result.stderr)
-        return result
 
     def assert_error(self, message, *arguments):
         result = call(*arguments)
@@ -149,5 +130,4 @@ class LoraTest(unittest.TestCase):
 
 
 if __name__ == "__main__":
-    BINARY = os.path.abspath(sys.argv.pop(1))
-    unittest.main()
+    main()

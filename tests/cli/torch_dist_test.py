@@ -6,14 +6,10 @@ Usage: torch_dist_test.py BINARY [unittest arguments]. Needs nothing but the sta
 import hashlib
 import json
 import os
-import shutil
 import struct
-import subprocess
-import sys
-import tempfile
-import unittest
 
-BINARY = ""
+from support import FolderTest, call, main
+
 HERE = os.path.dirname(os.path.abspath(__file__))
 GOLDEN = os.path.join(HERE, "..", "golden", "torch_dist")
 MODELS = {"llama": 5, "gpt": 0}  # iteration
@@ -26,11 +22,6 @@ EXPORTED = {
 }
 
 
-def call(*arguments):
-    environment = dict(os.environ, OMP_NUM_THREADS="1")
-    return subprocess.run([BINARY, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, timeout=120, env=environment)
-
-
 def read_safetensors(path):
     with open(path, "rb") as stream:
         data = stream.read()
@@ -40,22 +31,10 @@ def read_safetensors(path):
     return {name: (e["shape"], data[8 + length + e["data_offsets"][0]:8 + length + e["data_offsets"][1]]) for name, e in header.items()}
 
 
-class TorchDistTest(unittest.TestCase):
-    def setUp(self):
-        self.folder = tempfile.mkdtemp()
-        self.addCleanup(shutil.rmtree, self.folder)
-
-    def path(self, name):
-        return os.path.join(self.folder, name)
-
-    def run_ok(self, *arguments):
-        result = call(*arguments)
-        self.assertEqual(result.returncode, 0, result.stderr.decode())
-        return result.stdout.decode()
-
+class TorchDistTest(FolderTest):
     def assert_error(self, code, message, *arguments):
         result = call(*arguments)
-        error = result.stderr.decode()
+        error = result.stderr
         self.assertEqual(result.returncode, code, error)
         self.assertTrue(any(line.startswith("error: " + message) for line in error.splitlines()), error)
 
@@ -66,7 +45,7 @@ class TorchDistTest(unittest.TestCase):
 
     def test_imports_give_the_logits_of_megatron_core(self):
         for name, iteration in MODELS.items():
-            out = self.run_ok("convert-checkpoint", "--load", os.path.join(GOLDEN, name), "--save", self.path(name), "--probe",
+            out = self.output("convert-checkpoint", "--load", os.path.join(GOLDEN, name), "--save", self.path(name), "--probe",
                               self.golden(name), "--json")
             result = json.loads(out)
             self.assertEqual((result["from"], result["to"], result["iteration"]), ("torch_dist", "megatron", iteration))
@@ -80,7 +59,7 @@ class TorchDistTest(unittest.TestCase):
         tokens = struct.unpack(f"<{probe['tokens'][0][0]}i", probe["tokens"][1])
         out = self.path("logits.safetensors")
         for load in (os.path.join(GOLDEN, "llama"), os.path.join(GOLDEN, "llama", "iter_0000005")):
-            self.run_ok("logits", "--load", load, "--tokens", ",".join(map(str, tokens)), "--dtype", "fp32", "--device", "cpu", "--output", out)
+            self.output("logits", "--load", load, "--tokens", ",".join(map(str, tokens)), "--dtype", "fp32", "--device", "cpu", "--output", out)
             actual, expected = read_safetensors(out)["logits"], probe["logits"]
             self.assertEqual(actual[0], expected[0])
             count = expected[0][0] * expected[0][1]
@@ -88,7 +67,7 @@ class TorchDistTest(unittest.TestCase):
             self.assertLess(sum((x - y) ** 2 for x, y in zip(a, b)) ** 0.5, 1e-4 * sum(y * y for y in b) ** 0.5)
 
     def test_padding_of_the_vocabulary_is_dropped(self):
-        self.run_ok("convert-checkpoint", "--load", os.path.join(GOLDEN, "llama"), "--save", self.path("a"), "--vocab-size", "61")
+        self.output("convert-checkpoint", "--load", os.path.join(GOLDEN, "llama"), "--save", self.path("a"), "--vocab-size", "61")
         with open(os.path.join(self.path("a"), "iter_0000005", "manifest.json")) as stream:
             manifest = json.load(stream)
         self.assertEqual(manifest["tensors"]["embedding.word_embeddings.weight"]["shape"], [61, 32])
@@ -115,8 +94,8 @@ class TorchDistTest(unittest.TestCase):
     def test_exports_are_what_megatron_core_loaded(self):
         for name, iteration in MODELS.items():
             ours, out = self.path(name), self.path(name + "_out")
-            self.run_ok("convert-checkpoint", "--load", os.path.join(GOLDEN, name), "--save", ours)
-            self.run_ok("convert-checkpoint", "--load", ours, "--to", "torch_dist", "--save", out, "--probe", self.golden(name))
+            self.output("convert-checkpoint", "--load", os.path.join(GOLDEN, name), "--save", ours)
+            self.output("convert-checkpoint", "--load", ours, "--to", "torch_dist", "--save", out, "--probe", self.golden(name))
             with open(os.path.join(out, "latest_checkpointed_iteration.txt")) as stream:
                 self.assertEqual(stream.read(), str(iteration))
             directory = os.path.join(out, f"iter_{iteration:07d}")
@@ -128,9 +107,9 @@ class TorchDistTest(unittest.TestCase):
 
     def test_there_and_back_every_tensor_has_the_same_bytes(self):
         ours, out, back = self.path("ours"), self.path("out"), self.path("back")
-        self.run_ok("convert-checkpoint", "--load", os.path.join(GOLDEN, "llama"), "--save", ours)
-        self.run_ok("convert-checkpoint", "--load", ours, "--save", out, "--to", "torch_dist")
-        self.run_ok("convert-checkpoint", "--load", out, "--save", back)
+        self.output("convert-checkpoint", "--load", os.path.join(GOLDEN, "llama"), "--save", ours)
+        self.output("convert-checkpoint", "--load", ours, "--save", out, "--to", "torch_dist")
+        self.output("convert-checkpoint", "--load", out, "--save", back)
         a, b = (read_safetensors(os.path.join(f, "iter_0000005", "rank_00000.safetensors")) for f in (ours, back))
         self.assertEqual(a, b)
         self.assertEqual(len(a), 3 + 3 * 9)
@@ -138,15 +117,15 @@ class TorchDistTest(unittest.TestCase):
     def test_a_folder_of_hugging_face_becomes_a_checkpoint_of_megatron(self):
         model = os.path.join(HERE, "..", "golden", "hf", "llama3")
         probe = self.path("probe.safetensors")
-        self.run_ok("logits", "--load", model, "--dtype", "fp32", "--device", "cpu", "--tokens", "3,1,4,1,5,9,2,6", "--output", probe)
+        self.output("logits", "--load", model, "--dtype", "fp32", "--device", "cpu", "--tokens", "3,1,4,1,5,9,2,6", "--output", probe)
         result = call("convert-checkpoint", "--load", model, "--to", "torch_dist", "--save", self.path("a"), "--probe", probe)
-        error = result.stderr.decode()
+        error = result.stderr
         # Its scaling starts elsewhere than Megatron-LM's.
         self.assertEqual(result.returncode, 1, error)
         self.assertIn("rope_scaling_type", error)
         model = os.path.join(HERE, "..", "golden", "hf", "llama2")
-        self.run_ok("logits", "--load", model, "--dtype", "fp32", "--device", "cpu", "--tokens", "3,1,4,1,5,9,2,6", "--output", probe)
-        self.run_ok("convert-checkpoint", "--load", model, "--to", "torch_dist", "--save", self.path("b"), "--probe", probe)
+        self.output("logits", "--load", model, "--dtype", "fp32", "--device", "cpu", "--tokens", "3,1,4,1,5,9,2,6", "--output", probe)
+        self.output("convert-checkpoint", "--load", model, "--to", "torch_dist", "--save", self.path("b"), "--probe", probe)
 
     def test_what_megatron_does_not_have_is_named(self):
         self.assert_error(1, "the model has norms after its branches (norm_placement), which Megatron-LM's GPT has not", "convert-checkpoint",
@@ -157,5 +136,4 @@ class TorchDistTest(unittest.TestCase):
 
 
 if __name__ == "__main__":
-    BINARY = os.path.abspath(sys.argv.pop(1))
-    unittest.main()
+    main()

@@ -8,6 +8,7 @@
 #include "megatron/dist_checkpointing/safetensors.h"
 #include "megatron/tensor/shape.h"
 #include "megatron/tensor/torch.h"
+#include "tests/unit/golden_tensors.h"
 
 namespace megatron {
 namespace {
@@ -64,11 +65,7 @@ Golden read_golden(const std::string& name, const std::string& folder) {
   const SafetensorsFile file(folder + "/" + name + ".safetensors");
   Golden golden;
   golden.config = config_from(nlohmann::json::parse(file.header().metadata.at("config")));
-  for (const SafetensorsEntry& entry : file.header().tensors) {
-    at::Tensor tensor = at::empty(entry.shape, to_scalar_type(entry.dtype));
-    file.read(entry, tensor.data_ptr());
-    golden.tensors[entry.name] = tensor;
-  }
+  golden.tensors = read_golden_tensors(file);
   return golden;
 }
 

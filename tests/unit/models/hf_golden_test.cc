@@ -17,6 +17,7 @@
 #include "megatron/nn/recompute.h"
 #include "megatron/tensor/shape.h"
 #include "megatron/tensor/torch.h"
+#include "tests/unit/golden_tensors.h"
 #include "tests/unit/models/gpt_golden.h"
 
 namespace megatron {
@@ -34,20 +35,12 @@ struct HfGolden {
 
   explicit HfGolden(const std::string& name) {
     const SafetensorsFile file(folder_of(name) + "/golden.safetensors");
-    for (const SafetensorsEntry& entry : file.header().tensors) {
-      at::Tensor tensor = at::empty(entry.shape, to_scalar_type(entry.dtype));
-      file.read(entry, tensor.data_ptr());
-      tensors[entry.name] = tensor;
-    }
+    tensors = read_golden_tensors(file);
     grad_scales = nlohmann::json::parse(file.header().metadata.at("grad_scales"));
   }
   // The gradient of one of their tensors, fp64, under the name that transformers gives it.
   at::Tensor grad(const std::string& name, at::IntArrayRef shape) const {
-    const at::Tensor bytes = tensors.at("grad/" + name).to(at::kLong);
-    const at::Tensor value =
-        bytes.select(1, 0) + bytes.select(1, 1) * 256 + bytes.select(1, 2) * 65536;
-    const at::Tensor centered = at::where(value >= 1 << 23, value - (1 << 24), value);
-    return (centered.to(at::kDouble) * grad_scales.at(name).get<double>()).view(shape);
+    return golden_gradient(tensors.at("grad/" + name), grad_scales.at(name).get<double>(), shape);
   }
   const at::Tensor& operator[](const std::string& name) const { return tensors.at(name); }
   std::vector<int32_t> ids(int64_t count) const {

@@ -27,6 +27,7 @@
 #include "megatron/tensor/shape.h"
 #include "megatron/tensor/torch.h"
 #include "megatron/transformer/lora.h"
+#include "tests/unit/golden_tensors.h"
 #include "tests/unit/models/gpt_golden.h"
 
 namespace megatron {
@@ -62,14 +63,7 @@ fs::path adapter_of(const Case& c) {
 }
 
 std::map<std::string, at::Tensor> read_tensors(const fs::path& path) {
-  std::map<std::string, at::Tensor> tensors;
-  const SafetensorsFile file(path);
-  for (const SafetensorsEntry& entry : file.header().tensors) {
-    at::Tensor tensor = at::empty(entry.shape, to_scalar_type(entry.dtype));
-    file.read(entry, tensor.data_ptr());
-    tensors[entry.name] = tensor;
-  }
-  return tensors;
+  return read_golden_tensors(SafetensorsFile(path));
 }
 
 struct LoraGolden {
@@ -79,11 +73,7 @@ struct LoraGolden {
     loss = std::stod(file.header().metadata.at("loss"));
   }
   at::Tensor grad(const std::string& name, at::IntArrayRef shape) const {
-    const at::Tensor bytes = tensors.at("grad/" + name).to(at::kLong);
-    const at::Tensor value =
-        bytes.select(1, 0) + bytes.select(1, 1) * 256 + bytes.select(1, 2) * 65536;
-    const at::Tensor centered = at::where(value >= 1 << 23, value - (1 << 24), value);
-    return (centered.to(at::kDouble) * scales.at(name).get<double>()).view(shape);
+    return golden_gradient(tensors.at("grad/" + name), scales.at(name).get<double>(), shape);
   }
   at::Tensor tokens(int64_t count = 0) const {
     const at::Tensor all = tensors.at("tokens").to(at::kLong).unsqueeze(0);

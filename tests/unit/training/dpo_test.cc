@@ -24,6 +24,7 @@
 #include "megatron/training/tasks/preference_data.h"
 #include "megatron/training/tasks/tasks.h"
 #include "megatron/transformer/lora.h"
+#include "tests/unit/golden_tensors.h"
 
 namespace megatron {
 namespace {
@@ -36,19 +37,12 @@ const fs::path kGoldens = MEGATRON_SOURCE_DIR "/tests/golden";
 struct DpoGolden {
   DpoGolden() {
     const SafetensorsFile file(kGoldens / "dpo" / "golden.safetensors");
-    for (const SafetensorsEntry& entry : file.header().tensors) {
-      at::Tensor tensor = at::empty(entry.shape, to_scalar_type(entry.dtype));
-      file.read(entry, tensor.data_ptr());
-      tensors[entry.name] = tensor;
-    }
+    tensors = read_golden_tensors(file);
     scales = nlohmann::json::parse(file.header().metadata.at("grad_scales"));
   }
   at::Tensor grad(const std::string& kind, const std::string& name, at::IntArrayRef shape) const {
-    const at::Tensor bytes = tensors.at(kind + "/grad/" + name).to(at::kLong);
-    const at::Tensor value =
-        bytes.select(1, 0) + bytes.select(1, 1) * 256 + bytes.select(1, 2) * 65536;
-    const at::Tensor centered = at::where(value >= 1 << 23, value - (1 << 24), value);
-    return (centered.to(at::kDouble) * scales.at(kind + "/" + name).get<double>()).view(shape);
+    return golden_gradient(tensors.at(kind + "/grad/" + name), scales.at(kind + "/" + name).get<double>(),
+                           shape);
   }
   const at::Tensor& operator[](const std::string& name) const { return tensors.at(name); }
   std::map<std::string, at::Tensor> tensors;

@@ -17,6 +17,7 @@
 #include "megatron/tensor/torch.h"
 #include "megatron/training/setup.h"
 #include "megatron/training/tasks/tasks.h"
+#include "tests/unit/golden_tensors.h"
 
 namespace megatron {
 namespace {
@@ -34,19 +35,11 @@ struct Golden {
 
   Golden() {
     const SafetensorsFile file((kGolden / "sft" / "golden.safetensors").string());
-    for (const SafetensorsEntry& entry : file.header().tensors) {
-      at::Tensor tensor = at::empty(entry.shape, to_scalar_type(entry.dtype));
-      file.read(entry, tensor.data_ptr());
-      tensors[entry.name] = tensor;
-    }
+    tensors = read_golden_tensors(file);
     scales = nlohmann::json::parse(file.header().metadata.at("grad_scales"));
   }
   at::Tensor grad(const std::string& name, at::IntArrayRef shape) const {
-    const at::Tensor bytes = tensors.at("grad/" + name).to(at::kLong);
-    const at::Tensor value =
-        bytes.select(1, 0) + bytes.select(1, 1) * 256 + bytes.select(1, 2) * 65536;
-    const at::Tensor centered = at::where(value >= 1 << 23, value - (1 << 24), value);
-    return (centered.to(at::kDouble) * scales.at(name).get<double>()).view(shape);
+    return golden_gradient(tensors.at("grad/" + name), scales.at(name).get<double>(), shape);
   }
 };
 
