@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "megatron/chat/detail/jinja_lexer.h"
 #include "megatron/chat/detail/jinja_value.h"
 
 namespace megatron {
@@ -83,15 +84,6 @@ struct JinjaStatement {
 
 // What is between the parts of a kSetBlock and kFilter: stands for the text of the body.
 inline constexpr const char* kJinjaBlockText = "(body)";
-
-// A problem at a place of the source.
-struct JinjaSyntaxError {
-  size_t offset;
-  std::string message;
-};
-
-// `source` with the newlines that Jinja sees: "\n" alone, and not one at the very end.
-std::string normalized_jinja(std::string_view source);
 
 // Parses a normalized source. Throws JinjaSyntaxError.
 JinjaBody parse_jinja(const std::string& source);
