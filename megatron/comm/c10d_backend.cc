@@ -343,7 +343,7 @@ class GlooBackend final : public Backend {
     post("barrier", header, [group = group_, header] { group->compare(header); })->wait();
   }
 
-  std::shared_ptr<Backend> subgroup(const std::vector<int>& ranks, const std::string& name) override {
+  std::shared_ptr<Backend> subgroup(const std::vector<int>& ranks, const std::string& name, Traffic) override {
     return std::make_shared<GlooBackend>(store_, identity_.subgroup(ranks, name), options_);
   }
 
@@ -416,6 +416,10 @@ static_assert(NCCL_MAJOR == 2 && NCCL_MINOR == 28, "libtorch 2.11.0 was built wi
 // How much later than our own timeout c10d's watchdog ends the process.
 constexpr double kWatchdogGraceSeconds = 20;
 
+// Thread blocks of a call of Traffic::kBeside; each fills a multiprocessor. A middle stage of a pipeline has at most seven calls
+// under way, and 4 blocks move about 80 GB/s over NVLink.
+constexpr int kBesideBlocks = 4;
+
 // Before wait(): c10d's own work. After it: an event on the stream that waits, because the work holds tensors.
 class NcclProgress final : public Progress {
  public:
@@ -480,12 +484,13 @@ class NcclWork final : public Work {
 
 class NcclBackend final : public Backend {
  public:
-  NcclBackend(std::shared_ptr<Store> store, GroupIdentity identity, C10dOptions options)
+  NcclBackend(std::shared_ptr<Store> store, GroupIdentity identity, C10dOptions options, Traffic traffic = Traffic::kAlone)
       : store_(std::move(store)), identity_(std::move(identity)), options_(std::move(options)) {
     auto nccl = c10d::ProcessGroupNCCL::Options::create();
     nccl->timeout = to_milliseconds(options_.timeout_seconds + kWatchdogGraceSeconds);
     nccl->group_name = identity_.path;
     nccl->group_desc = identity_.text();
+    if (traffic == Traffic::kBeside) nccl->config.maxCTAs = kBesideBlocks;
     for (int member : identity_.members) nccl->global_ranks_in_group.push_back(static_cast<uint64_t>(member));
     auto prefixed = c10::make_intrusive<c10d::PrefixStore>(
         identity_.path, c10::intrusive_ptr<c10d::Store>::reclaim_copy(store_->native()));
@@ -559,8 +564,8 @@ class NcclBackend final : public Backend {
     const at::Tensor token = at::zeros({1}, at::TensorOptions(at::kCUDA).dtype(at::kFloat));
     (rank() == 0 ? send(token, 1) : recv(token, 0))->wait();
   }
-  std::shared_ptr<Backend> subgroup(const std::vector<int>& ranks, const std::string& name) override {
-    return std::make_shared<NcclBackend>(store_, identity_.subgroup(ranks, name), options_);
+  std::shared_ptr<Backend> subgroup(const std::vector<int>& ranks, const std::string& name, Traffic traffic) override {
+    return std::make_shared<NcclBackend>(store_, identity_.subgroup(ranks, name), options_, traffic);
   }
 
  private:

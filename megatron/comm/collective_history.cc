@@ -73,13 +73,13 @@ class RecordedBackend final : public Backend {
     history_->issued(id, nullptr);
   }
   void connect_pair() override { inner_->connect_pair(); }
-  std::shared_ptr<Backend> subgroup(const std::vector<int>& ranks, const std::string& name) override {
+  std::shared_ptr<Backend> subgroup(const std::vector<int>& ranks, const std::string& name, Traffic traffic) override {
     std::vector<int> members;
     for (int rank : ranks) members.push_back(members_.at(rank));
     std::string channel = group_text(name, members);
     const int made = ++made_[channel];
     if (made > 1) channel += cat(" #", made);
-    return std::make_shared<RecordedBackend>(inner_->subgroup(ranks, name), history_, name, std::move(members),
+    return std::make_shared<RecordedBackend>(inner_->subgroup(ranks, name, traffic), history_, name, std::move(members),
                                              cat(channel_, " / ", channel));
   }
 

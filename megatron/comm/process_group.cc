@@ -86,11 +86,11 @@ void ProcessGroup::connect_pair() const {
   if (size() == 2) backend_->connect_pair();
 }
 
-ProcessGroup ProcessGroup::subgroup(const std::vector<int>& ranks, const std::string& name) const {
+ProcessGroup ProcessGroup::subgroup(const std::vector<int>& ranks, const std::string& name, Traffic traffic) const {
   MEGATRON_ASSERT(std::find(ranks.begin(), ranks.end(), rank()) != ranks.end(), "rank ", rank(),
                   " is no member of the group ", name);
   if (ranks.size() == 1) return {};
-  return {backend_->subgroup(ranks, name), name};
+  return {backend_->subgroup(ranks, name, traffic), name};
 }
 
 }  // namespace megatron

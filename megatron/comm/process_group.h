@@ -38,6 +38,10 @@ class Work {
   virtual std::shared_ptr<const Progress> progress() const { return nullptr; }
 };
 
+// kBeside: calls that run beside computation and beside those of other such groups, several under way at a time. Each takes few
+// of a GPU's multiprocessors, so that there is room for all: none waits for room that one holds which waits for it.
+enum class Traffic { kAlone, kBeside };
+
 // The verbs of one group: c10d (NCCL, Gloo), ranks as threads. Every rank of the group makes the same calls in the same
 // order. Tensors are contiguous; results appear in place after wait().
 class Backend {
@@ -62,7 +66,7 @@ class Backend {
   virtual void connect_pair() {}
   // A group of some ranks of this one, in the order given. Called by its members only, with equal arguments; `name` tells
   // groups of the same ranks apart.
-  virtual std::shared_ptr<Backend> subgroup(const std::vector<int>& ranks, const std::string& name) = 0;
+  virtual std::shared_ptr<Backend> subgroup(const std::vector<int>& ranks, const std::string& name, Traffic traffic) = 0;
 };
 
 // A small value over a shared Backend; default-constructed it is the group of one rank, in which every verb is a no-op
@@ -88,7 +92,7 @@ class ProcessGroup {
   void barrier() const;
   void connect_pair() const;  // see Backend::connect_pair; for groups of two, and nothing in a group of one
   // The group of these ranks of this one, which must contain this rank; see Backend::subgroup. One rank: the group of one.
-  ProcessGroup subgroup(const std::vector<int>& ranks, const std::string& name) const;
+  ProcessGroup subgroup(const std::vector<int>& ranks, const std::string& name, Traffic traffic = Traffic::kAlone) const;
 
  private:
   std::shared_ptr<Backend> backend_;

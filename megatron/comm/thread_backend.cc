@@ -153,7 +153,7 @@ class ThreadBackend final : public Backend {
 
   void barrier() override { core_.barrier(); }
 
-  std::shared_ptr<Backend> subgroup(const std::vector<int>& ranks, const std::string& name) override {
+  std::shared_ptr<Backend> subgroup(const std::vector<int>& ranks, const std::string& name, Traffic) override {
     return std::make_shared<ThreadBackend>(core_.subgroup(ranks, name));
   }
 

@@ -391,10 +391,17 @@ cublasLtMatmulAlgo_t choose_algorithm(const BlasProduct& product, BlasPlan& plan
   if (all.folder.empty() || operations < kLeastOperations) return plan.candidates(1).front();
   const std::string text = product.text(), path = file_path(all, product.device);
   if (const auto found = all.by_text.find(text); found != all.by_text.end()) return found->second;
-  const LockedFile file(path);
-  read_choices(all, path);  // another process may have written it since
+  // Without the lock: the ranks of a machine choose at the same time. One that waited for another's choice could keep all
+  // others waiting in a collective, and the other, whose kernels load only when its GPU is idle, for it.
+  {
+    const LockedFile file(path);
+    read_choices(all, path);
+  }
   if (const auto found = all.by_text.find(text); found != all.by_text.end()) return found->second;
   const cublasLtMatmulAlgo_t algorithm = fastest(product, plan, plan.candidates(kCandidates));
+  const LockedFile file(path);
+  read_choices(all, path);  // the first that was written counts, for all
+  if (const auto found = all.by_text.find(text); found != all.by_text.end()) return found->second;
   all.by_text[text] = algorithm;
   if (!file.append(cat(text, " = ", to_hex(algorithm), "\n")) && !all.told_of_file) {
     all.told_of_file = true;

@@ -3,13 +3,34 @@
 #include <c10/core/CachingDeviceAllocator.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
+#include <cstdlib>
+
 #include "megatron/base/check.h"
+#include "megatron/base/log.h"
 #include "megatron/tensor/torch.h"
 #include "megatron/training/detail/device_marks.h"
 
 namespace megatron {
 
+namespace {
+
+// Note [Hardware queues]
+// Streams share the queues through which a GPU is given work; there are 8 unless this variable, read when CUDA starts, says
+// otherwise. A receive that waits for its peer would hold up whatever stands behind it, which the peer may wait for: a middle
+// stage of a pipeline has more streams than that.
+constexpr int kMostQueues = 32;
+void use_all_queues(bool tell) {
+  constexpr const char* kVariable = "CUDA_DEVICE_MAX_CONNECTIONS";
+  const char* given = std::getenv(kVariable);
+  if (tell && given != nullptr && std::atoi(given) < kMostQueues)
+    log_warning(cat(kVariable, "=", given, " is not used: ", kMostQueues, " is, since no overlap here needs fewer and pipelines need more"));
+  setenv(kVariable, cat(kMostQueues).c_str(), 1);
+}
+
+}  // namespace
+
 c10::Device choose_device(DeviceChoice choice, int local_rank) {
+  if (choice != DeviceChoice::kCpu) use_all_queues(local_rank == 0);
   const bool has_gpu = at::globalContext().hasCUDA();
   MEGATRON_CHECK(choice != DeviceChoice::kCuda || has_gpu,
                  "--device cuda: no usable GPU is found\nhint: use --device cpu, or a build with CUDA on a machine with a GPU");

@@ -42,8 +42,8 @@ class RendezvousBackend final : public Backend {
   }
   std::shared_ptr<Work> broadcast(at::Tensor t, int root) override { return inner_->broadcast(t, root); }
   void barrier() override { inner_->barrier(); }
-  std::shared_ptr<Backend> subgroup(const std::vector<int>& ranks, const std::string& name) override {
-    return std::make_shared<RendezvousBackend>(inner_->subgroup(ranks, name), counts_);
+  std::shared_ptr<Backend> subgroup(const std::vector<int>& ranks, const std::string& name, Traffic traffic) override {
+    return std::make_shared<RendezvousBackend>(inner_->subgroup(ranks, name, traffic), counts_);
   }
 
   std::shared_ptr<Work> send(at::Tensor tensor, int peer) override {

@@ -323,8 +323,8 @@ class ForwardingBackend : public Backend {
   }
   void barrier() override { inner_->barrier(); }
   std::shared_ptr<Backend> subgroup(const std::vector<int>& ranks,
-                                    const std::string& name) override {
-    return inner_->subgroup(ranks, name);
+                                    const std::string& name, Traffic traffic) override {
+    return inner_->subgroup(ranks, name, traffic);
   }
 
  protected:
@@ -397,8 +397,8 @@ class CountingBackend final : public ForwardingBackend {
     return inner_->send(tensor, peer);
   }
   std::shared_ptr<Backend> subgroup(const std::vector<int>& ranks,
-                                    const std::string& name) override {
-    return std::make_shared<CountingBackend>(inner_->subgroup(ranks, name), bytes_);
+                                    const std::string& name, Traffic traffic) override {
+    return std::make_shared<CountingBackend>(inner_->subgroup(ranks, name, traffic), bytes_);
   }
 
  private:
