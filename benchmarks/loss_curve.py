@@ -3,7 +3,7 @@
 
     loss_curve.py --program 'dist/bin/megatron-run megatron' --output results --ours bf16 fp8-tensorwise fp8-delayed fp8-blockwise
     loss_curve.py --program build/bin/megatron --output results --device cpu --ours fp32 --peers fp32 --steps 20 --warmup 5 \
-        --layers 2 --hidden 64 --ffn 128 --heads 4 --groups 2 --sequence 64 --batch 4 --micro-batch 2 --vocabulary 512 --window 5 --tolerance 1e-5
+        --layers 2 --hidden 64 --ffn 128 --heads 4 --groups 2 --sequence 64 --batch 4 --micro-batch 2 --vocabulary 512 --window 5 --lr 3e-3 --tolerance 1e-5
 
 Text is what --text names (this repository by default), tokenized by a tokenizer that is trained on it. The weights are drawn here, rounded
 to bf16, and written as a folder of Hugging Face, which both programs read; the samples are those of our index, read by the peer from the
