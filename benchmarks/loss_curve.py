@@ -57,7 +57,10 @@ def texts(roots):
 
 def megatron(*arguments):
     command = [*shlex.split(ARGUMENTS.program), *map(str, arguments)]
-    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, timeout=ARGUMENTS.limit)
+    try:
+        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, timeout=ARGUMENTS.limit)
+    except subprocess.TimeoutExpired:
+        raise SystemExit(f"{shlex.join(command)} took more than --limit {ARGUMENTS.limit:.0f} s")
     if done.returncode != 0:
         raise SystemExit(f"{shlex.join(command)} failed with {done.returncode}:\n{done.stderr[-3000:]}")
     return done.stdout
