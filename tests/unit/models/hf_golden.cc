@@ -1,0 +1,168 @@
+#include "tests/unit/models/hf_golden.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <filesystem>
+
+#include "megatron/comm/parallel_groups.h"
+#include "megatron/dist_checkpointing/safetensors.h"
+#include "megatron/inference/generator.h"
+#include "megatron/models/huggingface/hf_folder.h"
+#include "megatron/nn/placement.h"
+#include "megatron/nn/recompute.h"
+#include "megatron/tensor/torch.h"
+#include "tests/unit/golden_tensors.h"
+#include "tests/unit/models/gpt_golden.h"
+
+namespace megatron {
+namespace {
+
+void expect_rows(const at::Tensor& actual, const at::Tensor& expected, const std::string& what) {
+  ASSERT_EQ(actual.sizes(), expected.sizes()) << what;
+  for (int64_t i = 0; i < expected.size(0); ++i)
+    EXPECT_LE((actual[i] - expected[i]).norm().item<double>(),
+              kHfTolerance * expected[i].norm().item<double>())
+        << what << ", row " << i;
+}
+
+// The gradient of one of their tensors, put together from ours.
+at::Tensor in_their_form(const HfTensor& tensor, const at::Tensor& ours) {
+  std::vector<int64_t> shape = ours.sizes().vec();
+  shape[0] = 0;
+  for (const RowRun& run : tensor.runs) shape[0] += run.count;
+  at::Tensor theirs = at::empty(shape, ours.options());
+  for (const RowRun& run : tensor.runs)
+    theirs.narrow(0, run.theirs, run.count).copy_(ours.narrow(0, run.ours, run.count));
+  return tensor.transposed ? theirs.t() : theirs;
+}
+
+ForwardContext context_on(const at::Tensor& tokens, at::Device device) {
+  ForwardContext context = context_for(tokens, /*training=*/false);
+  context.place.sample = context.place.sample.to(device);
+  context.place.position = context.place.position.to(device);
+  return context;
+}
+
+}  // namespace
+
+std::string hf_golden_folder(const std::string& name) {
+  const std::string here = "tests/golden/hf/" + name;
+  return std::filesystem::exists(here) ? here : MEGATRON_SOURCE_DIR "/" + here;
+}
+
+HfGolden::HfGolden(const std::string& name) {
+  const SafetensorsFile file(hf_golden_folder(name) + "/golden.safetensors");
+  tensors = read_golden_tensors(file);
+  grad_scales = nlohmann::json::parse(file.header().metadata.at("grad_scales"));
+}
+
+at::Tensor HfGolden::grad(const std::string& name, at::IntArrayRef shape) const {
+  return golden_gradient(tensors.at("grad/" + name), grad_scales.at(name).get<double>(), shape);
+}
+
+std::vector<int32_t> HfGolden::ids(int64_t count) const {
+  const int32_t* begin = tensors.at("tokens").const_data_ptr<int32_t>();
+  return {begin, begin + count};
+}
+
+at::Tensor HfGolden::tokens(int64_t count) const {
+  return tensors.at("tokens").narrow(0, 0, count).to(at::kLong).unsqueeze(0);
+}
+
+int64_t HfGolden::length() const { return tensors.at("tokens").size(0); }
+
+LoadModelRequest hf_request(const std::string& name, at::Device device) {
+  LoadModelRequest request;
+  request.load = hf_golden_folder(name);
+  request.dtype = at::kFloat;
+  request.device = device;
+  return request;
+}
+
+void expect_hf_logits(const HfGolden& golden,
+                      const std::function<at::Tensor(const at::Tensor& tokens)>& forward,
+                      const std::string& what) {
+  const at::NoGradGuard no_grad;
+  const at::Tensor few = golden["logits_short"];
+  expect_rows(forward(golden.tokens(few.size(0))), few, what + ", short");
+  expect_rows(
+      forward(golden.tokens(golden.length())).index_select(0, golden["positions"].to(at::kLong)),
+      golden["logits_long"], what + ", long");
+}
+
+void expect_hf_logits_on(const std::string& name, at::Device device) {
+  const HfGolden golden(name);
+  const ParallelGroups groups;
+  const LoadedModel loaded = load_model(hf_request(name, device), groups);
+  expect_hf_logits(
+      golden,
+      [&](const at::Tensor& tokens) {
+        const at::Tensor ids = tokens.squeeze(0).to(at::kInt);
+        return full_logits(*loaded.model,
+                           {ids.const_data_ptr<int32_t>(), static_cast<size_t>(ids.numel())});
+      },
+      name);
+}
+
+void expect_hf_greedy_tokens_on(const std::string& name, at::Device device) {
+  const HfGolden golden(name);
+  const ParallelGroups groups;
+  LoadedModel loaded = load_model(hf_request(name, device), groups);
+  std::string prompt;  // for the null tokenizer
+  for (const int32_t id : golden.ids(8)) prompt += std::to_string(id) + " ";
+  GenerateOptions options;
+  options.sampling.greedy = true;
+  options.tokens_to_generate = golden["greedy"].size(0);
+  options.stop_at_eod = false;
+  const std::vector<std::string> prompts = {prompt};
+  const std::vector<Generation> result =
+      generate(*loaded.model, *loaded.tokenizer, prompts, options);
+  const int32_t* expected = golden["greedy"].const_data_ptr<int32_t>();
+  EXPECT_EQ(result[0].tokens, std::vector<int32_t>(expected, expected + golden["greedy"].numel()))
+      << name;
+}
+
+void expect_hf_gradients_on(const std::string& name, at::Device device) {
+  const HfGolden golden(name);
+  const ParallelGroups groups;
+  const HfFolder folder = open_hf_folder(hf_golden_folder(name));
+  const GPTConfig& config = folder.model.config;
+  GPTModel model(config, groups);
+  PlainParameterStore store(model, at::kFloat, device, /*gradients=*/true);
+  std::map<std::string, at::Tensor> grads;
+  std::vector<ShardedTensor> wanted;  // in host memory
+  std::vector<std::pair<Parameter*, at::Tensor>> values;
+  model.visit([&](const std::string& ours, Parameter& parameter) {
+    values.emplace_back(&parameter, at::empty_like(parameter.value, at::kCPU));
+    wanted.push_back(sharded_tensor(parameter, groups, ours, values.back().second));
+    grads[ours] = store.grad(parameter);
+  });
+  LoadOptions options;
+  options.convert_dtype = true;
+  folder.checkpoint.load(wanted, options);
+  for (auto& [parameter, value] : values) parameter->value.copy_(value);
+  const at::Tensor text = golden.tokens(40), tokens = text.slice(1, 0, -1).contiguous(),
+                   labels = text.slice(1, 1).contiguous();
+  const Loss loss = model.loss(tokens.to(device), labels.to(device), at::ones({1, 39}, device),
+                               context_on(tokens, device));
+  RecomputeTape().backward(loss.sum);
+
+  const std::vector<HfTensor> tensors = hf_tensors(*folder.model.family, config);
+  ASSERT_EQ(tensors.size(), golden.grad_scales.size());
+  std::map<std::string, at::Tensor> expected;
+  double all = 0.0;
+  for (const HfTensor& tensor : tensors) {
+    std::string theirs = tensor.name;
+    for (const auto& [alias, known] : folder.model.family->aliases)
+      if (theirs == known) theirs = alias;
+    expected[tensor.name] = golden.grad(theirs, tensor.shape);
+    all += expected[tensor.name].square().sum().item<double>();
+  }
+  for (const HfTensor& tensor : tensors)
+    expect_close(in_their_form(tensor, grads.at(tensor.ours).to(at::kCPU)),
+                 expected.at(tensor.name), kHfTolerance, std::sqrt(all),
+                 name + ": gradient of " + tensor.name);
+}
+
+}  // namespace megatron

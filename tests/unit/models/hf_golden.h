@@ -1,0 +1,54 @@
+// The goldens of tests/golden/hf: models of Hugging Face as transformers computes them, and the
+// comparisons with them on any device.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <functional>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "megatron/models/load_model.h"
+
+namespace megatron {
+
+// ||actual - expected|| over ||expected|| of each row of logits and of each gradient, in fp32.
+inline constexpr double kHfTolerance = 1e-4;
+
+// One model of each family, and more where a family has several forms.
+inline const char* const kHfGoldens[] = {
+    "llama2", "llama3", "mistral", "qwen2", "qwen3",     "gpt2", "gpt_neox", "gpt_neox_sequential",
+    "phi3",   "gemma2", "gemma3",  "olmo2", "starcoder2"};
+
+// Beside the sources, or under the current folder when the program was copied elsewhere.
+std::string hf_golden_folder(const std::string& name);
+
+struct HfGolden {
+  std::map<std::string, at::Tensor> tensors;
+  nlohmann::json grad_scales;
+
+  explicit HfGolden(const std::string& name);
+  // The gradient of one of their tensors, fp64, under the name that transformers gives it.
+  at::Tensor grad(const std::string& name, at::IntArrayRef shape) const;
+  const at::Tensor& operator[](const std::string& name) const { return tensors.at(name); }
+  std::vector<int32_t> ids(int64_t count) const;
+  at::Tensor tokens(int64_t count) const;  // [1, count]
+  int64_t length() const;
+};
+
+// In fp32.
+LoadModelRequest hf_request(const std::string& name, at::Device device = at::kCPU);
+
+// Both sequences through `forward`, which returns [s, v] on the CPU for tokens [1, s].
+void expect_hf_logits(const HfGolden& golden,
+                      const std::function<at::Tensor(const at::Tensor& tokens)>& forward,
+                      const std::string& what);
+
+// Logits, greedy tokens and gradients of the model on one device.
+void expect_hf_logits_on(const std::string& name, at::Device device);
+void expect_hf_greedy_tokens_on(const std::string& name, at::Device device);
+void expect_hf_gradients_on(const std::string& name, at::Device device);
+
+}  // namespace megatron
