@@ -1,6 +1,7 @@
 #include "megatron/tensor/attention_block.h"
 
 #include "megatron/base/check.h"
+#include "megatron/tensor/detail/attention_cudnn.h"
 #include "megatron/tensor/detail/attention_library.h"
 #include "megatron/tensor/detail/attention_unfused.h"
 #include "megatron/tensor/torch.h"
@@ -26,16 +27,16 @@ struct Halves {
   AttentionOptions before, diagonal;
 };
 
-// Whether a flash kernel computes this, perhaps in two halves.
-bool is_flash(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-              const AttentionOptions& options) {
-  MEGATRON_CHECK(options.backend != AttentionBackend::kFused,
-                 "--attention-backend fused computes whole sequences only, not the blocks of "
-                 "--cp-comm-type p2p or all_gather",
-                 "\nhint: --attention-backend auto, or --cp-comm-type a2a");
+// Whether a library's kernel computes this, perhaps in two halves.
+bool is_library(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                const AttentionOptions& options) {
   if (!q.is_cuda() || options.backend == AttentionBackend::kUnfused ||
-      options.backend == AttentionBackend::kLocal)
+      options.backend == AttentionBackend::kLocal) {
+    MEGATRON_CHECK(options.backend != AttentionBackend::kFused,
+                   "--attention-backend fused cannot compute this block of attention: it needs a "
+                   "CUDA device\nhint: --attention-backend auto");
     return false;
+  }
   AttentionOptions square = options;
   if (options.causal && q.size(0) < k.size(0)) {
     square.causal = false;
@@ -43,37 +44,61 @@ bool is_flash(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
   }
   const std::string reason = why_unfused(q, k, v, square);
   MEGATRON_CHECK(reason.empty() || options.backend == AttentionBackend::kAuto,
-                 "--attention-backend flash cannot compute this block of attention: ", reason,
+                 "--attention-backend ",
+                 options.backend == AttentionBackend::kFused ? "fused" : "flash",
+                 " cannot compute this block of attention: ", reason,
                  "\nhint: --attention-backend auto falls back to unfused attention");
   return reason.empty();
 }
 
-AttentionBlock flash_forward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-                             const AttentionOptions& o) {
-  if (!library_mask_fits(q, k, o)) {
-    const Halves halves(q, k, o);
-    AttentionBlock total = flash_forward(q, halves.first(k), halves.first(v), halves.before);
-    total.out = total.out.to(total.lse.scalar_type());
-    add_attention_block(total,
-                        flash_forward(q, halves.second(k), halves.second(v), halves.diagonal));
-    return total;
+// [s, b, n, d] -> [b * groups, n / groups, s, d], a view: each group is a sample of its own, of
+// which cuDNN's deterministic backward takes some at a time.
+at::Tensor fold(const at::Tensor& t, int64_t groups) {
+  const int64_t s = t.size(0), b = t.size(1), n = t.size(2), d = t.size(3);
+  return to_heads(t.reshape({s, b * groups, n / groups, d}));
+}
+
+// A block whose mask is the library's: cuDNN where it can and may, else flash attention.
+bool is_cudnn(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+              const AttentionOptions& o) {
+  if (o.backend == AttentionBackend::kFlash) return false;
+  const int64_t g = k.size(2);
+  const std::string reason =
+      q.size(0) % 64 != 0 || k.size(0) % 64 != 0
+          ? "the length is not a multiple of 64"
+          : why_not_cudnn(fold(q, g), fold(k, g), fold(v, g), o);
+  MEGATRON_CHECK(reason.empty() || o.backend == AttentionBackend::kAuto,
+                 "--attention-backend fused cannot compute this block of attention: ", reason,
+                 "\nhint: --attention-backend auto takes a backend that can");
+  return reason.empty();
+}
+
+AttentionBlock square_forward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                              const AttentionOptions& o) {
+  const int64_t g = k.size(2);
+  if (is_cudnn(q, k, v, o)) {
+    const at::Tensor out = at::empty(q.sizes(), q.options());
+    const at::Tensor lse =
+        cudnn_attention_forward(fold(q, g), fold(k, g), fold(v, g), fold(out, g), o);
+    return {out, lse.view({q.size(1), q.size(2), q.size(0)})};
   }
   const auto r = at::_scaled_dot_product_flash_attention(to_heads(q), to_heads(k), to_heads(v), 0.0,
                                                          o.causal && q.size(0) > 1, false, o.scale);
   return {from_heads(std::get<0>(r)), std::get<1>(r)};
 }
 
-AttentionGrads flash_backward(const at::Tensor& dout, const at::Tensor& q, const at::Tensor& k,
-                              const at::Tensor& v, const at::Tensor& out, const at::Tensor& lse,
-                              const AttentionOptions& o) {
-  if (!library_mask_fits(q, k, o)) {
-    const Halves halves(q, k, o);
-    const auto [dq_before, dk_before, dv_before] =
-        flash_backward(dout, q, halves.first(k), halves.first(v), out, lse, halves.before);
-    const auto [dq, dk, dv] =
-        flash_backward(dout, q, halves.second(k), halves.second(v), out, lse, halves.diagonal);
-    return {dq_before.to(lse.scalar_type()).add_(dq), at::cat({dk_before, dk}),
-            at::cat({dv_before, dv})};
+AttentionGrads square_backward(const at::Tensor& dout, const at::Tensor& q, const at::Tensor& k,
+                               const at::Tensor& v, const at::Tensor& out, const at::Tensor& lse,
+                               const AttentionOptions& o) {
+  const int64_t g = k.size(2);
+  if (is_cudnn(q, k, v, o)) {
+    const at::Tensor dq = at::empty(q.sizes(), q.options()), dk = at::empty(k.sizes(), k.options()),
+                     dv = at::empty(v.sizes(), v.options());
+    const at::Tensor folded_lse =
+        lse.reshape({q.size(1) * g, q.size(2) / g, q.size(0), 1}).contiguous();
+    cudnn_attention_backward(fold(dout, g), fold(q, g), fold(k, g), fold(v, g), fold(out, g),
+                             folded_lse, fold(dq, g), fold(dk, g), fold(dv, g), o);
+    return {dq, dk, dv};
   }
   const DeterministicScope deterministic;
   const at::Tensor no_seed =
@@ -86,14 +111,38 @@ AttentionGrads flash_backward(const at::Tensor& dout, const at::Tensor& q, const
           from_heads(std::get<2>(grads))};
 }
 
+AttentionBlock library_forward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                               const AttentionOptions& o) {
+  if (library_mask_fits(q, k, o)) return square_forward(q, k, v, o);
+  const Halves halves(q, k, o);
+  AttentionBlock total = library_forward(q, halves.first(k), halves.first(v), halves.before);
+  total.out = total.out.to(total.lse.scalar_type());
+  add_attention_block(total,
+                      library_forward(q, halves.second(k), halves.second(v), halves.diagonal));
+  return total;
+}
+
+AttentionGrads library_backward(const at::Tensor& dout, const at::Tensor& q, const at::Tensor& k,
+                                const at::Tensor& v, const at::Tensor& out, const at::Tensor& lse,
+                                const AttentionOptions& o) {
+  if (library_mask_fits(q, k, o)) return square_backward(dout, q, k, v, out, lse, o);
+  const Halves halves(q, k, o);
+  const auto [dq_before, dk_before, dv_before] =
+      library_backward(dout, q, halves.first(k), halves.first(v), out, lse, halves.before);
+  const auto [dq, dk, dv] =
+      library_backward(dout, q, halves.second(k), halves.second(v), out, lse, halves.diagonal);
+  return {dq_before.to(lse.scalar_type()).add_(dq), at::cat({dk_before, dk}),
+          at::cat({dv_before, dv})};
+}
+
 }  // namespace
 
 AttentionBlock attention_block_forward(const at::Tensor& q, const at::Tensor& k,
                                        const at::Tensor& v, const AttentionOptions& options) {
   check_attention(q, k, v, options);
   const at::NoGradGuard no_grad;
-  return is_flash(q, k, v, options) ? flash_forward(q, k, v, options)
-                                    : unfused_block(q, k, v, options);
+  return is_library(q, k, v, options) ? library_forward(q, k, v, options)
+                                      : unfused_block(q, k, v, options);
 }
 
 std::tuple<at::Tensor, at::Tensor, at::Tensor> attention_block_backward(
@@ -101,8 +150,8 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> attention_block_backward(
     const at::Tensor& out, const at::Tensor& lse, const AttentionOptions& options) {
   check_attention(q, k, v, options);
   const at::NoGradGuard no_grad;
-  return is_flash(q, k, v, options) ? flash_backward(dout, q, k, v, out, lse, options)
-                                    : unfused_block_backward(dout, q, k, v, out, lse, options);
+  return is_library(q, k, v, options) ? library_backward(dout, q, k, v, out, lse, options)
+                                      : unfused_block_backward(dout, q, k, v, out, lse, options);
 }
 
 void add_attention_block(const AttentionBlock& total, const AttentionBlock& block) {

@@ -20,10 +20,9 @@ struct AttentionBlock {
                    // query sees no key
 };
 
-// Not differentiable. Arguments as core_attention's. Flash attention on CUDA where it computes
-// exactly this (two kernels when causal with more keys than queries), else ATen operations. Throws
-// Error when --attention-backend asks for what cannot return the log-sum-exp (fused) or cannot
-// compute this (flash, on CUDA).
+// Not differentiable. Arguments as core_attention's. On CUDA cuDNN or flash attention where they
+// compute exactly this (two kernels when causal with more keys than queries), else ATen operations.
+// Throws Error when --attention-backend asks for what cannot compute this.
 AttentionBlock attention_block_forward(const at::Tensor& q, const at::Tensor& k,
                                        const at::Tensor& v, const AttentionOptions& options);
 

@@ -153,15 +153,16 @@ TEST(GpuAttentionBlock, BlocksAddUpToFp64) {
   if (!at::hasCUDA()) GTEST_SKIP() << "no CUDA device";
   const at::Device gpu(at::kCUDA, 0);
   for (const auto& [type, tolerance] : {std::pair{at::kBFloat16, 2e-2}, {at::kHalf, 4e-3}, {at::kFloat, 1e-5}}) {
-    for (const int64_t d : {64, 128}) {
+    for (const auto& [d, library] : {std::pair{int64_t{64}, AttentionBackend::kFlash}, {64, AttentionBackend::kFused},
+                                     {128, AttentionBackend::kFlash}, {128, AttentionBackend::kFused}}) {
       const AttentionCase c{"", 256, 384, 2, 8, 2, d};
       at::manual_seed(3);
       const at::Tensor q = at::randn({c.s, c.b, c.n, d}).to(type), k = at::randn({c.s_k, c.b, c.g, d}).to(type);
       const at::Tensor v = at::randn({c.s_k, c.b, c.g, d}).to(type), dout = at::randn({c.s, c.b, c.n, d}).to(type);
       const Tensors exact = attend({q.to(at::kDouble), k.to(at::kDouble), v.to(at::kDouble)}, dout.to(at::kDouble),
                                    make_options(c, AttentionBackend::kUnfused, false, at::kCPU));
-      // Where the type allows it, flash must take every block: it is asked for by name.
-      const auto backend = type == at::kFloat ? AttentionBackend::kAuto : AttentionBackend::kFlash;
+      // Where the type allows it, the library must take every block: it is asked for by name.
+      const auto backend = type == at::kFloat ? AttentionBackend::kAuto : library;
       const AttentionOptions options = make_options(c, backend, false, gpu);
       const Tensors there = {q.to(gpu), k.to(gpu), v.to(gpu)};
       const Tensors got = attend_in_blocks(there, dout.to(gpu), options);

@@ -287,9 +287,8 @@ TEST(ContextParallelRefusal, NamesWhatATypeCannotDo) {
     AttentionOptions fused;
     fused.backend = AttentionBackend::kFused;
     EXPECT_EQ(attempt(4, fused, kAllGather),
-              "--attention-backend fused computes whole sequences only, not the blocks of "
-              "--cp-comm-type p2p or all_gather\n"
-              "hint: --attention-backend auto, or --cp-comm-type a2a");
+              "--attention-backend fused cannot compute this block of attention: it needs a CUDA "
+              "device\nhint: --attention-backend auto");
   });
 }
 
