@@ -122,7 +122,8 @@ class StagePasses final : public StageCompute {
   // Note [Kernels are loaded before pipelines run]
   // A kernel is loaded when it is first launched, and CUDA may wait for the whole device then. A receive that was posted early
   // is a kernel that waits for the peer, which may wait for what this rank has yet to compute: the first step would hang.
-  // So every chunk runs once by itself before, forward alone and with its backward; the gradients are dropped.
+  // So every chunk runs once by itself before, forward alone and with its backward; the gradients are dropped. The same holds
+  // for calls of all stages: NCCL connects an algorithm when a call first takes it, and allocates memory on the device for it.
   void warm_up(int64_t hidden_rows, int64_t hidden_size, at::ScalarType dtype) {
     const Batch& batch = batch_of(0);
     for (size_t i = 0; i < model_.chunks.size(); ++i) {
@@ -135,8 +136,12 @@ class StagePasses final : public StageCompute {
       {
         const at::NoGradGuard no_grad;
         context.training = false;
-        task_.forward_step(*chunk.module, batch, input, context);
+        const StageOutput output = task_.forward_step(*chunk.module, batch, input, context);
         context.training = true;
+        if (!options_.training) {
+          if (model_.pipeline->splits_vocabulary()) warm_up_vocabulary(chunk, batch, output);
+          continue;
+        }
       }
       chunk.store->zero_grad(1);
       RecomputeTape tape;
@@ -146,16 +151,19 @@ class StagePasses final : public StageCompute {
       const StageOutput output = task_.forward_step(*chunk.module, batch, input, context);
       const at::Tensor& root = output.loss.sum.defined() ? output.loss.sum : output.activation;
       tape.backward(root, at::ones_like(root));
-      if (model_.pipeline->splits_vocabulary()) {
-        const at::Tensor hidden = at::zeros(output.activation.sizes(), output.activation.options());
-        const std::unique_ptr<VocabularyPass> pass = task_.begin_loss(*chunk.module, batch, hidden);
-        const Loss loss = pass->loss(pass->statistics().unsqueeze(0));
-        pass->backward(at::ones_like(loss.sum));
-      }
+      if (model_.pipeline->splits_vocabulary()) warm_up_vocabulary(chunk, batch, output);
       chunk.store->finish_grad_sync();
       chunk.store->zero_grad(options_.num_microbatches);
     }
     synchronize(model_.device());
+  }
+
+  void warm_up_vocabulary(ModelChunk& chunk, const Batch& batch, const StageOutput& output) {
+    const at::Tensor hidden = at::zeros(output.activation.sizes(), output.activation.options());
+    const std::unique_ptr<VocabularyPass> pass = task_.begin_loss(*chunk.module, batch, hidden);
+    const Loss loss = pass->loss(model_.pipeline->meet(hidden, pass->statistics()));
+    at::zeros_like(totals_).narrow(0, 0, 2) += pair_of(loss);
+    if (options_.training) pass->backward(factor_of(loss, options_.loss_scale));
   }
 
   at::Tensor totals() const { return totals_; }
@@ -292,7 +300,7 @@ at::Tensor run_passes(TrainedModel& model, const PretrainTask& task, const PassO
   const std::function<Batch()> take = [&] { return read[taken++]; };
   const std::function<Batch()>& source = task.reference_step ? take : next_batch;
   std::optional<StagePasses> passes(std::in_place, model, task, options, source, timers);
-  if (options.training && model.pipeline->take_warm_up()) {
+  if (model.pipeline->take_warm_up(options.training)) {
     if (task.reference_step) read[0].reference = at::zeros_like(read[0].place.sample, at::kFloat);
     const auto [rows, hidden_size] = model.pipeline->activation_shape(passes->batch_of(0).place);
     passes->warm_up(rows, hidden_size, model.pipeline->activation_dtype());

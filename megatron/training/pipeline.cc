@@ -12,6 +12,7 @@ Pipeline::Pipeline(const Arguments& arguments, const ParallelGroups& groups, at:
       stage_(groups.pp.rank()), num_stages_(groups.pp.size()),
       layout_(make_stage_layout(config_, num_stages_, arguments.transformer.num_layers)) {
   needs_warm_up_ = num_stages_ > 1 && device.is_cuda();
+  forward_needs_warm_up_ = needs_warm_up_ && splits_vocabulary();
   links_ =
       std::make_unique<PipelineLinks>(groups.pp, schedule(num_stages_, /*training=*/false), device,
                                       config_.overlap_p2p_communication, &groups.model_parallel);
@@ -25,6 +26,19 @@ const Schedule& Pipeline::schedule(int num_microbatches, bool training) {
                              : make_forward_schedule(config_.pipeline_schedule, shape);
   }
   return found->second;
+}
+
+at::Tensor Pipeline::meet(const at::Tensor& hidden, const at::Tensor& statistics) const {
+  MEGATRON_ASSERT(splits_vocabulary(), "the vocabulary is not divided over the stages");
+  const PipelineLinks::Joint& joint = links_->joint();
+  const at::Tensor travelling = hidden.clone();
+  joint.hidden.broadcast(travelling, num_stages_ - 1)->wait();
+  std::vector<int64_t> shape = statistics.sizes().vec();
+  shape.insert(shape.begin(), joint.statistics.size());
+  const at::Tensor all = at::empty(shape, statistics.options());
+  joint.statistics.all_gather(all, statistics.contiguous())->wait();
+  joint.hidden_grad.all_reduce(travelling)->wait();
+  return all;
 }
 
 void Pipeline::run(int num_microbatches, bool training, StageCompute& compute,

@@ -23,15 +23,22 @@ class Pipeline {
   bool splits_vocabulary() const { return config_.pipeline_vocab_parallel && num_stages_ > 1; }
   StageSlice slice(int chunk) const { return layout_.slice(stage_, chunk); }
   const StageLayout& layout() const { return layout_; }
-  // Whether the caller has to run every chunk once by itself before the first run(). True once, on GPUs with several stages;
-  // see Note [Kernels are loaded before pipelines run].
-  bool take_warm_up() { return std::exchange(needs_warm_up_, false); }
+  // Whether the caller has to run every chunk once by itself before the first run(). True once, on GPUs with several stages,
+  // for forward passes alone only where they wait for each other; see Note [Kernels are loaded before pipelines run].
+  bool take_warm_up(bool training) {
+    if (training) forward_needs_warm_up_ = false;
+    return std::exchange(training ? needs_warm_up_ : forward_needs_warm_up_, false);
+  }
 
   // Of what moves between stages: rows of this rank and hidden size, element type.
   std::pair<int64_t, int64_t> activation_shape(const Place& place) const {
     return {place.position.size(0) / rows_divisor_, hidden_size_};
   }
   at::ScalarType activation_dtype() const { return dtype_; }
+
+  // With the vocabulary over the stages: makes the calls of all stages once, in the order and with the shapes of a step.
+  // Returns the statistics of all ranks that share the vocabulary, [ranks, ...]. All stages call it together.
+  at::Tensor meet(const at::Tensor& hidden, const at::Tensor& statistics) const;
 
   // Runs this rank's passes of one iteration over `num_microbatches`: training, or forward passes alone. `place_of` gives the
   // places of a micro-batch, whose numbers of samples and positions are the shape of what moves between stages.
@@ -50,7 +57,7 @@ class Pipeline {
   const StageLayout layout_;
   std::map<std::pair<int, bool>, Schedule> schedules_;
   std::unique_ptr<PipelineLinks> links_;
-  bool needs_warm_up_;
+  bool needs_warm_up_, forward_needs_warm_up_;
 };
 
 }  // namespace megatron

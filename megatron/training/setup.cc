@@ -294,9 +294,6 @@ TrainedModel build_model(const PretrainTask& task, const Arguments& arguments, c
                          const ParallelGroups& groups, at::ScalarType dtype, c10::Device device, const Start& start,
                          Agreement* agreement) {
   arguments.training.check_freezing(parameter_names(task, arguments, vocabulary));
-  MEGATRON_CHECK(!arguments.pipeline.pipeline_vocab_parallel || !device.is_cuda(),
-                 "--pipeline-vocab-parallel does not run on GPUs yet: its exchanges have been seen to wait for each other "
-                 "there\nhint: leave it out");
   TrainedModel model;
   model.pipeline = std::make_unique<Pipeline>(arguments, groups, dtype, device);
   std::vector<Module*> modules;

@@ -1,0 +1,191 @@
+#!/usr/bin/env python3
+"""The peer beside our layouts of several GPUs: a Llama-like decoder in PyTorch under torch.compile with cuDNN attention and fused
+AdamW, with DistributedDataParallel, fully sharded parameters (FSDP2: bf16 parameters and activations, fp32 shards and reduction)
+or tensor and sequence parallelism (DTensor). One GPU without torchrun.
+
+    torchrun --nproc-per-node 2 benchmarks/peer_layouts.py --layout ddp|fsdp|tp [--accumulate 4] [--layers 8 ...]
+
+Prints tokens/s/GPU (median of the last steps) and peak memory of the first rank. The shape is that of recipes/llama3_8b_8layers.yaml.
+"""
+import argparse
+import contextlib
+import os
+import statistics
+import time
+
+import torch
+import torch.distributed as dist
+import torch.nn as nn
+import torch.nn.functional as F
+
+parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+parser.add_argument("--layout", choices=["one", "ddp", "fsdp", "tp"], default="one")
+for name, value in {"layers": 8, "hidden": 4096, "ffn": 14336, "heads": 32, "groups": 8, "vocab": 128256, "seq": 4096,
+                    "micro_batch": 2, "accumulate": 4, "steps": 10, "warmup": 4}.items():
+    parser.add_argument("--" + name.replace("_", "-"), type=int, default=value)
+parser.add_argument("--no-compile", action="store_true")
+parser.add_argument("--cpu", action="store_true", help="Gloo on CPUs: to try the script")
+ARGS = parser.parse_args()
+HEAD = ARGS.hidden // ARGS.heads
+RANK, WORLD = int(os.environ.get("LOCAL_RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+DEVICE = torch.device("cpu") if ARGS.cpu else torch.device("cuda", RANK)
+
+
+def rotate(x, cos, sin):
+    a, b = x.chunk(2, -1)
+    return torch.cat((a * cos - b * sin, b * cos + a * sin), -1)
+
+
+class Attention(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.q = nn.Linear(ARGS.hidden, ARGS.heads * HEAD, bias=False)
+        self.k = nn.Linear(ARGS.hidden, ARGS.groups * HEAD, bias=False)
+        self.v = nn.Linear(ARGS.hidden, ARGS.groups * HEAD, bias=False)
+        self.o = nn.Linear(ARGS.heads * HEAD, ARGS.hidden, bias=False)
+
+    def forward(self, x, cos, sin):
+        b, s, _ = x.shape
+        q, k, v = (p(x).view(b, s, -1, HEAD).transpose(1, 2) for p in (self.q, self.k, self.v))
+        q, k = rotate(q, cos, sin).to(v.dtype), rotate(k, cos, sin).to(v.dtype)
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+        return self.o(y.transpose(1, 2).reshape(b, s, -1))
+
+
+class Mlp(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.gate = nn.Linear(ARGS.hidden, ARGS.ffn, bias=False)
+        self.up = nn.Linear(ARGS.hidden, ARGS.ffn, bias=False)
+        self.down = nn.Linear(ARGS.ffn, ARGS.hidden, bias=False)
+
+    def forward(self, x):
+        return self.down(F.silu(self.gate(x)) * self.up(x))
+
+
+class Layer(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.attention_norm, self.mlp_norm = nn.RMSNorm(ARGS.hidden), nn.RMSNorm(ARGS.hidden)
+        self.attention, self.mlp = Attention(), Mlp()
+
+    def forward(self, x, cos, sin):
+        x = x + self.attention(self.attention_norm(x), cos, sin)
+        return x + self.mlp(self.mlp_norm(x))
+
+
+class Decoder(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embedding = nn.Embedding(ARGS.vocab, ARGS.hidden)
+        self.layers = nn.ModuleList(Layer() for _ in range(ARGS.layers))
+        self.norm, self.head = nn.RMSNorm(ARGS.hidden), nn.Linear(ARGS.hidden, ARGS.vocab, bias=False)
+
+    def forward(self, tokens, cos, sin):
+        x = self.embedding(tokens)
+        if torch.is_autocast_enabled(DEVICE.type):
+            x = x.to(torch.bfloat16)
+        for layer in self.layers:
+            x = layer(x, cos, sin)
+        return self.head(self.norm(x))
+
+
+def shard_fully(model):
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    for layer in model.layers:
+        fully_shard(layer, mp_policy=policy)
+    fully_shard(model, mp_policy=policy)
+
+
+def split_tensors(model):
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Replicate, Shard
+    from torch.distributed.tensor.parallel import (ColwiseParallel, PrepareModuleInput, RowwiseParallel,
+                                                   SequenceParallel, parallelize_module)
+    mesh = init_device_mesh(DEVICE.type, (WORLD,))
+    parallelize_module(model, mesh, {
+        "embedding": RowwiseParallel(input_layouts=Replicate(), output_layouts=Shard(1)),
+        "norm": SequenceParallel(),
+        "head": ColwiseParallel(input_layouts=Shard(1), output_layouts=Shard(-1), use_local_output=False)})
+    for layer in model.layers:
+        parallelize_module(layer, mesh, {
+            "attention_norm": SequenceParallel(), "mlp_norm": SequenceParallel(),
+            "attention": PrepareModuleInput(input_layouts=(Shard(1), None, None), desired_input_layouts=(Replicate(), None, None)),
+            "attention.q": ColwiseParallel(), "attention.k": ColwiseParallel(), "attention.v": ColwiseParallel(),
+            "attention.o": RowwiseParallel(output_layouts=Shard(1)),
+            "mlp": PrepareModuleInput(input_layouts=(Shard(1),), desired_input_layouts=(Replicate(),)),
+            "mlp.gate": ColwiseParallel(), "mlp.up": ColwiseParallel(), "mlp.down": RowwiseParallel(output_layouts=Shard(1))})
+
+
+def main():
+    if not ARGS.cpu:
+        torch.cuda.set_device(DEVICE)
+    if WORLD > 1:
+        dist.init_process_group("gloo" if ARGS.cpu else "nccl")
+    torch.manual_seed(1)
+    with DEVICE:
+        model = Decoder()
+    for parameter in model.parameters():
+        if parameter.dim() > 1:
+            nn.init.normal_(parameter, 0, 0.02)
+    loss_context = contextlib.nullcontext
+    if ARGS.layout == "fsdp":
+        shard_fully(model)
+    elif ARGS.layout == "tp":
+        from torch.distributed.tensor.parallel import loss_parallel
+        split_tensors(model)
+        loss_context = loss_parallel
+    if not ARGS.no_compile and ARGS.layout in ("fsdp", "tp"):
+        for layer in model.layers:
+            layer.compile()
+    wrapped = model
+    if ARGS.layout == "ddp":
+        wrapped = nn.parallel.DistributedDataParallel(model, device_ids=None if ARGS.cpu else [RANK], gradient_as_bucket_view=True)
+    if not ARGS.no_compile and ARGS.layout in ("one", "ddp"):
+        wrapped = torch.compile(wrapped)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, betas=(0.9, 0.95), weight_decay=0.1, fused=not ARGS.cpu)
+    position = torch.arange(ARGS.seq, device=DEVICE)[:, None] * 500000.0 ** (-torch.arange(0, HEAD, 2, device=DEVICE) / HEAD)
+    cos, sin = position.cos().bfloat16(), position.sin().bfloat16()
+    if not ARGS.cpu:
+        torch.backends.cuda.enable_flash_sdp(False)
+        torch.backends.cuda.enable_mem_efficient_sdp(False)
+        torch.backends.cuda.enable_math_sdp(False)  # cuDNN is left
+    torch.manual_seed(1 if ARGS.layout == "tp" else 1 + RANK)
+    autocast = ARGS.layout != "fsdp"
+
+    def step():
+        for i in range(ARGS.accumulate):
+            tokens = torch.randint(0, ARGS.vocab, (ARGS.micro_batch, ARGS.seq + 1), device=DEVICE)
+            last = i + 1 == ARGS.accumulate
+            context = wrapped.no_sync() if ARGS.layout == "ddp" and not last else contextlib.nullcontext()
+            with context, loss_context():
+                with torch.autocast(DEVICE.type, torch.bfloat16, enabled=autocast):
+                    logits = wrapped(tokens[:, :-1], cos, sin)
+                    loss = F.cross_entropy(logits.float().flatten(0, 1), tokens[:, 1:].reshape(-1))
+                (loss / ARGS.accumulate).backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0, foreach=True)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        return loss
+
+    times = []
+    for i in range(ARGS.warmup + ARGS.steps):
+        begin = time.time()
+        loss = step()
+        if not ARGS.cpu:
+            torch.cuda.synchronize()
+        if i >= ARGS.warmup:
+            times.append(time.time() - begin)
+    if RANK == 0:
+        replicas = 1 if ARGS.layout == "tp" else WORLD
+        tokens = ARGS.micro_batch * ARGS.seq * ARGS.accumulate * replicas
+        peak = 0.0 if ARGS.cpu else torch.cuda.max_memory_allocated() / 2**30
+        value = loss.full_tensor() if hasattr(loss, "full_tensor") else loss
+        print(f"peer {ARGS.layout} world {WORLD}: {tokens / statistics.median(times) / WORLD:.0f} tokens/s/GPU, "
+              f"peak {peak:.1f} GiB, loss {value.item():.3f}", flush=True)
+    if WORLD > 1:
+        dist.destroy_process_group()
+
+
+main()
