@@ -104,9 +104,16 @@ class ThreadPeers final : public PeerMemory {
   }
 
   std::shared_ptr<Work> run(const std::function<void()>& body) override {
-    under_way_ = std::make_shared<ThreadReads>();
-    body();
-    return std::exchange(under_way_, nullptr);
+    const auto reads = std::make_shared<ThreadReads>();
+    under_way_ = reads.get();
+    try {
+      body();
+    } catch (...) {
+      under_way_ = nullptr;
+      throw;
+    }
+    under_way_ = nullptr;
+    return reads;
   }
   void read(std::vector<PeerCopy> copies) override {
     for (const PeerCopy& copy : copies) under_way().add(copy.local.view({-1}), there(copy), copy.rank);
@@ -129,7 +136,7 @@ class ThreadPeers final : public PeerMemory {
   std::vector<at::Tensor> buffers_;  // by rank
   std::vector<int64_t> elements_;
   int rank_;
-  std::shared_ptr<ThreadReads> under_way_;
+  ThreadReads* under_way_ = nullptr;
 };
 
 // -- GPUs

@@ -12,16 +12,26 @@
 namespace megatron {
 namespace {
 
-constexpr int64_t kAlignment = 128;                    // elements
+constexpr int64_t kAlignment = 128;  // elements
+
+// Elements of one rank's part in a piece.
+int64_t piece_elements(int64_t peers, int64_t largest_part, int64_t staged) {
+  return std::min(largest_part, std::max(staged / peers / kAlignment, int64_t{1}) * kAlignment);
+}
 
 }  // namespace
+
+int64_t staging_elements(int64_t group_size, int64_t largest_part, int64_t staged) {
+  if (group_size == 1 || group_size > kMaxSumParts) return 0;
+  return 2 * (group_size - 1) * piece_elements(group_size - 1, largest_part, staged);
+}
 
 PartReduce::PartReduce(const ProcessGroup& group, int64_t largest_part, const at::TensorOptions& options, bool peer_copies,
                        int64_t staged)
     : group_(group) {
-  if (!peer_copies || group.size() == 1 || group.size() > kMaxSumParts) return;
+  if (!peer_copies || staging_elements(group.size(), largest_part, staged) == 0) return;
   const int64_t peers = group.size() - 1;
-  piece_ = std::min(largest_part, std::max(staged / peers / kAlignment, int64_t{1}) * kAlignment);
+  piece_ = piece_elements(peers, largest_part, staged);
   staging_ = at::empty({2, peers, piece_}, options);
   peers_ = share_memory(staging_, group).peers;
   if (!peers_) staging_.reset();

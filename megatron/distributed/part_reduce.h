@@ -12,6 +12,11 @@
 
 namespace megatron {
 
+constexpr int64_t kStagedElements = int64_t{64} << 20;  // of a piece, from all peers together
+
+// Elements that copies are staged in; 0: groups of this size do not copy.
+int64_t staging_elements(int64_t group_size, int64_t largest_part, int64_t staged = kStagedElements);
+
 // One sum at a time: each start() is followed by a finish().
 //
 // Note [Sums by peer copies]
@@ -26,10 +31,10 @@ namespace megatron {
 // its peers wait as in any other collective, under the eyes of the failure monitor; a copy itself waits for nobody.
 class PartReduce {
  public:
-  // `largest_part`: elements of one rank's part of the largest bucket; `options`: of what travels; `staged`: elements of a
-  // piece, of all peers together. Memory for copies: two pieces. Collective.
+  // `largest_part`: elements of one rank's part of the largest bucket; `options`: of what travels; memory for copies:
+  // staging_elements(). Collective.
   PartReduce(const ProcessGroup& group, int64_t largest_part, const at::TensorOptions& options, bool peer_copies,
-             int64_t staged = int64_t{64} << 20);
+             int64_t staged = kStagedElements);
 
   // `whole` [s * n], complete on the current stream, is summed over the ranks; target [n] becomes this rank's part of that, or
   // with `accumulate` target + that, rounded to the type of `whole` before. The target may be this rank's part of `whole`.

@@ -37,7 +37,7 @@ void backward(Parameters& model, double value) {
   ParameterStore& store = *model.weight.store;
   for (Parameter* parameter : {&model.bias, &model.weight, &model.weight}) {
     const GradTarget target = store.grad_target(*parameter);
-    target.tensor.mul_(target.beta).add_(value);
+    target.to_add_to().add_(value);
     store.grad_ready(*parameter);
   }
 }

@@ -100,7 +100,7 @@ class ChainModel : public TestModel {
     const at::Tensor gradient = at::cos(value * 3.0 + sample) * (value != 0) * weight;  // padded rows are zero
     if (parameter.name == "embedding.position_embeddings.weight") gradient[0].zero_();  // a position that no sample has
     const GradTarget target = parameter.store->grad_target(parameter);
-    target.tensor.mul_(target.beta).add_(gradient);
+    target.to_add_to().add_(gradient);
     parameter.store->release(parameter);
     parameter.store->grad_ready(parameter);
   }
