@@ -7,12 +7,12 @@
 #include <chrono>
 #include <csignal>
 #include <cstdlib>
-#include <fstream>
 #include <sstream>
 #include <thread>
 
 #include "megatron/base/check.h"
 #include "megatron/comm/c10d_backend.h"
+#include "megatron/comm/detail/machine_id.h"
 #include "megatron/tensor/torch.h"
 
 namespace megatron {
@@ -28,16 +28,6 @@ std::shared_ptr<Store> open_store(const Launch& launch, double timeout_seconds) 
   address.bind_address = launch.one_node() ? "127.0.0.1" : "";
   address.timeout_seconds = timeout_seconds;
   return make_tcp_store(address);
-}
-
-// Equal for processes that can see one another's process ids.
-std::string machine_id() {
-  char host[256] = "?", ns[64] = "";
-  gethostname(host, sizeof host - 1);
-  std::string boot;
-  std::ifstream("/proc/sys/kernel/random/boot_id") >> boot;
-  const ssize_t length = readlink("/proc/self/ns/pid", ns, sizeof ns - 1);
-  return cat(host, "/", boot, "/", std::string(ns, length > 0 ? static_cast<size_t>(length) : 0));
 }
 
 // Returns the other ranks of this machine when every rank has arrived.

@@ -2,10 +2,13 @@
 
 #include <algorithm>
 #include <cctype>
+#include <mutex>
 #include <numeric>
 #include <utility>
 
 #include "megatron/base/check.h"
+#include "megatron/base/log.h"
+#include "megatron/distributed/part_gather.h"
 #include "megatron/nn/placement.h"
 #include "megatron/tensor/torch.h"
 
@@ -42,6 +45,15 @@ int64_t bucket_size(const DistributedDataParallelConfig& config, ShardingStrateg
   // Whole gradients that are reduced after the backward need no buckets.
   if (strategy != ShardingStrategy::kOptimGrads && !config.overlap_grad_reduce) return 0;
   return std::max<int64_t>(40'000'000, int64_t{1'000'000} * data_ranks);
+}
+
+// Once in a run, whatever the number of stores.
+void log_gathering(const PartGather& gather) {
+  static std::once_flag once;
+  std::call_once(once, [&] {
+    log_info(gather.copies() ? std::string("parameters are gathered by copies between the GPUs of this host")
+                             : "parameters are gathered by collectives: " + gather.obstacle());
+  });
 }
 
 bool is_partial(const Parameter& parameter) {
@@ -99,9 +111,11 @@ DistributedDataParallel::DistributedDataParallel(Module& module, const ParallelG
 
   const auto value_options = at::TensorOptions().dtype(dtype).device(device);
   const auto grad_options = value_options.dtype(dtype == at::kDouble ? at::kDouble : at::kFloat);
-  const GradReduction reduction{overlap_grads_, config.grad_reduce_in_bf16};
-  values_ = shard_values_ ? make_sharded_values(layout_, value_options, config.overlap_param_gather)
-                          : make_whole_values(layout_, value_options, config.overlap_param_gather);
+  const GradReduction reduction{overlap_grads_, config.grad_reduce_in_bf16, config.peer_copies};
+  const ValueGathering gathering{config.overlap_param_gather, config.peer_copies};
+  values_ = shard_values_ ? make_sharded_values(layout_, value_options, gathering)
+                          : make_whole_values(layout_, value_options, gathering);
+  if (sharded && config.peer_copies && device.is_cuda()) log_gathering(values_->gather());
   grads_ = shard_grads_ ? make_sharded_grads(layout_, grad_options, reduction)
                         : make_whole_grads(layout_, grad_options, reduction);
   for (Parameter* parameter : layout_.parameters) parameter->store = this;
@@ -288,6 +302,7 @@ void DistributedDataParallel::finish_grad_sync() {
   sum_partial_gradients();
   sum_shared_gradients();
   values_->free_unused();
+  values_->will_change();
   in_step_ = false;
 }
 

@@ -114,6 +114,9 @@ class DistributedDataParallel final : public ParameterStore {
   // Waits until this rank's gradients are sums over all ranks. Once per step, after the last backward. Collective.
   void finish_grad_sync();
 
+  // This rank's shards are about to be written: waits until no peer reads them (Note [Peer copies] in part_gather.h). Comes
+  // before every values_changed(); finish_grad_sync() includes it. Collective.
+  void values_will_change() { values_->will_change(); }
   // The values of this rank's shards have changed: the others get them, meanwhile with overlap_param_gather. Collective.
   void values_changed() { new_values(/*frozen_too=*/true); }
   // The same where frozen values are what they were.

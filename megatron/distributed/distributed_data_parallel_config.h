@@ -21,6 +21,7 @@ struct DistributedDataParallelConfig : Config {
   // -- communication
   bool overlap_grad_reduce = false;
   bool overlap_param_gather = false;
+  bool peer_copies = true;  // between GPUs of one host, instead of NCCL's kernels
   bool grad_reduce_in_bf16 = false;
   std::optional<int64_t> ddp_bucket_size;  // elements
   std::optional<int64_t> ddp_num_buckets;

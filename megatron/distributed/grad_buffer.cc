@@ -1,20 +1,32 @@
 #include "megatron/distributed/grad_buffer.h"
 
+#include <algorithm>
 #include <utility>
 #include <vector>
 
 #include "megatron/base/check.h"
+#include "megatron/distributed/part_reduce.h"
 #include "megatron/tensor/torch.h"
 
 namespace megatron {
 namespace {
+
+// Sums by copies pay where they run beside a backward.
+PartReduce make_part_reduce(const ShardedLayout& layout, const at::TensorOptions& options, const GradReduction& reduction) {
+  int64_t largest = 0;
+  for (int bucket = 0; bucket < layout.buffer.num_trained_buckets; ++bucket)
+    largest = std::max(largest, layout.shard_elements(bucket));
+  return {layout.groups.shard, largest, reduction.in_bf16 ? options.dtype(at::kBFloat16) : options,
+          reduction.peer_copies && reduction.overlap};
+}
 
 class WholeGrads final : public GradBuffer {
  public:
   WholeGrads(const ShardedLayout& layout, at::TensorOptions options, const GradReduction& reduction)
       : layout_(layout),
         reduction_(reduction),
-        grads_(at::zeros({layout.buffer.num_trained_elements}, options)) {
+        grads_(at::zeros({layout.buffer.num_trained_elements}, options)),
+        parts_(make_part_reduce(layout, options, reduction)) {
     for (size_t i = 0; i < layout.parameters.size(); ++i)
       views_.push_back(layout.parameters[i]->trainable
                            ? layout.view_in_buffer(grads_, static_cast<int>(i))
@@ -49,6 +61,7 @@ class WholeGrads final : public GradBuffer {
     if (groups.shard.size() == 1 && groups.replica.size() == 1) return;
     // The sum between instances of a bucket starts when the next bucket does, so that nothing waits
     // for the first sum.
+    if (parts_.under_way()) parts_.finish();
     if (!pending_.empty()) sum_instances(pending_.back());
     at::Tensor whole =
         grads_.narrow(0, layout_.bucket_begin(bucket), layout_.bucket_elements(bucket));
@@ -56,17 +69,20 @@ class WholeGrads final : public GradBuffer {
     const at::Tensor own =
         whole.narrow(0, layout_.shard_begin(bucket), layout_.shard_elements(bucket));
     pending_.push_back({bucket, own, nullptr, false});
-    if (groups.shard.size() > 1) {
-      pending_.back().work = groups.shard.reduce_scatter(own, whole);
-    } else {
+    if (groups.shard.size() == 1) {
       sum_instances(pending_.back());
+    } else if (parts_.copies()) {
+      parts_.start(whole, own, /*accumulate=*/false);
+    } else {
+      pending_.back().work = groups.shard.reduce_scatter(own, whole);
     }
   }
 
   void finish() override {
+    if (parts_.under_way()) parts_.finish();
     for (Pending& pending : pending_) {
       sum_instances(pending);
-      pending.work->wait();
+      if (pending.work) pending.work->wait();
       if (reduction_.in_bf16)
         grads_.narrow(0, own_begin(pending.bucket), pending.own.numel()).copy_(pending.own);
     }
@@ -77,8 +93,8 @@ class WholeGrads final : public GradBuffer {
   struct Pending {
     int bucket;
     at::Tensor own;
-    std::shared_ptr<Work> work;
-    bool between_instances;  // work is the second of the two sums
+    std::shared_ptr<Work> work;  // null: done, or done by parts_
+    bool between_instances;      // work is the second of the two sums
   };
 
   // A parameter that got no gradient has a zero one.
@@ -97,6 +113,7 @@ class WholeGrads final : public GradBuffer {
   const ShardedLayout& layout_;
   const GradReduction reduction_;
   at::Tensor grads_;
+  PartReduce parts_;
   std::vector<at::Tensor> views_;  // by parameter
   std::vector<bool> stale_;        // by parameter: holds a gradient of the last step
   std::vector<Pending> pending_;   // in the order of their start
@@ -109,34 +126,47 @@ class ShardedGrads final : public GradBuffer {
       : layout_(layout),
         reduction_(reduction),
         shard_(at::zeros({layout.packed_trained_elements()}, options)),
-        filling_(layout.buffer.buckets.size()) {}
+        parts_(make_part_reduce(layout, options, reduction)),
+        filling_(layout.buffer.buckets.size()),
+        written_(layout.parameters.size(), false),
+        summed_(layout.buffer.buckets.size(), false) {}
 
-  GradTarget target(int parameter) override { return {view(parameter), 1.0}; }
+  GradTarget target(int parameter) override {
+    const double beta = written_[parameter] ? 1.0 : 0.0;
+    written_[parameter] = true;
+    return {place(parameter), beta};
+  }
   at::Tensor view(int parameter) override {
-    const int bucket = layout_.buffer.slots[parameter].bucket;
-    return layout_.view_in_bucket(whole(bucket), parameter);
+    clear(parameter);
+    return place(parameter);
   }
   const at::Tensor& flat() const override { return shard_; }
   int64_t own_begin(int bucket) const override { return layout_.packed_begin(bucket); }
 
+  // Nothing is written: the first sum of each bucket replaces what is there. What lies between
+  // parameters stays zero.
   void zero() override {
-    shard_.zero_();
+    if (parts_.under_way()) parts_.finish();
     filling_.assign(filling_.size(), at::Tensor());
-    pending_ = {};
+    written_.assign(written_.size(), false);
+    summed_.assign(summed_.size(), false);
   }
 
   void reduce(int bucket) override {
-    add_pending();
-    at::Tensor input = whole(bucket);  // zeros where this rank used nothing of it
-    filling_[bucket].reset();
+    if (parts_.under_way()) parts_.finish();
+    for (const int parameter : layout_.buffer.buckets[bucket].parameters) {
+      clear(parameter);
+      written_[parameter] = false;
+    }
+    at::Tensor input = std::exchange(filling_[bucket], at::Tensor());
     if (reduction_.in_bf16) input = input.to(at::kBFloat16);
-    const at::Tensor own = at::empty({layout_.shard_elements(bucket)}, input.options());
-    pending_ = {bucket, own, input, layout_.groups.shard.reduce_scatter(own, input)};
-    if (!reduction_.overlap) add_pending();
+    parts_.start(input, shard_.narrow(0, own_begin(bucket), layout_.shard_elements(bucket)), summed_[bucket]);
+    summed_[bucket] = true;
+    if (!reduction_.overlap) parts_.finish();
   }
 
   void finish() override {
-    add_pending();
+    if (parts_.under_way()) parts_.finish();
     if (layout_.groups.replica.size() == 1) return;
     if (!reduction_.in_bf16) return layout_.groups.replica.all_reduce(shard_)->wait();
     const at::Tensor rounded = shard_.to(at::kBFloat16);
@@ -145,31 +175,47 @@ class ShardedGrads final : public GradBuffer {
   }
 
  private:
-  struct Pending {
-    int bucket = -1;
-    at::Tensor own, input;
-    std::shared_ptr<Work> work;
-  };
-
+  // A bucket that takes gradients: only the gaps between parameters are written, until they are.
   at::Tensor& whole(int bucket) {
     at::Tensor& filling = filling_[bucket];
-    if (!filling.defined())
-      filling = at::zeros({layout_.bucket_elements(bucket)}, shard_.options());
+    if (filling.defined()) return filling;
+    filling = at::empty({layout_.bucket_elements(bucket)}, shard_.options());
+    int64_t end = layout_.bucket_begin(bucket);
+    const auto clear_until = [&](int64_t begin) {
+      if (begin > end) filling.narrow(0, end - layout_.bucket_begin(bucket), begin - end).zero_();
+    };
+    for (const BufferSlot& slot : slots_of(bucket)) {
+      clear_until(slot.begin);
+      end = slot.end;
+    }
+    clear_until(layout_.buffer.buckets[bucket].end);
     return filling;
   }
 
-  void add_pending() {
-    if (!pending_.work) return;
-    pending_.work->wait();
-    shard_.narrow(0, own_begin(pending_.bucket), pending_.own.numel()).add_(pending_.own);
-    pending_ = {};
+  std::vector<BufferSlot> slots_of(int bucket) const {
+    std::vector<BufferSlot> slots;
+    for (const int parameter : layout_.buffer.buckets[bucket].parameters) slots.push_back(layout_.buffer.slots[parameter]);
+    std::sort(slots.begin(), slots.end(), [](const BufferSlot& a, const BufferSlot& b) { return a.begin < b.begin; });
+    return slots;
+  }
+
+  at::Tensor place(int parameter) {
+    return layout_.view_in_bucket(whole(layout_.buffer.slots[parameter].bucket), parameter);
+  }
+
+  // A parameter that got no gradient has a zero one.
+  void clear(int parameter) {
+    if (!written_[parameter]) place(parameter).zero_();
+    written_[parameter] = true;
   }
 
   const ShardedLayout& layout_;
   const GradReduction reduction_;
   at::Tensor shard_;
+  PartReduce parts_;
   std::vector<at::Tensor> filling_;  // by bucket; undefined: takes no gradient now
-  Pending pending_;
+  std::vector<bool> written_;        // by parameter: there is a gradient in the bucket
+  std::vector<bool> summed_;         // by bucket: there is a sum of this step in the shard
 };
 
 }  // namespace

@@ -14,6 +14,7 @@ namespace megatron {
 struct GradReduction {
   bool overlap = false;  // a reduction may still run when the next gradients are computed
   bool in_bf16 = false;  // what travels; every sum that is kept is fp32
+  bool peer_copies = true;  // parts are copied out of the peers' memory where that is possible
 };
 
 // The parts that this rank owns lie in flat() at own_begin(bucket), layout.shard_elements(bucket)

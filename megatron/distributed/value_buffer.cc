@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "megatron/base/check.h"
+#include "megatron/distributed/part_gather.h"
 #include "megatron/tensor/torch.h"
 
 namespace megatron {
@@ -14,9 +15,9 @@ namespace {
 
 class WholeValues final : public ValueBuffer {
  public:
-  WholeValues(const ShardedLayout& layout, at::TensorOptions options, bool overlap)
-      : layout_(layout), overlap_(overlap), values_(at::zeros({layout.buffer.num_elements}, options)),
-        gathers_(layout.buffer.buckets.size()) {
+  WholeValues(const ShardedLayout& layout, at::TensorOptions options, const ValueGathering& gathering)
+      : layout_(layout), overlap_(gathering.overlap), values_(at::zeros({layout.buffer.num_elements}, options)),
+        gather_(layout.groups.shard, values_, gathering.peer_copies), gathers_(layout.buffer.buckets.size()) {
     for (size_t i = 0; i < layout.parameters.size(); ++i)
       layout.parameters[i]->value = layout.view_in_buffer(values_, static_cast<int>(i));
   }
@@ -29,15 +30,22 @@ class WholeValues final : public ValueBuffer {
   const at::Tensor& flat() const override { return values_; }
   int64_t own_begin(int bucket) const override { return layout_.bucket_begin(bucket) + layout_.shard_begin(bucket); }
 
+  const PartGather& gather() const override { return gather_; }
+
+  void will_change() override {
+    finish();
+    gather_.finish_reading();
+  }
+
   void changed(bool frozen_too) override {
     if (layout_.groups.shard.size() == 1) return;
     finish();
+    gather_.written();
     gathering_ = true;
     const int end = frozen_too ? layout_.num_buckets() : layout_.buffer.num_trained_buckets;
     for (int bucket = end; bucket-- > 0;) {  // the forward needs the last bucket first
       const at::Tensor whole = values_.narrow(0, layout_.bucket_begin(bucket), layout_.bucket_elements(bucket));
-      const at::Tensor own = whole.narrow(0, layout_.shard_begin(bucket), layout_.shard_elements(bucket));
-      gathers_[bucket] = layout_.groups.shard.all_gather(whole, own);
+      gathers_[bucket] = gather_.gather(whole, {layout_.bucket_begin(bucket), layout_.shard_elements(bucket)});
     }
     if (!overlap_) finish();
   }
@@ -49,7 +57,7 @@ class WholeValues final : public ValueBuffer {
   }
 
   void edit(const std::function<void(Parameter&)>& visitor) override {
-    finish();
+    will_change();
     for (Parameter* parameter : layout_.parameters) visitor(*parameter);
   }
 
@@ -63,6 +71,7 @@ class WholeValues final : public ValueBuffer {
   const ShardedLayout& layout_;
   const bool overlap_;
   at::Tensor values_;
+  PartGather gather_;
   std::vector<std::shared_ptr<Work>> gathers_;  // by bucket; null: not under way
   bool gathering_ = false;
 };
@@ -89,9 +98,9 @@ class Successors {
 
 class ShardedValues final : public ValueBuffer {
  public:
-  ShardedValues(const ShardedLayout& layout, at::TensorOptions options, bool overlap)
-      : layout_(layout), overlap_(overlap), shard_(at::zeros({layout.packed_elements()}, options)),
-        nothing_(at::empty({0}, options)), gathered_(layout.buffer.buckets.size()) {
+  ShardedValues(const ShardedLayout& layout, at::TensorOptions options, const ValueGathering& gathering)
+      : layout_(layout), overlap_(gathering.overlap), shard_(at::zeros({layout.packed_elements()}, options)),
+        gather_(layout.groups.shard, shard_, gathering.peer_copies), nothing_(at::empty({0}, options)), gathered_(layout.buffer.buckets.size()) {
     for (Parameter* parameter : layout.parameters) parameter->value = nothing_;
     std::map<int, int> layer_of_unit;
     for (int bucket = 0; bucket < layout.num_buckets(); ++bucket) {
@@ -111,9 +120,9 @@ class ShardedValues final : public ValueBuffer {
     if (entered) order_.enter(layer);
     const std::optional<int> predicted = overlap_ && entered ? order_.predicted() : std::nullopt;
     if (entered) free_unused_but(layer, predicted.value_or(layer));
-    gather(layer);
+    gather_layer(layer);
     wait(bucket);
-    if (predicted) gather(*predicted);
+    if (predicted) gather_layer(*predicted);
     ++layers_[layer].users;
     return layout_.view_in_bucket(gathered_[bucket].whole, parameter);
   }
@@ -125,19 +134,28 @@ class ShardedValues final : public ValueBuffer {
     --layer.users;
   }
 
+  const PartGather& gather() const override { return gather_; }
+
+  void will_change() override {
+    for (int bucket = 0; bucket < layout_.num_buckets(); ++bucket) wait(bucket);
+    gather_.finish_reading();
+  }
+
   // What is gathered is out of date.
   void changed(bool) override {
     free_unused();
     MEGATRON_ASSERT(num_gathered_ == 0, num_gathered_,
                     " gathered layers are in use while their values change");
+    gather_.written();
   }
   void finish() override {}
   void free_unused() override { free_unused_but(-1, -1); }
 
   void edit(const std::function<void(Parameter&)>& visitor) override {
-    changed(/*frozen_too=*/true);
+    free_unused();
+    MEGATRON_ASSERT(num_gathered_ == 0, num_gathered_, " gathered layers are in use while their values are edited");
     for (int layer = static_cast<int>(layers_.size()); layer-- > 0;) {
-      gather(layer);
+      gather_layer(layer);
       for (const int bucket : layers_[layer].buckets) {
         wait(bucket);
         const at::Tensor& whole = gathered_[bucket].whole;
@@ -148,11 +166,16 @@ class ShardedValues final : public ValueBuffer {
           visitor(parameter);
           parameter.value = nothing_;
         }
+      }
+      will_change();
+      for (const int bucket : layers_[layer].buckets) {
+        const at::Tensor& whole = gathered_[bucket].whole;
         own(bucket).copy_(
             whole.narrow(0, layout_.shard_begin(bucket), layout_.shard_elements(bucket)));
       }
       free_unused();
     }
+    gather_.written();
   }
 
   int take_peak_gathered() override { return std::exchange(peak_gathered_, num_gathered_); }
@@ -179,12 +202,12 @@ class ShardedValues final : public ValueBuffer {
     work.reset();
   }
 
-  void gather(int layer) {
+  void gather_layer(int layer) {
     if (std::exchange(layers_[layer].gathered, true)) return;
     for (const int bucket : layers_[layer].buckets) {
       Gathered& gathered = gathered_[bucket];
       gathered.whole = at::empty({layout_.bucket_elements(bucket)}, shard_.options());
-      gathered.work = layout_.groups.shard.all_gather(gathered.whole, own(bucket));
+      gathered.work = gather_.gather(gathered.whole, {own_begin(bucket), 0});
     }
     peak_gathered_ = std::max(peak_gathered_, ++num_gathered_);
   }
@@ -206,6 +229,7 @@ class ShardedValues final : public ValueBuffer {
   const ShardedLayout& layout_;
   const bool overlap_;
   at::Tensor shard_;
+  PartGather gather_;
   at::Tensor nothing_;  // [0]; type and device of a value
   std::vector<Gathered> gathered_;  // by bucket
   std::vector<Layer> layers_;
@@ -217,12 +241,14 @@ class ShardedValues final : public ValueBuffer {
 
 }  // namespace
 
-std::unique_ptr<ValueBuffer> make_whole_values(const ShardedLayout& layout, at::TensorOptions options, bool overlap) {
-  return std::make_unique<WholeValues>(layout, options, overlap);
+std::unique_ptr<ValueBuffer> make_whole_values(const ShardedLayout& layout, at::TensorOptions options,
+                                               const ValueGathering& gathering) {
+  return std::make_unique<WholeValues>(layout, options, gathering);
 }
 
-std::unique_ptr<ValueBuffer> make_sharded_values(const ShardedLayout& layout, at::TensorOptions options, bool overlap) {
-  return std::make_unique<ShardedValues>(layout, options, overlap);
+std::unique_ptr<ValueBuffer> make_sharded_values(const ShardedLayout& layout, at::TensorOptions options,
+                                               const ValueGathering& gathering) {
+  return std::make_unique<ShardedValues>(layout, options, gathering);
 }
 
 }  // namespace megatron

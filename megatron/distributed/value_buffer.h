@@ -10,6 +10,8 @@
 
 namespace megatron {
 
+class PartGather;
+
 // The parts that this rank owns lie in flat() at own_begin(bucket), layout.shard_elements(bucket) long.
 class ValueBuffer {
  public:
@@ -17,6 +19,8 @@ class ValueBuffer {
   // The value to compute with; see ParameterStore.
   virtual at::Tensor acquire(int parameter) = 0;
   virtual void release(int parameter) = 0;
+  // The owned parts are about to get new values: waits for what is under way, and until no peer reads them. Collective.
+  virtual void will_change() = 0;
   // The owned parts have new values; those of frozen parameters only with `frozen_too`. Collective.
   virtual void changed(bool frozen_too) = 0;
   // Waits for what changed() started.
@@ -31,11 +35,18 @@ class ValueBuffer {
 
   virtual const at::Tensor& flat() const = 0;
   virtual int64_t own_begin(int bucket) const = 0;
+  virtual const PartGather& gather() const = 0;
+};
+
+struct ValueGathering {
+  bool overlap = false;
+  bool peer_copies = true;  // where they are possible; else collectives
 };
 
 // Every rank holds every value; Parameter::value is a view of it. With several shards changed() gathers bucket by bucket;
 // with `overlap` acquire() waits for a bucket when it is needed. Memory: 2 bytes per element in bf16.
-std::unique_ptr<ValueBuffer> make_whole_values(const ShardedLayout& layout, at::TensorOptions options, bool overlap);
+std::unique_ptr<ValueBuffer> make_whole_values(const ShardedLayout& layout, at::TensorOptions options,
+                                               const ValueGathering& gathering);
 
 // Every rank holds its own parts. acquire() gathers the bucket of the parameter (with it that of
 // its layer's frozen parameters, or its trained ones: a layer) and keeps it until another layer is
@@ -43,6 +54,7 @@ std::unique_ptr<ValueBuffer> make_whole_values(const ShardedLayout& layout, at::
 // last time is gathered meanwhile. Memory: 2 bytes per element and shard in bf16, and one gathered
 // layer (two with `overlap`) besides those in use. Every rank of an instance must acquire in the
 // same order.
-std::unique_ptr<ValueBuffer> make_sharded_values(const ShardedLayout& layout, at::TensorOptions options, bool overlap);
+std::unique_ptr<ValueBuffer> make_sharded_values(const ShardedLayout& layout, at::TensorOptions options,
+                                               const ValueGathering& gathering);
 
 }  // namespace megatron

@@ -105,6 +105,7 @@ void load_weights(const Checkpoint& checkpoint, std::vector<ModelChunk>& chunks,
   LoadOptions options;
   options.convert_dtype = true;
   options.allow_unexpected = {"optimizer.*", "fp8.*"};
+  for (ModelChunk& chunk : chunks) chunk.store->values_will_change();
   read_tensors(checkpoint, weight_tensors(chunks), options, agreement);
   for (ModelChunk& chunk : chunks) chunk.store->values_changed();
 }
@@ -130,6 +131,7 @@ void load_model_state(const Checkpoint& checkpoint, const RunState& state,
   options.allow_unexpected = {"fp8.*"};
   options.allow_missing = {"fp8.*"};
   if (!parts.optimizer) options.allow_unexpected.push_back("optimizer.*");
+  for (ModelChunk& chunk : model.chunks) chunk.store->values_will_change();
   const LoadReport report = read_tensors(checkpoint, tensors, options, agreement);
   if (parts.optimizer && !report.missing.empty())
     log_warning(cat(name, " holds no scales for ", report.missing.front(), report.missing.size() > 1 ? " and others" : "",

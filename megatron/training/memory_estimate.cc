@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "megatron/base/check.h"
+#include "megatron/distributed/part_reduce.h"
 #include "megatron/kernels/adamw.h"
 
 namespace megatron {
@@ -79,13 +80,18 @@ void add_chunk(const LayoutPlan& plan, int stage, int chunk, StageMemory& memory
     const int64_t gathered = layer * (ddp.overlap_param_gather ? 2 : 1);
     memory.gathered_weights = std::max(memory.gathered_weights, gathered * plan.bytes.model);
   }
+  // Sums by copies between GPUs, which need memory of their own instead of that of a result.
+  int64_t staged = 0;
+  if (ddp.peer_copies && ddp.overlap_grad_reduce)
+    staged = staging_elements(sharding.shards, std::max(largest, largest_shared) / sharding.shards);
+  memory.gradients += staged * (ddp.grad_reduce_in_bf16 ? 2 : plan.bytes.sum);
   if (sharding.gradients) {
     // Sums that overlap hold one bucket while the next one fills; in bf16 they have a rounded copy.
     const int64_t held = (ddp.overlap_grad_reduce ? 2 : 1) * largest + largest_shared;
     const int64_t summed = std::max(largest, largest_shared);
     const bool early = buffer.num_trained_buckets >
                        2;  // the sum of a lone bucket arrives when the activations are gone
-    const int64_t arriving = early ? summed * plan.bytes.sum / sharding.shards : 0;
+    const int64_t arriving = early && staged == 0 ? summed * plan.bytes.sum / sharding.shards : 0;
     const int64_t filling = held * plan.bytes.sum + arriving + (early && ddp.grad_reduce_in_bf16 ? 2 : 0) * summed;
     memory.filling_gradients = std::max(memory.filling_gradients, filling);
   }

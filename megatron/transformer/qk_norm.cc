@@ -39,8 +39,7 @@ struct OverHeadsFunction : torch::autograd::Function<OverHeadsFunction> {
     const at::Tensor dx = rstd * (gdy - xhat * mean_over_ranks(gdy * xhat, *norm));
     if (norm->weight.trainable) {
       const GradTarget target = norm->weight.store->grad_target(norm->weight);
-      if (target.beta != 1.0) target.tensor.mul_(target.beta);
-      target.tensor.add_((dy * xhat).sum(at::IntArrayRef{0, 1}));
+      target.to_add_to().add_((dy * xhat).sum(at::IntArrayRef{0, 1}));
       norm->weight.store->grad_ready(norm->weight);
     }
     return {dx.to(x.scalar_type()), at::Tensor(), at::Tensor()};

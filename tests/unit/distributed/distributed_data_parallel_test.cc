@@ -2,9 +2,13 @@
 
 #include <gtest/gtest.h>
 
+#include <chrono>
+#include <thread>
+
 #include "megatron/base/check.h"
 #include "megatron/comm/collective_history.h"
 #include "megatron/comm/thread_backend.h"
+#include "megatron/distributed/part_reduce.h"
 #include "megatron/tensor/torch.h"
 
 namespace megatron {
@@ -33,7 +37,7 @@ void backward(Parameters& model, double value) {
   ParameterStore& store = *model.weight.store;
   for (Parameter* parameter : {&model.bias, &model.weight, &model.weight}) {
     const GradTarget target = store.grad_target(*parameter);
-    target.tensor.mul_(target.beta).add_(value);
+    target.to_add_to().add_(value);
     store.grad_ready(*parameter);
   }
 }
@@ -248,6 +252,45 @@ std::string rejection(const DistributedDataParallelConfig& config) {
   return violations.empty() ? "" : violations.messages()[0];
 }
 
+// In pieces or at once, into the bucket itself or beside it; bucket after bucket, while a rank is late.
+TEST(PartReduce, AddsPartsInTheOrderOfTheRanks) {
+  constexpr int64_t kPart = 1000;
+  for (const int ranks : {2, 3}) {
+    for (const int64_t staged : {int64_t{1} << 20, int64_t{256}}) {
+      for (const at::ScalarType type : {at::kFloat, at::kBFloat16}) {
+        run_ranks(ranks, [&](const std::shared_ptr<Backend>& backend) {
+          const ProcessGroup group(backend, "shard");
+          PartReduce parts(group, kPart, at::TensorOptions().dtype(type), /*peer_copies=*/true, staged);
+          EXPECT_TRUE(parts.copies());
+          const at::Tensor sum = at::full({kPart}, 7.0, at::kFloat);
+          for (int bucket = 0; bucket < 5; ++bucket) {
+            if (bucket % ranks == group.rank()) std::this_thread::sleep_for(std::chrono::milliseconds(20));
+            const int64_t count = kPart - 100 * bucket;
+            const auto whole_of = [&](int rank) {
+              return at::sin(at::arange(ranks * count, at::kFloat) * (0.1 + bucket + 10 * rank)).to(type);
+            };
+            at::Tensor expected = at::zeros({count}, at::kFloat);
+            for (int rank = 0; rank < ranks; ++rank) expected += whole_of(rank).narrow(0, group.rank() * count, count).to(at::kFloat);
+            expected = expected.to(type);
+            const at::Tensor whole = whole_of(group.rank());
+            const at::Tensor own = whole.narrow(0, group.rank() * count, count);
+            if (bucket % 2 == 0) {
+              parts.start(whole, own, /*accumulate=*/false);
+              parts.finish();
+              EXPECT_TRUE(at::equal(own, expected)) << "bucket " << bucket;
+            } else {
+              const at::Tensor target = sum.narrow(0, 0, count), before = target.clone();
+              parts.start(whole, target, /*accumulate=*/true);
+              parts.finish();
+              EXPECT_TRUE(at::equal(target, before + expected.to(at::kFloat))) << "bucket " << bucket;
+            }
+          }
+        });
+      }
+    }
+  }
+}
+
 TEST(DistributedDataParallelConfig, Rules) {
   const auto with = [](const std::function<void(DistributedDataParallelConfig&)>& change) {
     DistributedDataParallelConfig config;
@@ -278,6 +321,9 @@ TEST(DistributedDataParallelConfig, Rules) {
             "--num-distributed-optimizer-instances 2 divides nothing: every rank updates every "
             "parameter\n"
             "hint: --use-distributed-optimizer, or --use-megatron-fsdp");
+  EXPECT_EQ(with([](Config& c) { c.peer_copies = false; }),
+            "--no-peer-copies switches off what is not there: every rank updates every parameter\n"
+            "hint: leave it out, or give --use-distributed-optimizer or --use-megatron-fsdp");
   EXPECT_EQ(with([](Config& c) { c.use_megatron_fsdp = true, c.ddp_num_buckets = 2; }),
             "--ddp-bucket-size and --ddp-num-buckets have no effect when parameters are sharded\n"
             "hint: leave them out: a layer is a bucket");

@@ -100,7 +100,7 @@ class ChainModel : public TestModel {
     const at::Tensor gradient = at::cos(value * 3.0 + sample) * (value != 0) * weight;  // padded rows are zero
     if (parameter.name == "embedding.position_embeddings.weight") gradient[0].zero_();  // a position that no sample has
     const GradTarget target = parameter.store->grad_target(parameter);
-    target.tensor.mul_(target.beta).add_(gradient);
+    target.to_add_to().add_(gradient);
     parameter.store->release(parameter);
     parameter.store->grad_ready(parameter);
   }
@@ -558,6 +558,7 @@ TEST(DataParallel, ChangedValuesAreSeenByAll) {
         for (const double now : {2.0, 3.0}) {
           store.acquire(weight);
           store.release(weight);
+          store.values_will_change();
           for (const FlatShard& shard : store.shards()) shard.values.fill_(now);
           store.values_changed();
           EXPECT_TRUE(at::equal(store.acquire(weight), at::full({10, 60}, now, at::kDouble)));
@@ -609,7 +610,77 @@ class CountingBackend final : public Backend {
   Traffic& traffic_;
 };
 
-// What DistributedDataParallel says it communicates in a step.
+// Collectives in which ranks only meet have one element.
+TEST(DataParallel, PeerCopiesTakeTheCollectivesPlace) {
+  for (const ShardingStrategy sharding : kStrategies) {
+    for (const int ranks : {2, 3}) {
+      if (sharding == ShardingStrategy::kNoShard) continue;
+      Layout layout = mesh(1, 1, ranks);
+      layout.data = strategy(sharding, true);
+      run_ranks(ranks, [&](const std::shared_ptr<Backend>& world) {
+        Traffic traffic;
+        TrainingRank run(layout, std::make_shared<CountingBackend>(world, traffic));
+        traffic = {};
+        run.train_step(0);
+        run.values();
+        EXPECT_EQ(traffic.all_gather, 0);
+        EXPECT_EQ(traffic.reduce_scatter, 0);
+        EXPECT_EQ(traffic.all_reduce, 0);
+      });
+    }
+  }
+}
+
+// Copies are copies, and sums by copies are in the order of the ranks as those of the backend are.
+TEST(DataParallel, PeerCopiesGiveTheBitsOfCollectives) {
+  for (const ShardingStrategy sharding : kStrategies) {
+    if (sharding == ShardingStrategy::kNoShard) continue;
+    for (const bool overlap : {false, true}) {
+      for (const bool in_bf16 : {false, true}) {
+        for (const int instances : {1, 2}) {
+          SCOPED_TRACE(cat("strategy ", static_cast<int>(sharding), " overlap ", overlap, " bf16 ", in_bf16, " instances ", instances));
+          Layout layout = mesh(1, 1, instances == 1 ? 3 : 4);
+          layout.data = strategy(sharding, overlap);
+          layout.data.grad_reduce_in_bf16 = in_bf16;
+          layout.data.num_distributed_optimizer_instances = instances;
+          auto copied = std::make_unique<Stored>(), collected = std::make_unique<Stored>();
+          for (const auto& stored : {copied.get(), collected.get()}) {
+            layout.data.peer_copies = stored == copied.get();
+            run_ranks(layout.ranks(), [&](const std::shared_ptr<Backend>& world) {
+              TrainingRank run(layout, world, at::kBFloat16);
+              run.train(0, 3);
+              stored->write(run.state());
+            });
+          }
+          EXPECT_TRUE(*copied == *collected);
+        }
+      }
+    }
+  }
+}
+
+// Whoever writes what peers may be reading is told.
+TEST(DataParallel, ValuesChangeWhenNobodyReadsThem) {
+  for (const ShardingStrategy sharding : {ShardingStrategy::kOptim, ShardingStrategy::kOptimGradsParams}) {
+    Layout layout = mesh(1, 1, 2);
+    layout.data = strategy(sharding, true);
+    run_ranks(2, [&](const std::shared_ptr<Backend>& world) {
+      TrainingRank run(layout, world);
+      DistributedDataParallel& store = *run.stores[0];
+      Parameter& weight = run.named("decoder.layers.0.fc.weight");
+      store.values_will_change();
+      store.values_changed();
+      store.acquire(weight);
+      store.release(weight);
+      EXPECT_THROW(store.values_changed(), InternalError);
+      store.values_will_change();
+      store.values_changed();
+      store.finish_param_sync();
+    });
+  }
+}
+
+// What DistributedDataParallel says it communicates in a step, where memory cannot be shared.
 TEST(DataParallel, Traffic) {
   const int64_t passes = kSamples / 2;
   for (const ShardingStrategy sharding : kStrategies) {
@@ -619,6 +690,7 @@ TEST(DataParallel, Traffic) {
       Layout layout = mesh(1, 1, 2 * instances);
       layout.data = strategy(sharding, true);
       layout.data.num_distributed_optimizer_instances = instances;
+      layout.data.peer_copies = false;
       SCOPED_TRACE(cat("strategy ", static_cast<int>(sharding), " instances ", instances));
       run_ranks(layout.ranks(), [&](const std::shared_ptr<Backend>& world) {
         Traffic traffic;

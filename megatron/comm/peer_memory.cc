@@ -1,0 +1,308 @@
+#include "megatron/comm/peer_memory.h"
+
+#include <unistd.h>
+
+#if MEGATRON_CUDA
+#include <ATen/cuda/CUDAEvent.h>
+#include <c10/cuda/CUDACachingAllocator.h>
+#include <c10/cuda/CUDAGuard.h>
+#include <c10/cuda/CUDAStream.h>
+#endif
+
+#include <algorithm>
+#include <cstring>
+#include <type_traits>
+#include <utility>
+
+#include "megatron/base/check.h"
+#include "megatron/comm/detail/machine_id.h"
+#include "megatron/tensor/torch.h"
+
+namespace megatron {
+namespace {
+
+// What a rank tells of its buffer. Travels as bytes.
+struct Offer {
+  char machine[192] = {};
+  int64_t process = 0;
+  int64_t device = -1;           // of this process; -1: host memory
+  int64_t elements = 0;
+  const at::Tensor* tensor = nullptr;  // for threads of the same process
+  int64_t offset = 0;            // bytes, in the allocation that the handle stands for
+  int64_t handle_bytes = 0;      // 0: there is none
+  char handle[256] = {};
+};
+static_assert(std::is_trivially_copyable_v<Offer>);
+
+std::vector<Offer> exchange(const Offer& mine, const at::Tensor& buffer, const ProcessGroup& group) {
+  constexpr auto kBytes = static_cast<int64_t>(sizeof(Offer));
+  const at::Tensor host = at::empty({kBytes}, at::kByte);
+  std::memcpy(host.data_ptr(), &mine, sizeof mine);
+  const at::Tensor sent = host.to(buffer.device());
+  const at::Tensor all = at::empty({group.size() * kBytes}, sent.options());
+  group.all_gather(all, sent)->wait();
+  const at::Tensor received = all.cpu();
+  std::vector<Offer> offers(group.size());
+  std::memcpy(static_cast<void*>(offers.data()), received.const_data_ptr(), received.nbytes());
+  return offers;
+}
+
+// The lowest rank that has an obstacle tells it to all; empty: none has.
+std::string agree(const std::string& obstacle, const at::Tensor& buffer, const ProcessGroup& group) {
+  constexpr int64_t kLongest = 256;
+  const at::Tensor host = at::zeros({kLongest}, at::kByte);
+  std::memcpy(host.data_ptr(), obstacle.data(), std::min<size_t>(obstacle.size(), kLongest - 1));
+  const at::Tensor sent = host.to(buffer.device());
+  const at::Tensor all = at::empty({group.size() * kLongest}, sent.options());
+  group.all_gather(all, sent)->wait();
+  const at::Tensor received = all.cpu();
+  for (int rank = 0; rank < group.size(); ++rank) {
+    const std::string text = static_cast<const char*>(received.const_data_ptr()) + rank * kLongest;
+    if (!text.empty()) return text;
+  }
+  return {};
+}
+
+void check_copy(const PeerCopy& copy, const at::Tensor& own, const std::vector<int64_t>& elements) {
+  MEGATRON_ASSERT(copy.rank >= 0 && copy.rank < static_cast<int>(elements.size()), "a copy from rank ", copy.rank);
+  MEGATRON_ASSERT(copy.local.is_contiguous() && copy.local.scalar_type() == own.scalar_type(),
+                  "a copy of ", copy.local.toString(), " beside ", own.toString());
+  MEGATRON_ASSERT(copy.begin >= 0 && copy.begin + copy.local.numel() <= elements[copy.rank], "a copy of ",
+                  copy.local.numel(), " elements at ", copy.begin, " of ", elements[copy.rank]);
+}
+
+// -- threads
+
+// What is read is copied when it is waited for, and must not have changed since the start: over CUDA it would have been a
+// mixture.
+class ThreadReads final : public Work {
+ public:
+  void add(const at::Tensor& to, const at::Tensor& from, int rank) { reads_.push_back({to, from, from.clone(), rank}); }
+
+  void wait() override {
+    for (const Read& read : reads_) {
+      const bool same = read.from.numel() == 0 ||
+                        std::memcmp(read.from.const_data_ptr(), read.started.const_data_ptr(), read.from.nbytes()) == 0;
+      MEGATRON_ASSERT(same, "rank ", read.rank, " wrote what a peer was reading");
+      read.to.copy_(read.from);
+    }
+    reads_.clear();
+  }
+
+ private:
+  struct Read {
+    at::Tensor to, from, started;
+    int rank;
+  };
+  std::vector<Read> reads_;
+};
+
+class ThreadPeers final : public PeerMemory {
+ public:
+  explicit ThreadPeers(std::vector<at::Tensor> buffers, int rank) : buffers_(std::move(buffers)), rank_(rank) {
+    for (const at::Tensor& buffer : buffers_) elements_.push_back(buffer.numel());
+  }
+
+  std::shared_ptr<Work> run(const std::function<void()>& body) override {
+    const auto reads = std::make_shared<ThreadReads>();
+    under_way_ = reads.get();
+    try {
+      body();
+    } catch (...) {
+      under_way_ = nullptr;
+      throw;
+    }
+    under_way_ = nullptr;
+    return reads;
+  }
+  void read(std::vector<PeerCopy> copies) override {
+    for (const PeerCopy& copy : copies) under_way().add(copy.local.view({-1}), there(copy), copy.rank);
+  }
+  void write(std::vector<PeerCopy> copies) override {
+    under_way();
+    for (const PeerCopy& copy : copies) there(copy).copy_(copy.local.view({-1}));
+  }
+
+ private:
+  ThreadReads& under_way() const {
+    MEGATRON_ASSERT(under_way_ != nullptr, "copies are started inside run()");
+    return *under_way_;
+  }
+  at::Tensor there(const PeerCopy& copy) const {
+    check_copy(copy, buffers_[rank_], elements_);
+    return buffers_[copy.rank].view({-1}).narrow(0, copy.begin, copy.local.numel());
+  }
+
+  std::vector<at::Tensor> buffers_;  // by rank
+  std::vector<int64_t> elements_;
+  int rank_;
+  ThreadReads* under_way_ = nullptr;
+};
+
+// -- GPUs
+
+#if MEGATRON_CUDA
+
+class DeviceCopies final : public Work {
+ public:
+  DeviceCopies(const c10::cuda::CUDAStream& stream, std::vector<at::Tensor> tensors) : tensors_(std::move(tensors)) {
+    done_.record(stream);
+  }
+  // Memory of tensors that are given up here is used again after the copies.
+  ~DeviceCopies() override {
+    if (pending_ && std::uncaught_exceptions() == 0) wait();
+  }
+  void wait() override {
+    if (!std::exchange(pending_, false)) return;
+    done_.block(c10::cuda::getCurrentCUDAStream(done_.device_index()));
+    tensors_.clear();
+  }
+
+ private:
+  std::vector<at::Tensor> tensors_;
+  at::cuda::CUDAEvent done_;
+  bool pending_ = true;
+};
+
+class DevicePeers final : public PeerMemory {
+ public:
+  // Throws when a peer's memory cannot be mapped.
+  DevicePeers(at::Tensor own, const std::vector<Offer>& offers, int rank)
+      : own_(std::move(own)), stream_(c10::cuda::getStreamFromPool(/*isHighPriority=*/true, own_.device().index())) {
+    const c10::cuda::CUDAGuard guard(own_.device());
+    for (int peer = 0; peer < static_cast<int>(offers.size()); ++peer) {
+      const Offer& offer = offers[peer];
+      elements_.push_back(offer.elements);
+      if (peer == rank) {
+        addresses_.push_back(static_cast<char*>(own_.data_ptr()));
+      } else if (offer.process == getpid()) {
+        threads_.push_back(*offer.tensor);
+        addresses_.push_back(static_cast<char*>(offer.tensor->data_ptr()));
+      } else {
+        mappings_.push_back(
+            c10::cuda::CUDACachingAllocator::getIpcDevPtr(std::string(offer.handle, offer.handle + offer.handle_bytes)));
+        addresses_.push_back(static_cast<char*>(mappings_.back().get()) + offer.offset);
+      }
+    }
+  }
+
+  // Copies that are under way end before the mapping does.
+  ~DevicePeers() override {
+    if (std::uncaught_exceptions() > 0) return;
+    static_cast<void>(cudaStreamSynchronize(stream_.stream()));
+  }
+
+  std::shared_ptr<Work> run(const std::function<void()>& body) override {
+    at::cuda::CUDAEvent now;
+    now.record(c10::cuda::getCurrentCUDAStream(own_.device().index()));
+    now.block(stream_);
+    const c10::cuda::CUDAStreamGuard guard(stream_);
+    body();
+    return std::make_shared<DeviceCopies>(stream_, std::exchange(tensors_, {}));
+  }
+  void read(std::vector<PeerCopy> copies) override {
+    for (PeerCopy& copy : copies) start(copy, copy.local.data_ptr(), address(copy));
+  }
+  void write(std::vector<PeerCopy> copies) override {
+    for (PeerCopy& copy : copies) start(copy, address(copy), copy.local.const_data_ptr());
+  }
+
+ private:
+  char* address(const PeerCopy& copy) const {
+    check_copy(copy, own_, elements_);
+    return addresses_[copy.rank] + copy.begin * static_cast<int64_t>(own_.element_size());
+  }
+  void start(PeerCopy& copy, void* to, const void* from) {
+    MEGATRON_ASSERT(copy.local.device() == own_.device(), "a copy beside ", own_.device().str(), " on ", copy.local.device().str());
+    const cudaError_t error = cudaMemcpyAsync(to, from, copy.local.nbytes(), cudaMemcpyDefault, stream_.stream());
+    MEGATRON_CHECK(error == cudaSuccess, "a copy to or from the memory of rank ", copy.rank,
+                   " of a group could not be started: ", cudaGetErrorString(error));
+    tensors_.push_back(std::move(copy.local));
+  }
+
+  at::Tensor own_;
+  c10::cuda::CUDAStream stream_;
+  std::vector<at::Tensor> tensors_;  // of the copies that run() starts
+  std::vector<char*> addresses_;  // by rank
+  std::vector<int64_t> elements_;
+  std::vector<std::shared_ptr<void>> mappings_;
+  std::vector<at::Tensor> threads_;
+};
+
+#endif  // MEGATRON_CUDA
+
+Offer make_offer(const at::Tensor& buffer, std::string& obstacle) {
+  Offer offer;
+  const std::string machine = machine_id();
+  std::memcpy(offer.machine, machine.data(), std::min(machine.size(), sizeof offer.machine - 1));
+  offer.process = getpid();
+  offer.elements = buffer.numel();
+  offer.tensor = &buffer;
+  if (buffer.is_cpu()) return offer;
+  offer.device = buffer.device().index();
+#if MEGATRON_CUDA
+  try {
+    const c10::cuda::CUDAGuard guard(buffer.device());
+    const auto shared = c10::cuda::CUDACachingAllocator::shareIpcHandle(buffer.storage().mutable_data());
+    offer.offset = shared.offset + buffer.storage_offset() * static_cast<int64_t>(buffer.element_size());
+    if (shared.handle.size() > sizeof offer.handle) {
+      obstacle = "the allocator gives no handle that fits";
+    } else {
+      offer.handle_bytes = static_cast<int64_t>(shared.handle.size());
+      std::memcpy(offer.handle, shared.handle.data(), shared.handle.size());
+    }
+  } catch (const c10::Error& error) {
+    const std::string text = error.what_without_backtrace();
+    obstacle = "its memory cannot be shared between processes: " + text.substr(0, text.find('\n'));
+    static_cast<void>(cudaGetLastError());
+  }
+#else
+  obstacle = "this program was built without CUDA";
+#endif
+  return offer;
+}
+
+// Whether access is possible by who the ranks are; the reason if not.
+std::string obstacle_between(const std::vector<Offer>& offers) {
+  const Offer& first = offers.front();
+  for (const Offer& offer : offers) {
+    if (std::strcmp(offer.machine, first.machine) != 0) return "the ranks are on several hosts";
+    if ((offer.device < 0) != (first.device < 0)) return "some of the ranks are on GPUs and some are not";
+    if (offer.device < 0 && offer.process != first.process) return "the ranks are processes on CPUs";
+  }
+  return {};
+}
+
+}  // namespace
+
+SharedMemory share_memory(const at::Tensor& buffer, const ProcessGroup& group) {
+  MEGATRON_ASSERT(buffer.is_contiguous(), "a shared buffer is contiguous");
+  SharedMemory shared;
+  std::string obstacle;
+  const std::vector<Offer> offers = exchange(make_offer(buffer, obstacle), buffer, group);
+  if (obstacle.empty()) obstacle = obstacle_between(offers);
+  shared.obstacle = agree(obstacle, buffer, group);
+  if (!shared.obstacle.empty()) return shared;
+  if (buffer.is_cpu()) {
+    std::vector<at::Tensor> buffers;
+    for (const Offer& offer : offers) buffers.push_back(*offer.tensor);
+    shared.peers = std::make_shared<ThreadPeers>(std::move(buffers), group.rank());
+  }
+#if MEGATRON_CUDA
+  if (!buffer.is_cpu()) {
+    try {
+      shared.peers = std::make_shared<DevicePeers>(buffer, offers, group.rank());
+    } catch (const c10::Error& error) {
+      const std::string text = error.what_without_backtrace();
+      obstacle = "a GPU cannot read the memory of another: " + text.substr(0, text.find('\n'));
+      static_cast<void>(cudaGetLastError());
+    }
+  }
+#endif
+  // Until every rank has taken what the others offer, the offers stay.
+  shared.obstacle = agree(obstacle, buffer, group);
+  if (!shared.obstacle.empty()) shared.peers = nullptr;
+  return shared;
+}
+
+}  // namespace megatron

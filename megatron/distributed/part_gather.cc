@@ -1,0 +1,48 @@
+#include "megatron/distributed/part_gather.h"
+
+#include <utility>
+#include <vector>
+
+#include "megatron/base/check.h"
+#include "megatron/tensor/torch.h"
+
+namespace megatron {
+
+PartGather::PartGather(const ProcessGroup& group, const at::Tensor& buffer, bool peer_copies)
+    : group_(group), buffer_(buffer) {
+  if (!peer_copies || group.size() == 1) return;
+  SharedMemory shared = share_memory(buffer, group);
+  peers_ = std::move(shared.peers);
+  obstacle_ = std::move(shared.obstacle);
+  token_ = at::zeros({1}, buffer.options().dtype(at::kFloat));
+}
+
+std::shared_ptr<Work> PartGather::gather(const at::Tensor& whole, const PartPlaces& places) {
+  const int size = group_.size(), own = group_.rank();
+  const int64_t count = whole.numel() / size;
+  const at::Tensor part = buffer_.narrow(0, places.begin + own * places.stride, count);
+  if (!peers_) return group_.all_gather(whole, part);
+  reading_ = true;
+  std::vector<PeerCopy> copies;
+  for (int step = 0; step < size; ++step) {  // no two ranks read from the same one at a time
+    const int rank = (own + step) % size;
+    const at::Tensor destination = whole.narrow(0, rank * count, count);
+    if (rank == own && destination.const_data_ptr() == part.const_data_ptr()) continue;
+    copies.push_back({rank, places.begin + rank * places.stride, destination});
+  }
+  return peers_->run([&] { peers_->read(std::move(copies)); });
+}
+
+void PartGather::meet() const { group_.all_reduce(token_)->wait(); }
+
+void PartGather::finish_reading() {
+  if (std::exchange(reading_, false)) meet();
+}
+
+void PartGather::written() {
+  if (!peers_) return;
+  MEGATRON_ASSERT(!reading_, "values that peers may be reading were written: values_will_change() comes before");
+  meet();
+}
+
+}  // namespace megatron

@@ -1,0 +1,99 @@
+#include "megatron/distributed/part_reduce.h"
+
+#include <algorithm>
+#include <utility>
+#include <vector>
+
+#include "megatron/base/check.h"
+#include "megatron/kernels/sum_parts.h"
+#include "megatron/tensor/sum_parts.h"
+#include "megatron/tensor/torch.h"
+
+namespace megatron {
+namespace {
+
+constexpr int64_t kAlignment = 128;  // elements
+
+// Elements of one rank's part in a piece.
+int64_t piece_elements(int64_t peers, int64_t largest_part, int64_t staged) {
+  return std::min(largest_part, std::max(staged / peers / kAlignment, int64_t{1}) * kAlignment);
+}
+
+}  // namespace
+
+int64_t staging_elements(int64_t group_size, int64_t largest_part, int64_t staged) {
+  if (group_size == 1 || group_size > kMaxSumParts) return 0;
+  return 2 * (group_size - 1) * piece_elements(group_size - 1, largest_part, staged);
+}
+
+PartReduce::PartReduce(const ProcessGroup& group, int64_t largest_part, const at::TensorOptions& options, bool peer_copies,
+                       int64_t staged)
+    : group_(group) {
+  if (!peer_copies || staging_elements(group.size(), largest_part, staged) == 0) return;
+  const int64_t peers = group.size() - 1;
+  piece_ = piece_elements(peers, largest_part, staged);
+  staging_ = at::empty({2, peers, piece_}, options);
+  peers_ = share_memory(staging_, group).peers;
+  if (!peers_) staging_.reset();
+  token_ = at::zeros({1}, options.dtype(at::kFloat));
+}
+
+void PartReduce::start(const at::Tensor& whole, const at::Tensor& target, bool accumulate) {
+  MEGATRON_ASSERT(!under_way(), "a sum is under way");
+  whole_ = whole;
+  target_ = target;
+  accumulate_ = accumulate;
+  const int64_t count = whole.numel() / group_.size();
+  if (!peers_) {
+    work_ = group_.reduce_scatter(whole.narrow(0, group_.rank() * count, count), whole);
+    return;
+  }
+  work_ = peers_->run([&] {
+    for (int64_t begin = 0; begin < count; begin += piece_) {
+      if (begin > 0) add_piece(begin - piece_, piece_);
+      write_piece(begin, std::min(piece_, count - begin));
+    }
+  });
+}
+
+void PartReduce::write_piece(int64_t begin, int64_t count) {
+  const int size = group_.size(), own = group_.rank();
+  half_ = 1 - half_;
+  std::vector<PeerCopy> copies;
+  for (int step = 1; step < size; ++step) {  // no two ranks write to the same one at a time
+    const int to = (own + step) % size;
+    const int place = own < to ? own : own - 1;  // among the peers of `to`
+    copies.push_back({to, (half_ * (size - 1) + place) * piece_,
+                      whole_.narrow(0, to * (whole_.numel() / size) + begin, count)});
+  }
+  peers_->write(std::move(copies));
+  group_.all_reduce(token_)->wait();
+}
+
+void PartReduce::add_piece(int64_t begin, int64_t count) {
+  const int own = group_.rank();
+  std::vector<at::Tensor> parts;
+  for (int rank = 0; rank < group_.size(); ++rank) {
+    parts.push_back(rank == own ? whole_.narrow(0, own * target_.numel() + begin, count)
+                                : staging_.select(0, half_).select(0, rank < own ? rank : rank - 1).narrow(0, 0, count));
+  }
+  sum_parts(parts, target_.narrow(0, begin, count), accumulate_);
+}
+
+void PartReduce::finish() {
+  MEGATRON_ASSERT(under_way(), "no sum is under way");
+  work_->wait();
+  const int64_t count = target_.numel();
+  if (peers_) {
+    const int64_t begin = count > 0 ? (count - 1) / piece_ * piece_ : 0;
+    add_piece(begin, count - begin);
+  } else {
+    const at::Tensor sum = whole_.narrow(0, group_.rank() * count, count);
+    if (accumulate_ || sum.const_data_ptr() != target_.const_data_ptr()) sum_parts({sum}, target_, accumulate_);
+  }
+  work_.reset();
+  whole_.reset();
+  target_.reset();
+}
+
+}  // namespace megatron
