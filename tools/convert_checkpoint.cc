@@ -1,6 +1,7 @@
 // megatron convert-checkpoint: between folders of Hugging Face, our checkpoints and those of
-// Megatron-LM.
+// Megatron-LM; and from any safetensors, by a map of their names.
 #include <memory>
+#include <span>
 
 #include "megatron/base/check.h"
 #include "megatron/base/format.h"
@@ -16,6 +17,7 @@
 #include "megatron/models/huggingface/hf_folder.h"
 #include "megatron/models/huggingface/peft.h"
 #include "megatron/models/load_model.h"
+#include "megatron/models/name_map.h"
 #include "megatron/models/torch_dist/torch_dist_convert.h"
 #include "megatron/models/torch_dist/torch_dist_model.h"
 #include "megatron/tensor/shape.h"
@@ -25,8 +27,11 @@
 namespace megatron {
 namespace {
 
-enum class Form { kAuto, kHuggingFace, kMegatron, kTorchDist };
-constexpr std::string_view kForms[] = {"auto", "huggingface", "megatron", "torch_dist"};
+enum class Form { kAuto, kHuggingFace, kMegatron, kTorchDist, kSafetensors };
+constexpr std::string_view kForms[] = {"auto", "huggingface", "megatron", "torch_dist",
+                                       "safetensors"};
+// Forms that can be written.
+constexpr std::span<const std::string_view> kTargets = std::span(kForms).first(4);
 
 struct ConvertConfig : Config {
   std::string load;
@@ -35,6 +40,7 @@ struct ConvertConfig : Config {
   std::optional<int64_t> ckpt_step;
   std::string hf_model_type;
   double max_shard_gb = 5.0;
+  std::string name_map;
   std::string adapter;
   bool merge_adapter = false;
   std::string probe;
@@ -45,9 +51,9 @@ struct ConvertConfig : Config {
     v.group("convert-checkpoint");
     v.field({"load", "--load --load-dir"}, load,
             "a folder of Hugging Face, a folder of checkpoints, or one checkpoint; of ours or of "
-            "Megatron-LM (torch_dist)");
+            "Megatron-LM (torch_dist); with --name-map a .safetensors file or a folder of them");
     v.field({"save", "--save --save-dir"}, save, "the folder to write");
-    v.choice("to", to, kForms,
+    v.choice("to", to, kTargets,
              "what to write: huggingface, megatron (checkpoints of ours) or torch_dist (of "
              "Megatron-LM); "
              "auto: huggingface from ours, else ours");
@@ -56,6 +62,9 @@ struct ConvertConfig : Config {
             "family to write (llama, gpt2, ...); empty: that which the checkpoint came from, else "
             "the first that can be this model");
     v.field("max_shard_gb", max_shard_gb, "largest safetensors file to write, in GB of 10^9 bytes");
+    v.field("name_map", name_map,
+            "a YAML or JSON file that says which tensors of --load make up each parameter: for "
+            "safetensors of no known family. The flags of the model give its shape");
     v.field("adapter", adapter,
             "with a folder of Hugging Face: a folder of PEFT, whose adapters go into the "
             "checkpoint beside the weights");
@@ -163,6 +172,19 @@ ConvertResult import_from_torch_dist(const ConvertConfig& config,
   return import_torch_dist(request, progress);
 }
 
+ConvertResult import_from_safetensors(const ConvertConfig& config,
+                                      const TransformerConfig& transformer,
+                                      const TokenizerConfig& tokenizer,
+                                      const ConvertProgress& progress) {
+  NameMapImport request;
+  request.source = config.load;
+  request.name_map = config.name_map;
+  request.root = config.save;
+  request.transformer = transformer;
+  request.tokenizer = tokenizer;
+  return import_by_name_map(request, progress);
+}
+
 ConvertResult export_to(Form to, const ConvertConfig& config, const ConvertProgress& progress) {
   ExportRequest request;
   request.load = config.load;
@@ -177,6 +199,7 @@ ConvertResult export_to(Form to, const ConvertConfig& config, const ConvertProgr
 
 // What --load is.
 Form form_of(const ConvertConfig& config) {
+  if (!config.name_map.empty()) return Form::kSafetensors;
   if (is_hf_folder(config.load)) return Form::kHuggingFace;
   return find_torch_dist(config.load, config.ckpt_step) ? Form::kTorchDist : Form::kMegatron;
 }
@@ -186,10 +209,11 @@ Form choose_target(const ConvertConfig& config, Form from) {
                   : from == Form::kMegatron ? Form::kHuggingFace
                                             : Form::kMegatron;
   MEGATRON_CHECK(from != to, "--to ", name_of(to), ": ", config.load, " is of that form already");
-  MEGATRON_CHECK(from != Form::kTorchDist || to == Form::kMegatron, "--to ", name_of(to), ": ",
-                 config.load,
-                 " is of the form torch_dist, which becomes a checkpoint of ours first\nhint: "
-                 "convert in two steps");
+  MEGATRON_CHECK((from != Form::kTorchDist && from != Form::kSafetensors) || to == Form::kMegatron,
+                 "--to ", name_of(to), ": ", config.load, " is of the form ", name_of(from),
+                 ", which becomes a checkpoint of ours first\nhint: convert in two steps");
+  MEGATRON_CHECK(from != Form::kSafetensors || !config.ckpt_step,
+                 "--ckpt-step has no effect on safetensors");
   MEGATRON_CHECK(to == Form::kHuggingFace || config.hf_model_type.empty(),
                  "--hf-model-type has no effect: a folder of Hugging Face is not what is written");
   MEGATRON_CHECK(from != Form::kHuggingFace || !config.ckpt_step,
@@ -219,7 +243,7 @@ int convert_checkpoint(int argc, char** argv) {
     if (parse_flags(configs, argc, argv).help) {
       print_line(help_text(
           "megatron convert-checkpoint --load DIR --save DIR [flags]; those of the model and its "
-          "tokenizer are for checkpoints of Megatron-LM",
+          "tokenizer are for checkpoints of Megatron-LM and for --name-map",
           configs));
       return 0;
     }
@@ -228,16 +252,19 @@ int convert_checkpoint(int argc, char** argv) {
   }
   if (!config.load.empty()) from = form_of(config);
   // What a checkpoint of Megatron-LM says of its model is the default of the model's flags.
-  if (from == Form::kTorchDist) {
-    transformer = read_torch_dist_arguments(*find_torch_dist(config.load, config.ckpt_step));
+  const bool model_flags = from == Form::kTorchDist || from == Form::kSafetensors;
+  if (model_flags) {
+    transformer = TransformerConfig();
     tokenizer = TokenizerConfig();
   }
+  if (from == Form::kTorchDist)
+    transformer = read_torch_dist_arguments(*find_torch_dist(config.load, config.ckpt_step));
   config = ConvertConfig();
   ParseOptions parse;
   parse.finalize = [&] {
-    if (from == Form::kTorchDist) transformer.finalize();
+    if (model_flags) transformer.finalize();
   };
-  parse_flags(std::span(configs, from == Form::kTorchDist ? 3 : 1), argc, argv, parse);
+  parse_flags(std::span(configs, model_flags ? 3 : 1), argc, argv, parse);
   const Form to = choose_target(config, from);
 
   std::unique_ptr<ProgressBar> bar;
@@ -248,6 +275,8 @@ int convert_checkpoint(int argc, char** argv) {
   ConvertResult result;
   if (from == Form::kTorchDist)
     result = import_from_torch_dist(config, transformer, tokenizer, progress);
+  else if (from == Form::kSafetensors)
+    result = import_from_safetensors(config, transformer, tokenizer, progress);
   else if (to == Form::kMegatron)
     result = import_hf_folder(config.load, config.save, progress, config.adapter);
   else

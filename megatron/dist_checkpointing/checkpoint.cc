@@ -3,6 +3,7 @@
 #include <xxhash.h>
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <cstring>
 #include <map>
@@ -124,8 +125,9 @@ struct UnalignedTransfer {
   }
 };
 
-// The same where the file holds the transpose: column by column.
-struct TransposedTransfer {
+// The same where the fragment is a part of a larger matrix: row by row, or, where the file holds the
+// transpose, column by column.
+struct StridedTransfer {
   const ShardPiece* piece;
   const Fragment* fragment;
   DType stored_dtype;
@@ -136,34 +138,43 @@ struct TransposedTransfer {
                   wanted_size = size_of(wanted->dtype);
     MEGATRON_CHECK(wanted->flat_begin == 0 && wanted->flat_end == wanted->local_shape[0] * columns,
                    wanted->key,
-                   ": a flat range of a tensor that is stored transposed cannot be read");
+                   ": a flat range of a tensor that is stored with a stride cannot be read");
     const StoredFile& file = checkpoint.manifest().files[static_cast<size_t>(fragment->file)];
     const InputFile in(checkpoint.directory() / file.name);
     const Box common = *intersect(fragment->box, piece->global);
     const auto from = [&](const std::vector<int64_t>& origin, size_t d) {
       return common.offset[d] - origin[d];
     };
-    const int64_t rows = common.shape[0], first_row = from(fragment->box.offset, 0);
-    std::vector<std::byte> run(static_cast<size_t>(rows * stored_size)),
-        converted(static_cast<size_t>(rows * wanted_size));
-    char* const out =
-        static_cast<char*>(wanted->data) +
-        (piece->local_offset[0] + from(piece->global.offset, 0)) * columns * wanted_size;
-    for (int64_t c = 0; c < common.shape[1]; ++c) {
-      const int64_t at = (from(fragment->box.offset, 1) + c) * fragment->column_stride + first_row;
+    // What the file holds without gaps: a part of a row, or of a column.
+    const size_t inner = fragment->row_stride > 0 ? 1 : 0, outer = 1 - inner;
+    const int64_t stride = fragment->row_stride + fragment->column_stride;
+    const int64_t count = common.shape[inner];
+    std::vector<std::byte> run(static_cast<size_t>(count * stored_size)),
+        converted(static_cast<size_t>(count * wanted_size));
+    const std::array<int64_t, 2> to = {piece->local_offset[0] + from(piece->global.offset, 0),
+                                       piece->local_offset[1] + from(piece->global.offset, 1)};
+    const std::array<int64_t, 2> step = {columns * wanted_size, wanted_size};
+    char* const out = static_cast<char*>(wanted->data) + to[0] * step[0] + to[1] * step[1];
+    for (int64_t i = 0; i < common.shape[outer]; ++i) {
+      const int64_t at = (from(fragment->box.offset, outer) + i) * stride +
+                         from(fragment->box.offset, inner);
       in.read_at(file.header_bytes + fragment->offset + static_cast<uint64_t>(at * stored_size),
                  run.data(), run.size());
       const std::byte* elements = run.data();
       if (stored_dtype != wanted->dtype) {
-        convert_elements(run.data(), stored_dtype, converted.data(), wanted->dtype, rows);
+        convert_elements(run.data(), stored_dtype, converted.data(), wanted->dtype, count);
         elements = converted.data();
       }
-      char* element =
-          out + (piece->local_offset[1] + from(piece->global.offset, 1) + c) * wanted_size;
-      for (int64_t r = 0; r < rows; ++r, element += columns * wanted_size)
-        std::memcpy(element, elements + r * wanted_size, static_cast<size_t>(wanted_size));
+      char* const element = out + i * step[outer];
+      if (inner == 1) {
+        std::memcpy(element, elements, static_cast<size_t>(count * wanted_size));
+        continue;
+      }
+      for (int64_t j = 0; j < count; ++j)
+        std::memcpy(element + j * step[0], elements + j * wanted_size,
+                    static_cast<size_t>(wanted_size));
     }
-    return static_cast<uint64_t>(rows * common.shape[1] * stored_size);
+    return static_cast<uint64_t>(count * common.shape[outer] * stored_size);
   }
 };
 
@@ -238,8 +249,8 @@ class Loader {
         Overlap overlap(fragment.box, fragment.flat_begin, fragment.flat_end, tensor.local_shape, piece, tensor.flat_begin,
                         tensor.flat_end);
         if (overlap.empty()) continue;
-        if (fragment.column_stride > 0) {
-          transposed_.push_back({&piece, &fragment, stored.dtype, &tensor});
+        if (fragment.is_strided()) {
+          strided_.push_back({&piece, &fragment, stored.dtype, &tensor});
           continue;
         }
         if (fragment.offset % static_cast<uint64_t>(size_of(stored.dtype)) != 0) {
@@ -295,7 +306,7 @@ class Loader {
       for (int64_t i = begin; i < end; ++i) bytes_read += unaligned_[static_cast<size_t>(i)].copy(checkpoint_);
     };
     parallel_for(static_cast<int64_t>(unaligned_.size()), 1, whole, options_.threads);
-    for (const TransposedTransfer& transfer : transposed_) bytes_read += transfer.copy(checkpoint_);
+    for (const StridedTransfer& transfer : strided_) bytes_read += transfer.copy(checkpoint_);
     report_.bytes_read = bytes_read;
   }
 
@@ -305,7 +316,7 @@ class Loader {
   std::vector<std::string> problems_;
   std::vector<Transfer> transfers_;
   std::vector<UnalignedTransfer> unaligned_;
-  std::vector<TransposedTransfer> transposed_;
+  std::vector<StridedTransfer> strided_;
   std::map<std::pair<int, uint64_t>, std::vector<size_t>> blocks_;  // (file, block) -> transfers that touch it
   LoadReport report_;
 };

@@ -181,13 +181,16 @@ void check_tensor(const StoredTensor& tensor, const std::vector<StoredFile>& fil
                    "a fragment has the flat range ", fragment.flat_begin, " to ", fragment.flat_end, " of ",
                    fragment.box.num_elements(), " elements");
     uint64_t bytes = static_cast<uint64_t>(fragment.flat_end - fragment.flat_begin) * element_bytes;
-    if (fragment.column_stride > 0 && bytes > 0) {
+    if (fragment.is_strided() && bytes > 0) {
       const std::vector<int64_t>& extents = fragment.box.shape;
-      MEGATRON_CHECK(extents.size() == 2 && extents[0] <= fragment.column_stride &&
+      const size_t inner = fragment.row_stride > 0 ? 1 : 0;  // the dimension without gaps
+      const int64_t stride = fragment.row_stride + fragment.column_stride;
+      MEGATRON_CHECK(extents.size() == 2 && extents[inner] <= stride &&
+                         (fragment.row_stride == 0 || fragment.column_stride == 0) &&
                          fragment.flat_end - fragment.flat_begin == fragment.box.num_elements(),
-                     "a transposed fragment is no whole part of a matrix");
-      bytes = static_cast<uint64_t>(fragment.column_stride * (extents[1] - 1) + extents[0]) *
-              element_bytes;
+                     "a fragment with a stride is no whole part of a matrix");
+      bytes =
+          static_cast<uint64_t>(stride * (extents[1 - inner] - 1) + extents[inner]) * element_bytes;
     }
     const uint64_t data = file.bytes - file.header_bytes;
     const bool aligned = fragment.offset % element_bytes == 0 || !file.has_checksums;

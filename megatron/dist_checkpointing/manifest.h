@@ -29,10 +29,13 @@ struct Fragment {
   Box box;
   int64_t flat_begin = 0;
   int64_t flat_end = 0;
-  // 0, or the file holds the transpose of a larger matrix: element (r, c) of the whole box lies
-  // column_stride * c + r elements behind `offset`. Only in manifests that describe the files of
-  // another program.
+  // Where the whole box is a part of a larger matrix; at most one of the two is not 0, and only in
+  // manifests that describe the files of another program. Element (r, c) of the box lies
+  // row_stride * r + c elements behind `offset`, or, where the file holds the transpose,
+  // column_stride * c + r.
   int64_t column_stride = 0;
+  int64_t row_stride = 0;
+  bool is_strided() const { return row_stride > 0 || column_stride > 0; }
 };
 
 struct StoredTensor {

@@ -18,6 +18,7 @@ class Row {
  public:
   Row(const Tokenizer& tokenizer, const GenerateOptions& options)
       : options_(options),
+        tokenizer_(tokenizer),
         decoder_(tokenizer),
         eod_(tokenizer.eod()),
         vocab_size_(tokenizer.vocab_size()) {}
@@ -26,10 +27,14 @@ class Row {
 
   // Takes the next token; returns the text that is certain to stay.
   std::string push(int32_t token) {
-    if (options_.stop_at_eod && eod_ && token == *eod_) return finish(FinishReason::kEndOfDocument);
+    const std::vector<int32_t>& stops = options_.stop_tokens;
+    if ((options_.stop_at_eod && eod_ && token == *eod_) ||
+        std::find(stops.begin(), stops.end(), token) != stops.end())
+      return finish(FinishReason::kEndOfDocument);
     result.tokens.push_back(token);
-    if (token < vocab_size_)
-      held_ += decoder_.push(token);  // models may have ids that stand for no text
+    const bool shown =
+        token < vocab_size_ && !(options_.skip_special_tokens && tokenizer_.is_special(token));
+    if (shown) held_ += decoder_.push(token);  // models may have ids that stand for no text
     if (static_cast<int64_t>(result.tokens.size()) >= options_.tokens_to_generate) {
       std::string piece = release();
       return finished_ ? piece : piece + finish(FinishReason::kLength);
@@ -71,6 +76,7 @@ class Row {
   }
 
   const GenerateOptions& options_;
+  const Tokenizer& tokenizer_;
   StreamDecoder decoder_;
   std::optional<int32_t> eod_;
   int64_t vocab_size_;

@@ -17,13 +17,15 @@ struct GenerateOptions {
   int64_t tokens_to_generate = 64;
   std::vector<std::string> stop;  // text ends before the first of these
   bool stop_at_eod = true;
+  std::vector<int32_t> stop_tokens;  // each ends the text as the end of document does
+  bool skip_special_tokens = false;  // they are generated, and stand in no text
 };
 
 enum class FinishReason { kLength, kStop, kEndOfDocument };
 
 struct Generation {
   std::vector<int32_t> prompt_tokens;
-  std::vector<int32_t> tokens;  // generated, without the end of document
+  std::vector<int32_t> tokens;  // generated, without the end of document or a stop token
   std::string text;             // of `tokens`, cut before a stop string
   FinishReason finish_reason = FinishReason::kLength;
 };

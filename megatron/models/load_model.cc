@@ -9,8 +9,8 @@
 #include "megatron/dist_checkpointing/checkpoint_folder.h"
 #include "megatron/dist_checkpointing/torch_dist.h"
 #include "megatron/models/huggingface/hf_folder.h"
-#include "megatron/models/torch_dist/torch_dist_model.h"
 #include "megatron/models/huggingface/peft.h"
+#include "megatron/models/torch_dist/torch_dist_model.h"
 #include "megatron/nn/placement.h"
 #include "megatron/tensor/shape.h"
 #include "megatron/tensor/torch.h"
@@ -32,6 +32,21 @@ void use_stored(std::string& path, const Checkpoint& checkpoint) {
   if (!checkpoint.has_file("tokenizer/" + name)) return;
   checkpoint.read_file("tokenizer/" + name);  // verifies it
   path = (folder / name).string();
+}
+
+// The folder with the tokenizer's files; empty: none are stored.
+std::filesystem::path stored_tokenizer(const Checkpoint& checkpoint) {
+  if (is_hf_folder(checkpoint.directory())) return checkpoint.directory();
+  constexpr std::string_view kPrefix = "tokenizer/";
+  bool any = false;
+  for (const StoredFile& file : checkpoint.manifest().files) {
+    if (!file.name.starts_with(kPrefix)) continue;
+    any = true;
+    if (file.name.find("chat_template") != std::string::npos ||
+        file.name.ends_with("tokenizer_config.json"))
+      checkpoint.read_file(file.name);  // verifies it
+  }
+  return any ? checkpoint.directory() / "tokenizer" : std::filesystem::path();
 }
 
 at::ScalarType stored_dtype(const Checkpoint& checkpoint, const std::string& key) {
@@ -61,8 +76,7 @@ StoredModel open_model(const LoadModelRequest& request) {
             folder.model.family};
   }
   if (const auto directory = find_torch_dist(request.load, request.ckpt_step)) {
-    TorchDistModel model =
-        open_torch_dist_model(*directory, read_torch_dist_arguments(*directory));
+    TorchDistModel model = open_torch_dist_model(*directory, read_torch_dist_arguments(*directory));
     TokenizerConfig tokenizer;  // theirs is a path of another machine
     tokenizer.tokenizer_type = "NullTokenizer";
     tokenizer.vocab_size = model.config.vocab_size;
@@ -75,7 +89,9 @@ StoredModel open_model(const LoadModelRequest& request) {
   start.ckpt_step = request.ckpt_step;
   const StartDecision decision = resolve_start(start);
   MEGATRON_CHECK(decision.checkpoint.has_value(), request.load.string(), ": holds no checkpoint",
-                 kHint);
+                 kHint,
+                 "\nhint: safetensors without a config.json become a checkpoint with "
+                 "convert-checkpoint --name-map");
   StoredModel found{Checkpoint(decision.checkpoint->directory), {}, {}, decision.warnings, nullptr};
   const Checkpoint& checkpoint = found.checkpoint;
   MEGATRON_CHECK(checkpoint.has_file("config.yaml"), checkpoint.directory().string(),
@@ -118,6 +134,8 @@ LoadedModel load_model(const LoadModelRequest& request, const ParallelGroups& gr
   loaded.iteration = checkpoint.iteration();
   loaded.directory = checkpoint.directory();
   loaded.tokenizer = tokenizer_of(found, request.tokenizer_required);
+  loaded.tokenizer_folder = stored_tokenizer(checkpoint);
+  loaded.end_of_text = end_of_text_ids(checkpoint);
   loaded.warnings = std::move(found.warnings);
   loaded.config.transformer = found.config.transformer;
   loaded.config.vocab_size = found.tokenizer.vocab_size.value_or(loaded.tokenizer->vocab_size());
@@ -126,16 +144,14 @@ LoadedModel load_model(const LoadModelRequest& request, const ParallelGroups& gr
 
   std::optional<Checkpoint> adapter;
   if (!request.adapter.empty()) {
-    MEGATRON_CHECK(loaded.config.transformer.lora_rank == 0, "--adapter ",
-                   request.adapter.string(), ": ", checkpoint.directory().string(),
-                   " holds adapters already");
+    MEGATRON_CHECK(loaded.config.transformer.lora_rank == 0, "--adapter ", request.adapter.string(),
+                   ": ", checkpoint.directory().string(), " holds adapters already");
     const HfFamily& family =
         found.family != nullptr ? *found.family : family_of_model(checkpoint, loaded.config);
     adapter = open_peft_folder(request.adapter, family, loaded.config);
   }
   loaded.model = std::make_unique<GPTModel>(loaded.config, groups);
-  const at::ScalarType dtype =
-      request.dtype.value_or(stored_dtype(checkpoint, kTable));
+  const at::ScalarType dtype = request.dtype.value_or(stored_dtype(checkpoint, kTable));
   loaded.store =
       std::make_unique<PlainParameterStore>(*loaded.model, dtype, at::kCPU, /*gradients=*/false);
   std::vector<ShardedTensor> wanted, wanted_of_adapter;

@@ -39,6 +39,8 @@ struct LoadedModel {
   std::filesystem::path directory;    // the checkpoint that was read
   std::vector<std::string> warnings;  // damaged checkpoints that were passed over
   GPTConfig config;
+  std::filesystem::path tokenizer_folder;  // its stored files and chat template; empty: none
+  std::vector<int32_t> end_of_text;   // ids by its generation_config.json or config.json
   std::unique_ptr<Tokenizer> tokenizer;
   std::unique_ptr<GPTModel> model;  // outlived by the store
   std::unique_ptr<PlainParameterStore> store;

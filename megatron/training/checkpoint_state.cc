@@ -13,6 +13,8 @@
 #include "megatron/base/log.h"
 #include "megatron/datasets/conversation.h"
 #include "megatron/dist_checkpointing/checkpoint_folder.h"
+#include "megatron/models/huggingface/hf_folder.h"
+#include "megatron/models/huggingface/peft.h"
 #include "megatron/tensor/torch.h"
 #include "megatron/transformer/lora.h"
 
@@ -157,7 +159,9 @@ void load_model_state(const Checkpoint& checkpoint, const RunState& state,
   }
 }
 
-std::vector<std::pair<std::string, std::string>> checkpoint_files(const Arguments& arguments, const Tokenizer& tokenizer) {
+std::vector<std::pair<std::string, std::string>> checkpoint_files(const Arguments& arguments,
+                                                                  const Tokenizer& tokenizer,
+                                                                  const Checkpoint* start) {
   std::vector<std::pair<std::string, std::string>> files = {{"config.yaml", resolved_yaml(arguments)}};
   for (const std::filesystem::path& file : tokenizer.files())
     files.emplace_back("tokenizer/" + file.filename().string(), read_file(file));
@@ -170,9 +174,16 @@ std::vector<std::pair<std::string, std::string>> checkpoint_files(const Argument
   const std::filesystem::path folder = tokenizer_folder(arguments.tokenizer);
   const std::string given = arguments.sft.given_template();
   if (!given.empty()) add("chat_template.jinja", load_chat_template(folder, given).source());
-  for (const char* name : {"chat_template.jinja", "tokenizer_config.json"})
+  for (const char* name : {"chat_template.jinja", "chat_template.json", "tokenizer_config.json",
+                           "special_tokens_map.json", "added_tokens.json"})
     if (!folder.empty() && std::filesystem::is_regular_file(folder / name))
       add(name, read_file(folder / name));
+  if (start == nullptr) return files;
+  const std::filesystem::path adapter = arguments.training.adapter;
+  for (auto& [name, text] : origin_files(*start))
+    if (name != kKeptPeftConfig || adapter.empty()) files.emplace_back(name, std::move(text));
+  if (is_peft_folder(adapter))
+    files.emplace_back(kKeptPeftConfig, read_file(adapter / kPeftConfig));
   return files;
 }
 

@@ -1,7 +1,8 @@
 // The state tree of a run, to and from checkpoints.
 //
 // A checkpoint holds the weights under their own names in the model's type, optimizer.state.* beside them, the numbers of
-// RunState, and two kinds of files: config.yaml (the resolved configuration) and tokenizer/* (the tokenizer's files).
+// RunState, and three kinds of files: config.yaml (the resolved configuration), tokenizer/* (the tokenizer's files), and what
+// the model brought along from a folder of Hugging Face (huggingface/*, peft/*).
 #pragma once
 
 #include <filesystem>
@@ -42,7 +43,11 @@ void load_model_state(const Checkpoint& checkpoint, const RunState& state, const
                       TrainedModel& model, LoadParts parts, Agreement* agreement);
 
 // The files beside the weights.
-std::vector<std::pair<std::string, std::string>> checkpoint_files(const Arguments& arguments, const Tokenizer& tokenizer);
+// `start`: what the run starts from or resumes; what it brought along from a folder of Hugging Face
+// stays (origin_files). Null: nothing.
+std::vector<std::pair<std::string, std::string>> checkpoint_files(const Arguments& arguments,
+                                                                  const Tokenizer& tokenizer,
+                                                                  const Checkpoint* start);
 
 // Writes checkpoints as the flags say. Not thread safe.
 class Checkpointer {

@@ -130,7 +130,9 @@ Run::Run(const PretrainTask& task, const Arguments& arguments, const Job& job)
       timers_(static_cast<int>(config_.profile && device_.is_cpu() ? 2 : config_.timing_log_level),
               [device = device_] { synchronize(device); }),
       log_(make_log()),
-      checkpointer_(arguments, model_, log_, timers_, checkpoint_files(arguments, *tokenizer_),
+      checkpointer_(arguments, model_, log_, timers_,
+                    checkpoint_files(arguments, *tokenizer_,
+                                     start_.checkpoint ? &*start_.checkpoint : nullptr),
                     /*replace_existing=*/start_.continues(), job.agreement),
       batches_(device_, own_positions(arguments.data), groups_.cp),
       outcomes_(device_) {

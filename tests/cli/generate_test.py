@@ -5,6 +5,7 @@ Usage: generate_test.py BINARY [unittest arguments]. Needs nothing but the stand
 """
 import json
 import os
+import re
 import shutil
 import struct
 import subprocess
@@ -13,6 +14,7 @@ import tempfile
 import unittest
 
 BINARY = ""
+CHAT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "golden", "chat")
 
 # Learned positions, so that the length is limited; ids are bytes and 256, the end of a document.
 PRETRAIN = ["--num-layers", "2", "--hidden-size", "32", "--num-attention-heads", "2", "--seq-length", "32",
@@ -60,6 +62,100 @@ class GenerateTest(unittest.TestCase):
         with open(path, "w") as out:
             out.write(text)
         return path
+
+    # -- generate --chat
+
+    def chat_model(self):
+        """A model of the tokenizer in tests/golden/chat, trained a little, so that its replies differ; and the golden prompts."""
+        model = os.path.join(self.folder, "chat")
+        if not os.path.exists(model):
+            flags = PRETRAIN[:]
+            at = flags.index("--tokenizer-type")
+            flags[at:at + 2] = ["--tokenizer-type", "HuggingFaceTokenizer", "--tokenizer-model", os.path.join(CHAT, "tokenizer")]
+            flags[flags.index("--seq-length") + 1] = "128"
+            result = call("pretrain", *flags, "--save", model)
+            self.assertEqual(result.returncode, 0, result.stderr.decode())
+        with open(os.path.join(CHAT, "prompts.jsonl"), encoding="utf-8") as lines:
+            return model, [json.loads(line) for line in lines]
+
+    def chat(self, *flags, text=None):
+        model, _ = self.chat_model()
+        environment = dict(os.environ, OMP_NUM_THREADS="1")
+        result = subprocess.run([BINARY, "generate", "--chat", "--load", model, "--device", "cpu", "--dtype", "fp64",
+                                 "--tokens-to-generate", "16", *flags], input=text, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                                timeout=120, env=environment, text=True)
+        self.assertEqual(result.returncode, 0, result.stderr)
+        return result.stdout
+
+    def test_chat_prompts_are_those_of_transformers(self):
+        model, rows = self.chat_model()
+        answers = json.loads(self.chat("--json", "--greedy", "--prompts-file", os.path.join(CHAT, "prompts.jsonl")))
+        self.assertEqual([a["prompt_tokens"] for a in answers], [row["ids"] for row in rows])
+        for row, answer in zip(rows, answers):
+            self.assertEqual(answer["messages"], row["messages"] + [{"role": "assistant", "content": answer["text"]}])
+            # The text of the plain command for the same text, up to the first token that ends a turn, without special tokens.
+            plain = json.loads(self.run_plain(model, "--greedy", "--prompt", answer["prompt"]))[0]
+            self.assertEqual(plain["tokens"][:len(answer["tokens"])], answer["tokens"])
+            if answer["finish_reason"] == "end_of_document":
+                rest = plain["tokens"][len(answer["tokens"]):]
+                self.assertTrue(not rest or rest[0] in (600, 602), plain)
+            shown = re.sub(r"<\|(endoftext|im_start|im_end)\|>", "", plain["text"])
+            self.assertTrue(shown.startswith(answer["text"].rstrip("\ufffd")), (shown, answer["text"]))
+
+    def run_plain(self, model, *flags):
+        result = call("generate", "--load", model, "--device", "cpu", "--dtype", "fp64", "--tokens-to-generate", "16", "--ignore-eod",
+                      "--json", *flags)
+        self.assertEqual(result.returncode, 0, result.stderr.decode())
+        return result.stdout.decode()
+
+    def test_chat_ends_with_the_turn(self):
+        # Sampling at a high temperature meets every token sooner or later.
+        ended = special = 0
+        for seed in range(12):
+            answer = json.loads(self.chat("--json", "--seed", str(seed), "--temperature", "5.0", "--tokens-to-generate", "100",
+                                          "--prompt", "Hello"))[0]
+            self.assertFalse({600, 602} & set(answer["tokens"]))
+            self.assertNotRegex(answer["text"], r"<\|(endoftext|im_start|im_end)\|>")
+            self.assertEqual(answer["finish_reason"] == "length", len(answer["tokens"]) == 100)
+            ended += answer["finish_reason"] == "end_of_document"
+            special += 601 in answer["tokens"]
+        self.assertGreater(ended, 0)
+        self.assertGreater(special, 0)  # left out of the text
+
+    def test_chat_of_several_turns_keeps_its_history(self):
+        typed = "Hello\n\nWhy?\nagain"
+        answers = json.loads(self.chat("--json", "--greedy", "--system", "You are terse.", text=typed))
+        self.assertEqual(len(answers), 3)
+        messages = [{"role": "system", "content": "You are terse."}]
+        for said, answer in zip(("Hello", "Why?", "again"), answers):
+            messages.append({"role": "user", "content": said})
+            alone = self.file("turn.jsonl", json.dumps({"messages": messages}))
+            self.assertEqual(json.loads(self.chat("--json", "--greedy", "--prompts-file", alone)), [answer])
+            messages.append({"role": "assistant", "content": answer["text"]})
+            self.assertEqual(answer["messages"], messages)
+        self.assertEqual(self.chat("--greedy", "--system", "You are terse.", text=typed),
+                         "".join(answer["text"] + "\n" for answer in answers))
+
+    def test_chat_texts(self):
+        one, two = (json.loads(self.chat("--json", "--greedy", "--prompt", said))[0]["text"] for said in ("Hello", "Why?"))
+        self.assertEqual(self.chat("--greedy", "--prompt", "Hello"), one + "\n")
+        self.assertEqual(self.chat("--greedy", "--prompt", "Hello", "Why?"), one + "\n---\n" + two + "\n")
+        template = "{% for m in messages %}{{ m['content'] }}|{% endfor %}"
+        other = json.loads(self.chat("--json", "--greedy", "--prompt", "Hello", "--chat-template", template))[0]
+        self.assertEqual(other["prompt"], "Hello|")
+
+    def test_chat_errors(self):
+        model, _ = self.chat_model()
+        flags = ["generate", "--chat", "--load", model, "--device", "cpu"]
+        path = self.file("done.jsonl", json.dumps({"messages": [{"role": "assistant", "content": "x"}]}))
+        self.assert_error(1, path + ":1: the last message is the assistant's, so there is nothing to answer", *flags, "--prompts-file", path)
+        path = self.file("texts.jsonl", json.dumps({"prompt": "a", "completion": "b"}))
+        self.assert_error(1, path + ":1: prompt and completion are plain texts, which no template is for", *flags, "--prompts-file", path)
+        path = self.file("system.jsonl", json.dumps({"messages": [{"role": "system", "content": "x"}, {"role": "user", "content": "y"}]}))
+        self.assert_error(1, path + ":1: has a system message of its own", *flags, "--prompts-file", path, "--system", "z")
+        self.assert_error(1, "the tokenizer has no chat template", "generate", "--chat", "--load", self.model, "--prompt", "a")
+        self.assert_error(2, "--system has no effect without --chat", "generate", "--load", model, "--prompt", "a", "--system", "z")
+        self.assert_error(2, "--ignore-eod has no effect with --chat, where replies end with their turn", *flags, "--ignore-eod")
 
     # -- generate
 

@@ -25,25 +25,8 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// Where a checkpoint keeps what our configuration has no place for.
-constexpr const char* kKept = "huggingface/";
-constexpr const char* kKeptPeft = "peft/";
-
-uint64_t num_bytes(DType dtype, const std::vector<int64_t>& shape) {
-  uint64_t bytes = static_cast<uint64_t>(size_of(dtype));
-  for (const int64_t extent : shape) bytes *= static_cast<uint64_t>(extent);
-  return bytes;
-}
-
 void report(const ConvertProgress& progress, uint64_t total, uint64_t bytes) {
   if (progress) progress(total, bytes);
-}
-
-// One tensor of a checkpoint, or parts of it, into `tensor.data`.
-void load_one(const Checkpoint& checkpoint, const ShardedTensor& tensor) {
-  LoadOptions options;
-  options.wanted_elsewhere = {"*"};
-  checkpoint.load({&tensor, 1}, options);
 }
 
 // [rows, columns] of `element` bytes each -> [columns, rows].
@@ -64,67 +47,29 @@ ConvertResult import_hf_folder(const fs::path& folder, const fs::path& root,
   std::optional<Checkpoint> adapters;
   if (!adapter.empty())
     adapters = open_peft_folder(adapter, *source.model.family, source.model.config);
-  MEGATRON_CHECK(find_checkpoints(root).empty(), root.string(),
-                 ": holds checkpoints already\nhint: give another --save");
   ConvertResult result;
   result.model_type = source.model.family->model_type;
   result.num_tensors = static_cast<int64_t>(source.tensors.size());
   result.waived = source.waived;
-
-  SaveRequest save;
-  save.root = root;
-  save.state = kWeightsOnlyState;
-  for (const Checkpoint* from : {&source.checkpoint, adapters ? &*adapters : nullptr}) {
-    if (from == nullptr) continue;
-    for (const auto& [key, stored] : from->manifest().tensors) {
-      ShardedTensor tensor;
-      tensor.key = key;
-      tensor.dtype = stored.dtype;
-      tensor.global_shape = stored.shape;
-      save.tensors.push_back(std::move(tensor));
-      result.bytes += num_bytes(stored.dtype, stored.shape);
-    }
-  }
-  if (adapters)
+  ImportRequest request;
+  request.root = root;
+  request.sources = {&source.checkpoint};
+  if (adapters) {
+    request.sources.push_back(&*adapters);
     result.num_tensors +=
         static_cast<int64_t>(peft_tensors(*source.model.family, source.model.config).size());
-  report(progress, result.bytes, 0);
-  std::vector<std::byte> memory;
-  uint64_t pending = 0;
-  save.provide = [&](const ShardedTensor& wanted) -> const void* {
-    report(progress, result.bytes, pending);
-    pending = num_bytes(wanted.dtype, wanted.global_shape);
-    if (memory.capacity() < pending) std::vector<std::byte>().swap(memory);  // not both at once
-    memory.resize(pending);
-    ShardedTensor tensor = wanted;
-    tensor.data = memory.data();
-    load_one(adapters && is_lora_parameter(tensor.key) ? *adapters : source.checkpoint, tensor);
-    return memory.data();
-  };
-
+  }
   TokenizerConfig tokenizer = hf_tokenizer(folder, source.model.config.vocab_size);
   for (std::string* path :
        {&tokenizer.tokenizer_model, &tokenizer.vocab_file, &tokenizer.merge_file})
     if (!path->empty())
       *path = fs::path(*path).filename().string();  // found in the checkpoint's own copies
-  Config* const configs[] = {&source.model.config.transformer, &tokenizer};
-  save.files.emplace_back("config.yaml", to_yaml(configs));
+  request.files.emplace_back("config.yaml", model_yaml(source.model.config.transformer, tokenizer));
   for (const std::string& name : hf_tokenizer_files(folder))
-    save.files.emplace_back("tokenizer/" + name, read_file(folder / name));
-  for (const char* name : {kHfConfig, kHfGenerationConfig}) {
-    std::error_code ignored;
-    if (fs::is_regular_file(folder / name, ignored))
-      save.files.emplace_back(std::string(kKept) + name, read_file(folder / name));
-  }
-  if (adapters)
-    save.files.emplace_back(std::string(kKeptPeft) + kPeftConfig,
-                            read_file(adapter / kPeftConfig));
-  const SaveResult saved = save_checkpoint(save);
-  report(progress, result.bytes, pending);
-  result.directory = saved.directory;
-  result.warnings = saved.warnings;
-  result.files = {"manifest.json", "rank_00000.safetensors"};
-  for (const auto& [name, contents] : save.files) result.files.push_back(name);
+    request.files.emplace_back("tokenizer/" + name, read_file(folder / name));
+  for (auto& file : origin_files(source.checkpoint)) request.files.push_back(std::move(file));
+  if (adapters) request.files.emplace_back(kKeptPeftConfig, read_file(adapter / kPeftConfig));
+  import_weights(request, progress, result);
   return result;
 }
 
@@ -158,10 +103,10 @@ Origin read_origin(const Checkpoint& checkpoint) {
                  "\nhint: this is no checkpoint of a GPT model");
   origin.config.vocab_size = origin.config.padded_vocab_size =
       adapters_alone ? 1 : table->second.shape[0];
-  const std::string kept = std::string(kKept) + kHfConfig;
-  if (checkpoint.has_file(kept)) origin.config_json = checkpoint.read_file(kept);
-  const std::string kept_peft = std::string(kKeptPeft) + kPeftConfig;
-  if (checkpoint.has_file(kept_peft)) origin.peft_json = checkpoint.read_file(kept_peft);
+  for (auto& [kept, text] : origin_files(checkpoint)) {
+    if (kept == kKeptHfConfig) origin.config_json = std::move(text);
+    if (kept == kKeptPeftConfig) origin.peft_json = std::move(text);
+  }
   return origin;
 }
 
@@ -236,8 +181,9 @@ class Exporter {
     std::error_code ignored;
     MEGATRON_CHECK(!fs::exists(request_.folder, ignored) || fs::is_empty(request_.folder, ignored),
                    request_.folder.string(), ": is not empty\nhint: give another --save");
-    MEGATRON_CHECK(origin_.has_adapters() || !request_.merge_adapter, "--merge-adapter: ",
-                   checkpoint_.directory().string(), " holds no adapters (--lora-rank is 0)");
+    MEGATRON_CHECK(origin_.has_adapters() || !request_.merge_adapter,
+                   "--merge-adapter: ", checkpoint_.directory().string(),
+                   " holds no adapters (--lora-rank is 0)");
     auto [family, config_json] = choose_family(origin_, request_.model_type);
     tensors_ = hf_tensors(*family, without_adapters(origin_.config));
     const bool adapters_alone = origin_.has_adapters() && !request_.merge_adapter;
@@ -404,8 +350,8 @@ class Exporter {
     const std::string a_name = stem + std::string(kLoraA), b_name = stem + std::string(kLoraB);
     const auto& stored = checkpoint_.manifest().tensors;
     if (!tensor.ours.ends_with(".weight") || !stored.contains(a_name)) return;
-    const at::Tensor rows = at::from_blob(memory_.data(), loaded.local_shape,
-                                          at::dtype(to_scalar_type(loaded.dtype)));
+    const at::Tensor rows =
+        at::from_blob(memory_.data(), loaded.local_shape, at::dtype(to_scalar_type(loaded.dtype)));
     const at::Tensor sum = rows.to(loaded.dtype == DType::kFloat64 ? at::kDouble : at::kFloat,
                                    /*non_blocking=*/false, /*copy=*/true);
     const at::Tensor a = whole(a_name), b = whole(b_name);
@@ -432,9 +378,8 @@ class Exporter {
     for (const StoredFile& file : checkpoint_.manifest().files)
       if (file.name.starts_with(kTokenizer))
         put(file.name.substr(kTokenizer.size()), checkpoint_.read_file(file.name));
-    const std::string generation = std::string(kKept) + kHfGenerationConfig;
-    if (checkpoint_.has_file(generation))
-      put(kHfGenerationConfig, checkpoint_.read_file(generation));
+    if (checkpoint_.has_file(kKeptHfGenerationConfig))
+      put(kHfGenerationConfig, checkpoint_.read_file(kKeptHfGenerationConfig));
   }
 
   void put(const std::string& name, const std::string& contents) {

@@ -3,27 +3,12 @@
 
 #include <cstdint>
 #include <filesystem>
-#include <functional>
 #include <optional>
 #include <string>
-#include <vector>
+
+#include "megatron/models/import_weights.h"
 
 namespace megatron {
-
-struct ConvertResult {
-  std::filesystem::path directory;  // what was written: the checkpoint, or the folder
-  std::string model_type;
-  int64_t iteration = 0;            // of our checkpoint
-  uint64_t bytes = 0;               // of tensors
-  int64_t num_tensors = 0;          // in the Hugging Face folder
-  std::vector<std::string> files;   // written, relative to `directory`
-  std::vector<std::string> waived;  // tensors of the source that hold no weights
-  std::vector<std::string> warnings;
-};
-
-// Called with the total before the first tensor (bytes 0) and with the bytes of each tensor that is
-// done.
-using ConvertProgress = std::function<void(uint64_t total_bytes, uint64_t bytes)>;
 
 // Writes <root>/iter_0000000 with the weights of an open folder, its configuration as config.yaml,
 // its tokenizer's files and its own config.json and generation_config.json. Element types stay.

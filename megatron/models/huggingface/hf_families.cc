@@ -615,8 +615,14 @@ const std::vector<HfFamily>& families() {
   return table;
 }
 
-// "decoder.layers.3.mlp" against "decoder.layers.*.mlp": the layer, -1 without a '*', nothing when
-// it does not match.
+std::string with_layer(std::string_view pattern, int64_t layer) {
+  const size_t star = pattern.find('*');
+  if (star == std::string_view::npos) return std::string(pattern);
+  return cat(pattern.substr(0, star), layer, pattern.substr(star + 1));
+}
+
+}  // namespace
+
 std::optional<int64_t> layer_of(std::string_view pattern, std::string_view name) {
   const size_t star = pattern.find('*');
   if (star == std::string_view::npos)
@@ -630,13 +636,6 @@ std::optional<int64_t> layer_of(std::string_view pattern, std::string_view name)
   return std::stoll(std::string(digits));
 }
 
-std::string with_layer(std::string_view pattern, int64_t layer) {
-  const size_t star = pattern.find('*');
-  if (star == std::string_view::npos) return std::string(pattern);
-  return cat(pattern.substr(0, star), layer, pattern.substr(star + 1));
-}
-
-// Which rows of their tensor `part` are which of ours.
 std::vector<RowRun> row_runs(HfLayout layout, size_t part, int64_t rows,
                              const TransformerConfig& t) {
   const int64_t d = t.kv_channels, groups = t.query_groups(), r = t.num_attention_heads / groups;
@@ -672,7 +671,11 @@ int64_t rows_of_part(HfLayout layout, size_t part, size_t parts, int64_t rows,
   return (part == 0 ? t.num_attention_heads : t.query_groups()) * t.kv_channels;
 }
 
-}  // namespace
+TensorView view_of(const HfTensor& tensor) {
+  if (tensor.transposed) return {0, tensor.shape[1], tensor.shape[0], 1, tensor.shape[1]};
+  const int64_t columns = tensor.shape.size() > 1 ? tensor.shape[1] : 1;
+  return {0, tensor.shape[0], columns, columns, 1};
+}
 
 std::span<const HfFamily> hf_families() { return families(); }
 
@@ -731,7 +734,8 @@ HfModel parse_hf_config(const std::string& text, const std::string& name) {
   HfModel model;
   model.family = find_hf_family(type);
   MEGATRON_CHECK(model.family != nullptr, name, ": models of the type \"", type, "\" are not known",
-                 "\nhint: types that are: ", hf_family_names());
+                 "\nhint: types that are: ", hf_family_names(),
+                 "; convert-checkpoint --name-map reads others whose blocks are ours");
   TransformerConfig& t = model.config.transformer;
   model.family->preset(t);
   model.family->fields(fields, model.config);

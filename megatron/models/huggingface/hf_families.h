@@ -6,12 +6,14 @@
 
 #include <array>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
 
+#include "megatron/models/foreign_tensors.h"
 #include "megatron/models/gpt/gpt_model.h"
 #include "megatron/models/huggingface/hf_fields.h"
 
@@ -25,6 +27,17 @@ enum class HfLayout : uint8_t {
   kSeparateQKV,  // query, key and value as tensors of their own
   kJoinedQKV,    // one tensor: [all query heads | all keys | all values]
 };
+
+// Which rows of `part` of a layout are which of ours; `rows`: how many that part has.
+std::vector<RowRun> row_runs(HfLayout layout, size_t part, int64_t rows,
+                             const TransformerConfig& config);
+// How many rows a part has, of `rows` of ours in `parts` parts.
+int64_t rows_of_part(HfLayout layout, size_t part, size_t parts, int64_t rows,
+                     const TransformerConfig& config);
+
+// "decoder.layers.3.mlp" against "decoder.layers.*.mlp": the layer, -1 without a '*', nothing when
+// it does not match.
+std::optional<int64_t> layer_of(std::string_view pattern, std::string_view name);
 
 struct HfRow {
   std::string_view ours;  // '*' stands for the layer index
@@ -52,11 +65,6 @@ const HfFamily* find_hf_family(std::string_view model_type);
 // "llama, mistral, ..."
 std::string hf_family_names();
 
-// `count` rows from `theirs` on, of their tensor as we would store it, are our rows from `ours` on.
-struct RowRun {
-  int64_t theirs = 0, ours = 0, count = 0;
-};
-
 // One tensor of a folder and the tensor of ours that it is (a part of).
 struct HfTensor {
   std::string name;
@@ -66,6 +74,9 @@ struct HfTensor {
   std::vector<int64_t> our_shape;  // global, without vocabulary padding
   std::vector<RowRun> runs;        // cover every row of theirs once
 };
+
+// How rows of ours lie in it.
+TensorView view_of(const HfTensor& tensor);
 
 // Every tensor of a model of this family and shape, in the order of ours. Every row of every tensor
 // of ours is covered once. Throws Error when the family has no name for a tensor of the model.

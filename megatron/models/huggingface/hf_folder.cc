@@ -11,7 +11,7 @@
 #include "megatron/base/files.h"
 #include "megatron/dist_checkpointing/checkpoint_folder.h"
 #include "megatron/dist_checkpointing/safetensors.h"
-#include "megatron/models/problems.h"
+#include "megatron/models/foreign_tensors.h"
 #include "megatron/tensor/torch.h"
 #include "megatron/transformer/rotary_embedding.h"
 
@@ -32,98 +32,6 @@ constexpr const char* kTokenizerFiles[] = {"tokenizer.json",
                                            "chat_template.json"};
 
 std::string shape_text(const std::vector<int64_t>& shape) { return nlohmann::json(shape).dump(); }
-
-bool matches(std::string_view pattern, std::string_view name) {
-  const size_t star = pattern.find('*');
-  if (star == std::string_view::npos) return pattern == name;
-  const std::string_view head = pattern.substr(0, star), tail = pattern.substr(star + 1);
-  return name.size() >= head.size() + tail.size() && name.starts_with(head) && name.ends_with(tail);
-}
-
-// The safetensors files of a folder and where each tensor lies.
-class TensorFiles {
- public:
-  struct Place {
-    size_t file;
-    const SafetensorsEntry* entry;
-  };
-
-  explicit TensorFiles(const fs::path& folder) : folder_(folder) {
-    std::error_code ignored;
-    if (fs::exists(folder / kHfIndex, ignored)) {
-      read_index();
-    } else {
-      MEGATRON_CHECK(fs::exists(folder / kHfSafetensors, ignored), folder.string(),
-                     ": holds neither ", kHfSafetensors, " nor ", kHfIndex,
-                     fs::exists(folder / "pytorch_model.bin", ignored) ||
-                             fs::exists(folder / "pytorch_model.bin.index.json", ignored)
-                         ? "\nhint: pytorch_model.bin is a pickle, which is never read; save the "
-                           "model as safetensors"
-                         : "");
-      open(kHfSafetensors);
-    }
-  }
-
-  const std::map<std::string, Place>& places() const { return places_; }
-  const std::vector<std::string>& names() const { return names_; }
-  const SafetensorsFile& file(size_t i) const { return files_[i]; }
-  std::vector<std::byte> read(const Place& place) const {
-    std::vector<std::byte> bytes(place.entry->end - place.entry->begin);
-    files_[place.file].read(*place.entry, bytes.data());
-    return bytes;
-  }
-
- private:
-  void open(const std::string& name) {
-    files_.emplace_back(folder_ / name);
-    names_.push_back(name);
-    for (const SafetensorsEntry& entry : files_.back().header().tensors) {
-      const auto [place, added] =
-          places_.try_emplace(entry.name, Place{files_.size() - 1, nullptr});
-      MEGATRON_CHECK(added, folder_.string(), ": tensor ", entry.name, " is in ",
-                     names_[place->second.file], " and in ", name);
-    }
-    // Headers keep their place when files_ grows: they belong to the file's own memory.
-    for (const SafetensorsEntry& entry : files_.back().header().tensors)
-      places_.at(entry.name).entry = &entry;
-  }
-
-  void read_index() {
-    const std::string name = (folder_ / kHfIndex).string();
-    const auto json =
-        nlohmann::json::parse(read_file(folder_ / kHfIndex), nullptr, /*allow_exceptions=*/false);
-    MEGATRON_CHECK(
-        json.is_object() && json.contains("weight_map") && json["weight_map"].is_object(), name,
-        ": has no object weight_map");
-    std::set<std::string> names;
-    for (const auto& [tensor, file] : json["weight_map"].items()) {
-      MEGATRON_CHECK(file.is_string(), name, ": the file of ", tensor, " is no string");
-      const std::string text = file.get<std::string>();
-      MEGATRON_CHECK(!text.empty() && fs::path(text).filename() == fs::path(text), name, ": \"",
-                     text, "\" is no name of a file in the folder");
-      names.insert(text);
-    }
-    for (const std::string& file : names) {
-      MEGATRON_CHECK(fs::exists(folder_ / file), name, ": names ", file,
-                     ", which the folder does not hold");
-      open(file);
-    }
-    for (const auto& [tensor, file] : json["weight_map"].items()) {
-      const auto found = places_.find(tensor);
-      MEGATRON_CHECK(
-          found != places_.end() && names_[found->second.file] == file.get<std::string>(), name,
-          ": says that ", tensor, " is in ", file.get<std::string>(), ", which does not hold it");
-    }
-    for (const auto& [tensor, place] : places_)
-      MEGATRON_CHECK(json["weight_map"].contains(tensor), name, ": does not list ", tensor,
-                     ", which is in ", names_[place.file]);
-  }
-
-  fs::path folder_;
-  std::vector<SafetensorsFile> files_;
-  std::vector<std::string> names_;
-  std::map<std::string, Place> places_;
-};
 
 // The stored frequencies of a layer must be those of the configuration.
 void check_frequencies(const std::string& folder, const std::string& name, const TensorFiles& files,
@@ -157,29 +65,18 @@ class Reader {
       : folder_(folder),
         name_(folder.string()),
         model_(read_hf_config(folder)),
-        files_(folder),
+        files_(TensorFiles::of_hf_folder(folder)),
+        manifest_(name_),
         tensors_(hf_tensors(*model_.family, model_.config)) {}
 
   HfFolder run() {
     find_prefix();
+    for (const SafetensorsFile& file : files_.files()) manifest_.add_file(file);
     for (const HfTensor& tensor : tensors_) add(tensor);
     for (const auto& [name, place] : files_.places())
       if (!used_.contains(name)) account_for(name, place);
-    throw_problems(name_, problems_);
-    Manifest manifest;
-    manifest.state = kWeightsOnlyState;
-    for (size_t i = 0; i < files_.names().size(); ++i) {
-      const SafetensorsHeader& header = files_.file(i).header();
-      StoredFile file;
-      file.name = files_.names()[i];
-      file.bytes = header.data_begin + header.data_bytes;
-      file.header_bytes = header.data_begin;
-      file.has_checksums = false;
-      manifest.files.push_back(std::move(file));
-    }
-    manifest.tensors = std::move(stored_);
     return {std::move(model_),
-            Checkpoint(folder_, std::move(manifest)),
+            std::move(manifest_).open(folder_),
             {used_.begin(), used_.end()},
             std::move(waived_)};
   }
@@ -205,42 +102,20 @@ class Reader {
     const auto found = files_.places().find(name);
     if (found == files_.places().end()) {
       const bool head = tensor.ours == "output_layer.weight";
-      problems_.push_back(cat(name, " is not in the files, ",
-                              head ? "although config.json does not tie the output layer to the "
-                                     "embedding (tie_word_embeddings)"
-                                   : "the model of config.json has it"));
+      manifest_.add_problem(cat(name, " is not in the files, ",
+                                head ? "although config.json does not tie the output layer to the "
+                                       "embedding (tie_word_embeddings)"
+                                     : "the model of config.json has it"));
       return;
     }
     used_.insert(name);
     const SafetensorsEntry& entry = *found->second.entry;
     if (entry.shape != tensor.shape) {
-      problems_.push_back(cat(name, " has shape ", shape_text(entry.shape),
-                              ", by config.json it is ", shape_text(tensor.shape)));
+      manifest_.add_problem(cat(name, " has shape ", shape_text(entry.shape),
+                                ", by config.json it is ", shape_text(tensor.shape)));
       return;
     }
-    StoredTensor& stored =
-        stored_.try_emplace(tensor.ours, StoredTensor{entry.dtype, tensor.our_shape, {}})
-            .first->second;
-    if (stored.dtype != entry.dtype) {
-      problems_.push_back(cat(name, " is stored as ", to_string(entry.dtype), ", other parts of ",
-                              tensor.ours, " as ", to_string(stored.dtype)));
-      return;
-    }
-    const int64_t columns = tensor.our_shape.size() > 1 ? tensor.our_shape[1] : 1,
-                  element = size_of(entry.dtype);
-    for (const RowRun& run : tensor.runs) {
-      Fragment fragment;
-      fragment.file = static_cast<int>(found->second.file);
-      fragment.offset = entry.begin + static_cast<uint64_t>(
-                                          run.theirs * (tensor.transposed ? 1 : columns) * element);
-      fragment.box.offset.assign(tensor.our_shape.size(), 0);
-      fragment.box.offset[0] = run.ours;
-      fragment.box.shape = tensor.our_shape;
-      fragment.box.shape[0] = run.count;
-      fragment.flat_end = run.count * columns;
-      if (tensor.transposed) fragment.column_stride = tensor.shape[1];
-      stored.fragments.push_back(std::move(fragment));
-    }
+    manifest_.add_rows(tensor.ours, tensor.our_shape, found->second, view_of(tensor), tensor.runs);
   }
 
   // A tensor that no row of the table uses.
@@ -248,12 +123,12 @@ class Reader {
     const TransformerConfig& t = model_.config.transformer;
     if (!t.untie_embeddings_and_output_weights && is_head(name)) return check_tie(name, place);
     for (const std::string_view pattern : model_.family->waived) {
-      if (!matches(name_in_files(pattern), name)) continue;
+      if (!matches_pattern(name_in_files(pattern), name)) continue;
       if (name.ends_with("inv_freq")) check_frequencies(name_, name, files_, place, t);
       waived_.push_back(name);
       return;
     }
-    problems_.push_back(name + " is in the files, the model of config.json has no such tensor");
+    manifest_.add_problem(name + " is in the files, the model of config.json has no such tensor");
   }
 
   bool is_head(const std::string& name) const {
@@ -275,8 +150,8 @@ class Reader {
       if (equal)
         waived_.push_back(name);
       else
-        problems_.push_back(cat(name, " differs from ", table->first,
-                                ", although config.json ties them (tie_word_embeddings)"));
+        manifest_.add_problem(cat(name, " differs from ", table->first,
+                                  ", although config.json ties them (tie_word_embeddings)"));
     }
   }
 
@@ -284,11 +159,11 @@ class Reader {
   const std::string name_;
   HfModel model_;
   const TensorFiles files_;
+  ForeignManifest manifest_;
   const std::vector<HfTensor> tensors_;
   bool bare_ = false;
   std::set<std::string> used_;
-  std::vector<std::string> waived_, problems_;
-  std::map<std::string, StoredTensor> stored_;
+  std::vector<std::string> waived_;
 };
 
 }  // namespace
@@ -325,9 +200,37 @@ TokenizerConfig hf_tokenizer(const fs::path& folder, int64_t vocab_size) {
   return config;
 }
 
-bool is_weights_only(const Checkpoint& checkpoint) {
-  const auto state = nlohmann::json::parse(checkpoint.state(), nullptr, /*allow_exceptions=*/false);
-  return state.is_object() && state.contains("weights_only") && state["weights_only"] == true;
+StoredFiles origin_files(const Checkpoint& source) {
+  StoredFiles files;
+  const fs::path& folder = source.directory();
+  if (!is_hf_folder(folder)) {
+    for (const char* name : {kKeptHfConfig, kKeptHfGenerationConfig, kKeptPeftConfig})
+      if (source.has_file(name)) files.emplace_back(name, source.read_file(name));
+    return files;
+  }
+  std::error_code ignored;
+  for (const auto& [name, kept] :
+       {std::pair{kHfConfig, kKeptHfConfig}, {kHfGenerationConfig, kKeptHfGenerationConfig}})
+    if (fs::is_regular_file(folder / name, ignored))
+      files.emplace_back(kept, read_file(folder / name));
+  return files;
+}
+
+std::vector<int32_t> end_of_text_ids(const Checkpoint& source) {
+  const StoredFiles files = origin_files(source);
+  for (const char* name : {kKeptHfGenerationConfig, kKeptHfConfig}) {
+    for (const auto& [kept, text] : files) {
+      if (kept != name) continue;
+      const auto json = nlohmann::json::parse(text, nullptr, /*allow_exceptions=*/false);
+      if (!json.is_object() || !json.contains("eos_token_id")) continue;
+      std::vector<int32_t> ids;
+      const nlohmann::json& eos = json["eos_token_id"];
+      for (const nlohmann::json& id : eos.is_array() ? eos : nlohmann::json::array({eos}))
+        if (id.is_number_integer()) ids.push_back(id.get<int32_t>());
+      if (!ids.empty()) return ids;
+    }
+  }
+  return {};
 }
 
 }  // namespace megatron

@@ -8,7 +8,9 @@
 #include <vector>
 
 #include "megatron/dist_checkpointing/checkpoint.h"
+#include "megatron/models/foreign_tensors.h"
 #include "megatron/models/huggingface/hf_families.h"
+#include "megatron/models/import_weights.h"
 #include "megatron/tokenizers/tokenizer.h"
 
 namespace megatron {
@@ -39,13 +41,21 @@ TokenizerConfig hf_tokenizer(const std::filesystem::path& folder, int64_t vocab_
 
 // The names of the tokenizer's files that the folder holds, and of its generation_config.json.
 std::vector<std::string> hf_tokenizer_files(const std::filesystem::path& folder);
+// What a model brought along that our configuration has no place for, as files of a checkpoint:
+// huggingface/config.json and huggingface/generation_config.json of the folder it came from, and
+// peft/adapter_config.json of its adapters. `source`: an open folder, or a checkpoint of ours that
+// holds them. Every checkpoint of a run holds those of what it started from, so that an export
+// writes the same family.
+StoredFiles origin_files(const Checkpoint& source);
+inline constexpr const char* kKeptHfConfig = "huggingface/config.json";
+inline constexpr const char* kKeptHfGenerationConfig = "huggingface/generation_config.json";
+inline constexpr const char* kKeptPeftConfig = "peft/adapter_config.json";
+
+// eos_token_id (one or several) of generation_config.json, else of config.json, of such a source;
+// empty: neither says any.
+std::vector<int32_t> end_of_text_ids(const Checkpoint& source);
+
 inline constexpr const char* kHfConfig = "config.json";
 inline constexpr const char* kHfGenerationConfig = "generation_config.json";
-inline constexpr const char* kHfSafetensors = "model.safetensors";
-inline constexpr const char* kHfIndex = "model.safetensors.index.json";
-
-// The member of a checkpoint's state that says it holds weights and no run to go on with.
-inline constexpr const char* kWeightsOnlyState = R"({"weights_only":true})";
-bool is_weights_only(const Checkpoint& checkpoint);
 
 }  // namespace megatron

@@ -10,8 +10,8 @@
 #include "megatron/base/check.h"
 #include "megatron/base/files.h"
 #include "megatron/dist_checkpointing/safetensors.h"
+#include "megatron/models/foreign_tensors.h"
 #include "megatron/models/huggingface/hf_folder.h"
-#include "megatron/models/problems.h"
 #include "megatron/tensor/torch.h"
 #include "megatron/transformer/lora.h"
 
@@ -165,32 +165,24 @@ class PeftReader {
         name_(folder.string()),
         family_(family),
         config_(config),
-        file_((check_files(folder), folder / kPeftSafetensors)) {}
+        file_((check_files(folder), folder / kPeftSafetensors)),
+        manifest_(name_) {}
 
   Checkpoint run() {
     read_settings();
     choose_targets();
-    Manifest manifest;
-    manifest.state = kWeightsOnlyState;
-    const SafetensorsHeader& header = file_.header();
-    StoredFile stored_file;
-    stored_file.name = kPeftSafetensors;
-    stored_file.bytes = header.data_begin + header.data_bytes;
-    stored_file.header_bytes = header.data_begin;
-    stored_file.has_checksums = false;
-    manifest.files.push_back(std::move(stored_file));
+    manifest_.add_file(file_);
     std::set<std::string> used;
     for (const HfTensor& tensor : peft_tensors(family_, config_)) {
       used.insert(tensor.name);
-      add(tensor, manifest);
+      add(tensor);
     }
-    for (const SafetensorsEntry& entry : header.tensors)
+    for (const SafetensorsEntry& entry : file_.header().tensors)
       if (!used.contains(entry.name))
-        problems_.push_back(entry.name +
-                            " is in the file, the base model has no such module, or the adapter "
-                            "no such part");
-    throw_problems(name_, problems_);
-    return Checkpoint(folder_, std::move(manifest));
+        manifest_.add_problem(entry.name +
+                              " is in the file, the base model has no such module, or the adapter "
+                              "no such part");
+    return std::move(manifest_).open(folder_);
   }
 
  private:
@@ -246,35 +238,20 @@ class PeftReader {
     t.lora_targets = written_out_lora_targets(found, is_gated(t.activation()));
   }
 
-  void add(const HfTensor& tensor, Manifest& manifest) {
+  void add(const HfTensor& tensor) {
     const SafetensorsEntry* entry = file_.find(tensor.name);
     if (entry == nullptr) {
-      problems_.push_back(tensor.name + " is not in the file, although other layers have it");
+      manifest_.add_problem(tensor.name + " is not in the file, although other layers have it");
       return;
     }
     const auto text = [](const std::vector<int64_t>& shape) { return ordered_json(shape).dump(); };
     if (entry->shape != tensor.shape) {
-      problems_.push_back(cat(tensor.name, " has shape ", text(entry->shape),
-                              ", by adapter_config.json and the base model it is ",
-                              text(tensor.shape)));
+      manifest_.add_problem(cat(tensor.name, " has shape ", text(entry->shape),
+                                ", by adapter_config.json and the base model it is ",
+                                text(tensor.shape)));
       return;
     }
-    StoredTensor& stored =
-        manifest.tensors.try_emplace(tensor.ours, StoredTensor{entry->dtype, tensor.our_shape, {}})
-            .first->second;
-    if (stored.dtype != entry->dtype) {
-      problems_.push_back(cat(tensor.name, " is stored as ", to_string(entry->dtype),
-                              ", other parts of ", tensor.ours, " as ", to_string(stored.dtype)));
-      return;
-    }
-    const int64_t columns = tensor.our_shape[1], element = size_of(entry->dtype);
-    for (const RowRun& run : tensor.runs) {
-      Fragment fragment;
-      fragment.offset = entry->begin + static_cast<uint64_t>(run.theirs * columns * element);
-      fragment.box = {{run.ours, 0}, {run.count, columns}};
-      fragment.flat_end = run.count * columns;
-      stored.fragments.push_back(std::move(fragment));
-    }
+    manifest_.add_rows(tensor.ours, tensor.our_shape, {0, entry}, view_of(tensor), tensor.runs);
   }
 
   const fs::path folder_;
@@ -282,7 +259,7 @@ class PeftReader {
   const HfFamily& family_;
   GPTConfig& config_;
   const SafetensorsFile file_;
-  std::vector<std::string> problems_;
+  ForeignManifest manifest_;
 };
 
 // What PEFT finds the adapted modules by: their last name, or the last two where a module that is

@@ -20,16 +20,10 @@ namespace {
 
 namespace fs = std::filesystem;
 
-uint64_t num_bytes(const StoredTensor& tensor) {
-  uint64_t bytes = static_cast<uint64_t>(size_of(tensor.dtype));
-  for (const int64_t extent : tensor.shape) bytes *= static_cast<uint64_t>(extent);
-  return bytes;
-}
-
-void load_one(const Checkpoint& checkpoint, const std::string& key,
-              std::vector<std::byte>& memory) {
+void load_whole(const Checkpoint& checkpoint, const std::string& key,
+                std::vector<std::byte>& memory) {
   const StoredTensor& stored = checkpoint.manifest().tensors.at(key);
-  const uint64_t bytes = num_bytes(stored);
+  const uint64_t bytes = num_bytes(stored.dtype, stored.shape);
   if (memory.capacity() < bytes) std::vector<std::byte>().swap(memory);  // not both at once
   memory.resize(bytes);
   ShardedTensor tensor;
@@ -37,9 +31,7 @@ void load_one(const Checkpoint& checkpoint, const std::string& key,
   tensor.dtype = stored.dtype;
   tensor.global_shape = stored.shape;
   tensor.data = memory.data();
-  LoadOptions options;
-  options.wanted_elsewhere = {"*"};
-  checkpoint.load({&tensor, 1}, options);
+  load_one(checkpoint, tensor);
 }
 
 // Modules whose (empty) state Megatron-LM asks for, in layers and outside.
@@ -51,63 +43,24 @@ constexpr const char* kStatefulNorms[] = {"self_attention.q_layernorm",
 }  // namespace
 
 ConvertResult import_torch_dist(const TorchDistImport& request, const ConvertProgress& progress) {
-  MEGATRON_CHECK(find_checkpoints(request.root).empty(), request.root.string(),
-                 ": holds checkpoints already\nhint: give another --save");
-  TokenizerConfig tokenizer = request.tokenizer;
-  std::unique_ptr<Tokenizer> made;
-  std::optional<int64_t> vocab_size = tokenizer.vocab_size;
-  if (!tokenizer.tokenizer_type.empty()) {
-    made = make_tokenizer(tokenizer);
-    vocab_size = model_vocab_size(tokenizer, *made);
-  }
+  check_no_checkpoints(request.root);
+  ImportedTokenizer tokenizer = import_tokenizer(request.tokenizer);
   const TorchDistModel source =
-      open_torch_dist_model(request.directory, request.transformer, vocab_size);
-  if (!made) {
-    tokenizer.tokenizer_type = "NullTokenizer";
-    tokenizer.vocab_size = source.config.vocab_size;
-  }
+      open_torch_dist_model(request.directory, request.transformer, tokenizer.vocab_size);
+  if (request.tokenizer.tokenizer_type.empty())
+    tokenizer.config.vocab_size = source.config.vocab_size;
   ConvertResult result;
   result.model_type = "gpt";
-  result.iteration = source.checkpoint.iteration();
   result.num_tensors = source.num_tensors;
   result.waived = source.waived;
-  SaveRequest save;
-  save.root = request.root;
-  save.iteration = result.iteration;
-  save.state = kWeightsOnlyState;
-  for (const auto& [key, stored] : source.checkpoint.manifest().tensors) {
-    ShardedTensor tensor;
-    tensor.key = key;
-    tensor.dtype = stored.dtype;
-    tensor.global_shape = stored.shape;
-    save.tensors.push_back(std::move(tensor));
-    result.bytes += num_bytes(stored);
-  }
-  if (progress) progress(result.bytes, 0);
-  std::vector<std::byte> memory;
-  uint64_t pending = 0;
-  save.provide = [&](const ShardedTensor& wanted) -> const void* {
-    if (progress) progress(result.bytes, pending);
-    load_one(source.checkpoint, wanted.key, memory);
-    pending = memory.size();
-    return memory.data();
-  };
-  if (made) {
-    for (const fs::path& file : made->files())
-      save.files.emplace_back("tokenizer/" + file.filename().string(), read_file(file));
-    for (std::string* path :
-         {&tokenizer.tokenizer_model, &tokenizer.vocab_file, &tokenizer.merge_file})
-      if (!path->empty() && !fs::is_directory(*path)) *path = fs::path(*path).filename().string();
-  }
-  TransformerConfig transformer = source.config.transformer;
-  Config* const configs[] = {&transformer, &tokenizer};
-  save.files.emplace_back("config.yaml", to_yaml(configs));
-  const SaveResult saved = save_checkpoint(save);
-  if (progress) progress(result.bytes, pending);
-  result.directory = saved.directory;
-  result.warnings = saved.warnings;
-  result.files = {"manifest.json", "rank_00000.safetensors"};
-  for (const auto& [name, contents] : save.files) result.files.push_back(name);
+  ImportRequest weights;
+  weights.root = request.root;
+  weights.iteration = source.checkpoint.iteration();
+  weights.sources = {&source.checkpoint};
+  weights.files = std::move(tokenizer.files);
+  weights.files.emplace_back("config.yaml",
+                             model_yaml(source.config.transformer, tokenizer.config));
+  import_weights(weights, progress, result);
   return result;
 }
 
@@ -134,7 +87,7 @@ ConvertResult export_torch_dist(const ExportRequest& request, const ConvertProgr
     auto& stack = stacks[place.key];
     if (stack.empty()) order.push_back(place.key);
     stack.emplace_back(place.layer, name);
-    result.bytes += num_bytes(found->second);
+    result.bytes += num_bytes(found->second.dtype, found->second.shape);
   });
   const std::string arguments =
       pickled_arguments(config, manifest.tensors.at("embedding.word_embeddings.weight").dtype);
@@ -147,7 +100,7 @@ ConvertResult export_torch_dist(const ExportRequest& request, const ConvertProgr
   std::vector<std::byte> memory;
   for (const std::string& key : order) {
     for (const auto& [layer, name] : stacks.at(key)) {
-      load_one(source.checkpoint, name, memory);
+      load_whole(source.checkpoint, name, memory);
       const StoredTensor& stored = manifest.tensors.at(name);
       std::vector<int64_t> shape = stored.shape;
       Box box{std::vector<int64_t>(shape.size(), 0), shape};

@@ -8,7 +8,7 @@
 #include "megatron/base/check.h"
 #include "megatron/comm/parallel_groups.h"
 #include "megatron/dist_checkpointing/torch_dist.h"
-#include "megatron/models/problems.h"
+#include "megatron/models/foreign_tensors.h"
 
 namespace megatron {
 namespace {
@@ -250,7 +250,8 @@ class Reader {
          std::optional<int64_t> vocab_size)
       : directory_(directory),
         name_(directory.string()),
-        files_(open_torch_dist(directory, is_of_model)) {
+        files_(open_torch_dist(directory, is_of_model)),
+        manifest_(name_) {
     config_.transformer = transformer;
     const auto table = files_.manifest.tensors.find("embedding.word_embeddings.weight");
     MEGATRON_CHECK(table != files_.manifest.tensors.end() && table->second.shape.size() == 2, name_,
@@ -269,17 +270,17 @@ class Reader {
     find_expected();
     for (const auto& [key, tensor] : files_.manifest.tensors) add(key, tensor);
     for (const auto& [name, shape] : expected_)
-      if (!tensors_.contains(name))
-        problems_.push_back(name + " is not in the checkpoint, the model of its arguments has it");
-    throw_problems(name_, problems_);
+      if (!manifest_.contains(name))
+        manifest_.add_problem(name +
+                              " is not in the checkpoint, the model of its arguments has it");
+    manifest_.set_files(std::move(files_.manifest.files));
+    manifest_.set_iteration(files_.iteration);
+    Checkpoint checkpoint = std::move(manifest_).open(directory_);
     std::map<std::string, int64_t> groups;  // what is waived, by its first words
     for (const std::string& key : files_.others) ++groups[group_of(key)];
     for (const auto& [group, count] : groups)
       waived_.push_back(count == 1 ? group : cat(group, " (", count, ")"));
-    Manifest manifest = std::move(files_.manifest);
-    manifest.iteration = files_.iteration;
-    manifest.tensors = std::move(tensors_);
-    return {config_, Checkpoint(directory_, std::move(manifest)), used_, std::move(waived_)};
+    return {config_, std::move(checkpoint), used_, std::move(waived_)};
   }
 
  private:
@@ -312,7 +313,7 @@ class Reader {
                        tensor.shape, tensor.fragments);
     const int64_t layers = config_.transformer.num_layers;
     if (tensor.shape.size() < 2 || tensor.shape[0] != layers) {
-      problems_.push_back(
+      manifest_.add_problem(
           cat(key, " has shape ", shape_text(tensor.shape), ", expected ", layers, " layers"));
       return;
     }
@@ -341,7 +342,7 @@ class Reader {
     if (found == expected_.end()) {
       const bool tied =
           ours == "output_layer.weight" && !config_.transformer.untie_embeddings_and_output_weights;
-      problems_.push_back(
+      manifest_.add_problem(
           cat(key, " is in the checkpoint, the model of its arguments has no such tensor",
               tied ? ": its output layer is tied to the embedding" : ""));
       return;
@@ -357,19 +358,15 @@ class Reader {
       drop_padding(shape, fragments, expected);
     }
     if (shape != expected) {
-      problems_.push_back(cat(key, " has shape ", shape_text(shape),
-                              name.layer == -1 ? " per layer" : "",
-                              ", by the model's arguments it is ", shape_text(expected)));
+      manifest_.add_problem(cat(key, " has shape ", shape_text(shape),
+                                name.layer == -1 ? " per layer" : "",
+                                ", by the model's arguments it is ", shape_text(expected)));
       return;
     }
-    StoredTensor& stored = tensors_.try_emplace(ours, StoredTensor{dtype, shape, {}}).first->second;
-    if (stored.dtype != dtype) {
-      problems_.push_back(cat(key, " is stored as ", to_string(dtype), ", other parts of ", ours,
-                              " as ", to_string(stored.dtype)));
-      return;
-    }
-    stored.fragments.insert(stored.fragments.end(), std::make_move_iterator(fragments.begin()),
-                            std::make_move_iterator(fragments.end()));
+    StoredTensor* const stored = manifest_.tensor(ours, shape, key, dtype);
+    if (stored == nullptr) return;
+    stored->fragments.insert(stored->fragments.end(), std::make_move_iterator(fragments.begin()),
+                             std::make_move_iterator(fragments.end()));
   }
 
   // Rows beyond the vocabulary.
@@ -390,9 +387,9 @@ class Reader {
   TorchDistFiles files_;
   GPTConfig config_;
   std::map<std::string, std::vector<int64_t>> expected_;  // shapes of ours, by name
-  std::map<std::string, StoredTensor> tensors_;
+  ForeignManifest manifest_;
   int64_t used_ = 0;
-  std::vector<std::string> waived_, problems_;
+  std::vector<std::string> waived_;
 };
 
 // -- writing

@@ -15,6 +15,18 @@ constexpr std::string_view kLlama3 =
     R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
 constexpr std::string_view kQwen2 =
     R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
+constexpr std::string_view kTiktokenV1 =
+    R"([^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]++[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+)";
+constexpr std::string_view kTiktokenV2 =
+    R"([^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+)"
+    R"(|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*)"
+    R"(|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
+constexpr std::string_view kO200k =
+    R"([^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+)"
+    R"((?i:'s|'t|'re|'ve|'m|'ll|'d)?)"
+    R"(|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*)"
+    R"((?i:'s|'t|'re|'ve|'m|'ll|'d)?)"
+    R"(|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
 
 // Adds [begin, end) unless it is empty.
 void add(std::vector<Piece>& pieces, size_t begin, size_t end, bool matched) {
@@ -36,13 +48,10 @@ void split_by_regex(const Regex& regex, std::string_view text, const Piece& piec
 void split_by_scanner(KnownPattern known, std::string_view text, const Piece& piece,
                       std::vector<Piece>& out) {
   const char* base = text.data();
-  Scanner scanner(base + piece.begin, base + piece.end);
   const auto emit = [&](const char* begin, const char* end) {
     out.push_back({static_cast<size_t>(begin - base), static_cast<size_t>(end - base), true});
   };
-  if (known == KnownPattern::kGpt2) scanner.gpt2(emit);
-  if (known == KnownPattern::kLlama3) scanner.llama3<3>(emit);
-  if (known == KnownPattern::kQwen2) scanner.llama3<1>(emit);
+  scan(known, base + piece.begin, base + piece.end, emit);
 }
 
 void split_by_string(std::string_view delimiter, std::string_view text, const Piece& piece,
@@ -182,6 +191,12 @@ std::string_view pattern_text(KnownPattern pattern) {
       return kLlama3;
     case KnownPattern::kQwen2:
       return kQwen2;
+    case KnownPattern::kTiktokenV1:
+      return kTiktokenV1;
+    case KnownPattern::kTiktokenV2:
+      return kTiktokenV2;
+    case KnownPattern::kO200k:
+      return kO200k;
     case KnownPattern::kNone:
       break;
   }
@@ -190,7 +205,8 @@ std::string_view pattern_text(KnownPattern pattern) {
 
 KnownPattern find_known_pattern(std::string_view regex) {
   for (const KnownPattern pattern :
-       {KnownPattern::kGpt2, KnownPattern::kLlama3, KnownPattern::kQwen2}) {
+       {KnownPattern::kGpt2, KnownPattern::kLlama3, KnownPattern::kQwen2, KnownPattern::kTiktokenV1,
+        KnownPattern::kTiktokenV2, KnownPattern::kO200k}) {
     if (regex == pattern_text(pattern)) return pattern;
   }
   return KnownPattern::kNone;

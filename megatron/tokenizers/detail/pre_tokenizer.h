@@ -14,9 +14,31 @@
 namespace megatron {
 
 // The regular expressions that have a scanner.
-enum class KnownPattern { kNone, kGpt2, kLlama3, kQwen2 };
+enum class KnownPattern { kNone, kGpt2, kLlama3, kQwen2, kTiktokenV1, kTiktokenV2, kO200k };
 std::string_view pattern_text(KnownPattern pattern);
 KnownPattern find_known_pattern(std::string_view regex);
+
+// Calls emit(begin, end) for each piece. Not for kNone.
+template <class Emit>
+void scan(KnownPattern pattern, const char* begin, const char* end, Emit&& emit) {
+  Scanner scanner(begin, end);
+  switch (pattern) {
+    case KnownPattern::kGpt2:
+      return scanner.gpt2(emit);
+    case KnownPattern::kLlama3:
+      return scanner.llama3<3, true>(emit);
+    case KnownPattern::kQwen2:
+      return scanner.llama3<1, true>(emit);
+    case KnownPattern::kTiktokenV1:
+      return scanner.llama3<1, false>(emit);
+    case KnownPattern::kTiktokenV2:
+      return scanner.camel_case<1, false>(emit);
+    case KnownPattern::kO200k:
+      return scanner.camel_case<3, true>(emit);
+    case KnownPattern::kNone:
+      break;
+  }
+}
 
 // What becomes of the delimiters that Split matches.
 enum class SplitBehavior { kIsolated, kRemoved, kMergedWithPrevious, kMergedWithNext, kContiguous };
@@ -67,16 +89,7 @@ class PreTokenizer {
     const char* end = begin + text.size();
     if (text.empty()) return;
     if (steps_.empty()) return emit(begin, end);
-    switch (scanner_) {
-      case KnownPattern::kGpt2:
-        return Scanner(begin, end).gpt2(emit);
-      case KnownPattern::kLlama3:
-        return Scanner(begin, end).llama3<3>(emit);
-      case KnownPattern::kQwen2:
-        return Scanner(begin, end).llama3<1>(emit);
-      case KnownPattern::kNone:
-        break;
-    }
+    if (scanner_ != KnownPattern::kNone) return scan(scanner_, begin, end, emit);
     const char* base = split_by_steps(text, first, scratch);
     for (const Scratch::Piece& piece : scratch.pieces) emit(base + piece.begin, base + piece.end);
   }

@@ -6,6 +6,12 @@
 //   ?[^\s\p{L}\p{N}]+[\r\n]*
 //            |\s*[\r\n]+|\s+(?!\S)|\s+
 //   Qwen 2   as Llama 3 with \p{N} for \p{N}{1,3}
+//   Megatron's v1 for tiktoken    as Qwen 2 without contractions
+//   Megatron's v2 for tiktoken, with U for [\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}] and
+//            L for [\p{Ll}\p{Lm}\p{Lo}\p{M}]
+//            [^\r\n\p{L}\p{N}]?U*L+|[^\r\n\p{L}\p{N}]?U+L*|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*
+//            |\s*[\r\n]+|\s+(?!\S)|\s+
+//   o200k    as v2 with \p{N}{1,3} for \p{N} and a contraction of Llama 3 behind words
 //
 // Each scanner takes well-formed UTF-8 and calls emit(begin, end) for consecutive pieces that cover
 // it. Linear time.
@@ -47,8 +53,8 @@ class Scanner {
     }
   }
 
-  // kMaxDigits: 3 for Llama 3, 1 for Qwen 2.
-  template <int kMaxDigits, class Emit>
+  // kMaxDigits: 3 for Llama 3, 1 for Qwen 2. kContractions: false for Megatron's v1.
+  template <int kMaxDigits, bool kContractions, class Emit>
   void llama3(Emit&& emit) {
     while (p_ < end_) {
       const char* start = p_;
@@ -57,13 +63,11 @@ class Scanner {
       if (kind == kLetter) {
         skip(kLetter);
       } else if (kind == kNumber) {
-        int digits = 0;
-        do {
-          p_ += length;
-        } while (++digits < kMaxDigits && p_ < end_ && class_at(p_, length) == kNumber);
+        digits<kMaxDigits>(length);
       } else if (kind == kNewline) {
         p_ = space_run(true);
-      } else if (size_t contraction; *p_ == '\'' && (contraction = llama3_contraction()) != 0) {
+      } else if (size_t contraction;
+                 kContractions && *p_ == '\'' && (contraction = llama3_contraction()) != 0) {
         p_ += contraction;
       } else {
         llama3_prefixed(kind, length);
@@ -72,7 +76,92 @@ class Scanner {
     }
   }
 
+  // Words are cut where upper case begins. kMaxDigits: 1 for Megatron's v2, 3 for o200k, whose
+  // words also have kContractions.
+  template <int kMaxDigits, bool kContractions, class Emit>
+  void camel_case(Emit&& emit) {
+    while (p_ < end_) {
+      const char* start = p_;
+      size_t length;
+      const uint8_t kind = class_at(p_, length);
+      bool word = true;
+      if (kind == kLetter) {
+        bool ignored;
+        p_ = cased_word(p_, ignored);
+      } else if (kind == kNumber || kind == kNewline) {
+        word = false;
+        kind == kNumber ? digits<kMaxDigits>(length) : void(p_ = space_run(true));
+      } else {
+        word = camel_case_prefixed(kind, length);
+      }
+      if (kContractions && word && p_ < end_ && *p_ == '\'') p_ += llama3_contraction();
+      emit(start, p_);
+    }
+  }
+
  private:
+  // A piece that starts with white space, a symbol or a mark of `length` bytes, which a word may
+  // follow. False: none does, and it is no word itself.
+  bool camel_case_prefixed(uint8_t kind, size_t length) {
+    const char* const next = p_ + length;
+    bool has_lower;
+    const char* const end = cased_word(next, has_lower);
+    size_t ignored;
+    // A mark is a word by U*L+ before it can precede one that is U+L* alone.
+    const bool mark = kind == kOther && case_at(p_, ignored) != 0;
+    if (end > next && (has_lower || !mark)) {
+      p_ = end;
+      return true;
+    }
+    if (mark) {
+      p_ = next;
+      return true;
+    }
+    if (kind == kOther || (*p_ == ' ' && next < end_ && class_at(next, ignored) == kOther)) {
+      p_ = next;
+      skip(kOther);
+      while (p_ < end_ && (*p_ == '\r' || *p_ == '\n' || *p_ == '/')) ++p_;
+    } else {
+      p_ = space_run(true);
+    }
+    return false;
+  }
+
+  // The end of U*L+ at p, else that of U+; p when there is neither.
+  const char* cased_word(const char* p, bool& has_lower) const {
+    const char* behind_uncased = nullptr;
+    uint8_t kind = 0;
+    size_t length;
+    for (; p < end_ && ((kind = case_at(p, length)) & kUpperOrUncased) != 0; p += length)
+      if ((kind & kLowerOrUncased) != 0) behind_uncased = p + length;
+    has_lower = p < end_ && (kind & kLowerOrUncased) != 0;
+    if (has_lower) {
+      do {
+        p += length;
+      } while (p < end_ && (case_at(p, length) & kLowerOrUncased) != 0);
+      return p;
+    }
+    has_lower = behind_uncased != nullptr;
+    return has_lower ? behind_uncased : p;
+  }
+
+  uint8_t case_at(const char* p, size_t& length) const {
+    length = 1;
+    if (static_cast<unsigned char>(*p) >= 128) {
+      return classes_[decode_utf8(p, length)] & (kUpperOrUncased | kLowerOrUncased);
+    }
+    if (kByteClass[static_cast<unsigned char>(*p)] != kLetter) return 0;
+    return (*p & 0x20) != 0 ? kLowerOrUncased : kUpperOrUncased;
+  }
+
+  template <int kMaxDigits>
+  void digits(size_t length) {
+    int count = 0;
+    do {
+      p_ += length;
+    } while (++count < kMaxDigits && p_ < end_ && class_at(p_, length) == kNumber);
+  }
+
   // A piece that starts with white space or a symbol of `length` bytes, which letters may follow.
   void llama3_prefixed(uint8_t kind, size_t length) {
     const char* next = p_ + length;

@@ -37,7 +37,7 @@ std::unique_ptr<T[]> expand(const uint32_t (&ranges)[kCount]) {
 }  // namespace
 
 const uint8_t* unicode_classes() {
-  static const std::unique_ptr<uint8_t[]> classes = expand<uint8_t, 5>(kRanges);
+  static const std::unique_ptr<uint8_t[]> classes = expand<uint8_t, 7>(kRanges);
   return classes.get();
 }
 

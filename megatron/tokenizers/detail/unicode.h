@@ -19,7 +19,14 @@ enum CharClass : uint8_t {
 //   bits 0 to 2  the CharClass
 //   bit 3        a word character (\w)
 //   bit 4        has a combining class other than 0 in the package's tables for NFC
+//   bits 5, 6    the LetterCase
 const uint8_t* unicode_classes();
+
+// By what words in camel case are cut; letters without case and marks are both.
+enum LetterCase : uint8_t {
+  kUpperOrUncased = 32,  // [\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]
+  kLowerOrUncased = 64,  // [\p{Ll}\p{Lm}\p{Lo}\p{M}]
+};
 
 enum CharTrait : uint16_t {
   kPunctuation = 1,   // of Punctuation and BertPreTokenizer

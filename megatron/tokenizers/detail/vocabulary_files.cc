@@ -13,14 +13,6 @@
 namespace megatron {
 namespace {
 
-// Megatron's patterns for --tiktoken-pattern (tiktoken_tokenizer.py).
-constexpr std::string_view kTiktokenV1 =
-    R"([^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]++[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+)";
-constexpr std::string_view kTiktokenV2 =
-    R"([^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+)"
-    R"(|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*)"
-    R"(|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
-
 const std::vector<std::string>& megatron_special_tokens() {
   static const std::vector<std::string> tokens = {"<unk>", "<s>",   "</s>", "<mask>",
                                                   "<pad>", "<cls>", "<sep>"};
@@ -221,11 +213,13 @@ TokenizerDefinition read_tiktoken(const std::filesystem::path& path,
   } else {
     read_rank_lines(path, text, options, definition);
   }
-  std::string pattern(pattern_text(KnownPattern::kLlama3));
-  if (options.pattern == "v1") pattern = kTiktokenV1;
-  if (options.pattern == "v2" || (list && options.pattern.empty())) pattern = kTiktokenV2;
+  // Megatron's patterns for --tiktoken-pattern are those of its tiktoken_tokenizer.py.
+  KnownPattern pattern = KnownPattern::kLlama3;
+  if (options.pattern == "v1") pattern = KnownPattern::kTiktokenV1;
+  if (options.pattern == "v2" || (list && options.pattern.empty()))
+    pattern = KnownPattern::kTiktokenV2;
   definition.steps.push_back(
-      {.kind = PreTokenizerStep::Kind::kSplitRegex, .pattern = std::move(pattern)});
+      {.kind = PreTokenizerStep::Kind::kSplitRegex, .pattern = std::string(pattern_text(pattern))});
   return definition;
 }
 

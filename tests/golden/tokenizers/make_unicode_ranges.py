@@ -1,6 +1,6 @@
 """Writes megatron/tokenizers/detail/unicode_ranges.inc: the character classes that the `tokenizers` package uses.
 
-The classes are read from the engines themselves (Oniguruma for \\p{L}, \\p{N} and \\s; Rust's regex for \\w; its own tables
+The classes are read from the engines themselves (Oniguruma for \\p{L} and its parts, \\p{M}, \\p{N} and \\s; Rust's regex for \\w; its own tables
 for NFC), because their Unicode versions, not the newest one, decide the ids. Made with tokenizers 0.23.3.
 
     python make_unicode_ranges.py > ../../../megatron/tokenizers/detail/unicode_ranges.inc
@@ -12,7 +12,7 @@ import tokenizers
 from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_tokenizers
 
 CODE_POINTS = [c for c in range(0x110000) if not 0xD800 <= c < 0xE000]
-LETTER, NUMBER, SPACE, NEWLINE, WORD, COMBINING = 1, 2, 3, 4, 8, 16
+LETTER, NUMBER, SPACE, NEWLINE, WORD, COMBINING, UPPER_OR_UNCASED, LOWER_OR_UNCASED = 1, 2, 3, 4, 8, 16, 32, 64
 
 
 def matching(pattern):
@@ -60,10 +60,14 @@ def main():
         classes[c] |= WORD
     for c in combining_characters():
         classes[c] |= COMBINING
+    for c in matching(r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]"):
+        classes[c] |= UPPER_OR_UNCASED
+    for c in matching(r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"):
+        classes[c] |= LOWER_OR_UNCASED
     starts = [c for c in range(0x110000) if c == 0 or classes[c] != classes[c - 1]]
-    entries = [f"0x{(c << 5) | classes[c]:x}," for c in starts]
+    entries = [f"0x{(c << 7) | classes[c]:x}," for c in starts]
     print(f"// Made by tests/golden/tokenizers/make_unicode_ranges.py with tokenizers {tokenizers.__version__}. Do not edit.")
-    print("// Each entry: (first code point << 5) | class; the class holds up to the next entry.")
+    print("// Each entry: (first code point << 7) | class; the class holds up to the next entry.")
     for first in range(0, len(entries), 10):
         print(" ".join(entries[first : first + 10]))
 

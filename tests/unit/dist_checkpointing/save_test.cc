@@ -101,14 +101,58 @@ TEST(Checkpoint, ReadsFilesOfOtherProgramsAndTransposedMatrices) {
   wanted.flat_begin = 1;
   wanted.flat_end = 2;
   EXPECT_EQ(error_of([&] { checkpoint.load({&wanted, 1}); }),
-            "w: a flat range of a tensor that is stored transposed cannot be read");
+            "w: a flat range of a tensor that is stored with a stride cannot be read");
   manifest.tensors["w"].fragments[0].offset = 8;
   EXPECT_THAT(error_of([&] { Checkpoint(folder.path(), manifest); }), HasSubstr("does not fit into the 24 data bytes of w"));
   manifest.tensors["w"].fragments[0].column_stride = 1;
   EXPECT_THAT(error_of([&] { Checkpoint(folder.path(), manifest); }),
-              HasSubstr("a transposed fragment is no whole part of a matrix"));
+              HasSubstr("a fragment with a stride is no whole part of a matrix"));
   spill(folder.path() / "w", "short");
   EXPECT_NE(error_of([&] { Checkpoint(folder.path(), manifest); }), "");
+}
+
+// [[1, 2, 3], [4, 5, 6]] by rows: its last two columns, then its first, make a matrix.
+TEST(Checkpoint, ReadsColumnsOfLargerMatrices) {
+  ScratchFolder folder;
+  const float rows[] = {1, 2, 3, 4, 5, 6};
+  spill(folder.path() / "w", std::string(reinterpret_cast<const char*>(rows), sizeof rows));
+  Manifest manifest;
+  StoredFile file;
+  file.name = "w";
+  file.bytes = sizeof rows;
+  file.has_checksums = false;
+  manifest.files = {file};
+  manifest.tensors["w"] = {DType::kFloat32, {2, 3}, {{0, 4, {{0, 0}, {2, 2}}, 0, 4, 0, 3}, {0, 0, {{0, 2}, {2, 1}}, 0, 2, 0, 3}}};
+  const Checkpoint checkpoint(folder.path(), manifest);
+  double out[6] = {};
+  ShardedTensor wanted;
+  wanted.key = "w";
+  wanted.dtype = DType::kFloat64;
+  wanted.global_shape = {2, 3};
+  wanted.data = out;
+  LoadOptions convert;
+  convert.convert_dtype = true;
+  checkpoint.load({&wanted, 1}, convert);
+  EXPECT_THAT(out, ElementsAre(2, 3, 1, 5, 6, 4));
+
+  // A rank's last two columns of row 1, in the type of the file.
+  float part[2] = {};
+  wanted.dtype = DType::kFloat32;
+  wanted.local_shape = {1, 2};
+  wanted.pieces = {{{{1, 1}, {1, 2}}, {0, 0}}};
+  wanted.data = part;
+  checkpoint.load({&wanted, 1});
+  EXPECT_THAT(part, ElementsAre(6, 4));
+
+  manifest.tensors["w"].fragments[0].offset = 8;
+  EXPECT_THAT(error_of([&] { Checkpoint(folder.path(), manifest); }), HasSubstr("does not fit into the 24 data bytes of w"));
+  for (const int64_t stride : {1, 3}) {  // too small; both at once
+    manifest.tensors["w"].fragments[0].offset = 4;
+    manifest.tensors["w"].fragments[0].row_stride = stride;
+    manifest.tensors["w"].fragments[0].column_stride = stride - 1;
+    EXPECT_THAT(error_of([&] { Checkpoint(folder.path(), manifest); }),
+                HasSubstr("a fragment with a stride is no whole part of a matrix"));
+  }
 }
 
 TEST(Save, WritesPlainSafetensorsUnderTheTensorsOwnNames) {

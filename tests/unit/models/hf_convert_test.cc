@@ -356,7 +356,8 @@ TEST_F(HfConvert, UnknownModelsAndSettingsAreNamed) {
   };
   EXPECT_EQ(
       config_error([](ordered_json& json) { json["model_type"] = "mamba"; }),
-      ": models of the type \"mamba\" are not known\nhint: types that are: " + hf_family_names());
+      ": models of the type \"mamba\" are not known\nhint: types that are: " + hf_family_names() +
+          "; convert-checkpoint --name-map reads others whose blocks are ours");
   EXPECT_EQ(config_error([](ordered_json& json) { json["hidden_act"] = "relu"; }),
             ": hidden_act \"relu\" is not built, only \"silu\"");
   EXPECT_EQ(config_error([](ordered_json& json) {
