@@ -1,3 +1,5 @@
+#include <algorithm>
+
 #include "megatron/kernels/activation.h"
 #include "megatron/kernels/detail/activation_math.h"
 #include "megatron/kernels/detail/amax.cuh"
@@ -13,9 +15,10 @@ __device__ __forceinline__ float largest_in(const Group& group, float amax) {
   return amax;
 }
 
-// A thread works on kSize neighbours: one pack, or one element where packs do not fit.
-template <class T, class Gate, bool InPacks, bool Measured>
-__global__ void gated_kernel(ActivationArgs args, bool backward) {
+// A thread works on kSize neighbours: one pack, or one element where packs do not fit. A block of
+// threads takes a tile, blockDim.x groups of one row; tiles blockIdx.x, blockIdx.x + gridDim.x, ...
+template <class T, class Gate, bool InPacks, bool Measured, bool Backward>
+__global__ void gated_kernel(ActivationArgs args, uint32_t tiles_of_row) {
   using Acc = AccumulateType<T>;
   using Group = std::conditional_t<InPacks, Pack<T>, Single<T>>;
   const T* x = static_cast<const T*>(args.x);
@@ -23,16 +26,16 @@ __global__ void gated_kernel(ActivationArgs args, bool backward) {
   T* out = static_cast<T*>(args.out);
   const Acc offset = static_cast<Acc>(args.offset);
   float amax = 0.0f;
-  const int64_t f = args.features, groups = args.rows * f / Group::kSize,
-                step = int64_t{gridDim.x} * blockDim.x;
-  for (int64_t g = int64_t{blockIdx.x} * blockDim.x + threadIdx.x; g < groups; g += step) {
-    const int64_t i = g * Group::kSize;
-    const int64_t row = groups < INT32_MAX
-                            ? static_cast<uint32_t>(g) / static_cast<uint32_t>(f / Group::kSize)
-                            : i / f;
-    const int64_t at = i + row * f;  // of the gate; its partner lies f further
+  const int64_t f = args.features;
+  const uint32_t tiles = static_cast<uint32_t>(args.rows) * tiles_of_row;
+  for (uint32_t tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
+    const int64_t row = tile / tiles_of_row;
+    const int64_t column = (int64_t{tile % tiles_of_row} * blockDim.x + threadIdx.x) * Group::kSize;
+    if (column >= f) continue;
+    const int64_t i = row * f + column,
+                  at = i + row * f;  // of the gate; its partner lies f further
     const Group gates = load_group<Group>(x + at), ups = load_group<Group>(x + at + f);
-    if (backward) {
+    if constexpr (Backward) {
       const Group grads = load_group<Group>(dy + i);
       Group dgate, dup;
 #pragma unroll
@@ -92,25 +95,38 @@ __global__ void plain_kernel(ActivationArgs args, bool backward) {
 }
 
 template <class T, class Gate, bool Gated, bool InPacks, bool Measured>
-void launch_form(const ActivationArgs& args, bool backward, unsigned blocks, cudaStream_t stream) {
+void launch_form(const ActivationArgs& args, bool backward, cudaStream_t stream) {
+  constexpr int kSize = InPacks ? Pack<T>::kSize : 1;
+  const auto limited = [](int64_t blocks) {
+    return static_cast<unsigned>(Measured ? std::min<int64_t>(blocks, kAmaxBlocks) : blocks);
+  };
   if constexpr (Gated) {
-    gated_kernel<T, Gate, InPacks, Measured><<<blocks, kThreads, 0, stream>>>(args, backward);
+    const int64_t groups = args.features / kSize;
+    const auto threads =
+        static_cast<unsigned>(std::min<int64_t>(kThreads, (groups + 31) / 32 * 32));
+    const auto tiles_of_row = static_cast<uint32_t>((groups + threads - 1) / threads);
+    MEGATRON_ASSERT(args.rows * tiles_of_row <= INT32_MAX, "an activation of ", args.rows,
+                    " rows of ", args.features);
+    const unsigned blocks = limited(args.rows * tiles_of_row);
+    const auto kernel = backward ? gated_kernel<T, Gate, InPacks, Measured, true>
+                                 : gated_kernel<T, Gate, InPacks, Measured, false>;
+    kernel<<<blocks, threads, 0, stream>>>(args, tiles_of_row);
   } else {
+    const unsigned blocks = limited(blocks_for(args.rows * args.features / kSize));
     plain_kernel<T, Gate, InPacks, Measured><<<blocks, kThreads, 0, stream>>>(args, backward);
   }
 }
 
 template <class T, class Gate, bool Gated>
 void launch_kernel(const ActivationArgs& args, bool backward, cudaStream_t stream) {
+  if (args.rows * args.features == 0) return;
   const bool packs = fits_packs<T>(args.features, {args.x, args.dy, args.out});
-  const unsigned blocks = blocks_for(args.rows * args.features / (packs ? Pack<T>::kSize : 1));
-  const unsigned measuring = blocks < kAmaxBlocks ? blocks : kAmaxBlocks;
   if (args.amax != nullptr) {
-    packs ? launch_form<T, Gate, Gated, true, true>(args, backward, measuring, stream)
-          : launch_form<T, Gate, Gated, false, true>(args, backward, measuring, stream);
+    packs ? launch_form<T, Gate, Gated, true, true>(args, backward, stream)
+          : launch_form<T, Gate, Gated, false, true>(args, backward, stream);
   } else {
-    packs ? launch_form<T, Gate, Gated, true, false>(args, backward, blocks, stream)
-          : launch_form<T, Gate, Gated, false, false>(args, backward, blocks, stream);
+    packs ? launch_form<T, Gate, Gated, true, false>(args, backward, stream)
+          : launch_form<T, Gate, Gated, false, false>(args, backward, stream);
   }
 }
 

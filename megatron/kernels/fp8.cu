@@ -54,11 +54,11 @@ __global__ void __launch_bounds__(256) cast_kernel(Fp8Cast args) {
 #pragma unroll
   for (int r = 0; r < kThreadRows; ++r) {
     float x[kThreadColumns];
+    in[r].get(x);
 #pragma unroll
     for (int c = 0; c < kThreadColumns; ++c) {
-      const float value = in[r].at(c);
-      amax = larger(amax, value);
-      x[c] = value * scale;
+      amax = larger(amax, x[c]);
+      x[c] *= scale;
     }
     codes.left[r] = codes_of<Type>(x[0], x[1], x[2], x[3]);
     codes.right[r] = codes_of<Type>(x[4], x[5], x[6], x[7]);
@@ -73,16 +73,13 @@ __global__ void __launch_bounds__(256) cast_kernel(Fp8Cast args) {
 
 // A block per 128 x 128 elements.
 template <class T, Fp8Type Type>
-__global__ void __launch_bounds__(256) block_cast_kernel(Fp8BlockCast args) {
+__global__ void __launch_bounds__(kBlockThreads, 2) block_cast_kernel(Fp8BlockCast args) {
   __shared__ BlockMemory memory;
   const BlockPlace at(blockIdx.x, args.columns);
   BlockValues<T> in;
 #pragma unroll
-  for (int g = 0; g < kGroups; ++g) {
-#pragma unroll
-    for (int r = 0; r < kThreadRows; ++r)
-      in[g][r].load(static_cast<const T*>(args.x) + (at.row(g) + r) * args.columns + at.column());
-  }
+  for (int r = 0; r < kThreadRows; ++r)
+    in[r].load(static_cast<const T*>(args.x) + (at.row() + r) * args.columns + at.column());
   store_block<T, Type>(in, at, args, at.block_column, memory);
 }
 
@@ -151,7 +148,7 @@ void fp8_block_cast_cuda(const Fp8BlockCast& args, void* stream) {
   with_cast_type(args.dtype, [&](auto x) {
     with_fp8_type(args.type, [&](auto type) {
       block_cast_kernel<decltype(x), type()>
-          <<<static_cast<unsigned>(blocks), 256, 0, as_stream(stream)>>>(args);
+          <<<static_cast<unsigned>(blocks), kBlockThreads, 0, as_stream(stream)>>>(args);
     });
   });
   check_cuda(cudaGetLastError(), "FP8 block cast");

@@ -41,15 +41,17 @@ __global__ void __launch_bounds__(256) fp8_activation_kernel(Fp8Activation args)
   float amax = 0.0f;
 #pragma unroll
   for (int r = 0; r < kThreadRows; ++r) {
-    float a[kThreadColumns], b[kThreadColumns];
+    float a[kThreadColumns], b[kThreadColumns], grad[kThreadColumns];
+    gates[r].get(a);
+    ups[r].get(b);
+    if constexpr (Backward) grads[r].get(grad);
 #pragma unroll
     for (int c = 0; c < kThreadColumns; ++c) {
-      const GateValue<float> gate = Gate::at(gates[r].at(c));
-      const float up = ups[r].at(c) + offset;
+      const GateValue<float> gate = Gate::at(a[c]);
+      const float up = b[c] + offset;
       if constexpr (Backward) {
-        const float grad = grads[r].at(c);
-        a[c] = rounded<T>(grad * gate.slope * up);
-        b[c] = rounded<T>(grad * gate.act);
+        a[c] = rounded<T>(grad[c] * gate.slope * up);
+        b[c] = rounded<T>(grad[c] * gate.act);
         amax = larger(amax, b[c]);
         b[c] *= scale;
       } else {
@@ -92,40 +94,48 @@ void launch_gate(const Fp8Activation& args, cudaStream_t stream) {
   });
 }
 
-// A block per 128 x 128 of the result. In the backward the blocks of dgate and dup of one place are
-// neighbours, which read the same x and dy at about the same time.
+// A block per 128 x 128 of one half of the result; in the backward of both halves.
 template <class T, class Gate, Fp8Type Type, bool Backward>
-__global__ void __launch_bounds__(256) fp8_block_activation_kernel(Fp8BlockActivation args) {
+__global__ void __launch_bounds__(kBlockThreads, 2)
+    fp8_block_activation_kernel(Fp8BlockActivation args) {
   __shared__ BlockMemory memory;
   const int64_t f = args.activation.features;
-  const bool of_up = Backward && blockIdx.x % 2 == 1;
-  const BlockPlace at(Backward ? blockIdx.x / 2 : blockIdx.x, f);
-  const T* x = static_cast<const T*>(args.activation.x);
-  const T* dy = static_cast<const T*>(args.activation.dy);
+  const BlockPlace at(blockIdx.x, f);
+  const T* x = static_cast<const T*>(args.activation.x) + at.row() * 2 * f + at.column();
+  const T* dy = static_cast<const T*>(args.activation.dy) + at.row() * f + at.column();
   const float offset = static_cast<float>(args.activation.offset);
-  constexpr int kSize = Pack<T>::kSize;
-  BlockValues<T> out;  // y, dgate or dup
+  BlockValues<T> first, second, grads;  // gates and ups, then y, or dgate and dup
 #pragma unroll
-  for (int g = 0; g < kGroups; ++g) {
+  for (int r = 0; r < kThreadRows; ++r) {
+    first[r].load(x + r * 2 * f);
+    second[r].load(x + r * 2 * f + f);
+    if constexpr (Backward) grads[r].load(dy + r * f);
+  }
 #pragma unroll
-    for (int r = 0; r < kThreadRows; ++r) {
-      Eight<T> gates, ups = {}, grads = {};
-      const int64_t row = at.row(g) + r;
-      gates.load(x + row * 2 * f + at.column());
-      if (!of_up) ups.load(x + row * 2 * f + f + at.column());
-      if constexpr (Backward) grads.load(dy + row * f + at.column());
+  for (int r = 0; r < kThreadRows; ++r) {
+    float a[kThreadColumns], b[kThreadColumns], grad[kThreadColumns];
+    first[r].get(a);
+    second[r].get(b);
+    if constexpr (Backward) grads[r].get(grad);
 #pragma unroll
-      for (int c = 0; c < kThreadColumns; ++c) {
-        const GateValue<float> gate = Gate::at(gates.at(c));
-        const float up = ups.at(c) + offset;
-        float value = gate.act * up;
-        if constexpr (Backward)
-          value = of_up ? grads.at(c) * gate.act : grads.at(c) * gate.slope * up;
-        store_as(out[g][r].packs[c / kSize].at[c % kSize], value);
+    for (int c = 0; c < kThreadColumns; ++c) {
+      const GateValue<float> gate = Gate::at(a[c]);
+      const float up = b[c] + offset;
+      if constexpr (Backward) {
+        a[c] = grad[c] * gate.slope * up;
+        b[c] = grad[c] * gate.act;
+      } else {
+        a[c] = gate.act * up;
       }
     }
+    first[r].set(a);
+    if constexpr (Backward) second[r].set(b);
   }
-  store_block<T, Type>(out, at, args.cast, at.block_column + (of_up ? f / kBlockSize : 0), memory);
+  store_block<T, Type>(first, at, args.cast, at.block_column, memory);
+  if constexpr (Backward) {
+    __syncthreads();
+    store_block<T, Type>(second, at, args.cast, at.block_column + f / kBlockSize, memory);
+  }
 }
 
 template <class T, class Gate>
@@ -134,9 +144,11 @@ void launch_gate(const Fp8BlockActivation& args, cudaStream_t stream) {
                                             (args.activation.features / kFp8Block));
   with_fp8_type(args.cast.type, [&](auto type) {
     if (args.backward) {
-      fp8_block_activation_kernel<T, Gate, type(), true><<<2 * blocks, 256, 0, stream>>>(args);
+      fp8_block_activation_kernel<T, Gate, type(), true>
+          <<<blocks, kBlockThreads, 0, stream>>>(args);
     } else {
-      fp8_block_activation_kernel<T, Gate, type(), false><<<blocks, 256, 0, stream>>>(args);
+      fp8_block_activation_kernel<T, Gate, type(), false>
+          <<<blocks, kBlockThreads, 0, stream>>>(args);
     }
   });
 }

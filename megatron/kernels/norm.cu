@@ -1,88 +1,65 @@
 #include <algorithm>
 
 #include "megatron/kernels/detail/amax.cuh"
-#include "megatron/kernels/detail/cuda_types.cuh"
+#include "megatron/kernels/detail/async_copy.cuh"
+#include "megatron/kernels/detail/norm_rows.cuh"
 #include "megatron/kernels/norm.h"
 
 // Note [Norm kernels]
-// Rows whose length is a multiple of 16 bytes are held in registers, some packs a thread: the
-// forward reads x once; the backward reads dy and x once, loads the next row while it reduces this
-// one, and keeps the weight gradients of its rows in registers, each thread those of its own
-// columns, so that their order is fixed. Other lengths take the kernels below.
+// Rows whose length is a multiple of 16 bytes are held by the threads of a block, some packs each,
+// and read once. The forward has few threads a row, and many rows on a processor hide each other's
+// waiting. The backward has a block for the rows of a partial sum: each thread keeps the weight
+// gradients of its own columns in registers, so that their order is fixed, and a ring brings the
+// next row while this one is summed (Note [Rings of loads]). Other lengths take the kernels for
+// any.
 namespace megatron {
 namespace {
 
-constexpr int kForwardPacks =
-    4;  // of a thread; the backward holds more per pack and takes 1, or 2 for long rows
+constexpr int kForwardPacks = 4;           // of a thread
+constexpr unsigned kForwardThreads = 128;  // of a block at least, for one row or several
+constexpr int kBackwardRing = 2;           // rows of a block that are under way or at hand
+constexpr int64_t kPacksAlone = 512;       // longer rows give a thread of the backward two packs
 
 // A product that is rounded by itself, where contraction would leave the rounding of one of two
 // equal products.
 __device__ __forceinline__ float rounded_product(float a, float b) { return __fmul_rn(a, b); }
 __device__ __forceinline__ double rounded_product(double a, double b) { return __dmul_rn(a, b); }
 
-// Sums over the block, in a fixed order; every thread gets them. At most one barrier: `turn`
-// alternates between calls.
-template <int Count, class Acc>
-__device__ void sum_block(Acc (&sums)[Count], Acc (&shared)[2][32][Count], int turn) {
-#pragma unroll
-  for (int offset = 16; offset > 0; offset /= 2) {
-#pragma unroll
-    for (int c = 0; c < Count; ++c) sums[c] += __shfl_xor_sync(0xffffffffu, sums[c], offset);
-  }
-  const int warps = static_cast<int>(blockDim.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
-  if (warps == 1) return;
-  if (lane == 0) {
-#pragma unroll
-    for (int c = 0; c < Count; ++c) shared[turn][threadIdx.x / 32][c] = sums[c];
-  }
-  __syncthreads();
-#pragma unroll
-  for (int c = 0; c < Count; ++c) sums[c] = lane < warps ? shared[turn][lane][c] : Acc(0);
-  for (int offset = warps > 16 ? 16 : warps > 8 ? 8 : warps > 4 ? 4 : 2; offset > 0; offset /= 2) {
-#pragma unroll
-    for (int c = 0; c < Count; ++c) sums[c] += __shfl_xor_sync(0xffffffffu, sums[c], offset);
-  }
-#pragma unroll
-  for (int c = 0; c < Count; ++c) sums[c] = __shfl_sync(0xffffffffu, sums[c], 0);
-}
-
-// Rows blockIdx.x, blockIdx.x + gridDim.x, ...; a thread holds the packs threadIdx.x, threadIdx.x +
-// blockDim.x, ... of one.
-template <class T, bool LayerNorm>
-__global__ void norm_forward_packs(NormForward norm) {
+// blockDim.y rows at a time; a thread holds the packs threadIdx.x, threadIdx.x + blockDim.x, ... of
+// one.
+template <class T, class W, bool LayerNorm, unsigned MostThreads>
+__global__ void __launch_bounds__(MostThreads, MostThreads == kForwardThreads ? 10 : 1)
+    norm_forward_packs(NormForward norm) {
   using Acc = AccumulateType<T>;
   constexpr int kSize = Pack<T>::kSize;
   __shared__ Acc shared[2][32][1];
   const int n = static_cast<int>(norm.columns), stride = static_cast<int>(blockDim.x) * kSize;
   const int first = static_cast<int>(threadIdx.x) * kSize;
-  const Acc* biases = static_cast<const Acc*>(norm.bias);
-  Pack<T> next[kForwardPacks] = {};
-  const auto load = [&](int64_t row) {
+  float amax = 0.0f;
+  int turn = 0;
+  for (int64_t begin = int64_t{blockIdx.x} * blockDim.y; begin < norm.rows;
+       begin += int64_t{gridDim.x} * blockDim.y) {
+    const int64_t row = begin + threadIdx.y;
+    const bool inside = row < norm.rows;
+    uint4 words[kForwardPacks] = {};  // zeros beyond the row
 #pragma unroll
     for (int p = 0; p < kForwardPacks; ++p) {
       const int i = first + p * stride;
-      if (i < n) next[p] = load_group<Pack<T>>(static_cast<const T*>(norm.x) + row * n + i);
+      if (inside && i < n) words[p] = load_once(static_cast<const T*>(norm.x) + row * n + i);
     }
-  };
-  load(blockIdx.x);
-  float amax = 0.0f;
-  int turn = 0;
-  for (int64_t row = blockIdx.x; row < norm.rows; row += gridDim.x) {
-    Pack<T> x[kForwardPacks];
-#pragma unroll
-    for (int p = 0; p < kForwardPacks; ++p) x[p] = next[p];  // zeros beyond the row
-    if (row + gridDim.x < norm.rows) load(row + gridDim.x);
-    Acc mean = 0, rstd;
+    Acc mean = 0, rstd = 0;
     if (norm.saved_statistics) {
-      if constexpr (LayerNorm) mean = static_cast<const Acc*>(norm.mean)[row];
-      rstd = static_cast<const Acc*>(norm.rstd)[row];
+      if constexpr (LayerNorm) mean = inside ? static_cast<const Acc*>(norm.mean)[row] : Acc(0);
+      if (inside) rstd = static_cast<const Acc*>(norm.rstd)[row];
     } else {
       if constexpr (LayerNorm) {
         Acc sum[1] = {};
 #pragma unroll
         for (int p = 0; p < kForwardPacks; ++p) {
+          Acc x[kSize];
+          unpack<T>(words[p], x);
 #pragma unroll
-          for (int j = 0; j < kSize; ++j) sum[0] += load_as<Acc>(x[p].at[j]);
+          for (int j = 0; j < kSize; ++j) sum[0] += x[j];
         }
         sum_block(sum, shared, turn);
         turn ^= 1;
@@ -92,98 +69,107 @@ __global__ void norm_forward_packs(NormForward norm) {
 #pragma unroll
       for (int p = 0; p < kForwardPacks; ++p) {
         if (first + p * stride >= n) break;
+        Acc x[kSize];
+        unpack<T>(words[p], x);
 #pragma unroll
         for (int j = 0; j < kSize; ++j) {
-          const Acc centered = load_as<Acc>(x[p].at[j]) - mean;
+          const Acc centered = x[j] - mean;
           square[0] += centered * centered;
         }
       }
       sum_block(square, shared, turn);
       turn ^= 1;
       rstd = Acc(1) / sqrt(square[0] / Acc(n) + static_cast<Acc>(norm.eps));
-      if (threadIdx.x == 0) {
+      if (threadIdx.x == 0 && inside) {
         if constexpr (LayerNorm) static_cast<Acc*>(norm.mean)[row] = mean;
         static_cast<Acc*>(norm.rstd)[row] = rstd;
       }
     }
+    if (!inside || norm.y == nullptr) continue;
 #pragma unroll
     for (int p = 0; p < kForwardPacks; ++p) {
       const int i = first + p * stride;
       if (i >= n) break;
-      Acc gain[kSize], bias[kSize] = {};
-      load_run(static_cast<const Acc*>(norm.gain) + i, gain);
-      if (biases != nullptr) load_run(biases + i, bias);
-      Pack<T> out;
+      Acc x[kSize], gain[kSize], bias[kSize] = {};
+      unpack<T>(words[p], x);
+      load_gain<W>(norm, i, gain);
+      const bool biased = LayerNorm && norm.bias != nullptr;
+      if (biased) load_weights<W>(norm.bias, i, bias);
 #pragma unroll
       for (int j = 0; j < kSize; ++j) {
-        const Acc scaled = (load_as<Acc>(x[p].at[j]) - mean) * rstd * gain[j];
-        store_as(out.at[j], biases != nullptr ? scaled + bias[j] : scaled);
+        const Acc scaled = (x[j] - mean) * rstd * gain[j];
+        x[j] = biased ? scaled + bias[j] : scaled;
       }
-      store_group(static_cast<T*>(norm.y) + row * n + i, out);
+      const uint4 out = pack_words<T>(x);
+      store_once(static_cast<T*>(norm.y) + row * n + i, out);
       if (norm.amax != nullptr) {
+        unpack<T>(out, x);
 #pragma unroll
-        for (int j = 0; j < kSize; ++j) amax = larger(amax, load_as<float>(out.at[j]));
+        for (int j = 0; j < kSize; ++j) amax = larger(amax, static_cast<float>(x[j]));
       }
     }
   }
-  if (norm.amax != nullptr) {
-    __shared__ float for_amax[33];
-    raise_amax(norm.amax, amax, for_amax);
-  }
+  if (norm.amax != nullptr) raise_amax_by_warp(norm.amax, amax);
 }
 
 // dx and the partial weight gradients of kNormRowsPerBlock rows a block.
-template <class T, bool LayerNorm, bool Residual, int Packs>
-__global__ void norm_backward_packs(NormBackward norm) {
+template <class T, class W, bool LayerNorm, bool Residual, int Packs>
+__global__ void __launch_bounds__(1024) norm_backward_packs(NormBackward norm) {
   using Acc = AccumulateType<T>;
-  constexpr int kSize = Pack<T>::kSize, kSums = LayerNorm ? 2 : 1;
+  constexpr int kSize = Pack<T>::kSize, kSums = LayerNorm ? 2 : 1, kTensors = Residual ? 3 : 2;
+  extern __shared__ __align__(16) unsigned char ring[];
   __shared__ Acc shared[2][32][kSums];
-  struct Loaded {
-    Pack<T> dy[Packs], x[Packs], residual[Residual ? Packs : 1];
-    Acc mean, rstd;
-  };
-  const int n = static_cast<int>(norm.columns), stride = static_cast<int>(blockDim.x) * kSize;
-  const int first = static_cast<int>(threadIdx.x) * kSize;
+  uint4* const mine = reinterpret_cast<uint4*>(ring) + threadIdx.x;
+  const int threads = static_cast<int>(blockDim.x), n = static_cast<int>(norm.columns);
+  const int first = static_cast<int>(threadIdx.x) * kSize, stride = threads * kSize;
   const int64_t begin = int64_t{blockIdx.x} * kNormRowsPerBlock;
   const int64_t end = begin + kNormRowsPerBlock < norm.rows ? begin + kNormRowsPerBlock : norm.rows;
-  const Acc* gains = static_cast<const Acc*>(norm.gain);
-  const auto load = [&](int64_t row, Loaded& to) {
+  // Tensor 0 is dy, 1 x, 2 the residual's gradient.
+  const auto pack_of = [&](int64_t row, int tensor, int p) {
+    return mine +
+           ((static_cast<int>(row % kBackwardRing) * kTensors + tensor) * Packs + p) * threads;
+  };
+  const auto start = [&](int64_t row) {
+    if (row < end) {
 #pragma unroll
-    for (int p = 0; p < Packs; ++p) {
-      const int i = first + p * stride;
-      if (i >= n) break;
-      to.dy[p] = load_group<Pack<T>>(static_cast<const T*>(norm.dy) + row * n + i);
-      to.x[p] = load_group<Pack<T>>(static_cast<const T*>(norm.x) + row * n + i);
-      if constexpr (Residual) {
-        to.residual[p] =
-            load_group<Pack<T>>(static_cast<const T*>(norm.residual_grad) + row * n + i);
+      for (int p = 0; p < Packs; ++p) {
+        if (first + p * stride >= n) break;
+        const int64_t at = row * n + first + p * stride;
+        copy_async(pack_of(row, 0, p), static_cast<const T*>(norm.dy) + at);
+        copy_async(pack_of(row, 1, p), static_cast<const T*>(norm.x) + at);
+        if constexpr (Residual)
+          copy_async(pack_of(row, 2, p), static_cast<const T*>(norm.residual_grad) + at);
       }
     }
-    to.mean = LayerNorm ? static_cast<const Acc*>(norm.mean)[row] : Acc(0);
-    to.rstd = static_cast<const Acc*>(norm.rstd)[row];
+    end_copy_group();
   };
-  Acc dgain[Packs][kSize] = {}, dbias[LayerNorm ? Packs : 1][kSize] = {};
-  Loaded next = {};
-  load(begin, next);
+#pragma unroll
+  for (int r = 0; r < kBackwardRing - 1; ++r) start(begin + r);
+  Acc gain[Packs][kSize] = {}, dgain[Packs][kSize] = {}, dbias[LayerNorm ? Packs : 1][kSize] = {};
+#pragma unroll
+  for (int p = 0; p < Packs; ++p) {
+    if (first + p * stride < n) load_gain<W>(norm, first + p * stride, gain[p]);
+  }
   for (int64_t row = begin; row < end; ++row) {
-    const Loaded now = next;
-    if (row + 1 < end) load(row + 1, next);
+    start(row + kBackwardRing - 1);  // where the last row was
+    const Acc mean = LayerNorm ? static_cast<const Acc*>(norm.mean)[row] : Acc(0),
+              rstd = static_cast<const Acc*>(norm.rstd)[row];
+    wait_for_copies<kBackwardRing - 1>();
     Acc sums[kSums] = {};  // of gain dy xhat; of gain dy
 #pragma unroll
     for (int p = 0; p < Packs; ++p) {
       if (first + p * stride >= n) break;
-      Acc gain[kSize];
-      load_run(gains + first + p * stride, gain);
+      Acc dy[kSize], x[kSize];
+      unpack<T>(*pack_of(row, 0, p), dy);
+      unpack<T>(*pack_of(row, 1, p), x);
 #pragma unroll
       for (int j = 0; j < kSize; ++j) {
-        const Acc grad = load_as<Acc>(now.dy[p].at[j]),
-                  xhat = (load_as<Acc>(now.x[p].at[j]) - now.mean) * now.rstd;
-        const Acc g = rounded_product(gain[j], grad);
+        const Acc xhat = (x[j] - mean) * rstd, g = rounded_product(gain[p][j], dy[j]);
         sums[0] += g * xhat;
-        dgain[p][j] += grad * xhat;
+        dgain[p][j] += dy[j] * xhat;
         if constexpr (LayerNorm) {
           sums[1] += g;
-          dbias[p][j] += grad;
+          dbias[p][j] += dy[j];
         }
       }
     }
@@ -191,20 +177,19 @@ __global__ void norm_backward_packs(NormBackward norm) {
     const Acc mean_gx = sums[0] / Acc(n), mean_g = LayerNorm ? sums[kSums - 1] / Acc(n) : Acc(0);
 #pragma unroll
     for (int p = 0; p < Packs; ++p) {
-      const int i = first + p * stride;
-      if (i >= n) break;
-      Acc gain[kSize];
-      load_run(gains + i, gain);
-      Pack<T> out;
+      if (first + p * stride >= n) break;
+      Acc dy[kSize], x[kSize], residual[kSize];
+      unpack<T>(*pack_of(row, 0, p), dy);
+      unpack<T>(*pack_of(row, 1, p), x);
+      if constexpr (Residual) unpack<T>(*pack_of(row, 2, p), residual);
 #pragma unroll
       for (int j = 0; j < kSize; ++j) {
-        const Acc xhat = (load_as<Acc>(now.x[p].at[j]) - now.mean) * now.rstd;
-        Acc value = now.rstd * (rounded_product(gain[j], load_as<Acc>(now.dy[p].at[j])) - mean_g -
-                                xhat * mean_gx);
-        if constexpr (Residual) value += load_as<Acc>(now.residual[p].at[j]);
-        store_as(out.at[j], value);
+        const Acc xhat = (x[j] - mean) * rstd;
+        x[j] = rstd * (rounded_product(gain[p][j], dy[j]) - mean_g - xhat * mean_gx);
+        if constexpr (Residual) x[j] += residual[j];
       }
-      store_group(static_cast<T*>(norm.dx) + row * n + i, out);
+      *reinterpret_cast<uint4*>(static_cast<T*>(norm.dx) + row * n + first + p * stride) =
+          pack_words<T>(x);
     }
   }
   const int64_t partial = int64_t{blockIdx.x} * n + first;
@@ -219,6 +204,20 @@ __global__ void norm_backward_packs(NormBackward norm) {
   }
 }
 
+// An element of a norm's gain or bias.
+template <class T>
+__device__ __forceinline__ AccumulateType<T> weight_at(const void* weights, bool as_values,
+                                                       int64_t i) {
+  using Acc = AccumulateType<T>;
+  return as_values ? load_as<Acc>(static_cast<const T*>(weights)[i])
+                   : static_cast<const Acc*>(weights)[i];
+}
+template <class T, class Norm>
+__device__ __forceinline__ AccumulateType<T> gain_at(const Norm& norm, bool as_values, int64_t i) {
+  using Acc = AccumulateType<T>;
+  return weight_at<T>(norm.gain, as_values, i) + (norm.zero_centered ? Acc(1) : Acc(0));
+}
+
 // One block per row of any length.
 template <class T>
 __global__ void norm_forward_any(NormForward norm) {
@@ -226,9 +225,8 @@ __global__ void norm_forward_any(NormForward norm) {
   __shared__ Acc shared[33];
   const int64_t n = norm.columns, row = blockIdx.x;
   const T* x = static_cast<const T*>(norm.x) + row * n;
-  T* y = static_cast<T*>(norm.y) + row * n;
-  const Acc* gain = static_cast<const Acc*>(norm.gain);
-  const Acc* bias = static_cast<const Acc*>(norm.bias);
+  T* y = static_cast<T*>(norm.y) + row * n;  // not used where there is none
+  const bool as_values = norm.weights_as_x;
   Acc mean = 0, rstd;
   if (norm.saved_statistics) {
     if (norm.layer_norm) mean = static_cast<const Acc*>(norm.mean)[row];
@@ -251,10 +249,11 @@ __global__ void norm_forward_any(NormForward norm) {
       static_cast<Acc*>(norm.rstd)[row] = rstd;
     }
   }
+  if (norm.y == nullptr) return;
   float amax = 0.0f;
   for (int64_t i = threadIdx.x; i < n; i += blockDim.x) {
-    const Acc value = (load_as<Acc>(x[i]) - mean) * rstd * gain[i];
-    store_as(y[i], bias != nullptr ? value + bias[i] : value);
+    const Acc value = (load_as<Acc>(x[i]) - mean) * rstd * gain_at<T>(norm, as_values, i);
+    store_as(y[i], norm.bias != nullptr ? value + weight_at<T>(norm.bias, as_values, i) : value);
     amax = larger(amax, load_as<float>(y[i]));
   }
   if (norm.amax != nullptr) {
@@ -274,12 +273,12 @@ __global__ void norm_input_grad_any(NormBackward norm) {
   const T* residual =
       norm.residual_grad == nullptr ? nullptr : static_cast<const T*>(norm.residual_grad) + row * n;
   T* dx = static_cast<T*>(norm.dx) + row * n;
-  const Acc* gain = static_cast<const Acc*>(norm.gain);
+  const bool as_values = norm.weights_as_x;
   const Acc mean = norm.layer_norm ? static_cast<const Acc*>(norm.mean)[row] : Acc(0);
   const Acc rstd = static_cast<const Acc*>(norm.rstd)[row];
   Acc sum_g = 0, sum_gx = 0;
   for (int64_t i = threadIdx.x; i < n; i += blockDim.x) {
-    const Acc g = rounded_product(gain[i], load_as<Acc>(dy[i]));
+    const Acc g = rounded_product(gain_at<T>(norm, as_values, i), load_as<Acc>(dy[i]));
     sum_g += g;
     sum_gx += g * ((load_as<Acc>(x[i]) - mean) * rstd);
   }
@@ -287,7 +286,8 @@ __global__ void norm_input_grad_any(NormBackward norm) {
   const Acc mean_g = norm.layer_norm ? reduce_block(sum_g, AddOp{}, shared) / Acc(n) : Acc(0);
   for (int64_t i = threadIdx.x; i < n; i += blockDim.x) {
     const Acc xhat = (load_as<Acc>(x[i]) - mean) * rstd;
-    Acc value = rstd * (rounded_product(gain[i], load_as<Acc>(dy[i])) - mean_g - xhat * mean_gx);
+    Acc value = rstd * (rounded_product(gain_at<T>(norm, as_values, i), load_as<Acc>(dy[i])) -
+                        mean_g - xhat * mean_gx);
     if (residual != nullptr) value += load_as<Acc>(residual[i]);
     store_as(dx[i], value);
   }
@@ -316,7 +316,7 @@ __global__ void norm_weight_grad_any(NormBackward norm) {
   if (norm.dbias != nullptr) static_cast<Acc*>(norm.dbias)[block * n + column] = dbias;
 }
 
-// Threads for a row in registers; 0: it is too long.
+// Threads for a row of `packs` a thread; 0: it is too long.
 template <class T>
 unsigned threads_for_packs(int64_t columns, int packs) {
   const int64_t threads = (columns / Pack<T>::kSize + packs - 1) / packs;
@@ -333,38 +333,51 @@ void forward(const NormForward& norm, cudaStream_t stream) {
     norm_forward_any<T><<<rows, threads_for_row(norm.columns), 0, stream>>>(norm);
     return;
   }
-  const unsigned blocks =
-      std::min(rows, 8192 * 32 / threads);  // enough to fill any GPU, with some rows each
-  const auto kernel = norm.layer_norm ? norm_forward_packs<T, true> : norm_forward_packs<T, false>;
-  kernel<<<blocks, threads, 0, stream>>>(norm);
+  const unsigned together = std::max(1u, kForwardThreads / threads);
+  const unsigned all = (rows + together - 1) / together;
+  const unsigned blocks = norm.amax != nullptr ? std::min(all, kAmaxBlocks) : all;
+  with_weight_type<T>(norm, [&](auto weight) {
+    using W = decltype(weight);
+    const bool few = threads <= kForwardThreads;
+    const auto kernel = norm.layer_norm ? few ? norm_forward_packs<T, W, true, kForwardThreads>
+                                              : norm_forward_packs<T, W, true, 1024>
+                        : few ? norm_forward_packs<T, W, false, kForwardThreads>
+                                        : norm_forward_packs<T, W, false, 1024>;
+    kernel<<<blocks, dim3(threads, together), 0, stream>>>(norm);
+  });
 }
 
-template <class T, int Packs>
-auto backward_kernel(const NormBackward& norm) {
-  const bool residual = norm.residual_grad != nullptr;
-  if (norm.layer_norm) {
-    return residual ? norm_backward_packs<T, true, true, Packs>
-                    : norm_backward_packs<T, true, false, Packs>;
-  }
-  return residual ? norm_backward_packs<T, false, true, Packs>
-                  : norm_backward_packs<T, false, false, Packs>;
+// False: the device has too little shared memory for it.
+template <class T, class W, bool LayerNorm, bool Residual, int Packs>
+bool backward_packs(const NormBackward& norm, unsigned threads, unsigned row_blocks,
+                    cudaStream_t stream) {
+  const auto kernel = norm_backward_packs<T, W, LayerNorm, Residual, Packs>;
+  const size_t bytes = sizeof(Pack<T>) * threads * Packs * kBackwardRing * (Residual ? 3 : 2);
+  if (!allow_shared_memory(kernel, bytes)) return false;
+  kernel<<<row_blocks, threads, bytes, stream>>>(norm);
+  return true;
 }
 
-template <class T>
+template <class T, bool LayerNorm, bool Residual>
 void backward(const NormBackward& norm, cudaStream_t stream) {
   const auto row_blocks =
       static_cast<unsigned>((norm.rows + kNormRowsPerBlock - 1) / kNormRowsPerBlock);
-  const int packs = norm.columns / Pack<T>::kSize <= 256 ? 1 : 2;
+  const bool alone = norm.columns / Pack<T>::kSize <= kPacksAlone;
   const unsigned threads =
       fits_packs<T>(norm.columns, {norm.x, norm.dy, norm.dx, norm.residual_grad, norm.gain,
                                    norm.dgain, norm.dbias})
-          ? threads_for_packs<T>(norm.columns, packs)
+          ? threads_for_packs<T>(norm.columns, alone ? 1 : 2)
           : 0;
+  bool done = false;
   if (threads != 0) {
-    const auto kernel = packs == 1 ? backward_kernel<T, 1>(norm) : backward_kernel<T, 2>(norm);
-    kernel<<<row_blocks, threads, 0, stream>>>(norm);
-    return;
+    with_weight_type<T>(norm, [&](auto weight) {
+      using W = decltype(weight);
+      done = alone
+                 ? backward_packs<T, W, LayerNorm, Residual, 1>(norm, threads, row_blocks, stream)
+                 : backward_packs<T, W, LayerNorm, Residual, 2>(norm, threads, row_blocks, stream);
+    });
   }
+  if (done) return;
   norm_input_grad_any<T>
       <<<static_cast<unsigned>(norm.rows), threads_for_row(norm.columns), 0, stream>>>(norm);
   const dim3 grid(static_cast<unsigned>((norm.columns + 127) / 128), row_blocks);
@@ -374,13 +387,21 @@ void backward(const NormBackward& norm, cudaStream_t stream) {
 }  // namespace
 
 void norm_forward_cuda(const NormForward& norm, void* stream) {
+  MEGATRON_ASSERT(norm.layer_norm || norm.bias == nullptr, "RMSNorm has no bias");
   with_cuda_type(norm.dtype, [&](auto type) { forward<decltype(type)>(norm, as_stream(stream)); });
   check_cuda(cudaGetLastError(), "norm forward");
 }
 
 void norm_backward_cuda(const NormBackward& norm, void* stream) {
   MEGATRON_ASSERT(norm.layer_norm || norm.dbias == nullptr, "RMSNorm has no bias");
-  with_cuda_type(norm.dtype, [&](auto type) { backward<decltype(type)>(norm, as_stream(stream)); });
+  with_cuda_type(norm.dtype, [&](auto type) {
+    using T = decltype(type);
+    const bool residual = norm.residual_grad != nullptr;
+    const auto run = norm.layer_norm ? residual ? backward<T, true, true> : backward<T, true, false>
+                     : residual ? backward<T, false, true>
+                                     : backward<T, false, false>;
+    run(norm, as_stream(stream));
+  });
   check_cuda(cudaGetLastError(), "norm backward");
 }
 

@@ -2,6 +2,7 @@
 //
 //   LayerNorm  y = (x - mean) * rstd * g + b      rstd = 1 / sqrt(mean((x - mean)^2) + eps)
 //   RMSNorm    y = x * rstd * g                   rstd = 1 / sqrt(mean(x^2) + eps)
+//   with g = gain, or 1 + gain when zero_centered
 //   backward   xhat = (x - mean) * rstd
 //              dx = rstd * (g dy - mean(g dy) - xhat mean(g dy xhat))     (no mean(g dy) for
 //              RMSNorm) dg = sum over rows of dy xhat;  db = sum over rows of dy
@@ -20,13 +21,15 @@ struct NormForward {
   int64_t columns = 0;
   double eps = 1e-5;
   bool saved_statistics = false;  // read mean and rstd instead of writing them
-  const void* x = nullptr;        // [rows, columns]
-  const void* gain = nullptr;     // [columns] Acc; 1 is already added when zero-centered
-  const void* bias = nullptr;     // [columns] Acc or null
-  void* y = nullptr;              // [rows, columns], assigned
-  void* mean = nullptr;           // [rows] Acc; unused for RMSNorm
-  void* rstd = nullptr;           // [rows] Acc
-  float* amax = nullptr;          // [1] or null: = max(itself, largest |y|)
+  bool zero_centered = false;
+  bool weights_as_x = false;   // gain and bias have dtype, not that of Acc
+  const void* x = nullptr;     // [rows, columns]
+  const void* gain = nullptr;  // [columns]
+  const void* bias = nullptr;  // [columns] or null, as for RMSNorm
+  void* y = nullptr;           // [rows, columns], assigned; null: statistics alone
+  void* mean = nullptr;        // [rows] Acc; unused for RMSNorm
+  void* rstd = nullptr;        // [rows] Acc
+  float* amax = nullptr;       // [1] or null: = max(itself, largest |y|)
 };
 void norm_forward_cpu(const NormForward& norm, int64_t row_begin, int64_t row_end);
 void norm_forward_cuda(const NormForward& norm, void* stream);
@@ -40,9 +43,11 @@ struct NormBackward {
   DType dtype = DType::kFloat32;
   int64_t rows = 0;
   int64_t columns = 0;
+  bool zero_centered = false;
+  bool weights_as_x = false;  // gain has dtype, not that of Acc
   const void* dy = nullptr;
   const void* x = nullptr;
-  const void* gain = nullptr;  // [columns] Acc
+  const void* gain = nullptr;  // [columns]
   const void* mean = nullptr;  // [rows] Acc; unused for RMSNorm
   const void* rstd = nullptr;  // [rows] Acc
   const void* residual_grad =

@@ -20,17 +20,33 @@ void normalise_row(int64_t n, const Acc* __restrict x, const Acc* __restrict gai
   }
 }
 
+template <class Norm>
+DType weight_dtype(const Norm& norm) {
+  return norm.weights_as_x || norm.dtype == DType::kFloat64 ? norm.dtype : DType::kFloat32;
+}
+
+// The gain of a norm, with the 1 of a zero-centered one.
+template <class Acc, class Norm>
+std::vector<Acc> gain_of(const Norm& norm) {
+  std::vector<Acc> gain(norm.columns);
+  const Acc* from = load_run(weight_dtype(norm), norm.gain, 0, norm.columns, gain.data());
+  const Acc more = norm.zero_centered ? Acc(1) : Acc(0);
+  for (int64_t i = 0; i < norm.columns; ++i) gain[i] = from[i] + more;
+  return gain;
+}
+
 template <class Acc>
 void forward_rows(const NormForward& norm, int64_t begin, int64_t end) {
   const int64_t n = norm.columns;
-  std::vector<Acc> scratch(2 * n);
-  const Acc* gain = static_cast<const Acc*>(norm.gain);
-  const Acc* bias = static_cast<const Acc*>(norm.bias);
+  std::vector<Acc> scratch(2 * n), for_bias(n);
+  const std::vector<Acc> gain = gain_of<Acc>(norm);
+  const Acc* bias = norm.bias == nullptr
+                        ? nullptr
+                        : load_run(weight_dtype(norm), norm.bias, 0, n, for_bias.data());
   Acc* means = static_cast<Acc*>(norm.mean);
   Acc* rstds = static_cast<Acc*>(norm.rstd);
   for (int64_t row = begin; row < end; ++row) {
     const Acc* x = load_run(norm.dtype, norm.x, row * n, n, scratch.data());
-    Acc* y = output_run(norm.dtype, norm.y, row * n, scratch.data() + n);
     if (!norm.saved_statistics) {
       const Acc mean =
           norm.layer_norm ? sum_over<Acc>(n, [=](int64_t i) { return x[i]; }) / Acc(n) : Acc(0);
@@ -38,9 +54,11 @@ void forward_rows(const NormForward& norm, int64_t begin, int64_t end) {
       if (norm.layer_norm) means[row] = mean;
       rstds[row] = Acc(1) / std::sqrt(square / Acc(n) + static_cast<Acc>(norm.eps));
     }
+    if (norm.y == nullptr) continue;
     const Acc mean = norm.layer_norm ? means[row] : Acc(0);
     const Acc rstd = rstds[row];
-    normalise_row(n, x, gain, bias, mean, rstd, y);
+    Acc* y = output_run(norm.dtype, norm.y, row * n, scratch.data() + n);
+    normalise_row(n, x, gain.data(), bias, mean, rstd, y);
     store_run(norm.dtype, norm.y, row * n, n, y);
   }
 }
@@ -77,7 +95,8 @@ void backward_row(int64_t n, const Acc* __restrict dy, const Acc* __restrict x,
 }
 
 template <class Acc>
-void backward_block(const NormBackward& norm, int64_t block, std::vector<Acc>& scratch) {
+void backward_block(const NormBackward& norm, int64_t block, const std::vector<Acc>& gain,
+                    std::vector<Acc>& scratch) {
   const int64_t n = norm.columns;
   Acc* dgain = static_cast<Acc*>(norm.dgain) + block * n;
   Acc* dbias = norm.dbias == nullptr ? nullptr : static_cast<Acc*>(norm.dbias) + block * n;
@@ -97,7 +116,7 @@ void backward_block(const NormBackward& norm, int64_t block, std::vector<Acc>& s
     }
     Acc* dx = output_run(norm.dtype, norm.dx, row * n, scratch.data() + 2 * n);
     const Acc mean = norm.layer_norm ? static_cast<const Acc*>(norm.mean)[row] : Acc(0);
-    backward_row(n, dy, x, static_cast<const Acc*>(norm.gain), norm.layer_norm, mean,
+    backward_row(n, dy, x, gain.data(), norm.layer_norm, mean,
                  static_cast<const Acc*>(norm.rstd)[row], residual, dx, dgain, dbias);
     store_run(norm.dtype, norm.dx, row * n, n, dx);
   }
@@ -108,7 +127,7 @@ void backward_block(const NormBackward& norm, int64_t block, std::vector<Acc>& s
 void norm_forward_cpu(const NormForward& norm, int64_t row_begin, int64_t row_end) {
   with_accumulator(norm.dtype,
                    [&](auto acc) { forward_rows<decltype(acc)>(norm, row_begin, row_end); });
-  if (norm.amax == nullptr) return;
+  if (norm.amax == nullptr || norm.y == nullptr) return;
   std::vector<float> scratch(norm.columns);
   float amax = 0.0f;
   for (int64_t row = row_begin; row < row_end; ++row) {
@@ -120,9 +139,10 @@ void norm_forward_cpu(const NormForward& norm, int64_t row_begin, int64_t row_en
 
 void norm_backward_cpu(const NormBackward& norm, int64_t block_begin, int64_t block_end) {
   with_accumulator(norm.dtype, [&](auto acc) {
+    const std::vector<decltype(acc)> gain = gain_of<decltype(acc)>(norm);
     std::vector<decltype(acc)> scratch(4 * norm.columns);
     for (int64_t block = block_begin; block < block_end; ++block)
-      backward_block(norm, block, scratch);
+      backward_block(norm, block, gain, scratch);
   });
 }
 

@@ -4,6 +4,7 @@
 #pragma once
 
 #include "megatron/tensor/activation.h"
+#include "megatron/tensor/norm.h"
 #include "megatron/tensor/quantization_options.h"
 
 namespace megatron {
@@ -56,6 +57,17 @@ QuantizedTensor quantize_blocks(const at::Tensor& x, at::ScalarType type, Orient
 QuantizedTensor quantize_activation(const at::Tensor& x, const at::Tensor& dy,
                                     Activation activation, double offset, at::ScalarType type,
                                     Orientations wanted, const TensorScale& by);
+
+// The codes of a norm's result, without the tensor itself, and the statistics; the same bits as in
+// two steps. By a scale that is given, where can_quantize_norm(x).
+struct QuantizedNorm {
+  QuantizedTensor codes;
+  at::Tensor mean, rstd;  // as of NormResult
+};
+bool can_quantize_norm(const at::Tensor& x);
+QuantizedNorm quantize_norm(Normalization kind, const at::Tensor& x, const at::Tensor& weight,
+                            const at::Tensor& bias, double eps, bool zero_centered,
+                            at::ScalarType type, Orientations wanted, const TensorScale& by);
 
 // NVFP4, emulated: `codes` are bf16 values of E2M1 times E4M3, which hold them exactly; the scale
 // is the tensor's. Blocks of 16 along the sum, 16 x 16 of a weight. Input and gradient are summed

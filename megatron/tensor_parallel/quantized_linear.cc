@@ -13,8 +13,8 @@
 // stay; where values are gathered for each pass (fully sharded) they are quantised each time.
 //
 // Note [Gradients in codes]
-// With delayed scaling the scale of every operand is known, so a gated activation writes codes
-// alone: of its result in the forward, and in the backward of the gradient of linear_fc1's product,
+// With delayed scaling the scale of every operand is known, so a norm writes codes of its result
+// alone, and so does a gated activation: of its result in the forward, and in the backward of the gradient of linear_fc1's product,
 // which is then no tensor that autograd could carry. linear_fc2 leaves the codes with linear_fc1's
 // state, whose backward follows at once, and returns an undefined gradient.
 //
@@ -84,10 +84,23 @@ class OperandScaling {
                                       Activation activation, double offset,
                                       Orientations wanted) const {
     check_alignment(x);
-    TensorScale by;
-    if (scales_ != nullptr) by = {scales_->state.select(0, static_cast<int64_t>(role_)), {}, slot_};
     return megatron::quantize_activation(x, dy, activation, offset, state_.quantization.type(role_),
-                                         wanted, by);
+                                         wanted, known_scale());
+  }
+  // Whether the layer's norm can write codes of its result: by one scale that is known, of rows as
+  // they come here.
+  bool norm_goes_into_codes(const at::Tensor& x) const {
+    return state_.quantization.recipe == QuantizationRecipe::kDelayed && !by_own_values_ &&
+           can_quantize_norm(x);
+  }
+  QuantizedNorm quantize_norm(const at::Tensor& x, Orientations wanted) const {
+    check_alignment(x);
+    NormParameters& norm = *state_.norm;
+    const AcquiredValue gain(&norm.weight), bias(norm.bias_or_null());
+    const auto as_x = [&](const at::Tensor& t) { return t.defined() ? t.to(x.scalar_type()) : t; };
+    return megatron::quantize_norm(norm.options.kind, x, as_x(gain.value()), as_x(bias.value()),
+                                   norm.options.eps, norm.options.zero_centered,
+                                   state_.quantization.type(role_), wanted, known_scale());
   }
 
   QuantizedTensor quantize(const at::Tensor& x, Orientations wanted) const {
@@ -111,6 +124,10 @@ class OperandScaling {
   }
 
  private:
+  TensorScale known_scale() const {
+    if (scales_ == nullptr) return {};
+    return {scales_->state.select(0, static_cast<int64_t>(role_)), {}, slot_};
+  }
   bool is_measured() const { return scales_ != nullptr && scales_->measured; }
   void check_alignment(const at::Tensor& x) const {
     const int64_t unit = state_.quantization.alignment(), columns = x.size(-1),
@@ -250,22 +267,31 @@ struct QuantizedColumnFunction : torch::autograd::Function<QuantizedColumnFuncti
     context->saved_data["state"] = reinterpret_cast<int64_t>(pointer);
     context->set_materialize_grads(false);  // the gradient of y may come as codes, beside autograd
     OperandScaling scaling(state, OperandRole::kInput, recording);
+    const bool norm = state.norm != nullptr, keep = recording && keeps_codes(state);
+    const bool save_input =
+        recording && !keep && state.weight->trainable && !(norm && state.recompute_norm);
+    const bool own_rows = norm && x.scalar_type() == type && !state.sequence_parallel;
     at::Tensor input = x;
     NormResult normed;
-    if (state.norm != nullptr) {
-      const bool measurable = x.scalar_type() == type && !state.sequence_parallel;
-      normed = norm_forward(*state.norm, x, measurable ? scaling.to_measure(x) : at::Tensor());
-      input = normed.y.to(type);
+    QuantizedTensor codes;
+    std::vector<int64_t> shape = x.sizes().vec();
+    if (own_rows && !save_input && scaling.norm_goes_into_codes(x)) {
+      QuantizedNorm result = scaling.quantize_norm(x, keep ? kBoth : kInRows);
+      normed = {{}, result.mean, result.rstd};
+      codes = std::move(result.codes);
+    } else {
+      if (norm) {
+        normed = norm_forward(*state.norm, x, own_rows ? scaling.to_measure(x) : at::Tensor());
+        input = normed.y.to(type);
+      }
+      const at::Tensor whole = gathered(state, input);
+      shape = whole.sizes().vec();
+      codes = scaling.quantize(whole, keep ? kBoth : kInRows);
     }
-    const bool keep = recording && keeps_codes(state);
-    const at::Tensor whole = gathered(state, input);
-    const QuantizedTensor codes = scaling.quantize(whole, keep ? kBoth : kInRows);
     const at::Tensor y =
         multiply(state, codes.rows, weight_codes(state, weight.value(), kInRows, recording).rows,
-                 whole.sizes(), type, bias.value(), /*forward=*/true);
+                 shape, type, bias.value(), /*forward=*/true);
     if (!recording) return {y, x};
-    const bool norm = state.norm != nullptr;
-    const bool save_input = !keep && state.weight->trainable && !(norm && state.recompute_norm);
     context->save_for_backward({norm ? x : at::Tensor(), normed.mean, normed.rstd,
                                 save_input ? input : at::Tensor(),
                                 keep ? codes.columns.codes : at::Tensor(),

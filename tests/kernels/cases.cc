@@ -66,10 +66,11 @@ std::string norm_name(Normalization kind, bool zero_centered, bool with_bias) {
          (zero_centered ? "_zero_centered" : "") + (with_bias ? "_bias" : "");
 }
 
+// `beside`: the gradient of another path of x is added to dx; here it is x itself.
 KernelCase norm_case(Normalization kind, bool zero_centered, bool with_bias, at::ScalarType type,
-                     Shape shape) {
+                     Shape shape, bool beside = false) {
   KernelCase row;
-  row.name = row_name(norm_name(kind, zero_centered, with_bias), type, shape);
+  row.name = row_name(norm_name(kind, zero_centered, with_bias) + (beside ? "_beside" : ""), type, shape);
   row.type = type;
   row.inputs = [=] {
     return Tensors{normal({shape.rows, shape.columns}, type, 1, 3.0),
@@ -81,8 +82,9 @@ KernelCase norm_case(Normalization kind, bool zero_centered, bool with_bias, at:
     const NormResult result = norm_forward(kind, t[0], t[1], bias, 1e-5, zero_centered);
     at::Tensor dgain = at::ones({shape.columns}, t[0].options().dtype(wide(type)));
     at::Tensor dbias = with_bias ? at::ones_like(dgain) : at::Tensor();
-    const at::Tensor dx = norm_backward(kind, t[3], t[0], t[1], result.mean, result.rstd,
-                                        zero_centered, dgain, dbias);
+    const at::Tensor dx =
+        norm_backward(kind, t[3], t[0], t[1], result.mean, result.rstd, zero_centered, dgain, dbias,
+                      beside ? t[0] : at::Tensor());
     Tensors out = {result.y, dx, dgain};
     if (with_bias) out.push_back(dbias);
     return out;
@@ -96,7 +98,7 @@ KernelCase norm_case(Normalization kind, bool zero_centered, bool with_bias, at:
       return with_bias ? y + leaves[2] : y;
     };
     Tensors out = with_gradients(f, t, with_bias ? 3 : 2);
-    Tensors result = {out[0], out[1], out[2] + 1};
+    Tensors result = {out[0], beside ? out[1] + t[0] : out[1], out[2] + 1};
     if (with_bias) result.push_back(out[3] + 1);
     return result;
   };
@@ -522,6 +524,35 @@ KernelCase fp8_activation_case(Activation activation, bool blocks, at::ScalarTyp
   return row;
 }
 
+// Codes that a norm writes at once, against those of its result, and the statistics. The part that differs.
+KernelCase fp8_norm_case(Normalization kind, at::ScalarType codes, at::ScalarType type, Shape shape) {
+  const bool layer_norm = kind == Normalization::kLayerNorm;
+  KernelCase row;
+  row.name = row_name(std::string("fp8_") + norm_name(kind, true, layer_norm) + "_" + c10::toString(codes), type, shape);
+  row.type = type;
+  row.inputs = [=] {
+    return Tensors{normal({shape.rows, shape.columns}, type, 1, 3.0), normal({shape.columns}, type, 2),
+                   normal({shape.columns}, type, 3)};
+  };
+  row.run = [=](const Tensors& t) -> Tensors {
+    const at::Tensor bias = layer_norm ? t[2] : at::Tensor();
+    const at::Tensor scale = at::full({1}, 37.5, t[0].options().dtype(at::kFloat)), amax = at::zeros_like(scale);
+    const NormResult normed = norm_forward(kind, t[0], t[1], bias, 1e-5, true);
+    const QuantizedTensor two = quantize_tensor(normed.y, codes, {}, {scale});
+    const QuantizedNorm one = quantize_norm(kind, t[0], t[1], bias, 1e-5, true, codes, {}, {scale, {}, amax});
+    Tensors wrong = {(amax / normed.y.abs().max().to(at::kFloat) - 1).squeeze(), (one.rstd / normed.rstd - 1).abs().max()};
+    if (layer_norm) wrong.push_back((one.mean - normed.mean).abs().max());
+    for (const auto& [a, b] : {std::pair{one.codes.rows, two.rows}, std::pair{one.codes.columns, two.columns}}) {
+      wrong.push_back(a.codes.view(at::kByte).ne(b.codes.view(at::kByte)).to(at::kFloat).mean());
+      for (const int64_t i : {int64_t{0}, kFp8InverseAt}) wrong.push_back(a.scale[i] - b.scale[i]);
+    }
+    return wrong;
+  };
+  row.reference = [=](const Tensors&) -> Tensors { return Tensors(layer_norm ? 9 : 8, at::zeros({})); };
+  row.tolerance = 1e-2;  // two kernels of a GPU add a row in different orders
+  return row;
+}
+
 void add_rows(std::vector<KernelCase>& rows, at::ScalarType type,
               const std::vector<Shape>& shapes) {
   for (const Shape shape : shapes) {
@@ -567,6 +598,16 @@ std::vector<KernelCase> kernel_cases(bool perf) {
     for (int i = 0; i < 6; ++i)
       rows.push_back(activation_case(static_cast<Activation>(i), type, {5, 64}, 60.0));
     rows.push_back(cross_entropy_case(type, {5, 64}, 3, 300.0, false));
+    // Whole packs: rows of one, several and many warps, of one pack a thread and more.
+    for (const Shape shape : {Shape{37, 64}, Shape{33, 1032}, Shape{18, 4096}, Shape{17, 8192}}) {
+      rows.push_back(norm_case(Normalization::kLayerNorm, false, true, type, shape, true));
+      rows.push_back(norm_case(Normalization::kRMSNorm, true, false, type, shape, true));
+      rows.push_back(norm_case(Normalization::kRMSNorm, false, false, type, shape));
+    }
+    for (int i = 3; i < 6; ++i)
+      rows.push_back(activation_case(static_cast<Activation>(i), type, {5, 2056}, 2.0));
+    // Ids that come up more often than a warp is wide.
+    for (const Shape shape : {Shape{2500, 24}, Shape{300, 1032}}) rows.push_back(embedding_case(type, shape));
   }
   for (const at::ScalarType type : {at::kFloat, at::kBFloat16, at::kHalf}) {
     for (const Shape shape : {Shape{16, 16}, Shape{48, 80}, Shape{144, 208}, Shape{512, 384}}) {
@@ -575,6 +616,9 @@ std::vector<KernelCase> kernel_cases(bool perf) {
     }
     for (const Activation gated : {Activation::kSwiglu, Activation::kGeglu, Activation::kQuickGeglu})
       for (const Shape shape : {Shape{16, 16}, Shape{144, 208}}) rows.push_back(fp8_activation_case(gated, false, type, shape));
+    for (const Normalization kind : {Normalization::kRMSNorm, Normalization::kLayerNorm})
+      for (const Shape shape : {Shape{16, 16}, Shape{48, 208}, Shape{4240, 1024}, Shape{32, 4096}})
+        rows.push_back(fp8_norm_case(kind, shape.rows == 48 ? at::kFloat8_e5m2 : at::kFloat8_e4m3fn, type, shape));
     for (const Shape shape : {Shape{128, 128}, Shape{256, 384}}) rows.push_back(fp8_activation_case(Activation::kSwiglu, true, type, shape));
     for (const Shape shape : {Shape{128, 128}, Shape{384, 640}}) {
       rows.push_back(fp8_block_case(false, type, shape));

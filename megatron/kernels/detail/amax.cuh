@@ -17,6 +17,15 @@ __device__ __forceinline__ void raise_amax(float* amax, float value, float* shar
     atomicMax(reinterpret_cast<int*>(amax), __float_as_int(most));
 }
 
+// The same of a warp, for blocks of any shape; called by whole warps.
+__device__ __forceinline__ void raise_amax_by_warp(float* amax, float value) {
+#pragma unroll
+  for (int offset = 16; offset > 0; offset /= 2)
+    value = fmaxf(value, __shfl_xor_sync(0xffffffffu, value, offset));
+  if (threadIdx.x % 32 == 0 && value > *static_cast<volatile float*>(amax))
+    atomicMax(reinterpret_cast<int*>(amax), __float_as_int(value));
+}
+
 // Blocks of a kernel that raises an amax: enough to fill any GPU, few enough not to queue for it.
 constexpr unsigned kAmaxBlocks = 2112;
 

@@ -6,6 +6,7 @@
 #include <cuda_runtime.h>
 
 #include <cstdint>
+#include <cstring>
 #include <initializer_list>
 #include <type_traits>
 
@@ -105,6 +106,57 @@ __device__ __forceinline__ void store_group(T* to, const Group& group) {
   *reinterpret_cast<Group*>(to) = group;
 }
 
+// A pack as the words that it lies in, for values that wait: as elements of 16 bits each would take
+// a register of its own.
+template <class T>
+__device__ __forceinline__ void unpack(const uint4& words, AccumulateType<T> (&to)[Pack<T>::kSize]) {
+  const uint32_t from[4] = {words.x, words.y, words.z, words.w};
+  if constexpr (std::is_same_v<T, double>) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i)
+      to[i] = __hiloint2double(static_cast<int>(from[2 * i + 1]), static_cast<int>(from[2 * i]));
+  } else if constexpr (std::is_same_v<T, float>) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) to[i] = __uint_as_float(from[i]);
+  } else if constexpr (std::is_same_v<T, __nv_bfloat16>) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      to[2 * i] = __uint_as_float(from[i] << 16);
+      to[2 * i + 1] = __uint_as_float(from[i] & 0xffff0000u);
+    }
+  } else {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      __half2 two;
+      memcpy(&two, &from[i], sizeof two);
+      to[2 * i] = __low2float(two);
+      to[2 * i + 1] = __high2float(two);
+    }
+  }
+}
+template <class T>
+__device__ __forceinline__ uint4 pack_words(const AccumulateType<T> (&from)[Pack<T>::kSize]) {
+  Pack<T> pack;
+#pragma unroll
+  for (int i = 0; i < Pack<T>::kSize; ++i) store_as(pack.at[i], from[i]);
+  uint4 words;
+  memcpy(&words, &pack, sizeof words);
+  return words;
+}
+
+// Loads and stores of what this kernel touches only once: it does not push others out of the L1
+// cache, and leaves the L2 cache first once written.
+__device__ __forceinline__ uint4 load_once(const void* from) {
+  uint4 words;
+  asm volatile("ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(words.x), "=r"(words.y), "=r"(words.z), "=r"(words.w)
+               : "l"(from));
+  return words;
+}
+__device__ __forceinline__ void store_once(void* to, const uint4& words) {
+  __stcs(static_cast<uint4*>(to), words);
+}
+
 // N neighbours of an aligned array, 16 bytes a load or store: a scalar a time, a warp would touch
 // each line N times.
 template <int N, class Acc>
@@ -170,6 +222,23 @@ __device__ Acc reduce_block(Acc value, Op op, Acc* shared) {
   }
   __syncthreads();
   return shared[32];
+}
+
+// Lets a kernel have that much dynamic shared memory; false: the device has less.
+template <class Kernel>
+bool allow_shared_memory(Kernel* kernel, size_t bytes) {
+  int device = 0, most = 0;
+  cudaFuncAttributes attributes;
+  check_cuda(cudaFuncGetAttributes(&attributes, kernel), "cudaFuncGetAttributes");
+  if (bytes + attributes.sharedSizeBytes <= size_t{48} * 1024) return true;
+  check_cuda(cudaGetDevice(&device), "cudaGetDevice");
+  check_cuda(cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device),
+             "cudaDeviceGetAttribute");
+  if (bytes + attributes.sharedSizeBytes > static_cast<size_t>(most)) return false;
+  check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                  static_cast<int>(bytes)),
+             "cudaFuncSetAttribute");
+  return true;
 }
 
 inline cudaStream_t as_stream(void* stream) { return static_cast<cudaStream_t>(stream); }

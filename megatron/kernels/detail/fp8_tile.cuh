@@ -25,17 +25,33 @@ __device__ __forceinline__ uint32_t codes_of(float a, float b, float c, float d)
   return low | high << 16;
 }
 
-// 8 neighbours of an aligned row.
+// 8 neighbours of an aligned row, in the words that they lie in (see unpack).
 template <class T>
 struct Eight {
-  static constexpr int kPacks = kThreadColumns / Pack<T>::kSize;
-  Pack<T> packs[kPacks];
+  static constexpr int kSize = Pack<T>::kSize, kPacks = kThreadColumns / kSize;
+  uint4 packs[kPacks];
   __device__ __forceinline__ void load(const T* from) {
 #pragma unroll
-    for (int i = 0; i < kPacks; ++i) packs[i] = load_group<Pack<T>>(from + i * Pack<T>::kSize);
+    for (int i = 0; i < kPacks; ++i) packs[i] = *reinterpret_cast<const uint4*>(from + i * kSize);
   }
-  __device__ __forceinline__ float at(int i) const {
-    return load_as<float>(packs[i / Pack<T>::kSize].at[i % Pack<T>::kSize]);
+  __device__ __forceinline__ void get(float (&to)[kThreadColumns]) const {
+#pragma unroll
+    for (int i = 0; i < kPacks; ++i) {
+      float part[kSize];
+      unpack<T>(packs[i], part);
+#pragma unroll
+      for (int j = 0; j < kSize; ++j) to[i * kSize + j] = part[j];
+    }
+  }
+  // Rounded to T.
+  __device__ __forceinline__ void set(const float (&from)[kThreadColumns]) {
+#pragma unroll
+    for (int i = 0; i < kPacks; ++i) {
+      float part[kSize];
+#pragma unroll
+      for (int j = 0; j < kSize; ++j) part[j] = from[i * kSize + j];
+      packs[i] = pack_words<T>(part);
+    }
   }
 };
 
@@ -118,12 +134,12 @@ __device__ __forceinline__ void store_columns(const uint32_t* turned, const Tile
   }
 }
 
-// A block of 128 x 128 elements, by 256 threads: each holds 2 groups of 4 rows by 8 columns.
-constexpr int kBlockSize = static_cast<int>(kFp8Block), kGroups = 2;
+// A block of 128 x 128 elements, by 512 threads: each holds 4 rows of 8 columns.
+constexpr int kBlockSize = static_cast<int>(kFp8Block), kBlockThreads = 512;
 
 struct BlockPlace {
   int64_t block_row, block_column;
-  int lane, warp, column_group;
+  int lane, warp, column_group, row_group;
 
   // The block number `index` of a matrix of `columns`.
   __device__ __forceinline__ BlockPlace(int64_t index, int64_t columns) {
@@ -133,10 +149,10 @@ struct BlockPlace {
     lane = static_cast<int>(threadIdx.x) % 32;
     warp = static_cast<int>(threadIdx.x) / 32;
     column_group = lane % 16;
+    row_group = 2 * warp + lane / 16;
   }
-  __device__ __forceinline__ int row_group(int g) const { return 16 * g + 2 * warp + lane / 16; }
-  __device__ __forceinline__ int64_t row(int g) const {
-    return block_row * kBlockSize + kThreadRows * row_group(g);
+  __device__ __forceinline__ int64_t row() const {
+    return block_row * kBlockSize + kThreadRows * row_group;
   }
   __device__ __forceinline__ int64_t column() const {
     return block_column * kBlockSize + kThreadColumns * column_group;
@@ -144,11 +160,11 @@ struct BlockPlace {
 };
 
 template <class T>
-using BlockValues = Eight<T>[kGroups][kThreadRows];
+using BlockValues = Eight<T>[kThreadRows];
 
 struct BlockMemory {
   alignas(16) uint32_t turned[kBlockSize * kBlockSize / 4];
-  float of_columns[8][kBlockSize], column_scale[kBlockSize], shared[33];
+  float of_columns[kBlockThreads / 32][kBlockSize], column_scale[kBlockSize], shared[33];
 };
 
 // Casts the block and writes it at `block_column` of the result. Called by the whole block of
@@ -157,28 +173,23 @@ template <class T, Fp8Type Type>
 __device__ __forceinline__ void store_block(const BlockValues<T>& in, const BlockPlace& at,
                                             const Fp8BlockCast& out, int64_t block_column,
                                             BlockMemory& memory) {
-  float of_row[kGroups][kThreadRows], of_column[kThreadColumns] = {}, of_all = 0.0f;
+  float of_row[kThreadRows] = {}, of_column[kThreadColumns] = {}, of_all = 0.0f;
 #pragma unroll
-  for (int g = 0; g < kGroups; ++g) {
+  for (int r = 0; r < kThreadRows; ++r) {
+    float x[kThreadColumns];
+    in[r].get(x);
 #pragma unroll
-    for (int r = 0; r < kThreadRows; ++r) {
-      of_row[g][r] = 0.0f;
-#pragma unroll
-      for (int c = 0; c < kThreadColumns; ++c) {
-        of_row[g][r] = larger(of_row[g][r], in[g][r].at(c));
-        of_column[c] = larger(of_column[c], in[g][r].at(c));
-      }
-      of_all = fmaxf(of_all, of_row[g][r]);
+    for (int c = 0; c < kThreadColumns; ++c) {
+      of_row[r] = larger(of_row[r], x[c]);
+      of_column[c] = larger(of_column[c], x[c]);
     }
+    of_all = fmaxf(of_all, of_row[r]);
   }
   if (out.square) {
     of_all = reduce_block(of_all, MaxOp{}, memory.shared);
     const float scale = fp8_power_of_two_scale(of_all, largest_of(Type));
 #pragma unroll
-    for (int g = 0; g < kGroups; ++g) {
-#pragma unroll
-      for (int r = 0; r < kThreadRows; ++r) of_row[g][r] = scale;
-    }
+    for (int r = 0; r < kThreadRows; ++r) of_row[r] = scale;
 #pragma unroll
     for (int c = 0; c < kThreadColumns; ++c) of_column[c] = scale;
     if (threadIdx.x == 0) {
@@ -188,22 +199,6 @@ __device__ __forceinline__ void store_block(const BlockValues<T>& in, const Bloc
         out.column_scales[block_column * up4(out.rows / kBlockSize) + at.block_row] = 1.0f / scale;
     }
   } else {
-    if (out.in_rows != nullptr) {
-#pragma unroll
-      for (int g = 0; g < kGroups; ++g) {
-#pragma unroll
-        for (int r = 0; r < kThreadRows; ++r) {
-#pragma unroll
-          for (int offset = 8; offset > 0; offset /= 2)
-            of_row[g][r] = fmaxf(of_row[g][r], __shfl_xor_sync(0xffffffffu, of_row[g][r], offset));
-          of_row[g][r] = fp8_power_of_two_scale(of_row[g][r], largest_of(Type));
-          if (at.column_group == 0) {
-            out.row_scales[block_column * out.rows + at.block_row * kBlockSize +
-                           kThreadRows * at.row_group(g) + r] = 1.0f / of_row[g][r];
-          }
-        }
-      }
-    }
     if (out.in_columns != nullptr) {
 #pragma unroll
       for (int c = 0; c < kThreadColumns; ++c) {
@@ -215,48 +210,62 @@ __device__ __forceinline__ void store_block(const BlockValues<T>& in, const Bloc
       if (threadIdx.x < kBlockSize) {
         float most = memory.of_columns[0][threadIdx.x];
 #pragma unroll
-        for (int w = 1; w < 8; ++w) most = fmaxf(most, memory.of_columns[w][threadIdx.x]);
+        for (int w = 1; w < kBlockThreads / 32; ++w)
+          most = fmaxf(most, memory.of_columns[w][threadIdx.x]);
         const float scale = fp8_power_of_two_scale(most, largest_of(Type));
         memory.column_scale[threadIdx.x] = scale;
         out.column_scales[at.block_row * out.columns + block_column * kBlockSize + threadIdx.x] =
             1.0f / scale;
       }
-      __syncthreads();
-#pragma unroll
-      for (int c = 0; c < kThreadColumns; ++c)
-        of_column[c] = memory.column_scale[kThreadColumns * at.column_group + c];
     }
-  }
-#pragma unroll
-  for (int g = 0; g < kGroups; ++g) {
-    const int64_t row = at.block_row * kBlockSize + kThreadRows * at.row_group(g);
     if (out.in_rows != nullptr) {
 #pragma unroll
       for (int r = 0; r < kThreadRows; ++r) {
-        const float s = of_row[g][r];
-        const Eight<T>& x = in[g][r];
-        *reinterpret_cast<uint2*>(out.in_rows + (row + r) * out.columns +
-                                  block_column * kBlockSize + kThreadColumns * at.column_group) =
-            make_uint2(codes_of<Type>(x.at(0) * s, x.at(1) * s, x.at(2) * s, x.at(3) * s),
-                       codes_of<Type>(x.at(4) * s, x.at(5) * s, x.at(6) * s, x.at(7) * s));
-      }
-    }
-    if (out.in_columns != nullptr) {
 #pragma unroll
-      for (int c = 0; c < kThreadColumns; ++c) {
-        const float s = of_column[c];
-        memory.turned[(kThreadColumns * at.column_group + c) * 32 +
-                      (at.row_group(g) ^ (2 * at.column_group))] =
-            codes_of<Type>(in[g][0].at(c) * s, in[g][1].at(c) * s, in[g][2].at(c) * s,
-                           in[g][3].at(c) * s);
+        for (int offset = 8; offset > 0; offset /= 2)
+          of_row[r] = fmaxf(of_row[r], __shfl_xor_sync(0xffffffffu, of_row[r], offset));
+        of_row[r] = fp8_power_of_two_scale(of_row[r], largest_of(Type));
+        if (at.column_group == 0) {
+          out.row_scales[block_column * out.rows + at.block_row * kBlockSize +
+                         kThreadRows * at.row_group + r] = 1.0f / of_row[r];
+        }
       }
     }
   }
+  if (out.in_rows != nullptr) {
+#pragma unroll
+    for (int r = 0; r < kThreadRows; ++r) {
+      const float s = of_row[r];
+      float x[kThreadColumns];
+      in[r].get(x);
+      *reinterpret_cast<uint2*>(out.in_rows + (at.row() + r) * out.columns +
+                                block_column * kBlockSize + kThreadColumns * at.column_group) =
+          make_uint2(codes_of<Type>(x[0] * s, x[1] * s, x[2] * s, x[3] * s),
+                     codes_of<Type>(x[4] * s, x[5] * s, x[6] * s, x[7] * s));
+    }
+  }
   if (out.in_columns == nullptr) return;
+  if (!out.square) {
+    __syncthreads();
+#pragma unroll
+    for (int c = 0; c < kThreadColumns; ++c)
+      of_column[c] = memory.column_scale[kThreadColumns * at.column_group + c];
+  }
+  float x[kThreadRows][kThreadColumns];
+#pragma unroll
+  for (int r = 0; r < kThreadRows; ++r) in[r].get(x[r]);
+#pragma unroll
+  for (int c = 0; c < kThreadColumns; ++c) {
+    const float s = of_column[c];
+    memory.turned[(kThreadColumns * at.column_group + c) * 32 +
+                  (at.row_group ^ (2 * at.column_group))] =
+        codes_of<Type>(x[0][c] * s, x[1][c] * s, x[2][c] * s, x[3][c] * s);
+  }
   __syncthreads();
 #pragma unroll
-  for (int pass = 0; pass < 4; ++pass) {
-    const int index = static_cast<int>(threadIdx.x) + 256 * pass, c = index / 8, chunk = index % 8;
+  for (int pass = 0; pass < kBlockSize * 8 / kBlockThreads; ++pass) {
+    const int index = static_cast<int>(threadIdx.x) + kBlockThreads * pass, c = index / 8,
+              chunk = index % 8;
     const int group = c / 8;  // its column group: 2 group = 4 (group / 2) + 2 (group % 2)
     uint4 words =
         *reinterpret_cast<const uint4*>(memory.turned + c * 32 + 4 * (chunk ^ (group / 2)));
