@@ -186,9 +186,13 @@ class DevicePeers final : public PeerMemory {
     }
   }
 
-  // Copies that are under way end before the mapping does.
+  // Copies that are under way end before the mappings do. A failing rank leaves both to the end of its process: closing a
+  // mapping waits for the device, which may be waiting for a peer.
   ~DevicePeers() override {
-    if (std::uncaught_exceptions() > 0) return;
+    if (std::uncaught_exceptions() > 0) {
+      static_cast<void>(new std::vector(std::move(mappings_)));
+      return;
+    }
     static_cast<void>(cudaStreamSynchronize(stream_.stream()));
   }
 

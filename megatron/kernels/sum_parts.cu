@@ -18,13 +18,15 @@ __global__ void sum_parts_kernel(SumParts sum) {
       for (int j = 0; j < kSize; ++j) total[j] = part == 0 ? load_as<Acc>(x.at[j]) : total[j] + load_as<Acc>(x.at[j]);
     }
     Target* target = static_cast<Target*>(sum.target) + i;
-    if (sum.accumulate) {
-      T rounded[kSize];
+    if constexpr (!std::is_same_v<Target, T>) {
 #pragma unroll
       for (int j = 0; j < kSize; ++j) {
-        store_as(rounded[j], total[j]);
-        total[j] = load_as<Acc>(rounded[j]);
+        T rounded;
+        store_as(rounded, total[j]);
+        total[j] = load_as<Acc>(rounded);
       }
+    }
+    if (sum.accumulate) {
       Acc old[kSize];
       if constexpr (kSize == 1 || !std::is_same_v<Target, Acc>) {
 #pragma unroll

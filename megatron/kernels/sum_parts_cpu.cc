@@ -16,14 +16,14 @@ void sum_run(const SumParts& sum, int64_t begin, int64_t n) {
     const Acc* x = load_run(sum.dtype, sum.parts[part], begin, n, scratch);
     for (int64_t i = 0; i < n; ++i) total[i] += x[i];
   }
-  if (sum.accumulate) {
-    // Rounded to the type of the parts, as if it had travelled.
-    unsigned char rounded[kRun * sizeof(Acc)];
+  if (sum.target_dtype != sum.dtype) {
+    alignas(16) unsigned char rounded[kRun * sizeof(Acc)];
     store_run(sum.dtype, rounded, 0, n, total);
-    Acc again[kRun];
-    const Acc* arrived = load_run(sum.dtype, rounded, 0, n, again);
+    std::copy_n(load_run(sum.dtype, rounded, 0, n, scratch), n, total);
+  }
+  if (sum.accumulate) {
     const Acc* old = load_run(sum.target_dtype, sum.target, begin, n, scratch);
-    for (int64_t i = 0; i < n; ++i) total[i] = old[i] + arrived[i];
+    for (int64_t i = 0; i < n; ++i) total[i] = old[i] + total[i];
   }
   store_run(sum.target_dtype, sum.target, begin, n, total);
 }

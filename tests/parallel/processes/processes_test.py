@@ -22,7 +22,7 @@ RANKS = 4
 TIMEOUT = 3      # seconds that a rank waits in a collective
 MARGIN = 5       # seconds after that in which all ranks must be gone
 START = 60       # seconds for starting and for what works
-WORKS = {"control", "verbs"}
+WORKS = {"control", "peers", "verbs"}
 
 
 def timeout_of(case):
@@ -237,7 +237,7 @@ def run_restart(command):
 
 def main():
     chosen = set(sys.argv[2:])
-    jobs = [("torchrun's variables", "verbs"), ("srun's variables", "control"), ("mpirun's variables", "control"),
+    jobs = [("torchrun's variables", "verbs"), ("torchrun's variables", "peers"), ("srun's variables", "control"), ("mpirun's variables", "control"),
             ("MPICH's variables", "control")]
     jobs += [("torchrun's variables", case) for case in FAILURES]
     jobs += [("torchrun's variables on two machines", case) for case in ("verbs", "kill")]
@@ -248,7 +248,7 @@ def main():
         running = [pool.submit(run_case, *job) for job in jobs]
         command = torchrun_command()
         if command:
-            cases = [c for c in ("verbs", "throw", "kill", "kill0", "stop", "loop", "op") if not chosen or c in chosen]
+            cases = [c for c in ("verbs", "peers", "throw", "kill", "kill0", "stop", "loop", "op") if not chosen or c in chosen]
             running += [pool.submit(run_torchrun, command, case) for case in cases]
             if not chosen or "restart" in chosen:
                 running.append(pool.submit(run_restart, command))

@@ -19,6 +19,7 @@
 #include "megatron/base/check.h"
 #include "megatron/comm/control.h"
 #include "megatron/comm/failure_monitor.h"
+#include "megatron/comm/peer_memory.h"
 #include "megatron/comm/rendezvous.h"
 #include "megatron/comm/thread_backend.h"
 #include "megatron/tensor/torch.h"
@@ -187,6 +188,35 @@ void control(Rank& self) {
   MEGATRON_CHECK(one.broadcast(winner) == winner, "two ranks hold the same claim");
 }
 
+// Processes on GPUs reach one another's memory; on CPUs all are told why not.
+void peers(Rank& self) {
+  constexpr int64_t kCount = 3 << 20;  // neither the start nor the whole of the allocator's segment
+  const int rank = self.launch.rank, size = self.launch.world_size, next = (rank + 1) % size;
+  const auto options = at::TensorOptions(self.device).dtype(at::kFloat);
+  const at::Tensor before = at::zeros({kCount}, options), buffer = at::full({kCount}, rank, options);
+  const SharedMemory shared = share_memory(buffer, self.world);
+  if (self.device.is_cpu()) {
+    MEGATRON_CHECK(!shared.peers && shared.obstacle == "the ranks are processes on CPUs", "shared: ", shared.obstacle);
+    return;
+  }
+  MEGATRON_CHECK(shared.peers != nullptr, shared.obstacle);
+  const at::Tensor got = at::empty_like(buffer);
+  shared.peers->run([&] { shared.peers->read({{next, 0, got}}); })->wait();
+  expect_same("what was read", got.cpu(), at::full({kCount}, next, at::kFloat));
+  self.world.barrier();
+  got.fill_(10 + rank);
+  const at::Tensor half = got.narrow(0, 0, kCount / 2), token = at::zeros({1}, options);
+  shared.peers->run([&] {
+    shared.peers->write({{next, kCount / 2, half}});
+    self.world.all_reduce(token)->wait();
+  })->wait();
+  const at::Tensor expected = at::full({kCount}, rank, at::kFloat);
+  expected.narrow(0, kCount / 2, kCount / 2).fill_(10 + (rank + size - 1) % size);
+  expect_same("what was written", buffer.cpu(), expected);
+  expect_same("what lies beside it", before.cpu(), at::zeros({kCount}, at::kFloat));
+  self.world.barrier();
+}
+
 // -- what fails
 
 [[noreturn]] void loop_for_ever() {
@@ -225,6 +255,7 @@ const std::map<std::string, std::function<void(Rank&)>>& cases() {
   static const std::map<std::string, std::function<void(Rank&)>> table = {
       {"verbs", verbs},
       {"control", control},
+      {"peers", peers},
       {"throw-once", [](Rank& self) {  // the launcher starts the ranks a second time
          if (self.launch.restart_count == 0) steps(self, 2, [] { throw Error("not yet"); });
          verbs(self);

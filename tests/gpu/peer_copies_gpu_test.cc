@@ -1,0 +1,171 @@
+// Copies between the memory of ranks on a GPU, beside computation on other streams. Ranks are threads, each with a stream of its
+// own, on one GPU or on two. CUDA IPC takes processes: `megatron prove` under a launcher with several GPUs runs that.
+#include <c10/cuda/CUDAFunctions.h>
+#include <c10/cuda/CUDAGuard.h>
+#include <c10/cuda/CUDAStream.h>
+#include <gtest/gtest.h>
+
+#include "megatron/base/check.h"
+#include "megatron/comm/peer_memory.h"
+#include "megatron/comm/thread_backend.h"
+#include "megatron/optimizer/optimizer.h"
+#include "megatron/tensor/sum_parts.h"
+#include "megatron/tensor/torch.h"
+#include "tests/unit/optimizer/test_model.h"
+
+namespace megatron {
+namespace {
+
+// Collectives of threads on tensors in device memory: through host memory, after what the current stream holds.
+class StagedBackend final : public Backend {
+ public:
+  explicit StagedBackend(std::shared_ptr<Backend> inner) : inner_(std::move(inner)) {}
+  int rank() const override { return inner_->rank(); }
+  int size() const override { return inner_->size(); }
+  std::shared_ptr<Work> all_reduce(at::Tensor tensor, ReduceOp op) override {
+    const at::Tensor host = tensor.cpu();
+    return finish(inner_->all_reduce(host, op), tensor, host);
+  }
+  std::shared_ptr<Work> all_gather(at::Tensor output, at::Tensor input) override {
+    const at::Tensor host = at::empty_like(output, at::kCPU);
+    return finish(inner_->all_gather(host, input.cpu()), output, host);
+  }
+  std::shared_ptr<Work> reduce_scatter(at::Tensor output, at::Tensor input, ReduceOp op) override {
+    const at::Tensor host = at::empty_like(output, at::kCPU);
+    return finish(inner_->reduce_scatter(host, input.cpu(), op), output, host);
+  }
+  std::shared_ptr<Work> all_to_all(at::Tensor, std::vector<int64_t>, at::Tensor, std::vector<int64_t>) override {
+    throw_error("unexpected");
+  }
+  std::shared_ptr<Work> broadcast(at::Tensor, int) override { throw_error("unexpected"); }
+  std::shared_ptr<Work> send(at::Tensor, int) override { throw_error("unexpected"); }
+  std::shared_ptr<Work> recv(at::Tensor, int) override { throw_error("unexpected"); }
+  void barrier() override { inner_->barrier(); }
+  std::shared_ptr<Backend> subgroup(const std::vector<int>& ranks, const std::string& name) override {
+    return std::make_shared<StagedBackend>(inner_->subgroup(ranks, name));
+  }
+
+ private:
+  static std::shared_ptr<Work> finish(const std::shared_ptr<Work>& work, at::Tensor& device, const at::Tensor& host) {
+    work->wait();
+    device.copy_(host);
+    return work;
+  }
+  std::shared_ptr<Backend> inner_;
+};
+
+// body(world, device), each rank with a current stream of its own.
+void run_gpu_ranks(int size, const std::function<void(const std::shared_ptr<Backend>&, at::Device)>& body) {
+  run_ranks(size, [&](const std::shared_ptr<Backend>& world) {
+    const auto index = static_cast<c10::DeviceIndex>(world->rank() % c10::cuda::device_count());
+    const c10::cuda::CUDAStreamGuard guard(c10::cuda::getStreamFromPool(/*isHighPriority=*/false, index));
+    body(std::make_shared<StagedBackend>(world), at::Device(at::kCUDA, index));
+    c10::cuda::device_synchronize();
+    world->barrier();
+  });
+}
+
+// What this rank holds of the weights after three steps of two passes; gradients depend on the values and on the rank.
+std::vector<at::Tensor> train(const std::shared_ptr<Backend>& world, at::Device device, const DistributedDataParallelConfig& data) {
+  const ParallelGroups groups = make_parallel_groups({}, world, 1);
+  TestModel model;
+  for (int layer = 0; layer < 4; ++layer) {
+    model.declare(cat("decoder.layers.", layer, ".weight"), {1500, 1001});
+    model.declare(cat("decoder.layers.", layer, ".bias"), {333}, ParameterRole::kBias);
+  }
+  DistributedDataParallel store(model, groups, at::kBFloat16, device, data);
+  for (size_t k = 0; k < model.size(); ++k) model[k].init = Init::normal(0.5);
+  store.initialize(3);
+  OptimizerConfig config;
+  config.lr = 1e-2;
+  config.clip_grad = 0;
+  Optimizer optimizer(config, make_schedule(config, {100, std::nullopt, 4}), store);
+  for (int step = 0; step < 3; ++step) {
+    store.zero_grad(2);
+    for (int pass = 0; pass < 2; ++pass) {
+      for (size_t k = 0; k < model.size(); ++k) {  // a forward
+        store.acquire(model[k]);
+        store.release(model[k]);
+      }
+      for (size_t k = model.size(); k-- > 0;) {
+        const at::Tensor value = store.acquire(model[k]);
+        const at::Tensor gradient = at::cos(value.to(at::kFloat) * 3.0 + (step + 2 * pass + 7 * world->rank()));
+        store.release(model[k]);
+        store.grad_target(model[k]).to_add_to().add_(gradient);
+        store.grad_ready(model[k]);
+      }
+    }
+    store.finish_grad_sync();
+    optimizer.step(4.0, 4);
+  }
+  store.finish_param_sync();
+  std::vector<at::Tensor> all;
+  for (const StateTensor& entry : store.state()) all.push_back(entry.data.cpu());
+  return all;
+}
+
+TEST(PeerCopiesGpu, ReadsAndWrites) {
+  if (!at::hasCUDA()) GTEST_SKIP() << "no CUDA device";
+  run_gpu_ranks(2, [](const std::shared_ptr<Backend>& world, at::Device device) {
+    const ProcessGroup group(world, "world");
+    const int rank = group.rank();
+    constexpr int64_t kCount = int64_t{64} << 20;
+    const at::Tensor buffer = at::full({kCount}, rank, at::TensorOptions().dtype(at::kFloat).device(device));
+    const SharedMemory shared = share_memory(buffer, group);
+    ASSERT_NE(shared.peers, nullptr) << shared.obstacle;
+    const at::Tensor got = at::empty_like(buffer);
+    shared.peers->run([&] { shared.peers->read({{1 - rank, 0, got}}); })->wait();
+    EXPECT_EQ((got == static_cast<float>(1 - rank)).sum().item<int64_t>(), kCount);
+    world->barrier();
+    got.fill_(10 + rank);
+    shared.peers->run([&] { shared.peers->write({{1 - rank, 0, got}}); })->wait();
+    c10::cuda::device_synchronize();
+    world->barrier();
+    EXPECT_EQ((buffer == static_cast<float>(11 - rank)).sum().item<int64_t>(), kCount);
+  });
+}
+
+TEST(PeerCopiesGpu, GiveTheBitsOfCollectives) {
+  if (!at::hasCUDA()) GTEST_SKIP() << "no CUDA device";
+  for (const ShardingStrategy strategy :
+       {ShardingStrategy::kOptim, ShardingStrategy::kOptimGrads, ShardingStrategy::kOptimGradsParams}) {
+    for (const bool in_bf16 : {false, true}) {
+      DistributedDataParallelConfig data;
+      data.use_megatron_fsdp = data.overlap_grad_reduce = data.overlap_param_gather = true;
+      data.data_parallel_sharding_strategy = strategy;
+      data.grad_reduce_in_bf16 = in_bf16;
+      if (strategy != ShardingStrategy::kOptimGradsParams) data.ddp_bucket_size = 2'000'000;
+      run_gpu_ranks(2, [&](const std::shared_ptr<Backend>& world, at::Device device) {
+        DistributedDataParallelConfig collectives = data;
+        collectives.peer_copies = false;
+        const std::vector<at::Tensor> copied = train(world, device, data), collected = train(world, device, collectives);
+        ASSERT_EQ(copied.size(), collected.size());
+        for (size_t i = 0; i < copied.size(); ++i)
+          EXPECT_TRUE(at::equal(copied[i], collected[i])) << "strategy " << static_cast<int>(strategy) << " tensor " << i;
+      });
+    }
+  }
+}
+
+TEST(SumPartsGpu, EqualsTheCpu) {
+  if (!at::hasCUDA()) GTEST_SKIP() << "no CUDA device";
+  for (const int64_t count : {4096, 1001}) {
+    for (const auto& [type, target_type] : {std::pair{at::kFloat, at::kFloat}, {at::kBFloat16, at::kBFloat16},
+                                            {at::kBFloat16, at::kFloat}, {at::kDouble, at::kDouble}}) {
+      for (const bool accumulate : {false, true}) {
+        std::vector<at::Tensor> parts, there;
+        for (int part = 0; part < 3; ++part) {
+          parts.push_back(at::sin(at::arange(count, at::kDouble) * (0.3 + part)).to(type));
+          there.push_back(parts.back().cuda());
+        }
+        const at::Tensor target = at::cos(at::arange(count, at::kDouble)).to(target_type), on_gpu = target.cuda();
+        sum_parts(parts, target, accumulate);
+        sum_parts(there, on_gpu, accumulate);
+        EXPECT_TRUE(at::equal(target, on_gpu.cpu())) << count << " " << type << " " << target_type;
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace megatron
