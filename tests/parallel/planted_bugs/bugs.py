@@ -265,7 +265,7 @@ BUGS = (
         ((GRADS, "      pending.work->wait();\n      if (reduction_.in_bf16)", "      if (!PLANTED) pending.work->wait();\n      if (reduction_.in_bf16)"),),
         "dp2", "gpt dp2 means"),
     Bug("stale_weights", "fully sharded layers go on with the weights that were gathered before the step",
-        ((VALUES, "    free_unused();\n    MEGATRON_ASSERT(num_gathered_ == 0,", "    if (PLANTED) return;\n    free_unused();\n    MEGATRON_ASSERT(num_gathered_ == 0,"),
+        ((VALUES, "  void changed(bool) override {\n    free_unused();", "  void changed(bool) override {\n    if (PLANTED) return gather_.written();\n    free_unused();"),
          (DDP, "  values_->free_unused();", "  if (!PLANTED) values_->free_unused();"),
          (VALUES, "    if (entered) free_unused_but(", "    if (entered && !PLANTED) free_unused_but(")),
         "dp2_zero3 dp4_zero3_overlap", "llama dp2 zero3"),
