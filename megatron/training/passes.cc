@@ -143,15 +143,18 @@ class StagePasses final : public StageCompute {
           continue;
         }
       }
-      chunk.store->zero_grad(1);
-      RecomputeTape tape;
-      context.tape = &tape;
+      constexpr int kPasses = 2;  // the first one's gradients replace, the second one's are added, by other kernels
+      chunk.store->zero_grad(kPasses);
       if (options_.per_token_loss) context.loss_grad = options_.loss_scale;
       if (input.defined()) input.set_requires_grad(true);
-      const StageOutput output = task_.forward_step(*chunk.module, batch, input, context);
-      const at::Tensor& root = output.loss.sum.defined() ? output.loss.sum : output.activation;
-      tape.backward(root, at::ones_like(root));
-      if (model_.pipeline->splits_vocabulary()) warm_up_vocabulary(chunk, batch, output);
+      for (int pass = 0; pass < kPasses; ++pass) {
+        RecomputeTape tape;
+        context.tape = &tape;
+        const StageOutput output = task_.forward_step(*chunk.module, batch, input, context);
+        const at::Tensor& root = output.loss.sum.defined() ? output.loss.sum : output.activation;
+        tape.backward(root, at::ones_like(root));
+        if (model_.pipeline->splits_vocabulary()) warm_up_vocabulary(chunk, batch, output);
+      }
       chunk.store->finish_grad_sync();
       chunk.store->zero_grad(options_.num_microbatches);
     }

@@ -294,6 +294,9 @@ TrainedModel build_model(const PretrainTask& task, const Arguments& arguments, c
                          const ParallelGroups& groups, at::ScalarType dtype, c10::Device device, const Start& start,
                          Agreement* agreement) {
   arguments.training.check_freezing(parameter_names(task, arguments, vocabulary));
+  MEGATRON_CHECK(!arguments.pipeline.pipeline_vocab_parallel || groups.pp.size() <= 2 || !device.is_cuda(),
+                 "--pipeline-vocab-parallel over ", groups.pp.size(), " stages is not safe on GPUs yet: four stages have been seen to wait "
+                 "for each other\nhint: two stages work; or --pipeline-schedule zb-v with the head in a chunk of its own");
   TrainedModel model;
   model.pipeline = std::make_unique<Pipeline>(arguments, groups, dtype, device);
   std::vector<Module*> modules;
