@@ -279,6 +279,7 @@ int bench_train(const Arguments& arguments, const BenchConfig& config, const Job
   print_result(config, measured, work.tokens / ranks,
                iteration_flops(task.model_flops(arguments, vocabulary), work) / ranks,
                model.num_parameters(), ranks, device);
+  for (ModelChunk& chunk : model.chunks) chunk.store->finish_param_sync();
   job.groups.world.barrier();  // groups are given up when nobody uses them any more
   return 0;
 }

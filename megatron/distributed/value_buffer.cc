@@ -137,7 +137,7 @@ class ShardedValues final : public ValueBuffer {
   const PartGather& gather() const override { return gather_; }
 
   void will_change() override {
-    for (int bucket = 0; bucket < layout_.num_buckets(); ++bucket) wait(bucket);
+    finish();
     gather_.finish_reading();
   }
 
@@ -148,7 +148,9 @@ class ShardedValues final : public ValueBuffer {
                     " gathered layers are in use while their values change");
     gather_.written();
   }
-  void finish() override {}
+  void finish() override {
+    for (int bucket = 0; bucket < layout_.num_buckets(); ++bucket) wait(bucket);
+  }
   void free_unused() override { free_unused_but(-1, -1); }
 
   void edit(const std::function<void(Parameter&)>& visitor) override {

@@ -23,7 +23,7 @@ class ValueBuffer {
   virtual void will_change() = 0;
   // The owned parts have new values; those of frozen parameters only with `frozen_too`. Collective.
   virtual void changed(bool frozen_too) = 0;
-  // Waits for what changed() started.
+  // Waits for the gathers under way.
   virtual void finish() = 0;
   // Gives up what nobody uses at the moment.
   virtual void free_unused() {}

@@ -264,6 +264,7 @@ TrainingTrace trace_training(const PretrainTask& task, const Arguments& argument
   TracedRun run(task, arguments, dtype, job.groups, device);
   for (int i = 0; i < num_steps; ++i) steps.push_back(run.step(i, parts));
   run.weights(parts);
+  job.groups.world.barrier();  // a rank that leaves takes memory along that peers may still have been reading
   if (job.agreement == nullptr) {
     for (const Part& part : parts) assembly.add(part);
   } else {

@@ -258,6 +258,8 @@ void Run::execute() {
     exit_reason_ = may_stop_now() ? "evaluation stopped by a signal" : "finished";
   }
   end(exit_reason_);
+  // Copies out of the memory of peers are over when the ranks meet for the last time.
+  for (ModelChunk& chunk : model_.chunks) chunk.store->finish_param_sync();
 }
 
 void Run::end(const std::string& reason) {
