@@ -601,7 +601,7 @@ class CountingBackend final : public Backend {
   std::shared_ptr<Work> send(at::Tensor, int) override { throw_error("unexpected"); }
   std::shared_ptr<Work> recv(at::Tensor, int) override { throw_error("unexpected"); }
   void barrier() override { inner_->barrier(); }
-  std::shared_ptr<Backend> subgroup(const std::vector<int>& ranks, const std::string& name, Traffic traffic) override {
+  std::shared_ptr<Backend> subgroup(const std::vector<int>& ranks, const std::string& name, megatron::Traffic traffic) override {
     return std::make_shared<CountingBackend>(inner_->subgroup(ranks, name, traffic), traffic_);
   }
 
