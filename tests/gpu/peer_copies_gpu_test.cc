@@ -41,8 +41,8 @@ class StagedBackend final : public Backend {
   std::shared_ptr<Work> send(at::Tensor, int) override { throw_error("unexpected"); }
   std::shared_ptr<Work> recv(at::Tensor, int) override { throw_error("unexpected"); }
   void barrier() override { inner_->barrier(); }
-  std::shared_ptr<Backend> subgroup(const std::vector<int>& ranks, const std::string& name) override {
-    return std::make_shared<StagedBackend>(inner_->subgroup(ranks, name));
+  std::shared_ptr<Backend> subgroup(const std::vector<int>& ranks, const std::string& name, Traffic traffic) override {
+    return std::make_shared<StagedBackend>(inner_->subgroup(ranks, name, traffic));
   }
 
  private:
