@@ -1,5 +1,7 @@
 // megatron convert-checkpoint: between folders of Hugging Face, our checkpoints and those of
 // Megatron-LM; and from any safetensors, by a map of their names.
+#include <algorithm>
+#include <filesystem>
 #include <memory>
 #include <span>
 
@@ -10,6 +12,7 @@
 #include "megatron/base/parse.h"
 #include "megatron/base/progress.h"
 #include "megatron/comm/parallel_groups.h"
+#include "megatron/dist_checkpointing/checkpoint_folder.h"
 #include "megatron/dist_checkpointing/safetensors.h"
 #include "megatron/dist_checkpointing/torch_dist.h"
 #include "megatron/inference/generator.h"
@@ -197,11 +200,30 @@ ConvertResult export_to(Form to, const ConvertConfig& config, const ConvertProgr
                                 : export_hf_folder(request, progress);
 }
 
+// A file, or a folder with such files and nothing that says what they are.
+bool is_bare_safetensors(const std::filesystem::path& path) {
+  const auto is_file = [](const std::filesystem::path& file) {
+    std::error_code ignored;
+    return file.extension() == ".safetensors" && std::filesystem::is_regular_file(file, ignored);
+  };
+  std::error_code ignored;
+  if (!std::filesystem::is_directory(path, ignored)) return is_file(path);
+  if (std::filesystem::exists(path / kManifestName, ignored) || !find_checkpoints(path).empty())
+    return false;
+  const std::filesystem::directory_iterator items(path);
+  return std::any_of(begin(items), end(items), [&](const auto& item) { return is_file(item); });
+}
+
 // What --load is.
 Form form_of(const ConvertConfig& config) {
   if (!config.name_map.empty()) return Form::kSafetensors;
   if (is_hf_folder(config.load)) return Form::kHuggingFace;
-  return find_torch_dist(config.load, config.ckpt_step) ? Form::kTorchDist : Form::kMegatron;
+  if (find_torch_dist(config.load, config.ckpt_step)) return Form::kTorchDist;
+  MEGATRON_CHECK(
+      !is_bare_safetensors(config.load), config.load,
+      ": holds safetensors, and neither a config.json that names a model nor a checkpoint",
+      "\nhint: --name-map FILE says which of their tensors make up each parameter");
+  return Form::kMegatron;
 }
 
 Form choose_target(const ConvertConfig& config, Form from) {

@@ -1,6 +1,7 @@
 // megatron generate: lets a trained model continue prompts, or answer in conversations.
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <iostream>
 #include <nlohmann/json.hpp>

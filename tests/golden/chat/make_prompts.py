@@ -36,7 +36,7 @@ def main():
         {"id": first + i, "content": text, "single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
         for i, text in enumerate(SPECIAL)]
     tokenizer = transformers.PreTrainedTokenizerFast(
-        tokenizer_object=tokenizers.Tokenizer.from_str(json.dumps(definition)), eos_token="<|im_end|>", pad_token="<|endoftext|>")
+        tokenizer_object=tokenizers.Tokenizer.from_str(json.dumps(definition)), eos_token="<|endoftext|>", pad_token="<|endoftext|>")
     tokenizer.chat_template = (HERE / "templates/chatml.jinja").read_text()
     shutil.rmtree(HERE / "tokenizer", ignore_errors=True)
     tokenizer.save_pretrained(HERE / "tokenizer")

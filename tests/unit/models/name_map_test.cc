@@ -205,7 +205,7 @@ TEST_F(NameMap, NamesWhatIsMissingLeftOverOrUsedTwice) {
   tensors_.erase("model.layers.1.self_attn.k_proj.weight");
   EXPECT_EQ(error(), source +
                          ": model.layers.1.self_attn.k_proj.weight is not in the files; did you "
-                         "mean model.layers.1.self_attn.o_proj.weight; " +
+                         "mean model.layers.0.self_attn.k_proj.weight; " +
                          map + " makes decoder.layers.1.self_attention.linear_qkv.weight of it");
   SetUp();
   tensors_["model.layers.0.extra"] = {DType::kFloat32, {2}, "12345678"};
