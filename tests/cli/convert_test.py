@@ -148,7 +148,7 @@ class ConvertTest(FolderTest):
         load = {"a folder": source, "a checkpoint": self.path("ours")}
         self.output("convert-checkpoint", "--load", source, "--save", load["a checkpoint"])
         rows = os.path.join(GOLDEN, "..", "sft", "conversations.jsonl")
-        tune = ["--train-data-path", rows, "--chat-template", os.path.join(GOLDEN, "..", "sft", "template.jinja"),
+        tune = ["--train-data-path", rows, "--data-cache-path", self.path("cache"), "--chat-template", os.path.join(GOLDEN, "..", "sft", "template.jinja"),
                 "--seq-length", "24", "--micro-batch-size", "1", "--global-batch-size", "1", "--lr", "1e-3", "--lr-decay-iters", "2", "--eval-iters", "0",
                 "--device", "cpu", "--num-threads", "1"]
         for name, start in load.items():
