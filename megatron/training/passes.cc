@@ -122,41 +122,43 @@ class StagePasses final : public StageCompute {
   // Note [Kernels are loaded before pipelines run]
   // A kernel is loaded when it is first launched, and CUDA may wait for the whole device then. A receive that was posted early
   // is a kernel that waits for the peer, which may wait for what this rank has yet to compute: the first step would hang.
-  // So every chunk runs once by itself before, forward alone and with its backward; the gradients are dropped. The same holds
-  // for calls of all stages: NCCL connects an algorithm when a call first takes it, and allocates memory on the device for it.
+  // So every chunk runs by itself before, forward alone and with its backward; the gradients are dropped. The same holds for
+  // calls of all stages: NCCL connects an algorithm when a call first takes it, and allocates memory on the device for it.
+  // CPUs load nothing, but do the same, so that what a GPU runs is tested there.
   void warm_up(int64_t hidden_rows, int64_t hidden_size, at::ScalarType dtype) {
     const Batch& batch = batch_of(0);
-    for (size_t i = 0; i < model_.chunks.size(); ++i) {
-      ModelChunk& chunk = model_.chunks[i];
-      ForwardContext context = context_of(batch, options_.training);
-      at::Tensor input;
-      if (!model_.pipeline->slice(static_cast<int>(i)).embedding)
-        input = at::zeros({hidden_rows, batch.place.sample.size(0), hidden_size},
-                          at::TensorOptions().dtype(dtype).device(model_.device()));
-      {
-        const at::NoGradGuard no_grad;
-        context.training = false;
-        const StageOutput output = task_.forward_step(*chunk.module, batch, input, context);
-        context.training = true;
-        if (!options_.training) {
-          if (model_.pipeline->splits_vocabulary()) warm_up_vocabulary(chunk, batch, output);
-          continue;
-        }
+    const auto run_chunks = [&](const std::function<void(ModelChunk&, const at::Tensor& input)>& run) {
+      for (size_t i = 0; i < model_.chunks.size(); ++i) {
+        at::Tensor input;
+        if (!model_.pipeline->slice(static_cast<int>(i)).embedding)
+          input = at::zeros({hidden_rows, batch.place.sample.size(0), hidden_size},
+                            at::TensorOptions().dtype(dtype).device(model_.device()));
+        run(model_.chunks[i], input);
       }
+    };
+    run_chunks([&](ModelChunk& chunk, const at::Tensor& input) {
+      const at::NoGradGuard no_grad;
+      const StageOutput output = task_.forward_step(*chunk.module, batch, input, context_of(batch, /*training=*/false));
+      if (!options_.training && model_.pipeline->splits_vocabulary()) warm_up_vocabulary(chunk, batch, output);
+    });
+    if (options_.training) {
       constexpr int kPasses = 2;  // the first one's gradients replace, the second one's are added, by other kernels
-      chunk.store->zero_grad(kPasses);
-      if (options_.per_token_loss) context.loss_grad = options_.loss_scale;
-      if (input.defined()) input.set_requires_grad(true);
+      for (ModelChunk& chunk : model_.chunks) chunk.store->zero_grad(kPasses);
       for (int pass = 0; pass < kPasses; ++pass) {
-        RecomputeTape tape;
-        context.tape = &tape;
-        const StageOutput output = task_.forward_step(*chunk.module, batch, input, context);
-        const at::Tensor& root = output.loss.sum.defined() ? output.loss.sum : output.activation;
-        tape.backward(root, at::ones_like(root));
-        if (model_.pipeline->splits_vocabulary()) warm_up_vocabulary(chunk, batch, output);
+        run_chunks([&](ModelChunk& chunk, const at::Tensor& input) {
+          RecomputeTape tape;
+          ForwardContext context = context_of(batch, /*training=*/true);
+          context.tape = &tape;
+          if (options_.per_token_loss) context.loss_grad = options_.loss_scale;
+          if (input.defined()) input.set_requires_grad(true);
+          const StageOutput output = task_.forward_step(*chunk.module, batch, input, context);
+          const at::Tensor& root = output.loss.sum.defined() ? output.loss.sum : output.activation;
+          tape.backward(root, at::ones_like(root));
+          if (model_.pipeline->splits_vocabulary()) warm_up_vocabulary(chunk, batch, output);
+        });
       }
-      chunk.store->finish_grad_sync();
-      chunk.store->zero_grad(options_.num_microbatches);
+      for (ModelChunk& chunk : model_.chunks) chunk.store->finish_grad_sync();
+      for (ModelChunk& chunk : model_.chunks) chunk.store->zero_grad(options_.num_microbatches);
     }
     synchronize(model_.device());
   }

@@ -11,7 +11,7 @@ Pipeline::Pipeline(const Arguments& arguments, const ParallelGroups& groups, at:
       dtype_(arguments.transformer.fp32_residual_connection && dtype != at::kDouble ? at::kFloat : dtype), device_(device),
       stage_(groups.pp.rank()), num_stages_(groups.pp.size()),
       layout_(make_stage_layout(config_, num_stages_, arguments.transformer.num_layers)) {
-  needs_warm_up_ = num_stages_ > 1 && device.is_cuda();
+  needs_warm_up_ = num_stages_ > 1;
   forward_needs_warm_up_ = needs_warm_up_ && splits_vocabulary();
   links_ =
       std::make_unique<PipelineLinks>(groups.pp, schedule(num_stages_, /*training=*/false), device,

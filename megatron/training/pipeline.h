@@ -23,8 +23,8 @@ class Pipeline {
   bool splits_vocabulary() const { return config_.pipeline_vocab_parallel && num_stages_ > 1; }
   StageSlice slice(int chunk) const { return layout_.slice(stage_, chunk); }
   const StageLayout& layout() const { return layout_; }
-  // Whether the caller has to run every chunk once by itself before the first run(). True once, on GPUs with several stages,
-  // for forward passes alone only where they wait for each other; see Note [Kernels are loaded before pipelines run].
+  // Whether the caller has to run every chunk by itself before the first run(). True once, with several stages, for forward
+  // passes alone only where they wait for each other; see Note [Kernels are loaded before pipelines run].
   bool take_warm_up(bool training) {
     if (training) forward_needs_warm_up_ = false;
     return std::exchange(training ? needs_warm_up_ : forward_needs_warm_up_, false);

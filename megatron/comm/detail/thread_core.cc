@@ -161,14 +161,20 @@ void ThreadGroup::arrive_and_wait(int rank, const char* what, bool interruptible
   }
   const auto complete = [&] { return generation != mine; };
   if (!interruptible) return job->changed.wait(lock, complete);
-  wait(lock, rank, what, complete,
-       [&] {
-         std::vector<int> missing;
-         for (int r = 0; r < size(); ++r) {
-           if (!arrived[r]) missing.push_back(members[r]);
-         }
-         return missing;
-       });
+  try {
+    wait(lock, rank, what, complete,
+         [&] {
+           std::vector<int> missing;
+           for (int r = 0; r < size(); ++r) {
+             if (!arrived[r]) missing.push_back(members[r]);
+           }
+           return missing;
+         });
+  } catch (...) {  // whoever comes later must not take this rank, which leaves, for one that is there
+    arrived[rank] = false;
+    --num_arrived;
+    throw;
+  }
 }
 
 ThreadCore::ThreadCore(std::shared_ptr<ThreadGroup> group, int rank)

@@ -289,6 +289,32 @@ TEST(ThreadCore, ARankThatThrowsReleasesTheOthers) {
   EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(10));
 }
 
+TEST(ThreadCore, ARankThatGaveUpIsNotTakenForOneThatIsThere) {
+  std::atomic<bool> gave_up = false;
+  std::string second;
+  const std::string error = error_of(3, [&](ThreadCore& core) {
+    if (core.rank() == 2) throw Error("rank 2 is out of luck");
+    ThreadCore pair = core.subgroup({0, 1}, "pair");
+    if (core.rank() == 0) {
+      try {
+        pair.barrier();
+      } catch (const Error&) {
+        gave_up = true;
+        throw;
+      }
+    }
+    while (!gave_up) std::this_thread::yield();
+    try {
+      pair.barrier();  // rank 0 has left this call
+    } catch (const Error& error) {
+      second = error.what();
+      throw;
+    }
+  });
+  EXPECT_EQ(error, "rank 2 is out of luck");
+  EXPECT_EQ(second, "barrier was given up because rank 2 failed");
+}
+
 TEST(ThreadCore, ARankThatHasReturnedIsNotWaitedFor) {
   const std::string error = error_of(2, [](ThreadCore& core) {
     if (core.rank() == 0) core.barrier();
