@@ -104,6 +104,8 @@ class DistributedDataParallel final : public ParameterStore {
   std::vector<Parameter*> record_gradients(const std::function<void()>& pass);
 
   int64_t values_version() const override { return shard_values_ ? -1 : values_version_; }
+  // What layers keep that was made from the values, as the codes of quantised weights, is made again.
+  void forget_what_is_kept() { ++values_version_; }
   const DelayedScales* delayed_scales(const Parameter& weight) override;
 
   // While a queue is set, weight gradients are put there instead of being computed; null: computed at once.

@@ -159,6 +159,8 @@ class StagePasses final : public StageCompute {
       }
       for (ModelChunk& chunk : model_.chunks) chunk.store->finish_grad_sync();
       for (ModelChunk& chunk : model_.chunks) chunk.store->zero_grad(options_.num_microbatches);
+      // Quantised weights are measured when they are cast, which the step has to record.
+      for (ModelChunk& chunk : model_.chunks) chunk.store->forget_what_is_kept();
     }
     synchronize(model_.device());
   }
