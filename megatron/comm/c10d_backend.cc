@@ -417,7 +417,7 @@ static_assert(NCCL_MAJOR == 2 && NCCL_MINOR == 28, "libtorch 2.11.0 was built wi
 constexpr double kWatchdogGraceSeconds = 20;
 
 // Thread blocks of a call of Traffic::kBeside; each fills a multiprocessor. A middle stage of a pipeline has at most seven calls
-// under way, and 4 blocks move about 80 GB/s over NVLink.
+// under way.
 constexpr int kBesideBlocks = 4;
 
 // Before wait(): c10d's own work. After it: an event on the stream that waits, because the work holds tensors.

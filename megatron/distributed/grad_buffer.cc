@@ -129,7 +129,9 @@ class ShardedGrads final : public GradBuffer {
         parts_(make_part_reduce(layout, options, reduction)),
         filling_(layout.buffer.buckets.size()),
         written_(layout.parameters.size(), false),
-        summed_(layout.buffer.buckets.size(), false) {}
+        summed_(layout.buffer.buckets.size(), false) {
+    for (int bucket = 0; bucket < layout.buffer.num_trained_buckets; ++bucket) gaps_.push_back(gaps_of(bucket));
+  }
 
   GradTarget target(int parameter) override {
     const double beta = written_[parameter] ? 1.0 : 0.0;
@@ -175,28 +177,36 @@ class ShardedGrads final : public GradBuffer {
   }
 
  private:
+  // What of a bucket belongs to no parameter.
+  struct Gap {
+    int64_t begin, count;  // elements, from the bucket's first one on
+  };
+  std::vector<Gap> gaps_of(int bucket) const {
+    const BufferBucket& range = layout_.buffer.buckets[bucket];
+    std::vector<BufferSlot> slots;
+    for (const int parameter : range.parameters) slots.push_back(layout_.buffer.slots[parameter]);
+    std::sort(slots.begin(), slots.end(), [](const BufferSlot& a, const BufferSlot& b) { return a.begin < b.begin; });
+    const int64_t first = layout_.bucket_begin(bucket);
+    std::vector<Gap> gaps;
+    int64_t end = first;
+    const auto close = [&](int64_t begin) {
+      if (begin > end) gaps.push_back({end - first, begin - end});
+    };
+    for (const BufferSlot& slot : slots) {
+      close(slot.begin);
+      end = slot.end;
+    }
+    close(range.end);
+    return gaps;
+  }
+
   // A bucket that takes gradients: only the gaps between parameters are written, until they are.
   at::Tensor& whole(int bucket) {
     at::Tensor& filling = filling_[bucket];
     if (filling.defined()) return filling;
     filling = at::empty({layout_.bucket_elements(bucket)}, shard_.options());
-    int64_t end = layout_.bucket_begin(bucket);
-    const auto clear_until = [&](int64_t begin) {
-      if (begin > end) filling.narrow(0, end - layout_.bucket_begin(bucket), begin - end).zero_();
-    };
-    for (const BufferSlot& slot : slots_of(bucket)) {
-      clear_until(slot.begin);
-      end = slot.end;
-    }
-    clear_until(layout_.buffer.buckets[bucket].end);
+    for (const Gap& gap : gaps_[bucket]) filling.narrow(0, gap.begin, gap.count).zero_();
     return filling;
-  }
-
-  std::vector<BufferSlot> slots_of(int bucket) const {
-    std::vector<BufferSlot> slots;
-    for (const int parameter : layout_.buffer.buckets[bucket].parameters) slots.push_back(layout_.buffer.slots[parameter]);
-    std::sort(slots.begin(), slots.end(), [](const BufferSlot& a, const BufferSlot& b) { return a.begin < b.begin; });
-    return slots;
   }
 
   at::Tensor place(int parameter) {
@@ -213,6 +223,7 @@ class ShardedGrads final : public GradBuffer {
   const GradReduction reduction_;
   at::Tensor shard_;
   PartReduce parts_;
+  std::vector<std::vector<Gap>> gaps_;  // by trained bucket
   std::vector<at::Tensor> filling_;  // by bucket; undefined: takes no gradient now
   std::vector<bool> written_;        // by parameter: there is a gradient in the bucket
   std::vector<bool> summed_;         // by bucket: there is a sum of this step in the shard

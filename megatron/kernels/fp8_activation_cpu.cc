@@ -1,6 +1,6 @@
-#include <algorithm>
 #include <vector>
 
+#include "megatron/kernels/detail/fp8_rows_cpu.h"
 #include "megatron/kernels/fp8_activation.h"
 
 namespace megatron {
@@ -18,22 +18,7 @@ void fp8_activation_cpu(const Fp8Activation& args, int64_t row_begin, int64_t ro
     one.out = row_of.data();
     one.amax = nullptr;
     args.backward ? activation_backward_cpu(one, 0, 1) : activation_forward_cpu(one, 0, 1);
-    float scale[kFp8ScaleElements];
-    Fp8Cast cast;
-    cast.dtype = a.dtype;
-    cast.type = args.type;
-    cast.rows = 1;
-    cast.columns = columns;
-    cast.x = row_of.data();
-    cast.given_scale = args.given_scale;
-    cast.new_amax = args.new_amax;
-    cast.scale = row == 0 ? args.scale : scale;
-    cast.in_rows = codes.data();
-    fp8_cast_cpu(cast, 0, 1);
-    if (args.in_rows != nullptr)
-      std::copy(codes.begin(), codes.end(), args.in_rows + row * columns);
-    if (args.in_columns != nullptr)
-      for (int64_t i = 0; i < columns; ++i) args.in_columns[i * a.rows + row] = codes[i];
+    cast_row_cpu(args, a.dtype, row_of.data(), row, a.rows, codes);
   }
 }
 

@@ -1,6 +1,6 @@
-#include <algorithm>
 #include <vector>
 
+#include "megatron/kernels/detail/fp8_rows_cpu.h"
 #include "megatron/kernels/fp8_norm.h"
 
 namespace megatron {
@@ -19,21 +19,7 @@ void fp8_norm_cpu(const Fp8Norm& args, int64_t row_begin, int64_t row_end) {
     if (norm.layer_norm) one.mean = static_cast<char*>(norm.mean) + row * statistic;
     one.rstd = static_cast<char*>(norm.rstd) + row * statistic;
     norm_forward_cpu(one, 0, 1);
-    float scale[kFp8ScaleElements];
-    Fp8Cast cast;
-    cast.dtype = norm.dtype;
-    cast.type = args.type;
-    cast.rows = 1;
-    cast.columns = n;
-    cast.x = values.data();
-    cast.given_scale = args.given_scale;
-    cast.new_amax = args.new_amax;
-    cast.scale = row == 0 ? args.scale : scale;
-    cast.in_rows = codes.data();
-    fp8_cast_cpu(cast, 0, 1);
-    std::copy(codes.begin(), codes.end(), args.in_rows + row * n);
-    if (args.in_columns != nullptr)
-      for (int64_t i = 0; i < n; ++i) args.in_columns[i * norm.rows + row] = codes[i];
+    cast_row_cpu(args, norm.dtype, values.data(), row, norm.rows, codes);
   }
 }
 

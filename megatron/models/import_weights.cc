@@ -95,4 +95,27 @@ void import_weights(const ImportRequest& request, const ConvertProgress& progres
   for (const auto& [name, contents] : save.files) result.files.push_back(name);
 }
 
+ConvertResult import_model(
+    const fs::path& root, const TokenizerConfig& tokenizer,
+    const std::function<ForeignModel(std::optional<int64_t> vocab_size)>& open,
+    const ConvertProgress& progress) {
+  check_no_checkpoints(root);
+  ImportedTokenizer imported = import_tokenizer(tokenizer);
+  const ForeignModel source = open(imported.vocab_size);
+  if (tokenizer.tokenizer_type.empty()) imported.config.vocab_size = source.config.vocab_size;
+  ConvertResult result;
+  result.model_type = "gpt";
+  result.num_tensors = source.num_tensors;
+  result.waived = source.waived;
+  ImportRequest weights;
+  weights.root = root;
+  weights.iteration = source.checkpoint.iteration();
+  weights.sources = {&source.checkpoint};
+  weights.files = std::move(imported.files);
+  weights.files.emplace_back("config.yaml",
+                             model_yaml(source.config.transformer, imported.config));
+  import_weights(weights, progress, result);
+  return result;
+}
+
 }  // namespace megatron

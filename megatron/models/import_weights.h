@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "megatron/dist_checkpointing/checkpoint.h"
+#include "megatron/models/gpt/gpt_model.h"
 #include "megatron/tokenizers/tokenizer.h"
 #include "megatron/transformer/transformer_config.h"
 
@@ -66,5 +67,21 @@ void check_no_checkpoints(const std::filesystem::path& root);
 // iteration, bytes, files and warnings to `result`. Memory: the largest tensor, twice at most.
 void import_weights(const ImportRequest& request, const ConvertProgress& progress,
                     ConvertResult& result);
+
+// A model in files of another program, described as a checkpoint of ours.
+struct ForeignModel {
+  GPTConfig config;
+  Checkpoint checkpoint;            // tensors by our names
+  int64_t num_tensors = 0;          // of theirs that are used
+  std::vector<std::string> waived;  // what of theirs holds no weights, or is left out by name
+};
+
+// Opens a model for the vocabulary of the tokenizer (none: that of its tensors) and writes it, its
+// configuration and the tokenizer's files to <root>/iter_*, of the model's iteration. Element types
+// stay. Memory: the largest tensor, twice at most.
+ConvertResult import_model(
+    const std::filesystem::path& root, const TokenizerConfig& tokenizer,
+    const std::function<ForeignModel(std::optional<int64_t> vocab_size)>& open,
+    const ConvertProgress& progress);
 
 }  // namespace megatron

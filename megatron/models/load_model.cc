@@ -76,7 +76,7 @@ StoredModel open_model(const LoadModelRequest& request) {
             folder.model.family};
   }
   if (const auto directory = find_torch_dist(request.load, request.ckpt_step)) {
-    TorchDistModel model = open_torch_dist_model(*directory, read_torch_dist_arguments(*directory));
+    ForeignModel model = open_torch_dist_model(*directory, read_torch_dist_arguments(*directory));
     TokenizerConfig tokenizer;  // theirs is a path of another machine
     tokenizer.tokenizer_type = "NullTokenizer";
     tokenizer.vocab_size = model.config.vocab_size;

@@ -222,9 +222,9 @@ class Mapper {
     config_.padded_vocab_size = config_.vocab_size;
   }
 
-  MappedModel run() {
+  ForeignModel run() {
     for (const SafetensorsFile& file : files_.files()) manifest_.add_file(file);
-    find_parameters();
+    parameters_ = parameter_shapes(config_);
     std::vector<bool> matched(map_.rules.size(), false);
     for (const auto& [name, shape] : parameters_) {
       const Rule* rule = nullptr;
@@ -255,16 +255,6 @@ class Mapper {
 
  private:
   void problem(std::string text) { manifest_.add_problem(std::move(text)); }
-
-  void find_parameters() {
-    const ParallelGroups groups;
-    GPTModel model(config_, groups);  // declares parameters, holds no memory
-    model.visit([&](const std::string& name, Parameter& parameter) {
-      std::vector<int64_t> shape = parameter.global_shape;
-      if (parameter.valid_rows >= 0) shape[0] = parameter.valid_rows;
-      parameters_.emplace_back(name, std::move(shape));
-    });
-  }
 
   // The vocabulary is what the map makes the table of.
   int64_t rows_of_table() {
@@ -503,7 +493,7 @@ class Mapper {
   const TensorFiles files_;
   ForeignManifest manifest_;
   GPTConfig config_;
-  std::vector<std::pair<std::string, std::vector<int64_t>>> parameters_;
+  ParameterShapes parameters_;
   std::map<std::string, std::vector<std::pair<Box, std::string>>> uses_;  // by their names
   std::set<std::string> counted_;
   int64_t num_used_ = 0;
@@ -512,7 +502,7 @@ class Mapper {
 
 }  // namespace
 
-MappedModel open_mapped_model(const fs::path& source, const fs::path& name_map,
+ForeignModel open_mapped_model(const fs::path& source, const fs::path& name_map,
                               const TransformerConfig& transformer,
                               std::optional<int64_t> vocab_size) {
   MEGATRON_CHECK(transformer.num_layers > 0 && transformer.hidden_size > 0 &&
@@ -524,24 +514,12 @@ MappedModel open_mapped_model(const fs::path& source, const fs::path& name_map,
 }
 
 ConvertResult import_by_name_map(const NameMapImport& request, const ConvertProgress& progress) {
-  check_no_checkpoints(request.root);
-  ImportedTokenizer tokenizer = import_tokenizer(request.tokenizer);
-  const MappedModel source = open_mapped_model(request.source, request.name_map,
-                                               request.transformer, tokenizer.vocab_size);
-  if (request.tokenizer.tokenizer_type.empty())
-    tokenizer.config.vocab_size = source.config.vocab_size;
-  ConvertResult result;
-  result.model_type = "gpt";
-  result.num_tensors = source.num_tensors;
-  result.waived = source.waived;
-  ImportRequest weights;
-  weights.root = request.root;
-  weights.sources = {&source.checkpoint};
-  weights.files = std::move(tokenizer.files);
-  weights.files.emplace_back("config.yaml",
-                             model_yaml(source.config.transformer, tokenizer.config));
-  import_weights(weights, progress, result);
-  return result;
+  return import_model(
+      request.root, request.tokenizer,
+      [&](std::optional<int64_t> vocab_size) {
+        return open_mapped_model(request.source, request.name_map, request.transformer, vocab_size);
+      },
+      progress);
 }
 
 }  // namespace megatron

@@ -23,21 +23,13 @@
 #include <string>
 #include <vector>
 
-#include "megatron/models/gpt/gpt_model.h"
 #include "megatron/models/import_weights.h"
 
 namespace megatron {
 
-struct MappedModel {
-  GPTConfig config;
-  Checkpoint checkpoint;            // tensors by our names
-  int64_t num_tensors = 0;          // of theirs that are used
-  std::vector<std::string> waived;  // tensors, or slices of them
-};
-
 // `source`: a .safetensors file or a folder of them. `vocab_size`: none, that of the tensors.
 // Throws Error naming whatever is missing, left over, used twice, or of another shape.
-MappedModel open_mapped_model(const std::filesystem::path& source,
+ForeignModel open_mapped_model(const std::filesystem::path& source,
                               const std::filesystem::path& name_map,
                               const TransformerConfig& transformer,
                               std::optional<int64_t> vocab_size = {});

@@ -42,12 +42,6 @@ std::vector<Segment> segments_of(const Parameter& parameter, size_t dim,
   return {{0, 0, whole}};
 }
 
-std::vector<int64_t> logical_shape(const Parameter& parameter) {
-  std::vector<int64_t> shape = parameter.global_shape;
-  if (parameter.valid_rows >= 0) shape[0] = parameter.valid_rows;
-  return shape;
-}
-
 // Draws one piece. A piece that is no contiguous part of the local tensor is drawn aside and
 // copied.
 void draw_piece(const Parameter& parameter, const ShardPiece& piece, RandomKey key) {
@@ -72,6 +66,12 @@ void draw_piece(const Parameter& parameter, const ShardPiece& piece, RandomKey k
 }
 
 }  // namespace
+
+std::vector<int64_t> logical_shape(const Parameter& parameter) {
+  std::vector<int64_t> shape = parameter.global_shape;
+  if (parameter.valid_rows >= 0) shape[0] = parameter.valid_rows;
+  return shape;
+}
 
 AxisPosition axis_position(const ParallelGroups& groups, Axis axis) {
   const auto position = [](const ProcessGroup& group) {

@@ -17,6 +17,9 @@ struct AxisPosition {
 };
 AxisPosition axis_position(const ParallelGroups& groups, Axis axis);
 
+// That of the whole tensor without rows of padding.
+std::vector<int64_t> logical_shape(const Parameter& parameter);
+
 // The pieces of the logical (unpadded) global tensor that this rank's local tensor holds.
 std::vector<ShardPiece> shard_pieces(const Parameter& parameter, const ParallelGroups& groups);
 

@@ -15,6 +15,13 @@ namespace {
 constexpr int kSender = 0;
 constexpr int kReceiver = 1;
 
+// [ranks, ...], for what all ranks of the group have.
+at::Tensor memory_for_all(const at::Tensor& tensor, const ProcessGroup& group) {
+  std::vector<int64_t> shape = tensor.sizes().vec();
+  shape.insert(shape.begin(), group.size());
+  return at::empty(shape, tensor.options());
+}
+
 class Executor {
  public:
   Executor(const Schedule& schedule, StageCompute& stage, const PipelineLinks& links,
@@ -179,9 +186,7 @@ class Executor {
       hidden_[m].tensor = tensor;
     } else if (action.kind == Action::Kind::kHead) {
       const ProcessGroup& group = links_.joint().statistics;
-      std::vector<int64_t> shape = tensor.sizes().vec();
-      shape.insert(shape.begin(), group.size());
-      const at::Tensor all = at::empty(shape, tensor.options());
+      const at::Tensor all = memory_for_all(tensor, group);
       statistics_[m] = {all, group.all_gather(all, tensor)};
     } else {
       check_result(action, result);
@@ -273,6 +278,15 @@ PipelineLinks::PipelineLinks(const ProcessGroup& pp, const Schedule& schedule, a
   };
   joint_ = {all_of(pp, "hidden"), all_of(vocabulary != nullptr ? *vocabulary : pp, "statistics"),
             all_of(pp, "hidden_grad")};
+}
+
+at::Tensor PipelineLinks::meet(const at::Tensor& hidden, const at::Tensor& statistics) const {
+  const at::Tensor travelling = hidden.clone();
+  joint_.hidden.broadcast(travelling, joint_.hidden.size() - 1)->wait();
+  const at::Tensor all = memory_for_all(statistics, joint_.statistics);
+  joint_.statistics.all_gather(all, statistics.contiguous())->wait();
+  joint_.hidden_grad.all_reduce(travelling)->wait();
+  return all;
 }
 
 const ProcessGroup& PipelineLinks::to(int peer) const {

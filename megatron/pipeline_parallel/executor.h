@@ -72,6 +72,9 @@ class PipelineLinks {
     ProcessGroup hidden, statistics, hidden_grad;
   };
   const Joint& joint() const { return joint_; }
+  // Makes the calls of all stages once, in the order and with the shapes of a step. Returns the statistics of all ranks that
+  // share the vocabulary, [ranks, ...]. All stages call it together.
+  at::Tensor meet(const at::Tensor& hidden, const at::Tensor& statistics) const;
 
  private:
   int stage_;

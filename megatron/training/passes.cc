@@ -165,14 +165,6 @@ class StagePasses final : public StageCompute {
     synchronize(model_.device());
   }
 
-  void warm_up_vocabulary(ModelChunk& chunk, const Batch& batch, const StageOutput& output) {
-    const at::Tensor hidden = at::zeros(output.activation.sizes(), output.activation.options());
-    const std::unique_ptr<VocabularyPass> pass = task_.begin_loss(*chunk.module, batch, hidden);
-    const Loss loss = pass->loss(model_.pipeline->meet(hidden, pass->statistics()));
-    at::zeros_like(totals_).narrow(0, 0, 2) += pair_of(loss);
-    if (options_.training) pass->backward(factor_of(loss, options_.loss_scale));
-  }
-
   at::Tensor totals() const { return totals_; }
   // Micro-batches are read in order, by whichever chunk asks first.
   const Batch& batch_of(int microbatch) {
@@ -202,6 +194,14 @@ class StagePasses final : public StageCompute {
   }
 
  private:
+  void warm_up_vocabulary(ModelChunk& chunk, const Batch& batch, const StageOutput& output) {
+    const at::Tensor hidden = at::zeros(output.activation.sizes(), output.activation.options());
+    const std::unique_ptr<VocabularyPass> pass = task_.begin_loss(*chunk.module, batch, hidden);
+    const Loss loss = pass->loss(model_.pipeline->links().meet(hidden, pass->statistics()));
+    at::zeros_like(totals_).narrow(0, 0, 2) += pair_of(loss);
+    if (options_.training) pass->backward(factor_of(loss, options_.loss_scale));
+  }
+
   // Forward and backward of the whole model; the pair of the loss.
   at::Tensor whole_pass(const Batch& batch, const at::Tensor& loss_scale) {
     Pass pass;

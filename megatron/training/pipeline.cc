@@ -28,19 +28,6 @@ const Schedule& Pipeline::schedule(int num_microbatches, bool training) {
   return found->second;
 }
 
-at::Tensor Pipeline::meet(const at::Tensor& hidden, const at::Tensor& statistics) const {
-  MEGATRON_ASSERT(splits_vocabulary(), "the vocabulary is not divided over the stages");
-  const PipelineLinks::Joint& joint = links_->joint();
-  const at::Tensor travelling = hidden.clone();
-  joint.hidden.broadcast(travelling, num_stages_ - 1)->wait();
-  std::vector<int64_t> shape = statistics.sizes().vec();
-  shape.insert(shape.begin(), joint.statistics.size());
-  const at::Tensor all = at::empty(shape, statistics.options());
-  joint.statistics.all_gather(all, statistics.contiguous())->wait();
-  joint.hidden_grad.all_reduce(travelling)->wait();
-  return all;
-}
-
 void Pipeline::run(int num_microbatches, bool training, StageCompute& compute,
                    const std::function<Place(int microbatch)>& place_of) {
   TransferFormat format;

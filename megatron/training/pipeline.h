@@ -36,9 +36,7 @@ class Pipeline {
   }
   at::ScalarType activation_dtype() const { return dtype_; }
 
-  // With the vocabulary over the stages: makes the calls of all stages once, in the order and with the shapes of a step.
-  // Returns the statistics of all ranks that share the vocabulary, [ranks, ...]. All stages call it together.
-  at::Tensor meet(const at::Tensor& hidden, const at::Tensor& statistics) const;
+  const PipelineLinks& links() const { return *links_; }
 
   // Runs this rank's passes of one iteration over `num_microbatches`: training, or forward passes alone. `place_of` gives the
   // places of a micro-batch, whose numbers of samples and positions are the shape of what moves between stages.

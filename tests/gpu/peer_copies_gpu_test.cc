@@ -11,17 +11,16 @@
 #include "megatron/optimizer/optimizer.h"
 #include "megatron/tensor/sum_parts.h"
 #include "megatron/tensor/torch.h"
+#include "tests/unit/forwarding_backend.h"
 #include "tests/unit/optimizer/test_model.h"
 
 namespace megatron {
 namespace {
 
 // Collectives of threads on tensors in device memory: through host memory, after what the current stream holds.
-class StagedBackend final : public Backend {
+class StagedBackend final : public CollectivesOnlyBackend {
  public:
-  explicit StagedBackend(std::shared_ptr<Backend> inner) : inner_(std::move(inner)) {}
-  int rank() const override { return inner_->rank(); }
-  int size() const override { return inner_->size(); }
+  using CollectivesOnlyBackend::CollectivesOnlyBackend;
   std::shared_ptr<Work> all_reduce(at::Tensor tensor, ReduceOp op) override {
     const at::Tensor host = tensor.cpu();
     return finish(inner_->all_reduce(host, op), tensor, host);
@@ -34,13 +33,6 @@ class StagedBackend final : public Backend {
     const at::Tensor host = at::empty_like(output, at::kCPU);
     return finish(inner_->reduce_scatter(host, input.cpu(), op), output, host);
   }
-  std::shared_ptr<Work> all_to_all(at::Tensor, std::vector<int64_t>, at::Tensor, std::vector<int64_t>) override {
-    throw_error("unexpected");
-  }
-  std::shared_ptr<Work> broadcast(at::Tensor, int) override { throw_error("unexpected"); }
-  std::shared_ptr<Work> send(at::Tensor, int) override { throw_error("unexpected"); }
-  std::shared_ptr<Work> recv(at::Tensor, int) override { throw_error("unexpected"); }
-  void barrier() override { inner_->barrier(); }
   std::shared_ptr<Backend> subgroup(const std::vector<int>& ranks, const std::string& name, Traffic traffic) override {
     return std::make_shared<StagedBackend>(inner_->subgroup(ranks, name, traffic));
   }
@@ -51,7 +43,6 @@ class StagedBackend final : public Backend {
     device.copy_(host);
     return work;
   }
-  std::shared_ptr<Backend> inner_;
 };
 
 // body(world, device), each rank with a current stream of its own.

@@ -4,6 +4,7 @@
 
 #include "megatron/base/check.h"
 #include "megatron/comm/parallel_groups.h"
+#include "megatron/nn/placement.h"
 #include "megatron/tensor/shape.h"
 #include "megatron/tensor/torch.h"
 #include "megatron/tensor_parallel/cross_entropy.h"
@@ -290,6 +291,16 @@ Loss GPTModel::loss(const at::Tensor& tokens, const at::Tensor& labels, const at
                     const ForwardContext& context) {
   check_shape("labels", labels, {tokens.size(0), tokens.size(1)});
   return loss(hidden(tokens, {}, context), labels, loss_mask, context.loss_grad);
+}
+
+ParameterShapes parameter_shapes(const GPTConfig& config) {
+  const ParallelGroups groups;
+  GPTModel model(config, groups);  // declares parameters, holds no memory
+  ParameterShapes shapes;
+  model.visit([&](const std::string& name, Parameter& parameter) {
+    shapes.emplace_back(name, logical_shape(parameter));
+  });
+  return shapes;
 }
 
 }  // namespace megatron

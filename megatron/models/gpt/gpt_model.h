@@ -96,4 +96,8 @@ class GPTModel : public Module {
   std::unique_ptr<Impl> impl_;
 };
 
+// Names and shapes, without rows of padding, of the parameters of the whole model, in its order.
+using ParameterShapes = std::vector<std::pair<std::string, std::vector<int64_t>>>;
+ParameterShapes parameter_shapes(const GPTConfig& config);
+
 }  // namespace megatron

@@ -694,10 +694,8 @@ std::string hf_family_names() {
 
 std::vector<HfTensor> hf_tensors(const HfFamily& family, const GPTConfig& config) {
   const TransformerConfig& t = config.transformer;
-  const ParallelGroups groups;
-  GPTModel model(config, groups);  // declares parameters, holds no memory
   std::vector<HfTensor> tensors;
-  model.visit([&](const std::string& name, Parameter& parameter) {
+  for (const auto& [name, shape] : parameter_shapes(config)) {
     const HfRow* row = nullptr;
     int64_t layer = -1;
     for (const std::span<const HfRow> rows : family.rows)
@@ -708,8 +706,6 @@ std::vector<HfTensor> hf_tensors(const HfFamily& family, const GPTConfig& config
         }
     MEGATRON_CHECK(row != nullptr, "a ", family.model_type,
                    " model of Hugging Face has no tensor for ", name);
-    std::vector<int64_t> shape = parameter.global_shape;
-    if (parameter.valid_rows >= 0) shape[0] = parameter.valid_rows;
     const auto parts = static_cast<size_t>(
         std::count_if(row->theirs.begin(), row->theirs.end(), [](auto s) { return !s.empty(); }));
     for (size_t part = 0; part < parts; ++part) {
@@ -723,7 +719,7 @@ std::vector<HfTensor> hf_tensors(const HfFamily& family, const GPTConfig& config
       tensor.ours = name;
       tensors.push_back(std::move(tensor));
     }
-  });
+  }
   return tensors;
 }
 

@@ -43,25 +43,12 @@ constexpr const char* kStatefulNorms[] = {"self_attention.q_layernorm",
 }  // namespace
 
 ConvertResult import_torch_dist(const TorchDistImport& request, const ConvertProgress& progress) {
-  check_no_checkpoints(request.root);
-  ImportedTokenizer tokenizer = import_tokenizer(request.tokenizer);
-  const TorchDistModel source =
-      open_torch_dist_model(request.directory, request.transformer, tokenizer.vocab_size);
-  if (request.tokenizer.tokenizer_type.empty())
-    tokenizer.config.vocab_size = source.config.vocab_size;
-  ConvertResult result;
-  result.model_type = "gpt";
-  result.num_tensors = source.num_tensors;
-  result.waived = source.waived;
-  ImportRequest weights;
-  weights.root = request.root;
-  weights.iteration = source.checkpoint.iteration();
-  weights.sources = {&source.checkpoint};
-  weights.files = std::move(tokenizer.files);
-  weights.files.emplace_back("config.yaml",
-                             model_yaml(source.config.transformer, tokenizer.config));
-  import_weights(weights, progress, result);
-  return result;
+  return import_model(
+      request.root, request.tokenizer,
+      [&](std::optional<int64_t> vocab_size) {
+        return open_torch_dist_model(request.directory, request.transformer, vocab_size);
+      },
+      progress);
 }
 
 ConvertResult export_torch_dist(const ExportRequest& request, const ConvertProgress& progress) {

@@ -266,8 +266,8 @@ class Reader {
           cat("rows ", config_.vocab_size, " to ", rows - 1, " of the vocabulary: padding"));
   }
 
-  TorchDistModel run() {
-    find_expected();
+  ForeignModel run() {
+    for (auto& [name, shape] : parameter_shapes(config_)) expected_[name] = std::move(shape);
     for (const auto& [key, tensor] : files_.manifest.tensors) add(key, tensor);
     for (const auto& [name, shape] : expected_)
       if (!manifest_.contains(name))
@@ -290,16 +290,6 @@ class Reader {
     if (key.starts_with("optimizer") || key.starts_with("chained_"))
       return "states of the optimizer";
     return key.substr(0, key.find('/'));
-  }
-
-  void find_expected() {
-    const ParallelGroups groups;
-    GPTModel model(config_, groups);  // declares parameters, holds no memory
-    model.visit([&](const std::string& name, Parameter& parameter) {
-      std::vector<int64_t> shape = parameter.global_shape;
-      if (parameter.valid_rows >= 0) shape[0] = parameter.valid_rows;
-      expected_[name] = shape;
-    });
   }
 
   // A tensor of theirs, which holds one of ours, or one per layer.
@@ -484,7 +474,7 @@ TransformerConfig read_torch_dist_arguments(const fs::path& directory,
   return config;
 }
 
-TorchDistModel open_torch_dist_model(const fs::path& directory,
+ForeignModel open_torch_dist_model(const fs::path& directory,
                                      const TransformerConfig& transformer,
                                      std::optional<int64_t> vocab_size) {
   MEGATRON_CHECK(transformer.num_layers > 0 && transformer.hidden_size > 0 &&

@@ -8,8 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "megatron/dist_checkpointing/checkpoint.h"
-#include "megatron/models/gpt/gpt_model.h"
+#include "megatron/models/import_weights.h"
 
 namespace megatron {
 
@@ -18,18 +17,11 @@ namespace megatron {
 TransformerConfig read_torch_dist_arguments(const std::filesystem::path& directory,
                                             const TransformerConfig& otherwise = {});
 
-struct TorchDistModel {
-  GPTConfig config;
-  Checkpoint checkpoint;            // tensors by our names
-  int64_t num_tensors = 0;          // of theirs that are used, each exactly once
-  std::vector<std::string> waived;  // what holds no weights, and states of the optimizer
-};
-
 // Accounts for every tensor: each of the model's is used exactly once (layers that are stacked in
 // one tensor, the names of local and of Transformer Engine layers), and the rest is waived by name.
 // `vocab_size`: tokens; further rows of the embedding are padding and waived. None: all rows.
 // Throws Error naming what is missing, left over, or of another shape.
-TorchDistModel open_torch_dist_model(const std::filesystem::path& directory,
+ForeignModel open_torch_dist_model(const std::filesystem::path& directory,
                                      const TransformerConfig& transformer,
                                      std::optional<int64_t> vocab_size = {});
 

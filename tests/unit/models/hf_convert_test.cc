@@ -19,6 +19,7 @@
 #include "megatron/models/huggingface/hf_folder.h"
 #include "megatron/models/load_model.h"
 #include "megatron/tensor/torch.h"
+#include "tests/unit/models/stored_tensors.h"
 
 namespace megatron {
 namespace {
@@ -58,14 +59,6 @@ class HfConvert : public testing::Test {
 
   fs::path root_;
 };
-
-struct Stored {
-  DType dtype;
-  std::vector<int64_t> shape;
-  std::string bytes;
-  bool operator==(const Stored&) const = default;
-};
-using Tensors = std::map<std::string, Stored>;
 
 Tensors read_file_tensors(const fs::path& path) {
   Tensors tensors;

@@ -13,6 +13,7 @@
 #include "megatron/nn/recompute.h"
 #include "megatron/tensor/torch.h"
 #include "tests/unit/golden_tensors.h"
+#include "tests/unit/models/their_form.h"
 #include "tests/unit/models/gpt_golden.h"
 
 namespace megatron {
@@ -24,17 +25,6 @@ void expect_rows(const at::Tensor& actual, const at::Tensor& expected, const std
     EXPECT_LE((actual[i] - expected[i]).norm().item<double>(),
               kHfTolerance * expected[i].norm().item<double>())
         << what << ", row " << i;
-}
-
-// The gradient of one of their tensors, put together from ours.
-at::Tensor in_their_form(const HfTensor& tensor, const at::Tensor& ours) {
-  std::vector<int64_t> shape = ours.sizes().vec();
-  shape[0] = 0;
-  for (const RowRun& run : tensor.runs) shape[0] += run.count;
-  at::Tensor theirs = at::empty(shape, ours.options());
-  for (const RowRun& run : tensor.runs)
-    theirs.narrow(0, run.theirs, run.count).copy_(ours.narrow(0, run.ours, run.count));
-  return tensor.transposed ? theirs.t() : theirs;
 }
 
 ForwardContext context_on(const at::Tensor& tokens, at::Device device) {

@@ -15,6 +15,7 @@
 #include "megatron/dist_checkpointing/safetensors.h"
 #include "megatron/models/foreign_tensors.h"
 #include "megatron/models/huggingface/hf_folder.h"
+#include "tests/unit/models/stored_tensors.h"
 
 namespace megatron {
 namespace {
@@ -23,14 +24,6 @@ namespace fs = std::filesystem;
 using testing::HasSubstr;
 
 const fs::path kGolden = MEGATRON_SOURCE_DIR "/tests/golden";
-
-struct Stored {
-  DType dtype;
-  std::vector<int64_t> shape;
-  std::string bytes;
-  bool operator==(const Stored&) const = default;
-};
-using Tensors = std::map<std::string, Stored>;
 
 Tensors read_tensors(const fs::path& folder) {
   Tensors tensors;
@@ -80,7 +73,7 @@ class NameMap : public testing::Test {
   void TearDown() override { fs::remove_all(root_); }
 
   // The tensors and the map of this test, opened.
-  MappedModel open(const TransformerConfig& config, std::optional<int64_t> vocab_size = {}) {
+  ForeignModel open(const TransformerConfig& config, std::optional<int64_t> vocab_size = {}) {
     std::vector<SafetensorsTensor> list;
     for (const auto& [name, stored] : tensors_)
       list.push_back({name, stored.dtype, stored.shape, stored.bytes.data()});
@@ -128,7 +121,7 @@ TEST_F(NameMap, GivesTheParametersThatTheFamilyGives) {
     fs::create_directories(source);
     for (const auto& item : fs::directory_iterator(kGolden / "hf" / family))
       if (item.path().filename().string().starts_with("model")) fs::copy(item, source);
-    const MappedModel mapped =
+    const ForeignModel mapped =
         open_mapped_model(source, kGolden / "name_map" / file, model_of(family));
     EXPECT_EQ(architecture_difference(mapped.config.transformer, folder.model.config.transformer),
               "");
@@ -179,7 +172,7 @@ TEST_F(NameMap, CutsAndJoins) {
   - rotary.*
 )";
   tensors_["rotary.inv_freq"] = {DType::kFloat32, {4}, std::string(16, '\0')};
-  const MappedModel mapped = open(model_of("llama2"));
+  const ForeignModel mapped = open(model_of("llama2"));
   EXPECT_EQ(parameters_of(mapped.checkpoint), expected);
   EXPECT_EQ(mapped.waived.size(), 5u);
   EXPECT_EQ(mapped.waived.back(), "rotary.inv_freq");

@@ -15,6 +15,7 @@
 #include "megatron/nn/placement.h"
 #include "megatron/optimizer/optimizer.h"
 #include "tests/unit/optimizer/test_model.h"
+#include "tests/unit/forwarding_backend.h"
 
 namespace megatron {
 namespace {
@@ -572,42 +573,32 @@ TEST(DataParallel, ChangedValuesAreSeenByAll) {
 }
 
 // Counts what a rank sends into the collectives of its groups.
-struct Traffic {
+struct Sent {
   int64_t all_reduce = 0, reduce_scatter = 0, all_gather = 0;  // elements of the whole tensor
   int calls = 0;
 };
 
-class CountingBackend final : public Backend {
+class CountingBackend final : public CollectivesOnlyBackend {
  public:
-  CountingBackend(std::shared_ptr<Backend> inner, Traffic& traffic) : inner_(std::move(inner)), traffic_(traffic) {}
-  int rank() const override { return inner_->rank(); }
-  int size() const override { return inner_->size(); }
+  CountingBackend(std::shared_ptr<Backend> inner, Sent& sent) : CollectivesOnlyBackend(std::move(inner)), sent_(sent) {}
   std::shared_ptr<Work> all_reduce(at::Tensor tensor, ReduceOp op) override {
-    if (tensor.numel() > 1) traffic_.all_reduce += tensor.numel(), ++traffic_.calls;
+    if (tensor.numel() > 1) sent_.all_reduce += tensor.numel(), ++sent_.calls;
     return inner_->all_reduce(std::move(tensor), op);
   }
   std::shared_ptr<Work> all_gather(at::Tensor output, at::Tensor input) override {
-    traffic_.all_gather += output.numel(), ++traffic_.calls;
+    sent_.all_gather += output.numel(), ++sent_.calls;
     return inner_->all_gather(std::move(output), std::move(input));
   }
   std::shared_ptr<Work> reduce_scatter(at::Tensor output, at::Tensor input, ReduceOp op) override {
-    traffic_.reduce_scatter += input.numel(), ++traffic_.calls;
+    sent_.reduce_scatter += input.numel(), ++sent_.calls;
     return inner_->reduce_scatter(std::move(output), std::move(input), op);
   }
-  std::shared_ptr<Work> all_to_all(at::Tensor, std::vector<int64_t>, at::Tensor, std::vector<int64_t>) override {
-    throw_error("unexpected");
-  }
-  std::shared_ptr<Work> broadcast(at::Tensor, int) override { throw_error("unexpected"); }
-  std::shared_ptr<Work> send(at::Tensor, int) override { throw_error("unexpected"); }
-  std::shared_ptr<Work> recv(at::Tensor, int) override { throw_error("unexpected"); }
-  void barrier() override { inner_->barrier(); }
-  std::shared_ptr<Backend> subgroup(const std::vector<int>& ranks, const std::string& name, megatron::Traffic traffic) override {
-    return std::make_shared<CountingBackend>(inner_->subgroup(ranks, name, traffic), traffic_);
+  std::shared_ptr<Backend> subgroup(const std::vector<int>& ranks, const std::string& name, Traffic traffic) override {
+    return std::make_shared<CountingBackend>(inner_->subgroup(ranks, name, traffic), sent_);
   }
 
  private:
-  std::shared_ptr<Backend> inner_;
-  Traffic& traffic_;
+  Sent& sent_;
 };
 
 // Collectives in which ranks only meet have one element.
@@ -618,14 +609,14 @@ TEST(DataParallel, PeerCopiesTakeTheCollectivesPlace) {
       Layout layout = mesh(1, 1, ranks);
       layout.data = strategy(sharding, true);
       run_ranks(ranks, [&](const std::shared_ptr<Backend>& world) {
-        Traffic traffic;
-        TrainingRank run(layout, std::make_shared<CountingBackend>(world, traffic));
-        traffic = {};
+        Sent sent;
+        TrainingRank run(layout, std::make_shared<CountingBackend>(world, sent));
+        sent = {};
         run.train_step(0);
         run.values();
-        EXPECT_EQ(traffic.all_gather, 0);
-        EXPECT_EQ(traffic.reduce_scatter, 0);
-        EXPECT_EQ(traffic.all_reduce, 0);
+        EXPECT_EQ(sent.all_gather, 0);
+        EXPECT_EQ(sent.reduce_scatter, 0);
+        EXPECT_EQ(sent.all_reduce, 0);
       });
     }
   }
@@ -693,22 +684,22 @@ TEST(DataParallel, Traffic) {
       layout.data.peer_copies = false;
       SCOPED_TRACE(cat("strategy ", static_cast<int>(sharding), " instances ", instances));
       run_ranks(layout.ranks(), [&](const std::shared_ptr<Backend>& world) {
-        Traffic traffic;
-        TrainingRank run(layout, std::make_shared<CountingBackend>(world, traffic));
+        Sent sent;
+        TrainingRank run(layout, std::make_shared<CountingBackend>(world, sent));
         run.train_step(0);
-        traffic = {};
+        sent = {};
         run.train_step(1);
         const int64_t all = run.stores[0]->layout().num_trained_elements;
         const int64_t rounds = sharding >= ShardingStrategy::kOptimGrads ? passes / instances : 1;
-        EXPECT_EQ(traffic.reduce_scatter, whole ? 0 : rounds * all);
-        EXPECT_EQ(traffic.all_reduce, whole ? all : instances == 1 ? 0 : all / 2);
+        EXPECT_EQ(sent.reduce_scatter, whole ? 0 : rounds * all);
+        EXPECT_EQ(sent.all_reduce, whole ? all : instances == 1 ? 0 : all / 2);
         if (sharding != ShardingStrategy::kOptimGradsParams) {
-          EXPECT_EQ(traffic.all_gather, whole ? 0 : all);
+          EXPECT_EQ(sent.all_gather, whole ? 0 : all);
         } else {
           // Forward and backward; what ends one is still there when the other begins.
           const int64_t with_frozen = run.stores[0]->layout().num_elements;
-          EXPECT_LE(traffic.all_gather, 2 * rounds * with_frozen);
-          EXPECT_GT(traffic.all_gather, rounds * with_frozen);
+          EXPECT_LE(sent.all_gather, 2 * rounds * with_frozen);
+          EXPECT_GT(sent.all_gather, rounds * with_frozen);
         }
       });
     }

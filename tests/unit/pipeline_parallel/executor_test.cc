@@ -12,6 +12,7 @@
 #include "megatron/comm/thread_backend.h"
 #include "megatron/tensor/torch.h"
 #include "testing.h"
+#include "tests/unit/forwarding_backend.h"
 
 namespace megatron {
 namespace {
@@ -21,27 +22,14 @@ using Kind = Action::Kind;
 
 // Sends that wait, when they are waited for, until their receive has been posted, as NCCL's do. Messages of a link run
 // one way; the receiver's token comes back the other way.
-class RendezvousBackend final : public Backend {
+class RendezvousBackend final : public ForwardingBackend {
  public:
   struct Counts {
     std::atomic<int> receives_under_way = 0, most_receives_under_way = 0;
   };
   RendezvousBackend(std::shared_ptr<Backend> inner, std::shared_ptr<Counts> counts)
-      : inner_(std::move(inner)), counts_(std::move(counts)) {}
+      : ForwardingBackend(std::move(inner)), counts_(std::move(counts)) {}
 
-  int rank() const override { return inner_->rank(); }
-  int size() const override { return inner_->size(); }
-  std::shared_ptr<Work> all_reduce(at::Tensor t, ReduceOp op) override { return inner_->all_reduce(t, op); }
-  std::shared_ptr<Work> all_gather(at::Tensor o, at::Tensor i) override { return inner_->all_gather(o, i); }
-  std::shared_ptr<Work> reduce_scatter(at::Tensor o, at::Tensor i, ReduceOp op) override {
-    return inner_->reduce_scatter(o, i, op);
-  }
-  std::shared_ptr<Work> all_to_all(at::Tensor o, std::vector<int64_t> os, at::Tensor i,
-                                   std::vector<int64_t> is) override {
-    return inner_->all_to_all(o, os, i, is);
-  }
-  std::shared_ptr<Work> broadcast(at::Tensor t, int root) override { return inner_->broadcast(t, root); }
-  void barrier() override { inner_->barrier(); }
   std::shared_ptr<Backend> subgroup(const std::vector<int>& ranks, const std::string& name, Traffic traffic) override {
     return std::make_shared<RendezvousBackend>(inner_->subgroup(ranks, name, traffic), counts_);
   }
@@ -71,7 +59,6 @@ class RendezvousBackend final : public Backend {
    private:
     std::function<void()> body_;
   };
-  std::shared_ptr<Backend> inner_;
   std::shared_ptr<Counts> counts_;
 };
 

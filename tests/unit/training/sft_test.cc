@@ -18,6 +18,7 @@
 #include "megatron/training/setup.h"
 #include "megatron/training/tasks/tasks.h"
 #include "tests/unit/golden_tensors.h"
+#include "tests/unit/models/their_form.h"
 
 namespace megatron {
 namespace {
@@ -61,16 +62,6 @@ Arguments sft_arguments(const fs::path& cache) {
   a.training.eval_iters = 0;
   a.finalize();
   return a;
-}
-
-at::Tensor in_their_form(const HfTensor& tensor, const at::Tensor& ours) {
-  std::vector<int64_t> shape = ours.sizes().vec();
-  shape[0] = 0;
-  for (const RowRun& run : tensor.runs) shape[0] += run.count;
-  at::Tensor theirs = at::empty(shape, ours.options());
-  for (const RowRun& run : tensor.runs)
-    theirs.narrow(0, run.theirs, run.count).copy_(ours.narrow(0, run.ours, run.count));
-  return tensor.transposed ? theirs.t() : theirs;
 }
 
 TEST(Sft, PackedLossAndGradientsAreThoseOfTransformers) {

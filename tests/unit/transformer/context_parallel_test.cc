@@ -14,6 +14,7 @@
 #include "megatron/nn/placement.h"
 #include "megatron/tensor/torch.h"
 #include "megatron/transformer/transformer_block.h"
+#include "tests/unit/forwarding_backend.h"
 
 namespace megatron {
 namespace {
@@ -291,44 +292,6 @@ TEST(ContextParallelRefusal, NamesWhatATypeCannotDo) {
               "device\nhint: --attention-backend auto");
   });
 }
-
-// Passes every call on; the backends below change some.
-class ForwardingBackend : public Backend {
- public:
-  explicit ForwardingBackend(std::shared_ptr<Backend> inner) : inner_(std::move(inner)) {}
-  int rank() const override { return inner_->rank(); }
-  int size() const override { return inner_->size(); }
-  std::shared_ptr<Work> all_reduce(at::Tensor tensor, ReduceOp op) override {
-    return inner_->all_reduce(tensor, op);
-  }
-  std::shared_ptr<Work> all_gather(at::Tensor output, at::Tensor input) override {
-    return inner_->all_gather(output, input);
-  }
-  std::shared_ptr<Work> reduce_scatter(at::Tensor output, at::Tensor input, ReduceOp op) override {
-    return inner_->reduce_scatter(output, input, op);
-  }
-  std::shared_ptr<Work> all_to_all(at::Tensor output, std::vector<int64_t> output_sizes,
-                                   at::Tensor input, std::vector<int64_t> input_sizes) override {
-    return inner_->all_to_all(output, output_sizes, input, input_sizes);
-  }
-  std::shared_ptr<Work> broadcast(at::Tensor tensor, int root) override {
-    return inner_->broadcast(tensor, root);
-  }
-  std::shared_ptr<Work> send(at::Tensor tensor, int peer) override {
-    return inner_->send(tensor, peer);
-  }
-  std::shared_ptr<Work> recv(at::Tensor tensor, int peer) override {
-    return inner_->recv(tensor, peer);
-  }
-  void barrier() override { inner_->barrier(); }
-  std::shared_ptr<Backend> subgroup(const std::vector<int>& ranks,
-                                    const std::string& name, Traffic traffic) override {
-    return inner_->subgroup(ranks, name, traffic);
-  }
-
- protected:
-  std::shared_ptr<Backend> inner_;
-};
 
 // A transport without buffers that runs a rank's messages one after the other, as NCCL does: a send
 // ends when its receiver has come to it, and a receive when its message is there.

@@ -1,0 +1,23 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <vector>
+
+#include "megatron/models/huggingface/hf_families.h"
+#include "megatron/tensor/torch.h"
+
+namespace megatron {
+
+// A gradient of one of their tensors, put together from ours.
+inline at::Tensor in_their_form(const HfTensor& tensor, const at::Tensor& ours) {
+  std::vector<int64_t> shape = ours.sizes().vec();
+  shape[0] = 0;
+  for (const RowRun& run : tensor.runs) shape[0] += run.count;
+  at::Tensor theirs = at::empty(shape, ours.options());
+  for (const RowRun& run : tensor.runs)
+    theirs.narrow(0, run.theirs, run.count).copy_(ours.narrow(0, run.ours, run.count));
+  return tensor.transposed ? theirs.t() : theirs;
+}
+
+}  // namespace megatron
