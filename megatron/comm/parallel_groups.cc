@@ -5,6 +5,7 @@
 #include <sstream>
 
 #include "megatron/base/check.h"
+#include "megatron/comm/peer_mailbox.h"
 
 namespace megatron {
 namespace {
@@ -191,6 +192,7 @@ ParallelGroups make_parallel_groups(const ParallelConfig& config, const std::sha
   groups.cp_hierarchy = make_hierarchy(groups.cp, config.hierarchical_context_parallel_sizes);
   groups.model_parallel = make("tp-pp", "model_parallel");
   groups.tp = make("tp", "tp");
+  if (groups.tp.size() > 1) groups.tp_mailbox = std::make_shared<PeerMailbox>(groups.tp);
   groups.pp = make("pp", "pp");
   const int64_t sharing = config.tensor_model_parallel_size / std::max<int64_t>(num_query_groups, 1);
   if (sharing > 1) {

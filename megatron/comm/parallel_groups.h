@@ -3,6 +3,7 @@
 #pragma once
 
 #include <functional>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -11,6 +12,8 @@
 #include "megatron/comm/process_group.h"
 
 namespace megatron {
+
+class PeerMailbox;
 
 struct ParallelConfig : Config {
   int64_t tensor_model_parallel_size = 1;
@@ -41,6 +44,7 @@ std::vector<std::vector<int>> rank_groups(const std::string& order, const std::v
 struct ParallelGroups {
   ProcessGroup world;
   ProcessGroup tp;
+  std::shared_ptr<PeerMailbox> tp_mailbox;  // null with one rank; does nothing before it is opened
   ProcessGroup pp;              // the stages of one pipeline
   ProcessGroup dp;              // ranks that read different samples
   ProcessGroup cp;              // ranks that hold different parts of the same sequences

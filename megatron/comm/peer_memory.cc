@@ -7,10 +7,13 @@
 #include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
+#include <cuda.h>
 #endif
 
 #include <algorithm>
+#include <atomic>
 #include <cstring>
+#include <map>
 #include <type_traits>
 #include <utility>
 
@@ -27,6 +30,7 @@ struct Offer {
   int64_t process = 0;
   int64_t device = -1;           // of this process; -1: host memory
   int64_t elements = 0;
+  int64_t number = 0;            // counts the offers of a process
   const at::Tensor* tensor = nullptr;  // for threads of the same process
   int64_t offset = 0;            // bytes, in the allocation that the handle stands for
   int64_t handle_bytes = 0;      // 0: there is none
@@ -99,7 +103,9 @@ class ThreadReads final : public Work {
 
 class ThreadPeers final : public PeerMemory {
  public:
-  explicit ThreadPeers(std::vector<at::Tensor> buffers, int rank) : buffers_(std::move(buffers)), rank_(rank) {
+  // `number`: the same on all ranks, and no other's.
+  ThreadPeers(std::vector<at::Tensor> buffers, const ProcessGroup& group, int64_t number)
+      : buffers_(std::move(buffers)), group_(group), number_(number), rank_(group.rank()) {
     for (const at::Tensor& buffer : buffers_) elements_.push_back(buffer.numel());
   }
 
@@ -122,6 +128,20 @@ class ThreadPeers final : public PeerMemory {
     under_way();
     for (const PeerCopy& copy : copies) there(copy).copy_(copy.local.view({-1}));
   }
+  // Signals travel as messages, which the receiver takes out in the order of sending until the one it waits for is there. What
+  // nobody waited for of shared memory that is gone is passed over.
+  void signal(int to, int64_t word, uint32_t value) override {
+    group_.send(at::tensor({number_, word, static_cast<int64_t>(value)}, at::kLong), to)->wait();
+  }
+  void await(int from, int64_t word, uint32_t value) override {
+    uint32_t& have = signals_[{from, word}];
+    while (static_cast<int32_t>(have - value) < 0) {
+      const at::Tensor message = at::empty({3}, at::kLong);
+      group_.recv(message, from)->wait();
+      const auto* fields = message.const_data_ptr<int64_t>();
+      if (fields[0] == number_) signals_[{from, fields[1]}] = static_cast<uint32_t>(fields[2]);
+    }
+  }
 
  private:
   ThreadReads& under_way() const {
@@ -135,13 +155,37 @@ class ThreadPeers final : public PeerMemory {
 
   std::vector<at::Tensor> buffers_;  // by rank
   std::vector<int64_t> elements_;
+  ProcessGroup group_;
+  int64_t number_;
   int rank_;
+  std::map<std::pair<int, int64_t>, uint32_t> signals_;  // by sender and word
   ThreadReads* under_way_ = nullptr;
 };
 
 // -- GPUs
 
 #if MEGATRON_CUDA
+
+// Operations on memory words in the order of a stream, of the driver, which this program is not linked with.
+struct StreamWords {
+  using Operation = CUresult (*)(CUstream, CUdeviceptr, cuuint32_t, unsigned int);
+  Operation write = nullptr, wait = nullptr;
+};
+const StreamWords& stream_words() {
+  static const StreamWords words = [] {
+    const auto find = [](const char* name) {
+      constexpr unsigned int kCuda12 = 12000;
+      void* function = nullptr;
+      cudaDriverEntryPointQueryResult found = cudaDriverEntryPointSymbolNotFound;
+      const cudaError_t error = cudaGetDriverEntryPointByVersion(name, &function, kCuda12, cudaEnableDefault, &found);
+      MEGATRON_CHECK(error == cudaSuccess && found == cudaDriverEntryPointSuccess, "the CUDA driver has no ", name,
+                     "\nhint: --no-peer-copies");
+      return reinterpret_cast<StreamWords::Operation>(function);
+    };
+    return StreamWords{find("cuStreamWriteValue32"), find("cuStreamWaitValue32")};
+  }();
+  return words;
+}
 
 class DeviceCopies final : public Work {
  public:
@@ -168,7 +212,7 @@ class DevicePeers final : public PeerMemory {
  public:
   // Throws when a peer's memory cannot be mapped.
   DevicePeers(at::Tensor own, const std::vector<Offer>& offers, int rank)
-      : own_(std::move(own)), stream_(c10::cuda::getStreamFromPool(/*isHighPriority=*/true, own_.device().index())) {
+      : own_(std::move(own)), rank_(rank), stream_(c10::cuda::getStreamFromPool(/*isHighPriority=*/true, own_.device().index())) {
     const c10::cuda::CUDAGuard guard(own_.device());
     for (int peer = 0; peer < static_cast<int>(offers.size()); ++peer) {
       const Offer& offer = offers[peer];
@@ -210,8 +254,20 @@ class DevicePeers final : public PeerMemory {
   void write(std::vector<PeerCopy> copies) override {
     for (PeerCopy& copy : copies) start(copy, address(copy), copy.local.const_data_ptr());
   }
+  void signal(int to, int64_t word, uint32_t value) override {
+    operate(stream_words().write, to, word, value, CU_STREAM_WRITE_VALUE_DEFAULT);
+  }
+  void await(int, int64_t word, uint32_t value) override {
+    operate(stream_words().wait, rank_, word, value, CU_STREAM_WAIT_VALUE_GEQ);
+  }
 
  private:
+  void operate(StreamWords::Operation operation, int rank, int64_t word, uint32_t value, unsigned int flags) const {
+    const auto place = reinterpret_cast<CUdeviceptr>(addresses_[rank] + word * static_cast<int64_t>(sizeof value));
+    const CUresult result = operation(c10::cuda::getCurrentCUDAStream(own_.device().index()).stream(), place, value, flags);
+    MEGATRON_CHECK(result == CUDA_SUCCESS, "a signal between rank ", rank_, " and rank ", rank,
+                   " of a group could not be started: error ", static_cast<int>(result), " of the CUDA driver");
+  }
   char* address(const PeerCopy& copy) const {
     check_copy(copy, own_, elements_);
     return addresses_[copy.rank] + copy.begin * static_cast<int64_t>(own_.element_size());
@@ -225,6 +281,7 @@ class DevicePeers final : public PeerMemory {
   }
 
   at::Tensor own_;
+  int rank_;
   c10::cuda::CUDAStream stream_;
   std::vector<at::Tensor> tensors_;  // of the copies that run() starts
   std::vector<char*> addresses_;  // by rank
@@ -239,7 +296,9 @@ Offer make_offer(const at::Tensor& buffer, std::string& obstacle) {
   Offer offer;
   const std::string machine = machine_id();
   std::memcpy(offer.machine, machine.data(), std::min(machine.size(), sizeof offer.machine - 1));
+  static std::atomic<int64_t> offers = 0;
   offer.process = getpid();
+  offer.number = offers++;
   offer.elements = buffer.numel();
   offer.tensor = &buffer;
   if (buffer.is_cpu()) return offer;
@@ -290,7 +349,7 @@ SharedMemory share_memory(const at::Tensor& buffer, const ProcessGroup& group) {
   if (buffer.is_cpu()) {
     std::vector<at::Tensor> buffers;
     for (const Offer& offer : offers) buffers.push_back(*offer.tensor);
-    shared.peers = std::make_shared<ThreadPeers>(std::move(buffers), group.rank());
+    shared.peers = std::make_shared<ThreadPeers>(std::move(buffers), group, offers.front().number);
   }
 #if MEGATRON_CUDA
   if (!buffer.is_cpu()) {

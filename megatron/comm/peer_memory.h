@@ -2,8 +2,9 @@
 // (CUDA IPC), between threads of one process by plain copies.
 //
 // Goal: transfers that take no multiprocessor from the products which run beside them, as NCCL's kernels do.
-// Non-goals: several hosts; an order between a copy and what the peer does with its memory. Whoever shares a buffer says by
-// other means when it may be read and written (Note [Peer copies] in distributed/part_gather.h).
+// Non-goals: several hosts; an order between a copy and what the peer does with its memory. Whoever shares a buffer says when
+// it may be read and written: by signals (comm/peer_mailbox.h) or by other means (Note [Peer copies] in
+// distributed/part_gather.h).
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -36,6 +37,11 @@ class PeerMemory {
   // Inside run(): copies out of, or into, the ranks' buffers, in this order.
   virtual void read(std::vector<PeerCopy> copies) = 0;
   virtual void write(std::vector<PeerCopy> copies) = 0;
+  // Signals are numbers in 4-byte words of the shared buffers: zero at first, growing, each written by one rank of the group.
+  // Writes `value` into word `word` of the buffer of rank `to` when all that the current stream holds is over and visible.
+  virtual void signal(int to, int64_t word, uint32_t value) = 0;
+  // What the current stream is given from now on starts when the own word, which rank `from` writes, has reached `value`.
+  virtual void await(int from, int64_t word, uint32_t value) = 0;
 };
 
 struct SharedMemory {

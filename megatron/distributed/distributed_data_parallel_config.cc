@@ -36,7 +36,7 @@ void DistributedDataParallelConfig::fields(FieldVisitor& visitor) {
   visitor.field("overlap_param_gather", overlap_param_gather,
                 "gather parameters bucket by bucket, while the next forward runs");
   visitor.field({"peer_copies", "--no-peer-copies", true}, peer_copies,
-                "move parameters and gradients by collectives also where the GPUs of one host can read one another's memory");
+                "move parameters, gradients and the rows of tensor parallelism by collectives also where the GPUs of one host can read one another's memory");
   visitor.field("grad_reduce_in_bf16", grad_reduce_in_bf16,
                 "round gradients to bf16 for the sums over the data ranks; main gradients stay in fp32");
   visitor.field("ddp_bucket_size", ddp_bucket_size,
@@ -59,9 +59,6 @@ void DistributedDataParallelConfig::validate(Violations& violations) const {
   if (overlap_param_gather && sharding == ShardingStrategy::kNoShard)
     violations.add("--overlap-param-gather has nothing to gather: every rank updates every parameter",
                    "--use-distributed-optimizer, or --use-megatron-fsdp");
-  if (!peer_copies && sharding == ShardingStrategy::kNoShard)
-    violations.add("--no-peer-copies switches off what is not there: every rank updates every parameter",
-                   "leave it out, or give --use-distributed-optimizer or --use-megatron-fsdp");
   if (overlap_param_gather && !overlap_grad_reduce)
     violations.add("--overlap-param-gather is given without --overlap-grad-reduce", "give both");
   if (num_distributed_optimizer_instances > 1 && sharding == ShardingStrategy::kNoShard)

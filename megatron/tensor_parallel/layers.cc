@@ -3,6 +3,7 @@
 #include <functional>
 
 #include "megatron/base/check.h"
+#include "megatron/kernels/sum_parts.h"
 #include "megatron/nn/functional.h"
 #include "megatron/tensor/gemm.h"
 #include "megatron/tensor/torch.h"
@@ -39,14 +40,15 @@ at::Tensor gathered(const LinearState& state, const at::Tensor& x) {
   return state.sequence_parallel ? all_gather_first_dim(x, *state.tp) : x;
 }
 
-std::shared_ptr<Work> reduce_input_grad(const LinearState& state, at::Tensor& dx) {
+std::shared_ptr<Work> sum_over_ranks(const LinearState& state, at::Tensor& x) {
   if (state.tp->size() == 1) return nullptr;
-  if (!state.sequence_parallel) return state.tp->all_reduce(dx);
-  std::vector<int64_t> shape = dx.sizes().vec();
+  if (!state.sequence_parallel) return state.tp->all_reduce(x);
+  std::vector<int64_t> shape = x.sizes().vec();
+  MEGATRON_ASSERT(shape[0] % state.tp->size() == 0, "dimension 0 of size ", shape[0], " over ", state.tp->size(), " ranks");
   shape[0] /= state.tp->size();
-  const at::Tensor part = at::empty(shape, dx.options());
-  std::shared_ptr<Work> reduction = state.tp->reduce_scatter(part, dx);
-  dx = part;
+  const at::Tensor part = at::empty(shape, x.options());
+  std::shared_ptr<Work> reduction = scatter_rows(x, part, *state.tp, state.mailbox.get());
+  x = part;
   return reduction;
 }
 
@@ -71,7 +73,7 @@ at::Tensor product(const LinearState& state, const at::Tensor& x, const at::Tens
 at::Tensor column_product(const LinearState& state, const at::Tensor& x, const at::Tensor& weight,
                           const at::Tensor& bias) {
   return state.sequence_parallel && state.lora == nullptr
-             ? gathered_linear_forward(x, weight, bias, *state.tp)
+             ? gathered_linear_forward(x, weight, bias, *state.tp, state.mailbox.get())
              : product(state, gathered(state, x), weight, bias);
 }
 
@@ -103,12 +105,12 @@ struct ColumnFunction : torch::autograd::Function<ColumnFunction> {
       const AcquiredValue weight(state.weight);
       type = weight.value().scalar_type();
       if (state.sequence_parallel && state.weight->trainable && !state.weight->store->defers())
-        input.emplace(linear_input(state, saved, type), *state.tp);
+        input.emplace(linear_input(state, saved, type), *state.tp, state.mailbox.get());
       dx = linear_input_grad(dy, weight.value());
     }
     at::Tensor inner;  // gradient between the two matrices of the adapter
     if (state.lora != nullptr) inner = state.lora->add_input_grad(dy, dx);
-    const std::shared_ptr<Work> reduction = reduce_input_grad(state, dx);  // runs under the weight gradient
+    const std::shared_ptr<Work> reduction = sum_over_ranks(state, dx);  // runs under the weight gradient
     const auto whole_input = [&state, saved, type] {
       return gathered(state, linear_input(state, saved, type));
     };
@@ -148,14 +150,11 @@ struct RowFunction : torch::autograd::Function<RowFunction> {
     const at::Tensor x = activated(*state, input);
     if (state->tp->size() == 1) return product(*state, x, weight.value(), bias.value());
     at::Tensor y;
-    if (state->sequence_parallel && state->lora == nullptr) {
-      y = scattered_linear_forward(x, weight.value(), *state->tp);
+    if (state->sequence_parallel && state->lora == nullptr && state->tp->size() <= kMaxSumParts) {
+      y = scattered_linear_forward(x, weight.value(), *state->tp, state->mailbox.get());
     } else {
       y = product(*state, x, weight.value(), at::Tensor());
-      if (state->sequence_parallel)
-        y = reduce_scatter_first_dim(y, *state->tp);
-      else
-        state->tp->all_reduce(y)->wait();
+      sum_over_ranks(*state, y)->wait();
     }
     return bias.value().defined() ? y.add_(bias.value()) : y;
   }
@@ -166,12 +165,14 @@ struct RowFunction : torch::autograd::Function<RowFunction> {
     accumulate_bias_grad(state.bias,
                          grads[0].contiguous());  // a partial sum with sequence_parallel
     at::Tensor dy = grads[0].contiguous(), dx;
+    std::optional<GatheredRows> rows;
     {
       const AcquiredValue weight(state.weight);
       if (state.sequence_parallel) {
-        GatheredRows rows(dy, *state.tp);
-        dx = gathered_linear_input_grad(rows, weight.value(), *state.tp);
-        dy = rows.wait();
+        // What a deferred weight gradient keeps is no memory of the mailbox.
+        rows.emplace(dy, *state.tp, state.weight->store->defers() ? nullptr : state.mailbox.get());
+        dx = gathered_linear_input_grad(*rows, weight.value(), *state.tp);
+        dy = rows->wait();
       } else {
         dx = linear_input_grad(dy, weight.value());
       }
@@ -275,6 +276,7 @@ ColumnParallelLinear::ColumnParallelLinear(std::string name, int64_t input_size,
   if (options.bias) add("bias", &impl_->bias);
   impl_->state = {&impl_->weight, options.bias ? &impl_->bias : nullptr,  impl_->norm.get(),
                   &groups.tp,     options.sequence_parallel && ranks > 1, options.recompute_norm};
+  impl_->state.mailbox = groups.tp_mailbox;
   quantize_products(options.quantization, impl_->state);
   if (options.lora.rank == 0) return;
   impl_->lora = std::make_unique<LoraAdapter>(impl_->weight, options.lora, groups);
@@ -337,6 +339,7 @@ RowParallelLinear::RowParallelLinear(std::string name, int64_t input_size, int64
                   options.activation_offset,
                   options.recompute_activation};
   if (options.input_from != nullptr) impl_->state.input_from = &options.input_from->impl_->state;
+  impl_->state.mailbox = groups.tp_mailbox;
   quantize_products(options.quantization, impl_->state);
   if (options.lora.rank == 0) return;
   impl_->lora = std::make_unique<LoraAdapter>(impl_->weight, options.lora, groups);

@@ -328,7 +328,7 @@ struct QuantizedColumnFunction : torch::autograd::Function<QuantizedColumnFuncti
                     /*forward=*/false);
     }
     const std::shared_ptr<Work> reduction =
-        reduce_input_grad(state, dx);  // runs under the weight gradient
+        sum_over_ranks(state, dx);  // runs under the weight gradient
     quantized_weight_grad(state, gradient, dy, {saved[4], saved[5]}, [&state, saved, type] {
       if (saved[3].defined()) return gathered(state, saved[3]);
       return gathered(state, norm_apply(*state.norm, saved[0], saved[1], saved[2]).to(type));
@@ -380,10 +380,7 @@ struct QuantizedRowFunction : torch::autograd::Function<QuantizedRowFunction> {
                                   keep ? codes.columns.scale : scale_to_repeat(state, codes)});
     }
     if (alone) return y;
-    if (state.sequence_parallel)
-      y = reduce_scatter_first_dim(y, *state.tp);
-    else
-      state.tp->all_reduce(y)->wait();
+    sum_over_ranks(state, y)->wait();
     return bias.value().defined() ? y.add_(bias.value()) : y;
   }
 

@@ -7,6 +7,7 @@
 #include "megatron/base/check.h"
 #include "megatron/base/parse.h"
 #include "megatron/dist_checkpointing/checkpoint_folder.h"
+#include "megatron/kernels/sum_parts.h"
 #include "megatron/models/huggingface/hf_folder.h"
 #include "megatron/models/huggingface/peft.h"
 #include "megatron/optimizer/optimizer_param_scheduler.h"
@@ -228,6 +229,12 @@ void saved_activations_can_be_distributed(const Arguments& a, Violations& v) {
           "leave it out");
 }
 
+void copies_can_be_switched_off(const Arguments& a, Violations& v) {
+  if (!a.ddp.peer_copies && a.ddp.strategy() == ShardingStrategy::kNoShard && !a.parallel.sequence_parallel)
+    v.add("--no-peer-copies switches off what is not there: every rank updates every parameter, and no rows of tensor parallelism travel",
+          "leave it out, or give --use-distributed-optimizer, --use-megatron-fsdp or --sequence-parallel");
+}
+
 void layers_are_offloaded_by_one_stage(const Arguments& a, Violations& v) {
   if (a.transformer.cpu_offloading_num_layers > 0 && a.parallel.pipeline_model_parallel_size > 1)
     v.add("--cpu-offloading-num-layers counts the layers of one stage, but --pipeline-model-parallel-size is above 1",
@@ -407,6 +414,7 @@ constexpr Rule kRules[] = {
     {"adapters divide", adapters_divide},
     {"sequence divides", sequence_divides},
     {"saved activations can be distributed", saved_activations_can_be_distributed},
+    {"copies can be switched off", copies_can_be_switched_off},
     {"layers are offloaded by one stage", layers_are_offloaded_by_one_stage},
     {"context ranks fit", context_ranks_fit},
     {"graphs hold whole passes", graphs_hold_whole_passes},
@@ -448,6 +456,13 @@ int64_t Arguments::data_parallel_size() const {
   const int64_t model =
       parallel.tensor_model_parallel_size * parallel.pipeline_model_parallel_size * parallel.context_parallel_size;
   return model >= 1 && world_size % model == 0 ? world_size / model : 1;
+}
+
+int64_t Arguments::mailbox_part_bytes(int64_t type_bytes) const {
+  const int64_t tp = parallel.tensor_model_parallel_size;
+  if (!parallel.sequence_parallel || !ddp.peer_copies || tp > kMaxSumParts) return 0;
+  return transformer.seq_length / (tp * parallel.context_parallel_size) * training.micro_batch_size *
+         transformer.hidden_size * type_bytes;
 }
 
 void Arguments::finalize() {

@@ -60,6 +60,9 @@ struct Arguments {
     return parallel.tensor_model_parallel_size *
            (splits_vocabulary() ? parallel.pipeline_model_parallel_size : 1);
   }
+  // Bytes of the rows between layers that a tensor rank has of one micro-batch, in a type of so many bytes; 0 where they do not
+  // travel by copies between the ranks (comm/peer_mailbox.h).
+  int64_t mailbox_part_bytes(int64_t type_bytes) const;
   int64_t train_iters() const;
   int64_t eval_global_batch_size() const;
   int64_t eval_micro_batch_size() const;

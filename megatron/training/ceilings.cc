@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <map>
 
 #include "megatron/base/check.h"
 #include "megatron/tensor/activation.h"
@@ -13,6 +14,7 @@
 #include "megatron/tensor/host_copy.h"
 #include "megatron/tensor/norm.h"
 #include "megatron/tensor/optimizer_ops.h"
+#include "megatron/tensor/quantization.h"
 #include "megatron/tensor/rotary.h"
 #include "megatron/tensor/torch.h"
 #include "megatron/training/device.h"
@@ -31,22 +33,52 @@ double bytes_of(std::initializer_list<at::Tensor> tensors) {
   return bytes;
 }
 
-// One linear layer: y [rows, n] = x [rows, k] w^T.
+QuantizedTensor codes_of(const at::Tensor& x, OperandRole role, const QuantizationOptions& options) {
+  if (!options.enabled()) return {};
+  if (options.recipe == QuantizationRecipe::kNvfp4) return quantize_nvfp4(x, role, {});
+  if (options.recipe == QuantizationRecipe::kBlockwise)
+    return quantize_blocks(x, options.type(role), {}, role == OperandRole::kWeight);
+  return quantize_tensor(x, options.type(role), {});
+}
+
+// One linear layer: y [rows, n] = x [rows, k] w^T, of operands in codes where the layer's are.
 struct Linear {
   std::string name;
   at::Tensor x, w, dy, target;
+  QuantizationOptions quantization;
+  QuantizedTensor x_codes, w_codes, dy_codes;
 
   Linear(std::string what, int64_t rows, int64_t n, int64_t k, at::ScalarType type,
-         c10::Device device)
+         c10::Device device, const QuantizationOptions& options = {})
       : name(std::move(what)), x(normal({rows, k}, type, device)),
         w(normal({n, k}, type, device).mul_(0.02)), dy(normal({rows, n}, type, device)),
-        target(at::zeros({n, k}, at::dtype(at::kFloat).device(device))) {}
+        target(at::zeros({n, k}, at::dtype(at::kFloat).device(device))),
+        quantization(options),
+        x_codes(codes_of(x, OperandRole::kInput, options)),
+        w_codes(codes_of(w, OperandRole::kWeight, options)),
+        dy_codes(codes_of(dy, OperandRole::kGradient, options)) {}
   double flops() const {
     return 2.0 * static_cast<double>(x.size(0)) * static_cast<double>(w.numel());
   }
-  void forward() const { linear_forward(x, w, {}); }
-  void input_grad() const { linear_input_grad(dy, w); }
-  void weight_grad() const { linear_weight_grad(dy, x, target, 1.0); }
+  void forward() const {
+    const bool fast = quantization.recipe != QuantizationRecipe::kBlockwise;  // as the layers do
+    if (quantization.enabled())
+      quantized_product(x_codes.rows, w_codes.rows, x.scalar_type(), {}, fast);
+    else
+      linear_forward(x, w, {});
+  }
+  void input_grad() const {
+    if (quantization.enabled())
+      quantized_product(dy_codes.rows, w_codes.columns, x.scalar_type(), {}, /*fast=*/false);
+    else
+      linear_input_grad(dy, w);
+  }
+  void weight_grad() const {
+    if (quantization.enabled() && quantization.weight_gradient)
+      quantized_product_into(dy_codes.columns, x_codes.columns, target, 1.0);
+    else
+      linear_weight_grad(dy, x, target, 1.0);
+  }
   void backward() const {
     input_grad();
     weight_grad();
@@ -70,12 +102,14 @@ struct Shapes {
   bool gated() const { return is_gated(config.activation()); }
   int64_t fc1() const { return config.ffn_hidden_size * (gated() ? 2 : 1); }
 
-  std::vector<Linear> layer(c10::Device device) const {
+  // Of the layer with this number, from 1 on.
+  std::vector<Linear> layer(c10::Device device, int64_t number = 1) const {
+    const QuantizationOptions options = config.quantization(number);
     std::vector<Linear> linears;
-    linears.emplace_back("linear_qkv", rows(), queries() + 2 * keys(), hidden(), type, device);
-    linears.emplace_back("linear_proj", rows(), hidden(), queries(), type, device);
-    linears.emplace_back("linear_fc1", rows(), fc1(), hidden(), type, device);
-    linears.emplace_back("linear_fc2", rows(), hidden(), config.ffn_hidden_size, type, device);
+    linears.emplace_back("linear_qkv", rows(), queries() + 2 * keys(), hidden(), type, device, options);
+    linears.emplace_back("linear_proj", rows(), hidden(), queries(), type, device, options);
+    linears.emplace_back("linear_fc1", rows(), fc1(), hidden(), type, device, options);
+    linears.emplace_back("linear_fc2", rows(), hidden(), config.ffn_hidden_size, type, device, options);
     return linears;
   }
   Linear head(c10::Device device) const {
@@ -327,15 +361,22 @@ StepFloor step_floor(const Arguments& arguments, const Vocabulary& vocabulary,
   const auto passes = static_cast<double>(num_microbatches), layers = static_cast<double>(c.num_layers);
   StepFloor floor;
   {
-    const std::vector<Linear> linears = shapes.layer(device);
+    // Layers of one kind share their operands.
+    std::map<QuantizationRecipe, std::vector<Linear>> kinds;
+    std::vector<const std::vector<Linear>*> layers_of;
+    for (int64_t number = 1; number <= c.num_layers; ++number) {
+      const QuantizationRecipe recipe = c.quantization(number).recipe;
+      if (!kinds.contains(recipe)) kinds.emplace(recipe, shapes.layer(device, number));
+      layers_of.push_back(&kinds.at(recipe));
+    }
     const Linear head = shapes.head(device);
     const double seconds = seconds_per_run(device, least, [&] {
-      for (int64_t layer = 0; layer < c.num_layers; ++layer)
-        for (const Linear& linear : linears) linear.forward();
+      for (const std::vector<Linear>* linears : layers_of)
+        for (const Linear& linear : *linears) linear.forward();
       head.forward();
       head.backward();
-      for (int64_t layer = 0; layer < c.num_layers; ++layer)
-        for (auto linear = linears.rbegin(); linear != linears.rend(); ++linear) linear->backward();
+      for (auto linears = layers_of.rbegin(); linears != layers_of.rend(); ++linears)
+        for (auto linear = (*linears)->rbegin(); linear != (*linears)->rend(); ++linear) linear->backward();
     });
     floor.gemm_ms = 1e3 * passes * seconds;
   }

@@ -42,7 +42,8 @@ std::vector<Ceiling> collective_ceilings(const ProcessGroup& group, c10::Device 
 std::vector<Ceiling> kernel_ceilings(const Arguments& arguments, const Vocabulary& vocabulary,
                                      c10::Device device, double least);
 
-// The floor of one step of one rank without tensor, pipeline or context parallelism.
+// The floor of one step of one rank without tensor, pipeline or context parallelism. Operands of quantised products are in codes
+// already; what makes them counts as what writes bf16 operands would.
 struct StepFloor {
   double gemm_ms = 0.0;       // the step's products in their order and nothing between them
   double attention_ms = 0.0;  // forward and backward, nothing between them

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "megatron/base/check.h"
+#include "megatron/comm/peer_mailbox.h"
 #include "megatron/distributed/part_reduce.h"
 #include "megatron/kernels/adamw.h"
 
@@ -241,7 +242,7 @@ class Walk {
 
 }  // namespace
 
-int64_t StageMemory::before_training() const { return weights + gradients + optimizer_states; }
+int64_t StageMemory::before_training() const { return weights + gradients + optimizer_states + mailbox; }
 
 int64_t StageMemory::allocated() const {
   return before_training() + gathered_weights + filling_gradients + activations + weight_gradients + transfers +
@@ -256,6 +257,8 @@ StageMemory stage_memory(const LayoutPlan& plan, int stage) {
   }
   Walk(plan, stage, memory).run();
   if (plan.on_gpu) memory.library_workspace = 2 * kBlasWorkspace;
+  if (const int64_t part = plan.arguments.mailbox_part_bytes(plan.bytes.model); part > 0 && plan.on_gpu)
+    memory.mailbox = PeerMailbox::memory_bytes(plan.tensor, part);
   return memory;
 }
 

@@ -13,6 +13,7 @@
 //   and 32
 //                      bytes of bookkeeping per 4096 elements
 //                      with --optimizer-cpu-offload the part that --optimizer-offload-fraction leaves on the device
+//   mailbox            of tensor parallelism between GPUs: comm/peer_mailbox.h
 //   activations        what the passes between F and B hold: activation_estimate.h, at the moment of the peak
 //   weight gradients   what the passes between I and W hold (zero-bubble schedules)
 //   transfers          activations and gradients that the executor receives early or has sent and not yet released
@@ -39,6 +40,7 @@ struct StageMemory {
   int64_t gradients = 0;
   int64_t filling_gradients = 0;
   int64_t optimizer_states = 0;
+  int64_t mailbox = 0;  // of tensor parallelism, comm/peer_mailbox.h
   // At the moment of the peak:
   int64_t activations = 0;
   int64_t weight_gradients = 0;

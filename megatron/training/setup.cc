@@ -5,6 +5,7 @@
 #include "megatron/base/check.h"
 #include "megatron/base/format.h"
 #include "megatron/base/log.h"
+#include "megatron/comm/peer_mailbox.h"
 #include "megatron/dist_checkpointing/checkpoint_folder.h"
 #include "megatron/models/huggingface/hf_folder.h"
 #include "megatron/models/huggingface/peft.h"
@@ -255,6 +256,16 @@ bool lacks_frozen(const Checkpoint& checkpoint, const PretrainTask& task,
   return frozen > 0 && stored == 0;
 }
 
+void open_mailbox(const Arguments& arguments, const ParallelGroups& groups, at::ScalarType dtype, c10::Device device) {
+  const int64_t part_bytes = arguments.mailbox_part_bytes(static_cast<int64_t>(c10::elementSize(dtype)));
+  if (part_bytes == 0) return;
+  groups.tp_mailbox->open(device, part_bytes);
+  const std::string& obstacle = groups.tp_mailbox->obstacle();
+  if (device.is_cuda())
+    log_info(obstacle.empty() ? std::string("rows of tensor parallelism travel by copies between the GPUs of this host")
+                              : "rows of tensor parallelism travel by collectives: " + obstacle);
+}
+
 }  // namespace
 
 TrainValidTestDatasets build_datasets(const PretrainTask& task, const Arguments& arguments, const Tokenizer& tokenizer) {
@@ -294,9 +305,7 @@ TrainedModel build_model(const PretrainTask& task, const Arguments& arguments, c
                          const ParallelGroups& groups, at::ScalarType dtype, c10::Device device, const Start& start,
                          Agreement* agreement) {
   arguments.training.check_freezing(parameter_names(task, arguments, vocabulary));
-  MEGATRON_CHECK(!arguments.pipeline.pipeline_vocab_parallel || groups.pp.size() <= 2 || !device.is_cuda(),
-                 "--pipeline-vocab-parallel over ", groups.pp.size(), " stages is not safe on GPUs yet: four stages have been seen to wait "
-                 "for each other\nhint: two stages work; or --pipeline-schedule zb-v with the head in a chunk of its own");
+  if (groups.tp_mailbox) open_mailbox(arguments, groups, dtype, device);
   TrainedModel model;
   model.pipeline = std::make_unique<Pipeline>(arguments, groups, dtype, device);
   std::vector<Module*> modules;

@@ -11,6 +11,7 @@
 #include "megatron/optimizer/optimizer.h"
 #include "megatron/tensor/sum_parts.h"
 #include "megatron/tensor/torch.h"
+#include "tests/unit/comm/mailbox_rounds.h"
 #include "tests/unit/forwarding_backend.h"
 #include "tests/unit/optimizer/test_model.h"
 
@@ -114,6 +115,19 @@ TEST(PeerCopiesGpu, ReadsAndWrites) {
     world->barrier();
     EXPECT_EQ((buffer == static_cast<float>(11 - rank)).sum().item<int64_t>(), kCount);
   });
+}
+
+TEST(PeerCopiesGpu, MailboxBringsEveryPart) {
+  if (!at::hasCUDA()) GTEST_SKIP() << "no CUDA device";
+  for (const int size : {2, 4})
+    run_gpu_ranks(size, [](const std::shared_ptr<Backend>& world, at::Device device) {
+      const ProcessGroup group(world, "tp");
+      PeerMailbox mailbox(group);
+      constexpr int64_t kRows = 32768;
+      mailbox.open(device, kRows * 64 * 2);
+      ASSERT_EQ(mailbox.obstacle(), "");
+      exchange_in_rounds(mailbox, group, device, kRows, 40);
+    });
 }
 
 TEST(PeerCopiesGpu, GiveTheBitsOfCollectives) {

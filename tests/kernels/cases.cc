@@ -117,11 +117,13 @@ KernelCase norm_case(Normalization kind, bool zero_centered, bool with_bias, at:
 
 // The output again from saved statistics: the same bits.
 KernelCase norm_apply_case(Normalization kind, at::ScalarType type, Shape shape) {
-  KernelCase row = norm_case(kind, true, true, type, shape);
+  const bool has_bias = kind == Normalization::kLayerNorm;
+  KernelCase row = norm_case(kind, true, has_bias, type, shape);
   row.name = "again_" + row.name;
   row.run = [=](const Tensors& t) -> Tensors {
-    const NormResult result = norm_forward(kind, t[0], t[1], t[2], 1e-5, true);
-    return {norm_apply(kind, t[0], t[1], t[2], result.mean, result.rstd, true) - result.y};
+    const at::Tensor bias = has_bias ? t[2] : at::Tensor();
+    const NormResult result = norm_forward(kind, t[0], t[1], bias, 1e-5, true);
+    return {norm_apply(kind, t[0], t[1], bias, result.mean, result.rstd, true) - result.y};
   };
   row.reference = [](const Tensors& t) -> Tensors { return {at::zeros_like(t[0])}; };
   row.tolerance = 1e-30;

@@ -2,8 +2,10 @@
 #pragma once
 
 #include <functional>
+#include <memory>
 #include <optional>
 
+#include "megatron/comm/peer_mailbox.h"
 #include "megatron/nn/norm.h"
 #include "megatron/tensor/activation.h"
 #include "megatron/tensor/quantization.h"
@@ -44,6 +46,7 @@ struct LinearState {
   LinearState* input_from = nullptr;  // the layer that the input activation is applied to, if known
   WeightCodes weight_codes = {};
   LoraAdapter* lora = nullptr;
+  std::shared_ptr<PeerMailbox> mailbox = {};
   MeasuredGradient measured = {};  // the gradient of this layer's output, if its maker measured it
 };
 
@@ -59,9 +62,9 @@ void accumulate_bias_grad(Parameter* bias, const at::Tensor& dy);
 // x with the rows of all tensor ranks under sequence parallelism.
 at::Tensor gathered(const LinearState& state, const at::Tensor& x);
 
-// The sum over ranks of a column-parallel layer's input gradient, under way; `dx` becomes this
-// rank's.
-std::shared_ptr<Work> reduce_input_grad(const LinearState& state, at::Tensor& dx);
+// The sum over several ranks of their `x` [s, ...], under way; `x` becomes what this rank has of it:
+// its rows [s/t, ...] under sequence parallelism, else all. Null with one rank.
+std::shared_ptr<Work> sum_over_ranks(const LinearState& state, at::Tensor& x);
 
 // The layers with quantised operands, as autograd functions: {y, x for what goes around}, and y.
 torch::autograd::variable_list quantized_column_forward(const at::Tensor& x, LinearState& state);

@@ -120,7 +120,7 @@ BUGS = (
           "if (!PLANTED) (column ? a : b).placement.partial_grad.insert(Axis::kTensor);"),),
         "tp2_lora", "llama tp2 lora"),
     Bug("column_input_grad_not_reduced", "the input gradient of a column-parallel linear is not summed over tensor ranks",
-        ((LAYERS, "return state.tp->all_reduce(dx);", "return PLANTED ? nullptr : state.tp->all_reduce(dx);"),),
+        ((LAYERS, "reduction = sum_over_ranks(state, dx);", "reduction = PLANTED ? nullptr : sum_over_ranks(state, dx);"),),
         "tp2", "llama tp2"),
     Bug("reduction_not_waited_for", "nobody waits for the sum of the input gradient that runs under the weight gradient",
         ((LAYERS, "if (reduction) reduction->wait();", "if (reduction && !PLANTED) reduction->wait();"),),

@@ -321,9 +321,6 @@ TEST(DistributedDataParallelConfig, Rules) {
             "--num-distributed-optimizer-instances 2 divides nothing: every rank updates every "
             "parameter\n"
             "hint: --use-distributed-optimizer, or --use-megatron-fsdp");
-  EXPECT_EQ(with([](Config& c) { c.peer_copies = false; }),
-            "--no-peer-copies switches off what is not there: every rank updates every parameter\n"
-            "hint: leave it out, or give --use-distributed-optimizer or --use-megatron-fsdp");
   EXPECT_EQ(with([](Config& c) { c.use_megatron_fsdp = true, c.ddp_num_buckets = 2; }),
             "--ddp-bucket-size and --ddp-num-buckets have no effect when parameters are sharded\n"
             "hint: leave them out: a layer is a bucket");
