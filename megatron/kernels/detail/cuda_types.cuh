@@ -103,7 +103,17 @@ __device__ __forceinline__ Group load_group(const T* from) {
 }
 template <class Group, class T>
 __device__ __forceinline__ void store_group(T* to, const Group& group) {
-  *reinterpret_cast<Group*>(to) = group;
+  // The compiler takes a store of elements of 16 bits apart; this one stays whole.
+  if constexpr (sizeof(Group) == sizeof(uint4)) {
+    uint4 words;
+    memcpy(&words, &group, sizeof words);
+    asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};"
+                 :
+                 : "l"(to), "r"(words.x), "r"(words.y), "r"(words.z), "r"(words.w)
+                 : "memory");
+  } else {
+    *reinterpret_cast<Group*>(to) = group;
+  }
 }
 
 // A pack as the words that it lies in, for values that wait: as elements of 16 bits each would take
