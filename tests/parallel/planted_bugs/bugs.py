@@ -63,6 +63,8 @@ class Bug:
 
 LAYERS = "megatron/tensor_parallel/layers.cc"
 LORA = "megatron/tensor_parallel/lora_adapter.cc"
+OVERLAPPED = "megatron/tensor_parallel/overlapped_linear.cc"
+MAILBOX = "megatron/comm/peer_mailbox.cc"
 CROSS_ENTROPY = "megatron/tensor_parallel/cross_entropy.cc"
 EMBEDDING = "megatron/tensor_parallel/vocab_parallel_embedding.cc"
 ATTENTION_BLOCK = "megatron/tensor/attention_block.cc"
@@ -122,6 +124,14 @@ BUGS = (
     Bug("column_input_grad_not_reduced", "the input gradient of a column-parallel linear is not summed over tensor ranks",
         ((LAYERS, "reduction = sum_over_ranks(state, dx);", "reduction = PLANTED ? nullptr : sum_over_ranks(state, dx);"),),
         "tp2", "llama tp2"),
+    Bug("rows_of_the_wrong_rank", "a linear multiplies the rows that arrive as if they were another rank's",
+        ((OVERLAPPED, "return exchange_->parts(first_rank, count);",
+          "return exchange_->parts(PLANTED && count < tp_.size() ? tp_.size() - first_rank - count : first_rank, count);"),),
+        "tp4_sp", "gpt tp2 sp"),
+    Bug("mailbox_slot_not_free", "a part is written into a slot of the mailbox that its receiver still reads",
+        ((MAILBOX, "if (to != own && number_ >= PeerMailbox::kSlots)", "if (!PLANTED && to != own && number_ >= PeerMailbox::kSlots)"),
+         (MAILBOX, "slot_(static_cast<int>(number_ % PeerMailbox::kSlots))", "slot_(PLANTED ? 0 : static_cast<int>(number_ % PeerMailbox::kSlots))")),
+        "tp4_sp", "gpt tp2 sp"),
     Bug("reduction_not_waited_for", "nobody waits for the sum of the input gradient that runs under the weight gradient",
         ((LAYERS, "if (reduction) reduction->wait();", "if (reduction && !PLANTED) reduction->wait();"),),
         "tp2", "llama tp2"),
