@@ -222,7 +222,7 @@ std::string difference(const Memory& before, const Memory& after) {
     if (found == after.end()) return name + " is gone";
     const at::Tensor &a = tensor, &b = found->second;
     if (a.sizes() != b.sizes() ||
-        std::memcmp(a.const_data_ptr(), b.const_data_ptr(), a.nbytes()) != 0)
+        (a.nbytes() > 0 && std::memcmp(a.const_data_ptr(), b.const_data_ptr(), a.nbytes()) != 0))
       return name;
   }
   return "";

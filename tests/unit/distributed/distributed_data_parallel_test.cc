@@ -169,7 +169,7 @@ TEST(DistributedDataParallel, RanksMayDifferInTheOrderOfReadiness) {
       config.ddp_bucket_size = 1;
       DistributedDataParallel ddp(model, groups, at::kDouble, at::kCPU, config);
       const auto add = [&](Parameter& parameter, double value) {
-        ddp.grad_target(parameter).tensor.add_(value);
+        ddp.grad_target(parameter).to_add_to().add_(value);
         ddp.grad_ready(parameter);
       };
       const bool first = backend->rank() == 0;
