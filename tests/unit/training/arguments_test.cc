@@ -186,6 +186,7 @@ INSTANTIATE_TEST_SUITE_P(
         BadFlags{"--min-lr 1", "--min-lr"},
         BadFlags{"--cpu-offloading-num-layers 1 --pipeline-model-parallel-size 2",
                  "--cpu-offloading-num-layers counts the layers of one stage, but --pipeline-model-parallel-size is above 1"},
+        BadFlags{"--no-peer-copies", "--no-peer-copies switches off what is not there: every rank updates every parameter"},
         BadFlags{"--recompute-granularity full --distribute-saved-activations",
                  "--distribute-saved-activations has no effect at one tensor-parallel rank"},
         BadFlags{"--recompute-granularity full --distribute-saved-activations --tensor-model-parallel-size 2 --sequence-parallel",
