@@ -28,7 +28,8 @@ __global__ void gated_kernel(ActivationArgs args, uint32_t tiles_of_row) {
   float amax = 0.0f;
   const int64_t f = args.features;
   const uint32_t tiles = static_cast<uint32_t>(args.rows) * tiles_of_row;
-  for (uint32_t tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
+  for (uint32_t turn = blockIdx.x; turn < tiles; turn += gridDim.x) {
+    const uint32_t tile = tiles - 1 - turn;  // Note [Backwards]
     const int64_t row = tile / tiles_of_row;
     const int64_t column = (int64_t{tile % tiles_of_row} * blockDim.x + threadIdx.x) * Group::kSize;
     if (column >= f) continue;
@@ -76,7 +77,7 @@ __global__ void plain_kernel(ActivationArgs args, bool backward) {
                 step = int64_t{gridDim.x} * blockDim.x;
   float amax = 0.0f;
   for (int64_t g = int64_t{blockIdx.x} * blockDim.x + threadIdx.x; g < groups; g += step) {
-    const int64_t i = g * Group::kSize;
+    const int64_t i = (groups - 1 - g) * Group::kSize;  // Note [Backwards]
     const Group values = load_group<Group>(x + i);
     Group grads = {}, y;
     if (backward) grads = load_group<Group>(dy + i);

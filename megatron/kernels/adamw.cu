@@ -2,6 +2,9 @@
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
 
+#include <cstring>
+#include <type_traits>
+
 #include "megatron/base/check.h"
 #include "megatron/kernels/adamw.h"
 #include "megatron/kernels/detail/philox_math.h"
@@ -85,25 +88,96 @@ __device__ AdamWFactors<T> adamw_factors(const StepState& state, const UpdateBlo
           static_cast<T>(1.0 / sqrt(correction2)), static_cast<T>(lr / correction1)};
 }
 
+// The update of one element.
+template <class T>
+struct AdamW {
+  AdamWFactors<T> f;
+  T beta1, one_minus_beta1, beta2, one_minus_beta2, eps;
+
+  __device__ AdamW(const AdamWFactors<T>& factors, const AdamWConstants& constants)
+      : f(factors),
+        beta1(static_cast<T>(constants.beta1)),
+        one_minus_beta1(static_cast<T>(1.0 - constants.beta1)),
+        beta2(static_cast<T>(constants.beta2)),
+        one_minus_beta2(static_cast<T>(1.0 - constants.beta2)),
+        eps(static_cast<T>(constants.eps)) {}
+  __device__ __forceinline__ void operator()(T grad, T& p, T& m, T& v) const {
+    const T g = grad * f.factor;
+    m = beta1 * m + one_minus_beta1 * g;
+    v = beta2 * v + one_minus_beta2 * (g * g);
+    p = p * f.keep - f.step_size * (m / (sqrt(v) * f.inverse_root2 + eps));
+  }
+};
+
+// Four neighbours of the fp32 states, 16 bytes of each; nobody reads them again in this step.
+struct StateQuad {
+  float4 grad, master, exp_avg, exp_avg_sq;
+
+  __device__ __forceinline__ void load(const float* g, const float* p, const float* m, const float* v, int64_t i) {
+    grad = __ldcs(reinterpret_cast<const float4*>(g + i));
+    master = __ldcs(reinterpret_cast<const float4*>(p + i));
+    exp_avg = __ldcs(reinterpret_cast<const float4*>(m + i));
+    exp_avg_sq = __ldcs(reinterpret_cast<const float4*>(v + i));
+  }
+  __device__ __forceinline__ void update(const AdamW<float>& adamw) {
+    adamw(grad.x, master.x, exp_avg.x, exp_avg_sq.x);
+    adamw(grad.y, master.y, exp_avg.y, exp_avg_sq.y);
+    adamw(grad.z, master.z, exp_avg.z, exp_avg_sq.z);
+    adamw(grad.w, master.w, exp_avg.w, exp_avg_sq.w);
+  }
+  template <class Value>
+  __device__ __forceinline__ void store(float* p, float* m, float* v, Value* value, int64_t i) const {
+    __stcs(reinterpret_cast<float4*>(p + i), master);
+    __stcs(reinterpret_cast<float4*>(m + i), exp_avg);
+    __stcs(reinterpret_cast<float4*>(v + i), exp_avg_sq);
+    if constexpr (sizeof(Value) == 2) {
+      Value four[4];
+      store_value(master.x, four);
+      store_value(master.y, four + 1);
+      store_value(master.z, four + 2);
+      store_value(master.w, four + 3);
+      uint2 words;
+      memcpy(&words, four, sizeof words);
+      *reinterpret_cast<uint2*>(value + i) = words;
+    }
+  }
+};
+
+// `in_quads`: the arrays are aligned to 16 bytes (values to 8). The first loads come before the factors are known.
 template <class T, class Value>
-__global__ void adamw_kernel(const T* __restrict__ grad, T* __restrict__ master, T* __restrict__ exp_avg,
-                             T* __restrict__ exp_avg_sq, Value* __restrict__ value,
-                             const UpdateBlock* __restrict__ blocks, const StepState* state,
-                             AdamWConstants constants) {
+__global__ void __launch_bounds__(kThreads)
+    adamw_kernel(const T* __restrict__ grad, T* __restrict__ master, T* __restrict__ exp_avg,
+                 T* __restrict__ exp_avg_sq, Value* __restrict__ value,
+                 const UpdateBlock* __restrict__ blocks, const StepState* state,
+                 AdamWConstants constants, bool in_quads) {
   if (state->skip != 0) return;
   const UpdateBlock block = blocks[blockIdx.x];
   __shared__ AdamWFactors<T> shared;
-  if (threadIdx.x == 0) shared = adamw_factors<T>(*state, block, constants);
-  __syncthreads();
-  const AdamWFactors<T> f = shared;
-  const T beta1 = static_cast<T>(constants.beta1), one_minus_beta1 = static_cast<T>(1.0 - constants.beta1);
-  const T beta2 = static_cast<T>(constants.beta2), one_minus_beta2 = static_cast<T>(1.0 - constants.beta2);
-  const T eps = static_cast<T>(constants.eps);
-  for (int64_t i = block.begin + threadIdx.x; i < block.begin + block.count; i += kThreads) {
-    const T g = grad[i] * f.factor;
-    const T m = beta1 * exp_avg[i] + one_minus_beta1 * g;
-    const T v = beta2 * exp_avg_sq[i] + one_minus_beta2 * (g * g);
-    const T p = master[i] * f.keep - f.step_size * (m / (sqrt(v) * f.inverse_root2 + eps));
+  int64_t done = 0;
+  if constexpr (std::is_same_v<T, float>) {
+    const int quads = in_quads && block.begin % 4 == 0 ? block.count / 4 : 0;
+    done = 4 * int64_t{quads};
+    int k = static_cast<int>(threadIdx.x);
+    StateQuad quad, next;
+    if (k < quads) quad.load(grad, master, exp_avg, exp_avg_sq, block.begin + 4 * k);
+    if (threadIdx.x == 0) shared = adamw_factors<T>(*state, block, constants);
+    __syncthreads();
+    const AdamW<T> adamw(shared, constants);
+    for (; k < quads; k += kThreads) {
+      if (k + kThreads < quads)
+        next.load(grad, master, exp_avg, exp_avg_sq, block.begin + 4 * (k + kThreads));
+      quad.update(adamw);
+      quad.store(master, exp_avg, exp_avg_sq, value, block.begin + 4 * k);
+      quad = next;
+    }
+  } else {
+    if (threadIdx.x == 0) shared = adamw_factors<T>(*state, block, constants);
+    __syncthreads();
+  }
+  const AdamW<T> adamw(shared, constants);
+  for (int64_t i = block.begin + done + threadIdx.x; i < block.begin + block.count; i += kThreads) {
+    T p = master[i], m = exp_avg[i], v = exp_avg_sq[i];
+    adamw(grad[i], p, m, v);
     exp_avg[i] = m;
     exp_avg_sq[i] = v;
     master[i] = p;
@@ -184,10 +258,14 @@ __global__ void sgd_kernel(const T* __restrict__ grad, T* __restrict__ master,
 template <class T, class Value>
 void launch_adamw(const UpdateBuffers& buffers, const UpdateBlock* blocks, int64_t num_blocks,
                   const StepState* state, const AdamWConstants& constants, cudaStream_t stream) {
+  const auto is_aligned = [](const void* pointer, uintptr_t to) { return reinterpret_cast<uintptr_t>(pointer) % to == 0; };
+  const bool in_quads = is_aligned(buffers.grad, 16) && is_aligned(buffers.master, 16) &&
+                        is_aligned(buffers.exp_avg, 16) && is_aligned(buffers.exp_avg_sq, 16) &&
+                        is_aligned(buffers.value, 8);
   adamw_kernel<T, Value><<<static_cast<unsigned>(num_blocks), kThreads, 0, stream>>>(
       static_cast<const T*>(buffers.grad), static_cast<T*>(buffers.master),
       static_cast<T*>(buffers.exp_avg), static_cast<T*>(buffers.exp_avg_sq),
-      static_cast<Value*>(buffers.value), blocks, state, constants);
+      static_cast<Value*>(buffers.value), blocks, state, constants, in_quads);
   check_launch("adamw");
 }
 

@@ -54,21 +54,24 @@ __global__ void column_sum_packs(ColumnSum sum) {
   }
 }
 
-// 32 columns per block; 8 threads of a column share its partial sums, combined in a fixed order.
+// 32 columns per block; kSharers threads of a column share its partial sums, combined in a fixed
+// order.
+constexpr int kSharers = 32;
 template <class Acc, class T>
-__global__ void partial_sum_kernel(PartialSum sum) {
-  __shared__ Acc parts[8][33];
+__global__ void __launch_bounds__(32 * kSharers) partial_sum_kernel(PartialSum sum) {
+  __shared__ Acc parts[kSharers][33];
   const int64_t column = int64_t{blockIdx.x} * 32 + threadIdx.x;
   const Acc* partial = static_cast<const Acc*>(sum.partial);
   Acc total = 0;
   if (column < sum.columns) {
-    for (int64_t block = threadIdx.y; block < sum.blocks; block += 8)
+#pragma unroll 4
+    for (int64_t block = threadIdx.y; block < sum.blocks; block += kSharers)
       total += partial[block * sum.columns + column];
   }
   parts[threadIdx.y][threadIdx.x] = total;
   __syncthreads();
   if (threadIdx.y != 0 || column >= sum.columns) return;
-  for (int i = 1; i < 8; ++i) total += parts[i][threadIdx.x];
+  for (int i = 1; i < kSharers; ++i) total += parts[i][threadIdx.x];
   T* target = static_cast<T*>(sum.target);
   if (sum.beta != 0) total += static_cast<Acc>(sum.beta) * load_as<Acc>(target[column]);
   store_as(target[column], total);
@@ -94,7 +97,7 @@ void column_sum_cuda(const ColumnSum& sum, void* stream) {
 
 void partial_sum_cuda(const PartialSum& sum, void* stream) {
   const auto blocks = static_cast<unsigned>((sum.columns + 31) / 32);
-  const dim3 threads(32, 8);
+  const dim3 threads(32, kSharers);
   with_cuda_type(sum.target_dtype, [&](auto type) {
     if (sum.dtype == DType::kFloat64) {
       partial_sum_kernel<double, decltype(type)><<<blocks, threads, 0, as_stream(stream)>>>(sum);

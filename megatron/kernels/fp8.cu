@@ -7,6 +7,7 @@
 namespace megatron {
 namespace {
 
+// From the end (Note [Backwards]).
 template <class T>
 __global__ void amax_kernel(Amax args) {
   __shared__ float shared[33];
@@ -19,7 +20,7 @@ __global__ void amax_kernel(Amax args) {
     Pack<T> in[kUnroll] = {};
 #pragma unroll
     for (int u = 0; u < kUnroll; ++u)
-      if (i + u * step < packs) in[u] = load_group<Pack<T>>(x + (i + u * step) * kSize);
+      if (i + u * step < packs) in[u] = load_group<Pack<T>>(x + (packs - 1 - i - u * step) * kSize);
 #pragma unroll
     for (int u = 0; u < kUnroll; ++u) {
 #pragma unroll
@@ -36,7 +37,7 @@ template <class T, Fp8Type Type>
 __global__ void __launch_bounds__(256) cast_kernel(Fp8Cast args) {
   __shared__ __align__(16) uint32_t turned[kTileWords];
   __shared__ float shared[33];
-  const TilePlace at(args.rows, args.columns);
+  const TilePlace at(blockIdx.x, args.rows, args.columns);
   Eight<T> in[kThreadRows] = {};
   if (at.inside) {
 #pragma unroll

@@ -19,7 +19,7 @@ __global__ void __launch_bounds__(256) fp8_activation_kernel(Fp8Activation args)
   __shared__ __align__(16) uint32_t turned[(Backward ? 2 : 1) * kTileWords];
   __shared__ float shared[33];
   const int64_t rows = args.activation.rows, f = args.activation.features;
-  const TilePlace at(rows, f);
+  const TilePlace at(reverse_block(), rows, f);
   const T* x = static_cast<const T*>(args.activation.x);
   const T* dy = static_cast<const T*>(args.activation.dy);
   Eight<T> gates[kThreadRows] = {}, ups[kThreadRows] = {}, grads[kThreadRows] = {};
@@ -100,7 +100,7 @@ __global__ void __launch_bounds__(kBlockThreads, 2)
     fp8_block_activation_kernel(Fp8BlockActivation args) {
   __shared__ BlockMemory memory;
   const int64_t f = args.activation.features;
-  const BlockPlace at(blockIdx.x, f);
+  const BlockPlace at(reverse_block(), f);
   const T* x = static_cast<const T*>(args.activation.x) + at.row() * 2 * f + at.column();
   const T* dy = static_cast<const T*>(args.activation.dy) + at.row() * f + at.column();
   const float offset = static_cast<float>(args.activation.offset);

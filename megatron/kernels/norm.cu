@@ -39,8 +39,8 @@ __global__ void __launch_bounds__(MostThreads, MostThreads == kForwardThreads ? 
   int turn = 0;
   for (int64_t begin = int64_t{blockIdx.x} * blockDim.y; begin < norm.rows;
        begin += int64_t{gridDim.x} * blockDim.y) {
-    const int64_t row = begin + threadIdx.y;
-    const bool inside = row < norm.rows;
+    const int64_t row = norm.rows - 1 - begin - threadIdx.y;  // Note [Backwards]
+    const bool inside = row >= 0;
     uint4 words[kForwardPacks] = {};  // zeros beyond the row
 #pragma unroll
     for (int p = 0; p < kForwardPacks; ++p) {
@@ -122,7 +122,7 @@ __global__ void __launch_bounds__(1024) norm_backward_packs(NormBackward norm) {
   uint4* const mine = reinterpret_cast<uint4*>(ring) + threadIdx.x;
   const int threads = static_cast<int>(blockDim.x), n = static_cast<int>(norm.columns);
   const int first = static_cast<int>(threadIdx.x) * kSize, stride = threads * kSize;
-  const int64_t begin = int64_t{blockIdx.x} * kNormRowsPerBlock;
+  const int64_t block = reverse_block(), begin = block * kNormRowsPerBlock;
   const int64_t end = begin + kNormRowsPerBlock < norm.rows ? begin + kNormRowsPerBlock : norm.rows;
   // Tensor 0 is dy, 1 x, 2 the residual's gradient.
   const auto pack_of = [&](int64_t row, int tensor, int p) {
@@ -192,7 +192,7 @@ __global__ void __launch_bounds__(1024) norm_backward_packs(NormBackward norm) {
           pack_words<T>(x);
     }
   }
-  const int64_t partial = int64_t{blockIdx.x} * n + first;
+  const int64_t partial = block * n + first;
 #pragma unroll
   for (int p = 0; p < Packs; ++p) {
     if (first + p * stride >= n) break;

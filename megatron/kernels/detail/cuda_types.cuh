@@ -251,6 +251,12 @@ bool allow_shared_memory(Kernel* kernel, size_t bytes) {
   return true;
 }
 
+// Note [Backwards]
+// Matrix products write and read their rows from the first one on. Norms, activations and largest
+// values go from the last one: the L2 cache still holds what the product before wrote last, and the
+// product or cast behind finds in it what they wrote last.
+__device__ __forceinline__ unsigned reverse_block() { return gridDim.x - 1 - blockIdx.x; }
+
 inline cudaStream_t as_stream(void* stream) { return static_cast<cudaStream_t>(stream); }
 
 constexpr int kThreads = 256;

@@ -69,16 +69,17 @@ __device__ __forceinline__ void turn_bytes(uint32_t a, uint32_t b, uint32_t c, u
 // A tile of 128 rows and 64 columns, by a block of 256 threads.
 constexpr int kTileRows = 128, kTileColumns = 64, kTileWords = kTileRows * kTileColumns / 4;
 
-// Where this thread works in the tile of its block.
+// Where this thread works in a tile.
 struct TilePlace {
   int64_t tile_row, tile_column, row, column;
   int column_group, row_group;
   bool inside;  // dimensions are multiples of 16: a thread's elements are all inside, or none
 
-  __device__ __forceinline__ TilePlace(int64_t rows, int64_t columns) {
+  // The tile number `index` of a matrix.
+  __device__ __forceinline__ TilePlace(unsigned index, int64_t rows, int64_t columns) {
     const int64_t across = (columns + kTileColumns - 1) / kTileColumns;
-    tile_row = blockIdx.x / across * kTileRows;
-    tile_column = blockIdx.x % across * kTileColumns;
+    tile_row = index / across * kTileRows;
+    tile_column = index % across * kTileColumns;
     const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32;
     column_group = lane % 8;
     row_group = 4 * warp + lane / 8;
