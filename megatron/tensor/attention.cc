@@ -1,5 +1,7 @@
 #include "megatron/tensor/attention.h"
 
+#include <algorithm>
+
 #include "megatron/base/check.h"
 #include "megatron/tensor/detail/attention_cudnn.h"
 #include "megatron/tensor/detail/attention_library.h"
@@ -298,6 +300,17 @@ class PackedAttentionFunction : public torch::autograd::Function<PackedAttention
 };
 
 }  // namespace
+
+AttentionParts attention_parts(int64_t b, int64_t heads, int64_t groups, int64_t s, int64_t s_k,
+                               bool deterministic) {
+  if (!deterministic) return {b, heads, 0};
+  constexpr int64_t kOfSamples = int64_t{1} << 30, kOfOneSample = int64_t{4} << 30;
+  const int64_t of_head = (s + 63) / 64 * 64 * ((s_k + 127) / 128 * 128) * 2;
+  const int64_t samples = std::clamp<int64_t>(kOfSamples / (heads * of_head), 1, b);
+  const int64_t together =
+      groups == 1 ? std::clamp<int64_t>(kOfOneSample / of_head, 1, heads) : heads;
+  return {samples, together, samples * together * of_head};
+}
 
 at::Tensor core_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                           const AttentionOptions& options) {

@@ -9,9 +9,18 @@
 
 namespace megatron {
 
-// A deterministic backward of cuDNN on Hopper writes the gradient of the scores, two bytes each, to memory; beyond this many
-// bytes the batch is taken in parts.
-constexpr int64_t kAttentionScratchBytes = int64_t{1} << 30;
+// How much of an attention a deterministic backward of cuDNN takes at once on Hopper, where it writes
+// the gradient of the scores, two bytes each, to memory: as many samples as need 1 GiB, and where
+// even one sample of a single group of keys needs more than 4 GiB, as many of its query heads as do
+// not. The parts of such a group's gradients are rounded before they are added.
+struct AttentionParts {
+  int64_t samples = 1;
+  int64_t heads = 1;
+  int64_t scratch_bytes = 0;  // of one part
+};
+// Of b samples of `heads` query heads over `groups` and s queries over s_k keys.
+AttentionParts attention_parts(int64_t b, int64_t heads, int64_t groups, int64_t s, int64_t s_k,
+                               bool deterministic);
 
 enum class AttentionBackend { kAuto, kFlash, kFused, kUnfused, kLocal };
 

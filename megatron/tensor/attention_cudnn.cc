@@ -183,8 +183,6 @@ void execute(Plan& plan, std::initializer_list<std::pair<Id, at::Tensor>> tensor
                  "\nhint: --attention-backend flash; CUDNN_LOGLEVEL_DBG=2 makes cuDNN print why");
 }
 
-int64_t round_up(int64_t n, int64_t multiple) { return (n + multiple - 1) / multiple * multiple; }
-
 }  // namespace
 
 std::string why_not_cudnn(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
@@ -207,25 +205,41 @@ void cudnn_attention_backward(const at::Tensor& dout, const at::Tensor& q, const
                               const at::Tensor& v, const at::Tensor& out, const at::Tensor& lse,
                               const at::Tensor& dq, const at::Tensor& dk, const at::Tensor& dv,
                               const AttentionOptions& options) {
-  const int64_t b = q.size(0),
-                scratch = q.size(1) * round_up(q.size(2), 64) * round_up(k.size(2), 128) * 2;
-  const int64_t part =
-      options.deterministic ? std::clamp<int64_t>(kAttentionScratchBytes / scratch, 1, b) : b;
-  for (int64_t first = 0; first < b; first += part) {
+  const AttentionParts parts = attention_parts(q.size(0), q.size(1), k.size(1), q.size(2), k.size(2),
+                                               options.deterministic);
+  for (int64_t first = 0; first < q.size(0); first += parts.samples) {
     const auto rows = [&](const at::Tensor& t) {
-      return t.narrow(0, first, std::min(part, b - first));
+      return t.narrow(0, first, std::min(parts.samples, q.size(0) - first));
     };
-    execute(backward_plan(rows(dout), rows(q), rows(k), rows(v), rows(out), rows(lse), rows(dq),
-                          rows(dk), rows(dv), options),
-            {{kDOut, rows(dout)},
-             {kQ, rows(q)},
-             {kK, rows(k)},
-             {kV, rows(v)},
-             {kOut, rows(out)},
-             {kLse, rows(lse)},
-             {kDQ, rows(dq)},
-             {kDK, rows(dk)},
-             {kDV, rows(dv)}});
+    const at::Tensor keys = rows(k), values = rows(v);
+    at::Tensor dkeys = rows(dk), dvalues = rows(dv);
+    for (int64_t head = 0; head < q.size(1); head += parts.heads) {
+      const auto some = [&](const at::Tensor& t) {
+        return rows(t).narrow(1, head, std::min(parts.heads, q.size(1) - head));
+      };
+      if (head == parts.heads) {  // later parts are added to the first one
+        dkeys = at::empty_like(dkeys);
+        dvalues = at::empty_like(dvalues);
+      }
+      const at::Tensor grad = some(dout), queries = some(q), result = some(out),
+                       dqueries = some(dq), part = some(lse);
+      // cuDNN asks for the strides of a tensor of its own.
+      const at::Tensor sums = part.reshape({-1}).view(part.sizes());
+      execute(backward_plan(grad, queries, keys, values, result, sums, dqueries, dkeys, dvalues,
+                            options),
+              {{kDOut, grad},
+               {kQ, queries},
+               {kK, keys},
+               {kV, values},
+               {kOut, result},
+               {kLse, sums},
+               {kDQ, dqueries},
+               {kDK, dkeys},
+               {kDV, dvalues}});
+      if (head == 0) continue;
+      rows(dk).add_(dkeys);
+      rows(dv).add_(dvalues);
+    }
   }
 }
 

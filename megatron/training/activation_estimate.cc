@@ -171,11 +171,14 @@ int64_t attention_backward_extra(const LayoutPlan& plan, const LayerSizes& z) {
   // busy; cuDNN's writes the gradient of the scores, of a part of the batch.
   const int64_t splits = ceil_div(kMultiprocessors, b * heads), queries = s / plan.context * z.a2a;
   const bool fused = z.kind == AttentionKind::kLibrary && queries % 64 == 0;
-  const int64_t samples = z.packed ? b * std::max<int64_t>(1, c.query_groups() / plan.tensor) : b;
-  const int64_t scores = b * heads / samples * round_up(queries, 64) * round_up(queries, 128) * 2;
+  // Packed projections are attended to as b x groups samples of one group each.
+  const int64_t groups = std::max<int64_t>(1, c.query_groups() / plan.tensor / (z.packed ? 1 : z.a2a));
+  const AttentionParts parts = z.packed
+      ? attention_parts(b * groups, heads / groups, 1, queries, queries, !c.fast)
+      : attention_parts(b, heads, groups, queries, queries, !c.fast);
   const int64_t copies = !plan.on_gpu       ? 0
                          : fused && c.fast ? z.q * wide  // the gradient of the queries in fp32
-                         : fused     ? std::clamp<int64_t>(kAttentionScratchBytes / scores, 1, samples) * scores
+                         : fused     ? parts.scratch_bytes
                                      : splits * b * round_up(queries, 128) * heads * round_up(c.kv_channels, 32) * 4;
   switch (z.kind) {
     case AttentionKind::kLibrary:

@@ -197,5 +197,33 @@ TEST(GpuAttentionMode, BackwardIsBitEqualInEveryRun) {
       << "the setting of the process is restored";
 }
 
+// A group's scores are too many to differentiate at once (attention_parts): heads go by twos.
+TEST(GpuAttentionMode, HeadsOfALongSampleAddUp) {
+  if (!at::hasCUDA()) GTEST_SKIP() << "no CUDA device";
+  const at::Device gpu(at::kCUDA, 0);
+  at::manual_seed(4);
+  const int64_t s = 32768, heads = 4, d = 128;
+  ASSERT_EQ(attention_parts(1, heads, 1, s, s, true).heads, 2);
+  const auto random = [&](int64_t n) { return at::randn({s, 1, n, d}).to(gpu, at::kBFloat16); };
+  const at::Tensor q = random(heads), k = random(1), v = random(1), dout = random(heads);
+  const AttentionOptions options =
+      make_options({"", s, s, 1, heads, 1, d}, AttentionBackend::kFused, false, gpu);
+  const Tensors together = attend({q, k, v}, dout, options);
+  at::Tensor dk, dv;
+  for (int64_t head = 0; head < heads; ++head) {
+    const auto one = [&](const at::Tensor& t) { return t.narrow(2, head, 1).contiguous(); };
+    const Tensors alone = attend({one(q), k, v}, one(dout), options);
+    EXPECT_TRUE(at::equal(one(together[0]), alone[0])) << "output of head " << head;
+    EXPECT_TRUE(at::equal(one(together[1]), alone[1])) << "dq of head " << head;
+    dk = head == 0 ? alone[2].to(at::kFloat) : dk + alone[2].to(at::kFloat);
+    dv = head == 0 ? alone[3].to(at::kFloat) : dv + alone[3].to(at::kFloat);
+  }
+  const auto error = [](const at::Tensor& got, const at::Tensor& want) {
+    return ((got.to(at::kFloat) - want).norm() / want.norm()).item<double>();
+  };
+  EXPECT_LT(error(together[2], dk), 4e-3);
+  EXPECT_LT(error(together[3], dv), 4e-3);
+}
+
 }  // namespace
 }  // namespace megatron

@@ -158,5 +158,25 @@ TEST(AttentionErrors, ABackendThatCannotIsRefused) {
                InternalError);
 }
 
+TEST(AttentionParts, TakesSamplesThenHeadsAtATime) {
+  const int64_t gib = int64_t{1} << 30;
+  const AttentionParts many = attention_parts(16, 4, 1, 4096, 4096, true);
+  EXPECT_EQ(many.samples, 8);
+  EXPECT_EQ(many.heads, 4);
+  EXPECT_EQ(many.scratch_bytes, gib);
+  const AttentionParts one = attention_parts(8, 4, 1, 16384, 16384, true);
+  EXPECT_EQ(one.samples, 1);
+  EXPECT_EQ(one.heads, 4);
+  const AttentionParts divided = attention_parts(8, 4, 1, 32768, 32768, true);
+  EXPECT_EQ(divided.samples, 1);
+  EXPECT_EQ(divided.heads, 2);
+  EXPECT_EQ(divided.scratch_bytes, 4 * gib);
+  EXPECT_EQ(attention_parts(1, 8, 2, 32768, 32768, true).heads, 8) << "of several groups";
+  const AttentionParts any_order = attention_parts(8, 4, 1, 32768, 32768, false);
+  EXPECT_EQ(any_order.samples, 8);
+  EXPECT_EQ(any_order.heads, 4);
+  EXPECT_EQ(any_order.scratch_bytes, 0);
+}
+
 }  // namespace
 }  // namespace megatron
