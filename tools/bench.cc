@@ -270,8 +270,12 @@ int bench_train(const Arguments& arguments, const BenchConfig& config, const Job
   if (config.bench_floor) {
     MEGATRON_CHECK(job.groups.world.size() == job.groups.dp.size(),
                    "--bench-floor knows steps without tensor, pipeline and context parallelism");
-    measured.floor = step_floor(arguments, vocabulary, step_options(arguments, 0).num_microbatches,
-                                model.num_parameters(), device, config.bench_seconds);
+    int64_t updated = 0;
+    for (const DistributedDataParallel* store : model.stores()) {
+      for (const FlatShard& shard : store->shards()) updated += shard.trained() ? shard.values.numel() : 0;
+    }
+    measured.floor = step_floor(arguments, vocabulary, step_options(arguments, 0).num_microbatches, updated,
+                                device, config.bench_seconds);
   }
   const int ranks = job.groups.world.size();
   const IterationTokens work = IterationTokens::unpacked(

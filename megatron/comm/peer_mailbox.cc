@@ -14,17 +14,17 @@ constexpr int64_t kWordBytes = 4;
 constexpr int64_t kAlignedWords = 64;  // parts start at multiples of 256 bytes
 
 int64_t aligned(int64_t words) { return (words + kAlignedWords - 1) / kAlignedWords * kAlignedWords; }
+int64_t words_of_part(int64_t bytes) { return aligned((bytes + kWordBytes - 1) / kWordBytes); }
 int64_t signal_words(int64_t group_size) { return aligned(2 * PeerMailbox::kSlots * group_size); }
 
 }  // namespace
 
 int64_t PeerMailbox::memory_bytes(int64_t group_size, int64_t part_bytes) {
-  const int64_t part = aligned((part_bytes + kWordBytes - 1) / kWordBytes);
-  return kWordBytes * (signal_words(group_size) + kSlots * group_size * part);
+  return kWordBytes * (signal_words(group_size) + kSlots * group_size * words_of_part(part_bytes));
 }
 
 void PeerMailbox::open(at::Device device, int64_t part_bytes) {
-  const int64_t part_words = aligned((part_bytes + kWordBytes - 1) / kWordBytes);
+  const int64_t part_words = words_of_part(part_bytes);
   if (group_.size() == 1 || !obstacle_.empty() || part_words <= part_words_) return;
   MEGATRON_ASSERT(opened_ == closed_, "a mailbox is opened for larger parts in the middle of an exchange");
   memory_ = at::zeros({memory_bytes(group_.size(), part_bytes) / kWordBytes}, at::TensorOptions().dtype(at::kInt).device(device));
@@ -40,6 +40,16 @@ bool PeerMailbox::fits(const at::Tensor& part) const {
   const auto bytes = static_cast<int64_t>(part.nbytes());
   return peers_ && bytes > 0 && bytes % kWordBytes == 0 && bytes / kWordBytes <= part_words_ &&
          part.device().type() == memory_.device().type();
+}
+
+void PeerMailbox::postpone(double flops, std::function<void()> work) {
+  postponed_flops_ += flops;
+  postponed_.push_back(std::move(work));
+}
+
+void PeerMailbox::run_postponed() {
+  postponed_flops_ = 0.0;
+  for (const std::function<void()>& work : std::exchange(postponed_, {})) work();
 }
 
 PeerExchange::PeerExchange(PeerMailbox& mailbox, const at::Tensor& part)
@@ -96,6 +106,7 @@ void PeerExchange::post(int to, const at::Tensor& part) {
 }
 
 at::Tensor PeerExchange::part(int from) {
+  mailbox_.run_postponed();
   if (from == mailbox_.group_.rank()) {
     MEGATRON_ASSERT(own_ != nullptr, "a rank's own part was not posted");
     own_->wait();

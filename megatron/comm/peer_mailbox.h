@@ -20,6 +20,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -44,6 +45,12 @@ class PeerMailbox {
   bool fits(const at::Tensor& part) const;
   const std::string& obstacle() const { return obstacle_; }  // why open() could not
 
+  // Work for the current stream that nothing here waits for, `flops` of products: it runs where an exchange first waits for a
+  // part, and hides its way, or in run_postponed(), which whoever postpones sees to. It may hold one exchange open.
+  void postpone(double flops, std::function<void()> work);
+  double postponed_flops() const { return postponed_flops_; }
+  void run_postponed();
+
  private:
   friend class PeerExchange;
 
@@ -54,6 +61,8 @@ class PeerMailbox {
   int64_t opened_ = 0;      // exchanges
   int64_t closed_ = 0;      // all those before
   std::vector<int64_t> closed_early_;
+  std::vector<std::function<void()>> postponed_;
+  double postponed_flops_ = 0.0;
   std::string obstacle_;
 };
 

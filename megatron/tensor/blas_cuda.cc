@@ -66,8 +66,19 @@ BlasProduct product_of(const at::Tensor& a, const at::Tensor& b, const at::Tenso
   return product;
 }
 
+bool is_like(const at::Tensor& a, const at::Tensor& b) {
+  return a.scalar_type() == b.scalar_type() && a.sizes() == b.sizes() && a.strides() == b.strides();
+}
+
+// The product is added to this, where it is defined.
+void add_to(const at::Tensor& addend, BlasOperands& operands) {
+  if (!addend.defined()) return;
+  operands.c = addend.const_data_ptr();
+  operands.beta = 1.0f;
+}
+
 void multiply(BlasProduct product, BlasOperands operands, const at::Tensor& like) {
-  product.alignment = common_alignment({operands.a, operands.b, operands.d, operands.bias});
+  product.alignment = common_alignment({operands.a, operands.b, operands.d, operands.bias, operands.c});
   struct Known {
     explicit Known(const BlasProduct& p) : plan(p), algorithm(choose_algorithm(p, plan)) {}
     BlasPlan plan;
@@ -87,18 +98,19 @@ void multiply(BlasProduct product, BlasOperands operands, const at::Tensor& like
 }  // namespace
 
 bool blas_forward(const at::Tensor& x, const at::Tensor& w, const at::Tensor& bias,
-                  const at::Tensor& y) {
+                  const at::Tensor& addend, const at::Tensor& y) {
   if (!fits(x, w)) return false;
+  if (addend.defined() && !is_like(addend, y)) return false;
   if (bias.defined() && (bias.scalar_type() != x.scalar_type() || !bias.is_contiguous()))
     return false;
   BlasProduct product = product_of(w, x, y);
   product.transpose_a = true;
   product.k = x.size(1);
   product.bias = bias.defined();
-  multiply(product,
-           {w.const_data_ptr(), x.const_data_ptr(), y.data_ptr(),
-            bias.defined() ? bias.const_data_ptr() : nullptr},
-           y);
+  BlasOperands operands = {w.const_data_ptr(), x.const_data_ptr(), y.data_ptr(),
+                           bias.defined() ? bias.const_data_ptr() : nullptr};
+  add_to(addend, operands);
+  multiply(product, operands, y);
   return true;
 }
 
@@ -124,7 +136,7 @@ bool blas_wide_weight_grad(const at::Tensor& dy, const at::Tensor& x, const at::
 }
 
 void blas_quantized(const QuantizedMatrix& a, const QuantizedMatrix& b, const at::Tensor& d,
-                    const at::Tensor& bias, double beta, bool fast) {
+                    const at::Tensor& bias, const at::Tensor& addend, double beta, bool fast) {
   const cudaDeviceProp* properties = at::cuda::getDeviceProperties(d.get_device());
   MEGATRON_CHECK(properties->major * 10 + properties->minor >= 89, "FP8 products need a GPU of compute capability 8.9 or more, ",
                  properties->name, " has ", properties->major, ".", properties->minor,
@@ -147,6 +159,8 @@ void blas_quantized(const QuantizedMatrix& a, const QuantizedMatrix& b, const at
   operands.d = d.data_ptr();
   operands.bias = bias.defined() ? bias.const_data_ptr() : nullptr;
   operands.beta = static_cast<float>(beta);
+  MEGATRON_ASSERT(!addend.defined() || (beta == 0.0 && is_like(addend, d)), "an FP8 product is added to another kind of matrix");
+  add_to(addend, operands);
   operands.scale_a = inverse_scale(b);
   operands.scale_b = inverse_scale(a);
   multiply(product, operands, d);

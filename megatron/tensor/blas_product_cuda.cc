@@ -378,8 +378,9 @@ cublasStatus_t BlasPlan::run(const cublasLtMatmulAlgo_t& algorithm, const BlasOp
     }
   }
   const float alpha = 1.0f;
+  const void* c = operands.c != nullptr ? operands.c : operands.d;
   return cublasLtMatmul(at::cuda::getCurrentCUDABlasLtHandle(), operation_, &alpha, operands.a, a_,
-                        operands.b, b_, &operands.beta, operands.d, d_, operands.d, d_, &algorithm,
+                        operands.b, b_, &operands.beta, c, d_, operands.d, d_, &algorithm,
                         workspace, kBlasWorkspaceBytes, stream);
 }
 

@@ -18,24 +18,28 @@ at::Tensor as_matrix(const at::Tensor& x) { return x.reshape({-1, x.size(-1)}); 
 
 }  // namespace
 
-at::Tensor linear_forward(const at::Tensor& x, const at::Tensor& w, const at::Tensor& bias) {
+at::Tensor linear_forward(const at::Tensor& x, const at::Tensor& w, const at::Tensor& bias,
+                          const at::Tensor& addend) {
   std::vector<int64_t> shape = x.sizes().vec();
   shape.back() = w.size(0);
   at::Tensor y = at::empty(shape, x.options().requires_grad(false));
-  linear_forward_into(x, w, bias, y);
+  linear_forward_into(x, w, bias, y, addend);
   return y;
 }
 
 void linear_forward_into(const at::Tensor& x, const at::Tensor& w, const at::Tensor& bias,
-                         at::Tensor y) {
+                         at::Tensor y, const at::Tensor& addend) {
   const at::NoGradGuard no_grad;
   check_shape("linear weight", w, {-1, x.size(-1)});
+  MEGATRON_ASSERT(!addend.defined() || addend.sizes() == y.sizes(), "a product of ", y.sizes(), " is added to ", addend.sizes());
   use_wide_blas_reductions();
   const at::Tensor rows = as_matrix(x), shift = bias.defined() ? bias.to(w.scalar_type()) : bias;
   if (bias.defined()) check_shape("linear bias", bias, {w.size(0)});
   at::Tensor out = y.view({rows.size(0), w.size(0)});
-  if (x.is_cuda() && blas_forward(rows, w, shift, out)) return;
+  const at::Tensor summand = addend.defined() ? addend.reshape(out.sizes()) : addend;
+  if (x.is_cuda() && blas_forward(rows, w, shift, summand, out)) return;
   bias.defined() ? at::addmm_out(out, shift, rows, w.t()) : at::mm_out(out, rows, w.t());
+  if (addend.defined()) out.add_(summand);
 }
 
 at::Tensor linear_input_grad(const at::Tensor& dy, const at::Tensor& w) {

@@ -13,15 +13,17 @@ namespace megatron {
 // Nothing on the CPU.
 void tune_gemms(const std::string& folder);
 
-// y = x w^T (+ bias).   x [..., k], w [n, k], bias [n] or undefined; returns [..., n].
-at::Tensor linear_forward(const at::Tensor& x, const at::Tensor& w, const at::Tensor& bias);
+// y = x w^T (+ bias) (+ addend).   x [..., k], w [n, k], bias [n] or undefined, addend [..., n] of x's
+// type or undefined; returns [..., n]. On CUDA the sum is rounded once.
+at::Tensor linear_forward(const at::Tensor& x, const at::Tensor& w, const at::Tensor& bias,
+                          const at::Tensor& addend = {});
 
 // dx = dy w.   dy [..., n], w [n, k]; returns [..., k].
 at::Tensor linear_input_grad(const at::Tensor& dy, const at::Tensor& w);
 
 // The same, written to y [..., n] and dx [..., k], which are contiguous and of the operands' type.
 void linear_forward_into(const at::Tensor& x, const at::Tensor& w, const at::Tensor& bias,
-                         at::Tensor y);
+                         at::Tensor y, const at::Tensor& addend = {});
 void linear_input_grad_into(const at::Tensor& dy, const at::Tensor& w, at::Tensor dx);
 
 // target = beta * target + dy^T x.   dy [..., n], x [..., k], target [n, k], fp32 (or the operands'

@@ -159,19 +159,32 @@ at::Tensor dequantize(const QuantizedMatrix& matrix) {
   throw InternalError("internal error: unknown layout of scales");
 }
 
+QuantizedTensor quantize_operand(const at::Tensor& x, OperandRole role,
+                                 const QuantizationOptions& options, Orientations wanted,
+                                 const TensorScale& by) {
+  MEGATRON_ASSERT(options.enabled(), "an operand without a recipe");
+  if (options.recipe == QuantizationRecipe::kNvfp4) return quantize_nvfp4(x, role, wanted);
+  if (options.recipe == QuantizationRecipe::kBlockwise)
+    return quantize_blocks(x, options.type(role), wanted, role == OperandRole::kWeight);
+  return quantize_tensor(x, options.type(role), wanted, by);
+}
+
 at::Tensor quantized_product(const QuantizedMatrix& a, const QuantizedMatrix& b,
-                             at::ScalarType type, const at::Tensor& bias, bool fast) {
+                             at::ScalarType type, const at::Tensor& bias, bool fast,
+                             const at::Tensor& addend) {
   const at::NoGradGuard no_grad;
   check_product(a, b);
   if (bias.defined()) check_shape("bias of a quantised product", bias, {b.codes.size(0)});
   if (a.codes.is_cuda() && !is_emulated(a)) {
     const at::Tensor out =
         at::empty({a.codes.size(0), b.codes.size(0)}, a.codes.options().dtype(type));
-    blas_quantized(a, b, out, bias.defined() ? bias.to(type) : bias, 0.0, fast);
+    blas_quantized(a, b, out, bias.defined() ? bias.to(type) : bias,
+                   addend.defined() ? addend.reshape(out.sizes()) : addend, 0.0, fast);
     return out;
   }
   at::Tensor out = plain_product(a, b);
   if (bias.defined()) out.add_(bias);
+  if (addend.defined()) out.add_(addend.reshape(out.sizes()));
   return out.to(type);
 }
 
@@ -183,7 +196,7 @@ void quantized_product_into(const QuantizedMatrix& a, const QuantizedMatrix& b,
   MEGATRON_ASSERT(target.scalar_type() == at::kFloat && target.is_contiguous(),
                   "the target of a quantised product is fp32 and contiguous");
   if (a.codes.is_cuda() && !is_emulated(a))
-    return blas_quantized(a, b, target, {}, beta, /*fast=*/false);
+    return blas_quantized(a, b, target, {}, {}, beta, /*fast=*/false);
   const at::Tensor product = plain_product(a, b);
   if (beta == 0.0) {
     target.copy_(product);

@@ -51,6 +51,19 @@ QuantizedTensor quantize_tensor(const at::Tensor& x, at::ScalarType type, Orient
 QuantizedTensor quantize_blocks(const at::Tensor& x, at::ScalarType type, Orientations wanted,
                                 bool square);
 
+// NVFP4, emulated: `codes` are bf16 values of E2M1 times E4M3, which hold them exactly; the scale
+// is the tensor's. Blocks of 16 along the sum, 16 x 16 of a weight. Input and gradient are summed
+// over rows in a basis that spreads outliers (a Hadamard transform of 16 neighbours, the same for
+// both), and gradients are rounded at random, by a hash of place and value: the same bits in every
+// run.
+QuantizedTensor quantize_nvfp4(const at::Tensor& x, OperandRole role, Orientations wanted);
+
+// One of the three above, as the recipe of `options` asks for an operand of that role; `by` where it
+// has one scale.
+QuantizedTensor quantize_operand(const at::Tensor& x, OperandRole role,
+                                 const QuantizationOptions& options, Orientations wanted,
+                                 const TensorScale& by = {});
+
 // The codes of activate(x), or with `dy` of its gradient (activation_backward), without the tensor
 // itself; the same bits as in two steps. Gated activations, by a scale that is given, or with no
 // scale by blocks of 128.
@@ -69,22 +82,17 @@ QuantizedNorm quantize_norm(Normalization kind, const at::Tensor& x, const at::T
                             const at::Tensor& bias, double eps, bool zero_centered,
                             at::ScalarType type, Orientations wanted, const TensorScale& by);
 
-// NVFP4, emulated: `codes` are bf16 values of E2M1 times E4M3, which hold them exactly; the scale
-// is the tensor's. Blocks of 16 along the sum, 16 x 16 of a weight. Input and gradient are summed
-// over rows in a basis that spreads outliers (a Hadamard transform of 16 neighbours, the same for
-// both), and gradients are rounded at random, by a hash of place and value: the same bits in every
-// run.
-QuantizedTensor quantize_nvfp4(const at::Tensor& x, OperandRole role, Orientations wanted);
-
 // The values that the codes stand for, fp32.
 at::Tensor dequantize(const QuantizedMatrix& matrix);
 
-// a b^T (+ bias).   a [m, k], b [n, k], bias [n] in `type` or undefined; returns [m, n] in `type`.
+// a b^T (+ bias) (+ addend).   a [m, k], b [n, k], bias [n] and addend [..., n] in `type` or undefined;
+// returns [m, n] in `type`, rounded once.
 // `fast`: sums in the tensor cores' own width (about 14 bits) as far as they reach, which
 // Transformer Engine takes for forward products; else in fp32 throughout. The CPU always sums in
 // fp32.
 at::Tensor quantized_product(const QuantizedMatrix& a, const QuantizedMatrix& b,
-                             at::ScalarType type, const at::Tensor& bias, bool fast);
+                             at::ScalarType type, const at::Tensor& bias, bool fast,
+                             const at::Tensor& addend = {});
 
 // target = beta * target + a b^T.   target [m, n] fp32, contiguous.
 void quantized_product_into(const QuantizedMatrix& a, const QuantizedMatrix& b,

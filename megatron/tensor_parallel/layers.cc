@@ -1,5 +1,7 @@
 #include "megatron/tensor_parallel/layers.h"
 
+#include <torch/csrc/autograd/engine.h>
+
 #include <functional>
 
 #include "megatron/base/check.h"
@@ -57,6 +59,16 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
+// Note [Postponed weight gradients]
+// Between an exchange of rows and the next one in the backward there is not always a product that
+// hides it. A weight gradient has time: it waits for the next exchange of the mailbox, whose way it
+// hides, or for the end of the backward. Its operands, one of them in a slot of the mailbox, wait with it.
+void postpone_weight_grad(LinearState& state, const at::Tensor& dy, std::function<at::Tensor()> x) {
+  const double flops = 2.0 * static_cast<double>(dy.numel()) * static_cast<double>(state.weight->local_shape[1]);
+  state.mailbox->postpone(flops, [&weight = *state.weight, dy, x = std::move(x)] { accumulate_weight_grad(weight, dy, x); });
+  torch::autograd::Engine::get_default_engine().queue_callback([mailbox = state.mailbox] { mailbox->run_postponed(); });
+}
+
 template <class State>
 State* saved_state(AutogradContext* context) {
   return reinterpret_cast<State*>(context->saved_data["state"].toInt());
@@ -64,8 +76,8 @@ State* saved_state(AutogradContext* context) {
 
 // X A^T + b, and what an adapter adds.
 at::Tensor product(const LinearState& state, const at::Tensor& x, const at::Tensor& weight,
-                   const at::Tensor& bias) {
-  const at::Tensor y = linear_forward(x, weight, bias);
+                   const at::Tensor& bias, const at::Tensor& residual = {}) {
+  const at::Tensor y = linear_forward(x, weight, bias, residual);
   if (state.lora != nullptr) state.lora->add_output(x, y);
   return y;
 }
@@ -100,28 +112,32 @@ struct ColumnFunction : torch::autograd::Function<ColumnFunction> {
     const at::Tensor dy = grads[0].contiguous();
     at::Tensor dx;
     at::ScalarType type;
-    std::optional<GatheredRows> input;  // for the weight gradient, if that comes next; under the product
+    std::shared_ptr<GatheredRows> input;  // for the weight gradient, if that is not deferred; under the product
     {
       const AcquiredValue weight(state.weight);
       type = weight.value().scalar_type();
       if (state.sequence_parallel && state.weight->trainable && !state.weight->store->defers())
-        input.emplace(linear_input(state, saved, type), *state.tp, state.mailbox.get());
+        input = std::make_shared<GatheredRows>(linear_input(state, saved, type), *state.tp, state.mailbox.get());
       dx = linear_input_grad(dy, weight.value());
     }
     at::Tensor inner;  // gradient between the two matrices of the adapter
     if (state.lora != nullptr) inner = state.lora->add_input_grad(dy, dx);
-    const std::shared_ptr<Work> reduction = sum_over_ranks(state, dx);  // runs under the weight gradient
+    const std::shared_ptr<Work> reduction = sum_over_ranks(state, dx);  // runs under a weight gradient
     const auto whole_input = [&state, saved, type] {
       return gathered(state, linear_input(state, saved, type));
     };
-    if (input) {
+    const bool postponed = input && input->in_parts() && state.mailbox->postponed_flops() >= flops_of_copies(dx, *state.tp);
+    if (postponed) {
+      reduction->wait();  // runs what another layer postponed
+      postpone_weight_grad(state, dy, [input] { return input->wait(); });
+    } else if (input) {
       accumulate_weight_grad(*state.weight, dy, [&input] { return input->wait(); });
     } else {
       accumulate_weight_grad(*state.weight, dy, whole_input);
     }
     if (state.lora != nullptr) state.lora->accumulate_grads(dy, inner, whole_input);
     accumulate_bias_grad(state.bias, dy);
-    if (reduction) reduction->wait();
+    if (reduction && !postponed) reduction->wait();
     const at::Tensor& beside = grads[1];  // undefined when nothing goes around the layer
     if (state.norm != nullptr) {
       dx = norm_backward(*state.norm, dx, saved[0], saved[1], saved[2], beside);
@@ -140,23 +156,28 @@ struct ColumnFunction : torch::autograd::Function<ColumnFunction> {
   }
 };
 
-// Y = sum over ranks of X_r A_r^T, + b.
+// Y = sum over ranks of X_r A_r^T, + b, + residual.
 struct RowFunction : torch::autograd::Function<RowFunction> {
-  static at::Tensor forward(AutogradContext* context, const at::Tensor& input, const at::Tensor&,
-                            LinearState* state) {
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& input,
+                            const std::optional<at::Tensor>& residual, const at::Tensor&, LinearState* state) {
     const AcquiredValue weight(state->weight), bias(state->bias);
     context->saved_data["state"] = reinterpret_cast<int64_t>(state);
+    context->saved_data["residual"] = residual.has_value();
     context->save_for_backward({input});
     const at::Tensor x = activated(*state, input);
-    if (state->tp->size() == 1) return product(*state, x, weight.value(), bias.value());
+    if (state->tp->size() == 1) return product(*state, x, weight.value(), bias.value(), residual.value_or(at::Tensor()));
     at::Tensor y;
     if (state->sequence_parallel && state->lora == nullptr && state->tp->size() <= kMaxSumParts) {
-      y = scattered_linear_forward(x, weight.value(), *state->tp, state->mailbox.get());
+      const bool together = residual && !bias.value().defined() && state->tp->size() < kMaxSumParts;
+      y = scattered_linear_forward(x, weight.value(), *state->tp, state->mailbox.get(),
+                                   together ? *residual : at::Tensor());
+      if (together) return y;
     } else {
       y = product(*state, x, weight.value(), at::Tensor());
       sum_over_ranks(*state, y)->wait();
     }
-    return bias.value().defined() ? y.add_(bias.value()) : y;
+    if (bias.value().defined()) y.add_(bias.value());
+    return residual ? y.add_(*residual) : y;
   }
 
   static variable_list backward(AutogradContext* context, variable_list grads) {
@@ -165,12 +186,12 @@ struct RowFunction : torch::autograd::Function<RowFunction> {
     accumulate_bias_grad(state.bias,
                          grads[0].contiguous());  // a partial sum with sequence_parallel
     at::Tensor dy = grads[0].contiguous(), dx;
-    std::optional<GatheredRows> rows;
+    std::shared_ptr<GatheredRows> rows;
     {
       const AcquiredValue weight(state.weight);
       if (state.sequence_parallel) {
         // What a deferred weight gradient keeps is no memory of the mailbox.
-        rows.emplace(dy, *state.tp, state.weight->store->defers() ? nullptr : state.mailbox.get());
+        rows = std::make_shared<GatheredRows>(dy, *state.tp, state.weight->store->defers() ? nullptr : state.mailbox.get());
         dx = gathered_linear_input_grad(*rows, weight.value(), *state.tp);
         dy = rows->wait();
       } else {
@@ -181,12 +202,16 @@ struct RowFunction : torch::autograd::Function<RowFunction> {
     if (state.lora != nullptr) inner = state.lora->add_input_grad(dy, dx);
     {
       const at::Tensor x = activated(state, input);
-      accumulate_weight_grad(*state.weight, dy, [x] { return x; });
+      if (rows && rows->in_parts() && state.weight->trainable) {
+        postpone_weight_grad(state, dy, [rows, x] { return x; });
+      } else {
+        accumulate_weight_grad(*state.weight, dy, [x] { return x; });
+      }
       if (state.lora != nullptr) state.lora->accumulate_grads(dy, inner, [x] { return x; });
     }
     if (state.input_activation)
       dx = activation_backward(dx, input, *state.input_activation, state.activation_offset);
-    return {dx, at::Tensor(), at::Tensor()};
+    return {dx, residual_grad(context, grads[0]), at::Tensor(), at::Tensor()};
   }
 
  private:
@@ -350,9 +375,9 @@ RowParallelLinear::RowParallelLinear(std::string name, int64_t input_size, int64
 
 RowParallelLinear::~RowParallelLinear() = default;
 
-at::Tensor RowParallelLinear::forward(const at::Tensor& x) {
-  if (impl_->state.quantization.enabled()) return quantized_row_forward(x, impl_->state);
-  return RowFunction::apply(x.contiguous(), anchor(), &impl_->state);
+at::Tensor RowParallelLinear::forward(const at::Tensor& x, const at::Tensor& residual) {
+  if (impl_->state.quantization.enabled()) return quantized_row_forward(x, residual, impl_->state);
+  return RowFunction::apply(x.contiguous(), optional_residual(residual), anchor(), &impl_->state);
 }
 
 }  // namespace megatron

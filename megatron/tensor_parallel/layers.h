@@ -94,7 +94,8 @@ class RowParallelLinear : public Module {
   RowParallelLinear(std::string name, int64_t input_size, int64_t output_size,
                     const LinearOptions& options, const ParallelGroups& groups);
   ~RowParallelLinear() override;
-  at::Tensor forward(const at::Tensor& x);
+  // `residual`, shaped as the result and of the weight's type, or undefined: is added.
+  at::Tensor forward(const at::Tensor& x, const at::Tensor& residual = {});
 
  private:
   struct Impl;

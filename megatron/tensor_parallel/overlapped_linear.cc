@@ -29,6 +29,7 @@ template <class Multiply>
 void own_rows_first(GatheredRows& rows, const ProcessGroup& tp, int64_t columns, const Multiply& multiply) {
   const int t = tp.size(), own = tp.rank();
   const int64_t count = rows.own().size(0), begin = own * count;
+  if (rows.hidden()) return multiply(rows.wait(), 0, count * t);
   multiply(rows.own(), begin, count);
   if (rows.in_parts() && columns < kColumnsOfCopy * (t - 1)) {
     for (int step = 1; step < t; ++step) {
@@ -43,8 +44,12 @@ void own_rows_first(GatheredRows& rows, const ProcessGroup& tp, int64_t columns,
 
 }  // namespace
 
+double flops_of_copies(const at::Tensor& part, const ProcessGroup& tp) {
+  return 2.0 * static_cast<double>(kColumnsOfCopy * (tp.size() - 1)) * static_cast<double>(part.numel());
+}
+
 GatheredRows::GatheredRows(const at::Tensor& x, const ProcessGroup& tp, PeerMailbox* mailbox, bool with_own)
-    : tp_(tp), own_(x.contiguous()) {
+    : tp_(tp), mailbox_(mailbox), with_own_(with_own), own_(x.contiguous()) {
   if (mailbox != nullptr && mailbox->fits(own_)) {
     exchange_.emplace(*mailbox, own_);
     for (int step = 1; step <= tp.size() - (with_own ? 0 : 1); ++step) exchange_->post((tp.rank() + step) % tp.size(), own_);
@@ -52,6 +57,10 @@ GatheredRows::GatheredRows(const at::Tensor& x, const ProcessGroup& tp, PeerMail
   }
   whole_ = at::empty(with_first(x, x.size(0) * tp.size(), x.size(-1)), x.options());
   work_ = tp.all_gather(whole_, own_);
+}
+
+bool GatheredRows::hidden() const {
+  return exchange_ && with_own_ && mailbox_->postponed_flops() >= flops_of_copies(own_, tp_);
 }
 
 at::Tensor GatheredRows::wait(int first_rank, int count) {
@@ -74,11 +83,12 @@ void ScatteredRows::send(int to, const at::Tensor& rows) {
   works_.push_back(tp_.all_to_all(parts_[from], std::move(received), rows, std::move(sent)));
 }
 
-void ScatteredRows::finish(const at::Tensor& own, const at::Tensor& sum) {
+void ScatteredRows::finish(const at::Tensor& own, const at::Tensor& sum, const at::Tensor& addend) {
   for (const std::shared_ptr<Work>& work : works_) work->wait();
   for (int rank = 0; exchange_ && rank < tp_.size(); ++rank)
     if (rank != tp_.rank()) parts_[rank] = exchange_->part(rank);
   parts_[tp_.rank()] = own;
+  if (addend.defined()) parts_.push_back(addend.contiguous());
   for (at::Tensor& part : parts_) part = part.view({-1});
   sum_parts(parts_, sum.view({-1}), /*accumulate=*/false);
   if (exchange_) exchange_->close();
@@ -131,7 +141,8 @@ at::Tensor gathered_linear_input_grad(GatheredRows& dy, const at::Tensor& w, con
 }
 
 at::Tensor scattered_linear_forward(const at::Tensor& x, const at::Tensor& w,
-                                    const ProcessGroup& tp, PeerMailbox* mailbox) {
+                                    const ProcessGroup& tp, PeerMailbox* mailbox,
+                                    const at::Tensor& addend) {
   const int t = tp.size(), own = tp.rank();
   MEGATRON_ASSERT(x.size(0) % t == 0, "dimension 0 of size ", x.size(0), " over ", t, " ranks");
   const int64_t count = x.size(0) / t;
@@ -143,7 +154,7 @@ at::Tensor scattered_linear_forward(const at::Tensor& x, const at::Tensor& w,
     if (!rows) rows.emplace(product, tp, mailbox);
     if (to != own) rows->send(to, product);
   }
-  rows->finish(product, product);
+  rows->finish(product, product, addend);
   return product;
 }
 

@@ -26,16 +26,23 @@ class GatheredRows {
   const at::Tensor& own() const { return own_; }
   // Whether the ranks' rows arrive one after the other, those of the ranks before this one first.
   bool in_parts() const { return exchange_.has_value(); }
+  // Whether what was postponed takes as long as the way of the others' rows, of which this rank's are part then.
+  bool hidden() const;
   // The rows of `count` ranks.
   at::Tensor wait(int first_rank, int count);
   at::Tensor wait() { return wait(0, tp_.size()); }
 
  private:
   const ProcessGroup& tp_;
+  const PeerMailbox* const mailbox_;
+  const bool with_own_;
   at::Tensor own_, whole_;
   std::shared_ptr<Work> work_;
   std::optional<PeerExchange> exchange_;
 };
+
+// Operations of bf16 products that take as long as the way of `part` to each other rank.
+double flops_of_copies(const at::Tensor& part, const ProcessGroup& tp);
 
 // A sum over the ranks, at most kMaxSumParts, under way; each rank gets its rows.
 class ScatteredRows {
@@ -44,8 +51,9 @@ class ScatteredRows {
   ScatteredRows(const at::Tensor& rows, const ProcessGroup& tp, PeerMailbox* mailbox);
   // This rank's summand of another rank's rows: of the ranks behind this one in turn.
   void send(int to, const at::Tensor& rows);
-  // Summed in fp32 (fp64), in the order of the ranks, and rounded once. `sum` may be `own`.
-  void finish(const at::Tensor& own, const at::Tensor& sum);
+  // Summed in fp32 (fp64), in the order of the ranks and `addend`, if that is defined, behind them, and rounded once. `sum` may
+  // be `own`.
+  void finish(const at::Tensor& own, const at::Tensor& sum, const at::Tensor& addend = {});
 
  private:
   const ProcessGroup& tp_;
@@ -69,10 +77,11 @@ at::Tensor gathered_linear_forward(const at::Tensor& x, const at::Tensor& w, con
 at::Tensor gathered_linear_input_grad(GatheredRows& dy, const at::Tensor& w,
                                       const ProcessGroup& tp);
 
-// This rank's rows of the sum of x w^T over the ranks. x [s, ..., k], w [n, k]; returns
-// [s/t, ..., n]. At most kMaxSumParts ranks.
+// This rank's rows of the sum of x w^T over the ranks, + addend, if that is defined. x [s, ..., k],
+// w [n, k]; addend and what is returned [s/t, ..., n]. At most kMaxSumParts ranks and addends.
 // Communication: the rows of every other rank go there, under the product of the next ones.
 at::Tensor scattered_linear_forward(const at::Tensor& x, const at::Tensor& w,
-                                    const ProcessGroup& tp, PeerMailbox* mailbox);
+                                    const ProcessGroup& tp, PeerMailbox* mailbox,
+                                    const at::Tensor& addend = {});
 
 }  // namespace megatron

@@ -105,22 +105,17 @@ class OperandScaling {
 
   QuantizedTensor quantize(const at::Tensor& x, Orientations wanted) const {
     check_alignment(x);
-    const QuantizationOptions& options = state_.quantization;
-    const at::ScalarType type = options.type(role_);
-    if (options.recipe == QuantizationRecipe::kBlockwise)
-      return quantize_blocks(x, type, wanted, role_ == OperandRole::kWeight);
-    if (options.recipe == QuantizationRecipe::kNvfp4) return quantize_nvfp4(x, role_, wanted);
     TensorScale by;
     if (earlier_.defined()) {
       by.scale = earlier_;
     } else if (by_own_values_) {
       by.amax = measured_;
       by.new_amax = slot_;
-    } else {
+    } else if (scales_ != nullptr) {
       by.scale = scales_->state.select(0, static_cast<int64_t>(role_));
       if (!recorded_) by.new_amax = slot_;
     }
-    return quantize_tensor(x, type, wanted, by);
+    return quantize_operand(x, role_, state_.quantization, wanted, by);
   }
 
  private:
@@ -186,11 +181,11 @@ QuantizedTensor weight_codes(LinearState& state, const at::Tensor& value, Orient
 
 at::Tensor multiply(const LinearState& state, const QuantizedMatrix& a, const QuantizedMatrix& b,
                     at::IntArrayRef leading, at::ScalarType type, const at::Tensor& bias,
-                    bool forward) {
+                    bool forward, const at::Tensor& addend = {}) {
   std::vector<int64_t> shape = leading.vec();
   shape.back() = b.codes.size(0);
   const bool fast = forward && state.quantization.recipe != QuantizationRecipe::kBlockwise;
-  return quantized_product(a, b, type, bias, fast).view(shape);
+  return quantized_product(a, b, type, bias, fast, addend).view(shape);
 }
 
 // Whether the weight gradient multiplies codes that wait for the backward.
@@ -348,12 +343,14 @@ struct QuantizedColumnFunction : torch::autograd::Function<QuantizedColumnFuncti
 struct QuantizedRowFunction : torch::autograd::Function<QuantizedRowFunction> {
   // Saves what an activation inside was applied to; the input in codes and their scale, or as it
   // was.
-  static at::Tensor forward(AutogradContext* context, const at::Tensor& before, const at::Tensor&,
-                            LinearState* pointer, bool recording) {
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& before,
+                            const std::optional<at::Tensor>& residual, const at::Tensor&, LinearState* pointer,
+                            bool recording) {
     LinearState& state = *pointer;
     const AcquiredValue weight(state.weight), bias(state.bias);
     const at::ScalarType type = weight.value().scalar_type();
     context->saved_data["state"] = reinterpret_cast<int64_t>(pointer);
+    context->saved_data["residual"] = residual.has_value();
     OperandScaling scaling(state, OperandRole::kInput, recording);
     const bool keep = recording && row_keeps_codes(state);
     QuantizedTensor codes;
@@ -371,7 +368,7 @@ struct QuantizedRowFunction : torch::autograd::Function<QuantizedRowFunction> {
     const bool alone = state.tp->size() == 1;
     at::Tensor y = multiply(state, codes.rows, weights.rows, before.sizes(), type,
                             alone ? bias.value() : at::Tensor(),
-                            /*forward=*/true);
+                            /*forward=*/true, alone ? residual.value_or(at::Tensor()) : at::Tensor());
     if (recording) {
       const bool save_before =
           state.input_activation.has_value() || (!keep && state.weight->trainable);
@@ -381,7 +378,8 @@ struct QuantizedRowFunction : torch::autograd::Function<QuantizedRowFunction> {
     }
     if (alone) return y;
     sum_over_ranks(state, y)->wait();
-    return bias.value().defined() ? y.add_(bias.value()) : y;
+    if (bias.value().defined()) y.add_(bias.value());
+    return residual ? y.add_(*residual) : y;
   }
 
   static variable_list backward(AutogradContext* context, variable_list grads) {
@@ -404,13 +402,14 @@ struct QuantizedRowFunction : torch::autograd::Function<QuantizedRowFunction> {
                  ? activation_forward(before, *state.input_activation, state.activation_offset)
                  : before;
     });
-    if (!state.input_activation) return {dx, at::Tensor(), at::Tensor(), at::Tensor()};
+    if (!state.input_activation) return {dx, residual_grad(context, grads[0]), at::Tensor(), at::Tensor(), at::Tensor()};
     const Activation activation = *state.input_activation;
     LinearState* from = state.input_from != nullptr && state.input_from->quantization.enabled()
                             ? state.input_from
                             : nullptr;
     if (from == nullptr)
-      return {activation_backward(dx, saved[0], activation, state.activation_offset), {}, {}, {}};
+      return {activation_backward(dx, saved[0], activation, state.activation_offset),
+              residual_grad(context, grads[0]), {}, {}, {}};
     OperandScaling before(*from, OperandRole::kGradient, /*record=*/true);
     if (goes_into_codes(before, activation, dx) && takes_codes_alone(*from)) {
       from->measured = {
@@ -419,12 +418,12 @@ struct QuantizedRowFunction : torch::autograd::Function<QuantizedRowFunction> {
           before.quantize_activation(saved[0], dx, activation, state.activation_offset,
                                      gradient_orientations(*from)),
           saved[0].sizes().vec()};
-      return {at::Tensor(), at::Tensor(), at::Tensor(), at::Tensor()};
+      return {at::Tensor(), residual_grad(context, grads[0]), at::Tensor(), at::Tensor(), at::Tensor()};
     }
     const at::Tensor amax = before.to_measure(dx);
     dx = activation_backward(dx, saved[0], activation, state.activation_offset, amax);
     if (amax.defined()) from->measured = {dx, amax};
-    return {dx, at::Tensor(), at::Tensor(), at::Tensor()};
+    return {dx, residual_grad(context, grads[0]), at::Tensor(), at::Tensor(), at::Tensor()};
   }
 };
 
@@ -435,8 +434,9 @@ variable_list quantized_column_forward(const at::Tensor& x, LinearState& state) 
                                         at::GradMode::is_enabled());
 }
 
-at::Tensor quantized_row_forward(const at::Tensor& x, LinearState& state) {
-  return QuantizedRowFunction::apply(x.contiguous(), anchor(), &state, at::GradMode::is_enabled());
+at::Tensor quantized_row_forward(const at::Tensor& x, const at::Tensor& residual, LinearState& state) {
+  return QuantizedRowFunction::apply(x.contiguous(), optional_residual(residual), anchor(), &state,
+                                     at::GradMode::is_enabled());
 }
 
 }  // namespace megatron

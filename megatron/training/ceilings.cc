@@ -34,11 +34,7 @@ double bytes_of(std::initializer_list<at::Tensor> tensors) {
 }
 
 QuantizedTensor codes_of(const at::Tensor& x, OperandRole role, const QuantizationOptions& options) {
-  if (!options.enabled()) return {};
-  if (options.recipe == QuantizationRecipe::kNvfp4) return quantize_nvfp4(x, role, {});
-  if (options.recipe == QuantizationRecipe::kBlockwise)
-    return quantize_blocks(x, options.type(role), {}, role == OperandRole::kWeight);
-  return quantize_tensor(x, options.type(role), {});
+  return options.enabled() ? quantize_operand(x, role, options, {}) : QuantizedTensor{};
 }
 
 // One linear layer: y [rows, n] = x [rows, k] w^T, of operands in codes where the layer's are.
@@ -114,6 +110,27 @@ struct Shapes {
   }
   Linear head(c10::Device device) const {
     return {"output_layer", rows(), vocabulary, hidden(), type, device};
+  }
+
+  // What the casts of a layer's operands cannot avoid to read and write for each token beyond what
+  // bf16 operands would take, in elements of that type: the two codes of an element weigh as much.
+  double cast_elements(const QuantizationOptions& options) const {
+    if (!options.enabled()) return 0.0;
+    const auto h = static_cast<double>(hidden()), f = static_cast<double>(config.ffn_hidden_size);
+    const auto a = static_cast<double>(queries()), k = static_cast<double>(keys());
+    const bool rope = config.position_embedding_type == PositionEmbedding::kRope;
+    // Scales are known: kernels write codes instead of bf16, but beside it where the backward of
+    // attention (its result) and the residual stream (two gradients) need both.
+    if (options.recipe != QuantizationRecipe::kTensorwise) return a + 2 * h;
+    // The scale follows from the whole tensor, so that what it is made of is read twice, or the
+    // tensor is written and read back, whichever is less.
+    double elements = 2 * h;                     // results of norms: x again
+    elements += 2 * a;                           // of attention, there in bf16: read, codes
+    elements += 2 * f;                           // of the activation
+    elements += gated() ? 3 * f : 2 * f;         // its gradient: x and dy again
+    elements += rope ? a + k + 2 * k : 2 * (a + 2 * k);  // gradients of queries and keys; of values
+    elements += 2 * 2 * h;                       // of the residual stream: read, codes
+    return elements;
   }
 };
 
@@ -353,21 +370,28 @@ std::vector<Ceiling> kernel_ceilings(const Arguments& arguments, const Vocabular
 }
 
 StepFloor step_floor(const Arguments& arguments, const Vocabulary& vocabulary,
-                     int64_t num_microbatches, int64_t num_parameters, c10::Device device,
+                     int64_t num_microbatches, int64_t updated_parameters, c10::Device device,
                      double least) {
   const at::NoGradGuard no_grad;
   const Shapes shapes(arguments, vocabulary);
   const TransformerConfig& c = shapes.config;
   const auto passes = static_cast<double>(num_microbatches), layers = static_cast<double>(c.num_layers);
   StepFloor floor;
+  double of_casts = 0.0, of_weights = 0.0;  // elements of a token, and of a step
   {
     // Layers of one kind share their operands.
     std::map<QuantizationRecipe, std::vector<Linear>> kinds;
     std::vector<const std::vector<Linear>*> layers_of;
     for (int64_t number = 1; number <= c.num_layers; ++number) {
-      const QuantizationRecipe recipe = c.quantization(number).recipe;
-      if (!kinds.contains(recipe)) kinds.emplace(recipe, shapes.layer(device, number));
-      layers_of.push_back(&kinds.at(recipe));
+      const QuantizationOptions options = c.quantization(number);
+      if (!kinds.contains(options.recipe)) kinds.emplace(options.recipe, shapes.layer(device, number));
+      layers_of.push_back(&kinds.at(options.recipe));
+      of_casts += shapes.cast_elements(options);
+      if (!options.enabled()) continue;
+      // Codes of the weights; by their own largest value only after another reading.
+      for (const Linear& linear : *layers_of.back())
+        of_weights += static_cast<double>(linear.w.numel()) *
+                      (options.recipe == QuantizationRecipe::kTensorwise ? 2.0 : 1.0);
     }
     const Linear head = shapes.head(device);
     const double seconds = seconds_per_run(device, least, [&] {
@@ -393,18 +417,19 @@ StepFloor step_floor(const Arguments& arguments, const Vocabulary& vocabulary,
   if (c.position_embedding_type == PositionEmbedding::kRope) elements += 4 * (a + k);
   elements += shapes.gated() ? 8 * f : 5 * f;        // activation: x, y; dy, x, dx
   if (c.add_bias_linear) elements += a + 2 * k + 2 * h + static_cast<double>(shapes.fc1());
-  double of_token = layers * elements;
+  double of_token = layers * elements + of_casts;
   of_token += 3 * static_cast<double>(shapes.vocabulary);  // cross entropy: logits; logits, their gradient
   of_token += 2 * h + 4 * h + 5 * h;                       // embedding, final norm
   const auto width = static_cast<double>(at::elementSize(shapes.type));
-  floor.memory_ms = 1e3 * passes * static_cast<double>(shapes.rows()) * of_token * width / copy.byte_rate();
+  const double of_step = passes * static_cast<double>(shapes.rows()) * of_token + of_weights;
+  floor.memory_ms = 1e3 * of_step * width / copy.byte_rate();
   const OptimizerConfig& o = arguments.optimizer;
   const auto state = [](StateType type) { return type == StateType::kFp32 ? 8.0 : 4.0; };  // read and written
   double of_parameter = 8.0;                         // the gradient, for its norm and for the update
   of_parameter += state(o.exp_avg_dtype) + (o.optimizer == OptimizerType::kAdam ? state(o.exp_avg_sq_dtype) : 0.0);
   const bool masters = shapes.type != at::kFloat && o.main_params_dtype == StateType::kFp32;
   of_parameter += masters ? 8.0 + width : 2 * width;
-  floor.optimizer_ms = 1e3 * static_cast<double>(num_parameters) * of_parameter / copy.byte_rate();
+  floor.optimizer_ms = 1e3 * static_cast<double>(updated_parameters) * of_parameter / copy.byte_rate();
   return floor;
 }
 

@@ -42,8 +42,9 @@ std::vector<Ceiling> collective_ceilings(const ProcessGroup& group, c10::Device 
 std::vector<Ceiling> kernel_ceilings(const Arguments& arguments, const Vocabulary& vocabulary,
                                      c10::Device device, double least);
 
-// The floor of one step of one rank without tensor, pipeline or context parallelism. Operands of quantised products are in codes
-// already; what makes them counts as what writes bf16 operands would.
+// The floor of one step of one rank without tensor, pipeline or context parallelism. Operands of
+// quantised products are in codes already; the bytes that their casts cannot avoid count as memory.
+// `updated_parameters`: of the optimizer on this rank. Nothing is counted for data parallelism.
 struct StepFloor {
   double gemm_ms = 0.0;       // the step's products in their order and nothing between them
   double attention_ms = 0.0;  // forward and backward, nothing between them
@@ -52,7 +53,7 @@ struct StepFloor {
   double total_ms() const { return gemm_ms + attention_ms + memory_ms + optimizer_ms; }
 };
 StepFloor step_floor(const Arguments& arguments, const Vocabulary& vocabulary,
-                     int64_t num_microbatches, int64_t num_parameters, c10::Device device,
+                     int64_t num_microbatches, int64_t updated_parameters, c10::Device device,
                      double least);
 
 }  // namespace megatron

@@ -257,8 +257,12 @@ StageMemory stage_memory(const LayoutPlan& plan, int stage) {
   }
   Walk(plan, stage, memory).run();
   if (plan.on_gpu) memory.library_workspace = 2 * kBlasWorkspace;
-  if (const int64_t part = plan.arguments.mailbox_part_bytes(plan.bytes.model); part > 0 && plan.on_gpu)
-    memory.mailbox = PeerMailbox::memory_bytes(plan.tensor, part);
+  if (const int64_t part = plan.arguments.mailbox_part_bytes(plan.bytes.model); part > 0) {
+    if (plan.on_gpu) memory.mailbox = PeerMailbox::memory_bytes(plan.tensor, part);
+    // linear_fc2's input waits with its weight gradient: Note [Postponed weight gradients] in tensor_parallel/layers.cc.
+    if (!plan.model().quantization(1).enabled())
+      memory.temporaries += part / plan.model().hidden_size * plan.model().ffn_hidden_size;
+  }
   return memory;
 }
 

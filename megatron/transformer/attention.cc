@@ -178,7 +178,7 @@ at::Tensor SelfAttention::attend(const at::Tensor& q, const at::Tensor& k, const
                                     parallel_, &cp);
 }
 
-Branch SelfAttention::forward(const at::Tensor& x, const LayerContext& context) {
+Branch SelfAttention::forward(const at::Tensor& x, const LayerContext& context, bool add) {
   // With fewer groups than ranks the rows of one group lie on several ranks, which put them
   // together; each then attends with its share of the query heads.
   const Branch projected = project(x, context.offload());
@@ -186,7 +186,7 @@ Branch SelfAttention::forward(const at::Tensor& x, const LayerContext& context) 
   const int64_t s = mixed.size(0), b = mixed.size(1);
   if (!q_layernorm_ && kv_.size() == 1 && context_ranks(context.pass, parallel_).size() == 1 &&
       context.pass.cache == nullptr) {
-    return {project_back(attend_packed(mixed, context), context.offload()), projected.x};
+    return project_back(attend_packed(mixed, context), projected.x, add, context.offload());
   }
   const variable_list qkv =
       SplitQKV::apply(mixed, groups_, heads_ * kv_.size() / groups_, config_.kv_channels);
@@ -210,8 +210,8 @@ Branch SelfAttention::forward(const at::Tensor& x, const LayerContext& context) 
     std::tie(k, v) = context.pass.cache->append(layer_number_ - 1, k, v);
   const at::Tensor y = attend(q, k, v, context);
   check_shape("core_attention output", y, {s, b, heads_, config_.kv_channels});
-  return {project_back(y.reshape({s, b, heads_ * config_.kv_channels}), context.offload()),
-          projected.x};
+  return project_back(y.reshape({s, b, heads_ * config_.kv_channels}), projected.x, add,
+                      context.offload());
 }
 
 at::Tensor SelfAttention::attend_packed(const at::Tensor& mixed,
@@ -231,10 +231,12 @@ at::Tensor SelfAttention::attend_packed(const at::Tensor& mixed,
                           {rotary.cos, rotary.sin, rotary.interleaved}, core);
 }
 
-at::Tensor SelfAttention::project_back(const at::Tensor& y, OffloadedPass* offload) {
+Branch SelfAttention::project_back(const at::Tensor& y, const at::Tensor& x, bool add,
+                                   OffloadedPass* offload) {
   const OffloadScope scope(offload,
                            [&](const at::Tensor&) { return config_.offloads("attn_proj"); });
-  return linear_proj_.forward(y);
+  if (add) return {linear_proj_.forward(y, x), {}};
+  return {linear_proj_.forward(y), x};
 }
 
 Branch SelfAttention::project(const at::Tensor& x, OffloadedPass* offload) {

@@ -27,20 +27,20 @@ struct LayerContext {
 //   x            [s, b, h]   (s/t with sequence parallelism; over c context-parallel ranks s is the
 //                            s/c tokens of this one, see transformer/context_parallel.h)
 //
-// Returns what it makes of x, as x, and x for the residual. Keeps a reference to groups, which must
-// outlive it.
+// Returns what it makes of x, as x, and x for the residual; with `add` the sum of the two, and no x.
+// Keeps a reference to groups, which must outlive it.
 class SelfAttention : public Module {
  public:
   SelfAttention(const TransformerConfig& config, int64_t layer_number, bool sequence_parallel,
                 const ParallelGroups& groups);
-  Branch forward(const at::Tensor& x, const LayerContext& context);
+  Branch forward(const at::Tensor& x, const LayerContext& context, bool add = false);
 
  private:
   // The product of linear_qkv, with the rows that ranks hold together.
   Branch project(const at::Tensor& x, OffloadedPass* offload);
   // Core attention without copies of queries, keys and values.
   at::Tensor attend_packed(const at::Tensor& mixed, const LayerContext& context) const;
-  at::Tensor project_back(const at::Tensor& y, OffloadedPass* offload);
+  Branch project_back(const at::Tensor& y, const at::Tensor& x, bool add, OffloadedPass* offload);
   AttentionOptions options(const LayerContext& context, int64_t num_queries,
                            int64_t num_keys) const;
   at::Tensor attend(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,

@@ -63,7 +63,7 @@ MLP::MLP(const TransformerConfig& config, int64_t layer_number, bool sequence_pa
   add("linear_fc2", &linear_fc2_);
 }
 
-Branch MLP::forward(const at::Tensor& x, OffloadedPass* offload) {
+Branch MLP::forward(const at::Tensor& x, OffloadedPass* offload, bool add) {
   Branch branch;
   {
     const OffloadScope scope(offload, [&](const at::Tensor& saved) {
@@ -80,6 +80,7 @@ Branch MLP::forward(const at::Tensor& x, OffloadedPass* offload) {
   const OffloadScope scope(offload, [&](const at::Tensor& saved) {
     return config_.offloads(activation_inside_ && saved.is_alias_of(hidden) ? "mlp_act" : "mlp_fc2");
   });
+  if (add) return {linear_fc2_.forward(hidden, branch.x), {}};
   hidden = linear_fc2_.forward(hidden);
   return branch;
 }

@@ -18,7 +18,8 @@ class MLP : public Module {
   MLP(const TransformerConfig& config, int64_t layer_number, bool sequence_parallel,
       const ParallelGroups& groups);
   // What --offload-modules names of what is saved goes to `offload`, which may be null.
-  Branch forward(const at::Tensor& x, OffloadedPass* offload = nullptr);
+  // `add`: gives x + what it makes of it, and no x.
+  Branch forward(const at::Tensor& x, OffloadedPass* offload = nullptr, bool add = false);
 
  private:
   const TransformerConfig& config_;

@@ -36,8 +36,8 @@ at::Tensor TransformerLayer::forward(const at::Tensor& x, const LayerContext& co
     return add_residual({mlp.y, middle}, nullptr, mlp_output_key_, pass);
   }
   const at::Tensor middle =
-      add_residual(self_attention_.forward(x, context), post_self_attn_layernorm_.get(),
-                   attention_output_key_, pass);
+      add_residual(self_attention_.forward(x, context, adds_in_product(pass)),
+                   post_self_attn_layernorm_.get(), attention_output_key_, pass);
   if (pass.offload != nullptr) pass.offload->begin_group();
   OffloadedPass* offload = context.offload();
   if (pass.tape == nullptr || !config_.recomputes("mlp"))
@@ -53,11 +53,18 @@ at::Tensor TransformerLayer::forward(const at::Tensor& x, const LayerContext& co
 
 at::Tensor TransformerLayer::feed_forward(const at::Tensor& x, const ForwardContext& pass,
                                           OffloadedPass* offload) {
-  return add_residual(mlp_.forward(x, offload), post_mlp_layernorm_.get(), mlp_output_key_, pass);
+  return add_residual(mlp_.forward(x, offload, adds_in_product(pass)), post_mlp_layernorm_.get(),
+                      mlp_output_key_, pass);
+}
+
+bool TransformerLayer::adds_in_product(const ForwardContext& pass) const {
+  return !config_.has_post_norm() && !config_.fp32_residual_connection &&
+         !(pass.training && config_.hidden_dropout > 0.0);
 }
 
 at::Tensor TransformerLayer::add_residual(const Branch& branch, Norm* post_norm, RandomKey key,
                                           const ForwardContext& pass) const {
+  if (!branch.x.defined()) return branch.y;
   const Place& place = pass.rows.position.defined() ? pass.rows : pass.place;
   const double p = pass.training ? config_.hidden_dropout : 0.0;
   return dropout_add(post_norm != nullptr ? post_norm->forward(branch.y) : branch.y, branch.x, p,

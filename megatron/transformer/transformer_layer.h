@@ -24,7 +24,10 @@ class TransformerLayer : public Module {
  private:
   // The second half: x + dropout(mlp(norm(x))).
   at::Tensor feed_forward(const at::Tensor& x, const ForwardContext& pass, OffloadedPass* offload);
-  // branch.x + dropout(branch.y), of which post_norm takes the norm before when there is one.
+  // Whether nothing comes between a branch's last product and the residual, which it then adds.
+  bool adds_in_product(const ForwardContext& pass) const;
+  // branch.x + dropout(branch.y), of which post_norm takes the norm before when there is one. Without
+  // branch.x it has been added.
   at::Tensor add_residual(const Branch& branch, Norm* post_norm, RandomKey key,
                           const ForwardContext& pass) const;
 

@@ -44,6 +44,21 @@ def main():
     assert all(part > 0 for part in parts) and abs(sum(parts) - floor["total_ms"]) < 1e-6 * floor["total_ms"], floor
     assert train["step_ms"] > 0 and train["tokens_per_second_and_rank"] > 0, train
 
+    # Over the optimizer's bytes, which are the same ones, the rate of a copy cancels out.
+    def memory(*flags):
+        part = measured("train", *MODEL, "--bf16", *flags, "--bench-warmup", "0", "--bench-steps", "1", "--bench-floor",
+                        "--bench-seconds", "0.01")["floor"]
+        return part["memory_ms"] / part["optimizer_ms"]
+
+    fp8 = ("--fp8-format", "hybrid", "--fp8-recipe")
+    plain, delayed, tensorwise = memory(), memory(*fp8, "delayed"), memory(*fp8, "tensorwise")
+    layers, tokens, ffn, weights = 4, 2 * 64, 512, 4 * hidden * hidden + 3 * 512 * hidden
+    of_delayed = layers * (tokens * 3 * hidden + weights)
+    of_tensorwise = layers * (tokens * (12 * hidden + 5 * ffn) + 2 * weights)
+    assert 0 < plain < delayed, (plain, delayed)
+    got = (tensorwise - plain) / (delayed - plain)
+    assert abs(got - of_tensorwise / of_delayed) < 1e-6 * got, (got, of_tensorwise / of_delayed)
+
     for arguments, words in ((["kernels", "--bench-floor", *MODEL], "--bench-floor belongs to megatron bench train"),
                              ([], "megatron bench needs to know what to measure"),
                              (["machine", "--bench-seconds", "0"], "--bench-seconds 0 must be positive"),

@@ -62,6 +62,11 @@ TEST_F(Fp8Gpu, ProductsOfOneScalePerTensor) {
                            quantized_product(a, b, at::kBFloat16, bias, fast)),
                   fast ? kFast : kBf16)
             << what;
+      const at::Tensor addend = draw({m, n}, 5);
+      EXPECT_LT(distance(quantized_product(there_a, there_b, at::kBFloat16, bias.to(kGpu), true, addend.to(kGpu)),
+                         quantized_product(a, b, at::kBFloat16, bias, true, addend)),
+                kFast)
+          << what;
       at::Tensor target = start.to(kGpu), expected = start.clone();
       for (int i = 0; i < 2; ++i) {
         quantized_product_into(there_a, there_b, target, 1.0);

@@ -9,9 +9,9 @@
 
 namespace megatron {
 
-// y = x w^T (+ bias).   x [rows, k], w [n, k], bias [n] or undefined, y [rows, n].
+// y = x w^T (+ bias) (+ addend).   x [rows, k], w [n, k], bias [n] or undefined, addend and y [rows, n].
 bool blas_forward(const at::Tensor& x, const at::Tensor& w, const at::Tensor& bias,
-                  const at::Tensor& y);
+                  const at::Tensor& addend, const at::Tensor& y);
 
 // dx = dy w.   dy [rows, n], w [n, k], dx [rows, k].
 bool blas_input_grad(const at::Tensor& dy, const at::Tensor& w, const at::Tensor& dx);
@@ -20,10 +20,11 @@ bool blas_input_grad(const at::Tensor& dy, const at::Tensor& w, const at::Tensor
 bool blas_wide_weight_grad(const at::Tensor& dy, const at::Tensor& x, const at::Tensor& target,
                            double beta);
 
-// d = beta d + a b^T (+ bias).   a [m, k], b [n, k] in FP8 codes, d [m, n] in bf16 or fp32, bias [n] as
-// d or undefined. Dimensions are multiples of 16. Throws Error where the GPU has no FP8 products.
+// d = beta d + a b^T (+ bias), or with an addend addend + a b^T (+ bias).   a [m, k], b [n, k] in FP8
+// codes, d and addend [m, n] in bf16 or fp32, bias [n] as d or undefined. Dimensions are multiples of
+// 16. Throws Error where the GPU has no FP8 products.
 void blas_quantized(const QuantizedMatrix& a, const QuantizedMatrix& b, const at::Tensor& d,
-                    const at::Tensor& bias, double beta, bool fast);
+                    const at::Tensor& bias, const at::Tensor& addend, double beta, bool fast);
 
 // ATen's products of half operands keep fp32 sums to the end (it may split them in the operands'
 // type by default). Once per process; nothing in a build without CUDA.

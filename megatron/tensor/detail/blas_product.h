@@ -16,7 +16,8 @@ void check_blas(cublasStatus_t status, const char* call);
 // How an FP8 operand is scaled; kNone: the operand is bf16 or fp16.
 enum class BlasScale : uint8_t { kNone, kTensor, kVector128, kBlock128 };
 
-// D (m x n) = beta D + op(A) (m x k) op(B) (k x n) (+ bias [m] to every column), fp32 sums.
+// D (m x n) = beta C + op(A) (m x k) op(B) (k x n) (+ bias [m] to every column), fp32 sums; C is D or
+// another matrix like it.
 struct BlasProduct {
   int device = 0;
   cudaDataType_t type = CUDA_R_16BF;         // of A; without scales also of B and the bias
@@ -47,6 +48,7 @@ struct BlasOperands {
   float beta = 0.0f;
   const float* scale_a = nullptr;  // inverse scales, on the device
   const float* scale_b = nullptr;
+  const void* c = nullptr;  // laid out as d, in whose place beta counts; null: d
 };
 
 // Descriptors of cuBLASLt for one product.

@@ -66,8 +66,17 @@ at::Tensor gathered(const LinearState& state, const at::Tensor& x);
 // its rows [s/t, ...] under sequence parallelism, else all. Null with one rank.
 std::shared_ptr<Work> sum_over_ranks(const LinearState& state, at::Tensor& x);
 
+// A residual as an autograd function takes it, which knows no undefined tensors, and what its backward
+// gives for it.
+inline std::optional<at::Tensor> optional_residual(const at::Tensor& residual) {
+  return residual.defined() ? std::optional<at::Tensor>(residual) : std::nullopt;
+}
+inline at::Tensor residual_grad(torch::autograd::AutogradContext* context, const at::Tensor& dy) {
+  return context->saved_data["residual"].toBool() ? dy : at::Tensor();
+}
+
 // The layers with quantised operands, as autograd functions: {y, x for what goes around}, and y.
 torch::autograd::variable_list quantized_column_forward(const at::Tensor& x, LinearState& state);
-at::Tensor quantized_row_forward(const at::Tensor& x, LinearState& state);
+at::Tensor quantized_row_forward(const at::Tensor& x, const at::Tensor& residual, LinearState& state);
 
 }  // namespace megatron

@@ -23,6 +23,8 @@ TEST_P(Gemm, ForwardAndInputGradient) {
   EXPECT_LT(relative_error(linear_input_grad(dy, w), at::matmul(dy.to(at::kDouble), w.to(at::kDouble))),
             tolerance());
   EXPECT_EQ(linear_forward(x, w, b).scalar_type(), GetParam());
+  const at::Tensor addend = draw({5, 3, 29}, GetParam(), 5);
+  EXPECT_LT(relative_error(linear_forward(x, w, b, addend), wide + b.to(at::kDouble) + addend.to(at::kDouble)), tolerance());
 }
 
 TEST_P(Gemm, WeightGradientAccumulatesInTheTarget) {

@@ -108,6 +108,9 @@ TEST(Quantization, ProductsAreThoseOfWhatTheCodesStandFor) {
     const at::Tensor y = quantized_product(x, w, at::kBFloat16, bias, true);
     EXPECT_EQ(y.scalar_type(), at::kBFloat16);
     EXPECT_LT(relative_error(y, exact + bias.to(at::kDouble)), 4e-3);
+    const at::Tensor addend = draw({2, 64, 384}, at::kBFloat16, 5);
+    const at::Tensor sum = quantized_product(x, w, at::kBFloat16, bias, true, addend);
+    EXPECT_LT(relative_error(sum, exact + bias.to(at::kDouble) + addend.view({128, 384}).to(at::kDouble)), 4e-3);
     EXPECT_LT(relative_error(quantized_product(x, w, at::kFloat, {}, false), exact), 1e-5);
     const at::Tensor start = draw({128, 384}, at::kFloat, 4);
     at::Tensor target = start.clone();

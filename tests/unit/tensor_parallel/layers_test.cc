@@ -7,6 +7,7 @@
 #include <cmath>
 #include <map>
 
+#include "megatron/comm/peer_mailbox.h"
 #include "megatron/nn/parameter_store.h"
 #include "megatron/nn/placement.h"
 #include "megatron/tensor_parallel/vocab_parallel_embedding.h"
@@ -288,6 +289,88 @@ TEST(RowParallelLinear, FrozenParametersGetNoGradientButPassItOn) {
   torch::autograd::backward({layer.forward(input)}, {dy});
   expect_near(input.grad(), at::matmul(dy, layer.parameters()[0]->value), "dx");
   for (Parameter* parameter : layer.parameters()) EXPECT_EQ(store.grad(*parameter).abs().max().item<double>(), 0.0);
+}
+
+// A store that says in which order gradients were ready.
+class OrderOfGradients final : public ParameterStore {
+ public:
+  OrderOfGradients(Module& module, std::vector<std::string>& ready) : plain_(module, at::kDouble, at::kCPU, true), ready_(ready) {
+    module.visit([&](const std::string& name, Parameter& parameter) {
+      parameter.store = this;
+      names_[&parameter] = name;
+    });
+  }
+  at::Tensor acquire(Parameter& parameter) override { return plain_.acquire(parameter); }
+  void release(Parameter& parameter) override { plain_.release(parameter); }
+  GradTarget grad_target(Parameter& parameter) override { return plain_.grad_target(parameter); }
+  void grad_ready(Parameter& parameter) override { ready_.push_back(names_.at(&parameter)); }
+  const PlainParameterStore& plain() const { return plain_; }
+
+ private:
+  PlainParameterStore plain_;
+  std::vector<std::string>& ready_;
+  std::map<const Parameter*, std::string> names_;
+};
+
+// Two MLPs with sequence parallelism, wide enough that a weight gradient hides the way of rows: it waits for the next exchange
+// (Note [Postponed weight gradients]), the last ones for the end of the backward, and no number changes.
+TEST(Linear, PostponedWeightGradientsAreTheSame) {
+  const int64_t hidden = 16, width = 8192;
+  const at::Tensor x = draw({kSequence, kBatch, hidden}, 1), dy = draw({kSequence, kBatch, hidden}, 2);
+  struct Result {
+    at::Tensor y, dx;
+    std::map<std::string, at::Tensor> grads;
+    std::vector<std::string> ready;
+  };
+  const auto run = [&](const ParallelGroups& groups) {
+    LinearOptions column, row;
+    column.input_norm = column.sequence_parallel = row.sequence_parallel = true;
+    std::vector<std::unique_ptr<Module>> layers;
+    std::vector<std::unique_ptr<OrderOfGradients>> stores;
+    Result result;
+    const auto rows = [&](const at::Tensor& whole) { return part(whole, 0, groups.tp); };
+    const at::Tensor input = leaf(rows(x));
+    at::Tensor y = input;
+    const auto add = [&](auto layer) {
+      stores.push_back(std::make_unique<OrderOfGradients>(*layer, result.ready));
+      fill(*layer, groups);
+      y = layer->forward(y);
+      layers.push_back(std::move(layer));
+    };
+    for (const char* mlp : {"1", "2"}) {
+      add(std::make_unique<ColumnParallelLinear>(cat("column", mlp), hidden, width, column, groups));
+      add(std::make_unique<RowParallelLinear>(cat("row", mlp), width, hidden, row, groups));
+    }
+    torch::autograd::backward({y}, {rows(dy)});
+    result.y = y;
+    result.dx = input.grad();
+    for (size_t i = 0; i < layers.size(); ++i) {
+      layers[i]->visit([&](const std::string& name, Parameter& parameter) {
+        at::Tensor whole = at::zeros(parameter.global_shape, at::kDouble);
+        copy_pieces(parameter, groups, whole, reduced_grad(stores[i]->plain(), parameter, groups.tp), /*to_local=*/false);
+        if (!parameter.placement.shards.empty()) groups.tp.all_reduce(whole)->wait();
+        result.grads[cat(i, ".", name)] = whole;
+      });
+    }
+    return result;
+  };
+  const Result alone = run({});
+  EXPECT_EQ(alone.ready.back(), "layer_norm_bias");
+  for (const int ranks : {2, 4}) {
+    run_tensor_ranks(ranks, [&](const ParallelGroups& shared) {
+      ParallelGroups groups = shared;
+      groups.tp_mailbox = std::make_shared<PeerMailbox>(groups.tp);
+      groups.tp_mailbox->open(at::kCPU, kSequence / ranks * kBatch * hidden * 8);
+      const Result divided = run(groups);
+      const std::string what = cat("rank ", groups.tp.rank(), " of ", ranks);
+      expect_near(divided.y, part(alone.y, 0, groups.tp), what);
+      expect_near(divided.dx, part(alone.dx, 0, groups.tp), what + ", dx");
+      for (const auto& [name, grad] : alone.grads) expect_near(divided.grads.at(name), grad, what + ", gradient of " + name);
+      EXPECT_EQ(divided.ready.size(), alone.ready.size()) << what;
+      EXPECT_EQ(divided.ready.back(), "weight") << what << ": the first layer's came last";
+      groups.tp.barrier();
+    });
+  }
 }
 
 TEST(Linear, IsTheBaseWhileAdaptersAreOff) {
