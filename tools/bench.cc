@@ -29,6 +29,7 @@ struct BenchConfig : Config {
   int64_t bench_warmup = 3;
   int64_t bench_steps = 10;
   int64_t bench_kernels = 0;
+  std::string bench_timeline;
   bool bench_floor = false;
   double bench_seconds = 1.0;
   bool json = false;
@@ -43,6 +44,9 @@ struct BenchConfig : Config {
     v.field("bench_kernels", bench_kernels,
             "one more step under the profiler: time by kind of work and this many of the longest "
             "kernels (0: none)");
+    v.field("bench_timeline", bench_timeline,
+            "the kernels and copies of that step by stream, for Perfetto or chrome://tracing; of "
+            "rank R above 0 in FILE.R");
     v.field("bench_floor", bench_floor,
             "also the time that the parts of a step take alone, each at the rate measured here");
     v.field("bench_seconds", bench_seconds, "how long kernels and parts of a step are run each");
@@ -58,6 +62,8 @@ struct BenchConfig : Config {
       violations.add(cat("--bench-seconds ", bench_seconds, " must be positive"));
     if (bench_floor && !is("train"))
       violations.add("--bench-floor belongs to megatron bench train");
+    if (!bench_timeline.empty() && !is("train"))
+      violations.add("--bench-timeline belongs to megatron bench train");
     if (bench_warmup < 0) violations.add(cat("--bench-warmup ", bench_warmup, " is negative"));
     if (bench_kernels < 0) violations.add(cat("--bench-kernels ", bench_kernels, " is negative"));
     if (bench_steps <= 0) violations.add(cat("--bench-steps ", bench_steps, " must be positive"));
@@ -120,12 +126,16 @@ Measured measure(TrainedModel& model, const PretrainTask& task, const Arguments&
     if (step == 0) measured.first_step_ms = ms;
     if (step >= config.bench_warmup) times.push_back(ms);
   }
-  if (config.bench_kernels > 0) {
+  if (config.bench_kernels > 0 || !config.bench_timeline.empty()) {
     groups.world.barrier();
-    measured.kernels = profile_kernels([&] {
+    const std::vector<KernelEvent> events = profile_kernels([&] {
       reader.push(train_step(model, task, options, next_batch, timers));
       synchronize(device);
     });
+    const int rank = groups.world.rank();
+    if (!config.bench_timeline.empty())
+      write_timeline(events, rank, rank == 0 ? config.bench_timeline : cat(config.bench_timeline, ".", rank));
+    if (config.bench_kernels > 0) measured.kernels = summarize_kernels(events);
   }
   std::nth_element(times.begin(), times.begin() + times.size() / 2, times.end());
   measured.step_ms = times[times.size() / 2];

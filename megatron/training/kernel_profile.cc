@@ -7,6 +7,7 @@
 #include <cstdio>
 #include <map>
 
+#include "megatron/base/files.h"
 #include "megatron/tensor/torch.h"
 
 namespace megatron {
@@ -80,7 +81,7 @@ const char* to_string(KernelKind kind) {
 }
 
 KernelKind kernel_kind(const std::string& name) {
-  if (has_any(name, {"nccl", "NCCL"})) return KernelKind::kCommunication;
+  if (has_any(name, {"nccl", "NCCL", "Memcpy PtoP"})) return KernelKind::kCommunication;
   if (has_any(name, {"flash", "fmha", "sdpa", "attention", "cudnn::fusion"}))
     return KernelKind::kAttention;
   if (has_any(name, {"gemm", "nvjet", "cutlass", "cublas", "splitK", "splitk"}))
@@ -121,7 +122,22 @@ KernelProfile summarize_kernels(const std::vector<KernelEvent>& events) {
   return profile;
 }
 
-KernelProfile profile_kernels(const std::function<void()>& work) {
+void write_timeline(const std::vector<KernelEvent>& events, int rank, const std::filesystem::path& path) {
+  int64_t zero = INT64_MAX;
+  for (const KernelEvent& event : events) zero = std::min(zero, event.start);
+  const auto micros = [](int64_t ns) { return static_cast<double>(ns) / 1e3; };
+  JsonWriter json;
+  json.begin_object().key("traceEvents").begin_array();
+  for (const KernelEvent& event : events) {
+    json.begin_object().member("name", event.name).member("cat", to_string(kernel_kind(event.name))).member("ph", "X");
+    json.member("pid", rank).member("tid", event.stream);
+    json.member("ts", micros(event.start - zero)).member("dur", micros(event.end - event.start)).end_object();
+  }
+  json.end_array().member("displayTimeUnit", "ms").end_object();
+  write_file_atomically(path, json.text() + "\n");
+}
+
+std::vector<KernelEvent> profile_kernels(const std::function<void()>& work) {
   using torch::profiler::impl::ActivityType;
   const torch::profiler::impl::ProfilerConfig config(torch::profiler::impl::ProfilerState::KINETO);
   const std::set<ActivityType> activities = {ActivityType::CUDA};
@@ -133,9 +149,9 @@ KernelProfile profile_kernels(const std::function<void()>& work) {
   for (const torch::autograd::profiler::KinetoEvent& event : result->events()) {
     if (event.deviceType() != c10::DeviceType::CUDA) continue;
     const auto start = static_cast<int64_t>(event.startNs());
-    events.push_back({event.name(), start, start + static_cast<int64_t>(event.durationNs())});
+    events.push_back({event.name(), start, start + static_cast<int64_t>(event.durationNs()), event.deviceResourceId()});
   }
-  return summarize_kernels(events);
+  return events;
 }
 
 std::string kernel_table(const KernelProfile& profile, size_t top) {

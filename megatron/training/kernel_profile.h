@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <filesystem>
 #include <functional>
 #include <string>
 #include <vector>
@@ -14,8 +15,8 @@ namespace megatron {
 enum class KernelKind { kGemm, kAttention, kCommunication, kCopy, kOther };
 const char* to_string(KernelKind kind);
 
-// By the name that the profiler gives: libraries' products and attentions, NCCL, copies and fills,
-// and all else.
+// By the name that the profiler gives: libraries' products and attentions, NCCL and copies between
+// GPUs, other copies and fills, and all else.
 KernelKind kernel_kind(const std::string& name);
 
 struct KernelTime {
@@ -37,7 +38,7 @@ struct KernelProfile {
   double span_ms = 0.0;             // from the first kernel's start to the last one's end
   double busy_ms =
       0.0;  // some kernel runs; span - busy is time in which the GPU waits for the host
-  double exposed_communication_ms = 0.0;  // NCCL kernels run and no others
+  double exposed_communication_ms = 0.0;  // communication runs and nothing else
 
   static constexpr size_t kMaxGaps = 16;
   double total_ms(KernelKind kind) const;
@@ -48,12 +49,16 @@ struct KernelEvent {
   std::string name;
   int64_t start = 0;
   int64_t end = 0;
+  int64_t stream = 0;
 };
 KernelProfile summarize_kernels(const std::vector<KernelEvent>& events);
 
+// A timeline in the format of chrome://tracing and Perfetto, a row for each stream.
+void write_timeline(const std::vector<KernelEvent>& events, int rank, const std::filesystem::path& path);
+
 // Runs `work`, which must end with a synchronization of the device. Empty without a GPU. Kernels
 // run a little slower meanwhile.
-KernelProfile profile_kernels(const std::function<void()>& work);
+std::vector<KernelEvent> profile_kernels(const std::function<void()>& work);
 
 // The kinds, then the `top` longest kernels.
 std::string kernel_table(const KernelProfile& profile, size_t top);

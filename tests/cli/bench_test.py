@@ -60,6 +60,7 @@ def main():
     assert abs(got - of_tensorwise / of_delayed) < 1e-6 * got, (got, of_tensorwise / of_delayed)
 
     for arguments, words in ((["kernels", "--bench-floor", *MODEL], "--bench-floor belongs to megatron bench train"),
+                             (["kernels", "--bench-timeline", "t.json", *MODEL], "--bench-timeline belongs to megatron bench train"),
                              ([], "megatron bench needs to know what to measure"),
                              (["machine", "--bench-seconds", "0"], "--bench-seconds 0 must be positive"),
                              (["train", *MODEL, "--cuda-graph-impl", "local"], "--cuda-graph-impl local needs a GPU")):

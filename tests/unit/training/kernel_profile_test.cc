@@ -2,6 +2,10 @@
 
 #include <gtest/gtest.h>
 
+#include <filesystem>
+
+#include "megatron/base/files.h"
+
 namespace megatron {
 namespace {
 
@@ -32,9 +36,24 @@ TEST(KernelProfile, SumsByNameAndKind) {
   EXPECT_NE(kernel_table(profile, 1).find("longest kernels"), std::string::npos);
 }
 
+TEST(KernelProfile, CopiesBetweenGpusAreCommunication) {
+  EXPECT_EQ(kernel_kind("Memcpy PtoP (Device -> Device)"), KernelKind::kCommunication);
+  EXPECT_EQ(kernel_kind("Memcpy DtoD (Device -> Device)"), KernelKind::kCopy);
+}
+
+TEST(KernelProfile, TimelineHasARowForEachStream) {
+  const std::filesystem::path path = std::filesystem::path(testing::TempDir()) / "timeline.json";
+  write_timeline({{"gemm \"a\"", 5 * kMs, 7 * kMs, 7}, {"Memset", 4 * kMs, 5 * kMs, 13}}, 2, path);
+  EXPECT_EQ(read_file(path),
+            "{\"traceEvents\": [{\"name\": \"gemm \\\"a\\\"\", \"cat\": \"GEMM\", \"ph\": \"X\", \"pid\": 2, \"tid\": 7, \"ts\": 1000, "
+            "\"dur\": 2000}, {\"name\": \"Memset\", \"cat\": \"copies and fills\", \"ph\": \"X\", \"pid\": 2, \"tid\": 13, \"ts\": 0, "
+            "\"dur\": 1000}], \"displayTimeUnit\": \"ms\"}\n");
+  std::filesystem::remove(path);
+}
+
 TEST(KernelProfile, NothingRan) {
   EXPECT_TRUE(summarize_kernels({}).kernels.empty());
-  EXPECT_TRUE(profile_kernels([] {}).kernels.empty()) << "no GPU, no kernels";
+  EXPECT_TRUE(profile_kernels([] {}).empty()) << "no GPU, no kernels";
 }
 
 }  // namespace
