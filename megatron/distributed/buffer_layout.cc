@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <numeric>
+#include <string_view>
 
 #include "megatron/base/check.h"
 
@@ -65,7 +66,34 @@ class Planner {
   int64_t end_ = 0;
 };
 
+// "decoder.layers.3" of "decoder.layers.3.mlp.linear_fc1.weight"; "embedding" of
+// "embedding.word_embeddings.weight".
+std::string part_of_model(const std::string& name) {
+  constexpr std::string_view kLayers = ".layers.";
+  const size_t first = name.find('.');
+  if (first == std::string::npos || name.compare(first, kLayers.size(), kLayers) != 0) return name.substr(0, first);
+  return name.substr(0, name.find('.', first + kLayers.size()));
+}
+
 }  // namespace
+
+std::vector<int> sharding_units(const std::vector<std::string>& names) {
+  constexpr std::string_view kStack = "decoder";
+  std::vector<int> units;
+  std::string last;
+  int unit = 0;
+  bool waits = true;  // the unit has nothing yet that others could go with
+  for (const std::string& name : names) {
+    const std::string part = part_of_model(name);
+    if (part != last && part != kStack) {
+      if (!waits) ++unit;
+      waits = false;
+    }
+    last = part;
+    units.push_back(unit);
+  }
+  return units;
+}
 
 BufferLayout plan_buffer(const std::vector<BufferParameter>& parameters, const BufferOptions& options) {
   MEGATRON_ASSERT(options.bucket_size >= 0 && options.num_shards >= 1 && options.shard_alignment >= 1);

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 #include <vector>
 
 namespace megatron {
@@ -41,6 +42,11 @@ struct BufferLayout {
   int64_t num_trained_elements = 0;  // the first ones, which take gradients
   int num_trained_buckets = 0;       // the first ones
 };
+
+// The unit of each parameter, of names in model order, when values are sharded: a layer, or a part around the layers. What
+// the stack of layers has besides them, its final norm, goes with what comes before it or, first of all, behind it: a message
+// of its own would be late for what needs it and in the way of the large one behind.
+std::vector<int> sharding_units(const std::vector<std::string>& names);
 
 // Parameters are given in model order and placed in reverse, because backward completes the last
 // ones first. Frozen ones lie behind all others, in buckets of their own.

@@ -1,7 +1,6 @@
 #include "megatron/distributed/distributed_data_parallel.h"
 
 #include <algorithm>
-#include <cctype>
 #include <mutex>
 #include <numeric>
 #include <utility>
@@ -18,20 +17,6 @@ namespace {
 int64_t num_elements(const Parameter& parameter) {
   return std::accumulate(parameter.local_shape.begin(), parameter.local_shape.end(), int64_t{1},
                          std::multiplies<>());
-}
-
-// "decoder.layers.3" of "decoder.layers.3.mlp.linear_fc1.weight"; "embedding" of
-// "embedding.word_embeddings.weight".
-std::string layer_of(const std::string& name) {
-  for (size_t begin = 0; begin < name.size();) {
-    const size_t end = std::min(name.find('.', begin), name.size());
-    const bool number = std::all_of(name.begin() + static_cast<std::ptrdiff_t>(begin),
-                                    name.begin() + static_cast<std::ptrdiff_t>(end),
-                                    [](unsigned char c) { return std::isdigit(c) != 0; });
-    if (number) return name.substr(0, end);
-    begin = end + 1;
-  }
-  return name.substr(0, name.find('.'));
 }
 
 // Megatron's default is large enough for the bandwidth of the collective, and more so over more
@@ -134,17 +119,14 @@ DistributedDataParallel::~DistributedDataParallel() {
 
 void DistributedDataParallel::plan(const DistributedDataParallelConfig& config) {
   std::vector<BufferParameter> parameters;
-  std::string layer;
-  int unit = 0;
+  std::vector<std::string> names;
+  for (const Parameter* parameter : layout_.parameters) names.push_back(parameter->name);
+  const std::vector<int> units = sharding_units(names);
   int64_t trained_elements = 0;
   for (const Parameter* parameter : layout_.parameters) {
-    if (shard_values_ && layer_of(parameter->name) != layer) {
-      layer = layer_of(parameter->name);
-      ++unit;
-    }
     const bool tied = parameter->role == ParameterRole::kEmbedding && parameter->uses > 1;
-    parameters.push_back(
-        {num_elements(*parameter), tied || is_shared(*parameter), unit, !parameter->trainable});
+    parameters.push_back({num_elements(*parameter), tied || is_shared(*parameter),
+                          shard_values_ ? units[parameters.size()] : 0, !parameter->trainable});
     if (parameter->trainable) trained_elements += parameters.back().num_elements;
   }
   BufferOptions options;

@@ -1,6 +1,7 @@
 #include "megatron/distributed/grad_buffer.h"
 
 #include <algorithm>
+#include <deque>
 #include <utility>
 #include <vector>
 
@@ -61,7 +62,6 @@ class WholeGrads final : public GradBuffer {
     if (groups.shard.size() == 1 && groups.replica.size() == 1) return;
     // The sum between instances of a bucket starts when the next bucket does, so that nothing waits
     // for the first sum.
-    if (parts_.under_way()) parts_.finish();
     if (!pending_.empty()) sum_instances(pending_.back());
     at::Tensor whole =
         grads_.narrow(0, layout_.bucket_begin(bucket), layout_.bucket_elements(bucket));
@@ -69,20 +69,16 @@ class WholeGrads final : public GradBuffer {
     const at::Tensor own =
         whole.narrow(0, layout_.shard_begin(bucket), layout_.shard_elements(bucket));
     pending_.push_back({bucket, own, nullptr, false});
-    if (groups.shard.size() == 1) {
+    if (groups.shard.size() == 1)
       sum_instances(pending_.back());
-    } else if (parts_.copies()) {
-      parts_.start(whole, own, /*accumulate=*/false);
-    } else {
-      pending_.back().work = groups.shard.reduce_scatter(own, whole);
-    }
+    else
+      pending_.back().work = parts_.start(whole, own, /*accumulate=*/false);
   }
 
   void finish() override {
-    if (parts_.under_way()) parts_.finish();
     for (Pending& pending : pending_) {
       sum_instances(pending);
-      if (pending.work) pending.work->wait();
+      pending.work->wait();
       if (reduction_.in_bf16)
         grads_.narrow(0, own_begin(pending.bucket), pending.own.numel()).copy_(pending.own);
     }
@@ -93,7 +89,7 @@ class WholeGrads final : public GradBuffer {
   struct Pending {
     int bucket;
     at::Tensor own;
-    std::shared_ptr<Work> work;  // null: done, or done by parts_
+    std::shared_ptr<Work> work;
     bool between_instances;      // work is the second of the two sums
   };
 
@@ -148,27 +144,27 @@ class ShardedGrads final : public GradBuffer {
   // Nothing is written: the first sum of each bucket replaces what is there. What lies between
   // parameters stays zero.
   void zero() override {
-    if (parts_.under_way()) parts_.finish();
+    finish_all_but(0);
     filling_.assign(filling_.size(), at::Tensor());
     written_.assign(written_.size(), false);
     summed_.assign(summed_.size(), false);
   }
 
   void reduce(int bucket) override {
-    if (parts_.under_way()) parts_.finish();
     for (const int parameter : layout_.buffer.buckets[bucket].parameters) {
       clear(parameter);
       written_[parameter] = false;
     }
     at::Tensor input = std::exchange(filling_[bucket], at::Tensor());
     if (reduction_.in_bf16) input = input.to(at::kBFloat16);
-    parts_.start(input, shard_.narrow(0, own_begin(bucket), layout_.shard_elements(bucket)), summed_[bucket]);
+    sums_.push_back(
+        parts_.start(input, shard_.narrow(0, own_begin(bucket), layout_.shard_elements(bucket)), summed_[bucket]));
     summed_[bucket] = true;
-    if (!reduction_.overlap) parts_.finish();
+    if (!reduction_.overlap) finish_all_but(0);
   }
 
   void finish() override {
-    if (parts_.under_way()) parts_.finish();
+    finish_all_but(0);
     if (layout_.groups.replica.size() == 1) return;
     if (!reduction_.in_bf16) return layout_.groups.replica.all_reduce(shard_)->wait();
     const at::Tensor rounded = shard_.to(at::kBFloat16);
@@ -200,10 +196,16 @@ class ShardedGrads final : public GradBuffer {
     return gaps;
   }
 
-  // A bucket that takes gradients: only the gaps between parameters are written, until they are.
+  void finish_all_but(size_t count) {
+    for (; sums_.size() > count; sums_.pop_front()) sums_.front()->wait();
+  }
+
+  // A bucket that takes gradients: only the gaps between parameters are written, until they are. While it fills, the last sum
+  // may be under way: the backward waits for none that has had the time of a bucket.
   at::Tensor& whole(int bucket) {
     at::Tensor& filling = filling_[bucket];
     if (filling.defined()) return filling;
+    finish_all_but(1);
     filling = at::empty({layout_.bucket_elements(bucket)}, shard_.options());
     for (const Gap& gap : gaps_[bucket]) filling.narrow(0, gap.begin, gap.count).zero_();
     return filling;
@@ -227,6 +229,7 @@ class ShardedGrads final : public GradBuffer {
   std::vector<at::Tensor> filling_;  // by bucket; undefined: takes no gradient now
   std::vector<bool> written_;        // by parameter: there is a gradient in the bucket
   std::vector<bool> summed_;         // by bucket: there is a sum of this step in the shard
+  std::deque<std::shared_ptr<Work>> sums_;  // that are under way, in the order of their start
 };
 
 }  // namespace

@@ -19,6 +19,28 @@ int64_t piece_elements(int64_t peers, int64_t largest_part, int64_t staged) {
   return std::min(largest_part, std::max(staged / peers / kAlignment, int64_t{1}) * kAlignment);
 }
 
+// A reduce-scatter into this rank's part of `whole`, which is added to the target when it is waited for.
+class ScatteredSum final : public Work {
+ public:
+  ScatteredSum(const ProcessGroup& group, const at::Tensor& whole, const at::Tensor& target, bool accumulate)
+      : sum_(whole.narrow(0, group.rank() * target.numel(), target.numel())),
+        target_(target),
+        accumulate_(accumulate),
+        work_(group.reduce_scatter(sum_, whole)) {}
+  void wait() override {
+    if (!work_) return;
+    work_->wait();
+    if (accumulate_ || sum_.const_data_ptr() != target_.const_data_ptr()) sum_parts({sum_}, target_, accumulate_);
+    work_.reset();
+    sum_.reset();
+  }
+
+ private:
+  at::Tensor sum_, target_;  // sum_ keeps the memory of the whole
+  bool accumulate_;
+  std::shared_ptr<Work> work_;
+};
+
 }  // namespace
 
 int64_t staging_elements(int64_t group_size, int64_t largest_part, int64_t staged) {
@@ -38,25 +60,19 @@ PartReduce::PartReduce(const ProcessGroup& group, int64_t largest_part, const at
   token_ = at::zeros({1}, options.dtype(at::kFloat));
 }
 
-void PartReduce::start(const at::Tensor& whole, const at::Tensor& target, bool accumulate) {
-  MEGATRON_ASSERT(!under_way(), "a sum is under way");
-  whole_ = whole;
-  target_ = target;
-  accumulate_ = accumulate;
-  const int64_t count = whole.numel() / group_.size();
-  if (!peers_) {
-    work_ = group_.reduce_scatter(whole.narrow(0, group_.rank() * count, count), whole);
-    return;
-  }
-  work_ = peers_->run([&] {
+std::shared_ptr<Work> PartReduce::start(const at::Tensor& whole, const at::Tensor& target, bool accumulate) {
+  if (!peers_) return std::make_shared<ScatteredSum>(group_, whole, target, accumulate);
+  const int64_t count = target.numel();
+  return peers_->run([&] {
     for (int64_t begin = 0; begin < count; begin += piece_) {
-      if (begin > 0) add_piece(begin - piece_, piece_);
-      write_piece(begin, std::min(piece_, count - begin));
+      const int64_t of_piece = std::min(piece_, count - begin);
+      write_piece(whole, begin, of_piece);
+      add_piece(whole, target, accumulate, begin, of_piece);
     }
   });
 }
 
-void PartReduce::write_piece(int64_t begin, int64_t count) {
+void PartReduce::write_piece(const at::Tensor& whole, int64_t begin, int64_t count) {
   const int size = group_.size(), own = group_.rank();
   half_ = 1 - half_;
   std::vector<PeerCopy> copies;
@@ -64,36 +80,20 @@ void PartReduce::write_piece(int64_t begin, int64_t count) {
     const int to = (own + step) % size;
     const int place = own < to ? own : own - 1;  // among the peers of `to`
     copies.push_back({to, (half_ * (size - 1) + place) * piece_,
-                      whole_.narrow(0, to * (whole_.numel() / size) + begin, count)});
+                      whole.narrow(0, to * (whole.numel() / size) + begin, count)});
   }
   peers_->write(std::move(copies));
   group_.all_reduce(token_)->wait();
 }
 
-void PartReduce::add_piece(int64_t begin, int64_t count) {
+void PartReduce::add_piece(const at::Tensor& whole, const at::Tensor& target, bool accumulate, int64_t begin, int64_t count) {
   const int own = group_.rank();
   std::vector<at::Tensor> parts;
   for (int rank = 0; rank < group_.size(); ++rank) {
-    parts.push_back(rank == own ? whole_.narrow(0, own * target_.numel() + begin, count)
+    parts.push_back(rank == own ? whole.narrow(0, own * target.numel() + begin, count)
                                 : staging_.select(0, half_).select(0, rank < own ? rank : rank - 1).narrow(0, 0, count));
   }
-  sum_parts(parts, target_.narrow(0, begin, count), accumulate_);
-}
-
-void PartReduce::finish() {
-  MEGATRON_ASSERT(under_way(), "no sum is under way");
-  work_->wait();
-  const int64_t count = target_.numel();
-  if (peers_) {
-    const int64_t begin = count > 0 ? (count - 1) / piece_ * piece_ : 0;
-    add_piece(begin, count - begin);
-  } else {
-    const at::Tensor sum = whole_.narrow(0, group_.rank() * count, count);
-    if (accumulate_ || sum.const_data_ptr() != target_.const_data_ptr()) sum_parts({sum}, target_, accumulate_);
-  }
-  work_.reset();
-  whole_.reset();
-  target_.reset();
+  sum_parts(parts, target.narrow(0, begin, count), accumulate);
 }
 
 }  // namespace megatron

@@ -17,18 +17,15 @@ constexpr int64_t kStagedElements = int64_t{64} << 20;  // of a piece, from all 
 // Elements that copies are staged in; 0: groups of this size do not copy.
 int64_t staging_elements(int64_t group_size, int64_t largest_part, int64_t staged = kStagedElements);
 
-// One sum at a time: each start() is followed by a finish().
-//
 // Note [Sums by peer copies]
 //
 // A bucket is summed in pieces, small enough for two of them to be staged. For each piece, on a stream of its own behind the
 // current one: every rank writes its peers' parts into their staging memory, the halves of which take turns; all ranks meet (an
-// all-reduce of one number); each adds the parts in rank order, in one kernel. The last piece of a bucket is added by finish(),
-// on the current stream.
+// all-reduce of one number); each adds the parts in rank order, in one kernel. Buckets follow one another on that stream.
 // What is added has been written: the meeting follows every rank's writes. What is overwritten has been added: the half held the
 // piece before the last one, which a rank adds before it meets the others over the last one; and writes follow that meeting.
-// Nobody waits for a peer that is late by less than the time between two buckets. A rank that fails comes to no meeting, where
-// its peers wait as in any other collective, under the eyes of the failure monitor; a copy itself waits for nobody.
+// Nobody waits for a peer that is late by less than a bucket takes. A rank that fails comes to no meeting, where its peers wait
+// as in any other collective, under the eyes of the failure monitor; a copy itself waits for nobody.
 class PartReduce {
  public:
   // `largest_part`: elements of one rank's part of the largest bucket; `options`: of what travels; memory for copies:
@@ -38,16 +35,16 @@ class PartReduce {
 
   // `whole` [s * n], complete on the current stream, is summed over the ranks; target [n] becomes this rank's part of that, or
   // with `accumulate` target + that, rounded to the type of `whole` before. The target may be this rank's part of `whole`.
-  // Neither may be touched before finish(). Collective.
-  void start(const at::Tensor& whole, const at::Tensor& target, bool accumulate);
-  bool under_way() const { return whole_.defined(); }
-  void finish();
+  // Neither may be touched before the work is waited for, which keeps `whole`; works are waited for in the order of their
+  // start. Collective.
+  std::shared_ptr<Work> start(const at::Tensor& whole, const at::Tensor& target, bool accumulate);
 
   bool copies() const { return peers_ != nullptr; }
 
  private:
-  void write_piece(int64_t begin, int64_t count);
-  void add_piece(int64_t begin, int64_t count);
+  // Of a part, elements from `begin` on.
+  void write_piece(const at::Tensor& whole, int64_t begin, int64_t count);
+  void add_piece(const at::Tensor& whole, const at::Tensor& target, bool accumulate, int64_t begin, int64_t count);
 
   const ProcessGroup& group_;
   std::shared_ptr<PeerMemory> peers_;
@@ -55,9 +52,6 @@ class PartReduce {
   int64_t piece_ = 0;   // elements of a part
   int half_ = 0;        // that the last piece went to
   at::Tensor token_;
-  at::Tensor whole_, target_;  // undefined: nothing under way
-  bool accumulate_ = false;
-  std::shared_ptr<Work> work_;
 };
 
 }  // namespace megatron

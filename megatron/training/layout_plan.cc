@@ -31,14 +31,6 @@ DataSharding data_sharding(const Arguments& a) {
   return sharding;
 }
 
-// "decoder.layers.3" of "decoder.layers.3.mlp.linear_fc1.weight"; "embedding" of "embedding.word_embeddings.weight":
-// what data parallelism gathers at a time.
-std::string layer_of(const std::string& name) {
-  constexpr std::string_view kLayers = "decoder.layers.";
-  if (!name.starts_with(kLayers)) return name.substr(0, name.find('.'));
-  return name.substr(0, name.find('.', kLayers.size()));
-}
-
 // Of the outputs of a linear, those that an adapter adds to.
 int64_t adapted_rows(const LoraOptions& lora, int64_t rows) {
   const auto& of_row = lora.adapter_of_row;
@@ -210,15 +202,12 @@ BufferLayout chunk_buffer(const LayoutPlan& plan, const std::vector<PlannedParam
   const DistributedDataParallelConfig& ddp = plan.arguments.ddp;
   const DataSharding& sharding = plan.sharding;
   std::vector<BufferParameter> sizes;
-  std::string layer;
-  int unit = 0;
+  std::vector<std::string> names;
+  for (const PlannedParameter& p : parameters) names.push_back(p.name);
+  const std::vector<int> units = sharding_units(names);
   int64_t trained = 0;
   for (const PlannedParameter& p : parameters) {
-    if (sharding.values && layer_of(p.name) != layer) {
-      layer = layer_of(p.name);
-      ++unit;
-    }
-    sizes.push_back({p.local_elements, p.used_twice || p.shared_over_stages, unit, p.frozen});
+    sizes.push_back({p.local_elements, p.used_twice || p.shared_over_stages, sharding.values ? units[sizes.size()] : 0, p.frozen});
     if (!p.frozen) trained += p.local_elements;
   }
   BufferOptions options;

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <chrono>
+#include <deque>
 #include <thread>
 
 #include "megatron/base/check.h"
@@ -252,7 +253,7 @@ std::string rejection(const DistributedDataParallelConfig& config) {
   return violations.empty() ? "" : violations.messages()[0];
 }
 
-// In pieces or at once, into the bucket itself or beside it; bucket after bucket, while a rank is late.
+// In pieces or at once, into the bucket itself or beside it; one bucket under way behind the other, while a rank is late.
 TEST(PartReduce, AddsPartsInTheOrderOfTheRanks) {
   constexpr int64_t kPart = 1000;
   for (const int ranks : {2, 3}) {
@@ -263,6 +264,13 @@ TEST(PartReduce, AddsPartsInTheOrderOfTheRanks) {
           PartReduce parts(group, kPart, at::TensorOptions().dtype(type), /*peer_copies=*/true, staged);
           EXPECT_TRUE(parts.copies());
           const at::Tensor sum = at::full({kPart}, 7.0, at::kFloat);
+          std::deque<std::pair<std::shared_ptr<Work>, std::function<void()>>> under_way;
+          const auto finish_all_but = [&](size_t count) {
+            for (; under_way.size() > count; under_way.pop_front()) {
+              under_way.front().first->wait();
+              under_way.front().second();
+            }
+          };
           for (int bucket = 0; bucket < 5; ++bucket) {
             if (bucket % ranks == group.rank()) std::this_thread::sleep_for(std::chrono::milliseconds(20));
             const int64_t count = kPart - 100 * bucket;
@@ -275,16 +283,17 @@ TEST(PartReduce, AddsPartsInTheOrderOfTheRanks) {
             const at::Tensor whole = whole_of(group.rank());
             const at::Tensor own = whole.narrow(0, group.rank() * count, count);
             if (bucket % 2 == 0) {
-              parts.start(whole, own, /*accumulate=*/false);
-              parts.finish();
-              EXPECT_TRUE(at::equal(own, expected)) << "bucket " << bucket;
+              under_way.emplace_back(parts.start(whole, own, /*accumulate=*/false),
+                                     [=] { EXPECT_TRUE(at::equal(own, expected)) << "bucket " << bucket; });
             } else {
               const at::Tensor target = sum.narrow(0, 0, count), before = target.clone();
-              parts.start(whole, target, /*accumulate=*/true);
-              parts.finish();
-              EXPECT_TRUE(at::equal(target, before + expected.to(at::kFloat))) << "bucket " << bucket;
+              under_way.emplace_back(parts.start(whole, target, /*accumulate=*/true), [=] {
+                EXPECT_TRUE(at::equal(target, before + expected.to(at::kFloat))) << "bucket " << bucket;
+              });
             }
+            finish_all_but(1);
           }
+          finish_all_but(0);
         });
       }
     }
