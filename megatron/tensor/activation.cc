@@ -72,8 +72,14 @@ at::Tensor activation_forward(const at::Tensor& x, Activation activation, double
 
 at::Tensor activation_backward(const at::Tensor& dy, const at::Tensor& x, Activation activation, double offset,
                                const at::Tensor& amax) {
-  const at::Tensor grad = dy.contiguous();
   at::Tensor dx = at::empty_like(x);
+  activation_backward_into(dy, x, activation, offset, dx, amax);
+  return dx;
+}
+
+void activation_backward_into(const at::Tensor& dy, const at::Tensor& x, Activation activation, double offset,
+                              at::Tensor dx, const at::Tensor& amax) {
+  const at::Tensor grad = dy.contiguous();
   ActivationArgs args = make_args(x, activation, offset, dx);
   args.dy = grad.const_data_ptr();
   if (amax.defined()) args.amax = amax.data_ptr<float>();
@@ -81,7 +87,6 @@ at::Tensor activation_backward(const at::Tensor& dy, const at::Tensor& x, Activa
       x, args.rows, 2 * x.size(-1),
       [&](int64_t begin, int64_t end) { activation_backward_cpu(args, begin, end); },
       [&](void* stream) { MEGATRON_CUDA_KERNEL(activation_backward_cuda(args, stream)); });
-  return dx;
 }
 
 QuantizedTensor quantize_activation(const at::Tensor& x, const at::Tensor& dy, Activation activation, double offset,

@@ -31,4 +31,8 @@ at::Tensor activation_forward(const at::Tensor& x, Activation activation, double
 at::Tensor activation_backward(const at::Tensor& dy, const at::Tensor& x, Activation activation,
                                double offset = 0.0, const at::Tensor& amax = {});
 
+// The same, written to dx, which is like x and contiguous; it may be dy where the activation is not gated.
+void activation_backward_into(const at::Tensor& dy, const at::Tensor& x, Activation activation, double offset,
+                              at::Tensor dx, const at::Tensor& amax = {});
+
 }  // namespace megatron

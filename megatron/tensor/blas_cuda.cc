@@ -78,7 +78,7 @@ void add_to(const at::Tensor& addend, BlasOperands& operands) {
 }
 
 void multiply(BlasProduct product, BlasOperands operands, const at::Tensor& like) {
-  product.alignment = common_alignment({operands.a, operands.b, operands.d, operands.bias, operands.c});
+  product.alignment = common_alignment({operands.a, operands.b, operands.d, operands.bias, operands.c, operands.gelu_input});
   struct Known {
     explicit Known(const BlasProduct& p) : plan(p), algorithm(choose_algorithm(p, plan)) {}
     BlasPlan plan;
@@ -114,11 +114,19 @@ bool blas_forward(const at::Tensor& x, const at::Tensor& w, const at::Tensor& bi
   return true;
 }
 
-bool blas_input_grad(const at::Tensor& dy, const at::Tensor& w, const at::Tensor& dx) {
+bool blas_input_grad(const at::Tensor& dy, const at::Tensor& w, const at::Tensor& gelu_input, const at::Tensor& dx) {
   if (!fits(dy, w)) return false;
   BlasProduct product = product_of(w, dy, dx);
   product.k = dy.size(1);
-  multiply(product, {w.const_data_ptr(), dy.const_data_ptr(), dx.data_ptr()}, dx);
+  BlasOperands operands = {w.const_data_ptr(), dy.const_data_ptr(), dx.data_ptr()};
+  if (gelu_input.defined()) {
+    constexpr int kAlignment = 16;  // of the epilogue's operand
+    const bool aligned = reinterpret_cast<uintptr_t>(gelu_input.const_data_ptr()) % kAlignment == 0 && dx.size(1) % 8 == 0;
+    if (!aligned || !is_like(gelu_input, dx)) return false;
+    product.gelu_grad = true;
+    operands.gelu_input = gelu_input.const_data_ptr();
+  }
+  multiply(product, operands, dx);
   return true;
 }
 

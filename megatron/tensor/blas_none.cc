@@ -8,7 +8,7 @@ bool blas_forward(const at::Tensor&, const at::Tensor&, const at::Tensor&, const
                   const at::Tensor&) {
   return false;
 }
-bool blas_input_grad(const at::Tensor&, const at::Tensor&, const at::Tensor&) { return false; }
+bool blas_input_grad(const at::Tensor&, const at::Tensor&, const at::Tensor&, const at::Tensor&) { return false; }
 bool blas_wide_weight_grad(const at::Tensor&, const at::Tensor&, const at::Tensor&, double) {
   return false;
 }

@@ -205,8 +205,9 @@ cublasLtMatmulAlgo_t fastest(const BlasProduct& product, BlasPlan& plan,
   const int64_t wide_bytes = product.scaled() ? 2 * std::max(product.elements_of_a(), product.elements_of_b()) : 16;
   const ScratchMemory a(product.elements_of_a() * bytes, stream),
       b(product.elements_of_b() * bytes, stream), d(output_bytes, stream), bias(product.m * 4, stream),
-      workspace(kBlasWorkspaceBytes, stream), scales(scale_bytes, stream), wide(wide_bytes, stream);
-  for (const ScratchMemory* memory : {&a, &b, &d, &bias, &workspace, &scales, &wide}) {
+      gelu_input(product.gelu_grad ? output_bytes : 16, stream), workspace(kBlasWorkspaceBytes, stream),
+      scales(scale_bytes, stream), wide(wide_bytes, stream);
+  for (const ScratchMemory* memory : {&a, &b, &d, &bias, &gelu_input, &workspace, &scales, &wide}) {
     if (memory->get() == nullptr) return candidates.front();
   }
   BlasOperands operands = {a.get(), b.get(), d.get(), product.bias ? bias.get() : nullptr, 0.0f};
@@ -219,6 +220,10 @@ cublasLtMatmulAlgo_t fastest(const BlasProduct& product, BlasPlan& plan,
   } else {
     fill_normal(a.get(), product.elements_of_a(), product.type, 1, stream);
     fill_normal(b.get(), product.elements_of_b(), product.type, 2, stream);
+  }
+  if (product.gelu_grad) {
+    fill_normal(gelu_input.get(), product.elements_of_d(), product.type, 4, stream);
+    operands.gelu_input = gelu_input.get();
   }
   fill_normal(bias.get(), product.m, product.scaled() ? CUDA_R_16BF : product.type, 3, stream);
   Stopwatch stopwatch;
@@ -277,7 +282,7 @@ std::string BlasProduct::text() const {
                                      : cat(fp8(type), " ", fp8(type_b), " scales ", static_cast<int>(scale_a), " ",
                                            static_cast<int>(scale_b), fast ? " fast" : "");
   return cat(kind, output_type == CUDA_R_32F ? " fp32 " : " same ",
-             letter(transpose_a), letter(transpose_b), bias ? " bias " : " ", m, "x", n, "x", k,
+             letter(transpose_a), letter(transpose_b), bias ? " bias " : gelu_grad ? " dgelu " : " ", m, "x", n, "x", k,
              " ld ", lda, " ", ldb, " ", ldd, " align ", alignment);
 }
 
@@ -291,6 +296,10 @@ BlasPlan::BlasPlan(const BlasProduct& product) : product_(product) {
   set(CUBLASLT_MATMUL_DESC_TRANSA, product.transpose_a ? CUBLAS_OP_T : CUBLAS_OP_N);
   set(CUBLASLT_MATMUL_DESC_TRANSB, product.transpose_b ? CUBLAS_OP_T : CUBLAS_OP_N);
   if (product.bias) set(CUBLASLT_MATMUL_DESC_EPILOGUE, CUBLASLT_EPILOGUE_BIAS);
+  if (product.gelu_grad) {
+    set(CUBLASLT_MATMUL_DESC_EPILOGUE, CUBLASLT_EPILOGUE_DGELU);
+    set(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, product.ldd);
+  }
   if (product.scaled()) {
     const auto mode = [](BlasScale scale) {
       switch (scale) {
@@ -368,6 +377,11 @@ cublasStatus_t BlasPlan::run(const cublasLtMatmulAlgo_t& algorithm, const BlasOp
   if (product_.bias) {
     const cublasStatus_t status = cublasLtMatmulDescSetAttribute(
         operation_, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &operands.bias, sizeof operands.bias);
+    if (status != CUBLAS_STATUS_SUCCESS) return status;
+  }
+  if (product_.gelu_grad) {
+    const cublasStatus_t status = cublasLtMatmulDescSetAttribute(
+        operation_, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, &operands.gelu_input, sizeof operands.gelu_input);
     if (status != CUBLAS_STATUS_SUCCESS) return status;
   }
   if (product_.scaled()) {

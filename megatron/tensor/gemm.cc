@@ -4,6 +4,7 @@
 
 #include "megatron/base/check.h"
 #include "megatron/kernels/column_sum.h"
+#include "megatron/tensor/activation.h"
 #include "megatron/tensor/detail/blas.h"
 #include "megatron/tensor/detail/launch.h"
 #include "megatron/tensor/detail/partial_sum.h"
@@ -42,22 +43,26 @@ void linear_forward_into(const at::Tensor& x, const at::Tensor& w, const at::Ten
   if (addend.defined()) out.add_(summand);
 }
 
-at::Tensor linear_input_grad(const at::Tensor& dy, const at::Tensor& w) {
+at::Tensor linear_input_grad(const at::Tensor& dy, const at::Tensor& w, const at::Tensor& gelu_input) {
   std::vector<int64_t> shape = dy.sizes().vec();
   shape.back() = w.size(1);
   at::Tensor dx = at::empty(shape, dy.options().requires_grad(false));
-  linear_input_grad_into(dy, w, dx);
+  linear_input_grad_into(dy, w, dx, gelu_input);
   return dx;
 }
 
-void linear_input_grad_into(const at::Tensor& dy, const at::Tensor& w, at::Tensor dx) {
+void linear_input_grad_into(const at::Tensor& dy, const at::Tensor& w, at::Tensor dx, const at::Tensor& gelu_input) {
   const at::NoGradGuard no_grad;
   check_shape("linear weight", w, {dy.size(-1), -1});
+  MEGATRON_ASSERT(!gelu_input.defined() || gelu_input.sizes() == dx.sizes(), "a gradient of ", dx.sizes(), " for the GELU of ",
+                  gelu_input.sizes());
   use_wide_blas_reductions();
   const at::Tensor rows = as_matrix(dy);
   at::Tensor out = dx.view({rows.size(0), w.size(1)});
-  if (dy.is_cuda() && blas_input_grad(rows, w, out)) return;
+  const at::Tensor before = gelu_input.defined() ? gelu_input.reshape(out.sizes()) : gelu_input;
+  if (dy.is_cuda() && blas_input_grad(rows, w, before, out)) return;
   at::mm_out(out, rows, w);
+  if (before.defined()) activation_backward_into(out, before.contiguous(), Activation::kGeluTanh, 0.0, out);
 }
 
 void linear_weight_grad(const at::Tensor& dy, const at::Tensor& x, at::Tensor target, double beta) {

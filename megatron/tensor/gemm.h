@@ -19,12 +19,15 @@ at::Tensor linear_forward(const at::Tensor& x, const at::Tensor& w, const at::Te
                           const at::Tensor& addend = {});
 
 // dx = dy w.   dy [..., n], w [n, k]; returns [..., k].
-at::Tensor linear_input_grad(const at::Tensor& dy, const at::Tensor& w);
+// With `gelu_input` [..., k] of dy's type: times the derivative of Activation::kGeluTanh there, which is
+// the gradient of what the layer's input is the GELU of. In the product's epilogue on CUDA.
+at::Tensor linear_input_grad(const at::Tensor& dy, const at::Tensor& w, const at::Tensor& gelu_input = {});
 
 // The same, written to y [..., n] and dx [..., k], which are contiguous and of the operands' type.
 void linear_forward_into(const at::Tensor& x, const at::Tensor& w, const at::Tensor& bias,
                          at::Tensor y, const at::Tensor& addend = {});
-void linear_input_grad_into(const at::Tensor& dy, const at::Tensor& w, at::Tensor dx);
+void linear_input_grad_into(const at::Tensor& dy, const at::Tensor& w, at::Tensor dx,
+                            const at::Tensor& gelu_input = {});
 
 // target = beta * target + dy^T x.   dy [..., n], x [..., k], target [n, k], fp32 (or the operands'
 // type).

@@ -126,14 +126,14 @@ struct ColumnFunction : torch::autograd::Function<ColumnFunction> {
     const auto whole_input = [&state, saved, type] {
       return gathered(state, linear_input(state, saved, type));
     };
-    const bool postponed = input && input->in_parts() && state.mailbox->postponed_flops() >= flops_of_copies(dx, *state.tp);
+    std::function<at::Tensor()> x = whole_input;
+    if (input) x = [input] { return input->wait(); };
+    const bool postponed = input && input->in_parts() && hides_exchange(*state.mailbox, dx, *state.tp);
     if (postponed) {
       reduction->wait();  // runs what another layer postponed
-      postpone_weight_grad(state, dy, [input] { return input->wait(); });
-    } else if (input) {
-      accumulate_weight_grad(*state.weight, dy, [&input] { return input->wait(); });
+      postpone_weight_grad(state, dy, x);
     } else {
-      accumulate_weight_grad(*state.weight, dy, whole_input);
+      accumulate_weight_grad(*state.weight, dy, x);
     }
     if (state.lora != nullptr) state.lora->accumulate_grads(dy, inner, whole_input);
     accumulate_bias_grad(state.bias, dy);
@@ -159,12 +159,14 @@ struct ColumnFunction : torch::autograd::Function<ColumnFunction> {
 // Y = sum over ranks of X_r A_r^T, + b, + residual.
 struct RowFunction : torch::autograd::Function<RowFunction> {
   static at::Tensor forward(AutogradContext* context, const at::Tensor& input,
-                            const std::optional<at::Tensor>& residual, const at::Tensor&, LinearState* state) {
+                            const std::optional<at::Tensor>& residual, const at::Tensor&, LinearState* state,
+                            bool is_activated) {
     const AcquiredValue weight(state->weight), bias(state->bias);
     context->saved_data["state"] = reinterpret_cast<int64_t>(state);
     context->saved_data["residual"] = residual.has_value();
-    context->save_for_backward({input});
-    const at::Tensor x = activated(*state, input);
+    const at::Tensor x = is_activated ? input : activated(*state, input);
+    const bool recompute = !state->input_activation || state->recompute_activation;
+    context->save_for_backward({input, recompute ? at::Tensor() : x});
     if (state->tp->size() == 1) return product(*state, x, weight.value(), bias.value(), residual.value_or(at::Tensor()));
     at::Tensor y;
     if (state->sequence_parallel && state->lora == nullptr && state->tp->size() <= kMaxSumParts) {
@@ -182,7 +184,11 @@ struct RowFunction : torch::autograd::Function<RowFunction> {
 
   static variable_list backward(AutogradContext* context, variable_list grads) {
     LinearState& state = *saved_state<LinearState>(context);
-    const at::Tensor input = context->get_saved_variables()[0];
+    const variable_list saved = context->get_saved_variables();
+    const at::Tensor input = saved[0];
+    // The gradient before a GELU is computed by the product, unless an adapter adds to that.
+    const bool in_product = state.input_activation == Activation::kGeluTanh && state.lora == nullptr;
+    const at::Tensor gelu_input = in_product ? input : at::Tensor();
     accumulate_bias_grad(state.bias,
                          grads[0].contiguous());  // a partial sum with sequence_parallel
     at::Tensor dy = grads[0].contiguous(), dx;
@@ -192,16 +198,16 @@ struct RowFunction : torch::autograd::Function<RowFunction> {
       if (state.sequence_parallel) {
         // What a deferred weight gradient keeps is no memory of the mailbox.
         rows = std::make_shared<GatheredRows>(dy, *state.tp, state.weight->store->defers() ? nullptr : state.mailbox.get());
-        dx = gathered_linear_input_grad(*rows, weight.value(), *state.tp);
+        dx = gathered_linear_input_grad(*rows, weight.value(), *state.tp, gelu_input);
         dy = rows->wait();
       } else {
-        dx = linear_input_grad(dy, weight.value());
+        dx = linear_input_grad(dy, weight.value(), gelu_input);
       }
     }
     at::Tensor inner;
     if (state.lora != nullptr) inner = state.lora->add_input_grad(dy, dx);
     {
-      const at::Tensor x = activated(state, input);
+      const at::Tensor x = saved[1].defined() ? saved[1] : activated(state, input);
       if (rows && rows->in_parts() && state.weight->trainable) {
         postpone_weight_grad(state, dy, [rows, x] { return x; });
       } else {
@@ -209,9 +215,9 @@ struct RowFunction : torch::autograd::Function<RowFunction> {
       }
       if (state.lora != nullptr) state.lora->accumulate_grads(dy, inner, [x] { return x; });
     }
-    if (state.input_activation)
+    if (state.input_activation && !in_product)
       dx = activation_backward(dx, input, *state.input_activation, state.activation_offset);
-    return {dx, residual_grad(context, grads[0]), at::Tensor(), at::Tensor()};
+    return {dx, residual_grad(context, grads[0]), at::Tensor(), at::Tensor(), at::Tensor()};
   }
 
  private:
@@ -326,13 +332,13 @@ Branch ColumnParallelLinear::forward_beside(const at::Tensor& x) {
 Parameter& ColumnParallelLinear::weight() { return impl_->weight; }
 
 at::Tensor ColumnParallelLinear::forward_with(Parameter& weight, const at::Tensor& x,
-                                              bool sequence_parallel, const ProcessGroup& tp) {
+                                              bool sequence_parallel, const ParallelGroups& groups) {
   const at::Tensor whole =
-      sequence_parallel && tp.size() > 1 ? gather_from_sequence_parallel_region(x, tp) : x;
+      sequence_parallel ? gather_from_sequence_parallel_region(x, groups.tp, groups.tp_mailbox.get()) : x;
   // With sequence parallelism the gather's backward already sums dX over the group.
   static const ProcessGroup self;
   return TiedFunction::apply(whole.contiguous(), anchor(), &weight,
-                             sequence_parallel ? &self : &tp);
+                             sequence_parallel ? &self : &groups.tp);
 }
 
 struct RowParallelLinear::Impl {
@@ -375,9 +381,14 @@ RowParallelLinear::RowParallelLinear(std::string name, int64_t input_size, int64
 
 RowParallelLinear::~RowParallelLinear() = default;
 
-at::Tensor RowParallelLinear::forward(const at::Tensor& x, const at::Tensor& residual) {
-  if (impl_->state.quantization.enabled()) return quantized_row_forward(x, residual, impl_->state);
-  return RowFunction::apply(x.contiguous(), optional_residual(residual), anchor(), &impl_->state);
+at::Tensor RowParallelLinear::forward(at::Tensor x, const at::Tensor& residual) {
+  const LinearState& state = impl_->state;
+  if (state.quantization.enabled()) return quantized_row_forward(x, residual, impl_->state);
+  x = x.contiguous();
+  // While nothing is recorded, what the activation is applied to need not outlive it.
+  const bool activated = state.input_activation && !at::GradMode::is_enabled();
+  if (activated) x = activation_forward(x, *state.input_activation, state.activation_offset);
+  return RowFunction::apply(x, optional_residual(residual), anchor(), &impl_->state, activated);
 }
 
 }  // namespace megatron

@@ -27,12 +27,12 @@ struct LinearOptions {
   bool input_norm = false;
   NormOptions norm = {};
   bool recompute_norm = false;  // save the norm's input and statistics, not its output
-  // Row-parallel only: apply this activation to the input first and save what it was applied to,
-  // not its output. The input is [s, b, 2k/t] when the activation is gated.
+  // Row-parallel only: apply this activation to the input first. The input is [s, b, 2k/t] when the
+  // activation is gated.
   std::optional<Activation> input_activation = {};
   double activation_offset = 0.0;
-  // With the activation inside, and quantised: computes it again in the backward rather than saving
-  // its output in codes.
+  // With the activation inside: computes it again in the backward rather than saving its output, too,
+  // in codes if the layer is quantised.
   bool recompute_activation = true;
   // Row-parallel only: the layer whose product the activation is applied to, which must outlive this
   // one. Where both are quantised, the gradient for it is measured while it is computed.
@@ -72,7 +72,7 @@ class ColumnParallelLinear : public Module {
   // The same product with a weight that lives elsewhere (a tied embedding [v/t, h]); no bias, no
   // norm.
   static at::Tensor forward_with(Parameter& weight, const at::Tensor& x, bool sequence_parallel,
-                                 const ProcessGroup& tp);
+                                 const ParallelGroups& groups);
 
  private:
   friend class RowParallelLinear;
@@ -95,7 +95,7 @@ class RowParallelLinear : public Module {
                     const LinearOptions& options, const ParallelGroups& groups);
   ~RowParallelLinear() override;
   // `residual`, shaped as the result and of the weight's type, or undefined: is added.
-  at::Tensor forward(const at::Tensor& x, const at::Tensor& residual = {});
+  at::Tensor forward(at::Tensor x, const at::Tensor& residual = {});
 
  private:
   struct Impl;

@@ -4,6 +4,7 @@
 
 #include "megatron/base/check.h"
 #include "megatron/tensor/torch.h"
+#include "megatron/tensor_parallel/overlapped_linear.h"
 
 namespace megatron {
 namespace {
@@ -59,6 +60,25 @@ struct ConjugatePair : torch::autograd::Function<ConjugatePair> {
   }
 };
 
+// Rows of all ranks forward and their sum backward, or the other way round.
+struct SequencePair : torch::autograd::Function<SequencePair> {
+  static at::Tensor map(const at::Tensor& x, bool gather, const ProcessGroup& tp, PeerMailbox* mailbox) {
+    return gather ? all_gather_first_dim(x, tp) : reduce_scatter_first_dim(x, tp, mailbox);
+  }
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& x, bool gather, const ProcessGroup* tp,
+                            PeerMailbox* mailbox) {
+    context->saved_data["gather"] = gather;
+    context->saved_data["tp"] = reinterpret_cast<int64_t>(tp);
+    context->saved_data["mailbox"] = reinterpret_cast<int64_t>(mailbox);
+    return map(x, gather, *tp, mailbox);
+  }
+  static variable_list backward(AutogradContext* context, variable_list grads) {
+    const auto* tp = reinterpret_cast<const ProcessGroup*>(context->saved_data["tp"].toInt());
+    auto* mailbox = reinterpret_cast<PeerMailbox*>(context->saved_data["mailbox"].toInt());
+    return {map(grads[0], !context->saved_data["gather"].toBool(), *tp, mailbox), at::Tensor(), at::Tensor(), at::Tensor()};
+  }
+};
+
 at::Tensor pair(const at::Tensor& x, const ProcessGroup& tp, Map forward_map, Map backward_map) {
   if (tp.size() == 1) return x;
   return ConjugatePair::apply(x, &tp, forward_map, backward_map);
@@ -75,14 +95,14 @@ at::Tensor all_gather_first_dim(const at::Tensor& x, const ProcessGroup& tp) {
   return gathered;
 }
 
-at::Tensor reduce_scatter_first_dim(const at::Tensor& x, const ProcessGroup& tp) {
+at::Tensor reduce_scatter_first_dim(const at::Tensor& x, const ProcessGroup& tp, PeerMailbox* mailbox) {
   if (tp.size() == 1) return x;
   std::vector<int64_t> shape = x.sizes().vec();
   MEGATRON_ASSERT(shape[0] % tp.size() == 0, "dimension 0 of size ", shape[0], " over ", tp.size(),
                   " ranks");
   shape[0] /= tp.size();
   at::Tensor part = at::empty(shape, x.options());
-  tp.reduce_scatter(part, x.contiguous())->wait();
+  scatter_rows(x.contiguous(), part, tp, mailbox)->wait();
   return part;
 }
 
@@ -102,11 +122,11 @@ at::Tensor all_gather_last_dim_from_tensor_parallel_region(const at::Tensor& x,
 at::Tensor scatter_to_sequence_parallel_region(const at::Tensor& x, const ProcessGroup& tp) {
   return pair(x, tp, own_slice_first_dim, all_gather_first_dim);
 }
-at::Tensor gather_from_sequence_parallel_region(const at::Tensor& x, const ProcessGroup& tp) {
-  return pair(x, tp, all_gather_first_dim, reduce_scatter_first_dim);
+at::Tensor gather_from_sequence_parallel_region(const at::Tensor& x, const ProcessGroup& tp, PeerMailbox* mailbox) {
+  return tp.size() == 1 ? x : SequencePair::apply(x, /*gather=*/true, &tp, mailbox);
 }
-at::Tensor reduce_scatter_to_sequence_parallel_region(const at::Tensor& x, const ProcessGroup& tp) {
-  return pair(x, tp, reduce_scatter_first_dim, all_gather_first_dim);
+at::Tensor reduce_scatter_to_sequence_parallel_region(const at::Tensor& x, const ProcessGroup& tp, PeerMailbox* mailbox) {
+  return tp.size() == 1 ? x : SequencePair::apply(x, /*gather=*/false, &tp, mailbox);
 }
 
 std::function<at::Tensor()> distribute_saved_activation(const at::Tensor& x,

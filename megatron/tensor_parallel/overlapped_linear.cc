@@ -44,8 +44,9 @@ void own_rows_first(GatheredRows& rows, const ProcessGroup& tp, int64_t columns,
 
 }  // namespace
 
-double flops_of_copies(const at::Tensor& part, const ProcessGroup& tp) {
-  return 2.0 * static_cast<double>(kColumnsOfCopy * (tp.size() - 1)) * static_cast<double>(part.numel());
+bool hides_exchange(const PeerMailbox& mailbox, const at::Tensor& part, const ProcessGroup& tp) {
+  return mailbox.postponed_flops() >=
+         2.0 * static_cast<double>(kColumnsOfCopy * (tp.size() - 1)) * static_cast<double>(part.numel());
 }
 
 GatheredRows::GatheredRows(const at::Tensor& x, const ProcessGroup& tp, PeerMailbox* mailbox, bool with_own)
@@ -60,7 +61,7 @@ GatheredRows::GatheredRows(const at::Tensor& x, const ProcessGroup& tp, PeerMail
 }
 
 bool GatheredRows::hidden() const {
-  return exchange_ && with_own_ && mailbox_->postponed_flops() >= flops_of_copies(own_, tp_);
+  return exchange_ && with_own_ && hides_exchange(*mailbox_, own_, tp_);
 }
 
 at::Tensor GatheredRows::wait(int first_rank, int count) {
@@ -132,10 +133,12 @@ at::Tensor gathered_linear_forward(const at::Tensor& x, const at::Tensor& w, con
   return y;
 }
 
-at::Tensor gathered_linear_input_grad(GatheredRows& dy, const at::Tensor& w, const ProcessGroup& tp) {
+at::Tensor gathered_linear_input_grad(GatheredRows& dy, const at::Tensor& w, const ProcessGroup& tp,
+                                      const at::Tensor& gelu_input) {
   at::Tensor dx = at::empty(with_first(dy.own(), dy.own().size(0) * tp.size(), w.size(1)), w.options());
   own_rows_first(dy, tp, w.size(1), [&](const at::Tensor& part, int64_t begin, int64_t count) {
-    linear_input_grad_into(part, w, dx.narrow(0, begin, count));
+    const at::Tensor before = gelu_input.defined() ? gelu_input.narrow(0, begin, count) : gelu_input;
+    linear_input_grad_into(part, w, dx.narrow(0, begin, count), before);
   });
   return dx;
 }

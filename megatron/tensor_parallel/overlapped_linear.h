@@ -26,7 +26,7 @@ class GatheredRows {
   const at::Tensor& own() const { return own_; }
   // Whether the ranks' rows arrive one after the other, those of the ranks before this one first.
   bool in_parts() const { return exchange_.has_value(); }
-  // Whether what was postponed takes as long as the way of the others' rows, of which this rank's are part then.
+  // Whether what was postponed hides the way of the others' rows, and this rank's can be had with them.
   bool hidden() const;
   // The rows of `count` ranks.
   at::Tensor wait(int first_rank, int count);
@@ -41,8 +41,8 @@ class GatheredRows {
   std::optional<PeerExchange> exchange_;
 };
 
-// Operations of bf16 products that take as long as the way of `part` to each other rank.
-double flops_of_copies(const at::Tensor& part, const ProcessGroup& tp);
+// Whether what was postponed takes as long as the way of parts like this one to each other rank.
+bool hides_exchange(const PeerMailbox& mailbox, const at::Tensor& part, const ProcessGroup& tp);
 
 // A sum over the ranks, at most kMaxSumParts, under way; each rank gets its rows.
 class ScatteredRows {
@@ -72,10 +72,11 @@ std::shared_ptr<Work> scatter_rows(const at::Tensor& x, const at::Tensor& part,
 at::Tensor gathered_linear_forward(const at::Tensor& x, const at::Tensor& w, const at::Tensor& bias,
                                    const ProcessGroup& tp, PeerMailbox* mailbox);
 
-// dy w of all rows, and all rows of dy. dy [s/t, ..., n], w [n, k]; returns [s, ..., k].
+// dy w of all rows, and all rows of dy. dy [s/t, ..., n], w [n, k]; returns [s, ..., k]. `gelu_input`
+// [s, ..., k] or undefined: as for linear_input_grad().
 // Communication: as above.
 at::Tensor gathered_linear_input_grad(GatheredRows& dy, const at::Tensor& w,
-                                      const ProcessGroup& tp);
+                                      const ProcessGroup& tp, const at::Tensor& gelu_input = {});
 
 // This rank's rows of the sum of x w^T over the ranks, + addend, if that is defined. x [s, ..., k],
 // w [n, k]; addend and what is returned [s/t, ..., n]. At most kMaxSumParts ranks and addends.

@@ -48,7 +48,7 @@ void check_ids(const char* what, const at::Tensor& ids, int64_t rows) {
 VocabParallelEmbedding::VocabParallelEmbedding(int64_t vocab_size, int64_t padded_vocab_size,
                                                int64_t hidden_size, Init init,
                                                bool sequence_parallel, const ParallelGroups& groups)
-    : sequence_parallel_(sequence_parallel), tp_(groups.tp) {
+    : sequence_parallel_(sequence_parallel), tp_(groups.tp), mailbox_(groups.tp_mailbox) {
   MEGATRON_CHECK(padded_vocab_size >= vocab_size && padded_vocab_size % tp_.size() == 0,
                  "padded vocabulary of ", padded_vocab_size, " rows: expected at least ",
                  vocab_size, " and a multiple of ", tp_.size(), " tensor-parallel ranks");
@@ -70,7 +70,7 @@ at::Tensor VocabParallelEmbedding::forward(const at::Tensor& ids) {
     local = at::where((local >= 0).logical_and(local < rows), local, at::full_like(local, -1));
   }
   const at::Tensor rows = EmbeddingFunction::apply(local, anchor(), &weight_);
-  return sequence_parallel_ ? reduce_scatter_to_sequence_parallel_region(rows, tp_)
+  return sequence_parallel_ ? reduce_scatter_to_sequence_parallel_region(rows, tp_, mailbox_.get())
                             : reduce_from_tensor_model_parallel_region(rows, tp_);
 }
 

@@ -27,6 +27,7 @@ class VocabParallelEmbedding : public Module {
   Parameter weight_;
   bool sequence_parallel_;
   const ProcessGroup& tp_;
+  std::shared_ptr<PeerMailbox> mailbox_;
 };
 
 // A plain table, whole on every rank (learned positions): ids [...] -> [..., h]. Parameter: weight.

@@ -5,6 +5,7 @@
 
 #include "megatron/base/check.h"
 #include "megatron/tensor_parallel/linear_cross_entropy.h"
+#include "megatron/transformer/mlp.h"
 
 namespace megatron {
 
@@ -218,6 +219,9 @@ int64_t saved_activation(const TransformerConfig& c, const LayerSizes& z) {
   return c.recomputes("mlp_act") ? 0 : z.act;
 }
 
+// Layers are counted as if they were all like the first one.
+bool gelu_in_product(const LayoutPlan& plan) { return is_gelu_in_product(plan.model(), 1); }
+
 // What the norm of a branch's output saves: its input and its statistics; 0 without one.
 int64_t post_norm_saved(const LayoutPlan& plan, const LayerSizes& z) {
   return plan.model().has_post_norm() ? (z.part > 0 ? z.part : z.product) + z.stats : 0;
@@ -413,8 +417,11 @@ LayerBackward layer_backward(const LayoutPlan& plan, const LayerSizes& z, bool k
   const int64_t activation = saved_activation(c, z);
   row_backward(z.act, activation);
   track.touch(z.act - activation);  // the activation again
-  track.take(z.fc1);
-  track.give(z.act + z.fc1);  // the gradient of the activation; what it saved
+  if (!gelu_in_product(plan)) {
+    track.take(z.fc1);
+    track.give(z.act);  // the gradient of the activation
+  }
+  track.give(z.fc1);  // what it saved
   column_backward(plan, z, z.fc1, track);
   if (kept) track.take(z.stream);
   track.give(z.stream);  // the stream after attention

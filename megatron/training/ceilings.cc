@@ -19,6 +19,7 @@
 #include "megatron/tensor/torch.h"
 #include "megatron/training/device.h"
 #include "megatron/training/setup.h"
+#include "megatron/transformer/mlp.h"
 
 namespace megatron {
 namespace {
@@ -41,6 +42,7 @@ QuantizedTensor codes_of(const at::Tensor& x, OperandRole role, const Quantizati
 struct Linear {
   std::string name;
   at::Tensor x, w, dy, target;
+  at::Tensor gelu_input;  // undefined, or what x is the GELU of
   QuantizationOptions quantization;
   QuantizedTensor x_codes, w_codes, dy_codes;
 
@@ -67,7 +69,7 @@ struct Linear {
     if (quantization.enabled())
       quantized_product(dy_codes.rows, w_codes.columns, x.scalar_type(), {}, /*fast=*/false);
     else
-      linear_input_grad(dy, w);
+      linear_input_grad(dy, w, gelu_input);
   }
   void weight_grad() const {
     if (quantization.enabled() && quantization.weight_gradient)
@@ -106,10 +108,19 @@ struct Shapes {
     linears.emplace_back("linear_proj", rows(), hidden(), queries(), type, device, options);
     linears.emplace_back("linear_fc1", rows(), fc1(), hidden(), type, device, options);
     linears.emplace_back("linear_fc2", rows(), hidden(), config.ffn_hidden_size, type, device, options);
+    if (is_gelu_in_product(config, number)) linears.back().gelu_input = linears.back().x;
     return linears;
   }
   Linear head(c10::Device device) const {
     return {"output_layer", rows(), vocabulary, hidden(), type, device};
+  }
+
+  // What the activation of a layer reads and writes for each token: x, y; and back, unless a product
+  // does that, dy, x, dx.
+  double activation_elements(int64_t layer_number) const {
+    const auto f = static_cast<double>(config.ffn_hidden_size);
+    if (gated()) return 8 * f;
+    return is_gelu_in_product(config, layer_number) ? 2 * f : 5 * f;
   }
 
   // What the casts of a layer's operands cannot avoid to read and write for each token beyond what
@@ -377,7 +388,7 @@ StepFloor step_floor(const Arguments& arguments, const Vocabulary& vocabulary,
   const TransformerConfig& c = shapes.config;
   const auto passes = static_cast<double>(num_microbatches), layers = static_cast<double>(c.num_layers);
   StepFloor floor;
-  double of_casts = 0.0, of_weights = 0.0;  // elements of a token, and of a step
+  double of_operands = 0.0, of_weights = 0.0;  // elements of a token, and of a step
   {
     // Layers of one kind share their operands.
     std::map<QuantizationRecipe, std::vector<Linear>> kinds;
@@ -386,7 +397,7 @@ StepFloor step_floor(const Arguments& arguments, const Vocabulary& vocabulary,
       const QuantizationOptions options = c.quantization(number);
       if (!kinds.contains(options.recipe)) kinds.emplace(options.recipe, shapes.layer(device, number));
       layers_of.push_back(&kinds.at(options.recipe));
-      of_casts += shapes.cast_elements(options);
+      of_operands += shapes.cast_elements(options) + shapes.activation_elements(number);
       if (!options.enabled()) continue;
       // Codes of the weights; by their own largest value only after another reading.
       for (const Linear& linear : *layers_of.back())
@@ -409,15 +420,14 @@ StepFloor step_floor(const Arguments& arguments, const Vocabulary& vocabulary,
     floor.attention_ms = 1e3 * passes * layers * seconds_per_run(device, least / 2, [&] { attention.both(); });
   }
   const Ceiling copy = copy_ceiling(device, least / 4);
-  const auto h = static_cast<double>(shapes.hidden()), f = static_cast<double>(c.ffn_hidden_size);
+  const auto h = static_cast<double>(shapes.hidden());
   const auto a = static_cast<double>(shapes.queries()), k = static_cast<double>(shapes.keys());
   // Elements that a layer's other kernels read or write for each token:
   double elements = 2 * 4 * h;                       // norms forward, the residual added on the way
   elements += 2 * 4 * h;                             // and back: dy, x, the residual's gradient, dx
   if (c.position_embedding_type == PositionEmbedding::kRope) elements += 4 * (a + k);
-  elements += shapes.gated() ? 8 * f : 5 * f;        // activation: x, y; dy, x, dx
   if (c.add_bias_linear) elements += a + 2 * k + 2 * h + static_cast<double>(shapes.fc1());
-  double of_token = layers * elements + of_casts;
+  double of_token = layers * elements + of_operands;
   of_token += 3 * static_cast<double>(shapes.vocabulary);  // cross entropy: logits; logits, their gradient
   of_token += 2 * h + 4 * h + 5 * h;                       // embedding, final norm
   const auto width = static_cast<double>(at::elementSize(shapes.type));

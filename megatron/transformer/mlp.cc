@@ -30,7 +30,8 @@ LinearOptions fc1_options(const TransformerConfig& config, int64_t layer_number,
 // A quantised linear_fc2 takes its input from before the activation: the activation's kernel measures
 // what is rounded, and codes are saved in place of the activation's output.
 bool is_activation_inside(const TransformerConfig& config, int64_t layer_number) {
-  return config.recomputes("mlp_act") || config.quantization(layer_number).enabled();
+  return config.recomputes("mlp_act") || config.quantization(layer_number).enabled() ||
+         is_gelu_in_product(config, layer_number);
 }
 
 LinearOptions fc2_options(const TransformerConfig& config, int64_t layer_number, bool sequence_parallel,
@@ -51,6 +52,11 @@ LinearOptions fc2_options(const TransformerConfig& config, int64_t layer_number,
 }
 
 }  // namespace
+
+bool is_gelu_in_product(const TransformerConfig& config, int64_t layer_number) {
+  return config.activation() == Activation::kGeluTanh && !config.quantization(layer_number).enabled() &&
+         lora_options(config, "linear_fc2").rank == 0;
+}
 
 MLP::MLP(const TransformerConfig& config, int64_t layer_number, bool sequence_parallel, const ParallelGroups& groups)
     : config_(config),
@@ -77,11 +83,11 @@ Branch MLP::forward(const at::Tensor& x, OffloadedPass* offload, bool add) {
                              [&](const at::Tensor&) { return config_.offloads("mlp_act"); });
     hidden = activate(hidden, config_.activation(), config_.glu_linear_offset);
   }
-  const OffloadScope scope(offload, [&](const at::Tensor& saved) {
-    return config_.offloads(activation_inside_ && saved.is_alias_of(hidden) ? "mlp_act" : "mlp_fc2");
+  const OffloadScope scope(offload, [this, before = hidden.const_data_ptr()](const at::Tensor& saved) {
+    return config_.offloads(activation_inside_ && saved.const_data_ptr() == before ? "mlp_act" : "mlp_fc2");
   });
-  if (add) return {linear_fc2_.forward(hidden, branch.x), {}};
-  hidden = linear_fc2_.forward(hidden);
+  if (add) return {linear_fc2_.forward(std::move(hidden), branch.x), {}};
+  hidden = linear_fc2_.forward(std::move(hidden));
   return branch;
 }
 

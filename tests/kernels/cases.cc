@@ -402,11 +402,13 @@ KernelCase linear_case(at::ScalarType type, Shape shape) {
     at::Tensor db = at::ones({n}, dw.options());
     linear_weight_grad(t[3], t[0], dw, 0.5);
     bias_grad(t[3], db, 0.5);
-    return {linear_forward(t[0], t[1], t[2]), linear_forward(t[0], t[1], t[2], t[3]), linear_input_grad(t[3], t[1]), dw, db};
+    return {linear_forward(t[0], t[1], t[2]), linear_forward(t[0], t[1], t[2], t[3]), linear_input_grad(t[3], t[1]),
+            linear_input_grad(t[3], t[1], t[0]), dw, db};
   };
   row.reference = [=](const Tensors& t) -> Tensors {
     const at::Tensor y = at::matmul(t[0], t[1].t()) + t[2];
-    return {y, y + t[3], at::matmul(t[3], t[1]),
+    const at::Tensor dx = at::matmul(t[3], t[1]);
+    return {y, y + t[3], dx, at::gelu_backward(dx, t[0], "tanh"),
             at::matmul(t[3].t(), t[0]) + 0.5, t[3].sum(0) + 0.5};
   };
   row.tolerance = tolerance_of(type);

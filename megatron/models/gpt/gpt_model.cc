@@ -239,7 +239,7 @@ at::Tensor GPTModel::hidden(const at::Tensor& tokens, const at::Tensor& input,
 at::Tensor GPTModel::logits(const at::Tensor& hidden) {
   MEGATRON_ASSERT(impl_->head != nullptr, "this segment holds no output layer");
   const at::Tensor logits = ColumnParallelLinear::forward_with(
-      *impl_->head, hidden, impl_->config.sequence_parallel, impl_->groups.tp);
+      *impl_->head, hidden, impl_->config.sequence_parallel, impl_->groups);
   const double cap = impl_->config.transformer.final_logit_softcapping;
   return cap > 0.0 ? logits.div(cap).tanh().mul(cap) : logits;
 }

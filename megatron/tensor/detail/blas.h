@@ -13,8 +13,9 @@ namespace megatron {
 bool blas_forward(const at::Tensor& x, const at::Tensor& w, const at::Tensor& bias,
                   const at::Tensor& addend, const at::Tensor& y);
 
-// dx = dy w.   dy [rows, n], w [n, k], dx [rows, k].
-bool blas_input_grad(const at::Tensor& dy, const at::Tensor& w, const at::Tensor& dx);
+// dx = dy w (times the derivative of the tanh GELU at gelu_input).   dy [rows, n], w [n, k], gelu_input,
+// or undefined, and dx [rows, k].
+bool blas_input_grad(const at::Tensor& dy, const at::Tensor& w, const at::Tensor& gelu_input, const at::Tensor& dx);
 
 // target = beta * target + dy^T x.   dy [rows, n], x [rows, k], target [n, k] fp32 contiguous.
 bool blas_wide_weight_grad(const at::Tensor& dy, const at::Tensor& x, const at::Tensor& target,

@@ -17,12 +17,12 @@ void check_blas(cublasStatus_t status, const char* call);
 enum class BlasScale : uint8_t { kNone, kTensor, kVector128, kBlock128 };
 
 // D (m x n) = beta C + op(A) (m x k) op(B) (k x n) (+ bias [m] to every column), fp32 sums; C is D or
-// another matrix like it.
+// another matrix like it. With gelu_grad: times the derivative of the tanh GELU at another matrix like D.
 struct BlasProduct {
   int device = 0;
   cudaDataType_t type = CUDA_R_16BF;         // of A; without scales also of B and the bias
   cudaDataType_t output_type = CUDA_R_16BF;  // of D
-  bool transpose_a = false, transpose_b = false, bias = false;
+  bool transpose_a = false, transpose_b = false, bias = false, gelu_grad = false;
   int64_t m = 0, n = 0, k = 0;
   int64_t lda = 0, ldb = 0, ldd = 0;
   uint32_t alignment = 16;  // the largest power of two up to 256 that divides all addresses
@@ -49,6 +49,7 @@ struct BlasOperands {
   const float* scale_a = nullptr;  // inverse scales, on the device
   const float* scale_b = nullptr;
   const void* c = nullptr;  // laid out as d, in whose place beta counts; null: d
+  const void* gelu_input = nullptr;  // laid out as d
 };
 
 // Descriptors of cuBLASLt for one product.

@@ -218,7 +218,7 @@ TEST(ColumnParallelLinear, WeightOfAnotherModule) {
         fill(holder, groups);
         const at::Tensor input = leaf(sequence_parallel ? part(x, 0, groups.tp) : x);
         const at::Tensor y =
-            ColumnParallelLinear::forward_with(holder.weight(), input, sequence_parallel, groups.tp);
+            ColumnParallelLinear::forward_with(holder.weight(), input, sequence_parallel, groups);
         expect_near(y, part(expected.y, -1, groups.tp), what);
         torch::autograd::backward({y}, {part(dy, -1, groups.tp)});
         expect_near(input.grad(), sequence_parallel ? part(expected.dx, 0, groups.tp) : expected.dx, what + ", dx");
@@ -258,15 +258,18 @@ TEST(RowParallelLinear, EqualsTheDenseLayer) {
   }
 }
 
-// The layer with its activation inside gives the bits of the two one after the other, and saves the activation's input alone.
+// The layer with its activation inside gives the bits of the two one after the other, whether it saves the activation's input
+// alone or what it gave, too.
 TEST(RowParallelLinear, ContainsAnActivation) {
   for (const Activation kind : {Activation::kGeluTanh, Activation::kSwiglu}) {
     const at::Tensor x = draw({kSequence, kBatch, is_gated(kind) ? 2 * kIn : kIn}, 1), dy = draw({kSequence, kBatch, kOut}, 2);
     std::vector<std::vector<at::Tensor>> runs;
-    for (const bool inside : {false, true}) {
+    for (const int variant : {0, 1, 2}) {
+      const bool inside = variant > 0;
       const ParallelGroups one;
       LinearOptions options;
       if (inside) options.input_activation = kind;
+      options.recompute_activation = variant == 1;
       RowParallelLinear layer("fc", kIn, kOut, options, one);
       PlainParameterStore store(layer, at::kDouble, at::kCPU, true);
       fill(layer, one);
@@ -275,7 +278,10 @@ TEST(RowParallelLinear, ContainsAnActivation) {
       std::vector<at::Tensor>& run = runs.emplace_back(std::vector<at::Tensor>{y.detach(), input.grad()});
       for (Parameter* parameter : layer.parameters()) run.push_back(store.grad(*parameter));
     }
-    for (size_t i = 0; i < runs[0].size(); ++i) EXPECT_TRUE(at::equal(runs[0][i], runs[1][i])) << i;
+    for (size_t i = 0; i < runs[0].size(); ++i) {
+      EXPECT_TRUE(at::equal(runs[0][i], runs[1][i])) << i;
+      EXPECT_TRUE(at::equal(runs[0][i], runs[2][i])) << i;
+    }
   }
 }
 
@@ -357,9 +363,7 @@ TEST(Linear, PostponedWeightGradientsAreTheSame) {
   const Result alone = run({});
   EXPECT_EQ(alone.ready.back(), "layer_norm_bias");
   for (const int ranks : {2, 4}) {
-    run_tensor_ranks(ranks, [&](const ParallelGroups& shared) {
-      ParallelGroups groups = shared;
-      groups.tp_mailbox = std::make_shared<PeerMailbox>(groups.tp);
+    run_tensor_ranks(ranks, [&](const ParallelGroups& groups) {
       groups.tp_mailbox->open(at::kCPU, kSequence / ranks * kBatch * hidden * 8);
       const Result divided = run(groups);
       const std::string what = cat("rank ", groups.tp.rank(), " of ", ranks);

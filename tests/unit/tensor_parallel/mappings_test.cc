@@ -10,7 +10,7 @@
 namespace megatron {
 namespace {
 
-using Mapping = at::Tensor (*)(const at::Tensor&, const ProcessGroup&);
+using Mapping = std::function<at::Tensor(const at::Tensor&, const ParallelGroups&)>;
 
 struct MappingCase {
   const char* name;
@@ -31,13 +31,27 @@ at::Tensor slice_rows(const std::vector<at::Tensor>& all, int64_t r) { return sl
 at::Tensor slice_columns(const std::vector<at::Tensor>& all, int64_t r) { return slice_of(own(all, r), -1, all.size(), r); }
 at::Tensor sum_slice_rows(const std::vector<at::Tensor>& all, int64_t r) { return slice_of(sum(all, r), 0, all.size(), r); }
 
+Mapping by_collectives(at::Tensor (*map)(const at::Tensor&, const ProcessGroup&)) {
+  return [map](const at::Tensor& x, const ParallelGroups& groups) { return map(x, groups.tp); };
+}
+// With the mailbox of the group, or without.
+Mapping of_sequence(at::Tensor (*map)(const at::Tensor&, const ProcessGroup&, PeerMailbox*), bool mailbox) {
+  return [map, mailbox](const at::Tensor& x, const ParallelGroups& groups) {
+    if (mailbox && groups.tp_mailbox) groups.tp_mailbox->open(at::kCPU, static_cast<int64_t>(x.nbytes()));
+    return map(x, groups.tp, mailbox ? groups.tp_mailbox.get() : nullptr);
+  };
+}
+
 const MappingCase kMappings[] = {
-    {"copy", copy_to_tensor_model_parallel_region, own, sum},
-    {"reduce", reduce_from_tensor_model_parallel_region, sum, own},
-    {"gather", gather_from_tensor_model_parallel_region, gather_columns, slice_columns},
-    {"scatter_sequence", scatter_to_sequence_parallel_region, slice_rows, gather_rows},
-    {"gather_sequence", gather_from_sequence_parallel_region, gather_rows, sum_slice_rows},
-    {"reduce_scatter_sequence", reduce_scatter_to_sequence_parallel_region, sum_slice_rows, gather_rows},
+    {"copy", by_collectives(copy_to_tensor_model_parallel_region), own, sum},
+    {"reduce", by_collectives(reduce_from_tensor_model_parallel_region), sum, own},
+    {"gather", by_collectives(gather_from_tensor_model_parallel_region), gather_columns, slice_columns},
+    {"scatter_sequence", by_collectives(scatter_to_sequence_parallel_region), slice_rows, gather_rows},
+    {"gather_sequence", of_sequence(gather_from_sequence_parallel_region, false), gather_rows, sum_slice_rows},
+    {"reduce_scatter_sequence", of_sequence(reduce_scatter_to_sequence_parallel_region, false), sum_slice_rows, gather_rows},
+    {"gather_sequence, mailbox", of_sequence(gather_from_sequence_parallel_region, true), gather_rows, sum_slice_rows},
+    {"reduce_scatter_sequence, mailbox", of_sequence(reduce_scatter_to_sequence_parallel_region, true), sum_slice_rows,
+     gather_rows},
 };
 
 TEST(Mappings, EqualTheirDefinition) {
@@ -51,7 +65,7 @@ TEST(Mappings, EqualTheirDefinition) {
         const int64_t r = groups.tp.rank();
         const std::string what = cat(c.name, " on rank ", r, " of ", ranks);
         const at::Tensor input = leaf(own(x, r));
-        const at::Tensor y = c.mapping(input, groups.tp);
+        const at::Tensor y = c.mapping(input, groups);
         expect_near(y, c.forward(x, r), what);
         torch::autograd::backward({y}, {own(dy, r)});
         expect_near(input.grad(), c.backward(dy, r), what + ", backward");
@@ -65,7 +79,7 @@ TEST(Mappings, TakeGradientsOfAnyStrides) {
   run_tensor_ranks(2, [](const ParallelGroups& groups) {
     for (const MappingCase& c : kMappings) {
       const at::Tensor input = leaf(draw({4, 2, 4}, 3).transpose(0, 2));
-      torch::autograd::backward({c.mapping(input, groups.tp).sum()}, {});  // an expanded gradient
+      torch::autograd::backward({c.mapping(input, groups).sum()}, {});  // an expanded gradient
       EXPECT_EQ(input.grad().sizes(), input.sizes()) << c.name;
     }
   });
@@ -73,15 +87,16 @@ TEST(Mappings, TakeGradientsOfAnyStrides) {
 
 TEST(Mappings, OneRankReturnsItsInput) {
   const at::Tensor x = draw({4, 2, 6}, 1);
-  for (const MappingCase& c : kMappings) EXPECT_TRUE(c.mapping(x, ProcessGroup()).is_same(x)) << c.name;
+  for (const MappingCase& c : kMappings) EXPECT_TRUE(c.mapping(x, ParallelGroups()).is_same(x)) << c.name;
 }
 
 TEST(Mappings, RefuseALengthThatDoesNotDivide) {
   const at::Tensor x = at::zeros({5, 1, 4});
   const std::string expected = "dimension 0 of size 5 over 2 ranks";
-  for (const Mapping mapping : {scatter_to_sequence_parallel_region, reduce_scatter_to_sequence_parallel_region}) {
+  for (const Mapping& mapping : {by_collectives(scatter_to_sequence_parallel_region),
+                                 of_sequence(reduce_scatter_to_sequence_parallel_region, false)}) {
     run_tensor_ranks(2, [&](const ParallelGroups& groups) {
-      const std::string error = error_of([&] { mapping(x, groups.tp); });
+      const std::string error = error_of([&] { mapping(x, groups); });
       EXPECT_NE(error.find(expected), std::string::npos) << error;
     });
   }

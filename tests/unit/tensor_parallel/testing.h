@@ -8,6 +8,7 @@
 
 #include "megatron/base/check.h"
 #include "megatron/comm/parallel_groups.h"
+#include "megatron/comm/peer_mailbox.h"
 #include "megatron/comm/thread_backend.h"
 #include "megatron/tensor/torch.h"
 
@@ -18,6 +19,7 @@ inline void run_tensor_ranks(int ranks, const std::function<void(const ParallelG
   run_ranks(ranks, [&](const std::shared_ptr<Backend>& backend) {
     ParallelGroups groups;
     groups.tp = ProcessGroup(backend, "tp");
+    groups.tp_mailbox = std::make_shared<PeerMailbox>(groups.tp);  // nobody has opened it
     body(groups);
   });
 }
