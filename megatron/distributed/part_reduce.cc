@@ -12,7 +12,9 @@
 namespace megatron {
 namespace {
 
-constexpr int64_t kAlignment = 128;  // elements
+constexpr int64_t kAlignment = 128;    // elements
+constexpr int64_t kSignalBytes = 256;  // a word from each rank
+static_assert(kSignalBytes >= kMaxSumParts * static_cast<int64_t>(sizeof(uint32_t)));
 
 // Elements of one rank's part in a piece.
 int64_t piece_elements(int64_t peers, int64_t largest_part, int64_t staged) {
@@ -54,10 +56,12 @@ PartReduce::PartReduce(const ProcessGroup& group, int64_t largest_part, const at
   if (!peer_copies || staging_elements(group.size(), largest_part, staged) == 0) return;
   const int64_t peers = group.size() - 1;
   piece_ = piece_elements(peers, largest_part, staged);
-  staging_ = at::empty({2, peers, piece_}, options);
-  peers_ = share_memory(staging_, group).peers;
-  if (!peers_) staging_.reset();
-  token_ = at::zeros({1}, options.dtype(at::kFloat));
+  const int64_t signals = kSignalBytes / static_cast<int64_t>(options.dtype().itemsize());
+  memory_ = at::empty({signals + 2 * peers * piece_}, options);
+  memory_.narrow(0, 0, signals).zero_();
+  staging_ = memory_.narrow(0, signals, 2 * peers * piece_).view({2, peers, piece_});
+  peers_ = share_memory(memory_, group).peers;
+  if (!peers_) memory_ = staging_ = at::Tensor();
 }
 
 std::shared_ptr<Work> PartReduce::start(const at::Tensor& whole, const at::Tensor& target, bool accumulate) {
@@ -67,6 +71,7 @@ std::shared_ptr<Work> PartReduce::start(const at::Tensor& whole, const at::Tenso
     for (int64_t begin = 0; begin < count; begin += piece_) {
       const int64_t of_piece = std::min(piece_, count - begin);
       write_piece(whole, begin, of_piece);
+      meet();
       add_piece(whole, target, accumulate, begin, of_piece);
     }
   });
@@ -79,11 +84,20 @@ void PartReduce::write_piece(const at::Tensor& whole, int64_t begin, int64_t cou
   for (int step = 1; step < size; ++step) {  // no two ranks write to the same one at a time
     const int to = (own + step) % size;
     const int place = own < to ? own : own - 1;  // among the peers of `to`
-    copies.push_back({to, (half_ * (size - 1) + place) * piece_,
+    copies.push_back({to, staging_.storage_offset() - memory_.storage_offset() + (half_ * (size - 1) + place) * piece_,
                       whole.narrow(0, to * (whole.numel() / size) + begin, count)});
   }
   peers_->write(std::move(copies));
-  group_.all_reduce(token_)->wait();
+}
+
+void PartReduce::meet() {
+  const int size = group_.size(), own = group_.rank();
+  ++meetings_;
+  for (int step = 1; step < size; ++step) peers_->signal((own + step) % size, own, meetings_);
+  for (int step = 1; step < size; ++step) {
+    const int from = (own + size - step) % size;
+    peers_->await(from, from, meetings_);
+  }
 }
 
 void PartReduce::add_piece(const at::Tensor& whole, const at::Tensor& target, bool accumulate, int64_t begin, int64_t count) {

@@ -20,12 +20,14 @@ int64_t staging_elements(int64_t group_size, int64_t largest_part, int64_t stage
 // Note [Sums by peer copies]
 //
 // A bucket is summed in pieces, small enough for two of them to be staged. For each piece, on a stream of its own behind the
-// current one: every rank writes its peers' parts into their staging memory, the halves of which take turns; all ranks meet (an
-// all-reduce of one number); each adds the parts in rank order, in one kernel. Buckets follow one another on that stream.
-// What is added has been written: the meeting follows every rank's writes. What is overwritten has been added: the half held the
-// piece before the last one, which a rank adds before it meets the others over the last one; and writes follow that meeting.
-// Nobody waits for a peer that is late by less than a bucket takes. A rank that fails comes to no meeting, where its peers wait
-// as in any other collective, under the eyes of the failure monitor; a copy itself waits for nobody.
+// current one: every rank writes its peers' parts into their staging memory, the halves of which take turns; all ranks meet,
+// each by a signal to and from every other; each adds the parts in rank order, in one kernel. Buckets follow one another on
+// that stream.
+// What is added has been written: a signal follows its sender's writes. What is overwritten has been added: the half held the
+// piece before the last one, which a rank adds before its signals for the last one; and writes follow those of all ranks.
+// Signals wait in the order of the stream and take no multiprocessor from the backward meanwhile, as a collective of one number
+// would. A rank that fails lets its peers' streams wait, and with them the collectives behind, under the eyes of the failure
+// monitor.
 class PartReduce {
  public:
   // `largest_part`: elements of one rank's part of the largest bucket; `options`: of what travels; memory for copies:
@@ -42,16 +44,18 @@ class PartReduce {
   bool copies() const { return peers_ != nullptr; }
 
  private:
+  void meet();
   // Of a part, elements from `begin` on.
   void write_piece(const at::Tensor& whole, int64_t begin, int64_t count);
   void add_piece(const at::Tensor& whole, const at::Tensor& target, bool accumulate, int64_t begin, int64_t count);
 
   const ProcessGroup& group_;
   std::shared_ptr<PeerMemory> peers_;
+  at::Tensor memory_;   // signals, by sender; staging_
   at::Tensor staging_;  // [2, s - 1, piece]
   int64_t piece_ = 0;   // elements of a part
   int half_ = 0;        // that the last piece went to
-  at::Tensor token_;
+  uint32_t meetings_ = 0;
 };
 
 }  // namespace megatron
