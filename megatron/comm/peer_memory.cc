@@ -4,6 +4,7 @@
 
 #if MEGATRON_CUDA
 #include <ATen/cuda/CUDAEvent.h>
+#include <ATen/cuda/PeerToPeerAccess.h>
 #include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
@@ -220,6 +221,10 @@ class DevicePeers final : public PeerMemory {
       if (peer == rank) {
         addresses_.push_back(static_cast<char*>(own_.data_ptr()));
       } else if (offer.process == getpid()) {
+        if (offer.device != own_.device().index()) {
+          const bool reached = at::cuda::get_p2p_access(own_.device().index(), static_cast<c10::DeviceIndex>(offer.device));
+          TORCH_CHECK(reached, "no access between GPUs ", own_.device().index(), " and ", offer.device);
+        }
         threads_.push_back(*offer.tensor);
         addresses_.push_back(static_cast<char*>(offer.tensor->data_ptr()));
       } else {

@@ -27,6 +27,8 @@ class BucketSequence {
   std::optional<int> next_ready();
   // The next bucket in any case; none when all rounds are over.
   std::optional<int> next_left();
+  // Whether the bucket that was given last is not given again.
+  bool in_last_round() const { return reduced_ > (rounds_ - 1) * static_cast<int64_t>(order_.size()); }
 
  private:
   int64_t reports_due(int parameter, int64_t round) const { return uses_[parameter] * passes_ * (round + 1); }

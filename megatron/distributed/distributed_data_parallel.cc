@@ -244,7 +244,7 @@ void DistributedDataParallel::grad_ready(Parameter& parameter) {
   MEGATRON_ASSERT(!too_often, "gradient of ", parameter.name,
                   " was reported more often than this step's passes use it");
   if (!shard_grads_ && !overlap_grads_) return;
-  while (const std::optional<int> bucket = sequence_->next_ready()) grads_->reduce(*bucket);
+  while (const std::optional<int> bucket = sequence_->next_ready()) grads_->reduce(*bucket, sequence_->in_last_round());
 }
 
 std::vector<Parameter*> DistributedDataParallel::record_gradients(const std::function<void()>& pass) {
@@ -279,7 +279,7 @@ void DistributedDataParallel::zero_grad(int64_t passes) {
 void DistributedDataParallel::finish_grad_sync() {
   const bool alone = layout_.groups.shard.size() == 1 && layout_.groups.replica.size() == 1;
   MEGATRON_ASSERT(in_step_ || alone, "zero_grad() begins a step");
-  while (const std::optional<int> bucket = sequence_->next_left()) grads_->reduce(*bucket);
+  while (const std::optional<int> bucket = sequence_->next_left()) grads_->reduce(*bucket, sequence_->in_last_round());
   grads_->finish();
   sum_partial_gradients();
   sum_shared_gradients();

@@ -28,9 +28,9 @@ class GradBuffer {
   // The same for one that is read.
   virtual at::Tensor view(int parameter) = 0;
   virtual void zero() = 0;
-  // Starts to sum a bucket over the data ranks. Collective: every rank reduces the same buckets in
-  // the same order.
-  virtual void reduce(int bucket) = 0;
+  // Starts to sum a bucket over the data ranks, unless it takes the gradients of further passes
+  // first. `last`: none follows. Collective: every rank reduces the same buckets in the same order.
+  virtual void reduce(int bucket, bool last) = 0;
   // Waits until this rank's parts are sums over all data ranks. Collective.
   virtual void finish() = 0;
 
@@ -45,9 +45,10 @@ std::unique_ptr<GradBuffer> make_whole_grads(const ShardedLayout& layout, at::Te
                                              const GradReduction& reduction);
 
 // Every rank keeps its own parts. A bucket that takes gradients is whole for a moment; each
-// reduce() scatters it into the parts. Instances are summed once, by finish(). Memory: 4 bytes per
-// trained element and shard, and the buckets in flight: the ones that are being filled and the last
-// one reduced.
+// reduce() scatters it into the parts. A table of embeddings is whole until the last pass: a pass
+// writes few of its rows, and the sum of all of them would be the longest of all. Instances are
+// summed once, by finish(). Memory: 4 bytes per trained element and shard, and the buckets in flight:
+// the ones that are being filled and the last one reduced.
 std::unique_ptr<GradBuffer> make_sharded_grads(const ShardedLayout& layout,
                                                at::TensorOptions options,
                                                const GradReduction& reduction);

@@ -144,18 +144,26 @@ PassTraffic vocabulary_pass(const LayoutPlan& plan, int stage) {
 }
 
 // Gradients and weights of one chunk over the data ranks.
-GroupTraffic data_traffic(const LayoutPlan& plan, const BufferLayout& buffer) {
+GroupTraffic data_traffic(const LayoutPlan& plan, const std::vector<PlannedParameter>& parameters) {
+  const BufferLayout buffer = chunk_buffer(plan, parameters);
   const DataSharding& sharding = plan.sharding;
   const int64_t shards = sharding.shards;
   const double passes = static_cast<double>(plan.num_microbatches);
-  const double gradients =
-      static_cast<double>(buffer.num_trained_elements) *
-      (plan.arguments.ddp.grad_reduce_in_bf16 ? 2.0 : static_cast<double>(plan.bytes.sum));
+  const double of_gradient = plan.arguments.ddp.grad_reduce_in_bf16 ? 2.0 : static_cast<double>(plan.bytes.sum);
+  const double gradients = static_cast<double>(buffer.num_trained_elements) * of_gradient;
   const int64_t moved = sharding.values ? buffer.num_elements : buffer.num_trained_elements;
   const double values = static_cast<double>(moved) * static_cast<double>(plan.bytes.model);
   GroupTraffic traffic{"dp", sharding.ranks};
-  (sharding.gradients ? traffic.backward : traffic.once) +=
-      scatter(shards, gradients) * (sharding.gradients ? passes : 1.0);
+  if (sharding.gradients) {
+    int64_t tables = 0;
+    for (const BufferBucket& bucket : buffer.buckets)
+      if (!bucket.frozen && is_table(bucket, parameters)) tables += bucket.end - bucket.begin;
+    const double of_tables = static_cast<double>(tables) * of_gradient;
+    traffic.backward += passes * scatter(shards, gradients - of_tables);
+    traffic.once += scatter(shards, of_tables);
+  } else {
+    traffic.once += scatter(shards, gradients);
+  }
   if (sharding.values) {
     traffic.forward += passes * scatter(shards, values);
     traffic.backward += passes * scatter(shards, values);
@@ -193,7 +201,7 @@ std::vector<GroupTraffic> stage_traffic(const LayoutPlan& plan, int stage) {
       }
     }
     if (plan.sharding.ranks > 1) {
-      const GroupTraffic data = data_traffic(plan, chunk_buffer(plan, parameters));
+      const GroupTraffic data = data_traffic(plan, parameters);
       dp.forward += data.forward;
       dp.backward += data.backward;
       dp.once += data.once;

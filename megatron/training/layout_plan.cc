@@ -198,6 +198,12 @@ int64_t model_elements(const LayoutPlan& plan) {
   return total;
 }
 
+bool is_table(const BufferBucket& bucket, const std::vector<PlannedParameter>& parameters) {
+  return std::all_of(bucket.parameters.begin(), bucket.parameters.end(), [&](int index) {
+    return parameters[static_cast<size_t>(index)].name.starts_with("embedding.");
+  });
+}
+
 BufferLayout chunk_buffer(const LayoutPlan& plan, const std::vector<PlannedParameter>& parameters) {
   const DistributedDataParallelConfig& ddp = plan.arguments.ddp;
   const DataSharding& sharding = plan.sharding;

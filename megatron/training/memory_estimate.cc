@@ -62,6 +62,8 @@ void add_chunk(const LayoutPlan& plan, int stage, int chunk, StageMemory& memory
   const int64_t trained = buffer.num_trained_elements, own_trained = trained / sharding.shards;
   int64_t largest = 0,
           largest_shared = 0;  // a bucket that layers fill one after the other; tied tables take gradients all along
+  int64_t tables = 0;          // other embeddings, which do so while gradients are sharded
+  std::vector<int64_t> filled;  // one after the other
   std::map<int, int64_t> units;  // what is gathered together
   for (const BufferBucket& bucket : buffer.buckets) {
     const int64_t size = bucket.end - bucket.begin;
@@ -69,6 +71,11 @@ void add_chunk(const LayoutPlan& plan, int stage, int chunk, StageMemory& memory
     if (bucket.frozen) continue;
     int64_t& most = bucket.own ? largest_shared : largest;
     most = std::max(most, size);
+    if (bucket.own) continue;
+    if (plan.num_microbatches > 1 && is_table(bucket, parameters))
+      tables += size;
+    else
+      filled.push_back(size);
   }
   for (const PlannedParameter& p : parameters) memory.parameters += p.local_elements;
   memory.weights += plan.bytes.model * (sharding.values ? own : all);
@@ -88,7 +95,12 @@ void add_chunk(const LayoutPlan& plan, int stage, int chunk, StageMemory& memory
   memory.gradients += staged * (ddp.grad_reduce_in_bf16 ? 2 : plan.bytes.sum);
   if (sharding.gradients) {
     // Sums that overlap hold one bucket while the next one fills; in bf16 they have a rounded copy.
-    const int64_t held = (ddp.overlap_grad_reduce ? 2 : 1) * largest + largest_shared;
+    int64_t held = 0;
+    for (size_t i = 0; i < filled.size(); ++i) {  // the first one of a pass fills behind the last one of another
+      const int64_t next = ddp.overlap_grad_reduce && filled.size() > 1 ? filled[(i + 1) % filled.size()] : 0;
+      held = std::max(held, filled[i] + next);
+    }
+    held += tables + largest_shared;
     const int64_t summed = std::max(largest, largest_shared);
     const bool early = buffer.num_trained_buckets >
                        2;  // the sum of a lone bucket arrives when the activations are gone
