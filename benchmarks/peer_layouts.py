@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
-"""The peer beside our layouts of several GPUs: a Llama-like decoder in PyTorch under torch.compile with cuDNN attention and fused
-AdamW, with DistributedDataParallel, fully sharded parameters (FSDP2: bf16 parameters and activations, fp32 shards and reduction)
-or tensor and sequence parallelism (DTensor). One GPU without torchrun.
+"""The peer beside one GPU and our layouts of several: a Llama-like decoder, or with --gpt a GPT-2-like one, in PyTorch under
+torch.compile with cuDNN attention and fused AdamW, with DistributedDataParallel, fully sharded parameters (FSDP2: bf16 parameters and
+activations, fp32 shards and reduction) or tensor and sequence parallelism (DTensor). One GPU without torchrun.
 
+    python benchmarks/peer_layouts.py [--gpt] [--layers 8 ...] [--mode reduce-overhead]
     torchrun --nproc-per-node 2 benchmarks/peer_layouts.py --layout ddp|fsdp|tp [--accumulate 4] [--layers 8 ...]
 
 Prints tokens/s/GPU (median of the last steps) and peak memory of the first rank. The shape is that of recipes/llama3_8b_8layers.yaml.
@@ -23,9 +24,14 @@ parser.add_argument("--layout", choices=["one", "ddp", "fsdp", "tp"], default="o
 for name, value in {"layers": 8, "hidden": 4096, "ffn": 14336, "heads": 32, "groups": 8, "vocab": 128256, "seq": 4096,
                     "micro_batch": 2, "accumulate": 4, "steps": 10, "warmup": 4}.items():
     parser.add_argument("--" + name.replace("_", "-"), type=int, default=value)
+parser.add_argument("--gpt", action="store_true", help="LayerNorm, biases, GELU, learned positions and a tied table")
+parser.add_argument("--mode", default="default", help="of torch.compile")
 parser.add_argument("--no-compile", action="store_true")
 parser.add_argument("--cpu", action="store_true", help="Gloo on CPUs: to try the script")
 ARGS = parser.parse_args()
+if ARGS.gpt and ARGS.layout == "tp":
+    parser.error("--layout tp is written for the Llama-like decoder")
+PACKED = ARGS.layout != "tp"  # projections of one input in one product; DTensor splits them one by one
 HEAD = ARGS.hidden // ARGS.heads
 RANK, WORLD = int(os.environ.get("LOCAL_RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
 DEVICE = torch.device("cpu") if ARGS.cpu else torch.device("cuda", RANK)
@@ -39,34 +45,47 @@ def rotate(x, cos, sin):
 class Attention(nn.Module):
     def __init__(self):
         super().__init__()
-        self.q = nn.Linear(ARGS.hidden, ARGS.heads * HEAD, bias=False)
-        self.k = nn.Linear(ARGS.hidden, ARGS.groups * HEAD, bias=False)
-        self.v = nn.Linear(ARGS.hidden, ARGS.groups * HEAD, bias=False)
-        self.o = nn.Linear(ARGS.heads * HEAD, ARGS.hidden, bias=False)
+        self.widths = [ARGS.heads * HEAD, ARGS.groups * HEAD, ARGS.groups * HEAD]
+        if PACKED:
+            self.qkv = nn.Linear(ARGS.hidden, sum(self.widths), bias=ARGS.gpt)
+        else:
+            self.q, self.k, self.v = (nn.Linear(ARGS.hidden, width, bias=False) for width in self.widths)
+        self.o = nn.Linear(ARGS.heads * HEAD, ARGS.hidden, bias=ARGS.gpt)
 
     def forward(self, x, cos, sin):
         b, s, _ = x.shape
-        q, k, v = (p(x).view(b, s, -1, HEAD).transpose(1, 2) for p in (self.q, self.k, self.v))
-        q, k = rotate(q, cos, sin).to(v.dtype), rotate(k, cos, sin).to(v.dtype)
-        y = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+        parts = self.qkv(x).split(self.widths, -1) if PACKED else (self.q(x), self.k(x), self.v(x))
+        q, k, v = (part.view(b, s, -1, HEAD).transpose(1, 2) for part in parts)
+        if not ARGS.gpt:
+            q, k = rotate(q, cos, sin).to(v.dtype), rotate(k, cos, sin).to(v.dtype)
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=ARGS.groups != ARGS.heads)
         return self.o(y.transpose(1, 2).reshape(b, s, -1))
 
 
 class Mlp(nn.Module):
     def __init__(self):
         super().__init__()
-        self.gate = nn.Linear(ARGS.hidden, ARGS.ffn, bias=False)
-        self.up = nn.Linear(ARGS.hidden, ARGS.ffn, bias=False)
-        self.down = nn.Linear(ARGS.ffn, ARGS.hidden, bias=False)
+        if PACKED:
+            self.gate_up = nn.Linear(ARGS.hidden, ARGS.ffn * (1 if ARGS.gpt else 2), bias=ARGS.gpt)
+        else:
+            self.gate, self.up = (nn.Linear(ARGS.hidden, ARGS.ffn, bias=False) for _ in range(2))
+        self.down = nn.Linear(ARGS.ffn, ARGS.hidden, bias=ARGS.gpt)
 
     def forward(self, x):
-        return self.down(F.silu(self.gate(x)) * self.up(x))
+        if ARGS.gpt:
+            return self.down(F.gelu(self.gate_up(x), approximate="tanh"))
+        gate, up = self.gate_up(x).chunk(2, -1) if PACKED else (self.gate(x), self.up(x))
+        return self.down(F.silu(gate) * up)
+
+
+def norm():
+    return nn.LayerNorm(ARGS.hidden) if ARGS.gpt else nn.RMSNorm(ARGS.hidden)
 
 
 class Layer(nn.Module):
     def __init__(self):
         super().__init__()
-        self.attention_norm, self.mlp_norm = nn.RMSNorm(ARGS.hidden), nn.RMSNorm(ARGS.hidden)
+        self.attention_norm, self.mlp_norm = norm(), norm()
         self.attention, self.mlp = Attention(), Mlp()
 
     def forward(self, x, cos, sin):
@@ -79,15 +98,20 @@ class Decoder(nn.Module):
         super().__init__()
         self.embedding = nn.Embedding(ARGS.vocab, ARGS.hidden)
         self.layers = nn.ModuleList(Layer() for _ in range(ARGS.layers))
-        self.norm, self.head = nn.RMSNorm(ARGS.hidden), nn.Linear(ARGS.hidden, ARGS.vocab, bias=False)
+        self.norm, self.head = norm(), nn.Linear(ARGS.hidden, ARGS.vocab, bias=False)
+        if ARGS.gpt:
+            self.head.weight = self.embedding.weight
+            self.positions = nn.Embedding(ARGS.seq, ARGS.hidden)
 
-    def forward(self, tokens, cos, sin):
+    def forward(self, tokens, labels, cos, sin):
         x = self.embedding(tokens)
+        if ARGS.gpt:
+            x = x + self.positions.weight
         if torch.is_autocast_enabled(DEVICE.type):
             x = x.to(torch.bfloat16)
         for layer in self.layers:
             x = layer(x, cos, sin)
-        return self.head(self.norm(x))
+        return F.cross_entropy(self.head(self.norm(x)).float().flatten(0, 1), labels.flatten())
 
 
 def shard_fully(model):
@@ -138,12 +162,12 @@ def main():
         loss_context = loss_parallel
     if not ARGS.no_compile and ARGS.layout in ("fsdp", "tp"):
         for layer in model.layers:
-            layer.compile()
+            layer.compile(mode=ARGS.mode)
     wrapped = model
     if ARGS.layout == "ddp":
         wrapped = nn.parallel.DistributedDataParallel(model, device_ids=None if ARGS.cpu else [RANK], gradient_as_bucket_view=True)
     if not ARGS.no_compile and ARGS.layout in ("one", "ddp"):
-        wrapped = torch.compile(wrapped)
+        wrapped = torch.compile(wrapped, mode=ARGS.mode)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, betas=(0.9, 0.95), weight_decay=0.1, fused=not ARGS.cpu)
     position = torch.arange(ARGS.seq, device=DEVICE)[:, None] * 500000.0 ** (-torch.arange(0, HEAD, 2, device=DEVICE) / HEAD)
     cos, sin = position.cos().bfloat16(), position.sin().bfloat16()
@@ -161,8 +185,7 @@ def main():
             context = wrapped.no_sync() if ARGS.layout == "ddp" and not last else contextlib.nullcontext()
             with context, loss_context():
                 with torch.autocast(DEVICE.type, torch.bfloat16, enabled=autocast):
-                    logits = wrapped(tokens[:, :-1], cos, sin)
-                    loss = F.cross_entropy(logits.float().flatten(0, 1), tokens[:, 1:].reshape(-1))
+                    loss = wrapped(tokens[:, :-1], tokens[:, 1:], cos, sin)
                 (loss / ARGS.accumulate).backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0, foreach=True)
         optimizer.step()
