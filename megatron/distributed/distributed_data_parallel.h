@@ -57,14 +57,14 @@ struct StateTensor {
 // fp32 Adam states:
 //   no_shard            nothing                              18
 //   optim               master weights, moments              6 + 12/s
-//   optim_grads         and main gradients                   2 + 16/s, and buckets that are being
-//   filled (4) optim_grads_params  and values                           18/s, and one or two
-//   gathered layers (2), buckets as above
+//   optim_grads         and main gradients                   2 + 16/s, and buckets that are filled (4)
+//   optim_grads_params  and values                           18/s, and one or two gathered layers
+//                                                            (2), buckets as above
 //
 // Communication per step, for a group of s and P parameters; r ranks hold each shard:
 //   no_shard            all-reduce of the gradients over dp_cp
 //   optim               reduce-scatter of the gradients, all-gather of the values
-//   optim_grads         reduce-scatter of the gradients per backward pass, all-gather of the values
+//   optim_grads         reduce-scatter of the gradients per pass (embeddings: once), all-gather of the values
 //   optim_grads_params  as optim_grads; values are gathered in each forward and in each backward
 //   r > 1               all-reduce of the shard of the gradients over its r ranks, once
 //   Parameters with partial gradients: one all-reduce over tp of this rank's parts of all of them.
