@@ -27,6 +27,7 @@ class Planner {
     const int64_t begin = round_up(end_, kParameterAlignment);
     end_ = begin + parameter.num_elements;
     layout_.slots[index] = {begin, end_, static_cast<int>(layout_.buckets.size())};
+    table_ = (open_.empty() || table_) && parameter.embedding;
     open_.push_back(index);
     const bool full = options_.bucket_size > 0 && end_ - bucket_begin_ >= options_.bucket_size;
     if (full || own) close(own);
@@ -52,7 +53,7 @@ class Planner {
     const int64_t unit = options_.num_shards > 1 ? std::lcm(options_.num_shards, options_.shard_alignment)
                                                  : kParameterAlignment;
     end_ = round_up(end_, unit);
-    layout_.buckets.push_back({bucket_begin_, end_, std::move(open_), own, unit_, frozen_});
+    layout_.buckets.push_back({bucket_begin_, end_, std::move(open_), own, unit_, frozen_, table_});
     open_.clear();
     bucket_begin_ = end_;
   }
@@ -62,6 +63,7 @@ class Planner {
   std::vector<int> open_;
   int unit_ = 0;
   bool frozen_ = false;
+  bool table_ = false;  // so far
   int64_t bucket_begin_ = 0;
   int64_t end_ = 0;
 };

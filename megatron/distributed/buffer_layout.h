@@ -12,6 +12,7 @@ struct BufferParameter {
   bool own_bucket = false;  // a tied embedding, whose gradient is complete last
   int unit = 0;             // neighbours of different units lie in different buckets
   bool frozen = false;      // takes no gradient
+  bool embedding = false;
 };
 
 struct BufferOptions {
@@ -33,6 +34,7 @@ struct BufferBucket {
   bool own = false;             // holds one parameter with own_bucket
   int unit = 0;                 // of its last parameter
   bool frozen = false;          // so are all its parameters
+  bool table = false;           // embeddings and nothing else; sharded gradients of it are summed after the last pass
 };
 
 struct BufferLayout {

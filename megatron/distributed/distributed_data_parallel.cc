@@ -124,9 +124,9 @@ void DistributedDataParallel::plan(const DistributedDataParallelConfig& config) 
   const std::vector<int> units = sharding_units(names);
   int64_t trained_elements = 0;
   for (const Parameter* parameter : layout_.parameters) {
-    const bool tied = parameter->role == ParameterRole::kEmbedding && parameter->uses > 1;
+    const bool embedding = parameter->role == ParameterRole::kEmbedding, tied = embedding && parameter->uses > 1;
     parameters.push_back({num_elements(*parameter), tied || is_shared(*parameter),
-                          shard_values_ ? units[parameters.size()] : 0, !parameter->trainable});
+                          shard_values_ ? units[parameters.size()] : 0, !parameter->trainable, embedding});
     if (parameter->trainable) trained_elements += parameters.back().num_elements;
   }
   BufferOptions options;

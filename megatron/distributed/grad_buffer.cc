@@ -126,13 +126,7 @@ class ShardedGrads final : public GradBuffer {
         filling_(layout.buffer.buckets.size()),
         written_(layout.parameters.size(), false),
         summed_(layout.buffer.buckets.size(), false) {
-    for (int bucket = 0; bucket < layout.buffer.num_trained_buckets; ++bucket) {
-      const std::vector<int>& members = layout.buffer.buckets[bucket].parameters;
-      gaps_.push_back(gaps_of(bucket));
-      is_table_.push_back(std::all_of(members.begin(), members.end(), [&](int parameter) {
-        return layout.parameters[parameter]->role == ParameterRole::kEmbedding;
-      }));
-    }
+    for (int bucket = 0; bucket < layout.buffer.num_trained_buckets; ++bucket) gaps_.push_back(gaps_of(bucket));
   }
 
   GradTarget target(int parameter) override {
@@ -157,7 +151,7 @@ class ShardedGrads final : public GradBuffer {
   }
 
   void reduce(int bucket, bool last) override {
-    if (!last && is_table_[bucket]) return;
+    if (!last && layout_.buffer.buckets[bucket].table) return;
     for (const int parameter : layout_.buffer.buckets[bucket].parameters) {
       clear(parameter);
       written_[parameter] = false;
@@ -233,7 +227,6 @@ class ShardedGrads final : public GradBuffer {
   at::Tensor shard_;
   PartReduce parts_;
   std::vector<std::vector<Gap>> gaps_;  // by trained bucket
-  std::vector<bool> is_table_;          // by trained bucket: holds embeddings and nothing else
   std::vector<at::Tensor> filling_;  // by bucket; undefined: takes no gradient now
   std::vector<bool> written_;        // by parameter: there is a gradient in the bucket
   std::vector<bool> summed_;         // by bucket: there is a sum of this step in the shard

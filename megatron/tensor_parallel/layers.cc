@@ -45,10 +45,7 @@ at::Tensor gathered(const LinearState& state, const at::Tensor& x) {
 std::shared_ptr<Work> sum_over_ranks(const LinearState& state, at::Tensor& x) {
   if (state.tp->size() == 1) return nullptr;
   if (!state.sequence_parallel) return state.tp->all_reduce(x);
-  std::vector<int64_t> shape = x.sizes().vec();
-  MEGATRON_ASSERT(shape[0] % state.tp->size() == 0, "dimension 0 of size ", shape[0], " over ", state.tp->size(), " ranks");
-  shape[0] /= state.tp->size();
-  const at::Tensor part = at::empty(shape, x.options());
+  const at::Tensor part = empty_rows(x, *state.tp);
   std::shared_ptr<Work> reduction = scatter_rows(x, part, *state.tp, state.mailbox.get());
   x = part;
   return reduction;

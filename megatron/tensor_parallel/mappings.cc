@@ -95,13 +95,17 @@ at::Tensor all_gather_first_dim(const at::Tensor& x, const ProcessGroup& tp) {
   return gathered;
 }
 
-at::Tensor reduce_scatter_first_dim(const at::Tensor& x, const ProcessGroup& tp, PeerMailbox* mailbox) {
-  if (tp.size() == 1) return x;
+at::Tensor empty_rows(const at::Tensor& x, const ProcessGroup& tp) {
   std::vector<int64_t> shape = x.sizes().vec();
   MEGATRON_ASSERT(shape[0] % tp.size() == 0, "dimension 0 of size ", shape[0], " over ", tp.size(),
                   " ranks");
   shape[0] /= tp.size();
-  at::Tensor part = at::empty(shape, x.options());
+  return at::empty(shape, x.options());
+}
+
+at::Tensor reduce_scatter_first_dim(const at::Tensor& x, const ProcessGroup& tp, PeerMailbox* mailbox) {
+  if (tp.size() == 1) return x;
+  at::Tensor part = empty_rows(x, tp);
   scatter_rows(x.contiguous(), part, tp, mailbox)->wait();
   return part;
 }

@@ -144,8 +144,7 @@ PassTraffic vocabulary_pass(const LayoutPlan& plan, int stage) {
 }
 
 // Gradients and weights of one chunk over the data ranks.
-GroupTraffic data_traffic(const LayoutPlan& plan, const std::vector<PlannedParameter>& parameters) {
-  const BufferLayout buffer = chunk_buffer(plan, parameters);
+GroupTraffic data_traffic(const LayoutPlan& plan, const BufferLayout& buffer) {
   const DataSharding& sharding = plan.sharding;
   const int64_t shards = sharding.shards;
   const double passes = static_cast<double>(plan.num_microbatches);
@@ -157,7 +156,7 @@ GroupTraffic data_traffic(const LayoutPlan& plan, const std::vector<PlannedParam
   if (sharding.gradients) {
     int64_t tables = 0;
     for (const BufferBucket& bucket : buffer.buckets)
-      if (!bucket.frozen && is_table(bucket, parameters)) tables += bucket.end - bucket.begin;
+      if (!bucket.frozen && bucket.table) tables += bucket.end - bucket.begin;
     const double of_tables = static_cast<double>(tables) * of_gradient;
     traffic.backward += passes * scatter(shards, gradients - of_tables);
     traffic.once += scatter(shards, of_tables);
@@ -201,7 +200,7 @@ std::vector<GroupTraffic> stage_traffic(const LayoutPlan& plan, int stage) {
       }
     }
     if (plan.sharding.ranks > 1) {
-      const GroupTraffic data = data_traffic(plan, parameters);
+      const GroupTraffic data = data_traffic(plan, chunk_buffer(plan, parameters));
       dp.forward += data.forward;
       dp.backward += data.backward;
       dp.once += data.once;

@@ -198,12 +198,6 @@ int64_t model_elements(const LayoutPlan& plan) {
   return total;
 }
 
-bool is_table(const BufferBucket& bucket, const std::vector<PlannedParameter>& parameters) {
-  return std::all_of(bucket.parameters.begin(), bucket.parameters.end(), [&](int index) {
-    return parameters[static_cast<size_t>(index)].name.starts_with("embedding.");
-  });
-}
-
 BufferLayout chunk_buffer(const LayoutPlan& plan, const std::vector<PlannedParameter>& parameters) {
   const DistributedDataParallelConfig& ddp = plan.arguments.ddp;
   const DataSharding& sharding = plan.sharding;
@@ -213,7 +207,8 @@ BufferLayout chunk_buffer(const LayoutPlan& plan, const std::vector<PlannedParam
   const std::vector<int> units = sharding_units(names);
   int64_t trained = 0;
   for (const PlannedParameter& p : parameters) {
-    sizes.push_back({p.local_elements, p.used_twice || p.shared_over_stages, sharding.values ? units[sizes.size()] : 0, p.frozen});
+    sizes.push_back({p.local_elements, p.used_twice || p.shared_over_stages, sharding.values ? units[sizes.size()] : 0, p.frozen,
+                     p.name.starts_with("embedding.")});
     if (!p.frozen) trained += p.local_elements;
   }
   BufferOptions options;

@@ -67,10 +67,6 @@ struct PlannedParameter {
   bool frozen = false;               // by --freeze: values alone are kept
 };
 
-// Whether a bucket of a chunk holds embeddings and nothing else, and takes the gradients of all passes before they are summed
-// where gradients are sharded.
-bool is_table(const BufferBucket& bucket, const std::vector<PlannedParameter>& parameters);
-
 // Parameters of one chunk of one stage, in the order of the model.
 std::vector<PlannedParameter> chunk_parameters(const LayoutPlan& plan, int stage, int chunk);
 

@@ -72,7 +72,7 @@ void add_chunk(const LayoutPlan& plan, int stage, int chunk, StageMemory& memory
     int64_t& most = bucket.own ? largest_shared : largest;
     most = std::max(most, size);
     if (bucket.own) continue;
-    if (plan.num_microbatches > 1 && is_table(bucket, parameters))
+    if (plan.num_microbatches > 1 && bucket.table)
       tables += size;
     else
       filled.push_back(size);

@@ -80,6 +80,19 @@ TEST(BufferLayout, UnitsAreLayersAndThePartsAroundThem) {
   EXPECT_TRUE(sharding_units({}).empty());
 }
 
+TEST(BufferLayout, ATableIsABucketOfEmbeddingsAlone) {
+  std::vector<BufferParameter> parameters = sizes({64, 64, 64, 64});
+  parameters[0].embedding = parameters[1].embedding = parameters[3].embedding = true;
+  for (const int i : {2, 3}) parameters[i].unit = 1;
+  const BufferLayout layout = plan_buffer(parameters, {});
+  ASSERT_EQ(layout.buckets.size(), 2u);
+  EXPECT_FALSE(layout.buckets[0].table) << "an embedding and something else";
+  EXPECT_TRUE(layout.buckets[1].table);
+  parameters[2].embedding = true;
+  parameters[3].embedding = false;
+  EXPECT_FALSE(plan_buffer(parameters, {}).buckets[0].table) << "in the other order";
+}
+
 TEST(BufferLayout, NothingIsLegal) {
   const BufferLayout layout = plan_buffer({}, {});
   EXPECT_EQ(layout.num_elements, 0);
