@@ -44,6 +44,7 @@ class PeerMailbox {
   // Whether parts like this one go through it; no part does before open().
   bool fits(const at::Tensor& part) const;
   const std::string& obstacle() const { return obstacle_; }  // why open() could not
+  int64_t exchanges() const { return opened_; }              // so far
 
   // Work for the current stream that nothing here waits for, `flops` of products: it runs where an exchange first waits for a
   // part, and hides its way, or in run_postponed(), which whoever postpones sees to. It may hold one exchange open.

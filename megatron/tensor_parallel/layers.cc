@@ -86,20 +86,47 @@ at::Tensor column_product(const LinearState& state, const at::Tensor& x, const a
              : product(state, gathered(state, x), weight, bias);
 }
 
+// Whether the backward gathers the layer's input for a weight gradient at once.
+bool gathers_input(const LinearState& state) {
+  return state.sequence_parallel && state.weight->trainable && !state.weight->store->defers();
+}
+
+// x. When its gradient comes, the layer's input is sent for.
+struct SendForInput : torch::autograd::Function<SendForInput> {
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& x, const at::Tensor& input, LinearState* state) {
+    context->saved_data["state"] = reinterpret_cast<int64_t>(state);
+    context->save_for_backward({input});
+    return x;
+  }
+  static variable_list backward(AutogradContext* context, variable_list grads) {
+    LinearState& state = *saved_state<LinearState>(context);
+    const at::Tensor input = context->get_saved_variables()[0];
+    if (gathers_input(state) && state.mailbox->fits(input))
+      state.input_rows = std::make_shared<GatheredRows>(input, *state.tp, state.mailbox.get());
+    return {grads[0], at::Tensor(), at::Tensor()};
+  }
+};
+
 // Y = norm(X) A^T + b with A's rows on this rank; and X.
 struct ColumnFunction : torch::autograd::Function<ColumnFunction> {
+  // `kept` becomes the rows that are multiplied, if the backward has them.
   static variable_list forward(AutogradContext* context, const at::Tensor& x, const at::Tensor&,
-                               LinearState* state) {
+                               LinearState* state, at::Tensor* kept) {
     const AcquiredValue weight(state->weight), bias(state->bias);
     context->saved_data["state"] = reinterpret_cast<int64_t>(state);
+    context->set_materialize_grads(false);  // nothing may go around the layer
     if (state->norm == nullptr) {
-      context->save_for_backward({x});
-      return {column_product(*state, x, weight.value(), bias.value()), x};
+      const at::Tensor input = x.to(weight.value().scalar_type());  // the residual stream may be fp32
+      context->saved_data["type"] = static_cast<int64_t>(x.scalar_type());
+      context->save_for_backward({input});
+      *kept = input;
+      return {column_product(*state, input, weight.value(), bias.value()), x};
     }
     const NormResult normed = norm_forward(*state->norm, x);
     const at::Tensor y = normed.y.to(weight.value().scalar_type());
     context->save_for_backward(
         {x, normed.mean, normed.rstd, state->recompute_norm ? at::Tensor() : y});
+    if (!state->recompute_norm) *kept = y;
     return {column_product(*state, y, weight.value(), bias.value()), x};
   }
 
@@ -109,11 +136,12 @@ struct ColumnFunction : torch::autograd::Function<ColumnFunction> {
     const at::Tensor dy = grads[0].contiguous();
     at::Tensor dx;
     at::ScalarType type;
-    std::shared_ptr<GatheredRows> input;  // for the weight gradient, if that is not deferred; under the product
+    // For the weight gradient, if that is not deferred: under the product, or sent for before.
+    std::shared_ptr<GatheredRows> input = std::exchange(state.input_rows, nullptr);
     {
       const AcquiredValue weight(state.weight);
       type = weight.value().scalar_type();
-      if (state.sequence_parallel && state.weight->trainable && !state.weight->store->defers())
+      if (!input && gathers_input(state))
         input = std::make_shared<GatheredRows>(linear_input(state, saved, type), *state.tp, state.mailbox.get());
       dx = linear_input_grad(dy, weight.value());
     }
@@ -138,10 +166,11 @@ struct ColumnFunction : torch::autograd::Function<ColumnFunction> {
     const at::Tensor& beside = grads[1];  // undefined when nothing goes around the layer
     if (state.norm != nullptr) {
       dx = norm_backward(*state.norm, dx, saved[0], saved[1], saved[2], beside);
-    } else if (beside.defined()) {
-      dx = dx + beside;
+    } else {
+      dx = dx.to(static_cast<at::ScalarType>(context->saved_data["type"].toInt()));
+      if (beside.defined()) dx = dx + beside;
     }
-    return {dx, at::Tensor(), at::Tensor()};
+    return {dx, at::Tensor(), at::Tensor(), at::Tensor()};
   }
 
  private:
@@ -225,36 +254,6 @@ struct RowFunction : torch::autograd::Function<RowFunction> {
   }
 };
 
-// A weight of another module: no state of the layer's own.
-struct TiedFunction : torch::autograd::Function<TiedFunction> {
-  static at::Tensor forward(AutogradContext* context, const at::Tensor& x, const at::Tensor&,
-                            Parameter* parameter, const ProcessGroup* tp) {
-    const AcquiredValue weight(parameter);
-    const at::Tensor input = x.to(weight.value().scalar_type());  // the residual stream may be fp32
-    context->saved_data["parameter"] = reinterpret_cast<int64_t>(parameter);
-    context->saved_data["tp"] = reinterpret_cast<int64_t>(tp);
-    context->saved_data["type"] = static_cast<int64_t>(x.scalar_type());
-    context->save_for_backward({input});
-    return linear_forward(input, weight.value(), at::Tensor());
-  }
-  static variable_list backward(AutogradContext* context, variable_list grads) {
-    auto* parameter = reinterpret_cast<Parameter*>(context->saved_data["parameter"].toInt());
-    const auto* tp = reinterpret_cast<const ProcessGroup*>(context->saved_data["tp"].toInt());
-    const at::Tensor dy = grads[0].contiguous();
-    at::Tensor dx;
-    {
-      const AcquiredValue weight(parameter);
-      dx = linear_input_grad(dy, weight.value());
-    }
-    const std::shared_ptr<Work> reduction = tp->all_reduce(dx);
-    const at::Tensor x = context->get_saved_variables()[0];
-    accumulate_weight_grad(*parameter, dy, [x] { return x; });
-    reduction->wait();
-    dx = dx.to(static_cast<at::ScalarType>(context->saved_data["type"].toInt()));
-    return {dx, at::Tensor(), at::Tensor(), at::Tensor()};
-  }
-};
-
 // The weight of a layer with delayed scales has them kept by its store.
 void quantize_products(const QuantizationOptions& options, LinearState& state) {
   state.quantization = options;
@@ -313,30 +312,36 @@ ColumnParallelLinear::ColumnParallelLinear(std::string name, int64_t input_size,
   add("lora_B.weight", &impl_->lora->b);
 }
 
+ColumnParallelLinear::ColumnParallelLinear(Parameter& weight, bool sequence_parallel, const ParallelGroups& groups)
+    : impl_(std::make_unique<Impl>()) {
+  impl_->state.weight = &weight;
+  impl_->state.tp = &groups.tp;
+  impl_->state.sequence_parallel = sequence_parallel && groups.tp.size() > 1;
+  impl_->state.mailbox = groups.tp_mailbox;
+}
+
 ColumnParallelLinear::~ColumnParallelLinear() = default;
 
 at::Tensor ColumnParallelLinear::forward(const at::Tensor& x) { return forward_beside(x).y; }
 
-Branch ColumnParallelLinear::forward_beside(const at::Tensor& x) {
+Branch ColumnParallelLinear::forward_beside(const at::Tensor& x, at::Tensor* input) {
   if (impl_->state.quantization.enabled()) {
     const variable_list both = quantized_column_forward(x, impl_->state);
     return {both[0], both[1]};
   }
-  const variable_list both = ColumnFunction::apply(x.contiguous(), anchor(), &impl_->state);
+  at::Tensor kept;
+  const variable_list both = ColumnFunction::apply(x.contiguous(), anchor(), &impl_->state, &kept);
+  if (input != nullptr) *input = kept;
   return {both[0], both[1]};
 }
 
-Parameter& ColumnParallelLinear::weight() { return impl_->weight; }
-
-at::Tensor ColumnParallelLinear::forward_with(Parameter& weight, const at::Tensor& x,
-                                              bool sequence_parallel, const ParallelGroups& groups) {
-  const at::Tensor whole =
-      sequence_parallel ? gather_from_sequence_parallel_region(x, groups.tp, groups.tp_mailbox.get()) : x;
-  // With sequence parallelism the gather's backward already sums dX over the group.
-  static const ProcessGroup self;
-  return TiedFunction::apply(whole.contiguous(), anchor(), &weight,
-                             sequence_parallel ? &self : &groups.tp);
+at::Tensor ColumnParallelLinear::send_for_input(const at::Tensor& x, const at::Tensor& input) {
+  const LinearState& state = impl_->state;
+  if (!input.defined() || !state.sequence_parallel || !state.mailbox || !state.mailbox->fits(input)) return x;
+  return SendForInput::apply(x, input, &impl_->state);
 }
+
+Parameter& ColumnParallelLinear::weight() { return *impl_->state.weight; }
 
 struct RowParallelLinear::Impl {
   Parameter weight, bias;

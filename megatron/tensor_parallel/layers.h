@@ -62,17 +62,20 @@ class ColumnParallelLinear : public Module {
  public:
   ColumnParallelLinear(std::string name, int64_t input_size, int64_t output_size,
                        const LinearOptions& options, const ParallelGroups& groups);
+  // With a weight of another module (a tied embedding [v/t, h]), which must outlive this one, and neither bias nor norm.
+  // x may be of another floating-point type than the weight.
+  ColumnParallelLinear(Parameter& weight, bool sequence_parallel, const ParallelGroups& groups);
   ~ColumnParallelLinear() override;
   at::Tensor forward(const at::Tensor& x);
   // Also gives x for the path around the layer: the gradients of both paths meet in the norm's
   // backward, which saves a sum.
-  Branch forward_beside(const at::Tensor& x);
+  // `input`, if it is not null, becomes what send_for_input() takes, or undefined.
+  Branch forward_beside(const at::Tensor& x, at::Tensor* input = nullptr);
+  // Gives x, which was computed from y. When its gradient is there, what the weight gradient needs of the other ranks is
+  // sent for, so that it is under way while the backward goes from x to y, if copies between the ranks can do it and the
+  // weight gradient is not deferred. No other pass through the layer may go back in between.
+  at::Tensor send_for_input(const at::Tensor& x, const at::Tensor& input);
   Parameter& weight();
-
-  // The same product with a weight that lives elsewhere (a tied embedding [v/t, h]); no bias, no
-  // norm.
-  static at::Tensor forward_with(Parameter& weight, const at::Tensor& x, bool sequence_parallel,
-                                 const ParallelGroups& groups);
 
  private:
   friend class RowParallelLinear;

@@ -28,6 +28,8 @@ at::Tensor own_slice(const at::Tensor& x, int64_t dim, const ProcessGroup& tp) {
   return x.narrow(dim, tp.rank() * length, length).contiguous();
 }
 
+at::Tensor sum_of_rows(const at::Tensor& x, const ProcessGroup& tp) { return reduce_scatter_first_dim(x, tp); }
+
 at::Tensor own_slice_first_dim(const at::Tensor& x, const ProcessGroup& tp) {
   return own_slice(x, 0, tp);
 }
@@ -60,22 +62,15 @@ struct ConjugatePair : torch::autograd::Function<ConjugatePair> {
   }
 };
 
-// Rows of all ranks forward and their sum backward, or the other way round.
-struct SequencePair : torch::autograd::Function<SequencePair> {
-  static at::Tensor map(const at::Tensor& x, bool gather, const ProcessGroup& tp, PeerMailbox* mailbox) {
-    return gather ? all_gather_first_dim(x, tp) : reduce_scatter_first_dim(x, tp, mailbox);
-  }
-  static at::Tensor forward(AutogradContext* context, const at::Tensor& x, bool gather, const ProcessGroup* tp,
-                            PeerMailbox* mailbox) {
-    context->saved_data["gather"] = gather;
+// The sum through a mailbox.
+struct ScatteredSum : torch::autograd::Function<ScatteredSum> {
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& x, const ProcessGroup* tp, PeerMailbox* mailbox) {
     context->saved_data["tp"] = reinterpret_cast<int64_t>(tp);
-    context->saved_data["mailbox"] = reinterpret_cast<int64_t>(mailbox);
-    return map(x, gather, *tp, mailbox);
+    return reduce_scatter_first_dim(x, *tp, mailbox);
   }
   static variable_list backward(AutogradContext* context, variable_list grads) {
     const auto* tp = reinterpret_cast<const ProcessGroup*>(context->saved_data["tp"].toInt());
-    auto* mailbox = reinterpret_cast<PeerMailbox*>(context->saved_data["mailbox"].toInt());
-    return {map(grads[0], !context->saved_data["gather"].toBool(), *tp, mailbox), at::Tensor(), at::Tensor(), at::Tensor()};
+    return {all_gather_first_dim(grads[0], *tp), at::Tensor(), at::Tensor()};
   }
 };
 
@@ -126,11 +121,11 @@ at::Tensor all_gather_last_dim_from_tensor_parallel_region(const at::Tensor& x,
 at::Tensor scatter_to_sequence_parallel_region(const at::Tensor& x, const ProcessGroup& tp) {
   return pair(x, tp, own_slice_first_dim, all_gather_first_dim);
 }
-at::Tensor gather_from_sequence_parallel_region(const at::Tensor& x, const ProcessGroup& tp, PeerMailbox* mailbox) {
-  return tp.size() == 1 ? x : SequencePair::apply(x, /*gather=*/true, &tp, mailbox);
+at::Tensor gather_from_sequence_parallel_region(const at::Tensor& x, const ProcessGroup& tp) {
+  return pair(x, tp, all_gather_first_dim, sum_of_rows);
 }
 at::Tensor reduce_scatter_to_sequence_parallel_region(const at::Tensor& x, const ProcessGroup& tp, PeerMailbox* mailbox) {
-  return tp.size() == 1 ? x : SequencePair::apply(x, /*gather=*/false, &tp, mailbox);
+  return tp.size() == 1 ? x : ScatteredSum::apply(x, &tp, mailbox);
 }
 
 std::function<at::Tensor()> distribute_saved_activation(const at::Tensor& x,

@@ -467,19 +467,21 @@ struct HeadSizes {
   int64_t norm;    // input of the final norm and its statistics
   int64_t normed;  // in the type of the stream
   int64_t input;   // of the output layer
-  int64_t cast;    // whole rows in the type of the stream, where they are converted
+  int64_t passing;  // rows of all ranks, for the time of the forward
+  int64_t back;     // gradient of the output layer's input, while it is made
   int64_t logits;
   int64_t per_token;
   int64_t part;  // > 0: with the loss in parts of so many tokens no logits stay, but the gradient of the input does
 };
 
 HeadSizes head_sizes(const LayoutPlan& plan, const LayerSizes& z) {
-  const int64_t T = plan.tokens(), h = plan.model().hidden_size;
+  const int64_t T = plan.tokens();
   HeadSizes s{};
   s.norm = z.stream + z.stats;
   s.normed = z.stream;
-  s.input = z.product;
-  s.cast = plan.bytes.residual == plan.bytes.model || !plan.sequence_parallel ? 0 : T * h * plan.bytes.residual;
+  s.input = z.normed;
+  s.passing = z.gathered;
+  s.back = z.product + (plan.sequence_parallel ? z.part + z.gathered : z.cast);
   s.logits = T * plan.padded_vocab_size / plan.tensor /
              (plan.splits_vocabulary() ? plan.pipeline : 1) * plan.bytes.model;
   s.per_token = T * (kIdBytes + plan.bytes.sum + 1 + 4);  // target, log-sum-exp, whether ignored, loss mask
@@ -487,6 +489,9 @@ HeadSizes head_sizes(const LayoutPlan& plan, const LayerSizes& z) {
   const int64_t columns = plan.padded_vocab_size / plan.tensor, given = plan.model().cross_entropy_chunk_tokens;
   s.part = std::min(T, given > 0 ? given : cross_entropy_chunk(T, columns, plan.bytes.model));
   s.logits = 0;
+  s.input = z.product;
+  s.back = plan.bytes.residual == plan.bytes.model ? 0 : T * plan.model().hidden_size * plan.bytes.residual;
+  s.passing = plan.sequence_parallel ? s.back : 0;
   s.per_token = T * (1 + plan.bytes.sum);  // whether ignored, loss mask
   return s;
 }
@@ -666,18 +671,13 @@ PassBytes pass_bytes(const LayoutPlan& plan, int stage, int chunk) {
     const int64_t saved = head.norm + head.input + head.logits + head.per_token;
     pass.saved.ends += saved;
     if (head.part == 0) pass.pending += head.input + head.logits;
-    const int64_t normed =
-        plan.sequence_parallel || plan.bytes.residual != plan.bytes.model ? head.normed + head.cast : 0;
-    // The gradient of the output layer's input comes beside the gradient of the logits, and is
-    // converted there; then that of the final norm's output is scattered, and goes through the
-    // norm, when the logits are gone.
-    const int64_t converted = plan.bytes.residual == plan.bytes.model
-                                  ? 0
-                                  : plan.tokens() * c.hidden_size * plan.bytes.residual;
-    const int64_t through_logits = (head.part > 0 ? 0 : head.input) + converted - head.per_token;
-    const int64_t through_norm = std::max(head.input, converted) +
-                                 (plan.sequence_parallel ? any.stream : 0) + any.stream -
-                                 head.input - head.logits - head.per_token;
+    const bool normed_apart = plan.bytes.residual != plan.bytes.model || (head.part > 0 && plan.sequence_parallel);
+    const int64_t normed = head.passing + (normed_apart ? head.normed : 0);
+    // The gradient of the output layer's input comes beside the gradient of the logits; when those are gone it goes
+    // through the final norm.
+    const int64_t through_logits = head.back - head.per_token;
+    const int64_t through_norm = (head.part > 0 ? std::max(head.input, head.back) + any.part : std::max(any.normed, any.cast)) +
+                                 any.stream - head.input - head.logits - head.per_token;
     // Layers run before the head saves anything, and go back after it has given everything up.
     pass.forward_extra = std::max(layer_forward_most - saved, normed + at_the_head);
     if (head.part > 0) {
@@ -700,15 +700,12 @@ VocabularyBytes vocabulary_bytes(const LayoutPlan& plan) {
   if (!plan.splits_vocabulary()) return v;
   const HeadSizes head = head_sizes(plan, layer_sizes(plan, 1));
   const int64_t T = plan.tokens();
-  const bool converts = plan.bytes.residual != plan.bytes.model;
   const int64_t statistics = 3 * T * plan.bytes.sum;
   v.hidden = plan.rows() * plan.model().hidden_size * plan.bytes.residual;
   v.held =
       head.input + head.logits + head.per_token + statistics * (1 + plan.tensor * plan.pipeline);
-  // H: gathered rows may be there in both types. L: the gradient of its input comes beside the
-  // logits', is converted and scattered.
-  v.head_extra = v.held + head.cast;
-  v.loss_extra = head.input + (converts ? T * plan.model().hidden_size * plan.bytes.residual : 0);
+  v.head_extra = v.held + head.passing;
+  v.loss_extra = head.back;
   return v;
 }
 

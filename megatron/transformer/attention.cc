@@ -181,12 +181,16 @@ at::Tensor SelfAttention::attend(const at::Tensor& q, const at::Tensor& k, const
 Branch SelfAttention::forward(const at::Tensor& x, const LayerContext& context, bool add) {
   // With fewer groups than ranks the rows of one group lie on several ranks, which put them
   // together; each then attends with its share of the query heads.
-  const Branch projected = project(x, context.offload());
+  at::Tensor input;  // of linear_qkv: its way is hidden by the backward of core attention
+  const Branch projected = project(x, context.offload(), &input);
+  const auto back = [&](const at::Tensor& y) {
+    return project_back(linear_qkv_.send_for_input(y, input), projected.x, add, context.offload());
+  };
   const at::Tensor& mixed = projected.y;
   const int64_t s = mixed.size(0), b = mixed.size(1);
   if (!q_layernorm_ && kv_.size() == 1 && context_ranks(context.pass, parallel_).size() == 1 &&
       context.pass.cache == nullptr) {
-    return project_back(attend_packed(mixed, context), projected.x, add, context.offload());
+    return back(attend_packed(mixed, context));
   }
   const variable_list qkv =
       SplitQKV::apply(mixed, groups_, heads_ * kv_.size() / groups_, config_.kv_channels);
@@ -210,8 +214,7 @@ Branch SelfAttention::forward(const at::Tensor& x, const LayerContext& context, 
     std::tie(k, v) = context.pass.cache->append(layer_number_ - 1, k, v);
   const at::Tensor y = attend(q, k, v, context);
   check_shape("core_attention output", y, {s, b, heads_, config_.kv_channels});
-  return project_back(y.reshape({s, b, heads_ * config_.kv_channels}), projected.x, add,
-                      context.offload());
+  return back(y.reshape({s, b, heads_ * config_.kv_channels}));
 }
 
 at::Tensor SelfAttention::attend_packed(const at::Tensor& mixed,
@@ -239,11 +242,11 @@ Branch SelfAttention::project_back(const at::Tensor& y, const at::Tensor& x, boo
   return {linear_proj_.forward(y), x};
 }
 
-Branch SelfAttention::project(const at::Tensor& x, OffloadedPass* offload) {
+Branch SelfAttention::project(const at::Tensor& x, OffloadedPass* offload, at::Tensor* input) {
   const OffloadScope scope(offload, [&](const at::Tensor& saved) {
     return config_.offloads(is_alias(saved, x) ? "attn_norm" : "qkv_linear");
   });
-  Branch branch = linear_qkv_.forward_beside(x);
+  Branch branch = linear_qkv_.forward_beside(x, offload == nullptr ? input : nullptr);
   branch.y = all_gather_last_dim_from_tensor_parallel_region(branch.y, kv_);
   return branch;
 }

@@ -37,7 +37,7 @@ class SelfAttention : public Module {
 
  private:
   // The product of linear_qkv, with the rows that ranks hold together.
-  Branch project(const at::Tensor& x, OffloadedPass* offload);
+  Branch project(const at::Tensor& x, OffloadedPass* offload, at::Tensor* input);
   // Core attention without copies of queries, keys and values.
   at::Tensor attend_packed(const at::Tensor& mixed, const LayerContext& context) const;
   Branch project_back(const at::Tensor& y, const at::Tensor& x, bool add, OffloadedPass* offload);

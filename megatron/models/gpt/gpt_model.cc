@@ -169,6 +169,7 @@ struct GPTModel::Impl {
   std::unique_ptr<OutputLayer> output_layer;
   std::unique_ptr<TiedTable> tied_table;
   Parameter* head = nullptr;  // the weight of the output projection
+  std::unique_ptr<ColumnParallelLinear> projection;
 };
 
 GPTModel::GPTModel(const GPTConfig& config, const ParallelGroups& groups)
@@ -206,6 +207,8 @@ GPTModel::GPTModel(const GPTConfig& config, const ParallelGroups& groups, const 
     }
     impl_->head = table;
   }
+  if (impl_->head != nullptr)
+    impl_->projection = std::make_unique<ColumnParallelLinear>(*impl_->head, config.sequence_parallel, groups);
   name_parameters();
   if (config.transformer.lora_rank == 0) return;
   visit([](const std::string& name, Parameter& parameter) {
@@ -238,8 +241,7 @@ at::Tensor GPTModel::hidden(const at::Tensor& tokens, const at::Tensor& input,
 
 at::Tensor GPTModel::logits(const at::Tensor& hidden) {
   MEGATRON_ASSERT(impl_->head != nullptr, "this segment holds no output layer");
-  const at::Tensor logits = ColumnParallelLinear::forward_with(
-      *impl_->head, hidden, impl_->config.sequence_parallel, impl_->groups);
+  const at::Tensor logits = impl_->projection->forward(hidden);
   const double cap = impl_->config.transformer.final_logit_softcapping;
   return cap > 0.0 ? logits.div(cap).tanh().mul(cap) : logits;
 }

@@ -11,6 +11,7 @@
 #include "megatron/tensor/quantization.h"
 #include "megatron/tensor/torch.h"
 #include "megatron/tensor_parallel/layers.h"
+#include "megatron/tensor_parallel/overlapped_linear.h"
 
 namespace megatron {
 
@@ -47,6 +48,7 @@ struct LinearState {
   WeightCodes weight_codes = {};
   LoraAdapter* lora = nullptr;
   std::shared_ptr<PeerMailbox> mailbox = {};
+  std::shared_ptr<GatheredRows> input_rows = {};  // under way since send_for_input()
   MeasuredGradient measured = {};  // the gradient of this layer's output, if its maker measured it
 };
 

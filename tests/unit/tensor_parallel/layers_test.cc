@@ -217,12 +217,44 @@ TEST(ColumnParallelLinear, WeightOfAnotherModule) {
         PlainParameterStore store(holder, at::kDouble, at::kCPU, true);
         fill(holder, groups);
         const at::Tensor input = leaf(sequence_parallel ? part(x, 0, groups.tp) : x);
-        const at::Tensor y =
-            ColumnParallelLinear::forward_with(holder.weight(), input, sequence_parallel, groups);
+        ColumnParallelLinear layer(holder.weight(), sequence_parallel, groups);
+        const at::Tensor y = layer.forward(input);
         expect_near(y, part(expected.y, -1, groups.tp), what);
         torch::autograd::backward({y}, {part(dy, -1, groups.tp)});
         expect_near(input.grad(), sequence_parallel ? part(expected.dx, 0, groups.tp) : expected.dx, what + ", dx");
         expect_grads(holder, store, groups, expected.grads, what);
+      });
+    }
+  }
+}
+
+TEST(ColumnParallelLinear, SendsForItsInputBeforeItGoesBack) {
+  const at::Tensor x = draw({kSequence, kBatch, kIn}, 1), dy = draw({kSequence, kBatch, kOut}, 2);
+  for (const bool recompute_norm : {false, true}) {
+    const ColumnCase c = {true, true, true, recompute_norm};
+    const Reference expected = column_reference(c, x, 2 * dy);
+    for (const int ranks : {1, 2, 4}) {
+      run_tensor_ranks(ranks, [&](const ParallelGroups& groups) {
+        const std::string what = cat(recompute_norm ? "norm rebuilt, rank " : "rank ", groups.tp.rank(), " of ", ranks);
+        groups.tp_mailbox->open(at::kCPU, kSequence / ranks * kBatch * kIn * 8);
+        ColumnParallelLinear layer("fc", kIn, kOut, column_options(c), groups);
+        PlainParameterStore store(layer, at::kDouble, at::kCPU, true);
+        fill(layer, groups);
+        const at::Tensor start = leaf(part(x, 0, groups.tp));
+        at::Tensor input;
+        const Branch branch = layer.forward_beside(start, &input);
+        EXPECT_EQ(input.defined(), !recompute_norm);
+        const at::Tensor between = 2 * branch.y;
+        int64_t before = -1, sent = 0;
+        between.register_hook([&](const at::Tensor&) { sent = groups.tp_mailbox->exchanges() - before; });
+        const at::Tensor end = layer.send_for_input(between, input);
+        before = groups.tp_mailbox->exchanges();
+        torch::autograd::backward({end}, {part(dy, -1, groups.tp)});
+        EXPECT_EQ(sent, ranks > 1 && !recompute_norm ? 1 : 0) << what;
+        EXPECT_EQ(groups.tp_mailbox->exchanges() - before, ranks > 1 ? 2 : 0) << what << ": the input and the gradient";
+        expect_near(start.grad(), part(expected.dx, 0, groups.tp), what + ", dx");
+        expect_grads(layer, store, groups, expected.grads, what);
+        groups.tp.barrier();
       });
     }
   }

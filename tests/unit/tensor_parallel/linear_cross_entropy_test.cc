@@ -43,8 +43,9 @@ Expected one_after_the_other(double z_coeff) {
   const PlainParameterStore store(table, at::kDouble, at::kCPU, /*gradients=*/true);
   table.weight.value.copy_(draw({kRows, kHidden}, 1));
   const at::Tensor x = leaf(draw({kSequence, kBatch, kHidden}, 2));
-  const at::Tensor loss = vocab_parallel_cross_entropy(
-      ColumnParallelLinear::forward_with(table.weight, x, false, groups), targets(), kVocabulary, z_coeff, groups.tp);
+  ColumnParallelLinear layer(table.weight, /*sequence_parallel=*/false, groups);
+  const at::Tensor loss =
+      vocab_parallel_cross_entropy(layer.forward(x), targets(), kVocabulary, z_coeff, groups.tp);
   loss.backward(draw({kSequence, kBatch}, 3));
   return {loss.detach(), x.grad(), store.grad(table.weight)};
 }

@@ -35,10 +35,10 @@ Mapping by_collectives(at::Tensor (*map)(const at::Tensor&, const ProcessGroup&)
   return [map](const at::Tensor& x, const ParallelGroups& groups) { return map(x, groups.tp); };
 }
 // With the mailbox of the group, or without.
-Mapping of_sequence(at::Tensor (*map)(const at::Tensor&, const ProcessGroup&, PeerMailbox*), bool mailbox) {
-  return [map, mailbox](const at::Tensor& x, const ParallelGroups& groups) {
+Mapping scattered_sum(bool mailbox) {
+  return [mailbox](const at::Tensor& x, const ParallelGroups& groups) {
     if (mailbox && groups.tp_mailbox) groups.tp_mailbox->open(at::kCPU, static_cast<int64_t>(x.nbytes()));
-    return map(x, groups.tp, mailbox ? groups.tp_mailbox.get() : nullptr);
+    return reduce_scatter_to_sequence_parallel_region(x, groups.tp, mailbox ? groups.tp_mailbox.get() : nullptr);
   };
 }
 
@@ -47,11 +47,9 @@ const MappingCase kMappings[] = {
     {"reduce", by_collectives(reduce_from_tensor_model_parallel_region), sum, own},
     {"gather", by_collectives(gather_from_tensor_model_parallel_region), gather_columns, slice_columns},
     {"scatter_sequence", by_collectives(scatter_to_sequence_parallel_region), slice_rows, gather_rows},
-    {"gather_sequence", of_sequence(gather_from_sequence_parallel_region, false), gather_rows, sum_slice_rows},
-    {"reduce_scatter_sequence", of_sequence(reduce_scatter_to_sequence_parallel_region, false), sum_slice_rows, gather_rows},
-    {"gather_sequence, mailbox", of_sequence(gather_from_sequence_parallel_region, true), gather_rows, sum_slice_rows},
-    {"reduce_scatter_sequence, mailbox", of_sequence(reduce_scatter_to_sequence_parallel_region, true), sum_slice_rows,
-     gather_rows},
+    {"gather_sequence", by_collectives(gather_from_sequence_parallel_region), gather_rows, sum_slice_rows},
+    {"reduce_scatter_sequence", scattered_sum(false), sum_slice_rows, gather_rows},
+    {"reduce_scatter_sequence, mailbox", scattered_sum(true), sum_slice_rows, gather_rows},
 };
 
 TEST(Mappings, EqualTheirDefinition) {
@@ -93,8 +91,7 @@ TEST(Mappings, OneRankReturnsItsInput) {
 TEST(Mappings, RefuseALengthThatDoesNotDivide) {
   const at::Tensor x = at::zeros({5, 1, 4});
   const std::string expected = "dimension 0 of size 5 over 2 ranks";
-  for (const Mapping& mapping : {by_collectives(scatter_to_sequence_parallel_region),
-                                 of_sequence(reduce_scatter_to_sequence_parallel_region, false)}) {
+  for (const Mapping& mapping : {by_collectives(scatter_to_sequence_parallel_region), scattered_sum(false)}) {
     run_tensor_ranks(2, [&](const ParallelGroups& groups) {
       const std::string error = error_of([&] { mapping(x, groups); });
       EXPECT_NE(error.find(expected), std::string::npos) << error;
