@@ -62,15 +62,19 @@ struct ConjugatePair : torch::autograd::Function<ConjugatePair> {
   }
 };
 
-// The sum through a mailbox.
+// Both through a mailbox.
 struct ScatteredSum : torch::autograd::Function<ScatteredSum> {
   static at::Tensor forward(AutogradContext* context, const at::Tensor& x, const ProcessGroup* tp, PeerMailbox* mailbox) {
     context->saved_data["tp"] = reinterpret_cast<int64_t>(tp);
+    context->saved_data["mailbox"] = reinterpret_cast<int64_t>(mailbox);
     return reduce_scatter_first_dim(x, *tp, mailbox);
   }
   static variable_list backward(AutogradContext* context, variable_list grads) {
     const auto* tp = reinterpret_cast<const ProcessGroup*>(context->saved_data["tp"].toInt());
-    return {all_gather_first_dim(grads[0], *tp), at::Tensor(), at::Tensor()};
+    auto* mailbox = reinterpret_cast<PeerMailbox*>(context->saved_data["mailbox"].toInt());
+    GatheredRows rows(grads[0], *tp, mailbox);
+    const at::Tensor whole = rows.wait();
+    return {rows.in_parts() ? whole.clone() : whole, at::Tensor(), at::Tensor()};
   }
 };
 

@@ -30,7 +30,7 @@ at::Tensor all_gather_last_dim_from_tensor_parallel_region(const at::Tensor& x,
                                                            const ProcessGroup& tp);
 at::Tensor scatter_to_sequence_parallel_region(const at::Tensor& x, const ProcessGroup& tp);
 at::Tensor gather_from_sequence_parallel_region(const at::Tensor& x, const ProcessGroup& tp);
-// The sum goes through the mailbox of the group where it fits into it.
+// Rows go through the mailbox of the group where they fit into it; it must outlive the graph and may be null.
 at::Tensor reduce_scatter_to_sequence_parallel_region(const at::Tensor& x, const ProcessGroup& tp,
                                                       PeerMailbox* mailbox = nullptr);
 

@@ -5,6 +5,8 @@
 #include <c10/cuda/CUDAStream.h>
 #include <gtest/gtest.h>
 
+#include <cstdlib>
+
 #include "megatron/base/check.h"
 #include "megatron/comm/peer_memory.h"
 #include "megatron/comm/thread_backend.h"
@@ -17,6 +19,10 @@
 
 namespace megatron {
 namespace {
+
+// Before CUDA starts: a kernel that is loaded when it is first launched waits for its GPU, which may be waiting for the signal of
+// another rank, whose thread waits for the driver of the same process.
+[[maybe_unused]] const int kLoadKernelsAtStart = setenv("CUDA_MODULE_LOADING", "EAGER", /*overwrite=*/1);
 
 // Collectives of threads on tensors in device memory: through host memory, after what the current stream holds.
 class StagedBackend final : public CollectivesOnlyBackend {
