@@ -3,6 +3,7 @@
 #include <torch/csrc/autograd/engine.h>
 
 #include <functional>
+#include <utility>
 
 #include "megatron/base/check.h"
 #include "megatron/kernels/sum_parts.h"

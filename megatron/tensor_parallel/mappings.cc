@@ -62,7 +62,7 @@ struct ConjugatePair : torch::autograd::Function<ConjugatePair> {
   }
 };
 
-// Both through a mailbox.
+// The sum of the rows forward and the rows of all ranks backward, through a mailbox.
 struct ScatteredSum : torch::autograd::Function<ScatteredSum> {
   static at::Tensor forward(AutogradContext* context, const at::Tensor& x, const ProcessGroup* tp, PeerMailbox* mailbox) {
     context->saved_data["tp"] = reinterpret_cast<int64_t>(tp);
