@@ -102,7 +102,7 @@ struct SendForInput : torch::autograd::Function<SendForInput> {
   static variable_list backward(AutogradContext* context, variable_list grads) {
     LinearState& state = *saved_state<LinearState>(context);
     const at::Tensor input = context->get_saved_variables()[0];
-    if (gathers_input(state) && state.mailbox->fits(input))
+    if (gathers_input(state))
       state.input_rows = std::make_shared<GatheredRows>(input, *state.tp, state.mailbox.get());
     return {grads[0], at::Tensor(), at::Tensor()};
   }

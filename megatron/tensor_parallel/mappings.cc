@@ -11,11 +11,11 @@ namespace {
 
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
-using Map = at::Tensor (*)(const at::Tensor&, const ProcessGroup&);
+using Map = at::Tensor (*)(const at::Tensor&, const ProcessGroup&, PeerMailbox*);
 
-at::Tensor identity(const at::Tensor& x, const ProcessGroup&) { return x.view_as(x); }
+at::Tensor identity(const at::Tensor& x, const ProcessGroup&, PeerMailbox*) { return x.view_as(x); }
 
-at::Tensor all_reduce(const at::Tensor& x, const ProcessGroup& tp) {
+at::Tensor all_reduce(const at::Tensor& x, const ProcessGroup& tp, PeerMailbox*) {
   at::Tensor sum = x.clone(at::MemoryFormat::Contiguous);
   tp.all_reduce(sum)->wait();
   return sum;
@@ -28,21 +28,19 @@ at::Tensor own_slice(const at::Tensor& x, int64_t dim, const ProcessGroup& tp) {
   return x.narrow(dim, tp.rank() * length, length).contiguous();
 }
 
-at::Tensor sum_of_rows(const at::Tensor& x, const ProcessGroup& tp) { return reduce_scatter_first_dim(x, tp); }
-
-at::Tensor own_slice_first_dim(const at::Tensor& x, const ProcessGroup& tp) {
+at::Tensor own_slice_first_dim(const at::Tensor& x, const ProcessGroup& tp, PeerMailbox*) {
   return own_slice(x, 0, tp);
 }
-at::Tensor own_slice_last_dim(const at::Tensor& x, const ProcessGroup& tp) {
+at::Tensor own_slice_last_dim(const at::Tensor& x, const ProcessGroup& tp, PeerMailbox*) {
   return own_slice(x, -1, tp);
 }
 
-at::Tensor all_gather_last_dim(const at::Tensor& x, const ProcessGroup& tp) {
+at::Tensor all_gather_last_dim(const at::Tensor& x, const ProcessGroup& tp, PeerMailbox*) {
   const at::Tensor stacked = all_gather_first_dim(x.unsqueeze(0), tp);  // [t, ..., n]
   return at::cat(stacked.unbind(0), -1);
 }
 
-at::Tensor reduce_scatter_last_dim(const at::Tensor& x, const ProcessGroup& tp) {
+at::Tensor reduce_scatter_last_dim(const at::Tensor& x, const ProcessGroup& tp, PeerMailbox*) {
   const at::Tensor parts = at::stack(x.chunk(tp.size(), -1));  // [t, ..., n/t]
   return reduce_scatter_first_dim(parts, tp).squeeze(0);
 }
@@ -50,48 +48,32 @@ at::Tensor reduce_scatter_last_dim(const at::Tensor& x, const ProcessGroup& tp) 
 // Applies one map forward and another one backward.
 struct ConjugatePair : torch::autograd::Function<ConjugatePair> {
   static at::Tensor forward(AutogradContext* context, const at::Tensor& x, const ProcessGroup* tp,
-                            Map forward_map, Map backward_map) {
+                            Map forward_map, Map backward_map, PeerMailbox* mailbox) {
     context->saved_data["tp"] = reinterpret_cast<int64_t>(tp);
     context->saved_data["backward"] = reinterpret_cast<int64_t>(backward_map);
-    return forward_map(x, *tp);
+    context->saved_data["mailbox"] = reinterpret_cast<int64_t>(mailbox);
+    return forward_map(x, *tp, mailbox);
   }
   static variable_list backward(AutogradContext* context, variable_list grads) {
     const auto* tp = reinterpret_cast<const ProcessGroup*>(context->saved_data["tp"].toInt());
     const auto map = reinterpret_cast<Map>(context->saved_data["backward"].toInt());
-    return {map(grads[0], *tp), at::Tensor(), at::Tensor(), at::Tensor()};
-  }
-};
-
-// The sum of the rows forward and the rows of all ranks backward, through a mailbox.
-struct ScatteredSum : torch::autograd::Function<ScatteredSum> {
-  static at::Tensor forward(AutogradContext* context, const at::Tensor& x, const ProcessGroup* tp, PeerMailbox* mailbox) {
-    context->saved_data["tp"] = reinterpret_cast<int64_t>(tp);
-    context->saved_data["mailbox"] = reinterpret_cast<int64_t>(mailbox);
-    return reduce_scatter_first_dim(x, *tp, mailbox);
-  }
-  static variable_list backward(AutogradContext* context, variable_list grads) {
-    const auto* tp = reinterpret_cast<const ProcessGroup*>(context->saved_data["tp"].toInt());
     auto* mailbox = reinterpret_cast<PeerMailbox*>(context->saved_data["mailbox"].toInt());
-    GatheredRows rows(grads[0], *tp, mailbox);
-    const at::Tensor whole = rows.wait();
-    return {rows.in_parts() ? whole.clone() : whole, at::Tensor(), at::Tensor()};
+    return {map(grads[0], *tp, mailbox), at::Tensor(), at::Tensor(), at::Tensor(), at::Tensor()};
   }
 };
 
-at::Tensor pair(const at::Tensor& x, const ProcessGroup& tp, Map forward_map, Map backward_map) {
+at::Tensor pair(const at::Tensor& x, const ProcessGroup& tp, Map forward_map, Map backward_map, PeerMailbox* mailbox = nullptr) {
   if (tp.size() == 1) return x;
-  return ConjugatePair::apply(x, &tp, forward_map, backward_map);
+  return ConjugatePair::apply(x, &tp, forward_map, backward_map, mailbox);
 }
 
 }  // namespace
 
-at::Tensor all_gather_first_dim(const at::Tensor& x, const ProcessGroup& tp) {
+at::Tensor all_gather_first_dim(const at::Tensor& x, const ProcessGroup& tp, PeerMailbox* mailbox) {
   if (tp.size() == 1) return x;
-  std::vector<int64_t> shape = x.sizes().vec();
-  shape[0] *= tp.size();
-  at::Tensor gathered = at::empty(shape, x.options());
-  tp.all_gather(gathered, x.contiguous())->wait();
-  return gathered;
+  GatheredRows rows(x, tp, mailbox);
+  const at::Tensor whole = rows.wait();
+  return rows.in_parts() ? whole.clone() : whole;  // the mailbox keeps its memory
 }
 
 at::Tensor empty_rows(const at::Tensor& x, const ProcessGroup& tp) {
@@ -126,10 +108,10 @@ at::Tensor scatter_to_sequence_parallel_region(const at::Tensor& x, const Proces
   return pair(x, tp, own_slice_first_dim, all_gather_first_dim);
 }
 at::Tensor gather_from_sequence_parallel_region(const at::Tensor& x, const ProcessGroup& tp) {
-  return pair(x, tp, all_gather_first_dim, sum_of_rows);
+  return pair(x, tp, all_gather_first_dim, reduce_scatter_first_dim);
 }
 at::Tensor reduce_scatter_to_sequence_parallel_region(const at::Tensor& x, const ProcessGroup& tp, PeerMailbox* mailbox) {
-  return tp.size() == 1 ? x : ScatteredSum::apply(x, &tp, mailbox);
+  return pair(x, tp, reduce_scatter_first_dim, all_gather_first_dim, mailbox);
 }
 
 std::function<at::Tensor()> distribute_saved_activation(const at::Tensor& x,

@@ -37,8 +37,8 @@ at::Tensor reduce_scatter_to_sequence_parallel_region(const at::Tensor& x, const
 // What one rank has of x when dim 0 is split over the group; not filled.
 at::Tensor empty_rows(const at::Tensor& x, const ProcessGroup& tp);
 
-// The plain collectives behind them, not differentiable. dim 0 is split over the group.
-at::Tensor all_gather_first_dim(const at::Tensor& x, const ProcessGroup& tp);
+// What is behind them, not differentiable. dim 0 is split over the group.
+at::Tensor all_gather_first_dim(const at::Tensor& x, const ProcessGroup& tp, PeerMailbox* mailbox = nullptr);
 at::Tensor reduce_scatter_first_dim(const at::Tensor& x, const ProcessGroup& tp, PeerMailbox* mailbox = nullptr);
 
 // A tensor that every rank of the group holds alike, kept in parts

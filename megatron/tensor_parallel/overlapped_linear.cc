@@ -13,8 +13,8 @@ namespace {
 
 std::vector<int64_t> with_first(const at::Tensor& like, int64_t first, int64_t last) {
   std::vector<int64_t> shape = like.sizes().vec();
-  shape.front() = first;
   shape.back() = last;
+  shape.front() = first;  // of a vector as well
   return shape;
 }
 

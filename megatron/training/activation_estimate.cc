@@ -464,9 +464,9 @@ int64_t deferred_extra(const LayoutPlan& plan, const LayerSizes& z) {
 }
 
 struct HeadSizes {
-  int64_t norm;    // input of the final norm and its statistics
-  int64_t normed;  // in the type of the stream
-  int64_t input;   // of the output layer
+  int64_t norm;     // input of the final norm and its statistics
+  int64_t normed;   // in the type of the stream
+  int64_t input;    // of the output layer
   int64_t passing;  // rows of all ranks, for the time of the forward
   int64_t back;     // gradient of the output layer's input, while it is made
   int64_t logits;
@@ -676,7 +676,8 @@ PassBytes pass_bytes(const LayoutPlan& plan, int stage, int chunk) {
     // The gradient of the output layer's input comes beside the gradient of the logits; when those are gone it goes
     // through the final norm.
     const int64_t through_logits = head.back - head.per_token;
-    const int64_t through_norm = (head.part > 0 ? std::max(head.input, head.back) + any.part : std::max(any.normed, any.cast)) +
+    const int64_t through_norm = (head.part > 0 ? std::max(head.input, head.back) + (plan.sequence_parallel ? any.stream : 0)
+                                                : std::max(any.normed, any.cast)) +
                                  any.stream - head.input - head.logits - head.per_token;
     // Layers run before the head saves anything, and go back after it has given everything up.
     pass.forward_extra = std::max(layer_forward_most - saved, normed + at_the_head);

@@ -168,8 +168,7 @@ struct GPTModel::Impl {
   TransformerBlock decoder;
   std::unique_ptr<OutputLayer> output_layer;
   std::unique_ptr<TiedTable> tied_table;
-  Parameter* head = nullptr;  // the weight of the output projection
-  std::unique_ptr<ColumnParallelLinear> projection;
+  std::unique_ptr<ColumnParallelLinear> head;  // the output projection, with the weight of one of these
 };
 
 GPTModel::GPTModel(const GPTConfig& config, const ParallelGroups& groups)
@@ -182,6 +181,7 @@ GPTModel::GPTModel(const GPTConfig& config, const ParallelGroups& groups, const 
                  " rows: expected at least one token and no fewer rows");
   impl_ = std::make_unique<Impl>(config, groups, slice);
   const bool tied = !config.transformer.untie_embeddings_and_output_weights;
+  Parameter* head = nullptr;
   if (slice.embedding) {
     impl_->embedding = std::make_unique<GPTEmbedding>(impl_->config, groups);
     add("embedding", impl_->embedding.get());
@@ -194,7 +194,7 @@ GPTModel::GPTModel(const GPTConfig& config, const ParallelGroups& groups, const 
   if ((slice.head || config.pipeline_vocab_parallel) && !tied) {
     impl_->output_layer = std::make_unique<OutputLayer>(impl_->config, groups);
     add("output_layer", impl_->output_layer.get());
-    impl_->head = &impl_->output_layer->weight();
+    head = &impl_->output_layer->weight();
   } else if (slice.head) {
     if (slice.embedding) table = &impl_->embedding->weight();
     if (table == nullptr) {
@@ -205,10 +205,9 @@ GPTModel::GPTModel(const GPTConfig& config, const ParallelGroups& groups, const 
       table->uses = 2;
       table->shared = nullptr;
     }
-    impl_->head = table;
+    head = table;
   }
-  if (impl_->head != nullptr)
-    impl_->projection = std::make_unique<ColumnParallelLinear>(*impl_->head, config.sequence_parallel, groups);
+  if (head != nullptr) impl_->head = std::make_unique<ColumnParallelLinear>(*head, config.sequence_parallel, groups);
   name_parameters();
   if (config.transformer.lora_rank == 0) return;
   visit([](const std::string& name, Parameter& parameter) {
@@ -241,7 +240,7 @@ at::Tensor GPTModel::hidden(const at::Tensor& tokens, const at::Tensor& input,
 
 at::Tensor GPTModel::logits(const at::Tensor& hidden) {
   MEGATRON_ASSERT(impl_->head != nullptr, "this segment holds no output layer");
-  const at::Tensor logits = impl_->projection->forward(hidden);
+  const at::Tensor logits = impl_->head->forward(hidden);
   const double cap = impl_->config.transformer.final_logit_softcapping;
   return cap > 0.0 ? logits.div(cap).tanh().mul(cap) : logits;
 }
@@ -264,7 +263,7 @@ Loss GPTModel::loss(const at::Tensor& hidden, const at::Tensor& labels, const at
     const LinearCrossEntropyOptions options = {config.vocab_size, config.transformer.z_loss_coeff,
                                                config.transformer.cross_entropy_chunk_tokens,
                                                config.sequence_parallel};
-    per_token = linear_cross_entropy(*impl_->head, hidden, labels.t().contiguous(), mask * loss_grad.to(mask.scalar_type()), options, impl_->groups.tp);
+    per_token = linear_cross_entropy(impl_->head->weight(), hidden, labels.t().contiguous(), mask * loss_grad.to(mask.scalar_type()), options, impl_->groups.tp);
   } else {
     per_token = token_losses(hidden, labels);
   }
