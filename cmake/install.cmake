@@ -1,5 +1,6 @@
 # `cmake --install <build> --prefix dist` gives a relocatable folder: bin/ with the programs and the launcher
-# megatron-run, lib/ with every shared library that is neither libtorch, CUDA, cuDNN, NCCL nor glibc.
+# megatron-run, lib/ with libmegatron_compute.so and every shared library that is neither libtorch, CUDA, cuDNN, NCCL nor
+# glibc.
 # With MEGATRON_INSTALL_LIBRARY it also gives what find_package(megatron) needs: static libraries, headers, CMake files.
 include(GNUInstallDirs)
 include(CMakePackageConfigHelpers)
@@ -11,9 +12,14 @@ foreach(target megatron gpu_tests kernel_bench)
     set_target_properties(${target} PROPERTIES INSTALL_RPATH "$ORIGIN/../lib")
   endif()
 endforeach()
+if(TARGET megatron_compute)
+  list(APPEND programs megatron_compute)
+  set_target_properties(megatron_compute PROPERTIES INSTALL_RPATH "$ORIGIN")
+endif()
 if(programs)
   install(CODE "set(CMAKE_INSTALL_DO_STRIP TRUE)" COMPONENT runtime)
-  install(TARGETS ${programs} RUNTIME_DEPENDENCY_SET runtime_libraries RUNTIME DESTINATION bin COMPONENT runtime)
+  install(TARGETS ${programs} RUNTIME_DEPENDENCY_SET runtime_libraries
+    RUNTIME DESTINATION bin COMPONENT runtime LIBRARY DESTINATION lib COMPONENT runtime)
   # What the machine or the torch wheel provides is neither followed nor copied.
   install(RUNTIME_DEPENDENCY_SET runtime_libraries
     PRE_EXCLUDE_REGEXES "^lib(torch|c10|shm|caffe2)" "^lib(cu|nv|nccl)" "^ld-linux"

@@ -1,7 +1,9 @@
-# megatron_layer(<folder> LEVEL <n> [TORCH] [DEPS <folders>...] [LIBS <targets>...] SOURCES <files>... [CUDA_SOURCES <files>...])
+# megatron_layer(<folder> LEVEL <n> [TORCH|COMPUTE] [DEPS <folders>...] [LIBS <targets>...] SOURCES <files>... [CUDA_SOURCES <files>...])
 #   One static library per folder. TORCH: the folder sees libtorch and shares the precompiled header of `tensor`.
+#   TORCH and COMPUTE: only commands that compute use it, so it is linked into libmegatron_compute.so; the other folders are
+#   linked into the program, and that library uses them from there (tools/CMakeLists.txt).
 function(megatron_layer folder)
-  cmake_parse_arguments(ARG "TORCH" "LEVEL" "DEPS;LIBS;SOURCES;CUDA_SOURCES" ${ARGN})
+  cmake_parse_arguments(ARG "TORCH;COMPUTE" "LEVEL" "DEPS;LIBS;SOURCES;CUDA_SOURCES" ${ARGN})
   if(ARG_TORCH AND NOT MEGATRON_TORCH)
     return()
   endif()
@@ -20,6 +22,12 @@ function(megatron_layer folder)
     megatron_precompile(${folder})
   endif()
   set_property(GLOBAL APPEND PROPERTY MEGATRON_LIBRARIES ${folder})
+  if(ARG_TORCH OR ARG_COMPUTE)
+    set_property(GLOBAL APPEND PROPERTY MEGATRON_COMPUTE_LIBRARIES ${folder})
+    set_property(GLOBAL APPEND PROPERTY MEGATRON_COMPUTE_DEPENDENCIES ${ARG_LIBS})
+  else()
+    set_property(GLOBAL APPEND PROPERTY MEGATRON_PROGRAM_LIBRARIES ${folder})
+  endif()
 endfunction()
 
 # Uses the precompiled header of `tensor`, which owns it.

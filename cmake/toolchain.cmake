@@ -4,8 +4,9 @@ include(CheckLinkerFlag)
 set(CMAKE_CXX_STANDARD 20)
 set(CMAKE_CXX_STANDARD_REQUIRED ON)
 set(CMAKE_CXX_EXTENSIONS OFF)
-# One setting for libraries and programs, so that both can use the one precompiled header.
-add_compile_options($<$<COMPILE_LANGUAGE:CXX>:-fPIC>)
+# One setting for libraries and programs, so that both can use the one precompiled header. CUDA objects end up in a shared
+# library, too.
+add_compile_options($<$<COMPILE_LANGUAGE:CXX>:-fPIC> $<$<COMPILE_LANGUAGE:CUDA>:-Xcompiler=-fPIC>)
 set(CMAKE_EXPORT_COMPILE_COMMANDS ON)
 set(CMAKE_RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/bin)
 if(NOT CMAKE_BUILD_TYPE)

@@ -300,7 +300,7 @@ int bench_train(const Arguments& arguments, const BenchConfig& config, const Job
 
 }  // namespace
 
-int bench(int argc, char** argv) {
+int megatron_bench(int argc, char** argv) {
   const Launch launch = launch_from_environment();
   Arguments arguments;
   arguments.world_size = launch.world_size;

@@ -112,7 +112,7 @@ int64_t vocabulary_rows(const Arguments& arguments) {
 
 }  // namespace
 
-int check_command(int argc, char** argv) {
+int megatron_check(int argc, char** argv) {
   Arguments arguments;
   CheckConfig config;
   std::vector<std::string> missing;

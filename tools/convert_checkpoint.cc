@@ -255,7 +255,7 @@ Form choose_target(const ConvertConfig& config, Form from) {
 
 }  // namespace
 
-int convert_checkpoint(int argc, char** argv) {
+int megatron_convert_checkpoint(int argc, char** argv) {
   ConvertConfig config;
   TransformerConfig transformer;
   TokenizerConfig tokenizer;

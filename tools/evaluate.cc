@@ -282,7 +282,7 @@ int evaluate_model(const EvaluateConfig& config, const LoadModelConfig& load,
 
 }  // namespace
 
-int evaluate_command(int argc, char** argv) {
+int megatron_evaluate(int argc, char** argv) {
   LoadModelConfig load;
   EvaluateConfig config;
   Config* const configs[] = {&load, &config};

@@ -12,7 +12,7 @@
 
 namespace megatron {
 
-int finetune_command(int argc, char** argv) {
+int megatron_finetune(int argc, char** argv) {
   const Launch launch = launch_from_environment();
   Arguments arguments;
   try {

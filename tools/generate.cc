@@ -278,7 +278,7 @@ class ChatRun {
 
 }  // namespace
 
-int generate(int argc, char** argv) {
+int megatron_generate(int argc, char** argv) {
   LoadModelConfig load;
   GenerateConfig config;
   GenerateOptions options;

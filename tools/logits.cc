@@ -90,7 +90,7 @@ void print_top(const LogitsConfig& config, const Tokenizer& tokenizer, const at:
 
 }  // namespace
 
-int logits(int argc, char** argv) {
+int megatron_logits(int argc, char** argv) {
   LoadModelConfig load;
   LogitsConfig config;
   Config* const configs[] = {&load, &config};

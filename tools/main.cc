@@ -1,6 +1,7 @@
-// The table of commands.
+// The table of commands. computing<NAME> is a function of libmegatron_compute.so.
 #include "tools/command_line.h"
 #include "tools/commands.h"
+#include "tools/compute_library.h"
 
 int main(int argc, char** argv) {
   using namespace megatron;  // NOLINT: the table reads better
@@ -13,19 +14,19 @@ int main(int argc, char** argv) {
        "show the header, the counts or one sample of a dataset"},
       {"inspect-chat", inspect_chat,
        "show what a conversation becomes, and which of its tokens count"},
-      {"pretrain", pretrain_command, "train a model, with evaluation and checkpoints"},
-      {"finetune", finetune_command, "go on training a model, on conversations or preferences"},
-      {"check", check_command,
+      {"pretrain", computing<"megatron_pretrain">, "train a model, with evaluation and checkpoints"},
+      {"finetune", computing<"megatron_finetune">, "go on training a model, on conversations or preferences"},
+      {"check", computing<"megatron_check">,
        "tell what a configuration breaks on a number of ranks, and what it costs"},
-      {"prove", prove_command, "show that a layout of ranks changes nothing but rounding"},
-      {"generate", generate, "let a trained model write"},
-      {"logits", logits, "write the logits of given token ids"},
-      {"evaluate", evaluate_command, "measure a model on text files and multiple-choice questions"},
-      {"convert-checkpoint", convert_checkpoint,
+      {"prove", computing<"megatron_prove">, "show that a layout of ranks changes nothing but rounding"},
+      {"generate", computing<"megatron_generate">, "let a trained model write"},
+      {"logits", computing<"megatron_logits">, "write the logits of given token ids"},
+      {"evaluate", computing<"megatron_evaluate">, "measure a model on text files and multiple-choice questions"},
+      {"convert-checkpoint", computing<"megatron_convert_checkpoint">,
        "turn Hugging Face models into checkpoints, and back"},
       {"inspect-checkpoint", inspect_checkpoint, "show and verify what a checkpoint holds"},
       {"report", report, "make a page of curves from the folder of a run"},
-      {"bench", bench, "measure kernels and steps on this machine"},
+      {"bench", computing<"megatron_bench">, "measure kernels and steps on this machine"},
       {"version", version, "show the version of this program and of every library in it"},
   };
   return run_command_line(kCommands, argc, argv);

@@ -13,7 +13,7 @@
 
 namespace megatron {
 
-int pretrain_command(int argc, char** argv) {
+int megatron_pretrain(int argc, char** argv) {
   const Launch launch = launch_from_environment();
   Arguments arguments;
   try {

@@ -124,7 +124,7 @@ int prove_with_processes(const Arguments& arguments, const ProveConfig& config,
 
 }  // namespace
 
-int prove_command(int argc, char** argv) {
+int megatron_prove(int argc, char** argv) {
   const Launch launch = launch_from_environment();
   Arguments arguments;
   ProveConfig config;

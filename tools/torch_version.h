@@ -1,4 +1,4 @@
-// Versions of libtorch and of the CUDA libraries below it; empty in a build without libtorch (torch_version_none.cc).
+// Versions of libtorch and of what it brings, as loaded; without libtorch in the header.
 #pragma once
 
 #include <string>
@@ -9,6 +9,7 @@ namespace megatron {
 
 using Versions = std::vector<std::pair<std::string, std::string>>;
 
-Versions torch_versions();
+// Appends {"libtorch", "2.11.0"}, and with CUDA the runtime, cuDNN, cuBLASLt and NCCL. In libmegatron_compute.so.
+extern "C" void megatron_torch_versions(Versions& all);
 
 }  // namespace megatron

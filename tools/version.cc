@@ -1,4 +1,4 @@
-// megatron version [--json]: the program, how it was built, and every library in it.
+// megatron version [--json] [--all]: the program, how it was built, and every library in it.
 #define PCRE2_CODE_UNIT_WIDTH 8
 #include <gnu/libc-version.h>
 #include <pcre2.h>
@@ -17,6 +17,7 @@
 #include "megatron/base/log.h"
 #include "megatron/base/parse.h"
 #include "tools/commands.h"
+#include "tools/compute_library.h"
 #include "tools/torch_version.h"
 
 namespace megatron {
@@ -24,7 +25,11 @@ namespace {
 
 struct VersionConfig : Config {
   bool json = false;
-  void fields(FieldVisitor& visitor) override { visitor.field("json", json, "print one JSON object"); }
+  bool all = false;
+  void fields(FieldVisitor& visitor) override {
+    visitor.field("json", json, "print one JSON object");
+    visitor.field("all", all, "load libtorch and show the versions of it and of the libraries it brings, CUDA's among them");
+  }
 };
 
 std::string pcre2_version() {
@@ -38,7 +43,8 @@ std::string xxhash_version() {
   return cat(v / 10000, ".", v / 100 % 100, ".", v % 100);
 }
 
-Versions library_versions() {
+// Without `loaded`, libtorch's is the one that this program was built for.
+Versions library_versions(bool loaded) {
   Versions all = {
       {"glibc", gnu_get_libc_version()},
       {"nlohmann-json", MEGATRON_NLOHMANN_JSON_VERSION},
@@ -50,7 +56,12 @@ Versions library_versions() {
       {"zlib", zlibVersion()},
       {"zstd", ZSTD_versionString()},
   };
-  for (auto& entry : torch_versions()) all.push_back(std::move(entry));
+  if (loaded) {
+    void* const function = compute_function(compute_library_path(), "megatron_torch_versions", "version --all");
+    reinterpret_cast<decltype(&megatron_torch_versions)>(function)(all);
+  } else if (*MEGATRON_TORCH_VERSION != '\0') {
+    all.emplace_back("libtorch", MEGATRON_TORCH_VERSION);
+  }
   return all;
 }
 
@@ -66,7 +77,7 @@ int version(int argc, char** argv) {
     return 0;
   }
   const Versions build = {{"compiler", cat(MEGATRON_COMPILER, " ", __VERSION__)}, {"build_type", MEGATRON_BUILD_TYPE}};
-  const Versions libraries = library_versions();
+  const Versions libraries = library_versions(config.all);
   if (config.json) {
     JsonWriter json(2);
     json.begin_object().member("megatron", MEGATRON_VERSION);

@@ -1,7 +1,0 @@
-#include "tools/torch_version.h"
-
-namespace megatron {
-
-Versions torch_versions() { return {}; }
-
-}  // namespace megatron
