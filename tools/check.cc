@@ -6,12 +6,14 @@
 #include <string>
 #include <vector>
 
+#include "megatron/base/exit_codes.h"
 #include "megatron/base/files.h"
 #include "megatron/base/log.h"
 #include "megatron/base/parse.h"
 #include "megatron/tokenizers/tokenizer.h"
 #include "megatron/training/flag_table.h"
 #include "megatron/training/layout_check.h"
+#include "megatron/training/layout_verdict.h"
 #include "tools/commands.h"
 
 namespace megatron {
@@ -24,7 +26,7 @@ struct CheckConfig : Config {
   bool show_schedule = true;
   std::optional<double> attained_tflops, inside_bandwidth, network_bandwidth, checkpoint_bandwidth,
       checkpoint_bandwidth_of_all;
-  int64_t ranks_per_machine = 8;
+  std::optional<int64_t> ranks_per_machine;
 
   void fields(FieldVisitor& visitor) override {
     visitor.group("check");
@@ -33,12 +35,13 @@ struct CheckConfig : Config {
     visitor.field("json", json, "print JSON, sizes in bytes");
     visitor.field("show_schedule", show_schedule, "draw the pipeline's schedule as text");
     visitor.field("attained_tflops", attained_tflops,
-                  "TFLOP/s that a rank attains in the layers, for the time of a step");
+                  "TFLOP/s that a rank attains in the layers, for the time of a step; default: what --device h100, "
+                  "h200 or b200 is known to attain");
     visitor.field("inside_bandwidth", inside_bandwidth,
-                  "GB/s that a rank sends to ranks of its machine; needed by that time");
+                  "GB/s that a rank sends to ranks of its machine; needed by that time unless --device says it");
     visitor.field("network_bandwidth", network_bandwidth,
-                  "GB/s that a rank sends to other machines; needed by that time");
-    visitor.field("ranks_per_machine", ranks_per_machine, "ranks of one machine");
+                  "GB/s that a rank sends to other machines; needed by that time unless --device says it");
+    visitor.field("ranks_per_machine", ranks_per_machine, "ranks of one machine; default: 8");
     visitor.field("checkpoint_bandwidth", checkpoint_bandwidth,
                   "GB/s that a rank writes, for the time of a checkpoint");
     visitor.field("checkpoint_bandwidth_of_all", checkpoint_bandwidth_of_all,
@@ -46,8 +49,8 @@ struct CheckConfig : Config {
   }
   void validate(Violations& violations) const override {
     if (world_size < 1) violations.add(cat("--world-size is ", world_size), "a positive number");
-    if (ranks_per_machine < 1)
-      violations.add(cat("--ranks-per-machine is ", ranks_per_machine), "a positive number");
+    if (ranks_per_machine && *ranks_per_machine < 1)
+      violations.add(cat("--ranks-per-machine is ", *ranks_per_machine), "a positive number");
     const auto positive = [&](const char* flag, const std::optional<double>& value) {
       if (value && !(*value > 0)) violations.add(cat(flag, " is ", *value), "a positive number");
     };
@@ -56,12 +59,6 @@ struct CheckConfig : Config {
     positive("--network-bandwidth", network_bandwidth);
     positive("--checkpoint-bandwidth", checkpoint_bandwidth);
     positive("--checkpoint-bandwidth-of-all", checkpoint_bandwidth_of_all);
-    const int speeds =
-        attained_tflops.has_value() + inside_bandwidth.has_value() + network_bandwidth.has_value();
-    if (speeds != 0 && speeds != 3)
-      violations.add(
-          "the time of a step needs --attained-tflops, --inside-bandwidth and --network-bandwidth",
-          "give all three, or none");
     if (checkpoint_bandwidth_of_all && !checkpoint_bandwidth)
       violations.add("--checkpoint-bandwidth-of-all has no effect without --checkpoint-bandwidth");
   }
@@ -92,11 +89,32 @@ std::vector<std::string> fill_in(Arguments& arguments) {
   return missing;
 }
 
+// The time of a step needs all three speeds: those of the device that is named, or given ones.
+void speeds_are_known(const CheckConfig& config, const Arguments& arguments, Violations& violations) {
+  std::string missing;
+  int given = 0;
+  for (const auto& [flag, value] : {std::pair{"--attained-tflops", &config.attained_tflops},
+                                    std::pair{"--inside-bandwidth", &config.inside_bandwidth},
+                                    std::pair{"--network-bandwidth", &config.network_bandwidth}}) {
+    given += value->has_value();
+    if (!value->has_value()) missing += cat(missing.empty() ? "" : " and ", flag);
+  }
+  if (given > 0 && given < 3 && device_model(arguments.training.device) == nullptr)
+    violations.add(cat("the time of a step also needs ", missing),
+                   "give all three speeds, or a known GPU with --device h100, h200 or b200");
+}
+
 LayoutQuestions questions_of(const CheckConfig& config, const Arguments& arguments) {
   LayoutQuestions questions;
-  if (config.attained_tflops)
-    questions.speeds = {*config.attained_tflops * 1e12, *config.inside_bandwidth * 1e9,
-                        *config.network_bandwidth * 1e9, config.ranks_per_machine};
+  const DeviceModel* const device = questions.device = device_model(arguments.training.device);
+  if (device != nullptr || config.attained_tflops) {
+    MachineSpeeds speeds = device != nullptr ? speeds_of(*device, arguments) : MachineSpeeds{};
+    if (config.attained_tflops) speeds.flops = *config.attained_tflops * 1e12;
+    if (config.inside_bandwidth) speeds.inside_bandwidth = *config.inside_bandwidth * 1e9;
+    if (config.network_bandwidth) speeds.network_bandwidth = *config.network_bandwidth * 1e9;
+    if (config.ranks_per_machine) speeds.ranks_per_machine = *config.ranks_per_machine;
+    questions.speeds = speeds;
+  }
   questions.checkpoint_bandwidth = config.checkpoint_bandwidth.value_or(0) * 1e9;
   questions.checkpoint_bandwidth_of_all = config.checkpoint_bandwidth_of_all.value_or(0) * 1e9;
   questions.vocab_size = arguments.tokenizer.vocab_size.value_or(0);
@@ -125,7 +143,10 @@ int megatron_check(int argc, char** argv) {
     arguments.world_size = config.world_size;
     arguments.finalize();
   };
-  options.validate = [&](Violations& violations) { arguments.validate(violations); };
+  options.validate = [&](Violations& violations) {
+    arguments.validate(violations);
+    speeds_are_known(config, arguments, violations);
+  };
   if (parse_flags(configs, argc, argv, options).help) {
     print_line(help_text("megatron check --world-size N [--config FILE] [flags of pretrain]", configs));
     return 0;
@@ -140,17 +161,25 @@ int megatron_check(int argc, char** argv) {
   const LayoutPlan plan = make_layout_plan(arguments, vocabulary_rows(arguments), on_gpu);
   const LayoutReport report = make_layout_report(plan, questions_of(config, arguments));
   if (!config.svg.empty()) write_file_atomically(config.svg, schedule_svg(plan));
+  const std::optional<DeviceVerdict>& verdict = report.verdict;
+  const int outcome = verdict && !verdict->fits() ? kExitFailure : 0;
   if (config.json) {
     print_line(layout_json(plan, report));
-    return 0;
+    return outcome;
   }
   print_line(layout_text(plan, report));
   if (plan.pipeline > 1 && config.show_schedule) print_line(schedule_text(plan, 150));
   std::string needs;
   for (const std::string& flag : missing) needs += (needs.empty() ? "" : ", ") + flag;
+  const std::string dropout = attention_dropout_text(plan, report);
+  if (!dropout.empty()) log_warning(dropout);
   print_line("every rule holds");
   if (!needs.empty()) print_line(cat("pretrain will also need ", needs));
-  return 0;
+  if (!verdict) return 0;
+  print_line(verdict_text(*verdict));
+  if (!verdict->device->measured && report.step)
+    print_line(cat("the time of a step on a ", verdict->device->name, " is scaled from measurements on Hopper GPUs"));
+  return outcome;
 }
 
 }  // namespace megatron

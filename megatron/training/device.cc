@@ -9,6 +9,7 @@
 #include "megatron/base/log.h"
 #include "megatron/tensor/torch.h"
 #include "megatron/training/detail/device_marks.h"
+#include "megatron/training/device_models.h"
 
 namespace megatron {
 
@@ -32,14 +33,18 @@ void use_all_queues(bool tell) {
 c10::Device choose_device(DeviceChoice choice, int local_rank) {
   if (choice != DeviceChoice::kCpu) use_all_queues(local_rank == 0);
   const bool has_gpu = at::globalContext().hasCUDA();
-  MEGATRON_CHECK(choice != DeviceChoice::kCuda || has_gpu,
-                 "--device cuda: no usable GPU is found\nhint: use --device cpu, or a build with CUDA on a machine with a GPU");
+  MEGATRON_CHECK(choice == DeviceChoice::kAuto || choice == DeviceChoice::kCpu || has_gpu,
+                 "no usable GPU is found, but --device asks for one\nhint: use --device cpu, or a build with CUDA on a machine with a GPU");
   if (choice == DeviceChoice::kCpu || !has_gpu) return c10::Device(c10::kCPU);
   const c10::impl::VirtualGuardImpl guard(c10::kCUDA);
   MEGATRON_CHECK(local_rank < guard.deviceCount(), "rank ", local_rank, " of this machine has no GPU of its own: there are ",
                  static_cast<int>(guard.deviceCount()), "\nhint: start as many ranks as there are GPUs, or use --device cpu");
   const c10::Device device(c10::kCUDA, static_cast<c10::DeviceIndex>(local_rank));
   guard.setDevice(device);
+  const DeviceModel* model = device_model(choice);
+  MEGATRON_CHECK(model == nullptr || device_name(device).find(model->name) != std::string::npos, "--device asks for an ",
+                 model == nullptr ? "" : model->name, ", but this rank has an ", device_name(device),
+                 "\nhint: --device cuda takes any GPU");
   return device;
 }
 

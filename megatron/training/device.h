@@ -12,7 +12,8 @@
 namespace megatron {
 
 // The GPU of this rank (`local_rank` counts the ranks of one machine), which becomes the current one, or the CPU. Throws Error
-// when --device cuda finds no GPU, the build has no CUDA, or the machine has fewer GPUs than ranks.
+// when --device asks for a GPU and none of that model is found, the build has no CUDA, or the machine has fewer GPUs than
+// ranks.
 c10::Device choose_device(DeviceChoice choice, int local_rank = 0);
 
 // "NVIDIA H200"; "cpu".

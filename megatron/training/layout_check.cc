@@ -295,6 +295,10 @@ LayoutReport make_layout_report(const LayoutPlan& plan, const LayoutQuestions& q
   MEGATRON_ASSERT(report.stage_layers == plan.model().num_layers && report.stage_parameters == report.parameters,
                   "the stages hold ", report.stage_layers, " layers and ", report.stage_parameters, " parameters of ",
                   plan.model().num_layers, " and ", report.parameters);
+  if (questions.device != nullptr)
+    report.verdict = {questions.device, report.fullest,
+                      report.stages[static_cast<size_t>(report.fullest)].memory.allocated() + report.outside.context +
+                          report.outside.communicators};
   return report;
 }
 
@@ -415,6 +419,14 @@ std::string layout_json(const LayoutPlan& plan, const LayoutReport& report) {
     json.end_array().end_object();
   }
   json.end_array();
+  if (report.verdict)
+    json.key("device")
+        .begin_object()
+        .member("name", report.verdict->device->name)
+        .member("memory_bytes", report.verdict->device->memory_bytes)
+        .member("needed_bytes", report.verdict->needed)
+        .member("fits", report.verdict->fits())
+        .end_object();
   if (report.step) {
     json.key("step_seconds").begin_object();
     for (const auto& [name, time] : step_items(*report.step)) json.member(name, time);

@@ -9,6 +9,7 @@
 #include "megatron/pipeline_parallel/replay.h"
 #include "megatron/training/checkpoint_plan.h"
 #include "megatron/training/communication_estimate.h"
+#include "megatron/training/device_models.h"
 #include "megatron/training/layout_plan.h"
 #include "megatron/training/memory_estimate.h"
 #include "megatron/training/step_estimate.h"
@@ -28,6 +29,7 @@ struct StageReport {
 struct LayoutQuestions {
   int64_t vocab_size = 0;               // rows that are no padding; 0: all
   std::optional<MachineSpeeds> speeds;  // none: no time of a step
+  const DeviceModel* device = nullptr;  // null: no verdict
   double checkpoint_bandwidth =
       0;  // bytes per second that a rank writes; 0: no time of a checkpoint
   double checkpoint_bandwidth_of_all =
@@ -45,6 +47,7 @@ struct LayoutReport {
   CheckpointPlan checkpoint;
   std::optional<double> checkpoint_seconds;
   std::optional<StepEstimate> step;
+  std::optional<DeviceVerdict> verdict;
 };
 
 // Throws InternalError when the stages together do not hold the configured model.

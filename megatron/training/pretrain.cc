@@ -9,6 +9,7 @@
 #include "megatron/base/json_writer.h"
 #include "megatron/base/log.h"
 #include "megatron/base/threads.h"
+#include "megatron/datasets/reading_summary.h"
 #include "megatron/models/huggingface/hf_folder.h"
 #include "megatron/tensor/torch.h"
 #include "megatron/training/checkpoint_state.h"
@@ -17,6 +18,7 @@
 #include "megatron/training/microbatches.h"
 #include "megatron/training/setup.h"
 #include "megatron/training/signals.h"
+#include "megatron/training/start_notes.h"
 #include "megatron/training/trace.h"
 
 namespace megatron {
@@ -204,6 +206,8 @@ void Run::make_loaders() {
 
 void Run::announce() {
   for (const auto& [flag, reason] : arguments_.already_so) log_info(cat(flag, " is already so: ", reason));
+  if (job_.is_first())
+    for (const std::string& note : start_notes(arguments_, vocabulary_.padded_size, device_.is_cuda())) log_warning(note);
   const int64_t frozen = model_.num_frozen();
   const std::string frozen_text = format_count(static_cast<uint64_t>(frozen));
   log_info(cat("device ", device_name(device_), ", ", dtype_name(arguments_.optimizer), ", ",
@@ -223,6 +227,9 @@ void Run::announce() {
   } else {
     log_info(cat("starting from new weights, seed ", arguments_.transformer.seed));
   }
+  if (datasets_.train && !config_.skip_train)
+    log_info(cat("the whole run ", reading_summary(*datasets_.train, config_.train_samples.value_or(
+                                                                        microbatches_.samples_of_iterations(train_iters_)))));
   log_progress(config_, cat("started at iteration ", state_.iteration));
   if (!config_.run_folder().empty() && job_.is_first())
     write_file_atomically(std::filesystem::path(config_.run_folder()) / "config.yaml", resolved_yaml(arguments_));

@@ -13,7 +13,7 @@ namespace megatron {
 
 namespace {
 
-constexpr std::array<std::string_view, 3> kDevices = {"auto", "cpu", "cuda"};
+constexpr std::array<std::string_view, 6> kDevices = {"auto", "cpu", "cuda", "h100", "h200", "b200"};
 constexpr std::array<std::string_view, 4> kStarts = {"auto", "fresh", "resume", "resume-or-fresh"};
 constexpr std::array<std::string_view, 2> kGraphImpls = {"none", "local"};
 constexpr std::array<std::string_view, 2> kSaveFailures = {"stop", "continue"};
@@ -75,7 +75,7 @@ void TrainingConfig::training_fields(FieldVisitor& v) {
   v.field("freeze_except", freeze_except, "freeze every parameter but these; patterns as --freeze");
   v.field("freeze_all_layers", freeze_all_layers, "freeze every parameter");
   v.field("skip_train", skip_train, "evaluate only");
-  v.choice("device", device, kDevices, "where to compute; auto: the GPU when there is one");
+  v.choice("device", device, kDevices, "where to compute; auto: the GPU when there is one; h100, h200, b200: a GPU of that model and no other (check: plan for it)");
   v.field("num_threads", num_threads,
           "CPU threads of tensor operations; 0: all cores of this process");
   v.field({"gemm_tuning", "--no-gemm-tuning", true}, gemm_tuning,

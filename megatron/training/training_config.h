@@ -13,7 +13,7 @@
 
 namespace megatron {
 
-enum class DeviceChoice { kAuto, kCpu, kCuda };
+enum class DeviceChoice { kAuto, kCpu, kCuda, kH100, kH200, kB200 };  // the last three: that model of GPU
 enum class StartChoice {
   kAuto,
   kFresh,

@@ -7,7 +7,9 @@
 #include <thread>
 
 #include "megatron/base/files.h"
+#include "megatron/datasets/blended_dataset.h"
 #include "megatron/datasets/indexed_dataset_builder.h"
+#include "megatron/datasets/reading_summary.h"
 #include "testing.h"
 
 namespace megatron::testing_datasets {
@@ -33,6 +35,22 @@ GPTDatasetConfig config_of(int64_t sequence_length, int64_t seed = 1234) {
   config.seed = seed;
   config.use_cache = false;
   return config;
+}
+
+TEST(ReadingSummary, SaysTokensAndEpochs) {
+  TempFolder folder;
+  write_dataset(folder / "d", std::vector<int32_t>(10, 80), golden_token);  // 800 tokens
+  const auto text = [&](int64_t wanted) {
+    const GPTDataset dataset(open(folder / "d"), 0, 10, Split::kTrain, wanted, config_of(8));
+    return reading_summary(dataset, wanted);
+  };
+  EXPECT_EQ(text(50), "reads 400 tokens (50 samples of 8), 0.51 epochs");  // an epoch has 99 samples and a rest
+  EXPECT_EQ(text(1000), "reads 8,000 tokens (1,000 samples of 8), 10.01 epochs");
+  std::vector<std::shared_ptr<const Dataset>> members;
+  for (const int64_t wanted : {40, 250})
+    members.push_back(std::make_shared<GPTDataset>(open(folder / "d"), 0, 10, Split::kTrain, wanted, config_of(8)));
+  const BlendedDataset blend(members, {1, 5}, 240, Split::kTrain, config_of(8));
+  EXPECT_EQ(reading_summary(blend, 240), "reads 1,920 tokens (240 samples of 8), of each member at most 3 epochs");
 }
 
 TEST(GPTDataset, ItemsEqualGoldens) {

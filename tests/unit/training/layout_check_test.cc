@@ -1,4 +1,5 @@
 #include "megatron/training/layout_check.h"
+#include "megatron/training/layout_verdict.h"
 
 #include <c10/core/Allocator.h>
 #include <c10/util/ThreadLocalDebugInfo.h>
@@ -18,6 +19,7 @@
 #include "megatron/training/batch.h"
 #include "megatron/training/passes.h"
 #include "megatron/training/setup.h"
+#include "megatron/training/start_notes.h"
 #include "megatron/training/tasks/tasks.h"
 #include "megatron/transformer/context_parallel.h"
 #include "tests/unit/allocation_meter.h"
@@ -731,6 +733,58 @@ TEST(LayoutReport, TextJsonAndPicture) {
   EXPECT_THAT(layout_json(plan, report), HasSubstr("\"fullest_stage\": "));
   EXPECT_THAT(schedule_text(plan, 100), HasSubstr("stage 1"));
   EXPECT_THAT(schedule_svg(plan), HasSubstr("<svg"));
+}
+
+TEST(LayoutReport, AKnownDeviceGivesAVerdictAndTheTimeOfAStep) {
+  const std::string llama =
+      kRun + "--micro-batch-size 1 --num-layers 32 --hidden-size 4096 --num-attention-heads 32 --group-query-attention --num-query-groups 8 "
+             "--ffn-hidden-size 14336 --swiglu --seq-length 4096 --bf16 --global-batch-size 8 ";
+  const auto report_of = [&](const std::string& flags, int64_t ranks, DeviceChoice choice) {
+    const Arguments arguments = parse(llama + flags, ranks);
+    LayoutQuestions questions;
+    questions.device = device_model(choice);
+    questions.speeds = speeds_of(*questions.device, arguments);
+    return make_layout_report(make_layout_plan(arguments, 128256), questions);
+  };
+  // 16 bytes for each of 8 billion parameters are more than either GPU has; over eight ranks they fit.
+  const LayoutReport one = report_of("--attention-dropout 0", 1, DeviceChoice::kH200);
+  EXPECT_FALSE(one.verdict->fits());
+  EXPECT_GT(one.verdict->needed, 16 * int64_t{7'500'000'000});
+  EXPECT_THAT(verdict_text(*one.verdict), HasSubstr("DOES NOT FIT an H200: stage 0 needs "));
+  const LayoutReport eight = report_of("--attention-dropout 0 --use-distributed-optimizer", 8, DeviceChoice::kH100);
+  EXPECT_TRUE(eight.verdict->fits());
+  EXPECT_EQ(eight.verdict->needed,
+            eight.stages[0].memory.allocated() + eight.outside.context + eight.outside.communicators);
+  EXPECT_THAT(verdict_text(*eight.verdict), HasSubstr("fits an H100: stage 0 needs "));
+  // A step at the attained rate; faster GPUs take less.
+  EXPECT_NEAR(one.step->total(), one.step->ideal, 1e-9);
+  EXPECT_LT(report_of("--attention-dropout 0", 1, DeviceChoice::kB200).step->total(), one.step->total() / 2);
+}
+
+TEST(LayoutReport, AttentionDropoutIsPriced) {
+  const std::string model = kRun + "--micro-batch-size 1 --num-layers 8 --hidden-size 4096 --num-attention-heads 32 --seq-length 4096 --bf16 "
+                                   "--hidden-dropout 0 --global-batch-size 1 ";
+  const LayoutPlan with = make_layout_plan(parse(model, 1), 32000);
+  const LayoutPlan without = make_layout_plan(parse(model + "--attention-dropout 0", 1), 32000);
+  const LayoutReport report = make_layout_report(with);
+  const int64_t more = report.stages[0].memory.allocated() - make_layout_report(without).stages[0].memory.allocated();
+  EXPECT_GT(more, int64_t{1} << 29);  // scores of 32 heads of 4096 x 4096, in parts
+  EXPECT_EQ(attention_dropout_bytes(with, report), more);
+  EXPECT_THAT(attention_dropout_text(with, report), HasSubstr("--attention-dropout 0.1 takes unfused attention, which costs "));
+  EXPECT_EQ(attention_dropout_bytes(without, make_layout_report(without)), 0);
+  EXPECT_EQ(attention_dropout_text(without, make_layout_report(without)), "");
+}
+
+TEST(StartNotes, NameWhatCostsMuchMoreThanItSeems) {
+  const std::string model =
+      kRun + "--micro-batch-size 1 --num-layers 2 --hidden-size 4096 --num-attention-heads 32 --seq-length 4096 ";
+  const auto notes = [&](const std::string& flags, bool on_gpu) { return start_notes(parse(model + flags, 1), 32000, on_gpu); };
+  using testing::ElementsAre;
+  EXPECT_THAT(notes("", false), ElementsAre());
+  EXPECT_THAT(notes("--bf16", false), ElementsAre(HasSubstr("--bf16 on a CPU is about 11 times slower than fp32")));
+  EXPECT_THAT(notes("--bf16 --fp8-format hybrid", false), ElementsAre(HasSubstr("--fp8-format on a CPU is about 12 times")));
+  EXPECT_THAT(notes("--bf16", true), ElementsAre(HasSubstr("--attention-dropout 0.1 takes unfused attention")));
+  EXPECT_THAT(notes("--bf16 --attention-dropout 0", true), ElementsAre());
 }
 
 TEST(LayoutReport, TenThousandRanksTakeNoTime) {
