@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>
+#include <filesystem>
 #include <nlohmann/json.hpp>
 #include <sstream>
 
@@ -56,6 +57,12 @@ double pairwise_sum(std::span<const double> v) {
 Blend parse_blend(std::span<const std::string> tokens, const std::string& flag) {
   Blend blend;
   if (tokens.size() % 2 == 1) {
+    const auto is_weight = [](const std::string& token) {
+      return to_number(token) && !std::filesystem::exists(token + ".idx");
+    };
+    if (tokens.size() > 1 && is_weight(tokens.front()) && is_weight(tokens.back()))
+      throw UsageError(cat(flag, " ends with the weight \"", tokens.back(), "\", without a path after it\nhint: ",
+                           "weights and paths alternate: ", flag, " 0.3 PREFIX 0.7 PREFIX"));
     blend.prefixes.assign(tokens.begin(), tokens.end());
     return blend;
   }

@@ -261,6 +261,8 @@ class ConvertTest(FolderTest):
         self.assert_error(2, "--save is required", "convert-checkpoint", "--load", os.path.join(GOLDEN, "gpt2"))
         self.assert_error(1, self.path("none") + ": there is no such folder", "convert-checkpoint", "--load", self.path("none"),
                           "--save", self.path("out"))
+        self.assert_error(1, __file__ + ": is a file, not the folder of a model", "convert-checkpoint", "--load", __file__,
+                          "--save", self.path("out"))
         self.assert_error(1, "--hf-model-type has no effect: a folder of Hugging Face is not what is written", "convert-checkpoint",
                           "--load", os.path.join(GOLDEN, "gpt2"), "--save", self.path("out"), "--hf-model-type", "llama")
         golden = os.path.join(GOLDEN, "gpt2")

@@ -205,6 +205,7 @@ class GenerateTest(unittest.TestCase):
         empty = os.path.join(self.folder, "empty")
         os.makedirs(empty, exist_ok=True)
         self.assert_error(1, nowhere + ": there is no such folder", "generate", "--load", nowhere, *prompt)
+        self.assert_error(1, __file__ + ": is a file, not the folder of a model", "generate", "--load", __file__, *prompt)
         self.assert_error(1, empty + ": holds no checkpoint", "generate", "--load", empty, *prompt)
         self.assert_error(1, self.model + ": has no checkpoint of --ckpt-step 7", "generate", *load, *prompt, "--ckpt-step", "7")
         self.assert_error(2, "--load is required", "generate", *prompt)

@@ -399,7 +399,8 @@ class Exporter {
 }  // namespace
 
 ConvertResult export_hf_folder(const ExportRequest& request, const ConvertProgress& progress) {
-  MEGATRON_CHECK(fs::is_directory(request.load), request.load.string(), ": there is no such folder",
+  MEGATRON_CHECK(fs::is_directory(request.load), request.load.string(),
+                 fs::exists(request.load) ? ": is a file, not the folder of a model" : ": there is no such folder",
                  "\nhint: give the folder that --save of `megatron pretrain` named, or one iter_* "
                  "directory in it");
   return Exporter(request, progress).run();

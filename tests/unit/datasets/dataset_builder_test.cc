@@ -29,6 +29,8 @@ TEST(Blend, ReadsMegatronsGrammar) {
         parse_blend(Strings{"0.3", "a", "c", "b"}, "--data-path");
       }),
       HasSubstr("--data-path mixes weights and paths: \"c\" stands where a weight was expected"));
+  EXPECT_THAT(error_of([] { parse_blend(Strings{"0.3", "a", "0.7"}, "--data-path"); }),
+              HasSubstr("--data-path ends with the weight \"0.7\", without a path after it"));
   EXPECT_THAT(error_of([] {
                 parse_blend(Strings{"0", "a", "1", "b"}, "--data-path");
               }),
