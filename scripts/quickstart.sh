@@ -51,7 +51,7 @@ say "4/5 training ($recipe; two minutes on two cores; Ctrl-C saves, the next run
 latest=$(cat "$run/checkpoints/latest_checkpointed_iteration.txt" 2>/dev/null || echo 0)
 if [ "$latest" != "$iterations" ]; then
   show $megatron pretrain --config $recipe --tokenizer-model "$run/tokenizer.json" \
-    --data-path "$run/data_text_document" --save "$run/checkpoints" --load "$run/checkpoints" --start resume-or-fresh
+    --data-path "$run/data_text_document" --save "$run/checkpoints" --load "$run/checkpoints" --start-mode resume-or-fresh
   latest=$(cat "$run/checkpoints/latest_checkpointed_iteration.txt" 2>/dev/null || echo 0)
   if [ "$latest" != "$iterations" ]; then
     echo "stopped after $latest of $iterations steps; \`make quickstart\` goes on from there"

@@ -130,22 +130,22 @@ StartDecision resolve_start(const StartRequest& request) {
     const std::vector<CheckpointEntry> existing = list(request.save);
     MEGATRON_CHECK(existing.empty(), request.save.string(), ": holds checkpoints already (newest ",
                    existing.empty() ? std::string() : existing[0].directory.filename().string(),
-                   "), and --start fresh would write among them\nhint: give another --save folder, continue with --load ",
-                   request.save.string(), " --start resume, or remove them");
+                   "), and --start-mode fresh would write among them\nhint: give another --save folder, continue with --load ",
+                   request.save.string(), " --start-mode resume, or remove them");
     return {};
   }
-  MEGATRON_CHECK(!request.load.empty(), "--start resume needs --load, the folder of the checkpoints");
+  MEGATRON_CHECK(!request.load.empty(), "--start-mode resume needs --load, the folder of the checkpoints");
   const bool may_be_fresh = request.mode == StartMode::kResumeOrFresh && !request.ckpt_step;
   std::error_code ignored;
   const bool exists = fs::exists(request.load, ignored);
   MEGATRON_CHECK(exists || may_be_fresh, request.load.string(),
-                 ": there is no such folder to resume from\nhint: --start resume-or-fresh starts from the beginning when "
-                 "there is nothing yet, --start fresh always does");
+                 ": there is no such folder to resume from\nhint: --start-mode resume-or-fresh starts from the beginning when "
+                 "there is nothing yet, --start-mode fresh always does");
   MEGATRON_CHECK(!exists || fs::is_directory(request.load, ignored), request.load.string(), ": is not a folder");
   std::vector<CheckpointEntry> entries = candidates(request);
   if (entries.empty()) {
     MEGATRON_CHECK(may_be_fresh, request.load.string(), ": holds no checkpoint (no directory iter_0000000 or the like)",
-                   "\nhint: --start resume-or-fresh starts from the beginning when there is nothing yet, --start fresh "
+                   "\nhint: --start-mode resume-or-fresh starts from the beginning when there is nothing yet, --start-mode fresh "
                    "always does");
     return {};
   }

@@ -33,7 +33,7 @@ std::vector<CheckpointEntry> find_checkpoints(const std::filesystem::path& root,
 // The iteration in latest_checkpointed_iteration.txt: a hint for people and scripts, never trusted by a reader.
 std::optional<int64_t> read_latest_hint(const std::filesystem::path& root);
 
-enum class StartMode { kFresh, kResume, kResumeOrFresh };  // --start fresh | resume | resume-or-fresh
+enum class StartMode { kFresh, kResume, kResumeOrFresh };  // --start-mode fresh | resume | resume-or-fresh
 
 struct StartRequest {
   StartMode mode = StartMode::kFresh;

@@ -59,7 +59,7 @@ constexpr std::string_view kOtel = "OpenTelemetry export is not built yet";
 constexpr std::string_view kStraggler = "straggler detection needs several ranks";
 constexpr std::string_view kInspector = "the workload inspector is a Python service";
 constexpr std::string_view kInProcess =
-    "restart within the process is not built yet; torchrun restarts with --start resume-or-fresh";
+    "restart within the process is not built yet; torchrun restarts with --start-mode resume-or-fresh";
 constexpr std::string_view kFt = "the fault-tolerance package is Python";
 constexpr std::string_view kRerun =
     "the rerun engine (re-execution of suspect steps) is not built yet";
@@ -569,7 +569,7 @@ constexpr std::array<KnownFlag, 851> kTable = {{
      "--disable-use-tokenizer-model-from-checkpoint-args",
      kNo, "give the tokenizer flags: a flag wins over the checkpoint"},
     {"--exit-on-missing-checkpoint", kSo,
-     "a missing checkpoint is an error unless --start says otherwise"},
+     "a missing checkpoint is an error unless --start-mode says otherwise"},
     {"--ckpt-format", kNo, kFormat, 1, 1},
     {"--auto-detect-ckpt-format", kNo, kFormat},
     {"--ckpt-convert-format", kNo, kConvert, 1, 1},

@@ -23,7 +23,7 @@ struct Start {
   bool continues() const { return checkpoint && !weights_only; }
 };
 
-// Decides by --start, --load, --pretrained-checkpoint, each a folder of checkpoints or of Hugging
+// Decides by --start-mode, --load, --pretrained-checkpoint, each a folder of checkpoints or of Hugging
 // Face; logs what was passed over. The first rank decides for all. Throws Error, on every rank.
 Start decide_start(const TrainingConfig& config, const Job& job);
 

@@ -156,7 +156,7 @@ void TrainingConfig::checkpoint_fields(FieldVisitor& v) {
       "them from --pretrained-checkpoint");
   v.field("no_save_optim", no_save_optim, "leave the optimizer's state out of checkpoints");
   v.field("load", load, "folder of checkpoints, or one checkpoint, to start from");
-  v.choice("start", start, kStarts,
+  v.choice({"start", "--start-mode --start"}, start, kStarts,
            "resume: a checkpoint must be there; resume-or-fresh: also begin anew when there is "
            "none; fresh: load nothing; "
            "auto: resume with --load, else fresh");
@@ -226,7 +226,7 @@ void TrainingConfig::validate(Violations& violations) const {
                              start == StartChoice::kResume || start == StartChoice::kResumeOrFresh;
   if (load.empty() && pretrained_checkpoint.empty() && asks_for_load)
     violations.add(
-        "--start resume, --ckpt-step, --no-load-optim, --finetune or --use-checkpoint-args is "
+        "--start-mode resume, --ckpt-step, --no-load-optim, --finetune or --use-checkpoint-args is "
         "given without --load",
         "give the folder of checkpoints with --load");
 }

@@ -167,7 +167,7 @@ class ParallelTest(unittest.TestCase):
         run = [f for f in RUN if f not in ("--optimizer", "sgd")]
         straight, stopped = self.path("straight"), self.path("stopped")
         for save, extra in ((straight, []), (stopped, ["--exit-interval", "4"]), (stopped, [])):
-            codes, out, err = finish(start(ranks, ["pretrain", *MODEL, *run, *flags, "--save", save, "--start", "resume-or-fresh", *extra]))
+            codes, out, err = finish(start(ranks, ["pretrain", *MODEL, *run, *flags, "--save", save, "--start-mode", "resume-or-fresh", *extra]))
             self.assertEqual(set(codes), {0}, err + out)
         self.assertEqual(tensors(stopped, 6), tensors(straight, 6))
 
@@ -204,7 +204,7 @@ class ParallelTest(unittest.TestCase):
     def test_a_killed_rank_ends_the_job_and_a_restart_goes_on(self):
         ranks, flags = LAYOUTS["tp2_pp2"]
         save = self.path("killed")
-        arguments = ["pretrain", *MODEL, *RUN, *flags, "--save", save, "--save-interval", "1", "--start", "resume-or-fresh"]
+        arguments = ["pretrain", *MODEL, *RUN, *flags, "--save", save, "--save-interval", "1", "--start-mode", "resume-or-fresh"]
         long = list(arguments)
         long[long.index("--train-iters") + 1] = "100000"
         long += ["--lr-decay-style", "constant"]

@@ -125,7 +125,7 @@ TEST(Arguments, DefaultsFollowFromOthers) {
   EXPECT_TRUE(a.training.calculate_per_token_loss);
   EXPECT_TRUE(parse(kGood + "--calculate-per-token-loss").training.calculate_per_token_loss);
   EXPECT_FALSE(parse(kGood + "--no-calculate-per-token-loss").training.calculate_per_token_loss);
-  EXPECT_EQ(parse(kGood + "--save /tmp/x --start resume-or-fresh").training.load, "/tmp/x");
+  EXPECT_EQ(parse(kGood + "--save /tmp/x --start-mode resume-or-fresh").training.load, "/tmp/x");
   EXPECT_TRUE(parse(kGood + "--exit-signal-handler").training.exit_signal_handler);
   EXPECT_EQ(parse(kGood + "--save-interval 5").training.save_interval, 5) << "a value that does not trigger is no error";
   EXPECT_FALSE(parse(kGood + "--no-position-embedding --position-embedding-type rope").transformer.add_position_embedding);
@@ -182,7 +182,7 @@ INSTANTIATE_TEST_SUITE_P(
         BadFlags{"--timing-log-level 3", "--timing-log-level is 3"},
         BadFlags{"--profile --profile-step-start 5 --profile-step-end 5", "--profile-step-end 5 is not after --profile-step-start 5"},
         BadFlags{"--profile --device cpu", "--profile has no folder to write its trace to"},
-        BadFlags{"--start later", "--start"},
+        BadFlags{"--start-mode later", "--start-mode"},
         BadFlags{"--min-lr 1", "--min-lr"},
         BadFlags{"--cpu-offloading-num-layers 1 --pipeline-model-parallel-size 2",
                  "--cpu-offloading-num-layers counts the layers of one stage, but --pipeline-model-parallel-size is above 1"},
@@ -240,7 +240,7 @@ TEST(Arguments, RanksThatShareAGroupDivideItsRows) {
 
 TEST(Arguments, ResolvedConfigurationFeedsBack) {
   const Arguments first = parse(kGood + "--swiglu --disable-bias-linear --lr-decay-style cosine --no-log-loss-scale-to-tensorboard "
-                                        "--start fresh --hidden-dropout 0 --eval-interval 5");
+                                        "--start-mode fresh --hidden-dropout 0 --eval-interval 5");
   const std::string path = testing::TempDir() + "arguments_test.yaml";
   write_file_atomically(path, resolved_yaml(first));
   const Arguments second = parse("--config " + path);

@@ -150,7 +150,7 @@ TEST(Sft, Flags) {
   const std::string base = (kGolden / "hf" / "llama2").string();
   EXPECT_EQ(usage_error(false, {}), "task gpt load  pretrained ");
   EXPECT_EQ(usage_error(false, {"--sft"}), "task sft load  pretrained  apart");
-  EXPECT_EQ(usage_error(true, {"--start", "fresh"}), "task sft load  pretrained  apart");
+  EXPECT_EQ(usage_error(true, {"--start-mode", "fresh"}), "task sft load  pretrained  apart");
   EXPECT_THAT(usage_error(true, {}), HasSubstr("finetune has no model to start from"));
   EXPECT_THAT(usage_error(true, {"--load", base, "--save", base}),
               HasSubstr("finetune would write into the folder it starts from, " + base));
