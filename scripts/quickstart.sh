@@ -69,5 +69,5 @@ cat <<TEXT
 Next:
   $megatron generate --load $run/checkpoints --prompt "# Architecture"    # your own prompt
   $megatron report $run/checkpoints                                       # loss curves as a page
-  $megatron pretrain --help                                             # every flag; your text: see README.md
+  $megatron pretrain --help                                             # the flags that matter most; your text: see README.md
 TEXT

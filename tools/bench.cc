@@ -310,7 +310,7 @@ int megatron_bench(int argc, char** argv) {
   std::vector<Config*> configs = machine ? std::vector<Config*>{&arguments.comm} : arguments.configs();
   configs.push_back(&config);
   ParseOptions options;
-  options.known = flag_table();
+  use_flag_table(options, arguments);
   options.positional = "what";
   options.finalize = [&] {
     if (config.is("machine")) return;
@@ -327,10 +327,10 @@ int megatron_bench(int argc, char** argv) {
   options.validate = [&](Violations& violations) {
     if (!config.is("machine")) arguments.validate(violations);
   };
-  if (parse_flags(configs, argc, argv, options).help) {
-    print_line(help_text("megatron bench train|kernels --config FILE [flags of pretrain], or "
-                         "megatron bench machine",
-                         configs));
+  if (const ParseResult parsed = parse_flags(configs, argc, argv, options); parsed.help) {
+    print_line(run_help("megatron bench train|kernels --config FILE [flags of pretrain], or "
+                        "megatron bench machine",
+                        configs, parsed.help_topic, &config));
     return 0;
   }
   return run_job(launch, arguments, [&](const Job& job) {

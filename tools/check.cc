@@ -137,7 +137,7 @@ int megatron_check(int argc, char** argv) {
   std::vector<Config*> configs = arguments.configs();
   configs.push_back(&config);
   ParseOptions options;
-  options.known = flag_table();
+  use_flag_table(options, arguments);
   options.finalize = [&] {
     missing = fill_in(arguments);
     arguments.world_size = config.world_size;
@@ -147,8 +147,9 @@ int megatron_check(int argc, char** argv) {
     arguments.validate(violations);
     speeds_are_known(config, arguments, violations);
   };
-  if (parse_flags(configs, argc, argv, options).help) {
-    print_line(help_text("megatron check --world-size N [--config FILE] [flags of pretrain]", configs));
+  if (const ParseResult parsed = parse_flags(configs, argc, argv, options); parsed.help) {
+    print_line(run_help("megatron check --world-size N [--config FILE] [flags of pretrain]", configs, parsed.help_topic,
+                        &config));
     return 0;
   }
   if (arguments.parallel.hybrid_context_parallel)

@@ -30,7 +30,7 @@ int megatron_finetune(int argc, char** argv) {
         "MODEL is a folder of checkpoints or of Hugging Face; its model and tokenizer are used "
         "unless flags say otherwise.\n"
         "When --save holds checkpoints of this run already, it goes on from there.";
-    if (launch.rank == 0) print_line(help_text(usage, arguments.configs()));
+    if (launch.rank == 0) print_line(run_help(usage, arguments.configs(), arguments.help_topic));
     return 0;
   }
   return run_job(launch, arguments, [&](const Job& job) {

@@ -26,7 +26,7 @@ int megatron_pretrain(int argc, char** argv) {
     const std::string usage =
         "megatron pretrain --num-layers N --hidden-size N --num-attention-heads N --seq-length N --micro-batch-size N\n"
         "                  --train-iters N --lr X --tokenizer-type T --data-path PREFIX [flags]";
-    if (launch.rank == 0) print_line(help_text(usage, arguments.configs()));
+    if (launch.rank == 0) print_line(run_help(usage, arguments.configs(), arguments.help_topic));
     return 0;
   }
   return run_job(launch, arguments, [&](const Job& job) {

@@ -131,7 +131,7 @@ int megatron_prove(int argc, char** argv) {
   std::vector<Config*> configs = arguments.configs();
   configs.push_back(&config);
   ParseOptions options;
-  options.known = flag_table();
+  use_flag_table(options, arguments);
   options.finalize = [&] {
     // Nothing is read or written: the data is made up and the tokenizer's size does not matter.
     if (arguments.data.data_path.empty()) arguments.data.mock_data = true;
@@ -157,16 +157,17 @@ int megatron_prove(int argc, char** argv) {
       violations.add("--max-axis cuts ranks down, but those that were started cannot be less",
                      "leave it out under a launcher");
   };
-  bool help = false;
+  ParseResult parsed;
   try {
-    help = parse_flags(configs, argc, argv, options).help;
+    parsed = parse_flags(configs, argc, argv, options);
   } catch (const UsageError&) {
     if (launch.rank == 0) throw;
     return kExitUsage;  // the first rank says what is wrong
   }
-  if (help) {
+  if (parsed.help) {
     if (launch.rank == 0)
-      print_line(help_text("megatron prove [--world-size N] [flags of pretrain]", configs));
+      print_line(run_help("megatron prove [--world-size N] [flags of pretrain]", configs,
+                          parsed.help_topic, &config));
     return 0;
   }
   return launch.world_size > 1 ? prove_with_processes(arguments, config, launch)

@@ -7,6 +7,8 @@
 
 #include "megatron/base/check.h"
 #include "megatron/base/detail/flag_parser.h"
+#include "megatron/base/detail/synonyms.h"
+#include "megatron/base/log.h"
 
 namespace megatron {
 namespace {
@@ -24,6 +26,12 @@ std::vector<std::string> words(std::string_view text) {
     begin = end + 1;
   }
   return out;
+}
+
+std::string listed(std::span<const std::string> names) {
+  std::string text;
+  for (const std::string& name : names) text += (text.empty() ? "" : ", ") + name;
+  return text;
 }
 
 std::optional<double> as_number(std::string_view text) {
@@ -71,8 +79,9 @@ size_t edit_distance(std::string_view a, std::string_view b) {
 
 }  // namespace
 
-FlagParser::FlagParser(std::span<Config* const> configs, std::span<const KnownFlag> known)
-    : fields_(describe_fields(configs)) {
+FlagParser::FlagParser(std::span<Config* const> configs, std::span<const KnownFlag> known,
+                       std::span<const RefusedValue> refused_values)
+    : refused_values_(refused_values), fields_(describe_fields(configs)) {
   for (const FieldInfo& field : fields_) {
     names_[field.name] = &field;
     for (const std::string& flag : field.flags) {
@@ -107,11 +116,30 @@ const KnownFlag* FlagParser::find_known(const std::string& flag) const {
 }
 
 std::string FlagParser::suggestion(const std::string& flag) const {
+  for (const std::string& ours : synonyms_of(flag))
+    if (flags_.count(ours) > 0) return "; did you mean " + ours + "?";
+  if (flag.size() < 4) return "";  // a letter resembles anything
   const std::string near = nearest(with(flag, '_', '-'), suggestions_);
   return near.empty() ? near : "; did you mean " + near + "?";
 }
 
+const RefusedValue* FlagParser::refused_value(const FieldInfo& field, std::span<const std::string> texts) const {
+  if (texts.size() != 1) return nullptr;
+  for (const RefusedValue& refused : refused_values_) {
+    const bool same_flag = std::find(field.flags.begin(), field.flags.end(), refused.flag) != field.flags.end();
+    const std::vector<std::string> values = words(refused.values);
+    if (same_flag && std::find(values.begin(), values.end(), texts[0]) != values.end()) return &refused;
+  }
+  return nullptr;
+}
+
 void FlagParser::set(const Target& target, const std::string& what, std::span<const std::string> texts) {
+  if (const RefusedValue* refused = refused_value(*target.field, texts)) {
+    failed.insert(target.field->name);
+    violations.add(cat(what, " ", texts[0], " is refused: ", refused->reason),
+                   target.field->spellings.empty() ? "" : "legal values: " + listed(target.field->spellings));
+    return;
+  }
   auto value = parse_value(*target.field, what, texts, violations);
   if (!value) {
     failed.insert(target.field->name);
@@ -130,20 +158,39 @@ void FlagParser::note_known(const KnownFlag& known, const std::string& what, std
                                                         : cat(" takes at most ", known.max_values, " values")));
     return;
   }
+  std::erase_if(given_known_, [&](const GivenFlag& given) { return given.known == &known; });
   const std::vector<std::string> neutral = words(known.neutral);
   const auto is_neutral = [&](const std::string& text) {
     return std::any_of(neutral.begin(), neutral.end(), [&](const std::string& n) { return same_value(text, n); });
   };
-  off = off || (switch_value && texts[0] == "false") ||
-        (count > 0 && std::all_of(texts.begin(), texts.end(), is_neutral));
-  if (known.kind == KnownFlag::Kind::kAlreadySo) {
-    already_so.emplace_back(what, known.reason);
-  } else if (off) {
-    already_so.emplace_back(what, cat("off, as it always is: ", known.reason));
-  } else {
-    std::string hint;
-    for (const std::string& value : neutral) hint += (hint.empty() ? "" : ", ") + value;
-    violations.add(cat(what, " is refused: ", known.reason), hint.empty() ? hint : "accepted values: " + hint);
+  off = off || (switch_value && texts[0] == "false");
+  if (off && known.kind == KnownFlag::Kind::kAlreadySo) return;  // asks for nothing
+  const bool in_list = std::all_of(texts.begin(), texts.end(), is_neutral);
+  if (known.kind == KnownFlag::Kind::kAlreadySo && !neutral.empty() && !in_list) {
+    violations.add(cat(what, " \"", texts[0], "\" is not one of its values"), cat("legal values: ", listed(neutral)));
+    return;
+  }
+  off = off || (known.kind == KnownFlag::Kind::kRefused && count > 0 && in_list);
+  std::string given = what;
+  for (const std::string& text : texts) given += " " + text;
+  given_known_.push_back({&known, known.kind == KnownFlag::Kind::kRefused && !off ? what : given, off});
+}
+
+bool FlagParser::has_given(const KnownFlag& known) const {
+  return std::any_of(given_known_.begin(), given_known_.end(), [&](const GivenFlag& given) { return given.known == &known; });
+}
+
+void FlagParser::judge_known(const std::function<FlagVerdict(const KnownFlag&)>& judge) {
+  for (const auto& [known, what, off] : given_known_) {
+    FlagVerdict verdict{off || known->kind == KnownFlag::Kind::kAlreadySo, std::string(known->reason)};
+    if (judge && !off) verdict = judge(*known);
+    if (verdict.accepted) {
+      already_so.emplace_back(what, verdict.reason);
+    } else {
+      const bool has_values = known->kind == KnownFlag::Kind::kRefused && !known->neutral.empty();
+      violations.add(cat(what, " is refused: ", verdict.reason),
+                     has_values ? cat("accepted values: ", listed(words(known->neutral))) : "");
+    }
   }
 }
 
@@ -160,23 +207,37 @@ class CommandLine {
 
   std::string config_file;
   std::set<std::string> given;  // names of fields
+  std::vector<std::string> notes;
+  std::string help_topic;
 
   // Returns false when help is asked for.
   bool parse() {
-    for (const std::string& argument : arguments_)
-      if (argument == "--help" || argument == "-h") return false;
+    const auto help = std::find_if(arguments_.begin(), arguments_.end(),
+                                   [](const std::string& a) { return a == "--help" || a == "-h"; });
+    if (help != arguments_.end()) {
+      for (auto word = help + 1; word != arguments_.end(); ++word) help_topic += (help_topic.empty() ? "" : " ") + *word;
+      return false;
+    }
     while (next_ < arguments_.size()) {
       const std::string& argument = arguments_[next_++];
-      if (is_flag(argument))
+      if (is_flag(argument)) {
         flag(argument);
-      else
+      } else if (argument.size() > 1 && argument[0] == '-' && std::isalpha(static_cast<unsigned char>(argument[1]))) {
+        parser_.violations.add(cat("unknown flag ", argument, hint_for_dash(argument)));
+        take_values(std::nullopt, -1);
+      } else {
         loose_.push_back(argument);
+      }
     }
     positional();
     return true;
   }
 
  private:
+  std::string hint_for_dash(const std::string& argument) const {
+    const std::string near = parser_.suggestion("-" + argument);
+    return near.empty() ? "; flags start with --" : near;
+  }
   static bool is_flag(std::string_view token) { return token.size() > 2 && token.starts_with("--"); }
   bool value_follows() const { return next_ < arguments_.size() && !is_flag(arguments_[next_]); }
 
@@ -193,13 +254,15 @@ class CommandLine {
       texts.push_back(arguments_[next_++]);
   }
 
-  // Adds a violation and returns false when this setting was given before.
-  bool first_time(const std::string& setting, const std::string& flag) {
+  // The last one of several counts, as in argparse. Keeps a note of it.
+  void note_repetition(const std::string& setting, const std::string& flag, const std::vector<std::string>& texts) {
     const auto [at, inserted] = seen_.emplace(setting, flag);
-    if (!inserted)
-      parser_.violations.add(at->second == flag ? flag + " is given twice"
-                                                : cat(at->second, " and ", flag, " set the same value; give one of them"));
-    return inserted;
+    if (inserted) return;
+    std::string last = flag;
+    for (const std::string& text : texts) last += " " + text;
+    notes.push_back(at->second == flag ? cat(flag, " is given more than once; the last one counts: ", last)
+                                       : cat(at->second, " and ", flag, " set the same value; the last one counts: ", last));
+    at->second = flag;
   }
 
   void flag(const std::string& argument) {
@@ -210,7 +273,7 @@ class CommandLine {
 
     if (flag == "--config" && options_.allow_config_file) {
       const auto texts = take_values(attached, 1);
-      if (!first_time(flag, flag)) return;
+      note_repetition(flag, flag, texts);
       if (texts.empty() || texts[0].empty())
         parser_.violations.add("--config expects the name of a YAML file");
       else
@@ -220,7 +283,8 @@ class CommandLine {
     } else if (const KnownFlag* known = parser_.find_known(flag)) {
       auto texts = take_values(attached, known->max_values);
       if (known->max_values == 0) take_switch_value(texts);
-      if (first_time(std::string(known->flag), flag)) parser_.note_known(*known, flag, texts, false);
+      note_repetition(std::string(known->flag), flag, texts);
+      parser_.note_known(*known, flag, texts, false);
     } else {
       parser_.violations.add(cat("unknown flag ", flag, parser_.suggestion(flag)));
       take_values(attached, -1);
@@ -231,11 +295,9 @@ class CommandLine {
     const FieldInfo& info = *target.field;
     const bool is_switch = info.kind == FieldKind::kBool;
     auto texts = take_values(attached, is_switch ? 0 : info.is_list() ? -1 : 1);
-    if (is_switch) {
-      take_switch_value(texts);
-      if (texts.empty()) texts.push_back("true");
-    }
-    if (!first_time(info.name, flag)) return;
+    if (is_switch) take_switch_value(texts);
+    note_repetition(info.name, flag, texts);
+    if (is_switch && texts.empty()) texts.push_back("true");
     given.insert(info.name);
     if (info.is_list() && texts.empty()) {
       parser_.failed.insert(info.name);
@@ -255,12 +317,8 @@ class CommandLine {
       given.insert(target.field->name);
       parser_.set(target, with(target.field->name, '_', ' '), std::span(loose_).first(taken));
     }
-    for (size_t i = taken; i < loose_.size(); ++i) {
-      const bool dash = loose_[i].size() > 1 && loose_[i][0] == '-';
-      const std::string near = dash ? parser_.suggestion("-" + loose_[i]) : "";
-      parser_.violations.add(cat("unexpected argument \"", loose_[i], "\"",
-                                 near.empty() ? "; flags start with --" : near));
-    }
+    for (size_t i = taken; i < loose_.size(); ++i)
+      parser_.violations.add(cat("unexpected argument \"", loose_[i], "\"; flags start with --"));
   }
 
   FlagParser& parser_;
@@ -303,18 +361,20 @@ bool ParseResult::was_given(std::string_view name) const {
 
 ParseResult parse_flags(std::span<Config* const> configs, int argc, const char* const* argv,
                         const ParseOptions& options) {
-  FlagParser parser(configs, options.known);
+  FlagParser parser(configs, options.known, options.refused_values);
   CommandLine line(parser, options, argc, argv);
   ParseResult result;
   if (!line.parse()) {
     result.help = true;
+    result.help_topic = std::move(line.help_topic);
     return result;
   }
-  if (!line.config_file.empty()) parser.read_yaml_file(line.config_file, line.given, false);
+  // What follows from a file that is not there would only hide it.
+  if (!line.config_file.empty() && !parser.read_yaml_file(line.config_file, line.given, false))
+    parser.violations.throw_if_any();
   assign_fields(configs, parser.values);
   for (const FieldInfo& field : parser.fields())
     if (parser.values.count(field.name) > 0) result.given.push_back(field.name);
-  result.already_so = std::move(parser.already_so);
   if (options.finalize) {
     try {
       options.finalize();
@@ -322,8 +382,13 @@ ParseResult parse_flags(std::span<Config* const> configs, int argc, const char* 
       if (parser.violations.empty()) parser.violations.add(error.what());
     }
   }
+  parser.judge_known(options.judge);
+  result.already_so = std::move(parser.already_so);
   validate(configs, options, parser);
   parser.violations.throw_if_any();
+  result.notes = std::move(line.notes);
+  if (options.print_notes)
+    for (const std::string& note : result.notes) log_info(note);
   return result;
 }
 

@@ -5,7 +5,8 @@
 //
 // Command line: `--flag value` or `--flag=value`. A list takes values up to the next token that starts with "--" (a number may
 // be negative); lists of numbers may also be written 1,2,3. A bool is a switch and may be followed by true or false; --no-x
-// means the opposite of --x. An optional number may be `none`. A flag may be given once.
+// means the opposite of --x. An optional number may be `none`. Of a flag that is given more than once the last one counts,
+// and a note says so.
 #pragma once
 
 #include <functional>
@@ -19,6 +20,9 @@
 
 namespace megatron {
 
+// What the owner of a table of known flags says of one of them; parsing only hands it on.
+struct FlagClaim;
+
 // What a flag that no field owns means (the rest of Megatron's flags; see training/flag_table.h).
 struct KnownFlag {
   enum class Kind { kAlreadySo, kRefused };
@@ -27,17 +31,38 @@ struct KnownFlag {
   std::string_view reason;   // why it is already so, or why it is refused
   int min_values = 0;        // how many values it takes
   int max_values = 0;        // -1: any number
-  std::string_view neutral = {};  // values, separated by one space, with which a refused flag changes nothing ("0 none")
+  // Values, separated by one space: those with which a refused flag changes nothing ("0 none"), or all that an accepted one
+  // may have (none given: any).
+  std::string_view neutral = {};
+  const FlagClaim* claim = nullptr;  // the owner's, for ParseOptions::judge
+};
+
+// Values that a flag of a field does not have, though other programs with the same flag do.
+struct RefusedValue {
+  std::string_view flag;
+  std::string_view values;  // separated by one space: "fp16 fp8"
+  std::string_view reason;
+};
+
+// What a known flag means for the configuration at hand.
+struct FlagVerdict {
+  bool accepted = false;
+  std::string reason;
 };
 
 struct ParseOptions {
   std::span<const KnownFlag> known = {};  // flags that are accepted as already so, or refused with a reason
+  std::span<const RefusedValue> refused_values = {};  // answered with the reason
   bool allow_config_file = true;          // --config FILE
   // Called after parsing and before validation: derives defaults from other values. Also called when there are
   // violations already; an Error it throws is then dropped, else reported as one more.
   std::function<void()> finalize = {};
+  // Called after finalize() for each known flag that was given: whether it is accepted depends on the other values. Not
+  // given: the kind and the reason of the flag.
+  std::function<FlagVerdict(const KnownFlag&)> judge = {};
   // Called after each config's own validate(): rules across configs.
   std::function<void(Violations&)> validate = {};
+  bool print_notes = true;  // notes go to the log; false: to the caller alone
   // Name of a string or string list field that takes the arguments without a flag (`megatron report RUN_DIR`).
   std::string_view positional = {};
 };
@@ -45,7 +70,9 @@ struct ParseOptions {
 struct ParseResult {
   std::vector<std::string> given;  // names of the fields given on the command line or in the file
   std::vector<std::pair<std::string, std::string>> already_so;  // flag, reason
+  std::vector<std::string> notes;  // what the user should know of the command line: repeated flags
   bool help = false;               // --help was given; nothing was validated
+  std::string help_topic;          // the words after --help
   bool was_given(std::string_view name) const;
 };
 
@@ -58,12 +85,19 @@ ParseResult parse_flags(std::span<Config* const> configs, int argc, const char* 
 void read_yaml(std::span<Config* const> configs, const std::string& path, bool ignore_unknown = false);
 
 std::string help_text(std::string_view usage, std::span<Config* const> configs);
+
+// The help of commands with many flags. `topic` (the words after --help): empty: the flags whose fields are in `basics`, and the
+// names of all groups; "all": everything; else the groups with that name, or the flags whose names contain it.
+std::string help_text(std::string_view usage, std::span<Config* const> configs, std::string_view topic,
+                      std::span<const std::string_view> basics);
 std::string to_yaml(std::span<Config* const> configs);
 std::string to_json(std::span<Config* const> configs);  // one object, fields in order
 // Rows "| `--flag` | type | default | help |" under a heading per group.
 std::string to_markdown(std::span<Config* const> configs);
 // docs/flags.md: the flags that work, then those of the table that no config owns, by class.
-std::string flags_document(std::span<Config* const> configs, std::span<const KnownFlag> known);
+// `condition`: in which runs a flag of the table is accepted, empty: in all.
+std::string flags_document(std::span<Config* const> configs, std::span<const KnownFlag> known,
+                           const std::function<std::string(const KnownFlag&)>& condition = {});
 
 // Every spelling on the command line that sets a field of the configs.
 std::vector<std::string> accepted_flags(std::span<Config* const> configs);

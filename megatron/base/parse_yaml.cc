@@ -67,7 +67,7 @@ class Reader {
       parser_.violations.add(what + " holds a map or a nested list; expected a value or a list of values");
     else if (target.field != nullptr)
       field(target, node, texts, what);
-    else
+    else if (!parser_.has_given(*known))  // a flag wins over the file
       parser_.note_known(*known, what, texts, node.IsNull() || (texts.size() == 1 && texts[0] == "false"));
   }
 
@@ -109,10 +109,11 @@ class Reader {
 
 }  // namespace
 
-void FlagParser::read_yaml_file(const std::string& path, const std::set<std::string>& keep, bool ignore_unknown) {
+bool FlagParser::read_yaml_file(const std::string& path, const std::set<std::string>& keep, bool ignore_unknown) {
   try {
     const std::string text = read_file(path);
     Reader(*this, path, keep, ignore_unknown).read(YAML::Load(text));
+    return true;
   } catch (const YAML::Exception& error) {
     violations.add(cat(place(path, error.mark), "not YAML: ", error.msg));
   } catch (const UsageError&) {
@@ -120,6 +121,7 @@ void FlagParser::read_yaml_file(const std::string& path, const std::set<std::str
   } catch (const Error& error) {
     violations.add(error.what());
   }
+  return false;
 }
 
 }  // namespace megatron

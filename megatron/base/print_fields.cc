@@ -1,6 +1,7 @@
 // Fields as text: --help, YAML, JSON and Markdown.
 #include <algorithm>
 #include <cctype>
+#include <functional>
 #include <set>
 
 #include "megatron/base/check.h"
@@ -133,28 +134,87 @@ std::string yaml_value(const FieldValue& value) {
   return json.text();
 }
 
-}  // namespace
+std::string with_newline(std::string_view text) {
+  return std::string(text) + (text.empty() || text.back() == '\n' ? "" : "\n");
+}
 
-std::string help_text(std::string_view usage, std::span<Config* const> configs) {
+// Lower case, blanks for dashes and underscores, none at the ends: "--Network_size" and "network size" are one name.
+std::string simplified(std::string_view name) {
+  std::string out;
+  for (const char c : name) {
+    const bool blank = c == '-' || c == '_' || c == ' ';
+    if (!blank) out += static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
+    if (blank && !out.empty() && out.back() != ' ') out += ' ';
+  }
+  if (!out.empty() && out.back() == ' ') out.pop_back();
+  return out;
+}
+
+// The flags of the fields that `chosen` accepts, by group.
+std::string help_of(const std::vector<FieldInfo>& fields, const std::function<bool(const FieldInfo&)>& chosen) {
   constexpr size_t kIndent = 34;
-  std::string out(usage);
-  if (!out.empty() && out.back() != '\n') out += '\n';
-  std::string group;
+  std::string out, group;
   bool first = true;
-  for (const FieldInfo& field : describe_fields(configs)) {
+  for (const FieldInfo& field : fields) {
+    if (!chosen(field)) continue;
     if (first || field.group != group) out += "\n" + (field.group.empty() ? "flags" : field.group) + ":\n";
     group = field.group;
     first = false;
     std::string line = "  ";
     for (const std::string& flag : field.flags) line += (line.size() > 2 ? ", " : "") + flag;
     if (const std::string value = placeholder(field); !value.empty()) line += " " + value;
-    if (line.size() + 2 > kIndent) line += "\n" + std::string(kIndent, ' ');
-    else line.append(kIndent - line.size(), ' ');
+    if (line.size() + 2 > kIndent)
+      line += "\n" + std::string(kIndent, ' ');
+    else
+      line.append(kIndent - line.size(), ' ');
     out += line;
     const std::string by_default = shown_default(field);
     append_wrapped(out, field.help + (by_default.empty() ? "" : " (default " + by_default + ")"), kIndent);
   }
   return out;
+}
+
+std::string list_of_groups(const std::vector<FieldInfo>& fields) {
+  std::vector<std::pair<std::string, int>> groups;
+  for (const FieldInfo& field : fields) {
+    const auto at = std::find_if(groups.begin(), groups.end(), [&](const auto& g) { return g.first == field.group; });
+    if (at == groups.end())
+      groups.emplace_back(field.group, 1);
+    else
+      ++at->second;
+  }
+  std::string names;
+  for (const auto& [name, count] : groups) names += cat(names.empty() ? "" : ", ", name, " (", count, ")");
+  std::string out = "more: --help GROUP, --help WORD (flags whose names contain it), --help all; groups and their flags:\n  ";
+  append_wrapped(out, names, 2);
+  return out;
+}
+
+}  // namespace
+
+std::string help_text(std::string_view usage, std::span<Config* const> configs) {
+  return with_newline(usage) + help_of(describe_fields(configs), [](const FieldInfo&) { return true; });
+}
+
+std::string help_text(std::string_view usage, std::span<Config* const> configs, std::string_view topic,
+                      std::span<const std::string_view> basics) {
+  const std::vector<FieldInfo> fields = describe_fields(configs);
+  const std::string wanted = simplified(topic);
+  if (wanted == "all") return help_text(usage, configs);
+  if (wanted.empty()) {
+    return with_newline(usage) + help_of(fields, [&](const FieldInfo& field) {
+             return std::find(basics.begin(), basics.end(), field.name) != basics.end();
+           }) + "\n" + list_of_groups(fields);
+  }
+  std::string text = help_of(fields, [&](const FieldInfo& field) { return simplified(field.group) == wanted; });
+  if (text.empty())
+    text = help_of(fields, [&](const FieldInfo& field) {
+      return std::any_of(field.flags.begin(), field.flags.end(), [&](const std::string& flag) {
+        return simplified(flag).find(wanted) != std::string::npos;
+      });
+    });
+  if (text.empty()) return cat("no group and no flag is called \"", topic, "\"\n\n", list_of_groups(fields));
+  return text.substr(1);  // without the empty line above
 }
 
 std::string to_yaml(std::span<Config* const> configs) {
@@ -194,7 +254,8 @@ std::string to_markdown(std::span<Config* const> configs) {
   return out;
 }
 
-std::string flags_document(std::span<Config* const> configs, std::span<const KnownFlag> known) {
+std::string flags_document(std::span<Config* const> configs, std::span<const KnownFlag> known,
+                           const std::function<std::string(const KnownFlag&)>& condition) {
   const std::vector<std::string> accepted = accepted_flags(configs);
   const std::set<std::string> owned(accepted.begin(), accepted.end());
   std::string so, refused;
@@ -209,7 +270,8 @@ std::string flags_document(std::span<Config* const> configs, std::span<const Kno
     if (flags.empty()) continue;
     if (entry.kind == KnownFlag::Kind::kAlreadySo) {
       ++num_so;
-      so += cat("| ", code_list(flags), " | ", markdown(entry.reason), " |\n");
+      so += cat("| ", code_list(flags), " | ", markdown(entry.reason), " | ",
+                condition ? markdown(condition(entry)) : "", " |\n");
     } else {
       ++num_refused;
       refused += cat("| ", code_list(flags), " | ", markdown(entry.reason), " | ",
@@ -226,7 +288,9 @@ std::string flags_document(std::span<Config* const> configs, std::span<const Kno
       "## Flags that work\n\n";
   out += to_markdown(configs);
   out += cat("\n## Already so\n\nAccepted, because they ask for what is done anyway (", num_so,
-             " flags).\n\n| Flag | Why |\n|---|---|\n", so);
+             " flags). Where the last column names runs, other runs\nrefuse the flag, for the reason after else:. What "
+             "shows that a reason is true is named in the sources, and a test\nlooks at it.\n\n"
+             "| Flag | Why | In which runs |\n|---|---|---|\n", so);
   out += cat("\n## Refused\n\n", num_refused,
              " flags. The values of the last column, `false` and `null` in a file, and `false` after a switch ask for nothing\n"
              "and are accepted.\n\n| Flag | Why | Accepted values |\n|---|---|---|\n",

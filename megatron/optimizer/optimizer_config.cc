@@ -15,7 +15,8 @@ constexpr std::array<Spellings, 5> kLrDecayStyles = {"constant", "linear", "cosi
                                                      "WSD"};
 constexpr std::array<Spellings, 4> kWsdDecayStyles = {"exponential", "linear", "cosine", "minus_sqrt"};
 constexpr std::array<Spellings, 3> kIncrStyles = {"constant", "linear", "cosine"};
-constexpr std::array<Spellings, 4> kStateTypes = {"fp32", "bf16", "fp16", "fp8"};
+constexpr std::array<Spellings, 2> kStateTypes = {"fp32", "bf16"};
+constexpr std::array<Spellings, 1> kGradTypes = {"fp32"};
 
 void visit_learning_rate(OptimizerConfig& config, FieldVisitor& visitor) {
   visitor.group("learning rate");
@@ -80,7 +81,7 @@ void visit_precision(OptimizerConfig& config, FieldVisitor& visitor) {
                 "keep states of the optimizer in the types that the next flags say");
   visitor.choice("main_params_dtype", config.main_params_dtype, kStateTypes,
                  "master weights; bf16: the weights themselves, rounded up or down by chance");
-  visitor.choice("main_grads_dtype", config.main_grads_dtype, kStateTypes, "accumulated gradients");
+  visitor.choice("main_grads_dtype", config.main_grads_dtype, kGradTypes, "accumulated gradients");
   visitor.choice("exp_avg_dtype", config.exp_avg_dtype, kStateTypes,
                  "average of gradients; bf16: rounded up or down by chance");
   visitor.choice("exp_avg_sq_dtype", config.exp_avg_sq_dtype, kStateTypes,
@@ -185,20 +186,13 @@ void validate_precision(const OptimizerConfig& config, Violations& violations) {
 }
 
 void validate_states(const OptimizerConfig& config, Violations& violations) {
-  const auto check = [&](const char* flag, StateType type, bool bf16_is_built, const char* reason) {
-    if (type == StateType::kFp32 || (type == StateType::kBf16 && bf16_is_built)) {
-      if (type != StateType::kFp32 && !config.use_precision_aware_optimizer)
-        violations.add(cat(flag, " has no effect without --use-precision-aware-optimizer"), "give both");
-      return;
-    }
-    violations.add(cat(flag, " ", kStateTypes[static_cast<size_t>(type)], " is not built: ", reason),
-                   bf16_is_built ? "fp32 or bf16" : "fp32");
+  const auto check = [&](const char* flag, StateType type) {
+    if (type != StateType::kFp32 && !config.use_precision_aware_optimizer)
+      violations.add(cat(flag, " has no effect without --use-precision-aware-optimizer"), "give both");
   };
-  const char* range = "fp16 and fp8 do not span the magnitudes of optimizer states without scales";
-  check("--main-params-dtype", config.main_params_dtype, true, range);
-  check("--main-grads-dtype", config.main_grads_dtype, false, "gradients are accumulated in fp32");
-  check("--exp-avg-dtype", config.exp_avg_dtype, true, range);
-  check("--exp-avg-sq-dtype", config.exp_avg_sq_dtype, true, range);
+  check("--main-params-dtype", config.main_params_dtype);
+  check("--exp-avg-dtype", config.exp_avg_dtype);
+  check("--exp-avg-sq-dtype", config.exp_avg_sq_dtype);
   if (config.use_precision_aware_optimizer && config.optimizer != OptimizerType::kAdam)
     violations.add("--use-precision-aware-optimizer is built for adam alone", "--optimizer adam");
   check_range("--optimizer-offload-fraction", config.optimizer_offload_fraction,

@@ -12,7 +12,7 @@ namespace megatron {
 enum class OptimizerType { kAdam, kSgd };
 
 // Element type of a state of the optimizer.
-enum class StateType { kFp32, kBf16, kFp16, kFp8 };
+enum class StateType { kFp32, kBf16 };
 
 struct OptimizerConfig : Config {
   OptimizerType optimizer = OptimizerType::kAdam;

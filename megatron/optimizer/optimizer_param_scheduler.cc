@@ -122,6 +122,25 @@ struct StateReader {
 
 }  // namespace
 
+namespace {
+
+// The flags, with their values, that say how long warm-up and decay take.
+std::string warmup_flag(const OptimizerConfig& config, const TrainLength& length) {
+  if (config.lr_warmup_fraction) return cat("--lr-warmup-fraction ", *config.lr_warmup_fraction);
+  return length.train_samples ? cat("--lr-warmup-samples ", config.lr_warmup_samples)
+                              : cat("--lr-warmup-iters ", config.lr_warmup_iters);
+}
+
+std::string decay_flag(const OptimizerConfig& config, const TrainLength& length) {
+  if (length.train_samples)
+    return config.lr_decay_samples ? cat("--lr-decay-samples ", *config.lr_decay_samples)
+                                   : cat("--train-samples ", *length.train_samples);
+  return config.lr_decay_iters ? cat("--lr-decay-iters ", *config.lr_decay_iters)
+                               : cat("--train-iters ", length.train_iters.value_or(0));
+}
+
+}  // namespace
+
 void validate_schedule(const OptimizerConfig& config, const TrainLength& length, Violations& violations) {
   if (length.train_iters && length.train_samples) {
     violations.add("--train-iters excludes --train-samples", "give one of the two");
@@ -146,8 +165,8 @@ void validate_schedule(const OptimizerConfig& config, const TrainLength& length,
     violations.add(cat("the learning rate decays over ", schedule.lr_decay_steps, " samples"),
                    "a positive --train-iters or --lr-decay-iters (or the same in samples)");
   } else if (schedule.lr_warmup_steps >= schedule.lr_decay_steps) {
-    violations.add(cat("warm-up takes ", schedule.lr_warmup_steps, " samples, the decay ends after ",
-                       schedule.lr_decay_steps),
+    violations.add(cat(warmup_flag(config, length), " (", schedule.lr_warmup_steps, " samples) does not end before ",
+                       decay_flag(config, length), " (", schedule.lr_decay_steps, " samples)"),
                    "warm-up must end before the decay does");
   }
   if (schedule.lr_decay_style != LrDecayStyle::kWsd) return;

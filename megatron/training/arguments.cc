@@ -5,6 +5,7 @@
 #include <filesystem>
 
 #include "megatron/base/check.h"
+#include "megatron/base/field_info.h"
 #include "megatron/base/parse.h"
 #include "megatron/dist_checkpointing/checkpoint_folder.h"
 #include "megatron/kernels/sum_parts.h"
@@ -41,10 +42,15 @@ void batch_sizes_divide(const Arguments& a, Violations& v) {
 
 // 5
 void evaluation_batch_divides(const Arguments& a, Violations& v) {
-  const int64_t unit = a.eval_micro_batch_size() * a.data_parallel_size();
-  if (unit > 0 && a.eval_global_batch_size() % unit != 0)
-    v.add(cat("--eval-global-batch-size ", a.eval_global_batch_size(), " is not divisible by --eval-micro-batch-size ",
-              a.eval_micro_batch_size()), cat("give a multiple of ", unit));
+  const int64_t ranks = a.data_parallel_size(), unit = a.eval_micro_batch_size() * ranks;
+  if (unit <= 0 || a.eval_global_batch_size() % unit == 0) return;
+  const TrainingConfig& t = a.training;
+  const bool own_size = t.eval_global_batch_size.has_value(), own_micro = t.eval_micro_batch_size.has_value();
+  if (!own_size && !own_micro) return;  // the batch of training does not divide either, by a rule of its own
+  v.add(cat(own_size ? "--eval-global-batch-size " : "--global-batch-size, also of evaluations, ", a.eval_global_batch_size(),
+            " is not divisible by ", own_micro ? "--eval-micro-batch-size " : "--micro-batch-size ", a.eval_micro_batch_size(),
+            ranks > 1 ? cat(" x ", ranks, " data-parallel ranks") : ""),
+        cat("give a multiple of ", unit, own_size ? "" : " with --eval-global-batch-size"));
 }
 
 // 6
@@ -537,6 +543,19 @@ void use_stored_files(TokenizerConfig& config, const std::filesystem::path& fold
   }
 }
 
+// What --use-mp-args-from-checkpoint-args takes: how the run that wrote the checkpoint divided the model.
+struct ModelParallelArguments : Config {
+  explicit ModelParallelArguments(Arguments& a) : parallel(a.parallel), pipeline(a.pipeline) {}
+  ParallelConfig& parallel;
+  PipelineConfig& pipeline;
+  void fields(FieldVisitor& v) override {
+    v.field("tensor_model_parallel_size", parallel.tensor_model_parallel_size, "");
+    v.field("pipeline_model_parallel_size", parallel.pipeline_model_parallel_size, "");
+    v.field("num_layers_per_virtual_pipeline_stage", pipeline.num_layers_per_virtual_pipeline_stage, "");
+    v.field("num_virtual_stages_per_pipeline_rank", pipeline.num_virtual_stages_per_pipeline_rank, "");
+  }
+};
+
 // `asked`: as if --use-checkpoint-args were given.
 void read_checkpoint_arguments(Arguments& arguments, int argc, const char* const* argv, ParseOptions options,
                                bool asked) {
@@ -552,17 +571,28 @@ void read_checkpoint_arguments(Arguments& arguments, int argc, const char* const
   const TrainingConfig& training = first.training;
   for (const std::string& folder : {training.load, training.pretrained_checkpoint}) {
     if (!is_hf_folder(folder)) continue;
+    if (training.use_mp_args_from_checkpoint_args)
+      throw UsageError(cat("--use-mp-args-from-checkpoint-args is given, but ", folder,
+                           " is a folder of Hugging Face, which says nothing of ranks"));
     HfModel model = read_hf_config(folder);
     if (!training.adapter.empty()) open_peft_folder(training.adapter, *model.family, model.config);
     arguments.transformer = model.config.transformer;
     arguments.tokenizer = hf_tokenizer(folder, model.config.vocab_size);
     return;
   }
-  if (!training.use_checkpoint_args || (training.load.empty() && training.pretrained_checkpoint.empty())) return;
+  if (!training.use_checkpoint_args && !training.use_mp_args_from_checkpoint_args) return;
+  if (training.load.empty() && training.pretrained_checkpoint.empty()) return;
   const std::filesystem::path folder = checkpoint_of(training);
   const std::filesystem::path stored = folder / "config.yaml";
-  MEGATRON_CHECK(std::filesystem::exists(stored), folder.string(),
-                 " holds no config.yaml, which --use-checkpoint-args reads\nhint: give the model's flags instead");
+  MEGATRON_CHECK(std::filesystem::exists(stored), folder.string(), " holds no config.yaml, which ",
+                 training.use_checkpoint_args ? "--use-checkpoint-args" : "--use-mp-args-from-checkpoint-args",
+                 " reads\nhint: give the flags instead");
+  if (training.use_mp_args_from_checkpoint_args) {
+    ModelParallelArguments sizes(arguments);
+    Config* const configs[] = {&sizes};
+    read_yaml(configs, stored.string(), /*ignore_unknown=*/true);
+  }
+  if (!training.use_checkpoint_args) return;
   read_yaml(arguments.model_configs(), stored.string(), /*ignore_unknown=*/true);
   use_stored_files(arguments.tokenizer, folder);
   if (training.adapter.empty()) return;
@@ -585,7 +615,8 @@ namespace {
 Arguments parse(Arguments arguments, int argc, const char* const* argv,
                 void (*more_rules)(const Arguments&, Violations&), bool use_checkpoint_args) {
   ParseOptions options;
-  options.known = flag_table();
+  options.print_notes = false;
+  use_flag_table(options, arguments);
   options.finalize = [&] { arguments.finalize(); };
   options.validate = [&](Violations& violations) {
     arguments.validate(violations);
@@ -594,7 +625,11 @@ Arguments parse(Arguments arguments, int argc, const char* const* argv,
   read_checkpoint_arguments(arguments, argc, argv, options, use_checkpoint_args);
   const ParseResult result = parse_flags(arguments.configs(), argc, argv, options);
   arguments.already_so = result.already_so;
+  if (result.was_given("sequence_parallel") && arguments.parallel.tensor_model_parallel_size == 1)
+    arguments.already_so.emplace_back("--sequence-parallel", "with one tensor rank, every rank holds the whole sequence");
+  arguments.notes = result.notes;
   arguments.help = result.help;
+  arguments.help_topic = result.help_topic;
   return arguments;
 }
 
@@ -632,6 +667,24 @@ Arguments parse_finetune_arguments(int argc, const char* const* argv, int64_t wo
   t.pretrained_checkpoint = std::exchange(t.load, t.save);
   if (!t.save.empty() && t.start == StartChoice::kAuto) t.start = StartChoice::kResumeOrFresh;
   return arguments;
+}
+
+std::string run_help(std::string_view usage, std::span<Config* const> configs, std::string_view topic, Config* own) {
+  std::vector<std::string_view> basics = {
+      "num_layers", "hidden_size", "num_attention_heads", "num_query_groups", "seq_length", "swiglu",
+      "position_embedding_type", "normalization", "attention_dropout", "tokenizer_type", "tokenizer_model", "data_path",
+      "train_data_path", "split", "task", "micro_batch_size", "global_batch_size", "train_iters", "device", "num_threads",
+      "eval_iters", "eval_interval", "lr", "min_lr", "lr_decay_style", "lr_warmup_iters", "weight_decay", "clip_grad", "bf16",
+      "tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size", "sequence_parallel",
+      "use_distributed_optimizer", "use_megatron_fsdp", "recompute_granularity", "seed", "log_interval", "save",
+      "save_interval", "load", "start", "lora_rank"};
+  std::vector<FieldInfo> fields;
+  if (own != nullptr) {
+    Config* const configs_of_own[] = {own};
+    fields = describe_fields(configs_of_own);
+  }
+  for (const FieldInfo& field : fields) basics.push_back(field.name);
+  return help_text(usage, configs, topic, basics);
 }
 
 std::string resolved_yaml(const Arguments& arguments) {

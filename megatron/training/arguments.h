@@ -1,7 +1,9 @@
 // All configuration of a training run, and the rules that join its parts.
 #pragma once
 
+#include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "megatron/comm/parallel_groups.h"
@@ -35,7 +37,9 @@ struct Arguments {
 
   // Flags that were accepted but change nothing, with the reason.
   std::vector<std::pair<std::string, std::string>> already_so;
-  bool help = false;  // --help was given; nothing else is set
+  std::vector<std::string> notes;  // on the command line; see ParseResult
+  bool help = false;               // --help was given; nothing else is set
+  std::string help_topic;
 
   // In the order of --help and of config.yaml.
   std::vector<Config*> configs();
@@ -74,6 +78,9 @@ Arguments parse_arguments(int argc, const char* const* argv, int64_t world_size 
 // The same for `finetune`: the task is sft; the model's and tokenizer's flags are taken from the model that --load names; the
 // run starts from its weights, or goes on where --save holds checkpoints.
 Arguments parse_finetune_arguments(int argc, const char* const* argv, int64_t world_size = 1);
+
+// What --help prints for a command that takes these flags, with some of its own in the fields of `own`.
+std::string run_help(std::string_view usage, std::span<Config* const> configs, std::string_view topic, Config* own = nullptr);
 
 // The resolved configuration as YAML that --config reads.
 std::string resolved_yaml(const Arguments& arguments);

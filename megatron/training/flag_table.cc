@@ -3,21 +3,19 @@
 
 #include <array>
 
+#include "megatron/base/check.h"
+#include "megatron/training/detail/flag_claims.h"
+
 namespace megatron {
 namespace {
 
-constexpr KnownFlag::Kind kSo = KnownFlag::Kind::kAlreadySo;
+using namespace flag_claims;  // NOLINT: the claims belong to this table alone
+
 constexpr KnownFlag::Kind kNo = KnownFlag::Kind::kRefused;
 
 // Reasons that several flags share.
-constexpr std::string_view kTp = "tensor parallelism over several ranks is not built yet";
-constexpr std::string_view kPp = "pipeline parallelism is not built yet";
 constexpr std::string_view kZeroBubble =
     "weight gradients of every layer are deferred by --pipeline-schedule zb-h1, zb-auto or zb-v";
-constexpr std::string_view kCp = "context parallelism is not built yet";
-constexpr std::string_view kOneRank =
-    "a run has one rank, so there is nothing to communicate or to divide";
-constexpr std::string_view kRanks = "training on several ranks is not built yet";
 constexpr std::string_view kGtp = "generalised tensor parallelism (weight shards) is not built yet";
 constexpr std::string_view kOneFsdp = "there is one implementation of fully sharded data parallelism";
 constexpr std::string_view kFsdpBuffers =
@@ -56,7 +54,8 @@ constexpr std::string_view kWandb =
     "Weights & Biases needs Python; there are metrics.jsonl, TensorBoard files and a report";
 constexpr std::string_view kOneLogger = "one-logger is a service inside NVIDIA";
 constexpr std::string_view kOtel = "OpenTelemetry export is not built yet";
-constexpr std::string_view kStraggler = "straggler detection needs several ranks";
+constexpr std::string_view kStraggler =
+    "the straggler detector with a control port is not built";
 constexpr std::string_view kInspector = "the workload inspector is a Python service";
 constexpr std::string_view kInProcess =
     "restart within the process is not built yet; torchrun restarts with --start-mode resume-or-fresh";
@@ -69,34 +68,36 @@ constexpr std::string_view kAutoresume =
     "it belongs to one cluster of NVIDIA; --exit-signal-handler saves on a signal";
 constexpr std::string_view kFormat =
     "checkpoints have one format, safetensors with a manifest (docs/formats/checkpoint.md)";
-constexpr std::string_view kConvert = "conversion of checkpoints is not built yet";
+constexpr std::string_view kConvert =
+    "a run does not convert checkpoints; megatron convert-checkpoint does";
+constexpr std::string_view kTpParts =
+    "which exchanges of sequence parallelism overlap is not a choice here; --no-peer-copies switches all off";
 constexpr std::string_view kLocal = "local, in-memory and replicated checkpoints are not built yet";
 constexpr std::string_view kDump = "writing out tensors of the training step is not built yet";
 constexpr std::string_view kPyProfiler =
     "there is no Python profiler here; --profile is for Nsight Systems or writes trace.json";
 constexpr std::string_view kMemory =
     "snapshots of the allocator are not built; --log-memory-interval reports memory";
-constexpr std::string_view kFusion =
-    "which operations are fused is decided here and changes no result";
-constexpr std::string_view kRng =
-    "random numbers are a function of place; there is no generator state to track or to store";
-constexpr std::string_view kGc = "there is no garbage collector";
-constexpr std::string_view kOff = "it switches off what is not there";
 constexpr std::string_view kSpm =
     "special tokens of a SentencePiece model are those that it was trained with";
-constexpr std::string_view kLayout = "checkpoints do not depend on the layout of ranks";
 constexpr std::string_view kQkClip = "clipping of queries and keys is not built yet";
 constexpr std::string_view kField = kOwnedByField;
+
+// A flag that is accepted where the claim holds; `values`: those that it may have, empty: any.
+constexpr KnownFlag so(std::string_view flag, const FlagClaim& claim, int min_values = 0,
+                       int max_values = 0, std::string_view values = {}) {
+  return {flag, KnownFlag::Kind::kAlreadySo, claim.says, min_values, max_values, values, &claim};
+}
 
 constexpr std::array<KnownFlag, 851> kTable = {{
     // -- transformer configuration
     {"--tensor-model-parallel-size", kNo, kField, 1, 1, "1"},
     {"--tensor-parallel-num-weight-shards", kNo, kGtp, 1, 1},
     {"--pipeline-model-parallel-comm-backend", kNo,
-     "transfers between pipeline stages use the backend of the ranks", 1, 1, "nccl"},
-    {"--pipeline-model-parallel-size", kNo, kPp, 1, 1, "1"},
-    {"--sequence-parallel", kSo, "with one tensor rank, every rank holds the whole sequence"},
-    {"--context-parallel-size", kNo, kCp, 1, 1, "1"},
+     "transfers between pipeline stages use --distributed-backend", 1, 1},
+    {"--pipeline-model-parallel-size", kNo, kField, 1, 1, "1"},
+    {"--sequence-parallel", kNo, kField},
+    {"--context-parallel-size", kNo, kField, 1, 1, "1"},
     {"--hierarchical-context-parallel-sizes", kNo, kField, 1, -1},
     {"--max-seqlen-per-dp-cp-rank", kNo, kField, 1, 1},
     {"--hybrid-context-parallel", kNo, kField},
@@ -105,22 +106,23 @@ constexpr std::array<KnownFlag, 851> kTable = {{
     {"--expert-tensor-parallel-num-weight-shards", kNo, kGtp, 1, 1},
     {"--no-initialization", kNo,
      "weights are always drawn or loaded, never left as the memory was"},
-    {"--use-cpu-initialization", kSo,
-     "initial weights are a function of their place and the same on every device"},
+    so("--use-cpu-initialization", kSameInit),
     {"--fp16", kNo, kField},
     {"--bf16", kNo, kField},
-    {"--deterministic-mode", kSo, "every kernel in use is deterministic"},
-    {"--tp-comm-overlap", kNo, kTp},
-    {"--no-tp-comm-bulk-wgrad --disable-tp-comm-bulk-wgrad", kSo, kOff},
-    {"--no-tp-comm-bulk-dgrad --disable-tp-comm-bulk-dgrad", kSo, kOff},
-    {"--no-tp-comm-overlap-ag --disable-tp-comm-overlap-ag", kSo, kOff},
-    {"--no-tp-comm-overlap-rs --disable-tp-comm-overlap-rs", kSo, kOff},
-    {"--tp-comm-overlap-rs-dgrad", kNo, kTp},
-    {"--no-tp-comm-split-ag --disable-tp-comm-split-ag", kSo, kOff},
-    {"--no-tp-comm-split-rs --disable-tp-comm-split-rs", kSo, kOff},
-    {"--cross-entropy-loss-fusion", kSo, "the loss is one fused operation"},
+    so("--deterministic-mode", kDeterministic),
+    so("--tp-comm-overlap", kExchangesOverlap),
+    so("--no-tp-comm-bulk-wgrad --disable-tp-comm-bulk-wgrad", kNoExchangeOverlaps),
+    so("--no-tp-comm-bulk-dgrad --disable-tp-comm-bulk-dgrad", kNoExchangeOverlaps),
+    so("--no-tp-comm-overlap-ag --disable-tp-comm-overlap-ag", kNoExchangeOverlaps),
+    so("--no-tp-comm-overlap-rs --disable-tp-comm-overlap-rs", kNoExchangeOverlaps),
+    {"--tp-comm-overlap-rs-dgrad", kNo, kTpParts},
+    so("--no-tp-comm-split-ag --disable-tp-comm-split-ag", kNoExchangeOverlaps),
+    so("--no-tp-comm-split-rs --disable-tp-comm-split-rs", kNoExchangeOverlaps),
+    so("--cross-entropy-loss-fusion", kFusedLoss),
     {"--cross-entropy-fusion-impl", kNo, kField, 1, 1, "native"},
-    {"--tp-comm-bootstrap-backend", kNo, kTp, 1, 1, "nccl"},
+    {"--tp-comm-bootstrap-backend", kNo,
+     "buffers of Transformer Engine are not used; GPUs of one host copy to each "
+     "other", 1, 1, "nccl"},
     {"--overlap-moe-expert-parallel-comm", kNo, kMoe},
     {"--delay-wgrad-compute", kNo, kZeroBubble},
     {"--overlap-dispatch-backward-with-experts-wgrad", kNo, kMoe},
@@ -129,12 +131,11 @@ constexpr std::array<KnownFlag, 851> kTable = {{
      "transfers between pipeline stages have one communicator per direction"},
     {"--defer-embedding-wgrad-compute", kNo, kZeroBubble},
     {"--wgrad-deferral-limit", kNo, kZeroBubble, 1, 1, "0"},
-    {"--overlap-p2p-communication-warmup-flush", kSo,
-     "transfers overlap in the warm-up and at the end of a pipeline too"},
+    so("--overlap-p2p-communication-warmup-flush", kTransfersOverlap),
     {"--microbatch-group-size-per-virtual-pipeline-stage", kNo, kField, 1, 1},
     {"--mtp-standalone", kNo, kMtp},
     {"--cpu-offloading-num-layers", kNo, kField, 1, 1, "0"},
-    {"--cpu-offloading-retain-pinned-cpu-buffers", kSo, "pinned buffers are kept and used again"},
+    so("--cpu-offloading-retain-pinned-cpu-buffers", kPinnedCache),
     {"--num-layers", kNo, kField, 1, 1},
     {"--mtp-num-layers", kNo, kMtp, 1, 1},
     {"--mtp-loss-scaling-factor", kNo, kMtp, 1, 1, "0.1"},
@@ -184,8 +185,8 @@ constexpr std::array<KnownFlag, 851> kTable = {{
     {"--dsa-indexer-use-sparse-loss", kNo, kVariant},
     {"--dsa-kernel-backend", kNo, kVariant, 1, 1, "none"},
     {"--dsa-indexer-rope-interleaved", kNo, kVariant},
-    {"--no-dsa-indexer-rotate-activation --disable-dsa-indexer-rotate-activation", kSo, kOff},
-    {"--no-dsa-indexer-scoring-relu --disable-dsa-indexer-scoring-relu", kSo, kOff},
+    so("--no-dsa-indexer-rotate-activation --disable-dsa-indexer-rotate-activation", kDsaOff),
+    so("--no-dsa-indexer-scoring-relu --disable-dsa-indexer-scoring-relu", kDsaOff),
     {"--dsa-indexer-k-norm-epsilon", kNo, kVariant, 1, 1},
     {"--dsa-indexer-k-norm-fp32", kNo, kVariant},
     {"--linear-conv-kernel-dim", kNo, kVariant, 1, 1, "4"},
@@ -195,7 +196,7 @@ constexpr std::array<KnownFlag, 851> kTable = {{
     {"--linear-num-value-heads", kNo, kVariant, 1, 1, "32"},
     {"--init-method-std", kNo, kField, 1, 1},
     {"--embedding-init-method-std", kNo, kField, 1, 1},
-    {"--init-model-with-meta-device", kSo, "parameters are allocated once, where they live"},
+    so("--init-model-with-meta-device", kAllocatedOnce),
     {"--use-mup", kNo, kMup},
     {"--mup-width-mult", kNo, kMup, 1, 1, "1.0"},
     {"--mup-base-hidden-size", kNo, kMup, 1, 1},
@@ -208,8 +209,8 @@ constexpr std::array<KnownFlag, 851> kTable = {{
     {"--disable-bf16-reduced-precision-matmul", kNo,
      "this switch of the GEMM library is not offered"},
     {"--use-fused-weighted-squared-relu", kNo, kMoe},
-    {"--fused-residual-rmsnorm", kSo, kFusion},
-    {"--use-transformer-engine-op-fuser", kSo, kFusion},
+    so("--fused-residual-rmsnorm", kFusedNorm),
+    so("--use-transformer-engine-op-fuser", kFusedLayer),
     {"--recompute-granularity", kNo, kField, 1, 1},
     {"--recompute-method", kNo, kField, 1, 1},
     {"--recompute-num-layers", kNo, kField, 1, 1},
@@ -298,16 +299,16 @@ constexpr std::array<KnownFlag, 851> kTable = {{
     {"--mhc-sinkhorn-iterations", kNo, kMhc, 1, 1, "20"},
     {"--mhc-init-gating-factor", kNo, kMhc, 1, 1, "0.01"},
     {"--mhc-recompute-layer-num", kNo, kMhc, 1, 1},
-    {"--no-clone-scatter-output-in-embedding --disable-clone-scatter-output-in-embedding", kSo,
-     kOneRank},
+    so("--no-clone-scatter-output-in-embedding --disable-clone-scatter-output-in-embedding",
+     kOwnRows),
     {"--config-logger-dir", kNo, "the resolved configuration is written beside the checkpoints", 1,
      1},
     {"--flash-decode", kNo, kServe},
     {"--batch-invariant-mode", kNo, kInvariant},
     {"--batch-invariant-backend", kNo, kInvariant, 1, 1, "te_native"},
-    {"--use-te-activation-func", kSo, kFusion},
-    {"--symmetric-ar-type", kNo, kTp, 1, 1},
-    {"--nccl-all-reduce-for-prefill", kNo, kTp},
+    so("--use-te-activation-func", kFusedActivation),
+    {"--symmetric-ar-type", kNo, "sums over symmetric memory are not built yet", 1, 1},
+    {"--nccl-all-reduce-for-prefill", kNo, kServe},
     {"--inference-fuse-tp-communication", kNo, kServe},
     {"--inference-disable-triton-nvls-kernels", kNo, kServe},
     {"--inference-grouped-gemm-backend", kNo, kServe, 1, 1, "vllm"},
@@ -327,8 +328,8 @@ constexpr std::array<KnownFlag, 851> kTable = {{
      "computing the MLP in chunks of the sequence is not built yet", 1, 1, "1"},
     {"--mlp-chunks-for-training", kNo,
      "computing the MLP in chunks of the sequence is not built yet", 1, 1, "1"},
-    {"--transformer-impl", kSo, "one implementation of each layer serves training and inference", 1,
-     1},
+    so("--transformer-impl",
+     kOneImplementation, 1, 1, "local transformer_engine inference_optimized"),
     {"--fine-grained-activation-offloading", kNo, kField},
     {"--offload-modules", kNo, kField, 1, -1},
     {"--min-offloaded-tensor-size", kNo, kField, 1, 1, "1048576"},
@@ -380,7 +381,7 @@ constexpr std::array<KnownFlag, 851> kTable = {{
     {"--adam-eps", kNo, kField, 1, 1},
     {"--sgd-momentum", kNo, kField, 1, 1},
     {"--muon-momentum", kNo, kMuon, 1, 1, "0.9"},
-    {"--muon-no-split-qkv", kSo, kOff},
+    so("--muon-no-split-qkv", kMuonOff),
     {"--muon-nesterov", kNo, kMuon},
     {"--muon-scale-mode", kNo, kMuon, 1, 1, "spectral"},
     {"--muon-fp32-matmul-prec", kNo, kMuon, 1, 1, "medium"},
@@ -401,7 +402,7 @@ constexpr std::array<KnownFlag, 851> kTable = {{
     {"--pytorch-profiler-collect-shapes", kNo, kPyProfiler},
     {"--pytorch-profiler-collect-callstack", kNo, kPyProfiler},
     {"--pytorch-profiler-collect-chakra", kNo, kPyProfiler},
-    {"--profile-ranks", kNo, "a run has one rank, which --profile covers", 1, -1, "0"},
+    {"--profile-ranks", kNo, kField, 1, -1},
     {"--record-memory-history", kNo, kMemory},
     {"--memory-snapshot-path", kNo, kMemory, 1, 1, "snapshot.pickle"},
     {"--record-shapes", kNo, kMemory},
@@ -413,8 +414,8 @@ constexpr std::array<KnownFlag, 851> kTable = {{
     {"--step-batch-size-schedule", kNo, kField, 1, 1},
     {"--decrease-batch-size-if-needed", kNo, kField},
     {"--empty-unused-memory-level", kNo, "memory is kept between steps, never returned", 1, 1, "0"},
-    {"--check-weight-hash-across-dp-replicas-interval", kSo, "there is one replica of the weights",
-     1, 1},
+    {"--check-weight-hash-across-dp-replicas-interval", kNo,
+     "comparing replicas of the weights by their hashes is not built yet", 1, 1},
     {"--gpu-sniff-test-interval", kNo, "a self-test of the GPU during training is not built yet", 1,
      1},
     {"--train-sync-interval", kNo, "the device is never waited for on a schedule", 1, 1},
@@ -424,13 +425,11 @@ constexpr std::array<KnownFlag, 851> kTable = {{
     {"--exit-duration-in-mins", kNo, kField, 1, 1},
     {"--exit-signal-handler", kNo, kField},
     {"--exit-signal", kNo, kField, 1, 1},
-    {"--exit-signal-handler-for-dataloader", kSo,
-     "threads that read data leave signals to the training loop"},
-    {"--exit-signal-handler-for-training", kSo,
-     "the training loop handles signals unless --no-exit-signal-handler is given"},
-    {"--manual-gc", kSo, kGc},
-    {"--manual-gc-interval", kSo, kGc, 1, 1},
-    {"--no-manual-gc-eval --disable-manual-gc-eval", kSo, kGc},
+    so("--exit-signal-handler-for-dataloader", kSignals),
+    so("--exit-signal-handler-for-training", kSignals),
+    so("--manual-gc", kNoGc),
+    so("--manual-gc-interval", kNoGc, 1, 1),
+    so("--no-manual-gc-eval --disable-manual-gc-eval", kNoGc),
     {"--iterations-to-skip", kNo, "skipping of named iterations is not built yet", 1, -1},
     {"--batch-size", kNo, "removed option: give --micro-batch-size", 1, 1},
     {"--recompute-activations", kNo, kField},
@@ -438,31 +437,30 @@ constexpr std::array<KnownFlag, 851> kTable = {{
     {"--check-for-large-grads", kNo,
      "a check for large gradients is not built yet; --clip-grad bounds them"},
     {"--result-rejected-tracker-filename", kNo, kRerun, 1, 1},
-    {"--tp-comm-overlap-cfg", kNo, kTp, 1, 1},
+    {"--tp-comm-overlap-cfg", kNo, kTpParts, 1, 1},
     {"--checkpoint-activations", kNo,
      "removed option: give --recompute-granularity full --recompute-method uniform"},
-    {"--no-masked-softmax-fusion", kSo, kFusion},
+    so("--no-masked-softmax-fusion", kFusedSoftmax),
     {"--no-bias-gelu-fusion", kNo, kField},
-    {"--no-bias-swiglu-fusion", kSo, kFusion},
-    {"--no-bias-dropout-fusion", kSo, kFusion},
-    {"--no-rope-fusion", kSo, kFusion},
+    so("--no-bias-swiglu-fusion", kFusedActivation),
+    so("--no-bias-dropout-fusion", kFusedDropout),
+    so("--no-rope-fusion", kFusedRotary),
     {"--rope-type", kNo, "give --rope-scaling-type for scaled rotary positions", 1, 1},
-    {"--use-flash-attn", kSo, "kernels are chosen by --attention-backend"},
+    so("--use-flash-attn", kFlashAttention),
     {"--optimizer", kNo, kField, 1, 1},
     {"--optimizer-cpu-offload", kNo, kField},
     {"--optimizer-cuda-graph", kNo, kGraph},
     {"--optimizer-offload-fraction", kNo, kField, 1, 1, "1.0"},
     {"--use-torch-optimizer-for-cpu-offload", kNo,
      "states in host memory are updated by the kernels of this program"},
-    {"--overlap-cpu-optimizer-d2h-h2d", kSo,
-     "copies to and from the host always overlap with the update"},
+    so("--overlap-cpu-optimizer-d2h-h2d", kHostOverlap),
     {"--dump-param-to-param-group-map", kNo, "a list of parameter groups is not built yet", 1, 1},
-    {"--no-pin-cpu-grads", kSo, kOff},
-    {"--no-pin-cpu-params", kSo, kOff},
+    so("--no-pin-cpu-grads", kNothingPinned),
+    so("--no-pin-cpu-params", kNothingPinned),
     {"--dataloader-type", kNo, kField, 1, 1},
-    {"--no-persist-layer-norm", kSo, kFusion},
-    {"--no-gradient-accumulation-fusion", kSo, kFusion},
-    {"--use-mcore-models", kSo, "there is one set of models"},
+    so("--no-persist-layer-norm", kFusedNorm),
+    so("--no-gradient-accumulation-fusion", kFusedAccumulation),
+    so("--use-mcore-models", kOneSetOfModels),
     // -- rl
     {"--perform-rl-step", kNo, kRl},
     {"--rl-prompts-per-eval", kNo, kRl, 1, 1, "32"},
@@ -488,37 +486,37 @@ constexpr std::array<KnownFlag, 851> kTable = {{
     {"--rl-offload-optimizer-during-inference", kNo, kRl},
     {"--rl-kv-cache-management-mode", kNo, kRl, 1, 1, "persist"},
     {"--rl-persist-cuda-graphs", kNo, kRl},
-    {"--no-rl-persist-cuda-graphs", kSo, kOff},
+    so("--no-rl-persist-cuda-graphs", kRlOff),
     {"--rl-partial-rollouts", kNo, kRl},
-    {"--no-rl-partial-rollouts", kSo, kOff},
+    so("--no-rl-partial-rollouts", kRlOff),
     {"--rl-inference-logprobs-is-correction", kNo, kRl},
-    {"--no-rl-inference-logprobs-is-correction", kSo, kOff},
+    so("--no-rl-inference-logprobs-is-correction", kRlOff),
     {"--rl-importance-sampling-truncation-coef", kNo, kRl, 1, 1},
     {"--rl-use-sequence-packing", kNo, kRl},
-    {"--no-rl-use-sequence-packing", kSo, kOff},
+    so("--no-rl-use-sequence-packing", kRlOff),
     {"--rl-sequence-packing-max-sequences-per-bin", kNo, kRl, 1, 1, "50"},
     {"--rl-sequence-packing-algo", kNo, kRl, 1, 1, "fifo"},
     {"--rl-training-cuda-graphs", kNo, kRl},
-    {"--no-rl-training-cuda-graphs", kSo, kOff},
+    so("--no-rl-training-cuda-graphs", kRlOff),
     {"--rl-inference-tensor-model-parallel-size", kNo, kRl, 1, 1},
     {"--rl-inference-pipeline-model-parallel-size", kNo, kRl, 1, 1},
     {"--rl-inference-expert-model-parallel-size", kNo, kRl, 1, 1},
     {"--rl-inference-expert-tensor-model-parallel-size", kNo, kRl, 1, 1},
     {"--rl-inference-model-unified-memory-level", kNo, kRl, 1, 1, "0"},
     {"--rl-offload-inference-model-weights-when-idle", kNo, kRl},
-    {"--no-rl-offload-inference-model-weights-when-idle", kSo, kOff},
+    so("--no-rl-offload-inference-model-weights-when-idle", kRlOff),
     {"--refit-method", kNo, kRl, 1, 1, "gloo"},
     {"--rl-verify-model-weights-swap", kNo, kRl},
-    {"--no-rl-verify-model-weights-swap", kSo, kOff},
+    so("--no-rl-verify-model-weights-swap", kRlOff),
     {"--rl-skip-bos-token", kNo, kRl},
-    {"--no-rl-skip-bos-token", kSo, kOff},
+    so("--no-rl-skip-bos-token", kRlOff),
     {"--rl-profile", kNo, kRl},
     {"--rl-profile-dir", kNo, kRl, 1, 1},
     {"--rl-inference-parsers", kNo, kRl, 0, -1},
     // -- RNG and initialization
     {"--seed", kNo, kField, 1, 1},
-    {"--te-rng-tracker", kSo, kRng},
-    {"--inference-rng-tracker", kSo, kRng},
+    so("--te-rng-tracker", kRng),
+    so("--inference-rng-tracker", kRng),
     {"--data-parallel-random-init", kNo,
      "replicas that start from different weights are not built"},
     {"--init-method-xavier-uniform", kNo, kField},
@@ -564,33 +562,32 @@ constexpr std::array<KnownFlag, 851> kTable = {{
     {"--pretrained-checkpoint", kNo, kField, 1, 1},
     {"--ckpt-step", kNo, kField, 1, 1},
     {"--use-checkpoint-args", kNo, kField},
-    {"--use-mp-args-from-checkpoint-args", kSo, kLayout},
+    {"--use-mp-args-from-checkpoint-args", kNo, kField},
     {"--no-use-tokenizer-model-from-checkpoint-args "
      "--disable-use-tokenizer-model-from-checkpoint-args",
      kNo, "give the tokenizer flags: a flag wins over the checkpoint"},
-    {"--exit-on-missing-checkpoint", kSo,
-     "a missing checkpoint is an error unless --start-mode says otherwise"},
+    so("--exit-on-missing-checkpoint", kMissingIsAnError),
     {"--ckpt-format", kNo, kFormat, 1, 1},
     {"--auto-detect-ckpt-format", kNo, kFormat},
     {"--ckpt-convert-format", kNo, kConvert, 1, 1},
     {"--ckpt-convert-save", kNo, kConvert, 1, 1},
     {"--ckpt-convert-update-legacy-dist-opt-format", kNo, kConvert},
-    {"--no-ckpt-fully-parallel-save", kSo, kOneRank},
+    so("--no-ckpt-fully-parallel-save", kWholeWriting),
     {"--async-save", kNo, kField},
-    {"--async-strategy", kSo, "checkpoints in the background have one implementation", 1, 1},
-    {"--use-persistent-ckpt-worker", kSo, "the background writer lives as long as the run"},
-    {"--async-ckpt-cpu-priority", kNo, "the background writer is a thread of this process", 1, 1,
-     "10"},
-    {"--async-ckpt-io-priority", kNo, "the background writer is a thread of this process", 1, 1,
-     "3"},
+    so("--async-strategy", kOneBackgroundWriter, 1, 1, "nvrx mcore"),
+    so("--use-persistent-ckpt-worker", kPersistentWriter),
+    {"--async-ckpt-cpu-priority", kNo, "the background writer is a thread of this process", 1, 1},
+    {"--async-ckpt-io-priority", kNo, "the background writer is a thread of this process", 1, 1},
     {"--async-ckpt-use-cpu-shm", kNo, "the background writer is a thread of this process"},
-    {"--ckpt-fully-parallel-load", kSo, kOneRank},
-    {"--ckpt-fully-parallel-load-exchange-algo", kSo, kOneRank, 1, 1},
-    {"--ckpt-fully-parallel-load-per-rank-objects", kSo, kOneRank},
-    {"--ckpt-fully-parallel-save-process-group", kSo, kOneRank, 1, 1},
-    {"--ckpt-fully-parallel-load-process-group", kSo, kOneRank, 1, 1},
-    {"--ckpt-assume-constant-structure", kSo,
-     "the plan of a checkpoint costs nothing worth keeping"},
+    so("--ckpt-fully-parallel-load", kDividedReading),
+    {"--ckpt-fully-parallel-load-exchange-algo", kNo,
+     "nothing is exchanged: every rank reads what it holds", 1, 1},
+    so("--ckpt-fully-parallel-load-per-rank-objects", kNoObjects),
+    {"--ckpt-fully-parallel-save-process-group", kNo,
+     "checkpoints are divided over the ranks of data parallelism", 1, 1, "dp"},
+    {"--ckpt-fully-parallel-load-process-group", kNo,
+     "checkpoints are divided over the ranks of data parallelism", 1, 1, "dp"},
+    so("--ckpt-assume-constant-structure", kConstantStructure),
     {"--ckpt-pg-tensors-cache-path", kNo, "plans of checkpoints are not cached", 1, 1},
     {"--ckpt-pg-tensors-cache-create", kNo, "plans of checkpoints are not cached"},
     {"--no-ckpt-load-validate-sharding-integrity "
@@ -601,25 +598,25 @@ constexpr std::array<KnownFlag, 851> kTable = {{
     {"--dist-ckpt-strictness", kNo, "a checkpoint that lacks or adds tensors is refused", 1, 1,
      "raise_all"},
     {"--dist-ckpt-save-pre-mcore-014", kNo, kFormat},
-    {"--dist-ckpt-optim-fully-reshardable", kSo, kLayout},
-    {"--distrib-optim-fully-reshardable-mem-efficient", kSo, kLayout},
+    so("--dist-ckpt-optim-fully-reshardable", kAnyLayout),
+    so("--distrib-optim-fully-reshardable-mem-efficient", kAnyLayout),
     {"--no-save-tokenizer-assets --disable-save-tokenizer-assets", kNo,
      "the tokenizer's files are always stored beside the weights"},
     {"--replication", kNo, kLocal},
     {"--replication-jump", kNo, kLocal, 1, 1},
     {"--replication-factor", kNo, kLocal, 1, 1, "2"},
-    {"--verify-integrity", kSo, "every block has a checksum, verified before training starts"},
+    so("--verify-integrity", kVerified),
     {"--no-save-optim", kNo, kField},
-    {"--no-save-rng", kSo, kRng},
+    so("--no-save-rng", kRng),
     {"--no-load-optim", kNo, kField},
-    {"--no-load-rng", kSo, kRng},
+    so("--no-load-rng", kRng),
     {"--override-ckpt-iteration", kNo,
      "changing the iteration of a checkpoint is not built; --finetune starts at 0", 1, 1},
-    {"--use-dist-ckpt", kSo, "every checkpoint is a distributed one"},
+    so("--use-dist-ckpt", kDistributedCheckpoint),
     {"--dist-ckpt-format", kNo, kFormat, 1, 1},
-    {"--dist-ckpt-workers", kNo, "the number of writers is chosen here", 1, 1, "1"},
-    {"--ckpt-fully-parallel-save", kSo, kOneRank},
-    {"--ckpt-drop-redundant-extra-state", kSo, "checkpoints hold no extra state"},
+    {"--dist-ckpt-workers", kNo, "the number of writers is not a choice here", 1, 1},
+    so("--ckpt-fully-parallel-save", kDividedWriting),
+    so("--ckpt-drop-redundant-extra-state", kNoExtraState),
     // -- mixed precision
     {"--grad-reduce-in-bf16", kNo, kField},
     {"--loss-scale", kNo, kField, 1, 1},
@@ -627,8 +624,8 @@ constexpr std::array<KnownFlag, 851> kTable = {{
     {"--min-loss-scale", kNo, kField, 1, 1},
     {"--loss-scale-window", kNo, kField, 1, 1},
     {"--hysteresis", kNo, kField, 1, 1},
-    {"--attention-softmax-in-fp32", kSo, "softmax of attention is computed in fp32"},
-    {"--accumulate-allreduce-grads-in-fp32", kSo, "gradients are summed in fp32"},
+    so("--attention-softmax-in-fp32", kFp32Softmax),
+    so("--accumulate-allreduce-grads-in-fp32", kFp32Sums),
     {"--fp16-lm-cross-entropy", kNo, "the loss is computed in fp32"},
     {"--output-logit-dtype", kNo, "the type of logits is that of the model", 1, 1},
     {"--reuse-grad-buf-for-mxfp8-param-ag", kNo, kMxfp8},
@@ -636,29 +633,34 @@ constexpr std::array<KnownFlag, 851> kTable = {{
     // -- distributed init
     {"--distributed-backend", kNo, kField, 1, 1},
     {"--distributed-timeout-minutes", kNo, kField, 1, 1},
-    {"--no-align-grad-reduce --disable-align-grad-reduce", kSo,
-     "a bucket is reduced as soon as it is full; stages do not wait for each other"},
+    so("--no-align-grad-reduce --disable-align-grad-reduce", kUnalignedReduce),
     {"--local-rank", kNo, "launchers pass it in the environment", 1, 1, "0"},
-    {"--lazy-mpu-init", kNo, kRanks},
+    {"--lazy-mpu-init", kNo, "groups of ranks are always made at the start of a run"},
     {"--use-megatron-fsdp", kNo, kField},
     {"--use-torch-fsdp2", kNo, "FSDP2 is Python; --use-megatron-fsdp shards parameters"},
-    {"--nccl-communicator-config-path", kNo, kRanks, 1, 1},
+    {"--nccl-communicator-config-path", kNo,
+     "files of settings of NCCL are not read; its environment variables work", 1, 1},
     {"--use-tp-pp-dp-mapping", kNo, kField},
-    {"--disable-gloo-process-groups", kSo, kOneRank},
-    {"--use-sharp", kNo, "it needs several nodes on InfiniBand switches with SHARP"},
-    {"--sharp-enabled-group", kNo, "it needs several nodes on InfiniBand switches with SHARP", 1,
+    so("--disable-gloo-process-groups", kNoGloo),
+    {"--use-sharp", kNo, "sums inside of network switches (SHARP) are not built"},
+    {"--sharp-enabled-group", kNo, "sums inside of network switches (SHARP) are not built", 1,
      1},
-    {"--high-priority-stream-groups", kNo, kRanks, 1, -1},
+    {"--high-priority-stream-groups", kNo,
+     "which streams have priority is not a choice here", 1, -1},
     {"--distributed-timeout-seconds-after-init", kNo, kField, 1, 1},
-    {"--flight-recorder-dump-path", kNo, kRanks, 1, 1},
-    {"--flight-recorder-trace-buffer-size", kNo, kRanks, 1, 1, "2000"},
-    {"--no-flight-recorder-dump-on-timeout --disable-flight-recorder-dump-on-timeout", kSo, kOff},
-    {"--flight-recorder-include-stack-trace", kNo, kRanks},
-    {"--no-flight-recorder-include-only-active --disable-flight-recorder-include-only-active", kSo,
-     kOff},
-    {"--no-flight-recorder-extra-dump-on-exec --disable-flight-recorder-extra-dump-on-exec", kSo,
-     kOff},
-    {"--disable-jit-fuser", kSo, "there is no just-in-time compiler"},
+    {"--flight-recorder-dump-path", kNo,
+     "the report of a failure goes to standard error, not to files", 1, 1},
+    {"--flight-recorder-trace-buffer-size", kNo,
+     "how many finished collectives a rank remembers is fixed", 1, 1},
+    so("--no-flight-recorder-dump-on-timeout --disable-flight-recorder-dump-on-timeout",
+     kNoTimeoutReport),
+    {"--flight-recorder-include-stack-trace", kNo,
+     "the report of a failure names collectives, not stack frames"},
+    so("--no-flight-recorder-include-only-active --disable-flight-recorder-include-only-active",
+     kFinishedCalls),
+    so("--no-flight-recorder-extra-dump-on-exec --disable-flight-recorder-extra-dump-on-exec",
+     kNoExtraReport),
+    so("--disable-jit-fuser", kNoJit),
     {"--decoder-first-pipeline-num-layers", kNo, kField, 1, 1},
     {"--decoder-last-pipeline-num-layers", kNo, kField, 1, 1},
     {"--pipeline-model-parallel-layout", kNo, kField, 1, 1},
@@ -673,37 +675,38 @@ constexpr std::array<KnownFlag, 851> kTable = {{
     {"--ddp-reduce-scatter-with-fp32-accumulation", kNo,
      "sums are fp32 by default; with --grad-reduce-in-bf16 the sum itself is bf16"},
     {"--gtp-remat-reduce-scatter-with-fp32-accumulation", kNo, kGtp},
-    {"--ddp-param-name-patterns-for-fp32-local-accumulation", kSo, "gradients are summed in fp32",
-     1, -1},
+    so("--ddp-param-name-patterns-for-fp32-local-accumulation", kFp32Accumulation, 1, -1),
     {"--ddp-average-in-collective", kNo,
      "gradients are sums, divided once by the weight of all tokens of the step"},
     {"--overlap-param-gather", kNo, kField},
     {"--overlap-param-gather-with-optimizer-step", kNo,
      "all chunks of a rank are updated in one step; --overlap-param-gather gathers during the "
      "forward"},
-    {"--no-align-param-gather", kSo,
-     "a bucket is gathered as soon as the step is over; stages do not wait for each other"},
+    so("--no-align-param-gather", kUnalignedGather),
     {"--use-distributed-optimizer", kNo, kField},
     {"--megatron-fsdp-version", kNo, kOneFsdp, 1, 1, "1"},
-    {"--no-use-layer-wise-param-layout", kSo, kOneRank},
-    {"--use-nccl-ub", kNo, kRanks},
-    {"--disable-symmetric-registration", kNo, kRanks},
+    so("--no-use-layer-wise-param-layout", kLayerWiseOff),
+    {"--use-nccl-ub", kNo, "registering buffers with NCCL is not built yet"},
+    so("--disable-symmetric-registration", kNoSymmetricRegistration),
     {"--gtp-remat-nccl-ub", kNo, kGtp},
     {"--gtp-expert-remat-nccl-ub", kNo, kGtp},
     {"--fsdp-manual-registration", kNo, kFsdpBuffers},
-    {"--create-all-gather-group", kSo, kOneRank},
+    {"--create-all-gather-group", kNo,
+     "gathers and sums over the same ranks share one communicator"},
     {"--data-parallel-sharding-strategy", kNo, kField, 1, 1},
     {"--outer-dp-sharding-strategy", kNo, kHybridFsdp, 1, 1, "no_shard"},
-    {"--no-gradient-reduce-div-fusion", kSo, kOneRank},
+    so("--no-gradient-reduce-div-fusion", kNoDivision),
     {"--fsdp-double-buffer", kNo, kFsdpBuffers},
-    {"--suggested-communication-unit-size", kNo, kRanks, 1, 1},
+    {"--suggested-communication-unit-size", kNo,
+     "with --use-megatron-fsdp a layer is gathered and reduced at a time", 1, 1},
     {"--keep-fp8-transpose-cache", kNo,
      "the codes of whole weights are kept in both orientations; gathered ones are made for each pass"},
     {"--enable-full-sharding-in-hsdp", kNo, kHybridFsdp},
     {"--num-distributed-optimizer-instances", kNo, kField, 1, 1},
-    {"--torch-fsdp2-no-reshard-after-forward", kSo, kOff},
+    so("--torch-fsdp2-no-reshard-after-forward", kFsdp2Off),
     {"--cp-comm-type", kNo, kField, 1, -1},
-    {"--fake-process-group", kNo, kRanks},
+    {"--fake-process-group", kNo,
+     "a layout is tried without its ranks by megatron check, and by megatron prove with threads"},
     // -- validation
     {"--eval-iters", kNo, kField, 1, 1},
     {"--eval-interval", kNo, kField, 1, 1},
@@ -726,8 +729,10 @@ constexpr std::array<KnownFlag, 851> kTable = {{
     {"--data-args-path", kNo, kField, 1, 1},
     {"--per-split-data-args-path", kNo, kField, 1, 1},
     {"--per-dataset-sequences-path", kNo, "the sizes are read from each index", 1, 1},
-    {"--dataloader-fast-cache-load", kSo, "cached indices are mapped when they are needed"},
-    {"--dataloader-defer-npy-index-mmap", kSo, "cached indices are mapped when they are needed"},
+    {"--dataloader-fast-cache-load", kNo,
+     "cached sample orders are mapped and their hashes compared at every start"},
+    {"--dataloader-defer-npy-index-mmap", kNo,
+     "cached sample orders are mapped and their hashes compared at every start"},
     {"--data-cache-path", kNo, kField, 1, 1},
     {"--no-mmap-bin-files", kNo, kField},
     {"--mock-data", kNo, kField},
@@ -742,8 +747,7 @@ constexpr std::array<KnownFlag, 851> kTable = {{
     {"--reset-attention-mask", kNo, kField},
     {"--dataloader-inter-document-masking", kNo, kField},
     {"--eod-mask-loss", kNo, kField},
-    {"--no-create-attention-mask-in-dataloader", kSo,
-     "masks are derived from positions and never stored"},
+    so("--no-create-attention-mask-in-dataloader", kDerivedMasks),
     {"--num-dataset-builder-threads", kNo, kField, 1, 1},
     {"--object-storage-cache-path", kNo, kMsc, 1, 1},
     {"--mid-level-dataset-surplus", kNo, kField, 1, 1},
@@ -831,7 +835,7 @@ constexpr std::array<KnownFlag, 851> kTable = {{
     {"--dino-teacher-temp", kNo, kVision, 1, 1, "0.07"},
     {"--dino-warmup-teacher-temp-epochs", kNo, kVision, 1, 1, "30"},
     // -- moe
-    {"--num-experts", kNo, kMoe, 1, 1, "0 1 none"},
+    {"--num-experts", kNo, kMoe, 1, 1, "0 none"},
     {"--moe-layer-freq", kNo, kMoe, 1, 1, "1"},
     {"--moe-use-upcycling", kNo, kMoe},
     {"--moe-router-load-balancing-type", kNo, kMoe, 1, -1, "aux_loss"},
@@ -872,8 +876,8 @@ constexpr std::array<KnownFlag, 851> kTable = {{
     {"--log-device-memory-used", kNo, "--log-memory-interval reports the memory of this process"},
     {"--log-num-zeros-in-grad", kNo, kField},
     {"--log-max-attention-logit", kNo,
-     "the largest attention logit is not recorded; fused attention hides it"},
-    {"--no-barrier-with-level-1-timing", kSo, kOneRank},
+     "the largest attention logit is not recorded yet"},
+    so("--no-barrier-with-level-1-timing", kNoTimerBarrier),
     {"--log-world-size-to-tensorboard", kNo, kField},
     {"--wandb-project", kNo, kWandb, 1, 1},
     {"--wandb-exp-name", kNo, kWandb, 1, 1},
@@ -906,7 +910,7 @@ constexpr std::array<KnownFlag, 851> kTable = {{
     {"--log-straggler", kNo, kStraggler},
     {"--straggler-ctrlr-port", kNo, kStraggler, 1, 1, "65535"},
     {"--straggler-minmax-count", kNo, kStraggler, 1, 1, "1"},
-    {"--disable-straggler-on-startup", kSo, kOff},
+    so("--disable-straggler-on-startup", kStragglerOff),
     // -- workload inspector
     {"--run-workload-inspector-server", kNo, kInspector},
     // -- inference
@@ -936,7 +940,7 @@ constexpr std::array<KnownFlag, 851> kTable = {{
     {"--enable-chunked-prefill", kNo, kServe},
     {"--num-speculative-tokens", kNo, kServe, 1, 1, "0"},
     {"--inference-dynamic-batching-prefix-caching", kNo, kServe},
-    {"--no-inference-dynamic-batching-prefix-caching", kSo, kOff},
+    so("--no-inference-dynamic-batching-prefix-caching", kServeOff),
     {"--inference-dynamic-batching-prefix-caching-eviction-policy", kNo, kServe, 1, 1, "ref_zero"},
     {"--inference-dynamic-batching-prefix-caching-coordinator-policy", kNo, kServe, 1, 1,
      "load_balanced"},
@@ -951,16 +955,16 @@ constexpr std::array<KnownFlag, 851> kTable = {{
     {"--inference-dynamic-batching-logprobs-mode", kNo, kServe, 1, 1, "raw_logprobs"},
     {"--inference-logging-step-interval", kNo, kServe, 1, 1, "0"},
     {"--inference-text-gen-server-logging", kNo, kServe},
-    {"--no-inference-text-gen-server-logging", kSo, kOff},
+    so("--no-inference-text-gen-server-logging", kServeOff),
     {"--inference-wandb-logging", kNo, kServe},
-    {"--no-inference-wandb-logging", kSo, kOff},
+    so("--no-inference-wandb-logging", kServeOff),
     {"--inference-coordinator-port", kNo, kServe, 1, 1},
     {"--mamba-inference-conv-states-dtype", kNo, kSsm, 1, 1, "bf16"},
     {"--mamba-inference-ssm-states-dtype", kNo, kSsm, 1, 1, "bf16"},
     {"--inference-use-synchronous-zmq-collectives", kNo, kServe},
-    {"--no-inference-use-synchronous-zmq-collectives", kSo, kOff},
+    so("--no-inference-use-synchronous-zmq-collectives", kServeOff),
     {"--inference-disable-ep-consensus", kNo, kServe},
-    {"--no-inference-disable-ep-consensus", kSo, kOff},
+    so("--no-inference-disable-ep-consensus", kServeOff),
     {"--inference-shards", kNo, kServe, 1, 1},
     // -- Transformer-Engine
     {"--fp4-param-gather", kNo, kParamGather},
@@ -968,7 +972,7 @@ constexpr std::array<KnownFlag, 851> kTable = {{
     {"--te-precision-config-file", kNo,
      "precision is set by --fp8-format, --fp4-format and --first-last-layers-bf16; files of Transformer Engine are not read", 1, 1},
     // -- experimental
-    {"--enable-experimental", kSo, "nothing is hidden behind it"},
+    so("--enable-experimental", kNothingHidden),
     {"--spec", kNo, "layers are described by flags, not by Python objects", 0, -1},
     {"--hybrid-layer-pattern", kNo, kSsm, 1, 1},
     {"--hybrid-override-pattern", kNo, kSsm, 1, 1},
@@ -988,7 +992,7 @@ constexpr std::array<KnownFlag, 851> kTable = {{
     {"--megatron-fsdp-max-pool-double-buffer", kNo, kFsdpBuffers},
     {"--fsdp-db-use-persist-buf-on-alloc-fail", kNo, kFsdpBuffers},
     // -- one logger
-    {"--no-one-logger", kSo, kOff},
+    so("--no-one-logger", kOneLoggerOff),
     {"--one-logger-project", kNo, kOneLogger, 1, 1, "megatron-lm"},
     {"--one-logger-run-name", kNo, kOneLogger, 1, 1},
     {"--one-logger-async", kNo, kOneLogger},
@@ -1022,7 +1026,7 @@ constexpr std::array<KnownFlag, 851> kTable = {{
     {"--check-for-spiky-loss", kNo, kRerun},
     // -- msc
     {"--enable-msc", kNo, kMsc},
-    {"--disable-msc", kSo, kOff},
+    so("--disable-msc", kMscOff),
     // -- sft
     {"--sft", kNo, kField},
     {"--sft-tokenizer-prompt-format", kNo, kField, 1, 1, "nemotron-h-aligned"},
@@ -1038,8 +1042,46 @@ constexpr std::array<KnownFlag, 851> kTable = {{
     {"--fault-injector-seed", kNo, kFault, 1, 1},
 }};
 
+constexpr std::string_view kStateRange =
+    "fp16 and fp8 do not span the magnitudes of optimizer states without scales";
+
+// Values of Megatron's flags that the fields here do not have.
+constexpr RefusedValue kRefusedValues[] = {
+    {"--optimizer", "muon dist_muon lion soap adaptive_muon", kMuon},
+    {"--dataloader-type", "external", "loaders in Python do not run here"},
+    {"--main-grads-dtype", "bf16 fp16 fp8", "gradients are accumulated in fp32"},
+    {"--main-params-dtype", "fp16 fp8", kStateRange},
+    {"--exp-avg-dtype", "fp16 fp8", kStateRange},
+    {"--exp-avg-sq-dtype", "fp16 fp8", kStateRange},
+    {"--position-embedding-type", "mrope", kMrope},
+    {"--position-embedding-type", "relative", kT5},
+    {"--cuda-graph-impl", "transformer_engine full_iteration",
+     "a CUDA graph holds forward and backward of one micro-batch: local"},
+};
+
 }  // namespace
 
+std::span<const RefusedValue> refused_values() { return kRefusedValues; }
+
 std::span<const KnownFlag> flag_table() { return kTable; }
+
+FlagVerdict judge_flag(const KnownFlag& flag, const Arguments& arguments) {
+  if (flag.kind == KnownFlag::Kind::kRefused) return {false, std::string(flag.reason)};
+  const FlagClaim* claim = flag.claim;
+  if (claim == nullptr || claim->holds == nullptr || claim->holds(arguments))
+    return {true, std::string(flag.reason)};
+  return {false, std::string(claim->otherwise)};
+}
+
+std::string flag_condition(const KnownFlag& flag) {
+  if (flag.claim == nullptr || flag.claim->holds == nullptr) return {};
+  return cat(flag.claim->when, "; else: ", flag.claim->otherwise);
+}
+
+void use_flag_table(ParseOptions& options, const Arguments& arguments) {
+  options.known = kTable;
+  options.refused_values = kRefusedValues;
+  options.judge = [&arguments](const KnownFlag& flag) { return judge_flag(flag, arguments); };
+}
 
 }  // namespace megatron

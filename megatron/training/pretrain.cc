@@ -205,6 +205,7 @@ void Run::make_loaders() {
 }
 
 void Run::announce() {
+  for (const std::string& note : arguments_.notes) log_info(note);
   for (const auto& [flag, reason] : arguments_.already_so) log_info(cat(flag, " is already so: ", reason));
   if (job_.is_first())
     for (const std::string& note : start_notes(arguments_, vocabulary_.padded_size, device_.is_cuda())) log_warning(note);
@@ -445,7 +446,9 @@ void Run::save() {
 }
 
 void Run::profile_steps() {
-  if (!config_.profile) return;
+  const auto& ranks = config_.profile_ranks;
+  const int rank = groups_.world.rank();
+  if (!config_.profile || std::find(ranks.begin(), ranks.end(), rank) == ranks.end()) return;
   const bool inside = state_.iteration >= config_.profile_step_start && state_.iteration < config_.profile_step_end;
   if (inside == profiling_) return;
   profiling_ = inside;
@@ -456,7 +459,8 @@ void Run::profile_steps() {
     timers_.set_listener([this](const std::string& name, auto begin, auto end) { trace_.add(name, begin, end); });
   } else {
     timers_.set_listener({});
-    const std::filesystem::path path = std::filesystem::path(config_.run_folder()) / "trace.json";
+    const std::filesystem::path path = std::filesystem::path(config_.run_folder()) /
+                                       (rank == 0 ? "trace.json" : cat("trace-rank-", rank, ".json"));
     trace_.write(path);
     log_info(cat("wrote ", path.string(), "; open it in https://ui.perfetto.dev"));
   }

@@ -135,6 +135,7 @@ void TrainingConfig::logging_fields(FieldVisitor& v) {
           "CPU");
   v.field("profile_step_start", profile_step_start, "first profiled iteration");
   v.field("profile_step_end", profile_step_end, "iteration before which profiling ends");
+  v.field("profile_ranks", profile_ranks, "ranks of the job that --profile covers");
 }
 
 void TrainingConfig::checkpoint_fields(FieldVisitor& v) {
@@ -169,6 +170,9 @@ void TrainingConfig::checkpoint_fields(FieldVisitor& v) {
   v.field("use_checkpoint_args", use_checkpoint_args,
           "take what the flags leave open of the model and the tokenizer from the configuration in "
           "the checkpoint");
+  v.field("use_mp_args_from_checkpoint_args", use_mp_args_from_checkpoint_args,
+          "take what the flags leave open of tensor and pipeline parallelism from the configuration "
+          "in the checkpoint");
   v.field("accept_new_data_order", accept_new_data_order,
           "resume although the order of the training samples is not that of the checkpoint");
 }
@@ -223,11 +227,12 @@ void TrainingConfig::validate(Violations& violations) const {
   if (profile && run_folder().empty() && device == DeviceChoice::kCpu)
     violations.add("--profile has no folder to write its trace to", "give --run-dir or --save");
   const bool asks_for_load = ckpt_step || no_load_optim || finetune || use_checkpoint_args ||
+                             use_mp_args_from_checkpoint_args ||
                              start == StartChoice::kResume || start == StartChoice::kResumeOrFresh;
   if (load.empty() && pretrained_checkpoint.empty() && asks_for_load)
     violations.add(
-        "--start-mode resume, --ckpt-step, --no-load-optim, --finetune or --use-checkpoint-args is "
-        "given without --load",
+        "--start-mode resume, --ckpt-step, --no-load-optim, --finetune, --use-checkpoint-args or "
+        "--use-mp-args-from-checkpoint-args is given without --load",
         "give the folder of checkpoints with --load");
 }
 

@@ -80,6 +80,7 @@ struct TrainingConfig : Config {
   bool profile = false;
   int64_t profile_step_start = 10;
   int64_t profile_step_end = 12;
+  std::vector<int64_t> profile_ranks = {0};
 
   // -- checkpointing
   std::string save;
@@ -97,6 +98,7 @@ struct TrainingConfig : Config {
   bool finetune = false;
   std::string pretrained_checkpoint;
   bool use_checkpoint_args = false;
+  bool use_mp_args_from_checkpoint_args = false;
   bool accept_new_data_order = false;
 
   void fields(FieldVisitor& visitor) override;

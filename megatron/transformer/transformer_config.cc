@@ -161,7 +161,7 @@ void TransformerConfig::fields(FieldVisitor& v) {
   v.field("use_rotary_position_embeddings", use_rotary_position_embeddings,
           "old spelling of --position-embedding-type rope");
   v.field({"add_position_embedding", "--no-position-embedding", true}, add_position_embedding,
-          "no learned positions; to be given with --position-embedding-type rope or none");
+          "no learned positions: --position-embedding-type none where it would be learned_absolute");
   v.field("rotary_base", rotary_base, "base of the rotary frequencies");
   v.field("rotary_percent", rotary_percent, "fraction of each head that is rotated");
   v.field("rotary_interleaved", rotary_interleaved, "rotate neighbouring pairs instead of halves");
@@ -333,6 +333,8 @@ void TransformerConfig::finalize() {
   if (recompute_activations && recompute_granularity == RecomputeGranularity::kNone)
     recompute_granularity = RecomputeGranularity::kSelective;
   if (use_rotary_position_embeddings) position_embedding_type = PositionEmbedding::kRope;
+  if (!add_position_embedding && position_embedding_type == PositionEmbedding::kLearnedAbsolute)
+    position_embedding_type = PositionEmbedding::kNone;
   if (position_embedding_type == PositionEmbedding::kYarn) {
     position_embedding_type = PositionEmbedding::kRope;
     if (rope_scaling_type == RopeScaling::kNone) rope_scaling_type = RopeScaling::kYarn;
@@ -355,10 +357,14 @@ void TransformerConfig::validate(Violations& violations) const {
   const auto require = [&](bool ok, std::string message, std::string hint = {}) {
     if (!ok) violations.add(std::move(message), std::move(hint));
   };
-  require(num_layers > 0, "--num-layers is required and must be positive");
-  require(hidden_size > 0, "--hidden-size is required and must be positive");
-  require(num_attention_heads > 0, "--num-attention-heads is required and must be positive");
-  require(seq_length > 0, "--seq-length is required and must be positive");
+  const auto positive = [&](const char* flag, int64_t value) {
+    require(value > 0, value == 0 ? cat(flag, " is required and must be positive") : cat(flag, " is ", value),
+            value == 0 ? "" : "1 or more");
+  };
+  positive("--num-layers", num_layers);
+  positive("--hidden-size", hidden_size);
+  positive("--num-attention-heads", num_attention_heads);
+  positive("--seq-length", seq_length);
   if (num_layers <= 0 || hidden_size <= 0 || num_attention_heads <= 0 || seq_length <= 0) return;
   require(kv_channels > 0 && (kv_channels * num_attention_heads == hidden_size ||
                               hidden_size % num_attention_heads == 0 ||
@@ -377,9 +383,6 @@ void TransformerConfig::validate(Violations& violations) const {
   require(max_position_embeddings >= seq_length,
           cat("--max-position-embeddings ", max_position_embeddings, " is below --seq-length ",
               seq_length));
-  require(add_position_embedding || position_embedding_type != PositionEmbedding::kLearnedAbsolute,
-          "--no-position-embedding is given, but positions are learned",
-          "give --position-embedding-type rope or none");
   require(rotary_percent > 0 && rotary_percent <= 1,
           cat("--rotary-percent ", rotary_percent, " is outside (0, 1]"));
   require(position_embedding_type != PositionEmbedding::kRope || kv_channels % 2 != 0 ||

@@ -54,7 +54,7 @@ struct TransformerConfig : Config {
   PositionEmbedding position_embedding_type = PositionEmbedding::kLearnedAbsolute;
   bool use_rotary_position_embeddings = false;  // old alias of --position-embedding-type rope
   bool add_position_embedding =
-      true;  // --no-position-embedding: no learned positions, as the type says anyway
+      true;  // false: learned positions are left out
   double rotary_base = 10000.0;
   double rotary_percent = 1.0;
   bool rotary_interleaved = false;

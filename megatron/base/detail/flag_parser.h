@@ -1,6 +1,7 @@
 // What command line and YAML parsing share: which text sets which field, and what was found so far.
 #pragma once
 
+#include <functional>
 #include <map>
 #include <set>
 #include <string>
@@ -14,7 +15,8 @@ namespace megatron {
 
 class FlagParser {
  public:
-  FlagParser(std::span<Config* const> configs, std::span<const KnownFlag> known);
+  FlagParser(std::span<Config* const> configs, std::span<const KnownFlag> known,
+             std::span<const RefusedValue> refused_values = {});
   FlagParser(const FlagParser&) = delete;  // the maps point into fields_
   FlagParser& operator=(const FlagParser&) = delete;
 
@@ -32,15 +34,22 @@ class FlagParser {
   void set(const Target& target, const std::string& what, std::span<const std::string> texts);
   void set_value(const Target& target, FieldValue value) { values[target.field->name] = std::move(value); }
 
-  // Handles a flag of the known table. `off`: its values switch it off, whatever it is (null or false in YAML).
+  // Checks the values of a flag of the known table and keeps it for judge_known(). `off`: its values switch it off, whatever
+  // it is (null or false in YAML).
   void note_known(const KnownFlag& known, const std::string& what, std::span<const std::string> texts, bool off);
+
+  bool has_given(const KnownFlag& known) const;
+
+  // Accepts or refuses the flags of the known table, once all values are set.
+  void judge_known(const std::function<FlagVerdict(const KnownFlag&)>& judge);
 
   // "; did you mean --x?" or nothing.
   std::string suggestion(const std::string& flag) const;
   void also_suggest(const char* flag) { suggestions_.push_back(flag); }
 
-  // Reads a YAML file. Keys in `keep` (names of fields) are read and checked, but their values are not taken.
-  void read_yaml_file(const std::string& path, const std::set<std::string>& keep, bool ignore_unknown);
+  // Reads a YAML file. Keys in `keep` (names of fields) are read and checked, but their values are not taken. Returns false
+  // when there is no such file or it is not YAML, which is then a violation.
+  bool read_yaml_file(const std::string& path, const std::set<std::string>& keep, bool ignore_unknown);
 
   const std::vector<FieldInfo>& fields() const { return fields_; }
   const std::map<std::string, Target>& flags() const { return flags_; }
@@ -51,6 +60,16 @@ class FlagParser {
   Violations violations;
 
  private:
+  struct GivenFlag {
+    const KnownFlag* known;
+    std::string what;  // with its values
+    bool off;
+  };
+
+  const RefusedValue* refused_value(const FieldInfo& field, std::span<const std::string> texts) const;
+
+  std::vector<GivenFlag> given_known_;
+  std::span<const RefusedValue> refused_values_;
   std::vector<FieldInfo> fields_;
   std::map<std::string, Target> flags_;
   std::map<std::string, const FieldInfo*> names_;

@@ -23,6 +23,7 @@ using testing::Pair;
 constexpr KnownFlag kKnown[] = {
     {"--transformer-impl", KnownFlag::Kind::kAlreadySo, "there is one implementation", 1, 1},
     {"--use-flash-attn", KnownFlag::Kind::kAlreadySo, "chosen by shape"},
+    {"--async-strategy", KnownFlag::Kind::kAlreadySo, "there is one writer", 1, 1, "nvrx mcore"},
     {"--num-experts", KnownFlag::Kind::kRefused, "mixture of experts is not built", 1, 1, "0 none"},
     {"--cp-comm-type", KnownFlag::Kind::kRefused, "context parallelism is not built", 1, -1, "p2p"},
     {"--mtp-hsm --mtp-other", KnownFlag::Kind::kRefused, "multi-token prediction is not built"},
@@ -45,6 +46,18 @@ std::string refusal(std::vector<const char*> arguments, ParseOptions options = {
   }
   return "accepted";
 }
+
+// The same into `config`, which the options may look at.
+std::string refusal_of(SampleConfig& config, std::vector<const char*> arguments, ParseOptions options) {
+  try {
+    parse(config, std::move(arguments), std::move(options));
+  } catch (const UsageError& error) {
+    return error.what();
+  }
+  return "accepted";
+}
+
+std::string cat_number(const char* text, int64_t number) { return text + std::to_string(number); }
 
 class ScratchFile {
  public:
@@ -128,10 +141,9 @@ TEST(ParseFlags, ReportsEveryViolationAtOnceInOrder) {
             "--shape \"squar\" is not one of its values; did you mean square?\n"
             "hint: legal values: round, square, wavy-line\n"
             "unknown flag --num-atention\n"
+            "unexpected argument \"maybe\"; flags start with --\n"
             "--num-experts is refused: mixture of experts is not built\n"
-            "hint: accepted values: 0, none\n"
-            "--lr is given twice\n"
-            "unexpected argument \"maybe\"; flags start with --");
+            "hint: accepted values: 0, none");
 }
 
 TEST(ParseFlags, NamesWhatEachValueShouldBe) {
@@ -158,16 +170,35 @@ TEST(ParseFlags, UnknownFlagsAreRefusedWithTheNearestKnownOne) {
   EXPECT_EQ(refusal({"--tranformer-impl", "local"}), "unknown flag --tranformer-impl; did you mean --transformer-impl?");
   EXPECT_EQ(refusal({"--confg", "x"}), "unknown flag --confg; did you mean --config?");
   EXPECT_EQ(refusal({"--xyzzy-plugh"}), "unknown flag --xyzzy-plugh");
-  EXPECT_EQ(refusal({"-num-layers", "3"}),
-            "unexpected argument \"-num-layers\"; did you mean --num-layers?\n"
-            "unexpected argument \"3\"; flags start with --");
+  EXPECT_EQ(refusal({"-num-layers", "3"}), "unknown flag -num-layers; did you mean --num-layers?");
+  EXPECT_EQ(refusal({"-x", "3", "--lr", "1"}), "unknown flag -x; flags start with --");
 }
 
-TEST(ParseFlags, TwoSpellingsOfOneSettingAreRefused) {
-  EXPECT_EQ(refusal({"--lr", "1", "--learning-rate", "2"}),
-            "--lr and --learning-rate set the same value; give one of them");
-  EXPECT_EQ(refusal({"--bf16", "--no-bf16"}), "--bf16 and --no-bf16 set the same value; give one of them");
-  EXPECT_EQ(refusal({"--use-flash-attn", "--use-flash-attn"}), "--use-flash-attn is given twice");
+TEST(ParseFlags, FlagsOfOtherProgramsAreAnsweredWithOurs) {
+  EXPECT_EQ(refusal({"--optimizer.lr", "1"}), "unknown flag --optimizer.lr; did you mean --lr?");
+  EXPECT_EQ(refusal({"--num_hidden_layers", "4"}), "unknown flag --num_hidden_layers; did you mean --num-layers?");
+  EXPECT_EQ(refusal({"--output_dir", "x"}), "unknown flag --output_dir; did you mean --save?");
+  EXPECT_EQ(refusal({"--checkpoint.folder=x"}), "unknown flag --checkpoint.folder; did you mean --save?");
+  EXPECT_EQ(refusal({"-m", "x"}), "unknown flag -m; flags start with --") << "this command has no --load";
+}
+
+TEST(ParseFlags, TheLastOfARepeatedFlagCountsWithANote) {
+  SampleConfig c;
+  EXPECT_THAT(parse(c, {"--lr", "1", "--bf16", "--lr", "2"}).notes,
+              ElementsAre("--lr is given more than once; the last one counts: --lr 2"));
+  EXPECT_EQ(c.lr, 2);
+  EXPECT_THAT(parse(c, {"--lr", "1", "--learning-rate", "3"}).notes,
+              ElementsAre("--lr and --learning-rate set the same value; the last one counts: --learning-rate 3"));
+  EXPECT_EQ(c.lr, 3);
+  EXPECT_EQ(parse(c, {"--bf16", "--no-bf16"}).notes.size(), 1u);
+  EXPECT_FALSE(c.bf16);
+  parse(c, {"--sizes", "1", "2", "--sizes", "3"});
+  EXPECT_THAT(c.sizes, ElementsAre(3));
+  const ParseResult known = parse(c, {"--transformer-impl", "local", "--transformer-impl", "other"});
+  EXPECT_THAT(known.already_so, ElementsAre(Pair("--transformer-impl other", "there is one implementation")));
+  EXPECT_EQ(refusal({"--num-experts", "0", "--num-experts", "8"}),
+            "--num-experts is refused: mixture of experts is not built\nhint: accepted values: 0, none");
+  EXPECT_EQ(refusal({"--num-experts", "8", "--num-experts", "0"}), "accepted");
 }
 
 TEST(ParseFlags, KnownFlagsAreAcceptedOrRefusedWithTheReason) {
@@ -175,15 +206,32 @@ TEST(ParseFlags, KnownFlagsAreAcceptedOrRefusedWithTheReason) {
   EXPECT_THAT(parse(c, {"--transformer-impl", "local", "--use-flash-attn", "--num-experts", "0", "--mtp-hsm", "false",
                         "--cp-comm-type", "p2p", "p2p"})
                   .already_so,
-              ElementsAre(Pair("--transformer-impl", "there is one implementation"),
+              ElementsAre(Pair("--transformer-impl local", "there is one implementation"),
                           Pair("--use-flash-attn", "chosen by shape"),
-                          Pair("--num-experts", "off, as it always is: mixture of experts is not built"),
-                          Pair("--mtp-hsm", "off, as it always is: multi-token prediction is not built"),
-                          Pair("--cp-comm-type", "off, as it always is: context parallelism is not built")));
+                          Pair("--num-experts 0", "mixture of experts is not built"),
+                          Pair("--mtp-hsm false", "multi-token prediction is not built"),
+                          Pair("--cp-comm-type p2p p2p", "context parallelism is not built")));
+  EXPECT_TRUE(parse(c, {"--use-flash-attn", "false"}).already_so.empty()) << "asks for nothing";
   EXPECT_EQ(refusal({"--mtp-other"}), "--mtp-other is refused: multi-token prediction is not built");
   EXPECT_EQ(refusal({"--transformer-impl"}), "--transformer-impl expects a value");
   EXPECT_EQ(refusal({"--use-flash-attn=3"}), "--use-flash-attn takes no value");
   EXPECT_THAT(refusal({"--cp-comm-type", "p2p", "a2a"}), HasSubstr("--cp-comm-type is refused"));
+  EXPECT_EQ(refusal({"--async-strategy", "cpython"}),
+            "--async-strategy \"cpython\" is not one of its values\nhint: legal values: nvrx, mcore");
+}
+
+TEST(ParseFlags, KnownFlagsAreJudgedByTheOtherValues) {
+  SampleConfig c;
+  ParseOptions options;
+  options.finalize = [&c] { c.num_layers *= 2; };
+  options.judge = [&c](const KnownFlag& flag) {
+    if (flag.flag != "--use-flash-attn") return FlagVerdict{true, "as always"};
+    return FlagVerdict{c.num_layers > 4, cat_number("layers: ", c.num_layers)};
+  };
+  EXPECT_THAT(parse(c, {"--use-flash-attn", "--num-layers", "3", "--mtp-hsm"}, options).already_so,
+              ElementsAre(Pair("--use-flash-attn", "layers: 6"), Pair("--mtp-hsm", "as always")));
+  c = {};
+  EXPECT_EQ(refusal_of(c, {"--use-flash-attn", "--num-layers", "2"}, options), "--use-flash-attn is refused: layers: 4");
 }
 
 TEST(ParseFlags, ValidatesConfigsAndAcrossThem) {
@@ -217,6 +265,25 @@ TEST(ParseFlags, HelpWinsOverEverything) {
   SampleConfig c;
   EXPECT_TRUE(parse(c, {"--nonsense", "--help"}).help);
   EXPECT_TRUE(parse(c, {"-h"}).help);
+  EXPECT_EQ(parse(c, {"--lr", "1", "--help", "network", "size"}).help_topic, "network size");
+}
+
+TEST(Print, HelpIsShortUnlessMoreIsAskedFor) {
+  SampleConfig c;
+  Config* const configs[] = {&c};
+  constexpr std::string_view basics[] = {"num_layers", "lr"};
+  const auto help = [&](std::string_view topic) { return help_text("Usage: x", configs, topic, basics); };
+  const std::string brief = help("");
+  EXPECT_THAT(brief, HasSubstr("Usage: x\n\nnetwork size:\n  --num-layers N"));
+  EXPECT_THAT(brief, HasSubstr("\ntraining:\n  --lr, --learning-rate X"));
+  EXPECT_THAT(brief, Not(HasSubstr("--bf16")));
+  EXPECT_THAT(brief, HasSubstr("network size (4), training (7)"));
+  EXPECT_EQ(help("all"), help_text("Usage: x", configs));
+  EXPECT_THAT(help("Network-Size"), HasSubstr("--num-query-groups"));
+  EXPECT_THAT(help("network size"), Not(HasSubstr("--lr")));
+  EXPECT_THAT(help("--num-"), HasSubstr("--num-layers"));
+  EXPECT_THAT(help("num"), Not(HasSubstr("--shape")));
+  EXPECT_THAT(help("xyz"), HasSubstr("no group and no flag is called \"xyz\"\n\nmore: --help GROUP"));
 }
 
 TEST(ParseFlags, ArgumentsWithoutAFlag) {
@@ -248,6 +315,9 @@ TEST(ConfigFile, IsOverriddenByFlags) {
   EXPECT_TRUE(c.betas.empty());
   EXPECT_EQ(result.already_so.size(), 2u);
   EXPECT_TRUE(result.was_given("num_layers"));
+  EXPECT_EQ(refusal({"--config", file.path().c_str(), "--num-experts", "8"}),
+            "--num-experts is refused: mixture of experts is not built\nhint: accepted values: 0, none")
+      << "the command line wins over the file here, too";
 }
 
 TEST(ConfigFile, ViolationsNameFileAndLine) {
@@ -260,14 +330,17 @@ TEST(ConfigFile, ViolationsNameFileAndLine) {
             p + ":3: lr holds a list; expected a number\n" +
             p + ":4: save holds a map or a nested list; expected a value or a list of values\n" +
             p + ":5: lr is given twice\n" +
-            p + ":6: num_experts is refused: mixture of experts is not built\nhint: accepted values: 0, none\n" +
-            p + ":7: shape holds a list; expected one of its values");
+            p + ":7: shape holds a list; expected one of its values\n" +
+            p + ":6: num_experts is refused: mixture of experts is not built\nhint: accepted values: 0, none");
 }
 
 TEST(ConfigFile, ThatCannotBeReadIsAViolation) {
   EXPECT_EQ(refusal({"--config", "/nonexistent/run.yaml", "--lr", "x"}),
             "--lr \"x\" is not a finite number\n"
             "cannot open /nonexistent/run.yaml: No such file or directory");
+  EXPECT_EQ(refusal({"--config", "/nonexistent/run.yaml", "--num-layers", "0", "--mtp-hsm"}),
+            "cannot open /nonexistent/run.yaml: No such file or directory")
+      << "what follows from it would hide it";
   EXPECT_EQ(refusal({"--config"}), "--config expects the name of a YAML file");
   const ScratchFile list("- a\n- b\n");
   EXPECT_EQ(refusal({"--config", list.path().c_str()}), list.path() + ": expected lines of \"name: value\" at the top level");
@@ -358,7 +431,7 @@ TEST(Print, YamlJsonHelpAndMarkdownShowEveryField) {
   EXPECT_THAT(help, HasSubstr("{round,square,wavy-line}"));
   EXPECT_THAT(to_markdown(configs), HasSubstr("| `--lr` `--learning-rate` | number | `0.5` | learning rate |\n"));
   const std::string document = flags_document(configs, kKnown);
-  EXPECT_THAT(document, HasSubstr("| `--transformer-impl` | there is one implementation |\n"));
+  EXPECT_THAT(document, HasSubstr("| `--transformer-impl` | there is one implementation |  |\n"));
   EXPECT_THAT(document, HasSubstr("| `--num-experts` | mixture of experts is not built | `0 none` |\n"));
 }
 

@@ -65,7 +65,7 @@ TEST(FlagTable, EveryRowSaysWhy) {
     EXPECT_GE(flag.reason.size(), 10u) << flag.flag;
     EXPECT_NE(flag.reason.back(), '.') << flag.flag;
     EXPECT_TRUE(flag.neutral.empty() || flag.max_values != 0) << flag.flag;
-    EXPECT_TRUE(flag.neutral.empty() || flag.kind == KnownFlag::Kind::kRefused) << flag.flag;
+    EXPECT_EQ(flag.claim != nullptr, flag.kind == KnownFlag::Kind::kAlreadySo) << flag.flag;
   }
 }
 
@@ -85,7 +85,10 @@ std::string refusal(std::vector<const char*> arguments) {
 TEST(FlagTable, EveryRowDoesWhatItSays) {
   for (const KnownFlag& flag : flag_table()) {
     for (const std::string& spelling : spellings(flag)) {
-      std::vector<const char*> arguments(1 + static_cast<size_t>(flag.min_values), "unheard-of");
+      const std::string value(flag.kind == KnownFlag::Kind::kAlreadySo && !flag.neutral.empty()
+                                  ? flag.neutral.substr(0, flag.neutral.find(' '))
+                                  : "unheard-of");
+      std::vector<const char*> arguments(1 + static_cast<size_t>(flag.min_values), value.c_str());
       arguments[0] = spelling.c_str();
       const std::string message = refusal(arguments);
       if (flag.kind == KnownFlag::Kind::kAlreadySo) {
@@ -102,7 +105,7 @@ TEST(FlagTable, EveryRowDoesWhatItSays) {
 
 TEST(FlagTable, LaunchScriptsForOneRankPass) {
   EXPECT_EQ(refusal({"--tensor-model-parallel-size", "1", "--pipeline-model-parallel-size", "1", "--context-parallel-size", "1",
-                     "--expert-model-parallel-size", "1", "--sequence-parallel", "--transformer-impl", "transformer_engine",
+                     "--expert-model-parallel-size", "1", "--transformer-impl", "transformer_engine",
                      "--use-flash-attn", "--no-masked-softmax-fusion", "--no-gradient-accumulation-fusion",
                      "--attention-softmax-in-fp32", "--accumulate-allreduce-grads-in-fp32", "--manual-gc",
                      "--manual-gc-interval", "10", "--deterministic-mode",

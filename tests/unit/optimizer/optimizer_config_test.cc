@@ -109,11 +109,6 @@ TEST(OptimizerConfig, PrecisionOfTheStates) {
   };
   using Config = OptimizerConfig;
   EXPECT_EQ(first([](Config& c) { c.main_params_dtype = c.exp_avg_dtype = c.exp_avg_sq_dtype = StateType::kBf16; }), "");
-  EXPECT_EQ(first([](Config& c) { c.exp_avg_dtype = StateType::kFp8; }),
-            "--exp-avg-dtype fp8 is not built: fp16 and fp8 do not span the magnitudes of optimizer states without scales\n"
-            "hint: fp32 or bf16");
-  EXPECT_EQ(first([](Config& c) { c.main_grads_dtype = StateType::kBf16; }),
-            "--main-grads-dtype bf16 is not built: gradients are accumulated in fp32\nhint: fp32");
   EXPECT_EQ(first([](Config& c) { c.use_precision_aware_optimizer = false, c.exp_avg_sq_dtype = StateType::kBf16; }),
             "--exp-avg-sq-dtype has no effect without --use-precision-aware-optimizer\nhint: give both");
   EXPECT_EQ(first([](Config& c) { c.optimizer = OptimizerType::kSgd; }),

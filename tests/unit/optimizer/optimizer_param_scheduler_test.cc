@@ -91,7 +91,7 @@ TEST(ValidateSchedule, LengthsMustFit) {
   OptimizerConfig config = test_config();
   config.lr_warmup_iters = 100;
   EXPECT_NE(violations_of(config, {100, std::nullopt, 2}).at(0).find(
-                "warm-up takes 200 samples, the decay ends after 200"),
+                "(200 samples) does not end before"),
             std::string::npos);
   config = test_config();
   EXPECT_NE(violations_of(config, {0, std::nullopt, 2}).at(0).find("decays over 0 samples"), std::string::npos);

@@ -146,8 +146,29 @@ TEST(Arguments, AllViolationsComeAtOnce) {
                            "--hidden-size 32 is not divisible by --num-attention-heads 3",
                            "--global-batch-size 3 is not divisible by --micro-batch-size 2", "neither --train-iters nor --train-samples",
                            "--lr is not given", "no data is given", "--tokenizer-type is not given",
-                           "--eval-global-batch-size 3 is not divisible by"})
+                           "--global-batch-size 3, also of evaluations, is not divisible by --eval-micro-batch-size 2"})
     EXPECT_THAT(error, HasSubstr(text));
+}
+
+TEST(Arguments, OnlyTheCauseIsReported) {
+  EXPECT_EQ(usage_error(kGood + "--global-batch-size 3"),
+            "--global-batch-size 3 is not divisible by --micro-batch-size 2\nhint: nearest that fit: 2, 4");
+  EXPECT_THAT(usage_error(kGood + "--num-layers -2"), HasSubstr("--num-layers is -2\nhint: 1 or more"));
+  EXPECT_THAT(usage_error(kGood + "--lr-warmup-iters 20 --global-batch-size 4"),
+              HasSubstr("--lr-warmup-iters 20 (80 samples) does not end before --train-iters 10 (40 samples)"));
+}
+
+TEST(Arguments, HelpIsShortUnlessMoreIsAskedFor) {
+  Arguments arguments;
+  const auto configs = arguments.configs();
+  const std::string brief = run_help("usage", configs, "");
+  EXPECT_LT(std::count(brief.begin(), brief.end(), '\n'), 100);
+  for (const char* flag : {"--num-layers N", "--lr X", "--save TEXT", "--tensor-model-parallel-size N"})
+    EXPECT_THAT(brief, HasSubstr(flag));
+  EXPECT_THAT(run_help("usage", configs, "lora"), HasSubstr("--lora-alpha"));
+  const std::string all = run_help("usage", configs, "all");
+  for (const std::string& name : accepted_flags(configs))
+    if (name == "--lora-alpha" || name == "--yarn-beta-fast") EXPECT_THAT(all, HasSubstr(name));
 }
 
 struct BadFlags {
@@ -168,7 +189,6 @@ INSTANTIATE_TEST_SUITE_P(
         BadFlags{"--step-batch-size-schedule 0:2 --decrease-batch-size-if-needed", "and --decrease-batch-size-if-needed are both given"},
         BadFlags{"--fp32-residual-connection", "--fp32-residual-connection has no effect in fp32"},
         BadFlags{"--fp16 --bf16", "--bf16"},
-        BadFlags{"--no-position-embedding", "--no-position-embedding is given, but positions are learned"},
         BadFlags{"--async-save", "--async-save is given without --save"},
         BadFlags{"--keep-last-checkpoints 2", "is given without --save"},
         BadFlags{"--save /tmp/x --load /tmp/x --finetune", "--finetune would write into the folder it starts from, /tmp/x"},
@@ -254,7 +274,39 @@ TEST(Arguments, HelpValidatesNothing) { EXPECT_TRUE(parse("--help").help); }
 TEST(Arguments, AlreadySoFlagsAreListed) {
   const Arguments a = parse(kGood + "--transformer-impl local");
   ASSERT_EQ(a.already_so.size(), 1u);
-  EXPECT_EQ(a.already_so[0].first, "--transformer-impl");
+  EXPECT_EQ(a.already_so[0].first, "--transformer-impl local");
+  EXPECT_EQ(parse(kGood + "--sequence-parallel").already_so[0].first, "--sequence-parallel");
+}
+
+TEST(Arguments, AFlagIsRefusedWhereItsReasonDoesNotHold) {
+  EXPECT_EQ(parse(kGood + "--deterministic-mode").already_so.size(), 1u);
+  EXPECT_EQ(usage_error(kGood + "--deterministic-mode --fast"),
+            "--deterministic-mode is refused: --fast lets the backward of attention sum in any order");
+  EXPECT_EQ(usage_error(kGood + "--accumulate-allreduce-grads-in-fp32 --grad-reduce-in-bf16"),
+            "--accumulate-allreduce-grads-in-fp32 is refused: --grad-reduce-in-bf16 rounds gradients for the sums over the ranks");
+  EXPECT_EQ(usage_error(kGood + "--no-pin-cpu-params --optimizer-cpu-offload"),
+            "--no-pin-cpu-params is refused: the copies of --optimizer-cpu-offload need pinned memory");
+  EXPECT_EQ(usage_error(kGood + "--use-flash-attn --attention-backend unfused"),
+            "--use-flash-attn is refused: --attention-backend names other kernels");
+  EXPECT_EQ(usage_error(kGood + "--exit-on-missing-checkpoint --start fresh"),
+            "--exit-on-missing-checkpoint is refused: --start-mode fresh, resume-or-fresh and --pretrained-checkpoint say what to "
+            "start from instead");
+}
+
+TEST(Arguments, ValuesThatOnlyMegatronHasAreRefusedWithTheReason) {
+  EXPECT_EQ(usage_error(kGood + "--dataloader-type external"),
+            "--dataloader-type external is refused: loaders in Python do not run here\nhint: legal values: single, cyclic");
+  EXPECT_EQ(usage_error(kGood + "--main-grads-dtype bf16"),
+            "--main-grads-dtype bf16 is refused: gradients are accumulated in fp32\nhint: legal values: fp32");
+  EXPECT_THAT(usage_error(kGood + "--exp-avg-dtype fp8"), HasSubstr("is refused: fp16 and fp8 do not span the magnitudes"));
+  EXPECT_THAT(usage_error(kGood + "--exp-avg-dtype double"), HasSubstr("is not one of its values"));
+}
+
+TEST(Arguments, WithoutPositionEmbeddingsNoneAreLearned) {
+  EXPECT_EQ(parse(kGood).transformer.position_embedding_type, PositionEmbedding::kLearnedAbsolute);
+  EXPECT_EQ(parse(kGood + "--no-position-embedding").transformer.position_embedding_type, PositionEmbedding::kNone);
+  EXPECT_EQ(parse(kGood + "--no-position-embedding --use-rotary-position-embeddings").transformer.position_embedding_type,
+            PositionEmbedding::kRope);
 }
 
 TEST(Arguments, CheckpointArgumentsNeedACheckpoint) {
