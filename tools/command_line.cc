@@ -12,8 +12,10 @@
 #include <vector>
 
 #include "megatron/base/check.h"
+#include "megatron/base/failure_class.h"
 #include "megatron/base/log.h"
 #include "megatron/base/parse.h"
+#include "megatron/base/process_signals.h"
 
 namespace megatron {
 namespace {
@@ -44,36 +46,44 @@ std::string rank_prefix() {
   return cat("[rank ", rank, "] ");
 }
 
-int report(std::string_view message, bool usage, int code) {
-  write_error(format_error(message, usage, rank_prefix()));
-  return code;
+int report(std::string_view message, FailureClass failure) {
+  write_error(format_error(message, failure == FailureClass::kUsage, rank_prefix()));
+  return exit_code(failure);
+}
+
+// What memory-mapped libraries say of it is not for users.
+void check_working_directory() {
+  std::error_code error;
+  const std::filesystem::path folder = std::filesystem::current_path(error);
+  MEGATRON_CHECK(!folder.empty() && !error, "the working directory cannot be used: ", error.message(),
+                 "\nhint: it was deleted or is not readable; change to another one");
+}
+
+// Runs `body` and turns whatever it throws into an exit code.
+template <class Body>
+int guarded(const Body& body) {
+  try {
+    const int code = body();
+    check_standard_output();
+    return code;
+  } catch (const InternalError& error) {
+    return report(error.what(), FailureClass::kInternal);
+  } catch (const std::bad_alloc&) {
+    return report("out of host memory", FailureClass::kDoNotRetry);
+  } catch (const std::logic_error& error) {
+    return report(cat("internal error: ", error.what()), FailureClass::kInternal);
+  } catch (const std::exception& error) {  // ours, the system, a file system, libtorch, a device
+    return report(error.what(), failure_class(error));
+  } catch (...) {
+    return report("internal error: an exception of unknown type", FailureClass::kInternal);
+  }
 }
 
 int run(const Command& command, int argc, char** argv) {
-  const int code = command.run(argc, argv);
-  check_standard_output();
-  return code;
-}
-
-// Runs one command and turns whatever it throws into an exit code.
-int run_guarded(const Command& command, int argc, char** argv) {
-  try {
-    return run(command, argc, argv);
-  } catch (const UsageError& error) {
-    return report(error.what(), true, kExitUsage);
-  } catch (const Error& error) {
-    return report(error.what(), false, kExitFailure);
-  } catch (const InternalError& error) {
-    return report(error.what(), false, kExitInternal);
-  } catch (const std::bad_alloc&) {
-    return report("out of host memory", false, kExitFailure);
-  } catch (const std::logic_error& error) {
-    return report(cat("internal error: ", error.what()), false, kExitInternal);
-  } catch (const std::exception& error) {  // the system, a file system, libtorch, a device
-    return report(error.what(), false, kExitFailure);
-  } catch (...) {
-    return report("internal error: an exception of unknown type", false, kExitInternal);
-  }
+  return guarded([&] {
+    check_working_directory();
+    return command.run(argc, argv);
+  });
 }
 
 const Command* find(std::span<const Command> commands, std::string_view name) {
@@ -91,7 +101,7 @@ int unknown_command(std::span<const Command> commands, std::string_view name) {
   const std::string near = nearest(name, names);
   return report(cat("unknown command ", name, near.empty() ? "" : "; did you mean ", near, near.empty() ? "" : "?",
                     "\nhint: the commands are ", all),
-                true, kExitUsage);
+                FailureClass::kUsage);
 }
 
 bool is_any(std::string_view word, std::initializer_list<std::string_view> words) {
@@ -120,25 +130,29 @@ std::string format_error(std::string_view message, bool usage, std::string_view 
 }
 
 int run_command_line(std::span<const Command> commands, int argc, char** argv) {
+  install_crash_handler();
+  ignore_file_size_signal();
   if (argc < 2) {
     write_error(table_of(commands) + "\n");
     return kExitUsage;
   }
   const std::string_view name = argv[1];
   if (is_any(name, {"--help", "-h"}) || (name == "help" && argc == 2)) {
-    print_line(table_of(commands));
-    return 0;
+    return guarded([&] {
+      print_line(table_of(commands));
+      return 0;
+    });
   }
   if (name == "help") {
     const Command* command = find(commands, argv[2]);
     if (command == nullptr) return unknown_command(commands, argv[2]);
     std::string flag = "--help";
     char* arguments[] = {argv[2], flag.data(), nullptr};
-    return run_guarded(*command, 2, arguments);
+    return run(*command, 2, arguments);
   }
   const Command* command = find(commands, name == "--version" ? "version" : name);
   if (command == nullptr) return unknown_command(commands, name);
-  return run_guarded(*command, argc - 1, argv + 1);
+  return run(*command, argc - 1, argv + 1);
 }
 
 }  // namespace megatron

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "megatron/base/check.h"
+#include "megatron/base/failure_class.h"
 
 namespace megatron {
 namespace {
@@ -23,8 +24,8 @@ constexpr size_t kBufferBytes = size_t{1} << 20;
 constexpr size_t kMaxTransferBytes = size_t{1} << 30;  // Linux moves at most 2 GiB in one call
 
 [[noreturn]] void fail(const char* action, const std::filesystem::path& path, int error) {
-  throw_error(
-      cat("cannot ", action, " ", path.string(), ": ", std::generic_category().message(error)));
+  throw_system_error(
+      cat("cannot ", action, " ", path.string(), ": ", std::generic_category().message(error)), error);
 }
 
 // Closes a descriptor when it leaves scope.

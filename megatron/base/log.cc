@@ -1,6 +1,7 @@
 #include "megatron/base/log.h"
 
 #include <poll.h>
+#include <signal.h>
 #include <sys/ioctl.h>
 #include <unistd.h>
 
@@ -12,6 +13,7 @@
 #include <utility>
 
 #include "megatron/base/check.h"
+#include "megatron/base/process_signals.h"
 
 namespace megatron {
 namespace {
@@ -25,6 +27,8 @@ struct Screen {
   std::string prefix;
   std::string status;  // the status line that is shown now; empty when none is
   int output_error = 0;  // of the first line of results that could not be written
+  bool output_is_optional = false;
+  bool output_is_gone = false;  // its reader is, and that was said
 };
 
 Screen& screen() {
@@ -103,16 +107,29 @@ void log(LogLevel level, std::string_view message) {
   write_all(STDERR_FILENO, out);
 }
 
+void make_standard_output_optional() {
+  signal(SIGPIPE, SIG_IGN);
+  const std::lock_guard lock(screen().mutex);
+  screen().output_is_optional = true;
+}
+
 void print_line(std::string_view line) {
   if (quiet_rank) return;
   Screen& s = screen();
   const std::lock_guard lock(s.mutex);
+  if (s.output_is_gone) return;
   const bool above_status = !s.status.empty() && ::isatty(STDOUT_FILENO) == 1;
   if (above_status) write_all(STDERR_FILENO, kClearLine);
   std::string out(line);
   out += '\n';
   const int error = write_all(STDOUT_FILENO, out);
-  if (s.output_error == 0) s.output_error = error;
+  if (error == EPIPE && s.output_is_optional) {
+    s.output_is_gone = true;
+    write_all(STDERR_FILENO,
+              cat(s.prefix, "warning: the reader of standard output is gone: the run goes on without it\n"));
+  } else if (s.output_error == 0) {
+    s.output_error = error;
+  }
   if (above_status) write_all(STDERR_FILENO, s.status);
 }
 

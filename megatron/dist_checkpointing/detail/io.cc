@@ -10,8 +10,10 @@
 #include <atomic>
 #include <cerrno>
 #include <cstring>
+#include <utility>
 
 #include "megatron/base/check.h"
+#include "megatron/base/failure_class.h"
 
 namespace megatron {
 namespace {
@@ -51,7 +53,7 @@ void throw_io_error(const std::string& what, const fs::path& path, int error) {
   if (error == EFBIG) message += "\nhint: the limit on file sizes (ulimit -f) is too low for this checkpoint";
   if (error == EACCES || error == EPERM || error == EROFS)
     message += "\nhint: the folder must be writable by this user";
-  throw Error(message);
+  throw_system_error(std::move(message), error);
 }
 
 OutputFile::OutputFile(fs::path path, uint64_t expected_bytes) : path_(std::move(path)) {

@@ -1,46 +1,22 @@
 #include "megatron/dist_checkpointing/detail/ownership.h"
 
 #include <fcntl.h>
-#include <signal.h>
 #include <sys/file.h>
 #include <unistd.h>
 
 #include <atomic>
-#include <cctype>
 #include <cerrno>
 #include <chrono>
 #include <cstdint>
-#include <fstream>
 #include <sstream>
 
 #include "megatron/base/check.h"
+#include "megatron/base/process.h"
 
 namespace megatron {
 namespace {
 
 namespace fs = std::filesystem;
-
-std::string host_name() {
-  char name[256] = {};
-  if (::gethostname(name, sizeof name - 1) != 0) return "unknown";
-  std::string host;
-  for (const char* c = name; *c != '\0'; ++c)
-    host += std::isalnum(static_cast<unsigned char>(*c)) || *c == '.' || *c == '_' ? *c : '_';
-  return host.empty() ? "unknown" : host;
-}
-
-// Start time of a process in ticks since boot (field 22 of /proc/<pid>/stat), which tells a reused pid; 0: no such process.
-uint64_t process_start(int64_t pid) {
-  std::ifstream in(cat("/proc/", pid, "/stat"));
-  std::string text((std::istreambuf_iterator<char>(in)), std::istreambuf_iterator<char>());
-  const size_t close = text.rfind(')');  // the command's name may hold anything
-  if (close == std::string::npos) return 0;
-  std::istringstream fields(text.substr(close + 1));
-  std::string word;
-  for (int field = 3; field <= 22; ++field)
-    if (!(fields >> word)) return 0;
-  return std::strtoull(word.c_str(), nullptr, 10);
-}
 
 struct Owner {
   std::string host;
@@ -82,9 +58,7 @@ bool is_locked(const fs::path& path) {
 
 bool owner_is_gone(const Owner& owner, const fs::path& path) {
   if (owner.host != host_name()) return untouched_for_a_day(path) && !is_locked(path);
-  const bool alive = (::kill(static_cast<pid_t>(owner.pid), 0) == 0 || errno == EPERM) &&
-                     process_start(owner.pid) == owner.start;
-  return !alive && !is_locked(path);
+  return !process_is_alive(owner.pid, owner.start) && !is_locked(path);
 }
 
 }  // namespace

@@ -4,10 +4,12 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <filesystem>
 #include <nlohmann/json.hpp>
 #include <stdexcept>
 
 #include "megatron/base/check.h"
+#include "megatron/base/failure_class.h"
 #include "megatron/base/log.h"
 #include "tests/unit/base/capture.h"
 #include "tools/commands.h"
@@ -24,6 +26,7 @@ int succeed(int argc, char** argv) {
   print_line(line);
   return 0;
 }
+int lose_peer(int, char**) { throw RetryError("rank 3 is gone"); }
 int misuse(int, char**) { throw UsageError("--a \"x\" is not an integer\nunknown flag --b\nhint: legal values: 1, 2"); }
 int fail(int, char**) { throw Error("disk is full\ndetail: 3 bytes missing\nhint: buy another"); }
 int break_down(int, char**) {
@@ -37,6 +40,7 @@ int throw_number(int, char**) { throw 3; }
 constexpr Command kCommands[] = {{"succeed", succeed, "prints its arguments"},
                                  {"misuse", misuse, "x"},
                                  {"fail", fail, "x"},
+                                 {"lose-peer", lose_peer, "x"},
                                  {"break-down", break_down, "x"},
                                  {"out-of-range", out_of_range, "x"},
                                  {"from-library", from_library, "x"},
@@ -119,6 +123,12 @@ TEST(CommandLine, NamesTheRankOfSeveral) {
   EXPECT_EQ(format_error("", false, ""), "error: failed without a message\n");
 }
 
+TEST(CommandLine, WhatMayBeTriedAgainHasACodeOfItsOwn) {
+  const Outcome o = run({"lose-peer"});
+  EXPECT_EQ(o.code, kExitRetry);
+  EXPECT_EQ(o.err, "error: rank 3 is gone\n");
+}
+
 TEST(Version, NamesEveryLibrary) {
   const Outcome o = run({"version", "--json"});
   EXPECT_EQ(o.code, 0) << o.err;
@@ -133,19 +143,34 @@ TEST(Version, NamesEveryLibrary) {
 }
 
 TEST(CommandLine, AFullStandardOutputIsAFailure) {
-  const int keep = ::dup(STDOUT_FILENO);
-  const int full = ::open("/dev/full", O_WRONLY);
-  ASSERT_GE(full, 0);
-  std::string name = "megatron", command = "succeed";
-  char* argv[] = {name.data(), command.data(), nullptr};
-  Capture err(STDERR_FILENO);
-  ::dup2(full, STDOUT_FILENO);
-  const int code = run_command_line(kCommands, 2, argv);
-  ::dup2(keep, STDOUT_FILENO);
-  ::close(keep);
-  ::close(full);
-  EXPECT_EQ(code, 1);
-  EXPECT_EQ(err.finish(), "error: cannot write to standard output: No space left on device\n");
+  for (std::string command : {"succeed", "--help", "help"}) {
+    const int keep = ::dup(STDOUT_FILENO);
+    const int full = ::open("/dev/full", O_WRONLY);
+    ASSERT_GE(full, 0);
+    std::string name = "megatron";
+    char* argv[] = {name.data(), command.data(), nullptr};
+    Capture err(STDERR_FILENO);
+    ::dup2(full, STDOUT_FILENO);
+    const int code = run_command_line(kCommands, 2, argv);
+    ::dup2(keep, STDOUT_FILENO);
+    ::close(keep);
+    ::close(full);
+    EXPECT_EQ(code, 1);
+    EXPECT_EQ(err.finish(), "error: cannot write to standard output: No space left on device\n") << command;
+  }
+}
+
+TEST(CommandLine, ADeletedWorkingDirectoryIsNamed) {
+  const std::filesystem::path keep = std::filesystem::current_path();
+  const std::filesystem::path gone = std::filesystem::path(testing::TempDir()) / "gone";
+  std::filesystem::create_directory(gone);
+  std::filesystem::current_path(gone);
+  std::filesystem::remove(gone);
+  const Outcome o = run({"succeed"});
+  std::filesystem::current_path(keep);
+  EXPECT_EQ(o.code, 1);
+  EXPECT_THAT(o.err, StartsWith("error: the working directory cannot be used: No such file or directory\nhint: "));
+  EXPECT_EQ(o.out, "");
 }
 
 }  // namespace
