@@ -9,8 +9,8 @@
 #include "megatron/base/json_writer.h"
 #include "megatron/base/log.h"
 #include "megatron/base/parse.h"
-#include "megatron/base/threads.h"
 #include "megatron/comm/launch.h"
+#include "megatron/tensor/threads.h"
 #include "megatron/tensor/torch.h"
 #include "megatron/training/ceilings.h"
 #include "megatron/training/device.h"
@@ -201,9 +201,7 @@ void print_result(const BenchConfig& config, const Measured& measured, double to
 }
 
 c10::Device prepare_device(const Arguments& arguments, const Job& job) {
-  at::set_num_threads(arguments.training.num_threads > 0
-                          ? static_cast<int>(arguments.training.num_threads)
-                          : std::max(1, available_cores() / job.local_world_size));
+  use_threads(arguments.training.num_threads, job.local_world_size);
   return choose_device(arguments.training.device, job.local_rank);
 }
 

@@ -6,6 +6,7 @@
 #include <string_view>
 
 #include "megatron/base/check.h"
+#include "tools/openmp_waiting.h"
 
 namespace megatron {
 namespace {
@@ -24,6 +25,7 @@ void* load(const std::filesystem::path& path, const std::string& user) {
   MEGATRON_CHECK(std::filesystem::exists(path, error), user, " needs ", path.string(),
                  ", which does not exist",
                  "\nhint: bin/ and lib/ belong together: build again, or copy the whole folder");
+  set_openmp_waiting();
   // Global, as if linked to the program: libraries that libtorch loads later look symbols up there.
   void* const handle = ::dlopen(path.c_str(), RTLD_NOW | RTLD_GLOBAL);
   if (handle != nullptr) return handle;

@@ -11,6 +11,7 @@
 #include "megatron/base/log.h"
 #include "megatron/base/parse.h"
 #include "megatron/base/progress.h"
+#include "megatron/base/threads.h"
 #include "megatron/comm/parallel_groups.h"
 #include "megatron/dist_checkpointing/checkpoint_folder.h"
 #include "megatron/dist_checkpointing/safetensors.h"
@@ -24,6 +25,7 @@
 #include "megatron/models/torch_dist/torch_dist_convert.h"
 #include "megatron/models/torch_dist/torch_dist_model.h"
 #include "megatron/tensor/shape.h"
+#include "megatron/tensor/threads.h"
 #include "megatron/tensor/torch.h"
 #include "tools/commands.h"
 
@@ -49,6 +51,7 @@ struct ConvertConfig : Config {
   std::string probe;
   double probe_tolerance = 1e-4;
   bool json = false;
+  int64_t num_threads = 0;
 
   void fields(FieldVisitor& v) override {
     v.group("convert-checkpoint");
@@ -81,6 +84,7 @@ struct ConvertConfig : Config {
     v.field("probe_tolerance", probe_tolerance,
             "largest relative difference from the logits of --probe, by position");
     v.field("json", json, "print JSON");
+    v.field("num_threads", num_threads, kNumThreadsHelp);
   }
   void validate(Violations& violations) const override {
     if (load.empty())
@@ -90,6 +94,8 @@ struct ConvertConfig : Config {
       violations.add(cat("--max-shard-gb ", max_shard_gb, " must be positive"));
     if (!(probe_tolerance > 0))
       violations.add(cat("--probe-tolerance ", probe_tolerance, " must be positive"));
+    if (num_threads < 0)
+      violations.add(cat("--num-threads is ", num_threads), "give an integer of at least 0");
   }
 };
 
@@ -288,6 +294,7 @@ int megatron_convert_checkpoint(int argc, char** argv) {
   };
   parse_flags(std::span(configs, model_flags ? 3 : 1), argc, argv, parse);
   const Form to = choose_target(config, from);
+  use_threads(config.num_threads);
 
   std::unique_ptr<ProgressBar> bar;
   const ConvertProgress progress = [&](uint64_t total, uint64_t bytes) {

@@ -2,6 +2,8 @@
 
 #include "megatron/base/check.h"
 #include "megatron/base/log.h"
+#include "megatron/base/threads.h"
+#include "megatron/tensor/threads.h"
 #include "megatron/tensor/torch.h"
 #include "megatron/training/device.h"
 
@@ -40,6 +42,7 @@ void LoadModelConfig::fields(FieldVisitor& v) {
   v.field("ckpt_step", ckpt_step, "take this iteration instead of the newest");
   v.choice("dtype", dtype, kDTypes, "element type to compute in");
   v.field("device", device, "auto, cpu or cuda");
+  v.field("num_threads", num_threads, kNumThreadsHelp);
 }
 
 void LoadModelConfig::validate(Violations& violations) const {
@@ -47,6 +50,8 @@ void LoadModelConfig::validate(Violations& violations) const {
     violations.add("--load is required", "give the folder that --save of pretrain named");
   if (device != "auto" && device != "cpu" && device != "cuda")
     violations.add(cat("--device ", device, ": unknown value"), "expected one of auto, cpu, cuda");
+  if (num_threads < 0)
+    violations.add(cat("--num-threads is ", num_threads), "give an integer of at least 0");
 }
 
 LoadModelRequest load_model_request(const LoadModelConfig& config, int local_rank) {
@@ -60,7 +65,8 @@ LoadModelRequest load_model_request(const LoadModelConfig& config, int local_ran
 }
 
 LoadedModel load_model(const LoadModelConfig& config, const ParallelGroups& groups,
-                       bool tokenizer_required, int local_rank) {
+                       bool tokenizer_required, int local_rank, int local_ranks) {
+  use_threads(config.num_threads, local_ranks);
   LoadModelRequest request = load_model_request(config, local_rank);
   request.tokenizer_required = tokenizer_required;
   LoadedModel loaded = load_model(request, groups);

@@ -14,6 +14,7 @@ struct LoadModelConfig : Config {
   std::optional<int64_t> ckpt_step;
   ModelDType dtype = ModelDType::kStored;
   std::string device = "auto";
+  int64_t num_threads = 0;  // 0: OMP_NUM_THREADS, else the rank's share of the cores
 
   void fields(FieldVisitor& visitor) override;
   void validate(Violations& violations) const override;
@@ -22,8 +23,8 @@ struct LoadModelConfig : Config {
 // What the flags ask for, on the device of this rank (`local_rank` counts the ranks of one machine).
 LoadModelRequest load_model_request(const LoadModelConfig& config, int local_rank = 0);
 
-// Loads it and logs which checkpoint was taken. `groups` must outlive the result.
+// Sets the number of CPU threads, loads the model and logs which checkpoint was taken. `groups` must outlive the result.
 LoadedModel load_model(const LoadModelConfig& config, const ParallelGroups& groups,
-                       bool tokenizer_required = true, int local_rank = 0);
+                       bool tokenizer_required = true, int local_rank = 0, int local_ranks = 1);
 
 }  // namespace megatron

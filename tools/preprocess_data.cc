@@ -8,6 +8,7 @@
 #include "megatron/base/json_writer.h"
 #include "megatron/base/log.h"
 #include "megatron/base/parse.h"
+#include "megatron/base/threads.h"
 #include "megatron/datasets/preprocess.h"
 #include "tools/commands.h"
 
@@ -56,7 +57,8 @@ struct PreprocessDataConfig : Config {
              "auto: by the extension of each file; unknown ones are text");
     v.field("json_keys", json_keys, "keys of JSON lines, or columns of Parquet, that hold text");
     v.field("append_eod", append_eod, "close each document with the end-of-document token");
-    v.field("workers", workers, "threads that turn text into tokens; 0: all cores");
+    v.field({"workers", "--workers --num-threads"}, workers,
+            "threads that turn text into tokens; 0: OMP_NUM_THREADS, else all cores");
     v.field("log_interval", log_interval, "documents between log lines; 0: only the progress bar");
     v.field("max_line_mib", max_line_mib,
             "longest JSON line; longer ones are refused, because memory is bounded");
@@ -67,7 +69,7 @@ struct PreprocessDataConfig : Config {
     if (output_prefix.empty())
       violations.add("preprocess-data needs --output-prefix", "--output-prefix data");
     if (json_keys.empty()) violations.add("--json-keys is empty", "--json-keys text");
-    if (workers < 0) violations.add(cat("--workers is ", workers), "0 (all cores) or more");
+    if (workers < 0) violations.add(cat("--workers is ", workers), "0 (OMP_NUM_THREADS, else all cores) or more");
     if (log_interval < 0)
       violations.add(cat("--log-interval is ", log_interval), "0 (none) or more");
     if (max_line_mib < 1 || max_line_mib > 2048)
@@ -120,7 +122,7 @@ int preprocess_data(int argc, char** argv) {
   options.json_keys = config.json_keys;
   options.output_prefix = config.output_prefix;
   options.append_eod = config.append_eod;
-  options.workers = static_cast<int>(config.workers);
+  options.workers = choose_num_threads(config.workers);
   options.log_interval = config.log_interval;
   options.max_line_bytes = static_cast<size_t>(config.max_line_mib) << 20;
   print_result(preprocess_files(options, *tokenizer), config.json);

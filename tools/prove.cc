@@ -11,8 +11,8 @@
 #include "megatron/base/json_writer.h"
 #include "megatron/base/log.h"
 #include "megatron/base/parse.h"
-#include "megatron/base/threads.h"
 #include "megatron/comm/launch.h"
+#include "megatron/tensor/threads.h"
 #include "megatron/tensor/torch.h"
 #include "megatron/training/device.h"
 #include "megatron/training/flag_table.h"
@@ -95,6 +95,7 @@ void print_proofs(const Shrunk& shrunk, const std::vector<Proof>& proofs, const 
 
 // Axes longer than what threads of one machine can do are cut down.
 int prove_with_threads(const Arguments& arguments, const ProveConfig& config) {
+  use_threads(arguments.training.num_threads);
   const Shrunk shrunk = shrink(arguments, config.max_axis.value_or(4));
   const std::vector<Proof> proofs =
       prove(find_task(arguments.training.task, arguments.dpo), shrunk.arguments, static_cast<int>(config.steps));
@@ -111,7 +112,7 @@ int prove_with_processes(const Arguments& arguments, const ProveConfig& config,
   shrunk.arguments.training.device = arguments.training.device;
   return run_job(launch, shrunk.arguments, [&](const Job& job) {
     const c10::Device device = choose_device(arguments.training.device, job.local_rank);
-    at::set_num_threads(std::max(1, available_cores() / job.local_world_size));
+    use_threads(arguments.training.num_threads, job.local_world_size);
     const std::vector<Proof> proofs =
         prove(find_task(arguments.training.task, arguments.dpo), shrunk.arguments, static_cast<int>(config.steps), job, device);
     const bool holds = all_hold(proofs, job);

@@ -8,6 +8,7 @@
 #include "megatron/base/check.h"
 #include "megatron/base/log.h"
 #include "megatron/base/parse.h"
+#include "megatron/base/threads.h"
 #include "megatron/tokenizers/bpe_trainer.h"
 #include "tools/commands.h"
 
@@ -47,7 +48,8 @@ struct TrainTokenizerConfig : Config {
     v.field("max_words", max_words,
             "distinct words to count; beyond it the rarest are forgotten. About 80 bytes of memory "
             "each");
-    v.field("workers", workers, "threads; 0: all cores. The result is the same for any number");
+    v.field({"workers", "--workers --num-threads"}, workers,
+            "threads; 0: OMP_NUM_THREADS, else all cores. The result is the same for any number");
     v.field("json", json, "print the report as JSON");
   }
 
@@ -110,7 +112,7 @@ int train_tokenizer(int argc, char** argv) {
   TrainingInput input;
   input.paths.assign(config.input.begin(), config.input.end());
   input.json_keys = config.json_keys;
-  input.threads = static_cast<int>(config.workers);
+  input.threads = choose_num_threads(config.workers);
   const TrainingReport report = train_bpe(input, options, config.output);
   if (report.num_tokens < config.vocab_size) {
     log_warning(cat("the text has only enough pairs that occur --min-frequency ",

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cstdlib>
 #include <exception>
 #include <mutex>
 #include <system_error>
@@ -17,6 +18,20 @@ int available_cores() {
   CPU_ZERO(&mask);
   if (::sched_getaffinity(0, sizeof mask, &mask) == 0) return std::max(1, CPU_COUNT(&mask));
   return std::max(1, static_cast<int>(std::thread::hardware_concurrency()));  // more than 1024 cores
+}
+
+int omp_num_threads() {
+  const char* const text = std::getenv("OMP_NUM_THREADS");
+  if (text == nullptr) return 0;
+  char* end = nullptr;
+  const long number = std::strtol(text, &end, 10);  // "4,2": the outermost level comes first
+  return end != text && number > 0 ? static_cast<int>(std::min(number, 65536L)) : 0;
+}
+
+int choose_num_threads(int64_t requested, int local_ranks) {
+  if (requested > 0) return static_cast<int>(std::min<int64_t>(requested, 65536));
+  if (const int asked = omp_num_threads(); asked > 0) return asked;
+  return std::max(1, available_cores() / std::max(1, local_ranks));
 }
 
 void parallel_for(int64_t count, int64_t grain, const std::function<void(int64_t, int64_t)>& body,

@@ -8,9 +8,9 @@
 #include "megatron/base/format.h"
 #include "megatron/base/json_writer.h"
 #include "megatron/base/log.h"
-#include "megatron/base/threads.h"
 #include "megatron/datasets/reading_summary.h"
 #include "megatron/models/huggingface/hf_folder.h"
+#include "megatron/tensor/threads.h"
 #include "megatron/tensor/torch.h"
 #include "megatron/training/checkpoint_state.h"
 #include "megatron/training/evaluation.h"
@@ -469,8 +469,7 @@ void Run::profile_steps() {
 }  // namespace
 
 int pretrain(const PretrainTask& task, const Arguments& arguments, const Job& job) {
-  const int64_t threads = arguments.training.num_threads;
-  at::set_num_threads(threads > 0 ? static_cast<int>(threads) : std::max(1, available_cores() / job.local_world_size));
+  use_threads(arguments.training.num_threads, job.local_world_size);
   Run run(task, arguments, job);
   run.execute();
   job.groups.world.barrier();  // groups are given up when nobody uses them any more

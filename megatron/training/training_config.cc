@@ -8,6 +8,7 @@
 #include <string_view>
 
 #include "megatron/base/check.h"
+#include "megatron/base/threads.h"
 
 namespace megatron {
 
@@ -76,8 +77,7 @@ void TrainingConfig::training_fields(FieldVisitor& v) {
   v.field("freeze_all_layers", freeze_all_layers, "freeze every parameter");
   v.field("skip_train", skip_train, "evaluate only");
   v.choice("device", device, kDevices, "where to compute; auto: the GPU when there is one; h100, h200, b200: a GPU of that model and no other (check: plan for it)");
-  v.field("num_threads", num_threads,
-          "CPU threads of tensor operations; 0: all cores of this process");
+  v.field("num_threads", num_threads, kNumThreadsHelp);
   v.field({"gemm_tuning", "--no-gemm-tuning", true}, gemm_tuning,
           "take cuBLASLt's own choice of algorithms in place of the fastest, timed once and kept "
           "in ~/.cache/megatron");

@@ -40,7 +40,7 @@ struct TrainingConfig : Config {
   bool freeze_all_layers = false;
   bool skip_train = false;
   DeviceChoice device = DeviceChoice::kAuto;
-  int64_t num_threads = 0;  // 0: all cores of this process
+  int64_t num_threads = 0;  // 0: OMP_NUM_THREADS, else the rank's share of the cores
   bool gemm_tuning = true;
   CudaGraphImpl cuda_graph_impl = CudaGraphImpl::kNone;
   bool enable_cuda_graph = false;  // the older spelling of local

@@ -4,7 +4,7 @@ import re
 import shutil
 import stat
 import subprocess
-import unittest
+import sys
 
 import support
 
@@ -81,6 +81,29 @@ class StartTest(support.FolderTest):
         built, loaded = (re.findall(r"libtorch +(\S+)", self.output("version", *flags)) for flags in ([], ["--all"]))
         self.assertEqual(len(built), 1)
         self.assertEqual(built, loaded)
+
+    # -- how OpenMP's threads wait
+
+    def spin_count(self, **variables):
+        """What libgomp made of its environment when it was loaded."""
+        names = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "OMP_NUM_THREADS")
+        environment = {name: value for name, value in os.environ.items() if name not in names}
+        environment.update(variables, OMP_DISPLAY_ENV="VERBOSE")
+        result = subprocess.run([support.BINARY, "version", "--all"], capture_output=True, text=True, timeout=120, env=environment)
+        self.assertEqual(result.returncode, 0, result.stderr)
+        return int(re.search(r"GOMP_SPINCOUNT = '(\d+)'", result.stderr).group(1))
+
+    def test_threads_spin_little_and_not_at_all_beside_busy_neighbours(self):
+        self.assertIn(self.spin_count(), (0, 10000))  # others may use this machine now
+        self.assertEqual(self.spin_count(GOMP_SPINCOUNT="77"), 77)
+        self.assertGreater(self.spin_count(OMP_WAIT_POLICY="active"), 300000)
+        neighbours = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(os.cpu_count() + 1)]
+        try:
+            self.assertEqual(self.spin_count(), 0)
+        finally:
+            for neighbour in neighbours:
+                neighbour.kill()
+                neighbour.wait()
 
     # -- a library that is missing, damaged or another one
 
