@@ -45,7 +45,7 @@ class ThreadsTest(support.FolderTest):
                     "train-tokenizer").split()
         for command in commands:
             with self.subTest(command):
-                self.assertIn("--num-threads", self.output(command, "--help"))
+                self.assertIn("--num-threads", self.output(command, "--help", "all"))
 
     def test_a_negative_number_is_refused(self):
         for command in (["generate", "--load", "x", "--prompt", "x"], ["convert-checkpoint", "--load", "x", "--save", "y"],
