@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
+#include <optional>
+#include <thread>
 
 #include "megatron/base/check.h"
 #include "megatron/base/format.h"
@@ -16,6 +18,7 @@
 #include "megatron/training/device.h"
 #include "megatron/training/flag_table.h"
 #include "megatron/training/kernel_profile.h"
+#include "megatron/training/rank_reports.h"
 #include "megatron/training/setup.h"
 #include "megatron/training/tasks/tasks.h"
 #include "megatron/transformer/context_parallel.h"
@@ -32,6 +35,8 @@ struct BenchConfig : Config {
   std::string bench_timeline;
   bool bench_floor = false;
   double bench_seconds = 1.0;
+  bool bench_sections = false;
+  std::string bench_slow;
   bool json = false;
 
   void fields(FieldVisitor& v) override {
@@ -49,8 +54,28 @@ struct BenchConfig : Config {
             "rank R above 0 in FILE.R");
     v.field("bench_floor", bench_floor,
             "also the time that the parts of a step take alone, each at the rate measured here");
+    v.field("bench_sections", bench_sections,
+            "time the sections of every second step, as pretrain does of all on several ranks, and "
+            "report what that costs");
+    v.field("bench_slow", bench_slow,
+            "RANK:SECTION:SHARE slows a rank after the warm-up by that share of a step, by products "
+            "(forward), or by sleeping (data, host), and reports when it is named");
     v.field("bench_seconds", bench_seconds, "how long kernels and parts of a step are run each");
     v.field("json", json, "print JSON");
+  }
+  struct Slow {
+    int rank = -1;
+    Section section = Section::kNone;
+    double share = 0;
+  };
+  std::optional<Slow> parse_slow() const {
+    Slow slow;
+    char name[16] = {};
+    if (std::sscanf(bench_slow.c_str(), "%d:%15[a-z]:%lf", &slow.rank, name, &slow.share) != 3) return std::nullopt;
+    for (const Section section : {Section::kForward, Section::kData, Section::kHost})
+      if (std::string_view(name) == section_name(section)) slow.section = section;
+    if (slow.section == Section::kNone || slow.rank < 0 || !(slow.share > 0)) return std::nullopt;
+    return slow;
   }
   bool is(std::string_view kind) const { return what.size() == 1 && what.front() == kind; }
   void validate(Violations& violations) const override {
@@ -64,6 +89,11 @@ struct BenchConfig : Config {
       violations.add("--bench-floor belongs to megatron bench train");
     if (!bench_timeline.empty() && !is("train"))
       violations.add("--bench-timeline belongs to megatron bench train");
+    if ((bench_sections || !bench_slow.empty()) && !is("train"))
+      violations.add("--bench-sections and --bench-slow belong to megatron bench train");
+    if (!bench_slow.empty() && !parse_slow())
+      violations.add(cat("--bench-slow ", bench_slow, " is not understood"),
+                     "RANK:SECTION:SHARE with forward, data or host: 1:forward:0.2");
     if (bench_warmup < 0) violations.add(cat("--bench-warmup ", bench_warmup, " is negative"));
     if (bench_kernels < 0) violations.add(cat("--bench-kernels ", bench_kernels, " is negative"));
     if (bench_steps <= 0) violations.add(cat("--bench-steps ", bench_steps, " must be positive"));
@@ -93,39 +123,117 @@ Batch random_batch(const Arguments& arguments, int64_t vocab_size, c10::Device d
 
 struct Measured {
   double step_ms = 0.0;  // median
+  double timed_step_ms = 0.0;  // of those whose sections are timed
+  SectionTimes sections{};     // of this rank
+  std::vector<std::string> named;  // slow ranks
   double first_step_ms = 0.0;
   double last_loss = 0.0;
   KernelProfile kernels;  // of one more step
   StepFloor floor;        // --bench-floor
 };
 
-Measured measure(TrainedModel& model, const PretrainTask& task, const Arguments& arguments,
-                 const BenchConfig& config, const Vocabulary& vocabulary, c10::Device device) {
-  const StepOptions options = step_options(arguments, 0);
+double median(std::vector<double> times) {
+  if (times.empty()) return 0.0;
+  std::nth_element(times.begin(), times.begin() + static_cast<int64_t>(times.size() / 2), times.end());
+  return times[times.size() / 2];
+}
+
+void sleep_ms(double milliseconds) {
+  std::this_thread::sleep_for(std::chrono::duration<double, std::milli>(milliseconds));
+}
+
+// Makes one rank slower.
+class Slowdown {
+ public:
+  Slowdown(const BenchConfig& config, const Arguments& arguments, int rank, c10::Device device) {
+    if (config.bench_slow.empty()) return;
+    slow_ = *config.parse_slow();
+    if (slow_.rank != rank) slow_.section = Section::kNone;
+    passes_ = static_cast<double>(step_options(arguments, 0).num_microbatches);
+    const int64_t size = device.is_cuda() ? 2048 : 256;
+    factor_ = at::ones({size, size}, at::TensorOptions().dtype(model_dtype(arguments.optimizer)).device(device));
+    for (const int count : {3, 20}) {
+      const auto begin = std::chrono::steady_clock::now();
+      multiply(count);
+      synchronize(device);
+      product_ms_ = std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - begin).count() / count;
+    }
+  }
+  // Steps took so long without it; 0: not yet.
+  void set_step(double milliseconds) { step_ms_ = milliseconds; }
+  void in_forward() const {
+    if (slow_.section == Section::kForward) multiply(static_cast<int>(slow_.share * step_ms_ / passes_ / product_ms_));
+  }
+  void in_data() const {
+    if (slow_.section == Section::kData) sleep_ms(slow_.share * step_ms_ / passes_);
+  }
+  void on_host() const {
+    if (slow_.section == Section::kHost) sleep_ms(slow_.share * step_ms_);
+  }
+
+ private:
+  void multiply(int count) const {
+    const at::NoGradGuard no_grad;
+    for (int i = 0; i < count; ++i) at::mm(factor_, factor_);
+  }
+  BenchConfig::Slow slow_;
+  double passes_ = 1, product_ms_ = 0, step_ms_ = 0;
+  at::Tensor factor_;
+};
+
+Measured measure(TrainedModel& model, const PretrainTask& plain_task, const Arguments& arguments,
+                 const BenchConfig& config, const Vocabulary& vocabulary, c10::Device device, SectionClock* clock) {
+  StepOptions options = step_options(arguments, 0);
   const ParallelGroups& groups = model.groups();
   Timers timers(0);
   OutcomeReader reader(device);
+  Slowdown slowdown(config, arguments, groups.world.rank(), device);
+  PretrainTask task = plain_task;
+  task.forward_step = [&](Module& module, const Batch& batch, const at::Tensor& input, const ForwardContext& context) {
+    slowdown.in_forward();
+    return plain_task.forward_step(module, batch, input, context);
+  };
+  std::optional<SlowRankWatch> watch;
+  if (clock != nullptr && !config.bench_slow.empty()) watch.emplace(groups, device, config.bench_steps);
+  const int64_t compared = arguments.training.replica_hash_interval();
   int64_t sample = groups.dp.rank() * arguments.training.micro_batch_size;
   const auto next_batch = [&] {
+    slowdown.in_data();
     Batch batch = random_batch(arguments, vocabulary.size, device, groups.cp, sample);
     sample += arguments.training.micro_batch_size * groups.dp.size();
     return batch;
   };
   Measured measured;
   StepNumbers numbers;
-  std::vector<double> times;
+  std::vector<double> times, timed_times;
   for (int64_t step = 0; step < config.bench_warmup + config.bench_steps; ++step) {
     groups.world.barrier();
     synchronize(device);
     const auto start = std::chrono::steady_clock::now();
+    const bool timed = clock != nullptr && (watch || (config.bench_sections && step % 2 == 1));
+    if (clock != nullptr) timers.set_sections(timed ? clock : nullptr);
+    if (clock != nullptr && !timed) clock->pause();
+    options.compare_replicas.reset();
+    if (compared > 0 && (step + 1) % compared == 0) options.compare_replicas = step + 1;
+    slowdown.on_host();
     reader.push(train_step(model, task, options, next_batch, timers));
     synchronize(device);
     const double ms =
         std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count();
-    while (reader.pop(numbers, /*all=*/true)) measured.last_loss = numbers.loss;
+    while (reader.pop(numbers, /*all=*/true)) {
+      measured.last_loss = numbers.loss;
+      if (numbers.replicas_differ) throw Error(model.replicas->describe(step + 1));
+      for (const auto& [rank, sections] : numbers.times)
+        if (rank == groups.world.rank()) measured.sections = sections;
+      if (!watch) continue;
+      if (const std::optional<std::string> line = watch->step(step + 1, numbers)) measured.named.push_back(*line);
+    }
     if (step == 0) measured.first_step_ms = ms;
-    if (step >= config.bench_warmup) times.push_back(ms);
+    if (step >= config.bench_warmup) (timed ? timed_times : times).push_back(ms);
+    if (step + 1 == config.bench_warmup && config.bench_warmup > 1) slowdown.set_step(ms);
   }
+  timers.set_sections(nullptr);
+  if (clock != nullptr) clock->pause();
   if (config.bench_kernels > 0 || !config.bench_timeline.empty()) {
     groups.world.barrier();
     const std::vector<KernelEvent> events = profile_kernels([&] {
@@ -137,8 +245,8 @@ Measured measure(TrainedModel& model, const PretrainTask& task, const Arguments&
       write_timeline(events, rank, rank == 0 ? config.bench_timeline : cat(config.bench_timeline, ".", rank));
     if (config.bench_kernels > 0) measured.kernels = summarize_kernels(events);
   }
-  std::nth_element(times.begin(), times.begin() + times.size() / 2, times.end());
-  measured.step_ms = times[times.size() / 2];
+  measured.timed_step_ms = median(timed_times);
+  measured.step_ms = times.empty() ? measured.timed_step_ms : median(times);
   return measured;
 }
 
@@ -160,6 +268,14 @@ void print_result(const BenchConfig& config, const Measured& measured, double to
   json.member("mfu", peak > 0 ? flops / seconds / peak : 0.0)
       .member("max_allocated_bytes", memory.max_allocated);
   json.member("last_loss", measured.last_loss);
+  if (measured.timed_step_ms > 0) {
+    json.member("step_ms_with_timed_sections", measured.timed_step_ms);
+    json.key("section_ms").begin_object();
+    for (int i = 0; i < kNumSections; ++i) json.member(section_name(static_cast<Section>(i)), measured.sections[i]);
+    json.end_object().key("slow_ranks").begin_array();
+    for (const std::string& line : measured.named) json.value(line);
+    json.end_array();
+  }
   if (!measured.kernels.kernels.empty()) write_json(json.key("profile"), measured.kernels);
   if (config.bench_floor) {
     const StepFloor& floor = measured.floor;
@@ -187,6 +303,18 @@ void print_result(const BenchConfig& config, const Measured& measured, double to
     text += line;
   }
   print_line(cat(text, " | loss ", measured.last_loss));
+  if (measured.timed_step_ms > 0) {
+    std::snprintf(line, sizeof line, "with timed sections %.2f ms, without %.2f ms (%+.2f%%)", measured.timed_step_ms,
+                  measured.step_ms, 100 * (measured.timed_step_ms / measured.step_ms - 1));
+    text = line;
+    for (int i = 0; i < kNumSections; ++i) {
+      std::snprintf(line, sizeof line, " | %s %.2f", section_name(static_cast<Section>(i)), measured.sections[i]);
+      text += line;
+    }
+    print_line(text);
+    for (const std::string& named : measured.named) print_line(named);
+    if (!config.bench_slow.empty() && measured.named.empty()) print_line("no rank was named");
+  }
   if (config.bench_floor) {
     const StepFloor& floor = measured.floor;
     std::snprintf(line, sizeof line,
@@ -274,7 +402,10 @@ int bench_train(const Arguments& arguments, const BenchConfig& config, const Job
   const PretrainTask task = find_task("gpt");
   TrainedModel model = build_model(task, arguments, vocabulary, job.groups,
                                    model_dtype(arguments.optimizer), device, Start{});
-  Measured measured = measure(model, task, arguments, config, vocabulary, device);
+  const bool sections = config.bench_sections || !config.bench_slow.empty();
+  MEGATRON_CHECK(!sections || job.clock, "--bench-sections and --bench-slow compare ranks, this is one alone\n",
+                 "hint: start it under torchrun");
+  Measured measured = measure(model, task, arguments, config, vocabulary, device, sections ? job.clock.get() : nullptr);
   if (config.bench_floor) {
     MEGATRON_CHECK(job.groups.world.size() == job.groups.dp.size(),
                    "--bench-floor knows steps without tensor, pipeline and context parallelism");

@@ -151,6 +151,7 @@ class DistributedDataParallel final : public ParameterStore {
 
   // The gradient of a parameter, shaped like its value: a view. Not with sharded gradients.
   at::Tensor grad(const Parameter& parameter) const;
+  bool shards_values() const { return shard_values_; }  // this rank holds its own parts alone
   const at::Tensor& flat_values() const { return values_->flat(); }
   const at::Tensor& flat_grads() const { return grads_->flat(); }
   const BufferLayout& layout() const { return layout_.buffer; }

@@ -74,7 +74,10 @@ void synchronize(const c10::Device& device) {
 void start_device_profiler() { detail_profiler(true); }
 void stop_device_profiler() { detail_profiler(false); }
 
-Region::Region(Timers& timers, const char* name, int level) : timer_(timers, name, level) { detail_push_range(name); }
+Region::Region(Timers& timers, const char* name, int level, Section section)
+    : timer_(timers, name, level), section_(timers.sections(), section) {
+  detail_push_range(name);
+}
 Region::~Region() { detail_pop_range(); }
 
 }  // namespace megatron

@@ -5,6 +5,7 @@
 
 #include <string>
 
+#include "megatron/training/section_clock.h"
 #include "megatron/training/timers.h"
 #include "megatron/training/training_config.h"
 #include "megatron/training/training_log.h"
@@ -25,16 +26,17 @@ void synchronize(const c10::Device& device);
 void start_device_profiler();
 void stop_device_profiler();
 
-// A timed region that is also an NVTX range.
+// A timed region that is also an NVTX range, and a section of the rank's time.
 class Region {
  public:
-  Region(Timers& timers, const char* name, int level);
+  Region(Timers& timers, const char* name, int level, Section section = Section::kNone);
   ~Region();
   Region(const Region&) = delete;
   Region& operator=(const Region&) = delete;
 
  private:
   ScopedTimer timer_;
+  SectionScope section_;
 };
 
 }  // namespace megatron

@@ -55,7 +55,8 @@ int run_job(const Launch& launch, const Arguments& arguments,
                          place_in_mesh(arguments.parallel, launch.rank, launch.world_size),
                          arguments.comm.timeout_seconds());
   try {
-    job.groups = make_parallel_groups(arguments.parallel, connection.world,
+    job.clock = std::make_shared<SectionClock>(device);
+    job.groups = make_parallel_groups(arguments.parallel, watch_waits(connection.world, job.clock),
                                       arguments.transformer.query_groups());
     ChannelAgreement agreement(*connection.store, launch, arguments.comm.timeout_seconds());
     job.agreement = &agreement;

@@ -2,10 +2,12 @@
 #pragma once
 
 #include <functional>
+#include <memory>
 
 #include "megatron/comm/parallel_groups.h"
 #include "megatron/dist_checkpointing/save.h"
 #include "megatron/training/arguments.h"
+#include "megatron/training/section_clock.h"
 
 namespace megatron {
 
@@ -14,6 +16,7 @@ struct Job {
   Agreement* agreement = nullptr;          // of all ranks, for texts; null: one rank
   int local_rank = 0;                      // among the ranks of this machine
   int local_world_size = 1;                // how many those are
+  std::shared_ptr<SectionClock> clock;     // that the groups tell of their waits; null: times are not measured
   std::function<void()> after_first_step;  // start-up is over: time limits may get shorter. May be empty
   bool is_first() const { return groups.world.rank() == 0; }
 };

@@ -64,7 +64,7 @@ class StagePasses final : public StageCompute {
       start = input.detach();
       pass.input = BackwardEnd(start);
     }
-    const Region region(timers_, "forward-compute", 2);
+    const Region region(timers_, "forward-compute", 2, Section::kForward);
     StageOutput output = task_.forward_step(*model_.chunks[chunk].module, batch, start, context);
     const bool last_use = --uses_left_[microbatch] == 0;
     if (output.loss.sum.defined()) {
@@ -80,7 +80,7 @@ class StagePasses final : public StageCompute {
   at::Tensor backward(int chunk, int microbatch, const at::Tensor& grad_output, bool defer_weights) override {
     DistributedDataParallel& store = *model_.chunks[chunk].store;
     Pass& pass = passes_[chunk][microbatch];
-    const Region region(timers_, "backward-compute", 2);
+    const Region region(timers_, "backward-compute", 2, Section::kBackward);
     if (defer_weights) store.defer_weight_gradients_to(&pass.weight_gradients);
     pass.offload.begin_backward();
     pass.tape.backward(std::move(pass.root), pass.root_grad.defined() ? pass.root_grad : grad_output);
@@ -94,7 +94,7 @@ class StagePasses final : public StageCompute {
   }
 
   at::Tensor head(int microbatch, const at::Tensor& hidden) override {
-    const Region region(timers_, "forward-compute", 2);
+    const Region region(timers_, "forward-compute", 2, Section::kForward);
     vocabulary_[microbatch] =
         task_.begin_loss(*model_.chunks[0].module, batch_of(microbatch), hidden);
     if (--uses_left_[microbatch] == 0) drop_batch(microbatch);
@@ -102,7 +102,7 @@ class StagePasses final : public StageCompute {
   }
 
   at::Tensor loss(int microbatch, const at::Tensor& statistics) override {
-    const Region region(timers_, "backward-compute", 2);
+    const Region region(timers_, "backward-compute", 2, Section::kBackward);
     const std::unique_ptr<VocabularyPass> pass = std::move(vocabulary_[microbatch]);
     const Loss loss = pass->loss(statistics);
     if (model_.pipeline->slice(0).head) totals_.narrow(0, 0, 2) += pair_of(loss);  // every stage has the same
@@ -110,7 +110,7 @@ class StagePasses final : public StageCompute {
   }
 
   void weight_backward(int chunk, int microbatch) override {
-    const Region region(timers_, "backward-compute", 2);
+    const Region region(timers_, "backward-compute", 2, Section::kBackward);
     std::vector<std::function<void()>>& todo = passes_[chunk][microbatch].weight_gradients;
     for (std::function<void()>& compute : todo) {
       compute();
@@ -169,7 +169,7 @@ class StagePasses final : public StageCompute {
   // Micro-batches are read in order, by whichever chunk asks first.
   const Batch& batch_of(int microbatch) {
     for (; loaded_ <= microbatch; ++loaded_) {
-      const Region part(timers_, "batch-generator", 2);
+      const Region part(timers_, "batch-generator", 2, Section::kData);
       batches_[loaded_] = next_batch_();
       uses_left_.push_back(static_cast<int>(model_.chunks.size()) +
                            (model_.pipeline->splits_vocabulary() ? 1 : 0));
@@ -187,8 +187,12 @@ class StagePasses final : public StageCompute {
         backward(0, i, {}, /*defer_weights=*/false);
         continue;
       }
-      totals_.narrow(0, 0, 2) += graphs.run(batch_of(i), options_.loss_scale, first, store,
-                            [this](const Batch& batch, const at::Tensor& scale) { return whole_pass(batch, scale); });
+      const Batch& batch = batch_of(i);
+      const SectionScope section(timers_.sections(), Section::kForward);  // of the backward, too
+      if (timers_.sections() != nullptr) timers_.sections()->set_muted(true);
+      totals_.narrow(0, 0, 2) += graphs.run(batch, options_.loss_scale, first, store,
+                            [this](const Batch& part, const at::Tensor& scale) { return whole_pass(part, scale); });
+      if (timers_.sections() != nullptr) timers_.sections()->set_muted(false);
       batches_[i] = {};
     }
   }
@@ -286,7 +290,7 @@ class ReferencePasses final : public StageCompute {
 
 // Fills Batch::reference on the last stage.
 void run_reference(TrainedModel& model, const PretrainTask& task, std::vector<Batch>& batches, Timers& timers) {
-  const Region region(timers, "reference-forward", 1);
+  const Region region(timers, "reference-forward", 1, Section::kForward);
   const at::NoGradGuard no_grad;
   std::optional<AdaptersOff> off;
   if (model.reference.empty()) off.emplace();
@@ -301,8 +305,10 @@ at::Tensor run_passes(TrainedModel& model, const PretrainTask& task, const PassO
                       const std::function<Batch()>& next_batch, Timers& timers) {
   const c10::AutoGradMode grad_mode(options.training);
   std::vector<Batch> read;  // by a task with a reference model
-  if (task.reference_step)
+  if (task.reference_step) {
+    const SectionScope section(timers.sections(), Section::kData);
     for (int i = 0; i < options.num_microbatches; ++i) read.push_back(next_batch());
+  }
   size_t taken = 0;
   const std::function<Batch()> take = [&] { return read[taken++]; };
   const std::function<Batch()>& source = task.reference_step ? take : next_batch;

@@ -16,6 +16,7 @@
 #include "megatron/training/evaluation.h"
 #include "megatron/training/hybrid_batches.h"
 #include "megatron/training/microbatches.h"
+#include "megatron/training/rank_reports.h"
 #include "megatron/training/setup.h"
 #include "megatron/training/signals.h"
 #include "megatron/training/start_notes.h"
@@ -59,6 +60,7 @@ class Run {
   void save();
   void profile_steps();
   void write_start_record();
+  void announce_replicas() const;
   std::vector<std::pair<std::string, double>> named(const std::vector<double>& metrics) const;
   void end(const std::string& reason);
 
@@ -85,6 +87,7 @@ class Run {
   BatchMaker batches_;
   std::vector<Evaluator> validation_;
   OutcomeReader outcomes_;
+  std::optional<SlowRankWatch> slow_ranks_;
   std::deque<Pending> pending_;
   Trace trace_;
   bool profiling_ = false;
@@ -138,6 +141,8 @@ Run::Run(const PretrainTask& task, const Arguments& arguments, const Job& job)
                     /*replace_existing=*/start_.continues(), job.agreement),
       batches_(device_, own_positions(arguments.data), groups_.cp),
       outcomes_(device_) {
+  timers_.set_sections(job.clock.get());
+  if (job.clock && groups_.world.size() > 1) slow_ranks_.emplace(groups_, device_, config_.log_interval);
   make_loaders();
   // What the run starts from is there already; in another folder it is saved at the end even if nothing is trained.
   std::error_code ignored;
@@ -231,10 +236,22 @@ void Run::announce() {
   if (datasets_.train && !config_.skip_train)
     log_info(cat("the whole run ", reading_summary(*datasets_.train, config_.train_samples.value_or(
                                                                         microbatches_.samples_of_iterations(train_iters_)))));
+  announce_replicas();
   log_progress(config_, cat("started at iteration ", state_.iteration));
   if (!config_.run_folder().empty() && job_.is_first())
     write_file_atomically(std::filesystem::path(config_.run_folder()) / "config.yaml", resolved_yaml(arguments_));
   write_start_record();
+}
+
+void Run::announce_replicas() const {
+  const int64_t interval = config_.replica_hash_interval();
+  const bool asked = config_.check_weight_hash_across_dp_replicas_interval.value_or(0) > 0;
+  const int64_t count = model_.replicas ? model_.replicas->size() : 0;
+  if (count > 0) {
+    log_info(cat("copies of ", count, " tensors of this rank on other ranks are compared every ", interval, " iterations"));
+  } else if (asked && !config_.skip_train) {
+    log_info("--check-weight-hash-across-dp-replicas-interval: no tensor of this rank has a copy on another one");
+  }
 }
 
 void Run::write_start_record() {
@@ -304,6 +321,8 @@ void Run::train() {
 void Run::one_step() {
   StepOptions options = step_options(arguments_, state_.consumed_train_samples);
   options.stop = wants_to_stop();
+  const int64_t compared = config_.replica_hash_interval();
+  if (compared > 0 && (state_.iteration + 1) % compared == 0) options.compare_replicas = state_.iteration + 1;
   if (hybrid_) options.num_microbatches = hybrid_->begin_step(options.global_batch_size);
   const auto next_batch = [this] {
     if (hybrid_) return hybrid_->next();
@@ -334,6 +353,9 @@ void Run::read_outcomes(bool all) {
   for (StepNumbers numbers; outcomes_.pop(numbers, all);) {
     StepRecord record = pending_.front().record;
     pending_.pop_front();
+    if (numbers.replicas_differ) throw Error(model_.replicas->describe(record.iteration));
+    if (slow_ranks_)
+      if (const std::optional<std::string> line = slow_ranks_->step(record.iteration, numbers)) log_warning(*line);
     const StepState& step = numbers.state;
     record.loss = numbers.loss;
     record.metrics = named(numbers.metrics);
@@ -345,9 +367,9 @@ void Run::read_outcomes(bool all) {
     record.grad_norm = step.grad_norm;
     if (log_.step(record)) {
       if (config_.log_memory_interval && record.iteration % *config_.log_memory_interval == 0)
-        log_.memory(memory_use(device_), record.iteration);
+        log_.memory(gather_memory(groups_.world, device_), record.iteration);
       if (config_.timing_log_level > 0 && record.iteration % config_.log_interval == 0) {
-        log_.timers(timers_, record.iteration, timed_iterations_);
+        log_.timers(gather_timers(groups_.world, device_, timers_), record.iteration, timed_iterations_);
         timers_.reset();
         timed_iterations_ = 0;
       }
@@ -394,6 +416,7 @@ bool Run::should_exit() {
 void Run::evaluate_validation(const std::string& where, bool may_stop) {
   if (validation_.empty()) return;
   log_.pause();
+  if (job_.clock) job_.clock->pause();
   std::function<bool()> stop;
   if (may_stop) stop = [this] { return may_stop_now(); };
   for (size_t i = 0; i < validation_.size(); ++i) {
@@ -411,6 +434,7 @@ void Run::evaluate_validation(const std::string& where, bool may_stop) {
     state_.consumed_valid_samples[i] = validation_[i].consumed_samples();
     log_.evaluation(record);
   }
+  if (job_.clock) job_.clock->resume();
   log_.resume();
 }
 
@@ -442,7 +466,9 @@ void Run::save() {
   read_outcomes(/*all=*/true);
   state_.step = model_.optimizer->read_state();
   state_.schedule = model_.optimizer->schedule();
+  if (job_.clock) job_.clock->pause();
   checkpointer_.save(state_);
+  if (job_.clock) job_.clock->resume();
 }
 
 void Run::profile_steps() {

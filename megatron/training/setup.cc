@@ -365,6 +365,11 @@ TrainedModel build_model(const PretrainTask& task, const Arguments& arguments, c
   if (task.reference_step && arguments.transformer.lora_rank == 0)
     model.reference = build_reference(task, arguments, vocabulary, *model.pipeline, groups, dtype,
                                       device, start, agreement);
+  if (model.optimizer && arguments.training.replica_hash_interval() > 0 && groups.world.size() > 1) {
+    std::vector<DistributedDataParallel*> frozen;
+    for (const ModelChunk& chunk : model.reference) frozen.push_back(chunk.store.get());
+    model.replicas = std::make_unique<ReplicaHashes>(*model.optimizer, model.stores(), frozen, groups.world);
+  }
   return model;
 }
 

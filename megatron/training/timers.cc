@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <sstream>
 
 #include "megatron/base/check.h"
 
@@ -65,6 +66,39 @@ std::string number(const char* format, double value) {
 
 }  // namespace
 
+double RankTimers::longest(size_t timer) const {
+  double most = 0;
+  for (const std::vector<double>& rank : values) most = std::max(most, rank.at(timer));
+  return most;
+}
+
+std::string timers_to_text(const Timers& timers) {
+  std::string text;
+  for (const auto& [name, milliseconds] : timers.milliseconds()) text += name + "\t" + number("%.17g", milliseconds) + "\n";
+  return text;
+}
+
+RankTimers timers_from_texts(const std::vector<std::string>& texts) {
+  RankTimers all;
+  std::map<std::string, size_t> place;
+  std::vector<std::map<std::string, double>> ranks;
+  for (const std::string& text : texts) {
+    std::map<std::string, double>& rank = ranks.emplace_back();
+    std::istringstream lines(text);
+    for (std::string line; std::getline(lines, line);) {
+      const size_t tab = line.find('\t');
+      const std::string name = line.substr(0, tab);
+      rank[name] = std::stod(line.substr(tab + 1));
+      if (place.emplace(name, all.names.size()).second) all.names.push_back(name);
+    }
+  }
+  for (const std::map<std::string, double>& rank : ranks) {
+    std::vector<double>& row = all.values.emplace_back(all.names.size(), 0.0);
+    for (const auto& [name, milliseconds] : rank) row[place.at(name)] = milliseconds;
+  }
+  return all;
+}
+
 std::string format_timers(const std::vector<std::string>& names, const std::vector<std::vector<double>>& values,
                           TimingLogOption option, double iterations) {
   const char* heading = option == TimingLogOption::kMax      ? "max time across ranks (ms):"
@@ -72,15 +106,17 @@ std::string format_timers(const std::vector<std::string>& names, const std::vect
                                                              : "times across ranks (ms):";
   std::string out = heading;
   for (size_t i = 0; i < names.size(); ++i) {
-    double low = values.at(0).at(i), high = low;
+    double low = 0, high = 0;
     for (const std::vector<double>& rank : values) {
-      low = std::min(low, rank.at(i));
+      if (rank.at(i) <= 0) continue;
+      low = low == 0 ? rank.at(i) : std::min(low, rank.at(i));
       high = std::max(high, rank.at(i));
     }
     if (option == TimingLogOption::kAll) {
       out += "\n  " + names[i] + ":";
       for (size_t rank = 0; rank < values.size(); ++rank)
-        out += "\n     rank " + number("%2.0f", rank) + ": " + number("%.2f", values[rank][i] / iterations);
+        if (values[rank][i] > 0)
+          out += "\n     rank " + number("%2.0f", rank) + ": " + number("%.2f", values[rank][i] / iterations);
     } else {
       out += "\n    " + padded(names[i], 48) + ": ";
       out += option == TimingLogOption::kMax

@@ -11,6 +11,8 @@
 
 namespace megatron {
 
+class SectionClock;
+
 // Not thread safe: the training loop's.
 class Timers {
  public:
@@ -29,6 +31,10 @@ class Timers {
                                       std::chrono::steady_clock::time_point)>;
   void set_listener(Listener listener) { listener_ = std::move(listener); }
 
+  // What Region tells of its section; null: nothing.
+  SectionClock* sections() const { return sections_; }
+  void set_sections(SectionClock* sections) { sections_ = sections; }
+
  private:
   struct Timer {
     bool running = false;
@@ -40,6 +46,7 @@ class Timers {
   std::function<void()> synchronize_;
   std::map<std::string, Timer, std::less<>> timers_;
   Listener listener_;
+  SectionClock* sections_ = nullptr;
 };
 
 // Times a scope.
@@ -59,7 +66,18 @@ class ScopedTimer {
 
 enum class TimingLogOption { kMax, kMinMax, kAll };
 
-// One line per timer under a heading, per-rank values divided by `iterations`. `values[r]` are rank r's milliseconds.
+// The timers of all ranks; a rank that does not have one has 0 there.
+struct RankTimers {
+  std::vector<std::string> names;
+  std::vector<std::vector<double>> values;  // [rank][timer], milliseconds
+  double longest(size_t timer) const;
+};
+// Of the texts that the ranks have of their own timers, in rank order.
+std::string timers_to_text(const Timers& timers);
+RankTimers timers_from_texts(const std::vector<std::string>& texts);
+
+// One line per timer under a heading, per-rank values divided by `iterations`. `values[r]` are rank r's milliseconds. As
+// Megatron-LM does, ranks where a timer is zero do not count for its minimum and are not listed.
 std::string format_timers(const std::vector<std::string>& names, const std::vector<std::vector<double>>& values,
                           TimingLogOption option, double iterations);
 

@@ -3,6 +3,7 @@
 #include <c10/core/Event.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
+#include <algorithm>
 #include <cstring>
 #include <deque>
 
@@ -42,13 +43,17 @@ int64_t TrainedModel::num_frozen() const {
 
 at::Tensor accumulate_gradients(TrainedModel& model, const PretrainTask& task, const StepOptions& options,
                                 const std::function<Batch()>& next_batch, Timers& timers) {
-  for (ModelChunk& chunk : model.chunks) chunk.store->zero_grad(options.num_microbatches);
+  {
+    const SectionScope section(timers.sections(), Section::kBackward);
+    for (ModelChunk& chunk : model.chunks) chunk.store->zero_grad(options.num_microbatches);
+  }
   PassOptions pass;
   pass.num_microbatches = static_cast<int>(options.num_microbatches);
   pass.training = true;
   pass.per_token_loss = options.per_token_loss;
   pass.loss_scale = model.optimizer->loss_scale_tensor();
   const at::Tensor totals = run_passes(model, task, pass, next_batch, timers);
+  const SectionScope section(timers.sections(), Section::kBackward);
   for (ModelChunk& chunk : model.chunks) chunk.store->finish_grad_sync();
   for (ModelChunk& chunk : model.chunks) chunk.store->update_delayed_scales();
   return totals;
@@ -62,23 +67,60 @@ void update_weights(TrainedModel& model, const StepOptions& options, const at::T
   }
 }
 
+namespace {
+
+constexpr int64_t kReportHead = 2;
+
+// Puts what this rank reports into outcome.report and joins it with the others'.
+void report(const TrainedModel& model, int64_t stop, const at::Tensor& differs, SectionClock* clock, StepOutcome& outcome) {
+  const ProcessGroup& world = model.groups().world;
+  int reported = 0;
+  if (clock != nullptr && world.size() > 1) {
+    const int parts = (world.size() + kReportedRanks - 1) / kReportedRanks;
+    outcome.first_reported = static_cast<int>(clock->next_report() % parts) * kReportedRanks;
+    reported = std::min(kReportedRanks, world.size() - outcome.first_reported);
+  }
+  const at::Device device = model.device();
+  const at::Tensor host = at::zeros({kReportHead + kPackedTimes * reported},
+                                    at::TensorOptions().dtype(at::kLong).pinned_memory(device.is_cuda()));
+  auto* numbers = host.data_ptr<int64_t>();
+  numbers[0] = stop;
+  const int place = world.rank() - outcome.first_reported;
+  if (0 <= place && place < reported) {
+    if (const std::optional<SectionTimes> times = clock->take()) {
+      const auto packed = pack_times(*times);
+      std::copy(packed.begin(), packed.end(), numbers + kReportHead + kPackedTimes * place);
+    }
+  }
+  outcome.report = host.to(device, /*non_blocking=*/true);
+  if (differs.defined()) outcome.report.narrow(0, 1, 1).copy_(differs);
+  world.all_reduce(outcome.report, ReduceOp::kMax)->wait();
+}
+
+}  // namespace
+
 StepOutcome train_step(TrainedModel& model, const PretrainTask& task, const StepOptions& options,
                        const std::function<Batch()>& next_batch, Timers& timers) {
+  SectionClock* clock = timers.sections();
+  if (clock != nullptr) clock->begin_step();
   at::Tensor totals;
   {
     const Region region(timers, "forward-backward", 1);
     totals = accumulate_gradients(model, task, options, next_batch, timers);
   }
-  const Region region(timers, "optimizer", 1);
+  const Region region(timers, "optimizer", 1, Section::kOptimizer);
+  const bool compares = options.compare_replicas && model.replicas;
+  if (compares) model.replicas->before_update();
   update_weights(model, options, totals);
-  const at::Tensor stop = at::full({1}, options.stop, totals.options().dtype(at::kLong));
-  model.groups().world.all_reduce(stop, ReduceOp::kMax)->wait();
-  return {totals, model.optimizer->state_tensor(), stop};
+  StepOutcome outcome{totals, model.optimizer->state_tensor(), {}};
+  report(model, options.stop, compares ? model.replicas->after_update(*options.compare_replicas) : at::Tensor(), clock, outcome);
+  return outcome;
 }
 
 struct OutcomeReader::Impl {
   struct Entry {
-    at::Tensor loss, state, stop;        // on the host
+    at::Tensor loss, state, report;      // on the host
+    int first_reported = 0;
     std::unique_ptr<c10::Event> copied;  // null: already there
   };
   c10::Device device;
@@ -94,7 +136,7 @@ void OutcomeReader::push(const StepOutcome& outcome) {
     host.copy_(from, /*non_blocking=*/true);
     return host;
   };
-  Impl::Entry entry{to_host(outcome.loss), to_host(outcome.state), to_host(outcome.stop), nullptr};
+  Impl::Entry entry{to_host(outcome.loss), to_host(outcome.state), to_host(outcome.report), outcome.first_reported, nullptr};
   if (impl_->device.is_cuda()) {
     entry.copied = std::make_unique<c10::Event>(impl_->device.type());
     entry.copied->record(c10::impl::VirtualGuardImpl(impl_->device.type()).getStream(impl_->device));
@@ -113,7 +155,14 @@ bool OutcomeReader::pop(StepNumbers& numbers, bool all) {
   numbers.loss = loss[0] / weight;
   numbers.metrics.clear();
   for (int64_t i = 2; i < entry.loss.numel(); ++i) numbers.metrics.push_back(loss[i] / weight);
-  numbers.stop = *entry.stop.const_data_ptr<int64_t>();
+  const auto* report = entry.report.const_data_ptr<int64_t>();
+  numbers.stop = report[0];
+  numbers.replicas_differ = report[1] != 0;
+  numbers.times.clear();
+  for (int64_t at = kReportHead; at < entry.report.numel(); at += kPackedTimes) {
+    const int rank = entry.first_reported + static_cast<int>((at - kReportHead) / kPackedTimes);
+    if (SectionTimes times; unpack_times(report + at, times)) numbers.times.emplace_back(rank, times);
+  }
   MEGATRON_ASSERT(entry.state.nbytes() == sizeof(StepState));
   std::memcpy(static_cast<void*>(&numbers.state), entry.state.const_data_ptr(), sizeof(StepState));
   return true;

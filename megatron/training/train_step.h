@@ -5,11 +5,12 @@
 
 #include <functional>
 #include <memory>
+#include <optional>
+#include <utility>
 #include <vector>
 
-#include "megatron/distributed/distributed_data_parallel.h"
 #include "megatron/nn/activation_offload.h"
-#include "megatron/optimizer/optimizer.h"
+#include "megatron/optimizer/replica_hashes.h"
 #include "megatron/training/device.h"
 #include "megatron/training/microbatch_graphs.h"
 #include "megatron/training/pipeline.h"
@@ -29,6 +30,7 @@ struct TrainedModel {
   std::vector<ModelChunk> chunks;
   std::unique_ptr<Pipeline> pipeline;
   std::unique_ptr<Optimizer> optimizer;  // null with --skip-train
+  std::unique_ptr<ReplicaHashes> replicas;  // null: copies are never compared
   std::unique_ptr<MicrobatchGraphs> graphs;  // null: every pass is eager
   std::vector<ModelChunk> reference;     // frozen, of a task with a reference model; empty: the chunks without their adapters
   const ParallelGroups& groups() const { return chunks.front().store->groups(); }
@@ -42,7 +44,10 @@ struct TrainedModel {
 struct StepOutcome {
   at::Tensor loss;   // [2 + m] fp64: sum of the losses of all tokens, their weight, sums of m metrics, over all ranks
   at::Tensor state;  // bytes of StepState
-  at::Tensor stop;   // [1] int64: the largest StepOptions::stop of all ranks
+  // [2 + 3 n] int64, the largest of all ranks: StepOptions::stop; whether copies of a tensor differ; packed times of n ranks from
+  // first_reported on.
+  at::Tensor report;
+  int first_reported = 0;
 };
 
 // The numbers of an outcome on the host.
@@ -51,6 +56,8 @@ struct StepNumbers {
   std::vector<double> metrics;  // per token, in the order of the task
   StepState state;
   int64_t stop = 0;
+  bool replicas_differ = false;
+  std::vector<std::pair<int, SectionTimes>> times;  // by rank, of latest steps before this one, since the rank's last report
 };
 
 struct StepOptions {
@@ -58,6 +65,7 @@ struct StepOptions {
   int64_t global_batch_size = 1;
   bool per_token_loss = true;       // false: the mean of the means of the micro-batches
   int64_t stop = 0;                 // this rank asks to end the run, why as a number; every rank learns of it with the outcome
+  std::optional<int64_t> compare_replicas;  // as this iteration, if the model has ReplicaHashes
 };
 
 // The first half of an iteration: forward and backward of every micro-batch, gradients summed over ranks. `next_batch` gives
@@ -68,7 +76,9 @@ at::Tensor accumulate_gradients(TrainedModel& model, const PretrainTask& task, c
 // The second half: the update from those gradients.
 void update_weights(TrainedModel& model, const StepOptions& options, const at::Tensor& totals);
 
-// One iteration.
+// One iteration. With a clock in `timers` every rank reports its times, up to kReportedRanks ranks in one step, the others in the
+// steps that follow. Communication: besides that of the parts, one all-reduce of the report over all ranks.
+inline constexpr int kReportedRanks = 512;
 StepOutcome train_step(TrainedModel& model, const PretrainTask& task, const StepOptions& options,
                        const std::function<Batch()>& next_batch, Timers& timers);
 

@@ -86,6 +86,10 @@ void TrainingConfig::training_fields(FieldVisitor& v) {
   v.field("enable_cuda_graph", enable_cuda_graph, "--cuda-graph-impl local");
   v.field("cuda_graph_warmup_steps", cuda_graph_warmup_steps,
           "iterations without CUDA graphs at the start of a run");
+  v.field("check_weight_hash_across_dp_replicas_interval",
+          check_weight_hash_across_dp_replicas_interval,
+          "iterations between comparisons, by hashes, of the weights, master weights and moments that "
+          "several ranks hold; a difference names the rank and ends the run; 0: never; default: 100");
   v.field("exit_interval", exit_interval, "save and stop when the iteration is a multiple of this");
   v.field("exit_duration_in_mins", exit_duration_in_mins, "save and stop after this many minutes");
   v.field({"exit_signal_handler", "--no-exit-signal-handler", true}, exit_signal_handler,
@@ -109,11 +113,11 @@ void TrainingConfig::logging_fields(FieldVisitor& v) {
   v.field("log_num_zeros_in_grad", log_num_zeros_in_grad,
           "number of zeros in the gradient in the log line");
   v.field("log_progress", log_progress, "append starts, saves and ends to progress.txt in --save");
-  v.field("log_memory_interval", log_memory_interval, "iterations between memory reports");
+  v.field("log_memory_interval", log_memory_interval, "iterations between reports of memory, the most over all ranks");
   v.field("timing_log_level", timing_log_level,
           "timers: 0 the iteration, 1 its parts, 2 each micro-batch (waits for the device)");
   v.choice("timing_log_option", timing_log_option, kTimingOptions,
-           "how timers of several ranks are shown");
+           "how timers of several ranks are shown: the longest, the shortest and the longest, or all");
   v.field("tensorboard_dir", tensorboard_dir, "folder of TensorBoard event files; empty: none");
   v.field("tensorboard_log_interval", tensorboard_log_interval,
           "iterations between TensorBoard records");
@@ -183,6 +187,8 @@ void TrainingConfig::validate(Violations& violations) const {
                    "give how many samples a rank takes per pass, at least 1");
   at_least(violations, "--global-batch-size", global_batch_size, 1);
   at_least(violations, "--train-iters", train_iters, 0);
+  at_least(violations, "--check-weight-hash-across-dp-replicas-interval",
+           check_weight_hash_across_dp_replicas_interval, 0);
   at_least(violations, "--train-samples", train_samples, 0);
   at_least(violations, "--num-threads", num_threads, 0);
   at_least(violations, "--cuda-graph-warmup-steps", cuda_graph_warmup_steps, 1);

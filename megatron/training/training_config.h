@@ -24,6 +24,8 @@ enum class CudaGraphImpl { kNone, kLocal };
 enum class SaveFailure { kStop, kContinue };
 enum class ExitSignal { kTerm, kInt, kUsr1, kUsr2 };
 
+inline constexpr int64_t kReplicaHashInterval = 100;  // iterations
+
 struct TrainingConfig : Config {
   // -- training
   std::string task = "gpt";
@@ -45,6 +47,7 @@ struct TrainingConfig : Config {
   CudaGraphImpl cuda_graph_impl = CudaGraphImpl::kNone;
   bool enable_cuda_graph = false;  // the older spelling of local
   int64_t cuda_graph_warmup_steps = 3;
+  std::optional<int64_t> check_weight_hash_across_dp_replicas_interval;  // none: kReplicaHashInterval; 0: never
   std::optional<int64_t> exit_interval;
   std::optional<int64_t> exit_duration_in_mins;
   bool exit_signal_handler = true;
@@ -107,6 +110,10 @@ struct TrainingConfig : Config {
   // The folder of metrics.jsonl and config.yaml; empty: neither is written.
   const std::string& run_folder() const { return run_dir.empty() ? save : run_dir; }
   int exit_signal_number() const;
+  // Iterations between comparisons of what several ranks hold; 0: never.
+  int64_t replica_hash_interval() const {
+    return check_weight_hash_across_dp_replicas_interval.value_or(kReplicaHashInterval);
+  }
   bool uses_cuda_graphs() const { return enable_cuda_graph || cuda_graph_impl == CudaGraphImpl::kLocal; }
 
   // Whether flags freeze the parameter of this name: it gets no gradient and no optimizer state,

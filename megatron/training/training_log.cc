@@ -28,6 +28,11 @@ std::string short_count(double value) {
   return number("%.0f", value);
 }
 
+size_t rank_with_most(const std::vector<MemoryUse>& ranks, int64_t MemoryUse::*member) {
+  const auto less = [&](const MemoryUse& x, const MemoryUse& y) { return x.*member < y.*member; };
+  return static_cast<size_t>(std::max_element(ranks.begin(), ranks.end(), less) - ranks.begin());
+}
+
 }  // namespace
 
 int64_t resident_bytes() {
@@ -37,14 +42,21 @@ int64_t resident_bytes() {
   return resident * sysconf(_SC_PAGESIZE);
 }
 
-std::string format_memory(const MemoryUse& use) {
+std::string format_memory(const std::vector<MemoryUse>& ranks) {
   constexpr double kMb = 1024.0 * 1024.0;
-  std::string out = "memory (MB)";
-  if (use.reserved > 0) {
-    out += " | allocated: " + number("%.2f", use.allocated / kMb) + " | max allocated: " +
-           number("%.2f", use.max_allocated / kMb) + " | reserved: " + number("%.2f", use.reserved / kMb);
+  std::string out = ranks.size() > 1 ? cat("memory (MB), most of ", ranks.size(), " ranks") : "memory (MB)";
+  const auto put = [&](const char* name, int64_t MemoryUse::*member) {
+    const size_t rank = rank_with_most(ranks, member);
+    out += std::string(" | ") + name + ": " + number("%.2f", static_cast<double>(ranks[rank].*member) / kMb);
+    if (ranks.size() > 1) out += cat(" (rank ", rank, ")");
+  };
+  if (ranks[rank_with_most(ranks, &MemoryUse::reserved)].reserved > 0) {
+    put("allocated", &MemoryUse::allocated);
+    put("max allocated", &MemoryUse::max_allocated);
+    put("reserved", &MemoryUse::reserved);
   }
-  return out + " | resident on the host: " + number("%.2f", use.resident / kMb);
+  put("resident on the host", &MemoryUse::resident);
+  return out;
 }
 
 TrainingLog::TrainingLog(const TrainingConfig& config, RunFacts facts, MetricsFile metrics)
@@ -220,26 +232,25 @@ void TrainingLog::evaluation(const EvaluationRecord& record) {
   metrics_.write(json);
 }
 
-void TrainingLog::memory(const MemoryUse& use, int64_t iteration) {
-  print_line(cat("[iteration ", iteration, "] ", format_memory(use)));
+void TrainingLog::memory(const std::vector<MemoryUse>& ranks, int64_t iteration) {
+  print_line(cat("[iteration ", iteration, "] ", format_memory(ranks)));
   if (!tensorboard_ || !config_.log_memory_to_tensorboard) return;
-  tensorboard_->scalar("mem-reserved-bytes", static_cast<double>(use.reserved), iteration);
-  tensorboard_->scalar("mem-allocated-bytes", static_cast<double>(use.allocated), iteration);
-  tensorboard_->scalar("mem-max-allocated-bytes", static_cast<double>(use.max_allocated), iteration);
-  tensorboard_->scalar("mem-allocated-count", static_cast<double>(use.num_allocations), iteration);
+  const auto put = [&](const char* name, int64_t MemoryUse::*member) {
+    tensorboard_->scalar(name, static_cast<double>(ranks[rank_with_most(ranks, member)].*member), iteration);
+  };
+  put("mem-reserved-bytes", &MemoryUse::reserved);
+  put("mem-allocated-bytes", &MemoryUse::allocated);
+  put("mem-max-allocated-bytes", &MemoryUse::max_allocated);
+  put("mem-allocated-count", &MemoryUse::num_allocations);
 }
 
-void TrainingLog::timers(const Timers& timers, int64_t iteration, int64_t iterations) {
-  std::vector<std::string> names;
-  std::vector<std::vector<double>> values(1);
-  for (const auto& [name, milliseconds] : timers.milliseconds()) {
-    names.push_back(name);
-    values[0].push_back(milliseconds);
+void TrainingLog::timers(const RankTimers& timers, int64_t iteration, int64_t iterations) {
+  for (size_t i = 0; i < timers.names.size(); ++i) {
     if (tensorboard_ && config_.log_timers_to_tensorboard)
-      tensorboard_->scalar(name + "-time", milliseconds / 1000.0 / static_cast<double>(iterations), iteration);
+      tensorboard_->scalar(timers.names[i] + "-time", timers.longest(i) / 1000.0 / static_cast<double>(iterations), iteration);
   }
-  if (!names.empty())
-    print_line(format_timers(names, values, config_.timing_log_option, static_cast<double>(iterations)));
+  if (!timers.names.empty())
+    print_line(format_timers(timers.names, timers.values, config_.timing_log_option, static_cast<double>(iterations)));
 }
 
 void TrainingLog::show_status(const StepRecord& record) {

@@ -51,8 +51,8 @@ struct MemoryUse {
   int64_t reserved = 0, allocated = 0, max_allocated = 0, num_allocations = 0;
   int64_t resident = 0;  // of the process on the host
 };
-// The memory line: "memory (MB) | allocated: ... | ...".
-std::string format_memory(const MemoryUse& use);
+// The memory line: "memory (MB) | allocated: ... | ..."; of several ranks the largest of each number, and whose it is.
+std::string format_memory(const std::vector<MemoryUse>& ranks);
 // Resident bytes of this process.
 int64_t resident_bytes();
 
@@ -82,8 +82,9 @@ class TrainingLog {
   // One iteration has ended. Prints, every --log-interval iterations and after the first. Returns whether it printed.
   bool step(const StepRecord& record);
   void evaluation(const EvaluationRecord& record);
-  void memory(const MemoryUse& use, int64_t iteration);
-  void timers(const Timers& timers, int64_t iteration, int64_t iterations);
+  // Of all ranks, in rank order.
+  void memory(const std::vector<MemoryUse>& ranks, int64_t iteration);
+  void timers(const RankTimers& timers, int64_t iteration, int64_t iterations);
   MetricsFile& metrics() { return metrics_; }
   void close();  // clears the status line, flushes
 

@@ -153,12 +153,15 @@ TEST(TrainingLog, EvaluationLinesAndRecords) {
     one.num_zeros = 3;
     one.params_norm = 4;
     log.step(one);
-    log.memory({.reserved = 1 << 20, .allocated = 1 << 19, .resident = 1 << 21}, 1);
+    log.memory({{.reserved = 1 << 20, .allocated = 1 << 19, .resident = 1 << 21}}, 1);
+    log.memory({{.reserved = 3 << 20, .resident = 1 << 20}, {.reserved = 1 << 20, .allocated = 1 << 20, .resident = 5 << 20}}, 2);
   }
   const std::string out = testing::internal::GetCapturedStdout();
   EXPECT_THAT(out, testing::HasSubstr(" validation loss at iteration 10 | lm loss value: 2.000000E+00 |"));
   EXPECT_THAT(out, testing::HasSubstr(" validation-1 loss at iteration 10 | "));
   EXPECT_THAT(out, testing::HasSubstr("memory (MB) | allocated: 0.50 | max allocated: 0.00 | reserved: 1.00"));
+  EXPECT_THAT(out, testing::HasSubstr("[iteration 2] memory (MB), most of 2 ranks | allocated: 1.00 (rank 1) | max allocated: 0.00 "
+                                      "(rank 0) | reserved: 3.00 (rank 0) | resident on the host: 5.00 (rank 1)"));
   const std::vector<json> records = read_metrics(folder);
   EXPECT_EQ(records[1]["set"], "books");
   EXPECT_EQ(records[0]["split"], "validation");
@@ -177,9 +180,9 @@ TEST(TrainingLog, TimersAreReported) {
   testing::internal::CaptureStdout();
   {
     TrainingLog log(config, facts(), MetricsFile());
-    log.timers(timers, 10, 10);
+    log.timers(timers_from_texts({timers_to_text(timers), "optimizer\t30\n"}), 10, 10);
   }
-  EXPECT_THAT(testing::internal::GetCapturedStdout(), testing::HasSubstr("    optimizer ....."));
+  EXPECT_THAT(testing::internal::GetCapturedStdout(), testing::HasSubstr("    optimizer ......................................: 3.00"));
 }
 
 TEST(MetricsFile, EndsALineThatAKilledWriterLeft) {
