@@ -202,7 +202,12 @@ class ParallelTest(unittest.TestCase):
 
     def test_a_run_goes_on_under_another_layout(self):
         half = self.path("half")
-        self.train(*[LAYOUTS["pp2_vpp2"][0]], *LAYOUTS["pp2_vpp2"][1], "--save", half, "--exit-interval", "3")
+        profile = ["--profile", "--profile-ranks", "1", "--profile-step-start", "1", "--profile-step-end", "2"]
+        self.train(*[LAYOUTS["pp2_vpp2"][0]], *LAYOUTS["pp2_vpp2"][1], "--save", half, "--exit-interval", "3", *profile)
+        self.assertEqual([name for name in os.listdir(half) if name.startswith("trace")], ["trace-rank-1.json"])
+        codes, _, err = finish(start(1, ["pretrain", *MODEL, *RUN, "--load", half, "--use-mp-args-from-checkpoint-args"]))
+        self.assertEqual(codes, [2])
+        self.assertIn("1 ranks are not divisible by --tensor-model-parallel-size 1 x --pipeline-model-parallel-size 2", err)
         ranks, flags = LAYOUTS["dp3_zero3"]
         self.train(ranks, *flags, "--load", half, "--save", self.path("rest"))
         serial = records(self.serial)

@@ -363,7 +363,21 @@ class PretrainTest(unittest.TestCase):
         result = call("pretrain", "--help")
         self.assertEqual(result.returncode, 0)
         self.assertIn("--num-layers", result.stdout)
-        self.assertIn("--transformer-impl is already so", self.train("--transformer-impl", "local", "--exit-interval", "1").stderr)
+        self.assertIn("more: --help GROUP", result.stdout)
+        self.assertLess(result.stdout.count("\n"), 100)
+        self.assertIn("--lora-alpha", call("pretrain", "--help", "lora").stdout)
+        self.assertIn("--yarn-beta-fast", call("pretrain", "--help", "all").stdout)
+        log = self.train("--transformer-impl", "local", "--exit-interval", "3", "--exit-interval", "1").stderr
+        self.assertIn("--transformer-impl local is already so", log)
+        self.assertIn("--exit-interval is given more than once; the last one counts: --exit-interval 1", log)
+        result = call("pretrain", "--deterministic-mode", "--fast")
+        self.assertIn("--deterministic-mode is refused: --fast", result.stderr)
+        result = call("pretrain", "--config", self.path("nope.yaml"))
+        self.assertEqual(result.stderr.count("error:"), 1, result.stderr)
+        self.assertEqual(result.stderr.count("\n"), 1, result.stderr)
+        result = call("pretrain", "--per_device_train_batch_size", "4", "--learning_rate", "1e-4")
+        for hint in ("did you mean --micro-batch-size?", "did you mean --lr?"):
+            self.assertIn(hint, result.stderr)
 
     def test_report(self):
         page = self.path("report.html")
