@@ -29,7 +29,8 @@ int megatron_finetune(int argc, char** argv) {
         "pretrain]\n\n"
         "MODEL is a folder of checkpoints or of Hugging Face; its model and tokenizer are used "
         "unless flags say otherwise.\n"
-        "When --save holds checkpoints of this run already, it goes on from there.";
+        "When --save holds checkpoints of this run already, it goes on from there.\n\n" +
+        std::string(kExitCodesHelp);
     if (launch.rank == 0) print_line(run_help(usage, arguments.configs(), arguments.help_topic));
     return 0;
   }

@@ -25,7 +25,8 @@ int megatron_pretrain(int argc, char** argv) {
   if (arguments.help) {
     const std::string usage =
         "megatron pretrain --num-layers N --hidden-size N --num-attention-heads N --seq-length N --micro-batch-size N\n"
-        "                  --train-iters N --lr X --tokenizer-type T --data-path PREFIX [flags]";
+        "                  --train-iters N --lr X --tokenizer-type T --data-path PREFIX [flags]\n\n" +
+        std::string(kExitCodesHelp);
     if (launch.rank == 0) print_line(run_help(usage, arguments.configs(), arguments.help_topic));
     return 0;
   }

@@ -4,7 +4,7 @@
 #include <chrono>
 #include <thread>
 
-#include "megatron/base/check.h"
+#include "megatron/base/failure_class.h"
 
 namespace megatron {
 
@@ -17,8 +17,9 @@ std::string ControlChannel::take(const std::string& key, int from, const char* w
   const auto deadline = Clock::now() + std::chrono::duration<double>(timeout_seconds_);
   for (auto pause = std::chrono::milliseconds(1);; pause = std::min(2 * pause, std::chrono::milliseconds(50))) {
     if (std::optional<std::string> value = store_->find(key)) return *value;
-    MEGATRON_CHECK(Clock::now() < deadline, what, " ", calls_, " of the channel ", name_, " timed out after ", timeout_seconds_,
-                   " s: rank ", from, " did not come");
+    if (Clock::now() >= deadline)
+      throw RetryError(cat(what, " ", calls_, " of the channel ", name_, " timed out after ", timeout_seconds_, " s: rank ", from,
+                           " did not come"));
     std::this_thread::sleep_for(pause);
   }
 }

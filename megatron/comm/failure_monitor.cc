@@ -11,6 +11,7 @@
 #include <condition_variable>
 #include <csignal>
 #include <fstream>
+#include <functional>
 #include <map>
 #include <mutex>
 #include <optional>
@@ -110,7 +111,7 @@ void on_sigterm(int) {  // calls only what POSIX allows
     } catch (...) {
       monitor->fail(Error("an exception of unknown type"));
     }
-    _exit(1);
+    _exit(monitor->failure_exit_code());
   }
   std::abort();
 }
@@ -119,6 +120,7 @@ struct LocalFailure {
   std::string text;
   bool consequence = false;
   int culprit = -1;
+  FailureClass failure = FailureClass::kDoNotRetry;
 };
 
 }  // namespace
@@ -137,6 +139,8 @@ struct FailureMonitor::Impl {
   std::mutex mutex;
   std::condition_variable changed;
   std::optional<LocalFailure> failure;  // of this rank
+  std::function<void(const JobFailure&)> on_failure;
+  std::atomic<FailureClass> failure_of_job{FailureClass::kRetry};
   bool reported = false;
   bool leaving = false;
   bool left = false;
@@ -178,6 +182,7 @@ struct FailureMonitor::Impl {
       state.error = error->text;
       state.consequence = error->consequence;
       state.culprit = error->culprit;
+      state.failure = error->failure;
       state.order = failure_order;
     }
     return state;
@@ -256,6 +261,21 @@ struct FailureMonitor::Impl {
 
   // -- the failure
 
+  // What every rank leaves with. `speaks`: this rank also tells whoever asked to be told.
+  void conclude(const FailureReport& report, bool speaks) {
+    failure_of_job = report.failure;
+    std::function<void(const JobFailure&)> callback;
+    {
+      std::lock_guard lock(mutex);
+      callback = std::exchange(on_failure, nullptr);
+    }
+    if (!speaks || !callback) return;
+    std::string text = report.text;
+    if (text.starts_with("error: ")) text.erase(0, 7);
+    if (text.ends_with('\n')) text.pop_back();
+    callback({report.culprit, report.failure, text});
+  }
+
   // The rank that reports: collects the states of all ranks, explains and publishes.
   void report() {
     std::map<int, RankState> answers;
@@ -276,10 +296,13 @@ struct FailureMonitor::Impl {
       states.push_back(answer != answers.end() ? answer->second : state_from_outside(rank));
       if (states.back().condition == Condition::kSilent) silent += cat(rank, " ");
     }
-    write_to_stderr(explain_failure(states).text);
+    const FailureReport report = explain_failure(states);
+    write_to_stderr(report.text);
     told = true;
     const int64_t num_readers = static_cast<int64_t>(answers.size());
-    store->set("verdict", cat(num_readers, " ", silent));
+    store->set("report", report.text);
+    store->set("verdict", cat(num_readers, " ", static_cast<int>(report.failure), " ", report.culprit, " ", silent));
+    conclude(report, launch.rank == 0 || !answers.contains(0));
     kill_neighbours(silent);
     hold_store_for(num_readers);
   }
@@ -323,16 +346,23 @@ struct FailureMonitor::Impl {
       }
     }
     if (!verdict) {  // the reporting rank is lost, too
-      write_to_stderr(explain_failure({own_state()}).text);
+      const FailureReport report = explain_failure({own_state()});
+      write_to_stderr(report.text);
       told = true;
+      conclude(report, launch.rank == 0);
       return;
     }
     told = true;
     int64_t num_readers = 0;
+    int failure = 0;
+    FailureReport report;
     std::string silent;
     std::istringstream in(*verdict);
-    in >> num_readers;
+    in >> num_readers >> failure >> report.culprit;
     std::getline(in, silent);
+    report.failure = static_cast<FailureClass>(failure);
+    report.text = store->find("report").value_or("");
+    conclude(report, launch.rank == 0);
     kill_neighbours(silent);
     hold_store_for(num_readers);
   }
@@ -386,7 +416,10 @@ struct FailureMonitor::Impl {
       if (text.empty()) text = error_lines(error ? error->text : problem, launch.rank, place);
       for (const CollectiveCall& call : history->snapshot().under_way)
         text += cat("detail: rank ", launch.rank, " waited in ", to_string(call), "\n");
-      write_to_stderr(text + "hint: rank 0 or the launcher held the store through which ranks speak of failures\n");
+      text += "hint: rank 0 or the launcher held the store through which ranks speak of failures\n";
+      write_to_stderr(text);
+      const bool own = error && !error->consequence;
+      conclude({own && culprit.empty() ? launch.rank : 0, own ? error->failure : FailureClass::kRetry, text}, lowest);
     } else {
       sleep_seconds(kTickSeconds);  // until the lowest rank has looked at what is killed here
     }
@@ -409,7 +442,7 @@ struct FailureMonitor::Impl {
   [[noreturn]] void end_process() {
     mark_reported();
     sleep_seconds(kUnwindSeconds);
-    _exit(1);
+    _exit(exit_code(failure_of_job));
   }
 
   void say_goodbye() {
@@ -546,11 +579,22 @@ void FailureMonitor::set_timeout(double seconds) {
   if (impl_) impl_->timeout = seconds;
 }
 
+void FailureMonitor::when_failed(std::function<void(const JobFailure&)> callback) {
+  if (!impl_) return;
+  std::lock_guard lock(impl_->mutex);
+  impl_->on_failure = std::move(callback);
+}
+
+int FailureMonitor::failure_exit_code() const {
+  return exit_code(impl_ ? impl_->failure_of_job.load() : FailureClass::kRetry);
+}
+
 bool FailureMonitor::fail(const std::exception& error) {
   if (!impl_) return false;
   const auto* collective = dynamic_cast<const CollectiveError*>(&error);
   std::unique_lock lock(impl_->mutex);
-  if (!impl_->failure) impl_->failure = LocalFailure{error.what(), collective != nullptr, collective ? collective->culprit : -1};
+  if (!impl_->failure)
+    impl_->failure = LocalFailure{error.what(), collective != nullptr, collective ? collective->culprit : -1, failure_class(error)};
   wake(hooks.wake_fd);
   const auto patience = std::chrono::duration<double>(kVerdictSeconds + kStuckStoreSeconds);
   return impl_->changed.wait_for(lock, patience, [&] { return impl_->reported; });

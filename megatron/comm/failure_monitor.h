@@ -13,13 +13,22 @@
 #pragma once
 
 #include <exception>
+#include <functional>
 #include <memory>
 #include <string>
 
+#include "megatron/base/failure_class.h"
 #include "megatron/comm/launch.h"
 #include "megatron/comm/rendezvous.h"
 
 namespace megatron {
+
+// Why a job has failed, as every rank of it learns.
+struct JobFailure {
+  int culprit = 0;  // the rank that failed first
+  FailureClass failure = FailureClass::kRetry;
+  std::string text;  // the report: "[rank 2, dp 2] the disk is full\nhint: ..."
+};
 
 // Lives as long as the rank uses its groups; one per process. Does nothing for one rank. Takes over SIGTERM (unless it has a
 // handler already), so that a launcher which ends all processes when one died does not end the report too, and
@@ -35,10 +44,16 @@ class FailureMonitor {
 
   void set_timeout(double seconds);
 
+  // Called once, from the monitor's thread, when the job has failed and before this process ends: on rank 0, and on the
+  // rank that reports when rank 0 is lost (on one rank per machine, when the store is lost with it).
+  void when_failed(std::function<void(const JobFailure&)> callback);
+
   // This rank has failed with `error`. Returns whether the failure has been reported, by this rank or another one; if not (one
   // rank), the caller prints it. The caller then leaves by std::_Exit, because threads may be stuck in collectives; if it does
   // not within a second, the monitor does.
   bool fail(const std::exception& error);
+  // The exit code of the failure that was reported, the same on every rank that has learned of it.
+  int failure_exit_code() const;
 
  private:
   struct Impl;

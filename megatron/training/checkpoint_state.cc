@@ -298,6 +298,9 @@ void Checkpointer::report(const SaveOutcome& outcome) {
     log_error("training goes on (--save-failure continue)");
     return;
   }
+  newest_.iteration = outcome.iteration;
+  newest_.directory = outcome.result.directory.string();
+  newest_.longest_seconds = std::max(newest_.longest_seconds, seconds);
   print_line(cat("  saved checkpoint of iteration ", outcome.iteration, " to ", outcome.result.directory.string(), " (",
                  format_bytes(static_cast<double>(outcome.result.bytes)), ")"));
   log_progress(arguments_.training, cat("saved iteration ", outcome.iteration));
@@ -306,6 +309,16 @@ void Checkpointer::report(const SaveOutcome& outcome) {
   record.member("iteration", outcome.iteration).member("bytes", outcome.result.bytes).member("seconds", seconds);
   record.member("directory", outcome.result.directory.string());
   log_.metrics().write(record);
+}
+
+double Checkpointer::expected_seconds(double before) {
+  const double measured = std::max(newest_.longest_seconds, before);
+  if (measured > 0) return measured;
+  if (state_bytes_ == 0)
+    for (const StateTensor& tensor : state_tensors(model_, !arguments_.training.no_save_optim))
+      state_bytes_ += static_cast<double>(tensor.data.nbytes());
+  constexpr double kBytesPerSecond = 100e6;
+  return state_bytes_ / kBytesPerSecond;
 }
 
 void log_progress(const TrainingConfig& config, const std::string& text) {

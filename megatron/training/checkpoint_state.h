@@ -65,7 +65,17 @@ class Checkpointer {
   // Waits for background saves.
   void finish();
   int64_t last_saved() const { return last_saved_; }
-  void set_last_saved(int64_t iteration) { last_saved_ = iteration; }
+  void set_last_saved(int64_t iteration) { last_saved_ = newest_.iteration = iteration; }
+  // The newest checkpoint that is known to be on disk; iteration -1: none. Directory and seconds of those that were
+  // written here.
+  struct Published {
+    int64_t iteration = -1;
+    std::string directory;
+    double longest_seconds = 0;  // of all saves so far, from the call to the publication
+  };
+  const Published& newest() const { return newest_; }
+  // How long a save takes: the longest so far, `before` by earlier attempts, or what this rank's state needs at 100 MB/s.
+  double expected_seconds(double before);
 
  private:
   struct Snapshot;
@@ -80,6 +90,8 @@ class Checkpointer {
   bool replace_existing_;
   Agreement* agreement_;  // null: one rank
   int64_t last_saved_ = -1;
+  Published newest_;
+  double state_bytes_ = 0;  // of this rank, when they were asked for
   std::shared_ptr<Snapshot> snapshot_;
   std::unique_ptr<AsyncSaver> saver_;
   std::vector<std::pair<int64_t, std::chrono::steady_clock::time_point>> started_;

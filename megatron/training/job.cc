@@ -1,11 +1,14 @@
 #include "megatron/training/job.h"
 
 #include <cstdlib>
+#include <utility>
 
 #include "megatron/base/check.h"
 #include "megatron/base/exit_codes.h"
+#include "megatron/base/failure_class.h"
 #include "megatron/base/files.h"
 #include "megatron/base/log.h"
+#include "megatron/base/process_signals.h"
 #include "megatron/comm/control.h"
 #include "megatron/comm/failure_monitor.h"
 #include "megatron/comm/rendezvous.h"
@@ -33,19 +36,40 @@ class ChannelAgreement final : public Agreement {
   ControlChannel channel_;
 };
 
-int exit_code_of(const std::exception& error) {
-  if (dynamic_cast<const UsageError*>(&error)) return kExitUsage;
-  return dynamic_cast<const Error*>(&error) ? kExitFailure : kExitInternal;
+// A device that fails may work after another start or on another machine; memory that is too small stays so.
+[[noreturn]] void throw_device_error(const c10::Error& error) {
+  const std::string message = error.what_without_backtrace();
+  const bool device = message.find("CUDA error") != std::string::npos || message.find("NCCL error") != std::string::npos;
+  const bool memory = message.find("out of memory") != std::string::npos;
+  if (device && !memory) throw RetryError(message);
+  throw;
 }
 
 }  // namespace
 
+int with_own_errors(const std::function<int()>& body) {
+  try {
+    return body();
+  } catch (const c10::DistError& error) {
+    throw RetryError(error.what_without_backtrace());
+  } catch (const c10::Error& error) {
+    throw_device_error(error);
+  }
+}
+
 int run_job(const Launch& launch, const Arguments& arguments,
             const std::function<int(const Job&)>& body) {
   Job job;
+  job.launch = launch;
+  if (arguments.training.stopped_exit_code.value_or(0) != 0 && launch.launcher == "torchrun" && !launch.run_id.empty()) {
+    if (launch.rank != 0) return kExitUsage;  // the first rank says what is wrong
+    throw UsageError("--stopped-exit-code is given under torchrun, which starts the ranks again after any code but 0"
+                     "\nhint: drop it; outcome.json in the folder of the run tells stopped from finished");
+  }
   tune_gemms(arguments.training.gemm_tuning ? cache_folder().string() : "");
-  if (launch.world_size == 1) return body(job);
+  if (launch.world_size == 1) return with_own_errors([&] { return body(job); });
   set_quiet(launch.rank != 0);
+  set_crash_prefix(cat("[rank ", launch.rank, "] "));
   set_log_prefix(launch.rank != 0 ? cat("[rank ", launch.rank, "] ") : "");
   const c10::Device device = choose_device(arguments.training.device, launch.local_rank);
   const Connection connection = connect(launch, arguments.comm, device);
@@ -60,13 +84,16 @@ int run_job(const Launch& launch, const Arguments& arguments,
                                       arguments.transformer.query_groups());
     ChannelAgreement agreement(*connection.store, launch, arguments.comm.timeout_seconds());
     job.agreement = &agreement;
+    job.when_failed = [&](std::function<void(const JobFailure&)> callback) {
+      monitor.when_failed(std::move(callback));
+    };
     job.after_first_step = [&] {
       monitor.set_timeout(arguments.comm.timeout_seconds_after_init());
     };
-    return body(job);
+    return with_own_errors([&] { return body(job); });
   } catch (const std::exception& error) {
     if (!monitor.fail(error)) throw;
-    std::_Exit(exit_code_of(error));  // threads may be stuck in collectives that will never end
+    std::_Exit(monitor.failure_exit_code());  // threads may be stuck in collectives that will never end
   }
 }
 

@@ -1,9 +1,12 @@
 // This process among those that run a job: its groups, and what ends every rank when one of them fails.
 #pragma once
 
+#include <chrono>
 #include <functional>
 #include <memory>
 
+#include "megatron/comm/failure_monitor.h"
+#include "megatron/comm/launch.h"
 #include "megatron/comm/parallel_groups.h"
 #include "megatron/dist_checkpointing/save.h"
 #include "megatron/training/arguments.h"
@@ -18,12 +21,20 @@ struct Job {
   int local_world_size = 1;                // how many those are
   std::shared_ptr<SectionClock> clock;     // that the groups tell of their waits; null: times are not measured
   std::function<void()> after_first_step;  // start-up is over: time limits may get shorter. May be empty
+  Launch launch;                           // who started this rank
+  std::chrono::steady_clock::time_point started = std::chrono::steady_clock::now();
+  // Takes what is called when any rank has failed (FailureMonitor::when_failed). Empty with one rank.
+  std::function<void(std::function<void(const JobFailure&)>)> when_failed;
   bool is_first() const { return groups.world.rank() == 0; }
 };
 
+// Runs `body`; errors of devices and of communication libraries become RetryError.
+int with_own_errors(const std::function<int()>& body);
+
 // Runs `body` as one rank of the job that the launcher's environment describes (torchrun, srun, mpirun; none: one rank) and
 // returns what it returns. `arguments` were parsed for launch.world_size ranks. Meets the other ranks first. When any rank
-// throws, dies or hangs, every rank leaves with a nonzero exit code and one of them says why; see comm/failure_monitor.h.
+// throws, dies or hangs, every rank leaves with the exit code of that failure (base/exit_codes.h) and one of them says why; see
+// comm/failure_monitor.h.
 int run_job(const Launch& launch, const Arguments& arguments, const std::function<int(const Job&)>& body);
 
 }  // namespace megatron

@@ -1,13 +1,16 @@
 #include "megatron/training/pretrain.h"
 
 #include <algorithm>
+#include <chrono>
 #include <deque>
+#include <utility>
 
 #include "megatron/base/check.h"
 #include "megatron/base/files.h"
 #include "megatron/base/format.h"
 #include "megatron/base/json_writer.h"
 #include "megatron/base/log.h"
+#include "megatron/base/process_signals.h"
 #include "megatron/datasets/reading_summary.h"
 #include "megatron/models/huggingface/hf_folder.h"
 #include "megatron/tensor/threads.h"
@@ -17,9 +20,11 @@
 #include "megatron/training/hybrid_batches.h"
 #include "megatron/training/microbatches.h"
 #include "megatron/training/rank_reports.h"
+#include "megatron/training/run_folders.h"
 #include "megatron/training/setup.h"
 #include "megatron/training/signals.h"
 #include "megatron/training/start_notes.h"
+#include "megatron/training/time_limit.h"
 #include "megatron/training/trace.h"
 
 namespace megatron {
@@ -31,8 +36,9 @@ constexpr int64_t kOutOfTime = 1000;
 
 class Run {
  public:
-  Run(const PretrainTask& task, const Arguments& arguments, const Job& job);
-  void execute();
+  Run(const PretrainTask& task, const Arguments& arguments, const Job& job, RunFolders& folders);
+  // Returns the exit code.
+  int execute();
 
  private:
   // What is known of an iteration before its outcome has been read.
@@ -49,7 +55,7 @@ class Run {
   void one_step();
   void read_outcomes(bool all);
   void after_step();
-  int64_t wants_to_stop() const;
+  int64_t wants_to_stop();
   bool should_exit();
   bool due(const std::optional<int64_t>& interval) const { return interval && state_.iteration % *interval == 0; }
   void evaluate_validation(const std::string& where, bool may_stop = false);
@@ -62,12 +68,14 @@ class Run {
   void write_start_record();
   void announce_replicas() const;
   std::vector<std::pair<std::string, double>> named(const std::vector<double>& metrics) const;
-  void end(const std::string& reason);
+  int end(const std::string& reason);
+  void note_saves();
+  void require_final_save() const;
 
   const PretrainTask& task_;
   const Arguments& arguments_;
   const TrainingConfig& config_;
-  const std::chrono::steady_clock::time_point begin_ = std::chrono::steady_clock::now();
+  RunFolders& folders_;
   const c10::Device device_;
   const int64_t train_iters_;
   const MicrobatchCalculator microbatches_;
@@ -96,6 +104,10 @@ class Run {
   int64_t last_batch_size_ = 0;
   int64_t stop_ = 0;  // what a rank asked for in a step whose outcome has been read
   std::string exit_reason_;
+  bool stopped_ = false;  // before its end, to be resumed
+  TimeLimit time_limit_;
+  std::chrono::steady_clock::time_point turn_began_;
+  bool warned_of_grace_ = false;
   std::unique_ptr<SignalHandler> signals_;
 };
 
@@ -116,10 +128,15 @@ RunState initial_state(const Start& start, const PretrainTask& task, const Token
   return state;
 }
 
-Run::Run(const PretrainTask& task, const Arguments& arguments, const Job& job)
+double seconds_since(std::chrono::steady_clock::time_point begin) {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+}
+
+Run::Run(const PretrainTask& task, const Arguments& arguments, const Job& job, RunFolders& folders)
     : task_(task),
       arguments_(arguments),
       config_(arguments.training),
+      folders_(folders),
       device_(choose_device(config_.device, job.local_rank)),
       train_iters_(arguments.train_iters()),
       microbatches_(arguments.microbatches()),
@@ -140,7 +157,9 @@ Run::Run(const PretrainTask& task, const Arguments& arguments, const Job& job)
                                      start_.checkpoint ? &*start_.checkpoint : nullptr),
                     /*replace_existing=*/start_.continues(), job.agreement),
       batches_(device_, own_positions(arguments.data), groups_.cp),
-      outcomes_(device_) {
+      outcomes_(device_),
+      // Several ranks learn of the decision from the outcome of a step, which the host may read two steps later.
+      time_limit_(60.0 * static_cast<double>(config_.exit_duration_in_mins.value_or(0)), groups_.world.size() > 1 ? 3 : 1) {
   timers_.set_sections(job.clock.get());
   if (job.clock && groups_.world.size() > 1) slow_ranks_.emplace(groups_, device_, config_.log_interval);
   make_loaders();
@@ -148,6 +167,8 @@ Run::Run(const PretrainTask& task, const Arguments& arguments, const Job& job)
   std::error_code ignored;
   if (start_.continues() && std::filesystem::equivalent(start_.checkpoint->directory().parent_path(), config_.save, ignored))
     checkpointer_.set_last_saved(state_.iteration);
+  folders_.set_iteration(state_.iteration);
+  if (start_.continues()) folders_.set_saved(state_.iteration, start_.checkpoint->directory().string(), 0);
   if (config_.exit_signal_handler) signals_ = std::make_unique<SignalHandler>(config_.exit_signal_number());
 }
 
@@ -269,7 +290,7 @@ void Run::write_start_record() {
   log_.metrics().write(record);
 }
 
-void Run::execute() {
+int Run::execute() {
   announce();
   if (config_.skip_train) {
     log_info("--skip-train: evaluating only");
@@ -280,15 +301,43 @@ void Run::execute() {
     const std::string where = cat("iteration ", state_.iteration, " on validation set");
     evaluate_validation(where, /*may_stop=*/true);
     evaluate_test();
-    exit_reason_ = may_stop_now() ? "evaluation stopped by a signal" : "finished";
+    stopped_ = may_stop_now();
+    exit_reason_ = stopped_ ? "evaluation stopped by a signal" : "finished";
   }
-  end(exit_reason_);
+  const int code = end(exit_reason_);
   // Copies out of the memory of peers are over when the ranks meet for the last time.
   for (ModelChunk& chunk : model_.chunks) chunk.store->finish_param_sync();
+  return code;
 }
 
-void Run::end(const std::string& reason) {
+// With --save-failure continue the run goes on without checkpoints, but it must not end as if there were one.
+void Run::require_final_save() const {
+  if (config_.save.empty() || config_.skip_train || checkpointer_.last_saved() == state_.iteration) return;
+  const int64_t newest = checkpointer_.newest().iteration;
+  throw Error(cat("the final state, of iteration ", state_.iteration, ", was not saved (--save-failure continue); ",
+                  newest >= 0 ? cat("the newest checkpoint is iteration ", newest) : cat(config_.save, " holds no checkpoint of this run"),
+                  "\nhint: make room there and start the run again with --start-mode resume-or-fresh"));
+}
+
+// Tells outcome.json of new checkpoints, and the user when one takes longer than a signal leaves.
+void Run::note_saves() {
+  const Checkpointer::Published& newest = checkpointer_.newest();
+  if (newest.directory.empty()) return;
+  folders_.set_saved(newest.iteration, newest.directory, newest.longest_seconds);
+  const bool torchrun = job_.launch.launcher == "torchrun" && !job_.launch.run_id.empty();
+  const int64_t grace = config_.exit_signal_grace_seconds.value_or(torchrun ? 30 : 0);
+  const double needed = newest.longest_seconds + time_limit_.longest_turn();
+  if (grace == 0 || needed <= static_cast<double>(grace) || !job_.is_first() || std::exchange(warned_of_grace_, true)) return;
+  log_warning(cat("a step and a save take ", static_cast<int64_t>(needed + 0.5), " s, but the run is killed ", grace,
+                  " s after a signal", config_.exit_signal_grace_seconds ? " (--exit-signal-grace-seconds)" : " (torchrun)",
+                  ": what was done since the last checkpoint would be lost\nhint: save more often (--save-interval), or ask the "
+                  "scheduler for an earlier signal (Slurm: --signal=TERM@SECONDS)"));
+}
+
+int Run::end(const std::string& reason) {
   checkpointer_.finish();
+  note_saves();
+  require_final_save();
   log_.close();
   log_progress(config_, cat(reason, " at iteration ", state_.iteration));
   if (log_.metrics().is_open()) {
@@ -297,10 +346,14 @@ void Run::end(const std::string& reason) {
     log_.metrics().write(record);
   }
   log_info(cat(reason, " at iteration ", state_.iteration));
+  const int code = stopped_ ? static_cast<int>(config_.stopped_exit_code.value_or(0)) : 0;
+  folders_.ended(stopped_ ? RunEnd::kStopped : RunEnd::kFinished, code, reason);
+  return code;
 }
 
 void Run::train() {
   log_.resume();
+  turn_began_ = std::chrono::steady_clock::now();
   while (state_.iteration < train_iters_) {
     profile_steps();
     const int64_t batch_size = microbatches_.global_batch_size(state_.consumed_train_samples);
@@ -333,7 +386,7 @@ void Run::one_step() {
   };
   outcomes_.push(train_step(model_, task_, options, next_batch, timers_));
   if (job_.after_first_step && steps_done_++ == 0) job_.after_first_step();
-  ++state_.iteration;
+  folders_.set_iteration(++state_.iteration);
   ++timed_iterations_;
   state_.consumed_train_samples += options.global_batch_size;
 
@@ -389,27 +442,30 @@ void Run::after_step() {
   if (evaluates) evaluate_validation(cat("iteration ", iteration));
   if (saves) save();
   checkpointer_.poll();
+  time_limit_.add_turn(seconds_since(std::exchange(turn_began_, std::chrono::steady_clock::now())));
+  note_saves();
 }
 
 // Why this rank would end the run now, as a number that every rank can read: a signal, or kOutOfTime; 0: go on.
-int64_t Run::wants_to_stop() const {
+int64_t Run::wants_to_stop() {
   if (signalled()) return signals_->received();
-  const bool late = config_.exit_duration_in_mins &&
-                    std::chrono::steady_clock::now() - begin_ >= std::chrono::minutes(*config_.exit_duration_in_mins);
-  return late ? kOutOfTime : 0;
+  if (!config_.exit_duration_in_mins) return 0;
+  const double save_seconds = config_.save.empty() ? 0 : checkpointer_.expected_seconds(folders_.seconds_per_save());
+  return time_limit_.reached(seconds_since(job_.started), save_seconds) ? kOutOfTime : 0;
 }
 
 // All ranks decide alike: by what the outcomes of the steps say, or by the iteration.
 bool Run::should_exit() {
   const int64_t stop = groups_.world.size() > 1 ? stop_ : wants_to_stop();
   if (stop == kOutOfTime) {
-    exit_reason_ = cat("stopped after ", *config_.exit_duration_in_mins, " minutes (--exit-duration-in-mins)");
+    exit_reason_ = cat("stopped by --exit-duration-in-mins ", *config_.exit_duration_in_mins);
   } else if (stop != 0) {
     exit_reason_ = cat("stopped by signal ", stop);
   } else if (due(config_.exit_interval)) {
     exit_reason_ = "stopped by --exit-interval";
   }
-  return !exit_reason_.empty();
+  stopped_ = !exit_reason_.empty();
+  return stopped_;
 }
 
 // Evaluations between iterations are never cut short: the samples they consume belong to the state of the run.
@@ -467,6 +523,7 @@ void Run::save() {
   state_.step = model_.optimizer->read_state();
   state_.schedule = model_.optimizer->schedule();
   if (job_.clock) job_.clock->pause();
+  folders_.check();
   checkpointer_.save(state_);
   if (job_.clock) job_.clock->resume();
 }
@@ -496,10 +553,19 @@ void Run::profile_steps() {
 
 int pretrain(const PretrainTask& task, const Arguments& arguments, const Job& job) {
   use_threads(arguments.training.num_threads, job.local_world_size);
-  Run run(task, arguments, job);
-  run.execute();
-  job.groups.world.barrier();  // groups are given up when nobody uses them any more
-  return 0;
+  make_standard_output_optional();
+  RunFolders folders(arguments.training, job);
+  try {
+    return with_own_errors([&] {
+      Run run(task, arguments, job, folders);
+      const int code = run.execute();
+      job.groups.world.barrier();  // groups are given up when nobody uses them any more
+      return code;
+    });
+  } catch (const std::exception& error) {
+    folders.failed(error);
+    throw;
+  }
 }
 
 }  // namespace megatron

@@ -8,6 +8,7 @@
 #include <map>
 
 #include "megatron/base/check.h"
+#include "megatron/training/run_outcome.h"
 
 namespace megatron {
 
@@ -29,6 +30,7 @@ void on_signal(int number) {
     return;
   }
   write_text("\nsecond signal: stopping at once, nothing is saved\n");
+  write_outcome_of_signal(number);
   _exit(128 + number);
 }
 

@@ -8,6 +8,7 @@
 #include <string_view>
 
 #include "megatron/base/check.h"
+#include "megatron/base/exit_codes.h"
 #include "megatron/base/threads.h"
 
 namespace megatron {
@@ -26,6 +27,16 @@ void at_least(Violations& violations, std::string_view flag, std::optional<int64
               int64_t least) {
   if (value && *value < least)
     violations.add(cat(flag, " is ", *value), cat("give an integer of at least ", least));
+}
+
+void check_stopped_exit_code(Violations& violations, std::optional<int64_t> code) {
+  if (!code) return;
+  if (*code < 0 || *code > 125)
+    violations.add(cat("--stopped-exit-code is ", *code), "give 0, or 4 to 125: shells use those above");
+  for (const int taken : {kExitFailure, kExitUsage, kExitInternal, kExitRetry})
+    if (*code == taken)
+      violations.add(cat("--stopped-exit-code is ", *code, ", which stands for a failure"),
+                     "give another one, such as 85");
 }
 
 // Whether the pattern stands for the name, or for a part of it that ends before a dot.
@@ -91,11 +102,19 @@ void TrainingConfig::training_fields(FieldVisitor& v) {
           "iterations between comparisons, by hashes, of the weights, master weights and moments that "
           "several ranks hold; a difference names the rank and ends the run; 0: never; default: 100");
   v.field("exit_interval", exit_interval, "save and stop when the iteration is a multiple of this");
-  v.field("exit_duration_in_mins", exit_duration_in_mins, "save and stop after this many minutes");
+  v.field("exit_duration_in_mins", exit_duration_in_mins,
+          "save and stop so early that the checkpoint is written within this many minutes");
   v.field({"exit_signal_handler", "--no-exit-signal-handler", true}, exit_signal_handler,
           "let signals end the process as usual; by default the first one saves and stops, the "
           "second stops at once");
   v.choice("exit_signal", exit_signal, kSignals, "handled besides SIGTERM and SIGINT");
+  v.field("exit_signal_grace_seconds", exit_signal_grace_seconds,
+          "how long after a signal the process is killed: a run whose step and save take longer "
+          "says so; default: 30 under torchrun");
+  v.field("stopped_exit_code", stopped_exit_code,
+          "exit code of a run that was stopped by a signal, --exit-interval or "
+          "--exit-duration-in-mins and can be resumed; default: 0. Not under torchrun, which starts "
+          "ranks again after any other code");
   v.group("validation");
   v.field("eval_iters", eval_iters, "global batches of one evaluation; 0: no evaluation");
   v.field("eval_interval", eval_interval,
@@ -194,6 +213,8 @@ void TrainingConfig::validate(Violations& violations) const {
   at_least(violations, "--cuda-graph-warmup-steps", cuda_graph_warmup_steps, 1);
   at_least(violations, "--exit-interval", exit_interval, 1);
   at_least(violations, "--exit-duration-in-mins", exit_duration_in_mins, 0);
+  at_least(violations, "--exit-signal-grace-seconds", exit_signal_grace_seconds, 1);
+  check_stopped_exit_code(violations, stopped_exit_code);
   at_least(violations, "--eval-iters", eval_iters, 0);
   at_least(violations, "--eval-interval", eval_interval, 1);
   at_least(violations, "--eval-global-batch-size", eval_global_batch_size, 1);

@@ -52,6 +52,8 @@ struct TrainingConfig : Config {
   std::optional<int64_t> exit_duration_in_mins;
   bool exit_signal_handler = true;
   ExitSignal exit_signal = ExitSignal::kTerm;
+  std::optional<int64_t> exit_signal_grace_seconds;  // from a signal to the kill that follows it
+  std::optional<int64_t> stopped_exit_code;          // of a run that stopped and can be resumed; default: 0
 
   // -- validation
   int64_t eval_iters = 100;

@@ -266,8 +266,10 @@ class PretrainTest(unittest.TestCase):
                 result = self.train("--save", save, "--save-interval", "4", *background, expect=1, preexec_fn=limit)
                 self.assertIn("was not saved", result.stderr)
                 self.assertIn("--save-failure continue", result.stderr)
-                result = self.train("--save", save, "--save-interval", "4", "--save-failure", "continue", *background, preexec_fn=limit)
+                result = self.train("--save", save, "--save-interval", "4", "--save-failure", "continue", *background, expect=1,
+                                    preexec_fn=limit)
                 self.assertIn("training goes on", result.stderr)
+                self.assertIn("the final state, of iteration 8, was not saved", result.stderr)
                 self.assertIn("iteration        8/       8", result.stdout)
                 self.assertEqual([name for name in os.listdir(save) if name.startswith("iter_") and "tmp" not in name], [])
 

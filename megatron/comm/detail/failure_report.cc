@@ -93,8 +93,10 @@ class Explanation {
       if (state.condition == Condition::kFailed && state.consequence == consequence && (!first || state.order < first->order))
         first = &state;
     }
-    if (first) blame(*first, first->error);
-    return first != nullptr;
+    if (first == nullptr) return false;
+    blame(*first, first->error);
+    if (!consequence) report_.failure = first->failure;
+    return true;
   }
 
   // An error of a group that says whose fault it is: a call that differs from its peers'.
@@ -106,6 +108,7 @@ class Explanation {
     }
     if (!first) return false;
     blame(*by_rank_.at(first->culprit), first->error);
+    report_.failure = FailureClass::kDoNotRetry;
     hint_ = "every rank of a group must make the same calls in the same order";
     return true;
   }
@@ -146,6 +149,7 @@ class Explanation {
       std::string text = cat("ranks of ", number.first, " made different calls as number ", number.second, ": ");
       for (size_t i = 0; i < sorted.size(); ++i) text += cat(i ? ", " : "", ranks_text(sorted[i].second), " ", sorted[i].first);
       blame(culprit, text);
+      report_.failure = FailureClass::kDoNotRetry;
       hint_ = "every rank of a group must make the same calls in the same order";
       return true;
     }
@@ -240,6 +244,7 @@ std::string to_json(const RankState& state) {
   Json json = {{"rank", state.rank},       {"place", state.place},         {"process", state.process},
                {"condition", static_cast<int>(state.condition)},           {"error", state.error},
                {"consequence", state.consequence}, {"culprit", state.culprit}, {"order", state.order},
+               {"failure", static_cast<int>(state.failure)},
                {"now", state.history.now}, {"issued", state.history.issued}};
   for (const CollectiveCall& call : state.history.under_way) json["under_way"].push_back(call_to_json(call));
   for (const CollectiveCall& call : state.history.finished) json["finished"].push_back(call_to_json(call));
@@ -258,6 +263,7 @@ RankState rank_state_from_json(const std::string& text) {
     json.at("consequence").get_to(state.consequence);
     json.at("culprit").get_to(state.culprit);
     json.at("order").get_to(state.order);
+    state.failure = static_cast<FailureClass>(json.at("failure").get<int>());
     json.at("now").get_to(state.history.now);
     json.at("issued").get_to(state.history.issued);
     for (const Json& call : json.value("under_way", Json::array())) state.history.under_way.push_back(call_from_json(call));

@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "megatron/base/failure_class.h"
 #include "megatron/comm/collective_history.h"
 
 namespace megatron {
@@ -24,6 +25,7 @@ struct RankState {
   bool consequence = false;  // a collective that failed because of a peer
   int culprit = -1;          // the rank that `error` is the fault of, when it says so
   int64_t order = 0;         // in which the ranks reported their failures
+  FailureClass failure = FailureClass::kDoNotRetry;  // of `error`
   // kSilent
   double silent_seconds = 0;
   bool stopped = false;  // by a signal, as seen by a peer on the same machine
@@ -34,6 +36,7 @@ RankState rank_state_from_json(const std::string& text);
 
 struct FailureReport {
   int culprit = 0;
+  FailureClass failure = FailureClass::kRetry;  // lost, stuck and late ranks may do better in another start
   std::string text;  // complete lines: "error: [rank 2, dp 2] ...\ndetail: ...\n"
 };
 

@@ -186,6 +186,11 @@ FAILURES = {
 }
 
 
+# What comes again when the job is started again; everything else may be tried again.
+DO_NOT_RETRY, RETRY = 1, 75
+DETERMINISTIC = {"throw", "throw-with-work-under-way", "thread", "op", "size"}
+
+
 # torchrun's agent holds the store, so that rank 0 is a rank like any other.
 UNDER_TORCHRUN = dict(FAILURES, kill0=["error: [rank 0, tp 0 dp 0] is gone: process ", "hint: it was killed"])
 
@@ -211,6 +216,9 @@ def run_case(launcher, case, follow_torchrun=True):
     if case in FAILURES:
         # What exits with 0 by itself cannot be blamed for its code.
         check_fails(name, FAILURES[case], outcome, own_exit=(2,) if case in ("exit", "return") else ())
+        # All ranks leave with the code of the failure, but for those that a signal ended and those that left before.
+        code = DO_NOT_RETRY if case in DETERMINISTIC else RETRY
+        assert {c for c in outcome.codes if c > 0} == {code}, f"{name}: expected code {code}: {outcome}"
     else:
         check_works(name, outcome)
     return name

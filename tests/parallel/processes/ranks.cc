@@ -311,7 +311,7 @@ int run(const std::string& name, double timeout_seconds) {
     cases().at(name)(self);
   } catch (const std::exception& error) {
     if (!monitor.fail(error)) std::fprintf(stderr, "error: %s\n", error.what());
-    std::_Exit(1);
+    std::_Exit(monitor.failure_exit_code());
   }
   std::printf("done %d of %d\n", self.launch.rank, self.launch.world_size);
   return 0;

@@ -180,6 +180,37 @@ TEST(FailureReport, StatesTravelAsText) {
   EXPECT_THROW(rank_state_from_json("{\"rank\": 1}"), Error);
 }
 
+TEST(FailureReport, WhatIsThrownSaysWhetherToTryAgain) {
+  std::vector<RankState> states = waiting_ranks(2);
+  states[2].condition = Condition::kFailed;
+  for (const FailureClass failure : {FailureClass::kDoNotRetry, FailureClass::kRetry, FailureClass::kUsage, FailureClass::kInternal}) {
+    states[2].failure = failure;
+    EXPECT_EQ(explain_failure({rank_state_from_json(to_json(states[2])), states[0], states[1], states[3]}).failure, failure);
+  }
+}
+
+TEST(FailureReport, LostAndLateRanksMayBeTriedAgainButNotOtherCalls) {
+  EXPECT_EQ(explain_failure(waiting_ranks(2)).failure, FailureClass::kRetry);
+  for (const Condition condition : {Condition::kGone, Condition::kSilent}) {
+    std::vector<RankState> states = waiting_ranks(2);
+    states[2].condition = condition;
+    states[0].condition = Condition::kFailed;
+    states[0].consequence = true;
+    EXPECT_EQ(explain_failure(states).failure, FailureClass::kRetry);
+  }
+  std::vector<RankState> broken(1);  // a connection, and nothing else is known
+  broken[0].condition = Condition::kFailed;
+  broken[0].consequence = true;
+  EXPECT_EQ(explain_failure(broken).failure, FailureClass::kRetry);
+  std::vector<RankState> different = waiting_ranks(-1);
+  different[3].history.under_way = {call(7, 9)};
+  EXPECT_EQ(explain_failure(different).failure, FailureClass::kDoNotRetry);
+  broken.resize(2);
+  broken[1].rank = 1;
+  broken[0].culprit = 1;
+  EXPECT_EQ(explain_failure(broken).failure, FailureClass::kDoNotRetry);
+}
+
 TEST(FailureReport, LongListsAreCut) {
   std::vector<int> members(100);
   for (int i = 0; i < 100; ++i) members[i] = i;
