@@ -10,8 +10,13 @@ cd "$(dirname "$0")/.."
 TORCH="torch==2.11.0"
 CPU_WHEELS=("nvidia-cuda-runtime==13.0.*" "nvidia-cuda-cupti==13.0.*")  # all that libtorch_cpu loads of CUDA
 ARROW="pyarrow>=20,<27"                                                 # Parquet input; loaded on demand
+TYPING="typing-extensions==4.16.0"                                      # all that torchrun needs of Python besides torch (50 kB)
+# What torch's Python part names and the CPU set does not hold; see scripts/torchrun.py.
+CUDA_NAMES=(libcublas.so.13 libcublasLt.so.13 libcudnn.so.9 libcufft.so.12 libcufile.so.0 libcurand.so.10 libcusparse.so.12
+  libcusparseLt.so.0 libnccl.so.2 libnvshmem_host.so.3)
 CUDNN_FRONTEND="nvidia-cudnn-frontend==1.32.*"                          # headers, for builds with CUDA
 LOG=build/setup.log
+COMPILER=g++  # find_tools says which
 
 say() { echo "setup: $*"; }
 die() {
@@ -175,7 +180,32 @@ find_tools() {
   done
   [ -n "${found:-}" ] || die "no C++ compiler found; expected g++ 12 or later" "name one with CXX="
   command -v ninja >/dev/null || die "ninja not found" "install ninja-build"
+  COMPILER=$compiler
   printf 'CMAKE=%q\nCTEST=%q\nexport CXX=%q\n' "$cmake" "${cmake%cmake}ctest" "$compiler" >.venv/toolchain.sh
+}
+
+# Whether the torchrun of this version was installed, and did start.
+torchrun_present() { cmp -s scripts/torchrun.py .venv/lib/torchrun/torchrun.py && [ -x .venv/bin/torchrun ]; }
+
+# torchrun for the CPU set, where CUDA's libraries are empty ones of their names (10 of 13 kB).
+install_torchrun() {
+  local site name
+  if has_gpu; then
+    rm -rf .venv/lib/torchrun  # the real ones are there
+    return 0
+  fi
+  if torchrun_present; then return 0; fi
+  site=$(.venv/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
+  [ -e "$site/typing_extensions.py" ] || pip_install --no-deps "$TYPING"
+  mkdir -p .venv/lib/torchrun
+  for name in "${CUDA_NAMES[@]}"; do
+    quietly "making .venv/lib/torchrun/$name failed" \
+      "$COMPILER" -shared -nostdlib "-Wl,-soname,$name" -x c /dev/null -o ".venv/lib/torchrun/$name"
+  done
+  { echo "#!$PWD/.venv/bin/python"; cat scripts/torchrun.py; } >.venv/bin/torchrun
+  chmod +x .venv/bin/torchrun
+  quietly ".venv/bin/torchrun does not start" .venv/bin/torchrun --help
+  cp scripts/torchrun.py .venv/lib/torchrun/torchrun.py  # last: what a second run looks at
 }
 
 mkdir -p build
@@ -183,3 +213,4 @@ check_machine
 [ "${SKIP_APT:-}" = 1 ] || install_packages
 install_wheels
 find_tools
+install_torchrun

@@ -2,7 +2,7 @@
 
 Each case starts 4 processes and looks at their exit codes, at how soon they are gone and at what they print. The launchers are
 played by this script, which sets their variables and, as torchrun does, ends the other ranks when one has ended; where
-torchrun itself works (it needs CUDA's libraries even on a machine without a GPU), some cases run under it too.
+torchrun itself is installed (scripts/setup.sh), some cases run under it too.
 MEGATRON_TORCHRUN names another command than .venv/bin/torchrun.
 """
 import concurrent.futures
