@@ -268,9 +268,9 @@ int megatron_convert_checkpoint(int argc, char** argv) {
   Config* const configs[] = {&config, &transformer, &tokenizer};
   Form from = Form::kAuto;
   try {
-    if (parse_flags(configs, argc, argv).help) {
+    if (parse_flags(configs, argc, argv, {.positional = "load"}).help) {
       print_line(help_text(
-          "megatron convert-checkpoint --load DIR --save DIR [flags]; those of the model and its "
+          "megatron convert-checkpoint DIR --save DIR [flags]; those of the model and its "
           "tokenizer are for checkpoints of Megatron-LM and for --name-map",
           configs));
       return 0;
@@ -289,6 +289,7 @@ int megatron_convert_checkpoint(int argc, char** argv) {
     transformer = read_torch_dist_arguments(*find_torch_dist(config.load, config.ckpt_step));
   config = ConvertConfig();
   ParseOptions parse;
+  parse.positional = "load";
   parse.finalize = [&] {
     if (model_flags) transformer.finalize();
   };

@@ -288,8 +288,9 @@ int megatron_evaluate(int argc, char** argv) {
   Config* const configs[] = {&load, &config};
   ParseOptions parse;
   parse.known = kRefused;
+  parse.positional = "load";
   if (parse_flags(configs, argc, argv, parse).help) {
-    print_line(help_text("megatron evaluate --load DIR --tasks NAME=FILE ... [flags]", configs));
+    print_line(help_text("megatron evaluate DIR --tasks NAME=FILE ... [flags]", configs));
     return 0;
   }
   const Launch launch = launch_from_environment();

@@ -16,6 +16,7 @@
 #include "megatron/inference/chat.h"
 #include "megatron/inference/generator.h"
 #include "tools/commands.h"
+#include "tools/input_path.h"
 #include "tools/load_model_flags.h"
 
 namespace megatron {
@@ -36,7 +37,7 @@ struct GenerateConfig : Config {
     v.group("generate");
     v.field("prompt", prompt, "one or more texts to continue");
     v.field("prompts_file", prompts_file,
-            "a file of prompts, one a line; with .jsonl each line is an object with \"prompt\" or "
+            "a file of prompts (-: standard input), one a line; with .jsonl each line is an object with \"prompt\" or "
             "\"text\", with --chat a conversation (\"messages\")");
     v.field({"tokens_to_generate", "--tokens-to-generate --num-tokens-to-generate"},
             tokens_to_generate, "tokens after each prompt");
@@ -77,7 +78,7 @@ std::string prompt_of_line(const std::string& path, size_t number, const std::st
 
 std::vector<std::string> read_prompts(const GenerateConfig& config) {
   if (config.prompts_file.empty()) return config.prompt;
-  const std::string text = read_file(config.prompts_file);
+  const std::string text = read_file(input_path(config.prompts_file));
   std::vector<std::string> prompts;
   size_t number = 0;
   for (size_t begin = 0; begin < text.size();) {
@@ -165,7 +166,7 @@ std::vector<Asked> read_conversations(const GenerateConfig& config) {
     add_message(asked.back().conversation, "user", config.prompt[i]);
   }
   if (config.prompts_file.empty()) return asked;
-  const std::string text = read_file(config.prompts_file);
+  const std::string text = read_file(input_path(config.prompts_file));
   size_t number = 0;
   for (size_t begin = 0; begin < text.size();) {
     const size_t end = std::min(text.find('\n', begin), text.size());
@@ -283,8 +284,8 @@ int megatron_generate(int argc, char** argv) {
   GenerateConfig config;
   GenerateOptions options;
   Config* const configs[] = {&load, &config, &options.sampling};
-  if (parse_flags(configs, argc, argv).help) {
-    print_line(help_text("megatron generate --load DIR [--chat] --prompt TEXT [flags]", configs));
+  if (parse_flags(configs, argc, argv, {.positional = "load"}).help) {
+    print_line(help_text("megatron generate DIR [--chat] --prompt TEXT [flags]", configs));
     return 0;
   }
   std::vector<Asked> conversations;

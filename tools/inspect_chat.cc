@@ -13,6 +13,7 @@
 #include "megatron/datasets/conversation.h"
 #include "megatron/tokenizers/tokenizer.h"
 #include "tools/commands.h"
+#include "tools/input_path.h"
 
 namespace megatron {
 namespace {
@@ -24,7 +25,7 @@ struct InspectChatConfig : Config {
 
   void fields(FieldVisitor& visitor) override {
     visitor.group("inspect-chat");
-    visitor.field("input", input, "JSON lines of conversations (required)");
+    visitor.field("input", input, "JSON lines of conversations; -: standard input (required)");
     visitor.field("row", row, "line of the file, from 1");
     visitor.field("json", json, "print JSON: text, tokens and which of them count");
   }
@@ -35,7 +36,7 @@ struct InspectChatConfig : Config {
 };
 
 std::string read_line(const std::string& path, int64_t row) {
-  std::ifstream file(path);
+  std::ifstream file(input_path(path));
   MEGATRON_CHECK(file.is_open(), "--input ", path, ": there is no such file");
   std::string line;
   for (int64_t i = 0; i < row; ++i)
@@ -81,9 +82,9 @@ int inspect_chat(int argc, char** argv) {
   SftConfig sft;
   InspectChatConfig config;
   Config* const configs[] = {&config, &tokenizer_config, &sft};
-  if (parse_flags(configs, argc, argv).help) {
+  if (parse_flags(configs, argc, argv, {.positional = "input"}).help) {
     print_line(
-        help_text("megatron inspect-chat --input FILE --tokenizer-model FOLDER [--chat-template "
+        help_text("megatron inspect-chat FILE --tokenizer-model FOLDER [--chat-template "
                   "FILE] [--row N]",
                   configs));
     return 0;

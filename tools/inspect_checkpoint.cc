@@ -27,7 +27,7 @@ struct InspectCheckpointConfig : Config {
 
   void fields(FieldVisitor& visitor) override {
     visitor.group("inspect-checkpoint");
-    visitor.field("directory", directory, "a checkpoint (iter_0000100), or a folder of checkpoints");
+    visitor.field({"directory", "--load --directory"}, directory, "a checkpoint (iter_0000100), or a folder of checkpoints");
     visitor.field("verify", verify, "read every byte and compare the checksums");
     visitor.field("json", json, "print JSON");
   }

@@ -34,7 +34,7 @@ struct InspectDatasetConfig : Config {
 
   void fields(FieldVisitor& v) override {
     v.group("inspect-dataset");
-    v.field("prefix", prefix, "datasets to describe (or --data-path)");
+    v.field({"prefix", "--input --prefix"}, prefix, "datasets to describe (or --data-path)");
     v.field("multimodal", multimodal, "the datasets have a mode for each sequence");
     v.field("verify", verify,
             "read every token; with --vocab-size find those outside the vocabulary");

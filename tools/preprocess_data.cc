@@ -107,7 +107,7 @@ int preprocess_data(int argc, char** argv) {
   PreprocessDataConfig config;
   TokenizerConfig tokenizer_config;
   Config* const configs[] = {&config, &tokenizer_config};
-  const ParseResult parsed = parse_flags(configs, argc, argv, {.known = kKnownFlags});
+  const ParseResult parsed = parse_flags(configs, argc, argv, {.known = kKnownFlags, .positional = "input"});
   if (parsed.help) {
     print_line(
         help_text("megatron preprocess-data --input FILE ... --output-prefix PREFIX "

@@ -21,7 +21,7 @@ struct ReportConfig : Config {
 
   void fields(FieldVisitor& visitor) override {
     visitor.group("report");
-    visitor.field("run_dir", run_dir, "folder of the run: --save or --run-dir of pretrain");
+    visitor.field({"run_dir", "--load --run-dir"}, run_dir, "folder of the run: --save or --run-dir of pretrain");
     visitor.field("output", output, "HTML file to write; default: report.html in the folder of the run");
     visitor.field("log_loss", log_loss, "logarithmic axis of the loss");
     visitor.field("json", json, "print a summary as JSON; no page is written unless --output is given");

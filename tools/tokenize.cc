@@ -11,6 +11,7 @@
 #include "megatron/base/parse.h"
 #include "megatron/tokenizers/tokenizer.h"
 #include "tools/commands.h"
+#include "tools/input_path.h"
 
 namespace megatron {
 namespace {
@@ -27,7 +28,7 @@ struct TokenizeConfig : Config {
   void fields(FieldVisitor& v) override {
     v.group("tokenize");
     v.field("text", text, "texts to encode; they may stand without the flag");
-    v.field("input", input, "a file whose content is one more text");
+    v.field("input", input, "a file whose content is one more text; -: standard input");
     v.field("add_special_tokens", add_special_tokens,
             "show also what the tokenizer's post-processor puts around a text");
     v.field("json", json, "print JSON");
@@ -86,7 +87,7 @@ int tokenize(int argc, char** argv) {
   }
   const auto tokenizer = make_tokenizer(tokenizer_config);
   std::vector<std::string> texts = config.text;
-  if (!config.input.empty()) texts.push_back(read_file(config.input));
+  if (!config.input.empty()) texts.push_back(read_file(input_path(config.input)));
   nlohmann::json results = nlohmann::json::array();
   for (const std::string& text : texts) {
     results.push_back(describe(*tokenizer, text, config.add_special_tokens));

@@ -98,7 +98,7 @@ void print_report(const TrainTokenizerConfig& config, const TrainingReport& repo
 int train_tokenizer(int argc, char** argv) {
   TrainTokenizerConfig config;
   const std::array<Config*, 1> configs = {&config};
-  if (parse_flags(configs, argc, argv).help) {
+  if (parse_flags(configs, argc, argv, {.positional = "input"}).help) {
     std::fputs(help_text(kUsage, configs).c_str(), stdout);
     return 0;
   }
