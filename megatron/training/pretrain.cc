@@ -16,6 +16,7 @@
 #include "megatron/tensor/threads.h"
 #include "megatron/tensor/torch.h"
 #include "megatron/training/checkpoint_state.h"
+#include "megatron/training/configuration_changes.h"
 #include "megatron/training/evaluation.h"
 #include "megatron/training/hybrid_batches.h"
 #include "megatron/training/microbatches.h"
@@ -246,6 +247,8 @@ void Run::announce() {
     log_info("FP4 is emulated: operands are rounded as on Blackwell and multiplied in bf16, slower than without");
   if (start_.continues()) {
     log_info(cat("resuming from ", start_.checkpoint->directory().string(), " at iteration ", state_.iteration, " of ", train_iters_));
+    for (const std::string& change : configuration_changes(arguments_, start_.checkpoint->directory() / "config.yaml"))
+      log_info(cat("changed since that checkpoint: ", change));
   } else if (start_.checkpoint) {
     warn_of_other_architecture();
     for (const std::string& name : start_.waived)

@@ -12,6 +12,7 @@
 #include "megatron/base/field_info.h"
 #include "megatron/base/files.h"
 #include "megatron/base/parse.h"
+#include "megatron/training/configuration_changes.h"
 #include "megatron/training/flag_table.h"
 
 namespace megatron {
@@ -307,6 +308,20 @@ TEST(Arguments, WithoutPositionEmbeddingsNoneAreLearned) {
   EXPECT_EQ(parse(kGood + "--no-position-embedding").transformer.position_embedding_type, PositionEmbedding::kNone);
   EXPECT_EQ(parse(kGood + "--no-position-embedding --use-rotary-position-embeddings").transformer.position_embedding_type,
             PositionEmbedding::kRope);
+}
+
+TEST(Arguments, WhatChangedSinceACheckpointIsListed) {
+  const std::filesystem::path stored = std::filesystem::path(testing::TempDir()) / "stored_config.yaml";
+  write_file_atomically(stored, resolved_yaml(parse(kGood + "--hidden-dropout 0.1 --save here --load there")));
+  const auto changes = [&](const std::string& flags) { return configuration_changes(parse(kGood + flags), stored); };
+  using testing::ElementsAre;
+  EXPECT_THAT(changes("--hidden-dropout 0.1 --save here --load here --start resume"), ElementsAre());
+  EXPECT_THAT(changes("--hidden-dropout 0.3 --save here --no-gemm-tuning --lr-decay-iters 7 --train-data-path a b"),
+              ElementsAre("--train-data-path a b, was not given", "--hidden-dropout 0.3, was 0.1", "--lr-decay-iters 7, was none",
+                          "gemm_tuning false, was true"));
+  write_file_atomically(stored, "hidden_dropout: 0.1\nsome_flag_of_tomorrow: 3\n");
+  EXPECT_THAT(changes("--hidden-dropout 0.3"), testing::Contains("--hidden-dropout 0.3, was 0.1"));
+  EXPECT_THAT(configuration_changes(parse(kGood), "/nonexistent/config.yaml"), ElementsAre());
 }
 
 TEST(Arguments, CheckpointArgumentsNeedACheckpoint) {
