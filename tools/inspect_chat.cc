@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "megatron/base/check.h"
+#include "megatron/base/files.h"
 #include "megatron/base/json_writer.h"
 #include "megatron/base/log.h"
 #include "megatron/base/parse.h"
@@ -36,7 +37,9 @@ struct InspectChatConfig : Config {
 };
 
 std::string read_line(const std::string& path, int64_t row) {
-  std::ifstream file(input_path(path));
+  const std::string input = input_path(path);
+  check_input_file(input);
+  std::ifstream file(input);
   MEGATRON_CHECK(file.is_open(), "--input ", path, ": there is no such file");
   std::string line;
   for (int64_t i = 0; i < row; ++i)

@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <sys/sysmacros.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -39,8 +40,8 @@ struct Descriptor {
   int fd;
 };
 
-int open_for_reading(const std::filesystem::path& path) {
-  const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
+int open_for_reading(const std::filesystem::path& path, int flags = 0) {
+  const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | flags);
   if (fd < 0) fail("open", path, errno);
   return fd;
 }
@@ -52,6 +53,31 @@ struct stat status_of(int fd, const std::filesystem::path& path) {
   return status;
 }
 
+const char* kind_of(mode_t mode) {
+  if (S_ISDIR(mode)) return "a folder";
+  if (S_ISFIFO(mode)) return "a FIFO";
+  if (S_ISSOCK(mode)) return "a socket";
+  return S_ISCHR(mode) || S_ISBLK(mode) ? "a device" : "";
+}
+
+[[noreturn]] void refuse_kind(const std::filesystem::path& path, mode_t mode) {
+  throw_error(cat("cannot read ", path.string(), ": it is ", kind_of(mode), ", not a regular file",
+                  "\nhint: write the data to a file and give its path"));
+}
+
+// What the shell's <(command) and | make: no path leads to it, and something writes to it.
+bool is_unnamed_pipe(int fd, const struct stat& status) {
+  if (!S_ISFIFO(status.st_mode)) return false;
+  char target[16];
+  const ssize_t length =
+      ::readlink(cat("/proc/self/fd/", fd).c_str(), target, sizeof(target));
+  return length > 5 && std::string_view(target, 5) == "pipe:";
+}
+
+bool is_null_device(const struct stat& status) {
+  return S_ISCHR(status.st_mode) && status.st_rdev == ::makedev(1, 3);
+}
+
 std::filesystem::path folder_of(const std::filesystem::path& path) {
   return path.has_parent_path() ? path.parent_path() : std::filesystem::path(".");
 }
@@ -59,10 +85,8 @@ std::filesystem::path folder_of(const std::filesystem::path& path) {
 }  // namespace
 
 MappedFile::MappedFile(const std::filesystem::path& path) : path_(path) {
-  const Descriptor file(open_for_reading(path));
+  const Descriptor file(open_regular_file(path));
   const struct stat status = status_of(file.fd, path);
-  MEGATRON_CHECK(S_ISREG(status.st_mode), "cannot map ", path.string(),
-                 ": it is not a regular file");
   if (status.st_size == 0) return;
   const size_t size = static_cast<size_t>(status.st_size);
   void* data = ::mmap(nullptr, size, PROT_READ, MAP_SHARED, file.fd, 0);
@@ -87,21 +111,58 @@ MappedFile::~MappedFile() {
   if (data_ != nullptr) ::munmap(const_cast<std::byte*>(data_), size_);
 }
 
-std::string read_file(const std::filesystem::path& path) {
-  const Descriptor file(open_for_reading(path));
+int open_regular_file(const std::filesystem::path& path) {
+  Descriptor file(open_for_reading(path, O_NONBLOCK | O_NOCTTY));
   const struct stat status = status_of(file.fd, path);
+  if (!S_ISREG(status.st_mode)) refuse_kind(path, status.st_mode);
+  return std::exchange(file.fd, -1);
+}
+
+int open_input_file(const std::filesystem::path& path) {
+  // O_NONBLOCK: opening a FIFO that nobody writes to would wait for a writer.
+  Descriptor file(open_for_reading(path, O_NONBLOCK | O_NOCTTY));
+  const struct stat status = status_of(file.fd, path);
+  if (is_unnamed_pipe(file.fd, status)) {
+    if (::fcntl(file.fd, F_SETFL, 0) != 0) fail("read", path, errno);  // reads wait for the writer
+  } else if (!S_ISREG(status.st_mode) && !is_null_device(status)) {
+    refuse_kind(path, status.st_mode);
+  }
+  return std::exchange(file.fd, -1);
+}
+
+void check_regular_file(const std::filesystem::path& path) {
+  const Descriptor opened(open_regular_file(path));
+}
+
+void check_input_file(const std::filesystem::path& path) {
+  const Descriptor opened(open_input_file(path));
+}
+
+std::string read_file(const std::filesystem::path& path, uint64_t most_bytes) {
+  const Descriptor file(open_input_file(path));
+  const struct stat status = status_of(file.fd, path);
+  const auto check = [&](uint64_t bytes) {
+    MEGATRON_CHECK(bytes <= most_bytes, "cannot read ", path.string(), ": it is longer than ",
+                   most_bytes, " bytes, the most that such a file may have");
+  };
+  check(static_cast<uint64_t>(std::max<off_t>(status.st_size, 0)));
   std::string contents;
   // The size is only a guess: pipes and /proc report 0, and a file may grow meanwhile.
   size_t capacity = static_cast<size_t>(std::max<off_t>(status.st_size, 0)) + 1;
   size_t used = 0;
   for (;;) {
-    if (contents.size() < capacity) contents.resize(capacity);
+    try {
+      if (contents.size() < capacity) contents.resize(capacity);
+    } catch (const std::exception&) {  // no memory, or longer than any string
+      fail("read", path, ENOMEM);
+    }
     const ssize_t got = ::read(file.fd, contents.data() + used,
                                std::min(contents.size() - used, kMaxTransferBytes));
     if (got < 0 && errno == EINTR) continue;
     if (got < 0) fail("read", path, errno);
     if (got == 0) break;
     used += static_cast<size_t>(got);
+    check(used);
     if (used == contents.size()) capacity = used + std::max(used, kBufferBytes);
   }
   contents.resize(used);

@@ -29,8 +29,21 @@ class MappedFile {
   std::filesystem::path path_;
 };
 
-// The whole file as bytes.
-std::string read_file(const std::filesystem::path& path);
+// Opens a regular file for reading and returns its descriptor, which the caller closes. A FIFO, a
+// socket or a device is refused at once, never waited for. Throws Error.
+int open_regular_file(const std::filesystem::path& path);
+
+// The same for what is read once from front to back: besides regular files it takes /dev/null and
+// pipes without a name (a shell's <(command), which has a writer).
+int open_input_file(const std::filesystem::path& path);
+
+// Throws the Error that opening would throw.
+void check_regular_file(const std::filesystem::path& path);
+void check_input_file(const std::filesystem::path& path);
+
+// The whole content of what open_input_file() takes, as bytes. Throws Error when it is longer than
+// `most_bytes`, before more than that is read.
+std::string read_file(const std::filesystem::path& path, uint64_t most_bytes = uint64_t{1} << 40);
 
 // A buffered writer to `<path>.tmp-<pid>-<n>` that is renamed to `path` by commit(). Destroyed
 // without commit() it removes the temporary file, so that nothing half-written is left behind. Not

@@ -8,6 +8,10 @@
 namespace megatron {
 namespace {
 
+constexpr uint64_t kMostBytes = uint64_t{1} << 20;  // of a run file; they have some kilobytes
+constexpr size_t kMostErrors = 100;                 // that are reported
+constexpr int kMostUnknown = 20;                    // unknown names that are reported one by one
+
 std::string place(const std::string& path, const YAML::Mark& mark) {
   return mark.is_null() ? path + ": " : cat(path, ":", mark.line + 1, ": ");
 }
@@ -39,11 +43,17 @@ class Reader {
       return;
     }
     for (const auto& pair : root) {
+      if (parser_.violations.messages().size() > kMostErrors) {
+        parser_.violations.add(cat(path_, ": more is wrong than ", kMostErrors, " things; the rest is not read"));
+        return;
+      }
       if (pair.first.IsScalar())
         entry(pair.first.Scalar(), pair.second, place(path_, pair.first.Mark()));
       else
-        parser_.violations.add(place(path_, pair.first.Mark()) + "expected a name before the colon");
+        unreadable(place(path_, pair.first.Mark()) + "expected a name before the colon");
     }
+    if (unknown_ > kMostUnknown)
+      parser_.violations.add(cat(path_, ": ", unknown_ - kMostUnknown, " more names are unknown"));
   }
 
  private:
@@ -55,7 +65,9 @@ class Reader {
     const FlagParser::Target target = parser_.find_key(key);
     const KnownFlag* known = target.field == nullptr ? parser_.find_known(flag) : nullptr;
     if (target.field == nullptr && known == nullptr) {
-      if (!ignore_unknown_) parser_.violations.add(cat(where, "unknown name ", key, suggestion(flag)));
+      // Looking for the nearest name takes time, so only the first get a suggestion.
+      if (!ignore_unknown_ && ++unknown_ <= kMostUnknown)
+        parser_.violations.add(cat(where, "unknown name ", shortened(key), suggestion(flag)));
       return;
     }
     if (!seen_.insert(target.field != nullptr ? target.field->name : flag).second) {
@@ -90,7 +102,19 @@ class Reader {
     if (overridden) parser_.values = before;
   }
 
+  // What is no entry at all counts like an unknown name.
+  void unreadable(const std::string& message) {
+    if (++unknown_ <= kMostUnknown) parser_.violations.add(message);
+  }
+
+  static std::string shortened(const std::string& key) {
+    constexpr size_t kLongest = 100;
+    return key.size() <= kLongest ? key : key.substr(0, kLongest) + "...";
+  }
+
   std::string suggestion(const std::string& flag) const {
+    constexpr size_t kLongest = 100;
+    if (flag.size() > kLongest) return "";
     std::string text = parser_.suggestion(flag);
     const size_t at = text.find("--");
     if (at == std::string::npos) return text;
@@ -104,6 +128,7 @@ class Reader {
   const std::string& path_;
   const std::set<std::string>& keep_;
   const bool ignore_unknown_;
+  int64_t unknown_ = 0;
   std::set<std::string> seen_;
 };
 
@@ -111,7 +136,7 @@ class Reader {
 
 bool FlagParser::read_yaml_file(const std::string& path, const std::set<std::string>& keep, bool ignore_unknown) {
   try {
-    const std::string text = read_file(path);
+    const std::string text = read_file(path, kMostBytes);
     Reader(*this, path, keep, ignore_unknown).read(YAML::Load(text));
     return true;
   } catch (const YAML::Exception& error) {

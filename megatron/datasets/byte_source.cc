@@ -1,6 +1,5 @@
 #include "megatron/datasets/byte_source.h"
 
-#include <fcntl.h>
 #include <unistd.h>
 #include <zlib.h>
 #include <zstd.h>
@@ -11,6 +10,7 @@
 #include <vector>
 
 #include "megatron/base/check.h"
+#include "megatron/base/files.h"
 
 namespace megatron {
 namespace {
@@ -19,10 +19,7 @@ constexpr size_t kBufferBytes = 1 << 18;
 
 class PlainSource : public ByteSource {
  public:
-  explicit PlainSource(const std::string& path) : path_(path) {
-    fd_ = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
-    MEGATRON_CHECK(fd_ >= 0, path, ": cannot open: ", std::strerror(errno));
-  }
+  explicit PlainSource(const std::string& path) : path_(path), fd_(open_regular_file(path)) {}
   PlainSource(const PlainSource&) = delete;
   PlainSource& operator=(const PlainSource&) = delete;
   ~PlainSource() override { ::close(fd_); }

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "megatron/base/check.h"
+#include "megatron/base/files.h"
 #include "megatron/datasets/byte_source.h"
 #include "megatron/datasets/parquet_source.h"
 
@@ -173,7 +174,8 @@ std::vector<InputFile> list_input_files(std::span<const std::string> inputs, Inp
     if (fs::is_directory(input)) {
       add_folder(input, format, files);
     } else {
-      MEGATRON_CHECK(fs::is_regular_file(input), "--input ", input, ": no such file or folder");
+      MEGATRON_CHECK(fs::exists(input), "--input ", input, ": no such file or folder");
+      check_regular_file(input);
       files.push_back({input, format == InputFormat::kAuto ? format_of(input, true) : format});
     }
   }

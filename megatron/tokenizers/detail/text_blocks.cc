@@ -11,6 +11,7 @@
 #include <string_view>
 
 #include "megatron/base/check.h"
+#include "megatron/base/files.h"
 #include "megatron/tokenizers/parse_json.h"
 
 namespace megatron {
@@ -33,7 +34,7 @@ struct FileCloser {
 class PlainSource : public ByteSource {
  public:
   explicit PlainSource(const std::filesystem::path& path)
-      : path_(path), file_(std::fopen(path.c_str(), "rb")) {
+      : path_(path), file_(::fdopen(open_input_file(path), "rb")) {
     MEGATRON_CHECK(file_ != nullptr, path.string(), ": cannot be opened: ", std::strerror(errno));
   }
   size_t read(char* to, size_t size) override {
@@ -51,7 +52,7 @@ class PlainSource : public ByteSource {
 class GzipSource : public ByteSource {
  public:
   explicit GzipSource(const std::filesystem::path& path)
-      : path_(path), file_(gzopen(path.c_str(), "rb")) {
+      : path_(path), file_(gzdopen(open_input_file(path), "rb")) {
     MEGATRON_CHECK(file_ != nullptr, path.string(), ": cannot be opened: ", std::strerror(errno));
     gzbuffer(file_, 1 << 18);
   }

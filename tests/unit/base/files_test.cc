@@ -93,12 +93,42 @@ TEST_F(FilesTest, EmptyFilesAndMoves) {
 
 TEST_F(FilesTest, ReadsFilesWhoseSizeIsNotKnown) {
   EXPECT_THAT(read_file("/proc/self/status"), HasSubstr("Name:"));
-  const fs::path pipe = folder_ / "pipe";
-  ASSERT_EQ(::mkfifo(pipe.c_str(), 0600), 0);
+  int ends[2];  // as the shell makes for <(command)
+  ASSERT_EQ(::pipe(ends), 0);
   const std::string long_text(200000, 'x');
-  std::thread writer([&] { std::ofstream(pipe) << long_text; });
-  EXPECT_EQ(read_file(pipe), long_text);
+  std::thread writer([&] {
+    EXPECT_EQ(::write(ends[1], long_text.data(), long_text.size()), static_cast<ssize_t>(long_text.size()));
+    ::close(ends[1]);
+  });
+  EXPECT_EQ(read_file("/dev/fd/" + std::to_string(ends[0])), long_text);
   writer.join();
+  ::close(ends[0]);
+  EXPECT_EQ(read_file("/dev/null"), "");
+}
+
+// Nothing writes to the FIFO, so that reading it would wait for ever.
+TEST_F(FilesTest, WhatIsNoFileIsRefusedAtOnce) {
+  const std::string fifo = (folder_ / "fifo").string();
+  ASSERT_EQ(::mkfifo(fifo.c_str(), 0600), 0);
+  const std::string refused = "cannot read " + fifo + ": it is a FIFO, not a regular file\n"
+                              "hint: write the data to a file and give its path";
+  EXPECT_EQ(error_of([&] { read_file(fifo); }), refused);
+  EXPECT_EQ(error_of([&] { MappedFile{fs::path(fifo)}; }), refused);
+  EXPECT_EQ(error_of([&] { check_regular_file(fifo); }), refused);
+  EXPECT_EQ(error_of([&] { check_input_file(fifo); }), refused);
+  EXPECT_THAT(error_of([&] { read_file("/dev/zero"); }), HasSubstr("cannot read /dev/zero: it is a device"));
+}
+
+TEST_F(FilesTest, TooLongFilesAreNotRead) {
+  const fs::path path = folder_ / "a";
+  write_file_atomically(path, "12345");
+  EXPECT_EQ(read_file(path, 5), "12345");
+  const std::string refused = "cannot read " + path.string() +
+                              ": it is longer than 4 bytes, the most that such a file may have";
+  EXPECT_EQ(error_of([&] { read_file(path, 4); }), refused);
+  fs::resize_file(path, uint64_t{1} << 40);
+  EXPECT_EQ(error_of([&] { read_file(path, 4); }), refused);
+  EXPECT_THAT(error_of([&] { read_file("/proc/self/maps", 10); }), HasSubstr("it is longer than 10 bytes"));
 }
 
 TEST_F(FilesTest, AMapOutlivesTheReplacementOfItsFile) {
@@ -168,7 +198,8 @@ TEST_F(FilesTest, ErrorsNameThePathAndTheReason) {
   EXPECT_EQ(error_of([&] { read_file(folder_); }), "cannot read " + folder_.string() + ": Is a directory");
   EXPECT_EQ(error_of([&] { MappedFile{folder_}; }), "cannot read " + folder_.string() + ": Is a directory");
   EXPECT_EQ(error_of([&] { MappedFile{fs::path("/dev/null")}; }),
-            "cannot map /dev/null: it is not a regular file");
+            "cannot read /dev/null: it is a device, not a regular file\n"
+            "hint: write the data to a file and give its path");
   EXPECT_EQ(error_of([&] { sync_path(folder_); }), "no error");
 }
 
