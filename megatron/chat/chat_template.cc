@@ -15,6 +15,15 @@ using Json = nlohmann::ordered_json;
 using Variables = std::vector<std::pair<std::string, JinjaValue>>;
 
 constexpr int64_t kLongestRange = 100'000;  // as Jinja's sandbox
+constexpr int kMostNamespaces = 4000;       // they can be nested, and are freed recursively
+constexpr uint64_t kMostTemplateBytes = uint64_t{16} << 20;
+
+// What rendering may make: templates that gather their text with + take its square, those that
+// write it take it a few times.
+uint64_t most_bytes(const ChatInput& input) {
+  return (uint64_t{128} << 20) +
+         64 * (input.messages.size() + input.tools.size() + input.variables.size());
+}
 
 std::string place_of(const std::string& name, const std::string& source, size_t offset) {
   offset = std::min(offset, source.size());
@@ -170,7 +179,11 @@ RenderedChat ChatTemplate::render(const ChatInput& input) const {
       jinja_function([now = input.now](JinjaArguments& a) { return time_text(now, a); }));
   set("range", jinja_function(range_of));
   set("dict", jinja_function([](JinjaArguments& a) { return mapping_of(a, false); }));
-  set("namespace", jinja_function([](JinjaArguments& a) { return mapping_of(a, true); }));
+  set("namespace", jinja_function([made = 0](JinjaArguments& a) mutable {
+        if (++made > kMostNamespaces)
+          throw JinjaError{cat("the template makes more than ", kMostNamespaces, " namespaces")};
+        return mapping_of(a, true);
+      }));
   for (const auto& [name, text] : impl_->special_tokens) set(name, text);
   set("tools",
       input.tools.empty() ? JinjaValue(JinjaNone{}) : parsed(input.tools, "tools", impl_->name));
@@ -183,7 +196,7 @@ RenderedChat ChatTemplate::render(const ChatInput& input) const {
     for (const auto& [key, value] : more.mapping()->entries) set(key.string(), value);
   }
   try {
-    JinjaOutput output = render_jinja(impl_->body, std::move(variables));
+    JinjaOutput output = render_jinja(impl_->body, std::move(variables), most_bytes(input));
     return {std::move(output.text), std::move(output.generated)};
   } catch (const JinjaRuntimeError& error) {
     throw_error(cat(place_of(impl_->name, impl_->source, error.offset), ": ", error.construct, ": ",
@@ -210,15 +223,15 @@ ChatTemplate load_chat_template(const std::filesystem::path& folder, const std::
     }
   }
   if (given.empty() && !folder.empty() && std::filesystem::is_regular_file(jinja)) {
-    source = read_file(jinja);
+    source = read_file(jinja, kMostTemplateBytes);
     name = jinja.string();
   } else if (given.find('{') != std::string::npos) {
     source = given;
     name = "--chat-template";
   } else if (!given.empty()) {
-    MEGATRON_CHECK(std::filesystem::is_regular_file(given), "--chat-template ", given,
+    MEGATRON_CHECK(std::filesystem::exists(given), "--chat-template ", given,
                    ": there is no such file\nhint: give a file, or the template itself");
-    source = read_file(given);
+    source = read_file(given, kMostTemplateBytes);
     name = given;
   }
   MEGATRON_CHECK(

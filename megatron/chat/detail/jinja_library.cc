@@ -34,9 +34,21 @@ std::string string_of(const Value& value, const char* what) {
   return value.string();
 }
 
+// Operations on a string take time that grows with it, whatever they return.
+void charge_scan(const Value& value) {
+  if (value.is_string()) jinja_charge(value.string().size() / 16);
+}
+
+std::string concatenated(const std::string& a, const std::string& b) {
+  jinja_check_room(a.size() + b.size());
+  return a + b;
+}
+
 std::string repeated(const std::string& text, int64_t times) {
-  if (times > 0 && text.size() > (size_t{1} << 24) / static_cast<size_t>(times))
+  if (text.empty() || times <= 0) return "";
+  if (text.size() > (size_t{1} << 24) / static_cast<size_t>(times))
     fail("the repeated text is too long");
+  jinja_check_room(text.size() * static_cast<size_t>(times));
   std::string out;
   for (int64_t i = 0; i < times; ++i) out += text;
   return out;
@@ -48,13 +60,16 @@ std::string replaced(const std::string& text, const std::string& from, const std
   size_t at = 0;
   int64_t done = 0;
   if (from.empty()) {  // between all characters
-    for (const std::string& c : python_characters(text))
+    for (const std::string& c : python_characters(text)) {
+      jinja_check_room(out.size() + to.size());
       out += (most < 0 || done++ < most ? to : "") + c;
+    }
     return out + (most < 0 || done < most ? to : "");
   }
   for (; most < 0 || done < most; ++done) {
     const size_t found = text.find(from, at);
     if (found == std::string::npos) break;
+    jinja_check_room(out.size() + (found - at) + to.size());
     out.append(text, at, found - at).append(to);
     at = found + from.size();
   }
@@ -63,21 +78,23 @@ std::string replaced(const std::string& text, const std::string& from, const std
 
 std::vector<Value> split_blanks(const std::string& text, int64_t most) {
   std::vector<Value> out;
+  // The end of the run of characters from `at` on that are blanks, or are not.
+  const auto end_of_run = [&](size_t at, bool blank) {
+    while (at < text.size()) {
+      const Utf8Character c = decode_utf8(text, at);
+      if (python_is_space(c.code) != blank) break;
+      at += static_cast<size_t>(c.bytes);
+    }
+    return at;
+  };
   for (size_t at = 0;;) {
-    const std::string rest =
-        python_stripped(std::string_view(text).substr(at), nullptr, true, false);
-    if (rest.empty()) return out;
+    const size_t begin = end_of_run(at, true);
+    if (begin == text.size()) return out;
     if (most >= 0 && static_cast<int64_t>(out.size()) == most) {
-      out.emplace_back(rest);
+      out.emplace_back(text.substr(begin));
       return out;
     }
-    size_t end = text.size() - rest.size();
-    const size_t begin = end;
-    while (end < text.size()) {
-      const Utf8Character c = decode_utf8(text, end);
-      if (python_is_space(c.code)) break;
-      end += static_cast<size_t>(c.bytes);
-    }
+    const size_t end = end_of_run(begin, false);
     out.emplace_back(text.substr(begin, end - begin));
     at = end;
   }
@@ -262,6 +279,7 @@ const std::map<std::string_view, StringMethod>& string_methods() {
            if (!first) out += t;
            first = false;
            out += string_of(item, "an item that is joined");
+           jinja_check_room(out.size());
          }
          a.check_all_used(1);
          return Value(std::move(out));
@@ -325,6 +343,7 @@ Value list_method(const std::shared_ptr<JinjaSequence>& list, const std::string&
     return jinja_function([list](Arguments& a) {
       const Value item = a.get(0, "value", {});
       a.check_all_used(1);
+      jinja_charge(list->items.size());
       for (size_t i = 0; i < list->items.size(); ++i)
         if (equal(list->items[i], item)) return Value(static_cast<int64_t>(i));
       fail("the value is not in the list");
@@ -334,6 +353,7 @@ Value list_method(const std::shared_ptr<JinjaSequence>& list, const std::string&
     return jinja_function([list](Arguments& a) {
       const Value item = a.get(0, "value", {});
       a.check_all_used(1);
+      jinja_charge(list->items.size());
       return Value(
           static_cast<int64_t>(std::count_if(list->items.begin(), list->items.end(),
                                              [&](const Value& own) { return equal(own, item); })));
@@ -445,6 +465,7 @@ Value indented(const Value& value, Arguments& a) {
     const bool whole = first_line ? first : blank || !line.empty();
     if (!first_line) out += '\n';
     out += (whole ? by : "") + line;
+    jinja_check_room(out.size());
     first_line = false;
     at = end + 1;
   }
@@ -530,6 +551,7 @@ Value unique(const Value& value, Arguments& a) {
   std::vector<Value> keys, out;
   for (const Value& item : jinja_elements(value)) {
     Value key = sort_key(item, attribute, case_sensitive);
+    jinja_charge(keys.size());
     if (std::any_of(keys.begin(), keys.end(), [&](const Value& own) { return equal(own, key); }))
       continue;
     keys.push_back(std::move(key));
@@ -564,6 +586,7 @@ Value joined(const Value& value, Arguments& a) {
     first = false;
     out += jinja_text(
         attribute != nullptr && !attribute->is_none() ? named_attribute(item, *attribute) : item);
+    jinja_check_room(out.size());
   }
   return out;
 }
@@ -595,7 +618,9 @@ Value summed(const Value& value, Arguments& a) {
 Value escaped(const Value& value, Arguments& a) {
   a.check_all_used(0);
   std::string out;
-  for (const char c : jinja_text(value)) {
+  const std::string text = jinja_text(value);
+  jinja_check_room(5 * text.size());  // the longest of these names
+  for (const char c : text) {
     switch (c) {
       case '&':
         out += "&amp;";
@@ -635,6 +660,7 @@ std::string formatted(const std::string& format, const std::vector<Value>& value
     }
     if (next == values.size()) fail("not enough arguments for format string");
     const Value& value = values[next++];
+    jinja_check_room(out.size());
     if (kind == 's') {
       out += jinja_text(value);
     } else if (kind == 'r') {
@@ -699,6 +725,8 @@ const std::map<std::string_view, Filter>& filters() {
              row.push_back(item);
            }
            if (row.empty()) return Value::list(std::move(out));
+           if (fill != nullptr && !fill->is_none())
+             jinja_check_room(sizeof(Value) * static_cast<uint64_t>(std::min<int64_t>(count, INT32_MAX)));
            while (fill != nullptr && !fill->is_none() && static_cast<int64_t>(row.size()) < count)
              row.push_back(*fill);
            out.push_back(Value::list(std::move(row)));
@@ -956,12 +984,14 @@ JinjaValue apply_jinja_filter(const std::string& name, const JinjaValue& value,
                               JinjaArguments& arguments) {
   const auto found = filters().find(name);
   if (found == filters().end()) fail(cat("there is no filter named ", name));
+  charge_scan(value);
   return found->second(value, arguments);
 }
 
 bool apply_jinja_test(const std::string& name, const JinjaValue& value, JinjaArguments& arguments) {
   const auto found = tests().find(name);
   if (found == tests().end()) fail(cat("there is no test named ", name));
+  charge_scan(value);
   const bool holds = found->second(value, arguments);
   arguments.check_all_used(1);
   return holds;
@@ -971,8 +1001,9 @@ JinjaValue jinja_attribute(const JinjaValue& value, const std::string& name) {
   refuse_undefined(value);
   if (value.is_string()) {
     if (const auto found = string_methods().find(name); found != string_methods().end())
-      return jinja_function([text = value.string(), method = found->second](Arguments& a) {
-        return method(text, a);
+      return jinja_function([text = value, method = found->second](Arguments& a) {
+        charge_scan(text);
+        return method(text.string(), a);
       });
   } else if (value.is_sequence()) {
     if (Value method = list_method(value.sequence(), name); method.is_callable()) return method;
@@ -990,6 +1021,7 @@ JinjaValue jinja_item(const JinjaValue& value, const JinjaValue& key) {
   if (value.is_mapping() && !value.mapping()->is_namespace) {
     if (const Value* entry = value.mapping()->find(key)) return *entry;
   } else if (whole_number(key) && (value.is_sequence() || value.is_string())) {
+    charge_scan(value);
     const int64_t count = length_of(value),
                   index = key.integer() < 0 ? key.integer() + count : key.integer();
     if (index >= 0 && index < count) {
@@ -1009,18 +1041,23 @@ bool jinja_contains(const JinjaValue& all, const JinjaValue& item) {
     refuse_undefined(item);
     if (!item.is_string())
       fail(cat("'in <string>' requires string as left operand, not ", item.type_name()));
+    charge_scan(all);
     return all.string().find(item.string()) != std::string::npos;
   }
   if (all.is_mapping() && !all.mapping()->is_namespace) return all.mapping()->find(item) != nullptr;
   if (all.is_undefined()) return false;
   if (!all.is_sequence()) fail(cat("argument of type ", all.type_name(), " is not iterable"));
+  jinja_charge(all.items().size());
   return std::any_of(all.items().begin(), all.items().end(),
                      [&](const Value& own) { return equal(own, item); });
 }
 
 std::vector<JinjaValue> jinja_elements(const JinjaValue& value) {
   if (value.is_undefined()) return {};
-  if (value.is_sequence()) return value.items();
+  if (value.is_sequence()) {
+    jinja_charge(value.items().size() * sizeof(Value) / 4);  // a copy that is soon gone
+    return value.items();
+  }
   std::vector<Value> out;
   if (value.is_string()) {
     for (std::string& c : python_characters(value.string())) out.emplace_back(std::move(c));
@@ -1033,7 +1070,7 @@ std::vector<JinjaValue> jinja_elements(const JinjaValue& value) {
 }
 
 JinjaValue jinja_binary(const std::string& op, const JinjaValue& a, const JinjaValue& b) {
-  if (op == "~") return jinja_text(a) + jinja_text(b);
+  if (op == "~") return concatenated(jinja_text(a), jinja_text(b));
   refuse_undefined(a);
   refuse_undefined(b);
   if (a.is_number() && b.is_number()) {
@@ -1041,8 +1078,9 @@ JinjaValue jinja_binary(const std::string& op, const JinjaValue& a, const JinjaV
     return integer_result(op, a.integer(), b.integer());
   }
   if (op == "+") {
-    if (a.is_string() && b.is_string()) return a.string() + b.string();
+    if (a.is_string() && b.is_string()) return concatenated(a.string(), b.string());
     if (a.is_sequence() && b.is_sequence() && a.sequence()->is_tuple == b.sequence()->is_tuple) {
+      jinja_check_room((a.items().size() + b.items().size()) * sizeof(Value));
       std::vector<Value> items = a.items();
       items.insert(items.end(), b.items().begin(), b.items().end());
       if (items.size() > 1'000'000) fail("the list is too long");

@@ -219,8 +219,8 @@ class Renderer {
       if (value.is_undefined()) throw JinjaError{value.undefined_reason()};
       return Value(JinjaUndefined{cat(value.type_name(), " object has no slices")});
     }
-    const std::vector<Value> elements = jinja_elements(value);
-    const auto count = static_cast<int64_t>(elements.size());
+    const auto count = value.is_string() ? python_length(value.string())
+                                         : static_cast<int64_t>(value.items().size());
     const auto bound = [&](size_t i) {
       if (!e.operands[i]) return Value(JinjaNone{});
       Value given = evaluate(*e.operands[i], scope);
@@ -240,6 +240,13 @@ class Renderer {
     };
     const int64_t begin = clamp(first, stride > 0 ? 0 : count - 1),
                   end = clamp(last, stride > 0 ? count : -1);
+    if (value.is_string() && stride == 1) {
+      const std::string& text = value.string();
+      const size_t from = python_offset(text, begin);
+      jinja_check_room(text.size() / 16);
+      return text.substr(from, python_offset(std::string_view(text).substr(from), end - begin));
+    }
+    const std::vector<Value> elements = jinja_elements(value);
     std::vector<Value> chosen;
     for (int64_t i = begin; stride > 0 ? i < end : i > end; i += stride) {
       chosen.push_back(elements[static_cast<size_t>(i)]);
@@ -297,6 +304,7 @@ class Renderer {
   void write(const std::string& text) {
     if (out_->size() + text.size() > kMostText)
       throw JinjaError{cat("the text is longer than ", kMostText, " bytes")};
+    jinja_charge(text.size());
     *out_ += text;
   }
 
@@ -445,6 +453,7 @@ class Renderer {
     loop->is_namespace = true;
     const auto count = static_cast<int64_t>(items.size()), index = static_cast<int64_t>(i);
     const auto add = [&](const char* name, Value value) {
+      loop->depth = std::max(loop->depth, 1 + value.depth());
       loop->entries.emplace_back(Value::text(name), std::move(value));
     };
     add("index", index + 1);
@@ -544,7 +553,9 @@ JinjaValue jinja_function(std::function<JinjaValue(JinjaArguments&)> call) {
 }
 
 JinjaOutput render_jinja(const JinjaBody& body,
-                         std::vector<std::pair<std::string, JinjaValue>> variables) {
+                         std::vector<std::pair<std::string, JinjaValue>> variables,
+                         uint64_t most_bytes) {
+  const JinjaBudget budget(most_bytes);
   return Renderer().run(body, std::move(variables));
 }
 

@@ -59,8 +59,9 @@ struct JinjaOutput {
 };
 
 // Renders with the variables given. Throws JinjaRuntimeError; also when the template runs on and
-// on.
+// on, or makes more than `most_bytes` (see JinjaBudget).
 JinjaOutput render_jinja(const JinjaBody& body,
-                         std::vector<std::pair<std::string, JinjaValue>> variables);
+                         std::vector<std::pair<std::string, JinjaValue>> variables,
+                         uint64_t most_bytes);
 
 }  // namespace megatron

@@ -14,7 +14,10 @@
 namespace megatron {
 namespace {
 
-constexpr int kDeepest = 200;  // nesting of values
+constexpr int kDeepest = 200;       // nesting of values that are written
+constexpr int kDeepestBuilt = 500;  // and of those that a template builds
+
+thread_local JinjaBudget* budget = nullptr;
 
 [[noreturn]] void fail(std::string message) { throw JinjaError{std::move(message)}; }
 
@@ -122,6 +125,7 @@ class JsonText {
   explicit JsonText(const JinjaJsonStyle& style) : style_(style) {}
   void add(const JinjaValue& value, int depth) {
     if (depth > kDeepest) fail("values are nested too deeply for JSON");
+    jinja_check_room(out_.size());
     if (value.is_none()) {
       out_ += "null";
     } else if (value.is_bool()) {
@@ -234,6 +238,19 @@ JinjaValue convert(const nlohmann::ordered_json& json, int depth) {
   }
 }
 
+int deeper(int depth, const JinjaValue& value) {
+  depth = std::max(depth, 1 + value.depth());
+  if (depth > kDeepestBuilt) fail("lists and dicts are nested too deeply in each other");
+  return depth;
+}
+
+JinjaValue sequence_of(std::vector<JinjaValue> items, bool is_tuple) {
+  jinja_charge(items.size() * sizeof(JinjaValue));
+  int depth = 1;
+  for (const JinjaValue& item : items) depth = deeper(depth, item);
+  return std::make_shared<JinjaSequence>(JinjaSequence{std::move(items), is_tuple, depth});
+}
+
 std::string repr_of(const JinjaValue& value, int depth) {
   if (depth > kDeepest) fail("values are nested too deeply to be written");
   if (value.is_string()) return string_repr(value.string());
@@ -244,6 +261,7 @@ std::string repr_of(const JinjaValue& value, int depth) {
     for (size_t i = 0; i < value.items().size(); ++i) {
       if (i > 0) out += ", ";
       out += repr_of(value.items()[i], depth + 1);
+      jinja_check_room(out.size());
     }
     if (tuple && value.items().size() == 1) out += ",";
     return out + (tuple ? ")" : "]");
@@ -255,6 +273,7 @@ std::string repr_of(const JinjaValue& value, int depth) {
       if (!first) out += ", ";
       first = false;
       out += repr_of(key, depth + 1) + ": " + repr_of(entry, depth + 1);
+      jinja_check_room(out.size());
     }
     return out + (value.mapping()->is_namespace ? "}>" : "}");
   }
@@ -280,7 +299,37 @@ std::string mapped(std::string_view text, utf8proc_int32_t (*map)(utf8proc_int32
 
 }  // namespace
 
+JinjaBudget::JinjaBudget(uint64_t bytes) : most_(bytes), outer_(budget) { budget = this; }
+JinjaBudget::~JinjaBudget() { budget = outer_; }
+
+void JinjaBudget::check(uint64_t used) const {
+  if (used > most_)
+    fail(cat("the template makes more than ", most_,
+             " bytes of text and lists, which is the limit for this conversation"));
+}
+
+void jinja_charge(uint64_t bytes) {
+  if (budget == nullptr) return;
+  budget->used_ += bytes;
+  budget->check(budget->used_);
+}
+
+void jinja_check_room(uint64_t bytes) {
+  if (budget != nullptr) budget->check(budget->used_ + bytes);
+}
+
+JinjaValue::JinjaValue(std::string value) {
+  constexpr uint64_t kObject = 64;  // what a string takes besides its text
+  jinja_charge(value.size() + kObject);
+  data_ = std::make_shared<const std::string>(std::move(value));
+}
+
+int JinjaValue::depth() const {
+  return is_sequence() ? sequence()->depth : is_mapping() ? mapping()->depth : 0;
+}
+
 const JinjaValue* JinjaMapping::find(const JinjaValue& key) const {
+  jinja_charge(entries.size() / 8);
   for (const auto& [own, value] : entries)
     if (equal(own, key)) return &value;
   return nullptr;
@@ -293,6 +342,8 @@ const JinjaValue* JinjaMapping::find(std::string_view key) const {
 }
 
 void JinjaMapping::set(const JinjaValue& key, JinjaValue value) {
+  jinja_charge(entries.size() / 8);
+  depth = deeper(deeper(depth, key), value);
   for (auto& [own, old] : entries) {
     if (equal(own, key)) {
       old = std::move(value);
@@ -303,10 +354,10 @@ void JinjaMapping::set(const JinjaValue& key, JinjaValue value) {
 }
 
 JinjaValue JinjaValue::list(std::vector<JinjaValue> items) {
-  return std::make_shared<JinjaSequence>(JinjaSequence{std::move(items), false});
+  return sequence_of(std::move(items), false);
 }
 JinjaValue JinjaValue::tuple(std::vector<JinjaValue> items) {
-  return std::make_shared<JinjaSequence>(JinjaSequence{std::move(items), true});
+  return sequence_of(std::move(items), true);
 }
 
 int64_t JinjaValue::integer() const {
@@ -345,9 +396,14 @@ bool equal(const JinjaValue& a, const JinjaValue& b) {
     if (a.is_float() || b.is_float()) return a.number() == b.number();
     return a.integer() == b.integer();
   }
-  if (a.is_string() && b.is_string()) return a.string() == b.string();
+  if (a.is_string() && b.is_string()) {
+    if (a.string().size() != b.string().size()) return false;
+    jinja_charge(a.string().size() / 16);
+    return a.string() == b.string();
+  }
   if (a.is_none() || a.is_undefined()) return a.is_none() ? b.is_none() : b.is_undefined();
   if (a.is_sequence() && b.is_sequence()) {
+    jinja_charge(16);  // the same list may be met very often
     return a.sequence() == b.sequence() || (a.sequence()->is_tuple == b.sequence()->is_tuple &&
                                             std::equal(a.items().begin(), a.items().end(),
                                                        b.items().begin(), b.items().end(), equal));
@@ -355,6 +411,7 @@ bool equal(const JinjaValue& a, const JinjaValue& b) {
   if (a.is_mapping() && b.is_mapping()) {
     const JinjaMapping &x = *a.mapping(), &y = *b.mapping();
     if (&x == &y) return true;
+    jinja_charge(16);
     if (x.is_namespace || y.is_namespace || x.entries.size() != y.entries.size()) return false;
     return std::all_of(x.entries.begin(), x.entries.end(), [&](const auto& entry) {
       const JinjaValue* other = y.find(entry.first);
@@ -422,6 +479,7 @@ size_t python_offset(std::string_view text, int64_t index) {
 }
 
 std::vector<std::string> python_characters(std::string_view text) {
+  jinja_check_room(sizeof(std::string) * static_cast<uint64_t>(python_length(text)));
   std::vector<std::string> out;
   for (size_t i = 0; i < text.size();) {
     const auto bytes = static_cast<size_t>(decode_utf8(text, i).bytes);
@@ -440,10 +498,12 @@ void python_append_code_point(uint32_t code, std::string& out) {
 // The capital of the sharp s is two letters.
 std::string python_upper_case(std::string_view text) {
   constexpr std::string_view kSharpS = "\u00df";
-  const size_t sharp = text.find(kSharpS);
-  if (sharp == std::string_view::npos) return mapped(text, utf8proc_toupper);
-  return mapped(text.substr(0, sharp), utf8proc_toupper) + "SS" +
-         python_upper_case(text.substr(sharp + kSharpS.size()));
+  std::string out;
+  for (size_t sharp; (sharp = text.find(kSharpS)) != std::string_view::npos;) {
+    out += mapped(text.substr(0, sharp), utf8proc_toupper) + "SS";
+    text.remove_prefix(sharp + kSharpS.size());
+  }
+  return out + mapped(text, utf8proc_toupper);
 }
 std::string python_lower_case(std::string_view text) { return mapped(text, utf8proc_tolower); }
 

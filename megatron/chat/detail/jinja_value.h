@@ -22,16 +22,43 @@ struct JinjaUndefined {
 struct JinjaSequence {
   std::vector<JinjaValue> items;
   bool is_tuple = false;
+  int depth = 1;  // of lists and dicts in each other
 };
 // Keys in the order of their insertion.
 struct JinjaMapping {
   std::vector<std::pair<JinjaValue, JinjaValue>> entries;
   bool is_namespace = false;  // made by namespace(): the only value that a template can change
+  int depth = 1;              // as above; of what is set by set()
   const JinjaValue* find(const JinjaValue& key) const;
   const JinjaValue* find(std::string_view key) const;
   void set(const JinjaValue& key, JinjaValue value);
 };
 
+// What one rendering may make: the bytes of all strings and lists that its operations build, counted
+// together and never given back, so that memory and time are both bounded. While an object lives
+// it is the budget of its thread; without one nothing is counted.
+class JinjaBudget {
+ public:
+  explicit JinjaBudget(uint64_t bytes);
+  ~JinjaBudget();
+  JinjaBudget(const JinjaBudget&) = delete;
+  JinjaBudget& operator=(const JinjaBudget&) = delete;
+
+ private:
+  friend void jinja_charge(uint64_t bytes);
+  friend void jinja_check_room(uint64_t bytes);
+  void check(uint64_t used) const;
+  const uint64_t most_;
+  uint64_t used_ = 0;
+  JinjaBudget* const outer_;
+};
+// Counts bytes that are made, or work that takes about as long. Throws JinjaError when the budget
+// is spent. Called before the memory is taken.
+void jinja_charge(uint64_t bytes);
+// Throws JinjaError when so many more bytes would spend the budget; counts nothing.
+void jinja_check_room(uint64_t bytes);
+
+// Strings and lists are shared by copies.
 class JinjaValue {
  public:
   JinjaValue() : data_(JinjaUndefined{}) {}
@@ -40,7 +67,7 @@ class JinjaValue {
   JinjaValue(bool value) : data_(value) {}
   JinjaValue(int64_t value) : data_(value) {}
   JinjaValue(double value) : data_(value) {}
-  JinjaValue(std::string value) : data_(std::move(value)) {}
+  JinjaValue(std::string value);
   JinjaValue(std::shared_ptr<JinjaSequence> value) : data_(std::move(value)) {}
   JinjaValue(std::shared_ptr<JinjaMapping> value) : data_(std::move(value)) {}
   JinjaValue(std::shared_ptr<const JinjaCallable> value) : data_(std::move(value)) {}
@@ -54,7 +81,7 @@ class JinjaValue {
   bool is_integer() const { return std::holds_alternative<int64_t>(data_); }
   bool is_float() const { return std::holds_alternative<double>(data_); }
   bool is_number() const { return is_bool() || is_integer() || is_float(); }
-  bool is_string() const { return std::holds_alternative<std::string>(data_); }
+  bool is_string() const { return std::holds_alternative<Text>(data_); }
   bool is_sequence() const { return std::holds_alternative<std::shared_ptr<JinjaSequence>>(data_); }
   bool is_mapping() const { return std::holds_alternative<std::shared_ptr<JinjaMapping>>(data_); }
   bool is_callable() const {
@@ -62,7 +89,7 @@ class JinjaValue {
   }
 
   const std::string& undefined_reason() const { return std::get<JinjaUndefined>(data_).what; }
-  const std::string& string() const { return std::get<std::string>(data_); }
+  const std::string& string() const { return *std::get<Text>(data_); }
   const std::vector<JinjaValue>& items() const { return sequence()->items; }
   const std::shared_ptr<JinjaSequence>& sequence() const {
     return std::get<std::shared_ptr<JinjaSequence>>(data_);
@@ -81,8 +108,12 @@ class JinjaValue {
   // "str", "list", "dict": what Python calls its type.
   const char* type_name() const;
 
+  // Lists and dicts in each other: 0 for other values.
+  int depth() const;
+
  private:
-  std::variant<JinjaUndefined, JinjaNone, bool, int64_t, double, std::string,
+  using Text = std::shared_ptr<const std::string>;
+  std::variant<JinjaUndefined, JinjaNone, bool, int64_t, double, Text,
                std::shared_ptr<JinjaSequence>, std::shared_ptr<JinjaMapping>,
                std::shared_ptr<const JinjaCallable>>
       data_;
