@@ -12,12 +12,48 @@ namespace {
 
 using Tokens = std::vector<std::string>;
 
-void replace_all(std::string& text, std::string_view pattern, std::string_view content) {
+void replace_all(std::string& text, std::string_view pattern, std::string_view content,
+                 const GrowthLimit& limit) {
   if (text.find(pattern) == text.npos) return;
   std::string out;
-  append_replaced(text, pattern, content, out);
+  append_replaced(text, pattern, content, limit, out);
   text = std::move(out);
 }
+
+// Where the content is not longer than the pattern.
+void replace_all(std::string& text, std::string_view pattern, std::string_view content) {
+  replace_all(text, pattern, content, {std::string::npos, ""});
+}
+
+size_t total_bytes(const Tokens& tokens) {
+  size_t bytes = 0;
+  for (const std::string& token : tokens) bytes += token.size();
+  return bytes;
+}
+
+// The steps that can make a text longer than it was, on all tokens of it.
+class Replacer {
+ public:
+  Replacer(const DecoderStep& step, const Regex* regex, size_t most)
+      : step_(step), regex_(regex), room_(most) {}
+
+  void apply(std::string& token) {
+    const GrowthLimit limit{room_, step_.where};
+    std::string out;
+    if (regex_ != nullptr)
+      append_replaced(token, *regex_, step_.content, limit, out);
+    else
+      append_replaced(token, step_.pattern, step_.content, limit, out);
+    limit.check(out.size());
+    room_ -= out.size();
+    token = std::move(out);
+  }
+
+ private:
+  const DecoderStep& step_;
+  const Regex* regex_;
+  size_t room_;
+};
 
 // Source: `tokenizers` decoders/wordpiece.rs, cleanup().
 void clean_up(std::string& text) {
@@ -103,6 +139,7 @@ Decoder::Decoder(std::vector<DecoderStep> steps) : steps_(std::move(steps)) {
 }
 
 std::string Decoder::decode(Tokens tokens) const {
+  const size_t most = most_normalized_bytes(total_bytes(tokens));
   for (size_t i = 0; i < steps_.size(); ++i) {
     const DecoderStep& step = steps_[i];
     switch (step.kind) {
@@ -142,14 +179,11 @@ std::string Decoder::decode(Tokens tokens) const {
         for (std::string& token : tokens) strip(step, token);
         break;
       case DecoderStep::Kind::kReplaceString:
-        for (std::string& token : tokens) replace_all(token, step.pattern, step.content);
+      case DecoderStep::Kind::kReplaceRegex: {
+        Replacer replacer(step, regexes_[i].get(), most);
+        for (std::string& token : tokens) replacer.apply(token);
         break;
-      case DecoderStep::Kind::kReplaceRegex:
-        for (std::string& token : tokens) {
-          std::string out;
-          append_replaced(token, *regexes_[i], step.content, out);
-          token = std::move(out);
-        }
+      }
     }
   }
   std::string text;
@@ -195,11 +229,8 @@ std::string Decoder::piece(std::string_view token) const {
         if (!fused) strip(step, text);  // else it concerns the ends of the text
         break;
       case DecoderStep::Kind::kReplaceString:
-        replace_all(text, step.pattern, step.content);
-        break;
       case DecoderStep::Kind::kReplaceRegex:
-        append_replaced(text, *regexes_[i], step.content, out);
-        text = out;
+        Replacer(step, regexes_[i].get(), most_normalized_bytes(token.size())).apply(text);
     }
   }
   return text;

@@ -3,6 +3,7 @@
 #include <array>
 #include <utility>
 
+#include "megatron/base/check.h"
 #include "megatron/tokenizers/detail/byte_level.h"
 #include "megatron/tokenizers/detail/unicode.h"
 #include "megatron/tokenizers/detail/utf8.h"
@@ -133,10 +134,16 @@ void append_bert(const NormalizerStep& step, std::string_view text, std::string&
 
 }  // namespace
 
+void refuse_growth(std::string_view where, size_t most) {
+  throw_error(cat(where, ": makes more than ", most, " bytes of a text, which is the limit for its length",
+                  "\nhint: the file is damaged, or made to exhaust memory"));
+}
+
 void append_replaced(std::string_view text, std::string_view pattern, std::string_view content,
-                     std::string& out) {
+                     const GrowthLimit& limit, std::string& out) {
   size_t done = 0;
   for (size_t at; (at = text.find(pattern, done)) != text.npos; done = at + pattern.size()) {
+    limit.check(out.size() + (at - done) + content.size());
     out.append(text.substr(done, at - done));
     out += content;
   }
@@ -144,9 +151,10 @@ void append_replaced(std::string_view text, std::string_view pattern, std::strin
 }
 
 void append_replaced(std::string_view text, const Regex& regex, std::string_view content,
-                     std::string& out) {
+                     const GrowthLimit& limit, std::string& out) {
   size_t done = 0;
   regex.for_each_match(text, [&](size_t begin, size_t end) {
+    limit.check(out.size() + (begin - done) + content.size());
     out.append(text.substr(done, begin - done));
     out += content;
     done = end;
@@ -166,8 +174,11 @@ Normalizer::Normalizer(std::vector<NormalizerStep> steps) : steps_(std::move(ste
 }
 
 std::string_view Normalizer::apply(std::string_view text, Scratch& scratch) const {
+  const size_t most = most_normalized_bytes(text.size());
   for (size_t i = 0; i < steps_.size(); ++i) {
     const NormalizerStep& step = steps_[i];
+    const GrowthLimit limit{most, step.where};
+    limit.check(text.size());
     // The buffer that `text` does not lie in.
     std::string& out = text.data() == scratch.a.data() ? scratch.b : scratch.a;
     if (step.kind == NormalizerStep::Kind::kNormalForm) {
@@ -193,12 +204,13 @@ std::string_view Normalizer::apply(std::string_view text, Scratch& scratch) cons
         append_without(text, kMark, out);
         break;
       case NormalizerStep::Kind::kReplaceString:
-        append_replaced(text, step.pattern, step.content, out);
+        append_replaced(text, step.pattern, step.content, limit, out);
         break;
       case NormalizerStep::Kind::kReplaceRegex:
-        append_replaced(text, *regexes_[i], step.content, out);
+        append_replaced(text, *regexes_[i], step.content, limit, out);
         break;
       case NormalizerStep::Kind::kPrepend:
+        limit.check(text.size() + step.content.size());
         if (!text.empty()) out += step.content;
         out += text;
         break;

@@ -49,7 +49,7 @@ class Normalizer {
   const std::vector<NormalizerStep>& steps() const { return steps_; }
 
   // Well-formed `text` after all steps: `text` itself when nothing changes, else a view of
-  // `scratch`.
+  // `scratch`. Throws Error when a step makes more than most_normalized_bytes() of it.
   std::string_view apply(std::string_view text, Scratch& scratch) const;
 
  private:
@@ -58,10 +58,25 @@ class Normalizer {
   std::vector<std::unique_ptr<Charsmap>> charsmaps_;  // by step
 };
 
+// The longest text that a normalizer or decoder may make of one of `bytes` bytes. No known one comes
+// near: NFKC makes at most 11 bytes of one, the bytes of ByteLevel take two each.
+constexpr size_t most_normalized_bytes(size_t bytes) { return (size_t{64} << 10) + 32 * bytes; }
+
+// Throws the Error for a text that a step at `where` made longer than `most`.
+[[noreturn]] void refuse_growth(std::string_view where, size_t most);
+
 // Appends `text` with every occurrence of a pattern replaced; used by normalizers and decoders.
+// Throws Error, with `where` in front, before `out` gets longer than `most`.
+struct GrowthLimit {
+  size_t most;
+  std::string_view where;
+  void check(size_t bytes) const {
+    if (bytes > most) refuse_growth(where, most);
+  }
+};
 void append_replaced(std::string_view text, std::string_view pattern, std::string_view content,
-                     std::string& out);
+                     const GrowthLimit& limit, std::string& out);
 void append_replaced(std::string_view text, const Regex& regex, std::string_view content,
-                     std::string& out);
+                     const GrowthLimit& limit, std::string& out);
 
 }  // namespace megatron

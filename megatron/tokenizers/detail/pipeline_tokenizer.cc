@@ -155,6 +155,8 @@ void PipelineTokenizer::add_tokens(const TokenizerDefinition& definition) {
   std::vector<AddedToken> raw, normalized;
   std::vector<std::string> raw_contents, normalized_contents;
   Normalizer::Scratch scratch;
+  constexpr size_t kMostAddedBytes = size_t{64} << 20;
+  size_t bytes = 0;
   for (size_t i = 0; i < definition.added_tokens.size(); ++i) {
     const AddedToken& token = definition.added_tokens[i];
     const auto where = [&] {
@@ -178,6 +180,9 @@ void PipelineTokenizer::add_tokens(const TokenizerDefinition& definition) {
     special_[id] = token.special;
     tokens_[id] =
         token.normalized ? std::string(normalizer_.apply(token.content, scratch)) : token.content;
+    bytes += tokens_[id].size();
+    MEGATRON_CHECK(bytes <= kMostAddedBytes, where(), ": with it the added tokens take more than ",
+                   kMostAddedBytes, " bytes after the normalizer");
     (token.normalized ? normalized : raw).push_back(token);
     (token.normalized ? normalized_contents : raw_contents).push_back(tokens_[id]);
   }

@@ -56,10 +56,12 @@ std::string to_pcre2(std::string_view pattern, std::string_view where) {
 
 struct Regex::Impl {
   pcre2_code* code = nullptr;
+  std::string where;
   ~Impl() { pcre2_code_free(code); }
 };
 
 Regex::Regex(std::string_view pattern, std::string_view where) : impl_(std::make_unique<Impl>()) {
+  impl_->where = where;
   const std::string translated = to_pcre2(pattern, where);
   int error = 0;
   PCRE2_SIZE offset = 0;
@@ -101,8 +103,12 @@ bool Regex::find(std::string_view text, size_t from, size_t& begin, size_t& end)
   const int count = pcre2_match(impl_->code, reinterpret_cast<PCRE2_SPTR>(text.data()), text.size(),
                                 from, PCRE2_NO_UTF_CHECK, state.data, state.context);
   if (count == PCRE2_ERROR_NOMATCH) return false;
-  MEGATRON_CHECK(count >= 0, "a regular expression of the tokenizer failed on ", text.size(),
-                 " bytes of text (PCRE2 error ", count, ")");
+  if (count < 0) {
+    PCRE2_UCHAR reason[256] = {};
+    pcre2_get_error_message(count, reason, sizeof(reason));
+    throw_error(cat(impl_->where, ": the regular expression failed on ", text.size(),
+                    " bytes of text: ", reinterpret_cast<const char*>(reason)));
+  }
   const PCRE2_SIZE* offsets = pcre2_get_ovector_pointer(state.data);
   begin = offsets[0];
   end = offsets[1];
