@@ -2,14 +2,17 @@
 #include <array>
 #include <chrono>
 #include <cstdio>
+#include <filesystem>
 #include <string>
 #include <vector>
 
 #include "megatron/base/check.h"
+#include "megatron/base/files.h"
 #include "megatron/base/log.h"
 #include "megatron/base/parse.h"
 #include "megatron/base/threads.h"
 #include "megatron/tokenizers/bpe_trainer.h"
+#include "megatron/tokenizers/tokenizer_config.h"
 #include "tools/commands.h"
 
 namespace megatron {
@@ -71,6 +74,18 @@ struct TrainTokenizerConfig : Config {
   }
 };
 
+// transformers reads tokenizer_config.json next to a tokenizer.json; files of other names have none.
+void describe_output(const std::filesystem::path& output) {
+  if (output.filename() != "tokenizer.json") return;
+  const std::filesystem::path folder = output.has_parent_path() ? output.parent_path() : ".";
+  const std::filesystem::path path = folder / "tokenizer_config.json";
+  if (std::filesystem::exists(path)) {
+    log_warning(cat(path.string(), ": is left as it is, and may name tokens of an earlier tokenizer"));
+    return;
+  }
+  write_file_atomically(path, tokenizer_config_json(folder, std::nullopt));
+}
+
 void print_report(const TrainTokenizerConfig& config, const TrainingReport& report,
                   double seconds) {
   if (config.json) {
@@ -114,6 +129,7 @@ int train_tokenizer(int argc, char** argv) {
   input.json_keys = config.json_keys;
   input.threads = choose_num_threads(config.workers);
   const TrainingReport report = train_bpe(input, options, config.output);
+  describe_output(config.output);
   if (report.num_tokens < config.vocab_size) {
     log_warning(cat("the text has only enough pairs that occur --min-frequency ",
                     config.min_frequency, " times for ", report.num_tokens,

@@ -18,6 +18,7 @@
 #include "megatron/models/huggingface/peft.h"
 #include "megatron/tensor/shape.h"
 #include "megatron/tensor/torch.h"
+#include "megatron/tokenizers/tokenizer_config.h"
 #include "megatron/transformer/lora.h"
 
 namespace megatron {
@@ -378,8 +379,19 @@ class Exporter {
     for (const StoredFile& file : checkpoint_.manifest().files)
       if (file.name.starts_with(kTokenizer))
         put(file.name.substr(kTokenizer.size()), checkpoint_.read_file(file.name));
+    describe_tokenizer();
     if (checkpoint_.has_file(kKeptHfGenerationConfig))
       put(kHfGenerationConfig, checkpoint_.read_file(kKeptHfGenerationConfig));
+  }
+
+  // A tokenizer that was made here, or came as one file, has no tokenizer_config.json; without it
+  // transformers knows no end of a text.
+  void describe_tokenizer() {
+    constexpr const char* kName = "tokenizer_config.json";
+    if (std::find(result_.files.begin(), result_.files.end(), kName) != result_.files.end()) return;
+    const std::string text = tokenizer_config_json(
+        request_.folder, origin_.config.transformer.max_position_embeddings);
+    if (!text.empty()) put(kName, text);
   }
 
   void put(const std::string& name, const std::string& contents) {

@@ -6,6 +6,7 @@
 #include <chrono>
 #include <random>
 
+#include "megatron/tokenizers/tokenizer_config.h"
 #include "testing.h"
 
 namespace megatron {
@@ -223,6 +224,45 @@ TEST(StreamDecoder, JoinsToDecodedText) {
   std::string joined;
   for (const int32_t id : ids) joined += decoder.push(id);
   EXPECT_EQ(joined + decoder.finish(), tokenizer->decode(ids));
+}
+
+// transformers 5 reads these files so; see tests/golden/tokenizers/check_config.py.
+TEST(TokenizerConfigJson, NamesClassAndTokens) {
+  const TemporaryFolder folder;
+  EXPECT_EQ(tokenizer_config_json(folder.path(), 128), "") << "no tokenizer";
+  std::filesystem::copy_file(golden_dir() / "llama3.json", folder / "tokenizer.json");
+  EXPECT_EQ(tokenizer_config_json(folder.path(), 128), R"({
+  "tokenizer_class": "PreTrainedTokenizerFast",
+  "eos_token": "<|endoftext|>",
+  "model_max_length": 128,
+  "clean_up_tokenization_spaces": false
+}
+)");
+  EXPECT_EQ(tokenizer_config_json(folder.path(), std::nullopt,
+                                  R"({"chat_template": "x", "tokenizer_class": "Own"})"),
+            R"({
+  "chat_template": "x",
+  "tokenizer_class": "Own",
+  "eos_token": "<|endoftext|>",
+  "clean_up_tokenization_spaces": false
+}
+)");
+  EXPECT_EQ(error_of([&] { tokenizer_config_json(folder.path(), 128, "[]"); }),
+            (folder / "tokenizer_config.json").string() + ": is no JSON object");
+  // What it says is what this program reads.
+  folder.write("tokenizer_config.json", tokenizer_config_json(folder.path(), 128));
+  const auto before = load(golden_dir() / "llama3.json"), after = load(folder.path());
+  EXPECT_EQ(after->eod(), before->eod());
+  EXPECT_EQ(after->bos(), before->bos());
+  EXPECT_EQ(after->fingerprint(), before->fingerprint());
+}
+
+TEST(TokenizerConfigJson, OfGpt2Files) {
+  const TemporaryFolder folder;
+  for (const char* name : {"vocab.json", "merges.txt"})
+    std::filesystem::copy_file(golden_dir() / "gpt2" / name, folder / name);
+  EXPECT_NE(tokenizer_config_json(folder.path(), 128).find("\"tokenizer_class\": \"GPT2Tokenizer\""),
+            std::string::npos);
 }
 
 }  // namespace
