@@ -726,7 +726,16 @@ std::vector<HfTensor> hf_tensors(const HfFamily& family, const GPTConfig& config
 HfModel parse_hf_config(const std::string& text, const std::string& name) {
   HfFields fields(text, name);
   std::string type;
-  fields.text("model_type", type);
+  fields.text("model_type", type, "");
+  MEGATRON_CHECK(!type.empty(), name, ": has no model_type",
+                 "\nhint: the config.json of a model names its type, such as \"llama\"; without one, "
+                 "convert-checkpoint --name-map reads the weights");
+  MEGATRON_CHECK(fields.num_experts() == 0, name, ": is of a \"", type, "\" model with ",
+                 fields.num_experts(), " experts per layer; mixture of experts is not built yet");
+  const std::string quantization = fields.quantization_method();
+  MEGATRON_CHECK(quantization.empty(), name, ": the weights are quantised by ", quantization,
+                 " (quantization_config), which is not built yet",
+                 "\nhint: give the model's weights as they were before, in bf16, fp16 or fp32");
   HfModel model;
   model.family = find_hf_family(type);
   MEGATRON_CHECK(model.family != nullptr, name, ": models of the type \"", type, "\" are not known",

@@ -39,6 +39,32 @@ std::string short_text(const ordered_json& value) {
   throw_error(cat(name, ": has no ", key));
 }
 
+constexpr const char* kDownload =
+    "\nhint: a configuration is an object with a model_type; download the file again";
+
+// What nlohmann says after "parse error at line 1, column 2: ", in characters that print.
+std::string reason_of(const std::string& what) {
+  const size_t column = what.find(", column ");
+  const size_t begin = column == std::string::npos ? 0 : what.find(": ", column) + 2;
+  std::string reason;
+  for (const char c : what.substr(begin, 200)) reason += c >= ' ' && c <= '~' ? c : '?';
+  return reason;
+}
+
+[[noreturn]] void refuse_json(const std::string& text, const std::string& name,
+                              const nlohmann::json::parse_error& error) {
+  // `byte` counts what was read, the character in the way included.
+  const size_t at = std::min(error.byte == 0 ? 0 : error.byte - 1, text.size());
+  const auto line = 1 + std::count(text.begin(), text.begin() + static_cast<ptrdiff_t>(at), '\n');
+  const size_t newline = at == 0 ? std::string::npos : text.rfind('\n', at - 1);
+  const size_t column = at - (newline == std::string::npos ? 0 : newline + 1) + 1;
+  const std::string_view rest = std::string_view(text).substr(at);
+  const bool no_number = rest.starts_with("Infinity") || rest.starts_with("NaN");
+  throw_error(cat(name, ":", line, ":", column, ": is not JSON: ",
+                  no_number ? "Infinity and NaN are no numbers of JSON" : reason_of(error.what()),
+                  no_number ? "\nhint: write the number that is meant, or null" : kDownload));
+}
+
 double to_number(const std::string& name, std::string_view key, const ordered_json& value) {
   if (!value.is_number()) wrong_type(name, key, value, "a number");
   return value.get<double>();
@@ -69,12 +95,16 @@ HfFields::~HfFields() = default;
 
 HfFields::HfFields(const std::string& text, std::string name) : impl_(std::make_unique<Impl>()) {
   impl_->name = std::move(name);
+  MEGATRON_CHECK(text.find_first_not_of(" \t\r\n") != std::string::npos, impl_->name,
+                 ": is empty", kDownload);
   try {
     impl_->json = ordered_json::parse(text);
-  } catch (const nlohmann::json::exception& error) {
-    throw_error(cat(impl_->name, ": is not JSON\ndetail: ", error.what()));
+  } catch (const nlohmann::json::parse_error& error) {
+    refuse_json(text, impl_->name, error);
   }
-  MEGATRON_CHECK(impl_->json.is_object(), impl_->name, ": is not a JSON object");
+  MEGATRON_CHECK(impl_->json.is_object(), impl_->name, ": holds ", impl_->json.type_name(), " ",
+                 short_text(impl_->json), ", expected an object with the settings of a model",
+                 kDownload);
 }
 
 HfFields HfFields::writer(const std::string& base) {
@@ -160,6 +190,29 @@ std::optional<int64_t> HfFields::find_integer(std::string_view key) const {
   const ordered_json* found = impl_->find(key);
   if (found == nullptr) return std::nullopt;
   return to_integer(name(), key, *found);
+}
+
+int64_t HfFields::num_experts() const {
+  constexpr const char* kKeys[] = {"num_local_experts", "num_experts", "n_routed_experts",
+                                   "moe_num_experts", "num_routed_experts"};
+  const ordered_json* nested = impl_->find("text_config");  // of models that also see or hear
+  for (const ordered_json* object : {static_cast<const ordered_json*>(&impl_->json), nested}) {
+    if (object == nullptr || !object->is_object()) continue;
+    for (const char* key : kKeys)
+      if (const auto found = object->find(key); found != object->end())
+        if (found->is_number_integer() && *found > 1) return found->get<int64_t>();
+  }
+  return 0;
+}
+
+std::string HfFields::quantization_method() const {
+  const ordered_json* found = impl_->find("quantization_config");
+  if (found == nullptr) return "";
+  if (!found->is_object()) wrong_type(name(), "quantization_config", *found, "an object");
+  if (found->empty()) return "";
+  const auto method = found->find("quant_method");
+  return method != found->end() && method->is_string() ? method->get<std::string>()
+                                                       : "a method without a name";
 }
 
 void HfFields::erase(std::string_view key) { impl_->json.erase(std::string(key)); }

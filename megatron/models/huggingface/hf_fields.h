@@ -17,7 +17,8 @@ namespace megatron {
 
 class HfFields {
  public:
-  // To read a config.json; `name` is used in errors. Throws Error for text that is no JSON object.
+  // To read a config.json; `name` is used in errors. Throws Error for text that is no JSON object,
+  // with line and column.
   HfFields(const std::string& text, std::string name);
   // To write one over `base`, the text of another (keys that nobody writes stay) or "{}".
   static HfFields writer(const std::string& base);
@@ -61,6 +62,10 @@ class HfFields {
 
   // Reading: an integer, or nothing when absent or null.
   std::optional<int64_t> find_integer(std::string_view key) const;
+  // Reading: the number of experts of a mixture, by any of the names that it goes by; 0: it is none.
+  int64_t num_experts() const;
+  // Reading: how quantization_config says that the weights are stored ("gptq"); empty: as they are.
+  std::string quantization_method() const;
   // Writing: removes a key.
   void erase(std::string_view key);
   // Writing: a key with JSON text as its value.

@@ -171,16 +171,14 @@ class Reader {
 bool is_hf_folder(const fs::path& folder) {
   std::error_code ignored;
   if (folder.empty()) return false;  // none was named, which is not the current one
-  if (!fs::is_regular_file(folder / kHfConfig, ignored) ||
-      fs::exists(folder / kManifestName, ignored))
-    return false;
-  const auto json =
-      nlohmann::json::parse(read_file(folder / kHfConfig), nullptr, /*allow_exceptions=*/false);
-  return json.is_object() && json.contains("model_type") && find_checkpoints(folder).empty();
+  return fs::exists(folder / kHfConfig, ignored) && !fs::exists(folder / kManifestName, ignored) &&
+         find_checkpoints(folder).empty();
 }
 
 HfModel read_hf_config(const fs::path& folder) {
-  return parse_hf_config(read_file(folder / kHfConfig), (folder / kHfConfig).string());
+  constexpr uint64_t kMostBytes = uint64_t{64} << 20;
+  const fs::path path = folder / kHfConfig;
+  return parse_hf_config(read_file(path, kMostBytes), path.string());
 }
 
 HfFolder open_hf_folder(const fs::path& folder) { return Reader(folder).run(); }

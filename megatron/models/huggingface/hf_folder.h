@@ -15,7 +15,8 @@
 
 namespace megatron {
 
-// Whether it holds a config.json that names a model, and no checkpoints of ours.
+// Whether it holds a config.json, and no checkpoints of ours. What is wrong with the file is said
+// when it is read.
 bool is_hf_folder(const std::filesystem::path& folder);
 
 struct HfFolder {

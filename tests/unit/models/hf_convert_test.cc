@@ -2,6 +2,7 @@
 #include "megatron/models/huggingface/hf_convert.h"
 
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 
 #include <algorithm>
 #include <filesystem>
@@ -336,6 +337,102 @@ TEST_F(HfConvert, PicklesAreNotRead) {
       open_error(folder),
       ": holds neither model.safetensors nor model.safetensors.index.json"
       "\nhint: pytorch_model.bin is a pickle, which is never read; save the model as safetensors");
+}
+
+// Without tokenizer_config.json transformers would not know where a text ends.
+TEST_F(HfConvert, ATokenizerIsExportedWithItsConfiguration) {
+  const fs::path folder = copy("llama2");
+  const fs::path tokenizers = fs::path(MEGATRON_SOURCE_DIR) / "tests/golden/tokenizers";
+  fs::copy_file(tokenizers / "llama3.json", folder / "tokenizer.json", fs::copy_options::overwrite_existing);
+  fs::remove(folder / "tokenizer_config.json");
+  import_hf_folder(folder, root_ / "ours");
+  export_hf_folder({root_ / "ours", {}, root_ / "theirs", "", 1 << 20});
+  const auto json = ordered_json::parse(read_file(root_ / "theirs" / "tokenizer_config.json"));
+  EXPECT_EQ(json["tokenizer_class"], "PreTrainedTokenizerFast");
+  EXPECT_EQ(json["eos_token"], "<|endoftext|>");
+  EXPECT_EQ(json["model_max_length"],
+            read_hf_config(folder).config.transformer.max_position_embeddings);
+
+  // One that came along is kept as it was.
+  const std::string own = R"({"eos_token": "<|endoftext|>", "own": 1})";
+  std::ofstream(folder / "tokenizer_config.json") << own;
+  import_hf_folder(folder, root_ / "ours2");
+  export_hf_folder({root_ / "ours2", {}, root_ / "theirs2", "", 1 << 20});
+  EXPECT_EQ(read_file(root_ / "theirs2" / "tokenizer_config.json"), own);
+}
+
+// 39 configurations that are no model's, or no model of ours: each names the file, and its place.
+TEST_F(HfConvert, BrokenConfigurationsAreNamed) {
+  const fs::path folder = copy("llama2");
+  const std::string path = (folder / "config.json").string(), good = read_file(path);
+  int count = 0;
+  const auto expect = [&](const std::string& text, const std::string& error) {
+    ++count;
+    std::ofstream(path, std::ios::binary) << text;
+    EXPECT_TRUE(is_hf_folder(folder));
+    LoadModelRequest request;
+    request.load = folder;
+    const std::string message = error_of([&] { open_model(request); });
+    EXPECT_TRUE(message.starts_with(path + error)) << text.substr(0, 200) << "\n" << message;
+  };
+  const auto expect_edited = [&](const std::function<void(ordered_json&)>& edit, const std::string& error) {
+    ordered_json json = ordered_json::parse(good);
+    edit(json);
+    expect(json.dump(2), error);
+  };
+  const auto expect_value = [&](const char* key, const ordered_json& value, const std::string& error) {
+    expect_edited([&](ordered_json& json) { json[key] = value; }, error);
+  };
+  expect("", ": is empty\nhint: a configuration is an object with a model_type");
+  expect(" \n\t", ": is empty");
+  expect("{}", ": has no model_type\nhint: ");
+  expect("[]", ": holds array [], expected an object with the settings of a model");
+  expect("null", ": holds null null, expected an object");
+  expect("3", ": holds number 3, expected an object");
+  expect("\"text\"", ": holds string \"text\", expected an object");
+  expect("<html>\n<body>404</body></html>", ":1:1: is not JSON: ");
+  expect("version https://git-lfs.github.com/spec/v1\noid sha256:0\n", ":1:1: is not JSON: ");
+  expect("\x80\x04\x95random\xff", ":1:1: is not JSON: ");
+  expect(std::string(1000, '\0'), ":1:1: is not JSON: ");
+  expect(std::string(100000, '['), ":1:100001: is not JSON: ");
+  expect("{\"a\": [" + std::string(100000, '['), ":1:");
+  expect(good.substr(0, good.size() / 2), ":");
+  expect("{\n  \"model_type\": \"llama\",\n  \"rope_theta\": Infinity\n}",
+         ":3:17: is not JSON: Infinity and NaN are no numbers of JSON\nhint: write the number that is meant");
+  expect("{\n  \"rope_theta\": NaN}", ":2:17: is not JSON: Infinity and NaN");
+  expect("{\"rope_theta\": -Infinity}", ":1:17: is not JSON: Infinity and NaN");
+  expect("{'model_type': 'llama'}", ":1:2: is not JSON: ");
+  expect("{\"model_type\": \"llama\",}", ":1:24: is not JSON: ");
+  expect(good + good, ":");
+  expect_edited([](ordered_json& json) { json.erase("model_type"); }, ": has no model_type");
+  expect_value("model_type", nullptr, ": has no model_type");
+  expect_value("model_type", "", ": has no model_type");
+  expect_value("model_type", 7, ": model_type is 7, expected a string");
+  expect_value("model_type", "mamba", ": models of the type \"mamba\" are not known\nhint: types that are: ");
+  expect_edited([](ordered_json& json) { json["model_type"] = "mixtral", json["num_local_experts"] = 8; },
+                ": is of a \"mixtral\" model with 8 experts per layer; mixture of experts is not built yet");
+  expect_edited([](ordered_json& json) { json["model_type"] = "qwen3_moe", json["num_experts"] = 128; },
+                ": is of a \"qwen3_moe\" model with 128 experts per layer; mixture of experts is not built yet");
+  expect_edited([](ordered_json& json) { json["model_type"] = "deepseek_v3", json["n_routed_experts"] = 256; },
+                ": is of a \"deepseek_v3\" model with 256 experts per layer; mixture of experts is not built yet");
+  expect_edited([](ordered_json& json) {
+    json["model_type"] = "llama4";
+    json["text_config"] = {{"num_local_experts", 16}};
+  }, ": is of a \"llama4\" model with 16 experts per layer; mixture of experts is not built yet");
+  expect_value("quantization_config", {{"quant_method", "gptq"}, {"bits", 4}},
+               ": the weights are quantised by gptq (quantization_config), which is not built yet\nhint: ");
+  expect_value("quantization_config", {{"bits", 4}}, ": the weights are quantised by a method without a name");
+  expect_value("quantization_config", "int8", ": quantization_config is \"int8\", expected an object");
+  expect_value("hidden_size", -1, ": hidden_size is -1, expected 0 to 2147483647");
+  expect_value("hidden_size", 1e300, ": hidden_size is 1e+300, expected 0 to 2147483647");
+  expect_value("num_attention_heads", 0, ": ");
+  expect_value("num_hidden_layers", "two", ": num_hidden_layers is \"two\", expected a whole number");
+  expect_value("vocab_size", nullptr, ": has no vocab_size");
+  expect_value("rope_scaling", ordered_json::array({1}), ": ");
+  fs::remove(path);
+  ASSERT_EQ(::mkfifo(path.c_str(), 0600), 0);
+  EXPECT_TRUE(error_of([&] { read_hf_config(folder); }).starts_with("cannot read " + path + ": it is a FIFO"));
+  EXPECT_EQ(count + 1, 39);
 }
 
 TEST_F(HfConvert, UnknownModelsAndSettingsAreNamed) {
