@@ -57,6 +57,48 @@ void add_messages(const Json& list, const char* key, const std::string& where, C
   }
 }
 
+// instruction, input and output. `history`, of some such files, holds the turns before.
+void add_alpaca(const Json& row, const std::string& where, Conversation& out) {
+  const auto text = [&](const char* key) {
+    if (!row.contains(key) || row[key].is_null()) return std::string();
+    MEGATRON_CHECK(row[key].is_string(), where, ": \"", key, "\" is ", row[key].type_name(),
+                   ", expected a string");
+    return row[key].get<std::string>();
+  };
+  Json messages = Json::array();
+  const auto add = [&](const char* role, const Json& content) {
+    messages.push_back({{"role", role}, {"content", content}});
+  };
+  if (const std::string system = text("system"); !system.empty()) add("system", system);
+  if (row.contains("history") && !row["history"].is_null()) {
+    MEGATRON_CHECK(row["history"].is_array(), where, ": \"history\" is no list");
+    for (const Json& turn : row["history"]) {
+      MEGATRON_CHECK(turn.is_array() && turn.size() == 2 && turn[0].is_string() && turn[1].is_string(),
+                     where, ": a turn of \"history\" is no pair of instruction and output");
+      add("user", turn[0]);
+      add("assistant", turn[1]);
+    }
+  }
+  std::string request = text("instruction");
+  const std::string input = text("input"), output = text("output");
+  if (!input.empty()) request += (request.empty() ? "" : "\n\n") + input;
+  MEGATRON_CHECK(!request.empty(), where, ": the instruction is empty");
+  MEGATRON_CHECK(!output.empty(), where, ": the output is empty");
+  add("user", request);
+  add("assistant", output);
+  add_messages(messages, "instruction", where, out);
+}
+
+[[noreturn]] void refuse_form(const Json& row, const std::string& where) {
+  std::string keys;
+  for (const auto& [key, value] : row.items())
+    if (keys.size() < 200) keys += cat(keys.empty() ? "" : ", ", key);
+  throw_error(cat(where, ": has none of messages, conversations, prompt and completion, ",
+                  "instruction and output; it has ", keys.empty() ? "no members" : keys,
+                  "\nhint: the forms are messages: [{role, content}, ...], conversations: [{from, "
+                  "value}, ...], prompt and completion, or instruction, input and output"));
+}
+
 std::string list_text(const std::vector<std::string>& messages, size_t count) {
   std::string out = "[";
   for (size_t i = 0; i < count; ++i) out += cat(i > 0 ? "," : "", messages[i]);
@@ -102,9 +144,10 @@ Conversation parse_conversation(std::string_view json, const std::string& where)
     add_messages(row["messages"], "messages", where, out);
   } else if (given("conversations")) {
     add_messages(row["conversations"], "conversations", where, out);
+  } else if (given("instruction") && given("output")) {
+    add_alpaca(row, where, out);
   } else {
-    MEGATRON_CHECK(given("prompt") && given("completion"), where,
-                   ": has none of messages, conversations, prompt and completion");
+    if (!given("prompt") || !given("completion")) refuse_form(row, where);
     const Json &prompt = row["prompt"], &completion = row["completion"];
     if (prompt.is_string() && completion.is_string()) {
       out.prompt = prompt.get<std::string>();

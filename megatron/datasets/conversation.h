@@ -4,6 +4,8 @@
 //   messages       [{"role": "user", "content": "..."}, ...], as the API of OpenAI has them (also
 //   with tool_calls) conversations  [{"from": "human", "value": "..."}, ...], as ShareGPT has them
 //   prompt, completion  two texts, or two lists of messages; the completion counts
+//   instruction, input, output  as Alpaca has them (input may be empty or absent; also system): the
+//   turns of a user, who says the instruction, an empty line and the input, and of the assistant
 // and may have tools (a list of functions) and chat_template_kwargs (variables for the template).
 #pragma once
 

@@ -74,7 +74,7 @@ class FinetuneTest(unittest.TestCase):
             self.assertEqual(result.returncode, 0, block + result.stderr)
             said += result.stdout + result.stderr
         self.assertIn("+ The Baltic.<|im_end|>", said)
-        self.assertIn("train split of chat.jsonl: 4 conversations", said)
+        self.assertIn("train split of chat.jsonl: 5 conversations", said)
         self.assertIn("the layout changes nothing but rounding", said)
         self.assertIn("are frozen", said)
 

@@ -115,12 +115,39 @@ TEST(Conversation, Forms) {
       "2![x]");
 }
 
+TEST(Conversation, AlpacaRows) {
+  const auto turns = [](const char* request) {
+    return std::string("<|im_start|>user\n") + request +
+           "<|im_end|>\n<|im_start|>assistant\n[done<|im_end|>\n]";
+  };
+  const std::string chatml = published("chatml.jinja");
+  EXPECT_EQ(marked(chatml, R"({"instruction": "Do it", "input": "", "output": "done"})"),
+            turns("Do it"));
+  EXPECT_EQ(marked(chatml, R"({"instruction": "Do it", "output": "done"})"), turns("Do it"));
+  EXPECT_EQ(marked(chatml, R"({"instruction": "Do it", "input": "with this", "output": "done"})"),
+            turns("Do it\n\nwith this"));
+  EXPECT_EQ(marked(chatml, R"({"system": "S", "instruction": "Do it", "input": null, "output": "done",
+                              "history": [["q", "a"]]})"),
+            "<|im_start|>system\nS<|im_end|>\n<|im_start|>user\nq<|im_end|>\n<|im_start|>assistant\n"
+            "[a<|im_end|>\n]" + turns("Do it"));
+}
+
 TEST(Conversation, ErrorsNameTheRow) {
   const auto error = [](const char* row) {
     return message_of([&] { parse_conversation(row, "f: line 3"); });
   };
   EXPECT_EQ(error("[1"), "f: line 3: is no JSON object");
-  EXPECT_EQ(error("{}"), "f: line 3: has none of messages, conversations, prompt and completion");
+  EXPECT_EQ(error(R"({"text": "x", "label": 1})"),
+            "f: line 3: has none of messages, conversations, prompt and completion, instruction and "
+            "output; it has text, label"
+            "\nhint: the forms are messages: [{role, content}, ...], conversations: [{from, value}, "
+            "...], prompt and completion, or instruction, input and output");
+  EXPECT_THAT(error("{}"), testing::HasSubstr("; it has no members\n"));
+  EXPECT_EQ(error(R"({"instruction": "", "input": "", "output": "x"})"),
+            "f: line 3: the instruction is empty");
+  EXPECT_EQ(error(R"({"instruction": "x", "output": ""})"), "f: line 3: the output is empty");
+  EXPECT_EQ(error(R"({"instruction": "x", "input": 3, "output": "y"})"),
+            "f: line 3: \"input\" is number, expected a string");
   EXPECT_EQ(error(R"({"messages": "x"})"),
             "f: line 3: \"messages\" is string, expected a list of messages");
   EXPECT_EQ(error(R"({"messages": []})"), "f: line 3: the conversation has no messages");
