@@ -77,7 +77,7 @@ def prepare_data():
             if document and size <= 1e6 * ARGUMENTS.megabytes:
                 out.write(json.dumps({"text": document}) + "\n")
     megatron("train-tokenizer", "--input", text, "--vocab-size", ARGUMENTS.vocabulary, "--output", path("tokenizer.json"))
-    megatron("preprocess-data", "--input", text, "--output-prefix", path("data"), "--append-eod", "--workers", os.cpu_count(),
+    megatron("preprocess-data", "--input", text, "--output-prefix", path("data"), "--overwrite", "--append-eod", "--workers", os.cpu_count(),
              "--tokenizer-type", "HuggingFaceTokenizer", "--tokenizer-model", path("tokenizer.json"))
 
 

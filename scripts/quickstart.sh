@@ -41,7 +41,7 @@ fi
 
 say "3/5 tokens"
 if [ ! -f "$run/data_text_document.idx" ]; then
-  show $megatron preprocess-data --input "$run/text" --output-prefix "$run/data" --append-eod --workers "$(nproc)" \
+  show $megatron preprocess-data --input "$run/text" --output-prefix "$run/data" --overwrite --append-eod --workers "$(nproc)" \
     --tokenizer-type HuggingFaceTokenizer --tokenizer-model "$run/tokenizer.json"
 else
   echo "$run/data_text_document.bin is there"

@@ -12,6 +12,7 @@
 #include "megatron/base/parse.h"
 #include "megatron/datasets/blend.h"
 #include "megatron/datasets/dataset_builder.h"
+#include "megatron/datasets/dataset_description.h"
 #include "megatron/datasets/indexed_dataset.h"
 #include "tools/commands.h"
 
@@ -24,7 +25,6 @@ struct InspectDatasetConfig : Config {
   std::vector<std::string> prefix;
   bool multimodal = false;
   bool verify = false;
-  std::optional<int64_t> vocab_size;
   std::optional<int64_t> sample;
   Split sample_split = Split::kTrain;
   std::optional<int64_t> seq_length;
@@ -37,8 +37,7 @@ struct InspectDatasetConfig : Config {
     v.field({"prefix", "--input --prefix"}, prefix, "datasets to describe (or --data-path)");
     v.field("multimodal", multimodal, "the datasets have a mode for each sequence");
     v.field("verify", verify,
-            "read every token; with --vocab-size find those outside the vocabulary");
-    v.field("vocab_size", vocab_size, "size of the tokenizer's vocabulary");
+            "read every token; with a tokenizer or --vocab-size find those outside the vocabulary");
     v.field("sample", sample,
             "print the tokens of this sample of the blend that the data flags describe");
     v.choice("sample_split", sample_split, kSampleSplits, "split of --sample");
@@ -94,6 +93,7 @@ std::vector<std::string> prefixes_of(const InspectDatasetConfig& config, const D
 
 struct Inspected {
   IndexedDataset data;
+  std::optional<DatasetDescription> description;
   std::vector<int64_t> histogram;
   std::optional<VerifyResult> verified;
 };
@@ -106,6 +106,17 @@ void print_text(const Inspected& item) {
   print_line(cat("  sequences     ", format_count(data.num_sequences())));
   print_line(cat("  tokens        ", format_count(data.num_tokens()), " (",
                  format_bytes(static_cast<double>(data.num_tokens() * size_of(data.type()))), ")"));
+  if (const auto& d = item.description) {
+    print_line(cat("  tokenizer     ", d->tokenizer.name, ", ", d->tokenizer.vocab_size,
+                   " ids, fingerprint ", d->tokenizer.fingerprint));
+    print_line(cat("  ends of documents ", !d->append_eod   ? "marked in parts of it"
+                                           : *d->append_eod ? "marked (--append-eod)"
+                                                            : "not marked"));
+    print_line(cat("  written by    ", d->program));
+  } else {
+    print_line(cat("  tokenizer     unknown (there is no ",
+                   description_path(data.prefix()).filename().string(), ")"));
+  }
   print_line("  document lengths in tokens");
   const int64_t most =
       item.histogram.empty() ? 1 : *std::max_element(item.histogram.begin(), item.histogram.end());
@@ -138,6 +149,8 @@ void add_json(const Inspected& item, JsonWriter& json) {
     json.member("documents", item.histogram[b]).end_object();
   }
   json.end_array();
+  json.key("description");
+  item.description ? json.raw(description_json(*item.description)) : json.null();
   if (item.verified) {
     json.key("verified").begin_object().member("min_token", item.verified->min_token);
     json.member("max_token", item.verified->max_token)
@@ -147,12 +160,22 @@ void add_json(const Inspected& item, JsonWriter& json) {
   json.end_object();
 }
 
+// The tokenizer of the flags, when they name one.
+TokenizerFacts given_facts(const TokenizerConfig& config) {
+  TokenizerFacts facts;
+  if (!config.tokenizer_type.empty())
+    facts = facts_of(*make_tokenizer(config), config.tokenizer_type);
+  facts.vocab_size = config.vocab_size.value_or(facts.vocab_size);
+  return facts;
+}
+
 std::shared_ptr<const Dataset> dataset_of_split(const InspectDatasetConfig& config,
-                                                const DataConfig& data) {
+                                                const DataConfig& data,
+                                                const TokenizerFacts& tokenizer) {
   DatasetRequest request;
   request.sequence_length = *config.seq_length;
   request.seed = config.seed;
-  request.tokenizer.vocab_size = config.vocab_size.value_or(0);
+  request.tokenizer = tokenizer;
   request.targets = {.train = 0, .valid = 0, .test = 0};
   (config.sample_split == Split::kTrain   ? request.targets.train
    : config.sample_split == Split::kValid ? request.targets.valid
@@ -167,8 +190,9 @@ std::shared_ptr<const Dataset> dataset_of_split(const InspectDatasetConfig& conf
   return dataset;
 }
 
-void print_sample(const InspectDatasetConfig& config, const DataConfig& data, JsonWriter* json) {
-  const auto dataset = dataset_of_split(config, data);
+void print_sample(const InspectDatasetConfig& config, const DataConfig& data,
+                  const TokenizerFacts& tokenizer, JsonWriter* json) {
+  const auto dataset = dataset_of_split(config, data, tokenizer);
   MEGATRON_CHECK(*config.sample < dataset->size(), "--sample ", *config.sample, ": the ",
                  to_string(config.sample_split), " split has ", dataset->size(), " samples");
   const Sample sample = dataset->sample(*config.sample);
@@ -204,7 +228,8 @@ void print_sample(const InspectDatasetConfig& config, const DataConfig& data, Js
 int inspect_dataset(int argc, char** argv) {
   InspectDatasetConfig config;
   DataConfig data;
-  Config* const configs[] = {&config, &data};
+  TokenizerConfig tokenizer_config;
+  Config* const configs[] = {&config, &data, &tokenizer_config};
   const ParseResult parsed = parse_flags(configs, argc, argv, {.positional = "prefix"});
   if (parsed.help) {
     print_line(
@@ -219,17 +244,20 @@ int inspect_dataset(int argc, char** argv) {
   if (prefixes.empty() && !config.sample)
     throw UsageError(
         "inspect-dataset needs a dataset\nhint: megatron inspect-dataset data_text_document");
+  const TokenizerFacts tokenizer = given_facts(tokenizer_config);
   JsonWriter json;
   json.begin_object().key("datasets").begin_array();
   std::vector<std::string> bad;
   for (const std::string& prefix : prefixes) {
     Inspected item{
         IndexedDataset(prefix, {.mmap = data.mmap_bin_files, .multimodal = config.multimodal}),
+        read_description(prefix),
         {},
         {}};
+    check_tokenizer(item.data, tokenizer.identity);
     item.histogram = length_histogram(item.data);
     if (config.verify)
-      item.verified = verify_indexed_dataset(item.data, config.vocab_size.value_or(0));
+      item.verified = verify_indexed_dataset(item.data, tokenizer.vocab_size);
     if (config.json)
       add_json(item, json);
     else
@@ -238,7 +266,7 @@ int inspect_dataset(int argc, char** argv) {
       bad.insert(bad.end(), item.verified->bad_tokens.begin(), item.verified->bad_tokens.end());
   }
   json.end_array();
-  if (config.sample) print_sample(config, data, config.json ? &json : nullptr);
+  if (config.sample) print_sample(config, data, tokenizer, config.json ? &json : nullptr);
   json.end_object();
   if (config.json) print_line(json.text());
   if (bad.empty()) return 0;

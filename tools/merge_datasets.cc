@@ -20,6 +20,7 @@ struct MergeDatasetsConfig : Config {
   std::vector<std::string> input;
   std::string output_prefix;
   bool multimodal = false;
+  bool overwrite = false;
   bool json = false;
 
   void fields(FieldVisitor& v) override {
@@ -29,6 +30,7 @@ struct MergeDatasetsConfig : Config {
             "order of their names");
     v.field("output_prefix", output_prefix, "prefix of the merged dataset");
     v.field("multimodal", multimodal, "the datasets have a mode for each sequence");
+    v.field("overwrite", overwrite, "replace a data set of that prefix; without it it is refused");
     v.field("json", json, "print the result as JSON");
   }
   void validate(Violations& violations) const override {
@@ -68,7 +70,9 @@ int merge_datasets(int argc, char** argv) {
   std::vector<std::string> inputs = config.input;
   if (inputs.size() == 1 && std::filesystem::is_directory(inputs[0]))
     inputs = prefixes_in(inputs[0]);
-  merge_indexed_datasets(inputs, config.output_prefix, config.multimodal);
+  refuse_existing_dataset(config.output_prefix, config.overwrite);
+  merge_indexed_datasets(inputs, config.output_prefix, config.multimodal,
+                         cat("megatron ", MEGATRON_VERSION));
   const IndexedDataset merged(config.output_prefix, {.multimodal = config.multimodal});
   if (config.json) {
     JsonWriter json;

@@ -44,6 +44,7 @@ struct PreprocessDataConfig : Config {
   int64_t workers = 0;
   int64_t log_interval = 0;
   int64_t max_line_mib = 32;
+  bool overwrite = false;
   bool json = false;
 
   void fields(FieldVisitor& v) override {
@@ -52,7 +53,7 @@ struct PreprocessDataConfig : Config {
         "input", input,
         "files or folders: JSON lines, text (one file, one document), Parquet; also .gz and .zst");
     v.field("output_prefix", output_prefix,
-            "writes <prefix>_<key>_document.bin and .idx for each key");
+            "writes <prefix>_<key>_document.bin, .idx and .json for each key");
     v.choice("input_format", input_format, kFormats,
              "auto: by the extension of each file; unknown ones are text");
     v.field("json_keys", json_keys, "keys of JSON lines, or columns of Parquet, that hold text");
@@ -62,6 +63,7 @@ struct PreprocessDataConfig : Config {
     v.field("log_interval", log_interval, "documents between log lines; 0: only the progress bar");
     v.field("max_line_mib", max_line_mib,
             "longest JSON line; longer ones are refused, because memory is bounded");
+    v.field("overwrite", overwrite, "replace data sets of that prefix; without it they are refused");
     v.field("json", json, "print the result as JSON");
   }
   void validate(Violations& violations) const override {
@@ -122,6 +124,9 @@ int preprocess_data(int argc, char** argv) {
   options.json_keys = config.json_keys;
   options.output_prefix = config.output_prefix;
   options.append_eod = config.append_eod;
+  options.overwrite = config.overwrite;
+  options.program = cat("megatron ", MEGATRON_VERSION);
+  options.tokenizer_type = tokenizer_config.tokenizer_type;
   options.workers = choose_num_threads(config.workers);
   options.log_interval = config.log_interval;
   options.max_line_bytes = static_cast<size_t>(config.max_line_mib) << 20;

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <limits>
 #include <numeric>
+#include <sstream>
 
 #include "megatron/base/check.h"
 #include "megatron/base/json_writer.h"
@@ -46,6 +47,24 @@ BlendIndices interleave(std::span<const double> weights, int64_t size, May may_f
   return out;
 }
 
+// How many samples of each member are needed for the blend.
+std::vector<int64_t> taken_from(std::span<const int16_t> dataset_ids,
+                                std::span<const int64_t> sample_ids, size_t num_members) {
+  MEGATRON_CHECK(dataset_ids.size() == sample_ids.size(), "the cached blend has ",
+                 dataset_ids.size(), " members for ", sample_ids.size(),
+                 " samples\nhint: remove the cache folder");
+  std::vector<int64_t> taken(num_members);
+  for (size_t i = 0; i < dataset_ids.size(); ++i) {
+    const int64_t member = dataset_ids[i];
+    MEGATRON_CHECK(
+        member >= 0 && member < static_cast<int64_t>(num_members) && sample_ids[i] >= 0,
+        "the cached blend takes sample ", sample_ids[i], " of dataset ", member, " of ",
+        num_members, "\nhint: remove the cache folder");
+    taken[member] = std::max(taken[member], sample_ids[i] + 1);
+  }
+  return taken;
+}
+
 }  // namespace
 
 BlendIndices build_blending_indices(std::span<const double> weights, int64_t size) {
@@ -69,6 +88,7 @@ struct BlendedDataset::Impl {
   std::vector<NpyArray> cached;  // dataset index, dataset sample index
   std::span<const int16_t> dataset_ids;
   std::span<const int64_t> sample_ids;
+  std::vector<int64_t> taken;  // the most that is taken from each member
 
   BlendIndices build() const;
   void load_indices(const std::string& description, const GPTDatasetConfig& config);
@@ -95,33 +115,33 @@ void BlendedDataset::Impl::load_indices(const std::string& description,
           {"dataset_sample_index", "<i8", {count}, std::as_bytes(std::span(indices.sample_ids))}};
       store(arrays);
     };
-    IndexCache cache(config.cache_path, "BlendedDataset-" + to_string(split), description,
-                     config.once_per_node);
+    IndexCache cache(config.cache_path, "BlendedDataset-" + to_string(split), description);
+    cache.summarize_with([&](std::span<const NpyArray> arrays) {
+      std::string text;
+      for (const int64_t count : taken_from(arrays[0].as<int16_t>("<i2"),
+                                            arrays[1].as<int64_t>("<i8"), members.size()))
+        text += std::to_string(count) + " ";
+      return text;
+    });
     if (cache.get(kNames, make, cached)) {
       dataset_ids = cached[0].as<int16_t>("<i2");
       sample_ids = cached[1].as<int64_t>("<i8");
+      std::istringstream counts(cache.summary());
+      for (int64_t count; counts >> count;) taken.push_back(count);
       return;
     }
   }
   built = build();
   dataset_ids = built.dataset_ids;
   sample_ids = built.sample_ids;
+  taken = taken_from(dataset_ids, sample_ids, members.size());
 }
 
 // The last sample taken from each member must exist.
 void BlendedDataset::Impl::check_members() const {
-  MEGATRON_CHECK(dataset_ids.size() == sample_ids.size(), "the cached blend has ",
-                 dataset_ids.size(), " members for ", sample_ids.size(),
-                 " samples\nhint: remove the cache folder");
-  std::vector<int64_t> taken(members.size());
-  for (size_t i = 0; i < dataset_ids.size(); ++i) {
-    const int64_t member = dataset_ids[i];
-    MEGATRON_CHECK(
-        member >= 0 && member < static_cast<int64_t>(members.size()) && sample_ids[i] >= 0,
-        "the cached blend takes sample ", sample_ids[i], " of dataset ", member, " of ",
-        members.size(), "\nhint: remove the cache folder");
-    taken[member] = std::max(taken[member], sample_ids[i] + 1);
-  }
+  MEGATRON_CHECK(taken.size() == members.size() && dataset_ids.size() == sample_ids.size(),
+                 "the cached blend is of ", taken.size(), " datasets, expected ", members.size(),
+                 "\nhint: remove the cache folder");
   for (size_t d = 0; d < members.size(); ++d) {
     MEGATRON_CHECK(taken[d] <= members[d]->size(), "the blend takes ", taken[d],
                    " samples from dataset ", d, ", which holds ", members[d]->size(), ": ",

@@ -6,6 +6,7 @@
 #include <numeric>
 
 #include "megatron/base/check.h"
+#include "megatron/base/log.h"
 #include "megatron/base/threads.h"
 #include "megatron/datasets/blend.h"
 #include "megatron/datasets/blended_dataset.h"
@@ -23,6 +24,7 @@ class Builder {
  public:
   Builder(const DataConfig& config, const DatasetRequest& request);
   TrainValidTestDatasets build();
+  void note_undescribed() const;
 
  private:
   Target target(Split split) const;
@@ -47,6 +49,7 @@ class Builder {
   GPTDatasetConfig gpt_;
   std::mutex mutex_;
   std::map<std::string, std::shared_ptr<const IndexedDataset>> files_;
+  std::vector<std::string> undescribed_;  // prefixes of files that do not name their tokenizer
 };
 
 Builder::Builder(const DataConfig& config, const DatasetRequest& request)
@@ -60,7 +63,6 @@ Builder::Builder(const DataConfig& config, const DatasetRequest& request)
   gpt_.eod_mask_loss = config.eod_mask_loss;
   gpt_.allow_ambiguous_pad_tokens = config.allow_ambiguous_pad_tokens;
   gpt_.cache_path = config.data_cache_path;
-  gpt_.once_per_node = request.once_per_node;
 }
 
 Target Builder::target(Split split) const {
@@ -73,9 +75,12 @@ Target Builder::target(Split split) const {
 std::shared_ptr<const IndexedDataset> Builder::open(const std::string& prefix) {
   const std::lock_guard lock(mutex_);
   auto& file = files_[prefix];
-  if (!file)
-    file = std::make_shared<const IndexedDataset>(
-        prefix, IndexedDatasetOptions{.mmap = config_.mmap_bin_files});
+  if (file) return file;
+  file = std::make_shared<const IndexedDataset>(
+      prefix, IndexedDatasetOptions{
+                  .mmap = config_.mmap_bin_files,
+                  .check_folders = index_folders(prefix, config_.data_cache_path)});
+  if (!check_tokenizer(*file, request_.tokenizer.identity)) undescribed_.push_back(prefix);
   return file;
 }
 
@@ -192,6 +197,15 @@ std::array<std::optional<Blend>, kNumSplits> Builder::per_split_blends() const {
   return blends;
 }
 
+void Builder::note_undescribed() const {
+  if (undescribed_.empty() || request_.tokenizer.identity.fingerprint.empty()) return;
+  const size_t more = undescribed_.size() - 1;
+  log_info(cat(undescribed_.front(), more > 0 ? cat(" and ", more, " more data sets") : "",
+               more > 0 ? " do" : ": does", " not say which tokenizer wrote the tokens (there is no ",
+               description_path(undescribed_.front()).filename().string(),
+               "), so that it cannot be compared with this run's"));
+}
+
 TrainValidTestDatasets Builder::build() {
   TrainValidTestDatasets out;
   if (config_.mock_data) {
@@ -227,6 +241,16 @@ TrainValidTestDatasets Builder::build() {
 
 }  // namespace
 
+TokenizerFacts facts_of(const Tokenizer& tokenizer, const std::string& type) {
+  TokenizerFacts facts;
+  facts.vocab_size = tokenizer.vocab_size();
+  facts.eod = tokenizer.eod().value_or(-1);
+  facts.bos = tokenizer.bos().value_or(-1);
+  facts.pad = tokenizer.pad().value_or(-1);
+  facts.identity = identity_of(tokenizer, type);
+  return facts;
+}
+
 SplitTargets split_targets(const TargetInputs& in) {
   SplitTargets targets;
   targets.train = in.train_samples;
@@ -242,7 +266,10 @@ SplitTargets split_targets(const TargetInputs& in) {
 
 TrainValidTestDatasets build_train_valid_test_datasets(const DataConfig& config,
                                                        const DatasetRequest& request) {
-  return Builder(config, request).build();
+  Builder builder(config, request);
+  TrainValidTestDatasets out = builder.build();
+  builder.note_undescribed();
+  return out;
 }
 
 }  // namespace megatron

@@ -35,6 +35,8 @@ struct TargetInputs {
 };
 SplitTargets split_targets(const TargetInputs& inputs);
 
+TokenizerFacts facts_of(const Tokenizer& tokenizer, const std::string& type);
+
 struct DatasetRequest {
   int64_t sequence_length = 0;
   int64_t seed = 1234;
@@ -48,8 +50,6 @@ struct DatasetRequest {
       make_member;
   // For --mock-data. Default: MockGPTDataset.
   std::function<std::shared_ptr<const Dataset>(Split split, int64_t num_samples, const GPTDatasetConfig& config)> make_mock;
-  // See GPTDatasetConfig::once_per_node.
-  std::function<void(const std::function<void()>& build)> once_per_node;
 };
 
 // An absent split is null.

@@ -2,9 +2,9 @@
 
 #include <algorithm>
 #include <limits>
-#include <numeric>
 
 #include "megatron/base/check.h"
+#include "megatron/base/files.h"
 #include "megatron/base/json_writer.h"
 #include "megatron/datasets/gpt_indices.h"
 #include "megatron/datasets/index_cache.h"
@@ -61,6 +61,17 @@ std::string to_string(Split split) {
   return kNames[static_cast<int>(split)];
 }
 
+std::vector<std::filesystem::path> index_folders(const std::string& prefix,
+                                                 const std::string& cache_path) {
+  std::vector<std::filesystem::path> folders;
+  if (!cache_path.empty()) folders.emplace_back(cache_path);
+  if (cache_path.empty())
+    folders.push_back(std::filesystem::path(prefix) / "cache" / "GPTDataset_indices");
+  if (const std::filesystem::path user = cache_folder(); !user.empty())
+    folders.push_back(user / "indices");
+  return folders;
+}
+
 struct GPTDataset::Impl {
   std::shared_ptr<const IndexedDataset> data;
   int64_t first, last;
@@ -102,8 +113,7 @@ void GPTDataset::Impl::check_request() {
                  "the tokenizer has no end-of-document token, which --reset-position-ids, "
                  "--reset-attention-mask and "
                  "--eod-mask-loss need");
-  const auto lengths = data->sequence_lengths().subspan(first, last - first);
-  const int64_t tokens = std::accumulate(lengths.begin(), lengths.end(), int64_t{0});
+  const int64_t tokens = data->num_tokens(first, last);
   const int64_t needed = (drop_last() ? config.sequence_length : 1) + extra;
   MEGATRON_CHECK(tokens >= needed, data->prefix(), ": the ", to_string(split), " split holds ",
                  tokens, " tokens in ", last - first, " sequences, one sample needs ", needed,
@@ -141,11 +151,8 @@ void GPTDataset::Impl::load_indices(const std::string& description) {
     store(arrays);
   };
   if (config.use_cache) {
-    const std::filesystem::path folder =
-        config.cache_path.empty()
-            ? std::filesystem::path(data->prefix()) / "cache" / "GPTDataset_indices"
-            : std::filesystem::path(config.cache_path);
-    IndexCache cache(folder, "GPTDataset-" + to_string(split), description, config.once_per_node);
+    const std::filesystem::path folder = index_folders(data->prefix(), config.cache_path).front();
+    IndexCache cache(folder, "GPTDataset-" + to_string(split), description);
     if (cache.get(kNames, build, cached)) {
       documents = IndexView::of(cached[0]);
       rows = IndexView::of(cached[1]);

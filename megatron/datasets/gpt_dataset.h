@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "megatron/datasets/dataset.h"
+#include "megatron/datasets/dataset_description.h"
 #include "megatron/datasets/indexed_dataset.h"
 
 namespace megatron {
@@ -29,7 +30,7 @@ struct TokenizerFacts {
   int64_t eod = -1;        // -1: none
   int64_t bos = -1;
   int64_t pad = -1;      // -1: none
-  std::string identity;  // part of the fingerprint
+  TokenizerIdentity identity;  // compared with what wrote the data; default: not compared
 };
 
 struct GPTDatasetConfig {
@@ -45,11 +46,13 @@ struct GPTDatasetConfig {
   bool drop_last_partial_validation_sequence = true;
   std::string cache_path;  // empty: a folder beside the data
   bool use_cache = true;   // false: indices live in memory only
-  // Runs `build` once per node and returns when its result can be read. Default: a lock file in the
-  // cache folder.
-  std::function<void(const std::function<void()>& build)> once_per_node;
   int threads = 0;  // for index building; 0: all cores
 };
+
+// Where a run keeps what it derives from the data set `prefix`, best first: `cache_path` when it is
+// given, else next to the data, else in the user's cache.
+std::vector<std::filesystem::path> index_folders(const std::string& prefix,
+                                                 const std::string& cache_path);
 
 class GPTDataset : public Dataset {
  public:

@@ -1,16 +1,14 @@
 #include "megatron/datasets/index_cache.h"
 
-#include <fcntl.h>
-#include <sys/file.h>
 #include <unistd.h>
 #include <xxhash.h>
 
-#include <cerrno>
-#include <cstring>
+#include <cstdio>
 
 #include "megatron/base/check.h"
 #include "megatron/base/files.h"
 #include "megatron/base/log.h"
+#include "megatron/datasets/detail/once_per_node.h"
 
 namespace megatron {
 namespace {
@@ -25,28 +23,6 @@ std::string hash_bytes(std::span<const std::byte> bytes) {
   return hex(XXH3_64bits(bytes.data(), bytes.size()));
 }
 
-// Holds an exclusive lock on a file while it lives, so that one process of a node builds and the
-// others wait.
-class FileLock {
- public:
-  explicit FileLock(const std::filesystem::path& path) {
-    fd_ = ::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666);
-    MEGATRON_CHECK(fd_ >= 0, path.string(), ": cannot open: ", std::strerror(errno));
-    while (::flock(fd_, LOCK_EX) != 0) {
-      if (errno == EINTR) continue;
-      const int error = errno;
-      ::close(fd_);
-      throw_error(cat(path.string(), ": cannot lock: ", std::strerror(error)));
-    }
-  }
-  FileLock(const FileLock&) = delete;
-  FileLock& operator=(const FileLock&) = delete;
-  ~FileLock() { ::close(fd_); }
-
- private:
-  int fd_;
-};
-
 }  // namespace
 
 std::string hash_text(std::string_view text) {
@@ -54,12 +30,10 @@ std::string hash_text(std::string_view text) {
   return hex(hash.high64) + hex(hash.low64);
 }
 
-IndexCache::IndexCache(std::filesystem::path folder, std::string name, std::string description,
-                       Once once_per_node)
+IndexCache::IndexCache(std::filesystem::path folder, std::string name, std::string description)
     : folder_(std::move(folder)),
       stem_(hash_text(description) + "-" + name),
-      description_(std::move(description)),
-      once_per_node_(std::move(once_per_node)) {}
+      description_(std::move(description)) {}
 
 std::filesystem::path IndexCache::file(const std::string& what) const {
   return folder_ / (stem_ + "-" + what);
@@ -74,19 +48,28 @@ bool IndexCache::make_folder() const {
   return false;
 }
 
-bool IndexCache::load(std::span<const std::string> names, std::vector<NpyArray>& arrays) const {
+bool IndexCache::load(std::span<const std::string> names, std::vector<NpyArray>& arrays) {
   arrays.clear();
   std::error_code ignored;
   const auto description_file = file("description.txt");
   if (!std::filesystem::exists(description_file, ignored)) return false;
   try {
-    std::string expected = description_ + "\n";
+    std::vector<std::filesystem::path> files = {description_file};
     for (const std::string& name : names) {
-      arrays.emplace_back(file(name + ".npy"));
-      expected += name + " " + hash_bytes(arrays.back().bytes()) + "\n";
+      files.push_back(file(name + ".npy"));
+      arrays.emplace_back(files.back());
     }
-    MEGATRON_CHECK(read_file(description_file) == expected, description_file.string(),
-                   ": does not agree with the arrays beside it");
+    const auto check = [&] {
+      std::string expected = description_ + "\n";
+      for (size_t i = 0; i < names.size(); ++i)
+        expected += names[i] + " " + hash_bytes(arrays[i].bytes()) + "\n";
+      MEGATRON_CHECK(read_file(description_file) == expected, description_file.string(),
+                     ": does not agree with the arrays next to it");
+      return summarize_ ? summarize_(arrays) : std::string();
+    };
+    const NodeResult result = once_per_node({&folder_, 1}, stem_, files, check);
+    summary_ = result.text;
+    checked_here_ |= result.computed_here;
     return true;
   } catch (const Error& error) {
     log_warning(cat(error.what(), "; building the sample order again"));
@@ -119,9 +102,7 @@ bool IndexCache::get(
     if (load(names, arrays)) return;  // someone else built it while this one waited
     build([this](std::span<const CacheArray> built) { store(built); });
   };
-  if (once_per_node_) {
-    once_per_node_(build_and_store);
-  } else {
+  {
     const FileLock lock(file("lock"));
     build_and_store();
   }

@@ -2,7 +2,8 @@
 //
 // A set of arrays is named by a hash of the description that determines them. The description file
 // is written last and holds the size and checksum of each array, so a set is complete or absent; a
-// damaged one is built again.
+// damaged one is built again. One process of a node reads the arrays in full to compare them with
+// their checksums; the others, and later starts while the files stay the same, map them only.
 #pragma once
 
 #include <cstdint>
@@ -29,12 +30,8 @@ std::string hash_text(std::string_view text);
 
 class IndexCache {
  public:
-  using Once = std::function<void(const std::function<void()>& build)>;
-
-  // Files are <folder>/<hash of description>-<name>-{description.txt,<array>.npy}. `once_per_node`:
-  // see GPTDatasetConfig.
-  IndexCache(std::filesystem::path folder, std::string name, std::string description,
-             Once once_per_node = {});
+  // Files are <folder>/<hash of description>-<name>-{description.txt,<array>.npy}.
+  IndexCache(std::filesystem::path folder, std::string name, std::string description);
 
   // The stored arrays in the order of `names`, built first when they are missing or damaged.
   // `build` hands the arrays to its argument. False when the folder cannot be written: nothing is
@@ -44,15 +41,26 @@ class IndexCache {
                build,
            std::vector<NpyArray>& arrays);
 
+  // What is to be known of whole arrays besides their checksums, found in the same pass. Set before
+  // get().
+  using Summary = std::function<std::string(std::span<const NpyArray> arrays)>;
+  void summarize_with(Summary summary) { summarize_ = std::move(summary); }
+  const std::string& summary() const { return summary_; }
+
+  // Whether get() read the arrays in full, in place of taking another process's word.
+  bool checked_here() const { return checked_here_; }
+
  private:
   std::filesystem::path file(const std::string& what) const;
-  bool load(std::span<const std::string> names, std::vector<NpyArray>& arrays) const;
+  bool load(std::span<const std::string> names, std::vector<NpyArray>& arrays);
   void store(std::span<const CacheArray> arrays) const;
   bool make_folder() const;
 
   std::filesystem::path folder_;
   std::string stem_, description_;
-  Once once_per_node_;
+  Summary summarize_;
+  std::string summary_;
+  bool checked_here_ = false;
 };
 
 }  // namespace megatron

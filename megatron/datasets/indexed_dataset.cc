@@ -1,6 +1,5 @@
 #include "megatron/datasets/indexed_dataset.h"
 
-#include <fcntl.h>
 #include <sys/stat.h>
 #include <unistd.h>
 #include <xxhash.h>
@@ -15,6 +14,8 @@
 #include "megatron/base/check.h"
 #include "megatron/base/files.h"
 #include "megatron/base/threads.h"
+#include "megatron/datasets/detail/once_per_node.h"
+#include "megatron/datasets/index_cache.h"
 
 namespace megatron {
 namespace {
@@ -33,8 +34,7 @@ T load(const std::byte* data) {
 class PositionalFile {
  public:
   explicit PositionalFile(const std::filesystem::path& path) : path_(path.string()) {
-    fd_ = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
-    MEGATRON_CHECK(fd_ >= 0, path_, ": cannot open: ", std::strerror(errno));
+    fd_ = open_regular_file(path);
     struct stat info {};
     if (::fstat(fd_, &info) != 0) {
       const int error = errno;
@@ -146,11 +146,14 @@ struct IndexedDataset::Impl {
   const std::byte* modes = nullptr;
   mutable std::once_flag hash_once;
   mutable uint64_t hash = 0;
+  bool checked_here = true;
 
   void read_header();
   void read_arrays();
   void check_sequences() const;
   void check_documents() const;
+  void check(std::span<const std::filesystem::path> folders);
+  uint64_t compute_hash() const { return XXH3_64bits(idx.bytes().data(), idx.bytes().size()); }
 
   int64_t pointer(int64_t sequence) const { return load<int64_t>(pointers + 8 * sequence); }
 };
@@ -237,6 +240,25 @@ void IndexedDataset::Impl::check_documents() const {
                  ", expected the number of sequences ", num_sequences);
 }
 
+void IndexedDataset::Impl::check(std::span<const std::filesystem::path> folders) {
+  if (folders.empty()) {
+    check_sequences();
+    check_documents();
+    return;
+  }
+  const std::filesystem::path files[] = {idx_name, bin_name};
+  const std::string name = cat(std::filesystem::path(prefix).filename().string(), "-",
+                               hash_text(std::filesystem::absolute(prefix).string()).substr(0, 16),
+                               multimodal ? "-multimodal" : "", "-index");
+  const NodeResult result = once_per_node(folders, name, files, [&] {
+    check_sequences();
+    check_documents();
+    return std::to_string(compute_hash());
+  });
+  checked_here = result.computed_here;
+  std::call_once(hash_once, [&] { hash = std::stoull(result.text); });
+}
+
 IndexedDataset::IndexedDataset(const std::string& prefix, const Options& options)
     : impl_(new Impl) {
   MEGATRON_CHECK(!prefix.ends_with(".bin") && !prefix.ends_with(".idx"), "dataset prefix \"",
@@ -246,7 +268,7 @@ IndexedDataset::IndexedDataset(const std::string& prefix, const Options& options
   impl_->bin_name = bin_path(prefix).string();
   impl_->multimodal = options.multimodal;
   for (const std::string& name : {impl_->idx_name, impl_->bin_name})
-    MEGATRON_CHECK(std::filesystem::is_regular_file(name), "no such file: ", name,
+    MEGATRON_CHECK(std::filesystem::exists(name), "no such file: ", name,
                    "\nhint: a dataset is given by the path of its two files without .bin and .idx");
   impl_->idx = MappedFile(impl_->idx_name);
   impl_->read_header();
@@ -258,8 +280,7 @@ IndexedDataset::IndexedDataset(const std::string& prefix, const Options& options
     impl_->bin_file = std::make_unique<PositionalFile>(impl_->bin_name);
     impl_->bin_bytes = impl_->bin_file->size();
   }
-  impl_->check_sequences();
-  impl_->check_documents();
+  impl_->check(options.check_folders);
   impl_->num_tokens = impl_->bin_bytes / impl_->width;
 }
 
@@ -272,6 +293,14 @@ IndexedType IndexedDataset::type() const { return impl_->type; }
 int64_t IndexedDataset::num_sequences() const { return impl_->num_sequences; }
 int64_t IndexedDataset::num_documents() const { return impl_->num_entries - 1; }
 int64_t IndexedDataset::num_tokens() const { return impl_->num_tokens; }
+int64_t IndexedDataset::num_tokens(int64_t first, int64_t last) const {
+  MEGATRON_ASSERT(first >= 0 && first <= last && last <= impl_->num_sequences);
+  const auto start = [&](int64_t sequence) {
+    return sequence < impl_->num_sequences ? impl_->pointer(sequence) : impl_->bin_bytes;
+  };
+  return (start(last) - start(first)) / impl_->width;
+}
+bool IndexedDataset::checked_here() const { return impl_->checked_here; }
 std::span<const int32_t> IndexedDataset::sequence_lengths() const { return impl_->lengths; }
 std::span<const int64_t> IndexedDataset::document_indices() const { return impl_->documents; }
 
@@ -283,7 +312,7 @@ int IndexedDataset::mode(int64_t sequence) const {
 
 uint64_t IndexedDataset::index_hash() const {
   std::call_once(impl_->hash_once, [this] {
-    impl_->hash = XXH3_64bits(impl_->idx.bytes().data(), impl_->idx.bytes().size());
+    impl_->hash = impl_->compute_hash();
   });
   return impl_->hash;
 }
@@ -298,6 +327,10 @@ void IndexedDataset::read_bytes(int64_t sequence, int64_t offset, int64_t count,
   if (count == 0) return;
   const int64_t start = impl_->pointer(sequence) + offset * impl_->width,
                 bytes = count * impl_->width;
+  // The files were checked; this is for those that changed while they are in use.
+  MEGATRON_CHECK(start >= 0 && start <= impl_->bin_bytes && bytes <= impl_->bin_bytes - start,
+                 impl_->bin_name, ": sequence ", sequence, " starts at byte ", start,
+                 " of ", impl_->bin_bytes, "\nhint: the data was written anew while it is in use");
   if (impl_->bin_file) {
     impl_->bin_file->read(start, bytes, out);
   } else {

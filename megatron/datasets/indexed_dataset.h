@@ -2,7 +2,7 @@
 // positions, documents). The format is described in docs/formats/indexed_dataset.md.
 //
 // Every field is checked against the sizes of both files when they are opened, so that no later
-// read can leave them.
+// read can leave them. Of the processes of a node that are given a folder for it, one does so.
 #pragma once
 
 #include <cstdint>
@@ -37,6 +37,9 @@ std::filesystem::path idx_path(const std::string& prefix);
 struct IndexedDatasetOptions {
   bool mmap = true;         // false: read the .bin file with pread (--no-mmap-bin-files)
   bool multimodal = false;  // the .idx file ends with one mode per sequence
+  // Where to keep that the files were checked, and the hash of the .idx file, while they stay the
+  // same: the first folder that can be written. Empty: each process reads all of the .idx file.
+  std::vector<std::filesystem::path> check_folders;
 };
 
 class IndexedDataset {
@@ -53,12 +56,15 @@ class IndexedDataset {
   int64_t num_sequences() const;
   int64_t num_documents() const;
   int64_t num_tokens() const;
+  int64_t num_tokens(int64_t first, int64_t last) const;  // of sequences [first, last)
   std::span<const int32_t> sequence_lengths() const;  // [num_sequences], in elements
   std::span<const int64_t> document_indices()
       const;  // [num_documents + 1], sequence after the last of each document
   int mode(int64_t sequence) const;  // 0 unless multimodal
   // Hash of the .idx file's content, for fingerprints.
   uint64_t index_hash() const;
+  // Whether this object read all of the .idx file; false: another process of the node did.
+  bool checked_here() const;
 
   // Elements [offset, offset + out.size()) of a sequence, widened. Throws Error when they reach
   // beyond the sequence or the elements are no integers.

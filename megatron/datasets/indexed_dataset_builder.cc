@@ -262,7 +262,7 @@ void IndexedDatasetBuilder::Impl::write_index(AtomicFileWriter& idx) {
   modes.for_each_piece([&](std::span<const char> piece) { idx.write(piece.data(), piece.size()); });
 }
 
-void IndexedDatasetBuilder::finish() {
+void IndexedDatasetBuilder::finish(std::optional<DatasetDescription> description) {
   MEGATRON_ASSERT(impl_->open_tokens == 0, "a sequence is open");
   MEGATRON_CHECK(impl_->document_sequences == impl_->num_sequences, impl_->prefix, ": ",
                  impl_->num_sequences - impl_->document_sequences,
@@ -275,17 +275,28 @@ void IndexedDatasetBuilder::finish() {
   std::filesystem::remove(idx_path(impl_->prefix), error);
   MEGATRON_CHECK(!error, idx_path(impl_->prefix).string(),
                  ": cannot replace it: ", error.message());
+  const std::filesystem::path description_file = description_path(impl_->prefix);
+  if (read_description(impl_->prefix)) std::filesystem::remove(description_file, error);
+  MEGATRON_CHECK(!error, description_file.string(), ": cannot replace it: ", error.message());
   impl_->bin.commit();
+  if (description) {
+    description->element_type = to_string(impl_->type);
+    description->num_documents = num_documents();
+    description->num_sequences = num_sequences();
+    description->num_tokens = num_tokens();
+    write_file_atomically(description_file, description_json(*description));
+  }
   idx.commit();
 }
 
 void merge_indexed_datasets(std::span<const std::string> inputs, const std::string& output_prefix,
-                            bool multimodal) {
+                            bool multimodal, const std::string& program) {
   MEGATRON_CHECK(!inputs.empty(), "there are no datasets to merge");
+  const std::optional<DatasetDescription> description = merged_description(inputs, program);
   const IndexedDataset first(inputs[0], {.mmap = true, .multimodal = multimodal});
   IndexedDatasetBuilder builder(output_prefix, first.type(), multimodal);
   for (const std::string& prefix : inputs) builder.add_dataset(prefix);
-  builder.finish();
+  builder.finish(description);
 }
 
 }  // namespace megatron

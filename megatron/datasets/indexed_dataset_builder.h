@@ -1,14 +1,16 @@
-// Writer of indexed datasets (docs/formats/indexed_dataset.md). Both files appear under temporary
+// Writer of indexed datasets (docs/formats/indexed_dataset.md). All files appear under temporary
 // names and are renamed by finish(); a builder that is destroyed before leaves nothing behind.
 // Memory does not grow with the number of sequences.
 #pragma once
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
 
+#include "megatron/datasets/dataset_description.h"
 #include "megatron/datasets/indexed_dataset.h"
 
 namespace megatron {
@@ -38,16 +40,18 @@ class IndexedDatasetBuilder {
   int64_t num_documents() const;
   int64_t num_tokens() const;
 
-  // Publishes both files. Throws Error when sequences follow the last end_document().
-  void finish();
+  // Publishes both files, and <prefix>.json when there is a description, whose counts and element
+  // type are set here; an old description is removed. Throws Error when sequences follow the last
+  // end_document().
+  void finish(std::optional<DatasetDescription> description = {});
 
  private:
   struct Impl;
   std::unique_ptr<Impl> impl_;
 };
 
-// Concatenates datasets of one element type.
+// Concatenates datasets of one element type and one tokenizer. `program`: for the description.
 void merge_indexed_datasets(std::span<const std::string> inputs, const std::string& output_prefix,
-                            bool multimodal = false);
+                            bool multimodal = false, const std::string& program = "");
 
 }  // namespace megatron

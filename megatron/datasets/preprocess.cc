@@ -41,7 +41,10 @@ class DatasetWriter {
   DatasetWriter(const PreprocessOptions& options, IndexedType type, int64_t eod) : eod_(eod) {
     for (const std::string& key : options.json_keys) {
       prefixes_.push_back(options.output_prefix + "_" + key + "_document");
-      builders_.push_back(std::make_unique<IndexedDatasetBuilder>(prefixes_.back(), type));
+      refuse_existing_dataset(prefixes_.back(), options.overwrite);
+    }
+    for (size_t k = 0; k < prefixes_.size(); ++k) {
+      builders_.push_back(std::make_unique<IndexedDatasetBuilder>(prefixes_[k], type));
     }
   }
 
@@ -50,8 +53,8 @@ class DatasetWriter {
     for (size_t k = 0; k < builders_.size(); ++k) write_documents(chunk.keys[k], *builders_[k]);
   }
 
-  void finish() {
-    for (auto& builder : builders_) builder->finish();
+  void finish(const DatasetDescription& description) {
+    for (auto& builder : builders_) builder->finish(description);
   }
 
   std::vector<PreprocessedDataset> results() const {
@@ -152,7 +155,12 @@ PreprocessResult preprocess_files(const PreprocessOptions& options, const Tokeni
                        format_bytes(static_cast<double>(result.text_bytes) / seconds()), "/s"));
         }
       });
-  writer.finish();
+  DatasetDescription description;
+  description.program = options.program;
+  description.tokenizer = identity_of(tokenizer, options.tokenizer_type);
+  description.append_eod = options.append_eod;
+  description.sources = options.inputs;
+  writer.finish(description);
   progress.finish();
   result.datasets = writer.results();
   result.seconds = seconds();

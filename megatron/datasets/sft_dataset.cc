@@ -5,10 +5,12 @@
 #include <limits>
 
 #include "megatron/base/check.h"
+#include "megatron/base/files.h"
 #include "megatron/base/json_writer.h"
 #include "megatron/base/log.h"
 #include "megatron/base/threads.h"
 #include "megatron/datasets/blend.h"
+#include "megatron/datasets/detail/once_per_node.h"
 #include "megatron/datasets/document_source.h"
 #include "megatron/datasets/index_cache.h"
 #include "megatron/datasets/mock_dataset.h"
@@ -118,18 +120,24 @@ SftTokens::SftTokens(const std::string& path, const ConversationEncoder& encoder
       .member("version", int64_t{1})
       .key("files")
       .begin_array();
+  const std::filesystem::path folder =
+      cache_path.empty() ? std::filesystem::path(path).parent_path() / "cache" / "SftDataset_tokens"
+                         : std::filesystem::path(cache_path);
   for (const InputFile& file : files) {
-    const std::string bytes = read_file(file.path);
-    json.begin_object().member("name", std::filesystem::path(file.path).filename().string());
-    json.member("hash", hash_text(bytes)).end_object();
+    const std::filesystem::path name = file.path;
+    const std::string key =
+        cat(name.filename().string(), "-",
+            hash_text(std::filesystem::absolute(name).string()).substr(0, 16));
+    json.begin_object().member("name", name.filename().string());
+    json.member("hash", once_per_node({&folder, 1}, key, {&name, 1},
+                                      [&] { return hash_text(read_file(name)); })
+                            .text);
+    json.end_object();
   }
   json.end_array().member("encoding", encoder.description()).end_object();
   d.description = json.text();
 
   static const std::string kNames[] = {"tokens", "ends"};
-  const std::filesystem::path folder =
-      cache_path.empty() ? std::filesystem::path(path).parent_path() / "cache" / "SftDataset_tokens"
-                         : std::filesystem::path(cache_path);
   IndexCache cache(folder, "SftTokens", d.description);
   const auto build = [&](const std::function<void(std::span<const CacheArray>)>& store) {
     d.encode(files, encoder);

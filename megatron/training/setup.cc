@@ -126,11 +126,7 @@ DatasetRequest dataset_request(const Arguments& arguments, const Tokenizer& toke
   request.sequence_length = arguments.transformer.seq_length;
   request.seed = arguments.transformer.seed;
   request.targets = split_targets(inputs);
-  request.tokenizer.vocab_size = tokenizer.vocab_size();
-  request.tokenizer.eod = tokenizer.eod().value_or(-1);
-  request.tokenizer.bos = tokenizer.bos().value_or(-1);
-  request.tokenizer.pad = tokenizer.pad().value_or(-1);
-  request.tokenizer.identity = tokenizer.fingerprint();
+  request.tokenizer = facts_of(tokenizer, arguments.tokenizer.tokenizer_type);
   request.text_tokenizer = &tokenizer;
   return request;
 }

@@ -99,7 +99,7 @@ class PreferenceSets {
     JsonWriter source;
     source.begin_object().key("files").begin_array();
     for (const std::string& file : files) source.value(file);
-    source.end_array().member("tokenizer", request_.tokenizer.identity);
+    source.end_array().member("tokenizer", request_.tokenizer.identity.fingerprint);
     if (template_) source.member("chat_template", hash_text(template_->source()));
     source.end_object();
     config.description = source.text();

@@ -52,6 +52,7 @@ class PreprocessTest : public ::testing::Test {
  protected:
   PreprocessTest() {
     options.output_prefix = folder / "out";
+    options.overwrite = true;  // tests write more than once
     options.workers = 3;
   }
   std::string put(const std::string& name, const std::string& text) {
@@ -106,7 +107,7 @@ TEST_F(PreprocessTest, ReadsJsonLines) {
   options.append_eod = true;
   run({folder / "a.jsonl"});
   EXPECT_EQ(documents(), (Strings{"one$|", "", "last$|", "a|b$|"}));
-  EXPECT_EQ(folder.files(), (Strings{"a.jsonl", "out_text_document.bin", "out_text_document.idx"}));
+  EXPECT_EQ(folder.files(), (Strings{"a.jsonl", "out_text_document.bin", "out_text_document.idx", "out_text_document.json"}));
 }
 
 TEST_F(PreprocessTest, WritesOneDatasetForEachKey) {
@@ -139,6 +140,7 @@ TEST_F(PreprocessTest, ChoosesFormatsByExtensionAndRefusesMixtures) {
   EXPECT_EQ(documents(), (Strings{"x|", "y|"}));
   std::filesystem::remove(options.output_prefix + "_text_document.idx");
   std::filesystem::remove(options.output_prefix + "_text_document.bin");
+  std::filesystem::remove(options.output_prefix + "_text_document.json");
   put("j/c.txt", "text");
   EXPECT_THAT(error_of_run({folder / "j"}), HasSubstr("holds files of different kinds"));
   options.format = InputFormat::kText;
@@ -194,6 +196,7 @@ TEST_F(PreprocessTest, LongTextIsCutWithoutAnyEffect) {
   options.max_line_bytes = 20000;
   std::filesystem::remove(folder / "out_text_document.idx");
   std::filesystem::remove(folder / "out_text_document.bin");
+  std::filesystem::remove(folder / "out_text_document.json");
   EXPECT_THAT(error_of_run({folder / "u.txt"}),
               HasSubstr("u.txt: the text from byte offset 0 on has no space between two letters "
                         "within 20000 bytes"));
@@ -288,6 +291,7 @@ TEST_F(PreprocessTest, ReadsParquetWhereItIsBuilt) {
   EXPECT_EQ(rows[999], "row 999 " + std::string(999 % 50, 'x') + "|");
   std::filesystem::remove(folder / "out_text_document.idx");
   std::filesystem::remove(folder / "out_text_document.bin");
+  std::filesystem::remove(folder / "out_text_document.json");
   options.json_keys = {"number"};
   EXPECT_THAT(error_of_run({file}), HasSubstr("column \"number\" is int64, expected string"));
   options.json_keys = {"absent"};
