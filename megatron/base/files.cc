@@ -119,6 +119,11 @@ int open_regular_file(const std::filesystem::path& path) {
 }
 
 int open_input_file(const std::filesystem::path& path) {
+  if (path == "/dev/stdin") {  // open already
+    const int fd = ::fcntl(STDIN_FILENO, F_DUPFD_CLOEXEC, 0);
+    if (fd < 0) fail("open", path, errno);
+    return fd;
+  }
   // O_NONBLOCK: opening a FIFO that nobody writes to would wait for a writer.
   Descriptor file(open_for_reading(path, O_NONBLOCK | O_NOCTTY));
   const struct stat status = status_of(file.fd, path);

@@ -34,7 +34,8 @@ class MappedFile {
 int open_regular_file(const std::filesystem::path& path);
 
 // The same for what is read once from front to back: besides regular files it takes /dev/null and
-// pipes without a name (a shell's <(command), which has a writer).
+// pipes without a name (a shell's <(command), which has a writer), and /dev/stdin is whatever this
+// process was given.
 int open_input_file(const std::filesystem::path& path);
 
 // Throws the Error that opening would throw.
