@@ -249,7 +249,7 @@ void print_json(const EvaluateConfig& config, const LoadedModel& model,
 int evaluate_model(const EvaluateConfig& config, const LoadModelConfig& load,
                    std::span<const EvaluationTask> tasks, const Job& job) {
   const LoadedModel loaded =
-      load_model(load, job.groups, /*tokenizer_required=*/true, job.local_rank, job.local_world_size);
+      load_model(load, job.groups, /*tokenizer_required=*/true, job.local_rank, job.local_world_size, job.agreement);
   const EvaluationOptions options = options_for(config, loaded);
   std::unique_ptr<AtomicFileWriter> samples;
   if (!config.log_samples.empty() && job.is_first())

@@ -12,6 +12,8 @@
 #include "megatron/base/parse.h"
 #include "megatron/dist_checkpointing/checkpoint.h"
 #include "megatron/dist_checkpointing/checkpoint_folder.h"
+#include "megatron/dist_checkpointing/leftovers.h"
+#include "megatron/dist_checkpointing/verify.h"
 #include "tools/commands.h"
 
 namespace megatron {
@@ -24,12 +26,15 @@ struct InspectCheckpointConfig : Config {
   std::string directory;
   bool verify = false;
   bool json = false;
+  bool sweep = false;
 
   void fields(FieldVisitor& visitor) override {
     visitor.group("inspect-checkpoint");
     visitor.field({"directory", "--load --directory"}, directory, "a checkpoint (iter_0000100), or a folder of checkpoints");
     visitor.field("verify", verify, "read every byte and compare the checksums");
     visitor.field("json", json, "print JSON");
+    visitor.field("sweep", sweep,
+                  "remove unfinished writes (*.tmp-*) whose writers are gone and directories that were set aside (*.unusable-*)");
   }
   void validate(Violations& violations) const override {
     if (directory.empty())
@@ -168,11 +173,47 @@ int inspect_one(const fs::path& directory, const InspectCheckpointConfig& config
   return 0;
 }
 
+std::string owner_text(const Leftover& leftover) {
+  switch (leftover.owner) {
+    case Leftover::Owner::kNone: return "set aside by a save";
+    case Leftover::Owner::kAlive: return leftover.writer + ", alive";
+    case Leftover::Owner::kGone: return leftover.writer + ", gone";
+    case Leftover::Owner::kUnknown: return leftover.writer + ", which may be alive";
+  }
+  return {};
+}
+
+// What writers left, and with --sweep its removal.
+ordered_json show_leftovers(const fs::path& root, const InspectCheckpointConfig& config) {
+  ordered_json list = ordered_json::array();
+  Table table({false, true, true, false});
+  table.row({"left over", "bytes", "unchanged for", "writer"});
+  const std::vector<Leftover> leftovers = find_leftovers(root);
+  for (const Leftover& leftover : leftovers) {
+    const bool removed = config.sweep && leftover.is_dead() && remove_leftover(leftover);
+    const std::string name = leftover.path.filename().string();
+    table.row({name, format_count(leftover.bytes), format_duration(leftover.age_seconds),
+               owner_text(leftover) + (removed ? "; removed" : "")});
+    list.push_back({{"name", name},
+                    {"bytes", leftover.bytes},
+                    {"age_seconds", leftover.age_seconds},
+                    {"writer", owner_text(leftover)},
+                    {"dead", leftover.is_dead()},
+                    {"removed", removed}});
+  }
+  if (config.json || leftovers.empty()) return list;
+  print_line("");
+  table.print();
+  if (!config.sweep && std::any_of(leftovers.begin(), leftovers.end(), [](const Leftover& l) { return l.is_dead(); }))
+    print_line(cat("those of nobody who is alive are removed by megatron inspect-checkpoint ", root.string(), " --sweep"));
+  return list;
+}
+
 // A folder: one line per checkpoint. Returns 1 when one is damaged.
 int inspect_folder(const fs::path& root, const InspectCheckpointConfig& config) {
   const std::vector<CheckpointEntry> entries =
       find_checkpoints(root, config.verify ? CheckDepth::kFull : CheckDepth::kManifest);
-  MEGATRON_CHECK(!entries.empty(), root.string(), ": holds no checkpoint and is none",
+  MEGATRON_CHECK(!entries.empty() || !find_leftovers(root).empty(), root.string(), ": holds no checkpoint and is none",
                  "\nhint: give the folder named by --save, or one iter_* directory in it");
   ordered_json list = ordered_json::array();
   Table table({false, false, true, true, false});
@@ -193,10 +234,10 @@ int inspect_folder(const fs::path& root, const InspectCheckpointConfig& config) 
     }
     list.push_back(std::move(item));
   }
+  if (!config.json) table.print();
+  const ordered_json leftovers = show_leftovers(root, config);
   if (config.json)
-    print_line(ordered_json{{"directory", root.string()}, {"checkpoints", list}}.dump(2));
-  else
-    table.print();
+    print_line(ordered_json{{"directory", root.string()}, {"checkpoints", list}, {"leftovers", leftovers}}.dump(2));
   return damaged ? 1 : 0;
 }
 
@@ -217,6 +258,7 @@ int inspect_checkpoint(int argc, char** argv) {
   MEGATRON_CHECK(fs::is_directory(directory, ignored), directory.string(), ": is not a folder");
   const bool is_one = fs::exists(directory / kManifestName, ignored) ||
                       directory.filename().string().rfind("iter_", 0) == 0;
+  MEGATRON_CHECK(!is_one || !config.sweep, "--sweep takes the folder of the checkpoints, ", directory.string(), " is one of them");
   return is_one ? inspect_one(directory, config) : inspect_folder(directory, config);
 }
 

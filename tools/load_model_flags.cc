@@ -65,9 +65,10 @@ LoadModelRequest load_model_request(const LoadModelConfig& config, int local_ran
 }
 
 LoadedModel load_model(const LoadModelConfig& config, const ParallelGroups& groups,
-                       bool tokenizer_required, int local_rank, int local_ranks) {
+                       bool tokenizer_required, int local_rank, int local_ranks, Agreement* agreement) {
   use_threads(config.num_threads, local_ranks);
   LoadModelRequest request = load_model_request(config, local_rank);
+  request.agreement = agreement;
   request.tokenizer_required = tokenizer_required;
   LoadedModel loaded = load_model(request, groups);
   for (const std::string& warning : loaded.warnings) log_warning(warning);

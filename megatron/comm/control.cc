@@ -4,22 +4,54 @@
 #include <chrono>
 #include <thread>
 
-#include "megatron/base/failure_class.h"
+#include "megatron/base/check.h"
+#include "megatron/comm/process_group.h"
 
 namespace megatron {
 
+namespace {
+
+double seconds_now() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+}  // namespace
+
 ControlChannel::ControlChannel(Store& store, const std::string& name, int rank, int size, double timeout_seconds)
-    : store_(store.connection("control/" + name)), name_(name), rank_(rank), size_(size), timeout_seconds_(timeout_seconds) {}
+    : store_(store.connection("control/" + name)), name_(name), rank_(rank), size_(size), timeout_seconds_(timeout_seconds),
+      interval_(std::min(1.0, timeout_seconds / 10)) {}
+
+void ControlChannel::progress() {
+  const int64_t work = ++work_;
+  const double now = seconds_now();
+  double last = told_;
+  if (now - last < interval_ || !told_.compare_exchange_strong(last, now)) return;
+  store_->set(cat("progress/", rank_), std::to_string(work));
+}
 
 // Waits for a key. Asks again and again instead of leaving the waiting to the store, whose errors name no rank.
-std::string ControlChannel::take(const std::string& key, int from, const char* what) {
-  using Clock = std::chrono::steady_clock;
-  const auto deadline = Clock::now() + std::chrono::duration<double>(timeout_seconds_);
+std::string ControlChannel::take(const std::string& key, int from, const char* what, double patience) {
+  const std::string sign = cat("progress/", from);
+  std::optional<std::string> seen;
+  bool looked = false;
+  double since = seconds_now(), next_look = since;
   for (auto pause = std::chrono::milliseconds(1);; pause = std::min(2 * pause, std::chrono::milliseconds(50))) {
     if (std::optional<std::string> value = store_->find(key)) return *value;
-    if (Clock::now() >= deadline)
-      throw RetryError(cat(what, " ", calls_, " of the channel ", name_, " timed out after ", timeout_seconds_, " s: rank ", from,
-                           " did not come"));
+    if (const double now = seconds_now(); now >= next_look) {
+      next_look = now + interval_;
+      std::optional<std::string> current = store_->find(sign);
+      if (looked && current != seen) {
+        since = now;
+        if (rank_ == 0) progress();  // those who wait for this rank wait for that one
+      }
+      looked = true;
+      seen = std::move(current);
+    }
+    if (seconds_now() - since > patience)
+      throw CollectiveError(cat(what, " ", calls_, " of the channel ", name_, ": rank ", from,
+                                " did not come and made no progress for ", timeout_seconds_,
+                                " s\nhint: it is stuck in a file system or in a loop; see its log"),
+                            from);
     std::this_thread::sleep_for(pause);
   }
 }
@@ -33,7 +65,7 @@ std::vector<std::string> ControlChannel::gather(const std::string& text) {
   }
   std::vector<std::string> texts = {text};
   for (int rank = 1; rank < size_; ++rank) {
-    texts.push_back(take(key(rank), rank, "gather"));
+    texts.push_back(take(key(rank), rank, "gather", timeout_seconds_));
     store_->erase(key(rank));
   }
   return texts;
@@ -47,7 +79,8 @@ std::string ControlChannel::broadcast(const std::string& text) {
     store_->set(key, text);
     return text;
   }
-  const std::string got = take(key, 0, "broadcast");
+  // Rank 0 may be waiting for another one, whom it then names before anybody names rank 0.
+  const std::string got = take(key, 0, "broadcast", 1.25 * timeout_seconds_ + 3 * interval_);
   // The last reader clears up.
   if (store_->add(key + "/read", 1) == size_ - 1) {
     store_->erase(key);

@@ -133,6 +133,8 @@ struct FailureMonitor::Impl {
   std::string process = cat("process ", getpid(), " on ", host_name());
   std::atomic<double> timeout;
   std::atomic<double> last_tick{seconds_now()};
+  std::atomic<int64_t> work{0};                   // calls of progress() of this rank
+  std::atomic<double> last_work{-1e300};          // when progress of any rank was last seen
   std::mutex alone_mutex;
   bool alone = false;  // the store is lost, and that is being reported
 
@@ -153,6 +155,8 @@ struct FailureMonitor::Impl {
   std::map<int, std::pair<std::string, double>> beats;  // last sign of life of a watched rank, and when it changed
   int64_t num_beats = 0;
   double last_beat = 0;
+  int64_t told_work = 0;                  // the value of `work` at the last sign of life
+  std::optional<int64_t> seen_work;       // the sum over the ranks, while a call is old
   int64_t failure_order = 0;
 
   Impl(const Launch& job, const Connection& connection, std::string where, double timeout_seconds)
@@ -191,6 +195,7 @@ struct FailureMonitor::Impl {
   void beat() {
     if (seconds_now() - last_beat < kBeatSeconds) return;
     last_beat = seconds_now();
+    if (const int64_t now = work; std::exchange(told_work, now) != now) store->add("work", 1);
     RankState state = own_state();
     state.history.issued.clear();
     if (state.history.finished.size() > 1) state.history.finished.erase(state.history.finished.begin(), state.history.finished.end() - 1);
@@ -257,6 +262,20 @@ struct FailureMonitor::Impl {
       state.stopped = is_stopped(neighbour.pid);
     }
     return state;
+  }
+
+  // Whether a call of this rank has waited for the timeout, in which no rank has read or written anything of a checkpoint. The
+  // others' progress is asked for only when a call is old.
+  bool call_is_stuck() {
+    const double age = history->oldest_age();
+    if (age < timeout / 4) {
+      seen_work.reset();
+      return false;
+    }
+    const int64_t now = store->add("work", 0);
+    if (seen_work && *seen_work != now) last_work = seconds_now();
+    seen_work = now;
+    return age > timeout && seconds_now() - last_work > timeout;
   }
 
   // -- the failure
@@ -380,7 +399,7 @@ struct FailureMonitor::Impl {
   bool look() {
     beat();
     std::optional<std::string> reporter = store->find("failing");
-    if (!reporter && (local_failure() || history->oldest_age() > timeout || neighbour_is_gone() || peer_is_silent()))
+    if (!reporter && (local_failure() || call_is_stuck() || neighbour_is_gone() || peer_is_silent()))
       reporter = store->claim("failing", std::to_string(launch.rank));
     if (!reporter) return false;
     if (*reporter == std::to_string(launch.rank))
@@ -524,7 +543,8 @@ struct FailureMonitor::Impl {
       const double stuck = seconds_now() - last_tick;
       if (stuck < kStuckStoreSeconds) continue;
       lock.unlock();
-      if (history->oldest_age() > timeout + 0.5 || stuck > timeout || local_failure()) {
+      const bool call_is_old = history->oldest_age() > timeout + 0.5 && seconds_now() - last_work > timeout + 0.5;
+      if (call_is_old || stuck > timeout || local_failure()) {
         report_without_store(cat("the store has not answered for ", static_cast<int>(stuck), " s"));
         end_process();
       }
@@ -587,6 +607,10 @@ void FailureMonitor::when_failed(std::function<void(const JobFailure&)> callback
 
 int FailureMonitor::failure_exit_code() const {
   return exit_code(impl_ ? impl_->failure_of_job.load() : FailureClass::kRetry);
+}
+
+void FailureMonitor::progress() {
+  if (impl_) impl_->work.fetch_add(1, std::memory_order_relaxed);
 }
 
 bool FailureMonitor::fail(const std::exception& error) {

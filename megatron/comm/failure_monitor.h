@@ -6,7 +6,7 @@
 // rank; that is the launcher's part (torchrun --max-restarts) with the last checkpoint.
 //
 // How: each rank writes a sign of life to the store once a second and looks at its own calls under way. Whoever sees something
-// wrong first (its own error, a call older than the timeout, a process of this machine that is gone, a rank that is silent for the
+// wrong first (its own error, a call older than the timeout while no rank works on a checkpoint, a process of this machine that is gone, a rank that is silent for the
 // timeout) is the one to report: it asks all ranks for their state, explains the failure (detail/failure_report.h), prints
 // it and publishes the verdict, at which the others leave quietly. Ranks that do not answer are killed by their neighbours on the
 // same machine. Rank 0 watches everyone's signs of life, and everyone watches rank 0's.
@@ -47,6 +47,11 @@ class FailureMonitor {
   // Called once, from the monitor's thread, when the job has failed and before this process ends: on rank 0, and on the
   // rank that reports when rank 0 is lost (on one rank per machine, when the store is lost with it).
   void when_failed(std::function<void(const JobFailure&)> callback);
+
+  // This rank is reading or writing a checkpoint: ranks that wait in a collective, for it or for one that waits for it, go on
+  // waiting. Cheap, any thread; told to the others once a second. A rank that hangs is found `timeout` after the last progress
+  // of any rank.
+  void progress();
 
   // This rank has failed with `error`. Returns whether the failure has been reported, by this rank or another one; if not (one
   // rank), the caller prints it. The caller then leaves by std::_Exit, because threads may be stuck in collectives; if it does

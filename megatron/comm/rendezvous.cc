@@ -18,6 +18,7 @@
 namespace megatron {
 namespace {
 
+constexpr double kLibraryTimeoutSeconds = 24 * 3600;
 constexpr std::string_view kBackends[] = {"auto", "nccl", "gloo"};
 
 std::shared_ptr<Store> open_store(const Launch& launch, double timeout_seconds) {
@@ -105,7 +106,8 @@ Connection connect(const Launch& launch, const CommConfig& config, const at::Dev
   C10dOptions options;
   options.rank = launch.rank;
   options.size = launch.world_size;
-  options.timeout_seconds = std::max(timeout, config.timeout_seconds_after_init());
+  // The failure monitor counts how long a call waits, and knows when a wait is in order; c10d's own limit must not come first.
+  options.timeout_seconds = std::max({timeout, config.timeout_seconds_after_init(), kLibraryTimeoutSeconds});
   options.interface = config.distributed_interface;
   options.loopback = launch.one_node();
   const std::shared_ptr<Backend> world = kind == DistributedBackend::kNccl ? make_nccl_backend(connection.store, options)

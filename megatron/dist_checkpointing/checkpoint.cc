@@ -1,54 +1,27 @@
 #include "megatron/dist_checkpointing/checkpoint.h"
 
-#include <xxhash.h>
-
 #include <algorithm>
 #include <array>
 #include <atomic>
 #include <cstring>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <set>
+#include <utility>
 
 #include "megatron/base/check.h"
 #include "megatron/base/threads.h"
 #include "megatron/dist_checkpointing/detail/convert.h"
 #include "megatron/dist_checkpointing/detail/geometry.h"
 #include "megatron/dist_checkpointing/detail/io.h"
-#include "megatron/dist_checkpointing/safetensors.h"
+#include "megatron/dist_checkpointing/detail/stored_blocks.h"
 
 namespace megatron {
 namespace {
 
 namespace fs = std::filesystem;
 
-std::string read_whole(const InputFile& file) {
-  std::string text(file.size(), '\0');
-  file.read_at(0, text.data(), text.size());
-  return text;
-}
-
-uint64_t block_size(const StoredFile& file, uint64_t block) {
-  const uint64_t data = file.bytes - file.header_bytes;
-  return std::min(kCheckpointBlockBytes, data - block * kCheckpointBlockBytes);
-}
-
-// Reads one block and compares its checksum.
-void read_block(const InputFile& in, const StoredFile& file, uint64_t block, std::vector<std::byte>& buffer) {
-  const uint64_t offset = file.header_bytes + block * kCheckpointBlockBytes;
-  buffer.resize(block_size(file, block));
-  in.read_at(offset, buffer.data(), buffer.size());
-  if (!file.has_checksums) return;
-  MEGATRON_CHECK(XXH3_64bits(buffer.data(), buffer.size()) == file.block_hashes[block], in.path().string(),
-                 ": the checksum of bytes ", offset, " to ", offset + buffer.size(),
-                 " does not match\nhint: the file was damaged after it was written");
-}
-
-void check_size(const InputFile& in, const StoredFile& file) {
-  MEGATRON_CHECK(in.size() == file.bytes, in.path().string(), ": is ", in.size(), " bytes long, the manifest says ",
-                 file.bytes);
-}
+constexpr size_t kMaxOpenFiles = 128;  // at a time
 
 bool matches(std::string_view pattern, std::string_view name) {
   size_t p = 0, n = 0, star = std::string_view::npos, mark = 0;
@@ -273,28 +246,51 @@ class Loader {
       blocks_[{fragment.file, block}].push_back(transfer);
   }
 
+  using Place = std::pair<int, uint64_t>;  // file, block
+  using Job = std::pair<Place, const std::vector<size_t>*>;
+
   void transfer_all() {
-    std::map<int, std::unique_ptr<InputFile>> files;
-    std::vector<std::pair<std::pair<int, uint64_t>, const std::vector<size_t>*>> jobs;
+    std::vector<Job> jobs;
+    std::set<int> files;
     for (const auto& [place, transfers] : blocks_) {
+      if (files.insert(place.first).second && files.size() > kMaxOpenFiles) {
+        transfer_some(std::exchange(jobs, {}));
+        files = {place.first};
+      }
       jobs.push_back({place, &transfers});
+    }
+    transfer_some(jobs);
+    const auto whole = [&](int64_t begin, int64_t end) {
+      for (int64_t i = begin; i < end; ++i) bytes_read_ += unaligned_[static_cast<size_t>(i)].copy(checkpoint_);
+    };
+    parallel_for(static_cast<int64_t>(unaligned_.size()), 1, whole, options_.threads);
+    for (const StridedTransfer& transfer : strided_) {
+      bytes_read_ += transfer.copy(checkpoint_);
+      if (options_.progress) options_.progress();
+    }
+    report_.bytes_read = bytes_read_;
+  }
+
+  void transfer_some(const std::vector<Job>& jobs) {
+    std::map<int, std::unique_ptr<InputFile>> files;
+    for (const auto& [place, transfers] : jobs) {
       std::unique_ptr<InputFile>& file = files[place.first];
       if (file) continue;
       const StoredFile& stored = checkpoint_.manifest().files[static_cast<size_t>(place.first)];
       file = std::make_unique<InputFile>(checkpoint_.directory() / stored.name);
       check_size(*file, stored);
     }
-    std::atomic<uint64_t> bytes_read{0};
     const auto body = [&](int64_t begin, int64_t end) {
       std::vector<std::byte> buffer;
       for (int64_t job = begin; job < end; ++job) {
         const auto& [place, transfers] = jobs[static_cast<size_t>(job)];
         const StoredFile& stored = checkpoint_.manifest().files[static_cast<size_t>(place.first)];
         bool is_read = false;
-        const auto bytes = [&]() -> const std::byte* {
-          if (!is_read) read_block(*files.at(place.first), stored, place.second, buffer);
-          if (!is_read) bytes_read += buffer.size();
-          is_read = true;
+        const auto bytes = [&, place = place]() -> const std::byte* {
+          if (std::exchange(is_read, true)) return buffer.data();
+          read_block(*files.at(place.first), stored, place.second, buffer);
+          bytes_read_ += buffer.size();
+          if (options_.progress) options_.progress();
           return buffer.data();
         };
         for (size_t transfer : *transfers)
@@ -302,12 +298,6 @@ class Loader {
       }
     };
     parallel_for(static_cast<int64_t>(jobs.size()), 4, body, options_.threads);
-    const auto whole = [&](int64_t begin, int64_t end) {
-      for (int64_t i = begin; i < end; ++i) bytes_read += unaligned_[static_cast<size_t>(i)].copy(checkpoint_);
-    };
-    parallel_for(static_cast<int64_t>(unaligned_.size()), 1, whole, options_.threads);
-    for (const StridedTransfer& transfer : strided_) bytes_read += transfer.copy(checkpoint_);
-    report_.bytes_read = bytes_read;
   }
 
   const Checkpoint& checkpoint_;
@@ -317,38 +307,38 @@ class Loader {
   std::vector<Transfer> transfers_;
   std::vector<UnalignedTransfer> unaligned_;
   std::vector<StridedTransfer> strided_;
-  std::map<std::pair<int, uint64_t>, std::vector<size_t>> blocks_;  // (file, block) -> transfers that touch it
+  std::map<Place, std::vector<size_t>> blocks_;  // -> transfers that touch it
+  std::atomic<uint64_t> bytes_read_{0};
   LoadReport report_;
 };
 
-// Problems of one file, from its header and size; its blocks are verified elsewhere.
-void verify_header(const InputFile& in, const StoredFile& file) {
-  check_size(in, file);
-  if (file.header_bytes == 0) return;
-  std::vector<std::byte> header(file.header_bytes);
-  in.read_at(0, header.data(), header.size());
-  MEGATRON_CHECK(XXH3_64bits(header.data(), header.size()) == file.header_hash, in.path().string(),
-                 ": the checksum of its header does not match\nhint: the file was damaged after it was written");
-  parse_safetensors_header(header, file.bytes, in.path().string());
-}
-
 }  // namespace
 
-Checkpoint::Checkpoint(fs::path directory) : directory_(std::move(directory)) {
-  const fs::path path = directory_ / kManifestName;
-  std::error_code ignored;
-  MEGATRON_CHECK(fs::is_directory(directory_, ignored), directory_.string(), ": is not a folder");
-  MEGATRON_CHECK(fs::exists(path, ignored), directory_.string(), ": has no ", kManifestName,
-                 "\nhint: it is no checkpoint of this program, or one whose manifest was deleted");
-  manifest_ = parse_manifest(read_whole(InputFile(path)), path.string());
-  for (const StoredFile& file : manifest_.files) check_size(InputFile(directory_ / file.name), file);
-}
+Checkpoint::Checkpoint(fs::path directory) : Checkpoint(open_verified(std::move(directory))) { check_sizes(); }
 
 Checkpoint::Checkpoint(fs::path directory, Manifest manifest)
     : directory_(std::move(directory)), manifest_(std::move(manifest)) {
   check_manifest(manifest_, directory_.string());
-  for (const StoredFile& file : manifest_.files)
-    check_size(InputFile(directory_ / file.name), file);
+  check_sizes();
+}
+
+Checkpoint Checkpoint::open_verified(fs::path directory) {
+  const fs::path path = directory / kManifestName;
+  MEGATRON_CHECK(path_exists(directory) && fs::is_directory(directory), directory.string(), ": is not a folder");
+  MEGATRON_CHECK(path_exists(path), directory.string(), ": has no ", kManifestName,
+                 "\nhint: it is no checkpoint of this program, or one whose manifest was deleted");
+  Checkpoint checkpoint;
+  checkpoint.manifest_ = parse_manifest(read_manifest_text(InputFile(path)), path.string());
+  checkpoint.directory_ = std::move(directory);
+  return checkpoint;
+}
+
+void Checkpoint::check_sizes() const {
+  for (const StoredFile& file : manifest_.files) {
+    const fs::path path = directory_ / file.name;
+    const uint64_t bytes = regular_file_size(path);
+    MEGATRON_CHECK(bytes == file.bytes, path.string(), ": is ", bytes, " bytes long, the manifest says ", file.bytes);
+  }
 }
 
 bool Checkpoint::has_file(std::string_view name) const {
@@ -374,48 +364,6 @@ std::string Checkpoint::read_file(std::string_view name) const {
 
 LoadReport Checkpoint::load(std::span<const ShardedTensor> wanted, const LoadOptions& options) const {
   return Loader(*this, wanted, options).run();
-}
-
-std::vector<std::string> verify_checkpoint(const fs::path& directory, const VerifyOptions& options) {
-  std::vector<std::string> problems;
-  Manifest manifest;
-  try {
-    const InputFile in(directory / kManifestName);
-    if (options.from_disk) in.forget_cached_pages();
-    manifest = parse_manifest(read_whole(in), in.path().string());
-  } catch (const Error& error) {
-    return {error.what()};
-  }
-  std::vector<std::unique_ptr<InputFile>> files(manifest.files.size());
-  std::vector<std::pair<size_t, uint64_t>> jobs;
-  for (size_t i = 0; i < files.size(); ++i) {
-    const StoredFile& file = manifest.files[i];
-    try {
-      files[i] = std::make_unique<InputFile>(directory / file.name);
-      if (options.from_disk) files[i]->forget_cached_pages();
-      verify_header(*files[i], file);
-    } catch (const Error& error) {
-      problems.push_back(error.what());
-      continue;
-    }
-    for (uint64_t block = 0; block < file.block_hashes.size(); ++block) jobs.push_back({i, block});
-  }
-  std::mutex mutex;
-  const auto body = [&](int64_t begin, int64_t end) {
-    std::vector<std::byte> buffer;
-    for (int64_t job = begin; job < end; ++job) {
-      const auto [file, block] = jobs[static_cast<size_t>(job)];
-      try {
-        read_block(*files[file], manifest.files[file], block, buffer);
-      } catch (const Error& error) {
-        const std::lock_guard<std::mutex> guard(mutex);
-        problems.push_back(error.what());
-      }
-    }
-  };
-  parallel_for(static_cast<int64_t>(jobs.size()), 8, body, options.threads);
-  std::sort(problems.begin(), problems.end());
-  return problems;
 }
 
 }  // namespace megatron

@@ -1,11 +1,12 @@
 // Reading a checkpoint: any part of any logical tensor, whatever layout wrote it.
 //
-// Opening verifies the manifest; loading verifies the checksum of every block it touches; verify_checkpoint() reads every
-// byte. Files are read with pread, never mapped, so that a file cut short is an error and not a signal.
+// Opening verifies the manifest; loading verifies the checksum of every block it touches; verify_checkpoint() (verify.h) reads
+// every byte. What cannot be reached throws AccessError, what is damaged another Error. Files are read with pread, never mapped, so that a file cut short is an error and not a signal.
 #pragma once
 
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -23,6 +24,7 @@ struct LoadOptions {
   std::vector<std::string> allow_unexpected;  // stored but neither wanted here nor by others
   std::vector<std::string> wanted_elsewhere;  // stored and wanted by another rank
   int threads = 0;                            // 0: all cores
+  std::function<void()> progress;             // called after each block that was read, from any thread
 };
 
 struct LoadReport {
@@ -39,6 +41,8 @@ class Checkpoint {
   // Files of another program that `manifest` describes; verifies that every file has its size.
   // Throws Error.
   Checkpoint(std::filesystem::path directory, Manifest manifest);
+  // One whose files were verified already, by all ranks together: looks at none of them but the manifest.
+  static Checkpoint open_verified(std::filesystem::path directory);
 
   const std::filesystem::path& directory() const { return directory_; }
   const Manifest& manifest() const { return manifest_; }
@@ -54,17 +58,11 @@ class Checkpoint {
   LoadReport load(std::span<const ShardedTensor> wanted, const LoadOptions& options = {}) const;
 
  private:
+  Checkpoint() = default;
+  void check_sizes() const;
+
   std::filesystem::path directory_;
   Manifest manifest_;
 };
-
-struct VerifyOptions {
-  int threads = 0;          // 0: all cores
-  bool from_disk = false;   // asks the system to forget cached pages first, so that the medium is read
-};
-
-// Verifies every byte of every file. Returns what is wrong, one message per problem; empty: the checkpoint is whole.
-std::vector<std::string> verify_checkpoint(const std::filesystem::path& directory,
-                                           const VerifyOptions& options = {});
 
 }  // namespace megatron

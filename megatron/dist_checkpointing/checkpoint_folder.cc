@@ -3,11 +3,14 @@
 #include <algorithm>
 #include <charconv>
 #include <cstdio>
+#include <sstream>
 
 #include "megatron/base/check.h"
+#include "megatron/dist_checkpointing/access_error.h"
 #include "megatron/dist_checkpointing/checkpoint.h"
 #include "megatron/dist_checkpointing/detail/io.h"
 #include "megatron/dist_checkpointing/detail/ownership.h"
+#include "megatron/dist_checkpointing/verify.h"
 
 namespace megatron {
 namespace {
@@ -25,26 +28,32 @@ std::optional<int64_t> iteration_of(const std::string& name) {
   return iteration;
 }
 
-std::string problem_of(const CheckpointEntry& entry, CheckDepth depth) {
-  try {
-    if (depth == CheckDepth::kFull) {
-      const std::vector<std::string> problems = verify_checkpoint(entry.directory);
-      if (!problems.empty()) return problems[0];
-    }
-    const Checkpoint checkpoint(entry.directory);
-    MEGATRON_CHECK(checkpoint.iteration() == entry.iteration, entry.directory.string(), ": its manifest is of iteration ",
-                   checkpoint.iteration());
-  } catch (const std::exception& error) {
-    return error.what();
+std::string problem_of(const CheckpointEntry& entry, CheckDepth depth, Agreement& ranks) {
+  if (depth != CheckDepth::kManifest) {
+    VerifyOptions options;
+    options.tensor_files = depth == CheckDepth::kFull;
+    const std::vector<std::string> problems = verify_checkpoint(entry.directory, ranks, options);
+    if (!problems.empty()) return problems[0];
   }
-  return {};
+  return decide_together(ranks, [&]() -> std::string {
+    try {
+      const Checkpoint checkpoint(entry.directory);
+      MEGATRON_CHECK(checkpoint.iteration() == entry.iteration, entry.directory.string(), ": its manifest is of iteration ",
+                     checkpoint.iteration());
+    } catch (const AccessError&) {
+      throw;
+    } catch (const Error& error) {
+      return error.what();
+    }
+    return {};
+  });
 }
 
 // The iter_* directories without a look inside, newest first.
 std::vector<CheckpointEntry> list(const fs::path& root) {
   std::vector<CheckpointEntry> entries;
+  if (!path_exists(root)) return entries;
   std::error_code error;
-  if (!fs::exists(root, error)) return entries;
   fs::directory_iterator it(root, error), end;
   if (error) throw_io_error("read folder", root, error.value());
   for (; it != end; it.increment(error)) {
@@ -72,11 +81,11 @@ std::vector<CheckpointEntry> candidates(const StartRequest& request) {
   return list(request.load);
 }
 
-StartDecision newest_usable(const StartRequest& request, std::vector<CheckpointEntry> entries) {
+StartDecision newest_usable(const StartRequest& request, std::vector<CheckpointEntry> entries, Agreement& ranks) {
   StartDecision decision;
   for (CheckpointEntry& entry : entries) {
     if (request.ckpt_step && entry.iteration != *request.ckpt_step) continue;
-    entry.problem = problem_of(entry, CheckDepth::kFull);
+    entry.problem = problem_of(entry, request.depth, ranks);
     if (entry.problem.empty()) {
       decision.checkpoint = std::move(entry);
       return decision;
@@ -106,7 +115,8 @@ std::string checkpoint_name(int64_t iteration) {
 
 std::vector<CheckpointEntry> find_checkpoints(const fs::path& root, CheckDepth depth) {
   std::vector<CheckpointEntry> entries = list(root);
-  for (CheckpointEntry& entry : entries) entry.problem = problem_of(entry, depth);
+  Agreement alone;
+  for (CheckpointEntry& entry : entries) entry.problem = problem_of(entry, depth, alone);
   return entries;
 }
 
@@ -124,7 +134,10 @@ std::optional<int64_t> read_latest_hint(const fs::path& root) {
   return std::nullopt;
 }
 
-StartDecision resolve_start(const StartRequest& request) {
+namespace {
+
+// The checkpoints to choose from; none: a fresh start.
+std::vector<CheckpointEntry> entries_to_start_from(const StartRequest& request) {
   if (request.mode == StartMode::kFresh) {
     if (request.save.empty() || request.allow_existing) return {};
     const std::vector<CheckpointEntry> existing = list(request.save);
@@ -136,12 +149,11 @@ StartDecision resolve_start(const StartRequest& request) {
   }
   MEGATRON_CHECK(!request.load.empty(), "--start-mode resume needs --load, the folder of the checkpoints");
   const bool may_be_fresh = request.mode == StartMode::kResumeOrFresh && !request.ckpt_step;
-  std::error_code ignored;
-  const bool exists = fs::exists(request.load, ignored);
+  const bool exists = path_exists(request.load);
   MEGATRON_CHECK(exists || may_be_fresh, request.load.string(),
                  ": there is no such folder to resume from\nhint: --start-mode resume-or-fresh starts from the beginning when "
                  "there is nothing yet, --start-mode fresh always does");
-  MEGATRON_CHECK(!exists || fs::is_directory(request.load, ignored), request.load.string(), ": is not a folder");
+  MEGATRON_CHECK(!exists || fs::is_directory(request.load), request.load.string(), ": is not a folder");
   std::vector<CheckpointEntry> entries = candidates(request);
   if (entries.empty()) {
     MEGATRON_CHECK(may_be_fresh, request.load.string(), ": holds no checkpoint (no directory iter_0000000 or the like)",
@@ -149,10 +161,38 @@ StartDecision resolve_start(const StartRequest& request) {
                    "always does");
     return {};
   }
-  return newest_usable(request, std::move(entries));
+  return entries;
 }
 
-std::vector<std::string> apply_retention(const fs::path& root, int64_t newest, const Retention& retention) {
+// "10 /run/iter_0000010", ended by a zero, which no path holds.
+std::string to_text(const std::vector<CheckpointEntry>& entries) {
+  std::string text;
+  for (const CheckpointEntry& entry : entries) text += cat(entry.iteration, " ", entry.directory.string()) + '\0';
+  return text;
+}
+
+std::vector<CheckpointEntry> entries_from_text(const std::string& text) {
+  std::vector<CheckpointEntry> entries;
+  std::istringstream in(text);
+  for (std::string line; std::getline(in, line, '\0');)
+    entries.push_back({std::stoll(line), line.substr(line.find(' ') + 1), {}});
+  return entries;
+}
+
+}  // namespace
+
+StartDecision resolve_start(const StartRequest& request, Agreement* ranks) {
+  Agreement alone;
+  Agreement& all = ranks != nullptr ? *ranks : alone;
+  std::vector<CheckpointEntry> entries =
+      entries_from_text(decide_together(all, [&] { return to_text(entries_to_start_from(request)); }));
+  if (entries.empty()) return {};
+  return newest_usable(request, std::move(entries), all);
+}
+
+
+std::vector<std::string> apply_retention(const fs::path& root, int64_t newest, const Retention& retention,
+                                         const std::function<void()>& progress) {
   std::vector<std::string> warnings;
   const auto is_multiple = [&](int64_t iteration) {
     return retention.retain_interval && *retention.retain_interval > 0 && iteration % *retention.retain_interval == 0;
@@ -168,13 +208,6 @@ std::vector<std::string> apply_retention(const fs::path& root, int64_t newest, c
     }
   }
   const std::vector<fs::path> leftovers = dead_leftovers(root);
-  if (victims.empty() && leftovers.empty()) return warnings;
-  const fs::path directory = root / checkpoint_name(newest);
-  const std::vector<std::string> problems = verify_checkpoint(directory, {.threads = 0, .from_disk = true});
-  if (!problems.empty()) {
-    warnings.push_back(cat(problems[0], "\ndetail: the checkpoint just written does not verify; no older one was deleted"));
-    return warnings;
-  }
   const auto attempt = [&](const auto& work) {
     try {
       work();
@@ -187,9 +220,9 @@ std::vector<std::string> apply_retention(const fs::path& root, int64_t newest, c
       const fs::path doomed = temporary_path(victim);
       rename_path(victim, doomed);
       sync_directory(root);
-      remove_tree(doomed);
+      remove_tree(doomed, progress);
     });
-  for (const fs::path& leftover : leftovers) attempt([&] { remove_tree(leftover); });
+  for (const fs::path& leftover : leftovers) attempt([&] { remove_tree(leftover, progress); });
   return warnings;
 }
 

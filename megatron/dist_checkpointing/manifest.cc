@@ -4,7 +4,10 @@
 
 #include <algorithm>
 #include <charconv>
+#include <climits>
 #include <nlohmann/json.hpp>
+#include <set>
+#include <tuple>
 
 #include "megatron/base/check.h"
 #include "megatron/dist_checkpointing/detail/geometry.h"
@@ -18,6 +21,10 @@ using nlohmann::ordered_json;
 
 constexpr std::string_view kTrailerBegin = "\"manifest_xxh3_128\": \"";
 constexpr std::string_view kTrailerEnd = "\"\n}\n";
+constexpr size_t kMaxDimensions = 64;
+constexpr size_t kMaxNameBytes = 4096;
+// Comparisons of the parts of one tensor; a real one has a part per rank, and few of them lie side by side.
+constexpr int64_t kMaxComparisons = int64_t{1} << 26;
 constexpr size_t kTrailerBytes = kTrailerBegin.size() + 32 + kTrailerEnd.size();
 
 std::string hex(uint64_t value) {
@@ -63,11 +70,55 @@ std::string encode_tensor(const StoredTensor& tensor) {
   return ordered_json{{"dtype", to_string(tensor.dtype)}, {"shape", tensor.shape}, {"fragments", fragments}}.dump();
 }
 
+// Refuses what no writer of ours makes and what would cost a reader its stack: deep nesting, names given twice.
+class StrictReader {
+ public:
+  bool operator()(int depth, json::parse_event_t event, json& parsed) {
+    if (event == json::parse_event_t::object_start || event == json::parse_event_t::array_start) {
+      MEGATRON_CHECK(depth < kMaxDepth, "is nested more than ", kMaxDepth, " deep");
+      if (event == json::parse_event_t::object_start) names_.emplace_back();
+    } else if (event == json::parse_event_t::object_end) {
+      names_.pop_back();
+    } else if (event == json::parse_event_t::key) {
+      const std::string& name = parsed.get_ref<const std::string&>();
+      MEGATRON_CHECK(names_.back().insert(name).second, "gives \"", name.substr(0, kShownBytes), "\" twice");
+    }
+    return true;
+  }
+
+ private:
+  static constexpr int kMaxDepth = 64;
+  static constexpr size_t kShownBytes = 200;
+  std::vector<std::set<std::string>> names_;  // of the objects that are open
+};
+
+// An integer that fits; the library would convert a fraction or another sign in silence.
+int64_t integer(const json& value, const char* what) {
+  MEGATRON_CHECK(value.is_number_integer() &&
+                     (!value.is_number_unsigned() || value.get<uint64_t>() <= uint64_t{INT64_MAX}),
+                 what, " is ", value.dump().substr(0, 40), ", expected a whole number below 2^63");
+  return value.get<int64_t>();
+}
+
+uint64_t natural(const json& value, const char* what) {
+  const int64_t number = integer(value, what);
+  MEGATRON_CHECK(number >= 0, what, " is ", number, ", expected at least 0");
+  return static_cast<uint64_t>(number);
+}
+
+std::vector<int64_t> integers(const json& value, const char* what) {
+  MEGATRON_CHECK(value.is_array() && value.size() <= kMaxDimensions, what, " is no list of at most ", kMaxDimensions, " numbers");
+  std::vector<int64_t> numbers;
+  for (const json& item : value) numbers.push_back(integer(item, what));
+  return numbers;
+}
+
 StoredFile decode_file(const json& value) {
   StoredFile file;
   file.name = value.at("name").get<std::string>();
-  file.bytes = value.at("bytes").get<uint64_t>();
-  file.header_bytes = value.at("header_bytes").get<uint64_t>();
+  MEGATRON_CHECK(file.name.size() <= kMaxNameBytes, "a file has a name of ", file.name.size(), " bytes");
+  file.bytes = natural(value.at("bytes"), "the size of a file");
+  file.header_bytes = natural(value.at("header_bytes"), "the header of a file");
   file.header_hash = from_hex(value.at("header_xxh3").get<std::string>());
   const std::string blocks = value.at("block_xxh3").get<std::string>();
   for (size_t i = 0; i < blocks.size(); i += 16) file.block_hashes.push_back(from_hex(std::string_view(blocks).substr(i, 16)));
@@ -77,17 +128,19 @@ StoredFile decode_file(const json& value) {
 StoredTensor decode_tensor(const json& value) {
   StoredTensor tensor;
   tensor.dtype = dtype_from_string(value.at("dtype").get<std::string>());
-  tensor.shape = value.at("shape").get<std::vector<int64_t>>();
+  tensor.shape = integers(value.at("shape"), "its shape");
   for (const json& item : value.at("fragments")) {
     Fragment fragment;
-    fragment.file = item.at("file").get<int>();
-    fragment.offset = item.at("offset").get<uint64_t>();
-    fragment.box.offset = item.at("box").at(0).get<std::vector<int64_t>>();
-    fragment.box.shape = item.at("box").at(1).get<std::vector<int64_t>>();
+    const int64_t file = integer(item.at("file"), "the file of a fragment");
+    MEGATRON_CHECK(file >= 0 && file < INT_MAX, "a fragment lies in file ", file);
+    fragment.file = static_cast<int>(file);
+    fragment.offset = natural(item.at("offset"), "the offset of a fragment");
+    fragment.box.offset = integers(item.at("box").at(0), "the box of a fragment");
+    fragment.box.shape = integers(item.at("box").at(1), "the box of a fragment");
     fragment.flat_end = checked_num_elements(fragment.box.shape, "a fragment");
     if (item.contains("flat")) {
-      fragment.flat_begin = item["flat"].at(0).get<int64_t>();
-      fragment.flat_end = item["flat"].at(1).get<int64_t>();
+      fragment.flat_begin = integer(item["flat"].at(0), "the range of a fragment");
+      fragment.flat_end = integer(item["flat"].at(1), "the range of a fragment");
     }
     tensor.fragments.push_back(std::move(fragment));
   }
@@ -95,7 +148,7 @@ StoredTensor decode_tensor(const json& value) {
 }
 
 Manifest decode(std::string_view text) {
-  const json root = json::parse(text);
+  const json root = json::parse(text, StrictReader());
   MEGATRON_CHECK(root.at("format") == "megatron-checkpoint", "its format is ", root.at("format").dump(),
                  ", expected \"megatron-checkpoint\"");
   const int version = root.at("format_version").get<int>();
@@ -104,12 +157,14 @@ Manifest decode(std::string_view text) {
   MEGATRON_CHECK(root.at("block_bytes").get<uint64_t>() == kCheckpointBlockBytes, "has checksums per ",
                  root.at("block_bytes").dump(), " bytes; this program reads blocks of ", kCheckpointBlockBytes);
   Manifest manifest;
-  manifest.iteration = root.at("iteration").get<int64_t>();
+  manifest.iteration = integer(root.at("iteration"), "its iteration");
   manifest.created = root.at("created").get<std::string>();
   MEGATRON_CHECK(root.at("state").is_object(), "state is not an object");
   manifest.state = root.at("state").dump();
+  MEGATRON_CHECK(root.at("files").is_array() && root.at("tensors").is_object(), "files are no list or tensors no object");
   for (const json& file : root.at("files")) manifest.files.push_back(decode_file(file));
   for (const auto& [key, tensor] : root.at("tensors").items()) {
+    MEGATRON_CHECK(key.size() <= kMaxNameBytes, "a tensor has a name of ", key.size(), " bytes");
     try {
       manifest.tensors[key] = decode_tensor(tensor);
     } catch (const std::exception& error) {
@@ -148,19 +203,30 @@ void check_disjoint(const StoredTensor& tensor) {
   std::sort(sorted.begin(), sorted.end(), [](const Fragment* a, const Fragment* b) {
     return std::tie(a->box.offset, a->box.shape, a->flat_begin) < std::tie(b->box.offset, b->box.shape, b->flat_begin);
   });
+  // Where the next box begins: parts of one box are compared with the one that follows alone.
+  std::vector<size_t> next_box(sorted.size(), sorted.size());
+  for (size_t i = sorted.size(); i-- > 1;)
+    next_box[i - 1] = sorted[i]->box == sorted[i - 1]->box ? next_box[i] : i;
+  int64_t comparisons = 0;
   for (size_t i = 0; i < sorted.size(); ++i) {
     const Fragment& a = *sorted[i];
     for (size_t j = i + 1; j < sorted.size(); ++j) {
       const Fragment& b = *sorted[j];
+      MEGATRON_CHECK(++comparisons <= kMaxComparisons, "its ", sorted.size(), " parts lie side by side; so many cannot be compared");
       if (!a.box.offset.empty() && b.box.offset[0] >= a.box.offset[0] + a.box.shape[0]) break;
       if (a.box == b.box) {
         // Of one box, the flat ranges rise: once one begins behind `a`, all others of this box do.
         MEGATRON_CHECK(b.flat_begin >= a.flat_end, "elements of the box at ", shape_string(a.box.offset),
                        " are given twice");
-        while (j + 1 < sorted.size() && sorted[j + 1]->box == a.box) ++j;
+        j = next_box[j] - 1;
         continue;
       }
-      MEGATRON_CHECK(!intersect(a.box, b.box) || shared_elements(a, b) == 0, "elements of the boxes at ",
+      const std::optional<Box> common = intersect(a.box, b.box);
+      if (!common) continue;
+      const int64_t rows = common->num_elements() / std::max<int64_t>(1, common->shape.empty() ? 1 : common->shape.back());
+      comparisons += std::min(rows, kMaxComparisons);
+      MEGATRON_CHECK(comparisons <= kMaxComparisons, "its ", sorted.size(), " parts overlap; so many cannot be compared");
+      MEGATRON_CHECK(shared_elements(a, b) == 0, "elements of the boxes at ",
                      shape_string(a.box.offset), " and ", shape_string(b.box.offset), " are given twice");
     }
   }

@@ -7,18 +7,22 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <set>
 #include <utility>
 
 #include "megatron/base/check.h"
+#include "megatron/dist_checkpointing/access_error.h"
 #include "megatron/dist_checkpointing/checkpoint.h"
 #include "megatron/dist_checkpointing/checkpoint_folder.h"
 #include "megatron/dist_checkpointing/detail/block_writer.h"
 #include "megatron/dist_checkpointing/detail/geometry.h"
 #include "megatron/dist_checkpointing/detail/io.h"
 #include "megatron/dist_checkpointing/detail/ownership.h"
+#include "megatron/dist_checkpointing/detail/stored_blocks.h"
 #include "megatron/dist_checkpointing/manifest.h"
 #include "megatron/dist_checkpointing/safetensors.h"
+#include "megatron/dist_checkpointing/verify.h"
 
 namespace megatron {
 namespace {
@@ -76,8 +80,24 @@ void write_source(const Source& source, const void* memory, BlockWriter& out) {
       });
 }
 
-// Writes this rank's file; its part of the manifest.
-Manifest write_rank(const fs::path& directory, const SaveRequest& request, int rank) {
+// What was just written, read back from the medium.
+void read_back(const fs::path& directory, const StoredFile& file, const std::function<void()>& progress) {
+  VerifyOptions options;
+  options.from_disk = true;
+  options.progress = progress;
+  try {
+    verify_file(directory, file, options);
+  } catch (const AccessError&) {
+    throw;
+  } catch (const Error& error) {
+    const std::string text = error.what();
+    throw Error(cat(text.substr(0, text.find('\n')), "\ndetail: it was written a moment ago and is read back otherwise"
+                    "\nhint: the disk, its controller or the memory of this machine fails"));
+  }
+}
+
+// Writes this rank's file and reads it back; its part of the manifest.
+Manifest write_rank(const fs::path& directory, const SaveRequest& request, Agreement& ranks) {
   Manifest part;
   std::vector<ShardedTensor> tensors;
   for (const ShardedTensor& tensor : request.tensors) {
@@ -100,8 +120,9 @@ Manifest write_rank(const fs::path& directory, const SaveRequest& request, int r
   const std::string header = encode_safetensors_header(
       entries, {{"format", "pt"}, {"megatron_iteration", std::to_string(request.iteration)}});
   char name[64];
-  std::snprintf(name, sizeof name, "rank_%05d.safetensors", rank);
-  BlockWriter out(directory, name, header, entries.back().end);
+  std::snprintf(name, sizeof name, "rank_%05d.safetensors", ranks.rank());
+  const auto progress = [&ranks] { ranks.progress(); };
+  BlockWriter out(directory, name, header, entries.back().end, progress);
   const ShardedTensor* provided = nullptr;  // whose memory `memory` is
   const void* memory = nullptr;
   for (size_t i = 0; i < sources.size(); ++i) {
@@ -113,6 +134,7 @@ Manifest write_rank(const fs::path& directory, const SaveRequest& request, int r
     part.tensors[sources[i].tensor->key].fragments.push_back(sources[i].fragment);
   }
   part.files.push_back(out.finish());
+  read_back(directory, part.files[0], progress);
   return part;
 }
 
@@ -164,16 +186,17 @@ class Saver {
   bool is_zero() const { return agreement_.rank() == 0; }
 
   void phases() {
-    temporary_ = agree([&] { return is_zero() ? prepare() : std::string(); });
+    const std::string prepared = decide_together(agreement_, [&] { return stands_in_the_way() ? "" : prepare(); });
+    temporary_ = prepared.empty() ? judge_existing() : prepared;
     std::string part;
     const std::string failure = outcome_of([&] {
-      const Manifest written = write_rank(temporary_, request_, agreement_.rank());
+      const Manifest written = write_rank(temporary_, request_, agreement_);
       for (const StoredFile& file : written.files) result_.bytes += file.bytes;
       part = encode_manifest(written);
     });
     const std::vector<std::string> parts = agreement_.gather(failure.empty() ? "+" + part : "-" + failure);
-    agree([&] {
-      if (is_zero()) publish(parts);
+    decide_together(agreement_, [&] {
+      publish(parts);
       return std::string();
     });
   }
@@ -187,23 +210,24 @@ class Saver {
     return {};
   }
 
-  // Rank 0 works; all ranks get its text, or throw its error.
-  std::string agree(const std::function<std::string()>& work) {
-    std::string text;
-    const std::string failure = outcome_of([&] { text = work(); });
-    const std::string answer = agreement_.broadcast(failure.empty() ? "+" + text : "-" + failure);
-    MEGATRON_CHECK(!answer.empty() && answer[0] == '+', answer.empty() ? "rank 0 gave no answer" : answer.substr(1));
-    return answer.substr(1);
+  // Whether something bears the name already.
+  bool stands_in_the_way() const {
+    MEGATRON_CHECK(request_.iteration >= 0, "a checkpoint of iteration ", request_.iteration, " cannot be named");
+    std::error_code ignored;
+    return fs::exists(fs::symlink_status(result_.directory, ignored));
+  }
+
+  // All ranks look at what bears the name, each at a share; then the temporary directory is made.
+  std::string judge_existing() {
+    existing_ = verify_checkpoint(result_.directory, agreement_);
+    MEGATRON_CHECK(request_.replace_existing || !existing_->empty(), result_.directory.string(),
+                   ": exists already and is usable; a save never overwrites it unless told to"
+                   "\nhint: remove it, or save to another folder");
+    return decide_together(agreement_, [&] { return prepare(); });
   }
 
   std::string prepare() {
-    MEGATRON_CHECK(request_.iteration >= 0, "a checkpoint of iteration ", request_.iteration, " cannot be named");
     make_directories(request_.root);
-    std::error_code ignored;
-    if (fs::exists(fs::symlink_status(result_.directory, ignored)))
-      MEGATRON_CHECK(request_.replace_existing || !verify_checkpoint(result_.directory).empty(), result_.directory.string(),
-                     ": exists already and is usable; a save never overwrites it unless told to"
-                     "\nhint: remove it, or save to another folder");
     const fs::path temporary = temporary_path(result_.directory);
     make_directory(temporary);
     made_temporary_ = true;
@@ -226,10 +250,15 @@ class Saver {
     std::set<fs::path> folders = {temporary_};
     for (const auto& [name, contents] : request_.files) write_extra(name, contents, manifest, folders);
     check_manifest(manifest, result_.directory.string());
+    for (const StoredFile& file : manifest.files) result_.total_bytes += file.bytes;
     const std::string text = encode_manifest(manifest);
     OutputFile out(temporary_ / kManifestName, text.size());
     out.write(text.data(), text.size());
     out.sync_and_close();
+    const InputFile manifest_file(temporary_ / kManifestName);
+    manifest_file.forget_cached_pages();
+    MEGATRON_CHECK(read_manifest_text(manifest_file) == text, manifest_file.path().string(),
+                   ": it was written a moment ago and is read back otherwise");
     for (const fs::path& folder : folders) sync_directory(folder);
     put_in_place();
   }
@@ -248,20 +277,33 @@ class Saver {
     BlockWriter out(temporary_, name, {}, contents.size());
     out.write(contents.data(), contents.size());
     manifest.files.push_back(out.finish());
+    read_back(temporary_, manifest.files.back(), {});
     result_.bytes += contents.size();
   }
 
-  // Gives the finished directory its name. What already bears it was checked in prepare().
+  // What is wrong with a directory that appeared under the name since the start, as far as its manifest tells.
+  std::vector<std::string> problems_of_newcomer() const {
+    try {
+      const Checkpoint newcomer(result_.directory);
+    } catch (const AccessError&) {
+      throw;
+    } catch (const Error& error) {
+      return {error.what()};
+    }
+    return {};
+  }
+
+  // Gives the finished directory its name. What bore it at the start was read by judge_existing().
   void put_in_place() {
-    std::error_code ignored;
-    if (fs::exists(fs::symlink_status(result_.directory, ignored))) {
-      const std::vector<std::string> problems = verify_checkpoint(result_.directory);
-      MEGATRON_CHECK(!problems.empty() || request_.replace_existing, result_.directory.string(),
+    if (stands_in_the_way()) {
+      const std::vector<std::string> problems = existing_ ? *existing_ : problems_of_newcomer();
+      MEGATRON_CHECK(existing_ || !problems.empty(), result_.directory.string(),
                      ": appeared while this checkpoint was written\nhint: two jobs save to the same folder");
       if (problems.empty() && exchange_paths(temporary_, result_.directory)) {
         published_ = true;
         sync_directory(request_.root);
-        const std::string failure = outcome_of([&] { remove_tree(temporary_); });  // now the replaced one
+        const auto progress = [this] { agreement_.progress(); };
+        const std::string failure = outcome_of([&] { remove_tree(temporary_, progress); });  // now the replaced one
         if (!failure.empty()) result_.warnings.push_back(failure);
         return;
       }
@@ -296,7 +338,8 @@ class Saver {
     });
     if (!failure.empty()) result_.warnings.push_back(failure);
     failure = outcome_of([&] {
-      for (std::string& warning : apply_retention(request_.root, request_.iteration, request_.retention))
+      for (std::string& warning : apply_retention(request_.root, request_.iteration, request_.retention,
+                                                 [this] { agreement_.progress(); }))
         result_.warnings.push_back(std::move(warning));
     });
     if (!failure.empty()) result_.warnings.push_back(failure);
@@ -315,6 +358,7 @@ class Saver {
   SaveResult result_;
   fs::path temporary_;
   std::unique_ptr<DirectoryLock> lock_;
+  std::optional<std::vector<std::string>> existing_;  // what is wrong with the directory that bore the name at the start
   bool made_temporary_ = false, published_ = false;
 };
 

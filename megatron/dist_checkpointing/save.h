@@ -1,7 +1,7 @@
 // Writing a checkpoint: `<root>/iter_0000100/` appears completely or not at all.
 //
-// Every writing rank writes one safetensors file into `iter_0000100.tmp-<host>-<pid>-<start>-<n>/` and fsyncs it; the ranks
-// agree; rank 0 writes the manifest, fsyncs, renames the directory and fsyncs the parent. A kill at any instant leaves either
+// Every writing rank writes one safetensors file into `iter_0000100.tmp-<host>-<pid>-<start>-<n>/`, fsyncs it and reads it back
+// from the medium; the ranks agree; rank 0 writes the manifest, fsyncs, renames the directory and fsyncs the parent. A kill at any instant leaves either
 // the old state or the new one, and a leftover directory that a later save removes.
 #pragma once
 
@@ -13,25 +13,13 @@
 #include <utility>
 #include <vector>
 
+#include "megatron/dist_checkpointing/agreement.h"
 #include "megatron/tensor/sharded_tensor.h"
 
 namespace megatron {
 
-// How the writing ranks of one save come together. Both calls are collective; an implementation has a deadline and throws
-// when a peer is gone. It must not use a training communicator.
-class Agreement {
- public:
-  virtual ~Agreement() = default;
-  virtual int rank() const { return 0; }
-  virtual int size() const { return 1; }
-  // Rank 0 gets the texts of all ranks in order; the others get nothing.
-  virtual std::vector<std::string> gather(const std::string& text) { return {text}; }
-  // Every rank gets rank 0's text.
-  virtual std::string broadcast(const std::string& text) { return text; }
-};
-
-// Which older checkpoints go after a save. Nothing is deleted before the new one has been read back and verified; what does
-// not verify is never deleted.
+// Which older checkpoints go after a save. The new one was read back and verified by then, each file by its writer; what is
+// damaged is never deleted.
 struct Retention {
   // Deletes the previous checkpoint unless its iteration is a multiple of this (Megatron's --save-retain-interval).
   std::optional<int64_t> retain_interval;
@@ -57,6 +45,7 @@ struct SaveRequest {
 struct SaveResult {
   std::filesystem::path directory;
   uint64_t bytes = 0;                 // written by this rank
+  uint64_t total_bytes = 0;           // rank 0: of all files, without the manifest
   std::vector<std::string> warnings;  // rank 0: a directory moved aside, retention that could not delete, ...
 };
 

@@ -343,11 +343,16 @@ std::vector<StateTensor> DistributedDataParallel::describe(const std::string& pr
     entry.description.flat_begin = entry.description.flat_end = 0;
     // Of the copies of a part, the first over instances, over tensor ranks and over stages counts.
     const bool over_tensor = is_sharded_over(parameter, Axis::kTensor);
-    int replica = layout_.groups.replica.rank();
-    if (!over_tensor) replica = replica * groups_.tp.size() + groups_.tp.rank();
-    if (is_shared(parameter))
-      replica = replica * parameter.shared->size() + parameter.shared->rank();
-    entry.description.replica_id = replica;
+    int num_copies = 1;
+    const auto copied_over = [&](const ProcessGroup& group) {
+      entry.copy = entry.copy * group.size() + group.rank();
+      num_copies *= group.size();
+    };
+    if (!over_tensor) copied_over(groups_.tp);
+    if (is_shared(parameter)) copied_over(*parameter.shared);
+    entry.description.replica_id = layout_.groups.replica.rank() * num_copies + entry.copy;
+    entry.replicas = &layout_.groups.replica;
+    entry.device = values_->flat().device();
     entry_of[i] = static_cast<int>(all.size());
     all.push_back(std::move(entry));
   }

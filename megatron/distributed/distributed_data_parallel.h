@@ -42,6 +42,11 @@ struct FlatShard {
 struct StateTensor {
   ShardedTensor description;
   at::Tensor data;  // [description.flat_end - description.flat_begin], a view
+  // The data ranks that hold the same and divide reading and writing; null: too little to divide. Theirs is the first copy when
+  // `copy` is 0: tensor ranks hold whole tensors alike, stages those that they share.
+  const ProcessGroup* replicas = nullptr;
+  int copy = 0;
+  at::Device device = at::kCPU;  // of the collectives of `replicas`; `data` may lie on the host
 };
 
 // Gradients are summed, never averaged: losses are (sum, weight) pairs and the optimizer divides

@@ -87,12 +87,12 @@ StoredModel open_model(const LoadModelRequest& request) {
                                            // words of a reader
   start.load = request.load;
   start.ckpt_step = request.ckpt_step;
-  const StartDecision decision = resolve_start(start);
+  const StartDecision decision = resolve_start(start, request.agreement);
   MEGATRON_CHECK(decision.checkpoint.has_value(), request.load.string(), ": holds no checkpoint",
                  kHint,
                  "\nhint: safetensors without a config.json become a checkpoint with "
                  "convert-checkpoint --name-map");
-  StoredModel found{Checkpoint(decision.checkpoint->directory), {}, {}, decision.warnings, nullptr};
+  StoredModel found{Checkpoint::open_verified(decision.checkpoint->directory), {}, {}, decision.warnings, nullptr};
   const Checkpoint& checkpoint = found.checkpoint;
   MEGATRON_CHECK(checkpoint.has_file("config.yaml"), checkpoint.directory().string(),
                  " holds no config.yaml, so the shape of its model is unknown",

@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "megatron/dist_checkpointing/agreement.h"
 #include "megatron/dist_checkpointing/checkpoint.h"
 #include "megatron/models/gpt/gpt_model.h"
 #include "megatron/nn/parameter_store.h"
@@ -32,6 +33,7 @@ struct LoadModelRequest {
   // false: a tokenizer that cannot be made (a kind that is not built) becomes a warning and the
   // null tokenizer.
   bool tokenizer_required = true;
+  Agreement* agreement = nullptr;  // ranks that load together verify a share each; null: one rank
 };
 
 struct LoadedModel {

@@ -528,6 +528,7 @@ std::filesystem::path checkpoint_of(const TrainingConfig& training) {
   request.mode = StartMode::kResume;
   request.load = training.load.empty() ? training.pretrained_checkpoint : training.load;
   request.ckpt_step = training.ckpt_step;
+  request.depth = CheckDepth::kConfiguration;  // the tensors are verified by all ranks together, once they have met
   const StartDecision decision = resolve_start(request);
   MEGATRON_ASSERT(decision.checkpoint.has_value());
   return decision.checkpoint->directory;

@@ -16,6 +16,7 @@
 #include "megatron/models/huggingface/hf_folder.h"
 #include "megatron/models/huggingface/peft.h"
 #include "megatron/tensor/torch.h"
+#include "megatron/training/replicated_state.h"
 #include "megatron/transformer/lora.h"
 
 namespace megatron {
@@ -56,20 +57,29 @@ std::vector<std::string> keys_of_all_ranks(const std::vector<ShardedTensor>& wan
   return out;
 }
 
-LoadReport read_tensors(const Checkpoint& checkpoint, const std::vector<StateTensor>& tensors,
-                  LoadOptions options, Agreement* agreement) {
+// Replicas read each byte once and give it to one another; a rank that cannot read its part fails the load on all.
+LoadReport read_tensors(const Checkpoint& checkpoint, std::vector<StateTensor> tensors, LoadOptions options,
+                        Agreement* agreement) {
+  if (agreement == nullptr)
+    for (StateTensor& tensor : tensors) tensor.replicas = nullptr;
+  const ReplicatedRead replicated(std::move(tensors));
   std::vector<at::Tensor> on_host;
   std::vector<ShardedTensor> wanted;
-  for (const StateTensor& entry : tensors) {
-    on_host.push_back(entry.data.is_cpu() ? entry.data : at::empty_like(entry.data, at::kCPU));
-    wanted.push_back(entry.description);
+  for (const StateTensor& part : replicated.parts()) {
+    on_host.push_back(part.data.is_cpu() ? part.data : at::empty_like(part.data, at::kCPU));
+    wanted.push_back(part.description);
     wanted.back().data = on_host.back().data_ptr();
     wanted.back().replica_id = 0;
   }
+  Agreement alone;
+  Agreement& ranks = agreement != nullptr ? *agreement : alone;
   options.wanted_elsewhere = keys_of_all_ranks(wanted, agreement);
-  const LoadReport report = checkpoint.load(wanted, options);
-  for (size_t i = 0; i < tensors.size(); ++i)
-    if (!tensors[i].data.is_cpu()) tensors[i].data.copy_(on_host[i]);
+  options.progress = [&ranks] { ranks.progress(); };
+  LoadReport report;
+  work_together(ranks, [&] { report = checkpoint.load(wanted, options); });
+  for (size_t i = 0; i < on_host.size(); ++i)
+    if (const at::Tensor& data = replicated.parts()[i].data; !data.is_cpu()) data.copy_(on_host[i]);
+  replicated.share();
   return report;
 }
 
@@ -208,6 +218,7 @@ SaveRequest Checkpointer::request(const RunState& state, bool copy, std::shared_
   if (!training.save_frozen)
     take(tensors,
          [names = frozen_names(model_)](const std::string& key) { return names.contains(key); });
+  tensors = parts_to_write(tensors);
   const bool reuse = snapshot_ && snapshot_.use_count() == 1 && snapshot_->tensors.size() == tensors.size();
   snapshot = reuse ? snapshot_ : std::make_shared<Snapshot>();
   SaveRequest out;
@@ -302,11 +313,11 @@ void Checkpointer::report(const SaveOutcome& outcome) {
   newest_.directory = outcome.result.directory.string();
   newest_.longest_seconds = std::max(newest_.longest_seconds, seconds);
   print_line(cat("  saved checkpoint of iteration ", outcome.iteration, " to ", outcome.result.directory.string(), " (",
-                 format_bytes(static_cast<double>(outcome.result.bytes)), ")"));
+                 format_bytes(static_cast<double>(outcome.result.total_bytes)), ")"));
   log_progress(arguments_.training, cat("saved iteration ", outcome.iteration));
   if (!log_.metrics().is_open()) return;
   JsonWriter record = log_.metrics().begin("checkpoint");
-  record.member("iteration", outcome.iteration).member("bytes", outcome.result.bytes).member("seconds", seconds);
+  record.member("iteration", outcome.iteration).member("bytes", outcome.result.total_bytes).member("seconds", seconds);
   record.member("directory", outcome.result.directory.string());
   log_.metrics().write(record);
 }

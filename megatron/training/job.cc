@@ -23,17 +23,22 @@ namespace {
 // Agreement over a channel between processes.
 class ChannelAgreement final : public Agreement {
  public:
-  ChannelAgreement(Store& store, const Launch& launch, double timeout_seconds)
-      : channel_(store, "agreement", launch.rank, launch.world_size, timeout_seconds) {}
+  ChannelAgreement(Store& store, const Launch& launch, double timeout_seconds, FailureMonitor& monitor)
+      : channel_(store, "agreement", launch.rank, launch.world_size, timeout_seconds), monitor_(monitor) {}
   int rank() const override { return channel_.rank(); }
   int size() const override { return channel_.size(); }
   std::vector<std::string> gather(const std::string& text) override {
     return channel_.gather(text);
   }
   std::string broadcast(const std::string& text) override { return channel_.broadcast(text); }
+  void progress() override {
+    channel_.progress();
+    monitor_.progress();
+  }
 
  private:
   ControlChannel channel_;
+  FailureMonitor& monitor_;
 };
 
 // A device that fails may work after another start or on another machine; memory that is too small stays so.
@@ -82,7 +87,7 @@ int run_job(const Launch& launch, const Arguments& arguments,
     job.clock = std::make_shared<SectionClock>(device);
     job.groups = make_parallel_groups(arguments.parallel, watch_waits(connection.world, job.clock),
                                       arguments.transformer.query_groups());
-    ChannelAgreement agreement(*connection.store, launch, arguments.comm.timeout_seconds());
+    ChannelAgreement agreement(*connection.store, launch, arguments.comm.timeout_seconds(), monitor);
     job.agreement = &agreement;
     job.when_failed = [&](std::function<void(const JobFailure&)> callback) {
       monitor.when_failed(std::move(callback));

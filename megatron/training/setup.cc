@@ -1,7 +1,5 @@
 #include "megatron/training/setup.h"
 
-#include <functional>
-
 #include "megatron/base/check.h"
 #include "megatron/base/format.h"
 #include "megatron/base/log.h"
@@ -31,27 +29,17 @@ StartMode start_mode(const TrainingConfig& config) {
   return config.pretrained_checkpoint.empty() ? StartMode::kResume : StartMode::kResumeOrFresh;
 }
 
-// The directory of the checkpoint to start from; empty: none.
-std::string find(const StartRequest& request) {
-  const StartDecision decision = resolve_start(request);
-  for (const std::string& warning : decision.warnings) log_warning(warning);
+// The directory of the checkpoint to start from, which all ranks verify together; empty: none.
+std::string find(const StartRequest& request, Agreement& ranks) {
+  const StartDecision decision = resolve_start(request, &ranks);
+  if (ranks.rank() == 0)
+    for (const std::string& warning : decision.warnings) log_warning(warning);
   return decision.checkpoint ? decision.checkpoint->directory.string() : "";
 }
 
-// What the first rank finds, on every rank: a "+" and the text, or a "-" and an error.
-std::string agreed(const Job& job, const std::function<std::string()>& decide) {
-  if (job.agreement == nullptr) return decide();
-  std::string answer;
-  if (job.is_first()) {
-    try {
-      answer = "+" + decide();
-    } catch (const Error& error) {
-      answer = cat("-", error.what());
-    }
-  }
-  answer = job.agreement->broadcast(answer);
-  MEGATRON_CHECK(answer.starts_with('+'), answer.substr(1));
-  return answer.substr(1);
+// As rank 0 sees it.
+bool is_hf_folder_for_all(const std::string& folder, Agreement& ranks) {
+  return decide_together(ranks, [&] { return is_hf_folder(folder) ? "yes" : ""; }) == "yes";
 }
 
 struct Found {
@@ -59,49 +47,47 @@ struct Found {
   bool weights_only = false;
 };
 
-Found find_start(const TrainingConfig& config) {
+// Every rank calls it, and all find the same.
+Found find_start(const TrainingConfig& config, Agreement& ranks) {
   StartRequest request;
-  if (config.start != StartChoice::kFresh && is_hf_folder(config.load)) {
+  if (config.start != StartChoice::kFresh && is_hf_folder_for_all(config.load, ranks)) {
     MEGATRON_CHECK(!config.ckpt_step, "--ckpt-step is given, but ", config.load,
                    " is a folder of Hugging Face");
     request.save = config.save;
-    resolve_start(request);  // a new run: refuses a folder to save in that holds another
+    resolve_start(request, &ranks);  // a new run: refuses a folder to save in that holds another
     return {config.load, true};
   }
   request.mode = start_mode(config);
   request.load = config.load;
   request.save = config.save;
   request.ckpt_step = config.ckpt_step;
-  Found found{find(request), config.finetune};
-  MEGATRON_CHECK(!config.finetune || config.save.empty() || find_checkpoints(config.save).empty(), "--finetune starts a new run, but ",
-                 config.save, " holds checkpoints already\nhint: give another --save, or resume with --load ", config.save);
-  if (found.directory.empty() && is_hf_folder(config.pretrained_checkpoint))
-    return {config.pretrained_checkpoint, true};
-  if (found.directory.empty() && !config.pretrained_checkpoint.empty()) {
-    StartRequest pretrained;
-    pretrained.mode = StartMode::kResume;
-    pretrained.load = config.pretrained_checkpoint;
-    found = {find(pretrained), true};
-  }
-  return found;
+  Found found{find(request, ranks), config.finetune};
+  decide_together(ranks, [&] {
+    MEGATRON_CHECK(!config.finetune || config.save.empty() || find_checkpoints(config.save).empty(), "--finetune starts a new run, but ",
+                   config.save, " holds checkpoints already\nhint: give another --save, or resume with --load ", config.save);
+    return std::string();
+  });
+  if (!found.directory.empty() || config.pretrained_checkpoint.empty()) return found;
+  if (is_hf_folder_for_all(config.pretrained_checkpoint, ranks)) return {config.pretrained_checkpoint, true};
+  StartRequest pretrained;
+  pretrained.mode = StartMode::kResume;
+  pretrained.load = config.pretrained_checkpoint;
+  return {find(pretrained, ranks), true};
 }
 
 }  // namespace
 
 Start decide_start(const TrainingConfig& config, const Job& job) {
-  const std::string found = agreed(job, [&] {
-    const Found start = find_start(config);
-    return cat(start.weights_only ? "w" : "a", start.directory);
-  });
+  Agreement alone;
+  const Found found = find_start(config, job.agreement != nullptr ? *job.agreement : alone);
   Start start;
-  start.weights_only = found[0] == 'w';
-  const std::string directory = found.substr(1);
-  if (is_hf_folder(directory)) {
-    HfFolder folder = open_hf_folder(directory);
+  start.weights_only = found.weights_only;
+  if (is_hf_folder(found.directory)) {
+    HfFolder folder = open_hf_folder(found.directory);
     start.waived = std::move(folder.waived);
     start.checkpoint = std::move(folder.checkpoint);
-  } else if (!directory.empty()) {
-    start.checkpoint = Checkpoint(directory);
+  } else if (!found.directory.empty()) {
+    start.checkpoint = Checkpoint::open_verified(found.directory);
     start.weights_only |= is_weights_only(*start.checkpoint);
   }
   if (start.continues())
@@ -183,12 +169,13 @@ void initialize_adapters(DistributedDataParallel& store, int64_t seed) {
   });
 }
 
-Checkpoint open_weights(const std::string& folder) {
+// All ranks open the same, of which each has verified a share.
+Checkpoint open_weights(const std::string& folder, Agreement* agreement) {
   if (is_hf_folder(folder)) return open_hf_folder(folder).checkpoint;
   StartRequest request;
   request.mode = StartMode::kResume;
   request.load = folder;
-  return Checkpoint(resolve_start(request).checkpoint->directory);
+  return Checkpoint::open_verified(resolve_start(request, agreement).checkpoint->directory);
 }
 
 // The model as it was when training began: a frozen copy of the weights that this run starts from,
@@ -220,7 +207,7 @@ std::vector<ModelChunk> build_reference(const PretrainTask& task, const Argument
                  " needs the weights that its run started from, as the reference model",
                  "\nhint: name them with --pretrained-checkpoint; with --lora-rank they are in the "
                  "checkpoint");
-  load_weights(start.continues() ? open_weights(first) : *start.checkpoint, chunks, agreement);
+  load_weights(start.continues() ? open_weights(first, agreement) : *start.checkpoint, chunks, agreement);
   return chunks;
 }
 
@@ -345,7 +332,7 @@ TrainedModel build_model(const PretrainTask& task, const Arguments& arguments, c
       MEGATRON_CHECK(!base.empty(), start.checkpoint->directory().string(),
                      " was saved without its frozen weights (--no-save-frozen)",
                      "\nhint: name what they were loaded from with --pretrained-checkpoint");
-      frozen = open_weights(base);
+      frozen = open_weights(base, agreement);
       parts.frozen_source = &*frozen;
     }
     const bool with_optimizer = start.continues() && !arguments.training.no_load_optim;

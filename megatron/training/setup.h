@@ -24,7 +24,8 @@ struct Start {
 };
 
 // Decides by --start-mode, --load, --pretrained-checkpoint, each a folder of checkpoints or of Hugging
-// Face; logs what was passed over. The first rank decides for all. Throws Error, on every rank.
+// Face; logs what was passed over. The ranks verify what they start from together, each a share of its bytes, and start from
+// the same checkpoint. Throws Error, on every rank. Collective.
 Start decide_start(const TrainingConfig& config, const Job& job);
 
 // The datasets for the training samples and evaluations that the arguments ask for, without regard to a checkpoint.

@@ -34,12 +34,12 @@ struct LayoutRow {
   const char* flags;
 };
 
-// Worlds that do not divide one another, every axis and sharding, uneven stages, and vocabularies
+// Worlds that do not divide one another, every axis, sharding and plain copies, uneven stages, and vocabularies
 // of 101 tokens that are padded to 101, 102, 104, 108, 112 and 128 rows. The last one divides a
 // head of its own over the stages: models whose head is tied leave it out.
 constexpr LayoutRow kLayouts[] = {
     {"one", 1, "--make-vocab-size-divisible-by 1"},
-    {"tp2_sp", 2,
+    {"tp2_sp_dp3", 6,
      "--tensor-model-parallel-size 2 --sequence-parallel --make-vocab-size-divisible-by 8"},
     {"tp3", 3, "--tensor-model-parallel-size 3 --make-vocab-size-divisible-by 4"},
     {"pp2_uneven", 2,

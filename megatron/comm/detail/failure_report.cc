@@ -107,7 +107,13 @@ class Explanation {
         first = &state;
     }
     if (!first) return false;
-    blame(*by_rank_.at(first->culprit), first->error);
+    const RankState& culprit = *by_rank_.at(first->culprit);
+    if (culprit.condition == Condition::kGone || culprit.condition == Condition::kSilent) return false;  // more is known
+    blame(culprit, first->error);
+    if (first->error.find("\nhint: ") != std::string::npos) {  // it did not come in time
+      report_.failure = FailureClass::kRetry;
+      return true;
+    }
     report_.failure = FailureClass::kDoNotRetry;
     hint_ = "every rank of a group must make the same calls in the same order";
     return true;

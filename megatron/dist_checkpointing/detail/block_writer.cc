@@ -4,12 +4,19 @@
 
 #include <algorithm>
 #include <cstring>
+#include <utility>
 
 namespace megatron {
 
+namespace {
+
+constexpr uint64_t kWriteBackBlocks = 64;  // between two calls of OutputFile::write_back()
+
+}  // namespace
+
 BlockWriter::BlockWriter(const std::filesystem::path& directory, std::string name, std::string_view header,
-                         uint64_t data_bytes)
-    : out_(directory / name, header.size() + data_bytes) {
+                         uint64_t data_bytes, std::function<void()> progress)
+    : out_(directory / name, header.size() + data_bytes), progress_(std::move(progress)) {
   file_.name = std::move(name);
   file_.bytes = file_.header_bytes = header.size();
   file_.header_hash = header.empty() ? 0 : XXH3_64bits(header.data(), header.size());
@@ -34,6 +41,8 @@ void BlockWriter::flush() {
   file_.block_hashes.push_back(XXH3_64bits(buffer_.data(), buffer_.size()));
   out_.write(buffer_.data(), buffer_.size());
   buffer_.clear();
+  if (file_.block_hashes.size() % kWriteBackBlocks == 0) out_.write_back();
+  if (progress_) progress_();
 }
 
 StoredFile BlockWriter::finish() {

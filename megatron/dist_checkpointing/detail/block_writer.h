@@ -2,6 +2,8 @@
 #pragma once
 
 #include <cstddef>
+#include <functional>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -13,7 +15,9 @@ namespace megatron {
 class BlockWriter {
  public:
   // `name` is relative to `directory`; `header` is the part with a checksum of its own, `data_bytes` what will follow.
-  BlockWriter(const std::filesystem::path& directory, std::string name, std::string_view header, uint64_t data_bytes);
+  // `progress` is called after each block.
+  BlockWriter(const std::filesystem::path& directory, std::string name, std::string_view header, uint64_t data_bytes,
+              std::function<void()> progress = {});
   void write(const void* data, size_t bytes);
   // Flushes, fsyncs, closes; the file's entry in the manifest.
   StoredFile finish();
@@ -23,6 +27,7 @@ class BlockWriter {
   StoredFile file_;
   OutputFile out_;
   std::vector<std::byte> buffer_;
+  std::function<void()> progress_;
 };
 
 }  // namespace megatron

@@ -11,9 +11,11 @@
 #include <cerrno>
 #include <cstring>
 #include <utility>
+#include <vector>
 
 #include "megatron/base/check.h"
 #include "megatron/base/failure_class.h"
+#include "megatron/dist_checkpointing/access_error.h"
 
 namespace megatron {
 namespace {
@@ -51,9 +53,45 @@ void throw_io_error(const std::string& what, const fs::path& path, int error) {
   if (error == ENOSPC || error == EDQUOT)
     message += "\nhint: free space there, keep fewer checkpoints, or save to another folder";
   if (error == EFBIG) message += "\nhint: the limit on file sizes (ulimit -f) is too low for this checkpoint";
+  const bool reads = what == "open" || what == "read" || what == "read folder" || what == "look at";
   if (error == EACCES || error == EPERM || error == EROFS)
-    message += "\nhint: the folder must be writable by this user";
-  throw_system_error(std::move(message), error);
+    message += reads ? "\nhint: the checkpoints and their folder must be readable by this user"
+                     : "\nhint: the folder must be writable by this user";
+  if (error == EMFILE || error == ENFILE) message += "\nhint: raise the limit on open files (ulimit -n)";
+  if (error == EIO) message += "\nhint: the disk or the file server fails; see the kernel's log (dmesg)";
+  if (error == ESTALE) message += "\nhint: the file server has replaced the folder; mount it again";
+  if (is_damage(error)) throw Error(message);
+  throw_access_error(message, is_temporary(error));
+}
+
+namespace {
+
+template <class Base>
+class AccessErrorOf final : public Base, public AccessError {
+ public:
+  using Base::Base;
+  const char* what() const noexcept override { return Base::what(); }
+};
+
+}  // namespace
+
+void throw_access_error(const std::string& message, bool may_retry) {
+  if (may_retry) throw AccessErrorOf<RetryError>(message);
+  throw AccessErrorOf<Error>(message);
+}
+
+bool is_damage(int error) {
+  switch (error) {
+    case ENOENT:
+    case ENOTDIR:
+    case EISDIR:
+    case ELOOP:
+    case ENAMETOOLONG:
+    case ENXIO:  // a socket, or a device without a driver
+      return true;
+    default:
+      return false;
+  }
 }
 
 OutputFile::OutputFile(fs::path path, uint64_t expected_bytes) : path_(std::move(path)) {
@@ -87,7 +125,19 @@ void OutputFile::write(const void* data, size_t bytes) {
     if (written == 0) throw_io_error("write", path_, EIO);
     at += written;
     bytes -= static_cast<size_t>(written);
+    written_ += static_cast<uint64_t>(written);
   }
+}
+
+void OutputFile::write_back() {
+  // File systems that cannot do this leave the work to the sync at the end.
+  if (begun_ > done_)
+    (void)::sync_file_range(fd_, static_cast<off_t>(done_), static_cast<off_t>(begun_ - done_),
+                            SYNC_FILE_RANGE_WAIT_BEFORE | SYNC_FILE_RANGE_WRITE | SYNC_FILE_RANGE_WAIT_AFTER);
+  done_ = begun_;
+  if (written_ > begun_)
+    (void)::sync_file_range(fd_, static_cast<off_t>(begun_), static_cast<off_t>(written_ - begun_), SYNC_FILE_RANGE_WRITE);
+  begun_ = written_;
 }
 
 void OutputFile::sync_and_close() {
@@ -100,12 +150,14 @@ void OutputFile::sync_and_close() {
 
 InputFile::InputFile(fs::path path) : path_(std::move(path)) {
   pass_hook(IoOp::kRead, "open", path_);
-  fd_ = ::open(path_.c_str(), O_RDONLY | O_CLOEXEC);
+  fd_ = ::open(path_.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);  // never waits for the writer of a FIFO
   if (fd_ < 0) throw_io_error("open", path_, errno);
   struct stat info;
-  if (::fstat(fd_, &info) != 0 || !S_ISREG(info.st_mode)) {
+  const int error = ::fstat(fd_, &info) == 0 ? 0 : errno;
+  if (error != 0 || !S_ISREG(info.st_mode)) {
     ::close(fd_);
     fd_ = -1;
+    if (error != 0) throw_io_error("look at", path_, error);
     throw Error(cat(path_.string(), ": is not a regular file"));
   }
   size_ = static_cast<uint64_t>(info.st_size);
@@ -133,6 +185,22 @@ void InputFile::read_at(uint64_t offset, void* out, size_t bytes) const {
 }
 
 void InputFile::forget_cached_pages() const { ::posix_fadvise(fd_, 0, 0, POSIX_FADV_DONTNEED); }
+
+bool path_exists(const fs::path& path) {
+  pass_hook(IoOp::kStat, "look at", path);
+  struct stat info;
+  if (::stat(path.c_str(), &info) == 0) return true;
+  if (is_damage(errno)) return false;
+  throw_io_error("look at", path, errno);
+}
+
+uint64_t regular_file_size(const fs::path& path) {
+  pass_hook(IoOp::kStat, "look at", path);
+  struct stat info;
+  if (::stat(path.c_str(), &info) != 0) throw_io_error("look at", path, errno);
+  MEGATRON_CHECK(S_ISREG(info.st_mode), path.string(), ": is not a regular file");
+  return static_cast<uint64_t>(info.st_size);
+}
 
 void make_directory(const fs::path& path) {
   pass_hook(IoOp::kMkdir, "create folder", path);
@@ -173,9 +241,17 @@ bool exchange_paths(const fs::path& a, const fs::path& b) {
   throw_io_error(cat("exchange with ", b.string(), " the path"), a, errno);
 }
 
-void remove_tree(const fs::path& path) {
+void remove_tree(const fs::path& path, const std::function<void()>& progress) {
   pass_hook(IoOp::kUnlink, "remove", path);
   std::error_code error;
+  std::vector<fs::path> entries;
+  if (fs::is_directory(fs::symlink_status(path, error)))
+    for (fs::directory_iterator it(path, error), end; !error && it != end; it.increment(error)) entries.push_back(it->path());
+  for (const fs::path& entry : entries) {
+    fs::remove_all(entry, error);
+    if (error) throw_io_error("remove", entry, error.value());
+    if (progress) progress();
+  }
   fs::remove_all(path, error);
   if (error) throw_io_error("remove", path, error.value());
 }

@@ -19,9 +19,9 @@ namespace {
 namespace fs = std::filesystem;
 
 struct Owner {
-  std::string host;
+  std::string host;  // empty: the name does not say
   int64_t pid = 0;
-  uint64_t start = 0;
+  uint64_t start = 0;  // 0: the name does not say
 };
 
 std::optional<Owner> owner_of(const std::string& name) {
@@ -36,9 +36,9 @@ std::optional<Owner> owner_of(const std::string& name) {
   return Owner{parts[0], std::strtoll(parts[1].c_str(), nullptr, 10), std::strtoull(parts[2].c_str(), nullptr, 10)};
 }
 
-bool untouched_for_a_day(const fs::path& path) {
+bool untouched_for(std::chrono::hours hours, const fs::path& path) {
   std::error_code error;
-  const auto limit = fs::file_time_type::clock::now() - std::chrono::hours(24);
+  const auto limit = fs::file_time_type::clock::now() - hours;
   if (fs::last_write_time(path, error) > limit || error) return false;
   if (!fs::is_directory(path, error)) return true;
   for (fs::recursive_directory_iterator it(path, error), end; !error && it != end; it.increment(error)) {
@@ -56,9 +56,30 @@ bool is_locked(const fs::path& path) {
   return locked;
 }
 
+bool is_running(int64_t pid) { return ::kill(static_cast<pid_t>(pid), 0) == 0 || errno == EPERM; }
+
+bool owner_is_alive(const Owner& owner, const fs::path& path) {
+  if (owner.host != host_name()) return is_locked(path);
+  return process_is_alive(owner.pid, owner.start) || is_locked(path);
+}
+
 bool owner_is_gone(const Owner& owner, const fs::path& path) {
-  if (owner.host != host_name()) return untouched_for_a_day(path) && !is_locked(path);
-  return !process_is_alive(owner.pid, owner.start) && !is_locked(path);
+  return !owner_is_alive(owner, path) && (owner.host == host_name() || untouched_for(std::chrono::hours(24), path));
+}
+
+bool is_number(const std::string& text) {
+  return !text.empty() && text.size() < 19 && text.find_first_not_of("0123456789") == std::string::npos;
+}
+
+// The pid of `<name>.tmp-<pid>-<n>`.
+std::optional<int64_t> pid_of_renamed_file(const std::string& name) {
+  const size_t at = name.rfind(kTemporaryInfix);
+  if (at == std::string::npos || at == 0) return std::nullopt;
+  const std::string numbers = name.substr(at + std::string_view(kTemporaryInfix).size());
+  const size_t dash = numbers.find('-');
+  if (dash == std::string::npos || !is_number(numbers.substr(0, dash)) || !is_number(numbers.substr(dash + 1)))
+    return std::nullopt;
+  return std::stoll(numbers.substr(0, dash));
 }
 
 }  // namespace
@@ -76,6 +97,17 @@ DirectoryLock::DirectoryLock(const fs::path& directory) {
 
 DirectoryLock::~DirectoryLock() {
   if (fd_ >= 0) ::close(fd_);
+}
+
+std::optional<WriterState> writer_of(const fs::path& path) {
+  const std::string name = path.filename().string();
+  if (const std::optional<Owner> owner = owner_of(name))
+    return WriterState{cat("process ", owner->pid, " on ", owner->host), owner_is_alive(*owner, path), owner_is_gone(*owner, path)};
+  if (const std::optional<int64_t> pid = pid_of_renamed_file(name)) {
+    const bool running = is_running(*pid);
+    return WriterState{cat("process ", *pid), running, !running && untouched_for(std::chrono::hours(1), path)};
+  }
+  return std::nullopt;
 }
 
 std::vector<fs::path> dead_leftovers(const fs::path& root) {

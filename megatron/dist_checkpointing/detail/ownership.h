@@ -29,6 +29,16 @@ class DirectoryLock {
   int fd_ = -1;
 };
 
+// Who writes, or wrote, what bears a temporary name: those of this file, and `<name>.tmp-<pid>-<n>` of base/files.h.
+struct WriterState {
+  std::string name;  // "process 4711 on node3"
+  bool alive = false;
+  bool gone = false;  // surely; neither: nobody can tell
+};
+
+// Nothing: the name is no temporary one.
+std::optional<WriterState> writer_of(const std::filesystem::path& path);
+
 // Leftovers in the folder whose owners are gone: of checkpoints and of the hint file.
 std::vector<std::filesystem::path> dead_leftovers(const std::filesystem::path& root);
 

@@ -10,6 +10,7 @@
 
 #include "megatron/dist_checkpointing/checkpoint.h"
 #include "megatron/dist_checkpointing/save.h"
+#include "megatron/dist_checkpointing/verify.h"
 
 namespace megatron {
 

@@ -17,6 +17,7 @@
 #include "megatron/comm/parallel_groups.h"
 #include "megatron/dist_checkpointing/safetensors.h"
 #include "megatron/dist_checkpointing/save.h"
+#include "megatron/dist_checkpointing/verify.h"
 #include "megatron/models/huggingface/hf_folder.h"
 #include "megatron/models/load_model.h"
 #include "megatron/tensor/torch.h"

@@ -13,6 +13,7 @@
 #include "megatron/base/files.h"
 #include "megatron/base/parse.h"
 #include "megatron/dist_checkpointing/safetensors.h"
+#include "megatron/dist_checkpointing/verify.h"
 #include "megatron/models/foreign_tensors.h"
 #include "megatron/models/huggingface/hf_folder.h"
 #include "tests/unit/models/stored_tensors.h"

@@ -18,6 +18,7 @@
 #include "megatron/comm/thread_backend.h"
 #include "megatron/dist_checkpointing/safetensors.h"
 #include "megatron/dist_checkpointing/save.h"
+#include "megatron/dist_checkpointing/verify.h"
 #include "megatron/inference/generator.h"
 #include "megatron/models/huggingface/hf_convert.h"
 #include "megatron/models/huggingface/hf_folder.h"

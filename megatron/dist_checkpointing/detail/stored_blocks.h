@@ -1,0 +1,32 @@
+// Reads the files of a checkpoint in the units that have a checksum.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "megatron/dist_checkpointing/detail/io.h"
+#include "megatron/dist_checkpointing/manifest.h"
+
+namespace megatron {
+
+// Manifests are refused beyond this: one of a checkpoint of 10 TB of 10,000 ranks has about 1 GiB.
+inline constexpr uint64_t kMaxManifestBytes = uint64_t{4} << 30;
+
+// The whole manifest file.
+std::string read_manifest_text(const InputFile& file);
+
+// Of the file's data section; the last block is shorter.
+uint64_t block_size(const StoredFile& file, uint64_t block);
+
+// Reads one block and compares its checksum. Throws Error that names the file and the bytes.
+void read_block(const InputFile& in, const StoredFile& file, uint64_t block, std::vector<std::byte>& buffer);
+
+// Throws Error unless the file has the size that the manifest says.
+void check_size(const InputFile& in, const StoredFile& file);
+
+// Size and header of a file; its blocks are verified elsewhere.
+void verify_header(const InputFile& in, const StoredFile& file);
+
+}  // namespace megatron
