@@ -42,6 +42,7 @@ struct AsyncSaver::Impl {
     try {
       outcome.result = save_checkpoint(job.request);
     } catch (const std::exception& error) {
+      outcome.failure = std::current_exception();
       outcome.error = cat("saving iteration ", job.request.iteration, " failed: ", error.what());
     } catch (...) {
       outcome.error = cat("saving iteration ", job.request.iteration, " failed");

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <exception>
 #include <memory>
 #include <string>
 #include <vector>
@@ -14,7 +15,8 @@ namespace megatron {
 struct SaveOutcome {
   int64_t iteration = 0;
   SaveResult result;
-  std::string error;  // empty: published
+  std::string error;           // empty: published
+  std::exception_ptr failure;  // what was thrown
 };
 
 // One background thread that saves in the order of submission. submit, poll and finish are for one thread (the training

@@ -11,6 +11,7 @@
 #include "megatron/base/format.h"
 #include "megatron/base/json_writer.h"
 #include "megatron/base/log.h"
+#include "megatron/comm/process_group.h"
 #include "megatron/datasets/conversation.h"
 #include "megatron/dist_checkpointing/checkpoint_folder.h"
 #include "megatron/models/huggingface/hf_folder.h"
@@ -275,6 +276,7 @@ void Checkpointer::save(RunState state) {
     try {
       outcome.result = save_checkpoint(request(state, /*copy=*/false, snapshot));
     } catch (const Error& error) {
+      outcome.failure = std::current_exception();
       outcome.error = error.what();
     }
     report(outcome);
@@ -292,6 +294,21 @@ void Checkpointer::finish() {
   for (const SaveOutcome& outcome : saver_->finish()) report(outcome);
 }
 
+namespace {
+
+// A rank that is gone or hangs is no trouble of the disk, which a run may survive.
+void rethrow_if_a_peer_failed(const SaveOutcome& outcome) {
+  if (!outcome.failure) return;
+  try {
+    std::rethrow_exception(outcome.failure);
+  } catch (const CollectiveError&) {
+    throw;
+  } catch (const std::exception&) {
+  }
+}
+
+}  // namespace
+
 void Checkpointer::report(const SaveOutcome& outcome) {
   double seconds = 0;
   const auto begun = std::find_if(started_.begin(), started_.end(), [&](const auto& s) { return s.first == outcome.iteration; });
@@ -301,6 +318,7 @@ void Checkpointer::report(const SaveOutcome& outcome) {
   }
   for (const std::string& warning : outcome.result.warnings) log_warning(warning);
   if (!outcome.error.empty()) {
+    rethrow_if_a_peer_failed(outcome);
     if (last_saved_ == outcome.iteration) last_saved_ = -1;
     const std::string message = cat("the checkpoint of iteration ", outcome.iteration, " was not saved: ", outcome.error);
     if (arguments_.training.save_failure == SaveFailure::kStop)

@@ -3,6 +3,7 @@
 //   write  one process writes iterations 1 and 2 of MEGATRON_TEST_MIB MiB each
 //   start  the ranks decide together where to start and load a part each
 //   save   the ranks start, then save step after step until they are killed
+//   busy   rank 1 makes progress for three timeouts while the others wait for it in a collective
 //
 // MEGATRON_TEST_READ_MB_S: each process reads its tensor files at most this fast. MEGATRON_TEST_HANG_RANK: this rank stops for
 // ever in the middle of its reading.
@@ -124,6 +125,17 @@ int64_t start(const fs::path& root, Weights& weights, Agreement& agreement) {
   return checkpoint.iteration();
 }
 
+void be_busy(FailureMonitor& monitor, int rank, double timeout) {
+  if (rank != 1) return;
+  const bool hangs = from_environment("MEGATRON_TEST_HANG_RANK", -1) == rank;
+  const auto end = Clock::now() + std::chrono::duration<double>((hangs ? 1.5 : 3) * timeout);
+  while (Clock::now() < end) {
+    monitor.progress();
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  }
+  for (; hangs; std::this_thread::sleep_for(std::chrono::hours(1))) {}
+}
+
 int run(const std::string& name, const fs::path& root, double timeout) {
   if (name == "write") {
     Weights weights(num_elements(), 0, 1);
@@ -141,6 +153,11 @@ int run(const std::string& name, const fs::path& root, double timeout) {
     const ProcessGroup world(connection.world, "world");
     world.barrier();
     monitor.set_timeout(timeout);
+    if (name == "busy") {
+      be_busy(monitor, launch.rank, timeout);
+      world.barrier();
+      return 0;
+    }
     ChannelAgreement agreement(*connection.store, launch, timeout, monitor);
     install_hook(launch.rank);
     Weights weights(num_elements(), launch.rank, launch.world_size);

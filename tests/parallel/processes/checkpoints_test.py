@@ -122,6 +122,22 @@ class SlowStart(FolderTest):
                                             r"error: \[rank 2, dp 2\] gather")
 
 
+class Busy(unittest.TestCase):
+    """The others wait in a collective for a rank that writes, as long as it makes progress."""
+
+    def test_is_waited_for(self):
+        begin = time.time()
+        job = Job("busy", "/", 3, 3)
+        self.assertEqual(job.wait(120), [0] * 3, job.text(job.err))
+        self.assertGreater(time.time() - begin, 9)
+
+    def test_is_named_when_it_stops(self):
+        job = Job("busy", "/", 3, 2, MEGATRON_TEST_HANG_RANK=1)
+        codes = job.wait(120)
+        self.assertTrue(all(code != 0 for code in codes), codes)
+        self.assertRegex(job.text(job.err), r"error: \[rank 1, dp 1\] did not call barrier over world")
+
+
 class Damage(FolderTest):
     def test_in_any_share_sends_all_ranks_to_the_same_checkpoint(self):
         write(self.root, 8)
