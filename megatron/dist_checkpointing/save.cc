@@ -246,6 +246,7 @@ class Saver {
       MEGATRON_CHECK(!parts[rank].empty() && parts[rank][0] == '+',
                      parts.size() > 1 ? who + ": " : std::string(), parts[rank].substr(std::min<size_t>(1, parts[rank].size())));
       merge(manifest, parse_manifest(std::string_view(parts[rank]).substr(1), who, false), rank);
+      agreement_.progress();
     }
     std::set<fs::path> folders = {temporary_};
     for (const auto& [name, contents] : request_.files) write_extra(name, contents, manifest, folders);

@@ -200,6 +200,31 @@ class ParallelTest(unittest.TestCase):
             self.assertEqual(tensors(save, 2), expected, name)
             previous = save
 
+    def test_plain_replicas_divide_a_checkpoint_and_fall_back_together(self):
+        # Three copies of the weights and of Adam's states: each rank writes a third and reads a third.
+        run = [f for f in RUN if f not in ("--optimizer", "sgd")]
+        common = ["pretrain", *MODEL, *run, "--save-interval", "2"]
+        flags = [*common, "--save", self.path("run"), "--start", "resume-or-fresh"]
+        codes, out, err = finish(start(3, [*flags, "--exit-interval", "4"]))
+        self.assertEqual(codes, [0] * 3, err + out)
+        newest = os.path.join(self.path("run"), "iter_0000004")
+        files = [os.path.join(newest, "rank_%05d.safetensors" % rank) for rank in range(3)]
+        sizes = [os.path.getsize(file) for file in files]
+        self.assertLess(max(sizes), 1.2 * min(sizes), sizes)
+        codes, out, err = finish(start(3, [*common, "--save", self.path("straight"), "--load", self.path("run")]))
+        self.assertEqual(codes, [0] * 3, err + out)
+        # A flipped bit in the last rank's file: all ranks go back to the same checkpoint, and the end is the same.
+        with open(files[2], "r+b") as file:
+            file.seek(sizes[2] // 2)
+            byte = file.read(1)
+            file.seek(sizes[2] // 2)
+            file.write(bytes([byte[0] ^ 4]))
+        codes, out, err = finish(start(3, flags))
+        self.assertEqual(codes, [0] * 3, err + out)
+        self.assertEqual(err.count("iter_0000004/rank_00002.safetensors: the checksum of bytes"), 1 + 1, err)  # passed over, moved aside
+        self.assertTrue(os.path.isdir(newest + ".unusable-0"))
+        self.assertEqual(tensors(self.path("run"), 6), tensors(self.path("straight"), 6))
+
     def test_a_run_goes_on_under_another_layout(self):
         half = self.path("half")
         profile = ["--profile", "--profile-ranks", "1", "--profile-step-start", "1", "--profile-step-end", "2"]
