@@ -580,7 +580,7 @@ constexpr std::array<KnownFlag, 851> kTable = {{
     {"--async-ckpt-use-cpu-shm", kNo, "the background writer is a thread of this process"},
     so("--ckpt-fully-parallel-load", kDividedReading),
     {"--ckpt-fully-parallel-load-exchange-algo", kNo,
-     "nothing is exchanged: every rank reads what it holds", 1, 1},
+     "each part is read by one rank and broadcast to those that hold the same", 1, 1},
     so("--ckpt-fully-parallel-load-per-rank-objects", kNoObjects),
     {"--ckpt-fully-parallel-save-process-group", kNo,
      "checkpoints are divided over the ranks of data parallelism", 1, 1, "dp"},

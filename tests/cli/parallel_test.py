@@ -204,7 +204,7 @@ class ParallelTest(unittest.TestCase):
         # Three copies of the weights and of Adam's states: each rank writes a third and reads a third.
         run = [f for f in RUN if f not in ("--optimizer", "sgd")]
         common = ["pretrain", *MODEL, *run, "--save-interval", "2"]
-        flags = [*common, "--save", self.path("run"), "--start", "resume-or-fresh"]
+        flags = [*common, "--save", self.path("run"), "--start-mode", "resume-or-fresh"]
         codes, out, err = finish(start(3, [*flags, "--exit-interval", "4"]))
         self.assertEqual(codes, [0] * 3, err + out)
         newest = os.path.join(self.path("run"), "iter_0000004")

@@ -18,10 +18,8 @@ inline int64_t replicas(const Arguments& a) {
   return a.data_parallel_size() * a.parallel.context_parallel_size;
 }
 
-// Whether ranks that hold the same weights divide the reading and writing of a checkpoint.
-inline bool divides_checkpoints(const Arguments& a) {
-  return replicas(a) > 1 && a.ddp.strategy() != ShardingStrategy::kNoShard;
-}
+// Whether several ranks hold the same weights; they then divide the reading and writing of a checkpoint.
+inline bool divides_checkpoints(const Arguments& a) { return replicas(a) > 1; }
 
 // -- numbers
 constexpr FlagClaim kSameInit{
@@ -157,17 +155,17 @@ constexpr FlagClaim kMissingIsAnError{
     "--start-mode fresh, resume-or-fresh and --pretrained-checkpoint say what to start from instead"};
 constexpr FlagClaim kDividedWriting{
     "ranks of data parallelism divide the writing of checkpoints",
-    "test Reshard.AnyLayoutReadsWhatAnyLayoutWrote", divides_checkpoints,
-    "with sharded states", "one rank writes what ranks of data parallelism hold alike"};
+    "test CheckpointLayouts.ThereAndBackIsTheSame", divides_checkpoints,
+    "with several data or context ranks", "no other rank holds the same"};
 constexpr FlagClaim kDividedReading{
     "ranks of data parallelism divide the reading of checkpoints",
-    "test Reshard.AnyLayoutReadsWhatAnyLayoutWrote", divides_checkpoints,
-    "with sharded states", "every rank reads what it holds"};
+    "test CheckpointLayouts.ThereAndBackIsTheSame", divides_checkpoints,
+    "with several data or context ranks", "no other rank holds the same"};
 constexpr FlagClaim kWholeWriting{
-    "one rank writes what ranks of data parallelism hold alike",
-    "test Reshard.AnyLayoutReadsWhatAnyLayoutWrote",
-    [](const Arguments& a) { return !divides_checkpoints(a); }, "without sharded states",
-    "each rank writes its shard"};
+    "a rank writes all that it holds, which no other rank holds",
+    "test CheckpointLayouts.ThereAndBackIsTheSame",
+    [](const Arguments& a) { return !divides_checkpoints(a); }, "with one data and context rank",
+    "ranks of data parallelism always divide the writing of checkpoints"};
 constexpr FlagClaim kNoObjects{"checkpoints hold tensors and one state, no objects of ranks",
                                "test Reshard.AnyLayoutReadsWhatAnyLayoutWrote"};
 constexpr FlagClaim kOneBackgroundWriter{"checkpoints in the background have one implementation",
