@@ -24,7 +24,7 @@ constexpr std::string_view kTrailerEnd = "\"\n}\n";
 constexpr size_t kMaxDimensions = 64;
 constexpr size_t kMaxNameBytes = 4096;
 // Comparisons of the parts of one tensor; a real one has a part per rank, and few of them lie side by side.
-constexpr int64_t kMaxComparisons = int64_t{1} << 26;
+constexpr int64_t kMaxComparisons = int64_t{1} << 23;
 constexpr size_t kTrailerBytes = kTrailerBegin.size() + 32 + kTrailerEnd.size();
 
 std::string hex(uint64_t value) {
@@ -151,10 +151,10 @@ Manifest decode(std::string_view text) {
   const json root = json::parse(text, StrictReader());
   MEGATRON_CHECK(root.at("format") == "megatron-checkpoint", "its format is ", root.at("format").dump(),
                  ", expected \"megatron-checkpoint\"");
-  const int version = root.at("format_version").get<int>();
+  const int64_t version = integer(root.at("format_version"), "its format_version");
   MEGATRON_CHECK(version == kCheckpointFormatVersion, "was written in format version ", version,
                  "; this program reads version ", kCheckpointFormatVersion);
-  MEGATRON_CHECK(root.at("block_bytes").get<uint64_t>() == kCheckpointBlockBytes, "has checksums per ",
+  MEGATRON_CHECK(natural(root.at("block_bytes"), "its block_bytes") == kCheckpointBlockBytes, "has checksums per ",
                  root.at("block_bytes").dump(), " bytes; this program reads blocks of ", kCheckpointBlockBytes);
   Manifest manifest;
   manifest.iteration = integer(root.at("iteration"), "its iteration");
@@ -181,6 +181,8 @@ void check_file(const StoredFile& file) {
   for (const auto& part : path)
     MEGATRON_CHECK(part != ".." && part != "." && !part.empty(), "\"", file.name,
                    "\" is no name of a file inside the checkpoint");
+  MEGATRON_CHECK(path.lexically_normal().string() == file.name, "\"", file.name,
+                 "\" is no name of a file inside the checkpoint");
   MEGATRON_CHECK(file.header_bytes <= file.bytes && file.header_bytes <= kMaxSafetensorsHeaderBytes + 8, file.name,
                  " has a header of ", file.header_bytes, " bytes and ", file.bytes, " bytes in all");
   const uint64_t data = file.bytes - file.header_bytes;

@@ -83,8 +83,8 @@ class FolderTest(unittest.TestCase):
 
 class SlowStart(FolderTest):
     """16 ranks that read slowly: the start takes three times the timeout; each rank reads its share and what it loads."""
-    ranks, rate, timeout = (16, 20, 4) if FULL else (16, 1, 2)
-    mib = 16 * (128 if FULL else 4)  # what a rank verifies and loads together takes more than three timeouts
+    ranks, rate, timeout = (16, 20, 4) if FULL else (16, 2, 3)
+    mib = 16 * (128 if FULL else 10)  # what a rank verifies and loads together takes more than three timeouts
 
     def test_takes_three_timeouts_and_succeeds(self):
         write(self.root, self.mib)

@@ -131,7 +131,7 @@ TEST_F(HostileManifest, ManyPartsTakeBoundedTime) {
     root["files"][0]["block_xxh3"] = std::string(static_cast<size_t>(4 * rows / (1 << 20)) * 16, '0');
     root["tensors"] = {{"w", {{"dtype", "U8"}, {"shape", {rows, 2}}, {"fragments",
         {{{"file", 0}, {"offset", 0}, {"box", {{0, 0}, {rows, 2}}}, {"flat", {0, rows}}},
-         {{"file", 0}, {"offset", 0}, {"box", {{0, 1}, {rows, 1}}}, {"flat", {0, rows / 2}}},
+         {{"file", 0}, {"offset", 0}, {"box", {{0, 1}, {rows, 1}}}, {"flat", {rows / 2, rows}}},
          {{"file", 0}, {"offset", 0}, {"box", {{0, 0}, {rows, 1}}}, {"flat", {rows / 2, rows}}}}}}}};
   }, "tensor w");
 }
