@@ -4,14 +4,22 @@
 #include <exception>
 
 #include "megatron/base/check.h"
+#include "megatron/base/failure_class.h"
 
 namespace megatron {
 namespace {
 
 constexpr size_t kShown = 8;  // ranks whose messages are shown
 
-std::string message_of(const std::exception& error) {
-  return error.what()[0] != '\0' ? error.what() : "unknown failure";
+// The message behind "~" where another start may succeed, else behind "-".
+std::string tagged(const std::exception& error) {
+  const bool retry = failure_class(error) == FailureClass::kRetry;
+  return cat(retry ? "~" : "-", error.what()[0] != '\0' ? error.what() : "unknown failure");
+}
+
+[[noreturn]] void throw_tagged(const std::string& text) {
+  if (text[0] == '~') throw RetryError(text.substr(1));
+  throw Error(text.substr(1));
 }
 
 }  // namespace
@@ -24,14 +32,15 @@ std::string decide_together(Agreement& ranks, const std::function<std::string()>
       answer = "+" + decide();
     } catch (const std::exception& error) {
       failure = std::current_exception();
-      answer = "-" + message_of(error);
+      answer = tagged(error);
     }
     ranks.broadcast(answer);
     if (failure) std::rethrow_exception(failure);
     return answer.substr(1);
   }
   answer = ranks.broadcast("");
-  MEGATRON_CHECK(!answer.empty() && answer[0] == '+', answer.empty() ? "rank 0 gave no answer" : answer.substr(1));
+  MEGATRON_CHECK(!answer.empty(), "rank 0 gave no answer");
+  if (answer[0] != '+') throw_tagged(answer);
   return answer.substr(1);
 }
 
@@ -42,7 +51,7 @@ void work_together(Agreement& ranks, const std::function<void()>& work) {
     work();
   } catch (const std::exception& error) {
     failure = std::current_exception();
-    own = message_of(error);
+    own = tagged(error);
   }
   const std::vector<std::string> all = ranks.gather(own);
   const std::string together = ranks.broadcast([&]() -> std::string {
@@ -51,15 +60,16 @@ void work_together(Agreement& ranks, const std::function<void()>& work) {
     for (size_t rank = 0; rank < all.size(); ++rank) {
       if (all[rank].empty() || ++failed > kShown) continue;
       const std::string who = all.size() > 1 ? cat("rank ", rank, ": ") : std::string();
-      // One rank's message is shown whole, the first lines of the others below it.
-      text += text.empty() ? who + all[rank] : "\ndetail: " + who + all[rank].substr(0, all[rank].find('\n'));
+      const std::string message = all[rank].substr(1);
+      // One rank's message is shown whole and says whether to try again, the first lines of the others below it.
+      text += text.empty() ? all[rank][0] + who + message : "\ndetail: " + who + message.substr(0, message.find('\n'));
     }
     if (failed > kShown) text += cat("\ndetail: and ", failed - kShown, " more ranks");
     return text;
   }());
   if (together.empty()) return;
   if (failure && ranks.size() == 1) std::rethrow_exception(failure);
-  throw Error(together);
+  throw_tagged(together);
 }
 
 }  // namespace megatron

@@ -175,13 +175,13 @@ std::vector<std::string> verify_checkpoint(const fs::path& directory, Agreement&
     own = "+" + joined(problems);
   } catch (const std::exception& error) {
     failure = std::current_exception();
-    own = cat("!", ranks.size() > 1 ? cat("rank ", ranks.rank(), " cannot verify its part: ") : std::string(), error.what());
+    own = cat(failure_class(error) == FailureClass::kRetry ? "~" : "!", ranks.size() > 1 ? cat("rank ", ranks.rank(), " cannot verify its part: ") : std::string(), error.what());
   }
   const std::vector<std::string> all = ranks.gather(own);
   const std::string verdict = ranks.broadcast([&]() -> std::string {
     std::set<std::string> merged;
     for (const std::string& text : all) {
-      if (text.starts_with('!')) return text;
+      if (!text.starts_with('+')) return text;
       for (std::string& problem : separated(text.substr(1))) merged.insert(std::move(problem));
     }
     std::vector<std::string> list(merged.begin(), merged.end());
@@ -189,7 +189,7 @@ std::vector<std::string> verify_checkpoint(const fs::path& directory, Agreement&
     return "+" + joined(list);
   }());
   if (failure && ranks.size() == 1) std::rethrow_exception(failure);
-  if (verdict.starts_with('!')) throw AccessError(verdict.substr(1));
+  if (!verdict.starts_with('+')) throw_access_error(verdict.substr(1), /*may_retry=*/verdict[0] == '~');
   return separated(verdict.substr(1));
 }
 

@@ -1,6 +1,7 @@
 #include "megatron/dist_checkpointing/detail/ownership.h"
 
 #include <fcntl.h>
+#include <signal.h>
 #include <sys/file.h>
 #include <unistd.h>
 
@@ -49,7 +50,7 @@ bool untouched_for(std::chrono::hours hours, const fs::path& path) {
 }
 
 bool is_locked(const fs::path& path) {
-  const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
   if (fd < 0) return errno != ENOENT;
   const bool locked = ::flock(fd, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK;
   ::close(fd);
