@@ -190,4 +190,4 @@ class Kills(FolderTest):
 
 
 if __name__ == "__main__":
-    unittest.main()
+    unittest.main(warnings="ignore")

@@ -1,4 +1,4 @@
-// One rank of checkpoints_test.py: `checkpoint_ranks <case> <root> <timeout in seconds>`.
+// One rank of tests/parallel/processes/checkpoints_test.py: `checkpoint_ranks <case> <root> <timeout in seconds>`.
 //
 //   write  one process writes iterations 1 and 2 of MEGATRON_TEST_MIB MiB each
 //   start  the ranks decide together where to start and load a part each
