@@ -19,7 +19,7 @@ JOBS ?= $(shell nproc)
 export JOBS
 CTEST = . .venv/toolchain.sh; "$$CTEST" -j $(JOBS)
 
-.PHONY: help setup build test quickstart test-asan test-tsan coverage fuzz docs format dist install clean
+.PHONY: help setup build test clients quickstart test-asan test-tsan coverage fuzz docs format dist install clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 22
@@ -35,6 +35,9 @@ build: setup  ## build/bin/megatron
 test: build  ## build and run every test
 	@scripts/build.sh $(PRESET)
 	$(CTEST) --preset $(PRESET)
+
+clients: build  ## our files read by programs that are not ours: wandb, promtool (installs them)
+	@scripts/clients.sh build/$(PRESET)/bin/megatron
 
 quickstart: build  ## train a small GPT on this repository's text (two minutes on two cores) and let it write
 	@scripts/quickstart.sh

@@ -9,6 +9,7 @@
 #include "megatron/training/pretrain.h"
 #include "megatron/training/tasks/tasks.h"
 #include "tools/commands.h"
+#include "tools/torch_version.h"
 
 namespace megatron {
 
@@ -35,7 +36,9 @@ int megatron_finetune(int argc, char** argv) {
     return 0;
   }
   return run_job(launch, arguments, [&](const Job& job) {
-    return pretrain(find_task(arguments.training.task, arguments.dpo), arguments, job);
+    Versions libraries;
+    megatron_torch_versions(libraries);
+    return pretrain(find_task(arguments.training.task, arguments.dpo), arguments, job, libraries);
   });
 }
 

@@ -10,6 +10,7 @@
 #include "megatron/training/pretrain.h"
 #include "megatron/training/tasks/tasks.h"
 #include "tools/commands.h"
+#include "tools/torch_version.h"
 
 namespace megatron {
 
@@ -31,7 +32,9 @@ int megatron_pretrain(int argc, char** argv) {
     return 0;
   }
   return run_job(launch, arguments, [&](const Job& job) {
-    return pretrain(find_task(arguments.training.task, arguments.dpo), arguments, job);
+    Versions libraries;
+    megatron_torch_versions(libraries);
+    return pretrain(find_task(arguments.training.task, arguments.dpo), arguments, job, libraries);
   });
 }
 

@@ -693,4 +693,9 @@ std::string resolved_yaml(const Arguments& arguments) {
   return to_yaml(copy.configs());
 }
 
+std::string resolved_json(const Arguments& arguments) {
+  Arguments copy = arguments;
+  return to_json(copy.configs());
+}
+
 }  // namespace megatron

@@ -85,4 +85,7 @@ std::string run_help(std::string_view usage, std::span<Config* const> configs, s
 // The resolved configuration as YAML that --config reads.
 std::string resolved_yaml(const Arguments& arguments);
 
+// The same as one JSON object.
+std::string resolved_json(const Arguments& arguments);
+
 }  // namespace megatron

@@ -9,7 +9,6 @@
 #include "megatron/base/check.h"
 #include "megatron/base/files.h"
 #include "megatron/base/format.h"
-#include "megatron/base/json_writer.h"
 #include "megatron/base/log.h"
 #include "megatron/comm/process_group.h"
 #include "megatron/datasets/conversation.h"
@@ -334,10 +333,10 @@ void Checkpointer::report(const SaveOutcome& outcome) {
                  format_bytes(static_cast<double>(outcome.result.total_bytes)), ")"));
   log_progress(arguments_.training, cat("saved iteration ", outcome.iteration));
   if (!log_.metrics().is_open()) return;
-  JsonWriter record = log_.metrics().begin("checkpoint");
+  MetricsRecord record = log_.metrics().begin("checkpoint");
   record.member("iteration", outcome.iteration).member("bytes", outcome.result.total_bytes).member("seconds", seconds);
   record.member("directory", outcome.result.directory.string());
-  log_.metrics().write(record);
+  log_.metrics().write(std::move(record));
 }
 
 double Checkpointer::expected_seconds(double before) {

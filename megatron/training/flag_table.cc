@@ -50,8 +50,6 @@ constexpr std::string_view kMuon = "of the optimizers, only adam and sgd are bui
 constexpr std::string_view kFim = "fill-in-the-middle is not built yet";
 constexpr std::string_view kDistill = "distillation from stored logits is not built yet";
 constexpr std::string_view kTrace = "recording of router decisions is not built yet";
-constexpr std::string_view kWandb =
-    "Weights & Biases needs Python; there are metrics.jsonl, TensorBoard files and a report";
 constexpr std::string_view kOneLogger = "one-logger is a service inside NVIDIA";
 constexpr std::string_view kOtel = "OpenTelemetry export is not built yet";
 constexpr std::string_view kStraggler =
@@ -878,10 +876,10 @@ constexpr std::array<KnownFlag, 851> kTable = {{
      "the largest attention logit is not recorded yet"},
     so("--no-barrier-with-level-1-timing", kNoTimerBarrier),
     {"--log-world-size-to-tensorboard", kNo, kField},
-    {"--wandb-project", kNo, kWandb, 1, 1},
-    {"--wandb-exp-name", kNo, kWandb, 1, 1},
-    {"--wandb-save-dir", kNo, kWandb, 1, 1},
-    {"--wandb-entity", kNo, kWandb, 1, 1},
+    {"--wandb-project", kNo, kField, 1, 1},
+    {"--wandb-exp-name", kNo, kField, 1, 1},
+    {"--wandb-save-dir", kNo, kField, 1, 1},
+    {"--wandb-entity", kNo, kField, 1, 1},
     {"--logging-level", kNo, "the level of the log is fixed", 1, 1, "20"},
     {"--log-energy", kNo, "energy is not measured"},
     {"--moe-routing-trace-path", kNo, kTrace, 1, 1},

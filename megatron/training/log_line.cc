@@ -6,6 +6,8 @@
 #include <cstdio>
 #include <ctime>
 
+#include "megatron/base/format.h"
+
 namespace megatron {
 
 namespace {
@@ -53,6 +55,8 @@ std::string format_training_line(const TrainingLine& line) {
   if (line.params_norm) append(out, " params norm: %.3f |", *line.params_norm);
   append(out, " number of skipped iterations: %3lld |", integer(line.skipped_iterations));
   append(out, " number of nan iterations: %3lld |", integer(line.nan_iterations));
+  if (line.tokens_per_second) append(out, " tokens per second: %.1f |", *line.tokens_per_second);
+  if (line.seconds_left) append(out, " ETA: %s |", format_duration(*line.seconds_left).c_str());
   return out;
 }
 

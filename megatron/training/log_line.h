@@ -1,4 +1,5 @@
-// The text of the training and evaluation lines, character by character as Megatron-LM prints them: tools read them.
+// The text of the training and evaluation lines, character by character as Megatron-LM prints them: tools read them. What is
+// ours stands after Megatron-LM's fields.
 #pragma once
 
 #include <chrono>
@@ -28,13 +29,15 @@ struct TrainingLine {
   std::optional<double> params_norm;
   int64_t skipped_iterations = 0;
   int64_t nan_iterations = 0;
+  std::optional<double> tokens_per_second;  // over all ranks
+  std::optional<double> seconds_left;       // to the end of training at this pace
 };
 
 // Local time, microseconds.
 std::string format_training_line(const TrainingLine& line);
 
 struct EvaluationLine {
-  std::string set_suffix;  // "" or "-1": which of several validation sets
+  std::string set_suffix;  // "", "-1" or "-books": which of several validation sets
   std::string where;       // "iteration 100", "iteration 100 on validation set"
   std::vector<std::pair<std::string, double>> losses;
   std::vector<std::pair<std::string, double>> metrics = {};

@@ -1,12 +1,8 @@
 #include "megatron/training/metrics_file.h"
 
-#include <cerrno>
-#include <chrono>
-#include <cstring>
+#include <fstream>
 
-#include "megatron/base/check.h"
 #include "megatron/base/json_writer.h"
-#include "megatron/base/log.h"
 
 namespace megatron {
 
@@ -21,32 +17,16 @@ bool ends_inside_a_line(const std::filesystem::path& path) {
 
 }  // namespace
 
-MetricsFile::MetricsFile(const std::filesystem::path& folder) {
-  std::error_code error;
-  std::filesystem::create_directories(folder, error);
-  MEGATRON_CHECK(!error, folder.string(), " cannot be created: ", error.message());
-  const std::filesystem::path path = folder / kMetricsName;
-  const bool broken = ends_inside_a_line(path);
-  file_.open(path, std::ios::binary | std::ios::app);
-  MEGATRON_CHECK(file_, path.string(), " cannot be written: ", std::strerror(errno));
-  if (broken) file_ << '\n' << std::flush;
+MetricsFile::MetricsFile(const std::filesystem::path& folder) : file_(folder / kMetricsName) {
+  if (ends_inside_a_line(file_.path())) file_.append("\n");
 }
 
-JsonWriter MetricsFile::begin(std::string_view type) const {
-  const std::chrono::duration<double> now = std::chrono::system_clock::now().time_since_epoch();
-  JsonWriter record;
-  record.begin_object().member("type", type).member("time", now.count());
-  return record;
-}
-
-void MetricsFile::write(JsonWriter& record) {
-  record.end_object();
-  if (!file_.is_open()) return;
-  file_ << record.text() + "\n" << std::flush;
-  if (!file_) {
-    log_warning(cat(kMetricsName, " cannot be written any more (", std::strerror(errno), "): metrics go to the log only"));
-    file_.close();
-  }
+void MetricsFile::record(const MetricsRecord& record) {
+  JsonWriter json;
+  json.begin_object().member("type", record.type()).member("time", record.time());
+  for (const auto& [name, value] : record.members()) write_value(json.key(name), value);
+  json.end_object();
+  file_.append(json.text() + "\n");
 }
 
 }  // namespace megatron

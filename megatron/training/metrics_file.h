@@ -10,28 +10,24 @@
 #pragma once
 
 #include <filesystem>
-#include <fstream>
-#include <string_view>
+
+#include "megatron/base/append_file.h"
+#include "megatron/training/metrics_sink.h"
 
 namespace megatron {
 
-class JsonWriter;
-
 inline constexpr const char* kMetricsName = "metrics.jsonl";
 
-class MetricsFile {
+class MetricsFile final : public MetricsSink {
  public:
-  MetricsFile() = default;  // writes nothing
   // Appends to `folder`/metrics.jsonl; a line that a killed writer left unfinished is ended first. Throws Error.
   explicit MetricsFile(const std::filesystem::path& folder);
-  bool is_open() const { return file_.is_open(); }
-  // Opens a record: an object with type and time, to be completed and passed to write().
-  JsonWriter begin(std::string_view type) const;
-  // Ends the object and appends it; the line is in the file when this returns.
-  void write(JsonWriter& record);
+  std::string name() const override { return file_.path().string(); }
+  // The line is in the file when this returns.
+  void record(const MetricsRecord& record) override;
 
  private:
-  std::ofstream file_;
+  AppendFile file_;
 };
 
 }  // namespace megatron

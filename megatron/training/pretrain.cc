@@ -8,7 +8,6 @@
 #include "megatron/base/check.h"
 #include "megatron/base/files.h"
 #include "megatron/base/format.h"
-#include "megatron/base/json_writer.h"
 #include "megatron/base/log.h"
 #include "megatron/base/process_signals.h"
 #include "megatron/datasets/reading_summary.h"
@@ -19,6 +18,7 @@
 #include "megatron/training/configuration_changes.h"
 #include "megatron/training/evaluation.h"
 #include "megatron/training/hybrid_batches.h"
+#include "megatron/training/metrics_sinks.h"
 #include "megatron/training/microbatches.h"
 #include "megatron/training/rank_reports.h"
 #include "megatron/training/run_folders.h"
@@ -37,7 +37,7 @@ constexpr int64_t kOutOfTime = 1000;
 
 class Run {
  public:
-  Run(const PretrainTask& task, const Arguments& arguments, const Job& job, RunFolders& folders);
+  Run(const PretrainTask& task, const Arguments& arguments, const Job& job, RunFolders& folders, const Versions& libraries);
   // Returns the exit code.
   int execute();
 
@@ -68,6 +68,7 @@ class Run {
   void profile_steps();
   void write_start_record();
   void announce_replicas() const;
+  void write_startup_record(int64_t iteration);
   std::vector<std::pair<std::string, double>> named(const std::vector<double>& metrics) const;
   int end(const std::string& reason);
   void note_saves();
@@ -82,6 +83,8 @@ class Run {
   const MicrobatchCalculator microbatches_;
   const Job& job_;
   const ParallelGroups& groups_;
+  const Versions& libraries_;
+  StartClock start_clock_{"program and rendezvous"};
   std::unique_ptr<Tokenizer> tokenizer_;
   Vocabulary vocabulary_;
   Start start_;
@@ -103,6 +106,7 @@ class Run {
   int64_t timed_iterations_ = 0;
   int64_t steps_done_ = 0;  // by this process
   int64_t last_batch_size_ = 0;
+  bool first_outcome_ = true;  // none has been read
   int64_t stop_ = 0;  // what a rank asked for in a step whose outcome has been read
   std::string exit_reason_;
   bool stopped_ = false;  // before its end, to be resumed
@@ -133,7 +137,7 @@ double seconds_since(std::chrono::steady_clock::time_point begin) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
 }
 
-Run::Run(const PretrainTask& task, const Arguments& arguments, const Job& job, RunFolders& folders)
+Run::Run(const PretrainTask& task, const Arguments& arguments, const Job& job, RunFolders& folders, const Versions& libraries)
     : task_(task),
       arguments_(arguments),
       config_(arguments.training),
@@ -143,13 +147,15 @@ Run::Run(const PretrainTask& task, const Arguments& arguments, const Job& job, R
       microbatches_(arguments.microbatches()),
       job_(job),
       groups_(job.groups),
-      tokenizer_(make_tokenizer(arguments.tokenizer)),
+      libraries_(libraries),
+      tokenizer_(start_clock_.stage("tokenizer", [&] { return make_tokenizer(arguments.tokenizer); })),
       vocabulary_(vocabulary_of(arguments, *tokenizer_)),
-      start_(decide_start(config_, job)),
+      start_(start_clock_.stage("checkpoint chosen", [&] { return decide_start(config_, job); })),
       state_(initial_state(start_, task, *tokenizer_)),
-      datasets_(build_datasets(task, arguments, *tokenizer_, start_, state_)),
-      model_(build_model(task, arguments, vocabulary_, groups_, model_dtype(arguments.optimizer),
-                         device_, start_, job.agreement)),
+      datasets_(start_clock_.stage("data", [&] { return build_datasets(task, arguments, *tokenizer_, start_, state_); })),
+      model_(start_clock_.stage("model and weights", [&] {
+        return build_model(task, arguments, vocabulary_, groups_, model_dtype(arguments.optimizer), device_, start_, job.agreement);
+      })),
       timers_(static_cast<int>(config_.profile && device_.is_cpu() ? 2 : config_.timing_log_level),
               [device = device_] { synchronize(device); }),
       log_(make_log()),
@@ -197,11 +203,10 @@ TrainingLog Run::make_log() const {
   facts.start_iteration = state_.iteration;
   facts.sequence_length = arguments_.transformer.seq_length;
   facts.world_size = groups_.world.size();
-  facts.first_rank = job_.is_first();
   facts.peak_flops = peak_bf16_flops(device_name(device_));
   facts.model = task_.model_flops(arguments_, vocabulary_);
-  const std::string& folder = config_.run_folder();
-  return TrainingLog(config_, facts, folder.empty() || !job_.is_first() ? MetricsFile() : MetricsFile(folder));
+  if (!job_.is_first()) return TrainingLog(config_, facts);
+  return TrainingLog(config_, facts, MetricsQueue(open_sinks({config_, resolved_json(arguments_), state_.iteration})));
 }
 
 void Run::make_loaders() {
@@ -278,10 +283,12 @@ void Run::announce_replicas() const {
   }
 }
 
+// All ranks say where they are; the first one writes.
 void Run::write_start_record() {
+  const std::vector<RankHost> hosts = gather_hosts(job_, this_rank_host(device_name(device_)));
   if (!log_.metrics().is_open()) return;
   const TransformerConfig& c = arguments_.transformer;
-  JsonWriter record = log_.metrics().begin("start");
+  MetricsRecord record = log_.metrics().begin("start");
   record.member("iteration", state_.iteration).member("task", task_.name).member("device", device_name(device_));
   record.member("dtype", dtype_name(arguments_.optimizer));
   record.member("parameters", model_.num_parameters()).member("train_iters", train_iters_);
@@ -290,7 +297,15 @@ void Run::write_start_record() {
   record.member("vocab_size", vocabulary_.size).member("global_batch_size", microbatches_.global_batch_size(state_.consumed_train_samples));
   record.member("micro_batch_size", config_.micro_batch_size).member("optimizer", arguments_.optimizer.optimizer == OptimizerType::kAdam ? "adam" : "sgd");
   record.member("lr", arguments_.optimizer.lr.value_or(0)).member("seed", c.seed);
-  log_.metrics().write(record);
+  add_origin(record, job_, hosts, libraries_);
+  log_.metrics().write(std::move(record));
+}
+
+void Run::write_startup_record(int64_t iteration) {
+  start_clock_.end_stage("first step");
+  MetricsRecord record = log_.metrics().begin("startup");
+  record.member("iteration", iteration).json("seconds", start_clock_.json());
+  log_.metrics().write(std::move(record));
 }
 
 int Run::execute() {
@@ -341,13 +356,11 @@ int Run::end(const std::string& reason) {
   checkpointer_.finish();
   note_saves();
   require_final_save();
-  log_.close();
   log_progress(config_, cat(reason, " at iteration ", state_.iteration));
-  if (log_.metrics().is_open()) {
-    JsonWriter record = log_.metrics().begin("end");
-    record.member("iteration", state_.iteration).member("reason", reason);
-    log_.metrics().write(record);
-  }
+  MetricsRecord record = log_.metrics().begin("end");
+  record.member("iteration", state_.iteration).member("reason", reason);
+  log_.metrics().write(std::move(record));
+  log_.close();
   log_info(cat(reason, " at iteration ", state_.iteration));
   const int code = stopped_ ? static_cast<int>(config_.stopped_exit_code.value_or(0)) : 0;
   folders_.ended(stopped_ ? RunEnd::kStopped : RunEnd::kFinished, code, reason);
@@ -355,6 +368,7 @@ int Run::end(const std::string& reason) {
 }
 
 void Run::train() {
+  start_clock_.end_stage("loaders and announcement");
   log_.resume();
   turn_began_ = std::chrono::steady_clock::now();
   while (state_.iteration < train_iters_) {
@@ -421,6 +435,7 @@ void Run::read_outcomes(bool all) {
     record.loss_scale = step.loss_scale;
     stop_ = std::max(stop_, numbers.stop);
     record.grad_norm = step.grad_norm;
+    if (std::exchange(first_outcome_, false)) write_startup_record(record.iteration);
     if (log_.step(record)) {
       if (config_.log_memory_interval && record.iteration % *config_.log_memory_interval == 0)
         log_.memory(gather_memory(groups_.world, device_), record.iteration);
@@ -483,8 +498,10 @@ void Run::evaluate_validation(const std::string& where, bool may_stop) {
     EvaluationRecord record;
     record.iteration = state_.iteration;
     record.consumed_samples = state_.consumed_train_samples;
-    record.set_index = validation_.size() > 1 ? static_cast<int>(i) : -1;
+    record.set_is_named = !arguments_.data.validation_set_names.empty();
+    record.set_index = validation_.size() > 1 || record.set_is_named ? static_cast<int>(i) : -1;
     record.set_name = i < datasets_.valid_names.size() ? datasets_.valid_names[i] : "";
+    record.at_end = may_stop;
     record.where = where;
     const std::optional<Evaluator::Result> result = validation_[i].run(task_, model_, stop);
     if (!result) break;
@@ -511,6 +528,8 @@ void Run::evaluate_test() {
   record.iteration = state_.iteration;
   record.consumed_samples = state_.consumed_train_samples;
   record.split = "test";
+  record.at_end = true;
+  log_.pause();
   record.where = cat("iteration ", state_.iteration, " on test set");
   const std::optional<Evaluator::Result> result =
       Evaluator(datasets_.test, options, device_).run(task_, model_, [this] { return may_stop_now(); });
@@ -554,13 +573,13 @@ void Run::profile_steps() {
 
 }  // namespace
 
-int pretrain(const PretrainTask& task, const Arguments& arguments, const Job& job) {
+int pretrain(const PretrainTask& task, const Arguments& arguments, const Job& job, const Versions& libraries) {
   use_threads(arguments.training.num_threads, job.local_world_size);
   make_standard_output_optional();
   RunFolders folders(arguments.training, job);
   try {
     return with_own_errors([&] {
-      Run run(task, arguments, job, folders);
+      Run run(task, arguments, job, folders, libraries);
       const int code = run.execute();
       job.groups.world.barrier();  // groups are given up when nobody uses them any more
       return code;

@@ -176,6 +176,8 @@ void shrink_run(Arguments& a, Shrinker& shrinker, int64_t microbatches_before) {
   t.pretrained_checkpoint.clear();
   t.run_dir.clear();
   t.tensorboard_dir.clear();
+  for (std::string* text : {&t.wandb_project, &t.wandb_exp_name, &t.wandb_entity, &t.wandb_save_dir}) text->clear();
+  t.prometheus_textfile.clear();
   t.save_interval.reset();
   t.device = DeviceChoice::kCpu;
   if (t.uses_cuda_graphs()) shrinker.note("without CUDA graphs");

@@ -12,6 +12,7 @@ namespace {
 constexpr double kWidth = 640, kHeight = 300;
 constexpr double kLeft = 64, kRight = 16, kTop = 12, kBottom = 44;
 constexpr size_t kMostPoints = 1200;
+constexpr size_t kColours = 8;
 
 std::string format(const char* text, double value) {
   char buffer[64];
@@ -107,7 +108,7 @@ std::string draw_axes(const Chart& chart, const Axis& x, const Axis& y) {
 // The polyline of one series, its dots, and its points for the script: "x,y,px,py;...".
 std::string draw_series(const Chart& chart, size_t index, const Axis& x, const Axis& y, std::string& values) {
   const ChartSeries& series = chart.series[index];
-  const std::string cls = "series-" + std::to_string(index);
+  const std::string cls = "series-" + std::to_string(index % kColours);
   std::string path, dots;
   bool pen_down = false;
   for (const auto& [px, py] : thin_out(series.points, kMostPoints)) {
@@ -193,7 +194,7 @@ std::string render_chart(const Chart& chart) {
     lines += "<g class=\"series\" data-name=\"" + escape_html(chart.series[i].name) + "\"";
     const std::string drawing = draw_series(chart, i, x, y, values);
     lines += " data-points=\"" + values + "\">" + drawing + "</g>";
-    legend += "<span class=\"key\"><i class=\"series-" + std::to_string(i) + "\"></i>" + escape_html(chart.series[i].name) + "</span>";
+    legend += "<span class=\"key\"><i class=\"series-" + std::to_string(i % kColours) + "\"></i>" + escape_html(chart.series[i].name) + "</span>";
   }
   return "<figure class=\"chart\"><figcaption><b>" + escape_html(chart.title) + "</b>" + legend +
          "<output></output></figcaption><svg viewBox=\"0 0 " + coordinate(kWidth) + " " + coordinate(kHeight) +

@@ -29,7 +29,7 @@ std::string short_number(double value);
 // At most `count` points that show the same extremes: the lowest and the highest of each bucket.
 std::vector<std::pair<double, double>> thin_out(const std::vector<std::pair<double, double>>& points, size_t count);
 
-// A <figure> with the SVG. Colours are classes of the page (series-0, series-1, grid, axis).
+// A <figure> with the SVG. Colours are classes of the page (series-0 to series-7, again from the first; grid, axis).
 std::string render_chart(const Chart& chart);
 
 // Text for HTML.

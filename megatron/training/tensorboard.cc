@@ -6,11 +6,14 @@
 #include <atomic>
 #include <bit>
 #include <chrono>
-#include <cstring>
+#include <ctime>
 
 #include "megatron/base/check.h"
+#include "megatron/training/detail/protobuf.h"
 
 namespace megatron {
+
+using namespace protobuf;
 
 namespace {
 
@@ -30,34 +33,20 @@ uint32_t masked_crc32c(std::string_view data) {
   return std::rotr(crc, 15) + 0xA282EAD8u;
 }
 
-template <class T>
-void put_fixed(std::string& out, T value) {
-  char bytes[sizeof(T)];
-  std::memcpy(bytes, &value, sizeof(T));
-  out.append(bytes, sizeof(T));
-}
-
-void put_varint(std::string& out, uint64_t value) {
-  for (; value >= 0x80; value >>= 7) out.push_back(static_cast<char>(value | 0x80));
-  out.push_back(static_cast<char>(value));
-}
-
-enum WireType { kVarint = 0, kFixed64 = 1, kBytes = 2, kFixed32 = 5 };
-
-void put_tag(std::string& out, int field, WireType type) { put_varint(out, static_cast<uint64_t>(field) << 3 | type); }
-
-void put_bytes(std::string& out, int field, std::string_view bytes) {
-  put_tag(out, field, kBytes);
-  put_varint(out, bytes.size());
-  out += bytes;
-}
-
-std::string event_head() {
-  const std::chrono::duration<double> now = std::chrono::system_clock::now().time_since_epoch();
+std::string event_head(double time) {
   std::string event;
   put_tag(event, 1, kFixed64);
-  put_fixed(event, now.count());
+  put_fixed(event, time);
   return event;
+}
+
+std::string frame(std::string_view event) {
+  std::string out;
+  put_fixed(out, static_cast<uint64_t>(event.size()));
+  put_fixed(out, masked_crc32c(out));
+  out += event;
+  put_fixed(out, masked_crc32c(event));
+  return out;
 }
 
 std::string host_name() {
@@ -74,41 +63,52 @@ uint32_t crc32c(std::string_view data) {
   return ~crc;
 }
 
-TensorBoardWriter::TensorBoardWriter(const std::filesystem::path& directory) {
+namespace {
+
+std::filesystem::path new_file(const std::filesystem::path& directory) {
   static std::atomic<int> count{0};
   std::error_code error;
   std::filesystem::create_directories(directory, error);
   MEGATRON_CHECK(!error, "--tensorboard-dir ", directory.string(), " cannot be created: ", error.message());
-  path_ = directory / cat("events.out.tfevents.", std::time(nullptr), ".", host_name(), ".", getpid(), ".", count++);
-  file_.open(path_, std::ios::binary);
-  MEGATRON_CHECK(file_, path_.string(), " cannot be written: ", std::strerror(errno));
-  std::string event = event_head();
-  put_bytes(event, 3, "brain.Event:2");
-  record(event);
-  file_.flush();
+  return directory / cat("events.out.tfevents.", std::time(nullptr), ".", host_name(), ".", getpid(), ".", count++);
 }
 
-void TensorBoardWriter::scalar(std::string_view tag, double value, int64_t step) {
-  std::string entry, summary, event = event_head();
+}  // namespace
+
+TensorBoardSink::TensorBoardSink(const std::filesystem::path& directory, int64_t queue_size)
+    : file_(new_file(directory)), queue_size_(queue_size), last_write_(std::chrono::steady_clock::now()) {
+  std::string event = event_head(seconds_since_1970());
+  put_bytes(event, 3, "brain.Event:2");
+  file_.append(frame(event));
+}
+
+void TensorBoardSink::add(std::string_view tag, double value, int64_t step, double time) {
+  std::string entry, summary, event = event_head(time);
   put_bytes(entry, 1, tag);
   put_tag(entry, 2, kFixed32);
   put_fixed(entry, static_cast<float>(value));
   put_bytes(summary, 1, entry);
-  put_tag(event, 2, kVarint);
-  put_varint(event, static_cast<uint64_t>(step));
+  put_integer(event, 2, step);
   put_bytes(event, 5, summary);
-  record(event);
+  queued_ += frame(event);
+  ++num_queued_;
 }
 
-void TensorBoardWriter::flush() { file_.flush(); }
+void TensorBoardSink::scalars(const ScalarSet& set) {
+  for (const auto& [tag, value] : set.values) {
+    add(tag, value, set.iteration, set.time);
+    if (set.samples) add(tag + " vs samples", value, *set.samples, set.time);
+  }
+  const auto waited = std::chrono::steady_clock::now() - last_write_;
+  if (num_queued_ >= queue_size_ || waited > std::chrono::minutes(2)) write();
+}
 
-void TensorBoardWriter::record(std::string_view event) {
-  std::string frame;
-  put_fixed(frame, static_cast<uint64_t>(event.size()));
-  put_fixed(frame, masked_crc32c(frame));
-  frame += event;
-  put_fixed(frame, masked_crc32c(event));
-  file_ << frame;
+void TensorBoardSink::write() {
+  const std::string bytes = std::move(queued_);
+  queued_.clear();
+  num_queued_ = 0;
+  last_write_ = std::chrono::steady_clock::now();
+  file_.append(bytes);
 }
 
 }  // namespace megatron

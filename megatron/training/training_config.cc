@@ -150,6 +150,14 @@ void TrainingConfig::logging_fields(FieldVisitor& v) {
   v.field("log_memory_to_tensorboard", log_memory_to_tensorboard, "memory in TensorBoard");
   v.field("log_world_size_to_tensorboard", log_world_size_to_tensorboard,
           "number of ranks in TensorBoard");
+  v.field("wandb_project", wandb_project,
+          "project of Weights & Biases: the run is written to a file that wandb sync uploads; empty: none");
+  v.field("wandb_exp_name", wandb_exp_name, "name of the run in Weights & Biases");
+  v.field("wandb_entity", wandb_entity, "team or user of Weights & Biases that owns the project");
+  v.field("wandb_save_dir", wandb_save_dir,
+          "folder in which wandb/offline-run-... is written; default: the folder of the run");
+  v.field("prometheus_textfile", prometheus_textfile,
+          "file, ending in .prom, of the latest numbers for the textfile collector of node_exporter");
   v.field("run_dir", run_dir,
           "folder of metrics.jsonl and of the resolved config.yaml; default: --save");
   v.group("profiling");
@@ -223,6 +231,13 @@ void TrainingConfig::validate(Violations& violations) const {
   at_least(violations, "--log-memory-interval", log_memory_interval, 1);
   at_least(violations, "--tensorboard-log-interval", tensorboard_log_interval, 1);
   at_least(violations, "--tensorboard-queue-size", tensorboard_queue_size, 1);
+  if (wandb_project.empty() && !(wandb_exp_name + wandb_entity + wandb_save_dir).empty())
+    violations.add("--wandb-exp-name, --wandb-entity and --wandb-save-dir have no effect without --wandb-project");
+  if (!wandb_project.empty() && wandb_folder().empty())
+    violations.add("--wandb-project has no folder to write to", "give --wandb-save-dir, --run-dir or --save");
+  if (!prometheus_textfile.empty() && !prometheus_textfile.ends_with(".prom"))
+    violations.add(cat("--prometheus-textfile ", prometheus_textfile, " does not end in .prom"),
+                   "node_exporter reads no other files");
   at_least(violations, "--save-interval", save_interval, 1);
   at_least(violations, "--save-retain-interval", save_retain_interval, 1);
   at_least(violations, "--keep-last-checkpoints", keep_last_checkpoints, 1);

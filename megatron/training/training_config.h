@@ -79,6 +79,11 @@ struct TrainingConfig : Config {
   bool log_validation_ppl_to_tensorboard = false;
   bool log_memory_to_tensorboard = false;
   bool log_world_size_to_tensorboard = false;
+  std::string wandb_project;
+  std::string wandb_exp_name;
+  std::string wandb_entity;
+  std::string wandb_save_dir;       // empty: the run's folder
+  std::string prometheus_textfile;
   std::string run_dir;  // empty: --save
 
   // -- profiling
@@ -111,6 +116,7 @@ struct TrainingConfig : Config {
 
   // The folder of metrics.jsonl and config.yaml; empty: neither is written.
   const std::string& run_folder() const { return run_dir.empty() ? save : run_dir; }
+  const std::string& wandb_folder() const { return wandb_save_dir.empty() ? run_folder() : wandb_save_dir; }
   int exit_signal_number() const;
   // Iterations between comparisons of what several ranks hold; 0: never.
   int64_t replica_hash_interval() const {

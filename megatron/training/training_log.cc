@@ -8,9 +8,7 @@
 
 #include "megatron/base/check.h"
 #include "megatron/base/format.h"
-#include "megatron/base/json_writer.h"
 #include "megatron/base/log.h"
-#include "megatron/training/tensorboard.h"
 
 namespace megatron {
 
@@ -59,10 +57,8 @@ std::string format_memory(const std::vector<MemoryUse>& ranks) {
   return out;
 }
 
-TrainingLog::TrainingLog(const TrainingConfig& config, RunFacts facts, MetricsFile metrics)
+TrainingLog::TrainingLog(const TrainingConfig& config, RunFacts facts, MetricsQueue metrics)
     : config_(config), facts_(std::move(facts)), metrics_(std::move(metrics)) {
-  if (!config_.tensorboard_dir.empty() && facts_.first_rank)
-    tensorboard_ = std::make_unique<TensorBoardWriter>(config_.tensorboard_dir);
   mark_ = last_status_ = std::chrono::steady_clock::now();
 }
 
@@ -70,7 +66,7 @@ TrainingLog::~TrainingLog() { close(); }
 
 void TrainingLog::close() {
   set_status_line("");
-  if (tensorboard_) tensorboard_->flush();
+  metrics_.close();
 }
 
 void TrainingLog::take_time() {
@@ -82,6 +78,7 @@ void TrainingLog::take_time() {
 void TrainingLog::pause() {
   take_time();
   paused_ = true;
+  evaluation_begin_ = mark_;
 }
 
 void TrainingLog::resume() {
@@ -112,19 +109,15 @@ bool TrainingLog::step(const StepRecord& record) {
   if (record.non_finite) ++interval_.non_finite;
   interval_.samples += static_cast<double>(record.global_batch_size);
 
-  if (tensorboard_ && record.iteration % config_.tensorboard_log_interval == 0) write_scalars(record);
   const bool at_interval = record.iteration % config_.log_interval == 0;
   const bool print = at_interval || first_;
+  std::optional<TrainingLine> text;
   if (print) {
-    const TrainingLine text = line(record);
-    print_line(format_training_line(text));
-    write_metrics(text, seconds_per_iteration());
-    if (tensorboard_ && config_.log_timers_to_tensorboard) {
-      scalar("iteration-time", seconds_per_iteration(), record.iteration, record.consumed_samples);
-      if (text.tflops_per_gpu)
-        scalar("throughput", *text.tflops_per_gpu, record.iteration, record.consumed_samples);
-    }
+    text = line(record);
+    print_line(format_training_line(*text));
+    write_metrics(*text, seconds_per_iteration());
   }
+  if (metrics_.takes_scalars()) write_scalars(record, text ? &*text : nullptr);
   show_status(record);
   if (first_) recent_seconds_ = 0;  // the first step pays for what is only done once
   if (at_interval) interval_ = {};
@@ -156,101 +149,122 @@ TrainingLine TrainingLog::line(const StepRecord& record) const {
   out.params_norm = record.params_norm;
   out.skipped_iterations = interval_.skipped;
   out.nan_iterations = interval_.non_finite;
+  if (seconds > 0) {
+    out.tokens_per_second = static_cast<double>(record.global_batch_size * facts_.sequence_length) / seconds;
+    // The first step also pays for what is done only once: it says nothing of the pace.
+    if (!first_) out.seconds_left = static_cast<double>(facts_.train_iters - record.iteration) * seconds;
+  }
   return out;
 }
 
 void TrainingLog::write_metrics(const TrainingLine& line, double seconds) {
   if (!metrics_.is_open()) return;
-  JsonWriter json = metrics_.begin("train");
-  json.member("iteration", line.iteration).member("consumed_samples", line.consumed_samples);
-  json.member("consumed_tokens", line.consumed_samples * facts_.sequence_length);
-  json.member(facts_.loss_name, line.losses.front().second).member("learning_rate", line.learning_rate);
-  for (const auto& [name, value] : line.metrics) json.member(name, value);
-  json.member("global_batch_size", line.global_batch_size).member("loss_scale", line.loss_scale);
-  if (line.grad_norm) json.member("grad_norm", *line.grad_norm);
-  if (line.num_zeros) json.member("num_zeros", *line.num_zeros);
-  if (line.params_norm) json.member("params_norm", *line.params_norm);
-  json.member("seconds_per_iteration", seconds);
-  const double tokens = static_cast<double>(line.global_batch_size * facts_.sequence_length);
+  MetricsRecord record = metrics_.begin("train");
+  record.member("iteration", line.iteration).member("consumed_samples", line.consumed_samples);
+  record.member("consumed_tokens", line.consumed_samples * facts_.sequence_length);
+  record.member(facts_.loss_name, line.losses.front().second).member("learning_rate", line.learning_rate);
+  for (const auto& [name, value] : line.metrics) record.member(name, value);
+  record.member("global_batch_size", line.global_batch_size).member("loss_scale", line.loss_scale);
+  if (line.grad_norm) record.member("grad_norm", *line.grad_norm);
+  if (line.num_zeros) record.member("num_zeros", *line.num_zeros);
+  if (line.params_norm) record.member("params_norm", *line.params_norm);
+  record.member("seconds_per_iteration", seconds);
   if (seconds > 0) {
     const double flops =
         iteration_flops(facts_.model, IterationTokens::unpacked(line.global_batch_size, facts_.sequence_length));
     const double per_device = flops / seconds / static_cast<double>(facts_.world_size);
-    json.member("tokens_per_second", tokens / seconds).member("tflops_per_device", per_device / 1e12);
-    if (facts_.peak_flops > 0) json.member("mfu", per_device / facts_.peak_flops);
+    record.member("tokens_per_second", *line.tokens_per_second).member("tflops_per_device", per_device / 1e12);
+    if (facts_.peak_flops > 0) record.member("mfu", per_device / facts_.peak_flops);
   }
-  json.member("skipped_iterations", line.skipped_iterations).member("nan_iterations", line.nan_iterations);
-  metrics_.write(json);
+  record.member("skipped_iterations", line.skipped_iterations).member("nan_iterations", line.nan_iterations);
+  metrics_.write(std::move(record));
 }
 
-void TrainingLog::scalar(const std::string& name, double value, int64_t iteration, int64_t samples) {
-  tensorboard_->scalar(name, value, iteration);
-  tensorboard_->scalar(name + " vs samples", value, samples);
-  queued_scalars_ += 2;
-  if (queued_scalars_ >= config_.tensorboard_queue_size) {
-    tensorboard_->flush();
-    queued_scalars_ = 0;
+// Every --tensorboard-log-interval iterations the numbers of the step; with a log line also its times.
+void TrainingLog::write_scalars(const StepRecord& record, const TrainingLine* line) {
+  ScalarSet out{record.iteration, record.consumed_samples, {}};
+  const auto put = [&](const std::string& name, double value) { out.values.emplace_back(name, value); };
+  if (record.iteration % config_.tensorboard_log_interval == 0) {
+    put("learning-rate", record.learning_rate);
+    put("batch-size", static_cast<double>(record.global_batch_size));
+    if (!record.skipped) {
+      put(facts_.loss_name, record.loss);
+      for (const auto& [name, value] : record.metrics) put(name, value);
+    }
+    if (config_.log_loss_scale_to_tensorboard) put("loss-scale", record.loss_scale);
+    if (config_.log_world_size_to_tensorboard) put("world-size", static_cast<double>(facts_.world_size));
+    if (!record.skipped) put("grad-norm", record.grad_norm);
+    if (record.num_zeros) put("num-zeros", static_cast<double>(*record.num_zeros));
+    if (record.params_norm) put("params-norm", *record.params_norm);
   }
-}
-
-void TrainingLog::write_scalars(const StepRecord& record) {
-  const auto put = [&](const char* name, double value) {
-    scalar(name, value, record.iteration, record.consumed_samples);
-  };
-  put("learning-rate", record.learning_rate);
-  put("batch-size", static_cast<double>(record.global_batch_size));
-  if (!record.skipped) {
-    put(facts_.loss_name.c_str(), record.loss);
-    for (const auto& [name, value] : record.metrics) put(name.c_str(), value);
+  if (line != nullptr && config_.log_timers_to_tensorboard) {
+    put("iteration-time", line->ms_per_iteration / 1000.0);
+    if (line->tflops_per_gpu) put("throughput", *line->tflops_per_gpu);
   }
-  if (config_.log_loss_scale_to_tensorboard) put("loss-scale", record.loss_scale);
-  if (config_.log_world_size_to_tensorboard) put("world-size", static_cast<double>(facts_.world_size));
-  if (!record.skipped) put("grad-norm", record.grad_norm);
-  if (record.num_zeros) put("num-zeros", static_cast<double>(*record.num_zeros));
-  if (record.params_norm) put("params-norm", *record.params_norm);
+  metrics_.write(std::move(out));
 }
 
 void TrainingLog::evaluation(const EvaluationRecord& record) {
-  const std::string suffix = record.set_index < 0 ? "" : cat("-", record.set_index);
+  const std::string suffix = record.set_index < 0 ? "" : record.set_is_named ? cat("-", record.set_name) : cat("-", record.set_index);
   const std::string& loss = facts_.loss_name;
   const bool per_token = facts_.loss_per_token;
   print_line(format_evaluation_lines({suffix, record.where, {{loss, record.loss}}, record.metrics, per_token}));
-  if (tensorboard_ && record.split == "validation") {
-    scalar(loss + " validation" + suffix, record.loss, record.iteration, record.consumed_samples);
-    for (const auto& [name, value] : record.metrics)
-      scalar(name + " validation" + suffix, value, record.iteration, record.consumed_samples);
-    if (config_.log_validation_ppl_to_tensorboard && per_token)
-      scalar(loss + " validation" + suffix + " ppl", perplexity(record.loss), record.iteration, record.consumed_samples);
-  }
   if (!metrics_.is_open()) return;
-  JsonWriter json = metrics_.begin("evaluation");
-  json.member("iteration", record.iteration).member("consumed_samples", record.consumed_samples);
-  json.member("split", record.split).member("set", record.set_name);
-  json.member(loss, record.loss);
-  if (per_token) json.member("ppl", perplexity(record.loss));
-  for (const auto& [name, value] : record.metrics) json.member(name, value);
-  metrics_.write(json);
+  if (record.split == "validation") {
+    ScalarSet scalars{record.iteration, record.consumed_samples, {{loss + " validation" + suffix, record.loss}}};
+    for (const auto& [name, value] : record.metrics)
+      scalars.values.emplace_back(name + " validation" + suffix, value);
+    if (config_.log_validation_ppl_to_tensorboard && per_token)
+      scalars.values.emplace_back(loss + " validation" + suffix + " ppl", perplexity(record.loss));
+    metrics_.write(std::move(scalars));
+  }
+  MetricsRecord out = metrics_.begin("evaluation");
+  out.member("iteration", record.iteration).member("consumed_samples", record.consumed_samples);
+  out.member("split", record.split).member("set", record.set_name);
+  if (record.at_end) out.member("at_end", true);
+  out.member(loss, record.loss);
+  if (per_token) out.member("ppl", perplexity(record.loss));
+  for (const auto& [name, value] : record.metrics) out.member(name, value);
+  const auto now = std::chrono::steady_clock::now();
+  if (paused_) out.member("seconds", std::chrono::duration<double>(now - evaluation_begin_).count());
+  evaluation_begin_ = now;
+  metrics_.write(std::move(out));
 }
 
+// Of several ranks the largest of each number.
 void TrainingLog::memory(const std::vector<MemoryUse>& ranks, int64_t iteration) {
   print_line(cat("[iteration ", iteration, "] ", format_memory(ranks)));
-  if (!tensorboard_ || !config_.log_memory_to_tensorboard) return;
-  const auto put = [&](const char* name, int64_t MemoryUse::*member) {
-    tensorboard_->scalar(name, static_cast<double>(ranks[rank_with_most(ranks, member)].*member), iteration);
-  };
-  put("mem-reserved-bytes", &MemoryUse::reserved);
-  put("mem-allocated-bytes", &MemoryUse::allocated);
-  put("mem-max-allocated-bytes", &MemoryUse::max_allocated);
-  put("mem-allocated-count", &MemoryUse::num_allocations);
+  const auto most = [&](int64_t MemoryUse::*member) { return ranks[rank_with_most(ranks, member)].*member; };
+  const int64_t reserved = most(&MemoryUse::reserved), allocated = most(&MemoryUse::allocated);
+  const int64_t max_allocated = most(&MemoryUse::max_allocated);
+  if (config_.log_memory_to_tensorboard) {
+    metrics_.write(ScalarSet{iteration, std::nullopt,
+                             {{"mem-reserved-bytes", static_cast<double>(reserved)},
+                              {"mem-allocated-bytes", static_cast<double>(allocated)},
+                              {"mem-max-allocated-bytes", static_cast<double>(max_allocated)},
+                              {"mem-allocated-count", static_cast<double>(most(&MemoryUse::num_allocations))}}});
+  }
+  MetricsRecord out = metrics_.begin("memory");
+  out.member("iteration", iteration).member("resident_bytes", most(&MemoryUse::resident));
+  if (reserved > 0)
+    out.member("allocated_bytes", allocated).member("max_allocated_bytes", max_allocated).member("reserved_bytes", reserved);
+  metrics_.write(std::move(out));
 }
 
+// Of several ranks the longest.
 void TrainingLog::timers(const RankTimers& timers, int64_t iteration, int64_t iterations) {
+  if (timers.names.empty()) return;
+  print_line(format_timers(timers.names, timers.values, config_.timing_log_option, static_cast<double>(iterations)));
+  ScalarSet scalars{iteration, std::nullopt, {}};
+  MetricsRecord out = metrics_.begin("timers");
+  out.member("iteration", iteration);
   for (size_t i = 0; i < timers.names.size(); ++i) {
-    if (tensorboard_ && config_.log_timers_to_tensorboard)
-      tensorboard_->scalar(timers.names[i] + "-time", timers.longest(i) / 1000.0 / static_cast<double>(iterations), iteration);
+    const double seconds = timers.longest(i) / 1000.0 / static_cast<double>(iterations);
+    if (config_.log_timers_to_tensorboard) scalars.values.emplace_back(timers.names[i] + "-time", seconds);
+    out.member(timers.names[i], seconds);
   }
-  if (!timers.names.empty())
-    print_line(format_timers(timers.names, timers.values, config_.timing_log_option, static_cast<double>(iterations)));
+  metrics_.write(std::move(scalars));
+  metrics_.write(std::move(out));
 }
 
 void TrainingLog::show_status(const StepRecord& record) {

@@ -3,7 +3,6 @@
 
 #include <chrono>
 #include <cstdint>
-#include <memory>
 #include <optional>
 #include <string>
 #include <utility>
@@ -11,13 +10,11 @@
 
 #include "megatron/training/flops.h"
 #include "megatron/training/log_line.h"
-#include "megatron/training/metrics_file.h"
+#include "megatron/training/metrics_queue.h"
 #include "megatron/training/timers.h"
 #include "megatron/training/training_config.h"
 
 namespace megatron {
-
-class TensorBoardWriter;
 
 // One finished iteration, as host numbers.
 struct StepRecord {
@@ -41,6 +38,8 @@ struct EvaluationRecord {
   std::string split = "validation";
   int set_index = -1;      // which of several validation sets; -1: the only one
   std::string set_name;
+  bool set_is_named = false;  // by --validation-set-names: log line and TensorBoard have its name, not its index
+  bool at_end = false;     // after training, not between iterations
   std::string where;       // "iteration 100"
   double loss = 0;
   std::vector<std::pair<std::string, double>> metrics;  // of the task
@@ -62,7 +61,6 @@ struct RunFacts {
   int64_t start_iteration = 0;
   int64_t sequence_length = 0;
   int64_t world_size = 1;
-  bool first_rank = true;  // the one that writes files
   std::string loss_name = "lm loss";
   bool loss_per_token = true;  // it has a perplexity
   double peak_flops = 0;  // of one device; 0: not known
@@ -72,10 +70,12 @@ struct RunFacts {
 // Not thread safe. Keeps references to the configuration, which must outlive it.
 class TrainingLog {
  public:
-  TrainingLog(const TrainingConfig& config, RunFacts facts, MetricsFile metrics);
+  // `metrics`: what open_sinks() gave on the first rank; nothing on the others.
+  TrainingLog(const TrainingConfig& config, RunFacts facts, MetricsQueue metrics = {});
   ~TrainingLog();
 
-  // Time between pause() and resume() does not count as training (evaluation, checkpoints).
+  // Time between pause() and resume() does not count as training (evaluation, checkpoints). An evaluation takes from pause() or
+  // from the evaluation before until it is reported.
   void pause();
   void resume();
 
@@ -85,8 +85,8 @@ class TrainingLog {
   // Of all ranks, in rank order.
   void memory(const std::vector<MemoryUse>& ranks, int64_t iteration);
   void timers(const RankTimers& timers, int64_t iteration, int64_t iterations);
-  MetricsFile& metrics() { return metrics_; }
-  void close();  // clears the status line, flushes
+  MetricsQueue& metrics() { return metrics_; }
+  void close();  // clears the status line; everything reported has reached the sinks when it returns
 
  private:
   struct Interval {
@@ -99,19 +99,17 @@ class TrainingLog {
   double seconds_per_iteration() const;
   TrainingLine line(const StepRecord& record) const;
   void write_metrics(const TrainingLine& line, double seconds_per_iteration);
-  void write_scalars(const StepRecord& record);
-  void scalar(const std::string& name, double value, int64_t iteration, int64_t samples);
+  void write_scalars(const StepRecord& record, const TrainingLine* line);
   void show_status(const StepRecord& record);
   void take_time();
 
   const TrainingConfig& config_;
   RunFacts facts_;
-  MetricsFile metrics_;
-  std::unique_ptr<TensorBoardWriter> tensorboard_;
-  int64_t queued_scalars_ = 0;
+  MetricsQueue metrics_;
   Interval interval_;
   bool first_ = true;
   bool paused_ = false;
+  std::chrono::steady_clock::time_point evaluation_begin_;  // of what evaluation() reports next
   std::chrono::steady_clock::time_point mark_;        // until here time is counted
   std::chrono::steady_clock::time_point last_status_;
   double step_seconds_ = 0;                           // of the latest iteration

@@ -160,6 +160,9 @@ class ParallelTest(unittest.TestCase):
                 out, _ = self.train(ranks, *flags, "--save", self.path(name))
                 self.assertEqual(out.count("iteration        6/"), 1, "one rank prints")
                 self.assert_same_losses(self.path(name), self.serial)
+                (begun,) = records(self.path(name), "start").values()
+                self.assertEqual([host["ranks"] for host in begun["hosts"]], ["0-%d" % (ranks - 1)])
+                self.assertEqual((begun["world_size"], math.prod(begun["mesh"].values()), begun["launcher"]), (ranks, ranks, "torchrun"))
 
     def test_timers_and_memory_are_those_of_all_ranks(self):
         out, err = self.train(2, "--timing-log-level", "1", "--timing-log-option", "all", "--log-interval", "2", "--log-memory-interval", "2",

@@ -8,6 +8,7 @@ import os
 import resource
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -353,6 +354,24 @@ class PretrainTest(unittest.TestCase):
         self.assertEqual(names.count("optimizer"), 2)
         self.assertTrue(os.listdir(self.path("tb"))[0].startswith("events.out.tfevents."))
 
+    def test_the_start_record_says_who_and_where(self):
+        with open(os.path.join(self.reference, "metrics.jsonl")) as file:
+            records = [json.loads(line) for line in file]
+        start, startup = records[0], next(record for record in records if record["type"] == "startup")
+        self.assertEqual((start["world_size"], start["launcher"], start["attempt"]), (1, "none", 1))
+        self.assertEqual(start["mesh"], {"tensor": 1, "context": 1, "data": 1, "pipeline": 1})
+        self.assertEqual([(h["host"], h["ranks"], h["device"]) for h in start["hosts"]], [(socket.gethostname(), "0", "cpu")])
+        self.assertIn("--save-interval 4", start["command"])
+        self.assertEqual(call("version").stdout.split()[1], start["build"]["megatron"])
+        self.assertRegex(start["libraries"]["libtorch"], r"^\d+\.\d+")
+        stages = startup["seconds"]
+        self.assertEqual(list(stages), ["program and rendezvous", "tokenizer", "checkpoint chosen", "data", "model and weights",
+                                        "loaders and announcement", "first step"])
+        first = next(record for record in records if record["type"] == "train")
+        self.assertLess(sum(stages.values()), 120)
+        self.assertGreater(stages["program and rendezvous"], 0)
+        self.assertLessEqual(first["seconds_per_iteration"], stages["first step"] + 0.5)
+
     def test_every_violation_is_reported_at_once(self):
         result = call("pretrain", "--num-layers", "2", "--hidden-sise", "32", "--moe-token-dispatcher-type", "alltoall",
                       "--micro-batch-size", "0")
@@ -386,13 +405,26 @@ class PretrainTest(unittest.TestCase):
         result = call("report", self.reference, "--output", page)
         self.assertEqual(result.returncode, 0, result.stderr)
         text = read(page)
-        self.assertEqual(text.count("<svg"), 4)
+        self.assertEqual(text.count("<svg"), 5)
+        for part in ("validation, at the end", "Where the time went", "<td>seq_length</td><td class=\"num\">32</td>"):
+            self.assertIn(part, text)
         for address in ("http://", "https://", "src=", "@import"):
             self.assertNotIn(address, text)
         summary = json.loads(call("report", self.reference, "--json").stdout)
         self.assertEqual(summary["iteration"], 8)
         self.assertEqual([c["iteration"] for c in summary["checkpoints"]], [4, 8])
+        # The evaluation at the end reads other samples than the last one between iterations.
+        self.assertEqual([(e["iteration"], e["at_end"]) for e in summary["evaluations"] if e["split"] == "validation"],
+                         [(3, False), (6, False), (8, True)])
         self.assertIn("metrics.jsonl", call("report", self.path("nothing")).stderr)
+        other = self.path("other")
+        self.train("--run-dir", other, "--seed", "2", "--exit-interval", "4")
+        self.assertEqual(call("report", self.reference, other, "--output", page).returncode, 0)
+        text = read(page)
+        self.assertIn("<td>seed</td><td class=\"num\">1234</td><td class=\"num\">2</td>", text)
+        self.assertIn('data-name="other"', text)
+        both = json.loads(call("report", self.reference, other, "--json").stdout)
+        self.assertEqual((both["reference"]["iteration"], both["other"]["iteration"]), (8, 4))
 
 
 if __name__ == "__main__":

@@ -152,7 +152,7 @@ class Rank {
   void save(const fs::path& folder) {
     Arguments arguments = arguments_;
     arguments.training.save = folder.string();
-    TrainingLog log(arguments.training, RunFacts{}, MetricsFile());
+    TrainingLog log(arguments.training, RunFacts{});
     Timers timers(0);
     state_.step = model_.optimizer->read_state();
     state_.schedule = model_.optimizer->schedule();

@@ -53,6 +53,14 @@ TEST(LogLine, TrainingWithEverything) {
             " number of nan iterations:   1 |");
 }
 
+TEST(LogLine, OursComesAfterMegatrons) {
+  TrainingLine line = example();
+  const std::string theirs = format_training_line(line);
+  line.tokens_per_second = 123456.78;
+  line.seconds_left = 3723;
+  EXPECT_EQ(format_training_line(line), theirs + " tokens per second: 123456.8 | ETA: 1:02:03 |");
+}
+
 TEST(LogLine, MetricsOfTheTaskFollowTheLoss) {
   TrainingLine line = example();
   line.losses = {{"dpo loss", 0.5}};

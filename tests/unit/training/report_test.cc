@@ -64,9 +64,9 @@ TEST(Report, ReadsTheLossOfPreferences) {
 }
 
 TEST(Report, PageHoldsEverythingAndNothingFromOutside) {
-  const std::string page = render_report(read_run(run_folder("report_page", kLines)), {"run <1>", true});
+  const std::string page = render_report({read_run(run_folder("report_page", kLines))}, {"run <1>", true});
   for (const char* text : {"run &lt;1&gt;", "&lt;&amp;&gt;", "loss per token (log)", "Learning rate", "Gradient norm", "Throughput",
-                           "iter_0000002", "2.0 MB", "3.5000", "finished", "prefers-color-scheme: dark"})
+                           "Step time", "iter_0000002", "2.0 MB", "3.5000", "finished", "prefers-color-scheme: dark"})
     EXPECT_THAT(page, HasSubstr(text));
   for (const char* text : {"http://", "https://", "<link", "src="}) EXPECT_THAT(page, testing::Not(HasSubstr(text)));
 }
@@ -83,7 +83,73 @@ TEST(Report, Json) {
 }
 
 TEST(Report, ARunWithoutRecordsStillHasAPage) {
-  EXPECT_THAT(render_report(read_run(run_folder("report_bare", R"({"type": "start", "iteration": 0})")), {"x", false}), HasSubstr("<svg"));
+  EXPECT_THAT(render_report({read_run(run_folder("report_bare", R"({"type": "start", "iteration": 0})"))}, {"x", false}), HasSubstr("<svg"));
+}
+
+// The evaluation after training reads other samples: it is no point of the curve, and its loss is no best one.
+TEST(Report, TheEvaluationAtTheEndIsNamed) {
+  const char* const old_and_new[] = {"", R"("at_end": true, )"};
+  for (const std::string mark : old_and_new) {
+    const RunHistory run = read_run(run_folder("report_end", R"({"type": "start", "time": 1, "iteration": 0}
+{"type": "evaluation", "time": 7, "iteration": 2, "split": "validation", "set": "", "lm loss": 4.5}
+{"type": "evaluation", "time": 8, "iteration": 4, "split": "validation", "set": "", "lm loss": 4.0}
+{"type": "evaluation", "time": 9, "iteration": 4, "split": "validation", "set": "", )" + mark + R"("lm loss": 3.0}
+)"));
+    EXPECT_EQ(run.best_validation()->loss, 4.0);
+    EXPECT_FALSE(run.evaluations[1].at_end);
+    EXPECT_TRUE(run.evaluations[2].at_end);
+    const std::string page = render_report({run}, {"x", false});
+    EXPECT_THAT(page, HasSubstr("data-name=\"validation, at the end\" data-points=\"4,3,"));
+    EXPECT_THAT(page, HasSubstr("best validation, at 4"));
+  }
+  const RunHistory only_end = read_run(run_folder("report_only_end", R"({"type": "start", "time": 1, "iteration": 0}
+{"type": "evaluation", "time": 9, "iteration": 4, "split": "validation", "set": "", "at_end": true, "lm loss": 3.0}
+)"));
+  EXPECT_EQ(only_end.best_validation()->loss, 3.0);
+}
+
+constexpr const char* kTimes = R"({"type": "start", "time": 100, "iteration": 0, "versions": {"libtorch": "2.11"}, "hosts": [{"host": "node1", "ranks": "0-7", "gpu": "H100"}, {"host": "node2", "ranks": "8-15", "gpu": "H100"}]}
+{"type": "startup", "time": 101, "iteration": 1, "seconds": {"data": 0.25, "model": 0.75}}
+{"type": "train", "time": 110, "iteration": 10, "lm loss": 5.0, "seconds_per_iteration": 2.0, "mfu": 0.43, "consumed_tokens": 10}
+{"type": "timers", "time": 110, "iteration": 10, "optimizer": 0.25, "forward-backward": 1.0}
+{"type": "train", "time": 120, "iteration": 20, "lm loss": 4.0, "seconds_per_iteration": 2.0, "mfu": 0.44, "consumed_tokens": 20}
+{"type": "timers", "time": 120, "iteration": 20, "optimizer": 0.75, "forward-backward": 2.0}
+{"type": "memory", "time": 120, "iteration": 20, "resident_bytes": 1048576, "allocated_bytes": 2097152, "max_allocated_bytes": 3145728, "reserved_bytes": 4194304}
+{"type": "evaluation", "time": 121, "iteration": 20, "split": "validation", "set": "", "lm loss": 4.5, "seconds": 6.0}
+{"type": "checkpoint", "time": 122, "iteration": 20, "bytes": 10, "seconds": 4.0, "directory": "/r/iter_0000020"}
+{"type": "end", "time": 200, "iteration": 20, "reason": "finished"}
+)";
+
+TEST(Report, SaysWhereTheTimeWent) {
+  const RunHistory run = read_run(run_folder("report_times", kTimes));
+  EXPECT_EQ(run.wall_seconds, 100.0);
+  EXPECT_EQ(run.sections, (std::vector<std::pair<std::string, double>>{{"optimizer", 0.5}, {"forward-backward", 1.5}}));
+  EXPECT_EQ(run.start_seconds, (std::vector<std::pair<std::string, double>>{{"data", 0.25}, {"model", 0.75}}));
+  const std::string page = render_report({run}, {"x", false});
+  // 40 of 100 seconds in steps, 6 in evaluations, 4 in checkpoints, 50 elsewhere.
+  for (const char* text : {">0:40</td><td class=\"num\">40.0%", ">0:06</td><td class=\"num\">6.0%", ">0:04</td><td class=\"num\">4.0%",
+                           "everything else", ">0:50</td><td class=\"num\">50.0%", ">500.00 ms</td><td class=\"num\">25.0%",
+                           ">750.00 ms</td><td class=\"num\">75.0%", "44.0%", "Model FLOP/s utilization", "<b>Memory</b>",
+                           "data-points=\"20,4,", "versions: libtorch", "node2", "8-15"})
+    EXPECT_THAT(page, HasSubstr(text));
+}
+
+TEST(Report, SeveralRunsAreCompared) {
+  const auto first = run_folder("report_a", kTimes), second = run_folder("report_b", kLines);
+  std::ofstream(first / "config.yaml") << "# training\nlr: 0.1\nseed: 1\nmock_data: true\n";
+  std::ofstream(second / "config.yaml") << "# training\nlr: 0.2\nseed: 1\nextra: \"a: b\"\n";
+  const std::vector<RunHistory> runs = {read_run(first), read_run(second / "metrics.jsonl")};
+  EXPECT_EQ(runs[1].name, "report_b");
+  EXPECT_THAT(differences({&runs[0].config, &runs[1].config}),
+              ElementsAre(std::pair("lr", std::vector<std::string>{"0.1", "0.2"}),
+                          std::pair("mock_data", std::vector<std::string>{"true", ""}),
+                          std::pair("extra", std::vector<std::string>{"", "\"a: b\""})));
+  const std::string page = render_report(runs, {"two", false});
+  for (const char* text : {"data-name=\"report_a\"", "data-name=\"report_b\"", "data-name=\"report_b: validation\"",
+                           "Differences of the configurations", "<td>lr</td><td class=\"num\">0.1</td><td class=\"num\">0.2</td>",
+                           "Configuration of report_a"})
+    EXPECT_THAT(page, HasSubstr(text));
+  EXPECT_THAT(page, testing::Not(HasSubstr("<td>seed</td><td class=\"num\">1</td><td class=\"num\">1</td>")));
 }
 
 TEST(Report, Errors) {

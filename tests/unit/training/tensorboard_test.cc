@@ -91,12 +91,16 @@ TEST(TensorBoard, Crc32cKnownAnswers) {
 TEST(TensorBoard, EventsReadBack) {
   const auto directory = std::filesystem::path(testing::TempDir()) / "tensorboard_test";
   std::filesystem::remove_all(directory);
-  TensorBoardWriter writer(directory);
-  writer.scalar("lm loss", 2.5, 1);
-  writer.scalar("learning-rate vs samples", 1e-4, 123456789012);
-  writer.flush();
-  const std::vector<Message> events = read_events(read_file(writer.path()));
-  ASSERT_EQ(events.size(), 3u);
+  TensorBoardSink sink(directory, /*queue_size=*/4);
+  const std::string first = read_file(sink.path());
+  sink.scalars({7, 123456789012, {{"learning-rate", 1e-4}}, 1.7e9});
+  EXPECT_EQ(read_file(sink.path()), first) << "two of four are queued";
+  sink.scalars({8, std::nullopt, {{"mem-allocated-count", 3}, {"mem-reserved-bytes", 5}}, 1.7e9});
+  EXPECT_EQ(read_events(read_file(sink.path())).size(), 5u) << "four are written";
+  sink.scalars({9, std::nullopt, {{"late", 1}}, 1.7e9});
+  sink.close();
+  const std::vector<Message> events = read_events(read_file(sink.path()));
+  ASSERT_EQ(events.size(), 6u);
   EXPECT_EQ(events[0].bytes.at(3).at(0), "brain.Event:2");
   EXPECT_GT(std::bit_cast<double>(events[0].numbers.at(1)), 1.6e9);
   const Message summary(events[2].bytes.at(5).at(0));
@@ -104,12 +108,12 @@ TEST(TensorBoard, EventsReadBack) {
   EXPECT_EQ(events[2].numbers.at(2), 123456789012u);
   EXPECT_EQ(value.bytes.at(1).at(0), "learning-rate vs samples");
   EXPECT_FLOAT_EQ(std::bit_cast<float>(static_cast<uint32_t>(value.numbers.at(2))), 1e-4f);
-  EXPECT_THAT(writer.path().filename().string(), testing::StartsWith("events.out.tfevents."));
+  EXPECT_THAT(sink.path().filename().string(), testing::StartsWith("events.out.tfevents."));
 }
 
 TEST(TensorBoard, RefusesAnImpossibleDirectory) {
   try {
-    TensorBoardWriter writer("/proc/nowhere/tb");
+    TensorBoardSink sink("/proc/nowhere/tb", 1);
     FAIL();
   } catch (const Error& error) {
     EXPECT_THAT(error.what(), testing::HasSubstr("--tensorboard-dir /proc/nowhere/tb cannot be created: "));

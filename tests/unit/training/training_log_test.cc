@@ -9,7 +9,8 @@
 
 #include "megatron/base/check.h"
 #include "megatron/base/files.h"
-#include "megatron/base/json_writer.h"
+#include "megatron/training/metrics_file.h"
+#include "megatron/training/metrics_sinks.h"
 
 namespace megatron {
 namespace {
@@ -27,6 +28,11 @@ std::vector<json> read_metrics(const std::filesystem::path& folder) {
   std::ifstream file(folder / kMetricsName);
   for (std::string line; std::getline(file, line);) records.push_back(json::parse(line));
   return records;
+}
+
+MetricsQueue sinks_in(TrainingConfig config, const std::filesystem::path& folder) {
+  config.run_dir = folder.string();
+  return MetricsQueue(open_sinks({config, "{}"}));
 }
 
 RunFacts facts() {
@@ -63,7 +69,7 @@ TEST(TrainingLog, AveragesTheMetricsOfTheTask) {
   of_task.loss_per_token = false;
   testing::internal::CaptureStdout();
   {
-    TrainingLog log(config, of_task, MetricsFile(folder));
+    TrainingLog log(config, of_task, sinks_in(config, folder));
     log.resume();
     for (int i = 1; i <= 2; ++i) {
       StepRecord record = step(i, 1.0 * i);
@@ -92,7 +98,7 @@ TEST(TrainingLog, AveragesOverTheIntervalAndKeepsTheFirstLine) {
   const auto folder = fresh_folder("training_log_averages");
   testing::internal::CaptureStdout();
   {
-    TrainingLog log(config, facts(), MetricsFile(folder));
+    TrainingLog log(config, facts(), sinks_in(config, folder));
     std::vector<bool> printed;
     for (int i = 1; i <= 8; ++i) {
       StepRecord record = step(i, i);
@@ -105,6 +111,8 @@ TEST(TrainingLog, AveragesOverTheIntervalAndKeepsTheFirstLine) {
   }
   const std::string out = testing::internal::GetCapturedStdout();
   EXPECT_THAT(out, testing::HasSubstr("iteration        8/      20 | consumed samples:           32 |"));
+  EXPECT_THAT(out, testing::ContainsRegex("iteration        1/.* tokens per second: [0-9.]+ \\|\n"));
+  EXPECT_THAT(out, testing::ContainsRegex("iteration        8/.* tokens per second: [0-9.]+ \\| ETA: 0:0[0-9] \\|\n"));
   EXPECT_THAT(out, testing::HasSubstr("throughput per GPU (TFLOP/s/GPU): "));
   const std::vector<json> records = read_metrics(folder);
   ASSERT_EQ(records.size(), 3u);
@@ -124,11 +132,12 @@ TEST(TrainingLog, PausedTimeDoesNotCount) {
   config.log_interval = 1;
   const auto folder = fresh_folder("training_log_pause");
   testing::internal::CaptureStdout();
-  TrainingLog log(config, facts(), MetricsFile(folder));
+  TrainingLog log(config, facts(), sinks_in(config, folder));
   log.pause();
   std::this_thread::sleep_for(std::chrono::milliseconds(60));
   log.resume();
   log.step(step(1, 1));
+  log.close();
   testing::internal::GetCapturedStdout();
   EXPECT_LT(read_metrics(folder)[0]["seconds_per_iteration"].get<double>(), 0.05);
 }
@@ -140,14 +149,18 @@ TEST(TrainingLog, EvaluationLinesAndRecords) {
   const auto folder = fresh_folder("training_log_eval");
   testing::internal::CaptureStdout();
   {
-    TrainingLog log(config, facts(), MetricsFile(folder));
+    TrainingLog log(config, facts(), sinks_in(config, folder));
     EvaluationRecord record;
     record.iteration = 10;
     record.where = "iteration 10";
     record.loss = 2;
+    log.pause();
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
     log.evaluation(record);
     record.set_index = 1;
     record.set_name = "books";
+    log.evaluation(record);
+    record.set_is_named = record.at_end = true;
     log.evaluation(record);
     StepRecord one = step(1, 1);
     one.num_zeros = 3;
@@ -163,11 +176,15 @@ TEST(TrainingLog, EvaluationLinesAndRecords) {
   EXPECT_THAT(out, testing::HasSubstr("[iteration 2] memory (MB), most of 2 ranks | allocated: 1.00 (rank 1) | max allocated: 0.00 "
                                       "(rank 0) | reserved: 3.00 (rank 0) | resident on the host: 5.00 (rank 1)"));
   const std::vector<json> records = read_metrics(folder);
+  EXPECT_THAT(out, testing::HasSubstr(" validation-books loss at iteration 10 | "));
+  EXPECT_GE(records[0]["seconds"].get<double>(), 0.02);
   EXPECT_EQ(records[1]["set"], "books");
+  EXPECT_FALSE(records[1].contains("at_end"));
+  EXPECT_EQ(records[2]["at_end"], true);
   EXPECT_EQ(records[0]["split"], "validation");
   std::string events;
   for (const auto& entry : std::filesystem::directory_iterator(config.tensorboard_dir)) events += read_file(entry.path());
-  for (const char* tag : {"lm loss validation", "lm loss validation-1 ppl vs samples", "learning-rate", "grad-norm vs samples",
+  for (const char* tag : {"lm loss validation", "lm loss validation-1 ppl vs samples", "lm loss validation-books", "learning-rate", "grad-norm vs samples",
                           "num-zeros", "params-norm", "batch-size", "loss-scale"})
     EXPECT_THAT(events, testing::HasSubstr(tag));
 }
@@ -179,7 +196,7 @@ TEST(TrainingLog, TimersAreReported) {
   { ScopedTimer timer(timers, "optimizer", 1); }
   testing::internal::CaptureStdout();
   {
-    TrainingLog log(config, facts(), MetricsFile());
+    TrainingLog log(config, facts());
     log.timers(timers_from_texts({timers_to_text(timers), "optimizer\t30\n"}), 10, 10);
   }
   EXPECT_THAT(testing::internal::GetCapturedStdout(), testing::HasSubstr("    optimizer ......................................: 3.00"));
@@ -191,8 +208,7 @@ TEST(MetricsFile, EndsALineThatAKilledWriterLeft) {
   std::ofstream(folder / kMetricsName) << "{\"type\":\"tr";
   {
     MetricsFile file(folder);
-    JsonWriter record = file.begin("end");
-    file.write(record);
+    file.record(MetricsRecord("end"));
   }
   const std::string text = read_file(folder / kMetricsName);
   EXPECT_THAT(text, testing::StartsWith("{\"type\":\"tr\n{\"type\": \"end\", \"time\": "));

@@ -1,0 +1,23 @@
+// The sinks that a run's flags ask for.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "megatron/training/metrics_sink.h"
+#include "megatron/training/training_config.h"
+
+namespace megatron {
+
+// What sinks know of the run beside its records.
+struct SinkContext {
+  const TrainingConfig& config;
+  std::string settings_json;    // the resolved configuration, one JSON object
+  int64_t start_iteration = 0;  // above zero: the run goes on
+};
+
+// Opens files: throws Error before training when one cannot be written.
+std::vector<std::unique_ptr<MetricsSink>> open_sinks(const SinkContext& context);
+
+}  // namespace megatron
