@@ -42,6 +42,9 @@ if(MEGATRON_COVERAGE)
   add_link_options(--coverage)
 endif()
 
+# Ranks compare the builds that they run (base/program_build.h).
+add_link_options(LINKER:--build-id)
+
 find_program(CCACHE_PROGRAM ccache)
 if(CCACHE_PROGRAM AND NOT MEGATRON_COVERAGE)
   set(CMAKE_CXX_COMPILER_LAUNCHER ${CMAKE_COMMAND} -E env CCACHE_SLOPPINESS=pch_defines,time_macros,include_file_mtime,include_file_ctime ${CCACHE_PROGRAM})

@@ -1,6 +1,7 @@
 // megatron bench: times training steps of a configuration on random tokens, the kernels of its
 // layers, or the machine.
 #include <algorithm>
+#include <array>
 #include <chrono>
 #include <cstdio>
 #include <optional>
@@ -466,7 +467,7 @@ int megatron_bench(int argc, char** argv) {
     if (config.is("machine")) return bench_machine(arguments, config, job);
     if (config.is("kernels")) return bench_kernels(arguments, config, job);
     return bench_train(arguments, config, job);
-  });
+  }, std::array<Config*, 1>{&config});
 }
 
 }  // namespace megatron

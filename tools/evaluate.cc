@@ -305,7 +305,7 @@ int megatron_evaluate(int argc, char** argv) {
     arguments.training.device = request.device.is_cuda() ? DeviceChoice::kCuda : DeviceChoice::kCpu;
   }
   return run_job(launch, arguments,
-                 [&](const Job& job) { return evaluate_model(config, load, tasks, job); });
+                 [&](const Job& job) { return evaluate_model(config, load, tasks, job); }, configs);
 }
 
 }  // namespace megatron

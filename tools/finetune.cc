@@ -6,6 +6,7 @@
 #include "megatron/base/log.h"
 #include "megatron/base/parse.h"
 #include "megatron/comm/launch.h"
+#include "megatron/comm/rendezvous.h"
 #include "megatron/training/pretrain.h"
 #include "megatron/training/tasks/tasks.h"
 #include "tools/commands.h"
@@ -19,8 +20,8 @@ int megatron_finetune(int argc, char** argv) {
   try {
     arguments = parse_finetune_arguments(argc, argv, launch.world_size);
   } catch (const UsageError&) {
-    if (launch.rank == 0) throw;
-    return kExitUsage;  // the first rank says what is wrong
+    if (refuse_to_start(launch, kExitUsage)) throw;
+    return kExitUsage;  // another rank says what is wrong
   }
   if (arguments.help) {
     const std::string usage =

@@ -2,6 +2,7 @@
 #include "megatron/training/prove.h"
 
 #include <algorithm>
+#include <array>
 #include <cstdio>
 #include <optional>
 #include <string>
@@ -12,6 +13,7 @@
 #include "megatron/base/log.h"
 #include "megatron/base/parse.h"
 #include "megatron/comm/launch.h"
+#include "megatron/comm/rendezvous.h"
 #include "megatron/tensor/threads.h"
 #include "megatron/tensor/torch.h"
 #include "megatron/training/device.h"
@@ -106,8 +108,7 @@ int prove_with_threads(const Arguments& arguments, const ProveConfig& config) {
 
 // As one of the ranks that a launcher started, each on its device. All of them leave with the
 // verdict.
-int prove_with_processes(const Arguments& arguments, const ProveConfig& config,
-                         const Launch& launch) {
+int prove_with_processes(const Arguments& arguments, ProveConfig& config, const Launch& launch) {
   Shrunk shrunk = shrink(arguments, launch.world_size);
   shrunk.arguments.training.device = arguments.training.device;
   return run_job(launch, shrunk.arguments, [&](const Job& job) {
@@ -120,7 +121,7 @@ int prove_with_processes(const Arguments& arguments, const ProveConfig& config,
       print_proofs(shrunk, proofs, device.is_cuda() ? "processes on GPUs" : "processes", holds,
                    config.json);
     return holds ? 0 : kExitFailure;
-  });
+  }, std::array<Config*, 1>{&config});
 }
 
 }  // namespace
@@ -162,8 +163,8 @@ int megatron_prove(int argc, char** argv) {
   try {
     parsed = parse_flags(configs, argc, argv, options);
   } catch (const UsageError&) {
-    if (launch.rank == 0) throw;
-    return kExitUsage;  // the first rank says what is wrong
+    if (refuse_to_start(launch, kExitUsage)) throw;
+    return kExitUsage;  // another rank says what is wrong
   }
   if (parsed.help) {
     if (launch.rank == 0)

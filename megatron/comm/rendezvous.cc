@@ -1,62 +1,80 @@
 #include "megatron/comm/rendezvous.h"
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <c10/util/Logging.h>
 #include <chrono>
 #include <csignal>
 #include <cstdlib>
-#include <sstream>
-#include <thread>
 
 #include "megatron/base/check.h"
+#include "megatron/base/log.h"
 #include "megatron/comm/c10d_backend.h"
-#include "megatron/comm/detail/machine_id.h"
+#include "megatron/comm/start_deadline.h"
 #include "megatron/tensor/torch.h"
 
 namespace megatron {
 namespace {
 
 constexpr double kLibraryTimeoutSeconds = 24 * 3600;
+constexpr int64_t kSocketsPerRank = 5;  // of the store: see docs/parallelism.md
 constexpr std::string_view kBackends[] = {"auto", "nccl", "gloo"};
 
+constexpr double kRefusalSeconds = 3;  // how long a rank that cannot start looks for others to tell
+
+// At whose machine all ranks look for the store.
+std::string store_host(const Launch& launch) {
+  return launch.one_node() && !launch.store_is_hosted ? "127.0.0.1" : launch.master_addr;
+}
+
+// The keys of this start of this job: an agent's store outlives the ranks that it starts again.
 std::shared_ptr<Store> open_store(const Launch& launch, double timeout_seconds) {
   StoreAddress address;
-  address.host = launch.one_node() && !launch.store_is_hosted ? "127.0.0.1" : launch.master_addr;
+  address.host = store_host(launch);
   address.port = launch.master_port;
   address.host_here = launch.rank == 0 && !launch.store_is_hosted;
   address.bind_address = launch.one_node() ? "127.0.0.1" : "";
+  address.prefix = cat("megatron/", launch.run_id, "/", launch.restart_count);
   address.timeout_seconds = timeout_seconds;
   return make_tcp_store(address);
 }
 
-// Returns the other ranks of this machine when every rank has arrived.
-std::vector<Neighbour> meet(const Launch& launch, Store& store, double timeout_seconds) {
-  const auto deadline = std::chrono::steady_clock::now() + std::chrono::duration<double>(timeout_seconds);
-  const std::string machine = "machine/" + machine_id();
-  store.set(cat(machine, "/", store.add(machine, 1)), cat(launch.rank, " ", getpid()));
-  store.set(cat("here/", launch.rank), "1");
-  if (store.add("here", 1) == launch.world_size) store.set("everybody", "1");
-  while (!store.find("everybody")) {
-    if (std::chrono::steady_clock::now() > deadline) {
-      std::string missing;
-      for (int rank = 0; rank < launch.world_size; ++rank) {
-        if (!store.find(cat("here/", rank))) missing += cat(missing.empty() ? "" : ", ", rank);
-      }
-      throw_error(cat("after ", timeout_seconds, " s, these of ", launch.world_size, " ranks have not started: ", missing,
-                      "\nhint: see their logs; --distributed-timeout-minutes waits longer"));
-    }
-    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+double start_seconds(const CommConfig& config) {
+  const char* given = std::getenv("MEGATRON_TEST_START_SECONDS");
+  return given != nullptr ? std::atof(given) : config.timeout_seconds();
+}
+
+// c10d writes lines of its own, with stack frames, for every attempt to connect that fails: none of them during the start, whose
+// errors are ours. Afterwards its warnings of broken connections stay away, since the errors that follow say the same.
+class QuietLibrary {
+ public:
+  QuietLibrary() {
+    if (!spoken_for_) FLAGS_caffe2_log_level = c10::GLOG_FATAL;
   }
-  std::vector<Neighbour> neighbours;
-  const int64_t num_here = store.add(machine, 0);
-  for (int64_t i = 1; i <= num_here; ++i) {
-    Neighbour neighbour;
-    std::istringstream(store.wait(cat(machine, "/", i), timeout_seconds)) >> neighbour.rank >> neighbour.pid;
-    if (neighbour.rank != launch.rank) neighbours.push_back(neighbour);
+  ~QuietLibrary() {
+    if (!spoken_for_) FLAGS_caffe2_log_level = c10::GLOG_ERROR;
   }
-  return neighbours;
+
+ private:
+  const bool spoken_for_ = std::getenv("TORCH_CPP_LOG_LEVEL") != nullptr;
+};
+
+DistributedBackend choose_backend(const CommConfig& config, bool on_gpu) {
+  DistributedBackend kind = config.distributed_backend;
+  if (kind == DistributedBackend::kAuto) kind = on_gpu ? DistributedBackend::kNccl : DistributedBackend::kGloo;
+  if (kind == DistributedBackend::kNccl && !on_gpu)
+    throw UsageError("--distributed-backend nccl needs GPUs, but this run is on CPUs\nhint: --distributed-backend gloo");
+  if (kind == DistributedBackend::kGloo && on_gpu)
+    throw UsageError("--distributed-backend gloo is for runs on CPUs, but this run is on GPUs\nhint: --distributed-backend nccl");
+  return kind;
+}
+
+// Rank 0's store has some sockets for each rank, Gloo one for each pair.
+void provide_open_files(const Launch& launch) {
+  const int64_t limit = raise_open_files_limit();
+  const int64_t needed = kSocketsPerRank * launch.world_size + 256;
+  if (launch.rank == 0 && !launch.store_is_hosted && limit < needed)
+    log_warning(cat("rank 0 may open ", limit, " files, and its store needs about ", needed, " for ", launch.world_size,
+                    " ranks: raise the hard limit (ulimit -Hn)"));
 }
 
 }  // namespace
@@ -80,34 +98,32 @@ void CommConfig::validate(Violations& violations) const {
     violations.add(cat("--distributed-timeout-seconds-after-init is ", *distributed_timeout_seconds_after_init), "a positive number");
 }
 
-Connection connect(const Launch& launch, const CommConfig& config, const at::Device& device) {
+Connection connect(const Launch& launch, const CommConfig& config, const at::Device& device, const RankSettings& settings) {
   Connection connection;
   if (launch.world_size == 1) return connection;
   // Writing to a peer that is gone is an error to report, not a signal that ends this rank before it can; Gloo writes plainly.
   std::signal(SIGPIPE, SIG_IGN);
-  const bool on_gpu = device.is_cuda();
-  DistributedBackend kind = config.distributed_backend;
-  if (kind == DistributedBackend::kAuto) kind = on_gpu ? DistributedBackend::kNccl : DistributedBackend::kGloo;
-  if (kind == DistributedBackend::kNccl && !on_gpu)
-    throw UsageError("--distributed-backend nccl needs GPUs, but this run is on CPUs\nhint: --distributed-backend gloo");
-  if (kind == DistributedBackend::kGloo && on_gpu)
-    throw UsageError("--distributed-backend gloo is for runs on CPUs, but this run is on GPUs\nhint: --distributed-backend nccl");
+  const DistributedBackend kind = choose_backend(config, device.is_cuda());
   if (!config.distributed_interface.empty()) setenv("NCCL_SOCKET_IFNAME", cat("=", config.distributed_interface).c_str(), 0);
 
-  // c10d warns of every broken connection, with stack frames; the errors that follow say the same.
-  if (std::getenv("TORCH_CPP_LOG_LEVEL") == nullptr) FLAGS_caffe2_log_level = c10::GLOG_ERROR;
+  const double timeout = start_seconds(config);
+  const auto deadline = std::chrono::steady_clock::now() + std::chrono::duration<double>(timeout);
+  StartDeadline watch(cat("rank ", launch.rank), timeout);
+  const QuietLibrary quiet;
+  provide_open_files(launch);
+  const std::string where = cat(store_host(launch), ":", launch.master_port);
+  watch.enter(cat("connecting to the store at ", where));
+  connection.store = open_store(launch, timeout);
+  watch.enter(cat("waiting for the store at ", where, " to answer"));
+  const double left = std::chrono::duration<double>(deadline - std::chrono::steady_clock::now()).count();
+  connection.neighbours = meet(launch, *connection.store, settings, std::max(left, 0.1));
 
-  const double timeout = config.timeout_seconds();
-  // An agent's store outlives the ranks that it starts again: each start has keys of its own.
-  connection.store = open_store(launch, timeout)
-                         ->connection(cat("megatron/", launch.run_id, "/", launch.restart_count));
-  connection.neighbours = meet(launch, *connection.store, timeout);
-
+  watch.enter("making the group of all ranks");
   C10dOptions options;
   options.rank = launch.rank;
   options.size = launch.world_size;
   // The failure monitor counts how long a call waits, and knows when a wait is in order; c10d's own limit must not come first.
-  options.timeout_seconds = std::max({timeout, config.timeout_seconds_after_init(), kLibraryTimeoutSeconds});
+  options.timeout_seconds = std::max({config.timeout_seconds(), config.timeout_seconds_after_init(), kLibraryTimeoutSeconds});
   options.interface = config.distributed_interface;
   options.loopback = launch.one_node();
   const std::shared_ptr<Backend> world = kind == DistributedBackend::kNccl ? make_nccl_backend(connection.store, options)
@@ -115,6 +131,17 @@ Connection connect(const Launch& launch, const CommConfig& config, const at::Dev
   connection.history = std::make_shared<CollectiveHistory>();
   connection.world = record_calls(world, connection.history);
   return connection;
+}
+
+bool refuse_to_start(const Launch& launch, int exit_code) {
+  if (launch.world_size == 1 || (launch.rank == 0 && !launch.store_is_hosted)) return true;
+  try {
+    const StartDeadline watch(cat("rank ", launch.rank), 2 * kRefusalSeconds);
+    const QuietLibrary quiet;
+    return call_off(*open_store(launch, kRefusalSeconds), exit_code);
+  } catch (const Error&) {
+    return true;  // there is no one to tell
+  }
 }
 
 }  // namespace megatron

@@ -11,6 +11,7 @@
 #include "megatron/base/fields.h"
 #include "megatron/comm/collective_history.h"
 #include "megatron/comm/launch.h"
+#include "megatron/comm/meeting.h"
 #include "megatron/comm/process_group.h"
 #include "megatron/comm/store.h"
 
@@ -34,12 +35,6 @@ struct CommConfig : Config {
   void validate(Violations& violations) const override;
 };
 
-// A rank on the same machine, and its process.
-struct Neighbour {
-  int rank = 0;
-  int pid = 0;
-};
-
 // What a rank has of its job. Everything is null or empty for one rank.
 struct Connection {
   std::shared_ptr<Backend> world;               // writes every call into `history`
@@ -49,8 +44,13 @@ struct Connection {
 };
 
 // Meets the other ranks: over the store of torchrun's agent, or one that rank 0 holds at MASTER_ADDR:MASTER_PORT. When all
-// ranks are on one machine, nothing listens on other addresses than the loopback. Returns when every rank is there; throws
-// Error that names the missing ones at the deadline.
-Connection connect(const Launch& launch, const CommConfig& config, const at::Device& device);
+// ranks are on one machine, nothing listens on other addresses than the loopback. Returns when every rank is there with the same
+// settings; throws as meet() does (comm/meeting.h). Everything together ends within --distributed-timeout-minutes and a second,
+// at the latest by the end of the process; MEGATRON_TEST_START_SECONDS, for tests, is another limit.
+Connection connect(const Launch& launch, const CommConfig& config, const at::Device& device, const RankSettings& settings = {});
+
+// For a rank whose own flags are wrong: the others, whose flags may be right, do not wait for it. Returns whether this rank is
+// the one to print its error; the others leave with `exit_code`.
+bool refuse_to_start(const Launch& launch, int exit_code);
 
 }  // namespace megatron

@@ -1,6 +1,8 @@
 #include "megatron/comm/store.h"
 
 #include <netdb.h>
+#include <netinet/in.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -14,6 +16,7 @@
 #include <vector>
 
 #include "megatron/base/check.h"
+#include "megatron/comm/detail/store_probe.h"
 
 namespace megatron {
 namespace {
@@ -58,6 +61,9 @@ class C10dStore final : public Store, public std::enable_shared_from_this<C10dSt
     guarded([&] { sum = store_->add(key, amount); });
     return sum;
   }
+  void append(const std::string& key, const std::string& value) override {
+    guarded([&] { store_->append(key, std::vector<uint8_t>(value.begin(), value.end())); });
+  }
   std::string claim(const std::string& key, const std::string& value) override {
     std::string standing;
     guarded([&] { standing = store_->compareSet(key, std::string(), value); });
@@ -90,25 +96,41 @@ class C10dStore final : public Store, public std::enable_shared_from_this<C10dSt
   std::string where_;
 };
 
-// A socket that listens on one address only; c10d itself would listen on all of them.
+// Opens a socket that listens at the address; errno says why not.
+int listen_at(const addrinfo& address) {
+  const int fd = socket(address.ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  if (fd < 0) return -1;
+  const int on = 1, off = 0;
+  setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
+  if (address.ai_family == AF_INET6) setsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, &off, sizeof off);  // IPv4, too
+  if (bind(fd, address.ai_addr, address.ai_addrlen) == 0 && listen(fd, 4096) == 0) return fd;
+  const int reason = errno;
+  close(fd);
+  errno = reason;
+  return -1;
+}
+
+// A socket that listens on one address, or, when it is empty, on all of this machine.
 int listening_socket(const std::string& address, int port) {
   addrinfo hints{};
   hints.ai_socktype = SOCK_STREAM;
   hints.ai_flags = AI_PASSIVE | AI_NUMERICSERV;
   addrinfo* found = nullptr;
-  const int failed = getaddrinfo(address.c_str(), std::to_string(port).c_str(), &hints, &found);
+  const int failed = getaddrinfo(address.empty() ? nullptr : address.c_str(), std::to_string(port).c_str(), &hints, &found);
   MEGATRON_CHECK(!failed, "address ", address, " to listen on is not known: ", gai_strerror(failed));
   const std::unique_ptr<addrinfo, void (*)(addrinfo*)> guard(found, freeaddrinfo);
-  const int fd = socket(found->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
-  const int on = 1;
-  if (fd >= 0) setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
-  if (fd < 0 || bind(fd, found->ai_addr, found->ai_addrlen) != 0 || listen(fd, 2048) != 0) {
-    const std::string reason = std::strerror(errno);
-    if (fd >= 0) close(fd);
-    throw_error(cat("rank 0 cannot listen on ", address, ":", port, ": ", reason,
-                    "\nhint: give another port with MASTER_PORT; another job may use this one"));
+  int reason = 0;
+  for (const int family : {AF_INET6, AF_INET}) {  // a socket for all addresses of IPv6 takes those of IPv4
+    for (const addrinfo* at = found; at != nullptr; at = at->ai_next) {
+      if (at->ai_family != family) continue;
+      const int fd = listen_at(*at);
+      if (fd >= 0) return fd;
+      if (reason == 0 || errno == EADDRINUSE) reason = errno;
+    }
+    if (reason == EADDRINUSE) break;
   }
-  return fd;
+  throw_error(cat("rank 0 cannot listen on ", address.empty() ? "port " : address + ":", port, ": ", std::strerror(reason),
+                  "\nhint: give another port with MASTER_PORT; another job, or a second process with RANK 0, may use this one"));
 }
 
 }  // namespace
@@ -119,20 +141,35 @@ std::shared_ptr<Store> make_local_store() {
 
 std::shared_ptr<Store> make_tcp_store(const StoreAddress& address) {
   const std::string where = cat(address.host, ":", address.port);
+  // The holder's own connection needs no name.
+  const std::string host = !address.host_here ? address.host : address.bind_address.empty() ? "127.0.0.1" : address.bind_address;
   c10d::TCPStoreOptions options;
   options.port = static_cast<uint16_t>(address.port);
   options.isServer = address.host_here;
   options.waitWorkers = false;
   options.timeout = to_milliseconds(address.timeout_seconds);
-  if (address.host_here && !address.bind_address.empty())
+  if (address.host_here)
     options.masterListenFd = listening_socket(address.bind_address, address.port);
+  else
+    wait_for_store(address.host, address.port, address.timeout_seconds);
   try {
-    return std::make_shared<C10dStore>(c10::make_intrusive<c10d::TCPStore>(address.host, options), where);
+    c10::intrusive_ptr<c10d::Store> store = c10::make_intrusive<c10d::TCPStore>(host, options);
+    if (!address.prefix.empty()) store = c10::make_intrusive<c10d::PrefixStore>(address.prefix, std::move(store));
+    return std::make_shared<C10dStore>(std::move(store), where);
   } catch (const std::exception& error) {
     throw_error(cat(address.host_here ? "rank 0 cannot open the store at " : "the store at ", where,
                     address.host_here ? "" : " does not answer", "\ndetail: ", first_line(error),
                     "\nhint: MASTER_ADDR and MASTER_PORT must name the machine of rank 0 and a free port that every rank can reach"));
   }
+}
+
+int64_t raise_open_files_limit() {
+  rlimit limit{};
+  if (getrlimit(RLIMIT_NOFILE, &limit) != 0) return 0;
+  const rlim_t before = limit.rlim_cur;
+  limit.rlim_cur = limit.rlim_max;
+  if (setrlimit(RLIMIT_NOFILE, &limit) != 0) limit.rlim_cur = before;
+  return limit.rlim_cur > 1 << 30 ? 1 << 30 : static_cast<int64_t>(limit.rlim_cur);
 }
 
 }  // namespace megatron

@@ -15,6 +15,7 @@
 #include "megatron/tensor/gemm.h"
 #include "megatron/tensor/torch.h"
 #include "megatron/training/device.h"
+#include "megatron/training/shared_settings.h"
 
 namespace megatron {
 
@@ -41,6 +42,8 @@ class ChannelAgreement final : public Agreement {
   FailureMonitor& monitor_;
 };
 
+int exit_code_of(const std::exception& error) { return exit_code(failure_class(error)); }
+
 // A device that fails may work after another start or on another machine; memory that is too small stays so.
 [[noreturn]] void throw_device_error(const c10::Error& error) {
   const std::string message = error.what_without_backtrace();
@@ -63,7 +66,7 @@ int with_own_errors(const std::function<int()>& body) {
 }
 
 int run_job(const Launch& launch, const Arguments& arguments,
-            const std::function<int(const Job&)>& body) {
+            const std::function<int(const Job&)>& body, std::span<Config* const> more) {
   Job job;
   job.launch = launch;
   if (arguments.training.stopped_exit_code.value_or(0) != 0 && launch.launcher == "torchrun" && !launch.run_id.empty()) {
@@ -76,8 +79,19 @@ int run_job(const Launch& launch, const Arguments& arguments,
   set_quiet(launch.rank != 0);
   set_crash_prefix(cat("[rank ", launch.rank, "] "));
   set_log_prefix(launch.rank != 0 ? cat("[rank ", launch.rank, "] ") : "");
-  const c10::Device device = choose_device(arguments.training.device, launch.local_rank);
-  const Connection connection = connect(launch, arguments.comm, device);
+  c10::Device device = c10::kCPU;
+  try {
+    device = choose_device(arguments.training.device, launch.local_rank);
+  } catch (const std::exception& error) {
+    if (refuse_to_start(launch, exit_code_of(error))) throw;
+    return exit_code_of(error);  // another rank says what is wrong
+  }
+  Connection connection;
+  try {
+    connection = connect(launch, arguments.comm, device, shared_settings(arguments, more));
+  } catch (const StartRefused& refused) {
+    return refused.exit_code();
+  }
   job.local_rank = launch.local_rank;
   job.local_world_size = launch.local_world_size > 0 ? launch.local_world_size : 1;
   FailureMonitor monitor(launch, connection,

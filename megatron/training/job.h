@@ -4,6 +4,7 @@
 #include <chrono>
 #include <functional>
 #include <memory>
+#include <span>
 
 #include "megatron/comm/failure_monitor.h"
 #include "megatron/comm/launch.h"
@@ -32,9 +33,11 @@ struct Job {
 int with_own_errors(const std::function<int()>& body);
 
 // Runs `body` as one rank of the job that the launcher's environment describes (torchrun, srun, mpirun; none: one rank) and
-// returns what it returns. `arguments` were parsed for launch.world_size ranks. Meets the other ranks first. When any rank
+// returns what it returns. `arguments` were parsed for launch.world_size ranks; `more`: flags of the command that are not part of
+// them. Meets the other ranks first: all start with the same settings (training/shared_settings.h), or none does. When any rank
 // throws, dies or hangs, every rank leaves with the exit code of that failure (base/exit_codes.h) and one of them says why; see
 // comm/failure_monitor.h.
-int run_job(const Launch& launch, const Arguments& arguments, const std::function<int(const Job&)>& body);
+int run_job(const Launch& launch, const Arguments& arguments, const std::function<int(const Job&)>& body,
+            std::span<Config* const> more = {});
 
 }  // namespace megatron

@@ -34,6 +34,9 @@ TEST(Store, KeepsClaimsAndCounts) {
   EXPECT_EQ(store->claim("owner", "second"), "first");
   EXPECT_EQ(store->add("count", 2), 2);
   EXPECT_EQ(store->add("count", 3), 5);
+  store->append("list", "a");
+  store->append("list", "b");
+  EXPECT_EQ(store->find("list"), "ab");
   const std::shared_ptr<Store> inner = store->connection("inner");
   EXPECT_FALSE(inner->find("key"));
   inner->set("key", "other");
