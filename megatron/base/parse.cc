@@ -222,9 +222,9 @@ class CommandLine {
       const std::string& argument = arguments_[next_++];
       if (is_flag(argument)) {
         flag(argument);
-      } else if (argument.size() > 1 && argument[0] == '-' && std::isalpha(static_cast<unsigned char>(argument[1]))) {
+      } else if (is_letter_flag(argument)) {
         parser_.violations.add(cat("unknown flag ", argument, hint_for_dash(argument)));
-        take_values(std::nullopt, -1);
+        skip_values();
       } else {
         loose_.push_back(argument);
       }
@@ -239,6 +239,14 @@ class CommandLine {
     return near.empty() ? "; flags start with --" : near;
   }
   static bool is_flag(std::string_view token) { return token.size() > 2 && token.starts_with("--"); }
+  // "-m", as other programs spell flags; not a negative number.
+  static bool is_letter_flag(std::string_view token) {
+    return token.size() > 1 && token[0] == '-' && std::isalpha(static_cast<unsigned char>(token[1]));
+  }
+  // Those of an unknown flag.
+  void skip_values() {
+    while (value_follows() && !is_letter_flag(arguments_[next_])) ++next_;
+  }
   bool value_follows() const { return next_ < arguments_.size() && !is_flag(arguments_[next_]); }
 
   // The values of the flag just read: `limit` at most (-1: up to the next flag).
@@ -287,7 +295,7 @@ class CommandLine {
       parser_.note_known(*known, flag, texts, false);
     } else {
       parser_.violations.add(cat("unknown flag ", flag, parser_.suggestion(flag)));
-      take_values(attached, -1);
+      if (!attached) skip_values();
     }
   }
 

@@ -672,13 +672,11 @@ Arguments parse_finetune_arguments(int argc, const char* const* argv, int64_t wo
 
 std::string run_help(std::string_view usage, std::span<Config* const> configs, std::string_view topic, Config* own) {
   std::vector<std::string_view> basics = {
-      "num_layers", "hidden_size", "num_attention_heads", "num_query_groups", "seq_length", "swiglu",
-      "position_embedding_type", "normalization", "attention_dropout", "tokenizer_type", "tokenizer_model", "data_path",
-      "train_data_path", "split", "task", "micro_batch_size", "global_batch_size", "train_iters", "device", "num_threads",
-      "eval_iters", "eval_interval", "lr", "min_lr", "lr_decay_style", "lr_warmup_iters", "weight_decay", "clip_grad", "bf16",
+      "num_layers", "hidden_size", "num_attention_heads", "seq_length", "swiglu", "position_embedding_type",
+      "tokenizer_type", "tokenizer_model", "data_path", "micro_batch_size", "global_batch_size", "train_iters",
+      "device", "num_threads", "eval_interval", "lr", "lr_decay_style", "lr_warmup_iters", "weight_decay", "bf16",
       "tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size", "sequence_parallel",
-      "use_distributed_optimizer", "use_megatron_fsdp", "recompute_granularity", "seed", "log_interval", "save",
-      "save_interval", "load", "start", "lora_rank"};
+      "use_distributed_optimizer", "seed", "log_interval", "save", "save_interval", "load", "start", "lora_rank"};
   std::vector<FieldInfo> fields;
   if (own != nullptr) {
     Config* const configs_of_own[] = {own};

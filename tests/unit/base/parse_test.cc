@@ -179,6 +179,8 @@ TEST(ParseFlags, FlagsOfOtherProgramsAreAnsweredWithOurs) {
   EXPECT_EQ(refusal({"--num_hidden_layers", "4"}), "unknown flag --num_hidden_layers; did you mean --num-layers?");
   EXPECT_EQ(refusal({"--output_dir", "x"}), "unknown flag --output_dir; did you mean --save?");
   EXPECT_EQ(refusal({"--checkpoint.folder=x"}), "unknown flag --checkpoint.folder; did you mean --save?");
+  EXPECT_EQ(refusal({"--optimizer.lr", "1", "-num-layers", "3"}),
+            "unknown flag --optimizer.lr; did you mean --lr?\nunknown flag -num-layers; did you mean --num-layers?");
   EXPECT_EQ(refusal({"-m", "x"}), "unknown flag -m; flags start with --") << "this command has no --load";
 }
 

@@ -154,7 +154,8 @@ TEST(Arguments, AllViolationsComeAtOnce) {
 
 TEST(Arguments, OnlyTheCauseIsReported) {
   EXPECT_EQ(usage_error(kGood + "--global-batch-size 3"),
-            "--global-batch-size 3 is not divisible by --micro-batch-size 2\nhint: nearest that fit: 2, 4");
+            "--global-batch-size 3 is not divisible by --micro-batch-size 2 times the data-parallel size 1\n"
+            "hint: give a multiple of 2, or --decrease-batch-size-if-needed");
   EXPECT_THAT(usage_error(kGood + "--num-layers -2"), HasSubstr("--num-layers is -2\nhint: 1 or more"));
   EXPECT_THAT(usage_error(kGood + "--lr-warmup-iters 20 --global-batch-size 4"),
               HasSubstr("--lr-warmup-iters 20 (80 samples) does not end before --train-iters 10 (40 samples)"));
