@@ -287,6 +287,11 @@ class BoundsTest(support.FolderTest):
         done = subprocess.run(["bash", "-c", line], capture_output=True, text=True)
         self.assertEqual(done.returncode, 0, done.stderr)
         self.assertIn("every token read", done.stdout)
+        # What the shell opened as standard input may be a FIFO.
+        line = f'cat "{source}" > "{self.fifo("fifo")}" & "{support.BINARY}" tokenize --tokenizer-type ByteLevelTokenizer --input - < "{self.path("fifo")}"'
+        done = subprocess.run(["bash", "-c", line], capture_output=True, text=True)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertIn("the same text", done.stdout)
 
 
 if __name__ == "__main__":

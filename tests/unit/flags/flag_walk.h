@@ -1,0 +1,43 @@
+// Looks at what rows of a flag table claim: in the sources, in the names of the tests, and in what other flags of the same
+// run are answered with.
+#pragma once
+
+#include <functional>
+#include <map>
+#include <set>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "megatron/training/flag_table.h"
+
+namespace megatron {
+
+// The program's files under megatron/ and tools/, and the names of its tests.
+struct SourceTree {
+  std::map<std::string, std::string> code;  // text by path, without comments; without the flag table itself
+  std::set<std::string> tests;              // "Suite.Name"
+  std::set<std::string> fields;             // of the configuration
+  static SourceTree read(const std::string& root);
+};
+
+struct Answer {
+  enum class Kind { kField, kAccepted, kRefused };
+  Kind kind;
+  std::string reason;
+};
+
+// What the same run answers to a flag, given alone.
+using Ask = std::function<Answer(const std::string& flag)>;
+
+// What is wrong with the answer that a row gave to one of its spellings; empty: nothing.
+std::string fault_of(const KnownFlag& row, const std::string& spelling, const Answer& answer, const Ask& ask,
+                     const SourceTree& tree);
+
+// Whether the identifier occurs in a file other than `owners`.
+bool is_read_outside(const SourceTree& tree, std::string_view identifier, const std::set<std::string>& owners);
+
+// The definitions of the functions of that name in a file of the tree, from the name to the end of the body; "": there is none.
+std::string function_body(const SourceTree& tree, const std::string& path, const std::string& name);
+
+}  // namespace megatron
