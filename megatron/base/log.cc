@@ -7,6 +7,7 @@
 
 #include <atomic>
 #include <cerrno>
+#include <cstdio>
 #include <cstdlib>
 #include <mutex>
 #include <system_error>
@@ -135,7 +136,9 @@ void print_line(std::string_view line) {
 
 void check_standard_output() {
   const std::lock_guard lock(screen().mutex);
-  const int error = std::exchange(screen().output_error, 0);
+  int error = std::exchange(screen().output_error, 0);
+  // What was printed through the C library fails only now.
+  if (std::fflush(stdout) != 0 && error == 0 && !screen().output_is_gone) error = errno;
   MEGATRON_CHECK(error == 0, "cannot write to standard output: ", std::generic_category().message(error));
 }
 
