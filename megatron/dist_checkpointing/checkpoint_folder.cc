@@ -157,8 +157,8 @@ std::vector<CheckpointEntry> entries_to_start_from(const StartRequest& request) 
   std::vector<CheckpointEntry> entries = candidates(request);
   if (entries.empty()) {
     MEGATRON_CHECK(may_be_fresh, request.load.string(), ": holds no checkpoint (no directory iter_0000000 or the like)",
-                   "\nhint: --start-mode resume-or-fresh starts from the beginning when there is nothing yet, --start-mode fresh "
-                   "always does");
+                   "\nhint: give the folder that --save named, or one iter_* directory in it; to train from the beginning, "
+                   "--start-mode resume-or-fresh or fresh");
     return {};
   }
   return entries;

@@ -26,7 +26,7 @@ void write_text(const char* text) {
 void on_signal(int number) {
   int none = 0;
   if (received_signal.compare_exchange_strong(none, number)) {
-    write_text("\nsignal received: the run saves and stops at the next step; a second signal stops it at once\n");
+    write_text("\nsignal received: the run stops at the next step, and saves if it has --save; a second signal stops it at once\n");
     return;
   }
   write_text("\nsecond signal: stopping at once, nothing is saved\n");
