@@ -119,7 +119,7 @@ constexpr FlagClaim kNoGloo{
     "with one rank, or on GPUs", "Gloo is what connects ranks on CPUs"};
 constexpr FlagClaim kNoTimeoutReport{
     "a run of one rank waits for no other rank",
-    "source megatron/training/job.cc: if (launch.world_size == 1) return body(job)",
+    "source megatron/training/job.cc: if (launch.world_size == 1) return with_own_errors(",
     [](const Arguments& a) { return a.world_size == 1; }, "with one rank",
     "a rank that waits past the timeout always reports why"};
 constexpr FlagClaim kFinishedCalls{

@@ -76,7 +76,7 @@ std::string fault_of_evidence(const std::string& shown_by, const std::string& sp
 // Reasons from before there were several ranks.
 std::string stale_words(const std::string& reason) {
   static const std::regex stale(
-      "a run has one rank|(tensor|pipeline|context) parallelism[^;]*not built|several ranks[^;]*not built|"
+      "a run has one rank|(^|; )(tensor|pipeline|context) parallelism[^;]*not built|several ranks[^;]*not built|"
       "conversion[^;]*not built");
   std::smatch match;
   return std::regex_search(reason, match, stale) ? match.str() : "";
