@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "megatron/base/check.h"
+#include "megatron/base/failure_class.h"
 #include "megatron/comm/detail/store_probe.h"
 
 namespace megatron {
@@ -52,7 +53,7 @@ class C10dStore final : public Store, public std::enable_shared_from_this<C10dSt
       store_->wait({key}, to_milliseconds(timeout_seconds));
       return store_->get_to_str(key);
     } catch (const std::exception& error) {
-      throw_error(cat("nobody wrote ", key, " to the store at ", where_, " within ", timeout_seconds, " s\ndetail: ",
+      throw RetryError(cat("nobody wrote ", key, " to the store at ", where_, " within ", timeout_seconds, " s\ndetail: ",
                       first_line(error)));
     }
   }
@@ -87,7 +88,7 @@ class C10dStore final : public Store, public std::enable_shared_from_this<C10dSt
     try {
       body();
     } catch (const std::exception& error) {
-      throw_error(cat("the store at ", where_, " cannot be reached\ndetail: ", first_line(error)));
+      throw RetryError(cat("the store at ", where_, " cannot be reached\ndetail: ", first_line(error)));
     }
   }
 
@@ -157,7 +158,7 @@ std::shared_ptr<Store> make_tcp_store(const StoreAddress& address) {
     if (!address.prefix.empty()) store = c10::make_intrusive<c10d::PrefixStore>(address.prefix, std::move(store));
     return std::make_shared<C10dStore>(std::move(store), where);
   } catch (const std::exception& error) {
-    throw_error(cat(address.host_here ? "rank 0 cannot open the store at " : "the store at ", where,
+    throw RetryError(cat(address.host_here ? "rank 0 cannot open the store at " : "the store at ", where,
                     address.host_here ? "" : " does not answer", "\ndetail: ", first_line(error),
                     "\nhint: MASTER_ADDR and MASTER_PORT must name the machine of rank 0 and a free port that every rank can reach"));
   }
