@@ -1,9 +1,7 @@
 // All configuration of a training run, and the rules that join its parts.
 #pragma once
 
-#include <span>
 #include <string>
-#include <string_view>
 #include <vector>
 
 #include "megatron/comm/parallel_groups.h"
