@@ -12,14 +12,12 @@ inline constexpr int kExitInternal = 3;  // a bug of ours
 inline constexpr int kExitRetry = 75;    // a peer, a device or the network did it; sysexits.h's EX_TEMPFAIL
 
 inline constexpr const char* kExitCodesHelp =
-    "exit codes:\n"
+    "exit codes (outcome.json in the folder of the run says them in words):\n"
     "  0     finished; also stopped by a signal, --exit-interval or --exit-duration-in-mins, and resumable\n"
     "  N     stopped and resumable, with --stopped-exit-code N\n"
     "  1     failed, and would fail again: data, configuration, a full disk, losses that are not finite\n"
-    "  2     wrong flags\n"
-    "  3     internal error\n"
+    "  2, 3  wrong flags; an internal error\n"
     "  75    failed, but may succeed when started again: a lost rank, a timeout, a device or I/O error\n"
-    "  128+S ended by signal S, nothing saved since the last checkpoint\n"
-    "outcome.json in the folder of the run says the same in words.";
+    "  128+S ended by signal S, nothing saved since the last checkpoint";
 
 }  // namespace megatron

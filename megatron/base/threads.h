@@ -18,8 +18,7 @@ int choose_num_threads(int64_t requested, int local_ranks = 1);
 
 // The help text of --num-threads.
 inline constexpr char kNumThreadsHelp[] =
-    "CPU threads of tensor operations; 0: OMP_NUM_THREADS, else the cores of this process divided by "
-    "the ranks of its node";
+    "CPU threads; 0: OMP_NUM_THREADS, else the cores divided by the ranks of this node";
 
 // Calls body(begin, end) over disjoint ranges that cover [0, count), on up to `threads` threads (0: available_cores()).
 // The first exception thrown by a body is rethrown after all have stopped.

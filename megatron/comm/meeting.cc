@@ -166,9 +166,17 @@ std::vector<Neighbour> meet(const Launch& launch, Store& store, const RankSettin
   return Meeting(launch, store, settings, timeout_seconds).run();
 }
 
+void wait_until_all_left(Store& store, int world_size, double timeout_seconds) {
+  const auto until = Clock::now() + std::chrono::duration<double>(timeout_seconds);
+  while (store.add("left", 0) + store.add("called off", 0) < world_size && Clock::now() < until)
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+}
+
 bool call_off(Store& store, int exit_code) {
   const std::string mine = cat(kStop, exit_code, " process ", getpid());
-  return store.claim("start", mine) == mine;
+  const bool first = store.claim("start", mine) == mine;
+  store.add("called off", 1);
+  return first;
 }
 
 }  // namespace megatron

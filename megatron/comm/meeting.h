@@ -41,4 +41,7 @@ std::vector<Neighbour> meet(const Launch& launch, Store& store, const RankSettin
 // the one to say why.
 bool call_off(Store& store, int exit_code);
 
+// For the holder of a store whose job was called off: waits until `world_size` ranks know it, for so many seconds at most.
+void wait_until_all_left(Store& store, int world_size, double timeout_seconds);
+
 }  // namespace megatron

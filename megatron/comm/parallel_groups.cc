@@ -68,7 +68,7 @@ void ParallelConfig::fields(FieldVisitor& visitor) {
   visitor.field("expert_model_parallel_size", expert_model_parallel_size,
                 "ranks that share the experts of one layer");
   visitor.field("sequence_parallel", sequence_parallel,
-                "split norms and dropout along the sequence; nothing to split at one tensor rank");
+                "split norms and dropout along the sequence");
   visitor.field("use_tp_pp_dp_mapping", use_tp_pp_dp_mapping,
                 "order ranks tensor, pipeline, data instead of tensor, data, pipeline");
 }

@@ -134,11 +134,14 @@ Connection connect(const Launch& launch, const CommConfig& config, const at::Dev
 }
 
 bool refuse_to_start(const Launch& launch, int exit_code) {
-  if (launch.world_size == 1 || (launch.rank == 0 && !launch.store_is_hosted)) return true;
+  if (launch.world_size == 1) return true;
   try {
-    const StartDeadline watch(cat("rank ", launch.rank), 2 * kRefusalSeconds);
+    const StartDeadline watch(cat("rank ", launch.rank), 3 * kRefusalSeconds);
     const QuietLibrary quiet;
-    return call_off(*open_store(launch, kRefusalSeconds), exit_code);
+    const std::shared_ptr<Store> store = open_store(launch, kRefusalSeconds);
+    const bool first = call_off(*store, exit_code);
+    if (launch.rank == 0 && !launch.store_is_hosted) wait_until_all_left(*store, launch.world_size, kRefusalSeconds);
+    return first;
   } catch (const Error&) {
     return true;  // there is no one to tell
   }

@@ -111,7 +111,7 @@ void TokenizerConfig::fields(FieldVisitor& v) {
           "--merge-file), BertWordPieceLowerCase, BertWordPieceCase (--vocab-file), "
           "ByteLevelTokenizer, NullTokenizer (--vocab-size)");
   v.field("tokenizer_model", tokenizer_model,
-          "a tokenizer.json, a SentencePiece .model, a tiktoken vocabulary, or the folder that "
+          "tokenizer.json, SentencePiece .model or tiktoken vocabulary, or the folder that "
           "holds it");
   v.field("vocab_file", vocab_file, "GPT-2's vocab.json or BERT's vocab.txt");
   v.field("merge_file", merge_file, "GPT-2's merges.txt");

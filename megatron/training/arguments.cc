@@ -47,8 +47,8 @@ void evaluation_batch_divides(const Arguments& a, Violations& v) {
   const TrainingConfig& t = a.training;
   const bool own_size = t.eval_global_batch_size.has_value(), own_micro = t.eval_micro_batch_size.has_value();
   if (!own_size && !own_micro) return;  // the batch of training does not divide either, by a rule of its own
-  v.add(cat(own_size ? "--eval-global-batch-size " : "--global-batch-size, also of evaluations, ", a.eval_global_batch_size(),
-            " is not divisible by ", own_micro ? "--eval-micro-batch-size " : "--micro-batch-size ", a.eval_micro_batch_size(),
+  v.add(cat(own_size ? "--eval-global-batch-size " : "--global-batch-size ", a.eval_global_batch_size(),
+            own_size ? "" : ", also of evaluations,", " is not divisible by ", own_micro ? "--eval-micro-batch-size " : "--micro-batch-size ", a.eval_micro_batch_size(),
             ranks > 1 ? cat(" x ", ranks, " data-parallel ranks") : ""),
         cat("give a multiple of ", unit, own_size ? "" : " with --eval-global-batch-size"));
 }

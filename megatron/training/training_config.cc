@@ -87,7 +87,7 @@ void TrainingConfig::training_fields(FieldVisitor& v) {
   v.field("freeze_except", freeze_except, "freeze every parameter but these; patterns as --freeze");
   v.field("freeze_all_layers", freeze_all_layers, "freeze every parameter");
   v.field("skip_train", skip_train, "evaluate only");
-  v.choice("device", device, kDevices, "where to compute; auto: the GPU when there is one; h100, h200, b200: a GPU of that model and no other (check: plan for it)");
+  v.choice("device", device, kDevices, "auto: the GPU when there is one; h100, h200, b200: a GPU of that model");
   v.field("num_threads", num_threads, kNumThreadsHelp);
   v.field({"gemm_tuning", "--no-gemm-tuning", true}, gemm_tuning,
           "take cuBLASLt's own choice of algorithms in place of the fastest, timed once and kept "
@@ -189,8 +189,7 @@ void TrainingConfig::checkpoint_fields(FieldVisitor& v) {
   v.field("no_save_optim", no_save_optim, "leave the optimizer's state out of checkpoints");
   v.field("load", load, "folder of checkpoints, or one checkpoint, to start from");
   v.choice({"start", "--start-mode --start"}, start, kStarts,
-           "resume: a checkpoint must be there; resume-or-fresh: also begin anew when there is "
-           "none; fresh: load nothing; "
+           "resume: a checkpoint must be there; resume-or-fresh: or begin anew; fresh: load nothing; "
            "auto: resume with --load, else fresh");
   v.field("ckpt_step", ckpt_step, "load this iteration and no other");
   v.field("no_load_optim", no_load_optim, "do not load the optimizer's state");

@@ -109,7 +109,7 @@ class SinksTest(support.FolderTest):
         process = self.start("--run-dir", save, "--wandb-project", "p", "--train-iters", "100000")
         self.wait_until(process, lambda: wandb_files(save) and os.path.getsize(wandb_files(save)[0]) > 100_000)
         process.send_signal(signal.SIGKILL)
-        process.communicate()
+        process.wait()
         records = wandb_reader.read(wandb_files(save)[0])
         steps = [row["_step"] for row in of_kind(records, "history")]
         self.assertEqual(steps, list(range(1, len(steps) + 1)))

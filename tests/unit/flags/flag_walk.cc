@@ -1,5 +1,6 @@
 #include "tests/unit/flags/flag_walk.h"
 
+#include <algorithm>
 #include <cctype>
 #include <filesystem>
 #include <regex>

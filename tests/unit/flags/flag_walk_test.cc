@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <fstream>
+#include <map>
 #include <sstream>
 
 #include "megatron/base/check.h"
@@ -212,12 +213,14 @@ std::vector<std::string> candidates(const FieldInfo& field) {
 // printed.
 TEST(FlagWalk, FlagsOfFieldsChangeTheConfiguration) {
   std::set<std::string> accepted, all;
+  std::map<std::string, std::string> defaults;  // as declared, before anything is derived from other values
+  for (const FieldInfo& field : fields_of({})) defaults[field.name] = format_value(field.value);
   for (const Way& way : kWays) {
     const Arguments before = parse(way, "");
     for (const FieldInfo& field : fields_of(before)) {
       all.insert(field.name);
       for (const std::string& value : candidates(field)) {
-        if (value == format_value(field.value)) continue;
+        if (value == format_value(field.value) || value == defaults[field.name]) continue;
         const bool off = field.kind == FieldKind::kBool && field.negative;
         const std::string flag = field.flags[0];
         const std::string given = cat(flag, " ", off ? (value == "true" ? "false" : "true") : value);
@@ -282,7 +285,7 @@ constexpr Reader kReaders[] = {
     {"data_parallel_sharding_strategy", "megatron/distributed/distributed_data_parallel_config.cc", "strategy"},
     {"distributed_timeout_minutes", "megatron/comm/rendezvous.h", "timeout_seconds"},
     {"distributed_timeout_seconds_after_init", "megatron/comm/rendezvous.h", "timeout_seconds_after_init"},
-    {"distributed_backend", "megatron/comm/rendezvous.cc", "connect"},
+    {"distributed_backend", "megatron/comm/rendezvous.cc", "choose_backend"},
     {"distributed_interface", "megatron/comm/rendezvous.cc", "connect"},
     {"freeze_all_layers", "megatron/training/training_config.cc", "freezes"},
     {"exit_signal", "megatron/training/training_config.cc", "exit_signal_number"},

@@ -317,8 +317,8 @@ TEST(Arguments, WhatChangedSinceACheckpointIsListed) {
   const auto changes = [&](const std::string& flags) { return configuration_changes(parse(kGood + flags), stored); };
   using testing::ElementsAre;
   EXPECT_THAT(changes("--hidden-dropout 0.1 --save here --load here --start resume"), ElementsAre());
-  EXPECT_THAT(changes("--hidden-dropout 0.3 --save here --no-gemm-tuning --lr-decay-iters 7 --train-data-path a b"),
-              ElementsAre("--train-data-path a b, was not given", "--hidden-dropout 0.3, was 0.1", "--lr-decay-iters 7, was none",
+  EXPECT_THAT(changes("--hidden-dropout 0.3 --save here --no-gemm-tuning --lr-decay-iters 7 --freeze decoder embedding"),
+              ElementsAre("--hidden-dropout 0.3, was 0.1", "--lr-decay-iters 7, was none", "--freeze decoder embedding, was not given",
                           "gemm_tuning false, was true"));
   write_file_atomically(stored, "hidden_dropout: 0.1\nsome_flag_of_tomorrow: 3\n");
   EXPECT_THAT(changes("--hidden-dropout 0.3"), testing::Contains("--hidden-dropout 0.3, was 0.1"));
