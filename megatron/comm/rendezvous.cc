@@ -58,8 +58,7 @@ class QuietLibrary {
   const bool spoken_for_ = std::getenv("TORCH_CPP_LOG_LEVEL") != nullptr;
 };
 
-DistributedBackend choose_backend(const CommConfig& config, bool on_gpu) {
-  DistributedBackend kind = config.distributed_backend;
+DistributedBackend choose_backend(DistributedBackend kind, bool on_gpu) {
   if (kind == DistributedBackend::kAuto) kind = on_gpu ? DistributedBackend::kNccl : DistributedBackend::kGloo;
   if (kind == DistributedBackend::kNccl && !on_gpu)
     throw UsageError("--distributed-backend nccl needs GPUs, but this run is on CPUs\nhint: --distributed-backend gloo");
@@ -103,7 +102,7 @@ Connection connect(const Launch& launch, const CommConfig& config, const at::Dev
   if (launch.world_size == 1) return connection;
   // Writing to a peer that is gone is an error to report, not a signal that ends this rank before it can; Gloo writes plainly.
   std::signal(SIGPIPE, SIG_IGN);
-  const DistributedBackend kind = choose_backend(config, device.is_cuda());
+  const DistributedBackend kind = choose_backend(config.distributed_backend, device.is_cuda());
   if (!config.distributed_interface.empty()) setenv("NCCL_SOCKET_IFNAME", cat("=", config.distributed_interface).c_str(), 0);
 
   const double timeout = start_seconds(config);

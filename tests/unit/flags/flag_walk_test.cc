@@ -285,7 +285,7 @@ constexpr Reader kReaders[] = {
     {"data_parallel_sharding_strategy", "megatron/distributed/distributed_data_parallel_config.cc", "strategy"},
     {"distributed_timeout_minutes", "megatron/comm/rendezvous.h", "timeout_seconds"},
     {"distributed_timeout_seconds_after_init", "megatron/comm/rendezvous.h", "timeout_seconds_after_init"},
-    {"distributed_backend", "megatron/comm/rendezvous.cc", "choose_backend"},
+    {"distributed_backend", "megatron/comm/rendezvous.cc", "connect"},
     {"distributed_interface", "megatron/comm/rendezvous.cc", "connect"},
     {"freeze_all_layers", "megatron/training/training_config.cc", "freezes"},
     {"exit_signal", "megatron/training/training_config.cc", "exit_signal_number"},
