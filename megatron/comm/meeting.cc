@@ -134,7 +134,7 @@ class Meeting {
       }
       const auto until = Clock::now() + std::chrono::duration<double>(kFarewellSeconds);
       for (auto pause = std::chrono::milliseconds(1); Clock::now() < until; pause = std::min(2 * pause, std::chrono::milliseconds(50))) {
-        if (store_.add("left", 0) + 1 >= store_.add("here", 0)) return;
+        if (store_.add("left", 0) + (arrived_ ? 1 : 0) >= store_.add("here", 0)) return;
         std::this_thread::sleep_for(pause);
       }
     } catch (const Error&) {  // the store is gone already
