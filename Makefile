@@ -33,6 +33,7 @@ build: setup  ## build/bin/megatron
 	ln -sfn ../$(PRESET)/bin/megatron build/bin/megatron
 
 test: build  ## build and run every test
+	@if [ -d .git ]; then scripts/format.sh --check; fi
 	@scripts/build.sh $(PRESET)
 	$(CTEST) --preset $(PRESET)
 
@@ -62,8 +63,8 @@ docs: setup  ## docs/flags.md, from the fields of the configuration
 	@scripts/build.sh $(PRESET) flag_docs_test
 	MEGATRON_UPDATE_DOCS=1 build/$(PRESET)/tests/flag_docs_test
 
-format:  ## clang-format over the sources
-	@git ls-files '*.h' '*.cc' '*.cu' '*.cuh' | xargs clang-format -i
+format: setup  ## clang-format over the sources
+	@scripts/format.sh
 
 dist: setup  ## dist/: programs and libraries to copy to another machine
 	@scripts/build.sh $(if $(filter gpu,$(PRESET)),gpu,release)

@@ -58,9 +58,10 @@ struct BenchConfig : Config {
     v.field("bench_sections", bench_sections,
             "time the sections of every second step, as pretrain does of all on several ranks, and "
             "report what that costs");
-    v.field("bench_slow", bench_slow,
-            "RANK:SECTION:SHARE slows a rank after the warm-up by that share of a step, by products "
-            "(forward), or by sleeping (data, host), and reports when it is named");
+    v.field(
+        "bench_slow", bench_slow,
+        "RANK:SECTION:SHARE slows a rank after the warm-up by that share of a step, by products "
+        "(forward), or by sleeping (data, host), and reports when it is named");
     v.field("bench_seconds", bench_seconds, "how long kernels and parts of a step are run each");
     v.field("json", json, "print JSON");
   }
@@ -72,7 +73,8 @@ struct BenchConfig : Config {
   std::optional<Slow> parse_slow() const {
     Slow slow;
     char name[16] = {};
-    if (std::sscanf(bench_slow.c_str(), "%d:%15[a-z]:%lf", &slow.rank, name, &slow.share) != 3) return std::nullopt;
+    if (std::sscanf(bench_slow.c_str(), "%d:%15[a-z]:%lf", &slow.rank, name, &slow.share) != 3)
+      return std::nullopt;
     for (const Section section : {Section::kForward, Section::kData, Section::kHost})
       if (std::string_view(name) == section_name(section)) slow.section = section;
     if (slow.section == Section::kNone || slow.rank < 0 || !(slow.share > 0)) return std::nullopt;
@@ -123,9 +125,9 @@ Batch random_batch(const Arguments& arguments, int64_t vocab_size, c10::Device d
 }
 
 struct Measured {
-  double step_ms = 0.0;  // median
-  double timed_step_ms = 0.0;  // of those whose sections are timed
-  SectionTimes sections{};     // of this rank
+  double step_ms = 0.0;            // median
+  double timed_step_ms = 0.0;      // of those whose sections are timed
+  SectionTimes sections{};         // of this rank
   std::vector<std::string> named;  // slow ranks
   double first_step_ms = 0.0;
   double last_loss = 0.0;
@@ -135,7 +137,8 @@ struct Measured {
 
 double median(std::vector<double> times) {
   if (times.empty()) return 0.0;
-  std::nth_element(times.begin(), times.begin() + static_cast<int64_t>(times.size() / 2), times.end());
+  std::nth_element(times.begin(), times.begin() + static_cast<int64_t>(times.size() / 2),
+                   times.end());
   return times[times.size() / 2];
 }
 
@@ -152,18 +155,23 @@ class Slowdown {
     if (slow_.rank != rank) slow_.section = Section::kNone;
     passes_ = static_cast<double>(step_options(arguments, 0).num_microbatches);
     const int64_t size = device.is_cuda() ? 2048 : 256;
-    factor_ = at::ones({size, size}, at::TensorOptions().dtype(model_dtype(arguments.optimizer)).device(device));
+    factor_ = at::ones({size, size},
+                       at::TensorOptions().dtype(model_dtype(arguments.optimizer)).device(device));
     for (const int count : {3, 20}) {
       const auto begin = std::chrono::steady_clock::now();
       multiply(count);
       synchronize(device);
-      product_ms_ = std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - begin).count() / count;
+      product_ms_ =
+          std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - begin)
+              .count() /
+          count;
     }
   }
   // Steps took so long without it; 0: not yet.
   void set_step(double milliseconds) { step_ms_ = milliseconds; }
   void in_forward() const {
-    if (slow_.section == Section::kForward) multiply(static_cast<int>(slow_.share * step_ms_ / passes_ / product_ms_));
+    if (slow_.section == Section::kForward)
+      multiply(static_cast<int>(slow_.share * step_ms_ / passes_ / product_ms_));
   }
   void in_data() const {
     if (slow_.section == Section::kData) sleep_ms(slow_.share * step_ms_ / passes_);
@@ -183,19 +191,22 @@ class Slowdown {
 };
 
 Measured measure(TrainedModel& model, const PretrainTask& plain_task, const Arguments& arguments,
-                 const BenchConfig& config, const Vocabulary& vocabulary, c10::Device device, SectionClock* clock) {
+                 const BenchConfig& config, const Vocabulary& vocabulary, c10::Device device,
+                 SectionClock* clock) {
   StepOptions options = step_options(arguments, 0);
   const ParallelGroups& groups = model.groups();
   Timers timers(0);
   OutcomeReader reader(device);
   Slowdown slowdown(config, arguments, groups.world.rank(), device);
   PretrainTask task = plain_task;
-  task.forward_step = [&](Module& module, const Batch& batch, const at::Tensor& input, const ForwardContext& context) {
+  task.forward_step = [&](Module& module, const Batch& batch, const at::Tensor& input,
+                          const ForwardContext& context) {
     slowdown.in_forward();
     return plain_task.forward_step(module, batch, input, context);
   };
   std::optional<SlowRankWatch> watch;
-  if (clock != nullptr && !config.bench_slow.empty()) watch.emplace(groups, device, config.bench_steps);
+  if (clock != nullptr && !config.bench_slow.empty())
+    watch.emplace(groups, device, config.bench_steps);
   const int64_t compared = arguments.training.replica_hash_interval();
   int64_t sample = groups.dp.rank() * arguments.training.micro_batch_size;
   const auto next_batch = [&] {
@@ -227,7 +238,8 @@ Measured measure(TrainedModel& model, const PretrainTask& plain_task, const Argu
       for (const auto& [rank, sections] : numbers.times)
         if (rank == groups.world.rank()) measured.sections = sections;
       if (!watch) continue;
-      if (const std::optional<std::string> line = watch->step(step + 1, numbers)) measured.named.push_back(*line);
+      if (const std::optional<std::string> line = watch->step(step + 1, numbers))
+        measured.named.push_back(*line);
     }
     if (step == 0) measured.first_step_ms = ms;
     if (step >= config.bench_warmup) (timed ? timed_times : times).push_back(ms);
@@ -243,7 +255,8 @@ Measured measure(TrainedModel& model, const PretrainTask& plain_task, const Argu
     });
     const int rank = groups.world.rank();
     if (!config.bench_timeline.empty())
-      write_timeline(events, rank, rank == 0 ? config.bench_timeline : cat(config.bench_timeline, ".", rank));
+      write_timeline(events, rank,
+                     rank == 0 ? config.bench_timeline : cat(config.bench_timeline, ".", rank));
     if (config.bench_kernels > 0) measured.kernels = summarize_kernels(events);
   }
   measured.timed_step_ms = median(timed_times);
@@ -272,7 +285,8 @@ void print_result(const BenchConfig& config, const Measured& measured, double to
   if (measured.timed_step_ms > 0) {
     json.member("step_ms_with_timed_sections", measured.timed_step_ms);
     json.key("section_ms").begin_object();
-    for (int i = 0; i < kNumSections; ++i) json.member(section_name(static_cast<Section>(i)), measured.sections[i]);
+    for (int i = 0; i < kNumSections; ++i)
+      json.member(section_name(static_cast<Section>(i)), measured.sections[i]);
     json.end_object().key("slow_ranks").begin_array();
     for (const std::string& line : measured.named) json.value(line);
     json.end_array();
@@ -305,11 +319,13 @@ void print_result(const BenchConfig& config, const Measured& measured, double to
   }
   print_line(cat(text, " | loss ", measured.last_loss));
   if (measured.timed_step_ms > 0) {
-    std::snprintf(line, sizeof line, "with timed sections %.2f ms, without %.2f ms (%+.2f%%)", measured.timed_step_ms,
-                  measured.step_ms, 100 * (measured.timed_step_ms / measured.step_ms - 1));
+    std::snprintf(line, sizeof line, "with timed sections %.2f ms, without %.2f ms (%+.2f%%)",
+                  measured.timed_step_ms, measured.step_ms,
+                  100 * (measured.timed_step_ms / measured.step_ms - 1));
     text = line;
     for (int i = 0; i < kNumSections; ++i) {
-      std::snprintf(line, sizeof line, " | %s %.2f", section_name(static_cast<Section>(i)), measured.sections[i]);
+      std::snprintf(line, sizeof line, " | %s %.2f", section_name(static_cast<Section>(i)),
+                    measured.sections[i]);
       text += line;
     }
     print_line(text);
@@ -404,18 +420,21 @@ int bench_train(const Arguments& arguments, const BenchConfig& config, const Job
   TrainedModel model = build_model(task, arguments, vocabulary, job.groups,
                                    model_dtype(arguments.optimizer), device, Start{});
   const bool sections = config.bench_sections || !config.bench_slow.empty();
-  MEGATRON_CHECK(!sections || job.clock, "--bench-sections and --bench-slow compare ranks, this is one alone\n",
+  MEGATRON_CHECK(!sections || job.clock,
+                 "--bench-sections and --bench-slow compare ranks, this is one alone\n",
                  "hint: start it under torchrun");
-  Measured measured = measure(model, task, arguments, config, vocabulary, device, sections ? job.clock.get() : nullptr);
+  Measured measured = measure(model, task, arguments, config, vocabulary, device,
+                              sections ? job.clock.get() : nullptr);
   if (config.bench_floor) {
     MEGATRON_CHECK(job.groups.world.size() == job.groups.dp.size(),
                    "--bench-floor knows steps without tensor, pipeline and context parallelism");
     int64_t updated = 0;
     for (const DistributedDataParallel* store : model.stores()) {
-      for (const FlatShard& shard : store->shards()) updated += shard.trained() ? shard.values.numel() : 0;
+      for (const FlatShard& shard : store->shards())
+        updated += shard.trained() ? shard.values.numel() : 0;
     }
-    measured.floor = step_floor(arguments, vocabulary, step_options(arguments, 0).num_microbatches, updated,
-                                device, config.bench_seconds);
+    measured.floor = step_floor(arguments, vocabulary, step_options(arguments, 0).num_microbatches,
+                                updated, device, config.bench_seconds);
   }
   const int ranks = job.groups.world.size();
   const IterationTokens work = IterationTokens::unpacked(
@@ -436,8 +455,10 @@ int megatron_bench(int argc, char** argv) {
   arguments.world_size = launch.world_size;
   BenchConfig config;
   // The machine has no model.
-  const bool machine = std::any_of(argv, argv + argc, [](const char* word) { return std::string_view(word) == "machine"; });
-  std::vector<Config*> configs = machine ? std::vector<Config*>{&arguments.comm} : arguments.configs();
+  const bool machine = std::any_of(
+      argv, argv + argc, [](const char* word) { return std::string_view(word) == "machine"; });
+  std::vector<Config*> configs =
+      machine ? std::vector<Config*>{&arguments.comm} : arguments.configs();
   configs.push_back(&config);
   ParseOptions options;
   use_flag_table(options, arguments);
@@ -458,16 +479,20 @@ int megatron_bench(int argc, char** argv) {
     if (!config.is("machine")) arguments.validate(violations);
   };
   if (const ParseResult parsed = parse_flags(configs, argc, argv, options); parsed.help) {
-    print_line(run_help("megatron bench train|kernels --config FILE [flags of pretrain], or "
-                        "megatron bench machine",
-                        configs, parsed.help_topic, &config));
+    print_line(
+        run_help("megatron bench train|kernels --config FILE [flags of pretrain], or "
+                 "megatron bench machine",
+                 configs, parsed.help_topic, &config));
     return 0;
   }
-  return run_job(launch, arguments, [&](const Job& job) {
-    if (config.is("machine")) return bench_machine(arguments, config, job);
-    if (config.is("kernels")) return bench_kernels(arguments, config, job);
-    return bench_train(arguments, config, job);
-  }, std::array<Config*, 1>{&config});
+  return run_job(
+      launch, arguments,
+      [&](const Job& job) {
+        if (config.is("machine")) return bench_machine(arguments, config, job);
+        if (config.is("kernels")) return bench_kernels(arguments, config, job);
+        return bench_train(arguments, config, job);
+      },
+      std::array<Config*, 1>{&config});
 }
 
 }  // namespace megatron

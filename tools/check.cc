@@ -1,5 +1,6 @@
-// megatron check: every rule that a configuration breaks on a number of ranks, and what it costs where it breaks none:
-// layers and parameters by stage, memory and communication of a rank, the schedule as a picture. Without GPUs.
+// megatron check: every rule that a configuration breaks on a number of ranks, and what it costs
+// where it breaks none: layers and parameters by stage, memory and communication of a rank, the
+// schedule as a picture. Without GPUs.
 #include "megatron/base/check.h"
 
 #include <optional>
@@ -35,12 +36,15 @@ struct CheckConfig : Config {
     visitor.field("json", json, "print JSON, sizes in bytes");
     visitor.field("show_schedule", show_schedule, "draw the pipeline's schedule as text");
     visitor.field("attained_tflops", attained_tflops,
-                  "TFLOP/s that a rank attains in the layers, for the time of a step; default: what --device h100, "
+                  "TFLOP/s that a rank attains in the layers, for the time of a step; default: "
+                  "what --device h100, "
                   "h200 or b200 is known to attain");
     visitor.field("inside_bandwidth", inside_bandwidth,
-                  "GB/s that a rank sends to ranks of its machine; needed by that time unless --device says it");
-    visitor.field("network_bandwidth", network_bandwidth,
-                  "GB/s that a rank sends to other machines; needed by that time unless --device says it");
+                  "GB/s that a rank sends to ranks of its machine; needed by that time unless "
+                  "--device says it");
+    visitor.field(
+        "network_bandwidth", network_bandwidth,
+        "GB/s that a rank sends to other machines; needed by that time unless --device says it");
     visitor.field("ranks_per_machine", ranks_per_machine, "ranks of one machine; default: 8");
     visitor.field("checkpoint_bandwidth", checkpoint_bandwidth,
                   "GB/s that a rank writes, for the time of a checkpoint");
@@ -84,13 +88,14 @@ std::vector<std::string> fill_in(Arguments& arguments) {
   });
   fill(arguments.optimizer.lr.has_value() || arguments.training.skip_train, "--lr",
        [&] { arguments.optimizer.lr = 1e-4; });
-  fill(arguments.training.train_iters || arguments.training.train_samples, "--train-iters or --train-samples",
-       [&] { arguments.training.train_iters = 1000000; });
+  fill(arguments.training.train_iters || arguments.training.train_samples,
+       "--train-iters or --train-samples", [&] { arguments.training.train_iters = 1000000; });
   return missing;
 }
 
 // The time of a step needs all three speeds: those of the device that is named, or given ones.
-void speeds_are_known(const CheckConfig& config, const Arguments& arguments, Violations& violations) {
+void speeds_are_known(const CheckConfig& config, const Arguments& arguments,
+                      Violations& violations) {
   std::string missing;
   int given = 0;
   for (const auto& [flag, value] : {std::pair{"--attained-tflops", &config.attained_tflops},
@@ -124,7 +129,8 @@ LayoutQuestions questions_of(const CheckConfig& config, const Arguments& argumen
 int64_t vocabulary_rows(const Arguments& arguments) {
   const TokenizerConfig& config = arguments.tokenizer;
   if (config.padded_vocab_size) return *config.padded_vocab_size;
-  const int64_t size = config.vocab_size ? *config.vocab_size : make_tokenizer(config)->vocab_size();
+  const int64_t size =
+      config.vocab_size ? *config.vocab_size : make_tokenizer(config)->vocab_size();
   return padded_vocab_size(config, size, arguments.vocabulary_ranks());
 }
 
@@ -148,8 +154,8 @@ int megatron_check(int argc, char** argv) {
     speeds_are_known(config, arguments, violations);
   };
   if (const ParseResult parsed = parse_flags(configs, argc, argv, options); parsed.help) {
-    print_line(run_help("megatron check --world-size N [--config FILE] [flags of pretrain]", configs, parsed.help_topic,
-                        &config));
+    print_line(run_help("megatron check --world-size N [--config FILE] [flags of pretrain]",
+                        configs, parsed.help_topic, &config));
     return 0;
   }
   if (arguments.parallel.hybrid_context_parallel)
@@ -179,7 +185,8 @@ int megatron_check(int argc, char** argv) {
   if (!verdict) return 0;
   print_line(verdict_text(*verdict));
   if (!verdict->device->measured && report.step)
-    print_line(cat("the time of a step on a ", verdict->device->name, " is scaled from measurements on Hopper GPUs"));
+    print_line(cat("the time of a step on a ", verdict->device->name,
+                   " is scaled from measurements on Hopper GPUs"));
   return outcome;
 }
 

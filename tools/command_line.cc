@@ -25,7 +25,8 @@ std::string table_of(std::span<const Command> commands) {
   for (const Command& command : commands) width = std::max(width, command.name.size());
   std::string out = "Usage: megatron <command> [flags]\n\ncommands:\n";
   for (const Command& command : commands)
-    out += cat("  ", command.name, std::string(width + 2 - command.name.size(), ' '), command.summary, "\n");
+    out += cat("  ", command.name, std::string(width + 2 - command.name.size(), ' '),
+               command.summary, "\n");
   return out + "\n`megatron <command> --help` lists the flags of a command.";
 }
 
@@ -55,7 +56,8 @@ int report(std::string_view message, FailureClass failure) {
 void check_working_directory() {
   std::error_code error;
   const std::filesystem::path folder = std::filesystem::current_path(error);
-  MEGATRON_CHECK(!folder.empty() && !error, "the working directory cannot be used: ", error.message(),
+  MEGATRON_CHECK(!folder.empty() && !error,
+                 "the working directory cannot be used: ", error.message(),
                  "\nhint: it was deleted or is not readable; change to another one");
 }
 
@@ -87,7 +89,8 @@ int run(const Command& command, int argc, char** argv) {
 }
 
 const Command* find(std::span<const Command> commands, std::string_view name) {
-  const auto at = std::find_if(commands.begin(), commands.end(), [&](const Command& c) { return c.name == name; });
+  const auto at = std::find_if(commands.begin(), commands.end(),
+                               [&](const Command& c) { return c.name == name; });
   return at == commands.end() ? nullptr : &*at;
 }
 
@@ -99,8 +102,8 @@ int unknown_command(std::span<const Command> commands, std::string_view name) {
     all += (all.empty() ? "" : ", ") + names.back();
   }
   const std::string near = nearest(name, names);
-  return report(cat("unknown command ", name, near.empty() ? "" : "; did you mean ", near, near.empty() ? "" : "?",
-                    "\nhint: the commands are ", all),
+  return report(cat("unknown command ", name, near.empty() ? "" : "; did you mean ", near,
+                    near.empty() ? "" : "?", "\nhint: the commands are ", all),
                 FailureClass::kUsage);
 }
 

@@ -1,4 +1,5 @@
-// The commands of the program. Each takes argv with argv[0] the command's name and returns the exit code; errors are thrown.
+// The commands of the program. Each takes argv with argv[0] the command's name and returns the exit
+// code; errors are thrown.
 #pragma once
 
 namespace megatron {
@@ -14,7 +15,8 @@ int inspect_checkpoint(int argc, char** argv);
 int report(int argc, char** argv);
 int version(int argc, char** argv);
 
-// With libtorch: in libmegatron_compute.so, where the table of commands finds them by name (tools/compute_library.h).
+// With libtorch: in libmegatron_compute.so, where the table of commands finds them by name
+// (tools/compute_library.h).
 extern "C" {
 int megatron_pretrain(int argc, char** argv);
 int megatron_finetune(int argc, char** argv);

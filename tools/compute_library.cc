@@ -30,11 +30,13 @@ void* load(const std::filesystem::path& path, const std::string& user) {
   void* const handle = ::dlopen(path.c_str(), RTLD_NOW | RTLD_GLOBAL);
   if (handle != nullptr) return handle;
   const std::string reason = ::dlerror();
-  MEGATRON_CHECK(!misses_torch(reason), user, " needs libtorch ", MEGATRON_TORCH_VERSION,
-                 ", which was not found: ", reason, "\nhint: pip install torch==", MEGATRON_TORCH_VERSION,
-                 " and start with megatron-run, or add <site-packages>/torch/lib to LD_LIBRARY_PATH");
+  MEGATRON_CHECK(
+      !misses_torch(reason), user, " needs libtorch ", MEGATRON_TORCH_VERSION,
+      ", which was not found: ", reason, "\nhint: pip install torch==", MEGATRON_TORCH_VERSION,
+      " and start with megatron-run, or add <site-packages>/torch/lib to LD_LIBRARY_PATH");
   throw_error(cat(user, " needs ", path.string(), ", which cannot be loaded: ", reason,
-                  "\nhint: it is damaged or of another build than the program: build again, or copy the whole folder"));
+                  "\nhint: it is damaged or of another build than the program: build again, or "
+                  "copy the whole folder"));
 }
 
 }  // namespace
@@ -46,10 +48,13 @@ std::filesystem::path compute_library_path() {
   return (program.parent_path() / ".." / "lib" / kComputeLibrary).lexically_normal();
 }
 
-void* compute_function(const std::filesystem::path& path, const char* name, const std::string& user) {
+void* compute_function(const std::filesystem::path& path, const char* name,
+                       const std::string& user) {
   void* const function = ::dlsym(load(path, user), name);
-  MEGATRON_CHECK(function != nullptr, user, " needs the function ", name, ", which ", path.string(), " does not have",
-                 "\nhint: it is of another build than the program: build again, or copy the whole folder");
+  MEGATRON_CHECK(
+      function != nullptr, user, " needs the function ", name, ", which ", path.string(),
+      " does not have",
+      "\nhint: it is of another build than the program: build again, or copy the whole folder");
   return function;
 }
 

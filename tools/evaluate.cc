@@ -248,8 +248,8 @@ void print_json(const EvaluateConfig& config, const LoadedModel& model,
 
 int evaluate_model(const EvaluateConfig& config, const LoadModelConfig& load,
                    std::span<const EvaluationTask> tasks, const Job& job) {
-  const LoadedModel loaded =
-      load_model(load, job.groups, /*tokenizer_required=*/true, job.local_rank, job.local_world_size, job.agreement);
+  const LoadedModel loaded = load_model(load, job.groups, /*tokenizer_required=*/true,
+                                        job.local_rank, job.local_world_size, job.agreement);
   const EvaluationOptions options = options_for(config, loaded);
   std::unique_ptr<AtomicFileWriter> samples;
   if (!config.log_samples.empty() && job.is_first())
@@ -304,8 +304,9 @@ int megatron_evaluate(int argc, char** argv) {
     arguments.transformer = open_model(request).config.transformer;  // heads are shared in groups
     arguments.training.device = request.device.is_cuda() ? DeviceChoice::kCuda : DeviceChoice::kCpu;
   }
-  return run_job(launch, arguments,
-                 [&](const Job& job) { return evaluate_model(config, load, tasks, job); }, configs);
+  return run_job(
+      launch, arguments, [&](const Job& job) { return evaluate_model(config, load, tasks, job); },
+      configs);
 }
 
 }  // namespace megatron

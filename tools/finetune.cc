@@ -1,4 +1,5 @@
-// megatron finetune: goes on training a model, on conversations or preferences; see docs/fine_tuning.md.
+// megatron finetune: goes on training a model, on conversations or preferences; see
+// docs/fine_tuning.md.
 #include <string>
 
 #include "megatron/base/check.h"

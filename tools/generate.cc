@@ -37,7 +37,8 @@ struct GenerateConfig : Config {
     v.group("generate");
     v.field("prompt", prompt, "one or more texts to continue");
     v.field("prompts_file", prompts_file,
-            "a file of prompts (-: standard input), one a line; with .jsonl each line is an object with \"prompt\" or "
+            "a file of prompts (-: standard input), one a line; with .jsonl each line is an object "
+            "with \"prompt\" or "
             "\"text\", with --chat a conversation (\"messages\")");
     v.field({"tokens_to_generate", "--tokens-to-generate --num-tokens-to-generate"},
             tokens_to_generate, "tokens after each prompt");
@@ -220,8 +221,7 @@ class ChatRun {
   ChatRun(const GenerateConfig& config, LoadedModel& loaded, GenerateOptions options)
       : config_(config),
         loaded_(loaded),
-        chat_(*loaded.tokenizer, loaded.tokenizer_folder, config.chat_template,
-              loaded.end_of_text),
+        chat_(*loaded.tokenizer, loaded.tokenizer_folder, config.chat_template, loaded.end_of_text),
         options_(std::move(options)) {
     options_.stop_tokens = chat_.stop_tokens();
     options_.skip_special_tokens = true;

@@ -30,15 +30,18 @@ struct InspectCheckpointConfig : Config {
 
   void fields(FieldVisitor& visitor) override {
     visitor.group("inspect-checkpoint");
-    visitor.field({"directory", "--load --directory"}, directory, "a checkpoint (iter_0000100), or a folder of checkpoints");
+    visitor.field({"directory", "--load --directory"}, directory,
+                  "a checkpoint (iter_0000100), or a folder of checkpoints");
     visitor.field("verify", verify, "read every byte and compare the checksums");
     visitor.field("json", json, "print JSON");
     visitor.field("sweep", sweep,
-                  "remove unfinished writes (*.tmp-*) whose writers are gone and directories that were set aside (*.unusable-*)");
+                  "remove unfinished writes (*.tmp-*) whose writers are gone and directories that "
+                  "were set aside (*.unusable-*)");
   }
   void validate(Violations& violations) const override {
     if (directory.empty())
-      violations.add("inspect-checkpoint needs a folder", "megatron inspect-checkpoint RUN_DIR/iter_0000100");
+      violations.add("inspect-checkpoint needs a folder",
+                     "megatron inspect-checkpoint RUN_DIR/iter_0000100");
   }
 };
 
@@ -82,7 +85,8 @@ uint64_t num_bytes(const StoredTensor& tensor) {
 // The names of the files that hold parts of a tensor.
 std::vector<std::string> files_of(const Manifest& manifest, const StoredTensor& tensor) {
   std::set<std::string> names;
-  for (const Fragment& fragment : tensor.fragments) names.insert(manifest.files[static_cast<size_t>(fragment.file)].name);
+  for (const Fragment& fragment : tensor.fragments)
+    names.insert(manifest.files[static_cast<size_t>(fragment.file)].name);
   return {names.begin(), names.end()};
 }
 
@@ -102,9 +106,13 @@ ordered_json as_json(const Checkpoint& checkpoint) {
   const Manifest& manifest = checkpoint.manifest();
   ordered_json tensors = ordered_json::object(), files = ordered_json::array();
   for (const auto& [key, tensor] : manifest.tensors)
-    tensors[key] = {{"dtype", to_string(tensor.dtype)}, {"shape", tensor.shape}, {"bytes", num_bytes(tensor)},
-                    {"fragments", tensor.fragments.size()}, {"files", files_of(manifest, tensor)}};
-  for (const StoredFile& file : manifest.files) files.push_back({{"name", file.name}, {"bytes", file.bytes}});
+    tensors[key] = {{"dtype", to_string(tensor.dtype)},
+                    {"shape", tensor.shape},
+                    {"bytes", num_bytes(tensor)},
+                    {"fragments", tensor.fragments.size()},
+                    {"files", files_of(manifest, tensor)}};
+  for (const StoredFile& file : manifest.files)
+    files.push_back({{"name", file.name}, {"bytes", file.bytes}});
   return {{"directory", checkpoint.directory().string()},
           {"iteration", manifest.iteration},
           {"created", manifest.created},
@@ -123,8 +131,10 @@ void print_checkpoint(const Checkpoint& checkpoint) {
   head.row({"checkpoint", checkpoint.directory().string()});
   head.row({"iteration", std::to_string(manifest.iteration)});
   head.row({"written", manifest.created});
-  head.row({"tensors", cat(format_count(manifest.tensors.size()), ", ", format_bytes(static_cast<double>(tensor_bytes(manifest))))});
-  head.row({"files", cat(format_count(manifest.files.size()), ", ", format_bytes(static_cast<double>(total_bytes(manifest))))});
+  head.row({"tensors", cat(format_count(manifest.tensors.size()), ", ",
+                           format_bytes(static_cast<double>(tensor_bytes(manifest))))});
+  head.row({"files", cat(format_count(manifest.files.size()), ", ",
+                         format_bytes(static_cast<double>(total_bytes(manifest))))});
   const ordered_json state = ordered_json::parse(manifest.state);
   for (const auto& [key, value] : state.items()) head.row({"state." + key, value.dump()});
   head.print();
@@ -135,8 +145,8 @@ void print_checkpoint(const Checkpoint& checkpoint) {
     const std::vector<std::string> files = files_of(manifest, tensor);
     std::string names = files.empty() ? "-" : files[0];
     if (files.size() > 1) names += cat(" and ", files.size() - 1, " more");
-    tensors.row({key, std::string(to_string(tensor.dtype)), shape_text(tensor.shape), format_count(num_bytes(tensor)),
-                 std::to_string(tensor.fragments.size()), names});
+    tensors.row({key, std::string(to_string(tensor.dtype)), shape_text(tensor.shape),
+                 format_count(num_bytes(tensor)), std::to_string(tensor.fragments.size()), names});
   }
   tensors.print();
   print_line("");
@@ -151,11 +161,14 @@ int inspect_one(const fs::path& directory, const InspectCheckpointConfig& config
       config.verify ? verify_checkpoint(directory) : std::vector<std::string>();
   if (!problems.empty()) {
     if (config.json) {
-      print_line(ordered_json{{"directory", directory.string()}, {"verified", false}, {"problems", problems}}.dump(2));
+      print_line(ordered_json{
+          {"directory", directory.string()}, {"verified", false}, {"problems", problems}}
+                     .dump(2));
       return 1;
     }
     std::string text = problems[0];
-    for (size_t i = 1; i < problems.size(); ++i) text += "\ndetail: " + problems[i].substr(0, problems[i].find('\n'));
+    for (size_t i = 1; i < problems.size(); ++i)
+      text += "\ndetail: " + problems[i].substr(0, problems[i].find('\n'));
     throw Error(text);
   }
   const Checkpoint checkpoint(directory);
@@ -168,17 +181,22 @@ int inspect_one(const fs::path& directory, const InspectCheckpointConfig& config
   print_checkpoint(checkpoint);
   if (config.verify) {
     print_line("");
-    print_line(cat("verified: all ", format_count(total_bytes(checkpoint.manifest())), " bytes are as they were written"));
+    print_line(cat("verified: all ", format_count(total_bytes(checkpoint.manifest())),
+                   " bytes are as they were written"));
   }
   return 0;
 }
 
 std::string owner_text(const Leftover& leftover) {
   switch (leftover.owner) {
-    case Leftover::Owner::kNone: return "set aside by a save";
-    case Leftover::Owner::kAlive: return leftover.writer + ", alive";
-    case Leftover::Owner::kGone: return leftover.writer + ", gone";
-    case Leftover::Owner::kUnknown: return leftover.writer + ", which may be alive";
+    case Leftover::Owner::kNone:
+      return "set aside by a save";
+    case Leftover::Owner::kAlive:
+      return leftover.writer + ", alive";
+    case Leftover::Owner::kGone:
+      return leftover.writer + ", gone";
+    case Leftover::Owner::kUnknown:
+      return leftover.writer + ", which may be alive";
   }
   return {};
 }
@@ -204,8 +222,10 @@ ordered_json show_leftovers(const fs::path& root, const InspectCheckpointConfig&
   if (config.json || leftovers.empty()) return list;
   print_line("");
   table.print();
-  if (!config.sweep && std::any_of(leftovers.begin(), leftovers.end(), [](const Leftover& l) { return l.is_dead(); }))
-    print_line(cat("those of nobody who is alive are removed by megatron inspect-checkpoint ", root.string(), " --sweep"));
+  if (!config.sweep && std::any_of(leftovers.begin(), leftovers.end(),
+                                   [](const Leftover& l) { return l.is_dead(); }))
+    print_line(cat("those of nobody who is alive are removed by megatron inspect-checkpoint ",
+                   root.string(), " --sweep"));
   return list;
 }
 
@@ -213,7 +233,8 @@ ordered_json show_leftovers(const fs::path& root, const InspectCheckpointConfig&
 int inspect_folder(const fs::path& root, const InspectCheckpointConfig& config) {
   const std::vector<CheckpointEntry> entries =
       find_checkpoints(root, config.verify ? CheckDepth::kFull : CheckDepth::kManifest);
-  MEGATRON_CHECK(!entries.empty() || !find_leftovers(root).empty(), root.string(), ": holds no checkpoint and is none",
+  MEGATRON_CHECK(!entries.empty() || !find_leftovers(root).empty(), root.string(),
+                 ": holds no checkpoint and is none",
                  "\nhint: give the folder named by --save, or one iter_* directory in it");
   ordered_json list = ordered_json::array();
   Table table({false, false, true, true, false});
@@ -221,15 +242,21 @@ int inspect_folder(const fs::path& root, const InspectCheckpointConfig& config) 
   bool damaged = false;
   for (const CheckpointEntry& entry : entries) {
     const std::string name = entry.directory.filename().string();
-    ordered_json item = {{"iteration", entry.iteration}, {"directory", entry.directory.string()}, {"usable", entry.problem.empty()}};
+    ordered_json item = {{"iteration", entry.iteration},
+                         {"directory", entry.directory.string()},
+                         {"usable", entry.problem.empty()}};
     if (entry.problem.empty()) {
       const Checkpoint checkpoint(entry.directory);
       const Manifest& manifest = checkpoint.manifest();
-      table.row({name, manifest.created, format_count(manifest.tensors.size()), format_count(total_bytes(manifest)), "whole"});
-      item.update({{"created", manifest.created}, {"num_tensors", manifest.tensors.size()}, {"file_bytes", total_bytes(manifest)}});
+      table.row({name, manifest.created, format_count(manifest.tensors.size()),
+                 format_count(total_bytes(manifest)), "whole"});
+      item.update({{"created", manifest.created},
+                   {"num_tensors", manifest.tensors.size()},
+                   {"file_bytes", total_bytes(manifest)}});
     } else {
       damaged = true;
-      table.row({name, "", "", "", "DAMAGED: " + entry.problem.substr(0, entry.problem.find('\n'))});
+      table.row(
+          {name, "", "", "", "DAMAGED: " + entry.problem.substr(0, entry.problem.find('\n'))});
       item["problem"] = entry.problem;
     }
     list.push_back(std::move(item));
@@ -237,7 +264,9 @@ int inspect_folder(const fs::path& root, const InspectCheckpointConfig& config) 
   if (!config.json) table.print();
   const ordered_json leftovers = show_leftovers(root, config);
   if (config.json)
-    print_line(ordered_json{{"directory", root.string()}, {"checkpoints", list}, {"leftovers", leftovers}}.dump(2));
+    print_line(
+        ordered_json{{"directory", root.string()}, {"checkpoints", list}, {"leftovers", leftovers}}
+            .dump(2));
   return damaged ? 1 : 0;
 }
 
@@ -258,7 +287,8 @@ int inspect_checkpoint(int argc, char** argv) {
   MEGATRON_CHECK(fs::is_directory(directory, ignored), directory.string(), ": is not a folder");
   const bool is_one = fs::exists(directory / kManifestName, ignored) ||
                       directory.filename().string().rfind("iter_", 0) == 0;
-  MEGATRON_CHECK(!is_one || !config.sweep, "--sweep takes the folder of the checkpoints, ", directory.string(), " is one of them");
+  MEGATRON_CHECK(!is_one || !config.sweep, "--sweep takes the folder of the checkpoints, ",
+                 directory.string(), " is one of them");
   return is_one ? inspect_one(directory, config) : inspect_folder(directory, config);
 }
 

@@ -256,8 +256,7 @@ int inspect_dataset(int argc, char** argv) {
         {}};
     check_tokenizer(item.data, tokenizer.identity);
     item.histogram = length_histogram(item.data);
-    if (config.verify)
-      item.verified = verify_indexed_dataset(item.data, tokenizer.vocab_size);
+    if (config.verify) item.verified = verify_indexed_dataset(item.data, tokenizer.vocab_size);
     if (config.json)
       add_json(item, json);
     else

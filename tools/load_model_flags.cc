@@ -65,7 +65,8 @@ LoadModelRequest load_model_request(const LoadModelConfig& config, int local_ran
 }
 
 LoadedModel load_model(const LoadModelConfig& config, const ParallelGroups& groups,
-                       bool tokenizer_required, int local_rank, int local_ranks, Agreement* agreement) {
+                       bool tokenizer_required, int local_rank, int local_ranks,
+                       Agreement* agreement) {
   use_threads(config.num_threads, local_ranks);
   LoadModelRequest request = load_model_request(config, local_rank);
   request.agreement = agreement;

@@ -95,8 +95,8 @@ int megatron_logits(int argc, char** argv) {
   LogitsConfig config;
   Config* const configs[] = {&load, &config};
   if (parse_flags(configs, argc, argv, {.positional = "load"}).help) {
-    print_line(help_text(
-        "megatron logits DIR --tokens 1,2,3 --output logits.safetensors [flags]", configs));
+    print_line(help_text("megatron logits DIR --tokens 1,2,3 --output logits.safetensors [flags]",
+                         configs));
     return 0;
   }
   const ParallelGroups groups;

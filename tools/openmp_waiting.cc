@@ -15,8 +15,8 @@
 namespace megatron {
 namespace {
 
-// On idle cores as fast as libgomp's 300,000; should others want the cores later, a step takes a third of the time that it
-// takes with those (docs/performance.md).
+// On idle cores as fast as libgomp's 300,000; should others want the cores later, a step takes a
+// third of the time that it takes with those (docs/performance.md).
 constexpr int kSpinCount = 10000;
 constexpr int kSamples = 5;
 constexpr std::chrono::milliseconds kBetweenSamples{2};
@@ -27,7 +27,8 @@ int runnable_elsewhere() {
   double load = 0;
   int running = 0;
   for (int i = 0; i < 3; ++i) file >> load;
-  return file >> running ? std::max(0, running - 1) : 0;  // "0.20 0.18 0.12 running/all last_pid"; one is this thread
+  // "0.20 0.18 0.12 running/all last_pid"; one is this thread
+  return file >> running ? std::max(0, running - 1) : 0;
 }
 
 int ranks_of_this_node() {

@@ -63,7 +63,8 @@ struct PreprocessDataConfig : Config {
     v.field("log_interval", log_interval, "documents between log lines; 0: only the progress bar");
     v.field("max_line_mib", max_line_mib,
             "longest JSON line; longer ones are refused, because memory is bounded");
-    v.field("overwrite", overwrite, "replace data sets of that prefix; without it they are refused");
+    v.field("overwrite", overwrite,
+            "replace data sets of that prefix; without it they are refused");
     v.field("json", json, "print the result as JSON");
   }
   void validate(Violations& violations) const override {
@@ -71,7 +72,8 @@ struct PreprocessDataConfig : Config {
     if (output_prefix.empty())
       violations.add("preprocess-data needs --output-prefix", "--output-prefix data");
     if (json_keys.empty()) violations.add("--json-keys is empty", "--json-keys text");
-    if (workers < 0) violations.add(cat("--workers is ", workers), "0 (OMP_NUM_THREADS, else all cores) or more");
+    if (workers < 0)
+      violations.add(cat("--workers is ", workers), "0 (OMP_NUM_THREADS, else all cores) or more");
     if (log_interval < 0)
       violations.add(cat("--log-interval is ", log_interval), "0 (none) or more");
     if (max_line_mib < 1 || max_line_mib > 2048)
@@ -109,7 +111,8 @@ int preprocess_data(int argc, char** argv) {
   PreprocessDataConfig config;
   TokenizerConfig tokenizer_config;
   Config* const configs[] = {&config, &tokenizer_config};
-  const ParseResult parsed = parse_flags(configs, argc, argv, {.known = kKnownFlags, .positional = "input"});
+  const ParseResult parsed =
+      parse_flags(configs, argc, argv, {.known = kKnownFlags, .positional = "input"});
   if (parsed.help) {
     print_line(
         help_text("megatron preprocess-data --input FILE ... --output-prefix PREFIX "

@@ -1,4 +1,6 @@
 // megatron pretrain: trains a model from the flags of spec and habit; see README.
+#include "megatron/training/pretrain.h"
+
 #include <cstdio>
 #include <string>
 
@@ -8,7 +10,6 @@
 #include "megatron/base/parse.h"
 #include "megatron/comm/launch.h"
 #include "megatron/comm/rendezvous.h"
-#include "megatron/training/pretrain.h"
 #include "megatron/training/tasks/tasks.h"
 #include "tools/commands.h"
 #include "tools/torch_version.h"
@@ -26,8 +27,10 @@ int megatron_pretrain(int argc, char** argv) {
   }
   if (arguments.help) {
     const std::string usage =
-        "megatron pretrain --num-layers N --hidden-size N --num-attention-heads N --seq-length N --micro-batch-size N\n"
-        "                  --train-iters N --lr X --tokenizer-type T --data-path PREFIX [flags]\n\n" +
+        "megatron pretrain --num-layers N --hidden-size N --num-attention-heads N --seq-length N "
+        "--micro-batch-size N\n"
+        "                  --train-iters N --lr X --tokenizer-type T --data-path PREFIX "
+        "[flags]\n\n" +
         std::string(kExitCodesHelp);
     if (launch.rank == 0) print_line(run_help(usage, arguments.configs(), arguments.help_topic));
     return 0;

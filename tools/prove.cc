@@ -1,4 +1,5 @@
-// megatron prove: shows that a layout of ranks changes nothing but rounding, for the user's own configuration.
+// megatron prove: shows that a layout of ranks changes nothing but rounding, for the user's own
+// configuration.
 #include "megatron/training/prove.h"
 
 #include <algorithm>
@@ -51,14 +52,17 @@ struct ProveConfig : Config {
 
 std::string line_text(const ProofLine& line) {
   char text[160];
-  std::snprintf(text, sizeof text, "  %-16s %6lld %10.2e %10.2e  %-7s", line.quantity.c_str(), static_cast<long long>(line.compared),
-                line.difference, line.allowed, line.failed == 0 ? "holds" : "FAILS");
+  std::snprintf(text, sizeof text, "  %-16s %6lld %10.2e %10.2e  %-7s", line.quantity.c_str(),
+                static_cast<long long>(line.compared), line.difference, line.allowed,
+                line.failed == 0 ? "holds" : "FAILS");
   return cat(text, " ", line.worst);
 }
 
 void print_proof(const Proof& proof, bool rounded) {
   print_line(cat(proof.dtype, rounded ? ": may differ by rounding" : ": exact up to 1e-9"));
-  print_line("  quantity       compared difference       band  verdict  nearest to the limit, or first beyond it");
+  print_line(
+      "  quantity       compared difference       band  verdict  nearest to the limit, or first "
+      "beyond it");
   for (const ProofLine& line : proof.lines)
     if (line.compared > 0) print_line(line_text(line));
   for (const std::string& fault : proof.faults) print_line(cat("  FAILS: ", fault));
@@ -70,10 +74,20 @@ std::string json_text(const Shrunk& shrunk, const std::vector<Proof>& proofs, bo
   for (const std::string& change : shrunk.changes) json.value(change);
   json.end_array().key("proofs").begin_array();
   for (const Proof& proof : proofs) {
-    json.begin_object().member("dtype", proof.dtype).member("holds", proof.holds()).key("lines").begin_array();
+    json.begin_object()
+        .member("dtype", proof.dtype)
+        .member("holds", proof.holds())
+        .key("lines")
+        .begin_array();
     for (const ProofLine& line : proof.lines) {
-      json.begin_object().member("quantity", line.quantity).member("compared", line.compared).member("failed", line.failed);
-      json.member("difference", line.difference).member("band", line.allowed).member("worst", line.worst).end_object();
+      json.begin_object()
+          .member("quantity", line.quantity)
+          .member("compared", line.compared)
+          .member("failed", line.failed);
+      json.member("difference", line.difference)
+          .member("band", line.allowed)
+          .member("worst", line.worst)
+          .end_object();
     }
     json.end_array().key("faults").begin_array();
     for (const std::string& fault : proof.faults) json.value(fault);
@@ -99,8 +113,8 @@ void print_proofs(const Shrunk& shrunk, const std::vector<Proof>& proofs, const 
 int prove_with_threads(const Arguments& arguments, const ProveConfig& config) {
   use_threads(arguments.training.num_threads);
   const Shrunk shrunk = shrink(arguments, config.max_axis.value_or(4));
-  const std::vector<Proof> proofs =
-      prove(find_task(arguments.training.task, arguments.dpo), shrunk.arguments, static_cast<int>(config.steps));
+  const std::vector<Proof> proofs = prove(find_task(arguments.training.task, arguments.dpo),
+                                          shrunk.arguments, static_cast<int>(config.steps));
   const bool holds = all_hold(proofs, Job());
   print_proofs(shrunk, proofs, "threads", holds, config.json);
   return holds ? 0 : kExitFailure;
@@ -111,17 +125,21 @@ int prove_with_threads(const Arguments& arguments, const ProveConfig& config) {
 int prove_with_processes(const Arguments& arguments, ProveConfig& config, const Launch& launch) {
   Shrunk shrunk = shrink(arguments, launch.world_size);
   shrunk.arguments.training.device = arguments.training.device;
-  return run_job(launch, shrunk.arguments, [&](const Job& job) {
-    const c10::Device device = choose_device(arguments.training.device, job.local_rank);
-    use_threads(arguments.training.num_threads, job.local_world_size);
-    const std::vector<Proof> proofs =
-        prove(find_task(arguments.training.task, arguments.dpo), shrunk.arguments, static_cast<int>(config.steps), job, device);
-    const bool holds = all_hold(proofs, job);
-    if (job.is_first())
-      print_proofs(shrunk, proofs, device.is_cuda() ? "processes on GPUs" : "processes", holds,
-                   config.json);
-    return holds ? 0 : kExitFailure;
-  }, std::array<Config*, 1>{&config});
+  return run_job(
+      launch, shrunk.arguments,
+      [&](const Job& job) {
+        const c10::Device device = choose_device(arguments.training.device, job.local_rank);
+        use_threads(arguments.training.num_threads, job.local_world_size);
+        const std::vector<Proof> proofs =
+            prove(find_task(arguments.training.task, arguments.dpo), shrunk.arguments,
+                  static_cast<int>(config.steps), job, device);
+        const bool holds = all_hold(proofs, job);
+        if (job.is_first())
+          print_proofs(shrunk, proofs, device.is_cuda() ? "processes on GPUs" : "processes", holds,
+                       config.json);
+        return holds ? 0 : kExitFailure;
+      },
+      std::array<Config*, 1>{&config});
 }
 
 }  // namespace
@@ -137,9 +155,11 @@ int megatron_prove(int argc, char** argv) {
   options.finalize = [&] {
     // Nothing is read or written: the data is made up and the tokenizer's size does not matter.
     if (arguments.data.data_path.empty()) arguments.data.mock_data = true;
-    if (arguments.tokenizer.tokenizer_type.empty()) arguments.tokenizer.tokenizer_type = "ByteLevelTokenizer";
+    if (arguments.tokenizer.tokenizer_type.empty())
+      arguments.tokenizer.tokenizer_type = "ByteLevelTokenizer";
     if (!arguments.optimizer.lr) arguments.optimizer.lr = 1e-3;
-    if (!arguments.training.train_iters && !arguments.training.train_samples) arguments.training.train_iters = 100;
+    if (!arguments.training.train_iters && !arguments.training.train_samples)
+      arguments.training.train_iters = 100;
     const ParallelConfig& p = arguments.parallel;
     arguments.world_size = launch.world_size > 1 ? launch.world_size
                            : config.world_size > 0

@@ -25,14 +25,18 @@ struct ReportConfig : Config {
 
   void fields(FieldVisitor& visitor) override {
     visitor.group("report");
-    visitor.field({"run_dir", "--load --run-dir"}, run_dir, "folders of runs: --save or --run-dir of pretrain; several are compared");
+    visitor.field({"run_dir", "--load --run-dir"}, run_dir,
+                  "folders of runs: --save or --run-dir of pretrain; several are compared");
     visitor.field("output", output,
-                  "HTML file to write; default: report.html in the folder of the run, or here when there are several");
+                  "HTML file to write; default: report.html in the folder of the run, or here when "
+                  "there are several");
     visitor.field("log_loss", log_loss, "logarithmic axis of the loss");
-    visitor.field("json", json, "print a summary as JSON; no page is written unless --output is given");
+    visitor.field("json", json,
+                  "print a summary as JSON; no page is written unless --output is given");
   }
   void validate(Violations& violations) const override {
-    if (run_dir.empty()) violations.add("no folder of a run is given", "megatron report RUN_DIR...");
+    if (run_dir.empty())
+      violations.add("no folder of a run is given", "megatron report RUN_DIR...");
   }
 };
 
@@ -44,7 +48,8 @@ std::vector<RunHistory> read_runs(const std::vector<std::string>& folders) {
     runs.push_back(read_run(folder));
     ++uses[runs.back().name];
     if (runs.back().unreadable_lines > 0)
-      log_warning(cat(folder, ": ", runs.back().unreadable_lines, " lines of the metrics cannot be read and were left out"));
+      log_warning(cat(folder, ": ", runs.back().unreadable_lines,
+                      " lines of the metrics cannot be read and were left out"));
   }
   for (size_t i = 0; i < runs.size(); ++i)
     if (uses[runs[i].name] > 1) runs[i].name = folders[i];
@@ -72,16 +77,19 @@ int report(int argc, char** argv) {
   ParseOptions options;
   options.positional = "run_dir";
   if (parse_flags(configs, argc, argv, options).help) {
-    print_line(help_text("megatron report RUN_DIR... [--output FILE] [--log-loss] [--json]", configs));
+    print_line(
+        help_text("megatron report RUN_DIR... [--output FILE] [--log-loss] [--json]", configs));
     return 0;
   }
   const std::vector<RunHistory> runs = read_runs(config.run_dir);
   if (config.json) print_line(runs.size() == 1 ? report_json(runs.front()) : json_of(runs));
   if (config.json && config.output.empty()) return 0;
-  const std::filesystem::path output = config.output.empty() ? default_output(config.run_dir) : std::filesystem::path(config.output);
+  const std::filesystem::path output =
+      config.output.empty() ? default_output(config.run_dir) : std::filesystem::path(config.output);
   std::string title;
   for (const std::string& folder : config.run_dir)
-    title += (title.empty() ? "" : ", ") + std::filesystem::absolute(folder).lexically_normal().string();
+    title +=
+        (title.empty() ? "" : ", ") + std::filesystem::absolute(folder).lexically_normal().string();
   write_file_atomically(output, render_report(runs, {title, config.log_loss}));
   if (!config.json) print_line("wrote " + output.string());
   return 0;

@@ -12,15 +12,16 @@
 namespace megatron {
 namespace {
 
-// A library's `int name(int*)` or `size_t name()` that libtorch has already loaded, found by name: the wheel has no headers
-// of these libraries.
+// A library's `int name(int*)` or `size_t name()` that libtorch has already loaded, found by name:
+// the wheel has no headers of these libraries.
 template <class Function>
 Function loaded(const char* name) {
   return reinterpret_cast<Function>(::dlsym(RTLD_DEFAULT, name));
 }
 
 std::string dotted(long version, long major_unit, long minor_unit) {
-  return cat(version / major_unit, ".", version % major_unit / minor_unit, ".", version % minor_unit);
+  return cat(version / major_unit, ".", version % major_unit / minor_unit, ".",
+             version % minor_unit);
 }
 
 // libtorch has no function for its version; the text of its build settings names it.
@@ -40,7 +41,8 @@ void megatron_torch_versions(Versions& all) {
   if (!at::hasCUDA()) return;
   const at::CUDAHooksInterface& hooks = at::detail::getCUDAHooks();
   all.emplace_back("cuda-runtime", dotted(hooks.versionCUDART(), 1000, 10));
-  if (hooks.compiledWithCuDNN()) all.emplace_back("cudnn", dotted(hooks.versionRuntimeCuDNN(), 10000, 100));
+  if (hooks.compiledWithCuDNN())
+    all.emplace_back("cudnn", dotted(hooks.versionRuntimeCuDNN(), 10000, 100));
   if (auto* get = loaded<size_t (*)()>("cublasLtGetVersion"))
     all.emplace_back("cublaslt", dotted(static_cast<long>(get()), 10000, 100));
   if (auto* get = loaded<int (*)(int*)>("ncclGetVersion")) {

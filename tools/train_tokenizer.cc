@@ -74,13 +74,15 @@ struct TrainTokenizerConfig : Config {
   }
 };
 
-// transformers reads tokenizer_config.json next to a tokenizer.json; files of other names have none.
+// transformers reads tokenizer_config.json next to a tokenizer.json; files of other names have
+// none.
 void describe_output(const std::filesystem::path& output) {
   if (output.filename() != "tokenizer.json") return;
   const std::filesystem::path folder = output.has_parent_path() ? output.parent_path() : ".";
   const std::filesystem::path path = folder / "tokenizer_config.json";
   if (std::filesystem::exists(path)) {
-    log_warning(cat(path.string(), ": is left as it is, and may name tokens of an earlier tokenizer"));
+    log_warning(
+        cat(path.string(), ": is left as it is, and may name tokens of an earlier tokenizer"));
     return;
   }
   write_file_atomically(path, tokenizer_config_json(folder, std::nullopt));

@@ -28,7 +28,9 @@ struct VersionConfig : Config {
   bool all = false;
   void fields(FieldVisitor& visitor) override {
     visitor.field("json", json, "print one JSON object");
-    visitor.field("all", all, "load libtorch and show the versions of it and of the libraries it brings, CUDA's among them");
+    visitor.field("all", all,
+                  "load libtorch and show the versions of it and of the libraries it brings, "
+                  "CUDA's among them");
   }
 };
 
@@ -57,7 +59,8 @@ Versions library_versions(bool loaded) {
       {"zstd", ZSTD_versionString()},
   };
   if (loaded) {
-    void* const function = compute_function(compute_library_path(), "megatron_torch_versions", "version --all");
+    void* const function =
+        compute_function(compute_library_path(), "megatron_torch_versions", "version --all");
     reinterpret_cast<decltype(&megatron_torch_versions)>(function)(all);
   } else if (*MEGATRON_TORCH_VERSION != '\0') {
     all.emplace_back("libtorch", MEGATRON_TORCH_VERSION);
@@ -76,7 +79,8 @@ int version(int argc, char** argv) {
     print_line(help_text("Usage: megatron version [flags]", configs));
     return 0;
   }
-  const Versions build = {{"compiler", cat(MEGATRON_COMPILER, " ", __VERSION__)}, {"build_type", MEGATRON_BUILD_TYPE}};
+  const Versions build = {{"compiler", cat(MEGATRON_COMPILER, " ", __VERSION__)},
+                          {"build_type", MEGATRON_BUILD_TYPE}};
   const Versions libraries = library_versions(config.all);
   if (config.json) {
     JsonWriter json(2);

@@ -26,7 +26,7 @@ AppendFile::AppendFile(std::filesystem::path path) : path_(std::move(path)) {
   }
   fd_ = ::open(path_.c_str(), O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC | O_NONBLOCK, 0666);
   MEGATRON_CHECK(fd_ >= 0, path_.string(), " cannot be written: ", reason(errno));
-  struct stat status {};
+  struct stat status{};
   if (::fstat(fd_, &status) == 0 && S_ISREG(status.st_mode)) return;
   ::close(fd_);
   throw Error(cat(path_.string(), " is no regular file"));
@@ -40,13 +40,13 @@ AppendFile::AppendFile(AppendFile&& other) noexcept
     : path_(std::move(other.path_)), fd_(std::exchange(other.fd_, -1)) {}
 
 uint64_t AppendFile::size() const {
-  struct stat status {};
+  struct stat status{};
   MEGATRON_CHECK(::fstat(fd_, &status) == 0, path_.string(), " cannot be read: ", reason(errno));
   return static_cast<uint64_t>(status.st_size);
 }
 
 void AppendFile::append(std::string_view bytes) {
-  struct stat status {};
+  struct stat status{};
   MEGATRON_CHECK(::fstat(fd_, &status) == 0, path_.string(), " cannot be written: ", reason(errno));
   MEGATRON_CHECK(status.st_nlink > 0, path_.string(), " was deleted");
   while (!bytes.empty()) {

@@ -1,7 +1,7 @@
 // Errors: one exception type, two macros, messages built from values.
 //
-// Form of a message (docs/architecture.md): lower case, no final period, names what the user wrote, what was found
-// and what was expected; optional further lines start with "detail: " or "hint: ".
+// Form of a message (docs/architecture.md): lower case, no final period, names what the user wrote,
+// what was found and what was expected; optional further lines start with "detail: " or "hint: ".
 #pragma once
 
 #include <source_location>
@@ -11,7 +11,8 @@
 
 namespace megatron {
 
-// A problem that the user, the data, the disk, a peer or a device caused. what() is the full message.
+// A problem that the user, the data, the disk, a peer or a device caused. what() is the full
+// message.
 class Error : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;
@@ -44,15 +45,15 @@ std::string cat(const Args&... args) {
 }  // namespace megatron
 
 // The user, the data, the disk, a peer or a device did it: throws Error with the joined values.
-#define MEGATRON_CHECK(cond, ...)                                          \
-  do {                                                                     \
-    if (!(cond)) ::megatron::throw_error(::megatron::cat(__VA_ARGS__));    \
+#define MEGATRON_CHECK(cond, ...)                                       \
+  do {                                                                  \
+    if (!(cond)) ::megatron::throw_error(::megatron::cat(__VA_ARGS__)); \
   } while (0)
 
 // We did it: throws InternalError with file and line.
-#define MEGATRON_ASSERT(cond, ...)                                                      \
-  do {                                                                                  \
-    if (!(cond))                                                                        \
-      ::megatron::fail_invariant(#cond, std::source_location::current(),                \
-                                 ::megatron::cat("" __VA_OPT__(, ) __VA_ARGS__));       \
+#define MEGATRON_ASSERT(cond, ...)                                                \
+  do {                                                                            \
+    if (!(cond))                                                                  \
+      ::megatron::fail_invariant(#cond, std::source_location::current(),          \
+                                 ::megatron::cat("" __VA_OPT__(, ) __VA_ARGS__)); \
   } while (0)

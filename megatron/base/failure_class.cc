@@ -13,27 +13,36 @@ FailureClass failure_class(const std::exception& error) {
   if (dynamic_cast<const RetryError*>(&error)) return FailureClass::kRetry;
   if (dynamic_cast<const Error*>(&error)) return FailureClass::kDoNotRetry;
   if (dynamic_cast<const std::logic_error*>(&error)) return FailureClass::kInternal;
-  const auto* system = dynamic_cast<const std::system_error*>(&error);  // std::filesystem's errors too
+  // std::filesystem's errors too
+  const auto* system = dynamic_cast<const std::system_error*>(&error);
   const bool temporary = system && is_temporary(system->code().default_error_condition().value());
   return temporary ? FailureClass::kRetry : FailureClass::kDoNotRetry;
 }
 
 int exit_code(FailureClass failure) {
   switch (failure) {
-    case FailureClass::kRetry: return kExitRetry;
-    case FailureClass::kUsage: return kExitUsage;
-    case FailureClass::kInternal: return kExitInternal;
-    case FailureClass::kDoNotRetry: break;
+    case FailureClass::kRetry:
+      return kExitRetry;
+    case FailureClass::kUsage:
+      return kExitUsage;
+    case FailureClass::kInternal:
+      return kExitInternal;
+    case FailureClass::kDoNotRetry:
+      break;
   }
   return kExitFailure;
 }
 
 std::string_view to_string(FailureClass failure) {
   switch (failure) {
-    case FailureClass::kRetry: return "retry";
-    case FailureClass::kUsage: return "usage";
-    case FailureClass::kInternal: return "internal";
-    case FailureClass::kDoNotRetry: break;
+    case FailureClass::kRetry:
+      return "retry";
+    case FailureClass::kUsage:
+      return "usage";
+    case FailureClass::kInternal:
+      return "internal";
+    case FailureClass::kDoNotRetry:
+      break;
   }
   return "do-not-retry";
 }
@@ -54,8 +63,10 @@ bool is_temporary(int system_error) {
     case ENETDOWN:
     case ENODEV:
     case ENXIO:
-    case EAGAIN: return true;
-    default: return false;
+    case EAGAIN:
+      return true;
+    default:
+      return false;
   }
 }
 

@@ -28,8 +28,8 @@ FailureClass failure_class(const std::exception& error);
 int exit_code(FailureClass failure);
 std::string_view to_string(FailureClass failure);  // "do-not-retry", "retry", "usage", "internal"
 
-// Whether the system's error is one of the machine or the file server (EIO, ESTALE, ETIMEDOUT, ...) and not one of
-// what was asked for or of space (ENOENT, EACCES, ENOSPC, ...).
+// Whether the system's error is one of the machine or the file server (EIO, ESTALE, ETIMEDOUT, ...)
+// and not one of what was asked for or of space (ENOENT, EACCES, ENOSPC, ...).
 bool is_temporary(int system_error);
 
 // Throws RetryError or Error, as `system_error` says.

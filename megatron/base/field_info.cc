@@ -35,9 +35,15 @@ class Describer : public FieldVisitor {
   using FieldVisitor::choice;
   void group(std::string_view title) override { group_ = title; }
   void field(FieldName n, bool& v, std::string_view h) override { add(n, FieldKind::kBool, v, h); }
-  void field(FieldName n, int64_t& v, std::string_view h) override { add(n, FieldKind::kInt, v, h); }
-  void field(FieldName n, double& v, std::string_view h) override { add(n, FieldKind::kDouble, v, h); }
-  void field(FieldName n, std::string& v, std::string_view h) override { add(n, FieldKind::kString, v, h); }
+  void field(FieldName n, int64_t& v, std::string_view h) override {
+    add(n, FieldKind::kInt, v, h);
+  }
+  void field(FieldName n, double& v, std::string_view h) override {
+    add(n, FieldKind::kDouble, v, h);
+  }
+  void field(FieldName n, std::string& v, std::string_view h) override {
+    add(n, FieldKind::kString, v, h);
+  }
   void field(FieldName n, std::optional<int64_t>& v, std::string_view h) override {
     add(n, FieldKind::kOptionalInt, v ? FieldValue(*v) : FieldValue(), h);
   }
@@ -53,8 +59,10 @@ class Describer : public FieldVisitor {
   void field(FieldName n, std::vector<std::string>& v, std::string_view h) override {
     add(n, FieldKind::kStringList, v, h);
   }
-  void choice(FieldName n, int& index, std::span<const std::string_view> spellings, std::string_view h) override {
-    MEGATRON_ASSERT(index >= 0 && static_cast<size_t>(index) < spellings.size(), n.name, " ", index);
+  void choice(FieldName n, int& index, std::span<const std::string_view> spellings,
+              std::string_view h) override {
+    MEGATRON_ASSERT(index >= 0 && static_cast<size_t>(index) < spellings.size(), n.name, " ",
+                    index);
     add(n, FieldKind::kChoice, std::string(spellings[static_cast<size_t>(index)]), h);
     fields.back().spellings.assign(spellings.begin(), spellings.end());
   }
@@ -89,12 +97,17 @@ class Assigner : public FieldVisitor {
   void field(FieldName n, int64_t& v, std::string_view) override { set(n, v); }
   void field(FieldName n, double& v, std::string_view) override { set(n, v); }
   void field(FieldName n, std::string& v, std::string_view) override { set(n, v); }
-  void field(FieldName n, std::optional<int64_t>& v, std::string_view) override { set_optional(n, v); }
-  void field(FieldName n, std::optional<double>& v, std::string_view) override { set_optional(n, v); }
+  void field(FieldName n, std::optional<int64_t>& v, std::string_view) override {
+    set_optional(n, v);
+  }
+  void field(FieldName n, std::optional<double>& v, std::string_view) override {
+    set_optional(n, v);
+  }
   void field(FieldName n, std::vector<int64_t>& v, std::string_view) override { set(n, v); }
   void field(FieldName n, std::vector<double>& v, std::string_view) override { set(n, v); }
   void field(FieldName n, std::vector<std::string>& v, std::string_view) override { set(n, v); }
-  void choice(FieldName n, int& index, std::span<const std::string_view> spellings, std::string_view) override {
+  void choice(FieldName n, int& index, std::span<const std::string_view> spellings,
+              std::string_view) override {
     const FieldValue* value = find(n);
     if (value == nullptr) return;
     const auto at = std::find(spellings.begin(), spellings.end(), std::get<std::string>(*value));
@@ -140,13 +153,18 @@ class ValueParser {
     const std::string& text = texts[0];
     if (field_.is_optional() && (text == "none" || text == "null")) return FieldValue();
     switch (field_.kind) {
-      case FieldKind::kBool: return boolean(text);
+      case FieldKind::kBool:
+        return boolean(text);
       case FieldKind::kInt:
-      case FieldKind::kOptionalInt: return wrap(integer(text));
+      case FieldKind::kOptionalInt:
+        return wrap(integer(text));
       case FieldKind::kDouble:
-      case FieldKind::kOptionalDouble: return wrap(number(text));
-      case FieldKind::kChoice: return choice(text);
-      default: return wrap(string(text));
+      case FieldKind::kOptionalDouble:
+        return wrap(number(text));
+      case FieldKind::kChoice:
+        return choice(text);
+      default:
+        return wrap(string(text));
     }
   }
 
@@ -163,7 +181,8 @@ class ValueParser {
 
   std::string legal_values() const {
     std::string all;
-    for (const std::string& spelling : field_.spellings) all += (all.empty() ? "" : ", ") + spelling;
+    for (const std::string& spelling : field_.spellings)
+      all += (all.empty() ? "" : ", ") + spelling;
     return all.empty() ? all : "legal values: " + all;
   }
 
@@ -178,7 +197,8 @@ class ValueParser {
     int64_t value = 0;
     const std::string_view digits = text.starts_with('+') ? text.substr(1) : text;
     const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), value);
-    if (error == std::errc() && end == digits.data() + digits.size() && digits.data() != end) return value;
+    if (error == std::errc() && end == digits.data() + digits.size() && digits.data() != end)
+      return value;
     if (error == std::errc::result_out_of_range)
       refuse(text, "does not fit in 64 bits");
     else
@@ -190,7 +210,8 @@ class ValueParser {
     double value = 0;
     const std::string_view digits = text.starts_with('+') ? text.substr(1) : text;
     const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), value);
-    if (error == std::errc() && end == digits.data() + digits.size() && std::isfinite(value)) return value;
+    if (error == std::errc() && end == digits.data() + digits.size() && std::isfinite(value))
+      return value;
     if (error == std::errc::result_out_of_range)
       refuse(text, "is outside the range of a 64-bit number");
     else
@@ -202,7 +223,9 @@ class ValueParser {
     if (std::find(field_.spellings.begin(), field_.spellings.end(), text) != field_.spellings.end())
       return FieldValue(text);
     const std::string near = nearest(text, field_.spellings);
-    refuse(text, near.empty() ? "is not one of its values" : cat("is not one of its values; did you mean ", near, "?"),
+    refuse(text,
+           near.empty() ? "is not one of its values"
+                        : cat("is not one of its values; did you mean ", near, "?"),
            legal_values());
     return std::nullopt;
   }
@@ -254,7 +277,8 @@ std::string join(const std::vector<T>& values) {
 }  // namespace
 
 bool FieldInfo::is_list() const {
-  return kind == FieldKind::kIntList || kind == FieldKind::kDoubleList || kind == FieldKind::kStringList;
+  return kind == FieldKind::kIntList || kind == FieldKind::kDoubleList ||
+         kind == FieldKind::kStringList;
 }
 
 bool FieldInfo::is_optional() const {
@@ -263,16 +287,24 @@ bool FieldInfo::is_optional() const {
 
 std::string_view FieldInfo::expected() const {
   switch (kind) {
-    case FieldKind::kBool: return "true or false";
+    case FieldKind::kBool:
+      return "true or false";
     case FieldKind::kInt:
-    case FieldKind::kOptionalInt: return "an integer";
+    case FieldKind::kOptionalInt:
+      return "an integer";
     case FieldKind::kDouble:
-    case FieldKind::kOptionalDouble: return "a number";
-    case FieldKind::kIntList: return "one or more integers";
-    case FieldKind::kDoubleList: return "one or more numbers";
-    case FieldKind::kStringList: return "one or more values";
-    case FieldKind::kChoice: return "one of its values";
-    case FieldKind::kString: break;
+    case FieldKind::kOptionalDouble:
+      return "a number";
+    case FieldKind::kIntList:
+      return "one or more integers";
+    case FieldKind::kDoubleList:
+      return "one or more numbers";
+    case FieldKind::kStringList:
+      return "one or more values";
+    case FieldKind::kChoice:
+      return "one of its values";
+    case FieldKind::kString:
+      break;
   }
   return "a value";
 }
@@ -286,7 +318,8 @@ std::vector<FieldInfo> describe_fields(std::span<Config* const> configs) {
   return std::move(describer.fields);
 }
 
-void assign_fields(std::span<Config* const> configs, const std::map<std::string, FieldValue>& values) {
+void assign_fields(std::span<Config* const> configs,
+                   const std::map<std::string, FieldValue>& values) {
   Assigner assigner(values);
   for (Config* config : configs) config->fields(assigner);
 }

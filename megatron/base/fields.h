@@ -1,5 +1,5 @@
-// Describes a configuration struct once. Flags, --help, YAML, JSON, checkpoint metadata and docs/flags.md are
-// visitors over that one list.
+// Describes a configuration struct once. Flags, --help, YAML, JSON, checkpoint metadata and
+// docs/flags.md are visitors over that one list.
 //
 // Goals: a new flag is one member and one line in fields(); every violation is reported at once.
 // Non-goals: nested structures, schema evolution.
@@ -14,8 +14,9 @@
 
 namespace megatron {
 
-// How a field is spelled. `name` is the member's name (and the key in YAML and JSON); the flag is the name with dashes
-// unless `flags` lists spellings, separated by one space, the first being the one that is shown.
+// How a field is spelled. `name` is the member's name (and the key in YAML and JSON); the flag is
+// the name with dashes unless `flags` lists spellings, separated by one space, the first being the
+// one that is shown.
 struct FieldName {
   constexpr FieldName(const char* name) : name(name) {}  // NOLINT: implicit by design
   constexpr FieldName(const char* name, const char* flags, bool negative = false)
@@ -25,7 +26,8 @@ struct FieldName {
   bool negative = false;  // giving the flag sets a bool to false (--disable-bias-linear, --no-x)
 };
 
-// Visits each field with its name, its value (read or written) and its help, in the order of declaration.
+// Visits each field with its name, its value (read or written) and its help, in the order of
+// declaration.
 class FieldVisitor {
  public:
   virtual ~FieldVisitor() = default;

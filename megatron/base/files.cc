@@ -26,7 +26,8 @@ constexpr size_t kMaxTransferBytes = size_t{1} << 30;  // Linux moves at most 2 
 
 [[noreturn]] void fail(const char* action, const std::filesystem::path& path, int error) {
   throw_system_error(
-      cat("cannot ", action, " ", path.string(), ": ", std::generic_category().message(error)), error);
+      cat("cannot ", action, " ", path.string(), ": ", std::generic_category().message(error)),
+      error);
 }
 
 // Closes a descriptor when it leaves scope.
@@ -69,8 +70,7 @@ const char* kind_of(mode_t mode) {
 bool is_unnamed_pipe(int fd, const struct stat& status) {
   if (!S_ISFIFO(status.st_mode)) return false;
   char target[16];
-  const ssize_t length =
-      ::readlink(cat("/proc/self/fd/", fd).c_str(), target, sizeof(target));
+  const ssize_t length = ::readlink(cat("/proc/self/fd/", fd).c_str(), target, sizeof(target));
   return length > 5 && std::string_view(target, 5) == "pipe:";
 }
 

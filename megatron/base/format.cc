@@ -31,8 +31,8 @@ std::string format_duration(double seconds) {
   const uint64_t days = total / 86400;
   char text[80];
   if (days > 0)
-    std::snprintf(text, sizeof text, "%llu day%s %u:%02u:%02u", static_cast<unsigned long long>(days),
-                  days == 1 ? "" : "s", h, m, s);
+    std::snprintf(text, sizeof text, "%llu day%s %u:%02u:%02u",
+                  static_cast<unsigned long long>(days), days == 1 ? "" : "s", h, m, s);
   else if (h > 0)
     std::snprintf(text, sizeof text, "%u:%02u:%02u", h, m, s);
   else

@@ -12,17 +12,27 @@ namespace {
 
 // C0 and C1 controls, line and paragraph separators, the byte order mark and non-characters.
 bool needs_escape(uint32_t code) {
-  return code < 0x20 || (code >= 0x7F && code < 0xA0) || code == 0x2028 || code == 0x2029 || code == 0xFEFF ||
-         code == 0xFFFE || code == 0xFFFF;
+  return code < 0x20 || (code >= 0x7F && code < 0xA0) || code == 0x2028 || code == 0x2029 ||
+         code == 0xFEFF || code == 0xFFFE || code == 0xFFFF;
 }
 
 void append_escape(std::string& out, uint32_t code) {
   switch (code) {
-    case '\n': out += "\\n"; return;
-    case '\t': out += "\\t"; return;
-    case '\r': out += "\\r"; return;
-    case '\b': out += "\\b"; return;
-    case '\f': out += "\\f"; return;
+    case '\n':
+      out += "\\n";
+      return;
+    case '\t':
+      out += "\\t";
+      return;
+    case '\r':
+      out += "\\r";
+      return;
+    case '\b':
+      out += "\\b";
+      return;
+    case '\f':
+      out += "\\f";
+      return;
     default: {
       char text[16];
       std::snprintf(text, sizeof text, "\\u%04x", code);
@@ -63,7 +73,8 @@ void JsonWriter::before_value() {
     after_key_ = false;
     return;
   }
-  MEGATRON_ASSERT(scopes_.empty() ? text_.empty() : scopes_.back() == Scope::kArray, "a JSON value without a key");
+  MEGATRON_ASSERT(scopes_.empty() ? text_.empty() : scopes_.back() == Scope::kArray,
+                  "a JSON value without a key");
   if (scopes_.empty()) return;
   if (!first_) text_ += indent_ > 0 ? "," : ", ";
   first_ = false;
@@ -71,7 +82,8 @@ void JsonWriter::before_value() {
 }
 
 JsonWriter& JsonWriter::key(std::string_view name) {
-  MEGATRON_ASSERT(!scopes_.empty() && scopes_.back() == Scope::kObject && !after_key_, "JSON key ", name);
+  MEGATRON_ASSERT(!scopes_.empty() && scopes_.back() == Scope::kObject && !after_key_, "JSON key ",
+                  name);
   if (!first_) text_ += indent_ > 0 ? "," : ", ";
   first_ = false;
   new_line();
@@ -111,7 +123,9 @@ JsonWriter& JsonWriter::raw(std::string_view json) {
 
 JsonWriter& JsonWriter::null() { return raw("null"); }
 JsonWriter& JsonWriter::value(bool v) { return raw(v ? "true" : "false"); }
-JsonWriter& JsonWriter::value(double v) { return std::isfinite(v) ? raw(format_double(v)) : null(); }
+JsonWriter& JsonWriter::value(double v) {
+  return std::isfinite(v) ? raw(format_double(v)) : null();
+}
 JsonWriter& JsonWriter::value(std::string_view v) { return raw(json_quote(v)); }
 
 const std::string& JsonWriter::text() const {

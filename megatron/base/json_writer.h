@@ -1,7 +1,8 @@
 // Writes JSON piece by piece, for the --json output of commands and for files of results.
 //
 //   JsonWriter json;
-//   json.begin_object().member("step", 3).key("losses").begin_array().value(1.5).end_array().end_object();
+//   json.begin_object().member("step",
+//     3).key("losses").begin_array().value(1.5).end_array().end_object();
 //   print_line(json.text());
 #pragma once
 
@@ -13,8 +14,9 @@
 
 namespace megatron {
 
-// `text` as a JSON string with its quotes. Bytes that are not UTF-8 become U+FFFD; characters that YAML or JavaScript
-// treat as line ends or that have no shape are escaped, so that the text is also a YAML double-quoted scalar.
+// `text` as a JSON string with its quotes. Bytes that are not UTF-8 become U+FFFD; characters that
+// YAML or JavaScript treat as line ends or that have no shape are escaped, so that the text is also
+// a YAML double-quoted scalar.
 std::string json_quote(std::string_view text);
 
 // Misuse (a key outside an object, an unfinished document) throws InternalError. Not thread safe.

@@ -26,7 +26,7 @@ std::atomic<bool> quiet_rank{false};
 struct Screen {
   std::mutex mutex;
   std::string prefix;
-  std::string status;  // the status line that is shown now; empty when none is
+  std::string status;    // the status line that is shown now; empty when none is
   int output_error = 0;  // of the first line of results that could not be written
   bool output_is_optional = false;
   bool output_is_gone = false;  // its reader is, and that was said
@@ -37,7 +37,8 @@ Screen& screen() {
   return *instance;
 }
 
-// One system call for a whole line, so that lines of several processes do not mix. Returns 0 or the system's error.
+// One system call for a whole line, so that lines of several processes do not mix. Returns 0 or the
+// system's error.
 int write_all(int fd, std::string_view text) {
   while (!text.empty()) {
     const ssize_t done = ::write(fd, text.data(), text.size());
@@ -75,10 +76,14 @@ std::string cut(std::string_view text, size_t width) {
 
 std::string_view label(LogLevel level) {
   switch (level) {
-    case LogLevel::kDebug: return "debug: ";
-    case LogLevel::kInfo: return "";
-    case LogLevel::kWarning: return "warning: ";
-    case LogLevel::kError: return "error: ";
+    case LogLevel::kDebug:
+      return "debug: ";
+    case LogLevel::kInfo:
+      return "";
+    case LogLevel::kWarning:
+      return "warning: ";
+    case LogLevel::kError:
+      return "error: ";
   }
   return "";
 }
@@ -127,7 +132,8 @@ void print_line(std::string_view line) {
   if (error == EPIPE && s.output_is_optional) {
     s.output_is_gone = true;
     write_all(STDERR_FILENO,
-              cat(s.prefix, "warning: the reader of standard output is gone: the run goes on without it\n"));
+              cat(s.prefix,
+                  "warning: the reader of standard output is gone: the run goes on without it\n"));
   } else if (s.output_error == 0) {
     s.output_error = error;
   }
@@ -139,7 +145,8 @@ void check_standard_output() {
   int error = std::exchange(screen().output_error, 0);
   // What was printed through the C library fails only now.
   if (std::fflush(stdout) != 0 && error == 0 && !screen().output_is_gone) error = errno;
-  MEGATRON_CHECK(error == 0, "cannot write to standard output: ", std::generic_category().message(error));
+  MEGATRON_CHECK(error == 0,
+                 "cannot write to standard output: ", std::generic_category().message(error));
 }
 
 bool is_terminal() {

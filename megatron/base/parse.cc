@@ -48,14 +48,17 @@ bool same_value(std::string_view a, std::string_view b) {
   return x && y && *x == *y;
 }
 
-// Spellings that are not listed but follow from a bool's listed ones: --no-x for --x and the reverse.
+// Spellings that are not listed but follow from a bool's listed ones: --no-x for --x and the
+// reverse.
 std::vector<std::pair<std::string, bool>> opposite_flags(const FieldInfo& field) {
   std::vector<std::pair<std::string, bool>> out;
   if (field.kind != FieldKind::kBool) return out;
   for (const std::string& flag : field.flags) {
-    if (!field.negative && !flag.starts_with("--no-")) out.emplace_back("--no-" + flag.substr(2), false);
+    if (!field.negative && !flag.starts_with("--no-"))
+      out.emplace_back("--no-" + flag.substr(2), false);
     if (field.negative && flag.starts_with("--no-")) out.emplace_back("--" + flag.substr(5), true);
-    if (field.negative && flag.starts_with("--disable-")) out.emplace_back("--" + flag.substr(10), true);
+    if (field.negative && flag.starts_with("--disable-"))
+      out.emplace_back("--" + flag.substr(10), true);
   }
   if (field.negative) out.emplace_back("--" + with(field.name, '_', '-'), true);
   return out;
@@ -68,8 +71,10 @@ size_t edit_distance(std::string_view a, std::string_view b) {
   for (size_t i = 1; i <= a.size(); ++i) {
     row[0] = i;
     for (size_t j = 1; j <= b.size(); ++j) {
-      row[j] = std::min({last[j] + 1, row[j - 1] + 1, last[j - 1] + (a[i - 1] == b[j - 1] ? 0 : 1)});
-      if (i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1]) row[j] = std::min(row[j], before[j - 2] + 1);
+      row[j] =
+          std::min({last[j] + 1, row[j - 1] + 1, last[j - 1] + (a[i - 1] == b[j - 1] ? 0 : 1)});
+      if (i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1])
+        row[j] = std::min(row[j], before[j - 2] + 1);
     }
     before.swap(last);
     last.swap(row);
@@ -90,7 +95,8 @@ FlagParser::FlagParser(std::span<Config* const> configs, std::span<const KnownFl
     }
   }
   for (const FieldInfo& field : fields_)
-    for (const auto& [flag, sense] : opposite_flags(field)) flags_.try_emplace(flag, Target{&field, sense});
+    for (const auto& [flag, sense] : opposite_flags(field))
+      flags_.try_emplace(flag, Target{&field, sense});
   for (const KnownFlag& entry : known) {
     for (const std::string& flag : words(entry.flag)) {
       known_[flag] = &entry;
@@ -123,21 +129,26 @@ std::string FlagParser::suggestion(const std::string& flag) const {
   return near.empty() ? near : "; did you mean " + near + "?";
 }
 
-const RefusedValue* FlagParser::refused_value(const FieldInfo& field, std::span<const std::string> texts) const {
+const RefusedValue* FlagParser::refused_value(const FieldInfo& field,
+                                              std::span<const std::string> texts) const {
   if (texts.size() != 1) return nullptr;
   for (const RefusedValue& refused : refused_values_) {
-    const bool same_flag = std::find(field.flags.begin(), field.flags.end(), refused.flag) != field.flags.end();
+    const bool same_flag =
+        std::find(field.flags.begin(), field.flags.end(), refused.flag) != field.flags.end();
     const std::vector<std::string> values = words(refused.values);
-    if (same_flag && std::find(values.begin(), values.end(), texts[0]) != values.end()) return &refused;
+    if (same_flag && std::find(values.begin(), values.end(), texts[0]) != values.end())
+      return &refused;
   }
   return nullptr;
 }
 
-void FlagParser::set(const Target& target, const std::string& what, std::span<const std::string> texts) {
+void FlagParser::set(const Target& target, const std::string& what,
+                     std::span<const std::string> texts) {
   if (const RefusedValue* refused = refused_value(*target.field, texts)) {
     failed.insert(target.field->name);
-    violations.add(cat(what, " ", texts[0], " is refused: ", refused->reason),
-                   target.field->spellings.empty() ? "" : "legal values: " + listed(target.field->spellings));
+    violations.add(
+        cat(what, " ", texts[0], " is refused: ", refused->reason),
+        target.field->spellings.empty() ? "" : "legal values: " + listed(target.field->spellings));
     return;
   }
   auto value = parse_value(*target.field, what, texts, violations);
@@ -149,40 +160,49 @@ void FlagParser::set(const Target& target, const std::string& what, std::span<co
   set_value(target, std::move(*value));
 }
 
-void FlagParser::note_known(const KnownFlag& known, const std::string& what, std::span<const std::string> texts, bool off) {
+void FlagParser::note_known(const KnownFlag& known, const std::string& what,
+                            std::span<const std::string> texts, bool off) {
   const auto count = static_cast<int>(texts.size());
-  const bool switch_value = known.max_values == 0 && count == 1 && (texts[0] == "true" || texts[0] == "false");
-  if (!off && !switch_value && (count < known.min_values || (known.max_values >= 0 && count > known.max_values))) {
-    violations.add(cat(what, known.max_values == 0   ? " takes no value"
-                             : count < known.min_values ? " expects a value"
-                                                        : cat(" takes at most ", known.max_values, " values")));
+  const bool switch_value =
+      known.max_values == 0 && count == 1 && (texts[0] == "true" || texts[0] == "false");
+  if (!off && !switch_value &&
+      (count < known.min_values || (known.max_values >= 0 && count > known.max_values))) {
+    violations.add(cat(what, known.max_values == 0 ? " takes no value"
+                             : count < known.min_values
+                                 ? " expects a value"
+                                 : cat(" takes at most ", known.max_values, " values")));
     return;
   }
   std::erase_if(given_known_, [&](const GivenFlag& given) { return given.known == &known; });
   const std::vector<std::string> neutral = words(known.neutral);
   const auto is_neutral = [&](const std::string& text) {
-    return std::any_of(neutral.begin(), neutral.end(), [&](const std::string& n) { return same_value(text, n); });
+    return std::any_of(neutral.begin(), neutral.end(),
+                       [&](const std::string& n) { return same_value(text, n); });
   };
   off = off || (switch_value && texts[0] == "false");
   if (off && known.kind == KnownFlag::Kind::kAlreadySo) return;  // asks for nothing
   const bool in_list = std::all_of(texts.begin(), texts.end(), is_neutral);
   if (known.kind == KnownFlag::Kind::kAlreadySo && !neutral.empty() && !in_list) {
-    violations.add(cat(what, " \"", texts[0], "\" is not one of its values"), cat("legal values: ", listed(neutral)));
+    violations.add(cat(what, " \"", texts[0], "\" is not one of its values"),
+                   cat("legal values: ", listed(neutral)));
     return;
   }
   off = off || (known.kind == KnownFlag::Kind::kRefused && count > 0 && in_list);
   std::string given = what;
   for (const std::string& text : texts) given += " " + text;
-  given_known_.push_back({&known, known.kind == KnownFlag::Kind::kRefused && !off ? what : given, off});
+  given_known_.push_back(
+      {&known, known.kind == KnownFlag::Kind::kRefused && !off ? what : given, off});
 }
 
 bool FlagParser::has_given(const KnownFlag& known) const {
-  return std::any_of(given_known_.begin(), given_known_.end(), [&](const GivenFlag& given) { return given.known == &known; });
+  return std::any_of(given_known_.begin(), given_known_.end(),
+                     [&](const GivenFlag& given) { return given.known == &known; });
 }
 
 void FlagParser::judge_known(const std::function<FlagVerdict(const KnownFlag&)>& judge) {
   for (const auto& [known, what, off] : given_known_) {
-    FlagVerdict verdict{off || known->kind == KnownFlag::Kind::kAlreadySo, std::string(known->reason)};
+    FlagVerdict verdict{off || known->kind == KnownFlag::Kind::kAlreadySo,
+                        std::string(known->reason)};
     if (judge && !off) verdict = judge(*known);
     if (verdict.accepted) {
       already_so.emplace_back(what, verdict.reason);
@@ -215,7 +235,8 @@ class CommandLine {
     const auto help = std::find_if(arguments_.begin(), arguments_.end(),
                                    [](const std::string& a) { return a == "--help" || a == "-h"; });
     if (help != arguments_.end()) {
-      for (auto word = help + 1; word != arguments_.end(); ++word) help_topic += (help_topic.empty() ? "" : " ") + *word;
+      for (auto word = help + 1; word != arguments_.end(); ++word)
+        help_topic += (help_topic.empty() ? "" : " ") + *word;
       return false;
     }
     while (next_ < arguments_.size()) {
@@ -238,10 +259,13 @@ class CommandLine {
     const std::string near = parser_.suggestion("-" + argument);
     return near.empty() ? "; flags start with --" : near;
   }
-  static bool is_flag(std::string_view token) { return token.size() > 2 && token.starts_with("--"); }
+  static bool is_flag(std::string_view token) {
+    return token.size() > 2 && token.starts_with("--");
+  }
   // "-m", as other programs spell flags; not a negative number.
   static bool is_letter_flag(std::string_view token) {
-    return token.size() > 1 && token[0] == '-' && std::isalpha(static_cast<unsigned char>(token[1]));
+    return token.size() > 1 && token[0] == '-' &&
+           std::isalpha(static_cast<unsigned char>(token[1]));
   }
   // Those of an unknown flag.
   void skip_values() {
@@ -253,23 +277,28 @@ class CommandLine {
   std::vector<std::string> take_values(const std::optional<std::string>& attached, int limit) {
     if (attached) return {*attached};
     std::vector<std::string> texts;
-    while (value_follows() && (limit < 0 || static_cast<int>(texts.size()) < limit)) texts.push_back(arguments_[next_++]);
+    while (value_follows() && (limit < 0 || static_cast<int>(texts.size()) < limit))
+      texts.push_back(arguments_[next_++]);
     return texts;
   }
 
   void take_switch_value(std::vector<std::string>& texts) {
-    if (texts.empty() && value_follows() && (arguments_[next_] == "true" || arguments_[next_] == "false"))
+    if (texts.empty() && value_follows() &&
+        (arguments_[next_] == "true" || arguments_[next_] == "false"))
       texts.push_back(arguments_[next_++]);
   }
 
   // The last one of several counts, as in argparse. Keeps a note of it.
-  void note_repetition(const std::string& setting, const std::string& flag, const std::vector<std::string>& texts) {
+  void note_repetition(const std::string& setting, const std::string& flag,
+                       const std::vector<std::string>& texts) {
     const auto [at, inserted] = seen_.emplace(setting, flag);
     if (inserted) return;
     std::string last = flag;
     for (const std::string& text : texts) last += " " + text;
-    notes.push_back(at->second == flag ? cat(flag, " is given more than once; the last one counts: ", last)
-                                       : cat(at->second, " and ", flag, " set the same value; the last one counts: ", last));
+    notes.push_back(
+        at->second == flag
+            ? cat(flag, " is given more than once; the last one counts: ", last)
+            : cat(at->second, " and ", flag, " set the same value; the last one counts: ", last));
     at->second = flag;
   }
 
@@ -299,7 +328,8 @@ class CommandLine {
     }
   }
 
-  void field(const FlagParser::Target& target, const std::string& flag, const std::optional<std::string>& attached) {
+  void field(const FlagParser::Target& target, const std::string& flag,
+             const std::optional<std::string>& attached) {
     const FieldInfo& info = *target.field;
     const bool is_switch = info.kind == FieldKind::kBool;
     auto texts = take_values(attached, is_switch ? 0 : info.is_list() ? -1 : 1);
@@ -338,16 +368,18 @@ class CommandLine {
 };
 
 bool mentions(std::string_view message, std::string_view flag) {
-  for (size_t at = message.find(flag); at != std::string_view::npos; at = message.find(flag, at + 1)) {
+  for (size_t at = message.find(flag); at != std::string_view::npos;
+       at = message.find(flag, at + 1)) {
     const size_t end = at + flag.size();
-    if (end == message.size() || !(message[end] == '-' || std::isalnum(static_cast<unsigned char>(message[end]))))
+    if (end == message.size() ||
+        !(message[end] == '-' || std::isalnum(static_cast<unsigned char>(message[end]))))
       return true;
   }
   return false;
 }
 
-// Adds the violations of the configs' own rules, except those about a field whose value could not be read: its default
-// is not what the user wrote.
+// Adds the violations of the configs' own rules, except those about a field whose value could not
+// be read: its default is not what the user wrote.
 void validate(std::span<Config* const> configs, const ParseOptions& options, FlagParser& parser) {
   Violations found;
   for (Config* config : configs) config->validate(found);
@@ -356,7 +388,8 @@ void validate(std::span<Config* const> configs, const ParseOptions& options, Fla
     bool about_failed = false;
     for (const FieldInfo& field : parser.fields())
       for (const std::string& flag : field.flags)
-        about_failed = about_failed || (parser.failed.count(field.name) > 0 && mentions(message, flag));
+        about_failed =
+            about_failed || (parser.failed.count(field.name) > 0 && mentions(message, flag));
     if (!about_failed) parser.violations.add(message);
   }
 }
@@ -420,7 +453,8 @@ std::string nearest(std::string_view word, std::span<const std::string> names) {
   best = std::min(best, word.size());
   std::string found;
   for (const std::string& name : names) {
-    const size_t difference = name.size() > word.size() ? name.size() - word.size() : word.size() - name.size();
+    const size_t difference =
+        name.size() > word.size() ? name.size() - word.size() : word.size() - name.size();
     if (difference >= best) continue;
     const size_t distance = edit_distance(word, name);
     if (distance < best) {

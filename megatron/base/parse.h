@@ -1,12 +1,14 @@
 // Configs from and to text: command line, YAML, JSON, --help, Markdown.
 //
-// A value is taken from the command line, else from --config FILE (YAML), else the default. All violations (unknown flags,
-// bad values, validate()) are reported together in one UsageError: one line each, with "hint: " lines below.
+// A value is taken from the command line, else from --config FILE (YAML), else the default. All
+// violations (unknown flags, bad values, validate()) are reported together in one UsageError: one
+// line each, with "hint: " lines below.
 //
-// Command line: `--flag value` or `--flag=value`. A list takes values up to the next token that starts with "--" (a number may
-// be negative); lists of numbers may also be written 1,2,3. A bool is a switch and may be followed by true or false; --no-x
-// means the opposite of --x. An optional number may be `none`. Of a flag that is given more than once the last one counts,
-// and a note says so.
+// Command line: `--flag value` or `--flag=value`. A list takes values up to the next token that
+// starts with "--" (a number may be negative); lists of numbers may also be written 1,2,3. A bool
+// is a switch and may be followed by true or false; --no-x means the opposite of --x. An optional
+// number may be `none`. Of a flag that is given more than once the last one counts, and a note says
+// so.
 #pragma once
 
 #include <functional>
@@ -26,13 +28,13 @@ struct FlagClaim;
 // What a flag that no field owns means (the rest of Megatron's flags; see training/flag_table.h).
 struct KnownFlag {
   enum class Kind { kAlreadySo, kRefused };
-  std::string_view flag;     // spellings separated by one space: "--transformer-impl"
+  std::string_view flag;  // spellings separated by one space: "--transformer-impl"
   Kind kind;
-  std::string_view reason;   // why it is already so, or why it is refused
-  int min_values = 0;        // how many values it takes
-  int max_values = 0;        // -1: any number
-  // Values, separated by one space: those with which a refused flag changes nothing ("0 none"), or all that an accepted one
-  // may have (none given: any).
+  std::string_view reason;  // why it is already so, or why it is refused
+  int min_values = 0;       // how many values it takes
+  int max_values = 0;       // -1: any number
+  // Values, separated by one space: those with which a refused flag changes nothing ("0 none"), or
+  // all that an accepted one may have (none given: any).
   std::string_view neutral = {};
   const FlagClaim* claim = nullptr;  // the owner's, for ParseOptions::judge
 };
@@ -51,19 +53,22 @@ struct FlagVerdict {
 };
 
 struct ParseOptions {
-  std::span<const KnownFlag> known = {};  // flags that are accepted as already so, or refused with a reason
+  // Flags that are accepted as already so, or refused with a reason
+  std::span<const KnownFlag> known = {};
   std::span<const RefusedValue> refused_values = {};  // answered with the reason
-  bool allow_config_file = true;          // --config FILE
-  // Called after parsing and before validation: derives defaults from other values. Also called when there are
-  // violations already; an Error it throws is then dropped, else reported as one more.
+  bool allow_config_file = true;                      // --config FILE
+  // Called after parsing and before validation: derives defaults from other values. Also called
+  // when there are violations already; an Error it throws is then dropped, else reported as one
+  // more.
   std::function<void()> finalize = {};
-  // Called after finalize() for each known flag that was given: whether it is accepted depends on the other values. Not
-  // given: the kind and the reason of the flag.
+  // Called after finalize() for each known flag that was given: whether it is accepted depends on
+  // the other values. Not given: the kind and the reason of the flag.
   std::function<FlagVerdict(const KnownFlag&)> judge = {};
   // Called after each config's own validate(): rules across configs.
   std::function<void(Violations&)> validate = {};
   bool print_notes = true;  // notes go to the log; false: to the caller alone
-  // Name of a string or string list field that takes the arguments without a flag (`megatron report RUN_DIR`).
+  // Name of a string or string list field that takes the arguments without a flag (`megatron report
+  // RUN_DIR`).
   std::string_view positional = {};
 };
 
@@ -76,20 +81,24 @@ struct ParseResult {
   bool was_given(std::string_view name) const;
 };
 
-// Parses argv[1..] into the configs. Throws UsageError with every violation; the configs are then partly set.
+// Parses argv[1..] into the configs. Throws UsageError with every violation; the configs are then
+// partly set.
 ParseResult parse_flags(std::span<Config* const> configs, int argc, const char* const* argv,
                         const ParseOptions& options = {});
 
-// Reads "name: value" pairs of a YAML file (as written by to_yaml or to_json) into the configs. Nothing is validated.
-// Throws UsageError with every key that is unknown (unless ignored) and every value that cannot be read.
-void read_yaml(std::span<Config* const> configs, const std::string& path, bool ignore_unknown = false);
+// Reads "name: value" pairs of a YAML file (as written by to_yaml or to_json) into the configs.
+// Nothing is validated. Throws UsageError with every key that is unknown (unless ignored) and every
+// value that cannot be read.
+void read_yaml(std::span<Config* const> configs, const std::string& path,
+               bool ignore_unknown = false);
 
 std::string help_text(std::string_view usage, std::span<Config* const> configs);
 
-// The help of commands with many flags. `topic` (the words after --help): empty: the flags whose fields are in `basics`, and the
-// names of all groups; "all": everything; else the groups with that name, or the flags whose names contain it.
-std::string help_text(std::string_view usage, std::span<Config* const> configs, std::string_view topic,
-                      std::span<const std::string_view> basics);
+// The help of commands with many flags. `topic` (the words after --help): empty: the flags whose
+// fields are in `basics`, and the names of all groups; "all": everything; else the groups with that
+// name, or the flags whose names contain it.
+std::string help_text(std::string_view usage, std::span<Config* const> configs,
+                      std::string_view topic, std::span<const std::string_view> basics);
 std::string to_yaml(std::span<Config* const> configs);
 std::string to_json(std::span<Config* const> configs);  // one object, fields in order
 // Rows "| `--flag` | type | default | help |" under a heading per group.

@@ -33,7 +33,8 @@ bool texts_of(const YAML::Node& node, std::vector<std::string>& texts) {
 
 class Reader {
  public:
-  Reader(FlagParser& parser, const std::string& path, const std::set<std::string>& keep, bool ignore_unknown)
+  Reader(FlagParser& parser, const std::string& path, const std::set<std::string>& keep,
+         bool ignore_unknown)
       : parser_(parser), path_(path), keep_(keep), ignore_unknown_(ignore_unknown) {}
 
   void read(const YAML::Node& root) {
@@ -44,7 +45,8 @@ class Reader {
     }
     for (const auto& pair : root) {
       if (parser_.violations.messages().size() > kMostErrors) {
-        parser_.violations.add(cat(path_, ": more is wrong than ", kMostErrors, " things; the rest is not read"));
+        parser_.violations.add(
+            cat(path_, ": more is wrong than ", kMostErrors, " things; the rest is not read"));
         return;
       }
       if (pair.first.IsScalar())
@@ -76,19 +78,23 @@ class Reader {
     }
     std::vector<std::string> texts;
     if (!texts_of(node, texts))
-      parser_.violations.add(what + " holds a map or a nested list; expected a value or a list of values");
+      parser_.violations.add(what +
+                             " holds a map or a nested list; expected a value or a list of values");
     else if (target.field != nullptr)
       field(target, node, texts, what);
     else if (!parser_.has_given(*known))  // a flag wins over the file
-      parser_.note_known(*known, what, texts, node.IsNull() || (texts.size() == 1 && texts[0] == "false"));
+      parser_.note_known(*known, what, texts,
+                         node.IsNull() || (texts.size() == 1 && texts[0] == "false"));
   }
 
-  void field(const FlagParser::Target& target, const YAML::Node& node, const std::vector<std::string>& texts,
-             const std::string& what) {
+  void field(const FlagParser::Target& target, const YAML::Node& node,
+             const std::vector<std::string>& texts, const std::string& what) {
     const FieldInfo& info = *target.field;
-    // A flag wins over the file, but a value of the file that cannot be read is an error all the same.
+    // A flag wins over the file, but a value of the file that cannot be read is an error all the
+    // same.
     const bool overridden = keep_.count(info.name) > 0;
-    const std::map<std::string, FieldValue> before = overridden ? parser_.values : std::map<std::string, FieldValue>();
+    const std::map<std::string, FieldValue> before =
+        overridden ? parser_.values : std::map<std::string, FieldValue>();
     if (node.IsNull() && info.is_optional()) {
       parser_.set_value(target, FieldValue());
     } else if (node.IsNull() && info.kind == FieldKind::kString) {
@@ -134,7 +140,8 @@ class Reader {
 
 }  // namespace
 
-bool FlagParser::read_yaml_file(const std::string& path, const std::set<std::string>& keep, bool ignore_unknown) {
+bool FlagParser::read_yaml_file(const std::string& path, const std::set<std::string>& keep,
+                                bool ignore_unknown) {
   try {
     const std::string text = read_file(path, kMostBytes);
     Reader(*this, path, keep, ignore_unknown).read(YAML::Load(text));

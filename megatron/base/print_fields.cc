@@ -15,16 +15,24 @@ namespace {
 // What follows the flag in help: "N", "{gelu,swiglu}", nothing for a switch.
 std::string placeholder(const FieldInfo& field) {
   switch (field.kind) {
-    case FieldKind::kBool: return "";
+    case FieldKind::kBool:
+      return "";
     case FieldKind::kInt:
-    case FieldKind::kOptionalInt: return "N";
+    case FieldKind::kOptionalInt:
+      return "N";
     case FieldKind::kDouble:
-    case FieldKind::kOptionalDouble: return "X";
-    case FieldKind::kString: return "TEXT";
-    case FieldKind::kIntList: return "N ...";
-    case FieldKind::kDoubleList: return "X ...";
-    case FieldKind::kStringList: return "TEXT ...";
-    case FieldKind::kChoice: break;
+    case FieldKind::kOptionalDouble:
+      return "X";
+    case FieldKind::kString:
+      return "TEXT";
+    case FieldKind::kIntList:
+      return "N ...";
+    case FieldKind::kDoubleList:
+      return "X ...";
+    case FieldKind::kStringList:
+      return "TEXT ...";
+    case FieldKind::kChoice:
+      break;
   }
   std::string all;
   for (const std::string& spelling : field.spellings) all += (all.empty() ? "{" : ",") + spelling;
@@ -33,16 +41,26 @@ std::string placeholder(const FieldInfo& field) {
 
 std::string type_name(const FieldInfo& field) {
   switch (field.kind) {
-    case FieldKind::kBool: return "switch";
-    case FieldKind::kInt: return "integer";
-    case FieldKind::kDouble: return "number";
-    case FieldKind::kString: return "text";
-    case FieldKind::kOptionalInt: return "integer or none";
-    case FieldKind::kOptionalDouble: return "number or none";
-    case FieldKind::kIntList: return "integers";
-    case FieldKind::kDoubleList: return "numbers";
-    case FieldKind::kStringList: return "texts";
-    case FieldKind::kChoice: break;
+    case FieldKind::kBool:
+      return "switch";
+    case FieldKind::kInt:
+      return "integer";
+    case FieldKind::kDouble:
+      return "number";
+    case FieldKind::kString:
+      return "text";
+    case FieldKind::kOptionalInt:
+      return "integer or none";
+    case FieldKind::kOptionalDouble:
+      return "number or none";
+    case FieldKind::kIntList:
+      return "integers";
+    case FieldKind::kDoubleList:
+      return "numbers";
+    case FieldKind::kStringList:
+      return "texts";
+    case FieldKind::kChoice:
+      break;
   }
   std::string all;
   for (const std::string& spelling : field.spellings) all += (all.empty() ? "" : ", ") + spelling;
@@ -51,12 +69,14 @@ std::string type_name(const FieldInfo& field) {
 
 // The default as help shows it; empty when there is nothing to say.
 std::string shown_default(const FieldInfo& field) {
-  if (field.kind == FieldKind::kBool) return std::get<bool>(field.value) == field.negative ? "" : "on";
+  if (field.kind == FieldKind::kBool)
+    return std::get<bool>(field.value) == field.negative ? "" : "on";
   if (std::holds_alternative<std::monostate>(field.value)) return "";
   return format_value(field.value);
 }
 
-// Appends words to `out`, which ends at column `indent` of its line, breaking lines before column 100.
+// Appends words to `out`, which ends at column `indent` of its line, breaking lines before column
+// 100.
 void append_wrapped(std::string& out, std::string_view text, size_t indent) {
   size_t column = indent;
   for (size_t begin = 0; begin < text.size();) {
@@ -112,23 +132,30 @@ struct JsonValue {
   }
 };
 
-void write_json_value(JsonWriter& json, const FieldValue& value) { std::visit(JsonValue{json}, value); }
+void write_json_value(JsonWriter& json, const FieldValue& value) {
+  std::visit(JsonValue{json}, value);
+}
 
-// Whether YAML reads the bare text as that text, in its version 1.1 too, where "no" and "1:30" mean other things.
+// Whether YAML reads the bare text as that text, in its version 1.1 too, where "no" and "1:30" mean
+// other things.
 bool is_plain_yaml(std::string_view text) {
   static const std::set<std::string, std::less<>> kOther = {"null", "true", "false", "yes", "no",
                                                             "on",   "off",  "y",     "n"};
-  if (text.empty() || !(std::isalpha(static_cast<unsigned char>(text[0])) || text[0] == '/')) return false;
+  if (text.empty() || !(std::isalpha(static_cast<unsigned char>(text[0])) || text[0] == '/'))
+    return false;
   std::string lower;
   for (const char c : text) {
-    if (!(std::isalnum(static_cast<unsigned char>(c)) || c == '_' || c == '-' || c == '/' || c == '.')) return false;
+    if (!(std::isalnum(static_cast<unsigned char>(c)) || c == '_' || c == '-' || c == '/' ||
+          c == '.'))
+      return false;
     lower += static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
   }
   return kOther.count(lower) == 0;
 }
 
 std::string yaml_value(const FieldValue& value) {
-  if (const auto* text = std::get_if<std::string>(&value); text != nullptr && is_plain_yaml(*text)) return *text;
+  if (const auto* text = std::get_if<std::string>(&value); text != nullptr && is_plain_yaml(*text))
+    return *text;
   JsonWriter json;
   write_json_value(json, value);
   return json.text();
@@ -138,7 +165,8 @@ std::string with_newline(std::string_view text) {
   return std::string(text) + (text.empty() || text.back() == '\n' ? "" : "\n");
 }
 
-// Lower case, blanks for dashes and underscores, none at the ends: "--Network_size" and "network size" are one name.
+// Lower case, blanks for dashes and underscores, none at the ends: "--Network_size" and "network
+// size" are one name.
 std::string simplified(std::string_view name) {
   std::string out;
   for (const char c : name) {
@@ -151,13 +179,15 @@ std::string simplified(std::string_view name) {
 }
 
 // The flags of the fields that `chosen` accepts, by group.
-std::string help_of(const std::vector<FieldInfo>& fields, const std::function<bool(const FieldInfo&)>& chosen) {
+std::string help_of(const std::vector<FieldInfo>& fields,
+                    const std::function<bool(const FieldInfo&)>& chosen) {
   constexpr size_t kIndent = 34;
   std::string out, group;
   bool first = true;
   for (const FieldInfo& field : fields) {
     if (!chosen(field)) continue;
-    if (first || field.group != group) out += "\n" + (field.group.empty() ? "flags" : field.group) + ":\n";
+    if (first || field.group != group)
+      out += "\n" + (field.group.empty() ? "flags" : field.group) + ":\n";
     group = field.group;
     first = false;
     std::string line = "  ";
@@ -169,7 +199,8 @@ std::string help_of(const std::vector<FieldInfo>& fields, const std::function<bo
       line.append(kIndent - line.size(), ' ');
     out += line;
     const std::string by_default = shown_default(field);
-    append_wrapped(out, field.help + (by_default.empty() ? "" : " (default " + by_default + ")"), kIndent);
+    append_wrapped(out, field.help + (by_default.empty() ? "" : " (default " + by_default + ")"),
+                   kIndent);
   }
   return out;
 }
@@ -177,15 +208,19 @@ std::string help_of(const std::vector<FieldInfo>& fields, const std::function<bo
 std::string list_of_groups(const std::vector<FieldInfo>& fields) {
   std::vector<std::pair<std::string, int>> groups;
   for (const FieldInfo& field : fields) {
-    const auto at = std::find_if(groups.begin(), groups.end(), [&](const auto& g) { return g.first == field.group; });
+    const auto at = std::find_if(groups.begin(), groups.end(),
+                                 [&](const auto& g) { return g.first == field.group; });
     if (at == groups.end())
       groups.emplace_back(field.group, 1);
     else
       ++at->second;
   }
   std::string names;
-  for (const auto& [name, count] : groups) names += cat(names.empty() ? "" : ", ", name, " (", count, ")");
-  std::string out = "more: --help GROUP, --help WORD (flags whose names contain it), --help all; groups and their flags:\n  ";
+  for (const auto& [name, count] : groups)
+    names += cat(names.empty() ? "" : ", ", name, " (", count, ")");
+  std::string out =
+      "more: --help GROUP, --help WORD (flags whose names contain it), --help all; groups and "
+      "their flags:\n  ";
   append_wrapped(out, names, 2);
   return out;
 }
@@ -193,34 +228,41 @@ std::string list_of_groups(const std::vector<FieldInfo>& fields) {
 }  // namespace
 
 std::string help_text(std::string_view usage, std::span<Config* const> configs) {
-  return with_newline(usage) + help_of(describe_fields(configs), [](const FieldInfo&) { return true; });
+  return with_newline(usage) +
+         help_of(describe_fields(configs), [](const FieldInfo&) { return true; });
 }
 
-std::string help_text(std::string_view usage, std::span<Config* const> configs, std::string_view topic,
-                      std::span<const std::string_view> basics) {
+std::string help_text(std::string_view usage, std::span<Config* const> configs,
+                      std::string_view topic, std::span<const std::string_view> basics) {
   const std::vector<FieldInfo> fields = describe_fields(configs);
   const std::string wanted = simplified(topic);
   if (wanted == "all") return help_text(usage, configs);
   if (wanted.empty()) {
-    return with_newline(usage) + help_of(fields, [&](const FieldInfo& field) {
-             return std::find(basics.begin(), basics.end(), field.name) != basics.end();
-           }) + "\n" + list_of_groups(fields);
+    return with_newline(usage) +
+           help_of(fields,
+                   [&](const FieldInfo& field) {
+                     return std::find(basics.begin(), basics.end(), field.name) != basics.end();
+                   }) +
+           "\n" + list_of_groups(fields);
   }
-  std::string text = help_of(fields, [&](const FieldInfo& field) { return simplified(field.group) == wanted; });
+  std::string text =
+      help_of(fields, [&](const FieldInfo& field) { return simplified(field.group) == wanted; });
   if (text.empty())
     text = help_of(fields, [&](const FieldInfo& field) {
       return std::any_of(field.flags.begin(), field.flags.end(), [&](const std::string& flag) {
         return simplified(flag).find(wanted) != std::string::npos;
       });
     });
-  if (text.empty()) return cat("no group and no flag is called \"", topic, "\"\n\n", list_of_groups(fields));
+  if (text.empty())
+    return cat("no group and no flag is called \"", topic, "\"\n\n", list_of_groups(fields));
   return text.substr(1);  // without the empty line above
 }
 
 std::string to_yaml(std::span<Config* const> configs) {
   std::string out, group;
   for (const FieldInfo& field : describe_fields(configs)) {
-    if (field.group != group && !field.group.empty()) out += (out.empty() ? "# " : "\n# ") + field.group + "\n";
+    if (field.group != group && !field.group.empty())
+      out += (out.empty() ? "# " : "\n# ") + field.group + "\n";
     group = field.group;
     out += field.name + ": " + yaml_value(field.value) + "\n";
   }
@@ -249,7 +291,8 @@ std::string to_markdown(std::span<Config* const> configs) {
     }
     const std::string by_default = shown_default(field);
     out += cat("| ", code_list(field.flags), " | ", markdown(type_name(field)), " | ",
-               by_default.empty() ? "" : "`" + markdown(by_default) + "`", " | ", markdown(field.help), " |\n");
+               by_default.empty() ? "" : "`" + markdown(by_default) + "`", " | ",
+               markdown(field.help), " |\n");
   }
   return out;
 }
@@ -264,7 +307,8 @@ std::string flags_document(std::span<Config* const> configs, std::span<const Kno
     std::vector<std::string> flags;
     for (size_t begin = 0; begin < entry.flag.size();) {
       const size_t end = std::min(entry.flag.find(' ', begin), entry.flag.size());
-      if (std::string flag(entry.flag.substr(begin, end - begin)); owned.count(flag) == 0) flags.push_back(flag);
+      if (std::string flag(entry.flag.substr(begin, end - begin)); owned.count(flag) == 0)
+        flags.push_back(flag);
       begin = end + 1;
     }
     if (flags.empty()) continue;
@@ -281,18 +325,25 @@ std::string flags_document(std::span<Config* const> configs, std::span<const Kno
   std::string out =
       "# Flags\n\n"
       "Generated from the configuration structs and the flag table; do not edit.\n\n"
-      "Every flag of Megatron-LM is known and is in one of three classes: it works, it is already so (accepted and listed\n"
-      "once at start), or it is refused with the reason. A flag is `--flag value` or `--flag=value`; a switch may be followed\n"
-      "by `true` or `false`, and `--no-x` is the opposite of `--x`; a list takes several values. The same names with\n"
-      "underscores are the keys of a YAML file given with `--config`; the command line wins over the file.\n\n"
+      "Every flag of Megatron-LM is known and is in one of three classes: it works, it is already "
+      "so (accepted and listed\n"
+      "once at start), or it is refused with the reason. A flag is `--flag value` or "
+      "`--flag=value`; a switch may be followed\n"
+      "by `true` or `false`, and `--no-x` is the opposite of `--x`; a list takes several values. "
+      "The same names with\n"
+      "underscores are the keys of a YAML file given with `--config`; the command line wins over "
+      "the file.\n\n"
       "## Flags that work\n\n";
   out += to_markdown(configs);
   out += cat("\n## Already so\n\nAccepted, because they ask for what is done anyway (", num_so,
-             " flags). Where the last column names runs, other runs\nrefuse the flag, for the reason after else:. What "
+             " flags). Where the last column names runs, other runs\nrefuse the flag, for the "
+             "reason after else:. What "
              "shows that a reason is true is named in the sources, and a test\nlooks at it.\n\n"
-             "| Flag | Why | In which runs |\n|---|---|---|\n", so);
+             "| Flag | Why | In which runs |\n|---|---|---|\n",
+             so);
   out += cat("\n## Refused\n\n", num_refused,
-             " flags. The values of the last column, `false` and `null` in a file, and `false` after a switch ask for nothing\n"
+             " flags. The values of the last column, `false` and `null` in a file, and `false` "
+             "after a switch ask for nothing\n"
              "and are accepted.\n\n| Flag | Why | Accepted values |\n|---|---|---|\n",
              refused);
   return out;

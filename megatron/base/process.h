@@ -1,4 +1,5 @@
-// Who a process is: its machine, its number and when it began, which tell apart processes of one number.
+// Who a process is: its machine, its number and when it began, which tell apart processes of one
+// number.
 #pragma once
 
 #include <cstdint>
@@ -9,7 +10,8 @@ namespace megatron {
 // Name of this machine in letters, digits, '.' and '_'; "unknown" when it has none.
 std::string host_name();
 
-// When a process of this machine began, in ticks since boot (field 22 of /proc/<pid>/stat); 0: there is no such process.
+// When a process of this machine began, in ticks since boot (field 22 of /proc/<pid>/stat); 0:
+// there is no such process.
 uint64_t process_start(int64_t pid);
 
 // Whether the process that began then still exists on this machine.

@@ -17,7 +17,8 @@
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 #define MEGATRON_SANITIZED 1
 #elif defined(__has_feature)
-#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer) || __has_feature(memory_sanitizer)
+#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer) || \
+    __has_feature(memory_sanitizer)
 #define MEGATRON_SANITIZED 1
 #endif
 #endif
@@ -50,11 +51,17 @@ void write_number(uint64_t value, unsigned base) {
 
 const char* meaning(int number) {
   switch (number) {
-    case SIGSEGV: return "invalid memory access";
-    case SIGBUS: return "memory that has no storage behind it: a mapped file that was cut, a full /dev/shm, or hardware";
-    case SIGFPE: return "integer division by zero or overflow";
-    case SIGILL: return "an instruction that this CPU does not have";
-    default: return "abort";
+    case SIGSEGV:
+      return "invalid memory access";
+    case SIGBUS:
+      return "memory that has no storage behind it: a mapped file that was cut, a full /dev/shm, "
+             "or hardware";
+    case SIGFPE:
+      return "integer division by zero or overflow";
+    case SIGILL:
+      return "an instruction that this CPU does not have";
+    default:
+      return "abort";
   }
 }
 
@@ -113,7 +120,7 @@ void install_crash_handler() {
   stack.ss_size = sizeof handler_stack;
   sigaltstack(&stack, nullptr);
   for (const int number : kCrashSignals) {
-    struct sigaction action {};
+    struct sigaction action{};
     action.sa_sigaction = on_crash;
     action.sa_flags = SA_SIGINFO | SA_ONSTACK;
     sigaction(number, &action, nullptr);
@@ -129,16 +136,26 @@ void set_crash_hook(CrashHook hook) { crash_hook = hook; }
 
 const char* signal_name(int number) {
   switch (number) {
-    case SIGSEGV: return "SIGSEGV";
-    case SIGBUS: return "SIGBUS";
-    case SIGFPE: return "SIGFPE";
-    case SIGILL: return "SIGILL";
-    case SIGABRT: return "SIGABRT";
-    case SIGTERM: return "SIGTERM";
-    case SIGINT: return "SIGINT";
-    case SIGUSR1: return "SIGUSR1";
-    case SIGUSR2: return "SIGUSR2";
-    default: return nullptr;
+    case SIGSEGV:
+      return "SIGSEGV";
+    case SIGBUS:
+      return "SIGBUS";
+    case SIGFPE:
+      return "SIGFPE";
+    case SIGILL:
+      return "SIGILL";
+    case SIGABRT:
+      return "SIGABRT";
+    case SIGTERM:
+      return "SIGTERM";
+    case SIGINT:
+      return "SIGINT";
+    case SIGUSR1:
+      return "SIGUSR1";
+    case SIGUSR2:
+      return "SIGUSR2";
+    default:
+      return nullptr;
   }
 }
 

@@ -12,7 +12,7 @@ namespace {
 // The build id among the notes of a loaded file; empty: it has none.
 std::string build_id(const dl_phdr_info& file) {
   for (int i = 0; i < file.dlpi_phnum; ++i) {
-    const ElfW(Phdr)& segment = file.dlpi_phdr[i];
+    const ElfW(Phdr) & segment = file.dlpi_phdr[i];
     if (segment.p_type != PT_NOTE) continue;
     const size_t align = segment.p_align == 8 ? 8 : 4;
     const auto padded = [&](size_t bytes) { return (bytes + align - 1) / align * align; };
@@ -24,7 +24,8 @@ std::string build_id(const dl_phdr_info& file) {
       const char* const name = at + sizeof note;
       const char* const id = at + padded(sizeof note + note.n_namesz);
       if (id + note.n_descsz > end) break;
-      if (note.n_type == NT_GNU_BUILD_ID && std::string_view(name, note.n_namesz) == std::string_view("GNU\0", 4)) {
+      if (note.n_type == NT_GNU_BUILD_ID &&
+          std::string_view(name, note.n_namesz) == std::string_view("GNU\0", 4)) {
         std::string digits;
         for (size_t k = 0; k < note.n_descsz; ++k) {
           const auto byte = static_cast<unsigned char>(id[k]);
@@ -57,7 +58,8 @@ std::string find(const std::string& file_name) {
     wanted.found = build_id(*file);
     if (wanted.found.empty()) {
       std::error_code error;
-      const auto bytes = std::filesystem::file_size(wanted.file_name.empty() ? "/proc/self/exe" : file->dlpi_name, error);
+      const auto bytes = std::filesystem::file_size(
+          wanted.file_name.empty() ? "/proc/self/exe" : file->dlpi_name, error);
       wanted.found = error ? "unknown" : std::to_string(bytes) + " bytes";
     }
     return 1;

@@ -57,16 +57,19 @@ std::string ProgressBar::line(bool last) const {
   std::string text = title_;
   if (total_ > 0 && (!last || done < total)) {
     char percent[16];
-    std::snprintf(percent, sizeof percent, "  %.0f%%", std::floor(100 * std::min(1.0, done / total)));
+    std::snprintf(percent, sizeof percent, "  %.0f%%",
+                  std::floor(100 * std::min(1.0, done / total)));
     text += percent;
     const std::string of = " of " + amount(total, unit_);
-    text += "  " + (unit_ == "B" ? format_bytes(done) : format_count(static_cast<uint64_t>(done))) + of;
+    text +=
+        "  " + (unit_ == "B" ? format_bytes(done) : format_count(static_cast<uint64_t>(done))) + of;
   } else {
     text += "  " + amount(done, unit_);
   }
   text += last ? " in " + format_duration(seconds) : "";
   if (rate > 0) text += "  " + amount(rate, unit_) + "/s";
-  if (!last && total_ > 0 && rate > 0) text += "  ETA " + format_duration(std::max(0.0, total - done) / rate);
+  if (!last && total_ > 0 && rate > 0)
+    text += "  ETA " + format_duration(std::max(0.0, total - done) / rate);
   return text;
 }
 

@@ -1,5 +1,6 @@
-// A progress bar with rate and ETA: "reading corpus.jsonl  43%  1.2 GB of 2.8 GB  31.0 MB/s  ETA 0:52".
-// Drawn on the status line of a terminal (base/log.h); one line is logged when it is done. Thread safe.
+// A progress bar with rate and ETA: "reading corpus.jsonl  43%  1.2 GB of 2.8 GB  31.0 MB/s  ETA
+// 0:52". Drawn on the status line of a terminal (base/log.h); one line is logged when it is done.
+// Thread safe.
 #pragma once
 
 #include <atomic>

@@ -1,4 +1,5 @@
-// What other programs call our flags: a flag that is unknown here, but known there, is answered with ours.
+// What other programs call our flags: a flag that is unknown here, but known there, is answered
+// with ours.
 #include "megatron/base/detail/synonyms.h"
 
 #include <algorithm>

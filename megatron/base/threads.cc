@@ -17,7 +17,8 @@ int available_cores() {
   cpu_set_t mask;
   CPU_ZERO(&mask);
   if (::sched_getaffinity(0, sizeof mask, &mask) == 0) return std::max(1, CPU_COUNT(&mask));
-  return std::max(1, static_cast<int>(std::thread::hardware_concurrency()));  // more than 1024 cores
+  // More than 1024 cores
+  return std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
 }
 
 int omp_num_threads() {
@@ -42,7 +43,8 @@ void parallel_for(int64_t count, int64_t grain, const std::function<void(int64_t
   if (threads <= 0) threads = available_cores();
   threads = static_cast<int>(std::min<int64_t>(threads, ranges));
 
-  // Ranges are always `grain` long, whatever the number of threads; who runs which is decided as they finish.
+  // Ranges are always `grain` long, whatever the number of threads; who runs which is decided as
+  // they finish.
   std::atomic<int64_t> next{0};
   std::mutex mutex;
   std::exception_ptr first;

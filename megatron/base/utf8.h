@@ -7,8 +7,8 @@
 
 namespace megatron {
 
-// One decoded character. `valid` is false for a byte that starts no well-formed sequence (overlong forms, surrogates and
-// values above U+10FFFF included); `bytes` is then 1.
+// One decoded character. `valid` is false for a byte that starts no well-formed sequence (overlong
+// forms, surrogates and values above U+10FFFF included); `bytes` is then 1.
 struct Utf8Character {
   uint32_t code = 0;
   int bytes = 1;

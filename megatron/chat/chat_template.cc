@@ -234,12 +234,11 @@ ChatTemplate load_chat_template(const std::filesystem::path& folder, const std::
     source = read_file(given, kMostTemplateBytes);
     name = given;
   }
-  MEGATRON_CHECK(
-      !name.empty() && !source.empty(),
-      folder.empty() ? "the tokenizer comes from no folder and holds no chat template"
-                     : folder.string() + ": holds no chat template",
-      "\nhint: expected chat_template.jinja, or chat_template in "
-      "tokenizer_config.json; or give one with --chat-template FILE");
+  MEGATRON_CHECK(!name.empty() && !source.empty(),
+                 folder.empty() ? "the tokenizer comes from no folder and holds no chat template"
+                                : folder.string() + ": holds no chat template",
+                 "\nhint: expected chat_template.jinja, or chat_template in "
+                 "tokenizer_config.json; or give one with --chat-template FILE");
   ChatTemplate out(source, name);
   out.set_special_tokens(std::move(tokens));
   return out;

@@ -47,8 +47,9 @@ std::string plain_message(const std::exception& error) {
 struct GroupIdentity {
   std::string name;
   std::vector<int> members;  // ranks of the job
-  std::string path;          // where its members meet in the store; differs between groups of equal name and members
-  int rank = 0;              // in this group
+  // Where its members meet in the store; differs between groups of equal name and members
+  std::string path;
+  int rank = 0;                     // in this group
   std::map<std::string, int> made;  // subgroups of this group, to tell equal ones apart
 
   int size() const { return static_cast<int>(members.size()); }
@@ -59,11 +60,13 @@ struct GroupIdentity {
     child.name = child_name;
     child.rank = -1;
     for (size_t i = 0; i < ranks.size(); ++i) {
-      MEGATRON_CHECK(ranks[i] >= 0 && ranks[i] < size(), "subgroup with rank ", ranks[i], " of a group of ", size(), " ranks");
+      MEGATRON_CHECK(ranks[i] >= 0 && ranks[i] < size(), "subgroup with rank ", ranks[i],
+                     " of a group of ", size(), " ranks");
       if (ranks[i] == rank) child.rank = static_cast<int>(i);
       child.members.push_back(members[ranks[i]]);
     }
-    MEGATRON_CHECK(child.rank >= 0, "rank ", rank, " asks for the group ", child_name, ", which it is no member of");
+    MEGATRON_CHECK(child.rank >= 0, "rank ", rank, " asks for the group ", child_name,
+                   ", which it is no member of");
     std::string key = child_name;
     for (int member : child.members) key += cat(".", member);
     child.path = cat(path, "/", key, "#", ++made[key]);
@@ -84,24 +87,36 @@ GroupIdentity world_identity(const C10dOptions& options) {
 
 // What the ranks of a group compare before they move data.
 struct CallHeader {
-  enum Op : int32_t { kAllReduce, kAllGather, kReduceScatter, kAllToAll, kBroadcast, kBarrier, kMessage };
+  enum Op : int32_t {
+    kAllReduce,
+    kAllGather,
+    kReduceScatter,
+    kAllToAll,
+    kBroadcast,
+    kBarrier,
+    kMessage
+  };
   int32_t op = kBarrier;
-  int32_t type = 0;      // at::ScalarType
+  int32_t type = 0;  // at::ScalarType
   int64_t count = 0;
   int64_t argument = 0;  // root, or the kind of reduction
   int64_t sequence = 0;
 
   bool operator==(const CallHeader&) const = default;
   std::string text() const {
-    static constexpr const char* kNames[] = {"all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast",
-                                             "barrier",    "message"};
+    static constexpr const char* kNames[] = {"all_reduce", "all_gather", "reduce_scatter",
+                                             "all_to_all", "broadcast",  "barrier",
+                                             "message"};
     if (op == kBarrier) return "barrier";
     const auto scalar_type = static_cast<at::ScalarType>(type);
     std::string name = kNames[op];
     if (op == kBroadcast) name += cat(" from rank ", argument, " of the group");
-    if ((op == kAllReduce || op == kReduceScatter) && argument == static_cast<int64_t>(ReduceOp::kMax)) name += " (max)";
+    if ((op == kAllReduce || op == kReduceScatter) &&
+        argument == static_cast<int64_t>(ReduceOp::kMax))
+      name += " (max)";
     if (op == kAllToAll) return cat(name, " of ", element_type_name(scalar_type));
-    return call_text(name, count, element_type_name(scalar_type), count * static_cast<int64_t>(c10::elementSize(scalar_type)));
+    return call_text(name, count, element_type_name(scalar_type),
+                     count * static_cast<int64_t>(c10::elementSize(scalar_type)));
   }
 };
 static_assert(sizeof(CallHeader) == 32);
@@ -112,7 +127,8 @@ at::Tensor bytes_of(const at::Tensor& tensor) {
   return bytes_at(tensor.data_ptr(), static_cast<int64_t>(tensor.nbytes()));
 }
 
-// The connections of one group, made when first needed. Used by the worker threads of a GlooBackend.
+// The connections of one group, made when first needed. Used by the worker threads of a
+// GlooBackend.
 class GlooGroup {
  public:
   GlooGroup(std::shared_ptr<Store> store, GroupIdentity identity, C10dOptions options)
@@ -125,10 +141,12 @@ class GlooGroup {
     at::Tensor out = output, in = input;
     complete([&](c10d::ProcessGroupGloo& group) { return group._allgather_base(out, in); });
   }
-  void exchange(const at::Tensor& output, std::vector<int64_t> output_counts, const at::Tensor& input,
-                std::vector<int64_t> input_counts) {
+  void exchange(const at::Tensor& output, std::vector<int64_t> output_counts,
+                const at::Tensor& input, std::vector<int64_t> input_counts) {
     at::Tensor out = output, in = input;
-    complete([&](c10d::ProcessGroupGloo& group) { return group.alltoall_base(out, in, output_counts, input_counts); });
+    complete([&](c10d::ProcessGroupGloo& group) {
+      return group.alltoall_base(out, in, output_counts, input_counts);
+    });
   }
   void broadcast(const at::Tensor& bytes, int root) {
     std::vector<at::Tensor> tensors = {bytes};
@@ -136,40 +154,52 @@ class GlooGroup {
     options.rootRank = root;
     complete([&](c10d::ProcessGroupGloo& group) { return group.broadcast(tensors, options); });
   }
-  // The header travels with its own tag, so that a payload of another size never meets the receiver's memory.
+  // The header travels with its own tag, so that a payload of another size never meets the
+  // receiver's memory.
   void send(CallHeader header, const at::Tensor& bytes, int peer) {
     std::vector<at::Tensor> head = {bytes_at(&header, sizeof header)}, body = {bytes};
     complete([&](c10d::ProcessGroupGloo& group) { return group.send(head, peer, 0); });
-    if (bytes.numel() > 0) complete([&](c10d::ProcessGroupGloo& group) { return group.send(body, peer, 1); });
+    if (bytes.numel() > 0)
+      complete([&](c10d::ProcessGroupGloo& group) { return group.send(body, peer, 1); });
   }
   void recv(const CallHeader& expected, const at::Tensor& bytes, int peer) {
     CallHeader got;
     std::vector<at::Tensor> head = {bytes_at(&got, sizeof got)}, body = {bytes};
     complete([&](c10d::ProcessGroupGloo& group) { return group.recv(head, peer, 0); });
     if (got != expected)
-      throw CollectiveError(cat("recv over ", identity_.text(), " from rank ", identity_.members[peer], ", number ",
-                                expected.sequence, ", expects a ", expected.text(), ", rank ", identity_.members[peer],
+      throw CollectiveError(cat("recv over ", identity_.text(), " from rank ",
+                                identity_.members[peer], ", number ", expected.sequence,
+                                ", expects a ", expected.text(), ", rank ", identity_.members[peer],
                                 " sent a ", got.text()));
-    if (bytes.numel() > 0) complete([&](c10d::ProcessGroupGloo& group) { return group.recv(body, peer, 1); });
+    if (bytes.numel() > 0)
+      complete([&](c10d::ProcessGroupGloo& group) { return group.recv(body, peer, 1); });
   }
 
   // Throws the same CollectiveError on every rank when the ranks have made different calls.
   void compare(CallHeader mine) {
     std::vector<CallHeader> all(size());
-    gather(bytes_at(all.data(), size() * static_cast<int64_t>(sizeof mine)), bytes_at(&mine, sizeof mine));
-    std::vector<std::pair<CallHeader, std::vector<int>>> kinds;  // with the ranks of the job that made it
+    gather(bytes_at(all.data(), size() * static_cast<int64_t>(sizeof mine)),
+           bytes_at(&mine, sizeof mine));
+    // With the ranks of the job that made it
+    std::vector<std::pair<CallHeader, std::vector<int>>> kinds;
     for (int rank = 0; rank < size(); ++rank) {
-      auto kind = std::find_if(kinds.begin(), kinds.end(), [&](const auto& k) { return k.first == all[rank]; });
+      auto kind = std::find_if(kinds.begin(), kinds.end(),
+                               [&](const auto& k) { return k.first == all[rank]; });
       if (kind == kinds.end()) kind = kinds.insert(kinds.end(), {all[rank], {}});
       kind->second.push_back(identity_.members[rank]);
     }
     if (kinds.size() == 1) return;
-    // The most common call is taken for the right one; the lowest rank that made another is named as the culprit.
-    std::stable_sort(kinds.begin(), kinds.end(), [](const auto& a, const auto& b) { return a.second.size() > b.second.size(); });
+    // The most common call is taken for the right one; the lowest rank that made another is named
+    // as the culprit.
+    std::stable_sort(kinds.begin(), kinds.end(), [](const auto& a, const auto& b) {
+      return a.second.size() > b.second.size();
+    });
     std::string text;
     for (const auto& [call, ranks] : kinds)
-      text += cat(text.empty() ? "" : ", ", group_text(ranks.size() == 1 ? "rank" : "ranks", ranks), " ", call.text());
-    throw CollectiveError(cat("ranks of ", identity_.text(), " made different calls as number ", mine.sequence, ": ", text),
+      text += cat(text.empty() ? "" : ", ", group_text(ranks.size() == 1 ? "rank" : "ranks", ranks),
+                  " ", call.text());
+    throw CollectiveError(cat("ranks of ", identity_.text(), " made different calls as number ",
+                              mine.sequence, ": ", text),
                           kinds[1].second.front());
   }
 
@@ -187,12 +217,14 @@ class GlooGroup {
 
   c10d::ProcessGroupGloo& connected() {
     std::call_once(connect_once_, [&] {
-      auto options = c10d::ProcessGroupGloo::Options::create(to_milliseconds(options_.timeout_seconds));
+      auto options =
+          c10d::ProcessGroupGloo::Options::create(to_milliseconds(options_.timeout_seconds));
       options->threads = 1;
       using Gloo = c10d::ProcessGroupGloo;
-      options->devices.push_back(!options_.interface.empty() ? Gloo::createDeviceForInterface(options_.interface)
-                                 : options_.loopback         ? Gloo::createDeviceForHostname("127.0.0.1")
-                                                             : Gloo::createDefaultDevice());
+      options->devices.push_back(!options_.interface.empty()
+                                     ? Gloo::createDeviceForInterface(options_.interface)
+                                 : options_.loopback ? Gloo::createDeviceForHostname("127.0.0.1")
+                                                     : Gloo::createDefaultDevice());
       connection_ = store_->connection(identity_.path);
       connection_store_ = c10::intrusive_ptr<c10d::Store>::reclaim_copy(connection_->native());
       connection_store_->setTimeout(to_milliseconds(options_.timeout_seconds));
@@ -227,18 +259,23 @@ constexpr int64_t kSmallReductionBytes = 32 << 10;
 class GlooBackend final : public Backend {
  public:
   GlooBackend(std::shared_ptr<Store> store, GroupIdentity identity, C10dOptions options)
-      : store_(store), identity_(identity), options_(options),
-        group_(std::make_shared<GlooGroup>(std::move(store), std::move(identity), std::move(options))) {}
+      : store_(store),
+        identity_(identity),
+        options_(options),
+        group_(std::make_shared<GlooGroup>(std::move(store), std::move(identity),
+                                           std::move(options))) {}
 
   int rank() const override { return identity_.rank; }
   int size() const override { return identity_.size(); }
 
   std::shared_ptr<Work> all_reduce(at::Tensor tensor, ReduceOp op) override {
     const DType dtype = check_cpu_tensor("all_reduce", tensor);
-    const CallHeader header = next_call(CallHeader::kAllReduce, tensor, tensor.numel(), static_cast<int64_t>(op));
+    const CallHeader header =
+        next_call(CallHeader::kAllReduce, tensor, tensor.numel(), static_cast<int64_t>(op));
     return post("all_reduce", header, [group = group_, header, tensor, dtype, op] {
       group->compare(header);
-      const int64_t count = tensor.numel(), bytes = static_cast<int64_t>(tensor.nbytes()), size = group->size();
+      const int64_t count = tensor.numel(), bytes = static_cast<int64_t>(tensor.nbytes()),
+                    size = group->size();
       if (count == 0) return;
       if (bytes <= kSmallReductionBytes) {
         std::vector<char> all(bytes * size);
@@ -247,22 +284,27 @@ class GlooBackend final : public Backend {
       }
       // Each rank reduces one chunk; the last chunks may be shorter or empty.
       const int64_t width = size_of(dtype), chunk = (count + size - 1) / size;
-      const auto chunk_count = [&](int64_t r) { return std::clamp<int64_t>(count - r * chunk, 0, chunk); };
+      const auto chunk_count = [&](int64_t r) {
+        return std::clamp<int64_t>(count - r * chunk, 0, chunk);
+      };
       const int64_t mine = chunk_count(group->identity().rank);
       std::vector<int64_t> sent;
       for (int64_t r = 0; r < size; ++r) sent.push_back(chunk_count(r) * width);
-      std::vector<char> parts(mine * width * size), reduced(chunk * width), all(chunk * width * size);
-      group->exchange(bytes_at(parts.data(), mine * width * size), std::vector<int64_t>(size, mine * width), bytes_of(tensor), sent);
+      std::vector<char> parts(mine * width * size), reduced(chunk * width),
+          all(chunk * width * size);
+      group->exchange(bytes_at(parts.data(), mine * width * size),
+                      std::vector<int64_t>(size, mine * width), bytes_of(tensor), sent);
       if (mine > 0) reduce_parts(parts, reduced.data(), mine, dtype, size, op);
-      group->gather(bytes_at(all.data(), chunk * width * size), bytes_at(reduced.data(), chunk * width));
+      group->gather(bytes_at(all.data(), chunk * width * size),
+                    bytes_at(reduced.data(), chunk * width));
       std::memcpy(tensor.data_ptr(), all.data(), bytes);
     });
   }
 
   std::shared_ptr<Work> all_gather(at::Tensor output, at::Tensor input) override {
     check_pair("all_gather", output, input);
-    MEGATRON_CHECK(output.numel() == size() * input.numel(), "all_gather of ", input.numel(), " elements over ", size(),
-                   " ranks into ", output.numel(), " elements");
+    MEGATRON_CHECK(output.numel() == size() * input.numel(), "all_gather of ", input.numel(),
+                   " elements over ", size(), " ranks into ", output.numel(), " elements");
     const CallHeader header = next_call(CallHeader::kAllGather, input, input.numel(), 0);
     return post("all_gather", header, [group = group_, header, output, input] {
       group->compare(header);
@@ -272,12 +314,14 @@ class GlooBackend final : public Backend {
 
   std::shared_ptr<Work> reduce_scatter(at::Tensor output, at::Tensor input, ReduceOp op) override {
     const DType dtype = check_pair("reduce_scatter", output, input);
-    MEGATRON_CHECK(input.numel() == size() * output.numel(), "reduce_scatter of ", input.numel(), " elements over ", size(),
-                   " ranks into ", output.numel(), " elements");
-    const CallHeader header = next_call(CallHeader::kReduceScatter, output, output.numel(), static_cast<int64_t>(op));
+    MEGATRON_CHECK(input.numel() == size() * output.numel(), "reduce_scatter of ", input.numel(),
+                   " elements over ", size(), " ranks into ", output.numel(), " elements");
+    const CallHeader header =
+        next_call(CallHeader::kReduceScatter, output, output.numel(), static_cast<int64_t>(op));
     return post("reduce_scatter", header, [group = group_, header, output, input, dtype, op] {
       group->compare(header);
-      const int64_t count = output.numel(), bytes = static_cast<int64_t>(output.nbytes()), size = group->size();
+      const int64_t count = output.numel(), bytes = static_cast<int64_t>(output.nbytes()),
+                    size = group->size();
       if (count == 0) return;
       std::vector<char> parts(bytes * size);
       const std::vector<int64_t> counts(size, bytes);
@@ -287,31 +331,36 @@ class GlooBackend final : public Backend {
   }
 
   // Sizes count rows: entries of the first dimension.
-  std::shared_ptr<Work> all_to_all(at::Tensor output, std::vector<int64_t> output_sizes, at::Tensor input,
-                                   std::vector<int64_t> input_sizes) override {
+  std::shared_ptr<Work> all_to_all(at::Tensor output, std::vector<int64_t> output_sizes,
+                                   at::Tensor input, std::vector<int64_t> input_sizes) override {
     check_pair("all_to_all", output, input);
     scale_to_bytes("all_to_all output", output, output_sizes);
     scale_to_bytes("all_to_all input", input, input_sizes);
     const CallHeader header = next_call(CallHeader::kAllToAll, input, 0, 0);
-    return post("all_to_all", header, [group = group_, header, output, output_sizes, input, input_sizes] {
-      group->compare(header);
-      const GroupIdentity& identity = group->identity();
-      const int64_t size = group->size(), width = static_cast<int64_t>(input.element_size());
-      std::vector<int64_t> all(size * size);  // row r: what rank r sends to each
-      std::vector<int64_t> mine = input_sizes;
-      constexpr int64_t kWord = sizeof(int64_t);
-      group->gather(bytes_at(all.data(), size * size * kWord), bytes_at(mine.data(), size * kWord));
-      int64_t total = 0;
-      for (int64_t r = 0; r < size; ++r) {
-        const int64_t sent = all[r * size + identity.rank];
-        total += std::accumulate(all.begin() + r * size, all.begin() + (r + 1) * size, int64_t{0});
-        if (sent != output_sizes[r])
-          throw CollectiveError(cat("all_to_all over ", identity.text(), ", number ", header.sequence, ": rank ", identity.members[r],
-                                    " sends ", sent / width, " elements to rank ", identity.members[identity.rank],
-                                    ", which expects ", output_sizes[r] / width));
-      }
-      if (total > 0) group->exchange(bytes_of(output), output_sizes, bytes_of(input), input_sizes);
-    });
+    return post(
+        "all_to_all", header, [group = group_, header, output, output_sizes, input, input_sizes] {
+          group->compare(header);
+          const GroupIdentity& identity = group->identity();
+          const int64_t size = group->size(), width = static_cast<int64_t>(input.element_size());
+          std::vector<int64_t> all(size * size);  // row r: what rank r sends to each
+          std::vector<int64_t> mine = input_sizes;
+          constexpr int64_t kWord = sizeof(int64_t);
+          group->gather(bytes_at(all.data(), size * size * kWord),
+                        bytes_at(mine.data(), size * kWord));
+          int64_t total = 0;
+          for (int64_t r = 0; r < size; ++r) {
+            const int64_t sent = all[r * size + identity.rank];
+            total +=
+                std::accumulate(all.begin() + r * size, all.begin() + (r + 1) * size, int64_t{0});
+            if (sent != output_sizes[r])
+              throw CollectiveError(cat(
+                  "all_to_all over ", identity.text(), ", number ", header.sequence, ": rank ",
+                  identity.members[r], " sends ", sent / width, " elements to rank ",
+                  identity.members[identity.rank], ", which expects ", output_sizes[r] / width));
+          }
+          if (total > 0)
+            group->exchange(bytes_of(output), output_sizes, bytes_of(input), input_sizes);
+        });
   }
 
   std::shared_ptr<Work> broadcast(at::Tensor tensor, int root) override {
@@ -326,15 +375,17 @@ class GlooBackend final : public Backend {
   std::shared_ptr<Work> send(at::Tensor tensor, int peer) override {
     check_cpu_tensor("send", tensor);
     const CallHeader header = message(tensor, ++messages_sent_[peer]);
-    return post_on(senders_[peer], cat("send to rank ", identity_.members[peer]), header,
-                   [group = group_, header, tensor, peer] { group->send(header, bytes_of(tensor), peer); });
+    return post_on(
+        senders_[peer], cat("send to rank ", identity_.members[peer]), header,
+        [group = group_, header, tensor, peer] { group->send(header, bytes_of(tensor), peer); });
   }
 
   std::shared_ptr<Work> recv(at::Tensor tensor, int peer) override {
     check_cpu_tensor("recv", tensor);
     const CallHeader header = message(tensor, ++messages_received_[peer]);
-    return post_on(receivers_[peer], cat("recv from rank ", identity_.members[peer]), header,
-                   [group = group_, header, tensor, peer] { group->recv(header, bytes_of(tensor), peer); });
+    return post_on(
+        receivers_[peer], cat("recv from rank ", identity_.members[peer]), header,
+        [group = group_, header, tensor, peer] { group->recv(header, bytes_of(tensor), peer); });
   }
 
   void barrier() override {
@@ -343,12 +394,14 @@ class GlooBackend final : public Backend {
     post("barrier", header, [group = group_, header] { group->compare(header); })->wait();
   }
 
-  std::shared_ptr<Backend> subgroup(const std::vector<int>& ranks, const std::string& name, Traffic) override {
+  std::shared_ptr<Backend> subgroup(const std::vector<int>& ranks, const std::string& name,
+                                    Traffic) override {
     return std::make_shared<GlooBackend>(store_, identity_.subgroup(ranks, name), options_);
   }
 
  private:
-  static void reduce_parts(const std::vector<char>& parts, char* output, int64_t count, DType dtype, int64_t size, ReduceOp op) {
+  static void reduce_parts(const std::vector<char>& parts, char* output, int64_t count, DType dtype,
+                           int64_t size, ReduceOp op) {
     std::vector<const char*> inputs;
     for (int64_t r = 0; r < size; ++r) inputs.push_back(parts.data() + r * count * size_of(dtype));
     reduce_in_order(inputs, output, count, dtype, op);
@@ -356,13 +409,15 @@ class GlooBackend final : public Backend {
 
   static DType check_pair(const char* what, const at::Tensor& output, const at::Tensor& input) {
     const DType dtype = check_cpu_tensor(what, output);
-    MEGATRON_CHECK(check_cpu_tensor(what, input) == dtype, what, " from ", element_type_name(input.scalar_type()), " to ",
-                   to_string(dtype));
+    MEGATRON_CHECK(check_cpu_tensor(what, input) == dtype, what, " from ",
+                   element_type_name(input.scalar_type()), " to ", to_string(dtype));
     return dtype;
   }
 
-  void scale_to_bytes(const char* what, const at::Tensor& tensor, std::vector<int64_t>& sizes) const {
-    MEGATRON_CHECK(static_cast<int>(sizes.size()) == size(), what, " takes ", size(), " sizes, got ", sizes.size());
+  void scale_to_bytes(const char* what, const at::Tensor& tensor,
+                      std::vector<int64_t>& sizes) const {
+    MEGATRON_CHECK(static_cast<int>(sizes.size()) == size(), what, " takes ", size(),
+                   " sizes, got ", sizes.size());
     const int64_t rows = tensor.size(0);
     int64_t sum = 0;
     for (int64_t size : sizes) sum += size;
@@ -371,11 +426,13 @@ class GlooBackend final : public Backend {
     for (int64_t& size : sizes) size *= width;
   }
 
-  CallHeader next_call(CallHeader::Op op, const at::Tensor& tensor, int64_t count, int64_t argument) {
+  CallHeader next_call(CallHeader::Op op, const at::Tensor& tensor, int64_t count,
+                       int64_t argument) {
     return {op, static_cast<int32_t>(tensor.scalar_type()), count, argument, ++calls_};
   }
   static CallHeader message(const at::Tensor& tensor, int64_t sequence) {
-    return {CallHeader::kMessage, static_cast<int32_t>(tensor.scalar_type()), tensor.numel(), 0, sequence};
+    return {CallHeader::kMessage, static_cast<int32_t>(tensor.scalar_type()), tensor.numel(), 0,
+            sequence};
   }
 
   template <class Body>
@@ -383,16 +440,18 @@ class GlooBackend final : public Backend {
     return post_on(collectives_, what, header, std::move(body));
   }
   template <class Body>
-  std::shared_ptr<Work> post_on(SerialWorker& worker, std::string what, const CallHeader& header, Body body) {
+  std::shared_ptr<Work> post_on(SerialWorker& worker, std::string what, const CallHeader& header,
+                                Body body) {
     return std::make_shared<GlooWork>(
-        worker.post([group = group_, what = std::move(what), sequence = header.sequence, body = std::move(body)] {
+        worker.post([group = group_, what = std::move(what), sequence = header.sequence,
+                     body = std::move(body)] {
           try {
             body();
           } catch (const Error&) {
             throw;
           } catch (const std::exception& error) {
-            throw CollectiveError(
-                cat(what, " over ", group->identity().text(), ", number ", sequence, ", failed: ", plain_message(error)));
+            throw CollectiveError(cat(what, " over ", group->identity().text(), ", number ",
+                                      sequence, ", failed: ", plain_message(error)));
           }
         }));
   }
@@ -411,23 +470,26 @@ class GlooBackend final : public Backend {
 
 #if MEGATRON_CUDA
 
-static_assert(NCCL_MAJOR == 2 && NCCL_MINOR == 28, "libtorch 2.11.0 was built with NCCL 2.28, and its classes contain NCCL's structs");
+static_assert(NCCL_MAJOR == 2 && NCCL_MINOR == 28,
+              "libtorch 2.11.0 was built with NCCL 2.28, and its classes contain NCCL's structs");
 
 // How much later than our own timeout c10d's watchdog ends the process.
 constexpr double kWatchdogGraceSeconds = 20;
 
-// Thread blocks of a call of Traffic::kBeside; each fills a multiprocessor. A middle stage of a pipeline has at most seven calls
-// under way.
+// Thread blocks of a call of Traffic::kBeside; each fills a multiprocessor. A middle stage of a
+// pipeline has at most seven calls under way.
 constexpr int kBesideBlocks = 4;
 
-// Before wait(): c10d's own work. After it: an event on the stream that waits, because the work holds tensors.
+// Before wait(): c10d's own work. After it: an event on the stream that waits, because the work
+// holds tensors.
 class NcclProgress final : public Progress {
  public:
   explicit NcclProgress(const c10::intrusive_ptr<c10d::Work>& work) : work_(work) {}
 
   bool finished() const override {
     std::lock_guard lock(mutex_);
-    // Asking for an event is legal while another thread captures a graph, but the driver wants to be told so.
+    // Asking for an event is legal while another thread captures a graph, but the driver wants to
+    // be told so.
     cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
     cudaThreadExchangeStreamCaptureMode(&mode);
     bool done = true;
@@ -437,13 +499,15 @@ class NcclProgress final : public Progress {
       } else if (const auto work = work_.lock()) {
         done = work->isCompleted();
       }
-    } catch (const std::exception&) {  // the device has failed, which the thread that computes will learn, too
+    } catch (const std::exception&) {
+      // The device has failed, which the thread that computes will learn, too
     }
     cudaThreadExchangeStreamCaptureMode(&mode);
     return done;
   }
 
-  // The current stream waits for the operation from now on. Inside a graph capture nothing can be followed.
+  // The current stream waits for the operation from now on. Inside a graph capture nothing can be
+  // followed.
   void follow_current_stream() {
     std::lock_guard lock(mutex_);
     work_.reset();
@@ -461,7 +525,9 @@ class NcclProgress final : public Progress {
 class NcclWork final : public Work {
  public:
   NcclWork(c10::intrusive_ptr<c10d::Work> work, std::vector<at::Tensor> tensors)
-      : work_(std::move(work)), tensors_(std::move(tensors)), progress_(std::make_shared<NcclProgress>(work_)) {}
+      : work_(std::move(work)),
+        tensors_(std::move(tensors)),
+        progress_(std::make_shared<NcclProgress>(work_)) {}
 
   void wait() override {
     if (!work_) return;
@@ -484,22 +550,26 @@ class NcclWork final : public Work {
 
 class NcclBackend final : public Backend {
  public:
-  NcclBackend(std::shared_ptr<Store> store, GroupIdentity identity, C10dOptions options, Traffic traffic = Traffic::kAlone)
+  NcclBackend(std::shared_ptr<Store> store, GroupIdentity identity, C10dOptions options,
+              Traffic traffic = Traffic::kAlone)
       : store_(std::move(store)), identity_(std::move(identity)), options_(std::move(options)) {
     auto nccl = c10d::ProcessGroupNCCL::Options::create();
     nccl->timeout = to_milliseconds(options_.timeout_seconds + kWatchdogGraceSeconds);
     nccl->group_name = identity_.path;
     nccl->group_desc = identity_.text();
     if (traffic == Traffic::kBeside) nccl->config.maxCTAs = kBesideBlocks;
-    for (int member : identity_.members) nccl->global_ranks_in_group.push_back(static_cast<uint64_t>(member));
+    for (int member : identity_.members)
+      nccl->global_ranks_in_group.push_back(static_cast<uint64_t>(member));
     auto prefixed = c10::make_intrusive<c10d::PrefixStore>(
         identity_.path, c10::intrusive_ptr<c10d::Store>::reclaim_copy(store_->native()));
-    group_ = c10::make_intrusive<c10d::ProcessGroupNCCL>(prefixed, identity_.rank, identity_.size(), nccl);
+    group_ = c10::make_intrusive<c10d::ProcessGroupNCCL>(prefixed, identity_.rank, identity_.size(),
+                                                         nccl);
   }
 
-  // Shutting down in good order waits for the peers, communicator by communicator, and ranks give their groups up in orders of
-  // their own: communicators are aborted instead, which waits for nobody. Whoever drops a group has met its peers after the
-  // last operation on it (a barrier of the world). A failing rank leaves its communicators to the end of the process.
+  // Shutting down in good order waits for the peers, communicator by communicator, and ranks give
+  // their groups up in orders of their own: communicators are aborted instead, which waits for
+  // nobody. Whoever drops a group has met its peers after the last operation on it (a barrier of
+  // the world). A failing rank leaves its communicators to the end of the process.
   ~NcclBackend() override {
     if (std::uncaught_exceptions() > 0) {
       group_.release();
@@ -523,7 +593,8 @@ class NcclBackend final : public Backend {
     });
   }
   std::shared_ptr<Work> all_gather(at::Tensor output, at::Tensor input) override {
-    return start("all_gather", {output, input}, [&] { return group_->_allgather_base(output, input); });
+    return start("all_gather", {output, input},
+                 [&] { return group_->_allgather_base(output, input); });
   }
   std::shared_ptr<Work> reduce_scatter(at::Tensor output, at::Tensor input, ReduceOp op) override {
     return start("reduce_scatter", {output, input}, [&] {
@@ -532,8 +603,8 @@ class NcclBackend final : public Backend {
       return group_->_reduce_scatter_base(output, input, options);
     });
   }
-  std::shared_ptr<Work> all_to_all(at::Tensor output, std::vector<int64_t> output_sizes, at::Tensor input,
-                                   std::vector<int64_t> input_sizes) override {
+  std::shared_ptr<Work> all_to_all(at::Tensor output, std::vector<int64_t> output_sizes,
+                                   at::Tensor input, std::vector<int64_t> input_sizes) override {
     return start("all_to_all", {output, input},
                  [&] { return group_->alltoall_base(output, input, output_sizes, input_sizes); });
   }
@@ -564,8 +635,10 @@ class NcclBackend final : public Backend {
     const at::Tensor token = at::zeros({1}, at::TensorOptions(at::kCUDA).dtype(at::kFloat));
     (rank() == 0 ? send(token, 1) : recv(token, 0))->wait();
   }
-  std::shared_ptr<Backend> subgroup(const std::vector<int>& ranks, const std::string& name, Traffic traffic) override {
-    return std::make_shared<NcclBackend>(store_, identity_.subgroup(ranks, name), options_, traffic);
+  std::shared_ptr<Backend> subgroup(const std::vector<int>& ranks, const std::string& name,
+                                    Traffic traffic) override {
+    return std::make_shared<NcclBackend>(store_, identity_.subgroup(ranks, name), options_,
+                                         traffic);
   }
 
  private:
@@ -574,15 +647,18 @@ class NcclBackend final : public Backend {
   }
 
   template <class Start>
-  std::shared_ptr<Work> start(const char* what, std::vector<at::Tensor> tensors, const Start& begin) {
+  std::shared_ptr<Work> start(const char* what, std::vector<at::Tensor> tensors,
+                              const Start& begin) {
     for (const at::Tensor& tensor : tensors) {
-      MEGATRON_CHECK(tensor.device().is_cuda(), what, " over NCCL takes tensors on a GPU, got one on ", tensor.device().str());
+      MEGATRON_CHECK(tensor.device().is_cuda(), what,
+                     " over NCCL takes tensors on a GPU, got one on ", tensor.device().str());
       MEGATRON_CHECK(tensor.is_contiguous(), what, " takes contiguous tensors");
     }
     try {
       return std::make_shared<NcclWork>(begin(), std::move(tensors));
     } catch (const std::exception& error) {
-      throw CollectiveError(cat(what, " over ", identity_.text(), " could not be started: ", plain_message(error)));
+      throw CollectiveError(
+          cat(what, " over ", identity_.text(), " could not be started: ", plain_message(error)));
     }
   }
 
@@ -596,17 +672,21 @@ class NcclBackend final : public Backend {
 
 }  // namespace
 
-std::shared_ptr<Backend> make_gloo_backend(const std::shared_ptr<Store>& store, const C10dOptions& options) {
+std::shared_ptr<Backend> make_gloo_backend(const std::shared_ptr<Store>& store,
+                                           const C10dOptions& options) {
   return std::make_shared<GlooBackend>(store, world_identity(options), options);
 }
 
-std::shared_ptr<Backend> make_nccl_backend(const std::shared_ptr<Store>& store, const C10dOptions& options) {
+std::shared_ptr<Backend> make_nccl_backend(const std::shared_ptr<Store>& store,
+                                           const C10dOptions& options) {
 #if MEGATRON_CUDA
   return std::make_shared<NcclBackend>(store, world_identity(options), options);
 #else
   static_cast<void>(store);
   static_cast<void>(options);
-  throw_error("this program was built without CUDA, and NCCL needs GPUs\nhint: build the gpu preset, or give --distributed-backend gloo");
+  throw_error(
+      "this program was built without CUDA, and NCCL needs GPUs\nhint: build the gpu preset, or "
+      "give --distributed-backend gloo");
 #endif
 }
 

@@ -21,8 +21,8 @@ constexpr int64_t kSettleEvery = 64;
 
 class RecordedBackend final : public Backend {
  public:
-  RecordedBackend(std::shared_ptr<Backend> inner, std::shared_ptr<CollectiveHistory> history, std::string name,
-                  std::vector<int> members, std::string channel)
+  RecordedBackend(std::shared_ptr<Backend> inner, std::shared_ptr<CollectiveHistory> history,
+                  std::string name, std::vector<int> members, std::string channel)
       : inner_(std::move(inner)),
         history_(std::move(history)),
         group_(group_text(name, members)),
@@ -44,11 +44,11 @@ class RecordedBackend final : public Backend {
     const int64_t id = begin(reduction("reduce_scatter", op), output);
     return issued(id, inner_->reduce_scatter(std::move(output), std::move(input), op));
   }
-  std::shared_ptr<Work> all_to_all(at::Tensor output, std::vector<int64_t> output_sizes, at::Tensor input,
-                                   std::vector<int64_t> input_sizes) override {
+  std::shared_ptr<Work> all_to_all(at::Tensor output, std::vector<int64_t> output_sizes,
+                                   at::Tensor input, std::vector<int64_t> input_sizes) override {
     const int64_t id = begin("all_to_all", input);
-    return issued(id, inner_->all_to_all(std::move(output), std::move(output_sizes), std::move(input),
-                                         std::move(input_sizes)));
+    return issued(id, inner_->all_to_all(std::move(output), std::move(output_sizes),
+                                         std::move(input), std::move(input_sizes)));
   }
   std::shared_ptr<Work> broadcast(at::Tensor tensor, int root) override {
     const int64_t id = begin(cat("broadcast from rank ", members_[root]), tensor);
@@ -73,14 +73,15 @@ class RecordedBackend final : public Backend {
     history_->issued(id, nullptr);
   }
   void connect_pair() override { inner_->connect_pair(); }
-  std::shared_ptr<Backend> subgroup(const std::vector<int>& ranks, const std::string& name, Traffic traffic) override {
+  std::shared_ptr<Backend> subgroup(const std::vector<int>& ranks, const std::string& name,
+                                    Traffic traffic) override {
     std::vector<int> members;
     for (int rank : ranks) members.push_back(members_.at(rank));
     std::string channel = group_text(name, members);
     const int made = ++made_[channel];
     if (made > 1) channel += cat(" #", made);
-    return std::make_shared<RecordedBackend>(inner_->subgroup(ranks, name, traffic), history_, name, std::move(members),
-                                             cat(channel_, " / ", channel));
+    return std::make_shared<RecordedBackend>(inner_->subgroup(ranks, name, traffic), history_, name,
+                                             std::move(members), cat(channel_, " / ", channel));
   }
 
  private:
@@ -99,11 +100,15 @@ class RecordedBackend final : public Backend {
     call.members = members_;
     return call;
   }
-  int64_t begin(std::string op, const at::Tensor& tensor) { return history_->begin(describe(std::move(op), tensor)); }
+  int64_t begin(std::string op, const at::Tensor& tensor) {
+    return history_->begin(describe(std::move(op), tensor));
+  }
   int64_t begin_message(const char* op, int from, int to, const at::Tensor& tensor) {
-    CollectiveCall call = describe(cat(op, " from rank ", members_[from], " to rank ", members_[to]), tensor);
+    CollectiveCall call =
+        describe(cat(op, " from rank ", members_[from], " to rank ", members_[to]), tensor);
     call.members = {members_[from], members_[to]};
-    call.channel += cat(" from ", members_[from], " to ", members_[to], from == rank() ? " (sent)" : " (received)");
+    call.channel += cat(" from ", members_[from], " to ", members_[to],
+                        from == rank() ? " (sent)" : " (received)");
     return history_->begin(std::move(call));
   }
   std::shared_ptr<Work> issued(int64_t id, std::shared_ptr<Work> work) {
@@ -121,12 +126,14 @@ class RecordedBackend final : public Backend {
 
 }  // namespace
 
-std::string call_text(const std::string& op, int64_t count, const std::string& dtype, int64_t bytes) {
+std::string call_text(const std::string& op, int64_t count, const std::string& dtype,
+                      int64_t bytes) {
   return dtype.empty() ? op : cat(op, " of ", count, " x ", dtype, " (", format_bytes(bytes), ")");
 }
 
 std::string to_string(const CollectiveCall& call) {
-  return cat(call_text(call.op, call.count, call.dtype, call.bytes), " over ", call.group, ", number ", call.sequence);
+  return cat(call_text(call.op, call.count, call.dtype, call.bytes), " over ", call.group,
+             ", number ", call.sequence);
 }
 
 std::string group_text(const std::string& name, const std::vector<int>& members) {
@@ -197,10 +204,12 @@ double CollectiveHistory::oldest_age() {
   return under_way_.empty() ? 0 : now - under_way_.begin()->second.call.started;
 }
 
-std::shared_ptr<Backend> record_calls(std::shared_ptr<Backend> world, std::shared_ptr<CollectiveHistory> history) {
+std::shared_ptr<Backend> record_calls(std::shared_ptr<Backend> world,
+                                      std::shared_ptr<CollectiveHistory> history) {
   std::vector<int> members;
   for (int rank = 0; rank < world->size(); ++rank) members.push_back(rank);
-  return std::make_shared<RecordedBackend>(std::move(world), std::move(history), "world", std::move(members), "world");
+  return std::make_shared<RecordedBackend>(std::move(world), std::move(history), "world",
+                                           std::move(members), "world");
 }
 
 }  // namespace megatron

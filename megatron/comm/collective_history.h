@@ -1,4 +1,5 @@
-// What this rank has called on its groups: the calls under way and the last finished ones, for messages when a job fails.
+// What this rank has called on its groups: the calls under way and the last finished ones, for
+// messages when a job fails.
 #pragma once
 
 #include <cstdint>
@@ -13,32 +14,36 @@
 
 namespace megatron {
 
-// One call of one verb. Calls of different ranks belong together when `channel` and `sequence` agree.
+// One call of one verb. Calls of different ranks belong together when `channel` and `sequence`
+// agree.
 struct CollectiveCall {
-  std::string op;             // "all_reduce"; with what must agree besides size and type: "broadcast from 2"
-  std::string dtype;          // "F32"; empty for a barrier
-  int64_t count = 0;          // elements
+  // "all_reduce"; with what must agree besides size and type: "broadcast from 2"
+  std::string op;
+  std::string dtype;  // "F32"; empty for a barrier
+  int64_t count = 0;  // elements
   int64_t bytes = 0;
-  std::string group;          // "tp {4, 5}"
-  std::string channel;        // the group, or for a message the group and both ranks
-  std::vector<int> members;   // ranks of the job that take part
-  int64_t sequence = 0;       // from 1 in each channel
-  double started = 0;         // seconds on a clock of this rank
-  double finished = 0;        // 0: under way
+  std::string group;         // "tp {4, 5}"
+  std::string channel;       // the group, or for a message the group and both ranks
+  std::vector<int> members;  // ranks of the job that take part
+  int64_t sequence = 0;      // from 1 in each channel
+  double started = 0;        // seconds on a clock of this rank
+  double finished = 0;       // 0: under way
 };
 
 // "all_reduce of 1048576 x F32 (4 MiB)"
-std::string call_text(const std::string& op, int64_t count, const std::string& dtype, int64_t bytes);
-std::string to_string(const CollectiveCall& call);  // with group and sequence: "... over tp {4, 5}, number 12"
+std::string call_text(const std::string& op, int64_t count, const std::string& dtype,
+                      int64_t bytes);
+// With group and sequence: "... over tp {4, 5}, number 12"
+std::string to_string(const CollectiveCall& call);
 
 // "tp {4, 5}"; long lists are cut in the middle.
 std::string group_text(const std::string& name, const std::vector<int>& members);
 
 struct HistorySnapshot {
   double now = 0;
-  std::vector<CollectiveCall> under_way;     // oldest first
-  std::vector<CollectiveCall> finished;      // the last ones, oldest first
-  std::map<std::string, int64_t> issued;     // calls made in each channel
+  std::vector<CollectiveCall> under_way;  // oldest first
+  std::vector<CollectiveCall> finished;   // the last ones, oldest first
+  std::map<std::string, int64_t> issued;  // calls made in each channel
 };
 
 // Thread safe.
@@ -70,6 +75,7 @@ class CollectiveHistory {
 };
 
 // The same backend and all subgroups made from it, with every call written into `history`.
-std::shared_ptr<Backend> record_calls(std::shared_ptr<Backend> world, std::shared_ptr<CollectiveHistory> history);
+std::shared_ptr<Backend> record_calls(std::shared_ptr<Backend> world,
+                                      std::shared_ptr<CollectiveHistory> history);
 
 }  // namespace megatron

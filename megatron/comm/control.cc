@@ -17,8 +17,13 @@ double seconds_now() {
 
 }  // namespace
 
-ControlChannel::ControlChannel(Store& store, const std::string& name, int rank, int size, double timeout_seconds)
-    : store_(store.connection("control/" + name)), name_(name), rank_(rank), size_(size), timeout_seconds_(timeout_seconds),
+ControlChannel::ControlChannel(Store& store, const std::string& name, int rank, int size,
+                               double timeout_seconds)
+    : store_(store.connection("control/" + name)),
+      name_(name),
+      rank_(rank),
+      size_(size),
+      timeout_seconds_(timeout_seconds),
       interval_(std::min(1.0, timeout_seconds / 10)) {}
 
 void ControlChannel::progress() {
@@ -29,13 +34,16 @@ void ControlChannel::progress() {
   store_->set(cat("progress/", rank_), std::to_string(work));
 }
 
-// Waits for a key. Asks again and again instead of leaving the waiting to the store, whose errors name no rank.
-std::string ControlChannel::take(const std::string& key, int from, const char* what, double patience) {
+// Waits for a key. Asks again and again instead of leaving the waiting to the store, whose errors
+// name no rank.
+std::string ControlChannel::take(const std::string& key, int from, const char* what,
+                                 double patience) {
   const std::string sign = cat("progress/", from);
   std::optional<std::string> seen;
   bool looked = false;
   double since = seconds_now(), next_look = since;
-  for (auto pause = std::chrono::milliseconds(1);; pause = std::min(2 * pause, std::chrono::milliseconds(50))) {
+  for (auto pause = std::chrono::milliseconds(1);;
+       pause = std::min(2 * pause, std::chrono::milliseconds(50))) {
     if (std::optional<std::string> value = store_->find(key)) return *value;
     if (const double now = seconds_now(); now >= next_look) {
       next_look = now + interval_;

@@ -1,5 +1,5 @@
-// Agreement between ranks on small texts, over the store: for what needs no device and must not disturb training, such as
-// publishing a checkpoint from a background thread.
+// Agreement between ranks on small texts, over the store: for what needs no device and must not
+// disturb training, such as publishing a checkpoint from a background thread.
 #pragma once
 
 #include <atomic>
@@ -12,9 +12,10 @@
 
 namespace megatron {
 
-// One rank's end of a channel. The ranks make the same calls in the same order; each call waits as long as the rank that it waits
-// for makes progress, and for `timeout_seconds` after that; then it throws a CollectiveError that blames this rank. Not thread
-// safe but for progress(): one thread per channel, and channels do not disturb one another.
+// One rank's end of a channel. The ranks make the same calls in the same order; each call waits as
+// long as the rank that it waits for makes progress, and for `timeout_seconds` after that; then it
+// throws a CollectiveError that blames this rank. Not thread safe but for progress(): one thread
+// per channel, and channels do not disturb one another.
 class ControlChannel {
  public:
   // Takes a connection of its own. Channels of one store have different names.
@@ -28,8 +29,8 @@ class ControlChannel {
   std::string broadcast(const std::string& text);
   // Returns when every rank has called it.
   void barrier();
-  // This rank is at work on what the next call needs: those who wait for it wait on. Written to the store at most ten times per
-  // timeout and once a second. Any thread.
+  // This rank is at work on what the next call needs: those who wait for it wait on. Written to the
+  // store at most ten times per timeout and once a second. Any thread.
   void progress();
 
  private:

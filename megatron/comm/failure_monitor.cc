@@ -29,19 +29,26 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using Condition = RankState::Condition;
 
-constexpr double kBeatSeconds = 1.0;        // between signs of life
-constexpr double kTickSeconds = 0.25;       // between looks at the peers
-constexpr double kCollectSeconds = 1.5;     // how long the reporting rank waits for the others' states
-constexpr double kVerdictSeconds = 3.0;     // how long the others wait for the report
-constexpr double kUnwindSeconds = 1.0;      // what the main thread gets to leave by itself after the report
+constexpr double kBeatSeconds = 1.0;   // between signs of life
+constexpr double kTickSeconds = 0.25;  // between looks at the peers
+// How long the reporting rank waits for the others' states
+constexpr double kCollectSeconds = 1.5;
+constexpr double kVerdictSeconds = 3.0;  // how long the others wait for the report
+// What the main thread gets to leave by itself after the report
+constexpr double kUnwindSeconds = 1.0;
 constexpr double kStuckStoreSeconds = 4.0;  // after which a call of the store counts as hanging
-constexpr double kTerminatedSeconds = 0.5;  // after SIGTERM: to find out whether a dead peer is the reason
+// After SIGTERM: to find out whether a dead peer is the reason
+constexpr double kTerminatedSeconds = 0.5;
 
-double seconds_now() { return std::chrono::duration<double>(Clock::now().time_since_epoch()).count(); }
+double seconds_now() {
+  return std::chrono::duration<double>(Clock::now().time_since_epoch()).count();
+}
 double wall_seconds() {
   return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
 }
-void sleep_seconds(double seconds) { std::this_thread::sleep_for(std::chrono::duration<double>(seconds)); }
+void sleep_seconds(double seconds) {
+  std::this_thread::sleep_for(std::chrono::duration<double>(seconds));
+}
 
 std::string host_name() {
   char name[256] = "?";
@@ -55,7 +62,8 @@ bool is_stopped(pid_t pid) {
   std::stringstream text;
   text << in.rdbuf();
   const size_t name_end = text.str().rfind(") ");
-  return name_end != std::string::npos && (text.str()[name_end + 2] == 'T' || text.str()[name_end + 2] == 't');
+  return name_end != std::string::npos &&
+         (text.str()[name_end + 2] == 'T' || text.str()[name_end + 2] == 't');
 }
 
 int open_process(pid_t pid) { return static_cast<int>(syscall(SYS_pidfd_open, pid, 0)); }
@@ -86,7 +94,7 @@ struct ProcessHooks {
   std::atomic<int> wake_fd{-1};
   std::atomic<bool> terminated{false};
   std::terminate_handler previous_terminate = nullptr;
-  struct sigaction previous_sigterm {};
+  struct sigaction previous_sigterm{};
   bool handles_sigterm = false;
 };
 ProcessHooks hooks;
@@ -133,8 +141,8 @@ struct FailureMonitor::Impl {
   std::string process = cat("process ", getpid(), " on ", host_name());
   std::atomic<double> timeout;
   std::atomic<double> last_tick{seconds_now()};
-  std::atomic<int64_t> work{0};                   // calls of progress() of this rank
-  std::atomic<double> last_work{-1e300};          // when progress of any rank was last seen
+  std::atomic<int64_t> work{0};           // calls of progress() of this rank
+  std::atomic<double> last_work{-1e300};  // when progress of any rank was last seen
   std::mutex alone_mutex;
   bool alone = false;  // the store is lost, and that is being reported
 
@@ -152,15 +160,19 @@ struct FailureMonitor::Impl {
   // Of the monitor's thread:
   bool told = false;  // the report of the failure is out, whoever wrote it
   std::vector<WatchedProcess> neighbours;
-  std::map<int, std::pair<std::string, double>> beats;  // last sign of life of a watched rank, and when it changed
+  // Last sign of life of a watched rank, and when it changed
+  std::map<int, std::pair<std::string, double>> beats;
   int64_t num_beats = 0;
   double last_beat = 0;
-  int64_t told_work = 0;                  // the value of `work` at the last sign of life
-  std::optional<int64_t> seen_work;       // the sum over the ranks, while a call is old
+  int64_t told_work = 0;             // the value of `work` at the last sign of life
+  std::optional<int64_t> seen_work;  // the sum over the ranks, while a call is old
   int64_t failure_order = 0;
 
   Impl(const Launch& job, const Connection& connection, std::string where, double timeout_seconds)
-      : launch(job), place(std::move(where)), history(connection.history), store(connection.store->connection("monitor")),
+      : launch(job),
+        place(std::move(where)),
+        history(connection.history),
+        store(connection.store->connection("monitor")),
         timeout(timeout_seconds) {
     for (const Neighbour& neighbour : connection.neighbours)
       neighbours.push_back({neighbour.rank, neighbour.pid, open_process(neighbour.pid)});
@@ -198,8 +210,12 @@ struct FailureMonitor::Impl {
     if (const int64_t now = work; std::exchange(told_work, now) != now) store->add("work", 1);
     RankState state = own_state();
     state.history.issued.clear();
-    if (state.history.finished.size() > 1) state.history.finished.erase(state.history.finished.begin(), state.history.finished.end() - 1);
-    store->set(cat("beat/", launch.rank), cat(++num_beats, " ", static_cast<int64_t>(wall_seconds() * 1000), " ", to_json(state)));
+    if (state.history.finished.size() > 1)
+      state.history.finished.erase(state.history.finished.begin(),
+                                   state.history.finished.end() - 1);
+    store->set(
+        cat("beat/", launch.rank),
+        cat(++num_beats, " ", static_cast<int64_t>(wall_seconds() * 1000), " ", to_json(state)));
   }
 
   // -- peers
@@ -220,7 +236,8 @@ struct FailureMonitor::Impl {
     return false;
   }
 
-  // Whether a watched rank has given no sign of life for the timeout. Rank 0 watches all ranks, the others rank 0.
+  // Whether a watched rank has given no sign of life for the timeout. Rank 0 watches all ranks, the
+  // others rank 0.
   bool peer_is_silent() {
     const double now = seconds_now();
     bool silent = false;
@@ -241,7 +258,8 @@ struct FailureMonitor::Impl {
   // What is known of a rank that has not answered.
   RankState state_from_outside(int rank) {
     RankState state;
-    if (const std::optional<std::string> last_words = store->find(cat("left/", rank))) return rank_state_from_json(*last_words);
+    if (const std::optional<std::string> last_words = store->find(cat("left/", rank)))
+      return rank_state_from_json(*last_words);
     if (const std::optional<std::string> sign = store->find(cat("beat/", rank))) {
       std::istringstream in(*sign);
       int64_t number = 0, wall_ms = 0;
@@ -264,8 +282,8 @@ struct FailureMonitor::Impl {
     return state;
   }
 
-  // Whether a call of this rank has waited for the timeout, in which no rank has read or written anything of a checkpoint. The
-  // others' progress is asked for only when a call is old.
+  // Whether a call of this rank has waited for the timeout, in which no rank has read or written
+  // anything of a checkpoint. The others' progress is asked for only when a call is old.
   bool call_is_stuck() {
     const double age = history->oldest_age();
     if (age < timeout / 4) {
@@ -303,7 +321,8 @@ struct FailureMonitor::Impl {
       answers[launch.rank] = own_state();
       for (int rank = 0; rank < launch.world_size; ++rank) {
         if (rank == launch.rank) continue;
-        if (const std::optional<std::string> text = store->find(cat("state/", rank))) answers[rank] = rank_state_from_json(*text);
+        if (const std::optional<std::string> text = store->find(cat("state/", rank)))
+          answers[rank] = rank_state_from_json(*text);
       }
       if (seconds_now() > deadline || is_clear(answers)) break;
       sleep_seconds(0.02);
@@ -320,7 +339,8 @@ struct FailureMonitor::Impl {
     told = true;
     const int64_t num_readers = static_cast<int64_t>(answers.size());
     store->set("report", report.text);
-    store->set("verdict", cat(num_readers, " ", static_cast<int>(report.failure), " ", report.culprit, " ", silent));
+    store->set("verdict", cat(num_readers, " ", static_cast<int>(report.failure), " ",
+                              report.culprit, " ", silent));
     conclude(report, launch.rank == 0 || !answers.contains(0));
     kill_neighbours(silent);
     hold_store_for(num_readers);
@@ -330,21 +350,24 @@ struct FailureMonitor::Impl {
   void hold_store_for(int64_t num_readers) {
     int64_t num_read = store->add("verdict_read", 1);
     if (launch.rank != 0 || launch.store_is_hosted) return;
-    for (const double end = seconds_now() + 1; num_read < num_readers && seconds_now() < end; sleep_seconds(0.02))
+    for (const double end = seconds_now() + 1; num_read < num_readers && seconds_now() < end;
+         sleep_seconds(0.02))
       num_read = store->add("verdict_read", 0);
   }
 
-  // Whether the states are enough to explain the failure: everyone has answered or never will, and if all errors are
-  // consequences, their cause has nothing more to add.
+  // Whether the states are enough to explain the failure: everyone has answered or never will, and
+  // if all errors are consequences, their cause has nothing more to add.
   bool is_clear(const std::map<int, RankState>& answers) {
     bool any_failed = false, cause_known = false;
     for (const auto& [rank, state] : answers) {
       any_failed = any_failed || state.condition == Condition::kFailed;
-      cause_known = cause_known || (state.condition == Condition::kFailed && (!state.consequence || state.culprit >= 0));
+      cause_known = cause_known || (state.condition == Condition::kFailed &&
+                                    (!state.consequence || state.culprit >= 0));
     }
     for (int rank = 0; rank < launch.world_size; ++rank) {
       if (answers.contains(rank)) continue;
-      const auto neighbour = std::find_if(neighbours.begin(), neighbours.end(), [&](const WatchedProcess& n) { return n.rank == rank; });
+      const auto neighbour = std::find_if(neighbours.begin(), neighbours.end(),
+                                          [&](const WatchedProcess& n) { return n.rank == rank; });
       const bool gone = neighbour != neighbours.end() && neighbour->gone();
       if (gone) cause_known = true;
       if (!gone && !has_left(rank)) return false;
@@ -357,7 +380,8 @@ struct FailureMonitor::Impl {
     store->set(cat("state/", launch.rank), to_json(own_state()));
     bool told_failure = failure_order > 0;
     std::optional<std::string> verdict;
-    for (const double end = seconds_now() + kVerdictSeconds; !verdict && seconds_now() < end; sleep_seconds(0.02)) {
+    for (const double end = seconds_now() + kVerdictSeconds; !verdict && seconds_now() < end;
+         sleep_seconds(0.02)) {
       verdict = store->find("verdict");
       if (!told_failure && local_failure()) {
         store->set(cat("state/", launch.rank), to_json(own_state()));
@@ -390,7 +414,8 @@ struct FailureMonitor::Impl {
     std::istringstream in(ranks);
     for (int rank; in >> rank;) {
       for (const WatchedProcess& neighbour : neighbours) {
-        if (neighbour.rank == rank && neighbour.fd >= 0) syscall(SYS_pidfd_send_signal, neighbour.fd, SIGKILL, nullptr, 0);
+        if (neighbour.rank == rank && neighbour.fd >= 0)
+          syscall(SYS_pidfd_send_signal, neighbour.fd, SIGKILL, nullptr, 0);
       }
     }
   }
@@ -399,7 +424,8 @@ struct FailureMonitor::Impl {
   bool look() {
     beat();
     std::optional<std::string> reporter = store->find("failing");
-    if (!reporter && (local_failure() || call_is_stuck() || neighbour_is_gone() || peer_is_silent()))
+    if (!reporter &&
+        (local_failure() || call_is_stuck() || neighbour_is_gone() || peer_is_silent()))
       reporter = store->claim("failing", std::to_string(launch.rank));
     if (!reporter) return false;
     if (*reporter == std::to_string(launch.rank))
@@ -409,14 +435,17 @@ struct FailureMonitor::Impl {
     return true;
   }
 
-  // Nobody reads the store any more: who is left on this machine decides for itself. Its lowest rank reports.
+  // Nobody reads the store any more: who is left on this machine decides for itself. Its lowest
+  // rank reports.
   void report_without_store(const std::string& problem) {
     std::lock_guard lock(alone_mutex);  // the guard and the watching thread may both come here
     if (std::exchange(alone, true)) return;
     // The connections of a process that dies close shortly before it counts as gone.
-    const auto holder = std::find_if(neighbours.begin(), neighbours.end(), [](const WatchedProcess& n) { return n.rank == 0; });
+    const auto holder = std::find_if(neighbours.begin(), neighbours.end(),
+                                     [](const WatchedProcess& n) { return n.rank == 0; });
     if (holder != neighbours.end() && !launch.store_is_hosted) {
-      for (const double end = seconds_now() + 1; seconds_now() < end && !holder->gone() && !is_stopped(holder->pid);)
+      for (const double end = seconds_now() + 1;
+           seconds_now() < end && !holder->gone() && !is_stopped(holder->pid);)
         sleep_seconds(0.01);
     }
     bool lowest = true;
@@ -426,8 +455,9 @@ struct FailureMonitor::Impl {
       if (gone || stopped) dead += cat(neighbour.rank, " ");
       if (neighbour.rank < launch.rank && !gone && !stopped) lowest = false;
       if (neighbour.rank == 0 && (gone || stopped))
-        culprit = cat("error: [rank 0] ", gone ? "is gone: its process " : "is stopped: its process ", neighbour.pid,
-                      gone ? " ended without a word\n" : " was stopped by a signal\n");
+        culprit =
+            cat("error: [rank 0] ", gone ? "is gone: its process " : "is stopped: its process ",
+                neighbour.pid, gone ? " ended without a word\n" : " was stopped by a signal\n");
     }
     const std::optional<LocalFailure> error = local_failure();
     if (lowest || (error && !error->consequence)) {
@@ -438,7 +468,9 @@ struct FailureMonitor::Impl {
       text += "hint: rank 0 or the launcher held the store through which ranks speak of failures\n";
       write_to_stderr(text);
       const bool own = error && !error->consequence;
-      conclude({own && culprit.empty() ? launch.rank : 0, own ? error->failure : FailureClass::kRetry, text}, lowest);
+      conclude({own && culprit.empty() ? launch.rank : 0,
+                own ? error->failure : FailureClass::kRetry, text},
+               lowest);
     } else {
       sleep_seconds(kTickSeconds);  // until the lowest rank has looked at what is killed here
     }
@@ -446,10 +478,13 @@ struct FailureMonitor::Impl {
     if (!lowest) return;
     // Who finds out later must still see a lower rank that speaks for all.
     const auto others_left = [&] {
-      return std::any_of(neighbours.begin(), neighbours.end(),
-                         [&](const WatchedProcess& n) { return n.rank > launch.rank && !n.gone() && !is_stopped(n.pid); });
+      return std::any_of(neighbours.begin(), neighbours.end(), [&](const WatchedProcess& n) {
+        return n.rank > launch.rank && !n.gone() && !is_stopped(n.pid);
+      });
     };
-    for (const double end = seconds_now() + kStuckStoreSeconds; seconds_now() < end && others_left();) sleep_seconds(0.02);
+    for (const double end = seconds_now() + kStuckStoreSeconds;
+         seconds_now() < end && others_left();)
+      sleep_seconds(0.02);
   }
 
   void mark_reported() {
@@ -474,10 +509,11 @@ struct FailureMonitor::Impl {
   // SIGTERM without a reason among the ranks: the launcher or the user wants the job to end.
   void end_by_sigterm() {
     say_goodbye();
-    for (const double end = seconds_now() + kTerminatedSeconds; seconds_now() < end; sleep_seconds(0.02)) {
+    for (const double end = seconds_now() + kTerminatedSeconds; seconds_now() < end;
+         sleep_seconds(0.02)) {
       if (look()) end_process();
     }
-    struct sigaction action {};
+    struct sigaction action{};
     action.sa_handler = SIG_DFL;
     sigaction(SIGTERM, &action, nullptr);
     sigset_t mask;
@@ -487,13 +523,15 @@ struct FailureMonitor::Impl {
     kill(getpid(), SIGTERM);
   }
 
-  // Until something happens: a neighbour ends, this rank fails or leaves, a signal, or the next look is due.
+  // Until something happens: a neighbour ends, this rank fails or leaves, a signal, or the next
+  // look is due.
   void wait_for_events() {
     std::vector<pollfd> fds = {{hooks.wake_fd, POLLIN, 0}};
     for (const WatchedProcess& neighbour : neighbours) fds.push_back({neighbour.fd, POLLIN, 0});
     // Many ranks look at the store less often.
     const double pause = std::max(kTickSeconds, std::min(1.0, launch.world_size / 1024.0));
-    if (poll(fds.data(), fds.size(), static_cast<int>(pause * 1000)) > 0 && (fds[0].revents & POLLIN)) {
+    if (poll(fds.data(), fds.size(), static_cast<int>(pause * 1000)) > 0 &&
+        (fds[0].revents & POLLIN)) {
       uint64_t count;
       if (read(hooks.wake_fd, &count, sizeof count) < 0) return;
     }
@@ -529,7 +567,8 @@ struct FailureMonitor::Impl {
     say_goodbye();
     const int64_t num_left = store->add("num_left", 1);
     if (launch.rank != 0 || launch.store_is_hosted || num_left == launch.world_size) return;
-    for (const double end = seconds_now() + timeout; seconds_now() < end; sleep_seconds(kTickSeconds / 5)) {
+    for (const double end = seconds_now() + timeout; seconds_now() < end;
+         sleep_seconds(kTickSeconds / 5)) {
       last_tick = seconds_now();
       if (store->add("num_left", 0) == launch.world_size) return;
       if (look()) end_process();
@@ -539,11 +578,13 @@ struct FailureMonitor::Impl {
   // The store itself may hang: the process that holds it is stopped, or the network is gone.
   void guard_against_a_stuck_store() {
     std::unique_lock lock(mutex);
-    while (!changed.wait_for(lock, std::chrono::duration<double>(kTickSeconds), [&] { return left || reported; })) {
+    while (!changed.wait_for(lock, std::chrono::duration<double>(kTickSeconds),
+                             [&] { return left || reported; })) {
       const double stuck = seconds_now() - last_tick;
       if (stuck < kStuckStoreSeconds) continue;
       lock.unlock();
-      const bool call_is_old = history->oldest_age() > timeout + 0.5 && seconds_now() - last_work > timeout + 0.5;
+      const bool call_is_old =
+          history->oldest_age() > timeout + 0.5 && seconds_now() - last_work > timeout + 0.5;
       if (call_is_old || stuck > timeout || local_failure()) {
         report_without_store(cat("the store has not answered for ", static_cast<int>(stuck), " s"));
         end_process();
@@ -553,18 +594,20 @@ struct FailureMonitor::Impl {
   }
 };
 
-FailureMonitor::FailureMonitor(const Launch& launch, const Connection& connection, std::string place, double timeout_seconds) {
+FailureMonitor::FailureMonitor(const Launch& launch, const Connection& connection,
+                               std::string place, double timeout_seconds) {
   if (!connection.store) return;
   impl_ = std::make_unique<Impl>(launch, connection, std::move(place), timeout_seconds);
   FailureMonitor* none = nullptr;
-  MEGATRON_ASSERT(hooks.monitor.compare_exchange_strong(none, this), "two failure monitors in one process");
+  MEGATRON_ASSERT(hooks.monitor.compare_exchange_strong(none, this),
+                  "two failure monitors in one process");
   hooks.terminated = false;
   hooks.wake_fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
   hooks.previous_terminate = std::set_terminate(on_terminate);
   sigaction(SIGTERM, nullptr, &hooks.previous_sigterm);
   hooks.handles_sigterm = hooks.previous_sigterm.sa_handler == SIG_DFL;
   if (hooks.handles_sigterm) {
-    struct sigaction action {};
+    struct sigaction action{};
     action.sa_handler = on_sigterm;
     action.sa_flags = SA_RESTART;
     sigaction(SIGTERM, &action, nullptr);
@@ -575,7 +618,8 @@ FailureMonitor::FailureMonitor(const Launch& launch, const Connection& connectio
 
 FailureMonitor::~FailureMonitor() {
   if (!impl_) return;
-  if (std::uncaught_exceptions() > 0) fail(Error("an exception ended this rank before it could be told"));
+  if (std::uncaught_exceptions() > 0)
+    fail(Error("an exception ended this rank before it could be told"));
   {
     std::lock_guard lock(impl_->mutex);
     impl_->leaving = true;
@@ -618,7 +662,8 @@ bool FailureMonitor::fail(const std::exception& error) {
   const auto* collective = dynamic_cast<const CollectiveError*>(&error);
   std::unique_lock lock(impl_->mutex);
   if (!impl_->failure)
-    impl_->failure = LocalFailure{error.what(), collective != nullptr, collective ? collective->culprit : -1, failure_class(error)};
+    impl_->failure = LocalFailure{error.what(), collective != nullptr,
+                                  collective ? collective->culprit : -1, failure_class(error)};
   wake(hooks.wake_fd);
   const auto patience = std::chrono::duration<double>(kVerdictSeconds + kStuckStoreSeconds);
   return impl_->changed.wait_for(lock, patience, [&] { return impl_->reported; });

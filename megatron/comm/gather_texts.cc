@@ -6,10 +6,12 @@
 
 namespace megatron {
 
-std::vector<std::string> gather_texts(const ProcessGroup& group, at::Device device, const std::string& text) {
+std::vector<std::string> gather_texts(const ProcessGroup& group, at::Device device,
+                                      const std::string& text) {
   constexpr int64_t kHead = sizeof(int64_t);  // the length, then the text
   const auto length = static_cast<int64_t>(text.size());
-  const at::Tensor longest = at::full({1}, length, at::TensorOptions().dtype(at::kLong).device(device));
+  const at::Tensor longest =
+      at::full({1}, length, at::TensorOptions().dtype(at::kLong).device(device));
   group.all_reduce(longest, ReduceOp::kMax)->wait();
   const int64_t width = (kHead + longest.item<int64_t>() + kHead - 1) / kHead;  // in words
   at::Tensor own = at::zeros({width}, at::kLong);

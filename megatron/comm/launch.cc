@@ -12,7 +12,8 @@ namespace {
 // Reads the variables of one launcher; every problem is a UsageError that names the variable.
 class Variables {
  public:
-  Variables(const Environment& environment, const char* launcher) : environment_(environment), launcher_(launcher) {}
+  Variables(const Environment& environment, const char* launcher)
+      : environment_(environment), launcher_(launcher) {}
 
   std::optional<std::string> text(const char* name) const {
     const char* value = environment_(name);
@@ -25,7 +26,8 @@ class Variables {
     if (!value) return std::nullopt;
     char* end = nullptr;
     const long parsed = std::strtol(value->c_str(), &end, 10);
-    if (*end != '\0' || parsed < 0 || parsed > 1 << 24) throw UsageError(cat(name, " is \"", *value, "\", expected a number"));
+    if (*end != '\0' || parsed < 0 || parsed > 1 << 24)
+      throw UsageError(cat(name, " is \"", *value, "\", expected a number"));
     return static_cast<int>(parsed);
   }
   int required(const char* name, const char* because) const {
@@ -49,19 +51,24 @@ int tasks_on_node(const std::string& list, int node) {
     if (node < first + times) return std::atoi(item.c_str());
     first += times;
   }
-  throw UsageError(cat("SLURM_STEP_TASKS_PER_NODE is \"", list, "\", which has no entry for node ", node));
+  throw UsageError(
+      cat("SLURM_STEP_TASKS_PER_NODE is \"", list, "\", which has no entry for node ", node));
 }
 
-bool is_loopback(const std::string& host) { return host == "localhost" || host == "::1" || host.starts_with("127."); }
+bool is_loopback(const std::string& host) {
+  return host == "localhost" || host == "::1" || host.starts_with("127.");
+}
 
 // MASTER_ADDR and MASTER_PORT, which the user may give to any launcher.
-void read_master(const Variables& variables, const std::string& default_host, int default_port, Launch& launch) {
+void read_master(const Variables& variables, const std::string& default_host, int default_port,
+                 Launch& launch) {
   launch.master_addr = variables.text("MASTER_ADDR").value_or(default_host);
   launch.master_port = variables.number("MASTER_PORT").value_or(default_port);
   if (launch.world_size == 1) return;
   if (launch.master_addr.empty())
-    throw UsageError(cat("MASTER_ADDR is not set, but ", launch.launcher, " started ", launch.world_size,
-                         " ranks on several machines\nhint: set MASTER_ADDR to the name of the machine of rank 0"));
+    throw UsageError(cat(
+        "MASTER_ADDR is not set, but ", launch.launcher, " started ", launch.world_size,
+        " ranks on several machines\nhint: set MASTER_ADDR to the name of the machine of rank 0"));
   if (launch.master_port < 1 || launch.master_port > 65535)
     throw UsageError(cat("MASTER_PORT is ", launch.master_port, ", expected 1 to 65535"));
 }
@@ -83,8 +90,8 @@ Launch from_torchrun(const Environment& environment) {
     launch.local_rank = variables.number("LOCAL_RANK").value_or(0);
   }
   read_master(variables, launch.master_addr, launch.master_port, launch);
-  launch.local_world_size =
-      variables.number("LOCAL_WORLD_SIZE").value_or(is_loopback(launch.master_addr) ? launch.world_size : 0);
+  launch.local_world_size = variables.number("LOCAL_WORLD_SIZE")
+                                .value_or(is_loopback(launch.master_addr) ? launch.world_size : 0);
   launch.node_rank = variables.number("GROUP_RANK").value_or(0);
   launch.run_id = variables.text("TORCHELASTIC_RUN_ID").value_or("");
   launch.restart_count = variables.number("TORCHELASTIC_RESTART_COUNT").value_or(0);
@@ -99,7 +106,8 @@ Launch from_open_mpi(const Environment& environment) {
   launch.rank = variables.required("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE");
   launch.world_size = variables.required("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK");
   launch.local_rank = variables.required("OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_RANK");
-  launch.local_world_size = variables.required("OMPI_COMM_WORLD_LOCAL_SIZE", "OMPI_COMM_WORLD_RANK");
+  launch.local_world_size =
+      variables.required("OMPI_COMM_WORLD_LOCAL_SIZE", "OMPI_COMM_WORLD_RANK");
   launch.run_id = variables.text("PMIX_NAMESPACE").value_or("");
   read_master(variables, launch.one_node() ? launch.master_addr : "", launch.master_port, launch);
   return launch;
@@ -135,8 +143,10 @@ Launch from_slurm(const Environment& environment) {
                                      : variables.number("SLURM_NTASKS_PER_NODE").value_or(0);
   std::optional<std::string> hosts = variables.text("SLURM_STEP_NODELIST");
   if (!hosts) hosts = variables.text("SLURM_NODELIST");
-  const int job = variables.number("SLURM_JOB_ID").value_or(variables.number("SLURM_JOBID").value_or(0));
-  launch.run_id = job == 0 ? "" : cat("slurm-", job, "-", variables.text("SLURM_STEP_ID").value_or("0"));
+  const int job =
+      variables.number("SLURM_JOB_ID").value_or(variables.number("SLURM_JOBID").value_or(0));
+  launch.run_id =
+      job == 0 ? "" : cat("slurm-", job, "-", variables.text("SLURM_STEP_ID").value_or("0"));
   launch.restart_count = variables.number("SLURM_RESTART_COUNT").value_or(0);
   const std::string host = launch.one_node() ? launch.master_addr : hosts ? first_host(*hosts) : "";
   // A port of the job's own, since several jobs may share a machine.
@@ -145,14 +155,20 @@ Launch from_slurm(const Environment& environment) {
 }
 
 void check(const Launch& launch) {
-  const auto refuse = [&](const std::string& what) { throw UsageError(cat(launch.launcher, "'s variables say ", what)); };
+  const auto refuse = [&](const std::string& what) {
+    throw UsageError(cat(launch.launcher, "'s variables say ", what));
+  };
   if (launch.world_size < 1) refuse("that there are 0 ranks");
-  if (launch.rank >= launch.world_size) refuse(cat("rank ", launch.rank, " of ", launch.world_size, " ranks"));
+  if (launch.rank >= launch.world_size)
+    refuse(cat("rank ", launch.rank, " of ", launch.world_size, " ranks"));
   if (launch.local_world_size > launch.world_size)
-    refuse(cat(launch.local_world_size, " ranks on this machine, but ", launch.world_size, " in all"));
+    refuse(
+        cat(launch.local_world_size, " ranks on this machine, but ", launch.world_size, " in all"));
   if (launch.local_world_size > 0 && launch.local_rank >= launch.local_world_size)
-    refuse(cat("local rank ", launch.local_rank, " of ", launch.local_world_size, " ranks on this machine"));
-  if (launch.local_rank > launch.rank) refuse(cat("local rank ", launch.local_rank, " for rank ", launch.rank));
+    refuse(cat("local rank ", launch.local_rank, " of ", launch.local_world_size,
+               " ranks on this machine"));
+  if (launch.local_rank > launch.rank)
+    refuse(cat("local rank ", launch.local_rank, " for rank ", launch.rank));
 }
 
 }  // namespace
@@ -162,10 +178,12 @@ std::string first_host(const std::string& list) {
   std::string host = list.substr(0, end);
   if (end != std::string::npos && list[end] == '[') {
     const size_t stop = list.find_first_of("-,]", end + 1);
-    MEGATRON_CHECK(stop != std::string::npos, "the Slurm list of hosts \"", list, "\" has an open bracket");
+    MEGATRON_CHECK(stop != std::string::npos, "the Slurm list of hosts \"", list,
+                   "\" has an open bracket");
     host += list.substr(end + 1, stop - end - 1);
     const size_t close = list.find(']', end);
-    MEGATRON_CHECK(close != std::string::npos, "the Slurm list of hosts \"", list, "\" has an open bracket");
+    MEGATRON_CHECK(close != std::string::npos, "the Slurm list of hosts \"", list,
+                   "\" has an open bracket");
     host += list.substr(close + 1, list.find_first_of("[,", close) - close - 1);
   }
   return host;
@@ -173,13 +191,16 @@ std::string first_host(const std::string& list) {
 
 Launch launch_from_environment(const Environment& environment) {
   const Variables variables(environment, "");
-  const auto any = [&](const char* a, const char* b) { return variables.has(a) || variables.has(b); };
+  const auto any = [&](const char* a, const char* b) {
+    return variables.has(a) || variables.has(b);
+  };
   Launch launch;
   if (any("RANK", "WORLD_SIZE")) {
     launch = from_torchrun(environment);
   } else if (any("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE")) {
     launch = from_open_mpi(environment);
-  } else if (any("PMI_RANK", "PMI_SIZE") && (variables.has("MPI_LOCALRANKID") || !variables.has("SLURM_PROCID"))) {
+  } else if (any("PMI_RANK", "PMI_SIZE") &&
+             (variables.has("MPI_LOCALRANKID") || !variables.has("SLURM_PROCID"))) {
     launch = from_mpich(environment);  // srun, too, may set PMI's variables, without the local ones
   } else if (variables.has("SLURM_PROCID")) {
     launch = from_slurm(environment);

@@ -1,4 +1,5 @@
-// Who this process is among those that a launcher started: torchrun, Slurm's srun, mpirun. Read from the environment.
+// Who this process is among those that a launcher started: torchrun, Slurm's srun, mpirun. Read
+// from the environment.
 #pragma once
 
 #include <functional>
@@ -26,9 +27,10 @@ struct Launch {
 // Returns the value of an environment variable, or null.
 using Environment = std::function<const char*(const char* name)>;
 
-// Launchers are looked for in this order: torchrun's variables (RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT, which
-// other launchers may set too), Open MPI's, MPICH's (Hydra), Slurm's. None: one rank. Throws UsageError for a set of variables
-// that is incomplete or contradicts itself.
+// Launchers are looked for in this order: torchrun's variables (RANK, WORLD_SIZE, LOCAL_RANK,
+// MASTER_ADDR, MASTER_PORT, which other launchers may set too), Open MPI's, MPICH's (Hydra),
+// Slurm's. None: one rank. Throws UsageError for a set of variables that is incomplete or
+// contradicts itself.
 Launch launch_from_environment(const Environment& environment);
 Launch launch_from_environment();
 

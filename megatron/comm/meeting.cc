@@ -19,9 +19,11 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 // Values of the key "start", which the first claim decides.
-constexpr std::string_view kGo = "go", kDiffer = "differ", kStop = "stop ";  // followed by the exit code
+// Followed by the exit code
+constexpr std::string_view kGo = "go", kDiffer = "differ", kStop = "stop ";
 
-constexpr double kFarewellSeconds = 5;  // how long the holder of the store stays for ranks that still read why they leave
+// How long the holder of the store stays for ranks that still read why they leave
+constexpr double kFarewellSeconds = 5;
 
 class Meeting {
  public:
@@ -30,7 +32,8 @@ class Meeting {
         store_(store),
         settings_(settings),
         timeout_seconds_(timeout_seconds),
-        deadline_(Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(timeout_seconds))),
+        deadline_(Clock::now() + std::chrono::duration_cast<Clock::duration>(
+                                     std::chrono::duration<double>(timeout_seconds))),
         digest_(digest(settings)) {}
 
   std::vector<Neighbour> run() {
@@ -42,22 +45,28 @@ class Meeting {
   }
 
  private:
-  double seconds_left() const { return std::chrono::duration<double>(deadline_ - Clock::now()).count(); }
+  double seconds_left() const {
+    return std::chrono::duration<double>(deadline_ - Clock::now()).count();
+  }
 
   void arrive() {
     const std::string size = store_.claim("world_size", cat(launch_.world_size, " ", launch_.rank));
     int others_size = 0, other = 0;
     std::istringstream(size) >> others_size >> other;
     if (others_size != launch_.world_size)
-      refuse(kExitFailure, cat("rank ", launch_.rank, " was started as one of ", launch_.world_size, " ranks, but rank ", other, " as one of ",
-                 others_size, "\nhint: WORLD_SIZE must be the same for every rank"));
+      refuse(kExitFailure, cat("rank ", launch_.rank, " was started as one of ", launch_.world_size,
+                               " ranks, but rank ", other, " as one of ", others_size,
+                               "\nhint: WORLD_SIZE must be the same for every rank"));
     char host[256] = "?";
     gethostname(host, sizeof host - 1);
     const std::string mine = cat(digest_, " process ", getpid(), " on ", host);
     const std::string present = store_.claim(cat("place/", launch_.rank), mine);
     if (present != mine)
-      refuse(kExitFailure, cat("rank ", launch_.rank, " was started twice: as ", present.substr(digest_.size() + 1), " and as process ", getpid(),
-                 " on ", host, "\nhint: every process needs its own RANK, and every job its own MASTER_PORT on the machine of rank 0"));
+      refuse(kExitFailure,
+             cat("rank ", launch_.rank, " was started twice: as ",
+                 present.substr(digest_.size() + 1), " and as process ", getpid(), " on ", host,
+                 "\nhint: every process needs its own RANK, and every job its own MASTER_PORT on "
+                 "the machine of rank 0"));
     store_.append(machine_, cat(launch_.rank, " ", getpid(), "\n"));
     first_of_digest_ = store_.add("settings/" + digest_, 1) == 1;
     arrived_ = true;
@@ -66,26 +75,29 @@ class Meeting {
     store_.claim("start", std::string(alike ? kGo : kDiffer));
   }
 
-  // The value of "start", which comes without asking again and again. At the deadline the first one to claim it is the one to say
-  // who is missing.
+  // The value of "start", which comes without asking again and again. At the deadline the first one
+  // to claim it is the one to say who is missing.
   std::string wait_for_start() {
     try {
       if (seconds_left() > 0) return store_.wait("start", seconds_left());
     } catch (const Error&) {
       if (seconds_left() > 0.5)  // not the deadline
         throw RetryError(cat("the store was lost before all ranks had arrived: ",
-                        launch_.store_is_hosted ? "the launcher's agent" : "rank 0", ", which held it, has ended\nhint: see its output"));
+                             launch_.store_is_hosted ? "the launcher's agent" : "rank 0",
+                             ", which held it, has ended\nhint: see its output"));
     }
     std::vector<int> missing;
     for (int rank = 0; rank < launch_.world_size; ++rank)
       if (!store_.find(cat("place/", rank))) missing.push_back(rank);
     if (missing.empty()) return store_.wait("start", 5);
-    refuse(kExitRetry, cat("after ", std::llround(std::ceil(timeout_seconds_)), " s, ", rank_list(missing), " of ", launch_.world_size, " ranks ",
-               missing.size() == 1 ? "has" : "have", " not started",
-               "\nhint: see their output; --distributed-timeout-minutes waits longer"));
+    refuse(kExitRetry, cat("after ", std::llround(std::ceil(timeout_seconds_)), " s, ",
+                           rank_list(missing), " of ", launch_.world_size, " ranks ",
+                           missing.size() == 1 ? "has" : "have", " not started",
+                           "\nhint: see their output; --distributed-timeout-minutes waits longer"));
   }
 
-  // The job does not start for a reason that this rank says, unless another one was first or the job runs without it.
+  // The job does not start for a reason that this rank says, unless another one was first or the
+  // job runs without it.
   [[noreturn]] void refuse(int code, const std::string& message) {
     const std::string mine = cat(kStop, code, " rank ", launch_.rank, " ", getpid());
     const std::string start = store_.claim("start", mine);
@@ -119,7 +131,8 @@ class Meeting {
     }
     std::vector<SettingsGroup> groups;
     for (auto& [digest, group] : by_digest) {
-      group.settings = unpack_settings(store_.wait("text/" + digest, std::clamp(seconds_left(), 5.0, 60.0)));
+      group.settings =
+          unpack_settings(store_.wait("text/" + digest, std::clamp(seconds_left(), 5.0, 60.0)));
       groups.push_back(std::move(group));
     }
     return groups;
@@ -133,7 +146,8 @@ class Meeting {
         return;
       }
       const auto until = Clock::now() + std::chrono::duration<double>(kFarewellSeconds);
-      for (auto pause = std::chrono::milliseconds(1); Clock::now() < until; pause = std::min(2 * pause, std::chrono::milliseconds(50))) {
+      for (auto pause = std::chrono::milliseconds(1); Clock::now() < until;
+           pause = std::min(2 * pause, std::chrono::milliseconds(50))) {
         if (store_.add("left", 0) + (arrived_ ? 1 : 0) >= store_.add("here", 0)) return;
         std::this_thread::sleep_for(pause);
       }
@@ -162,7 +176,8 @@ class Meeting {
 
 }  // namespace
 
-std::vector<Neighbour> meet(const Launch& launch, Store& store, const RankSettings& settings, double timeout_seconds) {
+std::vector<Neighbour> meet(const Launch& launch, Store& store, const RankSettings& settings,
+                            double timeout_seconds) {
   return Meeting(launch, store, settings, timeout_seconds).run();
 }
 

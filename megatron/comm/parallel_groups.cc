@@ -34,11 +34,14 @@ std::vector<ProcessGroup> make_widths(const ProcessGroup& dp_cp) {
   return widths;
 }
 
-// The two levels of a context-parallel group: `inner` neighbours, and the ranks at the same place of each inner group.
-std::vector<ProcessGroup> make_hierarchy(const ProcessGroup& cp, const std::vector<int64_t>& sizes) {
+// The two levels of a context-parallel group: `inner` neighbours, and the ranks at the same place
+// of each inner group.
+std::vector<ProcessGroup> make_hierarchy(const ProcessGroup& cp,
+                                         const std::vector<int64_t>& sizes) {
   if (sizes.empty()) return {};
   MEGATRON_CHECK(sizes.size() == 2 && sizes[0] > 0 && sizes[0] * sizes[1] == cp.size(),
-                 "--hierarchical-context-parallel-sizes do not make up ", cp.size(), " context-parallel ranks");
+                 "--hierarchical-context-parallel-sizes do not make up ", cp.size(),
+                 " context-parallel ranks");
   std::vector<ProcessGroup> levels;
   const std::vector<int> axes = {static_cast<int>(sizes[0]), static_cast<int>(sizes[1])};
   for (const std::string level : {"inner", "outer"}) {
@@ -59,7 +62,8 @@ void ParallelConfig::fields(FieldVisitor& visitor) {
                 "ranks that share the layers of one model");
   visitor.field("context_parallel_size", context_parallel_size, "ranks that share one sequence");
   visitor.field("hierarchical_context_parallel_sizes", hierarchical_context_parallel_sizes,
-                "inner and outer size of the levels of --cp-comm-type a2a+p2p; their product is the context-parallel size");
+                "inner and outer size of the levels of --cp-comm-type a2a+p2p; their product is "
+                "the context-parallel size");
   visitor.field(
       "hybrid_context_parallel", hybrid_context_parallel,
       "give every document as many ranks of data and context as it needs, a power of two");
@@ -85,14 +89,17 @@ void ParallelConfig::validate(Violations& violations) const {
   if (max_seqlen_per_dp_cp_rank)
     refuse_below_one("--max-seqlen-per-dp-cp-rank", *max_seqlen_per_dp_cp_rank, violations);
   if (expert_model_parallel_size != 1)
-    violations.add(cat("--expert-model-parallel-size ", expert_model_parallel_size, " needs experts, which are not built yet"),
+    violations.add(cat("--expert-model-parallel-size ", expert_model_parallel_size,
+                       " needs experts, which are not built yet"),
                    "--expert-model-parallel-size 1");
   const std::vector<int64_t>& levels = hierarchical_context_parallel_sizes;
-  const bool fits = levels.size() == 2 && levels[0] > 0 && levels[1] > 0 && levels[0] * levels[1] == context_parallel_size;
+  const bool fits = levels.size() == 2 && levels[0] > 0 && levels[1] > 0 &&
+                    levels[0] * levels[1] == context_parallel_size;
   if (!levels.empty() && !fits) {
     std::string text;
     for (int64_t level : levels) text += cat(" ", level);
-    violations.add(cat("--hierarchical-context-parallel-sizes", text, " do not make up --context-parallel-size ", context_parallel_size),
+    violations.add(cat("--hierarchical-context-parallel-sizes", text,
+                       " do not make up --context-parallel-size ", context_parallel_size),
                    "two sizes with that product, the inner one first");
   }
 }
@@ -107,13 +114,14 @@ std::vector<std::vector<int>> rank_groups(const std::string& order, const std::v
     MEGATRON_CHECK(std::find(axes.begin(), axes.end(), axis) != axes.end(), "axis \"", axis,
                    "\" is not in the rank order \"", order, "\"");
   }
-  // Offsets of the members of a group, and of the groups, from the axes inside and outside the mask; the leftmost axis
-  // varies fastest in both.
+  // Offsets of the members of a group, and of the groups, from the axes inside and outside the
+  // mask; the leftmost axis varies fastest in both.
   std::vector<int> member_offsets = {0};
   std::vector<int> group_offsets = {0};
   int stride = 1;
   for (size_t a = 0; a < axes.size(); ++a) {
-    MEGATRON_CHECK(sizes[a] >= 1, "axis \"", axes[a], "\" has size ", sizes[a], ", expected at least 1");
+    MEGATRON_CHECK(sizes[a] >= 1, "axis \"", axes[a], "\" has size ", sizes[a],
+                   ", expected at least 1");
     const bool masked = std::find(wanted.begin(), wanted.end(), axes[a]) != wanted.end();
     std::vector<int>& offsets = masked ? member_offsets : group_offsets;
     const std::vector<int> before = offsets;
@@ -137,7 +145,8 @@ int64_t data_parallel_size(const ParallelConfig& config, int64_t world_size) {
     throw UsageError(cat(world_size, " ranks are not divisible by --tensor-model-parallel-size ",
                          config.tensor_model_parallel_size, " x --pipeline-model-parallel-size ",
                          config.pipeline_model_parallel_size, " x --context-parallel-size ",
-                         config.context_parallel_size, " = ", model, "\nhint: start a multiple of ", model, " ranks"));
+                         config.context_parallel_size, " = ", model, "\nhint: start a multiple of ",
+                         model, " ranks"));
   return world_size / model;
 }
 
@@ -168,7 +177,8 @@ std::string place_in_mesh(const ParallelConfig& config, int rank, int world_size
   return text;
 }
 
-ParallelGroups make_parallel_groups(const ParallelConfig& config, const std::shared_ptr<Backend>& world,
+ParallelGroups make_parallel_groups(const ParallelConfig& config,
+                                    const std::shared_ptr<Backend>& world,
                                     int64_t num_query_groups) {
   ParallelGroups groups;
   const int64_t dp = data_parallel_size(config, world ? world->size() : 1);
@@ -194,10 +204,12 @@ ParallelGroups make_parallel_groups(const ParallelConfig& config, const std::sha
   groups.tp = make("tp", "tp");
   if (groups.tp.size() > 1) groups.tp_mailbox = std::make_shared<PeerMailbox>(groups.tp);
   groups.pp = make("pp", "pp");
-  const int64_t sharing = config.tensor_model_parallel_size / std::max<int64_t>(num_query_groups, 1);
+  const int64_t sharing =
+      config.tensor_model_parallel_size / std::max<int64_t>(num_query_groups, 1);
   if (sharing > 1) {
     std::vector<int> ranks(sharing);
-    std::iota(ranks.begin(), ranks.end(), groups.tp.rank() / static_cast<int>(sharing) * static_cast<int>(sharing));
+    std::iota(ranks.begin(), ranks.end(),
+              groups.tp.rank() / static_cast<int>(sharing) * static_cast<int>(sharing));
     groups.kv = groups.tp.subgroup(ranks, "kv");
   }
   const std::vector<int> stages = members("pp");

@@ -1,5 +1,5 @@
-// The mesh of ranks: sizes, coordinates and groups, built once and passed down. The one place with rank arithmetic
-// (contracts g).
+// The mesh of ranks: sizes, coordinates and groups, built once and passed down. The one place with
+// rank arithmetic (contracts g).
 #pragma once
 
 #include <functional>
@@ -35,8 +35,9 @@ struct ParallelConfig : Config {
   void validate(Violations& violations) const override;
 };
 
-// All groups of ranks along the axes of `mask` ("tp", "dp-cp") for an order such as "tp-cp-ep-dp-pp", whose leftmost axis
-// varies fastest; sizes are given per axis in that order. Pure arithmetic.
+// All groups of ranks along the axes of `mask` ("tp", "dp-cp") for an order such as
+// "tp-cp-ep-dp-pp", whose leftmost axis varies fastest; sizes are given per axis in that order.
+// Pure arithmetic.
 std::vector<std::vector<int>> rank_groups(const std::string& order, const std::vector<int>& sizes,
                                           const std::string& mask);
 
@@ -45,29 +46,34 @@ struct ParallelGroups {
   ProcessGroup world;
   ProcessGroup tp;
   std::shared_ptr<PeerMailbox> tp_mailbox;  // null with one rank; does nothing before it is opened
-  ProcessGroup pp;              // the stages of one pipeline
-  ProcessGroup dp;              // ranks that read different samples
-  ProcessGroup cp;              // ranks that hold different parts of the same sequences
-  std::vector<ProcessGroup> cp_hierarchy;  // cp as two levels, the inner one first: neighbours, and equal places in
-                                           // the inner groups; empty without hierarchical_context_parallel_sizes
+  ProcessGroup pp;                          // the stages of one pipeline
+  ProcessGroup dp;                          // ranks that read different samples
+  ProcessGroup cp;                          // ranks that hold different parts of the same sequences
+  // cp as two levels, the inner one first: neighbours, and equal places in the inner groups; empty
+  // without hierarchical_context_parallel_sizes
+  std::vector<ProcessGroup> cp_hierarchy;
   std::vector<ProcessGroup>
       cp_widths;  // with hybrid_context_parallel: this rank's blocks of 1, 2, 4, ... neighbours of
                   // dp_cp; of one rank where the last block would not be full
   ProcessGroup dp_cp;           // ranks that hold different tokens of the same weights
   ProcessGroup model_parallel;  // tp and pp: ranks that hold different parts of one model replica
-  ProcessGroup kv;              // ranks of tp that hold one group of keys and values together; alone unless groups < ranks
-  ProcessGroup embd;            // first and last stage of one pipeline; on the stages between, this rank alone
+  // Ranks of tp that hold one group of keys and values together; alone unless groups < ranks
+  ProcessGroup kv;
+  // First and last stage of one pipeline; on the stages between, this rank alone
+  ProcessGroup embd;
 };
 
-// Sizes that follow from a configuration and a number of ranks. Throws UsageError when they do not divide.
+// Sizes that follow from a configuration and a number of ranks. Throws UsageError when they do not
+// divide.
 int64_t data_parallel_size(const ParallelConfig& config, int64_t world_size);
 
 // Where a rank is, "tp 1 pp 2 dp 0": the axes with several ranks.
 std::string place_in_mesh(const ParallelConfig& config, int rank, int world_size);
 
-// Builds this rank's groups of `world`; every rank calls it with an equal configuration. `num_query_groups`: of the
-// attention layers, for the kv group.
-ParallelGroups make_parallel_groups(const ParallelConfig& config, const std::shared_ptr<Backend>& world,
+// Builds this rank's groups of `world`; every rank calls it with an equal configuration.
+// `num_query_groups`: of the attention layers, for the kv group.
+ParallelGroups make_parallel_groups(const ParallelConfig& config,
+                                    const std::shared_ptr<Backend>& world,
                                     int64_t num_query_groups);
 
 }  // namespace megatron

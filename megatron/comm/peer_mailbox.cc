@@ -13,7 +13,9 @@ namespace {
 constexpr int64_t kWordBytes = 4;
 constexpr int64_t kAlignedWords = 64;  // parts start at multiples of 256 bytes
 
-int64_t aligned(int64_t words) { return (words + kAlignedWords - 1) / kAlignedWords * kAlignedWords; }
+int64_t aligned(int64_t words) {
+  return (words + kAlignedWords - 1) / kAlignedWords * kAlignedWords;
+}
 int64_t words_of_part(int64_t bytes) { return aligned((bytes + kWordBytes - 1) / kWordBytes); }
 int64_t signal_words(int64_t group_size) { return aligned(2 * PeerMailbox::kSlots * group_size); }
 
@@ -26,8 +28,10 @@ int64_t PeerMailbox::memory_bytes(int64_t group_size, int64_t part_bytes) {
 void PeerMailbox::open(at::Device device, int64_t part_bytes) {
   const int64_t part_words = words_of_part(part_bytes);
   if (group_.size() == 1 || !obstacle_.empty() || part_words <= part_words_) return;
-  MEGATRON_ASSERT(opened_ == closed_, "a mailbox is opened for larger parts in the middle of an exchange");
-  memory_ = at::zeros({memory_bytes(group_.size(), part_bytes) / kWordBytes}, at::TensorOptions().dtype(at::kInt).device(device));
+  MEGATRON_ASSERT(opened_ == closed_,
+                  "a mailbox is opened for larger parts in the middle of an exchange");
+  memory_ = at::zeros({memory_bytes(group_.size(), part_bytes) / kWordBytes},
+                      at::TensorOptions().dtype(at::kInt).device(device));
   SharedMemory shared = share_memory(memory_, group_);
   peers_ = std::move(shared.peers);
   obstacle_ = std::move(shared.obstacle);
@@ -60,9 +64,10 @@ PeerExchange::PeerExchange(PeerMailbox& mailbox, const at::Tensor& part)
       number_(mailbox.opened_++),
       slot_(static_cast<int>(number_ % PeerMailbox::kSlots)),
       arrived_(static_cast<size_t>(mailbox.group_.size()), false) {
-  MEGATRON_ASSERT(mailbox.fits(part), "a part of ", part.nbytes(), " bytes in a mailbox for ", mailbox.part_words_ * kWordBytes);
-  MEGATRON_ASSERT(number_ < mailbox.closed_ + PeerMailbox::kSlots, "exchange ", number_, " was opened before ",
-                  number_ - PeerMailbox::kSlots, " was closed");
+  MEGATRON_ASSERT(mailbox.fits(part), "a part of ", part.nbytes(), " bytes in a mailbox for ",
+                  mailbox.part_words_ * kWordBytes);
+  MEGATRON_ASSERT(number_ < mailbox.closed_ + PeerMailbox::kSlots, "exchange ", number_,
+                  " was opened before ", number_ - PeerMailbox::kSlots, " was closed");
 }
 
 PeerExchange::~PeerExchange() {
@@ -82,19 +87,23 @@ at::Tensor PeerExchange::place(int from, int count) const {
   const int size = mailbox_.group_.size();
   std::vector<int64_t> shape = shape_;
   shape[0] *= count;
-  return mailbox_.memory_.narrow(0, signal_words(size) + slot_ * size * mailbox_.part_words_ + from * words_, count * words_)
+  return mailbox_.memory_
+      .narrow(0, signal_words(size) + slot_ * size * mailbox_.part_words_ + from * words_,
+              count * words_)
       .view(type_)
       .view(shape);
 }
 
 void PeerExchange::post(int to, const at::Tensor& part) {
   const int size = mailbox_.group_.size(), own = mailbox_.group_.rank();
-  MEGATRON_ASSERT(open_ && part.sizes() == at::IntArrayRef(shape_) && part.scalar_type() == type_, "a part ", part.toString(),
-                  part.sizes(), " in an exchange of ", at::IntArrayRef(shape_));
+  MEGATRON_ASSERT(open_ && part.sizes() == at::IntArrayRef(shape_) && part.scalar_type() == type_,
+                  "a part ", part.toString(), part.sizes(), " in an exchange of ",
+                  at::IntArrayRef(shape_));
   PeerMemory& peers = *mailbox_.peers_;
   const std::shared_ptr<Work> work = peers.run([&] {
     if (to != own && number_ >= PeerMailbox::kSlots)
-      peers.await(to, word(/*free=*/true, to), static_cast<uint32_t>(number_ - PeerMailbox::kSlots + 1));
+      peers.await(to, word(/*free=*/true, to),
+                  static_cast<uint32_t>(number_ - PeerMailbox::kSlots + 1));
     const int64_t begin = signal_words(size) + slot_ * size * mailbox_.part_words_ + own * words_;
     peers.write({{to, begin, part.view({-1}).view(at::kInt)}});
     if (to != own) peers.signal(to, word(/*free=*/false, own), static_cast<uint32_t>(number_ + 1));

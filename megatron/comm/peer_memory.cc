@@ -29,17 +29,18 @@ namespace {
 struct Offer {
   char machine[192] = {};
   int64_t process = 0;
-  int64_t device = -1;           // of this process; -1: host memory
+  int64_t device = -1;  // of this process; -1: host memory
   int64_t elements = 0;
-  int64_t number = 0;            // counts the offers of a process
+  int64_t number = 0;                  // counts the offers of a process
   const at::Tensor* tensor = nullptr;  // for threads of the same process
-  int64_t offset = 0;            // bytes, in the allocation that the handle stands for
-  int64_t handle_bytes = 0;      // 0: there is none
+  int64_t offset = 0;                  // bytes, in the allocation that the handle stands for
+  int64_t handle_bytes = 0;            // 0: there is none
   char handle[256] = {};
 };
 static_assert(std::is_trivially_copyable_v<Offer>);
 
-std::vector<Offer> exchange(const Offer& mine, const at::Tensor& buffer, const ProcessGroup& group) {
+std::vector<Offer> exchange(const Offer& mine, const at::Tensor& buffer,
+                            const ProcessGroup& group) {
   constexpr auto kBytes = static_cast<int64_t>(sizeof(Offer));
   const at::Tensor host = at::empty({kBytes}, at::kByte);
   std::memcpy(host.data_ptr(), &mine, sizeof mine);
@@ -53,7 +54,8 @@ std::vector<Offer> exchange(const Offer& mine, const at::Tensor& buffer, const P
 }
 
 // The lowest rank that has an obstacle tells it to all; empty: none has.
-std::string agree(const std::string& obstacle, const at::Tensor& buffer, const ProcessGroup& group) {
+std::string agree(const std::string& obstacle, const at::Tensor& buffer,
+                  const ProcessGroup& group) {
   constexpr int64_t kLongest = 256;
   const at::Tensor host = at::zeros({kLongest}, at::kByte);
   std::memcpy(host.data_ptr(), obstacle.data(), std::min<size_t>(obstacle.size(), kLongest - 1));
@@ -69,25 +71,30 @@ std::string agree(const std::string& obstacle, const at::Tensor& buffer, const P
 }
 
 void check_copy(const PeerCopy& copy, const at::Tensor& own, const std::vector<int64_t>& elements) {
-  MEGATRON_ASSERT(copy.rank >= 0 && copy.rank < static_cast<int>(elements.size()), "a copy from rank ", copy.rank);
+  MEGATRON_ASSERT(copy.rank >= 0 && copy.rank < static_cast<int>(elements.size()),
+                  "a copy from rank ", copy.rank);
   MEGATRON_ASSERT(copy.local.is_contiguous() && copy.local.scalar_type() == own.scalar_type(),
                   "a copy of ", copy.local.toString(), " beside ", own.toString());
-  MEGATRON_ASSERT(copy.begin >= 0 && copy.begin + copy.local.numel() <= elements[copy.rank], "a copy of ",
-                  copy.local.numel(), " elements at ", copy.begin, " of ", elements[copy.rank]);
+  MEGATRON_ASSERT(copy.begin >= 0 && copy.begin + copy.local.numel() <= elements[copy.rank],
+                  "a copy of ", copy.local.numel(), " elements at ", copy.begin, " of ",
+                  elements[copy.rank]);
 }
 
 // -- threads
 
-// What is read is copied when it is waited for, and must not have changed since the start: over CUDA it would have been a
-// mixture.
+// What is read is copied when it is waited for, and must not have changed since the start: over
+// CUDA it would have been a mixture.
 class ThreadReads final : public Work {
  public:
-  void add(const at::Tensor& to, const at::Tensor& from, int rank) { reads_.push_back({to, from, from.clone(), rank}); }
+  void add(const at::Tensor& to, const at::Tensor& from, int rank) {
+    reads_.push_back({to, from, from.clone(), rank});
+  }
 
   void wait() override {
     for (const Read& read : reads_) {
       const bool same = read.from.numel() == 0 ||
-                        std::memcmp(read.from.const_data_ptr(), read.started.const_data_ptr(), read.from.nbytes()) == 0;
+                        std::memcmp(read.from.const_data_ptr(), read.started.const_data_ptr(),
+                                    read.from.nbytes()) == 0;
       MEGATRON_ASSERT(same, "rank ", read.rank, " wrote what a peer was reading");
       read.to.copy_(read.from);
     }
@@ -123,14 +130,15 @@ class ThreadPeers final : public PeerMemory {
     return reads;
   }
   void read(std::vector<PeerCopy> copies) override {
-    for (const PeerCopy& copy : copies) under_way().add(copy.local.view({-1}), there(copy), copy.rank);
+    for (const PeerCopy& copy : copies)
+      under_way().add(copy.local.view({-1}), there(copy), copy.rank);
   }
   void write(std::vector<PeerCopy> copies) override {
     under_way();
     for (const PeerCopy& copy : copies) there(copy).copy_(copy.local.view({-1}));
   }
-  // Signals travel as messages, which the receiver takes out in the order of sending until the one it waits for is there. What
-  // nobody waited for of shared memory that is gone is passed over.
+  // Signals travel as messages, which the receiver takes out in the order of sending until the one
+  // it waits for is there. What nobody waited for of shared memory that is gone is passed over.
   void signal(int to, int64_t word, uint32_t value) override {
     group_.send(at::tensor({number_, word, static_cast<int64_t>(value)}, at::kLong), to)->wait();
   }
@@ -167,7 +175,8 @@ class ThreadPeers final : public PeerMemory {
 
 #if MEGATRON_CUDA
 
-// Operations on memory words in the order of a stream, of the driver, which this program is not linked with.
+// Operations on memory words in the order of a stream, of the driver, which this program is not
+// linked with.
 struct StreamWords {
   using Operation = CUresult (*)(CUstream, CUdeviceptr, cuuint32_t, unsigned int);
   Operation write = nullptr, wait = nullptr;
@@ -178,9 +187,10 @@ const StreamWords& stream_words() {
       constexpr unsigned int kCuda12 = 12000;
       void* function = nullptr;
       cudaDriverEntryPointQueryResult found = cudaDriverEntryPointSymbolNotFound;
-      const cudaError_t error = cudaGetDriverEntryPointByVersion(name, &function, kCuda12, cudaEnableDefault, &found);
-      MEGATRON_CHECK(error == cudaSuccess && found == cudaDriverEntryPointSuccess, "the CUDA driver has no ", name,
-                     "\nhint: --no-peer-copies");
+      const cudaError_t error =
+          cudaGetDriverEntryPointByVersion(name, &function, kCuda12, cudaEnableDefault, &found);
+      MEGATRON_CHECK(error == cudaSuccess && found == cudaDriverEntryPointSuccess,
+                     "the CUDA driver has no ", name, "\nhint: --no-peer-copies");
       return reinterpret_cast<StreamWords::Operation>(function);
     };
     return StreamWords{find("cuStreamWriteValue32"), find("cuStreamWaitValue32")};
@@ -190,7 +200,8 @@ const StreamWords& stream_words() {
 
 class DeviceCopies final : public Work {
  public:
-  DeviceCopies(const c10::cuda::CUDAStream& stream, std::vector<at::Tensor> tensors) : tensors_(std::move(tensors)) {
+  DeviceCopies(const c10::cuda::CUDAStream& stream, std::vector<at::Tensor> tensors)
+      : tensors_(std::move(tensors)) {
     done_.record(stream);
   }
   // Memory of tensors that are given up here is used again after the copies.
@@ -213,7 +224,9 @@ class DevicePeers final : public PeerMemory {
  public:
   // Throws when a peer's memory cannot be mapped.
   DevicePeers(at::Tensor own, const std::vector<Offer>& offers, int rank)
-      : own_(std::move(own)), rank_(rank), stream_(c10::cuda::getStreamFromPool(/*isHighPriority=*/true, own_.device().index())) {
+      : own_(std::move(own)),
+        rank_(rank),
+        stream_(c10::cuda::getStreamFromPool(/*isHighPriority=*/true, own_.device().index())) {
     const c10::cuda::CUDAGuard guard(own_.device());
     for (int peer = 0; peer < static_cast<int>(offers.size()); ++peer) {
       const Offer& offer = offers[peer];
@@ -222,21 +235,23 @@ class DevicePeers final : public PeerMemory {
         addresses_.push_back(static_cast<char*>(own_.data_ptr()));
       } else if (offer.process == getpid()) {
         if (offer.device != own_.device().index()) {
-          const bool reached = at::cuda::get_p2p_access(own_.device().index(), static_cast<c10::DeviceIndex>(offer.device));
-          TORCH_CHECK(reached, "no access between GPUs ", own_.device().index(), " and ", offer.device);
+          const bool reached = at::cuda::get_p2p_access(
+              own_.device().index(), static_cast<c10::DeviceIndex>(offer.device));
+          TORCH_CHECK(reached, "no access between GPUs ", own_.device().index(), " and ",
+                      offer.device);
         }
         threads_.push_back(*offer.tensor);
         addresses_.push_back(static_cast<char*>(offer.tensor->data_ptr()));
       } else {
-        mappings_.push_back(
-            c10::cuda::CUDACachingAllocator::getIpcDevPtr(std::string(offer.handle, offer.handle + offer.handle_bytes)));
+        mappings_.push_back(c10::cuda::CUDACachingAllocator::getIpcDevPtr(
+            std::string(offer.handle, offer.handle + offer.handle_bytes)));
         addresses_.push_back(static_cast<char*>(mappings_.back().get()) + offer.offset);
       }
     }
   }
 
-  // Copies that are under way end before the mappings do. A failing rank leaves both to the end of its process: closing a
-  // mapping waits for the device, which may be waiting for a peer.
+  // Copies that are under way end before the mappings do. A failing rank leaves both to the end of
+  // its process: closing a mapping waits for the device, which may be waiting for a peer.
   ~DevicePeers() override {
     if (std::uncaught_exceptions() > 0) {
       static_cast<void>(new std::vector(std::move(mappings_)));
@@ -267,19 +282,25 @@ class DevicePeers final : public PeerMemory {
   }
 
  private:
-  void operate(StreamWords::Operation operation, int rank, int64_t word, uint32_t value, unsigned int flags) const {
-    const auto place = reinterpret_cast<CUdeviceptr>(addresses_[rank] + word * static_cast<int64_t>(sizeof value));
-    const CUresult result = operation(c10::cuda::getCurrentCUDAStream(own_.device().index()).stream(), place, value, flags);
+  void operate(StreamWords::Operation operation, int rank, int64_t word, uint32_t value,
+               unsigned int flags) const {
+    const auto place =
+        reinterpret_cast<CUdeviceptr>(addresses_[rank] + word * static_cast<int64_t>(sizeof value));
+    const CUresult result = operation(
+        c10::cuda::getCurrentCUDAStream(own_.device().index()).stream(), place, value, flags);
     MEGATRON_CHECK(result == CUDA_SUCCESS, "a signal between rank ", rank_, " and rank ", rank,
-                   " of a group could not be started: error ", static_cast<int>(result), " of the CUDA driver");
+                   " of a group could not be started: error ", static_cast<int>(result),
+                   " of the CUDA driver");
   }
   char* address(const PeerCopy& copy) const {
     check_copy(copy, own_, elements_);
     return addresses_[copy.rank] + copy.begin * static_cast<int64_t>(own_.element_size());
   }
   void start(PeerCopy& copy, void* to, const void* from) {
-    MEGATRON_ASSERT(copy.local.device() == own_.device(), "a copy beside ", own_.device().str(), " on ", copy.local.device().str());
-    const cudaError_t error = cudaMemcpyAsync(to, from, copy.local.nbytes(), cudaMemcpyDefault, stream_.stream());
+    MEGATRON_ASSERT(copy.local.device() == own_.device(), "a copy beside ", own_.device().str(),
+                    " on ", copy.local.device().str());
+    const cudaError_t error =
+        cudaMemcpyAsync(to, from, copy.local.nbytes(), cudaMemcpyDefault, stream_.stream());
     MEGATRON_CHECK(error == cudaSuccess, "a copy to or from the memory of rank ", copy.rank,
                    " of a group could not be started: ", cudaGetErrorString(error));
     tensors_.push_back(std::move(copy.local));
@@ -289,7 +310,7 @@ class DevicePeers final : public PeerMemory {
   int rank_;
   c10::cuda::CUDAStream stream_;
   std::vector<at::Tensor> tensors_;  // of the copies that run() starts
-  std::vector<char*> addresses_;  // by rank
+  std::vector<char*> addresses_;     // by rank
   std::vector<int64_t> elements_;
   std::vector<std::shared_ptr<void>> mappings_;
   std::vector<at::Tensor> threads_;
@@ -311,8 +332,10 @@ Offer make_offer(const at::Tensor& buffer, std::string& obstacle) {
 #if MEGATRON_CUDA
   try {
     const c10::cuda::CUDAGuard guard(buffer.device());
-    const auto shared = c10::cuda::CUDACachingAllocator::shareIpcHandle(buffer.storage().mutable_data());
-    offer.offset = shared.offset + buffer.storage_offset() * static_cast<int64_t>(buffer.element_size());
+    const auto shared =
+        c10::cuda::CUDACachingAllocator::shareIpcHandle(buffer.storage().mutable_data());
+    offer.offset =
+        shared.offset + buffer.storage_offset() * static_cast<int64_t>(buffer.element_size());
     if (shared.handle.size() > sizeof offer.handle) {
       obstacle = "the allocator gives no handle that fits";
     } else {
@@ -335,8 +358,10 @@ std::string obstacle_between(const std::vector<Offer>& offers) {
   const Offer& first = offers.front();
   for (const Offer& offer : offers) {
     if (std::strcmp(offer.machine, first.machine) != 0) return "the ranks are on several hosts";
-    if ((offer.device < 0) != (first.device < 0)) return "some of the ranks are on GPUs and some are not";
-    if (offer.device < 0 && offer.process != first.process) return "the ranks are processes on CPUs";
+    if ((offer.device < 0) != (first.device < 0))
+      return "some of the ranks are on GPUs and some are not";
+    if (offer.device < 0 && offer.process != first.process)
+      return "the ranks are processes on CPUs";
   }
   return {};
 }

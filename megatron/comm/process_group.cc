@@ -41,7 +41,8 @@ std::shared_ptr<Work> ProcessGroup::all_gather(at::Tensor output, at::Tensor inp
   return no_work();
 }
 
-std::shared_ptr<Work> ProcessGroup::reduce_scatter(at::Tensor output, at::Tensor input, ReduceOp op) const {
+std::shared_ptr<Work> ProcessGroup::reduce_scatter(at::Tensor output, at::Tensor input,
+                                                   ReduceOp op) const {
   if (size() > 1) return backend_->reduce_scatter(std::move(output), std::move(input), op);
   copy_flat("reduce_scatter", output, input);
   return no_work();
@@ -59,21 +60,21 @@ std::shared_ptr<Work> ProcessGroup::all_to_all(at::Tensor output, std::vector<in
 }
 
 std::shared_ptr<Work> ProcessGroup::broadcast(at::Tensor tensor, int root) const {
-  MEGATRON_CHECK(root >= 0 && root < size(), "broadcast from rank ", root, " of group ", name_, ", which has ",
-                 size(), " ranks");
+  MEGATRON_CHECK(root >= 0 && root < size(), "broadcast from rank ", root, " of group ", name_,
+                 ", which has ", size(), " ranks");
   if (size() == 1) return no_work();
   return backend_->broadcast(std::move(tensor), root);
 }
 
 std::shared_ptr<Work> ProcessGroup::send(at::Tensor tensor, int peer) const {
-  MEGATRON_CHECK(peer >= 0 && peer < size() && peer != rank(), "send from rank ", rank(), " to rank ", peer,
-                 " of group ", name_, ", which has ", size(), " ranks");
+  MEGATRON_CHECK(peer >= 0 && peer < size() && peer != rank(), "send from rank ", rank(),
+                 " to rank ", peer, " of group ", name_, ", which has ", size(), " ranks");
   return backend_->send(std::move(tensor), peer);
 }
 
 std::shared_ptr<Work> ProcessGroup::recv(at::Tensor tensor, int peer) const {
-  MEGATRON_CHECK(peer >= 0 && peer < size() && peer != rank(), "recv on rank ", rank(), " from rank ", peer,
-                 " of group ", name_, ", which has ", size(), " ranks");
+  MEGATRON_CHECK(peer >= 0 && peer < size() && peer != rank(), "recv on rank ", rank(),
+                 " from rank ", peer, " of group ", name_, ", which has ", size(), " ranks");
   return backend_->recv(std::move(tensor), peer);
 }
 
@@ -86,7 +87,8 @@ void ProcessGroup::connect_pair() const {
   if (size() == 2) backend_->connect_pair();
 }
 
-ProcessGroup ProcessGroup::subgroup(const std::vector<int>& ranks, const std::string& name, Traffic traffic) const {
+ProcessGroup ProcessGroup::subgroup(const std::vector<int>& ranks, const std::string& name,
+                                    Traffic traffic) const {
   MEGATRON_ASSERT(std::find(ranks.begin(), ranks.end(), rank()) != ranks.end(), "rank ", rank(),
                   " is no member of the group ", name);
   if (ranks.size() == 1) return {};

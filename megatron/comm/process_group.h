@@ -1,5 +1,5 @@
-// What a group of ranks can do. A group of size 1 turns every collective into nothing, so that one rank and N ranks run
-// the same source.
+// What a group of ranks can do. A group of size 1 turns every collective into nothing, so that one
+// rank and N ranks run the same source.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -14,15 +14,17 @@
 
 namespace megatron {
 
-// Thrown when a call could not be completed because of a peer: it is gone, did not come, or made another call. More often the
-// consequence of a failure elsewhere than its cause.
+// Thrown when a call could not be completed because of a peer: it is gone, did not come, or made
+// another call. More often the consequence of a failure elsewhere than its cause.
 class CollectiveError : public Error {
  public:
-  explicit CollectiveError(const std::string& message, int culprit = -1) : Error(message), culprit(culprit) {}
+  explicit CollectiveError(const std::string& message, int culprit = -1)
+      : Error(message), culprit(culprit) {}
   int culprit;  // the rank of the job that is to blame; -1: unknown
 };
 
-// Whether an operation has finished; may be asked from any thread, holds no tensors and may outlive its Work.
+// Whether an operation has finished; may be asked from any thread, holds no tensors and may outlive
+// its Work.
 class Progress {
  public:
   virtual ~Progress() = default;
@@ -38,12 +40,13 @@ class Work {
   virtual std::shared_ptr<const Progress> progress() const { return nullptr; }
 };
 
-// kBeside: calls that run beside computation and beside those of other such groups, several under way at a time. Each takes few
-// of a GPU's multiprocessors, so that there is room for all: none waits for room that one holds which waits for it.
+// kBeside: calls that run beside computation and beside those of other such groups, several under
+// way at a time. Each takes few of a GPU's multiprocessors, so that there is room for all: none
+// waits for room that one holds which waits for it.
 enum class Traffic { kAlone, kBeside };
 
-// The verbs of one group: c10d (NCCL, Gloo), ranks as threads. Every rank of the group makes the same calls in the same
-// order. Tensors are contiguous; results appear in place after wait().
+// The verbs of one group: c10d (NCCL, Gloo), ranks as threads. Every rank of the group makes the
+// same calls in the same order. Tensors are contiguous; results appear in place after wait().
 class Backend {
  public:
   virtual ~Backend() = default;
@@ -53,24 +56,28 @@ class Backend {
   // output [size * n], input [n]: the inputs of all ranks, in rank order.
   virtual std::shared_ptr<Work> all_gather(at::Tensor output, at::Tensor input) = 0;
   // output [n], input [size * n]: this rank's part of the sum.
-  virtual std::shared_ptr<Work> reduce_scatter(at::Tensor output, at::Tensor input, ReduceOp op) = 0;
+  virtual std::shared_ptr<Work> reduce_scatter(at::Tensor output, at::Tensor input,
+                                               ReduceOp op) = 0;
   virtual std::shared_ptr<Work> all_to_all(at::Tensor output, std::vector<int64_t> output_sizes,
                                            at::Tensor input, std::vector<int64_t> input_sizes) = 0;
   virtual std::shared_ptr<Work> broadcast(at::Tensor tensor, int root) = 0;
-  // Messages between two ranks arrive in the order of sending. A receive may be posted long before it is waited for.
+  // Messages between two ranks arrive in the order of sending. A receive may be posted long before
+  // it is waited for.
   virtual std::shared_ptr<Work> send(at::Tensor tensor, int peer) = 0;
   virtual std::shared_ptr<Work> recv(at::Tensor tensor, int peer) = 0;
   virtual void barrier() = 0;
-  // In a group of two: makes the connection that messages take now, which NCCL else does with the first message, holding up
-  // the calling thread until the other rank has called, too. Ranks that make links in one common order cannot deadlock.
+  // In a group of two: makes the connection that messages take now, which NCCL else does with the
+  // first message, holding up the calling thread until the other rank has called, too. Ranks that
+  // make links in one common order cannot deadlock.
   virtual void connect_pair() {}
-  // A group of some ranks of this one, in the order given. Called by its members only, with equal arguments; `name` tells
-  // groups of the same ranks apart.
-  virtual std::shared_ptr<Backend> subgroup(const std::vector<int>& ranks, const std::string& name, Traffic traffic) = 0;
+  // A group of some ranks of this one, in the order given. Called by its members only, with equal
+  // arguments; `name` tells groups of the same ranks apart.
+  virtual std::shared_ptr<Backend> subgroup(const std::vector<int>& ranks, const std::string& name,
+                                            Traffic traffic) = 0;
 };
 
-// A small value over a shared Backend; default-constructed it is the group of one rank, in which every verb is a no-op
-// (all_gather and reduce_scatter copy).
+// A small value over a shared Backend; default-constructed it is the group of one rank, in which
+// every verb is a no-op (all_gather and reduce_scatter copy).
 class ProcessGroup {
  public:
   ProcessGroup() = default;
@@ -90,9 +97,12 @@ class ProcessGroup {
   std::shared_ptr<Work> send(at::Tensor tensor, int peer) const;
   std::shared_ptr<Work> recv(at::Tensor tensor, int peer) const;
   void barrier() const;
-  void connect_pair() const;  // see Backend::connect_pair; for groups of two, and nothing in a group of one
-  // The group of these ranks of this one, which must contain this rank; see Backend::subgroup. One rank: the group of one.
-  ProcessGroup subgroup(const std::vector<int>& ranks, const std::string& name, Traffic traffic = Traffic::kAlone) const;
+  // See Backend::connect_pair; for groups of two, and nothing in a group of one
+  void connect_pair() const;
+  // The group of these ranks of this one, which must contain this rank; see Backend::subgroup. One
+  // rank: the group of one.
+  ProcessGroup subgroup(const std::vector<int>& ranks, const std::string& name,
+                        Traffic traffic = Traffic::kAlone) const;
 
  private:
   std::shared_ptr<Backend> backend_;

@@ -24,10 +24,12 @@ struct Holders {
 std::vector<Holders> holders_of(const std::string& name, const std::vector<SettingsGroup>& groups) {
   std::vector<Holders> all;
   for (const SettingsGroup& group : groups) {
-    const auto found = std::find_if(group.settings.begin(), group.settings.end(),
-                                    [&](const RankSetting& setting) { return setting.name == name; });
+    const auto found =
+        std::find_if(group.settings.begin(), group.settings.end(),
+                     [&](const RankSetting& setting) { return setting.name == name; });
     const std::string value = found == group.settings.end() ? "unknown" : found->value;
-    auto at = std::find_if(all.begin(), all.end(), [&](const Holders& holders) { return holders.value == value; });
+    auto at = std::find_if(all.begin(), all.end(),
+                           [&](const Holders& holders) { return holders.value == value; });
     if (at == all.end()) at = all.insert(all.end(), Holders{value, {}});
     at->ranks.insert(at->ranks.end(), group.ranks.begin(), group.ranks.end());
   }
@@ -69,7 +71,8 @@ std::string digest(const RankSettings& settings) {
   const std::string text = pack_settings(settings);
   const XXH128_hash_t hash = XXH3_128bits(text.data(), text.size());
   char digits[33];
-  std::snprintf(digits, sizeof digits, "%016llx%016llx", static_cast<unsigned long long>(hash.high64),
+  std::snprintf(digits, sizeof digits, "%016llx%016llx",
+                static_cast<unsigned long long>(hash.high64),
                 static_cast<unsigned long long>(hash.low64));
   return digits;
 }
@@ -90,14 +93,17 @@ RankSettings unpack_settings(std::string_view text) {
     const size_t begin = at;
     for (; at < text.size() && text[at] >= '0' && text[at] <= '9' && at - begin < 18; ++at)
       value = value * 10 + static_cast<size_t>(text[at] - '0');
-    MEGATRON_CHECK(at > begin && at < text.size() && text[at] == ' ', "the settings of a rank are garbled in the store");
+    MEGATRON_CHECK(at > begin && at < text.size() && text[at] == ' ',
+                   "the settings of a rank are garbled in the store");
     ++at;
     return value;
   };
   while (at < text.size()) {
     const size_t name = number(), value = number();
-    MEGATRON_CHECK(name <= text.size() - at && value <= text.size() - at - name, "the settings of a rank are garbled in the store");
-    settings.push_back({std::string(text.substr(at, name)), std::string(text.substr(at + name, value))});
+    MEGATRON_CHECK(name <= text.size() - at && value <= text.size() - at - name,
+                   "the settings of a rank are garbled in the store");
+    settings.push_back(
+        {std::string(text.substr(at, name)), std::string(text.substr(at + name, value))});
     at += name + value;
   }
   return settings;
@@ -127,7 +133,8 @@ std::string describe_differences(const std::vector<SettingsGroup>& groups) {
     text += cat(found == 1 ? "the ranks do not agree: " : "\ndetail: ", describe(name, all));
   }
   if (found == 0) return "";
-  if (found > kShownSettings) text += cat("\ndetail: they differ in ", found - kShownSettings, " more settings");
+  if (found > kShownSettings)
+    text += cat("\ndetail: they differ in ", found - kShownSettings, " more settings");
   return text + "\nhint: start every rank with the same flags, input files and program";
 }
 

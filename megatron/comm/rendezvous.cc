@@ -1,7 +1,8 @@
 #include "megatron/comm/rendezvous.h"
 
-#include <algorithm>
 #include <c10/util/Logging.h>
+
+#include <algorithm>
 #include <chrono>
 #include <csignal>
 #include <cstdlib>
@@ -43,8 +44,9 @@ double start_seconds(const CommConfig& config) {
   return given != nullptr ? std::atof(given) : config.timeout_seconds();
 }
 
-// c10d writes lines of its own, with stack frames, for every attempt to connect that fails: none of them during the start, whose
-// errors are ours. Afterwards its warnings of broken connections stay away, since the errors that follow say the same.
+// c10d writes lines of its own, with stack frames, for every attempt to connect that fails: none of
+// them during the start, whose errors are ours. Afterwards its warnings of broken connections stay
+// away, since the errors that follow say the same.
 class QuietLibrary {
  public:
   QuietLibrary() {
@@ -59,11 +61,16 @@ class QuietLibrary {
 };
 
 DistributedBackend choose_backend(DistributedBackend kind, bool on_gpu) {
-  if (kind == DistributedBackend::kAuto) kind = on_gpu ? DistributedBackend::kNccl : DistributedBackend::kGloo;
+  if (kind == DistributedBackend::kAuto)
+    kind = on_gpu ? DistributedBackend::kNccl : DistributedBackend::kGloo;
   if (kind == DistributedBackend::kNccl && !on_gpu)
-    throw UsageError("--distributed-backend nccl needs GPUs, but this run is on CPUs\nhint: --distributed-backend gloo");
+    throw UsageError(
+        "--distributed-backend nccl needs GPUs, but this run is on CPUs\nhint: "
+        "--distributed-backend gloo");
   if (kind == DistributedBackend::kGloo && on_gpu)
-    throw UsageError("--distributed-backend gloo is for runs on CPUs, but this run is on GPUs\nhint: --distributed-backend nccl");
+    throw UsageError(
+        "--distributed-backend gloo is for runs on CPUs, but this run is on GPUs\nhint: "
+        "--distributed-backend nccl");
   return kind;
 }
 
@@ -72,8 +79,8 @@ void provide_open_files(const Launch& launch) {
   const int64_t limit = raise_open_files_limit();
   const int64_t needed = kSocketsPerRank * launch.world_size + 256;
   if (launch.rank == 0 && !launch.store_is_hosted && limit < needed)
-    log_warning(cat("rank 0 may open ", limit, " files, and its store needs about ", needed, " for ", launch.world_size,
-                    " ranks: raise the hard limit (ulimit -Hn)"));
+    log_warning(cat("rank 0 may open ", limit, " files, and its store needs about ", needed,
+                    " for ", launch.world_size, " ranks: raise the hard limit (ulimit -Hn)"));
 }
 
 }  // namespace
@@ -86,24 +93,31 @@ void CommConfig::fields(FieldVisitor& visitor) {
                 "how long a rank waits for others before the job is given up");
   visitor.field("distributed_timeout_seconds_after_init", distributed_timeout_seconds_after_init,
                 "the same, from the end of the first step on");
-  visitor.field("distributed_interface", distributed_interface,
-                "network interface between machines, such as eth0; chosen by the library when not given");
+  visitor.field(
+      "distributed_interface", distributed_interface,
+      "network interface between machines, such as eth0; chosen by the library when not given");
 }
 
 void CommConfig::validate(Violations& violations) const {
   if (distributed_timeout_minutes < 1)
-    violations.add(cat("--distributed-timeout-minutes is ", distributed_timeout_minutes), "a positive number");
+    violations.add(cat("--distributed-timeout-minutes is ", distributed_timeout_minutes),
+                   "a positive number");
   if (distributed_timeout_seconds_after_init && *distributed_timeout_seconds_after_init < 1)
-    violations.add(cat("--distributed-timeout-seconds-after-init is ", *distributed_timeout_seconds_after_init), "a positive number");
+    violations.add(cat("--distributed-timeout-seconds-after-init is ",
+                       *distributed_timeout_seconds_after_init),
+                   "a positive number");
 }
 
-Connection connect(const Launch& launch, const CommConfig& config, const at::Device& device, const RankSettings& settings) {
+Connection connect(const Launch& launch, const CommConfig& config, const at::Device& device,
+                   const RankSettings& settings) {
   Connection connection;
   if (launch.world_size == 1) return connection;
-  // Writing to a peer that is gone is an error to report, not a signal that ends this rank before it can; Gloo writes plainly.
+  // Writing to a peer that is gone is an error to report, not a signal that ends this rank before
+  // it can; Gloo writes plainly.
   std::signal(SIGPIPE, SIG_IGN);
   const DistributedBackend kind = choose_backend(config.distributed_backend, device.is_cuda());
-  if (!config.distributed_interface.empty()) setenv("NCCL_SOCKET_IFNAME", cat("=", config.distributed_interface).c_str(), 0);
+  if (!config.distributed_interface.empty())
+    setenv("NCCL_SOCKET_IFNAME", cat("=", config.distributed_interface).c_str(), 0);
 
   const double timeout = start_seconds(config);
   const auto deadline = std::chrono::steady_clock::now() + std::chrono::duration<double>(timeout);
@@ -114,19 +128,23 @@ Connection connect(const Launch& launch, const CommConfig& config, const at::Dev
   watch.enter(cat("connecting to the store at ", where));
   connection.store = open_store(launch, timeout);
   watch.enter(cat("waiting for the store at ", where, " to answer"));
-  const double left = std::chrono::duration<double>(deadline - std::chrono::steady_clock::now()).count();
+  const double left =
+      std::chrono::duration<double>(deadline - std::chrono::steady_clock::now()).count();
   connection.neighbours = meet(launch, *connection.store, settings, std::max(left, 0.1));
 
   watch.enter("making the group of all ranks");
   C10dOptions options;
   options.rank = launch.rank;
   options.size = launch.world_size;
-  // The failure monitor counts how long a call waits, and knows when a wait is in order; c10d's own limit must not come first.
-  options.timeout_seconds = std::max({config.timeout_seconds(), config.timeout_seconds_after_init(), kLibraryTimeoutSeconds});
+  // The failure monitor counts how long a call waits, and knows when a wait is in order; c10d's own
+  // limit must not come first.
+  options.timeout_seconds = std::max(
+      {config.timeout_seconds(), config.timeout_seconds_after_init(), kLibraryTimeoutSeconds});
   options.interface = config.distributed_interface;
   options.loopback = launch.one_node();
-  const std::shared_ptr<Backend> world = kind == DistributedBackend::kNccl ? make_nccl_backend(connection.store, options)
-                                                                           : make_gloo_backend(connection.store, options);
+  const std::shared_ptr<Backend> world = kind == DistributedBackend::kNccl
+                                             ? make_nccl_backend(connection.store, options)
+                                             : make_gloo_backend(connection.store, options);
   connection.history = std::make_shared<CollectiveHistory>();
   connection.world = record_calls(world, connection.history);
   return connection;
@@ -139,7 +157,8 @@ bool refuse_to_start(const Launch& launch, int exit_code) {
     const QuietLibrary quiet;
     const std::shared_ptr<Store> store = open_store(launch, kRefusalSeconds);
     const bool first = call_off(*store, exit_code);
-    if (launch.rank == 0 && !launch.store_is_hosted) wait_until_all_left(*store, launch.world_size, kRefusalSeconds);
+    if (launch.rank == 0 && !launch.store_is_hosted)
+      wait_until_all_left(*store, launch.world_size, kRefusalSeconds);
     return first;
   } catch (const Error&) {
     return true;  // there is no one to tell

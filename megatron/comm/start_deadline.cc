@@ -12,7 +12,10 @@
 namespace megatron {
 
 StartDeadline::StartDeadline(std::string who, double timeout_seconds)
-    : who_(std::move(who)), timeout_seconds_(timeout_seconds), stage_("starting"), thread_([this] { watch(); }) {}
+    : who_(std::move(who)),
+      timeout_seconds_(timeout_seconds),
+      stage_("starting"),
+      thread_([this] { watch(); }) {}
 
 StartDeadline::~StartDeadline() {
   {
@@ -33,8 +36,8 @@ void StartDeadline::watch() {
   const auto limit = std::chrono::duration<double>(timeout_seconds_ + 1);
   if (over_changed_.wait_for(lock, limit, [this] { return over_; })) return;
   const std::string text =
-      cat("error: ", who_, " has not started within ", timeout_seconds_, " s: it was still ", stage_,
-          "\nhint: see the output of rank 0; --distributed-timeout-minutes waits longer\n");
+      cat("error: ", who_, " has not started within ", timeout_seconds_, " s: it was still ",
+          stage_, "\nhint: see the output of rank 0; --distributed-timeout-minutes waits longer\n");
   [[maybe_unused]] const ssize_t written = ::write(STDERR_FILENO, text.data(), text.size());
   std::_Exit(kExitRetry);
 }

@@ -1,5 +1,6 @@
-// Ends the process when the start of a job is not over in time, wherever it hangs: in the resolution of a name, in a call to the
-// store, in a library. What can be explained better is explained before, by who waits (comm/meeting.h).
+// Ends the process when the start of a job is not over in time, wherever it hangs: in the
+// resolution of a name, in a call to the store, in a library. What can be explained better is
+// explained before, by who waits (comm/meeting.h).
 #pragma once
 
 #include <condition_variable>
@@ -11,7 +12,8 @@ namespace megatron {
 
 class StartDeadline {
  public:
-  // `who`: of messages, such as "rank 3". Acts one second after the limit, so that those who wait for it come first.
+  // `who`: of messages, such as "rank 3". Acts one second after the limit, so that those who wait
+  // for it come first.
   StartDeadline(std::string who, double timeout_seconds);
   ~StartDeadline();  // the start is over
   StartDeadline(const StartDeadline&) = delete;

@@ -35,7 +35,8 @@ std::string first_line(const std::exception& error) {
 class C10dStore final : public Store, public std::enable_shared_from_this<C10dStore> {
  public:
   // `parent`: whose table this is a connection to; it may be what holds the table.
-  C10dStore(c10::intrusive_ptr<c10d::Store> store, std::string where, std::shared_ptr<Store> parent = nullptr)
+  C10dStore(c10::intrusive_ptr<c10d::Store> store, std::string where,
+            std::shared_ptr<Store> parent = nullptr)
       : parent_(std::move(parent)), store_(std::move(store)), where_(std::move(where)) {}
 
   void set(const std::string& key, const std::string& value) override {
@@ -53,8 +54,8 @@ class C10dStore final : public Store, public std::enable_shared_from_this<C10dSt
       store_->wait({key}, to_milliseconds(timeout_seconds));
       return store_->get_to_str(key);
     } catch (const std::exception& error) {
-      throw RetryError(cat("nobody wrote ", key, " to the store at ", where_, " within ", timeout_seconds, " s\ndetail: ",
-                      first_line(error)));
+      throw RetryError(cat("nobody wrote ", key, " to the store at ", where_, " within ",
+                           timeout_seconds, " s\ndetail: ", first_line(error)));
     }
   }
   int64_t add(const std::string& key, int64_t amount) override {
@@ -76,7 +77,9 @@ class C10dStore final : public Store, public std::enable_shared_from_this<C10dSt
   std::shared_ptr<Store> connection(const std::string& prefix) override {
     std::shared_ptr<Store> copy;
     guarded([&] {
-      copy = std::make_shared<C10dStore>(c10::make_intrusive<c10d::PrefixStore>(prefix, store_->clone()), where_, shared_from_this());
+      copy = std::make_shared<C10dStore>(
+          c10::make_intrusive<c10d::PrefixStore>(prefix, store_->clone()), where_,
+          shared_from_this());
     });
     return copy;
   }
@@ -88,7 +91,8 @@ class C10dStore final : public Store, public std::enable_shared_from_this<C10dSt
     try {
       body();
     } catch (const std::exception& error) {
-      throw RetryError(cat("the store at ", where_, " cannot be reached\ndetail: ", first_line(error)));
+      throw RetryError(
+          cat("the store at ", where_, " cannot be reached\ndetail: ", first_line(error)));
     }
   }
 
@@ -103,7 +107,8 @@ int listen_at(const addrinfo& address) {
   if (fd < 0) return -1;
   const int on = 1, off = 0;
   setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
-  if (address.ai_family == AF_INET6) setsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, &off, sizeof off);  // IPv4, too
+  // IPv4, too
+  if (address.ai_family == AF_INET6) setsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, &off, sizeof off);
   if (bind(fd, address.ai_addr, address.ai_addrlen) == 0 && listen(fd, 4096) == 0) return fd;
   const int reason = errno;
   close(fd);
@@ -117,11 +122,14 @@ int listening_socket(const std::string& address, int port) {
   hints.ai_socktype = SOCK_STREAM;
   hints.ai_flags = AI_PASSIVE | AI_NUMERICSERV;
   addrinfo* found = nullptr;
-  const int failed = getaddrinfo(address.empty() ? nullptr : address.c_str(), std::to_string(port).c_str(), &hints, &found);
-  MEGATRON_CHECK(!failed, "address ", address, " to listen on is not known: ", gai_strerror(failed));
+  const int failed = getaddrinfo(address.empty() ? nullptr : address.c_str(),
+                                 std::to_string(port).c_str(), &hints, &found);
+  MEGATRON_CHECK(!failed, "address ", address,
+                 " to listen on is not known: ", gai_strerror(failed));
   const std::unique_ptr<addrinfo, void (*)(addrinfo*)> guard(found, freeaddrinfo);
   int reason = 0;
-  for (const int family : {AF_INET6, AF_INET}) {  // a socket for all addresses of IPv6 takes those of IPv4
+  // A socket for all addresses of IPv6 takes those of IPv4
+  for (const int family : {AF_INET6, AF_INET}) {
     for (const addrinfo* at = found; at != nullptr; at = at->ai_next) {
       if (at->ai_family != family) continue;
       const int fd = listen_at(*at);
@@ -130,8 +138,10 @@ int listening_socket(const std::string& address, int port) {
     }
     if (reason == EADDRINUSE) break;
   }
-  throw_error(cat("rank 0 cannot listen on ", address.empty() ? "port " : address + ":", port, ": ", std::strerror(reason),
-                  "\nhint: give another port with MASTER_PORT; another job, or a second process with RANK 0, may use this one"));
+  throw_error(cat("rank 0 cannot listen on ", address.empty() ? "port " : address + ":", port, ": ",
+                  std::strerror(reason),
+                  "\nhint: give another port with MASTER_PORT; another job, or a second process "
+                  "with RANK 0, may use this one"));
 }
 
 }  // namespace
@@ -143,7 +153,9 @@ std::shared_ptr<Store> make_local_store() {
 std::shared_ptr<Store> make_tcp_store(const StoreAddress& address) {
   const std::string where = cat(address.host, ":", address.port);
   // The holder's own connection needs no name.
-  const std::string host = !address.host_here ? address.host : address.bind_address.empty() ? "127.0.0.1" : address.bind_address;
+  const std::string host = !address.host_here             ? address.host
+                           : address.bind_address.empty() ? "127.0.0.1"
+                                                          : address.bind_address;
   c10d::TCPStoreOptions options;
   options.port = static_cast<uint16_t>(address.port);
   options.isServer = address.host_here;
@@ -155,12 +167,15 @@ std::shared_ptr<Store> make_tcp_store(const StoreAddress& address) {
     wait_for_store(address.host, address.port, address.timeout_seconds);
   try {
     c10::intrusive_ptr<c10d::Store> store = c10::make_intrusive<c10d::TCPStore>(host, options);
-    if (!address.prefix.empty()) store = c10::make_intrusive<c10d::PrefixStore>(address.prefix, std::move(store));
+    if (!address.prefix.empty())
+      store = c10::make_intrusive<c10d::PrefixStore>(address.prefix, std::move(store));
     return std::make_shared<C10dStore>(std::move(store), where);
   } catch (const std::exception& error) {
-    throw RetryError(cat(address.host_here ? "rank 0 cannot open the store at " : "the store at ", where,
-                    address.host_here ? "" : " does not answer", "\ndetail: ", first_line(error),
-                    "\nhint: MASTER_ADDR and MASTER_PORT must name the machine of rank 0 and a free port that every rank can reach"));
+    throw RetryError(cat(address.host_here ? "rank 0 cannot open the store at " : "the store at ",
+                         where, address.host_here ? "" : " does not answer",
+                         "\ndetail: ", first_line(error),
+                         "\nhint: MASTER_ADDR and MASTER_PORT must name the machine of rank 0 and "
+                         "a free port that every rank can reach"));
   }
 }
 

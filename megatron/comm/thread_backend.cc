@@ -28,8 +28,9 @@ std::shared_ptr<Work> done() {
   return work;
 }
 
-// Collectives have finished when they return, but what they give is seen when it is waited for and not before: who forgets to
-// wait computes with old numbers every time, not only where the network is slow.
+// Collectives have finished when they return, but what they give is seen when it is waited for and
+// not before: who forgets to wait computes with old numbers every time, not only where the network
+// is slow.
 class Collective final : public Work {
  public:
   // `target` is where the result belongs. The result starts as its copy where the operation reads
@@ -54,13 +55,17 @@ class Collective final : public Work {
   std::unique_ptr<std::byte[]> result_;
 };
 
-// A receive takes its message when it is waited for, so that posting it early blocks nothing. Messages of one sender are
-// taken in the order in which their receives were posted, whatever the order of the waits.
+// A receive takes its message when it is waited for, so that posting it early blocks nothing.
+// Messages of one sender are taken in the order in which their receives were posted, whatever the
+// order of the waits.
 class Receive final : public Work {
  public:
   using Pending = std::map<int, std::deque<std::shared_ptr<Receive>>>;  // by sender
   Receive(std::shared_ptr<Pending> pending, at::Tensor tensor, int peer, ThreadCore core)
-      : pending_(std::move(pending)), tensor_(std::move(tensor)), peer_(peer), core_(std::move(core)) {}
+      : pending_(std::move(pending)),
+        tensor_(std::move(tensor)),
+        peer_(peer),
+        core_(std::move(core)) {}
 
   void wait() override {
     std::deque<std::shared_ptr<Receive>>& queue = (*pending_)[peer_];
@@ -68,7 +73,8 @@ class Receive final : public Work {
       const std::shared_ptr<Receive> next = queue.front();
       queue.pop_front();
       next->taken_ = true;
-      core_.recv(next->tensor_.data_ptr(), next->tensor_.numel(), to_dtype(next->tensor_.scalar_type()), peer_);
+      core_.recv(next->tensor_.data_ptr(), next->tensor_.numel(),
+                 to_dtype(next->tensor_.scalar_type()), peer_);
       next->arrived_->value = true;
     }
   }
@@ -153,7 +159,8 @@ class ThreadBackend final : public Backend {
 
   void barrier() override { core_.barrier(); }
 
-  std::shared_ptr<Backend> subgroup(const std::vector<int>& ranks, const std::string& name, Traffic) override {
+  std::shared_ptr<Backend> subgroup(const std::vector<int>& ranks, const std::string& name,
+                                    Traffic) override {
     return std::make_shared<ThreadBackend>(core_.subgroup(ranks, name));
   }
 
@@ -165,7 +172,8 @@ class ThreadBackend final : public Backend {
     return dtype;
   }
 
-  static void scale_to_elements(const char* what, const at::Tensor& tensor, std::vector<int64_t>& sizes) {
+  static void scale_to_elements(const char* what, const at::Tensor& tensor,
+                                std::vector<int64_t>& sizes) {
     const int64_t rows = tensor.size(0);
     int64_t sum = 0;
     for (int64_t size : sizes) sum += size;

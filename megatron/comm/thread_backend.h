@@ -8,8 +8,9 @@
 
 namespace megatron {
 
-// Runs body(world) on `size` threads; rethrows the first error. A rank that throws releases every other rank's waits with
-// an error, and each wait has a deadline, so that a lost rank never hangs the process.
+// Runs body(world) on `size` threads; rethrows the first error. A rank that throws releases every
+// other rank's waits with an error, and each wait has a deadline, so that a lost rank never hangs
+// the process.
 void run_ranks(int size, const std::function<void(const std::shared_ptr<Backend>&)>& body,
                double timeout_seconds = 60.0);
 

@@ -50,8 +50,8 @@ class WatchedBackend final : public Backend {
   std::shared_ptr<Work> reduce_scatter(at::Tensor output, at::Tensor input, ReduceOp op) override {
     return watched(output, [&] { return inner_->reduce_scatter(output, input, op); });
   }
-  std::shared_ptr<Work> all_to_all(at::Tensor output, std::vector<int64_t> output_sizes, at::Tensor input,
-                                   std::vector<int64_t> input_sizes) override {
+  std::shared_ptr<Work> all_to_all(at::Tensor output, std::vector<int64_t> output_sizes,
+                                   at::Tensor input, std::vector<int64_t> input_sizes) override {
     return watched(output, [&] {
       return inner_->all_to_all(output, std::move(output_sizes), input, std::move(input_sizes));
     });
@@ -70,7 +70,8 @@ class WatchedBackend final : public Backend {
     inner_->barrier();
   }
   void connect_pair() override { inner_->connect_pair(); }
-  std::shared_ptr<Backend> subgroup(const std::vector<int>& ranks, const std::string& name, Traffic traffic) override {
+  std::shared_ptr<Backend> subgroup(const std::vector<int>& ranks, const std::string& name,
+                                    Traffic traffic) override {
     return std::make_shared<WatchedBackend>(inner_->subgroup(ranks, name, traffic), listener_);
   }
 
@@ -88,7 +89,8 @@ class WatchedBackend final : public Backend {
 
 }  // namespace
 
-std::shared_ptr<Backend> watch_waits(std::shared_ptr<Backend> world, std::shared_ptr<WaitListener> listener) {
+std::shared_ptr<Backend> watch_waits(std::shared_ptr<Backend> world,
+                                     std::shared_ptr<WaitListener> listener) {
   return std::make_shared<WatchedBackend>(std::move(world), std::move(listener));
 }
 

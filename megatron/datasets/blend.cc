@@ -61,8 +61,9 @@ Blend parse_blend(std::span<const std::string> tokens, const std::string& flag) 
       return to_number(token) && !std::filesystem::exists(token + ".idx");
     };
     if (tokens.size() > 1 && is_weight(tokens.front()) && is_weight(tokens.back()))
-      throw UsageError(cat(flag, " ends with the weight \"", tokens.back(), "\", without a path after it\nhint: ",
-                           "weights and paths alternate: ", flag, " 0.3 PREFIX 0.7 PREFIX"));
+      throw UsageError(cat(flag, " ends with the weight \"", tokens.back(),
+                           "\", without a path after it\nhint: ", "weights and paths alternate: ",
+                           flag, " 0.3 PREFIX 0.7 PREFIX"));
     blend.prefixes.assign(tokens.begin(), tokens.end());
     return blend;
   }

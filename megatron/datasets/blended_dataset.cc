@@ -56,10 +56,9 @@ std::vector<int64_t> taken_from(std::span<const int16_t> dataset_ids,
   std::vector<int64_t> taken(num_members);
   for (size_t i = 0; i < dataset_ids.size(); ++i) {
     const int64_t member = dataset_ids[i];
-    MEGATRON_CHECK(
-        member >= 0 && member < static_cast<int64_t>(num_members) && sample_ids[i] >= 0,
-        "the cached blend takes sample ", sample_ids[i], " of dataset ", member, " of ",
-        num_members, "\nhint: remove the cache folder");
+    MEGATRON_CHECK(member >= 0 && member < static_cast<int64_t>(num_members) && sample_ids[i] >= 0,
+                   "the cached blend takes sample ", sample_ids[i], " of dataset ", member, " of ",
+                   num_members, "\nhint: remove the cache folder");
     taken[member] = std::max(taken[member], sample_ids[i] + 1);
   }
   return taken;
@@ -118,8 +117,8 @@ void BlendedDataset::Impl::load_indices(const std::string& description,
     IndexCache cache(config.cache_path, "BlendedDataset-" + to_string(split), description);
     cache.summarize_with([&](std::span<const NpyArray> arrays) {
       std::string text;
-      for (const int64_t count : taken_from(arrays[0].as<int16_t>("<i2"),
-                                            arrays[1].as<int64_t>("<i8"), members.size()))
+      for (const int64_t count :
+           taken_from(arrays[0].as<int16_t>("<i2"), arrays[1].as<int64_t>("<i8"), members.size()))
         text += std::to_string(count) + " ";
       return text;
     });

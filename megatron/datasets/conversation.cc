@@ -73,8 +73,9 @@ void add_alpaca(const Json& row, const std::string& where, Conversation& out) {
   if (row.contains("history") && !row["history"].is_null()) {
     MEGATRON_CHECK(row["history"].is_array(), where, ": \"history\" is no list");
     for (const Json& turn : row["history"]) {
-      MEGATRON_CHECK(turn.is_array() && turn.size() == 2 && turn[0].is_string() && turn[1].is_string(),
-                     where, ": a turn of \"history\" is no pair of instruction and output");
+      MEGATRON_CHECK(
+          turn.is_array() && turn.size() == 2 && turn[0].is_string() && turn[1].is_string(), where,
+          ": a turn of \"history\" is no pair of instruction and output");
       add("user", turn[0]);
       add("assistant", turn[1]);
     }

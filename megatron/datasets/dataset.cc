@@ -28,7 +28,8 @@ std::vector<int32_t> cu_seqlens(std::span<const int32_t> document_starts, int64_
   return out;
 }
 
-std::vector<int64_t> document_ids(std::span<const int32_t> document_starts, int64_t sequence_length) {
+std::vector<int64_t> document_ids(std::span<const int32_t> document_starts,
+                                  int64_t sequence_length) {
   std::vector<int64_t> ids(static_cast<size_t>(sequence_length), 0);
   for (const int32_t start : document_starts)
     if (start > 0 && start < sequence_length) ++ids[static_cast<size_t>(start)];

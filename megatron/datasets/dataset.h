@@ -58,7 +58,8 @@ class Dataset {
 std::vector<int32_t> cu_seqlens(std::span<const int32_t> document_starts, int64_t sequence_length);
 
 // The number of the piece that each of the s tokens belongs to, from 0.
-std::vector<int64_t> document_ids(std::span<const int32_t> document_starts, int64_t sequence_length);
+std::vector<int64_t> document_ids(std::span<const int32_t> document_starts,
+                                  int64_t sequence_length);
 
 // The mask [s, s] that document_starts stand for: true where row i may not attend to column j.
 std::vector<bool> attention_mask(std::span<const int32_t> document_starts, int64_t sequence_length);

@@ -77,9 +77,9 @@ std::shared_ptr<const IndexedDataset> Builder::open(const std::string& prefix) {
   auto& file = files_[prefix];
   if (file) return file;
   file = std::make_shared<const IndexedDataset>(
-      prefix, IndexedDatasetOptions{
-                  .mmap = config_.mmap_bin_files,
-                  .check_folders = index_folders(prefix, config_.data_cache_path)});
+      prefix,
+      IndexedDatasetOptions{.mmap = config_.mmap_bin_files,
+                            .check_folders = index_folders(prefix, config_.data_cache_path)});
   if (!check_tokenizer(*file, request_.tokenizer.identity)) undescribed_.push_back(prefix);
   return file;
 }
@@ -201,7 +201,8 @@ void Builder::note_undescribed() const {
   if (undescribed_.empty() || request_.tokenizer.identity.fingerprint.empty()) return;
   const size_t more = undescribed_.size() - 1;
   log_info(cat(undescribed_.front(), more > 0 ? cat(" and ", more, " more data sets") : "",
-               more > 0 ? " do" : ": does", " not say which tokenizer wrote the tokens (there is no ",
+               more > 0 ? " do" : ": does",
+               " not say which tokenizer wrote the tokens (there is no ",
                description_path(undescribed_.front()).filename().string(),
                "), so that it cannot be compared with this run's"));
 }

@@ -43,13 +43,16 @@ struct DatasetRequest {
   SplitTargets targets;
   TokenizerFacts tokenizer;
   const Tokenizer* text_tokenizer = nullptr;  // for data that is text
-  // Makes the part within `bounds`, fractions of all, of one of the paths; called from several threads. Default: sequences of
-  // an indexed dataset.
-  std::function<std::shared_ptr<const Dataset>(const std::string& path, Split split, std::pair<double, double> bounds,
+  // Makes the part within `bounds`, fractions of all, of one of the paths; called from several
+  // threads. Default: sequences of an indexed dataset.
+  std::function<std::shared_ptr<const Dataset>(const std::string& path, Split split,
+                                               std::pair<double, double> bounds,
                                                std::optional<int64_t> num_samples)>
       make_member;
   // For --mock-data. Default: MockGPTDataset.
-  std::function<std::shared_ptr<const Dataset>(Split split, int64_t num_samples, const GPTDatasetConfig& config)> make_mock;
+  std::function<std::shared_ptr<const Dataset>(Split split, int64_t num_samples,
+                                               const GPTDatasetConfig& config)>
+      make_mock;
 };
 
 // An absent split is null.

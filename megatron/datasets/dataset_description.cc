@@ -68,7 +68,8 @@ DatasetDescription parse(const Json& json, const std::string& path) {
   out.tokenizer.vocab_size = members.count("vocab_size");
   out.tokenizer.knows_text = !out.tokenizer.name.starts_with("NullTokenizer");
   const Json& eod = root.at("append_eod");
-  MEGATRON_CHECK(eod.is_boolean() || eod.is_null(), path, ": append_eod is not true, false or null");
+  MEGATRON_CHECK(eod.is_boolean() || eod.is_null(), path,
+                 ": append_eod is not true, false or null");
   if (eod.is_boolean()) out.append_eod = eod.get<bool>();
   const Json& sources = root.at("sources");
   MEGATRON_CHECK(sources.is_array(), path, ": sources is not a list");
@@ -100,17 +101,18 @@ bool same_ids(const TokenizerIdentity& a, const TokenizerIdentity& b) {
 }
 
 void check_counts(const IndexedDataset& data, const DatasetDescription& description) {
-  MEGATRON_CHECK(description.num_tokens == data.num_tokens() &&
-                     description.num_sequences == data.num_sequences() &&
-                     description.num_documents == data.num_documents() &&
-                     description.element_type == to_string(data.type()),
-                 description_path(data.prefix()).string(), ": describes ", description.num_documents,
-                 " documents, ", description.num_sequences, " sequences and ",
-                 description.num_tokens, " tokens of type ", description.element_type, ", ",
-                 idx_path(data.prefix()).string(), " holds ", data.num_documents(), ", ",
-                 data.num_sequences(), " and ", data.num_tokens(), " of ", to_string(data.type()),
-                 "\nhint: the data was replaced by another program; remove the description, or write "
-                 "the data again");
+  MEGATRON_CHECK(
+      description.num_tokens == data.num_tokens() &&
+          description.num_sequences == data.num_sequences() &&
+          description.num_documents == data.num_documents() &&
+          description.element_type == to_string(data.type()),
+      description_path(data.prefix()).string(), ": describes ", description.num_documents,
+      " documents, ", description.num_sequences, " sequences and ", description.num_tokens,
+      " tokens of type ", description.element_type, ", ", idx_path(data.prefix()).string(),
+      " holds ", data.num_documents(), ", ", data.num_sequences(), " and ", data.num_tokens(),
+      " of ", to_string(data.type()),
+      "\nhint: the data was replaced by another program; remove the description, or write "
+      "the data again");
 }
 
 }  // namespace
@@ -161,9 +163,10 @@ std::optional<DatasetDescription> read_description(const std::string& prefix) {
 void refuse_existing_dataset(const std::string& prefix, bool overwrite) {
   std::error_code ignored;
   for (const fs::path& path : {bin_path(prefix), idx_path(prefix)})
-    MEGATRON_CHECK(overwrite || !fs::exists(path, ignored), path.string(),
-                   ": exists already\nhint: give another --output-prefix, or --overwrite to replace "
-                   "the data set");
+    MEGATRON_CHECK(
+        overwrite || !fs::exists(path, ignored), path.string(),
+        ": exists already\nhint: give another --output-prefix, or --overwrite to replace "
+        "the data set");
   const fs::path description = description_path(prefix);
   MEGATRON_CHECK(!fs::exists(description, ignored) || !ours(description).is_null(),
                  description.string(), ": exists already and describes no data set",
@@ -186,9 +189,8 @@ std::optional<DatasetDescription> merged_description(std::span<const std::string
       first = input;
       merged = part;
     }
-    MEGATRON_CHECK(same_ids(merged->tokenizer, part->tokenizer), input,
-                   ": was written with ", text_of(part->tokenizer), ", ", first, " with ",
-                   text_of(merged->tokenizer),
+    MEGATRON_CHECK(same_ids(merged->tokenizer, part->tokenizer), input, ": was written with ",
+                   text_of(part->tokenizer), ", ", first, " with ", text_of(merged->tokenizer),
                    "\nhint: the ids of one mean other text in the other; write both with one "
                    "tokenizer");
     if (merged->append_eod != part->append_eod) merged->append_eod.reset();

@@ -44,8 +44,9 @@ std::optional<DatasetDescription> read_description(const std::string& prefix);
 // exists and describes no data set, whatever `overwrite` is.
 void refuse_existing_dataset(const std::string& prefix, bool overwrite);
 
-// The description of what `inputs` become in one, without the counts; none when no input has one, or
-// (with a warning) when some have none. Throws Error when two were written by different tokenizers.
+// The description of what `inputs` become in one, without the counts; none when no input has one,
+// or (with a warning) when some have none. Throws Error when two were written by different
+// tokenizers.
 std::optional<DatasetDescription> merged_description(std::span<const std::string> inputs,
                                                      const std::string& program);
 

@@ -29,7 +29,7 @@ struct TokenizerFacts {
   int64_t vocab_size = 0;  // ids are in [0, vocab_size); 0: not checked
   int64_t eod = -1;        // -1: none
   int64_t bos = -1;
-  int64_t pad = -1;      // -1: none
+  int64_t pad = -1;            // -1: none
   TokenizerIdentity identity;  // compared with what wrote the data; default: not compared
 };
 
@@ -46,7 +46,7 @@ struct GPTDatasetConfig {
   bool drop_last_partial_validation_sequence = true;
   std::string cache_path;  // empty: a folder beside the data
   bool use_cache = true;   // false: indices live in memory only
-  int threads = 0;  // for index building; 0: all cores
+  int threads = 0;         // for index building; 0: all cores
 };
 
 // Where a run keeps what it derives from the data set `prefix`, best first: `cache_path` when it is

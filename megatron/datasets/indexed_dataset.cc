@@ -35,7 +35,7 @@ class PositionalFile {
  public:
   explicit PositionalFile(const std::filesystem::path& path) : path_(path.string()) {
     fd_ = open_regular_file(path);
-    struct stat info {};
+    struct stat info{};
     if (::fstat(fd_, &info) != 0) {
       const int error = errno;
       ::close(fd_);
@@ -311,9 +311,7 @@ int IndexedDataset::mode(int64_t sequence) const {
 }
 
 uint64_t IndexedDataset::index_hash() const {
-  std::call_once(impl_->hash_once, [this] {
-    impl_->hash = impl_->compute_hash();
-  });
+  std::call_once(impl_->hash_once, [this] { impl_->hash = impl_->compute_hash(); });
   return impl_->hash;
 }
 
@@ -329,8 +327,8 @@ void IndexedDataset::read_bytes(int64_t sequence, int64_t offset, int64_t count,
                 bytes = count * impl_->width;
   // The files were checked; this is for those that changed while they are in use.
   MEGATRON_CHECK(start >= 0 && start <= impl_->bin_bytes && bytes <= impl_->bin_bytes - start,
-                 impl_->bin_name, ": sequence ", sequence, " starts at byte ", start,
-                 " of ", impl_->bin_bytes, "\nhint: the data was written anew while it is in use");
+                 impl_->bin_name, ": sequence ", sequence, " starts at byte ", start, " of ",
+                 impl_->bin_bytes, "\nhint: the data was written anew while it is in use");
   if (impl_->bin_file) {
     impl_->bin_file->read(start, bytes, out);
   } else {

@@ -57,7 +57,7 @@ class IndexedDataset {
   int64_t num_documents() const;
   int64_t num_tokens() const;
   int64_t num_tokens(int64_t first, int64_t last) const;  // of sequences [first, last)
-  std::span<const int32_t> sequence_lengths() const;  // [num_sequences], in elements
+  std::span<const int32_t> sequence_lengths() const;      // [num_sequences], in elements
   std::span<const int64_t> document_indices()
       const;  // [num_documents + 1], sequence after the last of each document
   int mode(int64_t sequence) const;  // 0 unless multimodal

@@ -17,12 +17,12 @@ struct PreprocessOptions {
   std::vector<std::string> json_keys = {
       "text"};  // one dataset each: <output_prefix>_<key>_document
   std::string output_prefix;
-  bool append_eod = false;   // the end-of-document token closes each document that has tokens
-  bool overwrite = false;    // replace data sets that exist; else they are refused
+  bool append_eod = false;     // the end-of-document token closes each document that has tokens
+  bool overwrite = false;      // replace data sets that exist; else they are refused
   std::string program;         // for the description of the data sets, as is
   std::string tokenizer_type;  // --tokenizer-type
   int workers = 0;             // 0: all cores
-  int64_t log_interval = 0;  // documents between log lines; 0: none
+  int64_t log_interval = 0;    // documents between log lines; 0: none
   size_t max_line_bytes = size_t{32} << 20;   // of JSON lines
   size_t text_piece_bytes = size_t{4} << 20;  // see ChunkOptions
 };

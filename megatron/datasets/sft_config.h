@@ -1,4 +1,5 @@
-// The flags of supervised fine-tuning on conversations, beside those of DataConfig that name the files.
+// The flags of supervised fine-tuning on conversations, beside those of DataConfig that name the
+// files.
 #pragma once
 
 #include <string>

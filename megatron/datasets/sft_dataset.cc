@@ -125,13 +125,12 @@ SftTokens::SftTokens(const std::string& path, const ConversationEncoder& encoder
                          : std::filesystem::path(cache_path);
   for (const InputFile& file : files) {
     const std::filesystem::path name = file.path;
-    const std::string key =
-        cat(name.filename().string(), "-",
-            hash_text(std::filesystem::absolute(name).string()).substr(0, 16));
+    const std::string key = cat(name.filename().string(), "-",
+                                hash_text(std::filesystem::absolute(name).string()).substr(0, 16));
     json.begin_object().member("name", name.filename().string());
-    json.member("hash", once_per_node({&folder, 1}, key, {&name, 1},
-                                      [&] { return hash_text(read_file(name)); })
-                            .text);
+    json.member("hash", once_per_node({&folder, 1}, key, {&name, 1}, [&] {
+                          return hash_text(read_file(name));
+                        }).text);
     json.end_object();
   }
   json.end_array().member("encoding", encoder.description()).end_object();

@@ -61,8 +61,10 @@ void work_together(Agreement& ranks, const std::function<void()>& work) {
       if (all[rank].empty() || ++failed > kShown) continue;
       const std::string who = all.size() > 1 ? cat("rank ", rank, ": ") : std::string();
       const std::string message = all[rank].substr(1);
-      // One rank's message is shown whole and says whether to try again, the first lines of the others below it.
-      text += text.empty() ? all[rank][0] + who + message : "\ndetail: " + who + message.substr(0, message.find('\n'));
+      // One rank's message is shown whole and says whether to try again, the first lines of the
+      // others below it.
+      text += text.empty() ? all[rank][0] + who + message
+                           : "\ndetail: " + who + message.substr(0, message.find('\n'));
     }
     if (failed > kShown) text += cat("\ndetail: and ", failed - kShown, " more ranks");
     return text;

@@ -7,8 +7,9 @@
 
 namespace megatron {
 
-// gather and broadcast are collective; an implementation has a deadline, counted from the last sign of progress of the rank
-// that is waited for, and throws when it has passed. It must not use a training communicator. One rank: the default.
+// gather and broadcast are collective; an implementation has a deadline, counted from the last sign
+// of progress of the rank that is waited for, and throws when it has passed. It must not use a
+// training communicator. One rank: the default.
 class Agreement {
  public:
   virtual ~Agreement() = default;
@@ -18,16 +19,17 @@ class Agreement {
   virtual std::vector<std::string> gather(const std::string& text) { return {text}; }
   // Every rank gets rank 0's text.
   virtual std::string broadcast(const std::string& text) { return text; }
-  // This rank has read, written or removed something: who waits for it waits on. Called about once per block of 1 MiB, from
-  // any thread; cheap.
+  // This rank has read, written or removed something: who waits for it waits on. Called about once
+  // per block of 1 MiB, from any thread; cheap.
   virtual void progress() {}
 };
 
-// Rank 0 decides; every rank gets its text, or throws Error with the message that rank 0 threw. Collective.
+// Rank 0 decides; every rank gets its text, or throws Error with the message that rank 0 threw.
+// Collective.
 std::string decide_together(Agreement& ranks, const std::function<std::string()>& decide);
 
-// Every rank works; returns when all have. When any rank throws, every rank throws Error with the messages of those that did.
-// Collective.
+// Every rank works; returns when all have. When any rank throws, every rank throws Error with the
+// messages of those that did. Collective.
 void work_together(Agreement& ranks, const std::function<void()>& work);
 
 }  // namespace megatron

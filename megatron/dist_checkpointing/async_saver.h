@@ -19,8 +19,9 @@ struct SaveOutcome {
   std::exception_ptr failure;  // what was thrown
 };
 
-// One background thread that saves in the order of submission. submit, poll and finish are for one thread (the training
-// loop's). An Agreement given in a request is called from the background thread.
+// One background thread that saves in the order of submission. submit, poll and finish are for one
+// thread (the training loop's). An Agreement given in a request is called from the background
+// thread.
 class AsyncSaver {
  public:
   // At most max_in_flight saves are queued or running; submit waits beyond that.
@@ -29,7 +30,8 @@ class AsyncSaver {
   AsyncSaver(const AsyncSaver&) = delete;
   AsyncSaver& operator=(const AsyncSaver&) = delete;
 
-  // `keep_alive` owns the memory that the request's tensors point to; it is released when the save has ended.
+  // `keep_alive` owns the memory that the request's tensors point to; it is released when the save
+  // has ended.
   void submit(SaveRequest request, std::shared_ptr<void> keep_alive);
   // Saves that ended since the last call, in order; never waits.
   std::vector<SaveOutcome> poll();

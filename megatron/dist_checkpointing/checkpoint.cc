@@ -43,7 +43,8 @@ bool matches(std::string_view pattern, std::string_view name) {
 }
 
 bool matches_any(const std::vector<std::string>& patterns, std::string_view name) {
-  return std::any_of(patterns.begin(), patterns.end(), [&](const std::string& pattern) { return matches(pattern, name); });
+  return std::any_of(patterns.begin(), patterns.end(),
+                     [&](const std::string& pattern) { return matches(pattern, name); });
 }
 
 // The part of one stored fragment that one wanted piece takes.
@@ -53,12 +54,14 @@ struct Transfer {
   DType stored_dtype;
   const ShardedTensor* wanted;
 
-  // Copies what lies in [begin, begin + size) of the file's data section. `bytes` gives that range, reading it when first
-  // asked.
+  // Copies what lies in [begin, begin + size) of the file's data section. `bytes` gives that range,
+  // reading it when first asked.
   template <class Bytes>
   void copy(uint64_t begin, uint64_t size, Bytes&& bytes) const {
     const int64_t stored_size = size_of(stored_dtype), wanted_size = size_of(wanted->dtype);
-    const int64_t base = static_cast<int64_t>(fragment->offset) - fragment->flat_begin * stored_size;  // of flat element 0
+    // Of flat element 0
+    const int64_t base =
+        static_cast<int64_t>(fragment->offset) - fragment->flat_begin * stored_size;
     const int64_t first = static_cast<int64_t>(begin) - base;
     const int64_t from = first <= 0 ? 0 : (first + stored_size - 1) / stored_size;
     const int64_t to = (first + static_cast<int64_t>(size)) / stored_size;
@@ -74,7 +77,8 @@ struct Transfer {
   }
 };
 
-// The same where elements do not begin at multiples of their size, so that blocks would cut them: in windows of its own.
+// The same where elements do not begin at multiples of their size, so that blocks would cut them:
+// in windows of its own.
 struct UnalignedTransfer {
   Transfer transfer;
 
@@ -98,8 +102,8 @@ struct UnalignedTransfer {
   }
 };
 
-// The same where the fragment is a part of a larger matrix: row by row, or, where the file holds the
-// transpose, column by column.
+// The same where the fragment is a part of a larger matrix: row by row, or, where the file holds
+// the transpose, column by column.
 struct StridedTransfer {
   const ShardPiece* piece;
   const Fragment* fragment;
@@ -129,8 +133,8 @@ struct StridedTransfer {
     const std::array<int64_t, 2> step = {columns * wanted_size, wanted_size};
     char* const out = static_cast<char*>(wanted->data) + to[0] * step[0] + to[1] * step[1];
     for (int64_t i = 0; i < common.shape[outer]; ++i) {
-      const int64_t at = (from(fragment->box.offset, outer) + i) * stride +
-                         from(fragment->box.offset, inner);
+      const int64_t at =
+          (from(fragment->box.offset, outer) + i) * stride + from(fragment->box.offset, inner);
       in.read_at(file.header_bytes + fragment->offset + static_cast<uint64_t>(at * stored_size),
                  run.data(), run.size());
       const std::byte* elements = run.data();
@@ -154,7 +158,8 @@ struct StridedTransfer {
 // One load: accounts for names, shapes and types, then moves bytes block by block.
 class Loader {
  public:
-  Loader(const Checkpoint& checkpoint, std::span<const ShardedTensor> wanted, const LoadOptions& options)
+  Loader(const Checkpoint& checkpoint, std::span<const ShardedTensor> wanted,
+         const LoadOptions& options)
       : checkpoint_(checkpoint), options_(options) {
     for (const ShardedTensor& tensor : wanted) wanted_.push_back(normalized(tensor));
   }
@@ -193,13 +198,15 @@ class Loader {
 
   bool fits(const ShardedTensor& tensor, const StoredTensor& stored) {
     if (stored.shape != tensor.global_shape) {
-      problems_.push_back(cat(tensor.key, " has global shape ", shape_string(stored.shape), ", the model expects ",
-                              shape_string(tensor.global_shape)));
+      problems_.push_back(cat(tensor.key, " has global shape ", shape_string(stored.shape),
+                              ", the model expects ", shape_string(tensor.global_shape)));
       return false;
     }
-    if (stored.dtype == tensor.dtype || (options_.convert_dtype && is_convertible(stored.dtype, tensor.dtype))) return true;
-    problems_.push_back(cat(tensor.key, " is stored as ", to_string(stored.dtype), ", the model expects ",
-                            to_string(tensor.dtype)));
+    if (stored.dtype == tensor.dtype ||
+        (options_.convert_dtype && is_convertible(stored.dtype, tensor.dtype)))
+      return true;
+    problems_.push_back(cat(tensor.key, " is stored as ", to_string(stored.dtype),
+                            ", the model expects ", to_string(tensor.dtype)));
     return false;
   }
 
@@ -207,8 +214,10 @@ class Loader {
     if (problems_.empty()) return;
     constexpr size_t kShown = 20;
     std::string text = cat(checkpoint_.directory().string(), ": ", problems_[0]);
-    for (size_t i = 1; i < std::min(problems_.size(), kShown); ++i) text += "\ndetail: " + problems_[i];
-    if (problems_.size() > kShown) text += cat("\ndetail: and ", problems_.size() - kShown, " more tensors");
+    for (size_t i = 1; i < std::min(problems_.size(), kShown); ++i)
+      text += "\ndetail: " + problems_[i];
+    if (problems_.size() > kShown)
+      text += cat("\ndetail: and ", problems_.size() - kShown, " more tensors");
     throw Error(text);
   }
 
@@ -216,11 +225,13 @@ class Loader {
     const StoredTensor& stored = checkpoint_.manifest().tensors.at(tensor.key);
     int64_t mapped = 0;
     for (const ShardPiece& piece : tensor.pieces) {
-      mapped += count_before(tensor.local_shape, piece.local_offset, piece.global.shape, tensor.flat_end) -
-                count_before(tensor.local_shape, piece.local_offset, piece.global.shape, tensor.flat_begin);
+      mapped += count_before(tensor.local_shape, piece.local_offset, piece.global.shape,
+                             tensor.flat_end) -
+                count_before(tensor.local_shape, piece.local_offset, piece.global.shape,
+                             tensor.flat_begin);
       for (const Fragment& fragment : stored.fragments) {
-        Overlap overlap(fragment.box, fragment.flat_begin, fragment.flat_end, tensor.local_shape, piece, tensor.flat_begin,
-                        tensor.flat_end);
+        Overlap overlap(fragment.box, fragment.flat_begin, fragment.flat_end, tensor.local_shape,
+                        piece, tensor.flat_begin, tensor.flat_end);
         if (overlap.empty()) continue;
         if (fragment.is_strided()) {
           strided_.push_back({&piece, &fragment, stored.dtype, &tensor});
@@ -235,14 +246,19 @@ class Loader {
       }
     }
     if (mapped < tensor.flat_end - tensor.flat_begin)
-      std::memset(tensor.data, 0, static_cast<size_t>((tensor.flat_end - tensor.flat_begin) * size_of(tensor.dtype)));
+      std::memset(
+          tensor.data, 0,
+          static_cast<size_t>((tensor.flat_end - tensor.flat_begin) * size_of(tensor.dtype)));
   }
 
-  void add_to_blocks(size_t transfer, const Overlap& overlap, const Fragment& fragment, DType dtype) {
-    const int64_t bytes = size_of(dtype), base = static_cast<int64_t>(fragment.offset) - fragment.flat_begin * bytes;
+  void add_to_blocks(size_t transfer, const Overlap& overlap, const Fragment& fragment,
+                     DType dtype) {
+    const int64_t bytes = size_of(dtype),
+                  base = static_cast<int64_t>(fragment.offset) - fragment.flat_begin * bytes;
     const uint64_t begin = static_cast<uint64_t>(base + overlap.first() * bytes);
     const uint64_t end = static_cast<uint64_t>(base + overlap.last() * bytes);
-    for (uint64_t block = begin / kCheckpointBlockBytes; block * kCheckpointBlockBytes < end; ++block)
+    for (uint64_t block = begin / kCheckpointBlockBytes; block * kCheckpointBlockBytes < end;
+         ++block)
       blocks_[{fragment.file, block}].push_back(transfer);
   }
 
@@ -261,7 +277,8 @@ class Loader {
     }
     transfer_some(jobs);
     const auto whole = [&](int64_t begin, int64_t end) {
-      for (int64_t i = begin; i < end; ++i) bytes_read_ += unaligned_[static_cast<size_t>(i)].copy(checkpoint_);
+      for (int64_t i = begin; i < end; ++i)
+        bytes_read_ += unaligned_[static_cast<size_t>(i)].copy(checkpoint_);
     };
     parallel_for(static_cast<int64_t>(unaligned_.size()), 1, whole, options_.threads);
     for (const StridedTransfer& transfer : strided_) {
@@ -294,7 +311,8 @@ class Loader {
           return buffer.data();
         };
         for (size_t transfer : *transfers)
-          transfers_[transfer].copy(place.second * kCheckpointBlockBytes, block_size(stored, place.second), bytes);
+          transfers_[transfer].copy(place.second * kCheckpointBlockBytes,
+                                    block_size(stored, place.second), bytes);
       }
     };
     parallel_for(static_cast<int64_t>(jobs.size()), 4, body, options_.threads);
@@ -314,7 +332,9 @@ class Loader {
 
 }  // namespace
 
-Checkpoint::Checkpoint(fs::path directory) : Checkpoint(open_verified(std::move(directory))) { check_sizes(); }
+Checkpoint::Checkpoint(fs::path directory) : Checkpoint(open_verified(std::move(directory))) {
+  check_sizes();
+}
 
 Checkpoint::Checkpoint(fs::path directory, Manifest manifest)
     : directory_(std::move(directory)), manifest_(std::move(manifest)) {
@@ -324,7 +344,8 @@ Checkpoint::Checkpoint(fs::path directory, Manifest manifest)
 
 Checkpoint Checkpoint::open_verified(fs::path directory) {
   const fs::path path = directory / kManifestName;
-  MEGATRON_CHECK(path_exists(directory) && fs::is_directory(directory), directory.string(), ": is not a folder");
+  MEGATRON_CHECK(path_exists(directory) && fs::is_directory(directory), directory.string(),
+                 ": is not a folder");
   MEGATRON_CHECK(path_exists(path), directory.string(), ": has no ", kManifestName,
                  "\nhint: it is no checkpoint of this program, or one whose manifest was deleted");
   Checkpoint checkpoint;
@@ -337,12 +358,14 @@ void Checkpoint::check_sizes() const {
   for (const StoredFile& file : manifest_.files) {
     const fs::path path = directory_ / file.name;
     const uint64_t bytes = regular_file_size(path);
-    MEGATRON_CHECK(bytes == file.bytes, path.string(), ": is ", bytes, " bytes long, the manifest says ", file.bytes);
+    MEGATRON_CHECK(bytes == file.bytes, path.string(), ": is ", bytes,
+                   " bytes long, the manifest says ", file.bytes);
   }
 }
 
 bool Checkpoint::has_file(std::string_view name) const {
-  return std::any_of(manifest_.files.begin(), manifest_.files.end(), [&](const StoredFile& f) { return f.name == name; });
+  return std::any_of(manifest_.files.begin(), manifest_.files.end(),
+                     [&](const StoredFile& f) { return f.name == name; });
 }
 
 std::string Checkpoint::read_file(std::string_view name) const {
@@ -362,7 +385,8 @@ std::string Checkpoint::read_file(std::string_view name) const {
   throw Error(cat(directory_.string(), ": holds no file ", name));
 }
 
-LoadReport Checkpoint::load(std::span<const ShardedTensor> wanted, const LoadOptions& options) const {
+LoadReport Checkpoint::load(std::span<const ShardedTensor> wanted,
+                            const LoadOptions& options) const {
   return Loader(*this, wanted, options).run();
 }
 

@@ -1,7 +1,9 @@
 // Reading a checkpoint: any part of any logical tensor, whatever layout wrote it.
 //
-// Opening verifies the manifest; loading verifies the checksum of every block it touches; verify_checkpoint() (verify.h) reads
-// every byte. What cannot be reached throws AccessError, what is damaged another Error. Files are read with pread, never mapped, so that a file cut short is an error and not a signal.
+// Opening verifies the manifest; loading verifies the checksum of every block it touches;
+// verify_checkpoint() (verify.h) reads every byte. What cannot be reached throws AccessError, what
+// is damaged another Error. Files are read with pread, never mapped, so that a file cut short is an
+// error and not a signal.
 #pragma once
 
 #include <cstdint>
@@ -19,12 +21,14 @@ namespace megatron {
 
 // Names are exact or hold `*` (any run of characters).
 struct LoadOptions {
-  bool convert_dtype = false;                 // between F64, F32, BF16 and F16, rounding to nearest even
+  // Between F64, F32, BF16 and F16, rounding to nearest even
+  bool convert_dtype = false;
   std::vector<std::string> allow_missing;     // wanted but not stored: left untouched and reported
   std::vector<std::string> allow_unexpected;  // stored but neither wanted here nor by others
   std::vector<std::string> wanted_elsewhere;  // stored and wanted by another rank
   int threads = 0;                            // 0: all cores
-  std::function<void()> progress;             // called after each block that was read, from any thread
+  // Called after each block that was read, from any thread
+  std::function<void()> progress;
 };
 
 struct LoadReport {
@@ -41,7 +45,8 @@ class Checkpoint {
   // Files of another program that `manifest` describes; verifies that every file has its size.
   // Throws Error.
   Checkpoint(std::filesystem::path directory, Manifest manifest);
-  // One whose files were verified already, by all ranks together: looks at none of them but the manifest.
+  // One whose files were verified already, by all ranks together: looks at none of them but the
+  // manifest.
   static Checkpoint open_verified(std::filesystem::path directory);
 
   const std::filesystem::path& directory() const { return directory_; }
@@ -52,9 +57,10 @@ class Checkpoint {
   // The contents of a stored file, verified.
   std::string read_file(std::string_view name) const;
 
-  // Fills `data` of every wanted tensor. Elements of the local tensor outside its pieces (vocabulary padding) become zero.
-  // Missing and unexpected tensors, other shapes and other element types are errors, all named in one message; nothing is
-  // written then. A block that does not match its checksum is an error that names file and block.
+  // Fills `data` of every wanted tensor. Elements of the local tensor outside its pieces
+  // (vocabulary padding) become zero. Missing and unexpected tensors, other shapes and other
+  // element types are errors, all named in one message; nothing is written then. A block that does
+  // not match its checksum is an error that names file and block.
   LoadReport load(std::span<const ShardedTensor> wanted, const LoadOptions& options = {}) const;
 
  private:

@@ -24,7 +24,8 @@ std::optional<int64_t> iteration_of(const std::string& name) {
   int64_t iteration = 0;
   const char* end = name.data() + name.size();
   const auto [stop, error] = std::from_chars(name.data() + kPrefix.size(), end, iteration);
-  if (error != std::errc() || stop != end || iteration < 0 || checkpoint_name(iteration) != name) return std::nullopt;
+  if (error != std::errc() || stop != end || iteration < 0 || checkpoint_name(iteration) != name)
+    return std::nullopt;
   return iteration;
 }
 
@@ -38,8 +39,8 @@ std::string problem_of(const CheckpointEntry& entry, CheckDepth depth, Agreement
   return decide_together(ranks, [&]() -> std::string {
     try {
       const Checkpoint checkpoint(entry.directory);
-      MEGATRON_CHECK(checkpoint.iteration() == entry.iteration, entry.directory.string(), ": its manifest is of iteration ",
-                     checkpoint.iteration());
+      MEGATRON_CHECK(checkpoint.iteration() == entry.iteration, entry.directory.string(),
+                     ": its manifest is of iteration ", checkpoint.iteration());
     } catch (const AccessError&) {
       throw;
     } catch (const Error& error) {
@@ -61,8 +62,9 @@ std::vector<CheckpointEntry> list(const fs::path& root) {
     if (const auto iteration = iteration_of(it->path().filename().string()))
       entries.push_back({*iteration, it->path(), {}});
   }
-  std::sort(entries.begin(), entries.end(),
-            [](const CheckpointEntry& a, const CheckpointEntry& b) { return a.iteration > b.iteration; });
+  std::sort(entries.begin(), entries.end(), [](const CheckpointEntry& a, const CheckpointEntry& b) {
+    return a.iteration > b.iteration;
+  });
   return entries;
 }
 
@@ -73,15 +75,18 @@ std::string indented(const std::string& text) {
   return line == std::string::npos ? out : out.substr(0, line);
 }
 
-// Lists the checkpoints that a run may resume from; one directory given directly counts as the only one.
+// Lists the checkpoints that a run may resume from; one directory given directly counts as the only
+// one.
 std::vector<CheckpointEntry> candidates(const StartRequest& request) {
   const fs::path load = request.load.has_filename() ? request.load : request.load.parent_path();
-  if (const auto iteration = iteration_of(load.filename().string()); iteration && list(load).empty())
+  if (const auto iteration = iteration_of(load.filename().string());
+      iteration && list(load).empty())
     return {{*iteration, load, {}}};
   return list(request.load);
 }
 
-StartDecision newest_usable(const StartRequest& request, std::vector<CheckpointEntry> entries, Agreement& ranks) {
+StartDecision newest_usable(const StartRequest& request, std::vector<CheckpointEntry> entries,
+                            Agreement& ranks) {
   StartDecision decision;
   for (CheckpointEntry& entry : entries) {
     if (request.ckpt_step && entry.iteration != *request.ckpt_step) continue;
@@ -95,14 +100,18 @@ StartDecision newest_usable(const StartRequest& request, std::vector<CheckpointE
   std::string details;
   for (const std::string& warning : decision.warnings) details += "\ndetail: " + indented(warning);
   if (request.ckpt_step && decision.warnings.empty()) {
-    for (const CheckpointEntry& entry : entries) details += (details.empty() ? "\nhint: there are " : ", ") + std::to_string(entry.iteration);
-    throw Error(cat(request.load.string(), ": has no checkpoint of --ckpt-step ", *request.ckpt_step, details));
+    for (const CheckpointEntry& entry : entries)
+      details += (details.empty() ? "\nhint: there are " : ", ") + std::to_string(entry.iteration);
+    throw Error(cat(request.load.string(), ": has no checkpoint of --ckpt-step ",
+                    *request.ckpt_step, details));
   }
   throw Error(cat(request.load.string(), ": ",
-                  request.ckpt_step ? cat("the checkpoint of --ckpt-step ", *request.ckpt_step, " is damaged")
-                                    : std::string("every checkpoint in it is damaged"),
+                  request.ckpt_step
+                      ? cat("the checkpoint of --ckpt-step ", *request.ckpt_step, " is damaged")
+                      : std::string("every checkpoint in it is damaged"),
                   details,
-                  "\nhint: move the damaged directories away to start without them, or restore them from a copy"));
+                  "\nhint: move the damaged directories away to start without them, or restore "
+                  "them from a copy"));
 }
 
 }  // namespace
@@ -128,7 +137,8 @@ std::optional<int64_t> read_latest_hint(const fs::path& root) {
     while (!text.empty() && (text.back() == '\n' || text.back() == ' ')) text.pop_back();
     int64_t iteration = 0;
     const auto [stop, error] = std::from_chars(text.data(), text.data() + text.size(), iteration);
-    if (error == std::errc() && stop == text.data() + text.size() && iteration >= 0) return iteration;
+    if (error == std::errc() && stop == text.data() + text.size() && iteration >= 0)
+      return iteration;
   } catch (const Error&) {
   }
   return std::nullopt;
@@ -143,21 +153,27 @@ std::vector<CheckpointEntry> entries_to_start_from(const StartRequest& request) 
     const std::vector<CheckpointEntry> existing = list(request.save);
     MEGATRON_CHECK(existing.empty(), request.save.string(), ": holds checkpoints already (newest ",
                    existing.empty() ? std::string() : existing[0].directory.filename().string(),
-                   "), and --start-mode fresh would write among them\nhint: give another --save folder, continue with --load ",
+                   "), and --start-mode fresh would write among them\nhint: give another --save "
+                   "folder, continue with --load ",
                    request.save.string(), " --start-mode resume, or remove them");
     return {};
   }
-  MEGATRON_CHECK(!request.load.empty(), "--start-mode resume needs --load, the folder of the checkpoints");
+  MEGATRON_CHECK(!request.load.empty(),
+                 "--start-mode resume needs --load, the folder of the checkpoints");
   const bool may_be_fresh = request.mode == StartMode::kResumeOrFresh && !request.ckpt_step;
   const bool exists = path_exists(request.load);
   MEGATRON_CHECK(exists || may_be_fresh, request.load.string(),
-                 ": there is no such folder to resume from\nhint: --start-mode resume-or-fresh starts from the beginning when "
+                 ": there is no such folder to resume from\nhint: --start-mode resume-or-fresh "
+                 "starts from the beginning when "
                  "there is nothing yet, --start-mode fresh always does");
-  MEGATRON_CHECK(!exists || fs::is_directory(request.load), request.load.string(), ": is not a folder");
+  MEGATRON_CHECK(!exists || fs::is_directory(request.load), request.load.string(),
+                 ": is not a folder");
   std::vector<CheckpointEntry> entries = candidates(request);
   if (entries.empty()) {
-    MEGATRON_CHECK(may_be_fresh, request.load.string(), ": holds no checkpoint (no directory iter_0000000 or the like)",
-                   "\nhint: give the folder that --save named, or one iter_* directory in it; to train from the beginning, "
+    MEGATRON_CHECK(may_be_fresh, request.load.string(),
+                   ": holds no checkpoint (no directory iter_0000000 or the like)",
+                   "\nhint: give the folder that --save named, or one iter_* directory in it; to "
+                   "train from the beginning, "
                    "--start-mode resume-or-fresh or fresh");
     return {};
   }
@@ -167,7 +183,8 @@ std::vector<CheckpointEntry> entries_to_start_from(const StartRequest& request) 
 // "10 /run/iter_0000010", ended by a zero, which no path holds.
 std::string to_text(const std::vector<CheckpointEntry>& entries) {
   std::string text;
-  for (const CheckpointEntry& entry : entries) text += cat(entry.iteration, " ", entry.directory.string()) + '\0';
+  for (const CheckpointEntry& entry : entries)
+    text += cat(entry.iteration, " ", entry.directory.string()) + '\0';
   return text;
 }
 
@@ -184,18 +201,19 @@ std::vector<CheckpointEntry> entries_from_text(const std::string& text) {
 StartDecision resolve_start(const StartRequest& request, Agreement* ranks) {
   Agreement alone;
   Agreement& all = ranks != nullptr ? *ranks : alone;
-  std::vector<CheckpointEntry> entries =
-      entries_from_text(decide_together(all, [&] { return to_text(entries_to_start_from(request)); }));
+  std::vector<CheckpointEntry> entries = entries_from_text(
+      decide_together(all, [&] { return to_text(entries_to_start_from(request)); }));
   if (entries.empty()) return {};
   return newest_usable(request, std::move(entries), all);
 }
 
-
-std::vector<std::string> apply_retention(const fs::path& root, int64_t newest, const Retention& retention,
+std::vector<std::string> apply_retention(const fs::path& root, int64_t newest,
+                                         const Retention& retention,
                                          const std::function<void()>& progress) {
   std::vector<std::string> warnings;
   const auto is_multiple = [&](int64_t iteration) {
-    return retention.retain_interval && *retention.retain_interval > 0 && iteration % *retention.retain_interval == 0;
+    return retention.retain_interval && *retention.retain_interval > 0 &&
+           iteration % *retention.retain_interval == 0;
   };
   std::vector<fs::path> victims;
   if (retention.retain_interval || retention.keep_last) {
@@ -203,7 +221,8 @@ std::vector<std::string> apply_retention(const fs::path& root, int64_t newest, c
     for (const CheckpointEntry& entry : find_checkpoints(root)) {
       if (entry.iteration >= newest || !entry.problem.empty()) continue;
       ++older;
-      const bool goes = retention.keep_last ? older >= std::max<int64_t>(1, *retention.keep_last) : older == 1;
+      const bool goes =
+          retention.keep_last ? older >= std::max<int64_t>(1, *retention.keep_last) : older == 1;
       if (goes && !is_multiple(entry.iteration)) victims.push_back(entry.directory);
     }
   }

@@ -35,10 +35,11 @@ void measure(Leftover& leftover) {
   };
   add(leftover.path);
   if (fs::is_directory(fs::symlink_status(leftover.path, ignored)))
-    for (fs::recursive_directory_iterator it(leftover.path, ignored), end; !ignored && it != end; it.increment(ignored))
+    for (fs::recursive_directory_iterator it(leftover.path, ignored), end; !ignored && it != end;
+         it.increment(ignored))
       add(it->path());
-  leftover.age_seconds =
-      std::max(0.0, std::chrono::duration<double>(fs::file_time_type::clock::now() - newest).count());
+  leftover.age_seconds = std::max(
+      0.0, std::chrono::duration<double>(fs::file_time_type::clock::now() - newest).count());
 }
 
 std::optional<Leftover> leftover_at(const fs::path& path) {
@@ -50,8 +51,8 @@ std::optional<Leftover> leftover_at(const fs::path& path) {
     leftover.owner = writer->alive  ? Leftover::Owner::kAlive
                      : writer->gone ? Leftover::Owner::kGone
                                     : Leftover::Owner::kUnknown;
-  } else if (name.rfind("iter_", 0) == 0 &&
-             (ends_with_number_after(name, ".unusable-") || ends_with_number_after(name, ".replaced-"))) {
+  } else if (name.rfind("iter_", 0) == 0 && (ends_with_number_after(name, ".unusable-") ||
+                                             ends_with_number_after(name, ".replaced-"))) {
     leftover.kind = Leftover::Kind::kSetAside;
   } else {
     return std::nullopt;
@@ -69,9 +70,11 @@ std::vector<Leftover> find_leftovers(const fs::path& root) {
   if (error) throw_io_error("read folder", root, error.value());
   for (; it != end; it.increment(error)) {
     if (error) throw_io_error("read folder", root, error.value());
-    if (std::optional<Leftover> leftover = leftover_at(it->path())) found.push_back(std::move(*leftover));
+    if (std::optional<Leftover> leftover = leftover_at(it->path()))
+      found.push_back(std::move(*leftover));
   }
-  std::sort(found.begin(), found.end(), [](const Leftover& a, const Leftover& b) { return a.path < b.path; });
+  std::sort(found.begin(), found.end(),
+            [](const Leftover& a, const Leftover& b) { return a.path < b.path; });
   return found;
 }
 

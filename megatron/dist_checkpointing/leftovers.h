@@ -1,4 +1,5 @@
-// What interrupted writers and moved directories leave in a folder of checkpoints, for people to look at and to remove.
+// What interrupted writers and moved directories leave in a folder of checkpoints, for people to
+// look at and to remove.
 #pragma once
 
 #include <cstdint>
@@ -28,13 +29,15 @@ struct Leftover {
   bool is_dead() const { return owner == Owner::kNone || owner == Owner::kGone; }
 };
 
-// Those of a folder, by name. Writers of this machine are known by pid and start time and by their lock on the directory; one of
-// another machine counts as gone when nobody holds the lock and nothing changed for a day. A file that is written and renamed
-// (config.yaml.tmp-<pid>-<n>) does not name its machine: its writer counts as gone when no process of this machine has
-// the pid and nothing changed for an hour. Throws Error when the folder cannot be read.
+// Those of a folder, by name. Writers of this machine are known by pid and start time and by their
+// lock on the directory; one of another machine counts as gone when nobody holds the lock and
+// nothing changed for a day. A file that is written and renamed (config.yaml.tmp-<pid>-<n>) does
+// not name its machine: its writer counts as gone when no process of this machine has the pid and
+// nothing changed for an hour. Throws Error when the folder cannot be read.
 std::vector<Leftover> find_leftovers(const std::filesystem::path& root);
 
-// Removes one that is dead, after having looked again. Returns whether it was removed. Throws Error when it cannot be.
+// Removes one that is dead, after having looked again. Returns whether it was removed. Throws Error
+// when it cannot be.
 bool remove_leftover(const Leftover& leftover);
 
 }  // namespace megatron

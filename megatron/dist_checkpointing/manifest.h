@@ -1,8 +1,8 @@
-// What `manifest.json` of a checkpoint says: which file holds which part of which logical tensor, and the checksums of
-// every byte. docs/formats/checkpoint.md is the grammar.
+// What `manifest.json` of a checkpoint says: which file holds which part of which logical tensor,
+// and the checksums of every byte. docs/formats/checkpoint.md is the grammar.
 //
-// A directory is a checkpoint exactly when its manifest is whole. No parallel layout is recorded: fragments are boxes of
-// global tensors, so that a reader needs nothing but the parts it wants.
+// A directory is a checkpoint exactly when its manifest is whole. No parallel layout is recorded:
+// fragments are boxes of global tensors, so that a reader needs nothing but the parts it wants.
 #pragma once
 
 #include <cstdint>
@@ -21,10 +21,12 @@ inline constexpr int kCheckpointFormatVersion = 1;
 inline constexpr uint64_t kCheckpointBlockBytes = 1 << 20;
 inline constexpr const char* kManifestName = "manifest.json";
 
-// A part of a logical tensor as it lies in a file: the elements [flat_begin, flat_end) of the row-major box, contiguous.
+// A part of a logical tensor as it lies in a file: the elements [flat_begin, flat_end) of the
+// row-major box, contiguous.
 struct Fragment {
-  int file = 0;         // index in Manifest::files
-  // From the file's data section; a multiple of the element's size, but for files of another program.
+  int file = 0;  // index in Manifest::files
+  // From the file's data section; a multiple of the element's size, but for files of another
+  // program.
   uint64_t offset = 0;
   Box box;
   int64_t flat_begin = 0;
@@ -44,8 +46,8 @@ struct StoredTensor {
   std::vector<Fragment> fragments;
 };
 
-// A file of the checkpoint. The first header_bytes have a checksum of their own; what follows (the data section) has one per
-// block of kCheckpointBlockBytes, the last block being shorter.
+// A file of the checkpoint. The first header_bytes have a checksum of their own; what follows (the
+// data section) has one per block of kCheckpointBlockBytes, the last block being shorter.
 struct StoredFile {
   std::string name;  // relative to the directory, with forward slashes
   uint64_t bytes = 0;
@@ -66,11 +68,13 @@ struct Manifest {
 // The text of manifest.json; its last member is the XXH3-128 of everything before it.
 std::string encode_manifest(const Manifest& manifest);
 
-// Parses and checks: checksum, version, every offset against its file, and that the fragments of every tensor cover it
-// exactly once (not when `complete` is false: one rank's part). `name` is used in errors. Throws Error.
+// Parses and checks: checksum, version, every offset against its file, and that the fragments of
+// every tensor cover it exactly once (not when `complete` is false: one rank's part). `name` is
+// used in errors. Throws Error.
 Manifest parse_manifest(std::string_view text, std::string_view name, bool complete = true);
 
-// Throws Error unless the fragments of every tensor cover it exactly once and lie inside their files.
+// Throws Error unless the fragments of every tensor cover it exactly once and lie inside their
+// files.
 void check_manifest(const Manifest& manifest, std::string_view name);
 
 }  // namespace megatron

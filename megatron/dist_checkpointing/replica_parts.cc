@@ -8,7 +8,9 @@ std::vector<ReplicaPart> divide_among_replicas(std::span<const TensorSize> tenso
   int64_t total = 0;
   for (const TensorSize& tensor : tensors) total += tensor.elements * tensor.element_bytes;
   // Where the part of a replica begins; no product of bytes and ranks, which may not fit.
-  const auto cut = [&](int replica) { return total / replicas * replica + total % replicas * replica / replicas; };
+  const auto cut = [&](int replica) {
+    return total / replicas * replica + total % replicas * replica / replicas;
+  };
   std::vector<ReplicaPart> parts;
   int replica = 0;
   int64_t start = 0;  // of the tensor, in bytes
@@ -19,7 +21,8 @@ std::vector<ReplicaPart> divide_among_replicas(std::span<const TensorSize> tenso
       // The first element that begins at or behind the next cut belongs to the next replica.
       while (replica + 1 < replicas && start + begin * bytes >= cut(replica + 1)) ++replica;
       int64_t end = elements;
-      if (replica + 1 < replicas) end = std::min(elements, (cut(replica + 1) - start + bytes - 1) / bytes);
+      if (replica + 1 < replicas)
+        end = std::min(elements, (cut(replica + 1) - start + bytes - 1) / bytes);
       parts.push_back({i, replica, begin, end});
       begin = end;
     }

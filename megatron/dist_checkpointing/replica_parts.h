@@ -21,9 +21,9 @@ struct ReplicaPart {
   bool operator==(const ReplicaPart&) const = default;
 };
 
-// The tensors, laid one after another, are cut into `replicas` stretches of equal bytes, to an element: a part of a large tensor
-// or many small ones. In the order of tensors and elements; every element is in one part, a tensor without elements in one
-// empty part of replica 0.
+// The tensors, laid one after another, are cut into `replicas` stretches of equal bytes, to an
+// element: a part of a large tensor or many small ones. In the order of tensors and elements; every
+// element is in one part, a tensor without elements in one empty part of replica 0.
 std::vector<ReplicaPart> divide_among_replicas(std::span<const TensorSize> tensors, int replicas);
 
 }  // namespace megatron

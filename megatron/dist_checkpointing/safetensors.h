@@ -1,8 +1,10 @@
-// The safetensors format: 8 bytes of little-endian header length, a JSON header padded with spaces to a multiple of 8,
-// then the tensors' bytes, contiguous, little-endian and row-major, in the order of their offsets.
+// The safetensors format: 8 bytes of little-endian header length, a JSON header padded with spaces
+// to a multiple of 8, then the tensors' bytes, contiguous, little-endian and row-major, in the
+// order of their offsets.
 //
-// The reader trusts nothing: header size, offsets, gaps, overlaps, duplicate names, shapes and element types are checked
-// before any byte of data is used. Written files keep every element aligned to its own size.
+// The reader trusts nothing: header size, offsets, gaps, overlaps, duplicate names, shapes and
+// element types are checked before any byte of data is used. Written files keep every element
+// aligned to its own size.
 #pragma once
 
 #include <cstddef>
@@ -37,12 +39,13 @@ struct SafetensorsHeader {
   uint64_t data_bytes = 0;
 };
 
-// Parses the header at the start of a file of `file_bytes` bytes. `bytes` holds at least the length and the header (more is
-// ignored); `name` is used in errors. Throws Error.
+// Parses the header at the start of a file of `file_bytes` bytes. `bytes` holds at least the length
+// and the header (more is ignored); `name` is used in errors. Throws Error.
 SafetensorsHeader parse_safetensors_header(std::span<const std::byte> bytes, uint64_t file_bytes,
                                            std::string_view name);
 
-// Orders the entries by falling element size (stable), assigns begin and end, and returns the length prefix and header text.
+// Orders the entries by falling element size (stable), assigns begin and end, and returns the
+// length prefix and header text.
 std::string encode_safetensors_header(std::vector<SafetensorsEntry>& entries,
                                       const std::map<std::string, std::string>& metadata);
 
@@ -76,7 +79,8 @@ struct SafetensorsTensor {
 };
 
 // Writes a file that appears completely or not at all.
-void write_safetensors(const std::filesystem::path& path, std::span<const SafetensorsTensor> tensors,
+void write_safetensors(const std::filesystem::path& path,
+                       std::span<const SafetensorsTensor> tensors,
                        const std::map<std::string, std::string>& metadata = {});
 
 }  // namespace megatron

@@ -29,7 +29,8 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// What becomes one tensor of this rank's file: the part of one piece that lies in the tensor's flat range.
+// What becomes one tensor of this rank's file: the part of one piece that lies in the tensor's flat
+// range.
 struct Source {
   const ShardedTensor* tensor;
   const ShardPiece* piece;
@@ -37,11 +38,14 @@ struct Source {
   std::string entry_name;
 };
 
-// The tensor's own name when it is whole, so that other readers find it; else the name, the box and the flat range.
+// The tensor's own name when it is whole, so that other readers find it; else the name, the box and
+// the flat range.
 std::string entry_name(const ShardedTensor& tensor, const Fragment& fragment) {
-  if (fragment.box.shape == tensor.global_shape && fragment.flat_end - fragment.flat_begin == fragment.box.num_elements())
+  if (fragment.box.shape == tensor.global_shape &&
+      fragment.flat_end - fragment.flat_begin == fragment.box.num_elements())
     return tensor.key;
-  std::string name = tensor.key + "@" + shape_string(fragment.box.offset) + "+" + shape_string(fragment.box.shape);
+  std::string name =
+      tensor.key + "@" + shape_string(fragment.box.offset) + "+" + shape_string(fragment.box.shape);
   if (fragment.flat_end - fragment.flat_begin != fragment.box.num_elements())
     name += cat(":", fragment.flat_begin, "-", fragment.flat_end);
   name.erase(std::remove(name.begin(), name.end(), ' '), name.end());
@@ -54,8 +58,10 @@ std::vector<Source> sources_of(const std::vector<ShardedTensor>& tensors) {
     for (const ShardPiece& piece : tensor.pieces) {
       Source source{&tensor, &piece, {}, {}};
       source.fragment.box = piece.global;
-      source.fragment.flat_begin = count_before(tensor.local_shape, piece.local_offset, piece.global.shape, tensor.flat_begin);
-      source.fragment.flat_end = count_before(tensor.local_shape, piece.local_offset, piece.global.shape, tensor.flat_end);
+      source.fragment.flat_begin = count_before(tensor.local_shape, piece.local_offset,
+                                                piece.global.shape, tensor.flat_begin);
+      source.fragment.flat_end =
+          count_before(tensor.local_shape, piece.local_offset, piece.global.shape, tensor.flat_end);
       if (source.fragment.flat_begin == source.fragment.flat_end) continue;
       source.entry_name = entry_name(tensor, source.fragment);
       sources.push_back(std::move(source));
@@ -73,15 +79,18 @@ void write_source(const Source& source, const void* memory, BlockWriter& out) {
   const Fragment& fragment = source.fragment;
   const int64_t element_bytes = size_of(tensor.dtype);
   const char* data = static_cast<const char*>(memory);
-  Overlap(fragment.box, fragment.flat_begin, fragment.flat_end, tensor.local_shape, *source.piece, tensor.flat_begin,
-          tensor.flat_end)
-      .for_each_run(fragment.flat_begin, fragment.flat_end, [&](int64_t, int64_t local_flat, int64_t count) {
-        out.write(data + (local_flat - tensor.flat_begin) * element_bytes, static_cast<size_t>(count * element_bytes));
-      });
+  Overlap(fragment.box, fragment.flat_begin, fragment.flat_end, tensor.local_shape, *source.piece,
+          tensor.flat_begin, tensor.flat_end)
+      .for_each_run(fragment.flat_begin, fragment.flat_end,
+                    [&](int64_t, int64_t local_flat, int64_t count) {
+                      out.write(data + (local_flat - tensor.flat_begin) * element_bytes,
+                                static_cast<size_t>(count * element_bytes));
+                    });
 }
 
 // What was just written, read back from the medium.
-void read_back(const fs::path& directory, const StoredFile& file, const std::function<void()>& progress) {
+void read_back(const fs::path& directory, const StoredFile& file,
+               const std::function<void()>& progress) {
   VerifyOptions options;
   options.from_disk = true;
   options.progress = progress;
@@ -91,7 +100,8 @@ void read_back(const fs::path& directory, const StoredFile& file, const std::fun
     throw;
   } catch (const Error& error) {
     const std::string text = error.what();
-    throw Error(cat(text.substr(0, text.find('\n')), "\ndetail: it was written a moment ago and is read back otherwise"
+    throw Error(cat(text.substr(0, text.find('\n')),
+                    "\ndetail: it was written a moment ago and is read back otherwise"
                     "\nhint: the disk, its controller or the memory of this machine fails"));
   }
 }
@@ -115,7 +125,8 @@ Manifest write_rank(const fs::path& directory, const SaveRequest& request, Agree
     const Fragment& fragment = source.fragment;
     const bool whole = fragment.flat_end - fragment.flat_begin == fragment.box.num_elements();
     entries.push_back({source.entry_name, source.tensor->dtype,
-                       whole ? fragment.box.shape : std::vector<int64_t>{fragment.flat_end - fragment.flat_begin}});
+                       whole ? fragment.box.shape
+                             : std::vector<int64_t>{fragment.flat_end - fragment.flat_begin}});
   }
   const std::string header = encode_safetensors_header(
       entries, {{"format", "pt"}, {"megatron_iteration", std::to_string(request.iteration)}});
@@ -142,11 +153,13 @@ void merge(Manifest& all, const Manifest& part, size_t rank) {
   const int base = static_cast<int>(all.files.size());
   all.files.insert(all.files.end(), part.files.begin(), part.files.end());
   for (const auto& [key, tensor] : part.tensors) {
-    const auto [place, added] = all.tensors.try_emplace(key, StoredTensor{tensor.dtype, tensor.shape, {}});
+    const auto [place, added] =
+        all.tensors.try_emplace(key, StoredTensor{tensor.dtype, tensor.shape, {}});
     StoredTensor& stored = place->second;
-    MEGATRON_CHECK(stored.dtype == tensor.dtype && stored.shape == tensor.shape, "rank ", rank, " describes ", key, " as ",
-                   to_string(tensor.dtype), " ", shape_string(tensor.shape), ", a lower rank as ", to_string(stored.dtype),
-                   " ", shape_string(stored.shape));
+    MEGATRON_CHECK(stored.dtype == tensor.dtype && stored.shape == tensor.shape, "rank ", rank,
+                   " describes ", key, " as ", to_string(tensor.dtype), " ",
+                   shape_string(tensor.shape), ", a lower rank as ", to_string(stored.dtype), " ",
+                   shape_string(stored.shape));
     for (Fragment fragment : tensor.fragments) {
       fragment.file += base;
       stored.fragments.push_back(std::move(fragment));
@@ -163,7 +176,8 @@ std::string utc_now() {
   return text;
 }
 
-// One save of one rank. The phases are separated by agreements: every rank learns of any rank's failure.
+// One save of one rank. The phases are separated by agreements: every rank learns of any rank's
+// failure.
 class Saver {
  public:
   explicit Saver(const SaveRequest& request)
@@ -186,7 +200,8 @@ class Saver {
   bool is_zero() const { return agreement_.rank() == 0; }
 
   void phases() {
-    const std::string prepared = decide_together(agreement_, [&] { return stands_in_the_way() ? "" : prepare(); });
+    const std::string prepared =
+        decide_together(agreement_, [&] { return stands_in_the_way() ? "" : prepare(); });
     temporary_ = prepared.empty() ? judge_existing() : prepared;
     std::string part;
     const std::string failure = outcome_of([&] {
@@ -194,7 +209,8 @@ class Saver {
       for (const StoredFile& file : written.files) result_.bytes += file.bytes;
       part = encode_manifest(written);
     });
-    const std::vector<std::string> parts = agreement_.gather(failure.empty() ? "+" + part : "-" + failure);
+    const std::vector<std::string> parts =
+        agreement_.gather(failure.empty() ? "+" + part : "-" + failure);
     decide_together(agreement_, [&] {
       publish(parts);
       return std::string();
@@ -212,7 +228,8 @@ class Saver {
 
   // Whether something bears the name already.
   bool stands_in_the_way() const {
-    MEGATRON_CHECK(request_.iteration >= 0, "a checkpoint of iteration ", request_.iteration, " cannot be named");
+    MEGATRON_CHECK(request_.iteration >= 0, "a checkpoint of iteration ", request_.iteration,
+                   " cannot be named");
     std::error_code ignored;
     return fs::exists(fs::symlink_status(result_.directory, ignored));
   }
@@ -244,12 +261,14 @@ class Saver {
     for (size_t rank = 0; rank < parts.size(); ++rank) {
       const std::string who = cat("rank ", rank);
       MEGATRON_CHECK(!parts[rank].empty() && parts[rank][0] == '+',
-                     parts.size() > 1 ? who + ": " : std::string(), parts[rank].substr(std::min<size_t>(1, parts[rank].size())));
+                     parts.size() > 1 ? who + ": " : std::string(),
+                     parts[rank].substr(std::min<size_t>(1, parts[rank].size())));
       merge(manifest, parse_manifest(std::string_view(parts[rank]).substr(1), who, false), rank);
       agreement_.progress();
     }
     std::set<fs::path> folders = {temporary_};
-    for (const auto& [name, contents] : request_.files) write_extra(name, contents, manifest, folders);
+    for (const auto& [name, contents] : request_.files)
+      write_extra(name, contents, manifest, folders);
     check_manifest(manifest, result_.directory.string());
     for (const StoredFile& file : manifest.files) result_.total_bytes += file.bytes;
     const std::string text = encode_manifest(manifest);
@@ -264,11 +283,12 @@ class Saver {
     put_in_place();
   }
 
-  void write_extra(const std::string& name, const std::string& contents, Manifest& manifest, std::set<fs::path>& folders) {
+  void write_extra(const std::string& name, const std::string& contents, Manifest& manifest,
+                   std::set<fs::path>& folders) {
     MEGATRON_CHECK(name != kManifestName, "a file stored in a checkpoint may not be called ", name);
     const fs::path relative(name);
-    MEGATRON_CHECK(!name.empty() && relative.is_relative() && relative == relative.lexically_normal() &&
-                       *relative.begin() != "..",
+    MEGATRON_CHECK(!name.empty() && relative.is_relative() &&
+                       relative == relative.lexically_normal() && *relative.begin() != "..",
                    "\"", name, "\" is no name of a file inside a checkpoint");
     fs::path folder = temporary_;
     for (const auto& part : relative.parent_path()) {
@@ -282,7 +302,8 @@ class Saver {
     result_.bytes += contents.size();
   }
 
-  // What is wrong with a directory that appeared under the name since the start, as far as its manifest tells.
+  // What is wrong with a directory that appeared under the name since the start, as far as its
+  // manifest tells.
   std::vector<std::string> problems_of_newcomer() const {
     try {
       const Checkpoint newcomer(result_.directory);
@@ -298,13 +319,15 @@ class Saver {
   void put_in_place() {
     if (stands_in_the_way()) {
       const std::vector<std::string> problems = existing_ ? *existing_ : problems_of_newcomer();
-      MEGATRON_CHECK(existing_ || !problems.empty(), result_.directory.string(),
-                     ": appeared while this checkpoint was written\nhint: two jobs save to the same folder");
+      MEGATRON_CHECK(
+          existing_ || !problems.empty(), result_.directory.string(),
+          ": appeared while this checkpoint was written\nhint: two jobs save to the same folder");
       if (problems.empty() && exchange_paths(temporary_, result_.directory)) {
         published_ = true;
         sync_directory(request_.root);
         const auto progress = [this] { agreement_.progress(); };
-        const std::string failure = outcome_of([&] { remove_tree(temporary_, progress); });  // now the replaced one
+        // Now the replaced one
+        const std::string failure = outcome_of([&] { remove_tree(temporary_, progress); });
         if (!failure.empty()) result_.warnings.push_back(failure);
         return;
       }
@@ -339,8 +362,9 @@ class Saver {
     });
     if (!failure.empty()) result_.warnings.push_back(failure);
     failure = outcome_of([&] {
-      for (std::string& warning : apply_retention(request_.root, request_.iteration, request_.retention,
-                                                 [this] { agreement_.progress(); }))
+      for (std::string& warning :
+           apply_retention(request_.root, request_.iteration, request_.retention,
+                           [this] { agreement_.progress(); }))
         result_.warnings.push_back(std::move(warning));
     });
     if (!failure.empty()) result_.warnings.push_back(failure);
@@ -359,7 +383,8 @@ class Saver {
   SaveResult result_;
   fs::path temporary_;
   std::unique_ptr<DirectoryLock> lock_;
-  std::optional<std::vector<std::string>> existing_;  // what is wrong with the directory that bore the name at the start
+  // What is wrong with the directory that bore the name at the start
+  std::optional<std::vector<std::string>> existing_;
   bool made_temporary_ = false, published_ = false;
 };
 

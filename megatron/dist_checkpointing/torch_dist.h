@@ -2,10 +2,11 @@
 //
 //   metadata.json          {"sharded_backend": "torch_dist", ...}; written last
 //   .metadata              a pickle: shape and chunks of every tensor, and file, offset and length
-//   of every item
+//                          of every item
 //   __<rank>_<n>.distcp    items one after the other, each a file of torch.save: a tensor, or a
-//   list with one object common.pt              torch.save of a dict: args, iteration, ...; or the
-//   object common_state in the data files
+//                          list with one object
+//   common.pt              torch.save of a dict: args, iteration, ...; or the object common_state
+//                          in the data files
 //
 // Pickles are read by dist_checkpointing/pickle.h: nothing of a checkpoint is executed.
 #pragma once

@@ -31,8 +31,8 @@ class Shares {
     if (options_.num_shares == 1) return true;
     if (total_ == 0) return options_.share == 0;
     using Wide = unsigned __int128;
-    return static_cast<uint64_t>(Wide{position} * static_cast<unsigned>(options_.num_shares) / total_) ==
-           static_cast<uint64_t>(options_.share);
+    return static_cast<uint64_t>(Wide{position} * static_cast<unsigned>(options_.num_shares) /
+                                 total_) == static_cast<uint64_t>(options_.share);
   }
 
  private:
@@ -43,7 +43,7 @@ class Shares {
 // What one share has to read.
 struct FileWork {
   size_t file = 0;
-  bool header = false;  // and the size
+  bool header = false;          // and the size
   uint64_t begin = 0, end = 0;  // blocks
 };
 
@@ -76,7 +76,8 @@ class Verifier {
   std::vector<std::string> run(const std::vector<FileWork>& work) {
     for (size_t begin = 0; begin < work.size(); begin += kMaxOpenFiles) {
       const size_t end = std::min(work.size(), begin + kMaxOpenFiles);
-      run_some(std::vector<FileWork>(work.begin() + static_cast<ptrdiff_t>(begin), work.begin() + static_cast<ptrdiff_t>(end)));
+      run_some(std::vector<FileWork>(work.begin() + static_cast<ptrdiff_t>(begin),
+                                     work.begin() + static_cast<ptrdiff_t>(end)));
       files_.clear();
     }
     std::sort(problems_.begin(), problems_.end());
@@ -93,14 +94,17 @@ class Verifier {
         if (options_.from_disk) in->forget_cached_pages();
         if (item.header) verify_header(*in, file);
         files_[item.file] = std::move(in);
-        for (uint64_t block = item.begin; block < item.end; ++block) blocks.push_back({item.file, block});
+        for (uint64_t block = item.begin; block < item.end; ++block)
+          blocks.push_back({item.file, block});
       });
     }
     const auto body = [&](int64_t begin, int64_t end) {
       std::vector<std::byte> buffer;
       for (int64_t i = begin; i < end; ++i) {
         const auto [file, block] = blocks[static_cast<size_t>(i)];
-        attempt([&, file = file, block = block] { read_block(*files_.at(file), manifest_.files[file], block, buffer); });
+        attempt([&, file = file, block = block] {
+          read_block(*files_.at(file), manifest_.files[file], block, buffer);
+        });
         if (options_.progress) options_.progress();
       }
     };
@@ -148,7 +152,8 @@ std::vector<std::string> separated(const std::string& text) {
 
 }  // namespace
 
-std::vector<std::string> verify_checkpoint(const fs::path& directory, const VerifyOptions& options) {
+std::vector<std::string> verify_checkpoint(const fs::path& directory,
+                                           const VerifyOptions& options) {
   Manifest manifest;
   try {
     const InputFile in(directory / kManifestName);
@@ -162,7 +167,8 @@ std::vector<std::string> verify_checkpoint(const fs::path& directory, const Veri
   return Verifier(directory, manifest, options).run(plan(manifest, options));
 }
 
-std::vector<std::string> verify_checkpoint(const fs::path& directory, Agreement& ranks, VerifyOptions options) {
+std::vector<std::string> verify_checkpoint(const fs::path& directory, Agreement& ranks,
+                                           VerifyOptions options) {
   options.share = ranks.rank();
   options.num_shares = ranks.size();
   options.progress = [&ranks] { ranks.progress(); };
@@ -175,7 +181,10 @@ std::vector<std::string> verify_checkpoint(const fs::path& directory, Agreement&
     own = "+" + joined(problems);
   } catch (const std::exception& error) {
     failure = std::current_exception();
-    own = cat(failure_class(error) == FailureClass::kRetry ? "~" : "!", ranks.size() > 1 ? cat("rank ", ranks.rank(), " cannot verify its part: ") : std::string(), error.what());
+    own = cat(
+        failure_class(error) == FailureClass::kRetry ? "~" : "!",
+        ranks.size() > 1 ? cat("rank ", ranks.rank(), " cannot verify its part: ") : std::string(),
+        error.what());
   }
   const std::vector<std::string> all = ranks.gather(own);
   const std::string verdict = ranks.broadcast([&]() -> std::string {
@@ -189,7 +198,8 @@ std::vector<std::string> verify_checkpoint(const fs::path& directory, Agreement&
     return "+" + joined(list);
   }());
   if (failure && ranks.size() == 1) std::rethrow_exception(failure);
-  if (!verdict.starts_with('+')) throw_access_error(verdict.substr(1), /*may_retry=*/verdict[0] == '~');
+  if (!verdict.starts_with('+'))
+    throw_access_error(verdict.substr(1), /*may_retry=*/verdict[0] == '~');
   return separated(verdict.substr(1));
 }
 

@@ -4,9 +4,15 @@
 
 namespace megatron {
 
-BucketSequence::BucketSequence(std::vector<int> order, std::vector<std::vector<int>> members, std::vector<int> uses)
-    : order_(std::move(order)), members_(std::move(members)), uses_(std::move(uses)), bucket_of_(uses_.size(), -1),
-      reports_(uses_.size(), 0), round_(members_.size(), 0), missing_(members_.size(), 0) {
+BucketSequence::BucketSequence(std::vector<int> order, std::vector<std::vector<int>> members,
+                               std::vector<int> uses)
+    : order_(std::move(order)),
+      members_(std::move(members)),
+      uses_(std::move(uses)),
+      bucket_of_(uses_.size(), -1),
+      reports_(uses_.size(), 0),
+      round_(members_.size(), 0),
+      missing_(members_.size(), 0) {
   for (size_t bucket = 0; bucket < members_.size(); ++bucket) {
     for (int parameter : members_[bucket]) bucket_of_[parameter] = static_cast<int>(bucket);
   }
@@ -17,7 +23,8 @@ void BucketSequence::restart(int64_t rounds, int64_t passes) {
   passes_ = passes;
   reduced_ = 0;
   reports_.assign(reports_.size(), 0);
-  for (size_t bucket = 0; bucket < members_.size(); ++bucket) count_missing(static_cast<int>(bucket), 0);
+  for (size_t bucket = 0; bucket < members_.size(); ++bucket)
+    count_missing(static_cast<int>(bucket), 0);
 }
 
 bool BucketSequence::report(int parameter) {
@@ -49,7 +56,8 @@ int BucketSequence::advance() {
 void BucketSequence::count_missing(int bucket, int64_t round) {
   round_[bucket] = round;
   missing_[bucket] = 0;
-  for (int parameter : members_[bucket]) missing_[bucket] += reports_[parameter] < reports_due(parameter, round);
+  for (int parameter : members_[bucket])
+    missing_[bucket] += reports_[parameter] < reports_due(parameter, round);
 }
 
 }  // namespace megatron

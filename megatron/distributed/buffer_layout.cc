@@ -50,8 +50,9 @@ class Planner {
  private:
   void close(bool own = false) {
     if (open_.empty()) return;
-    const int64_t unit = options_.num_shards > 1 ? std::lcm(options_.num_shards, options_.shard_alignment)
-                                                 : kParameterAlignment;
+    const int64_t unit = options_.num_shards > 1
+                             ? std::lcm(options_.num_shards, options_.shard_alignment)
+                             : kParameterAlignment;
     end_ = round_up(end_, unit);
     layout_.buckets.push_back({bucket_begin_, end_, std::move(open_), own, unit_, frozen_, table_});
     open_.clear();
@@ -73,7 +74,8 @@ class Planner {
 std::string part_of_model(const std::string& name) {
   constexpr std::string_view kLayers = ".layers.";
   const size_t first = name.find('.');
-  if (first == std::string::npos || name.compare(first, kLayers.size(), kLayers) != 0) return name.substr(0, first);
+  if (first == std::string::npos || name.compare(first, kLayers.size(), kLayers) != 0)
+    return name.substr(0, first);
   return name.substr(0, name.find('.', first + kLayers.size()));
 }
 
@@ -97,8 +99,10 @@ std::vector<int> sharding_units(const std::vector<std::string>& names) {
   return units;
 }
 
-BufferLayout plan_buffer(const std::vector<BufferParameter>& parameters, const BufferOptions& options) {
-  MEGATRON_ASSERT(options.bucket_size >= 0 && options.num_shards >= 1 && options.shard_alignment >= 1);
+BufferLayout plan_buffer(const std::vector<BufferParameter>& parameters,
+                         const BufferOptions& options) {
+  MEGATRON_ASSERT(options.bucket_size >= 0 && options.num_shards >= 1 &&
+                  options.shard_alignment >= 1);
   Planner planner(parameters.size(), options);
   for (const bool frozen : {false, true}) {
     if (frozen) planner.end_trained();

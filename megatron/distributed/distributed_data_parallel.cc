@@ -36,8 +36,9 @@ int64_t bucket_size(const DistributedDataParallelConfig& config, ShardingStrateg
 void log_gathering(const PartGather& gather) {
   static std::once_flag once;
   std::call_once(once, [&] {
-    log_info(gather.copies() ? std::string("parameters are gathered by copies between the GPUs of this host")
-                             : "parameters are gathered by collectives: " + gather.obstacle());
+    log_info(gather.copies()
+                 ? std::string("parameters are gathered by copies between the GPUs of this host")
+                 : "parameters are gathered by collectives: " + gather.obstacle());
   });
 }
 
@@ -124,9 +125,11 @@ void DistributedDataParallel::plan(const DistributedDataParallelConfig& config) 
   const std::vector<int> units = sharding_units(names);
   int64_t trained_elements = 0;
   for (const Parameter* parameter : layout_.parameters) {
-    const bool embedding = parameter->role == ParameterRole::kEmbedding, tied = embedding && parameter->uses > 1;
+    const bool embedding = parameter->role == ParameterRole::kEmbedding,
+               tied = embedding && parameter->uses > 1;
     parameters.push_back({num_elements(*parameter), tied || is_shared(*parameter),
-                          shard_values_ ? units[parameters.size()] : 0, !parameter->trainable, embedding});
+                          shard_values_ ? units[parameters.size()] : 0, !parameter->trainable,
+                          embedding});
     if (parameter->trainable) trained_elements += parameters.back().num_elements;
   }
   BufferOptions options;
@@ -244,10 +247,12 @@ void DistributedDataParallel::grad_ready(Parameter& parameter) {
   MEGATRON_ASSERT(!too_often, "gradient of ", parameter.name,
                   " was reported more often than this step's passes use it");
   if (!shard_grads_ && !overlap_grads_) return;
-  while (const std::optional<int> bucket = sequence_->next_ready()) grads_->reduce(*bucket, sequence_->in_last_round());
+  while (const std::optional<int> bucket = sequence_->next_ready())
+    grads_->reduce(*bucket, sequence_->in_last_round());
 }
 
-std::vector<Parameter*> DistributedDataParallel::record_gradients(const std::function<void()>& pass) {
+std::vector<Parameter*> DistributedDataParallel::record_gradients(
+    const std::function<void()>& pass) {
   MEGATRON_ASSERT(!shard_grads_, "sharded gradients lie elsewhere in every pass");
   std::vector<Parameter*> reported;
   recorded_ = &reported;
@@ -279,7 +284,8 @@ void DistributedDataParallel::zero_grad(int64_t passes) {
 void DistributedDataParallel::finish_grad_sync() {
   const bool alone = layout_.groups.shard.size() == 1 && layout_.groups.replica.size() == 1;
   MEGATRON_ASSERT(in_step_ || alone, "zero_grad() begins a step");
-  while (const std::optional<int> bucket = sequence_->next_left()) grads_->reduce(*bucket, sequence_->in_last_round());
+  while (const std::optional<int> bucket = sequence_->next_left())
+    grads_->reduce(*bucket, sequence_->in_last_round());
   grads_->finish();
   sum_partial_gradients();
   sum_shared_gradients();
@@ -327,9 +333,9 @@ std::vector<StateTensor> DistributedDataParallel::state() const {
   });
 }
 
-std::vector<StateTensor> DistributedDataParallel::describe(const std::string& prefix,
-                                                           at::ScalarType type, bool trainable_only,
-                                                           const std::function<at::Tensor(size_t, const FlatSlot&)>& part) const {
+std::vector<StateTensor> DistributedDataParallel::describe(
+    const std::string& prefix, at::ScalarType type, bool trainable_only,
+    const std::function<at::Tensor(size_t, const FlatSlot&)>& part) const {
   std::vector<StateTensor> all;
   const at::Tensor nothing = at::empty({0}, values_->flat().options().dtype(type));
   std::vector<int> entry_of(layout_.parameters.size(), -1);

@@ -1,4 +1,5 @@
-// Flags of data parallelism: what is sharded over the data ranks, and when gradients and parameters travel.
+// Flags of data parallelism: what is sharded over the data ranks, and when gradients and parameters
+// travel.
 #pragma once
 
 #include <cstdint>
@@ -8,14 +9,16 @@
 
 namespace megatron {
 
-// What the data ranks divide among themselves; each step includes the ones before it (ZeRO stages 0 to 3).
+// What the data ranks divide among themselves; each step includes the ones before it (ZeRO stages 0
+// to 3).
 enum class ShardingStrategy { kNoShard, kOptim, kOptimGrads, kOptimGradsParams };
 
 struct DistributedDataParallelConfig : Config {
   // -- sharding
   bool use_distributed_optimizer = false;
   bool use_megatron_fsdp = false;
-  ShardingStrategy data_parallel_sharding_strategy = ShardingStrategy::kOptimGradsParams;  // of use_megatron_fsdp
+  // Of use_megatron_fsdp
+  ShardingStrategy data_parallel_sharding_strategy = ShardingStrategy::kOptimGradsParams;
   int64_t num_distributed_optimizer_instances = 1;
 
   // -- communication

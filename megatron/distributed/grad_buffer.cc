@@ -13,7 +13,8 @@ namespace megatron {
 namespace {
 
 // Sums by copies pay where they run beside a backward.
-PartReduce make_part_reduce(const ShardedLayout& layout, const at::TensorOptions& options, const GradReduction& reduction) {
+PartReduce make_part_reduce(const ShardedLayout& layout, const at::TensorOptions& options,
+                            const GradReduction& reduction) {
   int64_t largest = 0;
   for (int bucket = 0; bucket < layout.buffer.num_trained_buckets; ++bucket)
     largest = std::max(largest, layout.shard_elements(bucket));
@@ -90,7 +91,7 @@ class WholeGrads final : public GradBuffer {
     int bucket;
     at::Tensor own;
     std::shared_ptr<Work> work;
-    bool between_instances;      // work is the second of the two sums
+    bool between_instances;  // work is the second of the two sums
   };
 
   // A parameter that got no gradient has a zero one.
@@ -126,7 +127,8 @@ class ShardedGrads final : public GradBuffer {
         filling_(layout.buffer.buckets.size()),
         written_(layout.parameters.size(), false),
         summed_(layout.buffer.buckets.size(), false) {
-    for (int bucket = 0; bucket < layout.buffer.num_trained_buckets; ++bucket) gaps_.push_back(gaps_of(bucket));
+    for (int bucket = 0; bucket < layout.buffer.num_trained_buckets; ++bucket)
+      gaps_.push_back(gaps_of(bucket));
   }
 
   GradTarget target(int parameter) override {
@@ -159,7 +161,8 @@ class ShardedGrads final : public GradBuffer {
     at::Tensor input = std::exchange(filling_[bucket], at::Tensor());
     if (reduction_.in_bf16) input = input.to(at::kBFloat16);
     sums_.push_back(
-        parts_.start(input, shard_.narrow(0, own_begin(bucket), layout_.shard_elements(bucket)), summed_[bucket]));
+        parts_.start(input, shard_.narrow(0, own_begin(bucket), layout_.shard_elements(bucket)),
+                     summed_[bucket]));
     summed_[bucket] = true;
     if (!reduction_.overlap) finish_all_but(0);
   }
@@ -182,7 +185,8 @@ class ShardedGrads final : public GradBuffer {
     const BufferBucket& range = layout_.buffer.buckets[bucket];
     std::vector<BufferSlot> slots;
     for (const int parameter : range.parameters) slots.push_back(layout_.buffer.slots[parameter]);
-    std::sort(slots.begin(), slots.end(), [](const BufferSlot& a, const BufferSlot& b) { return a.begin < b.begin; });
+    std::sort(slots.begin(), slots.end(),
+              [](const BufferSlot& a, const BufferSlot& b) { return a.begin < b.begin; });
     const int64_t first = layout_.bucket_begin(bucket);
     std::vector<Gap> gaps;
     int64_t end = first;
@@ -201,8 +205,9 @@ class ShardedGrads final : public GradBuffer {
     for (; sums_.size() > count; sums_.pop_front()) sums_.front()->wait();
   }
 
-  // A bucket that takes gradients: only the gaps between parameters are written, until they are. While it fills, the last sum
-  // may be under way: the backward waits for none that has had the time of a bucket.
+  // A bucket that takes gradients: only the gaps between parameters are written, until they are.
+  // While it fills, the last sum may be under way: the backward waits for none that has had the
+  // time of a bucket.
   at::Tensor& whole(int bucket) {
     at::Tensor& filling = filling_[bucket];
     if (filling.defined()) return filling;
@@ -226,10 +231,10 @@ class ShardedGrads final : public GradBuffer {
   const GradReduction reduction_;
   at::Tensor shard_;
   PartReduce parts_;
-  std::vector<std::vector<Gap>> gaps_;  // by trained bucket
-  std::vector<at::Tensor> filling_;  // by bucket; undefined: takes no gradient now
-  std::vector<bool> written_;        // by parameter: there is a gradient in the bucket
-  std::vector<bool> summed_;         // by bucket: there is a sum of this step in the shard
+  std::vector<std::vector<Gap>> gaps_;      // by trained bucket
+  std::vector<at::Tensor> filling_;         // by bucket; undefined: takes no gradient now
+  std::vector<bool> written_;               // by parameter: there is a gradient in the bucket
+  std::vector<bool> summed_;                // by bucket: there is a sum of this step in the shard
   std::deque<std::shared_ptr<Work>> sums_;  // that are under way, in the order of their start
 };
 

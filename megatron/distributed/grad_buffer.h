@@ -12,8 +12,8 @@
 namespace megatron {
 
 struct GradReduction {
-  bool overlap = false;  // a reduction may still run when the next gradients are computed
-  bool in_bf16 = false;  // what travels; every sum that is kept is fp32
+  bool overlap = false;     // a reduction may still run when the next gradients are computed
+  bool in_bf16 = false;     // what travels; every sum that is kept is fp32
   bool peer_copies = true;  // parts are copied out of the peers' memory where that is possible
 };
 
@@ -47,8 +47,8 @@ std::unique_ptr<GradBuffer> make_whole_grads(const ShardedLayout& layout, at::Te
 // Every rank keeps its own parts. A bucket that takes gradients is whole for a moment; each
 // reduce() scatters it into the parts. A table of embeddings is whole until the last pass: a pass
 // writes few of its rows, and the sum of all of them would be the longest of all. Instances are
-// summed once, by finish(). Memory: 4 bytes per trained element and shard, and the buckets in flight:
-// the ones that are being filled and the last one reduced.
+// summed once, by finish(). Memory: 4 bytes per trained element and shard, and the buckets in
+// flight: the ones that are being filled and the last one reduced.
 std::unique_ptr<GradBuffer> make_sharded_grads(const ShardedLayout& layout,
                                                at::TensorOptions options,
                                                const GradReduction& reduction);

@@ -41,7 +41,9 @@ void PartGather::finish_reading() {
 
 void PartGather::written() {
   if (!peers_) return;
-  MEGATRON_ASSERT(!reading_, "values that peers may be reading were written: values_will_change() comes before");
+  MEGATRON_ASSERT(
+      !reading_,
+      "values that peers may be reading were written: values_will_change() comes before");
   meet();
 }
 

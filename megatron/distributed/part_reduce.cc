@@ -21,10 +21,12 @@ int64_t piece_elements(int64_t peers, int64_t largest_part, int64_t staged) {
   return std::min(largest_part, std::max(staged / peers / kAlignment, int64_t{1}) * kAlignment);
 }
 
-// A reduce-scatter into this rank's part of `whole`, which is added to the target when it is waited for.
+// A reduce-scatter into this rank's part of `whole`, which is added to the target when it is waited
+// for.
 class ScatteredSum final : public Work {
  public:
-  ScatteredSum(const ProcessGroup& group, const at::Tensor& whole, const at::Tensor& target, bool accumulate)
+  ScatteredSum(const ProcessGroup& group, const at::Tensor& whole, const at::Tensor& target,
+               bool accumulate)
       : sum_(whole.narrow(0, group.rank() * target.numel(), target.numel())),
         target_(target),
         accumulate_(accumulate),
@@ -32,7 +34,8 @@ class ScatteredSum final : public Work {
   void wait() override {
     if (!work_) return;
     work_->wait();
-    if (accumulate_ || sum_.const_data_ptr() != target_.const_data_ptr()) sum_parts({sum_}, target_, accumulate_);
+    if (accumulate_ || sum_.const_data_ptr() != target_.const_data_ptr())
+      sum_parts({sum_}, target_, accumulate_);
     work_.reset();
     sum_.reset();
   }
@@ -50,8 +53,8 @@ int64_t staging_elements(int64_t group_size, int64_t largest_part, int64_t stage
   return 2 * (group_size - 1) * piece_elements(group_size - 1, largest_part, staged);
 }
 
-PartReduce::PartReduce(const ProcessGroup& group, int64_t largest_part, const at::TensorOptions& options, bool peer_copies,
-                       int64_t staged)
+PartReduce::PartReduce(const ProcessGroup& group, int64_t largest_part,
+                       const at::TensorOptions& options, bool peer_copies, int64_t staged)
     : group_(group) {
   if (!peer_copies || staging_elements(group.size(), largest_part, staged) == 0) return;
   const int64_t peers = group.size() - 1;
@@ -64,7 +67,8 @@ PartReduce::PartReduce(const ProcessGroup& group, int64_t largest_part, const at
   if (!peers_) memory_ = staging_ = at::Tensor();
 }
 
-std::shared_ptr<Work> PartReduce::start(const at::Tensor& whole, const at::Tensor& target, bool accumulate) {
+std::shared_ptr<Work> PartReduce::start(const at::Tensor& whole, const at::Tensor& target,
+                                        bool accumulate) {
   if (!peers_) return std::make_shared<ScatteredSum>(group_, whole, target, accumulate);
   const int64_t count = target.numel();
   return peers_->run([&] {
@@ -84,7 +88,9 @@ void PartReduce::write_piece(const at::Tensor& whole, int64_t begin, int64_t cou
   for (int step = 1; step < size; ++step) {  // no two ranks write to the same one at a time
     const int to = (own + step) % size;
     const int place = own < to ? own : own - 1;  // among the peers of `to`
-    copies.push_back({to, staging_.storage_offset() - memory_.storage_offset() + (half_ * (size - 1) + place) * piece_,
+    copies.push_back({to,
+                      staging_.storage_offset() - memory_.storage_offset() +
+                          (half_ * (size - 1) + place) * piece_,
                       whole.narrow(0, to * (whole.numel() / size) + begin, count)});
   }
   peers_->write(std::move(copies));
@@ -100,12 +106,15 @@ void PartReduce::meet() {
   }
 }
 
-void PartReduce::add_piece(const at::Tensor& whole, const at::Tensor& target, bool accumulate, int64_t begin, int64_t count) {
+void PartReduce::add_piece(const at::Tensor& whole, const at::Tensor& target, bool accumulate,
+                           int64_t begin, int64_t count) {
   const int own = group_.rank();
   std::vector<at::Tensor> parts;
   for (int rank = 0; rank < group_.size(); ++rank) {
     parts.push_back(rank == own ? whole.narrow(0, own * target.numel() + begin, count)
-                                : staging_.select(0, half_).select(0, rank < own ? rank : rank - 1).narrow(0, 0, count));
+                                : staging_.select(0, half_)
+                                      .select(0, rank < own ? rank : rank - 1)
+                                      .narrow(0, 0, count));
   }
   sum_parts(parts, target.narrow(0, begin, count), accumulate);
 }

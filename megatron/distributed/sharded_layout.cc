@@ -10,8 +10,9 @@ DataParallelGroups make_data_parallel_groups(const ParallelGroups& groups,
   const ProcessGroup& all = groups.dp_cp;
   if (config.strategy() == ShardingStrategy::kNoShard) return {ProcessGroup(), all};
   const int instances = static_cast<int>(config.num_distributed_optimizer_instances);
-  MEGATRON_CHECK(instances >= 1 && all.size() % instances == 0, "--num-distributed-optimizer-instances ", instances,
-                 " does not divide the ", all.size(), " ranks that hold the same weights");
+  MEGATRON_CHECK(instances >= 1 && all.size() % instances == 0,
+                 "--num-distributed-optimizer-instances ", instances, " does not divide the ",
+                 all.size(), " ranks that hold the same weights");
   if (instances == 1) return {all, ProcessGroup()};
   const int shards = all.size() / instances;
   const int instance = all.rank() / shards, shard = all.rank() % shards;

@@ -1,4 +1,5 @@
-// What the value and gradient buffers of one store share: its parameters, where they lie, and who holds which part.
+// What the value and gradient buffers of one store share: its parameters, where they lie, and who
+// holds which part.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -12,15 +13,15 @@
 
 namespace megatron {
 
-// The ranks that hold different tokens of the same weights, as a grid: shards of one instance, copies of one shard.
-// Without sharding an instance is one rank.
+// The ranks that hold different tokens of the same weights, as a grid: shards of one instance,
+// copies of one shard. Without sharding an instance is one rank.
 struct DataParallelGroups {
   ProcessGroup shard;    // neighbours, which divide every bucket among themselves
   ProcessGroup replica;  // ranks of other instances that hold the same part
 };
 
-// Collective over groups.dp_cp. Throws Error when the instances do not divide the data ranks. Model chunks of one rank share
-// one result.
+// Collective over groups.dp_cp. Throws Error when the instances do not divide the data ranks. Model
+// chunks of one rank share one result.
 DataParallelGroups make_data_parallel_groups(const ParallelGroups& groups,
                                              const DistributedDataParallelConfig& config);
 
@@ -32,9 +33,12 @@ struct ShardedLayout {
 
   int num_buckets() const { return static_cast<int>(buffer.buckets.size()); }
   int64_t bucket_begin(int bucket) const { return buffer.buckets[bucket].begin; }
-  int64_t bucket_elements(int bucket) const { return buffer.buckets[bucket].end - buffer.buckets[bucket].begin; }
+  int64_t bucket_elements(int bucket) const {
+    return buffer.buckets[bucket].end - buffer.buckets[bucket].begin;
+  }
   int64_t shard_elements(int bucket) const { return bucket_elements(bucket) / groups.shard.size(); }
-  // Where this rank's part of a bucket begins: in the whole bucket, and in the row of this rank's parts of all buckets.
+  // Where this rank's part of a bucket begins: in the whole bucket, and in the row of this rank's
+  // parts of all buckets.
   int64_t shard_begin(int bucket) const { return groups.shard.rank() * shard_elements(bucket); }
   int64_t packed_begin(int bucket) const { return bucket_begin(bucket) / groups.shard.size(); }
   int64_t packed_elements() const { return buffer.num_elements / groups.shard.size(); }
@@ -42,7 +46,8 @@ struct ShardedLayout {
     return buffer.num_trained_elements / groups.shard.size();
   }
 
-  // A view shaped like parameter `index` of a tensor that holds its whole bucket, or the whole buffer.
+  // A view shaped like parameter `index` of a tensor that holds its whole bucket, or the whole
+  // buffer.
   at::Tensor view_in_bucket(const at::Tensor& bucket, int index) const;
   at::Tensor view_in_buffer(const at::Tensor& flat, int index) const;
 };

@@ -15,9 +15,13 @@ namespace {
 
 class WholeValues final : public ValueBuffer {
  public:
-  WholeValues(const ShardedLayout& layout, at::TensorOptions options, const ValueGathering& gathering)
-      : layout_(layout), overlap_(gathering.overlap), values_(at::zeros({layout.buffer.num_elements}, options)),
-        gather_(layout.groups.shard, values_, gathering.peer_copies), gathers_(layout.buffer.buckets.size()) {
+  WholeValues(const ShardedLayout& layout, at::TensorOptions options,
+              const ValueGathering& gathering)
+      : layout_(layout),
+        overlap_(gathering.overlap),
+        values_(at::zeros({layout.buffer.num_elements}, options)),
+        gather_(layout.groups.shard, values_, gathering.peer_copies),
+        gathers_(layout.buffer.buckets.size()) {
     for (size_t i = 0; i < layout.parameters.size(); ++i)
       layout.parameters[i]->value = layout.view_in_buffer(values_, static_cast<int>(i));
   }
@@ -28,7 +32,9 @@ class WholeValues final : public ValueBuffer {
   }
   void release(int) override {}
   const at::Tensor& flat() const override { return values_; }
-  int64_t own_begin(int bucket) const override { return layout_.bucket_begin(bucket) + layout_.shard_begin(bucket); }
+  int64_t own_begin(int bucket) const override {
+    return layout_.bucket_begin(bucket) + layout_.shard_begin(bucket);
+  }
 
   const PartGather& gather() const override { return gather_; }
 
@@ -44,8 +50,10 @@ class WholeValues final : public ValueBuffer {
     gathering_ = true;
     const int end = frozen_too ? layout_.num_buckets() : layout_.buffer.num_trained_buckets;
     for (int bucket = end; bucket-- > 0;) {  // the forward needs the last bucket first
-      const at::Tensor whole = values_.narrow(0, layout_.bucket_begin(bucket), layout_.bucket_elements(bucket));
-      gathers_[bucket] = gather_.gather(whole, {layout_.bucket_begin(bucket), layout_.shard_elements(bucket)});
+      const at::Tensor whole =
+          values_.narrow(0, layout_.bucket_begin(bucket), layout_.bucket_elements(bucket));
+      gathers_[bucket] =
+          gather_.gather(whole, {layout_.bucket_begin(bucket), layout_.shard_elements(bucket)});
     }
     if (!overlap_) finish();
   }
@@ -98,9 +106,14 @@ class Successors {
 
 class ShardedValues final : public ValueBuffer {
  public:
-  ShardedValues(const ShardedLayout& layout, at::TensorOptions options, const ValueGathering& gathering)
-      : layout_(layout), overlap_(gathering.overlap), shard_(at::zeros({layout.packed_elements()}, options)),
-        gather_(layout.groups.shard, shard_, gathering.peer_copies), nothing_(at::empty({0}, options)), gathered_(layout.buffer.buckets.size()) {
+  ShardedValues(const ShardedLayout& layout, at::TensorOptions options,
+                const ValueGathering& gathering)
+      : layout_(layout),
+        overlap_(gathering.overlap),
+        shard_(at::zeros({layout.packed_elements()}, options)),
+        gather_(layout.groups.shard, shard_, gathering.peer_copies),
+        nothing_(at::empty({0}, options)),
+        gathered_(layout.buffer.buckets.size()) {
     for (Parameter* parameter : layout.parameters) parameter->value = nothing_;
     std::map<int, int> layer_of_unit;
     for (int bucket = 0; bucket < layout.num_buckets(); ++bucket) {
@@ -155,7 +168,8 @@ class ShardedValues final : public ValueBuffer {
 
   void edit(const std::function<void(Parameter&)>& visitor) override {
     free_unused();
-    MEGATRON_ASSERT(num_gathered_ == 0, num_gathered_, " gathered layers are in use while their values are edited");
+    MEGATRON_ASSERT(num_gathered_ == 0, num_gathered_,
+                    " gathered layers are in use while their values are edited");
     for (int layer = static_cast<int>(layers_.size()); layer-- > 0;) {
       gather_layer(layer);
       for (const int bucket : layers_[layer].buckets) {
@@ -196,7 +210,9 @@ class ShardedValues final : public ValueBuffer {
     int users = 0;
   };
 
-  at::Tensor own(int bucket) const { return shard_.narrow(0, own_begin(bucket), layout_.shard_elements(bucket)); }
+  at::Tensor own(int bucket) const {
+    return shard_.narrow(0, own_begin(bucket), layout_.shard_elements(bucket));
+  }
 
   void wait(int bucket) {
     std::shared_ptr<Work>& work = gathered_[bucket].work;
@@ -214,7 +230,8 @@ class ShardedValues final : public ValueBuffer {
     peak_gathered_ = std::max(peak_gathered_, ++num_gathered_);
   }
 
-  // On a GPU the memory may be used again by later work of the current stream, which by then has waited for the gather.
+  // On a GPU the memory may be used again by later work of the current stream, which by then has
+  // waited for the gather.
   void free_unused_but(int keep, int keep_too) {
     for (int index = 0; index < static_cast<int>(layers_.size()); ++index) {
       Layer& layer = layers_[index];
@@ -232,7 +249,7 @@ class ShardedValues final : public ValueBuffer {
   const bool overlap_;
   at::Tensor shard_;
   PartGather gather_;
-  at::Tensor nothing_;  // [0]; type and device of a value
+  at::Tensor nothing_;              // [0]; type and device of a value
   std::vector<Gathered> gathered_;  // by bucket
   std::vector<Layer> layers_;
   std::vector<int> layer_of_;  // by bucket
@@ -243,13 +260,15 @@ class ShardedValues final : public ValueBuffer {
 
 }  // namespace
 
-std::unique_ptr<ValueBuffer> make_whole_values(const ShardedLayout& layout, at::TensorOptions options,
+std::unique_ptr<ValueBuffer> make_whole_values(const ShardedLayout& layout,
+                                               at::TensorOptions options,
                                                const ValueGathering& gathering) {
   return std::make_unique<WholeValues>(layout, options, gathering);
 }
 
-std::unique_ptr<ValueBuffer> make_sharded_values(const ShardedLayout& layout, at::TensorOptions options,
-                                               const ValueGathering& gathering) {
+std::unique_ptr<ValueBuffer> make_sharded_values(const ShardedLayout& layout,
+                                                 at::TensorOptions options,
+                                                 const ValueGathering& gathering) {
   return std::make_unique<ShardedValues>(layout, options, gathering);
 }
 

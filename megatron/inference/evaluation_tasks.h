@@ -7,9 +7,11 @@
 //   lambada      {"text"}: the last word, after the last space
 //   hellaswag    {"ctx_a", "ctx_b", "activity_label", "endings", "label"}
 //   arc          {"question", "choices": {"text", "label"}, "answerKey"}, or that nested as AI2
-//   publishes it piqa         {"goal", "sol1", "sol2", "label"} mmlu         {"question", "choices"
-//   (4), "answer" (0..3 or A..D), "subject" (optional)} race         {"article", "question",
-//   "options", "answer"}, or several: "problems", or "questions", "options", "answers"
+//                publishes it
+//   piqa         {"goal", "sol1", "sol2", "label"}
+//   mmlu         {"question", "choices" (4), "answer" (0..3 or A..D), "subject" (optional)}
+//   race         {"article", "question", "options", "answer"}, or several: "problems", or
+//                "questions", "options", "answers"
 #pragma once
 
 #include <cstdint>

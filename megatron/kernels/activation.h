@@ -1,10 +1,12 @@
-// Activations of the MLP. Computed in fp32 (fp64 for fp64), rounded once; each element alone, so that the result does
-// not depend on how rows are shared out (ATen's GELU does, by its vector tails).
+// Activations of the MLP. Computed in fp32 (fp64 for fp64), rounded once; each element alone, so
+// that the result does not depend on how rows are shared out (ATen's GELU does, by its vector
+// tails).
 //
 //   kGelu          y = x Phi(x) = x (1 + erf(x / sqrt(2))) / 2  x [rows, f]
 //   kGeluTanh      y = x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))) / 2
 //   kSquaredRelu   y = max(x, 0)^2
-//   kSwiglu        y = silu(x1) * x2                            x [rows, 2 f] = [x1 | x2], y [rows, f]
+//   kSwiglu        y = silu(x1) * x2                            x [rows, 2 f] = [x1 | x2], y [rows,
+//                  f]
 //   kGeglu         y = gelu_tanh(x1) * x2
 //   kQuickGeglu    y = x1 * sigmoid(1.702 x1) * (x2 + offset)
 #pragma once

@@ -1,7 +1,6 @@
-#include "megatron/kernels/activation.h"
-
 #include <algorithm>
 
+#include "megatron/kernels/activation.h"
 #include "megatron/kernels/detail/activation_math.h"
 #include "megatron/kernels/detail/amax_cpu.h"
 #include "megatron/kernels/detail/block_io.h"
@@ -112,19 +111,23 @@ void measure_rows(const ActivationArgs& args, int64_t columns, int64_t begin, in
 }
 
 bool is_gated(ActivationKernel kind) {
-  return kind == ActivationKernel::kSwiglu || kind == ActivationKernel::kGeglu || kind == ActivationKernel::kQuickGeglu;
+  return kind == ActivationKernel::kSwiglu || kind == ActivationKernel::kGeglu ||
+         kind == ActivationKernel::kQuickGeglu;
 }
 
 }  // namespace
 
 void activation_forward_cpu(const ActivationArgs& args, int64_t row_begin, int64_t row_end) {
-  with_accumulator(args.dtype,
-                   [&](auto acc) { activation_rows<decltype(acc)>(args, false, row_begin, row_end); });
+  with_accumulator(args.dtype, [&](auto acc) {
+    activation_rows<decltype(acc)>(args, false, row_begin, row_end);
+  });
   measure_rows(args, args.features, row_begin, row_end);
 }
 
 void activation_backward_cpu(const ActivationArgs& args, int64_t row_begin, int64_t row_end) {
-  with_accumulator(args.dtype, [&](auto acc) { activation_rows<decltype(acc)>(args, true, row_begin, row_end); });
+  with_accumulator(args.dtype, [&](auto acc) {
+    activation_rows<decltype(acc)>(args, true, row_begin, row_end);
+  });
   measure_rows(args, is_gated(args.kind) ? 2 * args.features : args.features, row_begin, row_end);
 }
 

@@ -18,14 +18,15 @@ constexpr int kWarps = kThreads / 32;
 
 void check_launch(const char* kernel) {
   const cudaError_t error = cudaGetLastError();
-  MEGATRON_CHECK(error == cudaSuccess, kernel, ": CUDA launch failed: ", cudaGetErrorName(error), ": ",
-                 cudaGetErrorString(error));
+  MEGATRON_CHECK(error == cudaSuccess, kernel, ": CUDA launch failed: ", cudaGetErrorName(error),
+                 ": ", cudaGetErrorString(error));
 }
 
 // Sum over the threads of a block, in a fixed order; valid in thread 0.
 __device__ double block_sum(double value) {
   __shared__ double warp_sums[kWarps];
-  for (int offset = 16; offset > 0; offset /= 2) value += __shfl_down_sync(0xffffffffu, value, offset);
+  for (int offset = 16; offset > 0; offset /= 2)
+    value += __shfl_down_sync(0xffffffffu, value, offset);
   if (threadIdx.x % 32 == 0) warp_sums[threadIdx.x / 32] = value;
   __syncthreads();
   double sum = 0.0;
@@ -65,9 +66,11 @@ __global__ void step_control_kernel(StepState* state, ParameterSchedule schedule
   step_control(*state, schedule, rules, inputs);
 }
 
-__device__ void store_value(float master, __nv_bfloat16* value) { *value = __float2bfloat16_rn(master); }
+__device__ void store_value(float master, __nv_bfloat16* value) {
+  *value = __float2bfloat16_rn(master);
+}
 __device__ void store_value(float master, __half* value) { *value = __float2half_rn(master); }
-__device__ void store_value(float, float*) {}     // the master weight is the value
+__device__ void store_value(float, float*) {}  // the master weight is the value
 __device__ void store_value(double, double*) {}
 
 // What the update needs from the record, once per block of threads, in double before the cast.
@@ -113,7 +116,8 @@ struct AdamW {
 struct StateQuad {
   float4 grad, master, exp_avg, exp_avg_sq;
 
-  __device__ __forceinline__ void load(const float* g, const float* p, const float* m, const float* v, int64_t i) {
+  __device__ __forceinline__ void load(const float* g, const float* p, const float* m,
+                                       const float* v, int64_t i) {
     grad = __ldcs(reinterpret_cast<const float4*>(g + i));
     master = __ldcs(reinterpret_cast<const float4*>(p + i));
     exp_avg = __ldcs(reinterpret_cast<const float4*>(m + i));
@@ -126,7 +130,8 @@ struct StateQuad {
     adamw(grad.w, master.w, exp_avg.w, exp_avg_sq.w);
   }
   template <class Value>
-  __device__ __forceinline__ void store(float* p, float* m, float* v, Value* value, int64_t i) const {
+  __device__ __forceinline__ void store(float* p, float* m, float* v, Value* value,
+                                        int64_t i) const {
     __stcs(reinterpret_cast<float4*>(p + i), master);
     __stcs(reinterpret_cast<float4*>(m + i), exp_avg);
     __stcs(reinterpret_cast<float4*>(v + i), exp_avg_sq);
@@ -143,7 +148,8 @@ struct StateQuad {
   }
 };
 
-// `in_quads`: the arrays are aligned to 16 bytes (values to 8). The first loads come before the factors are known.
+// `in_quads`: the arrays are aligned to 16 bytes (values to 8). The first loads come before the
+// factors are known.
 template <class T, class Value>
 __global__ void __launch_bounds__(kThreads)
     adamw_kernel(const T* __restrict__ grad, T* __restrict__ master, T* __restrict__ exp_avg,
@@ -186,7 +192,8 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 __device__ float load_state(DType type, const void* state, int64_t i) {
-  if (type == DType::kBFloat16) return __bfloat162float(static_cast<const __nv_bfloat16*>(state)[i]);
+  if (type == DType::kBFloat16)
+    return __bfloat162float(static_cast<const __nv_bfloat16*>(state)[i]);
   return static_cast<const float*>(state)[i];
 }
 
@@ -199,29 +206,33 @@ __device__ void store_state(DType type, void* state, int64_t i, float x, uint32_
 }
 
 // adamw_kernel with states of either type; the types are the same for all threads.
-__global__ void adamw_narrow_kernel(UpdateBuffers buffers, const UpdateBlock* __restrict__ blocks, const StepState* state,
-                                    AdamWConstants constants) {
+__global__ void adamw_narrow_kernel(UpdateBuffers buffers, const UpdateBlock* __restrict__ blocks,
+                                    const StepState* state, AdamWConstants constants) {
   if (state->skip != 0) return;
   const UpdateBlock block = blocks[blockIdx.x];
   __shared__ AdamWFactors<float> shared;
   if (threadIdx.x == 0) shared = adamw_factors<float>(*state, block, constants);
   __syncthreads();
   const AdamWFactors<float> f = shared;
-  const float beta1 = static_cast<float>(constants.beta1), one_minus_beta1 = static_cast<float>(1.0 - constants.beta1);
-  const float beta2 = static_cast<float>(constants.beta2), one_minus_beta2 = static_cast<float>(1.0 - constants.beta2);
+  const float beta1 = static_cast<float>(constants.beta1),
+              one_minus_beta1 = static_cast<float>(1.0 - constants.beta1);
+  const float beta2 = static_cast<float>(constants.beta2),
+              one_minus_beta2 = static_cast<float>(1.0 - constants.beta2);
   const float eps = static_cast<float>(constants.eps);
   const uint64_t step = static_cast<uint64_t>(state->adam_steps);
   const float* grad = static_cast<const float*>(buffers.grad);
   for (int64_t offset = threadIdx.x; offset < block.count; offset += kThreads) {
     const int64_t i = block.begin + offset;
     const uint64_t place = static_cast<uint64_t>(block.first_place + offset);
-    uint32_t words[4] = {static_cast<uint32_t>(place), static_cast<uint32_t>(place >> 32), static_cast<uint32_t>(step),
-                         static_cast<uint32_t>(step >> 32)};
+    uint32_t words[4] = {static_cast<uint32_t>(place), static_cast<uint32_t>(place >> 32),
+                         static_cast<uint32_t>(step), static_cast<uint32_t>(step >> 32)};
     philox_rounds(words[0], words[1], words[2], words[3], static_cast<uint32_t>(block.key),
                   static_cast<uint32_t>(block.key >> 32));
     const float g = grad[i] * f.factor;
-    const float m = beta1 * load_state(buffers.exp_avg_type, buffers.exp_avg, i) + one_minus_beta1 * g;
-    const float v = beta2 * load_state(buffers.exp_avg_sq_type, buffers.exp_avg_sq, i) + one_minus_beta2 * (g * g);
+    const float m =
+        beta1 * load_state(buffers.exp_avg_type, buffers.exp_avg, i) + one_minus_beta1 * g;
+    const float v = beta2 * load_state(buffers.exp_avg_sq_type, buffers.exp_avg_sq, i) +
+                    one_minus_beta2 * (g * g);
     const float p = load_state(buffers.master_type, buffers.master, i) * f.keep -
                     f.step_size * (m / (sqrt(v) * f.inverse_root2 + eps));
     store_state(buffers.master_type, buffers.master, i, p, words[0]);
@@ -239,7 +250,8 @@ __global__ void adamw_narrow_kernel(UpdateBuffers buffers, const UpdateBlock* __
 template <class T, class Value>
 __global__ void sgd_kernel(const T* __restrict__ grad, T* __restrict__ master,
                            T* __restrict__ momentum_buffer, Value* __restrict__ value,
-                           const UpdateBlock* __restrict__ blocks, const StepState* state, T momentum) {
+                           const UpdateBlock* __restrict__ blocks, const StepState* state,
+                           T momentum) {
   if (state->skip != 0) return;
   const UpdateBlock block = blocks[blockIdx.x];
   const T factor = static_cast<T>(state->grad_factor);
@@ -258,7 +270,9 @@ __global__ void sgd_kernel(const T* __restrict__ grad, T* __restrict__ master,
 template <class T, class Value>
 void launch_adamw(const UpdateBuffers& buffers, const UpdateBlock* blocks, int64_t num_blocks,
                   const StepState* state, const AdamWConstants& constants, cudaStream_t stream) {
-  const auto is_aligned = [](const void* pointer, uintptr_t to) { return reinterpret_cast<uintptr_t>(pointer) % to == 0; };
+  const auto is_aligned = [](const void* pointer, uintptr_t to) {
+    return reinterpret_cast<uintptr_t>(pointer) % to == 0;
+  };
   const bool in_quads = is_aligned(buffers.grad, 16) && is_aligned(buffers.master, 16) &&
                         is_aligned(buffers.exp_avg, 16) && is_aligned(buffers.exp_avg_sq, 16) &&
                         is_aligned(buffers.value, 8);
@@ -293,17 +307,17 @@ Types types_of(const UpdateBuffers& buffers) {
 
 }  // namespace
 
-void sum_of_squares_cuda(const UpdateBuffers& buffers, const UpdateBlock* blocks, int64_t num_blocks,
-                         double* partials, double* sum, void* stream) {
+void sum_of_squares_cuda(const UpdateBuffers& buffers, const UpdateBlock* blocks,
+                         int64_t num_blocks, double* partials, double* sum, void* stream) {
   cudaStream_t on = static_cast<cudaStream_t>(stream);
   if (num_blocks > 0) {
     const unsigned grid = static_cast<unsigned>(num_blocks);
     if (buffers.element == DType::kFloat64) {
-      sum_of_squares_kernel<<<grid, kThreads, 0, on>>>(static_cast<const double*>(buffers.grad), blocks,
-                                                       partials);
+      sum_of_squares_kernel<<<grid, kThreads, 0, on>>>(static_cast<const double*>(buffers.grad),
+                                                       blocks, partials);
     } else {
-      sum_of_squares_kernel<<<grid, kThreads, 0, on>>>(static_cast<const float*>(buffers.grad), blocks,
-                                                       partials);
+      sum_of_squares_kernel<<<grid, kThreads, 0, on>>>(static_cast<const float*>(buffers.grad),
+                                                       blocks, partials);
     }
     check_launch("sum_of_squares");
   }
@@ -314,8 +328,8 @@ void sum_of_squares_cuda(const UpdateBuffers& buffers, const UpdateBlock* blocks
 void step_control_cuda(StepState* state, const ParameterSchedule& schedule, const StepRules& rules,
                        const double* sum_of_squares, const double* total_weight, int64_t samples,
                        void* stream) {
-  step_control_kernel<<<1, 1, 0, static_cast<cudaStream_t>(stream)>>>(state, schedule, rules, sum_of_squares,
-                                                                      total_weight, samples);
+  step_control_kernel<<<1, 1, 0, static_cast<cudaStream_t>(stream)>>>(
+      state, schedule, rules, sum_of_squares, total_weight, samples);
   check_launch("step_control");
 }
 
@@ -325,13 +339,15 @@ void adamw_cuda(const UpdateBuffers& buffers, const UpdateBlock* blocks, int64_t
   cudaStream_t on = static_cast<cudaStream_t>(stream);
   if (has_narrow_states(buffers)) {
     MEGATRON_ASSERT(buffers.element == DType::kFloat32, "narrow states need fp32 gradients");
-    adamw_narrow_kernel<<<static_cast<unsigned>(num_blocks), kThreads, 0, on>>>(buffers, blocks, state, constants);
+    adamw_narrow_kernel<<<static_cast<unsigned>(num_blocks), kThreads, 0, on>>>(buffers, blocks,
+                                                                                state, constants);
     return check_launch("adamw with narrow states");
   }
   switch (types_of(buffers)) {
     case Types::kDouble:
       return launch_adamw<double, double>(buffers, blocks, num_blocks, state, constants, on);
-    case Types::kFloat: return launch_adamw<float, float>(buffers, blocks, num_blocks, state, constants, on);
+    case Types::kFloat:
+      return launch_adamw<float, float>(buffers, blocks, num_blocks, state, constants, on);
     case Types::kFloatToBFloat16:
       return launch_adamw<float, __nv_bfloat16>(buffers, blocks, num_blocks, state, constants, on);
     case Types::kFloatToHalf:
@@ -346,10 +362,12 @@ void sgd_cuda(const UpdateBuffers& buffers, const UpdateBlock* blocks, int64_t n
   switch (types_of(buffers)) {
     case Types::kDouble:
       return launch_sgd<double, double>(buffers, blocks, num_blocks, state, momentum, on);
-    case Types::kFloat: return launch_sgd<float, float>(buffers, blocks, num_blocks, state, momentum, on);
+    case Types::kFloat:
+      return launch_sgd<float, float>(buffers, blocks, num_blocks, state, momentum, on);
     case Types::kFloatToBFloat16:
       return launch_sgd<float, __nv_bfloat16>(buffers, blocks, num_blocks, state, momentum, on);
-    case Types::kFloatToHalf: return launch_sgd<float, __half>(buffers, blocks, num_blocks, state, momentum, on);
+    case Types::kFloatToHalf:
+      return launch_sgd<float, __half>(buffers, blocks, num_blocks, state, momentum, on);
   }
 }
 

@@ -1,8 +1,8 @@
 // Gradient norm and fused parameter updates over flat buffers.
 //
-// All arrays of one optimizer share their offsets: element i of gradient, master weight, moments and value belong together.
-// Work is cut into blocks that never cross a parameter; results depend neither on the number of threads nor on the order
-// in which blocks run.
+// All arrays of one optimizer share their offsets: element i of gradient, master weight, moments
+// and value belong together. Work is cut into blocks that never cross a parameter; results depend
+// neither on the number of threads nor on the order in which blocks run.
 #pragma once
 
 #include <cstdint>
@@ -16,20 +16,20 @@ inline constexpr int64_t kUpdateBlockElements = 4096;
 
 // A run of elements of one parameter.
 struct UpdateBlock {
-  int64_t begin = 0;          // element offset in the flat buffers
-  int32_t count = 0;          // at most kUpdateBlockElements
+  int64_t begin = 0;  // element offset in the flat buffers
+  int32_t count = 0;  // at most kUpdateBlockElements
   int32_t lr_group = 0;
   float weight_decay_mult = 0.0f;
-  int32_t counts_in_norm = 1; // 0: another rank counts this part of the logical parameter
-  // Of narrow states: the index of the first element in the flattened global tensor, which those of the others follow, and
-  // the key of the parameter's draws.
+  int32_t counts_in_norm = 1;  // 0: another rank counts this part of the logical parameter
+  // Of narrow states: the index of the first element in the flattened global tensor, which those of
+  // the others follow, and the key of the parameter's draws.
   int64_t first_place = 0;
   uint64_t key = 0;
 };
 
-// The flat buffers. `element` is the type of the gradient (kFloat32 or kFloat64), and of master and moments unless these are
-// narrow: kBFloat16 instead of kFloat32, each for itself. `value` has `value_type`, or is null when the master weight is the
-// value.
+// The flat buffers. `element` is the type of the gradient (kFloat32 or kFloat64), and of master and
+// moments unless these are narrow: kBFloat16 instead of kFloat32, each for itself. `value` has
+// `value_type`, or is null when the master weight is the value.
 struct UpdateBuffers {
   DType element = DType::kFloat32;
   DType value_type = DType::kFloat32;
@@ -63,22 +63,24 @@ double block_sum_of_squares_cpu(const UpdateBuffers& buffers, const UpdateBlock&
 //   p -= lr / (1 - b1^t) * m / (sqrt(v) / sqrt(1 - b2^t) + eps);  value = p
 // Does nothing when state.skip. Moves 28 bytes per element in fp32, 30 with bf16 values.
 //
-// Narrow states are computed in fp32 and rounded up or down with the probabilities that make the mean exact, so that changes
-// below the spacing of bf16 are not lost. The draws of an element are the words 0 (master), 1 (exp_avg) and 2 (exp_avg_sq) of
-// the Philox block at the counter (place low, place high, t low, t high): they depend on no layout. All narrow: 16 bytes.
-// Source: Loshchilov and Hutter 2019 (arXiv:1711.05101).
+// Narrow states are computed in fp32 and rounded up or down with the probabilities that make the
+// mean exact, so that changes below the spacing of bf16 are not lost. The draws of an element are
+// the words 0 (master), 1 (exp_avg) and 2 (exp_avg_sq) of the Philox block at the counter (place
+// low, place high, t low, t high): they depend on no layout. All narrow: 16 bytes. Source:
+// Loshchilov and Hutter 2019 (arXiv:1711.05101).
 void adamw_block_cpu(const UpdateBuffers& buffers, const UpdateBlock& block, const StepState& state,
                      const AdamWConstants& constants);
 
-// SGD with momentum and coupled decay, as torch.optim.SGD: g += wd * p; b = momentum * b + g; p -= lr * b; value = p.
+// SGD with momentum and coupled decay, as torch.optim.SGD: g += wd * p; b = momentum * b + g; p -=
+// lr * b; value = p.
 void sgd_block_cpu(const UpdateBuffers& buffers, const UpdateBlock& block, const StepState& state,
                    double momentum);
 
 #if defined(MEGATRON_CUDA)
-// The same on a device; pointers are device memory, `stream` is a cudaStream_t. `partials` holds num_blocks doubles;
-// `sum` one double, assigned. Deterministic.
-void sum_of_squares_cuda(const UpdateBuffers& buffers, const UpdateBlock* blocks, int64_t num_blocks,
-                         double* partials, double* sum, void* stream);
+// The same on a device; pointers are device memory, `stream` is a cudaStream_t. `partials` holds
+// num_blocks doubles; `sum` one double, assigned. Deterministic.
+void sum_of_squares_cuda(const UpdateBuffers& buffers, const UpdateBlock* blocks,
+                         int64_t num_blocks, double* partials, double* sum, void* stream);
 // One thread: step_control() on the record. `total_weight` and `sum_of_squares` are device memory.
 void step_control_cuda(StepState* state, const ParameterSchedule& schedule, const StepRules& rules,
                        const double* sum_of_squares, const double* total_weight, int64_t samples,

@@ -1,4 +1,5 @@
-// The loops are plain so that the compiler vectorises them; this file is built with -O3 -fno-math-errno (CMakeLists.txt).
+// The loops are plain so that the compiler vectorises them; this file is built with -O3
+// -fno-math-errno (CMakeLists.txt).
 #include <immintrin.h>
 
 #include <cmath>
@@ -35,16 +36,19 @@ double sum_of_squares(const T* grad, int count) {
 }
 
 template <class T>
-void adamw(const T* __restrict grad, T* __restrict master, T* __restrict exp_avg, T* __restrict exp_avg_sq,
-           int count, const UpdateBlock& block, const StepState& state, const AdamWConstants& constants) {
+void adamw(const T* __restrict grad, T* __restrict master, T* __restrict exp_avg,
+           T* __restrict exp_avg_sq, int count, const UpdateBlock& block, const StepState& state,
+           const AdamWConstants& constants) {
   const double lr = state.lr[block.lr_group];
   const double t = static_cast<double>(state.adam_steps);
   const double correction1 = 1.0 - std::pow(constants.beta1, t);
   const double correction2 = 1.0 - std::pow(constants.beta2, t);
   const T factor = static_cast<T>(state.grad_factor);
   const T keep = static_cast<T>(1.0 - lr * state.weight_decay * block.weight_decay_mult);
-  const T beta1 = static_cast<T>(constants.beta1), one_minus_beta1 = static_cast<T>(1.0 - constants.beta1);
-  const T beta2 = static_cast<T>(constants.beta2), one_minus_beta2 = static_cast<T>(1.0 - constants.beta2);
+  const T beta1 = static_cast<T>(constants.beta1),
+          one_minus_beta1 = static_cast<T>(1.0 - constants.beta1);
+  const T beta2 = static_cast<T>(constants.beta2),
+          one_minus_beta2 = static_cast<T>(1.0 - constants.beta2);
   const T inverse_root2 = static_cast<T>(1.0 / std::sqrt(correction2));
   const T eps = static_cast<T>(constants.eps);
   const T step_size = static_cast<T>(lr / correction1);
@@ -89,20 +93,25 @@ void store_float16(const float* source, uint16_t* target, int count) {
     const __m128i half = _mm256_cvtps_ph(_mm256_loadu_ps(source + i), _MM_FROUND_TO_NEAREST_INT);
     _mm_storeu_si128(reinterpret_cast<__m128i*>(target + i), half);
   }
-  for (; i < count; ++i) target[i] = static_cast<uint16_t>(_cvtss_sh(source[i], _MM_FROUND_TO_NEAREST_INT));
+  for (; i < count; ++i)
+    target[i] = static_cast<uint16_t>(_cvtss_sh(source[i], _MM_FROUND_TO_NEAREST_INT));
 }
 
 // value = master, unless they are the same memory.
 void store_values(const UpdateBuffers& buffers, const UpdateBlock& block) {
   if (buffers.value == nullptr) return;
-  MEGATRON_ASSERT(buffers.element == DType::kFloat32, "values of another type need fp32 master weights");
+  MEGATRON_ASSERT(buffers.element == DType::kFloat32,
+                  "values of another type need fp32 master weights");
   const float* master = static_cast<const float*>(buffers.master) + block.begin;
   switch (buffers.value_type) {
     case DType::kBFloat16:
-      return store_bfloat16(master, static_cast<uint16_t*>(buffers.value) + block.begin, block.count);
+      return store_bfloat16(master, static_cast<uint16_t*>(buffers.value) + block.begin,
+                            block.count);
     case DType::kFloat16:
-      return store_float16(master, static_cast<uint16_t*>(buffers.value) + block.begin, block.count);
-    default: break;
+      return store_float16(master, static_cast<uint16_t*>(buffers.value) + block.begin,
+                           block.count);
+    default:
+      break;
   }
   MEGATRON_ASSERT(false, "no store for values of type ", to_string(buffers.value_type));
 }
@@ -123,7 +132,8 @@ struct Run {
     }
     data = static_cast<uint16_t*>(state) + first;
     const uint16_t* narrow = static_cast<const uint16_t*>(data);
-    for (int i = 0; i < count; ++i) wide[i] = float_from_bits(static_cast<uint32_t>(narrow[i]) << 16);
+    for (int i = 0; i < count; ++i)
+      wide[i] = float_from_bits(static_cast<uint32_t>(narrow[i]) << 16);
     return wide;
   }
   // `words`: the first one, four apart.
@@ -143,11 +153,13 @@ void adamw_narrow(const UpdateBuffers& buffers, const UpdateBlock& block, const 
   for (int done = 0; done < block.count; done += kRun) {
     const int count = block.count - done < kRun ? block.count - done : kRun;
     const int64_t first = block.begin + done;
-    philox_words_cpu(block.key, static_cast<uint64_t>(block.first_place + done), static_cast<uint32_t>(step),
-                     static_cast<uint32_t>(step >> 32), count, words);
-    adamw(static_cast<const float*>(buffers.grad) + first, master.open(buffers.master_type, buffers.master, first, count),
+    philox_words_cpu(block.key, static_cast<uint64_t>(block.first_place + done),
+                     static_cast<uint32_t>(step), static_cast<uint32_t>(step >> 32), count, words);
+    adamw(static_cast<const float*>(buffers.grad) + first,
+          master.open(buffers.master_type, buffers.master, first, count),
           exp_avg.open(buffers.exp_avg_type, buffers.exp_avg, first, count),
-          exp_avg_sq.open(buffers.exp_avg_sq_type, buffers.exp_avg_sq, first, count), count, block, state, constants);
+          exp_avg_sq.open(buffers.exp_avg_sq_type, buffers.exp_avg_sq, first, count), count, block,
+          state, constants);
     master.close(count, words);
     exp_avg.close(count, words + 1);
     exp_avg_sq.close(count, words + 2);

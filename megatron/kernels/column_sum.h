@@ -13,13 +13,14 @@ struct ColumnSum {
   DType dtype = DType::kFloat32;
   int64_t rows = 0;
   int64_t columns = 0;
-  const void* x = nullptr;    // [rows, columns]
-  void* partial = nullptr;    // [blocks, columns] fp32 (fp64 for fp64 x), assigned
+  const void* x = nullptr;  // [rows, columns]
+  void* partial = nullptr;  // [blocks, columns] fp32 (fp64 for fp64 x), assigned
 };
 void column_sum_cpu(const ColumnSum& sum, int64_t block_begin, int64_t block_end);
 void column_sum_cuda(const ColumnSum& sum, void* stream);
 
-// target[c] = beta * target[c] + sum over blocks of partial[block, c]; beta = 0 ignores what target held.
+// target[c] = beta * target[c] + sum over blocks of partial[block, c]; beta = 0 ignores what target
+// held.
 struct PartialSum {
   DType dtype = DType::kFloat32;         // of partial: fp32 or fp64
   DType target_dtype = DType::kFloat32;  // any floating type

@@ -1,8 +1,7 @@
-#include "megatron/kernels/column_sum.h"
-
 #include <algorithm>
 #include <vector>
 
+#include "megatron/kernels/column_sum.h"
 #include "megatron/kernels/detail/block_io.h"
 
 namespace megatron {
@@ -46,12 +45,15 @@ void add_partials(const PartialSum& sum, int64_t begin, int64_t end) {
 }  // namespace
 
 void column_sum_cpu(const ColumnSum& sum, int64_t block_begin, int64_t block_end) {
-  with_accumulator(sum.dtype, [&](auto acc) { sum_blocks<decltype(acc)>(sum, block_begin, block_end); });
+  with_accumulator(sum.dtype,
+                   [&](auto acc) { sum_blocks<decltype(acc)>(sum, block_begin, block_end); });
 }
 
 void partial_sum_cpu(const PartialSum& sum, int64_t column_begin, int64_t column_end) {
-  // A wide target needs a wide sum, even of narrow partial sums; the caller gives both the same type then.
-  with_accumulator(sum.dtype, [&](auto acc) { add_partials<decltype(acc)>(sum, column_begin, column_end); });
+  // A wide target needs a wide sum, even of narrow partial sums; the caller gives both the same
+  // type then.
+  with_accumulator(sum.dtype,
+                   [&](auto acc) { add_partials<decltype(acc)>(sum, column_begin, column_end); });
 }
 
 }  // namespace megatron

@@ -1,9 +1,8 @@
-#include "megatron/kernels/embedding.h"
-
 #include <cstring>
 #include <vector>
 
 #include "megatron/kernels/detail/block_io.h"
+#include "megatron/kernels/embedding.h"
 
 namespace megatron {
 
@@ -13,7 +12,8 @@ void embedding_forward_cpu(const EmbeddingForward& args, int64_t begin, int64_t 
     if (args.ids[i] < 0) {
       std::memset(out, 0, args.row_bytes);
     } else {
-      std::memcpy(out, static_cast<const char*>(args.weight) + args.ids[i] * args.row_bytes, args.row_bytes);
+      std::memcpy(out, static_cast<const char*>(args.weight) + args.ids[i] * args.row_bytes,
+                  args.row_bytes);
     }
   }
 }

@@ -32,7 +32,8 @@ constexpr int64_t kAmaxRun = 4096;  // elements of a range of the CPU version
 void amax_cpu(const Amax& args, int64_t run_begin, int64_t run_end);
 void amax_cuda(const Amax& args, void* stream);
 
-// A scale and its inverse; between them padding, since cuBLASLt reads inverse scales 16 bytes at a time.
+// A scale and its inverse; between them padding, since cuBLASLt reads inverse scales 16 bytes at a
+// time.
 constexpr int64_t kFp8InverseAt = 4, kFp8ScaleElements = 8;
 
 // One scale for the tensor. 2 bytes read and 1 written per element and output (bf16).
@@ -46,9 +47,10 @@ struct Fp8Cast {
   const float* amax = nullptr;         // [1]: the scale is fp8_scale(amax); or
   const float* given_scale = nullptr;  // [1]: the scale itself, 1 where it is 0
   float* new_amax = nullptr;           // [1] or null: = max(itself, largest |x|)
-  float* scale = nullptr;              // [kFp8ScaleElements], assigned: the scale, and its inverse at kFp8InverseAt
-  uint8_t* in_rows = nullptr;          // [rows, columns] or null, assigned
-  uint8_t* in_columns = nullptr;       // [columns, rows] or null, assigned
+  // [kFp8ScaleElements], assigned: the scale, and its inverse at kFp8InverseAt
+  float* scale = nullptr;
+  uint8_t* in_rows = nullptr;     // [rows, columns] or null, assigned
+  uint8_t* in_columns = nullptr;  // [columns, rows] or null, assigned
 };
 void fp8_cast_cpu(const Fp8Cast& args, int64_t row_begin, int64_t row_end);
 void fp8_cast_cuda(const Fp8Cast& args, void* stream);

@@ -34,16 +34,19 @@ __global__ void __launch_bounds__(kHashThreads) hash_pieces_kernel(HashPieces wo
   uint64_t sum = 0;
   int64_t plain = begin;  // from here on words are put together from bytes
   if (reinterpret_cast<uintptr_t>(data) % sizeof(ulonglong2) == 0) {
-    plain = begin + (end - begin) / static_cast<int64_t>(sizeof(ulonglong2)) * static_cast<int64_t>(sizeof(ulonglong2));
+    plain = begin + (end - begin) / static_cast<int64_t>(sizeof(ulonglong2)) *
+                        static_cast<int64_t>(sizeof(ulonglong2));
 #pragma unroll 4
-    for (int64_t at = begin + threadIdx.x * sizeof(ulonglong2); at < plain; at += kHashThreads * sizeof(ulonglong2)) {
+    for (int64_t at = begin + threadIdx.x * sizeof(ulonglong2); at < plain;
+         at += kHashThreads * sizeof(ulonglong2)) {
       const ulonglong2 words = *reinterpret_cast<const ulonglong2*>(data + at);
       const auto first = static_cast<uint64_t>(at / kWord);
       sum += hash_word(words.x, first) + hash_word(words.y, first + 1);
     }
   }
   for (int64_t at = plain + threadIdx.x * kWord; at < end; at += kHashThreads * kWord)
-    sum += hash_word(partial_word(data + at, end - at < kWord ? end - at : kWord), static_cast<uint64_t>(at / kWord));
+    sum += hash_word(partial_word(data + at, end - at < kWord ? end - at : kWord),
+                     static_cast<uint64_t>(at / kWord));
 
   for (int offset = 16; offset > 0; offset /= 2) sum += __shfl_down_sync(0xffffffffu, sum, offset);
   __shared__ uint64_t warps[kHashThreads / 32];
@@ -51,14 +54,16 @@ __global__ void __launch_bounds__(kHashThreads) hash_pieces_kernel(HashPieces wo
   __syncthreads();
   if (threadIdx.x > 0) return;
   for (int warp = 1; warp < kHashThreads / 32; ++warp) sum += warps[warp];
-  atomicAdd(reinterpret_cast<unsigned long long*>(&work.hashes[index]), static_cast<unsigned long long>(sum));
+  atomicAdd(reinterpret_cast<unsigned long long*>(&work.hashes[index]),
+            static_cast<unsigned long long>(sum));
 }
 
 }  // namespace
 
 void hash_pieces_cuda(const HashPieces& work, void* stream) {
   if (work.num_blocks == 0) return;
-  hash_pieces_kernel<<<static_cast<unsigned>(work.num_blocks), kHashThreads, 0, as_stream(stream)>>>(work);
+  hash_pieces_kernel<<<static_cast<unsigned>(work.num_blocks), kHashThreads, 0,
+                       as_stream(stream)>>>(work);
   check_cuda(cudaGetLastError(), "hash of tensors");
 }
 

@@ -1,9 +1,10 @@
 // Hashes of the bytes of tensors, to see whether two ranks hold the same ones.
 //
-// The hash of n bytes is the sum, modulo 2^64, of hash_word(w[i], i) over the little-endian words w[i] of eight bytes, the last
-// one filled up with zeros. A word's term depends on its index and is a bijection of the word, so that whatever changes within
-// one word changes the hash for certain, and any other change does but for one chance in about 2^64. Terms are added, so that
-// blocks may be hashed in any order, on any number of threads, and on a GPU with the same result as on a CPU.
+// The hash of n bytes is the sum, modulo 2^64, of hash_word(w[i], i) over the little-endian words
+// w[i] of eight bytes, the last one filled up with zeros. A word's term depends on its index and is
+// a bijection of the word, so that whatever changes within one word changes the hash for certain,
+// and any other change does but for one chance in about 2^64. Terms are added, so that blocks may
+// be hashed in any order, on any number of threads, and on a GPU with the same result as on a CPU.
 // Source of the mixing function: the finaliser of SplitMix64 (Steele, Lea, Flood 2014).
 #pragma once
 
@@ -26,7 +27,8 @@ MEGATRON_DEVICE_TOO inline uint64_t hash_word(uint64_t word, uint64_t index) {
 
 constexpr int64_t kHashBlockBytes = int64_t{1} << 17;
 
-// One run of bytes, aligned to its element type, and the blocks of kHashBlockBytes that it is worked on in.
+// One run of bytes, aligned to its element type, and the blocks of kHashBlockBytes that it is
+// worked on in.
 struct HashPiece {
   const void* data = nullptr;
   int64_t bytes = 0;

@@ -29,9 +29,11 @@ uint64_t hash_bytes(const unsigned char* data, int64_t begin, int64_t end) {
 
 void hash_pieces_cpu(const HashPieces& work, int64_t first_block, int64_t end_block) {
   const HashPiece* const end = work.pieces + work.num_pieces;
-  const HashPiece* piece = std::upper_bound(work.pieces, end, first_block, [](int64_t block, const HashPiece& one) {
-                             return block < one.first_block;
-                           }) - 1;
+  const HashPiece* piece = std::upper_bound(work.pieces, end, first_block,
+                                            [](int64_t block, const HashPiece& one) {
+                                              return block < one.first_block;
+                                            }) -
+                           1;
   for (int64_t block = first_block; block < end_block; ++block) {
     while (piece + 1 < end && piece[1].first_block <= block) ++piece;
     const int64_t begin = (block - piece->first_block) * kHashBlockBytes;

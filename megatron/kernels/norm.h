@@ -4,8 +4,9 @@
 //   RMSNorm    y = x * rstd * g                   rstd = 1 / sqrt(mean(x^2) + eps)
 //   with g = gain, or 1 + gain when zero_centered
 //   backward   xhat = (x - mean) * rstd
-//              dx = rstd * (g dy - mean(g dy) - xhat mean(g dy xhat))     (no mean(g dy) for
-//              RMSNorm) dg = sum over rows of dy xhat;  db = sum over rows of dy
+//              dx = rstd * (g dy - mean(g dy) - xhat mean(g dy xhat)), RMSNorm without mean(g dy)
+//              dg = sum over rows of dy xhat
+//              db = sum over rows of dy
 #pragma once
 
 #include <cstdint>

@@ -10,7 +10,8 @@ struct Words {
   uint32_t w[4];
 };
 
-__device__ __forceinline__ Words words_of_block(uint64_t key, uint64_t block, uint32_t c2, uint32_t c3) {
+__device__ __forceinline__ Words words_of_block(uint64_t key, uint64_t block, uint32_t c2,
+                                                uint32_t c3) {
   Words words = {{static_cast<uint32_t>(block), static_cast<uint32_t>(block >> 32), c2, c3}};
   philox_rounds(words.w[0], words.w[1], words.w[2], words.w[3], static_cast<uint32_t>(key),
                 static_cast<uint32_t>(key >> 32));
@@ -38,8 +39,9 @@ __global__ void fill_kernel(RandomFill fill, int64_t blocks_per_row) {
     for (int j = 0; j < 4; ++j) {
       const int64_t column = 4 * block + j - start;
       if (column < 0 || column >= fill.columns) continue;
-      const Acc value = fill.normal ? static_cast<Acc>(fill.a) * draw[j]
-                                    : static_cast<Acc>(fill.a) + static_cast<Acc>(fill.b - fill.a) * draw[j];
+      const Acc value =
+          fill.normal ? static_cast<Acc>(fill.a) * draw[j]
+                      : static_cast<Acc>(fill.a) + static_cast<Acc>(fill.b - fill.a) * draw[j];
       store_as(out[row * fill.columns + column], value);
     }
   }
@@ -50,13 +52,15 @@ __global__ void dropout_kernel(Dropout d, uint64_t threshold, Acc scale, int64_t
   const In* x = static_cast<const In*>(d.x);
   const Out* residual = static_cast<const Out*>(d.residual);
   Out* out = static_cast<Out*>(d.out);
-  const int64_t total = d.sequence * d.batch * blocks_per_row, step = int64_t{gridDim.x} * blockDim.x;
+  const int64_t total = d.sequence * d.batch * blocks_per_row,
+                step = int64_t{gridDim.x} * blockDim.x;
   for (int64_t item = int64_t{blockIdx.x} * blockDim.x + threadIdx.x; item < total; item += step) {
     const int64_t row = item / blocks_per_row, block = item % blocks_per_row;
     const uint64_t sample = static_cast<uint64_t>(d.sample[row % d.batch]);
     const uint64_t base = static_cast<uint64_t>(d.position[row / d.batch]) << 32;
-    const Words words = words_of_block(d.key, base + static_cast<uint64_t>(block), static_cast<uint32_t>(sample),
-                                       static_cast<uint32_t>(sample >> 32));
+    const Words words =
+        words_of_block(d.key, base + static_cast<uint64_t>(block), static_cast<uint32_t>(sample),
+                       static_cast<uint32_t>(sample >> 32));
     for (int j = 0; j < 4 && 4 * block + j < d.features; ++j) {
       const int64_t at = row * d.features + 4 * block + j;
       Acc value = words.w[j] < threshold ? Acc(0) : load_as<Acc>(x[at]) * scale;
@@ -67,7 +71,8 @@ __global__ void dropout_kernel(Dropout d, uint64_t threshold, Acc scale, int64_t
 }
 
 __global__ void attention_dropout_kernel(AttentionDropout d, uint64_t threshold, float scale) {
-  const int64_t total = d.batch * d.heads * d.queries * d.keys, step = int64_t{gridDim.x} * blockDim.x;
+  const int64_t total = d.batch * d.heads * d.queries * d.keys,
+                step = int64_t{gridDim.x} * blockDim.x;
   for (int64_t item = int64_t{blockIdx.x} * blockDim.x + threadIdx.x; item < total; item += step) {
     const int64_t row = item / d.keys;
     const uint64_t head = static_cast<uint64_t>(d.first_head + row / d.queries % d.heads);
@@ -87,7 +92,8 @@ void fill_random_cuda(const RandomFill& fill, void* stream) {
   const int64_t blocks_per_row = (fill.columns + 3) / 4 + 1;  // a row may begin inside a block
   with_cuda_type(fill.dtype, [&](auto type) {
     fill_kernel<decltype(type)>
-        <<<blocks_for(fill.rows * blocks_per_row), kThreads, 0, as_stream(stream)>>>(fill, blocks_per_row);
+        <<<blocks_for(fill.rows * blocks_per_row), kThreads, 0, as_stream(stream)>>>(
+            fill, blocks_per_row);
   });
   check_cuda(cudaGetLastError(), "random fill");
 }
@@ -107,8 +113,9 @@ void dropout_cuda(const Dropout& d, void* stream) {
 }
 
 void attention_dropout_cuda(const AttentionDropout& d, void* stream) {
-  attention_dropout_kernel<<<blocks_for(d.batch * d.heads * d.queries * d.keys), kThreads, 0, as_stream(stream)>>>(
-      d, drop_threshold(d.p), static_cast<float>(1.0 / (1.0 - d.p)));
+  attention_dropout_kernel<<<blocks_for(d.batch * d.heads * d.queries * d.keys), kThreads, 0,
+                             as_stream(stream)>>>(d, drop_threshold(d.p),
+                                                  static_cast<float>(1.0 / (1.0 - d.p)));
   check_cuda(cudaGetLastError(), "attention dropout");
 }
 

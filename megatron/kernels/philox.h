@@ -1,9 +1,11 @@
-// Random draws by place: filling tensors, dropout, attention dropout. CPU and CUDA give the same bits.
+// Random draws by place: filling tensors, dropout, attention dropout. CPU and CUDA give the same
+// bits.
 //
 // Philox4x32-10; the key is given, the counter of four consecutive elements is
 //   fills      (block low, block high, 0, 0)           block = element index / 4
 //   dropout    (feature / 4, position, sample low, sample high)
-//   attention  (key position / 4, query position, sample low, sample high + head * 2^16)    samples below 2^48
+//   attention  (key position / 4, query position, sample low, sample high + head * 2^16)    samples
+//              below 2^48
 // and element i takes word i % 4.
 #pragma once
 
@@ -26,7 +28,8 @@ struct RandomFill {
   void* out = nullptr;  // [rows, columns], assigned
   int64_t rows = 0;
   int64_t columns = 0;
-  int64_t first_row = 0;      // element (r, i) is draw (first_row + r) * row_elements + column_offset + i
+  // Element (r, i) is draw (first_row + r) * row_elements + column_offset + i
+  int64_t first_row = 0;
   int64_t row_elements = 0;
   int64_t column_offset = 0;
 };
@@ -38,9 +41,9 @@ void fill_random_cuda(const RandomFill& fill, void* stream);
 struct Dropout {
   double p = 0.0;
   uint64_t key = 0;
-  int64_t sequence = 0;  // s
-  int64_t batch = 0;     // b
-  int64_t features = 0;  // h
+  int64_t sequence = 0;               // s
+  int64_t batch = 0;                  // b
+  int64_t features = 0;               // h
   const int64_t* sample = nullptr;    // [b]
   const int64_t* position = nullptr;  // [s]
   DType x_dtype = DType::kFloat32;
@@ -66,7 +69,8 @@ struct AttentionDropout {
   const int64_t* key_position = nullptr;    // [s_k]
   float* out = nullptr;
 };
-void attention_dropout_cpu(const AttentionDropout& dropout, int64_t row_begin, int64_t row_end);  // [b * n * s]
+// [b * n * s]
+void attention_dropout_cpu(const AttentionDropout& dropout, int64_t row_begin, int64_t row_end);
 void attention_dropout_cuda(const AttentionDropout& dropout, void* stream);
 
 }  // namespace megatron

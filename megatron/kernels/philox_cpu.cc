@@ -1,15 +1,15 @@
-#include "megatron/kernels/philox.h"
-
 #include <algorithm>
 
 #include "megatron/kernels/detail/block_io.h"
 #include "megatron/kernels/detail/philox_math.h"
+#include "megatron/kernels/philox.h"
 
 namespace megatron {
 namespace {
 
 constexpr int64_t kBlocksAtOnce = 16;  // two AVX2 registers per word
-constexpr int64_t kRun = 512;          // elements computed between two conversions; a multiple of 4 * kBlocksAtOnce
+// Elements computed between two conversions; a multiple of 4 * kBlocksAtOnce
+constexpr int64_t kRun = 512;
 
 // words[4 i + j] = word j of block first + i, for kBlocksAtOnce blocks.
 void philox_group(uint64_t key, uint64_t first, uint32_t c2, uint32_t c3, uint32_t* words) {
@@ -31,10 +31,10 @@ void philox_group(uint64_t key, uint64_t first, uint32_t c2, uint32_t c3, uint32
   }
 }
 
-// The words of elements [first, first + n), n <= kRun, where element e is word e % 4 of block base + e / 4. Returns a
-// pointer into `scratch`, which holds kRun + 4 * kBlocksAtOnce words.
-const uint32_t* words_of(uint64_t key, uint64_t base, uint32_t c2, uint32_t c3, uint64_t first, int64_t n,
-                         uint32_t* scratch) {
+// The words of elements [first, first + n), n <= kRun, where element e is word e % 4 of block base
+// + e / 4. Returns a pointer into `scratch`, which holds kRun + 4 * kBlocksAtOnce words.
+const uint32_t* words_of(uint64_t key, uint64_t base, uint32_t c2, uint32_t c3, uint64_t first,
+                         int64_t n, uint32_t* scratch) {
   const int64_t skip = static_cast<int64_t>(first % 4);
   const int64_t blocks = (skip + n + 3) / 4;
   for (int64_t i = 0; i < blocks; i += kBlocksAtOnce) {
@@ -55,7 +55,8 @@ void fill_row(const RandomFill& fill, int64_t row) {
   uint32_t scratch[kRun + 4 * kBlocksAtOnce];
   float normals[kRun + 4];
   Acc values[kRun];
-  const uint64_t start = static_cast<uint64_t>((fill.first_row + row) * fill.row_elements + fill.column_offset);
+  const uint64_t start =
+      static_cast<uint64_t>((fill.first_row + row) * fill.row_elements + fill.column_offset);
   for (int64_t i = 0; i < fill.columns; i += kRun) {
     const int64_t n = std::min(kRun, fill.columns - i);
     const uint64_t first = start + static_cast<uint64_t>(i);
@@ -84,8 +85,9 @@ void dropout_row(const Dropout& d, int64_t row) {
   const Acc scale = static_cast<Acc>(1.0 / (1.0 - d.p));
   for (int64_t i = 0; i < d.features; i += kRun) {
     const int64_t n = std::min(kRun, d.features - i), offset = row * d.features + i;
-    const uint32_t* words = words_of(d.key, base, static_cast<uint32_t>(sample),
-                                     static_cast<uint32_t>(sample >> 32), static_cast<uint64_t>(i), n, scratch);
+    const uint32_t* words =
+        words_of(d.key, base, static_cast<uint32_t>(sample), static_cast<uint32_t>(sample >> 32),
+                 static_cast<uint64_t>(i), n, scratch);
     const Acc* x = load_run(d.x_dtype, d.x, offset, n, x_run);
     Acc* out = output_run(d.out_dtype, d.out, offset, out_run);
     if (threshold > 0xffffffffu) {
@@ -130,7 +132,8 @@ void attention_dropout_cpu(const AttentionDropout& d, int64_t row_begin, int64_t
   const uint64_t threshold = drop_threshold(d.p);
   const float scale = static_cast<float>(1.0 / (1.0 - d.p));
   bool consecutive = true;
-  for (int64_t i = 1; i < d.keys; ++i) consecutive &= d.key_position[i] == d.key_position[i - 1] + 1;
+  for (int64_t i = 1; i < d.keys; ++i)
+    consecutive &= d.key_position[i] == d.key_position[i - 1] + 1;
   uint32_t scratch[kRun + 4 * kBlocksAtOnce];
   for (int64_t row = row_begin; row < row_end; ++row) {
     const int64_t head = d.first_head + row / d.queries % d.heads;

@@ -1,7 +1,9 @@
-// What an optimizer step decides: skip or not, loss scale, clip coefficient, learning rate, weight decay, counts.
+// What an optimizer step decides: skip or not, loss scale, clip coefficient, learning rate, weight
+// decay, counts.
 //
-// The record lives where the weights live, and one plain inline function advances it, on the host and on a device alike, so
-// that no step waits for the host. All arithmetic is double. Counting unit of the schedules: samples.
+// The record lives where the weights live, and one plain inline function advances it, on the host
+// and on a device alike, so that no step waits for the host. All arithmetic is double. Counting
+// unit of the schedules: samples.
 #pragma once
 
 #include <cmath>
@@ -19,7 +21,8 @@ enum class LrDecayStyle : int64_t { kConstant, kLinear, kCosine, kInverseSquareR
 enum class WsdDecayStyle : int64_t { kExponential, kLinear, kCosine, kMinusSqrt };
 enum class WeightDecayIncrStyle : int64_t { kConstant, kLinear, kCosine };
 
-inline constexpr int kNumLrGroups = 2;  // 0: most parameters; 1: embedding and output with --decoupled-lr
+// 0: most parameters; 1: embedding and output with --decoupled-lr
+inline constexpr int kNumLrGroups = 2;
 
 // How learning rate and weight decay follow from the samples seen by successful steps.
 struct ParameterSchedule {
@@ -39,29 +42,31 @@ struct ParameterSchedule {
 
 // Constants of a run that step_control() reads.
 struct StepRules {
-  double clip_grad = 1.0;                // bound of the gradient norm; 0: no clipping
-  int64_t dynamic_loss_scale = 0;        // 1: grows and shrinks
+  double clip_grad = 1.0;          // bound of the gradient norm; 0: no clipping
+  int64_t dynamic_loss_scale = 0;  // 1: grows and shrinks
   double min_loss_scale = 1.0;
-  int64_t loss_scale_window = 1000;      // good steps in a row before the scale doubles
-  int64_t hysteresis = 2;                // bad steps before the scale halves
-  int64_t skip_non_finite = 1;           // 0: a non-finite step is applied (never with a dynamic loss scale)
+  int64_t loss_scale_window = 1000;  // good steps in a row before the scale doubles
+  int64_t hysteresis = 2;            // bad steps before the scale halves
+  // 0: a non-finite step is applied (never with a dynamic loss scale)
+  int64_t skip_non_finite = 1;
 };
 
 // The record. Every member is eight bytes; for_each_field() is the list that checkpoints store.
 struct StepState {
-  int64_t num_steps = 0;             // samples of all successful steps
-  int64_t adam_steps = 0;            // successful steps
+  int64_t num_steps = 0;   // samples of all successful steps
+  int64_t adam_steps = 0;  // successful steps
   double loss_scale = 1.0;
-  int64_t growth_tracker = 0;        // good steps since the scale changed or a step was bad
+  int64_t growth_tracker = 0;  // good steps since the scale changed or a step was bad
   int64_t hysteresis_tracker = 2;
-  int64_t num_skipped = 0;           // steps that left the weights alone
-  int64_t num_non_finite = 0;        // those that a lower loss scale could not have saved
-  int64_t consecutive_bad = 0;       // of those, how many in a row until now
+  int64_t num_skipped = 0;      // steps that left the weights alone
+  int64_t num_non_finite = 0;   // those that a lower loss scale could not have saved
+  int64_t consecutive_bad = 0;  // of those, how many in a row until now
   // Of the latest step:
-  int64_t skip = 0;                  // the step was skipped
-  double grad_norm = 0.0;            // of the unscaled gradient, before clipping
+  int64_t skip = 0;        // the step was skipped
+  double grad_norm = 0.0;  // of the unscaled gradient, before clipping
   double clip_coefficient = 1.0;
-  double grad_factor = 1.0;          // what a stored gradient is multiplied with: 1 / (loss scale * weight) * clip
+  // What a stored gradient is multiplied with: 1 / (loss scale * weight) * clip
+  double grad_factor = 1.0;
   double weight_decay = 0.0;
   double lr[kNumLrGroups] = {};
 };
@@ -88,9 +93,11 @@ void for_each_field(State& state, Visitor&& visitor) {
 
 // What one step brings.
 struct StepInputs {
-  double sum_of_squares = 0.0;  // of the stored gradients (times loss scale, not divided by the weight)
-  double total_weight = 1.0;    // of the losses of this step over all micro-batches and ranks; none: 1 is used
-  int64_t samples = 0;          // of this step over all ranks
+  // Of the stored gradients (times loss scale, not divided by the weight)
+  double sum_of_squares = 0.0;
+  // Of the losses of this step over all micro-batches and ranks; none: 1 is used
+  double total_weight = 1.0;
+  int64_t samples = 0;  // of this step over all ranks
 };
 
 // Fraction of the way from min_lr to max_lr in the stable-then-decay style.
@@ -99,10 +106,14 @@ MEGATRON_DEVICE_TOO inline double wsd_fraction(const ParameterSchedule& s, doubl
   if (n <= begin) return 1.0;
   const double r = (n - begin) / s.wsd_decay_steps;
   switch (s.wsd_decay_style) {
-    case WsdDecayStyle::kLinear: return 1.0 - r;
-    case WsdDecayStyle::kCosine: return 0.5 * (cos(3.14159265358979323846 * r) + 1.0);
-    case WsdDecayStyle::kMinusSqrt: return 1.0 - sqrt(r);
-    case WsdDecayStyle::kExponential: break;
+    case WsdDecayStyle::kLinear:
+      return 1.0 - r;
+    case WsdDecayStyle::kCosine:
+      return 0.5 * (cos(3.14159265358979323846 * r) + 1.0);
+    case WsdDecayStyle::kMinusSqrt:
+      return 1.0 - sqrt(r);
+    case WsdDecayStyle::kExponential:
+      break;
   }
   return 2.0 * pow(0.5, r) - 1.0;
 }
@@ -130,7 +141,8 @@ MEGATRON_DEVICE_TOO inline double learning_rate(const ParameterSchedule& s, int 
 
 // Weight decay after n samples, before a parameter's multiplier (contracts e).
 MEGATRON_DEVICE_TOO inline double weight_decay(const ParameterSchedule& s, double n) {
-  if (s.weight_decay_incr_style == WeightDecayIncrStyle::kConstant || n > s.weight_decay_incr_steps) {
+  if (s.weight_decay_incr_style == WeightDecayIncrStyle::kConstant ||
+      n > s.weight_decay_incr_steps) {
     return s.end_weight_decay;
   }
   const double r = s.weight_decay_incr_steps > 0 ? n / s.weight_decay_incr_steps : 1.0;
@@ -140,7 +152,8 @@ MEGATRON_DEVICE_TOO inline double weight_decay(const ParameterSchedule& s, doubl
   return s.start_weight_decay + fraction * (s.end_weight_decay - s.start_weight_decay);
 }
 
-// A step was good: the scale doubles after a window of such steps, which also refills the hysteresis.
+// A step was good: the scale doubles after a window of such steps, which also refills the
+// hysteresis.
 MEGATRON_DEVICE_TOO inline void grow_loss_scale(StepState& state, const StepRules& rules) {
   if (++state.growth_tracker < rules.loss_scale_window) return;
   state.growth_tracker = 0;
@@ -155,11 +168,13 @@ MEGATRON_DEVICE_TOO inline void shrink_loss_scale(StepState& state, const StepRu
   state.loss_scale = fmax(0.5 * state.loss_scale, rules.min_loss_scale);
 }
 
-// Decides the step. Afterwards state.skip, grad_factor, lr and weight_decay say what the update has to do.
+// Decides the step. Afterwards state.skip, grad_factor, lr and weight_decay say what the update has
+// to do.
 //
-// A non-finite step counts towards the stop rule (consecutive_bad) unless a dynamic loss scale can still be lowered.
+// A non-finite step counts towards the stop rule (consecutive_bad) unless a dynamic loss scale can
+// still be lowered.
 MEGATRON_DEVICE_TOO inline void step_control(StepState& state, const ParameterSchedule& schedule,
-                                              const StepRules& rules, const StepInputs& inputs) {
+                                             const StepRules& rules, const StepInputs& inputs) {
   const double weight = inputs.total_weight == 0.0 ? 1.0 : inputs.total_weight;
   const double unscale = 1.0 / (state.loss_scale * weight);
   state.grad_norm = sqrt(inputs.sum_of_squares) * fabs(unscale);

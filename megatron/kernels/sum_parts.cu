@@ -4,18 +4,21 @@
 namespace megatron {
 namespace {
 
-// Reads every part once, and the target to accumulate; writes the target. A thread takes one group of neighbours at a time.
+// Reads every part once, and the target to accumulate; writes the target. A thread takes one group
+// of neighbours at a time.
 template <class T, class Target, class Group>
 __global__ void sum_parts_kernel(SumParts sum) {
   using Acc = AccumulateType<T>;
   constexpr int kSize = Group::kSize;
   const int64_t stride = int64_t{gridDim.x} * blockDim.x * kSize;
-  for (int64_t i = (int64_t{blockIdx.x} * blockDim.x + threadIdx.x) * kSize; i < sum.count; i += stride) {
+  for (int64_t i = (int64_t{blockIdx.x} * blockDim.x + threadIdx.x) * kSize; i < sum.count;
+       i += stride) {
     Acc total[kSize] = {};
     for (int part = 0; part < sum.num_parts; ++part) {
       const Group x = load_group<Group>(static_cast<const T*>(sum.parts[part]) + i);
 #pragma unroll
-      for (int j = 0; j < kSize; ++j) total[j] = part == 0 ? load_as<Acc>(x.at[j]) : total[j] + load_as<Acc>(x.at[j]);
+      for (int j = 0; j < kSize; ++j)
+        total[j] = part == 0 ? load_as<Acc>(x.at[j]) : total[j] + load_as<Acc>(x.at[j]);
     }
     Target* target = static_cast<Target*>(sum.target) + i;
     if constexpr (!std::is_same_v<Target, T>) {
@@ -57,11 +60,14 @@ __global__ void sum_parts_kernel(SumParts sum) {
 template <class T, class Target>
 void launch_sum(const SumParts& sum, void* stream) {
   bool packs = fits_packs<T>(sum.count, {sum.target});
-  for (int part = 0; part < sum.num_parts; ++part) packs = packs && fits_packs<T>(sum.count, {sum.parts[part]});
+  for (int part = 0; part < sum.num_parts; ++part)
+    packs = packs && fits_packs<T>(sum.count, {sum.parts[part]});
   if (packs) {
-    sum_parts_kernel<T, Target, Pack<T>><<<blocks_for(sum.count / Pack<T>::kSize), kThreads, 0, as_stream(stream)>>>(sum);
+    sum_parts_kernel<T, Target, Pack<T>>
+        <<<blocks_for(sum.count / Pack<T>::kSize), kThreads, 0, as_stream(stream)>>>(sum);
   } else {
-    sum_parts_kernel<T, Target, Single<T>><<<blocks_for(sum.count), kThreads, 0, as_stream(stream)>>>(sum);
+    sum_parts_kernel<T, Target, Single<T>>
+        <<<blocks_for(sum.count), kThreads, 0, as_stream(stream)>>>(sum);
   }
 }
 

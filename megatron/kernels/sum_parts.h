@@ -1,4 +1,5 @@
-// The sum of what several ranks hold, in the order given; what a collective would give, without one.
+// The sum of what several ranks hold, in the order given; what a collective would give, without
+// one.
 #pragma once
 
 #include <cstdint>

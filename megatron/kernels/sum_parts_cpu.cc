@@ -32,7 +32,8 @@ void sum_run(const SumParts& sum, int64_t begin, int64_t n) {
 
 void sum_parts_cpu(const SumParts& sum, int64_t begin, int64_t end) {
   with_accumulator(sum.dtype, [&](auto acc) {
-    for (int64_t i = begin; i < end; i += kRun) sum_run<decltype(acc)>(sum, i, std::min(kRun, end - i));
+    for (int64_t i = begin; i < end; i += kRun)
+      sum_run<decltype(acc)>(sum, i, std::min(kRun, end - i));
   });
 }
 

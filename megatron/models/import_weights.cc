@@ -112,8 +112,7 @@ ConvertResult import_model(
   weights.iteration = source.checkpoint.iteration();
   weights.sources = {&source.checkpoint};
   weights.files = std::move(imported.files);
-  weights.files.emplace_back("config.yaml",
-                             model_yaml(source.config.transformer, imported.config));
+  weights.files.emplace_back("config.yaml", model_yaml(source.config.transformer, imported.config));
   import_weights(weights, progress, result);
   return result;
 }

@@ -64,7 +64,9 @@ StoredModel open_model(const LoadModelRequest& request) {
       "\nhint: give the folder that --save of `megatron pretrain` named, one iter_* directory "
       "in it, or a folder of Hugging Face with config.json and safetensors";
   MEGATRON_CHECK(std::filesystem::is_directory(request.load), request.load.string(),
-                 std::filesystem::exists(request.load) ? ": is a file, not the folder of a model" : ": there is no such folder", kHint);
+                 std::filesystem::exists(request.load) ? ": is a file, not the folder of a model"
+                                                       : ": there is no such folder",
+                 kHint);
   if (is_hf_folder(request.load)) {
     MEGATRON_CHECK(!request.ckpt_step, "--ckpt-step is given, but ", request.load.string(),
                    " is a folder of Hugging Face");
@@ -92,7 +94,11 @@ StoredModel open_model(const LoadModelRequest& request) {
                  kHint,
                  "\nhint: safetensors without a config.json become a checkpoint with "
                  "convert-checkpoint --name-map");
-  StoredModel found{Checkpoint::open_verified(decision.checkpoint->directory), {}, {}, decision.warnings, nullptr};
+  StoredModel found{Checkpoint::open_verified(decision.checkpoint->directory),
+                    {},
+                    {},
+                    decision.warnings,
+                    nullptr};
   const Checkpoint& checkpoint = found.checkpoint;
   MEGATRON_CHECK(checkpoint.has_file("config.yaml"), checkpoint.directory().string(),
                  " holds no config.yaml, so the shape of its model is unknown",

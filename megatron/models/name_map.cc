@@ -503,8 +503,8 @@ class Mapper {
 }  // namespace
 
 ForeignModel open_mapped_model(const fs::path& source, const fs::path& name_map,
-                              const TransformerConfig& transformer,
-                              std::optional<int64_t> vocab_size) {
+                               const TransformerConfig& transformer,
+                               std::optional<int64_t> vocab_size) {
   MEGATRON_CHECK(transformer.num_layers > 0 && transformer.hidden_size > 0 &&
                      transformer.num_attention_heads > 0,
                  "--name-map says nothing of the model's shape\nhint: give the flags of the model, "

@@ -30,9 +30,9 @@ namespace megatron {
 // `source`: a .safetensors file or a folder of them. `vocab_size`: none, that of the tensors.
 // Throws Error naming whatever is missing, left over, used twice, or of another shape.
 ForeignModel open_mapped_model(const std::filesystem::path& source,
-                              const std::filesystem::path& name_map,
-                              const TransformerConfig& transformer,
-                              std::optional<int64_t> vocab_size = {});
+                               const std::filesystem::path& name_map,
+                               const TransformerConfig& transformer,
+                               std::optional<int64_t> vocab_size = {});
 
 struct NameMapImport {
   std::filesystem::path source;

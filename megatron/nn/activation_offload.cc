@@ -270,8 +270,7 @@ class EngineWithHooks final : public torch::autograd::Engine {
 };
 
 torch::autograd::Engine& engine_with_hooks() {
-  static auto* engine =
-      new EngineWithHooks;  // like libtorch's, never destroyed
+  static auto* engine = new EngineWithHooks;  // like libtorch's, never destroyed
   return *engine;
 }
 

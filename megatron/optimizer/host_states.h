@@ -5,10 +5,11 @@
 // values are copied up; chunks of these three follow each other like stages of a pipeline, so the
 // step takes about as long as the slowest of them.
 //
-// Why the update is computed on the host, and states are not streamed through the device: over the bus it moves a quarter of
-// the bytes (per parameter in bf16 with fp32 states 4 down and 2 up instead of 12 each way), it needs no device memory, and
-// its kernel is the one that the CPU backend is tested with. Either way host memory is the limit, with some 36 bytes per
-// parameter here and 24 there, so it wants cores enough to reach its bandwidth.
+// Why the update is computed on the host, and states are not streamed through the device: over the
+// bus it moves a quarter of the bytes (per parameter in bf16 with fp32 states 4 down and 2 up
+// instead of 12 each way), it needs no device memory, and its kernel is the one that the CPU
+// backend is tested with. Either way host memory is the limit, with some 36 bytes per parameter
+// here and 24 there, so it wants cores enough to reach its bandwidth.
 //
 // Not thread safe.
 #pragma once

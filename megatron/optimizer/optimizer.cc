@@ -15,8 +15,8 @@
 namespace megatron {
 namespace {
 
-// Each logical element counts once in the norm: what is whole on every tensor rank, on the first of them; what several
-// stages hold, on the first of those.
+// Each logical element counts once in the norm: what is whole on every tensor rank, on the first of
+// them; what several stages hold, on the first of those.
 bool counts_in_norm(const Parameter& parameter, const ParallelGroups& groups) {
   if (parameter.shared != nullptr && parameter.shared->rank() > 0) return false;
   return is_sharded_over(parameter, Axis::kTensor) || groups.tp.rank() == 0;
@@ -29,19 +29,21 @@ bool ends_with(const std::string& text, const std::string& end) {
 // Embedding and output weights decay; one-dimensional parameters and biases do not (contracts e).
 float weight_decay_mult(const Parameter& parameter, const OptimizerConfig& config) {
   if (parameter.role == ParameterRole::kQKNorm && config.apply_wd_to_qk_layernorm) return 1.0f;
-  const bool exempt = parameter.global_shape.size() <= 1 || parameter.role == ParameterRole::kBias ||
-                      ends_with(parameter.name, ".bias");
+  const bool exempt = parameter.global_shape.size() <= 1 ||
+                      parameter.role == ParameterRole::kBias || ends_with(parameter.name, ".bias");
   return exempt ? 0.0f : 1.0f;
 }
 
 int lr_group(const Parameter& parameter) {
-  const bool decoupled =
-      parameter.role == ParameterRole::kOutput ||
-      (parameter.role == ParameterRole::kEmbedding && !ends_with(parameter.name, "position_embeddings.weight"));
+  const bool decoupled = parameter.role == ParameterRole::kOutput ||
+                         (parameter.role == ParameterRole::kEmbedding &&
+                          !ends_with(parameter.name, "position_embeddings.weight"));
   return decoupled ? 1 : 0;
 }
 
-at::ScalarType scalar_type(StateType type) { return type == StateType::kBf16 ? at::kBFloat16 : at::kFloat; }
+at::ScalarType scalar_type(StateType type) {
+  return type == StateType::kBf16 ? at::kBFloat16 : at::kFloat;
+}
 
 // Whether states are narrow, so that their rounding depends on the places of the elements.
 bool is_narrow(const OptimizerConfig& config) {
@@ -58,7 +60,8 @@ struct PlacedRun {
 // The runs of a parameter without vocabulary padding. Only its first two dimensions may be divided.
 std::vector<PlacedRun> placed_runs(const Parameter& parameter, const ParallelGroups& groups) {
   int64_t inner = 1;
-  for (size_t dim = 2; dim < parameter.local_shape.size(); ++dim) inner *= parameter.local_shape[dim];
+  for (size_t dim = 2; dim < parameter.local_shape.size(); ++dim)
+    inner *= parameter.local_shape[dim];
   const bool matrix = parameter.local_shape.size() > 1;
   const int64_t local_row = matrix ? parameter.local_shape[1] * inner : 1;
   const int64_t global_row = matrix ? parameter.global_shape[1] * inner : 1;
@@ -69,8 +72,10 @@ std::vector<PlacedRun> placed_runs(const Parameter& parameter, const ParallelGro
     const bool whole_rows = width == local_row && width == global_row;
     const int64_t rows_at_once = whole_rows ? piece.global.shape[0] : 1;
     for (int64_t row = 0; row < piece.global.shape[0]; row += rows_at_once) {
-      const int64_t begin = (piece.local_offset[0] + row) * local_row + (matrix ? piece.local_offset[1] * inner : 0);
-      const int64_t place = (piece.global.offset[0] + row) * global_row + (matrix ? piece.global.offset[1] * inner : 0);
+      const int64_t begin =
+          (piece.local_offset[0] + row) * local_row + (matrix ? piece.local_offset[1] * inner : 0);
+      const int64_t place = (piece.global.offset[0] + row) * global_row +
+                            (matrix ? piece.global.offset[1] * inner : 0);
       runs.push_back({begin, begin + rows_at_once * width, place});
     }
   }
@@ -93,7 +98,8 @@ std::vector<UpdateBlock> make_blocks(const FlatShard& shard, const ParallelGroup
     }
     for (const PlacedRun& run : runs) {
       const int64_t end = std::min(run.end, slot.flat_end);
-      for (int64_t at = std::max(run.begin, slot.flat_begin); at < end; at += kUpdateBlockElements) {
+      for (int64_t at = std::max(run.begin, slot.flat_begin); at < end;
+           at += kUpdateBlockElements) {
         block.begin = slot.begin + at - slot.flat_begin;
         block.first_place = run.first_place + at - run.begin;
         block.count = static_cast<int32_t>(std::min(kUpdateBlockElements, end - at));
@@ -105,7 +111,8 @@ std::vector<UpdateBlock> make_blocks(const FlatShard& shard, const ParallelGroup
 }
 
 // How many elements of the chunks may keep their states on the device.
-int64_t resident_elements(const std::vector<DistributedDataParallel*>& models, const OptimizerConfig& config) {
+int64_t resident_elements(const std::vector<DistributedDataParallel*>& models,
+                          const OptimizerConfig& config) {
   int64_t all = 0;
   for (const DistributedDataParallel* model : models)
     for (const FlatShard& shard : model->shards())
@@ -124,7 +131,8 @@ int64_t resident_part(const FlatShard& shard, int64_t allowed) {
 }
 
 // The rows of the local tensor that are no vocabulary padding, as ranges of the flattened tensor.
-std::vector<std::pair<int64_t, int64_t>> valid_ranges(const Parameter& parameter, const ParallelGroups& groups) {
+std::vector<std::pair<int64_t, int64_t>> valid_ranges(const Parameter& parameter,
+                                                      const ParallelGroups& groups) {
   std::vector<std::pair<int64_t, int64_t>> ranges;
   int64_t row = 1;
   for (size_t dim = 1; dim < parameter.local_shape.size(); ++dim) row *= parameter.local_shape[dim];
@@ -151,13 +159,15 @@ struct Optimizer::Impl {
     bool on_host() const { return resident < shard->values.numel(); }
   };
 
-  Impl(const OptimizerConfig& config, const ParameterSchedule& schedule, std::vector<DistributedDataParallel*> models);
+  Impl(const OptimizerConfig& config, const ParameterSchedule& schedule,
+       std::vector<DistributedDataParallel*> models);
   void add_part(const FlatShard& shard, int64_t resident);
   void step(const at::Tensor& weight, int64_t samples);
   void update(FlatUpdate& part, const at::Tensor& record) const;
   at::ScalarType moment_type(StateType type) const;
   // The elements of a slot among the states of its part.
-  at::Tensor state_of(const Part& part, at::Tensor FlatUpdate::*member, const FlatSlot& slot) const;
+  at::Tensor state_of(const Part& part, at::Tensor FlatUpdate::* member,
+                      const FlatSlot& slot) const;
   // The sum of the parts' sums, over every rank that holds other elements.
   void add_sums();
   void sum_over_ranks(const at::Tensor& value) const;
@@ -186,11 +196,13 @@ Optimizer::Impl::Impl(const OptimizerConfig& config, const ParameterSchedule& sc
   const at::ScalarType dtype = models.front()->dtype();
   const bool wide = dtype == at::kDouble || dtype == at::kFloat;
   masters = !wide && config.main_params_dtype == StateType::kFp32;
-  MEGATRON_CHECK(!is_narrow(config) || dtype != at::kDouble, "optimizer states of a model in fp64 are fp64");
+  MEGATRON_CHECK(!is_narrow(config) || dtype != at::kDouble,
+                 "optimizer states of a model in fp64 are fp64");
   MEGATRON_CHECK(config.main_params_dtype == StateType::kFp32 || dtype == at::kBFloat16,
                  "--main-params-dtype bf16 needs a model in bf16");
-  MEGATRON_CHECK(wide || dtype == at::kBFloat16 || dtype == at::kHalf, "the optimizer does not support a model in ",
-                 at::toString(dtype), ", expected fp64, fp32, bf16 or fp16");
+  MEGATRON_CHECK(wide || dtype == at::kBFloat16 || dtype == at::kHalf,
+                 "the optimizer does not support a model in ", at::toString(dtype),
+                 ", expected fp64, fp32, bf16 or fp16");
   int64_t resident = resident_elements(models, config);
   for (const DistributedDataParallel* model : models) {
     MEGATRON_ASSERT(model->dtype() == dtype, "model chunks of one rank differ in type");
@@ -242,7 +254,8 @@ void Optimizer::Impl::add_part(const FlatShard& shard, int64_t resident) {
     (stays ? here : there).push_back(block);
   }
   upload_blocks(update, here);
-  HostStates::Types types{masters ? at::kFloat : shard.values.scalar_type(), moment_type(config.exp_avg_dtype), {}};
+  HostStates::Types types{
+      masters ? at::kFloat : shard.values.scalar_type(), moment_type(config.exp_avg_dtype), {}};
   if (adam) types.exp_avg_sq = moment_type(config.exp_avg_sq_dtype);
   const int64_t count = shard.values.numel() - resident;
   part.run = host.size();
@@ -269,7 +282,9 @@ void Optimizer::Impl::step(const at::Tensor& weight, int64_t samples) {
   add_sums();
   step_control(state, schedule, rules, sum, weight, samples);
   for (Part& part : parts) update(part.update, state);
-  if (host.size() > 0) host.step(state, [this](FlatUpdate& piece, const at::Tensor& record) { update(piece, record); });
+  if (host.size() > 0)
+    host.step(state,
+              [this](FlatUpdate& piece, const at::Tensor& record) { update(piece, record); });
   for (DistributedDataParallel* model : models) model->trained_values_changed();
 }
 
@@ -278,7 +293,8 @@ void Optimizer::Impl::add_sums() {
   sum_over_ranks(sum);
 }
 
-at::Tensor Optimizer::Impl::state_of(const Part& part, at::Tensor FlatUpdate::*member, const FlatSlot& slot) const {
+at::Tensor Optimizer::Impl::state_of(const Part& part, at::Tensor FlatUpdate::* member,
+                                     const FlatSlot& slot) const {
   const bool resident = slot.begin < part.resident;
   const at::Tensor& all = resident ? part.update.*member : host.states(part.run).*member;
   return all.narrow(0, slot.begin - (resident ? 0 : part.resident), slot.num_elements());
@@ -295,7 +311,8 @@ Optimizer::Optimizer(const OptimizerConfig& config, const ParameterSchedule& sch
   load_state(initial_step_state(config));
 }
 
-Optimizer::Optimizer(const OptimizerConfig& config, const ParameterSchedule& schedule, DistributedDataParallel& model)
+Optimizer::Optimizer(const OptimizerConfig& config, const ParameterSchedule& schedule,
+                     DistributedDataParallel& model)
     : Optimizer(config, schedule, std::vector<DistributedDataParallel*>{&model}) {}
 
 Optimizer::~Optimizer() = default;
@@ -303,11 +320,14 @@ Optimizer::~Optimizer() = default;
 at::Tensor Optimizer::loss_scale_tensor() const {
   constexpr int64_t kOffset = offsetof(StepState, loss_scale);
   const at::Tensor scale = impl_->state.narrow(0, kOffset, sizeof(double)).view(at::kDouble);
-  return scale.to(impl_->models.front()->flat_grads().scalar_type(), /*non_blocking=*/false, /*copy=*/true).reshape({});
+  return scale
+      .to(impl_->models.front()->flat_grads().scalar_type(), /*non_blocking=*/false, /*copy=*/true)
+      .reshape({});
 }
 
 void Optimizer::step(const at::Tensor& total_weight, int64_t samples) {
-  MEGATRON_ASSERT(total_weight.numel() == 1, "total_weight has ", total_weight.numel(), " elements");
+  MEGATRON_ASSERT(total_weight.numel() == 1, "total_weight has ", total_weight.numel(),
+                  " elements");
   const at::NoGradGuard no_grad;
   impl_->step(total_weight.detach().reshape({1}).to(impl_->sum.options()), samples);
 }
@@ -347,15 +367,18 @@ std::vector<StateTensor> Optimizer::tensors() const {
   size_t first_part = 0;
   for (const DistributedDataParallel* model : impl.models) {
     std::vector<std::vector<StateTensor>> kinds;  // of equal length
-    const auto add = [&](const char* kind, at::ScalarType type, at::Tensor FlatUpdate::*member) {
-      kinds.push_back(model->describe(cat("optimizer.state.", kind, "."), type, /*trainable_only=*/true,
-                                      [&](size_t shard, const FlatSlot& slot) {
-                                        return impl.state_of(impl.parts[first_part + shard], member, slot);
-                                      }));
+    const auto add = [&](const char* kind, at::ScalarType type, at::Tensor FlatUpdate::* member) {
+      kinds.push_back(
+          model->describe(cat("optimizer.state.", kind, "."), type, /*trainable_only=*/true,
+                          [&](size_t shard, const FlatSlot& slot) {
+                            return impl.state_of(impl.parts[first_part + shard], member, slot);
+                          }));
     };
     if (impl.masters) add("fp32_param", at::kFloat, &FlatUpdate::master);
-    add(adam ? "exp_avg" : "momentum_buffer", impl.moment_type(impl.config.exp_avg_dtype), &FlatUpdate::exp_avg);
-    if (adam) add("exp_avg_sq", impl.moment_type(impl.config.exp_avg_sq_dtype), &FlatUpdate::exp_avg_sq);
+    add(adam ? "exp_avg" : "momentum_buffer", impl.moment_type(impl.config.exp_avg_dtype),
+        &FlatUpdate::exp_avg);
+    if (adam)
+      add("exp_avg_sq", impl.moment_type(impl.config.exp_avg_sq_dtype), &FlatUpdate::exp_avg_sq);
     for (size_t i = 0; i < kinds.front().size(); ++i) {
       for (std::vector<StateTensor>& kind : kinds) all.push_back(std::move(kind[i]));
     }
@@ -386,10 +409,12 @@ double Optimizer::num_zeros() const {
   for (const Impl::Part& part : impl_->parts) {
     for (const FlatSlot& slot : part.shard->slots) {
       if (!counts_in_norm(*slot.parameter, groups)) continue;
-      for (const auto& [first, last] : valid_ranges(*slot.parameter, groups)) {  // leaves vocabulary padding out
+      // Leaves vocabulary padding out
+      for (const auto& [first, last] : valid_ranges(*slot.parameter, groups)) {
         const int64_t begin = std::max(first, slot.flat_begin), end = std::min(last, slot.flat_end);
         if (begin >= end) continue;
-        const at::Tensor grad = part.shard->grads.narrow(0, slot.begin + begin - slot.flat_begin, end - begin);
+        const at::Tensor grad =
+            part.shard->grads.narrow(0, slot.begin + begin - slot.flat_begin, end - begin);
         count.add_(end - begin - at::count_nonzero(grad));
       }
     }
@@ -407,7 +432,8 @@ double Optimizer::params_norm() const {
     chosen.grad = part.update.master.to(part.update.grad.scalar_type());
     part_sum.zero_();
     if (chosen.blocks.numel() > 0) sum_of_squares(chosen, part_sum);
-    if (part.on_host()) part_sum.add_(impl.host.sum_of_squared_masters(part.run).to(part_sum.device()));
+    if (part.on_host())
+      part_sum.add_(impl.host.sum_of_squared_masters(part.run).to(part_sum.device()));
   }
   impl.add_sums();
   return std::sqrt(impl.sum.item<double>());

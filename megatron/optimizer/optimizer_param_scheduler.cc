@@ -15,18 +15,20 @@ using Json = nlohmann::ordered_json;
 
 constexpr std::array<std::string_view, 5> kLrStyles = {"constant", "linear", "cosine",
                                                        "inverse-square-root", "WSD"};
-constexpr std::array<std::string_view, 4> kWsdStyles = {"exponential", "linear", "cosine", "minus_sqrt"};
+constexpr std::array<std::string_view, 4> kWsdStyles = {"exponential", "linear", "cosine",
+                                                        "minus_sqrt"};
 constexpr std::array<std::string_view, 3> kIncrStyles = {"constant", "linear", "cosine"};
 
 // Samples of the whole run; 0 when the length is not given.
 double train_samples(const TrainLength& length) {
   if (length.train_samples) return static_cast<double>(*length.train_samples);
-  return static_cast<double>(length.train_iters.value_or(0)) * static_cast<double>(length.global_batch_size);
+  return static_cast<double>(length.train_iters.value_or(0)) *
+         static_cast<double>(length.global_batch_size);
 }
 
 // A count of samples from a flag in samples or in iterations; absent when neither is given.
-std::optional<double> samples_of(const std::optional<int64_t>& samples, const std::optional<int64_t>& iters,
-                                 const TrainLength& length) {
+std::optional<double> samples_of(const std::optional<int64_t>& samples,
+                                 const std::optional<int64_t>& iters, const TrainLength& length) {
   if (samples) return static_cast<double>(*samples);
   if (iters) return static_cast<double>(*iters) * static_cast<double>(length.global_batch_size);
   return std::nullopt;
@@ -93,7 +95,8 @@ ParameterSchedule without_idle_members(ParameterSchedule schedule) {
     for (double& min_lr : schedule.min_lr) min_lr = 0;
   }
   if (schedule.lr_warmup_steps == 0) schedule.lr_warmup_init = 0;
-  if (schedule.weight_decay_incr_style == WeightDecayIncrStyle::kConstant) schedule.weight_decay_incr_steps = 0;
+  if (schedule.weight_decay_incr_style == WeightDecayIncrStyle::kConstant)
+    schedule.weight_decay_incr_steps = 0;
   return schedule;
 }
 
@@ -101,7 +104,9 @@ ParameterSchedule without_idle_members(ParameterSchedule schedule) {
 struct StateWriter {
   Json& json;
   void operator()(const char* name, const int64_t& value) const { json[name] = value; }
-  void operator()(const char* name, const double& value) const { json[name] = to_json_number(value); }
+  void operator()(const char* name, const double& value) const {
+    json[name] = to_json_number(value);
+  }
 };
 
 struct StateReader {
@@ -113,11 +118,13 @@ struct StateReader {
   }
   void operator()(const char* name, int64_t& value) const {
     const Json& stored = at(name);
-    MEGATRON_CHECK(stored.is_number_integer(), "stored optimizer state: ", name, " is ", stored.dump(),
-                   ", expected a whole number");
+    MEGATRON_CHECK(stored.is_number_integer(), "stored optimizer state: ", name, " is ",
+                   stored.dump(), ", expected a whole number");
     value = stored.get<int64_t>();
   }
-  void operator()(const char* name, double& value) const { value = from_json_number(at(name), name); }
+  void operator()(const char* name, double& value) const {
+    value = from_json_number(at(name), name);
+  }
 };
 
 }  // namespace
@@ -141,7 +148,8 @@ std::string decay_flag(const OptimizerConfig& config, const TrainLength& length)
 
 }  // namespace
 
-void validate_schedule(const OptimizerConfig& config, const TrainLength& length, Violations& violations) {
+void validate_schedule(const OptimizerConfig& config, const TrainLength& length,
+                       Violations& violations) {
   if (length.train_iters && length.train_samples) {
     violations.add("--train-iters excludes --train-samples", "give one of the two");
     return;
@@ -150,13 +158,17 @@ void validate_schedule(const OptimizerConfig& config, const TrainLength& length,
     if (given) violations.add(cat(flag, " does not go with ", unit), instead);
   };
   if (length.train_samples) {
-    refuse(config.lr_decay_iters.has_value(), "--lr-decay-iters", "--train-samples", "--lr-decay-samples");
-    refuse(config.lr_warmup_iters != 0, "--lr-warmup-iters", "--train-samples", "--lr-warmup-samples");
+    refuse(config.lr_decay_iters.has_value(), "--lr-decay-iters", "--train-samples",
+           "--lr-decay-samples");
+    refuse(config.lr_warmup_iters != 0, "--lr-warmup-iters", "--train-samples",
+           "--lr-warmup-samples");
     refuse(config.lr_wsd_decay_iters.has_value(), "--lr-wsd-decay-iters", "--train-samples",
            "--lr-wsd-decay-samples");
   } else {
-    refuse(config.lr_decay_samples.has_value(), "--lr-decay-samples", "--train-iters", "--lr-decay-iters");
-    refuse(config.lr_warmup_samples != 0, "--lr-warmup-samples", "--train-iters", "--lr-warmup-iters");
+    refuse(config.lr_decay_samples.has_value(), "--lr-decay-samples", "--train-iters",
+           "--lr-decay-iters");
+    refuse(config.lr_warmup_samples != 0, "--lr-warmup-samples", "--train-iters",
+           "--lr-warmup-iters");
     refuse(config.lr_wsd_decay_samples.has_value(), "--lr-wsd-decay-samples", "--train-iters",
            "--lr-wsd-decay-iters");
   }
@@ -165,8 +177,9 @@ void validate_schedule(const OptimizerConfig& config, const TrainLength& length,
     violations.add(cat("the learning rate decays over ", schedule.lr_decay_steps, " samples"),
                    "a positive --train-iters or --lr-decay-iters (or the same in samples)");
   } else if (schedule.lr_warmup_steps >= schedule.lr_decay_steps) {
-    violations.add(cat(warmup_flag(config, length), " (", schedule.lr_warmup_steps, " samples) does not end before ",
-                       decay_flag(config, length), " (", schedule.lr_decay_steps, " samples)"),
+    violations.add(cat(warmup_flag(config, length), " (", schedule.lr_warmup_steps,
+                       " samples) does not end before ", decay_flag(config, length), " (",
+                       schedule.lr_decay_steps, " samples)"),
                    "warm-up must end before the decay does");
   }
   if (schedule.lr_decay_style != LrDecayStyle::kWsd) return;
@@ -174,8 +187,8 @@ void validate_schedule(const OptimizerConfig& config, const TrainLength& length,
     violations.add("--lr-decay-style WSD needs the length of its tail",
                    "--lr-wsd-decay-iters (or --lr-wsd-decay-samples)");
   } else if (schedule.wsd_decay_steps > schedule.lr_decay_steps) {
-    violations.add(cat("the WSD tail of ", schedule.wsd_decay_steps, " samples is longer than the decay, ",
-                       schedule.lr_decay_steps),
+    violations.add(cat("the WSD tail of ", schedule.wsd_decay_steps,
+                       " samples is longer than the decay, ", schedule.lr_decay_steps),
                    "a tail within the decay");
   }
 }
@@ -186,12 +199,13 @@ ParameterSchedule make_schedule(const OptimizerConfig& config, const TrainLength
   schedule.max_lr[0] = lr;
   schedule.min_lr[0] = config.min_lr;
   schedule.max_lr[1] = config.decoupled_lr.value_or(lr);
-  schedule.min_lr[1] = config.decoupled_lr ? config.decoupled_min_lr.value_or(config.min_lr) : config.min_lr;
+  schedule.min_lr[1] =
+      config.decoupled_lr ? config.decoupled_min_lr.value_or(config.min_lr) : config.min_lr;
   schedule.lr_warmup_init = config.lr_warmup_init;
   schedule.lr_decay_style = config.lr_decay_style;
   schedule.wsd_decay_style = config.lr_wsd_decay_style;
-  schedule.lr_decay_steps =
-      samples_of(config.lr_decay_samples, config.lr_decay_iters, length).value_or(train_samples(length));
+  schedule.lr_decay_steps = samples_of(config.lr_decay_samples, config.lr_decay_iters, length)
+                                .value_or(train_samples(length));
   schedule.wsd_decay_steps =
       samples_of(config.lr_wsd_decay_samples, config.lr_wsd_decay_iters, length).value_or(0.0);
   if (config.lr_warmup_fraction) {
@@ -222,7 +236,8 @@ StepRules make_step_rules(const OptimizerConfig& config) {
 
 StepState initial_step_state(const OptimizerConfig& config) {
   StepState state;
-  state.loss_scale = config.dynamic_loss_scale() ? config.initial_loss_scale : config.loss_scale.value_or(1.0);
+  state.loss_scale =
+      config.dynamic_loss_scale() ? config.initial_loss_scale : config.loss_scale.value_or(1.0);
   state.hysteresis_tracker = config.hysteresis;
   return state;
 }
@@ -253,27 +268,32 @@ ParameterSchedule schedule_from_json(const std::string& text) {
   schedule.max_lr[0] = find_number(json, {"max_lr", "start_lr"});
   schedule.min_lr[0] = find_number(json, {"min_lr"});
   schedule.lr_warmup_steps = find_number(json, {"lr_warmup_steps", "warmup_iter", "warmup_steps"});
-  schedule.lr_decay_steps = find_number(json, {"lr_decay_steps", "decay_steps", "decay_step", "end_iter"});
-  schedule.lr_decay_style = find_style<LrDecayStyle>(json, {"lr_decay_style", "decay_style"}, kLrStyles);
+  schedule.lr_decay_steps =
+      find_number(json, {"lr_decay_steps", "decay_steps", "decay_step", "end_iter"});
+  schedule.lr_decay_style =
+      find_style<LrDecayStyle>(json, {"lr_decay_style", "decay_style"}, kLrStyles);
   schedule.start_weight_decay = find_number(json, {"start_wd"});
   schedule.end_weight_decay = find_number(json, {"end_wd"});
-  schedule.weight_decay_incr_style = find_style<WeightDecayIncrStyle>(json, {"wd_incr_style"}, kIncrStyles);
+  schedule.weight_decay_incr_style =
+      find_style<WeightDecayIncrStyle>(json, {"wd_incr_style"}, kIncrStyles);
   schedule.weight_decay_incr_steps = find_number(json, {"wd_incr_steps"});
   // Absent in Megatron's own state.
   schedule.max_lr[1] = json.contains("decoupled_max_lr") ? find_number(json, {"decoupled_max_lr"})
                                                          : schedule.max_lr[0];
   schedule.min_lr[1] = json.contains("decoupled_min_lr") ? find_number(json, {"decoupled_min_lr"})
                                                          : schedule.min_lr[0];
-  if (json.contains("lr_warmup_init")) schedule.lr_warmup_init = find_number(json, {"lr_warmup_init"});
-  if (json.contains("wsd_decay_steps")) schedule.wsd_decay_steps = find_number(json, {"wsd_decay_steps"});
+  if (json.contains("lr_warmup_init"))
+    schedule.lr_warmup_init = find_number(json, {"lr_warmup_init"});
+  if (json.contains("wsd_decay_steps"))
+    schedule.wsd_decay_steps = find_number(json, {"wsd_decay_steps"});
   if (json.contains("wsd_decay_style")) {
     schedule.wsd_decay_style = find_style<WsdDecayStyle>(json, {"wsd_decay_style"}, kWsdStyles);
   }
   return schedule;
 }
 
-ParameterSchedule resume_schedule(const ParameterSchedule& from_flags, const ParameterSchedule& stored,
-                                  const OptimizerConfig& config) {
+ParameterSchedule resume_schedule(const ParameterSchedule& from_flags,
+                                  const ParameterSchedule& stored, const OptimizerConfig& config) {
   if (config.override_opt_param_scheduler) return from_flags;
   if (config.use_checkpoint_opt_param_scheduler) return stored;
   const Json now = Json::parse(schedule_to_json(without_idle_members(from_flags)));
@@ -281,10 +301,11 @@ ParameterSchedule resume_schedule(const ParameterSchedule& from_flags, const Par
   std::string differences;
   for (const auto& [key, value] : now.items()) {
     if (value == before.at(key)) continue;
-    differences += cat("\ndetail: ", key, " is ", value.dump(), " by the flags, ", before.at(key).dump(),
-                       " in the checkpoint");
+    differences += cat("\ndetail: ", key, " is ", value.dump(), " by the flags, ",
+                       before.at(key).dump(), " in the checkpoint");
   }
-  MEGATRON_CHECK(differences.empty(), "the schedule of the flags differs from the checkpoint's", differences,
+  MEGATRON_CHECK(differences.empty(), "the schedule of the flags differs from the checkpoint's",
+                 differences,
                  "\nhint: --override-opt-param-scheduler takes the flags', "
                  "--use-checkpoint-opt-param-scheduler the checkpoint's");
   return from_flags;

@@ -18,27 +18,30 @@ struct TrainLength {
   int64_t global_batch_size = 1;
 };
 
-// Rules that join the two: iteration-based runs take no sample-based options and the other way round; warm-up must end
-// before decay does. Adds one violation per broken rule.
-void validate_schedule(const OptimizerConfig& config, const TrainLength& length, Violations& violations);
+// Rules that join the two: iteration-based runs take no sample-based options and the other way
+// round; warm-up must end before decay does. Adds one violation per broken rule.
+void validate_schedule(const OptimizerConfig& config, const TrainLength& length,
+                       Violations& violations);
 
 ParameterSchedule make_schedule(const OptimizerConfig& config, const TrainLength& length);
 StepRules make_step_rules(const OptimizerConfig& config);
 StepState initial_step_state(const OptimizerConfig& config);
 
-// The schedule as JSON object text under Megatron's keys (max_lr, lr_warmup_steps, num_steps, lr_decay_style, ...), and back.
-// Old Megatron keys (start_lr, decay_step, warmup_iter, ...) are accepted. Numbers are exact.
+// The schedule as JSON object text under Megatron's keys (max_lr, lr_warmup_steps, num_steps,
+// lr_decay_style, ...), and back. Old Megatron keys (start_lr, decay_step, warmup_iter, ...) are
+// accepted. Numbers are exact.
 std::string schedule_to_json(const ParameterSchedule& schedule);
 ParameterSchedule schedule_from_json(const std::string& text);
 
-// The schedule to continue with after a checkpoint: equal values, or the flags' with --override-opt-param-scheduler, or the
-// stored ones with --use-checkpoint-opt-param-scheduler. Otherwise throws Error naming every value that differs, with both.
-// Values without effect (the length of the weight decay's ramp when it is constant) may differ.
-ParameterSchedule resume_schedule(const ParameterSchedule& from_flags, const ParameterSchedule& stored,
-                                  const OptimizerConfig& config);
+// The schedule to continue with after a checkpoint: equal values, or the flags' with
+// --override-opt-param-scheduler, or the stored ones with --use-checkpoint-opt-param-scheduler.
+// Otherwise throws Error naming every value that differs, with both. Values without effect (the
+// length of the weight decay's ramp when it is constant) may differ.
+ParameterSchedule resume_schedule(const ParameterSchedule& from_flags,
+                                  const ParameterSchedule& stored, const OptimizerConfig& config);
 
-// The record of step_control() as JSON object text, and back. Exact; NaN and infinities are spelled as strings. A missing
-// key throws Error naming it.
+// The record of step_control() as JSON object text, and back. Exact; NaN and infinities are spelled
+// as strings. A missing key throws Error naming it.
 std::string step_state_to_json(const StepState& state);
 StepState step_state_from_json(const std::string& text);
 

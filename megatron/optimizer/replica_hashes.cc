@@ -44,28 +44,31 @@ struct Verdict {
 Verdict verdict(const std::string& tensor, const Copies& copies) {
   std::map<std::string, std::vector<int>> by_hash;
   for (const Copy& copy : copies) by_hash[copy.hash].push_back(copy.rank);
-  const auto most = std::max_element(by_hash.begin(), by_hash.end(), [](const auto& x, const auto& y) {
-    return x.second.size() < y.second.size();
-  });
+  const auto most = std::max_element(
+      by_hash.begin(), by_hash.end(),
+      [](const auto& x, const auto& y) { return x.second.size() < y.second.size(); });
   std::vector<int> others, all;
   for (const Copy& copy : copies) {
     all.push_back(copy.rank);
     if (copy.hash != most->first) others.push_back(copy.rank);
   }
   if (2 * most->second.size() > copies.size())
-    return {cat(tensor, " differs on ", ranks_text(others), " from ", ranks_text(most->second)), true};
+    return {cat(tensor, " differs on ", ranks_text(others), " from ", ranks_text(most->second)),
+            true};
   return {cat(tensor, " differs between ", ranks_text(all))};
 }
 
-// What went wrong on one rank may have spread: a tensor rank that computes with a wrong copy gives others wrong activations, and
-// their gradients are summed over the data ranks. Without a majority of all, ranks that differ in their data alone tell more.
+// What went wrong on one rank may have spread: a tensor rank that computes with a wrong copy gives
+// others wrong activations, and their gradients are summed over the data ranks. Without a majority
+// of all, ranks that differ in their data alone tell more.
 Verdict verdict_of_data_ranks(const std::string& tensor, const Copies& copies) {
   const Verdict all = verdict(tensor, copies);
   if (all.majority) return all;
   std::map<std::string, Copies> by_place;
   for (const Copy& copy : copies) by_place[copy.place].push_back(copy);
   for (const auto& [place, some] : by_place) {
-    const bool differ = std::any_of(some.begin(), some.end(), [&](const Copy& copy) { return copy.hash != some.front().hash; });
+    const bool differ = std::any_of(
+        some.begin(), some.end(), [&](const Copy& copy) { return copy.hash != some.front().hash; });
     if (differ) return verdict(tensor, some);
   }
   return all;
@@ -73,8 +76,10 @@ Verdict verdict_of_data_ranks(const std::string& tensor, const Copies& copies) {
 
 }  // namespace
 
-ReplicaHashes::ReplicaHashes(const Optimizer& optimizer, const std::vector<DistributedDataParallel*>& trained,
-                             const std::vector<DistributedDataParallel*>& frozen, const ProcessGroup& world)
+ReplicaHashes::ReplicaHashes(const Optimizer& optimizer,
+                             const std::vector<DistributedDataParallel*>& trained,
+                             const std::vector<DistributedDataParallel*>& frozen,
+                             const ProcessGroup& world)
     : groups_(trained.front()->groups()),
       data_(trained.front()->data_groups()),
       world_(world),
@@ -92,27 +97,31 @@ ReplicaHashes::ReplicaHashes(const Optimizer& optimizer, const std::vector<Distr
     add_values(*store, "weight");
     for (const Parameter* parameter : store->parameters()) by_name[parameter->name] = parameter;
   }
-  for (const DistributedDataParallel* store : frozen) add_values(*store, "weight of the reference model");
+  for (const DistributedDataParallel* store : frozen)
+    add_values(*store, "weight of the reference model");
   const std::string prefix = "optimizer.state.";
   for (const StateTensor& entry : optimizer.tensors()) {
     const std::string& key = entry.description.key;
     const size_t dot = key.find('.', prefix.size());
     const std::string kind = key.substr(prefix.size(), dot - prefix.size());
-    add_item(*by_name.at(key.substr(dot + 1)), kind == "fp32_param" ? "master weight" : kind.c_str(), entry.data, false);
+    add_item(*by_name.at(key.substr(dot + 1)),
+             kind == "fp32_param" ? "master weight" : kind.c_str(), entry.data, false);
   }
   make_batches();
   over_shard_ = places([](const Item& item) { return item.over_shard; });
   over_tensor_ = places([](const Item& item) { return item.over_tensor; });
   for (const Item& item : items_) {
     const ProcessGroup* group = item.shared;
-    const bool known = std::any_of(shared_.begin(), shared_.end(), [&](const auto& one) { return one.first == group; });
+    const bool known = std::any_of(shared_.begin(), shared_.end(),
+                                   [&](const auto& one) { return one.first == group; });
     if (group != nullptr && !known)
       shared_.emplace_back(group, places([&](const Item& other) { return other.shared == group; }));
   }
   hashes_ = at::zeros({size()}, at::TensorOptions().dtype(at::kLong).device(device_));
 }
 
-void ReplicaHashes::add_item(const Parameter& parameter, const char* kind, const at::Tensor& data, bool whole_value) {
+void ReplicaHashes::add_item(const Parameter& parameter, const char* kind, const at::Tensor& data,
+                             bool whole_value) {
   Item item;
   item.tensor = cat(parameter.name, " (", kind, ")");
   item.data = data;
@@ -120,20 +129,27 @@ void ReplicaHashes::add_item(const Parameter& parameter, const char* kind, const
   item.over_shard = whole_value && data_.shard.size() > 1;
   item.over_tensor = !is_sharded_over(parameter, Axis::kTensor) && groups_.tp.size() > 1;
   if (parameter.shared != nullptr && parameter.shared->size() > 1) item.shared = parameter.shared;
-  if (!item.over_shard && !item.over_tensor && item.shared == nullptr && data_.replica.size() == 1) return;
-  item.key = cat(item.tensor, "|", item.over_shard ? 0 : data_.shard.rank(), "|", item.over_tensor ? 0 : groups_.tp.rank(),
-                 "|", is_sharded_over(parameter, Axis::kPipeline) ? groups_.pp.rank() : 0);
+  if (!item.over_shard && !item.over_tensor && item.shared == nullptr && data_.replica.size() == 1)
+    return;
+  item.key = cat(item.tensor, "|", item.over_shard ? 0 : data_.shard.rank(), "|",
+                 item.over_tensor ? 0 : groups_.tp.rank(), "|",
+                 is_sharded_over(parameter, Axis::kPipeline) ? groups_.pp.rank() : 0);
   items_.push_back(std::move(item));
 }
 
 void ReplicaHashes::make_batches() {
-  const auto rank_of = [&](const Item& item) { return std::pair(!item.before, item.data.device() != device_); };
-  std::stable_sort(items_.begin(), items_.end(), [&](const Item& x, const Item& y) { return rank_of(x) < rank_of(y); });
+  const auto rank_of = [&](const Item& item) {
+    return std::pair(!item.before, item.data.device() != device_);
+  };
+  std::stable_sort(items_.begin(), items_.end(),
+                   [&](const Item& x, const Item& y) { return rank_of(x) < rank_of(y); });
   for (size_t begin = 0, end = 0; begin < items_.size(); begin = end) {
     std::vector<at::Tensor> tensors;
-    for (; end < items_.size() && rank_of(items_[end]) == rank_of(items_[begin]); ++end) tensors.push_back(items_[end].data);
+    for (; end < items_.size() && rank_of(items_[end]) == rank_of(items_[begin]); ++end)
+      tensors.push_back(items_[end].data);
     (items_[begin].before ? before_ : after_)
-        .push_back({static_cast<int64_t>(begin), static_cast<int64_t>(end), TensorHashes(std::move(tensors))});
+        .push_back({static_cast<int64_t>(begin), static_cast<int64_t>(end),
+                    TensorHashes(std::move(tensors))});
   }
 }
 
@@ -166,7 +182,8 @@ void ReplicaHashes::before_update() {
   compute(before_);
 }
 
-void ReplicaHashes::join(at::Tensor extremes, const ProcessGroup& group, const at::Tensor& chosen) const {
+void ReplicaHashes::join(at::Tensor extremes, const ProcessGroup& group,
+                         const at::Tensor& chosen) const {
   if (group.size() == 1 || !chosen.defined()) return;
   at::Tensor part = extremes.index_select(1, chosen);
   group.all_reduce(part, ReduceOp::kMax)->wait();
@@ -192,14 +209,17 @@ at::Tensor ReplicaHashes::after_update(int64_t iteration) {
 }
 
 std::string ReplicaHashes::describe(int64_t iteration) const {
-  const auto found = std::find_if(latest_.begin(), latest_.end(), [&](const Comparison& one) { return one.iteration == iteration; });
+  const auto found = std::find_if(latest_.begin(), latest_.end(), [&](const Comparison& one) {
+    return one.iteration == iteration;
+  });
   MEGATRON_ASSERT(found != latest_.end(), "no comparison of iteration ", iteration, " is kept");
   const at::Tensor hashes = found->hashes.cpu(), differs = found->differs.cpu();
   std::ostringstream mine;
   size_t reported = 0;
   for (size_t i = 0; i < items_.size() && reported < kMostReported; ++i) {
     if (!differs.const_data_ptr<bool>()[i]) continue;
-    mine << items_[i].key << '\t' << groups_.tp.rank() << '.' << groups_.pp.rank() << '\t' << hashes.const_data_ptr<int64_t>()[i] << '\n';
+    mine << items_[i].key << '\t' << groups_.tp.rank() << '.' << groups_.pp.rank() << '\t'
+         << hashes.const_data_ptr<int64_t>()[i] << '\n';
     ++reported;
   }
   const std::vector<std::string> texts = gather_texts(world_, device_, mine.str());
@@ -211,19 +231,27 @@ std::string ReplicaHashes::describe(int64_t iteration) const {
       const size_t first = line.find('\t'), second = line.rfind('\t');
       Copies& known = copies[line.substr(0, first)];
       if (known.empty()) order.push_back(line.substr(0, first));
-      known.push_back({static_cast<int>(rank), line.substr(first + 1, second - first - 1), line.substr(second + 1)});
+      known.push_back({static_cast<int>(rank), line.substr(first + 1, second - first - 1),
+                       line.substr(second + 1)});
     }
   }
   std::vector<Verdict> verdicts;
-  for (const std::string& key : order) verdicts.push_back(verdict_of_data_ranks(key.substr(0, key.find('|')), copies[key]));
-  std::stable_partition(verdicts.begin(), verdicts.end(), [](const Verdict& one) { return one.majority; });
+  for (const std::string& key : order)
+    verdicts.push_back(verdict_of_data_ranks(key.substr(0, key.find('|')), copies[key]));
+  std::stable_partition(verdicts.begin(), verdicts.end(),
+                        [](const Verdict& one) { return one.majority; });
   constexpr size_t kVerdicts = 4;
-  std::string text = cat("iteration ", iteration, ": ranks that hold copies of the same tensors differ");
-  for (size_t i = 0; i < std::min(verdicts.size(), kVerdicts); ++i) text += (i == 0 ? ": " : "; ") + verdicts[i].text;
-  if (verdicts.size() > kVerdicts) text += cat("; and ", verdicts.size() - kVerdicts, " more tensors");
+  std::string text =
+      cat("iteration ", iteration, ": ranks that hold copies of the same tensors differ");
+  for (size_t i = 0; i < std::min(verdicts.size(), kVerdicts); ++i)
+    text += (i == 0 ? ": " : "; ") + verdicts[i].text;
+  if (verdicts.size() > kVerdicts)
+    text += cat("; and ", verdicts.size() - kVerdicts, " more tensors");
   const int64_t before = found == latest_.begin() ? agreed_ : latest_.front().iteration;
-  return text + (before > 0 ? cat("\nhint: they were equal at iteration ", before, "; a checkpoint from before it holds none of this: --ckpt-step")
-                            : std::string("\nhint: this is the first comparison of this run; a checkpoint that it saved may hold some of this"));
+  return text + (before > 0 ? cat("\nhint: they were equal at iteration ", before,
+                                  "; a checkpoint from before it holds none of this: --ckpt-step")
+                            : std::string("\nhint: this is the first comparison of this run; a "
+                                          "checkpoint that it saved may hold some of this"));
 }
 
 }  // namespace megatron

@@ -1,5 +1,5 @@
-// Whether the ranks that hold the same tensors hold the same bits: hashes of weights, master weights and moments, compared over
-// the ranks that have copies of them.
+// Whether the ranks that hold the same tensors hold the same bits: hashes of weights, master
+// weights and moments, compared over the ranks that have copies of them.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -16,21 +16,24 @@
 namespace megatron {
 
 // Which ranks hold copies follows from placements, groups and sharding:
-//   weights                       all data ranks; with sharded values the ranks of other instances with the same shard
+//   weights                       all data ranks; with sharded values the ranks of other instances
+//                                 with the same shard
 //   master weights and moments    all data ranks; with sharded states those of other instances
 //   what tensor ranks hold whole  times the tensor ranks (norms, biases of row-parallel layers)
 //   what stages share             times those stages (a tied embedding)
-// What no other rank holds is not looked at. A difference names the ranks that are alone with their hash; without a majority all
-// of them.
+// What no other rank holds is not looked at. A difference names the ranks that are alone with their
+// hash; without a majority all of them.
 //
-// A comparison: before_update(), Optimizer::step(), after_update(). Weights are hashed before the update, since with master
-// weights or gathered shards it writes them anew and takes away what was wrong with those that the step computed with; states
-// after it. Nothing waits for the device, unless the optimizer has states in host memory; nothing that is trained changes.
+// A comparison: before_update(), Optimizer::step(), after_update(). Weights are hashed before the
+// update, since with master weights or gathered shards it writes them anew and takes away what was
+// wrong with those that the step computed with; states after it. Nothing waits for the device,
+// unless the optimizer has states in host memory; nothing that is trained changes.
 //
 // Keeps references to stores, optimizer and groups, and views of their tensors. Not thread safe.
 class ReplicaHashes {
  public:
-  // The stores that `optimizer` updates, and further ones, whose weights never change. `world`: all ranks.
+  // The stores that `optimizer` updates, and further ones, whose weights never change. `world`: all
+  // ranks.
   ReplicaHashes(const Optimizer& optimizer, const std::vector<DistributedDataParallel*>& trained,
                 const std::vector<DistributedDataParallel*>& frozen, const ProcessGroup& world);
 
@@ -38,20 +41,21 @@ class ReplicaHashes {
   int64_t size() const { return static_cast<int64_t>(items_.size()); }
 
   void before_update();
-  // Returns [1] int64 on the model's device: 1 where a copy of a tensor of this rank differs, else 0; other ranks may see other
-  // tensors. Communication: up to four all-reduces of 16 bytes for each tensor.
+  // Returns [1] int64 on the model's device: 1 where a copy of a tensor of this rank differs, else
+  // 0; other ranks may see other tensors. Communication: up to four all-reduces of 16 bytes for
+  // each tensor.
   at::Tensor after_update(int64_t iteration);
 
-  // Says what differed in the comparison of that iteration, one of the last two, and on which ranks: the same text on every rank.
-  // Collective over all ranks; waits for the device.
+  // Says what differed in the comparison of that iteration, one of the last two, and on which
+  // ranks: the same text on every rank. Collective over all ranks; waits for the device.
   std::string describe(int64_t iteration) const;
 
  private:
   struct Item {
-    std::string tensor;    // for messages: "decoder.final_layernorm.weight (exp_avg)"
-    std::string key;       // the same on the ranks that hold copies, and only there
+    std::string tensor;  // for messages: "decoder.final_layernorm.weight (exp_avg)"
+    std::string key;     // the same on the ranks that hold copies, and only there
     at::Tensor data;
-    bool before = false;   // hashed before the update
+    bool before = false;                           // hashed before the update
     bool over_shard = false, over_tensor = false;  // copies on the ranks of these groups
     const ProcessGroup* shared = nullptr;          // and on these stages
   };
@@ -66,7 +70,8 @@ class ReplicaHashes {
     TensorHashes hashes;
   };
 
-  void add_item(const Parameter& parameter, const char* kind, const at::Tensor& data, bool whole_value);
+  void add_item(const Parameter& parameter, const char* kind, const at::Tensor& data,
+                bool whole_value);
   void make_batches();
   void compute(const std::vector<Batch>& batches);
   void join(at::Tensor extremes, const ProcessGroup& group, const at::Tensor& chosen) const;

@@ -21,13 +21,14 @@ std::string fixed(double value, int digits = 1) {
 
 std::string chunk_mark(int chunk) {
   constexpr std::array<std::string_view, 4> kMarks = {"", "'", "\"", "*"};
-  return chunk < static_cast<int>(kMarks.size()) ? std::string(kMarks[static_cast<size_t>(chunk)]) : cat("^", chunk);
+  return chunk < static_cast<int>(kMarks.size()) ? std::string(kMarks[static_cast<size_t>(chunk)])
+                                                 : cat("^", chunk);
 }
 
 std::string held(const ReplayedStage& stage, double makespan) {
   return cat("holds ", stage.peak_activations,
-             stage.peak_pending_weight > 1 ? cat(", ", stage.peak_pending_weight, " for W") : "", ", idle ",
-             fixed(100 * stage.bubble(makespan)), "%");
+             stage.peak_pending_weight > 1 ? cat(", ", stage.peak_pending_weight, " for W") : "",
+             ", idle ", fixed(100 * stage.bubble(makespan)), "%");
 }
 
 // -- SVG
@@ -43,7 +44,9 @@ constexpr std::array<Colour, 6> kFill = {
 constexpr std::array<std::string_view, 6> kNames = {
     "forward", "backward", "input gradient", "weight gradient", "logits", "loss and its gradients"};
 
-double lightness(int chunk, int num_chunks) { return num_chunks > 1 ? 0.55 * chunk / (num_chunks - 1) : 0.0; }
+double lightness(int chunk, int num_chunks) {
+  return num_chunks > 1 ? 0.55 * chunk / (num_chunks - 1) : 0.0;
+}
 
 std::string fill(Action::Kind kind, int chunk, int num_chunks) {
   const Colour& c = kFill[static_cast<size_t>(kind)];
@@ -54,17 +57,18 @@ std::string fill(Action::Kind kind, int chunk, int num_chunks) {
 
 std::string rect(double x, double y, double width, double height, const std::string& fill,
                  const std::string& more = "") {
-  return cat("<rect x=\"", fixed(x, 2), "\" y=\"", fixed(y), "\" width=\"", fixed(width, 2), "\" height=\"",
-             fixed(height), "\" fill=\"", fill, "\"", more);
+  return cat("<rect x=\"", fixed(x, 2), "\" y=\"", fixed(y), "\" width=\"", fixed(width, 2),
+             "\" height=\"", fixed(height), "\" fill=\"", fill, "\"", more);
 }
 
-std::string text(double x, double y, const std::string& content, const char* anchor, const char* colour,
-                 double size = 12) {
-  return cat("<text x=\"", fixed(x), "\" y=\"", fixed(y), "\" text-anchor=\"", anchor, "\" fill=\"", colour,
-             "\" font-size=\"", fixed(size), "\">", content, "</text>\n");
+std::string text(double x, double y, const std::string& content, const char* anchor,
+                 const char* colour, double size = 12) {
+  return cat("<text x=\"", fixed(x), "\" y=\"", fixed(y), "\" text-anchor=\"", anchor, "\" fill=\"",
+             colour, "\" font-size=\"", fixed(size), "\">", content, "</text>\n");
 }
 
-std::string row_of(const Schedule& schedule, const Replay& replay, int stage, double y, double scale) {
+std::string row_of(const Schedule& schedule, const Replay& replay, int stage, double y,
+                   double scale) {
   const ReplayedStage& row = replay.stages[static_cast<size_t>(stage)];
   std::string out = text(kLeft - 8, y + kRow / 2 + 4, cat("stage ", stage), "end", "currentColor");
   out += rect(kLeft, y, replay.makespan * scale, kRow, "url(#bubble)") + "/>\n";
@@ -72,24 +76,28 @@ std::string row_of(const Schedule& schedule, const Replay& replay, int stage, do
     const double x = kLeft + a.start * scale, width = (a.end - a.start) * scale;
     const std::string what =
         cat(kNames[static_cast<size_t>(a.action.kind)], ", micro-batch ", a.action.microbatch,
-            schedule.num_chunks > 1 ? cat(", chunk ", a.action.chunk) : "", ": ", a.start, " to ", a.end);
+            schedule.num_chunks > 1 ? cat(", chunk ", a.action.chunk) : "", ": ", a.start, " to ",
+            a.end);
     out += rect(x, y, width, kRow, fill(a.action.kind, a.action.chunk, schedule.num_chunks),
                 " stroke=\"white\" stroke-width=\"0.8\">") +
            "<title>" + what + "</title></rect>\n";
     const std::string number = cat(a.action.microbatch);
     const double size = std::min(12.0, width / (0.62 * static_cast<double>(number.size()) + 0.3));
-    const char* const colour = lightness(a.action.chunk, schedule.num_chunks) > 0.3 ? "#1b1b1b" : "white";
-    if (size >= 6) out += text(x + width / 2, y + kRow / 2 + 0.36 * size, number, "middle", colour, size);
+    const char* const colour =
+        lightness(a.action.chunk, schedule.num_chunks) > 0.3 ? "#1b1b1b" : "white";
+    if (size >= 6)
+      out += text(x + width / 2, y + kRow / 2 + 0.36 * size, number, "middle", colour, size);
   }
-  return out + text(kLeft + replay.makespan * scale + 8, y + kRow / 2 + 4, held(row, replay.makespan), "start",
-                    "currentColor", 11);
+  return out + text(kLeft + replay.makespan * scale + 8, y + kRow / 2 + 4,
+                    held(row, replay.makespan), "start", "currentColor", 11);
 }
 
 std::string legend(const Schedule& schedule, double y) {
   std::string out;
   double x = kLeft;
   const auto entry = [&](const std::string& colour, const std::string& name) {
-    out += rect(x, y, 12, 12, colour) + "/>\n" + text(x + 17, y + 10, name, "start", "currentColor", 11);
+    out += rect(x, y, 12, 12, colour) + "/>\n" +
+           text(x + 17, y + 10, name, "start", "currentColor", 11);
     x += 32 + 6.4 * static_cast<double>(name.size());
   };
   std::set<std::pair<Action::Kind, int>> used;
@@ -97,7 +105,8 @@ std::string legend(const Schedule& schedule, double y) {
     for (const Action& a : actions) used.insert({a.kind, a.chunk});
   for (const auto& [kind, chunk] : used) {
     const std::string name(kNames[static_cast<size_t>(kind)]);
-    entry(fill(kind, chunk, schedule.num_chunks), schedule.num_chunks > 1 ? cat(name, " ", chunk) : name);
+    entry(fill(kind, chunk, schedule.num_chunks),
+          schedule.num_chunks > 1 ? cat(name, " ", chunk) : name);
   }
   entry("url(#bubble)", "waits");
   return out;
@@ -110,16 +119,19 @@ std::string draw_text(const Schedule& schedule, const Replay& replay, int column
   const auto column = [&](double time) { return static_cast<size_t>(std::lround(time * scale)); };
   std::string out = cat(schedule.name, ": ", schedule.num_stages, " stages, ",
                         schedule.num_chunks > 1 ? cat(schedule.num_chunks, " chunks each, ") : "",
-                        schedule.num_microbatches, " micro-batches; idle ", fixed(100 * replay.bubble_fraction), "%\n");
+                        schedule.num_microbatches, " micro-batches; idle ",
+                        fixed(100 * replay.bubble_fraction), "%\n");
   for (size_t r = 0; r < replay.stages.size(); ++r) {
     std::string line(column(replay.makespan), '.');
     for (const ReplayedAction& a : replay.stages[r].actions) {
       const size_t begin = column(a.start), end = column(a.end);
-      std::string label = cat(letter(a.action.kind), a.action.microbatch, chunk_mark(a.action.chunk));
+      std::string label =
+          cat(letter(a.action.kind), a.action.microbatch, chunk_mark(a.action.chunk));
       label.resize(end - begin, ' ');
       line.replace(begin, end - begin, label);
     }
-    out += cat("stage ", r, r < 10 ? "  " : " ", "|", line, "| ", held(replay.stages[r], replay.makespan), "\n");
+    out += cat("stage ", r, r < 10 ? "  " : " ", "|", line, "| ",
+               held(replay.stages[r], replay.makespan), "\n");
   }
   return out;
 }
@@ -127,16 +139,18 @@ std::string draw_text(const Schedule& schedule, const Replay& replay, int column
 std::string draw_svg(const Schedule& schedule, const Replay& replay, double width) {
   const double scale = replay.makespan > 0 ? (width - kLeft - kRight) / replay.makespan : 0;
   const double height = kTop + (kRow + kGap) * schedule.num_stages + kFoot;
-  std::string out = cat("<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 ", fixed(width), " ", fixed(height),
-                        "\" font-family=\"system-ui, sans-serif\" role=\"img\" aria-label=\"pipeline schedule ",
-                        schedule.name, "\">\n",
-                        "<defs><pattern id=\"bubble\" width=\"6\" height=\"6\" patternUnits=\"userSpaceOnUse\" "
-                        "patternTransform=\"rotate(45)\"><rect width=\"6\" height=\"6\" fill=\"#e9e6e1\"/>"
-                        "<rect width=\"2\" height=\"6\" fill=\"#cfc9c0\"/></pattern></defs>\n");
+  std::string out = cat(
+      "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 ", fixed(width), " ", fixed(height),
+      "\" font-family=\"system-ui, sans-serif\" role=\"img\" aria-label=\"pipeline schedule ",
+      schedule.name, "\">\n",
+      "<defs><pattern id=\"bubble\" width=\"6\" height=\"6\" patternUnits=\"userSpaceOnUse\" "
+      "patternTransform=\"rotate(45)\"><rect width=\"6\" height=\"6\" fill=\"#e9e6e1\"/>"
+      "<rect width=\"2\" height=\"6\" fill=\"#cfc9c0\"/></pattern></defs>\n");
   out += text(kLeft, 20,
               cat(schedule.name, ": ", schedule.num_stages, " stages, ",
-                  schedule.num_chunks > 1 ? cat(schedule.num_chunks, " chunks each, ") : "", schedule.num_microbatches,
-                  " micro-batches; idle ", fixed(100 * replay.bubble_fraction), "%"),
+                  schedule.num_chunks > 1 ? cat(schedule.num_chunks, " chunks each, ") : "",
+                  schedule.num_microbatches, " micro-batches; idle ",
+                  fixed(100 * replay.bubble_fraction), "%"),
               "start", "currentColor", 14);
   for (int stage = 0; stage < schedule.num_stages; ++stage)
     out += row_of(schedule, replay, stage, kTop + (kRow + kGap) * stage, scale);

@@ -84,17 +84,21 @@ class Executor {
     std::shared_ptr<Work> work;
   };
 
-  bool crosses(const Transfer& transfer) const { return transfer.any() && transfer.peer != links_.stage(); }
+  bool crosses(const Transfer& transfer) const {
+    return transfer.any() && transfer.peer != links_.stage();
+  }
 
-  // Posts the receive of the action's input, after those of earlier messages on the same link. Past the end: nothing.
+  // Posts the receive of the action's input, after those of earlier messages on the same link. Past
+  // the end: nothing.
   void post_receive(size_t i) {
     if (i >= actions_.size() || !crosses(transfers_[i].receive)) return;
     const Transfer& receive = transfers_[i].receive;
     Incoming& from = incoming_[receive.peer];
     for (; from.posted <= static_cast<size_t>(receive.sequence); ++from.posted) {
       const size_t user = from.user[from.posted];
-      const at::Tensor buffer = at::empty(shape_of(actions_[user].microbatch),
-                                          at::TensorOptions().dtype(format_.dtype).device(format_.device));
+      const at::Tensor buffer =
+          at::empty(shape_of(actions_[user].microbatch),
+                    at::TensorOptions().dtype(format_.dtype).device(format_.device));
       arrivals_[user] = {buffer, links_.from(receive.peer).recv(buffer, kSender)};
     }
   }
@@ -104,8 +108,8 @@ class Executor {
     const Transfer& receive = transfers_[i].receive;
     if (!receive.any()) return {};
     Arrival arrival = std::exchange(arrivals_[i], {});
-    MEGATRON_ASSERT(arrival.tensor.defined(), "the input of ", to_string(actions_[i]), " on stage ", links_.stage(),
-                    " is not there");
+    MEGATRON_ASSERT(arrival.tensor.defined(), "the input of ", to_string(actions_[i]), " on stage ",
+                    links_.stage(), " is not there");
     if (arrival.work) arrival.work->wait();
     release_sends(receive);
     return arrival.tensor;
@@ -113,10 +117,15 @@ class Executor {
 
   at::Tensor compute(const Action& action, const at::Tensor& input) {
     switch (action.kind) {
-      case Action::Kind::kForward: return stage_.forward(action.chunk, action.microbatch, input);
-      case Action::Kind::kBackward: return stage_.backward(action.chunk, action.microbatch, input, false);
-      case Action::Kind::kBackwardInput: return stage_.backward(action.chunk, action.microbatch, input, true);
-      case Action::Kind::kBackwardWeight: stage_.weight_backward(action.chunk, action.microbatch); break;
+      case Action::Kind::kForward:
+        return stage_.forward(action.chunk, action.microbatch, input);
+      case Action::Kind::kBackward:
+        return stage_.backward(action.chunk, action.microbatch, input, false);
+      case Action::Kind::kBackwardInput:
+        return stage_.backward(action.chunk, action.microbatch, input, true);
+      case Action::Kind::kBackwardWeight:
+        stage_.weight_backward(action.chunk, action.microbatch);
+        break;
       case Action::Kind::kHead:
         return stage_.head(action.microbatch, input);
       case Action::Kind::kLoss:
@@ -134,7 +143,8 @@ class Executor {
       arrivals_[static_cast<size_t>(send.peer_action)] = {tensor, nullptr};
       return;
     }
-    outgoing_.push_back({send.peer, send.peer_action, tensor, links_.to(send.peer).send(tensor, kReceiver)});
+    outgoing_.push_back(
+        {send.peer, send.peer_action, tensor, links_.to(send.peer).send(tensor, kReceiver)});
   }
 
   // -- calls of all stages
@@ -200,7 +210,8 @@ class Executor {
       if (const Arrival arrival = std::exchange(grad, {}); arrival.work) arrival.work->wait();
   }
 
-  // What has arrived was made by `received.peer_action`: the peer has used everything that it needed before.
+  // What has arrived was made by `received.peer_action`: the peer has used everything that it
+  // needed before.
   void release_sends(const Transfer& received) {
     std::erase_if(outgoing_, [&](Outgoing& sent) {
       if (sent.peer != received.peer || sent.used_at > received.peer_action) return false;
@@ -220,12 +231,14 @@ class Executor {
 
   void check_result(const Action& action, const at::Tensor& result) const {
     const std::vector<int64_t> shape = shape_of(action.microbatch);
-    MEGATRON_ASSERT(result.defined(), to_string(action), " on stage ", links_.stage(), " returned nothing to pass on");
-    MEGATRON_ASSERT(result.sizes() == at::IntArrayRef(shape) && result.scalar_type() == format_.dtype &&
-                        result.device().type() == format_.device.type(),
-                    to_string(action), " on stage ", links_.stage(), " returned ", result.scalar_type(), result.sizes(),
-                    " on ", result.device(), " to pass on; between stages are ", format_.dtype, at::IntArrayRef(shape),
-                    " on ", format_.device);
+    MEGATRON_ASSERT(result.defined(), to_string(action), " on stage ", links_.stage(),
+                    " returned nothing to pass on");
+    MEGATRON_ASSERT(
+        result.sizes() == at::IntArrayRef(shape) && result.scalar_type() == format_.dtype &&
+            result.device().type() == format_.device.type(),
+        to_string(action), " on stage ", links_.stage(), " returned ", result.scalar_type(),
+        result.sizes(), " on ", result.device(), " to pass on; between stages are ", format_.dtype,
+        at::IntArrayRef(shape), " on ", format_.device);
   }
 
   const Schedule& schedule_;
@@ -233,10 +246,10 @@ class Executor {
   StageCompute& stage_;
   const PipelineLinks& links_;
   const TransferFormat& format_;
-  std::vector<ActionTransfers> transfers_;  // of this stage's actions
-  std::map<int, Incoming> incoming_;        // by peer
-  std::vector<Arrival> arrivals_;           // by the action that uses it
-  std::vector<Outgoing> outgoing_;          // not yet known to be over
+  std::vector<ActionTransfers> transfers_;                   // of this stage's actions
+  std::map<int, Incoming> incoming_;                         // by peer
+  std::vector<Arrival> arrivals_;                            // by the action that uses it
+  std::vector<Outgoing> outgoing_;                           // not yet known to be over
   std::vector<std::vector<int>> hidden_calls_;               // by action
   std::vector<Arrival> hidden_, statistics_, hidden_grads_;  // by micro-batch
 };
@@ -253,11 +266,12 @@ at::Tensor StageCompute::loss(int, const at::Tensor&) {
 PipelineLinks::PipelineLinks(const ProcessGroup& pp, const Schedule& schedule, at::Device device,
                              bool overlap, const ProcessGroup* vocabulary)
     : stage_(pp.rank()), overlap_(overlap) {
-  MEGATRON_ASSERT(pp.size() == schedule.num_stages, "a schedule of ", schedule.num_stages, " stages over ", pp.size(),
-                  " ranks");
+  MEGATRON_ASSERT(pp.size() == schedule.num_stages, "a schedule of ", schedule.num_stages,
+                  " stages over ", pp.size(), " ranks");
   for (const auto& [from, to] : transfer_links(schedule)) {
     if (from != stage_ && to != stage_) continue;
-    const ProcessGroup link = pp.subgroup({from, to}, cat(pp.name(), "_", from, "_to_", to), Traffic::kBeside);
+    const ProcessGroup link =
+        pp.subgroup({from, to}, cat(pp.name(), "_", from, "_to_", to), Traffic::kBeside);
     // Links are visited in one order, so no two ranks wait for each other here.
     const at::Tensor greeting = at::zeros({1}, at::TensorOptions().dtype(at::kInt).device(device));
     if (from == stage_) {
@@ -303,8 +317,8 @@ const ProcessGroup& PipelineLinks::from(int peer) const {
 
 void run_pipeline(const Schedule& schedule, StageCompute& stage, const PipelineLinks& links,
                   const TransferFormat& format) {
-  MEGATRON_ASSERT(links.stage() < schedule.num_stages, "stage ", links.stage(), " of a schedule of ",
-                  schedule.num_stages, " stages");
+  MEGATRON_ASSERT(links.stage() < schedule.num_stages, "stage ", links.stage(),
+                  " of a schedule of ", schedule.num_stages, " stages");
   Executor(schedule, stage, links, format).run();
 }
 

@@ -1,5 +1,5 @@
-// Runs one rank's list of actions: what is computed is the caller's (StageCompute), when and what moves is derived from
-// the schedule (transfers.h).
+// Runs one rank's list of actions: what is computed is the caller's (StageCompute), when and what
+// moves is derived from the schedule (transfers.h).
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -13,19 +13,21 @@
 
 namespace megatron {
 
-// What a stage computes; implemented by the trainer. Tensors that it is given are its own: nobody else changes them,
-// and they carry no autograd history. Tensors that it returns must not be changed before the run is over; the executor
-// keeps their storage no longer than the transfer needs, so a stage that keeps only the autograd node of its output
-// frees the memory.
+// What a stage computes; implemented by the trainer. Tensors that it is given are its own: nobody
+// else changes them, and they carry no autograd history. Tensors that it returns must not be
+// changed before the run is over; the executor keeps their storage no longer than the transfer
+// needs, so a stage that keeps only the autograd node of its output frees the memory.
 class StageCompute {
  public:
   virtual ~StageCompute() = default;
-  // input: activation from the previous segment, undefined on the first. Returns the activation for the next segment
-  // (undefined on the last).
+  // input: activation from the previous segment, undefined on the first. Returns the activation for
+  // the next segment (undefined on the last).
   virtual at::Tensor forward(int chunk, int microbatch, const at::Tensor& input) = 0;
-  // grad_output: gradient from the next segment, undefined on the last. Returns the gradient for the previous segment
-  // (undefined on the first). With defer_weights the weight gradients wait for weight_backward().
-  virtual at::Tensor backward(int chunk, int microbatch, const at::Tensor& grad_output, bool defer_weights) = 0;
+  // grad_output: gradient from the next segment, undefined on the last. Returns the gradient for
+  // the previous segment (undefined on the first). With defer_weights the weight gradients wait for
+  // weight_backward().
+  virtual at::Tensor backward(int chunk, int microbatch, const at::Tensor& grad_output,
+                              bool defer_weights) = 0;
   virtual void weight_backward(int chunk, int microbatch) = 0;
   // Of schedules with the vocabulary over the stages; see Note [The vocabulary over the stages] in
   // schedule.cc. The last stage's forward returns the hidden states instead of nothing, and its
@@ -48,8 +50,9 @@ struct TransferFormat {
   std::function<std::vector<int64_t>(int microbatch)> shape_of = nullptr;
 };
 
-// One one-directional group of two ranks for each ordered pair of stages that exchange tensors. A direction of its own
-// keeps a send from waiting behind a receive, whatever the backend's rules; within it messages keep their order.
+// One one-directional group of two ranks for each ordered pair of stages that exchange tensors. A
+// direction of its own keeps a send from waiting behind a receive, whatever the backend's rules;
+// within it messages keep their order.
 class PipelineLinks {
  public:
   // Every stage calls it with an equal schedule; schedules with the same placement and as many
@@ -72,8 +75,8 @@ class PipelineLinks {
     ProcessGroup hidden, statistics, hidden_grad;
   };
   const Joint& joint() const { return joint_; }
-  // Makes the calls of all stages once, in the order and with the shapes of a step. Returns the statistics of all ranks that
-  // share the vocabulary, [ranks, ...]. All stages call it together.
+  // Makes the calls of all stages once, in the order and with the shapes of a step. Returns the
+  // statistics of all ranks that share the vocabulary, [ranks, ...]. All stages call it together.
   at::Tensor meet(const at::Tensor& hidden, const at::Tensor& statistics) const;
 
  private:
@@ -83,10 +86,11 @@ class PipelineLinks {
   Joint joint_;
 };
 
-// Runs this stage's actions in order. Nothing waits but an action for its own input: sends are asynchronous, and a sent
-// tensor is kept until something arrives that its receiver made after using it. With overlap one receive is posted
-// ahead. Memory: one receive buffer beyond the running action's (more only where the sender's order differs from this
-// stage's). Free of deadlock with backends that buffer nothing, see replay.h.
+// Runs this stage's actions in order. Nothing waits but an action for its own input: sends are
+// asynchronous, and a sent tensor is kept until something arrives that its receiver made after
+// using it. With overlap one receive is posted ahead. Memory: one receive buffer beyond the running
+// action's (more only where the sender's order differs from this stage's). Free of deadlock with
+// backends that buffer nothing, see replay.h.
 //
 // Throws what the stage throws; the peers' waits then fail through the backend.
 void run_pipeline(const Schedule& schedule, StageCompute& stage, const PipelineLinks& links,

@@ -10,7 +10,8 @@ constexpr std::string_view kVirtualStages =
     "--num-layers-per-virtual-pipeline-stage, --num-virtual-stages-per-pipeline-rank and "
     "--pipeline-model-parallel-layout";
 
-void check_positive(std::string_view flag, const std::optional<int64_t>& value, int64_t least, Violations& violations) {
+void check_positive(std::string_view flag, const std::optional<int64_t>& value, int64_t least,
+                    Violations& violations) {
   if (value && *value < least) violations.add(cat(flag, " is ", *value), cat("at least ", least));
 }
 
@@ -21,8 +22,10 @@ std::vector<std::string_view> given_flags(const PipelineConfig& c) {
     if (given) flags.push_back(flag);
   };
   add(c.pipeline_schedule != ScheduleKind::k1F1B, "--pipeline-schedule");
-  add(c.microbatch_group_size_per_vp_stage.has_value(), "--microbatch-group-size-per-virtual-pipeline-stage");
-  add(c.num_layers_per_virtual_pipeline_stage.has_value(), "--num-layers-per-virtual-pipeline-stage");
+  add(c.microbatch_group_size_per_vp_stage.has_value(),
+      "--microbatch-group-size-per-virtual-pipeline-stage");
+  add(c.num_layers_per_virtual_pipeline_stage.has_value(),
+      "--num-layers-per-virtual-pipeline-stage");
   add(c.num_virtual_stages_per_pipeline_rank.has_value(), "--num-virtual-stages-per-pipeline-rank");
   add(!c.pipeline_model_parallel_layout.empty(), "--pipeline-model-parallel-layout");
   add(c.decoder_first_pipeline_num_layers.has_value(), "--decoder-first-pipeline-num-layers");
@@ -42,21 +45,24 @@ void PipelineConfig::fields(FieldVisitor& visitor) {
   visitor.field(
       {"microbatch_group_size_per_vp_stage", "--microbatch-group-size-per-virtual-pipeline-stage"},
       microbatch_group_size_per_vp_stage,
-      "micro-batches that a virtual stage runs before the next one takes over; default: the number of stages");
+      "micro-batches that a virtual stage runs before the next one takes over; default: the number "
+      "of stages");
   visitor.field("zero_bubble_max_pending_backward", zero_bubble_max_pending_backward,
-                "zb-auto: most micro-batches (of one virtual stage) whose activations a rank holds; default: twice as "
+                "zb-auto: most micro-batches (of one virtual stage) whose activations a rank "
+                "holds; default: twice as "
                 "many as 1f1b");
   visitor.field("zero_bubble_pass_times", zero_bubble_pass_times,
-                "zb-auto plans with these times of forward, input gradient, weight gradient and transfer, in any unit; "
+                "zb-auto plans with these times of forward, input gradient, weight gradient and "
+                "transfer, in any unit; "
                 "default: 1 1 1 0");
   visitor.field("num_layers_per_virtual_pipeline_stage", num_layers_per_virtual_pipeline_stage,
                 "layers of a virtual stage");
   visitor.field("num_virtual_stages_per_pipeline_rank", num_virtual_stages_per_pipeline_rank,
                 "virtual stages of each rank; default: 1, 2 for zb-v");
-  visitor.field(
-      "pipeline_model_parallel_layout", pipeline_model_parallel_layout,
-      "what each virtual stage holds: E embedding, t layer, L loss, | next stage, x*n and (...)*n repeat, such as "
-      "\"Et*3|(tt|)*29t|L\"");
+  visitor.field("pipeline_model_parallel_layout", pipeline_model_parallel_layout,
+                "what each virtual stage holds: E embedding, t layer, L loss, | next stage, x*n "
+                "and (...)*n repeat, such as "
+                "\"Et*3|(tt|)*29t|L\"");
   visitor.field("decoder_first_pipeline_num_layers", decoder_first_pipeline_num_layers,
                 "layers of the first stage; the rest is divided evenly");
   visitor.field("decoder_last_pipeline_num_layers", decoder_last_pipeline_num_layers,
@@ -69,24 +75,30 @@ void PipelineConfig::fields(FieldVisitor& visitor) {
                 "divide the output layer over all stages, so that the last one is not the slow "
                 "one; 1f1b without virtual "
                 "stages, untied embeddings");
-  visitor.field({"overlap_p2p_communication", "--no-overlap-p2p-communication", true}, overlap_p2p_communication,
-                "wait for each transfer between stages at once");
+  visitor.field({"overlap_p2p_communication", "--no-overlap-p2p-communication", true},
+                overlap_p2p_communication, "wait for each transfer between stages at once");
 }
 
 void PipelineConfig::validate(Violations& violations) const {
-  check_positive("--microbatch-group-size-per-virtual-pipeline-stage", microbatch_group_size_per_vp_stage, 1,
+  check_positive("--microbatch-group-size-per-virtual-pipeline-stage",
+                 microbatch_group_size_per_vp_stage, 1, violations);
+  check_positive("--zero-bubble-max-pending-backward", zero_bubble_max_pending_backward, 1,
                  violations);
-  check_positive("--zero-bubble-max-pending-backward", zero_bubble_max_pending_backward, 1, violations);
-  check_positive("--num-layers-per-virtual-pipeline-stage", num_layers_per_virtual_pipeline_stage, 1, violations);
-  check_positive("--num-virtual-stages-per-pipeline-rank", num_virtual_stages_per_pipeline_rank, 1, violations);
-  check_positive("--decoder-first-pipeline-num-layers", decoder_first_pipeline_num_layers, 0, violations);
-  check_positive("--decoder-last-pipeline-num-layers", decoder_last_pipeline_num_layers, 0, violations);
+  check_positive("--num-layers-per-virtual-pipeline-stage", num_layers_per_virtual_pipeline_stage,
+                 1, violations);
+  check_positive("--num-virtual-stages-per-pipeline-rank", num_virtual_stages_per_pipeline_rank, 1,
+                 violations);
+  check_positive("--decoder-first-pipeline-num-layers", decoder_first_pipeline_num_layers, 0,
+                 violations);
+  check_positive("--decoder-last-pipeline-num-layers", decoder_last_pipeline_num_layers, 0,
+                 violations);
 
   const bool has_layout = !pipeline_model_parallel_layout.empty();
   const bool has_counts = decoder_first_pipeline_num_layers || decoder_last_pipeline_num_layers;
-  const bool accounts = account_for_embedding_in_pipeline_split || account_for_loss_in_pipeline_split;
-  const int virtual_flags =
-      num_layers_per_virtual_pipeline_stage.has_value() + num_virtual_stages_per_pipeline_rank.has_value() + has_layout;
+  const bool accounts =
+      account_for_embedding_in_pipeline_split || account_for_loss_in_pipeline_split;
+  const int virtual_flags = num_layers_per_virtual_pipeline_stage.has_value() +
+                            num_virtual_stages_per_pipeline_rank.has_value() + has_layout;
   if (virtual_flags > 1) violations.add(cat("at most one of ", kVirtualStages, " may be given"));
   if (has_layout && (has_counts || accounts))
     violations.add(
@@ -95,7 +107,8 @@ void PipelineConfig::validate(Violations& violations) const {
         "--account-for-embedding-in-pipeline-split or --account-for-loss-in-pipeline-split");
   if (has_counts && accounts)
     violations.add(
-        "--decoder-first-pipeline-num-layers and --decoder-last-pipeline-num-layers cannot be combined with "
+        "--decoder-first-pipeline-num-layers and --decoder-last-pipeline-num-layers cannot be "
+        "combined with "
         "--account-for-embedding-in-pipeline-split or --account-for-loss-in-pipeline-split",
         "lower the count of that stage by one instead");
   if (pipeline_vocab_parallel && account_for_loss_in_pipeline_split)
@@ -106,18 +119,21 @@ void PipelineConfig::validate(Violations& violations) const {
         "leave one of them out");
   if (has_counts && num_layers_per_virtual_pipeline_stage)
     violations.add(
-        "--num-layers-per-virtual-pipeline-stage cannot be combined with --decoder-first-pipeline-num-layers or "
+        "--num-layers-per-virtual-pipeline-stage cannot be combined with "
+        "--decoder-first-pipeline-num-layers or "
         "--decoder-last-pipeline-num-layers",
         "--num-virtual-stages-per-pipeline-rank");
   if (has_counts && schedule_placement(pipeline_schedule) == ChunkPlacement::kVShaped)
     violations.add(
-        "--decoder-first-pipeline-num-layers and --decoder-last-pipeline-num-layers mean nothing when one rank holds "
+        "--decoder-first-pipeline-num-layers and --decoder-last-pipeline-num-layers mean nothing "
+        "when one rank holds "
         "both ends of the model (--pipeline-schedule zb-v)",
         "--pipeline-model-parallel-layout");
   if (pipeline_schedule != ScheduleKind::kZeroBubbleAuto &&
       (zero_bubble_max_pending_backward || !zero_bubble_pass_times.empty()))
     violations.add(
-        "--zero-bubble-max-pending-backward and --zero-bubble-pass-times have no effect without --pipeline-schedule "
+        "--zero-bubble-max-pending-backward and --zero-bubble-pass-times have no effect without "
+        "--pipeline-schedule "
         "zb-auto");
   if (!zero_bubble_pass_times.empty()) {
     bool legal = zero_bubble_pass_times.size() == 4;
@@ -125,7 +141,8 @@ void PipelineConfig::validate(Violations& violations) const {
       legal = i < 3 ? zero_bubble_pass_times[i] > 0 : zero_bubble_pass_times[i] >= 0;
     if (!legal)
       violations.add(
-          "--zero-bubble-pass-times takes 4 times: forward, input gradient and weight gradient above 0, transfer from "
+          "--zero-bubble-pass-times takes 4 times: forward, input gradient and weight gradient "
+          "above 0, transfer from "
           "0 on",
           "for example 1 1.1 0.9 0.1");
   }
@@ -141,14 +158,15 @@ ScheduleShape PipelineConfig::shape(int64_t pipeline_model_parallel_size, int64_
   shape.group_size = static_cast<int>(microbatch_group_size_per_vp_stage.value_or(0));
   shape.max_in_flight = static_cast<int>(zero_bubble_max_pending_backward.value_or(0));
   if (zero_bubble_pass_times.size() == 4) {
-    shape.costs.whole_stage = {zero_bubble_pass_times[0], zero_bubble_pass_times[1], zero_bubble_pass_times[2]};
+    shape.costs.whole_stage = {zero_bubble_pass_times[0], zero_bubble_pass_times[1],
+                               zero_bubble_pass_times[2]};
     shape.costs.transfer = zero_bubble_pass_times[3];
   }
   return shape;
 }
 
-void validate_pipeline(const PipelineConfig& config, int64_t pipeline_model_parallel_size, int64_t num_layers,
-                       Violations& violations) {
+void validate_pipeline(const PipelineConfig& config, int64_t pipeline_model_parallel_size,
+                       int64_t num_layers, Violations& violations) {
   if (pipeline_model_parallel_size < 1 || num_layers < 1) return;  // reported by their owners
   if (pipeline_model_parallel_size == 1) {
     for (std::string_view flag : given_flags(config))
@@ -162,9 +180,11 @@ void validate_pipeline(const PipelineConfig& config, int64_t pipeline_model_para
   try {
     const StageLayout layout = make_stage_layout(config, pipeline_model_parallel_size, num_layers);
     if (config.microbatch_group_size_per_vp_stage &&
-        (layout.num_chunks() == 1 || schedule_placement(config.pipeline_schedule) == ChunkPlacement::kVShaped))
+        (layout.num_chunks() == 1 ||
+         schedule_placement(config.pipeline_schedule) == ChunkPlacement::kVShaped))
       violations.add(
-          "--microbatch-group-size-per-virtual-pipeline-stage has no effect without interleaved virtual stages",
+          "--microbatch-group-size-per-virtual-pipeline-stage has no effect without interleaved "
+          "virtual stages",
           "--num-virtual-stages-per-pipeline-rank");
   } catch (const UsageError& error) {
     violations.add(error.what());

@@ -1,4 +1,5 @@
-// Flags of pipeline parallelism. --pipeline-model-parallel-size itself is part of the mesh (comm/parallel_groups.h).
+// Flags of pipeline parallelism. --pipeline-model-parallel-size itself is part of the mesh
+// (comm/parallel_groups.h).
 #pragma once
 
 #include <cstdint>
@@ -34,14 +35,16 @@ struct PipelineConfig : Config {
   void fields(FieldVisitor& visitor) override;
   void validate(Violations& violations) const override;
 
-  // The schedule's shape for a pipeline of this size, with the number of chunks that make_stage_layout() chose and equal
-  // stages; schedule_shape() of stage_layout.h knows their layers.
-  ScheduleShape shape(int64_t pipeline_model_parallel_size, int64_t num_chunks, int64_t num_microbatches) const;
+  // The schedule's shape for a pipeline of this size, with the number of chunks that
+  // make_stage_layout() chose and equal stages; schedule_shape() of stage_layout.h knows their
+  // layers.
+  ScheduleShape shape(int64_t pipeline_model_parallel_size, int64_t num_chunks,
+                      int64_t num_microbatches) const;
 };
 
-// Rules that need the mesh and the model (contracts n.2: 16 to 20): adds one violation for each that is broken. A
-// pipeline of one stage takes no pipeline flags.
-void validate_pipeline(const PipelineConfig& config, int64_t pipeline_model_parallel_size, int64_t num_layers,
-                       Violations& violations);
+// Rules that need the mesh and the model (contracts n.2: 16 to 20): adds one violation for each
+// that is broken. A pipeline of one stage takes no pipeline flags.
+void validate_pipeline(const PipelineConfig& config, int64_t pipeline_model_parallel_size,
+                       int64_t num_layers, Violations& violations);
 
 }  // namespace megatron

@@ -19,21 +19,23 @@ std::string where(const Schedule& schedule, int stage, size_t action) {
              to_string(schedule.stages[static_cast<size_t>(stage)][action]), ")");
 }
 
-// Each pass of each chunk and micro-batch once: F, then B, or I and later W. Counts what is held on the way.
+// Each pass of each chunk and micro-batch once: F, then B, or I and later W. Counts what is held on
+// the way.
 ReplayedStage check_order(const Schedule& schedule, int stage) {
   struct Done {
     bool forward = false, input = false, weight = false, head = false, loss = false;
   };
   const std::vector<Action>& actions = schedule.stages[static_cast<size_t>(stage)];
-  std::vector<Done> passes(static_cast<size_t>(schedule.num_chunks) * static_cast<size_t>(schedule.num_microbatches));
+  std::vector<Done> passes(static_cast<size_t>(schedule.num_chunks) *
+                           static_cast<size_t>(schedule.num_microbatches));
   ReplayedStage out;
   int activations = 0, awaiting = 0, pending = 0;
   for (size_t i = 0; i < actions.size(); ++i) {
     const Action& a = actions[i];
-    MEGATRON_ASSERT(
-        a.chunk >= 0 && a.chunk < schedule.num_chunks && a.microbatch >= 0 && a.microbatch < schedule.num_microbatches,
-        where(schedule, stage, i), " is outside of ", schedule.num_chunks, " chunks and ", schedule.num_microbatches,
-        " micro-batches");
+    MEGATRON_ASSERT(a.chunk >= 0 && a.chunk < schedule.num_chunks && a.microbatch >= 0 &&
+                        a.microbatch < schedule.num_microbatches,
+                    where(schedule, stage, i), " is outside of ", schedule.num_chunks,
+                    " chunks and ", schedule.num_microbatches, " micro-batches");
     Done& done = passes[static_cast<size_t>(a.chunk * schedule.num_microbatches + a.microbatch)];
     if (a.kind == Kind::kHead || a.kind == Kind::kLoss) {
       const bool loss = a.kind == Kind::kLoss;
@@ -52,7 +54,8 @@ ReplayedStage check_order(const Schedule& schedule, int stage) {
                     " comes before its forward pass");
     MEGATRON_ASSERT(a.kind != Kind::kBackwardWeight || done.input, where(schedule, stage, i),
                     " comes before its input gradient");
-    MEGATRON_ASSERT(!(a.kind == Kind::kForward && done.forward) && !(input && done.input) && !(weight && done.weight),
+    MEGATRON_ASSERT(!(a.kind == Kind::kForward && done.forward) && !(input && done.input) &&
+                        !(weight && done.weight),
                     where(schedule, stage, i), " is done twice");
     if (a.kind == Kind::kForward) done.forward = true, ++activations, ++awaiting;
     if (input) done.input = true, --awaiting, ++pending;
@@ -73,8 +76,8 @@ ReplayedStage check_order(const Schedule& schedule, int stage) {
       MEGATRON_ASSERT(!schedule.vocab_parallel || (done.head && done.loss), "schedule ",
                       schedule.name, ": stage ", stage, " leaves out ", done.head ? "L" : "H",
                       chunk, ".", m);
-      MEGATRON_ASSERT(!schedule.forward_only || !done.input, "schedule ", schedule.name, ": stage ", stage, " runs B",
-                      chunk, ".", m, " in a forward-only schedule");
+      MEGATRON_ASSERT(!schedule.forward_only || !done.input, "schedule ", schedule.name, ": stage ",
+                      stage, " runs B", chunk, ".", m, " in a forward-only schedule");
     }
   }
   return out;
@@ -170,7 +173,9 @@ class Replayer {
     return takes ? end_of(call(kHiddenGrad, action.microbatch)) : 0;
   }
 
-  const std::vector<ActionTransfers>& plan(int stage) const { return plan_[static_cast<size_t>(stage)]; }
+  const std::vector<ActionTransfers>& plan(int stage) const {
+    return plan_[static_cast<size_t>(stage)];
+  }
 
   // Runs the stage's next action. False: it has to wait, or has ended.
   bool advance(int stage, ReplayedStage& out) {
@@ -178,7 +183,8 @@ class Replayer {
     const std::vector<Action>& actions = schedule_.stages[static_cast<size_t>(stage)];
     if (!go_on(self) || self.next == actions.size()) return false;
     post_receive(stage, self.next);
-    if (mode_ == TransferMode::kOverlapped) post_receive(stage, next_receiver(plan(stage), stage, self.next + 1));
+    if (mode_ == TransferMode::kOverlapped)
+      post_receive(stage, next_receiver(plan(stage), stage, self.next + 1));
     while (schedule_.vocab_parallel && self.called < self.hidden_calls[self.next].size()) {
       make(self, call(kHidden, self.hidden_calls[self.next][self.called++]));
       if (!go_on(self)) return false;
@@ -187,8 +193,9 @@ class Replayer {
     if (joint == kNotYet) return false;
     double start = std::max(self.clock, joint);
     if (const Transfer& receive = plan(stage)[self.next].receive; receive.any()) {
-      const double there =
-          receive.peer == stage ? self.ended[static_cast<size_t>(receive.peer_action)] : arrival(stage, receive);
+      const double there = receive.peer == stage
+                               ? self.ended[static_cast<size_t>(receive.peer_action)]
+                               : arrival(stage, receive);
       if (there == kNotYet) return false;
       start = std::max(start, there);
     }
@@ -222,7 +229,8 @@ class Replayer {
       const size_t k = link.moved.size();
       const double made = rank(receive.peer).ended[link.made_by[k]];
       if (made == kNotYet) return kNotYet;
-      link.moved.push_back(std::max({made, link.posted[k], k > 0 ? link.moved[k - 1] : 0.0}) + costs_.transfer);
+      link.moved.push_back(std::max({made, link.posted[k], k > 0 ? link.moved[k - 1] : 0.0}) +
+                           costs_.transfer);
     }
     return link.moved[static_cast<size_t>(receive.sequence)];
   }
@@ -238,11 +246,11 @@ class Replayer {
                      to_string(schedule_.stages[r][next]), ") for all stages");
         continue;
       }
-      stuck +=
-          cat(stuck.empty() ? "" : "; ", "stage ", r, " waits at action ", next, " (",
-              to_string(schedule_.stages[r][next]), ") for ",
-              to_string(schedule_.stages[static_cast<size_t>(receive.peer)][static_cast<size_t>(receive.peer_action)]),
-              " of stage ", receive.peer);
+      stuck += cat(stuck.empty() ? "" : "; ", "stage ", r, " waits at action ", next, " (",
+                   to_string(schedule_.stages[r][next]), ") for ",
+                   to_string(schedule_.stages[static_cast<size_t>(receive.peer)]
+                                             [static_cast<size_t>(receive.peer_action)]),
+                   " of stage ", receive.peer);
     }
     MEGATRON_ASSERT(stuck.empty(), "schedule ", schedule_.name, " deadlocks: ", stuck);
   }
@@ -265,7 +273,8 @@ int Replay::peak_activations() const {
 
 Replay replay(const Schedule& schedule, const ScheduleCosts& costs, TransferMode mode) {
   std::vector<ReplayedStage> stages;
-  for (int stage = 0; stage < schedule.num_stages; ++stage) stages.push_back(check_order(schedule, stage));
+  for (int stage = 0; stage < schedule.num_stages; ++stage)
+    stages.push_back(check_order(schedule, stage));
   return Replayer(schedule, costs, mode).run(std::move(stages));
 }
 

@@ -22,7 +22,8 @@ Schedule empty_schedule(const ScheduleShape& shape, ChunkPlacement placement) {
   return schedule;
 }
 
-// `warm_up` forward passes, then forward and backward by turns, then the backward passes that are left.
+// `warm_up` forward passes, then forward and backward by turns, then the backward passes that are
+// left.
 std::vector<Action> forward_backward_by_turns(const PassOrder& order, int warm_up) {
   std::vector<Action> actions;
   const int total = order.size();
@@ -33,15 +34,17 @@ std::vector<Action> forward_backward_by_turns(const PassOrder& order, int warm_u
   return actions;
 }
 
-// As above with split backward passes. W follows its I by `lag` further passes, so that what the next stage waits for
-// goes first; the last ones fill what would be the bubble at the end.
+// As above with split backward passes. W follows its I by `lag` further passes, so that what the
+// next stage waits for goes first; the last ones fill what would be the bubble at the end.
 std::vector<Action> forward_backward_weight_by_turns(const PassOrder& order, int warm_up, int lag) {
   std::vector<Action> actions;
   const int total = order.size();
   for (int k = 0; k < total + warm_up + lag; ++k) {
     if (k < total) actions.push_back(order.forward(k));
-    if (k >= warm_up && k < total + warm_up) actions.push_back(order.backward(k - warm_up, Kind::kBackwardInput));
-    if (k >= warm_up + lag) actions.push_back(order.backward(k - warm_up - lag, Kind::kBackwardWeight));
+    if (k >= warm_up && k < total + warm_up)
+      actions.push_back(order.backward(k - warm_up, Kind::kBackwardInput));
+    if (k >= warm_up + lag)
+      actions.push_back(order.backward(k - warm_up - lag, Kind::kBackwardWeight));
   }
   return actions;
 }
@@ -117,30 +120,34 @@ Schedule one_forward_one_backward(const ScheduleShape& shape) {
 Schedule gpipe(const ScheduleShape& shape) {
   Schedule schedule = empty_schedule(shape, ChunkPlacement::kLooped);
   const PassOrder order(shape);
-  for (std::vector<Action>& actions : schedule.stages) actions = forward_backward_by_turns(order, order.size());
+  for (std::vector<Action>& actions : schedule.stages)
+    actions = forward_backward_by_turns(order, order.size());
   return schedule;
 }
 
-// 1F1B with split backward passes. Stage r holds back r weight passes, so that with its 1F1B share every stage holds as
-// much as the first one does anyway. With virtual stages the same over the interleaved order.
+// 1F1B with split backward passes. Stage r holds back r weight passes, so that with its 1F1B share
+// every stage holds as much as the first one does anyway. With virtual stages the same over the
+// interleaved order.
 Schedule zero_bubble_h1(const ScheduleShape& shape) {
   Schedule schedule = empty_schedule(shape, ChunkPlacement::kLooped);
   const PassOrder order(shape);
   for (int r = 0; r < shape.num_stages; ++r)
-    schedule.stages[static_cast<size_t>(r)] = forward_backward_weight_by_turns(order, order.warm_up(r), r);
+    schedule.stages[static_cast<size_t>(r)] =
+        forward_backward_weight_by_turns(order, order.warm_up(r), r);
   join_passes_of_first_segment(schedule);
   return schedule;
 }
 
-// The best of ZB-H1 and the planner's lists, by replayed time; among equals the one that holds least.
+// The best of ZB-H1 and the planner's lists, by replayed time; among equals the one that holds
+// least.
 Schedule zero_bubble_auto(const ScheduleShape& shape) {
   Schedule schedule = plan_zero_bubble(shape, zero_bubble_h1(shape));
   join_passes_of_first_segment(schedule);
   return schedule;
 }
 
-// Adds the passes of one stage in order, numbering micro-batches by counting; those past the end are left out, so that
-// the pattern for many micro-batches serves for few.
+// Adds the passes of one stage in order, numbering micro-batches by counting; those past the end
+// are left out, so that the pattern for many micro-batches serves for few.
 class StageWriter {
  public:
   StageWriter(std::vector<Action>& actions, int num_microbatches)
@@ -164,12 +171,14 @@ class StageWriter {
   int forwards_[2] = {}, inputs_[2] = {}, weights_[2] = {};
 };
 
-// ZB-V. The two chunks of a stage are so placed that the last segment sits where the first one does: its backward pass
-// can start as soon as its forward has ended, and the first stage waits for nobody. Peak memory is 1F1B's.
+// ZB-V. The two chunks of a stage are so placed that the last segment sits where the first one
+// does: its backward pass can start as soon as its forward has ended, and the first stage waits for
+// nobody. Peak memory is 1F1B's.
 Schedule zero_bubble_v(const ScheduleShape& shape) {
   Schedule schedule = empty_schedule(shape, ChunkPlacement::kVShaped);
   const int stages = shape.num_stages;
-  const int microbatches = std::max(shape.num_microbatches, 2 * stages - 1);  // the pattern needs as many
+  // The pattern needs as many
+  const int microbatches = std::max(shape.num_microbatches, 2 * stages - 1);
   for (int r = 0; r < stages; ++r) {
     StageWriter out(schedule.stages[static_cast<size_t>(r)], shape.num_microbatches);
     // Warm-up: down, then down and up, until the first micro-batch comes back as a gradient.
@@ -199,22 +208,25 @@ struct KindRow {
   ChunkPlacement placement;
   Schedule (*make)(const ScheduleShape&);
 };
-constexpr std::array<KindRow, 5> kKinds = {{{"1f1b", ChunkPlacement::kLooped, one_forward_one_backward},
-                                            {"gpipe", ChunkPlacement::kLooped, gpipe},
-                                            {"zb-h1", ChunkPlacement::kLooped, zero_bubble_h1},
-                                            {"zb-auto", ChunkPlacement::kLooped, zero_bubble_auto},
-                                            {"zb-v", ChunkPlacement::kVShaped, zero_bubble_v}}};
+constexpr std::array<KindRow, 5> kKinds = {
+    {{"1f1b", ChunkPlacement::kLooped, one_forward_one_backward},
+     {"gpipe", ChunkPlacement::kLooped, gpipe},
+     {"zb-h1", ChunkPlacement::kLooped, zero_bubble_h1},
+     {"zb-auto", ChunkPlacement::kLooped, zero_bubble_auto},
+     {"zb-v", ChunkPlacement::kVShaped, zero_bubble_v}}};
 
 const KindRow& row(ScheduleKind kind) { return kKinds[static_cast<size_t>(kind)]; }
 
 void check_sizes(const KindRow& kind, const ScheduleShape& shape) {
-  MEGATRON_ASSERT(shape.num_stages >= 1 && shape.num_chunks >= 1, shape.num_stages, " stages of ", shape.num_chunks,
-                  " chunks");
+  MEGATRON_ASSERT(shape.num_stages >= 1 && shape.num_chunks >= 1, shape.num_stages, " stages of ",
+                  shape.num_chunks, " chunks");
   if (shape.num_microbatches < 1)
-    throw UsageError(cat("a pipeline schedule over ", shape.num_microbatches, " micro-batches\nhint: at least 1"));
+    throw UsageError(cat("a pipeline schedule over ", shape.num_microbatches,
+                         " micro-batches\nhint: at least 1"));
   if (kind.placement == ChunkPlacement::kVShaped && shape.num_chunks != 2)
-    throw UsageError(cat("--pipeline-schedule ", kind.name, " takes 2 virtual stages per pipeline rank, not ",
-                         shape.num_chunks, "\nhint: --num-virtual-stages-per-pipeline-rank 2"));
+    throw UsageError(cat("--pipeline-schedule ", kind.name,
+                         " takes 2 virtual stages per pipeline rank, not ", shape.num_chunks,
+                         "\nhint: --num-virtual-stages-per-pipeline-rank 2"));
   if (shape.vocab_parallel && (kind.name != "1f1b" || shape.num_chunks != 1))
     throw UsageError(
         cat("--pipeline-vocab-parallel is built for --pipeline-schedule 1f1b without virtual "
@@ -223,17 +235,19 @@ void check_sizes(const KindRow& kind, const ScheduleShape& shape) {
             " per rank\nhint: leave one of them out"));
 }
 
-// Micro-batch groups of the interleaved order (contracts h). Every chunk must have filled the pipeline before the next
-// one takes over, or its first micro-batch would not be back yet.
+// Micro-batch groups of the interleaved order (contracts h). Every chunk must have filled the
+// pipeline before the next one takes over, or its first micro-batch would not be back yet.
 void check_groups(const ScheduleShape& shape) {
   const int stages = shape.num_stages, microbatches = shape.num_microbatches;
   if (shape.num_chunks == 1 || stages == 1) return;
   if (microbatches < stages)
-    throw UsageError(cat("virtual pipeline stages need at least --pipeline-model-parallel-size ", stages,
-                         " micro-batches, there are ", microbatches, "\nhint: raise --global-batch-size to ", stages,
+    throw UsageError(cat("virtual pipeline stages need at least --pipeline-model-parallel-size ",
+                         stages, " micro-batches, there are ", microbatches,
+                         "\nhint: raise --global-batch-size to ", stages,
                          " micro-batches per data-parallel rank"));
   const auto legal = [&](int group) {
-    return group >= stages && group <= microbatches && (microbatches % group == 0 || microbatches % group >= stages);
+    return group >= stages && group <= microbatches &&
+           (microbatches % group == 0 || microbatches % group >= stages);
   };
   const int group = shape.group_size == 0 ? stages : shape.group_size;
   if (legal(group)) return;
@@ -245,10 +259,12 @@ void check_groups(const ScheduleShape& shape) {
   if (above <= microbatches) nearest += cat(nearest.empty() ? "" : " or ", above);
   const std::string flag = "--microbatch-group-size-per-virtual-pipeline-stage";
   if (group < stages || group > microbatches)
-    throw UsageError(cat(flag, " ", group, " is not between --pipeline-model-parallel-size ", stages, " and the ",
-                         microbatches, " micro-batches of a step\nhint: the nearest legal value is ", nearest));
-  throw UsageError(cat(microbatches, " micro-batches in groups of ", group, " leave a last group of ",
-                       microbatches % group, ", fewer than --pipeline-model-parallel-size ", stages, "\nhint: ", flag,
+    throw UsageError(cat(flag, " ", group, " is not between --pipeline-model-parallel-size ",
+                         stages, " and the ", microbatches,
+                         " micro-batches of a step\nhint: the nearest legal value is ", nearest));
+  throw UsageError(cat(microbatches, " micro-batches in groups of ", group,
+                       " leave a last group of ", microbatches % group,
+                       ", fewer than --pipeline-model-parallel-size ", stages, "\nhint: ", flag,
                        " ", nearest, ", or ", microbatches - microbatches % group, " or ",
                        microbatches - microbatches % group + group, " micro-batches"));
 }
@@ -256,13 +272,15 @@ void check_groups(const ScheduleShape& shape) {
 }  // namespace
 
 int segment_of(ChunkPlacement placement, int num_stages, SegmentPlace place) {
-  if (placement == ChunkPlacement::kVShaped && place.chunk == 1) return 2 * num_stages - 1 - place.stage;
+  if (placement == ChunkPlacement::kVShaped && place.chunk == 1)
+    return 2 * num_stages - 1 - place.stage;
   return place.chunk * num_stages + place.stage;
 }
 
 SegmentPlace place_of(ChunkPlacement placement, int num_stages, int segment) {
   const int chunk = segment / num_stages, along = segment % num_stages;
-  return {placement == ChunkPlacement::kVShaped && chunk == 1 ? num_stages - 1 - along : along, chunk};
+  return {placement == ChunkPlacement::kVShaped && chunk == 1 ? num_stages - 1 - along : along,
+          chunk};
 }
 
 std::span<const std::string_view> schedule_names() {
@@ -278,10 +296,14 @@ ChunkPlacement schedule_placement(ScheduleKind kind) { return row(kind).placemen
 
 double PassCosts::of(Action::Kind kind) const {
   switch (kind) {
-    case Kind::kForward: return forward;
-    case Kind::kBackward: return backward_input + backward_weight;
-    case Kind::kBackwardInput: return backward_input;
-    case Kind::kBackwardWeight: return backward_weight;
+    case Kind::kForward:
+      return forward;
+    case Kind::kBackward:
+      return backward_input + backward_weight;
+    case Kind::kBackwardInput:
+      return backward_input;
+    case Kind::kBackwardWeight:
+      return backward_weight;
     case Kind::kHead:
     case Kind::kLoss:
       break;  // of a stage, not of a chunk
@@ -293,7 +315,9 @@ double ScheduleCosts::of(int stage, int num_chunks, const Action& action) const 
   if (action.kind == Action::Kind::kHead) return head;
   if (action.kind == Action::Kind::kLoss) return loss;
   if (passes.empty()) return whole_stage.of(action.kind) / num_chunks;
-  return passes.at(static_cast<size_t>(stage)).at(static_cast<size_t>(action.chunk)).of(action.kind);
+  return passes.at(static_cast<size_t>(stage))
+      .at(static_cast<size_t>(action.chunk))
+      .of(action.kind);
 }
 
 Schedule make_schedule(ScheduleKind kind, const ScheduleShape& shape) {
@@ -325,7 +349,9 @@ Schedule make_forward_schedule(ScheduleKind kind, const ScheduleShape& shape) {
 
 char letter(Action::Kind kind) { return "FBIWHL"[static_cast<int>(kind)]; }
 
-std::string to_string(const Action& action) { return cat(letter(action.kind), action.chunk, ".", action.microbatch); }
+std::string to_string(const Action& action) {
+  return cat(letter(action.kind), action.chunk, ".", action.microbatch);
+}
 
 std::string to_string(std::span<const Action> actions) {
   std::string text;

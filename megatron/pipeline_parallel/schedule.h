@@ -1,10 +1,12 @@
 // Pipeline schedules as data: which rank runs which pass of which micro-batch, in order.
 //
-// A schedule says nothing about tensors or communication: transfers.h derives every send and receive from it, replay.h
-// proves it free of deadlock before any tensor exists, executor.h runs it. Pure arithmetic, without libtorch.
+// A schedule says nothing about tensors or communication: transfers.h derives every send and
+// receive from it, replay.h proves it free of deadlock before any tensor exists, executor.h runs
+// it. Pure arithmetic, without libtorch.
 //
-// Words: a *stage* is a rank's position in the pipeline, a *chunk* one of the slices of the model that it holds, and
-// the *segments* are all slices of the model in the order in which an activation passes through them.
+// Words: a *stage* is a rank's position in the pipeline, a *chunk* one of the slices of the model
+// that it holds, and the *segments* are all slices of the model in the order in which an activation
+// passes through them.
 #pragma once
 
 #include <cstdint>
@@ -36,7 +38,8 @@ struct Action {
 
 // Which segment a chunk is.
 //   kLooped   segment = chunk * stages + stage: the activation runs down the stages once per chunk
-//   kVShaped  two chunks: down the stages and back up, so that the first stage holds both ends of the model
+//   kVShaped  two chunks: down the stages and back up, so that the first stage holds both ends of
+//             the model
 enum class ChunkPlacement : uint8_t { kLooped, kVShaped };
 
 struct SegmentPlace {
@@ -48,21 +51,24 @@ struct SegmentPlace {
 int segment_of(ChunkPlacement placement, int num_stages, SegmentPlace place);
 SegmentPlace place_of(ChunkPlacement placement, int num_stages, int segment);
 
-// The work of all ranks of one pipeline for one step. Every rank computes the same one. Passes of one kind take the
-// micro-batches of a chunk in ascending order, so the last gradient of a chunk is that of the last micro-batch.
+// The work of all ranks of one pipeline for one step. Every rank computes the same one. Passes of
+// one kind take the micro-batches of a chunk in ascending order, so the last gradient of a chunk is
+// that of the last micro-batch.
 struct Schedule {
   std::string name;
   int num_stages = 1;
   int num_chunks = 1;
   int num_microbatches = 1;
   ChunkPlacement placement = ChunkPlacement::kLooped;
-  bool forward_only = false;                // evaluation: no backward passes at all
+  bool forward_only = false;  // evaluation: no backward passes at all
   bool vocab_parallel =
       false;  // every stage runs H and L of every micro-batch; one chunk per stage
   std::vector<std::vector<Action>> stages;  // by stage
 
   int num_segments() const { return num_stages * num_chunks; }
-  int segment(int stage, int chunk) const { return segment_of(placement, num_stages, {stage, chunk}); }
+  int segment(int stage, int chunk) const {
+    return segment_of(placement, num_stages, {stage, chunk});
+  }
   SegmentPlace place(int segment) const { return place_of(placement, num_stages, segment); }
 };
 
@@ -84,8 +90,9 @@ struct PassCosts {
 struct ScheduleCosts {
   PassCosts whole_stage;                       // of every stage, divided evenly over its chunks
   std::vector<std::vector<PassCosts>> passes;  // by stage and chunk; empty: whole_stage
-  double transfer = 0.0;                       // from the end of a pass until its result can be used on another stage
-  double head = 0.0, loss = 0.0;               // H and L on every stage
+  // From the end of a pass until its result can be used on another stage
+  double transfer = 0.0;
+  double head = 0.0, loss = 0.0;  // H and L on every stage
 
   double of(int stage, int num_chunks, const Action& action) const;
 };
@@ -94,10 +101,12 @@ struct ScheduleShape {
   int num_stages = 1;
   int num_chunks = 1;
   int num_microbatches = 1;
-  int group_size = 0;     // micro-batches that a chunk runs before the next one takes over; 0: num_stages
+  // micro-batches that a chunk runs before the next one takes over; 0: num_stages
+  int group_size = 0;
   bool vocab_parallel = false;  // k1F1B with one chunk alone
-  int max_in_flight = 0;  // kZeroBubbleAuto: most passes of one chunk whose activations a stage holds; 0: twice 1F1B's
-  ScheduleCosts costs;    // kZeroBubbleAuto plans with them
+  // kZeroBubbleAuto: most passes of one chunk whose activations a stage holds; 0: twice 1F1B's
+  int max_in_flight = 0;
+  ScheduleCosts costs;  // kZeroBubbleAuto plans with them
 };
 
 // The schedule of one training step. Throws UsageError, naming the nearest legal values, when the

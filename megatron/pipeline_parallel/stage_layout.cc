@@ -52,7 +52,8 @@ class LayoutExpander {
         const std::vector<Mark> inner = sequence();
         if (at_ == text_.size()) fail(open, "is not closed");
         ++at_;
-        if (at_ == text_.size() || text_[at_] != '*') fail(open, "opens a group without a count", "write (...)*n");
+        if (at_ == text_.size() || text_[at_] != '*')
+          fail(open, "opens a group without a count", "write (...)*n");
         append(marks, inner, count());
       } else {
         const Mark mark{c, at_++};
@@ -64,9 +65,11 @@ class LayoutExpander {
   }
 
   void check(const Mark& mark) const {
-    if (mark.letter == 'm') fail(mark.position, "asks for a multi-token prediction layer, which is not built");
+    if (mark.letter == 'm')
+      fail(mark.position, "asks for a multi-token prediction layer, which is not built");
     if (std::string_view("EtL|").find(mark.letter) == std::string_view::npos)
-      fail(mark.position, "is none of E (embedding), t (layer), L (loss), | (next stage), x*n and (...)*n");
+      fail(mark.position,
+           "is none of E (embedding), t (layer), L (loss), | (next stage), x*n and (...)*n");
   }
 
   // The number behind the '*' that at_ stands on.
@@ -76,19 +79,21 @@ class LayoutExpander {
     const size_t first = at_;
     while (at_ < text_.size() && text_[at_] >= '0' && text_[at_] <= '9' && n <= kLongest)
       n = 10 * n + static_cast<size_t>(text_[at_++] - '0');
-    if (at_ == first || n == 0 || n > kLongest) fail(star, "needs a count from 1 on", "write x*n or (...)*n");
+    if (at_ == first || n == 0 || n > kLongest)
+      fail(star, "needs a count from 1 on", "write x*n or (...)*n");
     return n;
   }
 
   void append(std::vector<Mark>& marks, const std::vector<Mark>& inner, size_t times) {
-    if (marks.size() + inner.size() * times > kLongest) fail(at_ - 1, "repeats more than any model has layers");
+    if (marks.size() + inner.size() * times > kLongest)
+      fail(at_ - 1, "repeats more than any model has layers");
     for (size_t i = 0; i < times; ++i) marks.insert(marks.end(), inner.begin(), inner.end());
   }
 
   [[noreturn]] void fail(size_t position, const std::string& what,
                          const std::string& hint = "for example \"Et*3|(tt|)*29t|L\"") const {
-    refuse(cat("--pipeline-model-parallel-layout \"", text_, "\": '", text_[position], "' at position ", position + 1,
-               " ", what),
+    refuse(cat("--pipeline-model-parallel-layout \"", text_, "\": '", text_[position],
+               "' at position ", position + 1, " ", what),
            hint);
   }
 
@@ -108,8 +113,9 @@ struct Question {
   // "--num-layers 30 (32 with embedding and loss)".
   std::string layers() const {
     if (extra() == 0) return cat("--num-layers ", num_layers);
-    return cat("--num-layers ", num_layers, " (", num_layers + extra(), " with ", embedding() ? "embedding" : "",
-               embedding() && loss() ? " and " : "", loss() ? "loss" : "", ")");
+    return cat("--num-layers ", num_layers, " (", num_layers + extra(), " with ",
+               embedding() ? "embedding" : "", embedding() && loss() ? " and " : "",
+               loss() ? "loss" : "", ")");
   }
 };
 
@@ -125,7 +131,8 @@ int64_t number_of_chunks(const Question& q) {
     chunks = total / unit;
   }
   if (v_shaped && chunks != 2)
-    refuse(cat("--pipeline-schedule ", schedule_names()[static_cast<size_t>(q.config.pipeline_schedule)],
+    refuse(cat("--pipeline-schedule ",
+               schedule_names()[static_cast<size_t>(q.config.pipeline_schedule)],
                " takes 2 virtual stages per pipeline rank, the flags ask for ", chunks),
            "--num-virtual-stages-per-pipeline-rank 2");
   return chunks;
@@ -135,12 +142,13 @@ int64_t number_of_chunks(const Question& q) {
 std::vector<int64_t> even_counts(const Question& q, int64_t chunks) {
   const int64_t total = q.num_layers + q.extra(), segments = q.stages * chunks;
   if (total % segments != 0) {
-    const std::string by =
-        chunks == 1 ? cat("--pipeline-model-parallel-size ", q.stages)
-                    : cat("--pipeline-model-parallel-size ", q.stages, " x ", chunks, " virtual stages = ", segments);
+    const std::string by = chunks == 1 ? cat("--pipeline-model-parallel-size ", q.stages)
+                                       : cat("--pipeline-model-parallel-size ", q.stages, " x ",
+                                             chunks, " virtual stages = ", segments);
     refuse(cat(q.layers(), " is not divisible by ", by),
            cat("the nearest --num-layers: ", around(total, segments, q.extra()),
-               "; uneven stages: --pipeline-model-parallel-layout, --decoder-first-pipeline-num-layers, "
+               "; uneven stages: --pipeline-model-parallel-layout, "
+               "--decoder-first-pipeline-num-layers, "
                "--decoder-last-pipeline-num-layers, --account-for-embedding-in-pipeline-split, "
                "--account-for-loss-in-pipeline-split"));
   }
@@ -152,7 +160,8 @@ std::vector<int64_t> even_counts(const Question& q, int64_t chunks) {
 
 // Layers of each segment when the first or the last stage has a count of its own.
 std::vector<int64_t> counts_with_ends(const Question& q, int64_t chunks) {
-  const auto &first = q.config.decoder_first_pipeline_num_layers, &last = q.config.decoder_last_pipeline_num_layers;
+  const auto &first = q.config.decoder_first_pipeline_num_layers,
+             &last = q.config.decoder_last_pipeline_num_layers;
   const std::string flags = (first ? cat(" --decoder-first-pipeline-num-layers ", *first) : "") +
                             (last ? cat(" --decoder-last-pipeline-num-layers ", *last) : "");
   const int64_t between = q.stages - first.has_value() - last.has_value();
@@ -161,20 +170,21 @@ std::vector<int64_t> counts_with_ends(const Question& q, int64_t chunks) {
     refuse(cat("--num-layers ", q.num_layers, " is not the sum of", flags),
            cat("--decoder-last-pipeline-num-layers ", std::max<int64_t>(q.num_layers - *first, 0)));
   if (between > 0 && rest < between * chunks)
-    refuse(cat("of --num-layers ", q.num_layers, flags, " leave ", rest, " for ", between * chunks, " further ",
-               chunks == 1 ? "stages" : "virtual stages"),
+    refuse(cat("of --num-layers ", q.num_layers, flags, " leave ", rest, " for ", between * chunks,
+               " further ", chunks == 1 ? "stages" : "virtual stages"),
            cat("leave at least ", between * chunks));
   if (between > 0 && rest % (between * chunks) != 0)
-    refuse(cat("of --num-layers ", q.num_layers, flags, " leave ", rest, ", which is not divisible by ", between,
-               " further stages", chunks == 1 ? "" : cat(" x ", chunks, " virtual stages")),
+    refuse(cat("of --num-layers ", q.num_layers, flags, " leave ", rest,
+               ", which is not divisible by ", between, " further stages",
+               chunks == 1 ? "" : cat(" x ", chunks, " virtual stages")),
            cat("leave ", around(rest, between * chunks)));
   std::vector<int64_t> of_stage(static_cast<size_t>(q.stages), between > 0 ? rest / between : 0);
   if (first) of_stage.front() = *first;
   if (last) of_stage.back() = *last;
   for (const auto& count : {first, last})
     if (count && *count % chunks != 0)
-      refuse(cat("a stage of ", *count, " layers (", flags.substr(1), ") is not divisible into ", chunks,
-                 " virtual stages"),
+      refuse(cat("a stage of ", *count, " layers (", flags.substr(1), ") is not divisible into ",
+                 chunks, " virtual stages"),
              cat("the nearest counts: ", around(*count, chunks)));
   std::vector<int64_t> counts;
   for (int64_t chunk = 0; chunk < chunks; ++chunk)
@@ -198,30 +208,38 @@ std::vector<StageSlice> to_slices(const std::vector<int64_t>& counts) {
 
 StageLayout::StageLayout(std::vector<StageSlice> segments, int num_stages, ChunkPlacement placement)
     : segments_(std::move(segments)), num_stages_(num_stages), placement_(placement) {
-  MEGATRON_ASSERT(num_stages >= 1 && !segments_.empty() && segments_.size() % static_cast<size_t>(num_stages) == 0,
+  MEGATRON_ASSERT(num_stages >= 1 && !segments_.empty() &&
+                      segments_.size() % static_cast<size_t>(num_stages) == 0,
                   segments_.size(), " segments on ", num_stages, " stages");
   int64_t next = 0;
   for (const StageSlice& segment : segments_) {
-    MEGATRON_ASSERT(segment.first_layer == next, "a segment starts at layer ", segment.first_layer, ", expected ",
-                    next);
+    MEGATRON_ASSERT(segment.first_layer == next, "a segment starts at layer ", segment.first_layer,
+                    ", expected ", next);
     next += segment.num_layers;
   }
 }
 
-int64_t StageLayout::num_layers() const { return segments_.back().first_layer + segments_.back().num_layers; }
+int64_t StageLayout::num_layers() const {
+  return segments_.back().first_layer + segments_.back().num_layers;
+}
 
 StageSlice StageLayout::slice(int stage, int chunk) const {
   return segments_.at(static_cast<size_t>(segment_of(placement_, num_stages_, {stage, chunk})));
 }
 
 SegmentPlace StageLayout::place_of_layer(int64_t layer_index) const {
-  MEGATRON_ASSERT(layer_index >= 0 && layer_index < num_layers(), "layer ", layer_index, " of ", num_layers());
-  const auto holds = [&](const StageSlice& s) { return layer_index < s.first_layer + s.num_layers; };
+  MEGATRON_ASSERT(layer_index >= 0 && layer_index < num_layers(), "layer ", layer_index, " of ",
+                  num_layers());
+  const auto holds = [&](const StageSlice& s) {
+    return layer_index < s.first_layer + s.num_layers;
+  };
   const auto found = std::find_if(segments_.begin(), segments_.end(), holds);
   return place_of(placement_, num_stages_, static_cast<int>(found - segments_.begin()));
 }
 
-SegmentPlace StageLayout::place_of_embedding() const { return place_of(placement_, num_stages_, 0); }
+SegmentPlace StageLayout::place_of_embedding() const {
+  return place_of(placement_, num_stages_, 0);
+}
 
 SegmentPlace StageLayout::place_of_head() const {
   return place_of(placement_, num_stages_, static_cast<int>(segments_.size()) - 1);
@@ -239,7 +257,8 @@ std::string StageLayout::to_string() const {
   return text;
 }
 
-StageLayout make_stage_layout(const PipelineConfig& config, int64_t pipeline_model_parallel_size, int64_t num_layers) {
+StageLayout make_stage_layout(const PipelineConfig& config, int64_t pipeline_model_parallel_size,
+                              int64_t num_layers) {
   const Question q{config, pipeline_model_parallel_size, num_layers};
   const ChunkPlacement placement = schedule_placement(config.pipeline_schedule);
   if (q.stages == 1) return StageLayout(num_layers);
@@ -250,12 +269,13 @@ StageLayout make_stage_layout(const PipelineConfig& config, int64_t pipeline_mod
     const bool v_shaped = placement == ChunkPlacement::kVShaped;
     if (v_shaped ? count != 2 * q.stages : count % q.stages != 0)
       refuse(cat("--pipeline-model-parallel-layout has ", count, " segments, ",
-                 v_shaped ? "the schedule takes 2 x" : "which is not divisible by", " --pipeline-model-parallel-size ",
-                 q.stages),
+                 v_shaped ? "the schedule takes 2 x" : "which is not divisible by",
+                 " --pipeline-model-parallel-size ", q.stages),
              v_shaped ? cat(2 * q.stages, " segments") : cat(around(count, q.stages), " segments"));
   } else {
     const int64_t chunks = number_of_chunks(q);
-    const bool ends = config.decoder_first_pipeline_num_layers || config.decoder_last_pipeline_num_layers;
+    const bool ends =
+        config.decoder_first_pipeline_num_layers || config.decoder_last_pipeline_num_layers;
     segments = to_slices(ends ? counts_with_ends(q, chunks) : even_counts(q, chunks));
   }
   for (size_t i = 0; i < segments.size(); ++i) {
@@ -267,11 +287,13 @@ StageLayout make_stage_layout(const PipelineConfig& config, int64_t pipeline_mod
   return {std::move(segments), static_cast<int>(q.stages), placement};
 }
 
-ScheduleShape schedule_shape(const PipelineConfig& config, const StageLayout& layout, int64_t num_microbatches) {
+ScheduleShape schedule_shape(const PipelineConfig& config, const StageLayout& layout,
+                             int64_t num_microbatches) {
   ScheduleShape shape = config.shape(layout.num_stages(), layout.num_chunks(), num_microbatches);
   const PassCosts& stage = shape.costs.whole_stage;
   const auto weight = [&](const StageSlice& slice) {
-    return static_cast<double>(slice.num_layers + (slice.embedding && config.account_for_embedding_in_pipeline_split) +
+    return static_cast<double>(slice.num_layers +
+                               (slice.embedding && config.account_for_embedding_in_pipeline_split) +
                                (slice.head && config.account_for_loss_in_pipeline_split));
   };
   double total = 0;
@@ -279,8 +301,10 @@ ScheduleShape schedule_shape(const PipelineConfig& config, const StageLayout& la
   for (int r = 0; r < layout.num_stages(); ++r) {
     std::vector<PassCosts>& chunks = shape.costs.passes.emplace_back();
     for (int c = 0; c < layout.num_chunks(); ++c) {
-      const double part = weight(layout.slice(r, c)) * layout.num_stages() / total;  // of an average stage
-      chunks.push_back({part * stage.forward, part * stage.backward_input, part * stage.backward_weight});
+      // Of an average stage
+      const double part = weight(layout.slice(r, c)) * layout.num_stages() / total;
+      chunks.push_back(
+          {part * stage.forward, part * stage.backward_input, part * stage.backward_weight});
     }
   }
   return shape;
@@ -296,17 +320,20 @@ std::vector<StageSlice> parse_layout(std::string_view text, int64_t num_layers) 
       refuse(cat(name, ": 'E' at position ", marks[i].position + 1, " is not at the start"),
              "one E, as the first letter");
     if (c == 'L' && i + 1 < marks.size())
-      refuse(cat(name, ": 'L' at position ", marks[i].position + 1, " is not at the end"), "one L, as the last letter");
+      refuse(cat(name, ": 'L' at position ", marks[i].position + 1, " is not at the end"),
+             "one L, as the last letter");
     if (c == '|') counts.push_back(0);
     if (c == 't') ++counts.back();
   }
   if (marks.empty() || marks.front().letter != 'E')
     refuse(cat(name, " does not start with the embedding"), "one E, as the first letter");
-  if (marks.back().letter != 'L') refuse(cat(name, " does not end with the loss"), "one L, as the last letter");
+  if (marks.back().letter != 'L')
+    refuse(cat(name, " does not end with the loss"), "one L, as the last letter");
   const int64_t layers = std::accumulate(counts.begin(), counts.end(), int64_t{0});
   if (layers != num_layers)
     refuse(cat(name, " has ", layers, " layers, --num-layers is ", num_layers),
-           layers < num_layers ? cat("add ", num_layers - layers, " t") : cat("take away ", layers - num_layers, " t"));
+           layers < num_layers ? cat("add ", num_layers - layers, " t")
+                               : cat("take away ", layers - num_layers, " t"));
   return to_slices(counts);
 }
 

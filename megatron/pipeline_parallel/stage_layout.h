@@ -11,7 +11,8 @@
 
 namespace megatron {
 
-// One segment: layers [first_layer, first_layer + num_layers), counted from 0, and the ends of the model.
+// One segment: layers [first_layer, first_layer + num_layers), counted from 0, and the ends of the
+// model.
 struct StageSlice {
   int64_t first_layer = 0;
   int64_t num_layers = 0;
@@ -23,7 +24,8 @@ struct StageSlice {
 class StageLayout {
  public:
   // One stage, one chunk: everything.
-  explicit StageLayout(int64_t num_layers) : StageLayout({{0, num_layers, true, true}}, 1, ChunkPlacement::kLooped) {}
+  explicit StageLayout(int64_t num_layers)
+      : StageLayout({{0, num_layers, true, true}}, 1, ChunkPlacement::kLooped) {}
   // Segments in model order; their number is a multiple of num_stages.
   StageLayout(std::vector<StageSlice> segments, int num_stages, ChunkPlacement placement);
 
@@ -45,17 +47,22 @@ class StageLayout {
   ChunkPlacement placement_;
 };
 
-// The layout that the configuration asks for. The layers of all segments together are always num_layers. Throws
-// UsageError, naming the nearest legal values, when the layers cannot be divided as asked.
-StageLayout make_stage_layout(const PipelineConfig& config, int64_t pipeline_model_parallel_size, int64_t num_layers);
+// The layout that the configuration asks for. The layers of all segments together are always
+// num_layers. Throws UsageError, naming the nearest legal values, when the layers cannot be divided
+// as asked.
+StageLayout make_stage_layout(const PipelineConfig& config, int64_t pipeline_model_parallel_size,
+                              int64_t num_layers);
 
-// What the schedule of a step is made of: the configuration's numbers, and costs in proportion to the layers of each chunk
-// (embedding and head count as the --account-for flags say), so that zb-auto plans uneven stages as what they are.
-ScheduleShape schedule_shape(const PipelineConfig& config, const StageLayout& layout, int64_t num_microbatches);
+// What the schedule of a step is made of: the configuration's numbers, and costs in proportion to
+// the layers of each chunk (embedding and head count as the --account-for flags say), so that
+// zb-auto plans uneven stages as what they are.
+ScheduleShape schedule_shape(const PipelineConfig& config, const StageLayout& layout,
+                             int64_t num_microbatches);
 
-// Parses a layout string into segments: E embedding, t decoder layer, L loss; `|` separates segments, commas are
-// ignored, `x*n` and `(...)*n` repeat. Exactly one E at the start, one L at the end, num_layers layers. Throws
-// UsageError with the position of the fault.
+// Parses a layout string into segments: E embedding, t decoder layer, L loss; `|` separates
+// segments, commas are
+// ignored, `x*n` and `(...)*n` repeat. Exactly one E at the start, one L at the end, num_layers
+// layers. Throws UsageError with the position of the fault.
 std::vector<StageSlice> parse_layout(std::string_view text, int64_t num_layers);
 
 }  // namespace megatron

@@ -15,7 +15,8 @@ class Crossings {
   explicit Crossings(const Schedule& schedule) : schedule_(schedule) {}
 
   size_t size() const {
-    return 2 * static_cast<size_t>(schedule_.num_segments()) * static_cast<size_t>(schedule_.num_microbatches);
+    return 2 * static_cast<size_t>(schedule_.num_segments()) *
+           static_cast<size_t>(schedule_.num_microbatches);
   }
   // What the action uses or makes; -1: nothing.
   int64_t received(int stage, const Action& action) const {
@@ -37,7 +38,8 @@ class Crossings {
     return kind == Kind::kForward || kind == Kind::kBackward || kind == Kind::kBackwardInput;
   }
   int64_t index(bool backward, int segment, const Action& action) const {
-    return (static_cast<int64_t>(backward) * schedule_.num_segments() + segment) * schedule_.num_microbatches +
+    return (static_cast<int64_t>(backward) * schedule_.num_segments() + segment) *
+               schedule_.num_microbatches +
            action.microbatch;
   }
   const Schedule& schedule_;
@@ -68,8 +70,8 @@ std::vector<std::vector<ActionTransfers>> plan_transfers(const Schedule& schedul
       const int64_t what = crossings.sent(stage, actions[i]);
       if (what < 0) continue;
       const End& use = used[static_cast<size_t>(what)];
-      MEGATRON_ASSERT(use.stage >= 0, "nobody uses the result of ", to_string(actions[i]), " on stage ", stage,
-                      " of the schedule ", schedule.name);
+      MEGATRON_ASSERT(use.stage >= 0, "nobody uses the result of ", to_string(actions[i]),
+                      " on stage ", stage, " of the schedule ", schedule.name);
       const int sequence = sent[static_cast<size_t>(use.stage)]++;
       made[static_cast<size_t>(what)] = {stage, static_cast<int>(i), sequence};
       plan[static_cast<size_t>(stage)][i].send = {use.stage, sequence, use.action};
@@ -81,8 +83,8 @@ std::vector<std::vector<ActionTransfers>> plan_transfers(const Schedule& schedul
       const int64_t what = crossings.received(stage, actions[i]);
       if (what < 0) continue;
       const End& make = made[static_cast<size_t>(what)];
-      MEGATRON_ASSERT(make.stage >= 0, "nobody makes the input of ", to_string(actions[i]), " on stage ", stage,
-                      " of the schedule ", schedule.name);
+      MEGATRON_ASSERT(make.stage >= 0, "nobody makes the input of ", to_string(actions[i]),
+                      " on stage ", stage, " of the schedule ", schedule.name);
       plan[static_cast<size_t>(stage)][i].receive = {make.stage, make.sequence, make.action};
     }
   }
@@ -90,7 +92,9 @@ std::vector<std::vector<ActionTransfers>> plan_transfers(const Schedule& schedul
 }
 
 size_t next_receiver(const std::vector<ActionTransfers>& actions, int stage, size_t from) {
-  const auto waits = [&](const Transfer& receive) { return receive.any() && receive.peer != stage; };
+  const auto waits = [&](const Transfer& receive) {
+    return receive.any() && receive.peer != stage;
+  };
   while (from < actions.size() && !waits(actions[from].receive)) ++from;
   return from;
 }

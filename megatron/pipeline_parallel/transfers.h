@@ -1,5 +1,5 @@
-// What each action of a schedule receives and sends. Derived from all ranks' lists, so that both ends of a link agree
-// on the order of its messages without a word exchanged. Without libtorch.
+// What each action of a schedule receives and sends. Derived from all ranks' lists, so that both
+// ends of a link agree on the order of its messages without a word exchanged. Without libtorch.
 #pragma once
 
 #include <string>
@@ -25,12 +25,12 @@ struct ActionTransfers {
   Transfer send;
 };
 
-// By stage, by action. Throws InternalError when an action's input is made by nobody, or a result is used by nobody:
-// the schedule is not whole.
+// By stage, by action. Throws InternalError when an action's input is made by nobody, or a result
+// is used by nobody: the schedule is not whole.
 std::vector<std::vector<ActionTransfers>> plan_transfers(const Schedule& schedule);
 
-// The first action of `stage` from `from` on whose input comes from another stage; the number of actions when there is
-// none.
+// The first action of `stage` from `from` on whose input comes from another stage; the number of
+// actions when there is none.
 size_t next_receiver(const std::vector<ActionTransfers>& actions, int stage, size_t from);
 
 // With the vocabulary over the stages, calls of all stages join the passes: the last stage's F to H
@@ -40,7 +40,8 @@ size_t next_receiver(const std::vector<ActionTransfers>& actions, int stage, siz
 // micro-batch before, unless an F that the hidden states need is still to come then.
 std::vector<std::vector<int>> hidden_calls(const Schedule& schedule, int stage, bool early);
 
-// The ordered pairs of different stages between which the placement of the schedule moves tensors, sorted.
+// The ordered pairs of different stages between which the placement of the schedule moves tensors,
+// sorted.
 std::vector<std::pair<int, int>> transfer_links(const Schedule& schedule);
 
 }  // namespace megatron

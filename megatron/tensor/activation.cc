@@ -13,17 +13,25 @@ namespace {
 
 ActivationKernel kernel_of(Activation activation) {
   switch (activation) {
-    case Activation::kGelu: return ActivationKernel::kGelu;
-    case Activation::kGeluTanh: return ActivationKernel::kGeluTanh;
-    case Activation::kSquaredRelu: return ActivationKernel::kSquaredRelu;
-    case Activation::kSwiglu: return ActivationKernel::kSwiglu;
-    case Activation::kGeglu: return ActivationKernel::kGeglu;
-    case Activation::kQuickGeglu: return ActivationKernel::kQuickGeglu;
+    case Activation::kGelu:
+      return ActivationKernel::kGelu;
+    case Activation::kGeluTanh:
+      return ActivationKernel::kGeluTanh;
+    case Activation::kSquaredRelu:
+      return ActivationKernel::kSquaredRelu;
+    case Activation::kSwiglu:
+      return ActivationKernel::kSwiglu;
+    case Activation::kGeglu:
+      return ActivationKernel::kGeglu;
+    case Activation::kQuickGeglu:
+      return ActivationKernel::kQuickGeglu;
   }
-  throw InternalError(cat("internal error: activation ", static_cast<int>(activation), " has no kernel"));
+  throw InternalError(
+      cat("internal error: activation ", static_cast<int>(activation), " has no kernel"));
 }
 
-ActivationArgs make_args(const at::Tensor& x, Activation activation, double offset, const at::Tensor& out) {
+ActivationArgs make_args(const at::Tensor& x, Activation activation, double offset,
+                         const at::Tensor& out) {
   ActivationArgs args;
   args.kind = kernel_of(activation);
   args.dtype = to_dtype(x.scalar_type());
@@ -37,8 +45,8 @@ ActivationArgs make_args(const at::Tensor& x, Activation activation, double offs
 
 class ActivationFunction : public torch::autograd::Function<ActivationFunction> {
  public:
-  static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& x, int64_t activation,
-                            double offset) {
+  static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& x,
+                            int64_t activation, double offset) {
     const at::Tensor in = x.contiguous();
     context->save_for_backward({in});
     context->saved_data["activation"] = activation;
@@ -51,7 +59,8 @@ class ActivationFunction : public torch::autograd::Function<ActivationFunction> 
     const at::Tensor x = context->get_saved_variables()[0];
     const auto activation = static_cast<Activation>(context->saved_data["activation"].toInt());
     return {activation_backward(grads[0], x, activation, context->saved_data["offset"].toDouble()),
-            {}, {}};
+            {},
+            {}};
   }
 };
 
@@ -65,20 +74,21 @@ at::Tensor activation_forward(const at::Tensor& x, Activation activation, double
   ActivationArgs args = make_args(x, activation, offset, y);
   if (amax.defined()) args.amax = amax.data_ptr<float>();
   launch(
-      x, args.rows, x.size(-1), [&](int64_t begin, int64_t end) { activation_forward_cpu(args, begin, end); },
+      x, args.rows, x.size(-1),
+      [&](int64_t begin, int64_t end) { activation_forward_cpu(args, begin, end); },
       [&](void* stream) { MEGATRON_CUDA_KERNEL(activation_forward_cuda(args, stream)); });
   return y;
 }
 
-at::Tensor activation_backward(const at::Tensor& dy, const at::Tensor& x, Activation activation, double offset,
-                               const at::Tensor& amax) {
+at::Tensor activation_backward(const at::Tensor& dy, const at::Tensor& x, Activation activation,
+                               double offset, const at::Tensor& amax) {
   at::Tensor dx = at::empty_like(x);
   activation_backward_into(dy, x, activation, offset, dx, amax);
   return dx;
 }
 
-void activation_backward_into(const at::Tensor& dy, const at::Tensor& x, Activation activation, double offset,
-                              at::Tensor dx, const at::Tensor& amax) {
+void activation_backward_into(const at::Tensor& dy, const at::Tensor& x, Activation activation,
+                              double offset, at::Tensor dx, const at::Tensor& amax) {
   const at::Tensor grad = dy.contiguous();
   ActivationArgs args = make_args(x, activation, offset, dx);
   args.dy = grad.const_data_ptr();
@@ -89,8 +99,9 @@ void activation_backward_into(const at::Tensor& dy, const at::Tensor& x, Activat
       [&](void* stream) { MEGATRON_CUDA_KERNEL(activation_backward_cuda(args, stream)); });
 }
 
-QuantizedTensor quantize_activation(const at::Tensor& x, const at::Tensor& dy, Activation activation, double offset,
-                                    at::ScalarType type, Orientations wanted, const TensorScale& by) {
+QuantizedTensor quantize_activation(const at::Tensor& x, const at::Tensor& dy,
+                                    Activation activation, double offset, at::ScalarType type,
+                                    Orientations wanted, const TensorScale& by) {
   const at::NoGradGuard no_grad;
   MEGATRON_ASSERT(is_gated(activation), "codes of an activation that is not gated");
   const at::Tensor in = x.contiguous(), grad = dy.defined() ? dy.contiguous() : dy;
@@ -102,7 +113,8 @@ QuantizedTensor quantize_activation(const at::Tensor& x, const at::Tensor& dy, A
   out.rows = {at::empty({r, c}, codes), blocks ? at::empty({c / kFp8Block, r}, floats) : scale,
               blocks ? ScaleLayout::kVector128 : ScaleLayout::kTensor};
   if (wanted.columns)
-    out.columns = {at::empty({c, r}, codes), blocks ? at::empty({r / kFp8Block, c}, floats) : scale, out.rows.layout};
+    out.columns = {at::empty({c, r}, codes), blocks ? at::empty({r / kFp8Block, c}, floats) : scale,
+                   out.rows.layout};
   ActivationArgs args = make_args(in, activation, offset, in);
   args.out = nullptr;
   if (dy.defined()) args.dy = grad.const_data_ptr();
@@ -110,7 +122,8 @@ QuantizedTensor quantize_activation(const at::Tensor& x, const at::Tensor& dy, A
   auto* in_rows = static_cast<uint8_t*>(out.rows.codes.data_ptr());
   auto* in_columns = wanted.columns ? static_cast<uint8_t*>(out.columns.codes.data_ptr()) : nullptr;
   if (blocks) {
-    MEGATRON_ASSERT(r % kFp8Block == 0 && args.features % kFp8Block == 0, "FP8 blocks of [", r, ", ", args.features, "]");
+    MEGATRON_ASSERT(r % kFp8Block == 0 && args.features % kFp8Block == 0, "FP8 blocks of [", r,
+                    ", ", args.features, "]");
     Fp8BlockActivation all;
     all.activation = args;
     all.backward = dy.defined();
@@ -138,7 +151,8 @@ QuantizedTensor quantize_activation(const at::Tensor& x, const at::Tensor& dy, A
   all.in_rows = in_rows;
   all.in_columns = in_columns;
   launch(
-      in, r, 2 * in.size(-1), [&](int64_t begin, int64_t end) { fp8_activation_cpu(all, begin, end); },
+      in, r, 2 * in.size(-1),
+      [&](int64_t begin, int64_t end) { fp8_activation_cpu(all, begin, end); },
       [&](void* stream) { MEGATRON_CUDA_KERNEL(fp8_activation_cuda(all, stream)); });
   return out;
 }
@@ -150,7 +164,8 @@ bool is_gated(Activation activation) {
 
 at::Tensor activate(const at::Tensor& x, Activation activation, double offset) {
   MEGATRON_ASSERT(x.dim() >= 1 && x.size(-1) > 0, "activation of a tensor without features");
-  MEGATRON_ASSERT(!is_gated(activation) || x.size(-1) % 2 == 0, "gated activation of the odd width ", x.size(-1));
+  MEGATRON_ASSERT(!is_gated(activation) || x.size(-1) % 2 == 0,
+                  "gated activation of the odd width ", x.size(-1));
   return ActivationFunction::apply(x, static_cast<int64_t>(activation), offset);
 }
 

@@ -21,8 +21,8 @@ bool is_gated(Activation activation);  // the input has twice the width of the o
 // Saves x only.
 at::Tensor activate(const at::Tensor& x, Activation activation, double offset = 0.0);
 
-// The same without a graph, for layers that contain their activation. `amax` [1] fp32, or undefined, is
-// raised to the largest magnitude of the result.
+// The same without a graph, for layers that contain their activation. `amax` [1] fp32, or
+// undefined, is raised to the largest magnitude of the result.
 at::Tensor activation_forward(const at::Tensor& x, Activation activation, double offset = 0.0,
                               const at::Tensor& amax = {});
 
@@ -31,8 +31,9 @@ at::Tensor activation_forward(const at::Tensor& x, Activation activation, double
 at::Tensor activation_backward(const at::Tensor& dy, const at::Tensor& x, Activation activation,
                                double offset = 0.0, const at::Tensor& amax = {});
 
-// The same, written to dx, which is like x and contiguous; it may be dy where the activation is not gated.
-void activation_backward_into(const at::Tensor& dy, const at::Tensor& x, Activation activation, double offset,
-                              at::Tensor dx, const at::Tensor& amax = {});
+// The same, written to dx, which is like x and contiguous; it may be dy where the activation is not
+// gated.
+void activation_backward_into(const at::Tensor& dy, const at::Tensor& x, Activation activation,
+                              double offset, at::Tensor dx, const at::Tensor& amax = {});
 
 }  // namespace megatron

@@ -9,10 +9,10 @@
 
 namespace megatron {
 
-// How much of an attention a deterministic backward of cuDNN takes at once on Hopper, where it writes
-// the gradient of the scores, two bytes each, to memory: as many samples as need 1 GiB, and where
-// even one sample of a single group of keys needs more than 4 GiB, as many of its query heads as do
-// not. The parts of such a group's gradients are rounded before they are added.
+// How much of an attention a deterministic backward of cuDNN takes at once on Hopper, where it
+// writes the gradient of the scores, two bytes each, to memory: as many samples as need 1 GiB, and
+// where even one sample of a single group of keys needs more than 4 GiB, as many of its query heads
+// as do not. The parts of such a group's gradients are rounded before they are added.
 struct AttentionParts {
   int64_t samples = 1;
   int64_t heads = 1;
@@ -40,7 +40,8 @@ struct AttentionOptions {
       {};  // bool [b, 1, s, s_k] or [1, 1, s, s_k], True = may NOT attend; undefined: none
   at::Tensor sink = {};  // reserved: must be undefined
   AttentionBackend backend = AttentionBackend::kAuto;
-  bool deterministic = true;  // false: cuDNN's backward may sum in any order, faster and with less memory
+  // False: cuDNN's backward may sum in any order, faster and with less memory
+  bool deterministic = true;
   bool recompute = false;  // save q, k, v only and run the forward again in the backward
 };
 

@@ -63,10 +63,9 @@ bool is_cudnn(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
               const AttentionOptions& o) {
   if (o.backend == AttentionBackend::kFlash) return false;
   const int64_t g = k.size(2);
-  const std::string reason =
-      q.size(0) % 64 != 0 || k.size(0) % 64 != 0
-          ? "the length is not a multiple of 64"
-          : why_not_cudnn(fold(q, g), fold(k, g), fold(v, g), o);
+  const std::string reason = q.size(0) % 64 != 0 || k.size(0) % 64 != 0
+                                 ? "the length is not a multiple of 64"
+                                 : why_not_cudnn(fold(q, g), fold(k, g), fold(v, g), o);
   MEGATRON_CHECK(reason.empty() || o.backend == AttentionBackend::kAuto,
                  "--attention-backend fused cannot compute this block of attention: ", reason,
                  "\nhint: --attention-backend auto takes a backend that can");

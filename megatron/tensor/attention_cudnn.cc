@@ -205,8 +205,8 @@ void cudnn_attention_backward(const at::Tensor& dout, const at::Tensor& q, const
                               const at::Tensor& v, const at::Tensor& out, const at::Tensor& lse,
                               const at::Tensor& dq, const at::Tensor& dk, const at::Tensor& dv,
                               const AttentionOptions& options) {
-  const AttentionParts parts = attention_parts(q.size(0), q.size(1), k.size(1), q.size(2), k.size(2),
-                                               options.deterministic);
+  const AttentionParts parts =
+      attention_parts(q.size(0), q.size(1), k.size(1), q.size(2), k.size(2), options.deterministic);
   for (int64_t first = 0; first < q.size(0); first += parts.samples) {
     const auto rows = [&](const at::Tensor& t) {
       return t.narrow(0, first, std::min(parts.samples, q.size(0) - first));

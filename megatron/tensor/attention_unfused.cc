@@ -30,7 +30,9 @@ std::vector<Chunk> make_chunks(const at::Tensor& q, const at::Tensor& k) {
 // [s, b, g * r, d] -> [b, g, r * s, d] of one chunk, in the accumulating type.
 at::Tensor grouped_rows(const at::Tensor& t, const Chunk& c, int64_t r) {
   const at::Tensor part = t.narrow(1, c.b0, c.b1 - c.b0).narrow(2, c.g0 * r, (c.g1 - c.g0) * r);
-  return part.permute({1, 2, 0, 3}).to(accumulate_type(t)).reshape({c.b1 - c.b0, c.g1 - c.g0, r * t.size(0), t.size(3)});
+  return part.permute({1, 2, 0, 3})
+      .to(accumulate_type(t))
+      .reshape({c.b1 - c.b0, c.g1 - c.g0, r * t.size(0), t.size(3)});
 }
 
 // The inverse, written into `out` (rounded to its type).
@@ -53,7 +55,8 @@ at::Tensor masked_scores(const at::Tensor& q, const at::Tensor& k_transposed,
   at::Tensor scores = at::matmul(q, k_transposed).mul_(o.scale);
   if (o.softcap > 0.0) scores.div_(o.softcap).tanh_().mul_(o.softcap);
   scores = scores.view({scores.size(0), -1, s, scores.size(3)});
-  if (mask.defined()) scores.masked_fill_(chunk_mask(mask, c), -std::numeric_limits<double>::infinity());
+  if (mask.defined())
+    scores.masked_fill_(chunk_mask(mask, c), -std::numeric_limits<double>::infinity());
   return scores;
 }
 
@@ -78,7 +81,8 @@ at::Tensor raw_score_grads(at::Tensor dscores, const at::Tensor& q, const at::Te
 }
 
 // exp(score - lse) of one chunk, in place, for `lse` [b, n, s] of these and perhaps further keys.
-at::Tensor probabilities_given(const at::Tensor& lse, const at::Tensor& scores, const at::Tensor& mask, const Chunk& c) {
+at::Tensor probabilities_given(const at::Tensor& lse, const at::Tensor& scores,
+                               const at::Tensor& mask, const Chunk& c) {
   scores.sub_(lse.unsqueeze(-1)).exp_();
   if (mask.defined()) scores.masked_fill_(chunk_mask(mask, c), 0.0);
   return scores;
@@ -100,14 +104,16 @@ at::Tensor dropout_mask(const AttentionOptions& o, const Chunk& c, int64_t r, at
 
 }  // namespace
 
-at::Tensor attention_mask(const at::Tensor& q, const at::Tensor& k, const AttentionOptions& options) {
+at::Tensor attention_mask(const at::Tensor& q, const at::Tensor& k,
+                          const AttentionOptions& options) {
   const int64_t s = q.size(0), s_k = k.size(0), right = options.causal ? 0 : options.window_right;
   at::Tensor mask = options.mask;
   const bool left_limits = options.window_left >= 0 && options.window_left < s_k - 1;
   const bool right_limits = right >= 0 && right < s_k - 1 && !(right == 0 && s == 1);
   if (!left_limits && !right_limits) return mask;
   const auto type = q.options().dtype(at::kLong);
-  const at::Tensor ahead = at::arange(s_k, type).unsqueeze(0) - (at::arange(s, type).unsqueeze(1) + (s_k - s));
+  const at::Tensor ahead =
+      at::arange(s_k, type).unsqueeze(0) - (at::arange(s, type).unsqueeze(1) + (s_k - s));
   at::Tensor pattern;
   if (right_limits) pattern = ahead.gt(right);
   if (left_limits) {
@@ -128,16 +134,15 @@ at::Tensor unfused_attention(const at::Tensor& q, const at::Tensor& k, const at:
     at::Tensor probs = probabilities(rows, keys.transpose(-1, -2), mask, c, s, options);
     const at::Tensor keep = dropout_mask(options, c, r, probs.scalar_type());
     if (keep.defined()) probs.mul_(keep);
-    put_grouped_rows(at::matmul(probs.view({rows.size(0), rows.size(1), r * s, -1}), values), out, c, r);
+    put_grouped_rows(at::matmul(probs.view({rows.size(0), rows.size(1), r * s, -1}), values), out,
+                     c, r);
   }
   return out;
 }
 
-std::tuple<at::Tensor, at::Tensor, at::Tensor> unfused_attention_backward(const at::Tensor& dout,
-                                                                          const at::Tensor& q,
-                                                                          const at::Tensor& k,
-                                                                          const at::Tensor& v,
-                                                                          const AttentionOptions& options) {
+std::tuple<at::Tensor, at::Tensor, at::Tensor> unfused_attention_backward(
+    const at::Tensor& dout, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+    const AttentionOptions& options) {
   const int64_t s = q.size(0), r = q.size(2) / k.size(2);
   at::Tensor dq = at::empty(q.sizes(), q.options());
   at::Tensor dk = at::empty(k.sizes(), k.options());
@@ -178,17 +183,20 @@ AttentionBlock unfused_block(const at::Tensor& q, const at::Tensor& k, const at:
     const at::Tensor probs = probabilities_given(lse, scores, mask, c);
     const at::Tensor keep = dropout_mask(options, c, r, probs.scalar_type());
     if (keep.defined()) probs.mul_(keep);
-    put_grouped_rows(at::matmul(probs.view({rows.size(0), rows.size(1), r * s, -1}), grouped_rows(v, c, 1)), block.out, c, r);
+    put_grouped_rows(
+        at::matmul(probs.view({rows.size(0), rows.size(1), r * s, -1}), grouped_rows(v, c, 1)),
+        block.out, c, r);
   }
   return block;
 }
 
 std::tuple<at::Tensor, at::Tensor, at::Tensor> unfused_block_backward(
-    const at::Tensor& dout, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const at::Tensor& out,
-    const at::Tensor& lse, const AttentionOptions& options) {
+    const at::Tensor& dout, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+    const at::Tensor& out, const at::Tensor& lse, const AttentionOptions& options) {
   const int64_t s = q.size(0), r = q.size(2) / k.size(2);
   const auto type = q.options().dtype(accumulate_type(q));
-  at::Tensor dq = at::empty(q.sizes(), type), dk = at::empty(k.sizes(), type), dv = at::empty(v.sizes(), type);
+  at::Tensor dq = at::empty(q.sizes(), type), dk = at::empty(k.sizes(), type),
+             dv = at::empty(v.sizes(), type);
   const at::Tensor mask = attention_mask(q, k, options);
   for (const Chunk& c : make_chunks(q, k)) {
     const at::Tensor keys = grouped_rows(k, c, 1), values = grouped_rows(v, c, 1);
@@ -202,7 +210,8 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> unfused_block_backward(
     at::Tensor dscores = at::matmul(grad, values.transpose(-1, -2)).view(probs.sizes());
     if (keep.defined()) dscores.mul_(keep);
     // dscore = p (dp - sum over ALL keys of dp p), and that sum is dout . out.
-    const at::Tensor mean = (grad * grouped_rows(out, c, r)).sum(-1).view({probs.size(0), probs.size(1), s, 1});
+    const at::Tensor mean =
+        (grad * grouped_rows(out, c, r)).sum(-1).view({probs.size(0), probs.size(1), s, 1});
     dscores = raw_score_grads(dscores.sub_(mean).mul_(probs), rows, keys.transpose(-1, -2), options)
                   .view(grouped);
     put_grouped_rows(at::matmul(dscores, keys), dq, c, r);

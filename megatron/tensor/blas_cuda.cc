@@ -49,7 +49,8 @@ BlasScale blas_scale(ScaleLayout layout) {
 }
 
 const float* inverse_scale(const QuantizedMatrix& matrix) {
-  return matrix.scale.const_data_ptr<float>() + (matrix.layout == ScaleLayout::kTensor ? kFp8InverseAt : 0);
+  return matrix.scale.const_data_ptr<float>() +
+         (matrix.layout == ScaleLayout::kTensor ? kFp8InverseAt : 0);
 }
 
 // A row-major matrix [r, c] is a column-major c x r one: D^T = B^T A^T.
@@ -78,7 +79,8 @@ void add_to(const at::Tensor& addend, BlasOperands& operands) {
 }
 
 void multiply(BlasProduct product, BlasOperands operands, const at::Tensor& like) {
-  product.alignment = common_alignment({operands.a, operands.b, operands.d, operands.bias, operands.c, operands.gelu_input});
+  product.alignment = common_alignment(
+      {operands.a, operands.b, operands.d, operands.bias, operands.c, operands.gelu_input});
   struct Known {
     explicit Known(const BlasProduct& p) : plan(p), algorithm(choose_algorithm(p, plan)) {}
     BlasPlan plan;
@@ -114,14 +116,17 @@ bool blas_forward(const at::Tensor& x, const at::Tensor& w, const at::Tensor& bi
   return true;
 }
 
-bool blas_input_grad(const at::Tensor& dy, const at::Tensor& w, const at::Tensor& gelu_input, const at::Tensor& dx) {
+bool blas_input_grad(const at::Tensor& dy, const at::Tensor& w, const at::Tensor& gelu_input,
+                     const at::Tensor& dx) {
   if (!fits(dy, w)) return false;
   BlasProduct product = product_of(w, dy, dx);
   product.k = dy.size(1);
   BlasOperands operands = {w.const_data_ptr(), dy.const_data_ptr(), dx.data_ptr()};
   if (gelu_input.defined()) {
     constexpr int kAlignment = 16;  // of the epilogue's operand
-    const bool aligned = reinterpret_cast<uintptr_t>(gelu_input.const_data_ptr()) % kAlignment == 0 && dx.size(1) % 8 == 0;
+    const bool aligned =
+        reinterpret_cast<uintptr_t>(gelu_input.const_data_ptr()) % kAlignment == 0 &&
+        dx.size(1) % 8 == 0;
     if (!aligned || !is_like(gelu_input, dx)) return false;
     product.gelu_grad = true;
     operands.gelu_input = gelu_input.const_data_ptr();
@@ -146,8 +151,9 @@ bool blas_wide_weight_grad(const at::Tensor& dy, const at::Tensor& x, const at::
 void blas_quantized(const QuantizedMatrix& a, const QuantizedMatrix& b, const at::Tensor& d,
                     const at::Tensor& bias, const at::Tensor& addend, double beta, bool fast) {
   const cudaDeviceProp* properties = at::cuda::getDeviceProperties(d.get_device());
-  MEGATRON_CHECK(properties->major * 10 + properties->minor >= 89, "FP8 products need a GPU of compute capability 8.9 or more, ",
-                 properties->name, " has ", properties->major, ".", properties->minor,
+  MEGATRON_CHECK(properties->major * 10 + properties->minor >= 89,
+                 "FP8 products need a GPU of compute capability 8.9 or more, ", properties->name,
+                 " has ", properties->major, ".", properties->minor,
                  "\nhint: leave --fp8-format out");
   MEGATRON_ASSERT(a.codes.is_contiguous() && b.codes.is_contiguous() && d.is_contiguous(),
                   "FP8 products take contiguous matrices");
@@ -167,7 +173,8 @@ void blas_quantized(const QuantizedMatrix& a, const QuantizedMatrix& b, const at
   operands.d = d.data_ptr();
   operands.bias = bias.defined() ? bias.const_data_ptr() : nullptr;
   operands.beta = static_cast<float>(beta);
-  MEGATRON_ASSERT(!addend.defined() || (beta == 0.0 && is_like(addend, d)), "an FP8 product is added to another kind of matrix");
+  MEGATRON_ASSERT(!addend.defined() || (beta == 0.0 && is_like(addend, d)),
+                  "an FP8 product is added to another kind of matrix");
   add_to(addend, operands);
   operands.scale_a = inverse_scale(b);
   operands.scale_b = inverse_scale(a);

@@ -8,13 +8,17 @@ bool blas_forward(const at::Tensor&, const at::Tensor&, const at::Tensor&, const
                   const at::Tensor&) {
   return false;
 }
-bool blas_input_grad(const at::Tensor&, const at::Tensor&, const at::Tensor&, const at::Tensor&) { return false; }
+bool blas_input_grad(const at::Tensor&, const at::Tensor&, const at::Tensor&, const at::Tensor&) {
+  return false;
+}
 bool blas_wide_weight_grad(const at::Tensor&, const at::Tensor&, const at::Tensor&, double) {
   return false;
 }
 void blas_quantized(const QuantizedMatrix&, const QuantizedMatrix&, const at::Tensor&,
                     const at::Tensor&, const at::Tensor&, double, bool) {
-  throw_error("a quantised product on a GPU, but this build has no CUDA\nhint: configure with -DMEGATRON_CUDA=ON");
+  throw_error(
+      "a quantised product on a GPU, but this build has no CUDA\nhint: configure with "
+      "-DMEGATRON_CUDA=ON");
 }
 void use_wide_blas_reductions() {}
 void tune_gemms(const std::string&) {}

@@ -177,8 +177,8 @@ void fill_normal(void* out, int64_t count, cudaDataType_t type, uint64_t key, cu
 }
 
 // Codes of normal values times 48.5, by way of `wide`, which holds as many bf16 elements.
-void fill_codes(void* out, int64_t count, cudaDataType_t type, uint64_t key, void* wide, float* scales,
-                cudaStream_t stream) {
+void fill_codes(void* out, int64_t count, cudaDataType_t type, uint64_t key, void* wide,
+                float* scales, cudaStream_t stream) {
   fill_normal(wide, count, CUDA_R_16BF, key, stream);
   check_cuda(cudaMemsetAsync(scales, 0x42, sizeof(float), stream), "cudaMemsetAsync");  // 48.565
   Fp8Cast cast;
@@ -201,12 +201,15 @@ cublasLtMatmulAlgo_t fastest(const BlasProduct& product, BlasPlan& plan,
   const int64_t output_bytes =
       product.elements_of_d() * (product.output_type == CUDA_R_32F ? 4 : 2);
   const int64_t bytes = product.element_bytes();
-  const int64_t scale_bytes = product.scaled() ? ((product.k + 127) / 128 + 4) * (std::max(product.m, product.n) + 4) * 4 : 16;
-  const int64_t wide_bytes = product.scaled() ? 2 * std::max(product.elements_of_a(), product.elements_of_b()) : 16;
+  const int64_t scale_bytes =
+      product.scaled() ? ((product.k + 127) / 128 + 4) * (std::max(product.m, product.n) + 4) * 4
+                       : 16;
+  const int64_t wide_bytes =
+      product.scaled() ? 2 * std::max(product.elements_of_a(), product.elements_of_b()) : 16;
   const ScratchMemory a(product.elements_of_a() * bytes, stream),
-      b(product.elements_of_b() * bytes, stream), d(output_bytes, stream), bias(product.m * 4, stream),
-      gelu_input(product.gelu_grad ? output_bytes : 16, stream), workspace(kBlasWorkspaceBytes, stream),
-      scales(scale_bytes, stream), wide(wide_bytes, stream);
+      b(product.elements_of_b() * bytes, stream), d(output_bytes, stream),
+      bias(product.m * 4, stream), gelu_input(product.gelu_grad ? output_bytes : 16, stream),
+      workspace(kBlasWorkspaceBytes, stream), scales(scale_bytes, stream), wide(wide_bytes, stream);
   for (const ScratchMemory* memory : {&a, &b, &d, &bias, &gelu_input, &workspace, &scales, &wide}) {
     if (memory->get() == nullptr) return candidates.front();
   }
@@ -215,7 +218,8 @@ cublasLtMatmulAlgo_t fastest(const BlasProduct& product, BlasPlan& plan,
     auto* floats = static_cast<float*>(scales.get());
     fill_codes(a.get(), product.elements_of_a(), product.type, 1, wide.get(), floats, stream);
     fill_codes(b.get(), product.elements_of_b(), product.type_b, 2, wide.get(), floats, stream);
-    check_cuda(cudaMemsetAsync(floats, 0x3f, scale_bytes, stream), "cudaMemsetAsync");  // 0.747 each
+    // 0.747 each
+    check_cuda(cudaMemsetAsync(floats, 0x3f, scale_bytes, stream), "cudaMemsetAsync");
     operands.scale_a = operands.scale_b = floats;
   } else {
     fill_normal(a.get(), product.elements_of_a(), product.type, 1, stream);
@@ -278,12 +282,16 @@ void tune_gemms(const std::string& folder) {
 std::string BlasProduct::text() const {
   const auto letter = [](bool transposed) { return transposed ? "T" : "N"; };
   const auto fp8 = [](cudaDataType_t t) { return t == CUDA_R_8F_E4M3 ? "e4m3" : "e5m2"; };
-  const std::string kind = !scaled() ? (type == CUDA_R_16BF ? "bf16" : "fp16")
-                                     : cat(fp8(type), " ", fp8(type_b), " scales ", static_cast<int>(scale_a), " ",
-                                           static_cast<int>(scale_b), fast ? " fast" : "");
-  return cat(kind, output_type == CUDA_R_32F ? " fp32 " : " same ",
-             letter(transpose_a), letter(transpose_b), bias ? " bias " : gelu_grad ? " dgelu " : " ", m, "x", n, "x", k,
-             " ld ", lda, " ", ldb, " ", ldd, " align ", alignment);
+  const std::string kind =
+      !scaled() ? (type == CUDA_R_16BF ? "bf16" : "fp16")
+                : cat(fp8(type), " ", fp8(type_b), " scales ", static_cast<int>(scale_a), " ",
+                      static_cast<int>(scale_b), fast ? " fast" : "");
+  return cat(kind, output_type == CUDA_R_32F ? " fp32 " : " same ", letter(transpose_a),
+             letter(transpose_b),
+             bias        ? " bias "
+             : gelu_grad ? " dgelu "
+                         : " ",
+             m, "x", n, "x", k, " ld ", lda, " ", ldb, " ", ldd, " align ", alignment);
 }
 
 BlasPlan::BlasPlan(const BlasProduct& product) : product_(product) {
@@ -327,7 +335,8 @@ BlasPlan::BlasPlan(const BlasProduct& product) : product_(product) {
                "cublasLtMatrixLayoutCreate");
   };
   layout(&a_, product.type, product.transpose_a, product.m, product.k, product.lda);
-  layout(&b_, product.scaled() ? product.type_b : product.type, product.transpose_b, product.k, product.n, product.ldb);
+  layout(&b_, product.scaled() ? product.type_b : product.type, product.transpose_b, product.k,
+         product.n, product.ldb);
   layout(&d_, product.output_type, false, product.m, product.n, product.ldd);
 }
 
@@ -364,9 +373,10 @@ std::vector<cublasLtMatmulAlgo_t> BlasPlan::candidates(int count) const {
   if (status != CUBLAS_STATUS_NOT_SUPPORTED) check_blas(status, "cublasLtMatmulAlgoGetHeuristic");
   MEGATRON_CHECK(status == CUBLAS_STATUS_SUCCESS && found > 0, "cuBLASLt ", cublasLtGetVersion(),
                  " knows no algorithm for the product ", product_.text(),
-                 product_.scaled() ? "\nhint: FP8 by blocks needs a Hopper GPU and cuBLASLt 12.9 or later; "
-                                     "--fp8-recipe tensorwise needs neither"
-                                   : "");
+                 product_.scaled()
+                     ? "\nhint: FP8 by blocks needs a Hopper GPU and cuBLASLt 12.9 or later; "
+                       "--fp8-recipe tensorwise needs neither"
+                     : "");
   std::vector<cublasLtMatmulAlgo_t> algorithms;
   for (int i = 0; i < found; ++i) algorithms.push_back(results[i].algo);
   return algorithms;
@@ -380,14 +390,17 @@ cublasStatus_t BlasPlan::run(const cublasLtMatmulAlgo_t& algorithm, const BlasOp
     if (status != CUBLAS_STATUS_SUCCESS) return status;
   }
   if (product_.gelu_grad) {
-    const cublasStatus_t status = cublasLtMatmulDescSetAttribute(
-        operation_, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, &operands.gelu_input, sizeof operands.gelu_input);
+    const cublasStatus_t status =
+        cublasLtMatmulDescSetAttribute(operation_, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER,
+                                       &operands.gelu_input, sizeof operands.gelu_input);
     if (status != CUBLAS_STATUS_SUCCESS) return status;
   }
   if (product_.scaled()) {
-    for (const auto& [attribute, pointer] : {std::pair{CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, &operands.scale_a},
-                                             std::pair{CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, &operands.scale_b}}) {
-      const cublasStatus_t status = cublasLtMatmulDescSetAttribute(operation_, attribute, pointer, sizeof *pointer);
+    for (const auto& [attribute, pointer] :
+         {std::pair{CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, &operands.scale_a},
+          std::pair{CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, &operands.scale_b}}) {
+      const cublasStatus_t status =
+          cublasLtMatmulDescSetAttribute(operation_, attribute, pointer, sizeof *pointer);
       if (status != CUBLAS_STATUS_SUCCESS) return status;
     }
   }
@@ -406,8 +419,9 @@ cublasLtMatmulAlgo_t choose_algorithm(const BlasProduct& product, BlasPlan& plan
   if (all.folder.empty() || operations < kLeastOperations) return plan.candidates(1).front();
   const std::string text = product.text(), path = file_path(all, product.device);
   if (const auto found = all.by_text.find(text); found != all.by_text.end()) return found->second;
-  // Without the lock: the ranks of a machine choose at the same time. One that waited for another's choice could keep all
-  // others waiting in a collective, and the other, whose kernels load only when its GPU is idle, for it.
+  // Without the lock: the ranks of a machine choose at the same time. One that waited for another's
+  // choice could keep all others waiting in a collective, and the other, whose kernels load only
+  // when its GPU is idle, for it.
   {
     const LockedFile file(path);
     read_choices(all, path);

@@ -1,4 +1,5 @@
-// Work on a GPU that is recorded once and launched again as a whole (a CUDA graph): no host code runs between its kernels.
+// Work on a GPU that is recorded once and launched again as a whole (a CUDA graph): no host code
+// runs between its kernels.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -8,8 +9,8 @@
 
 namespace megatron {
 
-// Memory that graphs share which never run at the same time: what one of them allocates and frees while it is recorded,
-// the next may use.
+// Memory that graphs share which never run at the same time: what one of them allocates and frees
+// while it is recorded, the next may use.
 class DeviceGraphPool {
  public:
   // Throws Error without CUDA.
@@ -26,9 +27,10 @@ class DeviceGraphPool {
 
 class DeviceGraph {
  public:
-  // Records what `body` launches, backwards included; nothing of it runs. `body` must not wait for the device, and must
-  // read what changes between launches from memory that outlives the graph. Tensors that it makes and keeps live in the
-  // pool and hold a value after the first launch. The pool outlives the graph.
+  // Records what `body` launches, backwards included; nothing of it runs. `body` must not wait for
+  // the device, and must read what changes between launches from memory that outlives the graph.
+  // Tensors that it makes and keeps live in the pool and hold a value after the first launch. The
+  // pool outlives the graph.
   DeviceGraph(DeviceGraphPool& pool, const std::function<void()>& body);
   ~DeviceGraph();
   DeviceGraph(DeviceGraph&&) noexcept;

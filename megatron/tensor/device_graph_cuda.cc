@@ -17,7 +17,8 @@ struct DeviceGraphPool::Impl {
 DeviceGraphPool::DeviceGraphPool(c10::Device device) {
   MEGATRON_CHECK(device.is_cuda(), "CUDA graphs need a GPU, this run is on the CPU");
   impl_ = std::make_unique<Impl>(
-      Impl{at::cuda::graph_pool_handle(), c10::cuda::getStreamFromPool(/*isHighPriority=*/false, device.index())});
+      Impl{at::cuda::graph_pool_handle(),
+           c10::cuda::getStreamFromPool(/*isHighPriority=*/false, device.index())});
 }
 
 DeviceGraphPool::~DeviceGraphPool() = default;
@@ -26,7 +27,8 @@ struct DeviceGraph::Impl {
   at::cuda::CUDAGraph graph;
 };
 
-DeviceGraph::DeviceGraph(DeviceGraphPool& pool, const std::function<void()>& body) : impl_(std::make_unique<Impl>()) {
+DeviceGraph::DeviceGraph(DeviceGraphPool& pool, const std::function<void()>& body)
+    : impl_(std::make_unique<Impl>()) {
   c10::cuda::device_synchronize();
   // What eager passes have cached is the memory that the graph needs.
   c10::cuda::CUDACachingAllocator::emptyCache();

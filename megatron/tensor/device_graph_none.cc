@@ -11,7 +11,9 @@ DeviceGraphPool::DeviceGraphPool(c10::Device) {
 }
 DeviceGraphPool::~DeviceGraphPool() = default;
 
-DeviceGraph::DeviceGraph(DeviceGraphPool&, const std::function<void()>&) { throw Error("this build has no CUDA"); }
+DeviceGraph::DeviceGraph(DeviceGraphPool&, const std::function<void()>&) {
+  throw Error("this build has no CUDA");
+}
 DeviceGraph::~DeviceGraph() = default;
 DeviceGraph::DeviceGraph(DeviceGraph&&) noexcept = default;
 DeviceGraph& DeviceGraph::operator=(DeviceGraph&&) noexcept = default;

@@ -13,8 +13,8 @@ namespace megatron {
 at::Tensor embedding_forward(const at::Tensor& weight, const at::Tensor& ids) {
   const at::NoGradGuard no_grad;
   check_shape("embedding weight", weight, {-1, -1});
-  MEGATRON_ASSERT(ids.scalar_type() == at::kLong, "embedding ids are ", c10::toString(ids.scalar_type()),
-                  ", expected int64");
+  MEGATRON_ASSERT(ids.scalar_type() == at::kLong, "embedding ids are ",
+                  c10::toString(ids.scalar_type()), ", expected int64");
   const at::Tensor table = weight.contiguous(), places = ids.contiguous();
   std::vector<int64_t> shape = ids.sizes().vec();
   shape.push_back(weight.size(1));
@@ -37,12 +37,14 @@ void embedding_backward(const at::Tensor& dy, const at::Tensor& ids, at::Tensor 
   check_shape("embedding gradient", target, {-1, dy.size(-1)});
   const at::ScalarType type = target.scalar_type();
   MEGATRON_ASSERT(target.is_contiguous() && (type == at::kFloat || type == at::kDouble),
-                  "embedding gradient target must be contiguous fp32 or fp64, found ", c10::toString(type));
-  MEGATRON_ASSERT(dy.numel() == ids.numel() * dy.size(-1), "embedding gradient of ", dy.numel(), " elements for ",
-                  ids.numel(), " ids");
+                  "embedding gradient target must be contiguous fp32 or fp64, found ",
+                  c10::toString(type));
+  MEGATRON_ASSERT(dy.numel() == ids.numel() * dy.size(-1), "embedding gradient of ", dy.numel(),
+                  " elements for ", ids.numel(), " ids");
   const at::Tensor grad = dy.contiguous();
   at::Tensor places = ids.reshape({-1}).contiguous(), order;
-  if (places.is_cuda()) std::tie(places, order) = at::sort(places, /*stable=*/true, /*dim=*/0, /*descending=*/false);
+  if (places.is_cuda())
+    std::tie(places, order) = at::sort(places, /*stable=*/true, /*dim=*/0, /*descending=*/false);
   EmbeddingBackward args;
   args.dtype = to_dtype(grad.scalar_type());
   args.target_dtype = to_dtype(type);
@@ -53,7 +55,8 @@ void embedding_backward(const at::Tensor& dy, const at::Tensor& ids, at::Tensor 
   args.ids = places.const_data_ptr<int64_t>();
   args.order = order.defined() ? order.const_data_ptr<int64_t>() : nullptr;
   args.target = target.data_ptr();
-  const int64_t threads = std::max<int64_t>(1, std::min<int64_t>(at::get_num_threads(), args.count / 64));
+  const int64_t threads =
+      std::max<int64_t>(1, std::min<int64_t>(at::get_num_threads(), args.count / 64));
   if (grad.is_cuda()) {
     launch(
         grad, args.count, args.columns, [](int64_t, int64_t) {},

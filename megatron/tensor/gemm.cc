@@ -32,7 +32,8 @@ void linear_forward_into(const at::Tensor& x, const at::Tensor& w, const at::Ten
                          at::Tensor y, const at::Tensor& addend) {
   const at::NoGradGuard no_grad;
   check_shape("linear weight", w, {-1, x.size(-1)});
-  MEGATRON_ASSERT(!addend.defined() || addend.sizes() == y.sizes(), "a product of ", y.sizes(), " is added to ", addend.sizes());
+  MEGATRON_ASSERT(!addend.defined() || addend.sizes() == y.sizes(), "a product of ", y.sizes(),
+                  " is added to ", addend.sizes());
   use_wide_blas_reductions();
   const at::Tensor rows = as_matrix(x), shift = bias.defined() ? bias.to(w.scalar_type()) : bias;
   if (bias.defined()) check_shape("linear bias", bias, {w.size(0)});
@@ -43,7 +44,8 @@ void linear_forward_into(const at::Tensor& x, const at::Tensor& w, const at::Ten
   if (addend.defined()) out.add_(summand);
 }
 
-at::Tensor linear_input_grad(const at::Tensor& dy, const at::Tensor& w, const at::Tensor& gelu_input) {
+at::Tensor linear_input_grad(const at::Tensor& dy, const at::Tensor& w,
+                             const at::Tensor& gelu_input) {
   std::vector<int64_t> shape = dy.sizes().vec();
   shape.back() = w.size(1);
   at::Tensor dx = at::empty(shape, dy.options().requires_grad(false));
@@ -51,18 +53,20 @@ at::Tensor linear_input_grad(const at::Tensor& dy, const at::Tensor& w, const at
   return dx;
 }
 
-void linear_input_grad_into(const at::Tensor& dy, const at::Tensor& w, at::Tensor dx, const at::Tensor& gelu_input) {
+void linear_input_grad_into(const at::Tensor& dy, const at::Tensor& w, at::Tensor dx,
+                            const at::Tensor& gelu_input) {
   const at::NoGradGuard no_grad;
   check_shape("linear weight", w, {dy.size(-1), -1});
-  MEGATRON_ASSERT(!gelu_input.defined() || gelu_input.sizes() == dx.sizes(), "a gradient of ", dx.sizes(), " for the GELU of ",
-                  gelu_input.sizes());
+  MEGATRON_ASSERT(!gelu_input.defined() || gelu_input.sizes() == dx.sizes(), "a gradient of ",
+                  dx.sizes(), " for the GELU of ", gelu_input.sizes());
   use_wide_blas_reductions();
   const at::Tensor rows = as_matrix(dy);
   at::Tensor out = dx.view({rows.size(0), w.size(1)});
   const at::Tensor before = gelu_input.defined() ? gelu_input.reshape(out.sizes()) : gelu_input;
   if (dy.is_cuda() && blas_input_grad(rows, w, before, out)) return;
   at::mm_out(out, rows, w);
-  if (before.defined()) activation_backward_into(out, before.contiguous(), Activation::kGeluTanh, 0.0, out);
+  if (before.defined())
+    activation_backward_into(out, before.contiguous(), Activation::kGeluTanh, 0.0, out);
 }
 
 void linear_weight_grad(const at::Tensor& dy, const at::Tensor& x, at::Tensor target, double beta) {

@@ -13,15 +13,16 @@ namespace megatron {
 // Nothing on the CPU.
 void tune_gemms(const std::string& folder);
 
-// y = x w^T (+ bias) (+ addend).   x [..., k], w [n, k], bias [n] or undefined, addend [..., n] of x's
-// type or undefined; returns [..., n]. On CUDA the sum is rounded once.
+// y = x w^T (+ bias) (+ addend).   x [..., k], w [n, k], bias [n] or undefined, addend [..., n] of
+// x's type or undefined; returns [..., n]. On CUDA the sum is rounded once.
 at::Tensor linear_forward(const at::Tensor& x, const at::Tensor& w, const at::Tensor& bias,
                           const at::Tensor& addend = {});
 
-// dx = dy w.   dy [..., n], w [n, k]; returns [..., k].
-// With `gelu_input` [..., k] of dy's type: times the derivative of Activation::kGeluTanh there, which is
-// the gradient of what the layer's input is the GELU of. In the product's epilogue on CUDA.
-at::Tensor linear_input_grad(const at::Tensor& dy, const at::Tensor& w, const at::Tensor& gelu_input = {});
+// dx = dy w.   dy [..., n], w [n, k]; returns [..., k]. With `gelu_input` [..., k] of dy's type:
+// times the derivative of Activation::kGeluTanh there, which is the gradient of what the layer's
+// input is the GELU of. In the product's epilogue on CUDA.
+at::Tensor linear_input_grad(const at::Tensor& dy, const at::Tensor& w,
+                             const at::Tensor& gelu_input = {});
 
 // The same, written to y [..., n] and dx [..., k], which are contiguous and of the operands' type.
 void linear_forward_into(const at::Tensor& x, const at::Tensor& w, const at::Tensor& bias,

@@ -14,8 +14,8 @@ class TensorHashes {
   explicit TensorHashes(std::vector<at::Tensor> tensors);
 
   int64_t size() const { return static_cast<int64_t>(tensors_.size()); }
-  // hashes [size()] int64 on that device: the hash of each tensor as it is now, whose bits are those of the unsigned number. On
-  // the current stream.
+  // hashes [size()] int64 on that device: the hash of each tensor as it is now, whose bits are
+  // those of the unsigned number. On the current stream.
   void compute(at::Tensor hashes) const;
 
  private:

@@ -71,8 +71,7 @@ at::Tensor HostCopies::host_empty(at::IntArrayRef sizes, at::ScalarType type) co
   const size_t bytes = static_cast<size_t>(c10::multiply_integers(sizes)) * c10::elementSize(type);
   constexpr std::align_val_t kAlignment{64};
   void* memory = ::operator new(std::max<size_t>(1, bytes), kAlignment);
-  return at::from_blob(
-      memory, sizes, [](void* p) { ::operator delete(p, kAlignment); }, options);
+  return at::from_blob(memory, sizes, [](void* p) { ::operator delete(p, kAlignment); }, options);
 }
 
 }  // namespace megatron

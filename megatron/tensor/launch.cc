@@ -19,7 +19,8 @@ void* current_stream(const at::Tensor& tensor) {
 }
 #else
 void* current_stream(const at::Tensor& tensor) {
-  throw_error(cat("a tensor lies on ", tensor.device().str(), " but this build has no CUDA kernels\n",
+  throw_error(cat("a tensor lies on ", tensor.device().str(),
+                  " but this build has no CUDA kernels\n",
                   "hint: configure with -DMEGATRON_CUDA=ON"));
 }
 #endif

@@ -112,7 +112,8 @@ QuantizedNorm quantize_norm(Normalization kind, const at::Tensor& x, const at::T
   const at::Tensor scale = at::empty({kFp8ScaleElements}, in.options().dtype(at::kFloat));
   const auto codes = in.options().dtype(type);
   result.codes.rows = {at::empty({r, c}, codes), scale, ScaleLayout::kTensor};
-  if (wanted.columns) result.codes.columns = {at::empty({c, r}, codes), scale, ScaleLayout::kTensor};
+  if (wanted.columns)
+    result.codes.columns = {at::empty({c, r}, codes), scale, ScaleLayout::kTensor};
   args.type = type == at::kFloat8_e5m2 ? Fp8Type::kE5M2 : Fp8Type::kE4M3;
   args.given_scale = by.scale.const_data_ptr<float>();
   if (by.new_amax.defined()) args.new_amax = by.new_amax.data_ptr<float>();

@@ -58,8 +58,8 @@ QuantizedTensor quantize_blocks(const at::Tensor& x, at::ScalarType type, Orient
 // run.
 QuantizedTensor quantize_nvfp4(const at::Tensor& x, OperandRole role, Orientations wanted);
 
-// One of the three above, as the recipe of `options` asks for an operand of that role; `by` where it
-// has one scale.
+// One of the three above, as the recipe of `options` asks for an operand of that role; `by` where
+// it has one scale.
 QuantizedTensor quantize_operand(const at::Tensor& x, OperandRole role,
                                  const QuantizationOptions& options, Orientations wanted,
                                  const TensorScale& by = {});
@@ -85,11 +85,10 @@ QuantizedNorm quantize_norm(Normalization kind, const at::Tensor& x, const at::T
 // The values that the codes stand for, fp32.
 at::Tensor dequantize(const QuantizedMatrix& matrix);
 
-// a b^T (+ bias) (+ addend).   a [m, k], b [n, k], bias [n] and addend [..., n] in `type` or undefined;
-// returns [m, n] in `type`, rounded once.
-// `fast`: sums in the tensor cores' own width (about 14 bits) as far as they reach, which
-// Transformer Engine takes for forward products; else in fp32 throughout. The CPU always sums in
-// fp32.
+// a b^T (+ bias) (+ addend).   a [m, k], b [n, k], bias [n] and addend [..., n] in `type` or
+// undefined; returns [m, n] in `type`, rounded once. `fast`: sums in the tensor cores' own width
+// (about 14 bits) as far as they reach, which Transformer Engine takes for forward products; else
+// in fp32 throughout. The CPU always sums in fp32.
 at::Tensor quantized_product(const QuantizedMatrix& a, const QuantizedMatrix& b,
                              at::ScalarType type, const at::Tensor& bias, bool fast,
                              const at::Tensor& addend = {});

@@ -21,7 +21,8 @@ void check_probability(std::string_view what, double p) {
   MEGATRON_ASSERT(p >= 0.0 && p < 1.0, what, " has probability ", p, ", expected 0 <= p < 1");
 }
 
-void check_place(std::string_view what, const Place& place, int64_t s, int64_t b, const at::Device& device) {
+void check_place(std::string_view what, const Place& place, int64_t s, int64_t b,
+                 const at::Device& device) {
   check_shape(cat(what, " place.position"), place.position, {s});
   check_shape(cat(what, " place.sample"), place.sample, {b});
   for (const at::Tensor& t : {place.position, place.sample}) {
@@ -31,8 +32,9 @@ void check_place(std::string_view what, const Place& place, int64_t s, int64_t b
 }
 
 // residual + mask * x / (1 - p), in out_type; residual may be undefined.
-at::Tensor run_dropout(const at::Tensor& x, const at::Tensor& residual, at::ScalarType out_type, double p,
-                       RandomKey key, const at::Tensor& sample, const at::Tensor& position) {
+at::Tensor run_dropout(const at::Tensor& x, const at::Tensor& residual, at::ScalarType out_type,
+                       double p, RandomKey key, const at::Tensor& sample,
+                       const at::Tensor& position) {
   const at::Tensor in = x.contiguous();
   const at::Tensor add = residual.defined() ? residual.contiguous() : residual;
   at::Tensor out = at::empty(in.sizes(), in.options().dtype(out_type));
@@ -68,7 +70,8 @@ class DropoutFunction : public torch::autograd::Function<DropoutFunction> {
     context->save_for_backward({sample, position});
     const at::Tensor add = residual.value_or(at::Tensor());
     const at::ScalarType out_type = add.defined() ? add.scalar_type() : x.scalar_type();
-    return run_dropout(x, add, out_type, p, RandomKey{static_cast<uint64_t>(key)}, sample, position);
+    return run_dropout(x, add, out_type, p, RandomKey{static_cast<uint64_t>(key)}, sample,
+                       position);
   }
 
   static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
@@ -87,7 +90,8 @@ class DropoutFunction : public torch::autograd::Function<DropoutFunction> {
 
 RandomFill fill_args(const at::Tensor& out, RandomKey key, int64_t first_row, int64_t row_elements,
                      int64_t column_offset) {
-  MEGATRON_ASSERT(out.is_contiguous() && out.dim() >= 1, "random fill needs a contiguous tensor with rows");
+  MEGATRON_ASSERT(out.is_contiguous() && out.dim() >= 1,
+                  "random fill needs a contiguous tensor with rows");
   RandomFill fill;
   fill.key = key.value;
   fill.dtype = to_dtype(out.scalar_type());
@@ -103,7 +107,8 @@ RandomFill fill_args(const at::Tensor& out, RandomKey key, int64_t first_row, in
 void run_fill(const at::Tensor& out, const RandomFill& fill) {
   if (out.numel() == 0) return;
   launch(
-      out, fill.rows, fill.columns, [&](int64_t begin, int64_t end) { fill_random_cpu(fill, begin, end); },
+      out, fill.rows, fill.columns,
+      [&](int64_t begin, int64_t end) { fill_random_cpu(fill, begin, end); },
       [&](void* stream) { MEGATRON_CUDA_KERNEL(fill_random_cuda(fill, stream)); });
 }
 
@@ -134,8 +139,8 @@ at::Tensor dropout_add(const at::Tensor& x, const at::Tensor& residual, double p
     return residual + (same ? x : x.to(residual.scalar_type()));
   }
   check_place("dropout_add", place, x.size(0), x.size(1), x.device());
-  return DropoutFunction::apply(x, std::optional<at::Tensor>(residual), p, static_cast<int64_t>(key.value),
-                                place.sample, place.position);
+  return DropoutFunction::apply(x, std::optional<at::Tensor>(residual), p,
+                                static_cast<int64_t>(key.value), place.sample, place.position);
 }
 
 at::Tensor attention_dropout_mask(int64_t num_heads, int64_t first_head, double p, RandomKey key,
@@ -146,7 +151,8 @@ at::Tensor attention_dropout_mask(int64_t num_heads, int64_t first_head, double 
   check_shape("attention dropout key_position", key_position, {-1});
   MEGATRON_ASSERT(key_position.scalar_type() == at::kLong && key_position.is_contiguous(),
                   "attention dropout needs contiguous int64 key positions");
-  at::Tensor out = at::empty({b, num_heads, s, key_position.size(0)}, query.position.options().dtype(at::kFloat));
+  at::Tensor out = at::empty({b, num_heads, s, key_position.size(0)},
+                             query.position.options().dtype(at::kFloat));
   AttentionDropout args;
   args.p = p;
   args.key = key.value;
@@ -174,8 +180,8 @@ void normal_(at::Tensor out, double std, RandomKey key, int64_t first_row, int64
   run_fill(out, fill);
 }
 
-void uniform_(at::Tensor out, double low, double high, RandomKey key, int64_t first_row, int64_t row_elements,
-              int64_t column_offset) {
+void uniform_(at::Tensor out, double low, double high, RandomKey key, int64_t first_row,
+              int64_t row_elements, int64_t column_offset) {
   RandomFill fill = fill_args(out, key, first_row, row_elements, column_offset);
   fill.normal = false;
   fill.a = low;

@@ -1,10 +1,13 @@
 // Randomness as a function of place, not of history (architecture: mechanisms).
 //
-// Philox4x32-10. The key is a hash of (seed, purpose, layer); the counter is the place of the element:
-//   activations: (sample ordinal, token position in the whole sequence, feature) or, for attention probabilities,
+// Philox4x32-10. The key is a hash of (seed, purpose, layer); the counter is the place of the
+// element:
+//   activations: (sample ordinal, token position in the whole sequence, feature) or, for attention
+//     probabilities,
 //                (sample ordinal, head, query position, key position);
 //   weights:     the index of the element in the flattened global (unpadded) tensor.
-// Micro-batch size, data rank, context split and accumulation do not appear, so they cannot change a draw.
+// Micro-batch size, data rank, context split and accumulation do not appear, so they cannot change
+// a draw.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -34,7 +37,8 @@ struct Place {
 //   return  [s, b, h]
 at::Tensor dropout(const at::Tensor& x, double p, RandomKey key, const Place& place);
 
-// The same followed by an addition: dropout(x) + residual, the sum in the residual's type. Differentiable in both.
+// The same followed by an addition: dropout(x) + residual, the sum in the residual's type.
+// Differentiable in both.
 at::Tensor dropout_add(const at::Tensor& x, const at::Tensor& residual, double p, RandomKey key,
                        const Place& place);
 
@@ -44,9 +48,10 @@ at::Tensor dropout_add(const at::Tensor& x, const at::Tensor& residual, double p
 at::Tensor attention_dropout_mask(int64_t num_heads, int64_t first_head, double p, RandomKey key,
                                   const Place& query, const at::Tensor& key_position);
 
-// Fills `out` [rows, columns...] (contiguous, any floating type, any device) with N(0, std^2). Element i of row r is the
-// draw at index (first_row + r) * row_elements + i, where row_elements is the number of elements of a row of the GLOBAL
-// tensor and column_offset the first of them that `out` holds.
+// Fills `out` [rows, columns...] (contiguous, any floating type, any device) with N(0, std^2).
+// Element i of row r is the draw at index (first_row + r) * row_elements + i, where row_elements is
+// the number of elements of a row of the GLOBAL tensor and column_offset the first of them that
+// `out` holds.
 void normal_(at::Tensor out, double std, RandomKey key, int64_t first_row, int64_t row_elements,
              int64_t column_offset);
 

@@ -17,8 +17,7 @@ at::Tensor apply_rotary(const at::Tensor& t, const at::Tensor& cos, const at::Te
 // The same in place, the angles times `sign`; not differentiable.
 //
 //   t         [s, n * b, heads, d], a view with a contiguous last dimension; n neighbours of its
-//   second dimension take the
-//             angles of one sample
+//             second dimension take the angles of one sample
 void rotate_(const at::Tensor& t, const at::Tensor& cos, const at::Tensor& sin, bool interleaved,
              double sign);
 

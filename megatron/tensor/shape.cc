@@ -17,7 +17,8 @@ std::string shape_text(at::IntArrayRef sizes) {
 
 }  // namespace
 
-void check_shape(std::string_view what, const at::Tensor& tensor, std::initializer_list<int64_t> expected) {
+void check_shape(std::string_view what, const at::Tensor& tensor,
+                 std::initializer_list<int64_t> expected) {
   bool same = tensor.defined() && tensor.dim() == static_cast<int64_t>(expected.size());
   size_t dim = 0;
   for (int64_t size : expected) {
@@ -27,39 +28,63 @@ void check_shape(std::string_view what, const at::Tensor& tensor, std::initializ
   }
   if (same) return;
   throw InternalError(cat("internal error: ", what, " has shape ",
-                          tensor.defined() ? shape_text(tensor.sizes()) : "(undefined)", ", expected ",
+                          tensor.defined() ? shape_text(tensor.sizes()) : "(undefined)",
+                          ", expected ",
                           shape_text(at::IntArrayRef(expected.begin(), expected.size()))));
 }
 
 at::ScalarType to_scalar_type(DType dtype) {
   switch (dtype) {
-    case DType::kFloat64: return at::kDouble;
-    case DType::kFloat32: return at::kFloat;
-    case DType::kBFloat16: return at::kBFloat16;
-    case DType::kFloat16: return at::kHalf;
-    case DType::kInt64: return at::kLong;
-    case DType::kInt32: return at::kInt;
-    case DType::kInt16: return at::kShort;
-    case DType::kInt8: return at::kChar;
-    case DType::kUInt8: return at::kByte;
-    case DType::kBool: return at::kBool;
+    case DType::kFloat64:
+      return at::kDouble;
+    case DType::kFloat32:
+      return at::kFloat;
+    case DType::kBFloat16:
+      return at::kBFloat16;
+    case DType::kFloat16:
+      return at::kHalf;
+    case DType::kInt64:
+      return at::kLong;
+    case DType::kInt32:
+      return at::kInt;
+    case DType::kInt16:
+      return at::kShort;
+    case DType::kInt8:
+      return at::kChar;
+    case DType::kUInt8:
+      return at::kByte;
+    case DType::kBool:
+      return at::kBool;
   }
-  throw InternalError(cat("internal error: element type ", static_cast<int>(dtype), " has no torch twin"));
+  throw InternalError(
+      cat("internal error: element type ", static_cast<int>(dtype), " has no torch twin"));
 }
 
 DType to_dtype(at::ScalarType type) {
   switch (type) {
-    case at::kDouble: return DType::kFloat64;
-    case at::kFloat: return DType::kFloat32;
-    case at::kBFloat16: return DType::kBFloat16;
-    case at::kHalf: return DType::kFloat16;
-    case at::kLong: return DType::kInt64;
-    case at::kInt: return DType::kInt32;
-    case at::kShort: return DType::kInt16;
-    case at::kChar: return DType::kInt8;
-    case at::kByte: return DType::kUInt8;
-    case at::kBool: return DType::kBool;
-    default: throw InternalError(cat("internal error: element type ", c10::toString(type), " is not one that we store"));
+    case at::kDouble:
+      return DType::kFloat64;
+    case at::kFloat:
+      return DType::kFloat32;
+    case at::kBFloat16:
+      return DType::kBFloat16;
+    case at::kHalf:
+      return DType::kFloat16;
+    case at::kLong:
+      return DType::kInt64;
+    case at::kInt:
+      return DType::kInt32;
+    case at::kShort:
+      return DType::kInt16;
+    case at::kChar:
+      return DType::kInt8;
+    case at::kByte:
+      return DType::kUInt8;
+    case at::kBool:
+      return DType::kBool;
+    default:
+      throw InternalError(
+          cat("internal error: element type ", c10::toString(type), " is not one that we store"));
   }
 }
 

@@ -1,4 +1,5 @@
-// Shape and element type checks at the door of every public function: a documented shape is an executed shape.
+// Shape and element type checks at the door of every public function: a documented shape is an
+// executed shape.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -10,8 +11,10 @@
 
 namespace megatron {
 
-// Throws InternalError "internal error: <what> has shape [..], expected [..]" unless the shapes agree; -1 matches any size.
-void check_shape(std::string_view what, const at::Tensor& tensor, std::initializer_list<int64_t> expected);
+// Throws InternalError "internal error: <what> has shape [..], expected [..]" unless the shapes
+// agree; -1 matches any size.
+void check_shape(std::string_view what, const at::Tensor& tensor,
+                 std::initializer_list<int64_t> expected);
 
 at::ScalarType to_scalar_type(DType dtype);
 DType to_dtype(at::ScalarType type);  // throws InternalError for types that we do not store

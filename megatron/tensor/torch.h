@@ -1,5 +1,5 @@
-// The libtorch boundary: the one header that includes more of torch than ATen/core/Tensor.h. Precompiled; sources include
-// it explicitly, headers never do.
+// The libtorch boundary: the one header that includes more of torch than ATen/core/Tensor.h.
+// Precompiled; sources include it explicitly, headers never do.
 #pragma once
 
 #include <ATen/ATen.h>

@@ -19,8 +19,8 @@ namespace megatron {
 at::Tensor vocab_parallel_cross_entropy(const at::Tensor& logits, const at::Tensor& targets,
                                         int64_t vocab_size, double z_coeff, const ProcessGroup& tp);
 
-// The same of logits [n, v'/t] and targets [n] numbered from this rank's first column, of which `valid` count; ignored
-// targets are the caller's. Not differentiable.
+// The same of logits [n, v'/t] and targets [n] numbered from this rank's first column, of which
+// `valid` count; ignored targets are the caller's. Not differentiable.
 struct TokenLosses {
   at::Tensor loss;  // [n] fp32 (fp64)
   at::Tensor lse;   // [n] log sum exp over the whole vocabulary

@@ -57,14 +57,18 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-// Note [Postponed weight gradients]
-// Between an exchange of rows and the next one in the backward there is not always a product that
-// hides it. A weight gradient has time: it waits for the next exchange of the mailbox, whose way it
-// hides, or for the end of the backward. Its operands, one of them in a slot of the mailbox, wait with it.
+// Note [Postponed weight gradients] Between an exchange of rows and the next one in the backward
+// there is not always a product that hides it. A weight gradient has time: it waits for the next
+// exchange of the mailbox, whose way it hides, or for the end of the backward. Its operands, one of
+// them in a slot of the mailbox, wait with it.
 void postpone_weight_grad(LinearState& state, const at::Tensor& dy, std::function<at::Tensor()> x) {
-  const double flops = 2.0 * static_cast<double>(dy.numel()) * static_cast<double>(state.weight->local_shape[1]);
-  state.mailbox->postpone(flops, [&weight = *state.weight, dy, x = std::move(x)] { accumulate_weight_grad(weight, dy, x); });
-  torch::autograd::Engine::get_default_engine().queue_callback([mailbox = state.mailbox] { mailbox->run_postponed(); });
+  const double flops =
+      2.0 * static_cast<double>(dy.numel()) * static_cast<double>(state.weight->local_shape[1]);
+  state.mailbox->postpone(flops, [&weight = *state.weight, dy, x = std::move(x)] {
+    accumulate_weight_grad(weight, dy, x);
+  });
+  torch::autograd::Engine::get_default_engine().queue_callback(
+      [mailbox = state.mailbox] { mailbox->run_postponed(); });
 }
 
 template <class State>
@@ -94,7 +98,8 @@ bool gathers_input(const LinearState& state) {
 
 // x. When its gradient comes, the layer's input is sent for.
 struct SendForInput : torch::autograd::Function<SendForInput> {
-  static at::Tensor forward(AutogradContext* context, const at::Tensor& x, const at::Tensor& input, LinearState* state) {
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& x, const at::Tensor& input,
+                            LinearState* state) {
     context->saved_data["state"] = reinterpret_cast<int64_t>(state);
     context->save_for_backward({input});
     return x;
@@ -117,7 +122,8 @@ struct ColumnFunction : torch::autograd::Function<ColumnFunction> {
     context->saved_data["state"] = reinterpret_cast<int64_t>(state);
     context->set_materialize_grads(false);  // nothing may go around the layer
     if (state->norm == nullptr) {
-      const at::Tensor input = x.to(weight.value().scalar_type());  // the residual stream may be fp32
+      // The residual stream may be fp32
+      const at::Tensor input = x.to(weight.value().scalar_type());
       context->saved_data["type"] = static_cast<int64_t>(x.scalar_type());
       context->save_for_backward({input});
       *kept = input;
@@ -143,18 +149,21 @@ struct ColumnFunction : torch::autograd::Function<ColumnFunction> {
       const AcquiredValue weight(state.weight);
       type = weight.value().scalar_type();
       if (!input && gathers_input(state))
-        input = std::make_shared<GatheredRows>(linear_input(state, saved, type), *state.tp, state.mailbox.get());
+        input = std::make_shared<GatheredRows>(linear_input(state, saved, type), *state.tp,
+                                               state.mailbox.get());
       dx = linear_input_grad(dy, weight.value());
     }
     at::Tensor inner;  // gradient between the two matrices of the adapter
     if (state.lora != nullptr) inner = state.lora->add_input_grad(dy, dx);
-    const std::shared_ptr<Work> reduction = sum_over_ranks(state, dx);  // runs under a weight gradient
+    // Runs under a weight gradient
+    const std::shared_ptr<Work> reduction = sum_over_ranks(state, dx);
     const auto whole_input = [&state, saved, type] {
       return gathered(state, linear_input(state, saved, type));
     };
     std::function<at::Tensor()> x = whole_input;
     if (input) x = [input] { return input->wait(); };
-    const bool postponed = input && input->in_parts() && hides_exchange(*state.mailbox, dx, *state.tp);
+    const bool postponed =
+        input && input->in_parts() && hides_exchange(*state.mailbox, dx, *state.tp);
     if (postponed) {
       reduction->wait();  // runs what another layer postponed
       postpone_weight_grad(state, dy, x);
@@ -186,15 +195,16 @@ struct ColumnFunction : torch::autograd::Function<ColumnFunction> {
 // Y = sum over ranks of X_r A_r^T, + b, + residual.
 struct RowFunction : torch::autograd::Function<RowFunction> {
   static at::Tensor forward(AutogradContext* context, const at::Tensor& input,
-                            const std::optional<at::Tensor>& residual, const at::Tensor&, LinearState* state,
-                            bool is_activated) {
+                            const std::optional<at::Tensor>& residual, const at::Tensor&,
+                            LinearState* state, bool is_activated) {
     const AcquiredValue weight(state->weight), bias(state->bias);
     context->saved_data["state"] = reinterpret_cast<int64_t>(state);
     context->saved_data["residual"] = residual.has_value();
     const at::Tensor x = is_activated ? input : activated(*state, input);
     const bool recompute = !state->input_activation || state->recompute_activation;
     context->save_for_backward({input, recompute ? at::Tensor() : x});
-    if (state->tp->size() == 1) return product(*state, x, weight.value(), bias.value(), residual.value_or(at::Tensor()));
+    if (state->tp->size() == 1)
+      return product(*state, x, weight.value(), bias.value(), residual.value_or(at::Tensor()));
     at::Tensor y;
     if (state->sequence_parallel && state->lora == nullptr && state->tp->size() <= kMaxSumParts) {
       const bool together = residual && !bias.value().defined() && state->tp->size() < kMaxSumParts;
@@ -214,7 +224,8 @@ struct RowFunction : torch::autograd::Function<RowFunction> {
     const variable_list saved = context->get_saved_variables();
     const at::Tensor input = saved[0];
     // The gradient before a GELU is computed by the product, unless an adapter adds to that.
-    const bool in_product = state.input_activation == Activation::kGeluTanh && state.lora == nullptr;
+    const bool in_product =
+        state.input_activation == Activation::kGeluTanh && state.lora == nullptr;
     const at::Tensor gelu_input = in_product ? input : at::Tensor();
     accumulate_bias_grad(state.bias,
                          grads[0].contiguous());  // a partial sum with sequence_parallel
@@ -224,7 +235,8 @@ struct RowFunction : torch::autograd::Function<RowFunction> {
       const AcquiredValue weight(state.weight);
       if (state.sequence_parallel) {
         // What a deferred weight gradient keeps is no memory of the mailbox.
-        rows = std::make_shared<GatheredRows>(dy, *state.tp, state.weight->store->defers() ? nullptr : state.mailbox.get());
+        rows = std::make_shared<GatheredRows>(
+            dy, *state.tp, state.weight->store->defers() ? nullptr : state.mailbox.get());
         dx = gathered_linear_input_grad(*rows, weight.value(), *state.tp, gelu_input);
         dy = rows->wait();
       } else {
@@ -258,7 +270,8 @@ struct RowFunction : torch::autograd::Function<RowFunction> {
 // The weight of a layer with delayed scales has them kept by its store.
 void quantize_products(const QuantizationOptions& options, LinearState& state) {
   state.quantization = options;
-  if (options.recipe == QuantizationRecipe::kDelayed) state.weight->delayed_scaling = options.delayed;
+  if (options.recipe == QuantizationRecipe::kDelayed)
+    state.weight->delayed_scaling = options.delayed;
 }
 
 int64_t part_of(const std::string& name, const char* what, int64_t size, int ranks) {
@@ -313,7 +326,8 @@ ColumnParallelLinear::ColumnParallelLinear(std::string name, int64_t input_size,
   add("lora_B.weight", &impl_->lora->b);
 }
 
-ColumnParallelLinear::ColumnParallelLinear(Parameter& weight, bool sequence_parallel, const ParallelGroups& groups)
+ColumnParallelLinear::ColumnParallelLinear(Parameter& weight, bool sequence_parallel,
+                                           const ParallelGroups& groups)
     : impl_(std::make_unique<Impl>()) {
   impl_->state.weight = &weight;
   impl_->state.tp = &groups.tp;
@@ -338,7 +352,8 @@ Branch ColumnParallelLinear::forward_beside(const at::Tensor& x, at::Tensor* inp
 
 at::Tensor ColumnParallelLinear::send_for_input(const at::Tensor& x, const at::Tensor& input) {
   const LinearState& state = impl_->state;
-  if (!input.defined() || !state.sequence_parallel || !state.mailbox || !state.mailbox->fits(input)) return x;
+  if (!input.defined() || !state.sequence_parallel || !state.mailbox || !state.mailbox->fits(input))
+    return x;
   return SendForInput::apply(x, input, &impl_->state);
 }
 

@@ -31,13 +31,14 @@ struct LinearOptions {
   // activation is gated.
   std::optional<Activation> input_activation = {};
   double activation_offset = 0.0;
-  // With the activation inside: computes it again in the backward rather than saving its output, too,
-  // in codes if the layer is quantised.
+  // With the activation inside: computes it again in the backward rather than saving its output,
+  // too, in codes if the layer is quantised.
   bool recompute_activation = true;
-  // Row-parallel only: the layer whose product the activation is applied to, which must outlive this
-  // one. Where both are quantised, the gradient for it is measured while it is computed.
+  // Row-parallel only: the layer whose product the activation is applied to, which must outlive
+  // this one. Where both are quantised, the gradient for it is measured while it is computed.
   ColumnParallelLinear* input_from = nullptr;
-  // FP8 or FP4 operands in the three products of the layer; see tensor_parallel/quantized_linear.cc.
+  // FP8 or FP4 operands in the three products of the layer; see
+  // tensor_parallel/quantized_linear.cc.
   QuantizationOptions quantization = {};
   // A low-rank adapter beside the weight: parameters lora_A.weight and lora_B.weight.
   LoraOptions lora = {};
@@ -62,8 +63,8 @@ class ColumnParallelLinear : public Module {
  public:
   ColumnParallelLinear(std::string name, int64_t input_size, int64_t output_size,
                        const LinearOptions& options, const ParallelGroups& groups);
-  // With a weight of another module (a tied embedding [v/t, h]), which must outlive this one, and neither bias nor norm.
-  // x may be of another floating-point type than the weight.
+  // With a weight of another module (a tied embedding [v/t, h]), which must outlive this one, and
+  // neither bias nor norm. x may be of another floating-point type than the weight.
   ColumnParallelLinear(Parameter& weight, bool sequence_parallel, const ParallelGroups& groups);
   ~ColumnParallelLinear() override;
   at::Tensor forward(const at::Tensor& x);
@@ -71,9 +72,10 @@ class ColumnParallelLinear : public Module {
   // backward, which saves a sum.
   // `input`, if it is not null, becomes what send_for_input() takes, or undefined.
   Branch forward_beside(const at::Tensor& x, at::Tensor* input = nullptr);
-  // Gives x, which was computed from y. When its gradient is there, what the weight gradient needs of the other ranks is
-  // sent for, so that it is under way while the backward goes from x to y, if copies between the ranks can do it and the
-  // weight gradient is not deferred. No other pass through the layer may go back in between.
+  // Gives x, which was computed from y. When its gradient is there, what the weight gradient needs
+  // of the other ranks is sent for, so that it is under way while the backward goes from x to y, if
+  // copies between the ranks can do it and the weight gradient is not deferred. No other pass
+  // through the layer may go back in between.
   at::Tensor send_for_input(const at::Tensor& x, const at::Tensor& input);
   Parameter& weight();
 

@@ -44,8 +44,8 @@ struct LinearCrossEntropyFunction : torch::autograd::Function<LinearCrossEntropy
       const int64_t count = std::min(inputs->chunk, rows - begin);
       const auto part = [&](const at::Tensor& t) { return t.narrow(0, begin, count); };
       const at::Tensor logits = linear_forward(part(input), weight.value(), {});
-      const TokenLosses parts = token_losses(logits, part(inputs->targets), inputs->valid,
-                                             inputs->z_coeff, *inputs->tp);
+      const TokenLosses parts =
+          token_losses(logits, part(inputs->targets), inputs->valid, inputs->z_coeff, *inputs->tp);
       part(loss).copy_(parts.loss);
       const at::Tensor dlogits =
           cross_entropy_backward(logits, part(inputs->targets), parts.lse, part(inputs->loss_grad),
@@ -71,7 +71,8 @@ struct LinearCrossEntropyFunction : torch::autograd::Function<LinearCrossEntropy
 }  // namespace
 
 int64_t cross_entropy_chunk(int64_t tokens, int64_t columns, int64_t element_bytes) {
-  const int64_t most = std::max<int64_t>(1, kChunkBytes / std::max<int64_t>(1, columns * element_bytes));
+  const int64_t most =
+      std::max<int64_t>(1, kChunkBytes / std::max<int64_t>(1, columns * element_bytes));
   if (tokens <= most) return std::max<int64_t>(1, tokens);
   const int64_t parts = (tokens + most - 1) / most, equal = (tokens + parts - 1) / parts;
   return (equal + kChunkMultiple - 1) / kChunkMultiple * kChunkMultiple;

@@ -16,9 +16,10 @@ struct LinearCrossEntropyOptions {
   bool sequence_parallel = false;
 };
 
-// The loss per token of vocab_parallel_cross_entropy() for the logits x W^T. What the backward will be given is known
-// before: `loss_grad`, so that logits become gradients at once. The weight's gradient is added to its target in the
-// forward and reported ready in the backward, which must follow. Differentiable in x.
+// The loss per token of vocab_parallel_cross_entropy() for the logits x W^T. What the backward will
+// be given is known before: `loss_grad`, so that logits become gradients at once. The weight's
+// gradient is added to its target in the forward and reported ready in the backward, which must
+// follow. Differentiable in x.
 //
 //   x          [s, b, h]      ([s/t, b, h] with sequence_parallel)
 //   weight     [v'/t, h]      shards: dim 0 over kTensor

@@ -62,7 +62,8 @@ struct ConjugatePair : torch::autograd::Function<ConjugatePair> {
   }
 };
 
-at::Tensor pair(const at::Tensor& x, const ProcessGroup& tp, Map forward_map, Map backward_map, PeerMailbox* mailbox = nullptr) {
+at::Tensor pair(const at::Tensor& x, const ProcessGroup& tp, Map forward_map, Map backward_map,
+                PeerMailbox* mailbox = nullptr) {
   if (tp.size() == 1) return x;
   return ConjugatePair::apply(x, &tp, forward_map, backward_map, mailbox);
 }
@@ -84,7 +85,8 @@ at::Tensor empty_rows(const at::Tensor& x, const ProcessGroup& tp) {
   return at::empty(shape, x.options());
 }
 
-at::Tensor reduce_scatter_first_dim(const at::Tensor& x, const ProcessGroup& tp, PeerMailbox* mailbox) {
+at::Tensor reduce_scatter_first_dim(const at::Tensor& x, const ProcessGroup& tp,
+                                    PeerMailbox* mailbox) {
   if (tp.size() == 1) return x;
   at::Tensor part = empty_rows(x, tp);
   scatter_rows(x.contiguous(), part, tp, mailbox)->wait();
@@ -110,7 +112,8 @@ at::Tensor scatter_to_sequence_parallel_region(const at::Tensor& x, const Proces
 at::Tensor gather_from_sequence_parallel_region(const at::Tensor& x, const ProcessGroup& tp) {
   return pair(x, tp, all_gather_first_dim, reduce_scatter_first_dim);
 }
-at::Tensor reduce_scatter_to_sequence_parallel_region(const at::Tensor& x, const ProcessGroup& tp, PeerMailbox* mailbox) {
+at::Tensor reduce_scatter_to_sequence_parallel_region(const at::Tensor& x, const ProcessGroup& tp,
+                                                      PeerMailbox* mailbox) {
   return pair(x, tp, reduce_scatter_first_dim, all_gather_first_dim, mailbox);
 }
 

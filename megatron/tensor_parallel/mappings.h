@@ -30,7 +30,8 @@ at::Tensor all_gather_last_dim_from_tensor_parallel_region(const at::Tensor& x,
                                                            const ProcessGroup& tp);
 at::Tensor scatter_to_sequence_parallel_region(const at::Tensor& x, const ProcessGroup& tp);
 at::Tensor gather_from_sequence_parallel_region(const at::Tensor& x, const ProcessGroup& tp);
-// Rows go through the mailbox of the group where they fit into it; it must outlive the graph and may be null.
+// Rows go through the mailbox of the group where they fit into it; it must outlive the graph and
+// may be null.
 at::Tensor reduce_scatter_to_sequence_parallel_region(const at::Tensor& x, const ProcessGroup& tp,
                                                       PeerMailbox* mailbox = nullptr);
 
@@ -38,8 +39,10 @@ at::Tensor reduce_scatter_to_sequence_parallel_region(const at::Tensor& x, const
 at::Tensor empty_rows(const at::Tensor& x, const ProcessGroup& tp);
 
 // What is behind them, not differentiable. dim 0 is split over the group.
-at::Tensor all_gather_first_dim(const at::Tensor& x, const ProcessGroup& tp, PeerMailbox* mailbox = nullptr);
-at::Tensor reduce_scatter_first_dim(const at::Tensor& x, const ProcessGroup& tp, PeerMailbox* mailbox = nullptr);
+at::Tensor all_gather_first_dim(const at::Tensor& x, const ProcessGroup& tp,
+                                PeerMailbox* mailbox = nullptr);
+at::Tensor reduce_scatter_first_dim(const at::Tensor& x, const ProcessGroup& tp,
+                                    PeerMailbox* mailbox = nullptr);
 
 // A tensor that every rank of the group holds alike, kept in parts
 // (--distribute-saved-activations): each rank keeps one of equal parts of the flattened tensor, and

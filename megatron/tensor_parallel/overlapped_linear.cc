@@ -18,15 +18,16 @@ std::vector<int64_t> with_first(const at::Tensor& like, int64_t first, int64_t l
   return shape;
 }
 
-// Columns of a product that take as long as the copy of a row of its input: 700 TFLOP/s of bf16 over
-// 370 GB/s between two H200s.
+// Columns of a product that take as long as the copy of a row of its input: 700 TFLOP/s of bf16
+// over 370 GB/s between two H200s.
 constexpr int64_t kColumnsOfCopy = 1900;
 
 // Calls multiply(rows, first row, number of rows) for this rank's rows, then for the others'. Those
-// that arrive in parts are multiplied as they come, unless this rank's alone take as long as all the
-// others' way.
+// that arrive in parts are multiplied as they come, unless this rank's alone take as long as all
+// the others' way.
 template <class Multiply>
-void own_rows_first(GatheredRows& rows, const ProcessGroup& tp, int64_t columns, const Multiply& multiply) {
+void own_rows_first(GatheredRows& rows, const ProcessGroup& tp, int64_t columns,
+                    const Multiply& multiply) {
   const int t = tp.size(), own = tp.rank();
   const int64_t count = rows.own().size(0), begin = own * count;
   if (rows.hidden()) return multiply(rows.wait(), 0, count * t);
@@ -45,15 +46,17 @@ void own_rows_first(GatheredRows& rows, const ProcessGroup& tp, int64_t columns,
 }  // namespace
 
 bool hides_exchange(const PeerMailbox& mailbox, const at::Tensor& part, const ProcessGroup& tp) {
-  return mailbox.postponed_flops() >=
-         2.0 * static_cast<double>(kColumnsOfCopy * (tp.size() - 1)) * static_cast<double>(part.numel());
+  return mailbox.postponed_flops() >= 2.0 * static_cast<double>(kColumnsOfCopy * (tp.size() - 1)) *
+                                          static_cast<double>(part.numel());
 }
 
-GatheredRows::GatheredRows(const at::Tensor& x, const ProcessGroup& tp, PeerMailbox* mailbox, bool with_own)
+GatheredRows::GatheredRows(const at::Tensor& x, const ProcessGroup& tp, PeerMailbox* mailbox,
+                           bool with_own)
     : tp_(tp), mailbox_(mailbox), with_own_(with_own), own_(x.contiguous()) {
   if (mailbox != nullptr && mailbox->fits(own_)) {
     exchange_.emplace(*mailbox, own_);
-    for (int step = 1; step <= tp.size() - (with_own ? 0 : 1); ++step) exchange_->post((tp.rank() + step) % tp.size(), own_);
+    for (int step = 1; step <= tp.size() - (with_own ? 0 : 1); ++step)
+      exchange_->post((tp.rank() + step) % tp.size(), own_);
     return;
   }
   whole_ = at::empty(with_first(x, x.size(0) * tp.size(), x.size(-1)), x.options());
@@ -71,7 +74,8 @@ at::Tensor GatheredRows::wait(int first_rank, int count) {
   return whole_.narrow(0, first_rank * own_.size(0), count * own_.size(0));
 }
 
-ScatteredRows::ScatteredRows(const at::Tensor& rows, const ProcessGroup& tp, PeerMailbox* mailbox) : tp_(tp), parts_(tp.size()) {
+ScatteredRows::ScatteredRows(const at::Tensor& rows, const ProcessGroup& tp, PeerMailbox* mailbox)
+    : tp_(tp), parts_(tp.size()) {
   if (mailbox != nullptr && mailbox->fits(rows)) exchange_.emplace(*mailbox, rows);
 }
 
@@ -99,7 +103,8 @@ namespace {
 
 class ScatterWork final : public Work {
  public:
-  ScatterWork(const at::Tensor& x, const at::Tensor& part, const ProcessGroup& tp, PeerMailbox* mailbox)
+  ScatterWork(const at::Tensor& x, const at::Tensor& part, const ProcessGroup& tp,
+              PeerMailbox* mailbox)
       : rows_(part, tp, mailbox), part_(part) {
     const int t = tp.size(), own = tp.rank();
     const std::vector<at::Tensor> summands = x.chunk(t);
@@ -118,8 +123,10 @@ class ScatterWork final : public Work {
 
 }  // namespace
 
-std::shared_ptr<Work> scatter_rows(const at::Tensor& x, const at::Tensor& part, const ProcessGroup& tp, PeerMailbox* mailbox) {
-  if (mailbox != nullptr && mailbox->fits(part)) return std::make_shared<ScatterWork>(x, part, tp, mailbox);
+std::shared_ptr<Work> scatter_rows(const at::Tensor& x, const at::Tensor& part,
+                                   const ProcessGroup& tp, PeerMailbox* mailbox) {
+  if (mailbox != nullptr && mailbox->fits(part))
+    return std::make_shared<ScatterWork>(x, part, tp, mailbox);
   return tp.reduce_scatter(part, x);
 }
 
@@ -135,9 +142,11 @@ at::Tensor gathered_linear_forward(const at::Tensor& x, const at::Tensor& w, con
 
 at::Tensor gathered_linear_input_grad(GatheredRows& dy, const at::Tensor& w, const ProcessGroup& tp,
                                       const at::Tensor& gelu_input) {
-  at::Tensor dx = at::empty(with_first(dy.own(), dy.own().size(0) * tp.size(), w.size(1)), w.options());
+  at::Tensor dx =
+      at::empty(with_first(dy.own(), dy.own().size(0) * tp.size(), w.size(1)), w.options());
   own_rows_first(dy, tp, w.size(1), [&](const at::Tensor& part, int64_t begin, int64_t count) {
-    const at::Tensor before = gelu_input.defined() ? gelu_input.narrow(0, begin, count) : gelu_input;
+    const at::Tensor before =
+        gelu_input.defined() ? gelu_input.narrow(0, begin, count) : gelu_input;
     linear_input_grad_into(part, w, dx.narrow(0, begin, count), before);
   });
   return dx;

@@ -22,11 +22,13 @@ namespace megatron {
 class GatheredRows {
  public:
   // `with_own`: all rows are needed in one piece, this rank's as well.
-  GatheredRows(const at::Tensor& x, const ProcessGroup& tp, PeerMailbox* mailbox, bool with_own = true);
+  GatheredRows(const at::Tensor& x, const ProcessGroup& tp, PeerMailbox* mailbox,
+               bool with_own = true);
   const at::Tensor& own() const { return own_; }
   // Whether the ranks' rows arrive one after the other, those of the ranks before this one first.
   bool in_parts() const { return exchange_.has_value(); }
-  // Whether what was postponed hides the way of the others' rows, and this rank's can be had with them.
+  // Whether what was postponed hides the way of the others' rows, and this rank's can be had with
+  // them.
   bool hidden() const;
   // The rows of `count` ranks.
   at::Tensor wait(int first_rank, int count);
@@ -51,8 +53,8 @@ class ScatteredRows {
   ScatteredRows(const at::Tensor& rows, const ProcessGroup& tp, PeerMailbox* mailbox);
   // This rank's summand of another rank's rows: of the ranks behind this one in turn.
   void send(int to, const at::Tensor& rows);
-  // Summed in fp32 (fp64), in the order of the ranks and `addend`, if that is defined, behind them, and rounded once. `sum` may
-  // be `own`.
+  // Summed in fp32 (fp64), in the order of the ranks and `addend`, if that is defined, behind them,
+  // and rounded once. `sum` may be `own`.
   void finish(const at::Tensor& own, const at::Tensor& sum, const at::Tensor& addend = {});
 
  private:
@@ -72,11 +74,10 @@ std::shared_ptr<Work> scatter_rows(const at::Tensor& x, const at::Tensor& part,
 at::Tensor gathered_linear_forward(const at::Tensor& x, const at::Tensor& w, const at::Tensor& bias,
                                    const ProcessGroup& tp, PeerMailbox* mailbox);
 
-// dy w of all rows, and all rows of dy. dy [s/t, ..., n], w [n, k]; returns [s, ..., k]. `gelu_input`
-// [s, ..., k] or undefined: as for linear_input_grad().
-// Communication: as above.
-at::Tensor gathered_linear_input_grad(GatheredRows& dy, const at::Tensor& w,
-                                      const ProcessGroup& tp, const at::Tensor& gelu_input = {});
+// dy w of all rows, and all rows of dy. dy [s/t, ..., n], w [n, k]; returns [s, ..., k].
+// `gelu_input` [s, ..., k] or undefined: as for linear_input_grad(). Communication: as above.
+at::Tensor gathered_linear_input_grad(GatheredRows& dy, const at::Tensor& w, const ProcessGroup& tp,
+                                      const at::Tensor& gelu_input = {});
 
 // This rank's rows of the sum of x w^T over the ranks, + addend, if that is defined. x [s, ..., k],
 // w [n, k]; addend and what is returned [s/t, ..., n]. At most kMaxSumParts ranks and addends.

@@ -12,19 +12,19 @@
 // weight is quantised when its value has changed, once a step, and its codes (2 bytes an element)
 // stay; where values are gathered for each pass (fully sharded) they are quantised each time.
 //
-// Note [Gradients in codes]
-// With delayed scaling the scale of every operand is known, so a norm writes codes of its result
-// alone, and so does a gated activation: of its result in the forward, and in the backward of the gradient of linear_fc1's product,
-// which is then no tensor that autograd could carry. linear_fc2 leaves the codes with linear_fc1's
-// state, whose backward follows at once, and returns an undefined gradient.
+// Note [Gradients in codes] With delayed scaling the scale of every operand is known, so a norm
+// writes codes of its result alone, and so does a gated activation: of its result in the forward,
+// and in the backward of the gradient of linear_fc1's product, which is then no tensor that
+// autograd could carry. linear_fc2 leaves the codes with linear_fc1's state, whose backward follows
+// at once, and returns an undefined gradient.
 //
 // Note [Measuring]
 // A scale follows from the largest value of the tensor, so it needs a reading of its own, which
 // norms and activations do while they write: their kernels raise an amax on the device. Under
 // delayed scaling the scale is there before, and the cast measures for the next step.
-#include "megatron/base/check.h"
-
 #include <algorithm>
+
+#include "megatron/base/check.h"
 #include "megatron/nn/functional.h"
 #include "megatron/tensor_parallel/detail/linear_state.h"
 #include "megatron/tensor_parallel/mappings.h"
@@ -344,8 +344,8 @@ struct QuantizedRowFunction : torch::autograd::Function<QuantizedRowFunction> {
   // Saves what an activation inside was applied to; the input in codes and their scale, or as it
   // was.
   static at::Tensor forward(AutogradContext* context, const at::Tensor& before,
-                            const std::optional<at::Tensor>& residual, const at::Tensor&, LinearState* pointer,
-                            bool recording) {
+                            const std::optional<at::Tensor>& residual, const at::Tensor&,
+                            LinearState* pointer, bool recording) {
     LinearState& state = *pointer;
     const AcquiredValue weight(state.weight), bias(state.bias);
     const at::ScalarType type = weight.value().scalar_type();
@@ -366,9 +366,9 @@ struct QuantizedRowFunction : torch::autograd::Function<QuantizedRowFunction> {
     }
     const QuantizedTensor weights = weight_codes(state, weight.value(), kInRows, recording);
     const bool alone = state.tp->size() == 1;
-    at::Tensor y = multiply(state, codes.rows, weights.rows, before.sizes(), type,
-                            alone ? bias.value() : at::Tensor(),
-                            /*forward=*/true, alone ? residual.value_or(at::Tensor()) : at::Tensor());
+    at::Tensor y = multiply(
+        state, codes.rows, weights.rows, before.sizes(), type, alone ? bias.value() : at::Tensor(),
+        /*forward=*/true, alone ? residual.value_or(at::Tensor()) : at::Tensor());
     if (recording) {
       const bool save_before =
           state.input_activation.has_value() || (!keep && state.weight->trainable);
@@ -402,14 +402,18 @@ struct QuantizedRowFunction : torch::autograd::Function<QuantizedRowFunction> {
                  ? activation_forward(before, *state.input_activation, state.activation_offset)
                  : before;
     });
-    if (!state.input_activation) return {dx, residual_grad(context, grads[0]), at::Tensor(), at::Tensor(), at::Tensor()};
+    if (!state.input_activation)
+      return {dx, residual_grad(context, grads[0]), at::Tensor(), at::Tensor(), at::Tensor()};
     const Activation activation = *state.input_activation;
     LinearState* from = state.input_from != nullptr && state.input_from->quantization.enabled()
                             ? state.input_from
                             : nullptr;
     if (from == nullptr)
       return {activation_backward(dx, saved[0], activation, state.activation_offset),
-              residual_grad(context, grads[0]), {}, {}, {}};
+              residual_grad(context, grads[0]),
+              {},
+              {},
+              {}};
     OperandScaling before(*from, OperandRole::kGradient, /*record=*/true);
     if (goes_into_codes(before, activation, dx) && takes_codes_alone(*from)) {
       from->measured = {
@@ -418,7 +422,8 @@ struct QuantizedRowFunction : torch::autograd::Function<QuantizedRowFunction> {
           before.quantize_activation(saved[0], dx, activation, state.activation_offset,
                                      gradient_orientations(*from)),
           saved[0].sizes().vec()};
-      return {at::Tensor(), residual_grad(context, grads[0]), at::Tensor(), at::Tensor(), at::Tensor()};
+      return {at::Tensor(), residual_grad(context, grads[0]), at::Tensor(), at::Tensor(),
+              at::Tensor()};
     }
     const at::Tensor amax = before.to_measure(dx);
     dx = activation_backward(dx, saved[0], activation, state.activation_offset, amax);
@@ -434,7 +439,8 @@ variable_list quantized_column_forward(const at::Tensor& x, LinearState& state) 
                                         at::GradMode::is_enabled());
 }
 
-at::Tensor quantized_row_forward(const at::Tensor& x, const at::Tensor& residual, LinearState& state) {
+at::Tensor quantized_row_forward(const at::Tensor& x, const at::Tensor& residual,
+                                 LinearState& state) {
   return QuantizedRowFunction::apply(x.contiguous(), optional_residual(residual), anchor(), &state,
                                      at::GradMode::is_enabled());
 }

@@ -7,12 +7,14 @@
 namespace megatron {
 
 std::string tokenizer_config_json(const std::filesystem::path& folder,
-                                  std::optional<int64_t> model_max_length, const std::string& base) {
+                                  std::optional<int64_t> model_max_length,
+                                  const std::string& base) {
   using Json = nlohmann::ordered_json;
   const TokenizerConfig found = find_tokenizer(folder);
   const bool pipeline = found.tokenizer_type == "HuggingFaceTokenizer";
   if (!pipeline && found.tokenizer_type != "GPT2BPETokenizer") return "";
-  Json json = base.empty() ? Json::object() : Json::parse(base, nullptr, /*allow_exceptions=*/false);
+  Json json =
+      base.empty() ? Json::object() : Json::parse(base, nullptr, /*allow_exceptions=*/false);
   MEGATRON_CHECK(json.is_object(), folder.string(), "/tokenizer_config.json: is no JSON object");
   const auto tokenizer = make_tokenizer(found);
   const auto set_token = [&](const char* key, std::optional<int32_t> id) {

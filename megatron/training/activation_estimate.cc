@@ -13,7 +13,8 @@ namespace {
 
 constexpr int64_t kIdBytes = 8;                       // a token id, a target
 constexpr int64_t kScoreElements = int64_t{1} << 26;  // tensor/attention_unfused.cc
-constexpr int64_t kMultiprocessors = 132;             // H100, H200: splits of the deterministic backward
+// H100, H200: splits of the deterministic backward
+constexpr int64_t kMultiprocessors = 132;
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 int64_t round_up(int64_t a, int64_t unit) { return ceil_div(a, unit) * unit; }
@@ -36,11 +37,12 @@ enum class AttentionKind { kLibrary, kUnfused, kRing, kAllGather };
 
 // The tensors of one layer on one rank, in bytes.
 struct LayerSizes {
-  int64_t stream;      // R h x
-  int64_t normed;      // R h e
-  int64_t cast;        // R h x where the norm's output is converted, else 0
-  int64_t gathered;    // T h e where rows are gathered over tensor ranks, else 0
-  int64_t product;     // T h e: products of linear_proj and linear_fc2, input gradients of linear_qkv and linear_fc1
+  int64_t stream;    // R h x
+  int64_t normed;    // R h e
+  int64_t cast;      // R h x where the norm's output is converted, else 0
+  int64_t gathered;  // T h e where rows are gathered over tensor ranks, else 0
+  // T h e: products of linear_proj and linear_fc2, input gradients of linear_qkv and linear_fc1
+  int64_t product;
   int64_t part;        // R h e of them after the reduce-scatter, else 0
   int64_t stats;       // of one norm
   int64_t own_mixed;   // product of linear_qkv
@@ -61,7 +63,9 @@ struct LayerSizes {
 
 bool attends_unfused(const LayoutPlan& plan, int64_t layer, bool documents) {
   const TransformerConfig& c = plan.model();
-  if (c.attention_backend == AttentionBackend::kUnfused || c.attention_backend == AttentionBackend::kLocal) return true;
+  if (c.attention_backend == AttentionBackend::kUnfused ||
+      c.attention_backend == AttentionBackend::kLocal)
+    return true;
   const std::vector<int64_t> window = c.window(layer);
   const bool windowed = !window.empty() && window[0] >= 0 && window[0] < c.seq_length - 1;
   if (documents || c.attention_dropout > 0 || c.attn_logit_softcapping > 0) return true;
@@ -71,11 +75,14 @@ bool attends_unfused(const LayoutPlan& plan, int64_t layer, bool documents) {
 
 LayerSizes layer_sizes(const LayoutPlan& plan, int64_t layer) {
   const TransformerConfig& c = plan.model();
-  const int64_t t = plan.tensor, T = plan.tokens(), R = plan.rows(), h = c.hidden_size, d = c.kv_channels,
-                e = plan.bytes.model;
-  const int64_t per_row = c.normalization == Normalization::kLayerNorm ? 2 : 1, sum = plan.bytes.sum;
-  const int64_t heads = c.num_attention_heads / t, groups = std::max<int64_t>(1, c.query_groups() / t);
-  const int64_t sharing = std::max<int64_t>(1, t / c.query_groups());  // ranks that hold one group together
+  const int64_t t = plan.tensor, T = plan.tokens(), R = plan.rows(), h = c.hidden_size,
+                d = c.kv_channels, e = plan.bytes.model;
+  const int64_t per_row = c.normalization == Normalization::kLayerNorm ? 2 : 1,
+                sum = plan.bytes.sum;
+  const int64_t heads = c.num_attention_heads / t,
+                groups = std::max<int64_t>(1, c.query_groups() / t);
+  // Ranks that hold one group together
+  const int64_t sharing = std::max<int64_t>(1, t / c.query_groups());
   const int64_t heads_per_group = heads * sharing / groups;
   LayerSizes z{};
   z.stream = R * h * plan.bytes.residual;
@@ -95,11 +102,13 @@ LayerSizes layer_sizes(const LayoutPlan& plan, int64_t layer) {
   z.act = T * c.ffn_hidden_size / t * e;
   z.q_in_place = sharing == 1 && (heads_per_group == 1 || groups == 1);
   z.packed = !c.qk_layernorm && sharing == 1 && plan.context == 1;
-  z.new_q = z.new_k = !z.packed && (c.qk_layernorm || c.position_embedding_type == PositionEmbedding::kRope);
+  z.new_q = z.new_k =
+      !z.packed && (c.qk_layernorm || c.position_embedding_type == PositionEmbedding::kRope);
 
   const DataConfig& data = plan.arguments.data;
   const bool documents = data.reset_attention_mask || data.dataloader_inter_document_masking;
-  const ContextParallelType type = plan.context > 1 ? c.context_parallel_type(layer) : ContextParallelType::kA2A;
+  const ContextParallelType type =
+      plan.context > 1 ? c.context_parallel_type(layer) : ContextParallelType::kA2A;
   const std::vector<int64_t>& levels = plan.arguments.parallel.hierarchical_context_parallel_sizes;
   const int64_t inner = type == ContextParallelType::kA2A      ? plan.context
                         : type == ContextParallelType::kA2AP2P ? levels.at(0)
@@ -112,13 +121,16 @@ LayerSizes layer_sizes(const LayoutPlan& plan, int64_t layer) {
     z.a2a = inner;
     z.exchanged = T * d * (heads + 2 * std::lcm(groups, inner)) * e;
   }
-  const bool whole_sequence = z.kind == AttentionKind::kLibrary || z.kind == AttentionKind::kUnfused;
+  const bool whole_sequence =
+      z.kind == AttentionKind::kLibrary || z.kind == AttentionKind::kUnfused;
   if (!whole_sequence && (!plan.on_gpu || attends_unfused(plan, layer, documents))) {
     const int64_t queries = c.seq_length / plan.context * z.a2a;
-    z.block_scores = plan.arguments.training.micro_batch_size * heads / z.a2a * queries * queries * sum;
+    z.block_scores =
+        plan.arguments.training.micro_batch_size * heads / z.a2a * queries * queries * sum;
   }
   if (z.packed && z.kind == AttentionKind::kLibrary) z.q_in_place = true;
-  if (documents && whole_sequence) z.mask = plan.arguments.training.micro_batch_size * c.seq_length * c.seq_length;
+  if (documents && whole_sequence)
+    z.mask = plan.arguments.training.micro_batch_size * c.seq_length * c.seq_length;
   return z;
 }
 
@@ -127,10 +139,12 @@ int64_t score_bytes(const LayoutPlan& plan, const LayerSizes& z, int64_t queries
   const TransformerConfig& c = plan.model();
   const int64_t b = plan.arguments.training.micro_batch_size,
                 heads = std::max<int64_t>(1, c.num_attention_heads / plan.tensor / z.a2a);
-  const int64_t groups = std::min(heads, std::max<int64_t>(1, c.query_groups() / plan.tensor / z.a2a));
+  const int64_t groups =
+      std::min(heads, std::max<int64_t>(1, c.query_groups() / plan.tensor / z.a2a));
   const int64_t group = heads / groups * queries * keys;
   if (b * groups * group <= kScoreElements) return b * groups * group * plan.bytes.sum;
-  return std::clamp<int64_t>(kScoreElements / std::max<int64_t>(1, group), 1, groups) * group * plan.bytes.sum;
+  return std::clamp<int64_t>(kScoreElements / std::max<int64_t>(1, group), 1, groups) * group *
+         plan.bytes.sum;
 }
 
 // Keys and values repeated for the CPU's kernel of the library, which knows no groups; of packed
@@ -167,20 +181,24 @@ int64_t attention_backward_extra(const LayoutPlan& plan, const LayerSizes& z) {
   const int64_t s = c.seq_length, b = plan.arguments.training.micro_batch_size,
                 wide = plan.bytes.sum / plan.bytes.model;
   const int64_t heads = std::max<int64_t>(1, c.num_attention_heads / plan.tensor / z.a2a);
-  const int64_t expanded = z.q > z.k ? 2 * z.q : 0;  // gradients of repeated keys and values, before they are summed
-  // The deterministic backward of flash attention sums the gradient of the queries in fp32, in as many copies as keep the GPU
-  // busy; cuDNN's writes the gradient of the scores, of a part of the batch.
+  // Gradients of repeated keys and values, before they are summed
+  const int64_t expanded = z.q > z.k ? 2 * z.q : 0;
+  // The deterministic backward of flash attention sums the gradient of the queries in fp32, in as
+  // many copies as keep the GPU busy; cuDNN's writes the gradient of the scores, of a part of the
+  // batch.
   const int64_t splits = ceil_div(kMultiprocessors, b * heads), queries = s / plan.context * z.a2a;
   const bool fused = z.kind == AttentionKind::kLibrary && queries % 64 == 0;
   // Packed projections are attended to as b x groups samples of one group each.
-  const int64_t groups = std::max<int64_t>(1, c.query_groups() / plan.tensor / (z.packed ? 1 : z.a2a));
-  const AttentionParts parts = z.packed
-      ? attention_parts(b * groups, heads / groups, 1, queries, queries, !c.fast)
-      : attention_parts(b, heads, groups, queries, queries, !c.fast);
-  const int64_t copies = !plan.on_gpu       ? 0
-                         : fused && c.fast ? z.q * wide  // the gradient of the queries in fp32
-                         : fused     ? parts.scratch_bytes
-                                     : splits * b * round_up(queries, 128) * heads * round_up(c.kv_channels, 32) * 4;
+  const int64_t groups =
+      std::max<int64_t>(1, c.query_groups() / plan.tensor / (z.packed ? 1 : z.a2a));
+  const AttentionParts parts =
+      z.packed ? attention_parts(b * groups, heads / groups, 1, queries, queries, !c.fast)
+               : attention_parts(b, heads, groups, queries, queries, !c.fast);
+  const int64_t copies =
+      !plan.on_gpu      ? 0
+      : fused && c.fast ? z.q * wide  // the gradient of the queries in fp32
+      : fused           ? parts.scratch_bytes
+              : splits * b * round_up(queries, 128) * heads * round_up(c.kv_channels, 32) * 4;
   switch (z.kind) {
     case AttentionKind::kLibrary:
       if (plan.on_gpu) return expanded + copies + z.lse;
@@ -189,7 +207,8 @@ int64_t attention_backward_extra(const LayoutPlan& plan, const LayerSizes& z) {
       return z.q + cpu_piece_bytes(plan, queries) + repeated_groups(plan, z) +
              (expanded > 0 ? expanded - 2 * z.k : 0);
     case AttentionKind::kUnfused:
-      return (c.attention_dropout > 0 ? 5 : 3) * score_bytes(plan, z, s, s) + wide * (2 * z.q + 2 * z.k) + s * s;
+      return (c.attention_dropout > 0 ? 5 : 3) * score_bytes(plan, z, s, s) +
+             wide * (2 * z.q + 2 * z.k) + s * s;
     case AttentionKind::kRing:
       return (4 + 4 * wide) * z.k + wide * z.q + expanded + copies + z.lse + 2 * z.block_scores;
     case AttentionKind::kAllGather:
@@ -232,7 +251,8 @@ SavedBytes saved_by_layer(const LayoutPlan& plan, const LayerSizes& z) {
   saved.residual = 2 * z.stream;
   const TransformerConfig& c = plan.model();
   if (c.has_pre_norm()) {
-    saved.norms = (c.recomputes("mlp") ? 1 : 2) * (z.stats + (c.recomputes("layernorm") ? 0 : z.normed));
+    saved.norms =
+        (c.recomputes("mlp") ? 1 : 2) * (z.stats + (c.recomputes("layernorm") ? 0 : z.normed));
   }
   saved.norms += (c.recomputes("mlp") ? 1 : 2) * post_norm_saved(plan, z);
   saved.attention = attention_saved(plan, z);
@@ -240,7 +260,8 @@ SavedBytes saved_by_layer(const LayoutPlan& plan, const LayerSizes& z) {
   return saved;
 }
 
-// What a layer has in host memory between its passes, by half: given up on the device, and taken there again.
+// What a layer has in host memory between its passes, by half: given up on the device, and taken
+// there again.
 struct OffloadedBytes {
   SavedBytes given;
   int64_t given_by_half[2] = {0, 0};
@@ -252,9 +273,10 @@ OffloadedBytes offloaded_by_layer(const LayoutPlan& plan, const LayerSizes& z) {
   const int64_t e = plan.bytes.model, sum = plan.bytes.sum;
   OffloadedBytes o;
   // `count` tensors of equal size, of which `taken` bytes come back.
-  const auto add = [&](const char* module, int half, int64_t SavedBytes::*kind, int64_t bytes, int64_t element,
-                       int64_t count = 1) {
-    if (bytes == 0 || !c.offloads(module) || bytes / count / element < c.min_offloaded_tensor_size) return false;
+  const auto add = [&](const char* module, int half, int64_t SavedBytes::* kind, int64_t bytes,
+                       int64_t element, int64_t count = 1) {
+    if (bytes == 0 || !c.offloads(module) || bytes / count / element < c.min_offloaded_tensor_size)
+      return false;
     o.given.*kind += bytes;
     o.given_by_half[half] += bytes;
     o.taken_by_half[half] += bytes;
@@ -279,13 +301,16 @@ OffloadedBytes offloaded_by_layer(const LayoutPlan& plan, const LayerSizes& z) {
     if (library) add("core_attn", 0, &SavedBytes::attention, z.q, e);
     if (library) add("core_attn", 0, &SavedBytes::attention, z.lse, sum);
   } else {
-    if (!z.packed && (z.new_q || !z.q_in_place)) add("core_attn", 0, &SavedBytes::attention, z.q, e);
+    if (!z.packed && (z.new_q || !z.q_in_place))
+      add("core_attn", 0, &SavedBytes::attention, z.q, e);
     if (z.new_k) add("core_attn", 0, &SavedBytes::attention, z.k, e);
     // Of the product of linear_qkv only what attention reads there comes back.
     if (z.packed) {
       add("core_attn", 0, &SavedBytes::attention, z.mixed, e);
-    } else if (add("core_attn", 0, &SavedBytes::attention, z.mixed, e, std::max<int64_t>(1, z.mixed / z.k))) {
-      o.taken_by_half[0] += z.k + (z.new_k ? 0 : z.k) + (z.new_q || !z.q_in_place ? 0 : z.q) - z.mixed;
+    } else if (add("core_attn", 0, &SavedBytes::attention, z.mixed, e,
+                   std::max<int64_t>(1, z.mixed / z.k))) {
+      o.taken_by_half[0] +=
+          z.k + (z.new_k ? 0 : z.k) + (z.new_q || !z.q_in_place ? 0 : z.q) - z.mixed;
     }
     if (library) add("attn_proj", 0, &SavedBytes::attention, z.lse, sum);
   }
@@ -308,8 +333,8 @@ void norm_and_multiply(const LayoutPlan& plan, const LayerSizes& z, int64_t prod
   if (norm && plan.model().recomputes("layernorm")) track.give(z.normed);
 }
 
-// The product of a row-parallel layer, summed over tensor ranks, and its sum with the residual stream, which stays.
-// `unsaved`: what the layer makes of its input and does not save.
+// The product of a row-parallel layer, summed over tensor ranks, and its sum with the residual
+// stream, which stays. `unsaved`: what the layer makes of its input and does not save.
 void multiply_and_add(const LayoutPlan& plan, const LayerSizes& z, int64_t unsaved, Track& track) {
   track.take(unsaved + z.product + z.part);
   track.give(unsaved);
@@ -330,12 +355,15 @@ void feed_forward(const LayoutPlan& plan, const LayerSizes& z, Track& track) {
 
 // The most that it takes while nothing is recorded, its input and its output not counted.
 int64_t unrecorded_feed_forward(const LayerSizes& z) {
-  return std::max(z.fc1 + std::max(z.normed + z.cast + z.gathered, z.act), z.act + z.product + z.part);
+  return std::max(z.fc1 + std::max(z.normed + z.cast + z.gathered, z.act),
+                  z.act + z.product + z.part);
 }
 
-// Forward of a layer whose input is counted already. Ends with what it saves, without its input, and its output.
-// `leaving`: what other groups have on the device, on its way to the host, during the first half and during the second.
-Track layer_forward(const LayoutPlan& plan, const LayerSizes& z, std::pair<int64_t, int64_t> leaving = {0, 0}) {
+// Forward of a layer whose input is counted already. Ends with what it saves, without its input,
+// and its output. `leaving`: what other groups have on the device, on its way to the host, during
+// the first half and during the second.
+Track layer_forward(const LayoutPlan& plan, const LayerSizes& z,
+                    std::pair<int64_t, int64_t> leaving = {0, 0}) {
   Track track;
   track.take(leaving.first);
   norm_and_multiply(plan, z, z.own_mixed, track);
@@ -345,8 +373,10 @@ Track layer_forward(const LayoutPlan& plan, const LayerSizes& z, std::pair<int64
   }
   const int64_t before = track.live() - z.mixed;
   if (!z.q_in_place) track.take(z.q);
-  if (plan.model().qk_layernorm) track.take((z.q_in_place ? z.q : 0) + z.k + z.head_stats + z.q + z.k);
-  if (!z.packed && plan.model().position_embedding_type == PositionEmbedding::kRope) track.take(z.q + z.k);
+  if (plan.model().qk_layernorm)
+    track.take((z.q_in_place ? z.q : 0) + z.k + z.head_stats + z.q + z.k);
+  if (!z.packed && plan.model().position_embedding_type == PositionEmbedding::kRope)
+    track.take(z.q + z.k);
   if (z.exchanged > 0) track.take(2 * z.exchanged);
   track.take(z.q + z.lse);
   track.touch(attention_forward_extra(plan, z));
@@ -367,13 +397,14 @@ Track layer_forward(const LayoutPlan& plan, const LayerSizes& z, std::pair<int64
 
 // The most that a layer takes while nothing is recorded, its input and its output not counted.
 int64_t unrecorded_forward(const LayoutPlan& plan, const LayerSizes& z) {
-  const int64_t attention = z.mixed + (z.new_q || !z.q_in_place ? z.q : 0) + (z.new_k ? z.k : 0) + z.exchanged + z.q +
+  const int64_t attention = z.mixed + (z.new_q || !z.q_in_place ? z.q : 0) + (z.new_k ? z.k : 0) +
+                            z.exchanged + z.q +
                             std::max(attention_forward_extra(plan, z), z.product + z.part);
   return std::max(attention, z.stream + unrecorded_feed_forward(z));
 }
 
-// Back through norm and product of a column-parallel layer, from dy, which is counted. Ends with the gradient for the
-// stream in place of dy and of what was saved.
+// Back through norm and product of a column-parallel layer, from dy, which is counted. Ends with
+// the gradient for the stream in place of dy and of what was saved.
 void column_backward(const LayoutPlan& plan, const LayerSizes& z, int64_t dy, Track& track) {
   const bool recompute = plan.model().recomputes("layernorm");
   track.take(z.product);
@@ -383,7 +414,8 @@ void column_backward(const LayoutPlan& plan, const LayerSizes& z, int64_t dy, Tr
   track.take(z.stream + z.cast);
   const int64_t normed = plan.model().has_pre_norm() ? z.stats + (recompute ? 0 : z.normed) : 0;
   track.give(dy + z.cast + (z.part > 0 ? z.part : z.product) + normed);
-  // The gradient that took the short way, which the norm adds; without a norm the sum is another tensor.
+  // The gradient that took the short way, which the norm adds; without a norm the sum is another
+  // tensor.
   if (!plan.model().has_pre_norm()) track.touch(z.stream);
   track.give(z.stream);
 }
@@ -401,8 +433,8 @@ LayerBackward layer_backward(const LayoutPlan& plan, const LayerSizes& z, bool k
                              int64_t missing = 0, std::pair<int64_t, int64_t> coming = {0, 0}) {
   const TransformerConfig& c = plan.model();
   Track track;
-  const int64_t branch =
-      c.hidden_dropout > 0 || z.cast > 0 ? z.normed : 0;  // gradient of a branch, where it is another tensor
+  // Gradient of a branch, where it is another tensor.
+  const int64_t branch = c.hidden_dropout > 0 || z.cast > 0 ? z.normed : 0;
   const auto row_backward = [&](int64_t input, int64_t input_saved) {
     track.give(post_norm_saved(plan, z));
     track.take(branch);
@@ -431,7 +463,8 @@ LayerBackward layer_backward(const LayoutPlan& plan, const LayerSizes& z, bool k
   const int64_t attention = attention_saved(plan, z) - missing;
   row_backward(z.q, 0);
   if (z.exchanged > 0) track.touch(2 * z.q);
-  if (z.packed) track.take(z.mixed + (z.q_in_place ? 0 : z.q));  // its gradient; queries put together again
+  // Its gradient; queries put together again
+  if (z.packed) track.take(z.mixed + (z.q_in_place ? 0 : z.q));
   if (!z.packed || !plan.on_gpu) track.take(z.q + 2 * z.k);
   track.touch(attention_backward_extra(plan, z));
   if (z.exchanged > 0) track.touch(2 * z.exchanged);
@@ -448,17 +481,18 @@ LayerBackward layer_backward(const LayoutPlan& plan, const LayerSizes& z, bool k
   return {first_half, track.most()};
 }
 
-// What stays for the weight gradients of a layer when they are an action of their own: inputs and gradients of
-// products.
+// What stays for the weight gradients of a layer when they are an action of their own: inputs and
+// gradients of products.
 int64_t layer_pending(const LayoutPlan& plan, const LayerSizes& z) {
   const int64_t normed = plan.model().recomputes("layernorm") ? 0 : z.normed;
   return 2 * (z.stream + z.stats + normed) + z.own_mixed + z.q + z.fc1 + z.act + 2 * z.product;
 }
 
-// Beyond that, in the backward of attention: what it saved, gradients of its output, queries, keys and values, and of
-// the stream.
+// Beyond that, in the backward of attention: what it saved, gradients of its output, queries, keys
+// and values, and of the stream.
 int64_t deferred_extra(const LayoutPlan& plan, const LayerSizes& z) {
-  // Its output is in layer_pending, and as much as the product, unless the product and its gradient live together.
+  // Its output is in layer_pending, and as much as the product, unless the product and its gradient
+  // live together.
   const int64_t saved = attention_saved(plan, z) - z.q - (z.packed ? 0 : z.own_mixed);
   return saved + 2 * z.q + 2 * z.k + z.stream + attention_backward_extra(plan, z);
 }
@@ -471,7 +505,9 @@ struct HeadSizes {
   int64_t back;     // gradient of the output layer's input, while it is made
   int64_t logits;
   int64_t per_token;
-  int64_t part;  // > 0: with the loss in parts of so many tokens no logits stay, but the gradient of the input does
+  // > 0: with the loss in parts of so many tokens no logits stay, but the gradient of the input
+  // does
+  int64_t part;
 };
 
 HeadSizes head_sizes(const LayoutPlan& plan, const LayerSizes& z) {
@@ -484,13 +520,17 @@ HeadSizes head_sizes(const LayoutPlan& plan, const LayerSizes& z) {
   s.back = z.product + (plan.sequence_parallel ? z.part + z.gathered : z.cast);
   s.logits = T * plan.padded_vocab_size / plan.tensor /
              (plan.splits_vocabulary() ? plan.pipeline : 1) * plan.bytes.model;
-  s.per_token = T * (kIdBytes + plan.bytes.sum + 1 + 4);  // target, log-sum-exp, whether ignored, loss mask
+  // Target, log-sum-exp, whether ignored, loss mask
+  s.per_token = T * (kIdBytes + plan.bytes.sum + 1 + 4);
   if (plan.model().cross_entropy_fusion_impl != CrossEntropyFusion::kLinear) return s;
-  const int64_t columns = plan.padded_vocab_size / plan.tensor, given = plan.model().cross_entropy_chunk_tokens;
+  const int64_t columns = plan.padded_vocab_size / plan.tensor,
+                given = plan.model().cross_entropy_chunk_tokens;
   s.part = std::min(T, given > 0 ? given : cross_entropy_chunk(T, columns, plan.bytes.model));
   s.logits = 0;
   s.input = z.product;
-  s.back = plan.bytes.residual == plan.bytes.model ? 0 : T * plan.model().hidden_size * plan.bytes.residual;
+  s.back = plan.bytes.residual == plan.bytes.model
+               ? 0
+               : T * plan.model().hidden_size * plan.bytes.residual;
   s.passing = plan.sequence_parallel ? s.back : 0;
   s.per_token = T * (1 + plan.bytes.sum);  // whether ignored, loss mask
   return s;
@@ -507,7 +547,8 @@ Recomputed recomputed(const TransformerConfig& c, int64_t num_layers) {
     const int64_t layers = std::min(num_layers, c.recompute_num_layers);
     return {layers, layers, layers > 0 ? 1 : 0};
   }
-  return {ceil_div(num_layers, c.recompute_num_layers), num_layers, std::min(num_layers, c.recompute_num_layers)};
+  return {ceil_div(num_layers, c.recompute_num_layers), num_layers,
+          std::min(num_layers, c.recompute_num_layers)};
 }
 
 }  // namespace
@@ -551,23 +592,27 @@ PassBytes pass_bytes(const LayoutPlan& plan, int stage, int chunk) {
   std::vector<int64_t> given, taken;  // by half layer, of what is offloaded
   for (int64_t i = again.layers; i < slice.num_layers; ++i) {
     const OffloadedBytes o =
-        i < num_offloaded ? offloaded_by_layer(plan, layer_sizes(plan, slice.first_layer + i + 1)) : OffloadedBytes{};
+        i < num_offloaded ? offloaded_by_layer(plan, layer_sizes(plan, slice.first_layer + i + 1))
+                          : OffloadedBytes{};
     given.insert(given.end(), o.given_by_half, o.given_by_half + 2);
     taken.insert(taken.end(), o.taken_by_half, o.taken_by_half + 2);
   }
   const auto given_in = [&](int64_t first, int64_t last) {
     int64_t bytes = 0;
-    for (int64_t half = std::max<int64_t>(0, first); half < last; ++half) bytes += given[static_cast<size_t>(half)];
+    for (int64_t half = std::max<int64_t>(0, first); half < last; ++half)
+      bytes += given[static_cast<size_t>(half)];
     return bytes;
   };
   const int64_t in_flight = c.fine_grained_offloading_max_inflight_offloads;
   const int64_t num_halves = static_cast<int64_t>(given.size());
-  // Groups on their way to the host when half layer `half` runs, without the other half of the same layer.
+  // Groups on their way to the host when half layer `half` runs, without the other half of the same
+  // layer.
   const auto leaving = [&](int64_t half) { return given_in(half - in_flight, half / 2 * 2); };
   pass.leaving = given_in(num_halves - in_flight, num_halves);
-  int64_t at_the_head = given_in(num_halves - 1 - in_flight, num_halves - 1);  // still leaving when the head runs
-  // The group that comes back while half layer `half` is gone back through: the last one before it. The first half of
-  // an offloaded layer is counted with its layer.
+  // Still leaving when the head runs
+  int64_t at_the_head = given_in(num_halves - 1 - in_flight, num_halves - 1);
+  // The group that comes back while half layer `half` is gone back through: the last one before it.
+  // The first half of an offloaded layer is counted with its layer.
   const auto coming = [&](int64_t half) {
     for (int64_t before = half - 1; before >= 0; --before)
       if (taken[static_cast<size_t>(before)] > 0) return taken[static_cast<size_t>(before)];
@@ -623,9 +668,10 @@ PassBytes pass_bytes(const LayoutPlan& plan, int stage, int chunk) {
   if (again.units > 0) {
     // Parts over the tensor ranks are gathered when their unit is gone back through.
     const bool parts = c.distribute_saved_activations;
-    const bool to_host =
-        num_offloaded > 0 && c.offloads("attn_norm") && any.stream / plan.bytes.residual >= c.min_offloaded_tensor_size;
-    const int64_t unit_layers = c.recompute_method == RecomputeMethod::kBlock ? 1 : c.recompute_num_layers;
+    const bool to_host = num_offloaded > 0 && c.offloads("attn_norm") &&
+                         any.stream / plan.bytes.residual >= c.min_offloaded_tensor_size;
+    const int64_t unit_layers =
+        c.recompute_method == RecomputeMethod::kBlock ? 1 : c.recompute_num_layers;
     const int64_t offloaded_units = !to_host ? 0
                                     : num_offloaded >= again.layers
                                         ? again.units
@@ -639,13 +685,15 @@ PassBytes pass_bytes(const LayoutPlan& plan, int stage, int chunk) {
     // its unit runs, and so is the first one while another stage's transfer holds it; an offloaded
     // one leaves later, and another one comes meanwhile.
     const int64_t last_input = offloaded_units == again.units ? 0 : input;
-    int64_t whole = parts ? any.stream - input + (slice.embedding || again.units == 1 ? 0 : any.stream) : 0;
+    int64_t whole =
+        parts ? any.stream - input + (slice.embedding || again.units == 1 ? 0 : any.stream) : 0;
     whole += std::min(offloaded_units, in_flight + (last_input == 0 ? 1 : 0)) * any.stream;
     if (given.empty())
-      (last_input == 0 ? pass.leaving : at_the_head) = std::min(offloaded_units, in_flight) * any.stream;
+      (last_input == 0 ? pass.leaving : at_the_head) =
+          std::min(offloaded_units, in_flight) * any.stream;
     if (!slice.embedding && (parts || offloaded_units > 0)) at_the_head += any.stream;
-    layer_forward_most =
-        std::max(layer_forward_most, unrecorded + whole - plain_saved + (again.longest > 1 ? any.stream : 0));
+    layer_forward_most = std::max(layer_forward_most, unrecorded + whole - plain_saved +
+                                                          (again.longest > 1 ? any.stream : 0));
     const int64_t own = again.layers < slice.num_layers ? arrived
                         : again.units > 1               ? std::max<int64_t>(0, arrived - last_input)
                                                         : 0;
@@ -671,22 +719,26 @@ PassBytes pass_bytes(const LayoutPlan& plan, int stage, int chunk) {
     const int64_t saved = head.norm + head.input + head.logits + head.per_token;
     pass.saved.ends += saved;
     if (head.part == 0) pass.pending += head.input + head.logits;
-    const bool normed_apart = plan.bytes.residual != plan.bytes.model || (head.part > 0 && plan.sequence_parallel);
+    const bool normed_apart =
+        plan.bytes.residual != plan.bytes.model || (head.part > 0 && plan.sequence_parallel);
     const int64_t normed = head.passing + (normed_apart ? head.normed : 0);
-    // The gradient of the output layer's input comes beside the gradient of the logits; when those are gone it goes
-    // through the final norm.
+    // The gradient of the output layer's input comes beside the gradient of the logits; when those
+    // are gone it goes through the final norm.
     const int64_t through_logits = head.back - head.per_token;
-    const int64_t through_norm = (head.part > 0 ? std::max(head.input, head.back) + (plan.sequence_parallel ? any.stream : 0)
-                                                : std::max(any.normed, any.cast)) +
-                                 any.stream - head.input - head.logits - head.per_token;
+    const int64_t through_norm =
+        (head.part > 0 ? std::max(head.input, head.back) + (plan.sequence_parallel ? any.stream : 0)
+                       : std::max(any.normed, any.cast)) +
+        any.stream - head.input - head.logits - head.per_token;
     // Layers run before the head saves anything, and go back after it has given everything up.
     pass.forward_extra = std::max(layer_forward_most - saved, normed + at_the_head);
     if (head.part > 0) {
-      // The whole input beside its gradient, the logits of a part and what becomes of them; targets, losses, gradients of tokens.
+      // The whole input beside its gradient, the logits of a part and what becomes of them;
+      // targets, losses, gradients of tokens.
       const int64_t columns = plan.padded_vocab_size / plan.tensor;
       const int64_t working = head.part * (columns * plan.bytes.model + 4 * plan.bytes.sum) +
                               plan.tokens() * (kIdBytes + 3 * plan.bytes.sum);
-      pass.forward_extra = std::max(layer_forward_most - saved, normed + at_the_head + head.input + working);
+      pass.forward_extra =
+          std::max(layer_forward_most - saved, normed + at_the_head + head.input + working);
     }
     const int64_t first_back = coming(static_cast<int64_t>(taken.size()));
     const int64_t through_head = std::max(through_logits, through_norm) + first_back;

@@ -62,23 +62,27 @@ struct Arguments {
     return parallel.tensor_model_parallel_size *
            (splits_vocabulary() ? parallel.pipeline_model_parallel_size : 1);
   }
-  // Bytes of the rows between layers that a tensor rank has of one micro-batch, in a type of so many bytes; 0 where they do not
-  // travel by copies between the ranks (comm/peer_mailbox.h).
+  // Bytes of the rows between layers that a tensor rank has of one micro-batch, in a type of so
+  // many bytes; 0 where they do not travel by copies between the ranks (comm/peer_mailbox.h).
   int64_t mailbox_part_bytes(int64_t type_bytes) const;
   int64_t train_iters() const;
   int64_t eval_global_batch_size() const;
   int64_t eval_micro_batch_size() const;
 };
 
-// Parses the command line of a run of `world_size` ranks (argv[0] is the command). Throws UsageError with every violation.
+// Parses the command line of a run of `world_size` ranks (argv[0] is the command). Throws
+// UsageError with every violation.
 Arguments parse_arguments(int argc, const char* const* argv, int64_t world_size = 1);
 
-// The same for `finetune`: the task is sft; the model's and tokenizer's flags are taken from the model that --load names; the
-// run starts from its weights, or goes on where --save holds checkpoints.
+// The same for `finetune`: the task is sft; the model's and tokenizer's flags are taken from the
+// model that --load names; the run starts from its weights, or goes on where --save holds
+// checkpoints.
 Arguments parse_finetune_arguments(int argc, const char* const* argv, int64_t world_size = 1);
 
-// What --help prints for a command that takes these flags, with some of its own in the fields of `own`.
-std::string run_help(std::string_view usage, std::span<Config* const> configs, std::string_view topic, Config* own = nullptr);
+// What --help prints for a command that takes these flags, with some of its own in the fields of
+// `own`.
+std::string run_help(std::string_view usage, std::span<Config* const> configs,
+                     std::string_view topic, Config* own = nullptr);
 
 // The resolved configuration as YAML that --config reads.
 std::string resolved_yaml(const Arguments& arguments);

@@ -16,7 +16,8 @@ namespace {
 at::Tensor document_tensor(const MicroBatch& source) {
   at::Tensor ids = at::empty({source.micro_batch_size, source.sequence_length}, at::kLong);
   for (int64_t i = 0; i < source.micro_batch_size; ++i) {
-    const std::vector<int64_t> row = document_ids(source.document_starts[i], source.sequence_length);
+    const std::vector<int64_t> row =
+        document_ids(source.document_starts[i], source.sequence_length);
     std::copy(row.begin(), row.end(), ids.data_ptr<int64_t>() + i * source.sequence_length);
   }
   return ids;
@@ -28,7 +29,9 @@ at::Tensor to_device(const at::Tensor& host, c10::Device device) {
   return device.is_cuda() ? host.pin_memory().to(device, /*non_blocking=*/true) : host;
 }
 
-bool own_positions(const DataConfig& data) { return data.reset_position_ids || data.dataloader_inter_document_masking; }
+bool own_positions(const DataConfig& data) {
+  return data.reset_position_ids || data.dataloader_inter_document_masking;
+}
 
 Batch BatchMaker::make(const std::shared_ptr<const MicroBatch>& source) {
   MEGATRON_ASSERT(source != nullptr);
@@ -37,7 +40,8 @@ Batch BatchMaker::make(const std::shared_ptr<const MicroBatch>& source) {
   const auto tensor = [&](const void* data, at::ScalarType type) {
     const auto options = at::TensorOptions().dtype(type);
     // The tensor keeps the batch's memory alive; nothing writes to it.
-    const at::Tensor host = at::from_blob(const_cast<void*>(data), {b, s}, [source](void*) {}, options);
+    const at::Tensor host =
+        at::from_blob(const_cast<void*>(data), {b, s}, [source](void*) {}, options);
     return on_host ? host : host.to(device_, /*non_blocking=*/true);
   };
   const auto own = [&](const at::Tensor& whole) { return zigzag_slice(whole, 1, cp_); };
@@ -66,7 +70,8 @@ HostAllocator host_allocator(const c10::Device& device) {
   auto pool = std::make_shared<Pool>();
   HostAllocator out;
   out.allocate = [pool](size_t bytes) {
-    const at::Tensor block = at::empty({static_cast<int64_t>(bytes)}, at::TensorOptions().dtype(at::kByte).pinned_memory(true));
+    const at::Tensor block = at::empty({static_cast<int64_t>(bytes)},
+                                       at::TensorOptions().dtype(at::kByte).pinned_memory(true));
     const std::lock_guard lock(pool->mutex);
     pool->blocks[block.data_ptr()] = block;
     return block.data_ptr();

@@ -34,7 +34,8 @@ double bytes_of(std::initializer_list<at::Tensor> tensors) {
   return bytes;
 }
 
-QuantizedTensor codes_of(const at::Tensor& x, OperandRole role, const QuantizationOptions& options) {
+QuantizedTensor codes_of(const at::Tensor& x, OperandRole role,
+                         const QuantizationOptions& options) {
   return options.enabled() ? quantize_operand(x, role, options, {}) : QuantizedTensor{};
 }
 
@@ -48,8 +49,10 @@ struct Linear {
 
   Linear(std::string what, int64_t rows, int64_t n, int64_t k, at::ScalarType type,
          c10::Device device, const QuantizationOptions& options = {})
-      : name(std::move(what)), x(normal({rows, k}, type, device)),
-        w(normal({n, k}, type, device).mul_(0.02)), dy(normal({rows, n}, type, device)),
+      : name(std::move(what)),
+        x(normal({rows, k}, type, device)),
+        w(normal({n, k}, type, device).mul_(0.02)),
+        dy(normal({rows, n}, type, device)),
         target(at::zeros({n, k}, at::dtype(at::kFloat).device(device))),
         quantization(options),
         x_codes(codes_of(x, OperandRole::kInput, options)),
@@ -90,8 +93,10 @@ struct Shapes {
   at::ScalarType type;
 
   Shapes(const Arguments& arguments, const Vocabulary& words)
-      : config(arguments.transformer), samples(arguments.training.micro_batch_size),
-        length(arguments.transformer.seq_length), vocabulary(words.padded_size),
+      : config(arguments.transformer),
+        samples(arguments.training.micro_batch_size),
+        length(arguments.transformer.seq_length),
+        vocabulary(words.padded_size),
         type(model_dtype(arguments.optimizer)) {}
   int64_t rows() const { return samples * length; }
   int64_t hidden() const { return config.hidden_size; }
@@ -104,10 +109,12 @@ struct Shapes {
   std::vector<Linear> layer(c10::Device device, int64_t number = 1) const {
     const QuantizationOptions options = config.quantization(number);
     std::vector<Linear> linears;
-    linears.emplace_back("linear_qkv", rows(), queries() + 2 * keys(), hidden(), type, device, options);
+    linears.emplace_back("linear_qkv", rows(), queries() + 2 * keys(), hidden(), type, device,
+                         options);
     linears.emplace_back("linear_proj", rows(), hidden(), queries(), type, device, options);
     linears.emplace_back("linear_fc1", rows(), fc1(), hidden(), type, device, options);
-    linears.emplace_back("linear_fc2", rows(), hidden(), config.ffn_hidden_size, type, device, options);
+    linears.emplace_back("linear_fc2", rows(), hidden(), config.ffn_hidden_size, type, device,
+                         options);
     if (is_gelu_in_product(config, number)) linears.back().gelu_input = linears.back().x;
     return linears;
   }
@@ -115,8 +122,8 @@ struct Shapes {
     return {"output_layer", rows(), vocabulary, hidden(), type, device};
   }
 
-  // What the activation of a layer reads and writes for each token: x, y; and back, unless a product
-  // does that, dy, x, dx.
+  // What the activation of a layer reads and writes for each token: x, y; and back, unless a
+  // product does that, dy, x, dx.
   double activation_elements(int64_t layer_number) const {
     const auto f = static_cast<double>(config.ffn_hidden_size);
     if (gated()) return 8 * f;
@@ -135,12 +142,12 @@ struct Shapes {
     if (options.recipe != QuantizationRecipe::kTensorwise) return a + 2 * h;
     // The scale follows from the whole tensor, so that what it is made of is read twice, or the
     // tensor is written and read back, whichever is less.
-    double elements = 2 * h;                     // results of norms: x again
-    elements += 2 * a;                           // of attention, there in bf16: read, codes
-    elements += 2 * f;                           // of the activation
-    elements += gated() ? 3 * f : 2 * f;         // its gradient: x and dy again
+    double elements = 2 * h;                             // results of norms: x again
+    elements += 2 * a;                                   // of attention, there in bf16: read, codes
+    elements += 2 * f;                                   // of the activation
+    elements += gated() ? 3 * f : 2 * f;                 // its gradient: x and dy again
     elements += rope ? a + k + 2 * k : 2 * (a + 2 * k);  // gradients of queries and keys; of values
-    elements += 2 * 2 * h;                       // of the residual stream: read, codes
+    elements += 2 * 2 * h;                               // of the residual stream: read, codes
     return elements;
   }
 };
@@ -233,7 +240,8 @@ std::vector<Ceiling> machine_ceilings(c10::Device device, double least) {
   all.push_back({cat("product of ", n, " x ", n, " x ", n, ", ", c10::toString(type)),
                  seconds_per_run(device, least, [&] { product.forward(); }), product.flops(), 0.0});
   all.push_back({cat("weight gradient of that size, sums in fp32"),
-                 seconds_per_run(device, least, [&] { product.weight_grad(); }), product.flops(), 0.0});
+                 seconds_per_run(device, least, [&] { product.weight_grad(); }), product.flops(),
+                 0.0});
   all.push_back(copy_ceiling(device, least));
   Arguments arguments;
   TransformerConfig& c = arguments.transformer;
@@ -245,8 +253,9 @@ std::vector<Ceiling> machine_ceilings(c10::Device device, double least) {
   arguments.training.micro_batch_size = 2;
   arguments.optimizer.bf16 = device.is_cuda();
   const Attention attention(Shapes(arguments, {}), device);
-  const std::string shape = cat(c.num_attention_heads, " heads of ", c.kv_channels, ", ",
-                                c.num_query_groups, " groups, 2 x ", c.seq_length, " tokens, causal");
+  const std::string shape =
+      cat(c.num_attention_heads, " heads of ", c.kv_channels, ", ", c.num_query_groups,
+          " groups, 2 x ", c.seq_length, " tokens, causal");
   all.push_back({cat("attention forward, ", shape),
                  seconds_per_run(device, least, [&] { attention.forward(); }),
                  attention.forward_flops, 0.0});
@@ -257,11 +266,15 @@ std::vector<Ceiling> machine_ceilings(c10::Device device, double least) {
   const HostCopies copies(device);
   const at::Tensor there = normal({int64_t{64} << 20}, at::kFloat, device);
   const at::Tensor here = copies.host_empty(there.sizes(), at::kFloat);
-  const auto host = [&](const char* name, HostCopies::Stream stream, const at::Tensor& to, const at::Tensor& from) {
-    all.push_back({name, seconds_per_run(device, least, [&] {
-                     copies.copy(stream, to, from);
-                     copies.mark(stream).synchronize();
-                   }), 0.0, bytes_of({from})});
+  const auto host = [&](const char* name, HostCopies::Stream stream, const at::Tensor& to,
+                        const at::Tensor& from) {
+    all.push_back({name,
+                   seconds_per_run(device, least,
+                                   [&] {
+                                     copies.copy(stream, to, from);
+                                     copies.mark(stream).synchronize();
+                                   }),
+                   0.0, bytes_of({from})});
   };
   host("copy to page-locked host memory", HostCopies::Stream::kToHost, here, there);
   host("copy from page-locked host memory", HostCopies::Stream::kFromHost, there, here);
@@ -273,7 +286,8 @@ std::vector<Ceiling> collective_ceilings(const ProcessGroup& group, c10::Device 
   std::vector<Ceiling> all;
   const int ranks = group.size();
   if (ranks == 1) return all;
-  const int64_t elements = (device.is_cuda() ? int64_t{256} << 20 : int64_t{8} << 20) / 4 / ranks * ranks;
+  const int64_t elements =
+      (device.is_cuda() ? int64_t{256} << 20 : int64_t{8} << 20) / 4 / ranks * ranks;
   const at::Tensor whole = normal({elements}, at::kFloat, device);
   const at::Tensor part = normal({elements / ranks}, at::kFloat, device);
   const double share = bytes_of({whole}) * (ranks - 1) / ranks;
@@ -286,7 +300,8 @@ std::vector<Ceiling> collective_ceilings(const ProcessGroup& group, c10::Device 
     const auto start = std::chrono::steady_clock::now();
     for (int i = 0; i < runs; ++i) work();
     synchronize(device);
-    const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+    const double seconds =
+        std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
     all.push_back({name, seconds / runs, 0.0, bytes});
   };
   time("all-reduce", 2 * share, [&] { group.all_reduce(whole)->wait(); });
@@ -301,7 +316,8 @@ std::vector<Ceiling> kernel_ceilings(const Arguments& arguments, const Vocabular
   const Shapes shapes(arguments, vocabulary);
   const TransformerConfig& c = shapes.config;
   std::vector<Ceiling> all;
-  const auto add = [&](std::string name, double flops, double bytes, const std::function<void()>& work) {
+  const auto add = [&](std::string name, double flops, double bytes,
+                       const std::function<void()>& work) {
     all.push_back({std::move(name), seconds_per_run(device, least, work), flops, bytes});
   };
   {
@@ -316,52 +332,67 @@ std::vector<Ceiling> kernel_ceilings(const Arguments& arguments, const Vocabular
   {
     const Attention attention(shapes, device);
     add("attention forward", attention.forward_flops, 0.0, [&] { attention.forward(); });
-    add("attention forward and backward", 3.5 * attention.forward_flops, 0.0, [&] { attention.both(); });
+    add("attention forward and backward", 3.5 * attention.forward_flops, 0.0,
+        [&] { attention.both(); });
   }
-  const auto random = [&](int64_t columns) { return normal({shapes.rows(), columns}, shapes.type, device); };
+  const auto random = [&](int64_t columns) {
+    return normal({shapes.rows(), columns}, shapes.type, device);
+  };
   {
-    const at::Tensor x = random(shapes.hidden()), dy = random(shapes.hidden()), residual = random(shapes.hidden());
+    const at::Tensor x = random(shapes.hidden()), dy = random(shapes.hidden()),
+                     residual = random(shapes.hidden());
     const at::Tensor weight = normal({shapes.hidden()}, shapes.type, device);
-    const at::Tensor bias = c.normalization == Normalization::kLayerNorm ? weight.clone() : at::Tensor();
+    const at::Tensor bias =
+        c.normalization == Normalization::kLayerNorm ? weight.clone() : at::Tensor();
     const at::Tensor dweight = at::zeros({shapes.hidden()}, at::dtype(at::kFloat).device(device));
     const at::Tensor dbias = bias.defined() ? at::zeros_like(dweight) : at::Tensor();
     const NormResult norm = norm_forward(c.normalization, x, weight, bias, 1e-5, false);
-    add("norm forward", 0.0, bytes_of({x, x}), [&] { norm_forward(c.normalization, x, weight, bias, 1e-5, false); });
+    add("norm forward", 0.0, bytes_of({x, x}),
+        [&] { norm_forward(c.normalization, x, weight, bias, 1e-5, false); });
     add("norm backward with the residual's gradient", 0.0, bytes_of({dy, x, residual, x}), [&] {
-      norm_backward(c.normalization, dy, x, weight, norm.mean, norm.rstd, false, dweight, dbias, residual);
+      norm_backward(c.normalization, dy, x, weight, norm.mean, norm.rstd, false, dweight, dbias,
+                    residual);
     });
     add("bias gradient", 0.0, bytes_of({dy}), [&] { bias_grad(dy, dweight, 1.0); });
   }
   {
     const at::Tensor x = random(shapes.fc1()), dy = random(c.ffn_hidden_size);
     add("activation forward", 0.0, bytes_of({x, dy}), [&] { activate(x, c.activation()); });
-    add("activation backward", 0.0, bytes_of({x, dy, x}), [&] { activation_backward(dy, x, c.activation()); });
+    add("activation backward", 0.0, bytes_of({x, dy, x}),
+        [&] { activation_backward(dy, x, c.activation()); });
   }
   {
-    const at::Tensor heads = normal({shapes.length, shapes.samples, c.num_attention_heads + c.query_groups(), c.kv_channels},
-                                    shapes.type, device);
-    const at::Tensor angle = at::randn({shapes.length, c.kv_channels / 2}, at::dtype(at::kFloat).device(device));
+    const at::Tensor heads = normal(
+        {shapes.length, shapes.samples, c.num_attention_heads + c.query_groups(), c.kv_channels},
+        shapes.type, device);
+    const at::Tensor angle =
+        at::randn({shapes.length, c.kv_channels / 2}, at::dtype(at::kFloat).device(device));
     const at::Tensor cosine = angle.cos(), sine = angle.sin();
-    add("rotary, in place", 0.0, bytes_of({heads, heads}), [&] { rotate_(heads, cosine, sine, false, 1.0); });
+    add("rotary, in place", 0.0, bytes_of({heads, heads}),
+        [&] { rotate_(heads, cosine, sine, false, 1.0); });
   }
   {
     const at::Tensor logits = random(shapes.vocabulary);
-    const at::Tensor targets = at::randint(vocabulary.size, {shapes.rows()}, at::dtype(at::kLong).device(device));
+    const at::Tensor targets =
+        at::randint(vocabulary.size, {shapes.rows()}, at::dtype(at::kLong).device(device));
     const at::Tensor scale = at::full({shapes.rows()}, 1e-3, at::dtype(at::kFloat).device(device));
     const CrossEntropyParts parts = cross_entropy_parts(logits, targets, vocabulary.size);
     const at::Tensor lse = parts.max + parts.sum.log();
-    add("cross entropy forward", 0.0, bytes_of({logits}), [&] { cross_entropy_parts(logits, targets, vocabulary.size); });
+    add("cross entropy forward", 0.0, bytes_of({logits}),
+        [&] { cross_entropy_parts(logits, targets, vocabulary.size); });
     add("cross entropy backward", 0.0, bytes_of({logits, logits}), [&] {
       cross_entropy_backward(logits, targets, lse, scale, vocabulary.size, 0.0, /*in_place=*/false);
     });
   }
   {
     const at::Tensor table = normal({shapes.vocabulary, shapes.hidden()}, shapes.type, device);
-    const at::Tensor ids = at::randint(vocabulary.size, {shapes.length, shapes.samples}, at::dtype(at::kLong).device(device));
+    const at::Tensor ids = at::randint(vocabulary.size, {shapes.length, shapes.samples},
+                                       at::dtype(at::kLong).device(device));
     const at::Tensor rows = embedding_forward(table, ids);
     const at::Tensor target = at::zeros(table.sizes(), at::dtype(at::kFloat).device(device));
     add("embedding forward", 0.0, bytes_of({rows, rows}), [&] { embedding_forward(table, ids); });
-    add("embedding backward", 0.0, 5.0 * bytes_of({rows}), [&] { embedding_backward(rows, ids, target); });
+    add("embedding backward", 0.0, 5.0 * bytes_of({rows}),
+        [&] { embedding_backward(rows, ids, target); });
   }
   {
     Update update(device.is_cuda() ? int64_t{256} << 20 : int64_t{1} << 20, shapes.type, device);
@@ -373,7 +404,8 @@ std::vector<Ceiling> kernel_ceilings(const Arguments& arguments, const Vocabular
     std::memcpy(state.data_ptr(), &start, sizeof start);
     state = state.to(device);
     add("gradient norm", 0.0, bytes_of({u.grad}), [&] { sum_of_squares(u, update.sum); });
-    double bytes = bytes_of({u.grad, u.master, u.master, u.exp_avg, u.exp_avg, u.exp_avg_sq, u.exp_avg_sq});
+    double bytes =
+        bytes_of({u.grad, u.master, u.master, u.exp_avg, u.exp_avg, u.exp_avg_sq, u.exp_avg_sq});
     if (u.value.defined()) bytes += bytes_of({u.value});
     add("AdamW", 0.0, bytes, [&] { adamw_update(u, state, {0.9, 0.95, 1e-8}); });
   }
@@ -386,7 +418,8 @@ StepFloor step_floor(const Arguments& arguments, const Vocabulary& vocabulary,
   const at::NoGradGuard no_grad;
   const Shapes shapes(arguments, vocabulary);
   const TransformerConfig& c = shapes.config;
-  const auto passes = static_cast<double>(num_microbatches), layers = static_cast<double>(c.num_layers);
+  const auto passes = static_cast<double>(num_microbatches),
+             layers = static_cast<double>(c.num_layers);
   StepFloor floor;
   double of_operands = 0.0, of_weights = 0.0;  // elements of a token, and of a step
   {
@@ -395,7 +428,8 @@ StepFloor step_floor(const Arguments& arguments, const Vocabulary& vocabulary,
     std::vector<const std::vector<Linear>*> layers_of;
     for (int64_t number = 1; number <= c.num_layers; ++number) {
       const QuantizationOptions options = c.quantization(number);
-      if (!kinds.contains(options.recipe)) kinds.emplace(options.recipe, shapes.layer(device, number));
+      if (!kinds.contains(options.recipe))
+        kinds.emplace(options.recipe, shapes.layer(device, number));
       layers_of.push_back(&kinds.at(options.recipe));
       of_operands += shapes.cast_elements(options) + shapes.activation_elements(number);
       if (!options.enabled()) continue;
@@ -411,35 +445,42 @@ StepFloor step_floor(const Arguments& arguments, const Vocabulary& vocabulary,
       head.forward();
       head.backward();
       for (auto linears = layers_of.rbegin(); linears != layers_of.rend(); ++linears)
-        for (auto linear = (*linears)->rbegin(); linear != (*linears)->rend(); ++linear) linear->backward();
+        for (auto linear = (*linears)->rbegin(); linear != (*linears)->rend(); ++linear)
+          linear->backward();
     });
     floor.gemm_ms = 1e3 * passes * seconds;
   }
   {
     const Attention attention(shapes, device);
-    floor.attention_ms = 1e3 * passes * layers * seconds_per_run(device, least / 2, [&] { attention.both(); });
+    floor.attention_ms =
+        1e3 * passes * layers * seconds_per_run(device, least / 2, [&] { attention.both(); });
   }
   const Ceiling copy = copy_ceiling(device, least / 4);
   const auto h = static_cast<double>(shapes.hidden());
   const auto a = static_cast<double>(shapes.queries()), k = static_cast<double>(shapes.keys());
   // Elements that a layer's other kernels read or write for each token:
-  double elements = 2 * 4 * h;                       // norms forward, the residual added on the way
-  elements += 2 * 4 * h;                             // and back: dy, x, the residual's gradient, dx
+  double elements = 2 * 4 * h;  // norms forward, the residual added on the way
+  elements += 2 * 4 * h;        // and back: dy, x, the residual's gradient, dx
   if (c.position_embedding_type == PositionEmbedding::kRope) elements += 4 * (a + k);
   if (c.add_bias_linear) elements += a + 2 * k + 2 * h + static_cast<double>(shapes.fc1());
   double of_token = layers * elements + of_operands;
-  of_token += 3 * static_cast<double>(shapes.vocabulary);  // cross entropy: logits; logits, their gradient
-  of_token += 2 * h + 4 * h + 5 * h;                       // embedding, final norm
+  // Cross entropy: logits; logits, their gradient
+  of_token += 3 * static_cast<double>(shapes.vocabulary);
+  of_token += 2 * h + 4 * h + 5 * h;  // embedding, final norm
   const auto width = static_cast<double>(at::elementSize(shapes.type));
   const double of_step = passes * static_cast<double>(shapes.rows()) * of_token + of_weights;
   floor.memory_ms = 1e3 * of_step * width / copy.byte_rate();
   const OptimizerConfig& o = arguments.optimizer;
-  const auto state = [](StateType type) { return type == StateType::kFp32 ? 8.0 : 4.0; };  // read and written
-  double of_parameter = 8.0;                         // the gradient, for its norm and for the update
-  of_parameter += state(o.exp_avg_dtype) + (o.optimizer == OptimizerType::kAdam ? state(o.exp_avg_sq_dtype) : 0.0);
+  // Read and written
+  const auto state = [](StateType type) { return type == StateType::kFp32 ? 8.0 : 4.0; };
+  // The gradient, for its norm and for the update
+  double of_parameter = 8.0;
+  of_parameter += state(o.exp_avg_dtype) +
+                  (o.optimizer == OptimizerType::kAdam ? state(o.exp_avg_sq_dtype) : 0.0);
   const bool masters = shapes.type != at::kFloat && o.main_params_dtype == StateType::kFp32;
   of_parameter += masters ? 8.0 + width : 2 * width;
-  floor.optimizer_ms = 1e3 * static_cast<double>(updated_parameters) * of_parameter / copy.byte_rate();
+  floor.optimizer_ms =
+      1e3 * static_cast<double>(updated_parameters) * of_parameter / copy.byte_rate();
   return floor;
 }
 

@@ -9,7 +9,8 @@ namespace megatron {
 
 namespace {
 
-// Bytes of an element of each tensor that the optimizer keeps beside a weight, in the order in which they are stored.
+// Bytes of an element of each tensor that the optimizer keeps beside a weight, in the order in
+// which they are stored.
 std::vector<int64_t> state_bytes(const LayoutPlan& plan) {
   std::vector<int64_t> state;
   const OptimizerConfig& optimizer = plan.arguments.optimizer;
@@ -44,17 +45,19 @@ int64_t valid_elements(const LayoutPlan& plan, const PlannedParameter& p, int64_
   return std::clamp<int64_t>(vocab_size - part * rows, 0, rows) * plan.model().hidden_size;
 }
 
-// What the ranks of one tensor rank of a stage write of a chunk: a shard holds its slice of every bucket, and the replicas of a
-// shard divide what it holds.
-void add_chunk(const LayoutPlan& plan, int64_t vocab_size, int64_t stage, int chunk, int64_t tensor, CheckpointPlan& out) {
-  const std::vector<PlannedParameter> parameters = chunk_parameters(plan, static_cast<int>(stage), chunk);
+// What the ranks of one tensor rank of a stage write of a chunk: a shard holds its slice of every
+// bucket, and the replicas of a shard divide what it holds.
+void add_chunk(const LayoutPlan& plan, int64_t vocab_size, int64_t stage, int chunk, int64_t tensor,
+               CheckpointPlan& out) {
+  const std::vector<PlannedParameter> parameters =
+      chunk_parameters(plan, static_cast<int>(stage), chunk);
   const BufferLayout buffer = chunk_buffer(plan, parameters);
   const std::vector<int64_t> state = state_bytes(plan);
   const int64_t shards = plan.sharding.shards;
   const int replicas = static_cast<int>(plan.sharding.replicas());
   for (int64_t shard = 0; shard < shards; ++shard) {
     std::vector<TensorSize> held;
-    std::vector<int64_t> valid;  // elements at the start of each that are no padding
+    std::vector<int64_t> valid;                // elements at the start of each that are no padding
     for (size_t pass = 0; pass < 2; ++pass) {  // weights, then what the optimizer keeps
       for (size_t i = 0; i < parameters.size(); ++i) {
         const PlannedParameter& p = parameters[i];
@@ -63,9 +66,11 @@ void add_chunk(const LayoutPlan& plan, int64_t vocab_size, int64_t stage, int ch
         const BufferSlot& slot = buffer.slots[i];
         const BufferBucket& bucket = buffer.buckets[static_cast<size_t>(slot.bucket)];
         const int64_t part = (bucket.end - bucket.begin) / shards;
-        const int64_t from = std::max(slot.begin, bucket.begin + shard * part), limit = bucket.begin + (shard + 1) * part;
+        const int64_t from = std::max(slot.begin, bucket.begin + shard * part),
+                      limit = bucket.begin + (shard + 1) * part;
         const int64_t whole = std::min(slot.begin + p.local_elements, limit) - from;
-        const int64_t stored = std::min(slot.begin + valid_elements(plan, p, tensor, stage, vocab_size), limit) - from;
+        const int64_t stored =
+            std::min(slot.begin + valid_elements(plan, p, tensor, stage, vocab_size), limit) - from;
         for (const int64_t bytes : pass == 0 ? std::vector<int64_t>{plan.bytes.model} : state) {
           held.push_back({std::max<int64_t>(0, whole), bytes});
           valid.push_back(std::max<int64_t>(0, stored));
@@ -75,7 +80,8 @@ void add_chunk(const LayoutPlan& plan, int64_t vocab_size, int64_t stage, int ch
     for (const ReplicaPart& part : divide_among_replicas(held, replicas)) {
       const int64_t elements = std::min(part.end, valid[part.tensor]) - part.begin;
       if (elements <= 0) continue;
-      out.bytes[global_rank(plan, tensor, part.replica * shards + shard, stage)] += elements * held[part.tensor].element_bytes;
+      out.bytes[global_rank(plan, tensor, part.replica * shards + shard, stage)] +=
+          elements * held[part.tensor].element_bytes;
       ++out.fragments;
     }
   }
@@ -94,7 +100,8 @@ CheckpointPlan make_checkpoint_plan(const LayoutPlan& plan, int64_t vocab_size) 
   out.bytes.assign(static_cast<size_t>(plan.arguments.world_size), 0);
   for (int64_t stage = 0; stage < plan.pipeline; ++stage)
     for (int chunk = 0; chunk < plan.stages.num_chunks(); ++chunk)
-      for (int64_t tensor = 0; tensor < plan.tensor; ++tensor) add_chunk(plan, vocab_size, stage, chunk, tensor, out);
+      for (int64_t tensor = 0; tensor < plan.tensor; ++tensor)
+        add_chunk(plan, vocab_size, stage, chunk, tensor, out);
   int64_t blocks = 0;
   for (size_t rank = 0; rank < out.bytes.size(); ++rank) {
     const int64_t bytes = out.bytes[rank];

@@ -40,7 +40,8 @@ std::vector<StateTensor> state_tensors(TrainedModel& model, bool with_optimizer)
 }
 
 // Pipeline stages want different tensors of one checkpoint.
-std::vector<std::string> keys_of_all_ranks(const std::vector<ShardedTensor>& wanted, Agreement* agreement) {
+std::vector<std::string> keys_of_all_ranks(const std::vector<ShardedTensor>& wanted,
+                                           Agreement* agreement) {
   if (agreement == nullptr) return {};
   std::string own;
   for (const ShardedTensor& tensor : wanted) own += tensor.key + "\n";
@@ -57,9 +58,10 @@ std::vector<std::string> keys_of_all_ranks(const std::vector<ShardedTensor>& wan
   return out;
 }
 
-// Replicas read each byte once and give it to one another; a rank that cannot read its part fails the load on all.
-LoadReport read_tensors(const Checkpoint& checkpoint, std::vector<StateTensor> tensors, LoadOptions options,
-                        Agreement* agreement) {
+// Replicas read each byte once and give it to one another; a rank that cannot read its part fails
+// the load on all.
+LoadReport read_tensors(const Checkpoint& checkpoint, std::vector<StateTensor> tensors,
+                        LoadOptions options, Agreement* agreement) {
   if (agreement == nullptr)
     for (StateTensor& tensor : tensors) tensor.replicas = nullptr;
   const ReplicatedRead replicated(std::move(tensors));
@@ -146,7 +148,8 @@ void load_model_state(const Checkpoint& checkpoint, const RunState& state,
   for (ModelChunk& chunk : model.chunks) chunk.store->values_will_change();
   const LoadReport report = read_tensors(checkpoint, tensors, options, agreement);
   if (parts.optimizer && !report.missing.empty())
-    log_warning(cat(name, " holds no scales for ", report.missing.front(), report.missing.size() > 1 ? " and others" : "",
+    log_warning(cat(name, " holds no scales for ", report.missing.front(),
+                    report.missing.size() > 1 ? " and others" : "",
                     ": the first step scales tensors by their own values"));
   if (parts.adapter_source != nullptr)
     read_tensors(*parts.adapter_source, adapters, options, agreement);
@@ -161,7 +164,8 @@ void load_model_state(const Checkpoint& checkpoint, const RunState& state,
   }
   if (!model.optimizer) return;
   if (parts.optimizer) {
-    model.optimizer->set_schedule(resume_schedule(model.optimizer->schedule(), *state.schedule, config));
+    model.optimizer->set_schedule(
+        resume_schedule(model.optimizer->schedule(), *state.schedule, config));
     model.optimizer->load_state(*state.step);
     model.optimizer->reload_values();
   } else {
@@ -172,7 +176,8 @@ void load_model_state(const Checkpoint& checkpoint, const RunState& state,
 std::vector<std::pair<std::string, std::string>> checkpoint_files(const Arguments& arguments,
                                                                   const Tokenizer& tokenizer,
                                                                   const Checkpoint* start) {
-  std::vector<std::pair<std::string, std::string>> files = {{"config.yaml", resolved_yaml(arguments)}};
+  std::vector<std::pair<std::string, std::string>> files = {
+      {"config.yaml", resolved_yaml(arguments)}};
   for (const std::filesystem::path& file : tokenizer.files())
     files.emplace_back("tokenizer/" + file.filename().string(), read_file(file));
   // The form of conversations belongs to the model that was trained on it.
@@ -197,29 +202,37 @@ std::vector<std::pair<std::string, std::string>> checkpoint_files(const Argument
   return files;
 }
 
-// Host copies of the state tree. The memory is used again by the next save once the previous one has ended.
+// Host copies of the state tree. The memory is used again by the next save once the previous one
+// has ended.
 struct Checkpointer::Snapshot {
   std::vector<at::Tensor> tensors;
 };
 
-Checkpointer::Checkpointer(const Arguments& arguments, TrainedModel& model, TrainingLog& log, Timers& timers,
-                           std::vector<std::pair<std::string, std::string>> files, bool replace_existing,
-                           Agreement* agreement)
-    : arguments_(arguments), model_(model), log_(log), timers_(timers), files_(std::move(files)),
-      replace_existing_(replace_existing), agreement_(agreement) {
+Checkpointer::Checkpointer(const Arguments& arguments, TrainedModel& model, TrainingLog& log,
+                           Timers& timers, std::vector<std::pair<std::string, std::string>> files,
+                           bool replace_existing, Agreement* agreement)
+    : arguments_(arguments),
+      model_(model),
+      log_(log),
+      timers_(timers),
+      files_(std::move(files)),
+      replace_existing_(replace_existing),
+      agreement_(agreement) {
   if (arguments.training.async_save) saver_ = std::make_unique<AsyncSaver>(1);
 }
 
 Checkpointer::~Checkpointer() = default;
 
-SaveRequest Checkpointer::request(const RunState& state, bool copy, std::shared_ptr<Snapshot>& snapshot) {
+SaveRequest Checkpointer::request(const RunState& state, bool copy,
+                                  std::shared_ptr<Snapshot>& snapshot) {
   const TrainingConfig& training = arguments_.training;
   std::vector<StateTensor> tensors = state_tensors(model_, !training.no_save_optim);
   if (!training.save_frozen)
     take(tensors,
          [names = frozen_names(model_)](const std::string& key) { return names.contains(key); });
   tensors = parts_to_write(tensors);
-  const bool reuse = snapshot_ && snapshot_.use_count() == 1 && snapshot_->tensors.size() == tensors.size();
+  const bool reuse =
+      snapshot_ && snapshot_.use_count() == 1 && snapshot_->tensors.size() == tensors.size();
   snapshot = reuse ? snapshot_ : std::make_shared<Snapshot>();
   SaveRequest out;
   for (size_t i = 0; i < tensors.size(); ++i) {
@@ -310,16 +323,19 @@ void rethrow_if_a_peer_failed(const SaveOutcome& outcome) {
 
 void Checkpointer::report(const SaveOutcome& outcome) {
   double seconds = 0;
-  const auto begun = std::find_if(started_.begin(), started_.end(), [&](const auto& s) { return s.first == outcome.iteration; });
+  const auto begun = std::find_if(started_.begin(), started_.end(),
+                                  [&](const auto& s) { return s.first == outcome.iteration; });
   if (begun != started_.end()) {
-    seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begun->second).count();
+    seconds =
+        std::chrono::duration<double>(std::chrono::steady_clock::now() - begun->second).count();
     started_.erase(begun);
   }
   for (const std::string& warning : outcome.result.warnings) log_warning(warning);
   if (!outcome.error.empty()) {
     rethrow_if_a_peer_failed(outcome);
     if (last_saved_ == outcome.iteration) last_saved_ = -1;
-    const std::string message = cat("the checkpoint of iteration ", outcome.iteration, " was not saved: ", outcome.error);
+    const std::string message =
+        cat("the checkpoint of iteration ", outcome.iteration, " was not saved: ", outcome.error);
     if (arguments_.training.save_failure == SaveFailure::kStop)
       throw Error(message + "\nhint: --save-failure continue goes on training without it");
     log_error(message);
@@ -329,12 +345,15 @@ void Checkpointer::report(const SaveOutcome& outcome) {
   newest_.iteration = outcome.iteration;
   newest_.directory = outcome.result.directory.string();
   newest_.longest_seconds = std::max(newest_.longest_seconds, seconds);
-  print_line(cat("  saved checkpoint of iteration ", outcome.iteration, " to ", outcome.result.directory.string(), " (",
+  print_line(cat("  saved checkpoint of iteration ", outcome.iteration, " to ",
+                 outcome.result.directory.string(), " (",
                  format_bytes(static_cast<double>(outcome.result.total_bytes)), ")"));
   log_progress(arguments_.training, cat("saved iteration ", outcome.iteration));
   if (!log_.metrics().is_open()) return;
   MetricsRecord record = log_.metrics().begin("checkpoint");
-  record.member("iteration", outcome.iteration).member("bytes", outcome.result.total_bytes).member("seconds", seconds);
+  record.member("iteration", outcome.iteration)
+      .member("bytes", outcome.result.total_bytes)
+      .member("seconds", seconds);
   record.member("directory", outcome.result.directory.string());
   log_.metrics().write(std::move(record));
 }
@@ -358,7 +377,8 @@ void log_progress(const TrainingConfig& config, const std::string& text) {
   localtime_r(&now, &parts);
   char time[32];
   std::strftime(time, sizeof time, "%Y-%m-%d %H:%M:%S", &parts);
-  std::ofstream(std::filesystem::path(config.save) / "progress.txt", std::ios::app) << time << "\t" << text << "\n";
+  std::ofstream(std::filesystem::path(config.save) / "progress.txt", std::ios::app)
+      << time << "\t" << text << "\n";
 }
 
 }  // namespace megatron

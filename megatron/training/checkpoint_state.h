@@ -1,8 +1,9 @@
 // The state tree of a run, to and from checkpoints.
 //
-// A checkpoint holds the weights under their own names in the model's type, optimizer.state.* beside them, the numbers of
-// RunState, and three kinds of files: config.yaml (the resolved configuration), tokenizer/* (the tokenizer's files), and what
-// the model brought along from a folder of Hugging Face (huggingface/*, peft/*).
+// A checkpoint holds the weights under their own names in the model's type, optimizer.state.*
+// beside them, the numbers of RunState, and three kinds of files: config.yaml (the resolved
+// configuration), tokenizer/* (the tokenizer's files), and what the model brought along from a
+// folder of Hugging Face (huggingface/*, peft/*).
 #pragma once
 
 #include <filesystem>
@@ -37,10 +38,13 @@ struct LoadParts {
   const Checkpoint* frozen_source = nullptr;  // what frozen weights are taken from, likewise
 };
 
-// Fills weights, and with them the optimizer, reading what this rank needs; every rank of `agreement` (null: one) calls it. With `parts.optimizer` false element types are converted and what the checkpoint
-// holds for the optimizer is left aside. Throws Error naming every tensor that does not fit.
-void load_model_state(const Checkpoint& checkpoint, const RunState& state, const OptimizerConfig& config,
-                      TrainedModel& model, LoadParts parts, Agreement* agreement);
+// Fills weights, and with them the optimizer, reading what this rank needs; every rank of
+// `agreement` (null: one) calls it. With `parts.optimizer` false element types are converted and
+// what the checkpoint holds for the optimizer is left aside. Throws Error naming every tensor that
+// does not fit.
+void load_model_state(const Checkpoint& checkpoint, const RunState& state,
+                      const OptimizerConfig& config, TrainedModel& model, LoadParts parts,
+                      Agreement* agreement);
 
 // The files beside the weights.
 // `start`: what the run starts from or resumes; what it brought along from a folder of Hugging Face
@@ -54,11 +58,12 @@ class Checkpointer {
  public:
   // Keeps references to all of its arguments.
   Checkpointer(const Arguments& arguments, TrainedModel& model, TrainingLog& log, Timers& timers,
-               std::vector<std::pair<std::string, std::string>> files, bool replace_existing, Agreement* agreement);
+               std::vector<std::pair<std::string, std::string>> files, bool replace_existing,
+               Agreement* agreement);
   ~Checkpointer();
 
-  // Saves now, or copies now and writes in the background. A failure is reported, and thrown with --save-failure stop. Saving
-  // the iteration that was saved last does nothing.
+  // Saves now, or copies now and writes in the background. A failure is reported, and thrown with
+  // --save-failure stop. Saving the iteration that was saved last does nothing.
   void save(RunState state);
   // Reports background saves that have ended.
   void poll();
@@ -66,15 +71,16 @@ class Checkpointer {
   void finish();
   int64_t last_saved() const { return last_saved_; }
   void set_last_saved(int64_t iteration) { last_saved_ = newest_.iteration = iteration; }
-  // The newest checkpoint that is known to be on disk; iteration -1: none. Directory and seconds of those that were
-  // written here.
+  // The newest checkpoint that is known to be on disk; iteration -1: none. Directory and seconds of
+  // those that were written here.
   struct Published {
     int64_t iteration = -1;
     std::string directory;
     double longest_seconds = 0;  // of all saves so far, from the call to the publication
   };
   const Published& newest() const { return newest_; }
-  // How long a save takes: the longest so far, `before` by earlier attempts, or what this rank's state needs at 100 MB/s.
+  // How long a save takes: the longest so far, `before` by earlier attempts, or what this rank's
+  // state needs at 100 MB/s.
   double expected_seconds(double before);
 
  private:

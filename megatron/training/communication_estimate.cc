@@ -40,7 +40,9 @@ Sizes sizes_of(const LayoutPlan& plan) {
 // Layers of a chunk whose forward runs again in the backward.
 int64_t recomputed_layers(const TransformerConfig& c, int64_t num_layers) {
   if (c.recompute_granularity != RecomputeGranularity::kFull) return 0;
-  return c.recompute_method == RecomputeMethod::kBlock ? std::min(num_layers, c.recompute_num_layers) : num_layers;
+  return c.recompute_method == RecomputeMethod::kBlock
+             ? std::min(num_layers, c.recompute_num_layers)
+             : num_layers;
 }
 
 // Units that they form, each with one saved input.
@@ -61,14 +63,16 @@ PassTraffic tensor_pass(const LayoutPlan& plan, const StageSlice& slice) {
   const double one_way = scatter(t, z.product), layers = static_cast<double>(slice.num_layers);
   const double shared = z.sharing > 1 ? scatter(z.sharing, z.mixed) : 0;
   const double forward = 4 * one_way + shared;
-  const double stream = z.product / static_cast<double>(plan.bytes.model) * static_cast<double>(plan.bytes.residual);
+  const double stream =
+      z.product / static_cast<double>(plan.bytes.model) * static_cast<double>(plan.bytes.residual);
   PassTraffic pass;
   pass.forward = layers * forward;
   pass.backward = layers * ((plan.sequence_parallel ? 6 : 4) * one_way + shared) +
                   static_cast<double>(recomputed_layers(plan.model(), slice.num_layers)) * forward +
                   (plan.model().recomputes("mlp") ? layers * 2 * one_way : 0.0);
   if (plan.model().distribute_saved_activations)
-    pass.backward += static_cast<double>(recomputed_units(plan.model(), slice.num_layers)) * scatter(t, stream);
+    pass.backward +=
+        static_cast<double>(recomputed_units(plan.model(), slice.num_layers)) * scatter(t, stream);
   if (slice.embedding) {
     pass.forward += (plan.sequence_parallel ? 1 : 2) * one_way;
     pass.backward += plan.sequence_parallel ? one_way : 0;
@@ -84,31 +88,36 @@ PassTraffic tensor_pass(const LayoutPlan& plan, const StageSlice& slice) {
 
 PassTraffic ring_or_gather(int64_t ranks, double keys, double widened, bool ring) {
   const double others = static_cast<double>(ranks - 1);
-  return {others * keys, others * keys + (ring ? static_cast<double>(ranks) : others) * keys * widened};
+  return {others * keys,
+          others * keys + (ring ? static_cast<double>(ranks) : others) * keys * widened};
 }
 
 PassTraffic context_layer(const LayoutPlan& plan, int64_t layer) {
   const TransformerConfig& c = plan.model();
   const Sizes z = sizes_of(plan);
   const ContextParallelType type = c.context_parallel_type(layer);
-  const double widened = static_cast<double>(plan.bytes.sum) / static_cast<double>(plan.bytes.model);
+  const double widened =
+      static_cast<double>(plan.bytes.sum) / static_cast<double>(plan.bytes.model);
   const bool again = c.recomputes("core_attn");
   const auto with_recomputation = [&](PassTraffic pass) {
     if (again) pass.backward += pass.forward;
     return pass;
   };
-  if (type == ContextParallelType::kP2P) return with_recomputation(ring_or_gather(plan.context, z.keys, widened, true));
+  if (type == ContextParallelType::kP2P)
+    return with_recomputation(ring_or_gather(plan.context, z.keys, widened, true));
   if (type == ContextParallelType::kAllGather)
     return with_recomputation(ring_or_gather(plan.context, z.keys, widened, false));
   const bool nested = type == ContextParallelType::kA2AP2P;
-  const int64_t inner = nested ? plan.arguments.parallel.hierarchical_context_parallel_sizes.at(0) : plan.context;
+  const int64_t inner =
+      nested ? plan.arguments.parallel.hierarchical_context_parallel_sizes.at(0) : plan.context;
   // Keys are repeated until the inner ranks can divide them.
-  const double keys = z.keys * static_cast<double>(std::lcm(z.groups, inner)) / static_cast<double>(z.groups);
+  const double keys =
+      z.keys * static_cast<double>(std::lcm(z.groups, inner)) / static_cast<double>(z.groups);
   const double exchange = inner > 1 ? scatter(inner, 2 * z.queries + keys) : 0;
   PassTraffic pass{exchange, exchange};
   if (!nested) return pass;
-  const PassTraffic ring =
-      with_recomputation(ring_or_gather(plan.context / inner, inner > 1 ? keys : z.keys, widened, true));
+  const PassTraffic ring = with_recomputation(
+      ring_or_gather(plan.context / inner, inner > 1 ? keys : z.keys, widened, true));
   return {pass.forward + ring.forward, pass.backward + ring.backward};
 }
 
@@ -124,10 +133,12 @@ PassTraffic context_pass(const LayoutPlan& plan, const StageSlice& slice) {
 }
 
 PassTraffic pipeline_pass(const LayoutPlan& plan, int stage, int chunk) {
-  const double bytes = static_cast<double>(plan.rows() * plan.model().hidden_size * plan.bytes.residual);
+  const double bytes =
+      static_cast<double>(plan.rows() * plan.model().hidden_size * plan.bytes.residual);
   const int segment = plan.schedule.segment(stage, chunk);
   const auto elsewhere = [&](int other) {
-    return other >= 0 && other < plan.schedule.num_segments() && plan.schedule.place(other).stage != stage;
+    return other >= 0 && other < plan.schedule.num_segments() &&
+           plan.schedule.place(other).stage != stage;
   };
   return {elsewhere(segment + 1) ? bytes : 0, elsewhere(segment - 1) ? bytes : 0};
 }
@@ -148,7 +159,8 @@ GroupTraffic data_traffic(const LayoutPlan& plan, const BufferLayout& buffer) {
   const DataSharding& sharding = plan.sharding;
   const int64_t shards = sharding.shards;
   const double passes = static_cast<double>(plan.num_microbatches);
-  const double of_gradient = plan.arguments.ddp.grad_reduce_in_bf16 ? 2.0 : static_cast<double>(plan.bytes.sum);
+  const double of_gradient =
+      plan.arguments.ddp.grad_reduce_in_bf16 ? 2.0 : static_cast<double>(plan.bytes.sum);
   const double gradients = static_cast<double>(buffer.num_trained_elements) * of_gradient;
   const int64_t moved = sharding.values ? buffer.num_elements : buffer.num_trained_elements;
   const double values = static_cast<double>(moved) * static_cast<double>(plan.bytes.model);
@@ -169,7 +181,8 @@ GroupTraffic data_traffic(const LayoutPlan& plan, const BufferLayout& buffer) {
   } else {
     traffic.once += scatter(shards, values);
   }
-  if (sharding.replicas() > 1) traffic.once += all_reduce(sharding.replicas(), gradients / static_cast<double>(shards));
+  if (sharding.replicas() > 1)
+    traffic.once += all_reduce(sharding.replicas(), gradients / static_cast<double>(shards));
   return traffic;
 }
 
@@ -181,8 +194,8 @@ void add(GroupTraffic& traffic, const PassTraffic& pass, int64_t num_microbatche
 }  // namespace
 
 std::vector<GroupTraffic> stage_traffic(const LayoutPlan& plan, int stage) {
-  GroupTraffic tp{"tp", plan.tensor}, cp{"cp", plan.context}, pp{"pp", plan.pipeline}, dp{"dp", plan.sharding.ranks},
-      embd{"embd", 1};
+  GroupTraffic tp{"tp", plan.tensor}, cp{"cp", plan.context}, pp{"pp", plan.pipeline},
+      dp{"dp", plan.sharding.ranks}, embd{"embd", 1};
   for (int chunk = 0; chunk < plan.stages.num_chunks(); ++chunk) {
     const StageSlice slice = plan.stages.slice(stage, chunk);
     const std::vector<PlannedParameter> parameters = chunk_parameters(plan, stage, chunk);

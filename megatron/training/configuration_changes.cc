@@ -23,17 +23,22 @@ std::string shown(const FieldInfo& field) {
 
 }  // namespace
 
-std::vector<std::string> configuration_changes(const Arguments& arguments, const std::filesystem::path& stored) {
+std::vector<std::string> configuration_changes(const Arguments& arguments,
+                                               const std::filesystem::path& stored) {
   std::vector<std::string> changes;
   if (!std::filesystem::exists(stored)) return changes;
   Arguments before, now = arguments;
   read_yaml(before.configs(), stored.string(), /*ignore_unknown=*/true);
   std::map<std::string, std::string> old_values;
-  for (const FieldInfo& field : describe_fields(before.configs())) old_values[field.name] = shown(field);
+  for (const FieldInfo& field : describe_fields(before.configs()))
+    old_values[field.name] = shown(field);
   for (const FieldInfo& field : describe_fields(now.configs())) {
     const std::string value = shown(field);
-    if (std::find(kStart.begin(), kStart.end(), field.name) != kStart.end() || value == old_values[field.name]) continue;
-    changes.push_back(cat(field.negative ? field.name : field.flags[0], " ", value, ", was ", old_values[field.name]));
+    if (std::find(kStart.begin(), kStart.end(), field.name) != kStart.end() ||
+        value == old_values[field.name])
+      continue;
+    changes.push_back(cat(field.negative ? field.name : field.flags[0], " ", value, ", was ",
+                          old_values[field.name]));
   }
   return changes;
 }

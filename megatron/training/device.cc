@@ -15,16 +15,17 @@ namespace megatron {
 
 namespace {
 
-// Note [Hardware queues]
-// Streams share the queues through which a GPU is given work; there are 8 unless this variable, read when CUDA starts, says
-// otherwise. A receive that waits for its peer would hold up whatever stands behind it, which the peer may wait for: a middle
-// stage of a pipeline has more streams than that.
+// Note [Hardware queues] Streams share the queues through which a GPU is given work; there are 8
+// unless this variable, read when CUDA starts, says otherwise. A receive that waits for its peer
+// would hold up whatever stands behind it, which the peer may wait for: a middle stage of a
+// pipeline has more streams than that.
 constexpr int kMostQueues = 32;
 void use_all_queues(bool tell) {
   constexpr const char* kVariable = "CUDA_DEVICE_MAX_CONNECTIONS";
   const char* given = std::getenv(kVariable);
   if (tell && given != nullptr && std::atoi(given) < kMostQueues)
-    log_warning(cat(kVariable, "=", given, " is not used: ", kMostQueues, " is, since no overlap here needs fewer and pipelines need more"));
+    log_warning(cat(kVariable, "=", given, " is not used: ", kMostQueues,
+                    " is, since no overlap here needs fewer and pipelines need more"));
   setenv(kVariable, cat(kMostQueues).c_str(), 1);
 }
 
@@ -34,16 +35,20 @@ c10::Device choose_device(DeviceChoice choice, int local_rank) {
   if (choice != DeviceChoice::kCpu) use_all_queues(local_rank == 0);
   const bool has_gpu = at::globalContext().hasCUDA();
   MEGATRON_CHECK(choice == DeviceChoice::kAuto || choice == DeviceChoice::kCpu || has_gpu,
-                 "no usable GPU is found, but --device asks for one\nhint: use --device cpu, or a build with CUDA on a machine with a GPU");
+                 "no usable GPU is found, but --device asks for one\nhint: use --device cpu, or a "
+                 "build with CUDA on a machine with a GPU");
   if (choice == DeviceChoice::kCpu || !has_gpu) return c10::Device(c10::kCPU);
   const c10::impl::VirtualGuardImpl guard(c10::kCUDA);
-  MEGATRON_CHECK(local_rank < guard.deviceCount(), "rank ", local_rank, " of this machine has no GPU of its own: there are ",
-                 static_cast<int>(guard.deviceCount()), "\nhint: start as many ranks as there are GPUs, or use --device cpu");
+  MEGATRON_CHECK(local_rank < guard.deviceCount(), "rank ", local_rank,
+                 " of this machine has no GPU of its own: there are ",
+                 static_cast<int>(guard.deviceCount()),
+                 "\nhint: start as many ranks as there are GPUs, or use --device cpu");
   const c10::Device device(c10::kCUDA, static_cast<c10::DeviceIndex>(local_rank));
   guard.setDevice(device);
   const DeviceModel* model = device_model(choice);
-  MEGATRON_CHECK(model == nullptr || device_name(device).find(model->name) != std::string::npos, "--device asks for an ",
-                 model == nullptr ? "" : model->name, ", but this rank has an ", device_name(device),
+  MEGATRON_CHECK(model == nullptr || device_name(device).find(model->name) != std::string::npos,
+                 "--device asks for an ", model == nullptr ? "" : model->name,
+                 ", but this rank has an ", device_name(device),
                  "\nhint: --device cuda takes any GPU");
   return device;
 }

@@ -1,4 +1,5 @@
-// What the trainer needs to know of its device beyond tensors: name, memory, profiler marks. Without CUDA the marks do nothing.
+// What the trainer needs to know of its device beyond tensors: name, memory, profiler marks.
+// Without CUDA the marks do nothing.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -12,9 +13,9 @@
 
 namespace megatron {
 
-// The GPU of this rank (`local_rank` counts the ranks of one machine), which becomes the current one, or the CPU. Throws Error
-// when --device asks for a GPU and none of that model is found, the build has no CUDA, or the machine has fewer GPUs than
-// ranks.
+// The GPU of this rank (`local_rank` counts the ranks of one machine), which becomes the current
+// one, or the CPU. Throws Error when --device asks for a GPU and none of that model is found, the
+// build has no CUDA, or the machine has fewer GPUs than ranks.
 c10::Device choose_device(DeviceChoice choice, int local_rank = 0);
 
 // "NVIDIA H200"; "cpu".

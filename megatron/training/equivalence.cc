@@ -34,8 +34,10 @@ class Assembly {
     }
     at::Tensor values = entry.values, held = entry.held;
     for (size_t d = 0; d < part.piece.global.shape.size(); ++d) {
-      values = values.narrow(static_cast<int64_t>(d), part.piece.global.offset[d], part.piece.global.shape[d]);
-      held = held.narrow(static_cast<int64_t>(d), part.piece.global.offset[d], part.piece.global.shape[d]);
+      values = values.narrow(static_cast<int64_t>(d), part.piece.global.offset[d],
+                             part.piece.global.shape[d]);
+      held = held.narrow(static_cast<int64_t>(d), part.piece.global.offset[d],
+                         part.piece.global.shape[d]);
     }
     // Elements that are not held here are NaN in no model: NaN marks what a shard leaves out.
     const at::Tensor given = part.values.view(values.sizes());
@@ -51,7 +53,8 @@ class Assembly {
     for (auto& [name, entry] : entries_) {
       if (!name.starts_with(prefix)) continue;
       const std::string parameter = name.substr(prefix.size());
-      if (!entry.held.all().item<bool>()) faults.push_back(cat(name, ": no rank holds all of it, or it is not a number"));
+      if (!entry.held.all().item<bool>())
+        faults.push_back(cat(name, ": no rank holds all of it, or it is not a number"));
       if (entry.copies_differ) faults.push_back(cat(name, ": copies on different ranks differ"));
       out[parameter] = entry.values;
     }
@@ -67,7 +70,9 @@ class Assembly {
   std::map<std::string, Entry> entries_;
 };
 
-void append(std::string& text, const void* data, size_t bytes) { text.append(static_cast<const char*>(data), bytes); }
+void append(std::string& text, const void* data, size_t bytes) {
+  text.append(static_cast<const char*>(data), bytes);
+}
 
 void append_shape(std::string& text, const std::vector<int64_t>& shape) {
   const auto size = static_cast<int64_t>(shape.size());
@@ -157,9 +162,11 @@ class TracedRun {
         [this] { return hybrid_ ? hybrid_->next() : batches_.make(loader_->next()); }, timers);
     TracedStep step;
     step.weight = totals[1].item<double>();
-    const double counted = step.weight == 0 ? 1 : step.weight;  // as the step does when every token is masked
+    // As the step does when every token is masked
+    const double counted = step.weight == 0 ? 1 : step.weight;
     step.loss = totals[0].item<double>() / counted;
-    const double divisor = options.per_token_loss ? counted : double(options.num_microbatches * groups_.dp.size());
+    const double divisor =
+        options.per_token_loss ? counted : double(options.num_microbatches * groups_.dp.size());
     for (const ModelChunk& chunk : model_.chunks) {
       const std::vector<FlatShard>& shards = chunk.store->shards();
       const auto part = [&](size_t shard, const FlatSlot& slot) {
@@ -182,13 +189,16 @@ class TracedRun {
   void weights(std::vector<Part>& parts) {
     for (const ModelChunk& chunk : model_.chunks) {
       chunk.store->finish_param_sync();
-      for (const StateTensor& value : chunk.store->state()) add("weight " + value.description.key, value, 1.0, parts);
+      for (const StateTensor& value : chunk.store->state())
+        add("weight " + value.description.key, value, 1.0, parts);
     }
   }
 
  private:
-  // The pieces of one local tensor. Where this rank holds only a range of its flattened elements the others are NaN.
-  void add(const std::string& name, const StateTensor& state, double factor, std::vector<Part>& parts) {
+  // The pieces of one local tensor. Where this rank holds only a range of its flattened elements
+  // the others are NaN.
+  void add(const std::string& name, const StateTensor& state, double factor,
+           std::vector<Part>& parts) {
     const ShardedTensor& d = state.description;
     at::Tensor whole = state.data.to(at::kCPU, at::kDouble).reshape({-1}) * factor;
     int64_t count = 1;
@@ -202,7 +212,8 @@ class TracedRun {
     for (const ShardPiece& piece : d.pieces) {
       at::Tensor values = whole;
       for (size_t dim = 0; dim < piece.local_offset.size(); ++dim)
-        values = values.narrow(static_cast<int64_t>(dim), piece.local_offset[dim], piece.global.shape[dim]);
+        values = values.narrow(static_cast<int64_t>(dim), piece.local_offset[dim],
+                               piece.global.shape[dim]);
       parts.push_back({name, d.global_shape, piece, values.contiguous()});
     }
   }
@@ -235,7 +246,8 @@ double length_of(const at::Tensor& x) { return at::linalg_vector_norm(x, 2).item
 
 }  // namespace
 
-TrainingTrace trace_training(const PretrainTask& task, const Arguments& arguments, at::ScalarType dtype, int num_steps) {
+TrainingTrace trace_training(const PretrainTask& task, const Arguments& arguments,
+                             at::ScalarType dtype, int num_steps) {
   Assembly assembly;
   std::vector<TracedStep> steps(num_steps);
   run_ranks(
@@ -256,15 +268,17 @@ TrainingTrace trace_training(const PretrainTask& task, const Arguments& argument
   return assemble(std::move(steps), assembly);
 }
 
-TrainingTrace trace_training(const PretrainTask& task, const Arguments& arguments, at::ScalarType dtype, int num_steps,
-                             const Job& job, c10::Device device) {
+TrainingTrace trace_training(const PretrainTask& task, const Arguments& arguments,
+                             at::ScalarType dtype, int num_steps, const Job& job,
+                             c10::Device device) {
   Assembly assembly;
   std::vector<TracedStep> steps;
   std::vector<Part> parts;
   TracedRun run(task, arguments, dtype, job.groups, device);
   for (int i = 0; i < num_steps; ++i) steps.push_back(run.step(i, parts));
   run.weights(parts);
-  job.groups.world.barrier();  // a rank that leaves takes memory along that peers may still have been reading
+  // A rank that leaves takes memory along that peers may still have been reading
+  job.groups.world.barrier();
   if (job.agreement == nullptr) {
     for (const Part& part : parts) assembly.add(part);
   } else {
@@ -274,13 +288,16 @@ TrainingTrace trace_training(const PretrainTask& task, const Arguments& argument
   return assemble(std::move(steps), assembly);
 }
 
-std::vector<Comparison> compare_traces(const TrainingTrace& trace, const TrainingTrace& reference, double rtol) {
+std::vector<Comparison> compare_traces(const TrainingTrace& trace, const TrainingTrace& reference,
+                                       double rtol) {
   MEGATRON_ASSERT(trace.steps.size() == reference.steps.size());
   std::vector<Comparison> out;
   const auto number = [&](const std::string& name, double a, double b) {
     out.push_back({name, std::abs(a - b), rtol * std::abs(b)});
   };
-  const auto missing = [&](const std::string& name) { out.push_back({name + " is missing", 1, 0}); };
+  const auto missing = [&](const std::string& name) {
+    out.push_back({name + " is missing", 1, 0});
+  };
   for (size_t i = 0; i < trace.steps.size(); ++i) {
     const TracedStep& a = trace.steps[i];
     const TracedStep& b = reference.steps[i];
@@ -297,7 +314,8 @@ std::vector<Comparison> compare_traces(const TrainingTrace& trace, const Trainin
         missing(cat(step, "gradient of ", name));
         continue;
       }
-      out.push_back({cat(step, "gradient of ", name), length_of(found->second - grad), rtol * length_of(grad) + 1e-3 * rtol * all});
+      out.push_back({cat(step, "gradient of ", name), length_of(found->second - grad),
+                     rtol * length_of(grad) + 1e-3 * rtol * all});
     }
     for (const auto& [name, grad] : a.grads)
       if (!b.grads.contains(name)) missing(cat("serial ", step, "gradient of ", name));
@@ -310,7 +328,8 @@ std::vector<Comparison> compare_traces(const TrainingTrace& trace, const Trainin
       missing(cat("updated ", name));
       continue;
     }
-    out.push_back({cat("updated ", name), length_of(found->second - weight), rtol * length_of(weight) + 1e-3 * rtol * all});
+    out.push_back({cat("updated ", name), length_of(found->second - weight),
+                   rtol * length_of(weight) + 1e-3 * rtol * all});
   }
   return out;
 }

@@ -1,5 +1,5 @@
-// A few steps of training under one layout of ranks, kept as logical tensors, and the comparison of two of them: the ground of
-// `megatron prove` and of the equivalence matrix in the tests.
+// A few steps of training under one layout of ranks, kept as logical tensors, and the comparison of
+// two of them: the ground of `megatron prove` and of the equivalence matrix in the tests.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -12,7 +12,8 @@
 
 namespace megatron {
 
-using LogicalTensors = std::map<std::string, at::Tensor>;  // by parameter, global shape without padding, fp64 on the host
+// By parameter, global shape without padding, fp64 on the host
+using LogicalTensors = std::map<std::string, at::Tensor>;
 
 struct TracedStep {
   double loss = 0;         // per weighted token
@@ -25,17 +26,22 @@ struct TracedStep {
 struct TrainingTrace {
   std::vector<TracedStep> steps;
   LogicalTensors weights;  // after the last step
-  // What is wrong with the pieces themselves: elements that no rank holds, copies of one element that differ between ranks.
+  // What is wrong with the pieces themselves: elements that no rank holds, copies of one element
+  // that differ between ranks.
   std::vector<std::string> faults;
 };
 
-// Trains `num_steps` steps from new weights on the data that the arguments name (--mock-data for made-up text), in `dtype`, as
-// arguments.world_size ranks that are threads of this process, on the CPU.
-TrainingTrace trace_training(const PretrainTask& task, const Arguments& arguments, at::ScalarType dtype, int num_steps);
+// Trains `num_steps` steps from new weights on the data that the arguments name (--mock-data for
+// made-up text), in `dtype`, as arguments.world_size ranks that are threads of this process, on the
+// CPU.
+TrainingTrace trace_training(const PretrainTask& task, const Arguments& arguments,
+                             at::ScalarType dtype, int num_steps);
 
-// The same as one rank of a job of processes; the trace is complete on the first rank and empty on the others.
-TrainingTrace trace_training(const PretrainTask& task, const Arguments& arguments, at::ScalarType dtype, int num_steps,
-                             const Job& job, c10::Device device);
+// The same as one rank of a job of processes; the trace is complete on the first rank and empty on
+// the others.
+TrainingTrace trace_training(const PretrainTask& task, const Arguments& arguments,
+                             at::ScalarType dtype, int num_steps, const Job& job,
+                             c10::Device device);
 
 // One compared quantity.
 struct Comparison {
@@ -45,12 +51,15 @@ struct Comparison {
   bool holds() const { return difference <= allowed; }  // false for NaN
 };
 
-// Compares everything: losses, gradient norms, clip factors, every gradient of every step, every updated weight.
+// Compares everything: losses, gradient norms, clip factors, every gradient of every step, every
+// updated weight.
 //
 //   || a - b || <= rtol * || b || + 1e-3 * rtol * || all gradients ||
 //
-// for each gradient, since some gradients (that of a key bias) are zero in exact arithmetic, and likewise for each updated
-// weight among all weights, since what started from zero has moved by such gradients alone.
-std::vector<Comparison> compare_traces(const TrainingTrace& trace, const TrainingTrace& reference, double rtol);
+// for each gradient, since some gradients (that of a key bias) are zero in exact arithmetic, and
+// likewise for each updated weight among all weights, since what started from zero has moved by
+// such gradients alone.
+std::vector<Comparison> compare_traces(const TrainingTrace& trace, const TrainingTrace& reference,
+                                       double rtol);
 
 }  // namespace megatron

@@ -34,7 +34,8 @@ Batch Evaluator::next_batch(BatchMaker& maker) {
   return maker.make(source);
 }
 
-std::optional<Evaluator::Result> Evaluator::run(const PretrainTask& task, TrainedModel& model, const std::function<bool()>& stop) {
+std::optional<Evaluator::Result> Evaluator::run(const PretrainTask& task, TrainedModel& model,
+                                                const std::function<bool()>& stop) {
   if (options_.full) {
     loader_ = make_loader(0);
   } else if (!loader_) {
@@ -42,8 +43,10 @@ std::optional<Evaluator::Result> Evaluator::run(const PretrainTask& task, Traine
   }
   const int64_t per_pass = options_.micro_batch_size * options_.data_parallel_size;
   PassOptions pass;
-  pass.num_microbatches = options_.full ? 1 : static_cast<int>(options_.global_batch_size / per_pass);
-  const int64_t rounds = options_.full ? (dataset_->size() + per_pass - 1) / per_pass : options_.eval_iters;
+  pass.num_microbatches =
+      options_.full ? 1 : static_cast<int>(options_.global_batch_size / per_pass);
+  const int64_t rounds =
+      options_.full ? (dataset_->size() + per_pass - 1) / per_pass : options_.eval_iters;
   BatchMaker maker(device_, options_.own_positions, model.groups().cp);
   Timers timers(0);
   at::Tensor totals = at::zeros({2 + static_cast<int64_t>(task.metrics.size())},
@@ -60,7 +63,8 @@ std::optional<Evaluator::Result> Evaluator::run(const PretrainTask& task, Traine
   const double weight = host[1].item<double>();
   MEGATRON_CHECK(weight > 0, "no token of the evaluated samples has weight in the loss");
   Result result{host[0].item<double>() / weight, {}};
-  for (int64_t i = 2; i < host.numel(); ++i) result.metrics.push_back(host[i].item<double>() / weight);
+  for (int64_t i = 2; i < host.numel(); ++i)
+    result.metrics.push_back(host[i].item<double>() / weight);
   return result;
 }
 

@@ -12,8 +12,9 @@
 
 namespace megatron {
 
-// One set that is evaluated. With full validation each evaluation reads the whole set from its beginning; otherwise each takes
-// the next samples, so that `consumed` belongs to the state of a run.
+// One set that is evaluated. With full validation each evaluation reads the whole set from its
+// beginning; otherwise each takes the next samples, so that `consumed` belongs to the state of a
+// run.
 class Evaluator {
  public:
   struct Options {
@@ -33,9 +34,10 @@ class Evaluator {
     double loss = 0;              // per token
     std::vector<double> metrics;  // of the task, per token
   };
-  // Over all ranks; nothing when `stop` (asked before each pass) said true. Throws Error when the set holds no
-  // weighted token.
-  std::optional<Result> run(const PretrainTask& task, TrainedModel& model, const std::function<bool()>& stop = {});
+  // Over all ranks; nothing when `stop` (asked before each pass) said true. Throws Error when the
+  // set holds no weighted token.
+  std::optional<Result> run(const PretrainTask& task, TrainedModel& model,
+                            const std::function<bool()>& stop = {});
   int64_t consumed_samples() const { return options_.consumed_samples; }
 
  private:

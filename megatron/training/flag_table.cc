@@ -17,11 +17,13 @@ constexpr KnownFlag::Kind kNo = KnownFlag::Kind::kRefused;
 constexpr std::string_view kZeroBubble =
     "weight gradients of every layer are deferred by --pipeline-schedule zb-h1, zb-auto or zb-v";
 constexpr std::string_view kGtp = "generalised tensor parallelism (weight shards) is not built yet";
-constexpr std::string_view kOneFsdp = "there is one implementation of fully sharded data parallelism";
+constexpr std::string_view kOneFsdp =
+    "there is one implementation of fully sharded data parallelism";
 constexpr std::string_view kFsdpBuffers =
     "gathered layers come from the allocator; fixed or registered buffers are not built yet";
 constexpr std::string_view kHybridFsdp =
-    "instances hold copies (--num-distributed-optimizer-instances); sharding between them is not built yet";
+    "instances hold copies (--num-distributed-optimizer-instances); sharding between them is not "
+    "built yet";
 constexpr std::string_view kMoe = "mixture of experts is not built yet";
 constexpr std::string_view kMla = "multi-latent attention is not built yet";
 constexpr std::string_view kMtp = "multi-token prediction is not built yet";
@@ -29,10 +31,13 @@ constexpr std::string_view kVariant = "sparse, gated-delta and linear attention 
 constexpr std::string_view kMhc = "multi-stream residual connections (mHC) are not built yet";
 constexpr std::string_view kMup = "the maximal update parametrisation (muP) is not built yet";
 constexpr std::string_view kSsm = "Mamba and hybrid models are not built yet";
-constexpr std::string_view kQuantizer = "quantisers in Python do not run here; the recipes are built in";
-constexpr std::string_view kMxfp8 = "MXFP8 needs the scaled products of Blackwell GPUs and is not built";
+constexpr std::string_view kQuantizer =
+    "quantisers in Python do not run here; the recipes are built in";
+constexpr std::string_view kMxfp8 =
+    "MXFP8 needs the scaled products of Blackwell GPUs and is not built";
 constexpr std::string_view kParamGather =
-    "gathering weights in FP8 or FP4 is not built yet; they are gathered in bf16 and quantised then";
+    "gathering weights in FP8 or FP4 is not built yet; they are gathered in bf16 and quantised "
+    "then";
 constexpr std::string_view kKitchen = "Kitchen is a closed library of NVIDIA";
 constexpr std::string_view kOffloadBalance =
     "every stage offloads alike; --activation-offload-fraction says how much";
@@ -52,11 +57,11 @@ constexpr std::string_view kDistill = "distillation from stored logits is not bu
 constexpr std::string_view kTrace = "recording of router decisions is not built yet";
 constexpr std::string_view kOneLogger = "one-logger is a service inside NVIDIA";
 constexpr std::string_view kOtel = "OpenTelemetry export is not built yet";
-constexpr std::string_view kStraggler =
-    "the straggler detector with a control port is not built";
+constexpr std::string_view kStraggler = "the straggler detector with a control port is not built";
 constexpr std::string_view kInspector = "the workload inspector is a Python service";
 constexpr std::string_view kInProcess =
-    "restart within the process is not built yet; torchrun restarts with --start-mode resume-or-fresh";
+    "restart within the process is not built yet; torchrun restarts with --start-mode "
+    "resume-or-fresh";
 constexpr std::string_view kFt = "the fault-tolerance package is Python";
 constexpr std::string_view kRerun =
     "the rerun engine (re-execution of suspect steps) is not built yet";
@@ -69,7 +74,8 @@ constexpr std::string_view kFormat =
 constexpr std::string_view kConvert =
     "a run does not convert checkpoints; megatron convert-checkpoint does";
 constexpr std::string_view kTpParts =
-    "which exchanges of sequence parallelism overlap is not a choice here; --no-peer-copies switches all off";
+    "which exchanges of sequence parallelism overlap is not a choice here; --no-peer-copies "
+    "switches all off";
 constexpr std::string_view kLocal = "local, in-memory and replicated checkpoints are not built yet";
 constexpr std::string_view kDump = "writing out tensors of the training step is not built yet";
 constexpr std::string_view kPyProfiler =
@@ -120,7 +126,8 @@ constexpr std::array<KnownFlag, 851> kTable = {{
     {"--cross-entropy-fusion-impl", kNo, kField, 1, 1, "native"},
     {"--tp-comm-bootstrap-backend", kNo,
      "buffers of Transformer Engine are not used; GPUs of one host copy to each "
-     "other", 1, 1, "nccl"},
+     "other",
+     1, 1, "nccl"},
     {"--overlap-moe-expert-parallel-comm", kNo, kMoe},
     {"--delay-wgrad-compute", kNo, kZeroBubble},
     {"--overlap-dispatch-backward-with-experts-wgrad", kNo, kMoe},
@@ -222,7 +229,8 @@ constexpr std::array<KnownFlag, 851> kTable = {{
     {"--fp8-amax-history-len", kNo, kField, 1, 1, "1"},
     {"--fp8-amax-compute-algo", kNo, kField, 1, 1, "most_recent"},
     {"--no-fp8-wgrad --disable-fp8-wgrad", kNo, kField},
-    {"--fp8-output-proj", kNo, "the output layer multiplies in the model's type; in FP8 it is not built yet"},
+    {"--fp8-output-proj", kNo,
+     "the output layer multiplies in the model's type; in FP8 it is not built yet"},
     {"--first-last-layers-bf16", kNo, kField},
     {"--num-layers-at-start-in-bf16", kNo, kField, 1, 1, "1"},
     {"--num-layers-at-end-in-bf16", kNo, kField, 1, 1, "1"},
@@ -298,7 +306,7 @@ constexpr std::array<KnownFlag, 851> kTable = {{
     {"--mhc-init-gating-factor", kNo, kMhc, 1, 1, "0.01"},
     {"--mhc-recompute-layer-num", kNo, kMhc, 1, 1},
     so("--no-clone-scatter-output-in-embedding --disable-clone-scatter-output-in-embedding",
-     kOwnRows),
+       kOwnRows),
     {"--config-logger-dir", kNo, "the resolved configuration is written beside the checkpoints", 1,
      1},
     {"--flash-decode", kNo, kServe},
@@ -326,8 +334,8 @@ constexpr std::array<KnownFlag, 851> kTable = {{
      "computing the MLP in chunks of the sequence is not built yet", 1, 1, "1"},
     {"--mlp-chunks-for-training", kNo,
      "computing the MLP in chunks of the sequence is not built yet", 1, 1, "1"},
-    so("--transformer-impl",
-     kOneImplementation, 1, 1, "local transformer_engine inference_optimized"),
+    so("--transformer-impl", kOneImplementation, 1, 1,
+       "local transformer_engine inference_optimized"),
     {"--fine-grained-activation-offloading", kNo, kField},
     {"--offload-modules", kNo, kField, 1, -1},
     {"--min-offloaded-tensor-size", kNo, kField, 1, 1, "1048576"},
@@ -640,23 +648,22 @@ constexpr std::array<KnownFlag, 851> kTable = {{
     {"--use-tp-pp-dp-mapping", kNo, kField},
     so("--disable-gloo-process-groups", kNoGloo),
     {"--use-sharp", kNo, "sums inside of network switches (SHARP) are not built"},
-    {"--sharp-enabled-group", kNo, "sums inside of network switches (SHARP) are not built", 1,
-     1},
-    {"--high-priority-stream-groups", kNo,
-     "which streams have priority is not a choice here", 1, -1},
+    {"--sharp-enabled-group", kNo, "sums inside of network switches (SHARP) are not built", 1, 1},
+    {"--high-priority-stream-groups", kNo, "which streams have priority is not a choice here", 1,
+     -1},
     {"--distributed-timeout-seconds-after-init", kNo, kField, 1, 1},
     {"--flight-recorder-dump-path", kNo,
      "the report of a failure goes to standard error, not to files", 1, 1},
     {"--flight-recorder-trace-buffer-size", kNo,
      "how many finished collectives a rank remembers is fixed", 1, 1},
     so("--no-flight-recorder-dump-on-timeout --disable-flight-recorder-dump-on-timeout",
-     kNoTimeoutReport),
+       kNoTimeoutReport),
     {"--flight-recorder-include-stack-trace", kNo,
      "the report of a failure names collectives, not stack frames"},
     so("--no-flight-recorder-include-only-active --disable-flight-recorder-include-only-active",
-     kFinishedCalls),
+       kFinishedCalls),
     so("--no-flight-recorder-extra-dump-on-exec --disable-flight-recorder-extra-dump-on-exec",
-     kNoExtraReport),
+       kNoExtraReport),
     so("--disable-jit-fuser", kNoJit),
     {"--decoder-first-pipeline-num-layers", kNo, kField, 1, 1},
     {"--decoder-last-pipeline-num-layers", kNo, kField, 1, 1},
@@ -697,7 +704,8 @@ constexpr std::array<KnownFlag, 851> kTable = {{
     {"--suggested-communication-unit-size", kNo,
      "with --use-megatron-fsdp a layer is gathered and reduced at a time", 1, 1},
     {"--keep-fp8-transpose-cache", kNo,
-     "the codes of whole weights are kept in both orientations; gathered ones are made for each pass"},
+     "the codes of whole weights are kept in both orientations; gathered ones are made for each "
+     "pass"},
     {"--enable-full-sharding-in-hsdp", kNo, kHybridFsdp},
     {"--num-distributed-optimizer-instances", kNo, kField, 1, 1},
     so("--torch-fsdp2-no-reshard-after-forward", kFsdp2Off),
@@ -775,8 +783,8 @@ constexpr std::array<KnownFlag, 851> kTable = {{
     {"--tiktoken-num-special-tokens", kNo, kField, 1, 1},
     {"--tokenizer-sentencepiece-legacy", kNo, kSpm},
     {"--no-tokenizer-sentencepiece-ignore-extra-whitespaces "
-     "--disable-tokenizer-sentencepiece-ignore-extra-whitespaces", kNo,
-     "the model itself says what becomes of repeated spaces"},
+     "--disable-tokenizer-sentencepiece-ignore-extra-whitespaces",
+     kNo, "the model itself says what becomes of repeated spaces"},
     {"--tokenizer-hf-no-use-fast", kNo,
      "there is one implementation of a tokenizer.json, the fast one"},
     {"--tokenizer-hf-no-include-special-tokens", kNo,
@@ -872,8 +880,7 @@ constexpr std::array<KnownFlag, 851> kTable = {{
     {"--log-memory-interval", kNo, kField, 1, 1},
     {"--log-device-memory-used", kNo, "--log-memory-interval reports the memory of this process"},
     {"--log-num-zeros-in-grad", kNo, kField},
-    {"--log-max-attention-logit", kNo,
-     "the largest attention logit is not recorded yet"},
+    {"--log-max-attention-logit", kNo, "the largest attention logit is not recorded yet"},
     so("--no-barrier-with-level-1-timing", kNoTimerBarrier),
     {"--log-world-size-to-tensorboard", kNo, kField},
     {"--wandb-project", kNo, kField, 1, 1},
@@ -967,7 +974,9 @@ constexpr std::array<KnownFlag, 851> kTable = {{
     {"--fp4-param-gather", kNo, kParamGather},
     {"--fp8-param-gather", kNo, kParamGather},
     {"--te-precision-config-file", kNo,
-     "precision is set by --fp8-format, --fp4-format and --first-last-layers-bf16; files of Transformer Engine are not read", 1, 1},
+     "precision is set by --fp8-format, --fp4-format and --first-last-layers-bf16; files of "
+     "Transformer Engine are not read",
+     1, 1},
     // -- experimental
     so("--enable-experimental", kNothingHidden),
     {"--spec", kNo, "layers are described by flags, not by Python objects", 0, -1},

@@ -9,7 +9,8 @@ namespace megatron {
 
 namespace {
 
-// One matrix product costs 2 per multiply-add, three times (forward, input gradient, weight gradient).
+// One matrix product costs 2 per multiply-add, three times (forward, input gradient, weight
+// gradient).
 constexpr double kForwardBackward = 3.0;
 constexpr double kPerParameter = 2.0 * kForwardBackward;
 
@@ -30,8 +31,8 @@ double attention_flops(const ModelFlops& m, const IterationTokens& work) {
   if (m.mla) {
     const MLAFlops& a = *m.mla;
     const double qk = a.qk_head_dim, rope = a.qk_pos_emb_head_dim, v = a.v_head_dim;
-    const double q_term = a.q_lora_rank > 0 ? a.q_lora_rank * (h + heads * (qk + rope) + 1)
-                                            : h * heads * (qk + rope);
+    const double q_term =
+        a.q_lora_rank > 0 ? a.q_lora_rank * (h + heads * (qk + rope) + 1) : h * heads * (qk + rope);
     const double kv_term = a.kv_lora_rank * (h + heads * (qk + v) + 1) + h * rope;
     return kPerParameter * work.tokens * (q_term + kv_term + heads * v * h) +
            kPerParameter * work.squared_lengths * heads * ((qk + rope) / 2 + v / 2);
@@ -43,7 +44,8 @@ double attention_flops(const ModelFlops& m, const IterationTokens& work) {
 }
 
 double logits_flops(const ModelFlops& m, const IterationTokens& work) {
-  return kPerParameter * work.tokens * m.hidden_size * m.padded_vocab_size * (1.0 + m.mtp_num_layers);
+  return kPerParameter * work.tokens * m.hidden_size * m.padded_vocab_size *
+         (1.0 + m.mtp_num_layers);
 }
 
 // Layers by kind, multi-token prediction layers included: they are of the kind of the last layer.
@@ -81,14 +83,17 @@ double hybrid_layer_flops(const ModelFlops& m, const IterationTokens& work, char
   }
   if (kind == '-') return 4 * t * h * m.ffn_hidden_size * gate;
   if (kind == 'E') {
-    MEGATRON_CHECK(m.moe, "the hybrid pattern ", m.hybrid_pattern, " has an E layer but no experts are described");
-    return 4 * t * h * gate * (m.moe->ffn_hidden_size * m.moe->topk + m.moe->shared_ffn_hidden_size);
+    MEGATRON_CHECK(m.moe, "the hybrid pattern ", m.hybrid_pattern,
+                   " has an E layer but no experts are described");
+    return 4 * t * h * gate *
+           (m.moe->ffn_hidden_size * m.moe->topk + m.moe->shared_ffn_hidden_size);
   }
   MEGATRON_CHECK(kind == 'M', "the hybrid pattern ", m.hybrid_pattern, " has the unknown layer '",
                  std::string(1, kind), "', expected M, *, - or E");
   const double d = 2 * h, state = m.mamba.state_dim;
   const double heads = d / m.mamba.head_dim;
-  return 2 * t * h * (2 * d + 2 * m.mamba.num_groups * state + heads) + 7 * t * d * state + 2 * t * d * h;
+  return 2 * t * h * (2 * d + 2 * m.mamba.num_groups * state + heads) + 7 * t * d * state +
+         2 * t * d * h;
 }
 
 }  // namespace
@@ -108,9 +113,10 @@ double iteration_flops(const ModelFlops& model, const IterationTokens& work) {
 double peak_bf16_flops(const std::string& device_name) {
   // Data sheets, dense, SXM variants.
   static constexpr std::pair<const char*, double> kPeaks[] = {
-      {"H100 PCIe", 756e12}, {"H200", 989e12}, {"H100", 989e12}, {"GH200", 989e12}, {"H20", 148e12},
-      {"B200", 2250e12},     {"B100", 1750e12}, {"GB200", 2500e12}, {"A100", 312e12}, {"A800", 312e12},
-      {"L40S", 362e12},      {"L4", 121e12},    {"A10", 125e12},    {"RTX 4090", 165e12}};
+      {"H100 PCIe", 756e12}, {"H200", 989e12},    {"H100", 989e12},  {"GH200", 989e12},
+      {"H20", 148e12},       {"B200", 2250e12},   {"B100", 1750e12}, {"GB200", 2500e12},
+      {"A100", 312e12},      {"A800", 312e12},    {"L40S", 362e12},  {"L4", 121e12},
+      {"A10", 125e12},       {"RTX 4090", 165e12}};
   const std::pair<const char*, double>* best = nullptr;
   size_t best_length = 0;
   for (const auto& entry : kPeaks) {

@@ -1,7 +1,8 @@
-// Floating-point operations of one training iteration, counted the way Megatron-LM reports them (docs/performance.md).
+// Floating-point operations of one training iteration, counted the way Megatron-LM reports them
+// (docs/performance.md).
 //
-// Matrix products only, forward and backward (three times the forward), causal attention at half its full cost. Recomputation
-// is not counted.
+// Matrix products only, forward and backward (three times the forward), causal attention at half
+// its full cost. Recomputation is not counted.
 #pragma once
 
 #include <cstdint>
@@ -45,16 +46,17 @@ struct ModelFlops {
   int64_t num_query_groups = 0;
   int64_t kv_channels = 0;
   int64_t padded_vocab_size = 0;
-  int64_t mtp_num_layers = 0;      // multi-token prediction depth
-  bool gated = false;              // SwiGLU: three matrices in place of two
+  int64_t mtp_num_layers = 0;  // multi-token prediction depth
+  bool gated = false;          // SwiGLU: three matrices in place of two
   bool attention_output_gate = false;
   std::optional<MoEFlops> moe;
   std::optional<MLAFlops> mla;
-  std::string hybrid_pattern;      // letters M * - E; empty: a transformer
+  std::string hybrid_pattern;  // letters M * - E; empty: a transformer
   MambaFlops mamba;
 };
 
-// What one iteration reads: for unpacked data tokens = samples * s and squared_lengths = samples * s^2.
+// What one iteration reads: for unpacked data tokens = samples * s and squared_lengths = samples *
+// s^2.
 struct IterationTokens {
   double tokens = 0;
   double squared_lengths = 0;

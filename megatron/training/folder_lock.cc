@@ -41,8 +41,13 @@ struct Owner {
 
 std::string to_json(const Owner& owner) {
   JsonWriter json;
-  json.begin_object().member("host", owner.host).member("pid", owner.pid).member("start", owner.start);
-  json.member("since", owner.since).member("run_id", owner.run_id).member("restart_count", owner.restart_count);
+  json.begin_object()
+      .member("host", owner.host)
+      .member("pid", owner.pid)
+      .member("start", owner.start);
+  json.member("since", owner.since)
+      .member("run_id", owner.run_id)
+      .member("restart_count", owner.restart_count);
   return json.end_object().text() + "\n";
 }
 
@@ -50,7 +55,8 @@ std::string to_json(const Owner& owner) {
 std::optional<Owner> owner_from_json(const std::string& text) {
   const nlohmann::json json = nlohmann::json::parse(text, nullptr, /*allow_exceptions=*/false);
   try {
-    return Owner{json.at("host"), json.at("pid"), json.at("start"), json.at("since"), json.at("run_id"), json.at("restart_count")};
+    return Owner{json.at("host"),  json.at("pid"),    json.at("start"),
+                 json.at("since"), json.at("run_id"), json.at("restart_count")};
   } catch (const nlohmann::json::exception&) {
     return std::nullopt;
   }
@@ -81,7 +87,9 @@ double seconds_of(const struct timespec& time) {
 }
 
 [[noreturn]] void fail(const char* what, const fs::path& path, int error) {
-  throw_system_error(cat("cannot ", what, " ", path.string(), ": ", std::generic_category().message(error)), error);
+  throw_system_error(
+      cat("cannot ", what, " ", path.string(), ": ", std::generic_category().message(error)),
+      error);
 }
 
 }  // namespace
@@ -98,8 +106,8 @@ struct FolderLock::Impl {
   bool released = false;
   std::thread thread;
 
-  // Opens the file that the path names and locks it where the file system can. Returns whether this process may look
-  // at its contents and replace them.
+  // Opens the file that the path names and locks it where the file system can. Returns whether this
+  // process may look at its contents and replace them.
   bool open_and_lock() {
     for (;;) {
       fd = ::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NONBLOCK | O_NOFOLLOW, 0666);
@@ -109,7 +117,9 @@ struct FolderLock::Impl {
       MEGATRON_CHECK(S_ISREG(here.st_mode), path.string(), " is not a regular file");
       if (::flock(fd, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) return false;
       // Its owner may have removed it between the two calls.
-      if (::stat(path.c_str(), &there) == 0 && there.st_ino == here.st_ino && there.st_dev == here.st_dev) return true;
+      if (::stat(path.c_str(), &there) == 0 && there.st_ino == here.st_ino &&
+          there.st_dev == here.st_dev)
+        return true;
       ::close(std::exchange(fd, -1));
     }
   }
@@ -129,18 +139,21 @@ struct FolderLock::Impl {
 
   [[noreturn]] void refuse(const std::optional<Owner>& owner, const std::string& sign_of_life) {
     const bool remote = owner && owner->host != self.host;
-    const std::string message =
-        cat(folder.string(), " is in use by another run: ", owner ? describe(*owner) : "an unknown process", sign_of_life,
-            "\nhint: ",
-            remote ? cat("give another folder, or end that run; if its machine is gone, the folder is free ",
-                         static_cast<int64_t>(options.stale_seconds), " s after its last sign of life")
-                   : std::string("give another folder, or end that run"));
+    const std::string message = cat(
+        folder.string(),
+        " is in use by another run: ", owner ? describe(*owner) : "an unknown process",
+        sign_of_life, "\nhint: ",
+        remote ? cat("give another folder, or end that run; if its machine is gone, the folder is "
+                     "free ",
+                     static_cast<int64_t>(options.stale_seconds), " s after its last sign of life")
+               : std::string("give another folder, or end that run"));
     if (remote) throw RetryError(message);
     throw Error(message);
   }
 
   bool is_earlier_attempt(const Owner& owner) const {
-    return !self.run_id.empty() && owner.run_id == self.run_id && owner.restart_count < self.restart_count;
+    return !self.run_id.empty() && owner.run_id == self.run_id &&
+           owner.restart_count < self.restart_count;
   }
 
   void acquire() {
@@ -151,13 +164,15 @@ struct FolderLock::Impl {
       if (owner->host == self.host) {
         if (process_is_alive(owner->pid, owner->start)) refuse(owner, "");
       } else if (const double silent = seconds_untouched(); silent < options.stale_seconds) {
-        refuse(owner, cat(", last sign of life ", static_cast<int64_t>(std::max(0.0, silent)), " s ago"));
+        refuse(owner,
+               cat(", last sign of life ", static_cast<int64_t>(std::max(0.0, silent)), " s ago"));
       }
     }
     if (owner) previous = describe(*owner);
     const std::string text = to_json(self);
     if (::ftruncate(fd, 0) != 0) fail("write", path, errno);
-    if (::pwrite(fd, text.data(), text.size(), 0) != static_cast<ssize_t>(text.size())) fail("write", path, errno);
+    if (::pwrite(fd, text.data(), text.size(), 0) != static_cast<ssize_t>(text.size()))
+      fail("write", path, errno);
     if (::fsync(fd) != 0) fail("write", path, errno);
   }
 
@@ -172,20 +187,26 @@ struct FolderLock::Impl {
 
   void touch() {
     std::unique_lock guard(mutex);
-    while (!changed.wait_for(guard, std::chrono::duration<double>(options.touch_seconds), [&] { return released; })) {
+    while (!changed.wait_for(guard, std::chrono::duration<double>(options.touch_seconds),
+                             [&] { return released; })) {
       if (!is_ours()) lost = true;
       if (!lost) ::futimens(fd, nullptr);
     }
   }
 };
 
-FolderLock::FolderLock(const fs::path& folder, FolderLockOptions options) : impl_(std::make_unique<Impl>()) {
+FolderLock::FolderLock(const fs::path& folder, FolderLockOptions options)
+    : impl_(std::make_unique<Impl>()) {
   Impl& lock = *impl_;
   lock.folder = folder;
   lock.path = folder / kLockName;
   lock.options = std::move(options);
-  lock.self = {lock.options.host.empty() ? host_name() : lock.options.host, ::getpid(), process_start(::getpid()), std::time(nullptr),
-               lock.options.run_id, lock.options.restart_count};
+  lock.self = {lock.options.host.empty() ? host_name() : lock.options.host,
+               ::getpid(),
+               process_start(::getpid()),
+               std::time(nullptr),
+               lock.options.run_id,
+               lock.options.restart_count};
   std::error_code error;
   fs::create_directories(folder, error);
   if (error) fail("create folder", folder, error.value());
@@ -209,7 +230,8 @@ const std::string& FolderLock::previous_owner() const { return impl_->previous; 
 void FolderLock::check() const {
   MEGATRON_CHECK(!impl_->lost && impl_->is_ours(), impl_->folder.string(),
                  " was taken over by another run while this one was stopped or could not reach it"
-                 "\nhint: the other run is named in ", impl_->path.string());
+                 "\nhint: the other run is named in ",
+                 impl_->path.string());
 }
 
 void FolderLock::release() {

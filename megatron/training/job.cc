@@ -24,8 +24,10 @@ namespace {
 // Agreement over a channel between processes.
 class ChannelAgreement final : public Agreement {
  public:
-  ChannelAgreement(Store& store, const Launch& launch, double timeout_seconds, FailureMonitor& monitor)
-      : channel_(store, "agreement", launch.rank, launch.world_size, timeout_seconds), monitor_(monitor) {}
+  ChannelAgreement(Store& store, const Launch& launch, double timeout_seconds,
+                   FailureMonitor& monitor)
+      : channel_(store, "agreement", launch.rank, launch.world_size, timeout_seconds),
+        monitor_(monitor) {}
   int rank() const override { return channel_.rank(); }
   int size() const override { return channel_.size(); }
   std::vector<std::string> gather(const std::string& text) override {
@@ -44,10 +46,12 @@ class ChannelAgreement final : public Agreement {
 
 int exit_code_of(const std::exception& error) { return exit_code(failure_class(error)); }
 
-// A device that fails may work after another start or on another machine; memory that is too small stays so.
+// A device that fails may work after another start or on another machine; memory that is too small
+// stays so.
 [[noreturn]] void throw_device_error(const c10::Error& error) {
   const std::string message = error.what_without_backtrace();
-  const bool device = message.find("CUDA error") != std::string::npos || message.find("NCCL error") != std::string::npos;
+  const bool device = message.find("CUDA error") != std::string::npos ||
+                      message.find("NCCL error") != std::string::npos;
   const bool memory = message.find("out of memory") != std::string::npos;
   if (device && !memory) throw RetryError(message);
   throw;
@@ -69,10 +73,13 @@ int run_job(const Launch& launch, const Arguments& arguments,
             const std::function<int(const Job&)>& body, std::span<Config* const> more) {
   Job job;
   job.launch = launch;
-  if (arguments.training.stopped_exit_code.value_or(0) != 0 && launch.launcher == "torchrun" && !launch.run_id.empty()) {
+  if (arguments.training.stopped_exit_code.value_or(0) != 0 && launch.launcher == "torchrun" &&
+      !launch.run_id.empty()) {
     if (launch.rank != 0) return kExitUsage;  // the first rank says what is wrong
-    throw UsageError("--stopped-exit-code is given under torchrun, which starts the ranks again after any code but 0"
-                     "\nhint: drop it; outcome.json in the folder of the run tells stopped from finished");
+    throw UsageError(
+        "--stopped-exit-code is given under torchrun, which starts the ranks again after any code "
+        "but 0"
+        "\nhint: drop it; outcome.json in the folder of the run tells stopped from finished");
   }
   tune_gemms(arguments.training.gemm_tuning ? cache_folder().string() : "");
   if (launch.world_size == 1) return with_own_errors([&] { return body(job); });
@@ -101,7 +108,8 @@ int run_job(const Launch& launch, const Arguments& arguments,
     job.clock = std::make_shared<SectionClock>(device);
     job.groups = make_parallel_groups(arguments.parallel, watch_waits(connection.world, job.clock),
                                       arguments.transformer.query_groups());
-    ChannelAgreement agreement(*connection.store, launch, arguments.comm.timeout_seconds(), monitor);
+    ChannelAgreement agreement(*connection.store, launch, arguments.comm.timeout_seconds(),
+                               monitor);
     job.agreement = &agreement;
     job.when_failed = [&](std::function<void(const JobFailure&)> callback) {
       monitor.when_failed(std::move(callback));
@@ -112,7 +120,8 @@ int run_job(const Launch& launch, const Arguments& arguments,
     return with_own_errors([&] { return body(job); });
   } catch (const std::exception& error) {
     if (!monitor.fail(error)) throw;
-    std::_Exit(monitor.failure_exit_code());  // threads may be stuck in collectives that will never end
+    // Threads may be stuck in collectives that will never end
+    std::_Exit(monitor.failure_exit_code());
   }
 }
 

@@ -1,4 +1,5 @@
-// This process among those that run a job: its groups, and what ends every rank when one of them fails.
+// This process among those that run a job: its groups, and what ends every rank when one of them
+// fails.
 #pragma once
 
 #include <chrono>
@@ -17,14 +18,17 @@ namespace megatron {
 
 struct Job {
   ParallelGroups groups;
-  Agreement* agreement = nullptr;          // of all ranks, for texts; null: one rank
-  int local_rank = 0;                      // among the ranks of this machine
-  int local_world_size = 1;                // how many those are
-  std::shared_ptr<SectionClock> clock;     // that the groups tell of their waits; null: times are not measured
-  std::function<void()> after_first_step;  // start-up is over: time limits may get shorter. May be empty
-  Launch launch;                           // who started this rank
+  Agreement* agreement = nullptr;  // of all ranks, for texts; null: one rank
+  int local_rank = 0;              // among the ranks of this machine
+  int local_world_size = 1;        // how many those are
+  // That the groups tell of their waits; null: times are not measured
+  std::shared_ptr<SectionClock> clock;
+  // start-up is over: time limits may get shorter. May be empty
+  std::function<void()> after_first_step;
+  Launch launch;  // who started this rank
   std::chrono::steady_clock::time_point started = std::chrono::steady_clock::now();
-  // Takes what is called when any rank has failed (FailureMonitor::when_failed). Empty with one rank.
+  // Takes what is called when any rank has failed (FailureMonitor::when_failed). Empty with one
+  // rank.
   std::function<void(std::function<void(const JobFailure&)>)> when_failed;
   bool is_first() const { return groups.world.rank() == 0; }
 };
@@ -32,12 +36,13 @@ struct Job {
 // Runs `body`; errors of devices and of communication libraries become RetryError.
 int with_own_errors(const std::function<int()>& body);
 
-// Runs `body` as one rank of the job that the launcher's environment describes (torchrun, srun, mpirun; none: one rank) and
-// returns what it returns. `arguments` were parsed for launch.world_size ranks; `more`: flags of the command that are not part of
-// them. Meets the other ranks first: all start with the same settings (training/shared_settings.h), or none does. When any rank
-// throws, dies or hangs, every rank leaves with the exit code of that failure (base/exit_codes.h) and one of them says why; see
-// comm/failure_monitor.h.
-int run_job(const Launch& launch, const Arguments& arguments, const std::function<int(const Job&)>& body,
-            std::span<Config* const> more = {});
+// Runs `body` as one rank of the job that the launcher's environment describes (torchrun, srun,
+// mpirun; none: one rank) and returns what it returns. `arguments` were parsed for
+// launch.world_size ranks; `more`: flags of the command that are not part of them. Meets the other
+// ranks first: all start with the same settings (training/shared_settings.h), or none does. When
+// any rank throws, dies or hangs, every rank leaves with the exit code of that failure
+// (base/exit_codes.h) and one of them says why; see comm/failure_monitor.h.
+int run_job(const Launch& launch, const Arguments& arguments,
+            const std::function<int(const Job&)>& body, std::span<Config* const> more = {});
 
 }  // namespace megatron

@@ -122,16 +122,22 @@ KernelProfile summarize_kernels(const std::vector<KernelEvent>& events) {
   return profile;
 }
 
-void write_timeline(const std::vector<KernelEvent>& events, int rank, const std::filesystem::path& path) {
+void write_timeline(const std::vector<KernelEvent>& events, int rank,
+                    const std::filesystem::path& path) {
   int64_t zero = INT64_MAX;
   for (const KernelEvent& event : events) zero = std::min(zero, event.start);
   const auto micros = [](int64_t ns) { return static_cast<double>(ns) / 1e3; };
   JsonWriter json;
   json.begin_object().key("traceEvents").begin_array();
   for (const KernelEvent& event : events) {
-    json.begin_object().member("name", event.name).member("cat", to_string(kernel_kind(event.name))).member("ph", "X");
+    json.begin_object()
+        .member("name", event.name)
+        .member("cat", to_string(kernel_kind(event.name)))
+        .member("ph", "X");
     json.member("pid", rank).member("tid", event.stream);
-    json.member("ts", micros(event.start - zero)).member("dur", micros(event.end - event.start)).end_object();
+    json.member("ts", micros(event.start - zero))
+        .member("dur", micros(event.end - event.start))
+        .end_object();
   }
   json.end_array().member("displayTimeUnit", "ms").end_object();
   write_file_atomically(path, json.text() + "\n");
@@ -149,7 +155,8 @@ std::vector<KernelEvent> profile_kernels(const std::function<void()>& work) {
   for (const torch::autograd::profiler::KinetoEvent& event : result->events()) {
     if (event.deviceType() != c10::DeviceType::CUDA) continue;
     const auto start = static_cast<int64_t>(event.startNs());
-    events.push_back({event.name(), start, start + static_cast<int64_t>(event.durationNs()), event.deviceResourceId()});
+    events.push_back({event.name(), start, start + static_cast<int64_t>(event.durationNs()),
+                      event.deviceResourceId()});
   }
   return events;
 }

@@ -54,7 +54,8 @@ struct KernelEvent {
 KernelProfile summarize_kernels(const std::vector<KernelEvent>& events);
 
 // A timeline in the format of chrome://tracing and Perfetto, a row for each stream.
-void write_timeline(const std::vector<KernelEvent>& events, int rank, const std::filesystem::path& path);
+void write_timeline(const std::vector<KernelEvent>& events, int rank,
+                    const std::filesystem::path& path);
 
 // Runs `work`, which must end with a synchronization of the device. Empty without a GPU. Kernels
 // run a little slower meanwhile.

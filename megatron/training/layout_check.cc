@@ -71,7 +71,8 @@ std::string layers_text(const LayoutPlan& plan, int stage) {
     std::string part = slice.embedding ? "E" : "";
     const auto append = [&](const std::string& more) { part += part.empty() ? more : "+" + more; };
     if (slice.num_layers == 1) append(cat(slice.first_layer + 1));
-    if (slice.num_layers > 1) append(cat(slice.first_layer + 1, "-", slice.first_layer + slice.num_layers));
+    if (slice.num_layers > 1)
+      append(cat(slice.first_layer + 1, "-", slice.first_layer + slice.num_layers));
     if (slice.head) append("L");
     text += (chunk == 0 ? "" : ", ") + (part.empty() ? "-" : part);
   }
@@ -80,15 +81,15 @@ std::string layers_text(const LayoutPlan& plan, int stage) {
 
 std::string heading(const LayoutPlan& plan, const LayoutReport& report) {
   const Arguments& a = plan.arguments;
-  std::string out = cat(a.world_size, " ranks = tp ", plan.tensor, " x cp ", plan.context, " x pp ", plan.pipeline,
-                        " x dp ", plan.data);
+  std::string out = cat(a.world_size, " ranks = tp ", plan.tensor, " x cp ", plan.context, " x pp ",
+                        plan.pipeline, " x dp ", plan.data);
   if (plan.sequence_parallel) out += ", sequence parallel";
-  out += cat("\n", parameters_text(report.parameters), " parameters, ", plan.model().num_layers, " layers; ",
-             plan.bytes.model == 2 ? (a.optimizer.bf16 ? "bf16" : "fp16") : "fp32", "; ", plan.num_microbatches,
-             " micro-batches of ", a.training.micro_batch_size, " x ", plan.model().seq_length,
-             " tokens per step and data rank\n");
-  out += cat("the stages hold ", report.stage_layers, " of ", plan.model().num_layers, " layers and ",
-             format_count(static_cast<uint64_t>(report.stage_parameters)), " of ",
+  out += cat("\n", parameters_text(report.parameters), " parameters, ", plan.model().num_layers,
+             " layers; ", plan.bytes.model == 2 ? (a.optimizer.bf16 ? "bf16" : "fp16") : "fp32",
+             "; ", plan.num_microbatches, " micro-batches of ", a.training.micro_batch_size, " x ",
+             plan.model().seq_length, " tokens per step and data rank\n");
+  out += cat("the stages hold ", report.stage_layers, " of ", plan.model().num_layers,
+             " layers and ", format_count(static_cast<uint64_t>(report.stage_parameters)), " of ",
              format_count(static_cast<uint64_t>(report.parameters)), " parameters\n");
   return out;
 }
@@ -118,41 +119,47 @@ std::string memory_text(const LayoutPlan& plan, const LayoutReport& report) {
     for (size_t chunk = 0; chunk < m.passes.size(); ++chunk) {
       const SavedBytes& saved = m.passes[chunk].saved;
       const std::string of = m.passes.size() > 1 ? cat("of chunk ", chunk) : "";
-      table.add({cat("  ", m.passes_in_flight[chunk], " micro-batches in flight ", of, of.empty() ? "" : " ", "x ",
-                     gib(saved.total()))});
-      for (const auto& [part, size] : {std::pair<const char*, int64_t>{"residual stream", saved.residual},
-                                       {"norms", saved.norms},
-                                       {"attention", saved.attention},
-                                       {"mlp", saved.mlp},
-                                       {"embedding, head, loss", saved.ends}})
+      table.add({cat("  ", m.passes_in_flight[chunk], " micro-batches in flight ", of,
+                     of.empty() ? "" : " ", "x ", gib(saved.total()))});
+      for (const auto& [part, size] :
+           {std::pair<const char*, int64_t>{"residual stream", saved.residual},
+            {"norms", saved.norms},
+            {"attention", saved.attention},
+            {"mlp", saved.mlp},
+            {"embedding, head, loss", saved.ends}})
         if (size > 0) table.add({cat("    ", part, " ", gib(size))});
     }
   }
   table.add({"allocated at the peak", gib(m.allocated())});
-  if (m.host_optimizer_states > 0) table.add({"in host memory: optimizer states", gib(m.host_optimizer_states)});
+  if (m.host_optimizer_states > 0)
+    table.add({"in host memory: optimizer states", gib(m.host_optimizer_states)});
   if (m.host_activations > 0) table.add({"in host memory: activations", gib(m.host_activations)});
   if (plan.on_gpu) {
     table.add({"CUDA context, about", gib(report.outside.context)});
     table.add({"NCCL buffers, about", gib(report.outside.communicators)});
-    table.add({"on the GPU, about", gib(m.allocated() + report.outside.context + report.outside.communicators)});
+    table.add({"on the GPU, about",
+               gib(m.allocated() + report.outside.context + report.outside.communicators)});
   }
   return table.text();
 }
 
 std::string stages_text(const LayoutPlan& plan, const LayoutReport& report) {
-  Table table({"stage", "layers", "parameters of a rank", "constant GiB", "in flight", "peak GiB", "waits"});
+  Table table({"stage", "layers", "parameters of a rank", "constant GiB", "in flight", "peak GiB",
+               "waits"});
   const int stages = static_cast<int>(report.stages.size());
   for (int i = 0; i < stages; ++i) {
-    const bool shown =
-        stages <= kShownStages || i < kShownStages / 2 || i >= stages - kShownStages / 2 || i == report.fullest;
+    const bool shown = stages <= kShownStages || i < kShownStages / 2 ||
+                       i >= stages - kShownStages / 2 || i == report.fullest;
     if (!shown) {
       if (i == kShownStages / 2) table.add({"..."});
       continue;
     }
     const StageReport& stage = report.stages[static_cast<size_t>(i)];
     std::string flight;
-    for (const int count : stage.memory.passes_in_flight) flight += cat(flight.empty() ? "" : "+", count);
-    table.add({cat(i), layers_text(plan, i), format_count(static_cast<uint64_t>(stage.memory.parameters)),
+    for (const int count : stage.memory.passes_in_flight)
+      flight += cat(flight.empty() ? "" : "+", count);
+    table.add({cat(i), layers_text(plan, i),
+               format_count(static_cast<uint64_t>(stage.memory.parameters)),
                gib(stage.memory.before_training()), flight, gib(stage.memory.allocated()),
                format("%.1f%%", 100 * stage.idle)});
   }
@@ -168,8 +175,9 @@ std::string traffic_text(const LayoutReport& report) {
   std::vector<Most> most;
   for (size_t i = 0; i < report.stages.size(); ++i) {
     for (const GroupTraffic& traffic : report.stages[i].traffic) {
-      const auto found =
-          std::find_if(most.begin(), most.end(), [&](const Most& m) { return m.traffic.group == traffic.group; });
+      const auto found = std::find_if(most.begin(), most.end(), [&](const Most& m) {
+        return m.traffic.group == traffic.group;
+      });
       if (found == most.end())
         most.push_back({traffic, i});
       else if (found->traffic.total() < traffic.total())
@@ -177,22 +185,24 @@ std::string traffic_text(const LayoutReport& report) {
     }
   }
   if (most.empty()) return "  one rank: nothing is sent\n";
-  Table table({"sent by a rank in a step, GB", "ranks", "forward", "backward", "once", "all", "of stage"});
+  Table table(
+      {"sent by a rank in a step, GB", "ranks", "forward", "backward", "once", "all", "of stage"});
   for (const Most& m : most)
-    table.add({m.traffic.group, cat(m.traffic.ranks), gb(m.traffic.forward), gb(m.traffic.backward), gb(m.traffic.once),
-               gb(m.traffic.total()), cat(m.stage)});
+    table.add({m.traffic.group, cat(m.traffic.ranks), gb(m.traffic.forward), gb(m.traffic.backward),
+               gb(m.traffic.once), gb(m.traffic.total()), cat(m.stage)});
   return table.text();
 }
 
 // A schedule of few enough micro-batches to be read.
 Schedule shown_schedule(const LayoutPlan& plan) {
-  const int64_t unit =
-      std::max<int64_t>(plan.arguments.pipeline.microbatch_group_size_per_vp_stage.value_or(plan.pipeline), 1);
+  const int64_t unit = std::max<int64_t>(
+      plan.arguments.pipeline.microbatch_group_size_per_vp_stage.value_or(plan.pipeline), 1);
   const int64_t wanted = std::max<int64_t>(8, 2 * plan.pipeline);
   const int64_t shown = (wanted + unit - 1) / unit * unit;
   if (shown >= plan.num_microbatches) return plan.schedule;
-  return make_schedule(plan.arguments.pipeline.pipeline_schedule,
-                       plan.arguments.pipeline.shape(plan.pipeline, plan.stages.num_chunks(), shown));
+  return make_schedule(
+      plan.arguments.pipeline.pipeline_schedule,
+      plan.arguments.pipeline.shape(plan.pipeline, plan.stages.num_chunks(), shown));
 }
 
 void add_json(JsonWriter& json, const StageMemory& m) {
@@ -211,7 +221,10 @@ void add_json(JsonWriter& json, const StageMemory& m) {
         .member("residual", saved.residual)
         .member("norms", saved.norms)
         .member("attention", saved.attention);
-    json.member("mlp", saved.mlp).member("ends", saved.ends).member("all", saved.total()).end_object();
+    json.member("mlp", saved.mlp)
+        .member("ends", saved.ends)
+        .member("all", saved.total())
+        .end_object();
   }
   json.end_array().end_object();
 }
@@ -222,7 +235,8 @@ LayerWork layer_work(const TransformerConfig& c) {
   const double h = static_cast<double>(c.hidden_size),
                heads = static_cast<double>(c.num_attention_heads * c.kv_channels);
   const double keys = static_cast<double>(2 * c.query_groups() * c.kv_channels);
-  const double ffn = static_cast<double>(c.ffn_hidden_size) * (is_gated(c.activation()) ? 3.0 : 2.0);
+  const double ffn =
+      static_cast<double>(c.ffn_hidden_size) * (is_gated(c.activation()) ? 3.0 : 2.0);
   return {h * (2 * heads + keys + ffn), static_cast<double>(c.seq_length) * heads};
 }
 
@@ -239,7 +253,8 @@ ScheduleCosts compute_costs(const LayoutPlan& plan) {
   const double h = static_cast<double>(c.hidden_size);
   const double ffn =
       static_cast<double>(c.ffn_hidden_size) * (is_gated(c.activation()) ? 3.0 : 2.0);
-  const double head = h * static_cast<double>(plan.padded_vocab_size) / (weights + scores);  // in layers
+  // In layers
+  const double head = h * static_cast<double>(plan.padded_vocab_size) / (weights + scores);
   ScheduleCosts costs;
   if (plan.splits_vocabulary()) {
     costs.head = head / static_cast<double>(plan.pipeline);
@@ -289,16 +304,18 @@ LayoutReport make_layout_report(const LayoutPlan& plan, const LayoutQuestions& q
     report.stage_layers += stage.num_layers;
     report.stage_parameters += stage.logical_parameters;
     report.stages.push_back(std::move(stage));
-    if (report.stages.back().memory.allocated() > report.stages[static_cast<size_t>(report.fullest)].memory.allocated())
+    if (report.stages.back().memory.allocated() >
+        report.stages[static_cast<size_t>(report.fullest)].memory.allocated())
       report.fullest = i;
   }
-  MEGATRON_ASSERT(report.stage_layers == plan.model().num_layers && report.stage_parameters == report.parameters,
-                  "the stages hold ", report.stage_layers, " layers and ", report.stage_parameters, " parameters of ",
-                  plan.model().num_layers, " and ", report.parameters);
+  MEGATRON_ASSERT(report.stage_layers == plan.model().num_layers &&
+                      report.stage_parameters == report.parameters,
+                  "the stages hold ", report.stage_layers, " layers and ", report.stage_parameters,
+                  " parameters of ", plan.model().num_layers, " and ", report.parameters);
   if (questions.device != nullptr)
     report.verdict = {questions.device, report.fullest,
-                      report.stages[static_cast<size_t>(report.fullest)].memory.allocated() + report.outside.context +
-                          report.outside.communicators};
+                      report.stages[static_cast<size_t>(report.fullest)].memory.allocated() +
+                          report.outside.context + report.outside.communicators};
   return report;
 }
 
@@ -382,7 +399,8 @@ std::string step_text(const LayoutPlan& plan, const StepEstimate& step) {
 std::string layout_text(const LayoutPlan& plan, const LayoutReport& report) {
   std::string out = heading(plan, report);
   if (plan.pipeline > 1)
-    out += cat("pipeline: ", plan.schedule.name, ", idle ", format("%.1f%%", 100 * report.idle), " of the time\n");
+    out += cat("pipeline: ", plan.schedule.name, ", idle ", format("%.1f%%", 100 * report.idle),
+               " of the time\n");
   out += checkpoint_text(report);
   out += groups_text(plan) + "\n" + stages_text(plan, report) + "\n" + memory_text(plan, report) +
          "\n" + traffic_text(report);
@@ -395,10 +413,15 @@ std::string layout_json(const LayoutPlan& plan, const LayoutReport& report) {
       .member("world_size", plan.arguments.world_size)
       .member("tensor", plan.tensor)
       .member("context", plan.context);
-  json.member("pipeline", plan.pipeline).member("data", plan.data).member("num_microbatches", plan.num_microbatches);
-  json.member("schedule", plan.schedule.name).member("idle", report.idle).member("parameters", report.parameters);
+  json.member("pipeline", plan.pipeline)
+      .member("data", plan.data)
+      .member("num_microbatches", plan.num_microbatches);
+  json.member("schedule", plan.schedule.name)
+      .member("idle", report.idle)
+      .member("parameters", report.parameters);
   json.member("layers", report.stage_layers).member("fullest_stage", report.fullest);
-  json.member("cuda_context", report.outside.context).member("nccl_buffers", report.outside.communicators);
+  json.member("cuda_context", report.outside.context)
+      .member("nccl_buffers", report.outside.communicators);
   const CheckpointPlan& checkpoint = report.checkpoint;
   json.key("checkpoint")
       .begin_object()
@@ -438,12 +461,16 @@ std::string layout_json(const LayoutPlan& plan, const LayoutReport& report) {
   for (size_t i = 0; i < report.stages.size(); ++i) {
     const StageReport& stage = report.stages[i];
     json.begin_object().member("stage", i).member("layers", layers_text(plan, static_cast<int>(i)));
-    json.member("logical_parameters", stage.logical_parameters).member("parameters_of_a_rank", stage.memory.parameters);
+    json.member("logical_parameters", stage.logical_parameters)
+        .member("parameters_of_a_rank", stage.memory.parameters);
     json.member("idle", stage.idle).key("memory_bytes");
     add_json(json, stage.memory);
     json.key("sent_bytes").begin_object();
     for (const GroupTraffic& traffic : stage.traffic) {
-      json.key(traffic.group).begin_object().member("ranks", traffic.ranks).member("forward", traffic.forward);
+      json.key(traffic.group)
+          .begin_object()
+          .member("ranks", traffic.ranks)
+          .member("forward", traffic.forward);
       json.member("backward", traffic.backward).member("once", traffic.once).end_object();
     }
     json.end_object().end_object();

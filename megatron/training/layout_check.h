@@ -1,5 +1,6 @@
-// What `megatron check` reports of a valid configuration: who holds which layers and how much memory, what a step
-// sends, and how the pipeline's passes follow each other. Everything is arithmetic: no GPU, no model, no data.
+// What `megatron check` reports of a valid configuration: who holds which layers and how much
+// memory, what a step sends, and how the pipeline's passes follow each other. Everything is
+// arithmetic: no GPU, no model, no data.
 #pragma once
 
 #include <optional>

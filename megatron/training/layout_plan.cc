@@ -23,8 +23,9 @@ DataSharding data_sharding(const Arguments& a) {
   const ShardingStrategy strategy = a.ddp.strategy();
   if (strategy == ShardingStrategy::kNoShard) return sharding;
   if (sharding.ranks % a.ddp.num_distributed_optimizer_instances != 0)
-    throw UsageError(cat("--num-distributed-optimizer-instances ", a.ddp.num_distributed_optimizer_instances,
-                         " does not divide the ", sharding.ranks, " ranks that hold the same weights"));
+    throw UsageError(cat("--num-distributed-optimizer-instances ",
+                         a.ddp.num_distributed_optimizer_instances, " does not divide the ",
+                         sharding.ranks, " ranks that hold the same weights"));
   sharding.shards = sharding.ranks / a.ddp.num_distributed_optimizer_instances;
   sharding.gradients = sharding.shards > 1 && strategy >= ShardingStrategy::kOptimGrads;
   sharding.values = sharding.shards > 1 && strategy == ShardingStrategy::kOptimGradsParams;
@@ -41,7 +42,8 @@ int64_t adapted_rows(const LoraOptions& lora, int64_t rows) {
 // Collects the parameters of one segment under the names of the model.
 class Lister {
  public:
-  Lister(const LayoutPlan& plan, std::vector<PlannedParameter>& out) : plan_(plan), c_(plan.model()), out_(out) {}
+  Lister(const LayoutPlan& plan, std::vector<PlannedParameter>& out)
+      : plan_(plan), c_(plan.model()), out_(out) {}
 
   // Divided over the tensor ranks.
   PlannedParameter& divided(std::string name, int64_t elements) {
@@ -159,10 +161,11 @@ LayoutPlan make_layout_plan(const Arguments& arguments, int64_t padded_vocab_siz
   plan.on_gpu = on_gpu;
   plan.bytes = element_bytes(arguments);
   plan.sharding = data_sharding(arguments);
-  plan.stages = make_stage_layout(arguments.pipeline, plan.pipeline, arguments.transformer.num_layers);
-  plan.schedule =
-      make_schedule(arguments.pipeline.pipeline_schedule,
-                    arguments.pipeline.shape(plan.pipeline, plan.stages.num_chunks(), plan.num_microbatches));
+  plan.stages =
+      make_stage_layout(arguments.pipeline, plan.pipeline, arguments.transformer.num_layers);
+  plan.schedule = make_schedule(
+      arguments.pipeline.pipeline_schedule,
+      arguments.pipeline.shape(plan.pipeline, plan.stages.num_chunks(), plan.num_microbatches));
   plan.transfers = plan_transfers(plan.schedule);
   return plan;
 }
@@ -193,8 +196,10 @@ int64_t model_elements(const LayoutPlan& plan) {
   layer += adapter_elements(c, "linear_qkv", qkv, h) +
            adapter_elements(c, "linear_proj", h, heads) +
            adapter_elements(c, "linear_fc1", fc1, h) + adapter_elements(c, "linear_fc2", h, f);
-  int64_t total = c.num_layers * layer + per_norm * h + plan.padded_vocab_size * h * (plan.tied() ? 1 : 2);
-  if (c.position_embedding_type == PositionEmbedding::kLearnedAbsolute) total += c.max_position_embeddings * h;
+  int64_t total =
+      c.num_layers * layer + per_norm * h + plan.padded_vocab_size * h * (plan.tied() ? 1 : 2);
+  if (c.position_embedding_type == PositionEmbedding::kLearnedAbsolute)
+    total += c.max_position_embeddings * h;
   return total;
 }
 
@@ -207,7 +212,8 @@ BufferLayout chunk_buffer(const LayoutPlan& plan, const std::vector<PlannedParam
   const std::vector<int> units = sharding_units(names);
   int64_t trained = 0;
   for (const PlannedParameter& p : parameters) {
-    sizes.push_back({p.local_elements, p.used_twice || p.shared_over_stages, sharding.values ? units[sizes.size()] : 0, p.frozen,
+    sizes.push_back({p.local_elements, p.used_twice || p.shared_over_stages,
+                     sharding.values ? units[sizes.size()] : 0, p.frozen,
                      p.name.starts_with("embedding.")});
     if (!p.frozen) trained += p.local_elements;
   }

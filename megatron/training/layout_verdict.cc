@@ -23,21 +23,24 @@ int64_t peak(const LayoutReport& report) {
 
 std::string verdict_text(const DeviceVerdict& verdict) {
   const int64_t memory = verdict.device->memory_bytes;
-  const auto percent = static_cast<int64_t>(100.0 * static_cast<double>(verdict.needed) / static_cast<double>(memory) + 0.5);
+  const auto percent = static_cast<int64_t>(
+      100.0 * static_cast<double>(verdict.needed) / static_cast<double>(memory) + 0.5);
   const std::string name(verdict.device->name);
-  const std::string numbers =
-      cat("stage ", verdict.stage, " needs ", gib(verdict.needed), " of ", gib(memory), " GiB (", percent, "%)");
+  const std::string numbers = cat("stage ", verdict.stage, " needs ", gib(verdict.needed), " of ",
+                                  gib(memory), " GiB (", percent, "%)");
   if (verdict.fits()) return cat("fits an ", name, ": ", numbers);
   return cat("DOES NOT FIT an ", name, ": ", numbers,
-             "\nhint: more --tensor-model-parallel-size or --pipeline-model-parallel-size, --use-distributed-optimizer, "
+             "\nhint: more --tensor-model-parallel-size or --pipeline-model-parallel-size, "
+             "--use-distributed-optimizer, "
              "--recompute-granularity, or a smaller --micro-batch-size");
 }
 
 MachineSpeeds speeds_of(const DeviceModel& device, const Arguments& arguments) {
   const OptimizerConfig& o = arguments.optimizer;
-  const double flops = arguments.transformer.fp8_format != Fp8Format::kNone ? device.attained_fp8_flops
-                       : o.bf16 || o.fp16                                   ? device.attained_bf16_flops
-                                                                            : device.attained_fp32_flops;
+  const double flops = arguments.transformer.fp8_format != Fp8Format::kNone
+                           ? device.attained_fp8_flops
+                       : o.bf16 || o.fp16 ? device.attained_bf16_flops
+                                          : device.attained_fp32_flops;
   return {flops, device.inside_bandwidth, device.network_bandwidth, device.gpus_per_machine};
 }
 
@@ -51,8 +54,10 @@ int64_t attention_dropout_bytes(const LayoutPlan& plan, const LayoutReport& repo
 std::string attention_dropout_text(const LayoutPlan& plan, const LayoutReport& report) {
   const int64_t bytes = attention_dropout_bytes(plan, report);
   if (bytes * 100 < peak(report)) return {};
-  return cat("--attention-dropout ", plan.model().attention_dropout, " takes unfused attention, which costs ", gib(bytes),
-             " GiB of the ", gib(peak(report)), " GiB at the peak\nhint: --attention-dropout 0 takes the fused one");
+  return cat("--attention-dropout ", plan.model().attention_dropout,
+             " takes unfused attention, which costs ", gib(bytes), " GiB of the ",
+             gib(peak(report)),
+             " GiB at the peak\nhint: --attention-dropout 0 takes the fused one");
 }
 
 }  // namespace megatron

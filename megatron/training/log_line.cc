@@ -41,9 +41,11 @@ std::string format_training_line(const TrainingLine& line) {
   append_time(out, line.time);
   append(out, " iteration %8lld/%8lld |", integer(line.iteration), integer(line.train_iters));
   append(out, " consumed samples: %12lld |", integer(line.consumed_samples));
-  if (line.skipped_samples > 0) append(out, " skipped samples: %12lld |", integer(line.skipped_samples));
+  if (line.skipped_samples > 0)
+    append(out, " skipped samples: %12lld |", integer(line.skipped_samples));
   append(out, " elapsed time per iteration (ms): %.1f |", line.ms_per_iteration);
-  if (line.tflops_per_gpu) append(out, " throughput per GPU (TFLOP/s/GPU): %.1f |", *line.tflops_per_gpu);
+  if (line.tflops_per_gpu)
+    append(out, " throughput per GPU (TFLOP/s/GPU): %.1f |", *line.tflops_per_gpu);
   append(out, " learning rate: %.6E |", line.learning_rate);
   append(out, " global batch size: %5lld |", integer(line.global_batch_size));
   for (const auto& [name, value] : line.losses)
@@ -68,7 +70,8 @@ std::string format_evaluation_lines(const EvaluationLine& line) {
     append(text, "%s value: %.6E | ", name.c_str(), value);
     if (line.perplexity) append(text, "%s PPL: %.6E | ", name.c_str(), perplexity(value));
   }
-  for (const auto& [name, value] : line.metrics) append(text, "%s value: %.6E | ", name.c_str(), value);
+  for (const auto& [name, value] : line.metrics)
+    append(text, "%s value: %.6E | ", name.c_str(), value);
   const std::string dashes(text.size() + 1, '-');
   return dashes + "\n" + text + "\n" + dashes;
 }

@@ -1,5 +1,5 @@
-// The text of the training and evaluation lines, character by character as Megatron-LM prints them: tools read them. What is
-// ours stands after Megatron-LM's fields.
+// The text of the training and evaluation lines, character by character as Megatron-LM prints them:
+// tools read them. What is ours stands after Megatron-LM's fields.
 #pragma once
 
 #include <chrono>
@@ -24,7 +24,7 @@ struct TrainingLine {
   std::vector<std::pair<std::string, double>> losses;  // "lm loss", ...; negative ones are left out
   std::vector<std::pair<std::string, double>> metrics;  // of tasks that have them
   double loss_scale = 1;
-  std::optional<double> grad_norm;       // absent after a skipped step
+  std::optional<double> grad_norm;  // absent after a skipped step
   std::optional<int64_t> num_zeros;
   std::optional<double> params_norm;
   int64_t skipped_iterations = 0;

@@ -14,18 +14,21 @@ namespace megatron {
 namespace {
 
 constexpr int64_t kMiB = int64_t{1} << 20;
-constexpr int64_t kBlasWorkspace = 32 * kMiB;  // of one handle on Hopper; weight gradients have one of their own
+// Of one handle on Hopper; weight gradients have one of their own
+constexpr int64_t kBlasWorkspace = 32 * kMiB;
 
 // -- what stays from step to step
 
-void add_optimizer(const LayoutPlan& plan, const std::vector<PlannedParameter>& parameters, int64_t elements,
-                   StageMemory& memory) {
+void add_optimizer(const LayoutPlan& plan, const std::vector<PlannedParameter>& parameters,
+                   int64_t elements, StageMemory& memory) {
   const OptimizerConfig& optimizer = plan.arguments.optimizer;
   const auto bytes_of = [](StateType type) { return type == StateType::kFp32 ? 4 : 2; };
   int64_t per_element = bytes_of(optimizer.exp_avg_dtype);
-  if (optimizer.optimizer == OptimizerType::kAdam) per_element += bytes_of(optimizer.exp_avg_sq_dtype);
+  if (optimizer.optimizer == OptimizerType::kAdam)
+    per_element += bytes_of(optimizer.exp_avg_sq_dtype);
   if (plan.bytes.model == 2 && optimizer.main_params_dtype == StateType::kFp32) per_element += 4;
-  const double offloaded = optimizer.optimizer_cpu_offload ? optimizer.optimizer_offload_fraction : 0.0;
+  const double offloaded =
+      optimizer.optimizer_cpu_offload ? optimizer.optimizer_offload_fraction : 0.0;
   const auto in_host_memory = static_cast<int64_t>(offloaded * static_cast<double>(elements));
   memory.optimizer_states += per_element * (elements - in_host_memory);
   // There, values have a copy, be it the master weights.
@@ -34,7 +37,8 @@ void add_optimizer(const LayoutPlan& plan, const std::vector<PlannedParameter>& 
   for (const PlannedParameter& p : parameters)
     if (!p.frozen) blocks += (p.local_elements + kUpdateBlockElements - 1) / kUpdateBlockElements;
   const int64_t shards = plan.sharding.shards;
-  const int64_t records = (blocks + shards - 1) / shards * static_cast<int64_t>(sizeof(UpdateBlock) + sizeof(double));
+  const int64_t records =
+      (blocks + shards - 1) / shards * static_cast<int64_t>(sizeof(UpdateBlock) + sizeof(double));
   memory.optimizer_states += records;
   // The norm and the update have their own then; those of the update in host memory lie there.
   const double more = in_host_memory == 0 ? 0.0 : plan.on_gpu ? 1.0 - offloaded : 1.0;
@@ -46,10 +50,13 @@ int64_t code_bytes(const LayoutPlan& plan, const std::vector<PlannedParameter>& 
   constexpr std::string_view kLayers = "decoder.layers.";
   int64_t bytes = 0;
   for (const PlannedParameter& p : parameters) {
-    const bool linear = p.name.starts_with(kLayers) && p.name.find(".linear_") != std::string::npos && p.name.ends_with(".weight");
+    const bool linear = p.name.starts_with(kLayers) &&
+                        p.name.find(".linear_") != std::string::npos && p.name.ends_with(".weight");
     if (!linear) continue;
-    const QuantizationOptions options = plan.model().quantization(1 + std::stoll(p.name.substr(kLayers.size())));
-    if (options.enabled()) bytes += 2 * p.local_elements * (options.recipe == QuantizationRecipe::kNvfp4 ? 2 : 1);
+    const QuantizationOptions options =
+        plan.model().quantization(1 + std::stoll(p.name.substr(kLayers.size())));
+    if (options.enabled())
+      bytes += 2 * p.local_elements * (options.recipe == QuantizationRecipe::kNvfp4 ? 2 : 1);
   }
   return bytes;
 }
@@ -61,9 +68,10 @@ void add_chunk(const LayoutPlan& plan, int stage, int chunk, StageMemory& memory
   const int64_t all = buffer.num_elements, own = all / sharding.shards;
   const int64_t trained = buffer.num_trained_elements, own_trained = trained / sharding.shards;
   int64_t largest = 0,
-          largest_shared = 0;  // a bucket that layers fill one after the other; tied tables take gradients all along
-  int64_t tables = 0;          // other embeddings, which do so while gradients are sharded
-  std::vector<int64_t> filled;  // one after the other
+          // A bucket that layers fill one after the other; tied tables take gradients all along
+      largest_shared = 0;
+  int64_t tables = 0;            // other embeddings, which do so while gradients are sharded
+  std::vector<int64_t> filled;   // one after the other
   std::map<int, int64_t> units;  // what is gathered together
   for (const BufferBucket& bucket : buffer.buckets) {
     const int64_t size = bucket.end - bucket.begin;
@@ -96,8 +104,10 @@ void add_chunk(const LayoutPlan& plan, int stage, int chunk, StageMemory& memory
   if (sharding.gradients) {
     // Sums that overlap hold one bucket while the next one fills; in bf16 they have a rounded copy.
     int64_t held = 0;
-    for (size_t i = 0; i < filled.size(); ++i) {  // the first one of a pass fills behind the last one of another
-      const int64_t next = ddp.overlap_grad_reduce && filled.size() > 1 ? filled[(i + 1) % filled.size()] : 0;
+    // The first one of a pass fills behind the last one of another
+    for (size_t i = 0; i < filled.size(); ++i) {
+      const int64_t next =
+          ddp.overlap_grad_reduce && filled.size() > 1 ? filled[(i + 1) % filled.size()] : 0;
       held = std::max(held, filled[i] + next);
     }
     held += tables + largest_shared;
@@ -105,7 +115,8 @@ void add_chunk(const LayoutPlan& plan, int stage, int chunk, StageMemory& memory
     const bool early = buffer.num_trained_buckets >
                        2;  // the sum of a lone bucket arrives when the activations are gone
     const int64_t arriving = early && staged == 0 ? summed * plan.bytes.sum / sharding.shards : 0;
-    const int64_t filling = held * plan.bytes.sum + arriving + (early && ddp.grad_reduce_in_bf16 ? 2 : 0) * summed;
+    const int64_t filling =
+        held * plan.bytes.sum + arriving + (early && ddp.grad_reduce_in_bf16 ? 2 : 0) * summed;
     memory.filling_gradients = std::max(memory.filling_gradients, filling);
   }
   add_optimizer(plan, parameters, own_trained, memory);
@@ -135,8 +146,11 @@ class Walk {
     size_t next_receiver = 0;
     for (size_t i = 0; i < actions.size(); ++i) {
       next_receiver = std::max(next_receiver, i + 1);
-      while (next_receiver < actions.size() && !crosses(transfers[next_receiver].receive)) ++next_receiver;
-      early_ = plan_.arguments.pipeline.overlap_p2p_communication && next_receiver < actions.size() ? transfer_ : 0;
+      while (next_receiver < actions.size() && !crosses(transfers[next_receiver].receive))
+        ++next_receiver;
+      early_ = plan_.arguments.pipeline.overlap_p2p_communication && next_receiver < actions.size()
+                   ? transfer_
+                   : 0;
       if (transfers[i].receive.any()) release_sends(transfers[i].receive);
       step(i, actions[i], transfers[i]);
       if (crosses(transfers[i].send)) sent_.push_back({transfers[i].send, transfer_});
@@ -254,11 +268,13 @@ class Walk {
 
 }  // namespace
 
-int64_t StageMemory::before_training() const { return weights + gradients + optimizer_states + mailbox; }
+int64_t StageMemory::before_training() const {
+  return weights + gradients + optimizer_states + mailbox;
+}
 
 int64_t StageMemory::allocated() const {
-  return before_training() + gathered_weights + filling_gradients + activations + weight_gradients + transfers +
-         batches + temporaries + library_workspace;
+  return before_training() + gathered_weights + filling_gradients + activations + weight_gradients +
+         transfers + batches + temporaries + library_workspace;
 }
 
 StageMemory stage_memory(const LayoutPlan& plan, int stage) {
@@ -271,7 +287,8 @@ StageMemory stage_memory(const LayoutPlan& plan, int stage) {
   if (plan.on_gpu) memory.library_workspace = 2 * kBlasWorkspace;
   if (const int64_t part = plan.arguments.mailbox_part_bytes(plan.bytes.model); part > 0) {
     if (plan.on_gpu) memory.mailbox = PeerMailbox::memory_bytes(plan.tensor, part);
-    // linear_fc2's input waits with its weight gradient: Note [Postponed weight gradients] in tensor_parallel/layers.cc.
+    // linear_fc2's input waits with its weight gradient: Note [Postponed weight gradients] in
+    // tensor_parallel/layers.cc.
     if (!plan.model().quantization(1).enabled())
       memory.temporaries += part / plan.model().hidden_size * plan.model().ffn_hidden_size;
   }
@@ -283,7 +300,8 @@ OutsideMemory outside_memory(const LayoutPlan& plan) {
   if (!plan.on_gpu) return outside;
   outside.context = 600 * kMiB;
   int64_t communicators = plan.arguments.world_size > 1 ? 1 : 0;  // of all ranks
-  for (const int64_t size : {plan.tensor, plan.context, plan.data * plan.context, plan.tensor * plan.pipeline})
+  for (const int64_t size :
+       {plan.tensor, plan.context, plan.data * plan.context, plan.tensor * plan.pipeline})
     communicators += size > 1 ? 1 : 0;
   const int64_t links = plan.pipeline > 1 ? 4 : 0;  // to and from two neighbours
   outside.communicators = communicators * 256 * kMiB + links * 32 * kMiB;

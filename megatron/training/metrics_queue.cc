@@ -32,7 +32,8 @@ std::optional<double> MetricsRecord::number(std::string_view name) const {
 
 std::string MetricsRecord::text(std::string_view name) const {
   for (const auto& [key, value] : members_)
-    if (const auto* text = std::get_if<std::string>(&value); text != nullptr && key == name) return *text;
+    if (const auto* text = std::get_if<std::string>(&value); text != nullptr && key == name)
+      return *text;
   return {};
 }
 
@@ -48,13 +49,14 @@ void write_value(JsonWriter& json, const MetricsRecord::Value& value) {
       value);
 }
 
-// A sink, its queue and its thread. The thread holds a share of it: a sink that hangs is left behind with its thread when
-// the run ends.
+// A sink, its queue and its thread. The thread holds a share of it: a sink that hangs is left
+// behind with its thread when the run ends.
 class MetricsQueue::Lane : public std::enable_shared_from_this<Lane> {
  public:
   using Item = std::variant<std::shared_ptr<const MetricsRecord>, std::shared_ptr<const ScalarSet>>;
 
-  Lane(std::unique_ptr<MetricsSink> sink, Options options) : sink_(std::move(sink)), options_(options) {}
+  Lane(std::unique_ptr<MetricsSink> sink, Options options)
+      : sink_(std::move(sink)), options_(options) {}
   void start() {
     thread_ = std::thread([self = shared_from_this()] { self->run(); });
   }
@@ -71,7 +73,8 @@ class MetricsQueue::Lane : public std::enable_shared_from_this<Lane> {
       }
     }
     if (first_drop)
-      log_warning(cat(sink_->name(), " takes records more slowly than they come: some are left out"));
+      log_warning(
+          cat(sink_->name(), " takes records more slowly than they come: some are left out"));
     wake_.notify_one();
   }
 
@@ -92,10 +95,12 @@ class MetricsQueue::Lane : public std::enable_shared_from_this<Lane> {
       thread_.join();
     } else {
       thread_.detach();
-      log_warning(cat(sink_->name(), " has taken nothing for ", options_.patience_seconds, " seconds: it is given up"));
+      log_warning(cat(sink_->name(), " has taken nothing for ", options_.patience_seconds,
+                      " seconds: it is given up"));
     }
     if (failed + dropped > 0)
-      log_warning(cat(sink_->name(), " is not complete: ", failed, " writes failed, ", dropped, " records were left out"));
+      log_warning(cat(sink_->name(), " is not complete: ", failed, " writes failed, ", dropped,
+                      " records were left out"));
   }
 
  private:
@@ -104,7 +109,8 @@ class MetricsQueue::Lane : public std::enable_shared_from_this<Lane> {
     while (!done()) {
       const uint64_t before = written_;
       const std::chrono::duration<double> patience(options_.patience_seconds);
-      if (!progress_.wait_for(lock, patience, [&] { return done() || written_ != before; })) return false;
+      if (!progress_.wait_for(lock, patience, [&] { return done() || written_ != before; }))
+        return false;
     }
     return true;
   }
@@ -180,7 +186,8 @@ MetricsQueue& MetricsQueue::operator=(MetricsQueue&& other) noexcept {
 MetricsQueue::~MetricsQueue() { close(); }
 
 bool MetricsQueue::takes_scalars() const {
-  return std::any_of(lanes_.begin(), lanes_.end(), [](const auto& lane) { return lane->takes_scalars(); });
+  return std::any_of(lanes_.begin(), lanes_.end(),
+                     [](const auto& lane) { return lane->takes_scalars(); });
 }
 
 void MetricsQueue::write(MetricsRecord record) {

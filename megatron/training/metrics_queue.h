@@ -1,5 +1,6 @@
-// The way from the training thread to the sinks: a bounded queue and a thread for each sink, so that none of them (a full
-// disk, a file server that hangs) stops or slows training, or another sink.
+// The way from the training thread to the sinks: a bounded queue and a thread for each sink, so
+// that none of them (a full disk, a file server that hangs) stops or slows training, or another
+// sink.
 #pragma once
 
 #include <cstddef>
@@ -11,11 +12,13 @@
 
 namespace megatron {
 
-// One writing thread. Records are written within milliseconds, in order; a crash loses at most what is still queued.
+// One writing thread. Records are written within milliseconds, in order; a crash loses at most what
+// is still queued.
 class MetricsQueue {
  public:
   struct Options {
-    size_t capacity = 4096;      // records per sink; when it is full, new ones are dropped and counted
+    // Records per sink; when it is full, new ones are dropped and counted
+    size_t capacity = 4096;
     double patience_seconds = 20;  // close() gives up on a sink that takes nothing for so long
   };
 
@@ -33,7 +36,8 @@ class MetricsQueue {
   // Returns at once. Records of the types start and end are never dropped.
   void write(MetricsRecord record);
   void write(ScalarSet scalars);
-  // Waits until everything written so far has reached the sinks, or a sink takes nothing for so long as patience lasts.
+  // Waits until everything written so far has reached the sinks, or a sink takes nothing for so
+  // long as patience lasts.
   void flush();
   // flush(), then ends the threads; says how many records are missing from which sink.
   void close();

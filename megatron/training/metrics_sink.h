@@ -1,7 +1,8 @@
-// What a run reports, as records, and where they go: metrics.jsonl, TensorBoard, Weights & Biases, a file for Prometheus.
+// What a run reports, as records, and where they go: metrics.jsonl, TensorBoard, Weights & Biases,
+// a file for Prometheus.
 //
-// Adding a sink: a class in a new file, its line in the table of metrics_sinks.cc, its #include there, its source in
-// CMakeLists.txt.
+// Adding a sink: a class in a new file, its line in the table of metrics_sinks.cc, its #include
+// there, its source in CMakeLists.txt.
 #pragma once
 
 #include <concepts>
@@ -66,7 +67,8 @@ class MetricsRecord {
 // Numbers under the tags that Megatron-LM gives them in TensorBoard.
 struct ScalarSet {
   int64_t iteration = 0;
-  std::optional<int64_t> samples;  // consumed; with it a plotter may also draw them over the samples
+  // Consumed; with it a plotter may also draw them over the samples
+  std::optional<int64_t> samples;
   std::vector<std::pair<std::string, double>> values;
   double time = 0;  // seconds since 1970; MetricsQueue sets it
 };

@@ -23,8 +23,9 @@ std::unique_ptr<MetricsSink> open_tensorboard(const SinkContext& context) {
 std::unique_ptr<MetricsSink> open_wandb(const SinkContext& context) {
   const TrainingConfig& c = context.config;
   if (c.wandb_project.empty()) return nullptr;
-  return std::make_unique<WandbSink>(WandbSink::Options{c.wandb_folder(), c.wandb_project, c.wandb_entity, c.wandb_exp_name,
-                                                        context.settings_json, context.start_iteration > 0});
+  return std::make_unique<WandbSink>(
+      WandbSink::Options{c.wandb_folder(), c.wandb_project, c.wandb_entity, c.wandb_exp_name,
+                         context.settings_json, context.start_iteration > 0});
 }
 
 std::unique_ptr<MetricsSink> open_prometheus(const SinkContext& context) {

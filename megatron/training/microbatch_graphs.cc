@@ -12,8 +12,9 @@ namespace {
 // Of a batch, const or not.
 template <class B>
 auto tensors_of(B& batch) {
-  return std::array{&batch.tokens,       &batch.labels,       &batch.loss_mask,     &batch.position_ids,
-                    &batch.document_ids, &batch.place.sample, &batch.place.position};
+  return std::array{&batch.tokens,        &batch.labels,       &batch.loss_mask,
+                    &batch.position_ids,  &batch.document_ids, &batch.place.sample,
+                    &batch.place.position};
 }
 
 bool same_kind(const at::Tensor& x, const at::Tensor& y) {
@@ -39,10 +40,12 @@ bool MicrobatchGraphs::begin_step() {
   return false;
 }
 
-MicrobatchGraphs::Recorded& MicrobatchGraphs::find(const Batch& batch, const at::Tensor& loss_scale, bool first) {
+MicrobatchGraphs::Recorded& MicrobatchGraphs::find(const Batch& batch, const at::Tensor& loss_scale,
+                                                   bool first) {
   std::shared_ptr<Inputs> inputs;
   for (Recorded& one : recorded_) {
-    if (!same_kind(one.inputs->batch, batch) || !same_kind(one.inputs->loss_scale, loss_scale)) continue;
+    if (!same_kind(one.inputs->batch, batch) || !same_kind(one.inputs->loss_scale, loss_scale))
+      continue;
     if (one.first == first) return one;
     inputs = one.inputs;
   }
@@ -57,8 +60,9 @@ MicrobatchGraphs::Recorded& MicrobatchGraphs::find(const Batch& batch, const at:
   return recorded_.back();
 }
 
-const at::Tensor& MicrobatchGraphs::run(const Batch& batch, const at::Tensor& loss_scale, bool first,
-                                        DistributedDataParallel& store, const Pass& pass) {
+const at::Tensor& MicrobatchGraphs::run(const Batch& batch, const at::Tensor& loss_scale,
+                                        bool first, DistributedDataParallel& store,
+                                        const Pass& pass) {
   Recorded& one = find(batch, loss_scale, first);
   {
     const at::NoGradGuard no_grad;

@@ -13,12 +13,13 @@
 
 namespace megatron {
 
-// Note [Micro-batches as CUDA graphs]
-// A graph holds the launches of one pass forward and back; what differs between micro-batches (tokens, places, the loss
-// scale) is copied into tensors of its own before each launch. The first pass of a step replaces gradients and later ones add
-// to them, so each kind has its graph; both use the same memory. Since no host code runs in a launch, the store is told
-// afterwards which gradients have come. The first steps are eager: kernels are loaded, algorithms chosen, caches filled.
-// Micro-batches beside which gradients are reduced or weights gathered stay eager, so that this goes on under computation.
+// Note [Micro-batches as CUDA graphs] A graph holds the launches of one pass forward and back; what
+// differs between micro-batches (tokens, places, the loss scale) is copied into tensors of its own
+// before each launch. The first pass of a step replaces gradients and later ones add to them, so
+// each kind has its graph; both use the same memory. Since no host code runs in a launch, the store
+// is told afterwards which gradients have come. The first steps are eager: kernels are loaded,
+// algorithms chosen, caches filled. Micro-batches beside which gradients are reduced or weights
+// gathered stay eager, so that this goes on under computation.
 class MicrobatchGraphs {
  public:
   // `device` is a GPU (Error). The first `warmup_steps` steps are eager.
@@ -29,10 +30,11 @@ class MicrobatchGraphs {
 
   // A step begins. Returns whether its passes may be graphs.
   bool begin_step();
-  // Runs `pass` on a micro-batch through its graph, which is recorded at the first call for this kind of micro-batch: shapes,
-  // presence of optional parts, `first` of its step or not. The result is valid until the next call.
-  const at::Tensor& run(const Batch& batch, const at::Tensor& loss_scale, bool first, DistributedDataParallel& store,
-                        const Pass& pass);
+  // Runs `pass` on a micro-batch through its graph, which is recorded at the first call for this
+  // kind of micro-batch: shapes, presence of optional parts, `first` of its step or not. The result
+  // is valid until the next call.
+  const at::Tensor& run(const Batch& batch, const at::Tensor& loss_scale, bool first,
+                        DistributedDataParallel& store, const Pass& pass);
 
  private:
   struct Inputs {

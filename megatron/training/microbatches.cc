@@ -15,18 +15,32 @@ namespace {
   throw UsageError(message + "\nhint: " + hint);
 }
 
-constexpr const char* kForm = "write pairs of a threshold in tokens and a batch size, such as \"0:32 10B:64 1T:128\"";
+constexpr const char* kForm =
+    "write pairs of a threshold in tokens and a batch size, such as \"0:32 10B:64 1T:128\"";
 
 // "10B" -> 10e9.
 int64_t parse_threshold(std::string_view text, std::string_view entry) {
   double factor = 1;
   if (!text.empty()) {
     switch (text.back()) {
-      case 'K': case 'k': factor = 1e3; break;
-      case 'M': case 'm': factor = 1e6; break;
-      case 'B': case 'b': factor = 1e9; break;
-      case 'T': case 't': factor = 1e12; break;
-      default: break;
+      case 'K':
+      case 'k':
+        factor = 1e3;
+        break;
+      case 'M':
+      case 'm':
+        factor = 1e6;
+        break;
+      case 'B':
+      case 'b':
+        factor = 1e9;
+        break;
+      case 'T':
+      case 't':
+        factor = 1e12;
+        break;
+      default:
+        break;
     }
     if (factor > 1) text.remove_suffix(1);
   }
@@ -39,19 +53,23 @@ int64_t parse_threshold(std::string_view text, std::string_view entry) {
 
 }  // namespace
 
-std::vector<BatchSizeStep> parse_batch_size_schedule(std::string_view text, int64_t sequence_length) {
+std::vector<BatchSizeStep> parse_batch_size_schedule(std::string_view text,
+                                                     int64_t sequence_length) {
   MEGATRON_ASSERT(sequence_length > 0);
   std::vector<BatchSizeStep> steps;
   std::istringstream entries{std::string(text)};
   for (std::string entry; entries >> entry;) {
     const size_t colon = entry.find(':');
-    if (colon == std::string::npos) refuse(cat("--step-batch-size-schedule: \"", entry, "\" has no colon"), kForm);
+    if (colon == std::string::npos)
+      refuse(cat("--step-batch-size-schedule: \"", entry, "\" has no colon"), kForm);
     const int64_t tokens = parse_threshold(std::string_view(entry).substr(0, colon), entry);
     const std::string_view size = std::string_view(entry).substr(colon + 1);
     int64_t batch = 0;
     const auto [end, error] = std::from_chars(size.data(), size.data() + size.size(), batch);
     if (error != std::errc() || end != size.data() + size.size() || batch <= 0)
-      refuse(cat("--step-batch-size-schedule: the batch size of \"", entry, "\" is no positive integer"), kForm);
+      refuse(cat("--step-batch-size-schedule: the batch size of \"", entry,
+                 "\" is no positive integer"),
+             kForm);
     // A threshold is reached when the consumed samples hold at least that many tokens.
     steps.push_back({(tokens + sequence_length - 1) / sequence_length, batch});
   }
@@ -70,9 +88,10 @@ MicrobatchCalculator::MicrobatchCalculator(Options options) : options_(std::move
     const int64_t given = step.global_batch_size;
     if (constant && options_.decrease_if_needed) step.global_batch_size -= given % unit;
     if (step.global_batch_size <= 0 || step.global_batch_size % unit != 0) {
-      refuse(cat(flag, given, " is not divisible by --micro-batch-size ", options_.micro_batch_size,
-                 " times the data-parallel size ", options_.data_parallel_size),
-             cat("give a multiple of ", unit, constant ? ", or --decrease-batch-size-if-needed" : ""));
+      refuse(
+          cat(flag, given, " is not divisible by --micro-batch-size ", options_.micro_batch_size,
+              " times the data-parallel size ", options_.data_parallel_size),
+          cat("give a multiple of ", unit, constant ? ", or --decrease-batch-size-if-needed" : ""));
     }
     if (i == 0 && step.threshold_samples != 0)
       refuse("--step-batch-size-schedule does not start at 0", kForm);
@@ -93,7 +112,8 @@ int64_t MicrobatchCalculator::global_batch_size(int64_t consumed_samples) const 
 }
 
 int64_t MicrobatchCalculator::num_microbatches(int64_t consumed_samples) const {
-  return global_batch_size(consumed_samples) / (options_.micro_batch_size * options_.data_parallel_size);
+  return global_batch_size(consumed_samples) /
+         (options_.micro_batch_size * options_.data_parallel_size);
 }
 
 int64_t MicrobatchCalculator::samples_of_iterations(int64_t iterations) const {

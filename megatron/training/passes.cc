@@ -45,7 +45,8 @@ class StagePasses final : public StageCompute {
         batches_(options.num_microbatches),
         passes_(model.chunks.size()),
         vocabulary_(options.num_microbatches),
-        totals_(at::zeros({2 + static_cast<int64_t>(task.metrics.size())}, at::TensorOptions().dtype(at::kDouble).device(model.device()))) {
+        totals_(at::zeros({2 + static_cast<int64_t>(task.metrics.size())},
+                          at::TensorOptions().dtype(at::kDouble).device(model.device()))) {
     for (std::vector<Pass>& passes : passes_) passes.resize(options.num_microbatches);
   }
 
@@ -77,16 +78,19 @@ class StagePasses final : public StageCompute {
     return output.activation.defined() ? output.activation.detach() : at::Tensor();
   }
 
-  at::Tensor backward(int chunk, int microbatch, const at::Tensor& grad_output, bool defer_weights) override {
+  at::Tensor backward(int chunk, int microbatch, const at::Tensor& grad_output,
+                      bool defer_weights) override {
     DistributedDataParallel& store = *model_.chunks[chunk].store;
     Pass& pass = passes_[chunk][microbatch];
     const Region region(timers_, "backward-compute", 2, Section::kBackward);
     if (defer_weights) store.defer_weight_gradients_to(&pass.weight_gradients);
     pass.offload.begin_backward();
-    pass.tape.backward(std::move(pass.root), pass.root_grad.defined() ? pass.root_grad : grad_output);
+    pass.tape.backward(std::move(pass.root),
+                       pass.root_grad.defined() ? pass.root_grad : grad_output);
     store.defer_weight_gradients_to(nullptr);
     at::Tensor grad = pass.input.defined() ? pass.input.take_grad() : at::Tensor();
-    MEGATRON_ASSERT(!pass.input.defined() || grad.defined(), "the backward of a stage did not reach its input");
+    MEGATRON_ASSERT(!pass.input.defined() || grad.defined(),
+                    "the backward of a stage did not reach its input");
     std::vector<std::function<void()>> weight_gradients = std::move(pass.weight_gradients);
     pass = Pass();
     pass.weight_gradients = std::move(weight_gradients);
@@ -105,7 +109,8 @@ class StagePasses final : public StageCompute {
     const Region region(timers_, "backward-compute", 2, Section::kBackward);
     const std::unique_ptr<VocabularyPass> pass = std::move(vocabulary_[microbatch]);
     const Loss loss = pass->loss(statistics);
-    if (model_.pipeline->slice(0).head) totals_.narrow(0, 0, 2) += pair_of(loss);  // every stage has the same
+    // Every stage has the same
+    if (model_.pipeline->slice(0).head) totals_.narrow(0, 0, 2) += pair_of(loss);
     return options_.training ? pass->backward(factor_of(loss, options_.loss_scale)) : at::Tensor();
   }
 
@@ -119,30 +124,35 @@ class StagePasses final : public StageCompute {
     todo.clear();
   }
 
-  // Note [Kernels are loaded before pipelines run]
-  // A kernel is loaded when it is first launched, and CUDA may wait for the whole device then. A receive that was posted early
-  // is a kernel that waits for the peer, which may wait for what this rank has yet to compute: the first step would hang.
-  // So every chunk runs by itself before, forward alone and with its backward; the gradients are dropped. The same holds for
-  // calls of all stages: NCCL connects an algorithm when a call first takes it, and allocates memory on the device for it.
-  // CPUs load nothing, but do the same, so that what a GPU runs is tested there.
+  // Note [Kernels are loaded before pipelines run] A kernel is loaded when it is first launched,
+  // and CUDA may wait for the whole device then. A receive that was posted early is a kernel that
+  // waits for the peer, which may wait for what this rank has yet to compute: the first step would
+  // hang. So every chunk runs by itself before, forward alone and with its backward; the gradients
+  // are dropped. The same holds for calls of all stages: NCCL connects an algorithm when a call
+  // first takes it, and allocates memory on the device for it. CPUs load nothing, but do the same,
+  // so that what a GPU runs is tested there.
   void warm_up(int64_t hidden_rows, int64_t hidden_size, at::ScalarType dtype) {
     const Batch& batch = batch_of(0);
-    const auto run_chunks = [&](const std::function<void(ModelChunk&, const at::Tensor& input)>& run) {
-      for (size_t i = 0; i < model_.chunks.size(); ++i) {
-        at::Tensor input;
-        if (!model_.pipeline->slice(static_cast<int>(i)).embedding)
-          input = at::zeros({hidden_rows, batch.place.sample.size(0), hidden_size},
-                            at::TensorOptions().dtype(dtype).device(model_.device()));
-        run(model_.chunks[i], input);
-      }
-    };
+    const auto run_chunks =
+        [&](const std::function<void(ModelChunk&, const at::Tensor& input)>& run) {
+          for (size_t i = 0; i < model_.chunks.size(); ++i) {
+            at::Tensor input;
+            if (!model_.pipeline->slice(static_cast<int>(i)).embedding)
+              input = at::zeros({hidden_rows, batch.place.sample.size(0), hidden_size},
+                                at::TensorOptions().dtype(dtype).device(model_.device()));
+            run(model_.chunks[i], input);
+          }
+        };
     run_chunks([&](ModelChunk& chunk, const at::Tensor& input) {
       const at::NoGradGuard no_grad;
-      const StageOutput output = task_.forward_step(*chunk.module, batch, input, context_of(batch, /*training=*/false));
-      if (!options_.training && model_.pipeline->splits_vocabulary()) warm_up_vocabulary(chunk, batch, output);
+      const StageOutput output =
+          task_.forward_step(*chunk.module, batch, input, context_of(batch, /*training=*/false));
+      if (!options_.training && model_.pipeline->splits_vocabulary())
+        warm_up_vocabulary(chunk, batch, output);
     });
     if (options_.training) {
-      constexpr int kPasses = 2;  // the first one's gradients replace, the second one's are added, by other kernels
+      // The first one's gradients replace, the second one's are added, by other kernels
+      constexpr int kPasses = 2;
       for (ModelChunk& chunk : model_.chunks) chunk.store->zero_grad(kPasses);
       for (int pass = 0; pass < kPasses; ++pass) {
         run_chunks([&](ModelChunk& chunk, const at::Tensor& input) {
@@ -177,12 +187,14 @@ class StagePasses final : public StageCompute {
     return batches_[microbatch];
   }
 
-  // All micro-batches of a step through one segment that holds the whole model, by graphs where the store allows it.
+  // All micro-batches of a step through one segment that holds the whole model, by graphs where the
+  // store allows it.
   void run_graphs(MicrobatchGraphs& graphs) {
     DistributedDataParallel& store = *model_.chunks.front().store;
     for (int i = 0; i < options_.num_microbatches; ++i) {
       const bool first = i == 0, last = i + 1 == options_.num_microbatches;
-      if ((first && store.gathers_under_first_pass()) || (last && store.reduces_under_last_pass())) {
+      if ((first && store.gathers_under_first_pass()) ||
+          (last && store.reduces_under_last_pass())) {
         forward(0, i, {});
         backward(0, i, {}, /*defer_weights=*/false);
         continue;
@@ -190,8 +202,9 @@ class StagePasses final : public StageCompute {
       const Batch& batch = batch_of(i);
       const SectionScope section(timers_.sections(), Section::kForward);  // of the backward, too
       if (timers_.sections() != nullptr) timers_.sections()->set_muted(true);
-      totals_.narrow(0, 0, 2) += graphs.run(batch, options_.loss_scale, first, store,
-                            [this](const Batch& part, const at::Tensor& scale) { return whole_pass(part, scale); });
+      totals_.narrow(0, 0, 2) += graphs.run(
+          batch, options_.loss_scale, first, store,
+          [this](const Batch& part, const at::Tensor& scale) { return whole_pass(part, scale); });
       if (timers_.sections() != nullptr) timers_.sections()->set_muted(false);
       batches_[i] = {};
     }
@@ -212,7 +225,8 @@ class StagePasses final : public StageCompute {
     ForwardContext context = context_of(batch, options_.training);
     context.tape = &pass.tape;
     if (options_.per_token_loss) context.loss_grad = loss_scale;
-    const StageOutput output = task_.forward_step(*model_.chunks.front().module, batch, {}, context);
+    const StageOutput output =
+        task_.forward_step(*model_.chunks.front().module, batch, {}, context);
     start_backward(output.loss, loss_scale, pass);
     pass.tape.backward(std::move(pass.root), pass.root_grad);
     return pair_of(output.loss);
@@ -228,8 +242,8 @@ class StagePasses final : public StageCompute {
     return at::stack({loss.sum.detach().to(at::kDouble), loss.weight.detach().to(at::kDouble)});
   }
 
-  // What the backward starts from: the loss sum times the scale, divided by the micro-batch's own weight for the mean of
-  // means. The weight of a micro-batch is that of its whole sequences.
+  // What the backward starts from: the loss sum times the scale, divided by the micro-batch's own
+  // weight for the mean of means. The weight of a micro-batch is that of its whole sequences.
   void start_backward(const Loss& loss, const at::Tensor& loss_scale, Pass& pass) {
     pass.root_grad = factor_of(loss, loss_scale);
     pass.root = BackwardRoot(loss.sum);
@@ -260,7 +274,7 @@ class StagePasses final : public StageCompute {
   std::vector<Batch> batches_;
   std::vector<int> uses_left_;  // by micro-batch: passes to come that read it
   int loaded_ = 0;
-  std::vector<std::vector<Pass>> passes_;  // by chunk and micro-batch
+  std::vector<std::vector<Pass>> passes_;                    // by chunk and micro-batch
   std::vector<std::unique_ptr<VocabularyPass>> vocabulary_;  // by micro-batch
   at::Tensor totals_;
 };
@@ -268,7 +282,8 @@ class StagePasses final : public StageCompute {
 // Forward passes through the reference model.
 class ReferencePasses final : public StageCompute {
  public:
-  ReferencePasses(std::vector<ModelChunk>& chunks, const PretrainTask& task, std::vector<Batch>& batches)
+  ReferencePasses(std::vector<ModelChunk>& chunks, const PretrainTask& task,
+                  std::vector<Batch>& batches)
       : chunks_(chunks), task_(task), batches_(batches) {}
 
   at::Tensor forward(int chunk, int microbatch, const at::Tensor& input) override {
@@ -279,7 +294,9 @@ class ReferencePasses final : public StageCompute {
     batch.reference = output.loss.sum;
     return {};
   }
-  at::Tensor backward(int, int, const at::Tensor&, bool) override { throw_error("a reference model has no backward"); }
+  at::Tensor backward(int, int, const at::Tensor&, bool) override {
+    throw_error("a reference model has no backward");
+  }
   void weight_backward(int, int) override {}
 
  private:
@@ -289,7 +306,8 @@ class ReferencePasses final : public StageCompute {
 };
 
 // Fills Batch::reference on the last stage.
-void run_reference(TrainedModel& model, const PretrainTask& task, std::vector<Batch>& batches, Timers& timers) {
+void run_reference(TrainedModel& model, const PretrainTask& task, std::vector<Batch>& batches,
+                   Timers& timers) {
   const Region region(timers, "reference-forward", 1, Section::kForward);
   const at::NoGradGuard no_grad;
   std::optional<AdaptersOff> off;

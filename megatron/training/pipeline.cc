@@ -5,11 +5,16 @@
 
 namespace megatron {
 
-Pipeline::Pipeline(const Arguments& arguments, const ParallelGroups& groups, at::ScalarType dtype, at::Device device)
-    : config_(arguments.pipeline), hidden_size_(arguments.transformer.hidden_size),
+Pipeline::Pipeline(const Arguments& arguments, const ParallelGroups& groups, at::ScalarType dtype,
+                   at::Device device)
+    : config_(arguments.pipeline),
+      hidden_size_(arguments.transformer.hidden_size),
       rows_divisor_(arguments.parallel.sequence_parallel ? groups.tp.size() : 1),
-      dtype_(arguments.transformer.fp32_residual_connection && dtype != at::kDouble ? at::kFloat : dtype), device_(device),
-      stage_(groups.pp.rank()), num_stages_(groups.pp.size()),
+      dtype_(arguments.transformer.fp32_residual_connection && dtype != at::kDouble ? at::kFloat
+                                                                                    : dtype),
+      device_(device),
+      stage_(groups.pp.rank()),
+      num_stages_(groups.pp.size()),
       layout_(make_stage_layout(config_, num_stages_, arguments.transformer.num_layers)) {
   needs_warm_up_ = num_stages_ > 1;
   forward_needs_warm_up_ = needs_warm_up_ && splits_vocabulary();

@@ -1,4 +1,5 @@
-// The pipeline of a run: how the model is divided over stages and chunks, and the order in which they work.
+// The pipeline of a run: how the model is divided over stages and chunks, and the order in which
+// they work.
 #pragma once
 
 #include <functional>
@@ -17,14 +18,16 @@ namespace megatron {
 class Pipeline {
  public:
   // Communication: one element over each link between stages, so that they are connected.
-  Pipeline(const Arguments& arguments, const ParallelGroups& groups, at::ScalarType dtype, at::Device device);
+  Pipeline(const Arguments& arguments, const ParallelGroups& groups, at::ScalarType dtype,
+           at::Device device);
 
   int num_chunks() const { return layout_.num_chunks(); }
   bool splits_vocabulary() const { return config_.pipeline_vocab_parallel && num_stages_ > 1; }
   StageSlice slice(int chunk) const { return layout_.slice(stage_, chunk); }
   const StageLayout& layout() const { return layout_; }
-  // Whether the caller has to run every chunk by itself before the first run(). True once, with several stages, for forward
-  // passes alone only where they wait for each other; see Note [Kernels are loaded before pipelines run].
+  // Whether the caller has to run every chunk by itself before the first run(). True once, with
+  // several stages, for forward passes alone only where they wait for each other; see Note [Kernels
+  // are loaded before pipelines run].
   bool take_warm_up(bool training) {
     if (training) forward_needs_warm_up_ = false;
     return std::exchange(training ? needs_warm_up_ : forward_needs_warm_up_, false);
@@ -38,8 +41,9 @@ class Pipeline {
 
   const PipelineLinks& links() const { return *links_; }
 
-  // Runs this rank's passes of one iteration over `num_microbatches`: training, or forward passes alone. `place_of` gives the
-  // places of a micro-batch, whose numbers of samples and positions are the shape of what moves between stages.
+  // Runs this rank's passes of one iteration over `num_microbatches`: training, or forward passes
+  // alone. `place_of` gives the places of a micro-batch, whose numbers of samples and positions are
+  // the shape of what moves between stages.
   void run(int num_microbatches, bool training, StageCompute& compute,
            const std::function<Place(int microbatch)>& place_of);
 

@@ -37,7 +37,8 @@ constexpr int64_t kOutOfTime = 1000;
 
 class Run {
  public:
-  Run(const PretrainTask& task, const Arguments& arguments, const Job& job, RunFolders& folders, const Versions& libraries);
+  Run(const PretrainTask& task, const Arguments& arguments, const Job& job, RunFolders& folders,
+      const Versions& libraries);
   // Returns the exit code.
   int execute();
 
@@ -58,7 +59,9 @@ class Run {
   void after_step();
   int64_t wants_to_stop();
   bool should_exit();
-  bool due(const std::optional<int64_t>& interval) const { return interval && state_.iteration % *interval == 0; }
+  bool due(const std::optional<int64_t>& interval) const {
+    return interval && state_.iteration % *interval == 0;
+  }
   void evaluate_validation(const std::string& where, bool may_stop = false);
   void evaluate_test();
   // Evaluations can be cut short where no other rank would wait.
@@ -107,7 +110,7 @@ class Run {
   int64_t steps_done_ = 0;  // by this process
   int64_t last_batch_size_ = 0;
   bool first_outcome_ = true;  // none has been read
-  int64_t stop_ = 0;  // what a rank asked for in a step whose outcome has been read
+  int64_t stop_ = 0;           // what a rank asked for in a step whose outcome has been read
   std::string exit_reason_;
   bool stopped_ = false;  // before its end, to be resumed
   TimeLimit time_limit_;
@@ -116,15 +119,18 @@ class Run {
   std::unique_ptr<SignalHandler> signals_;
 };
 
-const char* dtype_name(const OptimizerConfig& config) { return config.bf16 ? "bf16" : config.fp16 ? "fp16" : "fp32"; }
+const char* dtype_name(const OptimizerConfig& config) {
+  return config.bf16 ? "bf16" : config.fp16 ? "fp16" : "fp32";
+}
 
 RunState initial_state(const Start& start, const PretrainTask& task, const Tokenizer& tokenizer) {
   RunState state;
   if (start.continues()) {
     state = start.stored;
-    MEGATRON_CHECK(state.task == task.name, start.checkpoint->directory().string(), " was trained for the task ", state.task,
-                   ", this run is for ", task.name);
-    MEGATRON_CHECK(state.tokenizer_fingerprint == tokenizer.fingerprint(), start.checkpoint->directory().string(),
+    MEGATRON_CHECK(state.task == task.name, start.checkpoint->directory().string(),
+                   " was trained for the task ", state.task, ", this run is for ", task.name);
+    MEGATRON_CHECK(state.tokenizer_fingerprint == tokenizer.fingerprint(),
+                   start.checkpoint->directory().string(),
                    " was trained with another tokenizer\nhint: its files are stored in ",
                    (start.checkpoint->directory() / "tokenizer").string());
   }
@@ -137,7 +143,8 @@ double seconds_since(std::chrono::steady_clock::time_point begin) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
 }
 
-Run::Run(const PretrainTask& task, const Arguments& arguments, const Job& job, RunFolders& folders, const Versions& libraries)
+Run::Run(const PretrainTask& task, const Arguments& arguments, const Job& job, RunFolders& folders,
+         const Versions& libraries)
     : task_(task),
       arguments_(arguments),
       config_(arguments.training),
@@ -148,14 +155,19 @@ Run::Run(const PretrainTask& task, const Arguments& arguments, const Job& job, R
       job_(job),
       groups_(job.groups),
       libraries_(libraries),
-      tokenizer_(start_clock_.stage("tokenizer", [&] { return make_tokenizer(arguments.tokenizer); })),
+      tokenizer_(
+          start_clock_.stage("tokenizer", [&] { return make_tokenizer(arguments.tokenizer); })),
       vocabulary_(vocabulary_of(arguments, *tokenizer_)),
       start_(start_clock_.stage("checkpoint chosen", [&] { return decide_start(config_, job); })),
       state_(initial_state(start_, task, *tokenizer_)),
-      datasets_(start_clock_.stage("data", [&] { return build_datasets(task, arguments, *tokenizer_, start_, state_); })),
-      model_(start_clock_.stage("model and weights", [&] {
-        return build_model(task, arguments, vocabulary_, groups_, model_dtype(arguments.optimizer), device_, start_, job.agreement);
-      })),
+      datasets_(start_clock_.stage(
+          "data", [&] { return build_datasets(task, arguments, *tokenizer_, start_, state_); })),
+      model_(start_clock_.stage("model and weights",
+                                [&] {
+                                  return build_model(task, arguments, vocabulary_, groups_,
+                                                     model_dtype(arguments.optimizer), device_,
+                                                     start_, job.agreement);
+                                })),
       timers_(static_cast<int>(config_.profile && device_.is_cpu() ? 2 : config_.timing_log_level),
               [device = device_] { synchronize(device); }),
       log_(make_log()),
@@ -165,28 +177,38 @@ Run::Run(const PretrainTask& task, const Arguments& arguments, const Job& job, R
                     /*replace_existing=*/start_.continues(), job.agreement),
       batches_(device_, own_positions(arguments.data), groups_.cp),
       outcomes_(device_),
-      // Several ranks learn of the decision from the outcome of a step, which the host may read two steps later.
-      time_limit_(60.0 * static_cast<double>(config_.exit_duration_in_mins.value_or(0)), groups_.world.size() > 1 ? 3 : 1) {
+      // Several ranks learn of the decision from the outcome of a step, which the host may read two
+      // steps later.
+      time_limit_(60.0 * static_cast<double>(config_.exit_duration_in_mins.value_or(0)),
+                  groups_.world.size() > 1 ? 3 : 1) {
   timers_.set_sections(job.clock.get());
-  if (job.clock && groups_.world.size() > 1) slow_ranks_.emplace(groups_, device_, config_.log_interval);
+  if (job.clock && groups_.world.size() > 1)
+    slow_ranks_.emplace(groups_, device_, config_.log_interval);
   make_loaders();
-  // What the run starts from is there already; in another folder it is saved at the end even if nothing is trained.
+  // What the run starts from is there already; in another folder it is saved at the end even if
+  // nothing is trained.
   std::error_code ignored;
-  if (start_.continues() && std::filesystem::equivalent(start_.checkpoint->directory().parent_path(), config_.save, ignored))
+  if (start_.continues() &&
+      std::filesystem::equivalent(start_.checkpoint->directory().parent_path(), config_.save,
+                                  ignored))
     checkpointer_.set_last_saved(state_.iteration);
   folders_.set_iteration(state_.iteration);
-  if (start_.continues()) folders_.set_saved(state_.iteration, start_.checkpoint->directory().string(), 0);
-  if (config_.exit_signal_handler) signals_ = std::make_unique<SignalHandler>(config_.exit_signal_number());
+  if (start_.continues())
+    folders_.set_saved(state_.iteration, start_.checkpoint->directory().string(), 0);
+  if (config_.exit_signal_handler)
+    signals_ = std::make_unique<SignalHandler>(config_.exit_signal_number());
 }
 
-// Flags win over the configuration of a Hugging Face folder; weights seldom mean the same in another architecture.
+// Flags win over the configuration of a Hugging Face folder; weights seldom mean the same in
+// another architecture.
 void Run::warn_of_other_architecture() const {
   const std::filesystem::path& folder = start_.checkpoint->directory();
   if (!is_hf_folder(folder)) return;
   const std::string difference =
       architecture_difference(arguments_.transformer, read_hf_config(folder).config.transformer);
   if (!difference.empty())
-    log_warning(cat("this run is another model than ", folder.string(), ": ", difference, " as its config.json says"));
+    log_warning(cat("this run is another model than ", folder.string(), ": ", difference,
+                    " as its config.json says"));
 }
 
 std::vector<std::pair<std::string, double>> Run::named(const std::vector<double>& metrics) const {
@@ -206,15 +228,19 @@ TrainingLog Run::make_log() const {
   facts.peak_flops = peak_bf16_flops(device_name(device_));
   facts.model = task_.model_flops(arguments_, vocabulary_);
   if (!job_.is_first()) return TrainingLog(config_, facts);
-  return TrainingLog(config_, facts, MetricsQueue(open_sinks({config_, resolved_json(arguments_), state_.iteration})));
+  return TrainingLog(
+      config_, facts,
+      MetricsQueue(open_sinks({config_, resolved_json(arguments_), state_.iteration})));
 }
 
 void Run::make_loaders() {
   const DataConfig& data = arguments_.data;
   if (!config_.skip_train) {
-    MEGATRON_CHECK(datasets_.train || state_.iteration >= train_iters_, "the data has no training split\nhint: see --split");
+    MEGATRON_CHECK(datasets_.train || state_.iteration >= train_iters_,
+                   "the data has no training split\nhint: see --split");
     if (datasets_.train) {
-      loader_ = make_train_loader(arguments_, groups_, datasets_.train, state_.consumed_train_samples, device_);
+      loader_ = make_train_loader(arguments_, groups_, datasets_.train,
+                                  state_.consumed_train_samples, device_);
       if (arguments_.parallel.hybrid_context_parallel)
         hybrid_ = std::make_unique<HybridBatches>(arguments_, groups_, std::move(loader_), device_);
     }
@@ -238,9 +264,12 @@ void Run::make_loaders() {
 
 void Run::announce() {
   for (const std::string& note : arguments_.notes) log_info(note);
-  for (const auto& [flag, reason] : arguments_.already_so) log_info(cat(flag, " is already so: ", reason));
+  for (const auto& [flag, reason] : arguments_.already_so)
+    log_info(cat(flag, " is already so: ", reason));
   if (job_.is_first())
-    for (const std::string& note : start_notes(arguments_, vocabulary_.padded_size, device_.is_cuda())) log_warning(note);
+    for (const std::string& note :
+         start_notes(arguments_, vocabulary_.padded_size, device_.is_cuda()))
+      log_warning(note);
   const int64_t frozen = model_.num_frozen();
   const std::string frozen_text = format_count(static_cast<uint64_t>(frozen));
   log_info(cat("device ", device_name(device_), ", ", dtype_name(arguments_.optimizer), ", ",
@@ -249,10 +278,14 @@ void Run::announce() {
                frozen > 0 ? cat(" of which ", frozen_text, " are frozen") : "", ", vocabulary ",
                vocabulary_.size, " padded to ", vocabulary_.padded_size));
   if (arguments_.transformer.fp4_format != Fp4Format::kNone)
-    log_info("FP4 is emulated: operands are rounded as on Blackwell and multiplied in bf16, slower than without");
+    log_info(
+        "FP4 is emulated: operands are rounded as on Blackwell and multiplied in bf16, slower than "
+        "without");
   if (start_.continues()) {
-    log_info(cat("resuming from ", start_.checkpoint->directory().string(), " at iteration ", state_.iteration, " of ", train_iters_));
-    for (const std::string& change : configuration_changes(arguments_, start_.checkpoint->directory() / "config.yaml"))
+    log_info(cat("resuming from ", start_.checkpoint->directory().string(), " at iteration ",
+                 state_.iteration, " of ", train_iters_));
+    for (const std::string& change :
+         configuration_changes(arguments_, start_.checkpoint->directory() / "config.yaml"))
       log_info(cat("changed since that checkpoint: ", change));
   } else if (start_.checkpoint) {
     warn_of_other_architecture();
@@ -263,12 +296,15 @@ void Run::announce() {
     log_info(cat("starting from new weights, seed ", arguments_.transformer.seed));
   }
   if (datasets_.train && !config_.skip_train)
-    log_info(cat("the whole run ", reading_summary(*datasets_.train, config_.train_samples.value_or(
-                                                                        microbatches_.samples_of_iterations(train_iters_)))));
+    log_info(cat(
+        "the whole run ",
+        reading_summary(*datasets_.train, config_.train_samples.value_or(
+                                              microbatches_.samples_of_iterations(train_iters_)))));
   announce_replicas();
   log_progress(config_, cat("started at iteration ", state_.iteration));
   if (!config_.run_folder().empty() && job_.is_first())
-    write_file_atomically(std::filesystem::path(config_.run_folder()) / "config.yaml", resolved_yaml(arguments_));
+    write_file_atomically(std::filesystem::path(config_.run_folder()) / "config.yaml",
+                          resolved_yaml(arguments_));
   write_start_record();
 }
 
@@ -277,9 +313,12 @@ void Run::announce_replicas() const {
   const bool asked = config_.check_weight_hash_across_dp_replicas_interval.value_or(0) > 0;
   const int64_t count = model_.replicas ? model_.replicas->size() : 0;
   if (count > 0) {
-    log_info(cat("copies of ", count, " tensors of this rank on other ranks are compared every ", interval, " iterations"));
+    log_info(cat("copies of ", count, " tensors of this rank on other ranks are compared every ",
+                 interval, " iterations"));
   } else if (asked && !config_.skip_train) {
-    log_info("--check-weight-hash-across-dp-replicas-interval: no tensor of this rank has a copy on another one");
+    log_info(
+        "--check-weight-hash-across-dp-replicas-interval: no tensor of this rank has a copy on "
+        "another one");
   }
 }
 
@@ -289,13 +328,17 @@ void Run::write_start_record() {
   if (!log_.metrics().is_open()) return;
   const TransformerConfig& c = arguments_.transformer;
   MetricsRecord record = log_.metrics().begin("start");
-  record.member("iteration", state_.iteration).member("task", task_.name).member("device", device_name(device_));
+  record.member("iteration", state_.iteration)
+      .member("task", task_.name)
+      .member("device", device_name(device_));
   record.member("dtype", dtype_name(arguments_.optimizer));
   record.member("parameters", model_.num_parameters()).member("train_iters", train_iters_);
   record.member("num_layers", c.num_layers).member("hidden_size", c.hidden_size);
   record.member("num_attention_heads", c.num_attention_heads).member("seq_length", c.seq_length);
-  record.member("vocab_size", vocabulary_.size).member("global_batch_size", microbatches_.global_batch_size(state_.consumed_train_samples));
-  record.member("micro_batch_size", config_.micro_batch_size).member("optimizer", arguments_.optimizer.optimizer == OptimizerType::kAdam ? "adam" : "sgd");
+  record.member("vocab_size", vocabulary_.size)
+      .member("global_batch_size", microbatches_.global_batch_size(state_.consumed_train_samples));
+  record.member("micro_batch_size", config_.micro_batch_size)
+      .member("optimizer", arguments_.optimizer.optimizer == OptimizerType::kAdam ? "adam" : "sgd");
   record.member("lr", arguments_.optimizer.lr.value_or(0)).member("seed", c.seed);
   add_origin(record, job_, hosts, libraries_);
   log_.metrics().write(std::move(record));
@@ -328,13 +371,18 @@ int Run::execute() {
   return code;
 }
 
-// With --save-failure continue the run goes on without checkpoints, but it must not end as if there were one.
+// With --save-failure continue the run goes on without checkpoints, but it must not end as if there
+// were one.
 void Run::require_final_save() const {
-  if (config_.save.empty() || config_.skip_train || checkpointer_.last_saved() == state_.iteration) return;
+  if (config_.save.empty() || config_.skip_train || checkpointer_.last_saved() == state_.iteration)
+    return;
   const int64_t newest = checkpointer_.newest().iteration;
-  throw Error(cat("the final state, of iteration ", state_.iteration, ", was not saved (--save-failure continue); ",
-                  newest >= 0 ? cat("the newest checkpoint is iteration ", newest) : cat(config_.save, " holds no checkpoint of this run"),
-                  "\nhint: make room there and start the run again with --start-mode resume-or-fresh"));
+  throw Error(
+      cat("the final state, of iteration ", state_.iteration,
+          ", was not saved (--save-failure continue); ",
+          newest >= 0 ? cat("the newest checkpoint is iteration ", newest)
+                      : cat(config_.save, " holds no checkpoint of this run"),
+          "\nhint: make room there and start the run again with --start-mode resume-or-fresh"));
 }
 
 // Tells outcome.json of new checkpoints, and the user when one takes longer than a signal leaves.
@@ -345,11 +393,16 @@ void Run::note_saves() {
   const bool torchrun = job_.launch.launcher == "torchrun" && !job_.launch.run_id.empty();
   const int64_t grace = config_.exit_signal_grace_seconds.value_or(torchrun ? 30 : 0);
   const double needed = newest.longest_seconds + time_limit_.longest_turn();
-  if (grace == 0 || needed <= static_cast<double>(grace) || !job_.is_first() || std::exchange(warned_of_grace_, true)) return;
-  log_warning(cat("a step and a save take ", static_cast<int64_t>(needed + 0.5), " s, but the run is killed ", grace,
-                  " s after a signal", config_.exit_signal_grace_seconds ? " (--exit-signal-grace-seconds)" : " (torchrun)",
-                  ": what was done since the last checkpoint would be lost\nhint: save more often (--save-interval), or ask the "
-                  "scheduler for an earlier signal (Slurm: --signal=TERM@SECONDS)"));
+  if (grace == 0 || needed <= static_cast<double>(grace) || !job_.is_first() ||
+      std::exchange(warned_of_grace_, true))
+    return;
+  log_warning(
+      cat("a step and a save take ", static_cast<int64_t>(needed + 0.5),
+          " s, but the run is killed ", grace, " s after a signal",
+          config_.exit_signal_grace_seconds ? " (--exit-signal-grace-seconds)" : " (torchrun)",
+          ": what was done since the last checkpoint would be lost\nhint: save more often "
+          "(--save-interval), or ask the "
+          "scheduler for an earlier signal (Slurm: --signal=TERM@SECONDS)"));
 }
 
 int Run::end(const std::string& reason) {
@@ -392,13 +445,14 @@ void Run::one_step() {
   StepOptions options = step_options(arguments_, state_.consumed_train_samples);
   options.stop = wants_to_stop();
   const int64_t compared = config_.replica_hash_interval();
-  if (compared > 0 && (state_.iteration + 1) % compared == 0) options.compare_replicas = state_.iteration + 1;
+  if (compared > 0 && (state_.iteration + 1) % compared == 0)
+    options.compare_replicas = state_.iteration + 1;
   if (hybrid_) options.num_microbatches = hybrid_->begin_step(options.global_batch_size);
   const auto next_batch = [this] {
     if (hybrid_) return hybrid_->next();
     const std::shared_ptr<const MicroBatch> batch = loader_->next();
-    MEGATRON_CHECK(batch, "the training samples are used up after ", state_.consumed_train_samples, " of ",
-                   loader_->dataset().size());
+    MEGATRON_CHECK(batch, "the training samples are used up after ", state_.consumed_train_samples,
+                   " of ", loader_->dataset().size());
     return batches_.make(batch);
   };
   outcomes_.push(train_step(model_, task_, options, next_batch, timers_));
@@ -413,7 +467,8 @@ void Run::one_step() {
   pending.record.global_batch_size = options.global_batch_size;
   pending.held = batches_.take_held();
   if (state_.iteration % config_.log_interval == 0) {
-    if (config_.log_num_zeros_in_grad) pending.record.num_zeros = static_cast<int64_t>(model_.optimizer->num_zeros());
+    if (config_.log_num_zeros_in_grad)
+      pending.record.num_zeros = static_cast<int64_t>(model_.optimizer->num_zeros());
     if (config_.log_params_norm) pending.record.params_norm = model_.optimizer->params_norm();
   }
   pending_.push_back(std::move(pending));
@@ -425,13 +480,15 @@ void Run::read_outcomes(bool all) {
     pending_.pop_front();
     if (numbers.replicas_differ) throw Error(model_.replicas->describe(record.iteration));
     if (slow_ranks_)
-      if (const std::optional<std::string> line = slow_ranks_->step(record.iteration, numbers)) log_warning(*line);
+      if (const std::optional<std::string> line = slow_ranks_->step(record.iteration, numbers))
+        log_warning(*line);
     const StepState& step = numbers.state;
     record.loss = numbers.loss;
     record.metrics = named(numbers.metrics);
     record.skipped = step.skip != 0;
     record.non_finite = step.consecutive_bad > 0;
-    record.learning_rate = learning_rate(model_.optimizer->schedule(), 0, static_cast<double>(step.num_steps));
+    record.learning_rate =
+        learning_rate(model_.optimizer->schedule(), 0, static_cast<double>(step.num_steps));
     record.loss_scale = step.loss_scale;
     stop_ = std::max(stop_, numbers.stop);
     record.grad_norm = step.grad_norm;
@@ -440,20 +497,26 @@ void Run::read_outcomes(bool all) {
       if (config_.log_memory_interval && record.iteration % *config_.log_memory_interval == 0)
         log_.memory(gather_memory(groups_.world, device_), record.iteration);
       if (config_.timing_log_level > 0 && record.iteration % config_.log_interval == 0) {
-        log_.timers(gather_timers(groups_.world, device_, timers_), record.iteration, timed_iterations_);
+        log_.timers(gather_timers(groups_.world, device_, timers_), record.iteration,
+                    timed_iterations_);
         timers_.reset();
         timed_iterations_ = 0;
       }
     }
-    MEGATRON_CHECK(!model_.optimizer->must_stop(step), "iteration ", record.iteration, ": loss or gradient was not finite for ",
-                   step.consecutive_bad, " iterations in a row\nhint: lower --lr, raise --lr-warmup-iters, or look at the data from sample ",
-                   record.consumed_samples - record.global_batch_size, " on; --max-consecutive-bad-steps sets the limit");
+    MEGATRON_CHECK(!model_.optimizer->must_stop(step), "iteration ", record.iteration,
+                   ": loss or gradient was not finite for ", step.consecutive_bad,
+                   " iterations in a row\nhint: lower --lr, raise --lr-warmup-iters, or look at "
+                   "the data from sample ",
+                   record.consumed_samples - record.global_batch_size,
+                   " on; --max-consecutive-bad-steps sets the limit");
   }
 }
 
 void Run::after_step() {
   const int64_t iteration = state_.iteration;
-  const bool evaluates = due(config_.eval_interval) && iteration >= config_.start_eval_at_iter.value_or(0) && !validation_.empty();
+  const bool evaluates = due(config_.eval_interval) &&
+                         iteration >= config_.start_eval_at_iter.value_or(0) &&
+                         !validation_.empty();
   const bool saves = due(config_.save_interval);
   const bool logs = iteration % config_.log_interval == 0 || pending_.front().record.iteration == 1;
   read_outcomes(/*all=*/logs || evaluates || saves);
@@ -464,11 +527,13 @@ void Run::after_step() {
   note_saves();
 }
 
-// Why this rank would end the run now, as a number that every rank can read: a signal, or kOutOfTime; 0: go on.
+// Why this rank would end the run now, as a number that every rank can read: a signal, or
+// kOutOfTime; 0: go on.
 int64_t Run::wants_to_stop() {
   if (signalled()) return signals_->received();
   if (!config_.exit_duration_in_mins) return 0;
-  const double save_seconds = config_.save.empty() ? 0 : checkpointer_.expected_seconds(folders_.seconds_per_save());
+  const double save_seconds =
+      config_.save.empty() ? 0 : checkpointer_.expected_seconds(folders_.seconds_per_save());
   return time_limit_.reached(seconds_since(job_.started), save_seconds) ? kOutOfTime : 0;
 }
 
@@ -486,7 +551,8 @@ bool Run::should_exit() {
   return stopped_;
 }
 
-// Evaluations between iterations are never cut short: the samples they consume belong to the state of the run.
+// Evaluations between iterations are never cut short: the samples they consume belong to the state
+// of the run.
 void Run::evaluate_validation(const std::string& where, bool may_stop) {
   if (validation_.empty()) return;
   log_.pause();
@@ -532,7 +598,9 @@ void Run::evaluate_test() {
   log_.pause();
   record.where = cat("iteration ", state_.iteration, " on test set");
   const std::optional<Evaluator::Result> result =
-      Evaluator(datasets_.test, options, device_).run(task_, model_, [this] { return may_stop_now(); });
+      Evaluator(datasets_.test, options, device_).run(task_, model_, [this] {
+        return may_stop_now();
+      });
   if (!result) return;
   record.loss = result->loss;
   record.metrics = named(result->metrics);
@@ -554,18 +622,21 @@ void Run::profile_steps() {
   const auto& ranks = config_.profile_ranks;
   const int rank = groups_.world.rank();
   if (!config_.profile || std::find(ranks.begin(), ranks.end(), rank) == ranks.end()) return;
-  const bool inside = state_.iteration >= config_.profile_step_start && state_.iteration < config_.profile_step_end;
+  const bool inside =
+      state_.iteration >= config_.profile_step_start && state_.iteration < config_.profile_step_end;
   if (inside == profiling_) return;
   profiling_ = inside;
   synchronize(device_);
   if (device_.is_cuda()) {
     inside ? start_device_profiler() : stop_device_profiler();
   } else if (inside) {
-    timers_.set_listener([this](const std::string& name, auto begin, auto end) { trace_.add(name, begin, end); });
+    timers_.set_listener(
+        [this](const std::string& name, auto begin, auto end) { trace_.add(name, begin, end); });
   } else {
     timers_.set_listener({});
-    const std::filesystem::path path = std::filesystem::path(config_.run_folder()) /
-                                       (rank == 0 ? "trace.json" : cat("trace-rank-", rank, ".json"));
+    const std::filesystem::path path =
+        std::filesystem::path(config_.run_folder()) /
+        (rank == 0 ? "trace.json" : cat("trace-rank-", rank, ".json"));
     trace_.write(path);
     log_info(cat("wrote ", path.string(), "; open it in https://ui.perfetto.dev"));
   }
@@ -573,7 +644,8 @@ void Run::profile_steps() {
 
 }  // namespace
 
-int pretrain(const PretrainTask& task, const Arguments& arguments, const Job& job, const Versions& libraries) {
+int pretrain(const PretrainTask& task, const Arguments& arguments, const Job& job,
+             const Versions& libraries) {
   use_threads(arguments.training.num_threads, job.local_world_size);
   make_standard_output_optional();
   RunFolders folders(arguments.training, job);

@@ -1,5 +1,5 @@
-// The latest numbers of a run as a text file for Prometheus: node_exporter's textfile collector reads it.
-// Format: https://prometheus.io/docs/instrumenting/exposition_formats/
+// The latest numbers of a run as a text file for Prometheus: node_exporter's textfile collector
+// reads it. Format: https://prometheus.io/docs/instrumenting/exposition_formats/
 #pragma once
 
 #include <chrono>
@@ -13,7 +13,8 @@
 
 namespace megatron {
 
-// Replaces the file as a whole (written beside it, then renamed), at most once a second and at the end of the run.
+// Replaces the file as a whole (written beside it, then renamed), at most once a second and at the
+// end of the run.
 class PrometheusSink final : public MetricsSink {
  public:
   explicit PrometheusSink(std::filesystem::path path);  // writes a first file. Throws Error
@@ -28,7 +29,8 @@ class PrometheusSink final : public MetricsSink {
   void write();
 
   std::filesystem::path path_;
-  std::map<std::pair<size_t, std::string>, double> values_;  // place in the table of metrics, labels
+  // Place in the table of metrics, labels
+  std::map<std::pair<size_t, std::string>, double> values_;
   std::chrono::steady_clock::time_point last_write_;
 };
 

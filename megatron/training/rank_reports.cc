@@ -27,21 +27,28 @@ RankTimers gather_timers(const ProcessGroup& world, c10::Device device, const Ti
 std::vector<MemoryUse> gather_memory(const ProcessGroup& world, c10::Device device) {
   const MemoryUse own = memory_use(device);
   std::vector<MemoryUse> all;
-  for (const std::string& text : gather_texts(
-           world, device, cat(own.reserved, " ", own.allocated, " ", own.max_allocated, " ", own.num_allocations, " ", own.resident))) {
+  for (const std::string& text :
+       gather_texts(world, device,
+                    cat(own.reserved, " ", own.allocated, " ", own.max_allocated, " ",
+                        own.num_allocations, " ", own.resident))) {
     MemoryUse& use = all.emplace_back();
-    std::istringstream(text) >> use.reserved >> use.allocated >> use.max_allocated >> use.num_allocations >> use.resident;
+    std::istringstream(text) >> use.reserved >> use.allocated >> use.max_allocated >>
+        use.num_allocations >> use.resident;
   }
   return all;
 }
 
-SlowRankWatch::SlowRankWatch(const ParallelGroups& groups, c10::Device device, int64_t interval) : interval_(interval) {
+SlowRankWatch::SlowRankWatch(const ParallelGroups& groups, c10::Device device, int64_t interval)
+    : interval_(interval) {
   std::vector<int> stages;
-  for (const std::string& text : gather_texts(groups.world, device, cat(groups.pp.rank(), " ", host_name()))) {
+  for (const std::string& text :
+       gather_texts(groups.world, device, cat(groups.pp.rank(), " ", host_name()))) {
     std::istringstream words(text);
     words >> stages.emplace_back() >> hosts_.emplace_back();
   }
-  if (std::all_of(hosts_.begin(), hosts_.end(), [&](const std::string& host) { return host == hosts_.front(); })) hosts_.clear();
+  if (std::all_of(hosts_.begin(), hosts_.end(),
+                  [&](const std::string& host) { return host == hosts_.front(); }))
+    hosts_.clear();
   if (groups.world.rank() == 0) ranks_.emplace(std::move(stages));
 }
 
@@ -52,7 +59,8 @@ std::optional<std::string> SlowRankWatch::step(int64_t iteration, const StepNumb
   const std::optional<SlowRank> slow = ranks_->find(iteration);
   if (!slow) return std::nullopt;
   named_ = iteration;
-  const std::string host = hosts_.empty() ? "" : cat(" (", hosts_[static_cast<size_t>(slow->rank)], ")");
+  const std::string host =
+      hosts_.empty() ? "" : cat(" (", hosts_[static_cast<size_t>(slow->rank)], ")");
   return cat("iteration ", iteration, ": ", to_string(*slow), host);
 }
 

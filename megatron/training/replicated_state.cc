@@ -24,11 +24,12 @@ StateTensor narrowed(const StateTensor& tensor, const ReplicaPart& part) {
   return out;
 }
 
-// The parts of all tensors with replicas that `counts` names. Tensors of one group of replicas are divided together, so that
-// the parts are even.
+// The parts of all tensors with replicas that `counts` names. Tensors of one group of replicas are
+// divided together, so that the parts are even.
 template <class Counts>
 std::vector<ReplicaPart> divide(const std::vector<StateTensor>& tensors, const Counts& counts) {
-  std::vector<std::pair<const ProcessGroup*, std::vector<size_t>>> groups;  // in order of appearance, the same on all replicas
+  // In order of appearance, the same on all replicas
+  std::vector<std::pair<const ProcessGroup*, std::vector<size_t>>> groups;
   for (size_t i = 0; i < tensors.size(); ++i) {
     if (!has_replicas(tensors[i]) || !counts(tensors[i])) continue;
     const auto same = [&](const auto& group) { return group.first == tensors[i].replicas; };
@@ -39,7 +40,9 @@ std::vector<ReplicaPart> divide(const std::vector<StateTensor>& tensors, const C
   std::vector<ReplicaPart> parts;
   for (const auto& [replicas, members] : groups) {
     std::vector<TensorSize> sizes;
-    for (size_t i : members) sizes.push_back({tensors[i].data.numel(), static_cast<int64_t>(tensors[i].data.element_size())});
+    for (size_t i : members)
+      sizes.push_back(
+          {tensors[i].data.numel(), static_cast<int64_t>(tensors[i].data.element_size())});
     for (ReplicaPart part : divide_among_replicas(sizes, replicas->size())) {
       part.tensor = members[part.tensor];
       parts.push_back(part);
@@ -49,7 +52,8 @@ std::vector<ReplicaPart> divide(const std::vector<StateTensor>& tensors, const C
 }
 
 // `bytes` is what `owner` has. Tensors of the host pass through the device of the group.
-void broadcast(const ProcessGroup& replicas, const at::Tensor& bytes, int owner, at::Device device) {
+void broadcast(const ProcessGroup& replicas, const at::Tensor& bytes, int owner,
+               at::Device device) {
   for (int64_t at = 0; at < bytes.numel(); at += kMaxBroadcastBytes) {
     const at::Tensor piece = bytes.narrow(0, at, std::min(kMaxBroadcastBytes, bytes.numel() - at));
     const bool direct = piece.device() == device;
@@ -65,7 +69,8 @@ std::vector<StateTensor> parts_to_write(const std::vector<StateTensor>& tensors)
   std::vector<StateTensor> out;
   for (const StateTensor& tensor : tensors)
     if (!has_replicas(tensor) && tensor.description.replica_id == 0) out.push_back(tensor);
-  for (const ReplicaPart& part : divide(tensors, [](const StateTensor& tensor) { return tensor.copy == 0; })) {
+  for (const ReplicaPart& part :
+       divide(tensors, [](const StateTensor& tensor) { return tensor.copy == 0; })) {
     if (part.replica != tensors[part.tensor].replicas->rank()) continue;
     out.push_back(narrowed(tensors[part.tensor], part));
     out.back().description.replica_id = 0;
@@ -78,7 +83,8 @@ ReplicatedRead::ReplicatedRead(std::vector<StateTensor> tensors) : tensors_(std:
   for (const StateTensor& tensor : tensors_)
     if (!has_replicas(tensor)) parts_.push_back(tensor);
   for (const ReplicaPart& part : plan_)
-    if (part.replica == tensors_[part.tensor].replicas->rank()) parts_.push_back(narrowed(tensors_[part.tensor], part));
+    if (part.replica == tensors_[part.tensor].replicas->rank())
+      parts_.push_back(narrowed(tensors_[part.tensor], part));
 }
 
 void ReplicatedRead::share() const {

@@ -24,9 +24,13 @@ double number(const ordered_json& record, const char* key) {
   return found->get<double>();
 }
 
-int64_t integer(const ordered_json& record, const char* key) { return record.value(key, int64_t{0}); }
+int64_t integer(const ordered_json& record, const char* key) {
+  return record.value(key, int64_t{0});
+}
 
-std::string text_of(const ordered_json& value) { return value.is_string() ? value.get<std::string>() : value.dump(); }
+std::string text_of(const ordered_json& value) {
+  return value.is_string() ? value.get<std::string>() : value.dump();
+}
 
 std::vector<std::pair<std::string, double>> numbers_in(const ordered_json& object) {
   std::vector<std::pair<std::string, double>> out;
@@ -48,7 +52,8 @@ void read_facts(const ordered_json& record, RunHistory& run) {
         run.hosts.push_back(std::move(row));
       }
     } else if (value.is_object()) {
-      for (const auto& [name, member] : value.items()) run.facts.emplace_back(key + ": " + name, text_of(member));
+      for (const auto& [name, member] : value.items())
+        run.facts.emplace_back(key + ": " + name, text_of(member));
     } else {
       run.facts.emplace_back(key, text_of(value));
     }
@@ -93,30 +98,37 @@ void read_train(const ordered_json& record, RunHistory& run) {
 
 // Before records said so, the evaluation at the end was the second one of its set at its iteration.
 bool is_second(const EvaluationPoint& point, const RunHistory& run) {
-  return std::any_of(run.evaluations.begin(), run.evaluations.end(), [&](const EvaluationPoint& other) {
-    return other.iteration == point.iteration && other.split == point.split && other.set == point.set;
-  });
+  return std::any_of(run.evaluations.begin(), run.evaluations.end(),
+                     [&](const EvaluationPoint& other) {
+                       return other.iteration == point.iteration && other.split == point.split &&
+                              other.set == point.set;
+                     });
 }
 
 void read_evaluation(const ordered_json& record, RunHistory& run) {
-  EvaluationPoint point{integer(record, "iteration"), record.value("split", ""), record.value("set", ""), loss_of(record),
+  EvaluationPoint point{integer(record, "iteration"),  record.value("split", ""),
+                        record.value("set", ""),       loss_of(record),
                         record.value("at_end", false), number(record, "seconds")};
   point.at_end = point.at_end || is_second(point, run);
   run.evaluations.push_back(point);
 }
 
 void read_memory(const ordered_json& record, RunHistory& run) {
-  run.memory.push_back({integer(record, "iteration"), number(record, "resident_bytes"), number(record, "allocated_bytes"),
-                        number(record, "max_allocated_bytes"), number(record, "reserved_bytes")});
+  run.memory.push_back({integer(record, "iteration"), number(record, "resident_bytes"),
+                        number(record, "allocated_bytes"), number(record, "max_allocated_bytes"),
+                        number(record, "reserved_bytes")});
 }
 
-// Adds the timers of an interval to the means; an iteration counts as often as its interval is reported.
+// Adds the timers of an interval to the means; an iteration counts as often as its interval is
+// reported.
 void read_timers(const ordered_json& record, RunHistory& run, int64_t& num_timers) {
   ++num_timers;
   for (const auto& [name, seconds] : numbers_in(record)) {
     if (name == "time" || name == "iteration") continue;
-    const auto known = std::find_if(run.sections.begin(), run.sections.end(), [&](const auto& s) { return s.first == name; });
-    auto& mean = known != run.sections.end() ? known->second : run.sections.emplace_back(name, 0.0).second;
+    const auto known = std::find_if(run.sections.begin(), run.sections.end(),
+                                    [&](const auto& s) { return s.first == name; });
+    auto& mean =
+        known != run.sections.end() ? known->second : run.sections.emplace_back(name, 0.0).second;
     mean += (seconds - mean) / static_cast<double>(num_timers);
   }
 }
@@ -144,8 +156,8 @@ void read_record(const ordered_json& record, RunHistory& run, Reading& reading) 
   } else if (type == "evaluation") {
     read_evaluation(record, run);
   } else if (type == "checkpoint") {
-    run.checkpoints.push_back(
-        {integer(record, "iteration"), integer(record, "bytes"), number(record, "seconds"), record.value("directory", "")});
+    run.checkpoints.push_back({integer(record, "iteration"), integer(record, "bytes"),
+                               number(record, "seconds"), record.value("directory", "")});
   } else if (type == "end") {
     run.end_reason = record.value("reason", "");
   }
@@ -170,7 +182,8 @@ const EvaluationPoint* RunHistory::best_validation() const {
   const EvaluationPoint* best = nullptr;
   for (const EvaluationPoint& point : evaluations) {
     if (point.split != "validation") continue;
-    const bool better = best == nullptr || (best->at_end && !point.at_end) || (best->at_end == point.at_end && point.loss < best->loss);
+    const bool better = best == nullptr || (best->at_end && !point.at_end) ||
+                        (best->at_end == point.at_end && point.loss < best->loss);
     if (better) best = &point;
   }
   return best;
@@ -188,9 +201,12 @@ double RunHistory::training_seconds() const {
 }
 
 RunHistory read_run(const std::filesystem::path& folder) {
-  const std::filesystem::path path = std::filesystem::is_regular_file(folder) ? folder : folder / kMetricsName;
+  const std::filesystem::path path =
+      std::filesystem::is_regular_file(folder) ? folder : folder / kMetricsName;
   std::ifstream file(path);
-  MEGATRON_CHECK(file, path.string(), " cannot be read\nhint: give the folder of a run (--save or --run-dir of pretrain)");
+  MEGATRON_CHECK(
+      file, path.string(),
+      " cannot be read\nhint: give the folder of a run (--save or --run-dir of pretrain)");
   RunHistory run;
   run.name = std::filesystem::absolute(path).lexically_normal().parent_path().filename().string();
   run.config = read_config(path.parent_path() / "config.yaml");
@@ -209,11 +225,13 @@ RunHistory read_run(const std::filesystem::path& folder) {
     ++run.unreadable_lines;
   }
   run.wall_seconds += reading.last_time - reading.start_time;
-  MEGATRON_CHECK(run.num_starts > 0 || !run.train.empty(), path.string(), " holds no record of a run");
+  MEGATRON_CHECK(run.num_starts > 0 || !run.train.empty(), path.string(),
+                 " holds no record of a run");
   return run;
 }
 
-std::vector<std::pair<std::string, std::vector<std::string>>> differences(const std::vector<const Texts*>& runs) {
+std::vector<std::pair<std::string, std::vector<std::string>>> differences(
+    const std::vector<const Texts*>& runs) {
   std::vector<std::pair<std::string, std::vector<std::string>>> out;
   std::set<std::string> seen;
   const auto value_in = [](const Texts& texts, const std::string& name) -> std::string {
@@ -226,7 +244,8 @@ std::vector<std::pair<std::string, std::vector<std::string>>> differences(const 
       if (!seen.insert(name).second) continue;
       std::vector<std::string> values;
       for (const Texts* run : runs) values.push_back(value_in(*run, name));
-      if (std::any_of(values.begin(), values.end(), [&](const std::string& v) { return v != values.front(); }))
+      if (std::any_of(values.begin(), values.end(),
+                      [&](const std::string& v) { return v != values.front(); }))
         out.emplace_back(name, std::move(values));
     }
   }
@@ -240,24 +259,35 @@ std::string report_json(const RunHistory& run) {
   json.end_object();
   const TrainPoint last = run.train.empty() ? TrainPoint{} : run.train.back();
   json.member("iteration", last.iteration).member("consumed_samples", last.consumed_samples);
-  json.member("consumed_tokens", last.consumed_tokens).member("training_seconds", run.training_seconds());
+  json.member("consumed_tokens", last.consumed_tokens)
+      .member("training_seconds", run.training_seconds());
   json.member("starts", run.num_starts).member("end", run.end_reason);
   json.key("train_loss");
   run.train.empty() ? json.null() : json.value(last.loss);
   json.key("best_validation");
   if (const EvaluationPoint* best = run.best_validation()) {
-    json.begin_object().member("iteration", best->iteration).member("set", best->set).member("lm loss", best->loss).end_object();
+    json.begin_object()
+        .member("iteration", best->iteration)
+        .member("set", best->set)
+        .member("lm loss", best->loss)
+        .end_object();
   } else {
     json.null();
   }
   json.key("evaluations").begin_array();
   for (const EvaluationPoint& point : run.evaluations) {
-    json.begin_object().member("iteration", point.iteration).member("split", point.split).member("set", point.set);
+    json.begin_object()
+        .member("iteration", point.iteration)
+        .member("split", point.split)
+        .member("set", point.set);
     json.member("at_end", point.at_end).member("lm loss", point.loss).end_object();
   }
   json.end_array().key("checkpoints").begin_array();
   for (const CheckpointPoint& point : run.checkpoints) {
-    json.begin_object().member("iteration", point.iteration).member("bytes", point.bytes).member("seconds", point.seconds);
+    json.begin_object()
+        .member("iteration", point.iteration)
+        .member("bytes", point.bytes)
+        .member("seconds", point.seconds);
     json.member("directory", point.directory).end_object();
   }
   json.end_array().end_object();

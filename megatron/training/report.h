@@ -1,4 +1,5 @@
-// What runs have reported, read back from metrics.jsonl and config.yaml, as one HTML page that needs no network.
+// What runs have reported, read back from metrics.jsonl and config.yaml, as one HTML page that
+// needs no network.
 #pragma once
 
 #include <filesystem>
@@ -48,19 +49,20 @@ struct MemoryPoint {
 using Texts = std::vector<std::pair<std::string, std::string>>;  // names and values, in order
 
 struct RunHistory {
-  std::string name;   // on a page of several runs
-  Texts facts;        // of the latest start; members of objects as "object: member"
-  Texts config;       // config.yaml; empty when there is none
+  std::string name;          // on a page of several runs
+  Texts facts;               // of the latest start; members of objects as "object: member"
+  Texts config;              // config.yaml; empty when there is none
   std::vector<Texts> hosts;  // of the latest start
   std::vector<std::pair<std::string, double>> start_seconds;  // stages of the latest start
-  std::vector<std::pair<std::string, double>> sections;       // mean seconds of an iteration, of the slowest rank, by timer
+  // Mean seconds of an iteration, of the slowest rank, by timer
+  std::vector<std::pair<std::string, double>> sections;
   int64_t num_starts = 0;
   std::vector<TrainPoint> train;  // by ascending iteration, without what a later resume has redone
   std::vector<EvaluationPoint> evaluations;
   std::vector<CheckpointPoint> checkpoints;
   std::vector<MemoryPoint> memory;
   double wall_seconds = 0;  // of all starts, from the start to the last record
-  std::string end_reason;  // empty: still running, or killed
+  std::string end_reason;   // empty: still running, or killed
   int64_t unreadable_lines = 0;
 
   // Of those between iterations; where there are none, of those at the end. Null: none.
@@ -81,7 +83,9 @@ std::string render_report(const std::vector<RunHistory>& runs, const ReportOptio
 // The summary of a run as one JSON object.
 std::string report_json(const RunHistory& run);
 
-// Names under which the values of the runs differ, each with the value of every run ("" where it has none).
-std::vector<std::pair<std::string, std::vector<std::string>>> differences(const std::vector<const Texts*>& runs);
+// Names under which the values of the runs differ, each with the value of every run ("" where it
+// has none).
+std::vector<std::pair<std::string, std::vector<std::string>>> differences(
+    const std::vector<const Texts*>& runs);
 
 }  // namespace megatron

@@ -73,7 +73,8 @@ std::string fixed(double value, int digits) {
 }
 
 std::string card(const std::string& value, const std::string& label) {
-  return "<div class=\"card\"><b>" + escape_html(value) + "</b><span>" + escape_html(label) + "</span></div>";
+  return "<div class=\"card\"><b>" + escape_html(value) + "</b><span>" + escape_html(label) +
+         "</span></div>";
 }
 
 using Points = std::vector<std::pair<double, double>>;
@@ -82,14 +83,16 @@ constexpr const char* kCommand = "command";  // a fact that is too long for the 
 constexpr double kMiB = 1024.0 * 1024.0;
 
 template <class Point>
-Points points_of(const std::vector<Point>& from, double Point::*member, double unit = 1) {
+Points points_of(const std::vector<Point>& from, double Point::* member, double unit = 1) {
   Points out;
-  for (const Point& point : from) out.emplace_back(static_cast<double>(point.iteration), point.*member / unit);
+  for (const Point& point : from)
+    out.emplace_back(static_cast<double>(point.iteration), point.*member / unit);
   return out;
 }
 
 bool any_finite(const Points& points) {
-  return std::any_of(points.begin(), points.end(), [](const auto& p) { return std::isfinite(p.second); });
+  return std::any_of(points.begin(), points.end(),
+                     [](const auto& p) { return std::isfinite(p.second); });
 }
 
 std::string count_text(int64_t value) { return format_count(static_cast<uint64_t>(value)); }
@@ -104,7 +107,8 @@ std::string name_of(const EvaluationPoint& point) {
 std::map<std::string, Points> validation_points(const RunHistory& run) {
   std::map<std::string, Points> out;
   for (const EvaluationPoint& point : run.evaluations)
-    if (point.split == "validation") out[name_of(point)].emplace_back(static_cast<double>(point.iteration), point.loss);
+    if (point.split == "validation")
+      out[name_of(point)].emplace_back(static_cast<double>(point.iteration), point.loss);
   return out;
 }
 
@@ -116,7 +120,8 @@ std::map<std::string, Points> curves(std::map<std::string, Points> points) {
 }
 
 Chart loss_chart(const RunHistory& run, bool log_y) {
-  Chart chart{"Loss", "iteration", log_y ? "loss per token (log)" : "loss per token", {}, log_y, false};
+  Chart chart{"Loss", "iteration", log_y ? "loss per token (log)" : "loss per token",
+              {},     log_y,       false};
   chart.series.push_back({"train", points_of(run.train, &TrainPoint::loss), false});
   for (auto& [name, points] : validation_points(run)) chart.series.push_back({name, points, true});
   return chart;
@@ -127,13 +132,15 @@ std::string cards(const RunHistory& run) {
   std::string out = "<div class=\"cards\">";
   out += card(fixed(last.loss, 4), "train loss at " + count_text(last.iteration));
   if (const EvaluationPoint* best = run.best_validation()) {
-    out += card(fixed(best->loss, 4), (best->at_end ? "" : "best ") + name_of(*best) + ", at " + count_text(best->iteration));
+    out += card(fixed(best->loss, 4), (best->at_end ? "" : "best ") + name_of(*best) + ", at " +
+                                          count_text(best->iteration));
     out += card(fixed(std::exp(std::min(20.0, best->loss)), 2), "its perplexity");
   }
   out += card(short_number(static_cast<double>(last.consumed_tokens)), "tokens seen");
   out += card(format_duration(run.training_seconds()), "time in training steps");
   out += card(short_number(last.tokens_per_second), "tokens per second");
-  if (std::isfinite(last.mfu) && last.mfu > 0) out += card(fixed(100 * last.mfu, 1) + "%", "model FLOP/s utilization");
+  if (std::isfinite(last.mfu) && last.mfu > 0)
+    out += card(fixed(100 * last.mfu, 1) + "%", "model FLOP/s utilization");
   return out + "</div>\n";
 }
 
@@ -141,7 +148,7 @@ std::string cards(const RunHistory& run) {
 struct Quantity {
   const char* title;
   const char* label;
-  double TrainPoint::*member;
+  double TrainPoint::* member;
 };
 constexpr Quantity kQuantities[] = {
     {"Learning rate", "learning rate", &TrainPoint::learning_rate},
@@ -153,12 +160,14 @@ constexpr Quantity kQuantities[] = {
 std::string quantity_chart(const std::vector<RunHistory>& runs, const Quantity& quantity) {
   Chart chart{quantity.title, "iteration", quantity.label, {}, false, true};
   for (const RunHistory& run : runs)
-    chart.series.push_back({runs.size() > 1 ? run.name : quantity.label, points_of(run.train, quantity.member), false});
+    chart.series.push_back({runs.size() > 1 ? run.name : quantity.label,
+                            points_of(run.train, quantity.member), false});
   return render_chart(chart);
 }
 
 std::string utilization_chart(const std::vector<RunHistory>& runs) {
-  Chart chart{"Model FLOP/s utilization", "iteration", "part of the device's peak", {}, false, true};
+  Chart chart{
+      "Model FLOP/s utilization", "iteration", "part of the device's peak", {}, false, true};
   for (const RunHistory& run : runs)
     if (Points points = points_of(run.train, &TrainPoint::mfu); any_finite(points))
       chart.series.push_back({runs.size() > 1 ? run.name : "MFU", std::move(points), false});
@@ -167,8 +176,9 @@ std::string utilization_chart(const std::vector<RunHistory>& runs) {
 
 std::string memory_chart(const RunHistory& run) {
   Chart chart{"Memory", "iteration", "MiB", {}, false, true};
-  const auto add = [&](const char* name, double MemoryPoint::*member) {
-    if (Points points = points_of(run.memory, member, kMiB); any_finite(points)) chart.series.push_back({name, std::move(points), true});
+  const auto add = [&](const char* name, double MemoryPoint::* member) {
+    if (Points points = points_of(run.memory, member, kMiB); any_finite(points))
+      chart.series.push_back({name, std::move(points), true});
   };
   add("reserved", &MemoryPoint::reserved);
   add("max allocated", &MemoryPoint::max_allocated);
@@ -182,12 +192,15 @@ std::string charts(const std::vector<RunHistory>& runs, bool log_loss) {
   if (runs.size() == 1) {
     out += render_chart(loss_chart(runs.front(), log_loss));
   } else {
-    Chart train{"Training loss", "iteration", log_loss ? "loss per token (log)" : "loss per token", {}, log_loss, false};
+    Chart train{
+        "Training loss", "iteration", log_loss ? "loss per token (log)" : "loss per token", {},
+        log_loss,        false};
     Chart validation = train;
     validation.title = "Validation loss";
     for (const RunHistory& run : runs) {
       train.series.push_back({run.name, points_of(run.train, &TrainPoint::loss), false});
-      for (auto& [name, points] : curves(validation_points(run))) validation.series.push_back({run.name + ": " + name, points, true});
+      for (auto& [name, points] : curves(validation_points(run)))
+        validation.series.push_back({run.name + ": " + name, points, true});
     }
     out += render_chart(train);
     if (!validation.series.empty()) out += render_chart(validation);
@@ -198,10 +211,12 @@ std::string charts(const std::vector<RunHistory>& runs, bool log_loss) {
   return out + "</div>\n";
 }
 
-std::string table(const std::string& title, const std::vector<std::string>& head, const Rows& rows) {
+std::string table(const std::string& title, const std::vector<std::string>& head,
+                  const Rows& rows) {
   if (rows.empty()) return {};
   const auto cell = [](const char* tag, const std::string& text, bool right) {
-    return std::string("<") + tag + (right ? " class=\"num\">" : ">") + escape_html(text) + "</" + tag + ">";
+    return std::string("<") + tag + (right ? " class=\"num\">" : ">") + escape_html(text) + "</" +
+           tag + ">";
   };
   std::string out = title.empty() ? "<section>" : "<section><h2>" + escape_html(title) + "</h2>";
   out += "<div class=\"panel\"><table>";
@@ -219,15 +234,19 @@ std::string table(const std::string& title, const std::vector<std::string>& head
 }
 
 // Seconds by name, with bars; shares of `whole`.
-std::string time_table(const std::string& title, const std::vector<std::pair<std::string, double>>& parts, double whole,
+std::string time_table(const std::string& title,
+                       const std::vector<std::pair<std::string, double>>& parts, double whole,
                        const char* format_as) {
   if (parts.empty() || !(whole > 0)) return {};
   std::string out = "<section><h2>" + escape_html(title) + "</h2><div class=\"panel\"><table>";
   for (const auto& [name, seconds] : parts) {
     const double share = std::clamp(seconds / whole, 0.0, 1.0);
-    const std::string value = format_as[0] == 'm' ? fixed(1000 * seconds, 2) + " ms" : format_duration(seconds);
-    out += "<tr><td>" + escape_html(name) + "</td><td><i class=\"bar\" style=\"width:" + fixed(80 * share, 0) +
-           "px\"></i></td><td class=\"num\">" + value + "</td><td class=\"num\">" + fixed(100 * share, 1) + "%</td></tr>";
+    const std::string value =
+        format_as[0] == 'm' ? fixed(1000 * seconds, 2) + " ms" : format_duration(seconds);
+    out += "<tr><td>" + escape_html(name) +
+           "</td><td><i class=\"bar\" style=\"width:" + fixed(80 * share, 0) +
+           "px\"></i></td><td class=\"num\">" + value + "</td><td class=\"num\">" +
+           fixed(100 * share, 1) + "%</td></tr>";
   }
   return out + "</table></div></section>\n";
 }
@@ -236,8 +255,10 @@ std::string time_table(const std::string& title, const std::vector<std::pair<std
 std::string where_time_went(const RunHistory& run) {
   std::vector<std::pair<std::string, double>> parts = {{"training steps", run.training_seconds()}};
   double known = run.training_seconds(), evaluations = 0, checkpoints = 0;
-  for (const EvaluationPoint& p : run.evaluations) evaluations += std::isfinite(p.seconds) ? p.seconds : 0;
-  for (const CheckpointPoint& p : run.checkpoints) checkpoints += std::isfinite(p.seconds) ? p.seconds : 0;
+  for (const EvaluationPoint& p : run.evaluations)
+    evaluations += std::isfinite(p.seconds) ? p.seconds : 0;
+  for (const CheckpointPoint& p : run.checkpoints)
+    checkpoints += std::isfinite(p.seconds) ? p.seconds : 0;
   if (evaluations > 0) parts.emplace_back("evaluations", evaluations);
   if (checkpoints > 0) parts.emplace_back("checkpoints", checkpoints);
   known += evaluations + checkpoints;
@@ -273,12 +294,15 @@ std::string details(const std::string& title, const Texts& texts) {
   if (texts.empty()) return {};
   Rows rows;
   for (const auto& [name, value] : texts) rows.push_back({name, value});
-  return "<details><summary>" + escape_html(title) + "</summary>" + table("", {}, rows) + "</details>\n";
+  return "<details><summary>" + escape_html(title) + "</summary>" + table("", {}, rows) +
+         "</details>\n";
 }
 
 std::string command_line(const RunHistory& run) {
   for (const auto& [key, value] : run.facts)
-    if (key == kCommand) return "<section><h2>Command</h2><div class=\"panel\"><pre>" + escape_html(value) + "</pre></div></section>\n";
+    if (key == kCommand)
+      return "<section><h2>Command</h2><div class=\"panel\"><pre>" + escape_html(value) +
+             "</pre></div></section>\n";
   return {};
 }
 
@@ -288,7 +312,9 @@ int64_t skipped_iterations(const RunHistory& run) {
   return skipped;
 }
 
-std::string state_of(const RunHistory& run) { return run.end_reason.empty() ? "running, or killed" : run.end_reason; }
+std::string state_of(const RunHistory& run) {
+  return run.end_reason.empty() ? "running, or killed" : run.end_reason;
+}
 
 std::string tables(const RunHistory& run) {
   Rows facts, evaluations, checkpoints;
@@ -298,14 +324,16 @@ std::string tables(const RunHistory& run) {
   facts.push_back({"state", state_of(run)});
   facts.push_back({"skipped iterations", std::to_string(skipped_iterations(run))});
   for (const EvaluationPoint& p : run.evaluations)
-    evaluations.push_back({name_of(p), count_text(p.iteration), fixed(p.loss, 4), fixed(std::exp(std::min(20.0, p.loss)), 2)});
+    evaluations.push_back({name_of(p), count_text(p.iteration), fixed(p.loss, 4),
+                           fixed(std::exp(std::min(20.0, p.loss)), 2)});
   for (const CheckpointPoint& p : run.checkpoints)
-    checkpoints.push_back({p.directory.substr(p.directory.find_last_of('/') + 1), format_bytes(static_cast<double>(p.bytes)),
-                           fixed(p.seconds, 2) + " s"});
-  return "<div class=\"tables\">" + table("Run", {}, facts) + where_time_went(run) + sections_table(run) + start_table(run) +
+    checkpoints.push_back({p.directory.substr(p.directory.find_last_of('/') + 1),
+                           format_bytes(static_cast<double>(p.bytes)), fixed(p.seconds, 2) + " s"});
+  return "<div class=\"tables\">" + table("Run", {}, facts) + where_time_went(run) +
+         sections_table(run) + start_table(run) +
          table("Evaluations", {"set", "iteration", "loss", "perplexity"}, evaluations) +
-         table("Checkpoints", {"checkpoint", "size", "time"}, checkpoints) + "</div>\n" + host_table(run) + command_line(run) +
-         details("Configuration", run.config);
+         table("Checkpoints", {"checkpoint", "size", "time"}, checkpoints) + "</div>\n" +
+         host_table(run) + command_line(run) + details("Configuration", run.config);
 }
 
 // A row for each run.
@@ -314,14 +342,21 @@ std::string run_table(const std::vector<RunHistory>& runs) {
   for (const RunHistory& run : runs) {
     const TrainPoint last = run.train.empty() ? TrainPoint{} : run.train.back();
     const EvaluationPoint* best = run.best_validation();
-    rows.push_back({run.name, count_text(last.iteration), fixed(last.loss, 4), best != nullptr ? fixed(best->loss, 4) : "-",
-                    best != nullptr ? count_text(best->iteration) : "-", short_number(static_cast<double>(last.consumed_tokens)),
-                    format_duration(run.training_seconds()), short_number(last.tokens_per_second), state_of(run)});
+    rows.push_back({run.name, count_text(last.iteration), fixed(last.loss, 4),
+                    best != nullptr ? fixed(best->loss, 4) : "-",
+                    best != nullptr ? count_text(best->iteration) : "-",
+                    short_number(static_cast<double>(last.consumed_tokens)),
+                    format_duration(run.training_seconds()), short_number(last.tokens_per_second),
+                    state_of(run)});
   }
-  return table("Runs", {"run", "iteration", "train loss", "best validation", "at", "tokens", "time in steps", "tokens/s", "state"}, rows);
+  return table("Runs",
+               {"run", "iteration", "train loss", "best validation", "at", "tokens",
+                "time in steps", "tokens/s", "state"},
+               rows);
 }
 
-std::string difference_table(const std::string& title, const std::vector<RunHistory>& runs, const std::vector<Texts>& of) {
+std::string difference_table(const std::string& title, const std::vector<RunHistory>& runs,
+                             const std::vector<Texts>& of) {
   std::vector<const Texts*> texts;
   std::vector<std::string> head = {""};
   for (size_t i = 0; i < runs.size(); ++i) {
@@ -337,7 +372,8 @@ std::string difference_table(const std::string& title, const std::vector<RunHist
 }
 
 std::string body(const std::vector<RunHistory>& runs, const ReportOptions& options) {
-  if (runs.size() == 1) return cards(runs.front()) + charts(runs, options.log_loss) + tables(runs.front());
+  if (runs.size() == 1)
+    return cards(runs.front()) + charts(runs, options.log_loss) + tables(runs.front());
   std::vector<Texts> configs, facts;
   for (const RunHistory& run : runs) {
     configs.push_back(run.config);
@@ -359,10 +395,10 @@ std::string body(const std::vector<RunHistory>& runs, const ReportOptions& optio
 std::string render_report(const std::vector<RunHistory>& runs, const ReportOptions& options) {
   const std::string title = escape_html(options.title);
   return "<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n"
-         "<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n<title>" + title + "</title>\n<style>" +
-         std::string(kStyle) + "</style>\n</head>\n<body>\n<h1>" + (runs.size() > 1 ? "Training runs" : "Training run") +
-         "</h1>\n<p class=\"sub\">" + title + "</p>\n" + body(runs, options) + "<script>" + kScript +
-         "</script>\n</body>\n</html>\n";
+         "<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n<title>" +
+         title + "</title>\n<style>" + std::string(kStyle) + "</style>\n</head>\n<body>\n<h1>" +
+         (runs.size() > 1 ? "Training runs" : "Training run") + "</h1>\n<p class=\"sub\">" + title +
+         "</p>\n" + body(runs, options) + "<script>" + kScript + "</script>\n</body>\n</html>\n";
 }
 
 }  // namespace megatron

@@ -17,7 +17,8 @@ namespace {
 std::string job_name(const Launch& launch) {
   if (launch.run_id == "none") return "";  // torchrun's, when none is given
   // Slurm numbers the steps of every attempt anew.
-  return launch.launcher == "srun" ? launch.run_id.substr(0, launch.run_id.rfind('-')) : launch.run_id;
+  return launch.launcher == "srun" ? launch.run_id.substr(0, launch.run_id.rfind('-'))
+                                   : launch.run_id;
 }
 
 std::vector<std::filesystem::path> folders_of(const TrainingConfig& config) {
@@ -39,7 +40,9 @@ struct RunFolders::State {
 };
 
 RunFolders::RunFolders(const TrainingConfig& config, const Job& job)
-    : first_(job.is_first()), alone_(job.groups.world.size() == 1), state_(std::make_shared<State>()) {
+    : first_(job.is_first()),
+      alone_(job.groups.world.size() == 1),
+      state_(std::make_shared<State>()) {
   if (config.run_folder().empty()) return;
   FolderLockOptions options;
   options.run_id = job_name(job.launch);
@@ -48,16 +51,19 @@ RunFolders::RunFolders(const TrainingConfig& config, const Job& job)
     if (!first_) break;
     state_->locks.push_back(std::make_unique<FolderLock>(folder, options));
     const std::string& owner = state_->locks.back()->previous_owner();
-    if (!owner.empty()) log_info(cat("the run before in ", folder.string(), " ended without a word: ", owner));
+    if (!owner.empty())
+      log_info(cat("the run before in ", folder.string(), " ended without a word: ", owner));
   }
   state_->outcome.emplace(config.run_folder(), job.groups.world.rank(), job.launch.restart_count);
   if (first_) {
     state_->outcome->begin();
     set_crash_hook(write_outcome_of_signal);
   }
-  // The others may write for a first rank that is lost, but never into a folder that it was refused.
+  // The others may write for a first rank that is lost, but never into a folder that it was
+  // refused.
   if (job.agreement != nullptr) {
-    const std::string attempt = job.agreement->broadcast(std::to_string(state_->outcome->attempt()));
+    const std::string attempt =
+        job.agreement->broadcast(std::to_string(state_->outcome->attempt()));
     if (!first_) state_->outcome->follow(std::stoll(attempt));
   }
   if (!job.when_failed) return;

@@ -24,22 +24,27 @@ std::string host_name() {
   return name;
 }
 
-// "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.129.03  ...": the first word of digits and dots.
+// "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.129.03  ...": the first word of digits and
+// dots.
 std::string driver_version() {
   std::ifstream file("/proc/driver/nvidia/version");
   std::string line;
   std::getline(file, line);
   std::istringstream words(line);
   for (std::string word; words >> word;)
-    if (word.find('.') != std::string::npos && word.find_first_not_of("0123456789.") == std::string::npos) return word;
+    if (word.find('.') != std::string::npos &&
+        word.find_first_not_of("0123456789.") == std::string::npos)
+      return word;
   return {};
 }
 
-// Since this process was started, by the clock that its start is stamped with (hundredths of a second).
+// Since this process was started, by the clock that its start is stamped with (hundredths of a
+// second).
 double process_age_seconds() {
   std::ifstream file("/proc/self/stat");
   const std::string text((std::istreambuf_iterator<char>(file)), {});
-  std::istringstream fields(text.substr(std::min(text.size(), text.rfind(')') + 1)));  // the name may hold blanks
+  // The name may hold blanks
+  std::istringstream fields(text.substr(std::min(text.size(), text.rfind(')') + 1)));
   std::string skipped;
   for (int i = 0; i < 19; ++i) fields >> skipped;
   double ticks = 0;
@@ -67,17 +72,27 @@ std::string object_json(const Versions& members) {
 std::string mesh_json(const ParallelGroups& groups) {
   JsonWriter json;
   json.begin_object().member("tensor", groups.tp.size()).member("context", groups.cp.size());
-  return json.member("data", groups.dp.size()).member("pipeline", groups.pp.size()).end_object().text();
+  return json.member("data", groups.dp.size())
+      .member("pipeline", groups.pp.size())
+      .end_object()
+      .text();
 }
 
 }  // namespace
 
-RankHost this_rank_host(const std::string& device) { return {host_name(), device, driver_version(), available_cores()}; }
+RankHost this_rank_host(const std::string& device) {
+  return {host_name(), device, driver_version(), available_cores()};
+}
 
 std::vector<RankHost> gather_hosts(const Job& job, const RankHost& mine) {
   if (job.agreement == nullptr) return {mine};
   JsonWriter json;
-  json.begin_array().value(mine.host).value(mine.device).value(mine.driver).value(mine.cores).end_array();
+  json.begin_array()
+      .value(mine.host)
+      .value(mine.device)
+      .value(mine.driver)
+      .value(mine.cores)
+      .end_array();
   std::vector<RankHost> ranks;
   for (const std::string& text : job.agreement->gather(json.text())) {
     const auto values = nlohmann::json::parse(text);
@@ -91,7 +106,9 @@ std::string hosts_json(const std::vector<RankHost>& ranks) {
   json.begin_array();
   for (size_t first = 0; first < ranks.size();) {
     size_t last = first;
-    const auto same = [&](const RankHost& other) { return other.host == ranks[first].host && other.device == ranks[first].device; };
+    const auto same = [&](const RankHost& other) {
+      return other.host == ranks[first].host && other.device == ranks[first].device;
+    };
     while (last + 1 < ranks.size() && same(ranks[last + 1])) ++last;
     json.begin_object().member("host", ranks[first].host);
     json.member("ranks", first == last ? cat(first) : cat(first, "-", last));
@@ -102,14 +119,16 @@ std::string hosts_json(const std::vector<RankHost>& ranks) {
   return json.end_array().text();
 }
 
-void add_origin(MetricsRecord& record, const Job& job, const std::vector<RankHost>& ranks, const Versions& libraries) {
+void add_origin(MetricsRecord& record, const Job& job, const std::vector<RankHost>& ranks,
+                const Versions& libraries) {
   const Launch& launch = job.launch;
   record.member("world_size", job.groups.world.size()).json("mesh", mesh_json(job.groups));
   record.member("launcher", launch.launcher).member("attempt", launch.restart_count + 1);
   if (!launch.run_id.empty()) record.member("job", launch.run_id);
   record.member("command", command_line());
   Versions build = {{"megatron", MEGATRON_VERSION}, {"compiler", __VERSION__}};
-  if (const std::string commit = build_commit(); !commit.empty()) build.emplace_back("commit", commit);
+  if (const std::string commit = build_commit(); !commit.empty())
+    build.emplace_back("commit", commit);
   record.json("build", object_json(build)).json("libraries", object_json(libraries));
   record.json("hosts", hosts_json(ranks));
 }

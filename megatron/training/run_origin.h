@@ -1,5 +1,5 @@
-// Who runs a job and where: hosts and devices of all ranks, launcher and attempt, versions, seconds per stage of the start. A run
-// can be told from its folder by it.
+// Who runs a job and where: hosts and devices of all ranks, launcher and attempt, versions, seconds
+// per stage of the start. A run can be told from its folder by it.
 #pragma once
 
 #include <chrono>
@@ -24,14 +24,18 @@ struct RankHost {
 };
 RankHost this_rank_host(const std::string& device);
 
-// Collective over job.agreement: the first rank gets those of all ranks, in rank order; the others nothing.
+// Collective over job.agreement: the first rank gets those of all ranks, in rank order; the others
+// nothing.
 std::vector<RankHost> gather_hosts(const Job& job, const RankHost& mine);
 
-// A JSON array with an object for each run of ranks on one host: host, ranks ("0-7"), device, driver, cores.
+// A JSON array with an object for each run of ranks on one host: host, ranks ("0-7"), device,
+// driver, cores.
 std::string hosts_json(const std::vector<RankHost>& ranks);
 
-// The members of a start record that say who and where. `libraries`: of the program, as tools know them.
-void add_origin(MetricsRecord& record, const Job& job, const std::vector<RankHost>& ranks, const Versions& libraries);
+// The members of a start record that say who and where. `libraries`: of the program, as tools know
+// them.
+void add_origin(MetricsRecord& record, const Job& job, const std::vector<RankHost>& ranks,
+                const Versions& libraries);
 
 // Seconds of the stages of a start, in order. Begins when the process was started.
 class StartClock {

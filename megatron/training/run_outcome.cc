@@ -82,8 +82,13 @@ PreviousOutcome read_previous_outcome(const std::filesystem::path& folder) {
 }
 
 RunOutcome::RunOutcome(std::filesystem::path folder, int rank, int restart_count)
-    : folder_(std::move(folder)), rank_(rank), restart_count_(restart_count), previous_(read_previous_outcome(folder_)),
-      attempt_(previous_.attempt + 1), started_(wall_seconds()), seconds_per_save_(previous_.seconds_per_save) {}
+    : folder_(std::move(folder)),
+      rank_(rank),
+      restart_count_(restart_count),
+      previous_(read_previous_outcome(folder_)),
+      attempt_(previous_.attempt + 1),
+      started_(wall_seconds()),
+      seconds_per_save_(previous_.seconds_per_save) {}
 
 RunOutcome::~RunOutcome() {
   for (const auto& words : last_words_) {
@@ -93,13 +98,17 @@ RunOutcome::~RunOutcome() {
 }
 
 void RunOutcome::add_identity(JsonWriter& json) const {
-  json.member("attempt", attempt_).member("restart_count", restart_count_).member("started", started_);
-  json.member("host", host_name()).member("pid", static_cast<int64_t>(::getpid())).member("rank", rank_);
+  json.member("attempt", attempt_)
+      .member("restart_count", restart_count_)
+      .member("started", started_);
+  json.member("host", host_name())
+      .member("pid", static_cast<int64_t>(::getpid()))
+      .member("rank", rank_);
   json.member("process_start", process_start(::getpid()));
 }
 
-std::string RunOutcome::text(const char* outcome, const char* failure, const int* exit_code, int failed_rank,
-                             const std::string& reason) const {
+std::string RunOutcome::text(const char* outcome, const char* failure, const int* exit_code,
+                             int failed_rank, const std::string& reason) const {
   JsonWriter json(2);
   json.begin_object().member("outcome", outcome).member("class", failure);
   json.key("exit_code");
@@ -108,7 +117,8 @@ std::string RunOutcome::text(const char* outcome, const char* failure, const int
   failed_rank >= 0 ? json.value(failed_rank) : json.null();
   json.member("iteration", iteration_.load()).key("last_saved_iteration");
   saved_iteration_ >= 0 ? json.value(saved_iteration_) : json.null();
-  json.member("last_saved_directory", saved_directory_).member("seconds_per_save", seconds_per_save_);
+  json.member("last_saved_directory", saved_directory_)
+      .member("seconds_per_save", seconds_per_save_);
   json.member("time", wall_seconds());
   add_identity(json);
   return json.end_object().text() + "\n";
@@ -118,8 +128,9 @@ std::string RunOutcome::text(const char* outcome, const char* failure, const int
 void RunOutcome::write_in_place(const std::string& text) const {
   const std::filesystem::path path = folder_ / kOutcomeName;
   const int fd = ::open(path.c_str(), O_WRONLY | O_CLOEXEC | O_NOFOLLOW);
-  const bool written = fd >= 0 && ::pwrite(fd, text.data(), text.size(), 0) == static_cast<ssize_t>(text.size()) &&
-                       ::ftruncate(fd, static_cast<off_t>(text.size())) == 0 && ::fsync(fd) == 0;
+  const bool written =
+      fd >= 0 && ::pwrite(fd, text.data(), text.size(), 0) == static_cast<ssize_t>(text.size()) &&
+      ::ftruncate(fd, static_cast<off_t>(text.size())) == 0 && ::fsync(fd) == 0;
   const int error = errno;
   if (fd >= 0) ::close(fd);
   if (!written) log_warning(cat(path.string(), " cannot be written: ", std::strerror(error)));
@@ -136,7 +147,8 @@ void RunOutcome::write_end(const std::string& text) const {
 void RunOutcome::begin() {
   const std::lock_guard guard(mutex_);
   std::filesystem::create_directories(folder_);
-  write_file_atomically(folder_ / kOutcomeName, text("running", "running", nullptr, -1, "started, and has not ended"));
+  write_file_atomically(folder_ / kOutcomeName,
+                        text("running", "running", nullptr, -1, "started, and has not ended"));
   begun_ = true;
   prepare_last_words();
 }
@@ -192,7 +204,8 @@ void RunOutcome::prepare_last_words() {
   json.begin_object().member("outcome", "failed").member("class", to_string(FailureClass::kRetry));
   json.member("failed_rank", rank_).key("last_saved_iteration");
   saved_iteration_ >= 0 ? json.value(saved_iteration_) : json.null();
-  json.member("last_saved_directory", saved_directory_).member("seconds_per_save", seconds_per_save_);
+  json.member("last_saved_directory", saved_directory_)
+      .member("seconds_per_save", seconds_per_save_);
   add_identity(json);
   words->begin = json.end_object().text();
   words->begin.resize(words->begin.rfind('\n'));  // without the closing brace

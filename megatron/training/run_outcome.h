@@ -1,7 +1,9 @@
-// outcome.json in the folder of a run: how the run ended, for schedulers and people (docs/training.md, "How a run ends").
+// outcome.json in the folder of a run: how the run ended, for schedulers and people
+// (docs/training.md, "How a run ends").
 //
-// It says "running" from the start on, so that a run that was ended without a word (kill -9, a lost machine) is one whose
-// process no longer exists. One member per line, so that scripts need no JSON reader. Written completely or not at all.
+// It says "running" from the start on, so that a run that was ended without a word (kill -9, a lost
+// machine) is one whose process no longer exists. One member per line, so that scripts need no JSON
+// reader. Written completely or not at all.
 #pragma once
 
 #include <atomic>
@@ -33,7 +35,8 @@ struct OutcomeLastWords;
 // The outcome of the last run in the folder; nothing where it is missing or cannot be read.
 PreviousOutcome read_previous_outcome(const std::filesystem::path& folder);
 
-// One per process. It also writes when the process crashes or is ended by a second signal. Thread safe once begun.
+// One per process. It also writes when the process crashes or is ended by a second signal. Thread
+// safe once begun.
 class RunOutcome {
  public:
   // `rank`: of this process. Writes nothing yet.
@@ -53,7 +56,8 @@ class RunOutcome {
   // A checkpoint has been published, or is what the run starts from. Known at the next write.
   void set_saved(int64_t iteration, const std::string& directory, double seconds);
 
-  // The end. Failures to write are logged. Only the first call of these two counts. `rank`: the one that failed.
+  // The end. Failures to write are logged. Only the first call of these two counts. `rank`: the one
+  // that failed.
   void end(RunEnd end, int exit_code, const std::string& reason);
   void fail(FailureClass failure, int rank, const std::string& reason);
 
@@ -78,12 +82,13 @@ class RunOutcome {
   std::string saved_directory_;
   double seconds_per_save_ = 0;
   bool begun_ = false, follows_ = false, ended_ = false;
-  // What a signal handler would write. All are kept, because a handler may be reading the one before; there is one per
-  // checkpoint.
+  // What a signal handler would write. All are kept, because a handler may be reading the one
+  // before; there is one per checkpoint.
   std::vector<std::unique_ptr<OutcomeLastWords>> last_words_;
 };
 
-// Writes the outcome of a process that `signal` ends now, when one is being kept; may be called in a handler.
+// Writes the outcome of a process that `signal` ends now, when one is being kept; may be called in
+// a handler.
 void write_outcome_of_signal(int signal);
 
 }  // namespace megatron

@@ -45,7 +45,8 @@ struct SectionClock::Impl {
   }
 
   void mark(Section next) {
-    if (free_events.empty()) free_events.emplace_back(device.type(), c10::EventFlag::BACKEND_DEFAULT);
+    if (free_events.empty())
+      free_events.emplace_back(device.type(), c10::EventFlag::BACKEND_DEFAULT);
     marks.push_back({next, std::move(free_events.back())});
     free_events.pop_back();
     marks.back().event.record(c10::impl::VirtualGuardImpl(device.type()).getStream(device));
@@ -81,7 +82,8 @@ struct SectionClock::Impl {
       }
       count_step(step);
       const double cost = kEventMilliseconds * static_cast<double>(passed.size());
-      period = std::clamp<int64_t>(std::llround(std::ceil(cost / (kMostOverhead * std::max(all, 1e-3)))), 1, kLongestPeriod);
+      period = std::clamp<int64_t>(
+          std::llround(std::ceil(cost / (kMostOverhead * std::max(all, 1e-3)))), 1, kLongestPeriod);
       for (Mark& mark : passed) free_events.push_back(std::move(mark.event));
     }
   }
@@ -156,6 +158,8 @@ std::optional<SectionTimes> SectionClock::take() {
 
 int64_t SectionClock::next_report() { return impl_->reports++; }
 
-void SectionClock::set_delay(std::function<void(Section)> delay) { impl_->delay = std::move(delay); }
+void SectionClock::set_delay(std::function<void(Section)> delay) {
+  impl_->delay = std::move(delay);
+}
 
 }  // namespace megatron

@@ -12,12 +12,14 @@
 
 namespace megatron {
 
-// At any time one section is current; time goes to it. On a CPU it is read from the clock. On a GPU an event is recorded on the
-// current stream wherever the section changes, and the times between events are read once the device has passed them; so that
-// they cost at most about 0.1% of a step, steps with very many events are timed every few steps only.
+// At any time one section is current; time goes to it. On a CPU it is read from the clock. On a GPU
+// an event is recorded on the current stream wherever the section changes, and the times between
+// events are read once the device has passed them; so that they cost at most about 0.1% of a step,
+// steps with very many events are timed every few steps only.
 //
-// As the listener of a world it counts waits as communication, whatever section they fall into. What a CUDA graph waits for
-// inside counts as computation. Used by the thread that trains, and those that run backward passes for it meanwhile.
+// As the listener of a world it counts waits as communication, whatever section they fall into.
+// What a CUDA graph waits for inside counts as computation. Used by the thread that trains, and
+// those that run backward passes for it meanwhile.
 class SectionClock final : public WaitListener {
  public:
   explicit SectionClock(at::Device device);
@@ -37,7 +39,8 @@ class SectionClock final : public WaitListener {
   void begin_wait() override;
   void end_wait() override;
 
-  // The mean of the steps that have ended, and that the device has passed, since the last call. Waits for nothing.
+  // The mean of the steps that have ended, and that the device has passed, since the last call.
+  // Waits for nothing.
   std::optional<SectionTimes> take();
   // Numbers the reports of this clock, which all ranks send alike.
   int64_t next_report();
@@ -53,7 +56,8 @@ class SectionClock final : public WaitListener {
 // Counts a scope as a section; nothing without a clock.
 class SectionScope {
  public:
-  SectionScope(SectionClock* clock, Section section) : clock_(section == Section::kNone ? nullptr : clock) {
+  SectionScope(SectionClock* clock, Section section)
+      : clock_(section == Section::kNone ? nullptr : clock) {
     if (clock_ != nullptr) before_ = clock_->enter(section);
   }
   ~SectionScope() {

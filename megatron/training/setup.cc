@@ -19,10 +19,14 @@ namespace {
 
 StartMode start_mode(const TrainingConfig& config) {
   switch (config.start) {
-    case StartChoice::kFresh: return StartMode::kFresh;
-    case StartChoice::kResume: return StartMode::kResume;
-    case StartChoice::kResumeOrFresh: return StartMode::kResumeOrFresh;
-    case StartChoice::kAuto: break;
+    case StartChoice::kFresh:
+      return StartMode::kFresh;
+    case StartChoice::kResume:
+      return StartMode::kResume;
+    case StartChoice::kResumeOrFresh:
+      return StartMode::kResumeOrFresh;
+    case StartChoice::kAuto:
+      break;
   }
   if (config.load.empty()) return StartMode::kFresh;
   // Weights to fall back on were named, so that an empty --load is no mistake.
@@ -63,12 +67,15 @@ Found find_start(const TrainingConfig& config, Agreement& ranks) {
   request.ckpt_step = config.ckpt_step;
   Found found{find(request, ranks), config.finetune};
   decide_together(ranks, [&] {
-    MEGATRON_CHECK(!config.finetune || config.save.empty() || find_checkpoints(config.save).empty(), "--finetune starts a new run, but ",
-                   config.save, " holds checkpoints already\nhint: give another --save, or resume with --load ", config.save);
+    MEGATRON_CHECK(!config.finetune || config.save.empty() || find_checkpoints(config.save).empty(),
+                   "--finetune starts a new run, but ", config.save,
+                   " holds checkpoints already\nhint: give another --save, or resume with --load ",
+                   config.save);
     return std::string();
   });
   if (!found.directory.empty() || config.pretrained_checkpoint.empty()) return found;
-  if (is_hf_folder_for_all(config.pretrained_checkpoint, ranks)) return {config.pretrained_checkpoint, true};
+  if (is_hf_folder_for_all(config.pretrained_checkpoint, ranks))
+    return {config.pretrained_checkpoint, true};
   StartRequest pretrained;
   pretrained.mode = StartMode::kResume;
   pretrained.load = config.pretrained_checkpoint;
@@ -91,20 +98,23 @@ Start decide_start(const TrainingConfig& config, const Job& job) {
     start.weights_only |= is_weights_only(*start.checkpoint);
   }
   if (start.continues())
-    start.stored = run_state_from_json(start.checkpoint->state(), start.checkpoint->directory().string());
+    start.stored =
+        run_state_from_json(start.checkpoint->state(), start.checkpoint->directory().string());
   return start;
 }
 
 namespace {
 
-DatasetRequest dataset_request(const Arguments& arguments, const Tokenizer& tokenizer, int64_t train_samples) {
+DatasetRequest dataset_request(const Arguments& arguments, const Tokenizer& tokenizer,
+                               int64_t train_samples) {
   const TrainingConfig& training = arguments.training;
   TargetInputs inputs;
   inputs.train_samples = train_samples;
   inputs.train_iters = arguments.train_iters();
   inputs.eval_iters = training.eval_iters;
   // Without an interval there is one evaluation, after training.
-  inputs.eval_interval = training.eval_iters > 0 ? training.eval_interval.value_or(inputs.train_iters + 1) : 0;
+  inputs.eval_interval =
+      training.eval_iters > 0 ? training.eval_interval.value_or(inputs.train_iters + 1) : 0;
   inputs.start_eval_at_iter = training.start_eval_at_iter.value_or(0);
   inputs.eval_global_batch_size = arguments.eval_global_batch_size();
   inputs.full_validation = arguments.data.full_validation;
@@ -119,11 +129,12 @@ DatasetRequest dataset_request(const Arguments& arguments, const Tokenizer& toke
 
 void refuse_another_order(const Start& start, const RunState& now, const TrainingConfig& config) {
   if (now.data_fingerprint == start.stored.data_fingerprint) return;
-  const std::string what =
-      cat("the training data is in another order than that of ", start.checkpoint->directory().string(), ": ",
-          describe_difference(now.data_description, start.stored.data_description));
+  const std::string what = cat(
+      "the training data is in another order than that of ", start.checkpoint->directory().string(),
+      ": ", describe_difference(now.data_description, start.stored.data_description));
   MEGATRON_CHECK(config.accept_new_data_order, what,
-                 "\nhint: give the flags of the data as they were, or --accept-new-data-order to go on in the new order "
+                 "\nhint: give the flags of the data as they were, or --accept-new-data-order to "
+                 "go on in the new order "
                  "(some samples are then seen twice and others never)");
   log_warning(what);
 }
@@ -207,7 +218,8 @@ std::vector<ModelChunk> build_reference(const PretrainTask& task, const Argument
                  " needs the weights that its run started from, as the reference model",
                  "\nhint: name them with --pretrained-checkpoint; with --lora-rank they are in the "
                  "checkpoint");
-  load_weights(start.continues() ? open_weights(first, agreement) : *start.checkpoint, chunks, agreement);
+  load_weights(start.continues() ? open_weights(first, agreement) : *start.checkpoint, chunks,
+               agreement);
   return chunks;
 }
 
@@ -239,28 +251,36 @@ bool lacks_frozen(const Checkpoint& checkpoint, const PretrainTask& task,
   return frozen > 0 && stored == 0;
 }
 
-void open_mailbox(const Arguments& arguments, const ParallelGroups& groups, at::ScalarType dtype, c10::Device device) {
-  const int64_t part_bytes = arguments.mailbox_part_bytes(static_cast<int64_t>(c10::elementSize(dtype)));
+void open_mailbox(const Arguments& arguments, const ParallelGroups& groups, at::ScalarType dtype,
+                  c10::Device device) {
+  const int64_t part_bytes =
+      arguments.mailbox_part_bytes(static_cast<int64_t>(c10::elementSize(dtype)));
   if (part_bytes == 0) return;
   groups.tp_mailbox->open(device, part_bytes);
   const std::string& obstacle = groups.tp_mailbox->obstacle();
   if (device.is_cuda())
-    log_info(obstacle.empty() ? std::string("rows of tensor parallelism travel by copies between the GPUs of this host")
-                              : "rows of tensor parallelism travel by collectives: " + obstacle);
+    log_info(obstacle.empty()
+                 ? std::string(
+                       "rows of tensor parallelism travel by copies between the GPUs of this host")
+                 : "rows of tensor parallelism travel by collectives: " + obstacle);
 }
 
 }  // namespace
 
-TrainValidTestDatasets build_datasets(const PretrainTask& task, const Arguments& arguments, const Tokenizer& tokenizer) {
-  return task.datasets_provider(arguments, dataset_request(arguments, tokenizer, wanted_samples(arguments)));
+TrainValidTestDatasets build_datasets(const PretrainTask& task, const Arguments& arguments,
+                                      const Tokenizer& tokenizer) {
+  return task.datasets_provider(arguments,
+                                dataset_request(arguments, tokenizer, wanted_samples(arguments)));
 }
 
-TrainValidTestDatasets build_datasets(const PretrainTask& task, const Arguments& arguments, const Tokenizer& tokenizer,
-                                      const Start& start, RunState& state) {
+TrainValidTestDatasets build_datasets(const PretrainTask& task, const Arguments& arguments,
+                                      const Tokenizer& tokenizer, const Start& start,
+                                      RunState& state) {
   const int64_t wanted = wanted_samples(arguments);
   const auto build = [&](int64_t target) {
     state.data_target = target;
-    TrainValidTestDatasets sets = task.datasets_provider(arguments, dataset_request(arguments, tokenizer, target));
+    TrainValidTestDatasets sets =
+        task.datasets_provider(arguments, dataset_request(arguments, tokenizer, target));
     if (sets.train) {
       state.data_fingerprint = sets.train->fingerprint();
       state.data_description = sets.train->description();
@@ -268,7 +288,8 @@ TrainValidTestDatasets build_datasets(const PretrainTask& task, const Arguments&
     return sets;
   };
   if (!start.continues() || arguments.training.skip_train) return build(wanted);
-  // The order depends on how many samples were asked for; a run of another length keeps the stored order where it suffices.
+  // The order depends on how many samples were asked for; a run of another length keeps the stored
+  // order where it suffices.
   TrainValidTestDatasets sets = build(start.stored.data_target);
   if (sets.train && sets.train->size() < wanted) sets = build(wanted);
   refuse_another_order(start, state, arguments.training);
@@ -284,8 +305,9 @@ Vocabulary vocabulary_of(const Arguments& arguments, const Tokenizer& tokenizer)
   return {size, padded_vocab_size(arguments.tokenizer, size, arguments.vocabulary_ranks())};
 }
 
-TrainedModel build_model(const PretrainTask& task, const Arguments& arguments, const Vocabulary& vocabulary,
-                         const ParallelGroups& groups, at::ScalarType dtype, c10::Device device, const Start& start,
+TrainedModel build_model(const PretrainTask& task, const Arguments& arguments,
+                         const Vocabulary& vocabulary, const ParallelGroups& groups,
+                         at::ScalarType dtype, c10::Device device, const Start& start,
                          Agreement* agreement) {
   arguments.training.check_freezing(parameter_names(task, arguments, vocabulary));
   if (groups.tp_mailbox) open_mailbox(arguments, groups, dtype, device);
@@ -293,26 +315,33 @@ TrainedModel build_model(const PretrainTask& task, const Arguments& arguments, c
   model.pipeline = std::make_unique<Pipeline>(arguments, groups, dtype, device);
   std::vector<Module*> modules;
   for (int chunk = 0; chunk < model.pipeline->num_chunks(); ++chunk) {
-    model.chunks.push_back({task.model_provider(arguments, vocabulary, groups, model.pipeline->slice(chunk), modules), nullptr});
+    model.chunks.push_back(
+        {task.model_provider(arguments, vocabulary, groups, model.pipeline->slice(chunk), modules),
+         nullptr});
     modules.push_back(model.chunks.back().module.get());
     freeze_parameters(arguments.training, *modules.back());
   }
   const DataParallelGroups data = make_data_parallel_groups(groups, arguments.ddp);
   for (ModelChunk& chunk : model.chunks) {
-    chunk.store = std::make_unique<DistributedDataParallel>(*chunk.module, groups, dtype, device, arguments.ddp, data);
+    chunk.store = std::make_unique<DistributedDataParallel>(*chunk.module, groups, dtype, device,
+                                                            arguments.ddp, data);
     if (!start.checkpoint) chunk.store->initialize(arguments.transformer.seed);
   }
   if (!arguments.training.skip_train) {
     const TransformerConfig& c = arguments.transformer;
     if (c.offloads_activations())
       model.offload = std::make_unique<ActivationOffload>(
-          device, ActivationOffloadOptions{c.min_offloaded_tensor_size, c.fine_grained_offloading_max_inflight_offloads});
+          device, ActivationOffloadOptions{c.min_offloaded_tensor_size,
+                                           c.fine_grained_offloading_max_inflight_offloads});
     const TrainingConfig& t = arguments.training;
-    const TrainLength length{t.train_iters, t.train_samples, arguments.microbatches().global_batch_size(0)};
-    model.optimizer = std::make_unique<Optimizer>(arguments.optimizer, make_schedule(arguments.optimizer, length), model.stores());
+    const TrainLength length{t.train_iters, t.train_samples,
+                             arguments.microbatches().global_batch_size(0)};
+    model.optimizer = std::make_unique<Optimizer>(
+        arguments.optimizer, make_schedule(arguments.optimizer, length), model.stores());
   }
   if (arguments.training.uses_cuda_graphs())
-    model.graphs = std::make_unique<MicrobatchGraphs>(device, arguments.training.cuda_graph_warmup_steps);
+    model.graphs =
+        std::make_unique<MicrobatchGraphs>(device, arguments.training.cuda_graph_warmup_steps);
   if (start.checkpoint) {
     LoadParts parts;
     std::optional<Checkpoint> adapter;
@@ -348,17 +377,20 @@ TrainedModel build_model(const PretrainTask& task, const Arguments& arguments, c
   if (task.reference_step && arguments.transformer.lora_rank == 0)
     model.reference = build_reference(task, arguments, vocabulary, *model.pipeline, groups, dtype,
                                       device, start, agreement);
-  if (model.optimizer && arguments.training.replica_hash_interval() > 0 && groups.world.size() > 1) {
+  if (model.optimizer && arguments.training.replica_hash_interval() > 0 &&
+      groups.world.size() > 1) {
     std::vector<DistributedDataParallel*> frozen;
     for (const ModelChunk& chunk : model.reference) frozen.push_back(chunk.store.get());
-    model.replicas = std::make_unique<ReplicaHashes>(*model.optimizer, model.stores(), frozen, groups.world);
+    model.replicas =
+        std::make_unique<ReplicaHashes>(*model.optimizer, model.stores(), frozen, groups.world);
   }
   return model;
 }
 
-std::unique_ptr<DataLoader> make_train_loader(const Arguments& arguments, const ParallelGroups& groups,
-                                              const std::shared_ptr<const Dataset>& dataset, int64_t consumed_samples,
-                                              c10::Device device) {
+std::unique_ptr<DataLoader> make_train_loader(const Arguments& arguments,
+                                              const ParallelGroups& groups,
+                                              const std::shared_ptr<const Dataset>& dataset,
+                                              int64_t consumed_samples, c10::Device device) {
   DataLoaderOptions options;
   options.sampler.type = arguments.data.dataloader_type;
   options.sampler.total_samples = dataset->size();

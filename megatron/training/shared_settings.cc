@@ -57,13 +57,15 @@ constexpr Row kRows[] = {
 
 constexpr uint64_t kWholeFile = 1 << 20;  // files up to here are read whole
 constexpr uint64_t kBlock = 4096;
-constexpr size_t kManyFiles = 64;       // beyond so many words of one flag fewer blocks are read
-constexpr size_t kFolderFiles = 256;    // of a folder
+constexpr size_t kManyFiles = 64;     // beyond so many words of one flag fewer blocks are read
+constexpr size_t kFolderFiles = 256;  // of a folder
 
 // Reads some blocks of a file and hashes them with its size.
 class Sampler {
  public:
-  explicit Sampler(bool few_blocks) : blocks_(few_blocks ? 2 : 8), state_(XXH3_createState()) { XXH3_64bits_reset(state_.get()); }
+  explicit Sampler(bool few_blocks) : blocks_(few_blocks ? 2 : 8), state_(XXH3_createState()) {
+    XXH3_64bits_reset(state_.get());
+  }
 
   // Returns whether the path is a regular file.
   bool add_file(const std::string& path) {
@@ -72,18 +74,21 @@ class Sampler {
       if (errno != ENOENT && errno != ENOTDIR) problem_ = std::strerror(errno);
       return false;
     }
-    struct stat info {};
+    struct stat info{};
     const bool regular = fstat(fd, &info) == 0 && S_ISREG(info.st_mode);
     if (regular) add(fd, static_cast<uint64_t>(info.st_size));
     close(fd);
     return regular;
   }
-  void add_name(std::string_view name) { XXH3_64bits_update(state_.get(), name.data(), name.size()); }
+  void add_name(std::string_view name) {
+    XXH3_64bits_update(state_.get(), name.data(), name.size());
+  }
 
   std::string text() const {
     if (files_ == 0) return problem_.empty() ? "no such file" : problem_;
     char digits[17];
-    std::snprintf(digits, sizeof digits, "%016llx", static_cast<unsigned long long>(XXH3_64bits_digest(state_.get())));
+    std::snprintf(digits, sizeof digits, "%016llx",
+                  static_cast<unsigned long long>(XXH3_64bits_digest(state_.get())));
     return cat(bytes_, " bytes, contents ", digits);
   }
 
@@ -139,7 +144,8 @@ std::vector<std::string> paths_of(const FieldInfo& field) {
 void add_contents(const FieldInfo& field, RankSettings& settings) {
   const std::vector<std::string> paths = paths_of(field);
   for (const std::string& path : paths)
-    settings.push_back({cat(field.flags[0], " ", path), contents_fingerprint(path, paths.size() > kManyFiles)});
+    settings.push_back(
+        {cat(field.flags[0], " ", path), contents_fingerprint(path, paths.size() > kManyFiles)});
 }
 
 void add_fields(std::span<Config* const> configs, RankSettings& settings) {
@@ -159,12 +165,14 @@ void add_fields(std::span<Config* const> configs, RankSettings& settings) {
 }  // namespace
 
 FieldSharing field_sharing(std::string_view name) {
-  const auto at = std::find_if(std::begin(kRows), std::end(kRows), [&](const Row& row) { return row.name == name; });
+  const auto at = std::find_if(std::begin(kRows), std::end(kRows),
+                               [&](const Row& row) { return row.name == name; });
   return at == std::end(kRows) ? FieldSharing::kSame : at->sharing;
 }
 
 std::string contents_fingerprint(const std::string& path, bool few_blocks) {
-  static const std::set<std::string> kSuffixes = {".json", ".jsonl", ".model", ".txt", ".jinja", ".tiktoken"};
+  static const std::set<std::string> kSuffixes = {".json", ".jsonl", ".model",
+                                                  ".txt",  ".jinja", ".tiktoken"};
   Sampler sampler(few_blocks);
   std::error_code error;
   if (fs::is_directory(path, error)) {
@@ -185,9 +193,10 @@ std::string contents_fingerprint(const std::string& path, bool few_blocks) {
 }
 
 RankSettings shared_settings(const Arguments& arguments, std::span<Config* const> more) {
-  RankSettings settings = {{"the program's build", program_build()},
-                           {"the build of libmegatron_compute.so", library_build("libmegatron_compute.so")},
-                           {"the build of libtorch", library_build("libtorch_cpu.so")}};
+  RankSettings settings = {
+      {"the program's build", program_build()},
+      {"the build of libmegatron_compute.so", library_build("libmegatron_compute.so")},
+      {"the build of libtorch", library_build("libtorch_cpu.so")}};
   Arguments copy = arguments;
   const std::vector<Config*> configs = copy.configs();
   add_fields(configs, settings);

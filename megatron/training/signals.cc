@@ -1,9 +1,9 @@
 #include "megatron/training/signals.h"
 
-#include <csignal>
 #include <unistd.h>
 
 #include <atomic>
+#include <csignal>
 #include <cstring>
 #include <map>
 
@@ -26,7 +26,9 @@ void write_text(const char* text) {
 void on_signal(int number) {
   int none = 0;
   if (received_signal.compare_exchange_strong(none, number)) {
-    write_text("\nsignal received: the run stops at the next step, and saves if it has --save; a second signal stops it at once\n");
+    write_text(
+        "\nsignal received: the run stops at the next step, and saves if it has --save; a second "
+        "signal stops it at once\n");
     return;
   }
   write_text("\nsecond signal: stopping at once, nothing is saved\n");
@@ -41,7 +43,7 @@ SignalHandler::SignalHandler(int signal_number) {
   received_signal = 0;
   for (int number : {SIGTERM, SIGINT, signal_number}) {
     if (previous_actions.count(number)) continue;
-    struct sigaction action {};
+    struct sigaction action{};
     action.sa_handler = on_signal;
     action.sa_flags = SA_RESTART;
     sigaction(number, &action, &previous_actions[number]);

@@ -8,7 +8,7 @@ namespace megatron {
 
 namespace {
 
-constexpr double kLeastShare = 0.10;      // of the peers' time in the section
+constexpr double kLeastShare = 0.10;       // of the peers' time in the section
 constexpr double kLeastBusyShare = 0.025;  // of their busy time
 constexpr double kLeastMilliseconds = 2.0;
 
@@ -21,7 +21,8 @@ double median(std::vector<double> values) {
 
 // The median of the values but for one of them.
 double median_without(const std::vector<double>& sorted, double value) {
-  const auto left_out = static_cast<size_t>(std::lower_bound(sorted.begin(), sorted.end(), value) - sorted.begin());
+  const auto left_out =
+      static_cast<size_t>(std::lower_bound(sorted.begin(), sorted.end(), value) - sorted.begin());
   const auto at = [&](size_t i) { return sorted[i < left_out ? i : i + 1]; };
   const size_t count = sorted.size() - 1;
   return count % 2 == 1 ? at(count / 2) : (at(count / 2 - 1) + at(count / 2)) / 2;
@@ -42,16 +43,19 @@ SectionTimes medians_of(const std::vector<SectionTimes>& rows) {
 std::string to_string(const SlowRank& slow) {
   char text[256];
   std::snprintf(text, sizeof text,
-                "rank %d is slow: its %s takes %.1f ms a step, that of %d peer%s %.1f ms; apart from waiting for others a step takes "
+                "rank %d is slow: its %s takes %.1f ms a step, that of %d peer%s %.1f ms; apart "
+                "from waiting for others a step takes "
                 "it %.1f ms, them %.1f ms",
-                slow.rank, section_name(slow.section), slow.milliseconds, slow.num_peers, slow.num_peers == 1 ? "" : "s",
-                slow.peer_milliseconds, slow.busy_milliseconds, slow.peer_busy_milliseconds);
+                slow.rank, section_name(slow.section), slow.milliseconds, slow.num_peers,
+                slow.num_peers == 1 ? "" : "s", slow.peer_milliseconds, slow.busy_milliseconds,
+                slow.peer_busy_milliseconds);
   return text;
 }
 
 SlowRanks::SlowRanks(std::vector<int> group_of) : reports_(group_of.size()) {
   std::map<int, std::vector<int>> members;
-  for (size_t rank = 0; rank < group_of.size(); ++rank) members[group_of[rank]].push_back(static_cast<int>(rank));
+  for (size_t rank = 0; rank < group_of.size(); ++rank)
+    members[group_of[rank]].push_back(static_cast<int>(rank));
   for (auto& [group, ranks] : members)
     if (ranks.size() > 1) groups_.push_back(std::move(ranks));
 }
@@ -122,7 +126,9 @@ std::optional<double> SlowRanks::excess_of(const Columns& columns, const Halves&
   for (int half = 0; half < 2; ++half) {
     const double peers = peers_of(columns, own, half, section);
     const double more = own.times[half][section] - peers;
-    const double least = std::max({kLeastShare * peers, kLeastBusyShare * peers_of(columns, own, half, kNumSections), kLeastMilliseconds});
+    const double least =
+        std::max({kLeastShare * peers, kLeastBusyShare * peers_of(columns, own, half, kNumSections),
+                  kLeastMilliseconds});
     if (more <= least) return std::nullopt;
     sum += more;
   }
@@ -137,7 +143,8 @@ SlowRank SlowRanks::describe(const Columns& columns, const Halves& own, int sect
   slow.milliseconds = mean([&](int half) { return own.times[half][section]; });
   slow.peer_milliseconds = mean([&](int half) { return peers_of(columns, own, half, section); });
   slow.busy_milliseconds = mean([&](int half) { return busy_time(own.times[half]); });
-  slow.peer_busy_milliseconds = mean([&](int half) { return peers_of(columns, own, half, kNumSections); });
+  slow.peer_busy_milliseconds =
+      mean([&](int half) { return peers_of(columns, own, half, kNumSections); });
   slow.num_peers = static_cast<int>(columns[0][section].size()) - 1;
   return slow;
 }

@@ -15,21 +15,22 @@ namespace megatron {
 struct SlowRank {
   int rank = 0;
   Section section = Section::kHost;
-  double milliseconds = 0;        // of that section
-  double peer_milliseconds = 0;   // the median of its peers
-  double busy_milliseconds = 0;   // of all sections but communication
+  double milliseconds = 0;       // of that section
+  double peer_milliseconds = 0;  // the median of its peers
+  double busy_milliseconds = 0;  // of all sections but communication
   double peer_busy_milliseconds = 0;
   int num_peers = 0;
 };
 // "rank 3 is slow: backward takes it 61.2 ms a step, its 3 peers 50.1 ms ...".
 std::string to_string(const SlowRank& slow);
 
-// The rule. Ranks of one group do the same work (those of a pipeline stage). A rank's time in a section is the median of its
-// latest steps; its excess over the median of the other ranks of its group has to be
+// The rule. Ranks of one group do the same work (those of a pipeline stage). A rank's time in a
+// section is the median of its latest steps; its excess over the median of the other ranks of its
+// group has to be
 //   more than 10% of theirs, more than 2.5% of their busy time, and more than 2 ms,
-// in each half of the window by itself, so that neither a few odd steps nor a busy minute name a rank. Communication does not
-// count: it is where the others wait for the slow one. Of several such ranks the one with the largest excess is named, with
-// the section in which its excess is largest.
+// in each half of the window by itself, so that neither a few odd steps nor a busy minute name a
+// rank. Communication does not count: it is where the others wait for the slow one. Of several such
+// ranks the one with the largest excess is named, with the section in which its excess is largest.
 //
 // Not thread safe.
 class SlowRanks {
@@ -51,7 +52,8 @@ class SlowRanks {
   };
   struct Halves {
     int rank;
-    std::array<SectionTimes, 2> times;  // medians of the older half of its reports and of the newer one
+    // Medians of the older half of its reports and of the newer one
+    std::array<SectionTimes, 2> times;
   };
   using Columns = std::array<std::array<std::vector<double>, kNumSections + 1>, 2>;
   std::optional<Halves> halves(int rank, int64_t step) const;

@@ -14,19 +14,22 @@ std::string half_precision_on_cpu(const Arguments& a) {
   if (!a.optimizer.bf16 && !a.optimizer.fp16 && !fp8) return {};
   const char* const type = fp8 ? "--fp8-format" : a.optimizer.bf16 ? "--bf16" : "--fp16";
   return cat(type, " on a CPU is about ", fp8 ? 12 : 11,
-             " times slower than fp32, unless the CPU has matrix units for it\nhint: leave it out to train in fp32");
+             " times slower than fp32, unless the CPU has matrix units for it\nhint: leave it out "
+             "to train in fp32");
 }
 
 }  // namespace
 
-std::vector<std::string> start_notes(const Arguments& arguments, int64_t padded_vocab_size, bool on_gpu) {
+std::vector<std::string> start_notes(const Arguments& arguments, int64_t padded_vocab_size,
+                                     bool on_gpu) {
   std::vector<std::string> notes;
   const auto add = [&](std::string note) {
     if (!note.empty()) notes.push_back(std::move(note));
   };
   if (!on_gpu) add(half_precision_on_cpu(arguments));
   // What a step takes with documents of their own widths is not planned.
-  if (on_gpu && arguments.transformer.attention_dropout > 0 && !arguments.parallel.hybrid_context_parallel) {
+  if (on_gpu && arguments.transformer.attention_dropout > 0 &&
+      !arguments.parallel.hybrid_context_parallel) {
     const LayoutPlan plan = make_layout_plan(arguments, padded_vocab_size, on_gpu);
     add(attention_dropout_text(plan, make_layout_report(plan)));
   }

@@ -3,16 +3,18 @@
 // schedule; no GPU.
 //
 //   ideal      floating-point operations of the model over all ranks, at the attained rate
-//   schedule   the replay of passes without recomputation, minus ideal: waits, and stages of unlike
-//   work recompute  the replay with recomputation, minus the one before tensor     ... with the
-//   traffic of tp: all of forward's; of backward's, what does not fit under weight gradients, which
-//              half of it may run beside
+//   schedule   the replay of passes without recomputation, minus ideal: waits, and stages of
+//              different work
+//   recompute  the replay with recomputation, minus the one before
+//   tensor     ... with the traffic of tp: all of forward's; of backward's, what does not fit under
+//              weight gradients, which half of it may overlap with
 //   context    ... with that of cp: of p2p what does not fit under attention, of the other types
-//   all pipeline   ... with transfers between stages and the calls of all stages data       of
-//   gradients what does not fit under the last backward (--overlap-grad-reduce; else all), of
-//   weights what does
-//              not fit under the first forward (--overlap-param-gather); where they travel in every
-//              pass, under that pass; and the sums of partial gradients and of tied tables
+//              all
+//   pipeline   ... with transfers between stages and the calls of all stages
+//   data       of gradients what does not fit under the last backward (--overlap-grad-reduce; else
+//              all), of weights what does not fit under the first forward (--overlap-param-gather);
+//              where they are gathered in every pass, under that pass; and the sums of partial
+//              gradients and of tied tables
 //
 // Bytes are those of communication_estimate.h; latencies, the optimizer's arithmetic and waits for
 // data are left out.

@@ -34,7 +34,8 @@ struct Axis {
 
 bool shown(const Chart& chart, double y) { return std::isfinite(y) && (!chart.log_y || y > 0); }
 
-// The range of the values, widened so that lines do not touch the frame and a single value has a height.
+// The range of the values, widened so that lines do not touch the frame and a single value has a
+// height.
 Axis y_axis(const Chart& chart) {
   double low = std::numeric_limits<double>::infinity(), high = -low;
   for (const ChartSeries& series : chart.series) {
@@ -65,27 +66,30 @@ Axis x_axis(const Chart& chart) {
   return {low, high, kLeft, kWidth - kRight, false};
 }
 
-// Ticks of a logarithmic axis: powers of ten, with 2 and 5 between them where there are few; round values where even those
-// do not fit.
+// Ticks of a logarithmic axis: powers of ten, with 2 and 5 between them where there are few; round
+// values where even those do not fit.
 std::vector<double> log_ticks(const Axis& axis) {
   std::vector<double> out;
   const double decades = axis.high - axis.low;
   for (int e = static_cast<int>(std::floor(axis.low)); e <= axis.high; ++e)
     for (double m : {1.0, 2.0, 5.0})
       if (m == 1.0 || decades < 3)
-        if (const double v = m * std::pow(10.0, e); std::log10(v) >= axis.low && std::log10(v) <= axis.high) out.push_back(v);
+        if (const double v = m * std::pow(10.0, e);
+            std::log10(v) >= axis.low && std::log10(v) <= axis.high)
+          out.push_back(v);
   if (out.size() >= 2) return out;
   return round_ticks(std::pow(10.0, axis.low), std::pow(10.0, axis.high), 5);
 }
 
-std::string text_at(double x, double y, const std::string& text, const char* anchor, const char* cls = "tick") {
-  return "<text class=\"" + std::string(cls) + "\" x=\"" + coordinate(x) + "\" y=\"" + coordinate(y) + "\" text-anchor=\"" + anchor +
-         "\">" + escape_html(text) + "</text>";
+std::string text_at(double x, double y, const std::string& text, const char* anchor,
+                    const char* cls = "tick") {
+  return "<text class=\"" + std::string(cls) + "\" x=\"" + coordinate(x) + "\" y=\"" +
+         coordinate(y) + "\" text-anchor=\"" + anchor + "\">" + escape_html(text) + "</text>";
 }
 
 std::string line(double x1, double y1, double x2, double y2, const char* cls) {
-  return "<line class=\"" + std::string(cls) + "\" x1=\"" + coordinate(x1) + "\" y1=\"" + coordinate(y1) + "\" x2=\"" +
-         coordinate(x2) + "\" y2=\"" + coordinate(y2) + "\"/>";
+  return "<line class=\"" + std::string(cls) + "\" x1=\"" + coordinate(x1) + "\" y1=\"" +
+         coordinate(y1) + "\" x2=\"" + coordinate(x2) + "\" y2=\"" + coordinate(y2) + "\"/>";
 }
 
 std::string draw_axes(const Chart& chart, const Axis& x, const Axis& y) {
@@ -100,13 +104,15 @@ std::string draw_axes(const Chart& chart, const Axis& x, const Axis& y) {
   }
   out += line(kLeft, kHeight - kBottom, kWidth - kRight, kHeight - kBottom, "axis");
   out += text_at((kLeft + kWidth - kRight) / 2, kHeight - 6, chart.x_label, "middle", "label");
-  out += "<text class=\"label\" text-anchor=\"middle\" transform=\"translate(14," + coordinate((kTop + kHeight - kBottom) / 2) +
-         ") rotate(-90)\">" + escape_html(chart.y_label) + "</text>";
+  out += "<text class=\"label\" text-anchor=\"middle\" transform=\"translate(14," +
+         coordinate((kTop + kHeight - kBottom) / 2) + ") rotate(-90)\">" +
+         escape_html(chart.y_label) + "</text>";
   return out;
 }
 
 // The polyline of one series, its dots, and its points for the script: "x,y,px,py;...".
-std::string draw_series(const Chart& chart, size_t index, const Axis& x, const Axis& y, std::string& values) {
+std::string draw_series(const Chart& chart, size_t index, const Axis& x, const Axis& y,
+                        std::string& values) {
   const ChartSeries& series = chart.series[index];
   const std::string cls = "series-" + std::to_string(index % kColours);
   std::string path, dots;
@@ -119,7 +125,8 @@ std::string draw_series(const Chart& chart, size_t index, const Axis& x, const A
     const std::string cx = coordinate(x.at(px)), cy = coordinate(y.at(py));
     path += (pen_down ? "L" : "M") + cx + " " + cy;
     pen_down = true;
-    if (series.marks) dots += "<circle class=\"" + cls + " dot\" cx=\"" + cx + "\" cy=\"" + cy + "\" r=\"3\"/>";
+    if (series.marks)
+      dots += "<circle class=\"" + cls + " dot\" cx=\"" + cx + "\" cy=\"" + cy + "\" r=\"3\"/>";
     values += format("%.10g", px) + "," + format("%.6g", py) + "," + cx + "," + cy + ";";
   }
   return "<path class=\"" + cls + " line\" d=\"" + path + "\"/>" + dots;
@@ -131,12 +138,23 @@ std::string escape_html(const std::string& text) {
   std::string out;
   for (char c : text) {
     switch (c) {
-      case '&': out += "&amp;"; break;
-      case '<': out += "&lt;"; break;
-      case '>': out += "&gt;"; break;
-      case '"': out += "&quot;"; break;
-      case '\'': out += "&#39;"; break;
-      default: out += c;
+      case '&':
+        out += "&amp;";
+        break;
+      case '<':
+        out += "&lt;";
+        break;
+      case '>':
+        out += "&gt;";
+        break;
+      case '"':
+        out += "&quot;";
+        break;
+      case '\'':
+        out += "&#39;";
+        break;
+      default:
+        out += c;
     }
   }
   return out;
@@ -155,7 +173,8 @@ std::vector<double> round_ticks(double low, double high, int about) {
     }
   }
   const auto first = static_cast<int64_t>(std::ceil(low / step - 1e-9));
-  for (int64_t i = first; static_cast<double>(i) * step <= high + 1e-9 * step; ++i) out.push_back(static_cast<double>(i) * step);
+  for (int64_t i = first; static_cast<double>(i) * step <= high + 1e-9 * step; ++i)
+    out.push_back(static_cast<double>(i) * step);
   return out;
 }
 
@@ -169,7 +188,8 @@ std::string short_number(double value) {
   return format("%.4g", value);
 }
 
-std::vector<std::pair<double, double>> thin_out(const std::vector<std::pair<double, double>>& points, size_t count) {
+std::vector<std::pair<double, double>> thin_out(
+    const std::vector<std::pair<double, double>>& points, size_t count) {
   if (points.size() <= count || count < 4) return points;
   std::vector<std::pair<double, double>> out;
   const size_t buckets = count / 2;
@@ -194,13 +214,14 @@ std::string render_chart(const Chart& chart) {
     lines += "<g class=\"series\" data-name=\"" + escape_html(chart.series[i].name) + "\"";
     const std::string drawing = draw_series(chart, i, x, y, values);
     lines += " data-points=\"" + values + "\">" + drawing + "</g>";
-    legend += "<span class=\"key\"><i class=\"series-" + std::to_string(i % kColours) + "\"></i>" + escape_html(chart.series[i].name) + "</span>";
+    legend += "<span class=\"key\"><i class=\"series-" + std::to_string(i % kColours) + "\"></i>" +
+              escape_html(chart.series[i].name) + "</span>";
   }
   return "<figure class=\"chart\"><figcaption><b>" + escape_html(chart.title) + "</b>" + legend +
-         "<output></output></figcaption><svg viewBox=\"0 0 " + coordinate(kWidth) + " " + coordinate(kHeight) +
-         "\" role=\"img\" aria-label=\"" + escape_html(chart.title) + "\">" + draw_axes(chart, x, y) + lines +
-         "<line class=\"cursor\" y1=\"" + coordinate(kTop) + "\" y2=\"" + coordinate(kHeight - kBottom) +
-         "\" visibility=\"hidden\"/></svg></figure>\n";
+         "<output></output></figcaption><svg viewBox=\"0 0 " + coordinate(kWidth) + " " +
+         coordinate(kHeight) + "\" role=\"img\" aria-label=\"" + escape_html(chart.title) + "\">" +
+         draw_axes(chart, x, y) + lines + "<line class=\"cursor\" y1=\"" + coordinate(kTop) +
+         "\" y2=\"" + coordinate(kHeight - kBottom) + "\" visibility=\"hidden\"/></svg></figure>\n";
 }
 
 }  // namespace megatron

@@ -1,4 +1,5 @@
-// What differs between the models that the loop can train: how model and datasets are made, and what a forward pass is.
+// What differs between the models that the loop can train: how model and datasets are made, and
+// what a forward pass is.
 #pragma once
 
 #include <functional>
@@ -23,7 +24,8 @@ struct Vocabulary {
   int64_t padded_size = 0;
 };
 
-// What one segment of the model makes of a micro-batch: the activation for the next segment, or the loss on the last one.
+// What one segment of the model makes of a micro-batch: the activation for the next segment, or the
+// loss on the last one.
 struct StageOutput {
   at::Tensor activation;
   Loss loss;
@@ -32,23 +34,29 @@ struct StageOutput {
 
 struct PretrainTask {
   std::string name;
-  // Declares the parameters of one segment; `groups` outlives the model. `chunks` are those of this rank that exist already.
-  std::function<std::unique_ptr<Module>(const Arguments&, const Vocabulary&, const ParallelGroups&, const StageSlice&,
-                                        const std::vector<Module*>& chunks)> model_provider;
+  // Declares the parameters of one segment; `groups` outlives the model. `chunks` are those of this
+  // rank that exist already.
+  std::function<std::unique_ptr<Module>(const Arguments&, const Vocabulary&, const ParallelGroups&,
+                                        const StageSlice&, const std::vector<Module*>& chunks)>
+      model_provider;
   std::function<TrainValidTestDatasets(const Arguments&, const DatasetRequest&)> datasets_provider;
-  // `input` is the activation of the segment before, undefined on the first. A loss is a pair (sum over tokens, weight).
-  std::function<StageOutput(Module&, const Batch&, const at::Tensor& input, const ForwardContext&)> forward_step;
+  // `input` is the activation of the segment before, undefined on the first. A loss is a pair (sum
+  // over tokens, weight).
+  std::function<StageOutput(Module&, const Batch&, const at::Tensor& input, const ForwardContext&)>
+      forward_step;
   // With the vocabulary over the stages, where the last segment's output is an activation, too:
   // this stage's part of the loss of a micro-batch.
   std::function<std::unique_ptr<VocabularyPass>(Module&, const Batch&, const at::Tensor& hidden)>
       begin_loss;
-  // With a reference model, the passes of a step go through it first, forward alone: the model as it was when training
-  // began, which it is again with its adapters off. `reference_step` is forward_step for it; what the last segment returns as
-  // loss.sum becomes Batch::reference.
-  std::function<StageOutput(Module&, const Batch&, const at::Tensor& input, const ForwardContext&)> reference_step;
+  // With a reference model, the passes of a step go through it first, forward alone: the model as
+  // it was when training began, which it is again with its adapters off. `reference_step` is
+  // forward_step for it; what the last segment returns as loss.sum becomes Batch::reference.
+  std::function<StageOutput(Module&, const Batch&, const at::Tensor& input, const ForwardContext&)>
+      reference_step;
   std::string loss_name = "lm loss";  // in logs
   bool loss_per_token = true;         // its weight is a number of tokens
-  std::vector<std::string> metrics;   // names of StageOutput::metrics, whose means over the weights are logged
+  // Names of StageOutput::metrics, whose means over the weights are logged
+  std::vector<std::string> metrics;
   // For FLOP counts.
   std::function<ModelFlops(const Arguments&, const Vocabulary&)> model_flops;
 };

@@ -69,14 +69,18 @@ std::filesystem::path new_file(const std::filesystem::path& directory) {
   static std::atomic<int> count{0};
   std::error_code error;
   std::filesystem::create_directories(directory, error);
-  MEGATRON_CHECK(!error, "--tensorboard-dir ", directory.string(), " cannot be created: ", error.message());
-  return directory / cat("events.out.tfevents.", std::time(nullptr), ".", host_name(), ".", getpid(), ".", count++);
+  MEGATRON_CHECK(!error, "--tensorboard-dir ", directory.string(),
+                 " cannot be created: ", error.message());
+  return directory / cat("events.out.tfevents.", std::time(nullptr), ".", host_name(), ".",
+                         getpid(), ".", count++);
 }
 
 }  // namespace
 
 TensorBoardSink::TensorBoardSink(const std::filesystem::path& directory, int64_t queue_size)
-    : file_(new_file(directory)), queue_size_(queue_size), last_write_(std::chrono::steady_clock::now()) {
+    : file_(new_file(directory)),
+      queue_size_(queue_size),
+      last_write_(std::chrono::steady_clock::now()) {
   std::string event = event_head(seconds_since_1970());
   put_bytes(event, 3, "brain.Event:2");
   file_.append(frame(event));

@@ -1,8 +1,9 @@
 // TensorBoard event files, written without TensorBoard.
 //
-// A file is a sequence of TFRecords: u64 length, u32 masked CRC-32C of the length, data, u32 masked CRC-32C of the data, all
-// little-endian. Data is a protobuf `Event`: wall_time (field 1, double), step (2, int64), file_version (3, string; first
-// record only) or summary (5); a `Summary` holds values (1) of tag (1, string) and simple_value (2, float).
+// A file is a sequence of TFRecords: u64 length, u32 masked CRC-32C of the length, data, u32 masked
+// CRC-32C of the data, all little-endian. Data is a protobuf `Event`: wall_time (field 1, double),
+// step (2, int64), file_version (3, string; first record only) or summary (5); a `Summary` holds
+// values (1) of tag (1, string) and simple_value (2, float).
 #pragma once
 
 #include <chrono>
@@ -21,8 +22,8 @@ uint32_t crc32c(std::string_view data);
 // Appends scalars to one new event file.
 class TensorBoardSink final : public MetricsSink {
  public:
-  // Creates `directory` and in it "events.out.tfevents.<seconds>.<host>.<pid>.<n>". Writes `queue_size` scalars at a time, or
-  // what there is after two minutes. Throws Error.
+  // Creates `directory` and in it "events.out.tfevents.<seconds>.<host>.<pid>.<n>". Writes
+  // `queue_size` scalars at a time, or what there is after two minutes. Throws Error.
   TensorBoardSink(const std::filesystem::path& directory, int64_t queue_size);
 
   std::string name() const override { return file_.path().string(); }

@@ -74,7 +74,8 @@ double RankTimers::longest(size_t timer) const {
 
 std::string timers_to_text(const Timers& timers) {
   std::string text;
-  for (const auto& [name, milliseconds] : timers.milliseconds()) text += name + "\t" + number("%.17g", milliseconds) + "\n";
+  for (const auto& [name, milliseconds] : timers.milliseconds())
+    text += name + "\t" + number("%.17g", milliseconds) + "\n";
   return text;
 }
 
@@ -99,8 +100,9 @@ RankTimers timers_from_texts(const std::vector<std::string>& texts) {
   return all;
 }
 
-std::string format_timers(const std::vector<std::string>& names, const std::vector<std::vector<double>>& values,
-                          TimingLogOption option, double iterations) {
+std::string format_timers(const std::vector<std::string>& names,
+                          const std::vector<std::vector<double>>& values, TimingLogOption option,
+                          double iterations) {
   const char* heading = option == TimingLogOption::kMax      ? "max time across ranks (ms):"
                         : option == TimingLogOption::kMinMax ? "(min, max) time across ranks (ms):"
                                                              : "times across ranks (ms):";
@@ -116,12 +118,13 @@ std::string format_timers(const std::vector<std::string>& names, const std::vect
       out += "\n  " + names[i] + ":";
       for (size_t rank = 0; rank < values.size(); ++rank)
         if (values[rank][i] > 0)
-          out += "\n     rank " + number("%2.0f", rank) + ": " + number("%.2f", values[rank][i] / iterations);
+          out += "\n     rank " + number("%2.0f", rank) + ": " +
+                 number("%.2f", values[rank][i] / iterations);
     } else {
       out += "\n    " + padded(names[i], 48) + ": ";
-      out += option == TimingLogOption::kMax
-                 ? number("%.2f", high / iterations)
-                 : "(" + number("%.2f", low / iterations) + ", " + number("%.2f", high / iterations) + ")";
+      out += option == TimingLogOption::kMax ? number("%.2f", high / iterations)
+                                             : "(" + number("%.2f", low / iterations) + ", " +
+                                                   number("%.2f", high / iterations) + ")";
     }
   }
   return out;

@@ -16,8 +16,8 @@ class SectionClock;
 // Not thread safe: the training loop's.
 class Timers {
  public:
-  // Timers above `level` cost one comparison. `synchronize` is called at both ends of a timed region (it waits for the
-  // device); empty: nothing.
+  // Timers above `level` cost one comparison. `synchronize` is called at both ends of a timed
+  // region (it waits for the device); empty: nothing.
   explicit Timers(int level, std::function<void()> synchronize = {});
 
   void start(std::string_view name, int level);
@@ -76,9 +76,11 @@ struct RankTimers {
 std::string timers_to_text(const Timers& timers);
 RankTimers timers_from_texts(const std::vector<std::string>& texts);
 
-// One line per timer under a heading, per-rank values divided by `iterations`. `values[r]` are rank r's milliseconds. As
-// Megatron-LM does, ranks where a timer is zero do not count for its minimum and are not listed.
-std::string format_timers(const std::vector<std::string>& names, const std::vector<std::vector<double>>& values,
-                          TimingLogOption option, double iterations);
+// One line per timer under a heading, per-rank values divided by `iterations`. `values[r]` are rank
+// r's milliseconds. As Megatron-LM does, ranks where a timer is zero do not count for its minimum
+// and are not listed.
+std::string format_timers(const std::vector<std::string>& names,
+                          const std::vector<std::vector<double>>& values, TimingLogOption option,
+                          double iterations);
 
 }  // namespace megatron

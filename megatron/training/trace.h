@@ -12,7 +12,9 @@ namespace megatron {
 class Trace {
  public:
   using Clock = std::chrono::steady_clock;
-  void add(const std::string& name, Clock::time_point begin, Clock::time_point end) { events_.push_back({name, begin, end}); }
+  void add(const std::string& name, Clock::time_point begin, Clock::time_point end) {
+    events_.push_back({name, begin, end});
+  }
   void write(const std::filesystem::path& path) const;
 
  private:

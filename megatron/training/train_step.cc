@@ -41,7 +41,8 @@ int64_t TrainedModel::num_frozen() const {
   return count;
 }
 
-at::Tensor accumulate_gradients(TrainedModel& model, const PretrainTask& task, const StepOptions& options,
+at::Tensor accumulate_gradients(TrainedModel& model, const PretrainTask& task,
+                                const StepOptions& options,
                                 const std::function<Batch()>& next_batch, Timers& timers) {
   {
     const SectionScope section(timers.sections(), Section::kBackward);
@@ -63,7 +64,8 @@ void update_weights(TrainedModel& model, const StepOptions& options, const at::T
   if (options.per_token_loss) {
     model.optimizer->step(totals[1], options.global_batch_size);
   } else {
-    model.optimizer->step(static_cast<double>(options.num_microbatches * model.groups().dp.size()), options.global_batch_size);
+    model.optimizer->step(static_cast<double>(options.num_microbatches * model.groups().dp.size()),
+                          options.global_batch_size);
   }
 }
 
@@ -72,7 +74,8 @@ namespace {
 constexpr int64_t kReportHead = 2;
 
 // Puts what this rank reports into outcome.report and joins it with the others'.
-void report(const TrainedModel& model, int64_t stop, const at::Tensor& differs, SectionClock* clock, StepOutcome& outcome) {
+void report(const TrainedModel& model, int64_t stop, const at::Tensor& differs, SectionClock* clock,
+            StepOutcome& outcome) {
   const ProcessGroup& world = model.groups().world;
   int reported = 0;
   if (clock != nullptr && world.size() > 1) {
@@ -81,8 +84,9 @@ void report(const TrainedModel& model, int64_t stop, const at::Tensor& differs, 
     reported = std::min(kReportedRanks, world.size() - outcome.first_reported);
   }
   const at::Device device = model.device();
-  const at::Tensor host = at::zeros({kReportHead + kPackedTimes * reported},
-                                    at::TensorOptions().dtype(at::kLong).pinned_memory(device.is_cuda()));
+  const at::Tensor host =
+      at::zeros({kReportHead + kPackedTimes * reported},
+                at::TensorOptions().dtype(at::kLong).pinned_memory(device.is_cuda()));
   auto* numbers = host.data_ptr<int64_t>();
   numbers[0] = stop;
   const int place = world.rank() - outcome.first_reported;
@@ -113,13 +117,15 @@ StepOutcome train_step(TrainedModel& model, const PretrainTask& task, const Step
   if (compares) model.replicas->before_update();
   update_weights(model, options, totals);
   StepOutcome outcome{totals, model.optimizer->state_tensor(), {}};
-  report(model, options.stop, compares ? model.replicas->after_update(*options.compare_replicas) : at::Tensor(), clock, outcome);
+  report(model, options.stop,
+         compares ? model.replicas->after_update(*options.compare_replicas) : at::Tensor(), clock,
+         outcome);
   return outcome;
 }
 
 struct OutcomeReader::Impl {
   struct Entry {
-    at::Tensor loss, state, report;      // on the host
+    at::Tensor loss, state, report;  // on the host
     int first_reported = 0;
     std::unique_ptr<c10::Event> copied;  // null: already there
   };
@@ -127,19 +133,23 @@ struct OutcomeReader::Impl {
   std::deque<Entry> entries;
 };
 
-OutcomeReader::OutcomeReader(c10::Device device) : impl_(std::make_unique<Impl>(Impl{device, {}})) {}
+OutcomeReader::OutcomeReader(c10::Device device)
+    : impl_(std::make_unique<Impl>(Impl{device, {}})) {}
 OutcomeReader::~OutcomeReader() = default;
 
 void OutcomeReader::push(const StepOutcome& outcome) {
   const auto to_host = [&](const at::Tensor& from) {
-    at::Tensor host = at::empty(from.sizes(), from.options().device(at::kCPU).pinned_memory(impl_->device.is_cuda()));
+    at::Tensor host = at::empty(
+        from.sizes(), from.options().device(at::kCPU).pinned_memory(impl_->device.is_cuda()));
     host.copy_(from, /*non_blocking=*/true);
     return host;
   };
-  Impl::Entry entry{to_host(outcome.loss), to_host(outcome.state), to_host(outcome.report), outcome.first_reported, nullptr};
+  Impl::Entry entry{to_host(outcome.loss), to_host(outcome.state), to_host(outcome.report),
+                    outcome.first_reported, nullptr};
   if (impl_->device.is_cuda()) {
     entry.copied = std::make_unique<c10::Event>(impl_->device.type());
-    entry.copied->record(c10::impl::VirtualGuardImpl(impl_->device.type()).getStream(impl_->device));
+    entry.copied->record(
+        c10::impl::VirtualGuardImpl(impl_->device.type()).getStream(impl_->device));
   }
   impl_->entries.push_back(std::move(entry));
 }
@@ -161,7 +171,8 @@ bool OutcomeReader::pop(StepNumbers& numbers, bool all) {
   numbers.times.clear();
   for (int64_t at = kReportHead; at < entry.report.numel(); at += kPackedTimes) {
     const int rank = entry.first_reported + static_cast<int>((at - kReportHead) / kPackedTimes);
-    if (SectionTimes times; unpack_times(report + at, times)) numbers.times.emplace_back(rank, times);
+    if (SectionTimes times; unpack_times(report + at, times))
+      numbers.times.emplace_back(rank, times);
   }
   MEGATRON_ASSERT(entry.state.nbytes() == sizeof(StepState));
   std::memcpy(static_cast<void*>(&numbers.state), entry.state.const_data_ptr(), sizeof(StepState));

@@ -18,21 +18,24 @@
 
 namespace megatron {
 
-// One segment of the model and the owner of its memory, in the order in which they have to be destroyed.
+// One segment of the model and the owner of its memory, in the order in which they have to be
+// destroyed.
 struct ModelChunk {
   std::unique_ptr<Module> module;
   std::unique_ptr<DistributedDataParallel> store;
 };
 
-// What a rank trains: its chunks (one unless pipeline stages are virtual), how their passes follow each other, the optimizer.
+// What a rank trains: its chunks (one unless pipeline stages are virtual), how their passes follow
+// each other, the optimizer.
 struct TrainedModel {
   std::unique_ptr<ActivationOffload> offload;  // null: activations stay on the device
   std::vector<ModelChunk> chunks;
   std::unique_ptr<Pipeline> pipeline;
-  std::unique_ptr<Optimizer> optimizer;  // null with --skip-train
-  std::unique_ptr<ReplicaHashes> replicas;  // null: copies are never compared
+  std::unique_ptr<Optimizer> optimizer;      // null with --skip-train
+  std::unique_ptr<ReplicaHashes> replicas;   // null: copies are never compared
   std::unique_ptr<MicrobatchGraphs> graphs;  // null: every pass is eager
-  std::vector<ModelChunk> reference;     // frozen, of a task with a reference model; empty: the chunks without their adapters
+  // Frozen, of a task with a reference model; empty: the chunks without their adapters
+  std::vector<ModelChunk> reference;
   const ParallelGroups& groups() const { return chunks.front().store->groups(); }
   at::Device device() const;
   std::vector<DistributedDataParallel*> stores() const;
@@ -42,42 +45,47 @@ struct TrainedModel {
 
 // What an iteration leaves on the device; read later, so that no step waits for the host.
 struct StepOutcome {
-  at::Tensor loss;   // [2 + m] fp64: sum of the losses of all tokens, their weight, sums of m metrics, over all ranks
+  // [2 + m] fp64: sum of the losses of all tokens, their weight, sums of m metrics, over all ranks
+  at::Tensor loss;
   at::Tensor state;  // bytes of StepState
-  // [2 + 3 n] int64, the largest of all ranks: StepOptions::stop; whether copies of a tensor differ; packed times of n ranks from
-  // first_reported on.
+  // [2 + 3 n] int64, the largest of all ranks: StepOptions::stop; whether copies of a tensor
+  // differ; packed times of n ranks from first_reported on.
   at::Tensor report;
   int first_reported = 0;
 };
 
 // The numbers of an outcome on the host.
 struct StepNumbers {
-  double loss = 0;  // per token
+  double loss = 0;              // per token
   std::vector<double> metrics;  // per token, in the order of the task
   StepState state;
   int64_t stop = 0;
   bool replicas_differ = false;
-  std::vector<std::pair<int, SectionTimes>> times;  // by rank, of latest steps before this one, since the rank's last report
+  // By rank, of latest steps before this one, since the rank's last report
+  std::vector<std::pair<int, SectionTimes>> times;
 };
 
 struct StepOptions {
   int64_t num_microbatches = 1;
   int64_t global_batch_size = 1;
-  bool per_token_loss = true;       // false: the mean of the means of the micro-batches
-  int64_t stop = 0;                 // this rank asks to end the run, why as a number; every rank learns of it with the outcome
+  bool per_token_loss = true;  // false: the mean of the means of the micro-batches
+  // This rank asks to end the run, why as a number; every rank learns of it with the outcome
+  int64_t stop = 0;
   std::optional<int64_t> compare_replicas;  // as this iteration, if the model has ReplicaHashes
 };
 
-// The first half of an iteration: forward and backward of every micro-batch, gradients summed over ranks. `next_batch` gives
-// the micro-batches in order. Returns StepOutcome::loss.
-at::Tensor accumulate_gradients(TrainedModel& model, const PretrainTask& task, const StepOptions& options,
+// The first half of an iteration: forward and backward of every micro-batch, gradients summed over
+// ranks. `next_batch` gives the micro-batches in order. Returns StepOutcome::loss.
+at::Tensor accumulate_gradients(TrainedModel& model, const PretrainTask& task,
+                                const StepOptions& options,
                                 const std::function<Batch()>& next_batch, Timers& timers);
 
 // The second half: the update from those gradients.
 void update_weights(TrainedModel& model, const StepOptions& options, const at::Tensor& totals);
 
-// One iteration. With a clock in `timers` every rank reports its times, up to kReportedRanks ranks in one step, the others in the
-// steps that follow. Communication: besides that of the parts, one all-reduce of the report over all ranks.
+// One iteration. With a clock in `timers` every rank reports its times, up to kReportedRanks ranks
+// in one step, the others in the steps that follow. Communication: besides that of the parts, one
+// all-reduce of the report over all ranks.
 inline constexpr int kReportedRanks = 512;
 StepOutcome train_step(TrainedModel& model, const PretrainTask& task, const StepOptions& options,
                        const std::function<Batch()>& next_batch, Timers& timers);
@@ -88,7 +96,8 @@ class OutcomeReader {
   explicit OutcomeReader(c10::Device device);
   ~OutcomeReader();
   void push(const StepOutcome& outcome);
-  // The oldest outcome that has not been popped. Waits for it. With `all` false keeps the newest one back on a GPU.
+  // The oldest outcome that has not been popped. Waits for it. With `all` false keeps the newest
+  // one back on a GPU.
   bool pop(StepNumbers& numbers, bool all);
 
  private:

@@ -15,7 +15,8 @@ namespace megatron {
 
 namespace {
 
-constexpr std::array<std::string_view, 6> kDevices = {"auto", "cpu", "cuda", "h100", "h200", "b200"};
+constexpr std::array<std::string_view, 6> kDevices = {"auto", "cpu",  "cuda",
+                                                      "h100", "h200", "b200"};
 constexpr std::array<std::string_view, 4> kStarts = {"auto", "fresh", "resume", "resume-or-fresh"};
 constexpr std::array<std::string_view, 2> kGraphImpls = {"none", "local"};
 constexpr std::array<std::string_view, 2> kSaveFailures = {"stop", "continue"};
@@ -32,7 +33,8 @@ void at_least(Violations& violations, std::string_view flag, std::optional<int64
 void check_stopped_exit_code(Violations& violations, std::optional<int64_t> code) {
   if (!code) return;
   if (*code < 0 || *code > 125)
-    violations.add(cat("--stopped-exit-code is ", *code), "give 0, or 4 to 125: shells use those above");
+    violations.add(cat("--stopped-exit-code is ", *code),
+                   "give 0, or 4 to 125: shells use those above");
   for (const int taken : {kExitFailure, kExitUsage, kExitInternal, kExitRetry})
     if (*code == taken)
       violations.add(cat("--stopped-exit-code is ", *code, ", which stands for a failure"),
@@ -61,7 +63,8 @@ void TrainingConfig::fields(FieldVisitor& v) {
 
 void TrainingConfig::training_fields(FieldVisitor& v) {
   v.group("training");
-  v.field("task", task, "what is trained on: gpt (text), sft (conversations) or dpo (pairs of responses)");
+  v.field("task", task,
+          "what is trained on: gpt (text), sft (conversations) or dpo (pairs of responses)");
   v.field("micro_batch_size", micro_batch_size,
           "samples per rank and pass; memory grows with it (required)");
   v.field(
@@ -87,7 +90,8 @@ void TrainingConfig::training_fields(FieldVisitor& v) {
   v.field("freeze_except", freeze_except, "freeze every parameter but these; patterns as --freeze");
   v.field("freeze_all_layers", freeze_all_layers, "freeze every parameter");
   v.field("skip_train", skip_train, "evaluate only");
-  v.choice("device", device, kDevices, "auto: the GPU when there is one; h100, h200, b200: a GPU of that model");
+  v.choice("device", device, kDevices,
+           "auto: the GPU when there is one; h100, h200, b200: a GPU of that model");
   v.field("num_threads", num_threads, kNumThreadsHelp);
   v.field({"gemm_tuning", "--no-gemm-tuning", true}, gemm_tuning,
           "take cuBLASLt's own choice of algorithms in place of the fastest, timed once and kept "
@@ -97,10 +101,11 @@ void TrainingConfig::training_fields(FieldVisitor& v) {
   v.field("enable_cuda_graph", enable_cuda_graph, "--cuda-graph-impl local");
   v.field("cuda_graph_warmup_steps", cuda_graph_warmup_steps,
           "iterations without CUDA graphs at the start of a run");
-  v.field("check_weight_hash_across_dp_replicas_interval",
-          check_weight_hash_across_dp_replicas_interval,
-          "iterations between comparisons, by hashes, of the weights, master weights and moments that "
-          "several ranks hold; a difference names the rank and ends the run; 0: never; default: 100");
+  v.field(
+      "check_weight_hash_across_dp_replicas_interval",
+      check_weight_hash_across_dp_replicas_interval,
+      "iterations between comparisons, by hashes, of the weights, master weights and moments that "
+      "several ranks hold; a difference names the rank and ends the run; 0: never; default: 100");
   v.field("exit_interval", exit_interval, "save and stop when the iteration is a multiple of this");
   v.field("exit_duration_in_mins", exit_duration_in_mins,
           "save and stop so early that the checkpoint is written within this many minutes");
@@ -111,10 +116,11 @@ void TrainingConfig::training_fields(FieldVisitor& v) {
   v.field("exit_signal_grace_seconds", exit_signal_grace_seconds,
           "how long after a signal the process is killed: a run whose step and save take longer "
           "says so; default: 30 under torchrun");
-  v.field("stopped_exit_code", stopped_exit_code,
-          "exit code of a run that was stopped by a signal, --exit-interval or "
-          "--exit-duration-in-mins and can be resumed; default: 0. Not under torchrun, which starts "
-          "ranks again after any other code");
+  v.field(
+      "stopped_exit_code", stopped_exit_code,
+      "exit code of a run that was stopped by a signal, --exit-interval or "
+      "--exit-duration-in-mins and can be resumed; default: 0. Not under torchrun, which starts "
+      "ranks again after any other code");
   v.group("validation");
   v.field("eval_iters", eval_iters, "global batches of one evaluation; 0: no evaluation");
   v.field("eval_interval", eval_interval,
@@ -132,11 +138,13 @@ void TrainingConfig::logging_fields(FieldVisitor& v) {
   v.field("log_num_zeros_in_grad", log_num_zeros_in_grad,
           "number of zeros in the gradient in the log line");
   v.field("log_progress", log_progress, "append starts, saves and ends to progress.txt in --save");
-  v.field("log_memory_interval", log_memory_interval, "iterations between reports of memory, the most over all ranks");
+  v.field("log_memory_interval", log_memory_interval,
+          "iterations between reports of memory, the most over all ranks");
   v.field("timing_log_level", timing_log_level,
           "timers: 0 the iteration, 1 its parts, 2 each micro-batch (waits for the device)");
-  v.choice("timing_log_option", timing_log_option, kTimingOptions,
-           "how timers of several ranks are shown: the longest, the shortest and the longest, or all");
+  v.choice(
+      "timing_log_option", timing_log_option, kTimingOptions,
+      "how timers of several ranks are shown: the longest, the shortest and the longest, or all");
   v.field("tensorboard_dir", tensorboard_dir, "folder of TensorBoard event files; empty: none");
   v.field("tensorboard_log_interval", tensorboard_log_interval,
           "iterations between TensorBoard records");
@@ -151,13 +159,15 @@ void TrainingConfig::logging_fields(FieldVisitor& v) {
   v.field("log_world_size_to_tensorboard", log_world_size_to_tensorboard,
           "number of ranks in TensorBoard");
   v.field("wandb_project", wandb_project,
-          "project of Weights & Biases: the run is written to a file that wandb sync uploads; empty: none");
+          "project of Weights & Biases: the run is written to a file that wandb sync uploads; "
+          "empty: none");
   v.field("wandb_exp_name", wandb_exp_name, "name of the run in Weights & Biases");
   v.field("wandb_entity", wandb_entity, "team or user of Weights & Biases that owns the project");
   v.field("wandb_save_dir", wandb_save_dir,
           "folder in which wandb/offline-run-... is written; default: the folder of the run");
-  v.field("prometheus_textfile", prometheus_textfile,
-          "file, ending in .prom, of the latest numbers for the textfile collector of node_exporter");
+  v.field(
+      "prometheus_textfile", prometheus_textfile,
+      "file, ending in .prom, of the latest numbers for the textfile collector of node_exporter");
   v.field("run_dir", run_dir,
           "folder of metrics.jsonl and of the resolved config.yaml; default: --save");
   v.group("profiling");
@@ -188,9 +198,10 @@ void TrainingConfig::checkpoint_fields(FieldVisitor& v) {
       "them from --pretrained-checkpoint");
   v.field("no_save_optim", no_save_optim, "leave the optimizer's state out of checkpoints");
   v.field("load", load, "folder of checkpoints, or one checkpoint, to start from");
-  v.choice({"start", "--start-mode --start"}, start, kStarts,
-           "resume: a checkpoint must be there; resume-or-fresh: or begin anew; fresh: load nothing; "
-           "auto: resume with --load, else fresh");
+  v.choice(
+      {"start", "--start-mode --start"}, start, kStarts,
+      "resume: a checkpoint must be there; resume-or-fresh: or begin anew; fresh: load nothing; "
+      "auto: resume with --load, else fresh");
   v.field("ckpt_step", ckpt_step, "load this iteration and no other");
   v.field("no_load_optim", no_load_optim, "do not load the optimizer's state");
   v.field("finetune", finetune,
@@ -200,9 +211,10 @@ void TrainingConfig::checkpoint_fields(FieldVisitor& v) {
   v.field("use_checkpoint_args", use_checkpoint_args,
           "take what the flags leave open of the model and the tokenizer from the configuration in "
           "the checkpoint");
-  v.field("use_mp_args_from_checkpoint_args", use_mp_args_from_checkpoint_args,
-          "take what the flags leave open of tensor and pipeline parallelism from the configuration "
-          "in the checkpoint");
+  v.field(
+      "use_mp_args_from_checkpoint_args", use_mp_args_from_checkpoint_args,
+      "take what the flags leave open of tensor and pipeline parallelism from the configuration "
+      "in the checkpoint");
   v.field("accept_new_data_order", accept_new_data_order,
           "resume although the order of the training samples is not that of the checkpoint");
 }
@@ -231,9 +243,12 @@ void TrainingConfig::validate(Violations& violations) const {
   at_least(violations, "--tensorboard-log-interval", tensorboard_log_interval, 1);
   at_least(violations, "--tensorboard-queue-size", tensorboard_queue_size, 1);
   if (wandb_project.empty() && !(wandb_exp_name + wandb_entity + wandb_save_dir).empty())
-    violations.add("--wandb-exp-name, --wandb-entity and --wandb-save-dir have no effect without --wandb-project");
+    violations.add(
+        "--wandb-exp-name, --wandb-entity and --wandb-save-dir have no effect without "
+        "--wandb-project");
   if (!wandb_project.empty() && wandb_folder().empty())
-    violations.add("--wandb-project has no folder to write to", "give --wandb-save-dir, --run-dir or --save");
+    violations.add("--wandb-project has no folder to write to",
+                   "give --wandb-save-dir, --run-dir or --save");
   if (!prometheus_textfile.empty() && !prometheus_textfile.ends_with(".prom"))
     violations.add(cat("--prometheus-textfile ", prometheus_textfile, " does not end in .prom"),
                    "node_exporter reads no other files");
@@ -268,8 +283,8 @@ void TrainingConfig::validate(Violations& violations) const {
   if (profile && run_folder().empty() && device == DeviceChoice::kCpu)
     violations.add("--profile has no folder to write its trace to", "give --run-dir or --save");
   const bool asks_for_load = ckpt_step || no_load_optim || finetune || use_checkpoint_args ||
-                             use_mp_args_from_checkpoint_args ||
-                             start == StartChoice::kResume || start == StartChoice::kResumeOrFresh;
+                             use_mp_args_from_checkpoint_args || start == StartChoice::kResume ||
+                             start == StartChoice::kResumeOrFresh;
   if (load.empty() && pretrained_checkpoint.empty() && asks_for_load)
     violations.add(
         "--start-mode resume, --ckpt-step, --no-load-optim, --finetune, --use-checkpoint-args or "

@@ -13,7 +13,8 @@
 
 namespace megatron {
 
-enum class DeviceChoice { kAuto, kCpu, kCuda, kH100, kH200, kB200 };  // the last three: that model of GPU
+// The last three: that model of GPU
+enum class DeviceChoice { kAuto, kCpu, kCuda, kH100, kH200, kB200 };
 enum class StartChoice {
   kAuto,
   kFresh,
@@ -36,7 +37,8 @@ struct TrainingConfig : Config {
   std::optional<int64_t> train_iters;
   std::optional<int64_t> train_samples;
   bool calculate_per_token_loss = true;
-  std::string adapter;                     // a folder of PEFT to start the adapters of a new run from
+  // A folder of PEFT to start the adapters of a new run from
+  std::string adapter;
   std::vector<std::string> freeze;         // patterns, see freezes()
   std::vector<std::string> freeze_except;  // patterns
   bool freeze_all_layers = false;
@@ -47,13 +49,15 @@ struct TrainingConfig : Config {
   CudaGraphImpl cuda_graph_impl = CudaGraphImpl::kNone;
   bool enable_cuda_graph = false;  // the older spelling of local
   int64_t cuda_graph_warmup_steps = 3;
-  std::optional<int64_t> check_weight_hash_across_dp_replicas_interval;  // none: kReplicaHashInterval; 0: never
+  // None: kReplicaHashInterval; 0: never
+  std::optional<int64_t> check_weight_hash_across_dp_replicas_interval;
   std::optional<int64_t> exit_interval;
   std::optional<int64_t> exit_duration_in_mins;
   bool exit_signal_handler = true;
   ExitSignal exit_signal = ExitSignal::kTerm;
   std::optional<int64_t> exit_signal_grace_seconds;  // from a signal to the kill that follows it
-  std::optional<int64_t> stopped_exit_code;          // of a run that stopped and can be resumed; default: 0
+  // Of a run that stopped and can be resumed; default: 0
+  std::optional<int64_t> stopped_exit_code;
 
   // -- validation
   int64_t eval_iters = 100;
@@ -82,7 +86,7 @@ struct TrainingConfig : Config {
   std::string wandb_project;
   std::string wandb_exp_name;
   std::string wandb_entity;
-  std::string wandb_save_dir;       // empty: the run's folder
+  std::string wandb_save_dir;  // empty: the run's folder
   std::string prometheus_textfile;
   std::string run_dir;  // empty: --save
 
@@ -116,13 +120,17 @@ struct TrainingConfig : Config {
 
   // The folder of metrics.jsonl and config.yaml; empty: neither is written.
   const std::string& run_folder() const { return run_dir.empty() ? save : run_dir; }
-  const std::string& wandb_folder() const { return wandb_save_dir.empty() ? run_folder() : wandb_save_dir; }
+  const std::string& wandb_folder() const {
+    return wandb_save_dir.empty() ? run_folder() : wandb_save_dir;
+  }
   int exit_signal_number() const;
   // Iterations between comparisons of what several ranks hold; 0: never.
   int64_t replica_hash_interval() const {
     return check_weight_hash_across_dp_replicas_interval.value_or(kReplicaHashInterval);
   }
-  bool uses_cuda_graphs() const { return enable_cuda_graph || cuda_graph_impl == CudaGraphImpl::kLocal; }
+  bool uses_cuda_graphs() const {
+    return enable_cuda_graph || cuda_graph_impl == CudaGraphImpl::kLocal;
+  }
 
   // Whether flags freeze the parameter of this name: it gets no gradient and no optimizer state,
   // and keeps its bits. A pattern stands for a name or for what a name begins with before a dot

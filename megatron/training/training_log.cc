@@ -26,7 +26,7 @@ std::string short_count(double value) {
   return number("%.0f", value);
 }
 
-size_t rank_with_most(const std::vector<MemoryUse>& ranks, int64_t MemoryUse::*member) {
+size_t rank_with_most(const std::vector<MemoryUse>& ranks, int64_t MemoryUse::* member) {
   const auto less = [&](const MemoryUse& x, const MemoryUse& y) { return x.*member < y.*member; };
   return static_cast<size_t>(std::max_element(ranks.begin(), ranks.end(), less) - ranks.begin());
 }
@@ -42,10 +42,12 @@ int64_t resident_bytes() {
 
 std::string format_memory(const std::vector<MemoryUse>& ranks) {
   constexpr double kMb = 1024.0 * 1024.0;
-  std::string out = ranks.size() > 1 ? cat("memory (MB), most of ", ranks.size(), " ranks") : "memory (MB)";
-  const auto put = [&](const char* name, int64_t MemoryUse::*member) {
+  std::string out =
+      ranks.size() > 1 ? cat("memory (MB), most of ", ranks.size(), " ranks") : "memory (MB)";
+  const auto put = [&](const char* name, int64_t MemoryUse::* member) {
     const size_t rank = rank_with_most(ranks, member);
-    out += std::string(" | ") + name + ": " + number("%.2f", static_cast<double>(ranks[rank].*member) / kMb);
+    out += std::string(" | ") + name + ": " +
+           number("%.2f", static_cast<double>(ranks[rank].*member) / kMb);
     if (ranks.size() > 1) out += cat(" (rank ", rank, ")");
   };
   if (ranks[rank_with_most(ranks, &MemoryUse::reserved)].reserved > 0) {
@@ -103,7 +105,8 @@ bool TrainingLog::step(const StepRecord& record) {
     if (interval_.metric_sums.empty()) {
       interval_.metric_sums = record.metrics;
     } else {
-      for (size_t i = 0; i < record.metrics.size(); ++i) interval_.metric_sums[i].second += record.metrics[i].second;
+      for (size_t i = 0; i < record.metrics.size(); ++i)
+        interval_.metric_sums[i].second += record.metrics[i].second;
     }
   }
   if (record.non_finite) ++interval_.non_finite;
@@ -140,9 +143,11 @@ TrainingLine TrainingLog::line(const StepRecord& record) const {
   }
   out.learning_rate = record.learning_rate;
   out.global_batch_size = record.global_batch_size;
-  out.losses = {{facts_.loss_name, interval_.advanced > 0 ? interval_.loss_sum / interval_.advanced : record.loss}};
+  out.losses = {{facts_.loss_name,
+                 interval_.advanced > 0 ? interval_.loss_sum / interval_.advanced : record.loss}};
   out.metrics = interval_.advanced > 0 ? interval_.metric_sums : record.metrics;
-  for (auto& [name, value] : out.metrics) value /= static_cast<double>(std::max<int64_t>(1, interval_.advanced));
+  for (auto& [name, value] : out.metrics)
+    value /= static_cast<double>(std::max<int64_t>(1, interval_.advanced));
   out.loss_scale = record.loss_scale;
   if (!record.skipped) out.grad_norm = record.grad_norm;
   out.num_zeros = record.num_zeros;
@@ -150,9 +155,11 @@ TrainingLine TrainingLog::line(const StepRecord& record) const {
   out.skipped_iterations = interval_.skipped;
   out.nan_iterations = interval_.non_finite;
   if (seconds > 0) {
-    out.tokens_per_second = static_cast<double>(record.global_batch_size * facts_.sequence_length) / seconds;
+    out.tokens_per_second =
+        static_cast<double>(record.global_batch_size * facts_.sequence_length) / seconds;
     // The first step also pays for what is done only once: it says nothing of the pace.
-    if (!first_) out.seconds_left = static_cast<double>(facts_.train_iters - record.iteration) * seconds;
+    if (!first_)
+      out.seconds_left = static_cast<double>(facts_.train_iters - record.iteration) * seconds;
   }
   return out;
 }
@@ -162,7 +169,8 @@ void TrainingLog::write_metrics(const TrainingLine& line, double seconds) {
   MetricsRecord record = metrics_.begin("train");
   record.member("iteration", line.iteration).member("consumed_samples", line.consumed_samples);
   record.member("consumed_tokens", line.consumed_samples * facts_.sequence_length);
-  record.member(facts_.loss_name, line.losses.front().second).member("learning_rate", line.learning_rate);
+  record.member(facts_.loss_name, line.losses.front().second)
+      .member("learning_rate", line.learning_rate);
   for (const auto& [name, value] : line.metrics) record.member(name, value);
   record.member("global_batch_size", line.global_batch_size).member("loss_scale", line.loss_scale);
   if (line.grad_norm) record.member("grad_norm", *line.grad_norm);
@@ -170,20 +178,25 @@ void TrainingLog::write_metrics(const TrainingLine& line, double seconds) {
   if (line.params_norm) record.member("params_norm", *line.params_norm);
   record.member("seconds_per_iteration", seconds);
   if (seconds > 0) {
-    const double flops =
-        iteration_flops(facts_.model, IterationTokens::unpacked(line.global_batch_size, facts_.sequence_length));
+    const double flops = iteration_flops(
+        facts_.model, IterationTokens::unpacked(line.global_batch_size, facts_.sequence_length));
     const double per_device = flops / seconds / static_cast<double>(facts_.world_size);
-    record.member("tokens_per_second", *line.tokens_per_second).member("tflops_per_device", per_device / 1e12);
+    record.member("tokens_per_second", *line.tokens_per_second)
+        .member("tflops_per_device", per_device / 1e12);
     if (facts_.peak_flops > 0) record.member("mfu", per_device / facts_.peak_flops);
   }
-  record.member("skipped_iterations", line.skipped_iterations).member("nan_iterations", line.nan_iterations);
+  record.member("skipped_iterations", line.skipped_iterations)
+      .member("nan_iterations", line.nan_iterations);
   metrics_.write(std::move(record));
 }
 
-// Every --tensorboard-log-interval iterations the numbers of the step; with a log line also its times.
+// Every --tensorboard-log-interval iterations the numbers of the step; with a log line also its
+// times.
 void TrainingLog::write_scalars(const StepRecord& record, const TrainingLine* line) {
   ScalarSet out{record.iteration, record.consumed_samples, {}};
-  const auto put = [&](const std::string& name, double value) { out.values.emplace_back(name, value); };
+  const auto put = [&](const std::string& name, double value) {
+    out.values.emplace_back(name, value);
+  };
   if (record.iteration % config_.tensorboard_log_interval == 0) {
     put("learning-rate", record.learning_rate);
     put("batch-size", static_cast<double>(record.global_batch_size));
@@ -192,7 +205,8 @@ void TrainingLog::write_scalars(const StepRecord& record, const TrainingLine* li
       for (const auto& [name, value] : record.metrics) put(name, value);
     }
     if (config_.log_loss_scale_to_tensorboard) put("loss-scale", record.loss_scale);
-    if (config_.log_world_size_to_tensorboard) put("world-size", static_cast<double>(facts_.world_size));
+    if (config_.log_world_size_to_tensorboard)
+      put("world-size", static_cast<double>(facts_.world_size));
     if (!record.skipped) put("grad-norm", record.grad_norm);
     if (record.num_zeros) put("num-zeros", static_cast<double>(*record.num_zeros));
     if (record.params_norm) put("params-norm", *record.params_norm);
@@ -205,13 +219,17 @@ void TrainingLog::write_scalars(const StepRecord& record, const TrainingLine* li
 }
 
 void TrainingLog::evaluation(const EvaluationRecord& record) {
-  const std::string suffix = record.set_index < 0 ? "" : record.set_is_named ? cat("-", record.set_name) : cat("-", record.set_index);
+  const std::string suffix = record.set_index < 0  ? ""
+                             : record.set_is_named ? cat("-", record.set_name)
+                                                   : cat("-", record.set_index);
   const std::string& loss = facts_.loss_name;
   const bool per_token = facts_.loss_per_token;
-  print_line(format_evaluation_lines({suffix, record.where, {{loss, record.loss}}, record.metrics, per_token}));
+  print_line(format_evaluation_lines(
+      {suffix, record.where, {{loss, record.loss}}, record.metrics, per_token}));
   if (!metrics_.is_open()) return;
   if (record.split == "validation") {
-    ScalarSet scalars{record.iteration, record.consumed_samples, {{loss + " validation" + suffix, record.loss}}};
+    ScalarSet scalars{
+        record.iteration, record.consumed_samples, {{loss + " validation" + suffix, record.loss}}};
     for (const auto& [name, value] : record.metrics)
       scalars.values.emplace_back(name + " validation" + suffix, value);
     if (config_.log_validation_ppl_to_tensorboard && per_token)
@@ -226,7 +244,8 @@ void TrainingLog::evaluation(const EvaluationRecord& record) {
   if (per_token) out.member("ppl", perplexity(record.loss));
   for (const auto& [name, value] : record.metrics) out.member(name, value);
   const auto now = std::chrono::steady_clock::now();
-  if (paused_) out.member("seconds", std::chrono::duration<double>(now - evaluation_begin_).count());
+  if (paused_)
+    out.member("seconds", std::chrono::duration<double>(now - evaluation_begin_).count());
   evaluation_begin_ = now;
   metrics_.write(std::move(out));
 }
@@ -234,33 +253,41 @@ void TrainingLog::evaluation(const EvaluationRecord& record) {
 // Of several ranks the largest of each number.
 void TrainingLog::memory(const std::vector<MemoryUse>& ranks, int64_t iteration) {
   print_line(cat("[iteration ", iteration, "] ", format_memory(ranks)));
-  const auto most = [&](int64_t MemoryUse::*member) { return ranks[rank_with_most(ranks, member)].*member; };
+  const auto most = [&](int64_t MemoryUse::* member) {
+    return ranks[rank_with_most(ranks, member)].*member;
+  };
   const int64_t reserved = most(&MemoryUse::reserved), allocated = most(&MemoryUse::allocated);
   const int64_t max_allocated = most(&MemoryUse::max_allocated);
   if (config_.log_memory_to_tensorboard) {
-    metrics_.write(ScalarSet{iteration, std::nullopt,
-                             {{"mem-reserved-bytes", static_cast<double>(reserved)},
-                              {"mem-allocated-bytes", static_cast<double>(allocated)},
-                              {"mem-max-allocated-bytes", static_cast<double>(max_allocated)},
-                              {"mem-allocated-count", static_cast<double>(most(&MemoryUse::num_allocations))}}});
+    metrics_.write(ScalarSet{
+        iteration,
+        std::nullopt,
+        {{"mem-reserved-bytes", static_cast<double>(reserved)},
+         {"mem-allocated-bytes", static_cast<double>(allocated)},
+         {"mem-max-allocated-bytes", static_cast<double>(max_allocated)},
+         {"mem-allocated-count", static_cast<double>(most(&MemoryUse::num_allocations))}}});
   }
   MetricsRecord out = metrics_.begin("memory");
   out.member("iteration", iteration).member("resident_bytes", most(&MemoryUse::resident));
   if (reserved > 0)
-    out.member("allocated_bytes", allocated).member("max_allocated_bytes", max_allocated).member("reserved_bytes", reserved);
+    out.member("allocated_bytes", allocated)
+        .member("max_allocated_bytes", max_allocated)
+        .member("reserved_bytes", reserved);
   metrics_.write(std::move(out));
 }
 
 // Of several ranks the longest.
 void TrainingLog::timers(const RankTimers& timers, int64_t iteration, int64_t iterations) {
   if (timers.names.empty()) return;
-  print_line(format_timers(timers.names, timers.values, config_.timing_log_option, static_cast<double>(iterations)));
+  print_line(format_timers(timers.names, timers.values, config_.timing_log_option,
+                           static_cast<double>(iterations)));
   ScalarSet scalars{iteration, std::nullopt, {}};
   MetricsRecord out = metrics_.begin("timers");
   out.member("iteration", iteration);
   for (size_t i = 0; i < timers.names.size(); ++i) {
     const double seconds = timers.longest(i) / 1000.0 / static_cast<double>(iterations);
-    if (config_.log_timers_to_tensorboard) scalars.values.emplace_back(timers.names[i] + "-time", seconds);
+    if (config_.log_timers_to_tensorboard)
+      scalars.values.emplace_back(timers.names[i] + "-time", seconds);
     out.member(timers.names[i], seconds);
   }
   metrics_.write(std::move(scalars));
@@ -269,15 +296,18 @@ void TrainingLog::timers(const RankTimers& timers, int64_t iteration, int64_t it
 
 void TrainingLog::show_status(const StepRecord& record) {
   if (!is_terminal()) return;
-  recent_seconds_ = recent_seconds_ == 0 ? step_seconds_ : 0.9 * recent_seconds_ + 0.1 * step_seconds_;
+  recent_seconds_ =
+      recent_seconds_ == 0 ? step_seconds_ : 0.9 * recent_seconds_ + 0.1 * step_seconds_;
   const auto time = std::chrono::steady_clock::now();
   if (time - last_status_ < std::chrono::milliseconds(200) || recent_seconds_ <= 0) return;
   last_status_ = time;
   const auto work = IterationTokens::unpacked(record.global_batch_size, facts_.sequence_length);
-  std::string text = cat("step ", record.iteration, "/", facts_.train_iters, "  loss ", number("%.4f", record.loss), "  ",
+  std::string text = cat("step ", record.iteration, "/", facts_.train_iters, "  loss ",
+                         number("%.4f", record.loss), "  ",
                          short_count(work.tokens / recent_seconds_), " tokens/s");
   if (facts_.peak_flops > 0) {
-    const double rate = iteration_flops(facts_.model, work) / recent_seconds_ / static_cast<double>(facts_.world_size);
+    const double rate = iteration_flops(facts_.model, work) / recent_seconds_ /
+                        static_cast<double>(facts_.world_size);
     text += "  MFU " + number("%.1f%%", 100.0 * rate / facts_.peak_flops);
   }
   const double left = static_cast<double>(facts_.train_iters - record.iteration) * recent_seconds_;

@@ -21,10 +21,10 @@ struct StepRecord {
   int64_t iteration = 0;         // counted from 1
   int64_t consumed_samples = 0;  // after it
   int64_t global_batch_size = 0;
-  double loss = 0;               // mean over the weighted tokens
-  bool skipped = false;          // the weights were left alone
-  bool non_finite = false;       // and no lower loss scale could have helped
-  double learning_rate = 0;      // of the next step, as Megatron-LM reports it
+  double loss = 0;           // mean over the weighted tokens
+  bool skipped = false;      // the weights were left alone
+  bool non_finite = false;   // and no lower loss scale could have helped
+  double learning_rate = 0;  // of the next step, as Megatron-LM reports it
   double loss_scale = 1;
   double grad_norm = 0;
   std::optional<int64_t> num_zeros;
@@ -36,11 +36,12 @@ struct EvaluationRecord {
   int64_t iteration = 0;
   int64_t consumed_samples = 0;
   std::string split = "validation";
-  int set_index = -1;      // which of several validation sets; -1: the only one
+  int set_index = -1;  // which of several validation sets; -1: the only one
   std::string set_name;
-  bool set_is_named = false;  // by --validation-set-names: log line and TensorBoard have its name, not its index
-  bool at_end = false;     // after training, not between iterations
-  std::string where;       // "iteration 100"
+  // By --validation-set-names: log line and TensorBoard have its name, not its index
+  bool set_is_named = false;
+  bool at_end = false;  // after training, not between iterations
+  std::string where;    // "iteration 100"
   double loss = 0;
   std::vector<std::pair<std::string, double>> metrics;  // of the task
 };
@@ -50,7 +51,8 @@ struct MemoryUse {
   int64_t reserved = 0, allocated = 0, max_allocated = 0, num_allocations = 0;
   int64_t resident = 0;  // of the process on the host
 };
-// The memory line: "memory (MB) | allocated: ... | ..."; of several ranks the largest of each number, and whose it is.
+// The memory line: "memory (MB) | allocated: ... | ..."; of several ranks the largest of each
+// number, and whose it is.
 std::string format_memory(const std::vector<MemoryUse>& ranks);
 // Resident bytes of this process.
 int64_t resident_bytes();
@@ -63,7 +65,7 @@ struct RunFacts {
   int64_t world_size = 1;
   std::string loss_name = "lm loss";
   bool loss_per_token = true;  // it has a perplexity
-  double peak_flops = 0;  // of one device; 0: not known
+  double peak_flops = 0;       // of one device; 0: not known
   ModelFlops model;
 };
 
@@ -74,19 +76,21 @@ class TrainingLog {
   TrainingLog(const TrainingConfig& config, RunFacts facts, MetricsQueue metrics = {});
   ~TrainingLog();
 
-  // Time between pause() and resume() does not count as training (evaluation, checkpoints). An evaluation takes from pause() or
-  // from the evaluation before until it is reported.
+  // Time between pause() and resume() does not count as training (evaluation, checkpoints). An
+  // evaluation takes from pause() or from the evaluation before until it is reported.
   void pause();
   void resume();
 
-  // One iteration has ended. Prints, every --log-interval iterations and after the first. Returns whether it printed.
+  // One iteration has ended. Prints, every --log-interval iterations and after the first. Returns
+  // whether it printed.
   bool step(const StepRecord& record);
   void evaluation(const EvaluationRecord& record);
   // Of all ranks, in rank order.
   void memory(const std::vector<MemoryUse>& ranks, int64_t iteration);
   void timers(const RankTimers& timers, int64_t iteration, int64_t iterations);
   MetricsQueue& metrics() { return metrics_; }
-  void close();  // clears the status line; everything reported has reached the sinks when it returns
+  // Clears the status line; everything reported has reached the sinks when it returns
+  void close();
 
  private:
   struct Interval {
@@ -110,10 +114,11 @@ class TrainingLog {
   bool first_ = true;
   bool paused_ = false;
   std::chrono::steady_clock::time_point evaluation_begin_;  // of what evaluation() reports next
-  std::chrono::steady_clock::time_point mark_;        // until here time is counted
+  std::chrono::steady_clock::time_point mark_;              // until here time is counted
   std::chrono::steady_clock::time_point last_status_;
-  double step_seconds_ = 0;                           // of the latest iteration
-  double recent_seconds_ = 0;                         // per iteration, smoothed, for the status line
+  double step_seconds_ = 0;  // of the latest iteration
+  // Per iteration, smoothed, for the status line
+  double recent_seconds_ = 0;
 };
 
 }  // namespace megatron

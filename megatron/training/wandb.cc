@@ -25,7 +25,15 @@ constexpr uint64_t kPieceHeader = 7;  // u32 CRC of kind and data, u16 length, u
 enum PieceKind : char { kFull = 1, kFirst = 2, kMiddle = 3, kLast = 4 };
 
 // Fields of `Record`, and of the messages in it.
-enum RecordField { kNum = 1, kHistory = 2, kSummary = 3, kConfig = 5, kRun = 17, kExit = 18, kHeader = 21 };
+enum RecordField {
+  kNum = 1,
+  kHistory = 2,
+  kSummary = 3,
+  kConfig = 5,
+  kRun = 17,
+  kExit = 18,
+  kHeader = 21
+};
 constexpr int kUpdate = 1;      // of ConfigRecord and SummaryRecord
 constexpr int kItemKey = 1;     // of their items
 constexpr int kNestedKey = 2;   // of HistoryItem
@@ -78,15 +86,21 @@ std::string choose_run_id(const WandbSink::Options& options) {
   const std::filesystem::path path = options.folder / "wandb" / kRunName;
   if (options.resumed && std::filesystem::exists(path)) {
     const auto json = nlohmann::json::parse(read_file(path), nullptr, /*allow_exceptions=*/false);
-    if (json.is_object() && json.value("project", "") == options.project && json.value("entity", "") == options.entity) {
+    if (json.is_object() && json.value("project", "") == options.project &&
+        json.value("entity", "") == options.entity) {
       const std::string id = json.value("run_id", "");
       if (!id.empty() && id.find_first_of("/\\:;,#?'\" ") == std::string::npos) return id;
     }
-    log_warning(cat(path.string(), " names no run of the project ", options.project, ": a new W&B run begins"));
+    log_warning(cat(path.string(), " names no run of the project ", options.project,
+                    ": a new W&B run begins"));
   }
   const std::string id = new_run_id();
   JsonWriter json(2);
-  json.begin_object().member("run_id", id).member("project", options.project).member("entity", options.entity).end_object();
+  json.begin_object()
+      .member("run_id", id)
+      .member("project", options.project)
+      .member("entity", options.entity)
+      .end_object();
   std::error_code error;
   std::filesystem::create_directories(path.parent_path(), error);
   MEGATRON_CHECK(!error, path.parent_path().string(), " cannot be created: ", error.message());
@@ -95,7 +109,8 @@ std::string choose_run_id(const WandbSink::Options& options) {
 }
 
 std::filesystem::path new_run_file(const std::filesystem::path& folder, const std::string& id) {
-  for (std::time_t time = std::time(nullptr);; ++time) {  // the next second, if this one has a run already
+  // The next second, if this one has a run already
+  for (std::time_t time = std::time(nullptr);; ++time) {
     std::tm parts{};
     localtime_r(&time, &parts);
     char date[32];
@@ -109,10 +124,12 @@ std::filesystem::path new_run_file(const std::filesystem::path& folder, const st
   }
 }
 
-std::string run_message(const WandbSink::Options& options, const std::string& id, double start_time) {
+std::string run_message(const WandbSink::Options& options, const std::string& id,
+                        double start_time) {
   std::string config, time, run;
   const auto settings = nlohmann::ordered_json::parse(options.settings_json);
-  for (const auto& [key, value] : settings.items()) put_bytes(config, kUpdate, item(kItemKey, key, value.dump()));
+  for (const auto& [key, value] : settings.items())
+    put_bytes(config, kUpdate, item(kItemKey, key, value.dump()));
   put_integer(time, 1, static_cast<int64_t>(start_time));
   put_integer(time, 2, static_cast<int64_t>((start_time - std::floor(start_time)) * 1e9));
   put_bytes(run, 1, id);
@@ -154,7 +171,9 @@ void WandbLog::append(std::string_view record) {
 }
 
 WandbSink::WandbSink(const Options& options)
-    : run_id_(choose_run_id(options)), log_(new_run_file(options.folder, run_id_)), start_time_(seconds_since_1970()) {
+    : run_id_(choose_run_id(options)),
+      log_(new_run_file(options.folder, run_id_)),
+      start_time_(seconds_since_1970()) {
   std::string version, header;
   put_bytes(version, 1, MEGATRON_VERSION);
   put_bytes(version, 2, "0.70.0");  // the oldest wandb that reads this

@@ -24,7 +24,8 @@ int64_t qkv_rows(const TransformerConfig& config) {
   return (config.num_attention_heads + 2 * config.query_groups()) * config.kv_channels;
 }
 
-LinearOptions qkv_options(const TransformerConfig& config, int64_t layer_number, bool sequence_parallel) {
+LinearOptions qkv_options(const TransformerConfig& config, int64_t layer_number,
+                          bool sequence_parallel) {
   LinearOptions options;
   options.quantization = config.quantization(layer_number);
   options.bias = config.qkv_bias();
@@ -37,7 +38,8 @@ LinearOptions qkv_options(const TransformerConfig& config, int64_t layer_number,
   return options;
 }
 
-LinearOptions proj_options(const TransformerConfig& config, int64_t layer_number, bool sequence_parallel) {
+LinearOptions proj_options(const TransformerConfig& config, int64_t layer_number,
+                           bool sequence_parallel) {
   LinearOptions options;
   options.quantization = config.quantization(layer_number);
   options.bias = config.add_bias_linear;
@@ -110,7 +112,8 @@ SelfAttention::SelfAttention(const TransformerConfig& config, int64_t layer_numb
       linear_qkv_("linear_qkv", config.hidden_size, qkv_rows(config),
                   qkv_options(config, layer_number, sequence_parallel), groups),
       linear_proj_("linear_proj", config.num_attention_heads * config.kv_channels,
-                   config.hidden_size, proj_options(config, layer_number, sequence_parallel), groups) {
+                   config.hidden_size, proj_options(config, layer_number, sequence_parallel),
+                   groups) {
   add("linear_qkv", &linear_qkv_);
   if (config.qk_layernorm) {
     MEGATRON_CHECK(!config.qk_layernorm_over_heads || groups.kv.size() == 1,

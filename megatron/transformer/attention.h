@@ -27,8 +27,8 @@ struct LayerContext {
 //   x            [s, b, h]   (s/t with sequence parallelism; over c context-parallel ranks s is the
 //                            s/c tokens of this one, see transformer/context_parallel.h)
 //
-// Returns what it makes of x, as x, and x for the residual; with `add` the sum of the two, and no x.
-// Keeps a reference to groups, which must outlive it.
+// Returns what it makes of x, as x, and x for the residual; with `add` the sum of the two, and no
+// x. Keeps a reference to groups, which must outlive it.
 class SelfAttention : public Module {
  public:
   SelfAttention(const TransformerConfig& config, int64_t layer_number, bool sequence_parallel,

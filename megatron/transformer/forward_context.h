@@ -23,11 +23,12 @@ struct ForwardContext {
                               // undefined: none. Only at one context-parallel rank
   at::Tensor document_ids;    // [b, s] int64 of the whole sequence on every context-parallel rank:
                               // tokens attend within their document only; undefined: no borders
-  at::Tensor loss_grad;       // [] training: what the backward will give the sum of the losses, where it
-                              // is known before; undefined: it is not
+  // [] training: what the backward will give the sum of the losses, where it is known before;
+  // undefined: it is not
+  at::Tensor loss_grad;
   const ProcessGroup* cp =
       nullptr;  // the ranks that hold the sequences of this pass; null: those of the mesh
-  KVCache* cache = nullptr;   // decoding: keys and values of earlier positions
+  KVCache* cache = nullptr;          // decoding: keys and values of earlier positions
   RecomputeTape* tape = nullptr;     // training: where recomputed parts are noted
   OffloadedPass* offload = nullptr;  // training: where offloaded activations are noted
 };

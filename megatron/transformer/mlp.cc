@@ -11,7 +11,8 @@ int64_t fc1_rows(const TransformerConfig& config) {
   return config.ffn_hidden_size * (is_gated(config.activation()) ? 2 : 1);
 }
 
-LinearOptions fc1_options(const TransformerConfig& config, int64_t layer_number, bool sequence_parallel) {
+LinearOptions fc1_options(const TransformerConfig& config, int64_t layer_number,
+                          bool sequence_parallel) {
   LinearOptions options;
   options.quantization = config.quantization(layer_number);
   options.bias = config.add_bias_linear;
@@ -27,15 +28,15 @@ LinearOptions fc1_options(const TransformerConfig& config, int64_t layer_number,
   return options;
 }
 
-// A quantised linear_fc2 takes its input from before the activation: the activation's kernel measures
-// what is rounded, and codes are saved in place of the activation's output.
+// A quantised linear_fc2 takes its input from before the activation: the activation's kernel
+// measures what is rounded, and codes are saved in place of the activation's output.
 bool is_activation_inside(const TransformerConfig& config, int64_t layer_number) {
   return config.recomputes("mlp_act") || config.quantization(layer_number).enabled() ||
          is_gelu_in_product(config, layer_number);
 }
 
-LinearOptions fc2_options(const TransformerConfig& config, int64_t layer_number, bool sequence_parallel,
-                          ColumnParallelLinear* fc1) {
+LinearOptions fc2_options(const TransformerConfig& config, int64_t layer_number,
+                          bool sequence_parallel, ColumnParallelLinear* fc1) {
   LinearOptions options;
   options.quantization = config.quantization(layer_number);
   options.bias = config.add_bias_linear;
@@ -54,11 +55,13 @@ LinearOptions fc2_options(const TransformerConfig& config, int64_t layer_number,
 }  // namespace
 
 bool is_gelu_in_product(const TransformerConfig& config, int64_t layer_number) {
-  return config.activation() == Activation::kGeluTanh && !config.quantization(layer_number).enabled() &&
+  return config.activation() == Activation::kGeluTanh &&
+         !config.quantization(layer_number).enabled() &&
          lora_options(config, "linear_fc2").rank == 0;
 }
 
-MLP::MLP(const TransformerConfig& config, int64_t layer_number, bool sequence_parallel, const ParallelGroups& groups)
+MLP::MLP(const TransformerConfig& config, int64_t layer_number, bool sequence_parallel,
+         const ParallelGroups& groups)
     : config_(config),
       activation_inside_(is_activation_inside(config, layer_number)),
       linear_fc1_("linear_fc1", config.hidden_size, fc1_rows(config),
@@ -83,9 +86,11 @@ Branch MLP::forward(const at::Tensor& x, OffloadedPass* offload, bool add) {
                              [&](const at::Tensor&) { return config_.offloads("mlp_act"); });
     hidden = activate(hidden, config_.activation(), config_.glu_linear_offset);
   }
-  const OffloadScope scope(offload, [this, before = hidden.const_data_ptr()](const at::Tensor& saved) {
-    return config_.offloads(activation_inside_ && saved.const_data_ptr() == before ? "mlp_act" : "mlp_fc2");
-  });
+  const OffloadScope scope(
+      offload, [this, before = hidden.const_data_ptr()](const at::Tensor& saved) {
+        return config_.offloads(activation_inside_ && saved.const_data_ptr() == before ? "mlp_act"
+                                                                                       : "mlp_fc2");
+      });
   if (add) return {linear_fc2_.forward(std::move(hidden), branch.x), {}};
   hidden = linear_fc2_.forward(std::move(hidden));
   return branch;

@@ -8,7 +8,8 @@ namespace megatron {
 
 class OffloadedPass;
 
-// Whether the gradient before the activation, a GELU, comes out of the product of linear_fc2's backward.
+// Whether the gradient before the activation, a GELU, comes out of the product of linear_fc2's
+// backward.
 bool is_gelu_in_product(const TransformerConfig& config, int64_t layer_number);
 
 // Parameters: linear_fc1.{layer_norm_weight, layer_norm_bias, weight, bias}, linear_fc2.{weight,

@@ -10,8 +10,7 @@
 namespace megatron {
 
 // Parameters: weight (and bias of a LayerNorm): [d], or [heads * d] split over the tensor-parallel
-// group with
-// --qk-layernorm-over-heads.
+// group with --qk-layernorm-over-heads.
 //
 //   x, return   [s, b, n, d], n the heads of this rank
 //

@@ -33,8 +33,7 @@ at::Tensor llama3_frequencies(const TransformerConfig& c, const at::Tensor& freq
 // Frequencies with many turns in the original length are kept, those with few divided by the
 // factor, with a ramp between.
 at::Tensor yarn_frequencies(const TransformerConfig& c, const at::Tensor& powers) {
-  const auto width = static_cast<double>(c.rotary_width()),
-             base = c.rotary_base;
+  const auto width = static_cast<double>(c.rotary_width()), base = c.rotary_base;
   const auto original = static_cast<double>(c.rope_original_max_position_embeddings);
   const auto dimension_of = [&](double turns) {
     return width * std::log(original / (turns * 2 * std::numbers::pi)) / (2 * std::log(base));

@@ -18,14 +18,16 @@ constexpr std::string_view kBackends[] = {"auto", "flash", "fused", "unfused", "
 constexpr std::string_view kGranularities[] = {"none", "full", "selective"};
 constexpr std::string_view kMethods[] = {"uniform", "block"};
 constexpr std::string_view kFp8Formats[] = {"none", "e4m3", "hybrid"};
-constexpr std::string_view kFp8Recipes[] = {"delayed", "tensorwise", "blockwise", "mxfp8", "custom"};
+constexpr std::string_view kFp8Recipes[] = {"delayed", "tensorwise", "blockwise", "mxfp8",
+                                            "custom"};
 constexpr std::string_view kAmaxAlgorithms[] = {"most_recent", "max"};
 constexpr std::string_view kFp4Formats[] = {"none", "e2m1"};
 constexpr std::string_view kFp4Recipes[] = {"nvfp4", "custom"};
 constexpr std::string_view kContextParallelTypes[] = {"p2p", "all_gather", "a2a", "a2a+p2p"};
 
 std::optional<ContextParallelType> parse_context_parallel_type(const std::string& text) {
-  const auto* found = std::find(std::begin(kContextParallelTypes), std::end(kContextParallelTypes), text);
+  const auto* found =
+      std::find(std::begin(kContextParallelTypes), std::end(kContextParallelTypes), text);
   if (found == std::end(kContextParallelTypes)) return std::nullopt;
   return static_cast<ContextParallelType>(found - std::begin(kContextParallelTypes));
 }
@@ -160,8 +162,9 @@ void TransformerConfig::fields(FieldVisitor& v) {
   v.choice("position_embedding_type", position_embedding_type, kPositions, "how positions enter");
   v.field("use_rotary_position_embeddings", use_rotary_position_embeddings,
           "old spelling of --position-embedding-type rope");
-  v.field({"add_position_embedding", "--no-position-embedding", true}, add_position_embedding,
-          "no learned positions: --position-embedding-type none where it would be learned_absolute");
+  v.field(
+      {"add_position_embedding", "--no-position-embedding", true}, add_position_embedding,
+      "no learned positions: --position-embedding-type none where it would be learned_absolute");
   v.field("rotary_base", rotary_base, "base of the rotary frequencies");
   v.field("rotary_percent", rotary_percent, "fraction of each head that is rotated");
   v.field("rotary_interleaved", rotary_interleaved, "rotate neighbouring pairs instead of halves");
@@ -243,20 +246,24 @@ void TransformerConfig::fields(FieldVisitor& v) {
           "dropout of embeddings and of each branch before the residual");
   v.field("attention_dropout", attention_dropout, "dropout of attention probabilities");
   v.group("low precision");
-  v.choice("fp8_format", fp8_format, kFp8Formats,
-           "multiply in FP8 in the linears of layers: e4m3, or hybrid with E5M2 for output gradients");
+  v.choice(
+      "fp8_format", fp8_format, kFp8Formats,
+      "multiply in FP8 in the linears of layers: e4m3, or hybrid with E5M2 for output gradients");
   v.choice("fp8_recipe", fp8_recipe, kFp8Recipes,
-           "scales: delayed (of earlier steps), tensorwise (of the tensor itself), blockwise (per 128 elements, per "
+           "scales: delayed (of earlier steps), tensorwise (of the tensor itself), blockwise (per "
+           "128 elements, per "
            "128 x 128 of a weight)");
   v.field("fp8_margin", fp8_margin, "delayed scaling: divide scales by 2 to this power");
   v.field("fp8_amax_history_len", fp8_amax_history_len,
           "delayed scaling: steps whose largest values are remembered");
-  v.choice("fp8_amax_compute_algo", fp8_amax_compute_algo, kAmaxAlgorithms,
-           "delayed scaling: scale by the last step's largest value, or by the largest of the history");
+  v.choice(
+      "fp8_amax_compute_algo", fp8_amax_compute_algo, kAmaxAlgorithms,
+      "delayed scaling: scale by the last step's largest value, or by the largest of the history");
   v.field({"fp8_wgrad", "--no-fp8-wgrad --disable-fp8-wgrad", true}, fp8_wgrad,
           "multiply weight gradients in the model's type");
   v.choice("fp4_format", fp4_format, kFp4Formats,
-           "round the operands of the linears of layers to FP4; emulated, to study its loss: slower than bf16");
+           "round the operands of the linears of layers to FP4; emulated, to study its loss: "
+           "slower than bf16");
   v.choice("fp4_recipe", fp4_recipe, kFp4Recipes,
            "nvfp4: E2M1 with an E4M3 scale per 16 elements and an fp32 scale per tensor");
   v.field("first_last_layers_bf16", first_last_layers_bf16,
@@ -324,9 +331,10 @@ void TransformerConfig::fields(FieldVisitor& v) {
       "half layers that may be on their way to the host before computation waits for one of them");
   v.field("cpu_offloading_num_layers", cpu_offloading_num_layers,
           "keep all that the first layers save in host memory");
-  v.field("cp_comm_type", cp_comm_type,
-          "how the ranks of a sequence exchange keys and values: p2p, all_gather, a2a or a2a+p2p, for "
-          "all layers or for each; nothing to exchange at one context-parallel rank");
+  v.field(
+      "cp_comm_type", cp_comm_type,
+      "how the ranks of a sequence exchange keys and values: p2p, all_gather, a2a or a2a+p2p, for "
+      "all layers or for each; nothing to exchange at one context-parallel rank");
 }
 
 void TransformerConfig::finalize() {
@@ -358,7 +366,8 @@ void TransformerConfig::validate(Violations& violations) const {
     if (!ok) violations.add(std::move(message), std::move(hint));
   };
   const auto positive = [&](const char* flag, int64_t value) {
-    require(value > 0, value == 0 ? cat(flag, " is required and must be positive") : cat(flag, " is ", value),
+    require(value > 0,
+            value == 0 ? cat(flag, " is required and must be positive") : cat(flag, " is ", value),
             value == 0 ? "" : "1 or more");
   };
   positive("--num-layers", num_layers);
@@ -404,9 +413,10 @@ void TransformerConfig::validate(Violations& violations) const {
   require(!parallel_residual || norm_placement == NormPlacement::kPre,
           "--parallel-residual with norms on the output of branches is not built",
           "--norm-placement pre");
-  require(!parallel_residual || !(recomputes("mlp") || fine_grained_activation_offloading ||
-                                  cpu_offloading_num_layers > 0),
-          "--parallel-residual with --recompute-modules mlp or offloading of activations is not built");
+  require(
+      !parallel_residual || !(recomputes("mlp") || fine_grained_activation_offloading ||
+                              cpu_offloading_num_layers > 0),
+      "--parallel-residual with --recompute-modules mlp or offloading of activations is not built");
   require(!query_pre_attn_scalar || *query_pre_attn_scalar > 0,
           cat("--query-pre-attn-scalar ", query_pre_attn_scalar.value_or(0), " must be positive"));
   require(attn_logit_softcapping >= 0,
@@ -434,9 +444,11 @@ void TransformerConfig::validate(Violations& violations) const {
   require(!embedding_init_method_std || *embedding_init_method_std > 0,
           cat("--embedding-init-method-std ", embedding_init_method_std.value_or(0),
               " must be positive"));
-  require(cross_entropy_chunk_tokens >= 0, cat("--cross-entropy-chunk-tokens ", cross_entropy_chunk_tokens, " is negative"));
-  require(cross_entropy_fusion_impl != CrossEntropyFusion::kLinear || final_logit_softcapping == 0.0,
-          "--cross-entropy-fusion-impl linear with --final-logit-softcapping is not built");
+  require(cross_entropy_chunk_tokens >= 0,
+          cat("--cross-entropy-chunk-tokens ", cross_entropy_chunk_tokens, " is negative"));
+  require(
+      cross_entropy_fusion_impl != CrossEntropyFusion::kLinear || final_logit_softcapping == 0.0,
+      "--cross-entropy-fusion-impl linear with --final-logit-softcapping is not built");
   require(z_loss_coeff >= 0, cat("--z-loss-coeff ", z_loss_coeff, " is negative"));
   require(seed > 0, cat("--seed ", seed, " must be positive"));
   require(window_size.empty() || window_size.size() == 2,
@@ -474,10 +486,11 @@ void TransformerConfig::validate(Violations& violations) const {
   validate_offloading(*this, require);
   validate_quantization(violations);
   require(cp_comm_type.size() == 1 || static_cast<int64_t>(cp_comm_type.size()) == num_layers,
-          cat("--cp-comm-type has ", cp_comm_type.size(), " values, expected 1 or one per layer, ", num_layers));
+          cat("--cp-comm-type has ", cp_comm_type.size(), " values, expected 1 or one per layer, ",
+              num_layers));
   for (const std::string& type : cp_comm_type)
-    require(parse_context_parallel_type(type).has_value(), cat("--cp-comm-type ", type, " is not known"),
-            "types: p2p, all_gather, a2a, a2a+p2p");
+    require(parse_context_parallel_type(type).has_value(),
+            cat("--cp-comm-type ", type, " is not known"), "types: p2p, all_gather, a2a, a2a+p2p");
 }
 
 void TransformerConfig::validate_quantization(Violations& violations) const {
@@ -491,37 +504,47 @@ void TransformerConfig::validate_quantization(Violations& violations) const {
   require(fp8_recipe != Fp8Recipe::kMxfp8,
           "--fp8-recipe mxfp8 needs the scaled products of Blackwell GPUs and is not built",
           "recipes for Hopper: tensorwise, delayed, blockwise");
-  require(fp8_recipe != Fp8Recipe::kCustom, "--fp8-recipe custom loads quantisers from Python, which does not run here",
+  require(fp8_recipe != Fp8Recipe::kCustom,
+          "--fp8-recipe custom loads quantisers from Python, which does not run here",
           "recipes: tensorwise, delayed, blockwise");
-  require(fp4_recipe != Fp4Recipe::kCustom, "--fp4-recipe custom loads quantisers from Python, which does not run here",
+  require(fp4_recipe != Fp4Recipe::kCustom,
+          "--fp4-recipe custom loads quantisers from Python, which does not run here",
           "--fp4-recipe nvfp4");
   const bool delayed = fp8 && fp8_recipe == Fp8Recipe::kDelayed;
   const auto needs_delayed = [&](const char* flag, bool given) {
-    require(delayed || !given, cat(flag, " has an effect only with --fp8-format and --fp8-recipe delayed"), "leave it out");
+    require(delayed || !given,
+            cat(flag, " has an effect only with --fp8-format and --fp8-recipe delayed"),
+            "leave it out");
   };
   needs_delayed("--fp8-margin", fp8_margin != 0);
   needs_delayed("--fp8-amax-history-len", fp8_amax_history_len != 1);
   needs_delayed("--fp8-amax-compute-algo", fp8_amax_compute_algo != AmaxAlgorithm::kMostRecent);
-  require(fp8_margin >= 0 && fp8_margin <= 16, cat("--fp8-margin ", fp8_margin, " is outside 0 to 16"));
+  require(fp8_margin >= 0 && fp8_margin <= 16,
+          cat("--fp8-margin ", fp8_margin, " is outside 0 to 16"));
   require(fp8_amax_history_len >= 1 && fp8_amax_history_len <= 65536,
           cat("--fp8-amax-history-len ", fp8_amax_history_len, " is outside 1 to 65536 steps"));
-  require(fp8 || fp4 || fp8_wgrad, "--no-fp8-wgrad has an effect only with --fp8-format or --fp4-format", "leave it out");
+  require(fp8 || fp4 || fp8_wgrad,
+          "--no-fp8-wgrad has an effect only with --fp8-format or --fp4-format", "leave it out");
   require(fp8 || fp4 || !first_last_layers_bf16,
-          "--first-last-layers-bf16 has an effect only with --fp8-format or --fp4-format", "leave it out");
+          "--first-last-layers-bf16 has an effect only with --fp8-format or --fp4-format",
+          "leave it out");
   const int64_t start = num_layers_at_start_in_bf16, end = num_layers_at_end_in_bf16;
-  require(start >= 0 && end >= 0, cat("--num-layers-at-start-in-bf16 ", start, " and --num-layers-at-end-in-bf16 ", end,
-                                      " must not be negative"));
+  require(start >= 0 && end >= 0,
+          cat("--num-layers-at-start-in-bf16 ", start, " and --num-layers-at-end-in-bf16 ", end,
+              " must not be negative"));
   require(first_last_layers_bf16 || (start == 1 && end == 1),
-          "--num-layers-at-start-in-bf16 and --num-layers-at-end-in-bf16 have an effect only with --first-last-layers-bf16");
+          "--num-layers-at-start-in-bf16 and --num-layers-at-end-in-bf16 have an effect only with "
+          "--first-last-layers-bf16");
   require(!first_last_layers_bf16 || start + end < num_layers,
-          cat("--num-layers-at-start-in-bf16 ", start, " and --num-layers-at-end-in-bf16 ", end, " leave none of --num-layers ",
-              num_layers, " to quantise"));
+          cat("--num-layers-at-start-in-bf16 ", start, " and --num-layers-at-end-in-bf16 ", end,
+              " leave none of --num-layers ", num_layers, " to quantise"));
 }
 
 QuantizationOptions TransformerConfig::quantization(int64_t layer_number) const {
   QuantizationOptions options;
-  const bool edge = first_last_layers_bf16 && (layer_number <= num_layers_at_start_in_bf16 ||
-                                               layer_number > num_layers - num_layers_at_end_in_bf16);
+  const bool edge =
+      first_last_layers_bf16 && (layer_number <= num_layers_at_start_in_bf16 ||
+                                 layer_number > num_layers - num_layers_at_end_in_bf16);
   if (!is_quantized() || edge) return options;
   options.weight_gradient = fp8_wgrad;
   options.hybrid = fp8_format == Fp8Format::kHybrid;
@@ -533,8 +556,8 @@ QuantizationOptions TransformerConfig::quantization(int64_t layer_number) const 
     options.recipe = QuantizationRecipe::kBlockwise;
   } else {
     options.recipe = QuantizationRecipe::kDelayed;
-    options.delayed = {fp8_amax_history_len, fp8_amax_compute_algo == AmaxAlgorithm::kMostRecent, fp8_margin,
-                       options.type(OperandRole::kGradient)};
+    options.delayed = {fp8_amax_history_len, fp8_amax_compute_algo == AmaxAlgorithm::kMostRecent,
+                       fp8_margin, options.type(OperandRole::kGradient)};
   }
   return options;
 }
@@ -559,7 +582,8 @@ void TransformerConfig::validate_lora(Violations& violations) const {
     return;
   }
   if (is_quantized())
-    violations.add("--lora-rank with --fp8-format or --fp4-format is not built", "leave one of them out");
+    violations.add("--lora-rank with --fp8-format or --fp4-format is not built",
+                   "leave one of them out");
   if (lora_alpha && !(*lora_alpha > 0))
     violations.add(cat("--lora-alpha ", *lora_alpha, " must be positive"));
   validate_lora_targets(lora_targets, is_gated(activation()), violations);

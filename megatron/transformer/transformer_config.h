@@ -53,14 +53,13 @@ struct TransformerConfig : Config {
   // -- behavior
   PositionEmbedding position_embedding_type = PositionEmbedding::kLearnedAbsolute;
   bool use_rotary_position_embeddings = false;  // old alias of --position-embedding-type rope
-  bool add_position_embedding =
-      true;  // false: learned positions are left out
+  bool add_position_embedding = true;           // false: learned positions are left out
   double rotary_base = 10000.0;
   double rotary_percent = 1.0;
   bool rotary_interleaved = false;
   std::optional<int64_t> rotary_seq_len_interpolation_factor;
   std::optional<double> rotary_base_local;  // of windowed layers, which are not scaled then
-  bool use_rope_scaling = false;             // Megatron's spelling of rope_scaling_type llama3
+  bool use_rope_scaling = false;            // Megatron's spelling of rope_scaling_type llama3
   RopeScaling rope_scaling_type = RopeScaling::kNone;
   double rope_scaling_factor = 8.0;
   int64_t rope_original_max_position_embeddings = 8192;
@@ -82,7 +81,7 @@ struct TransformerConfig : Config {
   std::optional<double> query_pre_attn_scalar;  // scores are divided by its root; none: kv_channels
   double attn_logit_softcapping = 0.0;          // c: scores become c tanh(score / c); 0: none
   double final_logit_softcapping = 0.0;         // the same of the logits
-  std::vector<int64_t> window_size;   // {left, right}; empty: none
+  std::vector<int64_t> window_size;             // {left, right}; empty: none
   std::string window_attn_skip_freq;  // integer n: every n-th layer is full; or a list "[1,0,...]";
                                       // empty: all layers windowed
   bool swiglu = false;

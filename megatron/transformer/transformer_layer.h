@@ -26,8 +26,8 @@ class TransformerLayer : public Module {
   at::Tensor feed_forward(const at::Tensor& x, const ForwardContext& pass, OffloadedPass* offload);
   // Whether nothing comes between a branch's last product and the residual, which it then adds.
   bool adds_in_product(const ForwardContext& pass) const;
-  // branch.x + dropout(branch.y), of which post_norm takes the norm before when there is one. Without
-  // branch.x it has been added.
+  // branch.x + dropout(branch.y), of which post_norm takes the norm before when there is one.
+  // Without branch.x it has been added.
   at::Tensor add_residual(const Branch& branch, Norm* post_norm, RandomKey key,
                           const ForwardContext& pass) const;
 

@@ -112,8 +112,9 @@ INSTANTIATE_TEST_SUITE_P(ByName, GpuAttention,
                                             ::testing::Values(false)),
                          case_name);
 
-// Blocks of keys added up, as a ring of context-parallel ranks does: keys before all queries, then a block with keys before the
-// queries and on the diagonal, which flash attention computes as two; the late rows of the queries also see a third block.
+// Blocks of keys added up, as a ring of context-parallel ranks does: keys before all queries, then
+// a block with keys before the queries and on the diagonal, which flash attention computes as two;
+// the late rows of the queries also see a third block.
 Tensors attend_in_blocks(const Tensors& qkv, const at::Tensor& dout, AttentionOptions options) {
   const at::Tensor &q = qkv[0], &k = qkv[1], &v = qkv[2];
   const int64_t s = q.size(0), s_k = k.size(0), cut = (s_k - s) / 2, late = s / 2;
@@ -121,23 +122,32 @@ Tensors attend_in_blocks(const Tensors& qkv, const at::Tensor& dout, AttentionOp
     int64_t first_query, num_queries, first_key, num_keys;
     bool causal;
   };
-  // Query i sees keys up to i + s_k - s. The late half meets the keys of the early half's diagonal in full.
-  const Part parts[] = {{0, s, 0, cut, false}, {0, late, cut, s_k - s - cut + late, true},
-                        {late, s - late, cut, s_k - s - cut + late, false}, {late, s - late, s_k - s + late, s - late, true}};
-  AttentionBlock total{at::zeros(q.sizes(), q.options().dtype(at::kFloat)),
-                       at::full({q.size(1), q.size(2), s}, -INFINITY, q.options().dtype(at::kFloat))};
+  // Query i sees keys up to i + s_k - s. The late half meets the keys of the early half's diagonal
+  // in full.
+  const Part parts[] = {{0, s, 0, cut, false},
+                        {0, late, cut, s_k - s - cut + late, true},
+                        {late, s - late, cut, s_k - s - cut + late, false},
+                        {late, s - late, s_k - s + late, s - late, true}};
+  AttentionBlock total{
+      at::zeros(q.sizes(), q.options().dtype(at::kFloat)),
+      at::full({q.size(1), q.size(2), s}, -INFINITY, q.options().dtype(at::kFloat))};
   for (const Part& p : parts) {
     options.causal = p.causal;
-    add_attention_block({total.out.narrow(0, p.first_query, p.num_queries), total.lse.narrow(2, p.first_query, p.num_queries)},
-                        attention_block_forward(q.narrow(0, p.first_query, p.num_queries), k.narrow(0, p.first_key, p.num_keys),
+    add_attention_block({total.out.narrow(0, p.first_query, p.num_queries),
+                         total.lse.narrow(2, p.first_query, p.num_queries)},
+                        attention_block_forward(q.narrow(0, p.first_query, p.num_queries),
+                                                k.narrow(0, p.first_key, p.num_keys),
                                                 v.narrow(0, p.first_key, p.num_keys), options));
   }
   const at::Tensor out = total.out.to(q.scalar_type());
-  at::Tensor dq = at::zeros(q.sizes(), total.out.options()), dk = at::zeros(k.sizes(), total.out.options());
+  at::Tensor dq = at::zeros(q.sizes(), total.out.options()),
+             dk = at::zeros(k.sizes(), total.out.options());
   at::Tensor dv = at::zeros_like(dk);
   for (const Part& p : parts) {
     options.causal = p.causal;
-    const auto rows = [&](const at::Tensor& t) { return t.narrow(0, p.first_query, p.num_queries); };
+    const auto rows = [&](const at::Tensor& t) {
+      return t.narrow(0, p.first_query, p.num_queries);
+    };
     const auto keys = [&](const at::Tensor& t) { return t.narrow(0, p.first_key, p.num_keys); };
     const auto [dq_part, dk_part, dv_part] =
         attention_block_backward(rows(dout), rows(q), keys(k), keys(v), rows(out),
@@ -152,15 +162,21 @@ Tensors attend_in_blocks(const Tensors& qkv, const at::Tensor& dout, AttentionOp
 TEST(GpuAttentionBlock, BlocksAddUpToFp64) {
   if (!at::hasCUDA()) GTEST_SKIP() << "no CUDA device";
   const at::Device gpu(at::kCUDA, 0);
-  for (const auto& [type, tolerance] : {std::pair{at::kBFloat16, 2e-2}, {at::kHalf, 4e-3}, {at::kFloat, 1e-5}}) {
-    for (const auto& [d, library] : {std::pair{int64_t{64}, AttentionBackend::kFlash}, {64, AttentionBackend::kFused},
-                                     {128, AttentionBackend::kFlash}, {128, AttentionBackend::kFused}}) {
+  for (const auto& [type, tolerance] :
+       {std::pair{at::kBFloat16, 2e-2}, {at::kHalf, 4e-3}, {at::kFloat, 1e-5}}) {
+    for (const auto& [d, library] : {std::pair{int64_t{64}, AttentionBackend::kFlash},
+                                     {64, AttentionBackend::kFused},
+                                     {128, AttentionBackend::kFlash},
+                                     {128, AttentionBackend::kFused}}) {
       const AttentionCase c{"", 256, 384, 2, 8, 2, d};
       at::manual_seed(3);
-      const at::Tensor q = at::randn({c.s, c.b, c.n, d}).to(type), k = at::randn({c.s_k, c.b, c.g, d}).to(type);
-      const at::Tensor v = at::randn({c.s_k, c.b, c.g, d}).to(type), dout = at::randn({c.s, c.b, c.n, d}).to(type);
-      const Tensors exact = attend({q.to(at::kDouble), k.to(at::kDouble), v.to(at::kDouble)}, dout.to(at::kDouble),
-                                   make_options(c, AttentionBackend::kUnfused, false, at::kCPU));
+      const at::Tensor q = at::randn({c.s, c.b, c.n, d}).to(type),
+                       k = at::randn({c.s_k, c.b, c.g, d}).to(type);
+      const at::Tensor v = at::randn({c.s_k, c.b, c.g, d}).to(type),
+                       dout = at::randn({c.s, c.b, c.n, d}).to(type);
+      const Tensors exact =
+          attend({q.to(at::kDouble), k.to(at::kDouble), v.to(at::kDouble)}, dout.to(at::kDouble),
+                 make_options(c, AttentionBackend::kUnfused, false, at::kCPU));
       // Where the type allows it, the library must take every block: it is asked for by name.
       const auto backend = type == at::kFloat ? AttentionBackend::kAuto : library;
       const AttentionOptions options = make_options(c, backend, false, gpu);
@@ -169,7 +185,8 @@ TEST(GpuAttentionBlock, BlocksAddUpToFp64) {
       const Tensors again = attend_in_blocks(there, dout.to(gpu), options);
       const char* const names[] = {"out", "dq", "dk", "dv"};
       for (size_t i = 0; i < got.size(); ++i) {
-        EXPECT_LT(relative_error(got[i], exact[i]), tolerance) << names[i] << ", head size " << d << " " << c10::toString(type);
+        EXPECT_LT(relative_error(got[i], exact[i]), tolerance)
+            << names[i] << ", head size " << d << " " << c10::toString(type);
         EXPECT_TRUE(at::equal(got[i], again[i])) << names[i] << " differs between two runs";
       }
     }

@@ -41,27 +41,50 @@ struct Result {
 };
 
 Result train(const Case& one, bool graphs) {
-  std::vector<std::string> words = {"test", "--num-layers", "2", "--hidden-size", "128", "--num-attention-heads", "2",
-                                    "--seq-length", "64", "--max-position-embeddings", "64", "--micro-batch-size", "2",
-                                    "--train-iters", "8", "--lr", "1e-3", "--bf16", "--mock-data",
-                                    "--tokenizer-type", "NullTokenizer", "--vocab-size", "500", "--no-gemm-tuning"};
+  std::vector<std::string> words = {"test",
+                                    "--num-layers",
+                                    "2",
+                                    "--hidden-size",
+                                    "128",
+                                    "--num-attention-heads",
+                                    "2",
+                                    "--seq-length",
+                                    "64",
+                                    "--max-position-embeddings",
+                                    "64",
+                                    "--micro-batch-size",
+                                    "2",
+                                    "--train-iters",
+                                    "8",
+                                    "--lr",
+                                    "1e-3",
+                                    "--bf16",
+                                    "--mock-data",
+                                    "--tokenizer-type",
+                                    "NullTokenizer",
+                                    "--vocab-size",
+                                    "500",
+                                    "--no-gemm-tuning"};
   const std::string batch = one.microbatches == 1 ? "2" : "6";
   words.insert(words.end(), {"--global-batch-size", batch});
   words.insert(words.end(), one.flags.begin(), one.flags.end());
-  if (graphs) words.insert(words.end(), {"--cuda-graph-impl", "local", "--cuda-graph-warmup-steps", "2"});
+  if (graphs)
+    words.insert(words.end(), {"--cuda-graph-impl", "local", "--cuda-graph-warmup-steps", "2"});
   std::vector<const char*> argv;
   for (const std::string& word : words) argv.push_back(word.c_str());
   const Arguments arguments = parse_arguments(static_cast<int>(argv.size()), argv.data(), 1);
   const ParallelGroups groups;
   const PretrainTask task = find_task("gpt");
-  TrainedModel model = build_model(task, arguments, {500, 512}, groups, at::kBFloat16, kGpu, Start{});
+  TrainedModel model =
+      build_model(task, arguments, {500, 512}, groups, at::kBFloat16, kGpu, Start{});
   Timers timers(0);
   Result result;
   int64_t sample = 0;
   for (int step = 0; step < 6; ++step) {
     const StepOutcome outcome = train_step(
         model, task, step_options(arguments, 0),
-        [&] { return random_batch(arguments, std::exchange(sample, sample + 2), one.documents); }, timers);
+        [&] { return random_batch(arguments, std::exchange(sample, sample + 2), one.documents); },
+        timers);
     result.losses.push_back(outcome.loss.cpu());
   }
   result.weights = model.chunks.front().store->flat_values().cpu();
@@ -72,23 +95,30 @@ TEST(GraphGpu, LeavesTheBitsOfEagerSteps) {
   if (!at::hasCUDA()) GTEST_SKIP() << "no GPU";
   const std::vector<Case> cases = {
       {"gpt, tied, dropout", {"--hidden-dropout", "0.1", "--attention-dropout", "0.1"}},
-      {"llama", {"--swiglu", "--normalization", "RMSNorm", "--position-embedding-type", "rope", "--disable-bias-linear",
-                 "--group-query-attention", "--num-query-groups", "1", "--untie-embeddings-and-output-weights",
-                 "--hidden-dropout", "0", "--attention-dropout", "0"}},
+      {"llama",
+       {"--swiglu", "--normalization", "RMSNorm", "--position-embedding-type", "rope",
+        "--disable-bias-linear", "--group-query-attention", "--num-query-groups", "1",
+        "--untie-embeddings-and-output-weights", "--hidden-dropout", "0", "--attention-dropout",
+        "0"}},
       {"documents", {"--hidden-dropout", "0.1", "--attention-dropout", "0"}, true},
-      {"full recomputation", {"--recompute-granularity", "full", "--recompute-method", "uniform", "--recompute-num-layers",
-                              "1", "--hidden-dropout", "0.1", "--attention-dropout", "0"}},
-      {"selective recomputation", {"--recompute-granularity", "selective", "--recompute-modules", "mlp", "layernorm",
-                                   "--hidden-dropout", "0.1", "--attention-dropout", "0"}},
-      {"means of means", {"--no-calculate-per-token-loss", "--hidden-dropout", "0", "--attention-dropout", "0"}},
-      {"loss in parts", {"--cross-entropy-fusion-impl", "linear", "--cross-entropy-chunk-tokens", "50", "--hidden-dropout", "0",
-                         "--attention-dropout", "0"}},
+      {"full recomputation",
+       {"--recompute-granularity", "full", "--recompute-method", "uniform",
+        "--recompute-num-layers", "1", "--hidden-dropout", "0.1", "--attention-dropout", "0"}},
+      {"selective recomputation",
+       {"--recompute-granularity", "selective", "--recompute-modules", "mlp", "layernorm",
+        "--hidden-dropout", "0.1", "--attention-dropout", "0"}},
+      {"means of means",
+       {"--no-calculate-per-token-loss", "--hidden-dropout", "0", "--attention-dropout", "0"}},
+      {"loss in parts",
+       {"--cross-entropy-fusion-impl", "linear", "--cross-entropy-chunk-tokens", "50",
+        "--hidden-dropout", "0", "--attention-dropout", "0"}},
       {"one micro-batch a step", {"--hidden-dropout", "0", "--attention-dropout", "0"}, false, 1},
   };
   for (const Case& one : cases) {
     const Result eager = train(one, /*graphs=*/false), graphs = train(one, /*graphs=*/true);
     for (size_t i = 0; i < eager.losses.size(); ++i)
-      EXPECT_TRUE(at::equal(eager.losses[i], graphs.losses[i])) << one.name << ", step " << i << ": " << eager.losses[i] << graphs.losses[i];
+      EXPECT_TRUE(at::equal(eager.losses[i], graphs.losses[i]))
+          << one.name << ", step " << i << ": " << eager.losses[i] << graphs.losses[i];
     EXPECT_FALSE(at::equal(eager.losses[4], eager.losses[5])) << one.name;
     EXPECT_TRUE(at::equal(eager.weights, graphs.weights)) << one.name;
   }

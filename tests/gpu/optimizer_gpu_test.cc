@@ -10,7 +10,8 @@ namespace megatron {
 namespace {
 
 // Weights and states after five steps, on the CPU.
-std::vector<at::Tensor> train(const OptimizerConfig& config, at::ScalarType dtype, at::Device device) {
+std::vector<at::Tensor> train(const OptimizerConfig& config, at::ScalarType dtype,
+                              at::Device device) {
   const ParallelGroups groups;
   TestModel model;
   model.declare("embedding.weight", {301, 64}, ParameterRole::kEmbedding);
@@ -24,7 +25,8 @@ std::vector<at::Tensor> train(const OptimizerConfig& config, at::ScalarType dtyp
     store.zero_grad();
     for (size_t k = 0; k < model.size(); ++k) {
       const at::Tensor i = at::arange(model[k].value.numel(), at::kDouble);
-      store.grad(model[k]).copy_(at::sin(i * 0.7 + (1.3 * step + static_cast<double>(k))).view(model[k].local_shape));
+      store.grad(model[k]).copy_(
+          at::sin(i * 0.7 + (1.3 * step + static_cast<double>(k))).view(model[k].local_shape));
     }
     store.finish_grad_sync();
     optimizer.step(1.0, 4);
@@ -51,19 +53,21 @@ TEST(OptimizerGpu, EqualsTheCpu) {
     for (size_t i = 0; i < cpu.size(); ++i) {
       EXPECT_TRUE(at::equal(gpu[i], again[i])) << "two runs give the same bits";
       EXPECT_EQ(cpu[i].scalar_type(), gpu[i].scalar_type());
-      // The draws are the same; a sum that differs in its last bit may still fall on the other side.
+      // The draws are the same; a sum that differs in its last bit may still fall on the other
+      // side.
       const double differ = gpu[i].ne(cpu[i]).to(at::kDouble).mean().item<double>();
       if (cpu[i].scalar_type() == at::kBFloat16) {
         EXPECT_LT(differ, 1e-3) << "tensor " << i;
       }
-      EXPECT_TRUE(at::allclose(gpu[i].to(at::kFloat), cpu[i].to(at::kFloat), narrow ? 1.6e-2 : 1e-5, 1e-6))
+      EXPECT_TRUE(
+          at::allclose(gpu[i].to(at::kFloat), cpu[i].to(at::kFloat), narrow ? 1.6e-2 : 1e-5, 1e-6))
           << "tensor " << i;
     }
   }
 }
 
-// States in host memory: gradients come down and values go up on streams of their own, under the update of other
-// pieces.
+// States in host memory: gradients come down and values go up on streams of their own, under the
+// update of other pieces.
 TEST(OptimizerGpu, StatesInHostMemoryTrainAsOnTheCpu) {
   if (!at::hasCUDA()) GTEST_SKIP() << "no CUDA device";
   for (const auto dtype : {at::kBFloat16, at::kFloat}) {
@@ -71,7 +75,8 @@ TEST(OptimizerGpu, StatesInHostMemoryTrainAsOnTheCpu) {
     config.lr = 1e-2;
     config.lr_decay_style = LrDecayStyle::kConstant;
     config.bf16 = dtype == at::kBFloat16;
-    const auto gpu = train(config, dtype, at::Device(at::kCUDA, 0)), cpu = train(config, dtype, at::kCPU);
+    const auto gpu = train(config, dtype, at::Device(at::kCUDA, 0)),
+               cpu = train(config, dtype, at::kCPU);
     for (const double fraction : {1.0, 0.3}) {
       config.optimizer_cpu_offload = true;
       config.optimizer_offload_fraction = fraction;
@@ -113,7 +118,8 @@ TEST(OptimizerGpu, ManyPiecesInHostMemory) {
     Optimizer optimizer(config, make_schedule(config, {100, std::nullopt, 4}), store);
     for (int step = 0; step < 2; ++step) {
       store.zero_grad();
-      for (size_t k = 0; k < model.size(); ++k) store.grad(model[k]).fill_(static_cast<double>(k + 1) * (step + 1));
+      for (size_t k = 0; k < model.size(); ++k)
+        store.grad(model[k]).fill_(static_cast<double>(k + 1) * (step + 1));
       store.finish_grad_sync();
       optimizer.step(1.0, 4);
     }

@@ -1,5 +1,6 @@
-// Copies between the memory of ranks on a GPU, beside computation on other streams. Ranks are threads, each with a stream of its
-// own, on one GPU or on two. CUDA IPC takes processes: `megatron prove` under a launcher with several GPUs runs that.
+// Copies between the memory of ranks on a GPU, beside computation on other streams. Ranks are
+// threads, each with a stream of its own, on one GPU or on two. CUDA IPC takes processes: `megatron
+// prove` under a launcher with several GPUs runs that.
 #include <c10/cuda/CUDAFunctions.h>
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
@@ -20,11 +21,14 @@
 namespace megatron {
 namespace {
 
-// Before CUDA starts: a kernel that is loaded when it is first launched waits for its GPU, which may be waiting for the signal of
-// another rank, whose thread waits for the driver of the same process.
-[[maybe_unused]] const int kLoadKernelsAtStart = setenv("CUDA_MODULE_LOADING", "EAGER", /*overwrite=*/1);
+// Before CUDA starts: a kernel that is loaded when it is first launched waits for its GPU, which
+// may be waiting for the signal of another rank, whose thread waits for the driver of the same
+// process.
+[[maybe_unused]] const int kLoadKernelsAtStart =
+    setenv("CUDA_MODULE_LOADING", "EAGER", /*overwrite=*/1);
 
-// Collectives of threads on tensors in device memory: through host memory, after what the current stream holds.
+// Collectives of threads on tensors in device memory: through host memory, after what the current
+// stream holds.
 class StagedBackend final : public CollectivesOnlyBackend {
  public:
   using CollectivesOnlyBackend::CollectivesOnlyBackend;
@@ -40,12 +44,14 @@ class StagedBackend final : public CollectivesOnlyBackend {
     const at::Tensor host = at::empty_like(output, at::kCPU);
     return finish(inner_->reduce_scatter(host, input.cpu(), op), output, host);
   }
-  std::shared_ptr<Backend> subgroup(const std::vector<int>& ranks, const std::string& name, Traffic traffic) override {
+  std::shared_ptr<Backend> subgroup(const std::vector<int>& ranks, const std::string& name,
+                                    Traffic traffic) override {
     return std::make_shared<StagedBackend>(inner_->subgroup(ranks, name, traffic));
   }
 
  private:
-  static std::shared_ptr<Work> finish(const std::shared_ptr<Work>& work, at::Tensor& device, const at::Tensor& host) {
+  static std::shared_ptr<Work> finish(const std::shared_ptr<Work>& work, at::Tensor& device,
+                                      const at::Tensor& host) {
     work->wait();
     device.copy_(host);
     return work;
@@ -53,18 +59,22 @@ class StagedBackend final : public CollectivesOnlyBackend {
 };
 
 // body(world, device), each rank with a current stream of its own.
-void run_gpu_ranks(int size, const std::function<void(const std::shared_ptr<Backend>&, at::Device)>& body) {
+void run_gpu_ranks(int size,
+                   const std::function<void(const std::shared_ptr<Backend>&, at::Device)>& body) {
   run_ranks(size, [&](const std::shared_ptr<Backend>& world) {
     const auto index = static_cast<c10::DeviceIndex>(world->rank() % c10::cuda::device_count());
-    const c10::cuda::CUDAStreamGuard guard(c10::cuda::getStreamFromPool(/*isHighPriority=*/false, index));
+    const c10::cuda::CUDAStreamGuard guard(
+        c10::cuda::getStreamFromPool(/*isHighPriority=*/false, index));
     body(std::make_shared<StagedBackend>(world), at::Device(at::kCUDA, index));
     c10::cuda::device_synchronize();
     world->barrier();
   });
 }
 
-// What this rank holds of the weights after three steps of two passes; gradients depend on the values and on the rank.
-std::vector<at::Tensor> train(const std::shared_ptr<Backend>& world, at::Device device, const DistributedDataParallelConfig& data) {
+// What this rank holds of the weights after three steps of two passes; gradients depend on the
+// values and on the rank.
+std::vector<at::Tensor> train(const std::shared_ptr<Backend>& world, at::Device device,
+                              const DistributedDataParallelConfig& data) {
   const ParallelGroups groups = make_parallel_groups({}, world, 1);
   TestModel model;
   for (int layer = 0; layer < 4; ++layer) {
@@ -87,7 +97,8 @@ std::vector<at::Tensor> train(const std::shared_ptr<Backend>& world, at::Device 
       }
       for (size_t k = model.size(); k-- > 0;) {
         const at::Tensor value = store.acquire(model[k]);
-        const at::Tensor gradient = at::cos(value.to(at::kFloat) * 3.0 + (step + 2 * pass + 7 * world->rank()));
+        const at::Tensor gradient =
+            at::cos(value.to(at::kFloat) * 3.0 + (step + 2 * pass + 7 * world->rank()));
         store.release(model[k]);
         store.grad_target(model[k]).to_add_to().add_(gradient);
         store.grad_ready(model[k]);
@@ -108,7 +119,8 @@ TEST(PeerCopiesGpu, ReadsAndWrites) {
     const ProcessGroup group(world, "world");
     const int rank = group.rank();
     constexpr int64_t kCount = int64_t{64} << 20;
-    const at::Tensor buffer = at::full({kCount}, rank, at::TensorOptions().dtype(at::kFloat).device(device));
+    const at::Tensor buffer =
+        at::full({kCount}, rank, at::TensorOptions().dtype(at::kFloat).device(device));
     const SharedMemory shared = share_memory(buffer, group);
     ASSERT_NE(shared.peers, nullptr) << shared.obstacle;
     const at::Tensor got = at::empty_like(buffer);
@@ -136,12 +148,12 @@ TEST(PeerCopiesGpu, MailboxBringsEveryPart) {
     });
 }
 
-// Streams that wait for one another's signals need queues of their own, which ranks that share a GPU do not always get: with one
-// GPU gradients are summed by collectives.
+// Streams that wait for one another's signals need queues of their own, which ranks that share a
+// GPU do not always get: with one GPU gradients are summed by collectives.
 TEST(PeerCopiesGpu, GiveTheBitsOfCollectives) {
   if (!at::hasCUDA()) GTEST_SKIP() << "no CUDA device";
-  for (const ShardingStrategy strategy :
-       {ShardingStrategy::kOptim, ShardingStrategy::kOptimGrads, ShardingStrategy::kOptimGradsParams}) {
+  for (const ShardingStrategy strategy : {ShardingStrategy::kOptim, ShardingStrategy::kOptimGrads,
+                                          ShardingStrategy::kOptimGradsParams}) {
     for (const bool in_bf16 : {false, true}) {
       DistributedDataParallelConfig data;
       data.use_megatron_fsdp = data.overlap_param_gather = true;
@@ -152,10 +164,12 @@ TEST(PeerCopiesGpu, GiveTheBitsOfCollectives) {
       run_gpu_ranks(2, [&](const std::shared_ptr<Backend>& world, at::Device device) {
         DistributedDataParallelConfig collectives = data;
         collectives.peer_copies = false;
-        const std::vector<at::Tensor> copied = train(world, device, data), collected = train(world, device, collectives);
+        const std::vector<at::Tensor> copied = train(world, device, data),
+                                      collected = train(world, device, collectives);
         ASSERT_EQ(copied.size(), collected.size());
         for (size_t i = 0; i < copied.size(); ++i)
-          EXPECT_TRUE(at::equal(copied[i], collected[i])) << "strategy " << static_cast<int>(strategy) << " tensor " << i;
+          EXPECT_TRUE(at::equal(copied[i], collected[i]))
+              << "strategy " << static_cast<int>(strategy) << " tensor " << i;
       });
     }
   }
@@ -164,15 +178,18 @@ TEST(PeerCopiesGpu, GiveTheBitsOfCollectives) {
 TEST(SumPartsGpu, EqualsTheCpu) {
   if (!at::hasCUDA()) GTEST_SKIP() << "no CUDA device";
   for (const int64_t count : {4096, 1001}) {
-    for (const auto& [type, target_type] : {std::pair{at::kFloat, at::kFloat}, {at::kBFloat16, at::kBFloat16},
-                                            {at::kBFloat16, at::kFloat}, {at::kDouble, at::kDouble}}) {
+    for (const auto& [type, target_type] : {std::pair{at::kFloat, at::kFloat},
+                                            {at::kBFloat16, at::kBFloat16},
+                                            {at::kBFloat16, at::kFloat},
+                                            {at::kDouble, at::kDouble}}) {
       for (const bool accumulate : {false, true}) {
         std::vector<at::Tensor> parts, there;
         for (int part = 0; part < 3; ++part) {
           parts.push_back(at::sin(at::arange(count, at::kDouble) * (0.3 + part)).to(type));
           there.push_back(parts.back().cuda());
         }
-        const at::Tensor target = at::cos(at::arange(count, at::kDouble)).to(target_type), on_gpu = target.cuda();
+        const at::Tensor target = at::cos(at::arange(count, at::kDouble)).to(target_type),
+                         on_gpu = target.cuda();
         sum_parts(parts, target, accumulate);
         sum_parts(there, on_gpu, accumulate);
         EXPECT_TRUE(at::equal(target, on_gpu.cpu())) << count << " " << type << " " << target_type;

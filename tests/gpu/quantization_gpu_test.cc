@@ -63,7 +63,8 @@ TEST_F(Fp8Gpu, ProductsOfOneScalePerTensor) {
                   fast ? kFast : kBf16)
             << what;
       const at::Tensor addend = draw({m, n}, 5);
-      EXPECT_LT(distance(quantized_product(there_a, there_b, at::kBFloat16, bias.to(kGpu), true, addend.to(kGpu)),
+      EXPECT_LT(distance(quantized_product(there_a, there_b, at::kBFloat16, bias.to(kGpu), true,
+                                           addend.to(kGpu)),
                          quantized_product(a, b, at::kBFloat16, bias, true, addend)),
                 kFast)
           << what;

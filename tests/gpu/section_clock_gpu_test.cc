@@ -37,7 +37,8 @@ TEST(SectionClockGpu, MeasuresWhatTheDeviceDoes) {
       work(50);
       clock.end_wait();
     }
-    const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+    const double seconds =
+        std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
     EXPECT_TRUE(step > 0 || seconds < 0.02) << "the host waited for " << seconds << " s";
     if (const auto times = clock.take()) seen.push_back(*times);
     if (step < 3) continue;

@@ -70,7 +70,8 @@ std::string norm_name(Normalization kind, bool zero_centered, bool with_bias) {
 KernelCase norm_case(Normalization kind, bool zero_centered, bool with_bias, at::ScalarType type,
                      Shape shape, bool beside = false) {
   KernelCase row;
-  row.name = row_name(norm_name(kind, zero_centered, with_bias) + (beside ? "_beside" : ""), type, shape);
+  row.name =
+      row_name(norm_name(kind, zero_centered, with_bias) + (beside ? "_beside" : ""), type, shape);
   row.type = type;
   row.inputs = [=] {
     return Tensors{normal({shape.rows, shape.columns}, type, 1, 3.0),
@@ -82,9 +83,8 @@ KernelCase norm_case(Normalization kind, bool zero_centered, bool with_bias, at:
     const NormResult result = norm_forward(kind, t[0], t[1], bias, 1e-5, zero_centered);
     at::Tensor dgain = at::ones({shape.columns}, t[0].options().dtype(wide(type)));
     at::Tensor dbias = with_bias ? at::ones_like(dgain) : at::Tensor();
-    const at::Tensor dx =
-        norm_backward(kind, t[3], t[0], t[1], result.mean, result.rstd, zero_centered, dgain, dbias,
-                      beside ? t[0] : at::Tensor());
+    const at::Tensor dx = norm_backward(kind, t[3], t[0], t[1], result.mean, result.rstd,
+                                        zero_centered, dgain, dbias, beside ? t[0] : at::Tensor());
     Tensors out = {result.y, dx, dgain};
     if (with_bias) out.push_back(dbias);
     return out;
@@ -402,14 +402,22 @@ KernelCase linear_case(at::ScalarType type, Shape shape) {
     at::Tensor db = at::ones({n}, dw.options());
     linear_weight_grad(t[3], t[0], dw, 0.5);
     bias_grad(t[3], db, 0.5);
-    return {linear_forward(t[0], t[1], t[2]), linear_forward(t[0], t[1], t[2], t[3]), linear_input_grad(t[3], t[1]),
-            linear_input_grad(t[3], t[1], t[0]), dw, db};
+    return {linear_forward(t[0], t[1], t[2]),
+            linear_forward(t[0], t[1], t[2], t[3]),
+            linear_input_grad(t[3], t[1]),
+            linear_input_grad(t[3], t[1], t[0]),
+            dw,
+            db};
   };
   row.reference = [=](const Tensors& t) -> Tensors {
     const at::Tensor y = at::matmul(t[0], t[1].t()) + t[2];
     const at::Tensor dx = at::matmul(t[3], t[1]);
-    return {y, y + t[3], dx, at::gelu_backward(dx, t[0], "tanh"),
-            at::matmul(t[3].t(), t[0]) + 0.5, t[3].sum(0) + 0.5};
+    return {y,
+            y + t[3],
+            dx,
+            at::gelu_backward(dx, t[0], "tanh"),
+            at::matmul(t[3].t(), t[0]) + 0.5,
+            t[3].sum(0) + 0.5};
   };
   row.tolerance = tolerance_of(type);
   return row;
@@ -423,12 +431,16 @@ KernelCase fp8_cast_case(at::ScalarType codes, at::ScalarType type, Shape shape)
   row.inputs = [=] { return Tensors{normal({shape.rows, shape.columns}, type, 1, 3.0)}; };
   row.run = [=](const Tensors& t) -> Tensors {
     const QuantizedTensor q = quantize_tensor(t[0], codes, {});
-    return {q.rows.codes.view(at::kByte), q.columns.codes.view(at::kByte), at::stack({q.rows.scale[0], q.rows.scale[kFp8InverseAt]})};
+    return {q.rows.codes.view(at::kByte), q.columns.codes.view(at::kByte),
+            at::stack({q.rows.scale[0], q.rows.scale[kFp8InverseAt]})};
   };
   row.reference = [=](const Tensors& t) -> Tensors {
-    const at::Tensor x = t[0].to(at::kFloat), largest = at::full({}, codes == at::kFloat8_e5m2 ? 57344.0f : 448.0f, at::kFloat);
+    const at::Tensor x = t[0].to(at::kFloat),
+                     largest =
+                         at::full({}, codes == at::kFloat8_e5m2 ? 57344.0f : 448.0f, at::kFloat);
     const at::Tensor scale = largest / x.abs().max();
-    const at::Tensor y = at::minimum(at::maximum(x * scale, -largest), largest).to(codes).view(at::kByte);
+    const at::Tensor y =
+        at::minimum(at::maximum(x * scale, -largest), largest).to(codes).view(at::kByte);
     return {y, y.t().contiguous(), at::stack({scale, 1 / scale})};
   };
   row.tolerance = 1e-30;
@@ -445,16 +457,24 @@ KernelCase fp8_block_case(bool square, at::ScalarType type, Shape shape) {
   row.inputs = [=] { return Tensors{normal({shape.rows, shape.columns}, type, 1, 3.0)}; };
   row.run = [=](const Tensors& t) -> Tensors {
     const QuantizedTensor q = quantize_blocks(t[0], at::kFloat8_e4m3fn, {}, square);
-    return {q.rows.codes.view(at::kByte), q.columns.codes.view(at::kByte), q.rows.scale, q.columns.scale};
+    return {q.rows.codes.view(at::kByte), q.columns.codes.view(at::kByte), q.rows.scale,
+            q.columns.scale};
   };
   row.reference = [=](const Tensors& t) -> Tensors {
     const auto blocks = [&](const at::Tensor& m) -> Tensors {
       const int64_t r = m.size(0), c = m.size(1) / 128, height = square ? 128 : 1;
       const at::Tensor x = m.contiguous().view({r / height, height, c, 128});
-      const at::Tensor scale = at::exp2(at::floor(at::log2(448.0 / x.abs().amax(at::IntArrayRef{1, 3}, true))));
+      const at::Tensor scale =
+          at::exp2(at::floor(at::log2(448.0 / x.abs().amax(at::IntArrayRef{1, 3}, true))));
       at::Tensor inverse = at::reciprocal(scale).view({r / height, c});
       inverse = square ? at::constant_pad_nd(inverse, {0, (4 - c % 4) % 4}) : inverse.t();
-      return {(x * scale).clamp(-448, 448).to(at::kFloat).to(at::kFloat8_e4m3fn).view(at::kByte).view({r, c * 128}), inverse};
+      return {(x * scale)
+                  .clamp(-448, 448)
+                  .to(at::kFloat)
+                  .to(at::kFloat8_e4m3fn)
+                  .view(at::kByte)
+                  .view({r, c * 128}),
+              inverse};
     };
     const Tensors rows = blocks(t[0]), columns = blocks(t[0].t());
     return {rows[0], columns[0], rows[1], columns[1]};
@@ -471,7 +491,8 @@ KernelCase amax_case(at::ScalarType type, Shape shape) {
   row.name = row_name("amax", type, shape);
   row.type = type;
   row.inputs = [=] {
-    return Tensors{normal({shape.rows, 2 * shape.columns}, type, 1, 3.0), normal({shape.rows, shape.columns}, type, 2)};
+    return Tensors{normal({shape.rows, 2 * shape.columns}, type, 1, 3.0),
+                   normal({shape.rows, shape.columns}, type, 2)};
   };
   const auto outputs = [](const Tensors& t, const Tensors& amax) -> Tensors {
     const at::Tensor gain = at::ones({t[0].size(1)}, t[0].options());
@@ -488,72 +509,99 @@ KernelCase amax_case(at::ScalarType type, Shape shape) {
     for (int i = 0; i < 5; ++i) amax.push_back(at::zeros({1}, t[0].options().dtype(at::kFloat)));
     const Tensors out = outputs(t, amax);
     at::Tensor wrong = at::zeros({1}, amax[0].options());
-    for (size_t i = 0; i < out.size(); ++i) wrong = wrong + (amax[i] - out[i].abs().max().to(at::kFloat)).abs();
+    for (size_t i = 0; i < out.size(); ++i)
+      wrong = wrong + (amax[i] - out[i].abs().max().to(at::kFloat)).abs();
     return {wrong, largest_magnitude(t[0])};
   };
-  row.reference = [](const Tensors& t) -> Tensors { return {at::zeros({1}), t[0].abs().max().reshape({1})}; };
+  row.reference = [](const Tensors& t) -> Tensors {
+    return {at::zeros({1}), t[0].abs().max().reshape({1})};
+  };
   row.tolerance = 1e-30;
   row.bit_equal = true;
   return row;
 }
 
-// Codes that a gated activation writes at once, against those of its result; in both directions. The part that differs.
-KernelCase fp8_activation_case(Activation activation, bool blocks, at::ScalarType type, Shape shape) {
+// Codes that a gated activation writes at once, against those of its result; in both directions.
+// The part that differs.
+KernelCase fp8_activation_case(Activation activation, bool blocks, at::ScalarType type,
+                               Shape shape) {
   KernelCase row;
-  row.name = row_name((blocks ? "fp8_block_activation_" : "fp8_activation_") + std::to_string(static_cast<int>(activation)), type, shape);
+  row.name = row_name((blocks ? "fp8_block_activation_" : "fp8_activation_") +
+                          std::to_string(static_cast<int>(activation)),
+                      type, shape);
   row.type = type;
   row.inputs = [=] {
-    return Tensors{normal({shape.rows, 2 * shape.columns}, type, 1, 3.0), normal({shape.rows, shape.columns}, type, 2)};
+    return Tensors{normal({shape.rows, 2 * shape.columns}, type, 1, 3.0),
+                   normal({shape.rows, shape.columns}, type, 2)};
   };
   row.run = [=](const Tensors& t) -> Tensors {
     Tensors wrong;
     for (const bool backward : {false, true}) {
-      const at::Tensor scale = at::full({1}, 37.5, t[0].options().dtype(at::kFloat)), amax = at::zeros_like(scale);
-      const at::Tensor result = backward ? activation_backward(t[1], t[0], activation, 1.0) : activation_forward(t[0], activation, 1.0);
+      const at::Tensor scale = at::full({1}, 37.5, t[0].options().dtype(at::kFloat)),
+                       amax = at::zeros_like(scale);
+      const at::Tensor result = backward ? activation_backward(t[1], t[0], activation, 1.0)
+                                         : activation_forward(t[0], activation, 1.0);
       const at::ScalarType codes = backward ? at::kFloat8_e5m2 : at::kFloat8_e4m3fn;
-      const QuantizedTensor two = blocks ? quantize_blocks(result, codes, {}, false) : quantize_tensor(result, codes, {}, {scale});
+      const QuantizedTensor two = blocks ? quantize_blocks(result, codes, {}, false)
+                                         : quantize_tensor(result, codes, {}, {scale});
       const TensorScale by = blocks ? TensorScale{} : TensorScale{scale, {}, amax};
-      const QuantizedTensor one = quantize_activation(t[0], backward ? t[1] : at::Tensor(), activation, 1.0, codes, {}, by);
-      for (const auto& [a, b] : {std::pair{one.rows, two.rows}, std::pair{one.columns, two.columns}}) {
+      const QuantizedTensor one =
+          quantize_activation(t[0], backward ? t[1] : at::Tensor(), activation, 1.0, codes, {}, by);
+      for (const auto& [a, b] :
+           {std::pair{one.rows, two.rows}, std::pair{one.columns, two.columns}}) {
         wrong.push_back(a.codes.view(at::kByte).ne(b.codes.view(at::kByte)).to(at::kFloat).mean());
         // The rest pads.
-        const auto written = [&](const at::Tensor& scales) { return blocks ? scales : at::stack({scales[0], scales[kFp8InverseAt]}); };
+        const auto written = [&](const at::Tensor& scales) {
+          return blocks ? scales : at::stack({scales[0], scales[kFp8InverseAt]});
+        };
         wrong.push_back(written(a.scale).ne(written(b.scale)).to(at::kFloat).mean());
       }
       if (!blocks) wrong.push_back((amax / result.abs().max().to(at::kFloat) - 1).squeeze());
     }
     return wrong;
   };
-  row.reference = [=](const Tensors&) -> Tensors { return Tensors(blocks ? 8 : 10, at::zeros({})); };
+  row.reference = [=](const Tensors&) -> Tensors {
+    return Tensors(blocks ? 8 : 10, at::zeros({}));
+  };
   row.tolerance = 1e-2;  // two kernels of a GPU may contract a product and a sum differently
   return row;
 }
 
-// Codes that a norm writes at once, against those of its result, and the statistics. The part that differs.
-KernelCase fp8_norm_case(Normalization kind, at::ScalarType codes, at::ScalarType type, Shape shape) {
+// Codes that a norm writes at once, against those of its result, and the statistics. The part that
+// differs.
+KernelCase fp8_norm_case(Normalization kind, at::ScalarType codes, at::ScalarType type,
+                         Shape shape) {
   const bool layer_norm = kind == Normalization::kLayerNorm;
   KernelCase row;
-  row.name = row_name(std::string("fp8_") + norm_name(kind, true, layer_norm) + "_" + c10::toString(codes), type, shape);
+  row.name =
+      row_name(std::string("fp8_") + norm_name(kind, true, layer_norm) + "_" + c10::toString(codes),
+               type, shape);
   row.type = type;
   row.inputs = [=] {
-    return Tensors{normal({shape.rows, shape.columns}, type, 1, 3.0), normal({shape.columns}, type, 2),
-                   normal({shape.columns}, type, 3)};
+    return Tensors{normal({shape.rows, shape.columns}, type, 1, 3.0),
+                   normal({shape.columns}, type, 2), normal({shape.columns}, type, 3)};
   };
   row.run = [=](const Tensors& t) -> Tensors {
     const at::Tensor bias = layer_norm ? t[2] : at::Tensor();
-    const at::Tensor scale = at::full({1}, 37.5, t[0].options().dtype(at::kFloat)), amax = at::zeros_like(scale);
+    const at::Tensor scale = at::full({1}, 37.5, t[0].options().dtype(at::kFloat)),
+                     amax = at::zeros_like(scale);
     const NormResult normed = norm_forward(kind, t[0], t[1], bias, 1e-5, true);
     const QuantizedTensor two = quantize_tensor(normed.y, codes, {}, {scale});
-    const QuantizedNorm one = quantize_norm(kind, t[0], t[1], bias, 1e-5, true, codes, {}, {scale, {}, amax});
-    Tensors wrong = {(amax / normed.y.abs().max().to(at::kFloat) - 1).squeeze(), (one.rstd / normed.rstd - 1).abs().max()};
+    const QuantizedNorm one =
+        quantize_norm(kind, t[0], t[1], bias, 1e-5, true, codes, {}, {scale, {}, amax});
+    Tensors wrong = {(amax / normed.y.abs().max().to(at::kFloat) - 1).squeeze(),
+                     (one.rstd / normed.rstd - 1).abs().max()};
     if (layer_norm) wrong.push_back((one.mean - normed.mean).abs().max());
-    for (const auto& [a, b] : {std::pair{one.codes.rows, two.rows}, std::pair{one.codes.columns, two.columns}}) {
+    for (const auto& [a, b] :
+         {std::pair{one.codes.rows, two.rows}, std::pair{one.codes.columns, two.columns}}) {
       wrong.push_back(a.codes.view(at::kByte).ne(b.codes.view(at::kByte)).to(at::kFloat).mean());
       for (const int64_t i : {int64_t{0}, kFp8InverseAt}) wrong.push_back(a.scale[i] - b.scale[i]);
     }
     return wrong;
   };
-  row.reference = [=](const Tensors&) -> Tensors { return Tensors(layer_norm ? 9 : 8, at::zeros({})); };
+  row.reference = [=](const Tensors&) -> Tensors {
+    return Tensors(layer_norm ? 9 : 8, at::zeros({}));
+  };
   row.tolerance = 1e-2;  // two kernels of a GPU add a row in different orders
   return row;
 }
@@ -612,24 +660,30 @@ std::vector<KernelCase> kernel_cases(bool perf) {
     for (int i = 3; i < 6; ++i)
       rows.push_back(activation_case(static_cast<Activation>(i), type, {5, 2056}, 2.0));
     // Ids that come up more often than a warp is wide.
-    for (const Shape shape : {Shape{2500, 24}, Shape{300, 1032}}) rows.push_back(embedding_case(type, shape));
+    for (const Shape shape : {Shape{2500, 24}, Shape{300, 1032}})
+      rows.push_back(embedding_case(type, shape));
   }
   for (const at::ScalarType type : {at::kFloat, at::kBFloat16, at::kHalf}) {
     for (const Shape shape : {Shape{16, 16}, Shape{48, 80}, Shape{144, 208}, Shape{512, 384}}) {
       rows.push_back(fp8_cast_case(at::kFloat8_e4m3fn, type, shape));
       rows.push_back(fp8_cast_case(at::kFloat8_e5m2, type, shape));
     }
-    for (const Activation gated : {Activation::kSwiglu, Activation::kGeglu, Activation::kQuickGeglu})
-      for (const Shape shape : {Shape{16, 16}, Shape{144, 208}}) rows.push_back(fp8_activation_case(gated, false, type, shape));
+    for (const Activation gated :
+         {Activation::kSwiglu, Activation::kGeglu, Activation::kQuickGeglu})
+      for (const Shape shape : {Shape{16, 16}, Shape{144, 208}})
+        rows.push_back(fp8_activation_case(gated, false, type, shape));
     for (const Normalization kind : {Normalization::kRMSNorm, Normalization::kLayerNorm})
       for (const Shape shape : {Shape{16, 16}, Shape{48, 208}, Shape{4240, 1024}, Shape{32, 4096}})
-        rows.push_back(fp8_norm_case(kind, shape.rows == 48 ? at::kFloat8_e5m2 : at::kFloat8_e4m3fn, type, shape));
-    for (const Shape shape : {Shape{128, 128}, Shape{256, 384}}) rows.push_back(fp8_activation_case(Activation::kSwiglu, true, type, shape));
+        rows.push_back(fp8_norm_case(kind, shape.rows == 48 ? at::kFloat8_e5m2 : at::kFloat8_e4m3fn,
+                                     type, shape));
+    for (const Shape shape : {Shape{128, 128}, Shape{256, 384}})
+      rows.push_back(fp8_activation_case(Activation::kSwiglu, true, type, shape));
     for (const Shape shape : {Shape{128, 128}, Shape{384, 640}}) {
       rows.push_back(fp8_block_case(false, type, shape));
       rows.push_back(fp8_block_case(true, type, shape));
     }
-    for (const Shape shape : {Shape{1, 1}, Shape{7, 127}, Shape{130, 1024}}) rows.push_back(amax_case(type, shape));
+    for (const Shape shape : {Shape{1, 1}, Shape{7, 127}, Shape{130, 1024}})
+      rows.push_back(amax_case(type, shape));
   }
   return rows;
 }

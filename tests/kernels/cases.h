@@ -1,7 +1,8 @@
 // The table of kernel tests: one row per operation, element type and shape.
 //
-// Each row is run three ways: on the CPU against a composition of ATen operations in fp64; its gradients against ATen's
-// autograd in fp64; on CUDA (gpu_tests) against the CPU. `kernel_test --perf` times the rows marked so against ATen.
+// Each row is run three ways: on the CPU against a composition of ATen operations in fp64; its
+// gradients against ATen's autograd in fp64; on CUDA (gpu_tests) against the CPU. `kernel_test
+// --perf` times the rows marked so against ATen.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -26,9 +27,9 @@ struct KernelCase {
   std::function<Tensors(const Tensors&)> reference;
   // What eager PyTorch runs for it, in `type`; empty: the reference is timed instead.
   std::function<Tensors(const Tensors&)> eager = {};
-  double tolerance = 1e-6;       // CPU and CUDA against the reference, relative to max(1, largest)
-  bool bit_equal = false;        // CUDA equals the CPU bit for bit
-  int64_t bytes = 0;             // moved by `run`; > 0: timed by --perf
+  double tolerance = 1e-6;  // CPU and CUDA against the reference, relative to max(1, largest)
+  bool bit_equal = false;   // CUDA equals the CPU bit for bit
+  int64_t bytes = 0;        // moved by `run`; > 0: timed by --perf
 };
 
 inline void PrintTo(const KernelCase& row, std::ostream* out) { *out << row.name; }
@@ -39,7 +40,8 @@ std::vector<KernelCase> kernel_cases(bool perf);
 // Runs `run` with the inputs on `device`; the outputs come back to the CPU.
 Tensors run_on(const KernelCase& kernel_case, const Tensors& inputs, const at::Device& device);
 
-// Largest absolute difference divided by max(1, largest reference); infinity for different shapes or a NaN.
+// Largest absolute difference divided by max(1, largest reference); infinity for different shapes
+// or a NaN.
 double relative_error(const at::Tensor& got, const at::Tensor& expected);
 
 }  // namespace megatron

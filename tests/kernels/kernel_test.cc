@@ -1,5 +1,6 @@
-// Every row of cases.cc on the CPU: outputs and gradients against ATen compositions in fp64, and the same bits on one
-// and on three threads. `kernel_test --perf [filter]` times the large rows instead.
+// Every row of cases.cc on the CPU: outputs and gradients against ATen compositions in fp64, and
+// the same bits on one and on three threads. `kernel_test --perf [filter]` times the large rows
+// instead.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -27,7 +28,8 @@ TEST_P(Kernel, MatchesAten) {
   const Tensors got = run_on(row, inputs, at::kCPU), expected = row.reference(in_fp64(inputs));
   ASSERT_EQ(got.size(), expected.size());
   for (size_t i = 0; i < got.size(); ++i) {
-    EXPECT_LT(relative_error(got[i], expected[i]), row.tolerance) << "output " << i << " of " << row.name;
+    EXPECT_LT(relative_error(got[i], expected[i]), row.tolerance)
+        << "output " << i << " of " << row.name;
   }
 }
 
@@ -41,7 +43,8 @@ TEST_P(Kernel, DoesNotDependOnThreads) {
   at::set_num_threads(3);
   const Tensors three = run_on(row, inputs, at::kCPU);
   at::set_num_threads(threads);
-  for (size_t i = 0; i < one.size(); ++i) EXPECT_TRUE(at::equal(one[i], three[i])) << "output " << i;
+  for (size_t i = 0; i < one.size(); ++i)
+    EXPECT_TRUE(at::equal(one[i], three[i])) << "output " << i;
 }
 
 INSTANTIATE_TEST_SUITE_P(Cases, Kernel, ::testing::ValuesIn(kernel_cases(false)),
@@ -73,7 +76,8 @@ void print_times(const char* filter) {
     if (filter != nullptr && row.name.find(filter) == std::string::npos) continue;
     const Tensors inputs = row.inputs();
     const auto& aten = row.eager ? row.eager : row.reference;
-    const double ours = seconds_of([&] { row.run(inputs); }), theirs = seconds_of([&] { aten(inputs); });
+    const double ours = seconds_of([&] { row.run(inputs); }),
+                 theirs = seconds_of([&] { aten(inputs); });
     std::printf("%-48s %10.3f %10.1f %10.3f %8.2f\n", row.name.c_str(), ours * 1e3,
                 static_cast<double>(row.bytes) / ours / 1e9, theirs * 1e3, theirs / ours);
   }

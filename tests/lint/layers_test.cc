@@ -31,8 +31,8 @@ const std::map<std::string, int> kLevels = {{"base", 0},
                                             {"training", 8},
                                             {"inference", 8}};
 
-const std::set<std::string> kTorchFree = {"base", "chat", "kernels", "tokenizers", "datasets",
-                                          "dist_checkpointing"};
+const std::set<std::string> kTorchFree = {"base",       "chat",     "kernels",
+                                          "tokenizers", "datasets", "dist_checkpointing"};
 const std::set<std::string> kMayAskForCuda = {"kernels", "tensor", "comm"};
 constexpr int kMaxIncludesOfHeader = 12;
 

@@ -50,7 +50,49 @@ std::vector<std::string> check_text(const SourceFile& file) {
   return violations;
 }
 
-// Names of <algorithm>, which some standard libraries bring along with other headers and others do not.
+// Lines of a C++ source that are longer than 100 columns; raw strings hold what they hold.
+std::vector<std::string> check_columns(const SourceFile& file) {
+  static const std::regex kRawBegin("R\"([^ ()\\\\]*)\\(");
+  std::vector<std::string> violations;
+  std::string raw_end;  // of the raw string that the line begins in; empty: none
+  int number = 0;
+  for (const std::string& line : split_lines(file.text)) {
+    ++number;
+    bool raw = !raw_end.empty();
+    size_t at = 0;
+    for (std::smatch begin;;) {
+      if (!raw_end.empty()) {
+        const size_t end = line.find(raw_end, at);
+        if (end == std::string::npos) break;
+        at = end + raw_end.size();
+        raw_end.clear();
+      }
+      const std::string rest = line.substr(at);
+      if (!std::regex_search(rest, begin, kRawBegin)) break;
+      raw = true;
+      raw_end = ")" + begin[1].str() + "\"";
+      at += static_cast<size_t>(begin.position() + begin.length());
+    }
+    if (line.size() > 100 && !raw)
+      violations.push_back(file.path + ":" + std::to_string(number) + ": longer than 100 columns");
+  }
+  return violations;
+}
+
+TEST(Text, LinesFitHundredColumns) {
+  std::vector<std::string> violations;
+  for (const SourceFile& file : read_sources({}, {".h", ".cc", ".cu", ".cuh"}))
+    for (std::string& violation : check_columns(file)) violations.push_back(std::move(violation));
+  EXPECT_TRUE(violations.empty()) << join(violations);
+  const std::string wide(101, 'a');
+  EXPECT_EQ(check_columns({"a.cc", "// " + wide + "\n"}).size(), 1u);
+  const std::string begin = std::string("R") + "\"(";
+  EXPECT_EQ(check_columns({"a.cc", "f(" + begin + wide + "\n" + wide + ")\");\n"}).size(), 0u);
+  EXPECT_EQ(check_columns({"a.cc", "f(" + begin + "x)\");\n// " + wide + "\n"}).size(), 1u);
+}
+
+// Names of <algorithm>, which some standard libraries bring along with other headers and others do
+// not.
 bool lacks_algorithm(const SourceFile& file) {
   static const std::regex kUse(
       R"(\bstd::(ranges::)?(max|min|sort|stable_sort|nth_element|fill|copy|clamp|find|find_if|any_of|all_of|none_of|reverse|shuffle|equal|unique|lower_bound|upper_bound|transform|count|count_if|max_element|min_element|remove_if|rotate)\s*\()");
@@ -61,7 +103,8 @@ bool lacks_algorithm(const SourceFile& file) {
 TEST(Text, AlgorithmsAreIncluded) {
   std::vector<std::string> violations;
   for (const SourceFile& file : read_sources({}, {".h", ".cc", ".cu", ".cuh"}))
-    if (lacks_algorithm(file)) violations.push_back(file.path + ": uses <algorithm> without including it");
+    if (lacks_algorithm(file))
+      violations.push_back(file.path + ": uses <algorithm> without including it");
   EXPECT_TRUE(violations.empty()) << join(violations);
   const std::string use = std::string("int a = std::m") + "ax(1, 2);\n";
   EXPECT_TRUE(lacks_algorithm({"a.cc", use}));

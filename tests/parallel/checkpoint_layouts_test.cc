@@ -34,9 +34,9 @@ struct LayoutRow {
   const char* flags;
 };
 
-// Worlds that do not divide one another, every axis, sharding and plain copies, uneven stages, and vocabularies
-// of 101 tokens that are padded to 101, 102, 104, 108, 112 and 128 rows. The last one divides a
-// head of its own over the stages: models whose head is tied leave it out.
+// Worlds that do not divide one another, every axis, sharding and plain copies, uneven stages, and
+// vocabularies of 101 tokens that are padded to 101, 102, 104, 108, 112 and 128 rows. The last one
+// divides a head of its own over the stages: models whose head is tied leave it out.
 constexpr LayoutRow kLayouts[] = {
     {"one", 1, "--make-vocab-size-divisible-by 1"},
     {"tp2_sp_dp3", 6,
@@ -141,8 +141,7 @@ class Rank {
     Timers timers(0);
     for (int i = 0; i < steps; ++i) {
       const StepOptions options = step_options(arguments_, state_.consumed_train_samples);
-      train_step(
-          model_, task_, options, [&] { return batches.make(loader->next()); }, timers);
+      train_step(model_, task_, options, [&] { return batches.make(loader->next()); }, timers);
       ++state_.iteration;
       state_.consumed_train_samples += options.global_batch_size;
     }

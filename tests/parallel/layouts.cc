@@ -13,42 +13,61 @@ struct Model {
   const char* flags;
 };
 
-// Sizes are small and odd where they may be. Vocabulary 101 is padded by a layout-dependent number of rows.
+// Sizes are small and odd where they may be. Vocabulary 101 is padded by a layout-dependent number
+// of rows.
 constexpr Model kModels[] = {
     // LayerNorm, biases, learned positions, tied head, all dropouts.
     {"gpt",
-     "--num-layers 4 --hidden-size 48 --num-attention-heads 12 --seq-length 24 --max-position-embeddings 24 "
+     "--num-layers 4 --hidden-size 48 --num-attention-heads 12 --seq-length 24 "
+     "--max-position-embeddings 24 "
      "--attention-dropout 0.1 --hidden-dropout 0.1"},
     // RMSNorm, SwiGLU, RoPE, groups, no biases, own head.
     {"llama",
-     "--num-layers 4 --hidden-size 48 --ffn-hidden-size 96 --num-attention-heads 12 --group-query-attention "
-     "--num-query-groups 6 --seq-length 24 --position-embedding-type rope --normalization RMSNorm --swiglu "
-     "--disable-bias-linear --untie-embeddings-and-output-weights --attention-dropout 0 --hidden-dropout 0"},
+     "--num-layers 4 --hidden-size 48 --ffn-hidden-size 96 --num-attention-heads 12 "
+     "--group-query-attention "
+     "--num-query-groups 6 --seq-length 24 --position-embedding-type rope --normalization RMSNorm "
+     "--swiglu "
+     "--disable-bias-linear --untie-embeddings-and-output-weights --attention-dropout 0 "
+     "--hidden-dropout 0"},
     // QK norms, biases of queries, 2 groups, tied head, documents that do not see each other.
     {"qwen",
-     "--num-layers 4 --hidden-size 48 --ffn-hidden-size 96 --num-attention-heads 12 --group-query-attention "
-     "--num-query-groups 2 --seq-length 24 --position-embedding-type rope --normalization RMSNorm --swiglu "
-     "--disable-bias-linear --add-qkv-bias --qk-layernorm --attention-dropout 0 --hidden-dropout 0.1 "
+     "--num-layers 4 --hidden-size 48 --ffn-hidden-size 96 --num-attention-heads 12 "
+     "--group-query-attention "
+     "--num-query-groups 2 --seq-length 24 --position-embedding-type rope --normalization RMSNorm "
+     "--swiglu "
+     "--disable-bias-linear --add-qkv-bias --qk-layernorm --attention-dropout 0 --hidden-dropout "
+     "0.1 "
      "--reset-position-ids --reset-attention-mask --eod-mask-loss"},
-    // Norms before and after, soft caps, windows in every other layer with a rotary base of their own, scaled embeddings.
+    // Norms before and after, soft caps, windows in every other layer with a rotary base of their
+    // own, scaled embeddings.
     {"gemma",
-     "--num-layers 4 --hidden-size 48 --ffn-hidden-size 96 --num-attention-heads 12 --group-query-attention "
-     "--num-query-groups 6 --seq-length 24 --position-embedding-type rope --normalization RMSNorm --geglu "
-     "--disable-bias-linear --apply-layernorm-1p --norm-placement sandwich --scale-embeddings --query-pre-attn-scalar 6 "
-     "--attn-logit-softcapping 2 --final-logit-softcapping 3 --window-size 5 0 --window-attn-skip-freq 2 "
-     "--rotary-base-local 100 --rope-scaling-type linear --rope-scaling-factor 4 --qk-layernorm --attention-dropout 0.1 "
+     "--num-layers 4 --hidden-size 48 --ffn-hidden-size 96 --num-attention-heads 12 "
+     "--group-query-attention "
+     "--num-query-groups 6 --seq-length 24 --position-embedding-type rope --normalization RMSNorm "
+     "--geglu "
+     "--disable-bias-linear --apply-layernorm-1p --norm-placement sandwich --scale-embeddings "
+     "--query-pre-attn-scalar 6 "
+     "--attn-logit-softcapping 2 --final-logit-softcapping 3 --window-size 5 0 "
+     "--window-attn-skip-freq 2 "
+     "--rotary-base-local 100 --rope-scaling-type linear --rope-scaling-factor 4 --qk-layernorm "
+     "--attention-dropout 0.1 "
      "--hidden-dropout 0.1"},
     // Norms after only, one QK norm over all heads.
     {"olmo",
-     "--num-layers 4 --hidden-size 48 --ffn-hidden-size 96 --num-attention-heads 12 --group-query-attention "
-     "--num-query-groups 6 --seq-length 24 --position-embedding-type rope --normalization RMSNorm --swiglu "
+     "--num-layers 4 --hidden-size 48 --ffn-hidden-size 96 --num-attention-heads 12 "
+     "--group-query-attention "
+     "--num-query-groups 6 --seq-length 24 --position-embedding-type rope --normalization RMSNorm "
+     "--swiglu "
      "--disable-bias-linear --norm-placement post --qk-layernorm --qk-layernorm-over-heads "
      "--untie-embeddings-and-output-weights --attention-dropout 0 --hidden-dropout 0"},
     // Both branches read the layer's input; half of each head is rotated, by YaRN.
     {"neox",
-     "--num-layers 4 --hidden-size 48 --num-attention-heads 12 --seq-length 24 --position-embedding-type yarn "
-     "--rotary-percent 0.5 --rope-scaling-factor 4 --yarn-original-max-position-embeddings 8 --parallel-residual "
-     "--no-bias-gelu-fusion --untie-embeddings-and-output-weights --attention-dropout 0.1 --hidden-dropout 0.1"},
+     "--num-layers 4 --hidden-size 48 --num-attention-heads 12 --seq-length 24 "
+     "--position-embedding-type yarn "
+     "--rotary-percent 0.5 --rope-scaling-factor 4 --yarn-original-max-position-embeddings 8 "
+     "--parallel-residual "
+     "--no-bias-gelu-fusion --untie-embeddings-and-output-weights --attention-dropout 0.1 "
+     "--hidden-dropout 0.1"},
 };
 
 // Short names of flags that many rows use.
@@ -64,7 +83,8 @@ constexpr Model kModels[] = {
 #define ZERO3 "--use-megatron-fsdp --data-parallel-sharding-strategy optim_grads_params "
 #define OVERLAP "--overlap-grad-reduce --overlap-param-gather "
 #define SELECTIVE "--recompute-granularity selective --recompute-modules "
-#define OFFLOAD "--fine-grained-activation-offloading --min-offloaded-tensor-size 0 --offload-modules "
+#define OFFLOAD \
+  "--fine-grained-activation-offloading --min-offloaded-tensor-size 0 --offload-modules "
 #define LORA "--lora-rank 3 --lora-alpha 5 "
 #define FULL "--recompute-granularity full --recompute-method uniform --recompute-num-layers "
 
@@ -75,11 +95,14 @@ constexpr LayoutRow kRows[] = {
     {"tp4_sp", "gpt", 4, TP "4 " SP},
     {"tp2_sp_positions", "gpt", 2, TP "2 " SP "--reset-position-ids --reset-attention-mask"},
     {"tp2_z_loss", "llama", 2, TP "2 --z-loss-coeff 0.01"},
-    {"tp2_linear_loss", "gpt", 2, TP "2 --cross-entropy-fusion-impl linear --cross-entropy-chunk-tokens 5"},
-    {"tp2_sp_linear_loss", "llama", 2, TP "2 " SP "--cross-entropy-fusion-impl linear --cross-entropy-chunk-tokens 7"},
+    {"tp2_linear_loss", "gpt", 2,
+     TP "2 --cross-entropy-fusion-impl linear --cross-entropy-chunk-tokens 5"},
+    {"tp2_sp_linear_loss", "llama", 2,
+     TP "2 " SP "--cross-entropy-fusion-impl linear --cross-entropy-chunk-tokens 7"},
     {"pp2_dp2_zero1_linear_loss", "llama", 4,
      PP "2 " ZERO1 OVERLAP "--cross-entropy-fusion-impl linear --cross-entropy-chunk-tokens 20"},
-    {"dp2_zero3_linear_loss", "qwen", 2, ZERO3 OVERLAP "--cross-entropy-fusion-impl linear --cross-entropy-chunk-tokens 9"},
+    {"dp2_zero3_linear_loss", "qwen", 2,
+     ZERO3 OVERLAP "--cross-entropy-fusion-impl linear --cross-entropy-chunk-tokens 9"},
     {"tp3_sp_llama", "llama", 3, TP "3 " SP},
     {"tp4_groups2", "qwen", 4, TP "4"},
     {"tp4_groups2_sp", "qwen", 4, TP "4 " SP},

@@ -10,7 +10,8 @@ struct LayoutRow {
   const char* name;
   const char* model;  // of the table in layouts.cc
   int world_size;
-  const char* flags;  // of `pretrain`, on top of the model's; one rank keeps those that do not name a layout
+  // Of `pretrain`, on top of the model's; one rank keeps those that do not name a layout
+  const char* flags;
   const char* task = "gpt";
 };
 

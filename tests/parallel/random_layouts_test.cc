@@ -1,8 +1,8 @@
 // Random models under random layouts of up to eight ranks: whatever the rules of `pretrain` accept
 // trains the model that one rank trains, and `prove` says so.
 //
-//   MEGATRON_RANDOM_LAYOUTS=N  configurations (default 10)       MEGATRON_RANDOM_SEED=S  seed of
-//   the first one (default 1)
+//   MEGATRON_RANDOM_LAYOUTS=N  configurations (default 10)
+//   MEGATRON_RANDOM_SEED=S     seed of the first one (default 1)
 //
 // A configuration follows from its seed alone, which a failure names.
 #include <gtest/gtest.h>

@@ -1,6 +1,6 @@
-// One of four ranks that is slower than the others is named, with the section; of even ranks none is. Ranks are threads whose
-// sections are waits of 50 ms, so that other load on the machine counts little. MEGATRON_SLOW_RANK_TRIALS=60 and
-// MEGATRON_SLOW_RANK_STEPS=1000 are the long forms.
+// One of four ranks that is slower than the others is named, with the section; of even ranks none
+// is. Ranks are threads whose sections are waits of 50 ms, so that other load on the machine counts
+// little. MEGATRON_SLOW_RANK_TRIALS=60 and MEGATRON_SLOW_RANK_STEPS=1000 are the long forms.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -22,8 +22,10 @@ namespace megatron {
 namespace {
 
 constexpr const char* kRun =
-    "--num-layers 2 --hidden-size 16 --num-attention-heads 4 --seq-length 8 --max-position-embeddings 8 --tokenizer-type NullTokenizer "
-    "--vocab-size 61 --mock-data --num-workers 0 --micro-batch-size 1 --train-samples 100000 --lr 1e-3 --eval-iters 0 --device cpu "
+    "--num-layers 2 --hidden-size 16 --num-attention-heads 4 --seq-length 8 "
+    "--max-position-embeddings 8 --tokenizer-type NullTokenizer "
+    "--vocab-size 61 --mock-data --num-workers 0 --micro-batch-size 1 --train-samples 100000 --lr "
+    "1e-3 --eval-iters 0 --device cpu "
     "--num-threads 1 --global-batch-size ";
 
 constexpr double kSectionMs = 50;
@@ -48,59 +50,76 @@ Seen train(const std::string& layout, int ranks, int steps, const Slow& slow) {
   const Arguments arguments = parse_run(cat(kRun, ranks, " ", layout), ranks);
   Seen seen;
   seen.last.resize(static_cast<size_t>(ranks));
-  run_ranks(ranks, [&](const std::shared_ptr<Backend>& world) {
-    const auto clock = std::make_shared<SectionClock>(at::kCPU);
-    const ParallelGroups groups =
-        make_parallel_groups(arguments.parallel, watch_waits(world, clock), arguments.transformer.query_groups());
-    const PretrainTask task = gpt_task();
-    const std::unique_ptr<Tokenizer> tokenizer = make_tokenizer(arguments.tokenizer);
-    const TrainValidTestDatasets data = build_datasets(task, arguments, *tokenizer);
-    TrainedModel model = build_model(task, arguments, vocabulary_of(arguments, *tokenizer), groups, at::kFloat, at::kCPU, Start{});
-    const std::unique_ptr<DataLoader> loader = make_train_loader(arguments, groups, data.train, 0, at::kCPU);
-    BatchMaker batches(at::kCPU, own_positions(arguments.data), groups.cp);
-    OutcomeReader outcomes(at::kCPU);
-    SlowRankWatch watch(groups, at::kCPU, /*interval=*/1);
-    Timers timers(0);
-    timers.set_sections(clock.get());
-    int step = 0;
-    std::array<bool, kNumSections> done{};  // in this step
-    clock->set_delay([&](Section section) {
-      if (section == Section::kNone || std::exchange(done[static_cast<size_t>(section)], true)) return;
-      const bool slower = world->rank() == slow.rank && step >= slow.first_step &&
-                          std::find(slow.sections.begin(), slow.sections.end(), section) != slow.sections.end();
-      std::this_thread::sleep_for(std::chrono::duration<double, std::milli>(kSectionMs * (slower ? 1.2 : 1.0)));
-    });
-    for (step = 1; step <= steps; ++step) {
-      outcomes.push(train_step(model, task, step_options(arguments, 0), [&] { return batches.make(loader->next()); }, timers));
-      done = {};
-      StepNumbers numbers;
-      outcomes.pop(numbers, /*all=*/true);
-      EXPECT_EQ(numbers.times.size(), step == 1 ? 0u : static_cast<size_t>(ranks)) << "every rank knows all ranks' times";
-      if (world->rank() != 0) continue;
-      for (const auto& [rank, times] : numbers.times) seen.last[static_cast<size_t>(rank)] = times;
-      if (const auto line = watch.step(step, numbers)) seen.lines.emplace_back(step, *line);
-    }
-  }, /*timeout_seconds=*/600);
+  run_ranks(
+      ranks,
+      [&](const std::shared_ptr<Backend>& world) {
+        const auto clock = std::make_shared<SectionClock>(at::kCPU);
+        const ParallelGroups groups = make_parallel_groups(
+            arguments.parallel, watch_waits(world, clock), arguments.transformer.query_groups());
+        const PretrainTask task = gpt_task();
+        const std::unique_ptr<Tokenizer> tokenizer = make_tokenizer(arguments.tokenizer);
+        const TrainValidTestDatasets data = build_datasets(task, arguments, *tokenizer);
+        TrainedModel model = build_model(task, arguments, vocabulary_of(arguments, *tokenizer),
+                                         groups, at::kFloat, at::kCPU, Start{});
+        const std::unique_ptr<DataLoader> loader =
+            make_train_loader(arguments, groups, data.train, 0, at::kCPU);
+        BatchMaker batches(at::kCPU, own_positions(arguments.data), groups.cp);
+        OutcomeReader outcomes(at::kCPU);
+        SlowRankWatch watch(groups, at::kCPU, /*interval=*/1);
+        Timers timers(0);
+        timers.set_sections(clock.get());
+        int step = 0;
+        std::array<bool, kNumSections> done{};  // in this step
+        clock->set_delay([&](Section section) {
+          if (section == Section::kNone || std::exchange(done[static_cast<size_t>(section)], true))
+            return;
+          const bool slower =
+              world->rank() == slow.rank && step >= slow.first_step &&
+              std::find(slow.sections.begin(), slow.sections.end(), section) != slow.sections.end();
+          std::this_thread::sleep_for(
+              std::chrono::duration<double, std::milli>(kSectionMs * (slower ? 1.2 : 1.0)));
+        });
+        for (step = 1; step <= steps; ++step) {
+          outcomes.push(train_step(
+              model, task, step_options(arguments, 0), [&] { return batches.make(loader->next()); },
+              timers));
+          done = {};
+          StepNumbers numbers;
+          outcomes.pop(numbers, /*all=*/true);
+          EXPECT_EQ(numbers.times.size(), step == 1 ? 0u : static_cast<size_t>(ranks))
+              << "every rank knows all ranks' times";
+          if (world->rank() != 0) continue;
+          for (const auto& [rank, times] : numbers.times)
+            seen.last[static_cast<size_t>(rank)] = times;
+          if (const auto line = watch.step(step, numbers)) seen.lines.emplace_back(step, *line);
+        }
+      },
+      /*timeout_seconds=*/600);
   return seen;
 }
 
 TEST(SlowRankWatch, NamesTheSlowRankAndItsSection) {
   const int trials = number_from("MEGATRON_SLOW_RANK_TRIALS", 3);
-  const std::vector<std::vector<Section>> kinds = {{Section::kForward, Section::kBackward}, {Section::kData}, {Section::kHost}};
+  const std::vector<std::vector<Section>> kinds = {
+      {Section::kForward, Section::kBackward}, {Section::kData}, {Section::kHost}};
   int named = 0;
   for (int trial = 0; trial < trials; ++trial) {
     constexpr int kFirst = 3;
-    const Slow slow{(trial + trial / 3 + 1) % 4, kFirst, kinds[static_cast<size_t>(trial) % kinds.size()]};
+    const Slow slow{(trial + trial / 3 + 1) % 4, kFirst,
+                    kinds[static_cast<size_t>(trial) % kinds.size()]};
     const char* layout = trial % 6 < 3 ? "" : "--tensor-model-parallel-size 2";
     const Seen seen = train(layout, 4, kFirst + 20, slow);
     bool right = !seen.lines.empty();
     for (const auto& [step, line] : seen.lines) {
       bool fits = false;
       for (const Section section : slow.sections)
-        fits = fits || line.find(cat("rank ", slow.rank, " is slow: its ", section_name(section), " takes ")) != std::string::npos;
+        fits = fits || line.find(cat("rank ", slow.rank, " is slow: its ", section_name(section),
+                                     " takes ")) != std::string::npos;
       right = right && fits;
     }
-    if (!right) std::printf("trial %d, rank %d: %s\n", trial, slow.rank, seen.lines.empty() ? "nobody" : seen.lines.front().second.c_str());
+    if (!right)
+      std::printf("trial %d, rank %d: %s\n", trial, slow.rank,
+                  seen.lines.empty() ? "nobody" : seen.lines.front().second.c_str());
     named += right;
   }
   std::printf("named %d of %d, within 20 steps\n", named, trials);
@@ -113,7 +132,8 @@ TEST(SlowRankWatch, NamesNobodyInEvenSteps) {
   for (const auto& [step, line] : seen.lines) ADD_FAILURE() << "step " << step << ": " << line;
   // Every section took what it was made to take, and no rank waited for long.
   for (const SectionTimes& times : seen.last) {
-    for (const Section section : {Section::kData, Section::kForward, Section::kBackward, Section::kOptimizer, Section::kHost}) {
+    for (const Section section : {Section::kData, Section::kForward, Section::kBackward,
+                                  Section::kOptimizer, Section::kHost}) {
       EXPECT_GE(times[static_cast<size_t>(section)], kSectionMs) << section_name(section);
       EXPECT_LT(times[static_cast<size_t>(section)], 10 * kSectionMs) << section_name(section);
     }

@@ -8,7 +8,8 @@
 
 namespace megatron {
 
-// On the thread for which it is installed (c10::ThreadLocalDebugInfo). Memory of other owners, host copies among it, does not count.
+// On the thread for which it is installed (c10::ThreadLocalDebugInfo). Memory of other owners, host
+// copies among it, does not count.
 class Meter : public c10::MemoryReportingInfoBase {
  public:
   using c10::MemoryReportingInfoBase::MemoryReportingInfoBase;

@@ -40,8 +40,8 @@ class ForwardingBackend : public Backend {
     return inner_->recv(tensor, peer);
   }
   void barrier() override { inner_->barrier(); }
-  std::shared_ptr<Backend> subgroup(const std::vector<int>& ranks,
-                                    const std::string& name, Traffic traffic) override {
+  std::shared_ptr<Backend> subgroup(const std::vector<int>& ranks, const std::string& name,
+                                    Traffic traffic) override {
     return inner_->subgroup(ranks, name, traffic);
   }
 

@@ -1,5 +1,5 @@
-// Agreement between ranks that are threads of one process. A rank that throws leaves the others waiting until the time
-// limit of the test.
+// Agreement between ranks that are threads of one process. A rank that throws leaves the others
+// waiting until the time limit of the test.
 #pragma once
 
 #include <barrier>

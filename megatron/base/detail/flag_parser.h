@@ -27,16 +27,20 @@ class FlagParser {
   };
 
   Target find_flag(const std::string& flag) const;  // "--num-layers"
-  Target find_key(const std::string& key) const;    // "num_layers", or a flag's spelling without the dashes
+  // "num_layers", or a flag's spelling without the dashes
+  Target find_key(const std::string& key) const;
   const KnownFlag* find_known(const std::string& flag) const;
 
   // Parses and keeps a value. `what` names the place in messages.
   void set(const Target& target, const std::string& what, std::span<const std::string> texts);
-  void set_value(const Target& target, FieldValue value) { values[target.field->name] = std::move(value); }
+  void set_value(const Target& target, FieldValue value) {
+    values[target.field->name] = std::move(value);
+  }
 
-  // Checks the values of a flag of the known table and keeps it for judge_known(). `off`: its values switch it off, whatever
-  // it is (null or false in YAML).
-  void note_known(const KnownFlag& known, const std::string& what, std::span<const std::string> texts, bool off);
+  // Checks the values of a flag of the known table and keeps it for judge_known(). `off`: its
+  // values switch it off, whatever it is (null or false in YAML).
+  void note_known(const KnownFlag& known, const std::string& what,
+                  std::span<const std::string> texts, bool off);
 
   bool has_given(const KnownFlag& known) const;
 
@@ -47,9 +51,11 @@ class FlagParser {
   std::string suggestion(const std::string& flag) const;
   void also_suggest(const char* flag) { suggestions_.push_back(flag); }
 
-  // Reads a YAML file. Keys in `keep` (names of fields) are read and checked, but their values are not taken. Returns false
-  // when there is no such file or it is not YAML, which is then a violation.
-  bool read_yaml_file(const std::string& path, const std::set<std::string>& keep, bool ignore_unknown);
+  // Reads a YAML file. Keys in `keep` (names of fields) are read and checked, but their values are
+  // not taken. Returns false when there is no such file or it is not YAML, which is then a
+  // violation.
+  bool read_yaml_file(const std::string& path, const std::set<std::string>& keep,
+                      bool ignore_unknown);
 
   const std::vector<FieldInfo>& fields() const { return fields_; }
   const std::map<std::string, Target>& flags() const { return flags_; }
@@ -66,7 +72,8 @@ class FlagParser {
     bool off;
   };
 
-  const RefusedValue* refused_value(const FieldInfo& field, std::span<const std::string> texts) const;
+  const RefusedValue* refused_value(const FieldInfo& field,
+                                    std::span<const std::string> texts) const;
 
   std::vector<GivenFlag> given_known_;
   std::span<const RefusedValue> refused_values_;

@@ -202,7 +202,8 @@ class Lexer {
     for (;;) {
       skip_blanks();
       if (at_ >= source_.size())
-        jinja_syntax_error(tag, block ? "a statement {% is not closed" : "an expression {{ is not closed");
+        jinja_syntax_error(
+            tag, block ? "a statement {% is not closed" : "an expression {{ is not closed");
       const size_t begin = at_;
       if (open.empty() && ends(block ? "%}" : "}}", block)) {
         tokens_.push_back({block ? TokenKind::kBlockEnd : TokenKind::kOutputEnd, begin, ""});

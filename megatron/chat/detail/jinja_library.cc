@@ -726,7 +726,8 @@ const std::map<std::string_view, Filter>& filters() {
            }
            if (row.empty()) return Value::list(std::move(out));
            if (fill != nullptr && !fill->is_none())
-             jinja_check_room(sizeof(Value) * static_cast<uint64_t>(std::min<int64_t>(count, INT32_MAX)));
+             jinja_check_room(sizeof(Value) *
+                              static_cast<uint64_t>(std::min<int64_t>(count, INT32_MAX)));
            while (fill != nullptr && !fill->is_none() && static_cast<int64_t>(row.size()) < count)
              row.push_back(*fill);
            out.push_back(Value::list(std::move(row)));

@@ -68,16 +68,19 @@ class Parser {
   }
   void expect(std::string_view op, std::string_view where) {
     if (!accept(op))
-      jinja_syntax_error(token().offset, cat("found ", described(), " in ", where, ", expected ", op));
+      jinja_syntax_error(token().offset,
+                         cat("found ", described(), " in ", where, ", expected ", op));
   }
   std::string expect_name(std::string_view where) {
     if (token().kind != TokenKind::kName)
-      jinja_syntax_error(token().offset, cat("found ", described(), " in ", where, ", expected a name"));
+      jinja_syntax_error(token().offset,
+                         cat("found ", described(), " in ", where, ", expected a name"));
     return tokens_[at_++].text;
   }
   void expect_end(std::string_view where) {
     if (token().kind != TokenKind::kBlockEnd)
-      jinja_syntax_error(token().offset, cat("found ", described(), " in ", where, ", expected its end"));
+      jinja_syntax_error(token().offset,
+                         cat("found ", described(), " in ", where, ", expected its end"));
     ++at_;
   }
 
@@ -362,7 +365,8 @@ class Parser {
         at_ += 2;
         call.named.emplace_back(std::move(key), expression());
       } else {
-        if (!call.named.empty()) jinja_syntax_error(token().offset, "a positional argument follows a named one");
+        if (!call.named.empty())
+          jinja_syntax_error(token().offset, "a positional argument follows a named one");
         call.operands.push_back(expression());
       }
       if (!accept(",")) break;
@@ -447,7 +451,8 @@ class Parser {
         auto output = statement(Statement::Kind::kOutput, offset);
         output->expressions.push_back(tuple(/*parentheses=*/false));
         if (token().kind != TokenKind::kOutputEnd)
-          jinja_syntax_error(token().offset, cat("found ", described(), " in an expression, expected its end"));
+          jinja_syntax_error(token().offset,
+                             cat("found ", described(), " in an expression, expected its end"));
         ++at_;
         body.push_back(std::move(output));
       } else if (token().kind == TokenKind::kBlockBegin && !at_end_word(ends) && !closes()) {
@@ -481,9 +486,10 @@ class Parser {
   void close(std::string_view end, size_t offset) {
     if (!at_end_word({end})) {
       const bool over = token().kind == TokenKind::kEnd;
-      jinja_syntax_error(over ? offset : token().offset,
-           cat("{% ", end.substr(3), " %} is not closed by {% ", end, " %}",
-               over ? std::string() : cat(", found {% ", tokens_[at_ + 1].text, " %}")));
+      jinja_syntax_error(
+          over ? offset : token().offset,
+          cat("{% ", end.substr(3), " %} is not closed by {% ", end, " %}",
+              over ? std::string() : cat(", found {% ", tokens_[at_ + 1].text, " %}")));
     }
     at_ += 2;
     expect_end(end);
@@ -516,7 +522,8 @@ class Parser {
       out->bodies.push_back(closed_body("endfilter", offset));
       return out;
     }
-    jinja_syntax_error(offset, cat("the statement {% ", word, " %} is not supported in chat templates"));
+    jinja_syntax_error(offset,
+                       cat("the statement {% ", word, " %} is not supported in chat templates"));
   }
 
   ExpressionPtr block_text(size_t offset) {
@@ -620,8 +627,8 @@ class Parser {
       std::string name = expect_name(where);
       ExpressionPtr value = accept("=") ? expression() : nullptr;
       if (!value && !out.parameters.empty() && out.parameters.back().second)
-        jinja_syntax_error(token().offset,
-             cat("the parameter ", name, " without a default follows one with a default"));
+        jinja_syntax_error(token().offset, cat("the parameter ", name,
+                                               " without a default follows one with a default"));
       out.parameters.emplace_back(std::move(name), std::move(value));
       if (!accept(",")) break;
     }
@@ -649,7 +656,8 @@ class Parser {
     auto out = statement(Statement::Kind::kCall, offset);
     if (is("(")) parameters(*out, "a call");
     out->expressions.push_back(expression());
-    if (out->expressions[0]->kind != Kind::kCall) jinja_syntax_error(offset, "{% call %} needs a call");
+    if (out->expressions[0]->kind != Kind::kCall)
+      jinja_syntax_error(offset, "{% call %} needs a call");
     expect_end("call");
     out->bodies.push_back(function_body("endcall", offset));
     return out;

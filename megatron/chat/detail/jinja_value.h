@@ -34,9 +34,9 @@ struct JinjaMapping {
   void set(const JinjaValue& key, JinjaValue value);
 };
 
-// What one rendering may make: the bytes of all strings and lists that its operations build, counted
-// together and never given back, so that memory and time are both bounded. While an object lives
-// it is the budget of its thread; without one nothing is counted.
+// What one rendering may make: the bytes of all strings and lists that its operations build,
+// counted together and never given back, so that memory and time are both bounded. While an object
+// lives it is the budget of its thread; without one nothing is counted.
 class JinjaBudget {
  public:
   explicit JinjaBudget(uint64_t bytes);

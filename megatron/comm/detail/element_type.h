@@ -1,4 +1,5 @@
-// What the backends on CPUs check of the tensors they get, and the names of element types in messages.
+// What the backends on CPUs check of the tensors they get, and the names of element types in
+// messages.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -9,9 +10,11 @@
 
 namespace megatron {
 
-std::string element_type_name(at::ScalarType type);  // "BF16"; libtorch's name for types that we do not store
+// "BF16"; libtorch's name for types that we do not store
+std::string element_type_name(at::ScalarType type);
 
-// Throws Error unless the tensor lies in host memory, contiguously; returns its element type. `what`: the verb.
+// Throws Error unless the tensor lies in host memory, contiguously; returns its element type.
+// `what`: the verb.
 DType check_cpu_tensor(const char* what, const at::Tensor& tensor);
 
 }  // namespace megatron

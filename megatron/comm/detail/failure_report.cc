@@ -20,8 +20,10 @@ using Condition = RankState::Condition;
 constexpr size_t kMaxDetails = 8;
 
 Json call_to_json(const CollectiveCall& call) {
-  return {{"op", call.op},           {"dtype", call.dtype},     {"count", call.count},       {"bytes", call.bytes},
-          {"group", call.group},     {"channel", call.channel}, {"members", call.members},   {"sequence", call.sequence},
+  return {{"op", call.op},           {"dtype", call.dtype},
+          {"count", call.count},     {"bytes", call.bytes},
+          {"group", call.group},     {"channel", call.channel},
+          {"members", call.members}, {"sequence", call.sequence},
           {"started", call.started}, {"finished", call.finished}};
 }
 
@@ -55,7 +57,8 @@ std::string ranks_text(const std::vector<int>& ranks) {
 std::string other_side(const std::string& channel) {
   static const std::string kSent = " (sent)", kReceived = " (received)";
   if (channel.ends_with(kSent)) return channel.substr(0, channel.size() - kSent.size()) + kReceived;
-  if (channel.ends_with(kReceived)) return channel.substr(0, channel.size() - kReceived.size()) + kSent;
+  if (channel.ends_with(kReceived))
+    return channel.substr(0, channel.size() - kReceived.size()) + kSent;
   return channel;
 }
 
@@ -72,7 +75,8 @@ class Explanation {
   }
 
   FailureReport make() {
-    if (!failed(false) && !blamed() && !lost(Condition::kGone) && !lost(Condition::kSilent) && !mismatch() && !waiting())
+    if (!failed(false) && !blamed() && !lost(Condition::kGone) && !lost(Condition::kSilent) &&
+        !mismatch() && !waiting())
       failed(true);
     if (report_.text.empty()) report_.text = "error: a rank gave up, but none says why\n";
     add_waiting_ranks();
@@ -90,7 +94,8 @@ class Explanation {
   bool failed(bool consequence) {
     const RankState* first = nullptr;
     for (const RankState& state : states_) {
-      if (state.condition == Condition::kFailed && state.consequence == consequence && (!first || state.order < first->order))
+      if (state.condition == Condition::kFailed && state.consequence == consequence &&
+          (!first || state.order < first->order))
         first = &state;
     }
     if (first == nullptr) return false;
@@ -103,12 +108,15 @@ class Explanation {
   bool blamed() {
     const RankState* first = nullptr;
     for (const RankState& state : states_) {
-      if (state.condition == Condition::kFailed && by_rank_.contains(state.culprit) && (!first || state.order < first->order))
+      if (state.condition == Condition::kFailed && by_rank_.contains(state.culprit) &&
+          (!first || state.order < first->order))
         first = &state;
     }
     if (!first) return false;
     const RankState& culprit = *by_rank_.at(first->culprit);
-    if (culprit.condition == Condition::kGone || culprit.condition == Condition::kSilent) return false;  // more is known
+    // More is known
+    if (culprit.condition == Condition::kGone || culprit.condition == Condition::kSilent)
+      return false;
     blame(culprit, first->error);
     if (first->error.find("\nhint: ") != std::string::npos) {  // it did not come in time
       report_.failure = FailureClass::kRetry;
@@ -126,10 +134,12 @@ class Explanation {
         blame(state, cat("is gone: ", state.process, " ended without a word"));
         hint_ = "it was killed (out of memory, kill -9) or crashed; see its log and the kernel's";
       } else if (state.stopped) {
-        blame(state, cat("gave no sign of life for ", seconds_text(state.silent_seconds), ": ", state.process, " is stopped"));
+        blame(state, cat("gave no sign of life for ", seconds_text(state.silent_seconds), ": ",
+                         state.process, " is stopped"));
         hint_ = "a signal (SIGSTOP) or a debugger stopped it";
       } else {
-        blame(state, cat("gave no sign of life for ", seconds_text(state.silent_seconds), ": ", state.process, " does not answer"));
+        blame(state, cat("gave no sign of life for ", seconds_text(state.silent_seconds), ": ",
+                         state.process, " does not answer"));
         hint_ = "its machine or its network may be gone";
       }
       add_last_call(state);
@@ -144,16 +154,22 @@ class Explanation {
     for (const RankState& state : states_) {
       for (const CollectiveCall& call : state.history.under_way) {
         if (call.channel == other_side(call.channel))
-          calls[{call.channel, call.sequence}][call_text(call.op, call.count, call.dtype, call.bytes)].push_back(state.rank);
+          calls[{call.channel, call.sequence}]
+               [call_text(call.op, call.count, call.dtype, call.bytes)]
+                   .push_back(state.rank);
       }
     }
     for (const auto& [number, kinds] : calls) {
       if (kinds.size() < 2) continue;
       std::vector<std::pair<std::string, std::vector<int>>> sorted(kinds.begin(), kinds.end());
-      std::stable_sort(sorted.begin(), sorted.end(), [](const auto& a, const auto& b) { return a.second.size() > b.second.size(); });
+      std::stable_sort(sorted.begin(), sorted.end(), [](const auto& a, const auto& b) {
+        return a.second.size() > b.second.size();
+      });
       const RankState& culprit = *by_rank_.at(sorted[1].second.front());
-      std::string text = cat("ranks of ", number.first, " made different calls as number ", number.second, ": ");
-      for (size_t i = 0; i < sorted.size(); ++i) text += cat(i ? ", " : "", ranks_text(sorted[i].second), " ", sorted[i].first);
+      std::string text =
+          cat("ranks of ", number.first, " made different calls as number ", number.second, ": ");
+      for (size_t i = 0; i < sorted.size(); ++i)
+        text += cat(i ? ", " : "", ranks_text(sorted[i].second), " ", sorted[i].first);
       blame(culprit, text);
       report_.failure = FailureClass::kDoNotRetry;
       hint_ = "every rank of a group must make the same calls in the same order";
@@ -162,7 +178,8 @@ class Explanation {
     return false;
   }
 
-  // From the call that has waited longest, along those who have not come, to the rank that waits for nobody.
+  // From the call that has waited longest, along those who have not come, to the rank that waits
+  // for nobody.
   bool waiting() {
     const RankState* state = nullptr;
     const CollectiveCall* call = nullptr;
@@ -180,18 +197,23 @@ class Explanation {
       const RankState* absent = nullptr;
       for (int member : call->members) {
         const auto other = by_rank_.find(member);
-        if (other != by_rank_.end() && member != state->rank && !has_called(*other->second, *call) &&
+        if (other != by_rank_.end() && member != state->rank &&
+            !has_called(*other->second, *call) &&
             (!absent || absent->history.under_way.size() > other->second->history.under_way.size()))
           absent = other->second;  // rather one that waits for nobody
       }
       if (!absent) {
-        blame(*state, cat(to_string(*call), ": every rank has called it, but it has not finished after ", seconds_text(age(*state, *call))));
+        blame(*state,
+              cat(to_string(*call), ": every rank has called it, but it has not finished after ",
+                  seconds_text(age(*state, *call))));
         hint_ = "a device or the network between the ranks is stuck";
         return true;
       }
       if (absent->history.under_way.empty()) {
-        blame(*absent, cat(absent->condition == Condition::kLeft ? "has finished without " : "did not call ", to_string(*call),
-                           ", in which rank ", state->rank, " has waited for ", seconds_text(age(*state, *call))));
+        blame(*absent,
+              cat(absent->condition == Condition::kLeft ? "has finished without " : "did not call ",
+                  to_string(*call), ", in which rank ", state->rank, " has waited for ",
+                  seconds_text(age(*state, *call))));
         add_last_call(*absent);
         hint_ = cat("rank ", absent->rank, " is busy or stuck outside of any collective");
         return true;
@@ -204,7 +226,9 @@ class Explanation {
     return true;
   }
 
-  static double age(const RankState& state, const CollectiveCall& call) { return state.history.now - call.started; }
+  static double age(const RankState& state, const CollectiveCall& call) {
+    return state.history.now - call.started;
+  }
 
   void add_last_call(const RankState& state) {
     if (state.history.finished.empty()) {
@@ -222,7 +246,8 @@ class Explanation {
     for (const RankState& state : states_) {
       if (state.rank == report_.culprit || state.history.under_way.empty()) continue;
       const std::string text = to_string(state.history.under_way.front());
-      auto line = std::find_if(lines.begin(), lines.end(), [&](const auto& l) { return l.first == text; });
+      auto line =
+          std::find_if(lines.begin(), lines.end(), [&](const auto& l) { return l.first == text; });
       if (line == lines.end()) line = lines.insert(lines.end(), {text, {}});
       line->second.push_back(&state);
     }
@@ -233,9 +258,11 @@ class Explanation {
         ranks.push_back(state->rank);
         longest = std::max(longest, age(*state, state->history.under_way.front()));
       }
-      report_.text += cat("detail: ", ranks_text(ranks), " waited in ", lines[i].first, ", for ", seconds_text(longest), "\n");
+      report_.text += cat("detail: ", ranks_text(ranks), " waited in ", lines[i].first, ", for ",
+                          seconds_text(longest), "\n");
     }
-    if (lines.size() > kMaxDetails) report_.text += cat("detail: and ", lines.size() - kMaxDetails, " more\n");
+    if (lines.size() > kMaxDetails)
+      report_.text += cat("detail: and ", lines.size() - kMaxDetails, " more\n");
   }
 
   const std::vector<RankState>& states_;
@@ -247,13 +274,21 @@ class Explanation {
 }  // namespace
 
 std::string to_json(const RankState& state) {
-  Json json = {{"rank", state.rank},       {"place", state.place},         {"process", state.process},
-               {"condition", static_cast<int>(state.condition)},           {"error", state.error},
-               {"consequence", state.consequence}, {"culprit", state.culprit}, {"order", state.order},
+  Json json = {{"rank", state.rank},
+               {"place", state.place},
+               {"process", state.process},
+               {"condition", static_cast<int>(state.condition)},
+               {"error", state.error},
+               {"consequence", state.consequence},
+               {"culprit", state.culprit},
+               {"order", state.order},
                {"failure", static_cast<int>(state.failure)},
-               {"now", state.history.now}, {"issued", state.history.issued}};
-  for (const CollectiveCall& call : state.history.under_way) json["under_way"].push_back(call_to_json(call));
-  for (const CollectiveCall& call : state.history.finished) json["finished"].push_back(call_to_json(call));
+               {"now", state.history.now},
+               {"issued", state.history.issued}};
+  for (const CollectiveCall& call : state.history.under_way)
+    json["under_way"].push_back(call_to_json(call));
+  for (const CollectiveCall& call : state.history.finished)
+    json["finished"].push_back(call_to_json(call));
   return json.dump(-1, ' ', false, Json::error_handler_t::replace);
 }
 
@@ -272,15 +307,19 @@ RankState rank_state_from_json(const std::string& text) {
     state.failure = static_cast<FailureClass>(json.at("failure").get<int>());
     json.at("now").get_to(state.history.now);
     json.at("issued").get_to(state.history.issued);
-    for (const Json& call : json.value("under_way", Json::array())) state.history.under_way.push_back(call_from_json(call));
-    for (const Json& call : json.value("finished", Json::array())) state.history.finished.push_back(call_from_json(call));
+    for (const Json& call : json.value("under_way", Json::array()))
+      state.history.under_way.push_back(call_from_json(call));
+    for (const Json& call : json.value("finished", Json::array()))
+      state.history.finished.push_back(call_from_json(call));
   } catch (const Json::exception& error) {
     throw_error(cat("a rank's account of itself cannot be read: ", error.what()));
   }
   return state;
 }
 
-FailureReport explain_failure(const std::vector<RankState>& states) { return Explanation(states).make(); }
+FailureReport explain_failure(const std::vector<RankState>& states) {
+  return Explanation(states).make();
+}
 
 std::string error_lines(const std::string& message, int rank, const std::string& place) {
   std::istringstream in(message);
@@ -292,9 +331,12 @@ std::string error_lines(const std::string& message, int rank, const std::string&
     if (out.empty())
       out = cat("error: [rank ", rank, place.empty() ? "" : ", ", place, "] ", line, "\n");
     else
-      out += cat(line.starts_with("detail: ") || line.starts_with("hint: ") ? "" : "detail: ", line, "\n");
+      out += cat(line.starts_with("detail: ") || line.starts_with("hint: ") ? "" : "detail: ", line,
+                 "\n");
   }
-  return out.empty() ? cat("error: [rank ", rank, place.empty() ? "" : ", ", place, "] failed without a message\n") : out;
+  return out.empty() ? cat("error: [rank ", rank, place.empty() ? "" : ", ", place,
+                           "] failed without a message\n")
+                     : out;
 }
 
 }  // namespace megatron

@@ -1,4 +1,5 @@
-// From what every rank knows to one explanation: who failed first, and what the others were waiting for. Pure functions.
+// From what every rank knows to one explanation: who failed first, and what the others were waiting
+// for. Pure functions.
 #pragma once
 
 #include <cstdint>
@@ -15,8 +16,8 @@ struct RankState {
   enum class Condition { kRunning, kFailed, kGone, kSilent, kLeft };
 
   int rank = 0;
-  std::string place;      // "tp 1 pp 2 dp 0"
-  std::string process;    // "process 4711 on node3"
+  std::string place;    // "tp 1 pp 2 dp 0"
+  std::string process;  // "process 4711 on node3"
   Condition condition = Condition::kRunning;
   HistorySnapshot history;
 
@@ -36,14 +37,16 @@ RankState rank_state_from_json(const std::string& text);
 
 struct FailureReport {
   int culprit = 0;
-  FailureClass failure = FailureClass::kRetry;  // lost, stuck and late ranks may do better in another start
+  // Lost, stuck and late ranks may do better in another start
+  FailureClass failure = FailureClass::kRetry;
   std::string text;  // complete lines: "error: [rank 2, dp 2] ...\ndetail: ...\n"
 };
 
 // `states`: of every rank of the job.
 FailureReport explain_failure(const std::vector<RankState>& states);
 
-// The lines of an error of a rank: "error: [rank 2, dp 2] <first line>", and the others as details and hints.
+// The lines of an error of a rank: "error: [rank 2, dp 2] <first line>", and the others as details
+// and hints.
 std::string error_lines(const std::string& message, int rank, const std::string& place);
 
 }  // namespace megatron

@@ -32,7 +32,9 @@ uint16_t float_to_half_bits(float value) {
   return static_cast<uint16_t>(sign | ((rounded - 0x38000000u) >> 13));
 }
 
-float bfloat_bits_to_float(uint16_t bits) { return std::bit_cast<float>(static_cast<uint32_t>(bits) << 16); }
+float bfloat_bits_to_float(uint16_t bits) {
+  return std::bit_cast<float>(static_cast<uint32_t>(bits) << 16);
+}
 
 uint16_t float_to_bfloat_bits(float value) {
   const uint32_t bits = std::bit_cast<uint32_t>(value);
@@ -47,7 +49,8 @@ T combine(T a, T b, ReduceOp op) {
 }
 
 template <class T>
-void reduce_plain(const std::vector<const char*>& inputs, char* output, int64_t count, ReduceOp op) {
+void reduce_plain(const std::vector<const char*>& inputs, char* output, int64_t count,
+                  ReduceOp op) {
   T* out = reinterpret_cast<T*>(output);
   if (output != inputs[0]) std::memcpy(out, inputs[0], count * sizeof(T));
   for (size_t r = 1; r < inputs.size(); ++r) {
@@ -57,7 +60,8 @@ void reduce_plain(const std::vector<const char*>& inputs, char* output, int64_t 
 }
 
 template <float (*Load)(uint16_t), uint16_t (*Store)(float)>
-void reduce_16bit(const std::vector<const char*>& inputs, char* output, int64_t count, ReduceOp op) {
+void reduce_16bit(const std::vector<const char*>& inputs, char* output, int64_t count,
+                  ReduceOp op) {
   uint16_t* out = reinterpret_cast<uint16_t*>(output);
   for (int64_t i = 0; i < count; ++i) {
     float value = Load(reinterpret_cast<const uint16_t*>(inputs[0])[i]);
@@ -70,21 +74,27 @@ void reduce_16bit(const std::vector<const char*>& inputs, char* output, int64_t 
 
 }  // namespace
 
-void reduce_in_order(const std::vector<const char*>& inputs, char* output, int64_t count, DType dtype,
-                     ReduceOp op) {
+void reduce_in_order(const std::vector<const char*>& inputs, char* output, int64_t count,
+                     DType dtype, ReduceOp op) {
   switch (dtype) {
-    case DType::kFloat64: return reduce_plain<double>(inputs, output, count, op);
-    case DType::kFloat32: return reduce_plain<float>(inputs, output, count, op);
-    case DType::kInt64: return reduce_plain<int64_t>(inputs, output, count, op);
-    case DType::kInt32: return reduce_plain<int32_t>(inputs, output, count, op);
+    case DType::kFloat64:
+      return reduce_plain<double>(inputs, output, count, op);
+    case DType::kFloat32:
+      return reduce_plain<float>(inputs, output, count, op);
+    case DType::kInt64:
+      return reduce_plain<int64_t>(inputs, output, count, op);
+    case DType::kInt32:
+      return reduce_plain<int32_t>(inputs, output, count, op);
     case DType::kBFloat16:
       return reduce_16bit<bfloat_bits_to_float, float_to_bfloat_bits>(inputs, output, count, op);
     case DType::kFloat16:
       return reduce_16bit<half_bits_to_float, float_to_half_bits>(inputs, output, count, op);
-    default: break;
+    default:
+      break;
   }
-  throw_error(cat("reduction of ", to_string(dtype),
-                  " is not supported between CPU ranks\nhint: types: F64, F32, BF16, F16, I64, I32"));
+  throw_error(
+      cat("reduction of ", to_string(dtype),
+          " is not supported between CPU ranks\nhint: types: F64, F32, BF16, F16, I64, I32"));
 }
 
 }  // namespace megatron

@@ -1,4 +1,5 @@
-// The one way in which ranks on CPUs reduce, so that ranks as threads and ranks as processes give the same bits.
+// The one way in which ranks on CPUs reduce, so that ranks as threads and ranks as processes give
+// the same bits.
 #pragma once
 
 #include <cstdint>
@@ -9,8 +10,9 @@
 
 namespace megatron {
 
-// output[i] = inputs[0][i] op inputs[1][i] op ..., in this order; bf16 and fp16 in fp32, rounded once. `output` may be one of
-// the inputs only if it is the first.
-void reduce_in_order(const std::vector<const char*>& inputs, char* output, int64_t count, DType dtype, ReduceOp op);
+// output[i] = inputs[0][i] op inputs[1][i] op ..., in this order; bf16 and fp16 in fp32, rounded
+// once. `output` may be one of the inputs only if it is the first.
+void reduce_in_order(const std::vector<const char*>& inputs, char* output, int64_t count,
+                     DType dtype, ReduceOp op);
 
 }  // namespace megatron

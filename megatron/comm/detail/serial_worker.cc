@@ -27,7 +27,10 @@ void Task::run() {
   finish(error);
 }
 
-void Task::give_up() { finish(std::make_exception_ptr(Error("a call was given up because its group ended before its turn"))); }
+void Task::give_up() {
+  finish(std::make_exception_ptr(
+      Error("a call was given up because its group ended before its turn")));
+}
 
 void Task::finish(std::exception_ptr error) {
   body_ = nullptr;

@@ -1,5 +1,5 @@
-// One thread that runs tasks in the order in which they were posted: collectives that block their thread become asynchronous
-// without losing their order.
+// One thread that runs tasks in the order in which they were posted: collectives that block their
+// thread become asynchronous without losing their order.
 #pragma once
 
 #include <condition_variable>
@@ -31,8 +31,9 @@ class Task final : public Progress {
   std::exception_ptr error_;
 };
 
-// Starts its thread with the first task. The destructor joins an idle thread; one that is still in a task (a peer did not come)
-// is left behind with what that task holds, so that a failing rank can unwind; tasks that have not begun fail.
+// Starts its thread with the first task. The destructor joins an idle thread; one that is still in
+// a task (a peer did not come) is left behind with what that task holds, so that a failing rank can
+// unwind; tasks that have not begun fail.
 class SerialWorker {
  public:
   SerialWorker() = default;

@@ -23,14 +23,16 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr std::string_view kHint =
-    "\nhint: MASTER_ADDR and MASTER_PORT must name the machine of rank 0 and a free port that every rank can reach; see the "
+    "\nhint: MASTER_ADDR and MASTER_PORT must name the machine of rank 0 and a free port that "
+    "every rank can reach; see the "
     "output of rank 0";
 
 // A connection without blocking calls; everything ends at the deadline.
 class Socket {
  public:
   Socket(const addrinfo& address, Clock::time_point deadline)
-      : fd_(socket(address.ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0)), deadline_(deadline) {
+      : fd_(socket(address.ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0)),
+        deadline_(deadline) {
     if (fd_ < 0) {
       problem_ = std::strerror(errno);
     } else if (connect(fd_, address.ai_addr, address.ai_addrlen) != 0 && errno != EINPROGRESS) {
@@ -51,7 +53,9 @@ class Socket {
   Socket& operator=(const Socket&) = delete;
 
   const std::string& problem() const { return problem_; }  // empty: connected
-  bool send_all(const std::string& bytes) { return send(fd_, bytes.data(), bytes.size(), MSG_NOSIGNAL) == ssize_t(bytes.size()); }
+  bool send_all(const std::string& bytes) {
+    return send(fd_, bytes.data(), bytes.size(), MSG_NOSIGNAL) == ssize_t(bytes.size());
+  }
   // Bytes of an answer: fewer when the other side closed; nothing at the deadline.
   std::optional<std::string> receive(size_t wanted) {
     std::string bytes;
@@ -69,7 +73,8 @@ class Socket {
  private:
   bool wait_until(short events) {
     for (;;) {
-      const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(deadline_ - Clock::now()).count();
+      const auto left =
+          std::chrono::duration_cast<std::chrono::milliseconds>(deadline_ - Clock::now()).count();
       if (left <= 0) return false;
       pollfd entry = {fd_, events, 0};
       const int ready = poll(&entry, 1, static_cast<int>(std::min<int64_t>(left, 1000)));
@@ -95,8 +100,9 @@ std::string attempt(const addrinfo& address, Clock::time_point deadline, bool& f
   if (!socket.problem().empty()) return cat("cannot be reached: ", socket.problem());
   // What a client of c10d says first; a store returns the number.
   const std::string number = "mega";
-  if (!socket.send_all(bytes_of(QueryType::VALIDATE) + bytes_of(c10d::detail::validationMagicNumber) +
-                       bytes_of(QueryType::PING) + number))
+  if (!socket.send_all(bytes_of(QueryType::VALIDATE) +
+                       bytes_of(c10d::detail::validationMagicNumber) + bytes_of(QueryType::PING) +
+                       number))
     return "cannot be reached: the connection broke";
   const std::optional<std::string> answer = socket.receive(number.size());
   if (!answer) return "is held by something that says nothing, which is not the store of this job";
@@ -107,12 +113,14 @@ std::string attempt(const addrinfo& address, Clock::time_point deadline, bool& f
 }
 
 // One attempt at each address of the name.
-std::string attempt(const std::string& host, int port, Clock::time_point deadline, bool& final_answer) {
+std::string attempt(const std::string& host, int port, Clock::time_point deadline,
+                    bool& final_answer) {
   addrinfo hints{};
   hints.ai_socktype = SOCK_STREAM;
   hints.ai_flags = AI_NUMERICSERV;
   addrinfo* found = nullptr;
-  if (const int failed = getaddrinfo(host.c_str(), std::to_string(port).c_str(), &hints, &found); failed != 0)
+  if (const int failed = getaddrinfo(host.c_str(), std::to_string(port).c_str(), &hints, &found);
+      failed != 0)
     return cat("cannot be reached: the name is not known: ", gai_strerror(failed));
   const std::unique_ptr<addrinfo, void (*)(addrinfo*)> guard(found, freeaddrinfo);
   std::string problem;
@@ -126,14 +134,18 @@ std::string attempt(const std::string& host, int port, Clock::time_point deadlin
 }  // namespace
 
 void wait_for_store(const std::string& host, int port, double timeout_seconds) {
-  const auto deadline = Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(timeout_seconds));
-  for (auto pause = std::chrono::milliseconds(20);; pause = std::min(pause * 3 / 2, std::chrono::milliseconds(1000))) {
+  const auto deadline = Clock::now() + std::chrono::duration_cast<Clock::duration>(
+                                           std::chrono::duration<double>(timeout_seconds));
+  for (auto pause = std::chrono::milliseconds(20);;
+       pause = std::min(pause * 3 / 2, std::chrono::milliseconds(1000))) {
     bool final_answer = false;
     const std::string problem = attempt(host, port, deadline, final_answer);
     if (problem.empty()) return;
-    if (final_answer) throw RetryError(cat("the store's address ", host, ":", port, " ", problem, kHint));
+    if (final_answer)
+      throw RetryError(cat("the store's address ", host, ":", port, " ", problem, kHint));
     if (Clock::now() + pause >= deadline)
-      throw RetryError(cat("the store's address ", host, ":", port, " ", problem, " (tried for ", timeout_seconds, " s)", kHint));
+      throw RetryError(cat("the store's address ", host, ":", port, " ", problem, " (tried for ",
+                           timeout_seconds, " s)", kHint));
     std::this_thread::sleep_for(pause);
   }
 }

@@ -18,10 +18,10 @@
 
 namespace megatron {
 
-// Note [Waiting for threads]
-// All groups of a job wait on one condition under one lock. A wait ends when its own condition holds, when a rank has
-// failed, when a rank it needs has returned, when all ranks wait for each other, or at the deadline; in the last four cases
-// it throws. The first failure is kept and is what run_threads() rethrows, the others only unwind.
+// Note [Waiting for threads] All groups of a job wait on one condition under one lock. A wait ends
+// when its own condition holds, when a rank has failed, when a rank it needs has returned, when all
+// ranks wait for each other, or at the deadline; in the last four cases it throws. The first
+// failure is kept and is what run_threads() rethrows, the others only unwind.
 struct ThreadJob {
   // A rank in a wait.
   struct Waiter {
@@ -36,10 +36,10 @@ struct ThreadJob {
   const double timeout_seconds;
   std::mutex mutex;
   std::condition_variable changed;
-  std::exception_ptr failure;     // of the first rank that failed
-  int failed_rank = -1;           // -1: none
-  std::vector<bool> returned;     // by rank of the job
-  std::list<Waiter> waiters;      // in the order in which they began
+  std::exception_ptr failure;  // of the first rank that failed
+  int failed_rank = -1;        // -1: none
+  std::vector<bool> returned;  // by rank of the job
+  std::list<Waiter> waiters;   // in the order in which they began
 };
 
 // One call as a rank posts it; every rank must post an equal one.
@@ -47,16 +47,17 @@ struct ThreadCall {
   const char* op = "";
   DType dtype = DType::kUInt8;
   int64_t count = 0;
-  int argument = 0;                             // root, or the kind of reduction
-  const void* data = nullptr;                   // read by the peers
-  const std::vector<int64_t>* counts = nullptr; // all_to_all: elements for each peer
+  int argument = 0;                              // root, or the kind of reduction
+  const void* data = nullptr;                    // read by the peers
+  const std::vector<int64_t>* counts = nullptr;  // all_to_all: elements for each peer
 
   bool same(const ThreadCall& other) const {
     return std::strcmp(op, other.op) == 0 && dtype == other.dtype && count == other.count &&
            argument == other.argument;
   }
   std::string text() const {
-    return cat(op, " of ", count, " x ", to_string(dtype), argument ? cat(" (argument ", argument, ")") : "");
+    return cat(op, " of ", count, " x ", to_string(dtype),
+               argument ? cat(" (argument ", argument, ")") : "");
   }
 };
 
@@ -74,8 +75,8 @@ struct ThreadGroup {
 
   int size() const { return static_cast<int>(members.size()); }
   void fail_if_lost(const char* what, const std::vector<int>& needed) const;
-  void wait(std::unique_lock<std::mutex>& lock, int rank, const char* what, const std::function<bool()>& ready,
-            const std::function<std::vector<int>()>& needed);
+  void wait(std::unique_lock<std::mutex>& lock, int rank, const char* what,
+            const std::function<bool()>& ready, const std::function<std::vector<int>()>& needed);
   // `interruptible`: the wait may end by a failure; otherwise the peers are sure to arrive.
   void arrive_and_wait(int rank, const char* what, bool interruptible);
 
@@ -86,7 +87,8 @@ struct ThreadGroup {
   int num_arrived = 0;
   std::vector<bool> arrived;
   std::map<std::pair<int, int>, std::deque<ThreadMessage>> mail;  // (from, to)
-  // Subgroups by name, members and how often the asking rank has asked for them; gone when all members have.
+  // Subgroups by name, members and how often the asking rank has asked for them; gone when all
+  // members have.
   using SubgroupKey = std::tuple<std::string, std::vector<int>, int>;
   std::map<SubgroupKey, std::pair<std::shared_ptr<ThreadGroup>, size_t>> forming;
   std::map<std::pair<int, std::string>, int> asked;  // by rank, and name with members
@@ -104,11 +106,14 @@ std::string list_ranks(const std::vector<int>& ranks) {
 
 }  // namespace
 
-// Throws when the job has failed or one of the needed ranks (of the job) has returned. Needs the lock.
+// Throws when the job has failed or one of the needed ranks (of the job) has returned. Needs the
+// lock.
 void ThreadGroup::fail_if_lost(const char* what, const std::vector<int>& needed) const {
-  MEGATRON_CHECK(job->failed_rank < 0, what, " was given up because rank ", job->failed_rank, " failed");
+  MEGATRON_CHECK(job->failed_rank < 0, what, " was given up because rank ", job->failed_rank,
+                 " failed");
   for (int rank : needed) {
-    MEGATRON_CHECK(!job->returned[rank], what, " waits for rank ", rank, ", which has already returned");
+    MEGATRON_CHECK(!job->returned[rank], what, " waits for rank ", rank,
+                   ", which has already returned");
   }
 }
 
@@ -119,12 +124,15 @@ void ThreadJob::fail_if_nobody_can_go_on() const {
   std::string text;
   for (const Waiter& waiter : waiters) {
     if (waiter.ready()) return;
-    text += cat(text.empty() ? "" : "; ", "rank ", waiter.rank, " in ", waiter.what, " for ", list_ranks(waiter.needed()));
+    text += cat(text.empty() ? "" : "; ", "rank ", waiter.rank, " in ", waiter.what, " for ",
+                list_ranks(waiter.needed()));
   }
-  throw_error(cat("ranks wait for each other: ", text, "\nhint: every rank of a group must make the same calls in the same order"));
+  throw_error(cat("ranks wait for each other: ", text,
+                  "\nhint: every rank of a group must make the same calls in the same order"));
 }
 
-// `rank` is this one's in the group; `needed` lists the ranks of the job that the wait still depends on.
+// `rank` is this one's in the group; `needed` lists the ranks of the job that the wait still
+// depends on.
 void ThreadGroup::wait(std::unique_lock<std::mutex>& lock, int rank, const char* what,
                        const std::function<bool()>& ready,
                        const std::function<std::vector<int>()>& needed) {
@@ -133,7 +141,8 @@ void ThreadGroup::wait(std::unique_lock<std::mutex>& lock, int rank, const char*
     const std::list<ThreadJob::Waiter>::iterator place;
     ~Entry() { waiters.erase(place); }  // under the lock, as every way out of here is
   };
-  const Entry entry{job->waiters, job->waiters.insert(job->waiters.end(), {members[rank], what, ready, needed})};
+  const Entry entry{job->waiters,
+                    job->waiters.insert(job->waiters.end(), {members[rank], what, ready, needed})};
   using Clock = std::chrono::steady_clock;
   const auto deadline = Clock::now() + std::chrono::duration_cast<Clock::duration>(
                                            std::chrono::duration<double>(job->timeout_seconds));
@@ -143,7 +152,8 @@ void ThreadGroup::wait(std::unique_lock<std::mutex>& lock, int rank, const char*
     if (job->changed.wait_until(lock, deadline) == std::cv_status::timeout && !ready()) {
       fail_if_lost(what, needed());
       throw_error(cat(what, " timed out after ", job->timeout_seconds, " s: ", list_ranks(needed()),
-                      " did not arrive\nhint: every rank of a group must make the same calls in the same order"));
+                      " did not arrive\nhint: every rank of a group must make the same calls in "
+                      "the same order"));
     }
   }
 }
@@ -162,15 +172,15 @@ void ThreadGroup::arrive_and_wait(int rank, const char* what, bool interruptible
   const auto complete = [&] { return generation != mine; };
   if (!interruptible) return job->changed.wait(lock, complete);
   try {
-    wait(lock, rank, what, complete,
-         [&] {
-           std::vector<int> missing;
-           for (int r = 0; r < size(); ++r) {
-             if (!arrived[r]) missing.push_back(members[r]);
-           }
-           return missing;
-         });
-  } catch (...) {  // whoever comes later must not take this rank, which leaves, for one that is there
+    wait(lock, rank, what, complete, [&] {
+      std::vector<int> missing;
+      for (int r = 0; r < size(); ++r) {
+        if (!arrived[r]) missing.push_back(members[r]);
+      }
+      return missing;
+    });
+  } catch (...) {
+    // Whoever comes later must not take this rank, which leaves, for one that is there
     arrived[rank] = false;
     --num_arrived;
     throw;
@@ -182,9 +192,10 @@ ThreadCore::ThreadCore(std::shared_ptr<ThreadGroup> group, int rank)
 
 int ThreadCore::size() const { return group_->size(); }
 
-// Posts the call, lets every rank read its peers' memory, and returns when all have read. `read_peers` must not write to
-// memory that a peer reads. Whatever goes wrong between the two barriers is thrown after the second one, and nothing
-// interrupts that one, because until then a peer may be reading this rank's memory.
+// Posts the call, lets every rank read its peers' memory, and returns when all have read.
+// `read_peers` must not write to memory that a peer reads. Whatever goes wrong between the two
+// barriers is thrown after the second one, and nothing interrupts that one, because until then a
+// peer may be reading this rank's memory.
 void ThreadCore::exchange(const ThreadCall& call, const std::function<void()>& read_peers) {
   group_->calls[rank_] = call;
   group_->arrive_and_wait(rank_, call.op, true);
@@ -203,13 +214,14 @@ void ThreadCore::check_calls() const {
   const ThreadCall& first = group_->calls[0];
   for (int r = 1; r < size(); ++r) {
     const ThreadCall& other = group_->calls[r];
-    MEGATRON_CHECK(first.same(other), "ranks of a group made different calls: rank ", group_->members[0], " ",
-                   first.text(), ", rank ", group_->members[r], " ", other.text());
+    MEGATRON_CHECK(first.same(other), "ranks of a group made different calls: rank ",
+                   group_->members[0], " ", first.text(), ", rank ", group_->members[r], " ",
+                   other.text());
   }
 }
 
-void ThreadCore::reduce(void* output, const void* input, int64_t first, int64_t count, int64_t total,
-                        DType dtype, ReduceOp op, const char* name) {
+void ThreadCore::reduce(void* output, const void* input, int64_t first, int64_t count,
+                        int64_t total, DType dtype, ReduceOp op, const char* name) {
   const int64_t width = size_of(dtype);
   std::vector<char> result(count * width);
   exchange({name, dtype, total, static_cast<int>(op), input}, [&] {
@@ -226,8 +238,8 @@ void ThreadCore::all_reduce(void* data, int64_t count, DType dtype, ReduceOp op)
   reduce(data, data, 0, count, count, dtype, op, "all_reduce");
 }
 
-void ThreadCore::reduce_scatter(void* output, const void* input, int64_t count_per_rank, DType dtype,
-                                ReduceOp op) {
+void ThreadCore::reduce_scatter(void* output, const void* input, int64_t count_per_rank,
+                                DType dtype, ReduceOp op) {
   reduce(output, input, rank_ * count_per_rank, count_per_rank, count_per_rank, dtype, op,
          "reduce_scatter");
 }
@@ -242,8 +254,9 @@ void ThreadCore::all_gather(void* output, const void* input, int64_t count_per_r
   });
 }
 
-void ThreadCore::all_to_all(void* output, const std::vector<int64_t>& output_counts, const void* input,
-                            const std::vector<int64_t>& input_counts, DType dtype) {
+void ThreadCore::all_to_all(void* output, const std::vector<int64_t>& output_counts,
+                            const void* input, const std::vector<int64_t>& input_counts,
+                            DType dtype) {
   const size_t ranks = static_cast<size_t>(size());
   MEGATRON_CHECK(output_counts.size() == ranks && input_counts.size() == ranks, "all_to_all takes ",
                  ranks, " sizes for each side, got ", input_counts.size(), " to send and ",
@@ -252,13 +265,15 @@ void ThreadCore::all_to_all(void* output, const std::vector<int64_t>& output_cou
     char* out = static_cast<char*>(output);
     for (int r = 0; r < size(); ++r) {
       const std::vector<int64_t>& sent = *group_->calls[r].counts;
-      MEGATRON_CHECK(sent[rank_] == output_counts[r], "all_to_all: rank ", r, " sends ", sent[rank_],
-                     " elements to rank ", rank_, ", which expects ", output_counts[r]);
+      MEGATRON_CHECK(sent[rank_] == output_counts[r], "all_to_all: rank ", r, " sends ",
+                     sent[rank_], " elements to rank ", rank_, ", which expects ",
+                     output_counts[r]);
       int64_t skip = 0;
       for (int q = 0; q < rank_; ++q) skip += sent[q];
       const int64_t bytes = sent[rank_] * size_of(dtype);
       if (bytes == 0) continue;
-      std::memcpy(out, static_cast<const char*>(group_->calls[r].data) + skip * size_of(dtype), bytes);
+      std::memcpy(out, static_cast<const char*>(group_->calls[r].data) + skip * size_of(dtype),
+                  bytes);
       out += bytes;
     }
   });
@@ -267,7 +282,8 @@ void ThreadCore::all_to_all(void* output, const std::vector<int64_t>& output_cou
 void ThreadCore::broadcast(void* data, int64_t count, DType dtype, int root) {
   check_peer("broadcast from", root);
   exchange({"broadcast", dtype, count, root, data}, [&] {
-    if (rank_ != root && count > 0) std::memcpy(data, group_->calls[root].data, count * size_of(dtype));
+    if (rank_ != root && count > 0)
+      std::memcpy(data, group_->calls[root].data, count * size_of(dtype));
   });
 }
 
@@ -276,7 +292,8 @@ void ThreadCore::barrier() {
 }
 
 void ThreadCore::check_peer(const char* what, int peer) const {
-  MEGATRON_CHECK(peer >= 0 && peer < size(), what, " rank ", peer, " in a group of ", size(), " ranks");
+  MEGATRON_CHECK(peer >= 0 && peer < size(), what, " rank ", peer, " in a group of ", size(),
+                 " ranks");
 }
 
 void ThreadCore::send(const void* data, int64_t count, DType dtype, int peer) {
@@ -299,8 +316,9 @@ void ThreadCore::recv(void* data, int64_t count, DType dtype, int peer) {
   queue.pop_front();
   lock.unlock();
   const int64_t got = static_cast<int64_t>(message.bytes.size()) / size_of(message.dtype);
-  MEGATRON_CHECK(message.dtype == dtype && got == count, "recv from rank ", peer, " expects ", count, " x ",
-                 to_string(dtype), ", rank ", peer, " sent ", got, " x ", to_string(message.dtype));
+  MEGATRON_CHECK(message.dtype == dtype && got == count, "recv from rank ", peer, " expects ",
+                 count, " x ", to_string(dtype), ", rank ", peer, " sent ", got, " x ",
+                 to_string(message.dtype));
   if (count > 0) std::memcpy(data, message.bytes.data(), message.bytes.size());
 }
 
@@ -312,7 +330,8 @@ ThreadCore ThreadCore::subgroup(const std::vector<int>& ranks, const std::string
     if (ranks[i] == rank_) rank_in_child = static_cast<int>(i);
     members.push_back(group_->members[ranks[i]]);
   }
-  MEGATRON_CHECK(rank_in_child >= 0, "rank ", rank_, " asks for the group ", name, ", which it is no member of");
+  MEGATRON_CHECK(rank_in_child >= 0, "rank ", rank_, " asks for the group ", name,
+                 ", which it is no member of");
   std::lock_guard lock(group_->job->mutex);
   std::string text = name;
   for (int rank : ranks) text += cat(" ", rank);

@@ -1,5 +1,5 @@
-// Collectives between threads of one process, on raw host memory; without libtorch, so that the thread sanitizer sees
-// everything. See comm/thread_backend.h.
+// Collectives between threads of one process, on raw host memory; without libtorch, so that the
+// thread sanitizer sees everything. See comm/thread_backend.h.
 #pragma once
 
 #include <cstdint>
@@ -13,15 +13,17 @@
 
 namespace megatron {
 
-// What all threads of one run_threads() share: one lock, one condition, the first failure. Defined in the source.
+// What all threads of one run_threads() share: one lock, one condition, the first failure. Defined
+// in the source.
 struct ThreadJob;
 // What the ranks of one group share, and one call as a rank posts it. Defined in the source.
 struct ThreadGroup;
 struct ThreadCall;
 
-// One rank of a group. Counts are in elements. Calls block until every rank of the group has made the same call; a call that
-// differs between ranks throws on all of them, naming both. Reductions run in rank order and are therefore deterministic;
-// bf16 and fp16 are summed in fp32 and rounded once.
+// One rank of a group. Counts are in elements. Calls block until every rank of the group has made
+// the same call; a call that differs between ranks throws on all of them, naming both. Reductions
+// run in rank order and are therefore deterministic; bf16 and fp16 are summed in fp32 and rounded
+// once.
 class ThreadCore {
  public:
   ThreadCore(std::shared_ptr<ThreadGroup> group, int rank);
@@ -31,11 +33,13 @@ class ThreadCore {
 
   void all_reduce(void* data, int64_t count, DType dtype, ReduceOp op);
   void all_gather(void* output, const void* input, int64_t count_per_rank, DType dtype);
-  void reduce_scatter(void* output, const void* input, int64_t count_per_rank, DType dtype, ReduceOp op);
+  void reduce_scatter(void* output, const void* input, int64_t count_per_rank, DType dtype,
+                      ReduceOp op);
   void all_to_all(void* output, const std::vector<int64_t>& output_counts, const void* input,
                   const std::vector<int64_t>& input_counts, DType dtype);
   void broadcast(void* data, int64_t count, DType dtype, int root);
-  void send(const void* data, int64_t count, DType dtype, int peer);  // buffered: does not wait for the receiver
+  // Buffered: does not wait for the receiver
+  void send(const void* data, int64_t count, DType dtype, int peer);
   void recv(void* data, int64_t count, DType dtype, int peer);
   void barrier();
   // The group of these ranks of this group; see Backend::subgroup.
@@ -44,8 +48,8 @@ class ThreadCore {
  private:
   void exchange(const ThreadCall& call, const std::function<void()>& read_peers);
   void check_calls() const;
-  void reduce(void* output, const void* input, int64_t first, int64_t count, int64_t total, DType dtype,
-              ReduceOp op, const char* name);
+  void reduce(void* output, const void* input, int64_t first, int64_t count, int64_t total,
+              DType dtype, ReduceOp op, const char* name);
   void check_peer(const char* what, int peer) const;
 
   std::shared_ptr<ThreadGroup> group_;

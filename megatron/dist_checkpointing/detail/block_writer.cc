@@ -14,8 +14,9 @@ constexpr uint64_t kWriteBackBlocks = 64;  // between two calls of OutputFile::w
 
 }  // namespace
 
-BlockWriter::BlockWriter(const std::filesystem::path& directory, std::string name, std::string_view header,
-                         uint64_t data_bytes, std::function<void()> progress)
+BlockWriter::BlockWriter(const std::filesystem::path& directory, std::string name,
+                         std::string_view header, uint64_t data_bytes,
+                         std::function<void()> progress)
     : out_(directory / name, header.size() + data_bytes), progress_(std::move(progress)) {
   file_.name = std::move(name);
   file_.bytes = file_.header_bytes = header.size();

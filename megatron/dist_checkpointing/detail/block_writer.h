@@ -14,10 +14,10 @@ namespace megatron {
 
 class BlockWriter {
  public:
-  // `name` is relative to `directory`; `header` is the part with a checksum of its own, `data_bytes` what will follow.
-  // `progress` is called after each block.
-  BlockWriter(const std::filesystem::path& directory, std::string name, std::string_view header, uint64_t data_bytes,
-              std::function<void()> progress = {});
+  // `name` is relative to `directory`; `header` is the part with a checksum of its own,
+  // `data_bytes` what will follow. `progress` is called after each block.
+  BlockWriter(const std::filesystem::path& directory, std::string name, std::string_view header,
+              uint64_t data_bytes, std::function<void()> progress = {});
   void write(const void* data, size_t bytes);
   // Flushes, fsyncs, closes; the file's entry in the manifest.
   StoredFile finish();

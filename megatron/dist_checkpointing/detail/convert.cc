@@ -7,21 +7,25 @@
 namespace megatron {
 namespace {
 
-float from_bfloat16(uint16_t bits) { return std::bit_cast<float>(static_cast<uint32_t>(bits) << 16); }
+float from_bfloat16(uint16_t bits) {
+  return std::bit_cast<float>(static_cast<uint32_t>(bits) << 16);
+}
 
 float from_float16(uint16_t bits) {
   const uint32_t sign = static_cast<uint32_t>(bits & 0x8000) << 16;
   const uint32_t exponent = bits >> 10 & 31, mantissa = bits & 1023;
   if (exponent == 31) return std::bit_cast<float>(sign | 0x7f800000u | mantissa << 13);
-  if (exponent == 0) return std::copysign(std::ldexp(static_cast<float>(mantissa), -24), std::bit_cast<float>(sign));
+  if (exponent == 0)
+    return std::copysign(std::ldexp(static_cast<float>(mantissa), -24), std::bit_cast<float>(sign));
   return std::bit_cast<float>(sign | (exponent + 112) << 23 | mantissa << 13);
 }
 
-// The nearest float, or on inexact results the neighbour with an odd mantissa: rounding that to 16 bits then equals
-// rounding the double at once.
+// The nearest float, or on inexact results the neighbour with an odd mantissa: rounding that to 16
+// bits then equals rounding the double at once.
 float to_float_odd(double value) {
   float nearest = static_cast<float>(value);
-  if (static_cast<double>(nearest) == value || std::isnan(value) || std::isinf(nearest)) return nearest;
+  if (static_cast<double>(nearest) == value || std::isnan(value) || std::isinf(nearest))
+    return nearest;
   uint32_t bits = std::bit_cast<uint32_t>(nearest);
   if (bits & 1) return nearest;
   const bool away = std::abs(static_cast<double>(nearest)) > std::abs(value);
@@ -50,7 +54,8 @@ uint16_t to_float16(float value) {
 template <class T>
 T element(const void* in, int64_t i) {
   T value;
-  std::memcpy(&value, static_cast<const char*>(in) + i * static_cast<int64_t>(sizeof(T)), sizeof(T));
+  std::memcpy(&value, static_cast<const char*>(in) + i * static_cast<int64_t>(sizeof(T)),
+              sizeof(T));
   return value;
 }
 
@@ -74,7 +79,8 @@ void store(void* out, DType dtype, int64_t i, double value) {
 }
 
 bool is_floating(DType dtype) {
-  return dtype == DType::kFloat64 || dtype == DType::kFloat32 || dtype == DType::kBFloat16 || dtype == DType::kFloat16;
+  return dtype == DType::kFloat64 || dtype == DType::kFloat32 || dtype == DType::kBFloat16 ||
+         dtype == DType::kFloat16;
 }
 
 }  // namespace

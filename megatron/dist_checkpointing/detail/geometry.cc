@@ -26,10 +26,12 @@ int64_t checked_num_elements(const std::vector<int64_t>& shape, const std::strin
   int64_t count = 1;
   bool zero = false;
   for (int64_t extent : shape) {
-    MEGATRON_CHECK(extent >= 0, what, " has shape ", shape_string(shape), "; extents are at least 0");
+    MEGATRON_CHECK(extent >= 0, what, " has shape ", shape_string(shape),
+                   "; extents are at least 0");
     zero = zero || extent == 0;
     if (extent == 0) continue;
-    MEGATRON_CHECK(count <= kLimit / extent, what, " has shape ", shape_string(shape), ", which is too large");
+    MEGATRON_CHECK(count <= kLimit / extent, what, " has shape ", shape_string(shape),
+                   ", which is too large");
     count *= extent;
   }
   return zero ? 0 : count;
@@ -38,7 +40,8 @@ int64_t checked_num_elements(const std::vector<int64_t>& shape, const std::strin
 bool is_inside(const Box& box, const std::vector<int64_t>& shape) {
   if (box.offset.size() != shape.size() || box.shape.size() != shape.size()) return false;
   for (size_t d = 0; d < shape.size(); ++d)
-    if (box.offset[d] < 0 || box.shape[d] < 0 || box.shape[d] > shape[d] || box.offset[d] > shape[d] - box.shape[d])
+    if (box.offset[d] < 0 || box.shape[d] < 0 || box.shape[d] > shape[d] ||
+        box.offset[d] > shape[d] - box.shape[d])
       return false;
   return true;
 }
@@ -55,7 +58,8 @@ std::optional<Box> intersect(const Box& a, const Box& b) {
   return common;
 }
 
-int64_t count_before(const std::vector<int64_t>& local_shape, const std::vector<int64_t>& local_offset,
+int64_t count_before(const std::vector<int64_t>& local_shape,
+                     const std::vector<int64_t>& local_offset,
                      const std::vector<int64_t>& box_shape, int64_t position) {
   const std::vector<int64_t> local = strides_of(local_shape), inner = strides_of(box_shape);
   int64_t total = 1;
@@ -63,7 +67,8 @@ int64_t count_before(const std::vector<int64_t>& local_shape, const std::vector<
   if (total == 0 || position <= 0) return 0;
   int64_t count = 0;
   for (size_t d = 0; d < local_shape.size(); ++d) {
-    // Rows of this dimension that lie wholly before the position, then go on inside the row that holds it.
+    // Rows of this dimension that lie wholly before the position, then go on inside the row that
+    // holds it.
     const int64_t coordinate = position / local[d] - local_offset[d];
     position %= local[d];
     if (coordinate < 0) return count;
@@ -73,16 +78,22 @@ int64_t count_before(const std::vector<int64_t>& local_shape, const std::vector<
   return local_shape.empty() ? total : count;
 }
 
-Overlap::Overlap(const Box& box, int64_t flat_begin, int64_t flat_end, const std::vector<int64_t>& local_shape,
-                 const ShardPiece& piece, int64_t local_begin, int64_t local_end)
-    : flat_begin_(flat_begin), flat_end_(flat_end), local_begin_(local_begin), local_end_(local_end) {
+Overlap::Overlap(const Box& box, int64_t flat_begin, int64_t flat_end,
+                 const std::vector<int64_t>& local_shape, const ShardPiece& piece,
+                 int64_t local_begin, int64_t local_end)
+    : flat_begin_(flat_begin),
+      flat_end_(flat_end),
+      local_begin_(local_begin),
+      local_end_(local_end) {
   const std::optional<Box> common = intersect(box, piece.global);
   if (!common || flat_begin >= flat_end || local_begin >= local_end) return;
-  const std::vector<int64_t> box_strides = strides_of(box.shape), local_strides = strides_of(local_shape);
+  const std::vector<int64_t> box_strides = strides_of(box.shape),
+                             local_strides = strides_of(local_shape);
   const size_t dims = box.shape.size();
   for (size_t d = 0; d < dims; ++d) {
     box_base_ += (common->offset[d] - box.offset[d]) * box_strides[d];
-    local_base_ += (common->offset[d] - piece.global.offset[d] + piece.local_offset[d]) * local_strides[d];
+    local_base_ +=
+        (common->offset[d] - piece.global.offset[d] + piece.local_offset[d]) * local_strides[d];
   }
   // Inner dimensions that are whole in both join the run.
   size_t outer = dims;
@@ -136,9 +147,7 @@ void Overlap::for_each_run(int64_t begin, int64_t end, const Visit& visit) const
   }
 }
 
-int64_t Overlap::first() const {
-  return std::max(box_base_, flat_begin_);
-}
+int64_t Overlap::first() const { return std::max(box_base_, flat_begin_); }
 
 int64_t Overlap::last() const {
   if (num_runs_ == 0) return 0;
@@ -155,28 +164,33 @@ int64_t Overlap::count() const {
 
 ShardedTensor normalized(const ShardedTensor& tensor, bool needs_memory) {
   ShardedTensor out = tensor;
-  MEGATRON_CHECK(!out.key.empty(), "a tensor of shape ", shape_string(out.global_shape), " has no name");
+  MEGATRON_CHECK(!out.key.empty(), "a tensor of shape ", shape_string(out.global_shape),
+                 " has no name");
   checked_num_elements(out.global_shape, out.key);
   if (out.pieces.empty()) {
     if (out.local_shape.empty()) out.local_shape = out.global_shape;
-    MEGATRON_CHECK(out.local_shape == out.global_shape, out.key, " has local shape ", shape_string(out.local_shape),
-                   " and global shape ", shape_string(out.global_shape), ", and no pieces say how they relate");
+    MEGATRON_CHECK(out.local_shape == out.global_shape, out.key, " has local shape ",
+                   shape_string(out.local_shape), " and global shape ",
+                   shape_string(out.global_shape), ", and no pieces say how they relate");
     const std::vector<int64_t> origin(out.global_shape.size(), 0);
     out.pieces = {{{origin, out.global_shape}, origin}};
   }
   const int64_t local_elements = checked_num_elements(out.local_shape, out.key);
   for (const ShardPiece& piece : out.pieces) {
     MEGATRON_CHECK(is_inside(piece.global, out.global_shape), out.key, ": the piece at ",
-                   shape_string(piece.global.offset), " of shape ", shape_string(piece.global.shape),
-                   " lies outside the global shape ", shape_string(out.global_shape));
+                   shape_string(piece.global.offset), " of shape ",
+                   shape_string(piece.global.shape), " lies outside the global shape ",
+                   shape_string(out.global_shape));
     MEGATRON_CHECK(is_inside({piece.local_offset, piece.global.shape}, out.local_shape), out.key,
-                   ": the piece of shape ", shape_string(piece.global.shape), " at ", shape_string(piece.local_offset),
-                   " lies outside the local shape ", shape_string(out.local_shape));
+                   ": the piece of shape ", shape_string(piece.global.shape), " at ",
+                   shape_string(piece.local_offset), " lies outside the local shape ",
+                   shape_string(out.local_shape));
   }
   if (out.flat_end < 0) out.flat_end = local_elements;
-  MEGATRON_CHECK(out.flat_begin >= 0 && out.flat_begin <= out.flat_end && out.flat_end <= local_elements, out.key,
-                 ": the flat range ", out.flat_begin, " to ", out.flat_end, " lies outside the ", local_elements,
-                 " elements of the local tensor");
+  MEGATRON_CHECK(
+      out.flat_begin >= 0 && out.flat_begin <= out.flat_end && out.flat_end <= local_elements,
+      out.key, ": the flat range ", out.flat_begin, " to ", out.flat_end, " lies outside the ",
+      local_elements, " elements of the local tensor");
   MEGATRON_CHECK(out.data != nullptr || out.flat_begin == out.flat_end || !needs_memory, out.key,
                  " has no memory");
   return out;

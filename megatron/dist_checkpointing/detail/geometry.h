@@ -1,4 +1,5 @@
-// Boxes of global tensors against boxes of local ones: which contiguous runs of elements they share.
+// Boxes of global tensors against boxes of local ones: which contiguous runs of elements they
+// share.
 #pragma once
 
 #include <cstdint>
@@ -13,7 +14,8 @@ namespace megatron {
 
 std::string shape_string(const std::vector<int64_t>& shape);  // "[4096, 1024]"
 
-// Number of elements; throws Error when an extent is negative or the product does not fit. `what` names the tensor.
+// Number of elements; throws Error when an extent is negative or the product does not fit. `what`
+// names the tensor.
 int64_t checked_num_elements(const std::vector<int64_t>& shape, const std::string& what);
 
 // Whether the box lies inside a tensor of this shape.
@@ -22,20 +24,23 @@ bool is_inside(const Box& box, const std::vector<int64_t>& shape);
 // The common part of two boxes of the same tensor; nothing when it is empty.
 std::optional<Box> intersect(const Box& a, const Box& b);
 
-// Number of elements of the box at local_offset in a local tensor whose flat index is below `position`. Flat indices rise
-// with the box's own row-major order, so a flat range of the local tensor is one flat range of the box.
-int64_t count_before(const std::vector<int64_t>& local_shape, const std::vector<int64_t>& local_offset,
+// Number of elements of the box at local_offset in a local tensor whose flat index is below
+// `position`. Flat indices rise with the box's own row-major order, so a flat range of the local
+// tensor is one flat range of the box.
+int64_t count_before(const std::vector<int64_t>& local_shape,
+                     const std::vector<int64_t>& local_offset,
                      const std::vector<int64_t>& box_shape, int64_t position);
 
-// The elements shared by a flat range of a row-major box and by a flat range of a local tensor that holds a piece of the same
-// global tensor, as runs that are contiguous in both.
+// The elements shared by a flat range of a row-major box and by a flat range of a local tensor that
+// holds a piece of the same global tensor, as runs that are contiguous in both.
 class Overlap {
  public:
   using Visit = std::function<void(int64_t box_flat, int64_t local_flat, int64_t count)>;
 
   // An empty overlap when nothing is shared.
-  Overlap(const Box& box, int64_t flat_begin, int64_t flat_end, const std::vector<int64_t>& local_shape,
-          const ShardPiece& piece, int64_t local_begin, int64_t local_end);
+  Overlap(const Box& box, int64_t flat_begin, int64_t flat_end,
+          const std::vector<int64_t>& local_shape, const ShardPiece& piece, int64_t local_begin,
+          int64_t local_end);
 
   bool empty() const { return num_runs_ == 0; }
   // Bounds of the shared elements in the box's flat order; the range between may have gaps.

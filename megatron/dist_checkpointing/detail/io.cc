@@ -49,16 +49,20 @@ void set_io_hook(IoHook new_hook) {
 }
 
 void throw_io_error(const std::string& what, const fs::path& path, int error) {
-  std::string message = cat("cannot ", what, " ", path.string(), ": ", std::strerror(error), " (errno ", error, ")");
+  std::string message =
+      cat("cannot ", what, " ", path.string(), ": ", std::strerror(error), " (errno ", error, ")");
   if (error == ENOSPC || error == EDQUOT)
     message += "\nhint: free space there, keep fewer checkpoints, or save to another folder";
-  if (error == EFBIG) message += "\nhint: the limit on file sizes (ulimit -f) is too low for this checkpoint";
+  if (error == EFBIG)
+    message += "\nhint: the limit on file sizes (ulimit -f) is too low for this checkpoint";
   const bool reads = what == "open" || what == "read" || what == "read folder" || what == "look at";
   if (error == EACCES || error == EPERM || error == EROFS)
     message += reads ? "\nhint: the checkpoints and their folder must be readable by this user"
                      : "\nhint: the folder must be writable by this user";
-  if (error == EMFILE || error == ENFILE) message += "\nhint: raise the limit on open files (ulimit -n)";
-  if (error == EIO) message += "\nhint: the disk or the file server fails; see the kernel's log (dmesg)";
+  if (error == EMFILE || error == ENFILE)
+    message += "\nhint: raise the limit on open files (ulimit -n)";
+  if (error == EIO)
+    message += "\nhint: the disk or the file server fails; see the kernel's log (dmesg)";
   if (error == ESTALE) message += "\nhint: the file server has replaced the folder; mount it again";
   if (is_damage(error)) throw Error(message);
   throw_access_error(message, is_temporary(error));
@@ -132,11 +136,13 @@ void OutputFile::write(const void* data, size_t bytes) {
 void OutputFile::write_back() {
   // File systems that cannot do this leave the work to the sync at the end.
   if (begun_ > done_)
-    (void)::sync_file_range(fd_, static_cast<off_t>(done_), static_cast<off_t>(begun_ - done_),
-                            SYNC_FILE_RANGE_WAIT_BEFORE | SYNC_FILE_RANGE_WRITE | SYNC_FILE_RANGE_WAIT_AFTER);
+    (void)::sync_file_range(
+        fd_, static_cast<off_t>(done_), static_cast<off_t>(begun_ - done_),
+        SYNC_FILE_RANGE_WAIT_BEFORE | SYNC_FILE_RANGE_WRITE | SYNC_FILE_RANGE_WAIT_AFTER);
   done_ = begun_;
   if (written_ > begun_)
-    (void)::sync_file_range(fd_, static_cast<off_t>(begun_), static_cast<off_t>(written_ - begun_), SYNC_FILE_RANGE_WRITE);
+    (void)::sync_file_range(fd_, static_cast<off_t>(begun_), static_cast<off_t>(written_ - begun_),
+                            SYNC_FILE_RANGE_WRITE);
   begun_ = written_;
 }
 
@@ -150,7 +156,8 @@ void OutputFile::sync_and_close() {
 
 InputFile::InputFile(fs::path path) : path_(std::move(path)) {
   pass_hook(IoOp::kRead, "open", path_);
-  fd_ = ::open(path_.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);  // never waits for the writer of a FIFO
+  // Never waits for the writer of a FIFO
+  fd_ = ::open(path_.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
   if (fd_ < 0) throw_io_error("open", path_, errno);
   struct stat info;
   const int error = ::fstat(fd_, &info) == 0 ? 0 : errno;
@@ -177,7 +184,8 @@ void InputFile::read_at(uint64_t offset, void* out, size_t bytes) const {
     if (fault > 0) errno = fault;
     if (got < 0 && errno == EINTR) continue;
     if (got < 0) throw_io_error("read", path_, errno);
-    MEGATRON_CHECK(got > 0, path_.string(), ": ends at byte ", offset, ", ", bytes, " more were expected");
+    MEGATRON_CHECK(got > 0, path_.string(), ": ends at byte ", offset, ", ", bytes,
+                   " more were expected");
     at += got;
     offset += static_cast<uint64_t>(got);
     bytes -= static_cast<size_t>(got);
@@ -213,7 +221,8 @@ void make_directories(const fs::path& path) {
   const fs::path parent = path.parent_path();
   if (parent != path) make_directories(parent);
   pass_hook(IoOp::kMkdir, "create folder", path);
-  if (::mkdir(path.c_str(), 0777) != 0 && errno != EEXIST) throw_io_error("create folder", path, errno);
+  if (::mkdir(path.c_str(), 0777) != 0 && errno != EEXIST)
+    throw_io_error("create folder", path, errno);
   MEGATRON_CHECK(fs::is_directory(path, ignored), path.string(), ": exists and is not a folder");
   sync_directory(parent);
 }
@@ -225,18 +234,21 @@ void sync_directory(const fs::path& path) {
   if (fd < 0) throw_io_error("open folder", name, errno);
   const int error = ::fsync(fd) == 0 ? 0 : errno;
   ::close(fd);
-  // Some file systems cannot sync a folder and say EINVAL; their renames are durable in another way or not at all.
+  // Some file systems cannot sync a folder and say EINVAL; their renames are durable in another way
+  // or not at all.
   if (error != 0 && error != EINVAL) throw_io_error("sync folder", name, error);
 }
 
 void rename_path(const fs::path& from, const fs::path& to) {
   pass_hook(IoOp::kRename, "rename", from, to);
-  if (::rename(from.c_str(), to.c_str()) != 0) throw_io_error(cat("rename to ", to.string(), " the path"), from, errno);
+  if (::rename(from.c_str(), to.c_str()) != 0)
+    throw_io_error(cat("rename to ", to.string(), " the path"), from, errno);
 }
 
 bool exchange_paths(const fs::path& a, const fs::path& b) {
   pass_hook(IoOp::kRename, "exchange", a, b);
-  if (::syscall(SYS_renameat2, AT_FDCWD, a.c_str(), AT_FDCWD, b.c_str(), RENAME_EXCHANGE) == 0) return true;
+  if (::syscall(SYS_renameat2, AT_FDCWD, a.c_str(), AT_FDCWD, b.c_str(), RENAME_EXCHANGE) == 0)
+    return true;
   if (errno == EINVAL || errno == ENOSYS) return false;
   throw_io_error(cat("exchange with ", b.string(), " the path"), a, errno);
 }
@@ -246,7 +258,8 @@ void remove_tree(const fs::path& path, const std::function<void()>& progress) {
   std::error_code error;
   std::vector<fs::path> entries;
   if (fs::is_directory(fs::symlink_status(path, error)))
-    for (fs::directory_iterator it(path, error), end; !error && it != end; it.increment(error)) entries.push_back(it->path());
+    for (fs::directory_iterator it(path, error), end; !error && it != end; it.increment(error))
+      entries.push_back(it->path());
   for (const fs::path& entry : entries) {
     fs::remove_all(entry, error);
     if (error) throw_io_error("remove", entry, error.value());

@@ -1,5 +1,5 @@
-// System calls on files: loops over EINTR and short transfers, errors that name path and reason, and one seam where tests
-// inject failures and record what was done.
+// System calls on files: loops over EINTR and short transfers, errors that name path and reason,
+// and one seam where tests inject failures and record what was done.
 #pragma once
 
 #include <cstddef>
@@ -12,26 +12,31 @@ namespace megatron {
 
 enum class IoOp { kMkdir, kOpen, kAllocate, kWrite, kSync, kRename, kUnlink, kRead, kStat };
 
-// Called before each operation on a path (`to` only for renames). Returns 0 to go on, an errno to fail with it, or
-// kIoShort to transfer less than was asked. For tests; called from any thread.
+// Called before each operation on a path (`to` only for renames). Returns 0 to go on, an errno to
+// fail with it, or kIoShort to transfer less than was asked. For tests; called from any thread.
 inline constexpr int kIoShort = -1;
-using IoHook = std::function<int(IoOp op, const std::filesystem::path& path, const std::filesystem::path& to)>;
+using IoHook =
+    std::function<int(IoOp op, const std::filesystem::path& path, const std::filesystem::path& to)>;
 void set_io_hook(IoHook hook);  // empty: none. Not while files are in use.
 
-// Throws Error "cannot <what> <path>: <reason>" with a hint where one helps; an AccessError unless is_damage(error).
-[[noreturn]] void throw_io_error(const std::string& what, const std::filesystem::path& path, int error);
+// Throws Error "cannot <what> <path>: <reason>" with a hint where one helps; an AccessError unless
+// is_damage(error).
+[[noreturn]] void throw_io_error(const std::string& what, const std::filesystem::path& path,
+                                 int error);
 
-// A new file, written from begin to end. The destructor closes without a check; sync_and_close() is the successful end.
+// A new file, written from begin to end. The destructor closes without a check; sync_and_close() is
+// the successful end.
 class OutputFile {
  public:
-  // `expected_bytes` is reserved at once where the file system can, so that a full disk shows early.
+  // `expected_bytes` is reserved at once where the file system can, so that a full disk shows
+  // early.
   explicit OutputFile(std::filesystem::path path, uint64_t expected_bytes = 0);
   ~OutputFile();
   OutputFile(const OutputFile&) = delete;
   OutputFile& operator=(const OutputFile&) = delete;
   void write(const void* data, size_t bytes);
-  // Asks the system to begin writing what is in its cache and waits for what it was asked for before, so that the sync at the
-  // end is short however large the file is.
+  // Asks the system to begin writing what is in its cache and waits for what it was asked for
+  // before, so that the sync at the end is short however large the file is.
   void write_back();
   void sync_and_close();
 
@@ -41,8 +46,8 @@ class OutputFile {
   uint64_t written_ = 0, begun_ = 0, done_ = 0;  // bytes: written; being written back; written back
 };
 
-// A file opened for positioned reads; safe to use from several threads. What is no regular file (a FIFO, a device, a folder) is
-// refused without waiting for it.
+// A file opened for positioned reads; safe to use from several threads. What is no regular file (a
+// FIFO, a device, a folder) is refused without waiting for it.
 class InputFile {
  public:
   explicit InputFile(std::filesystem::path path);

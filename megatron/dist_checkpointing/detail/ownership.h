@@ -1,8 +1,8 @@
 // Temporary directories and who owns them: `<name>.tmp-<host>-<pid>-<start>-<n>`.
 //
-// The owner holds a lock on the directory while it lives. A leftover is removed only when its owner is surely gone: its
-// process (host, pid and start time) does not exist and nobody holds the lock; on another host, when nothing in it was
-// modified for a day.
+// The owner holds a lock on the directory while it lives. A leftover is removed only when its owner
+// is surely gone: its process (host, pid and start time) does not exist and nobody holds the lock;
+// on another host, when nothing in it was modified for a day.
 #pragma once
 
 #include <filesystem>
@@ -17,7 +17,8 @@ inline constexpr const char* kTemporaryInfix = ".tmp-";
 // A name next to `path` that no other writer uses.
 std::filesystem::path temporary_path(const std::filesystem::path& path);
 
-// Holds the lock on a directory until destroyed. Where the file system cannot lock, the process identity alone counts.
+// Holds the lock on a directory until destroyed. Where the file system cannot lock, the process
+// identity alone counts.
 class DirectoryLock {
  public:
   explicit DirectoryLock(const std::filesystem::path& directory);
@@ -29,7 +30,8 @@ class DirectoryLock {
   int fd_ = -1;
 };
 
-// Who writes, or wrote, what bears a temporary name: those of this file, and `<name>.tmp-<pid>-<n>` of base/files.h.
+// Who writes, or wrote, what bears a temporary name: those of this file, and `<name>.tmp-<pid>-<n>`
+// of base/files.h.
 struct WriterState {
   std::string name;  // "process 4711 on node3"
   bool alive = false;

@@ -22,19 +22,21 @@ uint64_t block_size(const StoredFile& file, uint64_t block) {
   return std::min(kCheckpointBlockBytes, data - block * kCheckpointBlockBytes);
 }
 
-void read_block(const InputFile& in, const StoredFile& file, uint64_t block, std::vector<std::byte>& buffer) {
+void read_block(const InputFile& in, const StoredFile& file, uint64_t block,
+                std::vector<std::byte>& buffer) {
   const uint64_t offset = file.header_bytes + block * kCheckpointBlockBytes;
   buffer.resize(block_size(file, block));
   in.read_at(offset, buffer.data(), buffer.size());
   if (!file.has_checksums) return;
-  MEGATRON_CHECK(XXH3_64bits(buffer.data(), buffer.size()) == file.block_hashes[block], in.path().string(),
-                 ": the checksum of bytes ", offset, " to ", offset + buffer.size(),
+  MEGATRON_CHECK(XXH3_64bits(buffer.data(), buffer.size()) == file.block_hashes[block],
+                 in.path().string(), ": the checksum of bytes ", offset, " to ",
+                 offset + buffer.size(),
                  " does not match\nhint: the file was damaged after it was written");
 }
 
 void check_size(const InputFile& in, const StoredFile& file) {
-  MEGATRON_CHECK(in.size() == file.bytes, in.path().string(), ": is ", in.size(), " bytes long, the manifest says ",
-                 file.bytes);
+  MEGATRON_CHECK(in.size() == file.bytes, in.path().string(), ": is ", in.size(),
+                 " bytes long, the manifest says ", file.bytes);
 }
 
 void verify_header(const InputFile& in, const StoredFile& file) {
@@ -43,7 +45,8 @@ void verify_header(const InputFile& in, const StoredFile& file) {
   std::vector<std::byte> header(file.header_bytes);
   in.read_at(0, header.data(), header.size());
   MEGATRON_CHECK(XXH3_64bits(header.data(), header.size()) == file.header_hash, in.path().string(),
-                 ": the checksum of its header does not match\nhint: the file was damaged after it was written");
+                 ": the checksum of its header does not match\nhint: the file was damaged after it "
+                 "was written");
   parse_safetensors_header(header, file.bytes, in.path().string());
 }
 

@@ -21,7 +21,8 @@ std::string read_manifest_text(const InputFile& file);
 uint64_t block_size(const StoredFile& file, uint64_t block);
 
 // Reads one block and compares its checksum. Throws Error that names the file and the bytes.
-void read_block(const InputFile& in, const StoredFile& file, uint64_t block, std::vector<std::byte>& buffer);
+void read_block(const InputFile& in, const StoredFile& file, uint64_t block,
+                std::vector<std::byte>& buffer);
 
 // Throws Error unless the file has the size that the manifest says.
 void check_size(const InputFile& in, const StoredFile& file);

@@ -1,7 +1,7 @@
 // Reading and writing runs of elements of any floating type as fp32 or fp64 on the CPU.
 //
-// Kernels compute on runs of `Acc` (float, or double for fp64 tensors). A run that already has that type is used in
-// place; others pass through a scratch run of the caller.
+// Kernels compute on runs of `Acc` (float, or double for fp64 tensors). A run that already has that
+// type is used in place; others pass through a scratch run of the caller.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +10,8 @@
 
 namespace megatron {
 
-// Elements [offset, offset + n) of `data` as Acc: a pointer into data, or `scratch` after conversion.
+// Elements [offset, offset + n) of `data` as Acc: a pointer into data, or `scratch` after
+// conversion.
 template <class Acc>
 const Acc* load_run(DType dtype, const void* data, int64_t offset, int64_t n, Acc* scratch);
 

@@ -1,11 +1,10 @@
-#include "megatron/kernels/detail/block_io.h"
-
 #include <immintrin.h>
 
 #include <bit>
 #include <type_traits>
 
 #include "megatron/base/check.h"
+#include "megatron/kernels/detail/block_io.h"
 
 namespace megatron {
 namespace {
@@ -22,7 +21,8 @@ uint16_t to_bf16(float value) {
 void widen_half(const uint16_t* in, int64_t n, float* out) {
   int64_t i = 0;
   for (; i + 8 <= n; i += 8) {
-    _mm256_storeu_ps(out + i, _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(in + i))));
+    _mm256_storeu_ps(out + i,
+                     _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(in + i))));
   }
   for (; i < n; ++i) out[i] = _cvtsh_ss(in[i]);
 }

@@ -119,7 +119,8 @@ __device__ __forceinline__ void store_group(T* to, const Group& group) {
 // A pack as the words that it lies in, for values that wait: as elements of 16 bits each would take
 // a register of its own.
 template <class T>
-__device__ __forceinline__ void unpack(const uint4& words, AccumulateType<T> (&to)[Pack<T>::kSize]) {
+__device__ __forceinline__ void unpack(const uint4& words,
+                                       AccumulateType<T> (&to)[Pack<T>::kSize]) {
   const uint32_t from[4] = {words.x, words.y, words.z, words.w};
   if constexpr (std::is_same_v<T, double>) {
 #pragma unroll

@@ -27,8 +27,7 @@ void cast_row_cpu(const Args& args, DType dtype, const void* values, int64_t row
   cast.scale = row == 0 ? args.scale : scale;
   cast.in_rows = codes.data();
   fp8_cast_cpu(cast, 0, 1);
-  if (args.in_rows != nullptr)
-    std::copy(codes.begin(), codes.end(), args.in_rows + row * columns);
+  if (args.in_rows != nullptr) std::copy(codes.begin(), codes.end(), args.in_rows + row * columns);
   if (args.in_columns != nullptr)
     for (int64_t i = 0; i < columns; ++i) args.in_columns[i * rows + row] = codes[i];
 }

@@ -112,7 +112,7 @@ __device__ __forceinline__ void turn_codes(const TileCodes& codes, const TilePla
                                            uint32_t* turned) {
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    const uint32_t(&from)[kThreadRows] = half == 0 ? codes.left : codes.right;
+    const uint32_t (&from)[kThreadRows] = half == 0 ? codes.left : codes.right;
     uint32_t words[4];
     turn_bytes(from[0], from[1], from[2], from[3], words);
 #pragma unroll

@@ -1,5 +1,5 @@
-// Sums over a run with a fixed order of additions that fills AVX registers: element i goes to lane i % 16, lanes are
-// added pairwise at the end. The order depends on the length only.
+// Sums over a run with a fixed order of additions that fills AVX registers: element i goes to lane
+// i % 16, lanes are added pairwise at the end. The order depends on the length only.
 #pragma once
 
 #include <cstdint>

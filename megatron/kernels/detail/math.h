@@ -1,7 +1,8 @@
 // Elementary functions that give the same bits on the CPU and on CUDA, and that vectorise.
 //
-// Everything is additions, multiplications, explicit fused multiply-adds and correctly rounded square roots; compile with
-// -ffp-contract=off (C++) or --fmad=false (CUDA). Errors are below 2 ulp in fp32; fp64 goes to the standard library.
+// Everything is additions, multiplications, explicit fused multiply-adds and correctly rounded
+// square roots; compile with -ffp-contract=off (C++) or --fmad=false (CUDA). Errors are below 2 ulp
+// in fp32; fp64 goes to the standard library.
 #pragma once
 
 #include <cmath>
@@ -64,7 +65,8 @@ MEGATRON_HOST_DEVICE double fast_exp(double x) { return exp(x); }
 // ln x for normal positive x.
 MEGATRON_HOST_DEVICE float fast_log(float x) {
   const uint32_t bits = bits_from_float(x);
-  const int32_t e = static_cast<int32_t>(bits - 0x3f3504f3u) >> 23;  // x = m * 2^e, m in [sqrt(1/2), sqrt(2))
+  // X = m * 2^e, m in [sqrt(1/2), sqrt(2))
+  const int32_t e = static_cast<int32_t>(bits - 0x3f3504f3u) >> 23;
   const float m = float_from_bits(bits - (static_cast<uint32_t>(e) << 23));
   const float n = static_cast<float>(e);
   const float r = m - 1.0f;
@@ -88,7 +90,7 @@ MEGATRON_HOST_DEVICE float fast_log(float x) {
 MEGATRON_HOST_DEVICE void sincos_turn(uint32_t turn, float* sine, float* cosine) {
   const uint32_t quadrant = (turn + 0x20000000u) >> 30;
   const int32_t rest = static_cast<int32_t>(turn - (quadrant << 30));  // within an eighth of a turn
-  const float t = static_cast<float>(rest) * 1.4629180793e-9f;        // 2 pi / 2^32
+  const float t = static_cast<float>(rest) * 1.4629180793e-9f;         // 2 pi / 2^32
   const float z = t * t;
   float s = -1.9515295891e-4f;
   s = fused(s, z, 8.3321608736e-3f);

@@ -1,5 +1,5 @@
-// Philox4x32-10 (Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3") and the laws drawn from its words.
-// The same bits on the CPU and on CUDA.
+// Philox4x32-10 (Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3") and the laws
+// drawn from its words. The same bits on the CPU and on CUDA.
 #pragma once
 
 #include <cstdint>
@@ -33,7 +33,8 @@ MEGATRON_HOST_DEVICE void normal_pair(uint32_t w0, uint32_t w1, float* n0, float
   // (w0 + 1/2) / 2^32, in (0, 1].
   const float high = static_cast<float>(static_cast<int32_t>(w0 >> 16));
   const float low = static_cast<float>(static_cast<int32_t>(w0 & 0xffffu));
-  const float u = fused(high, 1.52587890625e-5f, fused(low, 2.3283064365386963e-10f, 1.1641532182693481e-10f));
+  const float u =
+      fused(high, 1.52587890625e-5f, fused(low, 2.3283064365386963e-10f, 1.1641532182693481e-10f));
   float square = -2.0f * fast_log(u);
   square = square > 0.0f ? square : 0.0f;
 #ifdef __CUDA_ARCH__

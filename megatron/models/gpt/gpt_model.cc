@@ -25,7 +25,8 @@ class GPTEmbedding : public Module {
       : config_(config.transformer),
         dropout_key_(random_key(config_.seed, "embedding_dropout")),
         word_embeddings_(config.vocab_size, config.padded_vocab_size, config_.hidden_size,
-                         config_.embedding_init(config.vocab_size), config.sequence_parallel, groups) {
+                         config_.embedding_init(config.vocab_size), config.sequence_parallel,
+                         groups) {
     add("word_embeddings", &word_embeddings_);
     if (config_.position_embedding_type != PositionEmbedding::kLearnedAbsolute) return;
     position_embeddings_ =
@@ -123,12 +124,14 @@ class GPTVocabularyPass final : public VocabularyPass {
   at::Tensor mask_;  // [s, b]
 };
 
-// A copy of the embedding table for a tied head on another stage; named and started as the original.
+// A copy of the embedding table for a tied head on another stage; named and started as the
+// original.
 class TiedTable : public Module {
  public:
   TiedTable(const GPTConfig& config, const ParallelGroups& groups)
       : table_(config.vocab_size, config.padded_vocab_size, config.transformer.hidden_size,
-               config.transformer.embedding_init(config.vocab_size), config.sequence_parallel, groups) {
+               config.transformer.embedding_init(config.vocab_size), config.sequence_parallel,
+               groups) {
     table_.weight().shared = &groups.embd;
     add("word_embeddings", &table_);
   }
@@ -139,7 +142,8 @@ class TiedTable : public Module {
 };
 
 // The context with the places of the rows that this rank holds between layers.
-ForwardContext with_rows(const ForwardContext& context, bool sequence_parallel, const ProcessGroup& tp) {
+ForwardContext with_rows(const ForwardContext& context, bool sequence_parallel,
+                         const ProcessGroup& tp) {
   ForwardContext out = context;
   out.rows = context.place;
   if (!sequence_parallel || tp.size() == 1) return out;
@@ -168,7 +172,8 @@ struct GPTModel::Impl {
   TransformerBlock decoder;
   std::unique_ptr<OutputLayer> output_layer;
   std::unique_ptr<TiedTable> tied_table;
-  std::unique_ptr<ColumnParallelLinear> head;  // the output projection, with the weight of one of these
+  // The output projection, with the weight of one of these
+  std::unique_ptr<ColumnParallelLinear> head;
 };
 
 GPTModel::GPTModel(const GPTConfig& config, const ParallelGroups& groups)
@@ -185,7 +190,8 @@ GPTModel::GPTModel(const GPTConfig& config, const ParallelGroups& groups, const 
   if (slice.embedding) {
     impl_->embedding = std::make_unique<GPTEmbedding>(impl_->config, groups);
     add("embedding", impl_->embedding.get());
-    if (tied && !slice.head && groups.embd.size() > 1) impl_->embedding->weight().shared = &groups.embd;
+    if (tied && !slice.head && groups.embd.size() > 1)
+      impl_->embedding->weight().shared = &groups.embd;
   }
   add("decoder", &impl_->decoder);
   MEGATRON_CHECK(
@@ -207,7 +213,8 @@ GPTModel::GPTModel(const GPTConfig& config, const ParallelGroups& groups, const 
     }
     head = table;
   }
-  if (head != nullptr) impl_->head = std::make_unique<ColumnParallelLinear>(*head, config.sequence_parallel, groups);
+  if (head != nullptr)
+    impl_->head = std::make_unique<ColumnParallelLinear>(*head, config.sequence_parallel, groups);
   name_parameters();
   if (config.transformer.lora_rank == 0) return;
   visit([](const std::string& name, Parameter& parameter) {
@@ -226,7 +233,8 @@ Parameter* GPTModel::embedding_table() {
 
 at::Tensor GPTModel::hidden(const at::Tensor& tokens, const at::Tensor& input,
                             const ForwardContext& given) {
-  const ForwardContext context = with_rows(given, impl_->config.sequence_parallel, impl_->groups.tp);
+  const ForwardContext context =
+      with_rows(given, impl_->config.sequence_parallel, impl_->groups.tp);
   at::Tensor x = input;
   if (impl_->embedding) {
     check_shape("tokens", tokens, {-1, -1});
@@ -234,7 +242,8 @@ at::Tensor GPTModel::hidden(const at::Tensor& tokens, const at::Tensor& input,
     x = impl_->embedding->forward(tokens, context);
   }
   check_shape("hidden states", x,
-              {context.rows.position.size(0), context.place.sample.size(0), impl_->config.transformer.hidden_size});
+              {context.rows.position.size(0), context.place.sample.size(0),
+               impl_->config.transformer.hidden_size});
   return impl_->decoder.forward(std::move(x), context);
 }
 
@@ -246,7 +255,8 @@ at::Tensor GPTModel::logits(const at::Tensor& hidden) {
 }
 
 at::Tensor GPTModel::token_losses(const at::Tensor& hidden, const at::Tensor& labels) {
-  return vocab_parallel_cross_entropy(logits(hidden), labels.t().contiguous(), impl_->config.vocab_size,
+  return vocab_parallel_cross_entropy(logits(hidden), labels.t().contiguous(),
+                                      impl_->config.vocab_size,
                                       impl_->config.transformer.z_loss_coeff, impl_->groups.tp);
 }
 
@@ -263,7 +273,9 @@ Loss GPTModel::loss(const at::Tensor& hidden, const at::Tensor& labels, const at
     const LinearCrossEntropyOptions options = {config.vocab_size, config.transformer.z_loss_coeff,
                                                config.transformer.cross_entropy_chunk_tokens,
                                                config.sequence_parallel};
-    per_token = linear_cross_entropy(impl_->head->weight(), hidden, labels.t().contiguous(), mask * loss_grad.to(mask.scalar_type()), options, impl_->groups.tp);
+    per_token =
+        linear_cross_entropy(impl_->head->weight(), hidden, labels.t().contiguous(),
+                             mask * loss_grad.to(mask.scalar_type()), options, impl_->groups.tp);
   } else {
     per_token = token_losses(hidden, labels);
   }

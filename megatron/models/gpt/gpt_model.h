@@ -1,5 +1,5 @@
-// Decoder-only transformer: embedding, blocks, final norm, output layer, loss. One object holds the whole model or the
-// segment of it that one pipeline stage computes.
+// Decoder-only transformer: embedding, blocks, final norm, output layer, loss. One object holds the
+// whole model or the segment of it that one pipeline stage computes.
 #pragma once
 
 #include <memory>
@@ -48,27 +48,33 @@ class VocabularyPass {
 // decoder.layers.N...., decoder.final_layernorm.weight|bias, output_layer.weight (untied).
 class GPTModel : public Module {
  public:
-  // Declares the parameters; memory comes from a ParameterStore. `groups` must outlive the model. The whole model:
+  // Declares the parameters; memory comes from a ParameterStore. `groups` must outlive the model.
+  // The whole model:
   GPTModel(const GPTConfig& config, const ParallelGroups& groups);
-  // One segment. A tied head on another segment than the embedding holds a copy of the table, shared over groups.embd, or
-  // uses `table` when this rank holds the embedding too (in another chunk, which must outlive this one).
+  // One segment. A tied head on another segment than the embedding holds a copy of the table,
+  // shared over groups.embd, or uses `table` when this rank holds the embedding too (in another
+  // chunk, which must outlive this one).
   GPTModel(const GPTConfig& config, const ParallelGroups& groups, const StageSlice& slice,
            Parameter* table = nullptr);
   ~GPTModel() override;
 
-  // The hidden states after this segment. Differentiable in the parameters and in `input`; with a tape in the context,
-  // blocks may be recomputed.
+  // The hidden states after this segment. Differentiable in the parameters and in `input`; with a
+  // tape in the context, blocks may be recomputed.
   //   tokens   [b, s] int64; read where the segment holds the embedding
-  //   input    [s, b, h] of the segment before ([s/t, b, h] with sequence parallelism); undefined with the embedding
+  //   input    [s, b, h] of the segment before ([s/t, b, h] with sequence parallelism); undefined
+  //            with the embedding
   //   return   as input
   // With context parallelism s counts the tokens of this rank.
-  at::Tensor hidden(const at::Tensor& tokens, const at::Tensor& input, const ForwardContext& context);
-  // The last segment's part: [s, b, h] -> [s, b, v/t] in the model's type; columns of vocabulary padding are unspecified.
+  at::Tensor hidden(const at::Tensor& tokens, const at::Tensor& input,
+                    const ForwardContext& context);
+  // The last segment's part: [s, b, h] -> [s, b, v/t] in the model's type; columns of vocabulary
+  // padding are unspecified.
   at::Tensor logits(const at::Tensor& hidden);
   // Cross entropy of each token, [s, b] fp32 (fp64), with the z-loss. labels [b, s] int64.
   at::Tensor token_losses(const at::Tensor& hidden, const at::Tensor& labels);
-  // Sum of the per-token losses times their mask, and the sum of the mask. labels [b, s] int64, loss_mask [b, s] fp32.
-  // `loss_grad` as in ForwardContext: with it and --cross-entropy-fusion-impl linear a backward must follow.
+  // Sum of the per-token losses times their mask, and the sum of the mask. labels [b, s] int64,
+  // loss_mask [b, s] fp32. `loss_grad` as in ForwardContext: with it and
+  // --cross-entropy-fusion-impl linear a backward must follow.
   Loss loss(const at::Tensor& hidden, const at::Tensor& labels, const at::Tensor& loss_mask,
             const at::Tensor& loss_grad);
   // This rank's part of it with pipeline_vocab_parallel, on every stage; `hidden` are those of the

@@ -389,8 +389,8 @@ class Exporter {
   void describe_tokenizer() {
     constexpr const char* kName = "tokenizer_config.json";
     if (std::find(result_.files.begin(), result_.files.end(), kName) != result_.files.end()) return;
-    const std::string text = tokenizer_config_json(
-        request_.folder, origin_.config.transformer.max_position_embeddings);
+    const std::string text =
+        tokenizer_config_json(request_.folder, origin_.config.transformer.max_position_embeddings);
     if (!text.empty()) put(kName, text);
   }
 
@@ -412,7 +412,8 @@ class Exporter {
 
 ConvertResult export_hf_folder(const ExportRequest& request, const ConvertProgress& progress) {
   MEGATRON_CHECK(fs::is_directory(request.load), request.load.string(),
-                 fs::exists(request.load) ? ": is a file, not the folder of a model" : ": there is no such folder",
+                 fs::exists(request.load) ? ": is a file, not the folder of a model"
+                                          : ": there is no such folder",
                  "\nhint: give the folder that --save of `megatron pretrain` named, or one iter_* "
                  "directory in it");
   return Exporter(request, progress).run();

@@ -727,9 +727,10 @@ HfModel parse_hf_config(const std::string& text, const std::string& name) {
   HfFields fields(text, name);
   std::string type;
   fields.text("model_type", type, "");
-  MEGATRON_CHECK(!type.empty(), name, ": has no model_type",
-                 "\nhint: the config.json of a model names its type, such as \"llama\"; without one, "
-                 "convert-checkpoint --name-map reads the weights");
+  MEGATRON_CHECK(
+      !type.empty(), name, ": has no model_type",
+      "\nhint: the config.json of a model names its type, such as \"llama\"; without one, "
+      "convert-checkpoint --name-map reads the weights");
   MEGATRON_CHECK(fields.num_experts() == 0, name, ": is of a \"", type, "\" model with ",
                  fields.num_experts(), " experts per layer; mixture of experts is not built yet");
   const std::string quantization = fields.quantization_method();

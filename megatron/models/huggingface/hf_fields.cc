@@ -95,8 +95,8 @@ HfFields::~HfFields() = default;
 
 HfFields::HfFields(const std::string& text, std::string name) : impl_(std::make_unique<Impl>()) {
   impl_->name = std::move(name);
-  MEGATRON_CHECK(text.find_first_not_of(" \t\r\n") != std::string::npos, impl_->name,
-                 ": is empty", kDownload);
+  MEGATRON_CHECK(text.find_first_not_of(" \t\r\n") != std::string::npos, impl_->name, ": is empty",
+                 kDownload);
   try {
     impl_->json = ordered_json::parse(text);
   } catch (const nlohmann::json::parse_error& error) {

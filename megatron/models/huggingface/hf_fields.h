@@ -62,7 +62,8 @@ class HfFields {
 
   // Reading: an integer, or nothing when absent or null.
   std::optional<int64_t> find_integer(std::string_view key) const;
-  // Reading: the number of experts of a mixture, by any of the names that it goes by; 0: it is none.
+  // Reading: the number of experts of a mixture, by any of the names that it goes by; 0: it is
+  // none.
   int64_t num_experts() const;
   // Reading: how quantization_config says that the weights are stored ("gptq"); empty: as they are.
   std::string quantization_method() const;

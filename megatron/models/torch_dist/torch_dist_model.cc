@@ -474,9 +474,8 @@ TransformerConfig read_torch_dist_arguments(const fs::path& directory,
   return config;
 }
 
-ForeignModel open_torch_dist_model(const fs::path& directory,
-                                     const TransformerConfig& transformer,
-                                     std::optional<int64_t> vocab_size) {
+ForeignModel open_torch_dist_model(const fs::path& directory, const TransformerConfig& transformer,
+                                   std::optional<int64_t> vocab_size) {
   MEGATRON_CHECK(transformer.num_layers > 0 && transformer.hidden_size > 0 &&
                      transformer.num_attention_heads > 0,
                  directory.string(), ": holds no args, so the shape of its model is unknown",

@@ -22,8 +22,8 @@ TransformerConfig read_torch_dist_arguments(const std::filesystem::path& directo
 // `vocab_size`: tokens; further rows of the embedding are padding and waived. None: all rows.
 // Throws Error naming what is missing, left over, or of another shape.
 ForeignModel open_torch_dist_model(const std::filesystem::path& directory,
-                                     const TransformerConfig& transformer,
-                                     std::optional<int64_t> vocab_size = {});
+                                   const TransformerConfig& transformer,
+                                   std::optional<int64_t> vocab_size = {});
 
 // `args` of a model, pickled: what Megatron-LM reads with --use-checkpoint-args. Throws Error
 // naming a setting that Megatron-LM does not have.

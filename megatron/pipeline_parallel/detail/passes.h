@@ -1,4 +1,5 @@
-// The order of the forward and of the backward passes of every stage, apart from how the two are merged.
+// The order of the forward and of the backward passes of every stage, apart from how the two are
+// merged.
 #pragma once
 
 #include <vector>
@@ -7,8 +8,8 @@
 
 namespace megatron {
 
-// For each group of micro-batches, for each chunk, the micro-batches of the group (contracts h); backward passes take
-// the chunks from the last one. With one chunk: the micro-batches in order.
+// For each group of micro-batches, for each chunk, the micro-batches of the group (contracts h);
+// backward passes take the chunks from the last one. With one chunk: the micro-batches in order.
 class PassOrder {
  public:
   explicit PassOrder(const ScheduleShape& shape);

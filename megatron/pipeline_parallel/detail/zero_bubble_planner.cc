@@ -22,14 +22,17 @@ struct Policy {
   bool weight_in_small_gaps;  // a weight pass also where it makes the next pass wait
 };
 
-// Walks through time; whenever a stage is free it takes, in this order: the next input gradient, the next forward pass
-// (if memory allows), a weight pass.
+// Walks through time; whenever a stage is free it takes, in this order: the next input gradient,
+// the next forward pass (if memory allows), a weight pass.
 class Simulation {
  public:
   Simulation(const ScheduleShape& shape, const PassOrder& order, const Policy& policy)
-      : shape_(shape), order_(order), policy_(policy), stages_(static_cast<size_t>(shape.num_stages)) {
-    const size_t passes =
-        static_cast<size_t>(shape.num_stages * shape.num_chunks) * static_cast<size_t>(shape.num_microbatches);
+      : shape_(shape),
+        order_(order),
+        policy_(policy),
+        stages_(static_cast<size_t>(shape.num_stages)) {
+    const size_t passes = static_cast<size_t>(shape.num_stages * shape.num_chunks) *
+                          static_cast<size_t>(shape.num_microbatches);
     forward_end_.assign(passes, kNotYet);
     input_end_.assign(passes, kNotYet);
   }
@@ -75,7 +78,8 @@ class Simulation {
   // When the pass's input is there, as far as that is known by now.
   double ready(int r, const Action& a) const {
     const int s = segment(r, a);
-    if (a.kind == Kind::kForward) return s == 0 ? 0.0 : arrival(forward_end_[index(s - 1, a.microbatch)], s - 1, s);
+    if (a.kind == Kind::kForward)
+      return s == 0 ? 0.0 : arrival(forward_end_[index(s - 1, a.microbatch)], s - 1, s);
     const double own = forward_end_[index(s, a.microbatch)];
     if (s + 1 == shape_.num_stages * shape_.num_chunks) return own;
     return std::max(own, arrival(input_end_[index(s + 1, a.microbatch)], s + 1, s));
@@ -84,10 +88,12 @@ class Simulation {
   void decide(int r) {
     Stage& stage = at(r);
     const double now = stage.decides_at;
-    const bool has_forward = stage.forwards < order_.size(), has_input = stage.inputs < order_.size();
+    const bool has_forward = stage.forwards < order_.size(),
+               has_input = stage.inputs < order_.size();
     const bool has_weight = stage.weights < stage.inputs;
     const double forward_at = has_forward ? ready(r, order_.forward(stage.forwards)) : kNotYet;
-    const double input_at = has_input ? ready(r, order_.backward(stage.inputs, Kind::kBackwardInput)) : kNotYet;
+    const double input_at =
+        has_input ? ready(r, order_.backward(stage.inputs, Kind::kBackwardInput)) : kNotYet;
     const bool room = stage.forwards - stage.weights < policy_.max_in_flight;
     if (input_at <= now) return take(r, order_.backward(stage.inputs++, Kind::kBackwardInput));
     if (forward_at <= now && room) {
@@ -116,7 +122,8 @@ class Simulation {
     stage.actions.push_back(action);
     stage.free_at = stage.decides_at = now + cost(r, action);
     if (action.kind == Kind::kForward) forward_end_[index(s, action.microbatch)] = stage.free_at;
-    if (action.kind == Kind::kBackwardInput) input_end_[index(s, action.microbatch)] = stage.free_at;
+    if (action.kind == Kind::kBackwardInput)
+      input_end_[index(s, action.microbatch)] = stage.free_at;
     // Whoever waits may see something new.
     for (Stage& other : stages_)
       if (other.decides_at > other.free_at) other.decides_at = std::max(other.free_at, now);
@@ -138,8 +145,9 @@ Schedule plan_zero_bubble(const ScheduleShape& shape, const Schedule& start) {
   const PassOrder order(shape);
   const int least = least_in_flight(order);
   if (shape.max_in_flight > 0 && shape.max_in_flight < least)
-    throw UsageError(cat("--zero-bubble-max-pending-backward ", shape.max_in_flight, " is less than the ", least,
-                         " that the first of ", shape.num_stages, " stages holds under 1f1b\nhint: at least ", least));
+    throw UsageError(cat("--zero-bubble-max-pending-backward ", shape.max_in_flight,
+                         " is less than the ", least, " that the first of ", shape.num_stages,
+                         " stages holds under 1f1b\nhint: at least ", least));
   const int most = shape.max_in_flight > 0 ? shape.max_in_flight : 2 * least;
 
   Schedule best = start;
@@ -150,14 +158,17 @@ Schedule plan_zero_bubble(const ScheduleShape& shape, const Schedule& start) {
   for (int limit = least; limit <= most; limit += step) {
     for (const bool wait_for_gradient : {false, true}) {
       for (const bool weight_in_small_gaps : {false, true}) {
-        auto lists = Simulation(shape, order, {limit, wait_for_gradient, weight_in_small_gaps}).run();
+        auto lists =
+            Simulation(shape, order, {limit, wait_for_gradient, weight_in_small_gaps}).run();
         if (!lists) continue;
         Schedule candidate = start;
         candidate.stages = std::move(*lists);
         const Replay result = replay(candidate, shape.costs);
         const double slack = 1e-9 * makespan;
         const int result_held = result.peak_activations();
-        if (result.makespan > makespan + slack || (result.makespan > makespan - slack && result_held >= held)) continue;
+        if (result.makespan > makespan + slack ||
+            (result.makespan > makespan - slack && result_held >= held))
+          continue;
         best = std::move(candidate);
         makespan = result.makespan;
         held = result_held;

@@ -1,7 +1,8 @@
-// Attention written out in ATen operations: every option, any device and type, softmax in fp32 (fp64).
+// Attention written out in ATen operations: every option, any device and type, softmax in fp32
+// (fp64).
 //
-// Memory: the scores of a few heads at a time (kScoreElements). Saves nothing; the backward computes the probabilities
-// again.
+// Memory: the scores of a few heads at a time (kScoreElements). Saves nothing; the backward
+// computes the probabilities again.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -17,21 +18,21 @@ at::Tensor unfused_attention(const at::Tensor& q, const at::Tensor& k, const at:
                              const AttentionOptions& options);
 
 // (dq, dk, dv), shaped and typed as q, k, v.
-std::tuple<at::Tensor, at::Tensor, at::Tensor> unfused_attention_backward(const at::Tensor& dout,
-                                                                          const at::Tensor& q,
-                                                                          const at::Tensor& k,
-                                                                          const at::Tensor& v,
-                                                                          const AttentionOptions& options);
+std::tuple<at::Tensor, at::Tensor, at::Tensor> unfused_attention_backward(
+    const at::Tensor& dout, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+    const AttentionOptions& options);
 
-// attention_block_forward and attention_block_backward (tensor/attention_block.h); gradients in fp32 (fp64).
+// attention_block_forward and attention_block_backward (tensor/attention_block.h); gradients in
+// fp32 (fp64).
 AttentionBlock unfused_block(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                              const AttentionOptions& options);
 std::tuple<at::Tensor, at::Tensor, at::Tensor> unfused_block_backward(
-    const at::Tensor& dout, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const at::Tensor& out,
-    const at::Tensor& lse, const AttentionOptions& options);
+    const at::Tensor& dout, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+    const at::Tensor& out, const at::Tensor& lse, const AttentionOptions& options);
 
-// Bool, True = may not attend, from `causal`, the window and `mask`: [s, s_k], [1 or b, 1, s, s_k], or undefined when
-// nothing is masked.
-at::Tensor attention_mask(const at::Tensor& q, const at::Tensor& k, const AttentionOptions& options);
+// Bool, True = may not attend, from `causal`, the window and `mask`: [s, s_k], [1 or b, 1, s, s_k],
+// or undefined when nothing is masked.
+at::Tensor attention_mask(const at::Tensor& q, const at::Tensor& k,
+                          const AttentionOptions& options);
 
 }  // namespace megatron

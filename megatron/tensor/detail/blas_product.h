@@ -16,8 +16,9 @@ void check_blas(cublasStatus_t status, const char* call);
 // How an FP8 operand is scaled; kNone: the operand is bf16 or fp16.
 enum class BlasScale : uint8_t { kNone, kTensor, kVector128, kBlock128 };
 
-// D (m x n) = beta C + op(A) (m x k) op(B) (k x n) (+ bias [m] to every column), fp32 sums; C is D or
-// another matrix like it. With gelu_grad: times the derivative of the tanh GELU at another matrix like D.
+// D (m x n) = beta C + op(A) (m x k) op(B) (k x n) (+ bias [m] to every column), fp32 sums; C is D
+// or another matrix like it. With gelu_grad: times the derivative of the tanh GELU at another
+// matrix like D.
 struct BlasProduct {
   int device = 0;
   cudaDataType_t type = CUDA_R_16BF;         // of A; without scales also of B and the bias
@@ -34,7 +35,7 @@ struct BlasProduct {
 
   bool scaled() const { return scale_a != BlasScale::kNone; }
   int64_t element_bytes() const { return scaled() ? 1 : 2; }  // of A and B
-  std::string text() const;  // as a key of the file of choices
+  std::string text() const;                                   // as a key of the file of choices
   int64_t elements_of_a() const { return lda * (transpose_a ? m : k); }
   int64_t elements_of_b() const { return ldb * (transpose_b ? k : n); }
   int64_t elements_of_d() const { return ldd * n; }
@@ -48,7 +49,7 @@ struct BlasOperands {
   float beta = 0.0f;
   const float* scale_a = nullptr;  // inverse scales, on the device
   const float* scale_b = nullptr;
-  const void* c = nullptr;  // laid out as d, in whose place beta counts; null: d
+  const void* c = nullptr;           // laid out as d, in whose place beta counts; null: d
   const void* gelu_input = nullptr;  // laid out as d
 };
 

@@ -1,5 +1,5 @@
-// Runs a kernel where its tensors lie: the CPU version over ranges of rows on ATen's threads, or the CUDA version on
-// the current stream.
+// Runs a kernel where its tensors lie: the CPU version over ranges of rows on ATen's threads, or
+// the CUDA version on the current stream.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -24,7 +24,8 @@ at::Tensor as_contiguous(const at::Tensor& tensor, at::ScalarType type);
 
 // cpu(begin, end) over rows of `row_elements`, or cuda(stream), by the device of `on`.
 template <class Cpu, class Cuda>
-void launch(const at::Tensor& on, int64_t rows, int64_t row_elements, const Cpu& cpu, const Cuda& cuda) {
+void launch(const at::Tensor& on, int64_t rows, int64_t row_elements, const Cpu& cpu,
+            const Cuda& cuda) {
   if (rows == 0) return;
   if (on.is_cuda()) {
     cuda(current_stream(on));
@@ -35,7 +36,8 @@ void launch(const at::Tensor& on, int64_t rows, int64_t row_elements, const Cpu&
 
 }  // namespace megatron
 
-// A call of a CUDA kernel inside launch()'s last argument; nothing in a build without CUDA, which current_stream refuses.
+// A call of a CUDA kernel inside launch()'s last argument; nothing in a build without CUDA, which
+// current_stream refuses.
 #ifdef MEGATRON_CUDA
 #define MEGATRON_CUDA_KERNEL(...) __VA_ARGS__
 #else

@@ -64,12 +64,12 @@ void accumulate_bias_grad(Parameter* bias, const at::Tensor& dy);
 // x with the rows of all tensor ranks under sequence parallelism.
 at::Tensor gathered(const LinearState& state, const at::Tensor& x);
 
-// The sum over several ranks of their `x` [s, ...], under way; `x` becomes what this rank has of it:
-// its rows [s/t, ...] under sequence parallelism, else all. Null with one rank.
+// The sum over several ranks of their `x` [s, ...], under way; `x` becomes what this rank has of
+// it: its rows [s/t, ...] under sequence parallelism, else all. Null with one rank.
 std::shared_ptr<Work> sum_over_ranks(const LinearState& state, at::Tensor& x);
 
-// A residual as an autograd function takes it, which knows no undefined tensors, and what its backward
-// gives for it.
+// A residual as an autograd function takes it, which knows no undefined tensors, and what its
+// backward gives for it.
 inline std::optional<at::Tensor> optional_residual(const at::Tensor& residual) {
   return residual.defined() ? std::optional<at::Tensor>(residual) : std::nullopt;
 }
@@ -79,6 +79,7 @@ inline at::Tensor residual_grad(torch::autograd::AutogradContext* context, const
 
 // The layers with quantised operands, as autograd functions: {y, x for what goes around}, and y.
 torch::autograd::variable_list quantized_column_forward(const at::Tensor& x, LinearState& state);
-at::Tensor quantized_row_forward(const at::Tensor& x, const at::Tensor& residual, LinearState& state);
+at::Tensor quantized_row_forward(const at::Tensor& x, const at::Tensor& residual,
+                                 LinearState& state);
 
 }  // namespace megatron

@@ -135,7 +135,8 @@ void append_bert(const NormalizerStep& step, std::string_view text, std::string&
 }  // namespace
 
 void refuse_growth(std::string_view where, size_t most) {
-  throw_error(cat(where, ": makes more than ", most, " bytes of a text, which is the limit for its length",
+  throw_error(cat(where, ": makes more than ", most,
+                  " bytes of a text, which is the limit for its length",
                   "\nhint: the file is damaged, or made to exhaust memory"));
 }
 

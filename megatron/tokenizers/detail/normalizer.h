@@ -58,8 +58,8 @@ class Normalizer {
   std::vector<std::unique_ptr<Charsmap>> charsmaps_;  // by step
 };
 
-// The longest text that a normalizer or decoder may make of one of `bytes` bytes. No known one comes
-// near: NFKC makes at most 11 bytes of one, the bytes of ByteLevel take two each.
+// The longest text that a normalizer or decoder may make of one of `bytes` bytes. No known one
+// comes near: NFKC makes at most 11 bytes of one, the bytes of ByteLevel take two each.
 constexpr size_t most_normalized_bytes(size_t bytes) { return (size_t{64} << 10) + 32 * bytes; }
 
 // Throws the Error for a text that a step at `where` made longer than `most`.

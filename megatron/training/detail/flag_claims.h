@@ -7,7 +7,8 @@
 
 namespace megatron::flag_claims {
 
-// Whether exchanges of sequence parallelism are copies between GPUs of one host, which overlap with the products.
+// Whether exchanges of sequence parallelism are copies between GPUs of one host, which overlap with
+// the products.
 inline bool overlaps_exchanges(const Arguments& a) {
   const int64_t ranks = a.parallel.tensor_model_parallel_size;
   return ranks > 1 && ranks <= kMaxSumParts && a.parallel.sequence_parallel && a.ddp.peer_copies &&
@@ -18,7 +19,8 @@ inline int64_t replicas(const Arguments& a) {
   return a.data_parallel_size() * a.parallel.context_parallel_size;
 }
 
-// Whether several ranks hold the same weights; they then divide the reading and writing of a checkpoint.
+// Whether several ranks hold the same weights; they then divide the reading and writing of a
+// checkpoint.
 inline bool divides_checkpoints(const Arguments& a) { return replicas(a) > 1; }
 
 // -- numbers
@@ -39,10 +41,9 @@ constexpr FlagClaim kFp32Sums{
     "gradients are accumulated, and summed over the ranks, in fp32", "field grad_reduce_in_bf16",
     [](const Arguments& a) { return !a.ddp.grad_reduce_in_bf16; }, "without --grad-reduce-in-bf16",
     "--grad-reduce-in-bf16 rounds gradients for the sums over the ranks"};
-constexpr FlagClaim kFp32Accumulation{
-    "every rank accumulates gradients in fp32",
-    "source megatron/distributed/distributed_data_parallel.cc: "
-    "dtype == at::kDouble ? at::kDouble : at::kFloat"};
+constexpr FlagClaim kFp32Accumulation{"every rank accumulates gradients in fp32",
+                                      "source megatron/distributed/distributed_data_parallel.cc: "
+                                      "dtype == at::kDouble ? at::kDouble : at::kFloat"};
 constexpr FlagClaim kNoDivision{
     "gradients are summed, and divided once by the weight of all tokens of the step",
     "refused --ddp-average-in-collective"};
@@ -59,8 +60,7 @@ constexpr FlagClaim kFusedActivation{kFusion, "test ActivationKernels.ForwardAnd
 constexpr FlagClaim kFusedSoftmax{kFusion, "test Attention.ForwardAndGradientsMatchTheFormula"};
 constexpr FlagClaim kFusedDropout{kFusion, "test Dropout.SumsInTheResidualsType"};
 constexpr FlagClaim kFusedRotary{kFusion, "test RotaryKernel.TurnsPairs"};
-constexpr FlagClaim kFusedAccumulation{kFusion,
-                                       "test Gemm.WeightGradientAccumulatesInTheTarget"};
+constexpr FlagClaim kFusedAccumulation{kFusion, "test Gemm.WeightGradientAccumulatesInTheTarget"};
 constexpr FlagClaim kFlashAttention{
     "flash attention runs wherever the shapes and the device allow it", "field attention_backend",
     [](const Arguments& a) {
@@ -110,13 +110,13 @@ constexpr FlagClaim kUnalignedReduce{
 constexpr FlagClaim kUnalignedGather{
     "a bucket is gathered as soon as the step is over; pipeline stages do not wait for each other",
     "absent align_param_gather"};
-constexpr FlagClaim kNoGloo{
-    "between GPUs there are no Gloo groups", "field distributed_backend",
-    [](const Arguments& a) {
-      return a.world_size == 1 || (a.comm.distributed_backend != DistributedBackend::kGloo &&
-                                   a.training.device != DeviceChoice::kCpu);
-    },
-    "with one rank, or on GPUs", "Gloo is what connects ranks on CPUs"};
+constexpr FlagClaim kNoGloo{"between GPUs there are no Gloo groups", "field distributed_backend",
+                            [](const Arguments& a) {
+                              return a.world_size == 1 ||
+                                     (a.comm.distributed_backend != DistributedBackend::kGloo &&
+                                      a.training.device != DeviceChoice::kCpu);
+                            },
+                            "with one rank, or on GPUs", "Gloo is what connects ranks on CPUs"};
 constexpr FlagClaim kNoTimeoutReport{
     "a run of one rank waits for no other rank",
     "source megatron/training/job.cc: if (launch.world_size == 1) return with_own_errors(",
@@ -152,15 +152,16 @@ constexpr FlagClaim kMissingIsAnError{
              (start == StartChoice::kAuto && a.training.pretrained_checkpoint.empty());
     },
     "with --start-mode resume, or auto without --pretrained-checkpoint",
-    "--start-mode fresh, resume-or-fresh and --pretrained-checkpoint say what to start from instead"};
-constexpr FlagClaim kDividedWriting{
-    "ranks of data parallelism divide the writing of checkpoints",
-    "test CheckpointLayouts.ThereAndBackIsTheSame", divides_checkpoints,
-    "with several data or context ranks", "no other rank holds the same"};
-constexpr FlagClaim kDividedReading{
-    "ranks of data parallelism divide the reading of checkpoints",
-    "test CheckpointLayouts.ThereAndBackIsTheSame", divides_checkpoints,
-    "with several data or context ranks", "no other rank holds the same"};
+    "--start-mode fresh, resume-or-fresh and --pretrained-checkpoint say what to start from "
+    "instead"};
+constexpr FlagClaim kDividedWriting{"ranks of data parallelism divide the writing of checkpoints",
+                                    "test CheckpointLayouts.ThereAndBackIsTheSame",
+                                    divides_checkpoints, "with several data or context ranks",
+                                    "no other rank holds the same"};
+constexpr FlagClaim kDividedReading{"ranks of data parallelism divide the reading of checkpoints",
+                                    "test CheckpointLayouts.ThereAndBackIsTheSame",
+                                    divides_checkpoints, "with several data or context ranks",
+                                    "no other rank holds the same"};
 constexpr FlagClaim kWholeWriting{
     "a rank writes all that it holds, which no other rank holds",
     "test CheckpointLayouts.ThereAndBackIsTheSame",

@@ -5,8 +5,9 @@ namespace megatron {
 
 namespace {
 
-std::unique_ptr<Module> make_model(const Arguments& arguments, const Vocabulary& vocabulary, const ParallelGroups& groups,
-                                   const StageSlice& slice, const std::vector<Module*>& chunks) {
+std::unique_ptr<Module> make_model(const Arguments& arguments, const Vocabulary& vocabulary,
+                                   const ParallelGroups& groups, const StageSlice& slice,
+                                   const std::vector<Module*>& chunks) {
   GPTConfig config;
   config.transformer = arguments.transformer;
   config.vocab_size = vocabulary.size;
@@ -19,7 +20,8 @@ std::unique_ptr<Module> make_model(const Arguments& arguments, const Vocabulary&
   return std::make_unique<GPTModel>(config, groups, slice, table);
 }
 
-StageOutput forward_step(Module& module, const Batch& batch, const at::Tensor& input, const ForwardContext& context) {
+StageOutput forward_step(Module& module, const Batch& batch, const at::Tensor& input,
+                         const ForwardContext& context) {
   GPTModel& model = dynamic_cast<GPTModel&>(module);
   const at::Tensor hidden = model.hidden(batch.tokens, input, context);
   if (model.gives_hidden()) return {hidden, {}};

@@ -70,9 +70,12 @@ TEST(AppendFile, RefusesWhatIsNoFile) {
   const auto folder = fresh_folder("append_file_kinds");
   std::filesystem::create_directories(folder);
   ASSERT_EQ(mkfifo((folder / "fifo").c_str(), 0600), 0);
-  EXPECT_THAT(message_of([&] { AppendFile file(folder / "fifo"); }), HasSubstr("cannot be written: No such device"));
-  EXPECT_THAT(message_of([&] { AppendFile file("/dev/full"); }), HasSubstr("/dev/full is no regular file"));
-  EXPECT_THAT(message_of([&] { AppendFile file(folder); }), HasSubstr("cannot be written: Is a directory"));
+  EXPECT_THAT(message_of([&] { AppendFile file(folder / "fifo"); }),
+              HasSubstr("cannot be written: No such device"));
+  EXPECT_THAT(message_of([&] { AppendFile file("/dev/full"); }),
+              HasSubstr("/dev/full is no regular file"));
+  EXPECT_THAT(message_of([&] { AppendFile file(folder); }),
+              HasSubstr("cannot be written: Is a directory"));
 }
 
 }  // namespace

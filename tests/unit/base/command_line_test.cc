@@ -27,14 +27,19 @@ int succeed(int argc, char** argv) {
   return 0;
 }
 int lose_peer(int, char**) { throw RetryError("rank 3 is gone"); }
-int misuse(int, char**) { throw UsageError("--a \"x\" is not an integer\nunknown flag --b\nhint: legal values: 1, 2"); }
+int misuse(int, char**) {
+  throw UsageError("--a \"x\" is not an integer\nunknown flag --b\nhint: legal values: 1, 2");
+}
 int fail(int, char**) { throw Error("disk is full\ndetail: 3 bytes missing\nhint: buy another"); }
 int break_down(int, char**) {
   MEGATRON_ASSERT(1 == 2, "sums");
   return 0;
 }
 int out_of_range(int, char**) { return std::string().at(3); }
-int from_library(int, char**) { throw std::runtime_error("sizes differ\nsecond line\nException raised from f at x.cc:1\nframe #0"); }
+int from_library(int, char**) {
+  throw std::runtime_error(
+      "sizes differ\nsecond line\nException raised from f at x.cc:1\nframe #0");
+}
 int throw_number(int, char**) { throw 3; }
 
 constexpr Command kCommands[] = {{"succeed", succeed, "prints its arguments"},
@@ -87,14 +92,17 @@ TEST(CommandLine, HelpListsEveryCommand) {
 TEST(CommandLine, UnknownCommandsGetTheNearestName) {
   const Outcome o = run({"suceed"});
   EXPECT_EQ(o.code, 2);
-  EXPECT_THAT(o.err, StartsWith("error: unknown command suceed; did you mean succeed?\nhint: the commands are succeed, misuse"));
+  EXPECT_THAT(o.err, StartsWith("error: unknown command suceed; did you mean succeed?\nhint: the "
+                                "commands are succeed, misuse"));
   EXPECT_EQ(run({"help", "zzz"}).code, 2);
 }
 
 TEST(CommandLine, ErrorsHaveTheirFormAndExitCode) {
   Outcome o = run({"misuse"});
   EXPECT_EQ(o.code, 2);
-  EXPECT_EQ(o.err, "error: --a \"x\" is not an integer\nerror: unknown flag --b\nhint: legal values: 1, 2\n");
+  EXPECT_EQ(
+      o.err,
+      "error: --a \"x\" is not an integer\nerror: unknown flag --b\nhint: legal values: 1, 2\n");
   o = run({"fail"});
   EXPECT_EQ(o.code, 1);
   EXPECT_EQ(o.err, "error: disk is full\ndetail: 3 bytes missing\nhint: buy another\n");
@@ -133,8 +141,11 @@ TEST(Version, NamesEveryLibrary) {
   const Outcome o = run({"version", "--json"});
   EXPECT_EQ(o.code, 0) << o.err;
   const auto json = nlohmann::json::parse(o.out);
-  for (const char* name : {"zlib", "zstd", "pcre2", "utf8proc", "xxhash", "yaml-cpp", "nlohmann-json", "simdjson", "glibc"})
-    EXPECT_THAT(json["libraries"][name].get<std::string>(), testing::ContainsRegex("^[0-9]+\\.[0-9]+")) << name;
+  for (const char* name : {"zlib", "zstd", "pcre2", "utf8proc", "xxhash", "yaml-cpp",
+                           "nlohmann-json", "simdjson", "glibc"})
+    EXPECT_THAT(json["libraries"][name].get<std::string>(),
+                testing::ContainsRegex("^[0-9]+\\.[0-9]+"))
+        << name;
   EXPECT_FALSE(json["megatron"].get<std::string>().empty());
   EXPECT_FALSE(json["compiler"].get<std::string>().empty());
   EXPECT_THAT(run({"--version"}).out, HasSubstr("  zlib            "));
@@ -156,7 +167,8 @@ TEST(CommandLine, AFullStandardOutputIsAFailure) {
     ::close(keep);
     ::close(full);
     EXPECT_EQ(code, 1);
-    EXPECT_EQ(err.finish(), "error: cannot write to standard output: No space left on device\n") << command;
+    EXPECT_EQ(err.finish(), "error: cannot write to standard output: No space left on device\n")
+        << command;
   }
 }
 
@@ -169,7 +181,9 @@ TEST(CommandLine, ADeletedWorkingDirectoryIsNamed) {
   const Outcome o = run({"succeed"});
   std::filesystem::current_path(keep);
   EXPECT_EQ(o.code, 1);
-  EXPECT_THAT(o.err, StartsWith("error: the working directory cannot be used: No such file or directory\nhint: "));
+  EXPECT_THAT(
+      o.err,
+      StartsWith("error: the working directory cannot be used: No such file or directory\nhint: "));
   EXPECT_EQ(o.out, "");
 }
 

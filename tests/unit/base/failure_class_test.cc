@@ -80,10 +80,11 @@ TEST(CrashHandler, NamesRankSignalThreadAndCalls) {
       set_crash_hook(say_hook);
       ::raise(number);
     };
-    EXPECT_EXIT(crash(), testing::KilledBySignal(number),
-                testing::AllOf(HasSubstr(cat("fatal: [rank 3] crashed with ", signal_name(number), " (")),
-                               HasSubstr(cat(" on ", host_name())), HasSubstr("detail: backtrace"),
-                               HasSubstr("base_test"), HasSubstr("hook")));
+    EXPECT_EXIT(
+        crash(), testing::KilledBySignal(number),
+        testing::AllOf(HasSubstr(cat("fatal: [rank 3] crashed with ", signal_name(number), " (")),
+                       HasSubstr(cat(" on ", host_name())), HasSubstr("detail: backtrace"),
+                       HasSubstr("base_test"), HasSubstr("hook")));
   }
 }
 
@@ -92,7 +93,8 @@ TEST(CrashHandler, NamesTheAddressOfAFault) {
     install_crash_handler();
     *reinterpret_cast<volatile int*>(uintptr_t{0x1234}) = 1;
   };
-  EXPECT_EXIT(fault(), testing::KilledBySignal(SIGSEGV), "invalid memory access\\) at address 0x1234 in thread");
+  EXPECT_EXIT(fault(), testing::KilledBySignal(SIGSEGV),
+              "invalid memory access\\) at address 0x1234 in thread");
 }
 
 int recurse(int depth) {
@@ -118,7 +120,8 @@ TEST(Signals, AFileBeyondTheLimitIsAnError) {
     ::setrlimit(RLIMIT_FSIZE, &limit);
     std::string message = "nothing thrown";
     try {
-      write_file_atomically(std::filesystem::path(testing::TempDir()) / "too_long", std::string(10000, 'x'));
+      write_file_atomically(std::filesystem::path(testing::TempDir()) / "too_long",
+                            std::string(10000, 'x'));
     } catch (const Error& error) {
       message = error.what();
     }

@@ -31,7 +31,8 @@ class FilesTest : public testing::Test {
 
   std::vector<std::string> names() const {
     std::vector<std::string> out;
-    for (const auto& entry : fs::directory_iterator(folder_)) out.push_back(entry.path().filename());
+    for (const auto& entry : fs::directory_iterator(folder_))
+      out.push_back(entry.path().filename());
     std::sort(out.begin(), out.end());
     return out;
   }
@@ -66,7 +67,8 @@ TEST_F(FilesTest, WritesLargeAndSmallPiecesInOrder) {
   std::string expected;
   AtomicFileWriter file(folder_ / "a");
   for (size_t i = 0; i < 300; ++i) {
-    const std::string piece(i * 37 % 20000 + (i == 150 ? 3000000 : 0), static_cast<char>('a' + i % 26));
+    const std::string piece(i * 37 % 20000 + (i == 150 ? 3000000 : 0),
+                            static_cast<char>('a' + i % 26));
     file.write(piece);
     expected += piece;
     EXPECT_EQ(file.size_bytes(), expected.size());
@@ -97,7 +99,8 @@ TEST_F(FilesTest, ReadsFilesWhoseSizeIsNotKnown) {
   ASSERT_EQ(::pipe(ends), 0);
   const std::string long_text(200000, 'x');
   std::thread writer([&] {
-    EXPECT_EQ(::write(ends[1], long_text.data(), long_text.size()), static_cast<ssize_t>(long_text.size()));
+    EXPECT_EQ(::write(ends[1], long_text.data(), long_text.size()),
+              static_cast<ssize_t>(long_text.size()));
     ::close(ends[1]);
   });
   EXPECT_EQ(read_file("/dev/fd/" + std::to_string(ends[0])), long_text);
@@ -110,13 +113,15 @@ TEST_F(FilesTest, ReadsFilesWhoseSizeIsNotKnown) {
 TEST_F(FilesTest, WhatIsNoFileIsRefusedAtOnce) {
   const std::string fifo = (folder_ / "fifo").string();
   ASSERT_EQ(::mkfifo(fifo.c_str(), 0600), 0);
-  const std::string refused = "cannot read " + fifo + ": it is a FIFO, not a regular file\n"
+  const std::string refused = "cannot read " + fifo +
+                              ": it is a FIFO, not a regular file\n"
                               "hint: write the data to a file and give its path";
   EXPECT_EQ(error_of([&] { read_file(fifo); }), refused);
   EXPECT_EQ(error_of([&] { MappedFile{fs::path(fifo)}; }), refused);
   EXPECT_EQ(error_of([&] { check_regular_file(fifo); }), refused);
   EXPECT_EQ(error_of([&] { check_input_file(fifo); }), refused);
-  EXPECT_THAT(error_of([&] { read_file("/dev/zero"); }), HasSubstr("cannot read /dev/zero: it is a device"));
+  EXPECT_THAT(error_of([&] { read_file("/dev/zero"); }),
+              HasSubstr("cannot read /dev/zero: it is a device"));
 }
 
 TEST_F(FilesTest, TooLongFilesAreNotRead) {
@@ -128,7 +133,8 @@ TEST_F(FilesTest, TooLongFilesAreNotRead) {
   EXPECT_EQ(error_of([&] { read_file(path, 4); }), refused);
   fs::resize_file(path, uint64_t{1} << 40);
   EXPECT_EQ(error_of([&] { read_file(path, 4); }), refused);
-  EXPECT_THAT(error_of([&] { read_file("/proc/self/maps", 10); }), HasSubstr("it is longer than 10 bytes"));
+  EXPECT_THAT(error_of([&] { read_file("/proc/self/maps", 10); }),
+              HasSubstr("it is longer than 10 bytes"));
 }
 
 TEST_F(FilesTest, AMapOutlivesTheReplacementOfItsFile) {
@@ -160,7 +166,8 @@ TEST_F(FilesTest, AFailedReplacementKeepsTheOldFile) {
   fs::create_directory(folder_ / "a");
   write_file_atomically(folder_ / "a" / "inside", "x");
   const std::string a = (folder_ / "a").string();
-  EXPECT_THAT(error_of([&] { write_file_atomically(a, "text"); }), HasSubstr("cannot replace " + a + ": Is a directory"));
+  EXPECT_THAT(error_of([&] { write_file_atomically(a, "text"); }),
+              HasSubstr("cannot replace " + a + ": Is a directory"));
   EXPECT_THAT(names(), ElementsAre("a"));
   EXPECT_EQ(read_file(folder_ / "a" / "inside"), "x");
 }
@@ -179,7 +186,8 @@ TEST_F(FilesTest, AFullDiskLeavesTheOldFileAndNothingElse) {
     for (int i = 0; i < 100; ++i) file.write(std::string(100000, 'x'));
     file.commit();
   });
-  const std::string in_commit = error_of([&] { write_file_atomically(path, std::string(100000, 'x')); });
+  const std::string in_commit =
+      error_of([&] { write_file_atomically(path, std::string(100000, 'x')); });
   ASSERT_EQ(::setrlimit(RLIMIT_FSIZE, &before), 0);
   std::signal(SIGXFSZ, handler);
   EXPECT_EQ(in_write, "cannot write " + path.string() + ": File too large");
@@ -190,13 +198,18 @@ TEST_F(FilesTest, AFullDiskLeavesTheOldFileAndNothingElse) {
 
 TEST_F(FilesTest, ErrorsNameThePathAndTheReason) {
   const std::string missing = (folder_ / "no" / "file").string();
-  EXPECT_EQ(error_of([&] { read_file(missing); }), "cannot open " + missing + ": No such file or directory");
-  EXPECT_EQ(error_of([&] { MappedFile{fs::path(missing)}; }), "cannot open " + missing + ": No such file or directory");
+  EXPECT_EQ(error_of([&] { read_file(missing); }),
+            "cannot open " + missing + ": No such file or directory");
+  EXPECT_EQ(error_of([&] { MappedFile{fs::path(missing)}; }),
+            "cannot open " + missing + ": No such file or directory");
   EXPECT_EQ(error_of([&] { AtomicFileWriter{fs::path(missing)}; }),
             "cannot create " + missing + ": No such file or directory");
-  EXPECT_EQ(error_of([&] { sync_path(missing); }), "cannot open " + missing + ": No such file or directory");
-  EXPECT_EQ(error_of([&] { read_file(folder_); }), "cannot read " + folder_.string() + ": Is a directory");
-  EXPECT_EQ(error_of([&] { MappedFile{folder_}; }), "cannot read " + folder_.string() + ": Is a directory");
+  EXPECT_EQ(error_of([&] { sync_path(missing); }),
+            "cannot open " + missing + ": No such file or directory");
+  EXPECT_EQ(error_of([&] { read_file(folder_); }),
+            "cannot read " + folder_.string() + ": Is a directory");
+  EXPECT_EQ(error_of([&] { MappedFile{folder_}; }),
+            "cannot read " + folder_.string() + ": Is a directory");
   EXPECT_EQ(error_of([&] { MappedFile{fs::path("/dev/null")}; }),
             "cannot read /dev/null: it is a device, not a regular file\n"
             "hint: write the data to a file and give its path");
@@ -214,7 +227,8 @@ TEST_F(FilesTest, ManyWritersOfOnePathLeaveOneWholeFile) {
   std::vector<std::thread> threads;
   for (int t = 0; t < 4; ++t)
     threads.emplace_back([&, t] {
-      for (int i = 0; i < 10; ++i) write_file_atomically(folder_ / "a", std::string(5000, static_cast<char>('a' + t)));
+      for (int i = 0; i < 10; ++i)
+        write_file_atomically(folder_ / "a", std::string(5000, static_cast<char>('a' + t)));
     });
   for (std::thread& thread : threads) thread.join();
   EXPECT_THAT(names(), ElementsAre("a"));

@@ -29,7 +29,8 @@ class Terminal {
     winsize size{};
     size.ws_col = columns;
     size.ws_row = 24;
-    if (::openpty(&master_, &slave_, nullptr, nullptr, &size) != 0) throw Error("no pseudo-terminal");
+    if (::openpty(&master_, &slave_, nullptr, nullptr, &size) != 0)
+      throw Error("no pseudo-terminal");
     saved_ = ::dup(STDERR_FILENO);
     ::dup2(slave_, STDERR_FILENO);
     ::setenv("TERM", "xterm", 1);
@@ -156,7 +157,9 @@ TEST(ProgressBar, IsOneLineWithoutATerminal) {
 
 TEST(ProgressBar, SaysHowFarItCameWhenItStopsEarly) {
   Capture err(STDERR_FILENO);
-  { ProgressBar("tokenizing", 1000, "documents").advance(432); }
+  {
+    ProgressBar("tokenizing", 1000, "documents").advance(432);
+  }
   EXPECT_THAT(err.finish(), StartsWith("tokenizing  43%  432 of 1,000 documents in 0:00"));
 }
 

@@ -29,7 +29,8 @@ constexpr KnownFlag kKnown[] = {
     {"--mtp-hsm --mtp-other", KnownFlag::Kind::kRefused, "multi-token prediction is not built"},
 };
 
-ParseResult parse(SampleConfig& config, std::vector<const char*> arguments, ParseOptions options = {}) {
+ParseResult parse(SampleConfig& config, std::vector<const char*> arguments,
+                  ParseOptions options = {}) {
   arguments.insert(arguments.begin(), "command");
   Config* const configs[] = {&config};
   options.known = kKnown;
@@ -48,7 +49,8 @@ std::string refusal(std::vector<const char*> arguments, ParseOptions options = {
 }
 
 // The same into `config`, which the options may look at.
-std::string refusal_of(SampleConfig& config, std::vector<const char*> arguments, ParseOptions options) {
+std::string refusal_of(SampleConfig& config, std::vector<const char*> arguments,
+                       ParseOptions options) {
   try {
     parse(config, std::move(arguments), std::move(options));
   } catch (const UsageError& error) {
@@ -74,10 +76,28 @@ class ScratchFile {
 
 TEST(ParseFlags, SetsEveryKind) {
   SampleConfig c;
-  const ParseResult result =
-      parse(c, {"--num-layers", "12", "--lr=1e-3", "--save", "/tmp/x y", "--bf16", "--disable-bias-linear", "--shape",
-                "wavy-line", "--num-query-groups=4", "--init-std", ".02", "--sizes", "1", "-2", "3", "--betas",
-                "0.8,0.9", "--data-path", "0.3", "a,b", "c"});
+  const ParseResult result = parse(c, {"--num-layers",
+                                       "12",
+                                       "--lr=1e-3",
+                                       "--save",
+                                       "/tmp/x y",
+                                       "--bf16",
+                                       "--disable-bias-linear",
+                                       "--shape",
+                                       "wavy-line",
+                                       "--num-query-groups=4",
+                                       "--init-std",
+                                       ".02",
+                                       "--sizes",
+                                       "1",
+                                       "-2",
+                                       "3",
+                                       "--betas",
+                                       "0.8,0.9",
+                                       "--data-path",
+                                       "0.3",
+                                       "a,b",
+                                       "c"});
   EXPECT_EQ(c.num_layers, 12);
   EXPECT_EQ(c.lr, 1e-3);
   EXPECT_EQ(c.save, "/tmp/x y");
@@ -134,8 +154,8 @@ TEST(ParseFlags, NegativeNumbersAndSpellingsAndNone) {
 }
 
 TEST(ParseFlags, ReportsEveryViolationAtOnceInOrder) {
-  EXPECT_EQ(refusal({"--num-layers", "twelve", "--lr", "fast", "--shape", "squar", "--num-atention", "--bf16", "maybe",
-                     "--num-experts", "8", "--lr", "1"}),
+  EXPECT_EQ(refusal({"--num-layers", "twelve", "--lr", "fast", "--shape", "squar", "--num-atention",
+                     "--bf16", "maybe", "--num-experts", "8", "--lr", "1"}),
             "--num-layers \"twelve\" is not an integer\n"
             "--lr \"fast\" is not a finite number\n"
             "--shape \"squar\" is not one of its values; did you mean square?\n"
@@ -157,9 +177,11 @@ TEST(ParseFlags, NamesWhatEachValueShouldBe) {
   EXPECT_EQ(refusal({"--lr", "1e999"}), "--lr \"1e999\" is outside the range of a 64-bit number");
   EXPECT_EQ(refusal({"--save"}), "--save expects a value");
   EXPECT_EQ(refusal({"--save", "\xff"}), "--save is not UTF-8 text");
-  EXPECT_EQ(refusal({"--shape"}), "--shape expects one of its values\nhint: legal values: round, square, wavy-line");
+  EXPECT_EQ(refusal({"--shape"}),
+            "--shape expects one of its values\nhint: legal values: round, square, wavy-line");
   EXPECT_EQ(refusal({"--sizes", "--bf16"}), "--sizes expects one or more integers");
-  EXPECT_EQ(refusal({"--sizes", "1,x", "y"}), "--sizes \"x\" is not an integer\n--sizes \"y\" is not an integer");
+  EXPECT_EQ(refusal({"--sizes", "1,x", "y"}),
+            "--sizes \"x\" is not an integer\n--sizes \"y\" is not an integer");
   EXPECT_EQ(refusal({"--bf16=maybe"}), "--bf16 \"maybe\" is neither true nor false");
   EXPECT_EQ(refusal({"--data-path"}), "--data-path expects one or more values");
 }
@@ -167,7 +189,8 @@ TEST(ParseFlags, NamesWhatEachValueShouldBe) {
 TEST(ParseFlags, UnknownFlagsAreRefusedWithTheNearestKnownOne) {
   EXPECT_EQ(refusal({"--num-layes", "3"}), "unknown flag --num-layes; did you mean --num-layers?");
   EXPECT_EQ(refusal({"--num_layers=3"}), "unknown flag --num_layers; did you mean --num-layers?");
-  EXPECT_EQ(refusal({"--tranformer-impl", "local"}), "unknown flag --tranformer-impl; did you mean --transformer-impl?");
+  EXPECT_EQ(refusal({"--tranformer-impl", "local"}),
+            "unknown flag --tranformer-impl; did you mean --transformer-impl?");
   EXPECT_EQ(refusal({"--confg", "x"}), "unknown flag --confg; did you mean --config?");
   EXPECT_EQ(refusal({"--xyzzy-plugh"}), "unknown flag --xyzzy-plugh");
   EXPECT_EQ(refusal({"-num-layers", "3"}), "unknown flag -num-layers; did you mean --num-layers?");
@@ -176,12 +199,16 @@ TEST(ParseFlags, UnknownFlagsAreRefusedWithTheNearestKnownOne) {
 
 TEST(ParseFlags, FlagsOfOtherProgramsAreAnsweredWithOurs) {
   EXPECT_EQ(refusal({"--optimizer.lr", "1"}), "unknown flag --optimizer.lr; did you mean --lr?");
-  EXPECT_EQ(refusal({"--num_hidden_layers", "4"}), "unknown flag --num_hidden_layers; did you mean --num-layers?");
+  EXPECT_EQ(refusal({"--num_hidden_layers", "4"}),
+            "unknown flag --num_hidden_layers; did you mean --num-layers?");
   EXPECT_EQ(refusal({"--output_dir", "x"}), "unknown flag --output_dir; did you mean --save?");
-  EXPECT_EQ(refusal({"--checkpoint.folder=x"}), "unknown flag --checkpoint.folder; did you mean --save?");
+  EXPECT_EQ(refusal({"--checkpoint.folder=x"}),
+            "unknown flag --checkpoint.folder; did you mean --save?");
   EXPECT_EQ(refusal({"--optimizer.lr", "1", "-num-layers", "3"}),
-            "unknown flag --optimizer.lr; did you mean --lr?\nunknown flag -num-layers; did you mean --num-layers?");
-  EXPECT_EQ(refusal({"-m", "x"}), "unknown flag -m; flags start with --") << "this command has no --load";
+            "unknown flag --optimizer.lr; did you mean --lr?\nunknown flag -num-layers; did you "
+            "mean --num-layers?");
+  EXPECT_EQ(refusal({"-m", "x"}), "unknown flag -m; flags start with --")
+      << "this command has no --load";
 }
 
 TEST(ParseFlags, TheLastOfARepeatedFlagCountsWithANote) {
@@ -189,24 +216,29 @@ TEST(ParseFlags, TheLastOfARepeatedFlagCountsWithANote) {
   EXPECT_THAT(parse(c, {"--lr", "1", "--bf16", "--lr", "2"}).notes,
               ElementsAre("--lr is given more than once; the last one counts: --lr 2"));
   EXPECT_EQ(c.lr, 2);
-  EXPECT_THAT(parse(c, {"--lr", "1", "--learning-rate", "3"}).notes,
-              ElementsAre("--lr and --learning-rate set the same value; the last one counts: --learning-rate 3"));
+  EXPECT_THAT(
+      parse(c, {"--lr", "1", "--learning-rate", "3"}).notes,
+      ElementsAre(
+          "--lr and --learning-rate set the same value; the last one counts: --learning-rate 3"));
   EXPECT_EQ(c.lr, 3);
   EXPECT_EQ(parse(c, {"--bf16", "--no-bf16"}).notes.size(), 1u);
   EXPECT_FALSE(c.bf16);
   parse(c, {"--sizes", "1", "2", "--sizes", "3"});
   EXPECT_THAT(c.sizes, ElementsAre(3));
-  const ParseResult known = parse(c, {"--transformer-impl", "local", "--transformer-impl", "other"});
-  EXPECT_THAT(known.already_so, ElementsAre(Pair("--transformer-impl other", "there is one implementation")));
-  EXPECT_EQ(refusal({"--num-experts", "0", "--num-experts", "8"}),
-            "--num-experts is refused: mixture of experts is not built\nhint: accepted values: 0, none");
+  const ParseResult known =
+      parse(c, {"--transformer-impl", "local", "--transformer-impl", "other"});
+  EXPECT_THAT(known.already_so,
+              ElementsAre(Pair("--transformer-impl other", "there is one implementation")));
+  EXPECT_EQ(
+      refusal({"--num-experts", "0", "--num-experts", "8"}),
+      "--num-experts is refused: mixture of experts is not built\nhint: accepted values: 0, none");
   EXPECT_EQ(refusal({"--num-experts", "8", "--num-experts", "0"}), "accepted");
 }
 
 TEST(ParseFlags, KnownFlagsAreAcceptedOrRefusedWithTheReason) {
   SampleConfig c;
-  EXPECT_THAT(parse(c, {"--transformer-impl", "local", "--use-flash-attn", "--num-experts", "0", "--mtp-hsm", "false",
-                        "--cp-comm-type", "p2p", "p2p"})
+  EXPECT_THAT(parse(c, {"--transformer-impl", "local", "--use-flash-attn", "--num-experts", "0",
+                        "--mtp-hsm", "false", "--cp-comm-type", "p2p", "p2p"})
                   .already_so,
               ElementsAre(Pair("--transformer-impl local", "there is one implementation"),
                           Pair("--use-flash-attn", "chosen by shape"),
@@ -214,12 +246,14 @@ TEST(ParseFlags, KnownFlagsAreAcceptedOrRefusedWithTheReason) {
                           Pair("--mtp-hsm false", "multi-token prediction is not built"),
                           Pair("--cp-comm-type p2p p2p", "context parallelism is not built")));
   EXPECT_TRUE(parse(c, {"--use-flash-attn", "false"}).already_so.empty()) << "asks for nothing";
-  EXPECT_EQ(refusal({"--mtp-other"}), "--mtp-other is refused: multi-token prediction is not built");
+  EXPECT_EQ(refusal({"--mtp-other"}),
+            "--mtp-other is refused: multi-token prediction is not built");
   EXPECT_EQ(refusal({"--transformer-impl"}), "--transformer-impl expects a value");
   EXPECT_EQ(refusal({"--use-flash-attn=3"}), "--use-flash-attn takes no value");
   EXPECT_THAT(refusal({"--cp-comm-type", "p2p", "a2a"}), HasSubstr("--cp-comm-type is refused"));
-  EXPECT_EQ(refusal({"--async-strategy", "cpython"}),
-            "--async-strategy \"cpython\" is not one of its values\nhint: legal values: nvrx, mcore");
+  EXPECT_EQ(
+      refusal({"--async-strategy", "cpython"}),
+      "--async-strategy \"cpython\" is not one of its values\nhint: legal values: nvrx, mcore");
 }
 
 TEST(ParseFlags, KnownFlagsAreJudgedByTheOtherValues) {
@@ -233,14 +267,16 @@ TEST(ParseFlags, KnownFlagsAreJudgedByTheOtherValues) {
   EXPECT_THAT(parse(c, {"--use-flash-attn", "--num-layers", "3", "--mtp-hsm"}, options).already_so,
               ElementsAre(Pair("--use-flash-attn", "layers: 6"), Pair("--mtp-hsm", "as always")));
   c = {};
-  EXPECT_EQ(refusal_of(c, {"--use-flash-attn", "--num-layers", "2"}, options), "--use-flash-attn is refused: layers: 4");
+  EXPECT_EQ(refusal_of(c, {"--use-flash-attn", "--num-layers", "2"}, options),
+            "--use-flash-attn is refused: layers: 4");
 }
 
 TEST(ParseFlags, ValidatesConfigsAndAcrossThem) {
   ParseOptions options;
   options.validate = [](Violations& v) { v.add("--lr does not suit --num-layers"); };
   EXPECT_EQ(refusal({"--num-layers", "0", "--nonsense-flag"}, options),
-            "unknown flag --nonsense-flag\n--num-layers 0 is below 1\nhint: 1 or more\n--lr does not suit --num-layers");
+            "unknown flag --nonsense-flag\n--num-layers 0 is below 1\nhint: 1 or more\n--lr does "
+            "not suit --num-layers");
 }
 
 TEST(ParseFlags, DoesNotComplainTwiceAboutAValueThatCouldNotBeRead) {
@@ -274,7 +310,9 @@ TEST(Print, HelpIsShortUnlessMoreIsAskedFor) {
   SampleConfig c;
   Config* const configs[] = {&c};
   constexpr std::string_view basics[] = {"num_layers", "lr"};
-  const auto help = [&](std::string_view topic) { return help_text("Usage: x", configs, topic, basics); };
+  const auto help = [&](std::string_view topic) {
+    return help_text("Usage: x", configs, topic, basics);
+  };
   const std::string brief = help("");
   EXPECT_THAT(brief, HasSubstr("Usage: x\n\nnetwork size:\n  --num-layers N"));
   EXPECT_THAT(brief, HasSubstr("\ntraining:\n  --lr, --learning-rate X"));
@@ -285,7 +323,8 @@ TEST(Print, HelpIsShortUnlessMoreIsAskedFor) {
   EXPECT_THAT(help("network size"), Not(HasSubstr("--lr")));
   EXPECT_THAT(help("--num-"), HasSubstr("--num-layers"));
   EXPECT_THAT(help("num"), Not(HasSubstr("--shape")));
-  EXPECT_THAT(help("xyz"), HasSubstr("no group and no flag is called \"xyz\"\n\nmore: --help GROUP"));
+  EXPECT_THAT(help("xyz"),
+              HasSubstr("no group and no flag is called \"xyz\"\n\nmore: --help GROUP"));
 }
 
 TEST(ParseFlags, ArgumentsWithoutAFlag) {
@@ -294,16 +333,18 @@ TEST(ParseFlags, ArgumentsWithoutAFlag) {
   options.positional = "save";
   EXPECT_TRUE(parse(c, {"--bf16", "run", "--lr", "1"}, options).was_given("save"));
   EXPECT_EQ(c.save, "run");
-  EXPECT_EQ(refusal({"run", "other"}, options), "unexpected argument \"other\"; flags start with --");
+  EXPECT_EQ(refusal({"run", "other"}, options),
+            "unexpected argument \"other\"; flags start with --");
   options.positional = "data_path";
   parse(c, {"a", "--bf16", "b"}, options);
   EXPECT_THAT(c.data_path, ElementsAre("a", "b"));
 }
 
 TEST(ConfigFile, IsOverriddenByFlags) {
-  const ScratchFile file("num_layers: 7\nlr: 0.125\n# a comment\ndata-path: [x, 'y z']\nsizes: 4,5\nsave: ~\n"
-                         "num_query_groups: null\nbf16: True\ndisable_bias_linear: true\nbetas: []\n"
-                         "use_flash_attn: true\nnum_experts: null\n");
+  const ScratchFile file(
+      "num_layers: 7\nlr: 0.125\n# a comment\ndata-path: [x, 'y z']\nsizes: 4,5\nsave: ~\n"
+      "num_query_groups: null\nbf16: True\ndisable_bias_linear: true\nbetas: []\n"
+      "use_flash_attn: true\nnum_experts: null\n");
   SampleConfig c;
   c.num_query_groups = 2;
   const ParseResult result = parse(c, {"--lr", "1", "--config", file.path().c_str()});
@@ -317,23 +358,26 @@ TEST(ConfigFile, IsOverriddenByFlags) {
   EXPECT_TRUE(c.betas.empty());
   EXPECT_EQ(result.already_so.size(), 2u);
   EXPECT_TRUE(result.was_given("num_layers"));
-  EXPECT_EQ(refusal({"--config", file.path().c_str(), "--num-experts", "8"}),
-            "--num-experts is refused: mixture of experts is not built\nhint: accepted values: 0, none")
+  EXPECT_EQ(
+      refusal({"--config", file.path().c_str(), "--num-experts", "8"}),
+      "--num-experts is refused: mixture of experts is not built\nhint: accepted values: 0, none")
       << "the command line wins over the file here, too";
 }
 
 TEST(ConfigFile, ViolationsNameFileAndLine) {
-  const ScratchFile file("num_layers: x\nnum_layrs: 3\nlr: [1, 2]\nsave: {a: b}\nlr: 2\nnum_experts: 8\nshape:\n"
-                         "- round\n");
+  const ScratchFile file(
+      "num_layers: x\nnum_layrs: 3\nlr: [1, 2]\nsave: {a: b}\nlr: 2\nnum_experts: 8\nshape:\n"
+      "- round\n");
   const std::string p = file.path();
   EXPECT_EQ(refusal({"--config", p.c_str(), "--num-layers", "1"}),
-            p + ":1: num_layers \"x\" is not an integer\n" +
-            p + ":2: unknown name num_layrs; did you mean num_layers?\n" +
-            p + ":3: lr holds a list; expected a number\n" +
-            p + ":4: save holds a map or a nested list; expected a value or a list of values\n" +
-            p + ":5: lr is given twice\n" +
-            p + ":7: shape holds a list; expected one of its values\n" +
-            p + ":6: num_experts is refused: mixture of experts is not built\nhint: accepted values: 0, none");
+            p + ":1: num_layers \"x\" is not an integer\n" + p +
+                ":2: unknown name num_layrs; did you mean num_layers?\n" + p +
+                ":3: lr holds a list; expected a number\n" + p +
+                ":4: save holds a map or a nested list; expected a value or a list of values\n" +
+                p + ":5: lr is given twice\n" + p +
+                ":7: shape holds a list; expected one of its values\n" + p +
+                ":6: num_experts is refused: mixture of experts is not built\nhint: accepted "
+                "values: 0, none");
 }
 
 TEST(ConfigFile, ThatCannotBeReadIsAViolation) {
@@ -345,7 +389,8 @@ TEST(ConfigFile, ThatCannotBeReadIsAViolation) {
       << "what follows from it would hide it";
   EXPECT_EQ(refusal({"--config"}), "--config expects the name of a YAML file");
   const ScratchFile list("- a\n- b\n");
-  EXPECT_EQ(refusal({"--config", list.path().c_str()}), list.path() + ": expected lines of \"name: value\" at the top level");
+  EXPECT_EQ(refusal({"--config", list.path().c_str()}),
+            list.path() + ": expected lines of \"name: value\" at the top level");
   const ScratchFile broken("lr: 1\nsave: [abc\n");
   EXPECT_THAT(refusal({"--config", broken.path().c_str()}), HasSubstr(": not YAML: "));
   const ScratchFile empty("");
@@ -386,11 +431,50 @@ TEST(ResolvedConfig, ReadsBackEqual) {
   c.init_std = std::numeric_limits<double>::denorm_min();
   c.sizes = {0, -1, std::numeric_limits<int64_t>::max()};
   c.betas = {1e300, -0.0, 1.0 / 3};
-  for (const char* text :
-       {"", "null", "true", "No", "~", "1.5", "0x10", "1:30", "- a", "a: b", "# no comment", "a #b", " leading", "trailing ",
-        "two\nlines", "tab\t", "quote\"s", "it's", "back\\slash", "{a}", "[b]", "&x", "*x", "!t", "%d", "@at", "`tick`",
-        "|", ">", "?", ",", "caf\xc3\xa9", "\xe2\x80\xa8line", "\xc2\x85", "\xef\xbb\xbf" "bom", "\x01\x7f", "/a/b-c_d.e",
-        "\xf0\x9f\x98\x80", "<<", "=", "2026-01-01", "---", "..."}) {
+  for (const char* text : {"",
+                           "null",
+                           "true",
+                           "No",
+                           "~",
+                           "1.5",
+                           "0x10",
+                           "1:30",
+                           "- a",
+                           "a: b",
+                           "# no comment",
+                           "a #b",
+                           " leading",
+                           "trailing ",
+                           "two\nlines",
+                           "tab\t",
+                           "quote\"s",
+                           "it's",
+                           "back\\slash",
+                           "{a}",
+                           "[b]",
+                           "&x",
+                           "*x",
+                           "!t",
+                           "%d",
+                           "@at",
+                           "`tick`",
+                           "|",
+                           ">",
+                           "?",
+                           ",",
+                           "caf\xc3\xa9",
+                           "\xe2\x80\xa8line",
+                           "\xc2\x85",
+                           "\xef\xbb\xbf"
+                           "bom",
+                           "\x01\x7f",
+                           "/a/b-c_d.e",
+                           "\xf0\x9f\x98\x80",
+                           "<<",
+                           "=",
+                           "2026-01-01",
+                           "---",
+                           "..."}) {
     c.save = text;
     c.data_path = {text, "x", text};
     expect_round_trip(c);
@@ -423,18 +507,25 @@ TEST(Print, YamlJsonHelpAndMarkdownShowEveryField) {
   c.save = "no";
   Config* const configs[] = {&c};
   EXPECT_EQ(to_yaml(configs),
-            "# network size\nnum_layers: 2\nshape: round\nnum_query_groups: null\nadd_bias_linear: true\n\n"
-            "# training\nlr: 0.5\nbf16: false\ninit_std: null\nsave: \"no\"\nsizes: []\nbetas: [0.9, 0.95]\ndata_path: []\n");
-  EXPECT_THAT(to_json(configs), HasSubstr("{\n  \"num_layers\": 2,\n  \"shape\": \"round\",\n  \"num_query_groups\": null,"));
+            "# network size\nnum_layers: 2\nshape: round\nnum_query_groups: null\nadd_bias_linear: "
+            "true\n\n"
+            "# training\nlr: 0.5\nbf16: false\ninit_std: null\nsave: \"no\"\nsizes: []\nbetas: "
+            "[0.9, 0.95]\ndata_path: []\n");
+  EXPECT_THAT(
+      to_json(configs),
+      HasSubstr("{\n  \"num_layers\": 2,\n  \"shape\": \"round\",\n  \"num_query_groups\": null,"));
   const std::string help = help_text("Usage: megatron x [flags]", configs);
-  EXPECT_THAT(help, HasSubstr("Usage: megatron x [flags]\n\nnetwork size:\n  --num-layers N                  layers of the "
+  EXPECT_THAT(help, HasSubstr("Usage: megatron x [flags]\n\nnetwork size:\n  --num-layers N        "
+                              "          layers of the "
                               "network (default 2)\n"));
   EXPECT_THAT(help, HasSubstr("--lr, --learning-rate X"));
   EXPECT_THAT(help, HasSubstr("{round,square,wavy-line}"));
-  EXPECT_THAT(to_markdown(configs), HasSubstr("| `--lr` `--learning-rate` | number | `0.5` | learning rate |\n"));
+  EXPECT_THAT(to_markdown(configs),
+              HasSubstr("| `--lr` `--learning-rate` | number | `0.5` | learning rate |\n"));
   const std::string document = flags_document(configs, kKnown);
   EXPECT_THAT(document, HasSubstr("| `--transformer-impl` | there is one implementation |  |\n"));
-  EXPECT_THAT(document, HasSubstr("| `--num-experts` | mixture of experts is not built | `0 none` |\n"));
+  EXPECT_THAT(document,
+              HasSubstr("| `--num-experts` | mixture of experts is not built | `0 none` |\n"));
 }
 
 TEST(Print, DocumentLeavesOutKnownFlagsThatAFieldOwns) {

@@ -29,7 +29,8 @@ struct SampleConfig : Config {
     v.field("num_layers", num_layers, "layers of the network");
     v.choice("shape", shape, kShapes, "its shape");
     v.field("num_query_groups", num_query_groups, "groups of queries");
-    v.field({"add_bias_linear", "--disable-bias-linear", true}, add_bias_linear, "leave the biases out");
+    v.field({"add_bias_linear", "--disable-bias-linear", true}, add_bias_linear,
+            "leave the biases out");
     v.group("training");
     v.field({"lr", "--lr --learning-rate"}, lr, "learning rate");
     v.field("bf16", bf16, "compute in bf16");
@@ -43,11 +44,14 @@ struct SampleConfig : Config {
     if (num_layers < 1) violations.add(cat_number("--num-layers ", num_layers), "1 or more");
     if (lr < 0) violations.add("--lr is below 0");
   }
-  static std::string cat_number(const char* text, int64_t n) { return text + std::to_string(n) + " is below 1"; }
+  static std::string cat_number(const char* text, int64_t n) {
+    return text + std::to_string(n) + " is below 1";
+  }
   bool operator==(const SampleConfig& o) const {
     return num_layers == o.num_layers && lr == o.lr && save == o.save && bf16 == o.bf16 &&
-           add_bias_linear == o.add_bias_linear && shape == o.shape && num_query_groups == o.num_query_groups &&
-           init_std == o.init_std && sizes == o.sizes && betas == o.betas && data_path == o.data_path;
+           add_bias_linear == o.add_bias_linear && shape == o.shape &&
+           num_query_groups == o.num_query_groups && init_std == o.init_std && sizes == o.sizes &&
+           betas == o.betas && data_path == o.data_path;
   }
 };
 

@@ -13,7 +13,11 @@ TEST(DeriveSeed, IsFixedForEver) {
   EXPECT_EQ(derive_seed(1234, "weights"), 0x7d9cc9e5efaf5747u);
   EXPECT_EQ(derive_seed(1234, "dropout", {0}), 0xe3bc3c5648c3c391u);
   EXPECT_EQ(derive_seed(1234, "dropout", {0, 0}), 0x7efaea49e549f43fu);
-  EXPECT_EQ(derive_seed(~uint64_t{0}, "donn\xc3\xa9" "es", {1, 2, 3}), 0x3863f6982e849243u);
+  EXPECT_EQ(derive_seed(~uint64_t{0},
+                        "donn\xc3\xa9"
+                        "es",
+                        {1, 2, 3}),
+            0x3863f6982e849243u);
 }
 
 TEST(DeriveSeed, DistinguishesEveryPart) {

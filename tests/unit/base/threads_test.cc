@@ -47,8 +47,13 @@ TEST(NumThreads, TheFlagComesFirstThenTheEnvironmentThenTheCores) {
 }
 
 TEST(NumThreads, OnlyPositiveNumbersOfTheEnvironmentCount) {
-  for (const auto& [text, expected] :
-       {std::pair("5", 5), {"4,2", 4}, {"", 0}, {"many", 0}, {"0", 0}, {"-2", 0}, {"999999999999999999999", 65536}}) {
+  for (const auto& [text, expected] : {std::pair("5", 5),
+                                       {"4,2", 4},
+                                       {"", 0},
+                                       {"many", 0},
+                                       {"0", 0},
+                                       {"-2", 0},
+                                       {"999999999999999999999", 65536}}) {
     const Variable set("OMP_NUM_THREADS", text);
     EXPECT_EQ(omp_num_threads(), expected) << text;
     EXPECT_GE(choose_num_threads(0), 1) << text;
@@ -56,12 +61,15 @@ TEST(NumThreads, OnlyPositiveNumbersOfTheEnvironmentCount) {
 }
 
 TEST(OpenMpWaiting, ThreadsSleepWhereCoresAreShared) {
-  const auto spins = [](int threads, int cores, std::vector<int> samples) { return spin_count(threads, cores, samples) > 0; };
+  const auto spins = [](int threads, int cores, std::vector<int> samples) {
+    return spin_count(threads, cores, samples) > 0;
+  };
   EXPECT_TRUE(spins(2, 2, {0, 0, 0, 0, 0}));
   EXPECT_FALSE(spins(2, 2, {1, 1, 1, 1, 1}));
   EXPECT_FALSE(spins(2, 2, {3, 3, 3, 3, 3}));
   EXPECT_TRUE(spins(1, 2, {1, 1, 1, 1, 1})) << "one core is left";
-  EXPECT_TRUE(spins(2, 2, {0, 3, 0, 2, 0})) << "the median counts: something always runs for a moment";
+  EXPECT_TRUE(spins(2, 2, {0, 3, 0, 2, 0}))
+      << "the median counts: something always runs for a moment";
   EXPECT_FALSE(spins(2, 2, {2, 0, 2, 2, 0}));
   EXPECT_TRUE(spins(2, 2, {})) << "nothing is known";
 }

@@ -65,34 +65,42 @@ std::string refusal(const std::string& source) {
 
 // The operations that make text: each is refused before it takes the memory.
 TEST(Jinja, TextThatGrowsIsRefused) {
-  for (const std::string step : {"n.s + n.s", "n.s ~ n.s", "[n.s, n.s] | join", "n.s.replace('a', 'aa')"}) {
+  for (const std::string step :
+       {"n.s + n.s", "n.s ~ n.s", "[n.s, n.s] | join", "n.s.replace('a', 'aa')"}) {
     const std::string message =
-        refusal("{% set n = namespace(s='aaaa') %}{% for i in range(60) %}{% set n.s = " + step + " %}{% endfor %}");
+        refusal("{% set n = namespace(s='aaaa') %}{% for i in range(60) %}{% set n.s = " + step +
+                " %}{% endfor %}");
     EXPECT_TRUE(message.starts_with("test:1:") &&
-                message.ends_with(": the template makes more than 134217984 bytes of text and lists, which is "
-                                  "the limit for this conversation"))
+                message.ends_with(
+                    ": the template makes more than 134217984 bytes of text and lists, which is "
+                    "the limit for this conversation"))
         << step << ": " << message;
   }
-  EXPECT_EQ(render("{% set n = namespace(s='') %}{% for i in range(1000) %}{% set n.s = n.s + 'abc' %}"
-                   "{% endfor %}{{ n.s | length }}"),
-            "3000")
+  EXPECT_EQ(
+      render("{% set n = namespace(s='') %}{% for i in range(1000) %}{% set n.s = n.s + 'abc' %}"
+             "{% endfor %}{{ n.s | length }}"),
+      "3000")
       << "what chats do";
 }
 
 TEST(Jinja, ValuesThatAreNestedOrSharedAreBounded) {
-  EXPECT_TRUE(refusal("{% set n = namespace(x=[]) %}{% for i in range(1000) %}{% set n.x = [n.x] %}{% endfor %}")
+  EXPECT_TRUE(refusal("{% set n = namespace(x=[]) %}{% for i in range(1000) %}{% set n.x = [n.x] "
+                      "%}{% endfor %}")
                   .ends_with("lists and dicts are nested too deeply in each other"));
   EXPECT_TRUE(refusal("{% for i in range(5000) %}{% set x = namespace() %}{% endfor %}")
                   .ends_with("the template makes more than 4000 namespaces"));
-  EXPECT_TRUE(refusal("{% set a = namespace(x=[1]) %}{% set b = namespace(x=[1]) %}{% for i in range(60) %}"
-                      "{% set a.x = [a.x, a.x] %}{% set b.x = [b.x, b.x] %}{% endfor %}{{ a.x == b.x }}")
-                  .find("the template makes more than") != std::string::npos);
+  EXPECT_TRUE(
+      refusal("{% set a = namespace(x=[1]) %}{% set b = namespace(x=[1]) %}{% for i in range(60) %}"
+              "{% set a.x = [a.x, a.x] %}{% set b.x = [b.x, b.x] %}{% endfor %}{{ a.x == b.x }}")
+          .find("the template makes more than") != std::string::npos);
 }
 
 TEST(Jinja, SlicesAndWordsOfLongText) {
-  EXPECT_EQ(render("{{ 'a\u00dfc'[1:] }} {{ 'abc'[:-1] }} {{ 'abc'[2:1] }}|{{ 'abcd'[::2] }} {{ 'abc'[::-1] }}"),
+  EXPECT_EQ(render("{{ 'a\u00dfc'[1:] }} {{ 'abc'[:-1] }} {{ 'abc'[2:1] }}|{{ 'abcd'[::2] }} {{ "
+                   "'abc'[::-1] }}"),
             "\u00dfc ab |ac cba");
-  EXPECT_EQ(render("{{ '  a  b\u00a0c '.split() }} {{ ' a b c'.split(none, 1) }} {{ '\u00dfa\u00df'|upper }}"),
+  EXPECT_EQ(render("{{ '  a  b\u00a0c '.split() }} {{ ' a b c'.split(none, 1) }} {{ "
+                   "'\u00dfa\u00df'|upper }}"),
             "['a', 'b', 'c'] ['a', 'b c'] SSASS");
 }
 
@@ -106,7 +114,8 @@ TEST(Jinja, ArgumentsInLists) {
 TEST(Jinja, GenerationSpansCountBytesOfTheText) {
   const RenderedChat chat =
       ChatTemplate(
-          "\u00e9{% for m in messages %}{% generation %}{{ m }}{% endgeneration %}.{% endfor %}", "test")
+          "\u00e9{% for m in messages %}{% generation %}{{ m }}{% endgeneration %}.{% endfor %}",
+          "test")
           .render({.messages = R"(["a", "zwei"])"});
   EXPECT_EQ(chat.text, "\u00e9a.zwei.");
   EXPECT_EQ(chat.generated, (std::vector<std::pair<size_t, size_t>>{{2, 3}, {4, 8}}));

@@ -47,7 +47,8 @@ TEST(Store, KeepsClaimsAndCounts) {
     store->wait("never", 0.05);
     FAIL();
   } catch (const Error& error) {
-    EXPECT_THAT(error.what(), testing::HasSubstr("nobody wrote never to the store at this process within 0.05 s"));
+    EXPECT_THAT(error.what(), testing::HasSubstr(
+                                  "nobody wrote never to the store at this process within 0.05 s"));
   }
 }
 
@@ -57,7 +58,8 @@ TEST(ControlChannel, GathersAndBroadcasts) {
     for (int i = 0; i < 5; ++i) {
       const std::vector<std::string> texts = channel.gather(cat(rank, "/", i));
       if (rank == 0)
-        EXPECT_THAT(texts, testing::ElementsAre(cat("0/", i), cat("1/", i), cat("2/", i), cat("3/", i)));
+        EXPECT_THAT(texts,
+                    testing::ElementsAre(cat("0/", i), cat("1/", i), cat("2/", i), cat("3/", i)));
       else
         EXPECT_TRUE(texts.empty());
       EXPECT_EQ(channel.broadcast(cat("from ", rank, " in ", i)), cat("from 0 in ", i));
@@ -80,9 +82,11 @@ TEST(ControlChannel, ABarrierWaitsForEveryRank) {
 
 TEST(ControlChannel, ChannelsDoNotDisturbOneAnother) {
   run_with_store(2, [](Store& store, int rank) {
-    ControlChannel training(store, "training", rank, 2, 10), checkpoint(store, "checkpoint", rank, 2, 10);
+    ControlChannel training(store, "training", rank, 2, 10),
+        checkpoint(store, "checkpoint", rank, 2, 10);
     std::thread background([&] {
-      for (int i = 0; i < 10; ++i) EXPECT_EQ(checkpoint.broadcast(cat("checkpoint ", i)), cat("checkpoint ", i));
+      for (int i = 0; i < 10; ++i)
+        EXPECT_EQ(checkpoint.broadcast(cat("checkpoint ", i)), cat("checkpoint ", i));
     });
     for (int i = 0; i < 10; ++i) EXPECT_EQ(training.broadcast(cat("step ", i)), cat("step ", i));
     background.join();
@@ -101,10 +105,13 @@ TEST(ControlChannel, TheDeadlineNamesTheRankThatDidNotCome) {
   };
   ControlChannel zero(*store, "save", 0, 3, 0.05), one(*store, "save", 1, 3, 0.05);
   one.gather("here");
-  EXPECT_EQ(message([&] { zero.gather("here"); }), "gather 1 of the channel save: rank 2 did not come and made no progress for 0.05 s"
+  EXPECT_EQ(message([&] { zero.gather("here"); }),
+            "gather 1 of the channel save: rank 2 did not come and made no progress for 0.05 s"
             "\nhint: it is stuck in a file system or in a loop; see its log");
-  EXPECT_THAT(message([&] { one.broadcast(""); }),
-              testing::HasSubstr("broadcast 2 of the channel save: rank 0 did not come and made no progress for 0.05 s"));
+  EXPECT_THAT(
+      message([&] { one.broadcast(""); }),
+      testing::HasSubstr(
+          "broadcast 2 of the channel save: rank 0 did not come and made no progress for 0.05 s"));
   try {
     zero.gather("again");
   } catch (const CollectiveError& error) {
@@ -112,8 +119,8 @@ TEST(ControlChannel, TheDeadlineNamesTheRankThatDidNotCome) {
   }
 }
 
-// A rank that works for many times the timeout is waited for, by those too who wait for it through rank 0; one that stops in
-// between is named by all.
+// A rank that works for many times the timeout is waited for, by those too who wait for it through
+// rank 0; one that stops in between is named by all.
 TEST(ControlChannel, DeadlinesCountTimeWithoutProgress) {
   constexpr double kTimeout = 1;
   for (const bool stops : {false, true}) {
@@ -125,7 +132,8 @@ TEST(ControlChannel, DeadlinesCountTimeWithoutProgress) {
       const auto begin = std::chrono::steady_clock::now();
       try {
         if (rank == 2) {
-          while (std::chrono::steady_clock::now() - begin < std::chrono::duration<double>((stops ? 2 : 4) * kTimeout)) {
+          while (std::chrono::steady_clock::now() - begin <
+                 std::chrono::duration<double>((stops ? 2 : 4) * kTimeout)) {
             channel.progress();
             std::this_thread::sleep_for(std::chrono::milliseconds(5));
           }
@@ -175,7 +183,8 @@ TEST(SerialWorker, RunsTasksInOrderAndKeepsTheirErrors) {
 }
 
 TEST(SerialWorker, AStuckTaskDoesNotHoldUpTheEnd) {
-  auto begun = std::make_shared<std::atomic<bool>>(false), release = std::make_shared<std::atomic<bool>>(false);
+  auto begun = std::make_shared<std::atomic<bool>>(false),
+       release = std::make_shared<std::atomic<bool>>(false);
   std::shared_ptr<Task> stuck, waiting;
   {
     SerialWorker worker;
@@ -205,12 +214,14 @@ TEST(CollectiveHistory, RecordsCallsOfGroupsAndSubgroups) {
     HistorySnapshot snapshot = history->snapshot();
     EXPECT_TRUE(snapshot.under_way.empty());
     ASSERT_EQ(snapshot.finished.size(), 4u);
-    EXPECT_EQ(to_string(snapshot.finished[0]), "all_reduce of 3 x F32 (12 B) over world {0, 1, 2, 3}, number 1");
+    EXPECT_EQ(to_string(snapshot.finished[0]),
+              "all_reduce of 3 x F32 (12 B) over world {0, 1, 2, 3}, number 1");
     const std::string tp = rank < 2 ? "tp {0, 1}" : "tp {2, 3}";
-    EXPECT_EQ(to_string(snapshot.finished[1]), cat("all_gather of 2 x BF16 (4 B) over ", tp, ", number 1"));
+    EXPECT_EQ(to_string(snapshot.finished[1]),
+              cat("all_gather of 2 x BF16 (4 B) over ", tp, ", number 1"));
     EXPECT_EQ(to_string(snapshot.finished[2]), cat("barrier over ", tp, ", number 2"));
-    EXPECT_EQ(to_string(snapshot.finished[3]),
-              cat("broadcast from rank ", rank < 2 ? 1 : 3, " of 1 x F32 (4 B) over ", tp, ", number 3"));
+    EXPECT_EQ(to_string(snapshot.finished[3]), cat("broadcast from rank ", rank < 2 ? 1 : 3,
+                                                   " of 1 x F32 (4 B) over ", tp, ", number 3"));
     // A receive is under way from when it is posted to when its message is there.
     const int peer = rank ^ 1;
     const auto receive = all.recv(at::empty({2}), peer);

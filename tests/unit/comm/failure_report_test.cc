@@ -47,10 +47,13 @@ TEST(FailureReport, NamesTheRankThatDidNotCome) {
   const FailureReport report = explain_failure(waiting_ranks(2));
   EXPECT_EQ(report.culprit, 2);
   EXPECT_EQ(report.text,
-            "error: [rank 2, dp 2] did not call all_reduce of 8 x F32 (32 B) over dp {0, 1, 2, 3}, number 7, in which rank 0 has "
+            "error: [rank 2, dp 2] did not call all_reduce of 8 x F32 (32 B) over dp {0, 1, 2, 3}, "
+            "number 7, in which rank 0 has "
             "waited for 2.0 s\n"
-            "detail: rank 2 last finished all_reduce of 8 x F32 (32 B) over dp {0, 1, 2, 3}, number 6, 2.5 s before\n"
-            "detail: ranks 0, 1, 3 waited in all_reduce of 8 x F32 (32 B) over dp {0, 1, 2, 3}, number 7, for 2.0 s\n"
+            "detail: rank 2 last finished all_reduce of 8 x F32 (32 B) over dp {0, 1, 2, 3}, "
+            "number 6, 2.5 s before\n"
+            "detail: ranks 0, 1, 3 waited in all_reduce of 8 x F32 (32 B) over dp {0, 1, 2, 3}, "
+            "number 7, for 2.0 s\n"
             "hint: rank 2 is busy or stuck outside of any collective\n");
 }
 
@@ -63,12 +66,16 @@ TEST(FailureReport, TheFirstErrorCountsAndConsequencesDoNot) {
     states[rank].order = rank + 1;
   }
   states[2].condition = Condition::kFailed;
-  states[2].error = "the disk is full\nhint: delete something\nsecond line\nException raised from x\nframe";
+  states[2].error =
+      "the disk is full\nhint: delete something\nsecond line\nException raised from x\nframe";
   states[2].order = 9;
   FailureReport report = explain_failure(states);
   EXPECT_EQ(report.culprit, 2);
-  EXPECT_THAT(report.text, StartsWith("error: [rank 2, dp 2] the disk is full\nhint: delete something\ndetail: second line\n"
-                                      "detail: ranks 0, 1, 3 waited in "));
+  EXPECT_THAT(
+      report.text,
+      StartsWith(
+          "error: [rank 2, dp 2] the disk is full\nhint: delete something\ndetail: second line\n"
+          "detail: ranks 0, 1, 3 waited in "));
   EXPECT_THAT(report.text, testing::Not(HasSubstr("connection closed")));
   // Of two errors the earlier one.
   states[1].consequence = false;
@@ -81,11 +88,14 @@ TEST(FailureReport, ADeadRankExplainsTheErrorsOfItsPeers) {
   states[0].consequence = true;
   states[0].error = "connection closed";
   states[2].condition = Condition::kGone;
-  EXPECT_THAT(explain_failure(states).text, StartsWith("error: [rank 2, dp 2] is gone: process 102 on here ended without a word\n"
-                                                       "detail: rank 2 last finished "));
+  EXPECT_THAT(explain_failure(states).text,
+              StartsWith("error: [rank 2, dp 2] is gone: process 102 on here ended without a word\n"
+                         "detail: rank 2 last finished "));
   states[2].condition = Condition::kSilent;
   states[2].silent_seconds = 5.25;
-  EXPECT_THAT(explain_failure(states).text, StartsWith("error: [rank 2, dp 2] gave no sign of life for 5.2 s: process 102 on here does not answer\n"));
+  EXPECT_THAT(explain_failure(states).text,
+              StartsWith("error: [rank 2, dp 2] gave no sign of life for 5.2 s: process 102 on "
+                         "here does not answer\n"));
   states[2].stopped = true;
   EXPECT_THAT(explain_failure(states).text, HasSubstr("process 102 on here is stopped\n"));
 }
@@ -104,8 +114,10 @@ TEST(FailureReport, DifferentCallsOfOneNumber) {
   states[3].history.under_way = {call(7, 9)};
   FailureReport report = explain_failure(states);
   EXPECT_EQ(report.culprit, 3);
-  EXPECT_THAT(report.text, StartsWith("error: [rank 3, dp 3] ranks of dp {0, 1, 2, 3} made different calls as number 7: ranks 0, 1, 2 "
-                                      "all_reduce of 8 x F32 (32 B), rank 3 all_reduce of 9 x F32 (36 B)\n"));
+  EXPECT_THAT(report.text,
+              StartsWith("error: [rank 3, dp 3] ranks of dp {0, 1, 2, 3} made different calls as "
+                         "number 7: ranks 0, 1, 2 "
+                         "all_reduce of 8 x F32 (32 B), rank 3 all_reduce of 9 x F32 (36 B)\n"));
   // A group that compares by itself throws on all its ranks and names the culprit.
   states = waiting_ranks(-1);
   for (RankState& state : states) {
@@ -115,11 +127,13 @@ TEST(FailureReport, DifferentCallsOfOneNumber) {
     state.error = "made different calls";
     state.order = state.rank;
   }
-  EXPECT_THAT(explain_failure(states).text, StartsWith("error: [rank 1, dp 1] made different calls\n"));
+  EXPECT_THAT(explain_failure(states).text,
+              StartsWith("error: [rank 1, dp 1] made different calls\n"));
 }
 
 TEST(FailureReport, FollowsTheRanksThatWaitToTheOneThatDoesNot) {
-  // Rank 0 waits for 1 in a collective, 1 for a message of 2, 2 for a message of 3; 3 does something else.
+  // Rank 0 waits for 1 in a collective, 1 for a message of 2, 2 for a message of 3; 3 does
+  // something else.
   std::vector<RankState> states(4);
   for (int rank = 0; rank < 4; ++rank) {
     states[rank].rank = rank;
@@ -137,11 +151,16 @@ TEST(FailureReport, FollowsTheRanksThatWaitToTheOneThatDoesNot) {
     states[rank].history.under_way = {message};
     states[rank].history.issued = {{message.channel, 1}};
   }
-  EXPECT_THAT(explain_failure(states).text, StartsWith("error: [rank 3] did not call recv from rank 3 to rank 2 of 8 x F32 (32 B) over "));
+  EXPECT_THAT(
+      explain_failure(states).text,
+      StartsWith(
+          "error: [rank 3] did not call recv from rank 3 to rank 2 of 8 x F32 (32 B) over "));
   // Had rank 3 sent the message, the network would be to blame.
   states[3].history.issued = {{"world from 3 to 2 (sent)", 1}};
-  EXPECT_THAT(explain_failure(states).text, StartsWith("error: [rank 2] recv from rank 3 to rank 2"));
-  EXPECT_THAT(explain_failure(states).text, HasSubstr("every rank has called it, but it has not finished after 2.0 s"));
+  EXPECT_THAT(explain_failure(states).text,
+              StartsWith("error: [rank 2] recv from rank 3 to rank 2"));
+  EXPECT_THAT(explain_failure(states).text,
+              HasSubstr("every rank has called it, but it has not finished after 2.0 s"));
 }
 
 TEST(FailureReport, RanksThatWaitForOneAnother) {
@@ -155,7 +174,10 @@ TEST(FailureReport, RanksThatWaitForOneAnother) {
     states[rank].history.under_way = {mine};
     states[rank].history.issued = {{mine.channel, 1}};
   }
-  EXPECT_THAT(explain_failure(states).text, HasSubstr("ranks wait for one another: this one in all_reduce of 8 x F32 (32 B) over tp {0, 1}"));
+  EXPECT_THAT(
+      explain_failure(states).text,
+      HasSubstr(
+          "ranks wait for one another: this one in all_reduce of 8 x F32 (32 B) over tp {0, 1}"));
 }
 
 TEST(FailureReport, StatesTravelAsText) {
@@ -183,9 +205,13 @@ TEST(FailureReport, StatesTravelAsText) {
 TEST(FailureReport, WhatIsThrownSaysWhetherToTryAgain) {
   std::vector<RankState> states = waiting_ranks(2);
   states[2].condition = Condition::kFailed;
-  for (const FailureClass failure : {FailureClass::kDoNotRetry, FailureClass::kRetry, FailureClass::kUsage, FailureClass::kInternal}) {
+  for (const FailureClass failure : {FailureClass::kDoNotRetry, FailureClass::kRetry,
+                                     FailureClass::kUsage, FailureClass::kInternal}) {
     states[2].failure = failure;
-    EXPECT_EQ(explain_failure({rank_state_from_json(to_json(states[2])), states[0], states[1], states[3]}).failure, failure);
+    EXPECT_EQ(
+        explain_failure({rank_state_from_json(to_json(states[2])), states[0], states[1], states[3]})
+            .failure,
+        failure);
   }
 }
 

@@ -40,17 +40,33 @@ Variables without(Variables variables, const std::string& name) {
   return variables;
 }
 
-const Variables kTorchrun = {{"RANK", "9"},          {"WORLD_SIZE", "16"},       {"LOCAL_RANK", "1"},
-                             {"LOCAL_WORLD_SIZE", "8"}, {"GROUP_RANK", "1"},     {"MASTER_ADDR", "node0"},
-                             {"MASTER_PORT", "29400"}, {"TORCHELASTIC_RUN_ID", "job7"}, {"TORCHELASTIC_RESTART_COUNT", "2"},
+const Variables kTorchrun = {{"RANK", "9"},
+                             {"WORLD_SIZE", "16"},
+                             {"LOCAL_RANK", "1"},
+                             {"LOCAL_WORLD_SIZE", "8"},
+                             {"GROUP_RANK", "1"},
+                             {"MASTER_ADDR", "node0"},
+                             {"MASTER_PORT", "29400"},
+                             {"TORCHELASTIC_RUN_ID", "job7"},
+                             {"TORCHELASTIC_RESTART_COUNT", "2"},
                              {"TORCHELASTIC_USE_AGENT_STORE", "True"}};
-const Variables kOpenMpi = {{"OMPI_COMM_WORLD_RANK", "3"}, {"OMPI_COMM_WORLD_SIZE", "4"}, {"OMPI_COMM_WORLD_LOCAL_RANK", "3"},
+const Variables kOpenMpi = {{"OMPI_COMM_WORLD_RANK", "3"},
+                            {"OMPI_COMM_WORLD_SIZE", "4"},
+                            {"OMPI_COMM_WORLD_LOCAL_RANK", "3"},
                             {"OMPI_COMM_WORLD_LOCAL_SIZE", "4"}};
-const Variables kMpich = {{"PMI_RANK", "3"}, {"PMI_SIZE", "4"}, {"MPI_LOCALRANKID", "1"}, {"MPI_LOCALNRANKS", "2"}, {"MASTER_ADDR", "a"}};
-const Variables kSlurm = {{"SLURM_PROCID", "5"},   {"SLURM_NTASKS", "7"},
-                          {"SLURM_LOCALID", "1"},  {"SLURM_NODEID", "1"},
-                          {"SLURM_STEP_TASKS_PER_NODE", "4,3"}, {"SLURM_STEP_NODELIST", "gpu[007-009,12],login"},
-                          {"SLURM_JOB_ID", "123456"}, {"SLURM_STEP_ID", "0"}};
+const Variables kMpich = {{"PMI_RANK", "3"},
+                          {"PMI_SIZE", "4"},
+                          {"MPI_LOCALRANKID", "1"},
+                          {"MPI_LOCALNRANKS", "2"},
+                          {"MASTER_ADDR", "a"}};
+const Variables kSlurm = {{"SLURM_PROCID", "5"},
+                          {"SLURM_NTASKS", "7"},
+                          {"SLURM_LOCALID", "1"},
+                          {"SLURM_NODEID", "1"},
+                          {"SLURM_STEP_TASKS_PER_NODE", "4,3"},
+                          {"SLURM_STEP_NODELIST", "gpu[007-009,12],login"},
+                          {"SLURM_JOB_ID", "123456"},
+                          {"SLURM_STEP_ID", "0"}};
 
 TEST(Launch, NoVariablesAreOneRank) {
   const Launch one = launch({});
@@ -74,10 +90,13 @@ TEST(Launch, Torchrun) {
   EXPECT_EQ(l.run_id, "job7");
   EXPECT_EQ(l.restart_count, 2);
   EXPECT_FALSE(l.one_node());
-  EXPECT_FALSE(launch(with(kTorchrun, {{"TORCHELASTIC_USE_AGENT_STORE", "False"}})).store_is_hosted);
+  EXPECT_FALSE(
+      launch(with(kTorchrun, {{"TORCHELASTIC_USE_AGENT_STORE", "False"}})).store_is_hosted);
   // Set by hand, without the number of ranks of the machine.
   EXPECT_EQ(launch(without(kTorchrun, "LOCAL_WORLD_SIZE")).local_world_size, 0);
-  EXPECT_EQ(launch(with(without(kTorchrun, "LOCAL_WORLD_SIZE"), {{"MASTER_ADDR", "localhost"}})).local_world_size, 16);
+  EXPECT_EQ(launch(with(without(kTorchrun, "LOCAL_WORLD_SIZE"), {{"MASTER_ADDR", "localhost"}}))
+                .local_world_size,
+            16);
 }
 
 TEST(Launch, TorchrunInsideOfASlurmJobIsTorchrun) {
@@ -99,8 +118,10 @@ TEST(Launch, OpenMpi) {
   Variables both = kOpenMpi;
   both.insert(kSlurm.begin(), kSlurm.end());
   EXPECT_EQ(launch(both).world_size, 4);
-  EXPECT_THAT(refusal(with(kOpenMpi, {{"OMPI_COMM_WORLD_LOCAL_SIZE", "2"}, {"OMPI_COMM_WORLD_LOCAL_RANK", "1"}})),
-              testing::HasSubstr("MASTER_ADDR is not set, but mpirun started 4 ranks on several machines"));
+  EXPECT_THAT(
+      refusal(with(kOpenMpi,
+                   {{"OMPI_COMM_WORLD_LOCAL_SIZE", "2"}, {"OMPI_COMM_WORLD_LOCAL_RANK", "1"}})),
+      testing::HasSubstr("MASTER_ADDR is not set, but mpirun started 4 ranks on several machines"));
 }
 
 TEST(Launch, Mpich) {
@@ -146,29 +167,44 @@ TEST(Launch, FirstHostOfASlurmList) {
 
 TEST(Launch, IncompleteSetsAreRefused) {
   EXPECT_EQ(refusal({{"RANK", "0"}}),
-            "WORLD_SIZE is not set, but RANK is\nhint: torchrun sets both; unset the other one to run one rank");
-  EXPECT_THAT(refusal({{"WORLD_SIZE", "2"}}), testing::HasSubstr("RANK is not set, but WORLD_SIZE is"));
-  EXPECT_THAT(refusal(without(kTorchrun, "LOCAL_RANK")), testing::HasSubstr("LOCAL_RANK is not set, but RANK is"));
-  EXPECT_EQ(refusal(without(kTorchrun, "MASTER_ADDR")),
-            "MASTER_ADDR is not set, but WORLD_SIZE is 16\nhint: start with torchrun, which sets it");
-  EXPECT_THAT(refusal(without(kTorchrun, "MASTER_PORT")), testing::HasSubstr("MASTER_PORT is not set"));
-  EXPECT_THAT(refusal(without(kOpenMpi, "OMPI_COMM_WORLD_SIZE")), testing::HasSubstr("OMPI_COMM_WORLD_SIZE is not set"));
-  EXPECT_THAT(refusal(without(kMpich, "MPI_LOCALNRANKS")), testing::HasSubstr("MPI_LOCALNRANKS is not set"));
-  EXPECT_THAT(refusal(without(kSlurm, "SLURM_LOCALID")), testing::HasSubstr("SLURM_LOCALID is not set"));
-  EXPECT_THAT(refusal(without(kSlurm, "SLURM_NTASKS")), testing::HasSubstr("SLURM_NTASKS is not set, but SLURM_PROCID is"));
-  EXPECT_THAT(refusal(without(kSlurm, "SLURM_STEP_NODELIST")), testing::HasSubstr("MASTER_ADDR is not set, but srun started 7"));
+            "WORLD_SIZE is not set, but RANK is\nhint: torchrun sets both; unset the other one to "
+            "run one rank");
+  EXPECT_THAT(refusal({{"WORLD_SIZE", "2"}}),
+              testing::HasSubstr("RANK is not set, but WORLD_SIZE is"));
+  EXPECT_THAT(refusal(without(kTorchrun, "LOCAL_RANK")),
+              testing::HasSubstr("LOCAL_RANK is not set, but RANK is"));
+  EXPECT_EQ(
+      refusal(without(kTorchrun, "MASTER_ADDR")),
+      "MASTER_ADDR is not set, but WORLD_SIZE is 16\nhint: start with torchrun, which sets it");
+  EXPECT_THAT(refusal(without(kTorchrun, "MASTER_PORT")),
+              testing::HasSubstr("MASTER_PORT is not set"));
+  EXPECT_THAT(refusal(without(kOpenMpi, "OMPI_COMM_WORLD_SIZE")),
+              testing::HasSubstr("OMPI_COMM_WORLD_SIZE is not set"));
+  EXPECT_THAT(refusal(without(kMpich, "MPI_LOCALNRANKS")),
+              testing::HasSubstr("MPI_LOCALNRANKS is not set"));
+  EXPECT_THAT(refusal(without(kSlurm, "SLURM_LOCALID")),
+              testing::HasSubstr("SLURM_LOCALID is not set"));
+  EXPECT_THAT(refusal(without(kSlurm, "SLURM_NTASKS")),
+              testing::HasSubstr("SLURM_NTASKS is not set, but SLURM_PROCID is"));
+  EXPECT_THAT(refusal(without(kSlurm, "SLURM_STEP_NODELIST")),
+              testing::HasSubstr("MASTER_ADDR is not set, but srun started 7"));
 }
 
 TEST(Launch, ContradictionsAreRefused) {
-  EXPECT_EQ(refusal(with(kTorchrun, {{"RANK", "16"}})), "torchrun's variables say rank 16 of 16 ranks");
-  EXPECT_EQ(refusal(with(kTorchrun, {{"LOCAL_RANK", "8"}})), "torchrun's variables say local rank 8 of 8 ranks on this machine");
+  EXPECT_EQ(refusal(with(kTorchrun, {{"RANK", "16"}})),
+            "torchrun's variables say rank 16 of 16 ranks");
+  EXPECT_EQ(refusal(with(kTorchrun, {{"LOCAL_RANK", "8"}})),
+            "torchrun's variables say local rank 8 of 8 ranks on this machine");
   EXPECT_EQ(refusal(with(kTorchrun, {{"LOCAL_WORLD_SIZE", "17"}})),
             "torchrun's variables say 17 ranks on this machine, but 16 in all");
-  EXPECT_EQ(refusal(with(kTorchrun, {{"WORLD_SIZE", "0"}, {"RANK", "0"}})), "torchrun's variables say that there are 0 ranks");
-  EXPECT_EQ(refusal(with(kTorchrun, {{"RANK", "0"}})), "torchrun's variables say local rank 1 for rank 0");
+  EXPECT_EQ(refusal(with(kTorchrun, {{"WORLD_SIZE", "0"}, {"RANK", "0"}})),
+            "torchrun's variables say that there are 0 ranks");
+  EXPECT_EQ(refusal(with(kTorchrun, {{"RANK", "0"}})),
+            "torchrun's variables say local rank 1 for rank 0");
   EXPECT_EQ(refusal(with(kTorchrun, {{"RANK", "two"}})), "RANK is \"two\", expected a number");
   EXPECT_EQ(refusal(with(kTorchrun, {{"RANK", "-1"}})), "RANK is \"-1\", expected a number");
-  EXPECT_EQ(refusal(with(kTorchrun, {{"MASTER_PORT", "70000"}})), "MASTER_PORT is 70000, expected 1 to 65535");
+  EXPECT_EQ(refusal(with(kTorchrun, {{"MASTER_PORT", "70000"}})),
+            "MASTER_PORT is 70000, expected 1 to 65535");
   EXPECT_EQ(refusal(with(kSlurm, {{"SLURM_STEP_TASKS_PER_NODE", "7"}})),
             "SLURM_STEP_TASKS_PER_NODE is \"7\", which has no entry for node 1");
 }

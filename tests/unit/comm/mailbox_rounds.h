@@ -10,25 +10,29 @@
 
 namespace megatron {
 
-// Gathers and scatters under way together, of parts of two sizes, more often than there are slots; sources and results are used
-// again at once. Every element says who sent it to whom and when.
-inline void exchange_in_rounds(PeerMailbox& mailbox, const ProcessGroup& group, at::Device device, int64_t rows, int rounds) {
+// Gathers and scatters under way together, of parts of two sizes, more often than there are slots;
+// sources and results are used again at once. Every element says who sent it to whom and when.
+inline void exchange_in_rounds(PeerMailbox& mailbox, const ProcessGroup& group, at::Device device,
+                               int64_t rows, int rounds) {
   const int size = group.size(), own = group.rank();
   const auto options = at::TensorOptions().dtype(at::kBFloat16).device(device);
-  at::Tensor gathered = at::empty({rows, 64}, options), scattered = at::empty({size, rows, 64}, options);
+  at::Tensor gathered = at::empty({rows, 64}, options),
+             scattered = at::empty({size, rows, 64}, options);
   at::Tensor wrong = at::zeros({}, options.dtype(at::kLong));
   for (int round = 0; round < rounds; ++round) {
     const int64_t n = round % 3 == 2 ? rows / 2 : rows;
     gathered.fill_(8 * own + round % 8);
     PeerExchange gather(mailbox, gathered.narrow(0, 0, n));
-    for (int step = 1; step <= size; ++step) gather.post((own + step) % size, gathered.narrow(0, 0, n));
+    for (int step = 1; step <= size; ++step)
+      gather.post((own + step) % size, gathered.narrow(0, 0, n));
     PeerExchange scatter(mailbox, scattered[0].narrow(0, 0, n));
     for (int step = 1; step < size; ++step) {
       const int to = (own + step) % size;
       scattered[to].fill_(64 + 16 * own + 4 * to + round % 4);
       scatter.post(to, scattered[to].narrow(0, 0, n));
     }
-    if (round % 2 == 0) wrong += gather.part((own + 1) % size).ne(8 * ((own + 1) % size) + round % 8).sum();
+    if (round % 2 == 0)
+      wrong += gather.part((own + 1) % size).ne(8 * ((own + 1) % size) + round % 8).sum();
     const at::Tensor all = gather.parts(0, size);
     ASSERT_EQ(all.sizes(), at::IntArrayRef({size * n, 64}));
     for (int from = 0; from < size; ++from) {

@@ -1,7 +1,9 @@
-// The meeting at the store, with many simulated ranks: a process holds the store, and threads of this one are the ranks, each with
-// as many connections as a rank of a job has. MEGATRON_SIMULATED_RANKS=4096 makes more of them.
+// The meeting at the store, with many simulated ranks: a process holds the store, and threads of
+// this one are the ranks, each with as many connections as a rank of a job has.
+// MEGATRON_SIMULATED_RANKS=4096 makes more of them.
 #include "megatron/comm/meeting.h"
 
+#include <c10/util/Logging.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <netinet/in.h>
@@ -11,7 +13,6 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <c10/util/Logging.h>
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
@@ -47,7 +48,8 @@ int free_port() {
   return ntohs(address.sin_port);
 }
 
-// A process that holds a store, as a launcher's agent does, with a limit of open files that it raises itself.
+// A process that holds a store, as a launcher's agent does, with a limit of open files that it
+// raises itself.
 class Holder {
  public:
   Holder() : port_(free_port()) {
@@ -99,7 +101,8 @@ Outcome run(const Holder& holder, int size, const std::function<RankSettings(int
   pthread_attr_setstacksize(&attributes, 512 << 10);
   pthread_setattr_default_np(&attributes);
   raise_open_files_limit();
-  FLAGS_caffe2_log_level = c10::GLOG_FATAL;  // as connect() does: c10d warns of each connection of an address without a name
+  // As connect() does: c10d warns of each connection of an address without a name
+  FLAGS_caffe2_log_level = c10::GLOG_FATAL;
   Outcome outcome;
   std::mutex mutex;
   const auto rank_body = [&](int rank) {
@@ -142,22 +145,27 @@ TEST(Meeting, ManyRanksThatAgreeStart) {
   const Holder holder;
   const Outcome outcome = run(holder, size, [](int) { return RankSettings{{"--lr", "0.1"}}; });
   EXPECT_EQ(outcome.started, size) << (outcome.errors.empty() ? "" : outcome.errors[0]);
-  std::printf("%d simulated ranks with %d connections each met in %.2f s\n", size, kConnections, outcome.seconds);
+  std::printf("%d simulated ranks with %d connections each met in %.2f s\n", size, kConnections,
+              outcome.seconds);
 }
 
 TEST(Meeting, OneRankOfManyThatDiffersIsNamedOnce) {
   const int size = simulated_ranks();
   const Holder holder;
-  const Outcome outcome = run(holder, size, [&](int rank) { return RankSettings{{"--lr", rank == size - 2 ? "0.2" : "0.1"}}; });
+  const Outcome outcome = run(holder, size, [&](int rank) {
+    return RankSettings{{"--lr", rank == size - 2 ? "0.2" : "0.1"}};
+  });
   EXPECT_EQ(outcome.quiet, size - 1);
   ASSERT_EQ(outcome.errors.size(), 1u);
-  EXPECT_THAT(outcome.errors[0], HasSubstr(cat("--lr is 0.1 on ranks 0-", size - 3, ", ", size - 1, " and 0.2 on rank ", size - 2)));
+  EXPECT_THAT(outcome.errors[0], HasSubstr(cat("--lr is 0.1 on ranks 0-", size - 3, ", ", size - 1,
+                                               " and 0.2 on rank ", size - 2)));
   std::printf("%d simulated ranks, of which one differs, left in %.2f s\n", size, outcome.seconds);
 }
 
 TEST(Meeting, RanksThatAllDifferAreNamed) {
   const Holder holder;
-  const Outcome outcome = run(holder, 12, [](int rank) { return RankSettings{{"--seed", cat(rank)}}; });
+  const Outcome outcome =
+      run(holder, 12, [](int rank) { return RankSettings{{"--seed", cat(rank)}}; });
   EXPECT_EQ(outcome.quiet, 11);
   ASSERT_EQ(outcome.errors.size(), 1u);
   EXPECT_THAT(outcome.errors[0], HasSubstr("--seed is 0 on rank 0, 1 on rank 1,"));

@@ -29,8 +29,10 @@ TEST(RankGroups, DenseGrid) {
             (Groups{{0, 4}, {1, 5}, {2, 6}, {3, 7}, {8, 12}, {9, 13}, {10, 14}, {11, 15}}));
   EXPECT_EQ(groups("pp"),
             (Groups{{0, 8}, {1, 9}, {2, 10}, {3, 11}, {4, 12}, {5, 13}, {6, 14}, {7, 15}}));
-  EXPECT_EQ(groups("dp-cp"), (Groups{{0, 2, 4, 6}, {1, 3, 5, 7}, {8, 10, 12, 14}, {9, 11, 13, 15}}));
-  EXPECT_EQ(groups("tp-cp"), (Groups{{0, 1, 2, 3}, {4, 5, 6, 7}, {8, 9, 10, 11}, {12, 13, 14, 15}}));
+  EXPECT_EQ(groups("dp-cp"),
+            (Groups{{0, 2, 4, 6}, {1, 3, 5, 7}, {8, 10, 12, 14}, {9, 11, 13, 15}}));
+  EXPECT_EQ(groups("tp-cp"),
+            (Groups{{0, 1, 2, 3}, {4, 5, 6, 7}, {8, 9, 10, 11}, {12, 13, 14, 15}}));
   EXPECT_EQ(groups("tp-cp"), groups("cp-tp")) << "the order of the mask does not matter";
 }
 
@@ -96,7 +98,8 @@ TEST(ParallelGroups, EveryRankFindsItsPlace) {
   config.pipeline_model_parallel_size = 1;
   config.tensor_model_parallel_size = 3;
   EXPECT_EQ(error_of([&] { data_parallel_size(config, 8); }),
-            "8 ranks are not divisible by --tensor-model-parallel-size 3 x --pipeline-model-parallel-size 1 x "
+            "8 ranks are not divisible by --tensor-model-parallel-size 3 x "
+            "--pipeline-model-parallel-size 1 x "
             "--context-parallel-size 1 = 3\nhint: start a multiple of 3 ranks");
 }
 
@@ -129,26 +132,31 @@ TEST(ParallelGroups, ContextRanksInTwoLevels) {
 TEST(ParallelConfig, LevelsMustMakeUpTheContextRanks) {
   ParallelConfig config;
   config.context_parallel_size = 6;
-  for (const std::vector<int64_t>& levels : {std::vector<int64_t>{2, 2}, {6}, {-2, -3}, {1, 2, 3}}) {
+  for (const std::vector<int64_t>& levels :
+       {std::vector<int64_t>{2, 2}, {6}, {-2, -3}, {1, 2, 3}}) {
     config.hierarchical_context_parallel_sizes = levels;
     Violations violations;
     config.validate(violations);
-    EXPECT_NE(violations.messages().back().find("do not make up --context-parallel-size 6\n"
-                                                "hint: two sizes with that product, the inner one first"),
-              std::string::npos)
+    EXPECT_NE(
+        violations.messages().back().find("do not make up --context-parallel-size 6\n"
+                                          "hint: two sizes with that product, the inner one first"),
+        std::string::npos)
         << violations.messages().back();
   }
   config.hierarchical_context_parallel_sizes = {3, 2};
   Violations violations;
   config.validate(violations);
-  for (const std::string& message : violations.messages()) EXPECT_EQ(message.find("hierarchical"), std::string::npos);
+  for (const std::string& message : violations.messages())
+    EXPECT_EQ(message.find("hierarchical"), std::string::npos);
 }
 
 TEST(RankGroups, ErrorsNameTheAxis) {
-  EXPECT_EQ(error_of([] { rank_groups("tp-dp", {2, 2}, "pp"); }), "axis \"pp\" is not in the rank order \"tp-dp\"");
+  EXPECT_EQ(error_of([] { rank_groups("tp-dp", {2, 2}, "pp"); }),
+            "axis \"pp\" is not in the rank order \"tp-dp\"");
   EXPECT_EQ(error_of([] { rank_groups("tp-dp", {2}, "tp"); }),
             "rank order \"tp-dp\" has 2 axes, but 1 sizes are given");
-  EXPECT_EQ(error_of([] { rank_groups("tp-dp", {2, 0}, "tp"); }), "axis \"dp\" has size 0, expected at least 1");
+  EXPECT_EQ(error_of([] { rank_groups("tp-dp", {2, 0}, "tp"); }),
+            "axis \"dp\" has size 0, expected at least 1");
 }
 
 TEST(ParallelConfig, SizesArePositiveAndExpertsAreNotBuilt) {
@@ -168,7 +176,8 @@ TEST(ParallelConfig, SizesArePositiveAndExpertsAreNotBuilt) {
   ASSERT_EQ(all.messages().size(), 3u);
   EXPECT_NE(all.messages()[0].find("--tensor-model-parallel-size is 0"), std::string::npos);
   EXPECT_NE(all.messages()[1].find("--context-parallel-size is -1"), std::string::npos);
-  EXPECT_NE(all.messages()[2].find("--expert-model-parallel-size 2 needs experts"), std::string::npos);
+  EXPECT_NE(all.messages()[2].find("--expert-model-parallel-size 2 needs experts"),
+            std::string::npos);
 }
 
 }  // namespace

@@ -43,8 +43,8 @@ TEST(PeerMailbox, RefusesMoreExchangesThanSlots) {
                            PeerMailbox mailbox(group);
                            mailbox.open(at::kCPU, 1024);
                            const at::Tensor part = at::zeros({16}, at::kFloat);
-                           const PeerExchange first(mailbox, part), second(mailbox, part), third(mailbox, part),
-                               fourth(mailbox, part);
+                           const PeerExchange first(mailbox, part), second(mailbox, part),
+                               third(mailbox, part), fourth(mailbox, part);
                          }),
                InternalError);
 }
@@ -64,7 +64,8 @@ TEST(PeerMailbox, AFailingRankFreesItsPeers) {
     });
     FAIL() << "no error";
   } catch (const std::exception& error) {
-    EXPECT_NE(std::string(error.what()).find("rank 1 has had enough"), std::string::npos) << error.what();
+    EXPECT_NE(std::string(error.what()).find("rank 1 has had enough"), std::string::npos)
+        << error.what();
   }
 }
 

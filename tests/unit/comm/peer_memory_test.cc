@@ -19,8 +19,10 @@ TEST(PeerMemory, ReadsAndWritesTheBuffersOfOtherRanks) {
     ASSERT_NE(shared.peers, nullptr) << shared.obstacle;
     EXPECT_EQ(shared.obstacle, "");
 
-    const at::Tensor got = at::full({2, 3}, -1, at::kBFloat16), own = at::full({2}, -1, at::kBFloat16);
-    const auto work = shared.peers->run([&] { shared.peers->read({{next, 2, got}, {rank, 0, own}}); });
+    const at::Tensor got = at::full({2, 3}, -1, at::kBFloat16),
+                     own = at::full({2}, -1, at::kBFloat16);
+    const auto work =
+        shared.peers->run([&] { shared.peers->read({{next, 2, got}, {rank, 0, own}}); });
     EXPECT_EQ(got.max().item<float>(), -1) << "there after wait() and not before";
     work->wait();
     work->wait();

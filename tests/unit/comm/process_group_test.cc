@@ -38,9 +38,12 @@ TEST(ProcessGroup, OneRankDoesNothing) {
   EXPECT_TRUE(at::equal(out, x));
   self.all_to_all(out.zero_(), {2}, x, {2})->wait();
   EXPECT_TRUE(at::equal(out, x));
-  EXPECT_EQ(error_of([&] { self.send(x, 0); }), "send from rank 0 to rank 0 of group self, which has 1 ranks");
-  EXPECT_EQ(error_of([&] { self.recv(x, 1); }), "recv on rank 0 from rank 1 of group self, which has 1 ranks");
-  EXPECT_EQ(error_of([&] { self.broadcast(x, 1); }), "broadcast from rank 1 of group self, which has 1 ranks");
+  EXPECT_EQ(error_of([&] { self.send(x, 0); }),
+            "send from rank 0 to rank 0 of group self, which has 1 ranks");
+  EXPECT_EQ(error_of([&] { self.recv(x, 1); }),
+            "recv on rank 0 from rank 1 of group self, which has 1 ranks");
+  EXPECT_EQ(error_of([&] { self.broadcast(x, 1); }),
+            "broadcast from rank 1 of group self, which has 1 ranks");
   EXPECT_EQ(error_of([&] { self.all_gather(at::zeros({5}), x); }),
             "all_gather over 1 rank takes equal sizes, got 6 elements into 5");
 }
@@ -93,11 +96,14 @@ TEST(ThreadBackend, AllToAllCountsRows) {
     const bool zero = backend->rank() == 0;
     const at::Tensor in = at::arange(6, at::kFloat).view({3, 2}) + 10 * backend->rank();
     const at::Tensor out = at::zeros({zero ? 4 : 2, 2});
-    const std::vector<int64_t> sends = zero ? std::vector<int64_t>{1, 2} : std::vector<int64_t>{3, 0};
-    const std::vector<int64_t> takes = zero ? std::vector<int64_t>{1, 3} : std::vector<int64_t>{2, 0};
+    const std::vector<int64_t> sends =
+        zero ? std::vector<int64_t>{1, 2} : std::vector<int64_t>{3, 0};
+    const std::vector<int64_t> takes =
+        zero ? std::vector<int64_t>{1, 3} : std::vector<int64_t>{2, 0};
     backend->all_to_all(out, takes, in, sends)->wait();
     const at::Tensor base = at::arange(6, at::kFloat).view({3, 2});
-    EXPECT_TRUE(at::equal(out, zero ? at::cat({base.narrow(0, 0, 1), base + 10}) : base.narrow(0, 1, 2)));
+    EXPECT_TRUE(
+        at::equal(out, zero ? at::cat({base.narrow(0, 0, 1), base + 10}) : base.narrow(0, 1, 2)));
     EXPECT_EQ(error_of([&] { backend->all_to_all(out, takes, in, {1, 1}); }),
               "all_to_all input has 3 rows, its sizes sum to 2");
   });
@@ -143,8 +149,9 @@ TEST(ThreadBackend, RefusesWhatItCannotCopy) {
               "all_gather of 2 elements over 2 ranks into 3 elements");
     EXPECT_EQ(error_of([&] { backend->all_gather(at::zeros({4}), at::zeros({2}, at::kDouble)); }),
               "all_gather from F64 to F32");
-    EXPECT_EQ(error_of([&] { backend->reduce_scatter(at::zeros({2}), at::zeros({3}), ReduceOp::kSum); }),
-              "reduce_scatter of 3 elements over 2 ranks into 2 elements");
+    EXPECT_EQ(
+        error_of([&] { backend->reduce_scatter(at::zeros({2}), at::zeros({3}), ReduceOp::kSum); }),
+        "reduce_scatter of 3 elements over 2 ranks into 2 elements");
   });
 }
 

@@ -11,14 +11,16 @@ namespace {
 using testing::HasSubstr;
 
 TEST(RankSettings, ComeBackAsTheyWere) {
-  const RankSettings settings = {{"--lr", "0.1"}, {"--load", ""}, {"--data-path", "a b\n12 3"}, {"", "x"}};
+  const RankSettings settings = {
+      {"--lr", "0.1"}, {"--load", ""}, {"--data-path", "a b\n12 3"}, {"", "x"}};
   const RankSettings back = unpack_settings(pack_settings(settings));
   ASSERT_EQ(back.size(), settings.size());
   for (size_t i = 0; i < back.size(); ++i) {
     EXPECT_EQ(back[i].name, settings[i].name);
     EXPECT_EQ(back[i].value, settings[i].value);
   }
-  for (const char* garbled : {"4", "4 3 --l", "x", "99999999999999999999 1 a", "18446744073709551615 2 a"})
+  for (const char* garbled :
+       {"4", "4 3 --l", "x", "99999999999999999999 1 a", "18446744073709551615 2 a"})
     EXPECT_THROW(unpack_settings(garbled), Error) << garbled;
 }
 
@@ -52,7 +54,8 @@ TEST(RankSettings, DifferencesNameSettingValuesAndRanks) {
     other.push_back({cat("--flag-", i), "2"});
   }
   const std::string many = describe_differences({{{0}, one}, {{1}, other}});
-  EXPECT_THAT(many, HasSubstr("--flag-7 is 1 on rank 0 and 2 on rank 1\ndetail: they differ in 13 more settings\nhint:"));
+  EXPECT_THAT(many, HasSubstr("--flag-7 is 1 on rank 0 and 2 on rank 1\ndetail: they differ in 13 "
+                              "more settings\nhint:"));
 }
 
 }  // namespace

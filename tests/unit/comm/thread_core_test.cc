@@ -18,7 +18,8 @@ namespace {
 constexpr double kTimeout = 20.0;
 
 // what() of the error that the run ends with; empty when it succeeds.
-std::string error_of(int size, const std::function<void(ThreadCore&)>& body, double timeout = kTimeout) {
+std::string error_of(int size, const std::function<void(ThreadCore&)>& body,
+                     double timeout = kTimeout) {
   try {
     run_threads(size, body, timeout);
   } catch (const std::exception& error) {
@@ -50,8 +51,8 @@ TEST(ThreadCore, AllReduce) {
   check_sum_and_max<int32_t>(DType::kInt32);
 }
 
-// 256 + 1 + 1 in bf16 (8 bits): rounded after each addition the ones are lost (256 + 1 is a tie that goes to 256), summed in
-// fp32 they are not.
+// 256 + 1 + 1 in bf16 (8 bits): rounded after each addition the ones are lost (256 + 1 is a tie
+// that goes to 256), summed in fp32 they are not.
 TEST(ThreadCore, BFloat16IsSummedInFp32AndRoundedOnce) {
   run_threads(
       3,
@@ -222,14 +223,16 @@ TEST(ThreadCore, DifferentCallsAreNamed) {
     }
   });
   EXPECT_EQ(ops,
-            "ranks of a group made different calls: rank 0 all_reduce of 4 x F32, rank 1 all_gather of 4 x F32");
+            "ranks of a group made different calls: rank 0 all_reduce of 4 x F32, rank 1 "
+            "all_gather of 4 x F32");
 
   const std::string sizes = error_of(3, [](ThreadCore& core) {
     std::vector<float> data(4);
     core.all_reduce(data.data(), core.rank() == 2 ? 3 : 4, DType::kFloat32, ReduceOp::kSum);
   });
   EXPECT_EQ(sizes,
-            "ranks of a group made different calls: rank 0 all_reduce of 4 x F32, rank 2 all_reduce of 3 x F32");
+            "ranks of a group made different calls: rank 0 all_reduce of 4 x F32, rank 2 "
+            "all_reduce of 3 x F32");
 
   const std::string roots = error_of(2, [](ThreadCore& core) {
     int64_t value = 0;
@@ -279,7 +282,8 @@ TEST(ThreadCore, ARankThatThrowsReleasesTheOthers) {
         core.barrier();
       }
     } catch (const Error& error) {
-      EXPECT_NE(std::string(error.what()).find("given up because rank 3 failed"), std::string::npos);
+      EXPECT_NE(std::string(error.what()).find("given up because rank 3 failed"),
+                std::string::npos);
       ++released;
       throw;
     }
@@ -339,7 +343,8 @@ TEST(ThreadCore, WaitsEndAtTheirDeadline) {
         }
       },
       0.2);
-  EXPECT_NE(error.find("barrier timed out after 0.2 s: rank 1 did not arrive"), std::string::npos) << error;
+  EXPECT_NE(error.find("barrier timed out after 0.2 s: rank 1 did not arrive"), std::string::npos)
+      << error;
   EXPECT_NE(error.find("\nhint: "), std::string::npos);
 }
 

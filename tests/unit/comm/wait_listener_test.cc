@@ -37,16 +37,25 @@ class Stopwatch final : public WaitListener {
   int waits_ = 0;
 };
 
-// The rank that comes first waits for the other one, in every call, also of groups made from the world.
+// The rank that comes first waits for the other one, in every call, also of groups made from the
+// world.
 TEST(WaitListener, HearsOfWaits) {
   using Call = std::function<void(const ProcessGroup&)>;
   const std::vector<std::pair<const char*, Call>> calls = {
       {"all_reduce", [](const ProcessGroup& group) { group.all_reduce(at::ones({2}))->wait(); }},
-      {"all_gather", [](const ProcessGroup& group) { group.all_gather(at::ones({4}), at::ones({2}))->wait(); }},
-      {"reduce_scatter", [](const ProcessGroup& group) { group.reduce_scatter(at::ones({2}), at::ones({4}))->wait(); }},
-      {"all_to_all", [](const ProcessGroup& group) { group.all_to_all(at::ones({2}), {1, 1}, at::ones({2}), {1, 1})->wait(); }},
+      {"all_gather",
+       [](const ProcessGroup& group) { group.all_gather(at::ones({4}), at::ones({2}))->wait(); }},
+      {"reduce_scatter",
+       [](const ProcessGroup& group) {
+         group.reduce_scatter(at::ones({2}), at::ones({4}))->wait();
+       }},
+      {"all_to_all",
+       [](const ProcessGroup& group) {
+         group.all_to_all(at::ones({2}), {1, 1}, at::ones({2}), {1, 1})->wait();
+       }},
       {"broadcast", [](const ProcessGroup& group) { group.broadcast(at::ones({2}), 1)->wait(); }},
-      {"messages", [](const ProcessGroup& group) {
+      {"messages",
+       [](const ProcessGroup& group) {
          if (group.rank() == 0) group.recv(at::ones({2}), 1)->wait();
          if (group.rank() == 1) group.send(at::ones({2}), 0)->wait();
        }},

@@ -25,15 +25,11 @@ TEST(Blend, ReadsMegatronsGrammar) {
   EXPECT_EQ(blend.prefixes, (Strings{"a", "b"}));
   EXPECT_EQ(*blend.weights, (std::vector{0.3, 0.7}));
   EXPECT_THAT(
-      error_of([] {
-        parse_blend(Strings{"0.3", "a", "c", "b"}, "--data-path");
-      }),
+      error_of([] { parse_blend(Strings{"0.3", "a", "c", "b"}, "--data-path"); }),
       HasSubstr("--data-path mixes weights and paths: \"c\" stands where a weight was expected"));
   EXPECT_THAT(error_of([] { parse_blend(Strings{"0.3", "a", "0.7"}, "--data-path"); }),
               HasSubstr("--data-path ends with the weight \"0.7\", without a path after it"));
-  EXPECT_THAT(error_of([] {
-                parse_blend(Strings{"0", "a", "1", "b"}, "--data-path");
-              }),
+  EXPECT_THAT(error_of([] { parse_blend(Strings{"0", "a", "1", "b"}, "--data-path"); }),
               HasSubstr("weight 0 of a is not positive"));
 }
 

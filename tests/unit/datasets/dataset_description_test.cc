@@ -20,7 +20,9 @@ std::unique_ptr<Tokenizer> bytes_tokenizer() {
   return make_tokenizer(config);
 }
 
-TokenizerIdentity other_tokenizer() { return {"HuggingFaceTokenizer of b.json", "feedbeef", 257, true}; }
+TokenizerIdentity other_tokenizer() {
+  return {"HuggingFaceTokenizer of b.json", "feedbeef", 257, true};
+}
 
 std::string write_text(const TempFolder& folder, const std::string& name) {
   write_file_atomically(folder / (name + ".txt"), "text of " + name);
@@ -72,19 +74,26 @@ TEST(DatasetDescription, AnotherTokenizerIsRefused) {
   EXPECT_TRUE(check_tokenizer(data, identity_of(*bytes_tokenizer(), "ByteLevelTokenizer")));
   EXPECT_TRUE(check_tokenizer(data, {})) << "no tokenizer to compare with";
   const std::string hash = "0123456789abcdef0123456789abcdef";
-  edit(data.prefix(), [&](auto& json) { json["tokenizer"]["fingerprint"] = "GPT2BPETokenizer-" + hash; });
+  edit(data.prefix(),
+       [&](auto& json) { json["tokenizer"]["fingerprint"] = "GPT2BPETokenizer-" + hash; });
   EXPECT_TRUE(check_tokenizer(data, {"b.json", "HuggingFaceTokenizer-" + hash, 257, true}))
       << "one definition in two forms";
-  EXPECT_THAT(error_of([&] { check_tokenizer(data, {"b.json", "GPT2BPETokenizer-" + std::string(32, '0'), 257, true}); }),
-              HasSubstr("(257 ids, fingerprint 01234567), this run has b.json (257 ids, fingerprint 00000000)"));
+  EXPECT_THAT(
+      error_of([&] {
+        check_tokenizer(data, {"b.json", "GPT2BPETokenizer-" + std::string(32, '0'), 257, true});
+      }),
+      HasSubstr(
+          "(257 ids, fingerprint 01234567), this run has b.json (257 ids, fingerprint 00000000)"));
   EXPECT_THAT(error_of([&] { check_tokenizer(data, other_tokenizer()); }),
               AllOf(HasSubstr("a_text_document: was written with another tokenizer: "
                               "ByteLevelTokenizer (257 ids, fingerprint 01234567"),
                     HasSubstr("this run has HuggingFaceTokenizer of b.json (257 ids, fingerprint "
                               "feedbeef)\nhint: give the tokenizer that wrote the data")));
-  const TokenizerIdentity numbers{"NullTokenizer", "0", 300, false}, few{"NullTokenizer", "0", 200, false};
+  const TokenizerIdentity numbers{"NullTokenizer", "0", 300, false},
+      few{"NullTokenizer", "0", 200, false};
   EXPECT_TRUE(check_tokenizer(data, numbers)) << "its ids are those of any other";
-  EXPECT_THAT(error_of([&] { check_tokenizer(data, few); }), HasSubstr("NullTokenizer has only 200 ids"));
+  EXPECT_THAT(error_of([&] { check_tokenizer(data, few); }),
+              HasSubstr("NullTokenizer has only 200 ids"));
 }
 
 TEST(DatasetDescription, StopsARunAtItsStart) {
@@ -103,9 +112,10 @@ TEST(DatasetDescription, StopsARunAtItsStart) {
   std::filesystem::remove(description_path(config.data_path[0]));
   ::testing::internal::CaptureStderr();
   EXPECT_NE(build_train_valid_test_datasets(config, request).train, nullptr);
-  EXPECT_THAT(::testing::internal::GetCapturedStderr(),
-              HasSubstr("a_text_document: does not say which tokenizer wrote the tokens (there is no "
-                        "a_text_document.json)"));
+  EXPECT_THAT(
+      ::testing::internal::GetCapturedStderr(),
+      HasSubstr("a_text_document: does not say which tokenizer wrote the tokens (there is no "
+                "a_text_document.json)"));
 }
 
 TEST(DatasetDescription, DamageIsNamedAndOtherFilesAreLeftAlone) {
@@ -119,7 +129,8 @@ TEST(DatasetDescription, DamageIsNamedAndOtherFilesAreLeftAlone) {
   };
   EXPECT_THAT(error([](auto& json) { json["version"] = 2; }),
               HasSubstr(path + ": is of version 2, this program reads 1"));
-  EXPECT_THAT(error([](auto& json) { json.erase("num_tokens"); }), HasSubstr(path + ": has no num_tokens"));
+  EXPECT_THAT(error([](auto& json) { json.erase("num_tokens"); }),
+              HasSubstr(path + ": has no num_tokens"));
   EXPECT_THAT(error([](auto& json) { json["tokenizer"]["fingerprint"] = 3; }),
               HasSubstr(path + ": tokenizer: fingerprint is not a string"));
   EXPECT_THAT(error([](auto& json) { json["num_tokens"] = 11; }),
@@ -164,8 +175,10 @@ TEST(DatasetDescription, OfMergedData) {
 
   edit(inputs[1], [](auto& json) { json["tokenizer"]["fingerprint"] = "feed"; });
   EXPECT_THAT(error_of([&] { merge_indexed_datasets(inputs, folder / "n", false, ""); }),
-              AllOf(HasSubstr(inputs[1] + ": was written with ByteLevelTokenizer (257 ids, fingerprint "
-                                          "feed), " + inputs[0] + " with "),
+              AllOf(HasSubstr(inputs[1] +
+                              ": was written with ByteLevelTokenizer (257 ids, fingerprint "
+                              "feed), " +
+                              inputs[0] + " with "),
                     HasSubstr("write both with one tokenizer")));
   EXPECT_FALSE(std::filesystem::exists(folder / "n.bin"));
 

@@ -44,13 +44,16 @@ TEST(ReadingSummary, SaysTokensAndEpochs) {
     const GPTDataset dataset(open(folder / "d"), 0, 10, Split::kTrain, wanted, config_of(8));
     return reading_summary(dataset, wanted);
   };
-  EXPECT_EQ(text(50), "reads 400 tokens (50 samples of 8), 0.51 epochs");  // an epoch has 99 samples and a rest
+  // An epoch has 99 samples and a rest
+  EXPECT_EQ(text(50), "reads 400 tokens (50 samples of 8), 0.51 epochs");
   EXPECT_EQ(text(1000), "reads 8,000 tokens (1,000 samples of 8), 10.01 epochs");
   std::vector<std::shared_ptr<const Dataset>> members;
   for (const int64_t wanted : {40, 250})
-    members.push_back(std::make_shared<GPTDataset>(open(folder / "d"), 0, 10, Split::kTrain, wanted, config_of(8)));
+    members.push_back(std::make_shared<GPTDataset>(open(folder / "d"), 0, 10, Split::kTrain, wanted,
+                                                   config_of(8)));
   const BlendedDataset blend(members, {1, 5}, 240, Split::kTrain, config_of(8));
-  EXPECT_EQ(reading_summary(blend, 240), "reads 1,920 tokens (240 samples of 8), of each member at most 3 epochs");
+  EXPECT_EQ(reading_summary(blend, 240),
+            "reads 1,920 tokens (240 samples of 8), of each member at most 3 epochs");
 }
 
 TEST(GPTDataset, ItemsEqualGoldens) {
@@ -76,7 +79,8 @@ TEST(GPTDataset, ItemsEqualGoldens) {
     const std::vector<bool> mask =
         attention_mask(sample.document_starts, dataset.sequence_length());
     EXPECT_EQ(digest(Longs(mask.begin(), mask.end())), item["mask_digest"].get<std::string>());
-    const std::vector<int64_t> ids = document_ids(sample.document_starts, dataset.sequence_length());
+    const std::vector<int64_t> ids =
+        document_ids(sample.document_starts, dataset.sequence_length());
     for (size_t row = 0; row < ids.size(); ++row)
       for (size_t column = 0; column < ids.size(); ++column)
         EXPECT_EQ(mask[row * ids.size() + column], column > row || ids[row] != ids[column]);

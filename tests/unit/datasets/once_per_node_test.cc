@@ -1,4 +1,6 @@
 // Of the processes of a node one reads index files in full; the others take its result.
+#include "megatron/datasets/detail/once_per_node.h"
+
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -6,7 +8,6 @@
 #include <thread>
 
 #include "megatron/base/files.h"
-#include "megatron/datasets/detail/once_per_node.h"
 #include "megatron/datasets/index_cache.h"
 #include "megatron/datasets/indexed_dataset.h"
 #include "testing.h"
@@ -73,8 +74,9 @@ TEST(OncePerNode, DamageIsSeenByEveryProcess) {
   bytes[34] ^= 1;  // the length of the first sequence
   write_file_atomically(idx_path(prefix), bytes);
   const auto refused = [&] {
-    return error_of([&] { IndexedDataset(prefix, options); }).find("d.idx: position of sequence 1") !=
-           std::string::npos;
+    return error_of([&] {
+             IndexedDataset(prefix, options);
+           }).find("d.idx: position of sequence 1") != std::string::npos;
   };
   EXPECT_EQ(count_of_processes(refused), 4);
   EXPECT_EQ(count_of_processes(refused), 4);
@@ -94,7 +96,8 @@ TEST(OncePerNode, OneProcessHashesCachedArrays) {
   };
   const auto hashes = [&] {
     IndexCache cache(folder.path(), "test", "description");
-    cache.summarize_with([](std::span<const NpyArray> arrays) { return std::to_string(arrays[0].size()); });
+    cache.summarize_with(
+        [](std::span<const NpyArray> arrays) { return std::to_string(arrays[0].size()); });
     if (!open(cache) || cache.summary() != "3") ::_exit(2);
     return cache.checked_here();
   };
@@ -108,7 +111,8 @@ TEST(OncePerNode, ResultsAreKeptWhereTheyCanBe) {
   write_file_atomically(file, "content");
   int computed = 0;
   const auto get = [&](const std::vector<fs::path>& folders) {
-    return once_per_node(folders, "name", {&file, 1}, [&] { return std::to_string(++computed); }).text;
+    return once_per_node(folders, "name", {&file, 1}, [&] { return std::to_string(++computed); })
+        .text;
   };
   const fs::path unwritable = folder / "file/below", kept = folder / "kept";
   EXPECT_EQ(get({unwritable, kept}), "1");

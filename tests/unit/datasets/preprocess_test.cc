@@ -107,7 +107,8 @@ TEST_F(PreprocessTest, ReadsJsonLines) {
   options.append_eod = true;
   run({folder / "a.jsonl"});
   EXPECT_EQ(documents(), (Strings{"one$|", "", "last$|", "a|b$|"}));
-  EXPECT_EQ(folder.files(), (Strings{"a.jsonl", "out_text_document.bin", "out_text_document.idx", "out_text_document.json"}));
+  EXPECT_EQ(folder.files(), (Strings{"a.jsonl", "out_text_document.bin", "out_text_document.idx",
+                                     "out_text_document.json"}));
 }
 
 TEST_F(PreprocessTest, WritesOneDatasetForEachKey) {

@@ -126,10 +126,12 @@ TEST(Conversation, AlpacaRows) {
   EXPECT_EQ(marked(chatml, R"({"instruction": "Do it", "output": "done"})"), turns("Do it"));
   EXPECT_EQ(marked(chatml, R"({"instruction": "Do it", "input": "with this", "output": "done"})"),
             turns("Do it\n\nwith this"));
-  EXPECT_EQ(marked(chatml, R"({"system": "S", "instruction": "Do it", "input": null, "output": "done",
+  EXPECT_EQ(
+      marked(chatml, R"({"system": "S", "instruction": "Do it", "input": null, "output": "done",
                               "history": [["q", "a"]]})"),
-            "<|im_start|>system\nS<|im_end|>\n<|im_start|>user\nq<|im_end|>\n<|im_start|>assistant\n"
-            "[a<|im_end|>\n]" + turns("Do it"));
+      "<|im_start|>system\nS<|im_end|>\n<|im_start|>user\nq<|im_end|>\n<|im_start|>assistant\n"
+      "[a<|im_end|>\n]" +
+          turns("Do it"));
 }
 
 TEST(Conversation, ErrorsNameTheRow) {
@@ -137,11 +139,12 @@ TEST(Conversation, ErrorsNameTheRow) {
     return message_of([&] { parse_conversation(row, "f: line 3"); });
   };
   EXPECT_EQ(error("[1"), "f: line 3: is no JSON object");
-  EXPECT_EQ(error(R"({"text": "x", "label": 1})"),
-            "f: line 3: has none of messages, conversations, prompt and completion, instruction and "
-            "output; it has text, label"
-            "\nhint: the forms are messages: [{role, content}, ...], conversations: [{from, value}, "
-            "...], prompt and completion, or instruction, input and output");
+  EXPECT_EQ(
+      error(R"({"text": "x", "label": 1})"),
+      "f: line 3: has none of messages, conversations, prompt and completion, instruction and "
+      "output; it has text, label"
+      "\nhint: the forms are messages: [{role, content}, ...], conversations: [{from, value}, "
+      "...], prompt and completion, or instruction, input and output");
   EXPECT_THAT(error("{}"), testing::HasSubstr("; it has no members\n"));
   EXPECT_EQ(error(R"({"instruction": "", "input": "", "output": "x"})"),
             "f: line 3: the instruction is empty");
@@ -278,9 +281,8 @@ TEST_F(SftFiles, LongConversationsAreCutOrDropped) {
   for (int64_t i = 0; i < cut.size(); ++i)
     for (const auto& [begin, end] : pieces_of(cut.sample(i))) EXPECT_LE(end - begin, 6);
   EXPECT_THAT(
-      message_of([&] {
-        SftDataset(tokens(), {0.0, 1.0 / 70}, Split::kTrain, 1, {.sequence_length = 6});
-      }),
+      message_of(
+          [&] { SftDataset(tokens(), {0.0, 1.0 / 70}, Split::kTrain, 1, {.sequence_length = 6}); }),
       HasSubstr("none of the 1 conversations of the train split can be used: 0 are longer than "
                 "--seq-length, 1 have no token that counts"));
   EXPECT_THAT(message_of([&] {
@@ -326,9 +328,10 @@ TEST_F(SftFiles, ParquetRowsWithNestedColumns) {
     for (const int32_t id : rows[i]) ids.push_back(id < 0 ? ~id : id);
     return tokenizer_->decode(ids);
   };
-  EXPECT_EQ(text(0),
-            "{\"role\": \"user\", \"content\": \"a \\\"quoted\\\"\\nline\\t\\\\ \u00e9\"}\n{\"role\": "
-            "\"assistant\", \"content\": \"b\"}\n.");
+  EXPECT_EQ(
+      text(0),
+      "{\"role\": \"user\", \"content\": \"a \\\"quoted\\\"\\nline\\t\\\\ \u00e9\"}\n{\"role\": "
+      "\"assistant\", \"content\": \"b\"}\n.");
   EXPECT_EQ(text(1),
             "{\"role\": \"user\", \"content\": \"now?\"}\n{\"role\": \"assistant\", \"content\": "
             "null, \"tool_calls\": "

@@ -1,5 +1,5 @@
-// What cannot be reached is not damaged: nothing older is taken for it, nothing is moved or deleted. And what is no regular file is
-// refused without waiting for it.
+// What cannot be reached is not damaged: nothing older is taken for it, nothing is moved or
+// deleted. And what is no regular file is refused without waiting for it.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/socket.h>
@@ -45,7 +45,8 @@ TEST_F(Access, ErrorsOfTheSystemStopAStartAtEveryOperation) {
     int operation = 0;
     for (;; ++operation) {
       int count = 0;
-      set_io_hook([&](IoOp, const fs::path&, const fs::path&) { return count++ == operation ? error : 0; });
+      set_io_hook(
+          [&](IoOp, const fs::path&, const fs::path&) { return count++ == operation ? error : 0; });
       std::string message;
       try {
         const StartDecision decision = resolve_start(resume());
@@ -55,7 +56,8 @@ TEST_F(Access, ErrorsOfTheSystemStopAStartAtEveryOperation) {
       }
       set_io_hook({});
       if (count <= operation) break;
-      EXPECT_THAT(message, HasSubstr(cat(std::strerror(error), " (errno ", error, ")"))) << operation;
+      EXPECT_THAT(message, HasSubstr(cat(std::strerror(error), " (errno ", error, ")")))
+          << operation;
       EXPECT_THAT(message, HasSubstr(root_.string()));
     }
     EXPECT_GT(operation, 8);
@@ -94,7 +96,11 @@ TEST_F(Access, PermissionsOfTheKernel) {
       try {
         resolve_start(resume());
       } catch (const AccessError& error) {
-        ::_exit(std::strstr(error.what(), "Permission denied (errno 13)\nhint: the checkpoints and their folder must be readable") ? 42 : 43);
+        ::_exit(std::strstr(error.what(),
+                            "Permission denied (errno 13)\nhint: the checkpoints and their folder "
+                            "must be readable")
+                    ? 42
+                    : 43);
       } catch (const std::exception&) {
         ::_exit(44);
       }

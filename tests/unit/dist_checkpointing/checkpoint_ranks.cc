@@ -1,12 +1,13 @@
-// One rank of tests/parallel/processes/checkpoints_test.py: `checkpoint_ranks <case> <root> <timeout in seconds>`.
+// One rank of tests/parallel/processes/checkpoints_test.py: `checkpoint_ranks <case> <root>
+// <timeout in seconds>`.
 //
 //   write  one process writes iterations 1 and 2 of MEGATRON_TEST_MIB MiB each
 //   start  the ranks decide together where to start and load a part each
 //   save   the ranks start, then save step after step until they are killed
 //   busy   rank 1 makes progress for three timeouts while the others wait for it in a collective
 //
-// MEGATRON_TEST_READ_MB_S: each process reads its tensor files at most this fast. MEGATRON_TEST_HANG_RANK: this rank stops for
-// ever in the middle of its reading.
+// MEGATRON_TEST_READ_MB_S: each process reads its tensor files at most this fast.
+// MEGATRON_TEST_HANG_RANK: this rank stops for ever in the middle of its reading.
 #include <unistd.h>
 
 #include <atomic>
@@ -46,7 +47,9 @@ class ChannelAgreement final : public Agreement {
       : channel_(store, "agreement", launch.rank, launch.world_size, timeout), monitor_(monitor) {}
   int rank() const override { return channel_.rank(); }
   int size() const override { return channel_.size(); }
-  std::vector<std::string> gather(const std::string& text) override { return channel_.gather(text); }
+  std::vector<std::string> gather(const std::string& text) override {
+    return channel_.gather(text);
+  }
   std::string broadcast(const std::string& text) override { return channel_.broadcast(text); }
   void progress() override {
     channel_.progress();
@@ -61,15 +64,20 @@ class ChannelAgreement final : public Agreement {
 // The weights of step `seed`, of which this rank holds an equal stretch.
 struct Weights {
   Weights(int64_t total, int rank, int size)
-      : total(total), begin(total / size * rank), end(rank + 1 == size ? total : total / size * (rank + 1)),
+      : total(total),
+        begin(total / size * rank),
+        end(rank + 1 == size ? total : total / size * (rank + 1)),
         values(static_cast<size_t>(end - begin)) {}
-  static uint32_t value(int64_t seed, int64_t index) { return static_cast<uint32_t>(seed * 1000003 + index * 2654435761); }
+  static uint32_t value(int64_t seed, int64_t index) {
+    return static_cast<uint32_t>(seed * 1000003 + index * 2654435761);
+  }
   void fill(int64_t seed) {
     for (int64_t i = begin; i < end; ++i) values[static_cast<size_t>(i - begin)] = value(seed, i);
   }
   void expect(int64_t seed) const {
     for (int64_t i = begin; i < end; ++i)
-      MEGATRON_CHECK(values[static_cast<size_t>(i - begin)] == value(seed, i), "element ", i, " of iteration ", seed, " is another");
+      MEGATRON_CHECK(values[static_cast<size_t>(i - begin)] == value(seed, i), "element ", i,
+                     " of iteration ", seed, " is another");
   }
   ShardedTensor tensor() {
     return {"w", DType::kInt32, {total}, {total}, {}, begin, end, 0, values.data()};
@@ -78,7 +86,8 @@ struct Weights {
   std::vector<uint32_t> values;
 };
 
-SaveRequest request_for(const fs::path& root, int64_t step, Weights& weights, Agreement* agreement) {
+SaveRequest request_for(const fs::path& root, int64_t step, Weights& weights,
+                        Agreement* agreement) {
   SaveRequest request;
   request.root = root;
   request.iteration = step;
@@ -103,7 +112,8 @@ void install_hook(int rank) {
       std::fflush(stdout);
       for (;;) std::this_thread::sleep_for(std::chrono::hours(1));
     }
-    if (rate > 0) std::this_thread::sleep_for(std::chrono::duration<double>(1048576 / (rate * 1e6)));
+    if (rate > 0)
+      std::this_thread::sleep_for(std::chrono::duration<double>(1048576 / (rate * 1e6)));
     return 0;
   });
 }
@@ -112,9 +122,11 @@ void install_hook(int rank) {
 int64_t num_elements() { return from_environment("MEGATRON_TEST_MIB", 1) * (1 << 18); }
 
 int64_t start(const fs::path& root, Weights& weights, Agreement& agreement) {
-  const StartDecision decision = resolve_start({StartMode::kResumeOrFresh, root, root, {}, false}, &agreement);
+  const StartDecision decision =
+      resolve_start({StartMode::kResumeOrFresh, root, root, {}, false}, &agreement);
   if (agreement.rank() == 0)
-    for (const std::string& warning : decision.warnings) std::printf("passed over %s\n", warning.c_str());
+    for (const std::string& warning : decision.warnings)
+      std::printf("passed over %s\n", warning.c_str());
   if (!decision.checkpoint) return 0;
   const Checkpoint checkpoint = Checkpoint::open_verified(decision.checkpoint->directory);
   const std::vector<ShardedTensor> wanted = {weights.tensor()};
@@ -133,7 +145,8 @@ void be_busy(FailureMonitor& monitor, int rank, double timeout) {
     monitor.progress();
     std::this_thread::sleep_for(std::chrono::milliseconds(10));
   }
-  for (; hangs; std::this_thread::sleep_for(std::chrono::hours(1))) {}
+  for (; hangs; std::this_thread::sleep_for(std::chrono::hours(1))) {
+  }
 }
 
 int run(const std::string& name, const fs::path& root, double timeout) {
@@ -164,14 +177,17 @@ int run(const std::string& name, const fs::path& root, double timeout) {
     const auto begin = Clock::now();
     int64_t step = start(root, weights, agreement);
     const double seconds = std::chrono::duration<double>(Clock::now() - begin).count();
-    std::printf("%s", cat("rank ", launch.rank, " started from ", step, ": read ", num_blocks.load(), " blocks in ", seconds, " s\n").c_str());
+    std::printf("%s", cat("rank ", launch.rank, " started from ", step, ": read ",
+                          num_blocks.load(), " blocks in ", seconds, " s\n")
+                          .c_str());
     std::fflush(stdout);
     while (name == "save") {
       weights.fill(++step);
       SaveRequest request = request_for(root, step, weights, &agreement);
       request.retention.keep_last = 2;
       const SaveResult result = save_checkpoint(request);
-      for (const std::string& warning : result.warnings) std::printf("warning %s\n", warning.c_str());
+      for (const std::string& warning : result.warnings)
+        std::printf("warning %s\n", warning.c_str());
       if (launch.rank == 0) std::printf("published %lld\n", static_cast<long long>(step));
       std::fflush(stdout);
     }

@@ -1,5 +1,5 @@
-// kill -9 during saves: a child saves in a loop and is killed at a random instant; what it leaves must be what its step
-// numbers imply, and the next child must go on from it.
+// kill -9 during saves: a child saves in a loop and is killed at a random instant; what it leaves
+// must be what its step numbers imply, and the next child must go on from it.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/wait.h>
@@ -31,7 +31,8 @@ SaveRequest request_of_step(TinyModel& model, const fs::path& root, int64_t step
   return request;
 }
 
-// The child: resumes, then saves step after step, reporting each published step through the pipe. Never returns.
+// The child: resumes, then saves step after step, reporting each published step through the pipe.
+// Never returns.
 [[noreturn]] void save_for_ever(const fs::path& root, bool background, int pipe_fd) {
   const auto report = [&](int64_t step) {
     if (::write(pipe_fd, &step, sizeof step) != sizeof step) ::_exit(3);
@@ -39,7 +40,9 @@ SaveRequest request_of_step(TinyModel& model, const fs::path& root, int64_t step
   try {
     const StartDecision start = resolve_start({StartMode::kResumeOrFresh, root, root, {}, false});
     int64_t step = start.checkpoint ? start.checkpoint->iteration : 0;
-    if (start.checkpoint && !holds_seed(start.checkpoint->directory, static_cast<uint64_t>(step), kRows)) ::_exit(4);
+    if (start.checkpoint &&
+        !holds_seed(start.checkpoint->directory, static_cast<uint64_t>(step), kRows))
+      ::_exit(4);
     AsyncSaver saver(2);
     for (;;) {
       auto model = std::make_shared<TinyModel>(static_cast<uint64_t>(++step), kRows);
@@ -60,14 +63,16 @@ SaveRequest request_of_step(TinyModel& model, const fs::path& root, int64_t step
   }
 }
 
-// The newest usable checkpoint must be at least the last one reported, and every usable one must hold its own step.
+// The newest usable checkpoint must be at least the last one reported, and every usable one must
+// hold its own step.
 int64_t check_folder(const fs::path& root, int64_t reported) {
   const std::vector<CheckpointEntry> entries = find_checkpoints(root, CheckDepth::kFull);
   int64_t newest = 0;
   for (const CheckpointEntry& entry : entries) {
     EXPECT_EQ(entry.problem, "");  // nothing half-written ever has a checkpoint's name
     if (!entry.problem.empty()) continue;
-    EXPECT_TRUE(holds_seed(entry.directory, static_cast<uint64_t>(entry.iteration), kRows)) << entry.directory;
+    EXPECT_TRUE(holds_seed(entry.directory, static_cast<uint64_t>(entry.iteration), kRows))
+        << entry.directory;
     newest = std::max(newest, entry.iteration);
   }
   EXPECT_GE(newest, reported);
@@ -89,8 +94,8 @@ void kill_often(bool background, int rounds) {
       save_for_ever(root, background, ends[1]);
     }
     ::close(ends[1]);
-    // Three of four are killed some time after their first save, so that there is progress on a busy machine too; the
-    // fourth at any instant, while it starts and resumes included.
+    // Three of four are killed some time after their first save, so that there is progress on a
+    // busy machine too; the fourth at any instant, while it starts and resumes included.
     int64_t reported = newest, step = 0;
     if (round % 4 != 0 && ::read(ends[0], &step, sizeof step) == sizeof step) reported = step;
     std::this_thread::sleep_for(std::chrono::microseconds(random() % 15000));
@@ -109,15 +114,16 @@ void kill_often(bool background, int rounds) {
   // The next save sweeps what the killed ones left.
   TinyModel last(static_cast<uint64_t>(newest + 1), kRows);
   EXPECT_TRUE(save_checkpoint(request_of_step(last, root, newest + 1)).warnings.empty());
-  for (const std::string& name : names_in(root)) EXPECT_EQ(name.find(".tmp-"), std::string::npos) << name;
+  for (const std::string& name : names_in(root))
+    EXPECT_EQ(name.find(".tmp-"), std::string::npos) << name;
 }
 
 TEST(Crash, KilledAtRandomInstantsOfSynchronousSaves) { kill_often(false, 110); }
 
 TEST(Crash, KilledAtRandomInstantsOfBackgroundSaves) { kill_often(true, 110); }
 
-// Killed before every single operation on the disk in turn, retention included: the old checkpoint or the new one is
-// there, whole.
+// Killed before every single operation on the disk in turn, retention included: the old checkpoint
+// or the new one is there, whole.
 TEST(Crash, KilledBeforeEveryOperation) {
   ScratchFolder folder;
   const fs::path root = folder.path() / "run", pristine = folder.path() / "pristine";

@@ -1,4 +1,5 @@
-// Failures of the disk at every operation of a save: a clear error, the old checkpoint intact, nothing left behind.
+// Failures of the disk at every operation of a save: a clear error, the old checkpoint intact,
+// nothing left behind.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/mount.h>
@@ -74,7 +75,8 @@ TEST_F(Fault, EveryOperationFailsCleanly) {
         EXPECT_THAT(message, HasSubstr(cat(std::strerror(error), " (errno ", error, ")")));
         EXPECT_THAT(message, HasSubstr(root_.string()));
       }
-      // After a failure nothing new is there, except when syncing the parent is what failed: then it is whole.
+      // After a failure nothing new is there, except when syncing the parent is what failed: then
+      // it is whole.
       if (has_new) {
         EXPECT_TRUE(holds_seed(root_ / "iter_0000002", 2)) << operation;
       } else {
@@ -110,7 +112,8 @@ TEST_F(Fault, ReadErrorsAreNamed) {
     std::string message;
     TinyModel target(0);
     {
-      const Hooked hooked([&](IoOp, const fs::path&, const fs::path&) { return count++ == operation ? EIO : 0; });
+      const Hooked hooked(
+          [&](IoOp, const fs::path&, const fs::path&) { return count++ == operation ? EIO : 0; });
       try {
         Checkpoint(root_ / "iter_0000001").load(target.tensors(), {.threads = 1});
       } catch (const Error& error) {
@@ -123,7 +126,8 @@ TEST_F(Fault, ReadErrorsAreNamed) {
   }
 }
 
-// A disk that takes a write and gives back something else: the writer finds out before anything is published or deleted.
+// A disk that takes a write and gives back something else: the writer finds out before anything is
+// published or deleted.
 TEST_F(Fault, WhatReadsBackOtherwiseIsNotPublished) {
   for (const char* file : {"rank_00000.safetensors", "config.yaml", "manifest.json"}) {
     fs::path broken;
@@ -149,12 +153,15 @@ TEST_F(Fault, TheBackgroundSaverReportsAFullDiskAndGoesOn) {
   AsyncSaver saver;
   auto model = std::make_shared<TinyModel>(2);
   {
-    const Hooked hooked([](IoOp op, const fs::path&, const fs::path&) { return op == IoOp::kWrite ? ENOSPC : 0; });
+    const Hooked hooked(
+        [](IoOp op, const fs::path&, const fs::path&) { return op == IoOp::kWrite ? ENOSPC : 0; });
     saver.submit(request_for(*model, root_, 2), model);
     const std::vector<SaveOutcome> outcomes = saver.finish();
     ASSERT_EQ(outcomes.size(), 1u);
-    EXPECT_THAT(outcomes[0].error, HasSubstr("saving iteration 2 failed: cannot write " + (root_ / "iter_0000002.tmp-").string()));
-    EXPECT_THAT(outcomes[0].error, HasSubstr("No space left on device (errno 28)\nhint: free space there"));
+    EXPECT_THAT(outcomes[0].error, HasSubstr("saving iteration 2 failed: cannot write " +
+                                             (root_ / "iter_0000002.tmp-").string()));
+    EXPECT_THAT(outcomes[0].error,
+                HasSubstr("No space left on device (errno 28)\nhint: free space there"));
   }
   saver.submit(request_for(*model, root_, 3), model);
   EXPECT_EQ(saver.finish().at(0).error, "");
@@ -172,7 +179,10 @@ TEST_F(Fault, ALimitOnFileSizesIsAnErrorNotASignal) {
       try {
         save_checkpoint(request_for(new_, root_, 2));
       } catch (const Error& error) {
-        ::_exit(std::strstr(error.what(), "File too large (errno 27)\nhint: the limit on file sizes") ? 42 : 43);
+        ::_exit(
+            std::strstr(error.what(), "File too large (errno 27)\nhint: the limit on file sizes")
+                ? 42
+                : 43);
       }
       ::_exit(44);
     }
@@ -187,7 +197,8 @@ TEST_F(Fault, ALimitOnFileSizesIsAnErrorNotASignal) {
 TEST_F(Fault, AFullFileSystem) {
   const fs::path small = folder_.path() / "small";
   fs::create_directory(small);
-  if (::mount("tmpfs", small.c_str(), "tmpfs", 0, "size=96k") != 0) GTEST_SKIP() << "mounting a small tmpfs needs root";
+  if (::mount("tmpfs", small.c_str(), "tmpfs", 0, "size=96k") != 0)
+    GTEST_SKIP() << "mounting a small tmpfs needs root";
   save_checkpoint(request_for(old_, small, 1));
   std::string message;
   for (int64_t step = 2; step < 20 && message.empty(); ++step) {
@@ -209,14 +220,17 @@ TEST_F(Fault, UnwritableFolders) {
     spill(folder_.path() / "plain", "");
     EXPECT_THAT(error_of([&] { save_checkpoint(request_for(new_, folder_.path() / "plain", 2)); }),
                 AnyOf(HasSubstr("is not a folder"), HasSubstr("exists and is not a folder")));
-    EXPECT_THAT(error_of([&] { save_checkpoint(request_for(new_, folder_.path() / "plain" / "deeper", 2)); }),
+    EXPECT_THAT(error_of([&] {
+                  save_checkpoint(request_for(new_, folder_.path() / "plain" / "deeper", 2));
+                }),
                 HasSubstr("plain"));
     return;
   }
   fs::permissions(root_, fs::perms::owner_read | fs::perms::owner_exec);
   const std::string message = error_of([&] { save_checkpoint(request_for(new_, root_, 2)); });
   fs::permissions(root_, fs::perms::owner_all);
-  EXPECT_THAT(message, HasSubstr("Permission denied (errno 13)\nhint: the folder must be writable"));
+  EXPECT_THAT(message,
+              HasSubstr("Permission denied (errno 13)\nhint: the folder must be writable"));
   expect_old_is_intact();
 }
 

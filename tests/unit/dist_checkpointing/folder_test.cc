@@ -1,12 +1,11 @@
 // The folder of checkpoints: listing, where to start, retention, leftovers.
-#include "megatron/dist_checkpointing/checkpoint_folder.h"
-
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include "megatron/base/check.h"
+#include "megatron/dist_checkpointing/checkpoint_folder.h"
 #include "megatron/dist_checkpointing/detail/io.h"
 #include "megatron/dist_checkpointing/detail/ownership.h"
 #include "test_support.h"
@@ -32,8 +31,12 @@ class Folder : public testing::Test {
     for (const CheckpointEntry& entry : find_checkpoints(root_)) found.push_back(entry.iteration);
     return found;
   }
-  StartRequest resume(StartMode mode = StartMode::kResume) const { return {mode, root_, root_, {}, false}; }
-  void damage(int64_t iteration) { flip_bit(root_ / checkpoint_name(iteration) / "rank_00000.safetensors", 8 * 9000); }
+  StartRequest resume(StartMode mode = StartMode::kResume) const {
+    return {mode, root_, root_, {}, false};
+  }
+  void damage(int64_t iteration) {
+    flip_bit(root_ / checkpoint_name(iteration) / "rank_00000.safetensors", 8 * 9000);
+  }
 
   ScratchFolder folder_;
   fs::path root_ = folder_.path() / "run";
@@ -46,13 +49,15 @@ TEST_F(Folder, ListsNewestFirstWithProblems) {
   fs::create_directory(root_ / "iter_0000030");
   fs::create_directory(root_ / "iter_30");  // not our name
   damage(20);
-  const std::vector<CheckpointEntry> quick = find_checkpoints(root_), full = find_checkpoints(root_, CheckDepth::kFull);
+  const std::vector<CheckpointEntry> quick = find_checkpoints(root_),
+                                     full = find_checkpoints(root_, CheckDepth::kFull);
   ASSERT_EQ(quick.size(), 4u);
   EXPECT_EQ(quick[0].directory, root_ / "iter_10000000");
   EXPECT_EQ(quick[1].iteration, 30);
   EXPECT_THAT(quick[1].problem, HasSubstr("iter_0000030: has no manifest.json"));
   EXPECT_EQ(quick[2].problem, "");
-  EXPECT_THAT(full[2].problem, HasSubstr("iter_0000020/rank_00000.safetensors: the checksum of bytes"));
+  EXPECT_THAT(full[2].problem,
+              HasSubstr("iter_0000020/rank_00000.safetensors: the checksum of bytes"));
   EXPECT_EQ(full[3].problem, "");
   spill(root_ / kLatestName, "release\n");
   EXPECT_EQ(read_latest_hint(root_), std::nullopt);
@@ -62,14 +67,17 @@ TEST_F(Folder, FreshRefusesToWriteAmongCheckpoints) {
   StartRequest request{StartMode::kFresh, {}, root_, {}, false};
   EXPECT_FALSE(resolve_start(request).checkpoint);
   save(5);
-  EXPECT_THAT(error_of([&] { resolve_start(request); }), HasSubstr("holds checkpoints already (newest iter_0000005)"));
+  EXPECT_THAT(error_of([&] { resolve_start(request); }),
+              HasSubstr("holds checkpoints already (newest iter_0000005)"));
   request.allow_existing = true;
   EXPECT_FALSE(resolve_start(request).checkpoint);
 }
 
 TEST_F(Folder, ResumeNeedsAUsableCheckpoint) {
-  EXPECT_THAT(error_of([&] { resolve_start({StartMode::kResume, {}, {}, {}, false}); }), HasSubstr("needs --load"));
-  EXPECT_THAT(error_of([&] { resolve_start(resume()); }), HasSubstr("there is no such folder to resume from"));
+  EXPECT_THAT(error_of([&] { resolve_start({StartMode::kResume, {}, {}, {}, false}); }),
+              HasSubstr("needs --load"));
+  EXPECT_THAT(error_of([&] { resolve_start(resume()); }),
+              HasSubstr("there is no such folder to resume from"));
   EXPECT_FALSE(resolve_start(resume(StartMode::kResumeOrFresh)).checkpoint);
   fs::create_directory(root_);
   EXPECT_THAT(error_of([&] { resolve_start(resume()); }), HasSubstr("holds no checkpoint"));
@@ -90,7 +98,10 @@ TEST_F(Folder, ResumeNeedsAUsableCheckpoint) {
     EXPECT_THAT(error, HasSubstr("detail: " + (root_ / "iter_0000005").string()));
   }
   spill(folder_.path() / "file", "");
-  EXPECT_THAT(error_of([&] { resolve_start({StartMode::kResumeOrFresh, folder_.path() / "file", {}, {}, false}); }), HasSubstr("is not a folder"));
+  EXPECT_THAT(error_of([&] {
+                resolve_start({StartMode::kResumeOrFresh, folder_.path() / "file", {}, {}, false});
+              }),
+              HasSubstr("is not a folder"));
 }
 
 TEST_F(Folder, CkptStepTakesThatOneAndNoOther) {
@@ -100,17 +111,20 @@ TEST_F(Folder, CkptStepTakesThatOneAndNoOther) {
   request.ckpt_step = 5;
   EXPECT_EQ(resolve_start(request).checkpoint->iteration, 5);
   request.ckpt_step = 7;
-  EXPECT_THAT(error_of([&] { resolve_start(request); }), HasSubstr("has no checkpoint of --ckpt-step 7\nhint: there are 10, 5"));
+  EXPECT_THAT(error_of([&] { resolve_start(request); }),
+              HasSubstr("has no checkpoint of --ckpt-step 7\nhint: there are 10, 5"));
   damage(5);
   request.ckpt_step = 5;
-  EXPECT_THAT(error_of([&] { resolve_start(request); }), HasSubstr("the checkpoint of --ckpt-step 5 is damaged"));
+  EXPECT_THAT(error_of([&] { resolve_start(request); }),
+              HasSubstr("the checkpoint of --ckpt-step 5 is damaged"));
 }
 
 TEST_F(Folder, OneCheckpointMayBeNamedDirectly) {
   save(5);
   save(10);
   for (const char* name : {"iter_0000005", "iter_0000005/"})
-    EXPECT_EQ(resolve_start({StartMode::kResume, root_ / name, {}, {}, false}).checkpoint->iteration, 5);
+    EXPECT_EQ(
+        resolve_start({StartMode::kResume, root_ / name, {}, {}, false}).checkpoint->iteration, 5);
 }
 
 TEST_F(Folder, RetainIntervalDeletesThePreviousUnlessAMultiple) {
@@ -143,7 +157,8 @@ TEST_F(Folder, RetentionSparesWhatIsDamaged) {
   EXPECT_THAT(iterations(), ElementsAre(3, 1));
 }
 
-// What was saved was read back by its writer: deleting older ones looks at manifests and sizes and opens no other file.
+// What was saved was read back by its writer: deleting older ones looks at manifests and sizes and
+// opens no other file.
 TEST_F(Folder, RetentionReadsNoTensorFile) {
   for (int64_t iteration : {1, 2, 3}) save(iteration);
   std::vector<std::string> opened;
@@ -165,7 +180,8 @@ TEST_F(Folder, RetentionReadsNoTensorFile) {
 
 TEST_F(Folder, LeftoversOfDeadWritersGoAndThoseOfLivingOnesStay) {
   fs::create_directories(root_);
-  // A child that made a temporary directory and died; another that still lives, known by its process alone.
+  // A child that made a temporary directory and died; another that still lives, known by its
+  // process alone.
   int ready[2], release[2];
   ASSERT_EQ(::pipe(ready), 0);
   ASSERT_EQ(::pipe(release), 0);
@@ -187,7 +203,8 @@ TEST_F(Folder, LeftoversOfDeadWritersGoAndThoseOfLivingOnesStay) {
   // Of this process, locked; of another host, fresh and old; not ours by name.
   const fs::path own = temporary_path(root_ / "iter_0000003");
   fs::create_directory(own);
-  const fs::path foreign = root_ / "iter_0000004.tmp-elsewhere-1-1-0", old = root_ / "iter_0000005.tmp-elsewhere-1-1-0";
+  const fs::path foreign = root_ / "iter_0000004.tmp-elsewhere-1-1-0",
+                 old = root_ / "iter_0000005.tmp-elsewhere-1-1-0";
   fs::create_directory(foreign);
   fs::create_directory(old);
   fs::last_write_time(old, fs::file_time_type::clock::now() - std::chrono::hours(48));
@@ -205,8 +222,11 @@ TEST_F(Folder, LeftoversOfDeadWritersGoAndThoseOfLivingOnesStay) {
   ASSERT_EQ(::write(release[1], "x", 1), 1);
   ::waitpid(living, nullptr, 0);
   save(11);
-  EXPECT_THAT(names_in(root_), UnorderedElementsAre("iter_0000010", "iter_0000011", kLatestName, own.filename().string(), foreign.filename().string(),
-                                                    "iter_0000006.tmp-notes", "latest_checkpointed_iteration.txt.tmp-elsewhere-1-1-0"));
+  EXPECT_THAT(
+      names_in(root_),
+      UnorderedElementsAre("iter_0000010", "iter_0000011", kLatestName, own.filename().string(),
+                           foreign.filename().string(), "iter_0000006.tmp-notes",
+                           "latest_checkpointed_iteration.txt.tmp-elsewhere-1-1-0"));
   for (int fd : {ready[0], ready[1], release[0], release[1]}) ::close(fd);
 }
 

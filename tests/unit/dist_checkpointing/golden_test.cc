@@ -1,4 +1,5 @@
-// The fixture of format version 1 in tests/golden/checkpoint/v1: still read, and still written byte for byte.
+// The fixture of format version 1 in tests/golden/checkpoint/v1: still read, and still written byte
+// for byte.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -33,7 +34,8 @@ SaveRequest golden_request(TinyModel& model, const fs::path& root) {
 TEST(Golden, VersionOneIsReadAndWritten) {
   const fs::path golden = fs::path(MEGATRON_SOURCE_DIR) / "tests/golden/checkpoint/v1";
   TinyModel model(7, kRows);
-  if (std::getenv("MEGATRON_WRITE_GOLDEN") != nullptr) save_checkpoint(golden_request(model, golden));
+  if (std::getenv("MEGATRON_WRITE_GOLDEN") != nullptr)
+    save_checkpoint(golden_request(model, golden));
   const fs::path directory = golden / "iter_0000100";
   EXPECT_TRUE(verify_checkpoint(directory).empty());
   EXPECT_TRUE(holds_seed(directory, 7, kRows));

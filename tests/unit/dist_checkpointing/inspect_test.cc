@@ -1,7 +1,6 @@
 // The inspect-checkpoint command.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -47,7 +46,10 @@ TEST(InspectCheckpoint, ShowsOneCheckpoint) {
   EXPECT_EQ(text.code, 0);
   EXPECT_THAT(text.output, HasSubstr("iteration               50"));
   EXPECT_THAT(text.output, HasSubstr("state.consumed_samples  400"));
-  EXPECT_THAT(text.output, HasSubstr("model.weight                    F32   [40,64]   10,240      1  rank_00000.safetensors"));
+  EXPECT_THAT(
+      text.output,
+      HasSubstr(
+          "model.weight                    F32   [40,64]   10,240      1  rank_00000.safetensors"));
   EXPECT_THAT(text.output, HasSubstr("bytes are as they were written"));
   const Outcome json = run({directory.string(), "--json"});
   const auto root = nlohmann::json::parse(json.output);
@@ -69,12 +71,16 @@ TEST(InspectCheckpoint, ShowsAFolderAndFindsDamage) {
   const Outcome text = run({folder.path().string(), "--verify"});
   EXPECT_EQ(text.code, 1);
   EXPECT_THAT(text.output, HasSubstr("iter_0000060"));
-  EXPECT_THAT(text.output, HasSubstr("DAMAGED: " + second.string() + "/rank_00000.safetensors: the checksum of bytes"));
-  const auto root = nlohmann::json::parse(run({folder.path().string(), "--verify", "--json"}).output);
+  EXPECT_THAT(text.output, HasSubstr("DAMAGED: " + second.string() +
+                                     "/rank_00000.safetensors: the checksum of bytes"));
+  const auto root =
+      nlohmann::json::parse(run({folder.path().string(), "--verify", "--json"}).output);
   EXPECT_EQ(root.at("checkpoints").at(0).at("usable"), false);
   EXPECT_EQ(root.at("checkpoints").at(1).at("usable"), true);
   EXPECT_THAT(run({second.string(), "--verify"}).output, HasSubstr("the checksum of bytes"));
-  EXPECT_EQ(nlohmann::json::parse(run({second.string(), "--verify", "--json"}).output).at("verified"), false);
+  EXPECT_EQ(
+      nlohmann::json::parse(run({second.string(), "--verify", "--json"}).output).at("verified"),
+      false);
 }
 
 TEST(InspectCheckpoint, ShowsAndSweepsLeftovers) {
@@ -86,17 +92,19 @@ TEST(InspectCheckpoint, ShowsAndSweepsLeftovers) {
   if (dead == 0) ::_exit(0);
   ::waitpid(dead, nullptr, 0);
   const auto an_hour_ago = fs::file_time_type::clock::now() - std::chrono::minutes(61);
-  // Of this process, alive; of one that is gone; of another machine, fresh and old; set aside; a file that was being replaced,
-  // now and long ago; and what is nobody's to remove.
+  // Of this process, alive; of one that is gone; of another machine, fresh and old; set aside; a
+  // file that was being replaced, now and long ago; and what is nobody's to remove.
   const fs::path own = temporary_path(root / "iter_0000060");
   fs::create_directory(own);
   std::string gone = own.filename().string();
-  gone.replace(gone.find(cat("-", ::getpid(), "-")) + 1, std::to_string(::getpid()).size(), std::to_string(dead));
+  gone.replace(gone.find(cat("-", ::getpid(), "-")) + 1, std::to_string(::getpid()).size(),
+               std::to_string(dead));
   fs::create_directory(root / gone);
   spill(root / gone / "rank_00000.safetensors", std::string(1000, 'x'));
   fs::create_directory(root / "iter_0000070.tmp-elsewhere-1-1-0");
   fs::create_directory(root / "iter_0000080.tmp-elsewhere-1-1-0");
-  fs::last_write_time(root / "iter_0000080.tmp-elsewhere-1-1-0", an_hour_ago - std::chrono::hours(24));
+  fs::last_write_time(root / "iter_0000080.tmp-elsewhere-1-1-0",
+                      an_hour_ago - std::chrono::hours(24));
   fs::create_directory(root / "iter_0000040.unusable-0");
   spill(root / cat("config.yaml.tmp-", dead, "-0"), "x");
   spill(root / cat("config.yaml.tmp-", dead, "-1"), "x");
@@ -112,9 +120,12 @@ TEST(InspectCheckpoint, ShowsAndSweepsLeftovers) {
   EXPECT_THAT(shown.output, HasSubstr("process 1 on elsewhere, which may be alive"));
   EXPECT_THAT(shown.output, HasSubstr("set aside by a save"));
   EXPECT_THAT(shown.output, HasSubstr("--sweep"));
-  EXPECT_EQ(nlohmann::json::parse(run({root.string(), "--json"}).output).at("leftovers").size(), 7u);
-  EXPECT_THAT(run({(root / "iter_0000050").string(), "--sweep"}).output, HasSubstr("--sweep takes the folder of the checkpoints"));
-  // A directory of another machine whose writer holds its lock is not taken for a dead one, however old.
+  EXPECT_EQ(nlohmann::json::parse(run({root.string(), "--json"}).output).at("leftovers").size(),
+            7u);
+  EXPECT_THAT(run({(root / "iter_0000050").string(), "--sweep"}).output,
+              HasSubstr("--sweep takes the folder of the checkpoints"));
+  // A directory of another machine whose writer holds its lock is not taken for a dead one, however
+  // old.
   {
     const DirectoryLock lock(root / "iter_0000080.tmp-elsewhere-1-1-0");
     EXPECT_THAT(run({root.string(), "--json"}).output, HasSubstr("process 1 on elsewhere, alive"));
@@ -124,7 +135,8 @@ TEST(InspectCheckpoint, ShowsAndSweepsLeftovers) {
   EXPECT_THAT(swept.output, HasSubstr("; removed"));
   EXPECT_THAT(names_in(root),
               testing::UnorderedElementsAre("iter_0000050", kLatestName, own.filename().string(),
-                                            "iter_0000070.tmp-elsewhere-1-1-0", cat("config.yaml.tmp-", dead, "-0"),
+                                            "iter_0000070.tmp-elsewhere-1-1-0",
+                                            cat("config.yaml.tmp-", dead, "-0"),
                                             "notes.tmp-of-mine", "mine.unusable-0"));
 }
 

@@ -7,7 +7,8 @@
 namespace megatron {
 namespace {
 
-// Every element is in one part, parts rise, and no replica has more than its share of bytes but for the element at each cut.
+// Every element is in one part, parts rise, and no replica has more than its share of bytes but for
+// the element at each cut.
 void expect_even(const std::vector<TensorSize>& tensors, int replicas) {
   const std::vector<ReplicaPart> parts = divide_among_replicas(tensors, replicas);
   std::vector<int64_t> bytes(static_cast<size_t>(replicas)), next(tensors.size());
@@ -24,7 +25,8 @@ void expect_even(const std::vector<TensorSize>& tensors, int replicas) {
     EXPECT_GE(part.replica, last);
     last = part.replica;
     next[part.tensor] = part.end;
-    bytes[static_cast<size_t>(part.replica)] += (part.end - part.begin) * tensors[part.tensor].element_bytes;
+    bytes[static_cast<size_t>(part.replica)] +=
+        (part.end - part.begin) * tensors[part.tensor].element_bytes;
   }
   for (size_t i = 0; i < tensors.size(); ++i) {
     EXPECT_EQ(next[i], tensors[i].elements);
@@ -43,7 +45,8 @@ TEST(ReplicaParts, AreEvenAndCoverEverything) {
   for (int round = 0; round < 300; ++round) {
     std::vector<TensorSize> tensors(random() % 12);
     for (TensorSize& tensor : tensors)
-      tensor = {random() % 3 == 0 ? 0 : static_cast<int64_t>(random() % 5000), int64_t{1} << random() % 4};
+      tensor = {random() % 3 == 0 ? 0 : static_cast<int64_t>(random() % 5000),
+                int64_t{1} << random() % 4};
     expect_even(tensors, static_cast<int>(1 + random() % 40));
   }
   expect_even({{int64_t{1} << 55, 8}, {int64_t{1} << 54, 2}}, 16384);

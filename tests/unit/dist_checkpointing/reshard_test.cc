@@ -1,4 +1,5 @@
-// Any layout writes, any layout reads: random boxes, flat ranges, paddings and ranks against a dense reference.
+// Any layout writes, any layout reads: random boxes, flat ranges, paddings and ranks against a
+// dense reference.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -26,7 +27,9 @@ struct Local {
 };
 
 using Random = std::mt19937_64;
-int64_t below(Random& random, int64_t limit) { return static_cast<int64_t>(random() % static_cast<uint64_t>(limit)); }
+int64_t below(Random& random, int64_t limit) {
+  return static_cast<int64_t>(random() % static_cast<uint64_t>(limit));
+}
 
 // Cuts a shape into boxes that tile it, by random cuts of random dimensions.
 std::vector<Box> tile(Random& random, const Shape& shape, int cuts) {
@@ -69,8 +72,9 @@ int64_t flat_of(const Shape& shape, const Shape& at) {
 
 int64_t value_at(const Shape& shape, const Shape& at) { return flat_of(shape, at) + 1; }
 
-// Spreads the boxes of a tiling over local tensors: each holds one or two boxes, stacked along dimension 0 with padding
-// rows between and around them; each local tensor is then cut into flat ranges, one per (data) rank.
+// Spreads the boxes of a tiling over local tensors: each holds one or two boxes, stacked along
+// dimension 0 with padding rows between and around them; each local tensor is then cut into flat
+// ranges, one per (data) rank.
 std::vector<Local> random_layout(Random& random, const Shape& shape) {
   const std::vector<Box> boxes = tile(random, shape, static_cast<int>(below(random, 6)));
   std::vector<Local> locals;
@@ -79,13 +83,17 @@ std::vector<Local> random_layout(Random& random, const Shape& shape) {
     tensor.key = "x";
     tensor.dtype = DType::kFloat64;
     tensor.global_shape = shape;
-    const size_t count = shape.empty() ? 1 : std::min<size_t>(boxes.size() - i, 1 + static_cast<size_t>(below(random, 2)));
+    const size_t count =
+        shape.empty()
+            ? 1
+            : std::min<size_t>(boxes.size() - i, 1 + static_cast<size_t>(below(random, 2)));
     tensor.local_shape = shape.empty() ? Shape{} : Shape(shape.size(), 0);
     for (size_t k = 0; k < count; ++k) {
       Shape offset(shape.size(), 0);
       for (size_t d = 0; d < shape.size(); ++d) {
         offset[d] = below(random, 2) + (d == 0 ? tensor.local_shape[0] : 0);
-        tensor.local_shape[d] = std::max(tensor.local_shape[d], offset[d] + boxes[i + k].shape[d] + below(random, 2));
+        tensor.local_shape[d] =
+            std::max(tensor.local_shape[d], offset[d] + boxes[i + k].shape[d] + below(random, 2));
       }
       tensor.pieces.push_back({boxes[i + k], offset});
     }
@@ -96,7 +104,8 @@ std::vector<Local> random_layout(Random& random, const Shape& shape) {
     for (int64_t n = below(random, 3); n > 0; --n) cuts.push_back(below(random, total + 1));
     std::sort(cuts.begin(), cuts.end());
     for (size_t c = 0; c + 1 < cuts.size(); ++c) {
-      Local local{tensor, std::vector<double>(static_cast<size_t>(cuts[c + 1] - cuts[c]) + 1, -7.0)};
+      Local local{tensor,
+                  std::vector<double>(static_cast<size_t>(cuts[c + 1] - cuts[c]) + 1, -7.0)};
       local.tensor.flat_begin = cuts[c];
       local.tensor.flat_end = cuts[c + 1];
       locals.push_back(std::move(local));
@@ -106,7 +115,8 @@ std::vector<Local> random_layout(Random& random, const Shape& shape) {
   return locals;
 }
 
-// What the local memory must hold: the tensor's values in its pieces, zero elsewhere; and the guard behind it.
+// What the local memory must hold: the tensor's values in its pieces, zero elsewhere; and the guard
+// behind it.
 std::vector<double> expected_memory(const Local& local) {
   const ShardedTensor& t = local.tensor;
   std::vector<double> expected(local.memory.size(), 0.0);
@@ -120,16 +130,19 @@ std::vector<double> expected_memory(const Local& local) {
       }
       const int64_t flat = flat_of(t.local_shape, inside);
       if (flat >= t.flat_begin && flat < t.flat_end)
-        expected[static_cast<size_t>(flat - t.flat_begin)] = static_cast<double>(value_at(t.global_shape, global));
+        expected[static_cast<size_t>(flat - t.flat_begin)] =
+            static_cast<double>(value_at(t.global_shape, global));
     });
   }
   return expected;
 }
 
 // Deals the local tensors to ranks and saves from as many threads.
-void save_from_ranks(Random& random, std::vector<Local>& locals, const std::filesystem::path& root, int num_ranks) {
+void save_from_ranks(Random& random, std::vector<Local>& locals, const std::filesystem::path& root,
+                     int num_ranks) {
   std::vector<SaveRequest> requests(static_cast<size_t>(num_ranks));
-  for (Local& local : locals) requests[static_cast<size_t>(below(random, num_ranks))].tensors.push_back(local.tensor);
+  for (Local& local : locals)
+    requests[static_cast<size_t>(below(random, num_ranks))].tensors.push_back(local.tensor);
   ThreadAgreement::Room room(num_ranks);
   std::vector<std::thread> threads;
   for (int rank = 0; rank < num_ranks; ++rank)
@@ -147,7 +160,8 @@ void save_from_ranks(Random& random, std::vector<Local>& locals, const std::file
 
 TEST(Reshard, AnyLayoutReadsWhatAnyLayoutWrote) {
   Random random(20240511);
-  const std::vector<Shape> shapes = {{}, {1}, {17}, {5, 7}, {16, 4}, {3, 5, 4}, {2, 3, 2, 5}, {6, 1, 7}};
+  const std::vector<Shape> shapes = {{},      {1},       {17},         {5, 7},
+                                     {16, 4}, {3, 5, 4}, {2, 3, 2, 5}, {6, 1, 7}};
   ScratchFolder folder;
   for (int round = 0; round < 120; ++round) {
     const Shape& shape = shapes[static_cast<size_t>(round) % shapes.size()];
@@ -161,29 +175,41 @@ TEST(Reshard, AnyLayoutReadsWhatAnyLayoutWrote) {
       std::vector<ShardedTensor> wanted;
       for (const Local& local : read) wanted.push_back(local.tensor);
       checkpoint.load(wanted, {.threads = 1});
-      for (const Local& local : read) ASSERT_EQ(local.memory, expected_memory(local)) << "round " << round;
+      for (const Local& local : read)
+        ASSERT_EQ(local.memory, expected_memory(local)) << "round " << round;
     }
   }
 }
 
 TEST(Reshard, SplitsColumnsAcrossManyBlocks) {
-  // 5 MiB in one tensor: column slices touch every block, and reading a few rows reads only their blocks.
+  // 5 MiB in one tensor: column slices touch every block, and reading a few rows reads only their
+  // blocks.
   const int64_t rows = 640, columns = 1024;
   std::vector<double> dense(static_cast<size_t>(rows * columns));
   std::iota(dense.begin(), dense.end(), 0.0);
   ScratchFolder folder;
   SaveRequest request;
   request.root = folder.path();
-  request.tensors = {{"w", DType::kFloat64, {rows, columns}, {rows, columns}, {}, 0, -1, 0, dense.data()}};
+  request.tensors = {
+      {"w", DType::kFloat64, {rows, columns}, {rows, columns}, {}, 0, -1, 0, dense.data()}};
   const Checkpoint checkpoint(save_checkpoint(request).directory);
   const int64_t begin = 331, width = 97;  // a split that divides nothing
   std::vector<double> slice(static_cast<size_t>(rows * width));
-  ShardedTensor wanted{"w", DType::kFloat64, {rows, columns}, {rows, width}, {{{{0, begin}, {rows, width}}, {0, 0}}},
-                       0, -1, 0, slice.data()};
-  EXPECT_EQ(checkpoint.load(std::vector<ShardedTensor>{wanted}).bytes_read, dense.size() * sizeof(double));
+  ShardedTensor wanted{"w",
+                       DType::kFloat64,
+                       {rows, columns},
+                       {rows, width},
+                       {{{{0, begin}, {rows, width}}, {0, 0}}},
+                       0,
+                       -1,
+                       0,
+                       slice.data()};
+  EXPECT_EQ(checkpoint.load(std::vector<ShardedTensor>{wanted}).bytes_read,
+            dense.size() * sizeof(double));
   for (int64_t r = 0; r < rows; ++r)
     for (int64_t c = 0; c < width; ++c)
-      ASSERT_EQ(slice[static_cast<size_t>(r * width + c)], static_cast<double>(r * columns + begin + c));
+      ASSERT_EQ(slice[static_cast<size_t>(r * width + c)],
+                static_cast<double>(r * columns + begin + c));
   wanted.local_shape = {3, columns};
   wanted.pieces = {{{{500, 0}, {3, columns}}, {0, 0}}};
   EXPECT_EQ(checkpoint.load(std::vector<ShardedTensor>{wanted}).bytes_read, kCheckpointBlockBytes);
@@ -194,14 +220,23 @@ TEST(Reshard, VocabularyPaddingStaysZero) {
   // 10 rows padded to 12 over 2 ranks of 6, read as 16 over 4 ranks of 4.
   std::vector<float> table(60);
   std::iota(table.begin(), table.end(), 1.0f);
-  std::vector<float> first(table.begin(), table.begin() + 30), second(table.begin() + 30, table.end());
+  std::vector<float> first(table.begin(), table.begin() + 30),
+      second(table.begin() + 30, table.end());
   second.resize(30, 99.0f);  // rows of padding
   for (size_t i = 20; i < 30; ++i) second[i] = 99.0f;
   ScratchFolder folder;
   SaveRequest request;
   request.root = folder.path();
   const auto shard = [](int64_t row, int64_t count, int64_t local_rows, float* data) {
-    return ShardedTensor{"embedding", DType::kFloat32, {10, 5}, {local_rows, 5}, {{{{row, 0}, {count, 5}}, {0, 0}}}, 0, -1, 0, data};
+    return ShardedTensor{"embedding",
+                         DType::kFloat32,
+                         {10, 5},
+                         {local_rows, 5},
+                         {{{{row, 0}, {count, 5}}, {0, 0}}},
+                         0,
+                         -1,
+                         0,
+                         data};
   };
   request.tensors = {shard(0, 6, 6, first.data()), shard(6, 4, 6, second.data())};
   const Checkpoint checkpoint(save_checkpoint(request).directory);
@@ -209,7 +244,8 @@ TEST(Reshard, VocabularyPaddingStaysZero) {
   ShardedTensor beyond = shard(8, 0, 4, fourth.data());  // a rank that holds padding only
   beyond.pieces = {{{{10, 0}, {0, 5}}, {0, 0}}};
   checkpoint.load(std::vector<ShardedTensor>{shard(8, 2, 4, third.data()), beyond});
-  EXPECT_EQ(third, (std::vector<float>{41, 42, 43, 44, 45, 46, 47, 48, 49, 50, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}));
+  EXPECT_EQ(third, (std::vector<float>{41, 42, 43, 44, 45, 46, 47, 48, 49, 50,
+                                       0,  0,  0,  0,  0,  0,  0,  0,  0,  0}));
   EXPECT_EQ(fourth, std::vector<float>(20, 0.0f));
 }
 
@@ -236,14 +272,19 @@ TEST(Reshard, MergeFindsContradictionsBetweenRanks) {
   };
   std::vector<float> data(8);
   const auto rows = [&](int64_t begin, int64_t count) {
-    return ShardedTensor{"w", DType::kFloat32, {4, 2}, {count, 2}, {{{{begin, 0}, {count, 2}}, {0, 0}}}, 0, -1, 0, data.data()};
+    return ShardedTensor{
+        "w", DType::kFloat32, {4, 2}, {count, 2}, {{{{begin, 0}, {count, 2}}, {0, 0}}}, 0, -1,
+        0,   data.data()};
   };
-  EXPECT_THAT(errors_of({rows(0, 2), rows(2, 1)}), HasSubstr("tensor w: its fragments hold 6 of its 8 elements"));
-  EXPECT_THAT(errors_of({rows(0, 3), rows(2, 2)}), HasSubstr("its fragments hold more than its 8 elements"));
+  EXPECT_THAT(errors_of({rows(0, 2), rows(2, 1)}),
+              HasSubstr("tensor w: its fragments hold 6 of its 8 elements"));
+  EXPECT_THAT(errors_of({rows(0, 3), rows(2, 2)}),
+              HasSubstr("its fragments hold more than its 8 elements"));
   EXPECT_THAT(errors_of({rows(0, 2), rows(1, 2)}), HasSubstr("given twice"));
   ShardedTensor half = rows(2, 2);
   half.dtype = DType::kBFloat16;
-  EXPECT_THAT(errors_of({rows(0, 2), half}), HasSubstr("rank 1 describes w as BF16 [4, 2], a lower rank as F32 [4, 2]"));
+  EXPECT_THAT(errors_of({rows(0, 2), half}),
+              HasSubstr("rank 1 describes w as BF16 [4, 2], a lower rank as F32 [4, 2]"));
   ShardedTensor broken = rows(2, 2);
   broken.data = nullptr;
   EXPECT_THAT(errors_of({rows(0, 2), broken}), HasSubstr("rank 1: w has no memory"));

@@ -1,4 +1,5 @@
-// The safetensors reader and writer: golden files of the Python package, malformed headers, random damage.
+// The safetensors reader and writer: golden files of the Python package, malformed headers, random
+// damage.
 #include "megatron/dist_checkpointing/safetensors.h"
 
 #include <gmock/gmock.h>
@@ -59,7 +60,8 @@ TEST(Safetensors, RoundTripsEveryType) {
   unsigned char two[2];
   file.read(file.entry("scalar"), 2, 2, two);
   EXPECT_EQ(two[0], 2);
-  EXPECT_THAT(error_of([&] { file.read(file.entry("scalar"), 3, 2, two); }), HasSubstr("has 4 bytes; 2 were asked for at offset 3"));
+  EXPECT_THAT(error_of([&] { file.read(file.entry("scalar"), 3, 2, two); }),
+              HasSubstr("has 4 bytes; 2 were asked for at offset 3"));
   EXPECT_THAT(error_of([&] { file.entry("absent"); }), HasSubstr("has no tensor \"absent\""));
   EXPECT_EQ(file.find("absent"), nullptr);
   tensors[1].name = tensors[0].name;
@@ -67,7 +69,8 @@ TEST(Safetensors, RoundTripsEveryType) {
 }
 
 TEST(Safetensors, ReadsThePythonPackagesFile) {
-  const fs::path golden = fs::path(MEGATRON_SOURCE_DIR) / "tests/golden/checkpoint/python.safetensors";
+  const fs::path golden =
+      fs::path(MEGATRON_SOURCE_DIR) / "tests/golden/checkpoint/python.safetensors";
   const SafetensorsFile file(golden);
   EXPECT_EQ(file.header().metadata.at("source"), "safetensors");
   const SafetensorsEntry& weight = file.entry("weight");
@@ -89,10 +92,12 @@ TEST(Safetensors, ReadsThePythonPackagesFile) {
 
 TEST(Safetensors, RefusesMalformedFiles) {
   EXPECT_THAT(error_of([] { parse("1234567"); }), HasSubstr("f: is 7 bytes long, too short"));
-  EXPECT_THAT(error_of([] { parse(std::string(7, '\0') + "\x7f"); }), HasSubstr("at most 100000000 are allowed"));
+  EXPECT_THAT(error_of([] { parse(std::string(7, '\0') + "\x7f"); }),
+              HasSubstr("at most 100000000 are allowed"));
   std::string cut = with_length("{}      ");
   cut.pop_back();
-  EXPECT_THAT(error_of([&] { parse(cut); }), HasSubstr("claims a header of 8 bytes, the file has 15"));
+  EXPECT_THAT(error_of([&] { parse(cut); }),
+              HasSubstr("claims a header of 8 bytes, the file has 15"));
   EXPECT_THAT(refusal(""), HasSubstr("does not start with {"));
   EXPECT_THAT(refusal(" {}"), HasSubstr("does not start with {"));
   EXPECT_THAT(refusal("{\"a\":}"), HasSubstr("is not JSON"));
@@ -104,26 +109,42 @@ TEST(Safetensors, RefusesMalformedFiles) {
   };
   const std::string good = tensor("F32", "[1]", "[0,4]");
   EXPECT_EQ(parse(with_length("{\"a\":" + good + "}", "1234")).tensors.size(), 1u);
-  EXPECT_THAT(refusal("{\"a\":" + good + ",\"a\":" + good + "}", "1234"), HasSubstr("names \"a\" twice"));
-  EXPECT_THAT(refusal("{\"a\":" + tensor("F33", "[1]", "[0,4]") + "}", "1234"), HasSubstr("tensor \"a\": unknown element type \"F33\""));
-  EXPECT_THAT(refusal("{\"a\":" + tensor("F32", "[2]", "[0,4]") + "}", "1234"), HasSubstr("needs 8 bytes by its shape"));
-  EXPECT_THAT(refusal("{\"a\":" + tensor("F32", "[1]", "[4,0]") + "}", "1234"), HasSubstr("data_offsets are 4 and 0"));
-  EXPECT_THAT(refusal("{\"a\":" + tensor("F32", "[-1]", "[0,4]") + "}", "1234"), HasSubstr("has -1 where"));
-  EXPECT_THAT(refusal("{\"a\":" + tensor("F32", "[1.0]", "[0,4]") + "}", "1234"), HasSubstr("has 1.0 where"));
-  EXPECT_THAT(refusal("{\"a\":" + tensor("F32", "[1]", "[0,4,8]") + "}", "1234"), HasSubstr("malformed dtype, shape or data_offsets"));
-  EXPECT_THAT(refusal("{\"a\":" + tensor("F32", "[4294967296,4294967296]", "[0,0]") + "}"), HasSubstr("too large"));
-  EXPECT_THAT(refusal("{\"a\":" + tensor("F32", "[9223372036854775808]", "[0,0]") + "}"), HasSubstr("where a number of bytes"));
-  EXPECT_THAT(refusal("{\"a\":" + good + "}", "12345678"), HasSubstr("the tensors take 4 bytes, the file holds 8"));
-  EXPECT_THAT(refusal("{\"a\":" + good + "}", "123"), HasSubstr("the tensors take 4 bytes, the file holds 3"));
-  EXPECT_THAT(refusal("{\"a\":" + good + ",\"b\":" + tensor("F32", "[1]", "[8,12]") + "}", "123456789012"), HasSubstr("after a gap from byte 4"));
-  EXPECT_THAT(refusal("{\"a\":" + good + ",\"b\":" + tensor("F32", "[1]", "[2,6]") + "}", "123456"), HasSubstr("inside its predecessor"));
+  EXPECT_THAT(refusal("{\"a\":" + good + ",\"a\":" + good + "}", "1234"),
+              HasSubstr("names \"a\" twice"));
+  EXPECT_THAT(refusal("{\"a\":" + tensor("F33", "[1]", "[0,4]") + "}", "1234"),
+              HasSubstr("tensor \"a\": unknown element type \"F33\""));
+  EXPECT_THAT(refusal("{\"a\":" + tensor("F32", "[2]", "[0,4]") + "}", "1234"),
+              HasSubstr("needs 8 bytes by its shape"));
+  EXPECT_THAT(refusal("{\"a\":" + tensor("F32", "[1]", "[4,0]") + "}", "1234"),
+              HasSubstr("data_offsets are 4 and 0"));
+  EXPECT_THAT(refusal("{\"a\":" + tensor("F32", "[-1]", "[0,4]") + "}", "1234"),
+              HasSubstr("has -1 where"));
+  EXPECT_THAT(refusal("{\"a\":" + tensor("F32", "[1.0]", "[0,4]") + "}", "1234"),
+              HasSubstr("has 1.0 where"));
+  EXPECT_THAT(refusal("{\"a\":" + tensor("F32", "[1]", "[0,4,8]") + "}", "1234"),
+              HasSubstr("malformed dtype, shape or data_offsets"));
+  EXPECT_THAT(refusal("{\"a\":" + tensor("F32", "[4294967296,4294967296]", "[0,0]") + "}"),
+              HasSubstr("too large"));
+  EXPECT_THAT(refusal("{\"a\":" + tensor("F32", "[9223372036854775808]", "[0,0]") + "}"),
+              HasSubstr("where a number of bytes"));
+  EXPECT_THAT(refusal("{\"a\":" + good + "}", "12345678"),
+              HasSubstr("the tensors take 4 bytes, the file holds 8"));
+  EXPECT_THAT(refusal("{\"a\":" + good + "}", "123"),
+              HasSubstr("the tensors take 4 bytes, the file holds 3"));
+  EXPECT_THAT(
+      refusal("{\"a\":" + good + ",\"b\":" + tensor("F32", "[1]", "[8,12]") + "}", "123456789012"),
+      HasSubstr("after a gap from byte 4"));
+  EXPECT_THAT(refusal("{\"a\":" + good + ",\"b\":" + tensor("F32", "[1]", "[2,6]") + "}", "123456"),
+              HasSubstr("inside its predecessor"));
   EXPECT_THAT(refusal("{\"__metadata__\":{\"a\":1}}"), HasSubstr("\"a\" is not a string"));
   EXPECT_THAT(refusal("{\"__metadata__\":[]}"), HasSubstr("__metadata__ is not an object"));
 }
 
-// Every damaged header is either refused with an Error or describes tensors that lie inside the file.
+// Every damaged header is either refused with an Error or describes tensors that lie inside the
+// file.
 TEST(Safetensors, RandomDamageNeverEscapes) {
-  const std::string base = slurp(fs::path(MEGATRON_SOURCE_DIR) / "tests/golden/checkpoint/python.safetensors");
+  const std::string base =
+      slurp(fs::path(MEGATRON_SOURCE_DIR) / "tests/golden/checkpoint/python.safetensors");
   ASSERT_GT(base.size(), 8u);
   std::mt19937_64 random(11);
   const std::string tokens = "{}[]\",:0123456789-+.eEFIB \\u";
@@ -133,10 +154,17 @@ TEST(Safetensors, RandomDamageNeverEscapes) {
     for (int edits = 1 + static_cast<int>(random() % 4); edits > 0; --edits) {
       const size_t at = random() % file.size();
       switch (random() % 4) {
-        case 0: file[at] = static_cast<char>(file[at] ^ (1 << random() % 8)); break;
-        case 1: file[at] = tokens[random() % tokens.size()]; break;
-        case 2: file.erase(at, random() % 16); break;
-        default: file.insert(at, 1 + random() % 4, tokens[random() % tokens.size()]);
+        case 0:
+          file[at] = static_cast<char>(file[at] ^ (1 << random() % 8));
+          break;
+        case 1:
+          file[at] = tokens[random() % tokens.size()];
+          break;
+        case 2:
+          file.erase(at, random() % 16);
+          break;
+        default:
+          file.insert(at, 1 + random() % 4, tokens[random() % tokens.size()]);
       }
       if (file.empty()) file = "x";
     }

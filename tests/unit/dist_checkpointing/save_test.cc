@@ -1,4 +1,5 @@
-// Saving and loading with one rank: contents, accounting of tensors, existing directories, background saves.
+// Saving and loading with one rank: contents, accounting of tensors, existing directories,
+// background saves.
 #include "megatron/dist_checkpointing/save.h"
 
 #include <gmock/gmock.h>
@@ -29,7 +30,8 @@ using testing::HasSubstr;
 TEST(Save, RoundTripsTensorsStateAndFiles) {
   ScratchFolder folder;
   TinyModel model(7);
-  const SaveResult result = save_checkpoint(request_for(model, folder.path() / "deep" / "ckpt", 100));
+  const SaveResult result =
+      save_checkpoint(request_for(model, folder.path() / "deep" / "ckpt", 100));
   EXPECT_EQ(result.directory.filename(), "iter_0000100");
   EXPECT_TRUE(result.warnings.empty());
   EXPECT_TRUE(holds_seed(result.directory, 7));
@@ -43,7 +45,8 @@ TEST(Save, RoundTripsTensorsStateAndFiles) {
   EXPECT_EQ(checkpoint.read_file("tokenizer/tokenizer.json"), "{}");
   EXPECT_TRUE(checkpoint.has_file("config.yaml"));
   EXPECT_FALSE(checkpoint.has_file("merges.txt"));
-  EXPECT_THAT(error_of([&] { checkpoint.read_file("merges.txt"); }), HasSubstr("holds no file merges.txt"));
+  EXPECT_THAT(error_of([&] { checkpoint.read_file("merges.txt"); }),
+              HasSubstr("holds no file merges.txt"));
   EXPECT_EQ(read_latest_hint(folder.path() / "deep" / "ckpt"), 100);
   EXPECT_THAT(names_in(folder.path() / "deep" / "ckpt"), ElementsAre("iter_0000100", kLatestName));
 }
@@ -53,7 +56,8 @@ TEST(Save, AsksForTensorsThatHaveNoMemory) {
   TinyModel model(7);
   SaveRequest request = request_for(model, folder.path(), 1);
   std::map<std::string, void*> memory;
-  for (ShardedTensor& tensor : request.tensors) memory[tensor.key] = std::exchange(tensor.data, nullptr);
+  for (ShardedTensor& tensor : request.tensors)
+    memory[tensor.key] = std::exchange(tensor.data, nullptr);
   std::vector<std::string> asked;
   request.provide = [&](const ShardedTensor& tensor) {
     asked.push_back(tensor.key);
@@ -67,7 +71,8 @@ TEST(Save, AsksForTensorsThatHaveNoMemory) {
 TEST(Checkpoint, ReadsFilesOfOtherProgramsAndTransposedMatrices) {
   ScratchFolder folder;
   const float columns[] = {1, 3, 5, 2, 4, 6};
-  spill(folder.path() / "w", "8 bytes " + std::string(reinterpret_cast<const char*>(columns), sizeof columns));
+  spill(folder.path() / "w",
+        "8 bytes " + std::string(reinterpret_cast<const char*>(columns), sizeof columns));
   Manifest manifest;
   StoredFile file;
   file.name = "w";
@@ -76,7 +81,9 @@ TEST(Checkpoint, ReadsFilesOfOtherProgramsAndTransposedMatrices) {
   file.has_checksums = false;
   manifest.files = {file};
   // Its last two rows come first.
-  manifest.tensors["w"] = {DType::kFloat32, {3, 2}, {{0, 4, {{0, 0}, {2, 2}}, 0, 4, 3}, {0, 0, {{2, 0}, {1, 2}}, 0, 2, 3}}};
+  manifest.tensors["w"] = {DType::kFloat32,
+                           {3, 2},
+                           {{0, 4, {{0, 0}, {2, 2}}, 0, 4, 3}, {0, 0, {{2, 0}, {1, 2}}, 0, 2, 3}}};
   const Checkpoint checkpoint(folder.path(), manifest);
   double out[6] = {};
   ShardedTensor wanted;
@@ -103,7 +110,8 @@ TEST(Checkpoint, ReadsFilesOfOtherProgramsAndTransposedMatrices) {
   EXPECT_EQ(error_of([&] { checkpoint.load({&wanted, 1}); }),
             "w: a flat range of a tensor that is stored with a stride cannot be read");
   manifest.tensors["w"].fragments[0].offset = 8;
-  EXPECT_THAT(error_of([&] { Checkpoint(folder.path(), manifest); }), HasSubstr("does not fit into the 24 data bytes of w"));
+  EXPECT_THAT(error_of([&] { Checkpoint(folder.path(), manifest); }),
+              HasSubstr("does not fit into the 24 data bytes of w"));
   manifest.tensors["w"].fragments[0].column_stride = 1;
   EXPECT_THAT(error_of([&] { Checkpoint(folder.path(), manifest); }),
               HasSubstr("a fragment with a stride is no whole part of a matrix"));
@@ -122,7 +130,10 @@ TEST(Checkpoint, ReadsColumnsOfLargerMatrices) {
   file.bytes = sizeof rows;
   file.has_checksums = false;
   manifest.files = {file};
-  manifest.tensors["w"] = {DType::kFloat32, {2, 3}, {{0, 4, {{0, 0}, {2, 2}}, 0, 4, 0, 3}, {0, 0, {{0, 2}, {2, 1}}, 0, 2, 0, 3}}};
+  manifest.tensors["w"] = {
+      DType::kFloat32,
+      {2, 3},
+      {{0, 4, {{0, 0}, {2, 2}}, 0, 4, 0, 3}, {0, 0, {{0, 2}, {2, 1}}, 0, 2, 0, 3}}};
   const Checkpoint checkpoint(folder.path(), manifest);
   double out[6] = {};
   ShardedTensor wanted;
@@ -145,7 +156,8 @@ TEST(Checkpoint, ReadsColumnsOfLargerMatrices) {
   EXPECT_THAT(part, ElementsAre(6, 4));
 
   manifest.tensors["w"].fragments[0].offset = 8;
-  EXPECT_THAT(error_of([&] { Checkpoint(folder.path(), manifest); }), HasSubstr("does not fit into the 24 data bytes of w"));
+  EXPECT_THAT(error_of([&] { Checkpoint(folder.path(), manifest); }),
+              HasSubstr("does not fit into the 24 data bytes of w"));
   for (const int64_t stride : {1, 3}) {  // too small; both at once
     manifest.tensors["w"].fragments[0].offset = 4;
     manifest.tensors["w"].fragments[0].row_stride = stride;
@@ -158,7 +170,8 @@ TEST(Checkpoint, ReadsColumnsOfLargerMatrices) {
 TEST(Save, WritesPlainSafetensorsUnderTheTensorsOwnNames) {
   ScratchFolder folder;
   TinyModel model(7);
-  const SafetensorsFile file(save_checkpoint(request_for(model, folder.path(), 1)).directory / "rank_00000.safetensors");
+  const SafetensorsFile file(save_checkpoint(request_for(model, folder.path(), 1)).directory /
+                             "rank_00000.safetensors");
   EXPECT_EQ(file.entry("model.weight").shape, (std::vector<int64_t>{40, 64}));
   EXPECT_EQ(file.entry("optimizer.step").shape, (std::vector<int64_t>{}));
   EXPECT_EQ(file.header().metadata.at("megatron_iteration"), "1");
@@ -203,10 +216,13 @@ TEST(Load, NamesEveryDifference) {
   wanted.erase(wanted.begin() + 2);
   wanted.push_back({"model.new", DType::kFloat32, {1}, {1}, {}, 0, -1, 0, &extra});
   const std::string error = error_of([&] { Checkpoint(directory).load(wanted); });
-  EXPECT_THAT(error, HasSubstr(directory.string() + ": model.weight has global shape [40, 64], the model expects [64, 40]"));
+  EXPECT_THAT(error,
+              HasSubstr(directory.string() +
+                        ": model.weight has global shape [40, 64], the model expects [64, 40]"));
   EXPECT_THAT(error, HasSubstr("detail: model.bias is stored as F32, the model expects I32"));
   EXPECT_THAT(error, HasSubstr("detail: model.new is not in the checkpoint, the model expects it"));
-  EXPECT_THAT(error, HasSubstr("detail: model.half is in the checkpoint, the model has no such tensor"));
+  EXPECT_THAT(error,
+              HasSubstr("detail: model.half is in the checkpoint, the model has no such tensor"));
 }
 
 TEST(Load, AllowListsAreExplicit) {
@@ -232,8 +248,12 @@ TEST(Load, AllowListsAreExplicit) {
 TEST(Load, ConvertsFloatingTypesWhenAsked) {
   ScratchFolder folder;
   std::mt19937_64 random(3);
-  std::vector<double> values = {0.0, -0.0, 1.0, 65504.0, 65519.0, 65520.0, 1e-8, 6e-8, 5.9604644775390625e-08, 1e300, 3.4e38, INFINITY};
-  for (int i = 0; i < 2000; ++i) values.push_back(std::ldexp(static_cast<double>(random()), static_cast<int>(random() % 90) - 100));
+  std::vector<double> values = {
+      0.0,   -0.0,   1.0,     65504.0, 65519.0, 65520.0, 1e-8, 6e-8, 5.9604644775390625e-08,
+      1e300, 3.4e38, INFINITY};
+  for (int i = 0; i < 2000; ++i)
+    values.push_back(
+        std::ldexp(static_cast<double>(random()), static_cast<int>(random() % 90) - 100));
   const auto count = static_cast<int64_t>(values.size());
   SaveRequest request;
   request.root = folder.path();
@@ -242,7 +262,8 @@ TEST(Load, ConvertsFloatingTypesWhenAsked) {
   const auto load_as = [&](DType dtype, void* out) {
     LoadOptions options;
     options.convert_dtype = true;
-    checkpoint.load(std::vector<ShardedTensor>{{"x", dtype, {count}, {count}, {}, 0, -1, 0, out}}, options);
+    checkpoint.load(std::vector<ShardedTensor>{{"x", dtype, {count}, {count}, {}, 0, -1, 0, out}},
+                    options);
   };
   std::vector<float> single(values.size());
   load_as(DType::kFloat32, single.data());
@@ -257,7 +278,9 @@ TEST(Load, ConvertsFloatingTypesWhenAsked) {
   }
   load_as(DType::kBFloat16, half.data());
   for (size_t i = 0; i < values.size(); ++i) {
-    const auto back = [](uint16_t bits) { return double{std::bit_cast<float>(static_cast<uint32_t>(bits) << 16)}; };
+    const auto back = [](uint16_t bits) {
+      return double{std::bit_cast<float>(static_cast<uint32_t>(bits) << 16)};
+    };
     if (std::isinf(back(half[i]))) continue;
     const double error = std::abs(back(half[i]) - values[i]);
     EXPECT_LE(error, std::abs(back(static_cast<uint16_t>(half[i] + 1)) - values[i]));
@@ -281,9 +304,12 @@ TEST(Save, RefusesContradictions) {
   };
   EXPECT_THAT(error_with([](ShardedTensor& t) { t.data = nullptr; }), HasSubstr("w has no memory"));
   EXPECT_THAT(error_with([](ShardedTensor& t) { t.key.clear(); }), HasSubstr("has no name"));
-  EXPECT_THAT(error_with([](ShardedTensor& t) { t.global_shape = {2}; }), HasSubstr("no pieces say how they relate"));
-  EXPECT_THAT(error_with([](ShardedTensor& t) { t.flat_end = 2; }), HasSubstr("the flat range 0 to 2 lies outside"));
-  EXPECT_THAT(error_with([](ShardedTensor& t) { t.global_shape = {-1}; }), HasSubstr("extents are at least 0"));
+  EXPECT_THAT(error_with([](ShardedTensor& t) { t.global_shape = {2}; }),
+              HasSubstr("no pieces say how they relate"));
+  EXPECT_THAT(error_with([](ShardedTensor& t) { t.flat_end = 2; }),
+              HasSubstr("the flat range 0 to 2 lies outside"));
+  EXPECT_THAT(error_with([](ShardedTensor& t) { t.global_shape = {-1}; }),
+              HasSubstr("extents are at least 0"));
   EXPECT_THAT(error_with([](ShardedTensor& t) {
                 t.global_shape = {2};
                 t.pieces = {{{{2}, {1}}, {0}}};
@@ -302,9 +328,11 @@ TEST(Save, RefusesContradictions) {
   EXPECT_THAT(error_of([&] { save_checkpoint(request); }), HasSubstr("is not JSON"));
   request.state = "{}";
   request.files = {{"../evil", ""}};
-  EXPECT_THAT(error_of([&] { save_checkpoint(request); }), HasSubstr("\"../evil\" is no name of a file inside a checkpoint"));
+  EXPECT_THAT(error_of([&] { save_checkpoint(request); }),
+              HasSubstr("\"../evil\" is no name of a file inside a checkpoint"));
   request.files = {{"manifest.json", ""}};
-  EXPECT_THAT(error_of([&] { save_checkpoint(request); }), HasSubstr("may not be called manifest.json"));
+  EXPECT_THAT(error_of([&] { save_checkpoint(request); }),
+              HasSubstr("may not be called manifest.json"));
   EXPECT_TRUE(names_in(folder.path()).empty());
 }
 
@@ -313,7 +341,8 @@ TEST(Save, NeverOverwritesAUsableCheckpointUnlessTold) {
   TinyModel first(1), second(2);
   const fs::path directory = save_checkpoint(request_for(first, folder.path(), 5)).directory;
   SaveRequest request = request_for(second, folder.path(), 5);
-  EXPECT_THAT(error_of([&] { save_checkpoint(request); }), HasSubstr("exists already and is usable"));
+  EXPECT_THAT(error_of([&] { save_checkpoint(request); }),
+              HasSubstr("exists already and is usable"));
   EXPECT_TRUE(holds_seed(directory, 1));
   request.replace_existing = true;
   save_checkpoint(request);
@@ -330,7 +359,8 @@ TEST(Save, MovesAnUnusableDirectoryAside) {
   EXPECT_TRUE(holds_seed(directory, 2));
   ASSERT_EQ(result.warnings.size(), 1u);
   EXPECT_THAT(result.warnings[0], HasSubstr("was moved to " + directory.string() + ".unusable-0"));
-  EXPECT_THAT(names_in(folder.path()), ElementsAre("iter_0000005", "iter_0000005.unusable-0", kLatestName));
+  EXPECT_THAT(names_in(folder.path()),
+              ElementsAre("iter_0000005", "iter_0000005.unusable-0", kLatestName));
 }
 
 TEST(AsyncSaver, SavesInOrderAndReportsErrors) {

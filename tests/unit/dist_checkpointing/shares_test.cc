@@ -46,7 +46,9 @@ class Shares : public testing::Test {
       save_checkpoint(request_for(model, root_, iteration));
     }
   }
-  fs::path tensors(int64_t iteration) const { return root_ / checkpoint_name(iteration) / "rank_00000.safetensors"; }
+  fs::path tensors(int64_t iteration) const {
+    return root_ / checkpoint_name(iteration) / "rank_00000.safetensors";
+  }
 
   ScratchFolder folder_;
   fs::path root_ = folder_.path() / "run";
@@ -58,7 +60,9 @@ TEST_F(Shares, EveryDamageIsInOneShare) {
   for (const fs::path& file : files_below(root_ / "iter_0000003")) {
     if (file.filename() == kManifestName) continue;
     for (int i = 0; i < 6; ++i) {
-      const uint64_t bit = i == 0 ? 0 : i == 1 ? fs::file_size(file) * 8 - 1 : random() % (fs::file_size(file) * 8);
+      const uint64_t bit = i == 0   ? 0
+                           : i == 1 ? fs::file_size(file) * 8 - 1
+                                    : random() % (fs::file_size(file) * 8);
       flip_bit(file, bit);
       for (const int n : {1, 2, 5, 16, 50}) {
         int found = 0;
@@ -67,9 +71,11 @@ TEST_F(Shares, EveryDamageIsInOneShare) {
           options.threads = 1;
           options.share = share;
           options.num_shares = n;
-          found += verify_checkpoint(file.filename() == "tokenizer.json" ? file.parent_path().parent_path() : file.parent_path(),
+          found += verify_checkpoint(file.filename() == "tokenizer.json"
+                                         ? file.parent_path().parent_path()
+                                         : file.parent_path(),
                                      options)
-                       .empty()
+                           .empty()
                        ? 0
                        : 1;
         }
@@ -115,15 +121,18 @@ TEST_F(Shares, DamageInAnyShareSendsAllRanksToTheSameOlderCheckpoint) {
   for (int share = 0; share <= kRanks; ++share) {
     SCOPED_TRACE(share);
     // The last round damages two shares of the newest and one of the next.
-    std::vector<std::pair<fs::path, uint64_t>> bits = {{tensors(3), 8 * (bytes * static_cast<uint64_t>(2 * share + 1) / (2 * kRanks))}};
-    if (share == kRanks) bits = {{tensors(3), 80000}, {tensors(3), 8 * (bytes - 5)}, {tensors(2), 8 * (bytes / 2)}};
+    std::vector<std::pair<fs::path, uint64_t>> bits = {
+        {tensors(3), 8 * (bytes * static_cast<uint64_t>(2 * share + 1) / (2 * kRanks))}};
+    if (share == kRanks)
+      bits = {{tensors(3), 80000}, {tensors(3), 8 * (bytes - 5)}, {tensors(2), 8 * (bytes / 2)}};
     const int64_t expected = share == kRanks ? 1 : 2;
     for (const auto& [file, bit] : bits) flip_bit(file, bit);
     std::mutex mutex;
     std::vector<int64_t> chosen;
     std::set<std::vector<std::string>> warnings;
     as_ranks(kRanks, [&](Agreement& agreement) {
-      const StartDecision decision = resolve_start({StartMode::kResume, root_, {}, {}, false}, &agreement);
+      const StartDecision decision =
+          resolve_start({StartMode::kResume, root_, {}, {}, false}, &agreement);
       const std::lock_guard<std::mutex> lock(mutex);
       chosen.push_back(decision.checkpoint->iteration);
       warnings.insert(decision.warnings);
@@ -132,7 +141,8 @@ TEST_F(Shares, DamageInAnyShareSendsAllRanksToTheSameOlderCheckpoint) {
     EXPECT_THAT(chosen, testing::AllOf(SizeIs(kRanks), testing::Each(expected)));
     ASSERT_THAT(warnings, SizeIs(1));
     EXPECT_THAT(*warnings.begin(), SizeIs(3 - expected));
-    EXPECT_THAT(warnings.begin()->front(), HasSubstr("iter_0000003/rank_00000.safetensors: the checksum of bytes"));
+    EXPECT_THAT(warnings.begin()->front(),
+                HasSubstr("iter_0000003/rank_00000.safetensors: the checksum of bytes"));
   }
 }
 
@@ -156,8 +166,10 @@ TEST_F(Shares, ARankThatCannotReadItsShareStopsAll) {
   set_io_hook({});
   EXPECT_EQ(failed, kRanks);
   ASSERT_THAT(messages, SizeIs(1));
-  EXPECT_THAT(*messages.begin(), testing::MatchesRegex("rank [0-3] cannot verify its part: cannot open [^\n]*"
-                                                       "iter_0000003/rank_00000.safetensors: Input/output error \\(errno 5\\)\n.*"));
+  EXPECT_THAT(*messages.begin(),
+              testing::MatchesRegex(
+                  "rank [0-3] cannot verify its part: cannot open [^\n]*"
+                  "iter_0000003/rank_00000.safetensors: Input/output error \\(errno 5\\)\n.*"));
 }
 
 // The configuration of a run is read before its ranks have met: without the tensors.
@@ -176,7 +188,8 @@ TEST_F(Shares, TheConfigurationAloneIsVerifiedWithoutTheTensors) {
   EXPECT_EQ(reads, 0);
 }
 
-// Several ranks replace a checkpoint, or find one in the way: all read a share of it, and its damage is found by any of them.
+// Several ranks replace a checkpoint, or find one in the way: all read a share of it, and its
+// damage is found by any of them.
 TEST_F(Shares, WhatBearsTheNameOfASaveIsReadByAllRanks) {
   const auto save = [&](bool replace) {
     std::mutex mutex;
@@ -201,10 +214,12 @@ TEST_F(Shares, WhatBearsTheNameOfASaveIsReadByAllRanks) {
   EXPECT_THAT(save(false), ElementsAre(HasSubstr("exists already and is usable")));
   EXPECT_TRUE(holds_seed(root_ / "iter_0000003", 3, kRows));
   flip_bit(tensors(3), 8 * (fs::file_size(tensors(3)) - 100));
-  EXPECT_THAT(save(true), ElementsAre(HasSubstr("was moved to " + (root_ / "iter_0000003.unusable-0").string())));
+  EXPECT_THAT(save(true), ElementsAre(HasSubstr("was moved to " +
+                                                (root_ / "iter_0000003.unusable-0").string())));
   EXPECT_TRUE(holds_seed(root_ / "iter_0000003", 9, kRows));
   EXPECT_THAT(save(true), testing::IsEmpty());
-  EXPECT_THAT(names_in(root_), ElementsAre("iter_0000001", "iter_0000002", "iter_0000003", "iter_0000003.unusable-0", kLatestName));
+  EXPECT_THAT(names_in(root_), ElementsAre("iter_0000001", "iter_0000002", "iter_0000003",
+                                           "iter_0000003.unusable-0", kLatestName));
 }
 
 }  // namespace

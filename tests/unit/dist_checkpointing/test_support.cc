@@ -17,7 +17,8 @@ namespace fs = std::filesystem;
 
 ScratchFolder::ScratchFolder() {
   // In memory where that is possible: the tests fsync thousands of times.
-  const fs::path base = ::access("/dev/shm", W_OK) == 0 ? fs::path("/dev/shm") : fs::temp_directory_path();
+  const fs::path base =
+      ::access("/dev/shm", W_OK) == 0 ? fs::path("/dev/shm") : fs::temp_directory_path();
   std::string name = (base / "megatron_checkpoint_XXXXXX").string();
   if (::mkdtemp(name.data()) == nullptr) throw Error("cannot make a scratch folder");
   path_ = name;
@@ -49,11 +50,13 @@ uint64_t mix(uint64_t x) {
 
 template <class T>
 void fill(std::vector<T>& out, uint64_t seed, uint64_t key) {
-  for (size_t i = 0; i < out.size(); ++i) out[i] = static_cast<T>(mix(mix(seed) ^ mix(key) ^ i) >> 40);
+  for (size_t i = 0; i < out.size(); ++i)
+    out[i] = static_cast<T>(mix(mix(seed) ^ mix(key) ^ i) >> 40);
 }
 
 template <class T>
-ShardedTensor whole(const char* key, DType dtype, std::vector<int64_t> shape, std::vector<T>& data) {
+ShardedTensor whole(const char* key, DType dtype, std::vector<int64_t> shape,
+                    std::vector<T>& data) {
   ShardedTensor tensor;
   tensor.key = key;
   tensor.dtype = dtype;
@@ -65,7 +68,12 @@ ShardedTensor whole(const char* key, DType dtype, std::vector<int64_t> shape, st
 }  // namespace
 
 TinyModel::TinyModel(uint64_t seed, int64_t rows)
-    : moments_(static_cast<size_t>(rows * 32)), weight_(static_cast<size_t>(rows * 64)), bias_(33), half_(501), step_(1), rows_(rows) {
+    : moments_(static_cast<size_t>(rows * 32)),
+      weight_(static_cast<size_t>(rows * 64)),
+      bias_(33),
+      half_(501),
+      step_(1),
+      rows_(rows) {
   fill(moments_, seed, 1);
   fill(weight_, seed, 2);
   fill(bias_, seed, 3);
@@ -74,15 +82,16 @@ TinyModel::TinyModel(uint64_t seed, int64_t rows)
 }
 
 std::vector<ShardedTensor> TinyModel::tensors() {
-  return {whole("model.weight", DType::kFloat32, {rows_, 64}, weight_), whole("model.bias", DType::kFloat32, {33}, bias_),
+  return {whole("model.weight", DType::kFloat32, {rows_, 64}, weight_),
+          whole("model.bias", DType::kFloat32, {33}, bias_),
           whole("model.half", DType::kBFloat16, {3, 167}, half_),
           whole("optimizer.exp_avg.model.weight", DType::kFloat64, {rows_, 4, 8}, moments_),
           whole("optimizer.step", DType::kInt64, {}, step_)};
 }
 
 bool TinyModel::equals(const TinyModel& other) const {
-  return moments_ == other.moments_ && weight_ == other.weight_ && bias_ == other.bias_ && half_ == other.half_ &&
-         step_ == other.step_;
+  return moments_ == other.moments_ && weight_ == other.weight_ && bias_ == other.bias_ &&
+         half_ == other.half_ && step_ == other.step_;
 }
 
 void TinyModel::clear() {
@@ -98,7 +107,8 @@ SaveRequest request_for(TinyModel& model, const fs::path& root, int64_t iteratio
   request.root = root;
   request.iteration = iteration;
   request.tensors = model.tensors();
-  request.state = cat("{\"iteration\": ", iteration, ", \"consumed_samples\": ", iteration * 8, "}");
+  request.state =
+      cat("{\"iteration\": ", iteration, ", \"consumed_samples\": ", iteration * 8, "}");
   request.files = {{"config.yaml", "seed: 1\n"}, {"tokenizer/tokenizer.json", "{}"}};
   return request;
 }
@@ -146,7 +156,8 @@ std::vector<fs::path> files_below(const fs::path& directory) {
 
 std::vector<std::string> names_in(const fs::path& directory) {
   std::vector<std::string> names;
-  for (const auto& entry : fs::directory_iterator(directory)) names.push_back(entry.path().filename().string());
+  for (const auto& entry : fs::directory_iterator(directory))
+    names.push_back(entry.path().filename().string());
   std::sort(names.begin(), names.end());
   return names;
 }

@@ -1,4 +1,5 @@
-// What the tests of this folder share: a scratch folder, tensors with known contents, errors as texts.
+// What the tests of this folder share: a scratch folder, tensors with known contents, errors as
+// texts.
 #pragma once
 
 #include <cstdint>
@@ -28,7 +29,8 @@ class ScratchFolder {
 // The text of the Error that `work` throws; fails the test when it throws none.
 std::string error_of(const std::function<void()>& work);
 
-// A small model whose every element is a function of (seed, key, index), so that contents can be checked from the seed.
+// A small model whose every element is a function of (seed, key, index), so that contents can be
+// checked from the seed.
 class TinyModel {
  public:
   explicit TinyModel(uint64_t seed, int64_t rows = 40);

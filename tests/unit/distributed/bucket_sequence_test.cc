@@ -55,8 +55,9 @@ TEST(BucketSequence, UnusedParametersAreFlushed) {
   EXPECT_EQ(flush(sequence), (std::vector<int>{1, 0, 2})) << "a step begins anew";
 }
 
-// Whatever comes first and whatever never comes: every rank reduces the same buckets in the same order. Reports of a later
-// pass may come before those of an earlier one (weight gradients that wait).
+// Whatever comes first and whatever never comes: every rank reduces the same buckets in the same
+// order. Reports of a later pass may come before those of an earlier one (weight gradients that
+// wait).
 TEST(BucketSequence, OrderDoesNotDependOnReadiness) {
   std::mt19937 random(7);
   for (int trial = 0; trial < 200; ++trial) {

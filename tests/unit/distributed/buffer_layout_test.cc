@@ -68,12 +68,16 @@ TEST(BufferLayout, ATiedEmbeddingHasItsOwnBucket) {
 
 TEST(BufferLayout, UnitsAreLayersAndThePartsAroundThem) {
   const std::string layer = "decoder.layers.";
-  EXPECT_EQ(sharding_units({"embedding.word_embeddings.weight", "embedding.position_embeddings.weight", layer + "0.mlp.linear_fc1.weight",
-                            layer + "0.mlp.linear_fc2.weight", layer + "1.mlp.linear_fc1.weight", layer + "10.mlp.linear_fc1.weight",
-                            "decoder.final_layernorm.weight", "output_layer.weight"}),
-            (std::vector<int>{0, 0, 1, 1, 2, 3, 3, 4}));
-  EXPECT_EQ(sharding_units({layer + "3.a", "decoder.final_layernorm.weight"}), (std::vector<int>{0, 0}));
-  EXPECT_EQ(sharding_units({"decoder.final_layernorm.weight", "decoder.final_layernorm.bias", "output_layer.weight", "more.weight"}),
+  EXPECT_EQ(
+      sharding_units({"embedding.word_embeddings.weight", "embedding.position_embeddings.weight",
+                      layer + "0.mlp.linear_fc1.weight", layer + "0.mlp.linear_fc2.weight",
+                      layer + "1.mlp.linear_fc1.weight", layer + "10.mlp.linear_fc1.weight",
+                      "decoder.final_layernorm.weight", "output_layer.weight"}),
+      (std::vector<int>{0, 0, 1, 1, 2, 3, 3, 4}));
+  EXPECT_EQ(sharding_units({layer + "3.a", "decoder.final_layernorm.weight"}),
+            (std::vector<int>{0, 0}));
+  EXPECT_EQ(sharding_units({"decoder.final_layernorm.weight", "decoder.final_layernorm.bias",
+                            "output_layer.weight", "more.weight"}),
             (std::vector<int>{0, 0, 0, 1}))
       << "a stage without layers";
   EXPECT_EQ(sharding_units({"weight", "bias"}), (std::vector<int>{0, 1}));

@@ -253,7 +253,8 @@ std::string rejection(const DistributedDataParallelConfig& config) {
   return violations.empty() ? "" : violations.messages()[0];
 }
 
-// In pieces or at once, into the bucket itself or beside it; one bucket under way behind the other, while a rank is late.
+// In pieces or at once, into the bucket itself or beside it; one bucket under way behind the other,
+// while a rank is late.
 TEST(PartReduce, AddsPartsInTheOrderOfTheRanks) {
   constexpr int64_t kPart = 1000;
   for (const int ranks : {2, 3}) {
@@ -261,7 +262,8 @@ TEST(PartReduce, AddsPartsInTheOrderOfTheRanks) {
       for (const at::ScalarType type : {at::kFloat, at::kBFloat16}) {
         run_ranks(ranks, [&](const std::shared_ptr<Backend>& backend) {
           const ProcessGroup group(backend, "shard");
-          PartReduce parts(group, kPart, at::TensorOptions().dtype(type), /*peer_copies=*/true, staged);
+          PartReduce parts(group, kPart, at::TensorOptions().dtype(type), /*peer_copies=*/true,
+                           staged);
           EXPECT_TRUE(parts.copies());
           const at::Tensor sum = at::full({kPart}, 7.0, at::kFloat);
           std::deque<std::pair<std::shared_ptr<Work>, std::function<void()>>> under_way;
@@ -272,23 +274,28 @@ TEST(PartReduce, AddsPartsInTheOrderOfTheRanks) {
             }
           };
           for (int bucket = 0; bucket < 5; ++bucket) {
-            if (bucket % ranks == group.rank()) std::this_thread::sleep_for(std::chrono::milliseconds(20));
+            if (bucket % ranks == group.rank())
+              std::this_thread::sleep_for(std::chrono::milliseconds(20));
             const int64_t count = kPart - 100 * bucket;
             const auto whole_of = [&](int rank) {
-              return at::sin(at::arange(ranks * count, at::kFloat) * (0.1 + bucket + 10 * rank)).to(type);
+              return at::sin(at::arange(ranks * count, at::kFloat) * (0.1 + bucket + 10 * rank))
+                  .to(type);
             };
             at::Tensor expected = at::zeros({count}, at::kFloat);
-            for (int rank = 0; rank < ranks; ++rank) expected += whole_of(rank).narrow(0, group.rank() * count, count).to(at::kFloat);
+            for (int rank = 0; rank < ranks; ++rank)
+              expected += whole_of(rank).narrow(0, group.rank() * count, count).to(at::kFloat);
             expected = expected.to(type);
             const at::Tensor whole = whole_of(group.rank());
             const at::Tensor own = whole.narrow(0, group.rank() * count, count);
             if (bucket % 2 == 0) {
-              under_way.emplace_back(parts.start(whole, own, /*accumulate=*/false),
-                                     [=] { EXPECT_TRUE(at::equal(own, expected)) << "bucket " << bucket; });
+              under_way.emplace_back(parts.start(whole, own, /*accumulate=*/false), [=] {
+                EXPECT_TRUE(at::equal(own, expected)) << "bucket " << bucket;
+              });
             } else {
               const at::Tensor target = sum.narrow(0, 0, count), before = target.clone();
               under_way.emplace_back(parts.start(whole, target, /*accumulate=*/true), [=] {
-                EXPECT_TRUE(at::equal(target, before + expected.to(at::kFloat))) << "bucket " << bucket;
+                EXPECT_TRUE(at::equal(target, before + expected.to(at::kFloat)))
+                    << "bucket " << bucket;
               });
             }
             finish_all_but(1);

@@ -1,4 +1,5 @@
-// docs/flags.md is what the configurations and the flag table say, and no flag of Megatron is without a meaning.
+// docs/flags.md is what the configurations and the flag table say, and no flag of Megatron is
+// without a meaning.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -22,13 +23,15 @@ TEST(FlagDocs, AreCurrent) {
   const std::string path = MEGATRON_SOURCE_DIR "/docs/flags.md";
   if (std::getenv("MEGATRON_UPDATE_DOCS") != nullptr) write_file_atomically(path, expected);
   const std::string actual = read_file(path);
-  const auto [there, here] = std::mismatch(actual.begin(), actual.end(), expected.begin(), expected.end());
+  const auto [there, here] =
+      std::mismatch(actual.begin(), actual.end(), expected.begin(), expected.end());
   const auto line_at = [](const std::string& text, std::string::const_iterator at) {
     const size_t begin = text.rfind('\n', static_cast<size_t>(at - text.begin())) + 1;
     return text.substr(begin, text.find('\n', begin) - begin);
   };
-  EXPECT_TRUE(actual == expected) << "docs/flags.md is not current; `make docs` writes it anew\n  it says:   "
-                                  << line_at(actual, there) << "\n  expected:  " << line_at(expected, here);
+  EXPECT_TRUE(actual == expected)
+      << "docs/flags.md is not current; `make docs` writes it anew\n  it says:   "
+      << line_at(actual, there) << "\n  expected:  " << line_at(expected, here);
 }
 
 TEST(FlagDocs, RowsThatAFieldShouldOwnAreOwned) {
@@ -40,7 +43,8 @@ TEST(FlagDocs, RowsThatAFieldShouldOwnAreOwned) {
     if (flag.reason != kOwnedByField) continue;
     std::istringstream spellings{std::string(flag.flag)};
     for (std::string spelling; spellings >> spelling;)
-      EXPECT_EQ(owned.count(spelling), 1u) << spelling << " has no field; give it a reason in the flag table";
+      EXPECT_EQ(owned.count(spelling), 1u)
+          << spelling << " has no field; give it a reason in the flag table";
   }
 }
 

@@ -44,7 +44,8 @@ std::vector<std::string> spellings(const KnownFlag& flag) {
 TEST(FlagTable, HoldsEveryOptionOfMegatronWithItsArity) {
   std::map<std::string, const KnownFlag*> table;
   for (const KnownFlag& flag : flag_table())
-    for (const std::string& spelling : spellings(flag)) EXPECT_TRUE(table.emplace(spelling, &flag).second) << spelling;
+    for (const std::string& spelling : spellings(flag))
+      EXPECT_TRUE(table.emplace(spelling, &flag).second) << spelling;
   const std::vector<Option> options = megatron_options();
   EXPECT_EQ(options.size(), 838u);
   size_t found = 0;
@@ -81,7 +82,8 @@ std::string refusal(std::vector<const char*> arguments) {
   return "accepted";
 }
 
-// Every row, alone: an already-so flag is accepted, a refused one gives its reason, its neutral values are accepted.
+// Every row, alone: an already-so flag is accepted, a refused one gives its reason, its neutral
+// values are accepted.
 TEST(FlagTable, EveryRowDoesWhatItSays) {
   for (const KnownFlag& flag : flag_table()) {
     for (const std::string& spelling : spellings(flag)) {
@@ -98,21 +100,42 @@ TEST(FlagTable, EveryRowDoesWhatItSays) {
       }
       std::istringstream neutral{std::string(flag.neutral)};
       for (std::string value; neutral >> value;)
-        EXPECT_EQ(refusal({spelling.c_str(), value.c_str()}), "accepted") << spelling << " " << value;
+        EXPECT_EQ(refusal({spelling.c_str(), value.c_str()}), "accepted")
+            << spelling << " " << value;
     }
   }
 }
 
 TEST(FlagTable, LaunchScriptsForOneRankPass) {
-  EXPECT_EQ(refusal({"--tensor-model-parallel-size", "1", "--pipeline-model-parallel-size", "1", "--context-parallel-size", "1",
-                     "--expert-model-parallel-size", "1", "--transformer-impl", "transformer_engine",
-                     "--use-flash-attn", "--no-masked-softmax-fusion", "--no-gradient-accumulation-fusion",
-                     "--attention-softmax-in-fp32", "--accumulate-allreduce-grads-in-fp32", "--manual-gc",
-                     "--manual-gc-interval", "10", "--deterministic-mode",
-                     "--use-mcore-models", "--num-experts", "0", "--moe-router-topk", "2", "--no-save-rng"}),
+  EXPECT_EQ(refusal({"--tensor-model-parallel-size",
+                     "1",
+                     "--pipeline-model-parallel-size",
+                     "1",
+                     "--context-parallel-size",
+                     "1",
+                     "--expert-model-parallel-size",
+                     "1",
+                     "--transformer-impl",
+                     "transformer_engine",
+                     "--use-flash-attn",
+                     "--no-masked-softmax-fusion",
+                     "--no-gradient-accumulation-fusion",
+                     "--attention-softmax-in-fp32",
+                     "--accumulate-allreduce-grads-in-fp32",
+                     "--manual-gc",
+                     "--manual-gc-interval",
+                     "10",
+                     "--deterministic-mode",
+                     "--use-mcore-models",
+                     "--num-experts",
+                     "0",
+                     "--moe-router-topk",
+                     "2",
+                     "--no-save-rng"}),
             "accepted");
   EXPECT_EQ(refusal({"--tensor-model-parallel-size", "2"}),
-            "--tensor-model-parallel-size is refused: this command has no such setting\nhint: accepted values: 1");
+            "--tensor-model-parallel-size is refused: this command has no such setting\nhint: "
+            "accepted values: 1");
   EXPECT_THAT(refusal({"--num-experts", "8"}), HasSubstr("mixture of experts is not built yet"));
 }
 

@@ -24,7 +24,8 @@ std::string without_comments(const std::string& text) {
     const size_t end = std::min(text.find('\n', i), text.size());
     const std::string line = text.substr(i, end - i);
     const size_t mark = line.find("//");
-    const bool in_text = mark != std::string::npos && mark > 0 && (line[mark - 1] == ':' || line[mark - 1] == '"');
+    const bool in_text =
+        mark != std::string::npos && mark > 0 && (line[mark - 1] == ':' || line[mark - 1] == '"');
     out += mark == std::string::npos || in_text ? line : line.substr(0, mark);
     out += '\n';
     i = end + 1;
@@ -37,7 +38,8 @@ bool is_word(char c) { return std::isalnum(static_cast<unsigned char>(c)) || c =
 bool has_identifier(const std::string& text, std::string_view name) {
   for (size_t at = text.find(name); at != std::string::npos; at = text.find(name, at + 1)) {
     const size_t end = at + name.size();
-    if ((at == 0 || !is_word(text[at - 1])) && (end == text.size() || !is_word(text[end]))) return true;
+    if ((at == 0 || !is_word(text[at - 1])) && (end == text.size() || !is_word(text[end])))
+      return true;
   }
   return false;
 }
@@ -52,8 +54,8 @@ std::string fault_of_file(const std::string& what, bool wanted, const SourceTree
   return cat(file->first, wanted ? " lacks \"" : " contains \"", what.substr(colon + 2), "\"");
 }
 
-std::string fault_of_evidence(const std::string& shown_by, const std::string& spelling, const Ask& ask,
-                              const SourceTree& tree) {
+std::string fault_of_evidence(const std::string& shown_by, const std::string& spelling,
+                              const Ask& ask, const SourceTree& tree) {
   const size_t blank = shown_by.find(' ');
   const std::string kind = shown_by.substr(0, blank);
   const std::string what = blank == std::string::npos ? "" : shown_by.substr(blank + 1);
@@ -77,7 +79,8 @@ std::string fault_of_evidence(const std::string& shown_by, const std::string& sp
 // Reasons from before there were several ranks.
 std::string stale_words(const std::string& reason) {
   static const std::regex stale(
-      "a run has one rank|(^|; )(tensor|pipeline|context) parallelism[^;]*not built|several ranks[^;]*not built|"
+      "a run has one rank|(^|; )(tensor|pipeline|context) parallelism[^;]*not built|several "
+      "ranks[^;]*not built|"
       "conversion[^;]*not built");
   std::smatch match;
   return std::regex_search(reason, match, stale) ? match.str() : "";
@@ -105,16 +108,18 @@ SourceTree SourceTree::read(const std::string& root) {
   return tree;
 }
 
-std::string fault_of(const KnownFlag& row, const std::string& spelling, const Answer& answer, const Ask& ask,
-                     const SourceTree& tree) {
+std::string fault_of(const KnownFlag& row, const std::string& spelling, const Answer& answer,
+                     const Ask& ask, const SourceTree& tree) {
   if (answer.kind == Answer::Kind::kField) return "";
   if (answer.reason.size() < 10) return "gives no reason";
   if (const std::string words = stale_words(answer.reason); !words.empty())
     return cat("says \"", words, "\"");
   const FlagClaim* claim = row.claim;
   if (answer.kind == Answer::Kind::kRefused) {
-    if (row.kind == KnownFlag::Kind::kRefused) return answer.reason == row.reason ? "" : "is refused for another reason than its own";
-    if (claim == nullptr || claim->holds == nullptr) return "is refused, but its claim holds in every run";
+    if (row.kind == KnownFlag::Kind::kRefused)
+      return answer.reason == row.reason ? "" : "is refused for another reason than its own";
+    if (claim == nullptr || claim->holds == nullptr)
+      return "is refused, but its claim holds in every run";
     return answer.reason == claim->otherwise ? "" : "is refused for another reason than its own";
   }
   if (row.kind == KnownFlag::Kind::kRefused) return "is accepted, but its row says refused";
@@ -124,18 +129,21 @@ std::string fault_of(const KnownFlag& row, const std::string& spelling, const An
   return fault_of_evidence(std::string(claim->shown_by), spelling, ask, tree);
 }
 
-bool is_read_outside(const SourceTree& tree, std::string_view identifier, const std::set<std::string>& owners) {
+bool is_read_outside(const SourceTree& tree, std::string_view identifier,
+                     const std::set<std::string>& owners) {
   for (const auto& [path, text] : tree.code)
     if (owners.count(path) == 0 && has_identifier(text, identifier)) return true;
   return false;
 }
 
-std::string function_body(const SourceTree& tree, const std::string& path, const std::string& name) {
+std::string function_body(const SourceTree& tree, const std::string& path,
+                          const std::string& name) {
   const auto file = tree.code.find(path);
   if (file == tree.code.end()) return "";
   const std::string& text = file->second;
   std::string bodies;
-  for (size_t at = text.find(name + "("); at != std::string::npos; at = text.find(name + "(", at + 1)) {
+  for (size_t at = text.find(name + "("); at != std::string::npos;
+       at = text.find(name + "(", at + 1)) {
     if (at > 0 && is_word(text[at - 1])) continue;
     const size_t brace = text.find('{', at), semicolon = text.find(';', at);
     if (brace == std::string::npos || semicolon < brace) continue;  // a call or a declaration

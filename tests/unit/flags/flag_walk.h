@@ -1,5 +1,5 @@
-// Looks at what rows of a flag table claim: in the sources, in the names of the tests, and in what other flags of the same
-// run are answered with.
+// Looks at what rows of a flag table claim: in the sources, in the names of the tests, and in what
+// other flags of the same run are answered with.
 #pragma once
 
 #include <functional>
@@ -15,9 +15,10 @@ namespace megatron {
 
 // The program's files under megatron/ and tools/, and the names of its tests.
 struct SourceTree {
-  std::map<std::string, std::string> code;  // text by path, without comments; without the flag table itself
-  std::set<std::string> tests;              // "Suite.Name"
-  std::set<std::string> fields;             // of the configuration
+  // Text by path, without comments; without the flag table itself
+  std::map<std::string, std::string> code;
+  std::set<std::string> tests;   // "Suite.Name"
+  std::set<std::string> fields;  // of the configuration
   static SourceTree read(const std::string& root);
 };
 
@@ -31,13 +32,15 @@ struct Answer {
 using Ask = std::function<Answer(const std::string& flag)>;
 
 // What is wrong with the answer that a row gave to one of its spellings; empty: nothing.
-std::string fault_of(const KnownFlag& row, const std::string& spelling, const Answer& answer, const Ask& ask,
-                     const SourceTree& tree);
+std::string fault_of(const KnownFlag& row, const std::string& spelling, const Answer& answer,
+                     const Ask& ask, const SourceTree& tree);
 
 // Whether the identifier occurs in a file other than `owners`.
-bool is_read_outside(const SourceTree& tree, std::string_view identifier, const std::set<std::string>& owners);
+bool is_read_outside(const SourceTree& tree, std::string_view identifier,
+                     const std::set<std::string>& owners);
 
-// The definitions of the functions of that name in a file of the tree, from the name to the end of the body; "": there is none.
+// The definitions of the functions of that name in a file of the tree, from the name to the end of
+// the body; "": there is none.
 std::string function_body(const SourceTree& tree, const std::string& path, const std::string& name);
 
 }  // namespace megatron

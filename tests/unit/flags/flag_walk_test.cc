@@ -1,5 +1,8 @@
-// Every option of Megatron-LM in six ways of running: it is a field that changes the resolved configuration and that code reads,
-// or it is accepted for a reason that holds in that run, or it is refused for one.
+// Every option of Megatron-LM in six ways of running: it is a field that changes the resolved
+// configuration and that code reads, or it is accepted for a reason that holds in that run, or it
+// is refused for one.
+#include "tests/unit/flags/flag_walk.h"
+
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -14,7 +17,6 @@
 #include "megatron/training/arguments.h"
 #include "megatron/training/checkpoint_plan.h"
 #include "megatron/training/layout_plan.h"
-#include "tests/unit/flags/flag_walk.h"
 
 namespace megatron {
 namespace {
@@ -29,7 +31,8 @@ struct Way {
 };
 
 constexpr const char* kBase =
-    "--num-layers 4 --hidden-size 64 --num-attention-heads 4 --seq-length 64 --micro-batch-size 2 --global-batch-size 8 "
+    "--num-layers 4 --hidden-size 64 --num-attention-heads 4 --seq-length 64 --micro-batch-size 2 "
+    "--global-batch-size 8 "
     "--train-iters 10 --lr 1e-3 --tokenizer-type ByteLevelTokenizer --mock-data ";
 
 constexpr Way kWays[] = {
@@ -98,7 +101,9 @@ const FieldInfo* owner(const std::vector<FieldInfo>& fields, const std::string& 
   return nullptr;
 }
 
-std::vector<FieldInfo> fields_of(Arguments arguments) { return describe_fields(arguments.configs()); }
+std::vector<FieldInfo> fields_of(Arguments arguments) {
+  return describe_fields(arguments.configs());
+}
 
 const SourceTree& tree() {
   static const SourceTree tree = [] {
@@ -123,7 +128,8 @@ class Asker {
     const KnownFlag& row = *rows_.at(flag);
     std::string given = flag;
     const bool listed = row.kind == KnownFlag::Kind::kAlreadySo && !row.neutral.empty();
-    for (int i = 0; i < row.min_values; ++i) given += " " + (listed ? words(row.neutral)[0] : "7777");
+    for (int i = 0; i < row.min_values; ++i)
+      given += " " + (listed ? words(row.neutral)[0] : "7777");
     try {
       const Arguments arguments = parse(way_, given);
       for (const auto& [what, reason] : arguments.already_so)
@@ -160,7 +166,8 @@ TEST(FlagWalk, EveryAnswerIsTrueInEveryWayOfRunning) {
             << line[i] << " (" << way.name << "): " << answer.reason;
       }
     }
-    std::printf("%s: %d fields, %d already so, %d refused\n", way.name, count[0], count[1], count[2]);
+    std::printf("%s: %d fields, %d already so, %d refused\n", way.name, count[0], count[1],
+                count[2]);
   }
 }
 
@@ -180,40 +187,55 @@ TEST(FlagWalk, ConditionsHoldInSomeRunsAndFailInOthers) {
 // What the plan of a checkpoint says, without the table.
 TEST(FlagWalk, WhoWritesCheckpointsIsWhatThePlanSays) {
   for (const Way& way : kWays) {
-    if (way.ranks == 1 || std::string_view(way.name) == "TP2" || std::string_view(way.name) == "PP2") continue;
+    if (way.ranks == 1 || std::string_view(way.name) == "TP2" ||
+        std::string_view(way.name) == "PP2")
+      continue;
     const Arguments arguments = parse(way, "");
     const CheckpointPlan plan = make_checkpoint_plan(make_layout_plan(arguments, 512, false), 257);
-    const bool divided = std::count_if(plan.bytes.begin(), plan.bytes.end(), [](int64_t n) { return n > 0; }) > 1;
+    const bool divided =
+        std::count_if(plan.bytes.begin(), plan.bytes.end(), [](int64_t n) { return n > 0; }) > 1;
     const Ask ask = Asker(way);
-    EXPECT_EQ(ask("--ckpt-fully-parallel-save").kind == Answer::Kind::kAccepted, divided) << way.name;
-    EXPECT_EQ(ask("--no-ckpt-fully-parallel-save").kind == Answer::Kind::kAccepted, !divided) << way.name;
+    EXPECT_EQ(ask("--ckpt-fully-parallel-save").kind == Answer::Kind::kAccepted, divided)
+        << way.name;
+    EXPECT_EQ(ask("--no-ckpt-fully-parallel-save").kind == Answer::Kind::kAccepted, !divided)
+        << way.name;
   }
 }
 
 // -- fields
 
-// Values to try for a field, as given after its flag; those that are its default come back in the resolved configuration.
+// Values to try for a field, as given after its flag; those that are its default come back in the
+// resolved configuration.
 std::vector<std::string> candidates(const FieldInfo& field) {
   switch (field.kind) {
-    case FieldKind::kBool: return {std::get<bool>(field.value) ? "false" : "true"};
+    case FieldKind::kBool:
+      return {std::get<bool>(field.value) ? "false" : "true"};
     case FieldKind::kInt:
-    case FieldKind::kOptionalInt: return {"2", "1", "4", "8", "16", "64", "0", "256"};
+    case FieldKind::kOptionalInt:
+      return {"2", "1", "4", "8", "16", "64", "0", "256"};
     case FieldKind::kDouble:
-    case FieldKind::kOptionalDouble: return {"0.5", "0.25", "2", "0.0001", "8", "1"};
-    case FieldKind::kString: return {"some-text"};
-    case FieldKind::kIntList: return {"1 2", "2", "1"};
-    case FieldKind::kDoubleList: return {"0.5 0.5", "0.5"};
-    case FieldKind::kStringList: return {"some-text"};
-    case FieldKind::kChoice: return field.spellings;
+    case FieldKind::kOptionalDouble:
+      return {"0.5", "0.25", "2", "0.0001", "8", "1"};
+    case FieldKind::kString:
+      return {"some-text"};
+    case FieldKind::kIntList:
+      return {"1 2", "2", "1"};
+    case FieldKind::kDoubleList:
+      return {"0.5 0.5", "0.5"};
+    case FieldKind::kStringList:
+      return {"some-text"};
+    case FieldKind::kChoice:
+      return field.spellings;
   }
   return {};
 }
 
-// A flag of a field, when it is accepted with another value than the field has without it, changes the field, or a reason is
-// printed.
+// A flag of a field, when it is accepted with another value than the field has without it, changes
+// the field, or a reason is printed.
 TEST(FlagWalk, FlagsOfFieldsChangeTheConfiguration) {
   std::set<std::string> accepted, all;
-  std::map<std::string, std::string> defaults;  // as declared, before anything is derived from other values
+  // As declared, before anything is derived from other values
+  std::map<std::string, std::string> defaults;
   for (const FieldInfo& field : fields_of({})) defaults[field.name] = format_value(field.value);
   for (const Way& way : kWays) {
     const Arguments before = parse(way, "");
@@ -223,7 +245,8 @@ TEST(FlagWalk, FlagsOfFieldsChangeTheConfiguration) {
         if (value == format_value(field.value) || value == defaults[field.name]) continue;
         const bool off = field.kind == FieldKind::kBool && field.negative;
         const std::string flag = field.flags[0];
-        const std::string given = cat(flag, " ", off ? (value == "true" ? "false" : "true") : value);
+        const std::string given =
+            cat(flag, " ", off ? (value == "true" ? "false" : "true") : value);
         Arguments after;
         try {
           after = parse(way, given);
@@ -231,8 +254,9 @@ TEST(FlagWalk, FlagsOfFieldsChangeTheConfiguration) {
           continue;
         }
         accepted.insert(field.name);
-        const bool told = std::any_of(after.already_so.begin(), after.already_so.end(),
-                                      [&](const auto& note) { return note.first.starts_with(flag); });
+        const bool told =
+            std::any_of(after.already_so.begin(), after.already_so.end(),
+                        [&](const auto& note) { return note.first.starts_with(flag); });
         EXPECT_TRUE(told || resolved_yaml(after) != resolved_yaml(before))
             << given << " (" << way.name << ") is accepted and changes nothing";
         break;
@@ -243,14 +267,17 @@ TEST(FlagWalk, FlagsOfFieldsChangeTheConfiguration) {
     if (accepted.count(name) == 0) std::printf("never accepted alone: %s\n", name.c_str());
 }
 
-// Every value that Megatron offers for a flag of a field is taken, or refused with a reason; "not one of its values" is none.
+// Every value that Megatron offers for a flag of a field is taken, or refused with a reason; "not
+// one of its values" is none.
 TEST(FlagWalk, ValuesOfMegatronAreTakenOrRefusedWithAReason) {
   const std::vector<FieldInfo> fields = fields_of({});
   int tried = 0;
   for (const auto& line : golden_lines("megatron_choices.txt")) {
     if (owner(fields, line[0]) == nullptr) continue;
     for (size_t i = 1; i < line.size(); ++i, ++tried)
-      EXPECT_THAT(error_of(kWays[0], line[0] + " " + line[i]), Not(HasSubstr("is not one of its values"))) << line[0];
+      EXPECT_THAT(error_of(kWays[0], line[0] + " " + line[i]),
+                  Not(HasSubstr("is not one of its values")))
+          << line[0];
   }
   EXPECT_GT(tried, 60);
 }
@@ -271,20 +298,25 @@ constexpr Reader kReaders[] = {
     {"first_last_layers_bf16", "megatron/transformer/transformer_config.cc", "quantization"},
     {"num_layers_at_end_in_bf16", "megatron/transformer/transformer_config.cc", "quantization"},
     {"recompute_activations", "megatron/transformer/transformer_config.cc", "finalize"},
-    {"fine_grained_activation_offloading", "megatron/transformer/transformer_config.cc", "offloads"},
+    {"fine_grained_activation_offloading", "megatron/transformer/transformer_config.cc",
+     "offloads"},
     {"offload_modules", "megatron/transformer/transformer_config.cc", "offloads"},
-    {"activation_offload_fraction", "megatron/transformer/transformer_config.cc", "num_offloaded_layers"},
+    {"activation_offload_fraction", "megatron/transformer/transformer_config.cc",
+     "num_offloaded_layers"},
     {"tiktoken_pattern", "megatron/tokenizers/tokenizer.cc", "make_tokenizer"},
     {"tiktoken_num_special_tokens", "megatron/tokenizers/tokenizer.cc", "make_tokenizer"},
     {"null_tokenizer_eod_id", "megatron/tokenizers/tokenizer.cc", "make_tokenizer"},
     {"null_tokenizer_pad_id", "megatron/tokenizers/tokenizer.cc", "make_tokenizer"},
     {"pad_vocab_size", "megatron/tokenizers/tokenizer.cc", "padded_vocab_size"},
     {"zero_bubble_max_pending_backward", "megatron/pipeline_parallel/pipeline_config.cc", "shape"},
-    {"use_distributed_optimizer", "megatron/distributed/distributed_data_parallel_config.cc", "strategy"},
+    {"use_distributed_optimizer", "megatron/distributed/distributed_data_parallel_config.cc",
+     "strategy"},
     {"use_megatron_fsdp", "megatron/distributed/distributed_data_parallel_config.cc", "strategy"},
-    {"data_parallel_sharding_strategy", "megatron/distributed/distributed_data_parallel_config.cc", "strategy"},
+    {"data_parallel_sharding_strategy", "megatron/distributed/distributed_data_parallel_config.cc",
+     "strategy"},
     {"distributed_timeout_minutes", "megatron/comm/rendezvous.h", "timeout_seconds"},
-    {"distributed_timeout_seconds_after_init", "megatron/comm/rendezvous.h", "timeout_seconds_after_init"},
+    {"distributed_timeout_seconds_after_init", "megatron/comm/rendezvous.h",
+     "timeout_seconds_after_init"},
     {"distributed_backend", "megatron/comm/rendezvous.cc", "connect"},
     {"distributed_interface", "megatron/comm/rendezvous.cc", "connect"},
     {"freeze_all_layers", "megatron/training/training_config.cc", "freezes"},
@@ -324,19 +356,23 @@ TEST(FlagWalk, EveryFieldIsRead) {
     const std::string& name = field.name;
     const std::set<std::string> owners = files_of(name);
     EXPECT_FALSE(owners.empty()) << name;
-    const auto* one = std::find_if(std::begin(kOneValue), std::end(kOneValue), [&](const OneValue& o) { return name == o.field; });
+    const auto* one = std::find_if(std::begin(kOneValue), std::end(kOneValue),
+                                   [&](const OneValue& o) { return name == o.field; });
     if (one != std::end(kOneValue)) {
       EXPECT_NE(error_of(kWays[0], one->others), "") << one->others;
       continue;
     }
-    const auto* reader = std::find_if(std::begin(kReaders), std::end(kReaders), [&](const Reader& r) { return name == r.field; });
+    const auto* reader = std::find_if(std::begin(kReaders), std::end(kReaders),
+                                      [&](const Reader& r) { return name == r.field; });
     if (reader == std::end(kReaders)) {
       EXPECT_TRUE(is_read_outside(tree(), name, owners)) << name << " is a flag that nobody reads";
       continue;
     }
-    EXPECT_THAT(function_body(tree(), reader->path, reader->function), HasSubstr(name)) << reader->function;
+    EXPECT_THAT(function_body(tree(), reader->path, reader->function), HasSubstr(name))
+        << reader->function;
     const std::set<std::string> own = {reader->path, "megatron/training/arguments.cc"};
-    const bool is_called = std::string_view(reader->function) == "finalize" || is_read_outside(tree(), reader->function, own);
+    const bool is_called = std::string_view(reader->function) == "finalize" ||
+                           is_read_outside(tree(), reader->function, own);
     EXPECT_TRUE(is_called) << reader->function << " is not called";
   }
 }
@@ -353,7 +389,8 @@ constexpr FlagClaim kLacks{"an integer is an integer", "lacks a.cc: int"};
 constexpr FlagClaim kSwitchesOff{"an integer is an integer", "refused --built"};
 constexpr FlagClaim kNothing{"an integer is an integer", ""};
 constexpr FlagClaim kStale{"a run has one rank, so nothing is sent", "source a.cc: int"};
-constexpr FlagClaim kNoWords{"an integer is an integer", "source a.cc: int", [](const Arguments&) { return true; }};
+constexpr FlagClaim kNoWords{"an integer is an integer", "source a.cc: int",
+                             [](const Arguments&) { return true; }};
 constexpr FlagClaim kGood{"an integer is an integer", "test Right.One"};
 
 TEST(FlagWalker, FindsRowsThatAreWrong) {
@@ -365,7 +402,8 @@ TEST(FlagWalker, FindsRowsThatAreWrong) {
   };
   const auto fault = [&](const FlagClaim& claim) {
     const KnownFlag row{"--no-built", KnownFlag::Kind::kAlreadySo, claim.says, 0, 0, {}, &claim};
-    return fault_of(row, "--no-built", {Answer::Kind::kAccepted, std::string(claim.says)}, ask, toy);
+    return fault_of(row, "--no-built", {Answer::Kind::kAccepted, std::string(claim.says)}, ask,
+                    toy);
   };
   EXPECT_EQ(fault(kRight), "");
   EXPECT_EQ(fault(kGood), "");
@@ -384,9 +422,11 @@ TEST(FlagWalker, FindsRowsThatAreWrong) {
             "is accepted, and claims nothing");
   EXPECT_EQ(fault_of(bare, "--x", {Answer::Kind::kRefused, "because of the weather"}, ask, toy),
             "is refused, but its claim holds in every run");
-  const KnownFlag refused{"--x", KnownFlag::Kind::kRefused, "training on several ranks is not built yet"};
-  EXPECT_EQ(fault_of(refused, "--x", {Answer::Kind::kRefused, std::string(refused.reason)}, ask, toy),
-            "says \"several ranks is not built\"");
+  const KnownFlag refused{"--x", KnownFlag::Kind::kRefused,
+                          "training on several ranks is not built yet"};
+  EXPECT_EQ(
+      fault_of(refused, "--x", {Answer::Kind::kRefused, std::string(refused.reason)}, ask, toy),
+      "says \"several ranks is not built\"");
   EXPECT_EQ(fault_of(refused, "--x", {Answer::Kind::kAccepted, "as it happens"}, ask, toy),
             "is accepted, but its row says refused");
   EXPECT_TRUE(is_read_outside(toy, "used", {"b.cc"}));

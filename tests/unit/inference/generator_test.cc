@@ -53,13 +53,15 @@ GenerateOptions greedy(int64_t tokens) {
   return options;
 }
 
-std::vector<Generation> generate_all(TestModel& model, const std::vector<std::string>& prompts, const GenerateOptions& options,
+std::vector<Generation> generate_all(TestModel& model, const std::vector<std::string>& prompts,
+                                     const GenerateOptions& options,
                                      const StreamCallback& stream = {}) {
   return generate(model.model, *byte_tokenizer(), prompts, options, stream);
 }
 
 // The most likely next token by the full forward, again and again.
-std::vector<int32_t> decoded_without_cache(TestModel& model, const std::string& prompt, int64_t tokens) {
+std::vector<int32_t> decoded_without_cache(TestModel& model, const std::string& prompt,
+                                           int64_t tokens) {
   std::vector<int32_t> ids = byte_tokenizer()->encode(prompt), generated;
   for (int64_t i = 0; i < tokens; ++i) {
     const at::Tensor logits = full_logits(model.model, ids);
@@ -103,7 +105,8 @@ TEST(Generate, TheCacheChangesNoToken) {
     TestModel model(config);
     for (const std::string prompt : {"a", "The quick"}) {
       const Generation result = generate_all(model, {prompt}, greedy(24))[0];
-      EXPECT_EQ(result.tokens, decoded_without_cache(model, prompt, 24)) << name << ", prompt " << prompt;
+      EXPECT_EQ(result.tokens, decoded_without_cache(model, prompt, 24))
+          << name << ", prompt " << prompt;
       EXPECT_EQ(result.prompt_tokens, byte_tokenizer()->encode(prompt));
       EXPECT_EQ(result.finish_reason, FinishReason::kLength);
       EXPECT_EQ(result.text, byte_tokenizer()->decode(result.tokens));
@@ -114,13 +117,15 @@ TEST(Generate, TheCacheChangesNoToken) {
 }
 
 TEST(Generate, ABatchGivesEachPromptItsOwnTokens) {
-  const std::vector<std::string> prompts = {"The quick brown", "a", "no", "The quick brown fox jumps", "xyz"};
+  const std::vector<std::string> prompts = {"The quick brown", "a", "no",
+                                            "The quick brown fox jumps", "xyz"};
   for (const auto& [name, config] : model_kinds()) {
     TestModel model(config);
     const std::vector<Generation> batch = generate_all(model, prompts, greedy(20));
     ASSERT_EQ(batch.size(), prompts.size());
     for (size_t i = 0; i < prompts.size(); ++i)
-      EXPECT_EQ(batch[i].tokens, decoded_without_cache(model, prompts[i], 20)) << name << ", prompt " << prompts[i];
+      EXPECT_EQ(batch[i].tokens, decoded_without_cache(model, prompts[i], 20))
+          << name << ", prompt " << prompts[i];
   }
 }
 
@@ -128,7 +133,8 @@ TEST(Generate, DrawsDoNotDependOnTheOtherPrompts) {
   TestModel model(small_config());
   GenerateOptions options = greedy(20);
   options.sampling.greedy = false;
-  const auto first = generate_all(model, {"abc", "abc"}, options), second = generate_all(model, {"z", "abc", "long prompt"}, options);
+  const auto first = generate_all(model, {"abc", "abc"}, options),
+             second = generate_all(model, {"z", "abc", "long prompt"}, options);
   EXPECT_EQ(first[1].tokens, second[1].tokens);
   EXPECT_NE(first[0].tokens, first[1].tokens) << "rows share their draws";
   EXPECT_EQ(generate_all(model, {"abc"}, options)[0].tokens, first[0].tokens);
@@ -136,8 +142,8 @@ TEST(Generate, DrawsDoNotDependOnTheOtherPrompts) {
   EXPECT_NE(generate_all(model, {"abc"}, options)[0].tokens, first[0].tokens);
 }
 
-// A model that says `script` whatever the prompt is, one token per position: each position embedding is a unit vector that
-// the output layer maps to the script's next token.
+// A model that says `script` whatever the prompt is, one token per position: each position
+// embedding is a unit vector that the output layer maps to the script's next token.
 struct ScriptedModel : TestModel {
   static GPTConfig config(size_t length) {
     GPTConfig config = small_config();
@@ -153,12 +159,14 @@ struct ScriptedModel : TestModel {
       if (!name.ends_with("norm.weight")) parameter.value.zero_();
       for (size_t p = 0; p < script.size(); ++p) {
         const auto position = static_cast<int64_t>(p);
-        if (name == "embedding.position_embeddings.weight") parameter.value[position][position] = 1.0;
+        if (name == "embedding.position_embeddings.weight")
+          parameter.value[position][position] = 1.0;
         if (name == "output_layer.weight") parameter.value[script[p]][position] = 1.0;
       }
     });
   }
-  explicit ScriptedModel(const std::string& script) : ScriptedModel(byte_tokenizer()->encode(script)) {}
+  explicit ScriptedModel(const std::string& script)
+      : ScriptedModel(byte_tokenizer()->encode(script)) {}
 };
 
 struct Streamed {
@@ -239,8 +247,9 @@ TEST(Generate, RowsEndOnTheirOwn) {
   GenerateOptions options = greedy(4);
   options.stop = {"d"};
   std::vector<std::string> streamed(2);
-  const auto results = generate_all(model, {"1", "12345"}, options,
-                                    [&](size_t row, std::string_view piece) { streamed[row] += piece; });
+  const auto results =
+      generate_all(model, {"1", "12345"}, options,
+                   [&](size_t row, std::string_view piece) { streamed[row] += piece; });
   EXPECT_EQ(results[0].text, "abc");
   EXPECT_EQ(results[0].finish_reason, FinishReason::kStop);
   EXPECT_EQ(results[1].text, "efgh");
@@ -282,7 +291,8 @@ TEST(Generate, FillsThePositionsAndRefusesMore) {
   TestModel model(small_config());
   EXPECT_EQ(max_positions(model.model.config()), 64);
   const std::string prompt(44, 'x');
-  EXPECT_EQ(generate_all(model, {prompt}, greedy(20))[0].tokens, decoded_without_cache(model, prompt, 20));
+  EXPECT_EQ(generate_all(model, {prompt}, greedy(20))[0].tokens,
+            decoded_without_cache(model, prompt, 20));
   EXPECT_EQ(error_of([&] { generate_all(model, {"ok", prompt}, greedy(21)); }),
             "prompt 2 has 44 tokens; with 21 to generate that is beyond the model's 64 positions\n"
             "hint: shorten the prompt or give --tokens-to-generate 20");
@@ -318,7 +328,9 @@ TEST(Generate, CrossesTheBorderOfLongRope) {
 
 TEST(FullLogits, RefusesWhatItCannotRead) {
   TestModel model(small_config());
-  const auto error = [&](const std::vector<int32_t>& ids) { return error_of([&] { full_logits(model.model, ids); }); };
+  const auto error = [&](const std::vector<int32_t>& ids) {
+    return error_of([&] { full_logits(model.model, ids); });
+  };
   EXPECT_EQ(error({}), "no token ids were given");
   EXPECT_EQ(error({1, 257}), "token id 257 at index 1 is outside the vocabulary of 257");
   EXPECT_EQ(error({-1}), "token id -1 at index 0 is outside the vocabulary of 257");

@@ -22,9 +22,11 @@ at::Tensor logits_of(const std::vector<double>& probabilities) {
 }
 
 // How often each token is drawn over `draws` positions.
-std::vector<double> frequencies(const at::Tensor& logits, int64_t vocab, const SamplingConfig& config, int64_t draws = 6000) {
+std::vector<double> frequencies(const at::Tensor& logits, int64_t vocab,
+                                const SamplingConfig& config, int64_t draws = 6000) {
   std::vector<double> counts(static_cast<size_t>(logits.size(0)), 0.0);
-  for (int64_t i = 0; i < draws; ++i) counts[static_cast<size_t>(sample_token(logits, vocab, config, i % 3, i))] += 1.0;
+  for (int64_t i = 0; i < draws; ++i)
+    counts[static_cast<size_t>(sample_token(logits, vocab, config, i % 3, i))] += 1.0;
   for (double& count : counts) count /= static_cast<double>(draws);
   return counts;
 }
@@ -71,8 +73,10 @@ TEST(SampleToken, TemperatureDividesTheLogits) {
 TEST(SampleToken, TopKKeepsTheKMostLikely) {
   SamplingConfig config;
   config.top_k = 2;
-  expect_frequencies(frequencies(logits_of({0.1, 0.4, 0.2, 0.3}), 4, config), {0.0, 0.4 / 0.7, 0.0, 0.3 / 0.7});
-  expect_frequencies(frequencies(logits_of({0.1, 0.3, 0.3, 0.3}), 4, config), {0.0, 0.5, 0.5, 0.0});  // a tie: by number
+  expect_frequencies(frequencies(logits_of({0.1, 0.4, 0.2, 0.3}), 4, config),
+                     {0.0, 0.4 / 0.7, 0.0, 0.3 / 0.7});
+  // A tie: by number
+  expect_frequencies(frequencies(logits_of({0.1, 0.3, 0.3, 0.3}), 4, config), {0.0, 0.5, 0.5, 0.0});
   config.top_k = 100;
   expect_frequencies(frequencies(logits_of({0.1, 0.4, 0.2, 0.3}), 4, config), {0.1, 0.4, 0.2, 0.3});
 }
@@ -80,7 +84,8 @@ TEST(SampleToken, TopKKeepsTheKMostLikely) {
 TEST(SampleToken, TopPKeepsTheFewestThatReachP) {
   SamplingConfig config;
   config.top_p = 0.65;
-  expect_frequencies(frequencies(logits_of({0.1, 0.4, 0.2, 0.3}), 4, config), {0.0, 0.4 / 0.7, 0.0, 0.3 / 0.7});
+  expect_frequencies(frequencies(logits_of({0.1, 0.4, 0.2, 0.3}), 4, config),
+                     {0.0, 0.4 / 0.7, 0.0, 0.3 / 0.7});
   config.top_p = 0.01;
   expect_frequencies(frequencies(logits_of({0.1, 0.4, 0.2, 0.3}), 4, config), {0.0, 1.0, 0.0, 0.0});
   config.top_p = 1.0;
@@ -96,7 +101,8 @@ TEST(SampleToken, DependsOnSeedRowAndPositionAlone) {
   const int64_t first = sample_token(logits, 1000, config, 2, 7);
   sample_token(logits, 1000, config, 0, 0);
   EXPECT_EQ(sample_token(logits, 1000, config, 2, 7), first);
-  std::vector<int64_t> others = {sample_token(logits, 1000, config, 3, 7), sample_token(logits, 1000, config, 2, 8)};
+  std::vector<int64_t> others = {sample_token(logits, 1000, config, 3, 7),
+                                 sample_token(logits, 1000, config, 2, 8)};
   config.seed = 99;
   others.push_back(sample_token(logits, 1000, config, 2, 7));
   for (const int64_t other : others) EXPECT_NE(other, first);
@@ -110,21 +116,28 @@ TEST(SampleToken, TakesAnyFloatingType) {
 }
 
 TEST(SampleToken, RefusesLogitsThatAreNotFinite) {
-  const double nan = std::numeric_limits<double>::quiet_NaN(), inf = std::numeric_limits<double>::infinity();
+  const double nan = std::numeric_limits<double>::quiet_NaN(),
+               inf = std::numeric_limits<double>::infinity();
   for (const bool greedy : {true, false}) {
     SamplingConfig config;
     config.greedy = greedy;
-    for (const auto& values : {std::vector<double>{nan, nan, nan}, {nan, 1.0, 2.0}, {1.0, nan, 2.0}, {1.0, 2.0, nan},
-                               {1.0, inf, 2.0}, {-inf, -inf, -inf}}) {
+    for (const auto& values : {std::vector<double>{nan, nan, nan},
+                               {nan, 1.0, 2.0},
+                               {1.0, nan, 2.0},
+                               {1.0, 2.0, nan},
+                               {1.0, inf, 2.0},
+                               {-inf, -inf, -inf}}) {
       try {
         sample_token(at::tensor(values, at::kDouble), 3, config, 0, 11);
         FAIL() << "no error for " << testing::PrintToString(values);
       } catch (const Error& error) {
-        EXPECT_STREQ(error.what(), "the model's logits are not finite at position 11\n"
-                                   "hint: the checkpoint may come from a run that diverged");
+        EXPECT_STREQ(error.what(),
+                     "the model's logits are not finite at position 11\n"
+                     "hint: the checkpoint may come from a run that diverged");
       }
     }
-    EXPECT_EQ(sample_token(at::tensor({-inf, 1.0, -inf}, at::kDouble), 3, config, 0, 11), 1) << "an excluded token is legal";
+    EXPECT_EQ(sample_token(at::tensor({-inf, 1.0, -inf}, at::kDouble), 3, config, 0, 11), 1)
+        << "an excluded token is legal";
   }
 }
 
@@ -136,8 +149,10 @@ TEST(SamplingConfig, NamesEveryViolation) {
   config.seed = 0;
   Violations violations;
   config.validate(violations);
-  EXPECT_THAT(violations.messages(), ElementsAre(HasSubstr("--temperature 0 is outside (0, 100]"), HasSubstr("--top-k -1 is negative"),
-                                                 HasSubstr("--top-p 1.5 is outside [0, 1]"), HasSubstr("--seed 0 must be positive")));
+  EXPECT_THAT(violations.messages(), ElementsAre(HasSubstr("--temperature 0 is outside (0, 100]"),
+                                                 HasSubstr("--top-k -1 is negative"),
+                                                 HasSubstr("--top-p 1.5 is outside [0, 1]"),
+                                                 HasSubstr("--seed 0 must be positive")));
 }
 
 // -- the cache
@@ -149,7 +164,8 @@ TEST(DenseKVCache, ReturnsEverythingSoFarByLayer) {
   for (const int64_t count : {3, 1, 1}) {
     for (int64_t layer = 0; layer < 2; ++layer) {
       const double shift = 1000.0 * static_cast<double>(layer);
-      const auto [keys, values] = cache.append(layer, k.narrow(0, done, count) + shift, v.narrow(0, done, count) + shift);
+      const auto [keys, values] =
+          cache.append(layer, k.narrow(0, done, count) + shift, v.narrow(0, done, count) + shift);
       EXPECT_TRUE(at::equal(keys, k.narrow(0, 0, done + count) + shift));
       EXPECT_TRUE(at::equal(values, v.narrow(0, 0, done + count) + shift));
       EXPECT_FALSE(cache.padding_mask().defined());
@@ -177,10 +193,12 @@ TEST(DenseKVCache, HidesLeftPadding) {
   DenseKVCache cache(1, 4, {2, 0});
   const at::Tensor one = at::zeros({1, 2, 1, 1}), three = at::zeros({3, 2, 1, 1});
   cache.append(0, three, three);
-  EXPECT_TRUE(at::equal(cache.padding_mask().view({2, 3}), at::tensor({1, 1, 0, 0, 0, 0}).to(at::kBool).view({2, 3})));
+  EXPECT_TRUE(at::equal(cache.padding_mask().view({2, 3}),
+                        at::tensor({1, 1, 0, 0, 0, 0}).to(at::kBool).view({2, 3})));
   cache.advance(3);
   cache.append(0, one, one);
-  EXPECT_TRUE(at::equal(cache.padding_mask(), at::tensor({1, 1, 0, 0, 0, 0, 0, 0}).to(at::kBool).view({2, 1, 1, 4})));
+  EXPECT_TRUE(at::equal(cache.padding_mask(),
+                        at::tensor({1, 1, 0, 0, 0, 0, 0, 0}).to(at::kBool).view({2, 1, 1, 4})));
   EXPECT_THROW(cache.advance(2), InternalError);
 }
 

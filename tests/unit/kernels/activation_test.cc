@@ -14,22 +14,30 @@ struct Formula {
 };
 
 double sigmoid(double x) { return 1 / (1 + std::exp(-x)); }
-double gelu_tanh(double x) { return 0.5 * x * (1 + std::tanh(std::sqrt(2 / M_PI) * (x + 0.044715 * x * x * x))); }
+double gelu_tanh(double x) {
+  return 0.5 * x * (1 + std::tanh(std::sqrt(2 / M_PI) * (x + 0.044715 * x * x * x)));
+}
 
 const Formula kFormulas[] = {
-    {ActivationKernel::kGelu, false, 0, [](double x, double, double) { return 0.5 * x * std::erfc(-x / std::sqrt(2.0)); }},
+    {ActivationKernel::kGelu, false, 0,
+     [](double x, double, double) { return 0.5 * x * std::erfc(-x / std::sqrt(2.0)); }},
     {ActivationKernel::kGeluTanh, false, 0, [](double x, double, double) { return gelu_tanh(x); }},
-    {ActivationKernel::kSquaredRelu, false, 0, [](double x, double, double) { return x > 0 ? x * x : 0.0; }},
-    {ActivationKernel::kSwiglu, true, 0, [](double x, double up, double) { return x * sigmoid(x) * up; }},
-    {ActivationKernel::kGeglu, true, 0, [](double x, double up, double) { return gelu_tanh(x) * up; }},
+    {ActivationKernel::kSquaredRelu, false, 0,
+     [](double x, double, double) { return x > 0 ? x * x : 0.0; }},
+    {ActivationKernel::kSwiglu, true, 0,
+     [](double x, double up, double) { return x * sigmoid(x) * up; }},
+    {ActivationKernel::kGeglu, true, 0,
+     [](double x, double up, double) { return gelu_tanh(x) * up; }},
     {ActivationKernel::kQuickGeglu, true, 1.0,
      [](double x, double up, double offset) { return x * sigmoid(1.702 * x) * (up + offset); }},
 };
 
-void test_activation(DType dtype, const Formula& formula, int64_t rows, int64_t features, double scale) {
+void test_activation(DType dtype, const Formula& formula, int64_t rows, int64_t features,
+                     double scale) {
   const std::string what = "kind " + std::to_string(static_cast<int>(formula.kind));
   const int64_t width = formula.gated ? 2 * features : features;
-  const Elements x(dtype, normal_values(rows * width, 1, scale)), dy(dtype, normal_values(rows * features, 2));
+  const Elements x(dtype, normal_values(rows * width, 1, scale)),
+      dy(dtype, normal_values(rows * features, 2));
   Elements y(dtype, rows * features), dx(dtype, rows * width);
   ActivationArgs args;
   args.kind = formula.kind;
@@ -52,8 +60,11 @@ void test_activation(DType dtype, const Formula& formula, int64_t rows, int64_t 
   Doubles expected_y(rows * features), expected_dx(rows * width);
   for (int64_t row = 0; row < rows; ++row) {
     for (int64_t i = 0; i < features; ++i) {
-      const int64_t first = row * width + i, second = formula.gated ? first + features : first, at = row * features + i;
-      const auto f = [&](const Doubles& pair) { return formula.y(pair[0], pair[1], formula.offset); };
+      const int64_t first = row * width + i, second = formula.gated ? first + features : first,
+                    at = row * features + i;
+      const auto f = [&](const Doubles& pair) {
+        return formula.y(pair[0], pair[1], formula.offset);
+      };
       expected_y[at] = f({in[first], in[second]});
       const Doubles slopes = differences({in[first], in[second]}, f);
       expected_dx[first] = up[at] * slopes[0];
@@ -70,8 +81,8 @@ TEST_P(ActivationKernels, ForwardAndBackward) {
   for (const Formula& formula : kFormulas) {
     test_activation(GetParam(), formula, 3, 1, 2.0);
     test_activation(GetParam(), formula, 5, 37, 2.0);
-    test_activation(GetParam(), formula, 2, 530, 2.0);   // longer than one run of the kernel
-    test_activation(GetParam(), formula, 2, 64, 60.0);   // far into both tails
+    test_activation(GetParam(), formula, 2, 530, 2.0);  // longer than one run of the kernel
+    test_activation(GetParam(), formula, 2, 64, 60.0);  // far into both tails
   }
 }
 

@@ -5,13 +5,15 @@
 namespace megatron {
 namespace {
 
-// Values between two neighbours of each narrow type, ties among them, at lengths with and without a vector's rest.
+// Values between two neighbours of each narrow type, ties among them, at lengths with and without a
+// vector's rest.
 template <class Acc>
 void test_rounding(DType dtype) {
   std::vector<Acc> run;
   for (int i = 0; i < 64; ++i) {
     for (const int bits : {8, 9, 11, 12}) {
-      run.push_back(static_cast<Acc>(i % 2 == 0 ? 1 : -3) * (1 + static_cast<Acc>(i) * static_cast<Acc>(std::ldexp(1.0, -bits))));
+      run.push_back(static_cast<Acc>(i % 2 == 0 ? 1 : -3) *
+                    (1 + static_cast<Acc>(i) * static_cast<Acc>(std::ldexp(1.0, -bits))));
     }
   }
   run.push_back(std::numeric_limits<Acc>::infinity());
@@ -22,7 +24,8 @@ void test_rounding(DType dtype) {
   store_run<Acc>(dtype, out.data(), 1, count, run.data());
   EXPECT_TRUE(std::isnan(out[0]));
   const Elements expected(dtype, Doubles(run.begin(), run.end()));
-  for (int64_t i = 0; i < count; ++i) EXPECT_EQ(out[i + 1], expected[i]) << run[static_cast<size_t>(i)];
+  for (int64_t i = 0; i < count; ++i)
+    EXPECT_EQ(out[i + 1], expected[i]) << run[static_cast<size_t>(i)];
 
   std::vector<Acc> scratch(run.size());
   const Acc* back = load_run<Acc>(dtype, out.data(), 1, count, scratch.data());

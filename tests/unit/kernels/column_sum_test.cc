@@ -35,12 +35,14 @@ TEST_P(ColumnSumKernels, AddsBlocksToATarget) {
   const Elements partial(wide(GetParam()), normal_values(kBlocks * kColumns, 1));
   for (const double beta : {0.0, 1.0, 0.5}) {
     // beta = 0 ignores what the target held, even NaN.
-    Elements target = beta == 0 ? Elements(GetParam(), kColumns) : Elements(GetParam(), normal_values(kColumns, 2));
+    Elements target = beta == 0 ? Elements(GetParam(), kColumns)
+                                : Elements(GetParam(), normal_values(kColumns, 2));
     Doubles expected = beta == 0 ? Doubles(kColumns, 0.0) : target.values();
     const double last = target.values().back();
     for (int64_t i = 0; i < kColumns; ++i) {
       expected[i] *= beta;
-      for (int64_t block = 0; block < kBlocks; ++block) expected[i] += partial[block * kColumns + i];
+      for (int64_t block = 0; block < kBlocks; ++block)
+        expected[i] += partial[block * kColumns + i];
     }
     PartialSum sum;
     sum.dtype = wide(GetParam());

@@ -25,7 +25,8 @@ TEST_P(EmbeddingKernels, ForwardCopiesRows) {
   embedding_forward_cpu(args, 4, count);
   Doubles expected;
   for (const int64_t id : kIds) {
-    const Doubles row = id < 0 ? Doubles(kColumns, 0.0) : slice(weight.values(), id * kColumns, kColumns);
+    const Doubles row =
+        id < 0 ? Doubles(kColumns, 0.0) : slice(weight.values(), id * kColumns, kColumns);
     expected.insert(expected.end(), row.begin(), row.end());
   }
   EXPECT_EQ(out.values(), expected);
@@ -50,7 +51,8 @@ TEST_P(EmbeddingKernels, BackwardAddsToItsRows) {
       embedding_backward_cpu(args, begin, end);
       for (int64_t i = 0; i < count; ++i) {
         if (kIds[i] < begin || kIds[i] >= end) continue;
-        for (int64_t j = 0; j < kColumns; ++j) expected[kIds[i] * kColumns + j] += dy[i * kColumns + j];
+        for (int64_t j = 0; j < kColumns; ++j)
+          expected[kIds[i] * kColumns + j] += dy[i * kColumns + j];
       }
       expect_near(target, expected, tolerance(target_type), "target");
     };

@@ -40,8 +40,10 @@ TEST(Hash, IsTheOneThatIsDescribed) {
   Bytes counting(256);
   std::iota(counting.begin(), counting.end(), 0);
   const std::vector<Bytes> runs = {{}, {'a'}, {}, counting, pattern(300001), {}};
-  const std::vector<uint64_t> expected = {0, 0x4f5da978776a9db1ULL, 0, 0x0308856e007df973ULL, 0xccdfadd1f14a5c89ULL, 0};
-  for (const int64_t blocks : {1, 2, 100}) EXPECT_EQ(hashes_of(runs, blocks), expected) << blocks << " blocks at once";
+  const std::vector<uint64_t> expected = {
+      0, 0x4f5da978776a9db1ULL, 0, 0x0308856e007df973ULL, 0xccdfadd1f14a5c89ULL, 0};
+  for (const int64_t blocks : {1, 2, 100})
+    EXPECT_EQ(hashes_of(runs, blocks), expected) << blocks << " blocks at once";
 }
 
 TEST(Hash, EveryBitChangesIt) {
@@ -55,10 +57,12 @@ TEST(Hash, EveryBitChangesIt) {
   EXPECT_EQ(hash_of(bytes), before);
 }
 
-// For any two words and any index the terms differ, since each step of the mixing can be taken back; a sample of neighbours.
+// For any two words and any index the terms differ, since each step of the mixing can be taken
+// back; a sample of neighbours.
 TEST(Hash, WordsAndPlacesCount) {
   for (uint64_t index = 0; index < 1000; ++index)
-    for (int bit = 0; bit < 64; ++bit) EXPECT_NE(hash_word(index * index, index), hash_word((index * index) ^ (1ULL << bit), index));
+    for (int bit = 0; bit < 64; ++bit)
+      EXPECT_NE(hash_word(index * index, index), hash_word((index * index) ^ (1ULL << bit), index));
   Bytes bytes(64, 0);
   bytes[0] = 1;
   Bytes moved(64, 0);

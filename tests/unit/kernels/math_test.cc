@@ -1,10 +1,10 @@
-#include "megatron/kernels/detail/activation_math.h"
-
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <cmath>
 #include <limits>
+
+#include "megatron/kernels/detail/activation_math.h"
 
 namespace megatron {
 namespace {
@@ -13,12 +13,14 @@ namespace {
 double ulps(float got, double exact) {
   const float rounded = static_cast<float>(exact);
   const float next = std::nextafter(std::abs(rounded), std::numeric_limits<float>::infinity());
-  return std::abs(static_cast<double>(got) - exact) / (static_cast<double>(next) - std::abs(rounded));
+  return std::abs(static_cast<double>(got) - exact) /
+         (static_cast<double>(next) - std::abs(rounded));
 }
 
 TEST(Math, ExpIsAccurate) {
   double worst = 0;
-  for (float x = -87.0f; x < 88.7f; x += 0.00137f) worst = std::max(worst, ulps(fast_exp(x), std::exp(double{x})));
+  for (float x = -87.0f; x < 88.7f; x += 0.00137f)
+    worst = std::max(worst, ulps(fast_exp(x), std::exp(double{x})));
   EXPECT_LT(worst, 2.0);
 }
 
@@ -57,7 +59,8 @@ TEST(Math, SinesOfTurnsAreAccurate) {
 TEST(Math, NormalDistributionFunctionIsAccurate) {
   double relative = 0, absolute = 0;
   for (float x = -12.0f; x < 8.0f; x += 0.00091f) {
-    const double exact = 0.5 * std::erfc(-double{x} / std::sqrt(2.0)), error = std::abs(normal_cdf(x) - exact);
+    const double exact = 0.5 * std::erfc(-double{x} / std::sqrt(2.0)),
+                 error = std::abs(normal_cdf(x) - exact);
     absolute = std::max(absolute, error);
     if (x > -5.0f) relative = std::max(relative, error / exact);
   }

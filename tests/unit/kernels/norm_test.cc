@@ -24,7 +24,8 @@ Statistics statistics(bool layer_norm, const Doubles& x) {
 Doubles normalised(bool layer_norm, const Doubles& x, const Doubles& gain, const Doubles& bias) {
   const auto [mean, rstd] = statistics(layer_norm, x);
   Doubles y(x.size());
-  for (size_t i = 0; i < x.size(); ++i) y[i] = (x[i] - mean) * rstd * gain[i] + (bias.empty() ? 0.0 : bias[i]);
+  for (size_t i = 0; i < x.size(); ++i)
+    y[i] = (x[i] - mean) * rstd * gain[i] + (bias.empty() ? 0.0 : bias[i]);
   return y;
 }
 
@@ -34,7 +35,8 @@ struct Shape {
 
 void test_forward(DType dtype, bool layer_norm, bool with_bias, Shape shape) {
   const auto [rows, columns] = shape;
-  const Elements x(dtype, normal_values(rows * columns, 1, 3.0)), gain(wide(dtype), normal_values(columns, 2));
+  const Elements x(dtype, normal_values(rows * columns, 1, 3.0)),
+      gain(wide(dtype), normal_values(columns, 2));
   const Elements bias(wide(dtype), normal_values(columns, 3));
   Elements y(dtype, rows * columns), mean(wide(dtype), rows), rstd(wide(dtype), rows);
   NormForward norm;
@@ -56,7 +58,8 @@ void test_forward(DType dtype, bool layer_norm, bool with_bias, Shape shape) {
   Doubles expected, means, rstds;
   for (int64_t row = 0; row < rows; ++row) {
     const Doubles one = slice(x.values(), row * columns, columns);
-    for (const double value : normalised(layer_norm, one, gain.values(), with_bias ? bias.values() : Doubles())) {
+    for (const double value :
+         normalised(layer_norm, one, gain.values(), with_bias ? bias.values() : Doubles())) {
       expected.push_back(value);
     }
     means.push_back(statistics(layer_norm, one).mean);
@@ -78,11 +81,14 @@ void test_forward(DType dtype, bool layer_norm, bool with_bias, Shape shape) {
 void test_backward(DType dtype, bool layer_norm, bool with_bias, Shape shape) {
   const auto [rows, columns] = shape;
   const int64_t blocks = (rows + kNormRowsPerBlock - 1) / kNormRowsPerBlock;
-  const Elements x(dtype, normal_values(rows * columns, 1, 3.0)), gain(wide(dtype), normal_values(columns, 2));
+  const Elements x(dtype, normal_values(rows * columns, 1, 3.0)),
+      gain(wide(dtype), normal_values(columns, 2));
   const Elements dy(dtype, normal_values(rows * columns, 4));
-  Doubles means, rstds, expected_dx, expected_dgain(blocks * columns), expected_dbias(blocks * columns);
+  Doubles means, rstds, expected_dx, expected_dgain(blocks * columns),
+      expected_dbias(blocks * columns);
   for (int64_t row = 0; row < rows; ++row) {
-    const Doubles one = slice(x.values(), row * columns, columns), up = slice(dy.values(), row * columns, columns);
+    const Doubles one = slice(x.values(), row * columns, columns),
+                  up = slice(dy.values(), row * columns, columns);
     means.push_back(statistics(layer_norm, one).mean);
     rstds.push_back(statistics(layer_norm, one).rstd);
     const auto loss = [&](const Doubles& at, const Doubles& weight, const Doubles& shift) {
@@ -92,18 +98,22 @@ void test_backward(DType dtype, bool layer_norm, bool with_bias, Shape shape) {
       return sum;
     };
     const Doubles none(columns, 0.0), weight = gain.values();
-    for (const double value : differences(one, [&](const Doubles& at) { return loss(at, weight, none); })) {
+    for (const double value :
+         differences(one, [&](const Doubles& at) { return loss(at, weight, none); })) {
       expected_dx.push_back(value);
     }
-    const Doubles dgain = differences(weight, [&](const Doubles& at) { return loss(one, at, none); });
-    const Doubles dbias = differences(none, [&](const Doubles& at) { return loss(one, weight, at); });
+    const Doubles dgain =
+        differences(weight, [&](const Doubles& at) { return loss(one, at, none); });
+    const Doubles dbias =
+        differences(none, [&](const Doubles& at) { return loss(one, weight, at); });
     for (int64_t i = 0; i < columns; ++i) {
       expected_dgain[row / kNormRowsPerBlock * columns + i] += dgain[i];
       expected_dbias[row / kNormRowsPerBlock * columns + i] += dbias[i];
     }
   }
   const Elements mean(wide(dtype), means), rstd(wide(dtype), rstds);
-  Elements dx(dtype, rows * columns), dgain(wide(dtype), blocks * columns), dbias(wide(dtype), blocks * columns);
+  Elements dx(dtype, rows * columns), dgain(wide(dtype), blocks * columns),
+      dbias(wide(dtype), blocks * columns);
   NormBackward norm;
   norm.layer_norm = layer_norm;
   norm.dtype = dtype;

@@ -28,12 +28,14 @@ TEST(Philox, KnownAnswers) {
 }
 
 TEST(Philox, ManyBlocksEqualSingleOnes) {
-  const uint64_t key = 0x299f31d0a4093822u, first = 0xfffffff0u;  // the low word of the counter overflows on the way
+  // The low word of the counter overflows on the way
+  const uint64_t key = 0x299f31d0a4093822u, first = 0xfffffff0u;
   Words words(4 * 41);
   philox_words_cpu(key, first, 7, 9, 41, words.data());
   for (uint64_t i = 0; i < 41; ++i) {
-    const Words one = rounds({static_cast<uint32_t>(first + i), static_cast<uint32_t>((first + i) >> 32), 7, 9},
-                             static_cast<uint32_t>(key), static_cast<uint32_t>(key >> 32));
+    const Words one =
+        rounds({static_cast<uint32_t>(first + i), static_cast<uint32_t>((first + i) >> 32), 7, 9},
+               static_cast<uint32_t>(key), static_cast<uint32_t>(key >> 32));
     for (uint64_t j = 0; j < 4; ++j) EXPECT_EQ(words[4 * i + j], one[j]) << i << " " << j;
   }
 }
@@ -51,7 +53,8 @@ TEST(Philox, NormalDrawsAreFixed) {
   float expected[8];
   Words words(8);
   philox_words_cpu(42, 0, 0, 0, 2, words.data());
-  for (int i = 0; i < 4; ++i) normal_pair(words[2 * i], words[2 * i + 1], &expected[2 * i], &expected[2 * i + 1]);
+  for (int i = 0; i < 4; ++i)
+    normal_pair(words[2 * i], words[2 * i + 1], &expected[2 * i], &expected[2 * i + 1]);
   const uint32_t frozen[8] = {0xbf785e5c, 0x3e46ace8, 0xbf9e28d2, 0x3ff6433c,
                               0xbd95e033, 0x3e0e7a13, 0xbf8da734, 0x3ea742fe};
   for (int i = 0; i < 8; ++i) {
@@ -68,8 +71,9 @@ TEST(Philox, DropThresholdCoversTheEnds) {
 
 // The word of element e: e % 4 of block e / 4 above `high`, with the other two counters.
 uint32_t word_at(uint64_t key, uint64_t e, uint32_t high, uint32_t c2, uint32_t c3) {
-  const Words block = rounds({static_cast<uint32_t>(e / 4), static_cast<uint32_t>(e / 4 >> 32) + high, c2, c3},
-                             static_cast<uint32_t>(key), static_cast<uint32_t>(key >> 32));
+  const Words block =
+      rounds({static_cast<uint32_t>(e / 4), static_cast<uint32_t>(e / 4 >> 32) + high, c2, c3},
+             static_cast<uint32_t>(key), static_cast<uint32_t>(key >> 32));
   return block[e % 4];
 }
 
@@ -100,7 +104,9 @@ TEST_P(RandomKernels, FillsByPlace) {
       for (int64_t row = 0; row < kRows; ++row) {
         for (int64_t i = 0; i < kColumns; ++i) {
           const uint64_t e = static_cast<uint64_t>((70 + row) * 1001 + offset + i);
-          const auto unit = [&](uint64_t at) { return word_at(fill.key, at, 0, 0, 0) / 4294967296.0; };
+          const auto unit = [&](uint64_t at) {
+            return word_at(fill.key, at, 0, 0, 0) / 4294967296.0;
+          };
           if (normal) {  // Box-Muller over pairs of elements
             const float u = static_cast<float>(unit(e / 2 * 2) + 0.5 / 4294967296.0);
             const double radius = std::sqrt(-2 * std::log(double{u}));
@@ -112,13 +118,15 @@ TEST_P(RandomKernels, FillsByPlace) {
         }
       }
       // The draws themselves are fp32.
-      expect_near(out, expected, std::max(tolerance(GetParam()), 1e-6), normal ? "normal" : "uniform");
+      expect_near(out, expected, std::max(tolerance(GetParam()), 1e-6),
+                  normal ? "normal" : "uniform");
     }
   }
 }
 
 void test_dropout(DType x_type, DType out_type, double p, bool with_residual) {
-  constexpr int64_t kSequence = 3, kBatch = 2, kFeatures = 601, kCount = kSequence * kBatch * kFeatures;
+  constexpr int64_t kSequence = 3, kBatch = 2, kFeatures = 601,
+                    kCount = kSequence * kBatch * kFeatures;
   const std::vector<int64_t> sample = {5, int64_t{1} << 33}, position = {7, 3, 4};
   const Elements x(x_type, normal_values(kCount, 1)), residual(out_type, normal_values(kCount, 2));
   Elements out(out_type, kCount);
@@ -142,8 +150,9 @@ void test_dropout(DType x_type, DType out_type, double p, bool with_residual) {
   for (int64_t row = 0; row < kSequence * kBatch; ++row) {
     const uint64_t who = static_cast<uint64_t>(sample[row % kBatch]);
     for (int64_t i = 0; i < kFeatures; ++i) {
-      const uint32_t word = word_at(99, static_cast<uint64_t>(i), static_cast<uint32_t>(position[row / kBatch]),
-                                    static_cast<uint32_t>(who), static_cast<uint32_t>(who >> 32));
+      const uint32_t word =
+          word_at(99, static_cast<uint64_t>(i), static_cast<uint32_t>(position[row / kBatch]),
+                  static_cast<uint32_t>(who), static_cast<uint32_t>(who >> 32));
       const int64_t at = row * kFeatures + i;
       const double kept = word < p * 4294967296.0 ? 0.0 : x[at] / (1 - p);
       expected.push_back(kept + (with_residual ? residual[at] : 0.0));
@@ -196,8 +205,9 @@ TEST(AttentionDropoutKernel, MaskByPlace) {
         const uint64_t who = static_cast<uint64_t>(sample[row / kQueries / kHeads]);
         const uint64_t head = static_cast<uint64_t>(kFirstHead + row / kQueries % kHeads);
         for (int64_t i = 0; i < count; ++i) {
-          const uint32_t word = word_at(77, static_cast<uint64_t>(keys[i]), static_cast<uint32_t>(query[row % kQueries]),
-                                        static_cast<uint32_t>(who), static_cast<uint32_t>((who >> 32) + head * 65536));
+          const uint32_t word = word_at(
+              77, static_cast<uint64_t>(keys[i]), static_cast<uint32_t>(query[row % kQueries]),
+              static_cast<uint32_t>(who), static_cast<uint32_t>((who >> 32) + head * 65536));
           const float expected = word < p * 4294967296.0 ? 0.0f : static_cast<float>(1 / (1 - p));
           wrong += out[static_cast<size_t>(row * count + i)] != expected;
         }

@@ -1,5 +1,5 @@
-// Arrays of any floating element type seen as doubles, and derivatives by differences: what the references of the kernel
-// tests are written with. The conversions share nothing with the kernels'.
+// Arrays of any floating element type seen as doubles, and derivatives by differences: what the
+// references of the kernel tests are written with. The conversions share nothing with the kernels'.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -22,11 +22,14 @@ using Doubles = std::vector<double>;
 
 // Between the two neighbours the nearer one, at equal distance the even one.
 inline uint16_t bfloat16_bits(double value) {
-  const auto widened = [](uint32_t high) { return static_cast<double>(std::bit_cast<float>(high << 16)); };
+  const auto widened = [](uint32_t high) {
+    return static_cast<double>(std::bit_cast<float>(high << 16));
+  };
   const uint32_t down = std::bit_cast<uint32_t>(static_cast<float>(value)) >> 16;
   if (std::isnan(value) || widened(down) == value) return static_cast<uint16_t>(down);
   const double below = std::abs(value - widened(down)), above = std::abs(value - widened(down + 1));
-  return static_cast<uint16_t>(above < below || (above == below && down % 2 == 1) ? down + 1 : down);
+  return static_cast<uint16_t>(above < below || (above == below && down % 2 == 1) ? down + 1
+                                                                                  : down);
 }
 
 class Elements {
@@ -34,7 +37,8 @@ class Elements {
   // Every element NaN, so that one that was not written shows.
   Elements(DType dtype, int64_t count)
       : dtype_(dtype), bytes_(static_cast<size_t>(count * size_of(dtype)), std::byte{0xff}) {}
-  Elements(DType dtype, const Doubles& values) : Elements(dtype, static_cast<int64_t>(values.size())) {
+  Elements(DType dtype, const Doubles& values)
+      : Elements(dtype, static_cast<int64_t>(values.size())) {
     for (size_t i = 0; i < values.size(); ++i) set(static_cast<int64_t>(i), values[i]);
   }
 
@@ -46,10 +50,14 @@ class Elements {
   // An element after rounding to the type.
   double operator[](int64_t i) const {
     switch (dtype_) {
-      case DType::kFloat64: return read<double>(i);
-      case DType::kFloat32: return read<float>(i);
-      case DType::kFloat16: return static_cast<double>(read<_Float16>(i));
-      default: return std::bit_cast<float>(static_cast<uint32_t>(read<uint16_t>(i)) << 16);
+      case DType::kFloat64:
+        return read<double>(i);
+      case DType::kFloat32:
+        return read<float>(i);
+      case DType::kFloat16:
+        return static_cast<double>(read<_Float16>(i));
+      default:
+        return std::bit_cast<float>(static_cast<uint32_t>(read<uint16_t>(i)) << 16);
     }
   }
   Doubles values() const {
@@ -71,10 +79,14 @@ class Elements {
   }
   void set(int64_t i, double value) {
     switch (dtype_) {
-      case DType::kFloat64: return write(i, value);
-      case DType::kFloat32: return write(i, static_cast<float>(value));
-      case DType::kFloat16: return write(i, static_cast<_Float16>(value));
-      default: return write(i, bfloat16_bits(value));
+      case DType::kFloat64:
+        return write(i, value);
+      case DType::kFloat32:
+        return write(i, static_cast<float>(value));
+      case DType::kFloat16:
+        return write(i, static_cast<_Float16>(value));
+      default:
+        return write(i, bfloat16_bits(value));
     }
   }
 
@@ -83,7 +95,9 @@ class Elements {
 };
 
 // The type that statistics of `dtype` have.
-inline DType wide(DType dtype) { return dtype == DType::kFloat64 ? DType::kFloat64 : DType::kFloat32; }
+inline DType wide(DType dtype) {
+  return dtype == DType::kFloat64 ? DType::kFloat64 : DType::kFloat32;
+}
 
 inline Doubles normal_values(int64_t count, unsigned seed, double scale = 1.0) {
   std::mt19937 random(seed);
@@ -112,17 +126,24 @@ Doubles differences(Doubles x, const F& f) {
 // One rounding to the type, with room for a few hundred terms in fp32.
 inline double tolerance(DType dtype) {
   switch (dtype) {
-    case DType::kFloat64: return 1e-12;
-    case DType::kFloat32: return 3e-6;
-    case DType::kFloat16: return 1e-3;
-    default: return 8e-3;
+    case DType::kFloat64:
+      return 1e-12;
+    case DType::kFloat32:
+      return 3e-6;
+    case DType::kFloat16:
+      return 1e-3;
+    default:
+      return 8e-3;
   }
 }
 // The same for what is compared with differences.
-inline double gradient_tolerance(DType dtype) { return dtype == DType::kFloat64 ? 1e-8 : tolerance(dtype); }
+inline double gradient_tolerance(DType dtype) {
+  return dtype == DType::kFloat64 ? 1e-8 : tolerance(dtype);
+}
 
 // Differences of at most `allowed` * max(1, largest expected value).
-inline void expect_near(const Elements& got, const Doubles& expected, double allowed, const std::string& what) {
+inline void expect_near(const Elements& got, const Doubles& expected, double allowed,
+                        const std::string& what) {
   const Doubles values = got.values();
   ASSERT_EQ(values.size(), expected.size()) << what;
   double largest = 1.0;
@@ -142,6 +163,8 @@ inline Doubles slice(const Doubles& values, int64_t begin, int64_t count) {
 class FloatingTypes : public ::testing::TestWithParam<DType> {};
 inline const auto kFloatingTypes =
     ::testing::Values(DType::kFloat64, DType::kFloat32, DType::kBFloat16, DType::kFloat16);
-inline std::string type_name(const ::testing::TestParamInfo<DType>& info) { return std::string(to_string(info.param)); }
+inline std::string type_name(const ::testing::TestParamInfo<DType>& info) {
+  return std::string(to_string(info.param));
+}
 
 }  // namespace megatron

@@ -1,5 +1,5 @@
-// A GPT model on data and tensor ranks as threads, with everything that can be sharded sharded: losses and weights equal
-// those of one rank.
+// A GPT model on data and tensor ranks as threads, with everything that can be sharded sharded:
+// losses and weights equal those of one rank.
 #include <gtest/gtest.h>
 
 #include <mutex>
@@ -29,11 +29,12 @@ struct Sharding {
   bool recompute = false;
 };
 
-void train_rank(const GPTConfig& config, const Sharding& sharding, const std::shared_ptr<Backend>& world,
-                std::mutex& mutex, Trained& result) {
+void train_rank(const GPTConfig& config, const Sharding& sharding,
+                const std::shared_ptr<Backend>& world, std::mutex& mutex, Trained& result) {
   ParallelConfig parallel;
   parallel.tensor_model_parallel_size = sharding.tp;
-  const ParallelGroups groups = make_parallel_groups(parallel, world, config.transformer.query_groups());
+  const ParallelGroups groups =
+      make_parallel_groups(parallel, world, config.transformer.query_groups());
   GPTModel model(config, groups);
   DistributedDataParallel store(model, groups, at::kDouble, at::kCPU, sharding.data);
   store.initialize(7);
@@ -47,8 +48,10 @@ void train_rank(const GPTConfig& config, const Sharding& sharding, const std::sh
     at::Tensor totals = at::zeros({2}, at::kDouble);
     for (int64_t i = 0; i < mine; ++i) {
       const int64_t sample = step * kBatch + groups.dp_cp.rank() * mine + i;
-      const at::Tensor text = at::arange(13, at::kLong).view({1, 13}).mul(5 + sample).remainder(config.vocab_size);
-      const at::Tensor tokens = text.slice(1, 0, -1).contiguous(), labels = text.slice(1, 1).contiguous();
+      const at::Tensor text =
+          at::arange(13, at::kLong).view({1, 13}).mul(5 + sample).remainder(config.vocab_size);
+      const at::Tensor tokens = text.slice(1, 0, -1).contiguous(),
+                       labels = text.slice(1, 1).contiguous();
       RecomputeTape tape;
       ForwardContext context = context_for(tokens, /*training=*/true, sample);
       if (sharding.recompute) context.tape = &tape;
@@ -92,7 +95,8 @@ void expect_equal(const GPTConfig& config, bool recompute) {
   sharding.recompute = recompute;
   const Trained one = train(config, sharding);
   for (const int tp : {1, 2}) {
-    for (const auto strategy : {ShardingStrategy::kOptim, ShardingStrategy::kOptimGrads, ShardingStrategy::kOptimGradsParams}) {
+    for (const auto strategy : {ShardingStrategy::kOptim, ShardingStrategy::kOptimGrads,
+                                ShardingStrategy::kOptimGradsParams}) {
       SCOPED_TRACE(cat("tp ", tp, " strategy ", static_cast<int>(strategy)));
       sharding.tp = tp;
       sharding.dp = 2;
@@ -101,7 +105,8 @@ void expect_equal(const GPTConfig& config, bool recompute) {
       sharding.data.overlap_grad_reduce = sharding.data.overlap_param_gather = true;
       const Trained many = train(config, sharding);
       ASSERT_EQ(many.losses.size(), one.losses.size());
-      for (size_t i = 0; i < one.losses.size(); ++i) EXPECT_NEAR(many.losses[i], one.losses[i], 1e-10) << "step " << i;
+      for (size_t i = 0; i < one.losses.size(); ++i)
+        EXPECT_NEAR(many.losses[i], one.losses[i], 1e-10) << "step " << i;
       ASSERT_EQ(many.weights.size(), one.weights.size());
       for (const auto& [name, weight] : one.weights)
         EXPECT_LE((many.weights.at(name) - weight).abs().max().item<double>(), 1e-8) << name;

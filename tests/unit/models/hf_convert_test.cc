@@ -344,7 +344,8 @@ TEST_F(HfConvert, PicklesAreNotRead) {
 TEST_F(HfConvert, ATokenizerIsExportedWithItsConfiguration) {
   const fs::path folder = copy("llama2");
   const fs::path tokenizers = fs::path(MEGATRON_SOURCE_DIR) / "tests/golden/tokenizers";
-  fs::copy_file(tokenizers / "llama3.json", folder / "tokenizer.json", fs::copy_options::overwrite_existing);
+  fs::copy_file(tokenizers / "llama3.json", folder / "tokenizer.json",
+                fs::copy_options::overwrite_existing);
   fs::remove(folder / "tokenizer_config.json");
   import_hf_folder(folder, root_ / "ours");
   export_hf_folder({root_ / "ours", {}, root_ / "theirs", "", 1 << 20});
@@ -376,12 +377,14 @@ TEST_F(HfConvert, BrokenConfigurationsAreNamed) {
     const std::string message = error_of([&] { open_model(request); });
     EXPECT_TRUE(message.starts_with(path + error)) << text.substr(0, 200) << "\n" << message;
   };
-  const auto expect_edited = [&](const std::function<void(ordered_json&)>& edit, const std::string& error) {
+  const auto expect_edited = [&](const std::function<void(ordered_json&)>& edit,
+                                 const std::string& error) {
     ordered_json json = ordered_json::parse(good);
     edit(json);
     expect(json.dump(2), error);
   };
-  const auto expect_value = [&](const char* key, const ordered_json& value, const std::string& error) {
+  const auto expect_value = [&](const char* key, const ordered_json& value,
+                                const std::string& error) {
     expect_edited([&](ordered_json& json) { json[key] = value; }, error);
   };
   expect("", ": is empty\nhint: a configuration is an object with a model_type");
@@ -399,7 +402,8 @@ TEST_F(HfConvert, BrokenConfigurationsAreNamed) {
   expect("{\"a\": [" + std::string(100000, '['), ":1:");
   expect(good.substr(0, good.size() / 2), ":");
   expect("{\n  \"model_type\": \"llama\",\n  \"rope_theta\": Infinity\n}",
-         ":3:17: is not JSON: Infinity and NaN are no numbers of JSON\nhint: write the number that is meant");
+         ":3:17: is not JSON: Infinity and NaN are no numbers of JSON\nhint: write the number that "
+         "is meant");
   expect("{\n  \"rope_theta\": NaN}", ":2:17: is not JSON: Infinity and NaN");
   expect("{\"rope_theta\": -Infinity}", ":1:17: is not JSON: Infinity and NaN");
   expect("{'model_type': 'llama'}", ":1:2: is not JSON: ");
@@ -409,30 +413,46 @@ TEST_F(HfConvert, BrokenConfigurationsAreNamed) {
   expect_value("model_type", nullptr, ": has no model_type");
   expect_value("model_type", "", ": has no model_type");
   expect_value("model_type", 7, ": model_type is 7, expected a string");
-  expect_value("model_type", "mamba", ": models of the type \"mamba\" are not known\nhint: types that are: ");
-  expect_edited([](ordered_json& json) { json["model_type"] = "mixtral", json["num_local_experts"] = 8; },
-                ": is of a \"mixtral\" model with 8 experts per layer; mixture of experts is not built yet");
-  expect_edited([](ordered_json& json) { json["model_type"] = "qwen3_moe", json["num_experts"] = 128; },
-                ": is of a \"qwen3_moe\" model with 128 experts per layer; mixture of experts is not built yet");
-  expect_edited([](ordered_json& json) { json["model_type"] = "deepseek_v3", json["n_routed_experts"] = 256; },
-                ": is of a \"deepseek_v3\" model with 256 experts per layer; mixture of experts is not built yet");
-  expect_edited([](ordered_json& json) {
-    json["model_type"] = "llama4";
-    json["text_config"] = {{"num_local_experts", 16}};
-  }, ": is of a \"llama4\" model with 16 experts per layer; mixture of experts is not built yet");
-  expect_value("quantization_config", {{"quant_method", "gptq"}, {"bits", 4}},
-               ": the weights are quantised by gptq (quantization_config), which is not built yet\nhint: ");
-  expect_value("quantization_config", {{"bits", 4}}, ": the weights are quantised by a method without a name");
-  expect_value("quantization_config", "int8", ": quantization_config is \"int8\", expected an object");
+  expect_value("model_type", "mamba",
+               ": models of the type \"mamba\" are not known\nhint: types that are: ");
+  expect_edited(
+      [](ordered_json& json) { json["model_type"] = "mixtral", json["num_local_experts"] = 8; },
+      ": is of a \"mixtral\" model with 8 experts per layer; mixture of experts is not built yet");
+  expect_edited(
+      [](ordered_json& json) { json["model_type"] = "qwen3_moe", json["num_experts"] = 128; },
+      ": is of a \"qwen3_moe\" model with 128 experts per layer; mixture of experts is not built "
+      "yet");
+  expect_edited(
+      [](ordered_json& json) {
+        json["model_type"] = "deepseek_v3", json["n_routed_experts"] = 256;
+      },
+      ": is of a \"deepseek_v3\" model with 256 experts per layer; mixture of experts is not built "
+      "yet");
+  expect_edited(
+      [](ordered_json& json) {
+        json["model_type"] = "llama4";
+        json["text_config"] = {{"num_local_experts", 16}};
+      },
+      ": is of a \"llama4\" model with 16 experts per layer; mixture of experts is not built yet");
+  expect_value(
+      "quantization_config", {{"quant_method", "gptq"}, {"bits", 4}},
+      ": the weights are quantised by gptq (quantization_config), which is not built yet\nhint: ");
+  expect_value("quantization_config", {{"bits", 4}},
+               ": the weights are quantised by a method without a name");
+  expect_value("quantization_config", "int8",
+               ": quantization_config is \"int8\", expected an object");
   expect_value("hidden_size", -1, ": hidden_size is -1, expected 0 to 2147483647");
   expect_value("hidden_size", 1e300, ": hidden_size is 1e+300, expected 0 to 2147483647");
   expect_value("num_attention_heads", 0, ": ");
-  expect_value("num_hidden_layers", "two", ": num_hidden_layers is \"two\", expected a whole number");
+  expect_value("num_hidden_layers", "two",
+               ": num_hidden_layers is \"two\", expected a whole number");
   expect_value("vocab_size", nullptr, ": has no vocab_size");
   expect_value("rope_scaling", ordered_json::array({1}), ": ");
   fs::remove(path);
   ASSERT_EQ(::mkfifo(path.c_str(), 0600), 0);
-  EXPECT_TRUE(error_of([&] { read_hf_config(folder); }).starts_with("cannot read " + path + ": it is a FIFO"));
+  EXPECT_TRUE(error_of([&] {
+                read_hf_config(folder);
+              }).starts_with("cannot read " + path + ": it is a FIFO"));
   EXPECT_EQ(count + 1, 39);
 }
 
@@ -579,9 +599,7 @@ TEST_F(HfConvert, AFolderThatHoldsSomethingIsNotWrittenOver) {
   import_hf_folder(golden("mistral"), root_ / "ours");
   EXPECT_EQ(error_of([&] { import_hf_folder(golden("mistral"), root_ / "ours"); }),
             (root_ / "ours").string() + ": holds checkpoints already\nhint: give another --save");
-  EXPECT_EQ(error_of([&] {
-              export_hf_folder({root_ / "ours", {}, root_ / "ours", "", 1 << 20});
-            }),
+  EXPECT_EQ(error_of([&] { export_hf_folder({root_ / "ours", {}, root_ / "ours", "", 1 << 20}); }),
             (root_ / "ours").string() + ": is not empty\nhint: give another --save");
 }
 
@@ -654,21 +672,16 @@ TEST_F(HfConvert, WhatAFamilyCannotSayIsNamed) {
   t.rotary_interleaved = true;
   save_native(root_ / "ours", t);
   EXPECT_EQ(
-      error_of([&] {
-        export_hf_folder({root_ / "ours", {}, root_ / "theirs", "llama", 1 << 20});
-      }),
+      error_of([&] { export_hf_folder({root_ / "ours", {}, root_ / "theirs", "llama", 1 << 20}); }),
       "a llama model of Hugging Face cannot be this model: rotary_interleaved is true, not false");
   EXPECT_TRUE(
-      error_of([&] {
-        export_hf_folder({root_ / "ours", {}, root_ / "theirs", "", 1 << 20});
-      })
+      error_of([&] { export_hf_folder({root_ / "ours", {}, root_ / "theirs", "", 1 << 20}); })
           .starts_with(
               "no family of Hugging Face models that is known can be this model\n"
               "detail: a llama model of Hugging Face cannot be this model: rotary_interleaved"));
-  EXPECT_EQ(error_of([&] {
-              export_hf_folder({root_ / "ours", {}, root_ / "theirs", "bert", 1 << 20});
-            }),
-            "--hf-model-type bert is not known\nhint: types that are: " + hf_family_names());
+  EXPECT_EQ(
+      error_of([&] { export_hf_folder({root_ / "ours", {}, root_ / "theirs", "bert", 1 << 20}); }),
+      "--hf-model-type bert is not known\nhint: types that are: " + hf_family_names());
   EXPECT_FALSE(fs::exists(root_ / "theirs"));
 }
 

@@ -13,8 +13,8 @@
 #include "megatron/nn/recompute.h"
 #include "megatron/tensor/torch.h"
 #include "tests/unit/golden_tensors.h"
-#include "tests/unit/models/their_form.h"
 #include "tests/unit/models/gpt_golden.h"
+#include "tests/unit/models/their_form.h"
 
 namespace megatron {
 namespace {

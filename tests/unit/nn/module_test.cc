@@ -1,6 +1,5 @@
 // Modules, parameter stores, norms, recomputation by cuts.
 #include <gtest/gtest.h>
-
 #include <torch/csrc/autograd/autograd.h>
 
 #include "megatron/base/check.h"
@@ -21,7 +20,9 @@ Parameter parameter_of(std::vector<int64_t> shape) {
 
 class Leaf : public Module {
  public:
-  explicit Leaf(std::vector<int64_t> shape) : weight(parameter_of(std::move(shape))) { add("weight", &weight); }
+  explicit Leaf(std::vector<int64_t> shape) : weight(parameter_of(std::move(shape))) {
+    add("weight", &weight);
+  }
   Parameter weight;
 };
 
@@ -54,8 +55,10 @@ TEST(Module, VisitsOwnParametersThenChildrenAndSharedOnesOnce) {
   Tree tree;
   // "tied" is a parameter of the root and therefore comes before the children that hold it too.
   EXPECT_EQ(names_of(tree), (std::vector<std::string>{"own", "tied", "second.weight"}));
-  EXPECT_EQ(names_of(tree, "model"), (std::vector<std::string>{"model.own", "model.tied", "model.second.weight"}));
-  EXPECT_EQ(tree.parameters(), (std::vector<Parameter*>{&tree.own, &tree.first.weight, &tree.second.weight}));
+  EXPECT_EQ(names_of(tree, "model"),
+            (std::vector<std::string>{"model.own", "model.tied", "model.second.weight"}));
+  EXPECT_EQ(tree.parameters(),
+            (std::vector<Parameter*>{&tree.own, &tree.first.weight, &tree.second.weight}));
   EXPECT_EQ(tree.num_parameters(), 4 + 6 + 5);
   tree.name_parameters("a.b");
   EXPECT_EQ(tree.first.weight.name, "a.b.tied");
@@ -77,7 +80,8 @@ TEST(PlainParameterStore, AllocatesZerosAndAccumulates) {
       EXPECT_EQ(parameter->value.sizes().vec(), parameter->local_shape);
       EXPECT_EQ(parameter->value.scalar_type(), dtype);
       EXPECT_EQ(parameter->value.abs().sum().item<double>(), 0.0);
-      EXPECT_EQ(store.grad(*parameter).scalar_type(), dtype == at::kDouble ? at::kDouble : at::kFloat);
+      EXPECT_EQ(store.grad(*parameter).scalar_type(),
+                dtype == at::kDouble ? at::kDouble : at::kFloat);
       const GradTarget target = parameter->store->grad_target(*parameter);
       EXPECT_EQ(target.beta, 1.0);
       target.tensor.add_(2.0);
@@ -96,7 +100,9 @@ TEST(PlainParameterStore, WithoutGradientsSaysSo) {
     store.grad_target(tree.own);
     FAIL() << "no error";
   } catch (const InternalError& error) {
-    EXPECT_NE(std::string(error.what()).find("no gradient of own: the store was made without gradients"), std::string::npos)
+    EXPECT_NE(
+        std::string(error.what()).find("no gradient of own: the store was made without gradients"),
+        std::string::npos)
         << error.what();
   }
 }
@@ -171,8 +177,9 @@ struct NormCase {
 };
 
 TEST(Norm, EqualsTheFormulaForwardAndBackward) {
-  for (const NormCase c : {NormCase{Normalization::kLayerNorm, false}, NormCase{Normalization::kLayerNorm, true},
-                           NormCase{Normalization::kRMSNorm, false}, NormCase{Normalization::kRMSNorm, true}}) {
+  for (const NormCase c :
+       {NormCase{Normalization::kLayerNorm, false}, NormCase{Normalization::kLayerNorm, true},
+        NormCase{Normalization::kRMSNorm, false}, NormCase{Normalization::kRMSNorm, true}}) {
     at::manual_seed(3);
     NormOptions options;
     options.kind = c.kind;
@@ -186,14 +193,17 @@ TEST(Norm, EqualsTheFormulaForwardAndBackward) {
     EXPECT_EQ(static_cast<int>(parameters[0]->init.kind),
               static_cast<int>(c.zero_centered ? Init::Kind::kZero : Init::Kind::kOne));
     for (Parameter* parameter : parameters) parameter->value.copy_(at::randn({6}, at::kDouble));
-    const at::Tensor x = at::randn({2, 3, 6}, at::kDouble).set_requires_grad(true), dy = at::randn({2, 3, 6}, at::kDouble);
+    const at::Tensor x = at::randn({2, 3, 6}, at::kDouble).set_requires_grad(true),
+                     dy = at::randn({2, 3, 6}, at::kDouble);
 
     const at::Tensor w = parameters[0]->value.clone().set_requires_grad(true);
-    const at::Tensor b = (layer_norm ? parameters[1]->value.clone() : at::zeros({6}, at::kDouble)).set_requires_grad(true);
+    const at::Tensor b = (layer_norm ? parameters[1]->value.clone() : at::zeros({6}, at::kDouble))
+                             .set_requires_grad(true);
     const at::Tensor x2 = x.detach().clone().set_requires_grad(true);
     const at::Tensor centered = layer_norm ? x2 - x2.mean(-1, true) : x2;
     const at::Tensor scale = c.zero_centered ? w + 1.0 : w;
-    const at::Tensor expected = centered * at::rsqrt((centered * centered).mean(-1, true) + 1e-3) * scale + b;
+    const at::Tensor expected =
+        centered * at::rsqrt((centered * centered).mean(-1, true) + 1e-3) * scale + b;
     torch::autograd::backward({expected}, {dy});
 
     const at::Tensor y = norm.forward(x);
@@ -221,7 +231,8 @@ TEST(Norm, FrozenNormPassesTheGradientThrough) {
     store.zero_grad();
     for (Parameter* parameter : norm.parameters()) parameter->trainable = false;
     EXPECT_TRUE(at::equal(gradient(), trained));
-    for (Parameter* parameter : norm.parameters()) EXPECT_EQ(store.grad(*parameter).abs().sum().item<double>(), 0.0);
+    for (Parameter* parameter : norm.parameters())
+      EXPECT_EQ(store.grad(*parameter).abs().sum().item<double>(), 0.0);
   }
 }
 
@@ -287,7 +298,8 @@ TEST(RecomputeTape, RecordedOperationsBetweenCutsAndAGivenGradient) {
   const at::Tensor y = plain.body(1, plain.body(0, x).sin()).exp();
   RecomputeTape tape;
   const at::Tensor a = tape.run([&](const at::Tensor& in) { return taped.body(0, in); }, x2);
-  const at::Tensor y2 = tape.run([&](const at::Tensor& in) { return taped.body(1, in); }, a.sin()).exp();
+  const at::Tensor y2 =
+      tape.run([&](const at::Tensor& in) { return taped.body(1, in); }, a.sin()).exp();
   const at::Tensor gradient = at::arange(4, at::kDouble);
   torch::autograd::backward({y}, {gradient});
   tape.backward(y2, gradient);
@@ -352,7 +364,8 @@ TEST(RecomputeTape, BodyThatIgnoresItsInput) {
   Chain taped(1);
   const at::Tensor x = chain_input(true);
   RecomputeTape tape;
-  const at::Tensor y = tape.run([&](const at::Tensor&) { return taped.body(0, at::ones({4}, at::kDouble)); }, x);
+  const at::Tensor y =
+      tape.run([&](const at::Tensor&) { return taped.body(0, at::ones({4}, at::kDouble)); }, x);
   tape.backward(y.sum());
   EXPECT_GT(taped.grad(0).abs().sum().item<double>(), 0.0);
   EXPECT_FALSE(x.grad().defined());
@@ -363,10 +376,12 @@ TEST(RecomputeTape, WithoutGradientsRunsTheBodyOnce) {
   const at::NoGradGuard no_grad;
   RecomputeTape tape;
   const at::Tensor x = chain_input(false);
-  const at::Tensor y = tape.run([&](const at::Tensor& in) {
-    EXPECT_TRUE(in.is_same(x));
-    return taped.body(0, in);
-  }, x);
+  const at::Tensor y = tape.run(
+      [&](const at::Tensor& in) {
+        EXPECT_TRUE(in.is_same(x));
+        return taped.body(0, in);
+      },
+      x);
   EXPECT_EQ(taped.calls, 1);
   EXPECT_FALSE(y.requires_grad());
 }

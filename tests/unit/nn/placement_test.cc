@@ -32,7 +32,8 @@ ParallelGroups tensor_groups(const std::shared_ptr<Backend>& backend) {
   return groups;
 }
 
-Parameter sharded(std::vector<int64_t> global, int dim, int ranks, std::vector<int64_t> parts = {}) {
+Parameter sharded(std::vector<int64_t> global, int dim, int ranks,
+                  std::vector<int64_t> parts = {}) {
   Parameter parameter;
   parameter.global_shape = parameter.local_shape = std::move(global);
   parameter.local_shape[static_cast<size_t>(dim)] /= ranks;
@@ -49,8 +50,10 @@ TEST(ShardPieces, PlainGatedColumnsAndPaddedRows) {
   run_ranks(2, [](const std::shared_ptr<Backend>& backend) {
     const ParallelGroups groups = tensor_groups(backend);
     const int64_t r = groups.tp.rank();
-    EXPECT_EQ(boxes_of(shard_pieces(sharded({6, 4}, 0, 2), groups)), (Boxes{{{{3 * r, 0}, {3, 4}}, {0, 0}}}));
-    EXPECT_EQ(boxes_of(shard_pieces(sharded({6, 4}, 1, 2), groups)), (Boxes{{{{0, 2 * r}, {6, 2}}, {0, 0}}}));
+    EXPECT_EQ(boxes_of(shard_pieces(sharded({6, 4}, 0, 2), groups)),
+              (Boxes{{{{3 * r, 0}, {3, 4}}, {0, 0}}}));
+    EXPECT_EQ(boxes_of(shard_pieces(sharded({6, 4}, 1, 2), groups)),
+              (Boxes{{{{0, 2 * r}, {6, 2}}, {0, 0}}}));
     // Parts of different size: each rank holds a slice of either.
     EXPECT_EQ(boxes_of(shard_pieces(sharded({12, 4}, 0, 2, {4, 8}), groups)),
               (Boxes{{{{2 * r, 0}, {2, 4}}, {0, 0}}, {{{4 + 4 * r, 0}, {4, 4}}, {2, 0}}}));
@@ -76,7 +79,8 @@ TEST(ShardedTensorOf, NamesTheLogicalShapeAndOneWriter) {
     const int rank = world->rank();
     ParallelGroups groups;  // tp 2 x dp 2
     groups.tp = ProcessGroup(world, "world").subgroup({rank / 2 * 2, rank / 2 * 2 + 1}, "tp");
-    groups.dp_cp = groups.dp = ProcessGroup(world, "world").subgroup({rank % 2, rank % 2 + 2}, "dp");
+    groups.dp_cp = groups.dp =
+        ProcessGroup(world, "world").subgroup({rank % 2, rank % 2 + 2}, "dp");
     Parameter table = sharded({8, 3}, 0, 2);
     table.valid_rows = 7;
     at::Tensor local = at::zeros(table.local_shape, at::kBFloat16);
@@ -97,9 +101,11 @@ TEST(ShardedTensorOf, NamesTheLogicalShapeAndOneWriter) {
   EXPECT_EQ(writers_of_whole, 1);
 }
 
-// Rank 3 of 4 holds nothing but padding of the vocabulary, and must not be taken for a holder of the whole.
+// Rank 3 of 4 holds nothing but padding of the vocabulary, and must not be taken for a holder of
+// the whole.
 TEST(ShardedTensorOf, RanksOfAPaddedVocabularyLoadTheirRows) {
-  const std::filesystem::path folder = std::filesystem::path(testing::TempDir()) / "megatron_nn_padded_vocabulary";
+  const std::filesystem::path folder =
+      std::filesystem::path(testing::TempDir()) / "megatron_nn_padded_vocabulary";
   std::filesystem::remove_all(folder);
   at::Tensor rows = at::arange(30, at::kFloat).view({10, 3}).add(1.0);
   Parameter whole = sharded({10, 3}, 0, 1);
@@ -134,9 +140,14 @@ TEST(AxisPosition, ReadsTheGroupOfTheAxis) {
 class Zoo : public Module {
  public:
   explicit Zoo(int ranks)
-      : rows(sharded({16, 6}, 0, ranks)), columns(sharded({6, 16}, 1, ranks)), gated(sharded({24, 6}, 0, ranks, {8, 16})),
-        table(sharded({16, 6}, 0, ranks)), bias(sharded({16}, 0, ranks)), scale(sharded({16}, 0, ranks)) {
-    for (Parameter* parameter : {&rows, &columns, &gated, &table}) parameter->init = Init::normal(0.5);
+      : rows(sharded({16, 6}, 0, ranks)),
+        columns(sharded({6, 16}, 1, ranks)),
+        gated(sharded({24, 6}, 0, ranks, {8, 16})),
+        table(sharded({16, 6}, 0, ranks)),
+        bias(sharded({16}, 0, ranks)),
+        scale(sharded({16}, 0, ranks)) {
+    for (Parameter* parameter : {&rows, &columns, &gated, &table})
+      parameter->init = Init::normal(0.5);
     rows.init = Init::uniform(0.25);
     table.valid_rows = 10;
     scale.init = Init::one();
@@ -158,7 +169,8 @@ std::map<std::string, at::Tensor> initialized(int ranks, at::ScalarType dtype, i
     const ParallelGroups groups = tensor_groups(backend);
     Zoo zoo(ranks);
     PlainParameterStore store(zoo, dtype, at::kCPU, false);
-    for (Parameter* parameter : zoo.parameters()) parameter->value.fill_(77.0);  // what was there does not matter
+    // What was there does not matter
+    for (Parameter* parameter : zoo.parameters()) parameter->value.fill_(77.0);
     initialize_parameters(zoo, seed, groups);
     const std::lock_guard lock(mutex);
     zoo.visit([&](const std::string& name, Parameter& parameter) {
@@ -176,7 +188,8 @@ std::map<std::string, at::Tensor> initialized(int ranks, at::ScalarType dtype, i
         to.copy_(from);
         mark.fill_(true);
       }
-      EXPECT_EQ(parameter.value.masked_select(seen.logical_not()).abs().sum().item<double>(), 0.0) << name << ": padding";
+      EXPECT_EQ(parameter.value.masked_select(seen.logical_not()).abs().sum().item<double>(), 0.0)
+          << name << ": padding";
     });
   });
   return whole;
@@ -187,12 +200,14 @@ TEST(InitializeParameters, DoesNotDependOnTheNumberOfRanks) {
   for (const int ranks : {2, 4}) {
     const auto several = initialized(ranks, at::kFloat, 7);
     ASSERT_EQ(one.size(), several.size());
-    for (const auto& [name, tensor] : one) EXPECT_TRUE(at::equal(tensor, several.at(name))) << name << " over " << ranks;
+    for (const auto& [name, tensor] : one)
+      EXPECT_TRUE(at::equal(tensor, several.at(name))) << name << " over " << ranks;
   }
 }
 
 TEST(InitializeParameters, OtherTypesHoldTheSameDrawsRounded) {
-  const auto fp32 = initialized(1, at::kFloat, 7), bf16 = initialized(2, at::kBFloat16, 7), fp64 = initialized(1, at::kDouble, 7);
+  const auto fp32 = initialized(1, at::kFloat, 7), bf16 = initialized(2, at::kBFloat16, 7),
+             fp64 = initialized(1, at::kDouble, 7);
   for (const auto& [name, tensor] : fp32) {
     EXPECT_TRUE(at::equal(tensor.to(at::kBFloat16), bf16.at(name))) << name;
     EXPECT_TRUE(at::equal(tensor, fp64.at(name).to(at::kFloat))) << name;
@@ -202,7 +217,8 @@ TEST(InitializeParameters, OtherTypesHoldTheSameDrawsRounded) {
 TEST(InitializeParameters, FollowsLawsSeedsAndNames) {
   const auto a = initialized(1, at::kFloat, 7), b = initialized(1, at::kFloat, 8);
   EXPECT_FALSE(at::equal(a.at("rows"), b.at("rows")));
-  EXPECT_FALSE(at::equal(a.at("gated").narrow(0, 0, 10), a.at("table").narrow(0, 0, 10))) << "one stream for two names";
+  EXPECT_FALSE(at::equal(a.at("gated").narrow(0, 0, 10), a.at("table").narrow(0, 0, 10)))
+      << "one stream for two names";
   EXPECT_TRUE(at::equal(a.at("bias"), at::zeros({16})));
   EXPECT_TRUE(at::equal(a.at("scale"), at::ones({16})));
   EXPECT_LE(a.at("rows").abs().max().item<double>(), 0.25);

@@ -1,6 +1,4 @@
 // The update kernels against the formulas written out in double.
-#include "megatron/kernels/adamw.h"
-
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -9,6 +7,8 @@
 #include <cstring>
 #include <random>
 #include <vector>
+
+#include "megatron/kernels/adamw.h"
 
 namespace megatron {
 namespace {
@@ -41,7 +41,8 @@ struct Buffers {
     buffers.exp_avg = exp_avg.data();
     buffers.exp_avg_sq = exp_avg_sq.data();
     buffers.value_type = value_type;
-    if (value_type == DType::kBFloat16 || value_type == DType::kFloat16) buffers.value = value.data();
+    if (value_type == DType::kBFloat16 || value_type == DType::kFloat16)
+      buffers.value = value.data();
     return buffers;
   }
 };
@@ -80,7 +81,8 @@ void check_adamw(double tolerance) {
     const double m = b1 * before.exp_avg[i] + (1 - b1) * g;
     const double v = b2 * before.exp_avg_sq[i] + (1 - b2) * g * g;
     const double m_hat = m / (1 - std::pow(b1, 7)), v_hat = v / (1 - std::pow(b2, 7));
-    const double p = before.master[i] - lr * wd * before.master[i] - lr * m_hat / (std::sqrt(v_hat) + 1e-8);
+    const double p =
+        before.master[i] - lr * wd * before.master[i] - lr * m_hat / (std::sqrt(v_hat) + 1e-8);
     EXPECT_NEAR(buffers.exp_avg[i], m, tolerance);
     EXPECT_NEAR(buffers.exp_avg_sq[i], v, tolerance);
     EXPECT_NEAR(buffers.master[i], p, tolerance * 4);
@@ -131,7 +133,8 @@ TEST(AdamW, StoresRoundedValues) {
       }
       const double mantissa = bits & 0x3ff;
       const int exponent = (bits >> 10) & 0x1f;
-      const double value = exponent == 0 ? std::ldexp(mantissa, -24) : std::ldexp(1024 + mantissa, exponent - 25);
+      const double value =
+          exponent == 0 ? std::ldexp(mantissa, -24) : std::ldexp(1024 + mantissa, exponent - 25);
       return bits & 0x8000 ? -value : value;
     };
     for (int i = kBegin; i < kBegin + kCount; ++i) {
@@ -140,7 +143,8 @@ TEST(AdamW, StoresRoundedValues) {
       for (const int step : {-1, 1}) {
         const uint16_t other = static_cast<uint16_t>(bits + step);
         const double other_error = std::fabs(decode(other) - buffers.master[i]);
-        EXPECT_TRUE(error < other_error || (error == other_error && bits % 2 == 0)) << buffers.master[i];
+        EXPECT_TRUE(error < other_error || (error == other_error && bits % 2 == 0))
+            << buffers.master[i];
       }
     }
     EXPECT_EQ(buffers.value[kBegin - 1], 0x1234);
@@ -148,13 +152,18 @@ TEST(AdamW, StoresRoundedValues) {
   }
 }
 
-// bf16 states: next to what fp32 states would be, right on the average, and a function of place and step alone.
+// bf16 states: next to what fp32 states would be, right on the average, and a function of place and
+// step alone.
 TEST(AdamW, NarrowStatesAreRoundedByChance) {
   constexpr int kRuns = 400;
   Buffers<float> wide(8);
   std::vector<uint16_t> narrow[3];
-  const auto to_bf16 = [](float x) { return static_cast<uint16_t>(std::bit_cast<uint32_t>(x) >> 16); };
-  const auto to_float = [](uint16_t x) { return std::bit_cast<float>(static_cast<uint32_t>(x) << 16); };
+  const auto to_bf16 = [](float x) {
+    return static_cast<uint16_t>(std::bit_cast<uint32_t>(x) >> 16);
+  };
+  const auto to_float = [](uint16_t x) {
+    return std::bit_cast<float>(static_cast<uint32_t>(x) << 16);
+  };
   std::vector<float>* states[3] = {&wide.master, &wide.exp_avg, &wide.exp_avg_sq};
   for (int k = 0; k < 3; ++k) {
     for (float& x : *states[k]) {
@@ -162,9 +171,11 @@ TEST(AdamW, NarrowStatesAreRoundedByChance) {
       x = to_float(narrow[k].back());
     }
   }
-  const auto update = [&](std::vector<uint16_t> (&to)[3], const StepState& state, std::vector<int> cuts) {
+  const auto update = [&](std::vector<uint16_t>(&to)[3], const StepState& state,
+                          std::vector<int> cuts) {
     UpdateBuffers buffers = wide.pointers(DType::kFloat32);
-    buffers.master = to[0].data(), buffers.exp_avg = to[1].data(), buffers.exp_avg_sq = to[2].data();
+    buffers.master = to[0].data(), buffers.exp_avg = to[1].data(),
+    buffers.exp_avg_sq = to[2].data();
     buffers.master_type = buffers.exp_avg_type = buffers.exp_avg_sq_type = DType::kBFloat16;
     cuts.push_back(kCount);
     int done = 0;
@@ -183,10 +194,12 @@ TEST(AdamW, NarrowStatesAreRoundedByChance) {
   for (auto& sum : sums) sum.assign(kTotal, 0.0);
   StepState state = test_state();
   for (int run = 0; run < kRuns; ++run) {
-    std::vector<uint16_t> once[3] = {narrow[0], narrow[1], narrow[2]}, again[3] = {narrow[0], narrow[1], narrow[2]};
+    std::vector<uint16_t> once[3] = {narrow[0], narrow[1], narrow[2]},
+                          again[3] = {narrow[0], narrow[1], narrow[2]};
     // Another key instead of another step, which would change the formula.
     UpdateBuffers buffers = wide.pointers(DType::kFloat32);
-    buffers.master = once[0].data(), buffers.exp_avg = once[1].data(), buffers.exp_avg_sq = once[2].data();
+    buffers.master = once[0].data(), buffers.exp_avg = once[1].data(),
+    buffers.exp_avg_sq = once[2].data();
     buffers.master_type = buffers.exp_avg_type = buffers.exp_avg_sq_type = DType::kBFloat16;
     UpdateBlock block = test_block();
     block.key = static_cast<uint64_t>(run);
@@ -233,7 +246,8 @@ TEST(SumOfSquares, CountsEveryElementOnceInDouble) {
     expected += static_cast<double>(buffers.grad[i]) * buffers.grad[i];
   }
   UpdateBlock block = test_block();
-  EXPECT_NEAR(block_sum_of_squares_cpu(buffers.pointers(DType::kFloat32), block), expected, expected * 1e-14);
+  EXPECT_NEAR(block_sum_of_squares_cpu(buffers.pointers(DType::kFloat32), block), expected,
+              expected * 1e-14);
   buffers.grad[kBegin] = 0;
   EXPECT_LT(block_sum_of_squares_cpu(buffers.pointers(DType::kFloat32), block), 2000.0);
   buffers.grad[kBegin + kCount - 1] = std::nanf("");

@@ -1,6 +1,6 @@
-// Every way to divide gradients, optimizer states and parameters over data ranks trains as one rank does.
+// Every way to divide gradients, optimizer states and parameters over data ranks trains as one rank
+// does.
 #include <gtest/gtest.h>
-
 #include <unistd.h>
 
 #include <algorithm>
@@ -14,8 +14,8 @@
 #include "megatron/dist_checkpointing/save.h"
 #include "megatron/nn/placement.h"
 #include "megatron/optimizer/optimizer.h"
-#include "tests/unit/optimizer/test_model.h"
 #include "tests/unit/forwarding_backend.h"
+#include "tests/unit/optimizer/test_model.h"
 
 namespace megatron {
 namespace {
@@ -24,15 +24,18 @@ constexpr int64_t kLayers = 4;
 constexpr int64_t kSamples = 12;  // of one step, over all ranks
 constexpr int kSteps = 3;
 
-// Layers [first, last) of a chain. The first chunk has the embedding, the last one the head, which uses the embedding's
-// table too: the same parameter, of this chunk or of `tied`, or a copy on another stage.
+// Layers [first, last) of a chain. The first chunk has the embedding, the last one the head, which
+// uses the embedding's table too: the same parameter, of this chunk or of `tied`, or a copy on
+// another stage.
 class ChainModel : public TestModel {
  public:
-  ChainModel(int64_t first, int64_t last, const ParallelGroups& groups, const ProcessGroup* shared, ChainModel* tied)
+  ChainModel(int64_t first, int64_t last, const ParallelGroups& groups, const ProcessGroup* shared,
+             ChainModel* tied)
       : groups_(groups) {
     const bool embedding = first == 0, head = last == kLayers;
     if (embedding) add_table(shared == nullptr ? 2 : 1, shared);
-    if (embedding) parameter("embedding.position_embeddings.weight", {7, 6}, ParameterRole::kEmbedding);
+    if (embedding)
+      parameter("embedding.position_embeddings.weight", {7, 6}, ParameterRole::kEmbedding);
     for (int64_t i = first; i < last; ++i) {
       const std::string layer = cat("decoder.layers.", i, ".");
       Parameter& norm = parameter(layer + "norm.weight", {6}, ParameterRole::kNorm);
@@ -54,8 +57,8 @@ class ChainModel : public TestModel {
     head_only_ = head && !embedding;
   }
 
-  // One micro-batch: values in the order of the model, then gradients in reverse. The gradient of an element depends on its
-  // value and on the sample alone.
+  // One micro-batch: values in the order of the model, then gradients in reverse. The gradient of
+  // an element depends on its value and on the sample alone.
   void pass(int64_t sample) {
     std::vector<Parameter*> order = parameters();
     if (head_table_ != nullptr) order.push_back(head_table_);
@@ -66,7 +69,8 @@ class ChainModel : public TestModel {
     }
     for (size_t k = order.size(); k-- > 0;) {
       if (order[k]->name.ends_with("unused")) continue;
-      const bool second_use = order[k]->name == table() && (head_only_ || (k > 0 && k + 1 == order.size()));
+      const bool second_use =
+          order[k]->name == table() && (head_only_ || (k > 0 && k + 1 == order.size()));
       if (order[k]->trainable) add_gradient(*order[k], static_cast<double>(sample), second_use);
     }
   }
@@ -75,7 +79,8 @@ class ChainModel : public TestModel {
   static const char* table() { return "embedding.word_embeddings.weight"; }
 
   Parameter& parameter(const std::string& name, std::vector<int64_t> shape,
-                       ParameterRole role = ParameterRole::kWeight, std::vector<int64_t> parts = {}) {
+                       ParameterRole role = ParameterRole::kWeight,
+                       std::vector<int64_t> parts = {}) {
     Parameter& made = declare(name, shape, role);
     made.name = name;
     made.init = Init::normal(0.5);
@@ -98,8 +103,10 @@ class ChainModel : public TestModel {
     if (parameter.placement.partial_grad.contains(Axis::kTensor) && groups_.tp.size() > 1)
       weight *= groups_.tp.rank() == 0 ? -1.0 : 2.0;
     const at::Tensor value = parameter.store->acquire(parameter);
-    const at::Tensor gradient = at::cos(value * 3.0 + sample) * (value != 0) * weight;  // padded rows are zero
-    if (parameter.name == "embedding.position_embeddings.weight") gradient[0].zero_();  // a position that no sample has
+    // Padded rows are zero
+    const at::Tensor gradient = at::cos(value * 3.0 + sample) * (value != 0) * weight;
+    // A position that no sample has
+    if (parameter.name == "embedding.position_embeddings.weight") gradient[0].zero_();
     const GradTarget target = parameter.store->grad_target(parameter);
     target.to_add_to().add_(gradient);
     parameter.store->release(parameter);
@@ -129,8 +136,9 @@ OptimizerConfig optimizer_config() {
 
 // One rank of a run.
 struct TrainingRank {
-  TrainingRank(const Layout& layout, const std::shared_ptr<Backend>& world, at::ScalarType dtype = at::kDouble,
-      const OptimizerConfig& config = optimizer_config()) {
+  TrainingRank(const Layout& layout, const std::shared_ptr<Backend>& world,
+               at::ScalarType dtype = at::kDouble,
+               const OptimizerConfig& config = optimizer_config()) {
     ParallelConfig parallel;
     parallel.tensor_model_parallel_size = layout.tp;
     parallel.pipeline_model_parallel_size = layout.pp;
@@ -141,15 +149,17 @@ struct TrainingRank {
     for (int chunk = 0; chunk < layout.chunks; ++chunk) {
       const int segment = chunk * layout.pp + groups.pp.rank();
       const bool shared = layout.pp > 1;
-      models.push_back(std::make_unique<ChainModel>(kLayers * segment / segments, kLayers * (segment + 1) / segments,
-                                                    groups, shared ? &groups.embd : nullptr,
-                                                    models.empty() ? nullptr : models.front().get()));
-      stores.push_back(std::make_unique<DistributedDataParallel>(*models.back(), groups, dtype, at::kCPU, layout.data, data));
+      models.push_back(std::make_unique<ChainModel>(
+          kLayers * segment / segments, kLayers * (segment + 1) / segments, groups,
+          shared ? &groups.embd : nullptr, models.empty() ? nullptr : models.front().get()));
+      stores.push_back(std::make_unique<DistributedDataParallel>(*models.back(), groups, dtype,
+                                                                 at::kCPU, layout.data, data));
       stores.back()->initialize(11);
     }
     std::vector<DistributedDataParallel*> all;
     for (const auto& store : stores) all.push_back(store.get());
-    optimizer = std::make_unique<Optimizer>(config, make_schedule(config, {100, std::nullopt, kSamples}), all);
+    optimizer = std::make_unique<Optimizer>(
+        config, make_schedule(config, {100, std::nullopt, kSamples}), all);
   }
 
   void train_step(int step) {
@@ -177,7 +187,8 @@ struct TrainingRank {
   std::map<std::string, at::Tensor> values() {
     std::map<std::string, at::Tensor> all;
     for (const auto& store : stores)
-      store->edit_values([&](Parameter& parameter) { all[parameter.name] = parameter.value.clone(); });
+      store->edit_values(
+          [&](Parameter& parameter) { all[parameter.name] = parameter.value.clone(); });
     return all;
   }
 
@@ -240,7 +251,8 @@ void expect_serial(TrainingRank& run) {
   }
   const at::Tensor table = run.values()["embedding.word_embeddings.weight"];
   if (table.defined() && run.groups.tp.rank() + 1 == run.groups.tp.size()) {
-    EXPECT_EQ(at::count_nonzero(table.narrow(0, table.size(0) - 3, 3)).item<int64_t>(), 0) << "padded rows";
+    EXPECT_EQ(at::count_nonzero(table.narrow(0, table.size(0) - 3, 3)).item<int64_t>(), 0)
+        << "padded rows";
   }
 }
 
@@ -255,17 +267,20 @@ DistributedDataParallelConfig strategy(ShardingStrategy sharding, bool overlap) 
 }
 
 constexpr ShardingStrategy kStrategies[] = {ShardingStrategy::kNoShard, ShardingStrategy::kOptim,
-                                            ShardingStrategy::kOptimGrads, ShardingStrategy::kOptimGradsParams};
+                                            ShardingStrategy::kOptimGrads,
+                                            ShardingStrategy::kOptimGradsParams};
 
 void expect_all_strategies_serial(Layout layout) {
   for (const ShardingStrategy sharding : kStrategies) {
     for (const bool overlap : {false, true}) {
-      SCOPED_TRACE(cat("tp ", layout.tp, " pp ", layout.pp, " dp ", layout.dp, " cp ", layout.cp, " chunks ",
-                       layout.chunks, " strategy ", static_cast<int>(sharding), " overlap ", overlap));
+      SCOPED_TRACE(cat("tp ", layout.tp, " pp ", layout.pp, " dp ", layout.dp, " cp ", layout.cp,
+                       " chunks ", layout.chunks, " strategy ", static_cast<int>(sharding),
+                       " overlap ", overlap));
       const int64_t instances = layout.data.num_distributed_optimizer_instances;
       Layout with = layout;
       with.data = strategy(sharding, overlap);
-      if (sharding != ShardingStrategy::kNoShard) with.data.num_distributed_optimizer_instances = instances;
+      if (sharding != ShardingStrategy::kNoShard)
+        with.data.num_distributed_optimizer_instances = instances;
       run_ranks(layout.ranks(), [&](const std::shared_ptr<Backend>& world) {
         TrainingRank run(with, world);
         run.train(0, kSteps);
@@ -316,14 +331,16 @@ TEST(DataParallel, ShardsInsideInstances) {
   expect_all_strategies_serial(layout);
 }
 
-// A checkpoint in memory: every element once, from whichever rank writes it. Elements are doubles, which hold every type.
+// A checkpoint in memory: every element once, from whichever rank writes it. Elements are doubles,
+// which hold every type.
 class Stored {
  public:
   void write(const std::vector<StateTensor>& state) {
     const std::lock_guard lock(mutex_);
     for (const StateTensor& entry : state) {
       Whole& whole = tensors_[entry.description.key];
-      const size_t size = static_cast<size_t>(Box{{}, entry.description.global_shape}.num_elements());
+      const size_t size =
+          static_cast<size_t>(Box{{}, entry.description.global_shape}.num_elements());
       if (whole.data.empty()) whole = {std::vector<double>(size, 0.0), std::vector<int>(size, 0)};
       if (entry.description.replica_id != 0) continue;
       const at::Tensor local = entry.data.to(at::kDouble);
@@ -345,12 +362,16 @@ class Stored {
   }
   void expect_each_element_once() const {
     for (const auto& [key, whole] : tensors_) {
-      EXPECT_TRUE(std::all_of(whole.writers.begin(), whole.writers.end(), [](int n) { return n == 1; })) << key;
+      EXPECT_TRUE(std::all_of(whole.writers.begin(), whole.writers.end(), [](int n) {
+        return n == 1;
+      })) << key;
     }
   }
   bool operator==(const Stored& other) const {
-    return std::equal(tensors_.begin(), tensors_.end(), other.tensors_.begin(), other.tensors_.end(),
-                      [](const auto& a, const auto& b) { return a.first == b.first && a.second.data == b.second.data; });
+    return std::equal(tensors_.begin(), tensors_.end(), other.tensors_.begin(),
+                      other.tensors_.end(), [](const auto& a, const auto& b) {
+                        return a.first == b.first && a.second.data == b.second.data;
+                      });
   }
   size_t size() const { return tensors_.size(); }
 
@@ -416,7 +437,8 @@ TEST(DataParallel, StateMovesBetweenLayouts) {
         before->read(run.state());
         for (const auto& store : run.stores) store->values_changed();
         after->write(run.state());
-        for (auto& [name, value] : run.values()) EXPECT_TRUE(at::count_nonzero(value).item<int64_t>() > 0) << name;
+        for (auto& [name, value] : run.values())
+          EXPECT_TRUE(at::count_nonzero(value).item<int64_t>() > 0) << name;
       });
       after->expect_each_element_once();
       EXPECT_TRUE(*before == *after);
@@ -427,7 +449,8 @@ TEST(DataParallel, StateMovesBetweenLayouts) {
 
 // The same through files.
 TEST(DataParallel, CheckpointsDoNotDependOnTheSharding) {
-  const std::filesystem::path root = std::filesystem::path(testing::TempDir()) / cat("data_parallel_", getpid());
+  const std::filesystem::path root =
+      std::filesystem::path(testing::TempDir()) / cat("data_parallel_", getpid());
   Layout two = mesh(1, 1, 2), three = mesh(1, 1, 3);
   two.data = three.data = strategy(ShardingStrategy::kOptimGradsParams, true);
   Stored before, after;
@@ -467,7 +490,8 @@ TEST(DataParallel, CheckpointsDoNotDependOnTheSharding) {
   std::filesystem::remove_all(root);
 }
 
-// The state after three steps in bf16, without clipping, because the norm is a sum in another order.
+// The state after three steps in bf16, without clipping, because the norm is a sum in another
+// order.
 std::unique_ptr<Stored> three_steps(const Layout& layout, OptimizerConfig config) {
   config.clip_grad = 0;
   auto stored = std::make_unique<Stored>();
@@ -498,11 +522,12 @@ TEST(DataParallel, ADividedOptimizerGivesTheBitsOfAWholeOne) {
   }
 }
 
-// States in host memory give the bits of states on the device, whatever shares they are divided into.
+// States in host memory give the bits of states on the device, whatever shares they are divided
+// into.
 TEST(DataParallel, AnOffloadedOptimizerGivesTheSameBits) {
   for (OptimizerConfig config : {optimizer_config(), narrow_config()}) {
-    for (const ShardingStrategy sharding :
-         {ShardingStrategy::kNoShard, ShardingStrategy::kOptim, ShardingStrategy::kOptimGradsParams}) {
+    for (const ShardingStrategy sharding : {ShardingStrategy::kNoShard, ShardingStrategy::kOptim,
+                                            ShardingStrategy::kOptimGradsParams}) {
       Layout layout = mesh(2, 1, 2);
       layout.data = strategy(sharding, true);
       config.optimizer_cpu_offload = false;
@@ -510,7 +535,8 @@ TEST(DataParallel, AnOffloadedOptimizerGivesTheSameBits) {
       config.optimizer_cpu_offload = true;
       for (const double fraction : {1.0, 0.4}) {
         config.optimizer_offload_fraction = fraction;
-        EXPECT_TRUE(*plain == *three_steps(layout, config)) << static_cast<int>(sharding) << " fraction " << fraction;
+        EXPECT_TRUE(*plain == *three_steps(layout, config))
+            << static_cast<int>(sharding) << " fraction " << fraction;
       }
     }
   }
@@ -548,7 +574,8 @@ TEST(DataParallel, NarrowWeightsKeepSmallUpdates) {
 
 // What the owner of a shard writes is what every rank computes with next.
 TEST(DataParallel, ChangedValuesAreSeenByAll) {
-  for (const ShardingStrategy sharding : {ShardingStrategy::kOptim, ShardingStrategy::kOptimGradsParams}) {
+  for (const ShardingStrategy sharding :
+       {ShardingStrategy::kOptim, ShardingStrategy::kOptimGradsParams}) {
     for (const bool overlap : {false, true}) {
       Layout layout = mesh(1, 1, 2);
       layout.data = strategy(sharding, overlap);
@@ -572,7 +599,8 @@ TEST(DataParallel, ChangedValuesAreSeenByAll) {
   }
 }
 
-// Counts what a rank sends into the collectives of its groups. Signals between threads are messages.
+// Counts what a rank sends into the collectives of its groups. Signals between threads are
+// messages.
 struct Sent {
   int64_t all_reduce = 0, reduce_scatter = 0, all_gather = 0;  // elements of the whole tensor
   int calls = 0;
@@ -580,7 +608,8 @@ struct Sent {
 
 class CountingBackend final : public CollectivesOnlyBackend {
  public:
-  CountingBackend(std::shared_ptr<Backend> inner, Sent& sent) : CollectivesOnlyBackend(std::move(inner)), sent_(sent) {}
+  CountingBackend(std::shared_ptr<Backend> inner, Sent& sent)
+      : CollectivesOnlyBackend(std::move(inner)), sent_(sent) {}
   std::shared_ptr<Work> all_reduce(at::Tensor tensor, ReduceOp op) override {
     if (tensor.numel() > 1) sent_.all_reduce += tensor.numel(), ++sent_.calls;
     return inner_->all_reduce(std::move(tensor), op);
@@ -589,13 +618,18 @@ class CountingBackend final : public CollectivesOnlyBackend {
     sent_.all_gather += output.numel(), ++sent_.calls;
     return inner_->all_gather(std::move(output), std::move(input));
   }
-  std::shared_ptr<Work> send(at::Tensor tensor, int peer) override { return inner_->send(std::move(tensor), peer); }
-  std::shared_ptr<Work> recv(at::Tensor tensor, int peer) override { return inner_->recv(std::move(tensor), peer); }
+  std::shared_ptr<Work> send(at::Tensor tensor, int peer) override {
+    return inner_->send(std::move(tensor), peer);
+  }
+  std::shared_ptr<Work> recv(at::Tensor tensor, int peer) override {
+    return inner_->recv(std::move(tensor), peer);
+  }
   std::shared_ptr<Work> reduce_scatter(at::Tensor output, at::Tensor input, ReduceOp op) override {
     sent_.reduce_scatter += input.numel(), ++sent_.calls;
     return inner_->reduce_scatter(std::move(output), std::move(input), op);
   }
-  std::shared_ptr<Backend> subgroup(const std::vector<int>& ranks, const std::string& name, Traffic traffic) override {
+  std::shared_ptr<Backend> subgroup(const std::vector<int>& ranks, const std::string& name,
+                                    Traffic traffic) override {
     return std::make_shared<CountingBackend>(inner_->subgroup(ranks, name, traffic), sent_);
   }
 
@@ -631,7 +665,8 @@ TEST(DataParallel, PeerCopiesGiveTheBitsOfCollectives) {
     for (const bool overlap : {false, true}) {
       for (const bool in_bf16 : {false, true}) {
         for (const int instances : {1, 2}) {
-          SCOPED_TRACE(cat("strategy ", static_cast<int>(sharding), " overlap ", overlap, " bf16 ", in_bf16, " instances ", instances));
+          SCOPED_TRACE(cat("strategy ", static_cast<int>(sharding), " overlap ", overlap, " bf16 ",
+                           in_bf16, " instances ", instances));
           Layout layout = mesh(1, 1, instances == 1 ? 3 : 4);
           layout.data = strategy(sharding, overlap);
           layout.data.grad_reduce_in_bf16 = in_bf16;
@@ -654,7 +689,8 @@ TEST(DataParallel, PeerCopiesGiveTheBitsOfCollectives) {
 
 // Whoever writes what peers may be reading is told.
 TEST(DataParallel, ValuesChangeWhenNobodyReadsThem) {
-  for (const ShardingStrategy sharding : {ShardingStrategy::kOptim, ShardingStrategy::kOptimGradsParams}) {
+  for (const ShardingStrategy sharding :
+       {ShardingStrategy::kOptim, ShardingStrategy::kOptimGradsParams}) {
     Layout layout = mesh(1, 1, 2);
     layout.data = strategy(sharding, true);
     run_ranks(2, [&](const std::shared_ptr<Backend>& world) {
@@ -696,9 +732,11 @@ TEST(DataParallel, Traffic) {
         const int64_t rounds = sharding >= ShardingStrategy::kOptimGrads ? passes / instances : 1;
         int64_t tables = 0;  // of embeddings, which are summed after the last pass
         for (const BufferBucket& bucket : layout_of_rank.buckets) {
-          const bool table = std::all_of(bucket.parameters.begin(), bucket.parameters.end(), [&](int index) {
-            return run.stores[0]->parameters()[static_cast<size_t>(index)]->role == ParameterRole::kEmbedding;
-          });
+          const bool table =
+              std::all_of(bucket.parameters.begin(), bucket.parameters.end(), [&](int index) {
+                return run.stores[0]->parameters()[static_cast<size_t>(index)]->role ==
+                       ParameterRole::kEmbedding;
+              });
           if (table && !bucket.frozen) tables += bucket.end - bucket.begin;
         }
         EXPECT_GT(tables, 0);
@@ -741,7 +779,8 @@ TEST(DataParallel, GatheredLayersAreBounded) {
     run_ranks(2, [&](const std::shared_ptr<Backend>& world) {
       TrainingRank run(layout, world);
       EXPECT_EQ(run.stores[0]->layout().buckets.size(), static_cast<size_t>(kLayers) + 3)
-          << "layers, the last one with the final norm, the frozen part of one, the tied table, positions";
+          << "layers, the last one with the final norm, the frozen part of one, the tied table, "
+             "positions";
       EXPECT_EQ(run.named("decoder.layers.0.fc.weight").value.numel(), 0);
       run.stores[0]->take_peak_gathered();
       run.train(0, 2);

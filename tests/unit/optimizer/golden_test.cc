@@ -31,9 +31,11 @@ OptimizerConfig golden_config(OptimizerType type) {
   return config;
 }
 
-// The largest distance of a parameter from PyTorch's after fifty steps; also compares norm and learning rate of each step.
+// The largest distance of a parameter from PyTorch's after fifty steps; also compares norm and
+// learning rate of each step.
 double largest_error(OptimizerType type, at::ScalarType dtype, double step_tolerance) {
-  std::ifstream file(std::string(MEGATRON_SOURCE_DIR) + "/tests/golden/optimizer/optimizer_golden.json");
+  std::ifstream file(std::string(MEGATRON_SOURCE_DIR) +
+                     "/tests/golden/optimizer/optimizer_golden.json");
   const auto all = nlohmann::json::parse(file);
   const auto& golden = all.at(type == OptimizerType::kAdam ? "adam" : "sgd");
   TestModel model;
@@ -52,7 +54,8 @@ double largest_error(OptimizerType type, at::ScalarType dtype, double step_toler
     set_gradients(model, ddp, t, 0.02 + (t % 5 == 3 ? 0.4 : 0.0), weight);
     optimizer.step(weight, kSamples);
     const StepState state = optimizer.read_state();
-    EXPECT_NEAR(state.grad_norm, golden.at("grad_norm")[t].get<double>(), step_tolerance) << "step " << t;
+    EXPECT_NEAR(state.grad_norm, golden.at("grad_norm")[t].get<double>(), step_tolerance)
+        << "step " << t;
     EXPECT_NEAR(state.lr[0], golden.at("lr")[t].get<double>(), 1e-15) << "step " << t;
     EXPECT_EQ(state.clip_coefficient < 1.0, golden.at("grad_norm")[t].get<double>() > 1.0 - 1e-6);
   }
@@ -60,7 +63,8 @@ double largest_error(OptimizerType type, at::ScalarType dtype, double step_toler
   for (size_t k = 0; k < model.size(); ++k) {
     const auto expected = golden.at("parameters").at(model[k].name).get<std::vector<double>>();
     const at::Tensor want = at::tensor(expected, at::kDouble);
-    error = std::max(error, (model[k].value.to(at::kDouble).flatten() - want).abs().max().item<double>());
+    error = std::max(error,
+                     (model[k].value.to(at::kDouble).flatten() - want).abs().max().item<double>());
   }
   return error;
 }

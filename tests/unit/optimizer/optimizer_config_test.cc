@@ -26,13 +26,44 @@ std::string usage_error(std::vector<const char*> flags) {
 
 TEST(OptimizerConfig, ReadsItsFlags) {
   OptimizerConfig config;
-  parse(config, {"--lr", "3e-4", "--min-lr", "3e-5", "--lr-decay-style", "WSD", "--lr-wsd-decay-style", "minus_sqrt",
-                 "--lr-wsd-decay-iters", "5", "--lr-decay-iters", "50", "--lr-warmup-fraction", "0.1",
-                 "--optimizer", "sgd", "--sgd-momentum", "0.8", "--weight-decay-incr-style", "cosine",
-                 "--start-weight-decay", "0", "--end-weight-decay", "0.1", "--clip-grad", "0.5", "--fp16",
-                 "--loss-scale-window", "100", "--hysteresis", "4", "--override-opt_param-scheduler",
-                 "--no-check-for-nan-in-loss-and-grad", "--apply-wd-to-qk-layernorm", "--decoupled-lr", "1e-3",
-                 "--max-consecutive-bad-steps", "3"});
+  parse(config, {"--lr",
+                 "3e-4",
+                 "--min-lr",
+                 "3e-5",
+                 "--lr-decay-style",
+                 "WSD",
+                 "--lr-wsd-decay-style",
+                 "minus_sqrt",
+                 "--lr-wsd-decay-iters",
+                 "5",
+                 "--lr-decay-iters",
+                 "50",
+                 "--lr-warmup-fraction",
+                 "0.1",
+                 "--optimizer",
+                 "sgd",
+                 "--sgd-momentum",
+                 "0.8",
+                 "--weight-decay-incr-style",
+                 "cosine",
+                 "--start-weight-decay",
+                 "0",
+                 "--end-weight-decay",
+                 "0.1",
+                 "--clip-grad",
+                 "0.5",
+                 "--fp16",
+                 "--loss-scale-window",
+                 "100",
+                 "--hysteresis",
+                 "4",
+                 "--override-opt_param-scheduler",
+                 "--no-check-for-nan-in-loss-and-grad",
+                 "--apply-wd-to-qk-layernorm",
+                 "--decoupled-lr",
+                 "1e-3",
+                 "--max-consecutive-bad-steps",
+                 "3"});
   EXPECT_EQ(config.lr, 3e-4);
   EXPECT_EQ(config.lr_decay_style, LrDecayStyle::kWsd);
   EXPECT_EQ(config.lr_wsd_decay_style, WsdDecayStyle::kMinusSqrt);
@@ -61,10 +92,13 @@ TEST(OptimizerConfig, EveryRuleIsNamed) {
   const std::pair<std::vector<const char*>, const char*> cases[] = {
       {{"--lr", "1e-4", "--min-lr", "1e-3"}, "--min-lr 0.001 is above --lr 0.0001"},
       {{"--lr", "-1"}, "--lr is -1"},
-      {{"--lr", "1", "--decoupled-min-lr", "1"}, "--decoupled-min-lr is given without --decoupled-lr"},
-      {{"--lr", "1", "--min-lr", "0.5", "--decoupled-lr", "0.1"}, "0.5, is above --decoupled-lr 0.1"},
+      {{"--lr", "1", "--decoupled-min-lr", "1"},
+       "--decoupled-min-lr is given without --decoupled-lr"},
+      {{"--lr", "1", "--min-lr", "0.5", "--decoupled-lr", "0.1"},
+       "0.5, is above --decoupled-lr 0.1"},
       {{"--lr", "1", "--lr-warmup-fraction", "1"}, "--lr-warmup-fraction is 1"},
-      {{"--lr", "1", "--lr-warmup-fraction", "0.1", "--lr-warmup-iters", "2"}, "--lr-warmup-fraction excludes"},
+      {{"--lr", "1", "--lr-warmup-fraction", "0.1", "--lr-warmup-iters", "2"},
+       "--lr-warmup-fraction excludes"},
       {{"--lr", "1", "--lr-warmup-iters", "-2"}, "--lr-warmup-iters is -2"},
       {{"--lr", "1", "--lr-warmup-samples", "-2"}, "--lr-warmup-samples is -2"},
       {{"--lr", "1", "--override-opt-param-scheduler", "--use-checkpoint-opt-param-scheduler"},
@@ -72,7 +106,8 @@ TEST(OptimizerConfig, EveryRuleIsNamed) {
       {{"--lr", "1", "--weight-decay", "-1"}, "--weight-decay is -1"},
       {{"--lr", "1", "--end-weight-decay", "1"}, "have no effect with a constant weight decay"},
       {{"--lr", "1", "--weight-decay-incr-style", "linear"}, "need a ramp"},
-      {{"--lr", "1", "--weight-decay-incr-style", "linear", "--start-weight-decay", "2", "--end-weight-decay", "1"},
+      {{"--lr", "1", "--weight-decay-incr-style", "linear", "--start-weight-decay", "2",
+        "--end-weight-decay", "1"},
        "the weight decay ramps from 2 to 1"},
       {{"--lr", "1", "--adam-beta1", "1"}, "--adam-beta1 is 1"},
       {{"--lr", "1", "--adam-beta2", "-0.5"}, "--adam-beta2 is -0.5"},
@@ -86,7 +121,8 @@ TEST(OptimizerConfig, EveryRuleIsNamed) {
       {{"--lr", "1", "--initial-loss-scale", "0.5"}, "--initial-loss-scale is 0.5"},
       {{"--lr", "1", "--loss-scale-window", "1.5"}, "--loss-scale-window is 1.5"},
       {{"--lr", "1", "--hysteresis", "0"}, "--hysteresis is 0"},
-      {{"--lr", "1", "--optimizer-cpu-offload", "--optimizer-offload-fraction", "0"}, "--optimizer-offload-fraction is 0"},
+      {{"--lr", "1", "--optimizer-cpu-offload", "--optimizer-offload-fraction", "0"},
+       "--optimizer-offload-fraction is 0"},
       {{"--lr", "1", "--optimizer-cpu-offload", "--optimizer-offload-fraction", "1.5"},
        "--optimizer-offload-fraction is 1.5"},
       {{"--lr", "1", "--optimizer-offload-fraction", "0.5"},
@@ -94,7 +130,8 @@ TEST(OptimizerConfig, EveryRuleIsNamed) {
       {{"--lr", "1", "--max-consecutive-bad-steps", "0"}, "--max-consecutive-bad-steps is 0"},
   };
   for (const auto& [flags, expected] : cases) {
-    EXPECT_NE(usage_error(flags).find(expected), std::string::npos) << expected << "\ngot: " << usage_error(flags);
+    EXPECT_NE(usage_error(flags).find(expected), std::string::npos)
+        << expected << "\ngot: " << usage_error(flags);
   }
 }
 
@@ -108,9 +145,15 @@ TEST(OptimizerConfig, PrecisionOfTheStates) {
     return violations.empty() ? std::string() : violations.messages()[0];
   };
   using Config = OptimizerConfig;
-  EXPECT_EQ(first([](Config& c) { c.main_params_dtype = c.exp_avg_dtype = c.exp_avg_sq_dtype = StateType::kBf16; }), "");
-  EXPECT_EQ(first([](Config& c) { c.use_precision_aware_optimizer = false, c.exp_avg_sq_dtype = StateType::kBf16; }),
-            "--exp-avg-sq-dtype has no effect without --use-precision-aware-optimizer\nhint: give both");
+  EXPECT_EQ(first([](Config& c) {
+              c.main_params_dtype = c.exp_avg_dtype = c.exp_avg_sq_dtype = StateType::kBf16;
+            }),
+            "");
+  EXPECT_EQ(
+      first([](Config& c) {
+        c.use_precision_aware_optimizer = false, c.exp_avg_sq_dtype = StateType::kBf16;
+      }),
+      "--exp-avg-sq-dtype has no effect without --use-precision-aware-optimizer\nhint: give both");
   EXPECT_EQ(first([](Config& c) { c.optimizer = OptimizerType::kSgd; }),
             "--use-precision-aware-optimizer is built for adam alone\nhint: --optimizer adam");
   EXPECT_EQ(first([](Config& c) { c.bf16 = false, c.main_params_dtype = StateType::kBf16; }),

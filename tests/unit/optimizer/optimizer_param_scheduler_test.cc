@@ -75,32 +75,40 @@ TEST(ValidateSchedule, UnitsMayNotBeMixed) {
   config.lr_warmup_samples = 5;
   auto messages = violations_of(config, {100, std::nullopt, 1});
   ASSERT_EQ(messages.size(), 2u);
-  EXPECT_NE(messages[0].find("--lr-decay-samples does not go with --train-iters"), std::string::npos);
-  EXPECT_NE(messages[1].find("--lr-warmup-samples does not go with --train-iters"), std::string::npos);
+  EXPECT_NE(messages[0].find("--lr-decay-samples does not go with --train-iters"),
+            std::string::npos);
+  EXPECT_NE(messages[1].find("--lr-warmup-samples does not go with --train-iters"),
+            std::string::npos);
 
   config = test_config();
   config.lr_decay_iters = 10;
   messages = violations_of(config, {std::nullopt, 100, 1});
   ASSERT_EQ(messages.size(), 1u);
-  EXPECT_NE(messages[0].find("--lr-decay-iters does not go with --train-samples"), std::string::npos);
-  EXPECT_NE(violations_of(config, {100, 100, 1}).at(0).find("--train-iters excludes --train-samples"),
+  EXPECT_NE(messages[0].find("--lr-decay-iters does not go with --train-samples"),
             std::string::npos);
+  EXPECT_NE(
+      violations_of(config, {100, 100, 1}).at(0).find("--train-iters excludes --train-samples"),
+      std::string::npos);
 }
 
 TEST(ValidateSchedule, LengthsMustFit) {
   OptimizerConfig config = test_config();
   config.lr_warmup_iters = 100;
-  EXPECT_NE(violations_of(config, {100, std::nullopt, 2}).at(0).find(
-                "(200 samples) does not end before"),
-            std::string::npos);
+  EXPECT_NE(
+      violations_of(config, {100, std::nullopt, 2}).at(0).find("(200 samples) does not end before"),
+      std::string::npos);
   config = test_config();
-  EXPECT_NE(violations_of(config, {0, std::nullopt, 2}).at(0).find("decays over 0 samples"), std::string::npos);
+  EXPECT_NE(violations_of(config, {0, std::nullopt, 2}).at(0).find("decays over 0 samples"),
+            std::string::npos);
   config.lr_decay_style = LrDecayStyle::kWsd;
-  EXPECT_NE(violations_of(config, {100, std::nullopt, 2}).at(0).find("--lr-decay-style WSD needs the length"),
+  EXPECT_NE(violations_of(config, {100, std::nullopt, 2})
+                .at(0)
+                .find("--lr-decay-style WSD needs the length"),
             std::string::npos);
   config.lr_wsd_decay_iters = 101;
-  EXPECT_NE(violations_of(config, {100, std::nullopt, 2}).at(0).find(
-                "the WSD tail of 202 samples is longer than the decay, 200"),
+  EXPECT_NE(violations_of(config, {100, std::nullopt, 2})
+                .at(0)
+                .find("the WSD tail of 202 samples is longer than the decay, 200"),
             std::string::npos);
 }
 
@@ -137,13 +145,16 @@ TEST(ScheduleJson, AcceptsOldKeys) {
 }
 
 TEST(ScheduleJson, ErrorsNameTheKey) {
-  EXPECT_EQ(error_of([] { schedule_from_json("{\"min_lr\": 1}"); }), "stored schedule: key \"max_lr\" is missing");
-  EXPECT_EQ(error_of([] { schedule_from_json("[1]"); }), "stored schedule is not a JSON object: [1]");
-  EXPECT_EQ(error_of([] {
-              schedule_from_json(
-                  R"({"max_lr": 1, "min_lr": 0, "lr_warmup_steps": 0, "lr_decay_steps": 1, "lr_decay_style": "steep"})");
-            }),
-            "stored schedule: lr_decay_style is \"steep\", which is no known style");
+  EXPECT_EQ(error_of([] { schedule_from_json("{\"min_lr\": 1}"); }),
+            "stored schedule: key \"max_lr\" is missing");
+  EXPECT_EQ(error_of([] { schedule_from_json("[1]"); }),
+            "stored schedule is not a JSON object: [1]");
+  EXPECT_EQ(
+      error_of([] {
+        schedule_from_json(
+            R"({"max_lr": 1, "min_lr": 0, "lr_warmup_steps": 0, "lr_decay_steps": 1, "lr_decay_style": "steep"})");
+      }),
+      "stored schedule: lr_decay_style is \"steep\", which is no known style");
 }
 
 TEST(ResumeSchedule, DifferencesAreNamedWithBothValues) {
@@ -196,9 +207,11 @@ TEST(StepStateJson, IsExact) {
       EXPECT_TRUE(a == b || (std::isnan(a) && std::isnan(b))) << name;
     });
   });
-  EXPECT_EQ(static_cast<size_t>(fields) * 8, sizeof(StepState)) << "a member is missing in for_each_field";
+  EXPECT_EQ(static_cast<size_t>(fields) * 8, sizeof(StepState))
+      << "a member is missing in for_each_field";
   EXPECT_EQ(copy.num_steps, (int64_t{1} << 53) + 1);
-  EXPECT_EQ(error_of([] { step_state_from_json("{}"); }), "stored optimizer state: key \"num_steps\" is missing");
+  EXPECT_EQ(error_of([] { step_state_from_json("{}"); }),
+            "stored optimizer state: key \"num_steps\" is missing");
   EXPECT_EQ(error_of([] { step_state_from_json("{\"num_steps\": 1.5}"); }),
             "stored optimizer state: num_steps is 1.5, expected a whole number");
 }

@@ -1,9 +1,8 @@
 #include "megatron/optimizer/optimizer.h"
 
-#include <gtest/gtest.h>
-
 #include <c10/core/Allocator.h>
 #include <c10/util/ThreadLocalDebugInfo.h>
+#include <gtest/gtest.h>
 
 #include <cmath>
 #include <cstring>
@@ -12,8 +11,8 @@
 #include "megatron/base/check.h"
 #include "megatron/comm/thread_backend.h"
 #include "megatron/optimizer/host_states.h"
-#include "tests/unit/optimizer/test_model.h"
 #include "tests/unit/allocation_meter.h"
+#include "tests/unit/optimizer/test_model.h"
 
 namespace megatron {
 namespace {
@@ -31,9 +30,10 @@ OptimizerConfig test_config() {
 // A model with its store and its optimizer.
 struct Fixture {
   explicit Fixture(const OptimizerConfig& config, at::ScalarType dtype = at::kFloat,
-                 ParallelGroups ranks = ParallelGroups())
+                   ParallelGroups ranks = ParallelGroups())
       : groups(std::move(ranks)) {
-    model.declare("embedding.word_embeddings.weight", {40, 150}, ParameterRole::kEmbedding).valid_rows = 37;
+    model.declare("embedding.word_embeddings.weight", {40, 150}, ParameterRole::kEmbedding)
+        .valid_rows = 37;
     model.declare("linear.weight", {30, 50});
     model.declare("linear.bias", {30}, ParameterRole::kBias);
     model.declare("q_layernorm.weight", {8}, ParameterRole::kQKNorm);
@@ -83,7 +83,8 @@ TEST(Optimizer, NormZerosAndFrozenParameters) {
   }
   EXPECT_EQ(run.optimizer->num_zeros(), 7.0) << "padded rows do not count";
   double weights = 0;
-  for (size_t k = 0; k < 4; ++k) weights += run.model[k].value.to(at::kDouble).square().sum().item<double>();
+  for (size_t k = 0; k < 4; ++k)
+    weights += run.model[k].value.to(at::kDouble).square().sum().item<double>();
   EXPECT_NEAR(run.optimizer->params_norm(), std::sqrt(weights), 1e-9);
   run.optimizer->step(2.0, kSamples);
   const StepState state = run.optimizer->read_state();
@@ -141,7 +142,8 @@ TEST(Optimizer, MasterWeightsKeepSmallUpdates) {
     }
     for (const StateTensor& entry : run.optimizer->tensors()) {
       if (entry.description.key != "optimizer.state.fp32_param.linear.weight") continue;
-      EXPECT_TRUE(at::allclose(start - entry.data.view_as(start), at::full_like(start, 200 * 1e-5), 1e-2, 1e-6));
+      EXPECT_TRUE(at::allclose(start - entry.data.view_as(start), at::full_like(start, 200 * 1e-5),
+                               1e-2, 1e-6));
       EXPECT_TRUE(at::equal(entry.data.to(dtype), run.model[1].value.view({-1})));
     }
   }
@@ -156,8 +158,9 @@ TEST(Optimizer, BadStepsLeaveEveryByteAlone) {
     const auto before = run.snapshot();
     const StepState good = run.optimizer->read_state();
     int bad_steps = 0;
-    for (const double bad : {std::numeric_limits<double>::quiet_NaN(), -std::numeric_limits<double>::infinity(),
-                             std::numeric_limits<double>::infinity()}) {
+    for (const double bad :
+         {std::numeric_limits<double>::quiet_NaN(), -std::numeric_limits<double>::infinity(),
+          std::numeric_limits<double>::infinity()}) {
       EXPECT_FALSE(run.optimizer->must_stop(run.optimizer->read_state()));
       set_gradients(run.model, *run.ddp, 1, 0.1, 1.0);
       run.ddp->grad(run.model[1]).view({-1})[77].fill_(bad);
@@ -249,7 +252,8 @@ TEST(Optimizer, ResultDoesNotDependOnThreads) {
   at::set_num_threads(threads);
 }
 
-// Stop after any step, store everything, load it into a new optimizer: the rest of the run is equal to the bit.
+// Stop after any step, store everything, load it into a new optimizer: the rest of the run is equal
+// to the bit.
 TEST(Optimizer, StateIsClosed) {
   for (const auto dtype : {at::kFloat, at::kDouble, at::kHalf}) {
     OptimizerConfig config = test_config();
@@ -274,8 +278,10 @@ TEST(Optimizer, StateIsClosed) {
       EXPECT_EQ(from[i].description.key, to[i].description.key);
       to[i].data.copy_(from[i].data);
     }
-    second.optimizer->load_state(step_state_from_json(step_state_to_json(first.optimizer->read_state())));
-    second.optimizer->set_schedule(schedule_from_json(schedule_to_json(first.optimizer->schedule())));
+    second.optimizer->load_state(
+        step_state_from_json(step_state_to_json(first.optimizer->read_state())));
+    second.optimizer->set_schedule(
+        schedule_from_json(schedule_to_json(first.optimizer->schedule())));
     run(second, 5, 8);
     EXPECT_TRUE(same_bytes(whole.snapshot(), second.snapshot()));
     EXPECT_EQ(step_state_to_json(whole.optimizer->read_state()),
@@ -283,7 +289,8 @@ TEST(Optimizer, StateIsClosed) {
   }
 }
 
-// States in host memory: the same bits in every tensor, through skipped steps, and the same when loaded.
+// States in host memory: the same bits in every tensor, through skipped steps, and the same when
+// loaded.
 TEST(Optimizer, StatesInHostMemoryChangeNoBit) {
   for (const auto dtype : {at::kFloat, at::kDouble, at::kHalf, at::kBFloat16}) {
     for (const bool narrow : {false, true}) {
@@ -294,9 +301,12 @@ TEST(Optimizer, StatesInHostMemoryChangeNoBit) {
         config.optimizer = type;
         config.fp16 = dtype == at::kHalf;
         config.initial_loss_scale = 1024.0;
-        if (narrow) config.main_params_dtype = config.exp_avg_dtype = config.exp_avg_sq_dtype = StateType::kBf16;
+        if (narrow)
+          config.main_params_dtype = config.exp_avg_dtype = config.exp_avg_sq_dtype =
+              StateType::kBf16;
         const auto steps = [](Fixture& run, int begin, int end) {
-          for (int t = begin; t < end; ++t) run.step(t, t == 0 || t == 3 ? HUGE_VAL : 100.0 * (t + 1));
+          for (int t = begin; t < end; ++t)
+            run.step(t, t == 0 || t == 3 ? HUGE_VAL : 100.0 * (t + 1));
         };
         Fixture plain(config, dtype);
         steps(plain, 0, 6);
@@ -307,8 +317,10 @@ TEST(Optimizer, StatesInHostMemoryChangeNoBit) {
           Fixture offloaded(config, dtype);
           steps(offloaded, 0, 6);
           EXPECT_TRUE(same_bytes(plain.snapshot(), offloaded.snapshot()));
-          EXPECT_EQ(step_state_to_json(plain.optimizer->read_state()), step_state_to_json(offloaded.optimizer->read_state()));
-          EXPECT_NEAR(plain.optimizer->params_norm(), offloaded.optimizer->params_norm(), 1e-12 * plain.optimizer->params_norm());
+          EXPECT_EQ(step_state_to_json(plain.optimizer->read_state()),
+                    step_state_to_json(offloaded.optimizer->read_state()));
+          EXPECT_NEAR(plain.optimizer->params_norm(), offloaded.optimizer->params_norm(),
+                      1e-12 * plain.optimizer->params_norm());
 
           // As a checkpoint moves it: from host memory to another one, whose first step is skipped.
           Fixture resumed(config, dtype);
@@ -349,7 +361,9 @@ TEST(HostStates, PiecesGiveTheBitsOfTheWhole) {
   record.lr[0] = 0.1;
   record.weight_decay = 0.01;
   const at::Tensor state = at::empty({static_cast<int64_t>(sizeof record)}, at::kByte);
-  const auto update = [](FlatUpdate& piece, const at::Tensor& at_step) { adamw_update(piece, at_step, {0.9, 0.999, 1e-8}); };
+  const auto update = [](FlatUpdate& piece, const at::Tensor& at_step) {
+    adamw_update(piece, at_step, {0.9, 0.999, 1e-8});
+  };
   const at::Tensor start = at::arange(kSize, at::kFloat).div(kSize);
   at::Tensor values = start.to(at::kBFloat16), grads = at::empty({kSize});
   FlatUpdate plain;
@@ -375,7 +389,8 @@ TEST(HostStates, PiecesGiveTheBitsOfTheWhole) {
   EXPECT_GT((values.to(at::kFloat) - start).abs().max().item<double>(), 0.1);
 }
 
-// What lies where: by whole parameters, the last ones of the buffer in host memory; frozen values are nobody's.
+// What lies where: by whole parameters, the last ones of the buffer in host memory; frozen values
+// are nobody's.
 TEST(Optimizer, AFractionOfTheStatesIsInHostMemory) {
   const auto device_bytes = [](double fraction) {
     OptimizerConfig config = test_config();
@@ -421,7 +436,8 @@ TEST(Optimizer, NamesOfItsTensors) {
   config.optimizer = OptimizerType::kSgd;
   Fixture sgd(config);
   ASSERT_EQ(sgd.optimizer->tensors().size(), 4u);
-  EXPECT_EQ(sgd.optimizer->tensors()[1].description.key, "optimizer.state.momentum_buffer.linear.weight");
+  EXPECT_EQ(sgd.optimizer->tensors()[1].description.key,
+            "optimizer.state.momentum_buffer.linear.weight");
 }
 
 TEST(Optimizer, MastersAreRemadeFromValues) {
@@ -436,7 +452,8 @@ TEST(Optimizer, MastersAreRemadeFromValues) {
   EXPECT_TRUE(at::equal(run.model[1].value, at::full({30, 50}, 0.25, at::kBFloat16)));
 }
 
-// Two tensor ranks that each hold half of one matrix, and all of the rest, see the norm of one rank that holds everything.
+// Two tensor ranks that each hold half of one matrix, and all of the rest, see the norm of one rank
+// that holds everything.
 TEST(Optimizer, NormCountsEachLogicalParameterOnce) {
   Fixture single(test_config(), at::kDouble);
   single.step(0);

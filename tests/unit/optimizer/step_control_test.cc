@@ -30,25 +30,45 @@ void expect_lr(const ParameterSchedule& schedule, std::vector<std::pair<double, 
 }
 
 TEST(LearningRate, Linear) {
-  expect_lr(vector_schedule(LrDecayStyle::kLinear),
-            {{0, 0}, {50, 1.5e-4}, {100, 3e-4}, {101, 2.997e-4}, {500, 1.8e-4}, {900, 6e-5}, {1000, 3e-5}, {1001, 3e-5}});
+  expect_lr(vector_schedule(LrDecayStyle::kLinear), {{0, 0},
+                                                     {50, 1.5e-4},
+                                                     {100, 3e-4},
+                                                     {101, 2.997e-4},
+                                                     {500, 1.8e-4},
+                                                     {900, 6e-5},
+                                                     {1000, 3e-5},
+                                                     {1001, 3e-5}});
 }
 
 TEST(LearningRate, Cosine) {
-  expect_lr(vector_schedule(LrDecayStyle::kCosine),
-            {{50, 1.5e-4}, {100, 3e-4}, {101, 2.999991775e-4}, {500, 1.884425040e-4}, {900, 3.814149619e-5},
-             {1000, 3e-5}, {1001, 3e-5}});
+  expect_lr(vector_schedule(LrDecayStyle::kCosine), {{50, 1.5e-4},
+                                                     {100, 3e-4},
+                                                     {101, 2.999991775e-4},
+                                                     {500, 1.884425040e-4},
+                                                     {900, 3.814149619e-5},
+                                                     {1000, 3e-5},
+                                                     {1001, 3e-5}});
 }
 
 TEST(LearningRate, InverseSquareRoot) {
-  expect_lr(vector_schedule(LrDecayStyle::kInverseSquareRoot),
-            {{50, 1.5e-4}, {100, 3e-4}, {101, 2.985111571e-4}, {500, 1.341640786e-4}, {900, 1.0e-4},
-             {1000, 9.486832981e-5}, {1001, 3e-5}});
+  expect_lr(vector_schedule(LrDecayStyle::kInverseSquareRoot), {{50, 1.5e-4},
+                                                                {100, 3e-4},
+                                                                {101, 2.985111571e-4},
+                                                                {500, 1.341640786e-4},
+                                                                {900, 1.0e-4},
+                                                                {1000, 9.486832981e-5},
+                                                                {1001, 3e-5}});
 }
 
 TEST(LearningRate, WarmupStableDecay) {
   ParameterSchedule schedule = vector_schedule(LrDecayStyle::kWsd);
-  expect_lr(schedule, {{50, 1.5e-4}, {101, 3e-4}, {500, 3e-4}, {800, 3e-4}, {900, 1.418376618e-4}, {1000, 3e-5}, {1001, 3e-5}});
+  expect_lr(schedule, {{50, 1.5e-4},
+                       {101, 3e-4},
+                       {500, 3e-4},
+                       {800, 3e-4},
+                       {900, 1.418376618e-4},
+                       {1000, 3e-5},
+                       {1001, 3e-5}});
   schedule.wsd_decay_style = WsdDecayStyle::kLinear;
   expect_lr(schedule, {{800, 3e-4}, {900, 1.65e-4}, {1000, 3e-5}});
   schedule.wsd_decay_style = WsdDecayStyle::kMinusSqrt;
@@ -192,7 +212,8 @@ TEST(LossScale, GrowsAfterAWindowOfGoodSteps) {
   EXPECT_EQ(scales, (std::vector<double>{1024, 1024, 2048, 2048, 2048, 4096, 4096}));
 }
 
-// Good steps do not refill the hysteresis; once it is used up every bad step halves the scale, until a growth refills it.
+// Good steps do not refill the hysteresis; once it is used up every bad step halves the scale,
+// until a growth refills it.
 TEST(LossScale, Hysteresis) {
   StepState state;
   state.loss_scale = 1024;

@@ -1,4 +1,5 @@
-// A model of parameters only, with chosen gradients: the smallest thing an optimizer can be tested on.
+// A model of parameters only, with chosen gradients: the smallest thing an optimizer can be tested
+// on.
 #pragma once
 
 #include <memory>
@@ -39,12 +40,13 @@ inline void start_values(TestModel& model) {
 }
 
 // g[i] = amplitude sin(0.7 i + 1.3 t + k) + 0.1 p[i], times `factor`
-inline void set_gradients(TestModel& model, const DistributedDataParallel& ddp, int t, double amplitude,
-                          double factor) {
+inline void set_gradients(TestModel& model, const DistributedDataParallel& ddp, int t,
+                          double amplitude, double factor) {
   for (size_t k = 0; k < model.size(); ++k) {
     if (!model[k].trainable) continue;
     const at::Tensor i = at::arange(model[k].value.numel(), at::kDouble);
-    const at::Tensor wave = at::sin(i * 0.7 + (1.3 * t + static_cast<double>(k))).view(model[k].local_shape);
+    const at::Tensor wave =
+        at::sin(i * 0.7 + (1.3 * t + static_cast<double>(k))).view(model[k].local_shape);
     const at::Tensor value = model[k].value.to(at::kDouble);
     ddp.grad(model[k]).copy_((wave * amplitude + value * 0.1) * factor);
   }

@@ -12,7 +12,8 @@ using testing::HasSubstr;
 
 size_t count(const std::string& text, const std::string& part) {
   size_t n = 0;
-  for (size_t at = text.find(part); at != std::string::npos; at = text.find(part, at + part.size())) ++n;
+  for (size_t at = text.find(part); at != std::string::npos; at = text.find(part, at + part.size()))
+    ++n;
   return n;
 }
 
@@ -44,7 +45,8 @@ TEST(Draw, SvgHasEveryPassAndEveryStage) {
     EXPECT_THAT(svg, HasSubstr("backward, micro-batch 7, chunk 0: "));
     EXPECT_TRUE(svg.ends_with("</svg>\n"));
     // The legend explains what is shown and nothing else.
-    EXPECT_EQ(count(svg, ">weight gradient 1</text>"), to_string(s.stages[3]).find("W1") != std::string::npos ? 1u : 0u);
+    EXPECT_EQ(count(svg, ">weight gradient 1</text>"),
+              to_string(s.stages[3]).find("W1") != std::string::npos ? 1u : 0u);
   }
 }
 

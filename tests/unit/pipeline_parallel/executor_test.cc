@@ -1,5 +1,5 @@
-// A toy model over ranks as threads: every schedule gives the gradients of the serial model, on a backend that buffers
-// sends and on one that does not.
+// A toy model over ranks as threads: every schedule gives the gradients of the serial model, on a
+// backend that buffers sends and on one that does not.
 #include "megatron/pipeline_parallel/executor.h"
 
 #include <gmock/gmock.h>
@@ -20,8 +20,8 @@ namespace {
 using testing::HasSubstr;
 using Kind = Action::Kind;
 
-// Sends that wait, when they are waited for, until their receive has been posted, as NCCL's do. Messages of a link run
-// one way; the receiver's token comes back the other way.
+// Sends that wait, when they are waited for, until their receive has been posted, as NCCL's do.
+// Messages of a link run one way; the receiver's token comes back the other way.
 class RendezvousBackend final : public ForwardingBackend {
  public:
   struct Counts {
@@ -30,13 +30,15 @@ class RendezvousBackend final : public ForwardingBackend {
   RendezvousBackend(std::shared_ptr<Backend> inner, std::shared_ptr<Counts> counts)
       : ForwardingBackend(std::move(inner)), counts_(std::move(counts)) {}
 
-  std::shared_ptr<Backend> subgroup(const std::vector<int>& ranks, const std::string& name, Traffic traffic) override {
+  std::shared_ptr<Backend> subgroup(const std::vector<int>& ranks, const std::string& name,
+                                    Traffic traffic) override {
     return std::make_shared<RendezvousBackend>(inner_->subgroup(ranks, name, traffic), counts_);
   }
 
   std::shared_ptr<Work> send(at::Tensor tensor, int peer) override {
     inner_->send(tensor, peer)->wait();
-    return std::make_shared<Callback>([token = inner_->recv(at::zeros({1}), peer)] { token->wait(); });
+    return std::make_shared<Callback>(
+        [token = inner_->recv(at::zeros({1}), peer)] { token->wait(); });
   }
   std::shared_ptr<Work> recv(at::Tensor tensor, int peer) override {
     inner_->send(at::zeros({1}), peer)->wait();
@@ -69,7 +71,9 @@ struct Model {
 
   Model(int segments, int microbatches, bool ragged = false) {
     auto generator = at::make_generator<at::CPUGeneratorImpl>(7);
-    const auto draw = [&](at::IntArrayRef shape) { return at::randn(shape, generator, at::kDouble); };
+    const auto draw = [&](at::IntArrayRef shape) {
+      return at::randn(shape, generator, at::kDouble);
+    };
     for (int s = 0; s < segments; ++s) weights.push_back(draw({kWidth, kWidth}) * 0.5);
     for (int m = 0; m < microbatches; ++m) {
       const int64_t rows = ragged ? kRows + m % 3 : kRows;
@@ -116,7 +120,8 @@ class ToyStage : public StageCompute {
     return watched(y.clone());
   }
 
-  at::Tensor backward(int chunk, int microbatch, const at::Tensor& grad_output, bool defer_weights) override {
+  at::Tensor backward(int chunk, int microbatch, const at::Tensor& grad_output,
+                      bool defer_weights) override {
     calls.push_back({defer_weights ? Kind::kBackwardInput : Kind::kBackward, chunk, microbatch});
     const int segment = schedule_.segment(stage_, chunk);
     const bool last = segment + 1 == schedule_.num_segments();
@@ -170,7 +175,8 @@ class ToyStage : public StageCompute {
 
 TransferFormat format_of(const Model& model, bool ragged = false) {
   TransferFormat format{{Model::kRows, Model::kWidth}, at::kDouble, at::kCPU, nullptr};
-  if (ragged) format.shape_of = [&model](int m) { return model.data[static_cast<size_t>(m)].sizes().vec(); };
+  if (ragged)
+    format.shape_of = [&model](int m) { return model.data[static_cast<size_t>(m)].sizes().vec(); };
   return format;
 }
 
@@ -181,13 +187,15 @@ struct Run {
 };
 
 void expect_serial_gradients(const Schedule& schedule, const Run& run) {
-  SCOPED_TRACE(cat(schedule.name, " stages ", schedule.num_stages, " chunks ", schedule.num_chunks, " micro-batches ",
-                   schedule.num_microbatches, run.overlap ? " overlap" : "", run.rendezvous ? " rendezvous" : ""));
+  SCOPED_TRACE(cat(schedule.name, " stages ", schedule.num_stages, " chunks ", schedule.num_chunks,
+                   " micro-batches ", schedule.num_microbatches, run.overlap ? " overlap" : "",
+                   run.rendezvous ? " rendezvous" : ""));
   const Model model(schedule.num_segments(), schedule.num_microbatches, run.ragged);
   const std::vector<at::Tensor> expected = model.serial();
   run_ranks(schedule.num_stages, [&](const std::shared_ptr<Backend>& world) {
     const auto counts = std::make_shared<RendezvousBackend::Counts>();
-    const ProcessGroup pp(run.rendezvous ? std::make_shared<RendezvousBackend>(world, counts) : world, "pp");
+    const ProcessGroup pp(
+        run.rendezvous ? std::make_shared<RendezvousBackend>(world, counts) : world, "pp");
     const PipelineLinks links(pp, schedule, at::kCPU, run.overlap);
     ToyStage stage(model, schedule, pp.rank());
     run_pipeline(schedule, stage, links, format_of(model, run.ragged));
@@ -196,8 +204,8 @@ void expect_serial_gradients(const Schedule& schedule, const Run& run) {
     EXPECT_EQ(counts->receives_under_way, 0);
     for (int chunk = 0; chunk < schedule.num_chunks; ++chunk) {
       const int segment = schedule.segment(pp.rank(), chunk);
-      EXPECT_TRUE(
-          at::allclose(stage.grads[static_cast<size_t>(chunk)], expected[static_cast<size_t>(segment)], 1e-11, 1e-12))
+      EXPECT_TRUE(at::allclose(stage.grads[static_cast<size_t>(chunk)],
+                               expected[static_cast<size_t>(segment)], 1e-11, 1e-12))
           << "segment " << segment;
     }
   });
@@ -237,7 +245,8 @@ TEST(Executor, NoScheduleNeedsBufferedSends) {
 }
 
 TEST(Executor, MicrobatchesMayDifferInShape) {
-  for (const Schedule& schedule : schedules(3, 2, 6)) expect_serial_gradients(schedule, {.ragged = true});
+  for (const Schedule& schedule : schedules(3, 2, 6))
+    expect_serial_gradients(schedule, {.ragged = true});
 }
 
 // With the vocabulary over the stages: each has every n-th of the hidden states' columns; the loss
@@ -363,7 +372,8 @@ TEST(Executor, HoldsFewBuffersAndSentTensors) {
         const auto counts = std::make_shared<RendezvousBackend::Counts>();
         const ProcessGroup pp(std::make_shared<RendezvousBackend>(world, counts), "pp");
         ToyStage stage(model, schedule, pp.rank());
-        run_pipeline(schedule, stage, PipelineLinks(pp, schedule, at::kCPU, overlap), format_of(model));
+        run_pipeline(schedule, stage, PipelineLinks(pp, schedule, at::kCPU, overlap),
+                     format_of(model));
         EXPECT_LE(counts->most_receives_under_way, overlap ? 2 : 1);
         // What the neighbours may not have used yet: a warm-up's worth each way.
         EXPECT_LE(stage.most_alive, 6);
@@ -375,14 +385,16 @@ TEST(Executor, HoldsFewBuffersAndSentTensors) {
 TEST(Executor, AStageThatThrowsStopsAll) {
   struct Failing : ToyStage {
     using ToyStage::ToyStage;
-    at::Tensor backward(int chunk, int microbatch, const at::Tensor& grad_output, bool defer) override {
+    at::Tensor backward(int chunk, int microbatch, const at::Tensor& grad_output,
+                        bool defer) override {
       if (fails && microbatch == 2) throw_error("out of paper");
       return ToyStage::backward(chunk, microbatch, grad_output, defer);
     }
     bool fails = false;
   };
   for (const ScheduleKind kind : kAllKinds) {
-    const Schedule schedule = make_schedule(kind, shape_of(4, kind == ScheduleKind::kZeroBubbleV ? 2 : 1, 8));
+    const Schedule schedule =
+        make_schedule(kind, shape_of(4, kind == ScheduleKind::kZeroBubbleV ? 2 : 1, 8));
     const Model model(schedule.num_segments(), 8);
     const auto begin = std::chrono::steady_clock::now();
     const std::string error = error_of([&] {
@@ -410,9 +422,8 @@ TEST(Executor, AWrongShapeIsNamed) {
       run_pipeline(schedule, stage, PipelineLinks(pp, schedule, at::kCPU), format);
     });
   });
-  EXPECT_THAT(
-      error,
-      HasSubstr("F0.0 on stage 0 returned Double[3, 5] on cpu to pass on; between stages are Double[4, 5] on cpu"));
+  EXPECT_THAT(error, HasSubstr("F0.0 on stage 0 returned Double[3, 5] on cpu to pass on; between "
+                               "stages are Double[4, 5] on cpu"));
 }
 
 TEST(PipelineLinks, JoinNeighboursOnly) {

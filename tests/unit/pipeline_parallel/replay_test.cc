@@ -22,8 +22,14 @@ double makespan(ScheduleKind kind, const ScheduleShape& shape) {
 
 // Bubble of 1F1B and GPipe: (P - 1) / (M + P - 1); divided by V when interleaved.
 TEST(Replay, BubblesAreTheKnownOnes) {
-  for (const auto& [stages, chunks, microbatches] : std::vector<std::array<int, 3>>{
-           {1, 1, 3}, {2, 1, 2}, {4, 1, 8}, {8, 1, 16}, {4, 2, 8}, {8, 4, 16}, {2, 3, 6}, {4, 2, 4}}) {
+  for (const auto& [stages, chunks, microbatches] : std::vector<std::array<int, 3>>{{1, 1, 3},
+                                                                                    {2, 1, 2},
+                                                                                    {4, 1, 8},
+                                                                                    {8, 1, 16},
+                                                                                    {4, 2, 8},
+                                                                                    {8, 4, 16},
+                                                                                    {2, 3, 6},
+                                                                                    {4, 2, 4}}) {
     const double fill = (stages - 1.0) / chunks;
     for (const ScheduleKind kind : {ScheduleKind::k1F1B, ScheduleKind::kGPipe}) {
       const Replay r = replay(make_schedule(kind, shape_of(stages, chunks, microbatches)));
@@ -114,10 +120,7 @@ TEST(Replay, FindsWhatIsWrongWithTheVocabulary) {
               HasSubstr("stage 1 leaves out L0.2"));
   EXPECT_THAT(error_after(0, [&](auto& a) { a.erase(a.begin() + position(a, Kind::kHead, 3)); }),
               HasSubstr("comes before its logits"));
-  EXPECT_THAT(error_after(0,
-                          [&](auto& a) {
-                            a.push_back({Kind::kHead, 0, 1});
-                          }),
+  EXPECT_THAT(error_after(0, [&](auto& a) { a.push_back({Kind::kHead, 0, 1}); }),
               HasSubstr("is done twice"));
   // The last stage's gradient waits for everybody's loss.
   EXPECT_THAT(error_after(2,
@@ -142,16 +145,19 @@ TEST(Replay, ZeroBubbleH1HasAThirdOfTheBubble) {
     for (const int stages : {2, 4, 8}) {
       ScheduleShape shape = shape_of(stages, 1, 4 * stages);
       shape.costs.whole_stage = costs;
-      const double work = 4 * stages * (costs.forward + costs.backward_input + costs.backward_weight);
+      const double work =
+          4 * stages * (costs.forward + costs.backward_input + costs.backward_weight);
       const double sum = costs.forward + costs.backward_input;
-      EXPECT_NEAR(makespan(ScheduleKind::k1F1B, shape), work + (stages - 1) * (sum + costs.backward_weight), 1e-9);
-      EXPECT_NEAR(makespan(ScheduleKind::kZeroBubbleH1, shape), work + (stages - 1) * (sum - costs.backward_weight),
-                  1e-9);
+      EXPECT_NEAR(makespan(ScheduleKind::k1F1B, shape),
+                  work + (stages - 1) * (sum + costs.backward_weight), 1e-9);
+      EXPECT_NEAR(makespan(ScheduleKind::kZeroBubbleH1, shape),
+                  work + (stages - 1) * (sum - costs.backward_weight), 1e-9);
     }
   }
 }
 
-// No schedule over these stages can end before the last stage has waited for the first activation and done its work.
+// No schedule over these stages can end before the last stage has waited for the first activation
+// and done its work.
 double least_makespan(const ScheduleShape& shape) {
   const PassCosts& c = shape.costs.whole_stage;
   return shape.num_microbatches * (c.forward + c.backward_input + c.backward_weight) +
@@ -188,7 +194,8 @@ void expect_ascending(const Schedule& schedule) {
     std::map<std::pair<Kind, int>, int> next;
     for (const Action& a : list) {
       const bool both = a.kind == Kind::kBackward;
-      EXPECT_EQ(a.microbatch, (next[{both ? Kind::kBackwardInput : a.kind, a.chunk}]++)) << to_string(a);
+      EXPECT_EQ(a.microbatch, (next[{both ? Kind::kBackwardInput : a.kind, a.chunk}]++))
+          << to_string(a);
       if (both) {
         EXPECT_EQ(a.microbatch, (next[{Kind::kBackwardWeight, a.chunk}]++)) << to_string(a);
       }
@@ -196,23 +203,29 @@ void expect_ascending(const Schedule& schedule) {
   }
 }
 
-// Hundreds of shapes: every schedule ends, does everything once, in both modes, and the zero-bubble ones beat 1F1B.
+// Hundreds of shapes: every schedule ends, does everything once, in both modes, and the zero-bubble
+// ones beat 1F1B.
 TEST(Replay, RandomShapes) {
   std::mt19937 random(20240521);
-  const auto draw = [&](int low, int high) { return std::uniform_int_distribution<int>(low, high)(random); };
+  const auto draw = [&](int low, int high) {
+    return std::uniform_int_distribution<int>(low, high)(random);
+  };
   int built = 0, refused = 0;
   for (int round = 0; round < 400; ++round) {
     const int stages = draw(1, 8), chunks = draw(1, 4), microbatches = draw(1, 20);
-    ScheduleShape shape = shape_of(stages, chunks, microbatches, draw(0, 2) == 0 ? 0 : draw(stages, 2 * stages));
-    // Deferring must not wait for the last micro-batch's transfers alone: costs near those of a transformer.
+    ScheduleShape shape =
+        shape_of(stages, chunks, microbatches, draw(0, 2) == 0 ? 0 : draw(stages, 2 * stages));
+    // Deferring must not wait for the last micro-batch's transfers alone: costs near those of a
+    // transformer.
     shape.costs.whole_stage = {1, 0.9 + 0.1 * draw(0, 4), 0.7 + 0.1 * draw(0, 3)};
     shape.costs.transfer = 0.05 * draw(0, 2);
-    SCOPED_TRACE(
-        cat("stages ", stages, " chunks ", chunks, " micro-batches ", microbatches, " group ", shape.group_size));
+    SCOPED_TRACE(cat("stages ", stages, " chunks ", chunks, " micro-batches ", microbatches,
+                     " group ", shape.group_size));
     const bool interleaved = chunks > 1 && stages > 1;
     const int group = shape.group_size == 0 ? stages : shape.group_size;
-    const bool legal = !interleaved || (microbatches >= stages && group <= microbatches &&
-                                        (microbatches % group == 0 || microbatches % group >= stages));
+    const bool legal =
+        !interleaved || (microbatches >= stages && group <= microbatches &&
+                         (microbatches % group == 0 || microbatches % group >= stages));
     for (const ScheduleKind kind : kAllKinds) {
       const bool looped = schedule_placement(kind) == ChunkPlacement::kLooped;
       if (looped ? !legal : chunks != 2) {
@@ -235,7 +248,8 @@ TEST(Replay, RandomShapes) {
     }
     if (stages > 1 && legal) {
       EXPECT_LT(makespan(ScheduleKind::kZeroBubbleH1, shape), makespan(ScheduleKind::k1F1B, shape));
-      EXPECT_LE(makespan(ScheduleKind::kZeroBubbleAuto, shape), makespan(ScheduleKind::kZeroBubbleH1, shape) + 1e-9);
+      EXPECT_LE(makespan(ScheduleKind::kZeroBubbleAuto, shape),
+                makespan(ScheduleKind::kZeroBubbleH1, shape) + 1e-9);
     }
   }
   EXPECT_GT(built, 600);
@@ -250,12 +264,20 @@ std::string replay_error(const Schedule& schedule) {
 
 TEST(Replay, ADeadlockNamesWhoWaitsForWhat) {
   Schedule s = make_schedule(ScheduleKind::k1F1B, shape_of(2, 1, 2));
-  // Stage 0 wants its first gradient before it has sent the second activation; stage 1 wants that one first.
-  s.stages[0] = {{Kind::kForward, 0, 0}, {Kind::kBackward, 0, 0}, {Kind::kForward, 0, 1}, {Kind::kBackward, 0, 1}};
-  s.stages[1] = {{Kind::kForward, 0, 0}, {Kind::kForward, 0, 1}, {Kind::kBackward, 0, 0}, {Kind::kBackward, 0, 1}};
-  EXPECT_THAT(replay_error(s),
-              HasSubstr("schedule 1f1b deadlocks: stage 0 waits at action 1 (B0.0) for B0.0 of stage 1; "
-                        "stage 1 waits at action 1 (F0.1) for F0.1 of stage 0"));
+  // Stage 0 wants its first gradient before it has sent the second activation; stage 1 wants that
+  // one first.
+  s.stages[0] = {{Kind::kForward, 0, 0},
+                 {Kind::kBackward, 0, 0},
+                 {Kind::kForward, 0, 1},
+                 {Kind::kBackward, 0, 1}};
+  s.stages[1] = {{Kind::kForward, 0, 0},
+                 {Kind::kForward, 0, 1},
+                 {Kind::kBackward, 0, 0},
+                 {Kind::kBackward, 0, 1}};
+  EXPECT_THAT(
+      replay_error(s),
+      HasSubstr("schedule 1f1b deadlocks: stage 0 waits at action 1 (B0.0) for B0.0 of stage 1; "
+                "stage 1 waits at action 1 (F0.1) for F0.1 of stage 0"));
 }
 
 TEST(Replay, EveryFaultOfAListIsNamed) {
@@ -272,7 +294,8 @@ TEST(Replay, EveryFaultOfAListIsNamed) {
               HasSubstr("stage 1, action 1 (I0.1) comes before its forward pass"));
   EXPECT_THAT(with([](List& list) { std::swap(list[3], list[5]); }),
               HasSubstr("stage 1, action 3 (W0.1) comes before its input gradient"));
-  EXPECT_THAT(with([](List& list) { list[1] = list[0]; }), HasSubstr("stage 1, action 1 (F0.0) is done twice"));
+  EXPECT_THAT(with([](List& list) { list[1] = list[0]; }),
+              HasSubstr("stage 1, action 1 (F0.0) is done twice"));
   EXPECT_THAT(with([](List& list) { list.pop_back(); }), HasSubstr("stage 1 leaves out W0.1"));
   EXPECT_THAT(with([](List& list) { list.resize(2); }), HasSubstr("stage 1 leaves out B0.0"));
   EXPECT_THAT(with([](List& list) { list.clear(); }), HasSubstr("stage 1 leaves out F0.0"));
@@ -283,7 +306,8 @@ TEST(Replay, EveryFaultOfAListIsNamed) {
   EXPECT_THAT(replay_error(forward_only), HasSubstr("runs B0.0 in a forward-only schedule"));
 }
 
-// Any two neighbours of a list exchanged: either the replay still holds, or it says why not; it never hangs.
+// Any two neighbours of a list exchanged: either the replay still holds, or it says why not; it
+// never hangs.
 TEST(Replay, ExchangedActionsAreEitherLegalOrFound) {
   int legal = 0, found = 0;
   for (const ScheduleKind kind : kAllKinds) {

@@ -23,7 +23,8 @@ std::vector<Action> passes(const std::vector<Action>& actions, Kind kind) {
 
 int leading_forwards(const std::vector<Action>& actions) {
   const auto is_forward = [](const Action& a) { return a.kind == Kind::kForward; };
-  return static_cast<int>(std::find_if_not(actions.begin(), actions.end(), is_forward) - actions.begin());
+  return static_cast<int>(std::find_if_not(actions.begin(), actions.end(), is_forward) -
+                          actions.begin());
 }
 
 TEST(Schedule, OneForwardOneBackwardIsWhatPeopleDraw) {
@@ -34,7 +35,8 @@ TEST(Schedule, OneForwardOneBackwardIsWhatPeopleDraw) {
   EXPECT_EQ(to_string(s.stages[3]), "F0.0 B0.0 F0.1 B0.1 F0.2 B0.2 F0.3 B0.3 F0.4 B0.4");
 }
 
-// Warm-up = min(PP - r - 1, M), then one forward and one backward by turns; both walk the micro-batches in order.
+// Warm-up = min(PP - r - 1, M), then one forward and one backward by turns; both walk the
+// micro-batches in order.
 TEST(Schedule, OneForwardOneBackwardWarmUp) {
   for (int stages = 1; stages <= 8; ++stages) {
     for (int microbatches = 1; microbatches <= 10; ++microbatches) {
@@ -44,8 +46,10 @@ TEST(Schedule, OneForwardOneBackwardWarmUp) {
         const int warm_up = std::min(stages - r - 1, microbatches);
         EXPECT_EQ(leading_forwards(list), std::min(warm_up + 1, microbatches));
         for (int k = 0; k < microbatches - warm_up; ++k) {
-          EXPECT_EQ(list[static_cast<size_t>(warm_up + 2 * k)], (Action{Kind::kForward, 0, warm_up + k}));
-          EXPECT_EQ(list[static_cast<size_t>(warm_up + 2 * k + 1)], (Action{Kind::kBackward, 0, k}));
+          EXPECT_EQ(list[static_cast<size_t>(warm_up + 2 * k)],
+                    (Action{Kind::kForward, 0, warm_up + k}));
+          EXPECT_EQ(list[static_cast<size_t>(warm_up + 2 * k + 1)],
+                    (Action{Kind::kBackward, 0, k}));
         }
       }
     }
@@ -72,7 +76,8 @@ TEST(Schedule, InterleavedOrderIsMegatrons) {
 TEST(Schedule, InterleavedWarmUp) {
   for (const auto& [stages, chunks, microbatches, group] : std::vector<std::array<int, 4>>{
            {4, 2, 8, 4}, {4, 2, 8, 8}, {2, 3, 6, 3}, {2, 2, 5, 3}, {4, 4, 4, 4}, {3, 2, 7, 4}}) {
-    const Schedule s = make_schedule(ScheduleKind::k1F1B, shape_of(stages, chunks, microbatches, group));
+    const Schedule s =
+        make_schedule(ScheduleKind::k1F1B, shape_of(stages, chunks, microbatches, group));
     for (int r = 0; r < stages; ++r) {
       const int total = chunks * microbatches;
       const int warm_up = std::min(2 * (stages - r - 1) + (chunks - 1) * group, total);
@@ -140,27 +145,31 @@ TEST(Schedule, WhatCannotBeBuiltIsRefusedWithTheNearestLegalValues) {
   };
   const ScheduleKind one = ScheduleKind::k1F1B;
   EXPECT_EQ(error(one, shape_of(4, 2, 3)),
-            "virtual pipeline stages need at least --pipeline-model-parallel-size 4 micro-batches, there are 3\n"
+            "virtual pipeline stages need at least --pipeline-model-parallel-size 4 micro-batches, "
+            "there are 3\n"
             "hint: raise --global-batch-size to 4 micro-batches per data-parallel rank");
   EXPECT_EQ(error(one, shape_of(4, 2, 10)),
-            "10 micro-batches in groups of 4 leave a last group of 2, fewer than --pipeline-model-parallel-size 4\n"
+            "10 micro-batches in groups of 4 leave a last group of 2, fewer than "
+            "--pipeline-model-parallel-size 4\n"
             "hint: --microbatch-group-size-per-virtual-pipeline-stage 5, or 8 or 12 micro-batches");
-  EXPECT_EQ(
-      error(one, shape_of(4, 2, 8, 3)),
-      "--microbatch-group-size-per-virtual-pipeline-stage 3 is not between --pipeline-model-parallel-size 4 and the 8 "
-      "micro-batches of a step\nhint: the nearest legal value is 4");
-  EXPECT_EQ(
-      error(one, shape_of(4, 2, 8, 12)),
-      "--microbatch-group-size-per-virtual-pipeline-stage 12 is not between --pipeline-model-parallel-size 4 and the 8 "
-      "micro-batches of a step\nhint: the nearest legal value is 8");
-  EXPECT_EQ(error(one, shape_of(4, 1, 0)), "a pipeline schedule over 0 micro-batches\nhint: at least 1");
+  EXPECT_EQ(error(one, shape_of(4, 2, 8, 3)),
+            "--microbatch-group-size-per-virtual-pipeline-stage 3 is not between "
+            "--pipeline-model-parallel-size 4 and the 8 "
+            "micro-batches of a step\nhint: the nearest legal value is 4");
+  EXPECT_EQ(error(one, shape_of(4, 2, 8, 12)),
+            "--microbatch-group-size-per-virtual-pipeline-stage 12 is not between "
+            "--pipeline-model-parallel-size 4 and the 8 "
+            "micro-batches of a step\nhint: the nearest legal value is 8");
+  EXPECT_EQ(error(one, shape_of(4, 1, 0)),
+            "a pipeline schedule over 0 micro-batches\nhint: at least 1");
   EXPECT_EQ(error(ScheduleKind::kZeroBubbleV, shape_of(4, 3, 8)),
             "--pipeline-schedule zb-v takes 2 virtual stages per pipeline rank, not 3\n"
             "hint: --num-virtual-stages-per-pipeline-rank 2");
   ScheduleShape tight = shape_of(4, 1, 8);
   tight.max_in_flight = 3;
   EXPECT_EQ(error(ScheduleKind::kZeroBubbleAuto, tight),
-            "--zero-bubble-max-pending-backward 3 is less than the 4 that the first of 4 stages holds under "
+            "--zero-bubble-max-pending-backward 3 is less than the 4 that the first of 4 stages "
+            "holds under "
             "1f1b\nhint: at least 4");
   ScheduleShape vocabulary = shape_of(4, 1, 8);
   vocabulary.vocab_parallel = true;

@@ -114,10 +114,13 @@ TEST(StageLayout, LayoutStrings) {
   EXPECT_EQ(deepseek.slice(14, 1), (StageSlice{61, 1, false, false}));
 }
 
-// Whatever is asked for, the layers of all segments are the model's: none is lost, none is held twice.
+// Whatever is asked for, the layers of all segments are the model's: none is lost, none is held
+// twice.
 TEST(StageLayout, NoLayerIsLost) {
   std::mt19937 random(80);
-  const auto draw = [&](int low, int high) { return std::uniform_int_distribution<int>(low, high)(random); };
+  const auto draw = [&](int low, int high) {
+    return std::uniform_int_distribution<int>(low, high)(random);
+  };
   int built = 0;
   for (int round = 0; round < 4000; ++round) {
     PipelineConfig config;
@@ -125,7 +128,8 @@ TEST(StageLayout, NoLayerIsLost) {
     if (draw(0, 2) == 0) config.num_virtual_stages_per_pipeline_rank = draw(1, 3);
     if (draw(0, 3) == 0) config.account_for_embedding_in_pipeline_split = true;
     if (draw(0, 3) == 0) config.account_for_loss_in_pipeline_split = true;
-    if (!config.account_for_embedding_in_pipeline_split && !config.account_for_loss_in_pipeline_split) {
+    if (!config.account_for_embedding_in_pipeline_split &&
+        !config.account_for_loss_in_pipeline_split) {
       if (draw(0, 1) == 0) config.decoder_first_pipeline_num_layers = draw(0, 12);
       if (draw(0, 1) == 0) config.decoder_last_pipeline_num_layers = draw(0, 12);
     }
@@ -139,7 +143,8 @@ TEST(StageLayout, NoLayerIsLost) {
           const StageSlice slice = layout.slice(r, c);
           embeddings += slice.embedding;
           heads += slice.head;
-          for (int64_t i = 0; i < slice.num_layers; ++i) ++held.at(static_cast<size_t>(slice.first_layer + i));
+          for (int64_t i = 0; i < slice.num_layers; ++i)
+            ++held.at(static_cast<size_t>(slice.first_layer + i));
         }
       }
       EXPECT_EQ(held, std::vector<int>(static_cast<size_t>(layers), 1)) << layout.to_string();
@@ -155,23 +160,24 @@ TEST(StageLayout, NoLayerIsLost) {
 
 TEST(StageLayout, WhatCannotBeDividedIsRefusedWithTheNearestLegalValues) {
   PipelineConfig config;
-  EXPECT_EQ(layout_error(config, 4, 30),
-            "--num-layers 30 is not divisible by --pipeline-model-parallel-size 4\n"
-            "hint: the nearest --num-layers: 28 or 32; uneven stages: --pipeline-model-parallel-layout, "
-            "--decoder-first-pipeline-num-layers, --decoder-last-pipeline-num-layers, "
-            "--account-for-embedding-in-pipeline-split, --account-for-loss-in-pipeline-split");
+  EXPECT_EQ(
+      layout_error(config, 4, 30),
+      "--num-layers 30 is not divisible by --pipeline-model-parallel-size 4\n"
+      "hint: the nearest --num-layers: 28 or 32; uneven stages: --pipeline-model-parallel-layout, "
+      "--decoder-first-pipeline-num-layers, --decoder-last-pipeline-num-layers, "
+      "--account-for-embedding-in-pipeline-split, --account-for-loss-in-pipeline-split");
   // 80 layers over 16 stages of 2 chunks have been trained as 64 elsewhere.
   config.num_virtual_stages_per_pipeline_rank = 2;
-  EXPECT_THAT(
-      layout_error(config, 16, 80),
-      HasSubstr("--num-layers 80 is not divisible by --pipeline-model-parallel-size 16 x 2 virtual stages = 32\n"
-                "hint: the nearest --num-layers: 64 or 96;"));
+  EXPECT_THAT(layout_error(config, 16, 80),
+              HasSubstr("--num-layers 80 is not divisible by --pipeline-model-parallel-size 16 x 2 "
+                        "virtual stages = 32\n"
+                        "hint: the nearest --num-layers: 64 or 96;"));
   config = {};
   config.account_for_embedding_in_pipeline_split = config.account_for_loss_in_pipeline_split = true;
-  EXPECT_THAT(
-      layout_error(config, 4, 16),
-      HasSubstr("--num-layers 16 (18 with embedding and loss) is not divisible by --pipeline-model-parallel-size 4\n"
-                "hint: the nearest --num-layers: 14 or 18;"));
+  EXPECT_THAT(layout_error(config, 4, 16),
+              HasSubstr("--num-layers 16 (18 with embedding and loss) is not divisible by "
+                        "--pipeline-model-parallel-size 4\n"
+                        "hint: the nearest --num-layers: 14 or 18;"));
   config = {};
   config.num_layers_per_virtual_pipeline_stage = 3;
   EXPECT_EQ(layout_error(config, 4, 16),
@@ -180,25 +186,26 @@ TEST(StageLayout, WhatCannotBeDividedIsRefusedWithTheNearestLegalValues) {
             "hint: the nearest --num-layers: 12 or 24");
   config = {};
   config.decoder_first_pipeline_num_layers = 3;
-  EXPECT_EQ(
-      layout_error(config, 4, 16),
-      "of --num-layers 16 --decoder-first-pipeline-num-layers 3 leave 13, which is not divisible by 3 further stages\n"
-      "hint: leave 12 or 15");
+  EXPECT_EQ(layout_error(config, 4, 16),
+            "of --num-layers 16 --decoder-first-pipeline-num-layers 3 leave 13, which is not "
+            "divisible by 3 further stages\n"
+            "hint: leave 12 or 15");
   config.decoder_first_pipeline_num_layers = 15;
-  EXPECT_EQ(
-      layout_error(config, 4, 16),
-      "of --num-layers 16 --decoder-first-pipeline-num-layers 15 leave 1 for 3 further stages\nhint: leave at least 3");
+  EXPECT_EQ(layout_error(config, 4, 16),
+            "of --num-layers 16 --decoder-first-pipeline-num-layers 15 leave 1 for 3 further "
+            "stages\nhint: leave at least 3");
   config.decoder_first_pipeline_num_layers = 3;
   config.decoder_last_pipeline_num_layers = 4;
-  EXPECT_EQ(
-      layout_error(config, 2, 8),
-      "--num-layers 8 is not the sum of --decoder-first-pipeline-num-layers 3 --decoder-last-pipeline-num-layers 4\n"
-      "hint: --decoder-last-pipeline-num-layers 5");
+  EXPECT_EQ(layout_error(config, 2, 8),
+            "--num-layers 8 is not the sum of --decoder-first-pipeline-num-layers 3 "
+            "--decoder-last-pipeline-num-layers 4\n"
+            "hint: --decoder-last-pipeline-num-layers 5");
   config = {};
   config.decoder_first_pipeline_num_layers = 3;
   config.num_virtual_stages_per_pipeline_rank = 2;
   EXPECT_EQ(layout_error(config, 2, 7),
-            "a stage of 3 layers (--decoder-first-pipeline-num-layers 3) is not divisible into 2 virtual stages\n"
+            "a stage of 3 layers (--decoder-first-pipeline-num-layers 3) is not divisible into 2 "
+            "virtual stages\n"
             "hint: the nearest counts: 2 or 4");
   config.decoder_first_pipeline_num_layers = 0;
   EXPECT_EQ(layout_error(config, 2, 8),
@@ -206,9 +213,10 @@ TEST(StageLayout, WhatCannotBeDividedIsRefusedWithTheNearestLegalValues) {
   config = {};
   config.pipeline_schedule = ScheduleKind::kZeroBubbleV;
   config.num_virtual_stages_per_pipeline_rank = 3;
-  EXPECT_EQ(layout_error(config, 2, 12),
-            "--pipeline-schedule zb-v takes 2 virtual stages per pipeline rank, the flags ask for 3\n"
-            "hint: --num-virtual-stages-per-pipeline-rank 2");
+  EXPECT_EQ(
+      layout_error(config, 2, 12),
+      "--pipeline-schedule zb-v takes 2 virtual stages per pipeline rank, the flags ask for 3\n"
+      "hint: --num-virtual-stages-per-pipeline-rank 2");
 }
 
 TEST(StageLayout, FaultsOfLayoutStringsAreLocated) {
@@ -220,22 +228,25 @@ TEST(StageLayout, FaultsOfLayoutStringsAreLocated) {
     EXPECT_TRUE(message.starts_with(start)) << message;
     return message.substr(std::min(start.size(), message.size()));
   };
-  EXPECT_THAT(error("Ett|xtL"),
-              HasSubstr("\"Ett|xtL\": 'x' at position 5 is none of E (embedding), t (layer), L (loss)"));
-  EXPECT_THAT(error("Ett|t,m|L"),
-              HasSubstr("'m' at position 7 asks for a multi-token prediction layer, which is not built"));
+  EXPECT_THAT(
+      error("Ett|xtL"),
+      HasSubstr("\"Ett|xtL\": 'x' at position 5 is none of E (embedding), t (layer), L (loss)"));
+  EXPECT_THAT(
+      error("Ett|t,m|L"),
+      HasSubstr("'m' at position 7 asks for a multi-token prediction layer, which is not built"));
   EXPECT_THAT(error("tt|ttL"), HasSubstr("does not start with the embedding\nhint: one E"));
   EXPECT_THAT(error("Ett|tt"), HasSubstr("does not end with the loss\nhint: one L"));
   EXPECT_THAT(error("EttE|ttL"), HasSubstr("'E' at position 4 is not at the start"));
   EXPECT_THAT(error("EttL|ttL"), HasSubstr("'L' at position 4 is not at the end"));
   EXPECT_THAT(error("Ett|tL"), HasSubstr("has 3 layers, --num-layers is 4\nhint: add 1 t"));
   EXPECT_THAT(error("Ettt|ttL"), HasSubstr("has 5 layers, --num-layers is 4\nhint: take away 1 t"));
-  EXPECT_THAT(
-      error("Et|t|ttL"),
-      HasSubstr("has 3 segments, which is not divisible by --pipeline-model-parallel-size 2\nhint: 2 or 4 segments"));
+  EXPECT_THAT(error("Et|t|ttL"),
+              HasSubstr("has 3 segments, which is not divisible by --pipeline-model-parallel-size "
+                        "2\nhint: 2 or 4 segments"));
   EXPECT_THAT(error("E(tt|ttL"), HasSubstr("'(' at position 2 is not closed"));
   EXPECT_THAT(error("Ett)*2|L"), HasSubstr("')' at position 4 has no ( before it"));
-  EXPECT_THAT(error("E(tt)|ttL"), HasSubstr("'(' at position 2 opens a group without a count\nhint: write (...)*n"));
+  EXPECT_THAT(error("E(tt)|ttL"),
+              HasSubstr("'(' at position 2 opens a group without a count\nhint: write (...)*n"));
   EXPECT_THAT(error("Et*|ttL"), HasSubstr("'*' at position 3 needs a count from 1 on"));
   EXPECT_THAT(error("Et*0|ttL"), HasSubstr("'*' at position 3 needs a count from 1 on"));
   EXPECT_THAT(error("E(t*999999|)*999999L"), HasSubstr("repeats more than any model has layers"));
@@ -246,10 +257,12 @@ TEST(StageLayout, FaultsOfLayoutStringsAreLocated) {
   empty.pipeline_schedule = ScheduleKind::kZeroBubbleV;
   empty.pipeline_model_parallel_layout = "Ett|ttL";
   EXPECT_THAT(layout_error(empty, 2, 4),
-              HasSubstr("has 2 segments, the schedule takes 2 x --pipeline-model-parallel-size 2\nhint: 4 segments"));
+              HasSubstr("has 2 segments, the schedule takes 2 x --pipeline-model-parallel-size "
+                        "2\nhint: 4 segments"));
 }
 
-std::vector<std::string> violations_of(const PipelineConfig& config, int64_t stages, int64_t layers) {
+std::vector<std::string> violations_of(const PipelineConfig& config, int64_t stages,
+                                       int64_t layers) {
   Violations violations;
   config.validate(violations);
   validate_pipeline(config, stages, layers, violations);
@@ -264,16 +277,19 @@ TEST(PipelineConfig, Rules) {
   PipelineConfig c;
   c.num_virtual_stages_per_pipeline_rank = 2;
   c.num_layers_per_virtual_pipeline_stage = 2;
-  EXPECT_THAT(violations_of(c, 2, 8), ElementsAre(HasSubstr("at most one of --num-layers-per-virtual-pipeline-stage")));
+  EXPECT_THAT(violations_of(c, 2, 8),
+              ElementsAre(HasSubstr("at most one of --num-layers-per-virtual-pipeline-stage")));
   c = {};
   c.pipeline_model_parallel_layout = "Ett|ttL";
   c.decoder_first_pipeline_num_layers = 2;
-  EXPECT_THAT(violations_of(c, 2, 4), ElementsAre(HasSubstr("--pipeline-model-parallel-layout names every layer")));
+  EXPECT_THAT(violations_of(c, 2, 4),
+              ElementsAre(HasSubstr("--pipeline-model-parallel-layout names every layer")));
   c = {};
   c.account_for_loss_in_pipeline_split = true;
   c.decoder_last_pipeline_num_layers = 2;
-  EXPECT_THAT(violations_of(c, 2, 4),
-              ElementsAre(HasSubstr("cannot be combined with --account-for-embedding-in-pipeline-split")));
+  EXPECT_THAT(
+      violations_of(c, 2, 4),
+      ElementsAre(HasSubstr("cannot be combined with --account-for-embedding-in-pipeline-split")));
   c = {};
   c.num_layers_per_virtual_pipeline_stage = 2;
   c.decoder_last_pipeline_num_layers = 2;
@@ -286,8 +302,9 @@ TEST(PipelineConfig, Rules) {
               ElementsAre(HasSubstr("mean nothing when one rank holds both ends of the model")));
   c = {};
   c.zero_bubble_pass_times = {1, 1, 1};
-  EXPECT_THAT(violations_of(c, 2, 8), ElementsAre(HasSubstr("have no effect without --pipeline-schedule zb-auto"),
-                                                  HasSubstr("--zero-bubble-pass-times takes 4 times")));
+  EXPECT_THAT(violations_of(c, 2, 8),
+              ElementsAre(HasSubstr("have no effect without --pipeline-schedule zb-auto"),
+                          HasSubstr("--zero-bubble-pass-times takes 4 times")));
   c = {};
   c.pipeline_schedule = ScheduleKind::kZeroBubbleAuto;
   c.zero_bubble_pass_times = {1, 1.1, 0.9, 0.1};
@@ -299,10 +316,12 @@ TEST(PipelineConfig, Rules) {
   EXPECT_EQ(shape.costs.transfer, 0.1);
   c = {};
   c.microbatch_group_size_per_vp_stage = 4;
-  EXPECT_THAT(violations_of(c, 4, 8), ElementsAre(HasSubstr("has no effect without interleaved virtual stages")));
+  EXPECT_THAT(violations_of(c, 4, 8),
+              ElementsAre(HasSubstr("has no effect without interleaved virtual stages")));
   c.microbatch_group_size_per_vp_stage = 0;
   EXPECT_THAT(violations_of(c, 4, 8),
-              ElementsAre(HasSubstr("--microbatch-group-size-per-virtual-pipeline-stage is 0\nhint: at least 1")));
+              ElementsAre(HasSubstr(
+                  "--microbatch-group-size-per-virtual-pipeline-stage is 0\nhint: at least 1")));
   c = {};
   EXPECT_THAT(violations_of(c, 3, 8), ElementsAre(HasSubstr("--num-layers 8 is not divisible")));
 }
@@ -321,7 +340,8 @@ TEST(ScheduleShape, CostsFollowTheLayers) {
   EXPECT_DOUBLE_EQ(shape.costs.passes[0][1].backward_input, 1.2);
   EXPECT_DOUBLE_EQ(shape.costs.passes[1][0].backward_weight, 0.6);
   EXPECT_DOUBLE_EQ(shape.costs.passes[1][1].forward, 0.0);
-  // It plans with them: stages of different length give another schedule than equal ones, and no worse a one.
+  // It plans with them: stages of different length give another schedule than equal ones, and no
+  // worse a one.
   const Schedule uneven = make_schedule(config.pipeline_schedule, shape);
   const Schedule even = make_schedule(config.pipeline_schedule, config.shape(2, 2, 6));
   EXPECT_LE(replay(uneven, shape.costs).makespan, replay(even, shape.costs).makespan);
@@ -336,9 +356,11 @@ TEST(PipelineConfig, OneStageTakesNoPipelineFlags) {
   PipelineConfig c;
   c.decoder_last_pipeline_num_layers = 2;
   c.pipeline_schedule = ScheduleKind::kZeroBubbleH1;
-  EXPECT_THAT(violations_of(c, 1, 8),
-              testing::ElementsAre(HasSubstr("--pipeline-schedule has no effect with --pipeline-model-parallel-size 1"),
-                                   HasSubstr("--decoder-last-pipeline-num-layers has no effect")));
+  EXPECT_THAT(
+      violations_of(c, 1, 8),
+      testing::ElementsAre(
+          HasSubstr("--pipeline-schedule has no effect with --pipeline-model-parallel-size 1"),
+          HasSubstr("--decoder-last-pipeline-num-layers has no effect")));
 }
 
 }  // namespace

@@ -9,8 +9,9 @@
 
 namespace megatron {
 
-constexpr ScheduleKind kAllKinds[] = {ScheduleKind::k1F1B, ScheduleKind::kGPipe, ScheduleKind::kZeroBubbleH1,
-                                      ScheduleKind::kZeroBubbleAuto, ScheduleKind::kZeroBubbleV};
+constexpr ScheduleKind kAllKinds[] = {ScheduleKind::k1F1B, ScheduleKind::kGPipe,
+                                      ScheduleKind::kZeroBubbleH1, ScheduleKind::kZeroBubbleAuto,
+                                      ScheduleKind::kZeroBubbleV};
 
 inline ScheduleShape shape_of(int stages, int chunks, int microbatches, int group = 0) {
   ScheduleShape shape;

@@ -54,7 +54,8 @@ TEST(Transfers, NeighbouringSegmentsOfOneStageAreHandedOver) {
   EXPECT_EQ(user, (Action{Kind::kForward, 1, 0}));
 }
 
-// Both ends of each message name each other, and the messages of a link are numbered in the sender's order.
+// Both ends of each message name each other, and the messages of a link are numbered in the
+// sender's order.
 TEST(Transfers, BothEndsAgree) {
   for (const ScheduleKind kind : kAllKinds) {
     const Schedule s = make_schedule(kind, shape_of(4, 2, 8));
@@ -67,7 +68,8 @@ TEST(Transfers, BothEndsAgree) {
         if (!send.any()) continue;
         ++messages;
         EXPECT_EQ(send.sequence, (sent[{stage, send.peer}]++));
-        const Transfer& receive = plan[static_cast<size_t>(send.peer)][static_cast<size_t>(send.peer_action)].receive;
+        const Transfer& receive =
+            plan[static_cast<size_t>(send.peer)][static_cast<size_t>(send.peer_action)].receive;
         EXPECT_EQ(receive, (Transfer{stage, send.sequence, static_cast<int>(i)}));
       }
     }

@@ -45,13 +45,15 @@ struct Case {
 
 void PrintTo(const Case& c, std::ostream* out) { *out << c.name; }
 
-class Attention : public ::testing::TestWithParam<std::tuple<Case, at::ScalarType, bool, AttentionBackend>> {};
+class Attention
+    : public ::testing::TestWithParam<std::tuple<Case, at::ScalarType, bool, AttentionBackend>> {};
 
 TEST_P(Attention, ForwardAndGradientsMatchTheFormula) {
   const auto& [c, type, recompute, backend] = GetParam();
   const double scale = 1.0 / std::sqrt(static_cast<double>(c.d));
   // Strided views of one projection, as the model gives them.
-  const at::Tensor packed_q = draw({c.s, c.b, c.n, c.d + 3}, type), packed = draw({c.s_k, c.b, c.g, 2 * c.d}, type, 2);
+  const at::Tensor packed_q = draw({c.s, c.b, c.n, c.d + 3}, type),
+                   packed = draw({c.s_k, c.b, c.g, 2 * c.d}, type, 2);
   at::Tensor q = packed_q.narrow(3, 0, c.d).requires_grad_();
   at::Tensor k = packed.narrow(3, 0, c.d).detach().requires_grad_();
   at::Tensor v = packed.narrow(3, c.d, c.d).detach().requires_grad_();
@@ -76,7 +78,8 @@ TEST_P(Attention, ForwardAndGradientsMatchTheFormula) {
     options.place = {at::arange(4, 4 + c.b), at::arange(c.s_k - c.s, c.s_k)};
     options.key_position = at::arange(c.s_k);
     options.first_head = 2;
-    keep = attention_dropout_mask(c.n, 2, c.dropout, options.key, options.place, options.key_position);
+    keep =
+        attention_dropout_mask(c.n, 2, c.dropout, options.key, options.place, options.key_position);
   }
   const at::Tensor out = core_attention(q, k, v, options);
   const at::Tensor dout = draw(out.sizes(), type, 5);
@@ -97,10 +100,10 @@ TEST_P(Attention, ForwardAndGradientsMatchTheFormula) {
 }
 
 const Case kPlain[] = {
-    {"causal", 33, 33, 2, 4, 4, 16},         {"causal_long", 129, 129, 1, 2, 2, 64},
-    {"grouped", 17, 17, 2, 6, 2, 8},         {"multi_query", 17, 17, 2, 4, 1, 8},
-    {"one_token", 1, 1, 1, 1, 1, 4},         {"decode", 1, 40, 2, 4, 2, 16},
-    {"chunk", 7, 40, 2, 4, 2, 16},           {"bidirectional", 20, 20, 2, 2, 2, 16, false},
+    {"causal", 33, 33, 2, 4, 4, 16},      {"causal_long", 129, 129, 1, 2, 2, 64},
+    {"grouped", 17, 17, 2, 6, 2, 8},      {"multi_query", 17, 17, 2, 4, 1, 8},
+    {"one_token", 1, 1, 1, 1, 1, 4},      {"decode", 1, 40, 2, 4, 2, 16},
+    {"chunk", 7, 40, 2, 4, 2, 16},        {"bidirectional", 20, 20, 2, 2, 2, 16, false},
     {"cross", 9, 21, 2, 2, 2, 16, false},
 };
 const Case kUnfusedOnly[] = {
@@ -122,20 +125,23 @@ std::string case_name(const ::testing::TestParamInfo<Attention::ParamType>& info
          (backend == AttentionBackend::kUnfused ? "_unfused" : "");
 }
 
-INSTANTIATE_TEST_SUITE_P(Library, Attention,
-                         ::testing::Combine(::testing::ValuesIn(kPlain),
-                                            ::testing::Values(at::kDouble, at::kFloat, at::kBFloat16),
-                                            ::testing::Bool(), ::testing::Values(AttentionBackend::kAuto)),
-                         case_name);
+INSTANTIATE_TEST_SUITE_P(
+    Library, Attention,
+    ::testing::Combine(::testing::ValuesIn(kPlain),
+                       ::testing::Values(at::kDouble, at::kFloat, at::kBFloat16), ::testing::Bool(),
+                       ::testing::Values(AttentionBackend::kAuto)),
+    case_name);
 INSTANTIATE_TEST_SUITE_P(PlainUnfused, Attention,
-                         ::testing::Combine(::testing::ValuesIn(kPlain), ::testing::Values(at::kDouble),
+                         ::testing::Combine(::testing::ValuesIn(kPlain),
+                                            ::testing::Values(at::kDouble),
                                             ::testing::Values(false),
                                             ::testing::Values(AttentionBackend::kUnfused)),
                          case_name);
 INSTANTIATE_TEST_SUITE_P(Unfused, Attention,
                          ::testing::Combine(::testing::ValuesIn(kUnfusedOnly),
                                             ::testing::Values(at::kDouble, at::kFloat, at::kHalf),
-                                            ::testing::Bool(), ::testing::Values(AttentionBackend::kAuto)),
+                                            ::testing::Bool(),
+                                            ::testing::Values(AttentionBackend::kAuto)),
                          case_name);
 
 TEST(AttentionErrors, ABackendThatCannotIsRefused) {
@@ -147,15 +153,17 @@ TEST(AttentionErrors, ABackendThatCannotIsRefused) {
     core_attention(q, q, q, options);
     FAIL() << "flash attention accepted a window";
   } catch (const Error& error) {
-    EXPECT_NE(std::string(error.what()).find("flash cannot compute this attention: a sliding window is given"),
+    EXPECT_NE(std::string(error.what())
+                  .find("flash cannot compute this attention: a sliding window is given"),
               std::string::npos)
         << error.what();
   }
   options.window_left = -1;
   options.backend = AttentionBackend::kFused;
   EXPECT_THROW(core_attention(q, q, q, options), Error);
-  EXPECT_THROW(core_attention(q, draw({4, 1, 3, 8}, at::kFloat), draw({4, 1, 3, 8}, at::kFloat), options),
-               InternalError);
+  EXPECT_THROW(
+      core_attention(q, draw({4, 1, 3, 8}, at::kFloat), draw({4, 1, 3, 8}, at::kFloat), options),
+      InternalError);
 }
 
 TEST(AttentionParts, TakesSamplesThenHeadsAtATime) {

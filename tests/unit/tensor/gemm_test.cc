@@ -15,16 +15,20 @@ class Gemm : public ::testing::TestWithParam<at::ScalarType> {
 };
 
 TEST_P(Gemm, ForwardAndInputGradient) {
-  const at::Tensor x = draw({5, 3, 17}, GetParam()), w = draw({29, 17}, GetParam(), 2), b = draw({29}, GetParam(), 3);
+  const at::Tensor x = draw({5, 3, 17}, GetParam()), w = draw({29, 17}, GetParam(), 2),
+                   b = draw({29}, GetParam(), 3);
   const at::Tensor wide = at::matmul(x.to(at::kDouble), w.to(at::kDouble).t());
   EXPECT_LT(relative_error(linear_forward(x, w, {}), wide), tolerance());
   EXPECT_LT(relative_error(linear_forward(x, w, b), wide + b.to(at::kDouble)), tolerance());
   const at::Tensor dy = draw({5, 3, 29}, GetParam(), 4);
-  EXPECT_LT(relative_error(linear_input_grad(dy, w), at::matmul(dy.to(at::kDouble), w.to(at::kDouble))),
-            tolerance());
+  EXPECT_LT(
+      relative_error(linear_input_grad(dy, w), at::matmul(dy.to(at::kDouble), w.to(at::kDouble))),
+      tolerance());
   EXPECT_EQ(linear_forward(x, w, b).scalar_type(), GetParam());
   const at::Tensor addend = draw({5, 3, 29}, GetParam(), 5);
-  EXPECT_LT(relative_error(linear_forward(x, w, b, addend), wide + b.to(at::kDouble) + addend.to(at::kDouble)), tolerance());
+  EXPECT_LT(relative_error(linear_forward(x, w, b, addend),
+                           wide + b.to(at::kDouble) + addend.to(at::kDouble)),
+            tolerance());
 }
 
 TEST_P(Gemm, WeightGradientAccumulatesInTheTarget) {
@@ -54,7 +58,8 @@ TEST_P(Gemm, BiasGradientSumsAllRows) {
   EXPECT_TRUE(target.isfinite().all().item<bool>());
 }
 
-INSTANTIATE_TEST_SUITE_P(Types, Gemm, ::testing::Values(at::kDouble, at::kFloat, at::kBFloat16, at::kHalf),
+INSTANTIATE_TEST_SUITE_P(Types, Gemm,
+                         ::testing::Values(at::kDouble, at::kFloat, at::kBFloat16, at::kHalf),
                          [](const auto& info) { return std::string(c10::toString(info.param)); });
 
 TEST(GemmErrors, ShapesAreNamed) {

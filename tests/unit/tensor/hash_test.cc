@@ -14,7 +14,8 @@ int64_t naive_hash(const at::Tensor& tensor) {
   uint64_t sum = 0;
   for (size_t word = 0; 8 * word < tensor.nbytes(); ++word) {
     uint64_t value = 0;
-    for (size_t i = 0; i < 8 && 8 * word + i < tensor.nbytes(); ++i) value |= static_cast<uint64_t>(data[8 * word + i]) << (8 * i);
+    for (size_t i = 0; i < 8 && 8 * word + i < tensor.nbytes(); ++i)
+      value |= static_cast<uint64_t>(data[8 * word + i]) << (8 * i);
     sum += hash_word(value, word);
   }
   return static_cast<int64_t>(sum);
@@ -23,8 +24,12 @@ int64_t naive_hash(const at::Tensor& tensor) {
 TEST(TensorHashes, OfAnyTypeSizeAndPlaceOnAnyNumberOfThreads) {
   at::manual_seed(1);
   const at::Tensor whole = at::randn({300'000});
-  std::vector<at::Tensor> tensors = {whole, at::empty({0}), whole.narrow(0, 3, 70'001), whole.to(at::kBFloat16).narrow(0, 1, 131),
-                                     at::randn({5, 7}, at::kDouble), at::arange(3).to(at::kByte)};
+  std::vector<at::Tensor> tensors = {whole,
+                                     at::empty({0}),
+                                     whole.narrow(0, 3, 70'001),
+                                     whole.to(at::kBFloat16).narrow(0, 1, 131),
+                                     at::randn({5, 7}, at::kDouble),
+                                     at::arange(3).to(at::kByte)};
   std::vector<int64_t> expected;
   for (const at::Tensor& tensor : tensors) expected.push_back(naive_hash(tensor));
   const TensorHashes hashes(tensors);

@@ -110,7 +110,9 @@ TEST(Quantization, ProductsAreThoseOfWhatTheCodesStandFor) {
     EXPECT_LT(relative_error(y, exact + bias.to(at::kDouble)), 4e-3);
     const at::Tensor addend = draw({2, 64, 384}, at::kBFloat16, 5);
     const at::Tensor sum = quantized_product(x, w, at::kBFloat16, bias, true, addend);
-    EXPECT_LT(relative_error(sum, exact + bias.to(at::kDouble) + addend.view({128, 384}).to(at::kDouble)), 4e-3);
+    EXPECT_LT(
+        relative_error(sum, exact + bias.to(at::kDouble) + addend.view({128, 384}).to(at::kDouble)),
+        4e-3);
     EXPECT_LT(relative_error(quantized_product(x, w, at::kFloat, {}, false), exact), 1e-5);
     const at::Tensor start = draw({128, 384}, at::kFloat, 4);
     at::Tensor target = start.clone();
@@ -147,7 +149,8 @@ TEST(Nvfp4, EqualsNumpy) {
     EXPECT_TRUE(at::equal(got.codes.to(at::kFloat), fp4_golden(name))) << name;
     EXPECT_TRUE(at::equal(got.scale.narrow(0, 0, 1), fp4_golden(name + "_scale"))) << name;
   };
-  const QuantizedTensor input = quantize_nvfp4(x, OperandRole::kInput, {}), weight = quantize_nvfp4(x, OperandRole::kWeight, {});
+  const QuantizedTensor input = quantize_nvfp4(x, OperandRole::kInput, {}),
+                        weight = quantize_nvfp4(x, OperandRole::kWeight, {});
   expect(input.rows, "input");
   expect(input.columns, "input_columns");
   expect(weight.rows, "weight");
@@ -156,26 +159,37 @@ TEST(Nvfp4, EqualsNumpy) {
 
 TEST(Nvfp4, GradientsAreRoundedToNeighboursWithoutBias) {
   const at::Tensor x = draw({512, 256}, at::kBFloat16);
-  const at::Tensor exact = x.to(at::kDouble), nearest = dequantize(quantize_nvfp4(x, OperandRole::kInput, {true, false}).rows).to(at::kDouble);
+  const at::Tensor exact = x.to(at::kDouble),
+                   nearest = dequantize(quantize_nvfp4(x, OperandRole::kInput, {true, false}).rows)
+                                 .to(at::kDouble);
   const QuantizedTensor got = quantize_nvfp4(x, OperandRole::kGradient, {true, false});
   const at::Tensor random = dequantize(got.rows).to(at::kDouble);
-  EXPECT_TRUE(at::equal(dequantize(quantize_nvfp4(x, OperandRole::kGradient, {true, false}).rows).to(at::kDouble), random)) << "the same bits again";
+  EXPECT_TRUE(at::equal(
+      dequantize(quantize_nvfp4(x, OperandRole::kGradient, {true, false}).rows).to(at::kDouble),
+      random))
+      << "the same bits again";
   EXPECT_FALSE(at::equal(random, nearest));
   // Of values within a narrow range, which to the nearest all go one way, the mean stays.
-  const at::Tensor narrow = at::where(exact.abs().gt(1.1).logical_and(exact.abs().lt(1.2)), exact.abs(), at::zeros_like(exact));
+  const at::Tensor narrow = at::where(exact.abs().gt(1.1).logical_and(exact.abs().lt(1.2)),
+                                      exact.abs(), at::zeros_like(exact));
   const at::Tensor taken = narrow.gt(0);
-  const double mean = exact.abs().masked_select(taken).mean().item<double>(), count = taken.sum().item<double>();
+  const double mean = exact.abs().masked_select(taken).mean().item<double>(),
+               count = taken.sum().item<double>();
   ASSERT_GT(count, 2000);
-  EXPECT_NEAR(random.abs().masked_select(taken).mean().item<double>(), mean, 0.5 * 4 / std::sqrt(count));
-  EXPECT_LT((random - exact).abs().max().item<double>(), 1.5) << "a step of the largest values is a third of them";
+  EXPECT_NEAR(random.abs().masked_select(taken).mean().item<double>(), mean,
+              0.5 * 4 / std::sqrt(count));
+  EXPECT_LT((random - exact).abs().max().item<double>(), 1.5)
+      << "a step of the largest values is a third of them";
 }
 
 TEST(Nvfp4, ProductsOverRowsKeepTheirMeaning) {
   const at::Tensor x = draw({256, 64}, at::kBFloat16), dy = draw({256, 48}, at::kBFloat16, 2);
   const at::Tensor exact = at::matmul(dy.to(at::kDouble).t(), x.to(at::kDouble));
   at::Tensor dw = at::zeros({48, 64});
-  quantized_product_into(quantize_nvfp4(dy, OperandRole::kGradient, {}).columns, quantize_nvfp4(x, OperandRole::kInput, {}).columns, dw, 0.0);
-  const double error = (at::linalg_vector_norm(dw - exact, 2) / at::linalg_vector_norm(exact, 2)).item<double>();
+  quantized_product_into(quantize_nvfp4(dy, OperandRole::kGradient, {}).columns,
+                         quantize_nvfp4(x, OperandRole::kInput, {}).columns, dw, 0.0);
+  const double error =
+      (at::linalg_vector_norm(dw - exact, 2) / at::linalg_vector_norm(exact, 2)).item<double>();
   EXPECT_LT(error, 0.25) << "both operands are transformed alike";
   EXPECT_GT(error, 0.01) << "rounded to FP4";
 }

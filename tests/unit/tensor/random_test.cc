@@ -28,7 +28,8 @@ TEST(Dropout, DoesNotDependOnHowTheBatchIsCut) {
   const at::Tensor lower = dropout(x.narrow(0, 4, 2), 0.3, key, make_place(10, 4, 9, 2));
   EXPECT_TRUE(at::equal(whole.narrow(1, 2, 2), right));
   EXPECT_TRUE(at::equal(whole.narrow(0, 4, 2), lower));
-  EXPECT_FALSE(at::equal(whole, dropout(x, 0.3, random_key(7, "hidden", 2), make_place(10, 4, 5, 6))));
+  EXPECT_FALSE(
+      at::equal(whole, dropout(x, 0.3, random_key(7, "hidden", 2), make_place(10, 4, 5, 6))));
 }
 
 TEST(Dropout, DoesNotDependOnThreads) {
@@ -44,7 +45,8 @@ TEST(Dropout, DoesNotDependOnThreads) {
 }
 
 TEST(Dropout, KeepsTheExpectedShareAndScale) {
-  const at::Tensor kept = dropout(at::ones({64, 8, 512}), 0.25, random_key(3, "x"), make_place(0, 8, 0, 64));
+  const at::Tensor kept =
+      dropout(at::ones({64, 8, 512}), 0.25, random_key(3, "x"), make_place(0, 8, 0, 64));
   const double share = kept.ne(0).to(at::kDouble).mean().item<double>();
   EXPECT_NEAR(share, 0.75, 5 * std::sqrt(0.25 * 0.75 / (64 * 8 * 512)));
   EXPECT_TRUE(kept.eq(0).logical_or(kept.eq(static_cast<float>(1.0 / 0.75))).all().item<bool>());
@@ -52,7 +54,8 @@ TEST(Dropout, KeepsTheExpectedShareAndScale) {
 
 TEST(Dropout, GradientsAreMaskedAlike) {
   const Place place = make_place(3, 2, 0, 5);
-  at::Tensor x = draw({5, 2, 33}).requires_grad_(), r = draw({5, 2, 33}, at::kDouble, 2).requires_grad_();
+  at::Tensor x = draw({5, 2, 33}).requires_grad_(),
+             r = draw({5, 2, 33}, at::kDouble, 2).requires_grad_();
   const at::Tensor mask = dropout(at::ones_like(x).detach(), 0.4, random_key(1, "d"), place);
   const at::Tensor y = dropout_add(x, r, 0.4, random_key(1, "d"), place);
   EXPECT_LT(relative_error(y, x * mask + r), 1e-14);
@@ -64,7 +67,8 @@ TEST(Dropout, GradientsAreMaskedAlike) {
 
 TEST(Dropout, SumsInTheResidualsType) {
   const Place place = make_place(0, 2, 0, 5);
-  at::Tensor x = draw({5, 2, 8}, at::kBFloat16).requires_grad_(), r = draw({5, 2, 8}, at::kFloat, 2).requires_grad_();
+  at::Tensor x = draw({5, 2, 8}, at::kBFloat16).requires_grad_(),
+             r = draw({5, 2, 8}, at::kFloat, 2).requires_grad_();
   const at::Tensor y = dropout_add(x, r, 0.5, random_key(1, "d"), place);
   EXPECT_EQ(y.scalar_type(), at::kFloat);
   y.sum().backward();
@@ -79,7 +83,8 @@ TEST(AttentionDropout, DependsOnPlaceOnly) {
   const Place part = make_place(9, 2, 4, 5);
   const at::Tensor keys = at::tensor({12, 3, 4, 5, 15, 0}, at::kLong);
   const at::Tensor cut = attention_dropout_mask(2, 3, 0.2, key, part, keys);
-  EXPECT_TRUE(at::equal(cut, whole.narrow(0, 1, 2).narrow(1, 3, 2).narrow(2, 4, 5).index_select(3, keys)));
+  EXPECT_TRUE(
+      at::equal(cut, whole.narrow(0, 1, 2).narrow(1, 3, 2).narrow(2, 4, 5).index_select(3, keys)));
   EXPECT_NEAR(whole.ne(0).to(at::kDouble).mean().item<double>(), 0.8, 0.03);
 }
 
@@ -100,7 +105,8 @@ TEST(Normal, ShardsAreSlicesOfTheWhole) {
 }
 
 // Kolmogorov-Smirnov statistic against a law, times sqrt(n); above 1.95 has probability 1e-3.
-double ks_statistic(const at::Tensor& draws, const std::function<at::Tensor(const at::Tensor&)>& law) {
+double ks_statistic(const at::Tensor& draws,
+                    const std::function<at::Tensor(const at::Tensor&)>& law) {
   const auto [sorted, order] = draws.flatten().to(at::kDouble).sort();
   const int64_t n = sorted.numel();
   const at::Tensor steps = at::arange(1, n + 1, at::kDouble) / n;
@@ -115,9 +121,12 @@ TEST(Normal, HasTheLaw) {
   EXPECT_NEAR(z.square().mean().item<double>(), 1.0, 0.006);
   EXPECT_NEAR(z.pow(4).mean().item<double>(), 3.0, 0.05);
   EXPECT_GT(z.abs().max().item<double>(), 4.5);
-  EXPECT_LT(ks_statistic(z, [](const at::Tensor& x) { return 0.5 * (1 + at::erf(x / std::sqrt(2.0))); }), 1.95);
+  EXPECT_LT(
+      ks_statistic(z, [](const at::Tensor& x) { return 0.5 * (1 + at::erf(x / std::sqrt(2.0))); }),
+      1.95);
   const at::Tensor flat = z.flatten();
-  EXPECT_NEAR((flat.narrow(0, 0, 1000000) * flat.narrow(0, 1, 1000000)).mean().item<double>(), 0.0, 0.005);
+  EXPECT_NEAR((flat.narrow(0, 0, 1000000) * flat.narrow(0, 1, 1000000)).mean().item<double>(), 0.0,
+              0.005);
 }
 
 TEST(Uniform, HasTheLaw) {

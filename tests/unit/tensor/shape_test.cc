@@ -30,12 +30,14 @@ TEST(CheckShape, NamesBothShapes) {
 }
 
 TEST(ScalarTypes, RoundTrip) {
-  for (DType dtype : {DType::kFloat64, DType::kFloat32, DType::kBFloat16, DType::kFloat16, DType::kInt64,
-                      DType::kInt32, DType::kInt16, DType::kInt8, DType::kUInt8, DType::kBool}) {
+  for (DType dtype :
+       {DType::kFloat64, DType::kFloat32, DType::kBFloat16, DType::kFloat16, DType::kInt64,
+        DType::kInt32, DType::kInt16, DType::kInt8, DType::kUInt8, DType::kBool}) {
     EXPECT_EQ(to_dtype(to_scalar_type(dtype)), dtype);
     EXPECT_EQ(at::elementSize(to_scalar_type(dtype)), static_cast<size_t>(size_of(dtype)));
   }
-  EXPECT_NE(message_of([] { to_dtype(at::kComplexFloat); }).find("ComplexFloat"), std::string::npos);
+  EXPECT_NE(message_of([] { to_dtype(at::kComplexFloat); }).find("ComplexFloat"),
+            std::string::npos);
 }
 
 }  // namespace

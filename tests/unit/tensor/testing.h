@@ -13,13 +13,15 @@ namespace megatron {
 inline double relative_error(const at::Tensor& got, const at::Tensor& expected) {
   if (got.sizes() != expected.sizes()) return 1e300;
   if (got.numel() == 0) return 0.0;
-  const at::Tensor a = got.detach().to(at::kCPU, at::kDouble), b = expected.detach().to(at::kCPU, at::kDouble);
+  const at::Tensor a = got.detach().to(at::kCPU, at::kDouble),
+                   b = expected.detach().to(at::kCPU, at::kDouble);
   const double error = (a - b).abs().max().item<double>();
   return error == error ? error / std::max(1.0, b.abs().max().item<double>()) : 1e300;
 }
 
 // Draws from ATen's generator with a fixed seed.
-inline at::Tensor draw(at::IntArrayRef shape, at::ScalarType type = at::kDouble, uint64_t seed = 1) {
+inline at::Tensor draw(at::IntArrayRef shape, at::ScalarType type = at::kDouble,
+                       uint64_t seed = 1) {
   at::manual_seed(seed);
   return at::randn(shape, at::kDouble).to(type);
 }

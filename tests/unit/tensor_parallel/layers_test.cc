@@ -1,4 +1,5 @@
-// Parallel linears and embeddings over ranks as threads, against the same layer on one rank, in fp64.
+// Parallel linears and embeddings over ranks as threads, against the same layer on one rank, in
+// fp64.
 #include "megatron/tensor_parallel/layers.h"
 
 #include <ATen/CPUGeneratorImpl.h>
@@ -19,8 +20,8 @@ namespace {
 constexpr int64_t kSequence = 8, kBatch = 2, kIn = 12, kOut = 16;
 
 // Copies this rank's pieces of `whole` into the value, or adds them up the other way round.
-void copy_pieces(const Parameter& parameter, const ParallelGroups& groups, const at::Tensor& whole, at::Tensor local,
-                 bool to_local) {
+void copy_pieces(const Parameter& parameter, const ParallelGroups& groups, const at::Tensor& whole,
+                 at::Tensor local, bool to_local) {
   for (const ShardPiece& piece : shard_pieces(parameter, groups)) {
     at::Tensor a = whole, b = local;
     for (size_t d = 0; d < piece.local_offset.size(); ++d) {
@@ -41,7 +42,8 @@ void fill(Module& module, const ParallelGroups& groups) {
 }
 
 // The gradient a rank ends with: summed over the group where the placement says that it is partial.
-at::Tensor reduced_grad(const PlainParameterStore& store, const Parameter& parameter, const ProcessGroup& tp) {
+at::Tensor reduced_grad(const PlainParameterStore& store, const Parameter& parameter,
+                        const ProcessGroup& tp) {
   at::Tensor grad = store.grad(parameter).clone();
   if (parameter.placement.partial_grad.contains(Axis::kTensor)) tp.all_reduce(grad)->wait();
   return grad;
@@ -87,7 +89,8 @@ at::Tensor adapted(const LoraOptions& lora, const at::Tensor& x, const at::Tenso
   std::vector<at::Tensor> columns;
   int64_t row_of_b = 0;
   for (int64_t row = 0; row < kOut; ++row) {
-    const int adapter = lora.adapter_of_row.empty() ? 0 : lora.adapter_of_row[static_cast<size_t>(row)];
+    const int adapter =
+        lora.adapter_of_row.empty() ? 0 : lora.adapter_of_row[static_cast<size_t>(row)];
     if (adapter < 0) {
       columns.push_back(at::zeros({x.size(0), x.size(1), 1}, x.options()));
       continue;
@@ -102,7 +105,8 @@ at::Tensor adapted(const LoraOptions& lora, const at::Tensor& x, const at::Tenso
 const LoraOptions kOneAdapter{3, 0.5};
 const LoraOptions kThreeAdapters{2, 1.5, 3, {0, 0, 1, 2, 0, 0, 1, 2, 0, 0, 1, 2, 0, 0, 1, 2}};
 const LoraOptions kTwoAdapters{3, 2.0, 2, {0, 0, -1, 1, 0, 0, -1, 1, 0, 0, -1, 1, 0, 0, -1, 1}};
-const LoraOptions kFirstPart{2, 2.0, 1, {0, 0, 0, 0, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1}};
+const LoraOptions kFirstPart{
+    2, 2.0, 1, {0, 0, 0, 0, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1}};
 
 // y = norm(x) A^T + b by plain operations.
 Reference column_reference(const ColumnCase& c, const at::Tensor& input, const at::Tensor& dy) {
@@ -114,7 +118,8 @@ Reference column_reference(const ColumnCase& c, const at::Tensor& input, const a
   });
   const at::Tensor x = leaf(input);
   at::Tensor in = x;
-  if (c.norm) in = at::layer_norm(x, {kIn}, w.at("layer_norm_weight"), w.at("layer_norm_bias"), 1e-5);
+  if (c.norm)
+    in = at::layer_norm(x, {kIn}, w.at("layer_norm_weight"), w.at("layer_norm_bias"), 1e-5);
   at::Tensor y = at::matmul(in, w.at("weight").t());
   if (c.bias) y = y + w.at("bias");
   if (c.lora.rank > 0) y = y + adapted(c.lora, in, w.at("lora_A.weight"), w.at("lora_B.weight"));
@@ -125,27 +130,31 @@ Reference column_reference(const ColumnCase& c, const at::Tensor& input, const a
 }
 
 // This rank's columns of a tensor whose last dimension has the parts of the layer.
-at::Tensor own_columns(const at::Tensor& whole, const std::vector<int64_t>& parts, const ProcessGroup& tp) {
+at::Tensor own_columns(const at::Tensor& whole, const std::vector<int64_t>& parts,
+                       const ProcessGroup& tp) {
   if (parts.empty()) return part(whole, -1, tp);
   std::vector<at::Tensor> columns;
-  for (const at::Tensor& piece : whole.split_with_sizes(parts, -1)) columns.push_back(part(piece, -1, tp));
+  for (const at::Tensor& piece : whole.split_with_sizes(parts, -1))
+    columns.push_back(part(piece, -1, tp));
   return at::cat(columns, -1);
 }
 
 TEST(ColumnParallelLinear, EqualsTheDenseLayer) {
   const at::Tensor x = draw({kSequence, kBatch, kIn}, 1), dy = draw({kSequence, kBatch, kOut}, 2);
-  for (const ColumnCase& c : {ColumnCase{true, false, false, false}, ColumnCase{false, true, false, false},
-                              ColumnCase{true, true, true, false}, ColumnCase{true, true, true, true},
-                              ColumnCase{true, false, true, false}, ColumnCase{true, true, false, true, {4, 12}},
-                              ColumnCase{false, false, false, false, {}, kOneAdapter},
-                              ColumnCase{true, true, true, true, {}, kThreeAdapters},
-                              ColumnCase{false, true, false, false, {}, kTwoAdapters},
-                              ColumnCase{true, false, true, false, {4, 12}, kFirstPart}}) {
+  for (const ColumnCase& c :
+       {ColumnCase{true, false, false, false}, ColumnCase{false, true, false, false},
+        ColumnCase{true, true, true, false}, ColumnCase{true, true, true, true},
+        ColumnCase{true, false, true, false}, ColumnCase{true, true, false, true, {4, 12}},
+        ColumnCase{false, false, false, false, {}, kOneAdapter},
+        ColumnCase{true, true, true, true, {}, kThreeAdapters},
+        ColumnCase{false, true, false, false, {}, kTwoAdapters},
+        ColumnCase{true, false, true, false, {4, 12}, kFirstPart}}) {
     const Reference expected = column_reference(c, x, dy);
     for (const int ranks : {1, 2, 4}) {
       run_tensor_ranks(ranks, [&](const ParallelGroups& groups) {
-        const std::string what = cat("bias ", c.bias, " norm ", c.norm, " sequence ", c.sequence_parallel, " recompute ",
-                                     c.recompute_norm, " rank ", groups.tp.rank(), " of ", ranks);
+        const std::string what =
+            cat("bias ", c.bias, " norm ", c.norm, " sequence ", c.sequence_parallel, " recompute ",
+                c.recompute_norm, " rank ", groups.tp.rank(), " of ", ranks);
         ColumnParallelLinear layer("fc", kIn, kOut, column_options(c), groups);
         PlainParameterStore store(layer, at::kDouble, at::kCPU, true);
         fill(layer, groups);
@@ -153,7 +162,9 @@ TEST(ColumnParallelLinear, EqualsTheDenseLayer) {
         const at::Tensor y = layer.forward(input);
         expect_near(y, own_columns(expected.y, c.parts, groups.tp), what);
         torch::autograd::backward({y}, {own_columns(dy, c.parts, groups.tp)});
-        expect_near(input.grad(), c.sequence_parallel ? part(expected.dx, 0, groups.tp) : expected.dx, what + ", dx");
+        expect_near(input.grad(),
+                    c.sequence_parallel ? part(expected.dx, 0, groups.tp) : expected.dx,
+                    what + ", dx");
         expect_grads(layer, store, groups, expected.grads, what);
       });
     }
@@ -162,16 +173,19 @@ TEST(ColumnParallelLinear, EqualsTheDenseLayer) {
 
 TEST(ColumnParallelLinear, RecomputingTheNormChangesNoBit) {
   for (const auto dtype : {at::kFloat, at::kBFloat16}) {
-    const at::Tensor x = draw({kSequence, kBatch, kIn}, 1).to(dtype), dy = draw({kSequence, kBatch, kOut}, 2).to(dtype);
+    const at::Tensor x = draw({kSequence, kBatch, kIn}, 1).to(dtype),
+                     dy = draw({kSequence, kBatch, kOut}, 2).to(dtype);
     std::vector<std::vector<at::Tensor>> runs;
     for (const bool recompute : {false, true}) {
       const ParallelGroups one;
-      ColumnParallelLinear layer("fc", kIn, kOut, column_options({true, true, false, recompute}), one);
+      ColumnParallelLinear layer("fc", kIn, kOut, column_options({true, true, false, recompute}),
+                                 one);
       PlainParameterStore store(layer, dtype, at::kCPU, true);
       fill(layer, one);
       const at::Tensor input = leaf(x), y = layer.forward(input);
       torch::autograd::backward({y}, {dy});
-      std::vector<at::Tensor>& run = runs.emplace_back(std::vector<at::Tensor>{y.detach(), input.grad()});
+      std::vector<at::Tensor>& run =
+          runs.emplace_back(std::vector<at::Tensor>{y.detach(), input.grad()});
       for (Parameter* parameter : layer.parameters()) run.push_back(store.grad(*parameter));
     }
     for (size_t i = 0; i < runs[0].size(); ++i) EXPECT_TRUE(at::equal(runs[0][i], runs[1][i])) << i;
@@ -190,7 +204,8 @@ TEST(ColumnParallelLinear, FrozenParametersGetNoGradientButPassItOn) {
   const at::Tensor input = leaf(x);
   torch::autograd::backward({layer.forward(input)}, {dy});
   expect_near(input.grad(), expected.dx, "dx");
-  for (Parameter* parameter : layer.parameters()) EXPECT_EQ(store.grad(*parameter).abs().max().item<double>(), 0.0);
+  for (Parameter* parameter : layer.parameters())
+    EXPECT_EQ(store.grad(*parameter).abs().max().item<double>(), 0.0);
 }
 
 TEST(Linear, TrainsWithoutAnInputThatNeedsAGradient) {
@@ -199,7 +214,8 @@ TEST(Linear, TrainsWithoutAnInputThatNeedsAGradient) {
   const at::Tensor column_sums = x.sum(at::IntArrayRef{0, 1}).unsqueeze(0).expand({kOut, kIn});
   ColumnParallelLinear column("fc1", kIn, kOut, {}, one);
   RowParallelLinear row("fc2", kIn, kOut, {}, one);
-  PlainParameterStore column_store(column, at::kDouble, at::kCPU, true), row_store(row, at::kDouble, at::kCPU, true);
+  PlainParameterStore column_store(column, at::kDouble, at::kCPU, true),
+      row_store(row, at::kDouble, at::kCPU, true);
   torch::autograd::backward({column.forward(x).sum()}, {});
   torch::autograd::backward({row.forward(x).sum()}, {});
   expect_near(column_store.grad(*column.parameters()[0]), column_sums, "column");
@@ -212,8 +228,10 @@ TEST(ColumnParallelLinear, WeightOfAnotherModule) {
   for (const int ranks : {1, 2, 4}) {
     for (const bool sequence_parallel : {false, true}) {
       run_tensor_ranks(ranks, [&](const ParallelGroups& groups) {
-        const std::string what = cat("sequence ", sequence_parallel, " rank ", groups.tp.rank(), " of ", ranks);
-        ColumnParallelLinear holder("table", kIn, kOut, column_options({false, false, false, false}), groups);
+        const std::string what =
+            cat("sequence ", sequence_parallel, " rank ", groups.tp.rank(), " of ", ranks);
+        ColumnParallelLinear holder("table", kIn, kOut,
+                                    column_options({false, false, false, false}), groups);
         PlainParameterStore store(holder, at::kDouble, at::kCPU, true);
         fill(holder, groups);
         const at::Tensor input = leaf(sequence_parallel ? part(x, 0, groups.tp) : x);
@@ -221,7 +239,8 @@ TEST(ColumnParallelLinear, WeightOfAnotherModule) {
         const at::Tensor y = layer.forward(input);
         expect_near(y, part(expected.y, -1, groups.tp), what);
         torch::autograd::backward({y}, {part(dy, -1, groups.tp)});
-        expect_near(input.grad(), sequence_parallel ? part(expected.dx, 0, groups.tp) : expected.dx, what + ", dx");
+        expect_near(input.grad(), sequence_parallel ? part(expected.dx, 0, groups.tp) : expected.dx,
+                    what + ", dx");
         expect_grads(holder, store, groups, expected.grads, what);
       });
     }
@@ -235,7 +254,8 @@ TEST(ColumnParallelLinear, SendsForItsInputBeforeItGoesBack) {
     const Reference expected = column_reference(c, x, 2 * dy);
     for (const int ranks : {1, 2, 4}) {
       run_tensor_ranks(ranks, [&](const ParallelGroups& groups) {
-        const std::string what = cat(recompute_norm ? "norm rebuilt, rank " : "rank ", groups.tp.rank(), " of ", ranks);
+        const std::string what =
+            cat(recompute_norm ? "norm rebuilt, rank " : "rank ", groups.tp.rank(), " of ", ranks);
         groups.tp_mailbox->open(at::kCPU, kSequence / ranks * kBatch * kIn * 8);
         ColumnParallelLinear layer("fc", kIn, kOut, column_options(c), groups);
         PlainParameterStore store(layer, at::kDouble, at::kCPU, true);
@@ -246,12 +266,14 @@ TEST(ColumnParallelLinear, SendsForItsInputBeforeItGoesBack) {
         EXPECT_EQ(input.defined(), !recompute_norm);
         const at::Tensor between = 2 * branch.y;
         int64_t before = -1, sent = 0;
-        between.register_hook([&](const at::Tensor&) { sent = groups.tp_mailbox->exchanges() - before; });
+        between.register_hook(
+            [&](const at::Tensor&) { sent = groups.tp_mailbox->exchanges() - before; });
         const at::Tensor end = layer.send_for_input(between, input);
         before = groups.tp_mailbox->exchanges();
         torch::autograd::backward({end}, {part(dy, -1, groups.tp)});
         EXPECT_EQ(sent, ranks > 1 && !recompute_norm ? 1 : 0) << what;
-        EXPECT_EQ(groups.tp_mailbox->exchanges() - before, ranks > 1 ? 2 : 0) << what << ": the input and the gradient";
+        EXPECT_EQ(groups.tp_mailbox->exchanges() - before, ranks > 1 ? 2 : 0)
+            << what << ": the input and the gradient";
         expect_near(start.grad(), part(expected.dx, 0, groups.tp), what + ", dx");
         expect_grads(layer, store, groups, expected.grads, what);
         groups.tp.barrier();
@@ -268,8 +290,8 @@ TEST(RowParallelLinear, EqualsTheDenseLayer) {
       const Reference expected = column_reference({bias, false, false, false, {}, lora}, x, dy);
       for (const int ranks : {1, 2, 4}) {
         run_tensor_ranks(ranks, [&](const ParallelGroups& groups) {
-          const std::string what =
-              cat("bias ", bias, " sequence ", sequence_parallel, " rank ", groups.tp.rank(), " of ", ranks);
+          const std::string what = cat("bias ", bias, " sequence ", sequence_parallel, " rank ",
+                                       groups.tp.rank(), " of ", ranks);
           LinearOptions options;
           options.bias = bias;
           options.sequence_parallel = sequence_parallel;
@@ -279,7 +301,9 @@ TEST(RowParallelLinear, EqualsTheDenseLayer) {
           fill(layer, groups);
           const at::Tensor input = leaf(part(x, -1, groups.tp));
           const at::Tensor y = layer.forward(input);
-          const auto rows = [&](const at::Tensor& whole) { return sequence_parallel ? part(whole, 0, groups.tp) : whole; };
+          const auto rows = [&](const at::Tensor& whole) {
+            return sequence_parallel ? part(whole, 0, groups.tp) : whole;
+          };
           expect_near(y, rows(expected.y), what);
           torch::autograd::backward({y}, {rows(dy)});
           expect_near(input.grad(), part(expected.dx, -1, groups.tp), what + ", dx");
@@ -290,11 +314,12 @@ TEST(RowParallelLinear, EqualsTheDenseLayer) {
   }
 }
 
-// The layer with its activation inside gives the bits of the two one after the other, whether it saves the activation's input
-// alone or what it gave, too.
+// The layer with its activation inside gives the bits of the two one after the other, whether it
+// saves the activation's input alone or what it gave, too.
 TEST(RowParallelLinear, ContainsAnActivation) {
   for (const Activation kind : {Activation::kGeluTanh, Activation::kSwiglu}) {
-    const at::Tensor x = draw({kSequence, kBatch, is_gated(kind) ? 2 * kIn : kIn}, 1), dy = draw({kSequence, kBatch, kOut}, 2);
+    const at::Tensor x = draw({kSequence, kBatch, is_gated(kind) ? 2 * kIn : kIn}, 1),
+                     dy = draw({kSequence, kBatch, kOut}, 2);
     std::vector<std::vector<at::Tensor>> runs;
     for (const int variant : {0, 1, 2}) {
       const bool inside = variant > 0;
@@ -307,7 +332,8 @@ TEST(RowParallelLinear, ContainsAnActivation) {
       fill(layer, one);
       const at::Tensor input = leaf(x), y = layer.forward(inside ? input : activate(input, kind));
       torch::autograd::backward({y}, {dy});
-      std::vector<at::Tensor>& run = runs.emplace_back(std::vector<at::Tensor>{y.detach(), input.grad()});
+      std::vector<at::Tensor>& run =
+          runs.emplace_back(std::vector<at::Tensor>{y.detach(), input.grad()});
       for (Parameter* parameter : layer.parameters()) run.push_back(store.grad(*parameter));
     }
     for (size_t i = 0; i < runs[0].size(); ++i) {
@@ -323,16 +349,19 @@ TEST(RowParallelLinear, FrozenParametersGetNoGradientButPassItOn) {
   PlainParameterStore store(layer, at::kDouble, at::kCPU, true);
   fill(layer, one);
   for (Parameter* parameter : layer.parameters()) parameter->trainable = false;
-  const at::Tensor input = leaf(draw({kSequence, kBatch, kIn}, 1)), dy = draw({kSequence, kBatch, kOut}, 2);
+  const at::Tensor input = leaf(draw({kSequence, kBatch, kIn}, 1)),
+                   dy = draw({kSequence, kBatch, kOut}, 2);
   torch::autograd::backward({layer.forward(input)}, {dy});
   expect_near(input.grad(), at::matmul(dy, layer.parameters()[0]->value), "dx");
-  for (Parameter* parameter : layer.parameters()) EXPECT_EQ(store.grad(*parameter).abs().max().item<double>(), 0.0);
+  for (Parameter* parameter : layer.parameters())
+    EXPECT_EQ(store.grad(*parameter).abs().max().item<double>(), 0.0);
 }
 
 // A store that says in which order gradients were ready.
 class OrderOfGradients final : public ParameterStore {
  public:
-  OrderOfGradients(Module& module, std::vector<std::string>& ready) : plain_(module, at::kDouble, at::kCPU, true), ready_(ready) {
+  OrderOfGradients(Module& module, std::vector<std::string>& ready)
+      : plain_(module, at::kDouble, at::kCPU, true), ready_(ready) {
     module.visit([&](const std::string& name, Parameter& parameter) {
       parameter.store = this;
       names_[&parameter] = name;
@@ -350,11 +379,13 @@ class OrderOfGradients final : public ParameterStore {
   std::map<const Parameter*, std::string> names_;
 };
 
-// Two MLPs with sequence parallelism, wide enough that a weight gradient hides the way of rows: it waits for the next exchange
-// (Note [Postponed weight gradients]), the last ones for the end of the backward, and no number changes.
+// Two MLPs with sequence parallelism, wide enough that a weight gradient hides the way of rows: it
+// waits for the next exchange (Note [Postponed weight gradients]), the last ones for the end of the
+// backward, and no number changes.
 TEST(Linear, PostponedWeightGradientsAreTheSame) {
   const int64_t hidden = 16, width = 8192;
-  const at::Tensor x = draw({kSequence, kBatch, hidden}, 1), dy = draw({kSequence, kBatch, hidden}, 2);
+  const at::Tensor x = draw({kSequence, kBatch, hidden}, 1),
+                   dy = draw({kSequence, kBatch, hidden}, 2);
   struct Result {
     at::Tensor y, dx;
     std::map<std::string, at::Tensor> grads;
@@ -376,7 +407,8 @@ TEST(Linear, PostponedWeightGradientsAreTheSame) {
       layers.push_back(std::move(layer));
     };
     for (const char* mlp : {"1", "2"}) {
-      add(std::make_unique<ColumnParallelLinear>(cat("column", mlp), hidden, width, column, groups));
+      add(std::make_unique<ColumnParallelLinear>(cat("column", mlp), hidden, width, column,
+                                                 groups));
       add(std::make_unique<RowParallelLinear>(cat("row", mlp), width, hidden, row, groups));
     }
     torch::autograd::backward({y}, {rows(dy)});
@@ -385,7 +417,8 @@ TEST(Linear, PostponedWeightGradientsAreTheSame) {
     for (size_t i = 0; i < layers.size(); ++i) {
       layers[i]->visit([&](const std::string& name, Parameter& parameter) {
         at::Tensor whole = at::zeros(parameter.global_shape, at::kDouble);
-        copy_pieces(parameter, groups, whole, reduced_grad(stores[i]->plain(), parameter, groups.tp), /*to_local=*/false);
+        copy_pieces(parameter, groups, whole,
+                    reduced_grad(stores[i]->plain(), parameter, groups.tp), /*to_local=*/false);
         if (!parameter.placement.shards.empty()) groups.tp.all_reduce(whole)->wait();
         result.grads[cat(i, ".", name)] = whole;
       });
@@ -401,7 +434,8 @@ TEST(Linear, PostponedWeightGradientsAreTheSame) {
       const std::string what = cat("rank ", groups.tp.rank(), " of ", ranks);
       expect_near(divided.y, part(alone.y, 0, groups.tp), what);
       expect_near(divided.dx, part(alone.dx, 0, groups.tp), what + ", dx");
-      for (const auto& [name, grad] : alone.grads) expect_near(divided.grads.at(name), grad, what + ", gradient of " + name);
+      for (const auto& [name, grad] : alone.grads)
+        expect_near(divided.grads.at(name), grad, what + ", gradient of " + name);
       EXPECT_EQ(divided.ready.size(), alone.ready.size()) << what;
       EXPECT_EQ(divided.ready.back(), "weight") << what << ": the first layer's came last";
       groups.tp.barrier();
@@ -418,7 +452,8 @@ TEST(Linear, IsTheBaseWhileAdaptersAreOff) {
   options.lora = kOneAdapter;
   ColumnParallelLinear column("fc1", kIn, kOut, options, one);
   RowParallelLinear row("fc2", kIn, kOut, options, one);
-  PlainParameterStore column_store(column, at::kDouble, at::kCPU, false), row_store(row, at::kDouble, at::kCPU, false);
+  PlainParameterStore column_store(column, at::kDouble, at::kCPU, false),
+      row_store(row, at::kDouble, at::kCPU, false);
   fill(column, one);
   fill(row, one);
   const at::Tensor base = at::matmul(x, column.weight().value.t());
@@ -468,15 +503,18 @@ TEST(Linear, RefusesSizesThatDoNotDivide) {
     EXPECT_EQ(error_of([&] { ColumnParallelLinear("linear_fc1", 8, 12, gated, groups); }),
               "linear_fc1: output size 6 is not divisible by 4 tensor-parallel ranks");
     EXPECT_EQ(error_of([&] { VocabParallelEmbedding(10, 14, 4, Init::zero(), false, groups); }),
-              "padded vocabulary of 14 rows: expected at least 10 and a multiple of 4 tensor-parallel ranks");
+              "padded vocabulary of 14 rows: expected at least 10 and a multiple of 4 "
+              "tensor-parallel ranks");
     EXPECT_EQ(error_of([&] { VocabParallelEmbedding(10, 8, 4, Init::zero(), false, groups); }),
-              "padded vocabulary of 8 rows: expected at least 10 and a multiple of 4 tensor-parallel ranks");
+              "padded vocabulary of 8 rows: expected at least 10 and a multiple of 4 "
+              "tensor-parallel ranks");
   });
 }
 
 TEST(VocabParallelEmbedding, EqualsTheWholeTable) {
   const int64_t vocab = 10, padded = 16, h = 6;
-  const at::Tensor ids = at::tensor({0, 9, 4, 3, 3, 8, 7, 1, 2, 9, 0, 5, 5, 5, 6, 9}, at::kLong).view({kBatch, kSequence});
+  const at::Tensor ids = at::tensor({0, 9, 4, 3, 3, 8, 7, 1, 2, 9, 0, 5, 5, 5, 6, 9}, at::kLong)
+                             .view({kBatch, kSequence});
   const at::Tensor dy = draw({kSequence, kBatch, h}, 2);
   const at::Tensor table = leaf(draw({padded, h}, std::hash<std::string>{}("weight") % 1000));
   const at::Tensor expected = table.index({ids.t()});
@@ -484,16 +522,21 @@ TEST(VocabParallelEmbedding, EqualsTheWholeTable) {
   for (const int ranks : {1, 2, 4}) {
     for (const bool sequence_parallel : {false, true}) {
       run_tensor_ranks(ranks, [&](const ParallelGroups& groups) {
-        const std::string what = cat("sequence ", sequence_parallel, " rank ", groups.tp.rank(), " of ", ranks);
-        VocabParallelEmbedding layer(vocab, padded, h, Init::normal(1.0), sequence_parallel, groups);
+        const std::string what =
+            cat("sequence ", sequence_parallel, " rank ", groups.tp.rank(), " of ", ranks);
+        VocabParallelEmbedding layer(vocab, padded, h, Init::normal(1.0), sequence_parallel,
+                                     groups);
         EXPECT_EQ(layer.weight().valid_rows, vocab);
         PlainParameterStore store(layer, at::kDouble, at::kCPU, true);
         fill(layer, groups);
-        const auto rows = [&](const at::Tensor& whole) { return sequence_parallel ? part(whole, 0, groups.tp) : whole; };
+        const auto rows = [&](const at::Tensor& whole) {
+          return sequence_parallel ? part(whole, 0, groups.tp) : whole;
+        };
         const at::Tensor y = layer.forward(ids);
         expect_near(y, rows(expected), what);
         torch::autograd::backward({y}, {rows(dy)});
-        expect_near(store.grad(layer.weight()), part(table.grad(), 0, groups.tp), what + ", gradient");
+        expect_near(store.grad(layer.weight()), part(table.grad(), 0, groups.tp),
+                    what + ", gradient");
       });
     }
   }
@@ -515,7 +558,9 @@ TEST(VocabParallelEmbedding, RefusesIdsOutsideTheTable) {
       PlainParameterStore store(layer, at::kFloat, at::kCPU, false);
       for (const int64_t id : {int64_t{12}, int64_t{1} << 40, int64_t{-1}}) {
         const std::string error = error_of([&] { layer.forward(at::full({1, 2}, id, at::kLong)); });
-        EXPECT_NE(error.find(cat("token id ", id, " is outside the embedding of 12 rows")), std::string::npos) << error;
+        EXPECT_NE(error.find(cat("token id ", id, " is outside the embedding of 12 rows")),
+                  std::string::npos)
+            << error;
       }
     });
   }
@@ -530,7 +575,8 @@ TEST(Embedding, GathersAndAccumulates) {
   const at::Tensor y = layer.forward(ids);
   EXPECT_TRUE(at::equal(y, weight.value.index({ids})));
   torch::autograd::backward({y.sum()}, {});
-  EXPECT_TRUE(at::equal(store.grad(weight).select(1, 0), at::tensor({1.0, 0.0, 0.0, 0.0, 2.0}, at::kDouble)));
+  EXPECT_TRUE(at::equal(store.grad(weight).select(1, 0),
+                        at::tensor({1.0, 0.0, 0.0, 0.0, 2.0}, at::kDouble)));
   const std::string error = error_of([&] { layer.forward(at::tensor({5}, at::kLong)); });
   EXPECT_NE(error.find("id 5 is outside the embedding of 5 rows"), std::string::npos) << error;
 }

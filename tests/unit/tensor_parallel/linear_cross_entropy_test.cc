@@ -28,7 +28,9 @@ class Table : public Module {
 };
 
 at::Tensor targets() {
-  at::Tensor ids = (at::arange(kSequence * kBatch, at::kLong) * 7 % kVocabulary).view({kSequence, kBatch}).clone();
+  at::Tensor ids = (at::arange(kSequence * kBatch, at::kLong) * 7 % kVocabulary)
+                       .view({kSequence, kBatch})
+                       .clone();
   ids[3][1] = -1;
   return ids;
 }
@@ -57,18 +59,21 @@ TEST(LinearCrossEntropy, IsTheProjectionAndTheLoss) {
       for (const bool sequence_parallel : {false, true}) {
         for (const int64_t chunk : {0, 1, 5, 24, 100}) {
           run_tensor_ranks(ranks, [&](const ParallelGroups& groups) {
-            const std::string what = cat(ranks, " ranks, parts of ", chunk, sequence_parallel ? ", sequence parallel" : "");
+            const std::string what = cat(ranks, " ranks, parts of ", chunk,
+                                         sequence_parallel ? ", sequence parallel" : "");
             Table table(ranks);
             const PlainParameterStore store(table, at::kDouble, at::kCPU, /*gradients=*/true);
             table.weight.value.copy_(part(draw({kRows, kHidden}, 1), 0, groups.tp));
             const at::Tensor whole = draw({kSequence, kBatch, kHidden}, 2);
             const at::Tensor x = leaf(sequence_parallel ? part(whole, 0, groups.tp) : whole);
             const at::Tensor grad = draw({kSequence, kBatch}, 3);
-            const at::Tensor loss = linear_cross_entropy(
-                table.weight, x, targets(), grad, {kVocabulary, z_coeff, chunk, sequence_parallel}, groups.tp);
+            const at::Tensor loss =
+                linear_cross_entropy(table.weight, x, targets(), grad,
+                                     {kVocabulary, z_coeff, chunk, sequence_parallel}, groups.tp);
             loss.backward(grad);
             expect_near(loss, expected.loss, what + ", loss");
-            expect_near(x.grad(), sequence_parallel ? part(expected.dx, 0, groups.tp) : expected.dx, what + ", dx");
+            expect_near(x.grad(), sequence_parallel ? part(expected.dx, 0, groups.tp) : expected.dx,
+                        what + ", dx");
             expect_near(store.grad(table.weight), part(expected.dw, 0, groups.tp), what + ", dw");
           });
         }
@@ -82,8 +87,10 @@ TEST(LinearCrossEntropy, FrozenTablesGetNoGradient) {
   Table table(1);
   const PlainParameterStore store(table, at::kDouble, at::kCPU, /*gradients=*/true);
   table.weight.trainable = false;
-  const at::Tensor x = leaf(draw({kSequence, kBatch, kHidden}, 2)), grad = draw({kSequence, kBatch}, 3);
-  linear_cross_entropy(table.weight, x, targets(), grad, {kVocabulary, 0.0, 5, false}, groups.tp).backward(grad);
+  const at::Tensor x = leaf(draw({kSequence, kBatch, kHidden}, 2)),
+                   grad = draw({kSequence, kBatch}, 3);
+  linear_cross_entropy(table.weight, x, targets(), grad, {kVocabulary, 0.0, 5, false}, groups.tp)
+      .backward(grad);
   EXPECT_TRUE(x.grad().defined());
   EXPECT_TRUE(at::equal(store.grad(table.weight), at::zeros({kRows, kHidden}, at::kDouble)));
 }

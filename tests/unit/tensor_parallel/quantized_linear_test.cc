@@ -200,8 +200,8 @@ TEST(QuantizedLinear, AWeightIsQuantisedWhenItChanges) {
   }
 }
 
-// The same layers with the norm and the activation outside, where the linear measures by itself. With delayed scaling and no
-// bias the activation writes codes alone, in both directions.
+// The same layers with the norm and the activation outside, where the linear measures by itself.
+// With delayed scaling and no bias the activation writes codes alone, in both directions.
 void expect_same_inside_and_outside(bool biased) {
   const ParallelGroups one;
   for (const QuantizationRecipe r : {QuantizationRecipe::kTensorwise, QuantizationRecipe::kDelayed,

@@ -37,7 +37,8 @@ inline at::Tensor part(const at::Tensor& x, int64_t dim, const ProcessGroup& tp)
   return x.chunk(tp.size(), dim)[static_cast<size_t>(tp.rank())].contiguous();
 }
 
-inline void expect_near(const at::Tensor& actual, const at::Tensor& expected, const std::string& what) {
+inline void expect_near(const at::Tensor& actual, const at::Tensor& expected,
+                        const std::string& what) {
   ASSERT_TRUE(actual.defined()) << what;
   ASSERT_EQ(actual.sizes(), expected.sizes()) << what;
   EXPECT_TRUE(at::allclose(actual.detach(), expected.detach(), 1e-11, 1e-12))

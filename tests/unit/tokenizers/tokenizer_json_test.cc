@@ -63,13 +63,9 @@ TEST(TokenizerJson, WrongValuesAreNamed) {
               HasSubstr(": model.merges[3] is a number"));
   EXPECT_THAT(error_after([](json& v) { v["model"]["merges"][3] = "ab"; }),
               HasSubstr(": model.merges[3] is \"ab\""));
-  EXPECT_THAT(error_after([](json& v) {
-                v["model"]["merges"][3] = {"a", 1};
-              }),
+  EXPECT_THAT(error_after([](json& v) { v["model"]["merges"][3] = {"a", 1}; }),
               HasSubstr(": model.merges[3][1] is a number"));
-  EXPECT_THAT(error_after([](json& v) {
-                v["model"]["merges"][3] = {"zz", "q"};
-              }),
+  EXPECT_THAT(error_after([](json& v) { v["model"]["merges"][3] = {"zz", "q"}; }),
               HasSubstr(": model.merges: merge 3 (\"zz\", \"q\") needs the token \"zz\", which the "
                         "vocabulary lacks"));
   EXPECT_THAT(error_after([](json& v) { v["added_tokens"][1]["id"] = 5; }),
@@ -241,8 +237,9 @@ TEST(TokenizerJson, SpecialNamesComeFromTheConfigBeside) {
   const TemporaryFolder folder;
   folder.write("tokenizer.json", good().dump());
   EXPECT_EQ(load(folder.path())->eod(), load(folder.path())->token_to_id("<|endoftext|>"));
-  folder.write("tokenizer_config.json",
-               R"({"model_max_length": 1000000000000000019884624838656, "eos_token": {"content": "<mask>"}, "bos_token": "<r>", "pad_token": null})");
+  folder.write(
+      "tokenizer_config.json",
+      R"({"model_max_length": 1000000000000000019884624838656, "eos_token": {"content": "<mask>"}, "bos_token": "<r>", "pad_token": null})");
   const auto tokenizer = load(folder.path());
   EXPECT_EQ(tokenizer->eod(), tokenizer->token_to_id("<mask>"));
   EXPECT_EQ(tokenizer->bos(), tokenizer->token_to_id("<r>"));

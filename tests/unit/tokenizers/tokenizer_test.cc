@@ -261,8 +261,9 @@ TEST(TokenizerConfigJson, OfGpt2Files) {
   const TemporaryFolder folder;
   for (const char* name : {"vocab.json", "merges.txt"})
     std::filesystem::copy_file(golden_dir() / "gpt2" / name, folder / name);
-  EXPECT_NE(tokenizer_config_json(folder.path(), 128).find("\"tokenizer_class\": \"GPT2Tokenizer\""),
-            std::string::npos);
+  EXPECT_NE(
+      tokenizer_config_json(folder.path(), 128).find("\"tokenizer_class\": \"GPT2Tokenizer\""),
+      std::string::npos);
 }
 
 }  // namespace

@@ -45,7 +45,8 @@ std::string usage_error(const std::string& flags) {
 }
 
 const std::string kGood =
-    "--num-layers 2 --hidden-size 32 --num-attention-heads 2 --seq-length 16 --micro-batch-size 2 --train-iters 10 --lr 1e-3 "
+    "--num-layers 2 --hidden-size 32 --num-attention-heads 2 --seq-length 16 --micro-batch-size 2 "
+    "--train-iters 10 --lr 1e-3 "
     "--tokenizer-type ByteLevelTokenizer --mock-data ";
 
 TEST(Arguments, EveryFlagOfMegatronIsAFieldAlreadySoOrRefused) {
@@ -58,10 +59,12 @@ TEST(Arguments, EveryFlagOfMegatronIsAFieldAlreadySoOrRefused) {
     ++rows;
     EXPECT_FALSE(known.reason.empty()) << known.flag;
     const std::vector<std::string> spellings = words(known.flag);
-    const bool is_field = std::any_of(spellings.begin(), spellings.end(), [&](const auto& s) { return fields.contains(s); });
+    const bool is_field = std::any_of(spellings.begin(), spellings.end(),
+                                      [&](const auto& s) { return fields.contains(s); });
     owned += is_field ? 1 : 0;
     if (known.reason != kOwnedByField) continue;
-    for (const std::string& spelling : spellings) EXPECT_TRUE(fields.contains(spelling)) << spelling << " is nobody's field";
+    for (const std::string& spelling : spellings)
+      EXPECT_TRUE(fields.contains(spelling)) << spelling << " is nobody's field";
   }
   EXPECT_GE(rows, 838);
   EXPECT_GT(owned, 100);
@@ -129,36 +132,47 @@ TEST(Arguments, DefaultsFollowFromOthers) {
   EXPECT_FALSE(parse(kGood + "--no-calculate-per-token-loss").training.calculate_per_token_loss);
   EXPECT_EQ(parse(kGood + "--save /tmp/x --start-mode resume-or-fresh").training.load, "/tmp/x");
   EXPECT_TRUE(parse(kGood + "--exit-signal-handler").training.exit_signal_handler);
-  EXPECT_EQ(parse(kGood + "--save-interval 5").training.save_interval, 5) << "a value that does not trigger is no error";
-  EXPECT_FALSE(parse(kGood + "--no-position-embedding --position-embedding-type rope").transformer.add_position_embedding);
+  EXPECT_EQ(parse(kGood + "--save-interval 5").training.save_interval, 5)
+      << "a value that does not trigger is no error";
+  EXPECT_FALSE(parse(kGood + "--no-position-embedding --position-embedding-type rope")
+                   .transformer.add_position_embedding);
   EXPECT_FALSE(parse(kGood + "--no-exit-signal-handler").training.exit_signal_handler);
 }
 
 TEST(Arguments, SamplesInPlaceOfIterations) {
-  const std::string flags = kGood.substr(0, kGood.find("--train-iters")) + "--train-samples 101 --lr 1e-3 " +
+  const std::string flags = kGood.substr(0, kGood.find("--train-iters")) +
+                            "--train-samples 101 --lr 1e-3 " +
                             "--tokenizer-type ByteLevelTokenizer --mock-data --global-batch-size 4";
   EXPECT_EQ(parse(flags).train_iters(), 25);
 }
 
 TEST(Arguments, AllViolationsComeAtOnce) {
   const std::string error = usage_error(
-      "--num-layers 2 --hidden-size 32 --num-attention-heads 3 --num-experts 8 --micro-batch-size 2 --global-batch-size 3 "
+      "--num-layers 2 --hidden-size 32 --num-attention-heads 3 --num-experts 8 --micro-batch-size "
+      "2 --global-batch-size 3 "
       "--seq-length 16 --lr-warmup-iterz 5 --eval-micro-batch-size 2 --save-interval 5");
-  for (const char* text : {"--num-experts is refused", "unknown flag --lr-warmup-iterz; did you mean --lr-warmup-iters?",
+  for (const char* text : {"--num-experts is refused",
+                           "unknown flag --lr-warmup-iterz; did you mean --lr-warmup-iters?",
                            "--hidden-size 32 is not divisible by --num-attention-heads 3",
-                           "--global-batch-size 3 is not divisible by --micro-batch-size 2", "neither --train-iters nor --train-samples",
-                           "--lr is not given", "no data is given", "--tokenizer-type is not given",
-                           "--global-batch-size 3, also of evaluations, is not divisible by --eval-micro-batch-size 2"})
+                           "--global-batch-size 3 is not divisible by --micro-batch-size 2",
+                           "neither --train-iters nor --train-samples", "--lr is not given",
+                           "no data is given", "--tokenizer-type is not given",
+                           "--global-batch-size 3, also of evaluations, is not divisible by "
+                           "--eval-micro-batch-size 2"})
     EXPECT_THAT(error, HasSubstr(text));
 }
 
 TEST(Arguments, OnlyTheCauseIsReported) {
   EXPECT_EQ(usage_error(kGood + "--global-batch-size 3"),
-            "--global-batch-size 3 is not divisible by --micro-batch-size 2 times the data-parallel size 1\n"
+            "--global-batch-size 3 is not divisible by --micro-batch-size 2 times the "
+            "data-parallel size 1\n"
             "hint: give a multiple of 2, or --decrease-batch-size-if-needed");
-  EXPECT_THAT(usage_error(kGood + "--num-layers -2"), HasSubstr("--num-layers is -2\nhint: 1 or more"));
-  EXPECT_THAT(usage_error(kGood + "--lr-warmup-iters 20 --global-batch-size 4"),
-              HasSubstr("--lr-warmup-iters 20 (80 samples) does not end before --train-iters 10 (40 samples)"));
+  EXPECT_THAT(usage_error(kGood + "--num-layers -2"),
+              HasSubstr("--num-layers is -2\nhint: 1 or more"));
+  EXPECT_THAT(
+      usage_error(kGood + "--lr-warmup-iters 20 --global-batch-size 4"),
+      HasSubstr(
+          "--lr-warmup-iters 20 (80 samples) does not end before --train-iters 10 (40 samples)"));
 }
 
 TEST(Arguments, HelpIsShortUnlessMoreIsAskedFor) {
@@ -166,11 +180,13 @@ TEST(Arguments, HelpIsShortUnlessMoreIsAskedFor) {
   const auto configs = arguments.configs();
   const std::string brief = run_help("usage", configs, "");
   EXPECT_LT(std::count(brief.begin(), brief.end(), '\n'), 100);
-  for (const char* flag : {"--num-layers N", "--lr X", "--save TEXT", "--tensor-model-parallel-size N"})
+  for (const char* flag :
+       {"--num-layers N", "--lr X", "--save TEXT", "--tensor-model-parallel-size N"})
     EXPECT_THAT(brief, HasSubstr(flag));
   EXPECT_THAT(run_help("usage", configs, "lora"), HasSubstr("--lora-alpha"));
   const std::string all = run_help("usage", configs, "all");
-  for (const FieldInfo& field : describe_fields(configs)) EXPECT_THAT(all, HasSubstr(field.flags[0]));
+  for (const FieldInfo& field : describe_fields(configs))
+    EXPECT_THAT(all, HasSubstr(field.flags[0]));
 }
 
 struct BadFlags {
@@ -180,59 +196,88 @@ struct BadFlags {
 
 class BadArguments : public testing::TestWithParam<BadFlags> {};
 
-TEST_P(BadArguments, AreRefused) { EXPECT_THAT(usage_error(kGood + GetParam().flags), HasSubstr(GetParam().message)); }
+TEST_P(BadArguments, AreRefused) {
+  EXPECT_THAT(usage_error(kGood + GetParam().flags), HasSubstr(GetParam().message));
+}
 
 INSTANTIATE_TEST_SUITE_P(
     Rules, BadArguments,
     testing::Values(
         BadFlags{"--train-samples 5", "--train-iters and --train-samples are both given"},
-        BadFlags{"--step-batch-size-schedule 0:2 --global-batch-size 2", "--step-batch-size-schedule and --global-batch-size are both given"},
-        BadFlags{"--step-batch-size-schedule 0:3", "--step-batch-size-schedule: batch size 3 is not divisible"},
-        BadFlags{"--step-batch-size-schedule 0:2 --decrease-batch-size-if-needed", "and --decrease-batch-size-if-needed are both given"},
+        BadFlags{"--step-batch-size-schedule 0:2 --global-batch-size 2",
+                 "--step-batch-size-schedule and --global-batch-size are both given"},
+        BadFlags{"--step-batch-size-schedule 0:3",
+                 "--step-batch-size-schedule: batch size 3 is not divisible"},
+        BadFlags{"--step-batch-size-schedule 0:2 --decrease-batch-size-if-needed",
+                 "and --decrease-batch-size-if-needed are both given"},
         BadFlags{"--fp32-residual-connection", "--fp32-residual-connection has no effect in fp32"},
         BadFlags{"--fp16 --bf16", "--bf16"},
         BadFlags{"--async-save", "--async-save is given without --save"},
         BadFlags{"--keep-last-checkpoints 2", "is given without --save"},
-        BadFlags{"--save /tmp/x --load /tmp/x --finetune", "--finetune would write into the folder it starts from, /tmp/x"},
+        BadFlags{"--save /tmp/x --load /tmp/x --finetune",
+                 "--finetune would write into the folder it starts from, /tmp/x"},
         BadFlags{"--finetune", "is given without --load"},
         BadFlags{"--ckpt-step 5", "is given without --load"},
-        BadFlags{"--override-opt-param-scheduler --use-checkpoint-opt-param-scheduler", "are both given"},
-        BadFlags{"--save /tmp/x --save-interval 4 --save-retain-interval 6", "--save-retain-interval 6 is no multiple of --save-interval 4"},
-        BadFlags{"--log-interval 4 --log-memory-interval 6", "--log-memory-interval 6 is no multiple of --log-interval 4"},
+        BadFlags{"--override-opt-param-scheduler --use-checkpoint-opt-param-scheduler",
+                 "are both given"},
+        BadFlags{"--save /tmp/x --save-interval 4 --save-retain-interval 6",
+                 "--save-retain-interval 6 is no multiple of --save-interval 4"},
+        BadFlags{"--log-interval 4 --log-memory-interval 6",
+                 "--log-memory-interval 6 is no multiple of --log-interval 4"},
         BadFlags{"--log-interval 0", "--log-interval is 0"},
         BadFlags{"--eval-iters -1", "--eval-iters is -1"},
         BadFlags{"--timing-log-level 3", "--timing-log-level is 3"},
-        BadFlags{"--profile --profile-step-start 5 --profile-step-end 5", "--profile-step-end 5 is not after --profile-step-start 5"},
+        BadFlags{"--profile --profile-step-start 5 --profile-step-end 5",
+                 "--profile-step-end 5 is not after --profile-step-start 5"},
         BadFlags{"--profile --device cpu", "--profile has no folder to write its trace to"},
-        BadFlags{"--start-mode later", "--start-mode"},
-        BadFlags{"--min-lr 1", "--min-lr"},
+        BadFlags{"--start-mode later", "--start-mode"}, BadFlags{"--min-lr 1", "--min-lr"},
         BadFlags{"--cpu-offloading-num-layers 1 --pipeline-model-parallel-size 2",
-                 "--cpu-offloading-num-layers counts the layers of one stage, but --pipeline-model-parallel-size is above 1"},
-        BadFlags{"--no-peer-copies", "--no-peer-copies switches off what is not there: every rank updates every parameter"},
+                 "--cpu-offloading-num-layers counts the layers of one stage, but "
+                 "--pipeline-model-parallel-size is above 1"},
+        BadFlags{
+            "--no-peer-copies",
+            "--no-peer-copies switches off what is not there: every rank updates every parameter"},
         BadFlags{"--recompute-granularity full --distribute-saved-activations",
                  "--distribute-saved-activations has no effect at one tensor-parallel rank"},
-        BadFlags{"--recompute-granularity full --distribute-saved-activations --tensor-model-parallel-size 2 --sequence-parallel",
-                 "--distribute-saved-activations has no effect with --sequence-parallel, which divides saved inputs already"},
-        BadFlags{"--tensor-model-parallel-size 2 --normalization RMSNorm --group-query-attention --num-query-groups 1 --qk-layernorm "
+        BadFlags{"--recompute-granularity full --distribute-saved-activations "
+                 "--tensor-model-parallel-size 2 --sequence-parallel",
+                 "--distribute-saved-activations has no effect with --sequence-parallel, which "
+                 "divides saved inputs already"},
+        BadFlags{"--tensor-model-parallel-size 2 --normalization RMSNorm --group-query-attention "
+                 "--num-query-groups 1 --qk-layernorm "
                  "--qk-layernorm-over-heads",
-                 "--qk-layernorm-over-heads with fewer --num-query-groups (1) than --tensor-model-parallel-size (2) is not built"},
+                 "--qk-layernorm-over-heads with fewer --num-query-groups (1) than "
+                 "--tensor-model-parallel-size (2) is not built"},
         BadFlags{"--fp8-format hybrid", "--fp8-format needs --bf16"},
-        BadFlags{"--fp8-format e4m3 --bf16 --fp8-recipe blockwise", "--hidden-size is 32, which --fp8-format needs to be a multiple of 128"},
-        BadFlags{"--fp8-format e4m3 --bf16 --fp8-recipe blockwise", "--micro-batch-size x --seq-length is 32, which --fp8-format needs to be a multiple of 128"},
-        BadFlags{"--fp8-format hybrid --bf16 --ffn-hidden-size 72", "--ffn-hidden-size is 72, which --fp8-format needs to be a multiple of 16"},
+        BadFlags{"--fp8-format e4m3 --bf16 --fp8-recipe blockwise",
+                 "--hidden-size is 32, which --fp8-format needs to be a multiple of 128"},
+        BadFlags{"--fp8-format e4m3 --bf16 --fp8-recipe blockwise",
+                 "--micro-batch-size x --seq-length is 32, which --fp8-format needs to be a "
+                 "multiple of 128"},
+        BadFlags{"--fp8-format hybrid --bf16 --ffn-hidden-size 72",
+                 "--ffn-hidden-size is 72, which --fp8-format needs to be a multiple of 16"},
         BadFlags{"--fp8-format fp8", "--fp8-format"},
         BadFlags{"--fp8-recipe tensorwise", "--fp8-recipe is given without --fp8-format"},
-        BadFlags{"--fp8-format hybrid --bf16 --fp8-recipe mxfp8", "--fp8-recipe mxfp8 needs the scaled products of Blackwell GPUs"},
-        BadFlags{"--fp8-format hybrid --bf16 --fp8-recipe custom", "--fp8-recipe custom loads quantisers from Python"},
-        BadFlags{"--fp8-format hybrid --bf16 --fp8-recipe tensorwise --fp8-margin 1", "--fp8-margin has an effect only with"},
+        BadFlags{"--fp8-format hybrid --bf16 --fp8-recipe mxfp8",
+                 "--fp8-recipe mxfp8 needs the scaled products of Blackwell GPUs"},
+        BadFlags{"--fp8-format hybrid --bf16 --fp8-recipe custom",
+                 "--fp8-recipe custom loads quantisers from Python"},
+        BadFlags{"--fp8-format hybrid --bf16 --fp8-recipe tensorwise --fp8-margin 1",
+                 "--fp8-margin has an effect only with"},
         BadFlags{"--fp8-amax-history-len 16", "--fp8-amax-history-len has an effect only with"},
-        BadFlags{"--fp8-format hybrid --bf16 --fp8-amax-history-len 0", "--fp8-amax-history-len 0 is outside 1 to 65536 steps"},
+        BadFlags{"--fp8-format hybrid --bf16 --fp8-amax-history-len 0",
+                 "--fp8-amax-history-len 0 is outside 1 to 65536 steps"},
         BadFlags{"--no-fp8-wgrad", "--no-fp8-wgrad has an effect only with --fp8-format"},
-        BadFlags{"--first-last-layers-bf16", "--first-last-layers-bf16 has an effect only with --fp8-format"},
-        BadFlags{"--fp8-format hybrid --bf16 --first-last-layers-bf16", "leave none of --num-layers 2 to quantise"},
-        BadFlags{"--fp8-format hybrid --bf16 --num-layers-at-start-in-bf16 0", "have an effect only with --first-last-layers-bf16"},
-        BadFlags{"--fp8-format hybrid --bf16 --fp4-format e2m1", "--fp8-format and --fp4-format are both given"},
-        BadFlags{"--fp8-format hybrid --bf16 --fp8-param-gather", "gathering weights in FP8 or FP4 is not built yet"},
+        BadFlags{"--first-last-layers-bf16",
+                 "--first-last-layers-bf16 has an effect only with --fp8-format"},
+        BadFlags{"--fp8-format hybrid --bf16 --first-last-layers-bf16",
+                 "leave none of --num-layers 2 to quantise"},
+        BadFlags{"--fp8-format hybrid --bf16 --num-layers-at-start-in-bf16 0",
+                 "have an effect only with --first-last-layers-bf16"},
+        BadFlags{"--fp8-format hybrid --bf16 --fp4-format e2m1",
+                 "--fp8-format and --fp4-format are both given"},
+        BadFlags{"--fp8-format hybrid --bf16 --fp8-param-gather",
+                 "gathering weights in FP8 or FP4 is not built yet"},
         BadFlags{"--fp8-output-proj", "--fp8-output-proj is refused"},
         BadFlags{"--tensor-model-parallel-size 2", "--tensor-model-parallel-size 2"}));
 
@@ -253,16 +298,21 @@ TEST(Arguments, AFolderOfHuggingFaceIsTheDefaultOfTheModel) {
 }
 
 TEST(Arguments, RanksThatShareAGroupDivideItsRows) {
-  EXPECT_THAT(usage_error("--num-layers 2 --hidden-size 48 --num-attention-heads 6 --seq-length 16 --micro-batch-size 2 --train-iters 10 --lr 1e-3 "
-                          "--tokenizer-type ByteLevelTokenizer --mock-data --tensor-model-parallel-size 3 --group-query-attention "
+  EXPECT_THAT(usage_error("--num-layers 2 --hidden-size 48 --num-attention-heads 6 --seq-length 16 "
+                          "--micro-batch-size 2 --train-iters 10 --lr 1e-3 "
+                          "--tokenizer-type ByteLevelTokenizer --mock-data "
+                          "--tensor-model-parallel-size 3 --group-query-attention "
                           "--num-query-groups 1"),
-              HasSubstr("the 64 rows of queries, keys and values (--num-attention-heads 6, --num-query-groups 1, --kv-channels 8) are not "
+              HasSubstr("the 64 rows of queries, keys and values (--num-attention-heads 6, "
+                        "--num-query-groups 1, --kv-channels 8) are not "
                         "divisible by --tensor-model-parallel-size 3"));
 }
 
 TEST(Arguments, ResolvedConfigurationFeedsBack) {
-  const Arguments first = parse(kGood + "--swiglu --disable-bias-linear --lr-decay-style cosine --no-log-loss-scale-to-tensorboard "
-                                        "--start-mode fresh --hidden-dropout 0 --eval-interval 5");
+  const Arguments first = parse(
+      kGood +
+      "--swiglu --disable-bias-linear --lr-decay-style cosine --no-log-loss-scale-to-tensorboard "
+      "--start-mode fresh --hidden-dropout 0 --eval-interval 5");
   const std::string path = testing::TempDir() + "arguments_test.yaml";
   write_file_atomically(path, resolved_yaml(first));
   const Arguments second = parse("--config " + path);
@@ -282,44 +332,60 @@ TEST(Arguments, AlreadySoFlagsAreListed) {
 
 TEST(Arguments, AFlagIsRefusedWhereItsReasonDoesNotHold) {
   EXPECT_EQ(parse(kGood + "--deterministic-mode").already_so.size(), 1u);
-  EXPECT_EQ(usage_error(kGood + "--deterministic-mode --fast"),
-            "--deterministic-mode is refused: --fast lets the backward of attention sum in any order");
+  EXPECT_EQ(
+      usage_error(kGood + "--deterministic-mode --fast"),
+      "--deterministic-mode is refused: --fast lets the backward of attention sum in any order");
   EXPECT_EQ(usage_error(kGood + "--accumulate-allreduce-grads-in-fp32 --grad-reduce-in-bf16"),
-            "--accumulate-allreduce-grads-in-fp32 is refused: --grad-reduce-in-bf16 rounds gradients for the sums over the ranks");
-  EXPECT_EQ(usage_error(kGood + "--no-pin-cpu-params --optimizer-cpu-offload"),
-            "--no-pin-cpu-params is refused: the copies of --optimizer-cpu-offload need pinned memory");
+            "--accumulate-allreduce-grads-in-fp32 is refused: --grad-reduce-in-bf16 rounds "
+            "gradients for the sums over the ranks");
+  EXPECT_EQ(
+      usage_error(kGood + "--no-pin-cpu-params --optimizer-cpu-offload"),
+      "--no-pin-cpu-params is refused: the copies of --optimizer-cpu-offload need pinned memory");
   EXPECT_EQ(usage_error(kGood + "--use-flash-attn --attention-backend unfused"),
             "--use-flash-attn is refused: --attention-backend names other kernels");
   EXPECT_EQ(usage_error(kGood + "--exit-on-missing-checkpoint --start fresh"),
-            "--exit-on-missing-checkpoint is refused: --start-mode fresh, resume-or-fresh and --pretrained-checkpoint say what to "
+            "--exit-on-missing-checkpoint is refused: --start-mode fresh, resume-or-fresh and "
+            "--pretrained-checkpoint say what to "
             "start from instead");
 }
 
 TEST(Arguments, ValuesThatOnlyMegatronHasAreRefusedWithTheReason) {
   EXPECT_EQ(usage_error(kGood + "--dataloader-type external"),
-            "--dataloader-type external is refused: loaders in Python do not run here\nhint: legal values: single, cyclic");
+            "--dataloader-type external is refused: loaders in Python do not run here\nhint: legal "
+            "values: single, cyclic");
   EXPECT_EQ(usage_error(kGood + "--main-grads-dtype bf16"),
-            "--main-grads-dtype bf16 is refused: gradients are accumulated in fp32\nhint: legal values: fp32");
-  EXPECT_THAT(usage_error(kGood + "--exp-avg-dtype fp8"), HasSubstr("is refused: fp16 and fp8 do not span the magnitudes"));
+            "--main-grads-dtype bf16 is refused: gradients are accumulated in fp32\nhint: legal "
+            "values: fp32");
+  EXPECT_THAT(usage_error(kGood + "--exp-avg-dtype fp8"),
+              HasSubstr("is refused: fp16 and fp8 do not span the magnitudes"));
   EXPECT_THAT(usage_error(kGood + "--exp-avg-dtype double"), HasSubstr("is not one of its values"));
 }
 
 TEST(Arguments, WithoutPositionEmbeddingsNoneAreLearned) {
   EXPECT_EQ(parse(kGood).transformer.position_embedding_type, PositionEmbedding::kLearnedAbsolute);
-  EXPECT_EQ(parse(kGood + "--no-position-embedding").transformer.position_embedding_type, PositionEmbedding::kNone);
-  EXPECT_EQ(parse(kGood + "--no-position-embedding --use-rotary-position-embeddings").transformer.position_embedding_type,
+  EXPECT_EQ(parse(kGood + "--no-position-embedding").transformer.position_embedding_type,
+            PositionEmbedding::kNone);
+  EXPECT_EQ(parse(kGood + "--no-position-embedding --use-rotary-position-embeddings")
+                .transformer.position_embedding_type,
             PositionEmbedding::kRope);
 }
 
 TEST(Arguments, WhatChangedSinceACheckpointIsListed) {
-  const std::filesystem::path stored = std::filesystem::path(testing::TempDir()) / "stored_config.yaml";
-  write_file_atomically(stored, resolved_yaml(parse(kGood + "--hidden-dropout 0.1 --save here --load there")));
-  const auto changes = [&](const std::string& flags) { return configuration_changes(parse(kGood + flags), stored); };
+  const std::filesystem::path stored =
+      std::filesystem::path(testing::TempDir()) / "stored_config.yaml";
+  write_file_atomically(
+      stored, resolved_yaml(parse(kGood + "--hidden-dropout 0.1 --save here --load there")));
+  const auto changes = [&](const std::string& flags) {
+    return configuration_changes(parse(kGood + flags), stored);
+  };
   using testing::ElementsAre;
-  EXPECT_THAT(changes("--hidden-dropout 0.1 --save here --load here --start resume"), ElementsAre());
-  EXPECT_THAT(changes("--hidden-dropout 0.3 --save here --no-gemm-tuning --lr-decay-iters 7 --freeze decoder embedding"),
-              ElementsAre("--hidden-dropout 0.3, was 0.1", "--lr-decay-iters 7, was none", "--freeze decoder embedding, was not given",
-                          "gemm_tuning false, was true"));
+  EXPECT_THAT(changes("--hidden-dropout 0.1 --save here --load here --start resume"),
+              ElementsAre());
+  EXPECT_THAT(
+      changes("--hidden-dropout 0.3 --save here --no-gemm-tuning --lr-decay-iters 7 --freeze "
+              "decoder embedding"),
+      ElementsAre("--hidden-dropout 0.3, was 0.1", "--lr-decay-iters 7, was none",
+                  "--freeze decoder embedding, was not given", "gemm_tuning false, was true"));
   write_file_atomically(stored, "hidden_dropout: 0.1\nsome_flag_of_tomorrow: 3\n");
   EXPECT_THAT(changes("--hidden-dropout 0.3"), testing::Contains("--hidden-dropout 0.3, was 0.1"));
   EXPECT_THAT(configuration_changes(parse(kGood), "/nonexistent/config.yaml"), ElementsAre());

@@ -11,7 +11,8 @@ namespace {
 std::shared_ptr<const MicroBatch> example() {
   struct Owner {
     MicroBatch batch;
-    std::vector<int64_t> tokens{1, 2, 3, 4, 5, 6, 7, 8}, labels{2, 3, 4, 5, 6, 7, 8, 9}, positions{0, 1, 2, 3, 0, 1, 0, 1};
+    std::vector<int64_t> tokens{1, 2, 3, 4, 5, 6, 7, 8}, labels{2, 3, 4, 5, 6, 7, 8, 9},
+        positions{0, 1, 2, 3, 0, 1, 0, 1};
     std::vector<float> mask{1, 1, 0, 1, 1, 1, 1, 1};
   };
   auto owner = std::make_shared<Owner>();
@@ -49,7 +50,8 @@ TEST(Batch, DocumentsAreNumberedWithinTheirSequence) {
   BatchMaker maker(c10::Device(c10::kCPU), false, one);
   const Batch batch = maker.make(example());
   EXPECT_FALSE(batch.position_ids.defined());
-  EXPECT_TRUE(at::equal(batch.document_ids, at::tensor({0, 0, 0, 0, 0, 0, 1, 1}, at::kLong).view({2, 4})));
+  EXPECT_TRUE(
+      at::equal(batch.document_ids, at::tensor({0, 0, 0, 0, 0, 0, 1, 1}, at::kLong).view({2, 4})));
 }
 
 }  // namespace

@@ -41,8 +41,8 @@ struct DpoGolden {
     scales = nlohmann::json::parse(file.header().metadata.at("grad_scales"));
   }
   at::Tensor grad(const std::string& kind, const std::string& name, at::IntArrayRef shape) const {
-    return golden_gradient(tensors.at(kind + "/grad/" + name), scales.at(kind + "/" + name).get<double>(),
-                           shape);
+    return golden_gradient(tensors.at(kind + "/grad/" + name),
+                           scales.at(kind + "/" + name).get<double>(), shape);
   }
   const at::Tensor& operator[](const std::string& name) const { return tensors.at(name); }
   std::map<std::string, at::Tensor> tensors;
@@ -311,11 +311,10 @@ std::string error_of(const std::function<void()>& work) {
 
 TEST(DpoLoss, RefusesHalfAPair) {
   const ProcessGroup alone;
-  EXPECT_EQ(error_of([&] {
-              dpo_loss(at::zeros({2, 3}), at::ones({3, 2}), at::zeros({3}), {}, alone);
-            }),
-            "a micro-batch of 3 sequences holds no whole number of pairs\n"
-            "hint: --micro-batch-size counts sequences, two for each pair");
+  EXPECT_EQ(
+      error_of([&] { dpo_loss(at::zeros({2, 3}), at::ones({3, 2}), at::zeros({3}), {}, alone); }),
+      "a micro-batch of 3 sequences holds no whole number of pairs\n"
+      "hint: --micro-batch-size counts sequences, two for each pair");
 }
 
 class Preferences : public testing::Test {

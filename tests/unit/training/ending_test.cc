@@ -1,4 +1,5 @@
-// The end of a run when time is short: --exit-duration-in-mins and the grace after a signal, with a slow disk.
+// The end of a run when time is short: --exit-duration-in-mins and the grace after a signal, with a
+// slow disk.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/syscall.h>
@@ -29,7 +30,8 @@ std::atomic<int> seconds_tenths_per_sync{0};
 extern "C" int fsync(int fd) {
   char path[4096] = "";
   const std::string link = "/proc/self/fd/" + std::to_string(fd);
-  if (readlink(link.c_str(), path, sizeof path - 1) > 0 && std::string_view(path).ends_with(".safetensors"))
+  if (readlink(link.c_str(), path, sizeof path - 1) > 0 &&
+      std::string_view(path).ends_with(".safetensors"))
     std::this_thread::sleep_for(std::chrono::milliseconds(100 * seconds_tenths_per_sync));
   return static_cast<int>(syscall(SYS_fsync, fd));
 }
@@ -72,7 +74,8 @@ class EndingTest : public testing::Test {
   double train(double left) {
     Job job;
     const auto now = std::chrono::steady_clock::now();
-    job.started = now - std::chrono::duration_cast<std::chrono::steady_clock::duration>(std::chrono::duration<double>(60 - left));
+    job.started = now - std::chrono::duration_cast<std::chrono::steady_clock::duration>(
+                            std::chrono::duration<double>(60 - left));
     testing::internal::CaptureStdout();
     testing::internal::CaptureStderr();
     const int code = pretrain(gpt_task(), a_, job);
@@ -83,7 +86,8 @@ class EndingTest : public testing::Test {
   }
   void write_outcome(double seconds_per_save) {
     std::filesystem::create_directories(save_);
-    write_file_atomically(save_ / "outcome.json", cat(R"({"attempt": 1, "seconds_per_save": )", seconds_per_save, "}"));
+    write_file_atomically(save_ / "outcome.json",
+                          cat(R"({"attempt": 1, "seconds_per_save": )", seconds_per_save, "}"));
   }
   nlohmann::json outcome() { return nlohmann::json::parse(read_file(save_ / "outcome.json")); }
 
@@ -108,7 +112,8 @@ TEST_F(EndingTest, TheLastSaveOfASlowDiskEndsWithinTheDuration) {
   EXPECT_EQ(checkpoints[0].iteration, json["iteration"]);
   EXPECT_EQ(json["last_saved_directory"], checkpoints[0].directory.string());
   // A step with its save takes 0.6 s, and the one after it another 0.6 s.
-  EXPECT_THAT(log_, HasSubstr("but the run is killed 1 s after a signal (--exit-signal-grace-seconds)"));
+  EXPECT_THAT(log_,
+              HasSubstr("but the run is killed 1 s after a signal (--exit-signal-grace-seconds)"));
   EXPECT_EQ(log_.find("is killed"), log_.rfind("is killed")) << "said more than once";
 }
 
@@ -135,9 +140,13 @@ TEST(OwnErrors, DevicesAndConnectionsMayDoBetterInAnotherStart) {
     }
     return FailureClass::kInternal;
   };
-  EXPECT_EQ(thrown([] { TORCH_CHECK(false, "CUDA error: an illegal memory access was encountered"); }), FailureClass::kRetry);
-  EXPECT_EQ(thrown([] { TORCH_CHECK_WITH(DistNetworkError, false, "connection reset"); }), FailureClass::kRetry);
-  EXPECT_EQ(thrown([] { TORCH_CHECK(false, "CUDA out of memory. Tried to allocate 2.00 GiB"); }), FailureClass::kDoNotRetry);
+  EXPECT_EQ(
+      thrown([] { TORCH_CHECK(false, "CUDA error: an illegal memory access was encountered"); }),
+      FailureClass::kRetry);
+  EXPECT_EQ(thrown([] { TORCH_CHECK_WITH(DistNetworkError, false, "connection reset"); }),
+            FailureClass::kRetry);
+  EXPECT_EQ(thrown([] { TORCH_CHECK(false, "CUDA out of memory. Tried to allocate 2.00 GiB"); }),
+            FailureClass::kDoNotRetry);
   EXPECT_EQ(thrown([] { TORCH_CHECK(false, "sizes differ"); }), FailureClass::kDoNotRetry);
   EXPECT_EQ(thrown([] { throw UsageError("x"); }), FailureClass::kUsage);
 }

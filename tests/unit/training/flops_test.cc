@@ -55,11 +55,13 @@ TEST(Flops, LatentAttentionWithExperts) {
   ModelFlops m = gpt(27, 2048, 16, 102400);
   m.ffn_hidden_size = 10944;
   m.gated = true;
-  MoEFlops moe{.num_experts = 64, .topk = 6, .ffn_hidden_size = 1408, .shared_ffn_hidden_size = 2816};
+  MoEFlops moe{
+      .num_experts = 64, .topk = 6, .ffn_hidden_size = 1408, .shared_ffn_hidden_size = 2816};
   moe.is_moe_layer.assign(27, true);
   moe.is_moe_layer[0] = false;
   m.moe = moe;
-  m.mla = MLAFlops{.kv_lora_rank = 512, .qk_head_dim = 128, .qk_pos_emb_head_dim = 64, .v_head_dim = 128};
+  m.mla = MLAFlops{
+      .kv_lora_rank = 512, .qk_head_dim = 128, .qk_pos_emb_head_dim = 64, .v_head_dim = 128};
   expect_flops(m, 64, 4096, 4295538795085824.0);
 }
 
@@ -78,7 +80,9 @@ TEST(Flops, RefusesAnUnknownLayer) {
     iteration_flops(m, IterationTokens::unpacked(1, 1));
     FAIL();
   } catch (const Error& error) {
-    EXPECT_THAT(error.what(), testing::HasSubstr("the hybrid pattern M? has the unknown layer '?', expected M, *, - or E"));
+    EXPECT_THAT(error.what(),
+                testing::HasSubstr(
+                    "the hybrid pattern M? has the unknown layer '?', expected M, *, - or E"));
   }
   m.hybrid_pattern = "E";
   EXPECT_THROW(iteration_flops(m, IterationTokens::unpacked(1, 1)), Error);

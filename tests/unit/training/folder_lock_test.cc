@@ -44,11 +44,13 @@ class FolderLockTest : public testing::Test {
   }
 
   // A lock of another host, last touched so long ago.
-  void write_foreign_lock(int64_t seconds_ago, const std::string& run_id = "", int restart_count = 0) {
+  void write_foreign_lock(int64_t seconds_ago, const std::string& run_id = "",
+                          int restart_count = 0) {
     fs::create_directories(folder_);
-    write_file_atomically(folder_ / kLockName,
-                          cat(R"({"host": "node7", "pid": 4711, "start": 1, "since": 1700000000, "run_id": ")", run_id,
-                              R"(", "restart_count": )", restart_count, "}\n"));
+    write_file_atomically(
+        folder_ / kLockName,
+        cat(R"({"host": "node7", "pid": 4711, "start": 1, "since": 1700000000, "run_id": ")",
+            run_id, R"(", "restart_count": )", restart_count, "}\n"));
     timespec times[2] = {};
     times[0].tv_sec = times[1].tv_sec = std::time(nullptr) - seconds_ago;
     ASSERT_EQ(::utimensat(AT_FDCWD, (folder_ / kLockName).c_str(), times, 0), 0);
@@ -61,9 +63,10 @@ class FolderLockTest : public testing::Test {
 TEST_F(FolderLockTest, ASecondWriterOfThisHostIsRefusedByName) {
   std::optional<FolderLock> first(folder_);
   EXPECT_EQ(first->previous_owner(), "");
-  EXPECT_THAT(refusal(), AllOf(HasSubstr(cat(folder_.string(), " is in use by another run: process ", ::getpid(), " on ",
-                                             host_name(), " since 2")),
-                               HasSubstr("\nhint: ")));
+  EXPECT_THAT(refusal(),
+              AllOf(HasSubstr(cat(folder_.string(), " is in use by another run: process ",
+                                  ::getpid(), " on ", host_name(), " since 2")),
+                    HasSubstr("\nhint: ")));
   EXPECT_EQ(class_, FailureClass::kDoNotRetry);
   first->check();
   first.reset();
@@ -76,8 +79,9 @@ TEST_F(FolderLockTest, ContentsCountWhereTheFileSystemDoesNotLock) {
   fs::create_directories(folder_);
   const int64_t pid = ::getpid();
   const auto write = [&](uint64_t start) {
-    write_file_atomically(folder_ / kLockName, cat(R"({"host": ")", host_name(), R"(", "pid": )", pid, R"(, "start": )", start,
-                                                   R"(, "since": 1, "run_id": "", "restart_count": 0})"));
+    write_file_atomically(folder_ / kLockName,
+                          cat(R"({"host": ")", host_name(), R"(", "pid": )", pid, R"(, "start": )",
+                              start, R"(, "since": 1, "run_id": "", "restart_count": 0})"));
   };
   write(process_start(pid));
   EXPECT_THAT(refusal(), HasSubstr(cat("process ", pid)));
@@ -101,8 +105,10 @@ TEST_F(FolderLockTest, ADeadOwnersLockIsTakenOver) {
 
 TEST_F(FolderLockTest, AnotherHostsFreshLockIsRefusedAndItsStaleOneTakenOver) {
   write_foreign_lock(20);
-  EXPECT_THAT(refusal(), AllOf(HasSubstr("process 4711 on node7 since 2023-11-14 22:13:20 UTC, last sign of life 2"),
-                               HasSubstr("180 s after its last sign of life")));
+  EXPECT_THAT(
+      refusal(),
+      AllOf(HasSubstr("process 4711 on node7 since 2023-11-14 22:13:20 UTC, last sign of life 2"),
+            HasSubstr("180 s after its last sign of life")));
   EXPECT_EQ(class_, FailureClass::kRetry);  // its machine may be gone
   write_foreign_lock(170);
   EXPECT_NE(refusal(), "");
@@ -138,7 +144,8 @@ TEST_F(FolderLockTest, TheOwnerShowsSignsOfLifeAndNoticesATakeover) {
   };
   timespec times[2] = {{1, 0}, {1, 0}};
   ::utimensat(AT_FDCWD, (folder_ / kLockName).c_str(), times, 0);
-  for (int i = 0; i < 1000 && untouched(); ++i) std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  for (int i = 0; i < 1000 && untouched(); ++i)
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
   EXPECT_FALSE(untouched());
   lock.check();
   write_foreign_lock(0);

@@ -45,8 +45,10 @@ TEST(KernelProfile, TimelineHasARowForEachStream) {
   const std::filesystem::path path = std::filesystem::path(testing::TempDir()) / "timeline.json";
   write_timeline({{"gemm \"a\"", 5 * kMs, 7 * kMs, 7}, {"Memset", 4 * kMs, 5 * kMs, 13}}, 2, path);
   EXPECT_EQ(read_file(path),
-            "{\"traceEvents\": [{\"name\": \"gemm \\\"a\\\"\", \"cat\": \"GEMM\", \"ph\": \"X\", \"pid\": 2, \"tid\": 7, \"ts\": 1000, "
-            "\"dur\": 2000}, {\"name\": \"Memset\", \"cat\": \"copies and fills\", \"ph\": \"X\", \"pid\": 2, \"tid\": 13, \"ts\": 0, "
+            "{\"traceEvents\": [{\"name\": \"gemm \\\"a\\\"\", \"cat\": \"GEMM\", \"ph\": \"X\", "
+            "\"pid\": 2, \"tid\": 7, \"ts\": 1000, "
+            "\"dur\": 2000}, {\"name\": \"Memset\", \"cat\": \"copies and fills\", \"ph\": \"X\", "
+            "\"pid\": 2, \"tid\": 13, \"ts\": 0, "
             "\"dur\": 1000}], \"displayTimeUnit\": \"ms\"}\n");
   std::filesystem::remove(path);
 }

@@ -1,5 +1,4 @@
 #include "megatron/training/layout_check.h"
-#include "megatron/training/layout_verdict.h"
 
 #include <c10/core/Allocator.h>
 #include <c10/util/ThreadLocalDebugInfo.h>
@@ -17,6 +16,7 @@
 #include "megatron/nn/placement.h"
 #include "megatron/tensor/torch.h"
 #include "megatron/training/batch.h"
+#include "megatron/training/layout_verdict.h"
 #include "megatron/training/passes.h"
 #include "megatron/training/setup.h"
 #include "megatron/training/start_notes.h"
@@ -38,9 +38,11 @@ Arguments parse(const std::string& flags, int64_t world_size) {
   return parse_arguments(static_cast<int>(argv.size()), argv.data(), world_size);
 }
 
-const std::string kRun = " --train-iters 10 --lr 1e-3 --mock-data --tokenizer-type NullTokenizer --vocab-size 500 ";
+const std::string kRun =
+    " --train-iters 10 --lr 1e-3 --mock-data --tokenizer-type NullTokenizer --vocab-size 500 ";
 const std::string kTiny =
-    "--num-layers 4 --hidden-size 64 --num-attention-heads 4 --seq-length 32 --micro-batch-size 2" + kRun;
+    "--num-layers 4 --hidden-size 64 --num-attention-heads 4 --seq-length 32 --micro-batch-size 2" +
+    kRun;
 
 // -- parameters
 
@@ -56,24 +58,26 @@ T one_of(std::mt19937& random, std::initializer_list<T> values) {
 }
 
 Chosen random_configuration(std::mt19937& random) {
-  const int tp = one_of(random, {1, 2, 4}), pp = one_of(random, {1, 2, 3}), cp = one_of(random, {1, 2}),
-            dp = one_of(random, {1, 2});
+  const int tp = one_of(random, {1, 2, 4}), pp = one_of(random, {1, 2, 3}),
+            cp = one_of(random, {1, 2}), dp = one_of(random, {1, 2});
   const int chunks = pp > 1 ? one_of(random, {1, 2}) : 1;
   const int layers = pp * chunks * one_of(random, {1, 2});
   std::string flags =
-      cat("--num-layers ", layers, " --hidden-size 64 --num-attention-heads 8 --seq-length 32 --micro-batch-size 1",
-          kRun, " --global-batch-size ", 6 * dp, " --tensor-model-parallel-size ", tp,
+      cat("--num-layers ", layers,
+          " --hidden-size 64 --num-attention-heads 8 --seq-length 32 --micro-batch-size 1", kRun,
+          " --global-batch-size ", 6 * dp, " --tensor-model-parallel-size ", tp,
           " --pipeline-model-parallel-size ", pp, " --context-parallel-size ", cp);
   if (chunks > 1) flags += cat(" --num-virtual-stages-per-pipeline-rank ", chunks);
   if (pp > 1 && chunks == 2 && random() % 2) flags += " --pipeline-schedule zb-v";
   if (tp > 1 && random() % 2) flags += " --sequence-parallel";
   flags += one_of<const char*>(random, {"", " --untie-embeddings-and-output-weights"});
   flags += one_of<const char*>(random, {"", " --swiglu", " --squared-relu"});
-  flags += one_of<const char*>(
-      random, {"", " --group-query-attention --num-query-groups 2", " --group-query-attention --num-query-groups 4"});
+  flags += one_of<const char*>(random, {"", " --group-query-attention --num-query-groups 2",
+                                        " --group-query-attention --num-query-groups 4"});
   flags += one_of<const char*>(random, {"", " --position-embedding-type rope"});
   flags += one_of<const char*>(random, {"", " --normalization RMSNorm"});
-  flags += one_of<const char*>(random, {"", " --disable-bias-linear", " --disable-bias-linear --add-qkv-bias"});
+  flags += one_of<const char*>(
+      random, {"", " --disable-bias-linear", " --disable-bias-linear --add-qkv-bias"});
   flags += one_of<const char*>(random, {"", " --qk-layernorm"});
   flags += one_of<const char*>(random, {"", " --bf16"});
   flags += one_of<const char*>(random, {"", " --optimizer sgd"});
@@ -88,10 +92,11 @@ Chosen random_configuration(std::mt19937& random) {
                                  {" --freeze embedding *.linear_fc1", " --freeze decoder.layers.0",
                                   " --freeze-except *.layers.0.mlp", " --freeze-all-layers"});
   flags += one_of<const char*>(
-      random,
-      {"", "", " --use-distributed-optimizer", " --use-megatron-fsdp --data-parallel-sharding-strategy optim_grads",
-       " --use-megatron-fsdp --data-parallel-sharding-strategy optim_grads_params",
-       " --use-distributed-optimizer --ddp-bucket-size 5000", " --overlap-grad-reduce --ddp-num-buckets 3"});
+      random, {"", "", " --use-distributed-optimizer",
+               " --use-megatron-fsdp --data-parallel-sharding-strategy optim_grads",
+               " --use-megatron-fsdp --data-parallel-sharding-strategy optim_grads_params",
+               " --use-distributed-optimizer --ddp-bucket-size 5000",
+               " --overlap-grad-reduce --ddp-num-buckets 3"});
   if (pp == 2 && chunks == 1 && flags.find("--untie") != std::string::npos && random() % 2)
     flags += " --pipeline-vocab-parallel";
   return {flags, int64_t{tp} * pp * cp * dp};
@@ -106,15 +111,17 @@ int64_t elements(const std::vector<int64_t>& shape) {
 // Builds what a rank of the configuration builds, and compares it with the plan.
 void compare_with_real_rank(const LayoutPlan& plan, const std::shared_ptr<Backend>& world) {
   const Arguments& a = plan.arguments;
-  const ParallelGroups groups = make_parallel_groups(a.parallel, world, a.transformer.query_groups());
+  const ParallelGroups groups =
+      make_parallel_groups(a.parallel, world, a.transformer.query_groups());
   const PretrainTask task = find_task("gpt");
   const int stage = groups.pp.rank();
-  const TrainedModel model =
-      build_model(task, a, {500, plan.padded_vocab_size}, groups, model_dtype(a.optimizer), c10::kCPU, Start{});
+  const TrainedModel model = build_model(task, a, {500, plan.padded_vocab_size}, groups,
+                                         model_dtype(a.optimizer), c10::kCPU, Start{});
   const StageMemory memory = stage_memory(plan, stage);
   int64_t weights = 0, gradients = 0;
   for (size_t chunk = 0; chunk < model.chunks.size(); ++chunk) {
-    const std::vector<PlannedParameter> planned = chunk_parameters(plan, stage, static_cast<int>(chunk));
+    const std::vector<PlannedParameter> planned =
+        chunk_parameters(plan, stage, static_cast<int>(chunk));
     const std::vector<Parameter*> real = model.chunks[chunk].module->parameters();
     ASSERT_EQ(planned.size(), real.size());
     for (size_t i = 0; i < real.size(); ++i) {
@@ -124,7 +131,8 @@ void compare_with_real_rank(const LayoutPlan& plan, const std::shared_ptr<Backen
       EXPECT_EQ(planned[i].partial_over_tensor,
                 groups.tp.size() > 1 && real[i]->placement.partial_grad.contains(Axis::kTensor))
           << real[i]->name;
-      EXPECT_EQ(planned[i].shared_over_stages, real[i]->shared != nullptr && real[i]->shared->size() > 1)
+      EXPECT_EQ(planned[i].shared_over_stages,
+                real[i]->shared != nullptr && real[i]->shared->size() > 1)
           << real[i]->name;
       EXPECT_EQ(planned[i].used_twice, real[i]->uses == 2) << real[i]->name;
       EXPECT_EQ(planned[i].frozen, !real[i]->trainable) << real[i]->name;
@@ -137,8 +145,8 @@ void compare_with_real_rank(const LayoutPlan& plan, const std::shared_ptr<Backen
   const auto meter = std::make_shared<Meter>();
   const c10::DebugInfoGuard guard(c10::DebugInfoKind::PROFILER_STATE, meter);
   const Optimizer optimizer(a.optimizer, model.optimizer->schedule(), model.stores());
-  // What cannot be known by stage: where the edges of shards cut parameters into more blocks; and the record of the
-  // step.
+  // What cannot be known by stage: where the edges of shards cut parameters into more blocks; and
+  // the record of the step.
   EXPECT_NEAR(static_cast<double>(memory.optimizer_states), static_cast<double>(meter->live),
               0.002 * static_cast<double>(meter->live) + 2048);
 }
@@ -169,7 +177,8 @@ TEST(LayoutPlan, StagesHoldTheWholeModel) {
 TEST(LayoutPlan, KnownModels) {
   // Brown et al. 2020, table 2.1: 174.6 billion parameters.
   const Arguments gpt3 = parse(
-      "--num-layers 96 --hidden-size 12288 --num-attention-heads 96 --seq-length 2048 --micro-batch-size 1 "
+      "--num-layers 96 --hidden-size 12288 --num-attention-heads 96 --seq-length 2048 "
+      "--micro-batch-size 1 "
       "--train-iters 10 --lr 1e-4 --mock-data --tokenizer-type NullTokenizer --vocab-size 50257",
       1);
   EXPECT_NEAR(static_cast<double>(model_elements(make_layout_plan(gpt3, 50304))), 174.6e9, 0.1e9);
@@ -192,14 +201,17 @@ Batch random_batch(const Arguments& a, const ParallelGroups& groups) {
   batch.labels = at::randint(0, 500, {b, s}, at::kLong);
   batch.loss_mask = at::ones({b, s});
   batch.place.sample = at::arange(b, at::kLong);
-  batch.place.position = zigzag_positions(a.transformer.seq_length, groups.cp.size(), groups.cp.rank());
+  batch.place.position =
+      zigzag_positions(a.transformer.seq_length, groups.cp.size(), groups.cp.rank());
   return batch;
 }
 
 // One pass of the only chunk of a stage.
-Measured measure(const Arguments& a, int64_t padded_vocab, const StageSlice& slice, const ParallelGroups& groups) {
+Measured measure(const Arguments& a, int64_t padded_vocab, const StageSlice& slice,
+                 const ParallelGroups& groups) {
   const PretrainTask task = find_task("gpt");
-  const std::unique_ptr<Module> module = task.model_provider(a, {500, padded_vocab}, groups, slice, {});
+  const std::unique_ptr<Module> module =
+      task.model_provider(a, {500, padded_vocab}, groups, slice, {});
   const at::ScalarType dtype = model_dtype(a.optimizer);
   DistributedDataParallel store(*module, groups, dtype, c10::kCPU);
   store.initialize(1);
@@ -211,8 +223,8 @@ Measured measure(const Arguments& a, int64_t padded_vocab, const StageSlice& sli
   const TransformerConfig& c = a.transformer;
   if (c.offloads_activations())
     offload = std::make_unique<ActivationOffload>(
-        c10::kCPU,
-        ActivationOffloadOptions{c.min_offloaded_tensor_size, c.fine_grained_offloading_max_inflight_offloads});
+        c10::kCPU, ActivationOffloadOptions{c.min_offloaded_tensor_size,
+                                            c.fine_grained_offloading_max_inflight_offloads});
   Measured measured;
   const at::AutoGradMode grad_mode(true);
   // Returns what is left when the backward is over.
@@ -270,8 +282,8 @@ struct ActivationCase {
   const char* name;
   const char* flags;
   int64_t world_size = 1;
-  // Off where the CPU takes more than a GPU for the same work: fp32 copies of bf16 tensors for weight gradients, blocks
-  // of attention without a flash kernel.
+  // Off where the CPU takes more than a GPU for the same work: fp32 copies of bf16 tensors for
+  // weight gradients, blocks of attention without a flash kernel.
   bool backward_peak = true;
   // Of the peaks. More where the plan counts temporaries of attention or conversions roughly.
   double tolerance = 0.01;
@@ -280,7 +292,8 @@ struct ActivationCase {
 class SavedActivations : public testing::TestWithParam<ActivationCase> {};
 
 constexpr const char* kMeasuredModel =
-    "--num-layers 4 --hidden-size 128 --num-attention-heads 8 --seq-length 256 --attention-dropout 0 ";
+    "--num-layers 4 --hidden-size 128 --num-attention-heads 8 --seq-length 256 --attention-dropout "
+    "0 ";
 
 TEST_P(SavedActivations, AreWhatThePlanSays) {
   const std::string flags = kMeasuredModel + kRun + GetParam().flags;
@@ -288,7 +301,8 @@ TEST_P(SavedActivations, AreWhatThePlanSays) {
   const LayoutPlan plan = make_layout_plan(a, 1024, /*on_gpu=*/false);
   std::mutex mutex;
   run_ranks(static_cast<int>(GetParam().world_size), [&](const std::shared_ptr<Backend>& world) {
-    const ParallelGroups groups = make_parallel_groups(a.parallel, world, a.transformer.query_groups());
+    const ParallelGroups groups =
+        make_parallel_groups(a.parallel, world, a.transformer.query_groups());
     const int stage = groups.pp.rank();
     const Measured real = measure(a, 1024, plan.stages.slice(stage, 0), groups);
     const PassBytes pass = pass_bytes(plan, stage, 0);
@@ -323,10 +337,12 @@ INSTANTIATE_TEST_SUITE_P(
             "--disable-bias-linear --group-query-attention --num-query-groups 2 "
             "--untie-embeddings-and-output-weights"},
         ActivationCase{"linear_loss",
-                       "--micro-batch-size 2 --cross-entropy-fusion-impl linear --cross-entropy-chunk-tokens 100"},
+                       "--micro-batch-size 2 --cross-entropy-fusion-impl linear "
+                       "--cross-entropy-chunk-tokens 100"},
         ActivationCase{"linear_loss_tp2_sp",
                        "--micro-batch-size 2 --tensor-model-parallel-size 2 --sequence-parallel "
-                       "--cross-entropy-fusion-impl linear --cross-entropy-chunk-tokens 128", 2},
+                       "--cross-entropy-fusion-impl linear --cross-entropy-chunk-tokens 128",
+                       2},
         ActivationCase{"one_group",
                        "--micro-batch-size 2 --group-query-attention --num-query-groups 1"},
         ActivationCase{"head_norms",
@@ -472,11 +488,13 @@ TEST(SavedActivations, RecomputedPartsAreNotHeld) {
     return measure(a, 1024, make_layout_plan(a, 1024, false).stages.slice(0, 0), one).saved;
   };
   const std::string selective = "--recompute-granularity selective --recompute-modules ";
-  const int64_t all = saved(""), core = saved("--recompute-activations"), norms = saved(selective + "layernorm"),
-                act = saved(selective + "mlp_act"), mlp = saved(selective + "mlp");
+  const int64_t all = saved(""), core = saved("--recompute-activations"),
+                norms = saved(selective + "layernorm"), act = saved(selective + "mlp_act"),
+                mlp = saved(selective + "mlp");
   EXPECT_EQ(core, saved(selective + "core_attn"));
   constexpr int64_t kRows = 256, kLayers = 4, kFfn = 320;  // 8/3 of 128, by 64
-  EXPECT_EQ(all - core, kLayers * kRows * 8 * 4) << "log-sum-exp of 8 heads; the output is linear_proj's input";
+  EXPECT_EQ(all - core, kLayers * kRows * 8 * 4)
+      << "log-sum-exp of 8 heads; the output is linear_proj's input";
   EXPECT_EQ(all - norms, kLayers * 2 * kRows * 128 * 4);
   EXPECT_EQ(all - act, kLayers * kRows * kFfn * 4);
   EXPECT_EQ(all - mlp, kLayers * kRows * (3 * kFfn + 128 + 2) * 4);
@@ -485,41 +503,47 @@ TEST(SavedActivations, RecomputedPartsAreNotHeld) {
 // -- the schedule's peak
 
 TEST(StageMemory, PassesInFlightAreThoseOfTheSchedule) {
-  const LayoutPlan plan =
-      make_layout_plan(parse(kTiny + "--pipeline-model-parallel-size 4 --global-batch-size 16", 4), 1024);
+  const LayoutPlan plan = make_layout_plan(
+      parse(kTiny + "--pipeline-model-parallel-size 4 --global-batch-size 16", 4), 1024);
   for (int stage = 0; stage < 4; ++stage)
     EXPECT_EQ(stage_memory(plan, stage).passes_in_flight, std::vector<int>{4 - stage});
   const LayoutPlan gpipe = make_layout_plan(
-      parse(kTiny + "--pipeline-model-parallel-size 4 --global-batch-size 16 --pipeline-schedule gpipe", 4), 1024);
+      parse(kTiny +
+                "--pipeline-model-parallel-size 4 --global-batch-size 16 --pipeline-schedule gpipe",
+            4),
+      1024);
   EXPECT_EQ(stage_memory(gpipe, 0).passes_in_flight, std::vector<int>{8});
 }
 
-// A whole training step of every stage, model and optimizer included, against what the allocator counts.
+// A whole training step of every stage, model and optimizer included, against what the allocator
+// counts.
 class TrainingPeak : public testing::TestWithParam<ActivationCase> {};
 
 TEST_P(TrainingPeak, IsWhatThePlanSays) {
   const Arguments a = parse(
-      "--num-layers 8 --hidden-size 128 --num-attention-heads 8 --seq-length 256 --attention-dropout 0 "
+      "--num-layers 8 --hidden-size 128 --num-attention-heads 8 --seq-length 256 "
+      "--attention-dropout 0 "
       "--micro-batch-size 1 " +
           kRun + GetParam().flags,
       GetParam().world_size);
   const LayoutPlan plan = make_layout_plan(a, 1024, /*on_gpu=*/false);
   std::mutex mutex;
   run_ranks(static_cast<int>(GetParam().world_size), [&](const std::shared_ptr<Backend>& world) {
-    const ParallelGroups groups = make_parallel_groups(a.parallel, world, a.transformer.query_groups());
+    const ParallelGroups groups =
+        make_parallel_groups(a.parallel, world, a.transformer.query_groups());
     const PretrainTask task = find_task("gpt");
     const auto meter = std::make_shared<Meter>();
     const c10::DebugInfoGuard guard(c10::DebugInfoKind::PROFILER_STATE, meter);
-    TrainedModel model = build_model(task, a, {500, 1024}, groups, model_dtype(a.optimizer), c10::kCPU, Start{});
+    TrainedModel model =
+        build_model(task, a, {500, 1024}, groups, model_dtype(a.optimizer), c10::kCPU, Start{});
     Timers timers(0);
-    train_step(
-        model, task, step_options(a, 0), [&] { return random_batch(a, groups); }, timers);
+    train_step(model, task, step_options(a, 0), [&] { return random_batch(a, groups); }, timers);
     meter->most = 0;
-    train_step(
-        model, task, step_options(a, 0), [&] { return random_batch(a, groups); }, timers);
+    train_step(model, task, step_options(a, 0), [&] { return random_batch(a, groups); }, timers);
     const StageMemory memory = stage_memory(plan, groups.pp.rank());
     const std::lock_guard lock(mutex);
-    const double planned = static_cast<double>(memory.allocated()), real = static_cast<double>(meter->most);
+    const double planned = static_cast<double>(memory.allocated()),
+                 real = static_cast<double>(meter->most);
     EXPECT_GE(planned, 0.98 * real) << "stage " << groups.pp.rank();
     EXPECT_LE(planned, 1.05 * real) << "stage " << groups.pp.rank();
   });
@@ -530,10 +554,13 @@ INSTANTIATE_TEST_SUITE_P(
     testing::Values(
         ActivationCase{"one_rank", "--global-batch-size 4"},
         ActivationCase{"linear_loss",
-                       "--global-batch-size 4 --cross-entropy-fusion-impl linear --cross-entropy-chunk-tokens 64"},
-        ActivationCase{"zb_h1_linear_loss",
-                       "--pipeline-model-parallel-size 4 --global-batch-size 8 --pipeline-schedule zb-h1 "
-                       "--cross-entropy-fusion-impl linear --cross-entropy-chunk-tokens 64", 4},
+                       "--global-batch-size 4 --cross-entropy-fusion-impl linear "
+                       "--cross-entropy-chunk-tokens 64"},
+        ActivationCase{
+            "zb_h1_linear_loss",
+            "--pipeline-model-parallel-size 4 --global-batch-size 8 --pipeline-schedule zb-h1 "
+            "--cross-entropy-fusion-impl linear --cross-entropy-chunk-tokens 64",
+            4},
         ActivationCase{"one_f_one_b", "--pipeline-model-parallel-size 4 --global-batch-size 8", 4},
         ActivationCase{
             "gpipe",
@@ -587,18 +614,24 @@ INSTANTIATE_TEST_SUITE_P(
 
 TEST(StageMemory, AWeightPassHoldsInputsUntilItRuns) {
   const LayoutPlan plan = make_layout_plan(
-      parse(kTiny + "--pipeline-model-parallel-size 4 --global-batch-size 16 --pipeline-schedule zb-h1", 4), 1024);
+      parse(kTiny +
+                "--pipeline-model-parallel-size 4 --global-batch-size 16 --pipeline-schedule zb-h1",
+            4),
+      1024);
   EXPECT_GT(stage_memory(plan, 3).weight_gradients, 0);
 }
 
 TEST(StageMemory, CodesOfQuantisedWeightsStay) {
   const std::string flags = kTiny + "--disable-bias-linear --bf16 ";
   const StageMemory plain = stage_memory(make_layout_plan(parse(flags, 1), 1024), 0),
-                    quantised = stage_memory(make_layout_plan(parse(flags + "--fp8-format hybrid", 1), 1024), 0);
+                    quantised = stage_memory(
+                        make_layout_plan(parse(flags + "--fp8-format hybrid", 1), 1024), 0);
   const LayoutPlan plan = make_layout_plan(parse(flags, 1), 1024);
   const TransformerConfig& c = plan.model();
-  const int64_t h = c.hidden_size, heads = c.num_attention_heads * c.kv_channels, groups = c.query_groups() * c.kv_channels;
-  const int64_t layer = h * (heads + 2 * groups) + heads * h + h * c.ffn_hidden_size * (is_gated(c.activation()) ? 3 : 2);
+  const int64_t h = c.hidden_size, heads = c.num_attention_heads * c.kv_channels,
+                groups = c.query_groups() * c.kv_channels;
+  const int64_t layer = h * (heads + 2 * groups) + heads * h +
+                        h * c.ffn_hidden_size * (is_gated(c.activation()) ? 3 : 2);
   EXPECT_EQ(quantised.weights - plain.weights, 2 * c.num_layers * layer);
 }
 
@@ -614,29 +647,32 @@ TEST(Traffic, FollowsTheFormulas) {
   const std::string flags = kTiny + "--disable-bias-linear --untie-embeddings-and-output-weights ";
   const double product = 32 * 2 * 64 * 4;  // T h e
   {
-    const LayoutPlan plan =
-        make_layout_plan(parse(flags + "--pipeline-model-parallel-size 2 --global-batch-size 8", 2), 1024);
+    const LayoutPlan plan = make_layout_plan(
+        parse(flags + "--pipeline-model-parallel-size 2 --global-batch-size 8", 2), 1024);
     EXPECT_EQ(sent(plan, 0, "pp"), 4 * product);
     EXPECT_EQ(sent(plan, 1, "pp"), 4 * product);
     EXPECT_EQ(sent(plan, 0, "tp"), 0);
   }
   {
     const LayoutPlan plan = make_layout_plan(parse(flags, 2), 1024);
-    EXPECT_EQ(sent(plan, 0, "dp"),
-              4.0 * static_cast<double>(chunk_buffer(plan, chunk_parameters(plan, 0, 0)).num_elements));
+    EXPECT_EQ(
+        sent(plan, 0, "dp"),
+        4.0 * static_cast<double>(chunk_buffer(plan, chunk_parameters(plan, 0, 0)).num_elements));
   }
   {
-    // 4 layers x (2 + 2) all-reduces, 1 of the embedding, 1 of the head's gradient, 3 numbers per token; over two ranks
-    // an all-reduce sends as many bytes as the tensor has.
-    const LayoutPlan plan = make_layout_plan(parse(flags + "--tensor-model-parallel-size 2", 2), 1024);
+    // 4 layers x (2 + 2) all-reduces, 1 of the embedding, 1 of the head's gradient, 3 numbers per
+    // token; over two ranks an all-reduce sends as many bytes as the tensor has.
+    const LayoutPlan plan =
+        make_layout_plan(parse(flags + "--tensor-model-parallel-size 2", 2), 1024);
     EXPECT_EQ(sent(plan, 0, "tp"), 18 * product + 3 * 4 * 64);
-    const LayoutPlan sequence =
-        make_layout_plan(parse(flags + "--tensor-model-parallel-size 2 --sequence-parallel", 2), 1024);
+    const LayoutPlan sequence = make_layout_plan(
+        parse(flags + "--tensor-model-parallel-size 2 --sequence-parallel", 2), 1024);
     const double norms = 9 * 2 * 64 * 4 + 32 * 64 * 4;  // gains, shifts and learned positions, fp32
     EXPECT_EQ(sent(sequence, 0, "tp"), 4 * 5 * product + 2 * product + 3 * 4 * 64 + norms);
   }
   {
-    const LayoutPlan plan = make_layout_plan(parse(flags + "--context-parallel-size 2 --cp-comm-type p2p", 2), 1024);
+    const LayoutPlan plan =
+        make_layout_plan(parse(flags + "--context-parallel-size 2 --cp-comm-type p2p", 2), 1024);
     const double keys = 2 * 16 * 2 * 64 * 4;
     EXPECT_EQ(sent(plan, 0, "cp"), 4 * (keys + keys + 2 * keys));
   }
@@ -647,9 +683,11 @@ TEST(Traffic, RecomputedPartsCommunicateAgain) {
   const auto all = [&](const std::string& more) {
     return sent(make_layout_plan(parse(flags + more, 2), 1024), 0, "tp");
   };
-  const double product = 32 * 2 * 64 * 4, none = all("");  // T h e; over two ranks an all-reduce sends as much
+  // T h e; over two ranks an all-reduce sends as much
+  const double product = 32 * 2 * 64 * 4, none = all("");
   EXPECT_EQ(all("--recompute-granularity selective --recompute-modules mlp") - none, 4 * product);
-  EXPECT_EQ(all("--recompute-granularity selective --recompute-modules mlp_act layernorm") - none, 0);
+  EXPECT_EQ(all("--recompute-granularity selective --recompute-modules mlp_act layernorm") - none,
+            0);
   const std::string full = "--recompute-granularity full --recompute-num-layers 2 ";
   EXPECT_EQ(all(full) - none, 4 * 2 * product);
   EXPECT_EQ(all(full + "--distribute-saved-activations") - all(full), 2 * product / 2);
@@ -663,21 +701,26 @@ TEST(Traffic, ShardedData) {
   const LayoutPlan states = make_layout_plan(parse(flags + "--use-distributed-optimizer", 4), 1024);
   EXPECT_DOUBLE_EQ(sent(states, 0, "dp"), 0.75 * (4 + 2) * elements(states));
   const LayoutPlan copies = make_layout_plan(
-      parse(flags + "--use-distributed-optimizer --num-distributed-optimizer-instances 2 --grad-reduce-in-bf16", 4),
+      parse(flags + "--use-distributed-optimizer --num-distributed-optimizer-instances 2 "
+                    "--grad-reduce-in-bf16",
+            4),
       1024);
   EXPECT_DOUBLE_EQ(sent(copies, 0, "dp"), (0.5 * (2 + 2) + 2.0 / 2) * elements(copies));
   const std::string sharded = flags + "--use-megatron-fsdp --data-parallel-sharding-strategy ";
   const LayoutPlan gradients = make_layout_plan(parse(sharded + "optim_grads", 4), 1024);
-  // Those of a table, alone in its bucket, travel once: the tied one, and that of positions where a bucket is a layer.
+  // Those of a table, alone in its bucket, travel once: the tied one, and that of positions where a
+  // bucket is a layer.
   constexpr double kWords = 1024 * 64, kPositions = 32 * 64;
-  EXPECT_DOUBLE_EQ(sent(gradients, 0, "dp"), 0.75 * ((3 * 4 + 2) * elements(gradients) - 2 * 4 * kWords));
+  EXPECT_DOUBLE_EQ(sent(gradients, 0, "dp"),
+                   0.75 * ((3 * 4 + 2) * elements(gradients) - 2 * 4 * kWords));
   const LayoutPlan values = make_layout_plan(parse(sharded + "optim_grads_params", 4), 1024);
-  EXPECT_DOUBLE_EQ(sent(values, 0, "dp"), 0.75 * (3 * (4 + 2 + 2) * elements(values) - 2 * 4 * (kWords + kPositions)));
+  EXPECT_DOUBLE_EQ(sent(values, 0, "dp"),
+                   0.75 * (3 * (4 + 2 + 2) * elements(values) - 2 * 4 * (kWords + kPositions)));
 }
 
 TEST(Traffic, TiedTablesOnTwoStages) {
-  const LayoutPlan plan =
-      make_layout_plan(parse(kTiny + "--pipeline-model-parallel-size 4 --global-batch-size 16", 4), 1024);
+  const LayoutPlan plan = make_layout_plan(
+      parse(kTiny + "--pipeline-model-parallel-size 4 --global-batch-size 16", 4), 1024);
   EXPECT_EQ(sent(plan, 0, "embd"), 1024.0 * 64 * 4);
   EXPECT_EQ(sent(plan, 1, "embd"), 0);
   EXPECT_EQ(sent(plan, 3, "embd"), 1024.0 * 64 * 4);
@@ -721,14 +764,16 @@ TEST(StepEstimate, FollowsTheFormulas) {
 // -- report
 
 TEST(LayoutReport, TextJsonAndPicture) {
-  const LayoutPlan plan = make_layout_plan(
-      parse(kTiny + "--bf16 --tensor-model-parallel-size 2 --pipeline-model-parallel-size 2 --global-batch-size 16", 8),
-      1024);
+  const LayoutPlan plan =
+      make_layout_plan(parse(kTiny + "--bf16 --tensor-model-parallel-size 2 "
+                                     "--pipeline-model-parallel-size 2 --global-batch-size 16",
+                             8),
+                       1024);
   const LayoutReport report = make_layout_report(plan);
   const std::string text = layout_text(plan, report);
-  for (const char* part :
-       {"8 ranks = tp 2 x cp 1 x pp 2 x dp 2", "the stages hold 4 of 4 layers", "E+1-2", "3-4+L", "optimizer states",
-        "allocated at the peak", "CUDA context", "micro-batches in flight", "pp", "embd"})
+  for (const char* part : {"8 ranks = tp 2 x cp 1 x pp 2 x dp 2", "the stages hold 4 of 4 layers",
+                           "E+1-2", "3-4+L", "optimizer states", "allocated at the peak",
+                           "CUDA context", "micro-batches in flight", "pp", "embd"})
     EXPECT_THAT(text, HasSubstr(part));
   EXPECT_THAT(layout_json(plan, report), HasSubstr("\"fullest_stage\": "));
   EXPECT_THAT(schedule_text(plan, 100), HasSubstr("stage 1"));
@@ -737,8 +782,10 @@ TEST(LayoutReport, TextJsonAndPicture) {
 
 TEST(LayoutReport, AKnownDeviceGivesAVerdictAndTheTimeOfAStep) {
   const std::string llama =
-      kRun + "--micro-batch-size 1 --num-layers 32 --hidden-size 4096 --num-attention-heads 32 --group-query-attention --num-query-groups 8 "
-             "--ffn-hidden-size 14336 --swiglu --seq-length 4096 --bf16 --global-batch-size 8 ";
+      kRun +
+      "--micro-batch-size 1 --num-layers 32 --hidden-size 4096 --num-attention-heads 32 "
+      "--group-query-attention --num-query-groups 8 "
+      "--ffn-hidden-size 14336 --swiglu --seq-length 4096 --bf16 --global-batch-size 8 ";
   const auto report_of = [&](const std::string& flags, int64_t ranks, DeviceChoice choice) {
     const Arguments arguments = parse(llama + flags, ranks);
     LayoutQuestions questions;
@@ -746,53 +793,68 @@ TEST(LayoutReport, AKnownDeviceGivesAVerdictAndTheTimeOfAStep) {
     questions.speeds = speeds_of(*questions.device, arguments);
     return make_layout_report(make_layout_plan(arguments, 128256), questions);
   };
-  // 16 bytes for each of 8 billion parameters are more than either GPU has; over eight ranks they fit.
+  // 16 bytes for each of 8 billion parameters are more than either GPU has; over eight ranks they
+  // fit.
   const LayoutReport one = report_of("--attention-dropout 0", 1, DeviceChoice::kH200);
   EXPECT_FALSE(one.verdict->fits());
   EXPECT_GT(one.verdict->needed, 16 * int64_t{7'500'000'000});
   EXPECT_THAT(verdict_text(*one.verdict), HasSubstr("DOES NOT FIT an H200: stage 0 needs "));
-  const LayoutReport eight = report_of("--attention-dropout 0 --use-distributed-optimizer", 8, DeviceChoice::kH100);
+  const LayoutReport eight =
+      report_of("--attention-dropout 0 --use-distributed-optimizer", 8, DeviceChoice::kH100);
   EXPECT_TRUE(eight.verdict->fits());
-  EXPECT_EQ(eight.verdict->needed,
-            eight.stages[0].memory.allocated() + eight.outside.context + eight.outside.communicators);
+  EXPECT_EQ(eight.verdict->needed, eight.stages[0].memory.allocated() + eight.outside.context +
+                                       eight.outside.communicators);
   EXPECT_THAT(verdict_text(*eight.verdict), HasSubstr("fits an H100: stage 0 needs "));
   // A step at the attained rate; faster GPUs take less.
   EXPECT_NEAR(one.step->total(), one.step->ideal, 1e-9);
-  EXPECT_LT(report_of("--attention-dropout 0", 1, DeviceChoice::kB200).step->total(), one.step->total() / 2);
+  EXPECT_LT(report_of("--attention-dropout 0", 1, DeviceChoice::kB200).step->total(),
+            one.step->total() / 2);
 }
 
 TEST(LayoutReport, AttentionDropoutIsPriced) {
-  const std::string model = kRun + "--micro-batch-size 1 --num-layers 8 --hidden-size 4096 --num-attention-heads 32 --seq-length 4096 --bf16 "
-                                   "--hidden-dropout 0 --global-batch-size 1 ";
+  const std::string model = kRun +
+                            "--micro-batch-size 1 --num-layers 8 --hidden-size 4096 "
+                            "--num-attention-heads 32 --seq-length 4096 --bf16 "
+                            "--hidden-dropout 0 --global-batch-size 1 ";
   const LayoutPlan with = make_layout_plan(parse(model, 1), 32000);
   const LayoutPlan without = make_layout_plan(parse(model + "--attention-dropout 0", 1), 32000);
   const LayoutReport report = make_layout_report(with);
-  const int64_t more = report.stages[0].memory.allocated() - make_layout_report(without).stages[0].memory.allocated();
+  const int64_t more = report.stages[0].memory.allocated() -
+                       make_layout_report(without).stages[0].memory.allocated();
   EXPECT_GT(more, int64_t{1} << 29);  // scores of 32 heads of 4096 x 4096, in parts
   EXPECT_EQ(attention_dropout_bytes(with, report), more);
-  EXPECT_THAT(attention_dropout_text(with, report), HasSubstr("--attention-dropout 0.1 takes unfused attention, which costs "));
+  EXPECT_THAT(attention_dropout_text(with, report),
+              HasSubstr("--attention-dropout 0.1 takes unfused attention, which costs "));
   EXPECT_EQ(attention_dropout_bytes(without, make_layout_report(without)), 0);
   EXPECT_EQ(attention_dropout_text(without, make_layout_report(without)), "");
 }
 
 TEST(StartNotes, NameWhatCostsMuchMoreThanItSeems) {
-  const std::string model =
-      kRun + "--micro-batch-size 1 --num-layers 2 --hidden-size 4096 --num-attention-heads 32 --seq-length 4096 ";
-  const auto notes = [&](const std::string& flags, bool on_gpu) { return start_notes(parse(model + flags, 1), 32000, on_gpu); };
+  const std::string model = kRun +
+                            "--micro-batch-size 1 --num-layers 2 --hidden-size 4096 "
+                            "--num-attention-heads 32 --seq-length 4096 ";
+  const auto notes = [&](const std::string& flags, bool on_gpu) {
+    return start_notes(parse(model + flags, 1), 32000, on_gpu);
+  };
   using testing::ElementsAre;
   EXPECT_THAT(notes("", false), ElementsAre());
-  EXPECT_THAT(notes("--bf16", false), ElementsAre(HasSubstr("--bf16 on a CPU is about 11 times slower than fp32")));
-  EXPECT_THAT(notes("--bf16 --fp8-format hybrid", false), ElementsAre(HasSubstr("--fp8-format on a CPU is about 12 times")));
-  EXPECT_THAT(notes("--bf16", true), ElementsAre(HasSubstr("--attention-dropout 0.1 takes unfused attention")));
+  EXPECT_THAT(notes("--bf16", false),
+              ElementsAre(HasSubstr("--bf16 on a CPU is about 11 times slower than fp32")));
+  EXPECT_THAT(notes("--bf16 --fp8-format hybrid", false),
+              ElementsAre(HasSubstr("--fp8-format on a CPU is about 12 times")));
+  EXPECT_THAT(notes("--bf16", true),
+              ElementsAre(HasSubstr("--attention-dropout 0.1 takes unfused attention")));
   EXPECT_THAT(notes("--bf16 --attention-dropout 0", true), ElementsAre());
 }
 
 TEST(LayoutReport, TenThousandRanksTakeNoTime) {
   const auto start = std::chrono::steady_clock::now();
-  const std::string big =
-      kRun + "--bf16 --seq-length 2048 --micro-batch-size 1 --sequence-parallel --tensor-model-parallel-size 8 ";
+  const std::string big = kRun +
+                          "--bf16 --seq-length 2048 --micro-batch-size 1 --sequence-parallel "
+                          "--tensor-model-parallel-size 8 ";
   const Arguments gpt3 = parse(
-      "--num-layers 96 --hidden-size 12288 --num-attention-heads 96 --pipeline-model-parallel-size 16 "
+      "--num-layers 96 --hidden-size 12288 --num-attention-heads 96 --pipeline-model-parallel-size "
+      "16 "
       "--num-layers-per-virtual-pipeline-stage 1 --global-batch-size 2496" +
           big,
       9984);
@@ -808,7 +870,8 @@ TEST(LayoutReport, TenThousandRanksTakeNoTime) {
   EXPECT_GT(small.step->efficiency(), 0.3);
   EXPECT_LT(small.step->efficiency(), 1.0);
   const Arguments trillion = parse(
-      "--num-layers 128 --hidden-size 25600 --num-attention-heads 160 --pipeline-model-parallel-size 64 "
+      "--num-layers 128 --hidden-size 25600 --num-attention-heads 160 "
+      "--pipeline-model-parallel-size 64 "
       "--global-batch-size 3072" +
           big,
       12288);

@@ -12,7 +12,8 @@ TrainingLine example() {
   setenv("TZ", "UTC", 1);
   tzset();
   TrainingLine line;
-  line.time = std::chrono::system_clock::time_point(std::chrono::microseconds(1'700'000'000'012'345));
+  line.time =
+      std::chrono::system_clock::time_point(std::chrono::microseconds(1'700'000'000'012'345));
   line.iteration = 100;
   line.train_iters = 5000;
   line.consumed_samples = 25600;
@@ -26,11 +27,14 @@ TrainingLine example() {
 }
 
 TEST(LogLine, TrainingDefault) {
-  EXPECT_EQ(format_training_line(example()),
-            " [2023-11-14 22:13:20.012345] iteration      100/    5000 | consumed samples:        25600 |"
-            " elapsed time per iteration (ms): 1234.6 | learning rate: 1.500000E-04 | global batch size:   256 |"
-            " lm loss: 7.250000E+00 | loss scale: 1.0 | grad norm: 0.988 | number of skipped iterations:   0 |"
-            " number of nan iterations:   0 |");
+  EXPECT_EQ(
+      format_training_line(example()),
+      " [2023-11-14 22:13:20.012345] iteration      100/    5000 | consumed samples:        25600 |"
+      " elapsed time per iteration (ms): 1234.6 | learning rate: 1.500000E-04 | global batch size: "
+      "  256 |"
+      " lm loss: 7.250000E+00 | loss scale: 1.0 | grad norm: 0.988 | number of skipped iterations: "
+      "  0 |"
+      " number of nan iterations:   0 |");
 }
 
 TEST(LogLine, TrainingWithEverything) {
@@ -44,13 +48,15 @@ TEST(LogLine, TrainingWithEverything) {
   line.params_norm = 100.12345;
   line.skipped_iterations = 2;
   line.nan_iterations = 1;
-  EXPECT_EQ(format_training_line(line),
-            " [2023-11-14 22:13:20.012345] iteration      100/    5000 | consumed samples:        25600 |"
-            " skipped samples:          512 | elapsed time per iteration (ms): 1234.6 |"
-            " throughput per GPU (TFLOP/s/GPU): 412.3 | learning rate: 1.500000E-04 | global batch size:   256 |"
-            " lm loss: 7.250000E+00 | mtp_1 loss: 8.000000E+00 | loss scale: 65536.0 | grad norm: 0.988 |"
-            " num zeros: 12 | params norm: 100.123 | number of skipped iterations:   2 |"
-            " number of nan iterations:   1 |");
+  EXPECT_EQ(
+      format_training_line(line),
+      " [2023-11-14 22:13:20.012345] iteration      100/    5000 | consumed samples:        25600 |"
+      " skipped samples:          512 | elapsed time per iteration (ms): 1234.6 |"
+      " throughput per GPU (TFLOP/s/GPU): 412.3 | learning rate: 1.500000E-04 | global batch size: "
+      "  256 |"
+      " lm loss: 7.250000E+00 | mtp_1 loss: 8.000000E+00 | loss scale: 65536.0 | grad norm: 0.988 |"
+      " num zeros: 12 | params norm: 100.123 | number of skipped iterations:   2 |"
+      " number of nan iterations:   1 |");
 }
 
 TEST(LogLine, OursComesAfterMegatrons) {
@@ -84,13 +90,18 @@ TEST(LogLine, SkippedStepHasNoNorm) {
 }
 
 TEST(LogLine, Evaluation) {
-  const std::string text = " validation loss at iteration 100 | lm loss value: 2.000000E+00 | lm loss PPL: 7.389056E+00 | ";
+  const std::string text =
+      " validation loss at iteration 100 | lm loss value: 2.000000E+00 | lm loss PPL: 7.389056E+00 "
+      "| ";
   const std::string dashes(text.size() + 1, '-');
-  EXPECT_EQ(format_evaluation_lines({"", "iteration 100", {{"lm loss", 2.0}}}), dashes + "\n" + text + "\n" + dashes);
-  EXPECT_NE(format_evaluation_lines({"-1", "iteration 7 on validation set", {{"lm loss", 30.0}}})
-                .find(" validation-1 loss at iteration 7 on validation set | lm loss value: 3.000000E+01 |"
-                      " lm loss PPL: 4.851652E+08 | "),
-            std::string::npos);
+  EXPECT_EQ(format_evaluation_lines({"", "iteration 100", {{"lm loss", 2.0}}}),
+            dashes + "\n" + text + "\n" + dashes);
+  EXPECT_NE(
+      format_evaluation_lines({"-1", "iteration 7 on validation set", {{"lm loss", 30.0}}})
+          .find(
+              " validation-1 loss at iteration 7 on validation set | lm loss value: 3.000000E+01 |"
+              " lm loss PPL: 4.851652E+08 | "),
+      std::string::npos);
 }
 
 }  // namespace

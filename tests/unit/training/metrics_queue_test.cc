@@ -34,7 +34,8 @@ struct Taken {
 
 class TestSink final : public MetricsSink {
  public:
-  TestSink(std::string name, std::shared_ptr<Taken> taken) : name_(std::move(name)), taken_(std::move(taken)) {}
+  TestSink(std::string name, std::shared_ptr<Taken> taken)
+      : name_(std::move(name)), taken_(std::move(taken)) {}
   std::string name() const override { return name_; }
   void record(const MetricsRecord& record) override {
     std::unique_lock lock(taken_->mutex);
@@ -55,9 +56,11 @@ class TestSink final : public MetricsSink {
   std::shared_ptr<Taken> taken_;
 };
 
-MetricsQueue queue_to(const std::vector<std::shared_ptr<Taken>>& taken, MetricsQueue::Options options = {}) {
+MetricsQueue queue_to(const std::vector<std::shared_ptr<Taken>>& taken,
+                      MetricsQueue::Options options = {}) {
   std::vector<std::unique_ptr<MetricsSink>> sinks;
-  for (size_t i = 0; i < taken.size(); ++i) sinks.push_back(std::make_unique<TestSink>(cat("sink", i), taken[i]));
+  for (size_t i = 0; i < taken.size(); ++i)
+    sinks.push_back(std::make_unique<TestSink>(cat("sink", i), taken[i]));
   return MetricsQueue(std::move(sinks), options);
 }
 
@@ -82,7 +85,8 @@ TEST(MetricsQueue, EverythingArrivesInOrderBeforeItEnds) {
   EXPECT_TRUE(taken->closed);
 }
 
-// The thread that writes neither waits for the sink nor for more than the queue holds; the other sink gets everything.
+// The thread that writes neither waits for the sink nor for more than the queue holds; the other
+// sink gets everything.
 TEST(MetricsQueue, ASinkThatHangsLosesRecordsAndStopsNobody) {
   const auto slow = std::make_shared<Taken>(), quick = std::make_shared<Taken>();
   slow->open = false;
@@ -92,7 +96,8 @@ TEST(MetricsQueue, ASinkThatHangsLosesRecordsAndStopsNobody) {
     for (int i = 0; i < 10; ++i) {
       queue.write(numbered("train", i));
       std::unique_lock lock(quick->mutex);  // the other sink's queue is as short
-      quick->changed.wait(lock, [&] { return quick->records.size() == static_cast<size_t>(i) + 1; });
+      quick->changed.wait(lock,
+                          [&] { return quick->records.size() == static_cast<size_t>(i) + 1; });
     }
     queue.write(numbered("end", 10));
     slow->set_open(true);
@@ -105,7 +110,8 @@ TEST(MetricsQueue, ASinkThatHangsLosesRecordsAndStopsNobody) {
   EXPECT_EQ(slow->records.back(), "end 10");
   const size_t dropped = 11 - slow->records.size();
   EXPECT_THAT(log, HasSubstr("sink0 takes records more slowly than they come: some are left out"));
-  EXPECT_THAT(log, HasSubstr(cat("sink0 is not complete: 0 writes failed, ", dropped, " records were left out")));
+  EXPECT_THAT(log, HasSubstr(cat("sink0 is not complete: 0 writes failed, ", dropped,
+                                 " records were left out")));
   EXPECT_THAT(log, Not(HasSubstr("sink1")));
   EXPECT_EQ(log.find("takes records"), log.rfind("takes records")) << log;
 }
@@ -142,7 +148,8 @@ TEST(MetricsQueue, AFailureIsReportedOnceAndLaterRecordsAreTried) {
   }
   const std::string log = testing::internal::GetCapturedStderr();
   EXPECT_THAT(taken->records, ElementsAre("train 3"));
-  EXPECT_THAT(log, HasSubstr("warning: sink0 cannot be written: no reason; training goes on without it\n"));
+  EXPECT_THAT(
+      log, HasSubstr("warning: sink0 cannot be written: no reason; training goes on without it\n"));
   EXPECT_THAT(log, HasSubstr("sink0 is not complete: 2 writes failed, 0 records were left out"));
   EXPECT_EQ(log.find("no reason"), log.rfind("no reason")) << log;
 }
@@ -158,7 +165,11 @@ TEST(MetricsQueue, WithoutSinksNothingIsKept) {
 
 TEST(MetricsRecord, FindsNumbersAndTexts) {
   MetricsRecord record("train");
-  record.member("iteration", 3).member("loss", 2.5).member("device", "cpu").member("last", true).json("mesh", "[1]");
+  record.member("iteration", 3)
+      .member("loss", 2.5)
+      .member("device", "cpu")
+      .member("last", true)
+      .json("mesh", "[1]");
   EXPECT_EQ(record.number("iteration"), 3.0);
   EXPECT_EQ(record.number("loss"), 2.5);
   EXPECT_EQ(record.number("device"), std::nullopt);

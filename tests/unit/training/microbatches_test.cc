@@ -22,7 +22,8 @@ std::string usage_error(const std::function<void()>& body) {
 }
 
 TEST(Microbatches, Constant) {
-  const MicrobatchCalculator calculator({.micro_batch_size = 2, .data_parallel_size = 4, .global_batch_size = 64});
+  const MicrobatchCalculator calculator(
+      {.micro_batch_size = 2, .data_parallel_size = 4, .global_batch_size = 64});
   EXPECT_EQ(calculator.num_microbatches(0), 8);
   EXPECT_EQ(calculator.global_batch_size(1'000'000), 64);
   EXPECT_EQ(calculator.samples_of_iterations(10), 640);
@@ -30,20 +31,26 @@ TEST(Microbatches, Constant) {
 }
 
 TEST(Microbatches, RefusesWhatDoesNotDivide) {
-  const MicrobatchCalculator::Options options{.micro_batch_size = 3, .data_parallel_size = 2, .global_batch_size = 16};
+  const MicrobatchCalculator::Options options{
+      .micro_batch_size = 3, .data_parallel_size = 2, .global_batch_size = 16};
   EXPECT_THAT(usage_error([&] { MicrobatchCalculator calculator(options); }),
-              HasSubstr("--global-batch-size 16 is not divisible by --micro-batch-size 3 times the data-parallel size 2\n"
+              HasSubstr("--global-batch-size 16 is not divisible by --micro-batch-size 3 times the "
+                        "data-parallel size 2\n"
                         "hint: give a multiple of 6, or --decrease-batch-size-if-needed"));
 }
 
 TEST(Microbatches, DecreasesOnRequest) {
-  const MicrobatchCalculator calculator(
-      {.micro_batch_size = 3, .data_parallel_size = 2, .global_batch_size = 16, .decrease_if_needed = true});
+  const MicrobatchCalculator calculator({.micro_batch_size = 3,
+                                         .data_parallel_size = 2,
+                                         .global_batch_size = 16,
+                                         .decrease_if_needed = true});
   EXPECT_EQ(calculator.global_batch_size(0), 12);
   EXPECT_EQ(calculator.num_microbatches(0), 2);
   EXPECT_THAT(usage_error([] {
-                MicrobatchCalculator tiny(
-                    {.micro_batch_size = 8, .data_parallel_size = 4, .global_batch_size = 16, .decrease_if_needed = true});
+                MicrobatchCalculator tiny({.micro_batch_size = 8,
+                                           .data_parallel_size = 4,
+                                           .global_batch_size = 16,
+                                           .decrease_if_needed = true});
               }),
               HasSubstr("--global-batch-size 16 is not divisible"));
 }
@@ -75,7 +82,8 @@ TEST(Microbatches, ScheduleGrows) {
 TEST(Microbatches, ScheduleErrors) {
   const auto parse = [](const char* text) {
     return usage_error([&] {
-      MicrobatchCalculator calculator({.micro_batch_size = 1, .schedule = parse_batch_size_schedule(text, 10)});
+      MicrobatchCalculator calculator(
+          {.micro_batch_size = 1, .schedule = parse_batch_size_schedule(text, 10)});
     });
   };
   EXPECT_THAT(parse(""), HasSubstr("--step-batch-size-schedule is empty"));

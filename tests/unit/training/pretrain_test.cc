@@ -1,4 +1,5 @@
-// The loop with a task of its own: what it does when losses are not finite, and what it gives the task.
+// The loop with a task of its own: what it does when losses are not finite, and what it gives the
+// task.
 #include "megatron/training/pretrain.h"
 
 #include <gmock/gmock.h>
@@ -47,7 +48,8 @@ Arguments tiny(const std::string& run_dir) {
 PretrainTask broken_task(int64_t first, int64_t last) {
   PretrainTask task = gpt_task();
   const auto forward = task.forward_step;
-  task.forward_step = [=](Module& model, const Batch& batch, const at::Tensor& input, const ForwardContext& context) {
+  task.forward_step = [=](Module& model, const Batch& batch, const at::Tensor& input,
+                          const ForwardContext& context) {
     StageOutput output = forward(model, batch, input, context);
     const int64_t ordinal = batch.place.sample[0].item<int64_t>();
     if (ordinal >= first && ordinal < last)
@@ -69,7 +71,8 @@ TEST(Pretrain, ABadStepIsSkippedAndCounted) {
   const Arguments arguments = tiny("pretrain_bad_step");
   testing::internal::CaptureStdout();
   EXPECT_EQ(pretrain(broken_task(4, 6), arguments), 0);
-  EXPECT_THAT(testing::internal::GetCapturedStdout(), HasSubstr("number of skipped iterations:   1 | number of nan iterations:   1 |"));
+  EXPECT_THAT(testing::internal::GetCapturedStdout(),
+              HasSubstr("number of skipped iterations:   1 | number of nan iterations:   1 |"));
   const auto records = train_records(arguments);
   ASSERT_EQ(records.size(), 6u);
   EXPECT_EQ(records[2]["skipped_iterations"], 1);
@@ -91,7 +94,8 @@ TEST(Pretrain, StopsAfterBadStepsInARow) {
     message = error.what();
   }
   testing::internal::GetCapturedStdout();
-  EXPECT_THAT(message, HasSubstr("iteration 5: loss or gradient was not finite for 3 iterations in a row"));
+  EXPECT_THAT(message,
+              HasSubstr("iteration 5: loss or gradient was not finite for 3 iterations in a row"));
   EXPECT_THAT(message, HasSubstr("--max-consecutive-bad-steps"));
 }
 
@@ -102,9 +106,11 @@ TEST(Pretrain, MicroBatchesComeInOrder) {
   PretrainTask task = gpt_task();
   std::vector<int64_t> seen;
   const auto forward = task.forward_step;
-  task.forward_step = [&](Module& model, const Batch& batch, const at::Tensor& input, const ForwardContext& context) {
+  task.forward_step = [&](Module& model, const Batch& batch, const at::Tensor& input,
+                          const ForwardContext& context) {
     EXPECT_TRUE(context.training);
-    for (int64_t i = 0; i < batch.place.sample.numel(); ++i) seen.push_back(batch.place.sample[i].item<int64_t>());
+    for (int64_t i = 0; i < batch.place.sample.numel(); ++i)
+      seen.push_back(batch.place.sample[i].item<int64_t>());
     return forward(model, batch, input, context);
   };
   testing::internal::CaptureStdout();

@@ -162,7 +162,8 @@ TEST(QuantizedRuns, RecomputationChangesNoBit) {
   }
 }
 
-// The largest values of a step are those of all its micro-batches, on whatever rank and stage they were.
+// The largest values of a step are those of all its micro-batches, on whatever rank and stage they
+// were.
 TEST(QuantizedRuns, DataRanksAndStagesShareDelayedScales) {
   Arguments one = small("quantized_layouts");
   one.transformer.num_layers = 2;
@@ -179,7 +180,8 @@ TEST(QuantizedRuns, DataRanksAndStagesShareDelayedScales) {
   stages.world_size = stages.parallel.pipeline_model_parallel_size = 2;
   for (const Arguments* layout : {&data, &stages}) {
     const TrainingTrace trace = trace_training(gpt_task(), *layout, at::kFloat, kSteps);
-    // Sums of gradients in another order move a few elements to a neighbouring code; other scales would move nearly all.
+    // Sums of gradients in another order move a few elements to a neighbouring code; other scales
+    // would move nearly all.
     for (const Comparison& c : compare_traces(trace, reference, 5e-3))
       EXPECT_TRUE(c.holds()) << c.name << ": " << c.difference << " of " << c.allowed;
     EXPECT_TRUE(trace.faults.empty());

@@ -26,7 +26,8 @@ std::filesystem::path run_folder(const std::string& name, const std::string& lin
 }
 
 // A run that was killed after iteration 3 and resumed from iteration 2.
-constexpr const char* kLines = R"({"type": "start", "time": 1, "iteration": 0, "device": "cpu", "parameters": 10}
+constexpr const char* kLines =
+    R"({"type": "start", "time": 1, "iteration": 0, "device": "cpu", "parameters": 10}
 {"type": "train", "time": 2, "iteration": 1, "lm loss": 5.0, "learning_rate": 0.1, "grad_norm": 1.0, "seconds_per_iteration": 2.0, "consumed_tokens": 10}
 {"type": "train", "time": 3, "iteration": 2, "lm loss": 4.0, "learning_rate": 0.2, "grad_norm": 1.5, "seconds_per_iteration": 1.0, "consumed_tokens": 20}
 {"type": "evaluation", "time": 3, "iteration": 2, "split": "validation", "set": "", "lm loss": 4.5}
@@ -64,11 +65,15 @@ TEST(Report, ReadsTheLossOfPreferences) {
 }
 
 TEST(Report, PageHoldsEverythingAndNothingFromOutside) {
-  const std::string page = render_report({read_run(run_folder("report_page", kLines))}, {"run <1>", true});
-  for (const char* text : {"run &lt;1&gt;", "&lt;&amp;&gt;", "loss per token (log)", "Learning rate", "Gradient norm", "Throughput",
-                           "Step time", "iter_0000002", "2.0 MB", "3.5000", "finished", "prefers-color-scheme: dark"})
+  const std::string page =
+      render_report({read_run(run_folder("report_page", kLines))}, {"run <1>", true});
+  for (const char* text :
+       {"run &lt;1&gt;", "&lt;&amp;&gt;", "loss per token (log)", "Learning rate", "Gradient norm",
+        "Throughput", "Step time", "iter_0000002", "2.0 MB", "3.5000", "finished",
+        "prefers-color-scheme: dark"})
     EXPECT_THAT(page, HasSubstr(text));
-  for (const char* text : {"http://", "https://", "<link", "src="}) EXPECT_THAT(page, testing::Not(HasSubstr(text)));
+  for (const char* text : {"http://", "https://", "<link", "src="})
+    EXPECT_THAT(page, testing::Not(HasSubstr(text)));
 }
 
 TEST(Report, Json) {
@@ -77,23 +82,30 @@ TEST(Report, Json) {
   EXPECT_EQ(json["best_validation"]["lm loss"], 3.5);
   EXPECT_EQ(json["evaluations"].size(), 3u);
   EXPECT_EQ(json["run"]["note"], "<&>");
-  const auto empty = nlohmann::json::parse(report_json(read_run(run_folder("report_empty", R"({"type": "start", "iteration": 0})"))));
+  const auto empty = nlohmann::json::parse(
+      report_json(read_run(run_folder("report_empty", R"({"type": "start", "iteration": 0})"))));
   EXPECT_TRUE(empty["train_loss"].is_null());
   EXPECT_TRUE(empty["best_validation"].is_null());
 }
 
 TEST(Report, ARunWithoutRecordsStillHasAPage) {
-  EXPECT_THAT(render_report({read_run(run_folder("report_bare", R"({"type": "start", "iteration": 0})"))}, {"x", false}), HasSubstr("<svg"));
+  EXPECT_THAT(
+      render_report({read_run(run_folder("report_bare", R"({"type": "start", "iteration": 0})"))},
+                    {"x", false}),
+      HasSubstr("<svg"));
 }
 
-// The evaluation after training reads other samples: it is no point of the curve, and its loss is no best one.
+// The evaluation after training reads other samples: it is no point of the curve, and its loss is
+// no best one.
 TEST(Report, TheEvaluationAtTheEndIsNamed) {
   const char* const old_and_new[] = {"", R"("at_end": true, )"};
   for (const std::string mark : old_and_new) {
-    const RunHistory run = read_run(run_folder("report_end", R"({"type": "start", "time": 1, "iteration": 0}
+    const RunHistory run =
+        read_run(run_folder("report_end", R"({"type": "start", "time": 1, "iteration": 0}
 {"type": "evaluation", "time": 7, "iteration": 2, "split": "validation", "set": "", "lm loss": 4.5}
 {"type": "evaluation", "time": 8, "iteration": 4, "split": "validation", "set": "", "lm loss": 4.0}
-{"type": "evaluation", "time": 9, "iteration": 4, "split": "validation", "set": "", )" + mark + R"("lm loss": 3.0}
+{"type": "evaluation", "time": 9, "iteration": 4, "split": "validation", "set": "", )" +
+                                              mark + R"("lm loss": 3.0}
 )"));
     EXPECT_EQ(run.best_validation()->loss, 4.0);
     EXPECT_FALSE(run.evaluations[1].at_end);
@@ -102,13 +114,15 @@ TEST(Report, TheEvaluationAtTheEndIsNamed) {
     EXPECT_THAT(page, HasSubstr("data-name=\"validation, at the end\" data-points=\"4,3,"));
     EXPECT_THAT(page, HasSubstr("best validation, at 4"));
   }
-  const RunHistory only_end = read_run(run_folder("report_only_end", R"({"type": "start", "time": 1, "iteration": 0}
+  const RunHistory only_end =
+      read_run(run_folder("report_only_end", R"({"type": "start", "time": 1, "iteration": 0}
 {"type": "evaluation", "time": 9, "iteration": 4, "split": "validation", "set": "", "at_end": true, "lm loss": 3.0}
 )"));
   EXPECT_EQ(only_end.best_validation()->loss, 3.0);
 }
 
-constexpr const char* kTimes = R"({"type": "start", "time": 100, "iteration": 0, "versions": {"libtorch": "2.11"}, "hosts": [{"host": "node1", "ranks": "0-7", "gpu": "H100"}, {"host": "node2", "ranks": "8-15", "gpu": "H100"}]}
+constexpr const char* kTimes =
+    R"({"type": "start", "time": 100, "iteration": 0, "versions": {"libtorch": "2.11"}, "hosts": [{"host": "node1", "ranks": "0-7", "gpu": "H100"}, {"host": "node2", "ranks": "8-15", "gpu": "H100"}]}
 {"type": "startup", "time": 101, "iteration": 1, "seconds": {"data": 0.25, "model": 0.75}}
 {"type": "train", "time": 110, "iteration": 10, "lm loss": 5.0, "seconds_per_iteration": 2.0, "mfu": 0.43, "consumed_tokens": 10}
 {"type": "timers", "time": 110, "iteration": 10, "optimizer": 0.25, "forward-backward": 1.0}
@@ -123,14 +137,18 @@ constexpr const char* kTimes = R"({"type": "start", "time": 100, "iteration": 0,
 TEST(Report, SaysWhereTheTimeWent) {
   const RunHistory run = read_run(run_folder("report_times", kTimes));
   EXPECT_EQ(run.wall_seconds, 100.0);
-  EXPECT_EQ(run.sections, (std::vector<std::pair<std::string, double>>{{"optimizer", 0.5}, {"forward-backward", 1.5}}));
-  EXPECT_EQ(run.start_seconds, (std::vector<std::pair<std::string, double>>{{"data", 0.25}, {"model", 0.75}}));
+  EXPECT_EQ(run.sections, (std::vector<std::pair<std::string, double>>{{"optimizer", 0.5},
+                                                                       {"forward-backward", 1.5}}));
+  EXPECT_EQ(run.start_seconds,
+            (std::vector<std::pair<std::string, double>>{{"data", 0.25}, {"model", 0.75}}));
   const std::string page = render_report({run}, {"x", false});
   // 40 of 100 seconds in steps, 6 in evaluations, 4 in checkpoints, 50 elsewhere.
-  for (const char* text : {">0:40</td><td class=\"num\">40.0%", ">0:06</td><td class=\"num\">6.0%", ">0:04</td><td class=\"num\">4.0%",
-                           "everything else", ">0:50</td><td class=\"num\">50.0%", ">500.00 ms</td><td class=\"num\">25.0%",
-                           ">750.00 ms</td><td class=\"num\">75.0%", "44.0%", "Model FLOP/s utilization", "<b>Memory</b>",
-                           "data-points=\"20,4,", "versions: libtorch", "node2", "8-15"})
+  for (const char* text :
+       {">0:40</td><td class=\"num\">40.0%", ">0:06</td><td class=\"num\">6.0%",
+        ">0:04</td><td class=\"num\">4.0%", "everything else", ">0:50</td><td class=\"num\">50.0%",
+        ">500.00 ms</td><td class=\"num\">25.0%", ">750.00 ms</td><td class=\"num\">75.0%", "44.0%",
+        "Model FLOP/s utilization", "<b>Memory</b>", "data-points=\"20,4,", "versions: libtorch",
+        "node2", "8-15"})
     EXPECT_THAT(page, HasSubstr(text));
 }
 
@@ -145,11 +163,15 @@ TEST(Report, SeveralRunsAreCompared) {
                           std::pair("mock_data", std::vector<std::string>{"true", ""}),
                           std::pair("extra", std::vector<std::string>{"", "\"a: b\""})));
   const std::string page = render_report(runs, {"two", false});
-  for (const char* text : {"data-name=\"report_a\"", "data-name=\"report_b\"", "data-name=\"report_b: validation\"",
-                           "Differences of the configurations", "<td>lr</td><td class=\"num\">0.1</td><td class=\"num\">0.2</td>",
-                           "Configuration of report_a"})
+  for (const char* text :
+       {"data-name=\"report_a\"", "data-name=\"report_b\"", "data-name=\"report_b: validation\"",
+        "Differences of the configurations",
+        "<td>lr</td><td class=\"num\">0.1</td><td class=\"num\">0.2</td>",
+        "Configuration of report_a"})
     EXPECT_THAT(page, HasSubstr(text));
-  EXPECT_THAT(page, testing::Not(HasSubstr("<td>seed</td><td class=\"num\">1</td><td class=\"num\">1</td>")));
+  EXPECT_THAT(
+      page,
+      testing::Not(HasSubstr("<td>seed</td><td class=\"num\">1</td><td class=\"num\">1</td>")));
 }
 
 TEST(Report, Errors) {
@@ -163,7 +185,8 @@ TEST(Report, Errors) {
   };
   EXPECT_THAT(message("/nonexistent"), HasSubstr("/nonexistent/metrics.jsonl cannot be read"));
   EXPECT_THAT(message(run_folder("report_none", "hello\n")), HasSubstr("holds no record of a run"));
-  EXPECT_THAT(message(run_folder("report_types", R"({"type": "train", "iteration": "x"})")), HasSubstr("holds no record of a run"));
+  EXPECT_THAT(message(run_folder("report_types", R"({"type": "train", "iteration": "x"})")),
+              HasSubstr("holds no record of a run"));
 }
 
 TEST(SvgChart, TicksAreRound) {
@@ -183,18 +206,21 @@ TEST(SvgChart, NumbersAreShort) {
 
 TEST(SvgChart, ThinningKeepsExtremes) {
   std::vector<std::pair<double, double>> points;
-  for (int i = 0; i < 10000; ++i) points.emplace_back(i, i == 5003 ? 100.0 : i == 7007 ? -100.0 : std::sin(i));
+  for (int i = 0; i < 10000; ++i)
+    points.emplace_back(i, i == 5003 ? 100.0 : i == 7007 ? -100.0 : std::sin(i));
   const auto thin = thin_out(points, 100);
   EXPECT_LE(thin.size(), 100u);
   EXPECT_THAT(thin, testing::Contains(std::pair(5003.0, 100.0)));
   EXPECT_THAT(thin, testing::Contains(std::pair(7007.0, -100.0)));
-  EXPECT_TRUE(std::is_sorted(thin.begin(), thin.end(), [](auto a, auto b) { return a.first < b.first; }));
+  EXPECT_TRUE(
+      std::is_sorted(thin.begin(), thin.end(), [](auto a, auto b) { return a.first < b.first; }));
   EXPECT_EQ(thin_out(points, 20000).size(), 10000u);
 }
 
 TEST(SvgChart, GapsAndLogarithms) {
   const double nan = std::nan("");
-  Chart chart{"t", "x", "y", {{"s", {{1, 1}, {2, nan}, {3, 100}, {4, -1}, {5, 10}}, false}}, true, false};
+  Chart chart{"t",  "x",  "y", {{"s", {{1, 1}, {2, nan}, {3, 100}, {4, -1}, {5, 10}}, false}},
+              true, false};
   const std::string svg = render_chart(chart);
   const size_t begin = svg.find(" d=\"") + 4;
   const std::string path = svg.substr(begin, svg.find('"', begin) - begin);

@@ -13,11 +13,15 @@ namespace {
 using nlohmann::ordered_json;
 
 TEST(RunOrigin, RanksOfOneHostAreOneRow) {
-  const std::vector<RankHost> ranks = {
-      {"a", "H100", "535.1", 64}, {"a", "H100", "535.1", 64}, {"b", "H100", "550.2", 64}, {"b", "H200", "550.2", 64}, {"a", "H100", "535.1", 64}};
+  const std::vector<RankHost> ranks = {{"a", "H100", "535.1", 64},
+                                       {"a", "H100", "535.1", 64},
+                                       {"b", "H100", "550.2", 64},
+                                       {"b", "H200", "550.2", 64},
+                                       {"a", "H100", "535.1", 64}};
   const auto hosts = ordered_json::parse(hosts_json(ranks));
   ASSERT_EQ(hosts.size(), 4u);
-  EXPECT_EQ(hosts[0].dump(), R"({"host":"a","ranks":"0-1","device":"H100","driver":"535.1","cores":64})");
+  EXPECT_EQ(hosts[0].dump(),
+            R"({"host":"a","ranks":"0-1","device":"H100","driver":"535.1","cores":64})");
   EXPECT_EQ(hosts[1]["ranks"], "2");
   EXPECT_EQ(hosts[2]["device"], "H200");
   EXPECT_EQ(hosts[3]["ranks"], "4") << "in rank order";
@@ -32,7 +36,8 @@ TEST(RunOrigin, TheFirstRankHearsOfAll) {
       ThreadAgreement agreement(room, rank);
       Job job;
       job.agreement = &agreement;
-      heard[static_cast<size_t>(rank)] = gather_hosts(job, {"host \"" + std::to_string(rank) + "\"", "cpu", "", rank});
+      heard[static_cast<size_t>(rank)] =
+          gather_hosts(job, {"host \"" + std::to_string(rank) + "\"", "cpu", "", rank});
     });
   }
   for (std::thread& thread : threads) thread.join();
@@ -44,10 +49,12 @@ TEST(RunOrigin, TheFirstRankHearsOfAll) {
 
 TEST(RunOrigin, StagesOfAStartAreInOrder) {
   StartClock clock("program");
-  EXPECT_EQ(clock.stage("data", [] {
-    std::this_thread::sleep_for(std::chrono::milliseconds(20));
-    return 5;
-  }), 5);
+  EXPECT_EQ(clock.stage("data",
+                        [] {
+                          std::this_thread::sleep_for(std::chrono::milliseconds(20));
+                          return 5;
+                        }),
+            5);
   std::this_thread::sleep_for(std::chrono::milliseconds(10));
   clock.end_stage("first step");
   const auto seconds = ordered_json::parse(clock.json());

@@ -54,7 +54,8 @@ TEST(RunState, NamesWhatIsMissing) {
       run_state_from_json(text, "/ckpt/iter_0000007");
       FAIL() << text;
     } catch (const Error& error) {
-      EXPECT_THAT(error.what(), testing::HasSubstr("/ckpt/iter_0000007: the state of the run cannot be read: "));
+      EXPECT_THAT(error.what(),
+                  testing::HasSubstr("/ckpt/iter_0000007: the state of the run cannot be read: "));
     }
   }
 }

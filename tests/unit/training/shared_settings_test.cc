@@ -21,7 +21,8 @@ class SharedSettings : public testing::Test {
  protected:
   void SetUp() override {
     folder_ = std::filesystem::temp_directory_path() /
-              cat("shared_settings_", ::getpid(), "_", testing::UnitTest::GetInstance()->current_test_info()->name());
+              cat("shared_settings_", ::getpid(), "_",
+                  testing::UnitTest::GetInstance()->current_test_info()->name());
     std::filesystem::create_directories(folder_);
   }
   void TearDown() override { std::filesystem::remove_all(folder_); }
@@ -33,7 +34,8 @@ class SharedSettings : public testing::Test {
 };
 
 std::string value_of(const RankSettings& settings, const std::string& name) {
-  const auto at = std::find_if(settings.begin(), settings.end(), [&](const RankSetting& s) { return s.name == name; });
+  const auto at = std::find_if(settings.begin(), settings.end(),
+                               [&](const RankSetting& s) { return s.name == name; });
   return at == settings.end() ? "(not compared)" : at->value;
 }
 
@@ -44,22 +46,26 @@ TEST_F(SharedSettings, HoldEveryFlagButThoseThatMayDiffer) {
   for (const RankSetting& setting : settings) compared.insert(setting.name);
   for (const FieldInfo& field : describe_fields(arguments.configs()))
     if (!compared.contains(field.flags[0])) left_out.insert(field.flags[0]);
-  EXPECT_THAT(left_out, testing::UnorderedElementsAre("--data-cache-path", "--distributed-interface", "--num-dataset-builder-threads",
-                                                      "--num-threads", "--num-workers"));
+  EXPECT_THAT(left_out, testing::UnorderedElementsAre(
+                            "--data-cache-path", "--distributed-interface",
+                            "--num-dataset-builder-threads", "--num-threads", "--num-workers"));
   arguments.optimizer.lr = 0.25;
   EXPECT_NE(digest(shared_settings(arguments)), digest(settings));
   EXPECT_EQ(value_of(shared_settings(arguments), "--lr"), "0.25");
 }
 
 TEST_F(SharedSettings, KnowEveryFlagThatNamesAFile) {
-  // Paths whose contents are not compared: folders of checkpoints, which the ranks verify when they read them.
+  // Paths whose contents are not compared: folders of checkpoints, which the ranks verify when they
+  // read them.
   const std::set<std::string> only_the_path = {"adapter", "load", "pretrained_checkpoint", "save"};
   Arguments arguments;
   for (const FieldInfo& field : describe_fields(arguments.configs())) {
     if (field.kind != FieldKind::kString && field.kind != FieldKind::kStringList) continue;
-    static const std::regex kNamesAFile("path|file$|folder|dir$|_model$|template|^load$|^save$|adapter$|checkpoint$");
+    static const std::regex kNamesAFile(
+        "path|file$|folder|dir$|_model$|template|^load$|^save$|adapter$|checkpoint$");
     if (!std::regex_search(field.name, kNamesAFile)) continue;
-    EXPECT_TRUE(field_sharing(field.name) != FieldSharing::kSame || only_the_path.contains(field.name))
+    EXPECT_TRUE(field_sharing(field.name) != FieldSharing::kSame ||
+                only_the_path.contains(field.name))
         << field.name << ": list it in shared_settings.cc, as contents to compare or as local";
   }
 }
@@ -81,12 +87,14 @@ TEST_F(SharedSettings, SeeTheContentsOfFiles) {
   EXPECT_NE(contents_fingerprint(small, false), before);
   EXPECT_EQ(contents_fingerprint((folder_ / "none").string(), false), "no such file");
 
-  // A data set is named by its prefix; of large files some blocks are read, the first and the last among them.
+  // A data set is named by its prefix; of large files some blocks are read, the first and the last
+  // among them.
   std::string data(3 << 20, 'x');
   write("data.idx", "index");
   write("data.bin", data);
   const std::string prefix = (folder_ / "data").string();
-  const std::string whole = contents_fingerprint(prefix, false), less = contents_fingerprint(prefix, true);
+  const std::string whole = contents_fingerprint(prefix, false),
+                    less = contents_fingerprint(prefix, true);
   EXPECT_THAT(whole, HasSubstr(cat((3 << 20) + 5, " bytes")));
   data.back() = 'y';
   write("data.bin", data);
@@ -108,7 +116,8 @@ TEST_F(SharedSettings, SeeTheFilesThatFlagsName) {
   arguments.data.data_path[1].resize(arguments.data.data_path[1].size() - 4);
   arguments.data.data_path[3].resize(arguments.data.data_path[3].size() - 4);
   const RankSettings settings = shared_settings(arguments);
-  EXPECT_THAT(value_of(settings, cat("--data-path ", arguments.data.data_path[3])), HasSubstr("1 bytes, contents"));
+  EXPECT_THAT(value_of(settings, cat("--data-path ", arguments.data.data_path[3])),
+              HasSubstr("1 bytes, contents"));
   EXPECT_EQ(value_of(settings, "--data-path 0.25"), "(not compared)");
 }
 

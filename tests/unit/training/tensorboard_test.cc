@@ -48,16 +48,23 @@ struct Message {
         return value;
       };
       switch (tag & 7) {
-        case 0: numbers[field] = varint(); break;
-        case 1: numbers[field] = fixed(8); break;
-        case 5: numbers[field] = fixed(4); break;
+        case 0:
+          numbers[field] = varint();
+          break;
+        case 1:
+          numbers[field] = fixed(8);
+          break;
+        case 5:
+          numbers[field] = fixed(4);
+          break;
         case 2: {
           const size_t size = varint();
           bytes[field].emplace_back(data.substr(at, size));
           at += size;
           break;
         }
-        default: throw std::runtime_error("unknown wire type");
+        default:
+          throw std::runtime_error("unknown wire type");
       }
     }
   }
@@ -116,7 +123,8 @@ TEST(TensorBoard, RefusesAnImpossibleDirectory) {
     TensorBoardSink sink("/proc/nowhere/tb", 1);
     FAIL();
   } catch (const Error& error) {
-    EXPECT_THAT(error.what(), testing::HasSubstr("--tensorboard-dir /proc/nowhere/tb cannot be created: "));
+    EXPECT_THAT(error.what(),
+                testing::HasSubstr("--tensorboard-dir /proc/nowhere/tb cannot be created: "));
   }
 }
 

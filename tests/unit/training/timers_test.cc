@@ -42,28 +42,37 @@ TEST(Timers, ListenerSeesEveryRegion) {
 TEST(Timers, Report) {
   const std::vector<std::string> names = {"optimizer"};
   const std::vector<std::vector<double>> values = {{10.0}, {30.0}};
-  EXPECT_EQ(format_timers(names, values, TimingLogOption::kMax, 10),
-            "max time across ranks (ms):\n    optimizer ......................................: 3.00");
+  EXPECT_EQ(
+      format_timers(names, values, TimingLogOption::kMax, 10),
+      "max time across ranks (ms):\n    optimizer ......................................: 3.00");
   EXPECT_EQ(format_timers(names, values, TimingLogOption::kMinMax, 1),
-            "(min, max) time across ranks (ms):\n    optimizer ......................................: (10.00, 30.00)");
+            "(min, max) time across ranks (ms):\n    optimizer "
+            "......................................: (10.00, 30.00)");
   EXPECT_EQ(format_timers(names, values, TimingLogOption::kAll, 1),
             "times across ranks (ms):\n  optimizer:\n     rank  0: 10.00\n     rank  1: 30.00");
   // A rank that has no such timer is no minimum.
   EXPECT_EQ(format_timers(names, {{10.0}, {0.0}, {30.0}}, TimingLogOption::kMinMax, 1),
-            "(min, max) time across ranks (ms):\n    optimizer ......................................: (10.00, 30.00)");
+            "(min, max) time across ranks (ms):\n    optimizer "
+            "......................................: (10.00, 30.00)");
   EXPECT_EQ(format_timers(names, {{10.0}, {0.0}, {30.0}}, TimingLogOption::kAll, 1),
             "times across ranks (ms):\n  optimizer:\n     rank  0: 10.00\n     rank  2: 30.00");
 }
 
 TEST(Timers, OfAllRanks) {
   Timers timers(1);
-  { ScopedTimer timer(timers, "save checkpoint", 1); }
+  {
+    ScopedTimer timer(timers, "save checkpoint", 1);
+  }
   EXPECT_THAT(timers_to_text(timers), testing::StartsWith("save checkpoint\t"));
-  const RankTimers all = timers_from_texts({"optimizer\t1.5\n", "", "forward\t2\noptimizer\t3.25\n"});
+  const RankTimers all =
+      timers_from_texts({"optimizer\t1.5\n", "", "forward\t2\noptimizer\t3.25\n"});
   EXPECT_THAT(all.names, testing::ElementsAre("optimizer", "forward"));
-  EXPECT_THAT(all.values, testing::ElementsAre(testing::ElementsAre(1.5, 0), testing::ElementsAre(0, 0), testing::ElementsAre(3.25, 2)));
+  EXPECT_THAT(all.values,
+              testing::ElementsAre(testing::ElementsAre(1.5, 0), testing::ElementsAre(0, 0),
+                                   testing::ElementsAre(3.25, 2)));
   EXPECT_EQ(all.longest(0), 3.25);
-  EXPECT_EQ(timers_from_texts({timers_to_text(timers)}).values[0][0], timers.milliseconds()[0].second);
+  EXPECT_EQ(timers_from_texts({timers_to_text(timers)}).values[0][0],
+            timers.milliseconds()[0].second);
 }
 
 TEST(Signals, TheFirstIsRemembered) {

@@ -110,9 +110,12 @@ TEST(TrainingLog, AveragesOverTheIntervalAndKeepsTheFirstLine) {
     EXPECT_EQ(printed, (std::vector<bool>{true, false, false, true, false, false, false, true}));
   }
   const std::string out = testing::internal::GetCapturedStdout();
-  EXPECT_THAT(out, testing::HasSubstr("iteration        8/      20 | consumed samples:           32 |"));
-  EXPECT_THAT(out, testing::ContainsRegex("iteration        1/.* tokens per second: [0-9.]+ \\|\n"));
-  EXPECT_THAT(out, testing::ContainsRegex("iteration        8/.* tokens per second: [0-9.]+ \\| ETA: 0:0[0-9] \\|\n"));
+  EXPECT_THAT(out,
+              testing::HasSubstr("iteration        8/      20 | consumed samples:           32 |"));
+  EXPECT_THAT(out,
+              testing::ContainsRegex("iteration        1/.* tokens per second: [0-9.]+ \\|\n"));
+  EXPECT_THAT(out, testing::ContainsRegex(
+                       "iteration        8/.* tokens per second: [0-9.]+ \\| ETA: 0:0[0-9] \\|\n"));
   EXPECT_THAT(out, testing::HasSubstr("throughput per GPU (TFLOP/s/GPU): "));
   const std::vector<json> records = read_metrics(folder);
   ASSERT_EQ(records.size(), 3u);
@@ -167,14 +170,20 @@ TEST(TrainingLog, EvaluationLinesAndRecords) {
     one.params_norm = 4;
     log.step(one);
     log.memory({{.reserved = 1 << 20, .allocated = 1 << 19, .resident = 1 << 21}}, 1);
-    log.memory({{.reserved = 3 << 20, .resident = 1 << 20}, {.reserved = 1 << 20, .allocated = 1 << 20, .resident = 5 << 20}}, 2);
+    log.memory({{.reserved = 3 << 20, .resident = 1 << 20},
+                {.reserved = 1 << 20, .allocated = 1 << 20, .resident = 5 << 20}},
+               2);
   }
   const std::string out = testing::internal::GetCapturedStdout();
-  EXPECT_THAT(out, testing::HasSubstr(" validation loss at iteration 10 | lm loss value: 2.000000E+00 |"));
+  EXPECT_THAT(
+      out, testing::HasSubstr(" validation loss at iteration 10 | lm loss value: 2.000000E+00 |"));
   EXPECT_THAT(out, testing::HasSubstr(" validation-1 loss at iteration 10 | "));
-  EXPECT_THAT(out, testing::HasSubstr("memory (MB) | allocated: 0.50 | max allocated: 0.00 | reserved: 1.00"));
-  EXPECT_THAT(out, testing::HasSubstr("[iteration 2] memory (MB), most of 2 ranks | allocated: 1.00 (rank 1) | max allocated: 0.00 "
-                                      "(rank 0) | reserved: 3.00 (rank 0) | resident on the host: 5.00 (rank 1)"));
+  EXPECT_THAT(out, testing::HasSubstr(
+                       "memory (MB) | allocated: 0.50 | max allocated: 0.00 | reserved: 1.00"));
+  EXPECT_THAT(out, testing::HasSubstr(
+                       "[iteration 2] memory (MB), most of 2 ranks | allocated: 1.00 (rank 1) | "
+                       "max allocated: 0.00 "
+                       "(rank 0) | reserved: 3.00 (rank 0) | resident on the host: 5.00 (rank 1)"));
   const std::vector<json> records = read_metrics(folder);
   EXPECT_THAT(out, testing::HasSubstr(" validation-books loss at iteration 10 | "));
   EXPECT_GE(records[0]["seconds"].get<double>(), 0.02);
@@ -183,8 +192,10 @@ TEST(TrainingLog, EvaluationLinesAndRecords) {
   EXPECT_EQ(records[2]["at_end"], true);
   EXPECT_EQ(records[0]["split"], "validation");
   std::string events;
-  for (const auto& entry : std::filesystem::directory_iterator(config.tensorboard_dir)) events += read_file(entry.path());
-  for (const char* tag : {"lm loss validation", "lm loss validation-1 ppl vs samples", "lm loss validation-books", "learning-rate", "grad-norm vs samples",
+  for (const auto& entry : std::filesystem::directory_iterator(config.tensorboard_dir))
+    events += read_file(entry.path());
+  for (const char* tag : {"lm loss validation", "lm loss validation-1 ppl vs samples",
+                          "lm loss validation-books", "learning-rate", "grad-norm vs samples",
                           "num-zeros", "params-norm", "batch-size", "loss-scale"})
     EXPECT_THAT(events, testing::HasSubstr(tag));
 }
@@ -193,13 +204,16 @@ TEST(TrainingLog, TimersAreReported) {
   TrainingConfig config;
   config.timing_log_option = TimingLogOption::kMax;
   Timers timers(1);
-  { ScopedTimer timer(timers, "optimizer", 1); }
+  {
+    ScopedTimer timer(timers, "optimizer", 1);
+  }
   testing::internal::CaptureStdout();
   {
     TrainingLog log(config, facts());
     log.timers(timers_from_texts({timers_to_text(timers), "optimizer\t30\n"}), 10, 10);
   }
-  EXPECT_THAT(testing::internal::GetCapturedStdout(), testing::HasSubstr("    optimizer ......................................: 3.00"));
+  EXPECT_THAT(testing::internal::GetCapturedStdout(),
+              testing::HasSubstr("    optimizer ......................................: 3.00"));
 }
 
 TEST(MetricsFile, EndsALineThatAKilledWriterLeft) {

@@ -57,7 +57,8 @@ TEST(WandbLog, RecordsFitEveryPlaceInABlock) {
   const auto folder = fresh_folder("wandb_log");
   for (size_t left = 0; left <= 16; ++left) {
     WandbLog log(folder / cat(left, ".wandb"));
-    std::vector<std::string> records = {std::string(kBlock - 7 - 7 - left, 'a'), "b", std::string(3 * kBlock, 'c'), "", "d"};
+    std::vector<std::string> records = {std::string(kBlock - 7 - 7 - left, 'a'), "b",
+                                        std::string(3 * kBlock, 'c'), "", "d"};
     for (const std::string& record : records) log.append(record);
     EXPECT_EQ(read_log(read_file(log.path())), records) << left << " bytes left in the first block";
   }
@@ -83,7 +84,8 @@ TEST(WandbSink, AResumedRunKeepsItsIdInItsProject) {
   again.project = "other";
   testing::internal::CaptureStderr();
   EXPECT_NE(WandbSink(again).run_id(), first);
-  EXPECT_THAT(testing::internal::GetCapturedStderr(), testing::HasSubstr("names no run of the project other: a new W&B run begins"));
+  EXPECT_THAT(testing::internal::GetCapturedStderr(),
+              testing::HasSubstr("names no run of the project other: a new W&B run begins"));
   EXPECT_NE(WandbSink(options_in(folder)).run_id(), first) << "a fresh run is a new one";
 }
 
@@ -99,7 +101,8 @@ TEST(WandbSink, ARowIsWrittenWhenTheNextOneBegins) {
   sink.close();
   const std::vector<std::string> records = read_log(read_file(sink.name()));
   ASSERT_EQ(records.size(), 7u);  // row, summary, exit
-  EXPECT_THAT(records[2], testing::AllOf(testing::HasSubstr("lm loss validation"), testing::HasSubstr("3.5"), testing::HasSubstr("_step")));
+  EXPECT_THAT(records[2], testing::AllOf(testing::HasSubstr("lm loss validation"),
+                                         testing::HasSubstr("3.5"), testing::HasSubstr("_step")));
   EXPECT_THAT(records[4], testing::HasSubstr("NaN"));
 }
 

@@ -358,8 +358,8 @@ class CountingBackend final : public ForwardingBackend {
     *bytes_ += static_cast<int64_t>(tensor.nbytes());
     return inner_->send(tensor, peer);
   }
-  std::shared_ptr<Backend> subgroup(const std::vector<int>& ranks,
-                                    const std::string& name, Traffic traffic) override {
+  std::shared_ptr<Backend> subgroup(const std::vector<int>& ranks, const std::string& name,
+                                    Traffic traffic) override {
     return std::make_shared<CountingBackend>(inner_->subgroup(ranks, name, traffic), bytes_);
   }
 

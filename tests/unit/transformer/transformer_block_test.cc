@@ -1,9 +1,8 @@
 // The block of layers: recomputation, documents, tensor and sequence parallelism, in fp64.
 #include "megatron/transformer/transformer_block.h"
 
-#include <gtest/gtest.h>
-
 #include <ATen/CPUGeneratorImpl.h>
+#include <gtest/gtest.h>
 #include <torch/csrc/autograd/autograd.h>
 
 #include <map>
@@ -62,10 +61,11 @@ struct Pass {
 };
 
 // Forward and backward of the whole block on one rank.
-Pass run(const TransformerConfig& config, const at::Tensor& input, const at::Tensor& dy, ForwardContext context, bool tape = true,
-         ActivationOffload* offload = nullptr) {
+Pass run(const TransformerConfig& config, const at::Tensor& input, const at::Tensor& dy,
+         ForwardContext context, bool tape = true, ActivationOffload* offload = nullptr) {
   const ParallelGroups one;
-  TransformerBlock block(config, 0, config.num_layers, /*final_norm=*/true, /*sequence_parallel=*/false, one);
+  TransformerBlock block(config, 0, config.num_layers, /*final_norm=*/true,
+                         /*sequence_parallel=*/false, one);
   PlainParameterStore store(block, at::kDouble, at::kCPU, true);
   initialize_parameters(block, 3, one);
   const at::Tensor x = input.clone().set_requires_grad(true);
@@ -78,7 +78,9 @@ Pass run(const TransformerConfig& config, const at::Tensor& input, const at::Ten
   in_host_memory.begin_backward();
   cuts.backward(y, dy);
   Pass pass{y.detach(), x.grad(), {}};
-  block.visit([&](const std::string& name, Parameter& parameter) { pass.grads[name] = store.grad(parameter); });
+  block.visit([&](const std::string& name, Parameter& parameter) {
+    pass.grads[name] = store.grad(parameter);
+  });
   return pass;
 }
 
@@ -86,7 +88,8 @@ void expect_identical(const Pass& a, const Pass& b, const std::string& what) {
   EXPECT_TRUE(at::equal(a.y, b.y)) << what;
   EXPECT_TRUE(at::equal(a.dx, b.dx)) << what;
   ASSERT_EQ(a.grads.size(), b.grads.size());
-  for (const auto& [name, grad] : a.grads) EXPECT_TRUE(at::equal(grad, b.grads.at(name))) << what << ": " << name;
+  for (const auto& [name, grad] : a.grads)
+    EXPECT_TRUE(at::equal(grad, b.grads.at(name))) << what << ": " << name;
 }
 
 TEST(TransformerBlock, RecomputationChangesNoBit) {
@@ -101,17 +104,22 @@ TEST(TransformerBlock, RecomputationChangesNoBit) {
       for (const int64_t layers : {1, 2, 3}) {
         config.recompute_method = method;
         config.recompute_num_layers = layers;
-        expect_identical(plain, run(config, x, dy, context), cat("method ", static_cast<int>(method), ", layers ", layers));
+        expect_identical(plain, run(config, x, dy, context),
+                         cat("method ", static_cast<int>(method), ", layers ", layers));
       }
     }
     expect_identical(plain, run(config, x, dy, context, /*tape=*/false), "without a tape");
     config.recompute_granularity = RecomputeGranularity::kSelective;
     for (const std::vector<std::string>& modules :
-         {std::vector<std::string>{"core_attn", "layernorm"}, {"mlp"}, {"mlp_act"}, {"core_attn", "layernorm", "mlp"},
+         {std::vector<std::string>{"core_attn", "layernorm"},
+          {"mlp"},
+          {"mlp_act"},
+          {"core_attn", "layernorm", "mlp"},
           {"core_attn", "layernorm", "mlp_act"}}) {
       config.recompute_modules = modules;
       for (const bool tape : {true, false})
-        expect_identical(plain, run(config, x, dy, context, tape), cat("selective, with ", modules.back(), ", tape ", tape));
+        expect_identical(plain, run(config, x, dy, context, tape),
+                         cat("selective, with ", modules.back(), ", tape ", tape));
     }
   }
 }
@@ -132,8 +140,13 @@ TEST(TransformerBlock, OffloadingChangesNoBit) {
       {"mlp_fc1", {"mlp_fc1"}, {}},
       {"mlp_act", {"mlp_act"}, {}},
       {"mlp_fc2", {"mlp_fc2"}, {}},
-      {"all", {"attn_norm", "qkv_linear", "core_attn", "attn_proj", "mlp_norm", "mlp_fc1", "mlp_act", "mlp_fc2"}, {}},
-      {"with parts recomputed", {"attn_norm", "core_attn", "attn_proj", "mlp_norm", "mlp_act"}, {"core_attn", "layernorm", "mlp_act"}},
+      {"all",
+       {"attn_norm", "qkv_linear", "core_attn", "attn_proj", "mlp_norm", "mlp_fc1", "mlp_act",
+        "mlp_fc2"},
+       {}},
+      {"with parts recomputed",
+       {"attn_norm", "core_attn", "attn_proj", "mlp_norm", "mlp_act"},
+       {"core_attn", "layernorm", "mlp_act"}},
       {"with the MLP recomputed", {"core_attn", "attn_proj", "mlp_norm"}, {"mlp"}},
       {"inputs of recomputed layers", {"attn_norm"}, {}, true},
   };
@@ -170,7 +183,8 @@ TEST(TransformerBlock, OffloadingChangesNoBit) {
 
 TEST(TransformerBlock, NamesLayersGlobally) {
   const TransformerConfig config = small_config();
-  TransformerBlock last(config, 2, 1, /*final_norm=*/true, false, {}), first(config, 0, 2, /*final_norm=*/false, false, {});
+  TransformerBlock last(config, 2, 1, /*final_norm=*/true, false, {}),
+      first(config, 0, 2, /*final_norm=*/false, false, {});
   std::vector<std::string> names;
   last.visit([&](const std::string& name, Parameter&) { names.push_back(name); });
   EXPECT_EQ(names.front(), "layers.2.self_attention.linear_qkv.layer_norm_weight");
@@ -186,18 +200,21 @@ TEST(TransformerBlock, MaskAndResetPositionsSeparateDocuments) {
     const int64_t first = 5, second = 7, s = first + second;
     const at::Tensor x = draw({s, 2, 32}, 1), dy = draw({s, 2, 32}, 2);
     ForwardContext packed = context_of(s, 2);
-    packed.position_ids = at::cat({at::arange(first, at::kLong), at::arange(second, at::kLong)}).expand({2, s});
+    packed.position_ids =
+        at::cat({at::arange(first, at::kLong), at::arange(second, at::kLong)}).expand({2, s});
     packed.attention_mask = at::zeros({2, 1, s, s}, at::kBool);
     packed.attention_mask.slice(2, first).slice(3, 0, first).fill_(true);
     const Pass together = run(config, x, dy, packed);
     const Pass a = run(config, x.narrow(0, 0, first), dy.narrow(0, 0, first), context_of(first, 2));
-    const Pass b = run(config, x.narrow(0, first, second), dy.narrow(0, first, second), context_of(second, 2));
+    const Pass b =
+        run(config, x.narrow(0, first, second), dy.narrow(0, first, second), context_of(second, 2));
     EXPECT_TRUE(at::allclose(together.y, at::cat({a.y, b.y}), 1e-10, 1e-12));
     EXPECT_TRUE(at::allclose(together.dx, at::cat({a.dx, b.dx}), 1e-10, 1e-12));
     for (const auto& [name, grad] : together.grads)
       EXPECT_TRUE(at::allclose(grad, a.grads.at(name) + b.grads.at(name), 1e-9, 1e-11)) << name;
     packed.attention_mask = at::Tensor();
-    EXPECT_FALSE(at::allclose(run(config, x, dy, packed).y, together.y, 1e-6, 1e-6)) << "the mask had no effect";
+    EXPECT_FALSE(at::allclose(run(config, x, dy, packed).y, together.y, 1e-6, 1e-6))
+        << "the mask had no effect";
   }
 }
 
@@ -226,7 +243,8 @@ TEST(TransformerBlock, ResidualStreamInFp32) {
   torch::autograd::backward({y.sum()}, {});
   EXPECT_EQ(x.grad().scalar_type(), at::kFloat);
   EXPECT_TRUE(at::isfinite(x.grad()).all().item<bool>());
-  const Pass exact = run(small_config(), x.detach().to(at::kDouble), at::ones({8, 2, 32}, at::kDouble), context_of(8, 2));
+  const Pass exact = run(small_config(), x.detach().to(at::kDouble),
+                         at::ones({8, 2, 32}, at::kDouble), context_of(8, 2));
   EXPECT_LT((y.to(at::kDouble) - exact.y).abs().max().item<double>(), 0.15);
 }
 
@@ -242,14 +260,17 @@ TEST(TransformerBlock, TensorParallelRanksGiveTheSameResult) {
     const Pass expected = run(config, x, dy, context);
     for (const int ranks : {2, 4}) {
       for (const bool sequence_parallel : {false, true}) {
-        // With sequence parallelism each rank's dropout needs the positions of its own rows; without dropout here.
+        // With sequence parallelism each rank's dropout needs the positions of its own rows;
+        // without dropout here.
         if (sequence_parallel) config.hidden_dropout = config.attention_dropout = 0.0;
         const Pass reference = sequence_parallel ? run(config, x, dy, context) : expected;
         run_ranks(ranks, [&](const std::shared_ptr<Backend>& backend) {
           ParallelGroups groups;
           groups.tp = ProcessGroup(backend, "tp");
           const auto rows = [&](const at::Tensor& t) {
-            return sequence_parallel ? t.chunk(ranks, 0)[static_cast<size_t>(groups.tp.rank())].contiguous() : t;
+            return sequence_parallel
+                       ? t.chunk(ranks, 0)[static_cast<size_t>(groups.tp.rank())].contiguous()
+                       : t;
           };
           const std::string what = cat(ranks, " ranks, sequence ", sequence_parallel);
           TransformerBlock block(config, 0, 3, true, sequence_parallel, groups);
@@ -262,7 +283,8 @@ TEST(TransformerBlock, TensorParallelRanksGiveTheSameResult) {
           EXPECT_TRUE(at::allclose(input.grad(), rows(reference.dx), 1e-10, 1e-12)) << what;
           block.visit([&](const std::string& name, Parameter& parameter) {
             at::Tensor grad = store.grad(parameter).clone();
-            if (parameter.placement.partial_grad.contains(Axis::kTensor)) groups.tp.all_reduce(grad)->wait();
+            if (parameter.placement.partial_grad.contains(Axis::kTensor))
+              groups.tp.all_reduce(grad)->wait();
             for (const ShardPiece& piece : shard_pieces(parameter, groups)) {
               at::Tensor whole = reference.grads.at(name), part = grad;
               for (size_t d = 0; d < piece.local_offset.size(); ++d) {
@@ -291,7 +313,8 @@ TEST(SelfAttention, RefusesHeadsThatDoNotDivide) {
       TransformerBlock block(config, 0, 1, true, false, groups);
       ADD_FAILURE() << "no error";
     } catch (const Error& error) {
-      EXPECT_STREQ(error.what(), "4 tensor-parallel ranks are not divisible by --num-query-groups 3");
+      EXPECT_STREQ(error.what(),
+                   "4 tensor-parallel ranks are not divisible by --num-query-groups 3");
     }
     config = small_config();
     config.num_attention_heads = 6;
@@ -299,7 +322,8 @@ TEST(SelfAttention, RefusesHeadsThatDoNotDivide) {
       TransformerBlock block(config, 0, 1, true, false, groups);
       ADD_FAILURE() << "no error";
     } catch (const Error& error) {
-      EXPECT_STREQ(error.what(), "--num-attention-heads 6 is not divisible by 4 tensor-parallel ranks");
+      EXPECT_STREQ(error.what(),
+                   "--num-attention-heads 6 is not divisible by 4 tensor-parallel ranks");
     }
   });
 }

@@ -68,7 +68,8 @@ TEST(TransformerConfig, TheLayersAtTheEdgesStayOutOfFp8) {
   config.first_last_layers_bf16 = true;
   config.num_layers_at_end_in_bf16 = 2;
   EXPECT_THAT(violations_of(config), IsEmpty());
-  for (int64_t layer = 1; layer <= 4; ++layer) EXPECT_EQ(config.quantization(layer).enabled(), layer == 2) << layer;
+  for (int64_t layer = 1; layer <= 4; ++layer)
+    EXPECT_EQ(config.quantization(layer).enabled(), layer == 2) << layer;
   EXPECT_EQ(config.quantization(2).type(OperandRole::kGradient), at::kFloat8_e4m3fn);
   EXPECT_EQ(config.quantization(2).alignment(), 128);
   config.remove_quantization();
@@ -127,8 +128,10 @@ TEST(TransformerConfig, ContextParallelTypeIsOneOrOnePerLayer) {
 
 TEST(TransformerConfig, NamesWhatIsMissing) {
   EXPECT_THAT(violations_of({}),
-              ElementsAre("--num-layers is required and must be positive", "--hidden-size is required and must be positive",
-                          "--num-attention-heads is required and must be positive", "--seq-length is required and must be positive"));
+              ElementsAre("--num-layers is required and must be positive",
+                          "--hidden-size is required and must be positive",
+                          "--num-attention-heads is required and must be positive",
+                          "--seq-length is required and must be positive"));
 }
 
 TransformerConfig& rope(TransformerConfig& config) {
@@ -186,9 +189,7 @@ const std::vector<std::pair<std::string, Change>> adapter_cases = {
      "linear_fc1, q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj, all-linear",
      [](auto& c) { c.lora_rank = 1, c.lora_targets = {"query"}; }},
     {"--lora-targets linear_qkv and linear_v would adapt the same rows\nhint: give one of them",
-     [](auto& c) {
-       c.lora_rank = 1, c.lora_targets = {"v_proj", "linear_qkv"};
-     }},
+     [](auto& c) { c.lora_rank = 1, c.lora_targets = {"v_proj", "linear_qkv"}; }},
     {"--lora-targets linear_fc1_up: the MLP of this model is not gated\nhint: linear_fc1",
      [](auto& c) { c.lora_rank = 1, c.lora_targets = {"up_proj"}; }},
 };
@@ -230,32 +231,20 @@ TEST(TransformerConfig, ReportsEachRule) {
       {"--cp-comm-type ring is not known\nhint: types: p2p, all_gather, a2a, a2a+p2p",
        [](auto& c) { c.cp_comm_type = {"ring"}; }},
       {"--cp-comm-type has 2 values, expected 1 or one per layer, 4",
-       [](auto& c) {
-         c.cp_comm_type = {"a2a", "p2p"};
-       }},
+       [](auto& c) { c.cp_comm_type = {"a2a", "p2p"}; }},
       {"--window-size -2: expected -1 (no limit) or more",
-       [](auto& c) {
-         c.window_size = {-2, 0};
-       }},
+       [](auto& c) { c.window_size = {-2, 0}; }},
       {"--window-attn-skip-freq has an effect only with --window-size",
        [](auto& c) { c.window_attn_skip_freq = "2"; }},
       {"--window-attn-skip-freq [1,0]: expected a positive integer, or a list of 4 zeros and ones",
-       [](auto& c) {
-         c.window_size = {4, 0}, c.window_attn_skip_freq = "[1,0]";
-       }},
+       [](auto& c) { c.window_size = {4, 0}, c.window_attn_skip_freq = "[1,0]"; }},
       {"--window-attn-skip-freq 0: expected a positive integer, or a list of 4 zeros and ones",
-       [](auto& c) {
-         c.window_size = {4, 0}, c.window_attn_skip_freq = "0";
-       }},
+       [](auto& c) { c.window_size = {4, 0}, c.window_attn_skip_freq = "0"; }},
       {"--window-attn-skip-freq 00: expected a positive integer, or a list of 4 zeros and ones",
-       [](auto& c) {
-         c.window_size = {4, 0}, c.window_attn_skip_freq = "00";
-       }},
+       [](auto& c) { c.window_size = {4, 0}, c.window_attn_skip_freq = "00"; }},
       {"--window-attn-skip-freq 99999999999999999999: expected a positive integer, or a list of 4 "
        "zeros and ones",
-       [](auto& c) {
-         c.window_size = {4, 0}, c.window_attn_skip_freq = "99999999999999999999";
-       }},
+       [](auto& c) { c.window_size = {4, 0}, c.window_attn_skip_freq = "99999999999999999999"; }},
       {"--recompute-num-layers 5: expected 1 to 4", [](auto& c) { c.recompute_num_layers = 5; }},
       {"--recompute-modules needs --recompute-granularity selective",
        [](auto& c) { c.recompute_modules = {"layernorm"}; }},
@@ -300,27 +289,32 @@ TEST(TransformerConfig, ReportsEachRule) {
       {"--offload-modules qkv_linear has no effect: --recompute-modules layernorm does not save "
        "it\nhint: leave it out",
        [](auto& c) {
-         c.fine_grained_activation_offloading = true, c.offload_modules = {"attn_norm", "qkv_linear"};
-         c.recompute_granularity = RecomputeGranularity::kSelective, c.recompute_modules = {"layernorm"};
+         c.fine_grained_activation_offloading = true,
+         c.offload_modules = {"attn_norm", "qkv_linear"};
+         c.recompute_granularity = RecomputeGranularity::kSelective,
+         c.recompute_modules = {"layernorm"};
        }},
       {"--offload-modules mlp_fc2 has no effect: --recompute-modules mlp_act does not save "
        "it\nhint: leave it out",
        [](auto& c) {
          c.fine_grained_activation_offloading = true, c.offload_modules = {"mlp_act", "mlp_fc2"};
-         c.recompute_granularity = RecomputeGranularity::kSelective, c.recompute_modules = {"mlp_act"};
+         c.recompute_granularity = RecomputeGranularity::kSelective,
+         c.recompute_modules = {"mlp_act"};
        }},
       {"--offload-modules core_attn has no effect: --recompute-granularity full saves the inputs "
        "of layers alone, attn_norm\n"
        "hint: leave it out",
        [](auto& c) {
-         c.fine_grained_activation_offloading = true, c.offload_modules = {"attn_norm", "core_attn"};
+         c.fine_grained_activation_offloading = true,
+         c.offload_modules = {"attn_norm", "core_attn"};
          c.recompute_granularity = RecomputeGranularity::kFull;
        }},
       {"--min-offloaded-tensor-size -1 is negative",
        [](auto& c) { c.min_offloaded_tensor_size = -1; }},
       {"--activation-offload-fraction 1.5 is outside (0, 1]",
        [](auto& c) {
-         c.fine_grained_activation_offloading = true, c.offload_modules = {"core_attn"}, c.activation_offload_fraction = 1.5;
+         c.fine_grained_activation_offloading = true, c.offload_modules = {"core_attn"},
+         c.activation_offload_fraction = 1.5;
        }},
       {"--activation-offload-fraction has an effect only with --fine-grained-activation-offloading",
        [](auto& c) { c.activation_offload_fraction = 0.5; }},
@@ -330,14 +324,16 @@ TEST(TransformerConfig, ReportsEachRule) {
        "them",
        [](auto& c) {
          c.fine_grained_activation_offloading = true, c.offload_modules = {"attn_norm"};
-         c.recompute_granularity = RecomputeGranularity::kFull, c.distribute_saved_activations = true;
+         c.recompute_granularity = RecomputeGranularity::kFull,
+         c.distribute_saved_activations = true;
        }},
       {"--cpu-offloading-num-layers 4: expected 0 to 3",
        [](auto& c) { c.cpu_offloading_num_layers = 4; }},
       {"--cpu-offloading-num-layers and --fine-grained-activation-offloading are both given\nhint: "
        "give one of them",
        [](auto& c) {
-         c.fine_grained_activation_offloading = true, c.offload_modules = {"attn_norm"}, c.cpu_offloading_num_layers = 1;
+         c.fine_grained_activation_offloading = true, c.offload_modules = {"attn_norm"},
+         c.cpu_offloading_num_layers = 1;
        }},
       {"--cpu-offloading-num-layers does not go with recomputation\n"
        "hint: give --fine-grained-activation-offloading with --offload-modules",
@@ -353,9 +349,7 @@ TEST(TransformerConfig, ReportsEachRule) {
       {"--rotary-percent 0.2 of --kv-channels 16 rotates 3 features, an even number is needed",
        [](auto& c) { rope(c).rotary_percent = 0.2; }},
       {"--rotary-base-local 0 must be positive",
-       [](auto& c) {
-         c.rotary_base_local = 0, c.window_size = {4, 0};
-       }},
+       [](auto& c) { c.rotary_base_local = 0, c.window_size = {4, 0}; }},
       {"--rotary-base-local has an effect only with --window-size",
        [](auto& c) { c.rotary_base_local = 9; }},
       {"--rope-scaling-type has an effect only with --position-embedding-type rope",
@@ -504,20 +498,28 @@ TransformerConfig rotary_config() {
 }
 
 // Expects cos and sin of position * frequency.
-void expect_angles(const TransformerConfig& config, const std::vector<double>& frequencies, double stretch = 1.0) {
+void expect_angles(const TransformerConfig& config, const std::vector<double>& frequencies,
+                   double stretch = 1.0) {
   const RotaryEmbedding rotary(config);
   const at::Tensor positions = at::tensor({0, 1, 7, 31, 1000}, at::kLong);
   for (const auto type : {at::kDouble, at::kFloat, at::kBFloat16}) {
     const RotaryTables tables = rotary.tables(positions, type).all;
     EXPECT_EQ(tables.cos.scalar_type(), type == at::kDouble ? at::kDouble : at::kFloat);
-    ASSERT_EQ(tables.cos.sizes(), (std::vector<int64_t>{5, static_cast<int64_t>(frequencies.size())}));
+    ASSERT_EQ(tables.cos.sizes(),
+              (std::vector<int64_t>{5, static_cast<int64_t>(frequencies.size())}));
     EXPECT_EQ(tables.interleaved, config.rotary_interleaved);
     for (int64_t p = 0; p < 5; ++p) {
       for (size_t i = 0; i < frequencies.size(); ++i) {
-        const double position = positions[p].item<double>(), angle = position / stretch * frequencies[i];
-        const double tolerance = type == at::kDouble ? 1e-12 * (1.0 + position) : 3e-7 * (1.0 + position);
-        EXPECT_NEAR(tables.cos[p][static_cast<int64_t>(i)].item<double>(), std::cos(angle), tolerance) << p << " " << i;
-        EXPECT_NEAR(tables.sin[p][static_cast<int64_t>(i)].item<double>(), std::sin(angle), tolerance) << p << " " << i;
+        const double position = positions[p].item<double>(),
+                     angle = position / stretch * frequencies[i];
+        const double tolerance =
+            type == at::kDouble ? 1e-12 * (1.0 + position) : 3e-7 * (1.0 + position);
+        EXPECT_NEAR(tables.cos[p][static_cast<int64_t>(i)].item<double>(), std::cos(angle),
+                    tolerance)
+            << p << " " << i;
+        EXPECT_NEAR(tables.sin[p][static_cast<int64_t>(i)].item<double>(), std::sin(angle),
+                    tolerance)
+            << p << " " << i;
       }
     }
   }
@@ -602,7 +604,8 @@ TEST(RotaryEmbedding, PositionsByRow) {
     EXPECT_TRUE(at::equal(tables.cos.select(1, row), alone.cos));
     EXPECT_TRUE(at::equal(tables.sin.select(1, row), alone.sin));
   }
-  EXPECT_TRUE(tables.cos.is_contiguous() && tables.sin.is_contiguous()) << "kernels read them row by row";
+  EXPECT_TRUE(tables.cos.is_contiguous() && tables.sin.is_contiguous())
+      << "kernels read them row by row";
 }
 
 }  // namespace
