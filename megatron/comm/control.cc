@@ -41,21 +41,27 @@ std::string ControlChannel::take(const std::string& key, int from, const char* w
   const std::string sign = cat("progress/", from);
   std::optional<std::string> seen;
   bool looked = false;
-  double since = seconds_now(), next_look = since;
+  double last = seconds_now(), next_look = last;
+  double waited = 0;
   for (auto pause = std::chrono::milliseconds(1);;
        pause = std::min(2 * pause, std::chrono::milliseconds(50))) {
     if (std::optional<std::string> value = store_->find(key)) return *value;
-    if (const double now = seconds_now(); now >= next_look) {
+    // A pause of this process or of the whole machine is not the other rank's: it counts as one
+    // look.
+    const double now = seconds_now();
+    waited += std::min(now - last, interval_);
+    last = now;
+    if (now >= next_look) {
       next_look = now + interval_;
       std::optional<std::string> current = store_->find(sign);
       if (looked && current != seen) {
-        since = now;
+        waited = 0;
         if (rank_ == 0) progress();  // those who wait for this rank wait for that one
       }
       looked = true;
       seen = std::move(current);
     }
-    if (seconds_now() - since > patience)
+    if (waited > patience)
       throw CollectiveError(cat(what, " ", calls_, " of the channel ", name_, ": rank ", from,
                                 " did not come and made no progress for ", timeout_seconds_,
                                 " s\nhint: it is stuck in a file system or in a loop; see its log"),

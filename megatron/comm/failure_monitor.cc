@@ -31,6 +31,8 @@ using Condition = RankState::Condition;
 
 constexpr double kBeatSeconds = 1.0;   // between signs of life
 constexpr double kTickSeconds = 0.25;  // between looks at the peers
+// A gap between two looks at the clock that says that this process, or its machine, was paused.
+constexpr double kPauseSeconds = 2.0;
 // How long the reporting rank waits for the others' states
 constexpr double kCollectSeconds = 1.5;
 constexpr double kVerdictSeconds = 3.0;  // how long the others wait for the report
@@ -140,9 +142,13 @@ struct FailureMonitor::Impl {
   std::shared_ptr<Store> store;  // used by the monitor's thread only
   std::string process = cat("process ", getpid(), " on ", host_name());
   std::atomic<double> timeout;
-  std::atomic<double> last_tick{seconds_now()};
+  std::atomic<double> last_tick{0};       // of awake_seconds()
   std::atomic<int64_t> work{0};           // calls of progress() of this rank
   std::atomic<double> last_work{-1e300};  // when progress of any rank was last seen
+  std::mutex clock_mutex;
+  const double clock_start = seconds_now();
+  double last_reading = clock_start;
+  double paused = 0;
   std::mutex alone_mutex;
   bool alone = false;  // the store is lost, and that is being reported
 
@@ -176,6 +182,20 @@ struct FailureMonitor::Impl {
         timeout(timeout_seconds) {
     for (const Neighbour& neighbour : connection.neighbours)
       neighbours.push_back({neighbour.rank, neighbour.pid, open_process(neighbour.pid)});
+  }
+
+  // -- time
+
+  // Seconds in which this process could run: pauses of the process or of its machine, which say
+  // nothing about the other ranks, are left out. The guard asks every kTickSeconds. Any thread.
+  double awake_seconds() {
+    const std::lock_guard lock(clock_mutex);
+    const double now = seconds_now(), gap = now - std::exchange(last_reading, now);
+    if (gap > kPauseSeconds) {
+      paused += gap;
+      last_work = now;  // calls in flight have waited through the pause, too
+    }
+    return now - clock_start - paused;
   }
 
   // -- this rank
@@ -239,7 +259,7 @@ struct FailureMonitor::Impl {
   // Whether a watched rank has given no sign of life for the timeout. Rank 0 watches all ranks, the
   // others rank 0.
   bool peer_is_silent() {
-    const double now = seconds_now();
+    const double now = awake_seconds();
     bool silent = false;
     const int end = launch.rank == 0 ? launch.world_size : 1;
     for (int rank = 0; rank < end; ++rank) {
@@ -285,6 +305,7 @@ struct FailureMonitor::Impl {
   // Whether a call of this rank has waited for the timeout, in which no rank has read or written
   // anything of a checkpoint. The others' progress is asked for only when a call is old.
   bool call_is_stuck() {
+    awake_seconds();
     const double age = history->oldest_age();
     if (age < timeout / 4) {
       seen_work.reset();
@@ -540,7 +561,7 @@ struct FailureMonitor::Impl {
   void watch() {
     try {
       for (;;) {
-        last_tick = seconds_now();
+        last_tick = awake_seconds();
         {
           std::lock_guard lock(mutex);
           if (leaving && !failure) break;
@@ -569,7 +590,7 @@ struct FailureMonitor::Impl {
     if (launch.rank != 0 || launch.store_is_hosted || num_left == launch.world_size) return;
     for (const double end = seconds_now() + timeout; seconds_now() < end;
          sleep_seconds(kTickSeconds / 5)) {
-      last_tick = seconds_now();
+      last_tick = awake_seconds();
       if (store->add("num_left", 0) == launch.world_size) return;
       if (look()) end_process();
     }
@@ -580,7 +601,7 @@ struct FailureMonitor::Impl {
     std::unique_lock lock(mutex);
     while (!changed.wait_for(lock, std::chrono::duration<double>(kTickSeconds),
                              [&] { return left || reported; })) {
-      const double stuck = seconds_now() - last_tick;
+      const double stuck = awake_seconds() - last_tick;
       if (stuck < kStuckStoreSeconds) continue;
       lock.unlock();
       const bool call_is_old =

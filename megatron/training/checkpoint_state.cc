@@ -345,6 +345,7 @@ void Checkpointer::report(const SaveOutcome& outcome) {
   newest_.iteration = outcome.iteration;
   newest_.directory = outcome.result.directory.string();
   newest_.longest_seconds = std::max(newest_.longest_seconds, seconds);
+  if (when_published_) when_published_(newest_);
   print_line(cat("  saved checkpoint of iteration ", outcome.iteration, " to ",
                  outcome.result.directory.string(), " (",
                  format_bytes(static_cast<double>(outcome.result.total_bytes)), ")"));

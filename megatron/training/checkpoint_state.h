@@ -7,6 +7,7 @@
 #pragma once
 
 #include <filesystem>
+#include <functional>
 #include <memory>
 #include <string>
 #include <utility>
@@ -79,6 +80,10 @@ class Checkpointer {
     double longest_seconds = 0;  // of all saves so far, from the call to the publication
   };
   const Published& newest() const { return newest_; }
+  // Called with newest() when a checkpoint has been published, before anything else can fail.
+  void when_published(std::function<void(const Published&)> callback) {
+    when_published_ = std::move(callback);
+  }
   // How long a save takes: the longest so far, `before` by earlier attempts, or what this rank's
   // state needs at 100 MB/s.
   double expected_seconds(double before);
@@ -97,6 +102,7 @@ class Checkpointer {
   Agreement* agreement_;  // null: one rank
   int64_t last_saved_ = -1;
   Published newest_;
+  std::function<void(const Published&)> when_published_;
   double state_bytes_ = 0;  // of this rank, when they were asked for
   std::shared_ptr<Snapshot> snapshot_;
   std::unique_ptr<AsyncSaver> saver_;

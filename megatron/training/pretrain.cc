@@ -74,7 +74,7 @@ class Run {
   void write_startup_record(int64_t iteration);
   std::vector<std::pair<std::string, double>> named(const std::vector<double>& metrics) const;
   int end(const std::string& reason);
-  void note_saves();
+  void warn_of_slow_saves();
   void require_final_save() const;
 
   const PretrainTask& task_;
@@ -195,6 +195,9 @@ Run::Run(const PretrainTask& task, const Arguments& arguments, const Job& job, R
   folders_.set_iteration(state_.iteration);
   if (start_.continues())
     folders_.set_saved(state_.iteration, start_.checkpoint->directory().string(), 0);
+  checkpointer_.when_published([this](const Checkpointer::Published& newest) {
+    folders_.set_saved(newest.iteration, newest.directory, newest.longest_seconds);
+  });
   if (config_.exit_signal_handler)
     signals_ = std::make_unique<SignalHandler>(config_.exit_signal_number());
 }
@@ -385,11 +388,10 @@ void Run::require_final_save() const {
           "\nhint: make room there and start the run again with --start-mode resume-or-fresh"));
 }
 
-// Tells outcome.json of new checkpoints, and the user when one takes longer than a signal leaves.
-void Run::note_saves() {
+// Tells the user when a step and a checkpoint take longer than a signal leaves.
+void Run::warn_of_slow_saves() {
   const Checkpointer::Published& newest = checkpointer_.newest();
   if (newest.directory.empty()) return;
-  folders_.set_saved(newest.iteration, newest.directory, newest.longest_seconds);
   const bool torchrun = job_.launch.launcher == "torchrun" && !job_.launch.run_id.empty();
   const int64_t grace = config_.exit_signal_grace_seconds.value_or(torchrun ? 30 : 0);
   const double needed = newest.longest_seconds + time_limit_.longest_turn();
@@ -407,7 +409,6 @@ void Run::note_saves() {
 
 int Run::end(const std::string& reason) {
   checkpointer_.finish();
-  note_saves();
   require_final_save();
   log_progress(config_, cat(reason, " at iteration ", state_.iteration));
   MetricsRecord record = log_.metrics().begin("end");
@@ -524,7 +525,7 @@ void Run::after_step() {
   if (saves) save();
   checkpointer_.poll();
   time_limit_.add_turn(seconds_since(std::exchange(turn_began_, std::chrono::steady_clock::now())));
-  note_saves();
+  warn_of_slow_saves();
 }
 
 // Why this rank would end the run now, as a number that every rank can read: a signal, or

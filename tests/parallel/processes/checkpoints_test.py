@@ -56,6 +56,13 @@ class Job:
             assert time.time() < deadline and any(r.poll() is None for r in self.ranks), self.text(self.out) + self.text(self.err)
             time.sleep(0.005)
 
+    def pause(self, seconds):
+        """Stops all ranks for a while, as a virtual machine is stopped that moves to another host."""
+        for number, then in ((signal.SIGSTOP, seconds), (signal.SIGCONT, 0)):
+            for rank in self.ranks:
+                rank.send_signal(number)
+            time.sleep(then)
+
     def wait(self, seconds):
         deadline = time.time() + seconds
         while any(r.poll() is None for r in self.ranks) and time.time() < deadline:
@@ -100,6 +107,13 @@ class SlowStart(FolderTest):
             self.assertLessEqual(int(blocks) - 2, 1.2 * (share + loaded) + 2)
             self.assertGreater(float(seconds), 3 * self.timeout)
 
+    def test_a_pause_of_the_machine_ends_nobody(self):
+        write(self.root, self.mib // 4)
+        job = Job("start", self.root, 4, 2, MEGATRON_TEST_READ_MB_S=self.rate, MEGATRON_TEST_MIB=self.mib // 4)
+        time.sleep(3)
+        job.pause(5)
+        self.assertEqual(job.wait(120), [0] * 4, job.text(job.err))
+
     def test_one_that_hangs_in_it_is_named(self):
         write(self.root, self.mib)
         job = Job("start", self.root, self.ranks, self.timeout, MEGATRON_TEST_READ_MB_S=self.rate, MEGATRON_TEST_MIB=self.mib,
@@ -130,6 +144,12 @@ class Busy(unittest.TestCase):
         job = Job("busy", "/", 3, 3)
         self.assertEqual(job.wait(120), [0] * 3, job.text(job.err))
         self.assertGreater(time.time() - begin, 9)
+
+    def test_a_pause_of_the_machine_ends_nobody(self):
+        job = Job("busy", "/", 3, 3)
+        job.wait_for("busy")
+        job.pause(6)
+        self.assertEqual(job.wait(120), [0] * 3, job.text(job.err))
 
     def test_is_named_when_it_stops(self):
         job = Job("busy", "/", 3, 2, MEGATRON_TEST_HANG_RANK=1)

@@ -139,6 +139,8 @@ int64_t start(const fs::path& root, Weights& weights, Agreement& agreement) {
 
 void be_busy(FailureMonitor& monitor, int rank, double timeout) {
   if (rank != 1) return;
+  std::printf("busy\n");
+  std::fflush(stdout);
   const bool hangs = from_environment("MEGATRON_TEST_HANG_RANK", -1) == rank;
   const auto end = Clock::now() + std::chrono::duration<double>((hangs ? 1.5 : 3) * timeout);
   while (Clock::now() < end) {
