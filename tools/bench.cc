@@ -22,6 +22,7 @@
 #include "megatron/training/rank_reports.h"
 #include "megatron/training/setup.h"
 #include "megatron/training/tasks/tasks.h"
+#include "megatron/training/training_job.h"
 #include "megatron/transformer/context_parallel.h"
 #include "tools/commands.h"
 

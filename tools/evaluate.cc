@@ -14,6 +14,7 @@
 #include "megatron/inference/evaluation_tasks.h"
 #include "megatron/inference/generator.h"
 #include "megatron/training/job.h"
+#include "megatron/training/shared_settings.h"
 #include "tools/commands.h"
 #include "tools/load_model_flags.h"
 
@@ -294,19 +295,19 @@ int megatron_evaluate(int argc, char** argv) {
     return 0;
   }
   const Launch launch = launch_from_environment();
-  Arguments arguments;
-  arguments.world_size = launch.world_size;
-  arguments.parallel.tensor_model_parallel_size = config.tensor_model_parallel_size;
-  data_parallel_size(arguments.parallel, launch.world_size);  // the ranks divide
+  RuntimeOptions options;
+  options.parallel.tensor_model_parallel_size = config.tensor_model_parallel_size;
+  options.settings = [&] { return shared_settings(configs); };
+  data_parallel_size(options.parallel, launch.world_size);  // the ranks divide
   const std::vector<EvaluationTask> tasks = read_tasks(config);
   if (launch.world_size > 1) {
     const LoadModelRequest request = load_model_request(load, launch.local_rank);
-    arguments.transformer = open_model(request).config.transformer;  // heads are shared in groups
-    arguments.training.device = request.device.is_cuda() ? DeviceChoice::kCuda : DeviceChoice::kCpu;
+    // Heads are shared in groups.
+    options.query_groups = open_model(request).config.transformer.query_groups();
+    options.device = request.device.is_cuda() ? DeviceChoice::kCuda : DeviceChoice::kCpu;
   }
-  return run_job(
-      launch, arguments, [&](const Job& job) { return evaluate_model(config, load, tasks, job); },
-      configs);
+  return run_job(launch, options,
+                 [&](const Job& job) { return evaluate_model(config, load, tasks, job); });
 }
 
 }  // namespace megatron

@@ -10,6 +10,7 @@
 #include "megatron/comm/rendezvous.h"
 #include "megatron/training/pretrain.h"
 #include "megatron/training/tasks/tasks.h"
+#include "megatron/training/training_job.h"
 #include "tools/commands.h"
 #include "tools/torch_version.h"
 

@@ -20,6 +20,7 @@
 #include "megatron/training/device.h"
 #include "megatron/training/flag_table.h"
 #include "megatron/training/tasks/tasks.h"
+#include "megatron/training/training_job.h"
 #include "tools/commands.h"
 
 namespace megatron {

@@ -1,4 +1,4 @@
-// What the trainer needs to know of its device beyond tensors: name, memory, profiler marks.
+// What a program needs to know of its device beyond tensors: name, memory, profiler marks.
 // Without CUDA the marks do nothing.
 #pragma once
 
@@ -6,10 +6,10 @@
 
 #include <string>
 
+#include "megatron/training/device_choice.h"
+#include "megatron/training/memory_use.h"
 #include "megatron/training/section_clock.h"
 #include "megatron/training/timers.h"
-#include "megatron/training/training_config.h"
-#include "megatron/training/training_log.h"
 
 namespace megatron {
 

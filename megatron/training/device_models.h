@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <string_view>
 
-#include "megatron/training/training_config.h"
+#include "megatron/training/device_choice.h"
 
 namespace megatron {
 

@@ -4,7 +4,6 @@
 #include <utility>
 
 #include "megatron/base/check.h"
-#include "megatron/base/exit_codes.h"
 #include "megatron/base/failure_class.h"
 #include "megatron/base/files.h"
 #include "megatron/base/log.h"
@@ -15,7 +14,6 @@
 #include "megatron/tensor/gemm.h"
 #include "megatron/tensor/torch.h"
 #include "megatron/training/device.h"
-#include "megatron/training/shared_settings.h"
 
 namespace megatron {
 
@@ -69,54 +67,43 @@ int with_own_errors(const std::function<int()>& body) {
   }
 }
 
-int run_job(const Launch& launch, const Arguments& arguments,
-            const std::function<int(const Job&)>& body, std::span<Config* const> more) {
+int run_job(const Launch& launch, const RuntimeOptions& options,
+            const std::function<int(const Job&)>& body) {
   Job job;
   job.launch = launch;
-  if (arguments.training.stopped_exit_code.value_or(0) != 0 && launch.launcher == "torchrun" &&
-      !launch.run_id.empty()) {
-    if (launch.rank != 0) return kExitUsage;  // the first rank says what is wrong
-    throw UsageError(
-        "--stopped-exit-code is given under torchrun, which starts the ranks again after any code "
-        "but 0"
-        "\nhint: drop it; outcome.json in the folder of the run tells stopped from finished");
-  }
-  tune_gemms(arguments.training.gemm_tuning ? cache_folder().string() : "");
+  tune_gemms(options.gemm_tuning ? cache_folder().string() : "");
   if (launch.world_size == 1) return with_own_errors([&] { return body(job); });
   set_quiet(launch.rank != 0);
   set_crash_prefix(cat("[rank ", launch.rank, "] "));
   set_log_prefix(launch.rank != 0 ? cat("[rank ", launch.rank, "] ") : "");
   c10::Device device = c10::kCPU;
   try {
-    device = choose_device(arguments.training.device, launch.local_rank);
+    device = choose_device(options.device, launch.local_rank);
   } catch (const std::exception& error) {
     if (refuse_to_start(launch, exit_code_of(error))) throw;
     return exit_code_of(error);  // another rank says what is wrong
   }
   Connection connection;
   try {
-    connection = connect(launch, arguments.comm, device, shared_settings(arguments, more));
+    connection = connect(launch, options.comm, device, options.settings());
   } catch (const StartRefused& refused) {
     return refused.exit_code();
   }
   job.local_rank = launch.local_rank;
   job.local_world_size = launch.local_world_size > 0 ? launch.local_world_size : 1;
   FailureMonitor monitor(launch, connection,
-                         place_in_mesh(arguments.parallel, launch.rank, launch.world_size),
-                         arguments.comm.timeout_seconds());
+                         place_in_mesh(options.parallel, launch.rank, launch.world_size),
+                         options.comm.timeout_seconds());
   try {
     job.clock = std::make_shared<SectionClock>(device);
-    job.groups = make_parallel_groups(arguments.parallel, watch_waits(connection.world, job.clock),
-                                      arguments.transformer.query_groups());
-    ChannelAgreement agreement(*connection.store, launch, arguments.comm.timeout_seconds(),
-                               monitor);
+    job.groups = make_parallel_groups(options.parallel, watch_waits(connection.world, job.clock),
+                                      options.query_groups);
+    ChannelAgreement agreement(*connection.store, launch, options.comm.timeout_seconds(), monitor);
     job.agreement = &agreement;
     job.when_failed = [&](std::function<void(const JobFailure&)> callback) {
       monitor.when_failed(std::move(callback));
     };
-    job.after_first_step = [&] {
-      monitor.set_timeout(arguments.comm.timeout_seconds_after_init());
-    };
+    job.after_first_step = [&] { monitor.set_timeout(options.comm.timeout_seconds_after_init()); };
     return with_own_errors([&] { return body(job); });
   } catch (const std::exception& error) {
     if (!monitor.fail(error)) throw;

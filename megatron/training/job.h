@@ -5,13 +5,13 @@
 #include <chrono>
 #include <functional>
 #include <memory>
-#include <span>
 
 #include "megatron/comm/failure_monitor.h"
 #include "megatron/comm/launch.h"
 #include "megatron/comm/parallel_groups.h"
+#include "megatron/comm/rank_settings.h"
 #include "megatron/dist_checkpointing/save.h"
-#include "megatron/training/arguments.h"
+#include "megatron/training/device_choice.h"
 #include "megatron/training/section_clock.h"
 
 namespace megatron {
@@ -36,13 +36,23 @@ struct Job {
 // Runs `body`; errors of devices and of communication libraries become RetryError.
 int with_own_errors(const std::function<int()>& body);
 
+// What a process must know to take part in a job, whatever it is for.
+struct RuntimeOptions {
+  CommConfig comm;
+  ParallelConfig parallel;  // must divide launch.world_size
+  int query_groups = 1;     // of the attention layers, which tensor ranks may share
+  DeviceChoice device = DeviceChoice::kAuto;
+  bool gemm_tuning = true;
+  // What must be the same on every rank (shared_settings.h); asked for when there are several.
+  std::function<RankSettings()> settings = [] { return RankSettings(); };
+};
+
 // Runs `body` as one rank of the job that the launcher's environment describes (torchrun, srun,
-// mpirun; none: one rank) and returns what it returns. `arguments` were parsed for
-// launch.world_size ranks; `more`: flags of the command that are not part of them. Meets the other
-// ranks first: all start with the same settings (training/shared_settings.h), or none does. When
-// any rank throws, dies or hangs, every rank leaves with the exit code of that failure
-// (base/exit_codes.h) and one of them says why; see comm/failure_monitor.h.
-int run_job(const Launch& launch, const Arguments& arguments,
-            const std::function<int(const Job&)>& body, std::span<Config* const> more = {});
+// mpirun; none: one rank) and returns what it returns. Meets the other ranks first: all start with
+// the same settings, or none does. When any rank throws, dies or hangs, every rank leaves with the
+// exit code of that failure (base/exit_codes.h) and one of them says why; see
+// comm/failure_monitor.h.
+int run_job(const Launch& launch, const RuntimeOptions& options,
+            const std::function<int(const Job&)>& body);
 
 }  // namespace megatron

@@ -192,15 +192,12 @@ std::string contents_fingerprint(const std::string& path, bool few_blocks) {
   return sampler.text();
 }
 
-RankSettings shared_settings(const Arguments& arguments, std::span<Config* const> more) {
+RankSettings shared_settings(std::span<Config* const> configs) {
   RankSettings settings = {
       {"the program's build", program_build()},
       {"the build of libmegatron_compute.so", library_build("libmegatron_compute.so")},
       {"the build of libtorch", library_build("libtorch_cpu.so")}};
-  Arguments copy = arguments;
-  const std::vector<Config*> configs = copy.configs();
   add_fields(configs, settings);
-  add_fields(more, settings);
   return settings;
 }
 

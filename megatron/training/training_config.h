@@ -9,12 +9,12 @@
 #include <vector>
 
 #include "megatron/base/fields.h"
+#include "megatron/training/device_choice.h"
 #include "megatron/training/timers.h"
 
 namespace megatron {
 
 // The last three: that model of GPU
-enum class DeviceChoice { kAuto, kCpu, kCuda, kH100, kH200, kB200 };
 enum class StartChoice {
   kAuto,
   kFresh,

@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <cstdio>
-#include <fstream>
 
 #include "megatron/base/check.h"
 #include "megatron/base/format.h"
@@ -32,13 +31,6 @@ size_t rank_with_most(const std::vector<MemoryUse>& ranks, int64_t MemoryUse::* 
 }
 
 }  // namespace
-
-int64_t resident_bytes() {
-  std::ifstream file("/proc/self/statm");
-  int64_t total = 0, resident = 0;
-  file >> total >> resident;
-  return resident * sysconf(_SC_PAGESIZE);
-}
 
 std::string format_memory(const std::vector<MemoryUse>& ranks) {
   constexpr double kMb = 1024.0 * 1024.0;

@@ -10,6 +10,7 @@
 
 #include "megatron/training/flops.h"
 #include "megatron/training/log_line.h"
+#include "megatron/training/memory_use.h"
 #include "megatron/training/metrics_queue.h"
 #include "megatron/training/timers.h"
 #include "megatron/training/training_config.h"
@@ -46,17 +47,9 @@ struct EvaluationRecord {
   std::vector<std::pair<std::string, double>> metrics;  // of the task
 };
 
-// Bytes; zero where the device has no allocator to ask.
-struct MemoryUse {
-  int64_t reserved = 0, allocated = 0, max_allocated = 0, num_allocations = 0;
-  int64_t resident = 0;  // of the process on the host
-};
 // The memory line: "memory (MB) | allocated: ... | ..."; of several ranks the largest of each
 // number, and whose it is.
 std::string format_memory(const std::vector<MemoryUse>& ranks);
-// Resident bytes of this process.
-int64_t resident_bytes();
-
 // Constants of the run.
 struct RunFacts {
   int64_t train_iters = 0;

@@ -19,7 +19,7 @@
 #include <vector>
 
 #include "megatron/base/append_file.h"
-#include "megatron/training/metrics_sinks.h"
+#include "megatron/training/metrics_sink.h"
 
 namespace megatron {
 

@@ -11,6 +11,7 @@
 #include <set>
 
 #include "megatron/base/field_info.h"
+#include "megatron/training/arguments.h"
 
 namespace megatron {
 namespace {
@@ -41,7 +42,7 @@ std::string value_of(const RankSettings& settings, const std::string& name) {
 
 TEST_F(SharedSettings, HoldEveryFlagButThoseThatMayDiffer) {
   Arguments arguments;
-  const RankSettings settings = shared_settings(arguments);
+  const RankSettings settings = shared_settings(arguments.configs());
   std::set<std::string> compared, left_out;
   for (const RankSetting& setting : settings) compared.insert(setting.name);
   for (const FieldInfo& field : describe_fields(arguments.configs()))
@@ -50,8 +51,8 @@ TEST_F(SharedSettings, HoldEveryFlagButThoseThatMayDiffer) {
                             "--data-cache-path", "--distributed-interface",
                             "--num-dataset-builder-threads", "--num-threads", "--num-workers"));
   arguments.optimizer.lr = 0.25;
-  EXPECT_NE(digest(shared_settings(arguments)), digest(settings));
-  EXPECT_EQ(value_of(shared_settings(arguments), "--lr"), "0.25");
+  EXPECT_NE(digest(shared_settings(arguments.configs())), digest(settings));
+  EXPECT_EQ(value_of(shared_settings(arguments.configs()), "--lr"), "0.25");
 }
 
 TEST_F(SharedSettings, KnowEveryFlagThatNamesAFile) {
@@ -72,11 +73,11 @@ TEST_F(SharedSettings, KnowEveryFlagThatNamesAFile) {
 
 TEST_F(SharedSettings, CompareFoldersOfTheFirstRankByWhetherTheyAreGiven) {
   Arguments arguments;
-  EXPECT_EQ(value_of(shared_settings(arguments), "--run-dir"), "");
+  EXPECT_EQ(value_of(shared_settings(arguments.configs()), "--run-dir"), "");
   arguments.training.run_dir = "/local/rank0";
-  const std::string one = digest(shared_settings(arguments));
+  const std::string one = digest(shared_settings(arguments.configs()));
   arguments.training.run_dir = "/local/rank1";
-  EXPECT_EQ(digest(shared_settings(arguments)), one);
+  EXPECT_EQ(digest(shared_settings(arguments.configs())), one);
 }
 
 TEST_F(SharedSettings, SeeTheContentsOfFiles) {
@@ -115,7 +116,7 @@ TEST_F(SharedSettings, SeeTheFilesThatFlagsName) {
   arguments.data.data_path = {"0.25", write("a.bin", "1"), "0.75", write("b.bin", "2")};
   arguments.data.data_path[1].resize(arguments.data.data_path[1].size() - 4);
   arguments.data.data_path[3].resize(arguments.data.data_path[3].size() - 4);
-  const RankSettings settings = shared_settings(arguments);
+  const RankSettings settings = shared_settings(arguments.configs());
   EXPECT_THAT(value_of(settings, cat("--data-path ", arguments.data.data_path[3])),
               HasSubstr("1 bytes, contents"));
   EXPECT_EQ(value_of(settings, "--data-path 0.25"), "(not compared)");

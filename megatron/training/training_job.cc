@@ -1,0 +1,36 @@
+#include "megatron/training/training_job.h"
+
+#include <vector>
+
+#include "megatron/base/check.h"
+#include "megatron/base/exit_codes.h"
+#include "megatron/training/shared_settings.h"
+
+namespace megatron {
+
+int run_job(const Launch& launch, const Arguments& arguments,
+            const std::function<int(const Job&)>& body, std::span<Config* const> more) {
+  if (arguments.training.stopped_exit_code.value_or(0) != 0 && launch.launcher == "torchrun" &&
+      !launch.run_id.empty()) {
+    if (launch.rank != 0) return kExitUsage;  // the first rank says what is wrong
+    throw UsageError(
+        "--stopped-exit-code is given under torchrun, which starts the ranks again after any code "
+        "but 0"
+        "\nhint: drop it; outcome.json in the folder of the run tells stopped from finished");
+  }
+  RuntimeOptions options;
+  options.comm = arguments.comm;
+  options.parallel = arguments.parallel;
+  options.query_groups = arguments.transformer.query_groups();
+  options.device = arguments.training.device;
+  options.gemm_tuning = arguments.training.gemm_tuning;
+  options.settings = [&] {
+    Arguments copy = arguments;
+    std::vector<Config*> configs = copy.configs();
+    configs.insert(configs.end(), more.begin(), more.end());
+    return shared_settings(configs);
+  };
+  return run_job(launch, options, body);
+}
+
+}  // namespace megatron
