@@ -16,7 +16,7 @@ int report(int argc, char** argv);
 int version(int argc, char** argv);
 
 // With libtorch: in libmegatron_compute.so, where the table of commands finds them by name
-// (tools/compute_library.h).
+// (tools/support/compute_library.h).
 extern "C" {
 int megatron_pretrain(int argc, char** argv);
 int megatron_finetune(int argc, char** argv);

@@ -1,7 +1,7 @@
 // The table of commands. computing<NAME> is a function of libmegatron_compute.so.
-#include "tools/command_line.h"
 #include "tools/commands.h"
-#include "tools/compute_library.h"
+#include "tools/support/command_line.h"
+#include "tools/support/compute_library.h"
 
 int main(int argc, char** argv) {
   using namespace megatron;  // NOLINT: the table reads better

@@ -1,5 +1,5 @@
 // Signals that end a process by themselves: what is said before it dies, and those that become
-// errors. A thread's polite stop (SIGTERM, SIGINT) is training/signals.h.
+// errors. A thread's polite stop (SIGTERM, SIGINT) is runtime/signals.h.
 #pragma once
 
 #include <string>

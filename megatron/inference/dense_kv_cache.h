@@ -3,7 +3,7 @@
 
 #include <vector>
 
-#include "megatron/transformer/kv_cache.h"
+#include "megatron/transformer/layer/kv_cache.h"
 
 namespace megatron {
 

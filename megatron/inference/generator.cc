@@ -5,7 +5,7 @@
 #include "megatron/base/check.h"
 #include "megatron/inference/dense_kv_cache.h"
 #include "megatron/tensor/torch.h"
-#include "megatron/transformer/forward_context.h"
+#include "megatron/transformer/layer/forward_context.h"
 
 namespace megatron {
 namespace {

@@ -6,7 +6,7 @@
 
 #include "megatron/base/check.h"
 #include "megatron/tensor/torch.h"
-#include "megatron/transformer/context_parallel.h"
+#include "megatron/transformer/context_parallel/context_parallel.h"
 
 namespace megatron {
 

@@ -15,7 +15,7 @@
 
 #include "megatron/dist_checkpointing/async_saver.h"
 #include "megatron/dist_checkpointing/checkpoint.h"
-#include "megatron/training/arguments.h"
+#include "megatron/training/arguments/arguments.h"
 #include "megatron/training/run_state.h"
 #include "megatron/training/train_step.h"
 #include "megatron/training/training_log.h"

@@ -1,8 +1,8 @@
 #include "megatron/training/evaluation.h"
 
 #include "megatron/base/check.h"
+#include "megatron/runtime/device.h"
 #include "megatron/tensor/torch.h"
-#include "megatron/training/device.h"
 #include "megatron/training/passes.h"
 
 namespace megatron {

@@ -11,7 +11,7 @@
 #include <memory>
 #include <vector>
 
-#include "megatron/training/arguments.h"
+#include "megatron/training/arguments/arguments.h"
 #include "megatron/training/batch.h"
 #include "megatron/training/hybrid_context_plan.h"
 

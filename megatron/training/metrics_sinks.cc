@@ -1,9 +1,9 @@
 #include "megatron/training/metrics_sinks.h"
 
-#include "megatron/training/metrics_file.h"
-#include "megatron/training/prometheus.h"
-#include "megatron/training/tensorboard.h"
-#include "megatron/training/wandb.h"
+#include "megatron/reporting/metrics_file.h"
+#include "megatron/reporting/prometheus.h"
+#include "megatron/reporting/tensorboard.h"
+#include "megatron/reporting/wandb.h"
 
 namespace megatron {
 

@@ -5,8 +5,8 @@
 #include <string>
 #include <vector>
 
-#include "megatron/training/metrics_sink.h"
-#include "megatron/training/training_config.h"
+#include "megatron/reporting/metrics_sink.h"
+#include "megatron/training/arguments/training_config.h"
 
 namespace megatron {
 

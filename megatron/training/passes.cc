@@ -5,9 +5,9 @@
 #include "megatron/base/check.h"
 #include "megatron/nn/activation_offload.h"
 #include "megatron/nn/recompute.h"
+#include "megatron/runtime/device.h"
 #include "megatron/tensor/torch.h"
 #include "megatron/tensor_parallel/lora_adapter.h"
-#include "megatron/training/device.h"
 
 namespace megatron {
 

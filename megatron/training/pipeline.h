@@ -10,7 +10,7 @@
 #include "megatron/pipeline_parallel/executor.h"
 #include "megatron/pipeline_parallel/stage_layout.h"
 #include "megatron/tensor/random.h"
-#include "megatron/training/arguments.h"
+#include "megatron/training/arguments/arguments.h"
 
 namespace megatron {
 

@@ -6,8 +6,8 @@
 #include <string>
 #include <vector>
 
-#include "megatron/training/device.h"
-#include "megatron/training/slow_ranks.h"
+#include "megatron/reporting/slow_ranks.h"
+#include "megatron/runtime/device.h"
 #include "megatron/training/train_step.h"
 
 namespace megatron {

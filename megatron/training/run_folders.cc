@@ -8,7 +8,7 @@
 #include "megatron/base/check.h"
 #include "megatron/base/log.h"
 #include "megatron/base/process_signals.h"
-#include "megatron/training/folder_lock.h"
+#include "megatron/runtime/folder_lock.h"
 
 namespace megatron {
 namespace {

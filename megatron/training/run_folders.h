@@ -6,9 +6,9 @@
 #include <memory>
 #include <string>
 
-#include "megatron/training/job.h"
-#include "megatron/training/run_outcome.h"
-#include "megatron/training/training_config.h"
+#include "megatron/runtime/job.h"
+#include "megatron/runtime/run_outcome.h"
+#include "megatron/training/arguments/training_config.h"
 
 namespace megatron {
 

@@ -12,7 +12,7 @@
 #include "megatron/base/check.h"
 #include "megatron/base/json_writer.h"
 #include "megatron/base/threads.h"
-#include "megatron/training/build_commit.h"
+#include "megatron/reporting/build_commit.h"
 
 namespace megatron {
 

@@ -8,8 +8,8 @@
 #include <utility>
 #include <vector>
 
-#include "megatron/training/job.h"
-#include "megatron/training/metrics_sink.h"
+#include "megatron/reporting/metrics_sink.h"
+#include "megatron/runtime/job.h"
 
 namespace megatron {
 

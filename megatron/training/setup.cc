@@ -5,12 +5,12 @@
 #include "megatron/base/log.h"
 #include "megatron/comm/peer_mailbox.h"
 #include "megatron/dist_checkpointing/checkpoint_folder.h"
-#include "megatron/models/huggingface/hf_folder.h"
-#include "megatron/models/huggingface/peft.h"
+#include "megatron/interop/huggingface/hf_folder.h"
+#include "megatron/interop/huggingface/peft.h"
 #include "megatron/nn/placement.h"
 #include "megatron/tensor/torch.h"
+#include "megatron/training/arguments/microbatches.h"
 #include "megatron/training/checkpoint_state.h"
-#include "megatron/training/microbatches.h"
 #include "megatron/transformer/lora.h"
 
 namespace megatron {

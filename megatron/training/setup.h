@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "megatron/dist_checkpointing/checkpoint.h"
-#include "megatron/training/job.h"
+#include "megatron/runtime/job.h"
 #include "megatron/training/run_state.h"
 #include "megatron/training/train_step.h"
 

@@ -1,8 +1,8 @@
 #include "megatron/training/start_notes.h"
 
 #include "megatron/base/check.h"
-#include "megatron/training/layout_plan.h"
-#include "megatron/training/layout_verdict.h"
+#include "megatron/training/planning/layout_plan.h"
+#include "megatron/training/planning/layout_verdict.h"
 
 namespace megatron {
 

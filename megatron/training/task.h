@@ -12,9 +12,9 @@
 #include "megatron/models/gpt/gpt_model.h"
 #include "megatron/nn/module.h"
 #include "megatron/pipeline_parallel/stage_layout.h"
-#include "megatron/training/arguments.h"
+#include "megatron/reporting/flops.h"
+#include "megatron/training/arguments/arguments.h"
 #include "megatron/training/batch.h"
-#include "megatron/training/flops.h"
 
 namespace megatron {
 

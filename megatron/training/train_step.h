@@ -11,7 +11,7 @@
 
 #include "megatron/nn/activation_offload.h"
 #include "megatron/optimizer/replica_hashes.h"
-#include "megatron/training/device.h"
+#include "megatron/runtime/device.h"
 #include "megatron/training/microbatch_graphs.h"
 #include "megatron/training/pipeline.h"
 #include "megatron/training/task.h"

@@ -4,7 +4,7 @@
 
 #include "megatron/base/check.h"
 #include "megatron/base/exit_codes.h"
-#include "megatron/training/shared_settings.h"
+#include "megatron/runtime/shared_settings.h"
 
 namespace megatron {
 

@@ -4,8 +4,8 @@
 #include <functional>
 #include <span>
 
-#include "megatron/training/arguments.h"
-#include "megatron/training/job.h"
+#include "megatron/runtime/job.h"
+#include "megatron/training/arguments/arguments.h"
 
 namespace megatron {
 

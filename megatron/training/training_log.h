@@ -8,12 +8,12 @@
 #include <utility>
 #include <vector>
 
-#include "megatron/training/flops.h"
-#include "megatron/training/log_line.h"
-#include "megatron/training/memory_use.h"
-#include "megatron/training/metrics_queue.h"
-#include "megatron/training/timers.h"
-#include "megatron/training/training_config.h"
+#include "megatron/reporting/flops.h"
+#include "megatron/reporting/log_line.h"
+#include "megatron/reporting/metrics_queue.h"
+#include "megatron/reporting/timers.h"
+#include "megatron/runtime/memory_use.h"
+#include "megatron/training/arguments/training_config.h"
 
 namespace megatron {
 

@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "megatron/base/check.h"
-#include "megatron/transformer/transformer_config.h"
+#include "megatron/transformer/config/transformer_config.h"
 
 namespace megatron {
 namespace {

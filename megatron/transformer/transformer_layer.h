@@ -3,8 +3,8 @@
 // (--parallel-residual).
 #pragma once
 
-#include "megatron/transformer/attention.h"
-#include "megatron/transformer/mlp.h"
+#include "megatron/transformer/attention/attention.h"
+#include "megatron/transformer/feed_forward/mlp.h"
 
 namespace megatron {
 

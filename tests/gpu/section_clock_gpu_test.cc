@@ -4,9 +4,9 @@
 #include <chrono>
 #include <thread>
 
+#include "megatron/runtime/device.h"
+#include "megatron/runtime/section_clock.h"
 #include "megatron/tensor/torch.h"
-#include "megatron/training/device.h"
-#include "megatron/training/section_clock.h"
 
 namespace megatron {
 namespace {

@@ -194,7 +194,7 @@ TEST(Layers, RulesFindWhatTheyForbid) {
       {"megatron/tensor/x.cc", "#if MEGATRON_CUDA\n#include <ATen/ATen.h>"},
       {"megatron/comm/x.cc", "#include \"megatron/comm/detail/ring.h\""},
       {"tests/unit/comm/x_test.cc", "#include \"megatron/comm/detail/ring.h\""},
-      {"tools/x.cc", "#include \"megatron/training/arguments.h\"\nusing namespace std;"}};
+      {"tools/x.cc", "#include \"megatron/training/arguments/arguments.h\"\nusing namespace std;"}};
   for (const SourceFile& file : good) EXPECT_TRUE(checker.check(file).empty()) << file.path;
 }
 

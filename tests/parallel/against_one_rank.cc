@@ -6,8 +6,8 @@
 
 #include "megatron/base/check.h"
 #include "megatron/tensor/torch.h"
-#include "megatron/training/equivalence.h"
-#include "megatron/training/prove.h"
+#include "megatron/training/proving/equivalence.h"
+#include "megatron/training/proving/prove.h"
 #include "megatron/training/tasks/tasks.h"
 
 namespace megatron {

@@ -6,7 +6,7 @@
 
 #include <string>
 
-#include "megatron/training/arguments.h"
+#include "megatron/training/arguments/arguments.h"
 
 namespace megatron {
 

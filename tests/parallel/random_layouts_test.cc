@@ -15,7 +15,7 @@
 
 #include "against_one_rank.h"
 #include "megatron/base/check.h"
-#include "megatron/training/prove.h"
+#include "megatron/training/proving/prove.h"
 #include "megatron/training/tasks/tasks.h"
 
 namespace megatron {

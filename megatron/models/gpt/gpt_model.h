@@ -7,8 +7,8 @@
 #include "megatron/nn/module.h"
 #include "megatron/nn/recompute.h"
 #include "megatron/pipeline_parallel/stage_layout.h"
-#include "megatron/transformer/forward_context.h"
-#include "megatron/transformer/transformer_config.h"
+#include "megatron/transformer/config/transformer_config.h"
+#include "megatron/transformer/layer/forward_context.h"
 
 namespace megatron {
 

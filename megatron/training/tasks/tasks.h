@@ -3,7 +3,7 @@
 
 #include <string_view>
 
-#include "megatron/training/dpo_config.h"
+#include "megatron/training/arguments/dpo_config.h"
 #include "megatron/training/task.h"
 
 namespace megatron {

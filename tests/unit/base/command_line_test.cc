@@ -1,4 +1,4 @@
-#include "tools/command_line.h"
+#include "tools/support/command_line.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

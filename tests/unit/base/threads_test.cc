@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "tools/openmp_waiting.h"
+#include "tools/support/openmp_waiting.h"
 
 namespace megatron {
 namespace {

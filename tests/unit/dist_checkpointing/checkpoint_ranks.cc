@@ -40,7 +40,7 @@ int64_t from_environment(const char* name, int64_t otherwise) {
   return text != nullptr ? std::atoll(text) : otherwise;
 }
 
-// As training has it (training/job.cc).
+// As training has it (runtime/job.cc).
 class ChannelAgreement final : public Agreement {
  public:
   ChannelAgreement(Store& store, const Launch& launch, double timeout, FailureMonitor& monitor)

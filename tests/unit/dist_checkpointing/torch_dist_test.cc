@@ -1,6 +1,6 @@
 // Checkpoints of torch.distributed.checkpoint: those that megatron-core wrote, our own, damaged and
 // hostile ones.
-#include "megatron/dist_checkpointing/torch_dist.h"
+#include "megatron/dist_checkpointing/foreign/torch_dist.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -11,8 +11,8 @@
 #include "megatron/base/check.h"
 #include "megatron/base/files.h"
 #include "megatron/dist_checkpointing/checkpoint.h"
-#include "megatron/dist_checkpointing/pickle.h"
-#include "megatron/dist_checkpointing/torch_archive.h"
+#include "megatron/dist_checkpointing/foreign/pickle.h"
+#include "megatron/dist_checkpointing/foreign/torch_archive.h"
 
 namespace megatron {
 namespace {

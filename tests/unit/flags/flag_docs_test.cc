@@ -10,8 +10,8 @@
 
 #include "megatron/base/files.h"
 #include "megatron/base/parse.h"
-#include "megatron/training/arguments.h"
-#include "megatron/training/flag_table.h"
+#include "megatron/training/arguments/arguments.h"
+#include "megatron/training/arguments/flag_table.h"
 
 namespace megatron {
 namespace {

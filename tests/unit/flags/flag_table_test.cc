@@ -1,4 +1,4 @@
-#include "megatron/training/flag_table.h"
+#include "megatron/training/arguments/flag_table.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

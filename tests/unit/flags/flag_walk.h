@@ -9,7 +9,7 @@
 #include <string_view>
 #include <vector>
 
-#include "megatron/training/flag_table.h"
+#include "megatron/training/arguments/flag_table.h"
 
 namespace megatron {
 

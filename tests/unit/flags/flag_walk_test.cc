@@ -14,9 +14,9 @@
 
 #include "megatron/base/check.h"
 #include "megatron/base/field_info.h"
-#include "megatron/training/arguments.h"
-#include "megatron/training/checkpoint_plan.h"
-#include "megatron/training/layout_plan.h"
+#include "megatron/training/arguments/arguments.h"
+#include "megatron/training/planning/checkpoint_plan.h"
+#include "megatron/training/planning/layout_plan.h"
 
 namespace megatron {
 namespace {
@@ -290,18 +290,19 @@ struct Reader {
 };
 
 constexpr Reader kReaders[] = {
-    {"quick_geglu", "megatron/transformer/transformer_config.cc", "activation"},
-    {"fp8_margin", "megatron/transformer/transformer_config.cc", "quantization"},
-    {"fp8_amax_history_len", "megatron/transformer/transformer_config.cc", "quantization"},
-    {"fp8_amax_compute_algo", "megatron/transformer/transformer_config.cc", "quantization"},
-    {"fp8_wgrad", "megatron/transformer/transformer_config.cc", "quantization"},
-    {"first_last_layers_bf16", "megatron/transformer/transformer_config.cc", "quantization"},
-    {"num_layers_at_end_in_bf16", "megatron/transformer/transformer_config.cc", "quantization"},
-    {"recompute_activations", "megatron/transformer/transformer_config.cc", "finalize"},
-    {"fine_grained_activation_offloading", "megatron/transformer/transformer_config.cc",
+    {"quick_geglu", "megatron/transformer/config/transformer_config.cc", "activation"},
+    {"fp8_margin", "megatron/transformer/config/transformer_config.cc", "quantization"},
+    {"fp8_amax_history_len", "megatron/transformer/config/transformer_config.cc", "quantization"},
+    {"fp8_amax_compute_algo", "megatron/transformer/config/transformer_config.cc", "quantization"},
+    {"fp8_wgrad", "megatron/transformer/config/transformer_config.cc", "quantization"},
+    {"first_last_layers_bf16", "megatron/transformer/config/transformer_config.cc", "quantization"},
+    {"num_layers_at_end_in_bf16", "megatron/transformer/config/transformer_config.cc",
+     "quantization"},
+    {"recompute_activations", "megatron/transformer/config/transformer_config.cc", "finalize"},
+    {"fine_grained_activation_offloading", "megatron/transformer/config/transformer_config.cc",
      "offloads"},
-    {"offload_modules", "megatron/transformer/transformer_config.cc", "offloads"},
-    {"activation_offload_fraction", "megatron/transformer/transformer_config.cc",
+    {"offload_modules", "megatron/transformer/config/transformer_config.cc", "offloads"},
+    {"activation_offload_fraction", "megatron/transformer/config/transformer_config.cc",
      "num_offloaded_layers"},
     {"tiktoken_pattern", "megatron/tokenizers/tokenizer.cc", "make_tokenizer"},
     {"tiktoken_num_special_tokens", "megatron/tokenizers/tokenizer.cc", "make_tokenizer"},
@@ -319,8 +320,8 @@ constexpr Reader kReaders[] = {
      "timeout_seconds_after_init"},
     {"distributed_backend", "megatron/comm/rendezvous.cc", "connect"},
     {"distributed_interface", "megatron/comm/rendezvous.cc", "connect"},
-    {"freeze_all_layers", "megatron/training/training_config.cc", "freezes"},
-    {"exit_signal", "megatron/training/training_config.cc", "exit_signal_number"},
+    {"freeze_all_layers", "megatron/training/arguments/training_config.cc", "freezes"},
+    {"exit_signal", "megatron/training/arguments/training_config.cc", "exit_signal_number"},
 };
 
 // Fields of which one value is built: the others are refused.
@@ -338,7 +339,7 @@ constexpr OneValue kOneValue[] = {
     {"use_precision_aware_optimizer", "--bf16 --exp-avg-dtype bf16"},
 };
 
-// "megatron/training/training_config.cc" and ".h" for a field that they visit.
+// "megatron/training/arguments/training_config.cc" and ".h" for a field that they visit.
 std::set<std::string> files_of(const std::string& field) {
   std::set<std::string> owners;
   for (const auto& [path, text] : tree().code) {
@@ -370,7 +371,7 @@ TEST(FlagWalk, EveryFieldIsRead) {
     }
     EXPECT_THAT(function_body(tree(), reader->path, reader->function), HasSubstr(name))
         << reader->function;
-    const std::set<std::string> own = {reader->path, "megatron/training/arguments.cc"};
+    const std::set<std::string> own = {reader->path, "megatron/training/arguments/arguments.cc"};
     const bool is_called = std::string_view(reader->function) == "finalize" ||
                            is_read_outside(tree(), reader->function, own);
     EXPECT_TRUE(is_called) << reader->function << " is not called";

@@ -9,8 +9,8 @@
 #include <nlohmann/json.hpp>
 
 #include "megatron/base/check.h"
-#include "megatron/models/huggingface/hf_convert.h"
-#include "megatron/models/huggingface/hf_folder.h"
+#include "megatron/interop/huggingface/hf_convert.h"
+#include "megatron/interop/huggingface/hf_folder.h"
 
 namespace megatron {
 namespace {

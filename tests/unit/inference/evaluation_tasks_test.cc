@@ -1,6 +1,6 @@
 // Data files of benchmarks as requests; what the harness itself says of them is in
 // tests/cli/evaluate_test.py.
-#include "megatron/inference/evaluation_tasks.h"
+#include "megatron/inference/evaluation/evaluation_tasks.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -1,6 +1,6 @@
 // Log-likelihoods against the full logits: whatever the batches, on tensor-parallel and
 // data-parallel ranks.
-#include "megatron/inference/scoring.h"
+#include "megatron/inference/evaluation/scoring.h"
 
 #include <gtest/gtest.h>
 
@@ -12,7 +12,7 @@
 #include "megatron/comm/parallel_groups.h"
 #include "megatron/comm/thread_backend.h"
 #include "megatron/inference/generator.h"
-#include "megatron/models/load_model.h"
+#include "megatron/interop/load_model.h"
 #include "megatron/tensor/torch.h"
 
 namespace megatron {

@@ -1,5 +1,5 @@
 // Conversion of Hugging Face folders both ways: the same bytes, both dialects, and what is refused.
-#include "megatron/models/huggingface/hf_convert.h"
+#include "megatron/interop/huggingface/hf_convert.h"
 
 #include <gtest/gtest.h>
 #include <sys/stat.h>
@@ -18,8 +18,8 @@
 #include "megatron/dist_checkpointing/safetensors.h"
 #include "megatron/dist_checkpointing/save.h"
 #include "megatron/dist_checkpointing/verify.h"
-#include "megatron/models/huggingface/hf_folder.h"
-#include "megatron/models/load_model.h"
+#include "megatron/interop/huggingface/hf_folder.h"
+#include "megatron/interop/load_model.h"
 #include "megatron/tensor/torch.h"
 #include "tests/unit/models/stored_tensors.h"
 

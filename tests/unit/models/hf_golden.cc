@@ -8,7 +8,7 @@
 #include "megatron/comm/parallel_groups.h"
 #include "megatron/dist_checkpointing/safetensors.h"
 #include "megatron/inference/generator.h"
-#include "megatron/models/huggingface/hf_folder.h"
+#include "megatron/interop/huggingface/hf_folder.h"
 #include "megatron/nn/placement.h"
 #include "megatron/nn/recompute.h"
 #include "megatron/tensor/torch.h"

@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "megatron/models/load_model.h"
+#include "megatron/interop/load_model.h"
 
 namespace megatron {
 

@@ -8,7 +8,7 @@
 
 #include "megatron/comm/parallel_groups.h"
 #include "megatron/comm/thread_backend.h"
-#include "megatron/models/huggingface/hf_folder.h"
+#include "megatron/interop/huggingface/hf_folder.h"
 #include "megatron/nn/placement.h"
 #include "megatron/tensor/torch.h"
 #include "tests/unit/models/gpt_golden.h"

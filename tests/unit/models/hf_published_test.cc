@@ -2,7 +2,7 @@
 #include <gtest/gtest.h>
 
 #include "megatron/comm/parallel_groups.h"
-#include "megatron/models/huggingface/hf_families.h"
+#include "megatron/interop/huggingface/hf_families.h"
 
 namespace megatron {
 namespace {

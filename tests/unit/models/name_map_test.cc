@@ -1,6 +1,6 @@
 // Import of safetensors by a map of their names: the same parameters as through the family, every
 // way of joining and cutting, and what is refused.
-#include "megatron/models/name_map.h"
+#include "megatron/interop/name_map.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -14,8 +14,8 @@
 #include "megatron/base/parse.h"
 #include "megatron/dist_checkpointing/safetensors.h"
 #include "megatron/dist_checkpointing/verify.h"
-#include "megatron/models/foreign_tensors.h"
-#include "megatron/models/huggingface/hf_folder.h"
+#include "megatron/interop/foreign_tensors.h"
+#include "megatron/interop/huggingface/hf_folder.h"
 #include "tests/unit/models/stored_tensors.h"
 
 namespace megatron {

@@ -1,6 +1,6 @@
 // Adapters of PEFT against transformers and peft: logits and gradients on one rank and on
 // tensor-parallel ranks; in and out byte for byte; merged into the weights; what is refused.
-#include "megatron/models/huggingface/peft.h"
+#include "megatron/interop/huggingface/peft.h"
 
 #include <gtest/gtest.h>
 
@@ -20,9 +20,9 @@
 #include "megatron/dist_checkpointing/save.h"
 #include "megatron/dist_checkpointing/verify.h"
 #include "megatron/inference/generator.h"
-#include "megatron/models/huggingface/hf_convert.h"
-#include "megatron/models/huggingface/hf_folder.h"
-#include "megatron/models/load_model.h"
+#include "megatron/interop/huggingface/hf_convert.h"
+#include "megatron/interop/huggingface/hf_folder.h"
+#include "megatron/interop/load_model.h"
 #include "megatron/nn/placement.h"
 #include "megatron/nn/recompute.h"
 #include "megatron/tensor/shape.h"

@@ -4,7 +4,7 @@
 
 #include <vector>
 
-#include "megatron/models/huggingface/hf_families.h"
+#include "megatron/interop/huggingface/hf_families.h"
 #include "megatron/tensor/torch.h"
 
 namespace megatron {

@@ -1,4 +1,4 @@
-#include "megatron/training/arguments.h"
+#include "megatron/training/arguments/arguments.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -12,8 +12,8 @@
 #include "megatron/base/field_info.h"
 #include "megatron/base/files.h"
 #include "megatron/base/parse.h"
-#include "megatron/training/configuration_changes.h"
-#include "megatron/training/flag_table.h"
+#include "megatron/training/arguments/configuration_changes.h"
+#include "megatron/training/arguments/flag_table.h"
 
 namespace megatron {
 namespace {

@@ -1,4 +1,4 @@
-#include "megatron/training/layout_check.h"
+#include "megatron/training/planning/layout_check.h"
 
 #include <c10/core/Allocator.h>
 #include <c10/util/ThreadLocalDebugInfo.h>
@@ -16,12 +16,12 @@
 #include "megatron/nn/placement.h"
 #include "megatron/tensor/torch.h"
 #include "megatron/training/batch.h"
-#include "megatron/training/layout_verdict.h"
 #include "megatron/training/passes.h"
+#include "megatron/training/planning/layout_verdict.h"
 #include "megatron/training/setup.h"
 #include "megatron/training/start_notes.h"
 #include "megatron/training/tasks/tasks.h"
-#include "megatron/transformer/context_parallel.h"
+#include "megatron/transformer/context_parallel/context_parallel.h"
 #include "tests/unit/allocation_meter.h"
 
 namespace megatron {

@@ -1,4 +1,4 @@
-#include "megatron/training/microbatches.h"
+#include "megatron/training/arguments/microbatches.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

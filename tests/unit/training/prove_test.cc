@@ -1,6 +1,6 @@
 // What `prove` makes of a configuration before it runs it; that proofs hold is tests/parallel's to
 // show.
-#include "megatron/training/prove.h"
+#include "megatron/training/proving/prove.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -6,8 +6,8 @@
 #include <nlohmann/json.hpp>
 
 #include "megatron/tensor/torch.h"
-#include "megatron/training/equivalence.h"
 #include "megatron/training/pretrain.h"
+#include "megatron/training/proving/equivalence.h"
 #include "megatron/training/tasks/tasks.h"
 
 namespace megatron {

@@ -8,8 +8,8 @@
 
 #include "megatron/base/check.h"
 #include "megatron/dist_checkpointing/safetensors.h"
-#include "megatron/models/huggingface/hf_convert.h"
-#include "megatron/models/huggingface/hf_folder.h"
+#include "megatron/interop/huggingface/hf_convert.h"
+#include "megatron/interop/huggingface/hf_folder.h"
 #include "megatron/nn/parameter_store.h"
 #include "megatron/nn/placement.h"
 #include "megatron/nn/recompute.h"

@@ -1,4 +1,4 @@
-#include "megatron/training/shared_settings.h"
+#include "megatron/runtime/shared_settings.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -11,7 +11,7 @@
 #include <set>
 
 #include "megatron/base/field_info.h"
-#include "megatron/training/arguments.h"
+#include "megatron/training/arguments/arguments.h"
 
 namespace megatron {
 namespace {

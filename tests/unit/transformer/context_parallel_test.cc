@@ -1,6 +1,6 @@
 // Context parallelism against attention on one rank: every type, outputs and gradients, in fp64 and
 // fp32.
-#include "megatron/transformer/context_parallel.h"
+#include "megatron/transformer/context_parallel/context_parallel.h"
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <gtest/gtest.h>

@@ -1,5 +1,5 @@
 // The configuration: what is derived, what is refused, tables by layer; rotary angles.
-#include "megatron/transformer/transformer_config.h"
+#include "megatron/transformer/config/transformer_config.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -9,8 +9,8 @@
 #include <numbers>
 
 #include "megatron/tensor/torch.h"
+#include "megatron/transformer/attention/rotary_embedding.h"
 #include "megatron/transformer/lora.h"
-#include "megatron/transformer/rotary_embedding.h"
 
 namespace megatron {
 namespace {

@@ -1,0 +1,187 @@
+#include "megatron/interop/foreign_tensors.h"
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+#include <set>
+
+#include "megatron/base/check.h"
+#include "megatron/base/files.h"
+
+namespace megatron {
+
+namespace fs = std::filesystem;
+
+bool is_weights_only(const Checkpoint& checkpoint) {
+  const auto state = nlohmann::json::parse(checkpoint.state(), nullptr, /*allow_exceptions=*/false);
+  return state.is_object() && state.contains("weights_only") && state["weights_only"] == true;
+}
+
+bool matches_pattern(std::string_view pattern, std::string_view name) {
+  const size_t star = pattern.find('*');
+  if (star == std::string_view::npos) return pattern == name;
+  const std::string_view head = pattern.substr(0, star), tail = pattern.substr(star + 1);
+  return name.size() >= head.size() + tail.size() && name.starts_with(head) && name.ends_with(tail);
+}
+
+// -- TensorFiles
+
+TensorFiles TensorFiles::of_hf_folder(const fs::path& folder) {
+  TensorFiles files(folder);
+  std::error_code ignored;
+  if (fs::exists(folder / kHfIndex, ignored)) {
+    files.read_index();
+    return files;
+  }
+  MEGATRON_CHECK(fs::exists(folder / kHfSafetensors, ignored), folder.string(), ": holds neither ",
+                 kHfSafetensors, " nor ", kHfIndex,
+                 fs::exists(folder / "pytorch_model.bin", ignored) ||
+                         fs::exists(folder / "pytorch_model.bin.index.json", ignored)
+                     ? "\nhint: pytorch_model.bin is a pickle, which is never read; save the "
+                       "model as safetensors"
+                     : "");
+  files.open(kHfSafetensors);
+  return files;
+}
+
+TensorFiles TensorFiles::of_path(const fs::path& path) {
+  std::error_code ignored;
+  if (fs::is_regular_file(path, ignored)) {
+    TensorFiles files(path.has_parent_path() ? path.parent_path() : fs::path("."));
+    files.open(path.filename().string());
+    return files;
+  }
+  MEGATRON_CHECK(fs::is_directory(path, ignored), path.string(),
+                 ": there is no such file or folder");
+  TensorFiles files(path);
+  if (fs::exists(path / kHfIndex, ignored)) {
+    files.read_index();
+    return files;
+  }
+  std::set<std::string> names;
+  for (const fs::directory_entry& item : fs::directory_iterator(path))
+    if (item.is_regular_file() && item.path().extension() == ".safetensors")
+      names.insert(item.path().filename().string());
+  MEGATRON_CHECK(!names.empty(), path.string(), ": holds no .safetensors file");
+  for (const std::string& name : names) files.open(name);
+  return files;
+}
+
+std::vector<std::byte> TensorFiles::read(const Place& place) const {
+  std::vector<std::byte> bytes(place.entry->end - place.entry->begin);
+  files_[static_cast<size_t>(place.file)].read(*place.entry, bytes.data());
+  return bytes;
+}
+
+std::string TensorFiles::name_of(int file) const {
+  return files_[static_cast<size_t>(file)].path().filename().string();
+}
+
+void TensorFiles::open(const std::string& name) {
+  files_.emplace_back(folder_ / name);
+  const int file = static_cast<int>(files_.size()) - 1;
+  // Headers keep their place when files_ grows: they belong to the file's own memory.
+  for (const SafetensorsEntry& entry : files_.back().header().tensors) {
+    const auto [place, added] = places_.try_emplace(entry.name, Place{file, &entry});
+    MEGATRON_CHECK(added, folder_.string(), ": tensor ", entry.name, " is in ",
+                   name_of(place->second.file), " and in ", name);
+  }
+}
+
+void TensorFiles::read_index() {
+  const std::string name = (folder_ / kHfIndex).string();
+  const auto json =
+      nlohmann::json::parse(read_file(folder_ / kHfIndex), nullptr, /*allow_exceptions=*/false);
+  MEGATRON_CHECK(json.is_object() && json.contains("weight_map") && json["weight_map"].is_object(),
+                 name, ": has no object weight_map");
+  std::set<std::string> names;
+  for (const auto& [tensor, file] : json["weight_map"].items()) {
+    MEGATRON_CHECK(file.is_string(), name, ": the file of ", tensor, " is no string");
+    const std::string text = file.get<std::string>();
+    MEGATRON_CHECK(!text.empty() && fs::path(text).filename() == fs::path(text), name, ": \"", text,
+                   "\" is no name of a file in the folder");
+    names.insert(text);
+  }
+  for (const std::string& file : names) {
+    MEGATRON_CHECK(fs::exists(folder_ / file), name, ": names ", file,
+                   ", which the folder does not hold");
+    open(file);
+  }
+  for (const auto& [tensor, file] : json["weight_map"].items()) {
+    const auto found = places_.find(tensor);
+    MEGATRON_CHECK(found != places_.end() && name_of(found->second.file) == file.get<std::string>(),
+                   name, ": says that ", tensor, " is in ", file.get<std::string>(),
+                   ", which does not hold it");
+  }
+  for (const auto& [tensor, place] : places_)
+    MEGATRON_CHECK(json["weight_map"].contains(tensor), name, ": does not list ", tensor,
+                   ", which is in ", name_of(place.file));
+}
+
+// -- ForeignManifest
+
+ForeignManifest::ForeignManifest(std::string name) : name_(std::move(name)) {
+  manifest_.state = kWeightsOnlyState;
+}
+
+void ForeignManifest::add_file(const SafetensorsFile& file) {
+  const SafetensorsHeader& header = file.header();
+  StoredFile stored;
+  stored.name = file.path().filename().string();
+  stored.bytes = header.data_begin + header.data_bytes;
+  stored.header_bytes = header.data_begin;
+  stored.has_checksums = false;
+  manifest_.files.push_back(std::move(stored));
+}
+
+StoredTensor* ForeignManifest::tensor(const std::string& ours,
+                                      const std::vector<int64_t>& our_shape,
+                                      const std::string& theirs, DType dtype) {
+  StoredTensor& stored =
+      manifest_.tensors.try_emplace(ours, StoredTensor{dtype, our_shape, {}}).first->second;
+  if (stored.dtype == dtype) return &stored;
+  add_problem(cat(theirs, " is stored as ", to_string(dtype), ", other parts of ", ours, " as ",
+                  to_string(stored.dtype)));
+  return nullptr;
+}
+
+void ForeignManifest::add_rows(const std::string& ours, const std::vector<int64_t>& our_shape,
+                               const TensorFiles::Place& place, const TensorView& view,
+                               std::span<const RowRun> runs, int64_t first_column) {
+  const SafetensorsEntry& entry = *place.entry;
+  StoredTensor* const stored = tensor(ours, our_shape, entry.name, entry.dtype);
+  if (stored == nullptr) return;
+  const int64_t element = size_of(entry.dtype);
+  for (const RowRun& run : runs) {
+    Fragment fragment;
+    fragment.file = place.file;
+    fragment.offset =
+        entry.begin + static_cast<uint64_t>((view.first + run.theirs * view.row_stride) * element);
+    fragment.box.offset = {run.ours};
+    fragment.box.shape = {run.count};
+    if (our_shape.size() > 1) {
+      fragment.box.offset.push_back(first_column);
+      fragment.box.shape.push_back(view.columns);
+    }
+    fragment.flat_end = run.count * view.columns;
+    if (view.column_stride != 1)
+      fragment.column_stride = view.column_stride;
+    else if (view.row_stride != view.columns && run.count > 1)
+      fragment.row_stride = view.row_stride;
+    stored->fragments.push_back(std::move(fragment));
+  }
+}
+
+Checkpoint ForeignManifest::open(const fs::path& folder) && {
+  constexpr size_t kShown = 10;
+  if (!problems_.empty()) {
+    std::string text = cat(name_, ": ", problems_[0]);
+    for (size_t i = 1; i < std::min(problems_.size(), kShown); ++i)
+      text += "\ndetail: " + problems_[i];
+    if (problems_.size() > kShown)
+      text += cat("\ndetail: and ", problems_.size() - kShown, " more tensors");
+    throw Error(text);
+  }
+  return Checkpoint(folder, std::move(manifest_));
+}
+
+}  // namespace megatron

@@ -1,0 +1,422 @@
+#include "megatron/interop/huggingface/hf_convert.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <cstring>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <set>
+
+#include "megatron/base/check.h"
+#include "megatron/base/files.h"
+#include "megatron/base/parse.h"
+#include "megatron/comm/parallel_groups.h"
+#include "megatron/dist_checkpointing/checkpoint_folder.h"
+#include "megatron/dist_checkpointing/safetensors.h"
+#include "megatron/dist_checkpointing/save.h"
+#include "megatron/interop/huggingface/hf_folder.h"
+#include "megatron/interop/huggingface/peft.h"
+#include "megatron/tensor/shape.h"
+#include "megatron/tensor/torch.h"
+#include "megatron/tokenizers/tokenizer_config.h"
+#include "megatron/transformer/lora.h"
+
+namespace megatron {
+namespace {
+
+namespace fs = std::filesystem;
+
+void report(const ConvertProgress& progress, uint64_t total, uint64_t bytes) {
+  if (progress) progress(total, bytes);
+}
+
+// [rows, columns] of `element` bytes each -> [columns, rows].
+void transpose(const std::vector<std::byte>& in, int64_t rows, int64_t columns, int64_t element,
+               std::vector<std::byte>& out) {
+  out.resize(in.size());
+  for (int64_t r = 0; r < rows; ++r)
+    for (int64_t c = 0; c < columns; ++c)
+      std::memcpy(out.data() + (c * rows + r) * element, in.data() + (r * columns + c) * element,
+                  static_cast<size_t>(element));
+}
+
+}  // namespace
+
+ConvertResult import_hf_folder(const fs::path& folder, const fs::path& root,
+                               const ConvertProgress& progress, const fs::path& adapter) {
+  HfFolder source = open_hf_folder(folder);
+  std::optional<Checkpoint> adapters;
+  if (!adapter.empty())
+    adapters = open_peft_folder(adapter, *source.model.family, source.model.config);
+  ConvertResult result;
+  result.model_type = source.model.family->model_type;
+  result.num_tensors = static_cast<int64_t>(source.tensors.size());
+  result.waived = source.waived;
+  ImportRequest request;
+  request.root = root;
+  request.sources = {&source.checkpoint};
+  if (adapters) {
+    request.sources.push_back(&*adapters);
+    result.num_tensors +=
+        static_cast<int64_t>(peft_tensors(*source.model.family, source.model.config).size());
+  }
+  TokenizerConfig tokenizer = hf_tokenizer(folder, source.model.config.vocab_size);
+  for (std::string* path :
+       {&tokenizer.tokenizer_model, &tokenizer.vocab_file, &tokenizer.merge_file})
+    if (!path->empty())
+      *path = fs::path(*path).filename().string();  // found in the checkpoint's own copies
+  request.files.emplace_back("config.yaml", model_yaml(source.model.config.transformer, tokenizer));
+  for (const std::string& name : hf_tokenizer_files(folder))
+    request.files.emplace_back("tokenizer/" + name, read_file(folder / name));
+  for (auto& file : origin_files(source.checkpoint)) request.files.push_back(std::move(file));
+  if (adapters) request.files.emplace_back(kKeptPeftConfig, read_file(adapter / kPeftConfig));
+  import_weights(request, progress, result);
+  return result;
+}
+
+namespace {
+
+// What a checkpoint of ours is as a model.
+struct Origin {
+  GPTConfig config;
+  TokenizerConfig tokenizer;
+  std::string config_json = "{}";  // of the folder it came from
+  std::string peft_json = "{}";    // of the adapters' folder
+  bool has_adapters() const { return config.transformer.lora_rank > 0; }
+};
+
+Origin read_origin(const Checkpoint& checkpoint) {
+  const std::string name = checkpoint.directory().string();
+  MEGATRON_CHECK(checkpoint.has_file("config.yaml"), name,
+                 " holds no config.yaml, so the shape of its model is unknown",
+                 "\nhint: checkpoints of `megatron pretrain` hold it");
+  checkpoint.read_file("config.yaml");  // verifies it
+  Origin origin;
+  Config* const configs[] = {&origin.config.transformer, &origin.tokenizer};
+  read_yaml(configs, (checkpoint.directory() / "config.yaml").string(), /*ignore_unknown=*/true);
+  origin.config.transformer.finalize();
+  const auto& tensors = checkpoint.manifest().tensors;
+  const auto table = tensors.find("embedding.word_embeddings.weight");
+  // Adapters that were saved without their base have no table, and need none.
+  const bool adapters_alone = origin.config.transformer.lora_rank > 0 && table == tensors.end();
+  MEGATRON_CHECK(table != tensors.end() || adapters_alone, name,
+                 ": no tensor embedding.word_embeddings.weight",
+                 "\nhint: this is no checkpoint of a GPT model");
+  origin.config.vocab_size = origin.config.padded_vocab_size =
+      adapters_alone ? 1 : table->second.shape[0];
+  for (auto& [kept, text] : origin_files(checkpoint)) {
+    if (kept == kKeptHfConfig) origin.config_json = std::move(text);
+    if (kept == kKeptPeftConfig) origin.peft_json = std::move(text);
+  }
+  return origin;
+}
+
+std::string model_type_of(const std::string& config_json) {
+  const auto json = nlohmann::json::parse(config_json, nullptr, /*allow_exceptions=*/false);
+  return json.is_object() && json.contains("model_type") && json["model_type"].is_string()
+             ? json["model_type"].get<std::string>()
+             : "";
+}
+
+GPTConfig without_adapters(GPTConfig config) {
+  config.transformer.lora_rank = 0;
+  return config;
+}
+
+// The family to write, and its config.json.
+std::pair<const HfFamily*, std::string> choose_family(const Origin& origin,
+                                                      const std::string& asked) {
+  const std::string origin_type = model_type_of(origin.config_json);
+  const std::string type = asked.empty() ? origin_type : asked;
+  if (!type.empty()) {
+    const HfFamily* family = find_hf_family(type);
+    MEGATRON_CHECK(family != nullptr, "--hf-model-type ", type,
+                   " is not known\nhint: types that are: ", hf_family_names());
+    return {family, write_hf_config(*family, origin.config,
+                                    type == origin_type ? origin.config_json : "{}")};
+  }
+  std::string reasons;
+  for (const HfFamily& family : hf_families()) {
+    try {
+      std::string text = write_hf_config(family, origin.config, "{}");
+      hf_tensors(family, without_adapters(origin.config));  // every tensor has a name
+      return {&family, std::move(text)};
+    } catch (const Error& error) {
+      const std::string what = error.what();
+      reasons += "\ndetail: " + what.substr(0, what.find('\n'));
+    }
+  }
+  throw Error("no family of Hugging Face models that is known can be this model" + reasons);
+}
+
+const char* torch_name(DType dtype) {
+  switch (dtype) {
+    case DType::kFloat64:
+      return "float64";
+    case DType::kFloat32:
+      return "float32";
+    case DType::kBFloat16:
+      return "bfloat16";
+    case DType::kFloat16:
+      return "float16";
+    default:
+      return "float32";
+  }
+}
+
+// One file's share of the tensors.
+struct Shard {
+  std::vector<const HfTensor*> tensors;
+  uint64_t bytes = 0;
+};
+
+class Exporter {
+ public:
+  Exporter(const ExportRequest& request, const ConvertProgress& progress)
+      : request_(request),
+        progress_(progress),
+        checkpoint_(find(request)),
+        origin_(read_origin(checkpoint_)) {}
+
+  ConvertResult run() {
+    std::error_code ignored;
+    MEGATRON_CHECK(!fs::exists(request_.folder, ignored) || fs::is_empty(request_.folder, ignored),
+                   request_.folder.string(), ": is not empty\nhint: give another --save");
+    MEGATRON_CHECK(origin_.has_adapters() || !request_.merge_adapter,
+                   "--merge-adapter: ", checkpoint_.directory().string(),
+                   " holds no adapters (--lora-rank is 0)");
+    auto [family, config_json] = choose_family(origin_, request_.model_type);
+    tensors_ = hf_tensors(*family, without_adapters(origin_.config));
+    const bool adapters_alone = origin_.has_adapters() && !request_.merge_adapter;
+    std::vector<HfTensor> adapters;
+    if (adapters_alone) adapters = peft_tensors(*family, origin_.config);
+    if (origin_.has_adapters() && !checkpoint_.manifest().tensors.contains(tensors_.front().ours)) {
+      MEGATRON_CHECK(adapters_alone, "--merge-adapter: ", checkpoint_.directory().string(),
+                     " holds adapters without their base",
+                     "\nhint: convert them to a folder of PEFT, that folder and the base to a "
+                     "checkpoint (--adapter), and merge that");
+      tensors_.clear();  // saved without its frozen weights
+    }
+    check_checkpoint();
+    if (adapters_alone) tensors_ = std::move(adapters);
+    fs::create_directories(request_.folder);
+    result_.model_type = family->model_type;
+    result_.iteration = checkpoint_.iteration();
+    result_.directory = request_.folder;
+    result_.num_tensors = static_cast<int64_t>(tensors_.size());
+    if (adapters_alone) {
+      write_in_one_file(kPeftSafetensors);
+      put(kPeftConfig, write_peft_config(*family, origin_.config, origin_.peft_json));
+      return std::move(result_);
+    }
+    write_tensors();
+    copy_files();
+    HfFields fields = HfFields::writer(config_json);
+    fields.erase("torch_dtype");
+    std::string dtype = torch_name(dtype_of(tensors_.front()));
+    fields.text("dtype", dtype);
+    put(kHfConfig, fields.text());
+    return std::move(result_);
+  }
+
+ private:
+  static Checkpoint find(const ExportRequest& request) {
+    StartRequest start;
+    start.mode = StartMode::kResume;
+    start.load = request.load;
+    start.ckpt_step = request.ckpt_step;
+    return Checkpoint(resolve_start(start).checkpoint->directory);
+  }
+
+  DType dtype_of(const HfTensor& tensor) const {
+    return checkpoint_.manifest().tensors.at(tensor.ours).dtype;
+  }
+
+  // Every tensor of the checkpoint is one of the model's (or the optimizer's), with its shape.
+  void check_checkpoint() const {
+    const std::string name = checkpoint_.directory().string();
+    std::map<std::string, std::vector<int64_t>> expected;
+    for (const HfTensor& tensor : tensors_) expected[tensor.ours] = tensor.our_shape;
+    if (origin_.has_adapters()) {
+      const ParallelGroups groups;
+      GPTModel model(origin_.config, groups);  // declares parameters, holds no memory
+      model.visit([&](const std::string& key, Parameter& parameter) {
+        if (is_lora_parameter(key)) expected[key] = parameter.global_shape;
+      });
+    }
+    const auto& stored = checkpoint_.manifest().tensors;
+    for (const auto& [key, shape] : expected) {
+      const auto found = stored.find(key);
+      MEGATRON_CHECK(found != stored.end(), name, ": ", key,
+                     " is not in the checkpoint, the model of its config.yaml has it");
+      MEGATRON_CHECK(found->second.shape == shape, name, ": ", key, " has global shape ",
+                     nlohmann::json(found->second.shape).dump(), ", by its config.yaml it is ",
+                     nlohmann::json(shape).dump());
+    }
+    for (const auto& [key, tensor] : stored)
+      MEGATRON_CHECK(expected.contains(key) || key.starts_with("optimizer."), name, ": ", key,
+                     " is in the checkpoint, the model of its config.yaml has no such tensor");
+  }
+
+  void write_tensors() {
+    std::vector<Shard> shards(1);
+    for (const HfTensor& tensor : tensors_) {
+      const uint64_t bytes = num_bytes(dtype_of(tensor), tensor.shape);
+      if (shards.back().bytes > 0 && shards.back().bytes + bytes > request_.max_shard_bytes)
+        shards.emplace_back();
+      shards.back().tensors.push_back(&tensor);
+      shards.back().bytes += bytes;
+      result_.bytes += bytes;
+    }
+    report(progress_, result_.bytes, 0);
+    nlohmann::ordered_json index = {{"metadata", {{"total_size", result_.bytes}}},
+                                    {"weight_map", nlohmann::ordered_json::object()}};
+    for (size_t i = 0; i < shards.size(); ++i) {
+      std::string name = kHfSafetensors;
+      if (shards.size() > 1) {
+        char text[64];
+        std::snprintf(text, sizeof text, "model-%05zu-of-%05zu.safetensors", i + 1, shards.size());
+        name = text;
+      }
+      write_shard(name, shards[i]);
+      for (const HfTensor* tensor : shards[i].tensors) index["weight_map"][tensor->name] = name;
+    }
+    if (shards.size() > 1) put(kHfIndex, index.dump(2) + "\n");
+  }
+
+  void write_in_one_file(const char* name) {
+    Shard all;
+    for (const HfTensor& tensor : tensors_) {
+      all.tensors.push_back(&tensor);
+      all.bytes += num_bytes(dtype_of(tensor), tensor.shape);
+    }
+    // In the order that their own writer has: by name.
+    std::sort(all.tensors.begin(), all.tensors.end(),
+              [](const HfTensor* a, const HfTensor* b) { return a->name < b->name; });
+    result_.bytes = all.bytes;
+    report(progress_, result_.bytes, 0);
+    write_shard(name, all);
+  }
+
+  void write_shard(const std::string& name, const Shard& shard) {
+    std::vector<SafetensorsEntry> entries;
+    std::map<std::string_view, const HfTensor*> by_name;
+    for (const HfTensor* tensor : shard.tensors) {
+      entries.push_back({tensor->name, dtype_of(*tensor), tensor->shape});
+      by_name[tensor->name] = tensor;
+    }
+    const std::string header = encode_safetensors_header(entries, {{"format", "pt"}});
+    AtomicFileWriter file(request_.folder / name);
+    file.write(header);
+    for (const SafetensorsEntry& entry : entries) {
+      const std::vector<std::byte>& bytes = read(*by_name.at(entry.name));
+      file.write(bytes.data(), bytes.size());
+      report(progress_, result_.bytes, bytes.size());
+    }
+    file.commit();
+    result_.files.push_back(name);
+  }
+
+  // The bytes of a tensor as it is stored in their files.
+  const std::vector<std::byte>& read(const HfTensor& tensor) {
+    const DType dtype = dtype_of(tensor);
+    ShardedTensor wanted;
+    wanted.key = tensor.ours;
+    wanted.dtype = dtype;
+    wanted.global_shape = tensor.our_shape;
+    wanted.local_shape = tensor.shape;
+    if (tensor.transposed) std::swap(wanted.local_shape[0], wanted.local_shape[1]);
+    for (const RowRun& run : tensor.runs) {
+      ShardPiece piece;
+      piece.global.offset.assign(tensor.our_shape.size(), 0);
+      piece.global.offset[0] = run.ours;
+      piece.global.shape = tensor.our_shape;
+      piece.global.shape[0] = run.count;
+      piece.local_offset.assign(tensor.our_shape.size(), 0);
+      piece.local_offset[0] = run.theirs;
+      wanted.pieces.push_back(std::move(piece));
+    }
+    memory_.resize(num_bytes(dtype, tensor.shape));
+    wanted.data = memory_.data();
+    load_one(checkpoint_, wanted);
+    if (request_.merge_adapter) merge(tensor, wanted);
+    if (!tensor.transposed) return memory_;
+    transpose(memory_, wanted.local_shape[0], wanted.local_shape[1], size_of(dtype), transposed_);
+    return transposed_;
+  }
+
+  // Adds what the adapter of a linear adds to the rows in memory, in fp32 (fp64), rounded once.
+  void merge(const HfTensor& tensor, const ShardedTensor& loaded) {
+    const std::string stem = tensor.ours.substr(0, tensor.ours.rfind('.') + 1);
+    const std::string a_name = stem + std::string(kLoraA), b_name = stem + std::string(kLoraB);
+    const auto& stored = checkpoint_.manifest().tensors;
+    if (!tensor.ours.ends_with(".weight") || !stored.contains(a_name)) return;
+    const at::Tensor rows =
+        at::from_blob(memory_.data(), loaded.local_shape, at::dtype(to_scalar_type(loaded.dtype)));
+    const at::Tensor sum = rows.to(loaded.dtype == DType::kFloat64 ? at::kDouble : at::kFloat,
+                                   /*non_blocking=*/false, /*copy=*/true);
+    const at::Tensor a = whole(a_name), b = whole(b_name);
+    for (const RowRun& run : tensor.runs)
+      merge_adapter(origin_.config.transformer, tensor.ours, run.ours, a, b,
+                    sum.narrow(0, run.theirs, run.count));
+    rows.copy_(sum);
+  }
+
+  at::Tensor whole(const std::string& key) const {
+    const StoredTensor& stored = checkpoint_.manifest().tensors.at(key);
+    ShardedTensor tensor;
+    tensor.key = key;
+    tensor.dtype = stored.dtype;
+    tensor.global_shape = stored.shape;
+    at::Tensor data = at::empty(stored.shape, to_scalar_type(stored.dtype));
+    tensor.data = data.data_ptr();
+    load_one(checkpoint_, tensor);
+    return data;
+  }
+
+  void copy_files() {
+    constexpr std::string_view kTokenizer = "tokenizer/";
+    for (const StoredFile& file : checkpoint_.manifest().files)
+      if (file.name.starts_with(kTokenizer))
+        put(file.name.substr(kTokenizer.size()), checkpoint_.read_file(file.name));
+    describe_tokenizer();
+    if (checkpoint_.has_file(kKeptHfGenerationConfig))
+      put(kHfGenerationConfig, checkpoint_.read_file(kKeptHfGenerationConfig));
+  }
+
+  // A tokenizer that was made here, or came as one file, has no tokenizer_config.json; without it
+  // transformers knows no end of a text.
+  void describe_tokenizer() {
+    constexpr const char* kName = "tokenizer_config.json";
+    if (std::find(result_.files.begin(), result_.files.end(), kName) != result_.files.end()) return;
+    const std::string text =
+        tokenizer_config_json(request_.folder, origin_.config.transformer.max_position_embeddings);
+    if (!text.empty()) put(kName, text);
+  }
+
+  void put(const std::string& name, const std::string& contents) {
+    write_file_atomically(request_.folder / name, contents);
+    result_.files.push_back(name);
+  }
+
+  const ExportRequest& request_;
+  const ConvertProgress& progress_;
+  const Checkpoint checkpoint_;
+  const Origin origin_;
+  std::vector<HfTensor> tensors_;
+  ConvertResult result_;
+  std::vector<std::byte> memory_, transposed_;
+};
+
+}  // namespace
+
+ConvertResult export_hf_folder(const ExportRequest& request, const ConvertProgress& progress) {
+  MEGATRON_CHECK(fs::is_directory(request.load), request.load.string(),
+                 fs::exists(request.load) ? ": is a file, not the folder of a model"
+                                          : ": there is no such folder",
+                 "\nhint: give the folder that --save of `megatron pretrain` named, or one iter_* "
+                 "directory in it");
+  return Exporter(request, progress).run();
+}
+
+}  // namespace megatron

@@ -1,0 +1,443 @@
+#include "megatron/interop/huggingface/hf_fields.h"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <nlohmann/json.hpp>
+
+#include "megatron/base/check.h"
+
+namespace megatron {
+
+using nlohmann::ordered_json;
+
+struct HfFields::Impl {
+  ordered_json json;
+  std::string name;
+  bool reading = true;
+
+  // The value of a key, or null.
+  const ordered_json* find(std::string_view key) const {
+    const auto found = json.find(std::string(key));
+    return found == json.end() || found->is_null() ? nullptr : &*found;
+  }
+};
+
+namespace {
+
+std::string short_text(const ordered_json& value) {
+  const std::string text = value.dump(-1, ' ', true, ordered_json::error_handler_t::replace);
+  return text.size() > 60 ? text.substr(0, 60) + "..." : text;
+}
+
+[[noreturn]] void wrong_type(const std::string& name, std::string_view key,
+                             const ordered_json& value, const char* expected) {
+  throw_error(cat(name, ": ", key, " is ", short_text(value), ", expected ", expected));
+}
+
+[[noreturn]] void absent(const std::string& name, std::string_view key) {
+  throw_error(cat(name, ": has no ", key));
+}
+
+constexpr const char* kDownload =
+    "\nhint: a configuration is an object with a model_type; download the file again";
+
+// What nlohmann says after "parse error at line 1, column 2: ", in characters that print.
+std::string reason_of(const std::string& what) {
+  const size_t column = what.find(", column ");
+  const size_t begin = column == std::string::npos ? 0 : what.find(": ", column) + 2;
+  std::string reason;
+  for (const char c : what.substr(begin, 200)) reason += c >= ' ' && c <= '~' ? c : '?';
+  return reason;
+}
+
+[[noreturn]] void refuse_json(const std::string& text, const std::string& name,
+                              const nlohmann::json::parse_error& error) {
+  // `byte` counts what was read, the character in the way included.
+  const size_t at = std::min(error.byte == 0 ? 0 : error.byte - 1, text.size());
+  const auto line = 1 + std::count(text.begin(), text.begin() + static_cast<ptrdiff_t>(at), '\n');
+  const size_t newline = at == 0 ? std::string::npos : text.rfind('\n', at - 1);
+  const size_t column = at - (newline == std::string::npos ? 0 : newline + 1) + 1;
+  const std::string_view rest = std::string_view(text).substr(at);
+  const bool no_number = rest.starts_with("Infinity") || rest.starts_with("NaN");
+  throw_error(cat(name, ":", line, ":", column, ": is not JSON: ",
+                  no_number ? "Infinity and NaN are no numbers of JSON" : reason_of(error.what()),
+                  no_number ? "\nhint: write the number that is meant, or null" : kDownload));
+}
+
+double to_number(const std::string& name, std::string_view key, const ordered_json& value) {
+  if (!value.is_number()) wrong_type(name, key, value, "a number");
+  return value.get<double>();
+}
+
+// 10000 and 10000.0 alike. All of them are sizes.
+int64_t to_integer(const std::string& name, std::string_view key, const ordered_json& value) {
+  constexpr double kLargest = 2147483647.0;
+  const double number = value.is_number() ? value.get<double>() : 0.5;
+  if (number != std::floor(number)) wrong_type(name, key, value, "a whole number");
+  if (number < 0 || number > kLargest) wrong_type(name, key, value, "0 to 2147483647");
+  return static_cast<int64_t>(number);
+}
+
+std::vector<double> to_numbers(const std::string& name, std::string_view key,
+                               const ordered_json& value) {
+  if (!value.is_array()) wrong_type(name, key, value, "a list of numbers");
+  std::vector<double> numbers;
+  for (const ordered_json& item : value) numbers.push_back(to_number(name, key, item));
+  return numbers;
+}
+
+}  // namespace
+
+HfFields::HfFields(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+HfFields::HfFields(HfFields&&) noexcept = default;
+HfFields::~HfFields() = default;
+
+HfFields::HfFields(const std::string& text, std::string name) : impl_(std::make_unique<Impl>()) {
+  impl_->name = std::move(name);
+  MEGATRON_CHECK(text.find_first_not_of(" \t\r\n") != std::string::npos, impl_->name, ": is empty",
+                 kDownload);
+  try {
+    impl_->json = ordered_json::parse(text);
+  } catch (const nlohmann::json::parse_error& error) {
+    refuse_json(text, impl_->name, error);
+  }
+  MEGATRON_CHECK(impl_->json.is_object(), impl_->name, ": holds ", impl_->json.type_name(), " ",
+                 short_text(impl_->json), ", expected an object with the settings of a model",
+                 kDownload);
+}
+
+HfFields HfFields::writer(const std::string& base) {
+  HfFields fields(base, "the configuration to write over");
+  fields.impl_->reading = false;
+  return fields;
+}
+
+bool HfFields::reading() const { return impl_->reading; }
+const std::string& HfFields::name() const { return impl_->name; }
+std::string HfFields::text() const { return impl_->json.dump(2) + "\n"; }
+
+void HfFields::integer(std::string_view key, int64_t& value, std::optional<int64_t> missing) {
+  if (!reading()) return set(key, std::to_string(value));
+  const ordered_json* found = impl_->find(key);
+  if (found == nullptr && !missing) absent(name(), key);
+  value = found != nullptr ? to_integer(name(), key, *found) : *missing;
+}
+
+void HfFields::number(std::string_view key, double& value, std::optional<double> missing) {
+  if (!reading()) {
+    impl_->json[std::string(key)] = value;
+    return;
+  }
+  const ordered_json* found = impl_->find(key);
+  if (found == nullptr && !missing) absent(name(), key);
+  value = found != nullptr ? to_number(name(), key, *found) : *missing;
+}
+
+void HfFields::flag(std::string_view key, bool& value, std::optional<bool> missing) {
+  if (!reading()) return set(key, value ? "true" : "false");
+  const ordered_json* found = impl_->find(key);
+  if (found == nullptr && !missing) absent(name(), key);
+  if (found != nullptr && !found->is_boolean()) wrong_type(name(), key, *found, "true or false");
+  value = found != nullptr ? found->get<bool>() : *missing;
+}
+
+void HfFields::text(std::string_view key, std::string& value, std::optional<std::string> missing) {
+  if (!reading()) {
+    impl_->json[std::string(key)] = value;
+    return;
+  }
+  const ordered_json* found = impl_->find(key);
+  if (found == nullptr && !missing) absent(name(), key);
+  if (found != nullptr && !found->is_string()) wrong_type(name(), key, *found, "a string");
+  value = found != nullptr ? found->get<std::string>() : *missing;
+}
+
+void HfFields::number_or_null(std::string_view key, double& value, double missing) {
+  if (!reading()) {
+    impl_->json[std::string(key)] = value == 0.0 ? ordered_json() : ordered_json(value);
+    return;
+  }
+  if (!impl_->json.contains(std::string(key))) {
+    value = missing;
+    return;
+  }
+  const ordered_json* found = impl_->find(key);
+  value = found != nullptr ? to_number(name(), key, *found) : 0.0;
+}
+
+void HfFields::integer_or_null(std::string_view key, std::optional<int64_t>& value,
+                               std::optional<int64_t> missing) {
+  if (!reading()) {
+    impl_->json[std::string(key)] = value ? ordered_json(*value) : ordered_json();
+    return;
+  }
+  value = impl_->json.contains(std::string(key)) ? find_integer(key) : missing;
+}
+
+void HfFields::constant(std::string_view key, std::string_view json) {
+  const ordered_json expected = ordered_json::parse(json);
+  if (!reading()) {
+    impl_->json[std::string(key)] = expected;
+    return;
+  }
+  const ordered_json* found = impl_->find(key);
+  MEGATRON_CHECK(found == nullptr || *found == expected, name(), ": ", key, " ", short_text(*found),
+                 " is not built, only ", json);
+}
+
+std::optional<int64_t> HfFields::find_integer(std::string_view key) const {
+  const ordered_json* found = impl_->find(key);
+  if (found == nullptr) return std::nullopt;
+  return to_integer(name(), key, *found);
+}
+
+int64_t HfFields::num_experts() const {
+  constexpr const char* kKeys[] = {"num_local_experts", "num_experts", "n_routed_experts",
+                                   "moe_num_experts", "num_routed_experts"};
+  const ordered_json* nested = impl_->find("text_config");  // of models that also see or hear
+  for (const ordered_json* object : {static_cast<const ordered_json*>(&impl_->json), nested}) {
+    if (object == nullptr || !object->is_object()) continue;
+    for (const char* key : kKeys)
+      if (const auto found = object->find(key); found != object->end())
+        if (found->is_number_integer() && *found > 1) return found->get<int64_t>();
+  }
+  return 0;
+}
+
+std::string HfFields::quantization_method() const {
+  const ordered_json* found = impl_->find("quantization_config");
+  if (found == nullptr) return "";
+  if (!found->is_object()) wrong_type(name(), "quantization_config", *found, "an object");
+  if (found->empty()) return "";
+  const auto method = found->find("quant_method");
+  return method != found->end() && method->is_string() ? method->get<std::string>()
+                                                       : "a method without a name";
+}
+
+void HfFields::erase(std::string_view key) { impl_->json.erase(std::string(key)); }
+
+void HfFields::set(std::string_view key, std::string_view json) {
+  impl_->json[std::string(key)] = ordered_json::parse(json);
+}
+
+void HfFields::layer_types(std::vector<std::string>& types) {
+  if (!reading()) {
+    impl_->json["layer_types"] = types;
+    return;
+  }
+  types.clear();
+  const ordered_json* found = impl_->find("layer_types");
+  if (found == nullptr) return;
+  if (!found->is_array()) wrong_type(name(), "layer_types", *found, "a list of strings");
+  for (const ordered_json& type : *found) {
+    if (!type.is_string()) wrong_type(name(), "layer_types", type, "a string");
+    types.push_back(type.get<std::string>());
+  }
+}
+
+namespace {
+
+// The members that the law of each rope_type reads; anything else in its object would be ignored,
+// and is refused.
+struct RopeType {
+  std::string_view name;
+  RopeScaling scaling;
+  std::vector<std::string_view> keys;
+};
+
+const std::vector<RopeType>& rope_types() {
+  static const std::vector<RopeType> types = {
+      {"default", RopeScaling::kNone, {}},
+      {"linear", RopeScaling::kLinear, {"factor"}},
+      {"llama3",
+       RopeScaling::kLlama3,
+       {"factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"}},
+      {"yarn",
+       RopeScaling::kYarn,
+       {"factor", "beta_fast", "beta_slow", "truncate", "attention_factor",
+        "original_max_position_embeddings"}},
+      {"longrope",
+       RopeScaling::kLongRope,
+       {"factor", "short_factor", "long_factor", "attention_factor",
+        "original_max_position_embeddings"}}};
+  return types;
+}
+
+// One object of rotary parameters, of either dialect.
+class RopeReader {
+ public:
+  RopeReader(const std::string& name, const ordered_json& values) : name_(name), values_(values) {
+    std::string type = "default";
+    for (const char* key : {"type", "rope_type"})
+      if (const ordered_json* found = find(key)) {
+        if (!found->is_string()) wrong_type(name_, key, *found, "a string");
+        type = found->get<std::string>();
+      }
+    if (type == "su") type = "longrope";  // the name it had first
+    for (const RopeType& known : rope_types())
+      if (known.name == type) type_ = &known;
+    std::string names;
+    for (const RopeType& known : rope_types()) names += cat(names.empty() ? "" : ", ", known.name);
+    MEGATRON_CHECK(type_ != nullptr, name_, ": rotary positions of the type \"", type,
+                   "\" are not built", "\nhint: types that are: ", names);
+    for (const auto& [key, value] : values_.items()) {
+      constexpr std::array<std::string_view, 4> kAlways = {"type", "rope_type", "rope_theta",
+                                                           "partial_rotary_factor"};
+      const bool known =
+          std::find(kAlways.begin(), kAlways.end(), key) != kAlways.end() ||
+          std::find(type_->keys.begin(), type_->keys.end(), key) != type_->keys.end() ||
+          // transformers moves it into objects of every type
+          key == "original_max_position_embeddings";
+      MEGATRON_CHECK(known || value.is_null(), name_, ": rotary positions of the type \"",
+                     type_->name, "\" with ", key, " ", short_text(value), " are not built");
+    }
+  }
+
+  RopeScaling scaling() const { return type_->scaling; }
+  const ordered_json* find(std::string_view key) const {
+    const auto found = values_.find(std::string(key));
+    return found == values_.end() || found->is_null() ? nullptr : &*found;
+  }
+  double number(std::string_view key, std::optional<double> missing = {}) const {
+    const ordered_json* found = find(key);
+    if (found == nullptr && !missing) absent(name_, cat("rope_parameters.", key));
+    return found != nullptr ? to_number(name_, key, *found) : *missing;
+  }
+  int64_t integer(std::string_view key, int64_t missing) const {
+    const ordered_json* found = find(key);
+    return found != nullptr ? to_integer(name_, key, *found) : missing;
+  }
+  std::vector<double> numbers(std::string_view key) const {
+    const ordered_json* found = find(key);
+    if (found == nullptr) absent(name_, cat("rope_parameters.", key));
+    return to_numbers(name_, key, *found);
+  }
+
+  void read_scaling(TransformerConfig& c, std::optional<int64_t> original_at_top) const {
+    c.rope_scaling_type = scaling();
+    if (scaling() == RopeScaling::kNone) return;
+    const bool has_original = scaling() != RopeScaling::kLinear;
+    if (has_original)
+      c.rope_original_max_position_embeddings = original_at_top.value_or(
+          integer("original_max_position_embeddings", c.max_position_embeddings));
+    const bool is_long = scaling() == RopeScaling::kLongRope;
+    const double ratio = static_cast<double>(c.max_position_embeddings) /
+                         static_cast<double>(c.rope_original_max_position_embeddings);
+    c.rope_scaling_factor = number("factor", is_long ? std::optional<double>(ratio) : std::nullopt);
+    if (scaling() == RopeScaling::kLlama3) {
+      c.rope_low_freq_factor = number("low_freq_factor");
+      c.rope_high_freq_factor = number("high_freq_factor");
+    }
+    if (scaling() == RopeScaling::kYarn) {
+      c.yarn_beta_fast = number("beta_fast", 32.0);
+      c.yarn_beta_slow = number("beta_slow", 1.0);
+      const ordered_json* truncate = find("truncate");
+      c.yarn_correction_range_round_to_int = truncate == nullptr || *truncate == true;
+    }
+    if (is_long) {
+      c.longrope_short_factor = numbers("short_factor");
+      c.longrope_long_factor = numbers("long_factor");
+    }
+    if (find("attention_factor") != nullptr) c.rope_attention_factor = number("attention_factor");
+  }
+
+ private:
+  const std::string& name_;
+  const ordered_json& values_;
+  const RopeType* type_ = nullptr;
+};
+
+ordered_json scaling_json(const TransformerConfig& c) {
+  ordered_json out;
+  for (const RopeType& type : rope_types())
+    if (type.scaling == c.rope_scaling_type) out["rope_type"] = type.name;
+  out["rope_theta"] = c.rotary_base;
+  if (c.rope_scaling_type == RopeScaling::kNone) return out;
+  out["factor"] = c.rope_scaling_factor;
+  if (c.rope_scaling_type == RopeScaling::kLinear) return out;
+  out["original_max_position_embeddings"] = c.rope_original_max_position_embeddings;
+  if (c.rope_scaling_type == RopeScaling::kLlama3) {
+    out["low_freq_factor"] = c.rope_low_freq_factor;
+    out["high_freq_factor"] = c.rope_high_freq_factor;
+  }
+  if (c.rope_scaling_type == RopeScaling::kYarn) {
+    out["beta_fast"] = c.yarn_beta_fast;
+    out["beta_slow"] = c.yarn_beta_slow;
+    if (!c.yarn_correction_range_round_to_int) out["truncate"] = false;
+  }
+  if (c.rope_scaling_type == RopeScaling::kLongRope) {
+    out["short_factor"] = c.longrope_short_factor;
+    out["long_factor"] = c.longrope_long_factor;
+  }
+  if (c.rope_attention_factor) out["attention_factor"] = *c.rope_attention_factor;
+  return out;
+}
+
+}  // namespace
+
+void HfFields::rope(TransformerConfig& config, const Rope& rope) {
+  ordered_json& json = impl_->json;
+  if (!reading()) {
+    ordered_json all = scaling_json(config);
+    if (config.rotary_percent != 1.0 || rope.percent != 1.0)
+      all["partial_rotary_factor"] = config.rotary_percent;
+    for (const char* key : {rope.legacy_theta, rope.legacy_percent, "rope_theta", "rope_scaling",
+                            "rope_local_base_freq"})
+      json.erase(key);
+    if (rope.local_theta) {
+      const double local = config.rotary_base_local.value_or(config.rotary_base);
+      json["rope_parameters"] = {
+          {"sliding_attention", {{"rope_type", "default"}, {"rope_theta", local}}},
+          {"full_attention", all}};
+    } else {
+      json["rope_parameters"] = all;
+    }
+    if (rope.original_length)
+      json["original_max_position_embeddings"] = config.rope_scaling_type == RopeScaling::kLongRope
+                                                     ? config.rope_original_max_position_embeddings
+                                                     : config.max_position_embeddings;
+    return;
+  }
+  config.position_embedding_type = PositionEmbedding::kRope;
+  // The keys of the older dialect, under what the newer one has.
+  ordered_json all = ordered_json::object(), local = ordered_json::object();
+  const auto take = [&](ordered_json& into, const char* key, const ordered_json* from) {
+    if (from == nullptr) return;
+    if (!from->is_object()) wrong_type(name(), key, *from, "an object");
+    for (const auto& [member, value] : from->items()) into[member] = value;
+  };
+  if (const ordered_json* theta = impl_->find(rope.legacy_theta)) all["rope_theta"] = *theta;
+  if (const ordered_json* percent = impl_->find(rope.legacy_percent))
+    all["partial_rotary_factor"] = *percent;
+  if (const ordered_json* theta = impl_->find("rope_local_base_freq")) local["rope_theta"] = *theta;
+  take(all, "rope_scaling", impl_->find("rope_scaling"));
+  if (const ordered_json* given = impl_->find("rope_parameters")) {
+    const bool nested = given->is_object() &&
+                        (given->contains("full_attention") || given->contains("sliding_attention"));
+    MEGATRON_CHECK(!nested || rope.local_theta, name(),
+                   ": rope_parameters of each type of layer are not built for this model");
+    if (nested) {
+      if (given->contains("full_attention"))
+        take(all, "rope_parameters", &(*given)["full_attention"]);
+      if (given->contains("sliding_attention"))
+        take(local, "rope_parameters", &(*given)["sliding_attention"]);
+    } else {
+      take(all, "rope_parameters", given);
+    }
+  }
+  const RopeReader reader(name(), all);
+  config.rotary_base = reader.number("rope_theta", rope.theta);
+  config.rotary_percent = reader.number("partial_rotary_factor", rope.percent);
+  std::optional<int64_t> original;
+  if (rope.original_length)
+    original = find_integer("original_max_position_embeddings").value_or(*rope.original_length);
+  reader.read_scaling(config, original);
+  if (!rope.local_theta) return;
+  const RopeReader local_reader(name(), local);
+  MEGATRON_CHECK(local_reader.scaling() == RopeScaling::kNone, name(),
+                 ": scaled rotary positions of sliding layers are not built");
+  config.rotary_base_local = local_reader.number("rope_theta", *rope.local_theta);
+}
+
+}  // namespace megatron

@@ -1,0 +1,234 @@
+#include "megatron/interop/huggingface/hf_folder.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <set>
+
+#include "megatron/base/check.h"
+#include "megatron/base/files.h"
+#include "megatron/dist_checkpointing/checkpoint_folder.h"
+#include "megatron/dist_checkpointing/safetensors.h"
+#include "megatron/interop/foreign_tensors.h"
+#include "megatron/tensor/torch.h"
+#include "megatron/transformer/attention/rotary_embedding.h"
+
+namespace megatron {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr const char* kTokenizerFiles[] = {"tokenizer.json",
+                                           "tokenizer_config.json",
+                                           "special_tokens_map.json",
+                                           "added_tokens.json",
+                                           "tokenizer.model",
+                                           "vocab.json",
+                                           "merges.txt",
+                                           "vocab.txt",
+                                           "chat_template.jinja",
+                                           "chat_template.json"};
+
+std::string shape_text(const std::vector<int64_t>& shape) { return nlohmann::json(shape).dump(); }
+
+// The stored frequencies of a layer must be those of the configuration.
+void check_frequencies(const std::string& folder, const std::string& name, const TensorFiles& files,
+                       const TensorFiles::Place& place, const TransformerConfig& config) {
+  const at::Tensor expected = RotaryEmbedding(config).frequencies(/*length=*/1);
+  const std::vector<std::byte> bytes = files.read(place);
+  const DType dtype = place.entry->dtype;
+  const std::map<DType, at::ScalarType> types = {{DType::kFloat64, at::kDouble},
+                                                 {DType::kFloat32, at::kFloat},
+                                                 {DType::kBFloat16, at::kBFloat16},
+                                                 {DType::kFloat16, at::kHalf}};
+  MEGATRON_CHECK(types.contains(dtype) && place.entry->shape.size() == 1 &&
+                     place.entry->shape[0] == expected.size(0),
+                 folder, ": ", name, " has shape ", shape_text(place.entry->shape),
+                 ", the configuration rotates ", expected.size(0), " pairs",
+                 "\nhint: the rotary form of these weights is not that of config.json");
+  const at::Tensor stored = at::from_blob(const_cast<std::byte*>(bytes.data()), place.entry->shape,
+                                          at::dtype(types.at(dtype)))
+                                .to(at::kDouble);
+  const double worst = ((stored - expected).abs() / expected).max().item<double>();
+  MEGATRON_CHECK(worst < (size_of(dtype) == 2 ? 1e-2 : 1e-4), folder, ": ", name,
+                 " holds other rotary frequencies than config.json means, by ", worst,
+                 " of their value",
+                 "\nhint: the rotary form of these weights is not that of config.json: compare "
+                 "rope_theta and rope_parameters");
+}
+
+class Reader {
+ public:
+  explicit Reader(const fs::path& folder)
+      : folder_(folder),
+        name_(folder.string()),
+        model_(read_hf_config(folder)),
+        files_(TensorFiles::of_hf_folder(folder)),
+        manifest_(name_),
+        tensors_(hf_tensors(*model_.family, model_.config)) {}
+
+  HfFolder run() {
+    find_prefix();
+    for (const SafetensorsFile& file : files_.files()) manifest_.add_file(file);
+    for (const HfTensor& tensor : tensors_) add(tensor);
+    for (const auto& [name, place] : files_.places())
+      if (!used_.contains(name)) account_for(name, place);
+    return {std::move(model_),
+            std::move(manifest_).open(folder_),
+            {used_.begin(), used_.end()},
+            std::move(waived_)};
+  }
+
+ private:
+  // Files of the bare model name its tensors without the prefix.
+  void find_prefix() {
+    const std::string_view prefix = model_.family->prefix;
+    const auto& places = files_.places();
+    bare_ = std::none_of(places.begin(), places.end(),
+                         [&](const auto& item) { return item.first.starts_with(prefix); });
+  }
+  std::string name_in_files(std::string_view name) const {
+    for (const auto& [alias, known] : model_.family->aliases)
+      if (known == name && !files_.places().contains(std::string(name))) name = alias;
+    return std::string(bare_ && name.starts_with(model_.family->prefix)
+                           ? name.substr(model_.family->prefix.size())
+                           : name);
+  }
+
+  void add(const HfTensor& tensor) {
+    const std::string name = name_in_files(tensor.name);
+    const auto found = files_.places().find(name);
+    if (found == files_.places().end()) {
+      const bool head = tensor.ours == "output_layer.weight";
+      manifest_.add_problem(cat(name, " is not in the files, ",
+                                head ? "although config.json does not tie the output layer to the "
+                                       "embedding (tie_word_embeddings)"
+                                     : "the model of config.json has it"));
+      return;
+    }
+    used_.insert(name);
+    const SafetensorsEntry& entry = *found->second.entry;
+    if (entry.shape != tensor.shape) {
+      manifest_.add_problem(cat(name, " has shape ", shape_text(entry.shape),
+                                ", by config.json it is ", shape_text(tensor.shape)));
+      return;
+    }
+    manifest_.add_rows(tensor.ours, tensor.our_shape, found->second, view_of(tensor), tensor.runs);
+  }
+
+  // A tensor that no row of the table uses.
+  void account_for(const std::string& name, const TensorFiles::Place& place) {
+    const TransformerConfig& t = model_.config.transformer;
+    if (!t.untie_embeddings_and_output_weights && is_head(name)) return check_tie(name, place);
+    for (const std::string_view pattern : model_.family->waived) {
+      if (!matches_pattern(name_in_files(pattern), name)) continue;
+      if (name.ends_with("inv_freq")) check_frequencies(name_, name, files_, place, t);
+      waived_.push_back(name);
+      return;
+    }
+    manifest_.add_problem(name + " is in the files, the model of config.json has no such tensor");
+  }
+
+  bool is_head(const std::string& name) const {
+    for (const std::span<const HfRow> rows : model_.family->rows)
+      for (const HfRow& row : rows)
+        if (row.ours == "output_layer.weight" && name_in_files(row.theirs[0]) == name) return true;
+    return false;
+  }
+
+  // A stored copy of a tied table must be the table.
+  void check_tie(const std::string& name, const TensorFiles::Place& head) {
+    for (const HfTensor& tensor : tensors_) {
+      if (tensor.ours != "embedding.word_embeddings.weight") continue;
+      const auto table = files_.places().find(name_in_files(tensor.name));
+      if (table == files_.places().end()) return;  // reported already
+      const SafetensorsEntry &a = *head.entry, &b = *table->second.entry;
+      const bool equal = a.dtype == b.dtype && a.shape == b.shape &&
+                         files_.read(head) == files_.read(table->second);
+      if (equal)
+        waived_.push_back(name);
+      else
+        manifest_.add_problem(cat(name, " differs from ", table->first,
+                                  ", although config.json ties them (tie_word_embeddings)"));
+    }
+  }
+
+  const fs::path folder_;
+  const std::string name_;
+  HfModel model_;
+  const TensorFiles files_;
+  ForeignManifest manifest_;
+  const std::vector<HfTensor> tensors_;
+  bool bare_ = false;
+  std::set<std::string> used_;
+  std::vector<std::string> waived_;
+};
+
+}  // namespace
+
+bool is_hf_folder(const fs::path& folder) {
+  std::error_code ignored;
+  if (folder.empty()) return false;  // none was named, which is not the current one
+  return fs::exists(folder / kHfConfig, ignored) && !fs::exists(folder / kManifestName, ignored) &&
+         find_checkpoints(folder).empty();
+}
+
+HfModel read_hf_config(const fs::path& folder) {
+  constexpr uint64_t kMostBytes = uint64_t{64} << 20;
+  const fs::path path = folder / kHfConfig;
+  return parse_hf_config(read_file(path, kMostBytes), path.string());
+}
+
+HfFolder open_hf_folder(const fs::path& folder) { return Reader(folder).run(); }
+
+std::vector<std::string> hf_tokenizer_files(const fs::path& folder) {
+  std::vector<std::string> names;
+  std::error_code ignored;
+  for (const char* name : kTokenizerFiles)
+    if (fs::is_regular_file(folder / name, ignored)) names.emplace_back(name);
+  return names;
+}
+
+TokenizerConfig hf_tokenizer(const fs::path& folder, int64_t vocab_size) {
+  TokenizerConfig config = find_tokenizer(folder);
+  if (config.tokenizer_type.empty()) config.tokenizer_type = "NullTokenizer";
+  config.vocab_size = vocab_size;
+  return config;
+}
+
+StoredFiles origin_files(const Checkpoint& source) {
+  StoredFiles files;
+  const fs::path& folder = source.directory();
+  if (!is_hf_folder(folder)) {
+    for (const char* name : {kKeptHfConfig, kKeptHfGenerationConfig, kKeptPeftConfig})
+      if (source.has_file(name)) files.emplace_back(name, source.read_file(name));
+    return files;
+  }
+  std::error_code ignored;
+  for (const auto& [name, kept] :
+       {std::pair{kHfConfig, kKeptHfConfig}, {kHfGenerationConfig, kKeptHfGenerationConfig}})
+    if (fs::is_regular_file(folder / name, ignored))
+      files.emplace_back(kept, read_file(folder / name));
+  return files;
+}
+
+std::vector<int32_t> end_of_text_ids(const Checkpoint& source) {
+  const StoredFiles files = origin_files(source);
+  for (const char* name : {kKeptHfGenerationConfig, kKeptHfConfig}) {
+    for (const auto& [kept, text] : files) {
+      if (kept != name) continue;
+      const auto json = nlohmann::json::parse(text, nullptr, /*allow_exceptions=*/false);
+      if (!json.is_object() || !json.contains("eos_token_id")) continue;
+      std::vector<int32_t> ids;
+      const nlohmann::json& eos = json["eos_token_id"];
+      for (const nlohmann::json& id : eos.is_array() ? eos : nlohmann::json::array({eos}))
+        if (id.is_number_integer()) ids.push_back(id.get<int32_t>());
+      if (!ids.empty()) return ids;
+    }
+  }
+  return {};
+}
+
+}  // namespace megatron

@@ -1,0 +1,376 @@
+#include "megatron/interop/huggingface/peft.h"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <set>
+
+#include "megatron/base/check.h"
+#include "megatron/base/files.h"
+#include "megatron/dist_checkpointing/safetensors.h"
+#include "megatron/interop/foreign_tensors.h"
+#include "megatron/interop/huggingface/hf_folder.h"
+#include "megatron/tensor/torch.h"
+#include "megatron/transformer/lora.h"
+
+namespace megatron {
+namespace {
+
+namespace fs = std::filesystem;
+using nlohmann::ordered_json;
+
+constexpr std::string_view kPrefix = "base_model.model.";
+constexpr std::string_view kWeight = ".weight";
+
+// Settings that change what an adapter computes, or hold other weights; all of them off: null,
+// false, empty.
+constexpr const char* kNotBuilt[] = {"use_dora",
+                                     "use_qalora",
+                                     "use_bdlora",
+                                     "lora_bias",
+                                     "modules_to_save",
+                                     "rank_pattern",
+                                     "alpha_pattern",
+                                     "layer_replication",
+                                     "trainable_token_indices",
+                                     "target_parameters",
+                                     "alora_invocation_tokens",
+                                     "arrow_config",
+                                     "kasa_config",
+                                     "monteclora_config",
+                                     "velora_config"};
+
+bool is_off(const ordered_json& value) {
+  return value.is_null() || (value.is_boolean() && !value.get<bool>()) ||
+         ((value.is_array() || value.is_object() || value.is_string()) && value.empty());
+}
+
+// "linear_qkv" of "decoder.layers.3.self_attention.linear_qkv.weight", for the linears that
+// adapters may have; else empty.
+std::string_view linear_of(std::string_view weight) {
+  if (!weight.starts_with("decoder.layers.") || !weight.ends_with(kWeight)) return {};
+  weight.remove_suffix(kWeight.size());
+  const std::string_view name = weight.substr(weight.rfind('.') + 1);
+  for (const std::string_view linear : {"linear_qkv", "linear_proj", "linear_fc1", "linear_fc2"})
+    if (name == linear) return linear;
+  return {};
+}
+
+// What a module of theirs is in the words of --lora-targets.
+std::string part_name(std::string_view linear, size_t part, size_t parts) {
+  if (parts == 1) return std::string(linear);
+  if (linear == "linear_qkv") return std::array{"linear_q", "linear_k", "linear_v"}.at(part);
+  return std::array{"linear_fc1_gate", "linear_fc1_up"}.at(part);
+}
+
+// Where the rows of a linear lie in its lora_B; -1: not adapted.
+std::vector<int64_t> rows_in_b(const LoraOptions& options, int64_t rows) {
+  std::vector<int64_t> out(static_cast<size_t>(rows), -1);
+  int64_t next = 0;
+  for (size_t row = 0; row < out.size(); ++row)
+    if (options.adapter_of_row.empty() || options.adapter_of_row[row] >= 0) out[row] = next++;
+  return out;
+}
+
+// A module of theirs that may have an adapter: its weight, and which part of our linear it is.
+struct AdaptableModule {
+  HfTensor weight;
+  std::string linear;
+  size_t part = 0, parts = 1;
+  std::string name() const { return weight.name.substr(0, weight.name.size() - kWeight.size()); }
+  std::string target() const { return part_name(linear, part, parts); }
+};
+
+std::vector<AdaptableModule> adaptable_modules(const HfFamily& family, const GPTConfig& config) {
+  GPTConfig base = config;
+  base.transformer.lora_rank = 0;
+  std::vector<AdaptableModule> modules;
+  std::map<std::string, size_t> parts;
+  for (HfTensor& tensor : hf_tensors(family, base)) {
+    const std::string_view linear = linear_of(tensor.ours);
+    if (linear.empty()) continue;
+    const size_t part = parts[tensor.ours]++;
+    modules.push_back({std::move(tensor), std::string(linear), part, 1});
+  }
+  for (AdaptableModule& module : modules) module.parts = parts.at(module.weight.ours);
+  return modules;
+}
+
+// The number of the adapter of ours that is the module's; -1: it has none.
+int adapter_of(const AdaptableModule& module, const std::vector<std::string>& adapters,
+               const HfFamily& family) {
+  if (adapters.empty()) return -1;
+  if (adapters.front() == module.linear) return 0;
+  MEGATRON_CHECK(module.parts > 1, "a ", family.model_type, " model of Hugging Face has ",
+                 module.name(), " as one module, adapters of its parts (", adapters.front(),
+                 ") have no form there", "\nhint: train with --lora-targets ", module.linear,
+                 ", or merge the adapters: --merge-adapter");
+  const auto found = std::find(adapters.begin(), adapters.end(), module.target());
+  return found == adapters.end() ? -1 : static_cast<int>(found - adapters.begin());
+}
+
+std::string replace_suffix(const std::string& weight, std::string_view suffix) {
+  return weight.substr(0, weight.size() - kWeight.size() + 1) + std::string(suffix);
+}
+
+}  // namespace
+
+bool is_peft_folder(const fs::path& folder) {
+  std::error_code ignored;
+  return !folder.empty() && fs::is_regular_file(folder / kPeftConfig, ignored);
+}
+
+std::vector<HfTensor> peft_tensors(const HfFamily& family, const GPTConfig& config) {
+  const TransformerConfig& t = config.transformer;
+  const int64_t rank = t.lora_rank;
+  std::vector<HfTensor> tensors;
+  for (const AdaptableModule& module : adaptable_modules(family, config)) {
+    const int adapter = adapter_of(module, lora_adapters(t, module.linear), family);
+    if (adapter < 0) continue;
+    const LoraOptions options = lora_options(t, module.linear);
+    const HfTensor& weight = module.weight;
+    const std::vector<int64_t> row_in_b = rows_in_b(options, weight.our_shape[0]);
+    const int64_t k = weight.our_shape[1];
+
+    HfTensor a;
+    a.name = cat(kPrefix, module.name(), ".", kLoraA);
+    a.shape = {rank, k};
+    a.ours = replace_suffix(weight.ours, kLoraA);
+    a.our_shape = {options.adapters * rank, k};
+    a.runs = {{0, adapter * rank, rank}};
+    tensors.push_back(std::move(a));
+
+    HfTensor b;
+    b.name = cat(kPrefix, module.name(), ".", kLoraB);
+    b.shape = {0, rank};
+    b.ours = replace_suffix(weight.ours, kLoraB);
+    b.our_shape = {*std::max_element(row_in_b.begin(), row_in_b.end()) + 1, rank};
+    for (const RowRun& run : weight.runs) {
+      b.runs.push_back({run.theirs, row_in_b.at(static_cast<size_t>(run.ours)), run.count});
+      b.shape[0] += run.count;
+    }
+    tensors.push_back(std::move(b));
+  }
+  return tensors;
+}
+
+namespace {
+
+class PeftReader {
+ public:
+  PeftReader(const fs::path& folder, const HfFamily& family, GPTConfig& config)
+      : folder_(folder),
+        name_(folder.string()),
+        family_(family),
+        config_(config),
+        file_((check_files(folder), folder / kPeftSafetensors)),
+        manifest_(name_) {}
+
+  Checkpoint run() {
+    read_settings();
+    choose_targets();
+    manifest_.add_file(file_);
+    std::set<std::string> used;
+    for (const HfTensor& tensor : peft_tensors(family_, config_)) {
+      used.insert(tensor.name);
+      add(tensor);
+    }
+    for (const SafetensorsEntry& entry : file_.header().tensors)
+      if (!used.contains(entry.name))
+        manifest_.add_problem(entry.name +
+                              " is in the file, the base model has no such module, or the adapter "
+                              "no such part");
+    return std::move(manifest_).open(folder_);
+  }
+
+ private:
+  static void check_files(const fs::path& folder) {
+    std::error_code ignored;
+    for (const char* name : {kPeftConfig, kPeftSafetensors})
+      MEGATRON_CHECK(fs::is_regular_file(folder / name, ignored), folder.string(), ": holds no ",
+                     name,
+                     fs::exists(folder / "adapter_model.bin", ignored)
+                         ? "\nhint: adapter_model.bin is a pickle, which is never read; save the "
+                           "adapter as safetensors"
+                         : "\nhint: a folder that PEFT's save_pretrained() wrote is expected");
+  }
+
+  void read_settings() {
+    const std::string name = (folder_ / kPeftConfig).string();
+    const auto json = ordered_json::parse(read_file(folder_ / kPeftConfig), nullptr,
+                                          /*allow_exceptions=*/false);
+    MEGATRON_CHECK(json.is_object(), name, ": is no JSON object");
+    const std::string type = json.value("peft_type", std::string("nothing"));
+    MEGATRON_CHECK(type == "LORA", name, ": peft_type is ", type, ", LORA is built");
+    for (const char* key : kNotBuilt)
+      MEGATRON_CHECK(!json.contains(key) || is_off(json[key]), name, ": ", key, " ",
+                     json[key].dump(), " is not built");
+    MEGATRON_CHECK(!json.contains("bias") || json["bias"] == "none", name, ": bias ",
+                   json["bias"].dump(), " is not built");
+    MEGATRON_CHECK(json.contains("r") && json["r"].is_number_integer() && json["r"] > 0, name,
+                   ": r is not a positive integer");
+    MEGATRON_CHECK(
+        json.contains("lora_alpha") && json["lora_alpha"].is_number() && json["lora_alpha"] > 0,
+        name, ": lora_alpha is not a positive number");
+    TransformerConfig& t = config_.transformer;
+    t.lora_rank = json["r"].get<int64_t>();
+    t.lora_alpha = json["lora_alpha"].get<double>();
+    // alpha / sqrt(r) = alpha sqrt(r) / r
+    if (json.value("use_rslora", false))
+      *t.lora_alpha *= std::sqrt(static_cast<double>(t.lora_rank));
+  }
+
+  // The targets that the file holds anything for.
+  void choose_targets() {
+    std::vector<std::string> found;
+    for (const AdaptableModule& module : adaptable_modules(family_, config_))
+      for (const std::string_view suffix : {kLoraA, kLoraB})
+        if (file_.find(cat(kPrefix, module.name(), ".", suffix)) != nullptr)
+          found.push_back(module.target());
+    MEGATRON_CHECK(!found.empty(), name_, ": ", kPeftSafetensors,
+                   " holds no adapter of a linear of a ", family_.model_type, " model",
+                   file_.header().tensors.empty()
+                       ? std::string()
+                       : cat("\ndetail: its first tensor is ", file_.header().tensors[0].name));
+    TransformerConfig& t = config_.transformer;
+    t.lora_targets = written_out_lora_targets(found, is_gated(t.activation()));
+  }
+
+  void add(const HfTensor& tensor) {
+    const SafetensorsEntry* entry = file_.find(tensor.name);
+    if (entry == nullptr) {
+      manifest_.add_problem(tensor.name + " is not in the file, although other layers have it");
+      return;
+    }
+    const auto text = [](const std::vector<int64_t>& shape) { return ordered_json(shape).dump(); };
+    if (entry->shape != tensor.shape) {
+      manifest_.add_problem(cat(tensor.name, " has shape ", text(entry->shape),
+                                ", by adapter_config.json and the base model it is ",
+                                text(tensor.shape)));
+      return;
+    }
+    manifest_.add_rows(tensor.ours, tensor.our_shape, {0, entry}, view_of(tensor), tensor.runs);
+  }
+
+  const fs::path folder_;
+  const std::string name_;
+  const HfFamily& family_;
+  GPTConfig& config_;
+  const SafetensorsFile file_;
+  ForeignManifest manifest_;
+};
+
+// What PEFT finds the adapted modules by: their last name, or the last two where a module that is
+// not adapted has the same.
+std::vector<std::string> module_names(const HfFamily& family, const GPTConfig& config) {
+  std::set<std::string> adapted, others;
+  const auto last = [](const std::string& name, int names) {
+    size_t at = name.size();
+    for (; names > 0 && at != std::string::npos; --names) at = name.rfind('.', at - 1);
+    return name.substr(at == std::string::npos ? 0 : at + 1);
+  };
+  std::vector<std::string> chosen;
+  for (const AdaptableModule& module : adaptable_modules(family, config)) {
+    const int adapter =
+        adapter_of(module, lora_adapters(config.transformer, module.linear), family);
+    (adapter < 0 ? others : adapted).insert(last(module.name(), 1));
+    if (adapter >= 0) chosen.push_back(module.name());
+  }
+  std::set<std::string> names;
+  for (const std::string& name : chosen)
+    names.insert(others.contains(last(name, 1)) ? last(name, 2) : last(name, 1));
+  return {names.begin(), names.end()};
+}
+
+// A whole number without a decimal point, as PEFT writes it.
+ordered_json number(double value) {
+  if (value == std::floor(value) && std::abs(value) < 1e15) return static_cast<int64_t>(value);
+  return value;
+}
+
+}  // namespace
+
+Checkpoint open_peft_folder(const fs::path& folder, const HfFamily& family, GPTConfig& config) {
+  return PeftReader(folder, family, config).run();
+}
+
+std::string write_peft_config(const HfFamily& family, const GPTConfig& config,
+                              const std::string& base) {
+  const TransformerConfig& t = config.transformer;
+  const double alpha = t.lora_alpha.value_or(static_cast<double>(t.lora_rank));
+  auto json = ordered_json::parse(base, nullptr, /*allow_exceptions=*/false);
+  if (!json.is_object()) json = ordered_json::object();
+  if (json.contains("r") && json["r"] == t.lora_rank && json.contains("lora_alpha")) {
+    const double root = json.value("use_rslora", false) ? std::sqrt(double(t.lora_rank)) : 1.0;
+    if (json["lora_alpha"].is_number() && json["lora_alpha"].get<double>() * root == alpha)
+      return base;
+  }
+  // Weights of Conv1D modules are [inputs, outputs].
+  bool transposed = false;
+  for (const AdaptableModule& module : adaptable_modules(family, config))
+    transposed |= module.weight.transposed;
+  json["peft_type"] = "LORA";
+  json["task_type"] = "CAUSAL_LM";
+  if (!json.contains("base_model_name_or_path")) json["base_model_name_or_path"] = nullptr;
+  json["bias"] = "none";
+  json["fan_in_fan_out"] = transposed;
+  json["inference_mode"] = true;
+  json["init_lora_weights"] = true;
+  json["lora_alpha"] = number(alpha);
+  json["lora_dropout"] = 0.0;
+  json["r"] = t.lora_rank;
+  json["target_modules"] = module_names(family, config);
+  json["use_dora"] = false;
+  json["use_rslora"] = false;
+  return json.dump(2);
+}
+
+const HfFamily& family_of_model(const Checkpoint& checkpoint, const GPTConfig& config) {
+  const std::string kept = cat("huggingface/", kHfConfig);
+  if (checkpoint.has_file(kept)) {
+    const auto json = ordered_json::parse(checkpoint.read_file(kept), nullptr, false);
+    if (json.is_object() && json.contains("model_type") && json["model_type"].is_string())
+      if (const HfFamily* family = find_hf_family(json["model_type"].get<std::string>()))
+        return *family;
+  }
+  GPTConfig base = config;
+  base.transformer.lora_rank = 0;
+  for (const HfFamily& family : hf_families()) {
+    try {
+      write_hf_config(family, base, "{}");
+      hf_tensors(family, base);
+      return family;
+    } catch (const Error&) {
+      // Another may be.
+    }
+  }
+  throw Error(cat(checkpoint.directory().string(),
+                  ": no family of Hugging Face models can be this model, so PEFT has no names for "
+                  "its modules"));
+}
+
+void merge_adapter(const TransformerConfig& config, const std::string& ours, int64_t first,
+                   const at::Tensor& a, const at::Tensor& b, const at::Tensor& rows) {
+  const LoraOptions options = lora_options(config, linear_of(ours));
+  const std::vector<int8_t>& adapters = options.adapter_of_row;
+  const auto adapter_at = [&](int64_t row) -> int64_t {
+    return adapters.empty() ? 0 : adapters.at(static_cast<size_t>(row));
+  };
+  int64_t row_in_b = 0;
+  for (int64_t row = 0; row < first; ++row) row_in_b += adapter_at(row) >= 0 ? 1 : 0;
+  const int64_t last = first + rows.size(0);
+  for (int64_t begin = first, end = first; begin < last; begin = end) {
+    const int64_t adapter = adapter_at(begin);
+    while (end < last && adapter_at(end) == adapter) ++end;
+    if (adapter < 0) continue;
+    at::Tensor part = rows.narrow(0, begin - first, end - begin);
+    part.addmm_(b.narrow(0, row_in_b, end - begin).to(rows.scalar_type()),
+                a.narrow(0, adapter * options.rank, options.rank).to(rows.scalar_type()), 1.0,
+                options.scale);
+    row_in_b += end - begin;
+  }
+}
+
+}  // namespace megatron

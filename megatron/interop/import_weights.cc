@@ -1,0 +1,120 @@
+#include "megatron/interop/import_weights.h"
+
+#include "megatron/base/check.h"
+#include "megatron/base/files.h"
+#include "megatron/base/parse.h"
+#include "megatron/dist_checkpointing/checkpoint_folder.h"
+#include "megatron/dist_checkpointing/save.h"
+#include "megatron/interop/foreign_tensors.h"
+
+namespace megatron {
+
+namespace fs = std::filesystem;
+
+uint64_t num_bytes(DType dtype, const std::vector<int64_t>& shape) {
+  uint64_t bytes = static_cast<uint64_t>(size_of(dtype));
+  for (const int64_t extent : shape) bytes *= static_cast<uint64_t>(extent);
+  return bytes;
+}
+
+void load_one(const Checkpoint& checkpoint, const ShardedTensor& tensor) {
+  LoadOptions options;
+  options.wanted_elsewhere = {"*"};
+  checkpoint.load({&tensor, 1}, options);
+}
+
+ImportedTokenizer import_tokenizer(const TokenizerConfig& config) {
+  ImportedTokenizer imported{config, config.vocab_size, {}};
+  if (config.tokenizer_type.empty()) {
+    imported.config.tokenizer_type = "NullTokenizer";
+    return imported;
+  }
+  const std::unique_ptr<Tokenizer> tokenizer = make_tokenizer(config);
+  imported.vocab_size = model_vocab_size(config, *tokenizer);
+  for (const fs::path& file : tokenizer->files())
+    imported.files.emplace_back("tokenizer/" + file.filename().string(), read_file(file));
+  for (std::string* path :
+       {&imported.config.tokenizer_model, &imported.config.vocab_file, &imported.config.merge_file})
+    if (!path->empty() && !fs::is_directory(*path)) *path = fs::path(*path).filename().string();
+  return imported;
+}
+
+std::string model_yaml(const TransformerConfig& transformer, const TokenizerConfig& tokenizer) {
+  TransformerConfig model = transformer;  // fields() is not const
+  TokenizerConfig text = tokenizer;
+  Config* const configs[] = {&model, &text};
+  return to_yaml(configs);
+}
+
+void check_no_checkpoints(const fs::path& root) {
+  MEGATRON_CHECK(find_checkpoints(root).empty(), root.string(),
+                 ": holds checkpoints already\nhint: give another --save");
+}
+
+void import_weights(const ImportRequest& request, const ConvertProgress& progress,
+                    ConvertResult& result) {
+  check_no_checkpoints(request.root);
+  SaveRequest save;
+  save.root = request.root;
+  save.iteration = request.iteration;
+  save.state = kWeightsOnlyState;
+  save.files = request.files;
+  for (const Checkpoint* source : request.sources) {
+    for (const auto& [key, stored] : source->manifest().tensors) {
+      ShardedTensor tensor;
+      tensor.key = key;
+      tensor.dtype = stored.dtype;
+      tensor.global_shape = stored.shape;
+      save.tensors.push_back(std::move(tensor));
+      result.bytes += num_bytes(stored.dtype, stored.shape);
+    }
+  }
+  const auto report = [&](uint64_t bytes) {
+    if (progress) progress(result.bytes, bytes);
+  };
+  report(0);
+  std::vector<std::byte> memory;
+  uint64_t pending = 0;
+  save.provide = [&](const ShardedTensor& wanted) -> const void* {
+    report(pending);
+    pending = num_bytes(wanted.dtype, wanted.global_shape);
+    if (memory.capacity() < pending) std::vector<std::byte>().swap(memory);  // not both at once
+    memory.resize(pending);
+    ShardedTensor tensor = wanted;
+    tensor.data = memory.data();
+    for (const Checkpoint* source : request.sources)
+      if (source->manifest().tensors.contains(tensor.key)) load_one(*source, tensor);
+    return memory.data();
+  };
+  const SaveResult saved = save_checkpoint(save);
+  report(pending);
+  result.directory = saved.directory;
+  result.iteration = request.iteration;
+  result.warnings = saved.warnings;
+  result.files = {"manifest.json", "rank_00000.safetensors"};
+  for (const auto& [name, contents] : save.files) result.files.push_back(name);
+}
+
+ConvertResult import_model(
+    const fs::path& root, const TokenizerConfig& tokenizer,
+    const std::function<ForeignModel(std::optional<int64_t> vocab_size)>& open,
+    const ConvertProgress& progress) {
+  check_no_checkpoints(root);
+  ImportedTokenizer imported = import_tokenizer(tokenizer);
+  const ForeignModel source = open(imported.vocab_size);
+  if (tokenizer.tokenizer_type.empty()) imported.config.vocab_size = source.config.vocab_size;
+  ConvertResult result;
+  result.model_type = "gpt";
+  result.num_tensors = source.num_tensors;
+  result.waived = source.waived;
+  ImportRequest weights;
+  weights.root = root;
+  weights.iteration = source.checkpoint.iteration();
+  weights.sources = {&source.checkpoint};
+  weights.files = std::move(imported.files);
+  weights.files.emplace_back("config.yaml", model_yaml(source.config.transformer, imported.config));
+  import_weights(weights, progress, result);
+  return result;
+}
+
+}  // namespace megatron

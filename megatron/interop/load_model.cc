@@ -1,0 +1,181 @@
+#include "megatron/interop/load_model.h"
+
+#include <algorithm>
+
+#include "megatron/base/check.h"
+#include "megatron/base/parse.h"
+#include "megatron/comm/parallel_groups.h"
+#include "megatron/dist_checkpointing/checkpoint.h"
+#include "megatron/dist_checkpointing/checkpoint_folder.h"
+#include "megatron/dist_checkpointing/foreign/torch_dist.h"
+#include "megatron/interop/huggingface/hf_folder.h"
+#include "megatron/interop/huggingface/peft.h"
+#include "megatron/interop/torch_dist/torch_dist_model.h"
+#include "megatron/nn/placement.h"
+#include "megatron/tensor/shape.h"
+#include "megatron/tensor/torch.h"
+#include "megatron/transformer/lora.h"
+
+namespace megatron {
+namespace {
+
+constexpr const char* kTable = "embedding.word_embeddings.weight";
+
+// The stored copy of a tokenizer file, when the checkpoint holds one of that name.
+void use_stored(std::string& path, const Checkpoint& checkpoint) {
+  if (path.empty()) return;
+  std::filesystem::path given(path);
+  if (given.filename().empty()) given = given.parent_path();  // "folder/"
+  const std::filesystem::path folder = checkpoint.directory() / "tokenizer";
+  std::string name = given.filename().string();
+  if (!given.has_extension()) name = "tokenizer.json";  // a folder was named
+  if (!checkpoint.has_file("tokenizer/" + name)) return;
+  checkpoint.read_file("tokenizer/" + name);  // verifies it
+  path = (folder / name).string();
+}
+
+// The folder with the tokenizer's files; empty: none are stored.
+std::filesystem::path stored_tokenizer(const Checkpoint& checkpoint) {
+  if (is_hf_folder(checkpoint.directory())) return checkpoint.directory();
+  constexpr std::string_view kPrefix = "tokenizer/";
+  bool any = false;
+  for (const StoredFile& file : checkpoint.manifest().files) {
+    if (!file.name.starts_with(kPrefix)) continue;
+    any = true;
+    if (file.name.find("chat_template") != std::string::npos ||
+        file.name.ends_with("tokenizer_config.json"))
+      checkpoint.read_file(file.name);  // verifies it
+  }
+  return any ? checkpoint.directory() / "tokenizer" : std::filesystem::path();
+}
+
+at::ScalarType stored_dtype(const Checkpoint& checkpoint, const std::string& key) {
+  const auto& tensors = checkpoint.manifest().tensors;
+  if (const auto found = tensors.find(key); found != tensors.end())
+    return to_scalar_type(found->second.dtype);
+  throw_error(cat(checkpoint.directory().string(), ": no tensor ", key,
+                  "\nhint: this is no checkpoint of a GPT model"));
+}
+
+}  // namespace
+
+StoredModel open_model(const LoadModelRequest& request) {
+  constexpr const char* kHint =
+      "\nhint: give the folder that --save of `megatron pretrain` named, one iter_* directory "
+      "in it, or a folder of Hugging Face with config.json and safetensors";
+  MEGATRON_CHECK(std::filesystem::is_directory(request.load), request.load.string(),
+                 std::filesystem::exists(request.load) ? ": is a file, not the folder of a model"
+                                                       : ": there is no such folder",
+                 kHint);
+  if (is_hf_folder(request.load)) {
+    MEGATRON_CHECK(!request.ckpt_step, "--ckpt-step is given, but ", request.load.string(),
+                   " is a folder of Hugging Face");
+    HfFolder folder = open_hf_folder(request.load);
+    return {std::move(folder.checkpoint),
+            folder.model.config,
+            hf_tokenizer(request.load, folder.model.config.vocab_size),
+            {},
+            folder.model.family};
+  }
+  if (const auto directory = find_torch_dist(request.load, request.ckpt_step)) {
+    ForeignModel model = open_torch_dist_model(*directory, read_torch_dist_arguments(*directory));
+    TokenizerConfig tokenizer;  // theirs is a path of another machine
+    tokenizer.tokenizer_type = "NullTokenizer";
+    tokenizer.vocab_size = model.config.vocab_size;
+    return {std::move(model.checkpoint), model.config, tokenizer, {}};
+  }
+  StartRequest start;
+  start.mode = StartMode::kResumeOrFresh;  // a folder without checkpoints is reported below, in the
+                                           // words of a reader
+  start.load = request.load;
+  start.ckpt_step = request.ckpt_step;
+  const StartDecision decision = resolve_start(start, request.agreement);
+  MEGATRON_CHECK(decision.checkpoint.has_value(), request.load.string(), ": holds no checkpoint",
+                 kHint,
+                 "\nhint: safetensors without a config.json become a checkpoint with "
+                 "convert-checkpoint --name-map");
+  StoredModel found{Checkpoint::open_verified(decision.checkpoint->directory),
+                    {},
+                    {},
+                    decision.warnings,
+                    nullptr};
+  const Checkpoint& checkpoint = found.checkpoint;
+  MEGATRON_CHECK(checkpoint.has_file("config.yaml"), checkpoint.directory().string(),
+                 " holds no config.yaml, so the shape of its model is unknown",
+                 "\nhint: checkpoints of `megatron pretrain` hold it");
+  Config* const configs[] = {&found.config.transformer, &found.tokenizer};
+  read_yaml(configs, (checkpoint.directory() / "config.yaml").string(), /*ignore_unknown=*/true);
+  found.config.transformer.finalize();
+  found.config.transformer.remove_quantization();  // inference multiplies in the stored type
+  for (std::string* path :
+       {&found.tokenizer.tokenizer_model, &found.tokenizer.vocab_file, &found.tokenizer.merge_file})
+    use_stored(*path, checkpoint);
+  const auto table = checkpoint.manifest().tensors.find(kTable);
+  if (table != checkpoint.manifest().tensors.end() && !table->second.shape.empty())
+    found.config.vocab_size = found.config.padded_vocab_size = table->second.shape[0];
+  return found;
+}
+
+namespace {
+
+std::unique_ptr<Tokenizer> tokenizer_of(StoredModel& found, bool required) {
+  try {
+    return make_tokenizer(found.tokenizer);
+  } catch (const Error& error) {
+    if (required || !found.tokenizer.vocab_size) throw;
+    found.warnings.push_back(cat("no tokenizer: ", error.what()));
+    TokenizerConfig null;
+    null.tokenizer_type = "NullTokenizer";
+    null.vocab_size = found.tokenizer.vocab_size;
+    return make_tokenizer(null);
+  }
+}
+
+}  // namespace
+
+LoadedModel load_model(const LoadModelRequest& request, const ParallelGroups& groups) {
+  StoredModel found = open_model(request);
+  const Checkpoint& checkpoint = found.checkpoint;
+  LoadedModel loaded;
+  loaded.iteration = checkpoint.iteration();
+  loaded.directory = checkpoint.directory();
+  loaded.tokenizer = tokenizer_of(found, request.tokenizer_required);
+  loaded.tokenizer_folder = stored_tokenizer(checkpoint);
+  loaded.end_of_text = end_of_text_ids(checkpoint);
+  loaded.warnings = std::move(found.warnings);
+  loaded.config.transformer = found.config.transformer;
+  loaded.config.vocab_size = found.tokenizer.vocab_size.value_or(loaded.tokenizer->vocab_size());
+  loaded.config.padded_vocab_size =
+      padded_vocab_size(found.tokenizer, loaded.config.vocab_size, groups.tp.size());
+
+  std::optional<Checkpoint> adapter;
+  if (!request.adapter.empty()) {
+    MEGATRON_CHECK(loaded.config.transformer.lora_rank == 0, "--adapter ", request.adapter.string(),
+                   ": ", checkpoint.directory().string(), " holds adapters already");
+    const HfFamily& family =
+        found.family != nullptr ? *found.family : family_of_model(checkpoint, loaded.config);
+    adapter = open_peft_folder(request.adapter, family, loaded.config);
+  }
+  loaded.model = std::make_unique<GPTModel>(loaded.config, groups);
+  const at::ScalarType dtype = request.dtype.value_or(stored_dtype(checkpoint, kTable));
+  loaded.store =
+      std::make_unique<PlainParameterStore>(*loaded.model, dtype, at::kCPU, /*gradients=*/false);
+  std::vector<ShardedTensor> wanted, wanted_of_adapter;
+  loaded.model->visit([&](const std::string& name, Parameter& parameter) {
+    (adapter && is_lora_parameter(name) ? wanted_of_adapter : wanted)
+        .push_back(sharded_tensor(parameter, groups, name, parameter.value));
+  });
+  LoadOptions options;
+  options.convert_dtype = true;
+  options.allow_unexpected = {"optimizer.*", "fp8.*"};
+  checkpoint.load(wanted, options);
+  if (adapter) adapter->load(wanted_of_adapter, options);
+  if (request.device != at::kCPU) {
+    loaded.model->visit([&](const std::string&, Parameter& parameter) {
+      parameter.value = parameter.value.to(request.device);
+    });
+  }
+  return loaded;
+}
+
+}  // namespace megatron

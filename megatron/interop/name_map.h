@@ -1,0 +1,50 @@
+// Import of safetensors whose names no family of Hugging Face has: a file says which of their
+// tensors make up each parameter of ours. YAML, or JSON:
+//
+//   parameters:
+//     OURS: SOURCE                          one tensor of the same shape
+//     OURS: {concat: [SOURCE, ...]}         one after the other: rows, with `dim: 1` columns
+//     OURS: {qkv: [SOURCE, SOURCE, SOURCE]} queries, keys and values: all heads of each
+//     OURS: {qkv: SOURCE}                   the same as one tensor, [all queries | keys | values]
+//   waived: [NAME, {name: NAME, slice: TEXT}, ...]    '*' in a name: any run of characters
+//
+// Within [] and {} of YAML, names with {layer} need quotes.
+//
+//   OURS    a parameter; {layer} stands for the index of any layer, from 0
+//   SOURCE  NAME, or {name: NAME, slice: TEXT, transpose: true}; {layer} is that of OURS
+//   slice   per dimension of the tensor as stored "begin:end" (either may be absent), or an index,
+//           which removes the dimension: "{layer}, 0:16, :". Taken before the transposition
+//
+// Every element of the source is used once or waived, and every parameter is filled.
+#pragma once
+
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "megatron/interop/import_weights.h"
+
+namespace megatron {
+
+// `source`: a .safetensors file or a folder of them. `vocab_size`: none, that of the tensors.
+// Throws Error naming whatever is missing, left over, used twice, or of another shape.
+ForeignModel open_mapped_model(const std::filesystem::path& source,
+                               const std::filesystem::path& name_map,
+                               const TransformerConfig& transformer,
+                               std::optional<int64_t> vocab_size = {});
+
+struct NameMapImport {
+  std::filesystem::path source;
+  std::filesystem::path name_map;
+  std::filesystem::path root;  // where iter_0000000 is written
+  TransformerConfig transformer;
+  TokenizerConfig tokenizer;  // empty type: unknown; the null tokenizer
+};
+
+// Writes <root>/iter_0000000 with the weights, the configuration and the tokenizer's files. Element
+// types stay. Memory: the largest tensor, twice at most.
+ConvertResult import_by_name_map(const NameMapImport& request,
+                                 const ConvertProgress& progress = {});
+
+}  // namespace megatron

@@ -1,0 +1,125 @@
+#include "megatron/interop/torch_dist/torch_dist_convert.h"
+
+#include <algorithm>
+#include <cstring>
+#include <map>
+
+#include "megatron/base/check.h"
+#include "megatron/base/files.h"
+#include "megatron/base/parse.h"
+#include "megatron/comm/parallel_groups.h"
+#include "megatron/dist_checkpointing/checkpoint_folder.h"
+#include "megatron/dist_checkpointing/foreign/torch_dist.h"
+#include "megatron/dist_checkpointing/save.h"
+#include "megatron/interop/huggingface/hf_folder.h"
+#include "megatron/interop/load_model.h"
+#include "megatron/interop/torch_dist/torch_dist_model.h"
+
+namespace megatron {
+namespace {
+
+namespace fs = std::filesystem;
+
+void load_whole(const Checkpoint& checkpoint, const std::string& key,
+                std::vector<std::byte>& memory) {
+  const StoredTensor& stored = checkpoint.manifest().tensors.at(key);
+  const uint64_t bytes = num_bytes(stored.dtype, stored.shape);
+  if (memory.capacity() < bytes) std::vector<std::byte>().swap(memory);  // not both at once
+  memory.resize(bytes);
+  ShardedTensor tensor;
+  tensor.key = key;
+  tensor.dtype = stored.dtype;
+  tensor.global_shape = stored.shape;
+  tensor.data = memory.data();
+  load_one(checkpoint, tensor);
+}
+
+// Modules whose (empty) state Megatron-LM asks for, in layers and outside.
+constexpr const char* kStatefulModules[] = {
+    "self_attention.linear_qkv", "self_attention.linear_proj", "mlp.linear_fc1", "mlp.linear_fc2"};
+constexpr const char* kStatefulNorms[] = {"self_attention.q_layernorm",
+                                          "self_attention.k_layernorm"};
+
+}  // namespace
+
+ConvertResult import_torch_dist(const TorchDistImport& request, const ConvertProgress& progress) {
+  return import_model(
+      request.root, request.tokenizer,
+      [&](std::optional<int64_t> vocab_size) {
+        return open_torch_dist_model(request.directory, request.transformer, vocab_size);
+      },
+      progress);
+}
+
+ConvertResult export_torch_dist(const ExportRequest& request, const ConvertProgress& progress) {
+  LoadModelRequest load;
+  load.load = request.load;
+  load.ckpt_step = request.ckpt_step;
+  StoredModel source = open_model(load);
+  GPTConfig config = source.config;
+  const Manifest& manifest = source.checkpoint.manifest();
+  ConvertResult result;
+  result.model_type = "gpt";
+  result.iteration = source.checkpoint.iteration();
+  const ParallelGroups groups;
+  GPTModel model(config, groups);  // declares parameters, holds no memory
+  std::map<std::string, std::vector<std::pair<int64_t, std::string>>>
+      stacks;  // theirs -> (layer, ours)
+  std::vector<std::string> order;
+  model.visit([&](const std::string& name, Parameter&) {
+    const auto found = manifest.tensors.find(name);
+    MEGATRON_CHECK(found != manifest.tensors.end(), source.checkpoint.directory().string(), ": ",
+                   name, " is not in the checkpoint, the model of its configuration has it");
+    const TorchDistPlace place = torch_dist_place(name);
+    auto& stack = stacks[place.key];
+    if (stack.empty()) order.push_back(place.key);
+    stack.emplace_back(place.layer, name);
+    result.bytes += num_bytes(found->second.dtype, found->second.shape);
+  });
+  const std::string arguments =
+      pickled_arguments(config, manifest.tensors.at("embedding.word_embeddings.weight").dtype);
+  std::error_code ignored;
+  MEGATRON_CHECK(!fs::exists(request.folder, ignored) || fs::is_empty(request.folder, ignored),
+                 request.folder.string(), ": is not empty\nhint: give another --save");
+  result.directory = request.folder / checkpoint_name(result.iteration);
+  if (progress) progress(result.bytes, 0);
+  TorchDistWriter writer(result.directory);
+  std::vector<std::byte> memory;
+  for (const std::string& key : order) {
+    for (const auto& [layer, name] : stacks.at(key)) {
+      load_whole(source.checkpoint, name, memory);
+      const StoredTensor& stored = manifest.tensors.at(name);
+      std::vector<int64_t> shape = stored.shape;
+      Box box{std::vector<int64_t>(shape.size(), 0), shape};
+      if (layer >= 0) {
+        shape.insert(shape.begin(), config.transformer.num_layers);
+        box.offset.insert(box.offset.begin(), layer);
+        box.shape.insert(box.shape.begin(), 1);
+      }
+      writer.add_tensor(key, stored.dtype, shape, box, memory.data());
+      if (progress) progress(result.bytes, memory.size());
+    }
+  }
+  const int64_t layers = config.transformer.num_layers;
+  const auto add_states = [&](const char* module) {
+    for (int64_t i = 0; i < layers; ++i)
+      writer.add_empty_object(
+          cat("decoder.layers.", module, "._extra_state/shard_", i, "_", layers));
+  };
+  for (const char* module : kStatefulModules) add_states(module);
+  if (config.transformer.qk_layernorm)
+    for (const char* module : kStatefulNorms) add_states(module);
+  writer.add_empty_object("decoder.final_layernorm._extra_state/shard_0_1");
+  const std::pair<std::string, std::string> common[] = {
+      {pickle::text("args"), arguments},
+      {pickle::text("checkpoint_version"), pickle::number(3.0)},
+      {pickle::text("iteration"), pickle::integer(result.iteration)},
+      {pickle::text("num_floating_point_operations_so_far"), pickle::integer(0)}};
+  writer.finish(pickle::dict(common));
+  write_file_atomically(request.folder / kLatestName, cat(result.iteration));
+  result.num_tensors = static_cast<int64_t>(order.size());
+  result.files = writer.files();
+  return result;
+}
+
+}  // namespace megatron

@@ -1,0 +1,34 @@
+// Conversion between Megatron-LM's `torch_dist` checkpoints and ours, both ways, one tensor at a
+// time.
+#pragma once
+
+#include <filesystem>
+#include <optional>
+#include <string>
+
+#include "megatron/interop/huggingface/hf_convert.h"
+#include "megatron/tokenizers/tokenizer.h"
+#include "megatron/transformer/config/transformer_config.h"
+
+namespace megatron {
+
+struct TorchDistImport {
+  std::filesystem::path directory;  // one checkpoint (find_torch_dist)
+  std::filesystem::path root;       // where iter_* is written
+  TransformerConfig transformer;    // read_torch_dist_arguments, and what the user says otherwise
+  TokenizerConfig tokenizer;        // empty type: unknown; the null tokenizer
+};
+
+// Writes <root>/iter_* of the same iteration with the weights, the configuration and the
+// tokenizer's files. Element types stay; states of the optimizer are left aside. Memory: the
+// largest tensor, twice at most.
+ConvertResult import_torch_dist(const TorchDistImport& request,
+                                const ConvertProgress& progress = {});
+
+// Writes a checkpoint of ours, or a folder of Hugging Face, as <request.folder>/iter_*, with
+// latest_checkpointed_iteration.txt beside it, as Megatron-LM on one rank without an optimizer
+// does: it loads under any of its layouts. request.model_type and max_shard_bytes do not count.
+// Throws Error naming a setting that Megatron-LM does not have.
+ConvertResult export_torch_dist(const ExportRequest& request, const ConvertProgress& progress = {});
+
+}  // namespace megatron

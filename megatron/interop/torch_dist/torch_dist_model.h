@@ -1,0 +1,39 @@
+// GPT checkpoints of Megatron-LM (`torch_dist`) read as ours: a manifest of their tensors under our
+// names is derived, so that whatever loads checkpoints loads them. And their arguments, read and
+// written.
+#pragma once
+
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "megatron/interop/import_weights.h"
+
+namespace megatron {
+
+// The shape of the model by `args` of a checkpoint; without them, or for what they leave out,
+// `otherwise`. Throws Error naming an argument that makes a model which is not built.
+TransformerConfig read_torch_dist_arguments(const std::filesystem::path& directory,
+                                            const TransformerConfig& otherwise = {});
+
+// Accounts for every tensor: each of the model's is used exactly once (layers that are stacked in
+// one tensor, the names of local and of Transformer Engine layers), and the rest is waived by name.
+// `vocab_size`: tokens; further rows of the embedding are padding and waived. None: all rows.
+// Throws Error naming what is missing, left over, or of another shape.
+ForeignModel open_torch_dist_model(const std::filesystem::path& directory,
+                                   const TransformerConfig& transformer,
+                                   std::optional<int64_t> vocab_size = {});
+
+// `args` of a model, pickled: what Megatron-LM reads with --use-checkpoint-args. Throws Error
+// naming a setting that Megatron-LM does not have.
+std::string pickled_arguments(const GPTConfig& config, DType dtype);
+
+// Where a tensor of ours stands in their files.
+struct TorchDistPlace {
+  std::string key;     // without the layer's index where layers are stacked
+  int64_t layer = -1;  // row of the stack; -1: none
+};
+TorchDistPlace torch_dist_place(const std::string& name);
+
+}  // namespace megatron

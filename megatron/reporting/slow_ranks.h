@@ -1,0 +1,71 @@
+// Finds a rank that is slower than its peers, from the times that all ranks report.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <deque>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "megatron/reporting/sections.h"
+
+namespace megatron {
+
+struct SlowRank {
+  int rank = 0;
+  Section section = Section::kHost;
+  double milliseconds = 0;       // of that section
+  double peer_milliseconds = 0;  // the median of its peers
+  double busy_milliseconds = 0;  // of all sections but communication
+  double peer_busy_milliseconds = 0;
+  int num_peers = 0;
+};
+// "rank 3 is slow: backward takes it 61.2 ms a step, its 3 peers 50.1 ms ...".
+std::string to_string(const SlowRank& slow);
+
+// The rule. Ranks of one group do the same work (those of a pipeline stage). A rank's time in a
+// section is the median of its latest steps; its excess over the median of the other ranks of its
+// group has to be
+//   more than 10% of theirs, more than 2.5% of their busy time, and more than 2 ms,
+// in each half of the window by itself, so that neither a few odd steps nor a busy minute name a
+// rank. Communication does not count: it is where the others wait for the slow one. Of several such
+// ranks the one with the largest excess is named, with the section in which its excess is largest.
+//
+// Not thread safe.
+class SlowRanks {
+ public:
+  static constexpr int kWindow = 16;       // steps
+  static constexpr int kLeastReports = 4;  // of a rank in the window
+
+  // group_of[rank]: which ranks are peers.
+  explicit SlowRanks(std::vector<int> group_of);
+
+  void add(int64_t step, int rank, const SectionTimes& times);
+  // After the reports of a step; nothing while the window is not full.
+  std::optional<SlowRank> find(int64_t step) const;
+
+ private:
+  struct Report {
+    int64_t step;
+    SectionTimes times;
+  };
+  struct Halves {
+    int rank;
+    // Medians of the older half of its reports and of the newer one
+    std::array<SectionTimes, 2> times;
+  };
+  using Columns = std::array<std::array<std::vector<double>, kNumSections + 1>, 2>;
+  std::optional<Halves> halves(int rank, int64_t step) const;
+  static Columns columns_of(const std::vector<Halves>& known);
+  static double value_of(const Halves& one, int half, int section);
+  static double peers_of(const Columns& columns, const Halves& own, int half, int section);
+  static std::optional<double> excess_of(const Columns& columns, const Halves& own, int section);
+  static SlowRank describe(const Columns& columns, const Halves& own, int section);
+
+  std::vector<std::vector<int>> groups_;
+  std::vector<std::deque<Report>> reports_;  // by rank
+  int64_t first_step_ = -1;
+};
+
+}  // namespace megatron

@@ -1,0 +1,791 @@
+#include "megatron/training/arguments/arguments.h"
+
+#include <algorithm>
+#include <bit>
+#include <filesystem>
+
+#include "megatron/base/check.h"
+#include "megatron/base/field_info.h"
+#include "megatron/base/parse.h"
+#include "megatron/dist_checkpointing/checkpoint_folder.h"
+#include "megatron/interop/huggingface/hf_folder.h"
+#include "megatron/interop/huggingface/peft.h"
+#include "megatron/kernels/sum_parts.h"
+#include "megatron/optimizer/optimizer_param_scheduler.h"
+#include "megatron/pipeline_parallel/stage_layout.h"
+#include "megatron/training/arguments/flag_table.h"
+#include "megatron/training/arguments/microbatches.h"
+#include "megatron/transformer/context_parallel/context_parallel.h"
+#include "megatron/transformer/lora.h"
+
+namespace megatron {
+
+namespace {
+
+// Rules that need more than one struct, or more than one flag of the run (contracts n.2; the
+// numbers are its rules).
+struct Rule {
+  const char* name;
+  void (*check)(const Arguments&, Violations&);
+};
+
+// 3, 4
+void batch_sizes_divide(const Arguments& a, Violations& v) {
+  if (a.training.micro_batch_size <= 0 || a.transformer.seq_length <= 0) return;
+  try {
+    a.microbatches();
+  } catch (const UsageError& error) {
+    const std::string text = error.what();
+    const size_t hint = text.find("\nhint: ");
+    v.add(text.substr(0, hint), hint == std::string::npos ? "" : text.substr(hint + 7));
+  }
+}
+
+// 5
+void evaluation_batch_divides(const Arguments& a, Violations& v) {
+  const int64_t ranks = a.data_parallel_size(), unit = a.eval_micro_batch_size() * ranks;
+  if (unit <= 0 || a.eval_global_batch_size() % unit == 0) return;
+  const TrainingConfig& t = a.training;
+  const bool own_size = t.eval_global_batch_size.has_value(),
+             own_micro = t.eval_micro_batch_size.has_value();
+  // The batch of training does not divide either, by a rule of its own
+  if (!own_size && !own_micro) return;
+  v.add(cat(own_size ? "--eval-global-batch-size " : "--global-batch-size ",
+            a.eval_global_batch_size(), own_size ? "" : ", also of evaluations,",
+            " is not divisible by ", own_micro ? "--eval-micro-batch-size " : "--micro-batch-size ",
+            a.eval_micro_batch_size(), ranks > 1 ? cat(" x ", ranks, " data-parallel ranks") : ""),
+        cat("give a multiple of ", unit, own_size ? "" : " with --eval-global-batch-size"));
+}
+
+// 6
+void data_is_given(const Arguments& a, Violations& v) {
+  const DataConfig& d = a.data;
+  if (!d.mock_data && d.data_path.empty() && d.data_args_path.empty() &&
+      d.train_data_path.empty() && d.valid_data_path.empty() && d.test_data_path.empty() &&
+      d.per_split_data_args_path.empty())
+    v.add("no data is given", "--data-path PREFIX, --train-data-path PREFIX, or --mock-data");
+}
+
+void tokenizer_is_given(const Arguments& a, Violations& v) {
+  if (a.tokenizer.tokenizer_type.empty())
+    v.add("--tokenizer-type is not given",
+          "for example HuggingFaceTokenizer, SentencePieceTokenizer, TikTokenizer, "
+          "ByteLevelTokenizer or NullTokenizer");
+}
+
+// 32
+void schedule_fits(const Arguments& a, Violations& v) {
+  if (a.training.train_iters.has_value() == a.training.train_samples.has_value()) return;
+  validate_schedule(
+      a.optimizer,
+      {a.training.train_iters, a.training.train_samples, a.training.global_batch_size.value_or(1)},
+      v);
+}
+
+void preferences_are_data(const Arguments& a, Violations& v) {
+  const DpoConfig none;
+  const bool asked = a.dpo.dpo_beta != none.dpo_beta ||
+                     a.dpo.dpo_label_smoothing != none.dpo_label_smoothing ||
+                     a.dpo.dpo_sft_weight != none.dpo_sft_weight;
+  if (asked && a.training.task != "dpo")
+    v.add(
+        "--dpo-beta, --dpo-label-smoothing or --dpo-sft-weight has no effect on other data than "
+        "pairs of responses",
+        "give --task dpo");
+}
+
+// Conversations keep apart from each other by themselves.
+void conversations_are_data(const Arguments& a, Violations& v) {
+  const SftConfig none;
+  const bool asked = !a.sft.chat_template.empty() ||
+                     a.sft.sft_tokenizer_prompt_format != none.sft_tokenizer_prompt_format ||
+                     a.sft.sft_loss_on != none.sft_loss_on ||
+                     a.sft.sft_long_conversations != none.sft_long_conversations;
+  if (!a.sft.sft && asked && a.training.task == "gpt")
+    v.add(
+        "--chat-template, --sft-tokenizer-prompt-format, --sft-loss-on or --sft-long-conversations "
+        "has no effect on text",
+        "give --sft, or --task sft");
+  if (a.sft.sft &&
+      (a.data.reset_position_ids || a.data.reset_attention_mask || a.data.eod_mask_loss))
+    v.add(
+        "--reset-position-ids, --reset-attention-mask or --eod-mask-loss has no effect on "
+        "conversations",
+        "leave it out: they keep apart, and --sft-loss-on says what counts");
+}
+
+void learning_rate_is_given(const Arguments& a, Violations& v) {
+  if (!a.optimizer.lr && !a.training.skip_train)
+    v.add("--lr is not given", "for example --lr 3e-4");
+}
+
+// 36
+void fp32_residual_needs_half_precision(const Arguments& a, Violations& v) {
+  if (a.transformer.fp32_residual_connection && !a.optimizer.fp16 && !a.optimizer.bf16)
+    v.add("--fp32-residual-connection has no effect in fp32",
+          "give --bf16 or --fp16, or leave it out");
+}
+
+void background_save_needs_a_folder(const Arguments& a, Violations& v) {
+  if (a.training.async_save && a.training.save.empty())
+    v.add("--async-save is given without --save");
+}
+
+void retention_needs_a_folder(const Arguments& a, Violations& v) {
+  if ((a.training.keep_last_checkpoints || a.training.save_retain_interval) &&
+      a.training.save.empty())
+    v.add("--keep-last-checkpoints or --save-retain-interval is given without --save");
+}
+
+void finetuning_has_its_own_folder(const Arguments& a, Violations& v) {
+  if (a.training.finetune && !a.training.save.empty() && a.training.save == a.training.load)
+    v.add(cat("--finetune would write into the folder it starts from, ", a.training.save),
+          "give another --save");
+}
+
+void parameter_schedule_comes_from_one_place(const Arguments& a, Violations& v) {
+  if (a.optimizer.override_opt_param_scheduler && a.optimizer.use_checkpoint_opt_param_scheduler)
+    v.add("--override-opt-param-scheduler and --use-checkpoint-opt-param-scheduler are both given",
+          "give one of them");
+}
+
+void adapter_has_a_base(const Arguments& a, Violations& v) {
+  if (!a.training.adapter.empty() && a.transformer.lora_rank == 0)
+    v.add(cat("--adapter ", a.training.adapter, " is given without the model that it is for"),
+          "--load or --pretrained-checkpoint with a folder of Hugging Face, or with a checkpoint "
+          "and --use-checkpoint-args");
+}
+
+// Numbers near `value` that `divides` accepts: the hint of a rule about divisibility.
+std::string nearest(int64_t value, bool (*divides)(int64_t candidate, int64_t unit), int64_t unit) {
+  std::string text;
+  for (int64_t distance = 1, found = 0; distance < value + unit && found < 4; ++distance)
+    for (const int64_t candidate : {value - distance, value + distance}) {
+      if (candidate < 1 || !divides(candidate, unit)) continue;
+      text += cat(text.empty() ? "nearest that fit: " : ", ", candidate);
+      ++found;
+    }
+  return text;
+}
+
+bool is_divisor(int64_t candidate, int64_t of) { return of % candidate == 0; }
+bool is_multiple(int64_t candidate, int64_t of) { return candidate % of == 0; }
+
+// 1
+void world_divides(const Arguments& a, Violations& v) {
+  const int64_t model = a.parallel.tensor_model_parallel_size *
+                        a.parallel.pipeline_model_parallel_size * a.parallel.context_parallel_size;
+  if (model < 1 || a.world_size % model == 0) return;
+  v.add(cat(a.world_size, " ranks are not divisible by --tensor-model-parallel-size ",
+            a.parallel.tensor_model_parallel_size, " x --pipeline-model-parallel-size ",
+            a.parallel.pipeline_model_parallel_size, " x --context-parallel-size ",
+            a.parallel.context_parallel_size, " = ", model),
+        cat(nearest(a.world_size, is_multiple, model), " ranks"));
+}
+
+void instances_divide(const Arguments& a, Violations& v) {
+  const int64_t ranks =
+      a.data_parallel_size() * std::max<int64_t>(1, a.parallel.context_parallel_size);
+  const int64_t instances = a.ddp.num_distributed_optimizer_instances;
+  if (instances < 1 || ranks % instances == 0) return;
+  v.add(cat("--num-distributed-optimizer-instances ", instances, " does not divide the ", ranks,
+            " ranks of data and context"),
+        nearest(instances, is_divisor, ranks));
+}
+
+// The pieces of one layer that tensor ranks share.
+void layer_divides(const Arguments& a, Violations& v) {
+  const int64_t tp = a.parallel.tensor_model_parallel_size;
+  const TransformerConfig& t = a.transformer;
+  if (tp <= 1) return;
+  const auto check = [&](const char* flag, int64_t value) {
+    if (value > 0 && value % tp != 0)
+      v.add(cat(flag, " ", value, " is not divisible by --tensor-model-parallel-size ", tp),
+            cat("--tensor-model-parallel-size: ", nearest(tp, is_divisor, value), "; ", flag, ": ",
+                nearest(value, is_multiple, tp)));
+  };
+  check("--num-attention-heads", t.num_attention_heads);
+  check("--ffn-hidden-size", t.ffn_hidden_size);
+  const int64_t groups = t.query_groups();
+  if (t.qk_layernorm_over_heads && groups > 0 && groups < tp)
+    v.add(cat("--qk-layernorm-over-heads with fewer --num-query-groups (", groups,
+              ") than --tensor-model-parallel-size (", tp, ") is not built"),
+          cat("--tensor-model-parallel-size: ", groups, " or a divisor of it"));
+  if (groups > 0 && groups % tp != 0 && tp % groups != 0)
+    v.add(cat("--num-query-groups ", groups, " and --tensor-model-parallel-size ", tp,
+              " do not divide each other"),
+          cat("--tensor-model-parallel-size: ", nearest(tp, is_divisor, groups)));
+  // Ranks that share a group divide its rows evenly, those of queries, keys and values together.
+  const int64_t rows = (t.num_attention_heads + 2 * groups) * t.kv_channels;
+  if (groups > 0 && groups < tp && tp % groups == 0 && t.num_attention_heads % tp == 0 &&
+      rows % tp != 0)
+    v.add(cat("the ", rows, " rows of queries, keys and values (--num-attention-heads ",
+              t.num_attention_heads, ", --num-query-groups ", groups, ", --kv-channels ",
+              t.kv_channels, ") are not divisible by --tensor-model-parallel-size ", tp),
+          cat("--tensor-model-parallel-size: ", nearest(tp, is_divisor, groups)));
+}
+
+// Ranks that share a group of keys and values divide its rows without regard to which are queries.
+void adapters_divide(const Arguments& a, Violations& v) {
+  const int64_t tp = a.parallel.tensor_model_parallel_size, groups = a.transformer.query_groups();
+  const size_t parts = lora_adapters(a.transformer, "linear_qkv").size();
+  const bool whole =
+      parts == 0 || parts == 3 || lora_adapters(a.transformer, "linear_qkv")[0] == "linear_qkv";
+  if (whole || groups < 1 || groups % tp == 0) return;
+  v.add(cat("--lora-targets with some of queries, keys and values, with --num-query-groups ",
+            groups, " fewer than --tensor-model-parallel-size ", tp, ", is not built"),
+        "--lora-targets linear_q linear_k linear_v, or linear_qkv");
+}
+
+// Of the tokens of one context rank, sequence-parallel ranks hold equal parts.
+void sequence_divides(const Arguments& a, Violations& v) {
+  const int64_t cp = a.parallel.context_parallel_size, tp = a.parallel.tensor_model_parallel_size;
+  const int64_t s = a.transformer.seq_length;
+  if (!a.parallel.sequence_parallel || cp < 1 || tp < 1 || s < 1 || s % (cp * tp) == 0) return;
+  v.add(cat("--seq-length ", s, " is not divisible by --tensor-model-parallel-size ", tp,
+            " x --context-parallel-size ", cp, ", which --sequence-parallel splits it over"),
+        nearest(s, is_multiple, (cp > 1 ? 2 : 1) * cp * tp));
+}
+
+// 39
+void saved_activations_can_be_distributed(const Arguments& a, Violations& v) {
+  if (!a.transformer.distribute_saved_activations) return;
+  if (a.parallel.tensor_model_parallel_size <= 1)
+    v.add("--distribute-saved-activations has no effect at one tensor-parallel rank",
+          "give --tensor-model-parallel-size, or leave it out");
+  if (a.parallel.sequence_parallel)
+    v.add(
+        "--distribute-saved-activations has no effect with --sequence-parallel, which divides "
+        "saved inputs already",
+        "leave it out");
+}
+
+void copies_can_be_switched_off(const Arguments& a, Violations& v) {
+  if (!a.ddp.peer_copies && a.ddp.strategy() == ShardingStrategy::kNoShard &&
+      !a.parallel.sequence_parallel)
+    v.add(
+        "--no-peer-copies switches off what is not there: every rank updates every parameter, and "
+        "no rows of tensor parallelism travel",
+        "leave it out, or give --use-distributed-optimizer, --use-megatron-fsdp or "
+        "--sequence-parallel");
+}
+
+void layers_are_offloaded_by_one_stage(const Arguments& a, Violations& v) {
+  if (a.transformer.cpu_offloading_num_layers > 0 && a.parallel.pipeline_model_parallel_size > 1)
+    v.add(
+        "--cpu-offloading-num-layers counts the layers of one stage, but "
+        "--pipeline-model-parallel-size is above 1",
+        "give --fine-grained-activation-offloading with --offload-modules, which every stage "
+        "follows");
+}
+
+// Pairs stay together, log-probabilities are nothing else, and the loss needs whole sequences at
+// once.
+void preferences_fit(const Arguments& a, Violations& v) {
+  if (a.training.task != "dpo") return;
+  const auto even = [&](const char* flag, int64_t size) {
+    if (size % 2 == 0) return true;
+    v.add(cat(flag, " ", size, " is odd, preference optimisation needs whole pairs"),
+          "it counts sequences, two for each pair");
+    return false;
+  };
+  if (even("--micro-batch-size", a.training.micro_batch_size))
+    even("--eval-micro-batch-size", a.eval_micro_batch_size());
+  if (a.transformer.z_loss_coeff != 0)
+    v.add("--z-loss-coeff has no place in the log-probabilities of preference optimisation");
+  if (a.data.dataloader_type != DataloaderType::kSingle)
+    v.add("--dataloader-type cyclic would tear pairs apart", "single");
+  if (a.data.reset_position_ids || a.data.reset_attention_mask ||
+      a.data.dataloader_inter_document_masking)
+    v.add(
+        "--reset-position-ids, --reset-attention-mask and --dataloader-inter-document-masking "
+        "have no effect on pairs, "
+        "which are one document each");
+  if (a.pipeline.pipeline_vocab_parallel)
+    v.add("--pipeline-vocab-parallel with --task dpo is not built", "leave one of them out");
+  if (a.parallel.hybrid_context_parallel)
+    v.add("--hybrid-context-parallel with --task dpo is not built", "leave one of them out");
+}
+
+void fused_loss_knows_its_gradient(const Arguments& a, Violations& v) {
+  if (a.transformer.cross_entropy_fusion_impl == CrossEntropyFusion::kLinear &&
+      !a.training.calculate_per_token_loss)
+    v.add("--cross-entropy-fusion-impl linear with --no-calculate-per-token-loss is not built",
+          "leave one of them out");
+  if (a.transformer.cross_entropy_fusion_impl == CrossEntropyFusion::kLinear &&
+      a.pipeline.pipeline_vocab_parallel)
+    v.add("--cross-entropy-fusion-impl linear with --pipeline-vocab-parallel is not built",
+          "leave one of them out");
+}
+
+// A graph holds launches of one rank's own work over memory that stays.
+void graphs_hold_whole_passes(const Arguments& a, Violations& v) {
+  if (!a.training.uses_cuda_graphs()) return;
+  const auto refuse = [&](const std::string& what) {
+    v.add(cat("--cuda-graph-impl local with ", what, " is not built"), "leave one of them out");
+  };
+  if (a.parallel.pipeline_model_parallel_size > 1) refuse("--pipeline-model-parallel-size above 1");
+  if (a.parallel.tensor_model_parallel_size > 1) refuse("--tensor-model-parallel-size above 1");
+  if (a.parallel.context_parallel_size > 1) refuse("--context-parallel-size above 1");
+  if (a.parallel.hybrid_context_parallel) refuse("--hybrid-context-parallel");
+  if (a.training.task == "dpo") refuse("--task dpo");
+  if (a.ddp.strategy() >= ShardingStrategy::kOptimGrads && a.data_parallel_size() > 1)
+    refuse("sharded gradients");
+  if (a.transformer.offloads_activations()) refuse("offloaded activations");
+  if (a.transformer.fp8_format != Fp8Format::kNone) refuse("--fp8-format");
+  if (a.training.timing_log_level > 1)
+    refuse("--timing-log-level 2, which waits for the device in every pass,");
+  if (a.training.device == DeviceChoice::kCpu)
+    v.add("--cuda-graph-impl local needs a GPU, but --device is cpu", "leave one of them out");
+}
+
+void context_ranks_fit(const Arguments& a, Violations& v) {
+  validate_context_parallel(a.transformer, a.parallel, v);
+}
+
+// FP8 products read operands in units of 16 elements, or blocks of 128; each rank's part has to
+// consist of whole ones.
+void quantised_layers_fit(const Arguments& a, Violations& v) {
+  const TransformerConfig& t = a.transformer;
+  if (!t.is_quantized()) return;
+  const char* flag = t.fp8_format != Fp8Format::kNone ? "--fp8-format" : "--fp4-format";
+  if (!a.optimizer.bf16)
+    v.add(cat(flag, " needs --bf16"),
+          "the operands are rounded from bf16, and the rest stays there");
+  const int64_t middle = t.num_layers_at_start_in_bf16 + 1;  // a layer that is quantised
+  const int64_t unit = t.quantization(middle).alignment();
+  const int64_t tp = std::max<int64_t>(1, a.parallel.tensor_model_parallel_size),
+                cp = std::max<int64_t>(1, a.parallel.context_parallel_size);
+  const auto check = [&](const std::string& what, int64_t size) {
+    if (size > 0 && size % unit != 0)
+      v.add(cat(what, " is ", size, ", which ", flag, " needs to be a multiple of ", unit),
+            t.fp8_recipe == Fp8Recipe::kBlockwise
+                ? "--fp8-recipe tensorwise or delayed needs multiples of 16"
+                : "");
+  };
+  const std::string by_tp = tp > 1 ? " / --tensor-model-parallel-size" : "";
+  check("--hidden-size", t.hidden_size);
+  check("--ffn-hidden-size" + by_tp, t.ffn_hidden_size / tp);
+  check("--num-attention-heads x --kv-channels" + by_tp,
+        t.num_attention_heads * t.kv_channels / tp);
+  check("the rows of queries, keys and values" + by_tp,
+        (t.num_attention_heads + 2 * t.query_groups()) * t.kv_channels / tp);
+  const int64_t tokens = t.seq_length / cp;
+  check(cat("--micro-batch-size x --seq-length", cp > 1 ? " / --context-parallel-size" : ""),
+        a.training.micro_batch_size * tokens);
+  if (a.training.eval_iters > 0 && a.eval_micro_batch_size() != a.training.micro_batch_size)
+    check("--eval-micro-batch-size x --seq-length", a.eval_micro_batch_size() * tokens);
+}
+
+// 16 to 20
+void layers_divide_over_stages(const Arguments& a, Violations& v) {
+  validate_pipeline(a.pipeline, a.parallel.pipeline_model_parallel_size, a.transformer.num_layers,
+                    v);
+}
+
+// What --hybrid-context-parallel needs, and what it is not built with.
+void documents_can_have_their_own_width(const Arguments& a, Violations& v) {
+  if (!a.parallel.hybrid_context_parallel) return;
+  const std::string flag = "--hybrid-context-parallel";
+  const TransformerConfig& t = a.transformer;
+  if (!a.data.reset_attention_mask && !a.data.dataloader_inter_document_masking)
+    v.add(flag + " computes documents apart, but tokens see other documents of their sequence",
+          "--reset-attention-mask or --dataloader-inter-document-masking");
+  if (a.parallel.pipeline_model_parallel_size > 1)
+    v.add(flag +
+          " with --pipeline-model-parallel-size above 1 is not built: ranks run different numbers "
+          "of passes");
+  if (!a.training.calculate_per_token_loss)
+    v.add(flag +
+          " with --no-calculate-per-token-loss is not built: passes are documents, which have no "
+          "mean of their own");
+  if (a.ddp.strategy() >= ShardingStrategy::kOptimGrads)
+    v.add(flag + " with sharded gradients is not built: ranks run different numbers of passes",
+          "--use-distributed-optimizer");
+  if (a.ddp.overlap_grad_reduce)
+    v.add(flag +
+          " with --overlap-grad-reduce is not built: ranks end their last pass at different times");
+  if (t.attention_dropout > 0.0)
+    v.add(flag + " with --attention-dropout above 0 is not built", "--attention-dropout 0");
+  if (t.rope_scaling_type == RopeScaling::kLongRope)
+    v.add(flag + " with --rope-scaling-type longrope is not built");
+  for (int64_t layer = 1; layer <= t.num_layers; ++layer) {
+    const ContextParallelType type = t.context_parallel_type(layer);
+    if (type == ContextParallelType::kA2A || type == ContextParallelType::kA2AP2P) {
+      v.add(flag + " with --cp-comm-type a2a or a2a+p2p is not built",
+            "--cp-comm-type p2p or all_gather");
+      break;
+    }
+    if (type == ContextParallelType::kP2P && !t.window(layer).empty() && t.window(layer)[0] >= 0) {
+      v.add("--window-size cannot be used with the ring of --cp-comm-type p2p",
+            "--cp-comm-type all_gather");
+      break;
+    }
+  }
+  const int64_t ranks =
+      a.data_parallel_size() * std::max<int64_t>(1, a.parallel.context_parallel_size);
+  const int64_t widest = static_cast<int64_t>(std::bit_floor(static_cast<uint64_t>(ranks)));
+  const int64_t most = a.parallel.max_seqlen_per_dp_cp_rank.value_or(t.seq_length);
+  if (most > 0 && most * widest < t.seq_length)
+    v.add(cat("a document may have --seq-length ", t.seq_length, " tokens, of which ", widest,
+              " of the ", ranks, " ranks of data and context hold ", most * widest,
+              " with --max-seqlen-per-dp-cp-rank ", most),
+          cat("--max-seqlen-per-dp-cp-rank ", (t.seq_length + widest - 1) / widest));
+}
+
+void stages_can_share_the_vocabulary(const Arguments& a, Violations& v) {
+  if (!a.splits_vocabulary()) return;
+  if (!a.transformer.untie_embeddings_and_output_weights)
+    v.add(
+        "--pipeline-vocab-parallel divides an output layer of its own over the stages, but the "
+        "embedding's table is used",
+        "--untie-embeddings-and-output-weights");
+  const int64_t tp = a.parallel.tensor_model_parallel_size,
+                pp = a.parallel.pipeline_model_parallel_size;
+  const int64_t rows = a.tokenizer.padded_vocab_size.value_or(0), unit = tp * pp;
+  if (rows > 0 && tp > 0 && rows % unit != 0)
+    v.add(cat("--padded-vocab-size ", rows, " is not divisible by --tensor-model-parallel-size ",
+              tp, " x --pipeline-model-parallel-size ", pp,
+              ", which --pipeline-vocab-parallel divides it over"),
+          nearest(rows, is_multiple, unit));
+}
+
+void microbatches_feed_the_pipeline(const Arguments& a, Violations& v) {
+  const int64_t pp = a.parallel.pipeline_model_parallel_size;
+  if (pp <= 1 || a.training.micro_batch_size < 1) return;
+  Violations others;
+  batch_sizes_divide(a, others);
+  a.pipeline.validate(others);
+  layers_divide_over_stages(a, others);
+  if (!others.empty()) return;  // reported by their own rules
+  const StageLayout layout = make_stage_layout(a.pipeline, pp, a.transformer.num_layers);
+  try {
+    make_schedule(a.pipeline.pipeline_schedule,
+                  a.pipeline.shape(pp, layout.num_chunks(), a.microbatches().num_microbatches(0)));
+  } catch (const UsageError& error) {
+    v.add(error.what());
+  }
+}
+
+constexpr Rule kRules[] = {
+    {"world divides", world_divides},
+    {"instances divide", instances_divide},
+    {"layer divides", layer_divides},
+    {"adapters divide", adapters_divide},
+    {"sequence divides", sequence_divides},
+    {"saved activations can be distributed", saved_activations_can_be_distributed},
+    {"copies can be switched off", copies_can_be_switched_off},
+    {"layers are offloaded by one stage", layers_are_offloaded_by_one_stage},
+    {"context ranks fit", context_ranks_fit},
+    {"graphs hold whole passes", graphs_hold_whole_passes},
+    {"fused loss knows its gradient", fused_loss_knows_its_gradient},
+    {"preferences fit", preferences_fit},
+    {"stages can share the vocabulary", stages_can_share_the_vocabulary},
+    {"documents can have their own width", documents_can_have_their_own_width},
+    {"micro-batches feed the pipeline", microbatches_feed_the_pipeline},
+    {"quantised layers fit", quantised_layers_fit},
+    {"batch sizes divide", batch_sizes_divide},
+    {"evaluation batch divides", evaluation_batch_divides},
+    {"data is given", data_is_given},
+    {"conversations are data", conversations_are_data},
+    {"preferences are data", preferences_are_data},
+    {"layers divide over stages", layers_divide_over_stages},
+    {"tokenizer is given", tokenizer_is_given},
+    {"schedule fits the length of the run", schedule_fits},
+    {"learning rate is given", learning_rate_is_given},
+    {"fp32 residual needs half precision", fp32_residual_needs_half_precision},
+    {"adapter has a base", adapter_has_a_base},
+    {"background save needs a folder", background_save_needs_a_folder},
+    {"retention needs a folder", retention_needs_a_folder},
+    {"fine-tuning has its own folder", finetuning_has_its_own_folder},
+    {"parameter schedule comes from one place", parameter_schedule_comes_from_one_place},
+};
+
+bool is_resume(StartChoice start) {
+  return start == StartChoice::kResume || start == StartChoice::kResumeOrFresh;
+}
+
+}  // namespace
+
+std::vector<Config*> Arguments::configs() {
+  return {&transformer, &tokenizer, &data, &sft,  &dpo,     &optimizer,
+          &parallel,    &pipeline,  &ddp,  &comm, &training};
+}
+
+std::vector<Config*> Arguments::model_configs() { return {&transformer, &tokenizer}; }
+
+int64_t Arguments::data_parallel_size() const {
+  const int64_t model = parallel.tensor_model_parallel_size *
+                        parallel.pipeline_model_parallel_size * parallel.context_parallel_size;
+  return model >= 1 && world_size % model == 0 ? world_size / model : 1;
+}
+
+int64_t Arguments::mailbox_part_bytes(int64_t type_bytes) const {
+  const int64_t tp = parallel.tensor_model_parallel_size;
+  if (!parallel.sequence_parallel || !ddp.peer_copies || tp > kMaxSumParts) return 0;
+  return transformer.seq_length / (tp * parallel.context_parallel_size) *
+         training.micro_batch_size * transformer.hidden_size * type_bytes;
+}
+
+void Arguments::finalize() {
+  transformer.finalize();
+  if (parallel.tensor_model_parallel_size == 1) parallel.sequence_parallel = false;
+  if (training.step_batch_size_schedule.empty() && !training.global_batch_size &&
+      training.micro_batch_size > 0)
+    training.global_batch_size = training.micro_batch_size * data_parallel_size();
+  if (training.load.empty() && is_resume(training.start)) training.load = training.save;
+  if (training.skip_train || training.finetune) training.no_load_optim = true;
+  if (sft.sft) training.task = "sft";
+  sft.sft = training.task == "sft";
+  if (sft.sft)
+    data.dataloader_inter_document_masking = !data.reset_position_ids && !data.reset_attention_mask;
+}
+
+void Arguments::validate(Violations& violations) const {
+  for (const Rule& rule : kRules) rule.check(*this, violations);
+}
+
+MicrobatchCalculator Arguments::microbatches() const {
+  MicrobatchCalculator::Options options;
+  options.micro_batch_size = training.micro_batch_size;
+  options.data_parallel_size = data_parallel_size();
+  options.decrease_if_needed = training.decrease_batch_size_if_needed;
+  if (training.step_batch_size_schedule.empty()) {
+    options.global_batch_size = training.global_batch_size.value_or(0);
+  } else {
+    options.schedule =
+        parse_batch_size_schedule(training.step_batch_size_schedule, transformer.seq_length);
+  }
+  return MicrobatchCalculator(std::move(options));
+}
+
+int64_t Arguments::train_iters() const {
+  if (training.train_iters) return *training.train_iters;
+  return microbatches().iterations_of_samples(training.train_samples.value_or(0));
+}
+
+int64_t Arguments::eval_micro_batch_size() const {
+  return training.eval_micro_batch_size.value_or(training.micro_batch_size);
+}
+
+int64_t Arguments::eval_global_batch_size() const {
+  if (training.eval_global_batch_size) return *training.eval_global_batch_size;
+  if (training.global_batch_size) {
+    const int64_t unit = eval_micro_batch_size() * data_parallel_size();
+    const bool round = training.decrease_batch_size_if_needed && unit > 0;
+    return round ? *training.global_batch_size / unit * unit : *training.global_batch_size;
+  }
+  return eval_micro_batch_size() * data_parallel_size();
+}
+
+namespace {
+
+// The checkpoint whose configuration --use-checkpoint-args reads.
+std::filesystem::path checkpoint_of(const TrainingConfig& training) {
+  StartRequest request;
+  request.mode = StartMode::kResume;
+  request.load = training.load.empty() ? training.pretrained_checkpoint : training.load;
+  request.ckpt_step = training.ckpt_step;
+  // The tensors are verified by all ranks together, once they have met
+  request.depth = CheckDepth::kConfiguration;
+  const StartDecision decision = resolve_start(request);
+  MEGATRON_ASSERT(decision.checkpoint.has_value());
+  return decision.checkpoint->directory;
+}
+
+// Tokenizer files that are not where they were are taken from the copies in the checkpoint.
+void use_stored_files(TokenizerConfig& config, const std::filesystem::path& folder) {
+  for (std::string* file : {&config.tokenizer_model, &config.vocab_file, &config.merge_file}) {
+    if (file->empty() || std::filesystem::exists(*file)) continue;
+    std::filesystem::path stored = folder / "tokenizer" / std::filesystem::path(*file).filename();
+    if (!std::filesystem::exists(stored)) stored = folder / "tokenizer" / "tokenizer.json";
+    if (std::filesystem::exists(stored)) *file = stored.string();
+  }
+}
+
+// What --use-mp-args-from-checkpoint-args takes: how the run that wrote the checkpoint divided the
+// model.
+struct ModelParallelArguments : Config {
+  explicit ModelParallelArguments(Arguments& a) : parallel(a.parallel), pipeline(a.pipeline) {}
+  ParallelConfig& parallel;
+  PipelineConfig& pipeline;
+  void fields(FieldVisitor& v) override {
+    v.field("tensor_model_parallel_size", parallel.tensor_model_parallel_size, "");
+    v.field("pipeline_model_parallel_size", parallel.pipeline_model_parallel_size, "");
+    v.field("num_layers_per_virtual_pipeline_stage", pipeline.num_layers_per_virtual_pipeline_stage,
+            "");
+    v.field("num_virtual_stages_per_pipeline_rank", pipeline.num_virtual_stages_per_pipeline_rank,
+            "");
+  }
+};
+
+// `asked`: as if --use-checkpoint-args were given.
+void read_checkpoint_arguments(Arguments& arguments, int argc, const char* const* argv,
+                               ParseOptions options, bool asked) {
+  Arguments first;
+  first.training.use_checkpoint_args = asked;
+  options.finalize = {};
+  options.validate = {};
+  try {
+    if (parse_flags(first.configs(), argc, argv, options).help) return;
+  } catch (const UsageError&) {
+    // What is wrong is reported by the parse that counts; this one only looks for the checkpoint.
+  }
+  const TrainingConfig& training = first.training;
+  for (const std::string& folder : {training.load, training.pretrained_checkpoint}) {
+    if (!is_hf_folder(folder)) continue;
+    if (training.use_mp_args_from_checkpoint_args)
+      throw UsageError(cat("--use-mp-args-from-checkpoint-args is given, but ", folder,
+                           " is a folder of Hugging Face, which says nothing of ranks"));
+    HfModel model = read_hf_config(folder);
+    if (!training.adapter.empty()) open_peft_folder(training.adapter, *model.family, model.config);
+    arguments.transformer = model.config.transformer;
+    arguments.tokenizer = hf_tokenizer(folder, model.config.vocab_size);
+    return;
+  }
+  if (!training.use_checkpoint_args && !training.use_mp_args_from_checkpoint_args) return;
+  if (training.load.empty() && training.pretrained_checkpoint.empty()) return;
+  const std::filesystem::path folder = checkpoint_of(training);
+  const std::filesystem::path stored = folder / "config.yaml";
+  MEGATRON_CHECK(
+      std::filesystem::exists(stored), folder.string(), " holds no config.yaml, which ",
+      training.use_checkpoint_args ? "--use-checkpoint-args" : "--use-mp-args-from-checkpoint-args",
+      " reads\nhint: give the flags instead");
+  if (training.use_mp_args_from_checkpoint_args) {
+    ModelParallelArguments sizes(arguments);
+    Config* const configs[] = {&sizes};
+    read_yaml(configs, stored.string(), /*ignore_unknown=*/true);
+  }
+  if (!training.use_checkpoint_args) return;
+  read_yaml(arguments.model_configs(), stored.string(), /*ignore_unknown=*/true);
+  use_stored_files(arguments.tokenizer, folder);
+  if (training.adapter.empty()) return;
+  const Checkpoint checkpoint(folder);
+  GPTConfig config;
+  config.transformer = arguments.transformer;
+  config.transformer.finalize();
+  const auto& tensors = checkpoint.manifest().tensors;
+  if (const auto table = tensors.find("embedding.word_embeddings.weight"); table != tensors.end())
+    config.vocab_size = config.padded_vocab_size = table->second.shape[0];
+  open_peft_folder(training.adapter, family_of_model(checkpoint, config), config);
+  arguments.transformer = config.transformer;
+}
+
+}  // namespace
+
+namespace {
+
+// `arguments` hold the defaults.
+Arguments parse(Arguments arguments, int argc, const char* const* argv,
+                void (*more_rules)(const Arguments&, Violations&), bool use_checkpoint_args) {
+  ParseOptions options;
+  options.print_notes = false;
+  use_flag_table(options, arguments);
+  options.finalize = [&] { arguments.finalize(); };
+  options.validate = [&](Violations& violations) {
+    arguments.validate(violations);
+    if (more_rules != nullptr) more_rules(arguments, violations);
+  };
+  read_checkpoint_arguments(arguments, argc, argv, options, use_checkpoint_args);
+  const ParseResult result = parse_flags(arguments.configs(), argc, argv, options);
+  arguments.already_so = result.already_so;
+  if (result.was_given("sequence_parallel") && arguments.parallel.tensor_model_parallel_size == 1)
+    arguments.already_so.emplace_back("--sequence-parallel",
+                                      "with one tensor rank, every rank holds the whole sequence");
+  arguments.notes = result.notes;
+  arguments.help = result.help;
+  arguments.help_topic = result.help_topic;
+  return arguments;
+}
+
+void weights_are_given(const Arguments& a, Violations& v) {
+  const TrainingConfig& t = a.training;
+  if (t.load.empty() && t.pretrained_checkpoint.empty() && t.start != StartChoice::kFresh)
+    v.add("finetune has no model to start from",
+          "give a folder of checkpoints or of Hugging Face with --load");
+  if (!t.load.empty() && t.load == t.save && t.pretrained_checkpoint.empty())
+    v.add(cat("finetune would write into the folder it starts from, ", t.save),
+          "give another --save");
+}
+
+}  // namespace
+
+Arguments parse_arguments(int argc, const char* const* argv, int64_t world_size) {
+  Arguments arguments;
+  arguments.world_size = world_size;
+  return parse(std::move(arguments), argc, argv, nullptr, /*use_checkpoint_args=*/false);
+}
+
+Arguments parse_finetune_arguments(int argc, const char* const* argv, int64_t world_size) {
+  Arguments arguments;
+  arguments.world_size = world_size;
+  arguments.training.task = "sft";
+  arguments =
+      parse(std::move(arguments), argc, argv, weights_are_given, /*use_checkpoint_args=*/true);
+  TrainingConfig& t = arguments.training;
+  if (t.load.empty() || !t.pretrained_checkpoint.empty()) return arguments;
+  if (t.ckpt_step) {  // of --load
+    t.finetune = t.no_load_optim = true;
+    return arguments;
+  }
+  t.finetune = false;
+  t.no_load_optim = t.skip_train;
+  t.pretrained_checkpoint = std::exchange(t.load, t.save);
+  if (!t.save.empty() && t.start == StartChoice::kAuto) t.start = StartChoice::kResumeOrFresh;
+  return arguments;
+}
+
+std::string run_help(std::string_view usage, std::span<Config* const> configs,
+                     std::string_view topic, Config* own) {
+  std::vector<std::string_view> basics = {"num_layers",
+                                          "hidden_size",
+                                          "num_attention_heads",
+                                          "seq_length",
+                                          "swiglu",
+                                          "position_embedding_type",
+                                          "tokenizer_type",
+                                          "tokenizer_model",
+                                          "data_path",
+                                          "micro_batch_size",
+                                          "global_batch_size",
+                                          "train_iters",
+                                          "device",
+                                          "num_threads",
+                                          "eval_interval",
+                                          "lr",
+                                          "lr_decay_style",
+                                          "lr_warmup_iters",
+                                          "weight_decay",
+                                          "bf16",
+                                          "tensor_model_parallel_size",
+                                          "pipeline_model_parallel_size",
+                                          "context_parallel_size",
+                                          "sequence_parallel",
+                                          "use_distributed_optimizer",
+                                          "seed",
+                                          "log_interval",
+                                          "save",
+                                          "save_interval",
+                                          "load",
+                                          "start",
+                                          "lora_rank"};
+  std::vector<FieldInfo> fields;
+  if (own != nullptr) {
+    Config* const configs_of_own[] = {own};
+    fields = describe_fields(configs_of_own);
+  }
+  for (const FieldInfo& field : fields) basics.push_back(field.name);
+  return help_text(usage, configs, topic, basics);
+}
+
+std::string resolved_yaml(const Arguments& arguments) {
+  Arguments copy = arguments;
+  return to_yaml(copy.configs());
+}
+
+std::string resolved_json(const Arguments& arguments) {
+  Arguments copy = arguments;
+  return to_json(copy.configs());
+}
+
+}  // namespace megatron

@@ -1,0 +1,487 @@
+#include "megatron/training/benchmarking/ceilings.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <map>
+
+#include "megatron/base/check.h"
+#include "megatron/runtime/device.h"
+#include "megatron/tensor/activation.h"
+#include "megatron/tensor/attention.h"
+#include "megatron/tensor/cross_entropy.h"
+#include "megatron/tensor/embedding.h"
+#include "megatron/tensor/gemm.h"
+#include "megatron/tensor/host_copy.h"
+#include "megatron/tensor/norm.h"
+#include "megatron/tensor/optimizer_ops.h"
+#include "megatron/tensor/quantization.h"
+#include "megatron/tensor/rotary.h"
+#include "megatron/tensor/torch.h"
+#include "megatron/training/setup.h"
+#include "megatron/transformer/feed_forward/mlp.h"
+
+namespace megatron {
+namespace {
+
+at::Tensor normal(at::IntArrayRef shape, at::ScalarType type, c10::Device device) {
+  return at::randn(shape, at::dtype(type).device(device));
+}
+
+double bytes_of(std::initializer_list<at::Tensor> tensors) {
+  double bytes = 0.0;
+  for (const at::Tensor& tensor : tensors) bytes += static_cast<double>(tensor.nbytes());
+  return bytes;
+}
+
+QuantizedTensor codes_of(const at::Tensor& x, OperandRole role,
+                         const QuantizationOptions& options) {
+  return options.enabled() ? quantize_operand(x, role, options, {}) : QuantizedTensor{};
+}
+
+// One linear layer: y [rows, n] = x [rows, k] w^T, of operands in codes where the layer's are.
+struct Linear {
+  std::string name;
+  at::Tensor x, w, dy, target;
+  at::Tensor gelu_input;  // undefined, or what x is the GELU of
+  QuantizationOptions quantization;
+  QuantizedTensor x_codes, w_codes, dy_codes;
+
+  Linear(std::string what, int64_t rows, int64_t n, int64_t k, at::ScalarType type,
+         c10::Device device, const QuantizationOptions& options = {})
+      : name(std::move(what)),
+        x(normal({rows, k}, type, device)),
+        w(normal({n, k}, type, device).mul_(0.02)),
+        dy(normal({rows, n}, type, device)),
+        target(at::zeros({n, k}, at::dtype(at::kFloat).device(device))),
+        quantization(options),
+        x_codes(codes_of(x, OperandRole::kInput, options)),
+        w_codes(codes_of(w, OperandRole::kWeight, options)),
+        dy_codes(codes_of(dy, OperandRole::kGradient, options)) {}
+  double flops() const {
+    return 2.0 * static_cast<double>(x.size(0)) * static_cast<double>(w.numel());
+  }
+  void forward() const {
+    const bool fast = quantization.recipe != QuantizationRecipe::kBlockwise;  // as the layers do
+    if (quantization.enabled())
+      quantized_product(x_codes.rows, w_codes.rows, x.scalar_type(), {}, fast);
+    else
+      linear_forward(x, w, {});
+  }
+  void input_grad() const {
+    if (quantization.enabled())
+      quantized_product(dy_codes.rows, w_codes.columns, x.scalar_type(), {}, /*fast=*/false);
+    else
+      linear_input_grad(dy, w, gelu_input);
+  }
+  void weight_grad() const {
+    if (quantization.enabled() && quantization.weight_gradient)
+      quantized_product_into(dy_codes.columns, x_codes.columns, target, 1.0);
+    else
+      linear_weight_grad(dy, x, target, 1.0);
+  }
+  void backward() const {
+    input_grad();
+    weight_grad();
+  }
+};
+
+// The sizes that decide what a step computes.
+struct Shapes {
+  const TransformerConfig& config;
+  int64_t samples, length, vocabulary;
+  at::ScalarType type;
+
+  Shapes(const Arguments& arguments, const Vocabulary& words)
+      : config(arguments.transformer),
+        samples(arguments.training.micro_batch_size),
+        length(arguments.transformer.seq_length),
+        vocabulary(words.padded_size),
+        type(model_dtype(arguments.optimizer)) {}
+  int64_t rows() const { return samples * length; }
+  int64_t hidden() const { return config.hidden_size; }
+  int64_t queries() const { return config.num_attention_heads * config.kv_channels; }
+  int64_t keys() const { return config.query_groups() * config.kv_channels; }
+  bool gated() const { return is_gated(config.activation()); }
+  int64_t fc1() const { return config.ffn_hidden_size * (gated() ? 2 : 1); }
+
+  // Of the layer with this number, from 1 on.
+  std::vector<Linear> layer(c10::Device device, int64_t number = 1) const {
+    const QuantizationOptions options = config.quantization(number);
+    std::vector<Linear> linears;
+    linears.emplace_back("linear_qkv", rows(), queries() + 2 * keys(), hidden(), type, device,
+                         options);
+    linears.emplace_back("linear_proj", rows(), hidden(), queries(), type, device, options);
+    linears.emplace_back("linear_fc1", rows(), fc1(), hidden(), type, device, options);
+    linears.emplace_back("linear_fc2", rows(), hidden(), config.ffn_hidden_size, type, device,
+                         options);
+    if (is_gelu_in_product(config, number)) linears.back().gelu_input = linears.back().x;
+    return linears;
+  }
+  Linear head(c10::Device device) const {
+    return {"output_layer", rows(), vocabulary, hidden(), type, device};
+  }
+
+  // What the activation of a layer reads and writes for each token: x, y; and back, unless a
+  // product does that, dy, x, dx.
+  double activation_elements(int64_t layer_number) const {
+    const auto f = static_cast<double>(config.ffn_hidden_size);
+    if (gated()) return 8 * f;
+    return is_gelu_in_product(config, layer_number) ? 2 * f : 5 * f;
+  }
+
+  // What the casts of a layer's operands cannot avoid to read and write for each token beyond what
+  // bf16 operands would take, in elements of that type: the two codes of an element weigh as much.
+  double cast_elements(const QuantizationOptions& options) const {
+    if (!options.enabled()) return 0.0;
+    const auto h = static_cast<double>(hidden()), f = static_cast<double>(config.ffn_hidden_size);
+    const auto a = static_cast<double>(queries()), k = static_cast<double>(keys());
+    const bool rope = config.position_embedding_type == PositionEmbedding::kRope;
+    // Scales are known: kernels write codes instead of bf16, but beside it where the backward of
+    // attention (its result) and the residual stream (two gradients) need both.
+    if (options.recipe != QuantizationRecipe::kTensorwise) return a + 2 * h;
+    // The scale follows from the whole tensor, so that what it is made of is read twice, or the
+    // tensor is written and read back, whichever is less.
+    double elements = 2 * h;                             // results of norms: x again
+    elements += 2 * a;                                   // of attention, there in bf16: read, codes
+    elements += 2 * f;                                   // of the activation
+    elements += gated() ? 3 * f : 2 * f;                 // its gradient: x and dy again
+    elements += rope ? a + k + 2 * k : 2 * (a + 2 * k);  // gradients of queries and keys; of values
+    elements += 2 * 2 * h;                               // of the residual stream: read, codes
+    return elements;
+  }
+};
+
+struct Attention {
+  at::Tensor packed, dy;
+  PackedHeads heads;
+  AttentionOptions options;
+  double forward_flops;
+
+  Attention(const Shapes& shapes, c10::Device device) {
+    const TransformerConfig& c = shapes.config;
+    heads = {c.query_groups(), c.num_attention_heads / c.query_groups(), c.kv_channels};
+    packed = normal({shapes.length, shapes.samples, shapes.queries() + 2 * shapes.keys()},
+                    shapes.type, device);
+    dy = normal({shapes.length, shapes.samples, shapes.queries()}, shapes.type, device);
+    options.scale = 1.0 / std::sqrt(static_cast<double>(c.kv_channels));
+    // Half of the pairs, as Megatron's formula counts them.
+    forward_flops = 2.0 * static_cast<double>(shapes.rows()) * static_cast<double>(shapes.length) *
+                    static_cast<double>(shapes.queries());
+  }
+  void forward() const {
+    const at::NoGradGuard no_grad;
+    packed_attention(packed, heads, {}, options);
+  }
+  void both() const {
+    const c10::AutoGradMode grad_mode(true);
+    at::Tensor leaf = packed.detach().requires_grad_();
+    packed_attention(leaf, heads, {}, options).backward(dy);
+  }
+};
+
+// An optimizer's memory: every element once, in blocks.
+struct Update {
+  FlatUpdate update;
+  at::Tensor sum;
+
+  Update(int64_t elements, at::ScalarType type, c10::Device device) {
+    const auto zeros = [&](at::ScalarType t) {
+      return at::zeros({elements}, at::dtype(t).device(device));
+    };
+    update.grad = normal({elements}, at::kFloat, device);
+    update.master = normal({elements}, at::kFloat, device);
+    update.exp_avg = zeros(at::kFloat);
+    update.exp_avg_sq = zeros(at::kFloat);
+    if (type != at::kFloat) update.value = zeros(type);
+    std::vector<UpdateBlock> blocks;
+    for (int64_t at = 0; at < elements; at += kUpdateBlockElements) {
+      UpdateBlock block;
+      block.begin = at;
+      block.count = static_cast<int32_t>(std::min(kUpdateBlockElements, elements - at));
+      block.counts_in_norm = 1;
+      blocks.push_back(block);
+    }
+    upload_blocks(update, blocks);
+    sum = at::zeros({1}, at::dtype(at::kDouble).device(device));
+  }
+};
+
+}  // namespace
+
+double seconds_per_run(c10::Device device, double least, const std::function<void()>& work) {
+  using Clock = std::chrono::steady_clock;
+  work();
+  work();
+  for (int64_t runs = 1;;) {
+    synchronize(device);
+    const auto start = Clock::now();
+    for (int64_t i = 0; i < runs; ++i) work();
+    synchronize(device);
+    const double seconds = std::chrono::duration<double>(Clock::now() - start).count();
+    if (seconds >= least) return seconds / static_cast<double>(runs);
+    const double wanted = 1.2 * least / std::max(seconds, 1e-6) * static_cast<double>(runs);
+    runs = std::max(runs + 1, static_cast<int64_t>(std::min(wanted, 100.0 * runs)));
+  }
+}
+
+Ceiling copy_ceiling(c10::Device device, double least) {
+  const int64_t elements = (device.is_cuda() ? int64_t{1} << 30 : int64_t{64} << 20) / 4;
+  const at::Tensor from = normal({elements}, at::kFloat, device), to = at::empty_like(from);
+  return {"copy", seconds_per_run(device, least, [&] { to.copy_(from); }), 0.0,
+          bytes_of({from, to})};
+}
+
+std::vector<Ceiling> machine_ceilings(c10::Device device, double least) {
+  std::vector<Ceiling> all;
+  const at::ScalarType type = device.is_cuda() ? at::kBFloat16 : at::kFloat;
+  const int64_t n = device.is_cuda() ? 8192 : 1024;
+  const Linear product("", n, n, n, type, device);
+  all.push_back({cat("product of ", n, " x ", n, " x ", n, ", ", c10::toString(type)),
+                 seconds_per_run(device, least, [&] { product.forward(); }), product.flops(), 0.0});
+  all.push_back({cat("weight gradient of that size, sums in fp32"),
+                 seconds_per_run(device, least, [&] { product.weight_grad(); }), product.flops(),
+                 0.0});
+  all.push_back(copy_ceiling(device, least));
+  Arguments arguments;
+  TransformerConfig& c = arguments.transformer;
+  c.num_attention_heads = device.is_cuda() ? 32 : 4;
+  c.group_query_attention = true;
+  c.num_query_groups = c.num_attention_heads / 4;
+  c.kv_channels = device.is_cuda() ? 128 : 32;
+  c.seq_length = device.is_cuda() ? 4096 : 256;
+  arguments.training.micro_batch_size = 2;
+  arguments.optimizer.bf16 = device.is_cuda();
+  const Attention attention(Shapes(arguments, {}), device);
+  const std::string shape =
+      cat(c.num_attention_heads, " heads of ", c.kv_channels, ", ", c.num_query_groups,
+          " groups, 2 x ", c.seq_length, " tokens, causal");
+  all.push_back({cat("attention forward, ", shape),
+                 seconds_per_run(device, least, [&] { attention.forward(); }),
+                 attention.forward_flops, 0.0});
+  all.push_back({"attention forward and backward",
+                 seconds_per_run(device, least, [&] { attention.both(); }),
+                 3.5 * attention.forward_flops, 0.0});
+  if (!device.is_cuda()) return all;
+  const HostCopies copies(device);
+  const at::Tensor there = normal({int64_t{64} << 20}, at::kFloat, device);
+  const at::Tensor here = copies.host_empty(there.sizes(), at::kFloat);
+  const auto host = [&](const char* name, HostCopies::Stream stream, const at::Tensor& to,
+                        const at::Tensor& from) {
+    all.push_back({name,
+                   seconds_per_run(device, least,
+                                   [&] {
+                                     copies.copy(stream, to, from);
+                                     copies.mark(stream).synchronize();
+                                   }),
+                   0.0, bytes_of({from})});
+  };
+  host("copy to page-locked host memory", HostCopies::Stream::kToHost, here, there);
+  host("copy from page-locked host memory", HostCopies::Stream::kFromHost, there, here);
+  return all;
+}
+
+std::vector<Ceiling> collective_ceilings(const ProcessGroup& group, c10::Device device,
+                                         double least) {
+  std::vector<Ceiling> all;
+  const int ranks = group.size();
+  if (ranks == 1) return all;
+  const int64_t elements =
+      (device.is_cuda() ? int64_t{256} << 20 : int64_t{8} << 20) / 4 / ranks * ranks;
+  const at::Tensor whole = normal({elements}, at::kFloat, device);
+  const at::Tensor part = normal({elements / ranks}, at::kFloat, device);
+  const double share = bytes_of({whole}) * (ranks - 1) / ranks;
+  // Every rank has to run the same number of them, so the number follows from the size alone.
+  const int runs = std::max(2, static_cast<int>(least * (device.is_cuda() ? 200 : 20)));
+  const auto time = [&](const char* name, double bytes, const std::function<void()>& work) {
+    work();
+    group.barrier();
+    synchronize(device);
+    const auto start = std::chrono::steady_clock::now();
+    for (int i = 0; i < runs; ++i) work();
+    synchronize(device);
+    const double seconds =
+        std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+    all.push_back({name, seconds / runs, 0.0, bytes});
+  };
+  time("all-reduce", 2 * share, [&] { group.all_reduce(whole)->wait(); });
+  time("all-gather", share, [&] { group.all_gather(whole, part)->wait(); });
+  time("reduce-scatter", share, [&] { group.reduce_scatter(part, whole)->wait(); });
+  return all;
+}
+
+std::vector<Ceiling> kernel_ceilings(const Arguments& arguments, const Vocabulary& vocabulary,
+                                     c10::Device device, double least) {
+  const at::NoGradGuard no_grad;
+  const Shapes shapes(arguments, vocabulary);
+  const TransformerConfig& c = shapes.config;
+  std::vector<Ceiling> all;
+  const auto add = [&](std::string name, double flops, double bytes,
+                       const std::function<void()>& work) {
+    all.push_back({std::move(name), seconds_per_run(device, least, work), flops, bytes});
+  };
+  {
+    std::vector<Linear> linears = shapes.layer(device);
+    linears.push_back(shapes.head(device));
+    for (const Linear& linear : linears) {
+      add(linear.name + " forward", linear.flops(), 0.0, [&] { linear.forward(); });
+      add(linear.name + " input gradient", linear.flops(), 0.0, [&] { linear.input_grad(); });
+      add(linear.name + " weight gradient", linear.flops(), 0.0, [&] { linear.weight_grad(); });
+    }
+  }
+  {
+    const Attention attention(shapes, device);
+    add("attention forward", attention.forward_flops, 0.0, [&] { attention.forward(); });
+    add("attention forward and backward", 3.5 * attention.forward_flops, 0.0,
+        [&] { attention.both(); });
+  }
+  const auto random = [&](int64_t columns) {
+    return normal({shapes.rows(), columns}, shapes.type, device);
+  };
+  {
+    const at::Tensor x = random(shapes.hidden()), dy = random(shapes.hidden()),
+                     residual = random(shapes.hidden());
+    const at::Tensor weight = normal({shapes.hidden()}, shapes.type, device);
+    const at::Tensor bias =
+        c.normalization == Normalization::kLayerNorm ? weight.clone() : at::Tensor();
+    const at::Tensor dweight = at::zeros({shapes.hidden()}, at::dtype(at::kFloat).device(device));
+    const at::Tensor dbias = bias.defined() ? at::zeros_like(dweight) : at::Tensor();
+    const NormResult norm = norm_forward(c.normalization, x, weight, bias, 1e-5, false);
+    add("norm forward", 0.0, bytes_of({x, x}),
+        [&] { norm_forward(c.normalization, x, weight, bias, 1e-5, false); });
+    add("norm backward with the residual's gradient", 0.0, bytes_of({dy, x, residual, x}), [&] {
+      norm_backward(c.normalization, dy, x, weight, norm.mean, norm.rstd, false, dweight, dbias,
+                    residual);
+    });
+    add("bias gradient", 0.0, bytes_of({dy}), [&] { bias_grad(dy, dweight, 1.0); });
+  }
+  {
+    const at::Tensor x = random(shapes.fc1()), dy = random(c.ffn_hidden_size);
+    add("activation forward", 0.0, bytes_of({x, dy}), [&] { activate(x, c.activation()); });
+    add("activation backward", 0.0, bytes_of({x, dy, x}),
+        [&] { activation_backward(dy, x, c.activation()); });
+  }
+  {
+    const at::Tensor heads = normal(
+        {shapes.length, shapes.samples, c.num_attention_heads + c.query_groups(), c.kv_channels},
+        shapes.type, device);
+    const at::Tensor angle =
+        at::randn({shapes.length, c.kv_channels / 2}, at::dtype(at::kFloat).device(device));
+    const at::Tensor cosine = angle.cos(), sine = angle.sin();
+    add("rotary, in place", 0.0, bytes_of({heads, heads}),
+        [&] { rotate_(heads, cosine, sine, false, 1.0); });
+  }
+  {
+    const at::Tensor logits = random(shapes.vocabulary);
+    const at::Tensor targets =
+        at::randint(vocabulary.size, {shapes.rows()}, at::dtype(at::kLong).device(device));
+    const at::Tensor scale = at::full({shapes.rows()}, 1e-3, at::dtype(at::kFloat).device(device));
+    const CrossEntropyParts parts = cross_entropy_parts(logits, targets, vocabulary.size);
+    const at::Tensor lse = parts.max + parts.sum.log();
+    add("cross entropy forward", 0.0, bytes_of({logits}),
+        [&] { cross_entropy_parts(logits, targets, vocabulary.size); });
+    add("cross entropy backward", 0.0, bytes_of({logits, logits}), [&] {
+      cross_entropy_backward(logits, targets, lse, scale, vocabulary.size, 0.0, /*in_place=*/false);
+    });
+  }
+  {
+    const at::Tensor table = normal({shapes.vocabulary, shapes.hidden()}, shapes.type, device);
+    const at::Tensor ids = at::randint(vocabulary.size, {shapes.length, shapes.samples},
+                                       at::dtype(at::kLong).device(device));
+    const at::Tensor rows = embedding_forward(table, ids);
+    const at::Tensor target = at::zeros(table.sizes(), at::dtype(at::kFloat).device(device));
+    add("embedding forward", 0.0, bytes_of({rows, rows}), [&] { embedding_forward(table, ids); });
+    add("embedding backward", 0.0, 5.0 * bytes_of({rows}),
+        [&] { embedding_backward(rows, ids, target); });
+  }
+  {
+    Update update(device.is_cuda() ? int64_t{256} << 20 : int64_t{1} << 20, shapes.type, device);
+    FlatUpdate& u = update.update;
+    OptimizerConfig config = arguments.optimizer;
+    if (!config.lr) config.lr = 1e-4;
+    const StepState start = initial_step_state(config);
+    at::Tensor state = at::empty({static_cast<int64_t>(sizeof start)}, at::kByte);
+    std::memcpy(state.data_ptr(), &start, sizeof start);
+    state = state.to(device);
+    add("gradient norm", 0.0, bytes_of({u.grad}), [&] { sum_of_squares(u, update.sum); });
+    double bytes =
+        bytes_of({u.grad, u.master, u.master, u.exp_avg, u.exp_avg, u.exp_avg_sq, u.exp_avg_sq});
+    if (u.value.defined()) bytes += bytes_of({u.value});
+    add("AdamW", 0.0, bytes, [&] { adamw_update(u, state, {0.9, 0.95, 1e-8}); });
+  }
+  return all;
+}
+
+StepFloor step_floor(const Arguments& arguments, const Vocabulary& vocabulary,
+                     int64_t num_microbatches, int64_t updated_parameters, c10::Device device,
+                     double least) {
+  const at::NoGradGuard no_grad;
+  const Shapes shapes(arguments, vocabulary);
+  const TransformerConfig& c = shapes.config;
+  const auto passes = static_cast<double>(num_microbatches),
+             layers = static_cast<double>(c.num_layers);
+  StepFloor floor;
+  double of_operands = 0.0, of_weights = 0.0;  // elements of a token, and of a step
+  {
+    // Layers of one kind share their operands.
+    std::map<QuantizationRecipe, std::vector<Linear>> kinds;
+    std::vector<const std::vector<Linear>*> layers_of;
+    for (int64_t number = 1; number <= c.num_layers; ++number) {
+      const QuantizationOptions options = c.quantization(number);
+      if (!kinds.contains(options.recipe))
+        kinds.emplace(options.recipe, shapes.layer(device, number));
+      layers_of.push_back(&kinds.at(options.recipe));
+      of_operands += shapes.cast_elements(options) + shapes.activation_elements(number);
+      if (!options.enabled()) continue;
+      // Codes of the weights; by their own largest value only after another reading.
+      for (const Linear& linear : *layers_of.back())
+        of_weights += static_cast<double>(linear.w.numel()) *
+                      (options.recipe == QuantizationRecipe::kTensorwise ? 2.0 : 1.0);
+    }
+    const Linear head = shapes.head(device);
+    const double seconds = seconds_per_run(device, least, [&] {
+      for (const std::vector<Linear>* linears : layers_of)
+        for (const Linear& linear : *linears) linear.forward();
+      head.forward();
+      head.backward();
+      for (auto linears = layers_of.rbegin(); linears != layers_of.rend(); ++linears)
+        for (auto linear = (*linears)->rbegin(); linear != (*linears)->rend(); ++linear)
+          linear->backward();
+    });
+    floor.gemm_ms = 1e3 * passes * seconds;
+  }
+  {
+    const Attention attention(shapes, device);
+    floor.attention_ms =
+        1e3 * passes * layers * seconds_per_run(device, least / 2, [&] { attention.both(); });
+  }
+  const Ceiling copy = copy_ceiling(device, least / 4);
+  const auto h = static_cast<double>(shapes.hidden());
+  const auto a = static_cast<double>(shapes.queries()), k = static_cast<double>(shapes.keys());
+  // Elements that a layer's other kernels read or write for each token:
+  double elements = 2 * 4 * h;  // norms forward, the residual added on the way
+  elements += 2 * 4 * h;        // and back: dy, x, the residual's gradient, dx
+  if (c.position_embedding_type == PositionEmbedding::kRope) elements += 4 * (a + k);
+  if (c.add_bias_linear) elements += a + 2 * k + 2 * h + static_cast<double>(shapes.fc1());
+  double of_token = layers * elements + of_operands;
+  // Cross entropy: logits; logits, their gradient
+  of_token += 3 * static_cast<double>(shapes.vocabulary);
+  of_token += 2 * h + 4 * h + 5 * h;  // embedding, final norm
+  const auto width = static_cast<double>(at::elementSize(shapes.type));
+  const double of_step = passes * static_cast<double>(shapes.rows()) * of_token + of_weights;
+  floor.memory_ms = 1e3 * of_step * width / copy.byte_rate();
+  const OptimizerConfig& o = arguments.optimizer;
+  // Read and written
+  const auto state = [](StateType type) { return type == StateType::kFp32 ? 8.0 : 4.0; };
+  // The gradient, for its norm and for the update
+  double of_parameter = 8.0;
+  of_parameter += state(o.exp_avg_dtype) +
+                  (o.optimizer == OptimizerType::kAdam ? state(o.exp_avg_sq_dtype) : 0.0);
+  const bool masters = shapes.type != at::kFloat && o.main_params_dtype == StateType::kFp32;
+  of_parameter += masters ? 8.0 + width : 2 * width;
+  floor.optimizer_ms =
+      1e3 * static_cast<double>(updated_parameters) * of_parameter / copy.byte_rate();
+  return floor;
+}
+
+}  // namespace megatron

@@ -1,7 +1,0 @@
-#include "megatron/training/build_commit.h"
-
-namespace megatron {
-
-std::string build_commit() { return MEGATRON_COMMIT; }
-
-}  // namespace megatron

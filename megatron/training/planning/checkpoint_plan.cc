@@ -1,0 +1,118 @@
+#include "megatron/training/planning/checkpoint_plan.h"
+
+#include <algorithm>
+
+#include "megatron/dist_checkpointing/manifest.h"
+#include "megatron/dist_checkpointing/replica_parts.h"
+
+namespace megatron {
+
+namespace {
+
+// Bytes of an element of each tensor that the optimizer keeps beside a weight, in the order in
+// which they are stored.
+std::vector<int64_t> state_bytes(const LayoutPlan& plan) {
+  std::vector<int64_t> state;
+  const OptimizerConfig& optimizer = plan.arguments.optimizer;
+  if (plan.arguments.training.no_save_optim || plan.arguments.training.skip_train) return state;
+  const auto add = [&](StateType type) { state.push_back(type == StateType::kFp32 ? 4 : 2); };
+  if (plan.bytes.model == 2 && optimizer.main_params_dtype == StateType::kFp32)
+    add(StateType::kFp32);
+  add(optimizer.exp_avg_dtype);
+  if (optimizer.optimizer == OptimizerType::kAdam) add(optimizer.exp_avg_sq_dtype);
+  return state;
+}
+
+// The rank of the job at this place of the mesh.
+size_t global_rank(const LayoutPlan& plan, int64_t tensor, int64_t data_and_context,
+                   int64_t stage) {
+  if (!plan.arguments.parallel.use_tp_pp_dp_mapping)
+    return static_cast<size_t>(tensor +
+                               plan.tensor * (data_and_context + plan.context * plan.data * stage));
+  const int64_t context = data_and_context % plan.context, data = data_and_context / plan.context;
+  return static_cast<size_t>(
+      tensor + plan.tensor * (context + plan.context * (stage + plan.pipeline * data)));
+}
+
+// Elements at the start of the rank's part of a parameter that are no padding of the vocabulary.
+int64_t valid_elements(const LayoutPlan& plan, const PlannedParameter& p, int64_t tensor,
+                       int64_t stage, int64_t vocab_size) {
+  const bool table =
+      p.name == "embedding.word_embeddings.weight" || p.name == "output_layer.weight";
+  if (!table) return p.local_elements;
+  const int64_t rows = p.local_elements / plan.model().hidden_size;
+  const int64_t part = p.stages > 1 ? tensor + plan.tensor * stage : tensor;
+  return std::clamp<int64_t>(vocab_size - part * rows, 0, rows) * plan.model().hidden_size;
+}
+
+// What the ranks of one tensor rank of a stage write of a chunk: a shard holds its slice of every
+// bucket, and the replicas of a shard divide what it holds.
+void add_chunk(const LayoutPlan& plan, int64_t vocab_size, int64_t stage, int chunk, int64_t tensor,
+               CheckpointPlan& out) {
+  const std::vector<PlannedParameter> parameters =
+      chunk_parameters(plan, static_cast<int>(stage), chunk);
+  const BufferLayout buffer = chunk_buffer(plan, parameters);
+  const std::vector<int64_t> state = state_bytes(plan);
+  const int64_t shards = plan.sharding.shards;
+  const int replicas = static_cast<int>(plan.sharding.replicas());
+  for (int64_t shard = 0; shard < shards; ++shard) {
+    std::vector<TensorSize> held;
+    std::vector<int64_t> valid;                // elements at the start of each that are no padding
+    for (size_t pass = 0; pass < 2; ++pass) {  // weights, then what the optimizer keeps
+      for (size_t i = 0; i < parameters.size(); ++i) {
+        const PlannedParameter& p = parameters[i];
+        if (p.is_copy || (tensor > 0 && p.global_elements == p.local_elements)) continue;
+        if (pass == 1 && p.frozen) continue;
+        const BufferSlot& slot = buffer.slots[i];
+        const BufferBucket& bucket = buffer.buckets[static_cast<size_t>(slot.bucket)];
+        const int64_t part = (bucket.end - bucket.begin) / shards;
+        const int64_t from = std::max(slot.begin, bucket.begin + shard * part),
+                      limit = bucket.begin + (shard + 1) * part;
+        const int64_t whole = std::min(slot.begin + p.local_elements, limit) - from;
+        const int64_t stored =
+            std::min(slot.begin + valid_elements(plan, p, tensor, stage, vocab_size), limit) - from;
+        for (const int64_t bytes : pass == 0 ? std::vector<int64_t>{plan.bytes.model} : state) {
+          held.push_back({std::max<int64_t>(0, whole), bytes});
+          valid.push_back(std::max<int64_t>(0, stored));
+        }
+      }
+    }
+    for (const ReplicaPart& part : divide_among_replicas(held, replicas)) {
+      const int64_t elements = std::min(part.end, valid[part.tensor]) - part.begin;
+      if (elements <= 0) continue;
+      out.bytes[global_rank(plan, tensor, part.replica * shards + shard, stage)] +=
+          elements * held[part.tensor].element_bytes;
+      ++out.fragments;
+    }
+  }
+}
+
+}  // namespace
+
+double CheckpointPlan::seconds(double rank_bandwidth, double total_bandwidth) const {
+  double time = static_cast<double>(most()) / rank_bandwidth;
+  if (total_bandwidth > 0) time = std::max(time, static_cast<double>(total) / total_bandwidth);
+  return time;
+}
+
+CheckpointPlan make_checkpoint_plan(const LayoutPlan& plan, int64_t vocab_size) {
+  CheckpointPlan out;
+  out.bytes.assign(static_cast<size_t>(plan.arguments.world_size), 0);
+  for (int64_t stage = 0; stage < plan.pipeline; ++stage)
+    for (int chunk = 0; chunk < plan.stages.num_chunks(); ++chunk)
+      for (int64_t tensor = 0; tensor < plan.tensor; ++tensor)
+        add_chunk(plan, vocab_size, stage, chunk, tensor, out);
+  int64_t blocks = 0;
+  for (size_t rank = 0; rank < out.bytes.size(); ++rank) {
+    const int64_t bytes = out.bytes[rank];
+    out.total += bytes;
+    out.files += bytes > 0;
+    blocks += (bytes + static_cast<int64_t>(kCheckpointBlockBytes) - 1) /
+              static_cast<int64_t>(kCheckpointBlockBytes);
+    if (bytes > out.most()) out.fullest = static_cast<int>(rank);
+  }
+  out.manifest_bytes = 200 * out.fragments + 16 * blocks;
+  return out;
+}
+
+}  // namespace megatron

@@ -1,0 +1,492 @@
+#include "megatron/training/planning/layout_check.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <utility>
+
+#include "megatron/base/check.h"
+#include "megatron/base/format.h"
+#include "megatron/base/json_writer.h"
+#include "megatron/pipeline_parallel/draw.h"
+
+namespace megatron {
+
+namespace {
+
+constexpr double kGiB = 1024.0 * 1024.0 * 1024.0;
+constexpr int kShownStages = 16;  // rows of the table of stages; more are summed up
+
+// -- text
+
+std::string format(const char* form, double value) {
+  char text[64];
+  std::snprintf(text, sizeof text, form, value);
+  return text;
+}
+
+std::string gib(int64_t bytes) { return format("%.3f", static_cast<double>(bytes) / kGiB); }
+std::string gb(double bytes) { return format("%.3f", bytes / 1e9); }
+
+// "174.6 B" of parameters.
+std::string parameters_text(int64_t count) {
+  const double n = static_cast<double>(count);
+  if (n >= 1e12) return format("%.3f T", n / 1e12);
+  if (n >= 1e9) return format("%.3f B", n / 1e9);
+  if (n >= 1e6) return format("%.3f M", n / 1e6);
+  return format_count(static_cast<uint64_t>(count));
+}
+
+// Columns as wide as their widest cell; the first one aligned left, the others right.
+class Table {
+ public:
+  explicit Table(std::vector<std::string> head) { add(std::move(head)); }
+  void add(std::vector<std::string> row) { rows_.push_back(std::move(row)); }
+  std::string text() const {
+    std::vector<size_t> widths;
+    for (const std::vector<std::string>& row : rows_)
+      for (size_t i = 0; i < row.size(); ++i) {
+        if (widths.size() <= i) widths.resize(i + 1, 0);
+        widths[i] = std::max(widths[i], row[i].size());
+      }
+    std::string out;
+    for (const std::vector<std::string>& row : rows_) {
+      std::string line = "  ";
+      for (size_t i = 0; i < row.size(); ++i) {
+        const std::string gap(widths[i] - row[i].size(), ' ');
+        line += i == 0 ? row[i] + gap : "  " + gap + row[i];
+      }
+      out += line.substr(0, line.find_last_not_of(' ') + 1) + "\n";
+    }
+    return out;
+  }
+
+ private:
+  std::vector<std::vector<std::string>> rows_;
+};
+
+std::string layers_text(const LayoutPlan& plan, int stage) {
+  std::string text;
+  for (int chunk = 0; chunk < plan.stages.num_chunks(); ++chunk) {
+    const StageSlice slice = plan.stages.slice(stage, chunk);
+    std::string part = slice.embedding ? "E" : "";
+    const auto append = [&](const std::string& more) { part += part.empty() ? more : "+" + more; };
+    if (slice.num_layers == 1) append(cat(slice.first_layer + 1));
+    if (slice.num_layers > 1)
+      append(cat(slice.first_layer + 1, "-", slice.first_layer + slice.num_layers));
+    if (slice.head) append("L");
+    text += (chunk == 0 ? "" : ", ") + (part.empty() ? "-" : part);
+  }
+  return text;
+}
+
+std::string heading(const LayoutPlan& plan, const LayoutReport& report) {
+  const Arguments& a = plan.arguments;
+  std::string out = cat(a.world_size, " ranks = tp ", plan.tensor, " x cp ", plan.context, " x pp ",
+                        plan.pipeline, " x dp ", plan.data);
+  if (plan.sequence_parallel) out += ", sequence parallel";
+  out += cat("\n", parameters_text(report.parameters), " parameters, ", plan.model().num_layers,
+             " layers; ", plan.bytes.model == 2 ? (a.optimizer.bf16 ? "bf16" : "fp16") : "fp32",
+             "; ", plan.num_microbatches, " micro-batches of ", a.training.micro_batch_size, " x ",
+             plan.model().seq_length, " tokens per step and data rank\n");
+  out += cat("the stages hold ", report.stage_layers, " of ", plan.model().num_layers,
+             " layers and ", format_count(static_cast<uint64_t>(report.stage_parameters)), " of ",
+             format_count(static_cast<uint64_t>(report.parameters)), " parameters\n");
+  return out;
+}
+
+std::vector<std::pair<std::string, int64_t>> memory_items(const StageMemory& m) {
+  return {{"weights", m.weights},
+          {"gathered weights", m.gathered_weights},
+          {"gradients", m.gradients},
+          {"filling gradients", m.filling_gradients},
+          {"optimizer states", m.optimizer_states},
+          {"mailbox of tensor ranks", m.mailbox},
+          {"activations", m.activations},
+          {"weight gradients' inputs", m.weight_gradients},
+          {"transfers between stages", m.transfers},
+          {"batches", m.batches},
+          {"temporaries", m.temporaries},
+          {"library workspaces", m.library_workspace}};
+}
+
+std::string memory_text(const LayoutPlan& plan, const LayoutReport& report) {
+  const StageMemory& m = report.stages[static_cast<size_t>(report.fullest)].memory;
+  Table table({cat("memory of a rank of stage ", report.fullest, ", GiB"), ""});
+  for (const auto& [name, bytes] : memory_items(m)) {
+    if (bytes == 0) continue;
+    table.add({name, gib(bytes)});
+    if (name != "activations") continue;
+    for (size_t chunk = 0; chunk < m.passes.size(); ++chunk) {
+      const SavedBytes& saved = m.passes[chunk].saved;
+      const std::string of = m.passes.size() > 1 ? cat("of chunk ", chunk) : "";
+      table.add({cat("  ", m.passes_in_flight[chunk], " micro-batches in flight ", of,
+                     of.empty() ? "" : " ", "x ", gib(saved.total()))});
+      for (const auto& [part, size] :
+           {std::pair<const char*, int64_t>{"residual stream", saved.residual},
+            {"norms", saved.norms},
+            {"attention", saved.attention},
+            {"mlp", saved.mlp},
+            {"embedding, head, loss", saved.ends}})
+        if (size > 0) table.add({cat("    ", part, " ", gib(size))});
+    }
+  }
+  table.add({"allocated at the peak", gib(m.allocated())});
+  if (m.host_optimizer_states > 0)
+    table.add({"in host memory: optimizer states", gib(m.host_optimizer_states)});
+  if (m.host_activations > 0) table.add({"in host memory: activations", gib(m.host_activations)});
+  if (plan.on_gpu) {
+    table.add({"CUDA context, about", gib(report.outside.context)});
+    table.add({"NCCL buffers, about", gib(report.outside.communicators)});
+    table.add({"on the GPU, about",
+               gib(m.allocated() + report.outside.context + report.outside.communicators)});
+  }
+  return table.text();
+}
+
+std::string stages_text(const LayoutPlan& plan, const LayoutReport& report) {
+  Table table({"stage", "layers", "parameters of a rank", "constant GiB", "in flight", "peak GiB",
+               "waits"});
+  const int stages = static_cast<int>(report.stages.size());
+  for (int i = 0; i < stages; ++i) {
+    const bool shown = stages <= kShownStages || i < kShownStages / 2 ||
+                       i >= stages - kShownStages / 2 || i == report.fullest;
+    if (!shown) {
+      if (i == kShownStages / 2) table.add({"..."});
+      continue;
+    }
+    const StageReport& stage = report.stages[static_cast<size_t>(i)];
+    std::string flight;
+    for (const int count : stage.memory.passes_in_flight)
+      flight += cat(flight.empty() ? "" : "+", count);
+    table.add({cat(i), layers_text(plan, i),
+               format_count(static_cast<uint64_t>(stage.memory.parameters)),
+               gib(stage.memory.before_training()), flight, gib(stage.memory.allocated()),
+               format("%.1f%%", 100 * stage.idle)});
+  }
+  return table.text();
+}
+
+// Each group at the stage that sends most over it.
+std::string traffic_text(const LayoutReport& report) {
+  struct Most {
+    GroupTraffic traffic;
+    size_t stage = 0;
+  };
+  std::vector<Most> most;
+  for (size_t i = 0; i < report.stages.size(); ++i) {
+    for (const GroupTraffic& traffic : report.stages[i].traffic) {
+      const auto found = std::find_if(most.begin(), most.end(), [&](const Most& m) {
+        return m.traffic.group == traffic.group;
+      });
+      if (found == most.end())
+        most.push_back({traffic, i});
+      else if (found->traffic.total() < traffic.total())
+        *found = {traffic, i};
+    }
+  }
+  if (most.empty()) return "  one rank: nothing is sent\n";
+  Table table(
+      {"sent by a rank in a step, GB", "ranks", "forward", "backward", "once", "all", "of stage"});
+  for (const Most& m : most)
+    table.add({m.traffic.group, cat(m.traffic.ranks), gb(m.traffic.forward), gb(m.traffic.backward),
+               gb(m.traffic.once), gb(m.traffic.total()), cat(m.stage)});
+  return table.text();
+}
+
+// A schedule of few enough micro-batches to be read.
+Schedule shown_schedule(const LayoutPlan& plan) {
+  const int64_t unit = std::max<int64_t>(
+      plan.arguments.pipeline.microbatch_group_size_per_vp_stage.value_or(plan.pipeline), 1);
+  const int64_t wanted = std::max<int64_t>(8, 2 * plan.pipeline);
+  const int64_t shown = (wanted + unit - 1) / unit * unit;
+  if (shown >= plan.num_microbatches) return plan.schedule;
+  return make_schedule(
+      plan.arguments.pipeline.pipeline_schedule,
+      plan.arguments.pipeline.shape(plan.pipeline, plan.stages.num_chunks(), shown));
+}
+
+void add_json(JsonWriter& json, const StageMemory& m) {
+  json.begin_object();
+  for (const auto& [name, bytes] : memory_items(m)) json.member(name, bytes);
+  json.member("allocated", m.allocated())
+      .member("host_optimizer_states", m.host_optimizer_states)
+      .member("host_activations", m.host_activations)
+      .key("in_flight")
+      .begin_array();
+  for (const int count : m.passes_in_flight) json.value(count);
+  json.end_array().key("saved_per_pass").begin_array();
+  for (const PassBytes& pass : m.passes) {
+    const SavedBytes& saved = pass.saved;
+    json.begin_object()
+        .member("residual", saved.residual)
+        .member("norms", saved.norms)
+        .member("attention", saved.attention);
+    json.member("mlp", saved.mlp)
+        .member("ends", saved.ends)
+        .member("all", saved.total())
+        .end_object();
+  }
+  json.end_array().end_object();
+}
+
+}  // namespace
+
+LayerWork layer_work(const TransformerConfig& c) {
+  const double h = static_cast<double>(c.hidden_size),
+               heads = static_cast<double>(c.num_attention_heads * c.kv_channels);
+  const double keys = static_cast<double>(2 * c.query_groups() * c.kv_channels);
+  const double ffn =
+      static_cast<double>(c.ffn_hidden_size) * (is_gated(c.activation()) ? 3.0 : 2.0);
+  return {h * (2 * heads + keys + ffn), static_cast<double>(c.seq_length) * heads};
+}
+
+ScheduleCosts schedule_costs(const LayoutPlan& plan) {
+  if (plan.arguments.pipeline.zero_bubble_pass_times.empty()) return compute_costs(plan);
+  return plan.arguments.pipeline
+      .shape(plan.pipeline, plan.stages.num_chunks(), plan.num_microbatches)
+      .costs;
+}
+
+ScheduleCosts compute_costs(const LayoutPlan& plan) {
+  const TransformerConfig& c = plan.model();
+  const auto [weights, scores] = layer_work(c);
+  const double h = static_cast<double>(c.hidden_size);
+  const double ffn =
+      static_cast<double>(c.ffn_hidden_size) * (is_gated(c.activation()) ? 3.0 : 2.0);
+  // In layers
+  const double head = h * static_cast<double>(plan.padded_vocab_size) / (weights + scores);
+  ScheduleCosts costs;
+  if (plan.splits_vocabulary()) {
+    costs.head = head / static_cast<double>(plan.pipeline);
+    costs.loss = 2 * costs.head;
+  }
+  for (int stage = 0; stage < static_cast<int>(plan.pipeline); ++stage) {
+    costs.passes.emplace_back();
+    for (int chunk = 0; chunk < plan.stages.num_chunks(); ++chunk) {
+      const StageSlice slice = plan.stages.slice(stage, chunk);
+      const double layers = static_cast<double>(slice.num_layers),
+                   ends = slice.head && !plan.splits_vocabulary() ? head : 0.0;
+      const double linear = layers * weights / (weights + scores) + ends,
+                   attention = layers * scores / (weights + scores);
+      double again = c.recompute_granularity == RecomputeGranularity::kFull ? layers : 0.0;
+      if (c.recomputes("core_attn")) again += attention;
+      if (c.recomputes("mlp")) again += layers * h * ffn / (weights + scores);
+      // Nothing takes no time at all, but a picture needs to show it.
+      const double forward = std::max(linear + attention, 0.05);
+      costs.passes.back().push_back({forward, forward + attention + again, std::max(linear, 0.05)});
+    }
+  }
+  return costs;
+}
+
+LayoutReport make_layout_report(const LayoutPlan& plan, const LayoutQuestions& questions) {
+  LayoutReport report;
+  report.checkpoint = make_checkpoint_plan(
+      plan, questions.vocab_size > 0 ? questions.vocab_size : plan.padded_vocab_size);
+  if (questions.checkpoint_bandwidth > 0)
+    report.checkpoint_seconds = report.checkpoint.seconds(questions.checkpoint_bandwidth,
+                                                          questions.checkpoint_bandwidth_of_all);
+  if (questions.speeds) report.step = estimate_step(plan, *questions.speeds);
+  const Replay played = replay(plan.schedule, schedule_costs(plan));
+  report.idle = played.bubble_fraction;
+  report.parameters = model_elements(plan);
+  report.outside = outside_memory(plan);
+  for (int i = 0; i < static_cast<int>(plan.pipeline); ++i) {
+    StageReport stage;
+    for (int chunk = 0; chunk < plan.stages.num_chunks(); ++chunk) {
+      stage.num_layers += plan.stages.slice(i, chunk).num_layers;
+      for (const PlannedParameter& p : chunk_parameters(plan, i, chunk))
+        stage.logical_parameters += p.is_copy ? 0 : p.global_elements / p.stages;
+    }
+    stage.memory = stage_memory(plan, i);
+    stage.traffic = stage_traffic(plan, i);
+    stage.idle = played.stages[static_cast<size_t>(i)].bubble(played.makespan);
+    report.stage_layers += stage.num_layers;
+    report.stage_parameters += stage.logical_parameters;
+    report.stages.push_back(std::move(stage));
+    if (report.stages.back().memory.allocated() >
+        report.stages[static_cast<size_t>(report.fullest)].memory.allocated())
+      report.fullest = i;
+  }
+  MEGATRON_ASSERT(report.stage_layers == plan.model().num_layers &&
+                      report.stage_parameters == report.parameters,
+                  "the stages hold ", report.stage_layers, " layers and ", report.stage_parameters,
+                  " parameters of ", plan.model().num_layers, " and ", report.parameters);
+  if (questions.device != nullptr)
+    report.verdict = {questions.device, report.fullest,
+                      report.stages[static_cast<size_t>(report.fullest)].memory.allocated() +
+                          report.outside.context + report.outside.communicators};
+  return report;
+}
+
+namespace {
+
+// Each kind of group: how many there are, and the ranks of the first.
+struct Groups {
+  std::string name;
+  size_t count;
+  std::vector<int> first;
+};
+std::vector<Groups> groups_of(const LayoutPlan& plan) {
+  const bool swapped = plan.arguments.parallel.use_tp_pp_dp_mapping;
+  const int tp = static_cast<int>(plan.tensor), cp = static_cast<int>(plan.context),
+            pp = static_cast<int>(plan.pipeline), dp = static_cast<int>(plan.data);
+  const std::vector<int> sizes =
+      swapped ? std::vector<int>{tp, cp, 1, pp, dp} : std::vector<int>{tp, cp, 1, dp, pp};
+  std::vector<Groups> all;
+  for (const char* mask : {"tp", "cp", "dp", "dp-cp", "pp", "tp-pp"}) {
+    const std::vector<std::vector<int>> groups =
+        rank_groups(plan.arguments.parallel.order(), sizes, mask);
+    if (groups.front().size() > 1) all.push_back({mask, groups.size(), groups.front()});
+  }
+  return all;
+}
+
+std::string groups_text(const LayoutPlan& plan) {
+  const std::vector<Groups> all = groups_of(plan);
+  if (all.empty()) return "";
+  Table table({"groups", "number", "ranks each", "the first"});
+  for (const Groups& groups : all) {
+    std::string ranks;
+    for (size_t i = 0; i < groups.first.size(); ++i) {
+      if (groups.first.size() > 4 && i == 2) ranks += " ...";
+      if (groups.first.size() <= 4 || i < 2 || i + 1 == groups.first.size())
+        ranks += cat(ranks.empty() ? "" : " ", groups.first[i]);
+    }
+    table.add({groups.name, cat(groups.count), cat(groups.first.size()), ranks});
+  }
+  return "\n" + table.text();
+}
+
+std::string checkpoint_text(const LayoutReport& report) {
+  const CheckpointPlan& plan = report.checkpoint;
+  const auto writers = static_cast<double>(std::max<int64_t>(1, plan.files));
+  std::string out =
+      cat("checkpoint: ", gb(static_cast<double>(plan.total)), " GB in ", plan.files,
+          plan.files == 1 ? " file" : " files", ", ", gb(static_cast<double>(plan.total) / writers),
+          " GB each on average and ", gb(static_cast<double>(plan.most())), " at most, by rank ",
+          plan.fullest, "; ", format_count(static_cast<uint64_t>(plan.fragments)),
+          " fragments, a manifest of about ", gb(static_cast<double>(plan.manifest_bytes)), " GB");
+  if (report.checkpoint_seconds)
+    out += cat("; written in ", format("%.1f", *report.checkpoint_seconds), " s");
+  return out + "\n";
+}
+
+std::vector<std::pair<std::string, double>> step_items(const StepEstimate& step) {
+  return {{"the model's operations", step.ideal}, {"schedule", step.schedule},
+          {"recomputation", step.recompute},      {"tensor parallelism", step.tensor},
+          {"context parallelism", step.context},  {"transfers between stages", step.pipeline},
+          {"data parallelism", step.data}};
+}
+
+std::string step_text(const LayoutPlan& plan, const StepEstimate& step) {
+  Table table({"a step, seconds", "", "part"});
+  for (const auto& [name, time] : step_items(step))
+    if (time > 0)
+      table.add({name, format("%.3f", time), format("%.1f%%", 100 * time / step.total())});
+  table.add({"all", format("%.3f", step.total()), ""});
+  const double tokens =
+      static_cast<double>(plan.num_microbatches * plan.data *
+                          plan.arguments.training.micro_batch_size * plan.model().seq_length);
+  return cat("\n", table.text(), "efficiency ", format("%.1f%%", 100 * step.efficiency()),
+             " of the attained rate, ",
+             format("%.0f", tokens / step.total() / static_cast<double>(plan.arguments.world_size)),
+             " tokens per second and rank\n");
+}
+
+}  // namespace
+
+std::string layout_text(const LayoutPlan& plan, const LayoutReport& report) {
+  std::string out = heading(plan, report);
+  if (plan.pipeline > 1)
+    out += cat("pipeline: ", plan.schedule.name, ", idle ", format("%.1f%%", 100 * report.idle),
+               " of the time\n");
+  out += checkpoint_text(report);
+  out += groups_text(plan) + "\n" + stages_text(plan, report) + "\n" + memory_text(plan, report) +
+         "\n" + traffic_text(report);
+  return report.step ? out + step_text(plan, *report.step) : out;
+}
+
+std::string layout_json(const LayoutPlan& plan, const LayoutReport& report) {
+  JsonWriter json(2);
+  json.begin_object()
+      .member("world_size", plan.arguments.world_size)
+      .member("tensor", plan.tensor)
+      .member("context", plan.context);
+  json.member("pipeline", plan.pipeline)
+      .member("data", plan.data)
+      .member("num_microbatches", plan.num_microbatches);
+  json.member("schedule", plan.schedule.name)
+      .member("idle", report.idle)
+      .member("parameters", report.parameters);
+  json.member("layers", report.stage_layers).member("fullest_stage", report.fullest);
+  json.member("cuda_context", report.outside.context)
+      .member("nccl_buffers", report.outside.communicators);
+  const CheckpointPlan& checkpoint = report.checkpoint;
+  json.key("checkpoint")
+      .begin_object()
+      .member("bytes", checkpoint.total)
+      .member("files", checkpoint.files);
+  json.member("most_bytes_of_a_rank", checkpoint.most()).member("by_rank", checkpoint.fullest);
+  json.member("fragments", checkpoint.fragments)
+      .member("manifest_bytes", checkpoint.manifest_bytes);
+  if (report.checkpoint_seconds) json.member("seconds", *report.checkpoint_seconds);
+  json.end_object().key("groups").begin_array();
+  for (const Groups& groups : groups_of(plan)) {
+    json.begin_object()
+        .member("name", groups.name)
+        .member("number", groups.count)
+        .key("first")
+        .begin_array();
+    for (const int rank : groups.first) json.value(rank);
+    json.end_array().end_object();
+  }
+  json.end_array();
+  if (report.verdict)
+    json.key("device")
+        .begin_object()
+        .member("name", report.verdict->device->name)
+        .member("memory_bytes", report.verdict->device->memory_bytes)
+        .member("needed_bytes", report.verdict->needed)
+        .member("fits", report.verdict->fits())
+        .end_object();
+  if (report.step) {
+    json.key("step_seconds").begin_object();
+    for (const auto& [name, time] : step_items(*report.step)) json.member(name, time);
+    json.member("all", report.step->total())
+        .member("efficiency", report.step->efficiency())
+        .end_object();
+  }
+  json.key("stages").begin_array();
+  for (size_t i = 0; i < report.stages.size(); ++i) {
+    const StageReport& stage = report.stages[i];
+    json.begin_object().member("stage", i).member("layers", layers_text(plan, static_cast<int>(i)));
+    json.member("logical_parameters", stage.logical_parameters)
+        .member("parameters_of_a_rank", stage.memory.parameters);
+    json.member("idle", stage.idle).key("memory_bytes");
+    add_json(json, stage.memory);
+    json.key("sent_bytes").begin_object();
+    for (const GroupTraffic& traffic : stage.traffic) {
+      json.key(traffic.group)
+          .begin_object()
+          .member("ranks", traffic.ranks)
+          .member("forward", traffic.forward);
+      json.member("backward", traffic.backward).member("once", traffic.once).end_object();
+    }
+    json.end_object().end_object();
+  }
+  json.end_array().end_object();
+  return json.text();
+}
+
+std::string schedule_text(const LayoutPlan& plan, int columns) {
+  const Schedule shown = shown_schedule(plan);
+  return draw_text(shown, replay(shown, schedule_costs(plan)), columns);
+}
+
+std::string schedule_svg(const LayoutPlan& plan) {
+  const Schedule shown = shown_schedule(plan);
+  return draw_svg(shown, replay(shown, schedule_costs(plan)));
+}
+
+}  // namespace megatron

@@ -1,0 +1,23 @@
+// Whether a layout fits into a GPU of a known model, and what attention dropout costs it.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "megatron/training/planning/layout_check.h"
+
+namespace megatron {
+
+// "fits an H200: stage 0 needs 48.9 of 140.4 GiB (35%)"
+std::string verdict_text(const DeviceVerdict& verdict);
+
+// Rates of the GPU for a run in this precision.
+MachineSpeeds speeds_of(const DeviceModel& device, const Arguments& arguments);
+
+// Bytes by which attention dropout raises the peak of the fullest stage, because it takes the
+// unfused attention; 0 where it is off or attention is unfused without it, too.
+int64_t attention_dropout_bytes(const LayoutPlan& plan, const LayoutReport& report);
+// A sentence about it; empty below 1% of the peak.
+std::string attention_dropout_text(const LayoutPlan& plan, const LayoutReport& report);
+
+}  // namespace megatron

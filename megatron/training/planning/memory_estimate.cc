@@ -1,0 +1,311 @@
+#include "megatron/training/planning/memory_estimate.h"
+
+#include <algorithm>
+#include <map>
+#include <utility>
+
+#include "megatron/base/check.h"
+#include "megatron/comm/peer_mailbox.h"
+#include "megatron/distributed/part_reduce.h"
+#include "megatron/kernels/adamw.h"
+
+namespace megatron {
+
+namespace {
+
+constexpr int64_t kMiB = int64_t{1} << 20;
+// Of one handle on Hopper; weight gradients have one of their own
+constexpr int64_t kBlasWorkspace = 32 * kMiB;
+
+// -- what stays from step to step
+
+void add_optimizer(const LayoutPlan& plan, const std::vector<PlannedParameter>& parameters,
+                   int64_t elements, StageMemory& memory) {
+  const OptimizerConfig& optimizer = plan.arguments.optimizer;
+  const auto bytes_of = [](StateType type) { return type == StateType::kFp32 ? 4 : 2; };
+  int64_t per_element = bytes_of(optimizer.exp_avg_dtype);
+  if (optimizer.optimizer == OptimizerType::kAdam)
+    per_element += bytes_of(optimizer.exp_avg_sq_dtype);
+  if (plan.bytes.model == 2 && optimizer.main_params_dtype == StateType::kFp32) per_element += 4;
+  const double offloaded =
+      optimizer.optimizer_cpu_offload ? optimizer.optimizer_offload_fraction : 0.0;
+  const auto in_host_memory = static_cast<int64_t>(offloaded * static_cast<double>(elements));
+  memory.optimizer_states += per_element * (elements - in_host_memory);
+  // There, values have a copy, be it the master weights.
+  memory.host_optimizer_states += (per_element + plan.bytes.model) * in_host_memory;
+  int64_t blocks = 0;  // a record and a partial sum each; a shard has its part of them
+  for (const PlannedParameter& p : parameters)
+    if (!p.frozen) blocks += (p.local_elements + kUpdateBlockElements - 1) / kUpdateBlockElements;
+  const int64_t shards = plan.sharding.shards;
+  const int64_t records =
+      (blocks + shards - 1) / shards * static_cast<int64_t>(sizeof(UpdateBlock) + sizeof(double));
+  memory.optimizer_states += records;
+  // The norm and the update have their own then; those of the update in host memory lie there.
+  const double more = in_host_memory == 0 ? 0.0 : plan.on_gpu ? 1.0 - offloaded : 1.0;
+  memory.optimizer_states += static_cast<int64_t>(more * static_cast<double>(records));
+}
+
+// The codes of quantised weights, in both orientations, which stay while the values do.
+int64_t code_bytes(const LayoutPlan& plan, const std::vector<PlannedParameter>& parameters) {
+  constexpr std::string_view kLayers = "decoder.layers.";
+  int64_t bytes = 0;
+  for (const PlannedParameter& p : parameters) {
+    const bool linear = p.name.starts_with(kLayers) &&
+                        p.name.find(".linear_") != std::string::npos && p.name.ends_with(".weight");
+    if (!linear) continue;
+    const QuantizationOptions options =
+        plan.model().quantization(1 + std::stoll(p.name.substr(kLayers.size())));
+    if (options.enabled())
+      bytes += 2 * p.local_elements * (options.recipe == QuantizationRecipe::kNvfp4 ? 2 : 1);
+  }
+  return bytes;
+}
+
+void add_chunk(const LayoutPlan& plan, int stage, int chunk, StageMemory& memory) {
+  const std::vector<PlannedParameter> parameters = chunk_parameters(plan, stage, chunk);
+  const BufferLayout buffer = chunk_buffer(plan, parameters);
+  const DataSharding& sharding = plan.sharding;
+  const int64_t all = buffer.num_elements, own = all / sharding.shards;
+  const int64_t trained = buffer.num_trained_elements, own_trained = trained / sharding.shards;
+  int64_t largest = 0,
+          // A bucket that layers fill one after the other; tied tables take gradients all along
+      largest_shared = 0;
+  int64_t tables = 0;            // other embeddings, which do so while gradients are sharded
+  std::vector<int64_t> filled;   // one after the other
+  std::map<int, int64_t> units;  // what is gathered together
+  for (const BufferBucket& bucket : buffer.buckets) {
+    const int64_t size = bucket.end - bucket.begin;
+    if (!bucket.own) units[bucket.unit] += size;
+    if (bucket.frozen) continue;
+    int64_t& most = bucket.own ? largest_shared : largest;
+    most = std::max(most, size);
+    if (bucket.own) continue;
+    if (plan.num_microbatches > 1 && bucket.table)
+      tables += size;
+    else
+      filled.push_back(size);
+  }
+  for (const PlannedParameter& p : parameters) memory.parameters += p.local_elements;
+  memory.weights += plan.bytes.model * (sharding.values ? own : all);
+  if (!sharding.values) memory.weights += code_bytes(plan, parameters);
+  memory.gradients += plan.bytes.sum * (sharding.gradients ? own_trained : trained);
+  const DistributedDataParallelConfig& ddp = plan.arguments.ddp;
+  if (sharding.values) {
+    int64_t layer = largest_shared;
+    for (const auto& [unit, size] : units) layer = std::max(layer, size);
+    const int64_t gathered = layer * (ddp.overlap_param_gather ? 2 : 1);
+    memory.gathered_weights = std::max(memory.gathered_weights, gathered * plan.bytes.model);
+  }
+  // Sums by copies between GPUs, which need memory of their own instead of that of a result.
+  int64_t staged = 0;
+  if (ddp.peer_copies && ddp.overlap_grad_reduce)
+    staged = staging_elements(sharding.shards, std::max(largest, largest_shared) / sharding.shards);
+  memory.gradients += staged * (ddp.grad_reduce_in_bf16 ? 2 : plan.bytes.sum);
+  if (sharding.gradients) {
+    // Sums that overlap hold one bucket while the next one fills; in bf16 they have a rounded copy.
+    int64_t held = 0;
+    // The first one of a pass fills behind the last one of another
+    for (size_t i = 0; i < filled.size(); ++i) {
+      const int64_t next =
+          ddp.overlap_grad_reduce && filled.size() > 1 ? filled[(i + 1) % filled.size()] : 0;
+      held = std::max(held, filled[i] + next);
+    }
+    held += tables + largest_shared;
+    const int64_t summed = std::max(largest, largest_shared);
+    const bool early = buffer.num_trained_buckets >
+                       2;  // the sum of a lone bucket arrives when the activations are gone
+    const int64_t arriving = early && staged == 0 ? summed * plan.bytes.sum / sharding.shards : 0;
+    const int64_t filling =
+        held * plan.bytes.sum + arriving + (early && ddp.grad_reduce_in_bf16 ? 2 : 0) * summed;
+    memory.filling_gradients = std::max(memory.filling_gradients, filling);
+  }
+  add_optimizer(plan, parameters, own_trained, memory);
+}
+
+// -- what comes and goes
+
+// Walks the actions of one stage and keeps the account of the largest moment.
+class Walk {
+ public:
+  Walk(const LayoutPlan& plan, int stage, StageMemory& memory)
+      : plan_(plan),
+        stage_(stage),
+        out_(memory),
+        in_flight_(memory.passes.size(), 0),
+        transfer_(plan.rows() * plan.model().hidden_size * plan.bytes.residual),
+        batch_(plan.tokens() * (2 * 8 + 4)),
+        vocabulary_(vocabulary_bytes(plan)),
+        hidden_calls_(
+            hidden_calls(plan.schedule, stage, plan.arguments.pipeline.overlap_p2p_communication)),
+        reads_(plan.stages.num_chunks() + (plan.splits_vocabulary() ? 1 : 0)),
+        reads_left_(static_cast<size_t>(plan.num_microbatches), reads_) {}
+
+  void run() {
+    const std::vector<ActionTransfers>& transfers = plan_.transfers[static_cast<size_t>(stage_)];
+    const std::vector<Action>& actions = plan_.schedule.stages[static_cast<size_t>(stage_)];
+    size_t next_receiver = 0;
+    for (size_t i = 0; i < actions.size(); ++i) {
+      next_receiver = std::max(next_receiver, i + 1);
+      while (next_receiver < actions.size() && !crosses(transfers[next_receiver].receive))
+        ++next_receiver;
+      early_ = plan_.arguments.pipeline.overlap_p2p_communication && next_receiver < actions.size()
+                   ? transfer_
+                   : 0;
+      if (transfers[i].receive.any()) release_sends(transfers[i].receive);
+      step(i, actions[i], transfers[i]);
+      if (crosses(transfers[i].send)) sent_.push_back({transfers[i].send, transfer_});
+    }
+  }
+
+ private:
+  struct Sent {
+    Transfer to;
+    int64_t bytes;
+  };
+
+  bool is_last() const { return stage_ + 1 == static_cast<int>(plan_.pipeline); }
+  bool crosses(const Transfer& transfer) const { return transfer.any() && transfer.peer != stage_; }
+
+  void release_sends(const Transfer& received) {
+    std::erase_if(sent_, [&](const Sent& sent) {
+      return sent.to.peer == received.peer && sent.to.peer_action <= received.peer_action;
+    });
+  }
+
+  void step(size_t index, const Action& action, const ActionTransfers& transfers) {
+    const PassBytes& pass = out_.passes[static_cast<size_t>(action.chunk)];
+    int& in_flight = in_flight_[static_cast<size_t>(action.chunk)];
+    switch (action.kind) {
+      case Action::Kind::kForward: {
+        int& left = reads_left_[static_cast<size_t>(action.microbatch)];
+        if (left == reads_) batches_ += batch_;
+        activations_ += pass.saved.total();
+        ++in_flight;
+        record(pass.forward_extra, 0);
+        leaving_ = pass.leaving;
+        if (--left == 0) batches_ -= batch_;
+        if (plan_.splits_vocabulary() && is_last()) joint_ += vocabulary_.hidden;
+        break;
+      }
+      case Action::Kind::kHead:
+        if (!is_last())
+          joint_ += vocabulary_.hidden * static_cast<int64_t>(hidden_calls_[index].size());
+        record(vocabulary_.head_extra, 0);
+        joint_ -= vocabulary_.hidden;
+        activations_ += vocabulary_.held;
+        if (--reads_left_[static_cast<size_t>(action.microbatch)] == 0) batches_ -= batch_;
+        break;
+      case Action::Kind::kLoss:
+        if (!is_last())
+          joint_ -= std::exchange(given_, 0);  // gradients of the micro-batches before
+        record(vocabulary_.loss_extra, 0);
+        activations_ -= vocabulary_.held;
+        joint_ += vocabulary_.hidden;
+        given_ += vocabulary_.hidden;
+        break;
+      case Action::Kind::kBackward:
+        if (plan_.splits_vocabulary() && is_last()) joint_ -= vocabulary_.hidden;
+        record(backward_most(pass),
+               transfers.receive.any() || (plan_.splits_vocabulary() && is_last()) ? transfer_ : 0);
+        leaving_ = 0;
+        activations_ -= pass.saved.total();
+        --in_flight;
+        break;
+      case Action::Kind::kBackwardInput:
+        // Largest at its start, or at its end, when everything for the weight gradients is there.
+        record(
+            std::max(backward_most(pass), pass.pending + pass.deferred_extra - pass.saved.total()),
+            transfers.receive.any() ? transfer_ : 0);
+        leaving_ = 0;
+        activations_ -= pass.saved.total();
+        --in_flight;
+        pending_ += pass.pending;
+        break;
+      case Action::Kind::kBackwardWeight:
+        record(0, 0);
+        pending_ -= pass.pending;
+        break;
+    }
+  }
+
+  int64_t backward_most(const PassBytes& pass) const {
+    return std::max(pass.backward_extra, leaving_ > 0 ? pass.backward_first + leaving_ : 0);
+  }
+
+  // `arrived`: the gradient that the running pass was given.
+  void record(int64_t temporaries, int64_t arrived) {
+    int64_t transfers = early_ + arrived + joint_;
+    for (const Sent& sent : sent_) transfers += sent.bytes;
+    const int64_t total = activations_ + pending_ + transfers + batches_ + temporaries;
+    if (total <= most_) return;
+    most_ = total;
+    out_.activations = activations_;
+    out_.weight_gradients = pending_;
+    out_.transfers = transfers;
+    out_.batches = batches_;
+    out_.temporaries = temporaries;
+    out_.passes_in_flight = in_flight_;
+    out_.host_activations = 0;
+    for (size_t chunk = 0; chunk < in_flight_.size(); ++chunk)
+      out_.host_activations += in_flight_[chunk] * out_.passes[chunk].offloaded;
+  }
+
+  const LayoutPlan& plan_;
+  const int stage_;
+  StageMemory& out_;
+  std::vector<int> in_flight_;  // by chunk
+  const int64_t transfer_;      // one activation between stages
+  const int64_t batch_;
+  const VocabularyBytes vocabulary_;
+  const std::vector<std::vector<int>> hidden_calls_;  // by action
+  const int reads_;                                   // passes that read a micro-batch
+  std::vector<int> reads_left_;                       // by micro-batch
+  std::vector<Sent> sent_;
+  int64_t given_ = 0;  // gradients of hidden states that this stage has made and does not use
+  int64_t joint_ = 0;  // hidden states and their gradients on their way between all stages
+  int64_t early_ = 0, leaving_ = 0, activations_ = 0, pending_ = 0, batches_ = 0, most_ = -1;
+};
+
+}  // namespace
+
+int64_t StageMemory::before_training() const {
+  return weights + gradients + optimizer_states + mailbox;
+}
+
+int64_t StageMemory::allocated() const {
+  return before_training() + gathered_weights + filling_gradients + activations + weight_gradients +
+         transfers + batches + temporaries + library_workspace;
+}
+
+StageMemory stage_memory(const LayoutPlan& plan, int stage) {
+  StageMemory memory;
+  for (int chunk = 0; chunk < plan.stages.num_chunks(); ++chunk) {
+    add_chunk(plan, stage, chunk, memory);
+    memory.passes.push_back(pass_bytes(plan, stage, chunk));
+  }
+  Walk(plan, stage, memory).run();
+  if (plan.on_gpu) memory.library_workspace = 2 * kBlasWorkspace;
+  if (const int64_t part = plan.arguments.mailbox_part_bytes(plan.bytes.model); part > 0) {
+    if (plan.on_gpu) memory.mailbox = PeerMailbox::memory_bytes(plan.tensor, part);
+    // linear_fc2's input waits with its weight gradient: Note [Postponed weight gradients] in
+    // tensor_parallel/layers.cc.
+    if (!plan.model().quantization(1).enabled())
+      memory.temporaries += part / plan.model().hidden_size * plan.model().ffn_hidden_size;
+  }
+  return memory;
+}
+
+OutsideMemory outside_memory(const LayoutPlan& plan) {
+  OutsideMemory outside;
+  if (!plan.on_gpu) return outside;
+  outside.context = 600 * kMiB;
+  int64_t communicators = plan.arguments.world_size > 1 ? 1 : 0;  // of all ranks
+  for (const int64_t size :
+       {plan.tensor, plan.context, plan.data * plan.context, plan.tensor * plan.pipeline})
+    communicators += size > 1 ? 1 : 0;
+  const int64_t links = plan.pipeline > 1 ? 4 : 0;  // to and from two neighbours
+  outside.communicators = communicators * 256 * kMiB + links * 32 * kMiB;
+  return outside;
+}
+
+}  // namespace megatron

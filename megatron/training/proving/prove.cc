@@ -1,0 +1,432 @@
+#include "megatron/training/proving/prove.h"
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <numeric>
+
+#include "megatron/base/check.h"
+#include "megatron/tensor/torch.h"
+#include "megatron/training/arguments/microbatches.h"
+
+namespace megatron {
+
+namespace {
+
+constexpr double kLeastAdamEps = 1e-5;
+constexpr int64_t kMostLoraRank = 4;
+
+// Changes a value and remembers that it did.
+class Shrinker {
+ public:
+  explicit Shrinker(std::vector<std::string>& changes) : changes_(changes) {}
+  void set(const char* flag, int64_t& value, int64_t to) {
+    if (value == to) return;
+    changes_.push_back(cat(flag, " ", value, " -> ", to));
+    value = to;
+  }
+  void set(const char* flag, bool& value, bool to) {
+    if (value != to) changes_.push_back(cat(flag, to ? " on" : " off"));
+    value = to;
+  }
+  void note(std::string change) { changes_.push_back(std::move(change)); }
+  void set_wide(const char* flag, StateType& type) {
+    if (type != StateType::kFp32) changes_.push_back(cat(flag, " fp32"));
+    type = StateType::kFp32;
+  }
+  void set(const char* flag, std::optional<int64_t>& value, int64_t to) {
+    if (value == to) return;
+    changes_.push_back(value ? cat(flag, " ", *value, " -> ", to) : cat(flag, " ", to));
+    value = to;
+  }
+
+ private:
+  std::vector<std::string>& changes_;
+};
+
+// The largest divisor of `value` that is at most `limit`.
+int64_t divisor_up_to(int64_t value, int64_t limit) {
+  int64_t best = 1;
+  for (int64_t d = 1; d <= std::min(value, limit); ++d)
+    if (value % d == 0) best = d;
+  return best;
+}
+
+// An axis of several ranks stays one: the largest divisor up to the limit, or where there is none
+// (a prime) another length, odd ones staying odd.
+int64_t shorter_axis(int64_t length, int64_t limit) {
+  const int64_t divisor = divisor_up_to(length, limit);
+  if (divisor > 1 || length == 1 || limit < 2) return divisor;
+  return limit > 2 && limit % 2 == 0 && length % 2 == 1 ? limit - 1 : limit;
+}
+
+// Two levels of context ranks stay two where the limit has room for them.
+void shrink_context_ranks(ParallelConfig& p, Shrinker& shrinker, int64_t max_axis) {
+  std::vector<int64_t>& levels = p.hierarchical_context_parallel_sizes;
+  int64_t size = shorter_axis(p.context_parallel_size, max_axis);
+  if (levels.size() == 2 && p.context_parallel_size > max_axis) {
+    const int64_t inner =
+        shorter_axis(levels[0], levels[1] > 1 ? std::max<int64_t>(1, max_axis / 2) : max_axis);
+    const int64_t outer = shorter_axis(levels[1], max_axis / inner);
+    shrinker.note(cat("--hierarchical-context-parallel-sizes ", levels[0], " ", levels[1], " -> ",
+                      inner, " ", outer));
+    levels = {inner, outer};
+    size = inner * outer;
+  }
+  shrinker.set("--context-parallel-size", p.context_parallel_size, size);
+}
+
+void shrink_mesh(Arguments& a, Shrinker& shrinker, int64_t max_axis) {
+  ParallelConfig& p = a.parallel;
+  const int64_t dp_before = a.data_parallel_size(),
+                ranks_before = dp_before * p.context_parallel_size;
+  shrinker.set("--tensor-model-parallel-size", p.tensor_model_parallel_size,
+               shorter_axis(p.tensor_model_parallel_size, max_axis));
+  shrink_context_ranks(p, shrinker, max_axis);
+  const int64_t dp = shorter_axis(dp_before, max_axis), ranks = dp * p.context_parallel_size;
+  shrinker.set(
+      "data-parallel ranks", a.world_size,
+      p.tensor_model_parallel_size * p.context_parallel_size * p.pipeline_model_parallel_size * dp);
+  // Instances keep several shards each if they had them.
+  int64_t& instances = a.ddp.num_distributed_optimizer_instances;
+  if (ranks != ranks_before)
+    shrinker.set("--num-distributed-optimizer-instances", instances,
+                 instances == ranks_before
+                     ? ranks
+                     : divisor_up_to(ranks, std::min(instances, std::max<int64_t>(1, ranks / 2))));
+}
+
+// Heads keep how they relate to tensor and context ranks, groups how they relate to heads and
+// ranks.
+void shrink_layer(Arguments& a, Shrinker& shrinker, int64_t tp_before) {
+  TransformerConfig& t = a.transformer;
+  const int64_t tp = a.parallel.tensor_model_parallel_size, cp = a.parallel.context_parallel_size;
+  const int64_t heads_before = t.num_attention_heads, groups_before = t.query_groups();
+  const int64_t unit = tp * cp;
+  // Heads of one group, as few as show grouping
+  const int64_t ratio = std::min<int64_t>(heads_before / groups_before, 2);
+  int64_t groups = groups_before >= tp_before
+                       ? (groups_before % (tp_before * cp) == 0 ? unit : tp)
+                       : std::max<int64_t>(1, tp * groups_before / tp_before);
+  int64_t heads = std::lcm(groups * ratio, unit);
+  if (groups_before == heads_before) groups = heads;
+  int64_t head_size = 8;
+  // Ranks that share groups divide all rows
+  while ((heads + 2 * groups) * head_size % tp != 0) head_size += 8;
+  const int64_t hidden = heads * head_size;
+  const double widening =
+      static_cast<double>(t.ffn_hidden_size) / static_cast<double>(t.hidden_size);
+  shrinker.set("--num-attention-heads", t.num_attention_heads, heads);
+  if (t.group_query_attention) shrinker.set("--num-query-groups", t.num_query_groups, groups);
+  shrinker.set("--kv-channels", t.kv_channels, head_size);
+  shrinker.set("--hidden-size", t.hidden_size, hidden);
+  shrinker.set(
+      "--ffn-hidden-size", t.ffn_hidden_size,
+      std::max<int64_t>(tp, std::llround(widening * static_cast<double>(hidden)) / tp * tp));
+  const int64_t length_before = t.seq_length, length = std::max<int64_t>(16, 2 * unit * 2);
+  shrinker.set("--seq-length", t.seq_length, (length + 2 * unit - 1) / (2 * unit) * (2 * unit));
+  t.max_position_embeddings = t.seq_length;
+  if (t.lora_rank > kMostLoraRank) {  // adapters are scaled as they were
+    t.lora_alpha =
+        t.lora_alpha.value_or(double(t.lora_rank)) * double(kMostLoraRank) / double(t.lora_rank);
+    shrinker.set("--lora-rank", t.lora_rank, kMostLoraRank);
+  }
+  if (t.offloads_activations())
+    shrinker.set("--min-offloaded-tensor-size", t.min_offloaded_tensor_size, int64_t{1});
+  if (std::optional<int64_t>& most = a.parallel.max_seqlen_per_dp_cp_rank) {
+    const int64_t ranks = a.data_parallel_size() * cp;
+    const int64_t widest = static_cast<int64_t>(std::bit_floor(static_cast<uint64_t>(ranks)));
+    shrinker.set(
+        "--max-seqlen-per-dp-cp-rank", most,
+        std::max(*most * t.seq_length / length_before, (t.seq_length + widest - 1) / widest));
+  }
+  for (int64_t& side : t.window_size)
+    if (side > 0) side = std::max<int64_t>(1, side * t.seq_length / length_before);
+}
+
+// Whether a pattern of parameter names may name layers by number.
+bool names_layers(const std::vector<std::string>& patterns) {
+  return std::any_of(patterns.begin(), patterns.end(), [](const std::string& pattern) {
+    return pattern.find_first_of("0123456789") != std::string::npos;
+  });
+}
+
+// Even divisions keep two layers a segment at most; uneven ones (a layout, first and last counts)
+// and layers that are described one by one keep their numbers.
+void shrink_depth(Arguments& a, Shrinker& shrinker) {
+  const PipelineConfig& p = a.pipeline;
+  const int64_t pp = a.parallel.pipeline_model_parallel_size;
+  const bool uneven =
+      !p.pipeline_model_parallel_layout.empty() || p.decoder_first_pipeline_num_layers ||
+      p.decoder_last_pipeline_num_layers || p.account_for_embedding_in_pipeline_split ||
+      p.account_for_loss_in_pipeline_split || p.num_layers_per_virtual_pipeline_stage;
+  TransformerConfig& t = a.transformer;
+  const bool one_by_one = t.cp_comm_type.size() > 1 || t.window_attn_skip_freq.starts_with('[') ||
+                          names_layers(a.training.freeze) || names_layers(a.training.freeze_except);
+  if (uneven || one_by_one) return;
+  const int64_t segments =
+      pp *
+      p.num_virtual_stages_per_pipeline_rank.value_or(
+          schedule_placement(p.pipeline_schedule) == ChunkPlacement::kVShaped && pp > 1 ? 2 : 1);
+  const int64_t per_segment = t.num_layers / segments;
+  if (per_segment > 2) shrinker.set("--num-layers", t.num_layers, segments * 2);
+  if (t.recompute_num_layers > t.num_layers)
+    shrinker.set("--recompute-num-layers", t.recompute_num_layers, t.num_layers);
+  if (t.cpu_offloading_num_layers >= t.num_layers)
+    shrinker.set("--cpu-offloading-num-layers", t.cpu_offloading_num_layers, t.num_layers - 1);
+}
+
+void shrink_run(Arguments& a, Shrinker& shrinker, int64_t microbatches_before) {
+  TrainingConfig& t = a.training;
+  const int64_t pp = a.parallel.pipeline_model_parallel_size;
+  const int64_t group = a.pipeline.microbatch_group_size_per_vp_stage.value_or(pp);
+  const int64_t wanted = pp == 1 ? 2 : 2 * group;
+  const int64_t microbatches = std::min(microbatches_before, wanted);
+  shrinker.set("--micro-batch-size", t.micro_batch_size, std::min<int64_t>(t.micro_batch_size, 2));
+  t.step_batch_size_schedule.clear();
+  shrinker.set("--global-batch-size", t.global_batch_size,
+               t.micro_batch_size * microbatches * a.data_parallel_size());
+  t.train_iters = 100;
+  t.train_samples.reset();
+  t.eval_iters = 0;
+  t.save.clear();
+  t.load.clear();
+  t.adapter.clear();
+  t.pretrained_checkpoint.clear();
+  t.run_dir.clear();
+  t.tensorboard_dir.clear();
+  for (std::string* text :
+       {&t.wandb_project, &t.wandb_exp_name, &t.wandb_entity, &t.wandb_save_dir})
+    text->clear();
+  t.prometheus_textfile.clear();
+  t.save_interval.reset();
+  t.device = DeviceChoice::kCpu;
+  if (t.uses_cuda_graphs()) shrinker.note("without CUDA graphs");
+  t.enable_cuda_graph = false;
+  t.cuda_graph_impl = CudaGraphImpl::kNone;
+  if (a.transformer.cross_entropy_fusion_impl == CrossEntropyFusion::kLinear)
+    a.transformer.cross_entropy_chunk_tokens = 5;  // so that there are several parts
+  DataConfig data;
+  data.mock_data = true;
+  data.num_workers = 0;
+  data.reset_position_ids = a.data.reset_position_ids;
+  data.reset_attention_mask = a.data.reset_attention_mask;
+  data.eod_mask_loss = a.data.eod_mask_loss;
+  data.dataloader_inter_document_masking = a.data.dataloader_inter_document_masking;
+  a.data = data;
+  a.tokenizer = {};
+  a.tokenizer.tokenizer_type = "NullTokenizer";
+  a.tokenizer.vocab_size = 101;
+  // So that every tensor rank has tokens, and some have padding
+  a.tokenizer.make_vocab_size_divisible_by = 8;
+  // What rounds on purpose says nothing about the layout.
+  shrinker.set_wide("--main-params-dtype", a.optimizer.main_params_dtype);
+  shrinker.set_wide("--exp-avg-dtype", a.optimizer.exp_avg_dtype);
+  shrinker.set_wide("--exp-avg-sq-dtype", a.optimizer.exp_avg_sq_dtype);
+  shrinker.set("--grad-reduce-in-bf16", a.ddp.grad_reduce_in_bf16, false);
+  if (a.transformer.is_quantized()) {
+    shrinker.note(a.transformer.fp8_format != Fp8Format::kNone ? "--fp8-format off"
+                                                               : "--fp4-format off");
+    a.transformer.remove_quantization();
+  }
+  // A dynamic loss scale comes down to what the gradients bear by skipping steps; there are too few
+  // here.
+  if (a.optimizer.fp16 && !a.optimizer.loss_scale) {
+    a.optimizer.loss_scale = 1024;
+    shrinker.note("--loss-scale 1024");
+  }
+  // Adam divides what should be a zero gradient by epsilon: with 1e-8, rounding alone moves a
+  // weight beyond the band.
+  if (a.optimizer.optimizer == OptimizerType::kAdam && a.optimizer.adam_eps < kLeastAdamEps) {
+    shrinker.note(cat("--adam-eps ", a.optimizer.adam_eps, " -> ", kLeastAdamEps));
+    a.optimizer.adam_eps = kLeastAdamEps;
+  }
+  // A schedule that moves the weights in the few steps that are run.
+  const OptimizerType optimizer = a.optimizer.optimizer;
+  a.optimizer.lr = optimizer == OptimizerType::kAdam ? 1e-3 : 1e-2;
+  a.optimizer.lr_warmup_iters = 0;
+  a.optimizer.lr_warmup_samples = 0;
+  a.optimizer.lr_warmup_fraction.reset();
+  a.optimizer.lr_decay_iters.reset();
+  a.optimizer.lr_decay_samples.reset();
+  a.optimizer.lr_decay_style = LrDecayStyle::kConstant;
+  a.transformer.init_method_std = 0.2;  // so that every part of a tiny model matters
+}
+
+const char* name_of(at::ScalarType dtype) {
+  return dtype == at::kDouble     ? "fp64"
+         : dtype == at::kFloat    ? "fp32"
+         : dtype == at::kBFloat16 ? "bf16"
+                                  : "fp16";
+}
+
+const char* quantity_of(const std::string& name) {
+  if (name.find("gradient norm") != std::string::npos) return "gradient norm";
+  if (name.find("clip factor") != std::string::npos) return "clip factor";
+  if (name.find("gradient of") != std::string::npos) return "gradients";
+  if (name.starts_with("updated")) return "updated weights";
+  return "loss";
+}
+
+// "step 2" of "step 2 gradient of ..."; empty for what is compared once.
+std::string step_of(const std::string& name) {
+  return name.starts_with("step ") ? name.substr(0, name.find(' ', 5)) : "";
+}
+
+double excess(const Comparison& c) {
+  if (c.holds()) return c.allowed > 0 ? c.difference / c.allowed : 0;
+  return c.allowed > 0 && std::isfinite(c.difference) ? std::max(c.difference / c.allowed, 1.0)
+                                                      : HUGE_VAL;
+}
+
+Proof summarize(at::ScalarType dtype, const std::vector<Comparison>& comparisons,
+                std::vector<std::string> faults) {
+  Proof proof;
+  proof.dtype = name_of(dtype);
+  proof.faults = std::move(faults);
+  for (const char* quantity :
+       {"loss", "gradient norm", "clip factor", "gradients", "updated weights"}) {
+    ProofLine line;
+    line.quantity = quantity;
+    double worst = -1;
+    std::string failed_step;
+    for (const Comparison& c : comparisons) {
+      if (line.quantity != quantity_of(c.name)) continue;
+      ++line.compared;
+      // Later steps fail as a consequence; the worst of the first one is nearer to the cause.
+      if (!c.holds() && ++line.failed == 1) {
+        failed_step = step_of(c.name);
+        worst = -1;
+      }
+      if (line.failed > 0 && (c.holds() || step_of(c.name) != failed_step)) continue;
+      if (excess(c) <= worst) continue;
+      worst = excess(c);
+      line.worst = c.name;
+      line.difference = c.difference;
+      line.allowed = c.allowed;
+    }
+    proof.lines.push_back(std::move(line));
+  }
+  return proof;
+}
+
+// The band of each comparison in the run's own type: a multiple of the distance between the serial
+// run in this type and the one in fp64. A single tensor may be near by luck, so the distance of its
+// kind as a whole counts too. Loss, gradient norm and clip factor are one number each: they are not
+// asked to be nearer than the gradients as a whole.
+std::vector<Comparison> compare_rounded(const TrainingTrace& trace, const TrainingTrace& serial,
+                                        const TrainingTrace& exact) {
+  std::vector<Comparison> out = compare_traces(trace, serial, 0);
+  const std::vector<Comparison> rounding = compare_traces(serial, exact, 0);
+  // Sizes of the quantities: what relative differences of 1 allow.
+  const std::vector<Comparison> sizes = compare_traces(serial, exact, 1);
+  std::map<std::string, std::pair<double, double>> of_kind;  // squares of distance and size
+  for (size_t i = 0; i < rounding.size(); ++i) {
+    auto& [distance, size] = of_kind[quantity_of(rounding[i].name)];
+    distance += rounding[i].difference * rounding[i].difference;
+    size += sizes[i].allowed * sizes[i].allowed;
+  }
+  const auto relative_of = [&](const std::string& kind) {
+    const auto& [distance, size] = of_kind[kind];
+    return size > 0 ? std::sqrt(distance / size) : 0;
+  };
+  MEGATRON_ASSERT(out.size() >= rounding.size());
+  for (size_t i = 0; i < rounding.size(); ++i) {
+    if (out[i].name != rounding[i].name) continue;  // something is missing, which stays a failure
+    const double relative =
+        std::max(relative_of(quantity_of(out[i].name)), relative_of("gradients"));
+    out[i].allowed = kRoundingBand * (rounding[i].difference + relative * sizes[i].allowed);
+  }
+  return out;
+}
+
+using Tracer =
+    std::function<TrainingTrace(const Arguments&, at::ScalarType, int steps, bool parallel)>;
+
+std::vector<Proof> prove_with(const Tracer& tracer, const Arguments& arguments, int num_steps,
+                              bool speaks) {
+  const Arguments one = serial_arguments(arguments);
+  const at::ScalarType dtype = model_dtype(arguments.optimizer);
+  std::vector<Proof> proofs;
+  // Of one rank on its own: the others wait for the first one meanwhile.
+  const TrainingTrace exact = speaks ? tracer(one, at::kDouble, num_steps, false) : TrainingTrace{};
+  TrainingTrace layout = tracer(arguments, at::kDouble, num_steps, true);
+  if (speaks)
+    proofs.push_back(
+        summarize(at::kDouble, compare_traces(layout, exact, kExactBand), layout.faults));
+  // One step: after an update rounding is no longer the only thing that differs.
+  const TrainingTrace serial = speaks ? tracer(one, dtype, 1, false) : TrainingTrace{};
+  layout = tracer(arguments, dtype, 1, true);
+  if (!speaks) return proofs;
+  TrainingTrace first = exact;
+  first.steps.resize(1);
+  first.weights = {};
+  TrainingTrace serial_grads = serial, layout_grads = layout;
+  serial_grads.weights = layout_grads.weights = {};
+  proofs.push_back(
+      summarize(dtype, compare_rounded(layout_grads, serial_grads, first), layout.faults));
+  return proofs;
+}
+
+}  // namespace
+
+bool Proof::holds() const {
+  return faults.empty() && std::all_of(lines.begin(), lines.end(),
+                                       [](const ProofLine& line) { return line.failed == 0; });
+}
+
+Arguments serial_arguments(Arguments arguments) {
+  const int64_t global_batch_size = arguments.training.global_batch_size.value_or(
+      arguments.training.micro_batch_size * arguments.data_parallel_size());
+  arguments.parallel = {};
+  arguments.pipeline = {};
+  arguments.ddp = {};
+  arguments.transformer.cross_entropy_fusion_impl = CrossEntropyFusion::kNative;
+  arguments.world_size = 1;
+  arguments.training.global_batch_size = global_batch_size;
+  arguments.finalize();
+  return arguments;
+}
+
+Shrunk shrink(const Arguments& arguments, int64_t max_axis) {
+  Shrunk out{arguments, {}};
+  Shrinker shrinker(out.changes);
+  Arguments& a = out.arguments;
+  const int64_t microbatches = arguments.microbatches().num_microbatches(0);
+  shrink_mesh(a, shrinker, max_axis);
+  shrink_layer(a, shrinker, arguments.parallel.tensor_model_parallel_size);
+  shrink_depth(a, shrinker);
+  shrink_run(a, shrinker, microbatches);
+  a.finalize();
+  Violations violations;
+  for (Config* config : a.configs()) config->validate(violations);
+  a.validate(violations);
+  violations.throw_if_any();
+  return out;
+}
+
+std::vector<Proof> prove(const PretrainTask& task, const Arguments& arguments, int num_steps) {
+  return prove_with([&](const Arguments& a, at::ScalarType dtype, int steps,
+                        bool) { return trace_training(task, a, dtype, steps); },
+                    arguments, num_steps, /*speaks=*/true);
+}
+
+std::vector<Proof> prove(const PretrainTask& task, const Arguments& arguments, int num_steps,
+                         const Job& job, c10::Device device) {
+  const Job alone;
+  return prove_with(
+      [&](const Arguments& a, at::ScalarType dtype, int steps, bool parallel) {
+        return trace_training(task, a, dtype, steps, parallel ? job : alone, device);
+      },
+      arguments, num_steps, job.is_first());
+}
+
+bool all_hold(const std::vector<Proof>& proofs, const Job& job) {
+  const bool own =
+      std::all_of(proofs.begin(), proofs.end(), [](const Proof& proof) { return proof.holds(); });
+  const bool holds = !proofs.empty() && own;
+  return job.agreement == nullptr ? holds
+                                  : job.agreement->broadcast(holds ? "holds" : "fails") == "holds";
+}
+
+}  // namespace megatron

@@ -1,5 +1,0 @@
-// Flags of the tasks beyond training on text.
-#pragma once
-
-#include "megatron/datasets/sft_config.h"
-#include "megatron/training/dpo_config.h"

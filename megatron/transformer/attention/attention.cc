@@ -1,0 +1,257 @@
+#include "megatron/transformer/attention/attention.h"
+
+#include "megatron/base/check.h"
+#include "megatron/nn/activation_offload.h"
+#include "megatron/tensor/rotary.h"
+#include "megatron/tensor/shape.h"
+#include "megatron/tensor/torch.h"
+#include "megatron/tensor_parallel/mappings.h"
+#include "megatron/transformer/context_parallel/context_parallel.h"
+#include "megatron/transformer/layer/kv_cache.h"
+#include "megatron/transformer/lora.h"
+
+namespace megatron {
+namespace {
+
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+
+NormOptions norm_options(const TransformerConfig& config) {
+  return {config.normalization, config.layernorm_epsilon, config.layernorm_zero_centered_gamma};
+}
+
+int64_t qkv_rows(const TransformerConfig& config) {
+  return (config.num_attention_heads + 2 * config.query_groups()) * config.kv_channels;
+}
+
+LinearOptions qkv_options(const TransformerConfig& config, int64_t layer_number,
+                          bool sequence_parallel) {
+  LinearOptions options;
+  options.quantization = config.quantization(layer_number);
+  options.bias = config.qkv_bias();
+  options.init = config.weight_init(qkv_rows(config), config.hidden_size);
+  options.sequence_parallel = sequence_parallel;
+  options.input_norm = config.has_pre_norm();
+  options.norm = norm_options(config);
+  options.recompute_norm = config.recomputes("layernorm");
+  options.lora = lora_options(config, "linear_qkv");
+  return options;
+}
+
+LinearOptions proj_options(const TransformerConfig& config, int64_t layer_number,
+                           bool sequence_parallel) {
+  LinearOptions options;
+  options.quantization = config.quantization(layer_number);
+  options.bias = config.add_bias_linear;
+  options.init = config.weight_init(
+      config.hidden_size, config.num_attention_heads * config.kv_channels, /*output=*/true);
+  options.sequence_parallel = sequence_parallel;
+  options.lora = lora_options(config, "linear_proj");
+  return options;
+}
+
+// [s, b, g * (r + 2) * d] -> q [s, b, g * r, d], k and v [s, b, g, d] without a copy where strides
+// allow. One function, so that the backward writes each gradient once into one buffer.
+struct SplitQKV : torch::autograd::Function<SplitQKV> {
+  static variable_list forward(AutogradContext* context, const at::Tensor& mixed, int64_t groups,
+                               int64_t heads_per_group, int64_t head_size) {
+    const int64_t s = mixed.size(0), b = mixed.size(1), r = heads_per_group, d = head_size;
+    context->saved_data["r"] = r;
+    const at::Tensor view = mixed.view({s, b, groups, r + 2, d});
+    const at::Tensor q = view.narrow(3, 0, r);
+    return {r == 1 ? q.select(3, 0) : q.reshape({s, b, groups * r, d}), view.select(3, r),
+            view.select(3, r + 1)};
+  }
+  static variable_list backward(AutogradContext* context, variable_list grads) {
+    const int64_t r = context->saved_data["r"].toInt();
+    const at::Tensor& dk = grads[1];
+    const int64_t s = dk.size(0), b = dk.size(1), groups = dk.size(2), d = dk.size(3);
+    at::Tensor dmixed = at::empty({s, b, groups, r + 2, d}, dk.options());
+    dmixed.narrow(3, 0, r).copy_(grads[0].view({s, b, groups, r, d}));
+    dmixed.select(3, r).copy_(dk);
+    dmixed.select(3, r + 1).copy_(grads[2]);
+    return {dmixed.view({s, b, groups * (r + 2) * d}), at::Tensor(), at::Tensor(), at::Tensor()};
+  }
+};
+
+// The ranks that hold the sequences of the pass.
+const ProcessGroup& context_ranks(const ForwardContext& pass, const ParallelGroups& groups) {
+  return pass.cp != nullptr ? *pass.cp : groups.cp;
+}
+
+bool is_alias(const at::Tensor& a, const at::Tensor& b) { return b.defined() && a.is_alias_of(b); }
+
+int64_t per_rank(const char* what, int64_t count, int ranks) {
+  MEGATRON_CHECK(count % ranks == 0, what, " ", count, " is not divisible by ", ranks,
+                 " tensor-parallel ranks");
+  return count / ranks;
+}
+
+// Groups of keys and values that this rank attends with: its share, or one that it holds together
+// with other ranks.
+int64_t groups_per_rank(int64_t groups, int ranks) {
+  if (groups >= ranks) return per_rank("--num-query-groups", groups, ranks);
+  MEGATRON_CHECK(ranks % groups == 0, ranks,
+                 " tensor-parallel ranks are not divisible by --num-query-groups ", groups);
+  return 1;
+}
+
+}  // namespace
+
+SelfAttention::SelfAttention(const TransformerConfig& config, int64_t layer_number,
+                             bool sequence_parallel, const ParallelGroups& groups)
+    : config_(config),
+      parallel_(groups),
+      layer_number_(layer_number),
+      heads_(per_rank("--num-attention-heads", config.num_attention_heads, groups.tp.size())),
+      groups_(groups_per_rank(config.query_groups(), groups.tp.size())),
+      kv_(groups.kv),
+      first_head_(groups.tp.rank() * heads_),
+      context_parallel_type_(config.context_parallel_type(layer_number)),
+      dropout_key_(random_key(config.seed, "attention_dropout", layer_number)),
+      linear_qkv_("linear_qkv", config.hidden_size, qkv_rows(config),
+                  qkv_options(config, layer_number, sequence_parallel), groups),
+      linear_proj_("linear_proj", config.num_attention_heads * config.kv_channels,
+                   config.hidden_size, proj_options(config, layer_number, sequence_parallel),
+                   groups) {
+  add("linear_qkv", &linear_qkv_);
+  if (config.qk_layernorm) {
+    MEGATRON_CHECK(!config.qk_layernorm_over_heads || groups.kv.size() == 1,
+                   "--qk-layernorm-over-heads with fewer "
+                   "--num-query-groups (",
+                   config.query_groups(), ") than tensor-parallel ranks (", groups.tp.size(),
+                   ") is not built");
+    q_layernorm_ = std::make_unique<QKNorm>(config, config.num_attention_heads, groups.tp);
+    k_layernorm_ = std::make_unique<QKNorm>(config, config.query_groups(), groups.tp);
+    add("q_layernorm", q_layernorm_.get());
+    add("k_layernorm", k_layernorm_.get());
+  }
+  add("linear_proj", &linear_proj_);
+}
+
+AttentionOptions SelfAttention::options(const LayerContext& context, int64_t num_queries,
+                                        int64_t num_keys) const {
+  AttentionOptions options;
+  options.causal = true;
+  options.scale = config_.softmax_scale();
+  options.softcap = config_.attn_logit_softcapping;
+  if (const std::vector<int64_t> window = config_.window(layer_number_); !window.empty())
+    options.window_left = window[0];
+  options.mask = context.pass.attention_mask;
+  options.backend = config_.attention_backend;
+  options.deterministic = !config_.fast;
+  options.recompute = config_.recomputes("core_attn");
+  if (context.pass.training && config_.attention_dropout > 0.0) {
+    MEGATRON_ASSERT(num_queries == num_keys, "dropout while decoding");
+    options.dropout = config_.attention_dropout;
+    options.key = dropout_key_;
+    options.place = context.pass.place;
+    options.key_position = context.pass.place.position;
+    options.first_head = first_head_;
+  }
+  return options;
+}
+
+at::Tensor SelfAttention::attend(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                                 const LayerContext& context) const {
+  const ForwardContext& pass = context.pass;
+  // What core attention saves beside its inputs is its output, which linear_proj saves too. Where
+  // tokens are exchanged for heads it saves neither of ours.
+  const ProcessGroup& cp = context_ranks(pass, parallel_);
+  const bool exchanged = cp.size() > 1 && (context_parallel_type_ == ContextParallelType::kA2A ||
+                                           context_parallel_type_ == ContextParallelType::kA2AP2P);
+  const OffloadScope scope(context.offload(), [&](const at::Tensor& saved) {
+    const bool input = exchanged || is_alias(saved, q) || is_alias(saved, k) || is_alias(saved, v);
+    return config_.offloads(input ? "core_attn" : "attn_proj");
+  });
+  AttentionOptions core = options(context, q.size(0), k.size(0));
+  if (pass.cache != nullptr || pass.attention_mask.defined()) {
+    MEGATRON_CHECK(cp.size() == 1, pass.cache != nullptr ? "decoding" : "an attention mask",
+                   " over ", cp.size(), " context-parallel ranks is not built",
+                   "\nhint: --context-parallel-size 1");
+    MEGATRON_ASSERT(!pass.document_ids.defined(), "document ids beside a mask or a cache");
+    const at::Tensor padding = pass.cache != nullptr ? pass.cache->padding_mask() : at::Tensor();
+    if (padding.defined()) {
+      const at::Tensor rows = padding.expand({q.size(1), 1, q.size(0), k.size(0)});
+      core.mask = core.mask.defined() ? core.mask.logical_or(rows) : rows;
+    }
+    return core_attention(q, k, v, core);
+  }
+  return context_parallel_attention(q, k, v, core, pass.document_ids, context_parallel_type_,
+                                    parallel_, &cp);
+}
+
+Branch SelfAttention::forward(const at::Tensor& x, const LayerContext& context, bool add) {
+  // With fewer groups than ranks the rows of one group lie on several ranks, which put them
+  // together; each then attends with its share of the query heads.
+  at::Tensor input;  // of linear_qkv: its way is hidden by the backward of core attention
+  const Branch projected = project(x, context.offload(), &input);
+  const auto back = [&](const at::Tensor& y) {
+    return project_back(linear_qkv_.send_for_input(y, input), projected.x, add, context.offload());
+  };
+  const at::Tensor& mixed = projected.y;
+  const int64_t s = mixed.size(0), b = mixed.size(1);
+  if (!q_layernorm_ && kv_.size() == 1 && context_ranks(context.pass, parallel_).size() == 1 &&
+      context.pass.cache == nullptr) {
+    return back(attend_packed(mixed, context));
+  }
+  const variable_list qkv =
+      SplitQKV::apply(mixed, groups_, heads_ * kv_.size() / groups_, config_.kv_channels);
+  at::Tensor q =
+      kv_.size() == 1 ? qkv[0] : qkv[0].narrow(2, kv_.rank() * heads_, heads_).contiguous();
+  at::Tensor k = qkv[1], v = qkv[2];
+  const RotaryTables& rotary = context.rotary.of(config_.is_rotary_local(layer_number_));
+  const OffloadScope leads_to_core_attention(context.offload(), [&](const at::Tensor& saved) {
+    return config_.offloads("core_attn") && !is_alias(saved, rotary.cos) &&
+           !is_alias(saved, rotary.sin);
+  });
+  if (q_layernorm_) {
+    q = q_layernorm_->forward(q);
+    k = k_layernorm_->forward(k);
+  }
+  if (rotary.cos.defined()) {
+    q = apply_rotary(q, rotary.cos, rotary.sin, rotary.interleaved);
+    k = apply_rotary(k, rotary.cos, rotary.sin, rotary.interleaved);
+  }
+  if (context.pass.cache != nullptr)
+    std::tie(k, v) = context.pass.cache->append(layer_number_ - 1, k, v);
+  const at::Tensor y = attend(q, k, v, context);
+  check_shape("core_attention output", y, {s, b, heads_, config_.kv_channels});
+  return back(y.reshape({s, b, heads_ * config_.kv_channels}));
+}
+
+at::Tensor SelfAttention::attend_packed(const at::Tensor& mixed,
+                                        const LayerContext& context) const {
+  const RotaryTables& rotary = context.rotary.of(config_.is_rotary_local(layer_number_));
+  const OffloadScope scope(context.offload(), [&](const at::Tensor& saved) {
+    if (is_alias(saved, rotary.cos) || is_alias(saved, rotary.sin)) return false;
+    return config_.offloads(is_alias(saved, mixed) ? "core_attn" : "attn_proj");
+  });
+  AttentionOptions core = options(context, mixed.size(0), mixed.size(0));
+  if (context.pass.document_ids.defined()) {
+    MEGATRON_ASSERT(!core.mask.defined(), "document ids beside a mask");
+    const at::Tensor positions = zigzag_positions(mixed.size(0), 1, 0, mixed.device());
+    core.mask = document_mask(context.pass.document_ids, positions, positions);
+  }
+  return packed_attention(mixed, {groups_, heads_ / groups_, config_.kv_channels},
+                          {rotary.cos, rotary.sin, rotary.interleaved}, core);
+}
+
+Branch SelfAttention::project_back(const at::Tensor& y, const at::Tensor& x, bool add,
+                                   OffloadedPass* offload) {
+  const OffloadScope scope(offload,
+                           [&](const at::Tensor&) { return config_.offloads("attn_proj"); });
+  if (add) return {linear_proj_.forward(y, x), {}};
+  return {linear_proj_.forward(y), x};
+}
+
+Branch SelfAttention::project(const at::Tensor& x, OffloadedPass* offload, at::Tensor* input) {
+  const OffloadScope scope(offload, [&](const at::Tensor& saved) {
+    return config_.offloads(is_alias(saved, x) ? "attn_norm" : "qkv_linear");
+  });
+  Branch branch = linear_qkv_.forward_beside(x, offload == nullptr ? input : nullptr);
+  branch.y = all_gather_last_dim_from_tensor_parallel_region(branch.y, kv_);
+  return branch;
+}
+
+}  // namespace megatron

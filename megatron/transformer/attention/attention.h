@@ -1,0 +1,62 @@
+// Self attention: norm, query/key/value projection, core attention, output projection.
+#pragma once
+
+#include <memory>
+
+#include "megatron/tensor_parallel/layers.h"
+#include "megatron/transformer/attention/qk_norm.h"
+#include "megatron/transformer/attention/rotary_embedding.h"
+#include "megatron/transformer/config/transformer_config.h"
+#include "megatron/transformer/layer/forward_context.h"
+
+namespace megatron {
+
+// What the layers of one pass share, computed once by the block's owner.
+struct LayerContext {
+  const ForwardContext& pass;
+  LayerRotary rotary;
+  bool offloaded = false;  // this layer's activations go to host memory
+  // Where what autograd saves goes, or null.
+  OffloadedPass* offload() const { return offloaded ? pass.offload : nullptr; }
+};
+
+// Parameters: linear_qkv.{layer_norm_weight, layer_norm_bias, weight, bias}, q_layernorm.weight,
+// k_layernorm.weight (of one head, or of all heads), linear_proj.{weight, bias}. Rows of
+// linear_qkv, per key/value group: [its query heads | key | value] (contracts o.2).
+//
+//   x            [s, b, h]   (s/t with sequence parallelism; over c context-parallel ranks s is the
+//                            s/c tokens of this one, see transformer/context_parallel/context_parallel.h)
+//
+// Returns what it makes of x, as x, and x for the residual; with `add` the sum of the two, and no
+// x. Keeps a reference to groups, which must outlive it.
+class SelfAttention : public Module {
+ public:
+  SelfAttention(const TransformerConfig& config, int64_t layer_number, bool sequence_parallel,
+                const ParallelGroups& groups);
+  Branch forward(const at::Tensor& x, const LayerContext& context, bool add = false);
+
+ private:
+  // The product of linear_qkv, with the rows that ranks hold together.
+  Branch project(const at::Tensor& x, OffloadedPass* offload, at::Tensor* input);
+  // Core attention without copies of queries, keys and values.
+  at::Tensor attend_packed(const at::Tensor& mixed, const LayerContext& context) const;
+  Branch project_back(const at::Tensor& y, const at::Tensor& x, bool add, OffloadedPass* offload);
+  AttentionOptions options(const LayerContext& context, int64_t num_queries,
+                           int64_t num_keys) const;
+  at::Tensor attend(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                    const LayerContext& context) const;
+
+  const TransformerConfig& config_;
+  const ParallelGroups& parallel_;
+  int64_t layer_number_;    // from 1
+  int64_t heads_, groups_;  // of this rank
+  const ProcessGroup& kv_;  // ranks that hold one group of keys and values together
+  int64_t first_head_;
+  ContextParallelType context_parallel_type_;
+  RandomKey dropout_key_;
+  ColumnParallelLinear linear_qkv_;
+  std::unique_ptr<QKNorm> q_layernorm_, k_layernorm_;
+  RowParallelLinear linear_proj_;
+};
+
+}  // namespace megatron

@@ -1,0 +1,64 @@
+// The types of context parallelism; see transformer/context_parallel/context_parallel.h. Each takes a group of more
+// than one rank whose ranks hold the zig-zag parts of one sequence, and derives positions from it.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "megatron/comm/process_group.h"
+#include "megatron/tensor/attention.h"
+
+namespace megatron {
+
+at::Tensor ring_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                          const AttentionOptions& options, const at::Tensor& document_ids,
+                          const ProcessGroup& cp);
+
+at::Tensor all_gather_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                                const AttentionOptions& options, const at::Tensor& document_ids,
+                                const ProcessGroup& cp);
+
+// Exchanges tokens for heads over `a2a`, calls `attend` with [a s, b, n/a, d] tensors and the
+// options of these heads, and exchanges back. The tokens of all ranks of the group come in true
+// order: with a hierarchy, they are the zig-zag part of this rank in the group of the outer level.
+using Attend = std::function<at::Tensor(const at::Tensor& q, const at::Tensor& k,
+                                        const at::Tensor& v, const AttentionOptions& options)>;
+at::Tensor all_to_all_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                                const AttentionOptions& options, const ProcessGroup& a2a,
+                                const Attend& attend);
+
+// Why `heads` of one rank cannot be divided over `ranks`, with a hint, or "".
+std::string why_heads_do_not_divide(int64_t heads, int64_t ranks);
+
+// Parts of all c ranks [c, s/c, ...] <-> the sequence [s, ...] in true order.
+at::Tensor join_zigzag(const at::Tensor& parts);
+at::Tensor split_zigzag(const at::Tensor& sequence, int64_t c);
+
+// Tensors in one contiguous piece of memory, so that they travel as one message.
+struct Packed {
+  // Uninitialised memory for tensors of the shapes of `like`.
+  Packed(const std::vector<at::Tensor>& like, at::ScalarType type);
+  // A copy of `tensors`.
+  static Packed copy(const std::vector<at::Tensor>& tensors);
+  at::Tensor flat;                // [total elements]
+  std::vector<at::Tensor> parts;  // views of it
+};
+
+// What the backward needs besides tensors; travels through autograd's context.
+struct ContextParallelPass {
+  AttentionOptions options;
+  at::Tensor document_ids;
+  ProcessGroup cp;
+
+  // Whether anything depends on where tokens lie, beyond causality.
+  bool by_place() const { return document_ids.defined() || options.dropout > 0.0; }
+  // The options of a block of queries and keys at these positions of the whole sequence, which may
+  // be undefined unless by_place(). `causal`: the last query and the last key are the same token.
+  AttentionOptions block(bool causal, const at::Tensor& query_position,
+                         const at::Tensor& key_position) const;
+};
+
+}  // namespace megatron

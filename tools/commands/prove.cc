@@ -1,0 +1,200 @@
+// megatron prove: shows that a layout of ranks changes nothing but rounding, for the user's own
+// configuration.
+#include "megatron/training/proving/prove.h"
+
+#include <algorithm>
+#include <array>
+#include <cstdio>
+#include <optional>
+#include <string>
+
+#include "megatron/base/check.h"
+#include "megatron/base/exit_codes.h"
+#include "megatron/base/json_writer.h"
+#include "megatron/base/log.h"
+#include "megatron/base/parse.h"
+#include "megatron/comm/launch.h"
+#include "megatron/comm/rendezvous.h"
+#include "megatron/runtime/device.h"
+#include "megatron/tensor/threads.h"
+#include "megatron/tensor/torch.h"
+#include "megatron/training/arguments/flag_table.h"
+#include "megatron/training/tasks/tasks.h"
+#include "megatron/training/training_job.h"
+#include "tools/commands.h"
+
+namespace megatron {
+namespace {
+
+struct ProveConfig : Config {
+  int64_t world_size = 0;
+  std::optional<int64_t> max_axis;
+  int64_t steps = 3;
+  bool json = false;
+
+  void fields(FieldVisitor& visitor) override {
+    visitor.group("prove");
+    visitor.field("world_size", world_size,
+                  "ranks of the job, as threads on the CPU; 0: two data-parallel ranks, or those "
+                  "that a launcher started");
+    visitor.field("max_axis", max_axis,
+                  "longer axes of tensor, context and data ranks are cut down to this; default: 4, "
+                  "for threads");
+    visitor.field("steps", steps, "training steps that are compared in fp64");
+    visitor.field("json", json, "print JSON");
+  }
+  void validate(Violations& violations) const override {
+    if (world_size < 0) violations.add(cat("--world-size is ", world_size), "a positive number");
+    if (max_axis && *max_axis < 1)
+      violations.add(cat("--max-axis is ", *max_axis), "a positive number");
+    if (steps < 1) violations.add(cat("--steps is ", steps), "a positive number");
+  }
+};
+
+std::string line_text(const ProofLine& line) {
+  char text[160];
+  std::snprintf(text, sizeof text, "  %-16s %6lld %10.2e %10.2e  %-7s", line.quantity.c_str(),
+                static_cast<long long>(line.compared), line.difference, line.allowed,
+                line.failed == 0 ? "holds" : "FAILS");
+  return cat(text, " ", line.worst);
+}
+
+void print_proof(const Proof& proof, bool rounded) {
+  print_line(cat(proof.dtype, rounded ? ": may differ by rounding" : ": exact up to 1e-9"));
+  print_line(
+      "  quantity       compared difference       band  verdict  nearest to the limit, or first "
+      "beyond it");
+  for (const ProofLine& line : proof.lines)
+    if (line.compared > 0) print_line(line_text(line));
+  for (const std::string& fault : proof.faults) print_line(cat("  FAILS: ", fault));
+}
+
+std::string json_text(const Shrunk& shrunk, const std::vector<Proof>& proofs, bool holds) {
+  JsonWriter json(2);
+  json.begin_object().member("holds", holds).key("shrunk").begin_array();
+  for (const std::string& change : shrunk.changes) json.value(change);
+  json.end_array().key("proofs").begin_array();
+  for (const Proof& proof : proofs) {
+    json.begin_object()
+        .member("dtype", proof.dtype)
+        .member("holds", proof.holds())
+        .key("lines")
+        .begin_array();
+    for (const ProofLine& line : proof.lines) {
+      json.begin_object()
+          .member("quantity", line.quantity)
+          .member("compared", line.compared)
+          .member("failed", line.failed);
+      json.member("difference", line.difference)
+          .member("band", line.allowed)
+          .member("worst", line.worst)
+          .end_object();
+    }
+    json.end_array().key("faults").begin_array();
+    for (const std::string& fault : proof.faults) json.value(fault);
+    json.end_array().end_object();
+  }
+  json.end_array().end_object();
+  return json.text();
+}
+
+// What is proved, by whom; on the rank that speaks.
+void print_proofs(const Shrunk& shrunk, const std::vector<Proof>& proofs, const std::string& ranks,
+                  bool holds, bool json) {
+  if (json) return print_line(json_text(shrunk, proofs, holds));
+  print_line(cat("a tiny model of the same structure, ", shrunk.arguments.world_size, " ranks as ",
+                 ranks, " against one:"));
+  for (const std::string& change : shrunk.changes) print_line("  " + change);
+  for (size_t i = 0; i < proofs.size(); ++i) print_proof(proofs[i], i > 0);
+  print_line(holds ? "the layout changes nothing but rounding"
+                   : "the layout trains ANOTHER MODEL than one rank");
+}
+
+// Axes longer than what threads of one machine can do are cut down.
+int prove_with_threads(const Arguments& arguments, const ProveConfig& config) {
+  use_threads(arguments.training.num_threads);
+  const Shrunk shrunk = shrink(arguments, config.max_axis.value_or(4));
+  const std::vector<Proof> proofs = prove(find_task(arguments.training.task, arguments.dpo),
+                                          shrunk.arguments, static_cast<int>(config.steps));
+  const bool holds = all_hold(proofs, Job());
+  print_proofs(shrunk, proofs, "threads", holds, config.json);
+  return holds ? 0 : kExitFailure;
+}
+
+// As one of the ranks that a launcher started, each on its device. All of them leave with the
+// verdict.
+int prove_with_processes(const Arguments& arguments, ProveConfig& config, const Launch& launch) {
+  Shrunk shrunk = shrink(arguments, launch.world_size);
+  shrunk.arguments.training.device = arguments.training.device;
+  return run_job(
+      launch, shrunk.arguments,
+      [&](const Job& job) {
+        const c10::Device device = choose_device(arguments.training.device, job.local_rank);
+        use_threads(arguments.training.num_threads, job.local_world_size);
+        const std::vector<Proof> proofs =
+            prove(find_task(arguments.training.task, arguments.dpo), shrunk.arguments,
+                  static_cast<int>(config.steps), job, device);
+        const bool holds = all_hold(proofs, job);
+        if (job.is_first())
+          print_proofs(shrunk, proofs, device.is_cuda() ? "processes on GPUs" : "processes", holds,
+                       config.json);
+        return holds ? 0 : kExitFailure;
+      },
+      std::array<Config*, 1>{&config});
+}
+
+}  // namespace
+
+int megatron_prove(int argc, char** argv) {
+  const Launch launch = launch_from_environment();
+  Arguments arguments;
+  ProveConfig config;
+  std::vector<Config*> configs = arguments.configs();
+  configs.push_back(&config);
+  ParseOptions options;
+  use_flag_table(options, arguments);
+  options.finalize = [&] {
+    // Nothing is read or written: the data is made up and the tokenizer's size does not matter.
+    if (arguments.data.data_path.empty()) arguments.data.mock_data = true;
+    if (arguments.tokenizer.tokenizer_type.empty())
+      arguments.tokenizer.tokenizer_type = "ByteLevelTokenizer";
+    if (!arguments.optimizer.lr) arguments.optimizer.lr = 1e-3;
+    if (!arguments.training.train_iters && !arguments.training.train_samples)
+      arguments.training.train_iters = 100;
+    const ParallelConfig& p = arguments.parallel;
+    arguments.world_size = launch.world_size > 1 ? launch.world_size
+                           : config.world_size > 0
+                               ? config.world_size
+                               : 2 * p.tensor_model_parallel_size * p.pipeline_model_parallel_size *
+                                     p.context_parallel_size;
+    arguments.finalize();
+  };
+  options.validate = [&](Violations& violations) {
+    arguments.validate(violations);
+    if (launch.world_size == 1) return;
+    if (config.world_size > 0 && config.world_size != launch.world_size)
+      violations.add(cat("--world-size is ", config.world_size, ", but ", launch.world_size,
+                         " ranks were started"),
+                     "leave it out under a launcher");
+    if (config.max_axis)
+      violations.add("--max-axis cuts ranks down, but those that were started cannot be less",
+                     "leave it out under a launcher");
+  };
+  ParseResult parsed;
+  try {
+    parsed = parse_flags(configs, argc, argv, options);
+  } catch (const UsageError&) {
+    if (refuse_to_start(launch, kExitUsage)) throw;
+    return kExitUsage;  // another rank says what is wrong
+  }
+  if (parsed.help) {
+    if (launch.rank == 0)
+      print_line(run_help("megatron prove [--world-size N] [flags of pretrain]", configs,
+                          parsed.help_topic, &config));
+    return 0;
+  }
+  return launch.world_size > 1 ? prove_with_processes(arguments, config, launch)
+                               : prove_with_threads(arguments, config);
+}
+
+}  // namespace megatron

@@ -1,0 +1,80 @@
+#include "tools/support/load_model_flags.h"
+
+#include "megatron/base/check.h"
+#include "megatron/base/log.h"
+#include "megatron/base/threads.h"
+#include "megatron/runtime/device.h"
+#include "megatron/tensor/threads.h"
+#include "megatron/tensor/torch.h"
+
+namespace megatron {
+namespace {
+
+constexpr std::string_view kDTypes[] = {"stored", "fp32", "bf16", "fp16", "fp64"};
+
+std::optional<at::ScalarType> scalar_type(ModelDType dtype) {
+  switch (dtype) {
+    case ModelDType::kStored:
+      return std::nullopt;
+    case ModelDType::kFp32:
+      return at::kFloat;
+    case ModelDType::kBf16:
+      return at::kBFloat16;
+    case ModelDType::kFp16:
+      return at::kHalf;
+    case ModelDType::kFp64:
+      return at::kDouble;
+  }
+  return std::nullopt;
+}
+
+DeviceChoice device_choice(const std::string& name) {
+  if (name == "auto") return DeviceChoice::kAuto;
+  return name == "cuda" ? DeviceChoice::kCuda : DeviceChoice::kCpu;
+}
+
+}  // namespace
+
+void LoadModelConfig::fields(FieldVisitor& v) {
+  v.group("model");
+  v.field("load", load, "folder of checkpoints, one checkpoint, or a folder of Hugging Face");
+  v.field("adapter", adapter, "folder of PEFT with adapters for that model");
+  v.field("ckpt_step", ckpt_step, "take this iteration instead of the newest");
+  v.choice("dtype", dtype, kDTypes, "element type to compute in");
+  v.field("device", device, "auto, cpu or cuda");
+  v.field("num_threads", num_threads, kNumThreadsHelp);
+}
+
+void LoadModelConfig::validate(Violations& violations) const {
+  if (load.empty())
+    violations.add("--load is required", "give the folder that --save of pretrain named");
+  if (device != "auto" && device != "cpu" && device != "cuda")
+    violations.add(cat("--device ", device, ": unknown value"), "expected one of auto, cpu, cuda");
+  if (num_threads < 0)
+    violations.add(cat("--num-threads is ", num_threads), "give an integer of at least 0");
+}
+
+LoadModelRequest load_model_request(const LoadModelConfig& config, int local_rank) {
+  LoadModelRequest request;
+  request.load = config.load;
+  request.adapter = config.adapter;
+  request.ckpt_step = config.ckpt_step;
+  request.dtype = scalar_type(config.dtype);
+  request.device = choose_device(device_choice(config.device), local_rank);
+  return request;
+}
+
+LoadedModel load_model(const LoadModelConfig& config, const ParallelGroups& groups,
+                       bool tokenizer_required, int local_rank, int local_ranks,
+                       Agreement* agreement) {
+  use_threads(config.num_threads, local_ranks);
+  LoadModelRequest request = load_model_request(config, local_rank);
+  request.agreement = agreement;
+  request.tokenizer_required = tokenizer_required;
+  LoadedModel loaded = load_model(request, groups);
+  for (const std::string& warning : loaded.warnings) log_warning(warning);
+  log_info(cat("loaded iteration ", loaded.iteration, " from ", loaded.directory.string()));
+  return loaded;
+}
+
+}  // namespace megatron

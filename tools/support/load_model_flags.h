@@ -1,0 +1,33 @@
+// The flags of commands that load a model from a checkpoint.
+#pragma once
+
+#include "megatron/base/fields.h"
+#include "megatron/interop/load_model.h"
+
+namespace megatron {
+
+enum class ModelDType { kStored, kFp32, kBf16, kFp16, kFp64 };
+
+struct LoadModelConfig : Config {
+  std::string load;
+  std::string adapter;
+  std::optional<int64_t> ckpt_step;
+  ModelDType dtype = ModelDType::kStored;
+  std::string device = "auto";
+  int64_t num_threads = 0;  // 0: OMP_NUM_THREADS, else the rank's share of the cores
+
+  void fields(FieldVisitor& visitor) override;
+  void validate(Violations& violations) const override;
+};
+
+// What the flags ask for, on the device of this rank (`local_rank` counts the ranks of one
+// machine).
+LoadModelRequest load_model_request(const LoadModelConfig& config, int local_rank = 0);
+
+// Sets the number of CPU threads, loads the model and logs which checkpoint was taken. The ranks of
+// `agreement` (null: one) verify it together. `groups` must outlive the result.
+LoadedModel load_model(const LoadModelConfig& config, const ParallelGroups& groups,
+                       bool tokenizer_required = true, int local_rank = 0, int local_ranks = 1,
+                       Agreement* agreement = nullptr);
+
+}  // namespace megatron
