@@ -17,7 +17,7 @@
 #include "megatron/interop/huggingface/peft.h"
 #include "megatron/tensor/torch.h"
 #include "megatron/training/replicated_state.h"
-#include "megatron/transformer/lora.h"
+#include "megatron/transformer/config/lora.h"
 
 namespace megatron {
 

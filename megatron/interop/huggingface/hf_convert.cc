@@ -19,7 +19,7 @@
 #include "megatron/tensor/shape.h"
 #include "megatron/tensor/torch.h"
 #include "megatron/tokenizers/tokenizer_config.h"
-#include "megatron/transformer/lora.h"
+#include "megatron/transformer/config/lora.h"
 
 namespace megatron {
 namespace {

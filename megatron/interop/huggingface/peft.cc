@@ -13,7 +13,7 @@
 #include "megatron/interop/foreign_tensors.h"
 #include "megatron/interop/huggingface/hf_folder.h"
 #include "megatron/tensor/torch.h"
-#include "megatron/transformer/lora.h"
+#include "megatron/transformer/config/lora.h"
 
 namespace megatron {
 namespace {

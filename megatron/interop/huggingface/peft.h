@@ -1,7 +1,7 @@
 // Low-rank adapters in the format of PEFT: a folder with adapter_config.json and
 // adapter_model.safetensors, read as a checkpoint of our lora_A and lora_B, and written.
 //
-// An adapter of a module of theirs is one adapter of ours (transformer/lora.h) where the module is
+// An adapter of a module of theirs is one adapter of ours (transformer/config/lora.h) where the module is
 // a linear of ours or a part of one. Where one adapter of ours spans several modules of theirs they
 // are written with copies of its A; several adapters of ours in one module of theirs have no form
 // there.

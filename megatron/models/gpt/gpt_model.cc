@@ -12,7 +12,7 @@
 #include "megatron/tensor_parallel/linear_cross_entropy.h"
 #include "megatron/tensor_parallel/mappings.h"
 #include "megatron/tensor_parallel/vocab_parallel_embedding.h"
-#include "megatron/transformer/lora.h"
+#include "megatron/transformer/config/lora.h"
 #include "megatron/transformer/transformer_block.h"
 
 namespace megatron {

@@ -16,7 +16,7 @@
 #include "megatron/training/arguments/flag_table.h"
 #include "megatron/training/arguments/microbatches.h"
 #include "megatron/transformer/context_parallel/context_parallel.h"
-#include "megatron/transformer/lora.h"
+#include "megatron/transformer/config/lora.h"
 
 namespace megatron {
 

@@ -4,7 +4,7 @@
 
 #include "megatron/base/check.h"
 #include "megatron/training/arguments/microbatches.h"
-#include "megatron/transformer/lora.h"
+#include "megatron/transformer/config/lora.h"
 
 namespace megatron {
 

@@ -6,9 +6,9 @@
 #include "megatron/tensor/shape.h"
 #include "megatron/tensor/torch.h"
 #include "megatron/tensor_parallel/mappings.h"
+#include "megatron/transformer/config/lora.h"
 #include "megatron/transformer/context_parallel/context_parallel.h"
 #include "megatron/transformer/layer/kv_cache.h"
-#include "megatron/transformer/lora.h"
 
 namespace megatron {
 namespace {

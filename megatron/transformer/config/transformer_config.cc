@@ -4,7 +4,7 @@
 #include <cmath>
 
 #include "megatron/base/check.h"
-#include "megatron/transformer/lora.h"
+#include "megatron/transformer/config/lora.h"
 
 namespace megatron {
 namespace {

@@ -111,7 +111,8 @@ struct TransformerConfig : Config {
   // -- adapters (LoRA): Hu et al. 2021 (arXiv:2106.09685)
   int64_t lora_rank = 0;             // 0: none; above, adapters alone are trained
   std::optional<double> lora_alpha;  // what adapters add is multiplied by lora_alpha / lora_rank
-  std::vector<std::string> lora_targets;  // see transformer/lora.h; finalize() writes them out
+  std::vector<std::string>
+      lora_targets;  // see transformer/config/lora.h; finalize() writes them out
 
   // -- start
   double init_method_std = 0.02;

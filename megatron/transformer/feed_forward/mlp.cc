@@ -2,7 +2,7 @@
 
 #include "megatron/nn/activation_offload.h"
 #include "megatron/tensor/torch.h"
-#include "megatron/transformer/lora.h"
+#include "megatron/transformer/config/lora.h"
 
 namespace megatron {
 namespace {

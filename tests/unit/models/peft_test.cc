@@ -27,7 +27,7 @@
 #include "megatron/nn/recompute.h"
 #include "megatron/tensor/shape.h"
 #include "megatron/tensor/torch.h"
-#include "megatron/transformer/lora.h"
+#include "megatron/transformer/config/lora.h"
 #include "tests/unit/golden_tensors.h"
 #include "tests/unit/models/gpt_golden.h"
 

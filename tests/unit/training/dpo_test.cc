@@ -23,7 +23,7 @@
 #include "megatron/training/tasks/dpo_loss.h"
 #include "megatron/training/tasks/preference_data.h"
 #include "megatron/training/tasks/tasks.h"
-#include "megatron/transformer/lora.h"
+#include "megatron/transformer/config/lora.h"
 #include "tests/unit/golden_tensors.h"
 
 namespace megatron {

@@ -10,7 +10,7 @@
 
 #include "megatron/tensor/torch.h"
 #include "megatron/transformer/attention/rotary_embedding.h"
-#include "megatron/transformer/lora.h"
+#include "megatron/transformer/config/lora.h"
 
 namespace megatron {
 namespace {

@@ -1,4 +1,4 @@
-#include "megatron/transformer/lora.h"
+#include "megatron/transformer/config/lora.h"
 
 #include <algorithm>
 
