@@ -60,7 +60,7 @@ def main():
     for old, new in moves.items():
         if old.startswith("megatron/"):
             shorts[old[len("megatron/"):]] = new[len("megatron/"):] if new.startswith("megatron/") else new
-    full = re.compile(r"(?<![\w/.])(" + "|".join(re.escape(n) for n in names) + r")(?![\w/])")
+    full = re.compile(r"(?:(?<![\w/.])|(?<=SOURCE_DIR}/))(" + "|".join(re.escape(n) for n in names) + r")(?![\w/])")
     short = re.compile(r"(?<![\w/.])(" + "|".join(re.escape(n) for n in sorted(shorts, key=len, reverse=True)) + r")(?![\w/])")
     for path in files:
         if not path.endswith(TEXTS) or os.path.islink(path):

@@ -15,8 +15,8 @@
 #include "megatron/pipeline_parallel/stage_layout.h"
 #include "megatron/training/arguments/flag_table.h"
 #include "megatron/training/arguments/microbatches.h"
-#include "megatron/transformer/context_parallel/context_parallel.h"
 #include "megatron/transformer/config/lora.h"
+#include "megatron/transformer/context_parallel/context_parallel.h"
 
 namespace megatron {
 
