@@ -395,7 +395,7 @@ class GlooBackend final : public Backend {
   }
 
   std::shared_ptr<Backend> subgroup(const std::vector<int>& ranks, const std::string& name,
-                                    Traffic) override {
+                                    CommunicatorUse) override {
     return std::make_shared<GlooBackend>(store_, identity_.subgroup(ranks, name), options_);
   }
 
@@ -476,9 +476,9 @@ static_assert(NCCL_MAJOR == 2 && NCCL_MINOR == 28,
 // How much later than our own timeout c10d's watchdog ends the process.
 constexpr double kWatchdogGraceSeconds = 20;
 
-// Thread blocks of a call of Traffic::kBeside; each fills a multiprocessor. A middle stage of a
-// pipeline has at most seven calls under way.
-constexpr int kBesideBlocks = 4;
+// Thread blocks of a kernel of a kConcurrent group; each fills an SM. A middle stage of a pipeline
+// has at most seven operations in flight.
+constexpr int kConcurrentBlocks = 4;
 
 // Before wait(): c10d's own work. After it: an event on the stream that waits, because the work
 // holds tensors.
@@ -551,13 +551,13 @@ class NcclWork final : public Work {
 class NcclBackend final : public Backend {
  public:
   NcclBackend(std::shared_ptr<Store> store, GroupIdentity identity, C10dOptions options,
-              Traffic traffic = Traffic::kAlone)
+              CommunicatorUse use = CommunicatorUse::kExclusive)
       : store_(std::move(store)), identity_(std::move(identity)), options_(std::move(options)) {
     auto nccl = c10d::ProcessGroupNCCL::Options::create();
     nccl->timeout = to_milliseconds(options_.timeout_seconds + kWatchdogGraceSeconds);
     nccl->group_name = identity_.path;
     nccl->group_desc = identity_.text();
-    if (traffic == Traffic::kBeside) nccl->config.maxCTAs = kBesideBlocks;
+    if (use == CommunicatorUse::kConcurrent) nccl->config.maxCTAs = kConcurrentBlocks;
     for (int member : identity_.members)
       nccl->global_ranks_in_group.push_back(static_cast<uint64_t>(member));
     auto prefixed = c10::make_intrusive<c10d::PrefixStore>(
@@ -636,9 +636,8 @@ class NcclBackend final : public Backend {
     (rank() == 0 ? send(token, 1) : recv(token, 0))->wait();
   }
   std::shared_ptr<Backend> subgroup(const std::vector<int>& ranks, const std::string& name,
-                                    Traffic traffic) override {
-    return std::make_shared<NcclBackend>(store_, identity_.subgroup(ranks, name), options_,
-                                         traffic);
+                                    CommunicatorUse use) override {
+    return std::make_shared<NcclBackend>(store_, identity_.subgroup(ranks, name), options_, use);
   }
 
  private:

@@ -74,13 +74,13 @@ class RecordedBackend final : public Backend {
   }
   void connect_pair() override { inner_->connect_pair(); }
   std::shared_ptr<Backend> subgroup(const std::vector<int>& ranks, const std::string& name,
-                                    Traffic traffic) override {
+                                    CommunicatorUse use) override {
     std::vector<int> members;
     for (int rank : ranks) members.push_back(members_.at(rank));
     std::string channel = group_text(name, members);
     const int made = ++made_[channel];
     if (made > 1) channel += cat(" #", made);
-    return std::make_shared<RecordedBackend>(inner_->subgroup(ranks, name, traffic), history_, name,
+    return std::make_shared<RecordedBackend>(inner_->subgroup(ranks, name, use), history_, name,
                                              std::move(members), cat(channel_, " / ", channel));
   }
 

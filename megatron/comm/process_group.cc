@@ -88,11 +88,11 @@ void ProcessGroup::connect_pair() const {
 }
 
 ProcessGroup ProcessGroup::subgroup(const std::vector<int>& ranks, const std::string& name,
-                                    Traffic traffic) const {
+                                    CommunicatorUse use) const {
   MEGATRON_ASSERT(std::find(ranks.begin(), ranks.end(), rank()) != ranks.end(), "rank ", rank(),
                   " is no member of the group ", name);
   if (ranks.size() == 1) return {};
-  return {backend_->subgroup(ranks, name, traffic), name};
+  return {backend_->subgroup(ranks, name, use), name};
 }
 
 }  // namespace megatron

@@ -40,10 +40,12 @@ class Work {
   virtual std::shared_ptr<const Progress> progress() const { return nullptr; }
 };
 
-// kBeside: calls that run beside computation and beside those of other such groups, several under
-// way at a time. Each takes few of a GPU's multiprocessors, so that there is room for all: none
-// waits for room that one holds which waits for it.
-enum class Traffic { kAlone, kBeside };
+// How a group's communicator is used.
+// kExclusive: one operation at a time; a kernel may take as many SMs as the library likes.
+// kConcurrent: kernels of this group may run concurrently with compute and with other such groups.
+// They are limited to a few SMs each, so that all fit at once and cannot deadlock waiting for each
+// other's SMs.
+enum class CommunicatorUse { kExclusive, kConcurrent };
 
 // The verbs of one group: c10d (NCCL, Gloo), ranks as threads. Every rank of the group makes the
 // same calls in the same order. Tensors are contiguous; results appear in place after wait().
@@ -73,7 +75,7 @@ class Backend {
   // A group of some ranks of this one, in the order given. Called by its members only, with equal
   // arguments; `name` tells groups of the same ranks apart.
   virtual std::shared_ptr<Backend> subgroup(const std::vector<int>& ranks, const std::string& name,
-                                            Traffic traffic) = 0;
+                                            CommunicatorUse use) = 0;
 };
 
 // A small value over a shared Backend; default-constructed it is the group of one rank, in which
@@ -102,7 +104,7 @@ class ProcessGroup {
   // The group of these ranks of this one, which must contain this rank; see Backend::subgroup. One
   // rank: the group of one.
   ProcessGroup subgroup(const std::vector<int>& ranks, const std::string& name,
-                        Traffic traffic = Traffic::kAlone) const;
+                        CommunicatorUse use = CommunicatorUse::kExclusive) const;
 
  private:
   std::shared_ptr<Backend> backend_;

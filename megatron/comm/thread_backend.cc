@@ -160,7 +160,7 @@ class ThreadBackend final : public Backend {
   void barrier() override { core_.barrier(); }
 
   std::shared_ptr<Backend> subgroup(const std::vector<int>& ranks, const std::string& name,
-                                    Traffic) override {
+                                    CommunicatorUse) override {
     return std::make_shared<ThreadBackend>(core_.subgroup(ranks, name));
   }
 

@@ -71,8 +71,8 @@ class WatchedBackend final : public Backend {
   }
   void connect_pair() override { inner_->connect_pair(); }
   std::shared_ptr<Backend> subgroup(const std::vector<int>& ranks, const std::string& name,
-                                    Traffic traffic) override {
-    return std::make_shared<WatchedBackend>(inner_->subgroup(ranks, name, traffic), listener_);
+                                    CommunicatorUse use) override {
+    return std::make_shared<WatchedBackend>(inner_->subgroup(ranks, name, use), listener_);
   }
 
  private:

@@ -270,8 +270,8 @@ PipelineLinks::PipelineLinks(const ProcessGroup& pp, const Schedule& schedule, a
                   " stages over ", pp.size(), " ranks");
   for (const auto& [from, to] : transfer_links(schedule)) {
     if (from != stage_ && to != stage_) continue;
-    const ProcessGroup link =
-        pp.subgroup({from, to}, cat(pp.name(), "_", from, "_to_", to), Traffic::kBeside);
+    const ProcessGroup link = pp.subgroup({from, to}, cat(pp.name(), "_", from, "_to_", to),
+                                          CommunicatorUse::kConcurrent);
     // Links are visited in one order, so no two ranks wait for each other here.
     const at::Tensor greeting = at::zeros({1}, at::TensorOptions().dtype(at::kInt).device(device));
     if (from == stage_) {
@@ -286,7 +286,8 @@ PipelineLinks::PipelineLinks(const ProcessGroup& pp, const Schedule& schedule, a
   const auto all_of = [&](const ProcessGroup& group, const char* what) {
     std::vector<int> ranks(static_cast<size_t>(group.size()));
     std::iota(ranks.begin(), ranks.end(), 0);
-    const ProcessGroup own = group.subgroup(ranks, cat(group.name(), "_", what), Traffic::kBeside);
+    const ProcessGroup own =
+        group.subgroup(ranks, cat(group.name(), "_", what), CommunicatorUse::kConcurrent);
     own.all_reduce(at::zeros({1}, at::TensorOptions().dtype(at::kInt).device(device)))->wait();
     return own;
   };

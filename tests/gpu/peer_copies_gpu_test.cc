@@ -45,8 +45,8 @@ class StagedBackend final : public CollectivesOnlyBackend {
     return finish(inner_->reduce_scatter(host, input.cpu(), op), output, host);
   }
   std::shared_ptr<Backend> subgroup(const std::vector<int>& ranks, const std::string& name,
-                                    Traffic traffic) override {
-    return std::make_shared<StagedBackend>(inner_->subgroup(ranks, name, traffic));
+                                    CommunicatorUse use) override {
+    return std::make_shared<StagedBackend>(inner_->subgroup(ranks, name, use));
   }
 
  private:

@@ -41,8 +41,8 @@ class ForwardingBackend : public Backend {
   }
   void barrier() override { inner_->barrier(); }
   std::shared_ptr<Backend> subgroup(const std::vector<int>& ranks, const std::string& name,
-                                    Traffic traffic) override {
-    return inner_->subgroup(ranks, name, traffic);
+                                    CommunicatorUse use) override {
+    return inner_->subgroup(ranks, name, use);
   }
 
  protected:

@@ -629,8 +629,8 @@ class CountingBackend final : public CollectivesOnlyBackend {
     return inner_->reduce_scatter(std::move(output), std::move(input), op);
   }
   std::shared_ptr<Backend> subgroup(const std::vector<int>& ranks, const std::string& name,
-                                    Traffic traffic) override {
-    return std::make_shared<CountingBackend>(inner_->subgroup(ranks, name, traffic), sent_);
+                                    CommunicatorUse use) override {
+    return std::make_shared<CountingBackend>(inner_->subgroup(ranks, name, use), sent_);
   }
 
  private:

@@ -31,8 +31,8 @@ class RendezvousBackend final : public ForwardingBackend {
       : ForwardingBackend(std::move(inner)), counts_(std::move(counts)) {}
 
   std::shared_ptr<Backend> subgroup(const std::vector<int>& ranks, const std::string& name,
-                                    Traffic traffic) override {
-    return std::make_shared<RendezvousBackend>(inner_->subgroup(ranks, name, traffic), counts_);
+                                    CommunicatorUse use) override {
+    return std::make_shared<RendezvousBackend>(inner_->subgroup(ranks, name, use), counts_);
   }
 
   std::shared_ptr<Work> send(at::Tensor tensor, int peer) override {

@@ -359,8 +359,8 @@ class CountingBackend final : public ForwardingBackend {
     return inner_->send(tensor, peer);
   }
   std::shared_ptr<Backend> subgroup(const std::vector<int>& ranks, const std::string& name,
-                                    Traffic traffic) override {
-    return std::make_shared<CountingBackend>(inner_->subgroup(ranks, name, traffic), bytes_);
+                                    CommunicatorUse use) override {
+    return std::make_shared<CountingBackend>(inner_->subgroup(ranks, name, use), bytes_);
   }
 
  private:
