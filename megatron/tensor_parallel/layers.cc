@@ -337,9 +337,9 @@ ColumnParallelLinear::ColumnParallelLinear(Parameter& weight, bool sequence_para
 
 ColumnParallelLinear::~ColumnParallelLinear() = default;
 
-at::Tensor ColumnParallelLinear::forward(const at::Tensor& x) { return forward_beside(x).y; }
+at::Tensor ColumnParallelLinear::forward(const at::Tensor& x) { return forward_beside(x).output; }
 
-Branch ColumnParallelLinear::forward_beside(const at::Tensor& x, at::Tensor* input) {
+SublayerOutput ColumnParallelLinear::forward_beside(const at::Tensor& x, at::Tensor* input) {
   if (impl_->state.quantization.enabled()) {
     const variable_list both = quantized_column_forward(x, impl_->state);
     return {both[0], both[1]};

@@ -44,9 +44,9 @@ struct LinearOptions {
   LoraOptions lora = {};
 };
 
-// What a layer makes of x, and x for what goes around it.
-struct Branch {
-  at::Tensor y, x;
+// Output of a sublayer, and its input for the residual connection.
+struct SublayerOutput {
+  at::Tensor output, residual;
 };
 
 // Linear layer whose output features are split over the tensor-parallel group: Y = norm(X) A^T + b.
@@ -71,7 +71,7 @@ class ColumnParallelLinear : public Module {
   // Also gives x for the path around the layer: the gradients of both paths meet in the norm's
   // backward, which saves a sum.
   // `input`, if it is not null, becomes what send_for_input() takes, or undefined.
-  Branch forward_beside(const at::Tensor& x, at::Tensor* input = nullptr);
+  SublayerOutput forward_beside(const at::Tensor& x, at::Tensor* input = nullptr);
   // Gives x, which was computed from y. When its gradient is there, what the weight gradient needs
   // of the other ranks is sent for, so that it is under way while the backward goes from x to y, if
   // copies between the ranks can do it and the weight gradient is not deferred. No other pass

@@ -28,12 +28,12 @@ at::Tensor TransformerLayer::forward(const at::Tensor& x, const LayerContext& co
   const ForwardContext& pass = context.pass;
   if (pass.offload != nullptr) pass.offload->begin_group();
   if (config_.parallel_residual) {
-    const Branch attention = self_attention_.forward(x, context);
+    const SublayerOutput attention = self_attention_.forward(x, context);
     if (pass.offload != nullptr) pass.offload->begin_group();
-    const Branch mlp = mlp_.forward(attention.x, context.offload());
+    const SublayerOutput mlp = mlp_.forward(attention.residual, context.offload());
     const at::Tensor middle =
-        add_residual({attention.y, mlp.x}, nullptr, attention_output_key_, pass);
-    return add_residual({mlp.y, middle}, nullptr, mlp_output_key_, pass);
+        add_residual({attention.output, mlp.residual}, nullptr, attention_output_key_, pass);
+    return add_residual({mlp.output, middle}, nullptr, mlp_output_key_, pass);
   }
   const at::Tensor middle =
       add_residual(self_attention_.forward(x, context, adds_in_product(pass)),
@@ -62,13 +62,13 @@ bool TransformerLayer::adds_in_product(const ForwardContext& pass) const {
          !(pass.training && config_.hidden_dropout > 0.0);
 }
 
-at::Tensor TransformerLayer::add_residual(const Branch& branch, Norm* post_norm, RandomKey key,
-                                          const ForwardContext& pass) const {
-  if (!branch.x.defined()) return branch.y;
+at::Tensor TransformerLayer::add_residual(const SublayerOutput& result, Norm* post_norm,
+                                          RandomKey key, const ForwardContext& pass) const {
+  if (!result.residual.defined()) return result.output;
   const Place& place = pass.rows.position.defined() ? pass.rows : pass.place;
   const double p = pass.training ? config_.hidden_dropout : 0.0;
-  return dropout_add(post_norm != nullptr ? post_norm->forward(branch.y) : branch.y, branch.x, p,
-                     key, place);
+  return dropout_add(post_norm != nullptr ? post_norm->forward(result.output) : result.output,
+                     result.residual, p, key, place);
 }
 
 }  // namespace megatron

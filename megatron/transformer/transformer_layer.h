@@ -24,11 +24,11 @@ class TransformerLayer : public Module {
  private:
   // The second half: x + dropout(mlp(norm(x))).
   at::Tensor feed_forward(const at::Tensor& x, const ForwardContext& pass, OffloadedPass* offload);
-  // Whether nothing comes between a branch's last product and the residual, which it then adds.
+  // Whether nothing comes between a sublayer's last product and the residual, which it then adds.
   bool adds_in_product(const ForwardContext& pass) const;
-  // branch.x + dropout(branch.y), of which post_norm takes the norm before when there is one.
-  // Without branch.x it has been added.
-  at::Tensor add_residual(const Branch& branch, Norm* post_norm, RandomKey key,
+  // result.residual + dropout(result.output), with post_norm applied to the output first unless it
+  // is null. An undefined residual: the sublayer has added it.
+  at::Tensor add_residual(const SublayerOutput& result, Norm* post_norm, RandomKey key,
                           const ForwardContext& pass) const;
 
   const TransformerConfig& config_;

@@ -181,15 +181,16 @@ at::Tensor SelfAttention::attend(const at::Tensor& q, const at::Tensor& k, const
                                     parallel_, &cp);
 }
 
-Branch SelfAttention::forward(const at::Tensor& x, const LayerContext& context, bool add) {
+SublayerOutput SelfAttention::forward(const at::Tensor& x, const LayerContext& context, bool add) {
   // With fewer groups than ranks the rows of one group lie on several ranks, which put them
   // together; each then attends with its share of the query heads.
   at::Tensor input;  // of linear_qkv: its way is hidden by the backward of core attention
-  const Branch projected = project(x, context.offload(), &input);
+  const SublayerOutput projected = project(x, context.offload(), &input);
   const auto back = [&](const at::Tensor& y) {
-    return project_back(linear_qkv_.send_for_input(y, input), projected.x, add, context.offload());
+    return project_back(linear_qkv_.send_for_input(y, input), projected.residual, add,
+                        context.offload());
   };
-  const at::Tensor& mixed = projected.y;
+  const at::Tensor& mixed = projected.output;
   const int64_t s = mixed.size(0), b = mixed.size(1);
   if (!q_layernorm_ && kv_.size() == 1 && context_ranks(context.pass, parallel_).size() == 1 &&
       context.pass.cache == nullptr) {
@@ -237,21 +238,22 @@ at::Tensor SelfAttention::attend_packed(const at::Tensor& mixed,
                           {rotary.cos, rotary.sin, rotary.interleaved}, core);
 }
 
-Branch SelfAttention::project_back(const at::Tensor& y, const at::Tensor& x, bool add,
-                                   OffloadedPass* offload) {
+SublayerOutput SelfAttention::project_back(const at::Tensor& y, const at::Tensor& x, bool add,
+                                           OffloadedPass* offload) {
   const OffloadScope scope(offload,
                            [&](const at::Tensor&) { return config_.offloads("attn_proj"); });
   if (add) return {linear_proj_.forward(y, x), {}};
   return {linear_proj_.forward(y), x};
 }
 
-Branch SelfAttention::project(const at::Tensor& x, OffloadedPass* offload, at::Tensor* input) {
+SublayerOutput SelfAttention::project(const at::Tensor& x, OffloadedPass* offload,
+                                      at::Tensor* input) {
   const OffloadScope scope(offload, [&](const at::Tensor& saved) {
     return config_.offloads(is_alias(saved, x) ? "attn_norm" : "qkv_linear");
   });
-  Branch branch = linear_qkv_.forward_beside(x, offload == nullptr ? input : nullptr);
-  branch.y = all_gather_last_dim_from_tensor_parallel_region(branch.y, kv_);
-  return branch;
+  SublayerOutput result = linear_qkv_.forward_beside(x, offload == nullptr ? input : nullptr);
+  result.output = all_gather_last_dim_from_tensor_parallel_region(result.output, kv_);
+  return result;
 }
 
 }  // namespace megatron

@@ -33,14 +33,15 @@ class SelfAttention : public Module {
  public:
   SelfAttention(const TransformerConfig& config, int64_t layer_number, bool sequence_parallel,
                 const ParallelGroups& groups);
-  Branch forward(const at::Tensor& x, const LayerContext& context, bool add = false);
+  SublayerOutput forward(const at::Tensor& x, const LayerContext& context, bool add = false);
 
  private:
   // The product of linear_qkv, with the rows that ranks hold together.
-  Branch project(const at::Tensor& x, OffloadedPass* offload, at::Tensor* input);
+  SublayerOutput project(const at::Tensor& x, OffloadedPass* offload, at::Tensor* input);
   // Core attention without copies of queries, keys and values.
   at::Tensor attend_packed(const at::Tensor& mixed, const LayerContext& context) const;
-  Branch project_back(const at::Tensor& y, const at::Tensor& x, bool add, OffloadedPass* offload);
+  SublayerOutput project_back(const at::Tensor& y, const at::Tensor& x, bool add,
+                              OffloadedPass* offload);
   AttentionOptions options(const LayerContext& context, int64_t num_queries,
                            int64_t num_keys) const;
   at::Tensor attend(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,

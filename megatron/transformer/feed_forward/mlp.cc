@@ -72,15 +72,15 @@ MLP::MLP(const TransformerConfig& config, int64_t layer_number, bool sequence_pa
   add("linear_fc2", &linear_fc2_);
 }
 
-Branch MLP::forward(const at::Tensor& x, OffloadedPass* offload, bool add) {
-  Branch branch;
+SublayerOutput MLP::forward(const at::Tensor& x, OffloadedPass* offload, bool add) {
+  SublayerOutput result;
   {
     const OffloadScope scope(offload, [&](const at::Tensor& saved) {
       return config_.offloads(saved.is_alias_of(x) ? "mlp_norm" : "mlp_fc1");
     });
-    branch = linear_fc1_.forward_beside(x);
+    result = linear_fc1_.forward_beside(x);
   }
-  at::Tensor& hidden = branch.y;
+  at::Tensor& hidden = result.output;
   if (!activation_inside_) {
     const OffloadScope scope(offload,
                              [&](const at::Tensor&) { return config_.offloads("mlp_act"); });
@@ -91,9 +91,9 @@ Branch MLP::forward(const at::Tensor& x, OffloadedPass* offload, bool add) {
         return config_.offloads(activation_inside_ && saved.const_data_ptr() == before ? "mlp_act"
                                                                                        : "mlp_fc2");
       });
-  if (add) return {linear_fc2_.forward(std::move(hidden), branch.x), {}};
+  if (add) return {linear_fc2_.forward(std::move(hidden), result.residual), {}};
   hidden = linear_fc2_.forward(std::move(hidden));
-  return branch;
+  return result;
 }
 
 }  // namespace megatron

@@ -23,7 +23,7 @@ class MLP : public Module {
       const ParallelGroups& groups);
   // What --offload-modules names of what is saved goes to `offload`, which may be null.
   // `add`: gives x + what it makes of it, and no x.
-  Branch forward(const at::Tensor& x, OffloadedPass* offload = nullptr, bool add = false);
+  SublayerOutput forward(const at::Tensor& x, OffloadedPass* offload = nullptr, bool add = false);
 
  private:
   const TransformerConfig& config_;

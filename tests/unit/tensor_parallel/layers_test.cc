@@ -262,9 +262,9 @@ TEST(ColumnParallelLinear, SendsForItsInputBeforeItGoesBack) {
         fill(layer, groups);
         const at::Tensor start = leaf(part(x, 0, groups.tp));
         at::Tensor input;
-        const Branch branch = layer.forward_beside(start, &input);
+        const SublayerOutput result = layer.forward_beside(start, &input);
         EXPECT_EQ(input.defined(), !recompute_norm);
-        const at::Tensor between = 2 * branch.y;
+        const at::Tensor between = 2 * result.output;
         int64_t before = -1, sent = 0;
         between.register_hook(
             [&](const at::Tensor&) { sent = groups.tp_mailbox->exchanges() - before; });
