@@ -97,7 +97,7 @@ bool gathers_input(const LinearState& state) {
 }
 
 // x. When its gradient comes, the layer's input is sent for.
-struct SendForInput : torch::autograd::Function<SendForInput> {
+struct PrefetchInput : torch::autograd::Function<PrefetchInput> {
   static at::Tensor forward(AutogradContext* context, const at::Tensor& x, const at::Tensor& input,
                             LinearState* state) {
     context->saved_data["state"] = reinterpret_cast<int64_t>(state);
@@ -337,9 +337,11 @@ ColumnParallelLinear::ColumnParallelLinear(Parameter& weight, bool sequence_para
 
 ColumnParallelLinear::~ColumnParallelLinear() = default;
 
-at::Tensor ColumnParallelLinear::forward(const at::Tensor& x) { return forward_beside(x).output; }
+at::Tensor ColumnParallelLinear::forward(const at::Tensor& x) {
+  return forward_with_residual(x).output;
+}
 
-SublayerOutput ColumnParallelLinear::forward_beside(const at::Tensor& x, at::Tensor* input) {
+SublayerOutput ColumnParallelLinear::forward_with_residual(const at::Tensor& x, at::Tensor* input) {
   if (impl_->state.quantization.enabled()) {
     const variable_list both = quantized_column_forward(x, impl_->state);
     return {both[0], both[1]};
@@ -350,11 +352,12 @@ SublayerOutput ColumnParallelLinear::forward_beside(const at::Tensor& x, at::Ten
   return {both[0], both[1]};
 }
 
-at::Tensor ColumnParallelLinear::send_for_input(const at::Tensor& x, const at::Tensor& input) {
+at::Tensor ColumnParallelLinear::prefetch_input_in_backward(const at::Tensor& x,
+                                                            const at::Tensor& input) {
   const LinearState& state = impl_->state;
   if (!input.defined() || !state.sequence_parallel || !state.mailbox || !state.mailbox->fits(input))
     return x;
-  return SendForInput::apply(x, input, &impl_->state);
+  return PrefetchInput::apply(x, input, &impl_->state);
 }
 
 Parameter& ColumnParallelLinear::weight() { return *impl_->state.weight; }

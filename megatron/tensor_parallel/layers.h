@@ -68,15 +68,16 @@ class ColumnParallelLinear : public Module {
   ColumnParallelLinear(Parameter& weight, bool sequence_parallel, const ParallelGroups& groups);
   ~ColumnParallelLinear() override;
   at::Tensor forward(const at::Tensor& x);
-  // Also gives x for the path around the layer: the gradients of both paths meet in the norm's
-  // backward, which saves a sum.
-  // `input`, if it is not null, becomes what send_for_input() takes, or undefined.
-  SublayerOutput forward_beside(const at::Tensor& x, at::Tensor* input = nullptr);
-  // Gives x, which was computed from y. When its gradient is there, what the weight gradient needs
-  // of the other ranks is sent for, so that it is under way while the backward goes from x to y, if
-  // copies between the ranks can do it and the weight gradient is not deferred. No other pass
-  // through the layer may go back in between.
-  at::Tensor send_for_input(const at::Tensor& x, const at::Tensor& input);
+  // Also returns x for the residual path, so that the norm's backward adds the residual gradient in
+  // the same kernel. `input`, unless null, becomes what prefetch_input_in_backward() takes, or
+  // undefined.
+  SublayerOutput forward_with_residual(const at::Tensor& x, at::Tensor* input = nullptr);
+  // Identity; x must have been computed from this layer's output. In the backward it starts the
+  // all-gather of `input` that the weight gradient needs, so that it overlaps with the backward of
+  // what lies between. Nothing is started without a mailbox that fits `input`, without sequence
+  // parallelism, or if the weight gradient is deferred. No other backward through this layer may
+  // run in between.
+  at::Tensor prefetch_input_in_backward(const at::Tensor& x, const at::Tensor& input);
   Parameter& weight();
 
  private:

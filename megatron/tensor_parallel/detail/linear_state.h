@@ -48,7 +48,7 @@ struct LinearState {
   WeightCodes weight_codes = {};
   LoraAdapter* lora = nullptr;
   std::shared_ptr<PeerMailbox> mailbox = {};
-  std::shared_ptr<GatheredRows> input_rows = {};  // under way since send_for_input()
+  std::shared_ptr<GatheredRows> input_rows = {};  // in flight: prefetched in backward
   MeasuredGradient measured = {};  // the gradient of this layer's output, if its maker measured it
 };
 

@@ -187,7 +187,7 @@ SublayerOutput SelfAttention::forward(const at::Tensor& x, const LayerContext& c
   at::Tensor input;  // of linear_qkv: its way is hidden by the backward of core attention
   const SublayerOutput projected = project(x, context.offload(), &input);
   const auto back = [&](const at::Tensor& y) {
-    return project_back(linear_qkv_.send_for_input(y, input), projected.residual, add,
+    return project_back(linear_qkv_.prefetch_input_in_backward(y, input), projected.residual, add,
                         context.offload());
   };
   const at::Tensor& mixed = projected.output;
@@ -251,7 +251,8 @@ SublayerOutput SelfAttention::project(const at::Tensor& x, OffloadedPass* offloa
   const OffloadScope scope(offload, [&](const at::Tensor& saved) {
     return config_.offloads(is_alias(saved, x) ? "attn_norm" : "qkv_linear");
   });
-  SublayerOutput result = linear_qkv_.forward_beside(x, offload == nullptr ? input : nullptr);
+  SublayerOutput result =
+      linear_qkv_.forward_with_residual(x, offload == nullptr ? input : nullptr);
   result.output = all_gather_last_dim_from_tensor_parallel_region(result.output, kv_);
   return result;
 }

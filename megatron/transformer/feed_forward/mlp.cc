@@ -78,7 +78,7 @@ SublayerOutput MLP::forward(const at::Tensor& x, OffloadedPass* offload, bool ad
     const OffloadScope scope(offload, [&](const at::Tensor& saved) {
       return config_.offloads(saved.is_alias_of(x) ? "mlp_norm" : "mlp_fc1");
     });
-    result = linear_fc1_.forward_beside(x);
+    result = linear_fc1_.forward_with_residual(x);
   }
   at::Tensor& hidden = result.output;
   if (!activation_inside_) {

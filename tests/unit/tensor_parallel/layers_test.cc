@@ -262,13 +262,13 @@ TEST(ColumnParallelLinear, SendsForItsInputBeforeItGoesBack) {
         fill(layer, groups);
         const at::Tensor start = leaf(part(x, 0, groups.tp));
         at::Tensor input;
-        const SublayerOutput result = layer.forward_beside(start, &input);
+        const SublayerOutput result = layer.forward_with_residual(start, &input);
         EXPECT_EQ(input.defined(), !recompute_norm);
         const at::Tensor between = 2 * result.output;
         int64_t before = -1, sent = 0;
         between.register_hook(
             [&](const at::Tensor&) { sent = groups.tp_mailbox->exchanges() - before; });
-        const at::Tensor end = layer.send_for_input(between, input);
+        const at::Tensor end = layer.prefetch_input_in_backward(between, input);
         before = groups.tp_mailbox->exchanges();
         torch::autograd::backward({end}, {part(dy, -1, groups.tp)});
         EXPECT_EQ(sent, ranks > 1 && !recompute_norm ? 1 : 0) << what;
