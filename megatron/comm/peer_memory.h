@@ -4,7 +4,7 @@
 // Goal: transfers that take no multiprocessor from the products which run beside them, as NCCL's
 // kernels do. Non-goals: several hosts; an order between a copy and what the peer does with its
 // memory. Whoever shares a buffer says when it may be read and written: by signals
-// (comm/peer_mailbox.h) or by other means (Note [Peer copies] in distributed/part_gather.h).
+// (comm/peer_mailbox.h) or by other means (Note [Peer copies] in distributed/shard_gather.h).
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -7,7 +7,7 @@
 
 #include "megatron/base/check.h"
 #include "megatron/base/log.h"
-#include "megatron/distributed/part_gather.h"
+#include "megatron/distributed/shard_gather.h"
 #include "megatron/nn/placement.h"
 #include "megatron/tensor/torch.h"
 
@@ -33,7 +33,7 @@ int64_t bucket_size(const DistributedDataParallelConfig& config, ShardingStrateg
 }
 
 // Once in a run, whatever the number of stores.
-void log_gathering(const PartGather& gather) {
+void log_gathering(const ShardGather& gather) {
   static std::once_flag once;
   std::call_once(once, [&] {
     log_info(gather.copies()

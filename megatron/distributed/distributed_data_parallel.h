@@ -133,7 +133,7 @@ class DistributedDataParallel final : public ParameterStore {
   void finish_grad_sync();
 
   // This rank's shards are about to be written: waits until no peer reads them (Note [Peer copies]
-  // in part_gather.h). Comes before every values_changed(); finish_grad_sync() includes it.
+  // in shard_gather.h). Comes before every values_changed(); finish_grad_sync() includes it.
   // Collective.
   void values_will_change() { values_->will_change(); }
   // The values of this rank's shards have changed: the others get them, meanwhile with

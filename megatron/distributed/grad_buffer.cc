@@ -6,15 +6,15 @@
 #include <vector>
 
 #include "megatron/base/check.h"
-#include "megatron/distributed/part_reduce.h"
+#include "megatron/distributed/shard_reduce.h"
 #include "megatron/tensor/torch.h"
 
 namespace megatron {
 namespace {
 
 // Sums by copies pay where they run beside a backward.
-PartReduce make_part_reduce(const ShardedLayout& layout, const at::TensorOptions& options,
-                            const GradReduction& reduction) {
+ShardReduce make_shard_reduce(const ShardedLayout& layout, const at::TensorOptions& options,
+                              const GradReduction& reduction) {
   int64_t largest = 0;
   for (int bucket = 0; bucket < layout.buffer.num_trained_buckets; ++bucket)
     largest = std::max(largest, layout.shard_elements(bucket));
@@ -28,7 +28,7 @@ class WholeGrads final : public GradBuffer {
       : layout_(layout),
         reduction_(reduction),
         grads_(at::zeros({layout.buffer.num_trained_elements}, options)),
-        parts_(make_part_reduce(layout, options, reduction)) {
+        parts_(make_shard_reduce(layout, options, reduction)) {
     for (size_t i = 0; i < layout.parameters.size(); ++i)
       views_.push_back(layout.parameters[i]->trainable
                            ? layout.view_in_buffer(grads_, static_cast<int>(i))
@@ -110,7 +110,7 @@ class WholeGrads final : public GradBuffer {
   const ShardedLayout& layout_;
   const GradReduction reduction_;
   at::Tensor grads_;
-  PartReduce parts_;
+  ShardReduce parts_;
   std::vector<at::Tensor> views_;  // by parameter
   std::vector<bool> stale_;        // by parameter: holds a gradient of the last step
   std::vector<Pending> pending_;   // in the order of their start
@@ -123,7 +123,7 @@ class ShardedGrads final : public GradBuffer {
       : layout_(layout),
         reduction_(reduction),
         shard_(at::zeros({layout.packed_trained_elements()}, options)),
-        parts_(make_part_reduce(layout, options, reduction)),
+        parts_(make_shard_reduce(layout, options, reduction)),
         filling_(layout.buffer.buckets.size()),
         written_(layout.parameters.size(), false),
         summed_(layout.buffer.buckets.size(), false) {
@@ -230,7 +230,7 @@ class ShardedGrads final : public GradBuffer {
   const ShardedLayout& layout_;
   const GradReduction reduction_;
   at::Tensor shard_;
-  PartReduce parts_;
+  ShardReduce parts_;
   std::vector<std::vector<Gap>> gaps_;      // by trained bucket
   std::vector<at::Tensor> filling_;         // by bucket; undefined: takes no gradient now
   std::vector<bool> written_;               // by parameter: there is a gradient in the bucket

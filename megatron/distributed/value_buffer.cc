@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "megatron/base/check.h"
-#include "megatron/distributed/part_gather.h"
+#include "megatron/distributed/shard_gather.h"
 #include "megatron/tensor/torch.h"
 
 namespace megatron {
@@ -36,7 +36,7 @@ class WholeValues final : public ValueBuffer {
     return layout_.bucket_begin(bucket) + layout_.shard_begin(bucket);
   }
 
-  const PartGather& gather() const override { return gather_; }
+  const ShardGather& gather() const override { return gather_; }
 
   void will_change() override {
     finish();
@@ -79,7 +79,7 @@ class WholeValues final : public ValueBuffer {
   const ShardedLayout& layout_;
   const bool overlap_;
   at::Tensor values_;
-  PartGather gather_;
+  ShardGather gather_;
   std::vector<std::shared_ptr<Work>> gathers_;  // by bucket; null: not under way
   bool gathering_ = false;
 };
@@ -147,7 +147,7 @@ class ShardedValues final : public ValueBuffer {
     --layer.users;
   }
 
-  const PartGather& gather() const override { return gather_; }
+  const ShardGather& gather() const override { return gather_; }
 
   void will_change() override {
     finish();
@@ -248,7 +248,7 @@ class ShardedValues final : public ValueBuffer {
   const ShardedLayout& layout_;
   const bool overlap_;
   at::Tensor shard_;
-  PartGather gather_;
+  ShardGather gather_;
   at::Tensor nothing_;              // [0]; type and device of a value
   std::vector<Gathered> gathered_;  // by bucket
   std::vector<Layer> layers_;

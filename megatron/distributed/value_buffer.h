@@ -10,7 +10,7 @@
 
 namespace megatron {
 
-class PartGather;
+class ShardGather;
 
 // The parts that this rank owns lie in flat() at own_begin(bucket), layout.shard_elements(bucket)
 // long.
@@ -37,7 +37,7 @@ class ValueBuffer {
 
   virtual const at::Tensor& flat() const = 0;
   virtual int64_t own_begin(int bucket) const = 0;
-  virtual const PartGather& gather() const = 0;
+  virtual const ShardGather& gather() const = 0;
 };
 
 struct ValueGathering {

@@ -6,7 +6,7 @@
 
 #include "megatron/base/check.h"
 #include "megatron/comm/peer_mailbox.h"
-#include "megatron/distributed/part_reduce.h"
+#include "megatron/distributed/shard_reduce.h"
 #include "megatron/kernels/adamw.h"
 
 namespace megatron {

@@ -9,7 +9,7 @@
 #include "megatron/base/check.h"
 #include "megatron/comm/collective_history.h"
 #include "megatron/comm/thread_backend.h"
-#include "megatron/distributed/part_reduce.h"
+#include "megatron/distributed/shard_reduce.h"
 #include "megatron/tensor/torch.h"
 
 namespace megatron {
@@ -255,15 +255,15 @@ std::string rejection(const DistributedDataParallelConfig& config) {
 
 // In pieces or at once, into the bucket itself or beside it; one bucket under way behind the other,
 // while a rank is late.
-TEST(PartReduce, AddsPartsInTheOrderOfTheRanks) {
+TEST(ShardReduce, AddsPartsInTheOrderOfTheRanks) {
   constexpr int64_t kPart = 1000;
   for (const int ranks : {2, 3}) {
     for (const int64_t staged : {int64_t{1} << 20, int64_t{256}}) {
       for (const at::ScalarType type : {at::kFloat, at::kBFloat16}) {
         run_ranks(ranks, [&](const std::shared_ptr<Backend>& backend) {
           const ProcessGroup group(backend, "shard");
-          PartReduce parts(group, kPart, at::TensorOptions().dtype(type), /*peer_copies=*/true,
-                           staged);
+          ShardReduce parts(group, kPart, at::TensorOptions().dtype(type), /*peer_copies=*/true,
+                            staged);
           EXPECT_TRUE(parts.copies());
           const at::Tensor sum = at::full({kPart}, 7.0, at::kFloat);
           std::deque<std::pair<std::shared_ptr<Work>, std::function<void()>>> under_way;

@@ -1,4 +1,4 @@
-#include "megatron/distributed/part_gather.h"
+#include "megatron/distributed/shard_gather.h"
 
 #include <utility>
 #include <vector>
@@ -8,7 +8,7 @@
 
 namespace megatron {
 
-PartGather::PartGather(const ProcessGroup& group, const at::Tensor& buffer, bool peer_copies)
+ShardGather::ShardGather(const ProcessGroup& group, const at::Tensor& buffer, bool peer_copies)
     : group_(group), buffer_(buffer) {
   if (!peer_copies || group.size() == 1) return;
   SharedMemory shared = share_memory(buffer, group);
@@ -17,7 +17,7 @@ PartGather::PartGather(const ProcessGroup& group, const at::Tensor& buffer, bool
   token_ = at::zeros({1}, buffer.options().dtype(at::kFloat));
 }
 
-std::shared_ptr<Work> PartGather::gather(const at::Tensor& whole, const PartPlaces& places) {
+std::shared_ptr<Work> ShardGather::gather(const at::Tensor& whole, const ShardPlaces& places) {
   const int size = group_.size(), own = group_.rank();
   const int64_t count = whole.numel() / size;
   const at::Tensor part = buffer_.narrow(0, places.begin + own * places.stride, count);
@@ -33,18 +33,18 @@ std::shared_ptr<Work> PartGather::gather(const at::Tensor& whole, const PartPlac
   return peers_->run([&] { peers_->read(std::move(copies)); });
 }
 
-void PartGather::meet() const { group_.all_reduce(token_)->wait(); }
+void ShardGather::barrier() const { group_.all_reduce(token_)->wait(); }
 
-void PartGather::finish_reading() {
-  if (std::exchange(reading_, false)) meet();
+void ShardGather::finish_reading() {
+  if (std::exchange(reading_, false)) barrier();
 }
 
-void PartGather::written() {
+void ShardGather::written() {
   if (!peers_) return;
   MEGATRON_ASSERT(
       !reading_,
       "values that peers may be reading were written: values_will_change() comes before");
-  meet();
+  barrier();
 }
 
 }  // namespace megatron

@@ -14,7 +14,7 @@
 namespace megatron {
 
 // Where the parts of one bucket lie in the ranks' buffers: that of rank r at begin + r * stride.
-struct PartPlaces {
+struct ShardPlaces {
   int64_t begin = 0;
   int64_t stride = 0;
 };
@@ -45,15 +45,15 @@ struct PartPlaces {
 // step; a rank that fails comes to no meeting, where its peers wait as in any other collective,
 // under the eyes of the failure monitor; a copy itself waits for nobody. Collectives need none of
 // this and are ordered by themselves: without peers both calls do nothing.
-class PartGather {
+class ShardGather {
  public:
   // `buffer` holds this rank's parts. Collective.
-  PartGather(const ProcessGroup& group, const at::Tensor& buffer, bool peer_copies);
+  ShardGather(const ProcessGroup& group, const at::Tensor& buffer, bool peer_copies);
 
   // whole [s * n]: the parts of all ranks, in rank order. This rank's lies in the buffer, as
   // `places` says, or is in its place in `whole` already. Keeps `whole` until the work is waited
   // for.
-  std::shared_ptr<Work> gather(const at::Tensor& whole, const PartPlaces& places);
+  std::shared_ptr<Work> gather(const at::Tensor& whole, const ShardPlaces& places);
   // See the note. Every gather has been waited for. Collective; nothing when there was no gather
   // since the last call.
   void finish_reading();
@@ -64,7 +64,7 @@ class PartGather {
   const std::string& obstacle() const { return obstacle_; }
 
  private:
-  void meet() const;
+  void barrier() const;
 
   const ProcessGroup& group_;
   at::Tensor buffer_;

@@ -30,12 +30,12 @@ int64_t staging_elements(int64_t group_size, int64_t largest_part,
 // no multiprocessor from the backward meanwhile, as a collective of one number would. A rank that
 // fails lets its peers' streams wait, and with them the collectives behind, under the eyes of the
 // failure monitor.
-class PartReduce {
+class ShardReduce {
  public:
   // `largest_part`: elements of one rank's part of the largest bucket; `options`: of what travels;
   // memory for copies: staging_elements(). Collective.
-  PartReduce(const ProcessGroup& group, int64_t largest_part, const at::TensorOptions& options,
-             bool peer_copies, int64_t staged = kStagedElements);
+  ShardReduce(const ProcessGroup& group, int64_t largest_part, const at::TensorOptions& options,
+              bool peer_copies, int64_t staged = kStagedElements);
 
   // `whole` [s * n], complete on the current stream, is summed over the ranks; target [n] becomes
   // this rank's part of that, or with `accumulate` target + that, rounded to the type of `whole`
@@ -47,7 +47,7 @@ class PartReduce {
   bool copies() const { return peers_ != nullptr; }
 
  private:
-  void meet();
+  void barrier();
   // Of a part, elements from `begin` on.
   void write_piece(const at::Tensor& whole, int64_t begin, int64_t count);
   void add_piece(const at::Tensor& whole, const at::Tensor& target, bool accumulate, int64_t begin,
@@ -59,7 +59,7 @@ class PartReduce {
   at::Tensor staging_;  // [2, s - 1, piece]
   int64_t piece_ = 0;   // elements of a part
   int half_ = 0;        // that the last piece went to
-  uint32_t meetings_ = 0;
+  uint32_t barriers_ = 0;
 };
 
 }  // namespace megatron

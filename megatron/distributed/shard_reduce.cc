@@ -1,4 +1,4 @@
-#include "megatron/distributed/part_reduce.h"
+#include "megatron/distributed/shard_reduce.h"
 
 #include <algorithm>
 #include <utility>
@@ -53,8 +53,8 @@ int64_t staging_elements(int64_t group_size, int64_t largest_part, int64_t stage
   return 2 * (group_size - 1) * piece_elements(group_size - 1, largest_part, staged);
 }
 
-PartReduce::PartReduce(const ProcessGroup& group, int64_t largest_part,
-                       const at::TensorOptions& options, bool peer_copies, int64_t staged)
+ShardReduce::ShardReduce(const ProcessGroup& group, int64_t largest_part,
+                         const at::TensorOptions& options, bool peer_copies, int64_t staged)
     : group_(group) {
   if (!peer_copies || staging_elements(group.size(), largest_part, staged) == 0) return;
   const int64_t peers = group.size() - 1;
@@ -67,21 +67,21 @@ PartReduce::PartReduce(const ProcessGroup& group, int64_t largest_part,
   if (!peers_) memory_ = staging_ = at::Tensor();
 }
 
-std::shared_ptr<Work> PartReduce::start(const at::Tensor& whole, const at::Tensor& target,
-                                        bool accumulate) {
+std::shared_ptr<Work> ShardReduce::start(const at::Tensor& whole, const at::Tensor& target,
+                                         bool accumulate) {
   if (!peers_) return std::make_shared<ScatteredSum>(group_, whole, target, accumulate);
   const int64_t count = target.numel();
   return peers_->run([&] {
     for (int64_t begin = 0; begin < count; begin += piece_) {
       const int64_t of_piece = std::min(piece_, count - begin);
       write_piece(whole, begin, of_piece);
-      meet();
+      barrier();
       add_piece(whole, target, accumulate, begin, of_piece);
     }
   });
 }
 
-void PartReduce::write_piece(const at::Tensor& whole, int64_t begin, int64_t count) {
+void ShardReduce::write_piece(const at::Tensor& whole, int64_t begin, int64_t count) {
   const int size = group_.size(), own = group_.rank();
   half_ = 1 - half_;
   std::vector<PeerCopy> copies;
@@ -96,18 +96,18 @@ void PartReduce::write_piece(const at::Tensor& whole, int64_t begin, int64_t cou
   peers_->write(std::move(copies));
 }
 
-void PartReduce::meet() {
+void ShardReduce::barrier() {
   const int size = group_.size(), own = group_.rank();
-  ++meetings_;
-  for (int step = 1; step < size; ++step) peers_->signal((own + step) % size, own, meetings_);
+  ++barriers_;
+  for (int step = 1; step < size; ++step) peers_->signal((own + step) % size, own, barriers_);
   for (int step = 1; step < size; ++step) {
     const int from = (own + size - step) % size;
-    peers_->await(from, from, meetings_);
+    peers_->await(from, from, barriers_);
   }
 }
 
-void PartReduce::add_piece(const at::Tensor& whole, const at::Tensor& target, bool accumulate,
-                           int64_t begin, int64_t count) {
+void ShardReduce::add_piece(const at::Tensor& whole, const at::Tensor& target, bool accumulate,
+                            int64_t begin, int64_t count) {
   const int own = group_.rank();
   std::vector<at::Tensor> parts;
   for (int rank = 0; rank < group_.size(); ++rank) {
