@@ -33,7 +33,7 @@ struct CrossEntropyFunction : torch::autograd::Function<CrossEntropyFunction> {
   }
 };
 
-// Targets in the numbering of the part whose first column is `first`; which of them are ignored.
+// Targets relative to `first`, the first column of this part, and which of them are ignored.
 struct LocalTargets {
   at::Tensor local, ignored;
 };

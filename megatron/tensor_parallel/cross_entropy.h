@@ -19,34 +19,35 @@ namespace megatron {
 at::Tensor vocab_parallel_cross_entropy(const at::Tensor& logits, const at::Tensor& targets,
                                         int64_t vocab_size, double z_coeff, const ProcessGroup& tp);
 
-// The same of logits [n, v'/t] and targets [n] numbered from this rank's first column, of which
-// `valid` count; ignored targets are the caller's. Not differentiable.
+// As above for logits [n, v'/t], of which the first `valid` columns count, and targets [n] numbered
+// from this rank's first column. The caller handles ignored targets. Not differentiable.
 struct TokenLosses {
   at::Tensor loss;  // [n] fp32 (fp64)
   at::Tensor lse;   // [n] log sum exp over the whole vocabulary
 };
 TokenLosses token_losses(const at::Tensor& logits, const at::Tensor& targets, int64_t valid,
                          double z_coeff, const ProcessGroup& tp);
-// The same in two halves, for an exchange between them that takes its time. Not differentiable by
-// autograd.
+// As above in two halves, so that the exchange of the statistics between them can overlap with
+// other work. Not differentiable by autograd.
 class SplitCrossEntropy {
  public:
-  // logits [s, b, columns] of the part'th part of the vocabulary, which the gradient overwrites;
-  // the rest as above.
+  // logits [s, b, columns]: part number `part` of the vocabulary; overwritten by the gradient. The
+  // rest as above.
   SplitCrossEntropy(const at::Tensor& logits, const at::Tensor& targets, int64_t vocab_size,
                     double z_coeff, int part);
 
-  // [3, s b] fp32 (fp64): what all parts need to know of this one.
+  // [3, s b] fp32 (fp64): what every rank needs from this part of the vocabulary.
   const at::Tensor& statistics() const { return statistics_; }
   // [s, b] loss per token, from the statistics of all parts in order, [parts, 3, s b]. The same
   // bits on every rank.
   at::Tensor loss(const at::Tensor& all);
-  // Gradient of the logits, [s, b, columns], by that of the losses, [s, b]; after loss().
+  // Gradient with respect to the logits, [s, b, columns], given that of the losses, [s, b]. Call
+  // after loss().
   at::Tensor backward(const at::Tensor& grad_loss);
 
  private:
   int64_t s_, b_;
-  int64_t valid_;  // columns that are no padding
+  int64_t valid_;  // columns that are not padding
   double z_coeff_;
   at::Tensor logits_, targets_, ignored_, statistics_, lse_;
 };

@@ -57,10 +57,10 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-// Note [Postponed weight gradients] Between an exchange of rows and the next one in the backward
-// there is not always a product that hides it. A weight gradient has time: it waits for the next
-// exchange of the mailbox, whose way it hides, or for the end of the backward. Its operands, one of
-// them in a slot of the mailbox, wait with it.
+// Note [Postponed weight gradients] Weight gradients are off the critical path. They are queued and
+// run while the next transfer through the mailbox is in flight, or at the end of the backward pass:
+// between two exchanges of rows there is not always another product to overlap with. A queued
+// gradient keeps its operands alive, one of them in a slot of the mailbox.
 void postpone_weight_grad(LinearState& state, const at::Tensor& dy, std::function<at::Tensor()> x) {
   const double flops =
       2.0 * static_cast<double>(dy.numel()) * static_cast<double>(state.weight->local_shape[1]);
@@ -76,7 +76,7 @@ State* saved_state(AutogradContext* context) {
   return reinterpret_cast<State*>(context->saved_data["state"].toInt());
 }
 
-// X A^T + b, and what an adapter adds.
+// X A^T + b, plus the output of the adapter.
 at::Tensor product(const LinearState& state, const at::Tensor& x, const at::Tensor& weight,
                    const at::Tensor& bias, const at::Tensor& residual = {}) {
   const at::Tensor y = linear_forward(x, weight, bias, residual);
@@ -91,12 +91,13 @@ at::Tensor column_product(const LinearState& state, const at::Tensor& x, const a
              : product(state, gathered(state, x), weight, bias);
 }
 
-// Whether the backward gathers the layer's input for a weight gradient at once.
+// Whether the backward all-gathers the layer's input now, for a weight gradient that is not
+// deferred.
 bool gathers_input(const LinearState& state) {
   return state.sequence_parallel && state.weight->trainable && !state.weight->store->defers();
 }
 
-// x. When its gradient comes, the layer's input is sent for.
+// Identity. Its backward starts the all-gather of the layer's input.
 struct PrefetchInput : torch::autograd::Function<PrefetchInput> {
   static at::Tensor forward(AutogradContext* context, const at::Tensor& x, const at::Tensor& input,
                             LinearState* state) {
@@ -113,14 +114,14 @@ struct PrefetchInput : torch::autograd::Function<PrefetchInput> {
   }
 };
 
-// Y = norm(X) A^T + b with A's rows on this rank; and X.
+// {Y, X} with Y = norm(X) A^T + b, A's rows being those of this rank.
 struct ColumnFunction : torch::autograd::Function<ColumnFunction> {
-  // `kept` becomes the rows that are multiplied, if the backward has them.
+  // `kept` becomes the rows that are multiplied, if they are saved for the backward.
   static variable_list forward(AutogradContext* context, const at::Tensor& x, const at::Tensor&,
                                LinearState* state, at::Tensor* kept) {
     const AcquiredValue weight(state->weight), bias(state->bias);
     context->saved_data["state"] = reinterpret_cast<int64_t>(state);
-    context->set_materialize_grads(false);  // nothing may go around the layer
+    context->set_materialize_grads(false);  // there may be no residual path
     if (state->norm == nullptr) {
       // The residual stream may be fp32
       const at::Tensor input = x.to(weight.value().scalar_type());
@@ -143,7 +144,7 @@ struct ColumnFunction : torch::autograd::Function<ColumnFunction> {
     const at::Tensor dy = grads[0].contiguous();
     at::Tensor dx;
     at::ScalarType type;
-    // For the weight gradient, if that is not deferred: under the product, or sent for before.
+    // For the weight gradient, unless deferred: prefetched, or gathered during the product below.
     std::shared_ptr<GatheredRows> input = std::exchange(state.input_rows, nullptr);
     {
       const AcquiredValue weight(state.weight);
@@ -153,9 +154,9 @@ struct ColumnFunction : torch::autograd::Function<ColumnFunction> {
                                                state.mailbox.get());
       dx = linear_input_grad(dy, weight.value());
     }
-    at::Tensor inner;  // gradient between the two matrices of the adapter
+    at::Tensor inner;  // gradient of the adapter's hidden state, between A and B
     if (state.lora != nullptr) inner = state.lora->add_input_grad(dy, dx);
-    // Runs under a weight gradient
+    // Overlaps with a weight gradient
     const std::shared_ptr<Work> reduction = sum_over_ranks(state, dx);
     const auto whole_input = [&state, saved, type] {
       return gathered(state, linear_input(state, saved, type));
@@ -165,7 +166,7 @@ struct ColumnFunction : torch::autograd::Function<ColumnFunction> {
     const bool postponed =
         input && input->in_parts() && hides_exchange(*state.mailbox, dx, *state.tp);
     if (postponed) {
-      reduction->wait();  // runs what another layer postponed
+      reduction->wait();  // meanwhile runs gradients that other layers postponed
       postpone_weight_grad(state, dy, x);
     } else {
       accumulate_weight_grad(*state.weight, dy, x);
@@ -173,7 +174,7 @@ struct ColumnFunction : torch::autograd::Function<ColumnFunction> {
     if (state.lora != nullptr) state.lora->accumulate_grads(dy, inner, whole_input);
     accumulate_bias_grad(state.bias, dy);
     if (reduction && !postponed) reduction->wait();
-    const at::Tensor& beside = grads[1];  // undefined when nothing goes around the layer
+    const at::Tensor& beside = grads[1];  // undefined without a residual path
     if (state.norm != nullptr) {
       dx = norm_backward(*state.norm, dx, saved[0], saved[1], saved[2], beside);
     } else {
@@ -223,7 +224,7 @@ struct RowFunction : torch::autograd::Function<RowFunction> {
     LinearState& state = *saved_state<LinearState>(context);
     const variable_list saved = context->get_saved_variables();
     const at::Tensor input = saved[0];
-    // The gradient before a GELU is computed by the product, unless an adapter adds to that.
+    // The product also applies the GELU's backward, unless an adapter adds to its result first.
     const bool in_product =
         state.input_activation == Activation::kGeluTanh && state.lora == nullptr;
     const at::Tensor gelu_input = in_product ? input : at::Tensor();
@@ -234,7 +235,7 @@ struct RowFunction : torch::autograd::Function<RowFunction> {
     {
       const AcquiredValue weight(state.weight);
       if (state.sequence_parallel) {
-        // What a deferred weight gradient keeps is no memory of the mailbox.
+        // A deferred weight gradient must not hold memory of the mailbox.
         rows = std::make_shared<GatheredRows>(
             dy, *state.tp, state.weight->store->defers() ? nullptr : state.mailbox.get());
         dx = gathered_linear_input_grad(*rows, weight.value(), *state.tp, gelu_input);
@@ -267,7 +268,7 @@ struct RowFunction : torch::autograd::Function<RowFunction> {
   }
 };
 
-// The weight of a layer with delayed scales has them kept by its store.
+// With delayed scaling, the weight's store keeps the scales.
 void quantize_products(const QuantizationOptions& options, LinearState& state) {
   state.quantization = options;
   if (options.recipe == QuantizationRecipe::kDelayed)
@@ -406,7 +407,7 @@ at::Tensor RowParallelLinear::forward(at::Tensor x, const at::Tensor& residual) 
   const LinearState& state = impl_->state;
   if (state.quantization.enabled()) return quantized_row_forward(x, residual, impl_->state);
   x = x.contiguous();
-  // While nothing is recorded, what the activation is applied to need not outlive it.
+  // Without autograd the input of the activation can be freed at once.
   const bool activated = state.input_activation && !at::GradMode::is_enabled();
   if (activated) x = activation_forward(x, *state.input_activation, state.activation_offset);
   return RowFunction::apply(x, optional_residual(residual), anchor(), &impl_->state, activated);

@@ -31,16 +31,16 @@ struct LinearOptions {
   // activation is gated.
   std::optional<Activation> input_activation = {};
   double activation_offset = 0.0;
-  // With the activation inside: computes it again in the backward rather than saving its output,
-  // too, in codes if the layer is quantised.
+  // With input_activation: recompute the activation in the backward instead of saving its output
+  // (quantised, if the layer is) as well.
   bool recompute_activation = true;
-  // Row-parallel only: the layer whose product the activation is applied to, which must outlive
-  // this one. Where both are quantised, the gradient for it is measured while it is computed.
+  // Row-parallel only: the layer whose output the activation takes; must outlive this one. If both
+  // are quantised, the amax of its output gradient is measured by the kernel that computes it.
   ColumnParallelLinear* input_from = nullptr;
   // FP8 or FP4 operands in the three products of the layer; see
   // tensor_parallel/quantized_linear.cc.
   QuantizationOptions quantization = {};
-  // A low-rank adapter beside the weight: parameters lora_A.weight and lora_B.weight.
+  // A low-rank adapter in parallel to the weight: parameters lora_A.weight and lora_B.weight.
   LoraOptions lora = {};
 };
 
@@ -56,15 +56,15 @@ struct SublayerOutput {
 //   weight  [n/t, k]       shards: dim 0 over kTensor
 //
 // Communication: forward none (all-gather of x with sequence_parallel); backward all-reduce of dX
-// (reduce-scatter), under the weight gradient. The weight gradient goes into the parameter's
-// target; autograd sees dX only. Throws Error if n is not divisible by t. Source: Shoeybi et al.
-// 2019 (arXiv:1909.08053) section 3; Korthikanti et al. 2022 (arXiv:2205.05198).
+// (reduce-scatter), overlapped with the weight gradient. The weight gradient goes into the
+// parameter's target; autograd sees dX only. Throws Error if n is not divisible by t. Source:
+// Shoeybi et al. 2019 (arXiv:1909.08053) section 3; Korthikanti et al. 2022 (arXiv:2205.05198).
 class ColumnParallelLinear : public Module {
  public:
   ColumnParallelLinear(std::string name, int64_t input_size, int64_t output_size,
                        const LinearOptions& options, const ParallelGroups& groups);
-  // With a weight of another module (a tied embedding [v/t, h]), which must outlive this one, and
-  // neither bias nor norm. x may be of another floating-point type than the weight.
+  // Shares the weight of another module (a tied embedding [v/t, h]), which must outlive this one;
+  // no bias, no norm. x may have another floating-point type than the weight.
   ColumnParallelLinear(Parameter& weight, bool sequence_parallel, const ParallelGroups& groups);
   ~ColumnParallelLinear() override;
   at::Tensor forward(const at::Tensor& x);
@@ -87,7 +87,7 @@ class ColumnParallelLinear : public Module {
 };
 
 // Linear layer whose input features are split over the tensor-parallel group: Y = sum over ranks of
-// X_r A_r^T, + b, with X = activation(input) where it contains one.
+// X_r A_r^T, + b, where X = activation(input) if input_activation is set.
 //
 //   x       [s, b, k/t]
 //   return  [s, b, n]      ([s/t, b, n] with sequence_parallel)
@@ -100,7 +100,7 @@ class RowParallelLinear : public Module {
   RowParallelLinear(std::string name, int64_t input_size, int64_t output_size,
                     const LinearOptions& options, const ParallelGroups& groups);
   ~RowParallelLinear() override;
-  // `residual`, shaped as the result and of the weight's type, or undefined: is added.
+  // `residual`: added to Y unless undefined; has the result's shape and the weight's type.
   at::Tensor forward(at::Tensor x, const at::Tensor& residual = {});
 
  private:

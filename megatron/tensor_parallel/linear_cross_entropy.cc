@@ -22,17 +22,17 @@ constexpr int64_t kChunkMultiple = 128;  // tokens
 
 struct Inputs {
   Parameter* weight;
-  at::Tensor targets;    // [n], numbers of this rank's columns
+  at::Tensor targets;    // [n], relative to this rank's first column
   at::Tensor loss_grad;  // [n]
   int64_t valid;
   double z_coeff;
   int64_t chunk;
   const ProcessGroup* tp;
-  const ProcessGroup* input_sum;  // sums the gradient of x
+  const ProcessGroup* input_sum;  // group over which the gradient of x is summed
 };
 
 struct LinearCrossEntropyFunction : torch::autograd::Function<LinearCrossEntropyFunction> {
-  // x [n, h] whole rows; returns [n].
+  // x [n, h], the rows of all ranks; returns [n].
   static at::Tensor forward(AutogradContext* context, const at::Tensor& x, const at::Tensor&,
                             const Inputs* inputs) {
     Parameter& parameter = *inputs->weight;

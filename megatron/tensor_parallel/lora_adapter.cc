@@ -16,7 +16,7 @@ thread_local int adapters_off = 0;
 
 at::Tensor as_matrix(const at::Tensor& x) { return x.reshape({-1, x.size(-1)}); }
 
-// The rows of the whole tensor that this rank holds, in the order of its own.
+// Which rows of the whole tensor this rank holds, in local order.
 std::vector<int64_t> rows_here(const Parameter& parameter, const ParallelGroups& groups) {
   std::vector<int64_t> rows(static_cast<size_t>(parameter.local_shape[0]), -1);
   for (const ShardPiece& piece : shard_pieces(parameter, groups))
@@ -45,7 +45,7 @@ LoraAdapter::LoraAdapter(const Parameter& weight, const LoraOptions& options,
   const auto adapted = [&](int64_t row) {
     return adapter_of.empty() || adapter_of[static_cast<size_t>(row)] >= 0;
   };
-  // As PEFT starts them: A as torch starts linears, B at zero, so that nothing changes at first.
+  // Initialised as by PEFT: A like torch's linears, B zero, so that the adapter starts as a no-op.
   a.init = Init::uniform(1.0 / std::sqrt(static_cast<double>(k)));
   a.global_shape = {adapters_ * rank_, k};
   a.local_shape = {adapters_ * rank_, weight.local_shape[1]};
@@ -60,7 +60,7 @@ LoraAdapter::LoraAdapter(const Parameter& weight, const LoraOptions& options,
     b.global_shape[0] = b.local_shape[0] = rows;
     return;
   }
-  // The rows of B that each part of the weight has.
+  // The number of rows of B in each part of the weight.
   Shard shard = weight.placement.shards[0];
   int64_t first = 0;
   std::vector<int64_t> parts;
@@ -78,7 +78,7 @@ LoraAdapter::LoraAdapter(const Parameter& weight, const LoraOptions& options,
   b.placement.shards = {shard};
   if (adapter_of.empty()) return;
 
-  std::vector<int64_t> row_of;  // of the linear, by row of B
+  std::vector<int64_t> row_of;  // for each row of B, its row of the linear
   for (int64_t row = 0; row < rows; ++row)
     if (adapted(row)) row_of.push_back(row);
   const std::vector<int64_t> here = rows_here(weight, groups), held = rows_here(b, groups);

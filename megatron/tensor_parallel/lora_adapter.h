@@ -1,15 +1,15 @@
 // Low-rank adapters of parallel linears: Y = X W^T + scale * (X A^T) B^T with W frozen.
 //
-//                    A [adapters * r, k]                   B [rows, r]
-//   column-parallel  whole; a rank's gradient is a part    rows over kTensor, as W's
-//   row-parallel     columns over kTensor, as W's          whole; a rank's gradient is a part
+//                   A [adapters * r, k]                     B [rows, r]
+//   column-parallel  replicated; gradients are partial sums  rows over kTensor, as W's
+//   row-parallel     columns over kTensor, as W's            replicated; gradients are partial sums
 //
-// The linear's own collectives carry what adapters add: none is made for them but the sum of the
-// partial gradients at the end of a step.
+// Adapters use the linear's own collectives; the only additional one is the sum of the partial
+// gradients at the end of a step.
 //
 // A fused linear (queries, keys and values; gate and up) has one adapter for all of its rows, or
-// adapters of its own for some of its parts. Those are computed as one of rank adapters * r whose B
-// is zero where a row belongs to another adapter.
+// separate adapters for some of its parts. Separate adapters are computed as one of rank adapters *
+// r, in which B is zero where a row belongs to another adapter.
 // Source: Hu et al. 2021 (arXiv:2106.09685).
 #pragma once
 
@@ -26,12 +26,13 @@ struct LoraOptions {
   int64_t rank = 0;  // 0: no adapter
   double scale = 1.0;
   int adapters = 1;
-  // By row of the whole linear: the number of its adapter, or -1. Empty: one adapter for all.
+  // For each row of the whole linear: the index of its adapter, or -1. Empty: one adapter for all
+  // rows.
   std::vector<int8_t> adapter_of_row = {};
 };
 
-// While it lives, linears of this thread compute as if they had no adapters: the model that
-// training started from. For passes without a backward.
+// While it lives, linears of this thread compute without their adapters, as the base model. For
+// forward passes without a backward.
 class AdaptersOff {
  public:
   AdaptersOff();
@@ -43,8 +44,8 @@ class AdaptersOff {
 // The adapter of one linear, called by the linear's forward and backward.
 class LoraAdapter {
  public:
-  // `weight` is the linear's: complete but for its name and memory. Throws Error when the rows of
-  // some parts do not divide over the ranks as the weight's do.
+  // `weight`: the linear's weight, complete except for its name and storage. Throws Error when the
+  // rows of some parts cannot be split over the ranks like the weight's.
   LoraAdapter(const Parameter& weight, const LoraOptions& options, const ParallelGroups& groups);
 
   // y += scale * (x A^T) B^T in place; nothing under AdaptersOff.
@@ -52,8 +53,8 @@ class LoraAdapter {
   void add_output(const at::Tensor& x, const at::Tensor& y);
   // dx += dz A in place, with dz = scale * dy B, which is returned: [tokens, adapters * r].
   at::Tensor add_input_grad(const at::Tensor& dy, const at::Tensor& dx);
-  // The gradients of A and B, now or as an action of its own under a zero-bubble schedule. `x` is
-  // asked for when they are computed.
+  // The gradients of A and B: now, or later as a separate action of a zero-bubble schedule. `x` is
+  // called when they are computed.
   void accumulate_grads(const at::Tensor& dy, const at::Tensor& dz, std::function<at::Tensor()> x);
 
   Parameter a, b;
@@ -63,10 +64,9 @@ class LoraAdapter {
   at::Tensor spread(const at::Tensor& b);  // B with zeros in the columns of other adapters
   void accumulate(const at::Tensor& dy, const at::Tensor& dz, const at::Tensor& x);
 
-  const int64_t rank_, adapters_, rows_;  // rows_: of the linear on this rank
+  const int64_t rank_, adapters_, rows_;  // rows_: rows of the linear on this rank
   const double scale_;
-  at::Tensor slots_;  // by row of B here, where it lies in [rows * adapters, r]; undefined: one
-                      // adapter for all rows
+  at::Tensor slots_;  // row index in [rows * adapters, r] of each row of B; undefined: one adapter
 };
 
 }  // namespace megatron

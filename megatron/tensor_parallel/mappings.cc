@@ -45,7 +45,7 @@ at::Tensor reduce_scatter_last_dim(const at::Tensor& x, const ProcessGroup& tp, 
   return reduce_scatter_first_dim(parts, tp).squeeze(0);
 }
 
-// Applies one map forward and another one backward.
+// Applies one map in the forward and its conjugate in the backward.
 struct ConjugatePair : torch::autograd::Function<ConjugatePair> {
   static at::Tensor forward(AutogradContext* context, const at::Tensor& x, const ProcessGroup* tp,
                             Map forward_map, Map backward_map, PeerMailbox* mailbox) {
@@ -74,7 +74,7 @@ at::Tensor all_gather_first_dim(const at::Tensor& x, const ProcessGroup& tp, Pee
   if (tp.size() == 1) return x;
   GatheredRows rows(x, tp, mailbox);
   const at::Tensor whole = rows.wait();
-  return rows.in_parts() ? whole.clone() : whole;  // the mailbox keeps its memory
+  return rows.in_parts() ? whole.clone() : whole;  // else it is memory of the mailbox
 }
 
 at::Tensor empty_rows(const at::Tensor& x, const ProcessGroup& tp) {
@@ -121,7 +121,7 @@ std::function<at::Tensor()> distribute_saved_activation(const at::Tensor& x,
                                                         const ProcessGroup& tp) {
   const int64_t count = x.numel(), part = (count + tp.size() - 1) / tp.size();
   const int64_t begin = std::min(count, tp.rank() * part), end = std::min(count, begin + part);
-  const at::Tensor own = at::zeros({part}, x.options());  // the last parts may be padded
+  const at::Tensor own = at::zeros({part}, x.options());  // the last ranks' parts may be padded
   own.narrow(0, 0, end - begin).copy_(x.detach().reshape({count}).narrow(0, begin, end - begin));
   return [own, count, shape = x.sizes().vec(), tp] {
     return all_gather_first_dim(own, tp).narrow(0, 0, count).view(shape);

@@ -1,5 +1,5 @@
-// The conjugate pairs of tensor and sequence parallelism, differentiable. In a group of one rank
-// each returns its input.
+// The conjugate pairs of communication of tensor and sequence parallelism, differentiable. In a
+// group of one rank each returns its input.
 //
 //   name                                            forward                backward
 //   copy_to_tensor_model_parallel_region            identity               all-reduce
@@ -30,26 +30,26 @@ at::Tensor all_gather_last_dim_from_tensor_parallel_region(const at::Tensor& x,
                                                            const ProcessGroup& tp);
 at::Tensor scatter_to_sequence_parallel_region(const at::Tensor& x, const ProcessGroup& tp);
 at::Tensor gather_from_sequence_parallel_region(const at::Tensor& x, const ProcessGroup& tp);
-// Rows go through the mailbox of the group where they fit into it; it must outlive the graph and
-// may be null.
+// Uses the mailbox of the group if the rows fit into it; the mailbox may be null and must outlive
+// the graph.
 at::Tensor reduce_scatter_to_sequence_parallel_region(const at::Tensor& x, const ProcessGroup& tp,
                                                       PeerMailbox* mailbox = nullptr);
 
-// What one rank has of x when dim 0 is split over the group; not filled.
+// An uninitialised tensor for one rank's rows of x when dim 0 is split over the group.
 at::Tensor empty_rows(const at::Tensor& x, const ProcessGroup& tp);
 
-// What is behind them, not differentiable. dim 0 is split over the group.
+// The collectives of these functions, not differentiable. Dim 0 is split over the group.
 at::Tensor all_gather_first_dim(const at::Tensor& x, const ProcessGroup& tp,
                                 PeerMailbox* mailbox = nullptr);
 at::Tensor reduce_scatter_first_dim(const at::Tensor& x, const ProcessGroup& tp,
                                     PeerMailbox* mailbox = nullptr);
 
-// A tensor that every rank of the group holds alike, kept in parts
-// (--distribute-saved-activations): each rank keeps one of equal parts of the flattened tensor, and
-// calling the result gives the whole. Not differentiable.
+// Splits a tensor that is equal on every rank of the group (--distribute-saved-activations): each
+// rank keeps one of t equal parts of the flattened tensor, and calling the result returns the whole
+// tensor. Not differentiable.
 //
-// Communication: none now; the call is an all-gather, which every rank of the group has to make at
-// the same place.
+// Communication: none now; the call is an all-gather, which every rank of the group must make at
+// the same point.
 std::function<at::Tensor()> distribute_saved_activation(const at::Tensor& x,
                                                         const ProcessGroup& tp);
 

@@ -1,27 +1,28 @@
 // Linear layers whose three products have operands in FP8 (or FP4).
 //
-//   y  = x8 w8^T     x8 in rows, w8 in rows
-//   dx = g8 w8       g8 in rows, w8 transposed          g = dy
-//   dw = g8^T x8     both transposed; summed straight into the fp32 target
+//   y  = x8 w8^T     x8 by rows, w8 by rows
+//   dx = g8 w8       g8 by rows, w8 transposed         g = dy
+//   dw = g8^T x8     both transposed; accumulated straight into the fp32 target
 //
 // Note [What quantised linears keep]
-// Products on Hopper sum along contiguous elements of both operands, so each operand is written in
-// the two orientations that it is used in, from one reading. The transposed input is what waits for
-// the backward, 1 byte an element, in place of the input. With sequence parallelism the layer's own
-// rows wait in the model's type, as without quantisation: the gathered codes would be larger. A
-// weight is quantised when its value has changed, once a step, and its codes (2 bytes an element)
-// stay; where values are gathered for each pass (fully sharded) they are quantised each time.
+// Products on Hopper sum along contiguous elements of both operands, so each operand is quantised
+// in one pass into the two orientations that it is used in. The transposed input is saved for the
+// backward instead of the input, 1 byte per element. With sequence parallelism the layer saves its
+// own rows in the model's type, as without quantisation: the gathered quantised input would be
+// larger. A weight is quantised when its value has changed, once a step, and both copies (2 bytes
+// per element) are kept; where values are gathered for each pass (fully sharded) it is quantised
+// each time.
 //
-// Note [Gradients in codes] With delayed scaling the scale of every operand is known, so a norm
-// writes codes of its result alone, and so does a gated activation: of its result in the forward,
-// and in the backward of the gradient of linear_fc1's product, which is then no tensor that
-// autograd could carry. linear_fc2 leaves the codes with linear_fc1's state, whose backward follows
-// at once, and returns an undefined gradient.
+// Note [Quantised gradients] With delayed scaling the scale of every operand is known in advance,
+// so a norm writes its result in quantised form only. So does a gated activation: its result in the
+// forward, and in the backward the gradient of linear_fc1's output, which is then not a tensor that
+// autograd could carry. linear_fc2 stores it in linear_fc1's state, whose backward runs next, and
+// returns an undefined gradient.
 //
 // Note [Measuring]
-// A scale follows from the largest value of the tensor, so it needs a reading of its own, which
-// norms and activations do while they write: their kernels raise an amax on the device. Under
-// delayed scaling the scale is there before, and the cast measures for the next step.
+// A scale is computed from the tensor's amax, which needs a pass over the tensor. Norms and
+// activations compute it while they write: their kernels raise an amax on the device. Under delayed
+// scaling the scale is known beforehand, and the cast measures the amax for the next step.
 #include <algorithm>
 
 #include "megatron/base/check.h"
@@ -37,10 +38,10 @@ using torch::autograd::variable_list;
 
 constexpr Orientations kBoth{true, true}, kInRows{true, false}, kInColumns{false, true};
 
-// How one operand is about to be scaled.
+// Chooses the scale of one operand and records its amax.
 class OperandScaling {
  public:
-  // `record`: the values count for the next step's scales.
+  // `record`: the amax enters the next step's scales.
   OperandScaling(LinearState& state, OperandRole role, bool record) : state_(state), role_(role) {
     const QuantizationRecipe recipe = state.quantization.recipe;
     if (recipe == QuantizationRecipe::kDelayed)
@@ -51,10 +52,9 @@ class OperandScaling {
       slot_ = scales_->amax.narrow(0, static_cast<int64_t>(role), 1);
   }
 
-  // Where a kernel that makes the operand puts its largest value, [1]; undefined: nobody asks for
-  // it.
+  // Where the kernel that computes the operand writes its amax, [1]; undefined: not needed.
   at::Tensor to_measure(const at::Tensor& like) {
-    if (like.scalar_type() == at::kDouble) return {};  // kernels measure what they cast
+    if (like.scalar_type() == at::kDouble) return {};  // kernels measure only what they cast
     if (by_own_values_) {
       measured_ = at::zeros({1}, like.options().dtype(at::kFloat));
       return measured_;
@@ -62,8 +62,8 @@ class OperandScaling {
     recorded_ = slot_.defined();
     return slot_;
   }
-  // The operand has been measured elsewhere, by what to_measure() of another object of this role
-  // gave.
+  // The operand's amax was measured elsewhere, into the to_measure() of another object of this
+  // role.
   void take_measured(const at::Tensor& amax) {
     if (by_own_values_) {
       measured_ = amax;
@@ -71,15 +71,15 @@ class OperandScaling {
       recorded_ = true;
     }
   }
-  // The scale of an earlier quantisation of the same values.
+  // Reuses the scale of an earlier quantisation of the same values.
   void repeat(const at::Tensor& scale) { earlier_ = scale; }
 
-  // Whether a kernel can write codes as it computes: by a scale that is known, or by blocks.
+  // Whether a kernel can quantise its result as it computes: with a known scale, or by blocks.
   bool is_known() const {
     if (state_.quantization.recipe == QuantizationRecipe::kBlockwise) return true;
     return state_.quantization.recipe == QuantizationRecipe::kDelayed && !by_own_values_;
   }
-  // The codes of an activation's result, or with `dy` of its gradient; is_known().
+  // Quantises an activation's result, or with `dy` its gradient. Requires is_known().
   QuantizedTensor quantize_activation(const at::Tensor& x, const at::Tensor& dy,
                                       Activation activation, double offset,
                                       Orientations wanted) const {
@@ -87,8 +87,8 @@ class OperandScaling {
     return megatron::quantize_activation(x, dy, activation, offset, state_.quantization.type(role_),
                                          wanted, known_scale());
   }
-  // Whether the layer's norm can write codes of its result: by one scale that is known, of rows as
-  // they come here.
+  // Whether the layer's norm can quantise its result: with one known scale, for rows as they arrive
+  // here.
   bool norm_goes_into_codes(const at::Tensor& x) const {
     return state_.quantization.recipe == QuantizationRecipe::kDelayed && !by_own_values_ &&
            can_quantize_norm(x);
@@ -142,13 +142,13 @@ class OperandScaling {
   const OperandRole role_;
   const DelayedScales* scales_ = nullptr;
   bool by_own_values_ = false, recorded_ = false;
-  at::Tensor slot_;      // where this step's largest value is recorded
-  at::Tensor measured_;  // the largest value, known already
+  at::Tensor slot_;      // where this step's amax is recorded
+  at::Tensor measured_;  // the amax, if already known
   at::Tensor earlier_;
 };
 
-// The weight in codes, in both orientations where they are kept. `record`: see OperandScaling; once
-// for each value.
+// The quantised weight, in both orientations where copies are kept. `record`: see OperandScaling;
+// once for each value.
 QuantizedTensor weight_codes(LinearState& state, const at::Tensor& value, Orientations wanted,
                              bool record) {
   WeightCodes& kept = state.weight_codes;
@@ -158,7 +158,7 @@ QuantizedTensor weight_codes(LinearState& state, const at::Tensor& value, Orient
   if (version < 0 || version != kept.version || kept.store != &store) {
     OperandScaling scaling(state, OperandRole::kWeight, record);
     if (delayed && !record && store.delayed_scales(*state.weight) != nullptr) {
-      // An evaluation comes first; the step that follows records what was measured here.
+      // If an evaluation comes first, the step that follows records what is measured here.
       const at::Tensor amax = largest_magnitude(value);
       scaling.take_measured(amax);
       kept.amax = amax;
@@ -188,7 +188,7 @@ at::Tensor multiply(const LinearState& state, const QuantizedMatrix& a, const Qu
   return quantized_product(a, b, type, bias, fast, addend).view(shape);
 }
 
-// Whether the weight gradient multiplies codes that wait for the backward.
+// Whether the quantised input is saved for the weight gradient.
 bool keeps_codes(const LinearState& state) {
   const bool built_again = state.norm != nullptr
                                ? state.recompute_norm
@@ -196,7 +196,7 @@ bool keeps_codes(const LinearState& state) {
   return state.weight->trainable && state.quantization.weight_gradient && !built_again &&
          !state.sequence_parallel;
 }
-// A row-parallel layer's input lies on this rank alone, sequence parallelism or not.
+// A row-parallel layer's input is local to this rank, with or without sequence parallelism.
 bool row_keeps_codes(const LinearState& state) {
   return state.weight->trainable && state.quantization.weight_gradient &&
          !(state.input_activation && state.recompute_activation);
@@ -206,11 +206,11 @@ Orientations gradient_orientations(const LinearState& state) {
   return state.weight->trainable && state.quantization.weight_gradient ? kBoth : kInRows;
 }
 
-// Whether an activation's kernel can write codes in place of its result `like`.
+// Whether an activation's kernel can write its result, shaped as `like`, in quantised form only.
 bool goes_into_codes(const OperandScaling& scaling, Activation activation, const at::Tensor& like) {
   return scaling.is_known() && is_gated(activation) && like.scalar_type() != at::kDouble;
 }
-// Whether a layer's backward needs the gradient of its output in codes only.
+// Whether a layer's backward needs its output gradient in quantised form only.
 bool takes_codes_alone(const LinearState& state) {
   return state.bias == nullptr && (!state.weight->trainable || state.quantization.weight_gradient);
 }
@@ -223,7 +223,7 @@ QuantizedMatrix kept_matrix(const LinearState& state, const SavedCodes& saved) {
   return {saved.codes, saved.scale, blocks ? ScaleLayout::kVector128 : ScaleLayout::kTensor};
 }
 
-// dw from dy, quantised, and the input: the saved codes, or what `input` gives.
+// dw from the quantised dy and the input: the saved quantised one, or else the result of `input`.
 void quantized_weight_grad(LinearState& state, const QuantizedTensor& gradient,
                            const at::Tensor& dy, const SavedCodes& saved,
                            const std::function<at::Tensor()>& input) {
@@ -241,7 +241,7 @@ void quantized_weight_grad(LinearState& state, const QuantizedTensor& gradient,
                       });
 }
 
-// The scale to repeat when codes are made again; blocks follow from the values alone.
+// The scale to reuse when the input is quantised again; block scales follow from the values.
 at::Tensor scale_to_repeat(const LinearState& state, const QuantizedTensor& input) {
   return state.quantization.recipe == QuantizationRecipe::kBlockwise ? at::Tensor()
                                                                      : input.rows.scale;
@@ -252,15 +252,16 @@ LinearState& saved_state(AutogradContext* context) {
 }
 
 struct QuantizedColumnFunction : torch::autograd::Function<QuantizedColumnFunction> {
-  // Saves x, mean and rstd for a norm; the input in codes and their scale, or as it was with the
-  // scale.
+  // Saves x, mean and rstd for a norm; the quantised input and its scale, or the unquantised input
+  // and the scale.
   static variable_list forward(AutogradContext* context, const at::Tensor& x, const at::Tensor&,
                                LinearState* pointer, bool recording) {
     LinearState& state = *pointer;
     const AcquiredValue weight(state.weight), bias(state.bias);
     const at::ScalarType type = weight.value().scalar_type();
     context->saved_data["state"] = reinterpret_cast<int64_t>(pointer);
-    context->set_materialize_grads(false);  // the gradient of y may come as codes, beside autograd
+    // the gradient of y may come quantised, outside autograd
+    context->set_materialize_grads(false);
     OperandScaling scaling(state, OperandRole::kInput, recording);
     const bool norm = state.norm != nullptr, keep = recording && keeps_codes(state);
     const bool save_input =
@@ -323,14 +324,14 @@ struct QuantizedColumnFunction : torch::autograd::Function<QuantizedColumnFuncti
                     /*forward=*/false);
     }
     const std::shared_ptr<Work> reduction =
-        sum_over_ranks(state, dx);  // runs under the weight gradient
+        sum_over_ranks(state, dx);  // overlaps with the weight gradient
     quantized_weight_grad(state, gradient, dy, {saved[4], saved[5]}, [&state, saved, type] {
       if (saved[3].defined()) return gathered(state, saved[3]);
       return gathered(state, norm_apply(*state.norm, saved[0], saved[1], saved[2]).to(type));
     });
     if (dy.defined()) accumulate_bias_grad(state.bias, dy);
     if (reduction) reduction->wait();
-    const at::Tensor& beside = grads[1];  // undefined when nothing goes around the layer
+    const at::Tensor& beside = grads[1];  // undefined without a residual path
     if (state.norm != nullptr) {
       dx = norm_backward(*state.norm, dx, saved[0], saved[1], saved[2], beside);
     } else if (beside.defined()) {
@@ -341,8 +342,8 @@ struct QuantizedColumnFunction : torch::autograd::Function<QuantizedColumnFuncti
 };
 
 struct QuantizedRowFunction : torch::autograd::Function<QuantizedRowFunction> {
-  // Saves what an activation inside was applied to; the input in codes and their scale, or as it
-  // was.
+  // Saves the input of the activation; the quantised input of the product and its scale, or the
+  // unquantised one.
   static at::Tensor forward(AutogradContext* context, const at::Tensor& before,
                             const std::optional<at::Tensor>& residual, const at::Tensor&,
                             LinearState* pointer, bool recording) {

@@ -12,7 +12,7 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-// Rows of the parameter; ids outside [0, rows) are negative here and give zeros.
+// Looks up rows of the parameter; ids outside [0, rows) are negative here and give zeros.
 struct EmbeddingFunction : torch::autograd::Function<EmbeddingFunction> {
   static at::Tensor forward(AutogradContext* context, const at::Tensor& ids, const at::Tensor&,
                             Parameter* parameter) {
@@ -33,8 +33,8 @@ struct EmbeddingFunction : torch::autograd::Function<EmbeddingFunction> {
   }
 };
 
-// An id outside the table would read foreign memory. Only where looking costs no synchronisation:
-// on the CPU.
+// An id outside the table would read foreign memory. Checked only where that costs no
+// synchronisation: on the CPU.
 void check_ids(const char* what, const at::Tensor& ids, int64_t rows) {
   if (!ids.device().is_cpu() || ids.numel() == 0) return;
   const auto [low, high] = at::aminmax(ids);

@@ -6,8 +6,8 @@
 
 namespace megatron {
 
-// Rank r owns rows [r v'/t, (r+1) v'/t) of the padded table; foreign ids give zero rows before the
-// sum.
+// Rank r owns rows [r v'/t, (r+1) v'/t) of the padded table; ids of other ranks give zero rows
+// before the sum.
 //
 //   ids     [b, s] int64
 //   return  [s, b, h]   ([s/t, b, h] with sequence_parallel)
@@ -30,7 +30,8 @@ class VocabParallelEmbedding : public Module {
   std::shared_ptr<PeerMailbox> mailbox_;
 };
 
-// A plain table, whole on every rank (learned positions): ids [...] -> [..., h]. Parameter: weight.
+// A plain table, replicated on every rank (learned positions): ids [...] -> [..., h]. Parameter:
+// weight.
 class Embedding : public Module {
  public:
   Embedding(int64_t rows, int64_t hidden_size, Init init);

@@ -15,24 +15,24 @@
 
 namespace megatron {
 
-// A weight in codes, kept while its value stays.
+// Quantised copies of a weight, reused as long as its value does not change.
 struct WeightCodes {
   QuantizedTensor codes;
   const ParameterStore* store = nullptr;
   int64_t version = -1;
-  at::Tensor amax;  // delayed scaling: the weight's largest value, where no step has it yet
+  at::Tensor amax;  // delayed scaling: the weight's amax, until a step records it
 };
 
-// A gradient whose largest value was measured by the kernel that made it; or one that was never
-// written but as codes, of this shape, and has no tensor.
+// A gradient whose amax was measured by the kernel that computed it; or one that exists only in
+// quantised form: the kernel wrote no tensor of this shape.
 struct MeasuredGradient {
   at::Tensor gradient, amax;
   QuantizedTensor codes = {};
   std::vector<int64_t> shape = {};
 };
 
-// Lives as long as the layer, which must outlive its graphs. Every function takes an anchor()
-// besides x, so that its weights are trained although x needs no gradient.
+// Lives as long as the layer, which must outlive its graphs. Every autograd function takes an
+// anchor() besides x, so that its weights are trained even if x needs no gradient.
 struct LinearState {
   Parameter* weight = nullptr;
   Parameter* bias = nullptr;
@@ -44,32 +44,32 @@ struct LinearState {
   double activation_offset = 0.0;
   bool recompute_activation = true;
   QuantizationOptions quantization = {};
-  LinearState* input_from = nullptr;  // the layer that the input activation is applied to, if known
+  LinearState* input_from = nullptr;  // the layer whose output the input activation takes, if known
   WeightCodes weight_codes = {};
   LoraAdapter* lora = nullptr;
   std::shared_ptr<PeerMailbox> mailbox = {};
   std::shared_ptr<GatheredRows> input_rows = {};  // in flight: prefetched in backward
-  MeasuredGradient measured = {};  // the gradient of this layer's output, if its maker measured it
+  MeasuredGradient measured = {};  // this layer's output gradient, if the next layer measured it
 };
 
-// Computes a weight gradient and reports it; now, or as an action of its own under a zero-bubble
-// schedule. `accumulate` adds to the target it is given.
+// Computes a weight gradient and reports it ready: now, or later as a separate action of a
+// zero-bubble schedule. `accumulate` adds to the target it is given.
 void run_weight_gradient(Parameter& weight, std::function<void(const GradTarget&)> accumulate);
 
-// The same with dy^T x; `x` is asked for when the product is computed.
+// The same with dy^T x; `x` is called when the product is computed.
 void accumulate_weight_grad(Parameter& weight, const at::Tensor& dy,
                             const std::function<at::Tensor()>& x);
 void accumulate_bias_grad(Parameter* bias, const at::Tensor& dy);
 
-// x with the rows of all tensor ranks under sequence parallelism.
+// x; under sequence parallelism all-gathered over the tensor ranks.
 at::Tensor gathered(const LinearState& state, const at::Tensor& x);
 
-// The sum over several ranks of their `x` [s, ...], under way; `x` becomes what this rank has of
-// it: its rows [s/t, ...] under sequence parallelism, else all. Null with one rank.
+// Starts the sum of `x` [s, ...] over the tensor ranks; after wait() `x` is this rank's share: rows
+// [s/t, ...] under sequence parallelism, else the whole sum. Null with one rank.
 std::shared_ptr<Work> sum_over_ranks(const LinearState& state, at::Tensor& x);
 
-// A residual as an autograd function takes it, which knows no undefined tensors, and what its
-// backward gives for it.
+// An optional residual as an argument of an autograd function, which takes no undefined tensors,
+// and the gradient that its backward returns for it.
 inline std::optional<at::Tensor> optional_residual(const at::Tensor& residual) {
   return residual.defined() ? std::optional<at::Tensor>(residual) : std::nullopt;
 }
@@ -77,7 +77,8 @@ inline at::Tensor residual_grad(torch::autograd::AutogradContext* context, const
   return context->saved_data["residual"].toBool() ? dy : at::Tensor();
 }
 
-// The layers with quantised operands, as autograd functions: {y, x for what goes around}, and y.
+// The layers with quantised operands, as autograd functions: they return {y, x for the residual}
+// and y.
 torch::autograd::variable_list quantized_column_forward(const at::Tensor& x, LinearState& state);
 at::Tensor quantized_row_forward(const at::Tensor& x, const at::Tensor& residual,
                                  LinearState& state);
