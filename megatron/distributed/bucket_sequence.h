@@ -1,7 +1,8 @@
 // Which bucket of gradients is reduced next. Pure bookkeeping, without libtorch.
 //
-// Buckets are reduced round after round in one fixed order, so that every rank issues the same
-// collectives whatever the order in which its gradients become ready, and whatever it never used.
+// Buckets are reduced in rounds, in one fixed order, so that every rank issues the same
+// collectives, no matter in which order its gradients become ready or which parameters it did not
+// use.
 #pragma once
 
 #include <cstdint>
@@ -13,23 +14,23 @@ namespace megatron {
 class BucketSequence {
  public:
   // order: every bucket once, in the order of their reductions
-  // members: by bucket, its parameters that are trained
-  // uses: by parameter, how often one backward pass reports it
+  // members: by bucket, its trained parameters
+  // uses: by parameter, how many times one backward pass reports it
   BucketSequence(std::vector<int> order, std::vector<std::vector<int>> members,
                  std::vector<int> uses);
 
-  // A step of `rounds` rounds begins; each round takes the reports of `passes` backward passes.
+  // Starts a step of `rounds` rounds, each of which takes the reports of `passes` backward passes.
   void restart(int64_t rounds, int64_t passes);
 
-  // One use of the parameter is complete. True: reported more often than the step allows, which is
-  // the caller's bug.
+  // Reports one gradient of the parameter. Returns true if that is more than the step allows, a bug
+  // of the caller.
   [[nodiscard]] bool report(int parameter);
 
-  // The next bucket when every report of its round has come; it then counts as reduced.
+  // The next bucket if all reports of its round have arrived; it then counts as reduced.
   std::optional<int> next_ready();
-  // The next bucket in any case; none when all rounds are over.
+  // The next bucket, complete or not; nullopt when all rounds are over.
   std::optional<int> next_left();
-  // Whether the bucket that was given last is not given again.
+  // Whether the bucket returned last has no further round.
   bool in_last_round() const {
     return reduced_ > (rounds_ - 1) * static_cast<int64_t>(order_.size());
   }
@@ -47,11 +48,11 @@ class BucketSequence {
   std::vector<int> uses_;
   std::vector<int> bucket_of_;    // by parameter; -1: never reported
   std::vector<int64_t> reports_;  // by parameter
-  std::vector<int64_t> round_;    // by bucket: the round that it is filled for
-  std::vector<int64_t> missing_;  // by bucket: members whose reports of that round are incomplete
+  std::vector<int64_t> round_;    // by bucket: the round being filled
+  std::vector<int64_t> missing_;  // by bucket: members with reports missing in that round
   int64_t rounds_ = 0;
   int64_t passes_ = 1;
-  int64_t reduced_ = 0;  // buckets, over all rounds
+  int64_t reduced_ = 0;  // number of reduced buckets, over all rounds
 };
 
 }  // namespace megatron

@@ -33,7 +33,7 @@ class Planner {
     if (full || own) close(own);
   }
 
-  // What follows is frozen.
+  // The parameters that follow are frozen.
   void end_trained() {
     close();
     frozen_ = true;
@@ -64,7 +64,7 @@ class Planner {
   std::vector<int> open_;
   int unit_ = 0;
   bool frozen_ = false;
-  bool table_ = false;  // so far
+  bool table_ = false;  // so far only embeddings
   int64_t bucket_begin_ = 0;
   int64_t end_ = 0;
 };
@@ -86,7 +86,7 @@ std::vector<int> sharding_units(const std::vector<std::string>& names) {
   std::vector<int> units;
   std::string last;
   int unit = 0;
-  bool waits = true;  // the unit has nothing yet that others could go with
+  bool waits = true;  // no module yet that the stack's parameters could join
   for (const std::string& name : names) {
     const std::string part = part_of_model(name);
     if (part != last && part != kStack) {

@@ -1,5 +1,4 @@
-// Where parameters lie in the flat buffers of a store (contracts i). Pure arithmetic, without
-// libtorch.
+// Where parameters lie in the flat buffers of a store. Pure arithmetic, without libtorch.
 #pragma once
 
 #include <cstdint>
@@ -10,9 +9,9 @@ namespace megatron {
 
 struct BufferParameter {
   int64_t num_elements = 0;
-  bool own_bucket = false;  // a tied embedding, whose gradient is complete last
-  int unit = 0;             // neighbours of different units lie in different buckets
-  bool frozen = false;      // takes no gradient
+  bool own_bucket = false;  // tied embedding: its gradient is complete last
+  int unit = 0;             // a bucket does not span units
+  bool frozen = false;      // has no gradient
   bool embedding = false;
 };
 
@@ -32,30 +31,30 @@ struct BufferSlot {
 struct BufferBucket {
   int64_t begin = 0;
   int64_t end = 0;
-  std::vector<int> parameters;  // indices, in the order of the buffer
-  bool own = false;             // holds one parameter with own_bucket
-  int unit = 0;                 // of its last parameter
-  bool frozen = false;          // so are all its parameters
-  // Embeddings and nothing else; sharded gradients of it are summed after the last pass
+  std::vector<int> parameters;  // indices, in buffer order
+  bool own = false;             // holds a single parameter, with own_bucket
+  int unit = 0;                 // unit of its last parameter
+  bool frozen = false;          // all its parameters are frozen
+  // Contains only embeddings; with sharded gradients it is reduced once, after the last pass
   bool table = false;
 };
 
 struct BufferLayout {
-  std::vector<BufferSlot> slots;  // by index of the parameter
+  std::vector<BufferSlot> slots;  // by parameter index
   std::vector<BufferBucket> buckets;
   int64_t num_elements = 0;
-  int64_t num_trained_elements = 0;  // the first ones, which take gradients
-  int num_trained_buckets = 0;       // the first ones
+  int64_t num_trained_elements = 0;  // elements with gradients; they come first
+  int num_trained_buckets = 0;       // they come first
 };
 
-// The unit of each parameter, of names in model order, when values are sharded: a layer, or a part
-// around the layers. What the stack of layers has besides them, its final norm, goes with what
-// comes before it or, first of all, behind it: a message of its own would be late for what needs it
-// and in the way of the large one behind.
+// The sharding unit of each parameter, from names in model order: a layer, or a module outside the
+// layers. Parameters of the stack of layers itself (the final norm) join the unit before them, or,
+// at the start of a stage, the one after: a separate small gather would arrive late and delay the
+// large one that follows.
 std::vector<int> sharding_units(const std::vector<std::string>& names);
 
 // Parameters are given in model order and placed in reverse, because backward completes the last
-// ones first. Frozen ones lie behind all others, in buckets of their own.
+// ones first. Frozen ones follow all others, in separate buckets.
 BufferLayout plan_buffer(const std::vector<BufferParameter>& parameters,
                          const BufferOptions& options);
 

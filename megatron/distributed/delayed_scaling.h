@@ -1,4 +1,5 @@
-// The delayed scales around the weights of one model chunk: one packed state, one reduction a step.
+// Delayed scaling of the quantised linears of one model chunk: one packed state, one reduction per
+// step.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -18,15 +19,15 @@ class DelayedScaling {
   DelayedScaling(std::vector<const Parameter*> weights, at::Device device);
 
   const DelayedScales& scales(const Parameter& weight) const { return scales_.at(&weight); }
-  // Forgets the largest values of this step.
+  // Clears the amax values of this step.
   void restart() { amax_.zero_(); }
   // See DistributedDataParallel::update_delayed_scales().
   void update(const ParallelGroups& groups);
-  // The state has been loaded. Waits for the device.
+  // Call after loading the state. Synchronises with the device.
   void loaded();
 
   const std::vector<const Parameter*>& weights() const { return weights_; }
-  // [3, 1 + history_length] of a weight.
+  // A weight's part of the state, [3, 1 + history_length].
   at::Tensor state(size_t index) const { return state_.select(0, static_cast<int64_t>(index)); }
 
  private:

@@ -19,20 +19,19 @@ int64_t num_elements(const Parameter& parameter) {
                          std::multiplies<>());
 }
 
-// Megatron's default is large enough for the bandwidth of the collective, and more so over more
-// ranks.
+// Megatron's default: large enough for the bandwidth of the collective, growing with the ranks.
 int64_t bucket_size(const DistributedDataParallelConfig& config, ShardingStrategy strategy,
                     int data_ranks, int64_t trained_elements) {
   if (strategy == ShardingStrategy::kOptimGradsParams || data_ranks == 1) return 0;
   if (config.ddp_bucket_size) return *config.ddp_bucket_size;
   if (config.ddp_num_buckets)
     return (trained_elements + *config.ddp_num_buckets - 1) / *config.ddp_num_buckets;
-  // Whole gradients that are reduced after the backward need no buckets.
+  // Gradients that are kept whole and reduced after the backward need no buckets.
   if (strategy != ShardingStrategy::kOptimGrads && !config.overlap_grad_reduce) return 0;
   return std::max<int64_t>(40'000'000, int64_t{1'000'000} * data_ranks);
 }
 
-// Once in a run, whatever the number of stores.
+// Logs once in a run, whatever the number of stores.
 void log_gathering(const ShardGather& gather) {
   static std::once_flag once;
   std::call_once(once, [&] {
@@ -49,8 +48,7 @@ bool is_shared(const Parameter& parameter) {
   return parameter.shared != nullptr && parameter.shared->size() > 1;
 }
 
-// The views of this rank's gradients of the parameters that `wanted` chooses, in the order of the
-// buffer.
+// Views of this rank's gradients of the parameters chosen by `wanted`, in buffer order.
 template <class Wanted>
 std::vector<at::Tensor> chosen_grads(const std::vector<FlatShard>& shards, const Wanted& wanted) {
   std::vector<at::Tensor> chosen;
@@ -141,7 +139,7 @@ void DistributedDataParallel::plan(const DistributedDataParallelConfig& config) 
   options.bucket_size = bucket_size(config, strategy, data_ranks, trained_elements);
   layout_.buffer = plan_buffer(parameters, options);
 
-  // Buckets are reduced in the order of the buffer, those of tied embeddings at the end.
+  // Buckets are reduced in buffer order, those of tied embeddings at the end.
   std::vector<int> order, last, uses;
   std::vector<std::vector<int>> members;
   for (int bucket = 0; bucket < layout_.num_buckets(); ++bucket) {
@@ -174,7 +172,7 @@ void DistributedDataParallel::make_shards() {
     shard.values = values_->flat().narrow(0, value_begin - before, before + count);
     if (!frozen) shard.grads = grads_->flat().narrow(0, grad_begin - before, before + count);
     const int64_t first =
-        layout_.bucket_begin(bucket) + layout_.shard_begin(bucket);  // in the buffer
+        layout_.bucket_begin(bucket) + layout_.shard_begin(bucket);  // offset in the buffer
     for (int index : layout_.buffer.buckets[bucket].parameters) {
       const BufferSlot& slot = layout_.buffer.slots[index];
       const int64_t begin = std::max(slot.begin, first), end = std::min(slot.end, first + count);
@@ -347,7 +345,7 @@ std::vector<StateTensor> DistributedDataParallel::describe(
     entry.description = sharded_tensor(parameter, groups_, prefix + parameter.name, entry.data);
     entry.description.data = nullptr;
     entry.description.flat_begin = entry.description.flat_end = 0;
-    // Of the copies of a part, the first over instances, over tensor ranks and over stages counts.
+    // Of the replicas of a part, copy 0 is the first over instances, tensor ranks and stages.
     const bool over_tensor = is_sharded_over(parameter, Axis::kTensor);
     int num_copies = 1;
     const auto copied_over = [&](const ProcessGroup& group) {

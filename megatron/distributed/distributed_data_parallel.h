@@ -1,5 +1,5 @@
-// Owner of a model chunk's weights and gradients: keeps them whole or in shards, and sums gradients
-// over the ranks that hold different tokens.
+// Owns a model chunk's weights and gradients, replicated or sharded, and sums gradients over the
+// ranks that process different tokens.
 #pragma once
 
 #include <functional>
@@ -17,19 +17,19 @@
 
 namespace megatron {
 
-// A run of elements of one parameter that this rank updates.
+// A contiguous range of elements of one parameter that this rank updates.
 struct FlatSlot {
   Parameter* parameter = nullptr;
-  int index = 0;           // of the parameter, in model order
-  int64_t begin = 0;       // in the tensors of the shard
-  int64_t flat_begin = 0;  // in the flattened local parameter
+  int index = 0;           // parameter index, in model order
+  int64_t begin = 0;       // offset in the tensors of the shard
+  int64_t flat_begin = 0;  // offset in the flattened local parameter
   int64_t flat_end = 0;
   int64_t num_elements() const { return flat_end - flat_begin; }
 };
 
-// What this rank holds, in pieces that are contiguous both among values and among gradients:
-// everything in one piece, or its slice of every bucket. Either all of a piece is trained or all of
-// it is frozen. Elements of both tensors that belong together have one offset.
+// A piece of this rank's shard that is contiguous in values and in gradients: everything in one
+// piece, or one slice per bucket. A piece is either all trained or all frozen. An element has the
+// same offset in both tensors.
 struct FlatShard {
   at::Tensor values;  // [n] in the model's type, a view
   at::Tensor grads;   // [n] fp32 (fp64), a view; sums over the data ranks after finish_grad_sync().
@@ -38,17 +38,17 @@ struct FlatShard {
   bool trained() const { return grads.defined(); }
 };
 
-// A stored tensor: what this rank holds of it, and where that lies. `description.data` is not set;
-// write to `data` to load.
+// A tensor of a checkpoint: the part that this rank holds, and its memory. `description.data` is
+// not set; write to `data` to load.
 struct StateTensor {
   ShardedTensor description;
   at::Tensor data;  // [description.flat_end - description.flat_begin], a view
-  // The data ranks that hold the same and divide reading and writing; null: too little to divide.
-  // Theirs is the first copy when `copy` is 0: tensor ranks hold whole tensors alike, stages those
-  // that they share.
+  // The data ranks that hold the same part and share the work of writing and reading it; null if it
+  // is too small to divide. Other such groups may hold copies of the part (tensor ranks that
+  // replicate the tensor, stages that share it); the one whose `copy` is 0 writes.
   const ProcessGroup* replicas = nullptr;
   int copy = 0;
-  at::Device device = at::kCPU;  // of the collectives of `replicas`; `data` may lie on the host
+  at::Device device = at::kCPU;  // for collectives over `replicas`; `data` may be on the host
 };
 
 // Gradients are summed, never averaged: losses are (sum, weight) pairs and the optimizer divides
@@ -56,40 +56,40 @@ struct StateTensor {
 //
 // A step: zero_grad(passes); that many backward passes; finish_grad_sync(); Optimizer::step(),
 // which calls values_changed(). Buckets are reduced in one fixed order, as they fill or at the end,
-// so that every rank issues the same collectives whatever it used.
+// so that every rank issues the same collectives even if it used other parameters.
 //
-// Frozen parameters (Parameter::trainable, read by the constructor) have values and nothing else.
+// Frozen parameters (Parameter::trainable, read by the constructor) have values but no gradients.
 //
-// What the ranks of a shard group (s of them) divide, and bytes per parameter with bf16 values and
-// fp32 Adam states:
+// What is sharded over a group of s ranks, and bytes per parameter with bf16 values and fp32 Adam
+// states:
 //   no_shard            nothing                              18
 //   optim               master weights, moments              6 + 12/s
-//   optim_grads         and main gradients                   2 + 16/s, and buckets that are filled
-//                       (4)
-//   optim_grads_params  and values                           18/s, and one or two gathered layers
-//                                                            (2), buckets as above
+//   optim_grads         and main gradients                   2 + 16/s, plus 4 for the buckets being
+//                                                            filled
+//   optim_grads_params  and values                           18/s, plus 2 for one or two gathered
+//                                                            layers, and buckets as above
 //
 // Communication per step, for a group of s and P parameters; r ranks hold each shard:
 //   no_shard            all-reduce of the gradients over dp_cp
 //   optim               reduce-scatter of the gradients, all-gather of the values
 //   optim_grads         reduce-scatter of the gradients per pass (embeddings: once), all-gather of
 //                       the values
-//   optim_grads_params  as optim_grads; values are gathered in each forward and in each backward
+//   optim_grads_params  as optim_grads; values are all-gathered in each forward and each backward
 //   r > 1               all-reduce of the shard of the gradients over its r ranks, once
-//   Parameters with partial gradients: one all-reduce over tp of this rank's parts of all of them.
-//   Parameters that several stages share: one all-reduce each over those stages. Sums commute;
-//   after the sum over the data ranks they are s times smaller, and no bucket waits for another
-//   group.
+//   Parameters with partial gradients: one all-reduce over tp, of this rank's shards of them all.
+//   Parameters shared by several stages: one all-reduce each over those stages. Both follow the sum
+//   over the data ranks: the order does not matter, the tensors are s times smaller by then, and no
+//   bucket waits for another group.
 // Source: Rajbhandari et al. 2020 (arXiv:1910.02054); Zhao et al. 2023 (arXiv:2304.11277) for
 // instances and prefetching.
 //
 // Not thread safe. Keeps references to module and groups, which must outlive it.
 class DistributedDataParallel final : public ParameterStore {
  public:
-  // Allocates values (zeros) and gradients of every parameter of `module`, names the parameters
-  // that have no name yet, and attaches itself as their store. With optim_grads_params a bucket is
-  // a layer, and so is each part around the layers. `data` is made from the groups when it is not
-  // given. Throws Error for expert parameters, which are not built yet.
+  // Allocates values (zeros) and gradients of every parameter of `module`, names unnamed
+  // parameters, and attaches itself as their store. With optim_grads_params a bucket is a layer or
+  // a module outside the layers. `data` is derived from the groups if not given. Throws Error for
+  // expert parameters, which are not built yet.
   DistributedDataParallel(Module& module, const ParallelGroups& groups, at::ScalarType dtype,
                           at::Device device, const DistributedDataParallelConfig& config = {});
   DistributedDataParallel(Module& module, const ParallelGroups& groups, at::ScalarType dtype,
@@ -106,72 +106,73 @@ class DistributedDataParallel final : public ParameterStore {
   bool defer(std::function<void()> weight_gradient) override;
   bool defers() const override { return deferred_ != nullptr; }
 
-  // Whether the passes of a step run beside collectives of this store, which they start or wait for
+  // Whether passes of a step overlap with collectives of this store, which they start or wait for
   // bucket by bucket.
   bool gathers_under_first_pass() const { return overlap_values_; }
   bool reduces_under_last_pass() const { return overlap_grads_ && reduces_; }
 
-  // Runs `pass`, whose work is recorded for later, and returns the parameters whose gradients it
-  // reported, in that order. Whoever runs that work reports them: grad_target() and grad_ready() of
-  // each. Not with sharded gradients.
+  // Runs `pass` under graph capture and returns the parameters whose gradients it reported, in
+  // order. Whoever replays the graph must report them: grad_target() and grad_ready() of each. Not
+  // with sharded gradients.
   std::vector<Parameter*> record_gradients(const std::function<void()>& pass);
 
   int64_t values_version() const override { return shard_values_ ? -1 : values_version_; }
-  // What layers keep that was made from the values, as the codes of quantised weights, is made
-  // again.
+  // Invalidates what layers cache that was computed from the values, such as quantised weights.
   void forget_what_is_kept() { ++values_version_; }
   const DelayedScales* delayed_scales(const Parameter& weight) override;
 
-  // While a queue is set, weight gradients are put there instead of being computed; null: computed
-  // at once.
+  // While a queue is set, weight gradients are appended to it instead of being computed. Null:
+  // computed at once.
   void defer_weight_gradients_to(std::vector<std::function<void()>>* queue) { deferred_ = queue; }
 
-  // A step begins: gradients become zero, and `passes` backward passes follow.
+  // Starts a step: zeroes the gradients; `passes` backward passes follow.
   void zero_grad(int64_t passes = 1);
   // Waits until this rank's gradients are sums over all ranks. Once per step, after the last
   // backward. Collective.
   void finish_grad_sync();
 
-  // This rank's shards are about to be written: waits until no peer reads them (Note [Peer copies]
-  // in shard_gather.h). Comes before every values_changed(); finish_grad_sync() includes it.
+  // Call before writing this rank's shards, and so before every values_changed(): waits until no
+  // peer reads them (Note [Peer copies] in shard_gather.h). finish_grad_sync() includes it.
   // Collective.
   void values_will_change() { values_->will_change(); }
-  // The values of this rank's shards have changed: the others get them, meanwhile with
-  // overlap_param_gather. Collective.
+  // Call after writing this rank's shards. Starts the all-gather of the new values; with
+  // overlap_param_gather it returns at once and acquire() waits per bucket. Collective.
   void values_changed() { new_values(/*frozen_too=*/true); }
-  // The same where frozen values are what they were.
+  // The same if frozen values have not changed.
   void trained_values_changed() { new_values(/*frozen_too=*/false); }
-  // Waits for them. acquire() does so for what it gives; needed before Parameter::value is read
-  // directly.
+  // Waits for these gathers. Needed before Parameter::value is read directly; acquire() waits for
+  // what it returns.
   void finish_param_sync() { values_->finish(); }
-  // Calls the visitor with every parameter, its value being whole; what it writes becomes the
-  // value. Collective; every rank must write the same.
+  // Calls the visitor with every parameter, its whole value gathered; what the visitor writes
+  // becomes the value. Collective; every rank must write the same.
   void edit_values(const std::function<void(Parameter&)>& visitor);
   // edit_values() with initialize_parameter().
   void initialize(int64_t seed);
 
-  // The end of a step for delayed scales: largest values are joined over the tensor, data and
-  // context ranks, and scales follow from them. Collective; nothing without delayed scaling.
+  // End of a step with delayed scaling: takes the maximum of the amax values over the tensor, data
+  // and context ranks and computes the next scales. Collective; does nothing without delayed
+  // scaling.
   void update_delayed_scales();
-  // The delayed scales as checkpoints store them, "fp8.<linear>" with entries for input, weight and
-  // output gradient: the scale, then the history. delayed_scales_loaded() has to follow a load.
+  // The state of delayed scaling as checkpoints store it, "fp8.<linear>" with rows for input,
+  // weight and output gradient: the scale, then the amax history. Call delayed_scales_loaded()
+  // after a load.
   std::vector<StateTensor> delayed_scaling_state() const;
   void delayed_scales_loaded();
 
-  // What this rank holds; the optimizer updates the first ones, which are trained.
+  // What this rank holds; the trained ones, which the optimizer updates, come first.
   const std::vector<FlatShard>& shards() const { return shards_; }
-  // The model's weights as checkpoints store them: one entry for each parameter, of which this rank
-  // may hold nothing. values_changed() has to follow a load.
+  // The model's weights as checkpoints store them: one entry per parameter, of which this rank may
+  // hold nothing. Call values_changed() after a load.
   std::vector<StateTensor> state() const;
-  // The same for other tensors of one type that are laid out as the values: keys are prefix + name,
-  // and `part` gives the elements of a slot of a shard, which has an index.
+  // The same for other tensors of one type laid out like the values: keys are prefix + name, and
+  // `part` returns the elements of a slot of the shard with that index.
   std::vector<StateTensor> describe(
       const std::string& prefix, at::ScalarType type, bool trainable_only,
       const std::function<at::Tensor(size_t shard, const FlatSlot&)>& part) const;
 
   // The gradient of a parameter, shaped like its value: a view. Not with sharded gradients.
   at::Tensor grad(const Parameter& parameter) const;
-  bool shards_values() const { return shard_values_; }  // this rank holds its own parts alone
+  bool shards_values() const { return shard_values_; }  // this rank keeps only its shards
   const at::Tensor& flat_values() const { return values_->flat(); }
   const at::Tensor& flat_grads() const { return grads_->flat(); }
   const BufferLayout& layout() const { return layout_.buffer; }
@@ -179,7 +180,7 @@ class DistributedDataParallel final : public ParameterStore {
   const ParallelGroups& groups() const { return groups_; }
   const DataParallelGroups& data_groups() const { return layout_.groups; }
   at::ScalarType dtype() const { return dtype_; }
-  // The largest number of layers that were gathered at one time since the last call.
+  // The largest number of layers gathered at the same time since the last call.
   int take_peak_gathered() { return values_->take_peak_gathered(); }
 
  private:
@@ -193,17 +194,17 @@ class DistributedDataParallel final : public ParameterStore {
 
   const ParallelGroups& groups_;
   const at::ScalarType dtype_;
-  bool shard_grads_ = false;  // gradients are reduced after every pass
+  bool shard_grads_ = false;  // gradients are reduce-scattered after every pass
   bool shard_values_ = false;
   bool overlap_grads_ = false;
   bool overlap_values_ = false;
-  bool reduces_ = false;  // several ranks hold different tokens
+  bool reduces_ = false;  // several ranks process different tokens
   ShardedLayout layout_;
   std::unordered_map<const Parameter*, int> index_;
   std::unique_ptr<ValueBuffer> values_;
   std::unique_ptr<GradBuffer> grads_;
   std::unique_ptr<BucketSequence> sequence_;
-  std::unique_ptr<DelayedScaling> scaling_;  // null: no weight has delayed scales
+  std::unique_ptr<DelayedScaling> scaling_;  // null: no weight uses delayed scaling
   int64_t values_version_ = 0;
   bool in_step_ = false;
   std::vector<FlatShard> shards_;

@@ -1,5 +1,5 @@
 // Flags of data parallelism: what is sharded over the data ranks, and when gradients and parameters
-// travel.
+// are communicated.
 #pragma once
 
 #include <cstdint>
@@ -9,22 +9,21 @@
 
 namespace megatron {
 
-// What the data ranks divide among themselves; each step includes the ones before it (ZeRO stages 0
-// to 3).
+// What is sharded over the data ranks; each value includes the ones before it (ZeRO stages 0 to 3).
 enum class ShardingStrategy { kNoShard, kOptim, kOptimGrads, kOptimGradsParams };
 
 struct DistributedDataParallelConfig : Config {
   // -- sharding
   bool use_distributed_optimizer = false;
   bool use_megatron_fsdp = false;
-  // Of use_megatron_fsdp
+  // Used with use_megatron_fsdp
   ShardingStrategy data_parallel_sharding_strategy = ShardingStrategy::kOptimGradsParams;
   int64_t num_distributed_optimizer_instances = 1;
 
   // -- communication
   bool overlap_grad_reduce = false;
   bool overlap_param_gather = false;
-  bool peer_copies = true;  // between GPUs of one host, instead of NCCL's kernels
+  bool peer_copies = true;  // between GPUs of one host, instead of NCCL collectives
   bool grad_reduce_in_bf16 = false;
   std::optional<int64_t> ddp_bucket_size;  // elements
   std::optional<int64_t> ddp_num_buckets;

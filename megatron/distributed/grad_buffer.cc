@@ -12,7 +12,7 @@
 namespace megatron {
 namespace {
 
-// Sums by copies pay where they run beside a backward.
+// Peer copies only pay if they overlap with a backward.
 ShardReduce make_shard_reduce(const ShardedLayout& layout, const at::TensorOptions& options,
                               const GradReduction& reduction) {
   int64_t largest = 0;
@@ -50,8 +50,8 @@ class WholeGrads final : public GradBuffer {
     return layout_.bucket_begin(bucket) + layout_.shard_begin(bucket);
   }
 
-  // Nothing is written: the first gradient of each parameter replaces what is there. What lies
-  // between parameters stays zero.
+  // Zeroes lazily: the first gradient of each parameter overwrites the old one. The gaps between
+  // parameters stay zero.
   void zero() override {
     stale_.assign(views_.size(), true);
     pending_.clear();
@@ -61,8 +61,8 @@ class WholeGrads final : public GradBuffer {
     for (const int parameter : layout_.buffer.buckets[bucket].parameters) clear(parameter);
     const DataParallelGroups& groups = layout_.groups;
     if (groups.shard.size() == 1 && groups.replica.size() == 1) return;
-    // The sum between instances of a bucket starts when the next bucket does, so that nothing waits
-    // for the first sum.
+    // The sum of a bucket between instances starts together with the next bucket, so that the host
+    // never waits for the first sum.
     if (!pending_.empty()) sum_instances(pending_.back());
     at::Tensor whole =
         grads_.narrow(0, layout_.bucket_begin(bucket), layout_.bucket_elements(bucket));
@@ -91,10 +91,10 @@ class WholeGrads final : public GradBuffer {
     int bucket;
     at::Tensor own;
     std::shared_ptr<Work> work;
-    bool between_instances;  // work is the second of the two sums
+    bool between_instances;  // work is the sum between instances
   };
 
-  // A parameter that got no gradient has a zero one.
+  // A parameter without a gradient in this step gets zeros.
   void clear(int parameter) {
     if (stale_[parameter]) views_[parameter].zero_();
     stale_[parameter] = false;
@@ -112,8 +112,8 @@ class WholeGrads final : public GradBuffer {
   at::Tensor grads_;
   ShardReduce parts_;
   std::vector<at::Tensor> views_;  // by parameter
-  std::vector<bool> stale_;        // by parameter: holds a gradient of the last step
-  std::vector<Pending> pending_;   // in the order of their start
+  std::vector<bool> stale_;        // by parameter: still holds the last step's gradient
+  std::vector<Pending> pending_;   // in order of start
 };
 
 class ShardedGrads final : public GradBuffer {
@@ -143,8 +143,8 @@ class ShardedGrads final : public GradBuffer {
   const at::Tensor& flat() const override { return shard_; }
   int64_t own_begin(int bucket) const override { return layout_.packed_begin(bucket); }
 
-  // Nothing is written: the first sum of each bucket replaces what is there. What lies between
-  // parameters stays zero.
+  // Zeroes lazily: the first sum of each bucket overwrites the old one. The gaps between parameters
+  // stay zero.
   void zero() override {
     finish_all_but(0);
     filling_.assign(filling_.size(), at::Tensor());
@@ -177,9 +177,9 @@ class ShardedGrads final : public GradBuffer {
   }
 
  private:
-  // What of a bucket belongs to no parameter.
+  // Elements of a bucket that belong to no parameter.
   struct Gap {
-    int64_t begin, count;  // elements, from the bucket's first one on
+    int64_t begin, count;  // elements, relative to the start of the bucket
   };
   std::vector<Gap> gaps_of(int bucket) const {
     const BufferBucket& range = layout_.buffer.buckets[bucket];
@@ -205,9 +205,8 @@ class ShardedGrads final : public GradBuffer {
     for (; sums_.size() > count; sums_.pop_front()) sums_.front()->wait();
   }
 
-  // A bucket that takes gradients: only the gaps between parameters are written, until they are.
-  // While it fills, the last sum may be under way: the backward waits for none that has had the
-  // time of a bucket.
+  // The bucket that gradients are written to; only the gaps between parameters are zeroed. While it
+  // fills, the latest reduction may still be in flight: the backward only waits for older ones.
   at::Tensor& whole(int bucket) {
     at::Tensor& filling = filling_[bucket];
     if (filling.defined()) return filling;
@@ -221,7 +220,7 @@ class ShardedGrads final : public GradBuffer {
     return layout_.view_in_bucket(whole(layout_.buffer.slots[parameter].bucket), parameter);
   }
 
-  // A parameter that got no gradient has a zero one.
+  // A parameter without a gradient in this pass gets zeros.
   void clear(int parameter) {
     if (!written_[parameter]) place(parameter).zero_();
     written_[parameter] = true;
@@ -232,10 +231,10 @@ class ShardedGrads final : public GradBuffer {
   at::Tensor shard_;
   ShardReduce parts_;
   std::vector<std::vector<Gap>> gaps_;      // by trained bucket
-  std::vector<at::Tensor> filling_;         // by bucket; undefined: takes no gradient now
-  std::vector<bool> written_;               // by parameter: there is a gradient in the bucket
-  std::vector<bool> summed_;                // by bucket: there is a sum of this step in the shard
-  std::deque<std::shared_ptr<Work>> sums_;  // that are under way, in the order of their start
+  std::vector<at::Tensor> filling_;         // by bucket; undefined: not being filled
+  std::vector<bool> written_;               // by parameter: its gradient is in the bucket
+  std::vector<bool> summed_;                // by bucket: the shard holds a sum of this step
+  std::deque<std::shared_ptr<Work>> sums_;  // in flight, in order of start
 };
 
 }  // namespace

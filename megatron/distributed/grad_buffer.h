@@ -1,5 +1,5 @@
-// Where gradients are accumulated, and how they become sums over the data ranks: bucket by bucket,
-// fp32 (fp64 for fp64 models).
+// Where gradients are accumulated and summed over the data ranks: bucket by bucket, in fp32 (fp64
+// for fp64 models).
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -12,26 +12,27 @@
 namespace megatron {
 
 struct GradReduction {
-  bool overlap = false;     // a reduction may still run when the next gradients are computed
-  bool in_bf16 = false;     // what travels; every sum that is kept is fp32
-  bool peer_copies = true;  // parts are copied out of the peers' memory where that is possible
+  bool overlap = false;     // reductions overlap with the backward
+  bool in_bf16 = false;     // communicate in bf16; sums are kept in fp32
+  bool peer_copies = true;  // peer-to-peer copies where possible
 };
 
-// The parts that this rank owns lie in flat() at own_begin(bucket), layout.shard_elements(bucket)
-// long. Frozen parameters have no gradient: nothing here may be asked about them or their buckets.
+// This rank's shard of a bucket lies in flat() at own_begin(bucket) and has
+// layout.shard_elements(bucket) elements. Frozen parameters have no gradient; no function may be
+// called for them or their buckets.
 class GradBuffer {
  public:
   virtual ~GradBuffer() = default;
-  // What the gradient of a parameter is added to, shaped like it. For one that is written: beta is
-  // 0 for the first gradient since zero().
+  // Where the gradient of a parameter is accumulated, shaped like it, to be written: beta is 0 for
+  // the first gradient since zero().
   virtual GradTarget target(int parameter) = 0;
-  // The same for one that is read.
+  // The same, to be read.
   virtual at::Tensor view(int parameter) = 0;
   virtual void zero() = 0;
-  // Starts to sum a bucket over the data ranks, unless it takes the gradients of further passes
-  // first. `last`: none follows. Collective: every rank reduces the same buckets in the same order.
+  // Starts to sum a bucket over the data ranks, unless it first accumulates further passes. `last`:
+  // no pass follows. Collective: every rank reduces the same buckets in the same order.
   virtual void reduce(int bucket, bool last) = 0;
-  // Waits until this rank's parts are sums over all data ranks. Collective.
+  // Waits until this rank's shards are sums over all data ranks. Collective.
   virtual void finish() = 0;
 
   virtual const at::Tensor& flat() const = 0;
@@ -39,16 +40,16 @@ class GradBuffer {
 };
 
 // Every rank keeps all gradients of the step, and reduces each bucket once: all-reduce, or
-// reduce-scatter into its own part and all-reduce of that part between instances. Memory: 4 bytes
-// per element that is trained.
+// reduce-scatter into its shard and all-reduce of the shard between instances. Memory: 4 bytes per
+// trained element.
 std::unique_ptr<GradBuffer> make_whole_grads(const ShardedLayout& layout, at::TensorOptions options,
                                              const GradReduction& reduction);
 
-// Every rank keeps its own parts. A bucket that takes gradients is whole for a moment; each
-// reduce() scatters it into the parts. A table of embeddings is whole until the last pass: a pass
-// writes few of its rows, and the sum of all of them would be the longest of all. Instances are
-// summed once, by finish(). Memory: 4 bytes per trained element and shard, and the buckets in
-// flight: the ones that are being filled and the last one reduced.
+// Every rank keeps only its shards. A bucket is whole while a pass fills it; reduce() then
+// reduce-scatters it into the shards. Embeddings stay whole until the last pass: a pass writes few
+// of their rows, and reducing all of them is the longest reduction. Instances are summed once, by
+// finish(). Memory: 4 bytes per trained element of a shard, plus the buckets being filled and the
+// last one being reduced.
 std::unique_ptr<GradBuffer> make_sharded_grads(const ShardedLayout& layout,
                                                at::TensorOptions options,
                                                const GradReduction& reduction);

@@ -24,7 +24,7 @@ std::shared_ptr<Work> ShardGather::gather(const at::Tensor& whole, const ShardPl
   if (!peers_) return group_.all_gather(whole, part);
   reading_ = true;
   std::vector<PeerCopy> copies;
-  for (int step = 0; step < size; ++step) {  // no two ranks read from the same one at a time
+  for (int step = 0; step < size; ++step) {  // no two ranks read from the same peer at a time
     const int rank = (own + step) % size;
     const at::Tensor destination = whole.narrow(0, rank * count, count);
     if (rank == own && destination.const_data_ptr() == part.const_data_ptr()) continue;

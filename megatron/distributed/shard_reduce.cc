@@ -16,13 +16,12 @@ constexpr int64_t kAlignment = 128;    // elements
 constexpr int64_t kSignalBytes = 256;  // a word from each rank
 static_assert(kSignalBytes >= kMaxSumParts * static_cast<int64_t>(sizeof(uint32_t)));
 
-// Elements of one rank's part in a piece.
+// Elements of a shard in one piece.
 int64_t piece_elements(int64_t peers, int64_t largest_part, int64_t staged) {
   return std::min(largest_part, std::max(staged / peers / kAlignment, int64_t{1}) * kAlignment);
 }
 
-// A reduce-scatter into this rank's part of `whole`, which is added to the target when it is waited
-// for.
+// A reduce-scatter of `whole`; wait() adds this rank's shard of the sum to the target.
 class ScatteredSum final : public Work {
  public:
   ScatteredSum(const ProcessGroup& group, const at::Tensor& whole, const at::Tensor& target,
@@ -41,7 +40,7 @@ class ScatteredSum final : public Work {
   }
 
  private:
-  at::Tensor sum_, target_;  // sum_ keeps the memory of the whole
+  at::Tensor sum_, target_;  // sum_ keeps the memory of `whole` alive
   bool accumulate_;
   std::shared_ptr<Work> work_;
 };
@@ -85,9 +84,9 @@ void ShardReduce::write_piece(const at::Tensor& whole, int64_t begin, int64_t co
   const int size = group_.size(), own = group_.rank();
   half_ = 1 - half_;
   std::vector<PeerCopy> copies;
-  for (int step = 1; step < size; ++step) {  // no two ranks write to the same one at a time
+  for (int step = 1; step < size; ++step) {  // no two ranks write to the same peer at a time
     const int to = (own + step) % size;
-    const int place = own < to ? own : own - 1;  // among the peers of `to`
+    const int place = own < to ? own : own - 1;  // index among the peers of `to`
     copies.push_back({to,
                       staging_.storage_offset() - memory_.storage_offset() +
                           (half_ * (size - 1) + place) * piece_,

@@ -1,5 +1,5 @@
-// What the value and gradient buffers of one store share: its parameters, where they lie, and who
-// holds which part.
+// What the value and gradient buffers of one store share: its parameters, where they lie, and which
+// rank holds which shard.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -13,21 +13,21 @@
 
 namespace megatron {
 
-// The ranks that hold different tokens of the same weights, as a grid: shards of one instance,
-// copies of one shard. Without sharding an instance is one rank.
+// The ranks that process different tokens with the same weights, as a grid: an instance is a set of
+// ranks that together hold all shards. Without sharding an instance is one rank.
 struct DataParallelGroups {
-  ProcessGroup shard;    // neighbours, which divide every bucket among themselves
-  ProcessGroup replica;  // ranks of other instances that hold the same part
+  ProcessGroup shard;    // one instance: consecutive ranks that shard every bucket
+  ProcessGroup replica;  // ranks of all instances with the same shard
 };
 
-// Collective over groups.dp_cp. Throws Error when the instances do not divide the data ranks. Model
-// chunks of one rank share one result.
+// Collective over groups.dp_cp. Throws Error if the data ranks cannot be divided into the given
+// number of instances. Model chunks of one rank share one result.
 DataParallelGroups make_data_parallel_groups(const ParallelGroups& groups,
                                              const DistributedDataParallelConfig& config);
 
-// Shard k of a bucket is its k-th equal slice, regardless of parameters.
+// Shard k of a bucket is its k-th equal slice; it may cut parameters anywhere.
 struct ShardedLayout {
-  std::vector<Parameter*> parameters;  // model order, as buffer.slots
+  std::vector<Parameter*> parameters;  // in model order, like buffer.slots
   BufferLayout buffer;
   DataParallelGroups groups;
 
@@ -37,8 +37,8 @@ struct ShardedLayout {
     return buffer.buckets[bucket].end - buffer.buckets[bucket].begin;
   }
   int64_t shard_elements(int bucket) const { return bucket_elements(bucket) / groups.shard.size(); }
-  // Where this rank's part of a bucket begins: in the whole bucket, and in the row of this rank's
-  // parts of all buckets.
+  // Where this rank's shard of a bucket begins: in the whole bucket, and in the concatenation of
+  // this rank's shards of all buckets.
   int64_t shard_begin(int bucket) const { return groups.shard.rank() * shard_elements(bucket); }
   int64_t packed_begin(int bucket) const { return bucket_begin(bucket) / groups.shard.size(); }
   int64_t packed_elements() const { return buffer.num_elements / groups.shard.size(); }
@@ -46,7 +46,7 @@ struct ShardedLayout {
     return buffer.num_trained_elements / groups.shard.size();
   }
 
-  // A view shaped like parameter `index` of a tensor that holds its whole bucket, or the whole
+  // A view, shaped like parameter `index`, of a tensor that holds its whole bucket, or the whole
   // buffer.
   at::Tensor view_in_bucket(const at::Tensor& bucket, int index) const;
   at::Tensor view_in_buffer(const at::Tensor& flat, int index) const;

@@ -80,12 +80,12 @@ class WholeValues final : public ValueBuffer {
   const bool overlap_;
   at::Tensor values_;
   ShardGather gather_;
-  std::vector<std::shared_ptr<Work>> gathers_;  // by bucket; null: not under way
+  std::vector<std::shared_ptr<Work>> gathers_;  // by bucket; null: not in flight
   bool gathering_ = false;
 };
 
-// What comes after what, learned from the last time: the layer that followed a pair of neighbours.
-// Forward, backward, recomputation and micro-batches between stages need no rules of their own.
+// Predicts the next layer from the last pass: the one that followed the same pair of consecutive
+// layers. Forward, backward, recomputation and pipeline schedules need no rules of their own.
 class Successors {
  public:
   void enter(int layer) {
@@ -154,7 +154,7 @@ class ShardedValues final : public ValueBuffer {
     gather_.finish_reading();
   }
 
-  // What is gathered is out of date.
+  // Gathered values are out of date.
   void changed(bool) override {
     free_unused();
     MEGATRON_ASSERT(num_gathered_ == 0, num_gathered_,
@@ -203,7 +203,7 @@ class ShardedValues final : public ValueBuffer {
     at::Tensor whole;            // undefined: not gathered
     std::shared_ptr<Work> work;  // null: done
   };
-  // What is gathered together.
+  // Buckets that are gathered together.
   struct Layer {
     std::vector<int> buckets;
     bool gathered = false;
@@ -230,8 +230,8 @@ class ShardedValues final : public ValueBuffer {
     peak_gathered_ = std::max(peak_gathered_, ++num_gathered_);
   }
 
-  // On a GPU the memory may be used again by later work of the current stream, which by then has
-  // waited for the gather.
+  // On a GPU the caching allocator may give this memory to later work of the current stream, which
+  // by then has waited for the gather.
   void free_unused_but(int keep, int keep_too) {
     for (int index = 0; index < static_cast<int>(layers_.size()); ++index) {
       Layer& layer = layers_[index];

@@ -1,4 +1,4 @@
-// Where parameters lie, and how the ranks that update parts of them get the rest.
+// Where parameter values lie, and how the ranks that update shards of them get the rest.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -12,27 +12,28 @@ namespace megatron {
 
 class ShardGather;
 
-// The parts that this rank owns lie in flat() at own_begin(bucket), layout.shard_elements(bucket)
-// long.
+// This rank's shard of a bucket lies in flat() at own_begin(bucket) and has
+// layout.shard_elements(bucket) elements.
 class ValueBuffer {
  public:
   virtual ~ValueBuffer() = default;
   // The value to compute with; see ParameterStore.
   virtual at::Tensor acquire(int parameter) = 0;
   virtual void release(int parameter) = 0;
-  // The owned parts are about to get new values: waits for what is under way, and until no peer
-  // reads them. Collective.
+  // Call before writing this rank's shards: waits for gathers in flight, and until no peer reads
+  // them. Collective.
   virtual void will_change() = 0;
-  // The owned parts have new values; those of frozen parameters only with `frozen_too`. Collective.
+  // Call after writing this rank's shards; those of frozen parameters are included only with
+  // `frozen_too`. Collective.
   virtual void changed(bool frozen_too) = 0;
-  // Waits for the gathers under way.
+  // Waits for gathers in flight.
   virtual void finish() = 0;
-  // Gives up what nobody uses at the moment.
+  // Frees gathered values that are not in use.
   virtual void free_unused() {}
-  // Calls the visitor with every parameter, its value being whole; what it writes becomes the
-  // value. Collective; every rank writes the same.
+  // Calls the visitor with every parameter, its whole value gathered; what the visitor writes
+  // becomes the value. Collective; every rank must write the same.
   virtual void edit(const std::function<void(Parameter&)>& visitor) = 0;
-  // The largest number of layers that were gathered at one time since the last call.
+  // The largest number of layers gathered at the same time since the last call.
   virtual int take_peak_gathered() { return 0; }
 
   virtual const at::Tensor& flat() const = 0;
@@ -42,22 +43,22 @@ class ValueBuffer {
 
 struct ValueGathering {
   bool overlap = false;
-  bool peer_copies = true;  // where they are possible; else collectives
+  bool peer_copies = true;  // where possible; otherwise collectives
 };
 
 // Every rank holds every value; Parameter::value is a view of it. With several shards changed()
-// gathers bucket by bucket; with `overlap` acquire() waits for a bucket when it is needed. Memory:
-// 2 bytes per element in bf16.
+// all-gathers bucket by bucket; with `overlap` acquire() waits for a bucket when it is needed.
+// Memory: 2 bytes per element in bf16.
 std::unique_ptr<ValueBuffer> make_whole_values(const ShardedLayout& layout,
                                                at::TensorOptions options,
                                                const ValueGathering& gathering);
 
-// Every rank holds its own parts. acquire() gathers the bucket of the parameter (with it that of
-// its layer's frozen parameters, or its trained ones: a layer) and keeps it until another layer is
-// entered and nobody uses it; Parameter::value stays empty. With `overlap` the layer that followed
-// last time is gathered meanwhile. Memory: 2 bytes per element and shard in bf16, and one gathered
-// layer (two with `overlap`) besides those in use. Every rank of an instance must acquire in the
-// same order.
+// Every rank holds only its shards. acquire() gathers the layer of the parameter, that is its
+// bucket and, if only some of the layer's parameters are frozen, the bucket of the others. It is
+// kept until another layer is entered and none of it is in use; Parameter::value stays empty. With
+// `overlap` the layer that came next last time is prefetched. Memory: 2 bytes per element of a
+// shard in bf16, plus one gathered layer (two with `overlap`) besides those in use. Every rank of
+// an instance must acquire in the same order.
 std::unique_ptr<ValueBuffer> make_sharded_values(const ShardedLayout& layout,
                                                  at::TensorOptions options,
                                                  const ValueGathering& gathering);

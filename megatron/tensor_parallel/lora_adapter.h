@@ -1,6 +1,6 @@
 // Low-rank adapters of parallel linears: Y = X W^T + scale * (X A^T) B^T with W frozen.
 //
-//                   A [adapters * r, k]                     B [rows, r]
+//                    A [adapters * r, k]                     B [rows, r]
 //   column-parallel  replicated; gradients are partial sums  rows over kTensor, as W's
 //   row-parallel     columns over kTensor, as W's            replicated; gradients are partial sums
 //
