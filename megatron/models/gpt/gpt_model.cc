@@ -282,7 +282,7 @@ Loss GPTModel::loss(const at::Tensor& hidden, const at::Tensor& labels, const at
   return {(per_token * mask).sum(), mask.sum()};
 }
 
-bool GPTModel::gives_hidden() const {
+bool GPTModel::outputs_hidden_states() const {
   return !impl_->slice.head || impl_->config.pipeline_vocab_parallel;
 }
 

@@ -93,7 +93,7 @@ class GPTModel : public Module {
   const StageSlice& slice() const;
   // Whether hidden states are what the segment gives: to the next one, or to begin_loss() of all
   // stages.
-  bool gives_hidden() const;
+  bool outputs_hidden_states() const;
   const ParallelGroups& groups() const;
   Parameter* embedding_table();  // null where the segment has none
 

@@ -24,7 +24,7 @@ StageOutput forward_step(Module& module, const Batch& batch, const at::Tensor& i
                          const ForwardContext& context) {
   GPTModel& model = dynamic_cast<GPTModel&>(module);
   const at::Tensor hidden = model.hidden(batch.tokens, input, context);
-  if (model.gives_hidden()) return {hidden, {}};
+  if (model.outputs_hidden_states()) return {hidden, {}};
   return {{}, model.loss(hidden, batch.labels, batch.loss_mask, context.loss_grad)};
 }
 
