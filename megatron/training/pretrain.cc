@@ -20,8 +20,9 @@
 #include "megatron/training/arguments/configuration_changes.h"
 #include "megatron/training/arguments/microbatches.h"
 #include "megatron/training/checkpoint_state.h"
+#include "megatron/training/arguments/configuration_changes.h"
+#include "megatron/training/dynamic_context_batches.h"
 #include "megatron/training/evaluation.h"
-#include "megatron/training/hybrid_batches.h"
 #include "megatron/training/metrics_sinks.h"
 #include "megatron/training/rank_reports.h"
 #include "megatron/training/run_folders.h"
@@ -98,7 +99,7 @@ class Run {
   TrainingLog log_;
   Checkpointer checkpointer_;
   std::unique_ptr<DataLoader> loader_;
-  std::unique_ptr<HybridBatches> hybrid_;  // in place of loader_ and batches_
+  std::unique_ptr<DynamicContextBatches> dynamic_context_;  // in place of loader_ and batches_
   BatchMaker batches_;
   std::vector<Evaluator> validation_;
   OutcomeReader outcomes_;
@@ -245,7 +246,8 @@ void Run::make_loaders() {
       loader_ = make_train_loader(arguments_, groups_, datasets_.train,
                                   state_.consumed_train_samples, device_);
       if (arguments_.parallel.hybrid_context_parallel)
-        hybrid_ = std::make_unique<HybridBatches>(arguments_, groups_, std::move(loader_), device_);
+        dynamic_context_ = std::make_unique<DynamicContextBatches>(arguments_, groups_,
+                                                                   std::move(loader_), device_);
     }
   }
   if (config_.eval_iters == 0 && !data.full_validation) datasets_.valid.clear();
@@ -448,9 +450,10 @@ void Run::one_step() {
   const int64_t compared = config_.replica_hash_interval();
   if (compared > 0 && (state_.iteration + 1) % compared == 0)
     options.compare_replicas = state_.iteration + 1;
-  if (hybrid_) options.num_microbatches = hybrid_->begin_step(options.global_batch_size);
+  if (dynamic_context_)
+    options.num_microbatches = dynamic_context_->begin_step(options.global_batch_size);
   const auto next_batch = [this] {
-    if (hybrid_) return hybrid_->next();
+    if (dynamic_context_) return dynamic_context_->next();
     const std::shared_ptr<const MicroBatch> batch = loader_->next();
     MEGATRON_CHECK(batch, "the training samples are used up after ", state_.consumed_train_samples,
                    " of ", loader_->dataset().size());

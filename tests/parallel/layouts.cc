@@ -76,7 +76,7 @@ constexpr Model kModels[] = {
 #define CP "--context-parallel-size "
 #define VPP "--num-virtual-stages-per-pipeline-rank "
 #define SP "--sequence-parallel "
-#define HYBRID "--hybrid-context-parallel --max-seqlen-per-dp-cp-rank "
+#define DYNAMIC_CP "--hybrid-context-parallel --max-seqlen-per-dp-cp-rank "
 #define VOCAB "--pipeline-vocab-parallel "
 #define ZERO1 "--use-distributed-optimizer "
 #define ZERO2 "--use-megatron-fsdp --data-parallel-sharding-strategy optim_grads "
@@ -180,10 +180,10 @@ constexpr LayoutRow kRows[] = {
      CP "3 --cp-comm-type a2a --window-size 7 0 --window-attn-skip-freq 2"},
     {"cp2_layers", "llama", 2, CP "2 --cp-comm-type p2p a2a all_gather p2p"},
     {"cp2_means", "qwen", 2, CP "2 --no-calculate-per-token-loss"},
-    {"dp2_hybrid", "qwen", 2, HYBRID "12"},
-    {"dp4_hybrid_gather", "qwen", 4, HYBRID "6 --cp-comm-type all_gather"},
-    {"dp3_hybrid_documents", "qwen", 3, HYBRID "16"},
-    {"dp2_hybrid_llama", "llama", 2, "--reset-attention-mask " HYBRID "12"},
+    {"dp2_dynamic_cp", "qwen", 2, DYNAMIC_CP "12"},
+    {"dp4_dynamic_cp_gather", "qwen", 4, DYNAMIC_CP "6 --cp-comm-type all_gather"},
+    {"dp3_dynamic_cp_documents", "qwen", 3, DYNAMIC_CP "16"},
+    {"dp2_dynamic_cp_llama", "llama", 2, "--reset-attention-mask " DYNAMIC_CP "12"},
     {"cp3_a2a", "llama", 3, CP "3 --cp-comm-type a2a"},
     {"cp4_hierarchy", "gpt", 4,
      CP "4 --cp-comm-type a2a+p2p --hierarchical-context-parallel-sizes 2 2"},
@@ -214,9 +214,9 @@ constexpr LayoutRow kRows[] = {
     {"pp2_dp2_zero3", "gpt", 4, PP "2 " ZERO3 OVERLAP},
     {"pp2_zbv_dp2_zero1", "gpt", 4, PP "2 --pipeline-schedule zb-v " ZERO1 OVERLAP},
     {"pp2_cp2", "llama", 4, PP "2 " CP "2"},
-    {"cp2_dp2_hybrid_zero1", "qwen", 4, CP "2 " HYBRID "6 " ZERO1},
-    {"tp2_sp_dp2_hybrid", "qwen", 4, TP "2 " SP HYBRID "12 " ZERO1},
-    {"dp2_hybrid_full", "qwen", 2, HYBRID "12 " FULL "1"},
+    {"cp2_dp2_dynamic_cp_zero1", "qwen", 4, CP "2 " DYNAMIC_CP "6 " ZERO1},
+    {"tp2_sp_dp2_dynamic_cp", "qwen", 4, TP "2 " SP DYNAMIC_CP "12 " ZERO1},
+    {"dp2_dynamic_cp_full", "qwen", 2, DYNAMIC_CP "12 " FULL "1"},
     {"cp2_dp2_zero1", "qwen", 4, CP "2 " ZERO1 OVERLAP},
     {"cp2_dp2_zero3", "gpt", 4, CP "2 " ZERO3 OVERLAP},
     // Blocks of other families.

@@ -8,7 +8,7 @@
 #include "megatron/base/check.h"
 #include "megatron/comm/thread_backend.h"
 #include "megatron/tensor/torch.h"
-#include "megatron/training/hybrid_batches.h"
+#include "megatron/training/dynamic_context_batches.h"
 
 namespace megatron {
 
@@ -148,18 +148,23 @@ class TracedRun {
     MEGATRON_CHECK(datasets_.train, "the data has no training split");
     loader_ = make_train_loader(arguments, groups, datasets_.train, /*consumed=*/0, device);
     if (arguments.parallel.hybrid_context_parallel)
-      hybrid_ = std::make_unique<HybridBatches>(arguments, groups, std::move(loader_), device);
+      dynamic_context_ =
+          std::make_unique<DynamicContextBatches>(arguments, groups, std::move(loader_), device);
   }
 
   // Appends this rank's parts to `parts`; every rank learns the numbers.
   TracedStep step(int index, std::vector<Part>& parts) {
     StepOptions options = step_options(arguments_, consumed_);
     consumed_ += options.global_batch_size;
-    if (hybrid_) options.num_microbatches = hybrid_->begin_step(options.global_batch_size);
+    if (dynamic_context_)
+      options.num_microbatches = dynamic_context_->begin_step(options.global_batch_size);
     Timers timers(0);
     const at::Tensor totals = accumulate_gradients(
         model_, task_, options,
-        [this] { return hybrid_ ? hybrid_->next() : batches_.make(loader_->next()); }, timers);
+        [this] {
+          return dynamic_context_ ? dynamic_context_->next() : batches_.make(loader_->next());
+        },
+        timers);
     TracedStep step;
     step.weight = totals[1].item<double>();
     // As the step does when every token is masked
@@ -228,7 +233,7 @@ class TracedRun {
   TrainedModel model_;
   BatchMaker batches_;
   std::unique_ptr<DataLoader> loader_;
-  std::unique_ptr<HybridBatches> hybrid_;  // in place of loader_ and batches_
+  std::unique_ptr<DynamicContextBatches> dynamic_context_;  // in place of loader_ and batches_
   int64_t consumed_ = 0;
 };
 

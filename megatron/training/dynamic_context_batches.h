@@ -2,7 +2,7 @@
 // (--hybrid-context-parallel).
 //
 // The documents of all sequences of a step are divided over the ranks of dp x cp by
-// hybrid_context_plan.h; neighbours in one sequence that are short together stay together. Each
+// dynamic_context_plan.h; neighbours in one sequence that are short together stay together. Each
 // becomes one pass of one row, cut over its ranks by zig-zag, with the positions that it has in its
 // sequence. Ranks run different numbers of passes; their losses and gradients are sums, which one
 // division by the weight of all tokens makes a mean.
@@ -13,16 +13,16 @@
 
 #include "megatron/training/arguments/arguments.h"
 #include "megatron/training/batch.h"
-#include "megatron/training/hybrid_context_plan.h"
+#include "megatron/training/dynamic_context_plan.h"
 
 namespace megatron {
 
 // Not thread safe. Keeps a reference to the groups.
-class HybridBatches {
+class DynamicContextBatches {
  public:
   // `loader` gives every rank all sequences of a step.
-  HybridBatches(const Arguments& arguments, const ParallelGroups& groups,
-                std::unique_ptr<DataLoader> loader, c10::Device device);
+  DynamicContextBatches(const Arguments& arguments, const ParallelGroups& groups,
+                        std::unique_ptr<DataLoader> loader, c10::Device device);
 
   // Reads the sequences of the next step and plans it. Returns the number of passes of this rank,
   // at least 1: a rank without documents runs one whose tokens have no weight. Throws Error when
@@ -30,7 +30,7 @@ class HybridBatches {
   int64_t begin_step(int64_t global_batch_size);
   // The passes in order.
   Batch next();
-  const HybridContextPlan& plan() const { return plan_; }
+  const DynamicContextPlan& plan() const { return plan_; }
 
  private:
   // Neighbouring documents of one sequence that are computed together.
@@ -43,13 +43,13 @@ class HybridBatches {
 
   const int64_t micro_batch_size_, alignment_;
   const bool own_positions_;
-  const HybridContextOptions options_;
+  const DynamicContextOptions options_;
   const ParallelGroups& groups_;
   const ProcessGroup alone_;  // of documents on one rank
   const c10::Device device_;
   std::unique_ptr<DataLoader> loader_;
   std::vector<Piece> pieces_;
-  HybridContextPlan plan_;
+  DynamicContextPlan plan_;
   std::vector<PlacedDocument> own_;  // of this rank
   size_t next_ = 0;
 };

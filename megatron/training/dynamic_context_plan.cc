@@ -1,4 +1,4 @@
-#include "megatron/training/hybrid_context_plan.h"
+#include "megatron/training/dynamic_context_plan.h"
 
 #include <algorithm>
 #include <bit>
@@ -15,11 +15,11 @@ int64_t context_width(int64_t length, int64_t max_tokens) {
       std::bit_ceil(static_cast<uint64_t>((length + max_tokens - 1) / max_tokens)));
 }
 
-HybridContextPlan plan_hybrid_context(std::span<const int64_t> lengths,
-                                      const HybridContextOptions& options) {
+DynamicContextPlan plan_dynamic_context(std::span<const int64_t> lengths,
+                                        const DynamicContextOptions& options) {
   const int64_t widest =
       static_cast<int64_t>(std::bit_floor(static_cast<uint64_t>(options.num_ranks)));
-  HybridContextPlan plan;
+  DynamicContextPlan plan;
   plan.load.assign(static_cast<size_t>(options.num_ranks), 0.0);
   const auto work = [&](int64_t index) {  // of each rank of the document's block
     const double length = static_cast<double>(lengths[static_cast<size_t>(index)]);

@@ -18,7 +18,7 @@
 
 namespace megatron {
 
-struct HybridContextOptions {
+struct DynamicContextOptions {
   int64_t num_ranks = 1;
   int64_t max_tokens = 1;       // of one document on one rank
   double linear_work = 1.0;     // of a token, whatever the length
@@ -32,7 +32,7 @@ struct PlacedDocument {
   bool operator==(const PlacedDocument&) const = default;
 };
 
-struct HybridContextPlan {
+struct DynamicContextPlan {
   std::vector<PlacedDocument> documents;  // in the order in which they are computed
   std::vector<double> load;               // by rank
   double longest = 0;                     // load of the fullest rank
@@ -43,7 +43,7 @@ struct HybridContextPlan {
 int64_t context_width(int64_t length, int64_t max_tokens);
 
 // Every document once. Throws Error for one that is too long for the widest block of ranks.
-HybridContextPlan plan_hybrid_context(std::span<const int64_t> lengths,
-                                      const HybridContextOptions& options);
+DynamicContextPlan plan_dynamic_context(std::span<const int64_t> lengths,
+                                        const DynamicContextOptions& options);
 
 }  // namespace megatron

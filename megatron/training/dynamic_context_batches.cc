@@ -1,4 +1,4 @@
-#include "megatron/training/hybrid_batches.h"
+#include "megatron/training/dynamic_context_batches.h"
 
 #include <algorithm>
 #include <bit>
@@ -11,14 +11,14 @@ namespace megatron {
 
 namespace {
 
-HybridContextOptions options_of(const Arguments& arguments) {
+DynamicContextOptions options_of(const Arguments& arguments) {
   const TransformerConfig& c = arguments.transformer;
   const double h = static_cast<double>(c.hidden_size),
                heads = static_cast<double>(c.num_attention_heads * c.kv_channels);
   const double keys = static_cast<double>(2 * c.query_groups() * c.kv_channels);
   const double ffn =
       static_cast<double>(c.ffn_hidden_size) * (is_gated(c.activation()) ? 3.0 : 2.0);
-  HybridContextOptions options;
+  DynamicContextOptions options;
   options.num_ranks = arguments.data_parallel_size() * arguments.parallel.context_parallel_size;
   options.max_tokens = arguments.parallel.max_seqlen_per_dp_cp_rank.value_or(1);
   options.linear_work = h * (2 * heads + keys + ffn);  // multiply-adds of a layer
@@ -28,8 +28,9 @@ HybridContextOptions options_of(const Arguments& arguments) {
 
 }  // namespace
 
-HybridBatches::HybridBatches(const Arguments& arguments, const ParallelGroups& groups,
-                             std::unique_ptr<DataLoader> loader, c10::Device device)
+DynamicContextBatches::DynamicContextBatches(const Arguments& arguments,
+                                             const ParallelGroups& groups,
+                                             std::unique_ptr<DataLoader> loader, c10::Device device)
     : micro_batch_size_(arguments.training.micro_batch_size),
       alignment_(arguments.parallel.sequence_parallel ? groups.tp.size() : 1),
       own_positions_(own_positions(arguments.data)),
@@ -39,7 +40,7 @@ HybridBatches::HybridBatches(const Arguments& arguments, const ParallelGroups& g
       loader_(std::move(loader)) {}
 
 // Documents are joined as long as they fit on one rank.
-void HybridBatches::cut(const std::shared_ptr<const MicroBatch>& source, int64_t row) {
+void DynamicContextBatches::cut(const std::shared_ptr<const MicroBatch>& source, int64_t row) {
   const std::vector<int32_t>& starts = source->document_starts[static_cast<size_t>(row)];
   int64_t begin = 0;
   for (size_t i = 0; i < starts.size(); ++i) {
@@ -51,7 +52,7 @@ void HybridBatches::cut(const std::shared_ptr<const MicroBatch>& source, int64_t
   }
 }
 
-int64_t HybridBatches::begin_step(int64_t global_batch_size) {
+int64_t DynamicContextBatches::begin_step(int64_t global_batch_size) {
   MEGATRON_ASSERT(next_ == own_.size(), "a step begins before the last one has ended");
   pieces_.clear();
   for (int64_t read = 0; read < global_batch_size; read += micro_batch_size_) {
@@ -62,7 +63,7 @@ int64_t HybridBatches::begin_step(int64_t global_batch_size) {
   }
   std::vector<int64_t> lengths;
   for (const Piece& piece : pieces_) lengths.push_back(piece.length);
-  plan_ = plan_hybrid_context(lengths, options_);
+  plan_ = plan_dynamic_context(lengths, options_);
   own_.clear();
   next_ = 0;
   const int64_t rank = groups_.dp_cp.rank();
@@ -72,7 +73,7 @@ int64_t HybridBatches::begin_step(int64_t global_batch_size) {
   return std::max<int64_t>(1, static_cast<int64_t>(own_.size()));
 }
 
-Batch HybridBatches::empty_pass() const {
+Batch DynamicContextBatches::empty_pass() const {
   const auto integers = at::TensorOptions().dtype(at::kLong).device(device_);
   Batch batch;
   batch.tokens = batch.labels = at::zeros({1, alignment_}, integers);
@@ -84,7 +85,7 @@ Batch HybridBatches::empty_pass() const {
   return batch;
 }
 
-Batch HybridBatches::next() {
+Batch DynamicContextBatches::next() {
   if (own_.empty()) return empty_pass();
   MEGATRON_ASSERT(next_ < own_.size(), "a step of ", own_.size(), " passes");
   const PlacedDocument& document = own_[next_++];

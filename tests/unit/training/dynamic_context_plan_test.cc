@@ -1,4 +1,4 @@
-#include "megatron/training/hybrid_context_plan.h"
+#include "megatron/training/dynamic_context_plan.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -18,7 +18,7 @@ using testing::HasSubstr;
 
 struct Drawn {
   std::vector<int64_t> lengths;
-  HybridContextOptions options;
+  DynamicContextOptions options;
 };
 
 // Lengths as documents have them: many short ones, few long ones.
@@ -43,7 +43,7 @@ double work(const Drawn& drawn, const PlacedDocument& document) {
          static_cast<double>(document.width);
 }
 
-TEST(HybridContextPlan, WidthsAreTheSmallestPowersOfTwoThatHoldTheDocument) {
+TEST(DynamicContextPlan, WidthsAreTheSmallestPowersOfTwoThatHoldTheDocument) {
   EXPECT_EQ(context_width(1, 100), 1);
   EXPECT_EQ(context_width(100, 100), 1);
   EXPECT_EQ(context_width(101, 100), 2);
@@ -51,11 +51,11 @@ TEST(HybridContextPlan, WidthsAreTheSmallestPowersOfTwoThatHoldTheDocument) {
   EXPECT_EQ(context_width(401, 100), 8);
 }
 
-TEST(HybridContextPlan, EveryDocumentOnceOnABlockOfItsWidth) {
+TEST(DynamicContextPlan, EveryDocumentOnceOnABlockOfItsWidth) {
   std::mt19937_64 random(3);
   for (int i = 0; i < 500; ++i) {
     const Drawn drawn = draw(random, 1 + static_cast<int64_t>(random() % 40));
-    const HybridContextPlan plan = plan_hybrid_context(drawn.lengths, drawn.options);
+    const DynamicContextPlan plan = plan_dynamic_context(drawn.lengths, drawn.options);
     std::set<int64_t> seen;
     std::vector<double> load(static_cast<size_t>(drawn.options.num_ranks), 0.0);
     for (const PlacedDocument& d : plan.documents) {
@@ -74,18 +74,18 @@ TEST(HybridContextPlan, EveryDocumentOnceOnABlockOfItsWidth) {
     EXPECT_EQ(seen.size(), drawn.lengths.size());
     EXPECT_EQ(plan.load, load);
     // All ranks make the same plan.
-    EXPECT_EQ(plan_hybrid_context(drawn.lengths, drawn.options).documents, plan.documents);
+    EXPECT_EQ(plan_dynamic_context(drawn.lengths, drawn.options).documents, plan.documents);
   }
 }
 
 // The bound of list scheduling: the fullest rank has at most its share of everything and one
 // document more.
-TEST(HybridContextPlan, LoadsAreBalanced) {
+TEST(DynamicContextPlan, LoadsAreBalanced) {
   std::mt19937_64 random(5);
   for (int i = 0; i < 300; ++i) {
     const int64_t ranks = int64_t{1} << (random() % 7);
     const Drawn drawn = draw(random, ranks);
-    const HybridContextPlan plan = plan_hybrid_context(drawn.lengths, drawn.options);
+    const DynamicContextPlan plan = plan_dynamic_context(drawn.lengths, drawn.options);
     double all = 0, longest = 0;
     for (const PlacedDocument& d : plan.documents) {
       all += work(drawn, d) * static_cast<double>(d.width);
@@ -95,13 +95,13 @@ TEST(HybridContextPlan, LoadsAreBalanced) {
   }
 }
 
-TEST(HybridContextPlan, ADocumentThatNoBlockHoldsIsRefused) {
+TEST(DynamicContextPlan, ADocumentThatNoBlockHoldsIsRefused) {
   const std::vector<int64_t> lengths = {10, 801};
-  HybridContextOptions options;
+  DynamicContextOptions options;
   options.num_ranks = 12;
   options.max_tokens = 100;
   try {
-    plan_hybrid_context(lengths, options);
+    plan_dynamic_context(lengths, options);
     FAIL();
   } catch (const Error& error) {
     EXPECT_THAT(
