@@ -33,7 +33,7 @@ struct AttentionOptions {
   int64_t window_right = -1;  // ignored when causal
   double dropout = 0.0;       // of the probabilities, by place; uses the unfused path
   RandomKey key = {};
-  Place place = {};              // queries; needed when dropout > 0
+  TokenPositions place = {};     // queries; needed when dropout > 0
   at::Tensor key_position = {};  // [s_k] int64; needed when dropout > 0
   int64_t first_head = 0;        // global number of the first query head of this rank
   at::Tensor mask =

@@ -96,7 +96,7 @@ at::Tensor chunk_rows(const at::Tensor& lse, const Chunk& c, int64_t r) {
 // 0 or 1 / (1 - p) per probability of the chunk; undefined without dropout.
 at::Tensor dropout_mask(const AttentionOptions& o, const Chunk& c, int64_t r, at::ScalarType type) {
   if (o.dropout == 0.0) return {};
-  const Place query{o.place.sample.narrow(0, c.b0, c.b1 - c.b0), o.place.position};
+  const TokenPositions query{o.place.sample.narrow(0, c.b0, c.b1 - c.b0), o.place.position};
   return attention_dropout_mask((c.g1 - c.g0) * r, o.first_head + c.g0 * r, o.dropout, o.key, query,
                                 o.key_position)
       .to(type);

@@ -21,7 +21,7 @@ void check_probability(std::string_view what, double p) {
   MEGATRON_ASSERT(p >= 0.0 && p < 1.0, what, " has probability ", p, ", expected 0 <= p < 1");
 }
 
-void check_place(std::string_view what, const Place& place, int64_t s, int64_t b,
+void check_place(std::string_view what, const TokenPositions& place, int64_t s, int64_t b,
                  const at::Device& device) {
   check_shape(cat(what, " place.position"), place.position, {s});
   check_shape(cat(what, " place.sample"), place.sample, {b});
@@ -120,7 +120,7 @@ RandomKey random_key(int64_t seed, std::string_view purpose, int64_t layer) {
   return {mix(mix(hash ^ (uint64_t{purpose.size()} << 32)) ^ static_cast<uint64_t>(layer))};
 }
 
-at::Tensor dropout(const at::Tensor& x, double p, RandomKey key, const Place& place) {
+at::Tensor dropout(const at::Tensor& x, double p, RandomKey key, const TokenPositions& place) {
   check_probability("dropout", p);
   if (p == 0.0) return x;
   check_shape("dropout x", x, {-1, -1, -1});
@@ -130,7 +130,7 @@ at::Tensor dropout(const at::Tensor& x, double p, RandomKey key, const Place& pl
 }
 
 at::Tensor dropout_add(const at::Tensor& x, const at::Tensor& residual, double p, RandomKey key,
-                       const Place& place) {
+                       const TokenPositions& place) {
   check_probability("dropout_add", p);
   check_shape("dropout_add x", x, {-1, -1, -1});
   check_shape("dropout_add residual", residual, {x.size(0), x.size(1), x.size(2)});
@@ -144,7 +144,7 @@ at::Tensor dropout_add(const at::Tensor& x, const at::Tensor& residual, double p
 }
 
 at::Tensor attention_dropout_mask(int64_t num_heads, int64_t first_head, double p, RandomKey key,
-                                  const Place& query, const at::Tensor& key_position) {
+                                  const TokenPositions& query, const at::Tensor& key_position) {
   check_probability("attention dropout", p);
   const int64_t s = query.position.size(0), b = query.sample.size(0);
   check_place("attention dropout", query, s, b, query.position.device());

@@ -26,7 +26,7 @@ struct RandomKey {
 RandomKey random_key(int64_t seed, std::string_view purpose, int64_t layer = 0);
 
 // Where the elements of an activation [s, b, ...] lie. Tensors live on the activation's device.
-struct Place {
+struct TokenPositions {
   at::Tensor sample;    // [b] int64: consumed samples + index in the global batch
   at::Tensor position;  // [s] int64: token position in the whole sequence
 };
@@ -35,18 +35,18 @@ struct Place {
 //
 //   x       [s, b, h], any floating type
 //   return  [s, b, h]
-at::Tensor dropout(const at::Tensor& x, double p, RandomKey key, const Place& place);
+at::Tensor dropout(const at::Tensor& x, double p, RandomKey key, const TokenPositions& place);
 
 // The same followed by an addition: dropout(x) + residual, the sum in the residual's type.
 // Differentiable in both.
 at::Tensor dropout_add(const at::Tensor& x, const at::Tensor& residual, double p, RandomKey key,
-                       const Place& place);
+                       const TokenPositions& place);
 
 // 0 or 1/(1-p) for each attention probability, fp32, not differentiable.
 //
 //   return  [b, n, s, s_k]; heads are numbered from first_head, keys by key_position [s_k]
 at::Tensor attention_dropout_mask(int64_t num_heads, int64_t first_head, double p, RandomKey key,
-                                  const Place& query, const at::Tensor& key_position);
+                                  const TokenPositions& query, const at::Tensor& key_position);
 
 // Fills `out` [rows, columns...] (contiguous, any floating type, any device) with N(0, std^2).
 // Element i of row r is the draw at index (first_row + r) * row_elements + i, where row_elements is

@@ -25,7 +25,7 @@ struct Batch {
   at::Tensor document_ids;
   // [b] fp32 (fp64), of a task with a reference model, on the last stage: see task.h
   at::Tensor reference;
-  Place place;
+  TokenPositions place;
   const ProcessGroup* cp = nullptr;  // the ranks that hold these sequences; null: those of the mesh
 };
 

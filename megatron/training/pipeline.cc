@@ -34,12 +34,12 @@ const Schedule& Pipeline::schedule(int num_microbatches, bool training) {
 }
 
 void Pipeline::run(int num_microbatches, bool training, StageCompute& compute,
-                   const std::function<Place(int microbatch)>& place_of) {
+                   const std::function<TokenPositions(int microbatch)>& place_of) {
   TransferFormat format;
   format.dtype = dtype_;
   format.device = device_;
   format.shape_of = [&](int microbatch) {
-    const Place place = place_of(microbatch);
+    const TokenPositions place = place_of(microbatch);
     const auto [rows, hidden_size] = activation_shape(place);
     return std::vector<int64_t>{rows, place.sample.size(0), hidden_size};
   };

@@ -34,7 +34,7 @@ class Pipeline {
   }
 
   // Of what moves between stages: rows of this rank and hidden size, element type.
-  std::pair<int64_t, int64_t> activation_shape(const Place& place) const {
+  std::pair<int64_t, int64_t> activation_shape(const TokenPositions& place) const {
     return {place.position.size(0) / rows_divisor_, hidden_size_};
   }
   at::ScalarType activation_dtype() const { return dtype_; }
@@ -45,7 +45,7 @@ class Pipeline {
   // alone. `place_of` gives the places of a micro-batch, whose numbers of samples and positions are
   // the shape of what moves between stages.
   void run(int num_microbatches, bool training, StageCompute& compute,
-           const std::function<Place(int microbatch)>& place_of);
+           const std::function<TokenPositions(int microbatch)>& place_of);
 
  private:
   const Schedule& schedule(int num_microbatches, bool training);

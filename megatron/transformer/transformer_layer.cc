@@ -65,7 +65,7 @@ bool TransformerLayer::adds_in_product(const ForwardContext& pass) const {
 at::Tensor TransformerLayer::add_residual(const SublayerOutput& result, Norm* post_norm,
                                           RandomKey key, const ForwardContext& pass) const {
   if (!result.residual.defined()) return result.output;
-  const Place& place = pass.rows.position.defined() ? pass.rows : pass.place;
+  const TokenPositions& place = pass.rows.position.defined() ? pass.rows : pass.place;
   const double p = pass.training ? config_.hidden_dropout : 0.0;
   return dropout_add(post_norm != nullptr ? post_norm->forward(result.output) : result.output,
                      result.residual, p, key, place);

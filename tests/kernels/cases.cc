@@ -324,7 +324,7 @@ KernelCase embedding_case(at::ScalarType type, Shape shape) {
 }
 
 KernelCase dropout_case(at::ScalarType type, at::ScalarType residual_type, Shape shape) {
-  const Place place{at::arange(5, 7), at::arange(3, 3 + shape.rows)};
+  const TokenPositions place{at::arange(5, 7), at::arange(3, 3 + shape.rows)};
   const RandomKey key = random_key(11, "hidden", 3);
   KernelCase row;
   row.name = row_name("dropout_add_" + std::string(c10::toString(residual_type)), type, shape);
@@ -335,7 +335,7 @@ KernelCase dropout_case(at::ScalarType type, at::ScalarType residual_type, Shape
                    place.position, normal({shape.rows, 2, shape.columns}, residual_type, 3)};
   };
   row.run = [=](const Tensors& t) {
-    const Place here{t[2], t[3]};
+    const TokenPositions here{t[2], t[3]};
     return with_gradients(
         [&](const Tensors& leaves) { return dropout_add(leaves[0], leaves[1], 0.3, key, here); }, t,
         2);

@@ -14,9 +14,11 @@ class RecomputeTape;
 
 struct ForwardContext {
   bool training = false;  // dropout is on
-  Place place;            // sample [b], position [s]: for attention and the default position ids
-  Place rows;  // of the rows between layers: [s/t] positions with sequence parallelism, else as
-               // place. Undefined: as place
+  // Of the tokens, sample [b] and position [s]: for attention and the default position ids.
+  TokenPositions place;
+  // Of the activations between layers: position [s/t] with sequence parallelism. Undefined: the
+  // same as `place`.
+  TokenPositions rows;
   int64_t first_row = 0;      // index of the first of them in the sequence of this rank
   at::Tensor position_ids;    // [b, s] int64; undefined: place.position for every row
   at::Tensor attention_mask;  // bool [b, 1, s, s], True = may NOT attend, beyond causality;

@@ -176,8 +176,8 @@ BUGS = (
         "tp2_sp_positions", "gpt tp2 sp documents"),
     # Dropout.
     Bug("hidden_dropout_equal_over_sequence", "under sequence parallelism all tensor ranks drop the same places of different tokens",
-        ((LAYER, "const Place& place = pass.rows.position.defined() ? pass.rows : pass.place;",
-          "Place place = pass.rows.position.defined() ? pass.rows : pass.place;\n"
+        ((LAYER, "const TokenPositions& place = pass.rows.position.defined() ? pass.rows : pass.place;",
+          "TokenPositions place = pass.rows.position.defined() ? pass.rows : pass.place;\n"
           "  if (PLANTED) place.position = pass.place.position.narrow(0, 0, place.position.size(0));"),),
         "tp4_groups2_sp tp4_sp", "qwen tp4 sp"),
     Bug("hidden_dropout_differs_over_tensor", "tensor ranks drop different places of the same activations",

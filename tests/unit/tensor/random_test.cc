@@ -7,7 +7,7 @@
 namespace megatron {
 namespace {
 
-Place make_place(int64_t first_sample, int64_t b, int64_t first_position, int64_t s) {
+TokenPositions make_place(int64_t first_sample, int64_t b, int64_t first_position, int64_t s) {
   return {at::arange(first_sample, first_sample + b, at::kLong),
           at::arange(first_position, first_position + s, at::kLong)};
 }
@@ -53,7 +53,7 @@ TEST(Dropout, KeepsTheExpectedShareAndScale) {
 }
 
 TEST(Dropout, GradientsAreMaskedAlike) {
-  const Place place = make_place(3, 2, 0, 5);
+  const TokenPositions place = make_place(3, 2, 0, 5);
   at::Tensor x = draw({5, 2, 33}).requires_grad_(),
              r = draw({5, 2, 33}, at::kDouble, 2).requires_grad_();
   const at::Tensor mask = dropout(at::ones_like(x).detach(), 0.4, random_key(1, "d"), place);
@@ -66,7 +66,7 @@ TEST(Dropout, GradientsAreMaskedAlike) {
 }
 
 TEST(Dropout, SumsInTheResidualsType) {
-  const Place place = make_place(0, 2, 0, 5);
+  const TokenPositions place = make_place(0, 2, 0, 5);
   at::Tensor x = draw({5, 2, 8}, at::kBFloat16).requires_grad_(),
              r = draw({5, 2, 8}, at::kFloat, 2).requires_grad_();
   const at::Tensor y = dropout_add(x, r, 0.5, random_key(1, "d"), place);
@@ -78,9 +78,9 @@ TEST(Dropout, SumsInTheResidualsType) {
 
 TEST(AttentionDropout, DependsOnPlaceOnly) {
   const RandomKey key = random_key(5, "attention", 3);
-  const Place all = make_place(8, 3, 0, 16);
+  const TokenPositions all = make_place(8, 3, 0, 16);
   const at::Tensor whole = attention_dropout_mask(6, 0, 0.2, key, all, all.position);
-  const Place part = make_place(9, 2, 4, 5);
+  const TokenPositions part = make_place(9, 2, 4, 5);
   const at::Tensor keys = at::tensor({12, 3, 4, 5, 15, 0}, at::kLong);
   const at::Tensor cut = attention_dropout_mask(2, 3, 0.2, key, part, keys);
   EXPECT_TRUE(
