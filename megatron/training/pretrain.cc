@@ -91,7 +91,7 @@ class Run {
   StartClock start_clock_{"program and rendezvous"};
   std::unique_ptr<Tokenizer> tokenizer_;
   Vocabulary vocabulary_;
-  Start start_;
+  StartPoint start_;
   RunState state_;
   TrainValidTestDatasets datasets_;
   TrainedModel model_;
@@ -124,7 +124,8 @@ const char* dtype_name(const OptimizerConfig& config) {
   return config.bf16 ? "bf16" : config.fp16 ? "fp16" : "fp32";
 }
 
-RunState initial_state(const Start& start, const PretrainTask& task, const Tokenizer& tokenizer) {
+RunState initial_state(const StartPoint& start, const PretrainTask& task,
+                       const Tokenizer& tokenizer) {
   RunState state;
   if (start.continues()) {
     state = start.stored;

@@ -84,10 +84,10 @@ Found find_start(const TrainingConfig& config, Agreement& ranks) {
 
 }  // namespace
 
-Start decide_start(const TrainingConfig& config, const Job& job) {
+StartPoint decide_start(const TrainingConfig& config, const Job& job) {
   Agreement alone;
   const Found found = find_start(config, job.agreement != nullptr ? *job.agreement : alone);
-  Start start;
+  StartPoint start;
   start.weights_only = found.weights_only;
   if (is_hf_folder(found.directory)) {
     HfFolder folder = open_hf_folder(found.directory);
@@ -127,7 +127,8 @@ DatasetRequest dataset_request(const Arguments& arguments, const Tokenizer& toke
   return request;
 }
 
-void refuse_another_order(const Start& start, const RunState& now, const TrainingConfig& config) {
+void refuse_another_order(const StartPoint& start, const RunState& now,
+                          const TrainingConfig& config) {
   if (now.data_fingerprint == start.stored.data_fingerprint) return;
   const std::string what = cat(
       "the training data is in another order than that of ", start.checkpoint->directory().string(),
@@ -194,7 +195,7 @@ Checkpoint open_weights(const std::string& folder, Agreement* agreement) {
 std::vector<ModelChunk> build_reference(const PretrainTask& task, const Arguments& arguments,
                                         const Vocabulary& vocabulary, const Pipeline& pipeline,
                                         const ParallelGroups& groups, at::ScalarType dtype,
-                                        c10::Device device, const Start& start,
+                                        c10::Device device, const StartPoint& start,
                                         Agreement* agreement) {
   std::vector<ModelChunk> chunks;
   std::vector<Module*> modules;
@@ -274,7 +275,7 @@ TrainValidTestDatasets build_datasets(const PretrainTask& task, const Arguments&
 }
 
 TrainValidTestDatasets build_datasets(const PretrainTask& task, const Arguments& arguments,
-                                      const Tokenizer& tokenizer, const Start& start,
+                                      const Tokenizer& tokenizer, const StartPoint& start,
                                       RunState& state) {
   const int64_t wanted = wanted_samples(arguments);
   const auto build = [&](int64_t target) {
@@ -307,7 +308,7 @@ Vocabulary vocabulary_of(const Arguments& arguments, const Tokenizer& tokenizer)
 
 TrainedModel build_model(const PretrainTask& task, const Arguments& arguments,
                          const Vocabulary& vocabulary, const ParallelGroups& groups,
-                         at::ScalarType dtype, c10::Device device, const Start& start,
+                         at::ScalarType dtype, c10::Device device, const StartPoint& start,
                          Agreement* agreement) {
   arguments.training.check_freezing(parameter_names(task, arguments, vocabulary));
   if (groups.tp_mailbox) open_mailbox(arguments, groups, dtype, device);

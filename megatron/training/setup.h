@@ -14,7 +14,7 @@
 namespace megatron {
 
 // Where a run starts.
-struct Start {
+struct StartPoint {
   std::optional<Checkpoint> checkpoint;
   RunState stored;                  // of the checkpoint
   bool weights_only = false;        // --finetune, --pretrained-checkpoint, weights without a run:
@@ -26,7 +26,7 @@ struct Start {
 // Decides by --start-mode, --load, --pretrained-checkpoint, each a folder of checkpoints or of
 // Hugging Face; logs what was passed over. The ranks verify what they start from together, each a
 // share of its bytes, and start from the same checkpoint. Throws Error, on every rank. Collective.
-Start decide_start(const TrainingConfig& config, const Job& job);
+StartPoint decide_start(const TrainingConfig& config, const Job& job);
 
 // The datasets for the training samples and evaluations that the arguments ask for, without regard
 // to a checkpoint.
@@ -37,7 +37,7 @@ TrainValidTestDatasets build_datasets(const PretrainTask& task, const Arguments&
 // of the order. Throws Error when the order is another one than the checkpoint's, naming what
 // differs.
 TrainValidTestDatasets build_datasets(const PretrainTask& task, const Arguments& arguments,
-                                      const Tokenizer& tokenizer, const Start& start,
+                                      const Tokenizer& tokenizer, const StartPoint& start,
                                       RunState& state);
 
 // Element type of the model that the flags ask for.
@@ -49,7 +49,7 @@ Vocabulary vocabulary_of(const Arguments& arguments, const Tokenizer& tokenizer)
 // Model chunks, stores, pipeline, initial weights, optimizer; then the checkpoint's content.
 TrainedModel build_model(const PretrainTask& task, const Arguments& arguments,
                          const Vocabulary& vocabulary, const ParallelGroups& groups,
-                         at::ScalarType dtype, c10::Device device, const Start& start,
+                         at::ScalarType dtype, c10::Device device, const StartPoint& start,
                          Agreement* agreement = nullptr);
 
 // The training samples of this rank from `consumed_samples` on; those of all ranks with

@@ -76,7 +76,7 @@ Result train(const Case& one, bool graphs) {
   const ParallelGroups groups;
   const PretrainTask task = find_task("gpt");
   TrainedModel model =
-      build_model(task, arguments, {500, 512}, groups, at::kBFloat16, kGpu, Start{});
+      build_model(task, arguments, {500, 512}, groups, at::kBFloat16, kGpu, StartPoint{});
   Timers timers(0);
   Result result;
   int64_t sample = 0;

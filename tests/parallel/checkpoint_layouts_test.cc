@@ -131,7 +131,7 @@ class Rank {
         size, padded_vocab_size(arguments.tokenizer, size, arguments.vocabulary_ranks())};
     datasets_ = build_datasets(task_, arguments, *tokenizer);
     model_ = build_model(task_, arguments, vocabulary, groups, model_dtype(arguments.optimizer),
-                         at::kCPU, Start{});
+                         at::kCPU, StartPoint{});
   }
 
   void train(int steps) {

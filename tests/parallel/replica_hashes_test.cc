@@ -56,7 +56,7 @@ class Rank {
     const std::unique_ptr<Tokenizer> tokenizer = make_tokenizer(arguments.tokenizer);
     datasets_ = build_datasets(task_, arguments, *tokenizer);
     model_ = build_model(task_, arguments, vocabulary_of(arguments, *tokenizer), groups_,
-                         model_dtype(arguments.optimizer), at::kCPU, Start{});
+                         model_dtype(arguments.optimizer), at::kCPU, StartPoint{});
     loader_ = make_train_loader(arguments, groups_, datasets_.train, 0, at::kCPU);
   }
 

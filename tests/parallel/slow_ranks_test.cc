@@ -60,7 +60,7 @@ Seen train(const std::string& layout, int ranks, int steps, const Slow& slow) {
         const std::unique_ptr<Tokenizer> tokenizer = make_tokenizer(arguments.tokenizer);
         const TrainValidTestDatasets data = build_datasets(task, arguments, *tokenizer);
         TrainedModel model = build_model(task, arguments, vocabulary_of(arguments, *tokenizer),
-                                         groups, at::kFloat, at::kCPU, Start{});
+                                         groups, at::kFloat, at::kCPU, StartPoint{});
         const std::unique_ptr<DataLoader> loader =
             make_train_loader(arguments, groups, data.train, 0, at::kCPU);
         BatchMaker batches(at::kCPU, own_positions(arguments.data), groups.cp);

@@ -419,7 +419,7 @@ int bench_train(const Arguments& arguments, const BenchConfig& config, const Job
   const Vocabulary vocabulary = vocabulary_of(arguments, *make_tokenizer(arguments.tokenizer));
   const PretrainTask task = find_task("gpt");
   TrainedModel model = build_model(task, arguments, vocabulary, job.groups,
-                                   model_dtype(arguments.optimizer), device, Start{});
+                                   model_dtype(arguments.optimizer), device, StartPoint{});
   const bool sections = config.bench_sections || !config.bench_slow.empty();
   MEGATRON_CHECK(!sections || job.clock,
                  "--bench-sections and --bench-slow compare ranks, this is one alone\n",

@@ -116,7 +116,7 @@ void compare_with_real_rank(const LayoutPlan& plan, const std::shared_ptr<Backen
   const PretrainTask task = find_task("gpt");
   const int stage = groups.pp.rank();
   const TrainedModel model = build_model(task, a, {500, plan.padded_vocab_size}, groups,
-                                         model_dtype(a.optimizer), c10::kCPU, Start{});
+                                         model_dtype(a.optimizer), c10::kCPU, StartPoint{});
   const StageMemory memory = stage_memory(plan, stage);
   int64_t weights = 0, gradients = 0;
   for (size_t chunk = 0; chunk < model.chunks.size(); ++chunk) {
@@ -534,8 +534,8 @@ TEST_P(TrainingPeak, IsWhatThePlanSays) {
     const PretrainTask task = find_task("gpt");
     const auto meter = std::make_shared<Meter>();
     const c10::DebugInfoGuard guard(c10::DebugInfoKind::PROFILER_STATE, meter);
-    TrainedModel model =
-        build_model(task, a, {500, 1024}, groups, model_dtype(a.optimizer), c10::kCPU, Start{});
+    TrainedModel model = build_model(task, a, {500, 1024}, groups, model_dtype(a.optimizer),
+                                     c10::kCPU, StartPoint{});
     Timers timers(0);
     train_step(model, task, step_options(a, 0), [&] { return random_batch(a, groups); }, timers);
     meter->most = 0;
