@@ -51,8 +51,8 @@ at::Tensor TransformerBlock::forward(at::Tensor x, const ForwardContext& pass) {
           : std::min(layers_.size(), static_cast<size_t>(config_.recompute_num_layers));
   size_t done = 0;
   for (; done < recomputed; done = std::min(done + unit, recomputed)) {
-    // The tape runs the body after this function has returned, so the body owns what it needs.
-    // Nothing that it saves in the backward is worth a way to the host.
+    // The tape runs the body after this function has returned, so the body owns what it needs. What
+    // the recomputation saves is used at once and therefore not offloaded.
     const size_t first = done, last = std::min(done + unit, recomputed);
     ForwardContext again = pass;
     again.offload = nullptr;
@@ -66,7 +66,7 @@ at::Tensor TransformerBlock::forward(at::Tensor x, const ForwardContext& pass) {
   return final_layernorm_ ? final_layernorm_->forward(x) : x;
 }
 
-// How the input of a recomputed unit waits for the backward.
+// How the input of a recomputed unit is kept until the backward.
 RecomputeTape::Keeper TransformerBlock::input_keeper(const ForwardContext& pass,
                                                      bool offloaded) const {
   if (config_.distribute_saved_activations)

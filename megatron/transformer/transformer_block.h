@@ -1,4 +1,4 @@
-// The slice of layers that a stage holds, and the final norm when it is the last one.
+// The layers of one pipeline stage (or model chunk), and the final norm on the last stage.
 #pragma once
 
 #include <memory>
@@ -18,12 +18,14 @@ class TransformerBlock : public Module {
   TransformerBlock(const TransformerConfig& config, int64_t first_layer, int64_t num_layers,
                    bool final_norm, bool sequence_parallel, const ParallelGroups& groups);
 
-  //   x, return  [s, b, h]. With a tape in the context and full recomputation, layers are
-  //   recomputed in the backward, from inputs that --distribute-saved-activations keeps in parts.
+  //   x, return  [s, b, h]
+  //
+  // With a tape in the context and full recomputation, layers are recomputed in the backward; with
+  // --distribute-saved-activations each tensor-parallel rank keeps 1/t of their saved inputs.
   at::Tensor forward(at::Tensor x, const ForwardContext& context);
 
  private:
-  // Layers [first, last); those before `offloaded` with their activations in host memory.
+  // Runs layers [first, last); activations of layers before `offloaded` go to host memory.
   at::Tensor run_layers(at::Tensor x, size_t first, size_t last, size_t offloaded,
                         LayerContext context);
   RecomputeTape::Keeper input_keeper(const ForwardContext& pass, bool offloaded) const;

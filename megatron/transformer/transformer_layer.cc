@@ -45,7 +45,8 @@ at::Tensor TransformerLayer::forward(const at::Tensor& x, const LayerContext& co
   RecomputeTape::Keeper keeper;
   if (offload != nullptr && config_.offloads("mlp_norm"))
     keeper = [offload](const at::Tensor& in) { return offload->keep(in); };
-  // The residual belongs to what is recomputed, so that one tensor leads in and one out.
+  // The residual add is part of the recomputed function, which thus has one input and one output
+  // tensor.
   return pass.tape->run(
       [this, pass](const at::Tensor& in) { return feed_forward(in, pass, nullptr); }, middle,
       keeper);

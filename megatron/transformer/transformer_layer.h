@@ -1,6 +1,6 @@
 // One transformer layer: x = x + dropout(attention(norm(x))), then x = x + dropout(mlp(norm(x)));
-// with norms of the branches' outputs (--norm-placement), or with both branches reading x
-// (--parallel-residual).
+// --norm-placement puts norms on the outputs of the sublayers instead or in addition; with
+// --parallel-residual both sublayers read x.
 #pragma once
 
 #include "megatron/transformer/attention/attention.h"
@@ -17,18 +17,19 @@ class TransformerLayer : public Module {
   // `layer_number` is global and counts from 1.
   TransformerLayer(const TransformerConfig& config, int64_t layer_number, bool sequence_parallel,
                    const ParallelGroups& groups);
-  // With a tape in the context and --recompute-modules mlp, the second half is recomputed in the
+  // With a tape in the context and --recompute-modules mlp, the MLP half is recomputed in the
   // backward.
   at::Tensor forward(const at::Tensor& x, const LayerContext& context);
 
  private:
-  // The second half: x + dropout(mlp(norm(x))).
+  // The MLP half: x + dropout(mlp(norm(x))).
   at::Tensor feed_forward(const at::Tensor& x, const ForwardContext& pass, OffloadedPass* offload);
-  // Whether nothing comes between a sublayer's last product and the residual, which it then adds.
+  // Whether the last GEMM of a sublayer adds the residual itself: true if neither dropout nor a
+  // norm comes in between.
   bool adds_in_product(const ForwardContext& pass) const;
-  // result.residual + dropout(result.output), with post_norm applied to the output first unless it
-  // is null. An undefined residual: the sublayer has added it.
-  at::Tensor add_residual(const SublayerOutput& result, Norm* post_norm, RandomKey key,
+  // branch.residual + dropout(post_norm(branch.output)); post_norm may be null. If branch.residual is undefined,
+  // branch.output already contains it.
+  at::Tensor add_residual(const SublayerOutput& branch, Norm* post_norm, RandomKey key,
                           const ForwardContext& pass) const;
 
   const TransformerConfig& config_;

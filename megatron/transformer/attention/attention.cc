@@ -74,7 +74,7 @@ struct SplitQKV : torch::autograd::Function<SplitQKV> {
   }
 };
 
-// The ranks that hold the sequences of the pass.
+// The context-parallel group of this micro-batch.
 const ProcessGroup& context_ranks(const ForwardContext& pass, const ParallelGroups& groups) {
   return pass.cp != nullptr ? *pass.cp : groups.cp;
 }
@@ -87,8 +87,8 @@ int64_t per_rank(const char* what, int64_t count, int ranks) {
   return count / ranks;
 }
 
-// Groups of keys and values that this rank attends with: its share, or one that it holds together
-// with other ranks.
+// Number of key/value groups that this rank attends with: its share, or one that it shares with
+// other ranks.
 int64_t groups_per_rank(int64_t groups, int ranks) {
   if (groups >= ranks) return per_rank("--num-query-groups", groups, ranks);
   MEGATRON_CHECK(ranks % groups == 0, ranks,
@@ -155,8 +155,8 @@ AttentionOptions SelfAttention::options(const LayerContext& context, int64_t num
 at::Tensor SelfAttention::attend(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                                  const LayerContext& context) const {
   const ForwardContext& pass = context.pass;
-  // What core attention saves beside its inputs is its output, which linear_proj saves too. Where
-  // tokens are exchanged for heads it saves neither of ours.
+  // Besides its inputs, core attention saves its output, which linear_proj saves too. With an
+  // all-to-all of tokens and heads it saves exchanged copies of them instead.
   const ProcessGroup& cp = context_ranks(pass, parallel_);
   const bool exchanged = cp.size() > 1 && (context_parallel_type_ == ContextParallelType::kA2A ||
                                            context_parallel_type_ == ContextParallelType::kA2AP2P);
@@ -182,9 +182,9 @@ at::Tensor SelfAttention::attend(const at::Tensor& q, const at::Tensor& k, const
 }
 
 SublayerOutput SelfAttention::forward(const at::Tensor& x, const LayerContext& context, bool add) {
-  // With fewer groups than ranks the rows of one group lie on several ranks, which put them
-  // together; each then attends with its share of the query heads.
-  at::Tensor input;  // of linear_qkv: its way is hidden by the backward of core attention
+  // With fewer key/value groups than tensor-parallel ranks, the rows of one group are split over
+  // several ranks, which gather them; each then attends with its share of the query heads.
+  at::Tensor input;  // of linear_qkv; its all-gather in the backward overlaps with core attention
   const SublayerOutput projected = project(x, context.offload(), &input);
   const auto back = [&](const at::Tensor& y) {
     return project_back(linear_qkv_.prefetch_input_in_backward(y, input), projected.residual, add,

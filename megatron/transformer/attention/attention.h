@@ -11,24 +11,26 @@
 
 namespace megatron {
 
-// What the layers of one pass share, computed once by the block's owner.
+// Inputs that all layers of one forward share, computed once per forward.
 struct LayerContext {
   const ForwardContext& pass;
   LayerRotary rotary;
   bool offloaded = false;  // this layer's activations go to host memory
-  // Where what autograd saves goes, or null.
+  // Where this layer's saved activations are offloaded; null: they stay on the device.
   OffloadedPass* offload() const { return offloaded ? pass.offload : nullptr; }
 };
 
 // Parameters: linear_qkv.{layer_norm_weight, layer_norm_bias, weight, bias}, q_layernorm.weight,
-// k_layernorm.weight (of one head, or of all heads), linear_proj.{weight, bias}. Rows of
-// linear_qkv, per key/value group: [its query heads | key | value] (contracts o.2).
+// k_layernorm.weight ([d], or [heads * d] with --qk-layernorm-over-heads), linear_proj.{weight,
+// bias}. Rows of linear_qkv are stored per key/value group, as in Megatron: [its query heads | key
+// | value].
 //
-//   x            [s, b, h]   (s/t with sequence parallelism; over c context-parallel ranks s is the
-//                            s/c tokens of this one, see transformer/context_parallel/context_parallel.h)
+//   x            [s, b, h]   (s/t with sequence parallelism; with c context-parallel ranks s is the
+//                            s/c tokens of this rank, see transformer/context_parallel/context_parallel.h)
 //
-// Returns what it makes of x, as x, and x for the residual; with `add` the sum of the two, and no
-// x. Keeps a reference to groups, which must outlive it.
+// forward() returns {output, residual}, both shaped as x; with `add` {output + residual,
+// undefined}. Communication: that of its linears over tp, of attention over cp. Keeps a reference
+// to groups, which must outlive it.
 class SelfAttention : public Module {
  public:
   SelfAttention(const TransformerConfig& config, int64_t layer_number, bool sequence_parallel,
@@ -36,9 +38,9 @@ class SelfAttention : public Module {
   SublayerOutput forward(const at::Tensor& x, const LayerContext& context, bool add = false);
 
  private:
-  // The product of linear_qkv, with the rows that ranks hold together.
+  // Output of linear_qkv, gathered from the ranks that share one key/value group.
   SublayerOutput project(const at::Tensor& x, OffloadedPass* offload, at::Tensor* input);
-  // Core attention without copies of queries, keys and values.
+  // Core attention on views of the fused QKV tensor, without copying queries, keys and values.
   at::Tensor attend_packed(const at::Tensor& mixed, const LayerContext& context) const;
   SublayerOutput project_back(const at::Tensor& y, const at::Tensor& x, bool add,
                               OffloadedPass* offload);
@@ -51,7 +53,7 @@ class SelfAttention : public Module {
   const ParallelGroups& parallel_;
   int64_t layer_number_;    // from 1
   int64_t heads_, groups_;  // of this rank
-  const ProcessGroup& kv_;  // ranks that hold one group of keys and values together
+  const ProcessGroup& kv_;  // ranks that share one key/value group
   int64_t first_head_;
   ContextParallelType context_parallel_type_;
   RandomKey dropout_key_;

@@ -62,7 +62,7 @@ QKNorm::QKNorm(const TransformerConfig& config, int64_t heads, const ProcessGrou
                       config.layernorm_zero_centered_gamma};
   options.role = ParameterRole::kQKNorm;
   if (!config.qk_layernorm_over_heads) {
-    options.partial_over_tensor = tp.size() > 1;  // it sees the heads of this rank
+    options.partial_over_tensor = tp.size() > 1;  // its gradient comes from this rank's heads only
     per_head_ = std::make_unique<Norm>(config.kv_channels, options);
     per_head_->visit([&](const std::string& name, Parameter& parameter) { add(name, &parameter); });
     return;

@@ -20,11 +20,11 @@ namespace megatron {
 // Keeps a reference to the group, which must outlive it.
 class QKNorm : public Module {
  public:
-  // `heads` of the whole model.
+  // `heads`: those of all tensor-parallel ranks together.
   QKNorm(const TransformerConfig& config, int64_t heads, const ProcessGroup& tp);
   at::Tensor forward(const at::Tensor& x);
 
-  // What forward and backward over heads share.
+  // Inputs of forward and backward when the norm is over all heads.
   struct OverHeads {
     Parameter weight;
     int64_t features = 0;  // of all ranks

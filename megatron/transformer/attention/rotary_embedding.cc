@@ -30,8 +30,8 @@ at::Tensor llama3_frequencies(const TransformerConfig& c, const at::Tensor& freq
   return at::where(between, blended, result);
 }
 
-// Frequencies with many turns in the original length are kept, those with few divided by the
-// factor, with a ramp between.
+// Frequencies with many rotations within the original length are kept, those with few are divided
+// by the factor, with a linear ramp in between.
 at::Tensor yarn_frequencies(const TransformerConfig& c, const at::Tensor& powers) {
   const auto width = static_cast<double>(c.rotary_width()), base = c.rotary_base;
   const auto original = static_cast<double>(c.rope_original_max_position_embeddings);

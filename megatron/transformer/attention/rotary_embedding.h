@@ -1,5 +1,5 @@
-// Angles of rotary position embeddings (Su et al. 2021, arXiv:2104.09864; contracts f) and their
-// scaling.
+// Cosines and sines of rotary position embeddings (Su et al. 2021, arXiv:2104.09864), with their
+// scaling to longer sequences.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -9,14 +9,14 @@
 namespace megatron {
 
 struct RotaryTables {
-  at::Tensor cos, sin;  // [s, r] or [s, b, r], fp32 (fp64); undefined: positions are not rotary
+  at::Tensor cos, sin;  // [s, r] or [s, b, r], fp32 (fp64); undefined: no rotary embedding
   bool interleaved = false;
 };
 
-// For the layers of one pass.
+// The tables of all layers for one forward.
 struct LayerRotary {
   RotaryTables all;
-  RotaryTables local;  // of layers with a base of their own; undefined: there are none
+  RotaryTables local;  // for layers with rotary_base_local; undefined: there are none
   const RotaryTables& of(bool is_local) const { return is_local ? local : all; }
 };
 
@@ -25,17 +25,17 @@ class RotaryEmbedding {
  public:
   explicit RotaryEmbedding(const TransformerConfig& config);
 
-  // Angles at the positions [s] or [b, s] (int64), on their device. Computed in fp32 by the
-  // operations of Megatron and Hugging Face, in this order, so that rounding agrees; in fp64 for
-  // fp64 models. With longrope the largest position of a row decides which factors the row takes,
-  // so a pass has to hold the last token of its sequences.
+  // Tables for the positions [s] or [b, s] (int64), on their device. Computed in fp32 by the same
+  // operations in the same order as in Megatron and Hugging Face, so that rounding agrees; in fp64
+  // for fp64 models. With longrope the largest position of a row decides which list of factors the
+  // row uses, so `positions` must contain the last token of each sequence.
   LayerRotary tables(const at::Tensor& positions, at::ScalarType type) const;
 
-  // Frequencies [r] of the scaled law for sequences of this length, in double.
+  // Scaled frequencies [r] for sequences of this length, in double.
   at::Tensor frequencies(int64_t length) const;
 
  private:
-  // [r]; `beyond`: longrope's factors for sequences above the original length.
+  // [r]; `beyond`: use longrope's factors for sequences longer than the original length.
   at::Tensor scaled_frequencies(at::ScalarType type, at::Device device, bool beyond) const;
   double attention_factor() const;
   const TransformerConfig& config_;

@@ -10,7 +10,7 @@ namespace {
 
 struct Target {
   std::string_view name;
-  std::string_view huggingface;  // empty: none that all families share
+  std::string_view huggingface;  // empty: no name common to all families
   std::string_view linear;
 };
 
@@ -34,7 +34,7 @@ bool contains(const std::vector<std::string>& names, std::string_view name) {
 
 bool is_part(const Target& target) { return target.name != target.linear; }
 
-// What all-linear names.
+// Whether all-linear includes the target.
 bool is_default(const Target& target, bool gated) {
   if (target.linear == "linear_qkv") return is_part(target);
   return target.linear != "linear_fc1" || is_part(target) == gated;

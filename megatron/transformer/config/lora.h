@@ -1,5 +1,5 @@
-// Which linears of a layer have low-rank adapters (--lora-targets), and how adapters share the rows
-// of fused linears.
+// Which linears of a layer have low-rank adapters (--lora-targets), and how adapters divide the
+// rows of fused linears.
 //
 //   name             rows                                  Hugging Face
 //   linear_q         queries in linear_qkv                 q_proj
@@ -12,9 +12,9 @@
 //   linear_fc1       all of linear_fc1                     (dense_h_to_4h, c_fc, gate_up_proj)
 //   linear_fc2       all of linear_fc2                     down_proj
 //
-// Adapters of the parts of one linear lie together: parameter lora_A.weight [adapters * rank, k]
-// holds one after the other, in the order of the table; lora_B.weight [rows, rank] holds the rows
-// of the linear that are adapted, in the order of the linear.
+// The adapters of one linear are stored together: lora_A.weight [adapters * rank, k] is their
+// concatenation in the order of the table; lora_B.weight [rows, rank] has the adapted rows of the
+// linear, in the order of the linear.
 #pragma once
 
 #include <string>
@@ -28,23 +28,23 @@ namespace megatron {
 class Violations;
 struct TransformerConfig;
 
-// The names of the table, each once, in its order, for names of either column and all-linear.
-// Unknown names stay at the end.
+// Expands `given` (names of either column, or all-linear) to names of the first column, without
+// duplicates, in the order of the table. Unknown names are kept at the end.
 std::vector<std::string> written_out_lora_targets(const std::vector<std::string>& given,
                                                   bool gated);
 
-// `targets` are written out.
+// `targets` as written_out_lora_targets() returns them.
 void validate_lora_targets(const std::vector<std::string>& targets, bool gated,
                            Violations& violations);
 
-// The adapters of a linear (linear_qkv, linear_proj, linear_fc1, linear_fc2), by names of the
-// table, in its order; empty: none.
+// Names of the adapters of one linear (linear_qkv, linear_proj, linear_fc1, linear_fc2), in the
+// order of the table; empty: none.
 std::vector<std::string> lora_adapters(const TransformerConfig& config, std::string_view linear);
 
-// The same as the linear is told.
+// The same as options of the linear.
 LoraOptions lora_options(const TransformerConfig& config, std::string_view linear);
 
-// Whether a parameter's full name is that of an adapter.
+// Whether the full name of a parameter is that of an adapter.
 bool is_lora_parameter(std::string_view name);
 
 inline constexpr std::string_view kLoraA = "lora_A.weight";

@@ -32,7 +32,7 @@ std::optional<ContextParallelType> parse_context_parallel_type(const std::string
   return static_cast<ContextParallelType>(found - std::begin(kContextParallelTypes));
 }
 
-// Parts of a layer that selective recomputation knows, and those of layers that are not built.
+// Values of --recompute-modules that are built, and those of layers that are not built.
 constexpr std::string_view kRecomputeModules[] = {"core_attn", "layernorm", "mlp", "mlp_act"};
 constexpr std::pair<std::string_view, std::string_view> kLaterRecomputeModules[] = {
     {"moe_act", "mixture of experts"},         {"moe", "mixture of experts"},
@@ -45,7 +45,7 @@ bool is_one_of(std::string_view name, const List& list) {
   return std::find(std::begin(list), std::end(list), name) != std::end(list);
 }
 
-// " waits for X, which is not built" for what Megatron knows, else " is not known".
+// " waits for X, which is not built" for values that Megatron has, else " is not known".
 template <class List>
 std::string why_unknown(std::string_view name, const List& later) {
   for (const auto& [known, what] : later)
@@ -61,7 +61,7 @@ constexpr std::pair<std::string_view, std::string_view> kLaterOffloadModules[] =
     {"fused_group_mlp", "mixture of experts"},
     {"gdp_qkv", "gated-delta attention"}};
 
-// Why a part of a layer is not saved at all, or empty.
+// Why the input of this part of a layer is not saved at all, or empty.
 std::string_view why_not_saved(const TransformerConfig& c, std::string_view module) {
   const bool inputs_alone = c.recompute_granularity == RecomputeGranularity::kFull &&
                             c.recompute_method == RecomputeMethod::kUniform;
@@ -126,7 +126,7 @@ std::string divisors(int64_t n) {
   return list;
 }
 
-// "[1,0,1]": 1 marks a windowed layer. Megatron's expressions such as "([1]*3+[0])*2" are refused.
+// "[1,0,1]": 1 = windowed layer. Megatron's expressions such as "([1]*3+[0])*2" are refused.
 std::optional<std::vector<int64_t>> parse_list(const std::string& text) {
   if (text.size() < 2 || text.front() != '[' || text.back() != ']') return std::nullopt;
   std::vector<int64_t> values;

@@ -215,7 +215,7 @@ void validate_context_parallel(const TransformerConfig& model, const ParallelCon
   if (hierarchical && levels.empty())
     violations.add("--cp-comm-type a2a+p2p needs --hierarchical-context-parallel-sizes",
                    cat("two sizes whose product is ", c, ", the inner one first"));
-  if (parallel.tensor_model_parallel_size < 1) return;  // reported by a rule of its own
+  if (parallel.tensor_model_parallel_size < 1) return;  // a rule of its own reports it
   const int64_t heads = model.num_attention_heads / parallel.tensor_model_parallel_size;
   const auto check_heads = [&](int64_t ranks) {
     const std::string reason = why_heads_do_not_divide(heads, ranks);

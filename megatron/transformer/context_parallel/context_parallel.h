@@ -1,18 +1,18 @@
-// Context parallelism: the tokens of one sequence lie on the c ranks of a group, and attention is
-// where they meet.
+// Context parallelism: the tokens of one sequence are split over the c ranks of a group; attention
+// is the only operation that communicates.
 //
 // Zig-zag: the s tokens are cut into 2c equal chunks and rank r holds chunks r and 2c - 1 - r, in
 // that order, so that every rank has the same amount of causal work (Megatron's
 // get_batch_on_this_cp_rank). Everything outside attention works on these s/c tokens as on any
-// others; places and position ids travel with them.
+// others; their positions and position ids are part of the batch.
 //
 //   --cp-comm-type   what is exchanged                                    refuses
-//   p2p              keys and values travel round a ring, overlapped      sliding windows
-//                    with the computation
+//   p2p              keys and values, step by step round a ring,          sliding windows
+//                    overlapped with the computation
 //   all_gather       keys and values of the whole sequence, at once
-//   a2a              tokens for heads: each rank attends over the whole   heads that do not divide
+//   a2a              all-to-all: each rank attends over the whole         heads that do not divide
 //                    sequence with n/c heads
-//   a2a+p2p          a2a in groups inside, p2p between them               both
+//   a2a+p2p          a2a inside inner groups, p2p between them            both
 //
 // Bytes per type: docs/parallelism.md.
 //
@@ -32,25 +32,25 @@ namespace megatron {
 at::Tensor zigzag_positions(int64_t s, int64_t c, int64_t rank,
                             const at::Device& device = at::kCPU);
 
-// This rank's part of dimension `dim` of a tensor that every rank of the group holds whole,
+// This rank's part of dimension `dim` of a tensor that is replicated on the group; the result is
 // contiguous. Differentiable (the gradient of the other parts is zero). Throws as zigzag_positions.
 at::Tensor zigzag_slice(const at::Tensor& x, int64_t dim, const ProcessGroup& cp);
 
-// The inverse: gathers the parts of all ranks in the true order of the tokens. Not differentiable.
+// The inverse: gathers the parts of all ranks in sequence order. Not differentiable.
 at::Tensor zigzag_gather(const at::Tensor& x, int64_t dim, const ProcessGroup& cp);
 
-// Attention of this rank's queries over the keys of the whole sequence, equal to core_attention of
-// all tokens. Differentiable. One rank in the group: core_attention itself.
+// Attention of this rank's queries over the keys of the whole sequence; equals this rank's part of
+// core_attention on the whole sequence. Differentiable. A group of one rank: core_attention itself.
 //
 //   q             [s/c, b, n, d]     k, v  [s/c, b, g, d]: zig-zag parts
 //   options       of the whole sequence, without a mask: place.sample and first_head are read,
 //                 positions follow from the group
 //   document_ids  [b, s] int64 of the WHOLE sequence: tokens see their own document only;
-//                 undefined: no such borders
+//                 undefined: no document boundaries
 //
 // Communication: `cp`, by default groups.cp (or the two levels of groups.cp_hierarchy), forward and
 // backward. The gradients of keys and values are summed in fp32 (fp64) in a fixed order. Throws
-// Error for what the type refuses (validate_context_parallel says so at the start).
+// Error for what the type refuses (validate_context_parallel reports it at start-up).
 at::Tensor context_parallel_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                                       const AttentionOptions& options,
                                       const at::Tensor& document_ids, ContextParallelType type,
@@ -62,7 +62,7 @@ at::Tensor context_parallel_attention(const at::Tensor& q, const at::Tensor& k, 
 at::Tensor document_mask(const at::Tensor& document_ids, const at::Tensor& query_position,
                          const at::Tensor& key_position);
 
-// The rules between a model and its context-parallel layout: lengths, heads, windows, sizes of the
+// Checks a model against its context-parallel layout: lengths, heads, windows, sizes of the
 // hierarchy.
 void validate_context_parallel(const TransformerConfig& model, const ParallelConfig& parallel,
                                Violations& violations);

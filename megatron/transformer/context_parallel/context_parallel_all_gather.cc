@@ -28,7 +28,7 @@ std::vector<Half> make_halves(const ContextParallelPass& pass, int64_t local,
   std::vector<Half> halves;
   for (const int64_t index : {rank, 2 * c - 1 - rank}) {
     Half half{index == rank ? 0 : chunk, chunk, 0, s, {}};
-    if (o.causal) {  // up to the chunk's own last token; none further left than the window
+    if (o.causal) {  // up to the chunk's last token, from where the window begins
       half.first_key = o.window_left < 0 ? 0 : std::max<int64_t>(0, index * chunk - o.window_left);
       half.num_keys = (index + 1) * chunk - half.first_key;
     }

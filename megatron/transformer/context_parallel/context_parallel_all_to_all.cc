@@ -1,6 +1,6 @@
-// Tokens for heads: before attention each rank of a group of a gives away n - n/a heads of its
-// tokens and gets the tokens of all ranks for its own n/a heads; after attention the other way
-// round.
+// All-to-all (DeepSpeed Ulysses): before attention each of the a ranks of the group sends all but
+// n/a heads of its tokens and receives the tokens of all ranks for its own n/a heads; after
+// attention the inverse.
 #include <numeric>
 
 #include "megatron/base/check.h"
@@ -12,7 +12,7 @@ namespace {
 
 using torch::autograd::variable_list;
 
-// [l, b, n_i, d_i] -> [a l, b, n_i / a, d_i], in one exchange.
+// [l, b, n_i, d_i] -> [a l, b, n_i / a, d_i], in one all-to-all.
 variable_list tokens_for_heads(const variable_list& xs, const ProcessGroup& group) {
   const int64_t a = group.size(), l = xs[0].size(0), b = xs[0].size(1);
   std::vector<at::Tensor> by_rank;
@@ -54,7 +54,7 @@ struct SavedGroup : torch::CustomClassHolder {
   ProcessGroup group;
 };
 
-// One direction forward, the other one backward.
+// Forward in one direction, backward in the other.
 struct Exchange : torch::autograd::Function<Exchange> {
   static variable_list forward(torch::autograd::AutogradContext* context, at::TensorList xs,
                                const ProcessGroup& group, bool to_heads) {
@@ -76,8 +76,8 @@ struct Exchange : torch::autograd::Function<Exchange> {
   }
 };
 
-// Repeats key and value heads until the ranks can divide them. Each rank then has the heads that
-// its queries want, and the gradients of the copies are summed.
+// Repeats key and value heads until their number is divisible by the group size. Each rank then has
+// the heads that its queries need; the gradients of the copies are summed.
 at::Tensor repeat_heads(const at::Tensor& x, int64_t heads) {
   const int64_t r = heads / x.size(2);
   if (r == 1) return x;
@@ -94,8 +94,8 @@ at::Tensor all_to_all_attention(const at::Tensor& q, const at::Tensor& k, const 
   if (a2a.size() == 1) return attend(q, k, v, options);
   const std::string reason = why_heads_do_not_divide(q.size(2), a2a.size());
   MEGATRON_CHECK(reason.empty(), reason);
-  const int64_t key_heads =
-      std::lcm(k.size(2), static_cast<int64_t>(a2a.size()));  // divides the query heads, as both do
+  // Divides the number of query heads, as both arguments do.
+  const int64_t key_heads = std::lcm(k.size(2), static_cast<int64_t>(a2a.size()));
   const variable_list inputs = {q, repeat_heads(k, key_heads), repeat_heads(v, key_heads)};
   const variable_list qkv = Exchange::apply(at::TensorList(inputs), a2a, /*to_heads=*/true);
   AttentionOptions own = options;

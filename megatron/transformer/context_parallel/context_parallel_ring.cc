@@ -1,4 +1,4 @@
-// Ring attention: keys and values travel round the ring while each rank attends to those it has.
+// Ring attention: each rank attends to the keys and values it holds while sending them on.
 #include <optional>
 #include <utility>
 
@@ -12,8 +12,8 @@ namespace megatron {
 namespace {
 
 // Sends to the next rank of the ring and receives from the one before it. Even ranks send first and
-// odd ones receive first, so that a transport which runs a rank's messages one after the other
-// (NCCL) never has a circle of ranks that all wait to send.
+// odd ones receive first, so that a transport that serialises a rank's messages (NCCL) cannot
+// deadlock with all ranks waiting to send.
 class RingShift {
  public:
   RingShift(const ProcessGroup& cp, const at::Tensor& out, const at::Tensor& in) {
@@ -33,16 +33,17 @@ class RingShift {
   std::shared_ptr<Work> send_, receive_;
 };
 
-// What of the local tokens attends to what of a peer's: all local queries from `first_query`, and
-// the first `num_keys` keys.
+// Which local queries attend to which of a peer's keys: queries from `first_query` on, to the first
+// `num_keys` keys.
 struct Meeting {
   int64_t first_query, num_queries, num_keys;
   bool causal;
 };
 
-// With zig-zag chunks (r, 2c - 1 - r) a causal meeting is the diagonal, or all queries with the
-// early chunk of an earlier rank, or the late queries with all keys of a later one: half of the
-// square each, and nothing masked is computed.
+// With zig-zag chunks (r, 2c - 1 - r) the causal work of one step is: own keys, the causal
+// triangle; keys of an earlier rank, all queries with its first chunk; keys of a later rank, the
+// second chunk of queries with all keys. Each is half of the square, and nothing masked is
+// computed.
 Meeting meet(bool causal, int64_t rank, int64_t peer, int64_t local) {
   if (!causal || peer == rank) return {0, local, local, causal};
   if (peer < rank) return {0, local, local / 2, false};
@@ -61,7 +62,7 @@ class Ring {
       positions_.push_back(zigzag_positions(local_ * c_, c_, r, q.device()));
   }
 
-  // The rank whose keys are here at this step.
+  // The rank whose keys this rank holds at this step.
   int64_t peer(int64_t step) const { return (rank_ - step + c_) % c_; }
   Meeting meeting(int64_t step) const { return meet(causal_, rank_, peer(step), local_); }
   AttentionOptions options(int64_t step) const {
@@ -97,8 +98,8 @@ class Ring {
     return total;
   }
 
-  // A second ring: the gradients of a rank's keys travel behind them in fp32 (fp64), each rank adds
-  // its part, and the last shift brings them home. The order of the sum is that of the ring, so it
+  // A second ring: the gradients of a rank's keys and values follow them in fp32 (fp64), each rank
+  // adds its part, and the last shift returns them to their owner. The sum is in ring order, so it
   // is the same in every run.
   torch::autograd::variable_list backward(const at::Tensor& dout, const at::Tensor& q,
                                           const at::Tensor& k, const at::Tensor& v,
@@ -147,7 +148,7 @@ class Ring {
   const ContextParallelPass& pass_;
   bool causal_;
   int64_t c_, rank_, local_;
-  std::vector<at::Tensor> positions_;  // of each rank's tokens, if places matter
+  std::vector<at::Tensor> positions_;  // of each rank's tokens, if by_place()
 };
 
 struct SavedPass : torch::CustomClassHolder {

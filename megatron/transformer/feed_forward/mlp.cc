@@ -28,8 +28,8 @@ LinearOptions fc1_options(const TransformerConfig& config, int64_t layer_number,
   return options;
 }
 
-// A quantised linear_fc2 takes its input from before the activation: the activation's kernel
-// measures what is rounded, and codes are saved in place of the activation's output.
+// A quantised linear_fc2 takes the input of the activation: the activation's kernel measures the
+// amax and quantises, and the quantised values are saved instead of the activation's output.
 bool is_activation_inside(const TransformerConfig& config, int64_t layer_number) {
   return config.recomputes("mlp_act") || config.quantization(layer_number).enabled() ||
          is_gelu_in_product(config, layer_number);

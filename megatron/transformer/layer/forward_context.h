@@ -1,4 +1,4 @@
-// What one pass over one micro-batch needs besides its activations.
+// Inputs of one forward over one micro-batch besides its activations.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -19,20 +19,20 @@ struct ForwardContext {
   // Of the activations between layers: position [s/t] with sequence parallelism. Undefined: the
   // same as `place`.
   TokenPositions rows;
-  int64_t first_row = 0;      // index of the first of them in the sequence of this rank
+  int64_t first_row = 0;      // index of the first such activation in this rank's sequence
   at::Tensor position_ids;    // [b, s] int64; undefined: place.position for every row
   at::Tensor attention_mask;  // bool [b, 1, s, s], True = may NOT attend, beyond causality;
                               // undefined: none. Only at one context-parallel rank
   at::Tensor document_ids;    // [b, s] int64 of the whole sequence on every context-parallel rank:
-                              // tokens attend within their document only; undefined: no borders
-  // [] training: what the backward will give the sum of the losses, where it is known before;
-  // undefined: it is not
+                              // tokens attend within their document only; undefined: no boundaries
+  // []: gradient of the loss sum (the loss scale), if known before the forward; lets the fused
+  // output layer compute gradients in the forward. Undefined: not known.
   at::Tensor loss_grad;
-  const ProcessGroup* cp =
-      nullptr;  // the ranks that hold the sequences of this pass; null: those of the mesh
+  // Context-parallel group of this micro-batch's sequences; null: that of the mesh.
+  const ProcessGroup* cp = nullptr;
   KVCache* cache = nullptr;          // decoding: keys and values of earlier positions
-  RecomputeTape* tape = nullptr;     // training: where recomputed parts are noted
-  OffloadedPass* offload = nullptr;  // training: where offloaded activations are noted
+  RecomputeTape* tape = nullptr;     // training: records what is recomputed
+  OffloadedPass* offload = nullptr;  // training: records what is offloaded
 };
 
 }  // namespace megatron

@@ -1,5 +1,6 @@
 // The types of context parallelism; see transformer/context_parallel/context_parallel.h. Each takes a group of more
-// than one rank whose ranks hold the zig-zag parts of one sequence, and derives positions from it.
+// than one rank whose ranks hold the zig-zag parts of one sequence, and derives token positions
+// from the ranks.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -21,9 +22,10 @@ at::Tensor all_gather_attention(const at::Tensor& q, const at::Tensor& k, const 
                                 const AttentionOptions& options, const at::Tensor& document_ids,
                                 const ProcessGroup& cp);
 
-// Exchanges tokens for heads over `a2a`, calls `attend` with [a s, b, n/a, d] tensors and the
-// options of these heads, and exchanges back. The tokens of all ranks of the group come in true
-// order: with a hierarchy, they are the zig-zag part of this rank in the group of the outer level.
+// All-to-all over `a2a` that trades heads for tokens, then `attend` on [a s, b, n/a, d] tensors
+// with the options of these heads, then the inverse all-to-all. `attend` sees the tokens of all
+// ranks of the group in sequence order; with a hierarchy, those are this rank's zig-zag part in the
+// outer group.
 using Attend = std::function<at::Tensor(const at::Tensor& q, const at::Tensor& k,
                                         const at::Tensor& v, const AttentionOptions& options)>;
 at::Tensor all_to_all_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
@@ -33,30 +35,30 @@ at::Tensor all_to_all_attention(const at::Tensor& q, const at::Tensor& k, const 
 // Why `heads` of one rank cannot be divided over `ranks`, with a hint, or "".
 std::string why_heads_do_not_divide(int64_t heads, int64_t ranks);
 
-// Parts of all c ranks [c, s/c, ...] <-> the sequence [s, ...] in true order.
+// Parts of all c ranks [c, s/c, ...] <-> the sequence [s, ...] in sequence order.
 at::Tensor join_zigzag(const at::Tensor& parts);
 at::Tensor split_zigzag(const at::Tensor& sequence, int64_t c);
 
-// Tensors in one contiguous piece of memory, so that they travel as one message.
+// Tensors in one contiguous buffer, to be sent as one message.
 struct Packed {
-  // Uninitialised memory for tensors of the shapes of `like`.
+  // Uninitialised, with the shapes of `like`.
   Packed(const std::vector<at::Tensor>& like, at::ScalarType type);
   // A copy of `tensors`.
   static Packed copy(const std::vector<at::Tensor>& tensors);
   at::Tensor flat;                // [total elements]
-  std::vector<at::Tensor> parts;  // views of it
+  std::vector<at::Tensor> parts;  // views of `flat`
 };
 
-// What the backward needs besides tensors; travels through autograd's context.
+// Non-tensor state that the backward needs; stored in autograd's context.
 struct ContextParallelPass {
   AttentionOptions options;
   at::Tensor document_ids;
   ProcessGroup cp;
 
-  // Whether anything depends on where tokens lie, beyond causality.
+  // Whether masking or dropout depends on token positions, apart from the causal mask.
   bool by_place() const { return document_ids.defined() || options.dropout > 0.0; }
-  // The options of a block of queries and keys at these positions of the whole sequence, which may
-  // be undefined unless by_place(). `causal`: the last query and the last key are the same token.
+  // Options for one block of queries and keys at these positions of the whole sequence (may be
+  // undefined unless by_place()). `causal`: the last query and the last key are the same token.
   AttentionOptions block(bool causal, const at::Tensor& query_position,
                          const at::Tensor& key_position) const;
 };
