@@ -79,7 +79,7 @@ std::string TensorFiles::name_of(int file) const {
 void TensorFiles::open(const std::string& name) {
   files_.emplace_back(folder_ / name);
   const int file = static_cast<int>(files_.size()) - 1;
-  // Headers keep their place when files_ grows: they belong to the file's own memory.
+  // Headers do not move when files_ grows: they point into the file's own memory.
   for (const SafetensorsEntry& entry : files_.back().header().tensors) {
     const auto [place, added] = places_.try_emplace(entry.name, Place{file, &entry});
     MEGATRON_CHECK(added, folder_.string(), ": tensor ", entry.name, " is in ",

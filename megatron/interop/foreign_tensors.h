@@ -1,5 +1,5 @@
-// Tensors in files of other programs, described as a checkpoint of ours, so that whatever loads
-// checkpoints loads them.
+// Tensors in files of other programs, described by a manifest as a checkpoint of ours, so that they
+// load through the same code as checkpoints.
 #pragma once
 
 #include <cstddef>
@@ -19,11 +19,11 @@ namespace megatron {
 inline constexpr const char* kHfSafetensors = "model.safetensors";
 inline constexpr const char* kHfIndex = "model.safetensors.index.json";
 
-// The member of a checkpoint's state that says it holds weights and no run to go on with.
+// State of a checkpoint that holds weights only, so that no run can resume from it.
 inline constexpr const char* kWeightsOnlyState = R"({"weights_only":true})";
 bool is_weights_only(const Checkpoint& checkpoint);
 
-// `*` stands for any run of characters; at most one counts.
+// `*` matches any run of characters; only one `*` is supported.
 bool matches_pattern(std::string_view pattern, std::string_view name);
 
 // The safetensors files of a model and where each tensor lies.
@@ -34,10 +34,10 @@ class TensorFiles {
     const SafetensorsEntry* entry = nullptr;
   };
 
-  // Those of a folder of Hugging Face: model.safetensors, or what model.safetensors.index.json
-  // names, which must be what they hold. Throws Error.
+  // The files of a Hugging Face folder: model.safetensors, or those that
+  // model.safetensors.index.json names. Throws Error if files and index disagree.
   static TensorFiles of_hf_folder(const std::filesystem::path& folder);
-  // One file, or all *.safetensors of a folder; by its index where it has one. Throws Error.
+  // One file, or all *.safetensors of a folder (those of its index, if there is one). Throws Error.
   static TensorFiles of_path(const std::filesystem::path& path);
 
   const std::filesystem::path& folder() const { return folder_; }
@@ -56,18 +56,19 @@ class TensorFiles {
   std::map<std::string, Place> places_;
 };
 
-// `count` rows from `theirs` on, of their tensor as we would store it, are our rows from `ours` on.
+// Rows [theirs, theirs + count) of the foreign tensor (in our orientation) are rows [ours, ours +
+// count) of ours.
 struct RowRun {
   int64_t theirs = 0, ours = 0, count = 0;
 };
 
-// A matrix inside of a stored tensor: element (r, c) lies first + r * row_stride + c *
-// column_stride elements behind its beginning. One of the strides is 1. A vector has one column.
+// A matrix inside a stored tensor: element (r, c) is at element offset first + r * row_stride + c *
+// column_stride. One of the strides is 1. A vector has one column.
 struct TensorView {
   int64_t first = 0, rows = 0, columns = 1, row_stride = 1, column_stride = 1;
 };
 
-// Gathers what a manifest says of such files, and everything that is wrong with them.
+// Builds the manifest of such files, and collects all problems.
 class ForeignManifest {
  public:
   // `name` is used in errors.
@@ -79,18 +80,19 @@ class ForeignManifest {
 
   void add_problem(std::string problem) { problems_.push_back(std::move(problem)); }
 
-  // The tensor of ours that `theirs` is (a part of). Null, and a problem, when its other parts have
-  // another element type.
+  // The tensor of ours that `theirs` is (a part of). Null, with a problem noted, if its other parts
+  // have another element type.
   StoredTensor* tensor(const std::string& ours, const std::vector<int64_t>& our_shape,
                        const std::string& theirs, DType dtype);
   bool contains(const std::string& ours) const { return manifest_.tensors.contains(ours); }
 
-  // Rows of `place`, seen as `view`, are rows of a tensor of ours, from `first_column` on.
+  // Maps rows of the tensor at `place`, seen as `view`, to rows of a tensor of ours, from
+  // `first_column` on.
   void add_rows(const std::string& ours, const std::vector<int64_t>& our_shape,
                 const TensorFiles::Place& place, const TensorView& view,
                 std::span<const RowRun> runs, int64_t first_column = 0);
 
-  // Throws Error "<name>: <problem>", with further ones as details, when there are any.
+  // Throws Error "<name>: <problem>" if there are problems; further ones are its details.
   Checkpoint open(const std::filesystem::path& folder) &&;
 
  private:

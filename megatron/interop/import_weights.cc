@@ -78,7 +78,8 @@ void import_weights(const ImportRequest& request, const ConvertProgress& progres
   save.provide = [&](const ShardedTensor& wanted) -> const void* {
     report(pending);
     pending = num_bytes(wanted.dtype, wanted.global_shape);
-    if (memory.capacity() < pending) std::vector<std::byte>().swap(memory);  // not both at once
+    // Free the old memory first
+    if (memory.capacity() < pending) std::vector<std::byte>().swap(memory);
     memory.resize(pending);
     ShardedTensor tensor = wanted;
     tensor.data = memory.data();

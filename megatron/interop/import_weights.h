@@ -1,5 +1,5 @@
-// What all imports share: foreign tensors that were opened as a checkpoint become one of ours, one
-// tensor at a time.
+// Common part of all imports: foreign tensors, opened as a checkpoint, are written as one of ours,
+// one tensor at a time.
 #pragma once
 
 #include <cstdint>
@@ -19,35 +19,34 @@
 namespace megatron {
 
 struct ConvertResult {
-  std::filesystem::path directory;  // what was written: the checkpoint, or the folder
+  std::filesystem::path directory;  // the checkpoint or folder that was written
   std::string model_type;
   int64_t iteration = 0;            // of our checkpoint
   uint64_t bytes = 0;               // of tensors
-  int64_t num_tensors = 0;          // in the foreign files
+  int64_t num_tensors = 0;          // of the foreign files
   std::vector<std::string> files;   // written, relative to `directory`
-  std::vector<std::string> waived;  // tensors of the source that hold no weights
+  std::vector<std::string> waived;  // tensors of the source without weights
   std::vector<std::string> warnings;
 };
 
-// Called with the total before the first tensor (bytes 0) and with the bytes of each tensor that is
-// done.
+// Called before the first tensor with the total and bytes 0, then after each tensor with its bytes.
 using ConvertProgress = std::function<void(uint64_t total_bytes, uint64_t bytes)>;
 
 uint64_t num_bytes(DType dtype, const std::vector<int64_t>& shape);
 
-// Reads one tensor of a checkpoint, or parts of it, into `tensor.data`.
+// Reads one tensor of a checkpoint, or a part of one, into `tensor.data`.
 void load_one(const Checkpoint& checkpoint, const ShardedTensor& tensor);
 
 // (relative name, contents)
 using StoredFiles = std::vector<std::pair<std::string, std::string>>;
 
-// The tokenizer that flags name for a model of another program.
+// The tokenizer given by flags for an imported model.
 struct ImportedTokenizer {
   TokenizerConfig config;             // paths are those of the checkpoint's own copies
-  std::optional<int64_t> vocab_size;  // that of the model, when it is known
+  std::optional<int64_t> vocab_size;  // of the model, if known
   StoredFiles files;                  // tokenizer/...
 };
-// An empty type: none is known; config.yaml gets the null tokenizer of the model's vocabulary.
+// If the type is empty, config.yaml gets the null tokenizer of the model's vocabulary.
 ImportedTokenizer import_tokenizer(const TokenizerConfig& config);
 
 // The text of config.yaml.
@@ -56,29 +55,29 @@ std::string model_yaml(const TransformerConfig& transformer, const TokenizerConf
 struct ImportRequest {
   std::filesystem::path root;  // where iter_* is written
   int64_t iteration = 0;
-  std::vector<const Checkpoint*> sources;  // no tensor is in two of them
+  std::vector<const Checkpoint*> sources;  // with disjoint tensors
   StoredFiles files;
 };
 
-// Throws Error when the root holds checkpoints.
+// Throws Error if the root holds checkpoints.
 void check_no_checkpoints(const std::filesystem::path& root);
 
 // Writes <root>/iter_* with the tensors of the sources, in their element types. Adds directory,
-// iteration, bytes, files and warnings to `result`. Memory: the largest tensor, twice at most.
+// iteration, bytes, files and warnings to `result`. Memory: at most twice the largest tensor.
 void import_weights(const ImportRequest& request, const ConvertProgress& progress,
                     ConvertResult& result);
 
-// A model in files of another program, described as a checkpoint of ours.
+// A model in another program's files, described as a checkpoint of ours.
 struct ForeignModel {
   GPTConfig config;
   Checkpoint checkpoint;            // tensors by our names
-  int64_t num_tensors = 0;          // of theirs that are used
-  std::vector<std::string> waived;  // what of theirs holds no weights, or is left out by name
+  int64_t num_tensors = 0;          // foreign tensors that are used
+  std::vector<std::string> waived;  // foreign tensors without weights, or left out by name
 };
 
-// Opens a model for the vocabulary of the tokenizer (none: that of its tensors) and writes it, its
-// configuration and the tokenizer's files to <root>/iter_*, of the model's iteration. Element types
-// stay. Memory: the largest tensor, twice at most.
+// Opens a model for the tokenizer's vocabulary (none: that of its tensors) and writes it, its
+// configuration and the tokenizer's files to <root>/iter_<iteration of the model>. Element types
+// are kept. Memory: at most twice the largest tensor.
 ConvertResult import_model(
     const std::filesystem::path& root, const TokenizerConfig& tokenizer,
     const std::function<ForeignModel(std::optional<int64_t> vocab_size)>& open,

@@ -21,20 +21,21 @@ namespace {
 
 constexpr const char* kTable = "embedding.word_embeddings.weight";
 
-// The stored copy of a tokenizer file, when the checkpoint holds one of that name.
+// Replaces the path of a tokenizer file by the stored copy, if the checkpoint holds one of that
+// name.
 void use_stored(std::string& path, const Checkpoint& checkpoint) {
   if (path.empty()) return;
   std::filesystem::path given(path);
   if (given.filename().empty()) given = given.parent_path();  // "folder/"
   const std::filesystem::path folder = checkpoint.directory() / "tokenizer";
   std::string name = given.filename().string();
-  if (!given.has_extension()) name = "tokenizer.json";  // a folder was named
+  if (!given.has_extension()) name = "tokenizer.json";  // the path names a folder
   if (!checkpoint.has_file("tokenizer/" + name)) return;
   checkpoint.read_file("tokenizer/" + name);  // verifies it
   path = (folder / name).string();
 }
 
-// The folder with the tokenizer's files; empty: none are stored.
+// The folder with the stored tokenizer files; empty: none are stored.
 std::filesystem::path stored_tokenizer(const Checkpoint& checkpoint) {
   if (is_hf_folder(checkpoint.directory())) return checkpoint.directory();
   constexpr std::string_view kPrefix = "tokenizer/";
@@ -79,14 +80,13 @@ StoredModel open_model(const LoadModelRequest& request) {
   }
   if (const auto directory = find_torch_dist(request.load, request.ckpt_step)) {
     ForeignModel model = open_torch_dist_model(*directory, read_torch_dist_arguments(*directory));
-    TokenizerConfig tokenizer;  // theirs is a path of another machine
+    TokenizerConfig tokenizer;  // stored paths are those of another machine
     tokenizer.tokenizer_type = "NullTokenizer";
     tokenizer.vocab_size = model.config.vocab_size;
     return {std::move(model.checkpoint), model.config, tokenizer, {}};
   }
   StartRequest start;
-  start.mode = StartMode::kResumeOrFresh;  // a folder without checkpoints is reported below, in the
-                                           // words of a reader
+  start.mode = StartMode::kResumeOrFresh;  // a folder without checkpoints is reported below
   start.load = request.load;
   start.ckpt_step = request.ckpt_step;
   const StartDecision decision = resolve_start(start, request.agreement);
@@ -106,7 +106,7 @@ StoredModel open_model(const LoadModelRequest& request) {
   Config* const configs[] = {&found.config.transformer, &found.tokenizer};
   read_yaml(configs, (checkpoint.directory() / "config.yaml").string(), /*ignore_unknown=*/true);
   found.config.transformer.finalize();
-  found.config.transformer.remove_quantization();  // inference multiplies in the stored type
+  found.config.transformer.remove_quantization();  // inference computes in the stored type
   for (std::string* path :
        {&found.tokenizer.tokenizer_model, &found.tokenizer.vocab_file, &found.tokenizer.merge_file})
     use_stored(*path, checkpoint);

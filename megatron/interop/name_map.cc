@@ -162,11 +162,11 @@ class NameMapReader {
 
 // -- slices
 
-// A part of a stored tensor, and how it is seen.
+// A part of a stored tensor, and the view of it.
 struct Piece {
   const TensorFiles::Place* place = nullptr;
   Box box;                     // in the tensor as stored
-  std::vector<int64_t> shape;  // as seen: sliced, then transposed
+  std::vector<int64_t> shape;  // of the view: sliced, then transposed
   TensorView view;
   std::string text;  // "name[slice] transposed", for messages
 };
@@ -178,7 +178,7 @@ int64_t parse_bound(std::string_view text, int64_t otherwise) {
   return error == std::errc() && end == text.data() + text.size() ? value : -1;
 }
 
-// "0:16, :" -> the box that it cuts and the dimensions that stay. Returns what is wrong, or "".
+// "0:16, :" -> the box and the dimensions that remain. Returns what is wrong, or "".
 std::string cut(const std::string& slice, const std::vector<int64_t>& shape, Box& box,
                 std::vector<size_t>& kept) {
   box = {std::vector<int64_t>(shape.size(), 0), shape};
@@ -256,7 +256,7 @@ class Mapper {
  private:
   void problem(std::string text) { manifest_.add_problem(std::move(text)); }
 
-  // The vocabulary is what the map makes the table of.
+  // Vocabulary size: rows of the embedding table that the map gives.
   int64_t rows_of_table() {
     for (const Rule& rule : map_.rules) {
       if (rule.ours != kTable) continue;
@@ -273,7 +273,7 @@ class Mapper {
     throw_error(cat(map_.path, ": nothing is said of ", kTable, ", which every model has"));
   }
 
-  // The part of a tensor that a source names; nothing, and why, when there is none.
+  // The part of a tensor that a source names; nothing if there is none, with the reason in `wrong`.
   std::optional<Piece> find(const Source& source, int64_t layer, std::string& wrong) const {
     const auto filled = [&](const std::string& text) {
       return layer < 0 ? text : replaced(text, kLayer, std::to_string(layer));
@@ -414,7 +414,7 @@ class Mapper {
     return false;
   }
 
-  // Notes that elements of a tensor are used; twice is a problem.
+  // Marks elements of a tensor as used; using one twice is a problem.
   void use(const Piece& piece, const std::string& by) {
     std::vector<std::pair<Box, std::string>>& uses = uses_[piece.place->entry->name];
     for (const auto& [box, user] : uses) {
@@ -468,7 +468,7 @@ class Mapper {
       problem(cat(map_.path, ": waived: ", waiver.name, " is the name of no tensor in the files"));
   }
 
-  // Every element of the files is used or waived.
+  // Checks that every element of the files is used or waived.
   void account() {
     for (const auto& [name, place] : files_.places()) {
       const auto uses = uses_.find(name);
@@ -494,7 +494,7 @@ class Mapper {
   ForeignManifest manifest_;
   GPTConfig config_;
   ParameterShapes parameters_;
-  std::map<std::string, std::vector<std::pair<Box, std::string>>> uses_;  // by their names
+  std::map<std::string, std::vector<std::pair<Box, std::string>>> uses_;  // by name in the file
   std::set<std::string> counted_;
   int64_t num_used_ = 0;
   std::vector<std::string> waived_;

@@ -1,16 +1,16 @@
-// Import of safetensors whose names no family of Hugging Face has: a file says which of their
-// tensors make up each parameter of ours. YAML, or JSON:
+// Import of safetensors with names of no known Hugging Face family: a map in YAML or JSON says
+// which foreign tensors make up each of our parameters:
 //
 //   parameters:
 //     OURS: SOURCE                          one tensor of the same shape
-//     OURS: {concat: [SOURCE, ...]}         one after the other: rows, with `dim: 1` columns
+//     OURS: {concat: [SOURCE, ...]}         concatenated: by rows, with `dim: 1` by columns
 //     OURS: {qkv: [SOURCE, SOURCE, SOURCE]} queries, keys and values: all heads of each
 //     OURS: {qkv: SOURCE}                   the same as one tensor, [all queries | keys | values]
 //   waived: [NAME, {name: NAME, slice: TEXT}, ...]    '*' in a name: any run of characters
 //
 // Within [] and {} of YAML, names with {layer} need quotes.
 //
-//   OURS    a parameter; {layer} stands for the index of any layer, from 0
+//   OURS    a parameter; {layer} matches the index of any layer, from 0
 //   SOURCE  NAME, or {name: NAME, slice: TEXT, transpose: true}; {layer} is that of OURS
 //   slice   per dimension of the tensor as stored "begin:end" (either may be absent), or an index,
 //           which removes the dimension: "{layer}, 0:16, :". Taken before the transposition
@@ -27,8 +27,9 @@
 
 namespace megatron {
 
-// `source`: a .safetensors file or a folder of them. `vocab_size`: none, that of the tensors.
-// Throws Error naming whatever is missing, left over, used twice, or of another shape.
+// `source`: a .safetensors file or a folder of them. `vocab_size`: if not given, that of the
+// tensors. Throws Error naming tensors or elements that are missing, left over, used twice, or of
+// another shape.
 ForeignModel open_mapped_model(const std::filesystem::path& source,
                                const std::filesystem::path& name_map,
                                const TransformerConfig& transformer,
@@ -43,7 +44,7 @@ struct NameMapImport {
 };
 
 // Writes <root>/iter_0000000 with the weights, the configuration and the tokenizer's files. Element
-// types stay. Memory: the largest tensor, twice at most.
+// types are kept. Memory: at most twice the largest tensor.
 ConvertResult import_by_name_map(const NameMapImport& request,
                                  const ConvertProgress& progress = {});
 

@@ -64,7 +64,7 @@ ConvertResult import_hf_folder(const fs::path& folder, const fs::path& root,
   for (std::string* path :
        {&tokenizer.tokenizer_model, &tokenizer.vocab_file, &tokenizer.merge_file})
     if (!path->empty())
-      *path = fs::path(*path).filename().string();  // found in the checkpoint's own copies
+      *path = fs::path(*path).filename().string();  // it is among the checkpoint's copies
   request.files.emplace_back("config.yaml", model_yaml(source.model.config.transformer, tokenizer));
   for (const std::string& name : hf_tokenizer_files(folder))
     request.files.emplace_back("tokenizer/" + name, read_file(folder / name));
@@ -76,11 +76,11 @@ ConvertResult import_hf_folder(const fs::path& folder, const fs::path& root,
 
 namespace {
 
-// What a checkpoint of ours is as a model.
+// The model that a checkpoint of ours holds.
 struct Origin {
   GPTConfig config;
   TokenizerConfig tokenizer;
-  std::string config_json = "{}";  // of the folder it came from
+  std::string config_json = "{}";  // of the folder it was imported from
   std::string peft_json = "{}";    // of the adapters' folder
   bool has_adapters() const { return config.transformer.lora_rank > 0; }
 };
@@ -97,7 +97,7 @@ Origin read_origin(const Checkpoint& checkpoint) {
   origin.config.transformer.finalize();
   const auto& tensors = checkpoint.manifest().tensors;
   const auto table = tensors.find("embedding.word_embeddings.weight");
-  // Adapters that were saved without their base have no table, and need none.
+  // Adapters saved without their base model have no embedding table, and need none.
   const bool adapters_alone = origin.config.transformer.lora_rank > 0 && table == tensors.end();
   MEGATRON_CHECK(table != tensors.end() || adapters_alone, name,
                  ": no tensor embedding.word_embeddings.weight",
@@ -139,7 +139,8 @@ std::pair<const HfFamily*, std::string> choose_family(const Origin& origin,
   for (const HfFamily& family : hf_families()) {
     try {
       std::string text = write_hf_config(family, origin.config, "{}");
-      hf_tensors(family, without_adapters(origin.config));  // every tensor has a name
+      // Throws if a tensor has no name in the family
+      hf_tensors(family, without_adapters(origin.config));
       return {&family, std::move(text)};
     } catch (const Error& error) {
       const std::string what = error.what();
@@ -232,7 +233,8 @@ class Exporter {
     return checkpoint_.manifest().tensors.at(tensor.ours).dtype;
   }
 
-  // Every tensor of the checkpoint is one of the model's (or the optimizer's), with its shape.
+  // Checks that every tensor of the checkpoint is one of the model (or the optimizer), with its
+  // shape.
   void check_checkpoint() const {
     const std::string name = checkpoint_.directory().string();
     std::map<std::string, std::vector<int64_t>> expected;
@@ -290,7 +292,7 @@ class Exporter {
       all.tensors.push_back(&tensor);
       all.bytes += num_bytes(dtype_of(tensor), tensor.shape);
     }
-    // In the order that their own writer has: by name.
+    // By name, as transformers writes them.
     std::sort(all.tensors.begin(), all.tensors.end(),
               [](const HfTensor* a, const HfTensor* b) { return a->name < b->name; });
     result_.bytes = all.bytes;
@@ -345,7 +347,7 @@ class Exporter {
     return transposed_;
   }
 
-  // Adds what the adapter of a linear adds to the rows in memory, in fp32 (fp64), rounded once.
+  // Adds a linear's adapter product to the rows in memory, in fp32 (fp64), rounded once.
   void merge(const HfTensor& tensor, const ShardedTensor& loaded) {
     const std::string stem = tensor.ours.substr(0, tensor.ours.rfind('.') + 1);
     const std::string a_name = stem + std::string(kLoraA), b_name = stem + std::string(kLoraB);
@@ -384,8 +386,8 @@ class Exporter {
       put(kHfGenerationConfig, checkpoint_.read_file(kKeptHfGenerationConfig));
   }
 
-  // A tokenizer that was made here, or came as one file, has no tokenizer_config.json; without it
-  // transformers knows no end of a text.
+  // A tokenizer trained here, or given as one file, has no tokenizer_config.json; without it
+  // transformers has no end-of-text token.
   void describe_tokenizer() {
     constexpr const char* kName = "tokenizer_config.json";
     if (std::find(result_.files.begin(), result_.files.end(), kName) != result_.files.end()) return;

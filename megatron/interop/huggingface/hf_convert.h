@@ -1,4 +1,4 @@
-// Conversion between folders of Hugging Face and our checkpoints, both ways, one tensor at a time.
+// Conversion between Hugging Face folders and our checkpoints, both ways, one tensor at a time.
 #pragma once
 
 #include <cstdint>
@@ -11,12 +11,12 @@
 namespace megatron {
 
 // Writes <root>/iter_0000000 with the weights of an open folder, its configuration as config.yaml,
-// its tokenizer's files and its own config.json and generation_config.json. Element types stay.
-// Memory: the largest tensor, twice at most. Throws Error for whatever open_hf_folder refuses, and
-// when the root holds checkpoints.
+// its tokenizer's files and its own config.json and generation_config.json. Element types are kept.
+// Memory: at most twice the largest tensor. Throws Error for whatever open_hf_folder refuses, and
+// if the root holds checkpoints.
 //
-// With `adapter`, a folder of PEFT for that model, the checkpoint holds its adapters beside the
-// weights and its settings in config.yaml.
+// With `adapter`, a PEFT folder for that model, the checkpoint also holds its adapters, and
+// config.yaml their settings.
 ConvertResult import_hf_folder(const std::filesystem::path& folder,
                                const std::filesystem::path& root,
                                const ConvertProgress& progress = {},
@@ -25,21 +25,21 @@ ConvertResult import_hf_folder(const std::filesystem::path& folder,
 struct ExportRequest {
   std::filesystem::path load;  // a folder of checkpoints, or one checkpoint
   std::optional<int64_t> ckpt_step;
-  std::filesystem::path folder;  // created; must not hold anything
-  std::string model_type;  // empty: that of the checkpoint's origin, else the first family that can
-                           // be this model
+  std::filesystem::path folder;  // created; must be empty if it exists
+  // Empty: that of the checkpoint's origin, else the first family that can express the model.
+  std::string model_type;
   uint64_t max_shard_bytes = uint64_t{5} * 1000 * 1000 * 1000;
-  // Of a checkpoint with adapters: adds them to the weights and writes the model, in place of the
-  // adapters alone in the format of PEFT.
+  // For a checkpoint with adapters: writes the model with adapters merged into the weights, instead
+  // of the adapters only, in PEFT's format.
   bool merge_adapter = false;
 };
 
-// Writes safetensors (with an index where there are several), config.json in the newer dialect, the
-// tokenizer's files and generation_config.json when the checkpoint holds them. config.json comes
-// last, so that an unfinished folder is not taken for a model. Element types stay; the optimizer's
-// state is left aside. Throws Error naming a setting or tensor that the family cannot express, and
-// for tensors of the checkpoint that are not of the model. A checkpoint with adapters becomes a
-// folder of PEFT, without tokenizer, unless they are merged.
+// Writes safetensors (with an index if there are several), config.json as transformers 5 does, and
+// the tokenizer's files and generation_config.json if the checkpoint holds them. config.json is
+// written last, so that an unfinished folder is not taken for a model. Element types are kept;
+// optimizer state is not exported. Throws Error naming a setting or tensor that the family cannot
+// express, and for tensors of the checkpoint that the model does not have. A checkpoint with
+// adapters becomes a PEFT folder, without tokenizer, unless they are merged.
 ConvertResult export_hf_folder(const ExportRequest& request, const ConvertProgress& progress = {});
 
 }  // namespace megatron

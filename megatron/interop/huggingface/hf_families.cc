@@ -131,7 +131,7 @@ constexpr HfRow kGpt2[] = {
     {"decoder.final_layernorm.weight", {"transformer.ln_f.weight"}},
     {"decoder.final_layernorm.bias", {"transformer.ln_f.bias"}}};
 
-// Rows of query_key_value are [query | key | value] per head, as ours are without groups.
+// Rows of query_key_value are [query | key | value] per head, as ours are without query groups.
 constexpr HfRow kGptNeoX[] = {
     {"embedding.word_embeddings.weight", {"gpt_neox.embed_in.weight"}},
     {"decoder.layers.*.self_attention.linear_qkv.layer_norm_weight",
@@ -180,7 +180,7 @@ void gemma_preset(TransformerConfig& t) {
 // -- keys that several families share
 
 void layers(HfFields& f, std::string_view key, TransformerConfig& t) {
-  constexpr int64_t kMost = 10000;  // each has an object of its own
+  constexpr int64_t kMost = 10000;  // bounds memory: a layer is an object
   f.integer(key, t.num_layers);
   MEGATRON_CHECK(t.num_layers > 0 && t.num_layers <= kMost, f.name(), ": ", key, " is ",
                  t.num_layers, ", expected 1 to ", kMost);
@@ -193,7 +193,8 @@ void query_groups(HfFields& f, TransformerConfig& t, std::optional<int64_t> miss
   t.group_query_attention = groups != t.num_attention_heads;
 }
 
-// Absent: hidden_size / num_attention_heads. Not written when it is that and `always` is not set.
+// Default: hidden_size / num_attention_heads. Not written if it equals the default, unless
+// `always`.
 void head_dim(HfFields& f, TransformerConfig& t, bool always = true,
               std::optional<int64_t> missing = {}) {
   if (!f.reading() && !always && t.kv_channels == t.hidden_size / t.num_attention_heads)
@@ -208,7 +209,7 @@ void tied(HfFields& f, TransformerConfig& t, bool missing) {
   t.untie_embeddings_and_output_weights = !is_tied;
 }
 
-// Names of activations; the first one of a kind is written.
+// Names of activations; the first one of each kind is the one written.
 constexpr std::pair<std::string_view, Activation> kPlainActivations[] = {
     {"gelu", Activation::kGelu},
     {"gelu_pytorch_tanh", Activation::kGeluTanh},
@@ -240,7 +241,7 @@ void plain_activation(HfFields& f, TransformerConfig& t, std::string_view key,
   t.squared_relu = row->second == Activation::kSquaredRelu;
 }
 
-// `windowed` layers see the last `width` tokens, their own included.
+// In `windowed` layers a token attends to the last `width` tokens, itself included.
 void set_windows(const std::string& name, TransformerConfig& t, std::optional<int64_t> width,
                  const std::vector<bool>& windowed) {
   const bool any = std::find(windowed.begin(), windowed.end(), true) != windowed.end();
@@ -264,7 +265,7 @@ void set_windows(const std::string& name, TransformerConfig& t, std::optional<in
   t.window_attn_skip_freq += "]";
 }
 
-// sliding_window of all layers, or null.
+// sliding_window, the same for all layers, or null.
 void one_window(HfFields& f, TransformerConfig& t, std::optional<int64_t> missing) {
   std::optional<int64_t> width;
   if (!t.window_size.empty() && t.window_attn_skip_freq.empty()) width = t.window_size[0] + 1;
@@ -273,7 +274,7 @@ void one_window(HfFields& f, TransformerConfig& t, std::optional<int64_t> missin
     set_windows(f.name(), t, width, std::vector<bool>(static_cast<size_t>(t.num_layers), true));
 }
 
-// layer_types, or what `is_windowed` says of a layer (from 0) where that key is absent.
+// layer_types; if that key is absent, `is_windowed(layer)`, layers from 0.
 template <class IsWindowed>
 void layer_windows(HfFields& f, TransformerConfig& t, std::optional<int64_t> width,
                    const IsWindowed& is_windowed) {
@@ -304,7 +305,7 @@ std::optional<int64_t> window_width(const TransformerConfig& t) {
   return t.window_size[0] + 1;
 }
 
-// What Llama and its descendants share, up to the rotary positions.
+// Defaults of Llama and its descendants, without the rotary ones.
 struct CommonDefaults {
   double norm_eps = 1e-6;
   bool tied = false;
@@ -445,7 +446,7 @@ void gemma_common(HfFields& f, GPTConfig& c, double attention_cap, double final_
     f.number("query_pre_attn_scalar", scalar, 256.0);
   } else {
     auto whole = static_cast<int64_t>(scalar);
-    f.integer("query_pre_attn_scalar", whole);  // transformers wants it without a point
+    f.integer("query_pre_attn_scalar", whole);  // transformers requires an integer here
   }
   t.query_pre_attn_scalar = scalar;
   f.number_or_null("attn_logit_softcapping", t.attn_logit_softcapping, attention_cap);
@@ -758,7 +759,7 @@ HfModel parse_hf_config(const std::string& text, const std::string& name) {
 
 namespace {
 
-// Divided positions are linearly scaled frequencies, which is what others call them.
+// Position interpolation is linear RoPE scaling, and transformers calls it that.
 void use_linear_scaling(TransformerConfig& t) {
   if (!t.rotary_seq_len_interpolation_factor || t.rope_scaling_type != RopeScaling::kNone) return;
   t.rope_scaling_type = RopeScaling::kLinear;
@@ -789,7 +790,7 @@ std::string write_hf_config(const HfFamily& family, const GPTConfig& config,
 
 namespace {
 
-// The settings by name, as text, with those that have no effect at their defaults.
+// Settings by name, as text; those without effect are set to their defaults.
 std::map<std::string, std::string> settings(const TransformerConfig& given) {
   TransformerConfig t = given;
   t.finalize();
@@ -804,7 +805,7 @@ std::map<std::string, std::string> settings(const TransformerConfig& given) {
   t.add_qkv_bias = t.qkv_bias();
   if (!t.window_size.empty()) t.window_size[1] = 0;  // attention is causal
   if (t.window_size.empty()) t.rotary_base_local.reset();
-  // How layers are listed does not matter, which are windowed does.
+  // Compare which layers are windowed, not how the list was written.
   std::string windows;
   for (int64_t i = 1; i <= t.num_layers; ++i) windows += t.window(i).empty() ? '0' : '1';
   t.window_attn_skip_freq = windows;
@@ -814,7 +815,7 @@ std::map<std::string, std::string> settings(const TransformerConfig& given) {
     t.rotary_percent = defaults.rotary_percent;
     t.rotary_interleaved = false;
   }
-  // Factors that are derived, written out.
+  // Derived factors get their values.
   const RopeScaling scaling = t.rope_scaling_type;
   if (scaling == RopeScaling::kNone) t.rope_scaling_factor = defaults.rope_scaling_factor;
   if (scaling == RopeScaling::kNone || scaling == RopeScaling::kLinear)
@@ -828,7 +829,7 @@ std::map<std::string, std::string> settings(const TransformerConfig& given) {
     t.yarn_beta_slow = defaults.yarn_beta_slow;
     t.yarn_correction_range_round_to_int = defaults.yarn_correction_range_round_to_int;
   }
-  // Of training and of this machine.
+  // Settings of training and of the machine are not architecture.
   t.seq_length = 1;
   t.hidden_dropout = t.attention_dropout = 0.0;
   t.fp32_residual_connection = false;
@@ -846,7 +847,7 @@ std::map<std::string, std::string> settings(const TransformerConfig& given) {
   t.lora_rank = 0;
   t.lora_alpha.reset();
   t.lora_targets.clear();
-  // With rotary positions, how far they may go shapes nothing.
+  // With rotary positions max_position_embeddings is not architecture.
   if (t.position_embedding_type != PositionEmbedding::kLearnedAbsolute)
     t.max_position_embeddings = 1;
   Config* const configs[] = {&t};

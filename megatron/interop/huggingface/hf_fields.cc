@@ -42,7 +42,7 @@ std::string short_text(const ordered_json& value) {
 constexpr const char* kDownload =
     "\nhint: a configuration is an object with a model_type; download the file again";
 
-// What nlohmann says after "parse error at line 1, column 2: ", in characters that print.
+// nlohmann's message after "parse error at line 1, column 2: ", in printable characters.
 std::string reason_of(const std::string& what) {
   const size_t column = what.find(", column ");
   const size_t begin = column == std::string::npos ? 0 : what.find(": ", column) + 2;
@@ -53,7 +53,7 @@ std::string reason_of(const std::string& what) {
 
 [[noreturn]] void refuse_json(const std::string& text, const std::string& name,
                               const nlohmann::json::parse_error& error) {
-  // `byte` counts what was read, the character in the way included.
+  // `byte` counts the bytes read, including the offending one.
   const size_t at = std::min(error.byte == 0 ? 0 : error.byte - 1, text.size());
   const auto line = 1 + std::count(text.begin(), text.begin() + static_cast<ptrdiff_t>(at), '\n');
   const size_t newline = at == 0 ? std::string::npos : text.rfind('\n', at - 1);
@@ -70,7 +70,7 @@ double to_number(const std::string& name, std::string_view key, const ordered_js
   return value.get<double>();
 }
 
-// 10000 and 10000.0 alike. All of them are sizes.
+// Accepts 10000 and 10000.0. All such values are sizes.
 int64_t to_integer(const std::string& name, std::string_view key, const ordered_json& value) {
   constexpr double kLargest = 2147483647.0;
   const double number = value.is_number() ? value.get<double>() : 0.5;
@@ -195,7 +195,7 @@ std::optional<int64_t> HfFields::find_integer(std::string_view key) const {
 int64_t HfFields::num_experts() const {
   constexpr const char* kKeys[] = {"num_local_experts", "num_experts", "n_routed_experts",
                                    "moe_num_experts", "num_routed_experts"};
-  const ordered_json* nested = impl_->find("text_config");  // of models that also see or hear
+  const ordered_json* nested = impl_->find("text_config");  // of multimodal models
   for (const ordered_json* object : {static_cast<const ordered_json*>(&impl_->json), nested}) {
     if (object == nullptr || !object->is_object()) continue;
     for (const char* key : kKeys)
@@ -238,8 +238,7 @@ void HfFields::layer_types(std::vector<std::string>& types) {
 
 namespace {
 
-// The members that the law of each rope_type reads; anything else in its object would be ignored,
-// and is refused.
+// The members that each rope_type uses; others would have no effect and are refused.
 struct RopeType {
   std::string_view name;
   RopeScaling scaling;
@@ -264,7 +263,7 @@ const std::vector<RopeType>& rope_types() {
   return types;
 }
 
-// One object of rotary parameters, of either dialect.
+// Reads one object of rotary parameters, of transformers 4 or 5.
 class RopeReader {
  public:
   RopeReader(const std::string& name, const ordered_json& values) : name_(name), values_(values) {
@@ -274,7 +273,7 @@ class RopeReader {
         if (!found->is_string()) wrong_type(name_, key, *found, "a string");
         type = found->get<std::string>();
       }
-    if (type == "su") type = "longrope";  // the name it had first
+    if (type == "su") type = "longrope";  // its old name
     for (const RopeType& known : rope_types())
       if (known.name == type) type_ = &known;
     std::string names;
@@ -287,7 +286,7 @@ class RopeReader {
       const bool known =
           std::find(kAlways.begin(), kAlways.end(), key) != kAlways.end() ||
           std::find(type_->keys.begin(), type_->keys.end(), key) != type_->keys.end() ||
-          // transformers moves it into objects of every type
+          // transformers puts it into objects of every type
           key == "original_max_position_embeddings";
       MEGATRON_CHECK(known || value.is_null(), name_, ": rotary positions of the type \"",
                      type_->name, "\" with ", key, " ", short_text(value), " are not built");
@@ -400,7 +399,7 @@ void HfFields::rope(TransformerConfig& config, const Rope& rope) {
     return;
   }
   config.position_embedding_type = PositionEmbedding::kRope;
-  // The keys of the older dialect, under what the newer one has.
+  // Keys of transformers 4, overridden by those of 5.
   ordered_json all = ordered_json::object(), local = ordered_json::object();
   const auto take = [&](ordered_json& into, const char* key, const ordered_json* from) {
     if (from == nullptr) return;

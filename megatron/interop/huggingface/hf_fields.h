@@ -1,7 +1,7 @@
-// A config.json of Hugging Face as a family describes it: one list of keys, read or written.
+// Reads or writes a Hugging Face config.json by one list of keys per family.
 //
-// Both dialects are read, that of transformers 4 (rope_theta, rope_scaling, torch_dtype) and that
-// of 5 (rope_parameters, dtype); the newer one is written.
+// Reads the keys of transformers 4 (rope_theta, rope_scaling, torch_dtype) and of transformers 5
+// (rope_parameters, dtype); writes those of 5.
 #pragma once
 
 #include <cstdint>
@@ -17,10 +17,10 @@ namespace megatron {
 
 class HfFields {
  public:
-  // To read a config.json; `name` is used in errors. Throws Error for text that is no JSON object,
-  // with line and column.
+  // Reads a config.json; `name` is used in errors. Throws Error with line and column for text that
+  // is not a JSON object.
   HfFields(const std::string& text, std::string name);
-  // To write one over `base`, the text of another (keys that nobody writes stay) or "{}".
+  // Writes one on top of `base`, the text of another one (its other keys are kept) or "{}".
   static HfFields writer(const std::string& base);
   HfFields(HfFields&&) noexcept;
   ~HfFields();
@@ -30,7 +30,7 @@ class HfFields {
   std::string text() const;         // what was written
 
   // Each reads `value` from the key or writes it there. A key that is absent or null reads as
-  // `missing`; without one that is an error, as is a value of another type.
+  // `missing`; without a `missing` that is an error, as is a value of another type.
   void integer(std::string_view key, int64_t& value, std::optional<int64_t> missing = {});
   void number(std::string_view key, double& value, std::optional<double> missing = {});
   void flag(std::string_view key, bool& value, std::optional<bool> missing = {});
@@ -40,32 +40,30 @@ class HfFields {
   void integer_or_null(std::string_view key, std::optional<int64_t>& value,
                        std::optional<int64_t> missing);
 
-  // The family knows only this value (JSON text) of the key; absent and null mean it. Another is an
-  // error that names it.
+  // The family supports only this value (JSON text) of the key; absent and null mean it. Another
+  // value is an error that names the key.
   void constant(std::string_view key, std::string_view json);
 
   // Rotary positions. Needs max_position_embeddings in `config`.
   struct Rope {
-    double theta = 10000.0;                   // when absent
-    double percent = 1.0;                     // partial_rotary_factor when absent
-    const char* legacy_theta = "rope_theta";  // keys of the older dialect
+    double theta = 10000.0;                   // default
+    double percent = 1.0;                     // default of partial_rotary_factor
+    const char* legacy_theta = "rope_theta";  // key of transformers 4
     const char* legacy_percent = "partial_rotary_factor";
-    std::optional<double> local_theta = {};  // windowed layers have their own (Gemma 3)
+    std::optional<double> local_theta = {};  // base of windowed layers (Gemma 3)
     std::optional<int64_t> original_length =
-        {};  // a key original_max_position_embeddings at the top decides (Phi-3)
+        {};  // original_max_position_embeddings is a top-level key (Phi-3)
   };
   void rope(TransformerConfig& config, const Rope& rope);
 
-  // The names of layers in the order of the layers ("sliding_attention", "full_attention"); empty:
-  // absent.
+  // Kind of each layer in order ("sliding_attention", "full_attention"); empty: absent.
   void layer_types(std::vector<std::string>& types);
 
   // Reading: an integer, or nothing when absent or null.
   std::optional<int64_t> find_integer(std::string_view key) const;
-  // Reading: the number of experts of a mixture, by any of the names that it goes by; 0: it is
-  // none.
+  // Reading: the number of experts, by any of its keys; 0: not a mixture of experts.
   int64_t num_experts() const;
-  // Reading: how quantization_config says that the weights are stored ("gptq"); empty: as they are.
+  // Reading: quant_method of quantization_config ("gptq"); empty: weights are not quantised.
   std::string quantization_method() const;
   // Writing: removes a key.
   void erase(std::string_view key);

@@ -33,7 +33,7 @@ constexpr const char* kTokenizerFiles[] = {"tokenizer.json",
 
 std::string shape_text(const std::vector<int64_t>& shape) { return nlohmann::json(shape).dump(); }
 
-// The stored frequencies of a layer must be those of the configuration.
+// Checks that the stored rotary frequencies of a layer are those of the configuration.
 void check_frequencies(const std::string& folder, const std::string& name, const TensorFiles& files,
                        const TensorFiles::Place& place, const TransformerConfig& config) {
   const at::Tensor expected = RotaryEmbedding(config).frequencies(/*length=*/1);
@@ -82,7 +82,7 @@ class Reader {
   }
 
  private:
-  // Files of the bare model name its tensors without the prefix.
+  // Files of a model without a head have tensor names without the prefix.
   void find_prefix() {
     const std::string_view prefix = model_.family->prefix;
     const auto& places = files_.places();
@@ -118,7 +118,7 @@ class Reader {
     manifest_.add_rows(tensor.ours, tensor.our_shape, found->second, view_of(tensor), tensor.runs);
   }
 
-  // A tensor that no row of the table uses.
+  // Handles a tensor that no row of the table uses.
   void account_for(const std::string& name, const TensorFiles::Place& place) {
     const TransformerConfig& t = model_.config.transformer;
     if (!t.untie_embeddings_and_output_weights && is_head(name)) return check_tie(name, place);
@@ -138,7 +138,7 @@ class Reader {
     return false;
   }
 
-  // A stored copy of a tied table must be the table.
+  // Checks that a stored output layer that the configuration ties equals the embedding table.
   void check_tie(const std::string& name, const TensorFiles::Place& head) {
     for (const HfTensor& tensor : tensors_) {
       if (tensor.ours != "embedding.word_embeddings.weight") continue;
@@ -170,7 +170,7 @@ class Reader {
 
 bool is_hf_folder(const fs::path& folder) {
   std::error_code ignored;
-  if (folder.empty()) return false;  // none was named, which is not the current one
+  if (folder.empty()) return false;  // no folder given; must not become the current one
   return fs::exists(folder / kHfConfig, ignored) && !fs::exists(folder / kManifestName, ignored) &&
          find_checkpoints(folder).empty();
 }

@@ -1,6 +1,6 @@
-// A folder of Hugging Face (config.json, safetensors in one file or several with an index,
-// tokenizer files) read as a checkpoint: its manifest is derived from the table of the family, so
-// that whatever loads checkpoints loads it, and a rank reads what it needs.
+// A Hugging Face folder (config.json, safetensors in one file or several with an index, tokenizer
+// files) read as a checkpoint: its manifest is derived from the family's table of names, so that it
+// loads through the same code as checkpoints, and each rank reads only what it needs.
 #pragma once
 
 #include <filesystem>
@@ -15,45 +15,44 @@
 
 namespace megatron {
 
-// Whether it holds a config.json, and no checkpoints of ours. What is wrong with the file is said
-// when it is read.
+// Whether the folder holds a config.json and no checkpoints of ours. The file is not validated.
 bool is_hf_folder(const std::filesystem::path& folder);
 
 struct HfFolder {
   HfModel model;
   Checkpoint checkpoint;             // tensors by our names; iteration 0
-  std::vector<std::string> tensors;  // names that are used, each exactly once
+  std::vector<std::string> tensors;  // Hugging Face names that are used, each exactly once
   std::vector<std::string>
-      waived;  // names that hold no weights: masks, frequencies, a copy of a tied table
+      waived;  // names of tensors without weights: masks, frequencies, a copy of a tied table
 };
 
 // Reads the configuration and the headers of the files, and accounts for every tensor: each is used
-// exactly once, or waived by name. Throws Error naming what is missing, left over, of another shape
-// or type, cut short, untied although the configuration ties it (or the reverse), or rotated in
-// another way than the configuration says.
+// exactly once, or waived by name. Throws Error naming tensors that are missing, left over, of
+// another shape or type, truncated, or untied although the configuration ties them (or the
+// reverse), and stored rotary frequencies that are not those of the configuration.
 HfFolder open_hf_folder(const std::filesystem::path& folder);
 
-// config.json alone.
+// Reads config.json only.
 HfModel read_hf_config(const std::filesystem::path& folder);
 
-// The flags of its tokenizer; paths are those of the folder. Without files: the null tokenizer of
-// `vocab_size` ids.
+// Flags for the folder's tokenizer, with paths in the folder. Without tokenizer files: the null
+// tokenizer of `vocab_size` ids.
 TokenizerConfig hf_tokenizer(const std::filesystem::path& folder, int64_t vocab_size);
 
-// The names of the tokenizer's files that the folder holds, and of its generation_config.json.
+// Names of the tokenizer's files and of generation_config.json, those that the folder holds.
 std::vector<std::string> hf_tokenizer_files(const std::filesystem::path& folder);
-// What a model brought along that our configuration has no place for, as files of a checkpoint:
-// huggingface/config.json and huggingface/generation_config.json of the folder it came from, and
-// peft/adapter_config.json of its adapters. `source`: an open folder, or a checkpoint of ours that
-// holds them. Every checkpoint of a run holds those of what it started from, so that an export
-// writes the same family.
+// The configuration files of an imported model, as files of a checkpoint: huggingface/config.json
+// and huggingface/generation_config.json of the Hugging Face folder, and peft/adapter_config.json
+// of its adapters. `source`: an open folder, or a checkpoint of ours that holds them. Every
+// checkpoint of a run holds those of the model it started from, so that an export writes the same
+// family.
 StoredFiles origin_files(const Checkpoint& source);
 inline constexpr const char* kKeptHfConfig = "huggingface/config.json";
 inline constexpr const char* kKeptHfGenerationConfig = "huggingface/generation_config.json";
 inline constexpr const char* kKeptPeftConfig = "peft/adapter_config.json";
 
 // eos_token_id (one or several) of generation_config.json, else of config.json, of such a source;
-// empty: neither says any.
+// empty: in neither.
 std::vector<int32_t> end_of_text_ids(const Checkpoint& source);
 
 inline constexpr const char* kHfConfig = "config.json";

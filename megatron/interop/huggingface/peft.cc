@@ -24,8 +24,8 @@ using nlohmann::ordered_json;
 constexpr std::string_view kPrefix = "base_model.model.";
 constexpr std::string_view kWeight = ".weight";
 
-// Settings that change what an adapter computes, or hold other weights; all of them off: null,
-// false, empty.
+// Settings that change what an adapter computes or add other weights; refused unless null, false or
+// empty.
 constexpr const char* kNotBuilt[] = {"use_dora",
                                      "use_qalora",
                                      "use_bdlora",
@@ -47,8 +47,8 @@ bool is_off(const ordered_json& value) {
          ((value.is_array() || value.is_object() || value.is_string()) && value.empty());
 }
 
-// "linear_qkv" of "decoder.layers.3.self_attention.linear_qkv.weight", for the linears that
-// adapters may have; else empty.
+// "linear_qkv" of "decoder.layers.3.self_attention.linear_qkv.weight", for linears that can have
+// adapters; else empty.
 std::string_view linear_of(std::string_view weight) {
   if (!weight.starts_with("decoder.layers.") || !weight.ends_with(kWeight)) return {};
   weight.remove_suffix(kWeight.size());
@@ -58,14 +58,14 @@ std::string_view linear_of(std::string_view weight) {
   return {};
 }
 
-// What a module of theirs is in the words of --lora-targets.
+// The --lora-targets name of a Hugging Face module.
 std::string part_name(std::string_view linear, size_t part, size_t parts) {
   if (parts == 1) return std::string(linear);
   if (linear == "linear_qkv") return std::array{"linear_q", "linear_k", "linear_v"}.at(part);
   return std::array{"linear_fc1_gate", "linear_fc1_up"}.at(part);
 }
 
-// Where the rows of a linear lie in its lora_B; -1: not adapted.
+// For each row of a linear its row in lora_B; -1: not adapted.
 std::vector<int64_t> rows_in_b(const LoraOptions& options, int64_t rows) {
   std::vector<int64_t> out(static_cast<size_t>(rows), -1);
   int64_t next = 0;
@@ -74,7 +74,7 @@ std::vector<int64_t> rows_in_b(const LoraOptions& options, int64_t rows) {
   return out;
 }
 
-// A module of theirs that may have an adapter: its weight, and which part of our linear it is.
+// A Hugging Face module that may have an adapter: its weight, and which part of our linear it is.
 struct AdaptableModule {
   HfTensor weight;
   std::string linear;
@@ -98,7 +98,7 @@ std::vector<AdaptableModule> adaptable_modules(const HfFamily& family, const GPT
   return modules;
 }
 
-// The number of the adapter of ours that is the module's; -1: it has none.
+// Index of our adapter for the module; -1: none.
 int adapter_of(const AdaptableModule& module, const std::vector<std::string>& adapters,
                const HfFamily& family) {
   if (adapters.empty()) return -1;
@@ -222,7 +222,7 @@ class PeftReader {
       *t.lora_alpha *= std::sqrt(static_cast<double>(t.lora_rank));
   }
 
-  // The targets that the file holds anything for.
+  // Chooses the targets that the file has tensors for.
   void choose_targets() {
     std::vector<std::string> found;
     for (const AdaptableModule& module : adaptable_modules(family_, config_))
@@ -262,8 +262,8 @@ class PeftReader {
   ForeignManifest manifest_;
 };
 
-// What PEFT finds the adapted modules by: their last name, or the last two where a module that is
-// not adapted has the same.
+// target_modules for PEFT: the last component of each module name, or the last two if a module that
+// is not adapted has the same last one.
 std::vector<std::string> module_names(const HfFamily& family, const GPTConfig& config) {
   std::set<std::string> adapted, others;
   const auto last = [](const std::string& name, int names) {
@@ -343,7 +343,7 @@ const HfFamily& family_of_model(const Checkpoint& checkpoint, const GPTConfig& c
       hf_tensors(family, base);
       return family;
     } catch (const Error&) {
-      // Another may be.
+      // Another family may have names for it.
     }
   }
   throw Error(cat(checkpoint.directory().string(),

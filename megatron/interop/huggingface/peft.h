@@ -1,10 +1,10 @@
-// Low-rank adapters in the format of PEFT: a folder with adapter_config.json and
+// Low-rank adapters in PEFT's format: a folder with adapter_config.json and
 // adapter_model.safetensors, read as a checkpoint of our lora_A and lora_B, and written.
 //
-// An adapter of a module of theirs is one adapter of ours (transformer/config/lora.h) where the module is
-// a linear of ours or a part of one. Where one adapter of ours spans several modules of theirs they
-// are written with copies of its A; several adapters of ours in one module of theirs have no form
-// there.
+// If a Hugging Face module is one of our linears or a part of one, its adapter is one adapter of
+// ours (transformer/config/lora.h). If one of our adapters spans several Hugging Face modules, each is
+// written with a copy of its A; several of our adapters in one Hugging Face module cannot be
+// expressed.
 #pragma once
 
 #include <filesystem>
@@ -21,28 +21,29 @@ inline constexpr const char* kPeftSafetensors = "adapter_model.safetensors";
 
 bool is_peft_folder(const std::filesystem::path& folder);
 
-// The adapter's tensors, in the order of ours, for the targets and the rank of the configuration.
-// Throws Error when they have no form there.
+// The adapter's tensors, in our model order, for the targets and the rank of the configuration.
+// Throws Error if PEFT's format cannot express them.
 std::vector<HfTensor> peft_tensors(const HfFamily& family, const GPTConfig& config);
 
-// Reads the folder for a base model of this family and shape, and sets rank, alpha and targets of
-// `config` by it: the targets are those that the file holds tensors for. Every tensor is used
-// exactly once. Throws Error naming what is missing, left over or of another shape, and settings
+// Opens the folder for a base model of this family and shape, and sets rank, alpha and targets of
+// `config`: the targets are those that the file holds tensors for. Every tensor is used exactly
+// once. Throws Error naming tensors that are missing, left over or of another shape, and settings
 // that are not built (DoRA, biases, ranks by pattern, further modules).
 Checkpoint open_peft_folder(const std::filesystem::path& folder, const HfFamily& family,
                             GPTConfig& config);
 
-// The text of adapter_config.json over the keys of `base` ("{}": none). A `base` that says the same
-// is returned as it is.
+// The text of adapter_config.json; keys of `base` ("{}": none) that are not set here are kept. A
+// `base` with the same content is returned unchanged.
 std::string write_peft_config(const HfFamily& family, const GPTConfig& config,
                               const std::string& base);
 
-// The family that names the modules of a model: of the folder it came from, as the checkpoint
-// keeps it, else the first that can be this model. Throws Error when there is none.
+// The family whose module names apply: that of the Hugging Face folder that the model was imported
+// from, which the checkpoint records, else the first that can express the model. Throws Error if
+// there is none.
 const HfFamily& family_of_model(const Checkpoint& checkpoint, const GPTConfig& config);
 
-// Rows [first, first + count) of the linear whose weight has the name `ours`, with what its adapter
-// adds: `rows` [count, k] fp32 or fp64 += scale * B A. `a` and `b` are the whole parameters.
+// Merges an adapter into rows [first, first + count) of the linear whose weight is named `ours`:
+// `rows` [count, k] fp32 or fp64 += scale * B A. `a` and `b` are the whole parameters.
 void merge_adapter(const TransformerConfig& config, const std::string& ours, int64_t first,
                    const at::Tensor& a, const at::Tensor& b, const at::Tensor& rows);
 

@@ -24,7 +24,8 @@ void load_whole(const Checkpoint& checkpoint, const std::string& key,
                 std::vector<std::byte>& memory) {
   const StoredTensor& stored = checkpoint.manifest().tensors.at(key);
   const uint64_t bytes = num_bytes(stored.dtype, stored.shape);
-  if (memory.capacity() < bytes) std::vector<std::byte>().swap(memory);  // not both at once
+  // Free the old memory first
+  if (memory.capacity() < bytes) std::vector<std::byte>().swap(memory);
   memory.resize(bytes);
   ShardedTensor tensor;
   tensor.key = key;
@@ -34,7 +35,7 @@ void load_whole(const Checkpoint& checkpoint, const std::string& key,
   load_one(checkpoint, tensor);
 }
 
-// Modules whose (empty) state Megatron-LM asks for, in layers and outside.
+// Modules whose (empty) extra state Megatron-LM expects, in layers and outside.
 constexpr const char* kStatefulModules[] = {
     "self_attention.linear_qkv", "self_attention.linear_proj", "mlp.linear_fc1", "mlp.linear_fc2"};
 constexpr const char* kStatefulNorms[] = {"self_attention.q_layernorm",

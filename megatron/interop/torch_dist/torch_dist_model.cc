@@ -29,7 +29,8 @@ bool is_of_model(std::string_view key) {
 
 // -- arguments
 
-// Arguments of Megatron-LM that shape the model, by their names in `args`; ours where they differ.
+// Arguments of Megatron-LM that define the model, by their names in `args`, with our name if it
+// differs.
 struct Argument {
   std::string_view ours;
   std::string_view theirs;
@@ -75,8 +76,8 @@ constexpr Argument kArguments[] = {
     {"init_method_std", "init_method_std"},
 };
 
-// Arguments that make another model without making other tensors, and the text with which they do
-// not; nothing, false and zero never do.
+// Arguments that change the model without changing its tensors, and the value with which they do
+// not; None, false and zero never do.
 constexpr std::pair<std::string_view, std::string_view> kNeutral[] = {
     {"num_experts", ""},
     {"multi_latent_attention", ""},
@@ -93,7 +94,7 @@ constexpr std::pair<std::string_view, std::string_view> kNeutral[] = {
     {"no_rope_freq", ""},
     {"softmax_type", "vanilla"},
     {"activation_func_clamp_value", ""},
-    {"apply_query_key_layer_scaling", ""},  // only with fp16, where it changes rounding
+    {"apply_query_key_layer_scaling", ""},  // affects only rounding in fp16
     {"use_mup", ""},
     {"retro_add_retriever", ""},
 };
@@ -114,7 +115,7 @@ bool is_empty(const PickleValue& value) {
   }
 }
 
-// Fills the fields that `args` has.
+// Fills the fields that are in `args`.
 class ArgumentsReader final : public FieldVisitor {
  public:
   ArgumentsReader(const PickleValue& args, std::string where)
@@ -201,8 +202,8 @@ const PickleValue* arguments_of(const TorchDistFiles& files) {
 
 // -- names
 
-// Layers without Transformer Engine keep the norms outside of the linears; Megatron-LM stores them
-// by the names of those with it, other programs do not always.
+// Layers without Transformer Engine have norms outside of the linears; Megatron-LM stores them
+// under the Transformer Engine names, other programs not always.
 constexpr std::pair<std::string_view, std::string_view> kAliases[] = {
     {"input_layernorm.weight", "self_attention.linear_qkv.layer_norm_weight"},
     {"input_layernorm.bias", "self_attention.linear_qkv.layer_norm_bias"},
@@ -210,8 +211,8 @@ constexpr std::pair<std::string_view, std::string_view> kAliases[] = {
     {"pre_mlp_layernorm.bias", "mlp.linear_fc1.layer_norm_bias"},
 };
 
-// A key of theirs as ours: the name within a layer, the layer (-1: stacked; none: not of a layer),
-// and the half of a gated FC1 that it is (gate 0, up 1; -1: all).
+// A Megatron-LM key split up: our name within a layer, the layer (-1: stacked; none: not in a
+// layer), and the half of a gated FC1 (gate 0, up 1; -1: both).
 struct Name {
   std::string text;
   std::optional<int64_t> layer;
@@ -276,7 +277,7 @@ class Reader {
     manifest_.set_files(std::move(files_.manifest.files));
     manifest_.set_iteration(files_.iteration);
     Checkpoint checkpoint = std::move(manifest_).open(directory_);
-    std::map<std::string, int64_t> groups;  // what is waived, by its first words
+    std::map<std::string, int64_t> groups;  // waived tensors, by the beginning of their names
     for (const std::string& key : files_.others) ++groups[group_of(key)];
     for (const auto& [group, count] : groups)
       waived_.push_back(count == 1 ? group : cat(group, " (", count, ")"));
@@ -292,7 +293,7 @@ class Reader {
     return key.substr(0, key.find('/'));
   }
 
-  // A tensor of theirs, which holds one of ours, or one per layer.
+  // Adds a Megatron-LM tensor, which holds one of ours, or one per layer.
   void add(const std::string& key, const StoredTensor& tensor) {
     const Name name = parse_name(key);
     ++used_;
@@ -359,7 +360,7 @@ class Reader {
                              std::make_move_iterator(fragments.end()));
   }
 
-  // Rows beyond the vocabulary.
+  // Removes rows beyond the vocabulary.
   void drop_padding(std::vector<int64_t>& shape, std::vector<Fragment>& fragments,
                     const std::vector<int64_t>& expected) const {
     if (shape.size() != 2 || shape[0] <= expected[0] || shape[1] != expected[1]) return;
@@ -384,7 +385,7 @@ class Reader {
 
 // -- writing
 
-// The fields that Megatron-LM has, as entries of `args`.
+// Writes the fields that Megatron-LM has as entries of `args`.
 class ArgumentsWriter final : public FieldVisitor {
  public:
   std::vector<std::pair<std::string, std::string>> entries;

@@ -1,6 +1,6 @@
 // GPT checkpoints of Megatron-LM (`torch_dist`) read as ours: a manifest of their tensors under our
-// names is derived, so that whatever loads checkpoints loads them. And their arguments, read and
-// written.
+// names is derived, so that they load through the same code as checkpoints. Also reads and writes
+// their arguments.
 #pragma once
 
 #include <filesystem>
@@ -12,8 +12,8 @@
 
 namespace megatron {
 
-// The shape of the model by `args` of a checkpoint; without them, or for what they leave out,
-// `otherwise`. Throws Error naming an argument that makes a model which is not built.
+// The model's configuration from `args` of a checkpoint; `otherwise` for what is absent there.
+// Throws Error naming an argument of a model that is not built.
 TransformerConfig read_torch_dist_arguments(const std::filesystem::path& directory,
                                             const TransformerConfig& otherwise = {});
 
@@ -25,13 +25,13 @@ ForeignModel open_torch_dist_model(const std::filesystem::path& directory,
                                    const TransformerConfig& transformer,
                                    std::optional<int64_t> vocab_size = {});
 
-// `args` of a model, pickled: what Megatron-LM reads with --use-checkpoint-args. Throws Error
+// Pickled `args` of a model, which Megatron-LM reads with --use-checkpoint-args. Throws Error
 // naming a setting that Megatron-LM does not have.
 std::string pickled_arguments(const GPTConfig& config, DType dtype);
 
-// Where a tensor of ours stands in their files.
+// Where a tensor of ours is in Megatron-LM's files.
 struct TorchDistPlace {
-  std::string key;     // without the layer's index where layers are stacked
+  std::string key;     // without the layer's index if layers are stacked
   int64_t layer = -1;  // row of the stack; -1: none
 };
 TorchDistPlace torch_dist_place(const std::string& name);

@@ -68,7 +68,7 @@ class GPTEmbedding : public Module {
   std::unique_ptr<Embedding> position_embeddings_;
 };
 
-// output_layer.weight of an untied head.
+// output_layer.weight of an untied output layer.
 class OutputLayer : public Module {
  public:
   OutputLayer(const GPTConfig& config, const ParallelGroups& groups) {
@@ -124,8 +124,8 @@ class GPTVocabularyPass final : public VocabularyPass {
   at::Tensor mask_;  // [s, b]
 };
 
-// A copy of the embedding table for a tied head on another stage; named and started as the
-// original.
+// A copy of the embedding table for a tied output layer on another stage; named and initialised as
+// the original.
 class TiedTable : public Module {
  public:
   TiedTable(const GPTConfig& config, const ParallelGroups& groups)
@@ -141,7 +141,7 @@ class TiedTable : public Module {
   VocabParallelEmbedding table_;
 };
 
-// The context with the places of the rows that this rank holds between layers.
+// The context with the positions of this rank's rows of the activations between layers.
 ForwardContext with_rows(const ForwardContext& context, bool sequence_parallel,
                          const ProcessGroup& tp) {
   ForwardContext out = context;
@@ -172,7 +172,7 @@ struct GPTModel::Impl {
   TransformerBlock decoder;
   std::unique_ptr<OutputLayer> output_layer;
   std::unique_ptr<TiedTable> tied_table;
-  // The output projection, with the weight of one of these
+  // The output projection; its weight is that of one of these
   std::unique_ptr<ColumnParallelLinear> head;
 };
 
