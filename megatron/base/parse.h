@@ -25,7 +25,8 @@ namespace megatron {
 // What the owner of a table of known flags says of one of them; parsing only hands it on.
 struct FlagClaim;
 
-// What a flag that no field owns means (the rest of Megatron's flags; see training/arguments/flag_table.h).
+// What a flag that no field owns means (the rest of Megatron's flags; see
+// training/arguments/flag_table.h).
 struct KnownFlag {
   enum class Kind { kAlreadySo, kRefused };
   std::string_view flag;  // spellings separated by one space: "--transformer-impl"

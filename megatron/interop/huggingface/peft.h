@@ -2,8 +2,8 @@
 // adapter_model.safetensors, read as a checkpoint of our lora_A and lora_B, and written.
 //
 // If a Hugging Face module is one of our linears or a part of one, its adapter is one adapter of
-// ours (transformer/config/lora.h). If one of our adapters spans several Hugging Face modules, each is
-// written with a copy of its A; several of our adapters in one Hugging Face module cannot be
+// ours (transformer/config/lora.h). If one of our adapters spans several Hugging Face modules, each
+// is written with a copy of its A; several of our adapters in one Hugging Face module cannot be
 // expressed.
 #pragma once
 

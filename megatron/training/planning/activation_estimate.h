@@ -6,8 +6,8 @@
 // as in docs/notation.md, t c the sizes of tensor and context axes, F = 2f when the MLP is gated,
 // else f; G = max(1, g/t) groups on a rank, N = n/t heads; k = 2 for LayerNorm, 1 for RMSNorm.
 //
-// Saved per layer (tensor_parallel/layers.cc, transformer/attention/attention.cc, tensor/attention.cc,
-// tensor/activation.cc):
+// Saved per layer (tensor_parallel/layers.cc, transformer/attention/attention.cc,
+// tensor/attention.cc, tensor/activation.cc):
 //   residual stream  2 R h x                inputs of the norms; the second one's is the sum after
 //                                           attention
 //   norms            2 R (h e + 4 k)        normed inputs (not with --recompute-modules layernorm)

@@ -26,7 +26,8 @@ struct LayerContext {
 // | value].
 //
 //   x            [s, b, h]   (s/t with sequence parallelism; with c context-parallel ranks s is the
-//                            s/c tokens of this rank, see transformer/context_parallel/context_parallel.h)
+//                            s/c tokens of this rank, see
+//                              transformer/context_parallel/context_parallel.h)
 //
 // forward() returns {output, residual}, both shaped as x; with `add` {output + residual,
 // undefined}. Communication: that of its linears over tp, of attention over cp. Keeps a reference

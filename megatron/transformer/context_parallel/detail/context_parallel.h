@@ -1,6 +1,6 @@
-// The types of context parallelism; see transformer/context_parallel/context_parallel.h. Each takes a group of more
-// than one rank whose ranks hold the zig-zag parts of one sequence, and derives token positions
-// from the ranks.
+// The types of context parallelism; see transformer/context_parallel/context_parallel.h. Each takes
+// a group of more than one rank whose ranks hold the zig-zag parts of one sequence, and derives
+// token positions from the ranks.
 #pragma once
 
 #include <ATen/core/Tensor.h>
