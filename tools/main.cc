@@ -1,7 +1,22 @@
-// The table of commands. computing<NAME> is a function of libmegatron_compute.so.
-#include "tools/commands.h"
+// The table of commands. computing<NAME> is a function of libmegatron_compute.so, by its name: one
+// file in tools/commands/ each, too.
 #include "tools/support/command_line.h"
 #include "tools/support/compute_library.h"
+
+namespace megatron {
+
+// Commands without libtorch, which are part of the program: one file each in tools/commands/.
+int inspect_chat(int argc, char** argv);
+int inspect_checkpoint(int argc, char** argv);
+int inspect_dataset(int argc, char** argv);
+int merge_datasets(int argc, char** argv);
+int preprocess_data(int argc, char** argv);
+int report(int argc, char** argv);
+int tokenize(int argc, char** argv);
+int train_tokenizer(int argc, char** argv);
+int version(int argc, char** argv);
+
+}  // namespace megatron
 
 int main(int argc, char** argv) {
   using namespace megatron;  // NOLINT: the table reads better

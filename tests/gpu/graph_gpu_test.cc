@@ -74,7 +74,7 @@ Result train(const Case& one, bool graphs) {
   for (const std::string& word : words) argv.push_back(word.c_str());
   const Arguments arguments = parse_arguments(static_cast<int>(argv.size()), argv.data(), 1);
   const ParallelGroups groups;
-  const PretrainTask task = find_task("gpt");
+  const PretrainTask task = gpt_task();
   TrainedModel model =
       build_model(task, arguments, {500, 512}, groups, at::kBFloat16, kGpu, StartPoint{});
   Timers timers(0);

@@ -24,7 +24,7 @@
 #include "megatron/training/tasks/tasks.h"
 #include "megatron/training/training_job.h"
 #include "megatron/transformer/context_parallel/context_parallel.h"
-#include "tools/commands.h"
+#include "tools/support/ranks_command.h"
 
 namespace megatron {
 namespace {
@@ -417,7 +417,7 @@ int bench_train(const Arguments& arguments, const BenchConfig& config, const Job
       "bench trains on sequences of one length; --hybrid-context-parallel divides documents");
   const c10::Device device = prepare_device(arguments, job);
   const Vocabulary vocabulary = vocabulary_of(arguments, *make_tokenizer(arguments.tokenizer));
-  const PretrainTask task = find_task("gpt");
+  const PretrainTask task = gpt_task();
   TrainedModel model = build_model(task, arguments, vocabulary, job.groups,
                                    model_dtype(arguments.optimizer), device, StartPoint{});
   const bool sections = config.bench_sections || !config.bench_slow.empty();
@@ -450,7 +450,7 @@ int bench_train(const Arguments& arguments, const BenchConfig& config, const Job
 
 }  // namespace
 
-int megatron_bench(int argc, char** argv) {
+extern "C" int megatron_bench(int argc, char** argv) {
   const Launch launch = launch_from_environment();
   Arguments arguments;
   arguments.world_size = launch.world_size;
@@ -479,21 +479,29 @@ int megatron_bench(int argc, char** argv) {
   options.validate = [&](Violations& violations) {
     if (!config.is("machine")) arguments.validate(violations);
   };
-  if (const ParseResult parsed = parse_flags(configs, argc, argv, options); parsed.help) {
-    print_line(
-        run_help("megatron bench train|kernels --config FILE [flags of pretrain], or "
-                 "megatron bench machine",
-                 configs, parsed.help_topic, &config));
-    return 0;
-  }
-  return run_job(
-      launch, arguments,
-      [&](const Job& job) {
-        if (config.is("machine")) return bench_machine(arguments, config, job);
-        if (config.is("kernels")) return bench_kernels(arguments, config, job);
-        return bench_train(arguments, config, job);
-      },
-      std::array<Config*, 1>{&config});
+  ParseResult parsed;
+  RanksCommand command;
+  command.parse = [&] {
+    parsed = parse_flags(configs, argc, argv, options);
+    return parsed.help;
+  };
+  command.help = [&] {
+    return run_help(
+        "megatron bench train|kernels --config FILE [flags of pretrain], or "
+        "megatron bench machine",
+        configs, parsed.help_topic, &config);
+  };
+  command.run = [&] {
+    return run_job(
+        launch, arguments,
+        [&](const Job& job) {
+          if (config.is("machine")) return bench_machine(arguments, config, job);
+          if (config.is("kernels")) return bench_kernels(arguments, config, job);
+          return bench_train(arguments, config, job);
+        },
+        std::array<Config*, 1>{&config});
+  };
+  return run_command(launch, command);
 }
 
 }  // namespace megatron

@@ -15,7 +15,6 @@
 #include "megatron/training/arguments/flag_table.h"
 #include "megatron/training/planning/layout_check.h"
 #include "megatron/training/planning/layout_verdict.h"
-#include "tools/commands.h"
 
 namespace megatron {
 namespace {
@@ -136,7 +135,7 @@ int64_t vocabulary_rows(const Arguments& arguments) {
 
 }  // namespace
 
-int megatron_check(int argc, char** argv) {
+extern "C" int megatron_check(int argc, char** argv) {
   Arguments arguments;
   CheckConfig config;
   std::vector<std::string> missing;

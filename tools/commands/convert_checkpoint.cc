@@ -27,7 +27,6 @@
 #include "megatron/tensor/shape.h"
 #include "megatron/tensor/threads.h"
 #include "megatron/tensor/torch.h"
-#include "tools/commands.h"
 
 namespace megatron {
 namespace {
@@ -261,7 +260,7 @@ Form choose_target(const ConvertConfig& config, Form from) {
 
 }  // namespace
 
-int megatron_convert_checkpoint(int argc, char** argv) {
+extern "C" int megatron_convert_checkpoint(int argc, char** argv) {
   ConvertConfig config;
   TransformerConfig transformer;
   TokenizerConfig tokenizer;

@@ -15,7 +15,6 @@
 #include "megatron/inference/generator.h"
 #include "megatron/runtime/job.h"
 #include "megatron/runtime/shared_settings.h"
-#include "tools/commands.h"
 #include "tools/support/load_model_flags.h"
 
 namespace megatron {
@@ -283,7 +282,7 @@ int evaluate_model(const EvaluateConfig& config, const LoadModelConfig& load,
 
 }  // namespace
 
-int megatron_evaluate(int argc, char** argv) {
+extern "C" int megatron_evaluate(int argc, char** argv) {
   LoadModelConfig load;
   EvaluateConfig config;
   Config* const configs[] = {&load, &config};

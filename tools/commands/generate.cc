@@ -15,7 +15,6 @@
 #include "megatron/comm/parallel_groups.h"
 #include "megatron/inference/chat.h"
 #include "megatron/inference/generator.h"
-#include "tools/commands.h"
 #include "tools/support/input_path.h"
 #include "tools/support/load_model_flags.h"
 
@@ -279,7 +278,7 @@ class ChatRun {
 
 }  // namespace
 
-int megatron_generate(int argc, char** argv) {
+extern "C" int megatron_generate(int argc, char** argv) {
   LoadModelConfig load;
   GenerateConfig config;
   GenerateOptions options;

@@ -13,7 +13,6 @@
 #include "megatron/base/parse.h"
 #include "megatron/datasets/conversation.h"
 #include "megatron/tokenizers/tokenizer.h"
-#include "tools/commands.h"
 #include "tools/support/input_path.h"
 
 namespace megatron {

@@ -14,7 +14,6 @@
 #include "megatron/dist_checkpointing/checkpoint_folder.h"
 #include "megatron/dist_checkpointing/leftovers.h"
 #include "megatron/dist_checkpointing/verify.h"
-#include "tools/commands.h"
 
 namespace megatron {
 namespace {

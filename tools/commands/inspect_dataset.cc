@@ -14,7 +14,6 @@
 #include "megatron/datasets/dataset_builder.h"
 #include "megatron/datasets/dataset_description.h"
 #include "megatron/datasets/indexed_dataset.h"
-#include "tools/commands.h"
 
 namespace megatron {
 namespace {

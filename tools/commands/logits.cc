@@ -10,7 +10,6 @@
 #include "megatron/inference/generator.h"
 #include "megatron/tensor/shape.h"
 #include "megatron/tensor/torch.h"
-#include "tools/commands.h"
 #include "tools/support/load_model_flags.h"
 
 namespace megatron {
@@ -90,7 +89,7 @@ void print_top(const LogitsConfig& config, const Tokenizer& tokenizer, const at:
 
 }  // namespace
 
-int megatron_logits(int argc, char** argv) {
+extern "C" int megatron_logits(int argc, char** argv) {
   LoadModelConfig load;
   LogitsConfig config;
   Config* const configs[] = {&load, &config};

@@ -11,7 +11,6 @@
 #include "megatron/base/log.h"
 #include "megatron/base/parse.h"
 #include "megatron/datasets/indexed_dataset_builder.h"
-#include "tools/commands.h"
 
 namespace megatron {
 namespace {

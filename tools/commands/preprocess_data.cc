@@ -10,7 +10,6 @@
 #include "megatron/base/parse.h"
 #include "megatron/base/threads.h"
 #include "megatron/datasets/preprocess.h"
-#include "tools/commands.h"
 
 namespace megatron {
 namespace {

@@ -1,46 +1,34 @@
-// megatron pretrain: trains a model from the flags of spec and habit; see README.
-#include "megatron/training/pretrain.h"
+// megatron pretrain: trains a model; see README.
 
 #include <cstdio>
 #include <string>
 
-#include "megatron/base/check.h"
 #include "megatron/base/exit_codes.h"
-#include "megatron/base/log.h"
 #include "megatron/base/parse.h"
 #include "megatron/comm/launch.h"
-#include "megatron/comm/rendezvous.h"
-#include "megatron/training/tasks/tasks.h"
-#include "megatron/training/training_job.h"
-#include "tools/commands.h"
-#include "tools/support/torch_version.h"
+#include "tools/support/ranks_command.h"
+#include "tools/support/training_run.h"
 
 namespace megatron {
 
-int megatron_pretrain(int argc, char** argv) {
+extern "C" int megatron_pretrain(int argc, char** argv) {
   const Launch launch = launch_from_environment();
   Arguments arguments;
-  try {
+  RanksCommand command;
+  command.parse = [&] {
     arguments = parse_arguments(argc, argv, launch.world_size);
-  } catch (const UsageError&) {
-    if (refuse_to_start(launch, kExitUsage)) throw;
-    return kExitUsage;  // another rank says what is wrong
-  }
-  if (arguments.help) {
+    return arguments.help;
+  };
+  command.help = [&] {
     const std::string usage =
         "megatron pretrain --num-layers N --hidden-size N --num-attention-heads N --seq-length N "
         "--micro-batch-size N\n"
         "                  --train-iters N --lr X --tokenizer-type T --data-path PREFIX "
-        "[flags]\n\n" +
-        std::string(kExitCodesHelp);
-    if (launch.rank == 0) print_line(run_help(usage, arguments.configs(), arguments.help_topic));
-    return 0;
-  }
-  return run_job(launch, arguments, [&](const Job& job) {
-    Versions libraries;
-    megatron_torch_versions(libraries);
-    return pretrain(find_task(arguments.training.task, arguments.dpo), arguments, job, libraries);
-  });
+        "[flags]\n\n";
+    return run_help(usage + std::string(kExitCodesHelp), arguments.configs(), arguments.help_topic);
+  };
+  command.run = [&] { return run_training(launch, arguments); };
+  return run_command(launch, command);
 }
 
 }  // namespace megatron

@@ -14,14 +14,13 @@
 #include "megatron/base/log.h"
 #include "megatron/base/parse.h"
 #include "megatron/comm/launch.h"
-#include "megatron/comm/rendezvous.h"
 #include "megatron/runtime/device.h"
 #include "megatron/tensor/threads.h"
 #include "megatron/tensor/torch.h"
 #include "megatron/training/arguments/flag_table.h"
 #include "megatron/training/tasks/tasks.h"
 #include "megatron/training/training_job.h"
-#include "tools/commands.h"
+#include "tools/support/ranks_command.h"
 
 namespace megatron {
 namespace {
@@ -114,8 +113,8 @@ void print_proofs(const Shrunk& shrunk, const std::vector<Proof>& proofs, const 
 int prove_with_threads(const Arguments& arguments, const ProveConfig& config) {
   use_threads(arguments.training.num_threads);
   const Shrunk shrunk = shrink(arguments, config.max_axis.value_or(4));
-  const std::vector<Proof> proofs = prove(find_task(arguments.training.task, arguments.dpo),
-                                          shrunk.arguments, static_cast<int>(config.steps));
+  const std::vector<Proof> proofs =
+      prove(find_task(arguments), shrunk.arguments, static_cast<int>(config.steps));
   const bool holds = all_hold(proofs, Job());
   print_proofs(shrunk, proofs, "threads", holds, config.json);
   return holds ? 0 : kExitFailure;
@@ -131,9 +130,8 @@ int prove_with_processes(const Arguments& arguments, ProveConfig& config, const 
       [&](const Job& job) {
         const c10::Device device = choose_device(arguments.training.device, job.local_rank);
         use_threads(arguments.training.num_threads, job.local_world_size);
-        const std::vector<Proof> proofs =
-            prove(find_task(arguments.training.task, arguments.dpo), shrunk.arguments,
-                  static_cast<int>(config.steps), job, device);
+        const std::vector<Proof> proofs = prove(find_task(arguments), shrunk.arguments,
+                                                static_cast<int>(config.steps), job, device);
         const bool holds = all_hold(proofs, job);
         if (job.is_first())
           print_proofs(shrunk, proofs, device.is_cuda() ? "processes on GPUs" : "processes", holds,
@@ -145,7 +143,7 @@ int prove_with_processes(const Arguments& arguments, ProveConfig& config, const 
 
 }  // namespace
 
-int megatron_prove(int argc, char** argv) {
+extern "C" int megatron_prove(int argc, char** argv) {
   const Launch launch = launch_from_environment();
   Arguments arguments;
   ProveConfig config;
@@ -181,20 +179,20 @@ int megatron_prove(int argc, char** argv) {
                      "leave it out under a launcher");
   };
   ParseResult parsed;
-  try {
+  RanksCommand command;
+  command.parse = [&] {
     parsed = parse_flags(configs, argc, argv, options);
-  } catch (const UsageError&) {
-    if (refuse_to_start(launch, kExitUsage)) throw;
-    return kExitUsage;  // another rank says what is wrong
-  }
-  if (parsed.help) {
-    if (launch.rank == 0)
-      print_line(run_help("megatron prove [--world-size N] [flags of pretrain]", configs,
-                          parsed.help_topic, &config));
-    return 0;
-  }
-  return launch.world_size > 1 ? prove_with_processes(arguments, config, launch)
-                               : prove_with_threads(arguments, config);
+    return parsed.help;
+  };
+  command.help = [&] {
+    return run_help("megatron prove [--world-size N] [flags of pretrain]", configs,
+                    parsed.help_topic, &config);
+  };
+  command.run = [&] {
+    return launch.world_size > 1 ? prove_with_processes(arguments, config, launch)
+                                 : prove_with_threads(arguments, config);
+  };
+  return run_command(launch, command);
 }
 
 }  // namespace megatron

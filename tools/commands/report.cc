@@ -11,7 +11,6 @@
 #include "megatron/base/json_writer.h"
 #include "megatron/base/log.h"
 #include "megatron/base/parse.h"
-#include "tools/commands.h"
 
 namespace megatron {
 

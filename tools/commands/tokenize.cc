@@ -10,7 +10,6 @@
 #include "megatron/base/files.h"
 #include "megatron/base/parse.h"
 #include "megatron/tokenizers/tokenizer.h"
-#include "tools/commands.h"
 #include "tools/support/input_path.h"
 
 namespace megatron {

@@ -13,7 +13,6 @@
 #include "megatron/base/threads.h"
 #include "megatron/tokenizers/bpe_trainer.h"
 #include "megatron/tokenizers/tokenizer_config.h"
-#include "tools/commands.h"
 
 namespace megatron {
 namespace {

@@ -16,7 +16,6 @@
 #include "megatron/base/json_writer.h"
 #include "megatron/base/log.h"
 #include "megatron/base/parse.h"
-#include "tools/commands.h"
 #include "tools/support/compute_library.h"
 #include "tools/support/torch_version.h"
 

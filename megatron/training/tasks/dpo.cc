@@ -119,9 +119,10 @@ class PreferenceSets {
 
 }  // namespace
 
-PretrainTask dpo_task(const DpoConfig& config) {
+PretrainTask dpo_task(const Arguments& arguments) {
+  const DpoConfig& config = arguments.dpo;
   const DpoOptions options{config.dpo_beta, config.dpo_label_smoothing, config.dpo_sft_weight};
-  PretrainTask task = gpt_task();
+  PretrainTask task = gpt_task(arguments);
   task.name = "dpo";
   task.loss_name = "dpo loss";
   task.loss_per_token = false;

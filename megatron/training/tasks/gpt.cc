@@ -49,7 +49,7 @@ ModelFlops model_flops(const Arguments& arguments, const Vocabulary& vocabulary)
 
 }  // namespace
 
-PretrainTask gpt_task() {
+PretrainTask gpt_task(const Arguments&) {
   PretrainTask task;
   task.name = "gpt";
   task.model_provider = make_model;

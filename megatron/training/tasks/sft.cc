@@ -75,8 +75,8 @@ TrainValidTestDatasets make_datasets(const Arguments& arguments, const DatasetRe
 
 }  // namespace
 
-PretrainTask sft_task() {
-  PretrainTask task = gpt_task();
+PretrainTask sft_task(const Arguments& arguments) {
+  PretrainTask task = gpt_task(arguments);
   task.name = "sft";
   task.datasets_provider = make_datasets;
   return task;

@@ -8,21 +8,22 @@ namespace {
 
 struct Entry {
   const char* name;
-  PretrainTask (*make)(const DpoConfig&);
+  PretrainTask (*make)(const Arguments&);
 };
 
 constexpr Entry kTasks[] = {
-    {"gpt", [](const DpoConfig&) { return gpt_task(); }},
-    {"sft", [](const DpoConfig&) { return sft_task(); }},
+    {"gpt", gpt_task},
+    {"sft", sft_task},
     {"dpo", dpo_task},
 };
 
 }  // namespace
 
-PretrainTask find_task(std::string_view name, const DpoConfig& dpo) {
+PretrainTask find_task(const Arguments& arguments) {
+  const std::string& name = arguments.training.task;
   std::string known;
   for (const Entry& entry : kTasks) {
-    if (name == entry.name) return entry.make(dpo);
+    if (name == entry.name) return entry.make(arguments);
     known += cat(known.empty() ? "" : ", ", entry.name);
   }
   throw UsageError(cat("--task ", name, " is unknown\nhint: known tasks: ", known));

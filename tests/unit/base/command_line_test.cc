@@ -12,7 +12,6 @@
 #include "megatron/base/failure_class.h"
 #include "megatron/base/log.h"
 #include "tests/unit/base/capture.h"
-#include "tools/commands.h"
 
 namespace megatron {
 namespace {

@@ -10,9 +10,11 @@
 #include "megatron/dist_checkpointing/checkpoint_folder.h"
 #include "megatron/dist_checkpointing/detail/ownership.h"
 #include "test_support.h"
-#include "tools/commands.h"
 
 namespace megatron {
+
+int inspect_checkpoint(int argc, char** argv);  // tools/commands/inspect_checkpoint.cc
+
 namespace {
 
 namespace fs = std::filesystem;

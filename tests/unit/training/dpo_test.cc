@@ -116,10 +116,10 @@ ForwardContext context_of(const Batch& batch) {
 }
 
 PretrainTask task() {
-  DpoConfig config;
-  config.dpo_beta = 0.3;
-  config.dpo_label_smoothing = 0.1;
-  return dpo_task(config);
+  Arguments arguments;
+  arguments.dpo.dpo_beta = 0.3;
+  arguments.dpo.dpo_label_smoothing = 0.1;
+  return dpo_task(arguments);
 }
 
 // Rewards are small differences of log-probabilities of some 30.

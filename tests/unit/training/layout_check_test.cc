@@ -113,7 +113,7 @@ void compare_with_real_rank(const LayoutPlan& plan, const std::shared_ptr<Backen
   const Arguments& a = plan.arguments;
   const ParallelGroups groups =
       make_parallel_groups(a.parallel, world, a.transformer.query_groups());
-  const PretrainTask task = find_task("gpt");
+  const PretrainTask task = gpt_task();
   const int stage = groups.pp.rank();
   const TrainedModel model = build_model(task, a, {500, plan.padded_vocab_size}, groups,
                                          model_dtype(a.optimizer), c10::kCPU, StartPoint{});
@@ -209,7 +209,7 @@ Batch random_batch(const Arguments& a, const ParallelGroups& groups) {
 // One pass of the only chunk of a stage.
 Measured measure(const Arguments& a, int64_t padded_vocab, const StageSlice& slice,
                  const ParallelGroups& groups) {
-  const PretrainTask task = find_task("gpt");
+  const PretrainTask task = gpt_task();
   const std::unique_ptr<Module> module =
       task.model_provider(a, {500, padded_vocab}, groups, slice, {});
   const at::ScalarType dtype = model_dtype(a.optimizer);
@@ -531,7 +531,7 @@ TEST_P(TrainingPeak, IsWhatThePlanSays) {
   run_ranks(static_cast<int>(GetParam().world_size), [&](const std::shared_ptr<Backend>& world) {
     const ParallelGroups groups =
         make_parallel_groups(a.parallel, world, a.transformer.query_groups());
-    const PretrainTask task = find_task("gpt");
+    const PretrainTask task = gpt_task();
     const auto meter = std::make_shared<Meter>();
     const c10::DebugInfoGuard guard(c10::DebugInfoKind::PROFILER_STATE, meter);
     TrainedModel model = build_model(task, a, {500, 1024}, groups, model_dtype(a.optimizer),

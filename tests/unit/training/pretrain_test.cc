@@ -395,13 +395,16 @@ TEST(Pretrain, FreezingByNames) {
 }
 
 TEST(Pretrain, UnknownTask) {
+  Arguments arguments;
+  arguments.training.task = "gtp";
   try {
-    find_task("gtp");
+    find_task(arguments);
     FAIL();
   } catch (const UsageError& error) {
     EXPECT_THAT(error.what(), HasSubstr("--task gtp is unknown\nhint: known tasks: gpt"));
   }
-  EXPECT_EQ(find_task("gpt").name, "gpt");
+  arguments.training.task = "gpt";
+  EXPECT_EQ(find_task(arguments).name, "gpt");
 }
 
 }  // namespace
