@@ -28,8 +28,8 @@ using namespace megatron;
 
 constexpr int64_t kBatch = 8, kSequence = 128;
 
-GPTConfig model_config(const Tokenizer& tokenizer) {
-  GPTConfig config;
+ModelConfig model_config(const Tokenizer& tokenizer) {
+  ModelConfig config;
   TransformerConfig& shape = config.transformer;
   shape.num_layers = 2;
   shape.hidden_size = 128;

@@ -11,7 +11,7 @@ namespace megatron {
 namespace {
 
 // The device of a model's parameters.
-at::Device device_of(GPTModel& model) { return model.parameters().front()->value.device(); }
+at::Device device_of(Model& model) { return model.parameters().front()->value.device(); }
 
 // One row on its way: its tokens, its text so far, and what may still become a stop string.
 class Row {
@@ -107,7 +107,7 @@ PaddedBatch pad_left(const std::vector<Row>& rows) {
 }
 
 // Logits of the last position of every row, [b, v] on the CPU.
-at::Tensor forward_last(GPTModel& model, const at::Tensor& tokens, DenseKVCache& cache,
+at::Tensor forward_last(Model& model, const at::Tensor& tokens, DenseKVCache& cache,
                         const at::Tensor& padding, at::Device device) {
   const int64_t b = tokens.size(0), s = tokens.size(1);
   ForwardContext context;
@@ -121,7 +121,7 @@ at::Tensor forward_last(GPTModel& model, const at::Tensor& tokens, DenseKVCache&
   return logits.select(0, s - 1).to(at::kCPU);
 }
 
-std::vector<Row> start_rows(const GPTConfig& config, const Tokenizer& tokenizer,
+std::vector<Row> start_rows(const ModelConfig& config, const Tokenizer& tokenizer,
                             std::span<const std::string> prompts, const GenerateOptions& options) {
   std::vector<Row> rows;
   rows.reserve(prompts.size());
@@ -161,17 +161,17 @@ bool crosses_rope_border(const TransformerConfig& config, const std::vector<Row>
 
 }  // namespace
 
-int64_t max_positions(const GPTConfig& config) {
+int64_t max_positions(const ModelConfig& config) {
   return config.transformer.position_embedding_type == PositionEmbedding::kLearnedAbsolute
              ? config.transformer.max_position_embeddings
              : -1;
 }
 
-std::vector<Generation> generate(GPTModel& model, const Tokenizer& tokenizer,
+std::vector<Generation> generate(Model& model, const Tokenizer& tokenizer,
                                  std::span<const std::string> prompts,
                                  const GenerateOptions& options, const StreamCallback& stream) {
   const at::NoGradGuard no_grad;
-  const GPTConfig& config = model.config();
+  const ModelConfig& config = model.config();
   const at::Device device = device_of(model);
   std::vector<Row> rows = start_rows(config, tokenizer, prompts, options);
   std::vector<Generation> results;
@@ -211,10 +211,10 @@ std::vector<Generation> generate(GPTModel& model, const Tokenizer& tokenizer,
   return results;
 }
 
-at::Tensor full_logits(GPTModel& model, std::span<const int32_t> ids) {
+at::Tensor full_logits(Model& model, std::span<const int32_t> ids) {
   const at::NoGradGuard no_grad;
   MEGATRON_CHECK(!ids.empty(), "no token ids were given");
-  const GPTConfig& config = model.config();
+  const ModelConfig& config = model.config();
   const int64_t limit = max_positions(config);
   const auto length = static_cast<int64_t>(ids.size());
   MEGATRON_CHECK(limit < 0 || length <= limit, length, " token ids are beyond the model's ", limit,

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "megatron/inference/sampling.h"
-#include "megatron/models/gpt/gpt_model.h"
+#include "megatron/models/model.h"
 #include "megatron/tokenizers/tokenizer.h"
 
 namespace megatron {
@@ -36,15 +36,15 @@ using StreamCallback = std::function<void(size_t prompt, std::string_view piece)
 // Generates for all prompts together. A prompt without tokens starts from the end-of-document
 // token. Row i draws with (seed, i), so its text does not depend on the other prompts (but for
 // rounding in the batch). Throws Error when a prompt is too long for the model's positions.
-std::vector<Generation> generate(GPTModel& model, const Tokenizer& tokenizer,
+std::vector<Generation> generate(Model& model, const Tokenizer& tokenizer,
                                  std::span<const std::string> prompts,
                                  const GenerateOptions& options, const StreamCallback& stream = {});
 
 // Logits of one row of ids by the full forward, without a cache.   return [s, vocab_size] fp32 on
 // the CPU
-at::Tensor full_logits(GPTModel& model, std::span<const int32_t> ids);
+at::Tensor full_logits(Model& model, std::span<const int32_t> ids);
 
 // The longest run of positions the model can hold; -1: no limit.
-int64_t max_positions(const GPTConfig& config);
+int64_t max_positions(const ModelConfig& config);
 
 }  // namespace megatron

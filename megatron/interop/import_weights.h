@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "megatron/dist_checkpointing/checkpoint.h"
-#include "megatron/models/gpt/gpt_model.h"
+#include "megatron/models/model.h"
 #include "megatron/tokenizers/tokenizer.h"
 #include "megatron/transformer/config/transformer_config.h"
 
@@ -69,7 +69,7 @@ void import_weights(const ImportRequest& request, const ConvertProgress& progres
 
 // A model in another program's files, described as a checkpoint of ours.
 struct ForeignModel {
-  GPTConfig config;
+  ModelConfig config;
   Checkpoint checkpoint;            // tensors by our names
   int64_t num_tensors = 0;          // foreign tensors that are used
   std::vector<std::string> waived;  // foreign tensors without weights, or left out by name

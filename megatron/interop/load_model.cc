@@ -11,6 +11,7 @@
 #include "megatron/interop/huggingface/hf_folder.h"
 #include "megatron/interop/huggingface/peft.h"
 #include "megatron/interop/torch_dist/torch_dist_model.h"
+#include "megatron/models/model_table.h"
 #include "megatron/nn/placement.h"
 #include "megatron/tensor/shape.h"
 #include "megatron/tensor/torch.h"
@@ -156,7 +157,7 @@ LoadedModel load_model(const LoadModelRequest& request, const ParallelGroups& gr
         found.family != nullptr ? *found.family : family_of_model(checkpoint, loaded.config);
     adapter = open_peft_folder(request.adapter, family, loaded.config);
   }
-  loaded.model = std::make_unique<GPTModel>(loaded.config, groups);
+  loaded.model = make_model(loaded.config, groups);
   const at::ScalarType dtype = request.dtype.value_or(stored_dtype(checkpoint, kTable));
   loaded.store =
       std::make_unique<PlainParameterStore>(*loaded.model, dtype, at::kCPU, /*gradients=*/false);

@@ -13,7 +13,7 @@
 
 #include "megatron/dist_checkpointing/agreement.h"
 #include "megatron/dist_checkpointing/checkpoint.h"
-#include "megatron/models/gpt/gpt_model.h"
+#include "megatron/models/model.h"
 #include "megatron/nn/parameter_store.h"
 #include "megatron/tokenizers/tokenizer.h"
 
@@ -39,11 +39,11 @@ struct LoadedModel {
   int64_t iteration = 0;
   std::filesystem::path directory;    // the checkpoint that was read
   std::vector<std::string> warnings;  // damaged checkpoints that were skipped
-  GPTConfig config;
+  ModelConfig config;
   std::filesystem::path tokenizer_folder;  // its stored files and chat template; empty: none
   std::vector<int32_t> end_of_text;        // ids from its generation_config.json or config.json
   std::unique_ptr<Tokenizer> tokenizer;
-  std::unique_ptr<GPTModel> model;  // the store outlives it
+  std::unique_ptr<Model> model;  // the store outlives it
   std::unique_ptr<PlainParameterStore> store;
 };
 
@@ -57,7 +57,7 @@ LoadedModel load_model(const LoadModelRequest& request, const ParallelGroups& gr
 // tokenizer.
 struct StoredModel {
   Checkpoint checkpoint;
-  GPTConfig config;  // vocabulary sizes: rows of the stored embedding
+  ModelConfig config;  // vocabulary sizes: rows of the stored embedding
   TokenizerConfig tokenizer;
   std::vector<std::string> warnings;
   const HfFamily* family = nullptr;  // of a Hugging Face folder

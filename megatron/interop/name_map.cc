@@ -14,6 +14,7 @@
 #include "megatron/comm/parallel_groups.h"
 #include "megatron/interop/foreign_tensors.h"
 #include "megatron/interop/huggingface/hf_families.h"
+#include "megatron/models/model_table.h"
 
 namespace megatron {
 namespace {
@@ -492,7 +493,7 @@ class Mapper {
   const NameMap map_;
   const TensorFiles files_;
   ForeignManifest manifest_;
-  GPTConfig config_;
+  ModelConfig config_;
   ParameterShapes parameters_;
   std::map<std::string, std::vector<std::pair<Box, std::string>>> uses_;  // by name in the file
   std::set<std::string> counted_;

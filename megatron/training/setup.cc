@@ -154,8 +154,7 @@ std::vector<std::string> parameter_names(const PretrainTask& task, const Argumen
                                          const Vocabulary& vocabulary) {
   const ParallelGroups alone;
   const StageSlice whole = StageLayout(arguments.transformer.num_layers).slice(0, 0);
-  const std::unique_ptr<Module> model =
-      task.model_provider(arguments, vocabulary, alone, whole, {});
+  const std::unique_ptr<Model> model = task.model_provider(arguments, vocabulary, alone, whole, {});
   std::vector<std::string> names;
   model->visit([&](const std::string& path, const Parameter& parameter) {
     if (parameter.trainable) names.push_back(name_of(parameter, path));
@@ -167,7 +166,7 @@ std::vector<std::string> parameter_names(const PretrainTask& task, const Argumen
 Checkpoint open_adapter(const Arguments& arguments, const Vocabulary& vocabulary,
                         const Checkpoint& weights) {
   const std::filesystem::path& folder = weights.directory();
-  GPTConfig config;
+  ModelConfig config;
   config.transformer = arguments.transformer;
   config.vocab_size = config.padded_vocab_size = vocabulary.size;
   const HfFamily& family =
@@ -198,7 +197,7 @@ std::vector<ModelChunk> build_reference(const PretrainTask& task, const Argument
                                         c10::Device device, const StartPoint& start,
                                         Agreement* agreement) {
   std::vector<ModelChunk> chunks;
-  std::vector<Module*> modules;
+  std::vector<Model*> modules;
   const DataParallelGroups data = make_data_parallel_groups(groups, arguments.ddp);
   for (int chunk = 0; chunk < pipeline.num_chunks(); ++chunk) {
     chunks.push_back(
@@ -240,8 +239,7 @@ bool lacks_frozen(const Checkpoint& checkpoint, const PretrainTask& task,
                   const Arguments& arguments, const Vocabulary& vocabulary) {
   const ParallelGroups alone;
   const StageSlice whole = StageLayout(arguments.transformer.num_layers).slice(0, 0);
-  const std::unique_ptr<Module> model =
-      task.model_provider(arguments, vocabulary, alone, whole, {});
+  const std::unique_ptr<Model> model = task.model_provider(arguments, vocabulary, alone, whole, {});
   freeze_parameters(arguments.training, *model);
   int64_t frozen = 0, stored = 0;
   model->visit([&](const std::string& path, const Parameter& parameter) {
@@ -314,7 +312,7 @@ TrainedModel build_model(const PretrainTask& task, const Arguments& arguments,
   if (groups.tp_mailbox) open_mailbox(arguments, groups, dtype, device);
   TrainedModel model;
   model.pipeline = std::make_unique<Pipeline>(arguments, groups, dtype, device);
-  std::vector<Module*> modules;
+  std::vector<Model*> modules;
   for (int chunk = 0; chunk < model.pipeline->num_chunks(); ++chunk) {
     model.chunks.push_back(
         {task.model_provider(arguments, vocabulary, groups, model.pipeline->slice(chunk), modules),

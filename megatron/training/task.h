@@ -9,7 +9,7 @@
 
 #include "megatron/comm/parallel_groups.h"
 #include "megatron/datasets/dataset_builder.h"
-#include "megatron/models/gpt/gpt_model.h"
+#include "megatron/models/model.h"
 #include "megatron/nn/module.h"
 #include "megatron/pipeline_parallel/stage_layout.h"
 #include "megatron/reporting/flops.h"
@@ -36,22 +36,22 @@ struct PretrainTask {
   std::string name;
   // Declares the parameters of one segment; `groups` outlives the model. `chunks` are those of this
   // rank that exist already.
-  std::function<std::unique_ptr<Module>(const Arguments&, const Vocabulary&, const ParallelGroups&,
-                                        const StageSlice&, const std::vector<Module*>& chunks)>
+  std::function<std::unique_ptr<Model>(const Arguments&, const Vocabulary&, const ParallelGroups&,
+                                       const StageSlice&, const std::vector<Model*>& chunks)>
       model_provider;
   std::function<TrainValidTestDatasets(const Arguments&, const DatasetRequest&)> datasets_provider;
   // `input` is the activation of the segment before, undefined on the first. A loss is a pair (sum
   // over tokens, weight).
-  std::function<StageOutput(Module&, const Batch&, const at::Tensor& input, const ForwardContext&)>
+  std::function<StageOutput(Model&, const Batch&, const at::Tensor& input, const ForwardContext&)>
       forward_step;
   // With the vocabulary over the stages, where the last segment's output is an activation, too:
   // this stage's part of the loss of a micro-batch.
-  std::function<std::unique_ptr<VocabularyPass>(Module&, const Batch&, const at::Tensor& hidden)>
+  std::function<std::unique_ptr<VocabularyPass>(Model&, const Batch&, const at::Tensor& hidden)>
       begin_loss;
   // With a reference model, the passes of a step go through it first, forward alone: the model as
   // it was when training began, which it is again with its adapters off. `reference_step` is
   // forward_step for it; what the last segment returns as loss.sum becomes Batch::reference.
-  std::function<StageOutput(Module&, const Batch&, const at::Tensor& input, const ForwardContext&)>
+  std::function<StageOutput(Model&, const Batch&, const at::Tensor& input, const ForwardContext&)>
       reference_step;
   std::string loss_name = "lm loss";  // in logs
   bool loss_per_token = true;         // its weight is a number of tokens

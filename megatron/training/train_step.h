@@ -21,7 +21,7 @@ namespace megatron {
 // One segment of the model and the owner of its memory, in the order in which they have to be
 // destroyed.
 struct ModelChunk {
-  std::unique_ptr<Module> module;
+  std::unique_ptr<Model> module;
   std::unique_ptr<DistributedDataParallel> store;
 };
 

@@ -13,6 +13,7 @@
 
 #include "megatron/comm/parallel_groups.h"
 #include "megatron/distributed/distributed_data_parallel.h"
+#include "megatron/models/gpt/gpt_model.h"
 #include "megatron/nn/placement.h"
 #include "megatron/optimizer/optimizer.h"
 #include "megatron/tensor/torch.h"
@@ -100,7 +101,7 @@ TEST(GPTGpu, Bf16WithinTwiceTheErrorOfPyTorch) {
 }
 
 // Three steps of training in fp32; parameters at the end.
-std::vector<at::Tensor> train(const GPTConfig& config, at::Device device) {
+std::vector<at::Tensor> train(const ModelConfig& config, at::Device device) {
   const ParallelGroups groups;
   GPTModel model(config, groups);
   DistributedDataParallel store(model, groups, at::kFloat, device);
@@ -134,7 +135,7 @@ std::vector<at::Tensor> train(const GPTConfig& config, at::Device device) {
 
 TEST(GPTGpu, TrainsAsTheCpuDoesWithDropout) {
   if (!at::hasCUDA()) GTEST_SKIP() << "no GPU";
-  GPTConfig config = read_golden("gpt2", golden_folder()).config;
+  ModelConfig config = read_golden("gpt2", golden_folder()).config;
   config.transformer.hidden_dropout = 0.1;
   config.transformer.attention_dropout = 0.1;
   const auto cpu = train(config, at::kCPU), gpu = train(config, kGpu);

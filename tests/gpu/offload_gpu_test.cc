@@ -14,8 +14,8 @@ namespace {
 
 const at::Device kGpu(at::kCUDA, 0);
 
-GPTConfig llama_config(const std::vector<std::string>& modules) {
-  GPTConfig config;
+ModelConfig llama_config(const std::vector<std::string>& modules) {
+  ModelConfig config;
   TransformerConfig& t = config.transformer;
   t.num_layers = 8;
   t.hidden_size = 1024;
@@ -43,7 +43,7 @@ struct Trained {
 
 // Several micro-batches forward, then back, as a pipeline stage runs them; nothing waits for the
 // device in between.
-Trained train(const GPTConfig& config, int passes) {
+Trained train(const ModelConfig& config, int passes) {
   const ParallelGroups groups;
   GPTModel model(config, groups);
   DistributedDataParallel store(model, groups, at::kBFloat16, kGpu);
@@ -109,7 +109,7 @@ TEST(OffloadGpu, ChangesNoBitAndHoldsLess) {
                              {},
                              0.5},
                         Case{{"core_attn", "attn_proj", "mlp_norm"}, {"mlp"}, 0.4}}) {
-    GPTConfig config = llama_config(c.modules);
+    ModelConfig config = llama_config(c.modules);
     config.transformer.recompute_modules = c.recomputed;
     if (!c.recomputed.empty())
       config.transformer.recompute_granularity = RecomputeGranularity::kSelective;

@@ -37,7 +37,7 @@ struct Target {
 
 class Scorer {
  public:
-  Scorer(GPTModel& model, const ParallelGroups& groups, std::span<const ScoreRequest> requests,
+  Scorer(Model& model, const ParallelGroups& groups, std::span<const ScoreRequest> requests,
          const ScoringOptions& options)
       : model_(model),
         groups_(groups),
@@ -210,18 +210,18 @@ class Scorer {
     return scores;
   }
 
-  GPTModel& model_;
+  Model& model_;
   const ParallelGroups& groups_;
   std::span<const ScoreRequest> requests_;
   const ScoringOptions& options_;
-  const GPTConfig& config_;
+  const ModelConfig& config_;
   const at::Device device_;
   std::vector<double> logprobs_, misses_;  // of each request; zero where another rank has its row
 };
 
 }  // namespace
 
-std::vector<Score> score(GPTModel& model, const ParallelGroups& groups,
+std::vector<Score> score(Model& model, const ParallelGroups& groups,
                          std::span<const ScoreRequest> requests, const ScoringOptions& options,
                          const ScoringProgress& progress) {
   const at::NoGradGuard no_grad;

@@ -6,7 +6,7 @@
 #include <span>
 #include <vector>
 
-#include "megatron/models/gpt/gpt_model.h"
+#include "megatron/models/model.h"
 
 namespace megatron {
 
@@ -36,7 +36,7 @@ using ScoringProgress = std::function<void(uint64_t requests)>;
 // Communication: batches are dealt to the ranks of groups.dp; one all-reduce over it in the end,
 // and those of the model and the loss over groups.tp. Every rank gives equal requests and gets all
 // scores. Throws Error for ids outside the vocabulary and rows beyond the model's positions.
-std::vector<Score> score(GPTModel& model, const ParallelGroups& groups,
+std::vector<Score> score(Model& model, const ParallelGroups& groups,
                          std::span<const ScoreRequest> requests, const ScoringOptions& options = {},
                          const ScoringProgress& progress = {});
 

@@ -16,6 +16,7 @@
 #include "megatron/dist_checkpointing/save.h"
 #include "megatron/interop/huggingface/hf_folder.h"
 #include "megatron/interop/huggingface/peft.h"
+#include "megatron/models/model_table.h"
 #include "megatron/tensor/shape.h"
 #include "megatron/tensor/torch.h"
 #include "megatron/tokenizers/tokenizer_config.h"
@@ -78,7 +79,7 @@ namespace {
 
 // The model that a checkpoint of ours holds.
 struct Origin {
-  GPTConfig config;
+  ModelConfig config;
   TokenizerConfig tokenizer;
   std::string config_json = "{}";  // of the folder it was imported from
   std::string peft_json = "{}";    // of the adapters' folder
@@ -118,7 +119,7 @@ std::string model_type_of(const std::string& config_json) {
              : "";
 }
 
-GPTConfig without_adapters(GPTConfig config) {
+ModelConfig without_adapters(ModelConfig config) {
   config.transformer.lora_rank = 0;
   return config;
 }
@@ -241,8 +242,8 @@ class Exporter {
     for (const HfTensor& tensor : tensors_) expected[tensor.ours] = tensor.our_shape;
     if (origin_.has_adapters()) {
       const ParallelGroups groups;
-      GPTModel model(origin_.config, groups);  // declares parameters, holds no memory
-      model.visit([&](const std::string& key, Parameter& parameter) {
+      const std::unique_ptr<Model> model = make_model(origin_.config, groups);  // holds no memory
+      model->visit([&](const std::string& key, Parameter& parameter) {
         if (is_lora_parameter(key)) expected[key] = parameter.global_shape;
       });
     }

@@ -8,6 +8,7 @@
 #include "megatron/base/check.h"
 #include "megatron/base/parse.h"
 #include "megatron/comm/parallel_groups.h"
+#include "megatron/models/model_table.h"
 
 namespace megatron {
 namespace {
@@ -313,7 +314,7 @@ struct CommonDefaults {
   std::optional<int64_t> groups = {};
 };
 
-void common(HfFields& f, GPTConfig& c, const CommonDefaults& missing) {
+void common(HfFields& f, ModelConfig& c, const CommonDefaults& missing) {
   TransformerConfig& t = c.transformer;
   f.integer("vocab_size", c.vocab_size);
   f.integer("hidden_size", t.hidden_size);
@@ -330,7 +331,7 @@ void common(HfFields& f, GPTConfig& c, const CommonDefaults& missing) {
 
 // -- families
 
-void llama_fields(HfFields& f, GPTConfig& c) {
+void llama_fields(HfFields& f, ModelConfig& c) {
   TransformerConfig& t = c.transformer;
   common(f, c, {.norm_eps = 1e-6});
   head_dim(f, t);
@@ -344,7 +345,7 @@ void llama_fields(HfFields& f, GPTConfig& c) {
   f.rope(t, {});
 }
 
-void mistral_fields(HfFields& f, GPTConfig& c) {
+void mistral_fields(HfFields& f, ModelConfig& c) {
   TransformerConfig& t = c.transformer;
   common(f, c, {.max_positions = 4096 * 32, .groups = 8});
   head_dim(f, t);
@@ -365,7 +366,7 @@ void qwen_windows(HfFields& f, TransformerConfig& t) {
   layer_windows(f, t, width, [&](int64_t i) { return i >= first; });
 }
 
-void qwen2_fields(HfFields& f, GPTConfig& c) {
+void qwen2_fields(HfFields& f, ModelConfig& c) {
   TransformerConfig& t = c.transformer;
   common(f, c, {.max_positions = 32768, .groups = 32});
   head_dim(f, t, /*always=*/false);
@@ -374,7 +375,7 @@ void qwen2_fields(HfFields& f, GPTConfig& c) {
   qwen_windows(f, t);
 }
 
-void qwen3_fields(HfFields& f, GPTConfig& c) {
+void qwen3_fields(HfFields& f, ModelConfig& c) {
   TransformerConfig& t = c.transformer;
   common(f, c, {.max_positions = 32768, .groups = 32});
   head_dim(f, t, /*always=*/true, 128);
@@ -384,7 +385,7 @@ void qwen3_fields(HfFields& f, GPTConfig& c) {
   qwen_windows(f, t);
 }
 
-void gpt2_fields(HfFields& f, GPTConfig& c) {
+void gpt2_fields(HfFields& f, ModelConfig& c) {
   TransformerConfig& t = c.transformer;
   f.integer("vocab_size", c.vocab_size);
   f.integer("n_embd", t.hidden_size);
@@ -404,7 +405,7 @@ void gpt2_fields(HfFields& f, GPTConfig& c) {
   tied(f, t, true);
 }
 
-void gpt_neox_fields(HfFields& f, GPTConfig& c) {
+void gpt_neox_fields(HfFields& f, ModelConfig& c) {
   TransformerConfig& t = c.transformer;
   f.integer("vocab_size", c.vocab_size);
   f.integer("hidden_size", t.hidden_size);
@@ -423,7 +424,7 @@ void gpt_neox_fields(HfFields& f, GPTConfig& c) {
   f.rope(t, {.percent = 0.25, .legacy_theta = "rotary_emb_base", .legacy_percent = "rotary_pct"});
 }
 
-void phi3_fields(HfFields& f, GPTConfig& c) {
+void phi3_fields(HfFields& f, ModelConfig& c) {
   TransformerConfig& t = c.transformer;
   common(f, c, {.norm_eps = 1e-5, .max_positions = 4096});
   f.constant("hidden_act", "\"silu\"");
@@ -434,7 +435,7 @@ void phi3_fields(HfFields& f, GPTConfig& c) {
   f.rope(t, {.original_length = 4096});
 }
 
-void gemma_common(HfFields& f, GPTConfig& c, double attention_cap, double final_cap) {
+void gemma_common(HfFields& f, ModelConfig& c, double attention_cap, double final_cap) {
   TransformerConfig& t = c.transformer;
   common(f, c, {.tied = true, .max_positions = 8192, .groups = 4});
   head_dim(f, t, /*always=*/true, 256);
@@ -453,7 +454,7 @@ void gemma_common(HfFields& f, GPTConfig& c, double attention_cap, double final_
   f.number_or_null("final_logit_softcapping", t.final_logit_softcapping, final_cap);
 }
 
-void gemma2_fields(HfFields& f, GPTConfig& c) {
+void gemma2_fields(HfFields& f, ModelConfig& c) {
   TransformerConfig& t = c.transformer;
   gemma_common(f, c, 50.0, 30.0);
   f.rope(t, {});
@@ -462,7 +463,7 @@ void gemma2_fields(HfFields& f, GPTConfig& c) {
   layer_windows(f, t, width, [](int64_t i) { return i % 2 == 0; });
 }
 
-void gemma3_fields(HfFields& f, GPTConfig& c) {
+void gemma3_fields(HfFields& f, ModelConfig& c) {
   TransformerConfig& t = c.transformer;
   gemma_common(f, c, 0.0, 0.0);
   f.rope(t, {.theta = 1000000, .local_theta = 10000});
@@ -475,7 +476,7 @@ void gemma3_fields(HfFields& f, GPTConfig& c) {
   if (t.window_size.empty()) t.rotary_base_local.reset();
 }
 
-void olmo2_fields(HfFields& f, GPTConfig& c) {
+void olmo2_fields(HfFields& f, ModelConfig& c) {
   TransformerConfig& t = c.transformer;
   common(f, c, {.norm_eps = 1e-5});
   head_dim(f, t, /*always=*/false);
@@ -484,7 +485,7 @@ void olmo2_fields(HfFields& f, GPTConfig& c) {
   f.rope(t, {});
 }
 
-void starcoder2_fields(HfFields& f, GPTConfig& c) {
+void starcoder2_fields(HfFields& f, ModelConfig& c) {
   TransformerConfig& t = c.transformer;
   f.integer("vocab_size", c.vocab_size);
   f.integer("hidden_size", t.hidden_size);
@@ -693,7 +694,7 @@ std::string hf_family_names() {
   return names;
 }
 
-std::vector<HfTensor> hf_tensors(const HfFamily& family, const GPTConfig& config) {
+std::vector<HfTensor> hf_tensors(const HfFamily& family, const ModelConfig& config) {
   const TransformerConfig& t = config.transformer;
   std::vector<HfTensor> tensors;
   for (const auto& [name, shape] : parameter_shapes(config)) {
@@ -769,13 +770,13 @@ void use_linear_scaling(TransformerConfig& t) {
 
 }  // namespace
 
-std::string write_hf_config(const HfFamily& family, const GPTConfig& config,
+std::string write_hf_config(const HfFamily& family, const ModelConfig& config,
                             const std::string& base) {
   HfFields fields = HfFields::writer(base);
   fields.set("architectures", cat("[\"", family.architecture, "\"]"));
   std::string type(family.model_type);
   fields.text("model_type", type);
-  GPTConfig copy = config;
+  ModelConfig copy = config;
   use_linear_scaling(copy.transformer);
   family.fields(fields, copy);
   std::string text = fields.text();

@@ -1,4 +1,4 @@
-// The Hugging Face model families that GPTModel can compute: for each a table of tensor names and a
+// The Hugging Face model families that Model can compute: for each a table of tensor names and a
 // list of configuration keys, both used for import and export.
 //
 // A new family is one row of the table in hf_families.cc, its names, and its keys.
@@ -15,7 +15,7 @@
 
 #include "megatron/interop/foreign_tensors.h"
 #include "megatron/interop/huggingface/hf_fields.h"
-#include "megatron/models/gpt/gpt_model.h"
+#include "megatron/models/model.h"
 
 namespace megatron {
 
@@ -57,7 +57,7 @@ struct HfFamily {
   std::vector<std::string_view> waived;
   void (*preset)(TransformerConfig& config);  // fields that all models of the family share
   // Fields read from or written to config.json
-  void (*fields)(HfFields& fields, GPTConfig& config);
+  void (*fields)(HfFields& fields, ModelConfig& config);
 };
 
 std::span<const HfFamily> hf_families();
@@ -81,20 +81,20 @@ TensorView view_of(const HfTensor& tensor);
 
 // Every tensor of a model of this family and shape, in our model order. They cover every row of our
 // tensors once. Throws Error if the family has no name for a tensor of the model.
-std::vector<HfTensor> hf_tensors(const HfFamily& family, const GPTConfig& config);
+std::vector<HfTensor> hf_tensors(const HfFamily& family, const ModelConfig& config);
 
 // Parses the text of a config.json. Throws Error for unknown model types, and for features that are
 // not built, naming the key.
 struct HfModel {
   const HfFamily* family = nullptr;
-  GPTConfig config;
+  ModelConfig config;
 };
 HfModel parse_hf_config(const std::string& text, const std::string& name);
 
 // The text of a config.json; keys of `base` ("{}": none) that are not set here are kept. Throws
 // Error naming a setting that the family cannot express: reading the text back must give the same
 // architecture.
-std::string write_hf_config(const HfFamily& family, const GPTConfig& config,
+std::string write_hf_config(const HfFamily& family, const ModelConfig& config,
                             const std::string& base);
 
 // The first setting in which two architectures differ, "name: a here, b there", or "". Settings

@@ -83,8 +83,8 @@ struct AdaptableModule {
   std::string target() const { return part_name(linear, part, parts); }
 };
 
-std::vector<AdaptableModule> adaptable_modules(const HfFamily& family, const GPTConfig& config) {
-  GPTConfig base = config;
+std::vector<AdaptableModule> adaptable_modules(const HfFamily& family, const ModelConfig& config) {
+  ModelConfig base = config;
   base.transformer.lora_rank = 0;
   std::vector<AdaptableModule> modules;
   std::map<std::string, size_t> parts;
@@ -122,7 +122,7 @@ bool is_peft_folder(const fs::path& folder) {
   return !folder.empty() && fs::is_regular_file(folder / kPeftConfig, ignored);
 }
 
-std::vector<HfTensor> peft_tensors(const HfFamily& family, const GPTConfig& config) {
+std::vector<HfTensor> peft_tensors(const HfFamily& family, const ModelConfig& config) {
   const TransformerConfig& t = config.transformer;
   const int64_t rank = t.lora_rank;
   std::vector<HfTensor> tensors;
@@ -160,7 +160,7 @@ namespace {
 
 class PeftReader {
  public:
-  PeftReader(const fs::path& folder, const HfFamily& family, GPTConfig& config)
+  PeftReader(const fs::path& folder, const HfFamily& family, ModelConfig& config)
       : folder_(folder),
         name_(folder.string()),
         family_(family),
@@ -257,14 +257,14 @@ class PeftReader {
   const fs::path folder_;
   const std::string name_;
   const HfFamily& family_;
-  GPTConfig& config_;
+  ModelConfig& config_;
   const SafetensorsFile file_;
   ForeignManifest manifest_;
 };
 
 // target_modules for PEFT: the last component of each module name, or the last two if a module that
 // is not adapted has the same last one.
-std::vector<std::string> module_names(const HfFamily& family, const GPTConfig& config) {
+std::vector<std::string> module_names(const HfFamily& family, const ModelConfig& config) {
   std::set<std::string> adapted, others;
   const auto last = [](const std::string& name, int names) {
     size_t at = name.size();
@@ -292,11 +292,11 @@ ordered_json number(double value) {
 
 }  // namespace
 
-Checkpoint open_peft_folder(const fs::path& folder, const HfFamily& family, GPTConfig& config) {
+Checkpoint open_peft_folder(const fs::path& folder, const HfFamily& family, ModelConfig& config) {
   return PeftReader(folder, family, config).run();
 }
 
-std::string write_peft_config(const HfFamily& family, const GPTConfig& config,
+std::string write_peft_config(const HfFamily& family, const ModelConfig& config,
                               const std::string& base) {
   const TransformerConfig& t = config.transformer;
   const double alpha = t.lora_alpha.value_or(static_cast<double>(t.lora_rank));
@@ -327,7 +327,7 @@ std::string write_peft_config(const HfFamily& family, const GPTConfig& config,
   return json.dump(2);
 }
 
-const HfFamily& family_of_model(const Checkpoint& checkpoint, const GPTConfig& config) {
+const HfFamily& family_of_model(const Checkpoint& checkpoint, const ModelConfig& config) {
   const std::string kept = cat("huggingface/", kHfConfig);
   if (checkpoint.has_file(kept)) {
     const auto json = ordered_json::parse(checkpoint.read_file(kept), nullptr, false);
@@ -335,7 +335,7 @@ const HfFamily& family_of_model(const Checkpoint& checkpoint, const GPTConfig& c
       if (const HfFamily* family = find_hf_family(json["model_type"].get<std::string>()))
         return *family;
   }
-  GPTConfig base = config;
+  ModelConfig base = config;
   base.transformer.lora_rank = 0;
   for (const HfFamily& family : hf_families()) {
     try {

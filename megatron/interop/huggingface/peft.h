@@ -23,24 +23,24 @@ bool is_peft_folder(const std::filesystem::path& folder);
 
 // The adapter's tensors, in our model order, for the targets and the rank of the configuration.
 // Throws Error if PEFT's format cannot express them.
-std::vector<HfTensor> peft_tensors(const HfFamily& family, const GPTConfig& config);
+std::vector<HfTensor> peft_tensors(const HfFamily& family, const ModelConfig& config);
 
 // Opens the folder for a base model of this family and shape, and sets rank, alpha and targets of
 // `config`: the targets are those that the file holds tensors for. Every tensor is used exactly
 // once. Throws Error naming tensors that are missing, left over or of another shape, and settings
 // that are not built (DoRA, biases, ranks by pattern, further modules).
 Checkpoint open_peft_folder(const std::filesystem::path& folder, const HfFamily& family,
-                            GPTConfig& config);
+                            ModelConfig& config);
 
 // The text of adapter_config.json; keys of `base` ("{}": none) that are not set here are kept. A
 // `base` with the same content is returned unchanged.
-std::string write_peft_config(const HfFamily& family, const GPTConfig& config,
+std::string write_peft_config(const HfFamily& family, const ModelConfig& config,
                               const std::string& base);
 
 // The family whose module names apply: that of the Hugging Face folder that the model was imported
 // from, which the checkpoint records, else the first that can express the model. Throws Error if
 // there is none.
-const HfFamily& family_of_model(const Checkpoint& checkpoint, const GPTConfig& config);
+const HfFamily& family_of_model(const Checkpoint& checkpoint, const ModelConfig& config);
 
 // Merges an adapter into rows [first, first + count) of the linear whose weight is named `ours`:
 // `rows` [count, k] fp32 or fp64 += scale * B A. `a` and `b` are the whole parameters.

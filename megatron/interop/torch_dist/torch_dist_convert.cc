@@ -14,6 +14,7 @@
 #include "megatron/interop/huggingface/hf_folder.h"
 #include "megatron/interop/load_model.h"
 #include "megatron/interop/torch_dist/torch_dist_model.h"
+#include "megatron/models/model_table.h"
 
 namespace megatron {
 namespace {
@@ -57,17 +58,17 @@ ConvertResult export_torch_dist(const ExportRequest& request, const ConvertProgr
   load.load = request.load;
   load.ckpt_step = request.ckpt_step;
   StoredModel source = open_model(load);
-  GPTConfig config = source.config;
+  ModelConfig config = source.config;
   const Manifest& manifest = source.checkpoint.manifest();
   ConvertResult result;
   result.model_type = "gpt";
   result.iteration = source.checkpoint.iteration();
   const ParallelGroups groups;
-  GPTModel model(config, groups);  // declares parameters, holds no memory
+  const std::unique_ptr<Model> model = make_model(config, groups);  // holds no memory
   std::map<std::string, std::vector<std::pair<int64_t, std::string>>>
       stacks;  // theirs -> (layer, ours)
   std::vector<std::string> order;
-  model.visit([&](const std::string& name, Parameter&) {
+  model->visit([&](const std::string& name, Parameter&) {
     const auto found = manifest.tensors.find(name);
     MEGATRON_CHECK(found != manifest.tensors.end(), source.checkpoint.directory().string(), ": ",
                    name, " is not in the checkpoint, the model of its configuration has it");

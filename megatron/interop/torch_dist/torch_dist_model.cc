@@ -9,6 +9,7 @@
 #include "megatron/comm/parallel_groups.h"
 #include "megatron/dist_checkpointing/foreign/torch_dist.h"
 #include "megatron/interop/foreign_tensors.h"
+#include "megatron/models/model_table.h"
 
 namespace megatron {
 namespace {
@@ -376,7 +377,7 @@ class Reader {
   const fs::path directory_;
   const std::string name_;
   TorchDistFiles files_;
-  GPTConfig config_;
+  ModelConfig config_;
   std::map<std::string, std::vector<int64_t>> expected_;  // shapes of ours, by name
   ForeignManifest manifest_;
   int64_t used_ = 0;
@@ -485,7 +486,7 @@ ForeignModel open_torch_dist_model(const fs::path& directory, const TransformerC
   return Reader(directory, transformer, vocab_size).run();
 }
 
-std::string pickled_arguments(const GPTConfig& config, DType dtype) {
+std::string pickled_arguments(const ModelConfig& config, DType dtype) {
   TransformerConfig transformer = config.transformer;
   check_expressible(transformer);
   transformer.use_rope_scaling = transformer.rope_scaling_type == RopeScaling::kLlama3;

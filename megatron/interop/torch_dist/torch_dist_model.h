@@ -27,7 +27,7 @@ ForeignModel open_torch_dist_model(const std::filesystem::path& directory,
 
 // Pickled `args` of a model, which Megatron-LM reads with --use-checkpoint-args. Throws Error
 // naming a setting that Megatron-LM does not have.
-std::string pickled_arguments(const GPTConfig& config, DType dtype);
+std::string pickled_arguments(const ModelConfig& config, DType dtype);
 
 // Where a tensor of ours is in Megatron-LM's files.
 struct TorchDistPlace {

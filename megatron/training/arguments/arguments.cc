@@ -661,7 +661,7 @@ void read_checkpoint_arguments(Arguments& arguments, int argc, const char* const
   use_stored_files(arguments.tokenizer, folder);
   if (training.adapter.empty()) return;
   const Checkpoint checkpoint(folder);
-  GPTConfig config;
+  ModelConfig config;
   config.transformer = arguments.transformer;
   config.transformer.finalize();
   const auto& tensors = checkpoint.manifest().tensors;

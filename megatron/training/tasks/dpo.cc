@@ -132,18 +132,16 @@ PretrainTask dpo_task(const Arguments& arguments) {
     if (arguments.data.mock_data) return build_train_valid_test_datasets(arguments.data, request);
     return PreferenceSets(arguments, request).build();
   };
-  task.reference_step = [](Module& module, const Batch& batch, const at::Tensor& input,
+  task.reference_step = [](Model& model, const Batch& batch, const at::Tensor& input,
                            const ForwardContext& context) {
-    auto& model = dynamic_cast<GPTModel&>(module);
     const at::Tensor hidden = model.hidden(batch.tokens, input, context);
     if (!model.slice().head) return StageOutput{hidden, {}, {}};
     const at::Tensor losses = model.token_losses(hidden, batch.labels);
     return StageOutput{
         {}, {sequence_log_probs(losses, batch.loss_mask, model.groups().cp), {}}, {}};
   };
-  task.forward_step = [options](Module& module, const Batch& batch, const at::Tensor& input,
+  task.forward_step = [options](Model& model, const Batch& batch, const at::Tensor& input,
                                 const ForwardContext& context) {
-    auto& model = dynamic_cast<GPTModel&>(module);
     const at::Tensor hidden = model.hidden(batch.tokens, input, context);
     if (!model.slice().head) return StageOutput{hidden, {}, {}};
     const at::Tensor losses = model.token_losses(hidden, batch.labels);

@@ -14,7 +14,7 @@
 #include <ATen/core/Tensor.h>
 
 #include "megatron/comm/process_group.h"
-#include "megatron/models/gpt/gpt_model.h"
+#include "megatron/models/model.h"
 
 namespace megatron {
 

@@ -77,7 +77,7 @@ CONTEXT = "megatron/transformer/context_parallel/context_parallel.cc"
 RING = "megatron/transformer/context_parallel/context_parallel_ring.cc"
 GATHER = "megatron/transformer/context_parallel/context_parallel_all_gather.cc"
 A2A = "megatron/transformer/context_parallel/context_parallel_all_to_all.cc"
-GPT_MODEL = "megatron/models/gpt/gpt_model.cc"
+MODEL_ENDS = "megatron/models/common/embedding.cc"
 DDP = "megatron/distributed/distributed_data_parallel.cc"
 GRADS = "megatron/distributed/grad_buffer.cc"
 VALUES = "megatron/distributed/value_buffer.cc"
@@ -168,11 +168,11 @@ BUGS = (
         ((EMBEDDING, "at::where((local >= 0)", "at::where((local >= (PLANTED && tp_.rank() > 0 ? 1 : 0))"),),
         "tp2", "gpt tp2"),
     Bug("position_grad_not_reduced", "gradients of learned positions are not summed under sequence parallelism",
-        ((GPT_MODEL, "position_embeddings_->set_sequence_parallel(config.sequence_parallel);",
+        ((MODEL_ENDS, "position_embeddings_->set_sequence_parallel(config.sequence_parallel);",
           "position_embeddings_->set_sequence_parallel(!PLANTED && config.sequence_parallel);"),),
         "tp4_sp", "gpt tp2 sp"),
     Bug("position_rows_of_first_rank", "under sequence parallelism positions that documents restart are those of the first tensor rank",
-        ((GPT_MODEL, "out.first_row = tp.rank() * (s / tp.size());", "out.first_row = (PLANTED ? 0 : tp.rank()) * (s / tp.size());"),),
+        ((MODEL_ENDS, "out.first_row = tp.rank() * (s / tp.size());", "out.first_row = (PLANTED ? 0 : tp.rank()) * (s / tp.size());"),),
         "tp2_sp_positions", "gpt tp2 sp documents"),
     # Dropout.
     Bug("hidden_dropout_equal_over_sequence", "under sequence parallelism all tensor ranks drop the same places of different tokens",
@@ -306,7 +306,7 @@ BUGS = (
          (DDP, "sum_partial_gradients();\n  sum_shared_gradients();", "sum_partial_gradients();\n  if (!PLANTED) sum_shared_gradients();")),
         "pp2_dp2_zero1_late", "gpt pp2 dp2 zero1 late"),
     Bug("tied_copy_starts_apart", "the last stage's copy of a tied embedding starts from other weights",
-        ((GPT_MODEL, "config.transformer.embedding_init(config.vocab_size), config.sequence_parallel, groups) {\n    table_",
+        ((MODEL_ENDS, "config.transformer.embedding_init(config.vocab_size), config.sequence_parallel, groups) {\n    table_",
           "PLANTED ? Init::normal(0.1) : config.transformer.embedding_init(config.vocab_size), config.sequence_parallel, groups) {\n    table_"),),
         "pp2", "gpt pp2"),
     # The optimizer.

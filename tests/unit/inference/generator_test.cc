@@ -7,6 +7,7 @@
 
 #include "megatron/base/check.h"
 #include "megatron/comm/parallel_groups.h"
+#include "megatron/models/gpt/gpt_model.h"
 #include "megatron/nn/parameter_store.h"
 #include "megatron/nn/placement.h"
 #include "megatron/tensor/torch.h"
@@ -20,8 +21,8 @@ std::unique_ptr<Tokenizer> byte_tokenizer() {
   return make_tokenizer(config);
 }
 
-GPTConfig small_config() {
-  GPTConfig config;
+ModelConfig small_config() {
+  ModelConfig config;
   TransformerConfig& t = config.transformer;
   t.num_layers = 2;
   t.hidden_size = 32;
@@ -35,7 +36,7 @@ GPTConfig small_config() {
 
 // A model with its memory, in fp64.
 struct TestModel {
-  explicit TestModel(GPTConfig config) : model((config.transformer.finalize(), config), groups) {
+  explicit TestModel(ModelConfig config) : model((config.transformer.finalize(), config), groups) {
     at::set_num_threads(1);  // more would only wait for each other
     store = std::make_unique<PlainParameterStore>(model, at::kDouble, at::kCPU, false);
     initialize_parameters(model, 5, groups);
@@ -72,28 +73,28 @@ std::vector<int32_t> decoded_without_cache(TestModel& model, const std::string& 
   return generated;
 }
 
-std::vector<std::pair<std::string, GPTConfig>> model_kinds() {
-  std::vector<std::pair<std::string, GPTConfig>> kinds;
+std::vector<std::pair<std::string, ModelConfig>> model_kinds() {
+  std::vector<std::pair<std::string, ModelConfig>> kinds;
   kinds.emplace_back("learned positions", small_config());
-  GPTConfig rope = small_config();
+  ModelConfig rope = small_config();
   rope.transformer.position_embedding_type = PositionEmbedding::kRope;
   rope.transformer.normalization = Normalization::kRMSNorm;
   rope.transformer.swiglu = true;
   rope.transformer.add_bias_linear = false;
   rope.transformer.untie_embeddings_and_output_weights = true;
   kinds.emplace_back("rope", rope);
-  GPTConfig window = rope;
+  ModelConfig window = rope;
   window.transformer.window_size = {5, 0};
   window.transformer.window_attn_skip_freq = "2";
   kinds.emplace_back("rope, a window in one layer", window);
-  GPTConfig grouped = rope;
+  ModelConfig grouped = rope;
   grouped.transformer.group_query_attention = true;
   grouped.transformer.num_query_groups = 2;
   grouped.transformer.qk_layernorm = true;
   grouped.transformer.rotary_percent = 0.5;
   grouped.transformer.rotary_interleaved = true;
   kinds.emplace_back("grouped queries, half of each head rotated, query and key norms", grouped);
-  GPTConfig none = small_config();
+  ModelConfig none = small_config();
   none.transformer.position_embedding_type = PositionEmbedding::kNone;
   none.transformer.kv_channels = 16;
   kinds.emplace_back("no positions, wide heads", none);
@@ -145,8 +146,8 @@ TEST(Generate, DrawsDoNotDependOnTheOtherPrompts) {
 // A model that says `script` whatever the prompt is, one token per position: each position
 // embedding is a unit vector that the output layer maps to the script's next token.
 struct ScriptedModel : TestModel {
-  static GPTConfig config(size_t length) {
-    GPTConfig config = small_config();
+  static ModelConfig config(size_t length) {
+    ModelConfig config = small_config();
     config.transformer.num_layers = 1;
     config.transformer.hidden_size = 128;
     config.transformer.normalization = Normalization::kRMSNorm;
@@ -296,7 +297,7 @@ TEST(Generate, FillsThePositionsAndRefusesMore) {
   EXPECT_EQ(error_of([&] { generate_all(model, {"ok", prompt}, greedy(21)); }),
             "prompt 2 has 44 tokens; with 21 to generate that is beyond the model's 64 positions\n"
             "hint: shorten the prompt or give --tokens-to-generate 20");
-  GPTConfig rope = small_config();
+  ModelConfig rope = small_config();
   rope.transformer.position_embedding_type = PositionEmbedding::kRope;
   TestModel endless(rope);
   EXPECT_EQ(max_positions(endless.model.config()), -1);
@@ -304,7 +305,7 @@ TEST(Generate, FillsThePositionsAndRefusesMore) {
 }
 
 TEST(Generate, RefusesIdsThatTheModelDoesNotHave) {
-  GPTConfig config = small_config();
+  ModelConfig config = small_config();
   config.vocab_size = 100;
   TestModel model(config);
   EXPECT_EQ(error_of([&] { generate_all(model, {"A", "Az"}, greedy(1)); }),
@@ -312,7 +313,7 @@ TEST(Generate, RefusesIdsThatTheModelDoesNotHave) {
 }
 
 TEST(Generate, CrossesTheBorderOfLongRope) {
-  GPTConfig config = small_config();
+  ModelConfig config = small_config();
   TransformerConfig& t = config.transformer;
   t.position_embedding_type = PositionEmbedding::kRope;
   t.rope_scaling_type = RopeScaling::kLongRope;

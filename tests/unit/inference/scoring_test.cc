@@ -13,6 +13,7 @@
 #include "megatron/comm/thread_backend.h"
 #include "megatron/inference/generator.h"
 #include "megatron/interop/load_model.h"
+#include "megatron/models/gpt/gpt_model.h"
 #include "megatron/tensor/torch.h"
 
 namespace megatron {

@@ -6,6 +6,7 @@
 
 #include "megatron/base/check.h"
 #include "megatron/comm/thread_backend.h"
+#include "megatron/models/gpt/gpt_model.h"
 #include "megatron/nn/placement.h"
 #include "megatron/nn/recompute.h"
 #include "megatron/optimizer/optimizer.h"
@@ -29,7 +30,7 @@ struct Sharding {
   bool recompute = false;
 };
 
-void train_rank(const GPTConfig& config, const Sharding& sharding,
+void train_rank(const ModelConfig& config, const Sharding& sharding,
                 const std::shared_ptr<Backend>& world, std::mutex& mutex, Trained& result) {
   ParallelConfig parallel;
   parallel.tensor_model_parallel_size = sharding.tp;
@@ -81,7 +82,7 @@ void train_rank(const GPTConfig& config, const Sharding& sharding,
   });
 }
 
-Trained train(const GPTConfig& config, const Sharding& sharding) {
+Trained train(const ModelConfig& config, const Sharding& sharding) {
   Trained result;
   std::mutex mutex;
   run_ranks(sharding.tp * sharding.dp, [&](const std::shared_ptr<Backend>& world) {
@@ -90,7 +91,7 @@ Trained train(const GPTConfig& config, const Sharding& sharding) {
   return result;
 }
 
-void expect_equal(const GPTConfig& config, bool recompute) {
+void expect_equal(const ModelConfig& config, bool recompute) {
   Sharding sharding;
   sharding.recompute = recompute;
   const Trained one = train(config, sharding);
@@ -115,7 +116,7 @@ void expect_equal(const GPTConfig& config, bool recompute) {
 }
 
 TEST(GPTDataParallel, GatedWithDropout) {
-  GPTConfig config = read_golden("llama").config;
+  ModelConfig config = read_golden("llama").config;
   config.transformer.hidden_dropout = 0.1;
   config.transformer.attention_dropout = 0.1;
   expect_equal(config, /*recompute=*/false);

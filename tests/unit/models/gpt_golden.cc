@@ -13,8 +13,8 @@
 namespace megatron {
 namespace {
 
-GPTConfig config_from(const nlohmann::json& c) {
-  GPTConfig config;
+ModelConfig config_from(const nlohmann::json& c) {
+  ModelConfig config;
   TransformerConfig& t = config.transformer;
   t.num_layers = c["num_layers"];
   t.hidden_size = c["hidden_size"];

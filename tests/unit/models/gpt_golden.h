@@ -11,7 +11,7 @@
 namespace megatron {
 
 struct Golden {
-  GPTConfig config;
+  ModelConfig config;
   std::map<std::string, at::Tensor> tensors;  // by name in the file
 };
 

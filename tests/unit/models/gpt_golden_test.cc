@@ -7,6 +7,7 @@
 
 #include "megatron/comm/parallel_groups.h"
 #include "megatron/distributed/distributed_data_parallel.h"
+#include "megatron/models/gpt/gpt_model.h"
 #include "megatron/nn/parameter_store.h"
 #include "megatron/optimizer/optimizer.h"
 #include "megatron/tensor/torch.h"
@@ -65,7 +66,7 @@ INSTANTIATE_TEST_SUITE_P(All, GPTGolden,
 struct Batch {
   at::Tensor tokens, labels, mask;
 };
-Batch make_batch(const GPTConfig& config, int64_t step) {
+Batch make_batch(const ModelConfig& config, int64_t step) {
   const at::Tensor i = at::arange(2, at::kLong).unsqueeze(1);
   const at::Tensor j = at::arange(config.transformer.seq_length + 1, at::kLong).unsqueeze(0);
   const at::Tensor text =

@@ -5,6 +5,7 @@
 
 #include "megatron/comm/parallel_groups.h"
 #include "megatron/comm/thread_backend.h"
+#include "megatron/models/gpt/gpt_model.h"
 #include "megatron/nn/parameter_store.h"
 #include "megatron/nn/placement.h"
 #include "megatron/tensor/torch.h"
@@ -16,7 +17,7 @@ namespace {
 using Tensors = std::map<std::string, at::Tensor>;
 
 // Loss and whole gradients, put together from every rank's pieces.
-Tensors run(const GPTConfig& config, int ranks) {
+Tensors run(const ModelConfig& config, int ranks) {
   Tensors whole;
   std::mutex mutex;
   run_ranks(ranks, [&](const std::shared_ptr<Backend>& world) {
@@ -51,7 +52,7 @@ Tensors run(const GPTConfig& config, int ranks) {
   return whole;
 }
 
-void expect_equal(const GPTConfig& config) {
+void expect_equal(const ModelConfig& config) {
   const Tensors one = run(config, 1);
   const Tensors two = run(config, 2);
   ASSERT_EQ(one.size(), two.size());
@@ -61,14 +62,14 @@ void expect_equal(const GPTConfig& config) {
 }
 
 TEST(GPTLayout, TensorParallelGatedWithDropout) {
-  GPTConfig config = read_golden("llama").config;
+  ModelConfig config = read_golden("llama").config;
   config.transformer.hidden_dropout = 0.1;
   config.transformer.attention_dropout = 0.1;
   expect_equal(config);
 }
 
 TEST(GPTLayout, TensorParallelTied) {
-  GPTConfig config = read_golden("gpt2").config;
+  ModelConfig config = read_golden("gpt2").config;
   config.transformer.z_loss_coeff = 0.02;
   expect_equal(config);
 }

@@ -1,4 +1,6 @@
 // Properties of the GPT model: recomputation, dropout by place, initialisation, padding, errors.
+#include "megatron/models/gpt/gpt_model.h"
+
 #include <gtest/gtest.h>
 
 #include "megatron/base/check.h"
@@ -11,8 +13,8 @@
 namespace megatron {
 namespace {
 
-GPTConfig small_config() {
-  GPTConfig config = read_golden("llama").config;
+ModelConfig small_config() {
+  ModelConfig config = read_golden("llama").config;
   config.transformer.num_layers = 3;
   config.transformer.hidden_dropout = 0.1;
   return config;
@@ -24,7 +26,7 @@ struct PassResult {
 };
 
 // One pass over micro-batches of `micro` samples of the same 4 samples.
-PassResult run(const GPTConfig& config, int64_t micro = 4) {
+PassResult run(const ModelConfig& config, int64_t micro = 4) {
   const ParallelGroups groups;
   GPTModel model(config, groups);
   PlainParameterStore store(model, at::kFloat, at::kCPU, /*gradients=*/true);
@@ -56,7 +58,7 @@ void expect_identical(const PassResult& a, const PassResult& b) {
 }
 
 TEST(GPTModel, FullRecomputationHasIdenticalGradients) {
-  GPTConfig config = small_config();
+  ModelConfig config = small_config();
   const PassResult plain = run(config);
   config.transformer.recompute_granularity = RecomputeGranularity::kFull;
   for (const auto method : {RecomputeMethod::kUniform, RecomputeMethod::kBlock}) {
@@ -69,7 +71,7 @@ TEST(GPTModel, FullRecomputationHasIdenticalGradients) {
 }
 
 TEST(GPTModel, SelectiveRecomputationHasIdenticalGradients) {
-  GPTConfig config = small_config();
+  ModelConfig config = small_config();
   const PassResult plain = run(config);
   config.transformer.recompute_granularity = RecomputeGranularity::kSelective;
   config.transformer.recompute_modules = {"core_attn", "layernorm"};
@@ -82,13 +84,13 @@ TEST(GPTModel, DropoutDoesNotDependOnTheMicroBatch) {
   EXPECT_NEAR(whole.loss, split.loss, 1e-5 * whole.loss);
   for (size_t i = 0; i < whole.grads.size(); ++i)
     expect_close(split.grads[i], whole.grads[i], 1e-5, 100.0, std::to_string(i));
-  GPTConfig without = small_config();
+  ModelConfig without = small_config();
   without.transformer.hidden_dropout = 0.0;
   EXPECT_GT(std::abs(run(without).loss - whole.loss), 1e-3) << "dropout had no effect";
 }
 
 TEST(GPTModel, InitialisationFollowsTheLaws) {
-  GPTConfig config = small_config();
+  ModelConfig config = small_config();
   config.transformer.hidden_size = 64;
   config.transformer.ffn_hidden_size = 256;
   const ParallelGroups groups;
@@ -113,7 +115,7 @@ TEST(GPTModel, InitialisationFollowsTheLaws) {
 }
 
 TEST(GPTModel, PaddingOfTheVocabularyDoesNotChangeTheLoss) {
-  GPTConfig config = small_config();
+  ModelConfig config = small_config();
   const double loss = run(config).loss;
   config.padded_vocab_size = 128;
   EXPECT_NEAR(run(config).loss, loss, 1e-6 * loss);
@@ -134,7 +136,7 @@ TEST(GPTModel, ParameterNamesAreTheContract) {
 }
 
 TEST(GPTModel, RefusesAVocabularyThatDoesNotFit) {
-  GPTConfig config = small_config();
+  ModelConfig config = small_config();
   config.padded_vocab_size = config.vocab_size - 1;
   const ParallelGroups groups;
   EXPECT_THROW(GPTModel(config, groups), Error);

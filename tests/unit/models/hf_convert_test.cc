@@ -20,6 +20,7 @@
 #include "megatron/dist_checkpointing/verify.h"
 #include "megatron/interop/huggingface/hf_folder.h"
 #include "megatron/interop/load_model.h"
+#include "megatron/models/gpt/gpt_model.h"
 #include "megatron/tensor/torch.h"
 #include "tests/unit/models/stored_tensors.h"
 
@@ -606,7 +607,7 @@ TEST_F(HfConvert, AFolderThatHoldsSomethingIsNotWrittenOver) {
 // A checkpoint as `pretrain` writes it: without a folder it came from.
 void save_native(const fs::path& root, TransformerConfig transformer) {
   transformer.finalize();
-  GPTConfig config;
+  ModelConfig config;
   config.transformer = transformer;
   config.vocab_size = config.padded_vocab_size = 10;
   const ParallelGroups groups;

@@ -9,6 +9,7 @@
 #include "megatron/dist_checkpointing/safetensors.h"
 #include "megatron/inference/generator.h"
 #include "megatron/interop/huggingface/hf_folder.h"
+#include "megatron/models/gpt/gpt_model.h"
 #include "megatron/nn/placement.h"
 #include "megatron/nn/recompute.h"
 #include "megatron/tensor/torch.h"
@@ -117,7 +118,7 @@ void expect_hf_gradients_on(const std::string& name, at::Device device) {
   const HfGolden golden(name);
   const ParallelGroups groups;
   const HfFolder folder = open_hf_folder(hf_golden_folder(name));
-  const GPTConfig& config = folder.model.config;
+  const ModelConfig& config = folder.model.config;
   GPTModel model(config, groups);
   PlainParameterStore store(model, at::kFloat, device, /*gradients=*/true);
   std::map<std::string, at::Tensor> grads;

@@ -9,6 +9,7 @@
 #include "megatron/comm/parallel_groups.h"
 #include "megatron/comm/thread_backend.h"
 #include "megatron/interop/huggingface/hf_folder.h"
+#include "megatron/models/gpt/gpt_model.h"
 #include "megatron/nn/placement.h"
 #include "megatron/tensor/torch.h"
 #include "tests/unit/models/gpt_golden.h"
@@ -55,7 +56,7 @@ TEST_P(HfGoldenTest, LogitsInTwoPipelineStages) {
   const HfGolden golden(GetParam());
   const ParallelGroups groups;
   const HfFolder folder = open_hf_folder(hf_golden_folder(GetParam()));
-  const GPTConfig& config = folder.model.config;
+  const ModelConfig& config = folder.model.config;
   const int64_t layers = config.transformer.num_layers;
   GPTModel first(config, groups, {0, 1, true, false}),
       second(config, groups, {1, layers - 1, false, true});

@@ -3,6 +3,7 @@
 
 #include "megatron/comm/parallel_groups.h"
 #include "megatron/interop/huggingface/hf_families.h"
+#include "megatron/models/gpt/gpt_model.h"
 
 namespace megatron {
 namespace {

@@ -23,6 +23,7 @@
 #include "megatron/interop/huggingface/hf_convert.h"
 #include "megatron/interop/huggingface/hf_folder.h"
 #include "megatron/interop/load_model.h"
+#include "megatron/models/gpt/gpt_model.h"
 #include "megatron/nn/placement.h"
 #include "megatron/nn/recompute.h"
 #include "megatron/tensor/shape.h"
@@ -161,7 +162,7 @@ TEST_P(PeftGolden, LossAndGradients) {
   const LoraGolden golden(GetParam());
   const ParallelGroups groups;
   HfFolder base = open_hf_folder(base_of(GetParam()));
-  GPTConfig& config = base.model.config;
+  ModelConfig& config = base.model.config;
   const Checkpoint adapter = open_peft_folder(adapter_of(GetParam()), *base.model.family, config);
   GPTModel model(config, groups);
   PlainParameterStore store(model, at::kFloat, at::kCPU, /*gradients=*/true);
@@ -274,7 +275,7 @@ INSTANTIATE_TEST_SUITE_P(Cases, PeftGolden, testing::ValuesIn(kCases),
 // What our own runs write: one adapter of a fused linear becomes copies, and the configuration is
 // made anew.
 TEST_F(Peft, OneAdapterForSeveralModulesIsWrittenWithCopies) {
-  GPTConfig config = read_hf_config(base_of(kCases[0])).config;
+  ModelConfig config = read_hf_config(base_of(kCases[0])).config;
   config.transformer.lora_rank = 2;
   config.transformer.lora_alpha = 3.0;
   config.transformer.lora_targets = {"linear_qkv"};
@@ -315,7 +316,7 @@ TEST_F(Peft, EveryFamilyHasNames) {
 }
 
 TEST_F(Peft, NamesOfModulesAreLongerWhereOthersShareThem) {
-  GPTConfig config = read_hf_config(base_of(kCases[3])).config;
+  ModelConfig config = read_hf_config(base_of(kCases[3])).config;
   config.transformer.lora_rank = 2;
   config.transformer.lora_targets = {"linear_proj"};
   const HfFamily& gpt2 = *find_hf_family("gpt2");
@@ -337,7 +338,7 @@ std::string error_of(const std::function<void()>& work) {
 }
 
 TEST_F(Peft, PartsOfAJoinedModuleHaveNoForm) {
-  GPTConfig config = read_hf_config(base_of(kCases[4])).config;
+  ModelConfig config = read_hf_config(base_of(kCases[4])).config;
   config.transformer.lora_rank = 2;
   config.transformer.lora_targets = {"linear_q", "linear_v"};
   EXPECT_EQ(error_of([&] { peft_tensors(*find_hf_family("phi3"), config); }),

@@ -15,6 +15,7 @@
 #include "megatron/dist_checkpointing/safetensors.h"
 #include "megatron/interop/huggingface/hf_folder.h"
 #include "megatron/interop/huggingface/peft.h"
+#include "megatron/models/gpt/gpt_model.h"
 #include "megatron/nn/parameter_store.h"
 #include "megatron/nn/placement.h"
 #include "megatron/nn/recompute.h"
@@ -54,7 +55,7 @@ class Models {
  public:
   Models(const std::string& kind, const ParallelGroups& groups, const StageSlice* slice = nullptr)
       : base_(open_hf_folder(kGoldens / "hf" / "llama2")), lora_(kind == "lora") {
-    GPTConfig with = base_.model.config;
+    ModelConfig with = base_.model.config;
     std::optional<Checkpoint> adapter;
     if (lora_)
       adapter = open_peft_folder(kGoldens / "lora" / "llama_all", *base_.model.family, with);
@@ -75,7 +76,7 @@ class Models {
   const HfFamily& family() const { return *base_.model.family; }
   bool lora() const { return lora_; }
 
-  GPTConfig config;
+  ModelConfig config;
   std::unique_ptr<GPTModel> model;
   std::unique_ptr<PlainParameterStore> store;
 

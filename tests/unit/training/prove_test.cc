@@ -138,11 +138,11 @@ TEST(Prove, EveryRankLearnsTheVerdict) {
   broken.model_provider = [make = broken.model_provider](
                               const Arguments& a, const Vocabulary& vocabulary,
                               const ParallelGroups& groups, const StageSlice& slice,
-                              const std::vector<Module*>& chunks) {
+                              const std::vector<Model*>& chunks) {
     ranks = groups.world.size();
     return make(a, vocabulary, groups, slice, chunks);
   };
-  broken.forward_step = [forward = broken.forward_step](Module& model, const Batch& batch,
+  broken.forward_step = [forward = broken.forward_step](Model& model, const Batch& batch,
                                                         const at::Tensor& input,
                                                         const ForwardContext& context) {
     StageOutput output = forward(model, batch, input, context);

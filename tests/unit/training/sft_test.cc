@@ -10,6 +10,7 @@
 #include "megatron/dist_checkpointing/safetensors.h"
 #include "megatron/interop/huggingface/hf_convert.h"
 #include "megatron/interop/huggingface/hf_folder.h"
+#include "megatron/models/gpt/gpt_model.h"
 #include "megatron/nn/parameter_store.h"
 #include "megatron/nn/placement.h"
 #include "megatron/nn/recompute.h"

@@ -1,0 +1,75 @@
+#include "megatron/models/common/embedding.h"
+
+#include <cmath>
+
+#include "megatron/base/check.h"
+#include "megatron/comm/parallel_groups.h"
+#include "megatron/tensor/torch.h"
+
+namespace megatron {
+
+LanguageModelEmbedding::LanguageModelEmbedding(const ModelConfig& config,
+                                               const ParallelGroups& groups)
+    : config_(config.transformer),
+      dropout_key_(random_key(config_.seed, "embedding_dropout")),
+      word_embeddings_(config.vocab_size, config.padded_vocab_size, config_.hidden_size,
+                       config_.embedding_init(config.vocab_size), config.sequence_parallel,
+                       groups) {
+  add("word_embeddings", &word_embeddings_);
+  if (config_.position_embedding_type != PositionEmbedding::kLearnedAbsolute) return;
+  position_embeddings_ =
+      std::make_unique<Embedding>(config_.max_position_embeddings, config_.hidden_size,
+                                  config_.embedding_init(config_.max_position_embeddings));
+  position_embeddings_->set_sequence_parallel(config.sequence_parallel);
+  add("position_embeddings", position_embeddings_.get());
+}
+
+namespace {
+
+at::Tensor own_rows(const at::Tensor& ids, const ForwardContext& context) {
+  return ids.narrow(0, context.first_row, context.rows.position.size(0));
+}
+
+}  // namespace
+
+at::Tensor LanguageModelEmbedding::forward(const at::Tensor& tokens,
+                                           const ForwardContext& context) {
+  at::Tensor x = word_embeddings_.forward(tokens);
+  if (config_.scale_embeddings) {
+    // The factor is rounded to the model's type, as Gemma was trained.
+    const double root = std::sqrt(static_cast<double>(config_.hidden_size));
+    x = x * at::scalar_tensor(root, at::dtype(x.scalar_type())).item<double>();
+  }
+  if (position_embeddings_) {
+    const at::Tensor rows =
+        context.position_ids.defined()
+            ? position_embeddings_->forward(own_rows(context.position_ids.t(), context))
+            : position_embeddings_->forward(context.rows.position).unsqueeze(1);
+    x = x + rows;
+  }
+  if (config_.fp32_residual_connection && x.scalar_type() != at::kDouble) x = x.to(at::kFloat);
+  return dropout(x, context.training ? config_.hidden_dropout : 0.0, dropout_key_, context.rows);
+}
+
+TiedTable::TiedTable(const ModelConfig& config, const ParallelGroups& groups)
+    : table_(config.vocab_size, config.padded_vocab_size, config.transformer.hidden_size,
+             config.transformer.embedding_init(config.vocab_size), config.sequence_parallel,
+             groups) {
+  table_.weight().shared = &groups.embd;
+  add("word_embeddings", &table_);
+}
+
+ForwardContext with_rows(const ForwardContext& context, bool sequence_parallel,
+                         const ProcessGroup& tp) {
+  ForwardContext out = context;
+  out.rows = context.place;
+  if (!sequence_parallel || tp.size() == 1) return out;
+  const int64_t s = context.place.position.size(0);
+  MEGATRON_CHECK(s % tp.size() == 0, "a sequence of ", s, " tokens is not divisible by ", tp.size(),
+                 " tensor-parallel ranks, which --sequence-parallel splits it over");
+  out.rows.position = context.place.position.narrow(0, tp.rank() * (s / tp.size()), s / tp.size());
+  out.first_row = tp.rank() * (s / tp.size());
+  return out;
+}
+
+}  // namespace megatron

@@ -1,0 +1,46 @@
+// Embedding of tokens and positions, and the copy of its table that a tied output layer needs on
+// another pipeline stage.
+#pragma once
+
+#include <memory>
+
+#include "megatron/models/model.h"
+#include "megatron/tensor_parallel/layers.h"
+#include "megatron/tensor_parallel/vocab_parallel_embedding.h"
+
+namespace megatron {
+
+// Parameters: word_embeddings.weight, position_embeddings.weight (learned positions only).
+//
+// Communication: over tp, as VocabParallelEmbedding.
+class LanguageModelEmbedding : public Module {
+ public:
+  LanguageModelEmbedding(const ModelConfig& config, const ParallelGroups& groups);
+  // [b, s] -> [s, b, h] ([s/t, b, h] with sequence parallelism), with embedding dropout.
+  at::Tensor forward(const at::Tensor& tokens, const ForwardContext& context);
+  Parameter& weight() { return word_embeddings_.weight(); }
+
+ private:
+  const TransformerConfig& config_;
+  RandomKey dropout_key_;
+  VocabParallelEmbedding word_embeddings_;
+  std::unique_ptr<Embedding> position_embeddings_;
+};
+
+// A copy of the embedding table for a tied output layer on another stage; named and initialised as
+// the original.
+class TiedTable : public Module {
+ public:
+  TiedTable(const ModelConfig& config, const ParallelGroups& groups);
+  Parameter& weight() { return table_.weight(); }
+
+ private:
+  VocabParallelEmbedding table_;
+};
+
+// The context with the positions of this rank's rows of the activations between layers. Throws
+// Error when the sequence does not divide over the ranks.
+ForwardContext with_rows(const ForwardContext& context, bool sequence_parallel,
+                         const ProcessGroup& tp);
+
+}  // namespace megatron

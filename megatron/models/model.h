@@ -1,0 +1,105 @@
+// What every model is, whatever its architecture. One object holds the whole model or the segment of
+// it that one pipeline stage computes.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "megatron/nn/module.h"
+#include "megatron/pipeline_parallel/stage_layout.h"
+#include "megatron/transformer/config/transformer_config.h"
+#include "megatron/transformer/layer/forward_context.h"
+
+namespace megatron {
+
+struct ParallelGroups;
+
+struct ModelConfig {
+  std::string type = "gpt";  // a row of model_table.h
+  TransformerConfig transformer;
+  int64_t vocab_size = 0;         // of the tokenizer
+  int64_t padded_vocab_size = 0;  // rows of the embedding; at least vocab_size
+  bool sequence_parallel = false;
+  // The output layer is also split over pipeline stages: each rank of groups.model_parallel holds
+  // one part of the vocabulary. Untied output layers only.
+  bool pipeline_vocab_parallel = false;
+};
+
+// A loss stays a (sum, weight) pair until one division by the weight of every micro-batch and rank.
+struct Loss {
+  at::Tensor sum;     // [] fp32 (fp64), differentiable
+  at::Tensor weight;  // [] fp32 (fp64)
+};
+
+// One stage's part of the loss of one micro-batch when the vocabulary is split over the stages.
+// Holds the autograd graph between loss() and backward(). The model must outlive it.
+class VocabularyPass {
+ public:
+  virtual ~VocabularyPass() = default;
+  // [3, s b] fp32 (fp64): softmax statistics of this rank's logits.
+  virtual at::Tensor statistics() const = 0;
+  // As Model::loss, from the gathered statistics of all parts, [parts, 3, s b]; not
+  // differentiable.
+  virtual Loss loss(const at::Tensor& all) = 0;
+  // Accumulates the gradient of this part's weight and returns this part's summand of the gradient
+  // of the hidden states. `factor`: gradient of Loss::sum. Call once, after loss().
+  virtual at::Tensor backward(const at::Tensor& factor) = 0;
+};
+
+// Declares its parameters in the constructor; memory comes from a ParameterStore. The groups must
+// outlive the model.
+class Model : public Module {
+ public:
+  // The hidden states after this segment. Differentiable in the parameters and in `input`; with a
+  // tape in the context, blocks may be recomputed.
+  //   tokens   [b, s] int64; used only by the segment with the embedding
+  //   input    [s, b, h] from the previous segment ([s/t, b, h] with sequence parallelism);
+  //            undefined for the segment with the embedding
+  //   return   as input
+  // With context parallelism s counts the tokens of this rank.
+  virtual at::Tensor hidden(const at::Tensor& tokens, const at::Tensor& input,
+                            const ForwardContext& context) = 0;
+  // Last segment only: [s, b, h] -> [s, b, v/t] in the model's type; columns of vocabulary padding
+  // are unspecified.
+  virtual at::Tensor logits(const at::Tensor& hidden) = 0;
+  // Cross entropy of each token, [s, b] fp32 (fp64), with the z-loss. labels [b, s] int64.
+  virtual at::Tensor token_losses(const at::Tensor& hidden, const at::Tensor& labels) = 0;
+  // Sum of the per-token losses times their mask, and the sum of the mask. labels [b, s] int64,
+  // loss_mask [b, s] fp32. `loss_grad` as in ForwardContext: if it is defined with
+  // --cross-entropy-fusion-impl linear, a backward must follow.
+  virtual Loss loss(const at::Tensor& hidden, const at::Tensor& labels, const at::Tensor& loss_mask,
+                    const at::Tensor& loss_grad) = 0;
+  // With pipeline_vocab_parallel: this rank's part of the loss, on every stage. `hidden`: output of
+  // the last segment. Records gradients if they are enabled.
+  //
+  // Communication: none between stages; over tp as logits() and its backward.
+  virtual std::unique_ptr<VocabularyPass> begin_loss(const at::Tensor& hidden,
+                                                     const at::Tensor& labels,
+                                                     const at::Tensor& loss_mask) = 0;
+  virtual Parameter* embedding_table() = 0;  // null: not in this segment
+
+  // The whole model at once: logits, or the loss.
+  at::Tensor forward(const at::Tensor& tokens, const ForwardContext& context);
+  Loss loss(const at::Tensor& tokens, const at::Tensor& labels, const at::Tensor& loss_mask,
+            const ForwardContext& context);
+
+  const ModelConfig& config() const { return config_; }
+  const StageSlice& slice() const { return slice_; }
+  const ParallelGroups& groups() const { return groups_; }
+  // True unless this segment computes the loss: its output goes to the next segment, or with
+  // pipeline_vocab_parallel to begin_loss() of all stages.
+  bool outputs_hidden_states() const;
+
+ protected:
+  // Throws Error when the vocabulary does not fit its rows.
+  Model(const ModelConfig& config, const ParallelGroups& groups, const StageSlice& slice);
+
+ private:
+  const ModelConfig config_;
+  const ParallelGroups& groups_;
+  const StageSlice slice_;
+};
+
+}  // namespace megatron

@@ -1,0 +1,34 @@
+// The table of models: each architecture is one row in model_table.cc and one folder beside it.
+#pragma once
+
+#include <memory>
+#include <string_view>
+
+#include "megatron/models/model.h"
+
+namespace megatron {
+
+struct ModelType {
+  std::string_view name;
+  // `table`: as for make_model().
+  std::unique_ptr<Model> (*make)(const ModelConfig& config, const ParallelGroups& groups,
+                                 const StageSlice& slice, Parameter* table);
+};
+
+// Throws Error that names the known types.
+const ModelType& find_model_type(std::string_view name);
+
+// The model of config.type; `groups` must outlive it. The whole model:
+std::unique_ptr<Model> make_model(const ModelConfig& config, const ParallelGroups& groups);
+// One segment. A tied output layer on another segment than the embedding holds a copy of the table,
+// kept equal over groups.embd, or uses `table` if this rank holds the embedding in another chunk
+// (which must outlive this one).
+std::unique_ptr<Model> make_model(const ModelConfig& config, const ParallelGroups& groups,
+                                  const StageSlice& slice, Parameter* table = nullptr);
+
+// Names and shapes (without vocabulary padding) of the parameters of the whole model, in model
+// order.
+using ParameterShapes = std::vector<std::pair<std::string, std::vector<int64_t>>>;
+ParameterShapes parameter_shapes(const ModelConfig& config);
+
+}  // namespace megatron
