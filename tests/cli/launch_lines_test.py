@@ -174,19 +174,19 @@ class LaunchLinesTest(unittest.TestCase):
     # The lines of the documents on CPUs: fewer ranks, a tiny model, machines that are all this one.
 
     def test_one_machine(self):
-        own, given = self.line("docs/parallelism.md", "--standalone")
+        own, given = self.line("docs/parallelism/launching.md", "--standalone")
         out = self.run_together([[*torchrun(), *self.replaced(own, nproc_per_node=2), BINARY, *given, *TINY]])
         self.assertEqual(out.count("iteration        2/"), 1, out)
 
     def test_two_machines(self):
-        own, given = self.line("docs/parallelism.md", "--node-rank")
+        own, given = self.line("docs/parallelism/launching.md", "--node-rank")
         port = free_port()
         out = self.run_together([[*torchrun(), *self.replaced(own, nproc_per_node=1, node_rank=node, master_addr="127.0.0.1", master_port=port),
                                   BINARY, *given, *TINY] for node in range(2)])
         self.assertEqual(out.count("iteration        2/"), 1, out)
 
     def test_two_machines_with_restarts(self):
-        own, given = self.line("docs/parallelism.md", "--max-restarts")
+        own, given = self.line("docs/parallelism/launching.md", "--max-restarts")
         own = self.replaced(own, nproc_per_node=1, rdzv_endpoint="127.0.0.1:%d" % free_port())
         given = [self.path("run") if word == "DIR" else word for word in given]
         for _ in range(2):  # the second time it resumes: there is nothing left to do
@@ -194,7 +194,7 @@ class LaunchLinesTest(unittest.TestCase):
         self.assertTrue(os.path.isdir(self.path("run/iter_0000002")))
 
     def test_prove(self):
-        own, given = self.line("docs/parallelism.md", "prove")
+        own, given = self.line("docs/parallelism/proving.md", "prove")
         out = self.run_together([[*torchrun(), *self.replaced(own, nproc_per_node=2), "--master-port", str(free_port()), BINARY, *given, *TINY,
                                   "--tensor-model-parallel-size", "2"]])
         self.assertIn("changes nothing but rounding", out)
