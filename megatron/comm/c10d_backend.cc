@@ -33,7 +33,7 @@ std::chrono::milliseconds to_milliseconds(double seconds) {
   return std::chrono::milliseconds(static_cast<int64_t>(seconds * 1000));
 }
 
-// What libtorch and Gloo say, without stack frames and places in their sources.
+// A message of libtorch or Gloo, without stack frames and source locations.
 std::string plain_message(const std::exception& error) {
   const auto* torch_error = dynamic_cast<const c10::Error*>(&error);
   std::string text = torch_error ? torch_error->what_without_backtrace() : error.what();
@@ -43,14 +43,14 @@ std::string plain_message(const std::exception& error) {
   return text;
 }
 
-// A group of processes as every rank of it knows it.
+// The identity of a group of processes, equal on all its ranks except for `rank`.
 struct GroupIdentity {
   std::string name;
   std::vector<int> members;  // ranks of the job
-  // Where its members meet in the store; differs between groups of equal name and members
+  // Key prefix of the group in the store; differs between groups of equal name and members
   std::string path;
   int rank = 0;                     // in this group
-  std::map<std::string, int> made;  // subgroups of this group, to tell equal ones apart
+  std::map<std::string, int> made;  // number of subgroups made, to tell equal ones apart
 
   int size() const { return static_cast<int>(members.size()); }
   std::string text() const { return group_text(name, members); }
@@ -121,7 +121,7 @@ struct CallHeader {
 };
 static_assert(sizeof(CallHeader) == 32);
 
-// A flat view of bytes; whoever uses it keeps the memory alive.
+// A flat view of bytes; the caller keeps the memory alive.
 at::Tensor bytes_at(void* data, int64_t bytes) { return at::from_blob(data, {bytes}, at::kByte); }
 at::Tensor bytes_of(const at::Tensor& tensor) {
   return bytes_at(tensor.data_ptr(), static_cast<int64_t>(tensor.nbytes()));
@@ -154,8 +154,8 @@ class GlooGroup {
     options.rootRank = root;
     complete([&](c10d::ProcessGroupGloo& group) { return group.broadcast(tensors, options); });
   }
-  // The header travels with its own tag, so that a payload of another size never meets the
-  // receiver's memory.
+  // The header has its own tag, so that a payload of another size is never received into the wrong
+  // memory.
   void send(CallHeader header, const at::Tensor& bytes, int peer) {
     std::vector<at::Tensor> head = {bytes_at(&header, sizeof header)}, body = {bytes};
     complete([&](c10d::ProcessGroupGloo& group) { return group.send(head, peer, 0); });
@@ -180,7 +180,7 @@ class GlooGroup {
     std::vector<CallHeader> all(size());
     gather(bytes_at(all.data(), size() * static_cast<int64_t>(sizeof mine)),
            bytes_at(&mine, sizeof mine));
-    // With the ranks of the job that made it
+    // Each distinct call, with the global ranks that made it
     std::vector<std::pair<CallHeader, std::vector<int>>> kinds;
     for (int rank = 0; rank < size(); ++rank) {
       auto kind = std::find_if(kinds.begin(), kinds.end(),
@@ -189,8 +189,8 @@ class GlooGroup {
       kind->second.push_back(identity_.members[rank]);
     }
     if (kinds.size() == 1) return;
-    // The most common call is taken for the right one; the lowest rank that made another is named
-    // as the culprit.
+    // The most common call is assumed to be right; the lowest rank that made another one is the
+    // culprit.
     std::stable_sort(kinds.begin(), kinds.end(), [](const auto& a, const auto& b) {
       return a.second.size() > b.second.size();
     });
@@ -209,7 +209,7 @@ class GlooGroup {
     c10d::ProcessGroupGloo& group = connected();
     c10::intrusive_ptr<c10d::Work> work;
     {
-      std::lock_guard lock(starting_);  // c10d counts calls without a lock
+      std::lock_guard lock(starting_);  // c10d counts calls without locking
       work = start(group);
     }
     work->wait();
@@ -480,7 +480,7 @@ constexpr double kWatchdogGraceSeconds = 20;
 // has at most seven operations in flight.
 constexpr int kConcurrentBlocks = 4;
 
-// Before wait(): c10d's own work. After it: an event on the stream that waits, because the work
+// Before wait(): c10d's own work. After it: an event on the waiting stream, because the work object
 // holds tensors.
 class NcclProgress final : public Progress {
  public:
@@ -488,8 +488,8 @@ class NcclProgress final : public Progress {
 
   bool finished() const override {
     std::lock_guard lock(mutex_);
-    // Asking for an event is legal while another thread captures a graph, but the driver wants to
-    // be told so.
+    // Querying an event is legal while another thread captures a graph, but the driver must be told
+    // so.
     cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
     cudaThreadExchangeStreamCaptureMode(&mode);
     bool done = true;
@@ -500,14 +500,13 @@ class NcclProgress final : public Progress {
         done = work->isCompleted();
       }
     } catch (const std::exception&) {
-      // The device has failed, which the thread that computes will learn, too
+      // The device has failed; the computing thread will get the error, too
     }
     cudaThreadExchangeStreamCaptureMode(&mode);
     return done;
   }
 
-  // The current stream waits for the operation from now on. Inside a graph capture nothing can be
-  // followed.
+  // The current stream now waits for the operation. Inside a graph capture nothing can be tracked.
   void follow_current_stream() {
     std::lock_guard lock(mutex_);
     work_.reset();
@@ -566,10 +565,10 @@ class NcclBackend final : public Backend {
                                                          nccl);
   }
 
-  // Shutting down in good order waits for the peers, communicator by communicator, and ranks give
-  // their groups up in orders of their own: communicators are aborted instead, which waits for
-  // nobody. Whoever drops a group has met its peers after the last operation on it (a barrier of
-  // the world). A failing rank leaves its communicators to the end of the process.
+  // An orderly shutdown waits for the peers, communicator by communicator, but ranks destroy their
+  // groups in different orders. So communicators are aborted instead, which waits for no rank. The
+  // caller must have passed a barrier of the world after the last operation on the group. A failing
+  // rank leaves its communicators to the end of the process.
   ~NcclBackend() override {
     if (std::uncaught_exceptions() > 0) {
       group_.release();
@@ -577,7 +576,7 @@ class NcclBackend final : public Backend {
     }
     try {
       group_->abort();
-    } catch (const std::exception&) {  // the operations on it have reported what went wrong
+    } catch (const std::exception&) {  // its operations have already reported the error
     }
   }
 

@@ -16,7 +16,7 @@ double seconds_now() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
-// How often begin() looks for calls that have finished in the meantime, when nobody else asks.
+// begin() looks for finished calls once per this many calls, in case no other caller does.
 constexpr int64_t kSettleEvery = 64;
 
 class RecordedBackend final : public Backend {
@@ -121,7 +121,7 @@ class RecordedBackend final : public Backend {
   std::string group_;
   std::vector<int> members_;
   std::string channel_;
-  std::map<std::string, int> made_;  // subgroups of equal name and members
+  std::map<std::string, int> made_;  // number of subgroups of equal name and members
 };
 
 }  // namespace
@@ -172,7 +172,7 @@ void CollectiveHistory::issued(int64_t id, std::shared_ptr<const Progress> progr
   if (finished_.size() > keep_) finished_.pop_front();
 }
 
-// Moves what has finished since the last look to the finished calls. Needs the lock.
+// Moves calls that have finished to the finished ones. Requires the lock.
 void CollectiveHistory::settle(double now) {
   for (auto entry = under_way_.begin(); entry != under_way_.end();) {
     if (!entry->second.progress || !entry->second.progress->finished()) {

@@ -1,5 +1,5 @@
-// What this rank has called on its groups: the calls under way and the last finished ones, for
-// messages when a job fails.
+// The collectives that this rank has issued on its groups: those in flight and the last finished
+// ones, for the report when a job fails.
 #pragma once
 
 #include <cstdint>
@@ -14,20 +14,20 @@
 
 namespace megatron {
 
-// One call of one verb. Calls of different ranks belong together when `channel` and `sequence`
-// agree.
+// One collective or message. Calls of different ranks belong together if `channel` and `sequence`
+// are equal.
 struct CollectiveCall {
-  // "all_reduce"; with what must agree besides size and type: "broadcast from 2"
+  // "all_reduce", or with the arguments that must agree besides size and type: "broadcast from 2"
   std::string op;
   std::string dtype;  // "F32"; empty for a barrier
   int64_t count = 0;  // elements
   int64_t bytes = 0;
   std::string group;         // "tp {4, 5}"
-  std::string channel;       // the group, or for a message the group and both ranks
+  std::string channel;       // the group; for a message, the group and both ranks
   std::vector<int> members;  // ranks of the job that take part
-  int64_t sequence = 0;      // from 1 in each channel
-  double started = 0;        // seconds on a clock of this rank
-  double finished = 0;       // 0: under way
+  int64_t sequence = 0;      // counted from 1 in each channel
+  double started = 0;        // seconds on this rank's clock
+  double finished = 0;       // 0: in flight
 };
 
 // "all_reduce of 1048576 x F32 (4 MiB)"
@@ -36,12 +36,12 @@ std::string call_text(const std::string& op, int64_t count, const std::string& d
 // With group and sequence: "... over tp {4, 5}, number 12"
 std::string to_string(const CollectiveCall& call);
 
-// "tp {4, 5}"; long lists are cut in the middle.
+// "tp {4, 5}"; long lists are shortened in the middle.
 std::string group_text(const std::string& name, const std::vector<int>& members);
 
 struct HistorySnapshot {
   double now = 0;
-  std::vector<CollectiveCall> under_way;  // oldest first
+  std::vector<CollectiveCall> under_way;  // in flight, oldest first
   std::vector<CollectiveCall> finished;   // the last ones, oldest first
   std::map<std::string, int64_t> issued;  // calls made in each channel
 };
@@ -49,14 +49,14 @@ struct HistorySnapshot {
 // Thread safe.
 class CollectiveHistory {
  public:
-  // `keep`: how many finished calls are remembered.
+  // `keep`: number of finished calls to keep.
   explicit CollectiveHistory(size_t keep = 32) : keep_(keep) {}
 
   int64_t begin(CollectiveCall call);  // sets sequence and started; returns an id
-  // What tells when the call is over; null: it is over.
+  // `progress` tells when the call has finished; null: it has.
   void issued(int64_t id, std::shared_ptr<const Progress> progress);
   HistorySnapshot snapshot();
-  // Seconds since the oldest call under way was made; 0 when there is none.
+  // Seconds since the oldest call in flight was issued; 0 if there is none.
   double oldest_age();
 
  private:
@@ -74,7 +74,7 @@ class CollectiveHistory {
   std::map<std::string, int64_t> issued_;
 };
 
-// The same backend and all subgroups made from it, with every call written into `history`.
+// Wraps a backend and all subgroups made from it: every call is recorded in `history`.
 std::shared_ptr<Backend> record_calls(std::shared_ptr<Backend> world,
                                       std::shared_ptr<CollectiveHistory> history);
 

@@ -34,8 +34,7 @@ void ControlChannel::progress() {
   store_->set(cat("progress/", rank_), std::to_string(work));
 }
 
-// Waits for a key. Asks again and again instead of leaving the waiting to the store, whose errors
-// name no rank.
+// Waits for a key. Polls instead of waiting in the store, whose errors name no rank.
 std::string ControlChannel::take(const std::string& key, int from, const char* what,
                                  double patience) {
   const std::string sign = cat("progress/", from);
@@ -55,8 +54,8 @@ std::string ControlChannel::take(const std::string& key, int from, const char* w
       next_look = now + interval_;
       std::optional<std::string> current = store_->find(sign);
       if (looked && current != seen) {
-        waited = 0;
-        if (rank_ == 0) progress();  // those who wait for this rank wait for that one
+        since = now;
+        if (rank_ == 0) progress();  // ranks that wait for rank 0 wait for this one, too
       }
       looked = true;
       seen = std::move(current);
@@ -93,9 +92,9 @@ std::string ControlChannel::broadcast(const std::string& text) {
     store_->set(key, text);
     return text;
   }
-  // Rank 0 may be waiting for another one, whom it then names before anybody names rank 0.
+  // Longer than rank 0's own limit: it may be waiting for another rank, which it should name first.
   const std::string got = take(key, 0, "broadcast", 1.25 * timeout_seconds_ + 3 * interval_);
-  // The last reader clears up.
+  // The last reader deletes the keys.
   if (store_->add(key + "/read", 1) == size_ - 1) {
     store_->erase(key);
     store_->erase(key + "/read");

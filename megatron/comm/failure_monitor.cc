@@ -29,17 +29,15 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using Condition = RankState::Condition;
 
-constexpr double kBeatSeconds = 1.0;   // between signs of life
-constexpr double kTickSeconds = 0.25;  // between looks at the peers
-// A gap between two looks at the clock that says that this process, or its machine, was paused.
-constexpr double kPauseSeconds = 2.0;
-// How long the reporting rank waits for the others' states
+constexpr double kBeatSeconds = 1.0;   // between heartbeats
+constexpr double kTickSeconds = 0.25;  // between checks of the peers
+// How long the reporter waits for the others' states
 constexpr double kCollectSeconds = 1.5;
-constexpr double kVerdictSeconds = 3.0;  // how long the others wait for the report
-// What the main thread gets to leave by itself after the report
+constexpr double kVerdictSeconds = 3.0;  // how long the others wait for the verdict
+// How long the main thread may take to exit by itself after the report
 constexpr double kUnwindSeconds = 1.0;
-constexpr double kStuckStoreSeconds = 4.0;  // after which a call of the store counts as hanging
-// After SIGTERM: to find out whether a dead peer is the reason
+constexpr double kStuckStoreSeconds = 4.0;  // after which a call to the store counts as hung
+// After SIGTERM: time to find out whether a dead peer is the cause
 constexpr double kTerminatedSeconds = 0.5;
 
 double seconds_now() {
@@ -82,7 +80,7 @@ void write_to_stderr(const std::string& text) {
 struct WatchedProcess {
   int rank;
   pid_t pid;
-  int fd;  // negative where the kernel does not offer it
+  int fd;  // negative if the kernel does not support it
 
   bool gone() const {
     pollfd poller{fd, POLLIN, 0};
@@ -90,7 +88,7 @@ struct WatchedProcess {
   }
 };
 
-// Signals and std::terminate know no objects: the one monitor of this process.
+// Signal and terminate handlers take no context: this is the one monitor of the process.
 struct ProcessHooks {
   std::atomic<FailureMonitor*> monitor{nullptr};
   std::atomic<int> wake_fd{-1};
@@ -106,7 +104,7 @@ void wake(int fd) {
   if (fd >= 0 && write(fd, &one, sizeof one) < 0) return;
 }
 
-void on_sigterm(int) {  // calls only what POSIX allows
+void on_sigterm(int) {  // async-signal-safe calls only
   hooks.terminated = true;
   wake(hooks.wake_fd);
 }
@@ -139,18 +137,18 @@ struct FailureMonitor::Impl {
   Launch launch;
   std::string place;
   std::shared_ptr<CollectiveHistory> history;
-  std::shared_ptr<Store> store;  // used by the monitor's thread only
+  std::shared_ptr<Store> store;  // only used by the monitor's thread
   std::string process = cat("process ", getpid(), " on ", host_name());
   std::atomic<double> timeout;
-  std::atomic<double> last_tick{0};       // of awake_seconds()
-  std::atomic<int64_t> work{0};           // calls of progress() of this rank
+  std::atomic<double> last_tick{seconds_now()};
+  std::atomic<int64_t> work{0};           // number of progress() calls of this rank
   std::atomic<double> last_work{-1e300};  // when progress of any rank was last seen
   std::mutex clock_mutex;
   const double clock_start = seconds_now();
   double last_reading = clock_start;
   double paused = 0;
   std::mutex alone_mutex;
-  bool alone = false;  // the store is lost, and that is being reported
+  bool alone = false;  // the store is lost, which is being reported
 
   std::mutex mutex;
   std::condition_variable changed;
@@ -163,15 +161,15 @@ struct FailureMonitor::Impl {
   std::thread thread;
   std::thread guard;
 
-  // Of the monitor's thread:
-  bool told = false;  // the report of the failure is out, whoever wrote it
+  // Used by the monitor's thread only:
+  bool told = false;  // the failure has been reported by some rank
   std::vector<WatchedProcess> neighbours;
-  // Last sign of life of a watched rank, and when it changed
+  // Last heartbeat of each watched rank, and when it changed
   std::map<int, std::pair<std::string, double>> beats;
   int64_t num_beats = 0;
   double last_beat = 0;
-  int64_t told_work = 0;             // the value of `work` at the last sign of life
-  std::optional<int64_t> seen_work;  // the sum over the ranks, while a call is old
+  int64_t told_work = 0;             // value of `work` in the last heartbeat
+  std::optional<int64_t> seen_work;  // sum over the ranks, while a call is overdue
   int64_t failure_order = 0;
 
   Impl(const Launch& job, const Connection& connection, std::string where, double timeout_seconds)
@@ -256,8 +254,8 @@ struct FailureMonitor::Impl {
     return false;
   }
 
-  // Whether a watched rank has given no sign of life for the timeout. Rank 0 watches all ranks, the
-  // others rank 0.
+  // Whether a watched rank has missed its heartbeats for the timeout. Rank 0 watches all ranks, the
+  // others watch rank 0.
   bool peer_is_silent() {
     const double now = awake_seconds();
     bool silent = false;
@@ -275,7 +273,7 @@ struct FailureMonitor::Impl {
     return silent;
   }
 
-  // What is known of a rank that has not answered.
+  // What is known about a rank that has not answered.
   RankState state_from_outside(int rank) {
     RankState state;
     if (const std::optional<std::string> last_words = store->find(cat("left/", rank)))
@@ -302,8 +300,8 @@ struct FailureMonitor::Impl {
     return state;
   }
 
-  // Whether a call of this rank has waited for the timeout, in which no rank has read or written
-  // anything of a checkpoint. The others' progress is asked for only when a call is old.
+  // Whether a call of this rank has waited for the timeout, during which no rank made progress on a
+  // checkpoint. The others' progress is queried only when a call is overdue.
   bool call_is_stuck() {
     awake_seconds();
     const double age = history->oldest_age();
@@ -319,7 +317,7 @@ struct FailureMonitor::Impl {
 
   // -- the failure
 
-  // What every rank leaves with. `speaks`: this rank also tells whoever asked to be told.
+  // Records the verdict with which every rank exits. `speaks`: this rank also runs when_failed().
   void conclude(const FailureReport& report, bool speaks) {
     failure_of_job = report.failure;
     std::function<void(const JobFailure&)> callback;
@@ -334,7 +332,7 @@ struct FailureMonitor::Impl {
     callback({report.culprit, report.failure, text});
   }
 
-  // The rank that reports: collects the states of all ranks, explains and publishes.
+  // The reporter: collects the states of all ranks, explains the failure and publishes the verdict.
   void report() {
     std::map<int, RankState> answers;
     const double deadline = seconds_now() + kCollectSeconds;
@@ -367,7 +365,7 @@ struct FailureMonitor::Impl {
     hold_store_for(num_readers);
   }
 
-  // A store that this rank holds stays until all others have read the verdict.
+  // If this rank hosts the store, keeps it until all others have read the verdict.
   void hold_store_for(int64_t num_readers) {
     int64_t num_read = store->add("verdict_read", 1);
     if (launch.rank != 0 || launch.store_is_hosted) return;
@@ -376,8 +374,8 @@ struct FailureMonitor::Impl {
       num_read = store->add("verdict_read", 0);
   }
 
-  // Whether the states are enough to explain the failure: everyone has answered or never will, and
-  // if all errors are consequences, their cause has nothing more to add.
+  // Whether the states suffice to explain the failure: every rank has answered or never will, and
+  // if all errors are consequences, their cause has nothing to add.
   bool is_clear(const std::map<int, RankState>& answers) {
     bool any_failed = false, cause_known = false;
     for (const auto& [rank, state] : answers) {
@@ -396,7 +394,7 @@ struct FailureMonitor::Impl {
     return cause_known || !any_failed;
   }
 
-  // A rank that another one reports for.
+  // On the other ranks: sends this rank's state and waits for the verdict.
   void answer() {
     store->set(cat("state/", launch.rank), to_json(own_state()));
     bool told_failure = failure_order > 0;
@@ -409,7 +407,7 @@ struct FailureMonitor::Impl {
         told_failure = true;
       }
     }
-    if (!verdict) {  // the reporting rank is lost, too
+    if (!verdict) {  // the reporter is lost, too
       const FailureReport report = explain_failure({own_state()});
       write_to_stderr(report.text);
       told = true;
@@ -441,7 +439,7 @@ struct FailureMonitor::Impl {
     }
   }
 
-  // Returns true when the job has failed and that has been reported.
+  // Checks everything once; returns true when the job has failed and that has been reported.
   bool look() {
     beat();
     std::optional<std::string> reporter = store->find("failing");
@@ -456,12 +454,12 @@ struct FailureMonitor::Impl {
     return true;
   }
 
-  // Nobody reads the store any more: who is left on this machine decides for itself. Its lowest
-  // rank reports.
+  // The store is gone: the ranks of each machine decide for themselves, and the lowest of them
+  // reports.
   void report_without_store(const std::string& problem) {
     std::lock_guard lock(alone_mutex);  // the guard and the watching thread may both come here
     if (std::exchange(alone, true)) return;
-    // The connections of a process that dies close shortly before it counts as gone.
+    // The connections of a dying process close shortly before the process counts as gone.
     const auto holder = std::find_if(neighbours.begin(), neighbours.end(),
                                      [](const WatchedProcess& n) { return n.rank == 0; });
     if (holder != neighbours.end() && !launch.store_is_hosted) {
@@ -493,11 +491,11 @@ struct FailureMonitor::Impl {
                 own ? error->failure : FailureClass::kRetry, text},
                lowest);
     } else {
-      sleep_seconds(kTickSeconds);  // until the lowest rank has looked at what is killed here
+      sleep_seconds(kTickSeconds);  // until the lowest rank has examined what is killed here
     }
     kill_neighbours(dead);
     if (!lowest) return;
-    // Who finds out later must still see a lower rank that speaks for all.
+    // Ranks that notice later must still see a lower rank that reports for all.
     const auto others_left = [&] {
       return std::any_of(neighbours.begin(), neighbours.end(), [&](const WatchedProcess& n) {
         return n.rank > launch.rank && !n.gone() && !is_stopped(n.pid);
@@ -527,7 +525,7 @@ struct FailureMonitor::Impl {
     store->set(cat("left/", launch.rank), to_json(state));
   }
 
-  // SIGTERM without a reason among the ranks: the launcher or the user wants the job to end.
+  // SIGTERM without a failed rank: the launcher or the user wants the job to end.
   void end_by_sigterm() {
     say_goodbye();
     for (const double end = seconds_now() + kTerminatedSeconds; seconds_now() < end;
@@ -544,12 +542,12 @@ struct FailureMonitor::Impl {
     kill(getpid(), SIGTERM);
   }
 
-  // Until something happens: a neighbour ends, this rank fails or leaves, a signal, or the next
-  // look is due.
+  // Blocks until something happens: a neighbour exits, this rank fails or leaves, a signal, or the
+  // next check is due.
   void wait_for_events() {
     std::vector<pollfd> fds = {{hooks.wake_fd, POLLIN, 0}};
     for (const WatchedProcess& neighbour : neighbours) fds.push_back({neighbour.fd, POLLIN, 0});
-    // Many ranks look at the store less often.
+    // With many ranks, each polls the store less often.
     const double pause = std::max(kTickSeconds, std::min(1.0, launch.world_size / 1024.0));
     if (poll(fds.data(), fds.size(), static_cast<int>(pause * 1000)) > 0 &&
         (fds[0].revents & POLLIN)) {
@@ -577,13 +575,13 @@ struct FailureMonitor::Impl {
         std::lock_guard lock(mutex);
         done = leaving && !failure;
       }
-      if (done) return;  // the store may end before the last rank
+      if (done) return;  // the store may close before the last rank has left
       if (!told) report_without_store(error.what());
       end_process();
     }
   }
 
-  // In good order. The rank that holds the store leaves last.
+  // Normal exit. The rank that hosts the store leaves last.
   void leave() {
     say_goodbye();
     const int64_t num_left = store->add("num_left", 1);
@@ -596,7 +594,7 @@ struct FailureMonitor::Impl {
     }
   }
 
-  // The store itself may hang: the process that holds it is stopped, or the network is gone.
+  // The store itself may hang: its host process is stopped, or the network is down.
   void guard_against_a_stuck_store() {
     std::unique_lock lock(mutex);
     while (!changed.wait_for(lock, std::chrono::duration<double>(kTickSeconds),

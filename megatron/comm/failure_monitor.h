@@ -1,18 +1,18 @@
-// One rank fails, every rank leaves: a thread of each process that watches the peers, explains a
-// failure once, and ends the process when the failure leaves it waiting for nothing.
+// If one rank fails, every rank exits: a thread in each process watches the peers, reports a
+// failure once, and ends the process if the failure leaves it blocked.
 //
-// Goals: a rank that throws, dies, stops, loops for ever or makes another call than its peers ends
-// the whole job with a nonzero exit code within the timeout and a few seconds, and one report on
-// standard error names it. Non-goals: going on without the rank; that is the launcher's part
-// (torchrun --max-restarts) with the last checkpoint.
+// Goals: if a rank throws, dies, is stopped, loops forever or issues another collective than its
+// peers, the whole job exits with a nonzero code within the timeout plus a few seconds, and one
+// report on standard error names that rank. Non-goals: continuing without the rank; restarting from
+// the last checkpoint is the launcher's task (torchrun --max-restarts).
 //
-// How: each rank writes a sign of life to the store once a second and looks at its own calls under
-// way. Whoever sees something wrong first (its own error, a call older than the timeout while no
-// rank works on a checkpoint, a process of this machine that is gone, a rank that is silent for the
-// timeout) is the one to report: it asks all ranks for their state, explains the failure
-// (detail/failure_report.h), prints it and publishes the verdict, at which the others leave
-// quietly. Ranks that do not answer are killed by their neighbours on the same machine. Rank 0
-// watches everyone's signs of life, and everyone watches rank 0's.
+// How: each rank writes a heartbeat to the store once a second and checks its own calls in flight.
+// The first rank to see a problem (its own error, a call older than the timeout while no rank
+// reports checkpoint progress, a dead process on its machine, no heartbeat from a rank for the
+// timeout) becomes the reporter: it asks all ranks for their state, explains the failure
+// (detail/failure_report.h), prints it and publishes the verdict, upon which the others exit
+// silently. Ranks that do not answer are killed by their neighbours on the same machine. Rank 0
+// watches all heartbeats, and all ranks watch rank 0's.
 #pragma once
 
 #include <exception>
@@ -26,43 +26,44 @@
 
 namespace megatron {
 
-// Why a job has failed, as every rank of it learns.
+// Why a job has failed, as all its ranks are told.
 struct JobFailure {
   int culprit = 0;  // the rank that failed first
   FailureClass failure = FailureClass::kRetry;
   std::string text;  // the report: "[rank 2, dp 2] the disk is full\nhint: ..."
 };
 
-// Lives as long as the rank uses its groups; one per process. Does nothing for one rank. Takes over
-// SIGTERM (unless it has a handler already), so that a launcher which ends all processes when one
-// died does not end the report too, and std::terminate, for errors of threads that nobody catches.
+// Must live as long as the rank uses its groups; one per process. Does nothing for one rank.
+// Installs a SIGTERM handler (unless there is one), so that a launcher which terminates all
+// processes when one died does not prevent the report, and a std::terminate handler for uncaught
+// errors of threads.
 class FailureMonitor {
  public:
   // `place`: where this rank is in the mesh, for messages: "tp 1 pp 2 dp 0".
   FailureMonitor(const Launch& launch, const Connection& connection, std::string place,
                  double timeout_seconds);
-  // The rank leaves in good order; its peers no longer expect signs of life.
+  // Normal exit of this rank; its peers no longer expect heartbeats.
   ~FailureMonitor();
   FailureMonitor(const FailureMonitor&) = delete;
   FailureMonitor& operator=(const FailureMonitor&) = delete;
 
   void set_timeout(double seconds);
 
-  // Called once, from the monitor's thread, when the job has failed and before this process ends:
-  // on rank 0, and on the rank that reports when rank 0 is lost (on one rank per machine, when the
-  // store is lost with it).
+  // Called once, from the monitor's thread, when the job has failed and before this process exits:
+  // on rank 0, or on the reporting rank if rank 0 is lost (on one rank per machine if the store is
+  // lost with it).
   void when_failed(std::function<void(const JobFailure&)> callback);
 
-  // This rank is reading or writing a checkpoint: ranks that wait in a collective, for it or for
-  // one that waits for it, go on waiting. Cheap, any thread; told to the others once a second. A
-  // rank that hangs is found `timeout` after the last progress of any rank.
+  // Reports that this rank is reading or writing a checkpoint: ranks blocked in a collective,
+  // directly or indirectly because of it, keep waiting. Cheap; any thread; published once a second.
+  // A rank that hangs is found `timeout` after the last progress of any rank.
   void progress();
 
-  // This rank has failed with `error`. Returns whether the failure has been reported, by this rank
-  // or another one; if not (one rank), the caller prints it. The caller then leaves by std::_Exit,
-  // because threads may be stuck in collectives; if it does not within a second, the monitor does.
+  // Reports that this rank has failed with `error`. Returns whether some rank has reported the
+  // failure; if not (one rank), the caller prints it. The caller then exits by std::_Exit, because
+  // threads may be blocked in collectives; if it does not within a second, the monitor does.
   bool fail(const std::exception& error);
-  // The exit code of the failure that was reported, the same on every rank that has learned of it.
+  // The exit code of the reported failure, the same on every rank that was told.
   int failure_exit_code() const;
 
  private:

@@ -1,4 +1,4 @@
-// Texts of all ranks of a group, by its collectives: for what is reported now and then.
+// Gathers a text from every rank of a group through its collectives, for occasional reports.
 #pragma once
 
 #include <string>
@@ -8,9 +8,9 @@
 
 namespace megatron {
 
-// The texts of all ranks, in rank order, on every rank. `device`: where the group's collectives
-// have their tensors. Waits for the device. Communication: an all-reduce of one number, and an
-// all-gather of as many bytes as the longest text has.
+// Returns the texts of all ranks, in rank order, on every rank. `device`: where the group's
+// collectives have their tensors. Synchronises with the device. Communication: an all-reduce of one
+// number, and an all-gather in which each rank sends as many bytes as the longest text has.
 std::vector<std::string> gather_texts(const ProcessGroup& group, at::Device device,
                                       const std::string& text);
 

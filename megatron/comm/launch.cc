@@ -41,7 +41,7 @@ class Variables {
   const char* launcher_;
 };
 
-// "4(x2),3": the entry of a machine.
+// The entry of a machine in a list such as "4(x2),3".
 int tasks_on_node(const std::string& list, int node) {
   std::istringstream in(list);
   int first = 0;
@@ -149,7 +149,7 @@ Launch from_slurm(const Environment& environment) {
       job == 0 ? "" : cat("slurm-", job, "-", variables.text("SLURM_STEP_ID").value_or("0"));
   launch.restart_count = variables.number("SLURM_RESTART_COUNT").value_or(0);
   const std::string host = launch.one_node() ? launch.master_addr : hosts ? first_host(*hosts) : "";
-  // A port of the job's own, since several jobs may share a machine.
+  // A port derived from the job id, since several jobs may share a machine.
   read_master(variables, host, job == 0 ? launch.master_port : 20000 + job % 10000, launch);
   return launch;
 }

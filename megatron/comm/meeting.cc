@@ -22,7 +22,7 @@ using Clock = std::chrono::steady_clock;
 // Followed by the exit code
 constexpr std::string_view kGo = "go", kDiffer = "differ", kStop = "stop ";
 
-// How long the holder of the store stays for ranks that still read why they leave
+// How long the store's host waits for ranks that still have to read why they must exit
 constexpr double kFarewellSeconds = 5;
 
 class Meeting {
@@ -75,8 +75,8 @@ class Meeting {
     store_.claim("start", std::string(alike ? kGo : kDiffer));
   }
 
-  // The value of "start", which comes without asking again and again. At the deadline the first one
-  // to claim it is the one to say who is missing.
+  // The value of "start", for which the store is waited on without polling. At the deadline the
+  // first rank to claim the key is the one to name the missing ranks.
   std::string wait_for_start() {
     try {
       if (seconds_left() > 0) return store_.wait("start", seconds_left());
@@ -96,8 +96,8 @@ class Meeting {
                            "\nhint: see their output; --distributed-timeout-minutes waits longer"));
   }
 
-  // The job does not start for a reason that this rank says, unless another one was first or the
-  // job runs without it.
+  // This rank refuses the start for a reason that it reports, unless another rank did so first or
+  // the job runs without it.
   [[noreturn]] void refuse(int code, const std::string& message) {
     const std::string mine = cat(kStop, code, " rank ", launch_.rank, " ", getpid());
     const std::string start = store_.claim("start", mine);
@@ -122,7 +122,7 @@ class Meeting {
     throw UsageError(message);
   }
 
-  // Of all ranks; on rank 0.
+  // The settings of all ranks, grouped; on rank 0.
   std::vector<SettingsGroup> groups() {
     std::map<std::string, SettingsGroup> by_digest;
     for (int rank = 0; rank < launch_.world_size; ++rank) {
@@ -138,7 +138,7 @@ class Meeting {
     return groups;
   }
 
-  // Who holds the store stays until those who have arrived know why they leave.
+  // The store's host stays until all ranks that have arrived have read why they must exit.
   void farewell() {
     try {
       if (launch_.rank != 0 || launch_.store_is_hosted) {
@@ -171,7 +171,7 @@ class Meeting {
   const std::string digest_;
   const std::string machine_ = "machine/" + machine_id();
   bool first_of_digest_ = false;
-  bool arrived_ = false;  // counted in "here"
+  bool arrived_ = false;  // counted in the key "here"
 };
 
 }  // namespace

@@ -21,7 +21,7 @@ void refuse_below_one(const char* flag, int64_t value, Violations& violations) {
   if (value < 1) violations.add(cat(flag, " is ", value), "a positive number");
 }
 
-// Blocks of a power of two of neighbours.
+// Blocks of 1, 2, 4, ... consecutive ranks.
 std::vector<ProcessGroup> make_widths(const ProcessGroup& dp_cp) {
   std::vector<ProcessGroup> widths;
   for (int width = 1; width <= dp_cp.size(); width *= 2) {
@@ -34,8 +34,8 @@ std::vector<ProcessGroup> make_widths(const ProcessGroup& dp_cp) {
   return widths;
 }
 
-// The two levels of a context-parallel group: `inner` neighbours, and the ranks at the same place
-// of each inner group.
+// The two levels of a context-parallel group: `inner` consecutive ranks, and the ranks with the
+// same position in each inner group.
 std::vector<ProcessGroup> make_hierarchy(const ProcessGroup& cp,
                                          const std::vector<int64_t>& sizes) {
   if (sizes.empty()) return {};
@@ -114,8 +114,8 @@ std::vector<std::vector<int>> rank_groups(const std::string& order, const std::v
     MEGATRON_CHECK(std::find(axes.begin(), axes.end(), axis) != axes.end(), "axis \"", axis,
                    "\" is not in the rank order \"", order, "\"");
   }
-  // Offsets of the members of a group, and of the groups, from the axes inside and outside the
-  // mask; the leftmost axis varies fastest in both.
+  // Offsets of the members within a group, from the axes in the mask, and of the groups, from the
+  // other axes; the leftmost axis varies fastest in both.
   std::vector<int> member_offsets = {0};
   std::vector<int> group_offsets = {0};
   int stride = 1;
@@ -160,7 +160,7 @@ std::vector<int> axis_sizes(const ParallelConfig& config, int64_t dp) {
                          : axis == "cp" ? config.context_parallel_size
                          : axis == "dp" ? dp
                          : axis == "pp" ? config.pipeline_model_parallel_size
-                                        : 1;  // ep has a grid of its own
+                                        : 1;  // ep does not divide the dense grid
     sizes.push_back(static_cast<int>(size));
   }
   return sizes;

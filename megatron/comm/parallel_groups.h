@@ -1,5 +1,5 @@
 // The mesh of ranks: sizes, coordinates and groups, built once and passed down. The one place with
-// rank arithmetic (contracts g).
+// rank arithmetic.
 #pragma once
 
 #include <functional>
@@ -20,15 +20,15 @@ struct ParallelConfig : Config {
   int64_t pipeline_model_parallel_size = 1;
   int64_t context_parallel_size = 1;
   std::vector<int64_t> hierarchical_context_parallel_sizes;  // {inner, outer}; empty: one level
-  // Every document on as many ranks of data and context as it needs, none of which holds more
-  // tokens of it.
+  // Each document uses as many ranks of the data x context grid as it needs to keep within the
+  // maximum number of tokens per rank.
   bool hybrid_context_parallel = false;
   std::optional<int64_t> max_seqlen_per_dp_cp_rank;
   int64_t expert_model_parallel_size = 1;
   bool sequence_parallel = false;
   bool use_tp_pp_dp_mapping = false;
 
-  // Order of the dense axes, leftmost fastest (contracts g).
+  // Megatron's rank order of the axes, leftmost fastest.
   std::string order() const { return use_tp_pp_dp_mapping ? "tp-cp-ep-pp-dp" : "tp-cp-ep-dp-pp"; }
 
   void fields(FieldVisitor& visitor) override;
@@ -41,37 +41,39 @@ struct ParallelConfig : Config {
 std::vector<std::vector<int>> rank_groups(const std::string& order, const std::vector<int>& sizes,
                                           const std::string& mask);
 
-// The groups this rank belongs to. Default-constructed: one rank.
+// The groups that this rank belongs to. Default-constructed: one rank.
 struct ParallelGroups {
   ProcessGroup world;
   ProcessGroup tp;
-  std::shared_ptr<PeerMailbox> tp_mailbox;  // null with one rank; does nothing before it is opened
-  ProcessGroup pp;                          // the stages of one pipeline
+  std::shared_ptr<PeerMailbox> tp_mailbox;  // null with one rank; unused until opened
+  ProcessGroup pp;                          // stages of one pipeline
   ProcessGroup dp;                          // ranks that read different samples
   ProcessGroup cp;                          // ranks that hold different parts of the same sequences
-  // cp as two levels, the inner one first: neighbours, and equal places in the inner groups; empty
-  // without hierarchical_context_parallel_sizes
+  // cp as two levels, inner first: consecutive ranks, and ranks with equal positions in the inner
+  // groups; empty without hierarchical_context_parallel_sizes
   std::vector<ProcessGroup> cp_hierarchy;
   std::vector<ProcessGroup>
-      cp_widths;  // with hybrid_context_parallel: this rank's blocks of 1, 2, 4, ... neighbours of
-                  // dp_cp; of one rank where the last block would not be full
-  ProcessGroup dp_cp;           // ranks that hold different tokens of the same weights
-  ProcessGroup model_parallel;  // tp and pp: ranks that hold different parts of one model replica
-  // Ranks of tp that hold one group of keys and values together; alone unless groups < ranks
+      // with hybrid_context_parallel: this rank's blocks of 1, 2, 4, ... consecutive ranks of
+      // dp_cp; a block that would be incomplete is a group of one rank
+      cp_widths;
+  ProcessGroup dp_cp;           // ranks that process different tokens with the same weights
+  ProcessGroup model_parallel;  // tp x pp: ranks that hold different parts of one model replica
+  // Ranks of tp that share one query group (one key/value head); a group of one unless there are
+  // fewer query groups than tp ranks
   ProcessGroup kv;
-  // First and last stage of one pipeline; on the stages between, this rank alone
+  // First and last stage of one pipeline; on stages in between, only this rank
   ProcessGroup embd;
 };
 
-// Sizes that follow from a configuration and a number of ranks. Throws UsageError when they do not
-// divide.
+// Sizes derived from a configuration and a number of ranks. Throws UsageError if they do not divide
+// evenly.
 int64_t data_parallel_size(const ParallelConfig& config, int64_t world_size);
 
-// Where a rank is, "tp 1 pp 2 dp 0": the axes with several ranks.
+// The position of a rank, such as "tp 1 pp 2 dp 0": the axes with several ranks.
 std::string place_in_mesh(const ParallelConfig& config, int rank, int world_size);
 
-// Builds this rank's groups of `world`; every rank calls it with an equal configuration.
-// `num_query_groups`: of the attention layers, for the kv group.
+// Builds this rank's groups from `world`; every rank calls it with the same configuration.
+// `num_query_groups` of the attention layers determines the kv group.
 ParallelGroups make_parallel_groups(const ParallelConfig& config,
                                     const std::shared_ptr<Backend>& world,
                                     int64_t num_query_groups);

@@ -75,7 +75,7 @@ PeerExchange::~PeerExchange() {
   try {
     close();
   } catch (const std::exception&) {
-    // A peer is gone: the next call of the group says so.
+    // A peer is gone: the group's next call reports it.
   }
 }
 
@@ -136,7 +136,7 @@ void PeerExchange::close() {
   if (own_) own_->wait();
   for (const std::shared_ptr<Work>& post : posts_) post->wait();
   for (int peer = 0; peer < size; ++peer)
-    if (peer != own) part(peer);  // what was not asked for has come before the slot is free
+    if (peer != own) part(peer);  // unread parts must also have arrived before the slot is freed
   for (int step = 1; step < size; ++step) {
     const int peer = (own + step) % size;
     mailbox_.peers_->signal(peer, word(/*free=*/true, own), static_cast<uint32_t>(number_ + 1));

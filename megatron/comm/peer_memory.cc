@@ -25,16 +25,16 @@
 namespace megatron {
 namespace {
 
-// What a rank tells of its buffer. Travels as bytes.
+// Describes a rank's buffer to its peers. Sent as bytes.
 struct Offer {
   char machine[192] = {};
   int64_t process = 0;
-  int64_t device = -1;  // of this process; -1: host memory
+  int64_t device = -1;  // device index in this process; -1: host memory
   int64_t elements = 0;
   int64_t number = 0;                  // counts the offers of a process
   const at::Tensor* tensor = nullptr;  // for threads of the same process
-  int64_t offset = 0;                  // bytes, in the allocation that the handle stands for
-  int64_t handle_bytes = 0;            // 0: there is none
+  int64_t offset = 0;                  // bytes, from the start of the allocation of the handle
+  int64_t handle_bytes = 0;            // 0: no handle
   char handle[256] = {};
 };
 static_assert(std::is_trivially_copyable_v<Offer>);
@@ -53,7 +53,7 @@ std::vector<Offer> exchange(const Offer& mine, const at::Tensor& buffer,
   return offers;
 }
 
-// The lowest rank that has an obstacle tells it to all; empty: none has.
+// Broadcasts the obstacle of the lowest rank that has one; empty: no rank has one.
 std::string agree(const std::string& obstacle, const at::Tensor& buffer,
                   const ProcessGroup& group) {
   constexpr int64_t kLongest = 256;
@@ -82,8 +82,8 @@ void check_copy(const PeerCopy& copy, const at::Tensor& own, const std::vector<i
 
 // -- threads
 
-// What is read is copied when it is waited for, and must not have changed since the start: over
-// CUDA it would have been a mixture.
+// Data is copied in wait(), and must not have changed since the start: over CUDA the result would
+// be a mixture.
 class ThreadReads final : public Work {
  public:
   void add(const at::Tensor& to, const at::Tensor& from, int rank) {
@@ -111,7 +111,7 @@ class ThreadReads final : public Work {
 
 class ThreadPeers final : public PeerMemory {
  public:
-  // `number`: the same on all ranks, and no other's.
+  // `number`: unique to this object, the same on all ranks.
   ThreadPeers(std::vector<at::Tensor> buffers, const ProcessGroup& group, int64_t number)
       : buffers_(std::move(buffers)), group_(group), number_(number), rank_(group.rank()) {
     for (const at::Tensor& buffer : buffers_) elements_.push_back(buffer.numel());
@@ -137,8 +137,8 @@ class ThreadPeers final : public PeerMemory {
     under_way();
     for (const PeerCopy& copy : copies) there(copy).copy_(copy.local.view({-1}));
   }
-  // Signals travel as messages, which the receiver takes out in the order of sending until the one
-  // it waits for is there. What nobody waited for of shared memory that is gone is passed over.
+  // Signals are sent as messages, which the receiver consumes in order until the one it waits for
+  // arrives. Leftover messages of shared memory that no longer exists are skipped.
   void signal(int to, int64_t word, uint32_t value) override {
     group_.send(at::tensor({number_, word, static_cast<int64_t>(value)}, at::kLong), to)->wait();
   }
@@ -162,7 +162,7 @@ class ThreadPeers final : public PeerMemory {
     return buffers_[copy.rank].view({-1}).narrow(0, copy.begin, copy.local.numel());
   }
 
-  std::vector<at::Tensor> buffers_;  // by rank
+  std::vector<at::Tensor> buffers_;  // by rank (of the group)
   std::vector<int64_t> elements_;
   ProcessGroup group_;
   int64_t number_;
@@ -175,7 +175,7 @@ class ThreadPeers final : public PeerMemory {
 
 #if MEGATRON_CUDA
 
-// Operations on memory words in the order of a stream, of the driver, which this program is not
+// Stream-ordered operations on memory words, from the driver library, which this program is not
 // linked with.
 struct StreamWords {
   using Operation = CUresult (*)(CUstream, CUdeviceptr, cuuint32_t, unsigned int);
@@ -204,7 +204,7 @@ class DeviceCopies final : public Work {
       : tensors_(std::move(tensors)) {
     done_.record(stream);
   }
-  // Memory of tensors that are given up here is used again after the copies.
+  // Memory of tensors freed here is reused only after the copies.
   ~DeviceCopies() override {
     if (pending_ && std::uncaught_exceptions() == 0) wait();
   }
@@ -250,8 +250,8 @@ class DevicePeers final : public PeerMemory {
     }
   }
 
-  // Copies that are under way end before the mappings do. A failing rank leaves both to the end of
-  // its process: closing a mapping waits for the device, which may be waiting for a peer.
+  // Copies in flight end before the mappings do. A failing rank leaves both to the end of its
+  // process: closing a mapping waits for the device, which may be waiting for a peer.
   ~DevicePeers() override {
     if (std::uncaught_exceptions() > 0) {
       static_cast<void>(new std::vector(std::move(mappings_)));
@@ -309,7 +309,7 @@ class DevicePeers final : public PeerMemory {
   at::Tensor own_;
   int rank_;
   c10::cuda::CUDAStream stream_;
-  std::vector<at::Tensor> tensors_;  // of the copies that run() starts
+  std::vector<at::Tensor> tensors_;  // local tensors of the copies that run() starts
   std::vector<char*> addresses_;     // by rank
   std::vector<int64_t> elements_;
   std::vector<std::shared_ptr<void>> mappings_;
@@ -353,7 +353,7 @@ Offer make_offer(const at::Tensor& buffer, std::string& obstacle) {
   return offer;
 }
 
-// Whether access is possible by who the ranks are; the reason if not.
+// Why peer access is impossible between these ranks; empty if it may be possible.
 std::string obstacle_between(const std::vector<Offer>& offers) {
   const Offer& first = offers.front();
   for (const Offer& offer : offers) {
@@ -392,7 +392,7 @@ SharedMemory share_memory(const at::Tensor& buffer, const ProcessGroup& group) {
     }
   }
 #endif
-  // Until every rank has taken what the others offer, the offers stay.
+  // Offers must stay valid until every rank has opened them.
   shared.obstacle = agree(obstacle, buffer, group);
   if (!shared.obstacle.empty()) shared.peers = nullptr;
   return shared;

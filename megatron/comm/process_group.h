@@ -1,5 +1,5 @@
-// What a group of ranks can do. A group of size 1 turns every collective into nothing, so that one
-// rank and N ranks run the same source.
+// The operations of a group of ranks. In a group of size 1 every collective is a no-op, so that one
+// rank and N ranks run the same code.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -14,13 +14,13 @@
 
 namespace megatron {
 
-// Thrown when a call could not be completed because of a peer: it is gone, did not come, or made
-// another call. More often the consequence of a failure elsewhere than its cause.
+// Thrown when a call failed because of a peer: it died, did not arrive, or made another call.
+// Usually a consequence of a failure elsewhere, not its cause.
 class CollectiveError : public Error {
  public:
   explicit CollectiveError(const std::string& message, int culprit = -1)
       : Error(message), culprit(culprit) {}
-  int culprit;  // the rank of the job that is to blame; -1: unknown
+  int culprit;  // the global rank to blame; -1: unknown
 };
 
 // Whether an operation has finished; may be asked from any thread, holds no tensors and may outlive
@@ -31,12 +31,12 @@ class Progress {
   virtual bool finished() const = 0;
 };
 
-// An operation under way. Keeps its inputs alive until wait() has returned.
+// An operation in flight. Keeps its inputs alive until wait() has returned.
 class Work {
  public:
   virtual ~Work() = default;
   virtual void wait() = 0;  // throws Error when the operation failed, timed out or a peer failed
-  // Null: the operation had finished when the call returned.
+  // Null: the operation finished before the call returned.
   virtual std::shared_ptr<const Progress> progress() const { return nullptr; }
 };
 
@@ -47,8 +47,9 @@ class Work {
 // other's SMs.
 enum class CommunicatorUse { kExclusive, kConcurrent };
 
-// The verbs of one group: c10d (NCCL, Gloo), ranks as threads. Every rank of the group makes the
-// same calls in the same order. Tensors are contiguous; results appear in place after wait().
+// The operations of one group; implemented by c10d (NCCL, Gloo) and by ranks as threads. Every rank
+// of the group makes the same calls in the same order. Tensors are contiguous; results appear in
+// place after wait().
 class Backend {
  public:
   virtual ~Backend() = default;
@@ -63,22 +64,22 @@ class Backend {
   virtual std::shared_ptr<Work> all_to_all(at::Tensor output, std::vector<int64_t> output_sizes,
                                            at::Tensor input, std::vector<int64_t> input_sizes) = 0;
   virtual std::shared_ptr<Work> broadcast(at::Tensor tensor, int root) = 0;
-  // Messages between two ranks arrive in the order of sending. A receive may be posted long before
-  // it is waited for.
+  // Messages between two ranks arrive in the order in which they were sent. A receive may be posted
+  // long before it is waited for.
   virtual std::shared_ptr<Work> send(at::Tensor tensor, int peer) = 0;
   virtual std::shared_ptr<Work> recv(at::Tensor tensor, int peer) = 0;
   virtual void barrier() = 0;
-  // In a group of two: makes the connection that messages take now, which NCCL else does with the
-  // first message, holding up the calling thread until the other rank has called, too. Ranks that
-  // make links in one common order cannot deadlock.
+  // In a group of two: connects now. Otherwise NCCL connects with the first message, which blocks
+  // the calling thread until the other rank makes its call. Ranks that connect their pairs in one
+  // common order cannot deadlock.
   virtual void connect_pair() {}
-  // A group of some ranks of this one, in the order given. Called by its members only, with equal
-  // arguments; `name` tells groups of the same ranks apart.
+  // A group of the given ranks of this one, in the order given. Called by its members only, with
+  // equal arguments; `name` distinguishes groups of the same ranks.
   virtual std::shared_ptr<Backend> subgroup(const std::vector<int>& ranks, const std::string& name,
                                             CommunicatorUse use) = 0;
 };
 
-// A small value over a shared Backend; default-constructed it is the group of one rank, in which
+// A value type over a shared Backend; default-constructed it is the group of one rank, in which
 // every verb is a no-op (all_gather and reduce_scatter copy).
 class ProcessGroup {
  public:
@@ -99,10 +100,9 @@ class ProcessGroup {
   std::shared_ptr<Work> send(at::Tensor tensor, int peer) const;
   std::shared_ptr<Work> recv(at::Tensor tensor, int peer) const;
   void barrier() const;
-  // See Backend::connect_pair; for groups of two, and nothing in a group of one
+  // See Backend::connect_pair; for groups of two; a no-op in a group of one
   void connect_pair() const;
-  // The group of these ranks of this one, which must contain this rank; see Backend::subgroup. One
-  // rank: the group of one.
+  // See Backend::subgroup; `ranks` must contain this rank. A single rank gives the group of one.
   ProcessGroup subgroup(const std::vector<int>& ranks, const std::string& name,
                         CommunicatorUse use = CommunicatorUse::kExclusive) const;
 

@@ -11,11 +11,11 @@
 namespace megatron {
 namespace {
 
-constexpr size_t kShownSettings = 8;  // of a report
-constexpr size_t kShownRanges = 12;   // of a list of ranks
-constexpr size_t kShownBytes = 200;   // of a value
+constexpr size_t kShownSettings = 8;  // settings in a report
+constexpr size_t kShownRanges = 12;   // ranges in a list of ranks
+constexpr size_t kShownBytes = 200;   // bytes of a value
 
-// Ranks by the value that they hold, those of most ranks first.
+// Ranks grouped by their value, largest group first.
 struct Holders {
   std::string value;
   std::vector<int> ranks;

@@ -1,5 +1,5 @@
-// What every rank of a job must have alike (flags, input files, the program), and how a difference
-// is told.
+// Settings that must be equal on all ranks of a job (flags, input files, the program), and how
+// differences are described.
 #pragma once
 
 #include <string>
@@ -8,14 +8,14 @@
 
 namespace megatron {
 
-// One thing that the ranks compare: "--lr" is "3e-04".
+// One compared setting: "--lr" is "3e-04".
 struct RankSetting {
   std::string name;
   std::string value;
 };
 using RankSettings = std::vector<RankSetting>;
 
-// Ranks, in ascending order, whose settings are the same.
+// Ranks, in ascending order, that have the same settings.
 struct SettingsGroup {
   std::vector<int> ranks;
   RankSettings settings;
@@ -28,12 +28,12 @@ std::string digest(const RankSettings& settings);
 std::string pack_settings(const RankSettings& settings);
 RankSettings unpack_settings(std::string_view text);
 
-// "rank 3", "ranks 0, 2-7"; of many only the first are listed.
+// "rank 3", "ranks 0, 2-7"; a long list is cut.
 std::string rank_list(const std::vector<int>& ranks);
 
-// A message that names each setting in which the groups differ, its values and the ranks that hold
-// each, the value of most ranks first: "the ranks do not agree: --lr is 3e-04 on ranks 0, 2-7 and
-// 3e-05 on rank 1". Empty when nothing differs.
+// A message that names each setting in which the groups differ, its values and the ranks that have
+// each, the most frequent value first: "the ranks do not agree: --lr is 3e-04 on ranks 0, 2-7 and
+// 3e-05 on rank 1". Empty if nothing differs.
 std::string describe_differences(const std::vector<SettingsGroup>& groups);
 
 }  // namespace megatron

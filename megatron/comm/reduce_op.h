@@ -1,4 +1,4 @@
-// How the values of several ranks become one.
+// How values of several ranks are combined.
 #pragma once
 
 #include <cstdint>

@@ -17,17 +17,17 @@ namespace megatron {
 namespace {
 
 constexpr double kLibraryTimeoutSeconds = 24 * 3600;
-constexpr int64_t kSocketsPerRank = 5;  // of the store: see docs/parallelism.md
+constexpr int64_t kSocketsPerRank = 5;  // sockets of the store: see docs/parallelism.md
 constexpr std::string_view kBackends[] = {"auto", "nccl", "gloo"};
 
-constexpr double kRefusalSeconds = 3;  // how long a rank that cannot start looks for others to tell
+constexpr double kRefusalSeconds = 3;  // how long a rank that cannot start tries to tell the others
 
-// At whose machine all ranks look for the store.
+// The host at which all ranks look for the store.
 std::string store_host(const Launch& launch) {
   return launch.one_node() && !launch.store_is_hosted ? "127.0.0.1" : launch.master_addr;
 }
 
-// The keys of this start of this job: an agent's store outlives the ranks that it starts again.
+// Keys are prefixed with this start of this job: an agent's store outlives restarted ranks.
 std::shared_ptr<Store> open_store(const Launch& launch, double timeout_seconds) {
   StoreAddress address;
   address.host = store_host(launch);
@@ -44,9 +44,9 @@ double start_seconds(const CommConfig& config) {
   return given != nullptr ? std::atof(given) : config.timeout_seconds();
 }
 
-// c10d writes lines of its own, with stack frames, for every attempt to connect that fails: none of
-// them during the start, whose errors are ours. Afterwards its warnings of broken connections stay
-// away, since the errors that follow say the same.
+// c10d logs every failed attempt to connect, with stack frames. All its messages are silenced
+// during the start, whose errors we report; afterwards its warnings of broken connections are,
+// since the errors that follow say the same.
 class QuietLibrary {
  public:
   QuietLibrary() {
@@ -74,7 +74,7 @@ DistributedBackend choose_backend(DistributedBackend kind, bool on_gpu) {
   return kind;
 }
 
-// Rank 0's store has some sockets for each rank, Gloo one for each pair.
+// Rank 0's store needs several sockets for each rank, Gloo one for each pair.
 void provide_open_files(const Launch& launch) {
   const int64_t limit = raise_open_files_limit();
   const int64_t needed = kSocketsPerRank * launch.world_size + 256;
@@ -112,8 +112,8 @@ Connection connect(const Launch& launch, const CommConfig& config, const at::Dev
                    const RankSettings& settings) {
   Connection connection;
   if (launch.world_size == 1) return connection;
-  // Writing to a peer that is gone is an error to report, not a signal that ends this rank before
-  // it can; Gloo writes plainly.
+  // Writing to a dead peer should give an error to report, not a signal that ends this rank first;
+  // Gloo does not suppress SIGPIPE.
   std::signal(SIGPIPE, SIG_IGN);
   const DistributedBackend kind = choose_backend(config.distributed_backend, device.is_cuda());
   if (!config.distributed_interface.empty())
@@ -136,8 +136,8 @@ Connection connect(const Launch& launch, const CommConfig& config, const at::Dev
   C10dOptions options;
   options.rank = launch.rank;
   options.size = launch.world_size;
-  // The failure monitor counts how long a call waits, and knows when a wait is in order; c10d's own
-  // limit must not come first.
+  // The failure monitor measures how long a call waits, and knows when a long wait is legitimate;
+  // c10d's own limit must not come first.
   options.timeout_seconds = std::max(
       {config.timeout_seconds(), config.timeout_seconds_after_init(), kLibraryTimeoutSeconds});
   options.interface = config.distributed_interface;
@@ -161,7 +161,7 @@ bool refuse_to_start(const Launch& launch, int exit_code) {
       wait_until_all_left(*store, launch.world_size, kRefusalSeconds);
     return first;
   } catch (const Error&) {
-    return true;  // there is no one to tell
+    return true;  // there is no other rank to tell
   }
 }
 

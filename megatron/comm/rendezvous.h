@@ -1,4 +1,4 @@
-// How the processes of a job find one another.
+// How the processes of a job find and connect to each other.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -23,10 +23,10 @@ struct CommConfig : Config {
   // By device: NCCL between GPUs, Gloo between CPUs
   DistributedBackend distributed_backend = DistributedBackend::kAuto;
   int64_t distributed_timeout_minutes = 10;
-  // From the end of the first step on; unset: the same as before. For the fast discovery of hangs,
-  // since only the start is slow.
+  // The timeout from the end of the first step on; unset: the same as before. For fast detection of
+  // hangs, since only the start is slow.
   std::optional<int64_t> distributed_timeout_seconds_after_init;
-  // Of the network, such as "eth0"; empty: chosen by the backend
+  // Network interface, such as "eth0"; empty: chosen by the backend
   std::string distributed_interface;
 
   double timeout_seconds() const { return 60.0 * static_cast<double>(distributed_timeout_minutes); }
@@ -40,24 +40,25 @@ struct CommConfig : Config {
   void validate(Violations& violations) const override;
 };
 
-// What a rank has of its job. Everything is null or empty for one rank.
+// A rank's connections to its job. Everything is null or empty for one rank.
 struct Connection {
-  std::shared_ptr<Backend> world;  // writes every call into `history`
-  std::shared_ptr<Store> store;    // of this start of this job alone
+  std::shared_ptr<Backend> world;  // records every call in `history`
+  std::shared_ptr<Store> store;    // keys of this start of this job only
   std::shared_ptr<CollectiveHistory> history;
-  std::vector<Neighbour> neighbours;  // without this rank
+  std::vector<Neighbour> neighbours;  // other ranks on this machine
 };
 
-// Meets the other ranks: over the store of torchrun's agent, or one that rank 0 holds at
-// MASTER_ADDR:MASTER_PORT. When all ranks are on one machine, nothing listens on other addresses
-// than the loopback. Returns when every rank is there with the same settings; throws as meet() does
-// (comm/meeting.h). Everything together ends within --distributed-timeout-minutes and a second, at
-// the latest by the end of the process; MEGATRON_TEST_START_SECONDS, for tests, is another limit.
+// Connects to the other ranks: over the store of torchrun's agent, or one that rank 0 hosts at
+// MASTER_ADDR:MASTER_PORT. If all ranks are on one machine, sockets listen on the loopback address
+// only. Returns once every rank has arrived with the same settings; throws like meet()
+// (comm/meeting.h). The whole start ends within --distributed-timeout-minutes and a second, if
+// necessary by ending the process; MEGATRON_TEST_START_SECONDS overrides the limit in tests.
 Connection connect(const Launch& launch, const CommConfig& config, const at::Device& device,
                    const RankSettings& settings = {});
 
-// For a rank whose own flags are wrong: the others, whose flags may be right, do not wait for it.
-// Returns whether this rank is the one to print its error; the others leave with `exit_code`.
+// For a rank whose own flags are wrong: releases the others, whose flags may be right, from
+// waiting. Returns whether this rank is the one to print its error; the others exit with
+// `exit_code`.
 bool refuse_to_start(const Launch& launch, int exit_code);
 
 }  // namespace megatron

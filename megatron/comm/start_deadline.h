@@ -1,6 +1,6 @@
-// Ends the process when the start of a job is not over in time, wherever it hangs: in the
-// resolution of a name, in a call to the store, in a library. What can be explained better is
-// explained before, by who waits (comm/meeting.h).
+// Ends the process if the start of a job takes too long, wherever it hangs: in name resolution, in
+// a call to the store, in a library. Where a wait can be explained, its caller reports first
+// (comm/meeting.h).
 #pragma once
 
 #include <condition_variable>
@@ -12,14 +12,14 @@ namespace megatron {
 
 class StartDeadline {
  public:
-  // `who`: of messages, such as "rank 3". Acts one second after the limit, so that those who wait
-  // for it come first.
+  // `who`: for messages, such as "rank 3". Acts one second after the limit, so that callers with a
+  // deadline of their own report first.
   StartDeadline(std::string who, double timeout_seconds);
   ~StartDeadline();  // the start is over
   StartDeadline(const StartDeadline&) = delete;
   StartDeadline& operator=(const StartDeadline&) = delete;
 
-  // What the rank does from now on: "connecting to the store at node0:29500".
+  // Names the current stage for the message: "connecting to the store at node0:29500".
   void enter(std::string stage);
 
  private:
@@ -31,7 +31,7 @@ class StartDeadline {
   std::condition_variable over_changed_;
   bool over_ = false;
   std::string stage_;
-  std::thread thread_;  // last: it uses the others
+  std::thread thread_;  // last member: it uses the others
 };
 
 }  // namespace megatron

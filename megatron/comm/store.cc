@@ -34,7 +34,7 @@ std::string first_line(const std::exception& error) {
 
 class C10dStore final : public Store, public std::enable_shared_from_this<C10dStore> {
  public:
-  // `parent`: whose table this is a connection to; it may be what holds the table.
+  // `parent`: the store that this is a connection to; it may be its host.
   C10dStore(c10::intrusive_ptr<c10d::Store> store, std::string where,
             std::shared_ptr<Store> parent = nullptr)
       : parent_(std::move(parent)), store_(std::move(store)), where_(std::move(where)) {}
@@ -101,13 +101,13 @@ class C10dStore final : public Store, public std::enable_shared_from_this<C10dSt
   std::string where_;
 };
 
-// Opens a socket that listens at the address; errno says why not.
+// Opens a socket that listens at the address; on failure errno says why.
 int listen_at(const addrinfo& address) {
   const int fd = socket(address.ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
   if (fd < 0) return -1;
   const int on = 1, off = 0;
   setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
-  // IPv4, too
+  // Accept IPv4, too
   if (address.ai_family == AF_INET6) setsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, &off, sizeof off);
   if (bind(fd, address.ai_addr, address.ai_addrlen) == 0 && listen(fd, 4096) == 0) return fd;
   const int reason = errno;
@@ -116,7 +116,7 @@ int listen_at(const addrinfo& address) {
   return -1;
 }
 
-// A socket that listens on one address, or, when it is empty, on all of this machine.
+// A socket that listens on one address, or, if it is empty, on all addresses of this machine.
 int listening_socket(const std::string& address, int port) {
   addrinfo hints{};
   hints.ai_socktype = SOCK_STREAM;
@@ -128,7 +128,7 @@ int listening_socket(const std::string& address, int port) {
                  " to listen on is not known: ", gai_strerror(failed));
   const std::unique_ptr<addrinfo, void (*)(addrinfo*)> guard(found, freeaddrinfo);
   int reason = 0;
-  // A socket for all addresses of IPv6 takes those of IPv4
+  // An IPv6 wildcard socket also accepts IPv4
   for (const int family : {AF_INET6, AF_INET}) {
     for (const addrinfo* at = found; at != nullptr; at = at->ai_next) {
       if (at->ai_family != family) continue;
@@ -152,7 +152,7 @@ std::shared_ptr<Store> make_local_store() {
 
 std::shared_ptr<Store> make_tcp_store(const StoreAddress& address) {
   const std::string where = cat(address.host, ":", address.port);
-  // The holder's own connection needs no name.
+  // The host's own connection needs no host name.
   const std::string host = !address.host_here             ? address.host
                            : address.bind_address.empty() ? "127.0.0.1"
                                                           : address.bind_address;

@@ -17,7 +17,7 @@
 namespace megatron {
 namespace {
 
-// A send, which is buffered.
+// A send: buffered, so always complete.
 class DoneWork final : public Work {
  public:
   void wait() override {}
@@ -28,14 +28,14 @@ std::shared_ptr<Work> done() {
   return work;
 }
 
-// Collectives have finished when they return, but what they give is seen when it is waited for and
-// not before: who forgets to wait computes with old numbers every time, not only where the network
+// Collectives have finished when they return, but the result becomes visible only in wait(), so
+// that code which forgets to wait computes with stale data every time, not only where the network
 // is slow.
 class Collective final : public Work {
  public:
-  // `target` is where the result belongs. The result starts as its copy where the operation reads
-  // it, else with any contents. It belongs to the transport: tensors' allocators count what they
-  // would count over a network.
+  // `target`: where the result belongs. The operation works on a separate buffer, a copy of the
+  // target if it reads it, else uninitialised. The buffer belongs to the transport, so that
+  // tensors' allocators count what they would count over a network.
   explicit Collective(at::Tensor target, bool reads_target)
       : target_(std::move(target)),
         result_(std::make_unique_for_overwrite<std::byte[]>(target_.nbytes())) {
@@ -55,9 +55,8 @@ class Collective final : public Work {
   std::unique_ptr<std::byte[]> result_;
 };
 
-// A receive takes its message when it is waited for, so that posting it early blocks nothing.
-// Messages of one sender are taken in the order in which their receives were posted, whatever the
-// order of the waits.
+// A receive takes its message in wait(), so that posting it early does not block. Messages of one
+// sender are taken in the order in which the receives were posted, whatever the order of the waits.
 class Receive final : public Work {
  public:
   using Pending = std::map<int, std::deque<std::shared_ptr<Receive>>>;  // by sender
@@ -190,7 +189,7 @@ class ThreadBackend final : public Backend {
 
 void run_ranks(int size, const std::function<void(const std::shared_ptr<Backend>&)>& body,
                double timeout_seconds) {
-  // Each rank computes on its own thread only.
+  // Each rank computes on its own thread only (no intra-op parallelism).
   const int threads_before = at::get_num_threads();
   const auto restore = [&] { at::set_num_threads(threads_before); };
   try {

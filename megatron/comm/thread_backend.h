@@ -1,4 +1,4 @@
-// Ranks as threads of one process, for tests and for proofs without GPUs. CPU tensors only.
+// Ranks as threads of one process, for tests and for `prove` without GPUs. CPU tensors only.
 #pragma once
 
 #include <functional>
@@ -8,9 +8,9 @@
 
 namespace megatron {
 
-// Runs body(world) on `size` threads; rethrows the first error. A rank that throws releases every
-// other rank's waits with an error, and each wait has a deadline, so that a lost rank never hangs
-// the process.
+// Runs body(world) on `size` threads; rethrows the first error. If a rank throws, the waits of all
+// others end with an error, and each wait has a deadline, so that a lost rank never hangs the
+// process.
 void run_ranks(int size, const std::function<void(const std::shared_ptr<Backend>&)>& body,
                double timeout_seconds = 60.0);
 

@@ -1,4 +1,4 @@
-// Tells a listener where a rank waits for its peers.
+// Tells a listener when a rank waits for its peers.
 #pragma once
 
 #include <memory>
@@ -7,7 +7,7 @@
 
 namespace megatron {
 
-// Called on the thread that makes the calls of a group.
+// Called on the thread that issues the group's calls.
 class WaitListener {
  public:
   virtual ~WaitListener() = default;
@@ -15,9 +15,9 @@ class WaitListener {
   virtual void end_wait() = 0;
 };
 
-// `world` with a listener: between begin_wait() and end_wait() lie the waits for the calls of this
-// group and of every group made from it, barriers, and, for tensors on a CPU, the calls themselves,
-// which may block. On a GPU the current stream waits in between, not the thread.
+// Wraps `world` so that begin_wait() and end_wait() bracket the waits for calls of this group and
+// of every group made from it, barriers, and, for CPU tensors, the calls themselves, which may
+// block. On a GPU they bracket waits of the current stream, not of the thread.
 std::shared_ptr<Backend> watch_waits(std::shared_ptr<Backend> world,
                                      std::shared_ptr<WaitListener> listener);
 

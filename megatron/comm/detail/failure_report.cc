@@ -53,7 +53,7 @@ std::string ranks_text(const std::vector<int>& ranks) {
   return (ranks.size() == 1 ? "rank " : "ranks ") + list.substr(2, list.size() - 3);
 }
 
-// The counter of the other side of a channel: a message is sent in one and received in another.
+// The other side's channel of a message: its send and its receive are counted separately.
 std::string other_side(const std::string& channel) {
   static const std::string kSent = " (sent)", kReceived = " (received)";
   if (channel.ends_with(kSent)) return channel.substr(0, channel.size() - kSent.size()) + kReceived;
@@ -62,7 +62,7 @@ std::string other_side(const std::string& channel) {
   return channel;
 }
 
-// Whether `state`'s rank has made the call that `call` of another rank waits for.
+// Whether the rank of `state` has issued the call that another rank's `call` waits for.
 bool has_called(const RankState& state, const CollectiveCall& call) {
   const auto issued = state.history.issued.find(other_side(call.channel));
   return issued != state.history.issued.end() && issued->second >= call.sequence;
@@ -90,7 +90,7 @@ class Explanation {
     report_.text = error_lines(message, state.rank, state.place);
   }
 
-  // The first rank that threw by itself, or, with `consequence`, because of a peer.
+  // The first rank that threw on its own, or, with `consequence`, because of a peer.
   bool failed(bool consequence) {
     const RankState* first = nullptr;
     for (const RankState& state : states_) {
@@ -104,7 +104,7 @@ class Explanation {
     return true;
   }
 
-  // An error of a group that says whose fault it is: a call that differs from its peers'.
+  // An error of a group that names a culprit: a call that differs from its peers'.
   bool blamed() {
     const RankState* first = nullptr;
     for (const RankState& state : states_) {
@@ -114,11 +114,11 @@ class Explanation {
     }
     if (!first) return false;
     const RankState& culprit = *by_rank_.at(first->culprit);
-    // More is known
+    // The culprit's own condition says more
     if (culprit.condition == Condition::kGone || culprit.condition == Condition::kSilent)
       return false;
     blame(culprit, first->error);
-    if (first->error.find("\nhint: ") != std::string::npos) {  // it did not come in time
+    if (first->error.find("\nhint: ") != std::string::npos) {  // it did not arrive in time
       report_.failure = FailureClass::kRetry;
       return true;
     }
@@ -148,7 +148,7 @@ class Explanation {
     return false;
   }
 
-  // Ranks whose calls of one number differ. Only where the library does not compare them itself.
+  // Ranks whose calls with the same sequence number differ, if the backend does not compare them.
   bool mismatch() {
     std::map<std::pair<std::string, int64_t>, std::map<std::string, std::vector<int>>> calls;
     for (const RankState& state : states_) {
@@ -178,8 +178,8 @@ class Explanation {
     return false;
   }
 
-  // From the call that has waited longest, along those who have not come, to the rank that waits
-  // for nobody.
+  // Follows the call that has waited longest, along ranks that have not arrived, to a rank that
+  // does not wait for another one.
   bool waiting() {
     const RankState* state = nullptr;
     const CollectiveCall* call = nullptr;
@@ -200,7 +200,7 @@ class Explanation {
         if (other != by_rank_.end() && member != state->rank &&
             !has_called(*other->second, *call) &&
             (!absent || absent->history.under_way.size() > other->second->history.under_way.size()))
-          absent = other->second;  // rather one that waits for nobody
+          absent = other->second;  // prefer a rank that waits for no other
       }
       if (!absent) {
         blame(*state,
@@ -240,7 +240,7 @@ class Explanation {
                         seconds_text(state.history.now - last.finished), " before\n");
   }
 
-  // What the others were doing, one line for those who do the same.
+  // What the other ranks were doing, one line per distinct call.
   void add_waiting_ranks() {
     std::vector<std::pair<std::string, std::vector<const RankState*>>> lines;
     for (const RankState& state : states_) {
@@ -325,7 +325,7 @@ std::string error_lines(const std::string& message, int rank, const std::string&
   std::istringstream in(message);
   std::string out;
   for (std::string line; std::getline(in, line);) {
-    // libtorch appends where it was thrown and a stack of frames; a user can do nothing with them.
+    // libtorch appends its source location and stack frames, which do not help a user.
     if (line.starts_with("Exception raised from ")) break;
     if (line.empty()) continue;
     if (out.empty())

@@ -1,5 +1,5 @@
-// From what every rank knows to one explanation: who failed first, and what the others were waiting
-// for. Pure functions.
+// Combines what every rank knows into one explanation: which rank failed first, and what the others
+// were waiting for. Pure functions.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +11,7 @@
 
 namespace megatron {
 
-// What one rank says of itself, or what its peers know of it when it no longer speaks.
+// What one rank reports about itself, or what its peers know about it if it no longer responds.
 struct RankState {
   enum class Condition { kRunning, kFailed, kGone, kSilent, kLeft };
 
@@ -21,15 +21,15 @@ struct RankState {
   Condition condition = Condition::kRunning;
   HistorySnapshot history;
 
-  // kFailed
+  // With kFailed:
   std::string error;         // what was thrown
-  bool consequence = false;  // a collective that failed because of a peer
-  int culprit = -1;          // the rank that `error` is the fault of, when it says so
-  int64_t order = 0;         // in which the ranks reported their failures
-  FailureClass failure = FailureClass::kDoNotRetry;  // of `error`
-  // kSilent
+  bool consequence = false;  // the error is a collective that failed because of a peer
+  int culprit = -1;          // the rank that `error` blames, if any
+  int64_t order = 0;         // order in which ranks reported their failures
+  FailureClass failure = FailureClass::kDoNotRetry;  // class of `error`
+  // With kSilent:
   double silent_seconds = 0;
-  bool stopped = false;  // by a signal, as seen by a peer on the same machine
+  bool stopped = false;  // stopped by a signal, as seen by a peer on the same machine
 };
 
 std::string to_json(const RankState& state);
@@ -37,16 +37,16 @@ RankState rank_state_from_json(const std::string& text);
 
 struct FailureReport {
   int culprit = 0;
-  // Lost, stuck and late ranks may do better in another start
+  // Lost, stuck and late ranks may succeed after a restart
   FailureClass failure = FailureClass::kRetry;
   std::string text;  // complete lines: "error: [rank 2, dp 2] ...\ndetail: ...\n"
 };
 
-// `states`: of every rank of the job.
+// `states`: one for every rank of the job.
 FailureReport explain_failure(const std::vector<RankState>& states);
 
-// The lines of an error of a rank: "error: [rank 2, dp 2] <first line>", and the others as details
-// and hints.
+// Formats a rank's error: "error: [rank 2, dp 2] <first line>", with the other lines as details and
+// hints.
 std::string error_lines(const std::string& message, int rank, const std::string& place);
 
 }  // namespace megatron

@@ -5,7 +5,7 @@
 
 namespace megatron {
 
-// Equal for processes that can see one another's process ids.
+// Equal for processes that share a PID namespace.
 std::string machine_id();
 
 }  // namespace megatron

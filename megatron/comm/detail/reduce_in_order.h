@@ -1,5 +1,5 @@
-// The one way in which ranks on CPUs reduce, so that ranks as threads and ranks as processes give
-// the same bits.
+// The only reduction that CPU backends use, so that ranks as threads and ranks as processes give
+// identical bits.
 #pragma once
 
 #include <cstdint>

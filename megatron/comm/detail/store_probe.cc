@@ -27,7 +27,7 @@ constexpr std::string_view kHint =
     "every rank can reach; see the "
     "output of rank 0";
 
-// A connection without blocking calls; everything ends at the deadline.
+// A non-blocking connection; every call ends at the deadline.
 class Socket {
  public:
   Socket(const addrinfo& address, Clock::time_point deadline)
@@ -56,7 +56,7 @@ class Socket {
   bool send_all(const std::string& bytes) {
     return send(fd_, bytes.data(), bytes.size(), MSG_NOSIGNAL) == ssize_t(bytes.size());
   }
-  // Bytes of an answer: fewer when the other side closed; nothing at the deadline.
+  // Bytes of an answer: fewer if the other side closed; nullopt at the deadline.
   std::optional<std::string> receive(size_t wanted) {
     std::string bytes;
     while (bytes.size() < wanted) {
@@ -93,12 +93,12 @@ std::string bytes_of(T value) {
   return std::string(reinterpret_cast<const char*>(&value), sizeof value);
 }
 
-// One attempt; empty: a store answered. `final_answer`: trying again is of no use.
+// One attempt; returns the problem, empty: a store answered. `final_answer`: do not retry.
 std::string attempt(const addrinfo& address, Clock::time_point deadline, bool& final_answer) {
   using c10d::detail::QueryType;
   Socket socket(address, deadline);
   if (!socket.problem().empty()) return cat("cannot be reached: ", socket.problem());
-  // What a client of c10d says first; a store returns the number.
+  // First message of a c10d client; a store echoes the number.
   const std::string number = "mega";
   if (!socket.send_all(bytes_of(QueryType::VALIDATE) +
                        bytes_of(c10d::detail::validationMagicNumber) + bytes_of(QueryType::PING) +

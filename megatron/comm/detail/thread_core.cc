@@ -18,10 +18,10 @@
 
 namespace megatron {
 
-// Note [Waiting for threads] All groups of a job wait on one condition under one lock. A wait ends
-// when its own condition holds, when a rank has failed, when a rank it needs has returned, when all
-// ranks wait for each other, or at the deadline; in the last four cases it throws. The first
-// failure is kept and is what run_threads() rethrows, the others only unwind.
+// Note [Waiting for threads] All groups of a job wait on one condition variable under one lock. A
+// wait ends when its own condition holds, when a rank has failed, when a rank it needs has
+// returned, when all ranks wait for each other, or at the deadline; in the last four cases it
+// throws. The first failure is kept and rethrown by run_threads(); later ones only unwind.
 struct ThreadJob {
   // A rank in a wait.
   struct Waiter {
@@ -36,10 +36,10 @@ struct ThreadJob {
   const double timeout_seconds;
   std::mutex mutex;
   std::condition_variable changed;
-  std::exception_ptr failure;  // of the first rank that failed
+  std::exception_ptr failure;  // the first failure
   int failed_rank = -1;        // -1: none
   std::vector<bool> returned;  // by rank of the job
-  std::list<Waiter> waiters;   // in the order in which they began
+  std::list<Waiter> waiters;   // in order of start
 };
 
 // One call as a rank posts it; every rank must post an equal one.
@@ -77,7 +77,7 @@ struct ThreadGroup {
   void fail_if_lost(const char* what, const std::vector<int>& needed) const;
   void wait(std::unique_lock<std::mutex>& lock, int rank, const char* what,
             const std::function<bool()>& ready, const std::function<std::vector<int>()>& needed);
-  // `interruptible`: the wait may end by a failure; otherwise the peers are sure to arrive.
+  // `interruptible`: a failure may end the wait; otherwise the peers are certain to arrive.
   void arrive_and_wait(int rank, const char* what, bool interruptible);
 
   const std::shared_ptr<ThreadJob> job;
@@ -87,11 +87,11 @@ struct ThreadGroup {
   int num_arrived = 0;
   std::vector<bool> arrived;
   std::map<std::pair<int, int>, std::deque<ThreadMessage>> mail;  // (from, to)
-  // Subgroups by name, members and how often the asking rank has asked for them; gone when all
-  // members have.
+  // Subgroups by name, members and how many times the requesting rank has made one; erased once all
+  // members have requested it.
   using SubgroupKey = std::tuple<std::string, std::vector<int>, int>;
   std::map<SubgroupKey, std::pair<std::shared_ptr<ThreadGroup>, size_t>> forming;
-  std::map<std::pair<int, std::string>, int> asked;  // by rank, and name with members
+  std::map<std::pair<int, std::string>, int> asked;  // by rank, and by name with members
   // Written by one rank before a barrier, read by the others after it:
   std::vector<ThreadCall> calls;
 };
@@ -106,7 +106,7 @@ std::string list_ranks(const std::vector<int>& ranks) {
 
 }  // namespace
 
-// Throws when the job has failed or one of the needed ranks (of the job) has returned. Needs the
+// Throws if the job has failed or one of the needed ranks (of the job) has returned. Requires the
 // lock.
 void ThreadGroup::fail_if_lost(const char* what, const std::vector<int>& needed) const {
   MEGATRON_CHECK(job->failed_rank < 0, what, " was given up because rank ", job->failed_rank,
@@ -117,7 +117,8 @@ void ThreadGroup::fail_if_lost(const char* what, const std::vector<int>& needed)
   }
 }
 
-// Throws when every rank that has not returned waits and none of the waits can end. Needs the lock.
+// Throws on deadlock: every rank that has not returned waits, and no wait can end. Requires the
+// lock.
 void ThreadJob::fail_if_nobody_can_go_on() const {
   const auto running = static_cast<size_t>(std::count(returned.begin(), returned.end(), false));
   if (waiters.size() < running) return;
@@ -131,15 +132,14 @@ void ThreadJob::fail_if_nobody_can_go_on() const {
                   "\nhint: every rank of a group must make the same calls in the same order"));
 }
 
-// `rank` is this one's in the group; `needed` lists the ranks of the job that the wait still
-// depends on.
+// `rank`: this rank in the group; `needed`: global ranks that the wait still depends on.
 void ThreadGroup::wait(std::unique_lock<std::mutex>& lock, int rank, const char* what,
                        const std::function<bool()>& ready,
                        const std::function<std::vector<int>()>& needed) {
   struct Entry {
     std::list<ThreadJob::Waiter>& waiters;
     const std::list<ThreadJob::Waiter>::iterator place;
-    ~Entry() { waiters.erase(place); }  // under the lock, as every way out of here is
+    ~Entry() { waiters.erase(place); }  // every exit from here holds the lock
   };
   const Entry entry{job->waiters,
                     job->waiters.insert(job->waiters.end(), {members[rank], what, ready, needed})};
@@ -180,7 +180,7 @@ void ThreadGroup::arrive_and_wait(int rank, const char* what, bool interruptible
       return missing;
     });
   } catch (...) {
-    // Whoever comes later must not take this rank, which leaves, for one that is there
+    // Ranks that arrive later must not count this one, which leaves
     arrived[rank] = false;
     --num_arrived;
     throw;
@@ -193,9 +193,9 @@ ThreadCore::ThreadCore(std::shared_ptr<ThreadGroup> group, int rank)
 int ThreadCore::size() const { return group_->size(); }
 
 // Posts the call, lets every rank read its peers' memory, and returns when all have read.
-// `read_peers` must not write to memory that a peer reads. Whatever goes wrong between the two
-// barriers is thrown after the second one, and nothing interrupts that one, because until then a
-// peer may be reading this rank's memory.
+// `read_peers` must not write to memory that a peer reads. Errors between the two barriers are
+// thrown after the second one, which cannot be interrupted, because until then a peer may be
+// reading this rank's memory.
 void ThreadCore::exchange(const ThreadCall& call, const std::function<void()>& read_peers) {
   group_->calls[rank_] = call;
   group_->arrive_and_wait(rank_, call.op, true);

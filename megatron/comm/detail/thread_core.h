@@ -1,5 +1,5 @@
 // Collectives between threads of one process, on raw host memory; without libtorch, so that the
-// thread sanitizer sees everything. See comm/thread_backend.h.
+// thread sanitizer covers everything. See comm/thread_backend.h.
 #pragma once
 
 #include <cstdint>
@@ -13,17 +13,16 @@
 
 namespace megatron {
 
-// What all threads of one run_threads() share: one lock, one condition, the first failure. Defined
-// in the source.
+// State that all threads of one run_threads() share: one lock, one condition, the first failure.
+// Defined in the source.
 struct ThreadJob;
-// What the ranks of one group share, and one call as a rank posts it. Defined in the source.
+// State that the ranks of one group share, and one call as a rank posts it. Defined in the source.
 struct ThreadGroup;
 struct ThreadCall;
 
 // One rank of a group. Counts are in elements. Calls block until every rank of the group has made
-// the same call; a call that differs between ranks throws on all of them, naming both. Reductions
-// run in rank order and are therefore deterministic; bf16 and fp16 are summed in fp32 and rounded
-// once.
+// the same call; if calls differ, all ranks throw an error that names both. Reductions run in rank
+// order and are therefore deterministic; bf16 and fp16 are summed in fp32 and rounded once.
 class ThreadCore {
  public:
   ThreadCore(std::shared_ptr<ThreadGroup> group, int rank);
@@ -42,7 +41,7 @@ class ThreadCore {
   void send(const void* data, int64_t count, DType dtype, int peer);
   void recv(void* data, int64_t count, DType dtype, int peer);
   void barrier();
-  // The group of these ranks of this group; see Backend::subgroup.
+  // See Backend::subgroup.
   ThreadCore subgroup(const std::vector<int>& ranks, const std::string& name);
 
  private:
