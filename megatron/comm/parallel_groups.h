@@ -52,10 +52,9 @@ struct ParallelGroups {
   // cp as two levels, inner first: consecutive ranks, and ranks with equal positions in the inner
   // groups; empty without hierarchical_context_parallel_sizes
   std::vector<ProcessGroup> cp_hierarchy;
-  std::vector<ProcessGroup>
-      // with hybrid_context_parallel: this rank's blocks of 1, 2, 4, ... consecutive ranks of
-      // dp_cp; a block that would be incomplete is a group of one rank
-      cp_widths;
+  // With hybrid_context_parallel: this rank's blocks of 1, 2, 4, ... consecutive ranks of dp_cp; a
+  // block that would be incomplete is a group of one rank
+  std::vector<ProcessGroup> cp_widths;
   ProcessGroup dp_cp;           // ranks that process different tokens with the same weights
   ProcessGroup model_parallel;  // tp x pp: ranks that hold different parts of one model replica
   // Ranks of tp that share one query group (one key/value head); a group of one unless there are

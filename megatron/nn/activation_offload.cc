@@ -17,28 +17,28 @@ namespace {
 
 using Stream = HostCopies::Stream;
 
-// What a group waits for when it comes back.
+// The reload of one group.
 struct Return {
   HostCopies::Mark arrived;
   bool waited = false;
 };
 
-// One piece of memory in host memory, flat. Lives as long as somebody may ask for it.
+// One offloaded block of memory, flat. Lives as long as a saved tensor refers to it.
 struct Entry {
   Entry(std::shared_ptr<const HostCopies> copies, std::shared_ptr<ActivationOffloadCounts> counts)
       : copies(std::move(copies)), counts(std::move(counts)) {}
   ~Entry() {
-    // Memory that is still being copied must not be given to others.
+    // Memory that is still being copied must not be reused.
     if (device.defined()) copies->wait(Stream::kComputing, leave);
     if (back && !back->waited) copies->wait(Stream::kComputing, back->arrived);
     if (host.defined()) counts->host_bytes -= static_cast<int64_t>(host.nbytes());
   }
   std::shared_ptr<const HostCopies> copies;
   std::shared_ptr<ActivationOffloadCounts> counts;
-  at::Tensor device;  // until it has left, and again once it is on its way back
+  at::Tensor device;  // set until offloaded, and again once the reload has started
   at::Tensor host;
-  HostCopies::Mark leave;        // the copy to the host is over
-  std::shared_ptr<Return> back;  // null: not asked for yet
+  HostCopies::Mark leave;        // completion of the copy to the host
+  std::shared_ptr<Return> back;  // null: reload not started
   size_t group = 0;
 };
 
@@ -48,7 +48,7 @@ struct ActivationOffload::Impl {
   Impl(c10::Device device, const ActivationOffloadOptions& options)
       : options(options), copies(std::make_shared<HostCopies>(device)) {}
 
-  // Groups that were left before the last max_in_flight ticks are given up.
+  // Frees the device memory of groups that ended before the last max_in_flight ticks.
   void tick() {
     leaving.emplace_back();
     while (static_cast<int64_t>(leaving.size()) > options.max_in_flight + 1) {
@@ -87,13 +87,12 @@ struct OffloadedPass::Impl : std::enable_shared_from_this<OffloadedPass::Impl> {
   bool takes(const at::Tensor& x) const {
     if (!x.defined() || x.numel() == 0 || x.numel() < offload->options.min_elements) return false;
     if (x.device() != offload->copies->device() || x.layout() != at::kStrided) return false;
-    for (int64_t dim = 0; dim < x.dim();
-         ++dim)  // elements that count several times are less than they seem
+    for (int64_t dim = 0; dim < x.dim(); ++dim)  // elements of expanded dimensions are stored once
       if (x.stride(dim) == 0 && x.size(dim) > 1) return false;
     return true;
   }
 
-  // The entry of a flat tensor; one that the current group has is used again.
+  // The entry of a flat tensor; reuses the current group's entry of the same memory.
   std::shared_ptr<Entry> add(const at::Tensor& flat) {
     for (const std::weak_ptr<Entry>& weak : groups.back().entries) {
       const std::shared_ptr<Entry> entry = weak.lock();
@@ -120,7 +119,7 @@ struct OffloadedPass::Impl : std::enable_shared_from_this<OffloadedPass::Impl> {
     return entry;
   }
 
-  // Starts the way back of a group.
+  // Starts to reload a group.
   void call_back(size_t index) {
     Group& group = groups[index];
     if (group.back) return;
@@ -139,7 +138,7 @@ struct OffloadedPass::Impl : std::enable_shared_from_this<OffloadedPass::Impl> {
                                 entry->host.options().device(copies.device()).pinned_memory(false));
       absent.push_back(entry);
     }
-    // Memory that the computing stream has given back is free when it gets here.
+    // The destination may be memory that the compute stream has only just freed: wait for it.
     copies.wait(Stream::kFromHost, copies.mark(Stream::kComputing));
     for (const std::shared_ptr<Entry>& entry : absent) {
       copies.wait(Stream::kFromHost, entry->leave);
@@ -155,7 +154,7 @@ struct OffloadedPass::Impl : std::enable_shared_from_this<OffloadedPass::Impl> {
         if (!entry.expired()) return call_back(index);
   }
 
-  // The entry's memory on the device, flat; the computing stream may read it.
+  // The entry's memory on the device, flat, ready for the compute stream.
   at::Tensor give(const std::shared_ptr<Entry>& entry) {
     if (!entry->back) {
       ++offload->counts->late_groups;
@@ -165,13 +164,14 @@ struct OffloadedPass::Impl : std::enable_shared_from_this<OffloadedPass::Impl> {
       offload->copies->wait(Stream::kComputing, entry->back->arrived);
       entry->back->waited = true;
       call_back_before(entry->group);
-      offload->tick();  // after it, so that the group before need not come back if it has not left
+      // afterwards, so that the previous group, if still on the device, needs no reload
+      offload->tick();
     }
     return entry->device;
   }
 
-  // Takes a tensor over. Dense ones come back with their strides; of others, rows of their own are
-  // made first.
+  // Takes over a saved tensor. A dense one is restored with its strides; others are made contiguous
+  // first.
   std::function<at::Tensor()> keep(const at::Tensor& x) {
     const bool dense = x.is_non_overlapping_and_dense();
     const at::Tensor whole = dense ? x : x.contiguous();
@@ -213,7 +213,7 @@ void OffloadedPass::begin_backward() {
   if (impl_) impl_->call_back_before(impl_->groups.size());
 }
 
-// -- autograd's own hooks on saved tensors
+// -- autograd's saved-tensor hooks
 
 struct OffloadScope::Current {
   std::shared_ptr<OffloadedPass::Impl> pass;
@@ -244,11 +244,10 @@ class SavedTensor final : public torch::autograd::SavedVariableHooks {
   std::function<at::Tensor()> restore_;
 };
 
-// The engine that runs backwards is also what new saved tensors ask for hooks; libtorch's own has
-// none.
+// New saved tensors ask the default engine for hooks; libtorch's C++ engine has none.
 class EngineWithHooks final : public torch::autograd::Engine {
  public:
-  // The work is libtorch's engine's: only one engine of a process can have threads for its devices.
+  // Forwards to libtorch's engine: only one engine of a process can have device threads.
   torch::autograd::variable_list execute(const torch::autograd::edge_list& roots,
                                          const torch::autograd::variable_list& inputs,
                                          bool keep_graph, bool create_graph, bool accumulate_grad,
@@ -270,7 +269,7 @@ class EngineWithHooks final : public torch::autograd::Engine {
 };
 
 torch::autograd::Engine& engine_with_hooks() {
-  static auto* engine = new EngineWithHooks;  // like libtorch's, never destroyed
+  static auto* engine = new EngineWithHooks;  // never destroyed, like libtorch's
   return *engine;
 }
 

@@ -1,17 +1,17 @@
-// Saved activations in host memory between a forward and its backward.
+// Offloads saved activations to host memory between a forward and its backward.
 //
-// What autograd saves inside an OffloadScope is copied to pinned host memory by a stream of its
-// own, and its device memory is given up; the backward copies it back, one group ahead of where it
-// is needed. Copies run under computation in both directions. Nothing is rounded and no stride
-// changes that a kernel could see in its results: gradients keep their bits.
+// What autograd saves inside an OffloadScope is copied to pinned host memory on a separate stream,
+// and its device memory is freed; the backward copies it back, one group ahead of its use. Copies
+// overlap with compute in both directions. Nothing is rounded and no stride that affects a kernel's
+// result changes: gradients keep their bits.
 //
-// Groups are what travels together: half a layer. At a tick (the start of each half layer in a
-// forward, the first use of a group in a backward) the groups that were left before the last
-// max_in_flight ticks give up their device memory: the computing stream waits for their copies,
-// which as a rule are long over. So at most max_in_flight + 1 groups lie on the device that need
-// not, whatever the host has queued, and memory never depends on timing.
+// A group is the unit of transfer: half a layer. At a tick (the start of each half layer in a
+// forward, the first use of a group in a backward) groups that ended before the last max_in_flight
+// ticks free their device memory: the compute stream waits for their copies, which usually finished
+// long ago. So at most max_in_flight + 1 offloaded groups are on the device, no matter how far
+// ahead the host is: memory does not depend on timing.
 //
-// Everything works on a CPU as well, with plain copies.
+// Works on a CPU as well, with plain copies.
 // Source: Megatron Core's fine-grained activation offloading; Rhu et al. 2016 (arXiv:1602.08124)
 // for the idea.
 #pragma once
@@ -25,22 +25,22 @@
 namespace megatron {
 
 struct ActivationOffloadOptions {
-  int64_t min_elements = int64_t{1} << 20;  // smaller tensors stay
+  int64_t min_elements = int64_t{1} << 20;  // smaller tensors stay on the device
   int64_t max_in_flight =
-      1;  // groups that may be on their way to the host while another one is computed
+      1;  // groups that may be in transfer to the host while another one is computed
 };
 
-// Since the start; host bytes are what is there now, and the most that was.
+// Counts since the start; host bytes are the current ones and the peak.
 struct ActivationOffloadCounts {
   int64_t tensors = 0;
   int64_t bytes_to_host = 0;
-  int64_t bytes_from_host = 0;  // groups that were still on the device come back without a copy
-  int64_t late_groups = 0;      // groups that a backward needed before anything had asked for them
+  int64_t bytes_from_host = 0;  // not counted: groups still on the device
+  int64_t late_groups = 0;      // groups needed by a backward before their prefetch was started
   int64_t host_bytes = 0;
   int64_t most_host_bytes = 0;
 };
 
-// The streams, and the groups of all passes that are on their way. One per rank; outlives its
+// The streams, and the groups of all passes that are in transfer. One per rank; must outlive its
 // passes. Used by one thread at a time.
 class ActivationOffload {
  public:
@@ -56,7 +56,7 @@ class ActivationOffload {
   std::shared_ptr<Impl> impl_;
 };
 
-// What one pass over one model chunk has in host memory.
+// The offloaded activations of one pass over one model chunk.
 class OffloadedPass {
  public:
   OffloadedPass();  // offloads nothing
@@ -65,11 +65,12 @@ class OffloadedPass {
   OffloadedPass& operator=(OffloadedPass&&) noexcept;
   ~OffloadedPass();
 
-  // The forward: what follows belongs to a new group.
+  // In the forward: starts a new group.
   void begin_group();
-  // Keeps one tensor as a scope would, and gives the way back to it. See RecomputeTape::Keeper.
+  // Offloads one tensor as a scope would; the returned function reloads it. See
+  // RecomputeTape::Keeper.
   std::function<at::Tensor()> keep(const at::Tensor& x);
-  // The backward is about to begin: the last group starts coming back.
+  // Call before the backward: starts to reload the last group.
   void begin_backward();
 
  private:
@@ -78,8 +79,8 @@ class OffloadedPass {
   std::shared_ptr<Impl> impl_;
 };
 
-// While it lives, tensors that autograd saves on this thread and that `choose` accepts (and that
-// are large enough) go to the host. `pass` may be null: nothing happens. Scopes may be nested; the
+// While it lives, tensors that autograd saves on this thread are offloaded if `choose` accepts them
+// and they are large enough. `pass` may be null: nothing happens. Scopes may be nested; the
 // innermost counts.
 class OffloadScope {
  public:

@@ -1,4 +1,4 @@
-// What the layers' autograd functions share.
+// Helpers that the layers' autograd functions share.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -7,8 +7,8 @@
 
 namespace megatron {
 
-// An empty leaf that requires a gradient. Passing it to an autograd function records the function
-// although none of its other inputs requires a gradient (an embedding has only indices); its own
+// An empty leaf that requires a gradient. Passing it to an autograd function makes autograd record
+// the function even if no other input requires a gradient (an embedding has only indices); its own
 // gradient is never computed.
 at::Tensor anchor();
 

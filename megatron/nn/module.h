@@ -29,7 +29,8 @@ class Module {
   // Writes the full names into the parameters; `prefix` as for visit.
   void name_parameters(const std::string& prefix = "");
 
-  // Elements of all parameters of this rank; without vocabulary padding where a table is whole.
+  // Elements of all parameters of this rank; without vocabulary padding if the table is not
+  // sharded.
   int64_t num_parameters();
 
  protected:

@@ -9,12 +9,12 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-// Values in the type of the activations, which differs under an fp32 residual.
+// Casts a value to the type of the activations, which differs with an fp32 residual.
 at::Tensor as(const at::Tensor& value, const at::Tensor& x) {
   return value.defined() ? value.to(x.scalar_type()) : value;
 }
 
-// The target of a norm parameter, whose kernels only add.
+// The gradient target of a norm parameter; the kernels only add.
 at::Tensor accumulation_target(Parameter* parameter) {
   if (parameter == nullptr) return {};
   if (!parameter->trainable)

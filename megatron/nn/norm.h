@@ -26,7 +26,7 @@ struct NormParameters {
   Parameter* bias_or_null() { return options.kind == Normalization::kLayerNorm ? &bias : nullptr; }
 };
 
-// Forward and backward over the parameters' values and gradient targets; for the autograd functions
+// Forward and backward with the parameters' values and gradient targets, for autograd functions
 // that contain a norm.
 NormResult norm_forward(NormParameters& norm, const at::Tensor& x, const at::Tensor& amax = {});
 at::Tensor norm_apply(NormParameters& norm, const at::Tensor& x, const at::Tensor& mean,
@@ -39,7 +39,7 @@ at::Tensor norm_backward(NormParameters& norm, const at::Tensor& dy, const at::T
 class Norm : public Module {
  public:
   Norm(int64_t size, const NormOptions& options);
-  //   x [..., size]; return the same shape and type. Differentiable.
+  //   x [..., size]; returns the same shape and type. Differentiable.
   at::Tensor forward(const at::Tensor& x);
 
  private:

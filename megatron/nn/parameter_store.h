@@ -12,7 +12,7 @@ namespace megatron {
 class PlainParameterStore final : public ParameterStore {
  public:
   // Allocates the values (zeros) of every parameter of `module`, which must outlive the store, and
-  // attaches itself. With `gradients` also fp32 (fp64 for fp64) gradients.
+  // attaches itself. With `gradients`, also allocates fp32 (fp64) gradients.
   PlainParameterStore(Module& module, at::ScalarType dtype, at::Device device, bool gradients);
 
   at::Tensor acquire(Parameter& parameter) override { return parameter.value; }

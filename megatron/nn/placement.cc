@@ -8,14 +8,14 @@
 #include "megatron/tensor/torch.h"
 
 // Note [Placement]
-// A parameter says where it lies (shards, valid rows) and what its local gradient means
+// A parameter says how it is laid out (shards, valid rows) and what its local gradient means
 // (partial_grad, expert). Gradient reductions, norms, clipping, checkpoint boxes and initialisation
-// are all derived from that description and from the groups; nothing else decides a reduction.
+// are all derived from that description and from the groups; nothing else decides about reductions.
 
 namespace megatron {
 namespace {
 
-// A run along one dimension that is contiguous both in the global and in the local tensor.
+// A range of one dimension that is contiguous in both the global and the local tensor.
 struct Segment {
   int64_t global_offset, local_offset, length;
 };
@@ -42,7 +42,7 @@ std::vector<Segment> segments_of(const Parameter& parameter, size_t dim,
   return {{0, 0, whole}};
 }
 
-// Draws one piece. A piece that is no contiguous part of the local tensor is drawn aside and
+// Draws one piece. A piece that is not contiguous in the local tensor is drawn into a temporary and
 // copied.
 void draw_piece(const Parameter& parameter, const ShardPiece& piece, RandomKey key) {
   at::Tensor view = parameter.value;

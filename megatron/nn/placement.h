@@ -1,5 +1,5 @@
-// What follows from a Placement: the boxes of the global tensor that a rank holds, and the draws
-// that start it.
+// What follows from a Placement: the boxes of the global tensor that a rank holds, and its initial
+// random values.
 #pragma once
 
 #include <functional>
@@ -17,26 +17,26 @@ struct AxisPosition {
 };
 AxisPosition axis_position(const ParallelGroups& groups, Axis axis);
 
-// That of the whole tensor without rows of padding.
+// The shape of the whole tensor without padded rows.
 std::vector<int64_t> logical_shape(const Parameter& parameter);
 
 // The pieces of the logical (unpadded) global tensor that this rank's local tensor holds.
 std::vector<ShardPiece> shard_pieces(const Parameter& parameter, const ParallelGroups& groups);
 
-// The description of a tensor that is shaped like the parameter (its value, master weight or
-// moment), under `key`. `data` must be host memory when the description is written or read.
+// Describes a tensor shaped like the parameter (its value, master weight or moment), under `key`.
+// `data` must be host memory by the time the description is written or read.
 ShardedTensor sharded_tensor(const Parameter& parameter, const ParallelGroups& groups,
                              std::string key, const at::Tensor& local);
 
-// Whether a dimension of the parameter is divided over the axis; kModel divides over kTensor and
+// Whether a dimension of the parameter is split over the axis; kModel counts as kTensor and
 // kPipeline.
 bool is_sharded_over(const Parameter& parameter, Axis axis);
 
-// Fills the parameter, which has a name and memory, by place from the seed; independent of the
-// layout.
+// Initialises the parameter, which must have a name and memory, from the seed. Random numbers are
+// position-keyed, so that the result is independent of the layout.
 void initialize_parameter(Parameter& parameter, int64_t seed, const ParallelGroups& groups);
 
-// The same for every parameter of a module, by the names it has there.
+// The same for every parameter of a module, by its names in the module.
 void initialize_parameters(Module& module, int64_t seed, const ParallelGroups& groups);
 
 }  // namespace megatron

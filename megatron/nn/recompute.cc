@@ -84,15 +84,15 @@ void RecomputeTape::backward(BackwardRoot root, const at::Tensor& grad) {
   }
 }
 
-// Returns the gradient of the input, or nothing where none is needed.
+// Returns the gradient of the input; undefined if none is needed.
 at::Tensor RecomputeTape::backward(Cut& cut) {
   const at::Tensor grad = cut.output.take_grad();
-  if (!grad.defined()) return {};  // nothing below this cut reached the root
+  if (!grad.defined()) return {};  // the root does not depend on this cut
   const at::Tensor input = cut.input().detach().set_requires_grad(true);
   cut.input = nullptr;
-  BackwardRoot output(cut.body(input));  // the tensor itself ends here
+  BackwardRoot output(cut.body(input));  // drops the tensor itself
   output.run(grad);
-  // What is kept for weight gradients may hold the input, but need not hold its gradient.
+  // Deferred weight gradients may keep the input alive, but should not keep its gradient.
   return std::move(input.mutable_grad());
 }
 

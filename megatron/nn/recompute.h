@@ -1,9 +1,9 @@
-// Recomputation by explicit cuts of the graph: no backward runs inside another one.
+// Activation recomputation by cutting the graph explicitly: no backward runs inside another one.
 //
-// A tape belongs to one pass over one model chunk. run() executes a body without recording it, and
-// the graph ends at its output. backward() starts at the root and walks the cuts in reverse: it
-// runs each body again with recording on, goes back through it, and continues below its input.
-// Between the two a cut holds its input and nothing else.
+// A tape belongs to one pass over one model chunk. run() executes a body without autograd, and the
+// graph ends at its output. backward() starts at the root and walks the cuts in reverse: it runs
+// each body again with autograd on, runs its backward, and continues below its input. Between
+// forward and backward a cut keeps only its input.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -14,8 +14,8 @@
 
 namespace megatron {
 
-// Where a backward starts, without the memory of the tensor it was made from: a pipeline stage
-// drops an activation once it is sent.
+// The root of a backward without the memory of its tensor: a pipeline stage frees an activation
+// once it is sent.
 class BackwardRoot {
  public:
   BackwardRoot();
@@ -24,7 +24,8 @@ class BackwardRoot {
   BackwardRoot& operator=(BackwardRoot&&) noexcept;
   ~BackwardRoot();
   bool defined() const { return impl_ != nullptr; }
-  // Runs the backward with the gradient of the tensor and frees the graph. Leaves get their grad().
+  // Runs the backward with the gradient of the tensor and frees the graph. Sets grad() of the
+  // leaves.
   void run(const at::Tensor& grad);
 
  private:
@@ -32,18 +33,18 @@ class BackwardRoot {
   std::unique_ptr<Impl> impl_;
 };
 
-// Where a backward ends: catches the gradient that arrives for a tensor. Unlike a leaf it does not
-// keep the tensor.
+// The end of a backward: catches the gradient of a tensor. Unlike a leaf it does not keep the
+// tensor alive.
 class BackwardEnd {
  public:
   BackwardEnd();
-  // Gives the tensor, which has no graph, this end; it requires a gradient afterwards.
+  // Attaches this end to the tensor, which must have no graph; it requires a gradient afterwards.
   explicit BackwardEnd(at::Tensor& tensor);
   BackwardEnd(BackwardEnd&&) noexcept;
   BackwardEnd& operator=(BackwardEnd&&) noexcept;
   ~BackwardEnd();
   bool defined() const { return node_ != nullptr; }
-  // The gradient, once; undefined where no backward arrived.
+  // Moves the gradient out; undefined if no backward reached the tensor.
   at::Tensor take_grad();
 
  private:
@@ -54,12 +55,12 @@ class BackwardEnd {
 class RecomputeTape {
  public:
   using Body = std::function<at::Tensor(const at::Tensor&)>;
-  // How an input is kept until the backward: called with the input in the forward; what it returns
-  // is called once, in the backward, and gives the input back.
+  // How an input is kept until the backward: called with the input in the forward; the function
+  // that it returns is called once, in the backward, and returns the input.
   using Keeper = std::function<std::function<at::Tensor()>(const at::Tensor&)>;
 
-  // y = body(x); body must be a pure function of x, of parameters and of places. x and y are
-  // floating tensors. Without a keeper x itself is kept.
+  // y = body(x); body must be a pure function of x, of parameters and of token positions. x and y
+  // are floating tensors. Without a keeper x itself is kept.
   at::Tensor run(const Body& body, const at::Tensor& x, const Keeper& keeper = {});
 
   // Backward from `root` with the gradient `grad` (undefined: 1, for a scalar). Consumes the tape.
@@ -70,7 +71,7 @@ class RecomputeTape {
   struct Cut {
     Body body;
     std::function<at::Tensor()> input;
-    BackwardRoot below;  // of the input
+    BackwardRoot below;  // root of the backward below the input
     BackwardEnd output;
   };
   static at::Tensor backward(Cut& cut);
