@@ -31,8 +31,8 @@ struct MicroBatch {
   void* block = nullptr;  // all of the above, block_bytes long
   size_t block_bytes = 0;
   std::vector<int64_t> sample_ids;  // index into the dataset, or kPaddingSample
-  std::vector<int64_t>
-      ordinals;  // consumed samples + index in the global batch; the key of randomness
+  // consumed samples + index in the global batch; the key of randomness
+  std::vector<int64_t> ordinals;
   std::vector<std::vector<int32_t>> document_starts;  // per sample, see Sample
   bool crosses_documents = true;  // false when some sample has more than one piece
   int64_t consumed = 0;           // consumed samples after this micro-batch

@@ -13,8 +13,8 @@ namespace megatron {
 // Where a sample is written: four arrays of sequence_length elements.
 struct SampleSpans {
   std::span<int64_t> tokens;
-  std::span<int64_t>
-      labels;  // the token that follows; a position that does not count has loss_mask 0
+  // the token that follows; a position that does not count has loss_mask 0
+  std::span<int64_t> labels;
   std::span<int64_t> position_ids;
   std::span<float> loss_mask;
 };

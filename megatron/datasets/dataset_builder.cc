@@ -166,8 +166,8 @@ void Builder::build_validation_sets(TrainValidTestDatasets& out, const Blend& bl
 }
 
 void Builder::build_mock(TrainValidTestDatasets& out) {
-  constexpr int64_t kOneEpoch =
-      1024;  // made-up data has no end, so an epoch has a size of our choice
+  // made-up data has no end, so an epoch has a size of our choice
+  constexpr int64_t kOneEpoch = 1024;
   const SplitMatrix matrix = parse_split(config_.split.empty() ? "1,1,1" : config_.split);
   for (int i = 0; i < kNumSplits; ++i) {
     const auto split = static_cast<Split>(i);

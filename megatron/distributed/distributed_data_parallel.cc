@@ -171,8 +171,8 @@ void DistributedDataParallel::make_shards() {
     grad_end = grad_begin + count;
     shard.values = values_->flat().narrow(0, value_begin - before, before + count);
     if (!frozen) shard.grads = grads_->flat().narrow(0, grad_begin - before, before + count);
-    const int64_t first =
-        layout_.bucket_begin(bucket) + layout_.shard_begin(bucket);  // offset in the buffer
+    // offset in the buffer
+    const int64_t first = layout_.bucket_begin(bucket) + layout_.shard_begin(bucket);
     for (int index : layout_.buffer.buckets[bucket].parameters) {
       const BufferSlot& slot = layout_.buffer.slots[index];
       const int64_t begin = std::max(slot.begin, first), end = std::min(slot.end, first + count);

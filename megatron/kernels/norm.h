@@ -51,11 +51,11 @@ struct NormBackward {
   const void* gain = nullptr;  // [columns]
   const void* mean = nullptr;  // [rows] Acc; unused for RMSNorm
   const void* rstd = nullptr;  // [rows] Acc
-  const void* residual_grad =
-      nullptr;         // [rows, columns] or null: added to dx, of the other path that x took
+  // [rows, columns] or null: added to dx, of the other path that x took
+  const void* residual_grad = nullptr;
   void* dx = nullptr;  // [rows, columns], assigned; may be residual_grad
-  void* dgain =
-      nullptr;  // [blocks, columns] Acc, assigned: partial sums of kNormRowsPerBlock rows each
+  // [blocks, columns] Acc, assigned: partial sums of kNormRowsPerBlock rows each
+  void* dgain = nullptr;
   void* dbias = nullptr;  // the same, or null
 };
 void norm_backward_cpu(const NormBackward& norm, int64_t block_begin, int64_t block_end);

@@ -26,8 +26,8 @@ namespace megatron {
 
 struct ActivationOffloadOptions {
   int64_t min_elements = int64_t{1} << 20;  // smaller tensors stay on the device
-  int64_t max_in_flight =
-      1;  // groups that may be in transfer to the host while another one is computed
+  // groups that may be in transfer to the host while another one is computed
+  int64_t max_in_flight = 1;
 };
 
 // Counts since the start; host bytes are the current ones and the peak.

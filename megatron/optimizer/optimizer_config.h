@@ -65,8 +65,8 @@ struct OptimizerConfig : Config {
 
   // -- place of the states
   bool optimizer_cpu_offload = false;
-  double optimizer_offload_fraction =
-      1.0;  // of the elements, and what it takes to make them whole parameters
+  // of the elements, and what it takes to make them whole parameters
+  double optimizer_offload_fraction = 1.0;
 
   // -- bad steps
   bool check_for_nan_in_loss_and_grad = true;

@@ -61,8 +61,8 @@ struct Schedule {
   int num_microbatches = 1;
   ChunkPlacement placement = ChunkPlacement::kLooped;
   bool forward_only = false;  // evaluation: no backward passes at all
-  bool vocab_parallel =
-      false;  // every stage runs H and L of every micro-batch; one chunk per stage
+  // every stage runs H and L of every micro-batch; one chunk per stage
+  bool vocab_parallel = false;
   std::vector<std::vector<Action>> stages;  // by stage
 
   int num_segments() const { return num_stages * num_chunks; }

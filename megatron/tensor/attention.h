@@ -28,16 +28,16 @@ struct AttentionOptions {
   bool causal = true;    // aligned to the end: query i of s sees keys <= i + (s_k - s)
   double scale = 1.0;    // applied to q k^T
   double softcap = 0.0;  // c > 0: scores become c tanh(score / c); uses the unfused path
-  int64_t window_left =
-      -1;  // keys further left than this many are masked; -1: no limit (--window-size)
+  // keys further left than this many are masked; -1: no limit (--window-size)
+  int64_t window_left = -1;
   int64_t window_right = -1;  // ignored when causal
   double dropout = 0.0;       // of the probabilities, by place; uses the unfused path
   RandomKey key = {};
   TokenPositions place = {};     // queries; needed when dropout > 0
   at::Tensor key_position = {};  // [s_k] int64; needed when dropout > 0
   int64_t first_head = 0;        // global number of the first query head of this rank
-  at::Tensor mask =
-      {};  // bool [b, 1, s, s_k] or [1, 1, s, s_k], True = may NOT attend; undefined: none
+  // bool [b, 1, s, s_k] or [1, 1, s, s_k], True = may NOT attend; undefined: none
+  at::Tensor mask = {};
   at::Tensor sink = {};  // reserved: must be undefined
   AttentionBackend backend = AttentionBackend::kAuto;
   // False: cuDNN's backward may sum in any order, faster and with less memory

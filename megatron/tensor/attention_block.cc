@@ -100,8 +100,8 @@ AttentionGrads square_backward(const at::Tensor& dout, const at::Tensor& q, cons
     return {dq, dk, dv};
   }
   const DeterministicScope deterministic;
-  const at::Tensor no_seed =
-      at::empty({2}, q.options().dtype(at::kLong));  // read only with dropout
+  // read only with dropout
+  const at::Tensor no_seed = at::empty({2}, q.options().dtype(at::kLong));
   const auto grads = at::_scaled_dot_product_flash_attention_backward(
       to_heads(dout), to_heads(q), to_heads(k), to_heads(v), to_heads(out), lse.contiguous(),
       at::Tensor(), at::Tensor(), q.size(0), k.size(0), 0.0, o.causal && q.size(0) > 1, no_seed,
@@ -156,8 +156,8 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> attention_block_backward(
 void add_attention_block(const AttentionBlock& total, const AttentionBlock& block) {
   const at::NoGradGuard no_grad;
   const at::Tensor lse = at::logaddexp(total.lse, block.lse);
-  const at::Tensor base =
-      lse.masked_fill(lse.isinf(), 0.0);  // where neither part sees a key, both weights are 0
+  // where neither part sees a key, both weights are 0
+  const at::Tensor base = lse.masked_fill(lse.isinf(), 0.0);
   const auto weight = [&](const at::Tensor& part) {
     return (part - base).exp_().permute({2, 0, 1}).unsqueeze(-1);
   };

@@ -31,8 +31,8 @@ namespace {
 
 constexpr int kCandidates = 16, kFinalists = 3, kFinalRounds = 2;
 constexpr float kFinalMilliseconds = 60, kLeastGain = 1.01f;
-constexpr double kLeastOperations =
-    4e9;  // below, a product takes microseconds and launching it as long
+// below, a product takes microseconds and launching it as long
+constexpr double kLeastOperations = 4e9;
 
 void check_cuda(cudaError_t status, const char* call) {
   MEGATRON_CHECK(status == cudaSuccess, call,

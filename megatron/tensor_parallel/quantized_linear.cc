@@ -323,8 +323,8 @@ struct QuantizedColumnFunction : torch::autograd::Function<QuantizedColumnFuncti
                     weight_codes(state, weight.value(), kInColumns, true).columns, shape, type, {},
                     /*forward=*/false);
     }
-    const std::shared_ptr<Work> reduction =
-        sum_over_ranks(state, dx);  // overlaps with the weight gradient
+    // overlaps with the weight gradient
+    const std::shared_ptr<Work> reduction = sum_over_ranks(state, dx);
     quantized_weight_grad(state, gradient, dy, {saved[4], saved[5]}, [&state, saved, type] {
       if (saved[3].defined()) return gathered(state, saved[3]);
       return gathered(state, norm_apply(*state.norm, saved[0], saved[1], saved[2]).to(type));

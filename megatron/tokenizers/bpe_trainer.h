@@ -58,8 +58,8 @@ LearnedBpe learn_bpe(const std::vector<std::pair<std::string, int64_t>>& words,
 std::string to_tokenizer_json(const LearnedBpe& bpe, const BpeTrainerOptions& options);
 
 struct TrainingInput {
-  std::vector<std::filesystem::path>
-      paths;  // files (plain, .gz, .zst; .jsonl and .json hold JSON lines) and folders
+  // files (plain, .gz, .zst; .jsonl and .json hold JSON lines) and folders
+  std::vector<std::filesystem::path> paths;
   std::vector<std::string> json_keys = {"text"};
   int threads = 0;  // 0: all cores
 };

@@ -25,8 +25,8 @@ struct TokenizerDefinition {
   // starts from bytes. The pre-tokenizer's steps then end before ByteLevel.
   bool byte_level = false;
   std::vector<std::pair<std::string, std::string>> merges;  // by rank
-  bool merges_by_id =
-      false;  // any two tokens merge when the result is a token; the lowest id first
+  // any two tokens merge when the result is a token; the lowest id first
+  bool merges_by_id = false;
   bool ignore_merges = false;
   bool fuse_unk = false;
   bool byte_fallback = false;
