@@ -15,7 +15,7 @@ namespace {
 constexpr int kSender = 0;
 constexpr int kReceiver = 1;
 
-// [ranks, ...], for what all ranks of the group have.
+// A buffer [ranks, ...] for an all-gather of `tensor` over the group.
 at::Tensor memory_for_all(const at::Tensor& tensor, const ProcessGroup& group) {
   std::vector<int64_t> shape = tensor.sizes().vec();
   shape.insert(shape.begin(), group.size());
@@ -70,16 +70,16 @@ class Executor {
  private:
   struct Arrival {
     at::Tensor tensor;
-    std::shared_ptr<Work> work;  // null: handed over in memory
+    std::shared_ptr<Work> work;  // null: passed in memory
   };
-  // From one peer.
+  // Messages from one peer.
   struct Incoming {
     std::vector<size_t> user;  // by sequence: the action that uses the message
     size_t posted = 0;         // messages whose receives are posted
   };
   struct Outgoing {
     int peer;
-    int used_at;  // the peer's action
+    int used_at;  // the peer's action that uses it
     at::Tensor tensor;
     std::shared_ptr<Work> work;
   };
@@ -88,8 +88,8 @@ class Executor {
     return transfer.any() && transfer.peer != links_.stage();
   }
 
-  // Posts the receive of the action's input, after those of earlier messages on the same link. Past
-  // the end: nothing.
+  // Posts the receive of the action's input, after those of earlier messages on the same link. Does
+  // nothing past the last action.
   void post_receive(size_t i) {
     if (i >= actions_.size() || !crosses(transfers_[i].receive)) return;
     const Transfer& receive = transfers_[i].receive;
@@ -103,7 +103,7 @@ class Executor {
     }
   }
 
-  // The action's input, once it is there; undefined at the ends of the model.
+  // Waits for the action's input and returns it; undefined at the ends of the model.
   at::Tensor take(size_t i) {
     const Transfer& receive = transfers_[i].receive;
     if (!receive.any()) return {};
@@ -147,7 +147,7 @@ class Executor {
         {send.peer, send.peer_action, tensor, links_.to(send.peer).send(tensor, kReceiver)});
   }
 
-  // -- calls of all stages
+  // -- collectives over all stages
 
   bool is_last() const { return links_.stage() == schedule_.num_stages - 1; }
   bool takes_joint(const Action& action) const {
@@ -180,7 +180,7 @@ class Executor {
     MEGATRON_ASSERT(arrival.tensor.defined() && arrival.work, "the input of ", to_string(action),
                     " on stage ", links_.stage(), " is not there");
     arrival.work->wait();
-    // All stages have run H of this micro-batch, and L of those before it.
+    // All stages have run H of this micro-batch, and L of earlier ones.
     if (action.kind == Action::Kind::kLoss && !is_last()) wait_for_gradients();
     return arrival.tensor;
   }
@@ -204,14 +204,14 @@ class Executor {
     }
   }
 
-  // Of stages that do not use them.
+  // For stages that do not use them.
   void wait_for_gradients() {
     for (Arrival& grad : hidden_grads_)
       if (const Arrival arrival = std::exchange(grad, {}); arrival.work) arrival.work->wait();
   }
 
-  // What has arrived was made by `received.peer_action`: the peer has used everything that it
-  // needed before.
+  // A message made by the peer's action `received.peer_action` has arrived: the peer has used
+  // everything that its earlier actions needed.
   void release_sends(const Transfer& received) {
     std::erase_if(outgoing_, [&](Outgoing& sent) {
       if (sent.peer != received.peer || sent.used_at > received.peer_action) return false;
@@ -246,10 +246,10 @@ class Executor {
   StageCompute& stage_;
   const PipelineLinks& links_;
   const TransferFormat& format_;
-  std::vector<ActionTransfers> transfers_;                   // of this stage's actions
+  std::vector<ActionTransfers> transfers_;                   // by action of this stage
   std::map<int, Incoming> incoming_;                         // by peer
-  std::vector<Arrival> arrivals_;                            // by the action that uses it
-  std::vector<Outgoing> outgoing_;                           // not yet known to be over
+  std::vector<Arrival> arrivals_;                            // by action that uses it
+  std::vector<Outgoing> outgoing_;                           // not yet known to have been received
   std::vector<std::vector<int>> hidden_calls_;               // by action
   std::vector<Arrival> hidden_, statistics_, hidden_grads_;  // by micro-batch
 };
@@ -272,7 +272,7 @@ PipelineLinks::PipelineLinks(const ProcessGroup& pp, const Schedule& schedule, a
     if (from != stage_ && to != stage_) continue;
     const ProcessGroup link = pp.subgroup({from, to}, cat(pp.name(), "_", from, "_to_", to),
                                           CommunicatorUse::kConcurrent);
-    // Links are visited in one order, so no two ranks wait for each other here.
+    // All ranks visit links in the same order, so no two wait for each other here.
     const at::Tensor greeting = at::zeros({1}, at::TensorOptions().dtype(at::kInt).device(device));
     if (from == stage_) {
       link.send(greeting, kReceiver)->wait();

@@ -1,5 +1,5 @@
-// Runs one rank's list of actions: what is computed is the caller's (StageCompute), when and what
-// moves is derived from the schedule (transfers.h).
+// Executes one rank's list of actions. The caller defines what is computed (StageCompute); when to
+// communicate and what is derived from the schedule (transfers.h).
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -13,10 +13,10 @@
 
 namespace megatron {
 
-// What a stage computes; implemented by the trainer. Tensors that it is given are its own: nobody
-// else changes them, and they carry no autograd history. Tensors that it returns must not be
-// changed before the run is over; the executor keeps their storage no longer than the transfer
-// needs, so a stage that keeps only the autograd node of its output frees the memory.
+// What a stage computes; implemented by the trainer. Input tensors belong to the stage: no other
+// code modifies them, and they carry no autograd history. Returned tensors must not be modified
+// before the run is over. The executor keeps their storage only as long as the transfer needs it,
+// so a stage that keeps only the autograd node of its output frees the memory.
 class StageCompute {
  public:
   virtual ~StageCompute() = default;
@@ -24,24 +24,23 @@ class StageCompute {
   // the next segment (undefined on the last).
   virtual at::Tensor forward(int chunk, int microbatch, const at::Tensor& input) = 0;
   // grad_output: gradient from the next segment, undefined on the last. Returns the gradient for
-  // the previous segment (undefined on the first). With defer_weights the weight gradients wait for
-  // weight_backward().
+  // the previous segment (undefined on the first). With defer_weights the weight gradients are left
+  // to weight_backward().
   virtual at::Tensor backward(int chunk, int microbatch, const at::Tensor& grad_output,
                               bool defer_weights) = 0;
   virtual void weight_backward(int chunk, int microbatch) = 0;
-  // Of schedules with the vocabulary over the stages; see Note [The vocabulary over the stages] in
-  // schedule.cc. The last stage's forward returns the hidden states instead of nothing, and its
+  // For schedules with the vocabulary split over the stages; see Note [Vocabulary split over
+  // stages] in schedule.cc. There the last stage's forward returns the hidden states, and its
   // backward takes their gradient.
-  //   hidden   as activations between stages; every stage has its own
-  //   returns  [...] any shape, which is alike on all stages: what the loss needs to know of this
-  //   stage's logits
+  //   hidden   shaped like activations between stages; every stage has its own copy
+  //   returns  [...] any shape, the same on all stages: softmax statistics of this stage's logits
   virtual at::Tensor head(int microbatch, const at::Tensor& hidden);
-  // statistics: [ranks, ...] of all ranks that share the vocabulary. Returns this stage's part of
-  // the gradient of the hidden states; undefined in forward-only schedules.
+  // statistics: [ranks, ...] of all ranks that share the vocabulary. Returns this stage's partial
+  // sum of the gradient of the hidden states; undefined in forward-only schedules.
   virtual at::Tensor loss(int microbatch, const at::Tensor& statistics);
 };
 
-// Every activation between segments, and its gradient.
+// Type and shape of the activations between segments, and of their gradients.
 struct TransferFormat {
   std::vector<int64_t> shape;
   at::ScalarType dtype = at::kFloat;
@@ -50,18 +49,17 @@ struct TransferFormat {
   std::function<std::vector<int64_t>(int microbatch)> shape_of = nullptr;
 };
 
-// One one-directional group of two ranks for each ordered pair of stages that exchange tensors. A
-// direction of its own keeps a send from waiting behind a receive, whatever the backend's rules;
-// within it messages keep their order.
+// A one-directional group of two ranks for each ordered pair of stages that exchange tensors. With
+// one communicator per direction a send never waits behind a receive, whatever the backend; within
+// one, messages keep their order.
 class PipelineLinks {
  public:
-  // Every stage calls it with an equal schedule; schedules with the same placement and as many
-  // stages and chunks can use the links. With `device`, one element travels over each link, so that
-  // communicators that connect at their first message do so here, in one order on all ranks.
-  // `overlap`: receives are posted before the computation that precedes their use, so that
-  // transfers run beside it; otherwise when nothing is left to do but to wait. With the vocabulary
-  // over the stages, `vocabulary` are the ranks that share it: those of `pp`, or of several
-  // pipelines and their stages.
+  // Every stage calls it with the same schedule; the links also serve other schedules with the same
+  // placement and number of stages and chunks. With `device`, one element is sent over each link,
+  // so that communicators which connect at their first message do so here, in the same order on all
+  // ranks. `overlap`: receives are posted one action ahead, so that transfers overlap with compute;
+  // otherwise right before the action that needs them. With the vocabulary split over the stages,
+  // `vocabulary` is the group of ranks that share it: `pp`, or the stages of several pipelines.
   PipelineLinks(const ProcessGroup& pp, const Schedule& schedule, at::Device device,
                 bool overlap = true, const ProcessGroup* vocabulary = nullptr);
 
@@ -70,13 +68,14 @@ class PipelineLinks {
   // The link between this stage and `peer`, in one direction.
   const ProcessGroup& to(int peer) const;
   const ProcessGroup& from(int peer) const;
-  // The calls of all stages; groups of their own, so that none waits for another kind.
+  // The collectives of vocabulary-parallel schedules; one group each, so that different kinds of
+  // collectives never wait for each other.
   struct Joint {
     ProcessGroup hidden, statistics, hidden_grad;
   };
   const Joint& joint() const { return joint_; }
-  // Makes the calls of all stages once, in the order and with the shapes of a step. Returns the
-  // statistics of all ranks that share the vocabulary, [ranks, ...]. All stages call it together.
+  // Runs these collectives once, in the order and with the shapes of a step. Returns the statistics
+  // of all ranks that share the vocabulary, [ranks, ...]. All stages call it together.
   at::Tensor meet(const at::Tensor& hidden, const at::Tensor& statistics) const;
 
  private:
@@ -86,13 +85,14 @@ class PipelineLinks {
   Joint joint_;
 };
 
-// Runs this stage's actions in order. Nothing waits but an action for its own input: sends are
-// asynchronous, and a sent tensor is kept until something arrives that its receiver made after
-// using it. With overlap one receive is posted ahead. Memory: one receive buffer beyond the running
-// action's (more only where the sender's order differs from this stage's). Free of deadlock with
+// Runs this stage's actions in order. An action waits only for its own input: sends are
+// asynchronous, and a sent tensor is kept alive until a message arrives that the receiver produced
+// after using it. With overlap one receive is posted ahead. Memory: one receive buffer besides the
+// running action's (more only if the sender's order differs from this stage's). Free of deadlock
+// even with backends that buffer nothing, see replay.h.
 // backends that buffer nothing, see replay.h.
 //
-// Throws what the stage throws; the peers' waits then fail through the backend.
+// Rethrows exceptions of the stage; the peers' waits then fail through the backend.
 void run_pipeline(const Schedule& schedule, StageCompute& stage, const PipelineLinks& links,
                   const TransferFormat& format);
 

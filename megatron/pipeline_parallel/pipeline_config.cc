@@ -15,7 +15,7 @@ void check_positive(std::string_view flag, const std::optional<int64_t>& value, 
   if (value && *value < least) violations.add(cat(flag, " is ", *value), cat("at least ", least));
 }
 
-// Each flag that says something about stages, when it is given.
+// The given flags that only make sense with stages.
 std::vector<std::string_view> given_flags(const PipelineConfig& c) {
   std::vector<std::string_view> flags;
   const auto add = [&](bool given, std::string_view flag) {

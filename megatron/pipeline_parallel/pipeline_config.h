@@ -36,14 +36,14 @@ struct PipelineConfig : Config {
   void validate(Violations& violations) const override;
 
   // The schedule's shape for a pipeline of this size, with the number of chunks that
-  // make_stage_layout() chose and equal stages; schedule_shape() of stage_layout.h knows their
-  // layers.
+  // make_stage_layout() chose, assuming equal stages; schedule_shape() of stage_layout.h takes
+  // their layers into account.
   ScheduleShape shape(int64_t pipeline_model_parallel_size, int64_t num_chunks,
                       int64_t num_microbatches) const;
 };
 
-// Rules that need the mesh and the model (contracts n.2: 16 to 20): adds one violation for each
-// that is broken. A pipeline of one stage takes no pipeline flags.
+// Rules that need the mesh and the model: adds one violation for each broken rule. A pipeline of
+// one stage accepts no pipeline flags.
 void validate_pipeline(const PipelineConfig& config, int64_t pipeline_model_parallel_size,
                        int64_t num_layers, Violations& violations);
 

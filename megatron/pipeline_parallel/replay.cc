@@ -19,8 +19,8 @@ std::string where(const Schedule& schedule, int stage, size_t action) {
              to_string(schedule.stages[static_cast<size_t>(stage)][action]), ")");
 }
 
-// Each pass of each chunk and micro-batch once: F, then B, or I and later W. Counts what is held on
-// the way.
+// Checks that each pass of each chunk and micro-batch occurs once: F, then B, or I and later W.
+// Counts what is held meanwhile.
 ReplayedStage check_order(const Schedule& schedule, int stage) {
   struct Done {
     bool forward = false, input = false, weight = false, head = false, loss = false;
@@ -104,7 +104,7 @@ class Replayer {
     }
   }
 
-  // `stages` by check_order().
+  // `stages`: results of check_order().
   Replay run(std::vector<ReplayedStage> stages) {
     Replay out;
     out.stages = std::move(stages);
@@ -124,24 +124,25 @@ class Replayer {
   }
 
  private:
-  // The messages of one sender to one receiver, in the order of sending.
+  // Messages from one sender to one receiver, in the order of sending.
   struct Link {
-    std::vector<size_t> made_by;        // the sender's action
-    std::vector<double> posted, moved;  // when the receive was posted, when the message had arrived
+    std::vector<size_t> made_by;  // the sender's action that produces it
+    // times when the receive was posted and when the message had arrived
+    std::vector<double> posted, moved;
   };
-  // A call of all stages.
+  // A collective over all stages.
   struct Call {
-    int made_by = 0;  // stages so far
-    double last = 0;  // when the last of them came
+    int made_by = 0;  // stages that have called it so far
+    double last = 0;  // time of the latest of these calls
   };
   enum Joint { kHidden, kStatistics, kHiddenGrad };
   struct Rank {
     std::vector<std::vector<int>> hidden_calls;  // by action
-    size_t called = 0;                           // of those before the next action
+    size_t called = 0;                           // collectives called before the next action
     const Call* held_by = nullptr;
-    size_t next = 0;  // action to run
+    size_t next = 0;  // next action to run
     double clock = 0;
-    std::vector<double> ended;  // by action
+    std::vector<double> ended;  // end times, by action
     std::map<int, Link> from;   // by sender
   };
 
@@ -155,7 +156,7 @@ class Replayer {
     call.last = std::max(call.last, self.clock);
     if (mode_ == TransferMode::kBlocking) self.held_by = &call;
   }
-  // False: the call that the stage has made holds it up.
+  // False: the stage is blocked in a collective.
   bool go_on(Rank& self) {
     if (self.held_by == nullptr) return true;
     const double end = end_of(*self.held_by);
@@ -164,7 +165,7 @@ class Replayer {
     self.held_by = nullptr;
     return true;
   }
-  // When what the action needs of all stages is there.
+  // When the collective result that the action needs is available.
   double joint_input(int stage, const Action& action) {
     if (!schedule_.vocab_parallel) return 0;
     if (action.kind == Kind::kHead) return end_of(call(kHidden, action.microbatch));
@@ -177,7 +178,7 @@ class Replayer {
     return plan_[static_cast<size_t>(stage)];
   }
 
-  // Runs the stage's next action. False: it has to wait, or has ended.
+  // Runs the stage's next action. False: it must wait, or the stage has finished.
   bool advance(int stage, ReplayedStage& out) {
     Rank& self = rank(stage);
     const std::vector<Action>& actions = schedule_.stages[static_cast<size_t>(stage)];
@@ -212,7 +213,7 @@ class Replayer {
     return true;
   }
 
-  // As the executor does: after the receives of earlier messages on the link.
+  // Like the executor: after the receives of earlier messages on the link.
   void post_receive(int stage, size_t action) {
     if (action >= plan(stage).size()) return;
     const Transfer& receive = plan(stage)[action].receive;
@@ -222,7 +223,8 @@ class Replayer {
     while (static_cast<int>(posted.size()) <= receive.sequence) posted.push_back(self.clock);
   }
 
-  // A message moves when it is made, its receive is posted, and the ones before it have moved.
+  // A message is transferred once it is produced, its receive is posted, and earlier ones have been
+  // transferred.
   double arrival(int stage, const Transfer& receive) {
     Link& link = rank(stage).from[receive.peer];
     while (static_cast<int>(link.moved.size()) <= receive.sequence) {

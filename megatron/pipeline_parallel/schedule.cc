@@ -22,8 +22,8 @@ Schedule empty_schedule(const ScheduleShape& shape, ChunkPlacement placement) {
   return schedule;
 }
 
-// `warm_up` forward passes, then forward and backward by turns, then the backward passes that are
-// left.
+// `warm_up` forward passes, then alternating forward and backward passes, then the remaining
+// backward passes.
 std::vector<Action> forward_backward_by_turns(const PassOrder& order, int warm_up) {
   std::vector<Action> actions;
   const int total = order.size();
@@ -34,8 +34,8 @@ std::vector<Action> forward_backward_by_turns(const PassOrder& order, int warm_u
   return actions;
 }
 
-// As above with split backward passes. W follows its I by `lag` further passes, so that what the
-// next stage waits for goes first; the last ones fill what would be the bubble at the end.
+// As above with split backward passes. W follows its I after `lag` further passes, so that
+// gradients other stages wait for go first; the last W passes fill the bubble at the end.
 std::vector<Action> forward_backward_weight_by_turns(const PassOrder& order, int warm_up, int lag) {
   std::vector<Action> actions;
   const int total = order.size();
@@ -49,7 +49,7 @@ std::vector<Action> forward_backward_weight_by_turns(const PassOrder& order, int
   return actions;
 }
 
-// Nobody waits for the input gradient of the first segment: I and W in a row are one pass.
+// No stage waits for the input gradient of the first segment: consecutive I and W become one pass.
 void join_passes_of_first_segment(Schedule& schedule) {
   const SegmentPlace first = schedule.place(0);
   std::vector<Action> joined;
@@ -63,8 +63,8 @@ void join_passes_of_first_segment(Schedule& schedule) {
   schedule.stages[static_cast<size_t>(first.stage)] = std::move(joined);
 }
 
-// Passes of which each stage runs one of each kind by turns; `ahead` says by how many micro-batches
-// a kind is ahead of the last of them.
+// Kinds of passes that a stage runs in rotation; `ahead` is by how many micro-batches a kind leads
+// the last kind.
 struct Turn {
   Kind kind;
   int ahead;
@@ -78,18 +78,18 @@ std::vector<Action> by_turns(int num_microbatches, const std::vector<Turn>& turn
   return actions;
 }
 
-// Note [The vocabulary over the stages]
-// Between the last stage's F and B of a micro-batch every stage runs H and L, with a wait of all
-// for all between them and one after. The last stage does other work in these waits: it is two
-// micro-batches further with F than with B, and so are all stages before it, which hold two more
-// than under 1F1B. L of a micro-batch and H of the next are neighbours on every stage, so that all
-// stages make their common calls in one order: whatever a call holds up, the same one is next for
-// everybody.
+// Note [Vocabulary split over stages]
+// Between the last stage's F and B of a micro-batch every stage runs H and L, with one collective
+// over all stages between H and L and one after L. The last stage does other work meanwhile: its F
+// is two micro-batches ahead of its B, and so are all stages before it, which hold two more
+// activations than under 1F1B. L of a micro-batch and H of the next are adjacent on every stage, so
+// that all stages make their collectives in one order: a blocked collective delays all stages at
+// the same point.
 //
-// A stage before the last runs H and L when the last does, that is some B earlier than its own: F
-// and B of neighbouring stages are apart by one pass each, of which B's share of the time, between
-// two thirds (B = 2 F) and three quarters (recomputation), is the lead. Replayed, three quarters
-// are within 5 % of the bound (M + P - 1) (F + B) + M (H + L) up to 8 stages for both.
+// An earlier stage runs H and L when the last stage does, that is some backward passes before its
+// own B: F and B of consecutive stages are one pass of each apart, and B's share of that time,
+// between two thirds (B = 2 F) and three quarters (recomputation), is the lead. Replayed with three
+// quarters, both stay within 5 % of the bound (M + P - 1) (F + B) + M (H + L) up to 8 stages.
 int head_lead(int num_stages, int stage) { return 1 + (3 * (num_stages - 1 - stage) + 2) / 4; }
 
 Schedule one_forward_one_backward_with_head(const ScheduleShape& shape) {
@@ -106,7 +106,7 @@ Schedule one_forward_one_backward_with_head(const ScheduleShape& shape) {
   return schedule;
 }
 
-// 1F1B: warm-up just long enough that the first gradient is back when it ends (contracts h).
+// 1F1B: the warm-up is just long enough for the first gradient to arrive when it ends.
 Schedule one_forward_one_backward(const ScheduleShape& shape) {
   if (shape.vocab_parallel) return one_forward_one_backward_with_head(shape);
   Schedule schedule = empty_schedule(shape, ChunkPlacement::kLooped);
@@ -125,9 +125,9 @@ Schedule gpipe(const ScheduleShape& shape) {
   return schedule;
 }
 
-// 1F1B with split backward passes. Stage r holds back r weight passes, so that with its 1F1B share
-// every stage holds as much as the first one does anyway. With virtual stages the same over the
-// interleaved order.
+// ZB-H1: 1F1B with split backward passes. Stage r delays r weight passes, so that every stage holds
+// as much as the first one does under 1F1B. With virtual stages: the same over the interleaved
+// order.
 Schedule zero_bubble_h1(const ScheduleShape& shape) {
   Schedule schedule = empty_schedule(shape, ChunkPlacement::kLooped);
   const PassOrder order(shape);
@@ -138,16 +138,15 @@ Schedule zero_bubble_h1(const ScheduleShape& shape) {
   return schedule;
 }
 
-// The best of ZB-H1 and the planner's lists, by replayed time; among equals the one that holds
-// least.
+// The best of ZB-H1 and the planner's schedules: shortest replayed time, on a tie lowest memory.
 Schedule zero_bubble_auto(const ScheduleShape& shape) {
   Schedule schedule = plan_zero_bubble(shape, zero_bubble_h1(shape));
   join_passes_of_first_segment(schedule);
   return schedule;
 }
 
-// Adds the passes of one stage in order, numbering micro-batches by counting; those past the end
-// are left out, so that the pattern for many micro-batches serves for few.
+// Adds the passes of one stage in order and numbers micro-batches by counting. Passes beyond the
+// last micro-batch are dropped, so that the pattern for many micro-batches also serves for few.
 class StageWriter {
  public:
   StageWriter(std::vector<Action>& actions, int num_microbatches)
@@ -171,28 +170,27 @@ class StageWriter {
   int forwards_[2] = {}, inputs_[2] = {}, weights_[2] = {};
 };
 
-// ZB-V. The two chunks of a stage are so placed that the last segment sits where the first one
-// does: its backward pass can start as soon as its forward has ended, and the first stage waits for
-// nobody. Peak memory is 1F1B's.
+// ZB-V. The last segment is on the same stage as the first: its backward can start as soon as its
+// forward has ended, without waiting for another stage. Peak memory is 1F1B's.
 Schedule zero_bubble_v(const ScheduleShape& shape) {
   Schedule schedule = empty_schedule(shape, ChunkPlacement::kVShaped);
   const int stages = shape.num_stages;
-  // The pattern needs as many
+  // The pattern needs at least as many
   const int microbatches = std::max(shape.num_microbatches, 2 * stages - 1);
   for (int r = 0; r < stages; ++r) {
     StageWriter out(schedule.stages[static_cast<size_t>(r)], shape.num_microbatches);
-    // Warm-up: down, then down and up, until the first micro-batch comes back as a gradient.
+    // Warm-up: down, then down and up, until the first micro-batch's gradient arrives.
     for (int i = 0; i < 2 * (stages - r) - 1; ++i) out.forward(0);
     for (int i = 0; i < r; ++i) out.forward(1), out.forward(0);
     for (int i = 0; i < stages - r; ++i) out.forward(1), out.backward(1);
-    // Steady: one forward and one whole backward of each chunk.
+    // Steady: one forward and one full backward of each chunk.
     while (out.forwards(1) < out.forwards(0) || out.forwards(0) < microbatches) {
       if (out.forwards(0) < microbatches) out.forward(0);
       out.backward(0);
       out.forward(1);
       out.backward(1);
     }
-    // End: input gradients first, weight passes where one would wait.
+    // Cool-down: input gradients first, weight passes where the stage would wait.
     for (int i = 0; i < r; ++i) out.backward_input(0), out.backward_input(1);
     for (int i = 0; i < stages - r; ++i) out.backward_input(0), out.backward_weight(0);
     while (out.pending_weights(1) > 0) out.backward_weight(1);
@@ -202,7 +200,7 @@ Schedule zero_bubble_v(const ScheduleShape& shape) {
   return schedule;
 }
 
-// What a kind of schedule is. The one table: flags, checks and generators go through it.
+// The one table of schedule kinds: flags, checks and generators use it.
 struct KindRow {
   std::string_view name;
   ChunkPlacement placement;
@@ -235,8 +233,8 @@ void check_sizes(const KindRow& kind, const ScheduleShape& shape) {
             " per rank\nhint: leave one of them out"));
 }
 
-// Micro-batch groups of the interleaved order (contracts h). Every chunk must have filled the
-// pipeline before the next one takes over, or its first micro-batch would not be back yet.
+// Micro-batch groups of the interleaved order. Every chunk must have filled the pipeline before the
+// next chunk starts, or its first micro-batch would not have returned yet.
 void check_groups(const ScheduleShape& shape) {
   const int stages = shape.num_stages, microbatches = shape.num_microbatches;
   if (shape.num_chunks == 1 || stages == 1) return;
@@ -306,7 +304,7 @@ double PassCosts::of(Action::Kind kind) const {
       return backward_weight;
     case Kind::kHead:
     case Kind::kLoss:
-      break;  // of a stage, not of a chunk
+      break;  // per stage, not per chunk
   }
   return 0.0;
 }

@@ -1,12 +1,12 @@
 // Pipeline schedules as data: which rank runs which pass of which micro-batch, in order.
 //
-// A schedule says nothing about tensors or communication: transfers.h derives every send and
-// receive from it, replay.h proves it free of deadlock before any tensor exists, executor.h runs
-// it. Pure arithmetic, without libtorch.
+// A schedule contains no tensors and no communication: transfers.h derives every send and receive
+// from it, replay.h proves it free of deadlock before any tensor exists, executor.h runs it. Pure
+// arithmetic, without libtorch.
 //
-// Words: a *stage* is a rank's position in the pipeline, a *chunk* one of the slices of the model
-// that it holds, and the *segments* are all slices of the model in the order in which an activation
-// passes through them.
+// Terms: a *stage* is a rank's position in the pipeline, a *chunk* is one of its model slices
+// (virtual stages), and the *segments* are all slices of the model in the order in which an
+// activation passes through them.
 #pragma once
 
 #include <cstdint>
@@ -21,14 +21,12 @@ struct Action {
   enum class Kind : uint8_t {
     kForward,         // F
     kBackward,        // B: gradients of inputs and weights
-    kBackwardInput,   // I: gradients of inputs, which the previous segment waits for
-    kBackwardWeight,  // W: gradients of weights, which nobody waits for; some time after I
-    // With the vocabulary divided over the stages; the last stage's F gives the hidden states to
-    // all of them:
-    kHead,  // H: logits of this stage's part of the vocabulary, and what the others need to know of
-            // them
-    kLoss,  // L: the loss from what all stages know, gradients of the part's weights and of the
-            // hidden states
+    kBackwardInput,   // I: input gradients, which the previous segment waits for
+    kBackwardWeight,  // W: weight gradients, off the critical path; some time after I
+    // Only with the vocabulary split over the stages, where the last stage's F gives the hidden
+    // states to all stages:
+    kHead,  // H: logits of this stage's vocabulary shard, and their statistics
+    kLoss,  // L: loss from all stages' statistics; gradients of shard and hidden states
   };
   Kind kind = Kind::kForward;
   int chunk = 0;
@@ -36,7 +34,7 @@ struct Action {
   bool operator==(const Action&) const = default;
 };
 
-// Which segment a chunk is.
+// Which segment a chunk holds.
 //   kLooped   segment = chunk * stages + stage: the activation runs down the stages once per chunk
 //   kVShaped  two chunks: down the stages and back up, so that the first stage holds both ends of
 //             the model
@@ -51,17 +49,17 @@ struct SegmentPlace {
 int segment_of(ChunkPlacement placement, int num_stages, SegmentPlace place);
 SegmentPlace place_of(ChunkPlacement placement, int num_stages, int segment);
 
-// The work of all ranks of one pipeline for one step. Every rank computes the same one. Passes of
-// one kind take the micro-batches of a chunk in ascending order, so the last gradient of a chunk is
-// that of the last micro-batch.
+// The work of all ranks of one pipeline in one step. Every rank computes the same schedule. Passes
+// of one kind take the micro-batches of a chunk in ascending order, so a chunk's gradients are
+// complete after its last micro-batch.
 struct Schedule {
   std::string name;
   int num_stages = 1;
   int num_chunks = 1;
   int num_microbatches = 1;
   ChunkPlacement placement = ChunkPlacement::kLooped;
-  bool forward_only = false;  // evaluation: no backward passes at all
-  // every stage runs H and L of every micro-batch; one chunk per stage
+  bool forward_only = false;  // evaluation: no backward passes
+  // every stage runs H and L for every micro-batch; one chunk per stage
   bool vocab_parallel = false;
   std::vector<std::vector<Action>> stages;  // by stage
 
@@ -86,11 +84,11 @@ struct PassCosts {
   double of(Action::Kind kind) const;
 };
 
-// What a step costs: planned with (zero-bubble) and replayed with.
+// Costs for planning (zero-bubble) and replaying a step.
 struct ScheduleCosts {
-  PassCosts whole_stage;                       // of every stage, divided evenly over its chunks
+  PassCosts whole_stage;                       // for every stage, divided evenly over its chunks
   std::vector<std::vector<PassCosts>> passes;  // by stage and chunk; empty: whole_stage
-  // From the end of a pass until its result can be used on another stage
+  // Time from the end of a pass until its result can be used on another stage
   double transfer = 0.0;
   double head = 0.0, loss = 0.0;  // H and L on every stage
 
@@ -101,20 +99,20 @@ struct ScheduleShape {
   int num_stages = 1;
   int num_chunks = 1;
   int num_microbatches = 1;
-  // micro-batches that a chunk runs before the next one takes over; 0: num_stages
+  // consecutive micro-batches per chunk; 0: num_stages
   int group_size = 0;
-  bool vocab_parallel = false;  // k1F1B with one chunk alone
-  // kZeroBubbleAuto: most passes of one chunk whose activations a stage holds; 0: twice 1F1B's
+  bool vocab_parallel = false;  // only for k1F1B with one chunk
+  // kZeroBubbleAuto: limit of passes of one chunk whose activations a stage holds; 0: twice 1F1B's
   int max_in_flight = 0;
   ScheduleCosts costs;  // kZeroBubbleAuto plans with them
 };
 
-// The schedule of one training step. Throws UsageError, naming the nearest legal values, when the
-// kind cannot be built over this shape.
+// The schedule of one training step. Throws UsageError that names the nearest legal values if the
+// kind does not support this shape.
 //
 // Source: Huang et al. 2019 (arXiv:1811.06965) GPipe; Narayanan et al. 2021 (arXiv:2104.04473) 1F1B
 // and interleaved; Qi et al. 2023 (arXiv:2401.10241) ZB-H1 and the automatic schedule; Qi et al.
-// 2024 (arXiv:2405.15362) ZB-V; Yeung et al. 2024 (arXiv:2411.05288) the vocabulary over the
+// 2024 (arXiv:2405.15362) ZB-V; Yeung et al. 2024 (arXiv:2411.05288) vocabulary split over the
 // stages.
 Schedule make_schedule(ScheduleKind kind, const ScheduleShape& shape);
 

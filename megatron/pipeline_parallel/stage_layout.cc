@@ -13,7 +13,7 @@ namespace {
   throw UsageError(what + "\nhint: " + hint);
 }
 
-// "24 or 32": the multiples of `unit` around `value`, as far as they are positive.
+// "24 or 32": the positive multiples of `unit` next to `value`.
 std::string around(int64_t value, int64_t unit, int64_t less = 0) {
   const int64_t below = value / unit * unit - less, above = (value / unit + 1) * unit - less;
   return below > 0 ? cat(below, " or ", above) : cat(above);
@@ -21,7 +21,8 @@ std::string around(int64_t value, int64_t unit, int64_t less = 0) {
 
 // -- the layout string
 
-// Expands repetitions: "(tt|)*2L" -> "tt|tt|L". Keeps where each character came from, for messages.
+// Expands repetitions: "(tt|)*2L" -> "tt|tt|L". Keeps each character's position in the text, for
+// messages.
 class LayoutExpander {
  public:
   struct Mark {
@@ -72,7 +73,7 @@ class LayoutExpander {
            "is none of E (embedding), t (layer), L (loss), | (next stage), x*n and (...)*n");
   }
 
-  // The number behind the '*' that at_ stands on.
+  // The number after the '*' at position at_.
   size_t count() {
     const size_t star = at_++;
     size_t n = 0;
@@ -138,7 +139,7 @@ int64_t number_of_chunks(const Question& q) {
   return chunks;
 }
 
-// Layers of each segment when all segments count the same.
+// Layers of each segment when all segments have equal weight.
 std::vector<int64_t> even_counts(const Question& q, int64_t chunks) {
   const int64_t total = q.num_layers + q.extra(), segments = q.stages * chunks;
   if (total % segments != 0) {
@@ -158,7 +159,7 @@ std::vector<int64_t> even_counts(const Question& q, int64_t chunks) {
   return counts;
 }
 
-// Layers of each segment when the first or the last stage has a count of its own.
+// Layers of each segment when the first or the last stage has its own number of layers.
 std::vector<int64_t> counts_with_ends(const Question& q, int64_t chunks) {
   const auto &first = q.config.decoder_first_pipeline_num_layers,
              &last = q.config.decoder_last_pipeline_num_layers;
@@ -301,7 +302,7 @@ ScheduleShape schedule_shape(const PipelineConfig& config, const StageLayout& la
   for (int r = 0; r < layout.num_stages(); ++r) {
     std::vector<PassCosts>& chunks = shape.costs.passes.emplace_back();
     for (int c = 0; c < layout.num_chunks(); ++c) {
-      // Of an average stage
+      // In units of an average stage
       const double part = weight(layout.slice(r, c)) * layout.num_stages() / total;
       chunks.push_back(
           {part * stage.forward, part * stage.backward_input, part * stage.backward_weight});

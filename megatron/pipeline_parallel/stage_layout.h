@@ -11,8 +11,8 @@
 
 namespace megatron {
 
-// One segment: layers [first_layer, first_layer + num_layers), counted from 0, and the ends of the
-// model.
+// One segment: layers [first_layer, first_layer + num_layers), counted from 0, and whether it has
+// the embedding and the head.
 struct StageSlice {
   int64_t first_layer = 0;
   int64_t num_layers = 0;
@@ -23,7 +23,7 @@ struct StageSlice {
 
 class StageLayout {
  public:
-  // One stage, one chunk: everything.
+  // One stage, one chunk: the whole model.
   explicit StageLayout(int64_t num_layers)
       : StageLayout({{0, num_layers, true, true}}, 1, ChunkPlacement::kLooped) {}
   // Segments in model order; their number is a multiple of num_stages.
@@ -34,7 +34,7 @@ class StageLayout {
   int64_t num_layers() const;
   const std::vector<StageSlice>& segments() const { return segments_; }
   StageSlice slice(int stage, int chunk) const;
-  // Where the layer, the embedding, the head live.
+  // The segment that holds the layer, the embedding, the head.
   SegmentPlace place_of_layer(int64_t layer_index) const;
   SegmentPlace place_of_embedding() const;
   SegmentPlace place_of_head() const;
@@ -47,22 +47,20 @@ class StageLayout {
   ChunkPlacement placement_;
 };
 
-// The layout that the configuration asks for. The layers of all segments together are always
-// num_layers. Throws UsageError, naming the nearest legal values, when the layers cannot be divided
-// as asked.
+// The layout that the configuration asks for; it always covers num_layers layers. Throws UsageError
+// that names the nearest legal values if the layers cannot be divided as requested.
 StageLayout make_stage_layout(const PipelineConfig& config, int64_t pipeline_model_parallel_size,
                               int64_t num_layers);
 
-// What the schedule of a step is made of: the configuration's numbers, and costs in proportion to
-// the layers of each chunk (embedding and head count as the --account-for flags say), so that
-// zb-auto plans uneven stages as what they are.
+// The shape of a step's schedule: the configuration's values, and costs in proportion to the layers
+// of each chunk (embedding and head count according to the --account-for flags), so that zb-auto
+// plans uneven stages correctly.
 ScheduleShape schedule_shape(const PipelineConfig& config, const StageLayout& layout,
                              int64_t num_microbatches);
 
 // Parses a layout string into segments: E embedding, t decoder layer, L loss; `|` separates
-// segments, commas are
-// ignored, `x*n` and `(...)*n` repeat. Exactly one E at the start, one L at the end, num_layers
-// layers. Throws UsageError with the position of the fault.
+// segments, commas are ignored, `x*n` and `(...)*n` repeat. Exactly one E at the start, one L at
+// the end, num_layers layers. Throws UsageError with the position of the error.
 std::vector<StageSlice> parse_layout(std::string_view text, int64_t num_layers);
 
 }  // namespace megatron

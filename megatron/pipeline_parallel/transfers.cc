@@ -9,7 +9,7 @@ namespace {
 
 using Kind = Action::Kind;
 
-// The tensors that cross: index = (backward, receiving segment, micro-batch).
+// The tensors between segments: index = (backward, receiving segment, micro-batch).
 class Crossings {
  public:
   explicit Crossings(const Schedule& schedule) : schedule_(schedule) {}
@@ -18,7 +18,7 @@ class Crossings {
     return 2 * static_cast<size_t>(schedule_.num_segments()) *
            static_cast<size_t>(schedule_.num_microbatches);
   }
-  // What the action uses or makes; -1: nothing.
+  // The tensor that the action uses or produces; -1: none.
   int64_t received(int stage, const Action& action) const {
     const int segment = schedule_.segment(stage, action.chunk);
     if (!crosses(action.kind)) return -1;
@@ -54,7 +54,7 @@ struct End {
 std::vector<std::vector<ActionTransfers>> plan_transfers(const Schedule& schedule) {
   const Crossings crossings(schedule);
   std::vector<std::vector<ActionTransfers>> plan(schedule.stages.size());
-  // Who uses each tensor; then who makes it, numbered per receiver; then both ends are joined.
+  // Users of each tensor; then producers, numbered per receiver; then both ends are joined.
   std::vector<End> used(crossings.size()), made(crossings.size());
   for (int stage = 0; stage < schedule.num_stages; ++stage) {
     const std::vector<Action>& actions = schedule.stages[static_cast<size_t>(stage)];
@@ -103,7 +103,7 @@ std::vector<std::vector<int>> hidden_calls(const Schedule& schedule, int stage, 
   const std::vector<Action>& actions = schedule.stages[static_cast<size_t>(stage)];
   std::vector<std::vector<int>> calls(actions.size());
   int forwards = 0;     // passes before the action
-  bool called = false;  // the next one
+  bool called = false;  // the next micro-batch's call has been made
   for (size_t i = 0; i < actions.size(); ++i) {
     if (actions[i].kind == Kind::kForward) ++forwards;
     if (actions[i].kind != Kind::kHead) continue;

@@ -1,5 +1,5 @@
 // What each action of a schedule receives and sends. Derived from all ranks' lists, so that both
-// ends of a link agree on the order of its messages without a word exchanged. Without libtorch.
+// ends of a link agree on the order of its messages without communicating. Without libtorch.
 #pragma once
 
 #include <string>
@@ -10,11 +10,11 @@
 
 namespace megatron {
 
-// One end of a tensor's way from the action that makes it to the one that uses it.
+// One end of the transfer of a tensor from the action that produces it to the one that uses it.
 struct Transfer {
   static constexpr int kNone = -1;
-  int peer = kNone;     // the stage at the other end; this stage itself: handed over in memory
-  int sequence = 0;     // place among the messages from sender to receiver, in the order of sending
+  int peer = kNone;     // stage at the other end; this stage itself: passed in memory
+  int sequence = 0;     // index among the messages from sender to receiver
   int peer_action = 0;  // index, in the peer's list, of the action at the other end
   bool any() const { return peer != kNone; }
   bool operator==(const Transfer&) const = default;
@@ -25,22 +25,23 @@ struct ActionTransfers {
   Transfer send;
 };
 
-// By stage, by action. Throws InternalError when an action's input is made by nobody, or a result
-// is used by nobody: the schedule is not whole.
+// Indexed by stage and action. Throws InternalError if no action produces an action's input, or no
+// action uses a result: the schedule is incomplete.
 std::vector<std::vector<ActionTransfers>> plan_transfers(const Schedule& schedule);
 
-// The first action of `stage` from `from` on whose input comes from another stage; the number of
-// actions when there is none.
+// The first action of `stage`, from `from` on, whose input comes from another stage; the number of
+// actions if there is none.
 size_t next_receiver(const std::vector<ActionTransfers>& actions, int stage, size_t from);
 
-// With the vocabulary over the stages, calls of all stages join the passes: the last stage's F to H
-// (hidden states), H to L (statistics of the logits), L to the last stage's B (gradient of the
-// hidden states). Every stage makes the second and the third one right after its pass; the first
-// one, by action, before it: the micro-batches. With `early` the call comes before H of the
-// micro-batch before, unless an F that the hidden states need is still to come then.
+// With the vocabulary split over the stages, collectives over all stages connect the passes: the
+// last stage's F to H (broadcast of the hidden states), H to L (all-gather of the statistics), L to
+// the last stage's B (all-reduce of the gradient of the hidden states). Every stage starts the
+// second and third right after its pass, and the first before an action: the result lists its
+// micro-batches, by action. With `early` it comes before the preceding micro-batch's H, unless an F
+// that the hidden states need still follows then.
 std::vector<std::vector<int>> hidden_calls(const Schedule& schedule, int stage, bool early);
 
-// The ordered pairs of different stages between which the placement of the schedule moves tensors,
+// The ordered pairs of different stages between which the schedule's placement sends tensors,
 // sorted.
 std::vector<std::pair<int, int>> transfer_links(const Schedule& schedule);
 

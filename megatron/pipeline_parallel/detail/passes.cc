@@ -15,7 +15,7 @@ PassOrder::PassOrder(const ScheduleShape& shape)
 }
 
 int PassOrder::warm_up(int stage) const {
-  const int after = num_stages_ - stage - 1;  // stages behind this one
+  const int after = num_stages_ - stage - 1;  // stages after this one
   return std::min(num_chunks_ == 1 ? after : 2 * after + (num_chunks_ - 1) * group_size_, size());
 }
 

@@ -1,5 +1,5 @@
-// The order of the forward and of the backward passes of every stage, apart from how the two are
-// merged.
+// The order of forward passes and of backward passes of every stage, each by itself; merging the
+// two is left to the schedules.
 #pragma once
 
 #include <vector>
@@ -8,13 +8,13 @@
 
 namespace megatron {
 
-// For each group of micro-batches, for each chunk, the micro-batches of the group (contracts h);
-// backward passes take the chunks from the last one. With one chunk: the micro-batches in order.
+// Forward order: for each group of micro-batches, for each chunk, the micro-batches of the group.
+// Backward order: the same with the chunks reversed. With one chunk: the micro-batches in order.
 class PassOrder {
  public:
   explicit PassOrder(const ScheduleShape& shape);
 
-  int size() const { return static_cast<int>(forward_.size()); }  // passes of a stage
+  int size() const { return static_cast<int>(forward_.size()); }  // forward passes of a stage
   Action forward(int k) const { return forward_[static_cast<size_t>(k)]; }
   Action backward(int k, Action::Kind kind) const {
     const Action& pass = forward_[static_cast<size_t>(k)];

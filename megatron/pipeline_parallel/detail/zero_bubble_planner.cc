@@ -15,15 +15,15 @@ namespace {
 using Kind = Action::Kind;
 constexpr double kNotYet = std::numeric_limits<double>::infinity();
 
-// What a stage does when the next passes are not all there at once.
+// How a stage chooses when not all candidate passes are ready.
 struct Policy {
-  int max_in_flight;          // passes whose activations are held, per stage
-  bool wait_for_gradient;     // no forward pass that would make a gradient under way wait
-  bool weight_in_small_gaps;  // a weight pass also where it makes the next pass wait
+  int max_in_flight;          // limit of passes with held activations, per stage
+  bool wait_for_gradient;     // run no forward pass that would delay a gradient in transfer
+  bool weight_in_small_gaps;  // run a weight pass even if it delays the next pass
 };
 
-// Walks through time; whenever a stage is free it takes, in this order: the next input gradient,
-// the next forward pass (if memory allows), a weight pass.
+// Simulates time; when a stage is free it takes, in this order: the next input gradient, the next
+// forward pass (if memory allows), a weight pass.
 class Simulation {
  public:
   Simulation(const ScheduleShape& shape, const PassOrder& order, const Policy& policy)
@@ -37,7 +37,7 @@ class Simulation {
     input_end_.assign(passes, kNotYet);
   }
 
-  // Nothing: the limit leaves no way to go on.
+  // Nullopt: deadlock under this memory limit.
   std::optional<std::vector<std::vector<Action>>> run() {
     while (true) {
       int earliest = 0;
@@ -57,7 +57,7 @@ class Simulation {
  private:
   struct Stage {
     double free_at = 0;     // end of its last pass
-    double decides_at = 0;  // later than free_at: it waits, at most until then
+    double decides_at = 0;  // if later than free_at: the stage idles, at most until then
     int forwards = 0, inputs = 0, weights = 0;
     std::vector<Action> actions;
   };
@@ -75,7 +75,7 @@ class Simulation {
     return end + (from % shape_.num_stages == to % shape_.num_stages ? 0.0 : shape_.costs.transfer);
   }
 
-  // When the pass's input is there, as far as that is known by now.
+  // When the pass's input is available, if known by now.
   double ready(int r, const Action& a) const {
     const int s = segment(r, a);
     if (a.kind == Kind::kForward)
@@ -124,7 +124,7 @@ class Simulation {
     if (action.kind == Kind::kForward) forward_end_[index(s, action.microbatch)] = stage.free_at;
     if (action.kind == Kind::kBackwardInput)
       input_end_[index(s, action.microbatch)] = stage.free_at;
-    // Whoever waits may see something new.
+    // Waiting stages may have new inputs.
     for (Stage& other : stages_)
       if (other.decides_at > other.free_at) other.decides_at = std::max(other.free_at, now);
   }
@@ -136,7 +136,7 @@ class Simulation {
   std::vector<double> forward_end_, input_end_;  // by segment and micro-batch
 };
 
-// How many passes 1F1B holds on its first stage: less leaves no way through.
+// The passes that 1F1B holds on its first stage: a lower limit would deadlock.
 int least_in_flight(const PassOrder& order) { return std::min(order.warm_up(0) + 1, order.size()); }
 
 }  // namespace
