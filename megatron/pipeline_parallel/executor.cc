@@ -295,7 +295,7 @@ PipelineLinks::PipelineLinks(const ProcessGroup& pp, const Schedule& schedule, a
             all_of(pp, "hidden_grad")};
 }
 
-at::Tensor PipelineLinks::meet(const at::Tensor& hidden, const at::Tensor& statistics) const {
+at::Tensor PipelineLinks::exchange(const at::Tensor& hidden, const at::Tensor& statistics) const {
   const at::Tensor travelling = hidden.clone();
   joint_.hidden.broadcast(travelling, joint_.hidden.size() - 1)->wait();
   const at::Tensor all = memory_for_all(statistics, joint_.statistics);

@@ -76,7 +76,7 @@ class PipelineLinks {
   const Joint& joint() const { return joint_; }
   // Runs these collectives once, in the order and with the shapes of a step. Returns the statistics
   // of all ranks that share the vocabulary, [ranks, ...]. All stages call it together.
-  at::Tensor meet(const at::Tensor& hidden, const at::Tensor& statistics) const;
+  at::Tensor exchange(const at::Tensor& hidden, const at::Tensor& statistics) const;
 
  private:
   int stage_;

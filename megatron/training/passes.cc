@@ -214,7 +214,7 @@ class StagePasses final : public StageCompute {
   void warm_up_vocabulary(ModelChunk& chunk, const Batch& batch, const StageOutput& output) {
     const at::Tensor hidden = at::zeros(output.activation.sizes(), output.activation.options());
     const std::unique_ptr<VocabularyPass> pass = task_.begin_loss(*chunk.module, batch, hidden);
-    const Loss loss = pass->loss(model_.pipeline->links().meet(hidden, pass->statistics()));
+    const Loss loss = pass->loss(model_.pipeline->links().exchange(hidden, pass->statistics()));
     at::zeros_like(totals_).narrow(0, 0, 2) += pair_of(loss);
     if (options_.training) pass->backward(factor_of(loss, options_.loss_scale));
   }
