@@ -10,7 +10,7 @@ namespace {
 
 using Stream = HostCopies::Stream;
 
-constexpr size_t kBuffers = 4;  // of gradients
+constexpr size_t kBuffers = 4;  // gradient buffers
 
 }  // namespace
 
@@ -101,7 +101,7 @@ void HostStates::step(
   copies_.mark(Stream::kComputing).synchronize();
   values_stored_.synchronize();
   if (static_cast<const StepState*>(host_state_.const_data_ptr())->skip != 0) {
-    // The gradients may be written again once the copies that have begun are over.
+    // The gradients may be overwritten once the started copies have finished.
     for (const HostCopies::Mark& mark : arrived_) copies_.wait(Stream::kComputing, mark);
     return;
   }

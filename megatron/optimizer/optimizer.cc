@@ -15,8 +15,8 @@
 namespace megatron {
 namespace {
 
-// Each logical element counts once in the norm: what is whole on every tensor rank, on the first of
-// them; what several stages hold, on the first of those.
+// Each logical element counts once in the norm: replicated tensors on the first tensor rank,
+// parameters shared by stages on the first of those.
 bool counts_in_norm(const Parameter& parameter, const ParallelGroups& groups) {
   if (parameter.shared != nullptr && parameter.shared->rank() > 0) return false;
   return is_sharded_over(parameter, Axis::kTensor) || groups.tp.rank() == 0;
@@ -26,7 +26,7 @@ bool ends_with(const std::string& text, const std::string& end) {
   return text.size() >= end.size() && text.compare(text.size() - end.size(), end.size(), end) == 0;
 }
 
-// Embedding and output weights decay; one-dimensional parameters and biases do not (contracts e).
+// As in Megatron, embedding and output weights decay; one-dimensional parameters and biases do not.
 float weight_decay_mult(const Parameter& parameter, const OptimizerConfig& config) {
   if (parameter.role == ParameterRole::kQKNorm && config.apply_wd_to_qk_layernorm) return 1.0f;
   const bool exempt = parameter.global_shape.size() <= 1 ||
@@ -45,19 +45,19 @@ at::ScalarType scalar_type(StateType type) {
   return type == StateType::kBf16 ? at::kBFloat16 : at::kFloat;
 }
 
-// Whether states are narrow, so that their rounding depends on the places of the elements.
+// Whether states are bf16, so that their rounding depends on the positions of the elements.
 bool is_narrow(const OptimizerConfig& config) {
   return config.main_params_dtype != StateType::kFp32 || config.exp_avg_dtype != StateType::kFp32 ||
          config.exp_avg_sq_dtype != StateType::kFp32;
 }
 
-// Elements of a flattened local tensor that are neighbours in the flattened global tensor too.
+// A range of a flattened local tensor that is also contiguous in the flattened global tensor.
 struct PlacedRun {
   int64_t begin, end;   // in the local tensor
-  int64_t first_place;  // in the global tensor
+  int64_t first_place;  // in the flattened global tensor
 };
 
-// The runs of a parameter without vocabulary padding. Only its first two dimensions may be divided.
+// The runs of a parameter without vocabulary padding. Only its first two dimensions may be sharded.
 std::vector<PlacedRun> placed_runs(const Parameter& parameter, const ParallelGroups& groups) {
   int64_t inner = 1;
   for (size_t dim = 2; dim < parameter.local_shape.size(); ++dim)
@@ -110,7 +110,7 @@ std::vector<UpdateBlock> make_blocks(const FlatShard& shard, const ParallelGroup
   return blocks;
 }
 
-// How many elements of the chunks may keep their states on the device.
+// Number of elements, over all chunks, that may keep their states on the device.
 int64_t resident_elements(const std::vector<DistributedDataParallel*>& models,
                           const OptimizerConfig& config) {
   int64_t all = 0;
@@ -121,7 +121,7 @@ int64_t resident_elements(const std::vector<DistributedDataParallel*>& models,
   return std::llround((1.0 - config.optimizer_offload_fraction) * static_cast<double>(all));
 }
 
-// Of this shard's at most `allowed`: whole parameters.
+// The same for this shard: at most `allowed`, rounded down to whole parameters.
 int64_t resident_part(const FlatShard& shard, int64_t allowed) {
   if (allowed >= shard.values.numel()) return shard.values.numel();
   int64_t border = 0;
@@ -130,7 +130,7 @@ int64_t resident_part(const FlatShard& shard, int64_t allowed) {
   return border;
 }
 
-// The rows of the local tensor that are no vocabulary padding, as ranges of the flattened tensor.
+// The rows of the local tensor without vocabulary padding, as ranges of the flattened tensor.
 std::vector<std::pair<int64_t, int64_t>> valid_ranges(const Parameter& parameter,
                                                       const ParallelGroups& groups) {
   std::vector<std::pair<int64_t, int64_t>> ranges;
@@ -152,10 +152,10 @@ struct Optimizer::Impl {
   // One piece of a model's buffers and its states.
   struct Part {
     const FlatShard* shard;
-    FlatUpdate norm;    // gradients and blocks of all of it, for the gradient norm
+    FlatUpdate norm;    // all its gradients and blocks, for the gradient norm
     FlatUpdate update;  // elements [0, resident), with states on the device
     int64_t resident = 0;
-    size_t run = 0;  // of `host`: elements [resident, n)
+    size_t run = 0;  // index in `host`, for elements [resident, n)
     bool on_host() const { return resident < shard->values.numel(); }
   };
 
@@ -165,10 +165,10 @@ struct Optimizer::Impl {
   void step(const at::Tensor& weight, int64_t samples);
   void update(FlatUpdate& part, const at::Tensor& record) const;
   at::ScalarType moment_type(StateType type) const;
-  // The elements of a slot among the states of its part.
+  // The elements of a slot in the states of its part.
   at::Tensor state_of(const Part& part, at::Tensor FlatUpdate::* member,
                       const FlatSlot& slot) const;
-  // The sum of the parts' sums, over every rank that holds other elements.
+  // Adds the parts' sums, then sums over all ranks that hold other elements.
   void add_sums();
   void sum_over_ranks(const at::Tensor& value) const;
   const ParallelGroups& groups() const { return models.front()->groups(); }
@@ -177,10 +177,10 @@ struct Optimizer::Impl {
   ParameterSchedule schedule;
   const StepRules rules;
   const std::vector<DistributedDataParallel*> models;
-  bool masters = false;     // master weights beside the values
-  std::vector<Part> parts;  // of all models, in their order
+  bool masters = false;     // master weights separate from the values
+  std::vector<Part> parts;  // parts of all models, in order
   HostStates host;
-  at::Tensor state;      // the record, on the device
+  at::Tensor state;      // the record (StepState), on the device
   at::Tensor part_sums;  // [parts] fp64
   at::Tensor sum;        // [1] fp64
 };
@@ -366,7 +366,7 @@ std::vector<StateTensor> Optimizer::tensors() const {
   const Impl& impl = *impl_;
   size_t first_part = 0;
   for (const DistributedDataParallel* model : impl.models) {
-    std::vector<std::vector<StateTensor>> kinds;  // of equal length
+    std::vector<std::vector<StateTensor>> kinds;  // lists of equal length
     const auto add = [&](const char* kind, at::ScalarType type, at::Tensor FlatUpdate::* member) {
       kinds.push_back(
           model->describe(cat("optimizer.state.", kind, "."), type, /*trainable_only=*/true,
@@ -409,7 +409,7 @@ double Optimizer::num_zeros() const {
   for (const Impl::Part& part : impl_->parts) {
     for (const FlatSlot& slot : part.shard->slots) {
       if (!counts_in_norm(*slot.parameter, groups)) continue;
-      // Leaves vocabulary padding out
+      // Without vocabulary padding
       for (const auto& [first, last] : valid_ranges(*slot.parameter, groups)) {
         const int64_t begin = std::max(first, slot.flat_begin), end = std::min(last, slot.flat_end);
         if (begin >= end) continue;

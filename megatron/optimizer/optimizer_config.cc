@@ -117,7 +117,7 @@ void check_range(const char* flag, double value, bool legal, const char* expecte
 }
 
 void validate_learning_rate(const OptimizerConfig& config, Violations& violations) {
-  if (config.lr) {  // whether it has to be given is a rule of the run
+  if (config.lr) {  // the run checks whether it is required
     check_range("--lr", *config.lr, *config.lr >= 0, "0 or above", violations);
     if (config.min_lr > *config.lr) {
       violations.add(cat("--min-lr ", config.min_lr, " is above --lr ", *config.lr),

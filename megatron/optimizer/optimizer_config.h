@@ -11,7 +11,7 @@ namespace megatron {
 
 enum class OptimizerType { kAdam, kSgd };
 
-// Element type of a state of the optimizer.
+// Element type of an optimizer state.
 enum class StateType { kFp32, kBf16 };
 
 struct OptimizerConfig : Config {
@@ -21,7 +21,7 @@ struct OptimizerConfig : Config {
   std::optional<double> lr;  // required for training
   double min_lr = 0.0;
   LrDecayStyle lr_decay_style = LrDecayStyle::kLinear;
-  std::optional<int64_t> lr_decay_iters;  // default: the length of training
+  std::optional<int64_t> lr_decay_iters;  // default: length of training
   std::optional<int64_t> lr_decay_samples;
   std::optional<double> lr_warmup_fraction;
   int64_t lr_warmup_iters = 0;
@@ -30,7 +30,7 @@ struct OptimizerConfig : Config {
   WsdDecayStyle lr_wsd_decay_style = WsdDecayStyle::kExponential;
   std::optional<int64_t> lr_wsd_decay_iters;
   std::optional<int64_t> lr_wsd_decay_samples;
-  std::optional<double> decoupled_lr;  // of embedding and output layer
+  std::optional<double> decoupled_lr;  // for embedding and output layer
   std::optional<double> decoupled_min_lr;
   bool override_opt_param_scheduler = false;
   bool use_checkpoint_opt_param_scheduler = false;
@@ -50,7 +50,7 @@ struct OptimizerConfig : Config {
   // -- mixed precision
   bool fp16 = false;
   bool bf16 = false;
-  std::optional<double> loss_scale;  // constant; default: dynamic for fp16
+  std::optional<double> loss_scale;  // constant scale; default: dynamic for fp16
   double initial_loss_scale = 4294967296.0;
   double min_loss_scale = 1.0;
   double loss_scale_window = 1000.0;
@@ -65,7 +65,7 @@ struct OptimizerConfig : Config {
 
   // -- place of the states
   bool optimizer_cpu_offload = false;
-  // of the elements, and what it takes to make them whole parameters
+  // Fraction of the elements that is offloaded, rounded up to whole parameters
   double optimizer_offload_fraction = 1.0;
 
   // -- bad steps

@@ -19,14 +19,14 @@ constexpr std::array<std::string_view, 4> kWsdStyles = {"exponential", "linear",
                                                         "minus_sqrt"};
 constexpr std::array<std::string_view, 3> kIncrStyles = {"constant", "linear", "cosine"};
 
-// Samples of the whole run; 0 when the length is not given.
+// Samples of the whole run; 0 if the length is not given.
 double train_samples(const TrainLength& length) {
   if (length.train_samples) return static_cast<double>(*length.train_samples);
   return static_cast<double>(length.train_iters.value_or(0)) *
          static_cast<double>(length.global_batch_size);
 }
 
-// A count of samples from a flag in samples or in iterations; absent when neither is given.
+// A number of samples from a flag in samples or in iterations; nullopt if neither is given.
 std::optional<double> samples_of(const std::optional<int64_t>& samples,
                                  const std::optional<int64_t>& iters, const TrainLength& length) {
   if (samples) return static_cast<double>(*samples);
@@ -56,7 +56,7 @@ Json parse_object(const std::string& text, const char* what) {
   return json;
 }
 
-// The value under the first of `keys` (the current name, then old ones) that exists.
+// The value of the first existing key of `keys` (the current name, then old ones).
 const Json& find_key(const Json& json, std::initializer_list<const char*> keys) {
   for (const char* key : keys) {
     if (const auto found = json.find(key); found != json.end()) return *found;
@@ -84,7 +84,7 @@ std::string spelling(E style, const std::array<std::string_view, N>& spellings) 
   return std::string(spellings.at(static_cast<size_t>(style)));
 }
 
-// The same schedule with a fixed value for every member that has no effect under its styles.
+// The same schedule with fixed values for members that have no effect under its styles.
 ParameterSchedule without_idle_members(ParameterSchedule schedule) {
   if (schedule.lr_decay_style != LrDecayStyle::kWsd) {
     schedule.wsd_decay_steps = 0;
@@ -100,7 +100,7 @@ ParameterSchedule without_idle_members(ParameterSchedule schedule) {
   return schedule;
 }
 
-// Writes a field of the record into JSON, or reads it back.
+// Writes a field of the record to JSON, or reads it back.
 struct StateWriter {
   Json& json;
   void operator()(const char* name, const int64_t& value) const { json[name] = value; }
@@ -131,7 +131,7 @@ struct StateReader {
 
 namespace {
 
-// The flags, with their values, that say how long warm-up and decay take.
+// The flags that set the lengths of warm-up and decay, with their values.
 std::string warmup_flag(const OptimizerConfig& config, const TrainLength& length) {
   if (config.lr_warmup_fraction) return cat("--lr-warmup-fraction ", *config.lr_warmup_fraction);
   return length.train_samples ? cat("--lr-warmup-samples ", config.lr_warmup_samples)
@@ -253,7 +253,7 @@ std::string schedule_to_json(const ParameterSchedule& schedule) {
   json["end_wd"] = schedule.end_weight_decay;
   json["wd_incr_style"] = spelling(schedule.weight_decay_incr_style, kIncrStyles);
   json["wd_incr_steps"] = schedule.weight_decay_incr_steps;
-  // What Megatron leaves to the flags, but the next step depends on.
+  // Not stored by Megatron, but the next step depends on it.
   json["lr_warmup_init"] = schedule.lr_warmup_init;
   json["decoupled_max_lr"] = schedule.max_lr[1];
   json["decoupled_min_lr"] = schedule.min_lr[1];

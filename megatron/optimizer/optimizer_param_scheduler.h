@@ -1,4 +1,4 @@
-// From flags to the schedule of learning rate and weight decay, in samples.
+// Builds the schedule of learning rate and weight decay, in samples, from flags.
 #pragma once
 
 #include <cstdint>
@@ -11,15 +11,15 @@
 
 namespace megatron {
 
-// How long a run is: in iterations or in samples, one of them.
+// The length of a run: either in iterations or in samples.
 struct TrainLength {
   std::optional<int64_t> train_iters;
   std::optional<int64_t> train_samples;
   int64_t global_batch_size = 1;
 };
 
-// Rules that join the two: iteration-based runs take no sample-based options and the other way
-// round; warm-up must end before decay does. Adds one violation per broken rule.
+// Rules that involve both: iteration-based runs take no sample-based options and vice versa;
+// warm-up must end before decay does. Adds one violation per broken rule.
 void validate_schedule(const OptimizerConfig& config, const TrainLength& length,
                        Violations& violations);
 
@@ -33,10 +33,10 @@ StepState initial_step_state(const OptimizerConfig& config);
 std::string schedule_to_json(const ParameterSchedule& schedule);
 ParameterSchedule schedule_from_json(const std::string& text);
 
-// The schedule to continue with after a checkpoint: equal values, or the flags' with
+// The schedule with which to continue from a checkpoint: equal values, or the flags' with
 // --override-opt-param-scheduler, or the stored ones with --use-checkpoint-opt-param-scheduler.
-// Otherwise throws Error naming every value that differs, with both. Values without effect (the
-// length of the weight decay's ramp when it is constant) may differ.
+// Otherwise throws Error that names every differing value, with both. Values without effect (the
+// ramp length of a constant weight decay) may differ.
 ParameterSchedule resume_schedule(const ParameterSchedule& from_flags,
                                   const ParameterSchedule& stored, const OptimizerConfig& config);
 

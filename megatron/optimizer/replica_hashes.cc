@@ -13,7 +13,7 @@
 namespace megatron {
 namespace {
 
-constexpr size_t kMostReported = 16;  // tensors of one rank
+constexpr size_t kMostReported = 16;  // tensors per rank
 
 // "rank 3", "ranks 0, 1 and 3", "ranks 0, 1, 2, 3 and 96 more".
 std::string ranks_text(const std::vector<int>& ranks) {
@@ -29,10 +29,10 @@ std::string ranks_text(const std::vector<int>& ranks) {
 
 struct Copy {
   int rank;
-  std::string place;  // the same on ranks that differ in their data alone
+  std::string place;  // equal on ranks that differ only in their data
   std::string hash;
 };
-// Of one tensor.
+// All replicas of one tensor.
 using Copies = std::vector<Copy>;
 
 struct Verdict {
@@ -58,9 +58,9 @@ Verdict verdict(const std::string& tensor, const Copies& copies) {
   return {cat(tensor, " differs between ", ranks_text(all))};
 }
 
-// What went wrong on one rank may have spread: a tensor rank that computes with a wrong copy gives
-// others wrong activations, and their gradients are summed over the data ranks. Without a majority
-// of all, ranks that differ in their data alone tell more.
+// An error of one rank may have spread: a tensor rank that computes with a wrong copy gives others
+// wrong activations, and their gradients are summed over the data ranks. If there is no overall
+// majority, compare only ranks that differ in their data.
 Verdict verdict_of_data_ranks(const std::string& tensor, const Copies& copies) {
   const Verdict all = verdict(tensor, copies);
   if (all.majority) return all;
@@ -177,7 +177,7 @@ void ReplicaHashes::compute(const std::vector<Batch>& batches) {
 
 void ReplicaHashes::before_update() {
   const at::NoGradGuard no_grad;
-  // The comparison before may not have been read yet.
+  // The previous comparison may not have been read yet.
   hashes_ = at::zeros_like(hashes_);
   compute(before_);
 }
@@ -193,7 +193,7 @@ void ReplicaHashes::join(at::Tensor extremes, const ProcessGroup& group,
 at::Tensor ReplicaHashes::after_update(int64_t iteration) {
   const at::NoGradGuard no_grad;
   compute(after_);
-  // The largest hash, and the largest complement, which is that of the smallest one.
+  // The largest hash, and the largest complement, which is the complement of the smallest hash.
   at::Tensor extremes = at::stack({hashes_, hashes_.bitwise_not()});
   join(extremes, data_.shard, over_shard_);
   if (size() > 0) data_.replica.all_reduce(extremes, ReduceOp::kMax)->wait();

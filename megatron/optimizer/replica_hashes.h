@@ -1,5 +1,5 @@
-// Whether the ranks that hold the same tensors hold the same bits: hashes of weights, master
-// weights and moments, compared over the ranks that have copies of them.
+// Checks that ranks which hold replicas of a tensor hold the same bits: compares hashes of weights,
+// master weights and moments over these ranks.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -15,48 +15,48 @@
 
 namespace megatron {
 
-// Which ranks hold copies follows from placements, groups and sharding:
-//   weights                       all data ranks; with sharded values the ranks of other instances
-//                                 with the same shard
-//   master weights and moments    all data ranks; with sharded states those of other instances
-//   what tensor ranks hold whole  times the tensor ranks (norms, biases of row-parallel layers)
-//   what stages share             times those stages (a tied embedding)
-// What no other rank holds is not looked at. A difference names the ranks that are alone with their
-// hash; without a majority all of them.
+// Which ranks hold replicas follows from placements, groups and sharding:
+//   weights                        all data ranks; with sharded values the ranks of other instances
+//                                  with the same shard
+//   master weights and moments     all data ranks; with sharded states those of other instances
+//   replicated over tensor ranks   times the tensor ranks (norms, biases of row-parallel layers)
+//   shared by stages               times those stages (a tied embedding)
+// Tensors without replicas are not checked. A difference names the ranks in the minority; without a
+// majority it names all of them.
 //
 // A comparison: before_update(), Optimizer::step(), after_update(). Weights are hashed before the
-// update, since with master weights or gathered shards it writes them anew and takes away what was
-// wrong with those that the step computed with; states after it. Nothing waits for the device,
-// unless the optimizer has states in host memory; nothing that is trained changes.
+// update, because the update rewrites them from master weights or gathered shards and so erases
+// errors in the copies that the step computed with; states are hashed after it. Nothing waits for
+// the device, unless the optimizer has states in host memory; nothing that is trained changes.
 //
 // Keeps references to stores, optimizer and groups, and views of their tensors. Not thread safe.
 class ReplicaHashes {
  public:
-  // The stores that `optimizer` updates, and further ones, whose weights never change. `world`: all
-  // ranks.
+  // `trained`: the stores that `optimizer` updates; further ones hold weights that never change.
+  // `world`: all ranks.
   ReplicaHashes(const Optimizer& optimizer, const std::vector<DistributedDataParallel*>& trained,
                 const std::vector<DistributedDataParallel*>& frozen, const ProcessGroup& world);
 
-  // Tensors of this rank that others hold, too.
+  // Number of this rank's tensors that have replicas.
   int64_t size() const { return static_cast<int64_t>(items_.size()); }
 
   void before_update();
-  // Returns [1] int64 on the model's device: 1 where a copy of a tensor of this rank differs, else
+  // Returns [1] int64 on the model's device: 1 if a replica of a tensor of this rank differs, else
   // 0; other ranks may see other tensors. Communication: up to four all-reduces of 16 bytes for
   // each tensor.
   at::Tensor after_update(int64_t iteration);
 
-  // Says what differed in the comparison of that iteration, one of the last two, and on which
-  // ranks: the same text on every rank. Collective over all ranks; waits for the device.
+  // Describes what differed in the comparison of that iteration, one of the last two, and on which
+  // ranks: the same text on every rank. Collective over all ranks; synchronises with the device.
   std::string describe(int64_t iteration) const;
 
  private:
   struct Item {
     std::string tensor;  // for messages: "decoder.final_layernorm.weight (exp_avg)"
-    std::string key;     // the same on the ranks that hold copies, and only there
+    std::string key;     // equal on ranks that hold replicas, and only there
     at::Tensor data;
     bool before = false;                           // hashed before the update
-    bool over_shard = false, over_tensor = false;  // copies on the ranks of these groups
+    bool over_shard = false, over_tensor = false;  // replicas on the ranks of these groups
     const ProcessGroup* shared = nullptr;          // and on these stages
   };
   struct Comparison {
@@ -64,7 +64,7 @@ class ReplicaHashes {
     at::Tensor hashes;   // [size()] int64
     at::Tensor differs;  // [size()] bool
   };
-  // Items [begin, end), which lie on one device.
+  // Items [begin, end), which are on one device.
   struct Batch {
     int64_t begin, end;
     TensorHashes hashes;
@@ -75,7 +75,7 @@ class ReplicaHashes {
   void make_batches();
   void compute(const std::vector<Batch>& batches);
   void join(at::Tensor extremes, const ProcessGroup& group, const at::Tensor& chosen) const;
-  // The places of items that the function chooses, on the device; undefined: none.
+  // Indices of the items that the function chooses, on the device; undefined: none.
   template <class Chosen>
   at::Tensor places(const Chosen& chosen) const;
 
@@ -83,9 +83,9 @@ class ReplicaHashes {
   const DataParallelGroups& data_;
   const ProcessGroup& world_;
   const at::Device device_;
-  std::vector<Item> items_;  // those that are hashed before the update first
+  std::vector<Item> items_;  // items hashed before the update come first
   std::vector<Batch> before_, after_;
-  at::Tensor over_shard_, over_tensor_;  // places
+  at::Tensor over_shard_, over_tensor_;  // indices
   std::vector<std::pair<const ProcessGroup*, at::Tensor>> shared_;
   at::Tensor hashes_;
   std::deque<Comparison> latest_;
