@@ -21,18 +21,18 @@ bool is_gated(Activation activation);  // the input has twice the width of the o
 // Saves x only.
 at::Tensor activate(const at::Tensor& x, Activation activation, double offset = 0.0);
 
-// The same without a graph, for layers that contain their activation. `amax` [1] fp32, or
+// The same without autograd, for layers that contain their activation. `amax` [1] fp32, or
 // undefined, is raised to the largest magnitude of the result.
 at::Tensor activation_forward(const at::Tensor& x, Activation activation, double offset = 0.0,
                               const at::Tensor& amax = {});
 
-// The gradient of x from that of activate(x), for layers that contain their activation. Not
+// The gradient of x given that of activate(x), for layers that contain their activation. Not
 // differentiable.
 at::Tensor activation_backward(const at::Tensor& dy, const at::Tensor& x, Activation activation,
                                double offset = 0.0, const at::Tensor& amax = {});
 
-// The same, written to dx, which is like x and contiguous; it may be dy where the activation is not
-// gated.
+// The same, written to dx, which is shaped like x and contiguous; it may be dy if the activation is
+// not gated.
 void activation_backward_into(const at::Tensor& dy, const at::Tensor& x, Activation activation,
                               double offset, at::Tensor dx, const at::Tensor& amax = {});
 

@@ -15,7 +15,7 @@ namespace {
 
 enum class Path { kFlashCpu, kFlashCuda, kCudnn, kUnfused };
 
-// What a library kernel needs to differentiate its output; empty for the unfused path.
+// What a library kernel's backward needs of its forward; empty for the unfused path.
 struct Forward {
   at::Tensor out;  // [s, b, n, d], contiguous
   at::Tensor library_out, lse, seed, offset, cu_q, cu_k;
@@ -25,7 +25,7 @@ bool library_causal(const at::Tensor& q, const AttentionOptions& o) {
   return o.causal && q.size(0) > 1;
 }
 
-// Why not cuDNN, or "". `by_name`: it was asked for, so that no length is too odd.
+// Why not cuDNN, or "". `by_name`: requested explicitly, so any sequence length is accepted.
 std::string why_not_fused(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                           const AttentionOptions& o, bool by_name) {
   if (!q.is_cuda()) return "it needs a CUDA device";
@@ -63,7 +63,7 @@ Path choose_path(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
   return q.is_cuda() ? Path::kFlashCuda : Path::kFlashCpu;
 }
 
-// Each key group repeated for its query heads, [s_k, b, n, d]; the CPU kernel knows no groups.
+// Each key group repeated for its query heads, [s_k, b, n, d]: the CPU kernel has no grouped heads.
 at::Tensor repeat_groups(const at::Tensor& t, int64_t heads) {
   if (t.size(2) == heads) return t;
   const int64_t r = heads / t.size(2);
@@ -78,7 +78,7 @@ at::Tensor sum_groups(const at::Tensor& grad, int64_t groups) {
       .sum(3);
 }
 
-// Additive mask of the CPU kernel when its own causal mask does not fit.
+// Additive mask for the CPU kernel if its own causal mask does not apply.
 std::optional<at::Tensor> cpu_mask(const at::Tensor& q, const at::Tensor& k,
                                    const AttentionOptions& o) {
   if (library_mask_fits(q, k, o)) return std::nullopt;
@@ -128,8 +128,7 @@ Forward run_forward(Path path, const at::Tensor& q, const at::Tensor& k, const a
 
 using Grads = AttentionGrads;
 
-// Assigns the gradients, whose strides are the caller's where cuDNN writes them and the library's
-// own otherwise.
+// Assigns the gradients. cuDNN writes them with the caller's strides, others with their own.
 void run_backward(Path path, const at::Tensor& dout, const at::Tensor& q, const at::Tensor& k,
                   const at::Tensor& v, const Forward& f, const AttentionOptions& o, Grads& grads) {
   if (path == Path::kUnfused) {
@@ -172,13 +171,14 @@ struct SavedOptions : torch::CustomClassHolder {
   Path path = Path::kUnfused;
 };
 
-// What the backward needs of a library's forward beyond its inputs; nothing when it is run again.
+// Saves what the backward needs of a library's forward beyond its inputs; nothing if it is
+// recomputed.
 void save(const Forward& f, const SavedOptions& saved, torch::autograd::variable_list& tensors) {
   if (saved.path == Path::kUnfused || saved.options.recompute) return;
   tensors.insert(tensors.end(), {f.library_out, f.lse, f.seed, f.offset, f.cu_q, f.cu_k});
 }
 
-// The same from tensors[first...], or by running the forward.
+// Restores it from tensors[first...], or recomputes the forward.
 Forward saved_forward(const torch::autograd::variable_list& tensors, size_t first,
                       const SavedOptions& saved, const at::Tensor& q, const at::Tensor& k,
                       const at::Tensor& v) {
@@ -217,9 +217,9 @@ class AttentionFunction : public torch::autograd::Function<AttentionFunction> {
   }
 };
 
-// The queries, keys and values of [s, b, g, r + 2, d]. A library takes each group as a sample of
-// its own, [s, b * g, r, d], whose strides are regular, so that these are views; the unfused path
-// numbers heads for its dropout and takes [s, b, g * r, d].
+// Views of the queries, keys and values of [s, b, g, r + 2, d]. Library kernels treat each group as
+// a separate sample, [s, b * g, r, d], whose strides are regular; the unfused path numbers heads
+// for its dropout and takes [s, b, g * r, d].
 struct QKV {
   QKV(const at::Tensor& packed, Path path) {
     const int64_t s = packed.size(0), b = packed.size(1), g = packed.size(2),

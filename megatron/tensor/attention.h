@@ -9,46 +9,47 @@
 
 namespace megatron {
 
-// How much of an attention a deterministic backward of cuDNN takes at once on Hopper, where it
-// writes the gradient of the scores, two bytes each, to memory: as many samples as need 1 GiB, and
-// where even one sample of a single group of keys needs more than 4 GiB, as many of its query heads
-// as do not. The parts of such a group's gradients are rounded before they are added.
+// How the deterministic backward of cuDNN on Hopper is split; it stores the score gradients, two
+// bytes each, in memory. The batch is split so that they need at most 1 GiB; if a single KV group
+// of one sample needs more than 4 GiB, its query heads are split too, and the partial dk and dv are
+// rounded before they are added.
 struct AttentionParts {
   int64_t samples = 1;
   int64_t heads = 1;
-  int64_t scratch_bytes = 0;  // of one part
+  int64_t scratch_bytes = 0;  // scratch memory of one part
 };
-// Of b samples of `heads` query heads over `groups` and s queries over s_k keys.
+// For b samples, `heads` query heads over `groups` KV groups, s queries over s_k keys.
 AttentionParts attention_parts(int64_t b, int64_t heads, int64_t groups, int64_t s, int64_t s_k,
                                bool deterministic);
 
 enum class AttentionBackend { kAuto, kFlash, kFused, kUnfused, kLocal };
 
 struct AttentionOptions {
-  bool causal = true;    // aligned to the end: query i of s sees keys <= i + (s_k - s)
+  bool causal = true;    // bottom-right aligned: query i of s sees keys <= i + (s_k - s)
   double scale = 1.0;    // applied to q k^T
   double softcap = 0.0;  // c > 0: scores become c tanh(score / c); uses the unfused path
   // keys further left than this many are masked; -1: no limit (--window-size)
   int64_t window_left = -1;
   int64_t window_right = -1;  // ignored when causal
-  double dropout = 0.0;       // of the probabilities, by place; uses the unfused path
+  double dropout = 0.0;       // of the probabilities, position-keyed; unfused path
   RandomKey key = {};
-  TokenPositions place = {};     // queries; needed when dropout > 0
+  TokenPositions place = {};     // of the queries; needed when dropout > 0
   at::Tensor key_position = {};  // [s_k] int64; needed when dropout > 0
   int64_t first_head = 0;        // global number of the first query head of this rank
   // bool [b, 1, s, s_k] or [1, 1, s, s_k], True = may NOT attend; undefined: none
   at::Tensor mask = {};
   at::Tensor sink = {};  // reserved: must be undefined
   AttentionBackend backend = AttentionBackend::kAuto;
-  // False: cuDNN's backward may sum in any order, faster and with less memory
+  // False: cuDNN's backward may sum in any order, which is faster and needs less memory
   bool deterministic = true;
   bool recompute = false;  // save q, k, v only and run the forward again in the backward
 };
 
-// Differentiable in q, k and v. kAuto takes the first that computes exactly this: cuDNN (kFused;
-// CUDA, sequences of a multiple of 64 tokens, since it needs a plan for each shape), flash
-// attention, else the unfused path (ATen operations, softmax in fp32). All give the same bits in
-// every run unless `deterministic` is off. Throws Error when the backend that was asked for cannot.
+// Differentiable in q, k and v. kAuto takes the first backend that supports exactly these options:
+// cuDNN (kFused; CUDA, sequence lengths that are multiples of 64, since each shape needs a plan),
+// flash attention, else the unfused path (ATen operations, softmax in fp32). All are
+// bit-reproducible unless `deterministic` is off. Throws Error if a backend is requested that does
+// not support the options.
 //
 //   q       [s, b, n, d]       any strides with a contiguous last dimension
 //   k, v    [s_k, b, g, d]     g divides n
@@ -56,10 +57,10 @@ struct AttentionOptions {
 at::Tensor core_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                           const AttentionOptions& options);
 
-// Self-attention over the packed projections of some key/value groups, each [its r query heads |
-// key | value]: turns queries and keys by the rotary angles (tensor/rotary.h; none when cos is
-// undefined), then attends, without copies of either where a library computes it. Differentiable in
-// packed, whose queries and keys are turned in place: nobody else may need them.
+// Self-attention over packed projections of key/value groups, each [its r query heads | key |
+// value]: applies rotary embedding to queries and keys (tensor/rotary.h; none if cos is undefined),
+// then attention, without copies of either where a library kernel is used. Differentiable in
+// packed, whose queries and keys are rotated in place: no other code may need the old values.
 //
 //   packed  [s, b, g * (r + 2) * d] contiguous
 //   return  [s, b, g * r * d]

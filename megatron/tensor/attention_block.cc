@@ -9,9 +9,8 @@
 namespace megatron {
 namespace {
 
-// The keys before the queries' own tokens, which all of them see, and the square on the diagonal.
-// Each half is what the library's masks mean, which the whole is not when there are more keys than
-// queries.
+// The keys before the queries' own tokens, which all queries see, and the square on the diagonal.
+// The libraries' masks fit each half, but not the whole if there are more keys than queries.
 struct Halves {
   explicit Halves(const at::Tensor& q, const at::Tensor& k, const AttentionOptions& options)
       : keys_before(k.size(0) - q.size(0)),
@@ -27,7 +26,7 @@ struct Halves {
   AttentionOptions before, diagonal;
 };
 
-// Whether a library's kernel computes this, perhaps in two halves.
+// Whether a library kernel supports this, perhaps in two halves.
 bool is_library(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                 const AttentionOptions& options) {
   if (!q.is_cuda() || options.backend == AttentionBackend::kUnfused ||
@@ -51,14 +50,14 @@ bool is_library(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
   return reason.empty();
 }
 
-// [s, b, n, d] -> [b * groups, n / groups, s, d], a view: each group is a sample of its own, of
-// which cuDNN's deterministic backward takes some at a time.
+// [s, b, n, d] -> [b * groups, n / groups, s, d], a view: each group becomes a sample, so that
+// cuDNN's deterministic backward can process some at a time.
 at::Tensor fold(const at::Tensor& t, int64_t groups) {
   const int64_t s = t.size(0), b = t.size(1), n = t.size(2), d = t.size(3);
   return to_heads(t.reshape({s, b * groups, n / groups, d}));
 }
 
-// A block whose mask is the library's: cuDNN where it can and may, else flash attention.
+// For a block with the library's mask: cuDNN if supported and allowed, else flash attention.
 bool is_cudnn(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
               const AttentionOptions& o) {
   if (o.backend == AttentionBackend::kFlash) return false;
@@ -100,7 +99,7 @@ AttentionGrads square_backward(const at::Tensor& dout, const at::Tensor& q, cons
     return {dq, dk, dv};
   }
   const DeterministicScope deterministic;
-  // read only with dropout
+  // only read with dropout
   const at::Tensor no_seed = at::empty({2}, q.options().dtype(at::kLong));
   const auto grads = at::_scaled_dot_product_flash_attention_backward(
       to_heads(dout), to_heads(q), to_heads(k), to_heads(v), to_heads(out), lse.contiguous(),
@@ -156,7 +155,7 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> attention_block_backward(
 void add_attention_block(const AttentionBlock& total, const AttentionBlock& block) {
   const at::NoGradGuard no_grad;
   const at::Tensor lse = at::logaddexp(total.lse, block.lse);
-  // where neither part sees a key, both weights are 0
+  // if neither block sees a key, both weights are 0
   const at::Tensor base = lse.masked_fill(lse.isinf(), 0.0);
   const auto weight = [&](const at::Tensor& part) {
     return (part - base).exp_().permute({2, 0, 1}).unsqueeze(-1);

@@ -13,9 +13,8 @@
 #include "megatron/tensor/torch.h"
 
 // Note [cuDNN without linking]
-// The frontend is headers that call the library which libtorch has loaded: it is looked up at run
-// time, so that building needs cuDNN's headers alone and a program runs with the library of the
-// machine it stands on.
+// The frontend is header-only and calls the library that libtorch has loaded, looked up at run
+// time: building needs only cuDNN's headers, and the program uses the library of its machine.
 #define NV_CUDNN_FRONTEND_USE_DYNAMIC_LOADING
 #define CUDNN_FRONTEND_SKIP_JSON_LIB
 #pragma GCC diagnostic push
@@ -38,16 +37,16 @@ enum Id : int64_t { kQ = 1, kK, kV, kOut, kLse, kDOut, kDQ, kDK, kDV };
 struct Plan {
   fe::graph::Graph graph;
   int64_t workspace = 0;
-  std::string failure;  // why the library has no plan, or ""
+  std::string failure;  // why the library supports no plan, or ""
 };
 
 using PlanKey = std::vector<int64_t>;
 
-// Empty when the library is loaded, else why not.
+// Empty if the library is loaded, else why not.
 const std::string& load_library() {
   static const std::string failure = [] {
     setenv("CUDNN_FRONTEND_CUDART_LIB_NAME", "libcudart.so.13",
-           /*overwrite=*/0);  // it would warn of others it finds
+           /*overwrite=*/0);  // else it warns of further copies it finds
     fe::cudnn_dlhandle = dlopen("libcudnn.so.9", RTLD_NOW);
     return std::string(fe::cudnn_dlhandle == nullptr ? dlerror() : "");
   }();
@@ -78,7 +77,7 @@ Node input(fe::graph::Graph& graph, Id id, const at::Tensor& t) {
   return graph.tensor(attributes);
 }
 
-// Causality and window, for the forward's attributes and the backward's.
+// Causal mask and window, for the attributes of forward and backward.
 template <class Attributes>
 void set_mask(Attributes& attributes, const at::Tensor& q, const at::Tensor& k,
               const AttentionOptions& o) {
@@ -90,7 +89,7 @@ void set_mask(Attributes& attributes, const at::Tensor& q, const at::Tensor& k,
   } else if (!o.causal && o.window_right >= 0 && o.window_right < last) {
     attributes.set_diagonal_band_right_bound(static_cast<int>(o.window_right));
   }
-  if (o.window_left >= 0 && o.window_left < last) {  // the frontend counts the query's own key
+  if (o.window_left >= 0 && o.window_left < last) {  // the frontend's count includes the diagonal
     attributes.set_diagonal_band_left_bound(static_cast<int>(o.window_left + 1));
   }
 }
@@ -217,13 +216,13 @@ void cudnn_attention_backward(const at::Tensor& dout, const at::Tensor& q, const
       const auto some = [&](const at::Tensor& t) {
         return rows(t).narrow(1, head, std::min(parts.heads, q.size(1) - head));
       };
-      if (head == parts.heads) {  // later parts are added to the first one
+      if (head == parts.heads) {  // later parts are added to it
         dkeys = at::empty_like(dkeys);
         dvalues = at::empty_like(dvalues);
       }
       const at::Tensor grad = some(dout), queries = some(q), result = some(out),
                        dqueries = some(dq), part = some(lse);
-      // cuDNN asks for the strides of a tensor of its own.
+      // cuDNN requires the strides of a separate tensor.
       const at::Tensor sums = part.reshape({-1}).view(part.sizes());
       execute(backward_plan(grad, queries, keys, values, result, sums, dqueries, dkeys, dvalues,
                             options),

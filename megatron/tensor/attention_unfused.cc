@@ -60,7 +60,7 @@ at::Tensor masked_scores(const at::Tensor& q, const at::Tensor& k_transposed,
   return scores;
 }
 
-// Probabilities of one chunk [b, n, s, s_k]; rows that may attend to nothing are zero.
+// Probabilities of one chunk [b, n, s, s_k]; rows that are fully masked are zero.
 at::Tensor probabilities(const at::Tensor& q, const at::Tensor& k_transposed,
                          const at::Tensor& mask, const Chunk& c, int64_t s,
                          const AttentionOptions& o) {
@@ -80,7 +80,7 @@ at::Tensor raw_score_grads(at::Tensor dscores, const at::Tensor& q, const at::Te
   return dscores.mul_(o.scale);
 }
 
-// exp(score - lse) of one chunk, in place, for `lse` [b, n, s] of these and perhaps further keys.
+// exp(score - lse) of one chunk, in place; `lse` [b, n, s] covers these and perhaps further keys.
 at::Tensor probabilities_given(const at::Tensor& lse, const at::Tensor& scores,
                                const at::Tensor& mask, const Chunk& c) {
   scores.sub_(lse.unsqueeze(-1)).exp_();
@@ -88,7 +88,7 @@ at::Tensor probabilities_given(const at::Tensor& lse, const at::Tensor& scores,
   return scores;
 }
 
-// This chunk's part of [b, n, s].
+// This chunk's slice of [b, n, s].
 at::Tensor chunk_rows(const at::Tensor& lse, const Chunk& c, int64_t r) {
   return lse.narrow(0, c.b0, c.b1 - c.b0).narrow(1, c.g0 * r, (c.g1 - c.g0) * r);
 }

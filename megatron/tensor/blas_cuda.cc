@@ -20,7 +20,7 @@ uint32_t common_alignment(std::initializer_list<const void*> pointers) {
 
 bool is_row_major(const at::Tensor& t) { return t.stride(1) == 1 && t.stride(0) >= t.size(1); }
 
-// Half operands on a GPU in rows, something to compute.
+// Non-empty row-major half-precision operands on a GPU.
 bool fits(const at::Tensor& x, const at::Tensor& y) {
   const bool half = x.scalar_type() == at::kBFloat16 || x.scalar_type() == at::kHalf;
   return half && x.is_cuda() && y.scalar_type() == x.scalar_type() && is_row_major(x) &&
@@ -71,7 +71,7 @@ bool is_like(const at::Tensor& a, const at::Tensor& b) {
   return a.scalar_type() == b.scalar_type() && a.sizes() == b.sizes() && a.strides() == b.strides();
 }
 
-// The product is added to this, where it is defined.
+// Adds the product to `addend` if it is defined.
 void add_to(const at::Tensor& addend, BlasOperands& operands) {
   if (!addend.defined()) return;
   operands.c = addend.const_data_ptr();
@@ -123,7 +123,7 @@ bool blas_input_grad(const at::Tensor& dy, const at::Tensor& w, const at::Tensor
   product.k = dy.size(1);
   BlasOperands operands = {w.const_data_ptr(), dy.const_data_ptr(), dx.data_ptr()};
   if (gelu_input.defined()) {
-    constexpr int kAlignment = 16;  // of the epilogue's operand
+    constexpr int kAlignment = 16;  // alignment of the epilogue's operand
     const bool aligned =
         reinterpret_cast<uintptr_t>(gelu_input.const_data_ptr()) % kAlignment == 0 &&
         dx.size(1) % 8 == 0;
@@ -157,7 +157,7 @@ void blas_quantized(const QuantizedMatrix& a, const QuantizedMatrix& b, const at
                  "\nhint: leave --fp8-format out");
   MEGATRON_ASSERT(a.codes.is_contiguous() && b.codes.is_contiguous() && d.is_contiguous(),
                   "FP8 products take contiguous matrices");
-  // D^T = B A^T in column-major words: b comes first.
+  // D^T = B A^T in column-major terms: b comes first.
   BlasProduct product = product_of(b.codes, a.codes, d);
   product.type = fp8_cuda_type(b.codes);
   product.type_b = fp8_cuda_type(a.codes);

@@ -20,18 +20,19 @@
 
 // Note [Choice of algorithms]
 // With tune_gemms() on, cuBLASLt's candidates for a large product are timed at its first use, on
-// random operands, and the choice is kept in a file named by GPU and library version: the second
-// run reads it and so computes the same bits. A lock on the file makes the ranks of a machine share
-// one choice. Timing runs on a stream and in memory of its own, because the compute stream may wait
-// for another rank, which may wait for the lock. A GPU at its power limit slows down within tens of
-// milliseconds, more for some algorithms than for others, so the finalists, the heuristic's first
+// random operands, and the choice is kept in a file named by GPU and library version: a second run
+// reads it and so computes the same bits. A lock on the file makes the ranks of a machine share one
+// choice. Timing uses its own stream and memory, because the compute stream may be waiting for
+// another rank, which may wait for the lock. A GPU at its power limit slows down within tens of
+// milliseconds, with some algorithms more than with others, so the finalists, among them the
+// heuristic's first choice, run for that long; another one is chosen only for a clear gain.
 // choice among them, run for that long; it is left only for a clear gain.
 namespace megatron {
 namespace {
 
 constexpr int kCandidates = 16, kFinalists = 3, kFinalRounds = 2;
 constexpr float kFinalMilliseconds = 60, kLeastGain = 1.01f;
-// below, a product takes microseconds and launching it as long
+// below this a product takes microseconds, as long as its launch
 constexpr double kLeastOperations = 4e9;
 
 void check_cuda(cudaError_t status, const char* call) {
@@ -92,8 +93,7 @@ void read_choices(Choices& all, const std::string& path) {
   }
 }
 
-// Holds the file of choices against other processes; without a file when the folder cannot be
-// written.
+// Locks the file of choices against other processes; without a file if the folder is not writable.
 class LockedFile {
  public:
   explicit LockedFile(const std::string& path) {
@@ -117,7 +117,7 @@ class LockedFile {
   int file_ = -1;
 };
 
-// Memory of its own, given and taken back in the order of the stream.
+// Scratch memory, allocated and freed in stream order.
 class ScratchMemory {
  public:
   ScratchMemory(size_t bytes, cudaStream_t stream) : stream_(stream) {
@@ -176,7 +176,8 @@ void fill_normal(void* out, int64_t count, cudaDataType_t type, uint64_t key, cu
   fill_random_cuda(fill, stream);
 }
 
-// Codes of normal values times 48.5, by way of `wide`, which holds as many bf16 elements.
+// Fills with FP8 values of a normal distribution times 48.5, via `wide`, which holds as many bf16
+// elements.
 void fill_codes(void* out, int64_t count, cudaDataType_t type, uint64_t key, void* wide,
                 float* scales, cudaStream_t stream) {
   fill_normal(wide, count, CUDA_R_16BF, key, stream);
@@ -193,7 +194,7 @@ void fill_codes(void* out, int64_t count, cudaDataType_t type, uint64_t key, voi
   fp8_cast_cuda(cast, stream);
 }
 
-// The fastest of the candidates; the heuristic's first where there is no memory to try them.
+// The fastest candidate; the heuristic's first if there is no memory to time them.
 cublasLtMatmulAlgo_t fastest(const BlasProduct& product, BlasPlan& plan,
                              const std::vector<cublasLtMatmulAlgo_t>& candidates) {
   const c10::cuda::CUDAStream stream = at::cuda::getStreamFromPool(
@@ -323,7 +324,7 @@ BlasPlan::BlasPlan(const BlasProduct& product) : product_(product) {
     set(CUBLASLT_MATMUL_DESC_B_SCALE_MODE, mode(product.scale_b));
     set(CUBLASLT_MATMUL_DESC_FAST_ACCUM, static_cast<int8_t>(product.fast));
     if (product.bias) set(CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, product.output_type);
-    // The choice of algorithms asks whether there are scales; run() sets where they are.
+    // Choosing an algorithm needs to know that there are scales; run() sets their addresses.
     const auto* some_address = reinterpret_cast<const void*>(uintptr_t{256});
     set(CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, some_address);
     set(CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, some_address);
@@ -358,7 +359,7 @@ std::vector<cublasLtMatmulAlgo_t> BlasPlan::candidates(int count) const {
                "cublasLtMatmulPreferenceSetAttribute");
   };
   set(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, kBlasWorkspaceBytes);
-  // Split sums are added in fp32, in a fixed order.
+  // Split-K sums are added in fp32, in a fixed order.
   set(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, uint32_t{CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE});
   for (const auto attribute :
        {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
@@ -419,9 +420,9 @@ cublasLtMatmulAlgo_t choose_algorithm(const BlasProduct& product, BlasPlan& plan
   if (all.folder.empty() || operations < kLeastOperations) return plan.candidates(1).front();
   const std::string text = product.text(), path = file_path(all, product.device);
   if (const auto found = all.by_text.find(text); found != all.by_text.end()) return found->second;
-  // Without the lock: the ranks of a machine choose at the same time. One that waited for another's
-  // choice could keep all others waiting in a collective, and the other, whose kernels load only
-  // when its GPU is idle, for it.
+  // Timed without the lock: the ranks of a machine choose at the same time. A rank waiting for
+  // another's choice could block all others in a collective, and thereby that other rank, whose
+  // kernels load only when its GPU is idle.
   {
     const LockedFile file(path);
     read_choices(all, path);
@@ -429,7 +430,7 @@ cublasLtMatmulAlgo_t choose_algorithm(const BlasProduct& product, BlasPlan& plan
   if (const auto found = all.by_text.find(text); found != all.by_text.end()) return found->second;
   const cublasLtMatmulAlgo_t algorithm = fastest(product, plan, plan.candidates(kCandidates));
   const LockedFile file(path);
-  read_choices(all, path);  // the first that was written counts, for all
+  read_choices(all, path);  // the first written choice counts, for all ranks
   if (const auto found = all.by_text.find(text); found != all.by_text.end()) return found->second;
   all.by_text[text] = algorithm;
   if (!file.append(cat(text, " = ", to_hex(algorithm), "\n")) && !all.told_of_file) {

@@ -1,4 +1,4 @@
-// Cross entropy of one vocabulary shard, in pieces, so that tensor_parallel can place its
+// Cross entropy of one vocabulary shard in separate steps, so that tensor_parallel can place its
 // reductions between them. Not differentiable: tensor_parallel/cross_entropy.h is.
 #pragma once
 
@@ -7,18 +7,18 @@
 namespace megatron {
 
 //   logits   [tokens, v] any floating type; columns >= valid (vocabulary padding) never count
-//   targets  [tokens] int64, in this shard's numbering; outside [0, valid): not in this shard
+//   targets  [tokens] int64, relative to this shard; outside [0, valid): not in this shard
 struct CrossEntropyParts {
-  at::Tensor max;     // [tokens] fp32 (fp64): of the valid columns; -inf when there are none
+  at::Tensor max;     // [tokens] fp32 (fp64): of the valid columns; -inf if there are none
   at::Tensor sum;     // [tokens] fp32 (fp64): over the valid columns of exp(logit - max)
-  at::Tensor target;  // [tokens] fp32 (fp64): the target's logit, 0 when it is not in this shard
+  at::Tensor target;  // [tokens] fp32 (fp64): the target's logit, 0 if not in this shard
 };
 CrossEntropyParts cross_entropy_parts(const at::Tensor& logits, const at::Tensor& targets,
                                       int64_t valid);
 
 // dlogits = (softmax - onehot) * scale[token] (+ z-loss term: 2 * z_coeff * lse * softmax * scale),
 // in the logits' type; padding columns get zero. `lse` = log(sum) + max of the whole vocabulary.
-// Writes into `logits` when in_place.
+// Written into `logits` if in_place.
 at::Tensor cross_entropy_backward(const at::Tensor& logits, const at::Tensor& targets,
                                   const at::Tensor& lse, const at::Tensor& scale, int64_t valid,
                                   double z_coeff, bool in_place);

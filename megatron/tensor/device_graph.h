@@ -1,5 +1,5 @@
-// Work on a GPU that is recorded once and launched again as a whole (a CUDA graph): no host code
-// runs between its kernels.
+// GPU work that is captured once and replayed as a whole (a CUDA graph): no host code runs between
+// its kernels.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -9,8 +9,8 @@
 
 namespace megatron {
 
-// Memory that graphs share which never run at the same time: what one of them allocates and frees
-// while it is recorded, the next may use.
+// Memory shared by graphs that never run at the same time: what one of them allocates and frees
+// during its capture, the next may reuse.
 class DeviceGraphPool {
  public:
   // Throws Error without CUDA.
@@ -27,16 +27,16 @@ class DeviceGraphPool {
 
 class DeviceGraph {
  public:
-  // Records what `body` launches, backwards included; nothing of it runs. `body` must not wait for
-  // the device, and must read what changes between launches from memory that outlives the graph.
-  // Tensors that it makes and keeps live in the pool and hold a value after the first launch. The
-  // pool outlives the graph.
+  // Captures what `body` launches, backward passes included, without running it. `body` must not
+  // wait for the device, and must read inputs that change between launches from memory that
+  // outlives the graph. Tensors that it creates and keeps are in the pool and have values after the
+  // first launch. The pool must outlive the graph.
   DeviceGraph(DeviceGraphPool& pool, const std::function<void()>& body);
   ~DeviceGraph();
   DeviceGraph(DeviceGraph&&) noexcept;
   DeviceGraph& operator=(DeviceGraph&&) noexcept;
 
-  // Runs it once, in the order of the current stream.
+  // Runs it once, on the current stream.
   void launch();
 
  private:

@@ -11,7 +11,7 @@ namespace megatron {
 
 struct DeviceGraphPool::Impl {
   at::cuda::MempoolId_t id;
-  c10::cuda::CUDAStream stream;  // that records; the allocator reuses memory within one stream
+  c10::cuda::CUDAStream stream;  // capture stream; the allocator reuses memory within one stream
 };
 
 DeviceGraphPool::DeviceGraphPool(c10::Device device) {
@@ -30,17 +30,17 @@ struct DeviceGraph::Impl {
 DeviceGraph::DeviceGraph(DeviceGraphPool& pool, const std::function<void()>& body)
     : impl_(std::make_unique<Impl>()) {
   c10::cuda::device_synchronize();
-  // What eager passes have cached is the memory that the graph needs.
+  // Memory cached by eager passes is needed for the graph.
   c10::cuda::CUDACachingAllocator::emptyCache();
   const c10::cuda::CUDAStreamGuard guard(pool.impl_->stream);
-  // Loaders and writers of checkpoints may call CUDA from their own threads meanwhile.
+  // Data loaders and checkpoint writers may call CUDA from their own threads meanwhile.
   impl_->graph.capture_begin(pool.impl_->id, cudaStreamCaptureModeThreadLocal);
   try {
     body();
   } catch (...) {
     try {
-      impl_->graph.capture_end();  // also lets the allocator go back to its usual memory
-    } catch (...) {                // the first fault is the one to report
+      impl_->graph.capture_end();  // also returns the allocator to its usual pool
+    } catch (...) {                // report the first error
     }
     throw;
   }

@@ -1,4 +1,4 @@
-// Row gather and its deterministic transpose.
+// Embedding lookup and its deterministic backward.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -1,4 +1,4 @@
-// Matrix products of linear layers. fp32 accumulation whatever the operand type; on CUDA through
+// Matrix products of linear layers, with fp32 accumulation for all operand types; on CUDA through
 // cuBLASLt. Not differentiable: the layers write their own backwards.
 #pragma once
 
@@ -8,9 +8,9 @@
 
 namespace megatron {
 
-// Times cuBLASLt's candidates for each large product of bf16 or fp16 at its first use from now on
-// and keeps the choices in a file in `folder`; empty (as at start): the library's own first choice.
-// Nothing on the CPU.
+// From now on, times cuBLASLt's candidates for each large bf16 or fp16 product at its first use and
+// keeps the choices in a file in `folder`. Empty, the default: the library's first choice. No
+// effect on the CPU.
 void tune_gemms(const std::string& folder);
 
 // y = x w^T (+ bias) (+ addend).   x [..., k], w [n, k], bias [n] or undefined, addend [..., n] of
@@ -18,13 +18,13 @@ void tune_gemms(const std::string& folder);
 at::Tensor linear_forward(const at::Tensor& x, const at::Tensor& w, const at::Tensor& bias,
                           const at::Tensor& addend = {});
 
-// dx = dy w.   dy [..., n], w [n, k]; returns [..., k]. With `gelu_input` [..., k] of dy's type:
-// times the derivative of Activation::kGeluTanh there, which is the gradient of what the layer's
-// input is the GELU of. In the product's epilogue on CUDA.
+// dx = dy w. dy [..., n], w [n, k]; returns [..., k]. With `gelu_input` [..., k] of dy's type:
+// multiplied by the derivative of Activation::kGeluTanh at gelu_input, which gives the gradient
+// with respect to gelu_input. On CUDA in the product's epilogue.
 at::Tensor linear_input_grad(const at::Tensor& dy, const at::Tensor& w,
                              const at::Tensor& gelu_input = {});
 
-// The same, written to y [..., n] and dx [..., k], which are contiguous and of the operands' type.
+// The same, written to y [..., n] and dx [..., k], contiguous and of the operands' type.
 void linear_forward_into(const at::Tensor& x, const at::Tensor& w, const at::Tensor& bias,
                          at::Tensor y, const at::Tensor& addend = {});
 void linear_input_grad_into(const at::Tensor& dy, const at::Tensor& w, at::Tensor dx,

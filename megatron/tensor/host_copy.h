@@ -1,5 +1,6 @@
-// Copies between a device and host memory beside the computation: what activations and optimizer
-// states in host memory are built on. On a CPU everything is done at once, by plain copies.
+// Asynchronous copies between a device and host memory, overlapping with compute; the basis of
+// activation offloading and of optimizer states in host memory. On a CPU: plain, synchronous
+// copies.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -8,16 +9,16 @@
 
 namespace megatron {
 
-// The computing stream, which is whatever stream is current, and two streams of its own, one for
-// each direction.
+// Uses the compute stream, that is the current stream, and two streams of its own, one per
+// direction.
 class HostCopies {
  public:
   enum class Stream { kComputing, kToHost, kFromHost };
 
-  // A place in a stream; none on a CPU.
+  // A point in a stream (an event); empty on a CPU.
   class Mark {
    public:
-    // The calling thread waits until the stream has got there.
+    // Blocks the calling thread until the stream has reached it.
     void synchronize() const;
 
    private:
@@ -33,13 +34,13 @@ class HostCopies {
 
   c10::Device device() const;
   Mark mark(Stream stream) const;
-  // What is put into `stream` from now on starts after the mark.
+  // Work submitted to `stream` from now on starts after the mark.
   void wait(Stream stream, const Mark& mark) const;
-  // Tensors of equal size; the host's must come from host_empty(). Whoever reads or changes them
-  // waits by himself.
+  // Tensors of equal size; the host's must come from host_empty(). Callers must order later
+  // accesses themselves.
   void copy(Stream stream, const at::Tensor& to, const at::Tensor& from) const;
-  // Host memory: pinned, from the allocator that uses buffers again, or on a CPU from outside of
-  // libtorch, so that it does not count as the device's.
+  // Host memory: pinned, from a caching allocator; on a CPU from outside of libtorch, so that it is
+  // not counted as device memory.
   at::Tensor host_empty(at::IntArrayRef sizes, at::ScalarType type) const;
 
  private:

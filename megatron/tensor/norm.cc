@@ -13,8 +13,8 @@
 namespace megatron {
 namespace {
 
-// Gain and bias as the kernels read them, without copies where they can: in the type of x, or in
-// the accumulating one.
+// Gain and bias as the kernels read them, in the type of x or in the accumulation type; copies only
+// if needed.
 struct Weights {
   at::Tensor gain, bias;
   bool as_x;
@@ -31,7 +31,7 @@ struct Weights {
   }
 };
 
-// Fills in everything but mean and rstd; the tensors must outlive the result. y may be undefined.
+// Fills in all but mean and rstd; the tensors must outlive the result. y may be undefined.
 NormForward forward_args(Normalization kind, const at::Tensor& x, const Weights& weights,
                          bool zero_centered, const at::Tensor& y) {
   NormForward args;
@@ -48,7 +48,7 @@ NormForward forward_args(Normalization kind, const at::Tensor& x, const Weights&
   return args;
 }
 
-// Makes the tensors of the statistics and fills them in.
+// Allocates the statistics' tensors and sets them in `args`.
 void add_statistics(const at::Tensor& x, NormForward& args, at::Tensor& mean, at::Tensor& rstd) {
   const auto options = x.options().dtype(accumulate_type(x));
   rstd = at::empty({args.rows}, options);

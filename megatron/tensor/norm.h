@@ -12,7 +12,7 @@ namespace megatron {
 enum class Normalization { kLayerNorm, kRMSNorm };
 
 struct NormResult {
-  at::Tensor y;     // as x
+  at::Tensor y;     // shape and type of x
   at::Tensor mean;  // [rows] fp32 (fp64); undefined for RMSNorm
   at::Tensor rstd;  // [rows] fp32 (fp64)
 };
@@ -23,15 +23,15 @@ NormResult norm_forward(Normalization kind, const at::Tensor& x, const at::Tenso
                         const at::Tensor& bias, double eps, bool zero_centered,
                         const at::Tensor& amax = {});
 
-// The normalised output again from saved statistics (selective recomputation); equal to
-// norm_forward's y bit for bit.
+// Recomputes the normalised output from saved statistics (selective recomputation); bit-equal to
+// norm_forward's y.
 at::Tensor norm_apply(Normalization kind, const at::Tensor& x, const at::Tensor& weight,
                       const at::Tensor& bias, const at::Tensor& mean, const at::Tensor& rstd,
                       bool zero_centered);
 
-// Returns dx [..., h] and ACCUMULATES dweight += , dbias += (fp32 or fp64 [h]; dbias undefined
-// without bias). `residual_grad` [..., h], or undefined, is added to dx: the gradient of another
-// path that x took. The sums over rows are deterministic.
+// Returns dx [..., h] and ACCUMULATES dweight +=, dbias += (fp32 or fp64 [h]; dbias undefined
+// without bias). `residual_grad` [..., h], or undefined, is added to dx: the gradient of the
+// residual path. The sums over rows are deterministic.
 at::Tensor norm_backward(Normalization kind, const at::Tensor& dy, const at::Tensor& x,
                          const at::Tensor& weight, const at::Tensor& mean, const at::Tensor& rstd,
                          bool zero_centered, at::Tensor dweight, at::Tensor dbias,

@@ -56,7 +56,7 @@ void for_each_block(const FlatUpdate& update, const Body& body) {
   });
 }
 
-// The host loops need host memory; everything else has been handled before.
+// The host loops need host memory; other devices have been handled before.
 void check_host(const at::Tensor& tensor) {
   MEGATRON_CHECK(tensor.is_cpu(), "the optimizer has no kernels for device ", tensor.device().str(),
                  "\nhint: builds with -DMEGATRON_CUDA=ON also support CUDA devices");

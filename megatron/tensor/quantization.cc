@@ -18,7 +18,7 @@ Fp8Type fp8_type(at::ScalarType type) {
   return type == at::kFloat8_e4m3fn ? Fp8Type::kE4M3 : Fp8Type::kE5M2;
 }
 
-// [..., c] as a contiguous matrix of a type that the kernels read.
+// [..., c] as a contiguous matrix of a type that the kernels support.
 at::Tensor as_matrix(const at::Tensor& x) {
   const at::Tensor rows = x.reshape({-1, x.size(-1)}).contiguous();
   return rows.scalar_type() == at::kDouble ? rows.to(at::kFloat) : rows;
@@ -43,7 +43,8 @@ void check_product(const QuantizedMatrix& a, const QuantizedMatrix& b) {
 
 bool is_emulated(const QuantizedMatrix& m) { return m.codes.scalar_type() == at::kBFloat16; }
 
-// On the CPU, and of what is emulated: the codes' products summed in fp32, then the scales.
+// On the CPU and for emulated formats: products of the quantised values summed in fp32, then
+// scaled.
 at::Tensor plain_product(const QuantizedMatrix& a, const QuantizedMatrix& b) {
   if (a.layout != ScaleLayout::kTensor) return at::mm(dequantize(a), dequantize(b).t());
   const at::Tensor product = a.codes.is_cuda()

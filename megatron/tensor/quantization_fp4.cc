@@ -1,8 +1,9 @@
-// NVFP4 by composition of ATen operations: exact rounding on any device, at the price of many
-// passes.
+// NVFP4 composed of ATen operations: exact rounding on any device, at the price of many passes over
+// memory.
 //
-// Law of Transformer Engine's NVFP4 recipe; NVIDIA 2025 (arXiv:2509.25149), "Pretraining Large
-// Language Models with NVFP4", for what is transformed and what is rounded at random.
+// Follows Transformer Engine's NVFP4 recipe; NVIDIA 2025 (arXiv:2509.25149), "Pretraining Large
+// Language Models with NVFP4", for which operands are transformed and which are rounded
+// stochastically.
 #include "megatron/base/check.h"
 #include "megatron/tensor/quantization.h"
 #include "megatron/tensor/torch.h"
@@ -13,13 +14,13 @@ namespace {
 constexpr double kLargestE2M1 = 6.0, kLargestE4M3 = 448.0;
 constexpr int64_t kBlock = 16;
 
-// The distance of the values of E2M1 around |x| <= 6.
+// The distance between E2M1 values around |x| <= 6.
 at::Tensor step_of(const at::Tensor& magnitude) {
   const at::Tensor half = at::full({}, 0.5, magnitude.options());
   return at::where(magnitude.lt(2), half, at::where(magnitude.lt(4), half * 2, half * 4));
 }
 
-// Uniform in [0, 1), by place and value.
+// Uniform in [0, 1), a hash of position and value.
 at::Tensor hashed_uniform(const at::Tensor& x) {
   const at::Tensor place = at::arange(x.numel(), x.options().dtype(at::kLong)).view(x.sizes());
   at::Tensor h = x.contiguous().view(at::kInt).to(at::kLong).bitwise_xor(place.mul(0x9E3779B1));
@@ -32,7 +33,7 @@ at::Tensor hashed_uniform(const at::Tensor& x) {
   return h.bitwise_and(0xffffff).to(at::kFloat).mul(1.0 / 16777216.0);
 }
 
-// E2M1 of values within [-6, 6].
+// Rounds values within [-6, 6] to E2M1.
 at::Tensor round_e2m1(const at::Tensor& x, bool at_random) {
   const at::Tensor magnitude = x.abs(), step = step_of(magnitude);
   const at::Tensor units = magnitude / step;
@@ -57,13 +58,13 @@ QuantizedMatrix quantize_matrix(const at::Tensor& x, bool square, bool at_random
       at::reciprocal(block * decode).clamp_max(std::numeric_limits<float>::max());
   const at::Tensor codes =
       round_e2m1((blocks * factor).clamp(-kLargestE2M1, kLargestE2M1), at_random);
-  // The inverse scale at its place, kFp8InverseAt.
+  // The inverse scale goes to kFp8InverseAt.
   return {(codes * block).view({r, c}).to(at::kBFloat16),
           at::stack({encode, decode, decode, decode, decode}), ScaleLayout::kTensor};
 }
 
-// Runs of 16 along the last dimension times an orthonormal matrix of +-1/4 with Transformer
-// Engine's signs.
+// Multiplies groups of 16 along the last dimension by an orthonormal matrix of +-1/4 with
+// Transformer Engine's signs.
 at::Tensor transform(const at::Tensor& x) {
   at::Tensor h = at::ones({1, 1}, x.options());
   for (int i = 0; i < 4; ++i) h = at::cat({at::cat({h, h}, 1), at::cat({h, -h}, 1)}, 0);

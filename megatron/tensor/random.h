@@ -1,13 +1,12 @@
-// Randomness as a function of place, not of history (architecture: mechanisms).
+// Position-keyed random numbers: a function of position, not of history.
 //
-// Philox4x32-10. The key is a hash of (seed, purpose, layer); the counter is the place of the
+// Philox4x32-10. The key is a hash of (seed, purpose, layer); the counter is the position of the
 // element:
-//   activations: (sample ordinal, token position in the whole sequence, feature) or, for attention
-//     probabilities,
-//                (sample ordinal, head, query position, key position);
-//   weights:     the index of the element in the flattened global (unpadded) tensor.
-// Micro-batch size, data rank, context split and accumulation do not appear, so they cannot change
-// a draw.
+//   activations              (sample ordinal, token position in the whole sequence, feature)
+//   attention probabilities  (sample ordinal, head, query position, key position)
+//   weights                  index of the element in the flattened global (unpadded) tensor
+// Micro-batch size, data rank, context split and gradient accumulation do not appear, so they
+// cannot change a random number.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -17,12 +16,12 @@
 
 namespace megatron {
 
-// Identifies one stream of draws.
+// Identifies one stream of random numbers.
 struct RandomKey {
   uint64_t value = 0;
 };
 
-// `layer` is the global layer number, counted from 1; 0 for what belongs to no layer.
+// `layer` is the global layer number, counted from 1; 0 outside the layers.
 RandomKey random_key(int64_t seed, std::string_view purpose, int64_t layer = 0);
 
 // Where the elements of an activation [s, b, ...] lie. Tensors live on the activation's device.
@@ -37,8 +36,7 @@ struct TokenPositions {
 //   return  [s, b, h]
 at::Tensor dropout(const at::Tensor& x, double p, RandomKey key, const TokenPositions& place);
 
-// The same followed by an addition: dropout(x) + residual, the sum in the residual's type.
-// Differentiable in both.
+// Dropout and addition: dropout(x) + residual, in the residual's type. Differentiable in both.
 at::Tensor dropout_add(const at::Tensor& x, const at::Tensor& residual, double p, RandomKey key,
                        const TokenPositions& place);
 
@@ -49,9 +47,8 @@ at::Tensor attention_dropout_mask(int64_t num_heads, int64_t first_head, double 
                                   const TokenPositions& query, const at::Tensor& key_position);
 
 // Fills `out` [rows, columns...] (contiguous, any floating type, any device) with N(0, std^2).
-// Element i of row r is the draw at index (first_row + r) * row_elements + i, where row_elements is
-// the number of elements of a row of the GLOBAL tensor and column_offset the first of them that
-// `out` holds.
+// Element i of row r is random number (first_row + r) * row_elements + i, where row_elements is the
+// number of elements in a row of the GLOBAL tensor; `out` starts at column_offset in its rows.
 void normal_(at::Tensor out, double std, RandomKey key, int64_t first_row, int64_t row_elements,
              int64_t column_offset);
 

@@ -9,7 +9,7 @@
 namespace megatron {
 namespace {
 
-// out = t turned; `out` may be t.
+// out = rotated t; `out` may be t.
 void rotate_into(const at::Tensor& t, const at::Tensor& cos, const at::Tensor& sin,
                  bool interleaved, double sign, const at::Tensor& out) {
   Rotary args;
@@ -52,7 +52,7 @@ at::Tensor rotate(const at::Tensor& t, const at::Tensor& cos, const at::Tensor& 
   return out;
 }
 
-// `batch` samples share or own the angles.
+// The angles are shared by all, or given per sample, of `batch` samples.
 void check_angles(const at::Tensor& t, const at::Tensor& cos, const at::Tensor& sin,
                   int64_t batch) {
   for (const at::Tensor& angles : {cos, sin}) {

@@ -1,4 +1,4 @@
-// Rotary position embedding (Su et al. 2021, arXiv:2104.09864; contracts f).
+// Rotary position embedding (Su et al. 2021, arXiv:2104.09864).
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -14,10 +14,10 @@ namespace megatron {
 at::Tensor apply_rotary(const at::Tensor& t, const at::Tensor& cos, const at::Tensor& sin,
                         bool interleaved);
 
-// The same in place, the angles times `sign`; not differentiable.
+// The same in place, with angles times `sign`; not differentiable.
 //
-//   t         [s, n * b, heads, d], a view with a contiguous last dimension; n neighbours of its
-//             second dimension take the angles of one sample
+//   t         [s, n * b, heads, d], a view with a contiguous last dimension; n consecutive entries
+//             of its second dimension share the angles of one sample
 void rotate_(const at::Tensor& t, const at::Tensor& cos, const at::Tensor& sin, bool interleaved,
              double sign);
 

@@ -1,5 +1,4 @@
-// Shape and element type checks at the door of every public function: a documented shape is an
-// executed shape.
+// Checks of shapes and element types on entry of public functions: documented shapes are checked.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -1,5 +1,5 @@
-// A plain description of the part of a logical tensor that this rank holds: what checkpoints,
-// optimizers and digests need to know, without libtorch.
+// Describes the part of a logical tensor that this rank holds, for checkpoints, optimizers and
+// digests. Without libtorch.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +10,7 @@
 
 namespace megatron {
 
-// An N-dimensional part of a global tensor: offset and shape per dimension.
+// An N-dimensional block of a global tensor: offset and shape per dimension.
 struct Box {
   std::vector<int64_t> offset;
   std::vector<int64_t> shape;
@@ -42,7 +42,7 @@ struct ShardedTensor {
   int64_t flat_begin = 0;
   int64_t flat_end = -1;
   int replica_id = 0;  // only replica 0 writes
-  // Host memory, contiguous; element flat_begin of the local tensor comes first
+  // Host memory, contiguous, starting with element flat_begin of the local tensor
   void* data = nullptr;
 };
 

@@ -1,4 +1,4 @@
-// The sum of tensors in a fixed order, in one pass over memory.
+// Sums tensors in a fixed order, in one pass over memory.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -1,8 +1,8 @@
-// cuDNN's fused attention through the graphs of its frontend, deterministic in both directions
+// cuDNN's fused attention through its frontend's graphs, deterministic in forward and backward
 // unless the options say otherwise.
 //
 // Tensors are [b, n, s, d] (keys and values [b, g, s, d]) with any strides and a contiguous last
-// dimension; nothing is copied. Runs on the current stream; a graph is built for each shape and
+// dimension; nothing is copied. Runs on the current stream. A graph is built for each shape and
 // thread at its first use.
 #pragma once
 
@@ -14,7 +14,7 @@
 
 namespace megatron {
 
-// Why cuDNN does not compute this, or "". Asks the library, once per shape.
+// Why cuDNN does not support this, or "". Queries the library once per shape.
 std::string why_not_cudnn(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                           const AttentionOptions& options);
 
@@ -22,9 +22,8 @@ std::string why_not_cudnn(const at::Tensor& q, const at::Tensor& k, const at::Te
 at::Tensor cudnn_attention_forward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                                    const at::Tensor& out, const AttentionOptions& options);
 
-// Assigns dq, dk and dv, shaped as q, k and v, with strides of their own. The deterministic
-// backward works on part of the batch at a time where its scratch space, two bytes per score, would
-// be large.
+// Assigns dq, dk and dv, shaped like q, k and v, with their own strides. The deterministic backward
+// processes part of the batch at a time if its scratch memory, two bytes per score, would be large.
 void cudnn_attention_backward(const at::Tensor& dout, const at::Tensor& q, const at::Tensor& k,
                               const at::Tensor& v, const at::Tensor& out, const at::Tensor& lse,
                               const at::Tensor& dq, const at::Tensor& dk, const at::Tensor& dv,

@@ -1,4 +1,4 @@
-// What the callers of library attention kernels share: which calls a kernel computes exactly,
+// Shared by the callers of library attention kernels: which calls a kernel supports exactly,
 // layouts, determinism.
 #pragma once
 
@@ -13,16 +13,17 @@ namespace megatron {
 
 using AttentionGrads = std::tuple<at::Tensor, at::Tensor, at::Tensor>;  // dq, dk, dv
 
-// Shapes, types and options of core_attention. Throws InternalError.
+// Checks shapes, types and options of core_attention. Throws InternalError.
 void check_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                      const AttentionOptions& options);
 
-// Why no library kernel computes exactly this, or "". Flash attention knows no windows, cuDNN does.
+// Why no library kernel supports exactly this, or "". cuDNN supports windows, flash attention does
+// not.
 std::string why_unfused(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                         const AttentionOptions& options, bool knows_windows = false);
 
-// Whether the library's top-left causal mask, or none, is what the options mean. One query sees
-// every key.
+// Whether the library's top-left causal mask, or no mask, is equivalent to the options. A single
+// query sees every key.
 bool library_mask_fits(const at::Tensor& q, const at::Tensor& k, const AttentionOptions& options);
 
 // [s, b, n, d] <-> [b, n, s, d], a view.
@@ -30,10 +31,10 @@ at::Tensor to_heads(const at::Tensor& t);
 at::Tensor from_heads(const at::Tensor& t);
 
 // Note [Deterministic attention]
-// The backward of flash attention sums dq in a fixed order only in ATen's deterministic mode, which
-// is a setting of the process. It is switched on around that one call: elsewhere it would forbid
-// operations that do not concern it and fill new memory. cuDNN's backward is called through its
-// frontend, which has a switch of its own; ATen's call of it has none.
+// The backward of flash attention sums dq in a fixed order only in ATen's deterministic mode, a
+// process-wide setting. It is switched on only for that call: elsewhere it would forbid unrelated
+// operations and fill new memory. cuDNN's backward is called through its frontend, which has its
+// own switch; ATen's wrapper has none.
 class DeterministicScope {
  public:
   DeterministicScope();

@@ -1,8 +1,7 @@
-// Attention written out in ATen operations: every option, any device and type, softmax in fp32
-// (fp64).
+// Attention as ATen operations: every option, any device and type, softmax in fp32 (fp64).
 //
-// Memory: the scores of a few heads at a time (kScoreElements). Saves nothing; the backward
-// computes the probabilities again.
+// Memory: the scores of a few heads at a time (kScoreElements). Saves no probabilities; the
+// backward recomputes them.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -13,11 +12,11 @@
 
 namespace megatron {
 
-// Shapes as core_attention's.
+// Shapes as for core_attention.
 at::Tensor unfused_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                              const AttentionOptions& options);
 
-// (dq, dk, dv), shaped and typed as q, k, v.
+// (dq, dk, dv), with the shapes and types of q, k, v.
 std::tuple<at::Tensor, at::Tensor, at::Tensor> unfused_attention_backward(
     const at::Tensor& dout, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
     const AttentionOptions& options);
@@ -31,7 +30,7 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> unfused_block_backward(
     const at::Tensor& out, const at::Tensor& lse, const AttentionOptions& options);
 
 // Bool, True = may not attend, from `causal`, the window and `mask`: [s, s_k], [1 or b, 1, s, s_k],
-// or undefined when nothing is masked.
+// or undefined if nothing is masked.
 at::Tensor attention_mask(const at::Tensor& q, const at::Tensor& k,
                           const AttentionOptions& options);
 

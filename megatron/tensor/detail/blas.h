@@ -1,6 +1,6 @@
-// Products of matrices of bf16 and fp16 through cuBLASLt, fp32 sums to the end; algorithms by Note
-// [Choice of algorithms]. Each returns false when it cannot (other types or layouts, or a build
-// without CUDA); ATen takes over then.
+// Matrix products of bf16 and fp16 through cuBLASLt, with fp32 accumulation throughout; algorithms
+// by Note [Choice of algorithms]. Each returns false if it does not support the operands (other
+// types or layouts, or a build without CUDA); the caller then uses ATen.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -23,15 +23,14 @@ bool blas_input_grad(const at::Tensor& dy, const at::Tensor& w, const at::Tensor
 bool blas_wide_weight_grad(const at::Tensor& dy, const at::Tensor& x, const at::Tensor& target,
                            double beta);
 
-// d = beta d + a b^T (+ bias), or with an addend addend + a b^T (+ bias).   a [m, k], b [n, k] in
-// FP8 codes, d and addend [m, n] in bf16 or fp32, bias [n] as d or undefined. Dimensions are
-// multiples of
-// 16. Throws Error where the GPU has no FP8 products.
+// d = beta d + a b^T (+ bias), or with an addend addend + a b^T (+ bias). a [m, k], b [n, k] in
+// FP8, d and addend [m, n] in bf16 or fp32, bias [n] like d or undefined. Dimensions are multiples
+// of 16. Throws Error if the GPU does not support FP8.
 void blas_quantized(const QuantizedMatrix& a, const QuantizedMatrix& b, const at::Tensor& d,
                     const at::Tensor& bias, const at::Tensor& addend, double beta, bool fast);
 
-// ATen's products of half operands keep fp32 sums to the end (it may split them in the operands'
-// type by default). Once per process; nothing in a build without CUDA.
+// Makes ATen's products of half-precision operands accumulate in fp32 throughout (by default split
+// sums may be in the operands' type). Once per process; does nothing in a build without CUDA.
 void use_wide_blas_reductions();
 
 }  // namespace megatron

@@ -1,4 +1,4 @@
-// One product for cuBLASLt, in its column-major words, and the choice of an algorithm for it.
+// One cuBLASLt product, in column-major terms, and the choice of an algorithm for it.
 #pragma once
 
 #include <cublasLt.h>
@@ -16,18 +16,19 @@ void check_blas(cublasStatus_t status, const char* call);
 // How an FP8 operand is scaled; kNone: the operand is bf16 or fp16.
 enum class BlasScale : uint8_t { kNone, kTensor, kVector128, kBlock128 };
 
-// D (m x n) = beta C + op(A) (m x k) op(B) (k x n) (+ bias [m] to every column), fp32 sums; C is D
-// or another matrix like it. With gelu_grad: times the derivative of the tanh GELU at another
-// matrix like D.
+// D (m x n) = beta C + op(A) (m x k) op(B) (k x n) (+ bias [m] to every column), fp32 accumulation;
+// C is D or another matrix of the same layout. With gelu_grad: times the derivative of the tanh
+// GELU at another matrix laid out like D.
 struct BlasProduct {
   int device = 0;
-  cudaDataType_t type = CUDA_R_16BF;         // of A; without scales also of B and the bias
-  cudaDataType_t output_type = CUDA_R_16BF;  // of D
+  cudaDataType_t type = CUDA_R_16BF;         // type of A; without scales also of B and the bias
+  cudaDataType_t output_type = CUDA_R_16BF;  // type of D
   bool transpose_a = false, transpose_b = false, bias = false, gelu_grad = false;
   int64_t m = 0, n = 0, k = 0;
   int64_t lda = 0, ldb = 0, ldd = 0;
   uint32_t alignment = 16;  // the largest power of two up to 256 that divides all addresses
-  // FP8: the type of B, scales of both, and whether sums may stay in the tensor cores' own width.
+  // FP8: type of B, scales of both, and whether the tensor cores' reduced-precision accumulation is
+  // allowed.
   cudaDataType_t type_b = CUDA_R_16BF;
   BlasScale scale_a = BlasScale::kNone, scale_b = BlasScale::kNone;
   bool fast = false;
@@ -35,7 +36,7 @@ struct BlasProduct {
 
   bool scaled() const { return scale_a != BlasScale::kNone; }
   int64_t element_bytes() const { return scaled() ? 1 : 2; }  // of A and B
-  std::string text() const;                                   // as a key of the file of choices
+  std::string text() const;                                   // key in the file of choices
   int64_t elements_of_a() const { return lda * (transpose_a ? m : k); }
   int64_t elements_of_b() const { return ldb * (transpose_b ? k : n); }
   int64_t elements_of_d() const { return ldd * n; }
@@ -49,11 +50,11 @@ struct BlasOperands {
   float beta = 0.0f;
   const float* scale_a = nullptr;  // inverse scales, on the device
   const float* scale_b = nullptr;
-  const void* c = nullptr;           // laid out as d, in whose place beta counts; null: d
-  const void* gelu_input = nullptr;  // laid out as d
+  const void* c = nullptr;           // laid out like d, multiplied by beta instead of d; null: d
+  const void* gelu_input = nullptr;  // laid out like d
 };
 
-// Descriptors of cuBLASLt for one product.
+// cuBLASLt descriptors of one product.
 class BlasPlan {
  public:
   explicit BlasPlan(const BlasProduct& product);
@@ -61,7 +62,7 @@ class BlasPlan {
   BlasPlan(const BlasPlan&) = delete;
   BlasPlan& operator=(const BlasPlan&) = delete;
 
-  // The best of the library's heuristic first; at most `count`.
+  // At most `count` candidates, the best according to the library's heuristic first.
   std::vector<cublasLtMatmulAlgo_t> candidates(int count) const;
   cublasStatus_t run(const cublasLtMatmulAlgo_t& algorithm, const BlasOperands& operands,
                      void* workspace, cudaStream_t stream);
@@ -72,7 +73,7 @@ class BlasPlan {
   cublasLtMatrixLayout_t a_ = nullptr, b_ = nullptr, d_ = nullptr;
 };
 
-// The algorithm for a product from now on, in all threads. See Note [Choice of algorithms].
+// Chooses the algorithm that all threads use for a product. See Note [Choice of algorithms].
 cublasLtMatmulAlgo_t choose_algorithm(const BlasProduct& product, BlasPlan& plan);
 
 }  // namespace megatron

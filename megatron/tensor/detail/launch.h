@@ -1,4 +1,4 @@
-// Runs a kernel where its tensors lie: the CPU version over ranges of rows on ATen's threads, or
+// Runs a kernel on its tensors' device: the CPU version over ranges of rows on ATen's threads, or
 // the CUDA version on the current stream.
 #pragma once
 
@@ -10,19 +10,20 @@
 
 namespace megatron {
 
-// fp64 for fp64, else fp32: the type that kernels compute and keep statistics in.
+// fp64 for fp64, else fp32: the type in which kernels compute and keep statistics.
 at::ScalarType accumulate_type(const at::Tensor& tensor);
 
 // The CUDA stream of the tensor's device. Throws Error in a build without CUDA.
 void* current_stream(const at::Tensor& tensor);
 
-// Rows that make a task worth a thread, for rows of `row_elements`.
+// Minimum rows per task that make a thread worthwhile, for rows of `row_elements`.
 int64_t rows_per_task(int64_t row_elements);
 
 // The tensor itself if contiguous and of that type, else a copy.
 at::Tensor as_contiguous(const at::Tensor& tensor, at::ScalarType type);
 
-// cpu(begin, end) over rows of `row_elements`, or cuda(stream), by the device of `on`.
+// Calls cpu(begin, end) over rows of `row_elements`, or cuda(stream), depending on the device of
+// `on`.
 template <class Cpu, class Cuda>
 void launch(const at::Tensor& on, int64_t rows, int64_t row_elements, const Cpu& cpu,
             const Cuda& cuda) {
@@ -36,8 +37,8 @@ void launch(const at::Tensor& on, int64_t rows, int64_t row_elements, const Cpu&
 
 }  // namespace megatron
 
-// A call of a CUDA kernel inside launch()'s last argument; nothing in a build without CUDA, which
-// current_stream refuses.
+// Wraps the call of a CUDA kernel in launch()'s last argument; empty in a build without CUDA, where
+// current_stream() throws.
 #ifdef MEGATRON_CUDA
 #define MEGATRON_CUDA_KERNEL(...) __VA_ARGS__
 #else

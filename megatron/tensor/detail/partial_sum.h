@@ -1,4 +1,4 @@
-// Ordered sums over rows (kernels/column_sum.h) on tensors.
+// Sums over rows in a fixed order (kernels/column_sum.h), on tensors.
 #pragma once
 
 #include <ATen/core/Tensor.h>
