@@ -7,7 +7,7 @@
 namespace megatron {
 namespace {
 
-// The largest of the group as it is stored.
+// The largest magnitude of the group, after rounding to the stored type.
 template <class Group>
 __device__ __forceinline__ float largest_in(const Group& group, float amax) {
 #pragma unroll
@@ -15,8 +15,9 @@ __device__ __forceinline__ float largest_in(const Group& group, float amax) {
   return amax;
 }
 
-// A thread works on kSize neighbours: one pack, or one element where packs do not fit. A block of
-// threads takes a tile, blockDim.x groups of one row; tiles blockIdx.x, blockIdx.x + gridDim.x, ...
+// A thread processes kSize consecutive elements: one pack, or one element if the shape does not
+// allow packs. A block of threads takes a tile, blockDim.x groups of one row; tiles blockIdx.x,
+// blockIdx.x + gridDim.x, ...
 template <class T, class Gate, bool InPacks, bool Measured, bool Backward>
 __global__ void gated_kernel(ActivationArgs args, uint32_t tiles_of_row) {
   using Acc = AccumulateType<T>;
@@ -34,7 +35,7 @@ __global__ void gated_kernel(ActivationArgs args, uint32_t tiles_of_row) {
     const int64_t column = (int64_t{tile % tiles_of_row} * blockDim.x + threadIdx.x) * Group::kSize;
     if (column >= f) continue;
     const int64_t i = row * f + column,
-                  at = i + row * f;  // of the gate; its partner lies f further
+                  at = i + row * f;  // index of the gate; its partner lies f further
     const Group gates = load_group<Group>(x + at), ups = load_group<Group>(x + at + f);
     if constexpr (Backward) {
       const Group grads = load_group<Group>(dy + i);

@@ -1,12 +1,12 @@
-// Activations of the MLP. Computed in fp32 (fp64 for fp64), rounded once; each element alone, so
-// that the result does not depend on how rows are shared out (ATen's GELU does, by its vector
-// tails).
+// Activation functions of the MLP. Computed in fp32 (fp64 for fp64) and rounded once. Each element
+// is computed independently of its position, so that the result does not depend on how rows are
+// distributed over threads (that of ATen's GELU does, through its vector tails).
 //
 //   kGelu          y = x Phi(x) = x (1 + erf(x / sqrt(2))) / 2  x [rows, f]
 //   kGeluTanh      y = x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))) / 2
 //   kSquaredRelu   y = max(x, 0)^2
-//   kSwiglu        y = silu(x1) * x2                            x [rows, 2 f] = [x1 | x2], y [rows,
-//                  f]
+//   kSwiglu        y = silu(x1) * x2                            x [rows, 2 f] = [x1 | x2],
+//                                                               y [rows, f]
 //   kGeglu         y = gelu_tanh(x1) * x2
 //   kQuickGeglu    y = x1 * sigmoid(1.702 x1) * (x2 + offset)
 #pragma once
@@ -27,8 +27,8 @@ struct ActivationArgs {
   double offset = 0.0;
   const void* x = nullptr;
   const void* dy = nullptr;  // [rows, f], backward only
-  void* out = nullptr;       // y [rows, f] or dx [as x], assigned
-  float* amax = nullptr;     // [1] or null: = max(itself, largest |out|)
+  void* out = nullptr;       // y [rows, f] or dx (shape of x), assigned
+  float* amax = nullptr;     // [1] or null: raised to the largest |out|
 };
 void activation_forward_cpu(const ActivationArgs& args, int64_t row_begin, int64_t row_end);
 void activation_backward_cpu(const ActivationArgs& args, int64_t row_begin, int64_t row_end);

@@ -98,7 +98,7 @@ void activation_rows(const ActivationArgs& args, bool backward, int64_t begin, i
   }
 }
 
-// Of rows that were written, `columns` each.
+// Raises the amax by the written rows, `columns` each.
 void measure_rows(const ActivationArgs& args, int64_t columns, int64_t begin, int64_t end) {
   if (args.amax == nullptr) return;
   float scratch[kRun];

@@ -36,7 +36,7 @@ __device__ double block_sum(double value) {
   return sum;
 }
 
-// One thread block per block of work.
+// One thread block per UpdateBlock.
 template <class T>
 __global__ void sum_of_squares_kernel(const T* grad, const UpdateBlock* blocks, double* partials) {
   const UpdateBlock block = blocks[blockIdx.x];
@@ -51,7 +51,7 @@ __global__ void sum_of_squares_kernel(const T* grad, const UpdateBlock* blocks, 
   if (threadIdx.x == 0) partials[blockIdx.x] = sum;
 }
 
-// One thread block in all.
+// A single thread block.
 __global__ void sum_partials_kernel(const double* partials, int64_t count, double* sum) {
   double mine = 0.0;
   for (int64_t i = threadIdx.x; i < count; i += kThreads) mine += partials[i];
@@ -73,7 +73,7 @@ __device__ void store_value(float master, __half* value) { *value = __float2half
 __device__ void store_value(float, float*) {}  // the master weight is the value
 __device__ void store_value(double, double*) {}
 
-// What the update needs from the record, once per block of threads, in double before the cast.
+// The factors of the update, computed from the record once per thread block, in double.
 template <class T>
 struct AdamWFactors {
   T factor, keep, inverse_root2, step_size;
@@ -112,7 +112,7 @@ struct AdamW {
   }
 };
 
-// Four neighbours of the fp32 states, 16 bytes of each; nobody reads them again in this step.
+// Four consecutive elements of the fp32 states, 16 bytes of each; not read again in this step.
 struct StateQuad {
   float4 grad, master, exp_avg, exp_avg_sq;
 
@@ -148,8 +148,8 @@ struct StateQuad {
   }
 };
 
-// `in_quads`: the arrays are aligned to 16 bytes (values to 8). The first loads come before the
-// factors are known.
+// `in_quads`: the arrays are aligned to 16 bytes (values to 8). The first loads are issued before
+// the factors are known.
 template <class T, class Value>
 __global__ void __launch_bounds__(kThreads)
     adamw_kernel(const T* __restrict__ grad, T* __restrict__ master, T* __restrict__ exp_avg,
@@ -205,7 +205,7 @@ __device__ void store_state(DType type, void* state, int64_t i, float x, uint32_
   }
 }
 
-// adamw_kernel with states of either type; the types are the same for all threads.
+// adamw_kernel for states of either type; the types are uniform over all threads.
 __global__ void adamw_narrow_kernel(UpdateBuffers buffers, const UpdateBlock* __restrict__ blocks,
                                     const StepState* state, AdamWConstants constants) {
   if (state->skip != 0) return;
@@ -293,7 +293,7 @@ void launch_sgd(const UpdateBuffers& buffers, const UpdateBlock* blocks, int64_t
   check_launch("sgd");
 }
 
-// The combinations of element and value type that exist.
+// The supported combinations of element and value type.
 enum class Types { kDouble, kFloat, kFloatToBFloat16, kFloatToHalf };
 
 Types types_of(const UpdateBuffers& buffers) {

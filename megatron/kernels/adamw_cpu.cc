@@ -1,5 +1,5 @@
-// The loops are plain so that the compiler vectorises them; this file is built with -O3
-// -fno-math-errno (CMakeLists.txt).
+// The loops are plain so that the compiler can vectorise them; built with -O3 -fno-math-errno
+// (CMakeLists.txt).
 #include <immintrin.h>
 
 #include <cmath>
@@ -77,7 +77,7 @@ void sgd(const T* __restrict grad, T* __restrict master, T* __restrict momentum_
   }
 }
 
-// Rounds to nearest even; weights are finite or NaN, and a NaN stays one.
+// Rounds to nearest even; a NaN stays NaN. Weights are never infinite.
 void store_bfloat16(const float* source, uint16_t* target, int count) {
   for (int i = 0; i < count; ++i) {
     uint32_t bits;
@@ -97,7 +97,7 @@ void store_float16(const float* source, uint16_t* target, int count) {
     target[i] = static_cast<uint16_t>(_cvtss_sh(source[i], _MM_FROUND_TO_NEAREST_INT));
 }
 
-// value = master, unless they are the same memory.
+// value = master, unless they share memory.
 void store_values(const UpdateBuffers& buffers, const UpdateBlock& block) {
   if (buffers.value == nullptr) return;
   MEGATRON_ASSERT(buffers.element == DType::kFloat32,
@@ -116,12 +116,12 @@ void store_values(const UpdateBuffers& buffers, const UpdateBlock& block) {
   MEGATRON_ASSERT(false, "no store for values of type ", to_string(buffers.value_type));
 }
 
-// Elements of a state that are computed at once, widened when they are narrow.
+// Elements of a state that are processed at once, converted to fp32 if they are bf16.
 constexpr int kRun = 512;
 
 struct Run {
   DType type;
-  void* data;  // of the first element
+  void* data;  // pointer to the first element
   float wide[kRun];
 
   float* open(DType state_type, void* state, int64_t first, int count) {
@@ -136,7 +136,7 @@ struct Run {
       wide[i] = float_from_bits(static_cast<uint32_t>(narrow[i]) << 16);
     return wide;
   }
-  // `words`: the first one, four apart.
+  // `words`: points to the first random word; one per element, four apart.
   void close(int count, const uint32_t* words) {
     if (type != DType::kBFloat16) return;
     uint16_t* narrow = static_cast<uint16_t*>(data);

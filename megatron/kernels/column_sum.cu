@@ -19,8 +19,8 @@ __global__ void column_sum_kernel(ColumnSum sum) {
   static_cast<Acc*>(sum.partial)[block * sum.columns + column] = total;
 }
 
-// 32 packs of columns per block of threads; 8 threads share the rows of a pack and combine their
-// sums in a fixed order.
+// 32 packs of columns per thread block; 8 threads share the rows of a pack and combine their sums
+// in a fixed order.
 template <class T>
 __global__ void column_sum_packs(ColumnSum sum) {
   using Acc = AccumulateType<T>;
@@ -54,8 +54,8 @@ __global__ void column_sum_packs(ColumnSum sum) {
   }
 }
 
-// 32 columns per block; kSharers threads of a column share its partial sums, combined in a fixed
-// order.
+// 32 columns per block; kSharers threads of a column share its partial sums and combine them in a
+// fixed order.
 constexpr int kSharers = 32;
 template <class Acc, class T>
 __global__ void __launch_bounds__(32 * kSharers) partial_sum_kernel(PartialSum sum) {

@@ -19,10 +19,10 @@ struct ColumnSum {
 void column_sum_cpu(const ColumnSum& sum, int64_t block_begin, int64_t block_end);
 void column_sum_cuda(const ColumnSum& sum, void* stream);
 
-// target[c] = beta * target[c] + sum over blocks of partial[block, c]; beta = 0 ignores what target
-// held.
+// target[c] = beta * target[c] + sum over blocks of partial[block, c]; with beta = 0 the old target
+// is not read.
 struct PartialSum {
-  DType dtype = DType::kFloat32;         // of partial: fp32 or fp64
+  DType dtype = DType::kFloat32;         // type of partial: fp32 or fp64
   DType target_dtype = DType::kFloat32;  // any floating type
   int64_t blocks = 0;
   int64_t columns = 0;

@@ -50,8 +50,7 @@ void column_sum_cpu(const ColumnSum& sum, int64_t block_begin, int64_t block_end
 }
 
 void partial_sum_cpu(const PartialSum& sum, int64_t column_begin, int64_t column_end) {
-  // A wide target needs a wide sum, even of narrow partial sums; the caller gives both the same
-  // type then.
+  // An fp64 target needs an fp64 sum; the caller then gives the partial sums the same type.
   with_accumulator(sum.dtype,
                    [&](auto acc) { add_partials<decltype(acc)>(sum, column_begin, column_end); });
 }

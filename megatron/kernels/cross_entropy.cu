@@ -9,7 +9,7 @@ constexpr int kRowThreads = 512;  // one block per token
 __device__ __forceinline__ float exponential(float x) { return __expf(x); }
 __device__ __forceinline__ double exponential(double x) { return exp(x); }
 
-// The largest of some numbers and the sum of exp(number - max) over them.
+// Running maximum of numbers and sum of exp(number - max).
 template <class Acc>
 struct OnlineSum {
   Acc max, sum;

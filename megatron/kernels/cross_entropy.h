@@ -1,4 +1,4 @@
-// The per-shard pieces of a softmax cross entropy over [tokens, columns] logits of which the first
+// The per-shard steps of a softmax cross entropy over [tokens, columns] logits, of which the first
 // `valid` columns count. Acc is fp32, or fp64 for fp64 logits.
 #pragma once
 
@@ -18,9 +18,9 @@ struct CrossEntropy {
   const int64_t* targets = nullptr;  // [tokens]; outside [0, valid): not in this shard
 };
 
-// The shard's own share of the softmax, in one pass over the logits: max[t] = max of the valid
-// logits (-inf when there are none), sum[t] = sum over them of exp(logit - max[t]) (0 when there
-// are none), target[t] = logit of the target or 0.
+// The shard's contribution to the softmax, in one pass over the logits: max[t] = max of the valid
+// logits (-inf if there are none), sum[t] = sum over them of exp(logit - max[t]) (0 if there are
+// none), target[t] = logit of the target or 0.
 struct CrossEntropySums {
   void* max = nullptr;  // [tokens] Acc, assigned; so are the others
   void* sum = nullptr;
@@ -37,7 +37,7 @@ struct CrossEntropyBackward {
   const void* scale = nullptr;  // [tokens] Acc
   double z_coeff = 0.0;
   void* dlogits = nullptr;
-  int64_t stride = 0;  // of dlogits
+  int64_t stride = 0;  // row stride of dlogits, in elements
 };
 void cross_entropy_backward_cpu(const CrossEntropy& ce, const CrossEntropyBackward& args,
                                 int64_t begin, int64_t end);

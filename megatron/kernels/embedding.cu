@@ -13,9 +13,9 @@ __global__ void embedding_forward_kernel(EmbeddingForward args, int64_t words) {
   for (int64_t j = threadIdx.x; j < words; j += blockDim.x) to[j] = id < 0 ? Word(0) : from[j];
 }
 
-// The blocks of the first occurrence of an id add all its rows, in the order of their places; a
-// thread those of one group of columns. A warp looks for places 32 at a time and has some rows
-// under way, as frequent ids of a text have hundreds.
+// The block of an id's first occurrence adds all its rows, in the order of their positions; each
+// thread adds one group of columns. A warp searches 32 positions at a time and keeps several rows
+// in flight, as frequent ids of a text have hundreds.
 constexpr unsigned kBackwardThreads = 64;
 constexpr int kRowsTogether = 8;
 

@@ -7,7 +7,7 @@
 namespace megatron {
 namespace {
 
-// From the end (Note [Backwards]).
+// Runs from the end (Note [Backwards]).
 template <class T>
 __global__ void amax_kernel(Amax args) {
   __shared__ float shared[33];
@@ -32,7 +32,7 @@ __global__ void amax_kernel(Amax args) {
   raise_amax(args.amax, amax, shared);
 }
 
-// A block per tile.
+// One thread block per tile.
 template <class T, Fp8Type Type>
 __global__ void __launch_bounds__(256) cast_kernel(Fp8Cast args) {
   __shared__ __align__(16) uint32_t turned[kTileWords];
@@ -72,7 +72,7 @@ __global__ void __launch_bounds__(256) cast_kernel(Fp8Cast args) {
   store_columns(turned, at, args.in_columns, args.rows, args.columns);
 }
 
-// A block per 128 x 128 elements.
+// One thread block per 128 x 128 elements.
 template <class T, Fp8Type Type>
 __global__ void __launch_bounds__(kBlockThreads, 2) block_cast_kernel(Fp8BlockCast args) {
   __shared__ BlockMemory memory;
@@ -84,7 +84,7 @@ __global__ void __launch_bounds__(kBlockThreads, 2) block_cast_kernel(Fp8BlockCa
   store_block<T, Type>(in, at, args, at.block_column, memory);
 }
 
-// A block of threads per slot.
+// One thread block per slot.
 __global__ void delayed_scale_update_kernel(DelayedScaleUpdate args) {
   __shared__ float shared[33];
   const int64_t slot = blockIdx.x;
@@ -92,7 +92,7 @@ __global__ void delayed_scale_update_kernel(DelayedScaleUpdate args) {
   float* history = scale + 1;
   const float newest = args.amax[slot];
   float most = 0.0f;
-  // From the oldest on, a run of threads at a time: what a run overwrites it has read.
+  // From the oldest on, blockDim.x entries at a time: overwritten entries have been read before.
   for (int64_t end = args.history_length; end > 0; end -= blockDim.x) {
     const int64_t i = end - 1 - static_cast<int64_t>(threadIdx.x);
     const float moved = i > 0 ? history[i - 1] : newest;

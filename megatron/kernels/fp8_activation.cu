@@ -5,7 +5,8 @@
 namespace megatron {
 namespace {
 
-// A value as it would be stored, for the amax and the code to be those of the stored tensor.
+// A value rounded as it would be stored, so that amax and FP8 value equal those of the stored
+// tensor.
 template <class T>
 __device__ __forceinline__ float rounded(float value) {
   T stored;
@@ -13,7 +14,7 @@ __device__ __forceinline__ float rounded(float value) {
   return load_as<float>(stored);
 }
 
-// A block per tile of one half of the result; in the backward of both halves.
+// One thread block per tile of the result; in the backward, per tile of both its halves.
 template <class T, class Gate, Fp8Type Type, bool Backward>
 __global__ void __launch_bounds__(256) fp8_activation_kernel(Fp8Activation args) {
   __shared__ __align__(16) uint32_t turned[(Backward ? 2 : 1) * kTileWords];
@@ -70,7 +71,7 @@ __global__ void __launch_bounds__(256) fp8_activation_kernel(Fp8Activation args)
   const int64_t stride = Backward ? 2 * f : f;
   store_rows(first, at, args.in_rows, stride);
   if constexpr (Backward) store_rows(second, at, args.in_rows + f, stride);
-  // Outside the matrix gates are 0, and so is what follows from them.
+  // Outside the matrix gates are 0, and so are the results.
   if (args.new_amax != nullptr) raise_amax(args.new_amax, at.inside ? amax : 0.0f, shared);
   if (args.in_columns == nullptr) return;
   turn_codes(first, at, turned);
@@ -94,7 +95,7 @@ void launch_gate(const Fp8Activation& args, cudaStream_t stream) {
   });
 }
 
-// A block per 128 x 128 of one half of the result; in the backward of both halves.
+// One thread block per 128 x 128 of the result; in the backward, of both its halves.
 template <class T, class Gate, Fp8Type Type, bool Backward>
 __global__ void __launch_bounds__(kBlockThreads, 2)
     fp8_block_activation_kernel(Fp8BlockActivation args) {

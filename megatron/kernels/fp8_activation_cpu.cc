@@ -24,7 +24,7 @@ void fp8_activation_cpu(const Fp8Activation& args, int64_t row_begin, int64_t ro
 
 void fp8_block_activation_cpu(const Fp8BlockActivation& args, int64_t block_begin,
                               int64_t block_end) {
-  // The result of these rows, at its place in a matrix of which nothing else is touched.
+  // The result of these rows only, at their position in the whole matrix.
   const ActivationArgs& a = args.activation;
   const int64_t begin = block_begin * kFp8Block, rows = (block_end - block_begin) * kFp8Block;
   const int64_t columns = args.cast.columns, bytes = size_of(a.dtype);

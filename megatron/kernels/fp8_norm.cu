@@ -2,12 +2,12 @@
 #include "megatron/kernels/detail/norm_rows.cuh"
 #include "megatron/kernels/fp8_norm.h"
 
-// In two kernels: the statistics of the rows, from the last row on, then tiles from the first row
-// on, of which the L2 cache still holds what the first kernel read last.
+// Two kernels: the statistics of the rows, from the last row to the first, then tiles from the
+// first row on, which the L2 cache still holds since the first kernel read them last.
 namespace megatron {
 namespace {
 
-// A block per tile.
+// One thread block per tile.
 template <class T, class W, bool LayerNorm, Fp8Type Type>
 __global__ void __launch_bounds__(256) fp8_norm_kernel(Fp8Norm args) {
   __shared__ __align__(16) uint32_t turned[kTileWords];

@@ -1,6 +1,6 @@
-// Norms whose result goes straight into FP8 codes, by a scale that is known before: norm_forward
-// (kernels/norm.h), then Fp8Cast (kernels/fp8.h), bit for bit, without the tensor between them.
-// 6 bytes moved per element (bf16), where the two move 8, of which the L2 cache has a part.
+// Norms with FP8 output, for a scale that is known beforehand: equal, bit for bit, to norm_forward
+// (kernels/norm.h) followed by Fp8Cast (kernels/fp8.h), without the tensor between them. Moves 6
+// bytes per element (bf16) where the two kernels move 8, part of it in the L2 cache.
 #pragma once
 
 #include "megatron/kernels/fp8.h"
@@ -11,7 +11,7 @@ namespace megatron {
 struct Fp8Norm {
   NormForward norm;  // `y` and `amax` are not used
   Fp8Type type = Fp8Type::kE4M3;
-  const float* given_scale = nullptr;  // as of Fp8Cast, and what follows, too
+  const float* given_scale = nullptr;  // this and the following: see Fp8Cast
   float* new_amax = nullptr;
   float* scale = nullptr;
   uint8_t* in_rows = nullptr;     // [rows, columns]

@@ -7,7 +7,7 @@ namespace {
 constexpr int kHashThreads = 256;
 constexpr int64_t kWord = sizeof(uint64_t);
 
-// The last piece that begins at or before the block.
+// The piece that contains the block: the last one that begins at or before it.
 __device__ int64_t piece_of(const HashPieces& work, int64_t block) {
   int64_t low = 0, high = work.num_pieces;
   while (high - low > 1) {
@@ -23,7 +23,8 @@ __device__ uint64_t partial_word(const unsigned char* bytes, int64_t count) {
   return word;
 }
 
-// One block of kHashBlockBytes each, read once, sixteen bytes at a time where they are aligned.
+// One hash block of kHashBlockBytes per thread block, read once, sixteen bytes at a time if
+// aligned.
 __global__ void __launch_bounds__(kHashThreads) hash_pieces_kernel(HashPieces work) {
   const int64_t block = blockIdx.x;
   const int64_t index = piece_of(work, block);
@@ -32,7 +33,7 @@ __global__ void __launch_bounds__(kHashThreads) hash_pieces_kernel(HashPieces wo
   const int64_t begin = (block - piece.first_block) * kHashBlockBytes;
   const int64_t end = begin + kHashBlockBytes < piece.bytes ? begin + kHashBlockBytes : piece.bytes;
   uint64_t sum = 0;
-  int64_t plain = begin;  // from here on words are put together from bytes
+  int64_t plain = begin;  // from here on words are assembled from bytes
   if (reinterpret_cast<uintptr_t>(data) % sizeof(ulonglong2) == 0) {
     plain = begin + (end - begin) / static_cast<int64_t>(sizeof(ulonglong2)) *
                         static_cast<int64_t>(sizeof(ulonglong2));

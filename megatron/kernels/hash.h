@@ -1,11 +1,11 @@
-// Hashes of the bytes of tensors, to see whether two ranks hold the same ones.
+// Hashes of the bytes of tensors, to check whether two ranks hold the same ones.
 //
 // The hash of n bytes is the sum, modulo 2^64, of hash_word(w[i], i) over the little-endian words
-// w[i] of eight bytes, the last one filled up with zeros. A word's term depends on its index and is
-// a bijection of the word, so that whatever changes within one word changes the hash for certain,
-// and any other change does but for one chance in about 2^64. Terms are added, so that blocks may
-// be hashed in any order, on any number of threads, and on a GPU with the same result as on a CPU.
-// Source of the mixing function: the finaliser of SplitMix64 (Steele, Lea, Flood 2014).
+// w[i] of eight bytes, the last one padded with zeros. A word's term depends on its index and is a
+// bijection of the word, so that any change within one word changes the hash, and any other change
+// does except with probability of about 2^-64. Terms are added, so that blocks may be hashed in any
+// order, on any number of threads, and on a GPU with the same result as on a CPU. Source of the
+// mixing function: the finaliser of SplitMix64 (Steele, Lea, Flood 2014).
 #pragma once
 
 #include <cstdint>
@@ -27,12 +27,12 @@ MEGATRON_DEVICE_TOO inline uint64_t hash_word(uint64_t word, uint64_t index) {
 
 constexpr int64_t kHashBlockBytes = int64_t{1} << 17;
 
-// One run of bytes, aligned to its element type, and the blocks of kHashBlockBytes that it is
-// worked on in.
+// One range of bytes, aligned to its element type, and the blocks of kHashBlockBytes in which it is
+// processed.
 struct HashPiece {
   const void* data = nullptr;
   int64_t bytes = 0;
-  int64_t first_block = 0;  // the number of blocks of the pieces before
+  int64_t first_block = 0;  // number of blocks of the preceding pieces
 };
 
 // Adds the hash of each piece to hashes[piece]; pieces are in the order of their first_block.

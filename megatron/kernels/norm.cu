@@ -6,27 +6,27 @@
 #include "megatron/kernels/norm.h"
 
 // Note [Norm kernels]
-// Rows whose length is a multiple of 16 bytes are held by the threads of a block, some packs each,
-// and read once. The forward has few threads a row, and many rows on a processor hide each other's
-// waiting. The backward has a block for the rows of a partial sum: each thread keeps the weight
-// gradients of its own columns in registers, so that their order is fixed, and a ring brings the
-// next row while this one is summed (Note [Rings of loads]). Other lengths take the kernels for
-// any.
+// Rows whose length is a multiple of 16 bytes are held in the registers of a thread block, some
+// packs per thread, and read once. The forward uses few threads per row; the many rows on an SM
+// hide each other's latency. The backward uses one block for the rows of a partial sum: each thread
+// keeps the weight gradients of its own columns in registers, so that their order is fixed, and a
+// ring loads the next row while this one is summed (Note [Rings of loads]). Other lengths use the
+// general kernels.
 namespace megatron {
 namespace {
 
-constexpr int kForwardPacks = 4;           // of a thread
-constexpr unsigned kForwardThreads = 128;  // of a block at least, for one row or several
-constexpr int kBackwardRing = 2;           // rows of a block that are under way or at hand
-constexpr int64_t kPacksAlone = 512;       // longer rows give a thread of the backward two packs
+constexpr int kForwardPacks = 4;           // packs per thread
+constexpr unsigned kForwardThreads = 128;  // minimum per block, for one row or several
+constexpr int kBackwardRing = 2;           // rows of a block being loaded or processed
+constexpr int64_t kPacksAlone = 512;       // in longer rows a thread of the backward has two packs
 
-// A product that is rounded by itself, where contraction would leave the rounding of one of two
+// A product that is always rounded: contraction into an FMA would skip the rounding of one of two
 // equal products.
 __device__ __forceinline__ float rounded_product(float a, float b) { return __fmul_rn(a, b); }
 __device__ __forceinline__ double rounded_product(double a, double b) { return __dmul_rn(a, b); }
 
-// blockDim.y rows at a time; a thread holds the packs threadIdx.x, threadIdx.x + blockDim.x, ... of
-// one.
+// blockDim.y rows at a time; a thread holds packs threadIdx.x, threadIdx.x + blockDim.x, ... of one
+// row.
 template <class T, class W, bool LayerNorm, unsigned MostThreads>
 __global__ void __launch_bounds__(MostThreads, MostThreads == kForwardThreads ? 10 : 1)
     norm_forward_packs(NormForward norm) {
@@ -112,7 +112,7 @@ __global__ void __launch_bounds__(MostThreads, MostThreads == kForwardThreads ? 
   if (norm.amax != nullptr) raise_amax_by_warp(norm.amax, amax);
 }
 
-// dx and the partial weight gradients of kNormRowsPerBlock rows a block.
+// dx and the partial weight gradients of kNormRowsPerBlock rows per thread block.
 template <class T, class W, bool LayerNorm, bool Residual, int Packs>
 __global__ void __launch_bounds__(1024) norm_backward_packs(NormBackward norm) {
   using Acc = AccumulateType<T>;
@@ -151,11 +151,11 @@ __global__ void __launch_bounds__(1024) norm_backward_packs(NormBackward norm) {
     if (first + p * stride < n) load_gain<W>(norm, first + p * stride, gain[p]);
   }
   for (int64_t row = begin; row < end; ++row) {
-    start(row + kBackwardRing - 1);  // where the last row was
+    start(row + kBackwardRing - 1);  // overwrites the last row
     const Acc mean = LayerNorm ? static_cast<const Acc*>(norm.mean)[row] : Acc(0),
               rstd = static_cast<const Acc*>(norm.rstd)[row];
     wait_for_copies<kBackwardRing - 1>();
-    Acc sums[kSums] = {};  // of gain dy xhat; of gain dy
+    Acc sums[kSums] = {};  // sums of gain dy xhat and of gain dy
 #pragma unroll
     for (int p = 0; p < Packs; ++p) {
       if (first + p * stride >= n) break;
@@ -225,7 +225,7 @@ __global__ void norm_forward_any(NormForward norm) {
   __shared__ Acc shared[33];
   const int64_t n = norm.columns, row = blockIdx.x;
   const T* x = static_cast<const T*>(norm.x) + row * n;
-  T* y = static_cast<T*>(norm.y) + row * n;  // not used where there is none
+  T* y = static_cast<T*>(norm.y) + row * n;  // not used if y is null
   const bool as_values = norm.weights_as_x;
   Acc mean = 0, rstd;
   if (norm.saved_statistics) {
@@ -316,7 +316,7 @@ __global__ void norm_weight_grad_any(NormBackward norm) {
   if (norm.dbias != nullptr) static_cast<Acc*>(norm.dbias)[block * n + column] = dbias;
 }
 
-// Threads for a row of `packs` a thread; 0: it is too long.
+// Threads for a row with `packs` packs per thread; 0: the row is too long.
 template <class T>
 unsigned threads_for_packs(int64_t columns, int packs) {
   const int64_t threads = (columns / Pack<T>::kSize + packs - 1) / packs;
@@ -347,7 +347,7 @@ void forward(const NormForward& norm, cudaStream_t stream) {
   });
 }
 
-// False: the device has too little shared memory for it.
+// False: the device has too little shared memory.
 template <class T, class W, bool LayerNorm, bool Residual, int Packs>
 bool backward_packs(const NormBackward& norm, unsigned threads, unsigned row_blocks,
                     cudaStream_t stream) {

@@ -21,22 +21,22 @@ struct NormForward {
   int64_t rows = 0;
   int64_t columns = 0;
   double eps = 1e-5;
-  bool saved_statistics = false;  // read mean and rstd instead of writing them
+  bool saved_statistics = false;  // read mean and rstd instead of computing them
   bool zero_centered = false;
   bool weights_as_x = false;   // gain and bias have dtype, not that of Acc
   const void* x = nullptr;     // [rows, columns]
   const void* gain = nullptr;  // [columns]
-  const void* bias = nullptr;  // [columns] or null, as for RMSNorm
-  void* y = nullptr;           // [rows, columns], assigned; null: statistics alone
+  const void* bias = nullptr;  // [columns] or null (RMSNorm)
+  void* y = nullptr;           // [rows, columns], assigned; null: only statistics
   void* mean = nullptr;        // [rows] Acc; unused for RMSNorm
   void* rstd = nullptr;        // [rows] Acc
-  float* amax = nullptr;       // [1] or null: = max(itself, largest |y|)
+  float* amax = nullptr;       // [1] or null: raised to the largest |y|
 };
 void norm_forward_cpu(const NormForward& norm, int64_t row_begin, int64_t row_end);
 void norm_forward_cuda(const NormForward& norm, void* stream);
 
-// Rows whose weight gradients one partial sum holds: a function of the shape only, so the sums do
-// not depend on threads.
+// Rows per partial sum of the weight gradients: a function of the shape only, so that sums do not
+// depend on threads.
 constexpr int64_t kNormRowsPerBlock = 16;
 
 struct NormBackward {
@@ -51,7 +51,7 @@ struct NormBackward {
   const void* gain = nullptr;  // [columns]
   const void* mean = nullptr;  // [rows] Acc; unused for RMSNorm
   const void* rstd = nullptr;  // [rows] Acc
-  // [rows, columns] or null: added to dx, of the other path that x took
+  // [rows, columns] or null: added to dx: gradient of the residual path
   const void* residual_grad = nullptr;
   void* dx = nullptr;  // [rows, columns], assigned; may be residual_grad
   // [blocks, columns] Acc, assigned: partial sums of kNormRowsPerBlock rows each

@@ -25,7 +25,7 @@ DType weight_dtype(const Norm& norm) {
   return norm.weights_as_x || norm.dtype == DType::kFloat64 ? norm.dtype : DType::kFloat32;
 }
 
-// The gain of a norm, with the 1 of a zero-centered one.
+// The gain of a norm, including the 1 of a zero-centered one.
 template <class Acc, class Norm>
 std::vector<Acc> gain_of(const Norm& norm) {
   std::vector<Acc> gain(norm.columns);
@@ -63,8 +63,7 @@ void forward_rows(const NormForward& norm, int64_t begin, int64_t end) {
   }
 }
 
-// One row: dx, and this row's part of the weight gradients added to dgain and dbias (null without
-// bias).
+// One row: computes dx and adds this row's weight gradients to dgain and dbias (null without bias).
 template <class Acc>
 void backward_row(int64_t n, const Acc* __restrict dy, const Acc* __restrict x,
                   const Acc* __restrict gain, bool layer_norm, Acc mean, Acc rstd,
@@ -106,7 +105,7 @@ void backward_block(const NormBackward& norm, int64_t block, const std::vector<A
   for (int64_t row = block * kNormRowsPerBlock; row < end; ++row) {
     const Acc* dy = load_run(norm.dtype, norm.dy, row * n, n, scratch.data());
     const Acc* x = load_run(norm.dtype, norm.x, row * n, n, scratch.data() + n);
-    // A copy: dx may be written over it.
+    // A copy, since dx may overwrite it.
     const Acc* residual = nullptr;
     if (norm.residual_grad != nullptr) {
       const Acc* from =

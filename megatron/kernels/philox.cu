@@ -1,4 +1,4 @@
-// Compiled with --fmad=false so that draws equal the CPU's bit for bit.
+// Compiled with --fmad=false so that random numbers are bit-equal to the CPU's.
 #include "megatron/kernels/detail/cuda_types.cuh"
 #include "megatron/kernels/detail/philox_math.h"
 #include "megatron/kernels/philox.h"
@@ -18,7 +18,7 @@ __device__ __forceinline__ Words words_of_block(uint64_t key, uint64_t block, ui
   return words;
 }
 
-// One thread per block of four draws that touches the row.
+// One thread per Philox block (four random numbers) that overlaps the row.
 template <class T>
 __global__ void fill_kernel(RandomFill fill, int64_t blocks_per_row) {
   using Acc = AccumulateType<T>;
@@ -89,7 +89,8 @@ __global__ void attention_dropout_kernel(AttentionDropout d, uint64_t threshold,
 }  // namespace
 
 void fill_random_cuda(const RandomFill& fill, void* stream) {
-  const int64_t blocks_per_row = (fill.columns + 3) / 4 + 1;  // a row may begin inside a block
+  // a row may begin inside a Philox block
+  const int64_t blocks_per_row = (fill.columns + 3) / 4 + 1;
   with_cuda_type(fill.dtype, [&](auto type) {
     fill_kernel<decltype(type)>
         <<<blocks_for(fill.rows * blocks_per_row), kThreads, 0, as_stream(stream)>>>(

@@ -1,12 +1,11 @@
-// Random draws by place: filling tensors, dropout, attention dropout. CPU and CUDA give the same
-// bits.
+// Position-keyed random numbers: filling tensors, dropout, attention dropout. Bit-equal on CPU and
+// CUDA.
 //
 // Philox4x32-10; the key is given, the counter of four consecutive elements is
 //   fills      (block low, block high, 0, 0)           block = element index / 4
 //   dropout    (feature / 4, position, sample low, sample high)
-//   attention  (key position / 4, query position, sample low, sample high + head * 2^16)    samples
-//              below 2^48
-// and element i takes word i % 4.
+//   attention  (key position / 4, query position, sample low, sample high + head * 2^16)
+// where samples are below 2^48, and element i takes word i % 4.
 #pragma once
 
 #include <cstdint>
@@ -28,7 +27,7 @@ struct RandomFill {
   void* out = nullptr;  // [rows, columns], assigned
   int64_t rows = 0;
   int64_t columns = 0;
-  // Element (r, i) is draw (first_row + r) * row_elements + column_offset + i
+  // Element (r, i) is random number (first_row + r) * row_elements + column_offset + i
   int64_t first_row = 0;
   int64_t row_elements = 0;
   int64_t column_offset = 0;
@@ -36,8 +35,8 @@ struct RandomFill {
 void fill_random_cpu(const RandomFill& fill, int64_t row_begin, int64_t row_end);
 void fill_random_cuda(const RandomFill& fill, void* stream);
 
-// out = residual + keep(place) * x / (1 - p); the backward is the same with x = dy and no residual.
-// Sums in fp32 (fp64 when `out` or `x` is), rounded once.
+// out = residual + keep(position) * x / (1 - p); the backward is the same with x = dy and no
+// residual. Sums in fp32 (fp64 if `out` or `x` is), rounded once.
 struct Dropout {
   double p = 0.0;
   uint64_t key = 0;

@@ -43,7 +43,7 @@ const uint32_t* words_of(uint64_t key, uint64_t base, uint32_t c2, uint32_t c3, 
   return scratch + skip;
 }
 
-// Normal draws of whole pairs: n is even.
+// Normal random numbers from whole pairs: n is even.
 void normals_from_words(const uint32_t* words, int64_t n, float* out) {
   for (int64_t i = 0; i < n / 2; ++i) {
     normal_pair(words[2 * i], words[2 * i + 1], &out[2 * i], &out[2 * i + 1]);

@@ -4,7 +4,7 @@
 namespace megatron {
 namespace {
 
-// Where a head lies and which angles turn it.
+// Where a head lies and which angles rotate it.
 struct HeadPlace {
   int64_t in, out, angle;
 };
@@ -44,8 +44,8 @@ __global__ void rotary_kernel(Rotary rotary) {
   }
 }
 
-// Halves that are turned whole: a thread turns one pack of the first half against its partners in
-// the second.
+// For rotations of halves as a whole: a thread rotates one pack of the first half against its
+// partners in the second.
 template <class T>
 __global__ void rotary_packs(Rotary rotary) {
   using Acc = AccumulateType<T>;

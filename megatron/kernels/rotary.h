@@ -1,7 +1,8 @@
 // Rotary position embedding. For each pair (a, b) of a head, with its angle's cosine c and sine s:
 //
-//   a' = a c - b s,  b' = b c + a s        (the backward is the rotation by the opposite angle:
-//   sign = -1)
+//   a' = a c - b s,  b' = b c + a s
+//
+// The backward rotates by the opposite angle: sign = -1.
 //
 // Pairs are (i, i + r), or (2 i, 2 i + 1) when interleaved, i < r; features from 2 r on are copied.
 #pragma once
@@ -22,8 +23,8 @@ struct Rotary {
   int64_t stride_s = 0, stride_b = 0, stride_n = 0;
   const void* cos = nullptr;  // [s, r] or [s, b, r], fp32 (fp64 for fp64 tensors)
   const void* sin = nullptr;
-  int64_t angle_stride_s = 0, angle_stride_b = 0;  // 0 when the batch shares its angles
-  int64_t batch_per_angle = 1;  // so many neighbours of the batch take one sample's angles
+  int64_t angle_stride_s = 0, angle_stride_b = 0;  // 0 if the batch shares its angles
+  int64_t batch_per_angle = 1;  // consecutive batch entries that share one sample's angles
   void* out = nullptr;          // [s, b, n, d], assigned; may be `in` with the same strides
   int64_t out_stride_s = 0, out_stride_b = 0, out_stride_n = 0;
 };

@@ -1,9 +1,9 @@
-// What an optimizer step decides: skip or not, loss scale, clip coefficient, learning rate, weight
-// decay, counts.
+// The decisions of an optimizer step: skip or not, loss scale, clip coefficient, learning rate,
+// weight decay, counts.
 //
-// The record lives where the weights live, and one plain inline function advances it, on the host
-// and on a device alike, so that no step waits for the host. All arithmetic is double. Counting
-// unit of the schedules: samples.
+// The record is on the same device as the weights, and one plain inline function updates it, on the
+// host as on a device, so that no step waits for the host. All arithmetic is double. The schedules
+// count samples.
 #pragma once
 
 #include <cmath>
@@ -21,10 +21,10 @@ enum class LrDecayStyle : int64_t { kConstant, kLinear, kCosine, kInverseSquareR
 enum class WsdDecayStyle : int64_t { kExponential, kLinear, kCosine, kMinusSqrt };
 enum class WeightDecayIncrStyle : int64_t { kConstant, kLinear, kCosine };
 
-// 0: most parameters; 1: embedding and output with --decoupled-lr
+// 0: most parameters; 1: embedding and output layer with --decoupled-lr
 inline constexpr int kNumLrGroups = 2;
 
-// How learning rate and weight decay follow from the samples seen by successful steps.
+// Learning rate and weight decay as functions of the samples seen by successful steps.
 struct ParameterSchedule {
   double max_lr[kNumLrGroups] = {};
   double min_lr[kNumLrGroups] = {};
@@ -42,30 +42,31 @@ struct ParameterSchedule {
 
 // Constants of a run that step_control() reads.
 struct StepRules {
-  double clip_grad = 1.0;          // bound of the gradient norm; 0: no clipping
+  double clip_grad = 1.0;          // maximal gradient norm; 0: no clipping
   int64_t dynamic_loss_scale = 0;  // 1: grows and shrinks
   double min_loss_scale = 1.0;
-  int64_t loss_scale_window = 1000;  // good steps in a row before the scale doubles
+  int64_t loss_scale_window = 1000;  // consecutive good steps before the scale doubles
   int64_t hysteresis = 2;            // bad steps before the scale halves
   // 0: a non-finite step is applied (never with a dynamic loss scale)
   int64_t skip_non_finite = 1;
 };
 
-// The record. Every member is eight bytes; for_each_field() is the list that checkpoints store.
+// The record. Every member has eight bytes; checkpoints store the members that for_each_field()
+// lists.
 struct StepState {
   int64_t num_steps = 0;   // samples of all successful steps
   int64_t adam_steps = 0;  // successful steps
   double loss_scale = 1.0;
   int64_t growth_tracker = 0;  // good steps since the scale changed or a step was bad
   int64_t hysteresis_tracker = 2;
-  int64_t num_skipped = 0;      // steps that left the weights alone
-  int64_t num_non_finite = 0;   // those that a lower loss scale could not have saved
-  int64_t consecutive_bad = 0;  // of those, how many in a row until now
-  // Of the latest step:
+  int64_t num_skipped = 0;      // steps that did not change the weights
+  int64_t num_non_finite = 0;   // non-finite steps that a lower loss scale could not have avoided
+  int64_t consecutive_bad = 0;  // current run of consecutive such steps
+  // Results of the latest step:
   int64_t skip = 0;        // the step was skipped
-  double grad_norm = 0.0;  // of the unscaled gradient, before clipping
+  double grad_norm = 0.0;  // norm of the unscaled gradient, before clipping
   double clip_coefficient = 1.0;
-  // What a stored gradient is multiplied with: 1 / (loss scale * weight) * clip
+  // Factor for stored gradients: 1 / (loss scale * weight) * clip
   double grad_factor = 1.0;
   double weight_decay = 0.0;
   double lr[kNumLrGroups] = {};
@@ -91,13 +92,13 @@ void for_each_field(State& state, Visitor&& visitor) {
   visitor("decoupled_lr", state.lr[1]);
 }
 
-// What one step brings.
+// Inputs of one step.
 struct StepInputs {
-  // Of the stored gradients (times loss scale, not divided by the weight)
+  // Sum of squares of the stored gradients (times loss scale, not divided by the weight)
   double sum_of_squares = 0.0;
-  // Of the losses of this step over all micro-batches and ranks; none: 1 is used
+  // Weight of the losses of this step over all micro-batches and ranks; if zero, 1 is used
   double total_weight = 1.0;
-  int64_t samples = 0;  // of this step over all ranks
+  int64_t samples = 0;  // samples of this step over all ranks
 };
 
 // Fraction of the way from min_lr to max_lr in the stable-then-decay style.
@@ -118,7 +119,7 @@ MEGATRON_DEVICE_TOO inline double wsd_fraction(const ParameterSchedule& s, doubl
   return 2.0 * pow(0.5, r) - 1.0;
 }
 
-// Learning rate of a group after n samples (contracts e).
+// Learning rate of a group after n samples, as in Megatron.
 MEGATRON_DEVICE_TOO inline double learning_rate(const ParameterSchedule& s, int group, double n) {
   const double max_lr = s.max_lr[group], min_lr = s.min_lr[group];
   const double warmup = s.lr_warmup_steps;
@@ -139,7 +140,7 @@ MEGATRON_DEVICE_TOO inline double learning_rate(const ParameterSchedule& s, int 
   return min_lr + fraction * (max_lr - min_lr);
 }
 
-// Weight decay after n samples, before a parameter's multiplier (contracts e).
+// Weight decay after n samples, without a parameter's multiplier, as in Megatron.
 MEGATRON_DEVICE_TOO inline double weight_decay(const ParameterSchedule& s, double n) {
   if (s.weight_decay_incr_style == WeightDecayIncrStyle::kConstant ||
       n > s.weight_decay_incr_steps) {
@@ -152,7 +153,7 @@ MEGATRON_DEVICE_TOO inline double weight_decay(const ParameterSchedule& s, doubl
   return s.start_weight_decay + fraction * (s.end_weight_decay - s.start_weight_decay);
 }
 
-// A step was good: the scale doubles after a window of such steps, which also refills the
+// After a good step: the scale doubles after a window of such steps, which also resets the
 // hysteresis.
 MEGATRON_DEVICE_TOO inline void grow_loss_scale(StepState& state, const StepRules& rules) {
   if (++state.growth_tracker < rules.loss_scale_window) return;
@@ -161,15 +162,14 @@ MEGATRON_DEVICE_TOO inline void grow_loss_scale(StepState& state, const StepRule
   state.loss_scale *= 2.0;
 }
 
-// A step was bad: once the hysteresis is used up every bad step halves the scale.
+// After a bad step: once the hysteresis is used up, every bad step halves the scale.
 MEGATRON_DEVICE_TOO inline void shrink_loss_scale(StepState& state, const StepRules& rules) {
   state.growth_tracker = 0;
   if (--state.hysteresis_tracker > 0) return;
   state.loss_scale = fmax(0.5 * state.loss_scale, rules.min_loss_scale);
 }
 
-// Decides the step. Afterwards state.skip, grad_factor, lr and weight_decay say what the update has
-// to do.
+// Decides the step. Afterwards state.skip, grad_factor, lr and weight_decay define the update.
 //
 // A non-finite step counts towards the stop rule (consecutive_bad) unless a dynamic loss scale can
 // still be lowered.
@@ -189,7 +189,7 @@ MEGATRON_DEVICE_TOO inline void step_control(StepState& state, const ParameterSc
   }
   state.weight_decay = weight_decay(schedule, static_cast<double>(state.num_steps));
 
-  // 0, or NaN when one of the two is NaN or infinite.
+  // 0, or NaN if one of the two is NaN or infinite.
   const double probe = (state.grad_norm - state.grad_norm) + (weight - weight);
   const bool finite = probe == 0.0;
   const bool dynamic = rules.dynamic_loss_scale != 0;

@@ -4,8 +4,8 @@
 namespace megatron {
 namespace {
 
-// Reads every part once, and the target to accumulate; writes the target. A thread takes one group
-// of neighbours at a time.
+// Reads every part once, and the target if it accumulates; writes the target. A thread processes
+// one group of consecutive elements at a time.
 template <class T, class Target, class Group>
 __global__ void sum_parts_kernel(SumParts sum) {
   using Acc = AccumulateType<T>;

@@ -1,5 +1,5 @@
-// The sum of what several ranks hold, in the order given; what a collective would give, without
-// one.
+// Sums what several ranks hold, in the given order: the local part of a reduction without a
+// collective.
 #pragma once
 
 #include <cstdint>
@@ -13,8 +13,8 @@ constexpr int kMaxSumParts = 16;
 // sum[i] = parts[0][i] + parts[1][i] + ..., in fp32 (fp64 for fp64 parts), rounded to `dtype`.
 // target[i] = sum[i], or target[i] + sum[i] with `accumulate`. The target may be one of the parts.
 struct SumParts {
-  DType dtype = DType::kFloat32;         // of the parts
-  DType target_dtype = DType::kFloat32;  // that of the parts, or fp32
+  DType dtype = DType::kFloat32;         // type of the parts
+  DType target_dtype = DType::kFloat32;  // type of the parts, or fp32
   int num_parts = 0;                     // at most kMaxSumParts
   const void* parts[kMaxSumParts] = {};  // [count] each
   bool accumulate = false;

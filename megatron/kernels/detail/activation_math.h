@@ -5,9 +5,9 @@
 
 namespace megatron {
 
-// e^x and 1 / (1 + e^-x). CUDA takes its approximate instructions: their error (2 ulp of the
-// exponent's argument) is far below the rounding of the result to bf16, and gradients need not
-// repeat the CPU's bits.
+// e^x and 1 / (1 + e^-x). CUDA uses its approximate instructions: their error (2 ulp of the
+// exponent's argument) is far below the rounding of the result to bf16, and gradients need not be
+// bit-equal to the CPU's.
 #ifdef __CUDA_ARCH__
 MEGATRON_HOST_DEVICE float near_exp(float x) { return __expf(x); }
 MEGATRON_HOST_DEVICE float near_sigmoid(float x) { return __fdividef(1.0f, 1.0f + __expf(-x)); }

@@ -7,7 +7,7 @@
 
 namespace megatron {
 
-// max(amax, largest |x|); NaN does not count.
+// max(amax, largest |x|); NaN is ignored.
 inline float amax_of(const float* x, int64_t n, float amax = 0.0f) {
   for (int64_t i = 0; i < n; ++i) {
     const float size = std::fabs(x[i]);

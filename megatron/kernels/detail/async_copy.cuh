@@ -1,13 +1,13 @@
-// Loads that a thread starts now and waits for later, through shared memory of its own.
+// Asynchronous loads of a thread into its own shared memory.
 #pragma once
 
 #include <cstdint>
 
 // Note [Rings of loads]
 // A kernel that reads a row, waits for a sum over it and writes it leaves memory idle while it
-// waits. So the loads of the next rows are already under way: cp.async brings them to shared
-// memory, which registers could not hold. Each thread copies the packs that it will read itself,
-// so that no barrier guards the ring.
+// waits. So the next rows are already being loaded: cp.async brings them to shared memory, since
+// they would not fit into registers. Each thread copies the packs that it will read itself, so the
+// ring needs no barrier.
 namespace megatron {
 
 // 16 bytes from global to shared memory, both aligned.
@@ -17,11 +17,11 @@ __device__ __forceinline__ void copy_async(void* to, const void* from) {
                "l"(from)
                : "memory");
 }
-// What this thread has copied since the last call is a group; a group may be empty.
+// Closes the group of this thread's copies since the last call; a group may be empty.
 __device__ __forceinline__ void end_copy_group() {
   asm volatile("cp.async.commit_group;" ::: "memory");
 }
-// Waits until at most `Pending` of this thread's newest groups are under way.
+// Waits until at most the `Pending` newest groups of this thread are in flight.
 template <int Pending>
 __device__ __forceinline__ void wait_for_copies() {
   asm volatile("cp.async.wait_group %0;" ::"n"(Pending) : "memory");

@@ -1,7 +1,7 @@
-// Reading and writing runs of elements of any floating type as fp32 or fp64 on the CPU.
+// Reads and writes ranges of elements of any floating type as fp32 or fp64 on the CPU.
 //
-// Kernels compute on runs of `Acc` (float, or double for fp64 tensors). A run that already has that
-// type is used in place; others pass through a scratch run of the caller.
+// Kernels compute on ranges of `Acc` (float, or double for fp64 tensors). A range that already has
+// that type is used in place; others are converted through a scratch buffer of the caller.
 #pragma once
 
 #include <cstdint>
@@ -19,7 +19,7 @@ const Acc* load_run(DType dtype, const void* data, int64_t offset, int64_t n, Ac
 template <class Acc>
 Acc* output_run(DType dtype, void* data, int64_t offset, Acc* scratch);
 
-// Rounds the run into place (to nearest even); nothing to do when `run` came from data itself.
+// Rounds the range into data (to nearest even); nothing to do if `run` points into data.
 template <class Acc>
 void store_run(DType dtype, void* data, int64_t offset, int64_t n, const Acc* run);
 

@@ -22,7 +22,7 @@ inline void check_cuda(cudaError_t status, const char* call) {
                  "\nhint: CUDA_LAUNCH_BLOCKING=1 shows the call that failed first");
 }
 
-// The type that sums and statistics of T are computed in.
+// The type in which sums and statistics of T are computed.
 template <class T>
 struct Accumulate {
   using type = float;
@@ -91,7 +91,7 @@ struct alignas(16) Pack {
   static constexpr int kSize = 16 / static_cast<int>(sizeof(T));
   T at[kSize];
 };
-// One element in the manner of a Pack.
+// One element with the interface of a Pack.
 template <class T>
 struct Single {
   static constexpr int kSize = 1;
@@ -103,7 +103,7 @@ __device__ __forceinline__ Group load_group(const T* from) {
 }
 template <class Group, class T>
 __device__ __forceinline__ void store_group(T* to, const Group& group) {
-  // The compiler takes a store of elements of 16 bits apart; this one stays whole.
+  // The compiler would split a store of 16-bit elements; this one stays whole.
   if constexpr (sizeof(Group) == sizeof(uint4)) {
     uint4 words;
     memcpy(&words, &group, sizeof words);
@@ -116,8 +116,8 @@ __device__ __forceinline__ void store_group(T* to, const Group& group) {
   }
 }
 
-// A pack as the words that it lies in, for values that wait: as elements of 16 bits each would take
-// a register of its own.
+// A pack as raw words, for values that wait: as separate 16-bit elements each would take its own
+// register.
 template <class T>
 __device__ __forceinline__ void unpack(const uint4& words,
                                        AccumulateType<T> (&to)[Pack<T>::kSize]) {
@@ -155,8 +155,8 @@ __device__ __forceinline__ uint4 pack_words(const AccumulateType<T> (&from)[Pack
   return words;
 }
 
-// Loads and stores of what this kernel touches only once: it does not push others out of the L1
-// cache, and leaves the L2 cache first once written.
+// Loads and stores for data that this kernel touches only once: loads do not evict others from the
+// L1 cache, and stored lines are the first to leave the L2 cache.
 __device__ __forceinline__ uint4 load_once(const void* from) {
   uint4 words;
   asm volatile("ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
@@ -168,8 +168,8 @@ __device__ __forceinline__ void store_once(void* to, const uint4& words) {
   __stcs(static_cast<uint4*>(to), words);
 }
 
-// N neighbours of an aligned array, 16 bytes a load or store: a scalar a time, a warp would touch
-// each line N times.
+// N consecutive elements of an aligned array, 16 bytes per load or store: with scalars a warp would
+// touch each line N times.
 template <int N, class Acc>
 __device__ __forceinline__ void load_run(const Acc* from, Acc (&to)[N]) {
   static_assert(N % Pack<Acc>::kSize == 0);
@@ -192,8 +192,8 @@ __device__ __forceinline__ void store_run(Acc* to, const Acc (&from)[N]) {
   }
 }
 
-// Whether rows of `columns` elements of T can be taken as packs from every pointer; null pointers
-// do not count.
+// Whether rows of `columns` elements of T can be accessed as packs from every pointer; null
+// pointers are ignored.
 template <class T>
 bool fits_packs(int64_t columns, std::initializer_list<const void*> pointers) {
   for (const void* pointer : pointers) {
@@ -235,7 +235,7 @@ __device__ Acc reduce_block(Acc value, Op op, Acc* shared) {
   return shared[32];
 }
 
-// Lets a kernel have that much dynamic shared memory; false: the device has less.
+// Allows a kernel that much dynamic shared memory; false: the device has less.
 template <class Kernel>
 bool allow_shared_memory(Kernel* kernel, size_t bytes) {
   int device = 0, most = 0;
@@ -253,16 +253,16 @@ bool allow_shared_memory(Kernel* kernel, size_t bytes) {
 }
 
 // Note [Backwards]
-// Matrix products write and read their rows from the first one on. Norms, activations and largest
-// values go from the last one: the L2 cache still holds what the product before wrote last, and the
-// product or cast behind finds in it what they wrote last.
+// Matrix products write and read their rows from the first to the last. Norms, activations and amax
+// kernels go from the last to the first: the L2 cache still holds the rows that the preceding
+// product wrote last, and the following product or cast finds the rows that they wrote last.
 __device__ __forceinline__ unsigned reverse_block() { return gridDim.x - 1 - blockIdx.x; }
 
 inline cudaStream_t as_stream(void* stream) { return static_cast<cudaStream_t>(stream); }
 
 constexpr int kThreads = 256;
 
-// Blocks of kThreads for `count` elements, each thread striding over the rest.
+// Number of blocks of kThreads for `count` elements, in a grid-stride loop.
 inline unsigned blocks_for(int64_t count) {
   const int64_t blocks = (count + kThreads - 1) / kThreads;
   return static_cast<unsigned>(blocks < 1 ? 1 : blocks > 65536 ? 65536 : blocks);

@@ -1,4 +1,4 @@
-// Scalar laws of FP8, shared by the CPU and CUDA kernels.
+// Scalar FP8 formulas, shared by the CPU and CUDA kernels.
 #pragma once
 
 #include "megatron/kernels/detail/math.h"
@@ -6,8 +6,8 @@
 
 namespace megatron {
 
-// The factor that brings `amax` to the largest finite value; 1 for a tensor of zeros or with an
-// infinity, as Transformer Engine has it.
+// The factor that scales `amax` to the largest finite value; 1 if it is 0 or infinite, as in
+// Transformer Engine.
 MEGATRON_HOST_DEVICE float fp8_scale(float amax, float largest) {
   if (!(amax > 0.0f) || amax > 3.4028234e38f) return 1.0f;
   const float scale = largest / amax;
@@ -22,21 +22,21 @@ MEGATRON_HOST_DEVICE float fp8_power_of_two_scale(float amax, float largest) {
   return float_from_bits(bits & 0xff800000u);
 }
 
-// The scale after a step of delayed scaling; the old one where `amax` gives none, 1 before any.
+// The scale after a step of delayed scaling; the old one if `amax` gives none, initially 1.
 MEGATRON_HOST_DEVICE float delayed_scale(float amax, float largest, float factor, float old) {
   if (!(amax > 0.0f) || amax > 3.4028234e38f) return old == 0.0f ? 1.0f : old;
   const float scale = largest / amax * factor;
   return scale > 3.4028234e38f ? 3.4028234e38f : scale;
 }
 
-// The code of the nearest value, ties to even; beyond the largest finite value that one; NaN for
-// NaN. Host only: the device has an instruction.
+// Rounds to the nearest code, ties to even; saturates at the largest finite value; NaN for NaN.
+// Host only: the device has an instruction.
 //   E4M3   1 sign, 4 exponent (bias 7), 3 mantissa bits; no infinity, NaN 0x7f
 //   E5M2   1 sign, 5 exponent (bias 15), 2 mantissa bits; NaN 0x7f
 template <Fp8Type Type>
 inline uint8_t fp8_code(float value) {
   constexpr bool kWide = Type == Fp8Type::kE5M2;
-  constexpr uint32_t kShift = kWide ? 21 : 20;  // mantissa bits that go
+  constexpr uint32_t kShift = kWide ? 21 : 20;  // dropped mantissa bits
   constexpr uint32_t kBias = kWide ? 127 - 15 : 127 - 7;
   constexpr uint32_t kLargest = kWide ? 0x7b : 0x7e;
   constexpr uint32_t kLargestBits = kWide ? 0x47600000 : 0x43e00000;  // 57344, 448
@@ -48,7 +48,7 @@ inline uint8_t fp8_code(float value) {
   bits &= 0x7fffffffu;
   const uint32_t odd = (bits >> kShift) & 1u;
   const uint32_t normal = (bits - (kBias << 23) + ((1u << (kShift - 1)) - 1) + odd) >> kShift;
-  // Adding a power of two leaves the wanted bits at the end of the mantissa, rounded.
+  // Adding a power of two leaves the wanted bits, rounded, at the end of the mantissa.
   const float shifted =
       float_from_bits(bits < kNormalBits ? bits : 0u) + float_from_bits(kSubnormalBits);
   uint32_t shifted_bits;

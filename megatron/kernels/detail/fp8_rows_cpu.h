@@ -1,4 +1,4 @@
-// CPU twins of kernels that write FP8 codes in place of their result, a row at a time.
+// CPU counterparts of kernels that write FP8 instead of their result, a row at a time.
 #pragma once
 
 #include <algorithm>
@@ -9,8 +9,8 @@
 
 namespace megatron {
 
-// Casts `row` of a result of [rows, codes.size()], whose values are `values`, by the scale and into
-// the codes of `args` (Fp8Norm, Fp8Activation); `codes` is memory for a row.
+// Casts `row` of a result [rows, codes.size()], whose values are `values`, with the scale and into
+// the outputs of `args` (Fp8Norm, Fp8Activation); `codes` is scratch memory for a row.
 template <class Args>
 void cast_row_cpu(const Args& args, DType dtype, const void* values, int64_t row, int64_t rows,
                   std::vector<uint8_t>& codes) {

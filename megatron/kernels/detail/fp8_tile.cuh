@@ -1,4 +1,4 @@
-// Tiles of FP8 codes, in rows and transposed, for kernels that cast what they compute.
+// Tiles of FP8 values, row-major and transposed, for kernels that cast their result.
 #pragma once
 
 #include <cuda_fp8.h>
@@ -9,10 +9,10 @@
 #include "megatron/kernels/detail/fp8_math.h"
 
 // Note [Transposing codes]
-// A thread holds 4 rows x 8 columns of x. The codes of 4 rows at one column make a word; words go
-// to shared memory as [column][group of 4 rows], with groups exclusive-ored by the column so that a
-// warp writes to 32 banks and reads 16 bytes (16 rows of a column) a lane without conflicts. A warp
-// then writes 128 contiguous bytes of each of 4 transposed rows.
+// A thread holds 4 rows x 8 columns of x. The codes of 4 rows at one column form a word; words are
+// stored in shared memory as [column][group of 4 rows], with the group XORed by the column so that
+// a warp writes to 32 banks and reads 16 bytes (16 rows of a column) per lane without conflicts. A
+// warp then writes 128 contiguous bytes of each of 4 transposed rows.
 namespace megatron {
 
 constexpr int kThreadRows = 4, kThreadColumns = 8;
@@ -25,7 +25,7 @@ __device__ __forceinline__ uint32_t codes_of(float a, float b, float c, float d)
   return low | high << 16;
 }
 
-// 8 neighbours of an aligned row, in the words that they lie in (see unpack).
+// 8 consecutive elements of an aligned row, as raw words (see unpack).
 template <class T>
 struct Eight {
   static constexpr int kSize = Pack<T>::kSize, kPacks = kThreadColumns / kSize;
@@ -43,7 +43,7 @@ struct Eight {
       for (int j = 0; j < kSize; ++j) to[i * kSize + j] = part[j];
     }
   }
-  // Rounded to T.
+  // Assigns, rounding to T.
   __device__ __forceinline__ void set(const float (&from)[kThreadColumns]) {
 #pragma unroll
     for (int i = 0; i < kPacks; ++i) {
@@ -55,7 +55,7 @@ struct Eight {
   }
 };
 
-// Bytes of four words turned: out[i] holds byte i of each of a, b, c, d.
+// Transposes the bytes of four words: out[i] holds byte i of each of a, b, c, d.
 __device__ __forceinline__ void turn_bytes(uint32_t a, uint32_t b, uint32_t c, uint32_t d,
                                            uint32_t (&out)[4]) {
   const uint32_t ab_low = __byte_perm(a, b, 0x5140), cd_low = __byte_perm(c, d, 0x5140);
@@ -66,14 +66,14 @@ __device__ __forceinline__ void turn_bytes(uint32_t a, uint32_t b, uint32_t c, u
   out[3] = __byte_perm(ab_high, cd_high, 0x7632);
 }
 
-// A tile of 128 rows and 64 columns, by a block of 256 threads.
+// A tile of 128 rows and 64 columns per block of 256 threads.
 constexpr int kTileRows = 128, kTileColumns = 64, kTileWords = kTileRows * kTileColumns / 4;
 
-// Where this thread works in a tile.
+// This thread's position in a tile.
 struct TilePlace {
   int64_t tile_row, tile_column, row, column;
   int column_group, row_group;
-  bool inside;  // dimensions are multiples of 16: a thread's elements are all inside, or none
+  bool inside;  // dimensions are multiples of 16: a thread's elements are all inside or all outside
 
   // The tile number `index` of a matrix.
   __device__ __forceinline__ TilePlace(unsigned index, int64_t rows, int64_t columns) {
@@ -97,7 +97,7 @@ struct TileCodes {
   uint32_t left[kThreadRows], right[kThreadRows];
 };
 
-// In rows of `stride` codes.
+// Writes row-major, `stride` codes per row.
 __device__ __forceinline__ void store_rows(const TileCodes& codes, const TilePlace& at, uint8_t* to,
                                            int64_t stride) {
   if (!at.inside) return;
@@ -107,7 +107,7 @@ __device__ __forceinline__ void store_rows(const TileCodes& codes, const TilePla
         make_uint2(codes.left[r], codes.right[r]);
 }
 
-// To shared memory; a barrier and store_columns() follow.
+// Writes to shared memory; a barrier and store_columns() follow.
 __device__ __forceinline__ void turn_codes(const TileCodes& codes, const TilePlace& at,
                                            uint32_t* turned) {
 #pragma unroll
@@ -122,7 +122,7 @@ __device__ __forceinline__ void turn_codes(const TileCodes& codes, const TilePla
   }
 }
 
-// Transposed: [columns, rows] of the whole matrix.
+// Writes transposed: [columns, rows] of the whole matrix.
 __device__ __forceinline__ void store_columns(const uint32_t* turned, const TilePlace& at,
                                               uint8_t* to, int64_t rows, int64_t columns) {
 #pragma unroll
@@ -135,7 +135,7 @@ __device__ __forceinline__ void store_columns(const uint32_t* turned, const Tile
   }
 }
 
-// A block of 128 x 128 elements, by 512 threads: each holds 4 rows of 8 columns.
+// A block of 128 x 128 elements per 512 threads: each holds 4 rows of 8 columns.
 constexpr int kBlockSize = static_cast<int>(kFp8Block), kBlockThreads = 512;
 
 struct BlockPlace {
@@ -168,8 +168,8 @@ struct BlockMemory {
   float of_columns[kBlockThreads / 32][kBlockSize], column_scale[kBlockSize], shared[33];
 };
 
-// Casts the block and writes it at `block_column` of the result. Called by the whole block of
-// threads; a barrier comes before the next call.
+// Casts the block and writes it at `block_column` of the result. Called by the whole thread block,
+// with a barrier before the next call.
 template <class T, Fp8Type Type>
 __device__ __forceinline__ void store_block(const BlockValues<T>& in, const BlockPlace& at,
                                             const Fp8BlockCast& out, int64_t block_column,
@@ -285,7 +285,7 @@ void with_fp8_type(Fp8Type type, F&& f) {
   }
 }
 
-// f(T{}) with the CUDA type of a dtype that has a cast.
+// f(T{}) with the CUDA type of a dtype that can be cast to FP8.
 template <class F>
 void with_cast_type(DType dtype, F&& f) {
   switch (dtype) {

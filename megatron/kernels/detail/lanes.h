@@ -1,4 +1,4 @@
-// Sums over a run with a fixed order of additions that fills AVX registers: element i goes to lane
+// Sums over a range in a fixed order of additions that fills AVX registers: element i goes to lane
 // i % 16, lanes are added pairwise at the end. The order depends on the length only.
 #pragma once
 

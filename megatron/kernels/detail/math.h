@@ -1,8 +1,8 @@
 // Elementary functions that give the same bits on the CPU and on CUDA, and that vectorise.
 //
-// Everything is additions, multiplications, explicit fused multiply-adds and correctly rounded
-// square roots; compile with -ffp-contract=off (C++) or --fmad=false (CUDA). Errors are below 2 ulp
-// in fp32; fp64 goes to the standard library.
+// Uses only additions, multiplications, explicit fused multiply-adds and correctly rounded square
+// roots; compile with -ffp-contract=off (C++) or --fmad=false (CUDA). Errors are below 2 ulp in
+// fp32; fp64 uses the standard library.
 #pragma once
 
 #include <cmath>
@@ -54,7 +54,7 @@ MEGATRON_HOST_DEVICE float fast_exp(float x) {
   p = fused(p, r, 5.0000001201e-1f);
   p = fused(p, r * r, r + 1.0f);
   const int32_t k = static_cast<int32_t>(bits_from_float(shifted) - 0x4b400000u);
-  const int32_t half = k >> 1;  // two factors, so that subnormal results are reached
+  const int32_t half = k >> 1;  // two factors, for subnormal results
   const float a = float_from_bits(static_cast<uint32_t>(half + 127) << 23);
   const float b = float_from_bits(static_cast<uint32_t>(k - half + 127) << 23);
   return p * a * b;

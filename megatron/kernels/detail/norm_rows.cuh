@@ -1,11 +1,11 @@
-// What the CUDA kernels of norms share.
+// Shared by the CUDA kernels of norms.
 #pragma once
 
 #include "megatron/kernels/detail/cuda_types.cuh"
 
 namespace megatron {
 
-// N neighbours of a norm's gain or bias of type W.
+// N consecutive elements of a norm's gain or bias of type W.
 template <class W, int N, class Acc>
 __device__ __forceinline__ void load_weights(const void* weights, int64_t i, Acc (&to)[N]) {
   if constexpr (std::is_same_v<W, Acc>) {
@@ -22,8 +22,8 @@ __device__ __forceinline__ void load_gain(const Norm& norm, int64_t i, Acc (&to)
   for (int j = 0; j < N; ++j) to[j] += more;
 }
 
-// Sums over the threads of one threadIdx.y, in a fixed order; each of them gets them. At most one
-// barrier, of the whole block: `turn` alternates between calls.
+// Sums over the threads with the same threadIdx.y, in a fixed order; each of them gets the sums. At
+// most one barrier of the whole block: `turn` must alternate between calls.
 template <int Count, class Acc>
 __device__ void sum_block(Acc (&sums)[Count], Acc (&shared)[2][32][Count], int turn) {
 #pragma unroll

@@ -1,5 +1,5 @@
-// Philox4x32-10 (Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3") and the laws
-// drawn from its words. The same bits on the CPU and on CUDA.
+// Philox4x32-10 (Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3") and the
+// distributions derived from its words. Bit-equal on the CPU and on CUDA.
 #pragma once
 
 #include <cstdint>
@@ -28,7 +28,7 @@ MEGATRON_HOST_DEVICE float unit_uniform(uint32_t word) {
   return static_cast<float>(static_cast<int32_t>(word >> 8)) * 5.9604644775390625e-8f;
 }
 
-// Box-Muller: two normal draws from two words.
+// Box-Muller: two normal random numbers from two words.
 MEGATRON_HOST_DEVICE void normal_pair(uint32_t w0, uint32_t w1, float* n0, float* n1) {
   // (w0 + 1/2) / 2^32, in (0, 1].
   const float high = static_cast<float>(static_cast<int32_t>(w0 >> 16));

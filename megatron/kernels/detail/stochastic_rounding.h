@@ -1,4 +1,4 @@
-// fp32 to bf16, up or down by chance.
+// Stochastic rounding of fp32 to bf16.
 #pragma once
 
 #include <cstdint>
@@ -7,8 +7,8 @@
 
 namespace megatron {
 
-// The bits of one of the two bf16 neighbours of x; the nearer the likelier, so that the mean over
-// `word` is x. Values of bf16 stay, and so do infinities; a NaN stays one.
+// The bits of one of the two bf16 neighbours of x, with probabilities such that the mean over
+// `word` is x. bf16 values and infinities are unchanged; a NaN stays NaN.
 MEGATRON_HOST_DEVICE uint16_t round_by_chance(float x, uint32_t word) {
   const uint32_t bits = bits_from_float(x);
   const bool finite = (bits & 0x7f800000u) != 0x7f800000u;
