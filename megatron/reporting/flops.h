@@ -1,7 +1,7 @@
 // Floating-point operations of one training iteration, counted the way Megatron-LM reports them
 // (docs/performance.md).
 //
-// Matrix products only, forward and backward (three times the forward), causal attention at half
+// Only matrix products, forward and backward (three times the forward); causal attention at half
 // its full cost. Recomputation is not counted.
 #pragma once
 
@@ -24,7 +24,7 @@ struct MoEFlops {
 
 // Multi-latent attention.
 struct MLAFlops {
-  int64_t q_lora_rank = 0;  // 0: queries come straight from the hidden state
+  int64_t q_lora_rank = 0;  // 0: queries are projected directly from the hidden state
   int64_t kv_lora_rank = 0;
   int64_t qk_head_dim = 0;
   int64_t qk_pos_emb_head_dim = 0;
@@ -55,7 +55,7 @@ struct ModelFlops {
   MambaFlops mamba;
 };
 
-// What one iteration reads: for unpacked data tokens = samples * s and squared_lengths = samples *
+// Tokens of one iteration: for unpacked data tokens = samples * s and squared_lengths = samples *
 // s^2.
 struct IterationTokens {
   double tokens = 0;

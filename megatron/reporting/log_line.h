@@ -1,5 +1,5 @@
-// The text of the training and evaluation lines, character by character as Megatron-LM prints them:
-// tools read them. What is ours stands after Megatron-LM's fields.
+// The text of the training and evaluation log lines, character by character as Megatron-LM prints
+// them, because tools parse them. Our own fields come after Megatron-LM's.
 #pragma once
 
 #include <chrono>
@@ -21,7 +21,8 @@ struct TrainingLine {
   std::optional<double> tflops_per_gpu;  // --log-throughput
   double learning_rate = 0;
   int64_t global_batch_size = 0;
-  std::vector<std::pair<std::string, double>> losses;  // "lm loss", ...; negative ones are left out
+  // "lm loss", ...; negative ones are not printed
+  std::vector<std::pair<std::string, double>> losses;
   std::vector<std::pair<std::string, double>> metrics;  // of tasks that have them
   double loss_scale = 1;
   std::optional<double> grad_norm;  // absent after a skipped step
@@ -30,10 +31,10 @@ struct TrainingLine {
   int64_t skipped_iterations = 0;
   int64_t nan_iterations = 0;
   std::optional<double> tokens_per_second;  // over all ranks
-  std::optional<double> seconds_left;       // to the end of training at this pace
+  std::optional<double> seconds_left;       // until the end of training at this speed
 };
 
-// Local time, microseconds.
+// With the local time in microseconds.
 std::string format_training_line(const TrainingLine& line);
 
 struct EvaluationLine {
@@ -41,7 +42,7 @@ struct EvaluationLine {
   std::string where;       // "iteration 100", "iteration 100 on validation set"
   std::vector<std::pair<std::string, double>> losses;
   std::vector<std::pair<std::string, double>> metrics = {};
-  bool perplexity = true;  // of each loss, which is per token then
+  bool perplexity = true;  // print the perplexity of each loss (losses are per token)
 };
 
 // exp(min(20, loss)).

@@ -1,7 +1,8 @@
-// metrics.jsonl: what a run reports, one JSON object per line, appended as it happens.
+// metrics.jsonl: the metrics of a run, one JSON object per line, appended as they are produced.
 //
 // Every record has "type" and "time" (seconds since 1970). A resumed run appends; its "start"
-// record makes older "train" and "evaluation" records beyond the iteration it starts from void.
+// record invalidates earlier "train" and "evaluation" records of iterations after the one it starts
+// from.
 //   start       iteration, and a summary of the run (device, parameters, tokens per iteration, ...)
 //   train       iteration, averages over the iterations since the record before
 //   evaluation  iteration, split, set, loss, ppl
@@ -20,11 +21,11 @@ inline constexpr const char* kMetricsName = "metrics.jsonl";
 
 class MetricsFile final : public MetricsSink {
  public:
-  // Appends to `folder`/metrics.jsonl; a line that a killed writer left unfinished is ended first.
+  // Appends to `folder`/metrics.jsonl, after ending a line that a killed writer left unfinished.
   // Throws Error.
   explicit MetricsFile(const std::filesystem::path& folder);
   std::string name() const override { return file_.path().string(); }
-  // The line is in the file when this returns.
+  // When this returns, the line is in the file.
   void record(const MetricsRecord& record) override;
 
  private:

@@ -1,6 +1,6 @@
-// The way from the training thread to the sinks: a bounded queue and a thread for each sink, so
-// that none of them (a full disk, a file server that hangs) stops or slows training, or another
-// sink.
+// Passes records from the training thread to the sinks: a bounded queue and a thread per sink, so
+// that a blocked sink (a full disk, a file server that hangs) slows neither training nor other
+// sinks.
 #pragma once
 
 #include <cstddef>
@@ -12,17 +12,17 @@
 
 namespace megatron {
 
-// One writing thread. Records are written within milliseconds, in order; a crash loses at most what
+// Used by one thread. Records are written within milliseconds, in order; a crash loses at most what
 // is still queued.
 class MetricsQueue {
  public:
   struct Options {
     // Records per sink; when it is full, new ones are dropped and counted
     size_t capacity = 4096;
-    double patience_seconds = 20;  // close() gives up on a sink that takes nothing for so long
+    double patience_seconds = 20;  // close() abandons a sink that makes no progress for this long
   };
 
-  MetricsQueue();  // nobody reads
+  MetricsQueue();  // without sinks
   explicit MetricsQueue(std::vector<std::unique_ptr<MetricsSink>> sinks);
   MetricsQueue(std::vector<std::unique_ptr<MetricsSink>> sinks, Options options);
   MetricsQueue(MetricsQueue&&) noexcept;
@@ -31,15 +31,15 @@ class MetricsQueue {
 
   bool is_open() const { return !lanes_.empty(); }
   bool takes_scalars() const;
-  // Opens a record, to be completed and passed to write().
+  // A new record, to be completed and passed to write().
   MetricsRecord begin(std::string_view type) const { return MetricsRecord(type); }
   // Returns at once. Records of the types start and end are never dropped.
   void write(MetricsRecord record);
   void write(ScalarSet scalars);
-  // Waits until everything written so far has reached the sinks, or a sink takes nothing for so
-  // long as patience lasts.
+  // Waits until everything written so far has reached the sinks, but no longer than
+  // patience_seconds for a sink that makes no progress.
   void flush();
-  // flush(), then ends the threads; says how many records are missing from which sink.
+  // flush(), then ends the threads; logs how many records each sink has missed.
   void close();
 
  private:

@@ -1,5 +1,5 @@
-// What a run reports, as records, and where they go: metrics.jsonl, TensorBoard, Weights & Biases,
-// a file for Prometheus.
+// Records of a run's metrics, and the interface of their sinks: metrics.jsonl, TensorBoard, Weights
+// & Biases, a file for Prometheus.
 //
 // Adding a sink: a class in a new file, its line in the table of metrics_sinks.cc, its #include
 // there, its source in CMakeLists.txt.
@@ -26,7 +26,7 @@ class MetricsRecord {
   };
   using Value = std::variant<bool, int64_t, double, std::string, Json>;
 
-  explicit MetricsRecord(std::string_view type);  // takes the time
+  explicit MetricsRecord(std::string_view type);  // time() is now
 
   template <class T>
   MetricsRecord& member(std::string_view name, const T& value) {
@@ -42,9 +42,9 @@ class MetricsRecord {
   const std::string& type() const { return type_; }
   double time() const { return time_; }  // seconds since 1970
   const std::vector<std::pair<std::string, Value>>& members() const { return members_; }
-  // The value of a member that is a number.
+  // The value of a member that is a number; nothing: no such member.
   std::optional<double> number(std::string_view name) const;
-  // The value of a member that is a text; empty when there is none.
+  // The value of a member that is a string; empty: no such member.
   std::string text(std::string_view name) const;
 
  private:
@@ -64,21 +64,21 @@ class MetricsRecord {
   std::vector<std::pair<std::string, Value>> members_;
 };
 
-// Numbers under the tags that Megatron-LM gives them in TensorBoard.
+// Numbers under Megatron-LM's TensorBoard tags.
 struct ScalarSet {
   int64_t iteration = 0;
-  // Consumed; with it a plotter may also draw them over the samples
+  // Consumed samples; if given, plotters can also use them as x axis
   std::optional<int64_t> samples;
   std::vector<std::pair<std::string, double>> values;
   double time = 0;  // seconds since 1970; MetricsQueue sets it
 };
 
-// Called by one thread, which is not the training thread. What throws Error is reported once, and
-// the record counted as missing; the next records are tried all the same.
+// Called by one thread, not the training thread. An Error is logged once and the record counted as
+// missing; later records are still tried.
 class MetricsSink {
  public:
   virtual ~MetricsSink() = default;
-  virtual std::string name() const = 0;  // for messages: the file
+  virtual std::string name() const = 0;  // for messages, such as the file
   virtual void record(const MetricsRecord& record) = 0;
   virtual bool takes_scalars() const { return false; }
   virtual void scalars(const ScalarSet&) {}

@@ -1,5 +1,5 @@
-// The latest numbers of a run as a text file for Prometheus: node_exporter's textfile collector
-// reads it. Format: https://prometheus.io/docs/instrumenting/exposition_formats/
+// The latest metrics of a run as a text file for Prometheus (node_exporter's textfile collector).
+// Format: https://prometheus.io/docs/instrumenting/exposition_formats/
 #pragma once
 
 #include <chrono>
@@ -13,15 +13,15 @@
 
 namespace megatron {
 
-// Replaces the file as a whole (written beside it, then renamed), at most once a second and at the
+// Replaces the file atomically (a temporary file, then rename), at most once a second and at the
 // end of the run.
 class PrometheusSink final : public MetricsSink {
  public:
-  explicit PrometheusSink(std::filesystem::path path);  // writes a first file. Throws Error
+  explicit PrometheusSink(std::filesystem::path path);  // writes the file once. Throws Error
   std::string name() const override { return path_.string(); }
   void record(const MetricsRecord& record) override;
   void close() override;
-  std::string text() const;  // what the file holds, or will hold
+  std::string text() const;  // contents of the file at its next write
 
  private:
   void set(std::string_view metric, double value, const std::string& labels = {});
@@ -29,7 +29,7 @@ class PrometheusSink final : public MetricsSink {
   void write();
 
   std::filesystem::path path_;
-  // Place in the table of metrics, labels
+  // Key: index in the table of metrics, labels
   std::map<std::pair<size_t, std::string>, double> values_;
   std::chrono::steady_clock::time_point last_write_;
 };

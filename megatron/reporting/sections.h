@@ -1,4 +1,4 @@
-// Where a rank's time goes, and how a rank tells the others.
+// Sections of a rank's time, and their encoding for an all-reduce.
 #pragma once
 
 #include <array>
@@ -6,9 +6,9 @@
 
 namespace megatron {
 
-// kData: waiting for the next micro-batch. kBackward: with zeroing and adding up gradients.
-// kCommunication: what computation waits for, transfers and slow peers alike; what runs under
-// computation costs no time. kHost: the rest, from one step to the next, such as logging, as far as
+// kData: waiting for the next micro-batch. kBackward: includes zeroing and accumulating gradients.
+// kCommunication: exposed communication, that is, computation waits for transfers or slow peers;
+// overlapped communication is not counted. kHost: the rest of a step, such as logging, as far as
 // the device waits for it. kNone: not counted.
 enum class Section : uint8_t {
   kData,
@@ -25,14 +25,14 @@ const char* section_name(Section section);
 // Milliseconds of each section in one step.
 using SectionTimes = std::array<double, kNumSections>;
 
-// All but the communication.
+// Sum of all sections but communication.
 double busy_time(const SectionTimes& times);
 
-// As numbers for an all-reduce (max) to which the other ranks bring zeros: two sections in each, in
-// microseconds of 31 bits. Never all zero.
+// Encodes the times for a max-all-reduce in which the other ranks contribute zeros: two sections
+// per number, in microseconds of 31 bits. Never all zero.
 inline constexpr int kPackedTimes = kNumSections / 2;
 std::array<int64_t, kPackedTimes> pack_times(const SectionTimes& times);
-// Whether they hold the times of a rank.
+// Decodes; returns false if no rank contributed times.
 bool unpack_times(const int64_t* packed, SectionTimes& times);
 
 }  // namespace megatron

@@ -1,4 +1,4 @@
-// Finds a rank that is slower than its peers, from the times that all ranks report.
+// Finds a rank that is slower than its peers, from the section times that all ranks report.
 #pragma once
 
 #include <array>
@@ -15,8 +15,8 @@ namespace megatron {
 struct SlowRank {
   int rank = 0;
   Section section = Section::kHost;
-  double milliseconds = 0;       // of that section
-  double peer_milliseconds = 0;  // the median of its peers
+  double milliseconds = 0;       // time of the slow section
+  double peer_milliseconds = 0;  // median of its peers
   double busy_milliseconds = 0;  // of all sections but communication
   double peer_busy_milliseconds = 0;
   int num_peers = 0;
@@ -24,25 +24,25 @@ struct SlowRank {
 // "rank 3 is slow: backward takes it 61.2 ms a step, its 3 peers 50.1 ms ...".
 std::string to_string(const SlowRank& slow);
 
-// The rule. Ranks of one group do the same work (those of a pipeline stage). A rank's time in a
-// section is the median of its latest steps; its excess over the median of the other ranks of its
-// group has to be
+// The rule. Ranks of one group (a pipeline stage) do the same work. A rank's time in a section is
+// the median over its latest steps; its excess over the median of the other ranks of its group must
+// be
 //   more than 10% of theirs, more than 2.5% of their busy time, and more than 2 ms,
-// in each half of the window by itself, so that neither a few odd steps nor a busy minute name a
-// rank. Communication does not count: it is where the others wait for the slow one. Of several such
-// ranks the one with the largest excess is named, with the section in which its excess is largest.
+// in each half of the window separately, so that neither a few outlier steps nor a temporarily busy
+// machine suffice. Communication is excluded: it is where the others wait for the slow rank. Of
+// several such ranks the one with the largest excess is reported, with the section of that excess.
 //
 // Not thread safe.
 class SlowRanks {
  public:
   static constexpr int kWindow = 16;       // steps
-  static constexpr int kLeastReports = 4;  // of a rank in the window
+  static constexpr int kLeastReports = 4;  // minimum of a rank in the window
 
-  // group_of[rank]: which ranks are peers.
+  // Ranks with equal group_of[rank] are peers.
   explicit SlowRanks(std::vector<int> group_of);
 
   void add(int64_t step, int rank, const SectionTimes& times);
-  // After the reports of a step; nothing while the window is not full.
+  // Call after the reports of a step have been added; returns nothing while the window is not full.
   std::optional<SlowRank> find(int64_t step) const;
 
  private:
@@ -52,7 +52,7 @@ class SlowRanks {
   };
   struct Halves {
     int rank;
-    // Medians of the older half of its reports and of the newer one
+    // Medians over the older and the newer half of its reports
     std::array<SectionTimes, 2> times;
   };
   using Columns = std::array<std::array<std::vector<double>, kNumSections + 1>, 2>;

@@ -22,14 +22,14 @@ uint32_t crc32c(std::string_view data);
 // Appends scalars to one new event file.
 class TensorBoardSink final : public MetricsSink {
  public:
-  // Creates `directory` and in it "events.out.tfevents.<seconds>.<host>.<pid>.<n>". Writes
-  // `queue_size` scalars at a time, or what there is after two minutes. Throws Error.
+  // Creates `directory` and in it "events.out.tfevents.<seconds>.<host>.<pid>.<n>". Writes after
+  // `queue_size` scalars or after two minutes. Throws Error.
   TensorBoardSink(const std::filesystem::path& directory, int64_t queue_size);
 
   std::string name() const override { return file_.path().string(); }
   void record(const MetricsRecord&) override {}
   bool takes_scalars() const override { return true; }
-  // Each value over the iteration and, where the samples are known, as "<tag> vs samples".
+  // Writes each value by iteration and, if the samples are known, as "<tag> vs samples".
   void scalars(const ScalarSet& set) override;
   void close() override { write(); }
   const std::filesystem::path& path() const { return file_.path(); }

@@ -13,11 +13,11 @@ namespace megatron {
 
 class SectionClock;
 
-// Not thread safe: the training loop's.
+// Used by the training loop; not thread safe.
 class Timers {
  public:
   // Timers above `level` cost one comparison. `synchronize` is called at both ends of a timed
-  // region (it waits for the device); empty: nothing.
+  // region, to wait for the device; may be empty.
   explicit Timers(int level, std::function<void()> synchronize = {});
 
   void start(std::string_view name, int level);
@@ -31,7 +31,7 @@ class Timers {
                                       std::chrono::steady_clock::time_point)>;
   void set_listener(Listener listener) { listener_ = std::move(listener); }
 
-  // What Region tells of its section; null: nothing.
+  // The clock that Region reports sections to; null: none.
   SectionClock* sections() const { return sections_; }
   void set_sections(SectionClock* sections) { sections_ = sections; }
 
@@ -66,19 +66,19 @@ class ScopedTimer {
 
 enum class TimingLogOption { kMax, kMinMax, kAll };
 
-// The timers of all ranks; a rank that does not have one has 0 there.
+// The timers of all ranks; 0 if a rank does not have one.
 struct RankTimers {
   std::vector<std::string> names;
   std::vector<std::vector<double>> values;  // [rank][timer], milliseconds
   double longest(size_t timer) const;
 };
-// Of the texts that the ranks have of their own timers, in rank order.
+// Parses the texts of all ranks (timers_to_text), in rank order.
 std::string timers_to_text(const Timers& timers);
 RankTimers timers_from_texts(const std::vector<std::string>& texts);
 
-// One line per timer under a heading, per-rank values divided by `iterations`. `values[r]` are rank
-// r's milliseconds. As Megatron-LM does, ranks where a timer is zero do not count for its minimum
-// and are not listed.
+// One line per timer under a heading, per-rank values divided by `iterations`. `values[r]`:
+// milliseconds of rank r. As in Megatron-LM, ranks where a timer is zero are ignored in its minimum
+// and not listed.
 std::string format_timers(const std::vector<std::string>& names,
                           const std::vector<std::vector<double>>& values, TimingLogOption option,
                           double iterations);

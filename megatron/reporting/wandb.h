@@ -6,8 +6,8 @@
 // kind). A record is a protobuf message `Record` of wandb's wandb_internal.proto: header, run (with
 // the configuration), history (a row per step), summary, exit.
 //
-// A resumed run goes on under the id of the one before, which <dir>/wandb/megatron-run.json
-// remembers, in a new file that says resume=allow: that is what W&B itself does.
+// A resumed run keeps the id of the previous one, stored in <dir>/wandb/megatron-run.json, in a new
+// file with resume=allow, as W&B itself does.
 #pragma once
 
 #include <chrono>
@@ -23,8 +23,8 @@
 
 namespace megatron {
 
-// Appends records to a log in LevelDB's format, as wandb writes it. Each is in the file when
-// append() returns.
+// Appends records to a log in LevelDB's format, as wandb writes it. When append() returns, the
+// record is in the file.
 class WandbLog {
  public:
   explicit WandbLog(std::filesystem::path path);  // a new file. Throws Error
@@ -40,8 +40,8 @@ class WandbSink final : public MetricsSink {
   struct Options {
     std::filesystem::path folder;  // holds wandb/
     std::string project, entity, name;
-    std::string settings_json;  // an object: the run's configuration
-    // Go on under the id of the run before, if it was of the same project
+    std::string settings_json;  // JSON object: the run's configuration
+    // Keep the id of the previous run, if it belongs to the same project
     bool resumed = false;
   };
   explicit WandbSink(const Options& options);  // throws Error
@@ -50,7 +50,7 @@ class WandbSink final : public MetricsSink {
   const std::string& run_id() const { return run_id_; }
   void record(const MetricsRecord& record) override;
   bool takes_scalars() const override { return true; }
-  // A step has one row: sets of one iteration are put together until the next one comes.
+  // A step has one row: sets of one iteration are collected until the next iteration begins.
   void scalars(const ScalarSet& set) override;
   void close() override;
 
@@ -67,7 +67,7 @@ class WandbSink final : public MetricsSink {
   int64_t row_iteration_ = -1;
   std::map<std::string, std::string> summary_;  // the latest value of each key
   std::chrono::steady_clock::time_point last_summary_;
-  int exit_code_ = 1;  // until the run says that it has ended
+  int exit_code_ = 1;  // unless the run reports its end
 };
 
 }  // namespace megatron

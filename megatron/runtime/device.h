@@ -1,5 +1,5 @@
-// What a program needs to know of its device beyond tensors: name, memory, profiler marks.
-// Without CUDA the marks do nothing.
+// Device functions of the trainer other than tensors: name, memory, profiler ranges. Without CUDA
+// the ranges do nothing.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -13,9 +13,9 @@
 
 namespace megatron {
 
-// The GPU of this rank (`local_rank` counts the ranks of one machine), which becomes the current
-// one, or the CPU. Throws Error when --device asks for a GPU and none of that model is found, the
-// build has no CUDA, or the machine has fewer GPUs than ranks.
+// Returns the GPU of this rank and makes it current, or the CPU. `local_rank`: rank within the
+// machine. Throws Error if --device asks for a GPU and none of that model is found, the build has
+// no CUDA, or the machine has fewer GPUs than ranks.
 c10::Device choose_device(DeviceChoice choice, int local_rank = 0);
 
 // "NVIDIA H200"; "cpu".
@@ -27,7 +27,7 @@ void synchronize(const c10::Device& device);
 void start_device_profiler();
 void stop_device_profiler();
 
-// A timed region that is also an NVTX range, and a section of the rank's time.
+// A timed region that is also an NVTX range and a section of SectionClock.
 class Region {
  public:
   Region(Timers& timers, const char* name, int level, Section section = Section::kNone);

@@ -1,4 +1,5 @@
-// GPU models that `--device` may name: their memory and the rates that `megatron check` plans with.
+// GPU models that `--device` may name: their memory, and the rates that `megatron check` uses for
+// estimates.
 #pragma once
 
 #include <cstdint>
@@ -8,11 +9,11 @@
 
 namespace megatron {
 
-// Rates are per GPU. `measured`: with this program and NCCL on that GPU (docs/performance.md);
-// otherwise scaled from the data sheet by the fraction that an H100 reaches.
+// Rates are per GPU. `measured`: true if measured with this program and NCCL on that GPU
+// (docs/performance.md); else the data sheet's rates times the fraction that an H100 reaches.
 struct DeviceModel {
   std::string_view name;       // "H100", as the driver's name of the GPU contains it
-  int64_t memory_bytes;        // what nvidia-smi shows in all
+  int64_t memory_bytes;        // total that nvidia-smi shows
   double attained_fp32_flops;  // per second, in the layers of a model that fills the GPU
   double attained_bf16_flops;
   double attained_fp8_flops;
@@ -23,8 +24,7 @@ struct DeviceModel {
   bool measured;
 };
 
-// Bytes that the rank which needs most takes on the GPU: the allocator's peak, the CUDA context,
-// NCCL's buffers.
+// GPU memory of the rank that needs most: the allocator's peak, the CUDA context, NCCL's buffers.
 struct DeviceVerdict {
   const DeviceModel* device = nullptr;
   int stage = 0;  // of that rank

@@ -1,11 +1,11 @@
-// One run writes to a folder at a time: `run.lock` in it names the run's host, process and start.
+// Ensures that one run at a time writes to a folder: `run.lock` in it names the run's host, process
+// and start.
 //
-// The owner holds flock() on the file, which the kernel gives up when the process dies, and touches
-// the file every few seconds, which other machines see where flock() does not reach them (some
-// network file systems). A lock is taken over when its owner is surely gone: on this machine, when
-// the process no longer exists; on another one, when the file has not been touched for
-// `stale_seconds` by the file server's clock, or when it belongs to an earlier attempt of the same
-// job, which its scheduler has ended.
+// The owner holds flock() on the file, which the kernel releases when the process dies, and touches
+// the file every few seconds, for machines that do not see the flock() (some network file systems).
+// A lock is taken over if its owner is certainly gone: on this machine, if the process no longer
+// exists; on another one, if the file has not been touched for `stale_seconds` by the file server's
+// clock, or if it belongs to an earlier attempt of the same job, which its scheduler has ended.
 #pragma once
 
 #include <cstdint>
@@ -25,11 +25,11 @@ struct FolderLockOptions {
 
 inline constexpr const char* kLockName = "run.lock";
 
-// Holds the lock until it is destroyed. One thread touches the file meanwhile.
+// Holds the lock until it is destroyed. A thread of its own touches the file.
 class FolderLock {
  public:
-  // Creates the folder where it is missing. Throws Error that names host, process and start of the
-  // owner when another run has it: RetryError when that run may be on a machine that is gone.
+  // Creates the folder if it is missing. Throws Error naming host, process and start of the owner
+  // if another run has the lock: RetryError if that run's machine may be gone.
   explicit FolderLock(const std::filesystem::path& folder, FolderLockOptions options = {});
   ~FolderLock();
   FolderLock(const FolderLock&) = delete;
@@ -38,10 +38,10 @@ class FolderLock {
   // The owner whose lock was taken over: "process 4711 on node3 since 2026-11-22 14:03:11 UTC";
   // empty: there was none.
   const std::string& previous_owner() const;
-  // Throws Error when another run has taken the lock meanwhile: this one was stopped for too long.
-  // Called before what would damage the other run.
+  // Throws Error if another run has taken over the lock because this one was suspended for too
+  // long. Call it before writing anything that would damage the other run.
   void check() const;
-  // Gives the lock up; for a process that ends without destructors. Safe to call from another
+  // Releases the lock; for a process that ends without destructors. May be called from another
   // thread, once.
   void release();
 

@@ -1,5 +1,4 @@
-// This process among those that run a job: its groups, and what ends every rank when one of them
-// fails.
+// One rank of a job: its process groups, and how all ranks end when one of them fails.
 #pragma once
 
 #include <chrono>
@@ -18,16 +17,16 @@ namespace megatron {
 
 struct Job {
   ParallelGroups groups;
-  Agreement* agreement = nullptr;  // of all ranks, for texts; null: one rank
-  int local_rank = 0;              // among the ranks of this machine
-  int local_world_size = 1;        // how many those are
-  // That the groups tell of their waits; null: times are not measured
+  Agreement* agreement = nullptr;  // exchanges strings among all ranks; null: one rank
+  int local_rank = 0;              // rank within this machine
+  int local_world_size = 1;        // ranks on this machine
+  // Receives the wait times of the groups; null: times are not measured
   std::shared_ptr<SectionClock> clock;
-  // start-up is over: time limits may get shorter. May be empty
+  // To be called after the first step: timeouts may then be shorter. May be empty
   std::function<void()> after_first_step;
-  Launch launch;  // who started this rank
+  Launch launch;  // the launcher's environment
   std::chrono::steady_clock::time_point started = std::chrono::steady_clock::now();
-  // Takes what is called when any rank has failed (FailureMonitor::when_failed). Empty with one
+  // Registers a callback for the failure of any rank (FailureMonitor::when_failed). Empty with one
   // rank.
   std::function<void(std::function<void(const JobFailure&)>)> when_failed;
   bool is_first() const { return groups.world.rank() == 0; }
@@ -48,11 +47,12 @@ struct RuntimeOptions {
 };
 
 // Runs `body` as one rank of the job that the launcher's environment describes (torchrun, srun,
-// mpirun; none: one rank) and returns what it returns. Meets the other ranks first: all start with
-// the same settings, or none does. When any rank throws, dies or hangs, every rank leaves with the
-// exit code of that failure (base/exit_codes.h) and one of them says why; see
-// comm/failure_monitor.h.
-int run_job(const Launch& launch, const RuntimeOptions& options,
-            const std::function<int(const Job&)>& body);
+// mpirun; none: one rank) and returns what it returns. `arguments` were parsed for
+// launch.world_size ranks; `more`: flags of the command that are not part of them. First checks
+// with the other ranks that all have the same settings (runtime/shared_settings.h); if not, none
+// starts. If any rank throws, dies or hangs, every rank exits with the exit code of that failure
+// (base/exit_codes.h) and one of them logs the reason; see comm/failure_monitor.h.
+int run_job(const Launch& launch, const Arguments& arguments,
+            const std::function<int(const Job&)>& body, std::span<Config* const> more = {});
 
 }  // namespace megatron

@@ -1,9 +1,9 @@
 // outcome.json in the folder of a run: how the run ended, for schedulers and people
 // (docs/training.md, "How a run ends").
 //
-// It says "running" from the start on, so that a run that was ended without a word (kill -9, a lost
-// machine) is one whose process no longer exists. One member per line, so that scripts need no JSON
-// reader. Written completely or not at all.
+// It says "running" from the start on; if that process no longer exists, the run was ended without
+// notice (kill -9, a lost machine). One member per line, so that scripts need no JSON parser.
+// Written atomically.
 #pragma once
 
 #include <atomic>
@@ -24,22 +24,22 @@ inline constexpr const char* kOutcomeName = "outcome.json";
 
 enum class RunEnd { kFinished, kStopped };
 
-// What earlier attempts in the same folder left.
+// Outcome of earlier attempts in the same folder.
 struct PreviousOutcome {
-  int64_t attempt = 0;          // 0: there was none
+  int64_t attempt = 0;          // 0: none
   double seconds_per_save = 0;  // the longest save; 0: unknown
 };
 
 struct OutcomeLastWords;
 
-// The outcome of the last run in the folder; nothing where it is missing or cannot be read.
+// The outcome of the last run in the folder; default values if it is missing or cannot be read.
 PreviousOutcome read_previous_outcome(const std::filesystem::path& folder);
 
-// One per process. It also writes when the process crashes or is ended by a second signal. Thread
-// safe once begun.
+// One per process. Also writes if the process crashes or is ended by a second signal. Thread safe
+// after begin().
 class RunOutcome {
  public:
-  // `rank`: of this process. Writes nothing yet.
+  // `rank`: of this process. Does not write yet.
   RunOutcome(std::filesystem::path folder, int rank, int restart_count);
   ~RunOutcome();
   RunOutcome(const RunOutcome&) = delete;
@@ -47,17 +47,19 @@ class RunOutcome {
 
   const PreviousOutcome& previous() const { return previous_; }
 
-  // The run begins: writes "running". Throws Error.
+  // Call at the start of the run: writes "running". Throws Error.
   void begin();
-  // Another rank has begun this attempt: fail() writes only while its file says "running".
+  // For ranks that did not call begin(): fail() writes only while the file of this attempt says
+  // "running".
   void follow(int64_t attempt);
   int64_t attempt() const { return attempt_; }
   void set_iteration(int64_t iteration) { iteration_ = iteration; }
-  // A checkpoint has been published, or is what the run starts from. Known at the next write.
+  // Call when a checkpoint has been published, and with the one that the run starts from. Written
+  // at the next write.
   void set_saved(int64_t iteration, const std::string& directory, double seconds);
 
-  // The end. Failures to write are logged. Only the first call of these two counts. `rank`: the one
-  // that failed.
+  // Records the end. Failures to write are logged. Only the first call of end() or fail() has an
+  // effect. `rank`: the one that failed.
   void end(RunEnd end, int exit_code, const std::string& reason);
   void fail(FailureClass failure, int rank, const std::string& reason);
 
@@ -82,13 +84,13 @@ class RunOutcome {
   std::string saved_directory_;
   double seconds_per_save_ = 0;
   bool begun_ = false, follows_ = false, ended_ = false;
-  // What a signal handler would write. All are kept, because a handler may be reading the one
-  // before; there is one per checkpoint.
+  // What a signal handler would write. Old ones are kept (one per checkpoint), because a handler
+  // may still be reading them.
   std::vector<std::unique_ptr<OutcomeLastWords>> last_words_;
 };
 
-// Writes the outcome of a process that `signal` ends now, when one is being kept; may be called in
-// a handler.
+// Writes the outcome of a process that `signal` ends now, if it has a RunOutcome;
+// async-signal-safe.
 void write_outcome_of_signal(int signal);
 
 }  // namespace megatron

@@ -1,4 +1,4 @@
-// Measures where a rank's time goes, step by step, without making a GPU wait.
+// Measures how a rank's time is divided over sections of a step, without synchronising the GPU.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -12,37 +12,37 @@
 
 namespace megatron {
 
-// At any time one section is current; time goes to it. On a CPU it is read from the clock. On a GPU
-// an event is recorded on the current stream wherever the section changes, and the times between
-// events are read once the device has passed them; so that they cost at most about 0.1% of a step,
-// steps with very many events are timed every few steps only.
+// At any time one section is current, and time is attributed to it. On a CPU the clock is read. On
+// a GPU an event is recorded on the current stream whenever the section changes, and the times
+// between events are read after the device has passed them. To cost at most about 0.1% of a step,
+// steps with very many events are timed only every few steps.
 //
-// As the listener of a world it counts waits as communication, whatever section they fall into.
-// What a CUDA graph waits for inside counts as computation. Used by the thread that trains, and
-// those that run backward passes for it meanwhile.
+// As WaitListener of the world group it counts waits as communication, whatever the current
+// section. Waits inside a CUDA graph count as computation. Used by the training thread, and by
+// autograd's threads while it runs a backward.
 class SectionClock final : public WaitListener {
  public:
   explicit SectionClock(at::Device device);
   ~SectionClock() override;
 
-  // A step begins, and with it the section kHost; the step before ends.
+  // Ends the previous step and begins a new one, in section kHost.
   void begin_step();
-  // What follows counts as `section`, until leave() with what enter() returned.
+  // Makes `section` current, until leave() with the value that enter() returned.
   Section enter(Section section);
   void leave(Section before);
-  // Until resume() no time counts: evaluations, checkpoints.
+  // Time until resume() is not counted: evaluations, checkpoints.
   void pause() { enter(Section::kNone); }
   void resume() { leave(Section::kHost); }
-  // While work is recorded for later, no events are.
+  // Records no events while muted: during the capture of a CUDA graph.
   void set_muted(bool muted);
 
   void begin_wait() override;
   void end_wait() override;
 
-  // The mean of the steps that have ended, and that the device has passed, since the last call.
-  // Waits for nothing.
+  // The mean over the steps since the last call that have ended and that the device has passed.
+  // Does not wait.
   std::optional<SectionTimes> take();
-  // Numbers the reports of this clock, which all ranks send alike.
+  // Counter of reports; equal on all ranks.
   int64_t next_report();
 
   // For tests and measurements: called at the end of each section, before its time is taken.
@@ -53,7 +53,7 @@ class SectionClock final : public WaitListener {
   std::unique_ptr<Impl> impl_;
 };
 
-// Counts a scope as a section; nothing without a clock.
+// Makes a section current for a scope; no-op without a clock.
 class SectionScope {
  public:
   SectionScope(SectionClock* clock, Section section)

@@ -1,18 +1,18 @@
-// Signals that end a run politely: the first asks the loop to save and to leave, the second leaves
-// at once.
+// Graceful shutdown by signals: at the first signal the loop saves and stops, at the second the
+// process exits at once.
 #pragma once
 
 namespace megatron {
 
-// Handles SIGTERM and SIGINT (and `signal_number`, when it is another one) while it lives. One at a
-// time per process.
+// Handles SIGTERM, SIGINT and `signal_number` during its lifetime. At most one instance per process
+// at a time.
 class SignalHandler {
  public:
   explicit SignalHandler(int signal_number);
   ~SignalHandler();
   SignalHandler(const SignalHandler&) = delete;
   SignalHandler& operator=(const SignalHandler&) = delete;
-  // The signal that was received first, or 0.
+  // The first signal received, or 0.
   int received() const;
 };
 

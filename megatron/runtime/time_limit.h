@@ -1,18 +1,17 @@
-// --exit-duration-in-mins: when to stop, so that the last checkpoint is on disk before the time is
-// over.
+// --exit-duration-in-mins: when to stop so that the last checkpoint is on disk within the limit.
 #pragma once
 
 namespace megatron {
 
-// Fed by the training loop; not thread safe.
+// Not thread safe.
 class TimeLimit {
  public:
-  // `turns_to_stop`: how many turns of the loop pass between the decision to stop and the last one.
+  // `turns_to_stop`: number of turns of the loop from the decision to stop to the last turn.
   TimeLimit(double limit_seconds, int turns_to_stop)
       : limit_(limit_seconds), turns_to_stop_(turns_to_stop) {}
 
-  // A turn of the loop: an iteration with the evaluation and the checkpoint that fell due after it.
-  // The first turn of a process, which also warms up, does not count.
+  // Adds a turn of the loop: an iteration with the evaluation and checkpoint that follow it, if
+  // any. The first turn of a process, which includes warm-up, is ignored.
   void add_turn(double seconds);
   double longest_turn() const { return longest_turn_; }
 

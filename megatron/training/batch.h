@@ -1,4 +1,4 @@
-// From micro-batches of the data loader to tensors on the device.
+// Turns micro-batches of the data loader into tensors on the device.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -14,31 +14,33 @@
 
 namespace megatron {
 
-// Tokens of this context-parallel rank: s is the length of its part. The tensors of a whole
-// sequence say so.
+// Tokens of this context-parallel rank: s is the length of its part, except where a field says
+// whole sequence.
 struct Batch {
   at::Tensor tokens;        // [b, s] int64
   at::Tensor labels;        // [b, s] int64
   at::Tensor loss_mask;     // [b, s] fp32
   at::Tensor position_ids;  // [b, s] int64, or undefined: 0, 1, 2, ...
-  // [b, s] int64 of the whole sequences: tokens attend within their document; undefined: to all
+  // [b, s] int64 of the whole sequence: tokens attend within their document only; undefined: no
+  // boundaries
   at::Tensor document_ids;
-  // [b] fp32 (fp64), of a task with a reference model, on the last stage: see task.h
+  // [b] fp32 (fp64): output of the reference model, for tasks that have one, on the last stage; see
+  // task.h
   at::Tensor reference;
   TokenPositions place;
-  const ProcessGroup* cp = nullptr;  // the ranks that hold these sequences; null: those of the mesh
+  // context-parallel group of these sequences; null: that of the mesh
+  const ProcessGroup* cp = nullptr;
 };
 
-// A tensor of the host on the device, without waiting for it, which a copy from ordinary memory
-// does.
+// Copies a host tensor to the device asynchronously, through page-locked memory.
 at::Tensor to_device(const at::Tensor& host, c10::Device device);
 
-// Whether the data carries position ids that do not simply count up.
+// Whether the data has position ids other than 0, 1, 2, ...
 bool own_positions(const DataConfig& data);
 
 // Copies micro-batches to the device: of each sequence the tokens of this context-parallel rank.
-// The host memory of what was copied to a GPU is held until take_held() hands it out; drop it when
-// the copies have ended.
+// Host memory of copies to a GPU is held until take_held() returns it; the caller frees it when the
+// copies have completed.
 class BatchMaker {
  public:
   // `cp` must outlive it.

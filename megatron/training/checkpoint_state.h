@@ -1,9 +1,9 @@
-// The state tree of a run, to and from checkpoints.
+// Saves and loads the state of a run.
 //
-// A checkpoint holds the weights under their own names in the model's type, optimizer.state.*
-// beside them, the numbers of RunState, and three kinds of files: config.yaml (the resolved
-// configuration), tokenizer/* (the tokenizer's files), and what the model brought along from a
-// folder of Hugging Face (huggingface/*, peft/*).
+// A checkpoint holds the weights under their own names in the model's type, the optimizer's state
+// as optimizer.state.*, RunState, and three kinds of files: config.yaml (the resolved
+// configuration), tokenizer/* (the tokenizer's files), and the configuration files of an imported
+// model (huggingface/*, peft/*).
 #pragma once
 
 #include <filesystem>
@@ -22,39 +22,37 @@
 
 namespace megatron {
 
-// Fills the weights of chunks that have no optimizer, adapters left out: a reference model. Every
-// rank calls it.
+// Loads the weights of a reference model: chunks without optimizer; adapters are not loaded.
+// Collective.
 void load_weights(const Checkpoint& checkpoint, std::vector<ModelChunk>& chunks,
                   Agreement* agreement);
 
 // Whether the checkpoint holds low-rank adapters.
 bool has_adapters(const Checkpoint& checkpoint);
 
-// Which parts of a checkpoint a run takes.
+// Which parts of a checkpoint to load.
 struct LoadParts {
-  bool optimizer = true;  // masters, moments and the step record; false: weights alone
-  bool adapters = true;   // false: the checkpoint holds none, they stay as they are
+  bool optimizer = true;  // master weights, moments and the step record; false: weights only
+  bool adapters = true;   // false: the checkpoint has none; keep them as they are
   const Checkpoint* adapter_source =
-      nullptr;                                // what they are taken from in place of the checkpoint
-  const Checkpoint* frozen_source = nullptr;  // what frozen weights are taken from, likewise
+      nullptr;  // adapters are loaded from here instead of the checkpoint
+  const Checkpoint* frozen_source = nullptr;  // the same for frozen weights
 };
 
-// Fills weights, and with them the optimizer, reading what this rank needs; every rank of
-// `agreement` (null: one) calls it. With `parts.optimizer` false element types are converted and
-// what the checkpoint holds for the optimizer is left aside. Throws Error naming every tensor that
-// does not fit.
+// Loads weights and optimizer state; each rank reads what it needs. Collective over `agreement`
+// (null: one rank). With `parts.optimizer` false element types are converted and optimizer state in
+// the checkpoint is ignored. Throws Error naming every tensor that does not fit.
 void load_model_state(const Checkpoint& checkpoint, const RunState& state,
                       const OptimizerConfig& config, TrainedModel& model, LoadParts parts,
                       Agreement* agreement);
 
-// The files beside the weights.
-// `start`: what the run starts from or resumes; what it brought along from a folder of Hugging Face
-// stays (origin_files). Null: nothing.
+// The files of a checkpoint besides tensors. `start`: the checkpoint that the run starts from or
+// resumes, whose configuration files of an imported model are kept (origin_files); null: none.
 std::vector<std::pair<std::string, std::string>> checkpoint_files(const Arguments& arguments,
                                                                   const Tokenizer& tokenizer,
                                                                   const Checkpoint* start);
 
-// Writes checkpoints as the flags say. Not thread safe.
+// Writes checkpoints according to the flags. Not thread safe.
 class Checkpointer {
  public:
   // Keeps references to all of its arguments.
@@ -63,29 +61,25 @@ class Checkpointer {
                Agreement* agreement);
   ~Checkpointer();
 
-  // Saves now, or copies now and writes in the background. A failure is reported, and thrown with
-  // --save-failure stop. Saving the iteration that was saved last does nothing.
+  // Saves now, or copies now and writes in the background. A failure is logged, and thrown with
+  // --save-failure stop. No-op if this iteration was the last one saved.
   void save(RunState state);
-  // Reports background saves that have ended.
+  // Logs background saves that have completed.
   void poll();
   // Waits for background saves.
   void finish();
   int64_t last_saved() const { return last_saved_; }
   void set_last_saved(int64_t iteration) { last_saved_ = newest_.iteration = iteration; }
-  // The newest checkpoint that is known to be on disk; iteration -1: none. Directory and seconds of
-  // those that were written here.
+  // The newest checkpoint known to be on disk; iteration -1: none. Directory and seconds are set if
+  // this process wrote it.
   struct Published {
     int64_t iteration = -1;
     std::string directory;
-    double longest_seconds = 0;  // of all saves so far, from the call to the publication
+    double longest_seconds = 0;  // of all saves so far, from the call to publication
   };
   const Published& newest() const { return newest_; }
-  // Called with newest() when a checkpoint has been published, before anything else can fail.
-  void when_published(std::function<void(const Published&)> callback) {
-    when_published_ = std::move(callback);
-  }
-  // How long a save takes: the longest so far, `before` by earlier attempts, or what this rank's
-  // state needs at 100 MB/s.
+  // Expected duration of a save: the longest so far, else `before` (the longest of earlier
+  // attempts), else this rank's state at 100 MB/s.
   double expected_seconds(double before);
 
  private:
@@ -102,8 +96,7 @@ class Checkpointer {
   Agreement* agreement_;  // null: one rank
   int64_t last_saved_ = -1;
   Published newest_;
-  std::function<void(const Published&)> when_published_;
-  double state_bytes_ = 0;  // of this rank, when they were asked for
+  double state_bytes_ = 0;  // of this rank, once computed
   std::shared_ptr<Snapshot> snapshot_;
   std::unique_ptr<AsyncSaver> saver_;
   std::vector<std::pair<int64_t, std::chrono::steady_clock::time_point>> started_;

@@ -1,11 +1,11 @@
-// The passes of a rank when every document has a context width of its own
-// (--hybrid-context-parallel).
+// Micro-batches of a rank with dynamic context parallelism, where every document has its own
+// context-parallel size (--hybrid-context-parallel).
 //
-// The documents of all sequences of a step are divided over the ranks of dp x cp by
-// dynamic_context_plan.h; neighbours in one sequence that are short together stay together. Each
-// becomes one pass of one row, cut over its ranks by zig-zag, with the positions that it has in its
-// sequence. Ranks run different numbers of passes; their losses and gradients are sums, which one
-// division by the weight of all tokens makes a mean.
+// The documents of all sequences of a step are distributed over the ranks of dp x cp by
+// dynamic_context_plan.h; short neighbours in one sequence stay together if they fit on one rank.
+// Each becomes a micro-batch of one row, split over its ranks by zig-zag, with its positions in the
+// sequence. Ranks run different numbers of micro-batches; losses and gradients are sums, divided
+// once by the weight of all tokens.
 #pragma once
 
 #include <memory>
@@ -20,15 +20,15 @@ namespace megatron {
 // Not thread safe. Keeps a reference to the groups.
 class DynamicContextBatches {
  public:
-  // `loader` gives every rank all sequences of a step.
+  // `loader` must return all sequences of a step on every rank.
   DynamicContextBatches(const Arguments& arguments, const ParallelGroups& groups,
                         std::unique_ptr<DataLoader> loader, c10::Device device);
 
-  // Reads the sequences of the next step and plans it. Returns the number of passes of this rank,
-  // at least 1: a rank without documents runs one whose tokens have no weight. Throws Error when
-  // the samples are used up.
+  // Reads the sequences of the next step and plans it. Returns the number of micro-batches of this
+  // rank, at least 1: a rank without documents runs one whose tokens have weight 0. Throws Error if
+  // there are no samples left.
   int64_t begin_step(int64_t global_batch_size);
-  // The passes in order.
+  // The next micro-batch of this rank.
   Batch next();
   const DynamicContextPlan& plan() const { return plan_; }
 
@@ -45,7 +45,7 @@ class DynamicContextBatches {
   const bool own_positions_;
   const DynamicContextOptions options_;
   const ParallelGroups& groups_;
-  const ProcessGroup alone_;  // of documents on one rank
+  const ProcessGroup alone_;  // group of documents on one rank
   const c10::Device device_;
   std::unique_ptr<DataLoader> loader_;
   std::vector<Piece> pieces_;

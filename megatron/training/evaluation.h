@@ -12,9 +12,8 @@
 
 namespace megatron {
 
-// One set that is evaluated. With full validation each evaluation reads the whole set from its
-// beginning; otherwise each takes the next samples, so that `consumed` belongs to the state of a
-// run.
+// Evaluates one dataset. With full validation each evaluation reads the whole set from its
+// beginning; otherwise each takes the next samples, so that `consumed` is part of a run's state.
 class Evaluator {
  public:
   struct Options {
@@ -34,8 +33,8 @@ class Evaluator {
     double loss = 0;              // per token
     std::vector<double> metrics;  // of the task, per token
   };
-  // Over all ranks; nothing when `stop` (asked before each pass) said true. Throws Error when the
-  // set holds no weighted token.
+  // Result over all ranks; nothing if `stop` (called before each micro-batch) returned true. Throws
+  // Error if no token of the set has weight.
   std::optional<Result> run(const PretrainTask& task, TrainedModel& model,
                             const std::function<bool()>& stop = {});
   int64_t consumed_samples() const { return options_.consumed_samples; }

@@ -10,14 +10,14 @@
 
 namespace megatron {
 
-// What sinks know of the run beside its records.
+// What sinks know of the run besides its records.
 struct SinkContext {
   const TrainingConfig& config;
   std::string settings_json;    // the resolved configuration, one JSON object
-  int64_t start_iteration = 0;  // above zero: the run goes on
+  int64_t start_iteration = 0;  // above zero: a resumed run
 };
 
-// Opens files: throws Error before training when one cannot be written.
+// Opens all files; throws Error if one cannot be written.
 std::vector<std::unique_ptr<MetricsSink>> open_sinks(const SinkContext& context);
 
 }  // namespace megatron

@@ -13,26 +13,26 @@
 
 namespace megatron {
 
-// Note [Micro-batches as CUDA graphs] A graph holds the launches of one pass forward and back; what
-// differs between micro-batches (tokens, places, the loss scale) is copied into tensors of its own
-// before each launch. The first pass of a step replaces gradients and later ones add to them, so
-// each kind has its graph; both use the same memory. Since no host code runs in a launch, the store
-// is told afterwards which gradients have come. The first steps are eager: kernels are loaded,
-// algorithms chosen, caches filled. Micro-batches beside which gradients are reduced or weights
-// gathered stay eager, so that this goes on under computation.
+// Note [Micro-batches as CUDA graphs] A graph holds the kernel launches of one micro-batch, forward
+// and backward; what differs between micro-batches (tokens, positions, the loss scale) is copied
+// into its static input tensors before each launch. The first micro-batch of a step overwrites
+// gradients and later ones accumulate, so there is one graph for each; both share one memory pool.
+// As no host code runs during a graph, the store is told afterwards which gradients are complete.
+// The first steps run eagerly: kernels are loaded, algorithms chosen, caches filled. Micro-batches
+// that overlap with gradient reductions or weight gathers always run eagerly, to keep that overlap.
 class MicrobatchGraphs {
  public:
-  // `device` is a GPU (Error). The first `warmup_steps` steps are eager.
+  // The first `warmup_steps` steps run eagerly. Throws Error if `device` is not a GPU.
   MicrobatchGraphs(c10::Device device, int64_t warmup_steps);
 
-  // Forward and backward. What it returns is added up over micro-batches: [2] fp64.
+  // Forward and backward of one micro-batch. Returns [2] fp64, to be summed over micro-batches.
   using Pass = std::function<at::Tensor(const Batch& batch, const at::Tensor& loss_scale)>;
 
-  // A step begins. Returns whether its passes may be graphs.
+  // Call at the start of a step. Returns whether its micro-batches may run as graphs.
   bool begin_step();
-  // Runs `pass` on a micro-batch through its graph, which is recorded at the first call for this
-  // kind of micro-batch: shapes, presence of optional parts, `first` of its step or not. The result
-  // is valid until the next call.
+  // Runs `pass` on a micro-batch as a graph, which is captured at the first call for this
+  // combination of shapes, optional tensors, and `first` (the first micro-batch of its step). The
+  // result is valid until the next call.
   const at::Tensor& run(const Batch& batch, const at::Tensor& loss_scale, bool first,
                         DistributedDataParallel& store, const Pass& pass);
 
@@ -44,14 +44,14 @@ class MicrobatchGraphs {
   struct Recorded {
     bool first;
     std::shared_ptr<Inputs> inputs;
-    std::vector<Parameter*> gradients;  // in the order in which they were reported
+    std::vector<Parameter*> gradients;  // in the order of their completion
     at::Tensor result;
     std::unique_ptr<DeviceGraph> graph;
   };
   Recorded& find(const Batch& batch, const at::Tensor& loss_scale, bool first);
 
   DeviceGraphPool pool_;
-  int64_t steps_left_;  // eager ones
+  int64_t steps_left_;  // eager steps left
   std::vector<Recorded> recorded_;
 };
 

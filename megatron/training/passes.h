@@ -1,5 +1,5 @@
-// The passes of a rank's chunks over the micro-batches of one iteration, in the order of the
-// pipeline's schedule.
+// Forward and backward of a rank's chunks for the micro-batches of one iteration, in the order of
+// the pipeline schedule.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -12,15 +12,16 @@ namespace megatron {
 
 struct PassOptions {
   int num_microbatches = 1;
-  bool training = false;       // with dropout and backward; false: forward alone
+  bool training = false;       // with dropout and backward; false: forward only
   bool per_token_loss = true;  // false: each micro-batch's loss is divided by its own weight
-  at::Tensor loss_scale;       // [] what the loss is multiplied with before the backward
+  at::Tensor loss_scale;       // [] the loss is multiplied by it before the backward
 };
 
-// Runs all passes; gradients are accumulated in the chunks' stores and not yet summed over ranks.
-// `next_batch` gives the micro-batches in order; every stage reads them. Returns the sum of the
-// losses of all tokens, their weight and the sums of the task's metrics, [2 + m] fp64, over all
-// ranks. A task with a reference model has all micro-batches read and passed through that first.
+// Runs all micro-batches; gradients are accumulated in the chunks' stores and not yet reduced over
+// ranks. `next_batch` returns the micro-batches in order; every stage reads them. Returns the sum
+// of the losses of all tokens, their weight and the sums of the task's metrics, [2 + m] fp64, over
+// all ranks. For a task with a reference model, all micro-batches are read and run through that
+// model first.
 //
 // Communication: activations between stages; all-reduces of these numbers over dp_cp and pp.
 at::Tensor run_passes(TrainedModel& model, const PretrainTask& task, const PassOptions& options,

@@ -1,5 +1,4 @@
-// The pipeline of a run: how the model is divided over stages and chunks, and the order in which
-// they work.
+// The pipeline of a run: how the model is divided over stages and chunks, and their schedule.
 #pragma once
 
 #include <functional>
@@ -17,7 +16,7 @@ namespace megatron {
 // Not thread safe. Keeps a reference to the groups.
 class Pipeline {
  public:
-  // Communication: one element over each link between stages, so that they are connected.
+  // Communication: one element over each link between stages, to establish the connections.
   Pipeline(const Arguments& arguments, const ParallelGroups& groups, at::ScalarType dtype,
            at::Device device);
 
@@ -25,15 +24,15 @@ class Pipeline {
   bool splits_vocabulary() const { return config_.pipeline_vocab_parallel && num_stages_ > 1; }
   StageSlice slice(int chunk) const { return layout_.slice(stage_, chunk); }
   const StageLayout& layout() const { return layout_; }
-  // Whether the caller has to run every chunk by itself before the first run(). True once, with
-  // several stages, for forward passes alone only where they wait for each other; see Note [Kernels
-  // are loaded before pipelines run].
+  // Whether the caller has to run every chunk once on its own before the first run(). True only
+  // once, with several stages; if not `training`, only if forward passes wait for each other; see
+  // Note [Kernels are loaded before pipelines run].
   bool take_warm_up(bool training) {
     if (training) forward_needs_warm_up_ = false;
     return std::exchange(training ? needs_warm_up_ : forward_needs_warm_up_, false);
   }
 
-  // Of what moves between stages: rows of this rank and hidden size, element type.
+  // Shape of what is sent between stages: rows of this rank and hidden size.
   std::pair<int64_t, int64_t> activation_shape(const TokenPositions& place) const {
     return {place.position.size(0) / rows_divisor_, hidden_size_};
   }
@@ -41,9 +40,9 @@ class Pipeline {
 
   const PipelineLinks& links() const { return *links_; }
 
-  // Runs this rank's passes of one iteration over `num_microbatches`: training, or forward passes
-  // alone. `place_of` gives the places of a micro-batch, whose numbers of samples and positions are
-  // the shape of what moves between stages.
+  // Runs this rank's part of the schedule for `num_microbatches` micro-batches: training, or
+  // forward only. `place_of` returns the token positions of a micro-batch, which determine the
+  // shape of what is sent between stages.
   void run(int num_microbatches, bool training, StageCompute& compute,
            const std::function<TokenPositions(int microbatch)>& place_of);
 
@@ -52,7 +51,7 @@ class Pipeline {
 
   const PipelineConfig config_;
   const int64_t hidden_size_;
-  const int64_t rows_divisor_;  // tensor ranks with sequence parallelism
+  const int64_t rows_divisor_;  // tensor ranks with sequence parallelism, else 1
   const at::ScalarType dtype_;  // of activations between stages
   const at::Device device_;
   const int stage_, num_stages_;

@@ -1,5 +1,4 @@
-// The folders that a run writes to, while it has them: their locks (folder_lock.h) and outcome.json
-// (run_outcome.h).
+// Locks (folder_lock.h) and outcome.json (run_outcome.h) of the folders that a run writes to.
 #pragma once
 
 #include <exception>
@@ -15,19 +14,19 @@ namespace megatron {
 class RunFolders {
  public:
   // Every rank of the job calls it; the first one locks --save and --run-dir and writes
-  // outcome.json. Throws Error on the first rank when another run has one of them. Without folders
-  // nothing is done.
+  // outcome.json. Throws Error on the first rank if another run has locked one of them. Does
+  // nothing without folders.
   RunFolders(const TrainingConfig& config, const Job& job);
 
-  // Throws Error on the first rank when another run has taken a folder over.
+  // Throws Error on the first rank if another run has taken over a folder.
   void check() const;
   void set_iteration(int64_t iteration);
   void set_saved(int64_t iteration, const std::string& directory, double seconds);
-  // Seconds of the longest save by earlier attempts; 0: unknown.
+  // Longest save of earlier attempts in seconds; 0: unknown.
   double seconds_per_save() const;
 
-  // The end, for outcome.json: the first rank writes it. A failure among several ranks is written
-  // by the job's FailureMonitor, which knows the rank.
+  // Records the end in outcome.json, on the first rank. With several ranks, a failure is recorded
+  // through the job's FailureMonitor, which knows the failed rank.
   void ended(RunEnd end, int exit_code, const std::string& reason);
   void failed(const std::exception& error);
 
@@ -35,7 +34,7 @@ class RunFolders {
   struct State;
   bool first_;
   bool alone_;
-  std::shared_ptr<State> state_;  // also of the failure monitor's thread
+  std::shared_ptr<State> state_;  // shared with the failure monitor's thread
 };
 
 }  // namespace megatron

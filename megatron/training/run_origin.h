@@ -1,5 +1,5 @@
-// Who runs a job and where: hosts and devices of all ranks, launcher and attempt, versions, seconds
-// per stage of the start. A run can be told from its folder by it.
+// Where and how a job runs: hosts and devices of all ranks, launcher and attempt, versions, seconds
+// per stage of the start-up; recorded in the run's folder.
 #pragma once
 
 #include <chrono>
@@ -15,39 +15,38 @@ namespace megatron {
 
 using Versions = std::vector<std::pair<std::string, std::string>>;
 
-// Where a rank runs.
+// Host of a rank.
 struct RankHost {
   std::string host;
   std::string device;  // "NVIDIA H200", "cpu"
   std::string driver;  // version of NVIDIA's kernel module; empty: none is loaded
-  int cores = 0;       // that this process may use
+  int cores = 0;       // cores that this process may use
 };
 RankHost this_rank_host(const std::string& device);
 
-// Collective over job.agreement: the first rank gets those of all ranks, in rank order; the others
-// nothing.
+// Collective over job.agreement: the first rank gets the hosts of all ranks, in rank order; the
+// others nothing.
 std::vector<RankHost> gather_hosts(const Job& job, const RankHost& mine);
 
 // A JSON array with an object for each run of ranks on one host: host, ranks ("0-7"), device,
 // driver, cores.
 std::string hosts_json(const std::vector<RankHost>& ranks);
 
-// The members of a start record that say who and where. `libraries`: of the program, as tools know
-// them.
+// Adds these facts to a "start" record. `libraries`: names and versions.
 void add_origin(MetricsRecord& record, const Job& job, const std::vector<RankHost>& ranks,
                 const Versions& libraries);
 
-// Seconds of the stages of a start, in order. Begins when the process was started.
+// Seconds of the stages of start-up, in order, counted from the start of the process.
 class StartClock {
  public:
-  explicit StartClock(std::string_view first_stage);  // which ends now
+  explicit StartClock(std::string_view first_stage);  // ends now
   // Runs `body` as a stage.
   template <class Body>
   auto stage(std::string_view name, Body body) {
     const StageEnd end{*this, std::string(name), std::chrono::steady_clock::now()};
     return body();
   }
-  // Ends a stage that began when the one before it ended.
+  // Ends a stage that began at the end of the previous one.
   void end_stage(std::string_view name);
   std::string json() const;  // {"tokenizer": 0.1, ...}
 

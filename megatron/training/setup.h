@@ -1,4 +1,4 @@
-// What a run needs before its first step, built in the order in which things depend on each other.
+// Builds what a run needs before its first step, in order of dependence.
 #pragma once
 
 #include <memory>
@@ -13,40 +13,39 @@
 
 namespace megatron {
 
-// Where a run starts.
+// What a run starts from.
 struct StartPoint {
   std::optional<Checkpoint> checkpoint;
-  RunState stored;                  // of the checkpoint
-  bool weights_only = false;        // --finetune, --pretrained-checkpoint, weights without a run:
-                                    // iterations and samples start anew
-  std::vector<std::string> waived;  // tensors of a Hugging Face folder that hold no weights
+  RunState stored;  // state in the checkpoint
+  // --finetune, --pretrained-checkpoint, or a checkpoint with weights only: iterations and samples
+  // count from 0.
+  bool weights_only = false;
+  std::vector<std::string> waived;  // tensors of a Hugging Face folder without weights
   bool continues() const { return checkpoint && !weights_only; }
 };
 
-// Decides by --start-mode, --load, --pretrained-checkpoint, each a folder of checkpoints or of
-// Hugging Face; logs what was passed over. The ranks verify what they start from together, each a
-// share of its bytes, and start from the same checkpoint. Throws Error, on every rank. Collective.
+// Decides by --start-mode, --load and --pretrained-checkpoint (folders of checkpoints or Hugging
+// Face folders); logs checkpoints that were skipped. The ranks verify the checkpoint together, each
+// a share of its bytes, and all start from the same one. Throws Error on every rank. Collective.
 StartPoint decide_start(const TrainingConfig& config, const Job& job);
 
-// The datasets for the training samples and evaluations that the arguments ask for, without regard
-// to a checkpoint.
+// The datasets for the training samples and evaluations of the arguments, ignoring any checkpoint.
 TrainValidTestDatasets build_datasets(const PretrainTask& task, const Arguments& arguments,
                                       const Tokenizer& tokenizer);
 
-// Builds the datasets in the order that the checkpoint was trained in. `state` gets the description
-// of the order. Throws Error when the order is another one than the checkpoint's, naming what
-// differs.
+// Builds the datasets with the data order of the checkpoint. `state` gets the description of the
+// order. Throws Error if the order differs from the checkpoint's, naming what differs.
 TrainValidTestDatasets build_datasets(const PretrainTask& task, const Arguments& arguments,
                                       const Tokenizer& tokenizer, const StartPoint& start,
                                       RunState& state);
 
-// Element type of the model that the flags ask for.
+// Element type of the model by the flags.
 at::ScalarType model_dtype(const OptimizerConfig& config);
 
-// Sizes of the vocabulary of a run with this tokenizer, padded for the ranks that divide it.
+// Vocabulary sizes with this tokenizer, padded for the ranks that the vocabulary is split over.
 Vocabulary vocabulary_of(const Arguments& arguments, const Tokenizer& tokenizer);
 
-// Model chunks, stores, pipeline, initial weights, optimizer; then the checkpoint's content.
+// Builds model chunks, stores, pipeline, initial weights and optimizer; then loads the checkpoint.
 TrainedModel build_model(const PretrainTask& task, const Arguments& arguments,
                          const Vocabulary& vocabulary, const ParallelGroups& groups,
                          at::ScalarType dtype, c10::Device device, const StartPoint& start,
@@ -59,7 +58,7 @@ std::unique_ptr<DataLoader> make_train_loader(const Arguments& arguments,
                                               const std::shared_ptr<const Dataset>& dataset,
                                               int64_t consumed_samples, c10::Device device);
 
-// What the iteration after `consumed_samples` does.
+// Options of the iteration that follows `consumed_samples`.
 StepOptions step_options(const Arguments& arguments, int64_t consumed_samples);
 
 }  // namespace megatron

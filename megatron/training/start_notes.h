@@ -1,5 +1,5 @@
-// What a run should know about its configuration before it starts: legal choices that cost much
-// more than they seem.
+// Warnings about a configuration before a run starts: valid choices that are unexpectedly slow or
+// large.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +10,7 @@
 
 namespace megatron {
 
-// Warnings, each with what to do instead. The arguments must be valid.
+// Warnings, each with an alternative. The arguments must be valid.
 std::vector<std::string> start_notes(const Arguments& arguments, int64_t padded_vocab_size,
                                      bool on_gpu);
 

@@ -1,5 +1,5 @@
-// What differs between the models that the loop can train: how model and datasets are made, and
-// what a forward pass is.
+// A training task: how model and datasets are built, and what one forward computes. Interface
+// between the training loop and the models.
 #pragma once
 
 #include <functional>
@@ -18,44 +18,45 @@
 
 namespace megatron {
 
-// Sizes of the vocabulary, which the tokenizer decides.
+// Vocabulary sizes, determined by the tokenizer.
 struct Vocabulary {
   int64_t size = 0;
   int64_t padded_size = 0;
 };
 
-// What one segment of the model makes of a micro-batch: the activation for the next segment, or the
+// Output of one segment of the model for a micro-batch: the activation for the next segment, or the
 // loss on the last one.
 struct StageOutput {
   at::Tensor activation;
   Loss loss;
-  at::Tensor metrics;  // [PretrainTask::metrics.size()] fp64, weighted as the loss; undefined: none
+  // [PretrainTask::metrics.size()] fp64, sums with the weight of the loss; undefined: none
+  at::Tensor metrics;
 };
 
 struct PretrainTask {
   std::string name;
-  // Declares the parameters of one segment; `groups` outlives the model. `chunks` are those of this
-  // rank that exist already.
-  std::function<std::unique_ptr<Model>(const Arguments&, const Vocabulary&, const ParallelGroups&,
-                                       const StageSlice&, const std::vector<Model*>& chunks)>
+  // Builds one segment and declares its parameters; `groups` outlives the model. `chunks`: those
+  // that this rank has built already.
+  std::function<std::unique_ptr<Module>(const Arguments&, const Vocabulary&, const ParallelGroups&,
+                                        const StageSlice&, const std::vector<Module*>& chunks)>
       model_provider;
   std::function<TrainValidTestDatasets(const Arguments&, const DatasetRequest&)> datasets_provider;
-  // `input` is the activation of the segment before, undefined on the first. A loss is a pair (sum
-  // over tokens, weight).
-  std::function<StageOutput(Model&, const Batch&, const at::Tensor& input, const ForwardContext&)>
+  // `input`: activation of the previous segment, undefined on the first. A loss is a pair (sum over
+  // tokens, weight).
+  std::function<StageOutput(Module&, const Batch&, const at::Tensor& input, const ForwardContext&)>
       forward_step;
-  // With the vocabulary over the stages, where the last segment's output is an activation, too:
+  // With the vocabulary split over the stages (the last segment then outputs an activation, too):
   // this stage's part of the loss of a micro-batch.
   std::function<std::unique_ptr<VocabularyPass>(Model&, const Batch&, const at::Tensor& hidden)>
       begin_loss;
-  // With a reference model, the passes of a step go through it first, forward alone: the model as
-  // it was when training began, which it is again with its adapters off. `reference_step` is
-  // forward_step for it; what the last segment returns as loss.sum becomes Batch::reference.
-  std::function<StageOutput(Model&, const Batch&, const at::Tensor& input, const ForwardContext&)>
+  // With a reference model (the model before training; with adapters, the same model with adapters
+  // disabled), the micro-batches of a step are first run forward through it. `reference_step` is
+  // its forward_step; loss.sum of the last segment becomes Batch::reference.
+  std::function<StageOutput(Module&, const Batch&, const at::Tensor& input, const ForwardContext&)>
       reference_step;
   std::string loss_name = "lm loss";  // in logs
-  bool loss_per_token = true;         // its weight is a number of tokens
-  // Names of StageOutput::metrics, whose means over the weights are logged
+  bool loss_per_token = true;         // the weight of the loss is a number of tokens
+  // Names of StageOutput::metrics; logged divided by the weight
   std::vector<std::string> metrics;
   // For FLOP counts.
   std::function<ModelFlops(const Arguments&, const Vocabulary&)> model_flops;

@@ -1,4 +1,5 @@
-// One iteration: micro-batches forward and back, gradients summed over ranks, one optimizer step.
+// One iteration: forward and backward of all micro-batches, gradients reduced over ranks, one
+// optimizer step.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -18,23 +19,23 @@
 
 namespace megatron {
 
-// One segment of the model and the owner of its memory, in the order in which they have to be
-// destroyed.
+// One segment of the model and the owner of its memory. The store refers to the module and is
+// destroyed first.
 struct ModelChunk {
   std::unique_ptr<Model> module;
   std::unique_ptr<DistributedDataParallel> store;
 };
 
-// What a rank trains: its chunks (one unless pipeline stages are virtual), how their passes follow
-// each other, the optimizer.
+// What a rank trains: its model chunks (several with virtual pipeline stages), the pipeline, the
+// optimizer.
 struct TrainedModel {
   std::unique_ptr<ActivationOffload> offload;  // null: activations stay on the device
   std::vector<ModelChunk> chunks;
   std::unique_ptr<Pipeline> pipeline;
   std::unique_ptr<Optimizer> optimizer;      // null with --skip-train
-  std::unique_ptr<ReplicaHashes> replicas;   // null: copies are never compared
-  std::unique_ptr<MicrobatchGraphs> graphs;  // null: every pass is eager
-  // Frozen, of a task with a reference model; empty: the chunks without their adapters
+  std::unique_ptr<ReplicaHashes> replicas;   // null: replicas are never compared
+  std::unique_ptr<MicrobatchGraphs> graphs;  // null: every micro-batch runs eagerly
+  // Frozen reference model, for tasks that have one; empty: the chunks with adapters disabled
   std::vector<ModelChunk> reference;
   const ParallelGroups& groups() const { return chunks.front().store->groups(); }
   at::Device device() const;
@@ -43,61 +44,63 @@ struct TrainedModel {
   int64_t num_frozen() const;      // of those
 };
 
-// What an iteration leaves on the device; read later, so that no step waits for the host.
+// Results of an iteration on the device; read later, so that no step waits for the host.
 struct StepOutcome {
   // [2 + m] fp64: sum of the losses of all tokens, their weight, sums of m metrics, over all ranks
   at::Tensor loss;
   at::Tensor state;  // bytes of StepState
-  // [2 + 3 n] int64, the largest of all ranks: StepOptions::stop; whether copies of a tensor
+  // [2 + 3 n] int64, maximum over all ranks: StepOptions::stop; whether replicas of a tensor
   // differ; packed times of n ranks from first_reported on.
   at::Tensor report;
   int first_reported = 0;
 };
 
-// The numbers of an outcome on the host.
+// A StepOutcome read on the host.
 struct StepNumbers {
   double loss = 0;              // per token
   std::vector<double> metrics;  // per token, in the order of the task
   StepState state;
   int64_t stop = 0;
   bool replicas_differ = false;
-  // By rank, of latest steps before this one, since the rank's last report
+  // By rank: mean of the steps since the rank's last report, before this one
   std::vector<std::pair<int, SectionTimes>> times;
 };
 
 struct StepOptions {
   int64_t num_microbatches = 1;
   int64_t global_batch_size = 1;
-  bool per_token_loss = true;  // false: the mean of the means of the micro-batches
-  // This rank asks to end the run, why as a number; every rank learns of it with the outcome
+  bool per_token_loss = true;  // false: mean of per-micro-batch means
+  // Nonzero: this rank requests the end of the run, for this reason; all ranks learn of it with the
+  // outcome
   int64_t stop = 0;
-  std::optional<int64_t> compare_replicas;  // as this iteration, if the model has ReplicaHashes
+  // Number of this iteration, if the model has ReplicaHashes
+  std::optional<int64_t> compare_replicas;
 };
 
-// The first half of an iteration: forward and backward of every micro-batch, gradients summed over
-// ranks. `next_batch` gives the micro-batches in order. Returns StepOutcome::loss.
+// First half of an iteration: forward and backward of every micro-batch, gradients reduced over
+// ranks. `next_batch` returns the micro-batches in order. Returns StepOutcome::loss.
 at::Tensor accumulate_gradients(TrainedModel& model, const PretrainTask& task,
                                 const StepOptions& options,
                                 const std::function<Batch()>& next_batch, Timers& timers);
 
-// The second half: the update from those gradients.
+// Second half: the optimizer step with those gradients.
 void update_weights(TrainedModel& model, const StepOptions& options, const at::Tensor& totals);
 
-// One iteration. With a clock in `timers` every rank reports its times, up to kReportedRanks ranks
-// in one step, the others in the steps that follow. Communication: besides that of the parts, one
-// all-reduce of the report over all ranks.
+// One iteration. With a SectionClock in `timers` every rank reports its times, up to kReportedRanks
+// ranks per step, in turns. Communication: that of the two halves, and one all-reduce of the report
+// over all ranks.
 inline constexpr int kReportedRanks = 512;
 StepOutcome train_step(TrainedModel& model, const PretrainTask& task, const StepOptions& options,
                        const std::function<Batch()>& next_batch, Timers& timers);
 
-// Reads outcomes on the host one iteration late on a GPU, at once on a CPU.
+// Reads outcomes on the host: one iteration late on a GPU, immediately on a CPU.
 class OutcomeReader {
  public:
   explicit OutcomeReader(c10::Device device);
   ~OutcomeReader();
   void push(const StepOutcome& outcome);
-  // The oldest outcome that has not been popped. Waits for it. With `all` false keeps the newest
-  // one back on a GPU.
+  // The oldest outcome that has not been popped; waits for it. Unless `all`, the newest one on a
+  // GPU is not returned yet.
   bool pop(StepNumbers& numbers, bool all);
 
  private:

@@ -1,4 +1,4 @@
-// What a run reports while it trains: log lines, the status line, TensorBoard, metrics.jsonl.
+// Reporting of a run during training: log lines, the status line, TensorBoard, metrics.jsonl.
 #pragma once
 
 #include <chrono>
@@ -17,15 +17,15 @@
 
 namespace megatron {
 
-// One finished iteration, as host numbers.
+// Host numbers of one finished iteration.
 struct StepRecord {
   int64_t iteration = 0;         // counted from 1
-  int64_t consumed_samples = 0;  // after it
+  int64_t consumed_samples = 0;  // after this iteration
   int64_t global_batch_size = 0;
   double loss = 0;           // mean over the weighted tokens
-  bool skipped = false;      // the weights were left alone
-  bool non_finite = false;   // and no lower loss scale could have helped
-  double learning_rate = 0;  // of the next step, as Megatron-LM reports it
+  bool skipped = false;      // no weights were updated
+  bool non_finite = false;   // not finite, and not because of the loss scale
+  double learning_rate = 0;  // of the next step, as Megatron-LM logs it
   double loss_scale = 1;
   double grad_norm = 0;
   std::optional<int64_t> num_zeros;
@@ -39,7 +39,7 @@ struct EvaluationRecord {
   std::string split = "validation";
   int set_index = -1;  // which of several validation sets; -1: the only one
   std::string set_name;
-  // By --validation-set-names: log line and TensorBoard have its name, not its index
+  // --validation-set-names is given: log line and TensorBoard show the name, not the index
   bool set_is_named = false;
   bool at_end = false;  // after training, not between iterations
   std::string where;    // "iteration 100"
@@ -47,9 +47,17 @@ struct EvaluationRecord {
   std::vector<std::pair<std::string, double>> metrics;  // of the task
 };
 
-// The memory line: "memory (MB) | allocated: ... | ..."; of several ranks the largest of each
-// number, and whose it is.
+// Bytes; zero: the device has no allocator statistics.
+struct MemoryUse {
+  int64_t reserved = 0, allocated = 0, max_allocated = 0, num_allocations = 0;
+  int64_t resident = 0;  // of the process on the host
+};
+// The memory line: "memory (MB) | allocated: ... | ..."; with several ranks the maximum of each
+// number, and its rank.
 std::string format_memory(const std::vector<MemoryUse>& ranks);
+// Resident set size of this process in bytes.
+int64_t resident_bytes();
+
 // Constants of the run.
 struct RunFacts {
   int64_t train_iters = 0;
@@ -57,32 +65,32 @@ struct RunFacts {
   int64_t sequence_length = 0;
   int64_t world_size = 1;
   std::string loss_name = "lm loss";
-  bool loss_per_token = true;  // it has a perplexity
-  double peak_flops = 0;       // of one device; 0: not known
+  bool loss_per_token = true;  // so perplexities are logged
+  double peak_flops = 0;       // FLOP/s of one device; 0: not known
   ModelFlops model;
 };
 
 // Not thread safe. Keeps references to the configuration, which must outlive it.
 class TrainingLog {
  public:
-  // `metrics`: what open_sinks() gave on the first rank; nothing on the others.
+  // `metrics`: the sinks of open_sinks() on the first rank; empty on the others.
   TrainingLog(const TrainingConfig& config, RunFacts facts, MetricsQueue metrics = {});
   ~TrainingLog();
 
-  // Time between pause() and resume() does not count as training (evaluation, checkpoints). An
-  // evaluation takes from pause() or from the evaluation before until it is reported.
+  // Time between pause() and resume() does not count as training (evaluation, checkpoints). The
+  // time of an evaluation is from pause() or from the previous evaluation until it is reported.
   void pause();
   void resume();
 
-  // One iteration has ended. Prints, every --log-interval iterations and after the first. Returns
+  // Call after each iteration. Prints every --log-interval iterations and after the first. Returns
   // whether it printed.
   bool step(const StepRecord& record);
   void evaluation(const EvaluationRecord& record);
-  // Of all ranks, in rank order.
+  // `ranks`: of all ranks, in rank order.
   void memory(const std::vector<MemoryUse>& ranks, int64_t iteration);
   void timers(const RankTimers& timers, int64_t iteration, int64_t iterations);
   MetricsQueue& metrics() { return metrics_; }
-  // Clears the status line; everything reported has reached the sinks when it returns
+  // Clears the status line and waits until everything has reached the sinks
   void close();
 
  private:
@@ -106,11 +114,12 @@ class TrainingLog {
   Interval interval_;
   bool first_ = true;
   bool paused_ = false;
-  std::chrono::steady_clock::time_point evaluation_begin_;  // of what evaluation() reports next
-  std::chrono::steady_clock::time_point mark_;              // until here time is counted
+  // Start of the next evaluation to be reported
+  std::chrono::steady_clock::time_point evaluation_begin_;
+  std::chrono::steady_clock::time_point mark_;  // time has been counted up to here
   std::chrono::steady_clock::time_point last_status_;
   double step_seconds_ = 0;  // of the latest iteration
-  // Per iteration, smoothed, for the status line
+  // Seconds per iteration, smoothed, for the status line
   double recent_seconds_ = 0;
 };
 

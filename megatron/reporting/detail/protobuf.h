@@ -33,7 +33,7 @@ inline void put_integer(std::string& out, int field, int64_t value) {
   put_varint(out, static_cast<uint64_t>(value));
 }
 
-// A text, or a message that has been written to a string.
+// A string, or a serialised message.
 inline void put_bytes(std::string& out, int field, std::string_view bytes) {
   put_tag(out, field, kBytes);
   put_varint(out, bytes.size());

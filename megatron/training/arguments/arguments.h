@@ -1,4 +1,4 @@
-// All configuration of a training run, and the rules that join its parts.
+// All configuration of a training run, and the rules across its parts.
 #pragma once
 
 #include <string>
@@ -31,39 +31,41 @@ struct Arguments {
   CommConfig comm;
   TrainingConfig training;
   DpoConfig dpo;
-  int64_t world_size = 1;  // ranks of the job; the launcher says
+  int64_t world_size = 1;  // ranks of the job; given by the launcher
 
-  // Flags that were accepted but change nothing, with the reason.
+  // Flags that were accepted without effect because the run does so anyway, with the reason.
   std::vector<std::pair<std::string, std::string>> already_so;
-  std::vector<std::string> notes;  // on the command line; see ParseResult
-  bool help = false;               // --help was given; nothing else is set
+  std::vector<std::string> notes;  // about the command line; see ParseResult
+  bool help = false;               // --help was given; no other field is set
   std::string help_topic;
 
   // In the order of --help and of config.yaml.
   std::vector<Config*> configs();
-  // Derives what follows from other values. Idempotent.
+  // Derives values that follow from others. Idempotent.
   void finalize();
-  // Rules across structs: adds one violation per broken rule.
+  // Checks the rules across structs: adds one violation per broken rule.
   void validate(Violations& violations) const;
 
-  // The parts that a checkpoint's configuration decides with --use-checkpoint-args.
+  // The parts that --use-checkpoint-args takes from the checkpoint's configuration.
   std::vector<Config*> model_configs();
 
   // -- derived, valid after validation
   MicrobatchCalculator microbatches() const;
-  // Ranks that read different samples; 1 where the world does not divide, which validate() reports.
+  // Ranks that read different samples; 1 if the world size is not divisible, which validate()
+  // reports.
   int64_t data_parallel_size() const;
-  // Whether the stages divide the output layer.
+  // Whether the output layer is split over the pipeline stages.
   bool splits_vocabulary() const {
     return pipeline.pipeline_vocab_parallel && parallel.pipeline_model_parallel_size > 1;
   }
-  // Ranks that divide the rows of the vocabulary, which is padded for them.
+  // Ranks that the vocabulary is split over; it is padded to a multiple of them.
   int64_t vocabulary_ranks() const {
     return parallel.tensor_model_parallel_size *
            (splits_vocabulary() ? parallel.pipeline_model_parallel_size : 1);
   }
-  // Bytes of the rows between layers that a tensor rank has of one micro-batch, in a type of so
-  // many bytes; 0 where they do not travel by copies between the ranks (comm/peer_mailbox.h).
+  // Bytes of one tensor rank's part of the activations between layers for one micro-batch, with
+  // `type_bytes` per element; 0 if tensor parallelism does not use peer-to-peer copies
+  // (comm/peer_mailbox.h).
   int64_t mailbox_part_bytes(int64_t type_bytes) const;
   int64_t train_iters() const;
   int64_t eval_global_batch_size() const;
@@ -74,13 +76,11 @@ struct Arguments {
 // UsageError with every violation.
 Arguments parse_arguments(int argc, const char* const* argv, int64_t world_size = 1);
 
-// The same for `finetune`: the task is sft; the model's and tokenizer's flags are taken from the
-// model that --load names; the run starts from its weights, or goes on where --save holds
-// checkpoints.
+// The same for `finetune`: the task is sft; flags of model and tokenizer are taken from the model
+// that --load names; the run starts from its weights, or resumes if --save holds checkpoints.
 Arguments parse_finetune_arguments(int argc, const char* const* argv, int64_t world_size = 1);
 
-// What --help prints for a command that takes these flags, with some of its own in the fields of
-// `own`.
+// Output of --help for a command that takes these flags, and those of `own`.
 std::string run_help(std::string_view usage, std::span<Config* const> configs,
                      std::string_view topic, Config* own = nullptr);
 

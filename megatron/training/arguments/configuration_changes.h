@@ -1,4 +1,4 @@
-// What a resumed run does differently from the one that wrote its checkpoint.
+// Flags of a resumed run that differ from those of the run that wrote its checkpoint.
 #pragma once
 
 #include <filesystem>
@@ -9,10 +9,10 @@
 
 namespace megatron {
 
-// "--hidden-dropout 0.3, was 0.1" for each flag whose value is not that of the stored configuration
-// (config.yaml of a checkpoint), in the order of --help; not for those that say where to start
-// from. Empty when there is no such file. Flags that the file does not have keep their defaults.
-// Throws Error when it cannot be read.
+// "--hidden-dropout 0.3, was 0.1" for each flag whose value differs from the stored configuration
+// (config.yaml of a checkpoint), in the order of --help, except flags that say where to start from.
+// Flags that are not in the file count as defaults. Empty if there is no such file. Throws Error if
+// it cannot be read.
 std::vector<std::string> configuration_changes(const Arguments& arguments,
                                                const std::filesystem::path& stored);
 

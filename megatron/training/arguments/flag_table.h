@@ -1,5 +1,5 @@
-// Every option of Megatron-LM, and what it means here when no field of a configuration owns it:
-// already so, or refused with the reason, for the run at hand. docs/flags.md is printed from it.
+// Every flag of Megatron-LM that no configuration field owns: accepted because the run does it
+// anyway, or refused with the reason. docs/flags.md is generated from it.
 #pragma once
 
 #include <span>
@@ -12,11 +12,11 @@ namespace megatron {
 
 struct Arguments;
 
-// Why a flag asks for what is done anyway, in which runs that is so, and what shows it. A run in
-// which the claim does not hold refuses the flag.
+// Why a flag has no effect because the run does what it asks for anyway, in which runs that holds,
+// and what proves it. In other runs the flag is refused.
 struct FlagClaim {
   std::string_view says;
-  // What tests/unit/flags looks at, so that a claim that becomes false fails:
+  // Checked by tests/unit/flags, so that a claim that becomes false fails a test:
   //   "test Suite.Name"   this test exists
   //   "field name"        this field of the configuration exists
   //   "refused --flag"    this flag, which the claim's flag switches off, is refused; "refused":
@@ -30,25 +30,24 @@ struct FlagClaim {
   std::string_view otherwise = {};            // why the flag is refused where it does not hold
 };
 
-// The reason of the rows whose flags are fields of a training run's configuration; it is seen where
-// such a flag is given to something else. When a feature is built and its flags become fields,
-// their rows get this reason.
+// Reason for flags that are fields of a training run's configuration; shown when such a flag is
+// given to another command. When a feature is built and its flags become fields, their rows get
+// this reason.
 inline constexpr std::string_view kOwnedByField = "this command has no such setting";
 
 std::span<const KnownFlag> flag_table();
 
-// Values of Megatron's choices that are refused where a field owns the flag.
+// Values of Megatron's choices that are refused although a field owns the flag.
 std::span<const RefusedValue> refused_values();
 
-// What a flag of the table means in a run with these arguments, which have been finalized.
+// Whether this flag is accepted in a run with these finalized arguments.
 FlagVerdict judge_flag(const KnownFlag& flag, const Arguments& arguments);
 
-// In which runs an accepted flag is accepted, and why it is refused in others; empty: accepted in
-// all.
+// In which runs a flag is accepted, and why it is refused in others; empty: accepted in all.
 std::string flag_condition(const KnownFlag& flag);
 
-// Lets parse_flags() know the table and judge its flags by `arguments`, which it parses and
-// `options.finalize` completes.
+// Makes parse_flags() use the table; its flags are judged by `arguments`, after parsing and
+// `options.finalize`.
 void use_flag_table(ParseOptions& options, const Arguments& arguments);
 
 }  // namespace megatron

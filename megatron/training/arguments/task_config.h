@@ -1,4 +1,4 @@
-// Flags of the tasks beyond training on text.
+// Flags of the tasks other than pretraining.
 #pragma once
 
 #include "megatron/datasets/sft_config.h"

@@ -1,5 +1,4 @@
-// Flags of the run itself: how long, in which batches, what is evaluated, logged, saved and started
-// from.
+// Flags of the run itself: length, batches, evaluation, logging, saving, and what it starts from.
 #pragma once
 
 #include <cstdint>
@@ -14,7 +13,8 @@
 
 namespace megatron {
 
-// The last three: that model of GPU
+// kH100, kH200, kB200: a GPU of that model
+enum class DeviceChoice { kAuto, kCpu, kCuda, kH100, kH200, kB200 };
 enum class StartChoice {
   kAuto,
   kFresh,
@@ -37,7 +37,7 @@ struct TrainingConfig : Config {
   std::optional<int64_t> train_iters;
   std::optional<int64_t> train_samples;
   bool calculate_per_token_loss = true;
-  // A folder of PEFT to start the adapters of a new run from
+  // PEFT folder that adapters of a new run start from
   std::string adapter;
   std::vector<std::string> freeze;         // patterns, see freezes()
   std::vector<std::string> freeze_except;  // patterns
@@ -47,7 +47,7 @@ struct TrainingConfig : Config {
   int64_t num_threads = 0;  // 0: OMP_NUM_THREADS, else the rank's share of the cores
   bool gemm_tuning = true;
   CudaGraphImpl cuda_graph_impl = CudaGraphImpl::kNone;
-  bool enable_cuda_graph = false;  // the older spelling of local
+  bool enable_cuda_graph = false;  // old spelling of --cuda-graph-impl local
   int64_t cuda_graph_warmup_steps = 3;
   // None: kReplicaHashInterval; 0: never
   std::optional<int64_t> check_weight_hash_across_dp_replicas_interval;
@@ -55,8 +55,9 @@ struct TrainingConfig : Config {
   std::optional<int64_t> exit_duration_in_mins;
   bool exit_signal_handler = true;
   ExitSignal exit_signal = ExitSignal::kTerm;
-  std::optional<int64_t> exit_signal_grace_seconds;  // from a signal to the kill that follows it
-  // Of a run that stopped and can be resumed; default: 0
+  // Time between a signal and the kill that follows it
+  std::optional<int64_t> exit_signal_grace_seconds;
+  // Exit code of a run that was stopped and can be resumed; default: 0
   std::optional<int64_t> stopped_exit_code;
 
   // -- validation
@@ -103,7 +104,7 @@ struct TrainingConfig : Config {
   std::optional<int64_t> keep_last_checkpoints;
   bool async_save = false;
   SaveFailure save_failure = SaveFailure::kStop;
-  bool save_frozen = true;  // false: frozen weights are left out of checkpoints
+  bool save_frozen = true;  // false: checkpoints do not include frozen weights
   bool no_save_optim = false;
   std::string load;
   StartChoice start = StartChoice::kAuto;
@@ -124,7 +125,7 @@ struct TrainingConfig : Config {
     return wandb_save_dir.empty() ? run_folder() : wandb_save_dir;
   }
   int exit_signal_number() const;
-  // Iterations between comparisons of what several ranks hold; 0: never.
+  // Iterations between comparisons of replicated tensors; 0: never.
   int64_t replica_hash_interval() const {
     return check_weight_hash_across_dp_replicas_interval.value_or(kReplicaHashInterval);
   }
@@ -132,13 +133,12 @@ struct TrainingConfig : Config {
     return enable_cuda_graph || cuda_graph_impl == CudaGraphImpl::kLocal;
   }
 
-  // Whether flags freeze the parameter of this name: it gets no gradient and no optimizer state,
-  // and keeps its bits. A pattern stands for a name or for what a name begins with before a dot
-  // ("decoder.layers.0"); *, ? and [...] are those of the shell and may span dots.
+  // Whether flags freeze the parameter of this name: it has no gradient and no optimizer state, and
+  // keeps its bits. A pattern matches a whole name or a prefix of it that ends before a dot
+  // ("decoder.layers.0"); *, ? and [...] are shell wildcards and match dots, too.
   bool freezes(std::string_view name) const;
-  // Throws UsageError for patterns that match none of `names`, and when nothing is left to train
-  // although
-  // --freeze-all-layers did not ask for that.
+  // Throws UsageError for patterns that match none of `names`, and if nothing is left to train
+  // without --freeze-all-layers.
   void check_freezing(const std::vector<std::string>& names) const;
 
  private:

@@ -1,5 +1,4 @@
-// Where the time of a GPU goes: the kernels of a piece of work by name and by kind, through CUPTI
-// (libtorch's Kineto).
+// GPU time by kernel name and kind, measured through CUPTI (libtorch's Kineto).
 #pragma once
 
 #include <cstdint>
@@ -15,8 +14,8 @@ namespace megatron {
 enum class KernelKind { kGemm, kAttention, kCommunication, kCopy, kOther };
 const char* to_string(KernelKind kind);
 
-// By the name that the profiler gives: libraries' products and attentions, NCCL and copies between
-// GPUs, other copies and fills, and all else.
+// Kind of a kernel by the profiler's name: GEMM, attention, communication (NCCL and copies between
+// GPUs), other copies and fills, all others.
 KernelKind kernel_kind(const std::string& name);
 
 struct KernelTime {
@@ -37,14 +36,14 @@ struct KernelProfile {
   std::vector<KernelGap> gaps;      // the longest first, at most kMaxGaps
   double span_ms = 0.0;             // from the first kernel's start to the last one's end
   double busy_ms =
-      0.0;  // some kernel runs; span - busy is time in which the GPU waits for the host
-  double exposed_communication_ms = 0.0;  // communication runs and nothing else
+      0.0;  // at least one kernel runs; span - busy is time in which the GPU waits for the host
+  double exposed_communication_ms = 0.0;  // only communication runs
 
   static constexpr size_t kMaxGaps = 16;
   double total_ms(KernelKind kind) const;
 };
 
-// One kernel's run. Times in nanoseconds since any moment.
+// One kernel execution. Times in nanoseconds since an arbitrary moment.
 struct KernelEvent {
   std::string name;
   int64_t start = 0;
@@ -57,11 +56,11 @@ KernelProfile summarize_kernels(const std::vector<KernelEvent>& events);
 void write_timeline(const std::vector<KernelEvent>& events, int rank,
                     const std::filesystem::path& path);
 
-// Runs `work`, which must end with a synchronization of the device. Empty without a GPU. Kernels
-// run a little slower meanwhile.
+// Runs `work`, which must end with a synchronization of the device. Returns nothing without a GPU.
+// Profiling slows kernels down a little.
 std::vector<KernelEvent> profile_kernels(const std::function<void()>& work);
 
-// The kinds, then the `top` longest kernels.
+// A table for a terminal: the kinds, then the `top` longest kernels.
 std::string kernel_table(const KernelProfile& profile, size_t top);
 void write_json(JsonWriter& json, const KernelProfile& profile);
 

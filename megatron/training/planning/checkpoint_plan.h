@@ -1,9 +1,9 @@
-// Who writes which bytes of a checkpoint. Arithmetic over the layout: what
-// DistributedDataParallel::describe() says of every rank, without the ranks.
+// Which rank writes which bytes of a checkpoint. Computed from the layout: equal to what
+// DistributedDataParallel::describe() reports on every rank, without running them.
 //
-// Every element of a logical tensor is written once: by the rank that holds its slice of a bucket,
-// of instances and of copies over data ranks by the first, of what tensor ranks hold alike by the
-// first of them, of a tied table on two stages by the first. Padding of the vocabulary and of
+// Every element of a logical tensor is written once: sharded elements by the rank that holds the
+// slice of the bucket, elements replicated over data ranks (or instances) or tensor ranks by the
+// first of them, a tied table on two stages by the first stage. Padding of the vocabulary and of
 // buffers is not written. Per element: the weight in the model's type, and with the optimizer its
 // master weight and moments.
 #pragma once
@@ -20,15 +20,15 @@ struct CheckpointPlan {
   int64_t total = 0;
   int64_t files = 0;           // tensor files
   int64_t fragments = 0;       // entries of the manifest
-  int64_t manifest_bytes = 0;  // about: 200 per fragment, 16 per checksum of a block
-  int fullest = 0;             // the rank that writes most
+  int64_t manifest_bytes = 0;  // estimate: 200 per fragment, 16 per block checksum
+  int fullest = 0;             // the rank that writes the most bytes
   int64_t most() const { return bytes.at(static_cast<size_t>(fullest)); }
-  // Seconds until the last rank is done, from bytes per second: of one rank, and of all ranks
+  // Seconds until the last rank is done, at these bytes per second of one rank and of all ranks
   // together (0: no limit).
   double seconds(double rank_bandwidth, double total_bandwidth) const;
 };
 
-// `vocab_size`: rows of the vocabulary that are no padding.
+// `vocab_size`: rows of the vocabulary without padding.
 CheckpointPlan make_checkpoint_plan(const LayoutPlan& plan, int64_t vocab_size);
 
 }  // namespace megatron

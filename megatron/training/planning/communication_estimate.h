@@ -8,13 +8,13 @@
 //          no sequence parallelism  forward 2 all-reduces (linear_proj, linear_fc2); backward 2
 //                                   (inputs of linear_qkv, linear_fc1)
 //          sequence parallelism     forward 2 all-gathers, 2 reduce-scatters; backward 2
-//                                   reduce-scatters, 2 all-gathers of gradients and 2 of the normed
-//                                   inputs again
+//                                   reduce-scatters, 2 all-gathers of gradients and 2 of the norms'
+//                                   outputs
 //        full recomputation: the forward ones twice; mlp recomputed: those of linear_fc1 and
 //        linear_fc2
 //        saved activations distributed: an all-gather of R h x per recomputed unit in the backward
-//        fewer groups than ranks: the product of linear_qkv, gathered forward and scattered
-//        backward over the sharing ranks
+//        fewer KV groups than ranks: output of linear_qkv gathered forward, its gradient scattered
+//        backward, over the ranks that share a group
 //        embedding: T h e all-reduced (reduce-scattered; gathered backward)
 //        head: T h of the gradient (gathered; scattered backward)
 //        loss: three fp32 numbers per token
@@ -24,13 +24,13 @@
 //          p2p         (c-1) K forward, (c-1) K + c W backward
 //          all_gather  (c-1) K forward, (c-1) (K + W) backward
 //          a2a         (c-1)/c (2 Q + K) forward and again backward
-//          a2a+p2p     a2a over the inner ranks, p2p of what they exchanged over the outer ones
-//        core_attn recomputed: forward's p2p and all_gather again
+//          a2a+p2p     a2a over the inner ranks, then p2p over the outer ones
+//        core_attn recomputed: p2p and all_gather of the forward again
 //   pp   per micro-batch: R h x for each neighbouring segment on another stage, forward and
 //        backward
-//        vocabulary split over the stages (its tensor ranks share every part): R h x broadcast by
-//        the last stage, 3 fp32 numbers per token of each rank gathered by all, R h x all-reduced
-//   dp   of E buffer elements over the s ranks of a shard, r copies of it:
+//        vocabulary split over the stages (and their tensor ranks): R h x broadcast by the last
+//        stage, all-gather of 3 fp32 numbers per token and rank, all-reduce of R h x
+//   dp   E buffer elements, sharded over s ranks, with r replicas of each shard:
 //          no sharding         all-reduces 4 E
 //          states              reduce-scatter 4 E and gather e E
 //          gradients           the reduce-scatter once per micro-batch

@@ -1,6 +1,5 @@
-// What `megatron check` reports of a valid configuration: who holds which layers and how much
-// memory, what a step sends, and how the pipeline's passes follow each other. Everything is
-// arithmetic: no GPU, no model, no data.
+// Report of `megatron check` about a valid configuration: layers and memory of each stage, bytes
+// sent per step, and the pipeline schedule. Everything is computed: no GPU, no model, no data.
 #pragma once
 
 #include <optional>
@@ -20,21 +19,20 @@ namespace megatron {
 struct StageReport {
   int64_t num_layers = 0;
   int64_t logical_parameters =
-      0;  // elements that count on this stage, over its tensor ranks; a copy of a table counts once
+      0;  // parameters of this stage, over its tensor ranks; a copy of a tied table is not counted
   StageMemory memory;
   std::vector<GroupTraffic> traffic;
-  double idle = 0;  // part of the step in which the stage waits
+  double idle = 0;  // fraction of the step in which the stage waits
 };
 
-// What is asked beside the layout itself.
+// Inputs of the report besides the layout.
 struct LayoutQuestions {
-  int64_t vocab_size = 0;               // rows that are no padding; 0: all
-  std::optional<MachineSpeeds> speeds;  // none: no time of a step
+  int64_t vocab_size = 0;               // rows without padding; 0: all
+  std::optional<MachineSpeeds> speeds;  // none: no step time
   const DeviceModel* device = nullptr;  // null: no verdict
-  double checkpoint_bandwidth =
-      0;  // bytes per second that a rank writes; 0: no time of a checkpoint
+  double checkpoint_bandwidth = 0;  // bytes per second that one rank writes; 0: no checkpoint time
   double checkpoint_bandwidth_of_all =
-      0;  // ... that all ranks write together; 0: as many times that
+      0;  // ... that all ranks write together; 0: the sum over the ranks
 };
 
 struct LayoutReport {
@@ -44,34 +42,33 @@ struct LayoutReport {
   std::vector<StageReport> stages;
   int fullest = 0;  // stage with the largest peak
   OutsideMemory outside;
-  double idle = 0;  // of all stages' time
+  double idle = 0;  // fraction of all stages' time
   CheckpointPlan checkpoint;
   std::optional<double> checkpoint_seconds;
   std::optional<StepEstimate> step;
   std::optional<DeviceVerdict> verdict;
 };
 
-// Throws InternalError when the stages together do not hold the configured model.
+// Throws InternalError if the stages together do not hold the configured model.
 LayoutReport make_layout_report(const LayoutPlan& plan, const LayoutQuestions& questions = {});
 
-// Multiply-adds of one token in one layer: in its matrices, and in causal attention over a whole
+// Multiply-adds per token in one layer: in its weights, and in causal attention over a whole
 // sequence.
 struct LayerWork {
   double weights = 0, scores = 0;
 };
 LayerWork layer_work(const TransformerConfig& model);
 
-// Relative times of the passes of every chunk by their floating-point operations; a layer's forward
-// takes 1.
+// Relative times of the passes of every chunk by their FLOPs; the forward of one layer takes 1.
 ScheduleCosts compute_costs(const LayoutPlan& plan);
-// The same, or --zero-bubble-pass-times.
+// compute_costs(), or --zero-bubble-pass-times if given.
 ScheduleCosts schedule_costs(const LayoutPlan& plan);
 
-// For a terminal.
+// The report for a terminal.
 std::string layout_text(const LayoutPlan& plan, const LayoutReport& report);
 std::string layout_json(const LayoutPlan& plan, const LayoutReport& report);
 
-// The beginning of the schedule: as many micro-batches as show its phases.
+// The beginning of the schedule, with enough micro-batches to show its phases.
 std::string schedule_text(const LayoutPlan& plan, int columns);
 std::string schedule_svg(const LayoutPlan& plan);
 

@@ -1,30 +1,30 @@
 // Memory of one rank of each pipeline stage during training, item by item.
 //
 //   E = elements of the flat buffers of the stage's chunks (alignment and padding included), P =
-//   elements of its parameters, s = ranks that divide the states, e = bytes of the model's type
+//   elements of its parameters, s = ranks that the states are sharded over, e = bytes per element
+//   of the model's type
 //
 //   weights            E e  E e / s with sharded parameters
-//   gathered weights   0    with sharded parameters a layer's (two layers' when gathers overlap)
+//   gathered weights   0    with sharded parameters one layer's (two layers' if gathers overlap)
 //   gradients          4 E  4 E / s with sharded gradients
-//   filling gradients  0    with sharded gradients, the bucket that fills (and the one that is
-//                           reduced, when reductions overlap), that of a tied table, a shard that
-//                           arrives
+//   filling gradients  0    with sharded gradients, the bucket being filled (and the one being
+//                           reduced, if reductions overlap), that of a tied table, one received
+//                           shard
 //   optimizer states   Adam: 8 E / s, SGD: 4 E / s; + 4 E / s of master weights when e is 2; less
 //                      with narrow states; and 32 bytes of bookkeeping per 4096 elements
 //                      with --optimizer-cpu-offload the part that --optimizer-offload-fraction
 //                      leaves on the device
-//   mailbox            of tensor parallelism between GPUs: comm/peer_mailbox.h
-//   activations        what the passes between F and B hold: activation_estimate.h, at the moment
-//                      of the peak
-//   weight gradients   what the passes between I and W hold (zero-bubble schedules)
-//   transfers          activations and gradients that the executor receives early or has sent and
+//   mailbox            buffers of tensor parallelism's peer copies: comm/peer_mailbox.h
+//   activations        saved between F and B, at the moment of the peak: activation_estimate.h
+//   weight gradients   saved between I and W (zero-bubble schedules)
+//   transfers          activations and gradients that the executor has received early, or sent and
 //                      not yet released
-//   batches            token ids, labels and loss mask of the micro-batches that are read
-//   temporaries        what the running pass takes beyond what it saves
+//   batches            token ids, labels and loss mask of the micro-batches in memory
+//   temporaries        what the running pass allocates in addition to what it saves
 //
-// The peak is the largest sum over the actions of the schedule: the schedule is walked with the
-// executor's own rules for receives and sends. Outside of the allocator, and rough: the CUDA
-// context, NCCL's buffers, libraries' workspaces.
+// The peak is the largest sum over the actions of the schedule, which is walked with the executor's
+// own rules for receives and sends. Outside of the allocator, as rough constants: the CUDA context,
+// NCCL's buffers, libraries' workspaces.
 #pragma once
 
 #include <cstdint>
@@ -43,14 +43,14 @@ struct StageMemory {
   int64_t gradients = 0;
   int64_t filling_gradients = 0;
   int64_t optimizer_states = 0;
-  int64_t mailbox = 0;  // of tensor parallelism, comm/peer_mailbox.h
+  int64_t mailbox = 0;  // buffers of tensor parallelism, comm/peer_mailbox.h
   // At the moment of the peak:
   int64_t activations = 0;
   int64_t weight_gradients = 0;
   int64_t transfers = 0;
   int64_t batches = 0;
   int64_t temporaries = 0;
-  int64_t library_workspace = 0;  // taken from the allocator by cuBLAS
+  int64_t library_workspace = 0;  // cuBLAS, from the allocator
 
   int64_t host_optimizer_states = 0;  // in pinned memory of the host
   // Offloaded, in pinned memory of the host, at the moment of the peak
@@ -59,14 +59,14 @@ struct StageMemory {
   std::vector<PassBytes> passes;      // by chunk
   std::vector<int> passes_in_flight;  // by chunk, at the peak
 
-  int64_t before_training() const;  // what stays from step to step
-  int64_t allocated() const;        // at the peak, as the allocator counts
+  int64_t before_training() const;  // persistent memory, between steps
+  int64_t allocated() const;        // at the peak, as the allocator counts it
 };
 
-// Outside of the allocator; constants of the libraries that are rough by nature.
+// Memory outside of the allocator; rough constants of the libraries.
 struct OutsideMemory {
   int64_t context = 0;        // CUDA context, modules and handles
-  int64_t communicators = 0;  // NCCL's buffers of the communicators that a rank has
+  int64_t communicators = 0;  // NCCL's buffers of all communicators of a rank
 };
 
 StageMemory stage_memory(const LayoutPlan& plan, int stage);

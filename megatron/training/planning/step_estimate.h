@@ -1,23 +1,24 @@
-// How long a step takes, from speeds that the user knows: what a rank attains in matrix products,
-// and what it sends inside of a machine and between machines. Arithmetic and the replay of the
-// schedule; no GPU.
+// Estimates the time of a step from given rates: FLOP/s that a rank attains in GEMMs, and its
+// bandwidth within a machine and between machines. Computed by replaying the schedule; no GPU.
 //
-//   ideal      floating-point operations of the model over all ranks, at the attained rate
-//   schedule   the replay of passes without recomputation, minus ideal: waits, and stages of
-//              different work
-//   recompute  the replay with recomputation, minus the one before
-//   tensor     ... with the traffic of tp: all of forward's; of backward's, what does not fit under
-//              weight gradients, which half of it may overlap with
-//   context    ... with that of cp: of p2p what does not fit under attention, of the other types
-//              all
-//   pipeline   ... with transfers between stages and the calls of all stages
-//   data       of gradients what does not fit under the last backward (--overlap-grad-reduce; else
-//              all), of weights what does not fit under the first forward (--overlap-param-gather);
-//              where they are gathered in every pass, under that pass; and the sums of partial
+//   ideal      FLOPs of the model over all ranks, at the attained rate
+//   schedule   replay of the schedule without recomputation, minus ideal: pipeline bubbles, and
+//              imbalance between stages
+//   recompute  the replay with recomputation added, minus the previous one
+//   tensor     the replay with exposed communication of tp added, minus the previous one: all of
+//              the forward, and of the backward the part that half of the weight-gradient time
+//              cannot hide
+//   context    ... with exposed communication of cp added: for p2p the part that attention cannot
+//              hide, for the other types all
+//   pipeline   ... with transfers between stages and collectives over all stages added
+//   data       exposed communication of dp: of gradients the part that the last backward cannot
+//              hide (without --overlap-grad-reduce all), of weights the part that the first
+//              forward cannot hide (without --overlap-param-gather all); for reductions and gathers
+//              in every pass, the part that the pass cannot hide; and the sums of partial
 //              gradients and of tied tables
 //
 // Bytes are those of communication_estimate.h; latencies, the optimizer's arithmetic and waits for
-// data are left out.
+// data are not included.
 #pragma once
 
 #include <cstdint>
@@ -28,7 +29,7 @@ namespace megatron {
 
 struct MachineSpeeds {
   double flops = 0;              // per second and rank, attained
-  double inside_bandwidth = 0;   // bytes per second that a rank sends to ranks of its machine
+  double inside_bandwidth = 0;   // bytes per second from a rank to ranks of its machine
   double network_bandwidth = 0;  // ... to other machines
   int64_t ranks_per_machine = 8;
 };

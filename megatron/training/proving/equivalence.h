@@ -1,5 +1,5 @@
-// A few steps of training under one layout of ranks, kept as logical tensors, and the comparison of
-// two of them: the ground of `megatron prove` and of the equivalence matrix in the tests.
+// Traces a few training steps under one layout of ranks as logical tensors, and compares two
+// traces: used by `megatron prove` and by the equivalence matrix in the tests.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -19,26 +19,25 @@ struct TracedStep {
   double loss = 0;         // per weighted token
   double weight = 0;       // of the tokens of the step
   double grad_norm = 0;    // before clipping
-  double clip_factor = 1;  // what the gradients were multiplied with
+  double clip_factor = 1;  // gradients were multiplied by this
   LogicalTensors grads;    // of the mean loss, before clipping
 };
 
 struct TrainingTrace {
   std::vector<TracedStep> steps;
   LogicalTensors weights;  // after the last step
-  // What is wrong with the pieces themselves: elements that no rank holds, copies of one element
-  // that differ between ranks.
+  // Problems of the shards themselves: elements that no rank holds, replicas of one element that
+  // differ between ranks.
   std::vector<std::string> faults;
 };
 
-// Trains `num_steps` steps from new weights on the data that the arguments name (--mock-data for
-// made-up text), in `dtype`, as arguments.world_size ranks that are threads of this process, on the
-// CPU.
+// Trains `num_steps` steps from new weights on the data of the arguments (--mock-data: synthetic
+// text), in `dtype`, on the CPU, with arguments.world_size ranks that are threads of this process.
 TrainingTrace trace_training(const PretrainTask& task, const Arguments& arguments,
                              at::ScalarType dtype, int num_steps);
 
-// The same as one rank of a job of processes; the trace is complete on the first rank and empty on
-// the others.
+// The same as one rank of a job of processes; the first rank gets the trace, the others an empty
+// one.
 TrainingTrace trace_training(const PretrainTask& task, const Arguments& arguments,
                              at::ScalarType dtype, int num_steps, const Job& job,
                              c10::Device device);
@@ -56,9 +55,9 @@ struct Comparison {
 //
 //   || a - b || <= rtol * || b || + 1e-3 * rtol * || all gradients ||
 //
-// for each gradient, since some gradients (that of a key bias) are zero in exact arithmetic, and
-// likewise for each updated weight among all weights, since what started from zero has moved by
-// such gradients alone.
+// for each gradient; the second term is needed because some gradients (of a key bias) are zero in
+// exact arithmetic. Likewise for each updated weight, with the norm of all weights, because weights
+// initialised to zero have changed by such gradients only.
 std::vector<Comparison> compare_traces(const TrainingTrace& trace, const TrainingTrace& reference,
                                        double rtol);
 

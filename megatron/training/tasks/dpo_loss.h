@@ -1,4 +1,4 @@
-// The loss of direct preference optimisation, from the losses of tokens.
+// The loss of direct preference optimisation (DPO), from per-token losses.
 //
 // log pi(y | x) is the sum of the log-probabilities of the response's tokens. For pairs of a
 // preferred response c and a rejected one r, with the reference model ref:
@@ -6,7 +6,7 @@
 //   m = log pi(c) - log ref(c) - (log pi(r) - log ref(r))
 //   loss = -(1 - e) log sigmoid(beta m) - e log sigmoid(-beta m) + w * -log pi(c) / |c|
 //
-// e is --dpo-label-smoothing, the probability that a label is wrong; w is --dpo-sft-weight.
+// e is --dpo-label-smoothing, the probability that a label is flipped; w is --dpo-sft-weight.
 // Source: Rafailov et al. 2023 (arXiv:2305.18290) equation 7; Mitchell 2023 for e; Pang et al. 2024
 // (arXiv:2404.19733) for w.
 #pragma once
@@ -34,18 +34,18 @@ at::Tensor sequence_log_probs(const at::Tensor& token_losses, const at::Tensor& 
                               const ProcessGroup& cp);
 
 struct DpoLoss {
-  Loss loss;           // sum over pairs, and their number: of this context-parallel rank's share
-  at::Tensor metrics;  // [4] fp64, sums over pairs as the loss: see kDpoMetrics
+  Loss loss;           // sum over pairs, and their number; divided over the context-parallel ranks
+  at::Tensor metrics;  // [4] fp64, sums over pairs, divided as the loss: see kDpoMetrics
 };
 
-// beta (log pi - log ref) of the preferred and of the rejected response, their difference, and
-// whether that is positive.
+// beta (log pi - log ref) of the chosen and of the rejected response, their difference, and whether
+// it is positive.
 inline constexpr const char* kDpoMetrics[] = {"rewards chosen", "rewards rejected",
                                               "rewards margin", "rewards accuracy"};
 
-// Rows 2 i of the batch are preferred, rows 2 i + 1 rejected. Pairs without a token that counts
-// have no weight. Every context-parallel rank computes all of it and gives its share, so that the
-// sum over them is the loss.
+// Rows 2 i of the batch are the chosen responses, rows 2 i + 1 the rejected ones. Pairs without an
+// unmasked token have weight 0. Every context-parallel rank computes the whole loss and returns 1/c
+// of it, so that the sum over the ranks is the loss.
 //
 //   reference     [b], sequence_log_probs of the reference model
 DpoLoss dpo_loss(const at::Tensor& token_losses, const at::Tensor& loss_mask,

@@ -1,4 +1,4 @@
-// The table of everything `megatron pretrain` can train.
+// The table of training tasks.
 #pragma once
 
 #include "megatron/training/task.h"
@@ -10,7 +10,7 @@ PretrainTask sft_task(const Arguments& arguments = {});
 // Direct preference optimisation of a GPT; see dpo_loss.h and preference_data.h.
 PretrainTask dpo_task(const Arguments& arguments);
 
-// The task that --task names, with the flags of its own. Throws UsageError naming the known tasks.
-PretrainTask find_task(const Arguments& arguments);
+// By name; `dpo` is used by that task only. Throws UsageError naming the known tasks.
+PretrainTask find_task(std::string_view name, const DpoConfig& dpo = {});
 
 }  // namespace megatron

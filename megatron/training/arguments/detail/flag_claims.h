@@ -1,4 +1,5 @@
-// The claims of the flag table: what an accepted flag that no field owns asks for is done anyway.
+// Claims of the flag table: why an accepted flag that no field owns has no effect, because the run
+// does what it asks for anyway.
 #pragma once
 
 #include "megatron/kernels/sum_parts.h"
@@ -7,8 +8,8 @@
 
 namespace megatron::flag_claims {
 
-// Whether exchanges of sequence parallelism are copies between GPUs of one host, which overlap with
-// the products.
+// Whether sequence parallelism communicates by peer-to-peer copies on one host, which overlap with
+// the GEMMs.
 inline bool overlaps_exchanges(const Arguments& a) {
   const int64_t ranks = a.parallel.tensor_model_parallel_size;
   return ranks > 1 && ranks <= kMaxSumParts && a.parallel.sequence_parallel && a.ddp.peer_copies &&
@@ -19,7 +20,7 @@ inline int64_t replicas(const Arguments& a) {
   return a.data_parallel_size() * a.parallel.context_parallel_size;
 }
 
-// Whether several ranks hold the same weights; they then divide the reading and writing of a
+// Whether several ranks hold the same weights; they then share the reading and writing of a
 // checkpoint.
 inline bool divides_checkpoints(const Arguments& a) { return replicas(a) > 1; }
 
