@@ -16,7 +16,7 @@ constexpr double kPerParameter = 2.0 * kForwardBackward;
 
 double gate_factor(const ModelFlops& m) { return m.gated ? 3.0 : 2.0; }
 
-// Weights that one token meets in one MoE layer.
+// Weights that one token is multiplied with in one MoE layer.
 double moe_weights_per_token(const ModelFlops& m, const MoEFlops& moe) {
   const double h = m.hidden_size, f = gate_factor(m);
   const double routed = static_cast<double>(moe.ffn_hidden_size) * f * moe.topk;
@@ -25,7 +25,7 @@ double moe_weights_per_token(const ModelFlops& m, const MoEFlops& moe) {
   return experts + h * moe.shared_ffn_hidden_size * f;
 }
 
-// Attention of one layer: projections of T tokens plus the two products with the scores.
+// Attention of one layer: projections of T tokens, and the two GEMMs with the scores.
 double attention_flops(const ModelFlops& m, const IterationTokens& work) {
   const double h = m.hidden_size, heads = m.num_attention_heads;
   if (m.mla) {
@@ -67,7 +67,7 @@ double transformer_flops(const ModelFlops& m, const IterationTokens& work) {
   const auto [dense, moe] = dense_and_moe_layers(m);
   double weights = h * m.ffn_hidden_size * gate_factor(m) * dense;
   if (moe > 0) weights += moe_weights_per_token(m, *m.moe) * moe;
-  weights += mtp * (3 * h + 2 * h * h);  // norms and the joining projection of the prediction heads
+  weights += mtp * (3 * h + 2 * h * h);  // norms and the input projection of the prediction layers
   return kPerParameter * work.tokens * weights +
          attention_flops(m, work) * static_cast<double>(m.num_layers + m.mtp_num_layers) +
          logits_flops(m, work);

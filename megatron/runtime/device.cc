@@ -15,10 +15,10 @@ namespace megatron {
 
 namespace {
 
-// Note [Hardware queues] Streams share the queues through which a GPU is given work; there are 8
-// unless this variable, read when CUDA starts, says otherwise. A receive that waits for its peer
-// would hold up whatever stands behind it, which the peer may wait for: a middle stage of a
-// pipeline has more streams than that.
+// Note [Hardware queues] CUDA streams share the GPU's hardware work queues; there are 8 unless this
+// variable, read when CUDA starts, sets another number. A receive that waits for its peer would
+// block unrelated work queued after it, which the peer may be waiting for: a middle stage of a
+// pipeline has more than 8 streams.
 constexpr int kMostQueues = 32;
 void use_all_queues(bool tell) {
   constexpr const char* kVariable = "CUDA_DEVICE_MAX_CONNECTIONS";

@@ -31,7 +31,7 @@ namespace fs = std::filesystem;
 struct Owner {
   std::string host;
   int64_t pid = 0;
-  uint64_t start = 0;  // of the process, in ticks since boot
+  uint64_t start = 0;  // start time of the process, in ticks since boot
   int64_t since = 0;   // seconds since 1970
   std::string run_id;
   int restart_count = 0;
@@ -51,7 +51,7 @@ std::string to_json(const Owner& owner) {
   return json.end_object().text() + "\n";
 }
 
-// Nothing for a file that is empty or that its writer left unfinished.
+// Nothing for an empty or incompletely written file.
 std::optional<Owner> owner_from_json(const std::string& text) {
   const nlohmann::json json = nlohmann::json::parse(text, nullptr, /*allow_exceptions=*/false);
   try {
@@ -75,7 +75,7 @@ std::string describe(const Owner& owner) {
   return cat("process ", owner.pid, " on ", owner.host, " since ", time_text(owner.since));
 }
 
-// The whole of a small file; empty when it cannot be read.
+// Contents of a small file; empty if it cannot be read.
 std::string read_small(int fd) {
   char text[4096];
   const ssize_t got = ::pread(fd, text, sizeof text, 0);
@@ -106,8 +106,8 @@ struct FolderLock::Impl {
   bool released = false;
   std::thread thread;
 
-  // Opens the file that the path names and locks it where the file system can. Returns whether this
-  // process may look at its contents and replace them.
+  // Opens the file at the path and locks it, if the file system supports it. Returns whether this
+  // process may read and replace its contents.
   bool open_and_lock() {
     for (;;) {
       fd = ::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NONBLOCK | O_NOFOLLOW, 0666);
@@ -124,7 +124,7 @@ struct FolderLock::Impl {
     }
   }
 
-  // How long ago the owner touched the file, by the clock of the file server.
+  // Seconds since the owner touched the file, by the file server's clock.
   double seconds_untouched() const {
     struct stat lock, now;
     if (::fstat(fd, &lock) != 0) return 0;
@@ -178,7 +178,7 @@ struct FolderLock::Impl {
 
   bool is_ours() const {
     const int now = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-    if (now < 0) return errno != ENOENT;  // what cannot be read says nothing
+    if (now < 0) return errno != ENOENT;  // an unreadable file does not count as missing
     const std::string text = read_small(now);
     ::close(now);
     const std::optional<Owner> owner = owner_from_json(text);

@@ -44,8 +44,8 @@ class ChannelAgreement final : public Agreement {
 
 int exit_code_of(const std::exception& error) { return exit_code(failure_class(error)); }
 
-// A device that fails may work after another start or on another machine; memory that is too small
-// stays so.
+// Device errors may go away after a restart or on another machine, so they are RetryErrors; running
+// out of memory is not.
 [[noreturn]] void throw_device_error(const c10::Error& error) {
   const std::string message = error.what_without_backtrace();
   const bool device = message.find("CUDA error") != std::string::npos ||
@@ -71,7 +71,15 @@ int run_job(const Launch& launch, const RuntimeOptions& options,
             const std::function<int(const Job&)>& body) {
   Job job;
   job.launch = launch;
-  tune_gemms(options.gemm_tuning ? cache_folder().string() : "");
+  if (arguments.training.stopped_exit_code.value_or(0) != 0 && launch.launcher == "torchrun" &&
+      !launch.run_id.empty()) {
+    if (launch.rank != 0) return kExitUsage;  // the first rank reports it
+    throw UsageError(
+        "--stopped-exit-code is given under torchrun, which starts the ranks again after any code "
+        "but 0"
+        "\nhint: drop it; outcome.json in the folder of the run tells stopped from finished");
+  }
+  tune_gemms(arguments.training.gemm_tuning ? cache_folder().string() : "");
   if (launch.world_size == 1) return with_own_errors([&] { return body(job); });
   set_quiet(launch.rank != 0);
   set_crash_prefix(cat("[rank ", launch.rank, "] "));
@@ -81,7 +89,7 @@ int run_job(const Launch& launch, const RuntimeOptions& options,
     device = choose_device(options.device, launch.local_rank);
   } catch (const std::exception& error) {
     if (refuse_to_start(launch, exit_code_of(error))) throw;
-    return exit_code_of(error);  // another rank says what is wrong
+    return exit_code_of(error);  // another rank reports it
   }
   Connection connection;
   try {

@@ -12,7 +12,7 @@ namespace megatron {
 
 namespace {
 
-// [b, s]: which document each token belongs to, counted within its sequence.
+// [b, s]: index of each token's document, counted within its sequence.
 at::Tensor document_tensor(const MicroBatch& source) {
   at::Tensor ids = at::empty({source.micro_batch_size, source.sequence_length}, at::kLong);
   for (int64_t i = 0; i < source.micro_batch_size; ++i) {

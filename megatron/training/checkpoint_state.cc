@@ -39,7 +39,7 @@ std::vector<StateTensor> state_tensors(TrainedModel& model, bool with_optimizer)
   return out;
 }
 
-// Pipeline stages want different tensors of one checkpoint.
+// Pipeline stages load different tensors of one checkpoint.
 std::vector<std::string> keys_of_all_ranks(const std::vector<ShardedTensor>& wanted,
                                            Agreement* agreement) {
   if (agreement == nullptr) return {};
@@ -58,8 +58,8 @@ std::vector<std::string> keys_of_all_ranks(const std::vector<ShardedTensor>& wan
   return out;
 }
 
-// Replicas read each byte once and give it to one another; a rank that cannot read its part fails
-// the load on all.
+// Replicas read each byte once and broadcast it; a rank that cannot read its part fails the load on
+// all ranks.
 LoadReport read_tensors(const Checkpoint& checkpoint, std::vector<StateTensor> tensors,
                         LoadOptions options, Agreement* agreement) {
   if (agreement == nullptr)
@@ -85,7 +85,7 @@ LoadReport read_tensors(const Checkpoint& checkpoint, std::vector<StateTensor> t
   return report;
 }
 
-// Moves those that `chosen` names out of `tensors`.
+// Moves tensors that `chosen` accepts out of `tensors`.
 template <class Chosen>
 std::vector<StateTensor> take(std::vector<StateTensor>& tensors, const Chosen& chosen) {
   std::vector<StateTensor> taken;
@@ -140,8 +140,8 @@ void load_model_state(const Checkpoint& checkpoint, const RunState& state,
     });
   LoadOptions options;
   options.convert_dtype = !parts.optimizer;
-  // A run may go on in another precision: scales that it does not have are left, and those that the
-  // checkpoint does not have are measured in the first step.
+  // A run may resume in another precision: scales that it does not use are ignored, and those that
+  // the checkpoint does not have are measured in the first step.
   options.allow_unexpected = {"fp8.*"};
   options.allow_missing = {"fp8.*"};
   if (!parts.optimizer) options.allow_unexpected.push_back("optimizer.*");
@@ -180,7 +180,7 @@ std::vector<std::pair<std::string, std::string>> checkpoint_files(const Argument
       {"config.yaml", resolved_yaml(arguments)}};
   for (const std::filesystem::path& file : tokenizer.files())
     files.emplace_back("tokenizer/" + file.filename().string(), read_file(file));
-  // The form of conversations belongs to the model that was trained on it.
+  // A model is saved with the chat template that it was trained on.
   const auto add = [&](const std::string& name, const std::string& text) {
     for (auto& [known, contents] : files)
       if (known == "tokenizer/" + name) return;
@@ -202,8 +202,7 @@ std::vector<std::pair<std::string, std::string>> checkpoint_files(const Argument
   return files;
 }
 
-// Host copies of the state tree. The memory is used again by the next save once the previous one
-// has ended.
+// Host copies of the state tree. The next save reuses the memory after the previous one has ended.
 struct Checkpointer::Snapshot {
   std::vector<at::Tensor> tensors;
 };
@@ -276,7 +275,7 @@ void Checkpointer::save(RunState state) {
   const auto begin = std::chrono::steady_clock::now();
   std::shared_ptr<Snapshot> snapshot;
   if (saver_) {
-    // Waiting first lets the copy go into the memory of the save before.
+    // Wait first, so that the copy can reuse the memory of the previous save.
     if (saver_->in_flight() > 0) finish();
     SaveRequest save = request(state, /*copy=*/true, snapshot);
     started_.emplace_back(state.iteration, begin);
@@ -308,7 +307,7 @@ void Checkpointer::finish() {
 
 namespace {
 
-// A rank that is gone or hangs is no trouble of the disk, which a run may survive.
+// A rank that failed or hangs ends the run even if it would survive a disk error.
 void rethrow_if_a_peer_failed(const SaveOutcome& outcome) {
   if (!outcome.failure) return;
   try {

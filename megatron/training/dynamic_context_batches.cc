@@ -39,7 +39,7 @@ DynamicContextBatches::DynamicContextBatches(const Arguments& arguments,
       device_(device),
       loader_(std::move(loader)) {}
 
-// Documents are joined as long as they fit on one rank.
+// Joins neighbouring documents as long as they fit on one rank.
 void DynamicContextBatches::cut(const std::shared_ptr<const MicroBatch>& source, int64_t row) {
   const std::vector<int32_t>& starts = source->document_starts[static_cast<size_t>(row)];
   int64_t begin = 0;
@@ -94,7 +94,7 @@ Batch DynamicContextBatches::next() {
   const ProcessGroup& cp = level == 0 ? alone_ : groups_.cp_widths.at(level);
   MEGATRON_ASSERT(cp.size() == document.width, "a group of ", cp.size(), " ranks for a width of ",
                   document.width);
-  // Padding at the end is seen by nobody, under causality, and has no weight.
+  // With causal attention no token attends to padding at the end, and it has no weight.
   const int64_t unit = (cp.size() > 1 ? 2 : 1) * cp.size() * alignment_;
   const int64_t length = (piece.length + unit - 1) / unit * unit;
   const int64_t offset = piece.row * piece.source->sequence_length + piece.begin;
@@ -120,7 +120,7 @@ Batch DynamicContextBatches::next() {
       if (inside(start)) ids.narrow(1, start - piece.begin, length - (start - piece.begin)).add_(1);
     batch.document_ids = to_device(ids, device_);
   }
-  // Learned positions of padding have to exist.
+  // Positions of padding must be in the table of learned positions.
   const at::Tensor positions = zigzag_positions(length, cp.size(), cp.rank())
                                    .add(piece.begin)
                                    .clamp_max(piece.source->sequence_length - 1);

@@ -26,7 +26,7 @@ std::unique_ptr<DataLoader> Evaluator::make_loader(int64_t consumed) const {
 Batch Evaluator::next_batch(BatchMaker& maker) {
   std::shared_ptr<const MicroBatch> source = loader_->next();
   if (!source) {
-    // The set was built for fewer evaluations than were asked for; it starts again.
+    // The set was built for fewer evaluations; start again at its beginning.
     MEGATRON_ASSERT(!options_.full, "the whole set gives every rank as many micro-batches");
     loader_ = make_loader(0);
     source = loader_->next();

@@ -22,14 +22,12 @@ namespace megatron {
 
 namespace {
 
-// Rules that need more than one struct, or more than one flag of the run (contracts n.2; the
-// numbers are its rules).
+// Rules that involve more than one struct, or more than one flag of the run.
 struct Rule {
   const char* name;
   void (*check)(const Arguments&, Violations&);
 };
 
-// 3, 4
 void batch_sizes_divide(const Arguments& a, Violations& v) {
   if (a.training.micro_batch_size <= 0 || a.transformer.seq_length <= 0) return;
   try {
@@ -41,14 +39,13 @@ void batch_sizes_divide(const Arguments& a, Violations& v) {
   }
 }
 
-// 5
 void evaluation_batch_divides(const Arguments& a, Violations& v) {
   const int64_t ranks = a.data_parallel_size(), unit = a.eval_micro_batch_size() * ranks;
   if (unit <= 0 || a.eval_global_batch_size() % unit == 0) return;
   const TrainingConfig& t = a.training;
   const bool own_size = t.eval_global_batch_size.has_value(),
              own_micro = t.eval_micro_batch_size.has_value();
-  // The batch of training does not divide either, by a rule of its own
+  // The training batch is not divisible either; its own rule reports that
   if (!own_size && !own_micro) return;
   v.add(cat(own_size ? "--eval-global-batch-size " : "--global-batch-size ",
             a.eval_global_batch_size(), own_size ? "" : ", also of evaluations,",
@@ -57,7 +54,6 @@ void evaluation_batch_divides(const Arguments& a, Violations& v) {
         cat("give a multiple of ", unit, own_size ? "" : " with --eval-global-batch-size"));
 }
 
-// 6
 void data_is_given(const Arguments& a, Violations& v) {
   const DataConfig& d = a.data;
   if (!d.mock_data && d.data_path.empty() && d.data_args_path.empty() &&
@@ -73,7 +69,6 @@ void tokenizer_is_given(const Arguments& a, Violations& v) {
           "ByteLevelTokenizer or NullTokenizer");
 }
 
-// 32
 void schedule_fits(const Arguments& a, Violations& v) {
   if (a.training.train_iters.has_value() == a.training.train_samples.has_value()) return;
   validate_schedule(
@@ -94,7 +89,7 @@ void preferences_are_data(const Arguments& a, Violations& v) {
         "give --task dpo");
 }
 
-// Conversations keep apart from each other by themselves.
+// Conversations are separated without the flags for documents.
 void conversations_are_data(const Arguments& a, Violations& v) {
   const SftConfig none;
   const bool asked = !a.sft.chat_template.empty() ||
@@ -119,7 +114,6 @@ void learning_rate_is_given(const Arguments& a, Violations& v) {
     v.add("--lr is not given", "for example --lr 3e-4");
 }
 
-// 36
 void fp32_residual_needs_half_precision(const Arguments& a, Violations& v) {
   if (a.transformer.fp32_residual_connection && !a.optimizer.fp16 && !a.optimizer.bf16)
     v.add("--fp32-residual-connection has no effect in fp32",
@@ -156,7 +150,7 @@ void adapter_has_a_base(const Arguments& a, Violations& v) {
           "and --use-checkpoint-args");
 }
 
-// Numbers near `value` that `divides` accepts: the hint of a rule about divisibility.
+// The nearest numbers to `value` that `divides` accepts, for hints of divisibility rules.
 std::string nearest(int64_t value, bool (*divides)(int64_t candidate, int64_t unit), int64_t unit) {
   std::string text;
   for (int64_t distance = 1, found = 0; distance < value + unit && found < 4; ++distance)
@@ -171,7 +165,6 @@ std::string nearest(int64_t value, bool (*divides)(int64_t candidate, int64_t un
 bool is_divisor(int64_t candidate, int64_t of) { return of % candidate == 0; }
 bool is_multiple(int64_t candidate, int64_t of) { return candidate % of == 0; }
 
-// 1
 void world_divides(const Arguments& a, Violations& v) {
   const int64_t model = a.parallel.tensor_model_parallel_size *
                         a.parallel.pipeline_model_parallel_size * a.parallel.context_parallel_size;
@@ -193,7 +186,7 @@ void instances_divide(const Arguments& a, Violations& v) {
         nearest(instances, is_divisor, ranks));
 }
 
-// The pieces of one layer that tensor ranks share.
+// Heads, groups and features of a layer must be divisible by the tensor ranks.
 void layer_divides(const Arguments& a, Violations& v) {
   const int64_t tp = a.parallel.tensor_model_parallel_size;
   const TransformerConfig& t = a.transformer;
@@ -215,7 +208,7 @@ void layer_divides(const Arguments& a, Violations& v) {
     v.add(cat("--num-query-groups ", groups, " and --tensor-model-parallel-size ", tp,
               " do not divide each other"),
           cat("--tensor-model-parallel-size: ", nearest(tp, is_divisor, groups)));
-  // Ranks that share a group divide its rows evenly, those of queries, keys and values together.
+  // Ranks that share a KV group split all of its rows (queries, keys and values together) evenly.
   const int64_t rows = (t.num_attention_heads + 2 * groups) * t.kv_channels;
   if (groups > 0 && groups < tp && tp % groups == 0 && t.num_attention_heads % tp == 0 &&
       rows % tp != 0)
@@ -225,7 +218,8 @@ void layer_divides(const Arguments& a, Violations& v) {
           cat("--tensor-model-parallel-size: ", nearest(tp, is_divisor, groups)));
 }
 
-// Ranks that share a group of keys and values divide its rows without regard to which are queries.
+// Ranks that share a KV group split its rows regardless of which are queries, so adapters of single
+// parts do not fit.
 void adapters_divide(const Arguments& a, Violations& v) {
   const int64_t tp = a.parallel.tensor_model_parallel_size, groups = a.transformer.query_groups();
   const size_t parts = lora_adapters(a.transformer, "linear_qkv").size();
@@ -237,7 +231,7 @@ void adapters_divide(const Arguments& a, Violations& v) {
         "--lora-targets linear_q linear_k linear_v, or linear_qkv");
 }
 
-// Of the tokens of one context rank, sequence-parallel ranks hold equal parts.
+// The tokens of one context rank must be divisible by the sequence-parallel ranks.
 void sequence_divides(const Arguments& a, Violations& v) {
   const int64_t cp = a.parallel.context_parallel_size, tp = a.parallel.tensor_model_parallel_size;
   const int64_t s = a.transformer.seq_length;
@@ -247,7 +241,6 @@ void sequence_divides(const Arguments& a, Violations& v) {
         nearest(s, is_multiple, (cp > 1 ? 2 : 1) * cp * tp));
 }
 
-// 39
 void saved_activations_can_be_distributed(const Arguments& a, Violations& v) {
   if (!a.transformer.distribute_saved_activations) return;
   if (a.parallel.tensor_model_parallel_size <= 1)
@@ -279,8 +272,8 @@ void layers_are_offloaded_by_one_stage(const Arguments& a, Violations& v) {
         "follows");
 }
 
-// Pairs stay together, log-probabilities are nothing else, and the loss needs whole sequences at
-// once.
+// DPO keeps the two responses of a pair in one micro-batch, needs plain log-probabilities, and
+// whole sequences at once.
 void preferences_fit(const Arguments& a, Violations& v) {
   if (a.training.task != "dpo") return;
   const auto even = [&](const char* flag, int64_t size) {
@@ -318,7 +311,7 @@ void fused_loss_knows_its_gradient(const Arguments& a, Violations& v) {
           "leave one of them out");
 }
 
-// A graph holds launches of one rank's own work over memory that stays.
+// A CUDA graph holds kernels of one rank without host work in between, on fixed memory.
 void graphs_hold_whole_passes(const Arguments& a, Violations& v) {
   if (!a.training.uses_cuda_graphs()) return;
   const auto refuse = [&](const std::string& what) {
@@ -343,8 +336,8 @@ void context_ranks_fit(const Arguments& a, Violations& v) {
   validate_context_parallel(a.transformer, a.parallel, v);
 }
 
-// FP8 products read operands in units of 16 elements, or blocks of 128; each rank's part has to
-// consist of whole ones.
+// FP8 GEMMs read operands in units of 16 elements, or blocks of 128; each rank's part must be a
+// multiple of them.
 void quantised_layers_fit(const Arguments& a, Violations& v) {
   const TransformerConfig& t = a.transformer;
   if (!t.is_quantized()) return;
@@ -352,7 +345,7 @@ void quantised_layers_fit(const Arguments& a, Violations& v) {
   if (!a.optimizer.bf16)
     v.add(cat(flag, " needs --bf16"),
           "the operands are rounded from bf16, and the rest stays there");
-  const int64_t middle = t.num_layers_at_start_in_bf16 + 1;  // a layer that is quantised
+  const int64_t middle = t.num_layers_at_start_in_bf16 + 1;  // a quantised layer
   const int64_t unit = t.quantization(middle).alignment();
   const int64_t tp = std::max<int64_t>(1, a.parallel.tensor_model_parallel_size),
                 cp = std::max<int64_t>(1, a.parallel.context_parallel_size);
@@ -377,13 +370,12 @@ void quantised_layers_fit(const Arguments& a, Violations& v) {
     check("--eval-micro-batch-size x --seq-length", a.eval_micro_batch_size() * tokens);
 }
 
-// 16 to 20
 void layers_divide_over_stages(const Arguments& a, Violations& v) {
   validate_pipeline(a.pipeline, a.parallel.pipeline_model_parallel_size, a.transformer.num_layers,
                     v);
 }
 
-// What --hybrid-context-parallel needs, and what it is not built with.
+// Flags that --hybrid-context-parallel requires, and those it is not built with.
 void documents_can_have_their_own_width(const Arguments& a, Violations& v) {
   if (!a.parallel.hybrid_context_parallel) return;
   const std::string flag = "--hybrid-context-parallel";
@@ -457,7 +449,7 @@ void microbatches_feed_the_pipeline(const Arguments& a, Violations& v) {
   batch_sizes_divide(a, others);
   a.pipeline.validate(others);
   layers_divide_over_stages(a, others);
-  if (!others.empty()) return;  // reported by their own rules
+  if (!others.empty()) return;  // their own rules report it
   const StageLayout layout = make_stage_layout(a.pipeline, pp, a.transformer.num_layers);
   try {
     make_schedule(a.pipeline.pipeline_schedule,
@@ -580,20 +572,20 @@ int64_t Arguments::eval_global_batch_size() const {
 
 namespace {
 
-// The checkpoint whose configuration --use-checkpoint-args reads.
+// The checkpoint that --use-checkpoint-args reads the configuration of.
 std::filesystem::path checkpoint_of(const TrainingConfig& training) {
   StartRequest request;
   request.mode = StartMode::kResume;
   request.load = training.load.empty() ? training.pretrained_checkpoint : training.load;
   request.ckpt_step = training.ckpt_step;
-  // The tensors are verified by all ranks together, once they have met
+  // Tensors are verified later, by all ranks together
   request.depth = CheckDepth::kConfiguration;
   const StartDecision decision = resolve_start(request);
   MEGATRON_ASSERT(decision.checkpoint.has_value());
   return decision.checkpoint->directory;
 }
 
-// Tokenizer files that are not where they were are taken from the copies in the checkpoint.
+// Tokenizer files that no longer exist are replaced by the copies in the checkpoint.
 void use_stored_files(TokenizerConfig& config, const std::filesystem::path& folder) {
   for (std::string* file : {&config.tokenizer_model, &config.vocab_file, &config.merge_file}) {
     if (file->empty() || std::filesystem::exists(*file)) continue;
@@ -603,8 +595,8 @@ void use_stored_files(TokenizerConfig& config, const std::filesystem::path& fold
   }
 }
 
-// What --use-mp-args-from-checkpoint-args takes: how the run that wrote the checkpoint divided the
-// model.
+// Flags that --use-mp-args-from-checkpoint-args takes: the model-parallel layout of the run that
+// wrote the checkpoint.
 struct ModelParallelArguments : Config {
   explicit ModelParallelArguments(Arguments& a) : parallel(a.parallel), pipeline(a.pipeline) {}
   ParallelConfig& parallel;
@@ -619,7 +611,7 @@ struct ModelParallelArguments : Config {
   }
 };
 
-// `asked`: as if --use-checkpoint-args were given.
+// `asked`: behave as if --use-checkpoint-args were given.
 void read_checkpoint_arguments(Arguments& arguments, int argc, const char* const* argv,
                                ParseOptions options, bool asked) {
   Arguments first;
@@ -629,7 +621,7 @@ void read_checkpoint_arguments(Arguments& arguments, int argc, const char* const
   try {
     if (parse_flags(first.configs(), argc, argv, options).help) return;
   } catch (const UsageError&) {
-    // What is wrong is reported by the parse that counts; this one only looks for the checkpoint.
+    // The main parse reports errors; this one only looks for the checkpoint.
   }
   const TrainingConfig& training = first.training;
   for (const std::string& folder : {training.load, training.pretrained_checkpoint}) {

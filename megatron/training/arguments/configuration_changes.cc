@@ -13,7 +13,7 @@ namespace megatron {
 
 namespace {
 
-// Where a run starts from differs by nature.
+// Flags that say where a run starts from always differ.
 constexpr std::array<std::string_view, 3> kStart = {"load", "start", "ckpt_step"};
 
 std::string shown(const FieldInfo& field) {

@@ -1,4 +1,4 @@
-// The rows. What owns a flag comes first: a field of a run's configuration wins over its row here.
+// The rows of the table. A configuration field with the flag's name takes precedence over its row.
 #include "megatron/training/arguments/flag_table.h"
 
 #include <array>
@@ -9,11 +9,11 @@
 namespace megatron {
 namespace {
 
-using namespace flag_claims;  // NOLINT: the claims belong to this table alone
+using namespace flag_claims;  // NOLINT: the claims are used by this table only
 
 constexpr KnownFlag::Kind kNo = KnownFlag::Kind::kRefused;
 
-// Reasons that several flags share.
+// Reasons shared by several flags.
 constexpr std::string_view kZeroBubble =
     "weight gradients of every layer are deferred by --pipeline-schedule zb-h1, zb-auto or zb-v";
 constexpr std::string_view kGtp = "generalised tensor parallelism (weight shards) is not built yet";
@@ -87,7 +87,7 @@ constexpr std::string_view kSpm =
 constexpr std::string_view kQkClip = "clipping of queries and keys is not built yet";
 constexpr std::string_view kField = kOwnedByField;
 
-// A flag that is accepted where the claim holds; `values`: those that it may have, empty: any.
+// A flag that is accepted if the claim holds; `values`: accepted values, empty: any.
 constexpr KnownFlag so(std::string_view flag, const FlagClaim& claim, int min_values = 0,
                        int max_values = 0, std::string_view values = {}) {
   return {flag, KnownFlag::Kind::kAlreadySo, claim.says, min_values, max_values, values, &claim};
@@ -1051,7 +1051,7 @@ constexpr std::array<KnownFlag, 851> kTable = {{
 constexpr std::string_view kStateRange =
     "fp16 and fp8 do not span the magnitudes of optimizer states without scales";
 
-// Values of Megatron's flags that the fields here do not have.
+// Values of Megatron's flags that our fields do not have.
 constexpr RefusedValue kRefusedValues[] = {
     {"--optimizer", "muon dist_muon lion soap adaptive_muon", kMuon},
     {"--dataloader-type", "external", "loaders in Python do not run here"},

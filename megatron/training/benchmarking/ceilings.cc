@@ -39,11 +39,11 @@ QuantizedTensor codes_of(const at::Tensor& x, OperandRole role,
   return options.enabled() ? quantize_operand(x, role, options, {}) : QuantizedTensor{};
 }
 
-// One linear layer: y [rows, n] = x [rows, k] w^T, of operands in codes where the layer's are.
+// One linear layer: y [rows, n] = x [rows, k] w^T, with quantised operands if the layer's are.
 struct Linear {
   std::string name;
   at::Tensor x, w, dy, target;
-  at::Tensor gelu_input;  // undefined, or what x is the GELU of
+  at::Tensor gelu_input;  // input of the GELU that gives x; undefined: none
   QuantizationOptions quantization;
   QuantizedTensor x_codes, w_codes, dy_codes;
 
@@ -62,7 +62,7 @@ struct Linear {
     return 2.0 * static_cast<double>(x.size(0)) * static_cast<double>(w.numel());
   }
   void forward() const {
-    const bool fast = quantization.recipe != QuantizationRecipe::kBlockwise;  // as the layers do
+    const bool fast = quantization.recipe != QuantizationRecipe::kBlockwise;  // as in the layers
     if (quantization.enabled())
       quantized_product(x_codes.rows, w_codes.rows, x.scalar_type(), {}, fast);
     else
@@ -105,7 +105,7 @@ struct Shapes {
   bool gated() const { return is_gated(config.activation()); }
   int64_t fc1() const { return config.ffn_hidden_size * (gated() ? 2 : 1); }
 
-  // Of the layer with this number, from 1 on.
+  // The linears of layer `number`, counted from 1.
   std::vector<Linear> layer(c10::Device device, int64_t number = 1) const {
     const QuantizationOptions options = config.quantization(number);
     std::vector<Linear> linears;
@@ -122,32 +122,34 @@ struct Shapes {
     return {"output_layer", rows(), vocabulary, hidden(), type, device};
   }
 
-  // What the activation of a layer reads and writes for each token: x, y; and back, unless a
-  // product does that, dy, x, dx.
+  // Elements per token that the activation of a layer reads and writes: x, y; and in the backward,
+  // unless a GEMM does it, dy, x, dx.
   double activation_elements(int64_t layer_number) const {
     const auto f = static_cast<double>(config.ffn_hidden_size);
     if (gated()) return 8 * f;
     return is_gelu_in_product(config, layer_number) ? 2 * f : 5 * f;
   }
 
-  // What the casts of a layer's operands cannot avoid to read and write for each token beyond what
-  // bf16 operands would take, in elements of that type: the two codes of an element weigh as much.
+  // Minimal extra reads and writes per token of a layer's casts compared with bf16 operands, in
+  // bf16 elements: the two quantised copies (both orientations) of an element are as large as one
+  // of them.
   double cast_elements(const QuantizationOptions& options) const {
     if (!options.enabled()) return 0.0;
     const auto h = static_cast<double>(hidden()), f = static_cast<double>(config.ffn_hidden_size);
     const auto a = static_cast<double>(queries()), k = static_cast<double>(keys());
     const bool rope = config.position_embedding_type == PositionEmbedding::kRope;
-    // Scales are known: kernels write codes instead of bf16, but beside it where the backward of
-    // attention (its result) and the residual stream (two gradients) need both.
+    // Scales are known in advance: kernels write quantised values instead of bf16; in addition to
+    // it where both are needed, by the backward of attention (its output) and the residual stream
+    // (two gradients).
     if (options.recipe != QuantizationRecipe::kTensorwise) return a + 2 * h;
-    // The scale follows from the whole tensor, so that what it is made of is read twice, or the
+    // The scale needs the amax of the whole tensor, so the tensor's inputs are read twice, or the
     // tensor is written and read back, whichever is less.
-    double elements = 2 * h;                             // results of norms: x again
-    elements += 2 * a;                                   // of attention, there in bf16: read, codes
-    elements += 2 * f;                                   // of the activation
-    elements += gated() ? 3 * f : 2 * f;                 // its gradient: x and dy again
+    double elements = 2 * h;              // results of norms: x again
+    elements += 2 * a;                    // of attention, stored in bf16: read, write quantised
+    elements += 2 * f;                    // of the activation
+    elements += gated() ? 3 * f : 2 * f;  // its gradient: x and dy again
     elements += rope ? a + k + 2 * k : 2 * (a + 2 * k);  // gradients of queries and keys; of values
-    elements += 2 * 2 * h;                               // of the residual stream: read, codes
+    elements += 2 * 2 * h;  // of the residual stream: read, write quantised
     return elements;
   }
 };
@@ -165,7 +167,7 @@ struct Attention {
                     shapes.type, device);
     dy = normal({shapes.length, shapes.samples, shapes.queries()}, shapes.type, device);
     options.scale = 1.0 / std::sqrt(static_cast<double>(c.kv_channels));
-    // Half of the pairs, as Megatron's formula counts them.
+    // Causal: half of the query-key pairs, as in Megatron's formula.
     forward_flops = 2.0 * static_cast<double>(shapes.rows()) * static_cast<double>(shapes.length) *
                     static_cast<double>(shapes.queries());
   }
@@ -180,7 +182,7 @@ struct Attention {
   }
 };
 
-// An optimizer's memory: every element once, in blocks.
+// Optimizer state for the measurement: every element once, in blocks.
 struct Update {
   FlatUpdate update;
   at::Tensor sum;
@@ -291,7 +293,7 @@ std::vector<Ceiling> collective_ceilings(const ProcessGroup& group, c10::Device 
   const at::Tensor whole = normal({elements}, at::kFloat, device);
   const at::Tensor part = normal({elements / ranks}, at::kFloat, device);
   const double share = bytes_of({whole}) * (ranks - 1) / ranks;
-  // Every rank has to run the same number of them, so the number follows from the size alone.
+  // Every rank must run the same number of them, so it depends on the size only.
   const int runs = std::max(2, static_cast<int>(least * (device.is_cuda() ? 200 : 20)));
   const auto time = [&](const char* name, double bytes, const std::function<void()>& work) {
     work();
@@ -421,7 +423,7 @@ StepFloor step_floor(const Arguments& arguments, const Vocabulary& vocabulary,
   const auto passes = static_cast<double>(num_microbatches),
              layers = static_cast<double>(c.num_layers);
   StepFloor floor;
-  double of_operands = 0.0, of_weights = 0.0;  // elements of a token, and of a step
+  double of_operands = 0.0, of_weights = 0.0;  // elements per token, and per step
   {
     // Layers of one kind share their operands.
     std::map<QuantizationRecipe, std::vector<Linear>> kinds;
@@ -433,7 +435,7 @@ StepFloor step_floor(const Arguments& arguments, const Vocabulary& vocabulary,
       layers_of.push_back(&kinds.at(options.recipe));
       of_operands += shapes.cast_elements(options) + shapes.activation_elements(number);
       if (!options.enabled()) continue;
-      // Codes of the weights; by their own largest value only after another reading.
+      // Quantised weights; if scaled by their own amax, they are read once more.
       for (const Linear& linear : *layers_of.back())
         of_weights += static_cast<double>(linear.w.numel()) *
                       (options.recipe == QuantizationRecipe::kTensorwise ? 2.0 : 1.0);
@@ -458,9 +460,9 @@ StepFloor step_floor(const Arguments& arguments, const Vocabulary& vocabulary,
   const Ceiling copy = copy_ceiling(device, least / 4);
   const auto h = static_cast<double>(shapes.hidden());
   const auto a = static_cast<double>(shapes.queries()), k = static_cast<double>(shapes.keys());
-  // Elements that a layer's other kernels read or write for each token:
-  double elements = 2 * 4 * h;  // norms forward, the residual added on the way
-  elements += 2 * 4 * h;        // and back: dy, x, the residual's gradient, dx
+  // Elements per token that a layer's other kernels read or write:
+  double elements = 2 * 4 * h;  // norms forward, with the residual add
+  elements += 2 * 4 * h;        // norms backward: dy, x, the residual's gradient, dx
   if (c.position_embedding_type == PositionEmbedding::kRope) elements += 4 * (a + k);
   if (c.add_bias_linear) elements += a + 2 * k + 2 * h + static_cast<double>(shapes.fc1());
   double of_token = layers * elements + of_operands;
@@ -473,7 +475,7 @@ StepFloor step_floor(const Arguments& arguments, const Vocabulary& vocabulary,
   const OptimizerConfig& o = arguments.optimizer;
   // Read and written
   const auto state = [](StateType type) { return type == StateType::kFp32 ? 8.0 : 4.0; };
-  // The gradient, for its norm and for the update
+  // The gradient is read for its norm and for the update
   double of_parameter = 8.0;
   of_parameter += state(o.exp_avg_dtype) +
                   (o.optimizer == OptimizerType::kAdam ? state(o.exp_avg_sq_dtype) : 0.0);

@@ -32,14 +32,14 @@ double covered_ms(std::vector<std::pair<int64_t, int64_t>>& intervals) {
   return static_cast<double>(covered) / 1e6;
 }
 
-// Times without any kernel between the first and the last.
+// Gaps without any kernel between the first and the last.
 std::vector<KernelGap> find_gaps(const std::vector<KernelEvent>& events) {
   std::vector<const KernelEvent*> order;
   for (const KernelEvent& event : events) order.push_back(&event);
   std::sort(order.begin(), order.end(),
             [](const KernelEvent* a, const KernelEvent* b) { return a->start < b->start; });
   std::vector<KernelGap> gaps;
-  const KernelEvent* last = order.front();  // the one that ends last of those that have started
+  const KernelEvent* last = order.front();  // of those that have started, the one that ends last
   for (const KernelEvent* event : order) {
     if (event->start > last->end)
       gaps.push_back(
@@ -52,7 +52,7 @@ std::vector<KernelGap> find_gaps(const std::vector<KernelEvent>& events) {
   return gaps;
 }
 
-// Templates and parameters make names of thousands of characters.
+// Template and parameter lists make names thousands of characters long.
 std::string short_name(std::string name) {
   constexpr size_t kLimit = 72;
   if (name.size() > kLimit) {

@@ -11,20 +11,20 @@ namespace megatron {
 
 namespace {
 
-constexpr int64_t kIdBytes = 8;                       // a token id, a target
+constexpr int64_t kIdBytes = 8;                       // of a token id or a target
 constexpr int64_t kScoreElements = int64_t{1} << 26;  // tensor/attention_unfused.cc
-// H100, H200: splits of the deterministic backward
+// SMs of H100 and H200; they bound the splits of the deterministic backward
 constexpr int64_t kMultiprocessors = 132;
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 int64_t round_up(int64_t a, int64_t unit) { return ceil_div(a, unit) * unit; }
 
-// Memory that is taken and given back, step by step, and the most that was taken.
+// Simulates allocations and frees; keeps the live bytes and their peak.
 class Track {
  public:
   void take(int64_t bytes) { most_ = std::max(most_, live_ += bytes); }
   void give(int64_t bytes) { live_ -= bytes; }
-  // For the time of one operation.
+  // Allocates and frees at once: a temporary of one operation.
   void touch(int64_t bytes) { most_ = std::max(most_, live_ + bytes); }
   int64_t live() const { return live_; }
   int64_t most() const { return most_; }
@@ -39,25 +39,25 @@ enum class AttentionKind { kLibrary, kUnfused, kRing, kAllGather };
 struct LayerSizes {
   int64_t stream;    // R h x
   int64_t normed;    // R h e
-  int64_t cast;      // R h x where the norm's output is converted, else 0
-  int64_t gathered;  // T h e where rows are gathered over tensor ranks, else 0
-  // T h e: products of linear_proj and linear_fc2, input gradients of linear_qkv and linear_fc1
+  int64_t cast;      // R h x if the norm's output is converted, else 0
+  int64_t gathered;  // T h e if rows are gathered over tensor ranks, else 0
+  // T h e: outputs of linear_proj and linear_fc2, input gradients of linear_qkv and linear_fc1
   int64_t product;
-  int64_t part;        // R h e of them after the reduce-scatter, else 0
+  int64_t part;        // R h e: `product` after the reduce-scatter; 0: none
   int64_t stats;       // of one norm
-  int64_t own_mixed;   // product of linear_qkv
-  int64_t mixed;       // ... with the groups that several ranks hold together
+  int64_t own_mixed;   // output of linear_qkv
+  int64_t mixed;       // ... gathered, if several ranks share a KV group
   int64_t q, k;        // queries; keys, or values
-  int64_t head_stats;  // of both head norms
+  int64_t head_stats;  // of both norms of --qk-layernorm
   int64_t lse;
   int64_t fc1, act;
-  bool packed;        // attention takes `mixed` as it is (packed_attention)
+  bool packed;        // attention reads `mixed` directly (packed_attention)
   bool q_in_place;    // queries are a view of `mixed`
-  bool new_q, new_k;  // rotated, or normed, apart from it
-  int64_t a2a = 1;    // ranks that exchange tokens for heads
+  bool new_q, new_k;  // rotated or normed into new tensors
+  int64_t a2a = 1;    // ranks of the all-to-all
   int64_t exchanged = 0;
   int64_t mask = 0;
-  int64_t block_scores = 0;  // of the blocks that p2p and all_gather compute without a library
+  int64_t block_scores = 0;  // scores of p2p and all_gather blocks computed without a library
   AttentionKind kind;
 };
 
@@ -69,7 +69,7 @@ bool attends_unfused(const LayoutPlan& plan, int64_t layer, bool documents) {
   const std::vector<int64_t> window = c.window(layer);
   const bool windowed = !window.empty() && window[0] >= 0 && window[0] < c.seq_length - 1;
   if (documents || c.attention_dropout > 0 || c.attn_logit_softcapping > 0) return true;
-  if (windowed && (!plan.on_gpu || c.seq_length % 64 != 0)) return true;  // cuDNN knows windows
+  if (windowed && (!plan.on_gpu || c.seq_length % 64 != 0)) return true;  // cuDNN supports windows
   return plan.on_gpu && (plan.bytes.model != 2 || c.kv_channels % 8 != 0 || c.kv_channels > 256);
 }
 
@@ -81,7 +81,7 @@ LayerSizes layer_sizes(const LayoutPlan& plan, int64_t layer) {
                 sum = plan.bytes.sum;
   const int64_t heads = c.num_attention_heads / t,
                 groups = std::max<int64_t>(1, c.query_groups() / t);
-  // Ranks that hold one group together
+  // Ranks that share one KV group
   const int64_t sharing = std::max<int64_t>(1, t / c.query_groups());
   const int64_t heads_per_group = heads * sharing / groups;
   LayerSizes z{};
@@ -134,7 +134,7 @@ LayerSizes layer_sizes(const LayoutPlan& plan, int64_t layer) {
   return z;
 }
 
-// fp32 scores of the largest piece that the unfused path computes at a time.
+// fp32 scores of the largest piece that unfused attention computes at a time.
 int64_t score_bytes(const LayoutPlan& plan, const LayerSizes& z, int64_t queries, int64_t keys) {
   const TransformerConfig& c = plan.model();
   const int64_t b = plan.arguments.training.micro_batch_size,
@@ -147,20 +147,20 @@ int64_t score_bytes(const LayoutPlan& plan, const LayerSizes& z, int64_t queries
          plan.bytes.sum;
 }
 
-// Keys and values repeated for the CPU's kernel of the library, which knows no groups; of packed
-// ones they are views.
+// Keys and values repeated for libtorch's CPU kernel, which has no grouped-query attention; with
+// packed attention they are views.
 int64_t repeated_groups(const LayoutPlan& plan, const LayerSizes& z) {
   return plan.on_gpu || z.packed || z.q == z.k ? 0 : 2 * z.q;
 }
 
-// Pieces in which the CPU's kernel of the library goes through queries and keys: scores and their
-// gradients, of one thread.
+// Working memory of one thread in libtorch's tiled CPU kernel: scores and their gradients of one
+// tile.
 int64_t cpu_piece_bytes(const LayoutPlan& plan, int64_t s) {
   const int64_t queries = s >= 768 ? 256 : s >= 192 ? 64 : 32, keys = 512;
   return 2 * std::min(s, queries) * std::min(s, keys) * plan.bytes.sum;
 }
 
-// What core attention takes beyond its inputs and its output, while it runs.
+// Temporaries of core attention in the forward, besides inputs and output.
 int64_t attention_forward_extra(const LayoutPlan& plan, const LayerSizes& z) {
   const int64_t s = plan.model().seq_length, wide = plan.bytes.sum / plan.bytes.model;
   switch (z.kind) {
@@ -183,12 +183,11 @@ int64_t attention_backward_extra(const LayoutPlan& plan, const LayerSizes& z) {
   const int64_t heads = std::max<int64_t>(1, c.num_attention_heads / plan.tensor / z.a2a);
   // Gradients of repeated keys and values, before they are summed
   const int64_t expanded = z.q > z.k ? 2 * z.q : 0;
-  // The deterministic backward of flash attention sums the gradient of the queries in fp32, in as
-  // many copies as keep the GPU busy; cuDNN's writes the gradient of the scores, of a part of the
-  // batch.
+  // The deterministic backward of flash attention accumulates the query gradient in fp32, in as
+  // many copies as fill the GPU; cuDNN's writes the score gradients of a part of the batch.
   const int64_t splits = ceil_div(kMultiprocessors, b * heads), queries = s / plan.context * z.a2a;
   const bool fused = z.kind == AttentionKind::kLibrary && queries % 64 == 0;
-  // Packed projections are attended to as b x groups samples of one group each.
+  // Packed attention treats its input as b x groups samples of one KV group each.
   const int64_t groups =
       std::max<int64_t>(1, c.query_groups() / plan.tensor / (z.packed ? 1 : z.a2a));
   const AttentionParts parts =
@@ -196,14 +195,14 @@ int64_t attention_backward_extra(const LayoutPlan& plan, const LayerSizes& z) {
                : attention_parts(b, heads, groups, queries, queries, !c.fast);
   const int64_t copies =
       !plan.on_gpu      ? 0
-      : fused && c.fast ? z.q * wide  // the gradient of the queries in fp32
+      : fused && c.fast ? z.q * wide  // query gradient in fp32
       : fused           ? parts.scratch_bytes
               : splits * b * round_up(queries, 128) * heads * round_up(c.kv_channels, 32) * 4;
   switch (z.kind) {
     case AttentionKind::kLibrary:
       if (plan.on_gpu) return expanded + copies + z.lse;
-      // The gradient of the output in the kernel's order; gradients of repeated keys and values in
-      // place of theirs.
+      // The output gradient in the kernel's memory layout; gradients of repeated keys and values
+      // instead of the plain ones.
       return z.q + cpu_piece_bytes(plan, queries) + repeated_groups(plan, z) +
              (expanded > 0 ? expanded - 2 * z.k : 0);
     case AttentionKind::kUnfused:
@@ -217,31 +216,32 @@ int64_t attention_backward_extra(const LayoutPlan& plan, const LayerSizes& z) {
   return 0;
 }
 
-// What attention saves: of linear_qkv's product up to its own output.
+// Bytes that attention saves, from the output of linear_qkv to its own output.
 int64_t attention_saved(const LayoutPlan& plan, const LayerSizes& z) {
   const TransformerConfig& c = plan.model();
   int64_t saved = z.mask;
-  if (c.qk_layernorm) saved += z.q + z.k + z.head_stats;  // what the head norms normed
+  // Inputs and statistics of the norms of --qk-layernorm
+  if (c.qk_layernorm) saved += z.q + z.k + z.head_stats;
   if (z.exchanged > 0) {
     saved += z.exchanged;
   } else {
     saved += z.mixed + (!z.packed && (z.new_q || !z.q_in_place) ? z.q : 0) + (z.new_k ? z.k : 0);
   }
-  saved += z.q;  // the input of linear_proj
+  saved += z.q;  // input of linear_proj
   if (z.kind == AttentionKind::kUnfused || c.recomputes("core_attn")) return saved;
-  if (z.exchanged > 0) saved += z.q;  // before the exchange back
+  if (z.exchanged > 0) saved += z.q;  // output before the all-to-all back
   return saved + z.lse;
 }
 
-// Of what the activation function gives, the input of linear_fc2.
+// Saved bytes of the activation's output, the input of linear_fc2.
 int64_t saved_activation(const TransformerConfig& c, const LayerSizes& z) {
   return c.recomputes("mlp_act") ? 0 : z.act;
 }
 
-// Layers are counted as if they were all like the first one.
+// Approximation: all layers are like the first one.
 bool gelu_in_product(const LayoutPlan& plan) { return is_gelu_in_product(plan.model(), 1); }
 
-// What the norm of a branch's output saves: its input and its statistics; 0 without one.
+// Bytes that the norm of a sublayer's output saves: its input and its statistics; 0 without one.
 int64_t post_norm_saved(const LayoutPlan& plan, const LayerSizes& z) {
   return plan.model().has_post_norm() ? (z.part > 0 ? z.part : z.product) + z.stats : 0;
 }
@@ -260,8 +260,8 @@ SavedBytes saved_by_layer(const LayoutPlan& plan, const LayerSizes& z) {
   return saved;
 }
 
-// What a layer has in host memory between its passes, by half: given up on the device, and taken
-// there again.
+// Offloaded bytes of a layer, by half layer: freed on the device (`given`), and allocated again
+// when reloaded (`taken`).
 struct OffloadedBytes {
   SavedBytes given;
   int64_t given_by_half[2] = {0, 0};
@@ -272,7 +272,7 @@ OffloadedBytes offloaded_by_layer(const LayoutPlan& plan, const LayerSizes& z) {
   const TransformerConfig& c = plan.model();
   const int64_t e = plan.bytes.model, sum = plan.bytes.sum;
   OffloadedBytes o;
-  // `count` tensors of equal size, of which `taken` bytes come back.
+  // `count` tensors of equal size, of which `taken` bytes are reloaded.
   const auto add = [&](const char* module, int half, int64_t SavedBytes::* kind, int64_t bytes,
                        int64_t element, int64_t count = 1) {
     if (bytes == 0 || !c.offloads(module) || bytes / count / element < c.min_offloaded_tensor_size)
@@ -304,7 +304,7 @@ OffloadedBytes offloaded_by_layer(const LayoutPlan& plan, const LayerSizes& z) {
     if (!z.packed && (z.new_q || !z.q_in_place))
       add("core_attn", 0, &SavedBytes::attention, z.q, e);
     if (z.new_k) add("core_attn", 0, &SavedBytes::attention, z.k, e);
-    // Of the product of linear_qkv only what attention reads there comes back.
+    // Of the output of linear_qkv only the part that attention reads is reloaded.
     if (z.packed) {
       add("core_attn", 0, &SavedBytes::attention, z.mixed, e);
     } else if (add("core_attn", 0, &SavedBytes::attention, z.mixed, e,
@@ -324,7 +324,8 @@ OffloadedBytes offloaded_by_layer(const LayoutPlan& plan, const LayerSizes& z) {
   return o;
 }
 
-// The input of a column-parallel layer: normed, gathered, multiplied; `product` stays.
+// Norm, all-gather and GEMM of a column-parallel layer; the output, `product` bytes, stays
+// allocated.
 void norm_and_multiply(const LayoutPlan& plan, const LayerSizes& z, int64_t product, Track& track) {
   const bool norm = plan.model().has_pre_norm();
   if (norm) track.take(z.stats + z.normed + z.cast);
@@ -333,8 +334,8 @@ void norm_and_multiply(const LayoutPlan& plan, const LayerSizes& z, int64_t prod
   if (norm && plan.model().recomputes("layernorm")) track.give(z.normed);
 }
 
-// The product of a row-parallel layer, summed over tensor ranks, and its sum with the residual
-// stream, which stays. `unsaved`: what the layer makes of its input and does not save.
+// GEMM of a row-parallel layer, reduction over tensor ranks, and residual add, whose result stays
+// allocated. `unsaved`: temporaries made from the layer's input.
 void multiply_and_add(const LayoutPlan& plan, const LayerSizes& z, int64_t unsaved, Track& track) {
   track.take(unsaved + z.product + z.part);
   track.give(unsaved);
@@ -345,7 +346,7 @@ void multiply_and_add(const LayoutPlan& plan, const LayerSizes& z, int64_t unsav
   track.give(branch);
 }
 
-// The second half of a layer, recorded: with what it saves and its output.
+// Forward of the MLP half under autograd: ends with its saved tensors and its output allocated.
 void feed_forward(const LayoutPlan& plan, const LayerSizes& z, Track& track) {
   const int64_t saved = saved_activation(plan.model(), z);
   norm_and_multiply(plan, z, z.fc1, track);
@@ -353,22 +354,22 @@ void feed_forward(const LayoutPlan& plan, const LayerSizes& z, Track& track) {
   multiply_and_add(plan, z, z.act - saved, track);
 }
 
-// The most that it takes while nothing is recorded, its input and its output not counted.
+// Peak of the MLP half without autograd, in addition to its input and its output.
 int64_t unrecorded_feed_forward(const LayerSizes& z) {
   return std::max(z.fc1 + std::max(z.normed + z.cast + z.gathered, z.act),
                   z.act + z.product + z.part);
 }
 
-// Forward of a layer whose input is counted already. Ends with what it saves, without its input,
-// and its output. `leaving`: what other groups have on the device, on its way to the host, during
-// the first half and during the second.
+// Forward of a layer whose input is already counted. Ends with its saved tensors (without its
+// input) and its output allocated. `leaving`: bytes of other layers still in transfer to the host
+// while the attention half / the MLP half runs.
 Track layer_forward(const LayoutPlan& plan, const LayerSizes& z,
                     std::pair<int64_t, int64_t> leaving = {0, 0}) {
   Track track;
   track.take(leaving.first);
   norm_and_multiply(plan, z, z.own_mixed, track);
   if (z.mixed != z.own_mixed) {
-    track.take(2 * z.mixed);  // gathered, then put in order
+    track.take(2 * z.mixed);  // all-gathered, then reordered
     track.give(z.mixed + z.own_mixed);
   }
   const int64_t before = track.live() - z.mixed;
@@ -395,7 +396,7 @@ Track layer_forward(const LayoutPlan& plan, const LayerSizes& z,
   return track;
 }
 
-// The most that a layer takes while nothing is recorded, its input and its output not counted.
+// Peak of a layer without autograd, in addition to its input and its output.
 int64_t unrecorded_forward(const LayoutPlan& plan, const LayerSizes& z) {
   const int64_t attention = z.mixed + (z.new_q || !z.q_in_place ? z.q : 0) + (z.new_k ? z.k : 0) +
                             z.exchanged + z.q +
@@ -403,8 +404,8 @@ int64_t unrecorded_forward(const LayoutPlan& plan, const LayerSizes& z) {
   return std::max(attention, z.stream + unrecorded_feed_forward(z));
 }
 
-// Back through norm and product of a column-parallel layer, from dy, which is counted. Ends with
-// the gradient for the stream in place of dy and of what was saved.
+// Backward of norm and GEMM of a column-parallel layer, from dy, which is already counted. Ends
+// with the gradient of the residual stream allocated, and dy and the saved tensors freed.
 void column_backward(const LayoutPlan& plan, const LayerSizes& z, int64_t dy, Track& track) {
   const bool recompute = plan.model().recomputes("layernorm");
   track.take(z.product);
@@ -414,26 +415,27 @@ void column_backward(const LayoutPlan& plan, const LayerSizes& z, int64_t dy, Tr
   track.take(z.stream + z.cast);
   const int64_t normed = plan.model().has_pre_norm() ? z.stats + (recompute ? 0 : z.normed) : 0;
   track.give(dy + z.cast + (z.part > 0 ? z.part : z.product) + normed);
-  // The gradient that took the short way, which the norm adds; without a norm the sum is another
+  // The norm's backward adds the gradient of the residual path; without a norm the sum is another
   // tensor.
   if (!plan.model().has_pre_norm()) track.touch(z.stream);
   track.give(z.stream);
 }
 
 struct LayerBackward {
-  int64_t first_half;  // the most during its MLP, which is gone back through first
+  int64_t first_half;  // peak in its MLP half, whose backward runs first
   int64_t most;
 };
 
-// Backward of a layer, beyond what it saved, from the gradient of its output, which is counted as
-// 0. `kept`: who gave that gradient holds it until the end. `missing`: of what attention saved,
-// what did not come back from the host; `coming`: what comes back meanwhile for others, during the
-// first half that is gone back through and during the second.
-LayerBackward layer_backward(const LayoutPlan& plan, const LayerSizes& z, bool kept,
-                             int64_t missing = 0, std::pair<int64_t, int64_t> coming = {0, 0}) {
+// Backward of a layer: peak in addition to its saved tensors and its output gradient.
+// `grad_is_held`: the caller keeps the output gradient alive. `not_reloaded`: saved attention bytes
+// that stay offloaded. `reloading`: bytes being reloaded for other layers while the MLP half / the
+// attention half runs backward.
+LayerBackward layer_backward(const LayoutPlan& plan, const LayerSizes& z, bool grad_is_held,
+                             int64_t not_reloaded = 0,
+                             std::pair<int64_t, int64_t> reloading = {0, 0}) {
   const TransformerConfig& c = plan.model();
   Track track;
-  // Gradient of a branch, where it is another tensor.
+  // Gradient of a sublayer's output, if it is not the stream's gradient itself.
   const int64_t branch = c.hidden_dropout > 0 || z.cast > 0 ? z.normed : 0;
   const auto row_backward = [&](int64_t input, int64_t input_saved) {
     track.give(post_norm_saved(plan, z));
@@ -441,29 +443,29 @@ LayerBackward layer_backward(const LayoutPlan& plan, const LayerSizes& z, bool k
     track.take(z.gathered + input);
     track.give(z.gathered + branch + input_saved);
   };
-  track.take(coming.first - missing);
+  track.take(reloading.first - not_reloaded);
   if (c.recomputes("mlp")) {
     feed_forward(plan, z, track);
-    track.give(z.stream);  // its output; the gradient of that is there
+    track.give(z.stream);  // the recomputed output; its gradient is already counted
   }
   const int64_t activation = saved_activation(c, z);
   row_backward(z.act, activation);
-  track.touch(z.act - activation);  // the activation again
+  track.touch(z.act - activation);  // recomputed activation
   if (!gelu_in_product(plan)) {
     track.take(z.fc1);
-    track.give(z.act);  // the gradient of the activation
+    track.give(z.act);  // gradient of the activation's output
   }
-  track.give(z.fc1);  // what it saved
+  track.give(z.fc1);  // the saved output of linear_fc1
   column_backward(plan, z, z.fc1, track);
-  if (kept) track.take(z.stream);
-  track.give(z.stream);  // the stream after attention
-  track.give(coming.first);
-  track.take(coming.second);
+  if (grad_is_held) track.take(z.stream);
+  track.give(z.stream);  // saved stream after attention
+  track.give(reloading.first);
+  track.take(reloading.second);
   const int64_t first_half = track.most();
-  const int64_t attention = attention_saved(plan, z) - missing;
+  const int64_t attention = attention_saved(plan, z) - not_reloaded;
   row_backward(z.q, 0);
   if (z.exchanged > 0) track.touch(2 * z.q);
-  // Its gradient; queries put together again
+  // Its gradient; queries gathered into one tensor
   if (z.packed) track.take(z.mixed + (z.q_in_place ? 0 : z.q));
   if (!z.packed || !plan.on_gpu) track.take(z.q + 2 * z.k);
   track.touch(attention_backward_extra(plan, z));
@@ -471,7 +473,8 @@ LayerBackward layer_backward(const LayoutPlan& plan, const LayerSizes& z, bool k
   if (z.new_q) track.touch(z.q + z.k);
   if (!z.packed) track.take(z.mixed);
   if (z.packed && !z.q_in_place) track.give(z.q);
-  if (z.packed && plan.on_gpu) track.take(z.q + 2 * z.k);  // never there; given with the rest
+  // Never allocated; balances the next line
+  if (z.packed && plan.on_gpu) track.take(z.q + 2 * z.k);
   track.give(z.q + z.q + 2 * z.k + attention);
   if (z.mixed != z.own_mixed) {
     track.touch(z.mixed + z.own_mixed);
@@ -481,32 +484,32 @@ LayerBackward layer_backward(const LayoutPlan& plan, const LayerSizes& z, bool k
   return {first_half, track.most()};
 }
 
-// What stays for the weight gradients of a layer when they are an action of their own: inputs and
-// gradients of products.
+// Bytes that a layer holds for weight gradients that run as an action W of their own: inputs and
+// output gradients of its GEMMs.
 int64_t layer_pending(const LayoutPlan& plan, const LayerSizes& z) {
   const int64_t normed = plan.model().recomputes("layernorm") ? 0 : z.normed;
   return 2 * (z.stream + z.stats + normed) + z.own_mixed + z.q + z.fc1 + z.act + 2 * z.product;
 }
 
-// Beyond that, in the backward of attention: what it saved, gradients of its output, queries, keys
-// and values, and of the stream.
+// Peak in addition to that, in the backward of attention: its saved tensors, gradients of its
+// output, queries, keys, values, and of the stream.
 int64_t deferred_extra(const LayoutPlan& plan, const LayerSizes& z) {
-  // Its output is in layer_pending, and as much as the product, unless the product and its gradient
-  // live together.
+  // Attention's output is in layer_pending, and so are the bytes of linear_qkv's output, unless
+  // that output and its gradient exist at the same time.
   const int64_t saved = attention_saved(plan, z) - z.q - (z.packed ? 0 : z.own_mixed);
   return saved + 2 * z.q + 2 * z.k + z.stream + attention_backward_extra(plan, z);
 }
 
 struct HeadSizes {
   int64_t norm;     // input of the final norm and its statistics
-  int64_t normed;   // in the type of the stream
-  int64_t input;    // of the output layer
-  int64_t passing;  // rows of all ranks, for the time of the forward
-  int64_t back;     // gradient of the output layer's input, while it is made
+  int64_t normed;   // norm's output in the stream's type
+  int64_t input;    // input of the output layer
+  int64_t passing;  // its all-gathered rows, during the forward only
+  int64_t back;     // gradient of the output layer's input, while it is computed
   int64_t logits;
   int64_t per_token;
-  // > 0: with the loss in parts of so many tokens no logits stay, but the gradient of the input
-  // does
+  // > 0: the loss is computed in chunks of this many tokens; instead of logits, the gradient of the
+  // input is held
   int64_t part;
 };
 
@@ -520,7 +523,7 @@ HeadSizes head_sizes(const LayoutPlan& plan, const LayerSizes& z) {
   s.back = z.product + (plan.sequence_parallel ? z.part + z.gathered : z.cast);
   s.logits = T * plan.padded_vocab_size / plan.tensor /
              (plan.splits_vocabulary() ? plan.pipeline : 1) * plan.bytes.model;
-  // Target, log-sum-exp, whether ignored, loss mask
+  // Target, log-sum-exp, ignore flag, loss mask
   s.per_token = T * (kIdBytes + plan.bytes.sum + 1 + 4);
   if (plan.model().cross_entropy_fusion_impl != CrossEntropyFusion::kLinear) return s;
   const int64_t columns = plan.padded_vocab_size / plan.tensor,
@@ -532,11 +535,11 @@ HeadSizes head_sizes(const LayoutPlan& plan, const LayerSizes& z) {
                ? 0
                : T * plan.model().hidden_size * plan.bytes.residual;
   s.passing = plan.sequence_parallel ? s.back : 0;
-  s.per_token = T * (1 + plan.bytes.sum);  // whether ignored, loss mask
+  s.per_token = T * (1 + plan.bytes.sum);  // ignore flag, loss mask
   return s;
 }
 
-// Units of full recomputation in a chunk, and the layers that the longest of them has.
+// Units of full recomputation in a chunk, and the number of layers in the longest one.
 struct Recomputed {
   int64_t units = 0, layers = 0, longest = 0;
 };
@@ -582,14 +585,15 @@ PassBytes pass_bytes(const LayoutPlan& plan, int stage, int chunk) {
   const LayerSizes any = layer_sizes(plan, std::max<int64_t>(1, slice.first_layer + 1));
   const int64_t num_offloaded = c.num_offloaded_layers(slice.num_layers, slice.head);
   PassBytes pass;
-  // The gradient that arrives is held by who gave it until the end: the last layer takes nothing
-  // for the gradient of its output, the others do. With a head that gradient is the head's, and is
-  // added below.
+  // The chunk's output gradient is held by the caller until the end and not counted for the last
+  // layer; the other layers count their output gradients. In a chunk with the output layer, that
+  // gradient comes from the output layer and is added below.
   const int64_t arrived = slice.head ? 0 : any.stream;
-  // From the start of the pass. `first_`: while groups of the pass before may be there.
+  // Peaks since the start of the pass. `first_`: while transfers of the previous pass may still be
+  // in flight.
   int64_t layer_forward_most = 0, layer_backward_most = 0, first_backward_most = 0;
   int64_t unrecorded = 0, unit_saved = 0, unit_backward = 0, plain_saved = 0;
-  std::vector<int64_t> given, taken;  // by half layer, of what is offloaded
+  std::vector<int64_t> given, taken;  // offloaded bytes by half layer
   for (int64_t i = again.layers; i < slice.num_layers; ++i) {
     const OffloadedBytes o =
         i < num_offloaded ? offloaded_by_layer(plan, layer_sizes(plan, slice.first_layer + i + 1))
@@ -605,21 +609,21 @@ PassBytes pass_bytes(const LayoutPlan& plan, int stage, int chunk) {
   };
   const int64_t in_flight = c.fine_grained_offloading_max_inflight_offloads;
   const int64_t num_halves = static_cast<int64_t>(given.size());
-  // Groups on their way to the host when half layer `half` runs, without the other half of the same
-  // layer.
+  // Bytes in transfer to the host while half layer `half` runs, without those of the other half of
+  // the same layer.
   const auto leaving = [&](int64_t half) { return given_in(half - in_flight, half / 2 * 2); };
   pass.leaving = given_in(num_halves - in_flight, num_halves);
-  // Still leaving when the head runs
+  // Still in transfer to the host while the output layer runs
   int64_t at_the_head = given_in(num_halves - 1 - in_flight, num_halves - 1);
-  // The group that comes back while half layer `half` is gone back through: the last one before it.
-  // The first half of an offloaded layer is counted with its layer.
-  const auto coming = [&](int64_t half) {
+  // Bytes being reloaded while half layer `half` runs backward: those of the nearest half layer
+  // before it that offloads. The first half of an offloaded layer is counted with its layer.
+  const auto reloading = [&](int64_t half) {
     for (int64_t before = half - 1; before >= 0; --before)
       if (taken[static_cast<size_t>(before)] > 0) return taken[static_cast<size_t>(before)];
     return int64_t{0};
   };
-  // Groups that the backward has used when it has gone back through half layer `half`. Each first
-  // use gives up one group that is leaving.
+  // Number of reloaded half layers that the backward has used, including half layer `half`. Each
+  // use waits for one transfer to the host and frees its bytes.
   const auto uses_from = [&](int64_t half) {
     return std::count_if(taken.begin() + half, taken.end(),
                          [](int64_t bytes) { return bytes > 0; });
@@ -632,24 +636,24 @@ PassBytes pass_bytes(const LayoutPlan& plan, int stage, int chunk) {
     if (i < again.layers) {
       unrecorded = std::max(unrecorded, unrecorded_forward(plan, z));
       unit_saved = std::max(unit_saved, saved.total());
-      unit_backward = std::max(unit_backward, layer_backward(plan, z, /*kept=*/true).most);
+      unit_backward = std::max(unit_backward, layer_backward(plan, z, /*grad_is_held=*/true).most);
       continue;
     }
     const int64_t half = 2 * (i - again.layers), whole = saved.total();
     const int64_t forward = layer_forward(plan, z, {leaving(half), leaving(half + 1)}).most();
     layer_forward_most = std::max(layer_forward_most, plain_saved + z.stream + forward);
-    const bool kept = !slice.head && i + 1 == slice.num_layers;
-    const int64_t own = kept ? 0 : arrived;  // gradient of its output
+    const bool grad_is_held = !slice.head && i + 1 == slice.num_layers;
+    const int64_t own = grad_is_held ? 0 : arrived;  // output gradient
     LayerBackward backward;
     if (i < num_offloaded) {
       const OffloadedBytes o = offloaded_by_layer(plan, z);
       saved -= o.given;
       pass.offloaded += o.taken_by_half[0] + o.taken_by_half[1];
-      const int64_t missing = o.given_by_half[0] - o.taken_by_half[0];
-      // Both halves come back before the first is used.
-      backward = layer_backward(plan, z, kept, missing, {0, coming(half)});
+      const int64_t not_reloaded = o.given_by_half[0] - o.taken_by_half[0];
+      // Both halves are reloaded before the first is used.
+      backward = layer_backward(plan, z, grad_is_held, not_reloaded, {0, reloading(half)});
     } else {
-      backward = layer_backward(plan, z, kept, 0, {coming(half), coming(half)});
+      backward = layer_backward(plan, z, grad_is_held, 0, {reloading(half), reloading(half)});
     }
     const int64_t before = plain_saved + whole + own;
     layer_backward_most = std::max(layer_backward_most, before + backward.most);
@@ -661,12 +665,12 @@ PassBytes pass_bytes(const LayoutPlan& plan, int stage, int chunk) {
     pass.saved += saved;
     plain_saved += saved.total();
   }
-  // Beyond what is saved.
+  // In addition to the saved bytes.
   layer_forward_most -= plain_saved;
   layer_backward_most -= plain_saved;
   first_backward_most -= plain_saved;
   if (again.units > 0) {
-    // Parts over the tensor ranks are gathered when their unit is gone back through.
+    // Inputs distributed over the tensor ranks are gathered for the backward of their unit.
     const bool parts = c.distribute_saved_activations;
     const bool to_host = num_offloaded > 0 && c.offloads("attn_norm") &&
                          any.stream / plan.bytes.residual >= c.min_offloaded_tensor_size;
@@ -679,11 +683,11 @@ PassBytes pass_bytes(const LayoutPlan& plan, int stage, int chunk) {
     const int64_t input = parts ? ceil_div(any.stream, plan.tensor) : any.stream;
     pass.saved.residual += (again.units - offloaded_units) * input;
     pass.offloaded += offloaded_units * any.stream;
-    // Recomputed layers come before the others. One unit is held whole, its input excepted, while
-    // it is gone back through, with the gradient of its output, which for the last unit may be the
-    // one that arrived; the unit before it holds one input less. A distributed input is whole while
-    // its unit runs, and so is the first one while another stage's transfer holds it; an offloaded
-    // one leaves later, and another one comes meanwhile.
+    // Recomputed layers come before the others. During the backward of a unit its saved tensors
+    // (without its input) and its output gradient are held; for the last unit that may be the
+    // chunk's output gradient; units before it hold one input less. A distributed input is whole
+    // while its unit runs, and so is the first one while the receive from another stage holds it;
+    // an offloaded input is freed later, and another one is reloaded meanwhile.
     const int64_t last_input = offloaded_units == again.units ? 0 : input;
     int64_t whole =
         parts ? any.stream - input + (slice.embedding || again.units == 1 ? 0 : any.stream) : 0;
@@ -707,8 +711,8 @@ PassBytes pass_bytes(const LayoutPlan& plan, int stage, int chunk) {
   pass.backward_extra = layer_backward_most;
   pass.backward_first = first_backward_most;
   if (slice.head && plan.splits_vocabulary()) {
-    // The final norm ends the pass; its output leaves, and the gradient that comes back goes
-    // through it first.
+    // The final norm is the last operation of the pass; its output is sent, and its backward comes
+    // first.
     const HeadSizes head = head_sizes(plan, any);
     pass.saved.ends += head.norm;
     pass.forward_extra = std::max(layer_forward_most - head.norm, head.normed + at_the_head);
@@ -722,25 +726,26 @@ PassBytes pass_bytes(const LayoutPlan& plan, int stage, int chunk) {
     const bool normed_apart =
         plan.bytes.residual != plan.bytes.model || (head.part > 0 && plan.sequence_parallel);
     const int64_t normed = head.passing + (normed_apart ? head.normed : 0);
-    // The gradient of the output layer's input comes beside the gradient of the logits; when those
-    // are gone it goes through the final norm.
+    // The gradient of the output layer's input is computed while the logits' gradient is held;
+    // after that is freed, the final norm runs backward.
     const int64_t through_logits = head.back - head.per_token;
     const int64_t through_norm =
         (head.part > 0 ? std::max(head.input, head.back) + (plan.sequence_parallel ? any.stream : 0)
                        : std::max(any.normed, any.cast)) +
         any.stream - head.input - head.logits - head.per_token;
-    // Layers run before the head saves anything, and go back after it has given everything up.
+    // Layers run before the output layer saves anything, and run backward after it has freed
+    // everything.
     pass.forward_extra = std::max(layer_forward_most - saved, normed + at_the_head);
     if (head.part > 0) {
-      // The whole input beside its gradient, the logits of a part and what becomes of them;
-      // targets, losses, gradients of tokens.
+      // The whole input and its gradient, the logits of one chunk and temporaries of the same size;
+      // targets, losses, per-token gradients.
       const int64_t columns = plan.padded_vocab_size / plan.tensor;
       const int64_t working = head.part * (columns * plan.bytes.model + 4 * plan.bytes.sum) +
                               plan.tokens() * (kIdBytes + 3 * plan.bytes.sum);
       pass.forward_extra =
           std::max(layer_forward_most - saved, normed + at_the_head + head.input + working);
     }
-    const int64_t first_back = coming(static_cast<int64_t>(taken.size()));
+    const int64_t first_back = reloading(static_cast<int64_t>(taken.size()));
     const int64_t through_head = std::max(through_logits, through_norm) + first_back;
     pass.backward_extra = std::max(layer_backward_most - saved + any.stream, through_head);
     pass.backward_first = std::max(first_backward_most - saved + any.stream, through_head);

@@ -9,8 +9,7 @@ namespace megatron {
 
 namespace {
 
-// Bytes of an element of each tensor that the optimizer keeps beside a weight, in the order in
-// which they are stored.
+// Bytes per element of each optimizer state of a weight, in the order in which they are stored.
 std::vector<int64_t> state_bytes(const LayoutPlan& plan) {
   std::vector<int64_t> state;
   const OptimizerConfig& optimizer = plan.arguments.optimizer;
@@ -23,7 +22,7 @@ std::vector<int64_t> state_bytes(const LayoutPlan& plan) {
   return state;
 }
 
-// The rank of the job at this place of the mesh.
+// The global rank at these coordinates of the mesh.
 size_t global_rank(const LayoutPlan& plan, int64_t tensor, int64_t data_and_context,
                    int64_t stage) {
   if (!plan.arguments.parallel.use_tp_pp_dp_mapping)
@@ -34,7 +33,7 @@ size_t global_rank(const LayoutPlan& plan, int64_t tensor, int64_t data_and_cont
       tensor + plan.tensor * (context + plan.context * (stage + plan.pipeline * data)));
 }
 
-// Elements at the start of the rank's part of a parameter that are no padding of the vocabulary.
+// Number of elements of the rank's part of a parameter before vocabulary padding.
 int64_t valid_elements(const LayoutPlan& plan, const PlannedParameter& p, int64_t tensor,
                        int64_t stage, int64_t vocab_size) {
   const bool table =
@@ -45,8 +44,8 @@ int64_t valid_elements(const LayoutPlan& plan, const PlannedParameter& p, int64_
   return std::clamp<int64_t>(vocab_size - part * rows, 0, rows) * plan.model().hidden_size;
 }
 
-// What the ranks of one tensor rank of a stage write of a chunk: a shard holds its slice of every
-// bucket, and the replicas of a shard divide what it holds.
+// Adds what the data-parallel ranks of one tensor rank and stage write for a chunk: a shard holds
+// its slice of every bucket, and the replicas of a shard divide it among themselves.
 void add_chunk(const LayoutPlan& plan, int64_t vocab_size, int64_t stage, int chunk, int64_t tensor,
                CheckpointPlan& out) {
   const std::vector<PlannedParameter> parameters =
@@ -57,8 +56,8 @@ void add_chunk(const LayoutPlan& plan, int64_t vocab_size, int64_t stage, int ch
   const int replicas = static_cast<int>(plan.sharding.replicas());
   for (int64_t shard = 0; shard < shards; ++shard) {
     std::vector<TensorSize> held;
-    std::vector<int64_t> valid;                // elements at the start of each that are no padding
-    for (size_t pass = 0; pass < 2; ++pass) {  // weights, then what the optimizer keeps
+    std::vector<int64_t> valid;                // elements of each before padding
+    for (size_t pass = 0; pass < 2; ++pass) {  // weights, then optimizer states
       for (size_t i = 0; i < parameters.size(); ++i) {
         const PlannedParameter& p = parameters[i];
         if (p.is_copy || (tensor > 0 && p.global_elements == p.local_elements)) continue;

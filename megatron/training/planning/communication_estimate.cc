@@ -7,7 +7,7 @@ namespace megatron {
 
 namespace {
 
-// One direction: an all-gather or reduce-scatter of `bytes` in all.
+// Bytes sent in an all-gather or reduce-scatter of `bytes` in total.
 double scatter(int64_t ranks, double bytes) {
   return static_cast<double>(ranks - 1) / static_cast<double>(ranks) * bytes;
 }
@@ -16,8 +16,8 @@ double all_reduce(int64_t ranks, double bytes) { return 2 * scatter(ranks, bytes
 struct Sizes {
   double product;  // T h e
   double queries;  // T N d e
-  double keys;     // keys and values, 2 T G d e
-  double mixed;    // the product of linear_qkv with the groups that ranks share
+  double keys;     // keys and values: 2 T G d e
+  double mixed;    // output of linear_qkv, gathered for shared KV groups
   int64_t sharing;
   int64_t groups;  // G
 };
@@ -45,14 +45,14 @@ int64_t recomputed_layers(const TransformerConfig& c, int64_t num_layers) {
              : num_layers;
 }
 
-// Units that they form, each with one saved input.
+// Recomputed units of a chunk, each with one saved input.
 int64_t recomputed_units(const TransformerConfig& c, int64_t num_layers) {
   const int64_t layers = recomputed_layers(c, num_layers);
   const int64_t unit = c.recompute_method == RecomputeMethod::kUniform ? c.recompute_num_layers : 1;
   return (layers + unit - 1) / unit;
 }
 
-// What one micro-batch sends through one chunk.
+// Bytes that one micro-batch sends in one chunk.
 struct PassTraffic {
   double forward = 0, backward = 0;
 };
@@ -110,7 +110,7 @@ PassTraffic context_layer(const LayoutPlan& plan, int64_t layer) {
   const bool nested = type == ContextParallelType::kA2AP2P;
   const int64_t inner =
       nested ? plan.arguments.parallel.hierarchical_context_parallel_sizes.at(0) : plan.context;
-  // Keys are repeated until the inner ranks can divide them.
+  // Keys are repeated until their heads are divisible by the inner ranks.
   const double keys =
       z.keys * static_cast<double>(std::lcm(z.groups, inner)) / static_cast<double>(z.groups);
   const double exchange = inner > 1 ? scatter(inner, 2 * z.queries + keys) : 0;
@@ -143,8 +143,8 @@ PassTraffic pipeline_pass(const LayoutPlan& plan, int stage, int chunk) {
   return {elsewhere(segment + 1) ? bytes : 0, elsewhere(segment - 1) ? bytes : 0};
 }
 
-// The calls of all stages with the vocabulary over them. A ring that broadcasts sends from
-// everybody but its end.
+// Collectives over all stages when the vocabulary is split over them. In a ring broadcast every
+// rank but the last sends.
 PassTraffic vocabulary_pass(const LayoutPlan& plan, int stage) {
   const double hidden =
       static_cast<double>(plan.rows() * plan.model().hidden_size * plan.bytes.residual);
@@ -154,7 +154,7 @@ PassTraffic vocabulary_pass(const LayoutPlan& plan, int stage) {
           all_reduce(plan.pipeline, hidden)};
 }
 
-// Gradients and weights of one chunk over the data ranks.
+// Traffic of gradients and weights of one chunk over the data ranks.
 GroupTraffic data_traffic(const LayoutPlan& plan, const BufferLayout& buffer) {
   const DataSharding& sharding = plan.sharding;
   const int64_t shards = sharding.shards;

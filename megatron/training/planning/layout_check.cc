@@ -14,7 +14,7 @@ namespace megatron {
 namespace {
 
 constexpr double kGiB = 1024.0 * 1024.0 * 1024.0;
-constexpr int kShownStages = 16;  // rows of the table of stages; more are summed up
+constexpr int kShownStages = 16;  // rows in the table of stages; further ones are summarised
 
 // -- text
 
@@ -36,7 +36,7 @@ std::string parameters_text(int64_t count) {
   return format_count(static_cast<uint64_t>(count));
 }
 
-// Columns as wide as their widest cell; the first one aligned left, the others right.
+// A text table: the first column aligned left, the others right.
 class Table {
  public:
   explicit Table(std::vector<std::string> head) { add(std::move(head)); }
@@ -166,7 +166,7 @@ std::string stages_text(const LayoutPlan& plan, const LayoutReport& report) {
   return table.text();
 }
 
-// Each group at the stage that sends most over it.
+// For each group, the stage that sends most over it.
 std::string traffic_text(const LayoutReport& report) {
   struct Most {
     GroupTraffic traffic;
@@ -193,7 +193,7 @@ std::string traffic_text(const LayoutReport& report) {
   return table.text();
 }
 
-// A schedule of few enough micro-batches to be read.
+// A schedule with few enough micro-batches to be readable.
 Schedule shown_schedule(const LayoutPlan& plan) {
   const int64_t unit = std::max<int64_t>(
       plan.arguments.pipeline.microbatch_group_size_per_vp_stage.value_or(plan.pipeline), 1);
@@ -271,7 +271,7 @@ ScheduleCosts compute_costs(const LayoutPlan& plan) {
       double again = c.recompute_granularity == RecomputeGranularity::kFull ? layers : 0.0;
       if (c.recomputes("core_attn")) again += attention;
       if (c.recomputes("mlp")) again += layers * h * ffn / (weights + scores);
-      // Nothing takes no time at all, but a picture needs to show it.
+      // A minimum, so that the drawing shows segments without work.
       const double forward = std::max(linear + attention, 0.05);
       costs.passes.back().push_back({forward, forward + attention + again, std::max(linear, 0.05)});
     }
@@ -321,7 +321,7 @@ LayoutReport make_layout_report(const LayoutPlan& plan, const LayoutQuestions& q
 
 namespace {
 
-// Each kind of group: how many there are, and the ranks of the first.
+// For each kind of group: how many there are, and the ranks of the first.
 struct Groups {
   std::string name;
   size_t count;

@@ -32,25 +32,25 @@ DataSharding data_sharding(const Arguments& a) {
   return sharding;
 }
 
-// Of the outputs of a linear, those that an adapter adds to.
+// Output rows of a linear that have adapters.
 int64_t adapted_rows(const LoraOptions& lora, int64_t rows) {
   const auto& of_row = lora.adapter_of_row;
   if (of_row.empty()) return rows;
   return std::count_if(of_row.begin(), of_row.end(), [](int8_t adapter) { return adapter >= 0; });
 }
 
-// Collects the parameters of one segment under the names of the model.
+// Lists the parameters of one segment with their names in the model.
 class Lister {
  public:
   Lister(const LayoutPlan& plan, std::vector<PlannedParameter>& out)
       : plan_(plan), c_(plan.model()), out_(out) {}
 
-  // Divided over the tensor ranks.
+  // Adds a parameter that is split over the tensor ranks.
   PlannedParameter& divided(std::string name, int64_t elements) {
     out_.push_back({std::move(name), elements / plan_.tensor, elements});
     return out_.back();
   }
-  // Whole on every tensor rank.
+  // Adds a parameter that is replicated on every tensor rank.
   void whole(std::string name, int64_t elements, bool partial) {
     out_.push_back({std::move(name), elements, elements});
     out_.back().partial_over_tensor = partial && plan_.tensor > 1;
@@ -63,7 +63,7 @@ class Lister {
     return divided("embedding.word_embeddings.weight", plan_.padded_vocab_size * c_.hidden_size);
   }
 
-  // lora_A and lora_B beside a linear of `rows` outputs and `k` inputs; see
+  // Adds lora_A and lora_B of a linear with `rows` outputs and `k` inputs; see
   // tensor_parallel/lora_adapter.h.
   void column_adapter(const std::string& prefix, std::string_view linear, int64_t rows, int64_t k) {
     const LoraOptions lora = lora_options(c_, linear);
@@ -89,7 +89,7 @@ class Lister {
     divided(attention + "linear_qkv.weight", qkv * h);
     if (c_.qkv_bias()) divided(attention + "linear_qkv.bias", qkv);
     column_adapter(attention + "linear_qkv.", "linear_qkv", qkv, h);
-    if (c_.qk_layernorm) {  // each rank sees its own heads
+    if (c_.qk_layernorm) {  // gradients come from this rank's heads only
       norm(attention + "q_layernorm.", c_.kv_channels, true);
       norm(attention + "k_layernorm.", c_.kv_channels, true);
     }
@@ -134,8 +134,8 @@ int64_t adapter_elements(const TransformerConfig& c, std::string_view linear, in
   return lora.adapters * lora.rank * k + adapted_rows(lora, rows) * lora.rank;
 }
 
-// What is tied: the table of a stage that has both ends is used twice, otherwise the stage of the
-// head holds a copy.
+// Marks tied tables: a stage with embedding and output layer uses the table twice; otherwise the
+// stage of the output layer holds a copy.
 void mark_table(const LayoutPlan& plan, const StageSlice& slice, Lister& lister,
                 std::vector<PlannedParameter>& out) {
   const bool together = plan.stages.place_of_embedding().stage == plan.stages.place_of_head().stage;

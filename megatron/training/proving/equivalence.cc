@@ -14,7 +14,7 @@ namespace megatron {
 
 namespace {
 
-// One rank's part of a logical tensor, as it travels between processes.
+// One rank's part of a logical tensor, as it is sent between processes.
 struct Part {
   std::string name;
   std::vector<int64_t> global_shape;
@@ -22,7 +22,7 @@ struct Part {
   at::Tensor values;  // of the piece, fp64, contiguous
 };
 
-// Puts the parts of all ranks together and looks for gaps and for copies that differ.
+// Assembles the parts of all ranks and checks for gaps and for replicas that differ.
 class Assembly {
  public:
   void add(const Part& part) {
@@ -39,7 +39,7 @@ class Assembly {
       held = held.narrow(static_cast<int64_t>(d), part.piece.global.offset[d],
                          part.piece.global.shape[d]);
     }
-    // Elements that are not held here are NaN in no model: NaN marks what a shard leaves out.
+    // NaN marks elements that the shard does not hold.
     const at::Tensor given = part.values.view(values.sizes());
     const at::Tensor here = at::isnan(given).logical_not_();
     const at::Tensor both = held.logical_and(here);
@@ -152,7 +152,7 @@ class TracedRun {
           std::make_unique<DynamicContextBatches>(arguments, groups, std::move(loader_), device);
   }
 
-  // Appends this rank's parts to `parts`; every rank learns the numbers.
+  // Runs a step. Appends this rank's parts to `parts`; every rank gets the numbers.
   TracedStep step(int index, std::vector<Part>& parts) {
     StepOptions options = step_options(arguments_, consumed_);
     consumed_ += options.global_batch_size;
@@ -167,7 +167,7 @@ class TracedRun {
         timers);
     TracedStep step;
     step.weight = totals[1].item<double>();
-    // As the step does when every token is masked
+    // As in the step if every token is masked
     const double counted = step.weight == 0 ? 1 : step.weight;
     step.loss = totals[0].item<double>() / counted;
     const double divisor =
@@ -200,7 +200,7 @@ class TracedRun {
   }
 
  private:
-  // The pieces of one local tensor. Where this rank holds only a range of its flattened elements
+  // Adds the pieces of one local tensor. If this rank holds only a range of its flattened elements,
   // the others are NaN.
   void add(const std::string& name, const StateTensor& state, double factor,
            std::vector<Part>& parts) {
@@ -282,7 +282,7 @@ TrainingTrace trace_training(const PretrainTask& task, const Arguments& argument
   TracedRun run(task, arguments, dtype, job.groups, device);
   for (int i = 0; i < num_steps; ++i) steps.push_back(run.step(i, parts));
   run.weights(parts);
-  // A rank that leaves takes memory along that peers may still have been reading
+  // A rank that exits frees memory that peers may still be reading
   job.groups.world.barrier();
   if (job.agreement == nullptr) {
     for (const Part& part : parts) assembly.add(part);
