@@ -49,8 +49,8 @@ void write_value(JsonWriter& json, const MetricsRecord::Value& value) {
       value);
 }
 
-// A sink, its queue and its thread. The thread holds a share of it: a sink that hangs is left
-// behind with its thread when the run ends.
+// A sink, its queue and its thread. The thread shares ownership: a sink that hangs is abandoned
+// with its thread at the end of the run.
 class MetricsQueue::Lane : public std::enable_shared_from_this<Lane> {
  public:
   using Item = std::variant<std::shared_ptr<const MetricsRecord>, std::shared_ptr<const ScalarSet>>;
@@ -78,7 +78,7 @@ class MetricsQueue::Lane : public std::enable_shared_from_this<Lane> {
     wake_.notify_one();
   }
 
-  // Whether the queue ran empty.
+  // Waits until the queue is empty; false: gave up.
   bool flush() {
     std::unique_lock lock(mutex_);
     return wait_for_progress(lock, [&] { return queue_.empty() && !busy_; });
@@ -161,7 +161,7 @@ class MetricsQueue::Lane : public std::enable_shared_from_this<Lane> {
   const std::unique_ptr<MetricsSink> sink_;
   const Options options_;
   std::thread thread_;
-  std::mutex mutex_;  // of what follows
+  std::mutex mutex_;  // guards the members below
   std::condition_variable wake_, progress_;
   std::deque<Item> queue_;
   bool busy_ = false, closing_ = false, finished_ = false;

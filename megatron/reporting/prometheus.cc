@@ -14,7 +14,7 @@ namespace {
 
 struct Metric {
   const char* name;    // after "megatron_"
-  const char* record;  // the type of the record that has it; "": set by code
+  const char* record;  // type of its record; "": set by code
   const char* member;  // of the record
   const char* help;
 };

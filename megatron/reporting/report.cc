@@ -17,7 +17,7 @@ namespace {
 
 using nlohmann::ordered_json;
 
-// null stands for a number that was not finite.
+// null stands for a non-finite number.
 double number(const ordered_json& record, const char* key) {
   const auto found = record.find(key);
   if (found == record.end() || !found->is_number()) return std::numeric_limits<double>::quiet_NaN();
@@ -39,7 +39,7 @@ std::vector<std::pair<std::string, double>> numbers_in(const ordered_json& objec
   return out;
 }
 
-// What the run is: plain members, those of objects, and a row for each host.
+// Reads the facts of a "start" record: plain members, members of objects, and a row per host.
 void read_facts(const ordered_json& record, RunHistory& run) {
   run.facts.clear();
   run.hosts.clear();
@@ -60,7 +60,7 @@ void read_facts(const ordered_json& record, RunHistory& run) {
   }
 }
 
-// A new start makes void what came after the iteration it starts from.
+// A new "start" record invalidates records after the iteration it starts from.
 void read_start(const ordered_json& record, RunHistory& run) {
   const int64_t iteration = integer(record, "iteration");
   const auto later = [&](const auto& point) { return point.iteration > iteration; };
@@ -74,7 +74,7 @@ void read_start(const ordered_json& record, RunHistory& run) {
   ++run.num_starts;
 }
 
-// "dpo loss" of preference optimisation, else "lm loss".
+// "dpo loss" if present, else "lm loss".
 double loss_of(const ordered_json& record) {
   return number(record, record.contains("dpo loss") ? "dpo loss" : "lm loss");
 }
@@ -96,7 +96,8 @@ void read_train(const ordered_json& record, RunHistory& run) {
   run.train.push_back(point);
 }
 
-// Before records said so, the evaluation at the end was the second one of its set at its iteration.
+// In old files without that member, the final evaluation is the second one of its set at its
+// iteration.
 bool is_second(const EvaluationPoint& point, const RunHistory& run) {
   return std::any_of(run.evaluations.begin(), run.evaluations.end(),
                      [&](const EvaluationPoint& other) {
@@ -119,8 +120,8 @@ void read_memory(const ordered_json& record, RunHistory& run) {
                         number(record, "reserved_bytes")});
 }
 
-// Adds the timers of an interval to the means; an iteration counts as often as its interval is
-// reported.
+// Adds the timers of an interval to the means, weighted by iterations; repeated iterations count
+// again.
 void read_timers(const ordered_json& record, RunHistory& run, int64_t& num_timers) {
   ++num_timers;
   for (const auto& [name, seconds] : numbers_in(record)) {
@@ -220,7 +221,7 @@ RunHistory read_run(const std::filesystem::path& folder) {
         continue;
       }
     } catch (const nlohmann::json::exception&) {
-      // A member of another type than ours: counted with the other lines that cannot be read.
+      // A member of an unexpected type: counted as an unreadable line.
     }
     ++run.unreadable_lines;
   }

@@ -1,4 +1,4 @@
-// The HTML of `megatron report`: one page, no network, light and dark.
+// The HTML of `megatron report`: one self-contained page, light and dark.
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -48,7 +48,7 @@ details { margin-top: 32px; } summary { font-size: 15px; font-weight: 600; curso
 .tables h2 { margin-top: 0; } section + .charts { margin-top: 16px; } pre { white-space: pre-wrap; overflow-wrap: anywhere; margin: 8px 0; }
 )";
 
-// Shows the values nearest to the mouse.
+// Shows the values nearest to the mouse position.
 constexpr const char* kScript = R"(
 for (const figure of document.querySelectorAll('.chart')) {
   const svg = figure.querySelector('svg'), cursor = figure.querySelector('.cursor'), out = figure.querySelector('output');
@@ -79,7 +79,7 @@ std::string card(const std::string& value, const std::string& label) {
 
 using Points = std::vector<std::pair<double, double>>;
 using Rows = std::vector<std::vector<std::string>>;
-constexpr const char* kCommand = "command";  // a fact that is too long for the table
+constexpr const char* kCommand = "command";  // this fact is too long for the table
 constexpr double kMiB = 1024.0 * 1024.0;
 
 template <class Point>
@@ -103,7 +103,7 @@ std::string name_of(const EvaluationPoint& point) {
   return point.split + (point.set.empty() ? "" : " " + point.set) + (second ? ", at the end" : "");
 }
 
-// Points of validation by name. The one at the end reads other samples: it belongs to no curve.
+// Points of validation by name. The one at the end reads other samples and is not part of a curve.
 std::map<std::string, Points> validation_points(const RunHistory& run) {
   std::map<std::string, Points> out;
   for (const EvaluationPoint& point : run.evaluations)
@@ -112,7 +112,7 @@ std::map<std::string, Points> validation_points(const RunHistory& run) {
   return out;
 }
 
-// Those of evaluations between iterations, where there are any.
+// Only those of evaluations during training, if there are any.
 std::map<std::string, Points> curves(std::map<std::string, Points> points) {
   const auto at_end = [](const auto& entry) { return entry.first.ends_with(", at the end"); };
   if (!std::all_of(points.begin(), points.end(), at_end)) std::erase_if(points, at_end);
@@ -144,7 +144,7 @@ std::string cards(const RunHistory& run) {
   return out + "</div>\n";
 }
 
-// A chart of one quantity, a series for each run; nothing when no run has it.
+// A chart of one quantity with a series per run; nothing if no run has it.
 struct Quantity {
   const char* title;
   const char* label;
@@ -233,7 +233,7 @@ std::string table(const std::string& title, const std::vector<std::string>& head
   return out + "</table></div></section>\n";
 }
 
-// Seconds by name, with bars; shares of `whole`.
+// A table of seconds by name, with bars and shares of `whole`.
 std::string time_table(const std::string& title,
                        const std::vector<std::pair<std::string, double>>& parts, double whole,
                        const char* format_as) {
@@ -251,7 +251,7 @@ std::string time_table(const std::string& title,
   return out + "</table></div></section>\n";
 }
 
-// Of the time from the starts of the run to their last records.
+// How the time from each start to its last record was used.
 std::string where_time_went(const RunHistory& run) {
   std::vector<std::pair<std::string, double>> parts = {{"training steps", run.training_seconds()}};
   double known = run.training_seconds(), evaluations = 0, checkpoints = 0;
@@ -336,7 +336,7 @@ std::string tables(const RunHistory& run) {
          host_table(run) + command_line(run) + details("Configuration", run.config);
 }
 
-// A row for each run.
+// A table with a row per run.
 std::string run_table(const std::vector<RunHistory>& runs) {
   Rows rows;
   for (const RunHistory& run : runs) {
@@ -378,7 +378,7 @@ std::string body(const std::vector<RunHistory>& runs, const ReportOptions& optio
   for (const RunHistory& run : runs) {
     configs.push_back(run.config);
     facts.push_back(run.facts);
-    std::erase_if(facts.back(), [&](const auto& fact) {  // what the configuration has, too
+    std::erase_if(facts.back(), [&](const auto& fact) {  // facts that are also in the configuration
       const auto same = [&](const auto& entry) { return entry.first == fact.first; };
       return fact.first == kCommand || std::any_of(run.config.begin(), run.config.end(), same);
     });

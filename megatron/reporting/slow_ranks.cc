@@ -8,8 +8,8 @@ namespace megatron {
 
 namespace {
 
-constexpr double kLeastShare = 0.10;       // of the peers' time in the section
-constexpr double kLeastBusyShare = 0.025;  // of their busy time
+constexpr double kLeastShare = 0.10;       // share of the peers' time in the section
+constexpr double kLeastBusyShare = 0.025;  // share of their busy time
 constexpr double kLeastMilliseconds = 2.0;
 
 double median(std::vector<double> values) {
@@ -19,7 +19,7 @@ double median(std::vector<double> values) {
   return (*middle + *std::max_element(values.begin(), middle)) / 2;
 }
 
-// The median of the values but for one of them.
+// The median of the values without one of them.
 double median_without(const std::vector<double>& sorted, double value) {
   const auto left_out =
       static_cast<size_t>(std::lower_bound(sorted.begin(), sorted.end(), value) - sorted.begin());
@@ -120,7 +120,7 @@ double SlowRanks::peers_of(const Columns& columns, const Halves& own, int half, 
   return median_without(columns[half][section], value_of(own, half, section));
 }
 
-// How much longer than its peers the rank takes, if that is beyond the bounds in both halves.
+// Excess of the rank over its peers, if it is beyond the bounds in both halves.
 std::optional<double> SlowRanks::excess_of(const Columns& columns, const Halves& own, int section) {
   double sum = 0;
   for (int half = 0; half < 2; ++half) {

@@ -34,8 +34,8 @@ struct Axis {
 
 bool shown(const Chart& chart, double y) { return std::isfinite(y) && (!chart.log_y || y > 0); }
 
-// The range of the values, widened so that lines do not touch the frame and a single value has a
-// height.
+// The range of the values, widened so that lines do not touch the frame and a constant series has a
+// nonzero range.
 Axis y_axis(const Chart& chart) {
   double low = std::numeric_limits<double>::infinity(), high = -low;
   for (const ChartSeries& series : chart.series) {
@@ -66,8 +66,8 @@ Axis x_axis(const Chart& chart) {
   return {low, high, kLeft, kWidth - kRight, false};
 }
 
-// Ticks of a logarithmic axis: powers of ten, with 2 and 5 between them where there are few; round
-// values where even those do not fit.
+// Ticks of a logarithmic axis: powers of ten, with 2 and 5 between them if there are few; round
+// values if those do not suffice.
 std::vector<double> log_ticks(const Axis& axis) {
   std::vector<double> out;
   const double decades = axis.high - axis.low;

@@ -35,7 +35,7 @@ enum RecordField {
   kHeader = 21
 };
 constexpr int kUpdate = 1;      // of ConfigRecord and SummaryRecord
-constexpr int kItemKey = 1;     // of their items
+constexpr int kItemKey = 1;     // of items in them
 constexpr int kNestedKey = 2;   // of HistoryItem
 constexpr int kValueJson = 16;  // of all items
 
@@ -58,7 +58,7 @@ std::string item(int key_field, std::string_view key, std::string_view json) {
   return out;
 }
 
-// wandb's JSON has the numbers that JSON lacks.
+// wandb's JSON has NaN and infinities.
 std::string number_json(double value) {
   if (std::isnan(value)) return "NaN";
   if (std::isinf(value)) return value > 0 ? "Infinity" : "-Infinity";
@@ -81,7 +81,7 @@ std::string new_run_id() {
   return id;
 }
 
-// The id of the run that is continued, or a new one, which is then remembered.
+// The id of the resumed run, or a new one, which is then stored.
 std::string choose_run_id(const WandbSink::Options& options) {
   const std::filesystem::path path = options.folder / "wandb" / kRunName;
   if (options.resumed && std::filesystem::exists(path)) {
@@ -109,7 +109,7 @@ std::string choose_run_id(const WandbSink::Options& options) {
 }
 
 std::filesystem::path new_run_file(const std::filesystem::path& folder, const std::string& id) {
-  // The next second, if this one has a run already
+  // Take the next second if this one has a run already
   for (std::time_t time = std::time(nullptr);; ++time) {
     std::tm parts{};
     localtime_r(&time, &parts);
@@ -139,7 +139,7 @@ std::string run_message(const WandbSink::Options& options, const std::string& id
   if (!options.name.empty()) put_bytes(run, 8, options.name);
   put_bytes(run, 13, host_name());
   put_bytes(run, 17, time);
-  put_integer(run, 24, 1);  // resume=allow: a later file may go on with this run
+  put_integer(run, 24, 1);  // resume=allow: a later file may continue this run
   return run;
 }
 
@@ -156,7 +156,7 @@ void WandbLog::append(std::string_view record) {
   bool first = true;
   do {
     const uint64_t left = kBlock - at % kBlock;
-    if (left < kPieceHeader) {  // a block's last bytes hold no piece
+    if (left < kPieceHeader) {  // too short for a piece: pad the block
       out.append(left, '\0');
       at += left;
       continue;
@@ -192,7 +192,7 @@ void WandbSink::write(int field, std::string_view message) {
 void WandbSink::record(const MetricsRecord& record) {
   if (record.type() == "end") {
     exit_code_ = 0;
-  } else if (record.type() == "start") {  // who and where the run is: one item of the configuration
+  } else if (record.type() == "start") {  // facts of the start: one item of the configuration
     JsonWriter json;
     json.begin_object();
     for (const auto& [name, value] : record.members()) write_value(json.key(name), value);

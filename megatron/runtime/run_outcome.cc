@@ -56,12 +56,12 @@ class SignalSafeText {
   size_t size_ = 0;
 };
 
-// The process's, for handlers.
+// Of this process, for signal handlers.
 std::atomic<const OutcomeLastWords*> current_last_words{nullptr};
 
 }  // namespace
 
-// outcome.json but for signal, iteration and time.
+// outcome.json except for signal, iteration and time.
 struct OutcomeLastWords {
   std::string path, temporary;
   std::string begin;  // without the closing brace
@@ -76,7 +76,7 @@ PreviousOutcome read_previous_outcome(const std::filesystem::path& folder) {
     previous.attempt = std::max<int64_t>(json.at("attempt").get<int64_t>(), 0);
     previous.seconds_per_save = std::max(json.at("seconds_per_save").get<double>(), 0.0);
   } catch (const std::exception&) {
-    // Nothing depends on it.
+    // The outcome is only informative.
   }
   return previous;
 }
@@ -124,7 +124,7 @@ std::string RunOutcome::text(const char* outcome, const char* failure, const int
   return json.end_object().text() + "\n";
 }
 
-// On a full disk there may be no room for a new file, but the block of the old one is there.
+// On a full disk there may be no space for a new file, but that of the old one can be overwritten.
 void RunOutcome::write_in_place(const std::string& text) const {
   const std::filesystem::path path = folder_ / kOutcomeName;
   const int fd = ::open(path.c_str(), O_WRONLY | O_CLOEXEC | O_NOFOLLOW);
@@ -194,7 +194,7 @@ void RunOutcome::fail(FailureClass failure, int rank, const std::string& reason)
   write_end(text("failed", std::string(to_string(failure)).c_str(), &code, rank, reason));
 }
 
-// Under the lock.
+// Call with the lock held.
 void RunOutcome::prepare_last_words() {
   auto words = std::make_unique<OutcomeLastWords>();
   words->path = (folder_ / kOutcomeName).string();

@@ -55,10 +55,10 @@ constexpr Row kRows[] = {
     {"vocab_file", FieldSharing::kContents},
 };
 
-constexpr uint64_t kWholeFile = 1 << 20;  // files up to here are read whole
+constexpr uint64_t kWholeFile = 1 << 20;  // files up to this size are read completely
 constexpr uint64_t kBlock = 4096;
-constexpr size_t kManyFiles = 64;     // beyond so many words of one flag fewer blocks are read
-constexpr size_t kFolderFiles = 256;  // of a folder
+constexpr size_t kManyFiles = 64;     // above this many paths in one flag, fewer blocks are read
+constexpr size_t kFolderFiles = 256;  // files of a folder that are read
 
 // Reads some blocks of a file and hashes them with its size.
 class Sampler {
@@ -126,7 +126,7 @@ bool is_number(std::string_view text) {
   return error == std::errc() && end == text.data() + text.size();
 }
 
-// The paths among the words of a field: not the weights of a blend, and of NAME=FILE the file.
+// The paths in the value of a field: without the weights of a blend; of NAME=FILE the file.
 std::vector<std::string> paths_of(const FieldInfo& field) {
   std::vector<std::string> words;
   if (const auto* text = std::get_if<std::string>(&field.value)) words = {*text};

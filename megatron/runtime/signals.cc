@@ -22,7 +22,7 @@ void write_text(const char* text) {
   if (write(STDERR_FILENO, text, std::strlen(text)) < 0) return;
 }
 
-// Only calls what POSIX allows in a handler.
+// Async-signal-safe.
 void on_signal(int number) {
   int none = 0;
   if (received_signal.compare_exchange_strong(none, number)) {

@@ -6,7 +6,7 @@
 namespace megatron {
 namespace {
 
-constexpr double kMargin = 1.25;  // times and disks vary
+constexpr double kMargin = 1.25;  // for variation of times
 
 }  // namespace
 

@@ -33,7 +33,7 @@ std::unique_ptr<MetricsSink> open_prometheus(const SinkContext& context) {
   return file.empty() ? nullptr : std::make_unique<PrometheusSink>(file);
 }
 
-// Each opens its sink, or gives null when no flag asks for it.
+// Each opens its sink, or returns null if no flag asks for it.
 constexpr std::unique_ptr<MetricsSink> (*kSinks[])(const SinkContext&) = {
     open_metrics_file,
     open_tensorboard,

@@ -9,7 +9,7 @@
 namespace megatron {
 namespace {
 
-// Of a batch, const or not.
+// The tensors of a batch (const or not).
 template <class B>
 auto tensors_of(B& batch) {
   return std::array{&batch.tokens,        &batch.labels,       &batch.loss_mask,

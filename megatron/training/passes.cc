@@ -13,11 +13,11 @@ namespace megatron {
 
 namespace {
 
-// What one pass over one micro-batch through one chunk keeps until its backward.
+// What the forward of one micro-batch through one chunk keeps until its backward.
 struct Pass {
   OffloadedPass offload;
   RecomputeTape tape;
-  BackwardEnd input;  // catches the gradient for the previous segment
+  BackwardEnd input;  // receives the gradient for the previous segment
   BackwardRoot root;
   at::Tensor root_grad;  // on the last segment
   std::vector<std::function<void()>> weight_gradients;
@@ -109,7 +109,7 @@ class StagePasses final : public StageCompute {
     const Region region(timers_, "backward-compute", 2, Section::kBackward);
     const std::unique_ptr<VocabularyPass> pass = std::move(vocabulary_[microbatch]);
     const Loss loss = pass->loss(statistics);
-    // Every stage has the same
+    // The loss is the same on every stage; count it once
     if (model_.pipeline->slice(0).head) totals_.narrow(0, 0, 2) += pair_of(loss);
     return options_.training ? pass->backward(factor_of(loss, options_.loss_scale)) : at::Tensor();
   }
@@ -124,13 +124,13 @@ class StagePasses final : public StageCompute {
     todo.clear();
   }
 
-  // Note [Kernels are loaded before pipelines run] A kernel is loaded when it is first launched,
-  // and CUDA may wait for the whole device then. A receive that was posted early is a kernel that
-  // waits for the peer, which may wait for what this rank has yet to compute: the first step would
-  // hang. So every chunk runs by itself before, forward alone and with its backward; the gradients
-  // are dropped. The same holds for calls of all stages: NCCL connects an algorithm when a call
-  // first takes it, and allocates memory on the device for it. CPUs load nothing, but do the same,
-  // so that what a GPU runs is tested there.
+  // Note [Kernels are loaded before pipelines run] CUDA loads a kernel at its first launch and may
+  // synchronise the whole device then. A receive that was posted early is a kernel that waits for
+  // the peer, which may wait for what this rank has yet to compute: the first step would deadlock.
+  // So every chunk first runs on its own, forward only and with its backward; the gradients are
+  // dropped. The same holds for collectives over all stages: NCCL sets up an algorithm at its first
+  // use, and allocates device memory for it. On CPUs it is not necessary, but done as well, so that
+  // this code is tested there.
   void warm_up(int64_t hidden_rows, int64_t hidden_size, at::ScalarType dtype) {
     const Batch& batch = batch_of(0);
     const auto run_chunks =
@@ -151,7 +151,7 @@ class StagePasses final : public StageCompute {
         warm_up_vocabulary(chunk, batch, output);
     });
     if (options_.training) {
-      // The first one's gradients replace, the second one's are added, by other kernels
+      // The first pass overwrites gradients, the second one accumulates, with other kernels
       constexpr int kPasses = 2;
       for (ModelChunk& chunk : model_.chunks) chunk.store->zero_grad(kPasses);
       for (int pass = 0; pass < kPasses; ++pass) {
@@ -169,14 +169,14 @@ class StagePasses final : public StageCompute {
       }
       for (ModelChunk& chunk : model_.chunks) chunk.store->finish_grad_sync();
       for (ModelChunk& chunk : model_.chunks) chunk.store->zero_grad(options_.num_microbatches);
-      // Quantised weights are measured when they are cast, which the step has to record.
+      // Casting quantised weights records their amax, which the step itself must do.
       for (ModelChunk& chunk : model_.chunks) chunk.store->forget_what_is_kept();
     }
     synchronize(model_.device());
   }
 
   at::Tensor totals() const { return totals_; }
-  // Micro-batches are read in order, by whichever chunk asks first.
+  // Micro-batches are read in order, when a chunk first asks for one.
   const Batch& batch_of(int microbatch) {
     for (; loaded_ <= microbatch; ++loaded_) {
       const Region part(timers_, "batch-generator", 2, Section::kData);
@@ -187,8 +187,8 @@ class StagePasses final : public StageCompute {
     return batches_[microbatch];
   }
 
-  // All micro-batches of a step through one segment that holds the whole model, by graphs where the
-  // store allows it.
+  // Runs all micro-batches of a step through the whole model, which is one segment, as CUDA graphs
+  // if the store allows it.
   void run_graphs(MicrobatchGraphs& graphs) {
     DistributedDataParallel& store = *model_.chunks.front().store;
     for (int i = 0; i < options_.num_microbatches; ++i) {
@@ -200,7 +200,7 @@ class StagePasses final : public StageCompute {
         continue;
       }
       const Batch& batch = batch_of(i);
-      const SectionScope section(timers_.sections(), Section::kForward);  // of the backward, too
+      const SectionScope section(timers_.sections(), Section::kForward);  // includes the backward
       if (timers_.sections() != nullptr) timers_.sections()->set_muted(true);
       totals_.narrow(0, 0, 2) += graphs.run(
           batch, options_.loss_scale, first, store,
@@ -219,7 +219,7 @@ class StagePasses final : public StageCompute {
     if (options_.training) pass->backward(factor_of(loss, options_.loss_scale));
   }
 
-  // Forward and backward of the whole model; the pair of the loss.
+  // Forward and backward of the whole model; returns the loss as pair_of().
   at::Tensor whole_pass(const Batch& batch, const at::Tensor& loss_scale) {
     Pass pass;
     ForwardContext context = context_of(batch, options_.training);
@@ -242,8 +242,8 @@ class StagePasses final : public StageCompute {
     return at::stack({loss.sum.detach().to(at::kDouble), loss.weight.detach().to(at::kDouble)});
   }
 
-  // What the backward starts from: the loss sum times the scale, divided by the micro-batch's own
-  // weight for the mean of means. The weight of a micro-batch is that of its whole sequences.
+  // Root of the backward: the loss sum times the scale; for the mean of means divided by the
+  // micro-batch's own weight, which is that of its whole sequences.
   void start_backward(const Loss& loss, const at::Tensor& loss_scale, Pass& pass) {
     pass.root_grad = factor_of(loss, loss_scale);
     pass.root = BackwardRoot(loss.sum);
@@ -259,7 +259,7 @@ class StagePasses final : public StageCompute {
     return factor;
   }
 
-  // The place stays: the shape of gradients follows from it.
+  // Keeps the positions, which determine the shape of gradients.
   void drop_batch(int microbatch) {
     Batch kept;
     kept.place = batches_[microbatch].place;
@@ -272,7 +272,7 @@ class StagePasses final : public StageCompute {
   const std::function<Batch()>& next_batch_;
   Timers& timers_;
   std::vector<Batch> batches_;
-  std::vector<int> uses_left_;  // by micro-batch: passes to come that read it
+  std::vector<int> uses_left_;  // by micro-batch: remaining passes that read it
   int loaded_ = 0;
   std::vector<std::vector<Pass>> passes_;                    // by chunk and micro-batch
   std::vector<std::unique_ptr<VocabularyPass>> vocabulary_;  // by micro-batch
@@ -322,7 +322,7 @@ void run_reference(TrainedModel& model, const PretrainTask& task, std::vector<Ba
 at::Tensor run_passes(TrainedModel& model, const PretrainTask& task, const PassOptions& options,
                       const std::function<Batch()>& next_batch, Timers& timers) {
   const c10::AutoGradMode grad_mode(options.training);
-  std::vector<Batch> read;  // by a task with a reference model
+  std::vector<Batch> read;  // filled for a task with a reference model
   if (task.reference_step) {
     const SectionScope section(timers.sections(), Section::kData);
     for (int i = 0; i < options.num_microbatches; ++i) read.push_back(next_batch());
@@ -349,7 +349,7 @@ at::Tensor run_passes(TrainedModel& model, const PretrainTask& task, const PassO
   }
   const at::Tensor totals = passes->totals();
   model.groups().dp_cp.all_reduce(totals)->wait();
-  model.groups().pp.all_reduce(totals)->wait();  // the other stages have added nothing
+  model.groups().pp.all_reduce(totals)->wait();  // zero on the other stages
   return totals;
 }
 

@@ -32,7 +32,7 @@ namespace megatron {
 
 namespace {
 
-// In the number space of signals.
+// A reason to stop, next to signal numbers.
 constexpr int64_t kOutOfTime = 1000;
 
 class Run {
@@ -43,7 +43,7 @@ class Run {
   int execute();
 
  private:
-  // What is known of an iteration before its outcome has been read.
+  // What is known of an iteration before its outcome is read.
   struct Pending {
     StepRecord record;
     std::vector<std::shared_ptr<const MicroBatch>> held;
@@ -64,7 +64,7 @@ class Run {
   }
   void evaluate_validation(const std::string& where, bool may_stop = false);
   void evaluate_test();
-  // Evaluations can be cut short where no other rank would wait.
+  // Evaluations can be cut short if there are no other ranks.
   bool may_stop_now() const { return groups_.world.size() == 1 && signalled(); }
   bool signalled() const { return signals_ && signals_->received() != 0; }
   void save();
@@ -109,10 +109,10 @@ class Run {
   int64_t timed_iterations_ = 0;
   int64_t steps_done_ = 0;  // by this process
   int64_t last_batch_size_ = 0;
-  bool first_outcome_ = true;  // none has been read
-  int64_t stop_ = 0;           // what a rank asked for in a step whose outcome has been read
+  bool first_outcome_ = true;  // no outcome has been read yet
+  int64_t stop_ = 0;           // stop request of any rank, from the last outcome read
   std::string exit_reason_;
-  bool stopped_ = false;  // before its end, to be resumed
+  bool stopped_ = false;  // before the configured end; can be resumed
   TimeLimit time_limit_;
   std::chrono::steady_clock::time_point turn_began_;
   bool warned_of_grace_ = false;
@@ -178,7 +178,7 @@ Run::Run(const PretrainTask& task, const Arguments& arguments, const Job& job, R
                     /*replace_existing=*/start_.continues(), job.agreement),
       batches_(device_, own_positions(arguments.data), groups_.cp),
       outcomes_(device_),
-      // Several ranks learn of the decision from the outcome of a step, which the host may read two
+      // With several ranks, the decision is part of a step's outcome, which the host may read two
       // steps later.
       time_limit_(60.0 * static_cast<double>(config_.exit_duration_in_mins.value_or(0)),
                   groups_.world.size() > 1 ? 3 : 1) {
@@ -186,8 +186,8 @@ Run::Run(const PretrainTask& task, const Arguments& arguments, const Job& job, R
   if (job.clock && groups_.world.size() > 1)
     slow_ranks_.emplace(groups_, device_, config_.log_interval);
   make_loaders();
-  // What the run starts from is there already; in another folder it is saved at the end even if
-  // nothing is trained.
+  // The checkpoint that the run starts from exists already; into another folder it is saved at the
+  // end even if nothing is trained.
   std::error_code ignored;
   if (start_.continues() &&
       std::filesystem::equivalent(start_.checkpoint->directory().parent_path(), config_.save,
@@ -203,8 +203,8 @@ Run::Run(const PretrainTask& task, const Arguments& arguments, const Job& job, R
     signals_ = std::make_unique<SignalHandler>(config_.exit_signal_number());
 }
 
-// Flags win over the configuration of a Hugging Face folder; weights seldom mean the same in
-// another architecture.
+// Flags override the configuration of a Hugging Face folder; weights are rarely useful in another
+// architecture.
 void Run::warn_of_other_architecture() const {
   const std::filesystem::path& folder = start_.checkpoint->directory();
   if (!is_hf_folder(folder)) return;
@@ -327,7 +327,7 @@ void Run::announce_replicas() const {
   }
 }
 
-// All ranks say where they are; the first one writes.
+// Collects the hosts of all ranks; the first rank writes.
 void Run::write_start_record() {
   const std::vector<RankHost> hosts = gather_hosts(job_, this_rank_host(device_name(device_)));
   if (!log_.metrics().is_open()) return;
@@ -371,13 +371,13 @@ int Run::execute() {
     exit_reason_ = stopped_ ? "evaluation stopped by a signal" : "finished";
   }
   const int code = end(exit_reason_);
-  // Copies out of the memory of peers are over when the ranks meet for the last time.
+  // Copies from peers' memory must have completed before the last barrier.
   for (ModelChunk& chunk : model_.chunks) chunk.store->finish_param_sync();
   return code;
 }
 
-// With --save-failure continue the run goes on without checkpoints, but it must not end as if there
-// were one.
+// With --save-failure continue the run continues without checkpoints, but its end must not look as
+// if there were one.
 void Run::require_final_save() const {
   if (config_.save.empty() || config_.skip_train || checkpointer_.last_saved() == state_.iteration)
     return;
@@ -390,8 +390,9 @@ void Run::require_final_save() const {
           "\nhint: make room there and start the run again with --start-mode resume-or-fresh"));
 }
 
-// Tells the user when a step and a checkpoint take longer than a signal leaves.
-void Run::warn_of_slow_saves() {
+// Records new checkpoints in outcome.json, and warns if saving takes longer than the grace period
+// of a signal.
+void Run::note_saves() {
   const Checkpointer::Published& newest = checkpointer_.newest();
   if (newest.directory.empty()) return;
   const bool torchrun = job_.launch.launcher == "torchrun" && !job_.launch.run_id.empty();
@@ -531,8 +532,7 @@ void Run::after_step() {
   warn_of_slow_saves();
 }
 
-// Why this rank would end the run now, as a number that every rank can read: a signal, or
-// kOutOfTime; 0: go on.
+// Why this rank would end the run now, as a number: a signal, or kOutOfTime; 0: continue.
 int64_t Run::wants_to_stop() {
   if (signalled()) return signals_->received();
   if (!config_.exit_duration_in_mins) return 0;
@@ -541,7 +541,7 @@ int64_t Run::wants_to_stop() {
   return time_limit_.reached(seconds_since(job_.started), save_seconds) ? kOutOfTime : 0;
 }
 
-// All ranks decide alike: by what the outcomes of the steps say, or by the iteration.
+// All ranks decide alike: by the outcomes of steps, or by the iteration.
 bool Run::should_exit() {
   const int64_t stop = groups_.world.size() > 1 ? stop_ : wants_to_stop();
   if (stop == kOutOfTime) {
@@ -555,8 +555,8 @@ bool Run::should_exit() {
   return stopped_;
 }
 
-// Evaluations between iterations are never cut short: the samples they consume belong to the state
-// of the run.
+// Evaluations during training are never cut short: the samples they consume are part of the run's
+// state.
 void Run::evaluate_validation(const std::string& where, bool may_stop) {
   if (validation_.empty()) return;
   log_.pause();
@@ -657,7 +657,7 @@ int pretrain(const PretrainTask& task, const Arguments& arguments, const Job& jo
     return with_own_errors([&] {
       Run run(task, arguments, job, folders, libraries);
       const int code = run.execute();
-      job.groups.world.barrier();  // groups are given up when nobody uses them any more
+      job.groups.world.barrier();  // no rank destroys its groups while another uses them
       return code;
     });
   } catch (const std::exception& error) {

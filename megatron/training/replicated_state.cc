@@ -24,11 +24,11 @@ StateTensor narrowed(const StateTensor& tensor, const ReplicaPart& part) {
   return out;
 }
 
-// The parts of all tensors with replicas that `counts` names. Tensors of one group of replicas are
+// The parts of those replicated tensors that `counts` accepts. Tensors of one replica group are
 // divided together, so that the parts are even.
 template <class Counts>
 std::vector<ReplicaPart> divide(const std::vector<StateTensor>& tensors, const Counts& counts) {
-  // In order of appearance, the same on all replicas
+  // In order of first use, the same on all replicas
   std::vector<std::pair<const ProcessGroup*, std::vector<size_t>>> groups;
   for (size_t i = 0; i < tensors.size(); ++i) {
     if (!has_replicas(tensors[i]) || !counts(tensors[i])) continue;
@@ -51,7 +51,7 @@ std::vector<ReplicaPart> divide(const std::vector<StateTensor>& tensors, const C
   return parts;
 }
 
-// `bytes` is what `owner` has. Tensors of the host pass through the device of the group.
+// Broadcasts `bytes` of rank `owner`. Host tensors are copied through the device of the group.
 void broadcast(const ProcessGroup& replicas, const at::Tensor& bytes, int owner,
                at::Device device) {
   for (int64_t at = 0; at < bytes.numel(); at += kMaxBroadcastBytes) {

@@ -13,10 +13,10 @@
 namespace megatron {
 namespace {
 
-// Names a job through all of its attempts; empty: the launcher has no name for it.
+// Identifies a job across its attempts; empty: the launcher has no such id.
 std::string job_name(const Launch& launch) {
-  if (launch.run_id == "none") return "";  // torchrun's, when none is given
-  // Slurm numbers the steps of every attempt anew.
+  if (launch.run_id == "none") return "";  // torchrun's default
+  // Slurm step numbers restart with every attempt.
   return launch.launcher == "srun" ? launch.run_id.substr(0, launch.run_id.rfind('-'))
                                    : launch.run_id;
 }
@@ -59,8 +59,8 @@ RunFolders::RunFolders(const TrainingConfig& config, const Job& job)
     state_->outcome->begin();
     set_crash_hook(write_outcome_of_signal);
   }
-  // The others may write for a first rank that is lost, but never into a folder that it was
-  // refused.
+  // Other ranks may write the outcome if the first rank is lost, but never into a folder whose lock
+  // it did not get.
   if (job.agreement != nullptr) {
     const std::string attempt =
         job.agreement->broadcast(std::to_string(state_->outcome->attempt()));

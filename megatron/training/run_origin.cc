@@ -24,7 +24,7 @@ std::string host_name() {
   return name;
 }
 
-// "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.129.03  ...": the first word of digits and
+// Of "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.129.03  ..." the first word of digits and
 // dots.
 std::string driver_version() {
   std::ifstream file("/proc/driver/nvidia/version");
@@ -38,12 +38,11 @@ std::string driver_version() {
   return {};
 }
 
-// Since this process was started, by the clock that its start is stamped with (hundredths of a
-// second).
+// Time since this process was started, by the kernel's start time (1/100 s).
 double process_age_seconds() {
   std::ifstream file("/proc/self/stat");
   const std::string text((std::istreambuf_iterator<char>(file)), {});
-  // The name may hold blanks
+  // The process name may contain blanks
   std::istringstream fields(text.substr(std::min(text.size(), text.rfind(')') + 1)));
   std::string skipped;
   for (int i = 0; i < 19; ++i) fields >> skipped;

@@ -29,11 +29,11 @@ StartMode start_mode(const TrainingConfig& config) {
       break;
   }
   if (config.load.empty()) return StartMode::kFresh;
-  // Weights to fall back on were named, so that an empty --load is no mistake.
+  // With --pretrained-checkpoint as fallback, an empty --load is not an error.
   return config.pretrained_checkpoint.empty() ? StartMode::kResume : StartMode::kResumeOrFresh;
 }
 
-// The directory of the checkpoint to start from, which all ranks verify together; empty: none.
+// The checkpoint directory to start from, verified by all ranks together; empty: none.
 std::string find(const StartRequest& request, Agreement& ranks) {
   const StartDecision decision = resolve_start(request, &ranks);
   if (ranks.rank() == 0)
@@ -41,7 +41,7 @@ std::string find(const StartRequest& request, Agreement& ranks) {
   return decision.checkpoint ? decision.checkpoint->directory.string() : "";
 }
 
-// As rank 0 sees it.
+// The answer of rank 0, on all ranks.
 bool is_hf_folder_for_all(const std::string& folder, Agreement& ranks) {
   return decide_together(ranks, [&] { return is_hf_folder(folder) ? "yes" : ""; }) == "yes";
 }
@@ -51,14 +51,15 @@ struct Found {
   bool weights_only = false;
 };
 
-// Every rank calls it, and all find the same.
+// Collective; the result is the same on all ranks.
 Found find_start(const TrainingConfig& config, Agreement& ranks) {
   StartRequest request;
   if (config.start != StartChoice::kFresh && is_hf_folder_for_all(config.load, ranks)) {
     MEGATRON_CHECK(!config.ckpt_step, "--ckpt-step is given, but ", config.load,
                    " is a folder of Hugging Face");
     request.save = config.save;
-    resolve_start(request, &ranks);  // a new run: refuses a folder to save in that holds another
+    // A new run: refuses a --save folder with checkpoints of another run
+    resolve_start(request, &ranks);
     return {config.load, true};
   }
   request.mode = start_mode(config);
@@ -112,7 +113,7 @@ DatasetRequest dataset_request(const Arguments& arguments, const Tokenizer& toke
   inputs.train_samples = train_samples;
   inputs.train_iters = arguments.train_iters();
   inputs.eval_iters = training.eval_iters;
-  // Without an interval there is one evaluation, after training.
+  // Without an interval there is only the evaluation after training.
   inputs.eval_interval =
       training.eval_iters > 0 ? training.eval_interval.value_or(inputs.train_iters + 1) : 0;
   inputs.start_eval_at_iter = training.start_eval_at_iter.value_or(0);
@@ -149,7 +150,7 @@ std::string name_of(const Parameter& parameter, const std::string& path) {
   return parameter.name.empty() ? path : parameter.name;
 }
 
-// Names of the whole model, whatever this rank holds of it.
+// Parameter names of the whole model, not only of this rank's part.
 std::vector<std::string> parameter_names(const PretrainTask& task, const Arguments& arguments,
                                          const Vocabulary& vocabulary) {
   const ParallelGroups alone;
@@ -162,7 +163,7 @@ std::vector<std::string> parameter_names(const PretrainTask& task, const Argumen
   return names;
 }
 
-// --adapter, for the model that the weights make.
+// Opens --adapter for the model of the loaded weights.
 Checkpoint open_adapter(const Arguments& arguments, const Vocabulary& vocabulary,
                         const Checkpoint& weights) {
   const std::filesystem::path& folder = weights.directory();
@@ -180,7 +181,7 @@ void initialize_adapters(DistributedDataParallel& store, int64_t seed) {
   });
 }
 
-// All ranks open the same, of which each has verified a share.
+// All ranks open the same checkpoint; each verifies a share.
 Checkpoint open_weights(const std::string& folder, Agreement* agreement) {
   if (is_hf_folder(folder)) return open_hf_folder(folder).checkpoint;
   StartRequest request;
@@ -189,8 +190,8 @@ Checkpoint open_weights(const std::string& folder, Agreement* agreement) {
   return Checkpoint::open_verified(resolve_start(request, agreement).checkpoint->directory);
 }
 
-// The model as it was when training began: a frozen copy of the weights that this run starts from,
-// or, when it resumes, of those that the first run started from.
+// The reference model: a frozen copy of the weights that this run starts from or, if it is resumed,
+// of those that the first run started from.
 std::vector<ModelChunk> build_reference(const PretrainTask& task, const Arguments& arguments,
                                         const Vocabulary& vocabulary, const Pipeline& pipeline,
                                         const ParallelGroups& groups, at::ScalarType dtype,
@@ -233,7 +234,7 @@ void freeze_parameters(const TrainingConfig& config, Module& module) {
 
 namespace {
 
-// Whether the checkpoint was saved without the frozen weights of the model. Asked of the whole
+// Whether the checkpoint was saved without the frozen weights of the model. Checked for the whole
 // model, so that all stages agree.
 bool lacks_frozen(const Checkpoint& checkpoint, const PretrainTask& task,
                   const Arguments& arguments, const Vocabulary& vocabulary) {
@@ -287,8 +288,8 @@ TrainValidTestDatasets build_datasets(const PretrainTask& task, const Arguments&
     return sets;
   };
   if (!start.continues() || arguments.training.skip_train) return build(wanted);
-  // The order depends on how many samples were asked for; a run of another length keeps the stored
-  // order where it suffices.
+  // The data order depends on the number of requested samples; a run of another length keeps the
+  // stored order if that has enough samples.
   TrainValidTestDatasets sets = build(start.stored.data_target);
   if (sets.train && sets.train->size() < wanted) sets = build(wanted);
   refuse_another_order(start, state, arguments.training);
@@ -348,7 +349,7 @@ TrainedModel build_model(const PretrainTask& task, const Arguments& arguments,
       if (!arguments.training.adapter.empty()) {
         adapter = open_adapter(arguments, vocabulary, *start.checkpoint);
         parts.adapter_source = &*adapter;
-      } else if (!has_adapters(*start.checkpoint)) {  // new ones for a base model
+      } else if (!has_adapters(*start.checkpoint)) {  // new adapters for a base model
         parts.adapters = false;
         for (const ModelChunk& chunk : model.chunks)
           initialize_adapters(*chunk.store, arguments.transformer.seed);
@@ -367,7 +368,7 @@ TrainedModel build_model(const PretrainTask& task, const Arguments& arguments,
     parts.optimizer = with_optimizer;
     load_model_state(*start.checkpoint, start.stored, arguments.optimizer, model, parts, agreement);
     if (model.optimizer && start.continues() && !with_optimizer) {
-      // A new optimizer, at the place in the schedules that the consumed samples stand for.
+      // A new optimizer, with schedules advanced to the consumed samples.
       StepState state = model.optimizer->read_state();
       state.num_steps = start.stored.consumed_train_samples;
       model.optimizer->load_state(state);
@@ -394,7 +395,7 @@ std::unique_ptr<DataLoader> make_train_loader(const Arguments& arguments,
   options.sampler.type = arguments.data.dataloader_type;
   options.sampler.total_samples = dataset->size();
   options.sampler.micro_batch_size = arguments.training.micro_batch_size;
-  // Documents of any sequence may come to any rank.
+  // Any rank may compute documents of any sequence.
   const bool everything = arguments.parallel.hybrid_context_parallel;
   options.sampler.data_parallel_rank = everything ? 0 : groups.dp.rank();
   options.sampler.data_parallel_size = everything ? 1 : groups.dp.size();

@@ -27,7 +27,7 @@ std::vector<std::string> start_notes(const Arguments& arguments, int64_t padded_
     if (!note.empty()) notes.push_back(std::move(note));
   };
   if (!on_gpu) add(half_precision_on_cpu(arguments));
-  // What a step takes with documents of their own widths is not planned.
+  // There is no estimate for dynamic context parallelism.
   if (on_gpu && arguments.transformer.attention_dropout > 0 &&
       !arguments.parallel.hybrid_context_parallel) {
     const LayoutPlan plan = make_layout_plan(arguments, padded_vocab_size, on_gpu);

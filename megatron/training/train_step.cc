@@ -73,7 +73,7 @@ namespace {
 
 constexpr int64_t kReportHead = 2;
 
-// Puts what this rank reports into outcome.report and joins it with the others'.
+// Fills outcome.report with this rank's values and all-reduces it.
 void report(const TrainedModel& model, int64_t stop, const at::Tensor& differs, SectionClock* clock,
             StepOutcome& outcome) {
   const ProcessGroup& world = model.groups().world;
@@ -127,7 +127,7 @@ struct OutcomeReader::Impl {
   struct Entry {
     at::Tensor loss, state, report;  // on the host
     int first_reported = 0;
-    std::unique_ptr<c10::Event> copied;  // null: already there
+    std::unique_ptr<c10::Event> copied;  // null: no copy in flight
   };
   c10::Device device;
   std::deque<Entry> entries;

@@ -114,7 +114,7 @@ bool TrainingLog::step(const StepRecord& record) {
   }
   if (metrics_.takes_scalars()) write_scalars(record, text ? &*text : nullptr);
   show_status(record);
-  if (first_) recent_seconds_ = 0;  // the first step pays for what is only done once
+  if (first_) recent_seconds_ = 0;  // the first step includes one-time costs
   if (at_interval) interval_ = {};
   first_ = false;
   return print;
@@ -149,7 +149,7 @@ TrainingLine TrainingLog::line(const StepRecord& record) const {
   if (seconds > 0) {
     out.tokens_per_second =
         static_cast<double>(record.global_batch_size * facts_.sequence_length) / seconds;
-    // The first step also pays for what is done only once: it says nothing of the pace.
+    // The first step includes one-time costs and is not representative.
     if (!first_)
       out.seconds_left = static_cast<double>(facts_.train_iters - record.iteration) * seconds;
   }
@@ -182,8 +182,8 @@ void TrainingLog::write_metrics(const TrainingLine& line, double seconds) {
   metrics_.write(std::move(record));
 }
 
-// Every --tensorboard-log-interval iterations the numbers of the step; with a log line also its
-// times.
+// Writes the numbers of a step every --tensorboard-log-interval iterations; with a log line also
+// its times.
 void TrainingLog::write_scalars(const StepRecord& record, const TrainingLine* line) {
   ScalarSet out{record.iteration, record.consumed_samples, {}};
   const auto put = [&](const std::string& name, double value) {
@@ -242,7 +242,7 @@ void TrainingLog::evaluation(const EvaluationRecord& record) {
   metrics_.write(std::move(out));
 }
 
-// Of several ranks the largest of each number.
+// Logs the maximum over ranks of each number.
 void TrainingLog::memory(const std::vector<MemoryUse>& ranks, int64_t iteration) {
   print_line(cat("[iteration ", iteration, "] ", format_memory(ranks)));
   const auto most = [&](int64_t MemoryUse::* member) {
@@ -268,7 +268,7 @@ void TrainingLog::memory(const std::vector<MemoryUse>& ranks, int64_t iteration)
   metrics_.write(std::move(out));
 }
 
-// Of several ranks the longest.
+// Logs the maximum over ranks of each timer.
 void TrainingLog::timers(const RankTimers& timers, int64_t iteration, int64_t iterations) {
   if (timers.names.empty()) return;
   print_line(format_timers(timers.names, timers.values, config_.timing_log_option,

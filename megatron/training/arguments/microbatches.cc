@@ -70,7 +70,7 @@ std::vector<BatchSizeStep> parse_batch_size_schedule(std::string_view text,
       refuse(cat("--step-batch-size-schedule: the batch size of \"", entry,
                  "\" is no positive integer"),
              kForm);
-    // A threshold is reached when the consumed samples hold at least that many tokens.
+    // A threshold is reached when the consumed samples have at least that many tokens.
     steps.push_back({(tokens + sequence_length - 1) / sequence_length, batch});
   }
   if (steps.empty()) refuse("--step-batch-size-schedule is empty", kForm);

@@ -41,7 +41,7 @@ void check_stopped_exit_code(Violations& violations, std::optional<int64_t> code
                      "give another one, such as 85");
 }
 
-// Whether the pattern stands for the name, or for a part of it that ends before a dot.
+// Whether the pattern matches the name, or a prefix of it that ends before a dot.
 bool stands_for(const std::string& pattern, std::string_view name) {
   for (size_t end = name.find('.'); end != std::string_view::npos; end = name.find('.', end + 1))
     if (fnmatch(pattern.c_str(), std::string(name.substr(0, end)).c_str(), 0) == 0) return true;

@@ -14,10 +14,10 @@ namespace megatron {
 namespace {
 
 constexpr int64_t kMiB = int64_t{1} << 20;
-// Of one handle on Hopper; weight gradients have one of their own
+// Workspace of one cuBLAS handle on Hopper; weight gradients have a handle of their own
 constexpr int64_t kBlasWorkspace = 32 * kMiB;
 
-// -- what stays from step to step
+// -- persistent memory
 
 void add_optimizer(const LayoutPlan& plan, const std::vector<PlannedParameter>& parameters,
                    int64_t elements, StageMemory& memory) {
@@ -31,21 +31,22 @@ void add_optimizer(const LayoutPlan& plan, const std::vector<PlannedParameter>& 
       optimizer.optimizer_cpu_offload ? optimizer.optimizer_offload_fraction : 0.0;
   const auto in_host_memory = static_cast<int64_t>(offloaded * static_cast<double>(elements));
   memory.optimizer_states += per_element * (elements - in_host_memory);
-  // There, values have a copy, be it the master weights.
+  // In host memory, values have a copy or are the master weights.
   memory.host_optimizer_states += (per_element + plan.bytes.model) * in_host_memory;
-  int64_t blocks = 0;  // a record and a partial sum each; a shard has its part of them
+  int64_t blocks = 0;  // per block a record and a partial sum; a shard has its part of them
   for (const PlannedParameter& p : parameters)
     if (!p.frozen) blocks += (p.local_elements + kUpdateBlockElements - 1) / kUpdateBlockElements;
   const int64_t shards = plan.sharding.shards;
   const int64_t records =
       (blocks + shards - 1) / shards * static_cast<int64_t>(sizeof(UpdateBlock) + sizeof(double));
   memory.optimizer_states += records;
-  // The norm and the update have their own then; those of the update in host memory lie there.
+  // The norm and the update then each have their own blocks; those of an update in host memory are
+  // in host memory.
   const double more = in_host_memory == 0 ? 0.0 : plan.on_gpu ? 1.0 - offloaded : 1.0;
   memory.optimizer_states += static_cast<int64_t>(more * static_cast<double>(records));
 }
 
-// The codes of quantised weights, in both orientations, which stay while the values do.
+// Quantised copies of weights, in both orientations, kept as long as the values.
 int64_t code_bytes(const LayoutPlan& plan, const std::vector<PlannedParameter>& parameters) {
   constexpr std::string_view kLayers = "decoder.layers.";
   int64_t bytes = 0;
@@ -67,12 +68,12 @@ void add_chunk(const LayoutPlan& plan, int stage, int chunk, StageMemory& memory
   const DataSharding& sharding = plan.sharding;
   const int64_t all = buffer.num_elements, own = all / sharding.shards;
   const int64_t trained = buffer.num_trained_elements, own_trained = trained / sharding.shards;
-  int64_t largest = 0,
-          // A bucket that layers fill one after the other; tied tables take gradients all along
-      largest_shared = 0;
-  int64_t tables = 0;            // other embeddings, which do so while gradients are sharded
-  std::vector<int64_t> filled;   // one after the other
-  std::map<int, int64_t> units;  // what is gathered together
+  // Largest bucket: of layers, which fill one after the other, and of tied tables, which accumulate
+  // during the whole backward.
+  int64_t largest = 0, largest_shared = 0;
+  int64_t tables = 0;            // other embeddings, which do so with sharded gradients
+  std::vector<int64_t> filled;   // buckets filled one after the other
+  std::map<int, int64_t> units;  // elements gathered together
   for (const BufferBucket& bucket : buffer.buckets) {
     const int64_t size = bucket.end - bucket.begin;
     if (!bucket.own) units[bucket.unit] += size;
@@ -96,15 +97,16 @@ void add_chunk(const LayoutPlan& plan, int stage, int chunk, StageMemory& memory
     const int64_t gathered = layer * (ddp.overlap_param_gather ? 2 : 1);
     memory.gathered_weights = std::max(memory.gathered_weights, gathered * plan.bytes.model);
   }
-  // Sums by copies between GPUs, which need memory of their own instead of that of a result.
+  // Reductions by peer-to-peer copies need staging buffers, but none for a result.
   int64_t staged = 0;
   if (ddp.peer_copies && ddp.overlap_grad_reduce)
     staged = staging_elements(sharding.shards, std::max(largest, largest_shared) / sharding.shards);
   memory.gradients += staged * (ddp.grad_reduce_in_bf16 ? 2 : plan.bytes.sum);
   if (sharding.gradients) {
-    // Sums that overlap hold one bucket while the next one fills; in bf16 they have a rounded copy.
+    // With overlapped reductions one bucket is held while the next one fills; in bf16 with a
+    // rounded copy.
     int64_t held = 0;
-    // The first one of a pass fills behind the last one of another
+    // The first bucket of a pass follows the last one of another pass
     for (size_t i = 0; i < filled.size(); ++i) {
       const int64_t next =
           ddp.overlap_grad_reduce && filled.size() > 1 ? filled[(i + 1) % filled.size()] : 0;
@@ -112,8 +114,8 @@ void add_chunk(const LayoutPlan& plan, int stage, int chunk, StageMemory& memory
     }
     held += tables + largest_shared;
     const int64_t summed = std::max(largest, largest_shared);
-    const bool early = buffer.num_trained_buckets >
-                       2;  // the sum of a lone bucket arrives when the activations are gone
+    const bool early =
+        buffer.num_trained_buckets > 2;  // the only bucket is reduced after activations are freed
     const int64_t arriving = early && staged == 0 ? summed * plan.bytes.sum / sharding.shards : 0;
     const int64_t filling =
         held * plan.bytes.sum + arriving + (early && ddp.grad_reduce_in_bf16 ? 2 : 0) * summed;
@@ -122,9 +124,9 @@ void add_chunk(const LayoutPlan& plan, int stage, int chunk, StageMemory& memory
   add_optimizer(plan, parameters, own_trained, memory);
 }
 
-// -- what comes and goes
+// -- memory that varies within a step
 
-// Walks the actions of one stage and keeps the account of the largest moment.
+// Walks the schedule of one stage and records the moment of peak memory.
 class Walk {
  public:
   Walk(const LayoutPlan& plan, int stage, StageMemory& memory)
@@ -196,8 +198,7 @@ class Walk {
         if (--reads_left_[static_cast<size_t>(action.microbatch)] == 0) batches_ -= batch_;
         break;
       case Action::Kind::kLoss:
-        if (!is_last())
-          joint_ -= std::exchange(given_, 0);  // gradients of the micro-batches before
+        if (!is_last()) joint_ -= std::exchange(given_, 0);  // gradients of earlier micro-batches
         record(vocabulary_.loss_extra, 0);
         activations_ -= vocabulary_.held;
         joint_ += vocabulary_.hidden;
@@ -212,7 +213,7 @@ class Walk {
         --in_flight;
         break;
       case Action::Kind::kBackwardInput:
-        // Largest at its start, or at its end, when everything for the weight gradients is there.
+        // Peak at its start, or at its end, when everything for the weight gradients is held.
         record(
             std::max(backward_most(pass), pass.pending + pass.deferred_extra - pass.saved.total()),
             transfers.receive.any() ? transfer_ : 0);
@@ -232,7 +233,7 @@ class Walk {
     return std::max(pass.backward_extra, leaving_ > 0 ? pass.backward_first + leaving_ : 0);
   }
 
-  // `arrived`: the gradient that the running pass was given.
+  // `arrived`: the output gradient of the running pass.
   void record(int64_t temporaries, int64_t arrived) {
     int64_t transfers = early_ + arrived + joint_;
     for (const Sent& sent : sent_) transfers += sent.bytes;
@@ -258,11 +259,11 @@ class Walk {
   const int64_t batch_;
   const VocabularyBytes vocabulary_;
   const std::vector<std::vector<int>> hidden_calls_;  // by action
-  const int reads_;                                   // passes that read a micro-batch
+  const int reads_;                                   // number of passes that read a micro-batch
   std::vector<int> reads_left_;                       // by micro-batch
   std::vector<Sent> sent_;
-  int64_t given_ = 0;  // gradients of hidden states that this stage has made and does not use
-  int64_t joint_ = 0;  // hidden states and their gradients on their way between all stages
+  int64_t given_ = 0;  // gradients of hidden states computed here for other stages
+  int64_t joint_ = 0;  // hidden states and their gradients in collectives over all stages
   int64_t early_ = 0, leaving_ = 0, activations_ = 0, pending_ = 0, batches_ = 0, most_ = -1;
 };
 
@@ -287,8 +288,8 @@ StageMemory stage_memory(const LayoutPlan& plan, int stage) {
   if (plan.on_gpu) memory.library_workspace = 2 * kBlasWorkspace;
   if (const int64_t part = plan.arguments.mailbox_part_bytes(plan.bytes.model); part > 0) {
     if (plan.on_gpu) memory.mailbox = PeerMailbox::memory_bytes(plan.tensor, part);
-    // linear_fc2's input waits with its weight gradient: Note [Postponed weight gradients] in
-    // tensor_parallel/layers.cc.
+    // linear_fc2's input is held until its postponed weight gradient: Note [Postponed weight
+    // gradients] in tensor_parallel/layers.cc.
     if (!plan.model().quantization(1).enabled())
       memory.temporaries += part / plan.model().hidden_size * plan.model().ffn_hidden_size;
   }
@@ -299,7 +300,7 @@ OutsideMemory outside_memory(const LayoutPlan& plan) {
   OutsideMemory outside;
   if (!plan.on_gpu) return outside;
   outside.context = 600 * kMiB;
-  int64_t communicators = plan.arguments.world_size > 1 ? 1 : 0;  // of all ranks
+  int64_t communicators = plan.arguments.world_size > 1 ? 1 : 0;  // the world
   for (const int64_t size :
        {plan.tensor, plan.context, plan.data * plan.context, plan.tensor * plan.pipeline})
     communicators += size > 1 ? 1 : 0;

@@ -10,8 +10,8 @@ namespace megatron {
 
 namespace {
 
-// Seconds that the group of ranks takes for these bytes. `reach`: ranks from the first to the last
-// of the group, in the order of the mesh.
+// Seconds for a group to send these bytes. `reach`: distance from its first to its last rank in the
+// order of the mesh, which decides whether it spans machines.
 double seconds(double bytes, int64_t reach, const MachineSpeeds& speeds) {
   return bytes /
          (reach <= speeds.ranks_per_machine ? speeds.inside_bandwidth : speeds.network_bandwidth);
@@ -43,7 +43,7 @@ ScheduleCosts in_seconds(ScheduleCosts costs, double unit) {
 
 StepEstimate estimate_step(const LayoutPlan& plan, const MachineSpeeds& speeds) {
   const LayerWork work = layer_work(plan.model());
-  // Of one layer's forward on one rank, which schedule_costs() counts in.
+  // Seconds of one layer's forward on one rank, the unit of schedule_costs().
   const double unit = 2 * (work.weights + work.scores) * static_cast<double>(plan.tokens()) /
                       static_cast<double>(plan.tensor) / speeds.flops;
   const auto passes = static_cast<double>(plan.num_microbatches);
@@ -125,7 +125,7 @@ StepEstimate estimate_step(const LayoutPlan& plan, const MachineSpeeds& speeds) 
               ? static_cast<double>(plan.bytes.model) /
                     static_cast<double>(plan.bytes.model +
                                         (ddp.grad_reduce_in_bf16 ? 2 : plan.bytes.sum))
-              : 0.0;  // of what travels once
+              : 0.0;  // of traffic that is sent once per step
       const double once = seconds(dp.once, data_reach, speeds),
                    weights = plan.sharding.gradients ? once : values * once;
       exposed += beside(once - weights, backward, ddp.overlap_grad_reduce);

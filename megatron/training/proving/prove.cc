@@ -16,7 +16,7 @@ namespace {
 constexpr double kLeastAdamEps = 1e-5;
 constexpr int64_t kMostLoraRank = 4;
 
-// Changes a value and remembers that it did.
+// Changes values and records the changes.
 class Shrinker {
  public:
   explicit Shrinker(std::vector<std::string>& changes) : changes_(changes) {}
@@ -52,15 +52,15 @@ int64_t divisor_up_to(int64_t value, int64_t limit) {
   return best;
 }
 
-// An axis of several ranks stays one: the largest divisor up to the limit, or where there is none
-// (a prime) another length, odd ones staying odd.
+// An axis of several ranks keeps several: the largest divisor up to the limit, or if there is none
+// (a prime) another length of the same parity.
 int64_t shorter_axis(int64_t length, int64_t limit) {
   const int64_t divisor = divisor_up_to(length, limit);
   if (divisor > 1 || length == 1 || limit < 2) return divisor;
   return limit > 2 && limit % 2 == 0 && length % 2 == 1 ? limit - 1 : limit;
 }
 
-// Two levels of context ranks stay two where the limit has room for them.
+// Two levels of context ranks stay two if the limit allows it.
 void shrink_context_ranks(ParallelConfig& p, Shrinker& shrinker, int64_t max_axis) {
   std::vector<int64_t>& levels = p.hierarchical_context_parallel_sizes;
   int64_t size = shorter_axis(p.context_parallel_size, max_axis);
@@ -87,7 +87,7 @@ void shrink_mesh(Arguments& a, Shrinker& shrinker, int64_t max_axis) {
   shrinker.set(
       "data-parallel ranks", a.world_size,
       p.tensor_model_parallel_size * p.context_parallel_size * p.pipeline_model_parallel_size * dp);
-  // Instances keep several shards each if they had them.
+  // Optimizer instances that had several shards keep several.
   int64_t& instances = a.ddp.num_distributed_optimizer_instances;
   if (ranks != ranks_before)
     shrinker.set("--num-distributed-optimizer-instances", instances,
@@ -96,14 +96,13 @@ void shrink_mesh(Arguments& a, Shrinker& shrinker, int64_t max_axis) {
                      : divisor_up_to(ranks, std::min(instances, std::max<int64_t>(1, ranks / 2))));
 }
 
-// Heads keep how they relate to tensor and context ranks, groups how they relate to heads and
-// ranks.
+// Heads keep their divisibility by tensor and context ranks, groups by heads and ranks.
 void shrink_layer(Arguments& a, Shrinker& shrinker, int64_t tp_before) {
   TransformerConfig& t = a.transformer;
   const int64_t tp = a.parallel.tensor_model_parallel_size, cp = a.parallel.context_parallel_size;
   const int64_t heads_before = t.num_attention_heads, groups_before = t.query_groups();
   const int64_t unit = tp * cp;
-  // Heads of one group, as few as show grouping
+  // Heads per group: as few as still test grouping
   const int64_t ratio = std::min<int64_t>(heads_before / groups_before, 2);
   int64_t groups = groups_before >= tp_before
                        ? (groups_before % (tp_before * cp) == 0 ? unit : tp)
@@ -111,7 +110,7 @@ void shrink_layer(Arguments& a, Shrinker& shrinker, int64_t tp_before) {
   int64_t heads = std::lcm(groups * ratio, unit);
   if (groups_before == heads_before) groups = heads;
   int64_t head_size = 8;
-  // Ranks that share groups divide all rows
+  // Ranks that share a KV group split all of its rows
   while ((heads + 2 * groups) * head_size % tp != 0) head_size += 8;
   const int64_t hidden = heads * head_size;
   const double widening =
@@ -126,7 +125,7 @@ void shrink_layer(Arguments& a, Shrinker& shrinker, int64_t tp_before) {
   const int64_t length_before = t.seq_length, length = std::max<int64_t>(16, 2 * unit * 2);
   shrinker.set("--seq-length", t.seq_length, (length + 2 * unit - 1) / (2 * unit) * (2 * unit));
   t.max_position_embeddings = t.seq_length;
-  if (t.lora_rank > kMostLoraRank) {  // adapters are scaled as they were
+  if (t.lora_rank > kMostLoraRank) {  // keep the scale alpha / rank
     t.lora_alpha =
         t.lora_alpha.value_or(double(t.lora_rank)) * double(kMostLoraRank) / double(t.lora_rank);
     shrinker.set("--lora-rank", t.lora_rank, kMostLoraRank);
@@ -144,15 +143,15 @@ void shrink_layer(Arguments& a, Shrinker& shrinker, int64_t tp_before) {
     if (side > 0) side = std::max<int64_t>(1, side * t.seq_length / length_before);
 }
 
-// Whether a pattern of parameter names may name layers by number.
+// Whether a pattern of parameter names may contain layer numbers.
 bool names_layers(const std::vector<std::string>& patterns) {
   return std::any_of(patterns.begin(), patterns.end(), [](const std::string& pattern) {
     return pattern.find_first_of("0123456789") != std::string::npos;
   });
 }
 
-// Even divisions keep two layers a segment at most; uneven ones (a layout, first and last counts)
-// and layers that are described one by one keep their numbers.
+// Even divisions keep at most two layers per segment; uneven ones (a layout, counts of the first
+// and last stage) and layers that are configured one by one keep the number of layers.
 void shrink_depth(Arguments& a, Shrinker& shrinker) {
   const PipelineConfig& p = a.pipeline;
   const int64_t pp = a.parallel.pipeline_model_parallel_size;
@@ -205,7 +204,7 @@ void shrink_run(Arguments& a, Shrinker& shrinker, int64_t microbatches_before) {
   t.enable_cuda_graph = false;
   t.cuda_graph_impl = CudaGraphImpl::kNone;
   if (a.transformer.cross_entropy_fusion_impl == CrossEntropyFusion::kLinear)
-    a.transformer.cross_entropy_chunk_tokens = 5;  // so that there are several parts
+    a.transformer.cross_entropy_chunk_tokens = 5;  // so that there are several chunks
   DataConfig data;
   data.mock_data = true;
   data.num_workers = 0;
@@ -217,9 +216,9 @@ void shrink_run(Arguments& a, Shrinker& shrinker, int64_t microbatches_before) {
   a.tokenizer = {};
   a.tokenizer.tokenizer_type = "NullTokenizer";
   a.tokenizer.vocab_size = 101;
-  // So that every tensor rank has tokens, and some have padding
+  // So that every tensor rank has vocabulary rows, and some have padding
   a.tokenizer.make_vocab_size_divisible_by = 8;
-  // What rounds on purpose says nothing about the layout.
+  // Types that round on purpose would hide differences of the layout.
   shrinker.set_wide("--main-params-dtype", a.optimizer.main_params_dtype);
   shrinker.set_wide("--exp-avg-dtype", a.optimizer.exp_avg_dtype);
   shrinker.set_wide("--exp-avg-sq-dtype", a.optimizer.exp_avg_sq_dtype);
@@ -229,19 +228,18 @@ void shrink_run(Arguments& a, Shrinker& shrinker, int64_t microbatches_before) {
                                                                : "--fp4-format off");
     a.transformer.remove_quantization();
   }
-  // A dynamic loss scale comes down to what the gradients bear by skipping steps; there are too few
-  // here.
+  // A dynamic loss scale finds its value by skipping steps; there are too few steps here.
   if (a.optimizer.fp16 && !a.optimizer.loss_scale) {
     a.optimizer.loss_scale = 1024;
     shrinker.note("--loss-scale 1024");
   }
-  // Adam divides what should be a zero gradient by epsilon: with 1e-8, rounding alone moves a
-  // weight beyond the band.
+  // Adam divides gradients by their size plus epsilon: with 1e-8, the rounding error of a gradient
+  // that should be zero moves a weight beyond the tolerance.
   if (a.optimizer.optimizer == OptimizerType::kAdam && a.optimizer.adam_eps < kLeastAdamEps) {
     shrinker.note(cat("--adam-eps ", a.optimizer.adam_eps, " -> ", kLeastAdamEps));
     a.optimizer.adam_eps = kLeastAdamEps;
   }
-  // A schedule that moves the weights in the few steps that are run.
+  // A schedule that changes the weights within the few steps that are run.
   const OptimizerType optimizer = a.optimizer.optimizer;
   a.optimizer.lr = optimizer == OptimizerType::kAdam ? 1e-3 : 1e-2;
   a.optimizer.lr_warmup_iters = 0;
@@ -250,7 +248,7 @@ void shrink_run(Arguments& a, Shrinker& shrinker, int64_t microbatches_before) {
   a.optimizer.lr_decay_iters.reset();
   a.optimizer.lr_decay_samples.reset();
   a.optimizer.lr_decay_style = LrDecayStyle::kConstant;
-  a.transformer.init_method_std = 0.2;  // so that every part of a tiny model matters
+  a.transformer.init_method_std = 0.2;  // so that every part of a tiny model affects the loss
 }
 
 const char* name_of(at::ScalarType dtype) {
@@ -268,7 +266,7 @@ const char* quantity_of(const std::string& name) {
   return "loss";
 }
 
-// "step 2" of "step 2 gradient of ..."; empty for what is compared once.
+// "step 2" of "step 2 gradient of ..."; empty for quantities that are compared once.
 std::string step_of(const std::string& name) {
   return name.starts_with("step ") ? name.substr(0, name.find(' ', 5)) : "";
 }
@@ -293,7 +291,8 @@ Proof summarize(at::ScalarType dtype, const std::vector<Comparison>& comparisons
     for (const Comparison& c : comparisons) {
       if (line.quantity != quantity_of(c.name)) continue;
       ++line.compared;
-      // Later steps fail as a consequence; the worst of the first one is nearer to the cause.
+      // Later steps fail as a consequence; the worst comparison of the first failing step is nearer
+      // to the cause.
       if (!c.holds() && ++line.failed == 1) {
         failed_step = step_of(c.name);
         worst = -1;
@@ -310,15 +309,15 @@ Proof summarize(at::ScalarType dtype, const std::vector<Comparison>& comparisons
   return proof;
 }
 
-// The band of each comparison in the run's own type: a multiple of the distance between the serial
-// run in this type and the one in fp64. A single tensor may be near by luck, so the distance of its
-// kind as a whole counts too. Loss, gradient norm and clip factor are one number each: they are not
-// asked to be nearer than the gradients as a whole.
+// Tolerance of each comparison in the run's own type: a multiple of the distance between the serial
+// runs in this type and in fp64. A single tensor may be close by chance, so the distance over all
+// tensors of its kind is also allowed. Loss, gradient norm and clip factor are one number each:
+// they need not be closer than the gradients as a whole.
 std::vector<Comparison> compare_rounded(const TrainingTrace& trace, const TrainingTrace& serial,
                                         const TrainingTrace& exact) {
   std::vector<Comparison> out = compare_traces(trace, serial, 0);
   const std::vector<Comparison> rounding = compare_traces(serial, exact, 0);
-  // Sizes of the quantities: what relative differences of 1 allow.
+  // Norms of the quantities: the allowed differences for a relative tolerance of 1.
   const std::vector<Comparison> sizes = compare_traces(serial, exact, 1);
   std::map<std::string, std::pair<double, double>> of_kind;  // squares of distance and size
   for (size_t i = 0; i < rounding.size(); ++i) {
@@ -332,7 +331,7 @@ std::vector<Comparison> compare_rounded(const TrainingTrace& trace, const Traini
   };
   MEGATRON_ASSERT(out.size() >= rounding.size());
   for (size_t i = 0; i < rounding.size(); ++i) {
-    if (out[i].name != rounding[i].name) continue;  // something is missing, which stays a failure
+    if (out[i].name != rounding[i].name) continue;  // a missing quantity remains a failure
     const double relative =
         std::max(relative_of(quantity_of(out[i].name)), relative_of("gradients"));
     out[i].allowed = kRoundingBand * (rounding[i].difference + relative * sizes[i].allowed);
@@ -348,13 +347,13 @@ std::vector<Proof> prove_with(const Tracer& tracer, const Arguments& arguments, 
   const Arguments one = serial_arguments(arguments);
   const at::ScalarType dtype = model_dtype(arguments.optimizer);
   std::vector<Proof> proofs;
-  // Of one rank on its own: the others wait for the first one meanwhile.
+  // The serial run is on the first rank only; the others wait for it.
   const TrainingTrace exact = speaks ? tracer(one, at::kDouble, num_steps, false) : TrainingTrace{};
   TrainingTrace layout = tracer(arguments, at::kDouble, num_steps, true);
   if (speaks)
     proofs.push_back(
         summarize(at::kDouble, compare_traces(layout, exact, kExactBand), layout.faults));
-  // One step: after an update rounding is no longer the only thing that differs.
+  // One step only: after an update the runs differ by more than rounding.
   const TrainingTrace serial = speaks ? tracer(one, dtype, 1, false) : TrainingTrace{};
   layout = tracer(arguments, dtype, 1, true);
   if (!speaks) return proofs;

@@ -114,7 +114,7 @@ class PreferenceSets {
   const DatasetRequest& request_;
   const Tokenizer& tokenizer_;
   PreferenceOptions options_;
-  std::optional<ChatTemplate> template_;  // once a conversation was met
+  std::optional<ChatTemplate> template_;  // made for the first conversation
 };
 
 }  // namespace
@@ -128,7 +128,7 @@ PretrainTask dpo_task(const Arguments& arguments) {
   task.loss_per_token = false;
   task.metrics.assign(std::begin(kDpoMetrics), std::end(kDpoMetrics));
   task.datasets_provider = [](const Arguments& arguments, const DatasetRequest& request) {
-    // Neighbours of made-up text are pairs without prompts.
+    // Neighbouring samples of synthetic text are pairs without prompts.
     if (arguments.data.mock_data) return build_train_valid_test_datasets(arguments.data, request);
     return PreferenceSets(arguments, request).build();
   };

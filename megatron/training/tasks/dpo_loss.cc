@@ -10,8 +10,8 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-// The sum over the ranks that hold parts of the sequences. Each rank gives its share (1/c) of what
-// follows, so the gradient of the whole is c times that of the share.
+// Sum over the context-parallel ranks. Each rank contributes 1/c of the loss that is computed from
+// it, so the gradient of the whole is c times that of the rank's share.
 struct SumOverContext : torch::autograd::Function<SumOverContext> {
   static at::Tensor forward(AutogradContext* context, const at::Tensor& x, const ProcessGroup* cp) {
     context->saved_data["ranks"] = static_cast<int64_t>(cp->size());
@@ -52,7 +52,7 @@ DpoLoss dpo_loss(const at::Tensor& token_losses, const at::Tensor& loss_mask,
   const double e = options.label_smoothing;
   at::Tensor losses = at::log_sigmoid(margin) * (e - 1.0);
   if (e > 0) losses = losses - e * at::log_sigmoid(-margin);
-  at::Tensor lengths;  // [b] tokens of the response
+  at::Tensor lengths;  // [b] number of response tokens
   {
     const at::NoGradGuard no_grad;
     lengths = over_context(loss_mask.sum(1).to(log_probs.scalar_type()), cp);

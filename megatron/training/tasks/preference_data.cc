@@ -93,7 +93,7 @@ class Reader {
                              const ordered_json& rejected) const {
     MEGATRON_CHECK(options_.render, where_, ": holds messages, which need a chat template",
                    "\nhint: give --chat-template, or a tokenizer whose folder has one");
-    size_t common = 0;  // messages of the responses that are part of the prompt
+    size_t common = 0;  // number of common messages, which are the prompt
     if (prompt.is_null()) {
       prompt = ordered_json::array();
       while (common < chosen.size() && common < rejected.size() &&

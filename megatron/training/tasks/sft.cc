@@ -1,4 +1,4 @@
-// Supervised fine-tuning: the model of the task "gpt" on conversations.
+// Supervised fine-tuning: the model of task "gpt" on conversations.
 #include <filesystem>
 #include <map>
 #include <mutex>
@@ -32,7 +32,7 @@ void report(const std::string& path, Split split, const SftCounts& counts,
   log_info(text);
 }
 
-// Files that several splits share are read once.
+// Reads files once, even if several splits use them.
 class Files {
  public:
   Files(const Arguments& arguments, const Tokenizer& tokenizer)
