@@ -17,8 +17,8 @@ ChatTemplate load_template(const std::filesystem::path& folder, const std::strin
   return load_chat_template(folder, given, has_tools);
 }
 
-// The first special token that follows a message of the assistant; none: the template closes its
-// turns with plain text, or refuses the conversation that is tried.
+// The first special token that follows a message of the assistant; none: the template ends turns
+// with plain text, or rejects the probe conversation.
 std::optional<int32_t> end_of_turn(const ChatTemplate& chat_template, const Tokenizer& tokenizer) {
   constexpr std::string_view kMark = "@@the turn of the assistant@@";
   ChatInput input;

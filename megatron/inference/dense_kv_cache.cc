@@ -8,8 +8,8 @@
 namespace megatron {
 namespace {
 
-// `buffer` [n, ...] with room for `needed` rows at least, of which the first `held` are kept; at
-// most `capacity` rows.
+// Grows `buffer` [n, ...] to at least `needed` and at most `capacity` rows, keeping the first
+// `held`.
 void reserve(at::Tensor& buffer, const at::Tensor& like, int64_t held, int64_t needed,
              int64_t capacity) {
   constexpr int64_t kLeast = 256;

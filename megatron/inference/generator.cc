@@ -13,7 +13,8 @@ namespace {
 // The device of a model's parameters.
 at::Device device_of(Model& model) { return model.parameters().front()->value.device(); }
 
-// One row on its way: its tokens, its text so far, and what may still become a stop string.
+// One row being generated: its tokens, its text so far, and text held back because it may become a
+// stop string.
 class Row {
  public:
   Row(const Tokenizer& tokenizer, const GenerateOptions& options)
@@ -25,7 +26,7 @@ class Row {
 
   bool finished() const { return finished_; }
 
-  // Takes the next token; returns the text that is certain to stay.
+  // Adds a token; returns the text that is now final.
   std::string push(int32_t token) {
     const std::vector<int32_t>& stops = options_.stop_tokens;
     if ((options_.stop_at_eod && eod_ && token == *eod_) ||
@@ -34,7 +35,7 @@ class Row {
     result.tokens.push_back(token);
     const bool shown =
         token < vocab_size_ && !(options_.skip_special_tokens && tokenizer_.is_special(token));
-    if (shown) held_ += decoder_.push(token);  // models may have ids that stand for no text
+    if (shown) held_ += decoder_.push(token);  // models may have ids without text
     if (static_cast<int64_t>(result.tokens.size()) >= options_.tokens_to_generate) {
       std::string piece = release();
       return finished_ ? piece : piece + finish(FinishReason::kLength);
@@ -84,7 +85,7 @@ class Row {
   bool finished_ = false;
 };
 
-// Left-padded ids [b, s] and how many pads each row has.
+// Left-padded ids [b, s] and the number of padding positions per row.
 struct PaddedBatch {
   at::Tensor tokens;
   std::vector<int64_t> padding;
@@ -148,8 +149,8 @@ std::vector<Row> start_rows(const ModelConfig& config, const Tokenizer& tokenize
   return rows;
 }
 
-// Whether a row's next token is the first beyond the original length of longrope: its keys are then
-// rotated by other frequencies, and all of them are computed anew.
+// Whether a row's next token is the first beyond longrope's original length: its keys then need
+// other rotary frequencies, and the KV cache is recomputed.
 bool crosses_rope_border(const TransformerConfig& config, const std::vector<Row>& rows,
                          int64_t step) {
   if (config.rope_scaling_type != RopeScaling::kLongRope) return false;

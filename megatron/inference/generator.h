@@ -1,4 +1,4 @@
-// Prompts in, text out: batched decoding of a GPT model with a KV cache.
+// Text generation: batched decoding of a GPT model with a KV cache.
 #pragma once
 
 #include <functional>
@@ -17,8 +17,8 @@ struct GenerateOptions {
   int64_t tokens_to_generate = 64;
   std::vector<std::string> stop;  // text ends before the first of these
   bool stop_at_eod = true;
-  std::vector<int32_t> stop_tokens;  // each ends the text as the end of document does
-  bool skip_special_tokens = false;  // they are generated, and stand in no text
+  std::vector<int32_t> stop_tokens;  // each ends the text, as the end of document does
+  bool skip_special_tokens = false;  // special tokens are generated, but not in the text
 };
 
 enum class FinishReason { kLength, kStop, kEndOfDocument };
@@ -30,21 +30,22 @@ struct Generation {
   FinishReason finish_reason = FinishReason::kLength;
 };
 
-// Called with each piece of new text of a prompt, in order; pieces join to Generation::text.
+// Called with each new piece of text of a prompt, in order; the pieces concatenate to
+// Generation::text.
 using StreamCallback = std::function<void(size_t prompt, std::string_view piece)>;
 
 // Generates for all prompts together. A prompt without tokens starts from the end-of-document
-// token. Row i draws with (seed, i), so its text does not depend on the other prompts (but for
-// rounding in the batch). Throws Error when a prompt is too long for the model's positions.
-std::vector<Generation> generate(Model& model, const Tokenizer& tokenizer,
+// token. Row i samples with key (seed, i), so its text does not depend on the other prompts (except
+// for rounding in the batch). Throws Error if a prompt is too long for the model's positions.
+std::vector<Generation> generate(GPTModel& model, const Tokenizer& tokenizer,
                                  std::span<const std::string> prompts,
                                  const GenerateOptions& options, const StreamCallback& stream = {});
 
-// Logits of one row of ids by the full forward, without a cache.   return [s, vocab_size] fp32 on
-// the CPU
-at::Tensor full_logits(Model& model, std::span<const int32_t> ids);
+// Logits of one sequence by a full forward without a KV cache. Returns [s, vocab_size] fp32 on the
+// CPU.
+at::Tensor full_logits(GPTModel& model, std::span<const int32_t> ids);
 
-// The longest run of positions the model can hold; -1: no limit.
-int64_t max_positions(const ModelConfig& config);
+// The longest sequence that the model has positions for; -1: no limit.
+int64_t max_positions(const GPTConfig& config);
 
 }  // namespace megatron

@@ -51,7 +51,7 @@ int64_t sample_token(const at::Tensor& logits, int64_t vocab_size, const Samplin
                  "\nhint: the checkpoint may come from a run that diverged");
   if (config.greedy || config.top_k == 1) return best;
 
-  // Tokens by falling logit; ties by number, so that the order is unique.
+  // Tokens by descending logit; ties by id, so that the order is unique.
   std::vector<int64_t> order(static_cast<size_t>(vocab_size));
   std::iota(order.begin(), order.end(), 0);
   const auto falling = [&](int64_t a, int64_t b) { return x[a] != x[b] ? x[a] > x[b] : a < b; };

@@ -1,4 +1,4 @@
-// From the logits of one position to a token.
+// Samples a token from the logits of one position.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -9,7 +9,7 @@
 
 namespace megatron {
 
-// Flags of sampling; the defaults sample from the model's own distribution.
+// Flags of sampling; the defaults sample from the unmodified distribution.
 struct SamplingConfig : Config {
   bool greedy = false;
   double temperature = 1.0;
@@ -21,10 +21,10 @@ struct SamplingConfig : Config {
   void validate(Violations& violations) const override;
 };
 
-// The token for one row of logits. The draw is a function of (seed, row, position) alone, so that a
-// prompt gets the same text whatever else is in its batch.
+// Samples a token from one row of logits. The random number depends only on (seed, row, position),
+// so the text of a prompt does not depend on its batch.
 //
-//   logits  [v] on the CPU, any floating type; only the first vocab_size columns count
+//   logits  [v] on the CPU, any floating type; only the first vocab_size columns are used
 int64_t sample_token(const at::Tensor& logits, int64_t vocab_size, const SamplingConfig& config,
                      int64_t row, int64_t position);
 

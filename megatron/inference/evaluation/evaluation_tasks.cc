@@ -17,7 +17,7 @@ namespace {
 
 using nlohmann::json;
 
-// -- text as Python's str has it, on UTF-8
+// -- Python's str methods, on UTF-8
 
 bool is_space(uint32_t c) {  // str.isspace()
   return (c >= 0x09 && c <= 0x0d) || (c >= 0x1c && c <= 0x20) || c == 0x85 || c == 0xa0 ||
@@ -25,7 +25,7 @@ bool is_space(uint32_t c) {  // str.isspace()
          c == 0x205f || c == 0x3000;
 }
 
-// Where the white space at the end begins.
+// Start of the trailing white space.
 size_t end_of_text(std::string_view text) {
   size_t end = 0;
   for (size_t at = 0; at < text.size();) {
@@ -146,7 +146,7 @@ class Line {
   }
   Line object(const char* key) const { return {at(key), cat(where_, ": \"", key, "\"")}; }
 
-  // The index that a label means: a number, its decimal text, or a letter from A.
+  // The index given by a label: a number, its decimal text, or a letter from A.
   size_t index(const char* key, size_t count) const { return index(at(key), key, count); }
   size_t index(const json& label, const char* key, size_t count) const {
     int64_t i = -1;
@@ -190,7 +190,7 @@ EvaluationExample read_lambada(const Line& line) {
 }
 
 EvaluationExample read_hellaswag(const Line& line) {
-  const auto clean = [](std::string_view text) {  // brackets are left from WikiHow
+  const auto clean = [](std::string_view text) {  // bracketed artifacts of WikiHow
     return replace_all(without_brackets(replace_all(strip(text), " [title]", ". ")), "  ", " ");
   };
   EvaluationExample example;
@@ -261,7 +261,7 @@ EvaluationExample read_mmlu(const Line& line) {
   return example;
 }
 
-// The last question is scored; those before it stand in the context with their answers.
+// The last question is scored; earlier ones are part of the context, with their answers.
 EvaluationExample read_race(const Line& line) {
   struct Problem {
     std::string question;
@@ -333,9 +333,9 @@ struct Encoded {
   size_t context = 0;  // of them
 };
 
-// The whole text is encoded at once, and what is scored are its ids behind as many as the context
-// alone has. White space at the end of the context goes with what follows, as tokens usually begin
-// with it.
+// The whole text is encoded at once; scored are its ids after the first n, with n = number of ids
+// of the context alone. Trailing white space of the context moves to the continuation, because
+// tokens usually begin with it.
 Encoded encode_pair(const Tokenizer& tokenizer, std::string context, std::string continuation,
                     const EvaluationOptions& options, const std::string& where) {
   Encoded out;
@@ -364,12 +364,12 @@ Encoded encode_pair(const Tokenizer& tokenizer, std::string context, std::string
   return out;
 }
 
-// Windows of a document: each predicts the next ids and sees as much before them as fits.
+// Windows of a document: each scores the next ids, with as much context before them as fits.
 void add_windows(std::span<const int32_t> ids, const EvaluationOptions& options,
                  std::vector<ScoreRequest>& out) {
   const auto length = static_cast<size_t>(options.max_length);
   const auto stride = static_cast<size_t>(options.stride.value_or(options.max_length));
-  size_t done = 1;  // ids that are scored, and the first, which is given
+  size_t done = 1;  // scored ids, and the first one, which is context
   bool first = true;
   while (done < ids.size()) {
     const size_t reach = first ? length + 1 - done : stride;
@@ -414,7 +414,7 @@ void add_choices(const EvaluationExample& example, const Tokenizer& tokenizer,
   out.tokens.push_back(tokens);
 }
 
-// A mean and its standard error from a sum of zeros and ones.
+// Mean and standard error of `count` zeros and ones with sum `right`.
 EvaluationMetric accuracy(std::string name, int64_t right, int64_t count) {
   const double n = static_cast<double>(count), p = static_cast<double>(right) / n;
   EvaluationMetric metric{std::move(name), p, {}};
@@ -552,7 +552,7 @@ EvaluationTask read_evaluation_task(const std::string& name, const std::string& 
 void add_few_shot_examples(EvaluationTask& task, const EvaluationTask& shots, int64_t count) {
   MEGATRON_CHECK(task.kind == EvaluationKind::kChoices, "--num-fewshot has no effect on ",
                  task.name, ", which has no choices");
-  // A subject has examples of its own, where the file of examples has subjects.
+  // With subjects in the file of few-shot examples, each subject uses its own.
   std::map<std::string, std::string> prefixes;
   for (EvaluationExample& example : task.examples) {
     auto [found, inserted] = prefixes.try_emplace(example.group);

@@ -1,5 +1,5 @@
-// What `megatron evaluate` measures: data files of public benchmarks as texts to score, and scores
-// as metrics.
+// Evaluation tasks of `megatron evaluate`: data files of public benchmarks to texts to score, and
+// scores to metrics.
 //
 // Prompts and metrics are those of lm-evaluation-harness (EleutherAI), so that numbers can be
 // compared:
@@ -28,22 +28,22 @@ namespace megatron {
 
 enum class EvaluationKind { kPerplexity, kLastWord, kChoices };
 
-// One example: a context and the texts that may follow it.
+// One example: a context and its possible continuations.
 struct EvaluationExample {
   std::string where;                 // "file:12"
-  std::string description;           // stands before few-shot examples and the context
+  std::string description;           // precedes few-shot examples and the context
   std::string context;               // empty: a document of kPerplexity
-  std::vector<std::string> choices;  // what may follow it; the space before them is `delimiter`
+  std::vector<std::string> choices;  // continuations; separated from the context by `delimiter`
   std::string delimiter = " ";
   size_t gold = 0;
   std::string group;  // subject of MMLU
-  int64_t words = 0;  // kPerplexity: of the document, by white space
+  int64_t words = 0;  // kPerplexity: words of the document, split at white space
 };
 
 struct EvaluationTask {
   std::string name;
   EvaluationKind kind = EvaluationKind::kChoices;
-  bool normalized = false;  // choices differ in length: acc_norm and acc_bytes say something
+  bool normalized = false;  // choices differ in length, so that acc_norm and acc_bytes are reported
   std::string file;
   std::vector<EvaluationExample> examples;
 };
@@ -51,31 +51,31 @@ struct EvaluationTask {
 // "perplexity, lambada, ..."
 std::string evaluation_task_names();
 
-// Reads a file. `limit`: the first examples only. Throws Error naming file, line and field; the
-// content of no field is trusted.
+// Reads a file. `limit`: the first examples only. Throws Error naming file, line and field; every
+// field is validated.
 EvaluationTask read_evaluation_task(const std::string& name, const std::string& file,
                                     std::optional<int64_t> limit = {});
 
-// Puts the first `count` examples of `shots`, with their answers, before every context.
-// Throws Error when there are fewer, or the task has no choices.
+// Prepends the first `count` examples of `shots`, with their answers, to every context. Throws
+// Error if there are fewer, or the task has no choices.
 void add_few_shot_examples(EvaluationTask& task, const EvaluationTask& shots, int64_t count);
 
 struct EvaluationOptions {
-  int64_t max_length = 0;  // tokens of one input; longer contexts lose their beginning
+  int64_t max_length = 0;  // tokens of one input; longer contexts are truncated at the beginning
   std::optional<int64_t>
-      stride;  // perplexity: tokens that each window after the first adds; none: max_length
-  std::optional<int32_t> prefix;       // stands before documents and in place of empty contexts
-  bool add_prefix_to_context = false;  // before every context, too
+      stride;  // perplexity: new tokens per window after the first; none: max_length
+  std::optional<int32_t> prefix;       // prepended to documents; replaces empty contexts
+  bool add_prefix_to_context = false;  // prepended to every context, too
 };
 
-// The texts of an example as ids. `first` counts requests: a document has one per window, choices
-// one each.
+// The examples as token ids. `first` indexes requests: a document has one per window, choices one
+// each.
 struct EvaluationRequests {
-  std::vector<std::vector<int32_t>> texts;  // what the requests point into
+  std::vector<std::vector<int32_t>> texts;  // memory that the requests point into
   std::vector<ScoreRequest> requests;
-  std::vector<size_t> first;    // of each example, and the end
-  std::vector<int64_t> tokens;  // of each example: those that are scored
-  int64_t num_truncated = 0;    // inputs that lost their beginning
+  std::vector<size_t> first;    // first request of each example, and the end
+  std::vector<int64_t> tokens;  // scored tokens of each example
+  int64_t num_truncated = 0;    // truncated inputs
 
   EvaluationRequests() = default;
   EvaluationRequests(EvaluationRequests&&) = default;
@@ -88,13 +88,13 @@ struct EvaluationMetric {
   std::string name;
   double value = 0.0;
   std::optional<double>
-      standard_error;  // of a mean over examples; none where there is no simple law
+      standard_error;  // of a mean over examples; none: not computed for this metric
 };
 
 struct EvaluationResult {
   int64_t examples = 0;
   std::vector<EvaluationMetric> metrics;
-  // Accuracy by group, in the order of the names; empty with fewer than two groups.
+  // Accuracy by group, sorted by name; empty with fewer than two groups.
   struct Group {
     std::string name;
     int64_t examples = 0;
@@ -109,7 +109,7 @@ struct EvaluationResult {
 EvaluationResult evaluate(const EvaluationTask& task, const EvaluationRequests& requests,
                           std::span<const Score> scores);
 
-// The index that the log-likelihoods of an example choose; the first of equals.
+// Index of the choice with the highest log-likelihood; the first of equals.
 size_t most_likely_choice(std::span<const Score> scores);
 
 }  // namespace megatron

@@ -15,20 +15,20 @@
 namespace megatron {
 namespace {
 
-// Logits in fp32 that may exist at one time.
+// Maximum memory for fp32 logits at one time.
 constexpr int64_t kLogitsBytes = int64_t{256} << 20;
 
 std::span<const int32_t> inputs_of(const ScoreRequest& request) {
   return request.ids.first(request.ids.size() - 1);
 }
 
-// One row of a batch: an input and the requests that it answers.
+// One row of a batch: an input and its requests.
 struct Row {
   std::span<const int32_t> inputs;
   std::vector<size_t> requests;
 };
 
-// A place in a batch whose next token is asked for.
+// A position in a batch whose next token is scored.
 struct Target {
   int64_t place = 0;  // position * rows + row
   int64_t id = 0;
@@ -102,8 +102,8 @@ class Scorer {
     return rows;
   }
 
-  // Longrope takes its frequencies by the length of the whole batch: rows on both sides of the
-  // border do not mix.
+  // Longrope chooses frequencies by the longest row of a batch, so rows up to and beyond its
+  // original length are not mixed.
   bool beyond_rope_border(const Row& row) const {
     const TransformerConfig& t = config_.transformer;
     return t.rope_scaling_type == RopeScaling::kLongRope &&
@@ -123,7 +123,7 @@ class Scorer {
   void forward(std::span<const Row> batch) {
     const auto b = static_cast<int64_t>(batch.size());
     const auto s = static_cast<int64_t>(batch[0].inputs.size());
-    at::Tensor tokens = at::zeros({b, s}, at::kLong);  // what pads a row is seen by no row's tokens
+    at::Tensor tokens = at::zeros({b, s}, at::kLong);  // no token attends to the padding
     std::vector<Target> targets;
     for (int64_t r = 0; r < b; ++r) {
       const Row& row = batch[static_cast<size_t>(r)];
@@ -171,7 +171,7 @@ class Scorer {
   at::Tensor most_likely(const at::Tensor& logits) const {
     const int64_t columns = logits.size(1), first = groups_.tp.rank() * columns;
     const int64_t valid = std::clamp<int64_t>(config_.vocab_size - first, 0, columns);
-    // max() says nothing about which of equal elements it takes.
+    // max() does not specify which of equal elements it returns.
     const auto first_of = [&](const at::Tensor& own, const at::Tensor& largest) {
       const at::Tensor index = at::arange(first, first + valid, logits.options().dtype(at::kLong));
       return at::where(own == largest.unsqueeze(1), index,
@@ -216,7 +216,7 @@ class Scorer {
   const ScoringOptions& options_;
   const ModelConfig& config_;
   const at::Device device_;
-  std::vector<double> logprobs_, misses_;  // of each request; zero where another rank has its row
+  std::vector<double> logprobs_, misses_;  // by request; zero if another rank has its row
 };
 
 }  // namespace
