@@ -54,8 +54,8 @@ std::string ControlChannel::take(const std::string& key, int from, const char* w
       next_look = now + interval_;
       std::optional<std::string> current = store_->find(sign);
       if (looked && current != seen) {
-        since = now;
-        if (rank_ == 0) progress();  // ranks that wait for rank 0 wait for this one, too
+        waited = 0;
+        if (rank_ == 0) progress();  // those who wait for this rank wait for that one
       }
       looked = true;
       seen = std::move(current);

@@ -29,9 +29,11 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using Condition = RankState::Condition;
 
-constexpr double kBeatSeconds = 1.0;   // between heartbeats
-constexpr double kTickSeconds = 0.25;  // between checks of the peers
-// How long the reporter waits for the others' states
+constexpr double kBeatSeconds = 1.0;   // between signs of life
+constexpr double kTickSeconds = 0.25;  // between looks at the peers
+// A gap between two looks at the clock that says that this process, or its machine, was paused.
+constexpr double kPauseSeconds = 2.0;
+// How long the reporting rank waits for the others' states
 constexpr double kCollectSeconds = 1.5;
 constexpr double kVerdictSeconds = 3.0;  // how long the others wait for the verdict
 // How long the main thread may take to exit by itself after the report
@@ -140,8 +142,8 @@ struct FailureMonitor::Impl {
   std::shared_ptr<Store> store;  // only used by the monitor's thread
   std::string process = cat("process ", getpid(), " on ", host_name());
   std::atomic<double> timeout;
-  std::atomic<double> last_tick{seconds_now()};
-  std::atomic<int64_t> work{0};           // number of progress() calls of this rank
+  std::atomic<double> last_tick{0};       // of awake_seconds()
+  std::atomic<int64_t> work{0};           // calls of progress() of this rank
   std::atomic<double> last_work{-1e300};  // when progress of any rank was last seen
   std::mutex clock_mutex;
   const double clock_start = seconds_now();

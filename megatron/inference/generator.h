@@ -35,17 +35,17 @@ struct Generation {
 using StreamCallback = std::function<void(size_t prompt, std::string_view piece)>;
 
 // Generates for all prompts together. A prompt without tokens starts from the end-of-document
-// token. Row i samples with key (seed, i), so its text does not depend on the other prompts (except
-// for rounding in the batch). Throws Error if a prompt is too long for the model's positions.
-std::vector<Generation> generate(GPTModel& model, const Tokenizer& tokenizer,
+// token. Row i draws with (seed, i), so its text does not depend on the other prompts (but for
+// rounding in the batch). Throws Error when a prompt is too long for the model's positions.
+std::vector<Generation> generate(Model& model, const Tokenizer& tokenizer,
                                  std::span<const std::string> prompts,
                                  const GenerateOptions& options, const StreamCallback& stream = {});
 
-// Logits of one sequence by a full forward without a KV cache. Returns [s, vocab_size] fp32 on the
-// CPU.
-at::Tensor full_logits(GPTModel& model, std::span<const int32_t> ids);
+// Logits of one row of ids by the full forward, without a cache.   return [s, vocab_size] fp32 on
+// the CPU
+at::Tensor full_logits(Model& model, std::span<const int32_t> ids);
 
-// The longest sequence that the model has positions for; -1: no limit.
-int64_t max_positions(const GPTConfig& config);
+// The longest run of positions the model can hold; -1: no limit.
+int64_t max_positions(const ModelConfig& config);
 
 }  // namespace megatron

@@ -1,5 +1,5 @@
-// Device functions of the trainer other than tensors: name, memory, profiler ranges. Without CUDA
-// the ranges do nothing.
+// What a program needs to know of its device beyond tensors: name, memory, profiler marks.
+// Without CUDA the marks do nothing.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -71,15 +71,7 @@ int run_job(const Launch& launch, const RuntimeOptions& options,
             const std::function<int(const Job&)>& body) {
   Job job;
   job.launch = launch;
-  if (arguments.training.stopped_exit_code.value_or(0) != 0 && launch.launcher == "torchrun" &&
-      !launch.run_id.empty()) {
-    if (launch.rank != 0) return kExitUsage;  // the first rank reports it
-    throw UsageError(
-        "--stopped-exit-code is given under torchrun, which starts the ranks again after any code "
-        "but 0"
-        "\nhint: drop it; outcome.json in the folder of the run tells stopped from finished");
-  }
-  tune_gemms(arguments.training.gemm_tuning ? cache_folder().string() : "");
+  tune_gemms(options.gemm_tuning ? cache_folder().string() : "");
   if (launch.world_size == 1) return with_own_errors([&] { return body(job); });
   set_quiet(launch.rank != 0);
   set_crash_prefix(cat("[rank ", launch.rank, "] "));

@@ -47,12 +47,11 @@ struct RuntimeOptions {
 };
 
 // Runs `body` as one rank of the job that the launcher's environment describes (torchrun, srun,
-// mpirun; none: one rank) and returns what it returns. `arguments` were parsed for
-// launch.world_size ranks; `more`: flags of the command that are not part of them. First checks
-// with the other ranks that all have the same settings (runtime/shared_settings.h); if not, none
-// starts. If any rank throws, dies or hangs, every rank exits with the exit code of that failure
-// (base/exit_codes.h) and one of them logs the reason; see comm/failure_monitor.h.
-int run_job(const Launch& launch, const Arguments& arguments,
-            const std::function<int(const Job&)>& body, std::span<Config* const> more = {});
+// mpirun; none: one rank) and returns what it returns. Meets the other ranks first: all start with
+// the same settings, or none does. When any rank throws, dies or hangs, every rank leaves with the
+// exit code of that failure (base/exit_codes.h) and one of them says why; see
+// comm/failure_monitor.h.
+int run_job(const Launch& launch, const RuntimeOptions& options,
+            const std::function<int(const Job&)>& body);
 
 }  // namespace megatron

@@ -19,10 +19,10 @@ enum class FieldSharing {
 };
 FieldSharing field_sharing(std::string_view name);
 
-// The resolved flags, fingerprints of the data and tokenizer files that they name, and the versions
-// of the program and of libtorch. `more`: flags of the command that are not part of `arguments`. Of
-// files over 1 MiB only size and a few blocks are read, so the cost does not grow with the data.
-RankSettings shared_settings(const Arguments& arguments, std::span<Config* const> more = {});
+// The resolved flags of `configs`, the contents of the files of data and tokenizers that they name,
+// and the builds of the program and of libtorch. Of files over 1 MiB sizes and a few blocks are
+// read: the cost does not grow with the data.
+RankSettings shared_settings(std::span<Config* const> configs);
 
 // "12345 bytes, 8c1e0c93d1a6b8f2" for a file, for the .idx and .bin of a data prefix, for the
 // tokenizer's files in a folder; "no such file". `few_blocks`: reads less of each file.

@@ -390,9 +390,8 @@ void Run::require_final_save() const {
           "\nhint: make room there and start the run again with --start-mode resume-or-fresh"));
 }
 
-// Records new checkpoints in outcome.json, and warns if saving takes longer than the grace period
-// of a signal.
-void Run::note_saves() {
+// Tells the user when a step and a checkpoint take longer than a signal leaves.
+void Run::warn_of_slow_saves() {
   const Checkpointer::Published& newest = checkpointer_.newest();
   if (newest.directory.empty()) return;
   const bool torchrun = job_.launch.launcher == "torchrun" && !job_.launch.run_id.empty();

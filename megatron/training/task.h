@@ -35,24 +35,24 @@ struct StageOutput {
 
 struct PretrainTask {
   std::string name;
-  // Builds one segment and declares its parameters; `groups` outlives the model. `chunks`: those
-  // that this rank has built already.
-  std::function<std::unique_ptr<Module>(const Arguments&, const Vocabulary&, const ParallelGroups&,
-                                        const StageSlice&, const std::vector<Module*>& chunks)>
+  // Declares the parameters of one segment; `groups` outlives the model. `chunks` are those of this
+  // rank that exist already.
+  std::function<std::unique_ptr<Model>(const Arguments&, const Vocabulary&, const ParallelGroups&,
+                                       const StageSlice&, const std::vector<Model*>& chunks)>
       model_provider;
   std::function<TrainValidTestDatasets(const Arguments&, const DatasetRequest&)> datasets_provider;
-  // `input`: activation of the previous segment, undefined on the first. A loss is a pair (sum over
-  // tokens, weight).
-  std::function<StageOutput(Module&, const Batch&, const at::Tensor& input, const ForwardContext&)>
+  // `input` is the activation of the segment before, undefined on the first. A loss is a pair (sum
+  // over tokens, weight).
+  std::function<StageOutput(Model&, const Batch&, const at::Tensor& input, const ForwardContext&)>
       forward_step;
   // With the vocabulary split over the stages (the last segment then outputs an activation, too):
   // this stage's part of the loss of a micro-batch.
   std::function<std::unique_ptr<VocabularyPass>(Model&, const Batch&, const at::Tensor& hidden)>
       begin_loss;
-  // With a reference model (the model before training; with adapters, the same model with adapters
-  // disabled), the micro-batches of a step are first run forward through it. `reference_step` is
-  // its forward_step; loss.sum of the last segment becomes Batch::reference.
-  std::function<StageOutput(Module&, const Batch&, const at::Tensor& input, const ForwardContext&)>
+  // With a reference model, the passes of a step go through it first, forward alone: the model as
+  // it was when training began, which it is again with its adapters off. `reference_step` is
+  // forward_step for it; what the last segment returns as loss.sum becomes Batch::reference.
+  std::function<StageOutput(Model&, const Batch&, const at::Tensor& input, const ForwardContext&)>
       reference_step;
   std::string loss_name = "lm loss";  // in logs
   bool loss_per_token = true;         // the weight of the loss is a number of tokens

@@ -47,17 +47,9 @@ struct EvaluationRecord {
   std::vector<std::pair<std::string, double>> metrics;  // of the task
 };
 
-// Bytes; zero: the device has no allocator statistics.
-struct MemoryUse {
-  int64_t reserved = 0, allocated = 0, max_allocated = 0, num_allocations = 0;
-  int64_t resident = 0;  // of the process on the host
-};
-// The memory line: "memory (MB) | allocated: ... | ..."; with several ranks the maximum of each
-// number, and its rank.
+// The memory line: "memory (MB) | allocated: ... | ..."; of several ranks the largest of each
+// number, and whose it is.
 std::string format_memory(const std::vector<MemoryUse>& ranks);
-// Resident set size of this process in bytes.
-int64_t resident_bytes();
-
 // Constants of the run.
 struct RunFacts {
   int64_t train_iters = 0;

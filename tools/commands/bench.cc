@@ -104,12 +104,11 @@ struct BenchConfig : Config {
   }
 };
 
-// A micro-batch of random tokens; drawn anew for each, never zeros. Every rank that works on these
-// samples draws the same.
+// A micro-batch of new random tokens. All ranks of one data-parallel index generate the same ones.
 Batch random_batch(const Arguments& arguments, int64_t vocab_size, c10::Device device,
                    const ProcessGroup& cp, int64_t first_sample) {
   const int64_t b = arguments.training.micro_batch_size, s = arguments.transformer.seq_length;
-  // Drawn on the device: no step waits for the host, as with the loader of `pretrain`.
+  // Generated on the device, so that no step waits for the host, as in `pretrain`.
   at::Tensor uniform = at::empty({b, s + 1}, at::dtype(at::kFloat).device(device));
   uniform_(uniform, 0.0, 1.0, random_key(arguments.transformer.seed, "bench"), first_sample, s + 1,
            0);
@@ -127,12 +126,12 @@ Batch random_batch(const Arguments& arguments, int64_t vocab_size, c10::Device d
 
 struct Measured {
   double step_ms = 0.0;            // median
-  double timed_step_ms = 0.0;      // of those whose sections are timed
+  double timed_step_ms = 0.0;      // median of steps whose sections are timed
   SectionTimes sections{};         // of this rank
   std::vector<std::string> named;  // slow ranks
   double first_step_ms = 0.0;
   double last_loss = 0.0;
-  KernelProfile kernels;  // of one more step
+  KernelProfile kernels;  // of an additional step
   StepFloor floor;        // --bench-floor
 };
 
@@ -147,7 +146,7 @@ void sleep_ms(double milliseconds) {
   std::this_thread::sleep_for(std::chrono::duration<double, std::milli>(milliseconds));
 }
 
-// Makes one rank slower.
+// Delays one rank artificially.
 class Slowdown {
  public:
   Slowdown(const BenchConfig& config, const Arguments& arguments, int rank, c10::Device device) {
@@ -168,7 +167,7 @@ class Slowdown {
           count;
     }
   }
-  // Steps took so long without it; 0: not yet.
+  // Step time without the delay; 0: no delay yet.
   void set_step(double milliseconds) { step_ms_ = milliseconds; }
   void in_forward() const {
     if (slow_.section == Section::kForward)
@@ -265,8 +264,7 @@ Measured measure(TrainedModel& model, const PretrainTask& plain_task, const Argu
   return measured;
 }
 
-// Rates are per rank: `tokens` and `flops` of a step are those of all ranks divided by their
-// number.
+// Rates are per rank: `tokens` and `flops` are those of a step divided by the number of ranks.
 void print_result(const BenchConfig& config, const Measured& measured, double tokens, double flops,
                   int64_t num_parameters, int ranks, c10::Device device) {
   const double seconds = measured.step_ms / 1e3;
@@ -351,7 +349,7 @@ c10::Device prepare_device(const Arguments& arguments, const Job& job) {
   return choose_device(arguments.training.device, job.local_rank);
 }
 
-// `copy_rate` in bytes per second; 0: no shares of it.
+// `copy_rate` in bytes per second; 0: do not print fractions of it.
 void print_ceilings(const BenchConfig& config, const std::vector<Ceiling>& all, double copy_rate,
                     c10::Device device) {
   JsonWriter json(2);
@@ -444,7 +442,7 @@ int bench_train(const Arguments& arguments, const BenchConfig& config, const Job
                iteration_flops(task.model_flops(arguments, vocabulary), work) / ranks,
                model.num_parameters(), ranks, device);
   for (ModelChunk& chunk : model.chunks) chunk.store->finish_param_sync();
-  job.groups.world.barrier();  // groups are given up when nobody uses them any more
+  job.groups.world.barrier();  // no rank destroys its groups while another uses them
   return 0;
 }
 
@@ -455,7 +453,7 @@ extern "C" int megatron_bench(int argc, char** argv) {
   Arguments arguments;
   arguments.world_size = launch.world_size;
   BenchConfig config;
-  // The machine has no model.
+  // Benchmarks of the machine need no model.
   const bool machine = std::any_of(
       argv, argv + argc, [](const char* word) { return std::string_view(word) == "machine"; });
   std::vector<Config*> configs =
@@ -466,7 +464,7 @@ extern "C" int megatron_bench(int argc, char** argv) {
   options.positional = "what";
   options.finalize = [&] {
     if (config.is("machine")) return;
-    arguments.data = DataConfig();  // tokens are drawn here; nothing is read, evaluated or saved
+    arguments.data = DataConfig();  // tokens are random; nothing is read, evaluated or saved
     arguments.data.mock_data = true;
     arguments.training.save.clear();
     arguments.training.load.clear();

@@ -1,6 +1,6 @@
-// megatron check: every rule that a configuration breaks on a number of ranks, and what it costs
-// where it breaks none: layers and parameters by stage, memory and communication of a rank, the
-// schedule as a picture. Without GPUs.
+// megatron check: all rules that a configuration violates on a number of ranks; for a valid one
+// layers and parameters by stage, memory and communication of a rank, and a drawing of the
+// schedule. Needs no GPU.
 #include "megatron/base/check.h"
 
 #include <optional>
@@ -67,7 +67,7 @@ struct CheckConfig : Config {
   }
 };
 
-// What a run needs and its layout does not depend on; told apart from what was given.
+// Fills in required flags that do not affect the layout. Returns a note for each.
 std::vector<std::string> fill_in(Arguments& arguments) {
   std::vector<std::string> missing;
   const auto fill = [&](bool given, const char* flag, const auto& set) {
@@ -82,7 +82,7 @@ std::vector<std::string> fill_in(Arguments& arguments) {
   fill(has_data, "data (--data-path, or --mock-data)", [&] { data.mock_data = true; });
   fill(!arguments.tokenizer.tokenizer_type.empty(), "--tokenizer-type", [&] {
     TokenizerConfig& tokenizer = arguments.tokenizer;
-    tokenizer.tokenizer_type = "NullTokenizer";  // the size of its vocabulary has to be given
+    tokenizer.tokenizer_type = "NullTokenizer";  // its vocabulary size must be given
     if (!tokenizer.vocab_size) tokenizer.vocab_size = tokenizer.padded_vocab_size;
   });
   fill(arguments.optimizer.lr.has_value() || arguments.training.skip_train, "--lr",
@@ -92,7 +92,7 @@ std::vector<std::string> fill_in(Arguments& arguments) {
   return missing;
 }
 
-// The time of a step needs all three speeds: those of the device that is named, or given ones.
+// The step time needs all three rates: given by flags, or those of the named device.
 void speeds_are_known(const CheckConfig& config, const Arguments& arguments,
                       Violations& violations) {
   std::string missing;

@@ -1,5 +1,5 @@
-// megatron convert-checkpoint: between folders of Hugging Face, our checkpoints and those of
-// Megatron-LM; and from any safetensors, by a map of their names.
+// megatron convert-checkpoint: converts between Hugging Face folders, our checkpoints and those of
+// Megatron-LM; and from any safetensors, by a map of names.
 #include <algorithm>
 #include <filesystem>
 #include <memory>
@@ -34,7 +34,7 @@ namespace {
 enum class Form { kAuto, kHuggingFace, kMegatron, kTorchDist, kSafetensors };
 constexpr std::string_view kForms[] = {"auto", "huggingface", "megatron", "torch_dist",
                                        "safetensors"};
-// Forms that can be written.
+// Formats that can be written.
 constexpr std::span<const std::string_view> kTargets = std::span(kForms).first(4);
 
 struct ConvertConfig : Config {
@@ -105,7 +105,7 @@ at::Tensor read_tensor(const SafetensorsFile& file, const char* name) {
   return tensor;
 }
 
-// The largest relative difference of a row of logits; throws when it is above the tolerance.
+// The largest relative difference of a row of logits; throws if it is above the tolerance.
 double run_probe(const ConvertConfig& config, const std::string& written) {
   const SafetensorsFile file(config.probe);
   const at::Tensor tokens = read_tensor(file, "tokens").to(at::kInt).flatten().contiguous();
@@ -205,7 +205,7 @@ ConvertResult export_to(Form to, const ConvertConfig& config, const ConvertProgr
                                 : export_hf_folder(request, progress);
 }
 
-// A file, or a folder with such files and nothing that says what they are.
+// A .safetensors file, or a folder with such files but no configuration.
 bool is_bare_safetensors(const std::filesystem::path& path) {
   const auto is_file = [](const std::filesystem::path& file) {
     std::error_code ignored;
@@ -219,7 +219,7 @@ bool is_bare_safetensors(const std::filesystem::path& path) {
   return std::any_of(begin(items), end(items), [&](const auto& item) { return is_file(item); });
 }
 
-// What --load is.
+// Format of --load.
 Form form_of(const ConvertConfig& config) {
   if (!config.name_map.empty()) return Form::kSafetensors;
   if (is_hf_folder(config.load)) return Form::kHuggingFace;
@@ -275,10 +275,10 @@ extern "C" int megatron_convert_checkpoint(int argc, char** argv) {
       return 0;
     }
   } catch (const UsageError&) {
-    // What is wrong is reported by the parse that counts; this one looks for --load.
+    // The main parse reports errors; this one only looks for --load.
   }
   if (!config.load.empty()) from = form_of(config);
-  // What a checkpoint of Megatron-LM says of its model is the default of the model's flags.
+  // A Megatron-LM checkpoint's arguments are the defaults of the model's flags.
   const bool model_flags = from == Form::kTorchDist || from == Form::kSafetensors;
   if (model_flags) {
     transformer = TransformerConfig();

@@ -1,4 +1,4 @@
-// megatron evaluate: perplexity, last words and multiple choice, on data files of the user.
+// megatron evaluate: perplexity, LAMBADA and multiple-choice tasks on the user's data files.
 #include <algorithm>
 #include <cstdio>
 #include <filesystem>

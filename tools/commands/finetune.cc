@@ -1,5 +1,4 @@
-// megatron finetune: goes on training a model, on conversations or preferences; see
-// docs/fine_tuning.md.
+// megatron finetune: fine-tunes a model on conversations or preferences; see docs/fine_tuning.md.
 #include <string>
 
 #include "megatron/base/exit_codes.h"

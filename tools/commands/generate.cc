@@ -1,4 +1,4 @@
-// megatron generate: lets a trained model continue prompts, or answer in conversations.
+// megatron generate: text generation from prompts, or chat.
 #include <unistd.h>
 
 #include <algorithm>
@@ -147,7 +147,7 @@ void add_message(Conversation& conversation, std::string_view role, std::string_
   conversation.is_assistant.push_back(role == "assistant");
 }
 
-// A conversation that nobody has said anything in but --system.
+// A conversation with no message except --system.
 Conversation start_conversation(const GenerateConfig& config) {
   Conversation conversation;
   if (!config.system.empty()) add_message(conversation, "system", config.system);
@@ -190,9 +190,9 @@ std::vector<Asked> read_conversations(const GenerateConfig& config) {
   return asked;
 }
 
-// One reply, and what it answers.
+// A reply and its conversation.
 struct Answer {
-  std::vector<std::string> messages;  // with the reply
+  std::vector<std::string> messages;  // including the reply
   std::string prompt;
   Generation generation;
 };
@@ -226,7 +226,7 @@ class ChatRun {
     options_.skip_special_tokens = true;
   }
 
-  // All conversations at once.
+  // Answers all conversations in one batch.
   void answer_all(std::vector<Asked> asked) {
     std::vector<std::string> prompts;
     for (const Asked& one : asked) prompts.push_back(chat_.prompt(one.conversation, one.where));
@@ -240,7 +240,7 @@ class ChatRun {
     if (config_.json) print_answers(answers_);
   }
 
-  // One conversation, a line of the standard input at a time.
+  // One conversation; each line of standard input is a message.
   void converse() {
     const bool terminal = isatty(STDIN_FILENO) != 0;
     Conversation conversation = start_conversation(config_);
@@ -308,7 +308,7 @@ extern "C" int megatron_generate(int argc, char** argv) {
   }
 
   const bool stream = prompts.size() == 1 && !config.json;
-  bool started = false;  // nothing is printed for a prompt that is refused
+  bool started = false;  // nothing is printed for a rejected prompt
   const StreamCallback print = [&](size_t, std::string_view piece) {
     if (!std::exchange(started, true)) print_now(prompts[0]);
     print_now(piece);

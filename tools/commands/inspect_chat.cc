@@ -1,5 +1,5 @@
-// megatron inspect-chat: shows what a conversation becomes, and which of its tokens count in
-// fine-tuning.
+// megatron inspect-chat: shows a conversation rendered by the chat template, and which of its
+// tokens contribute to the fine-tuning loss.
 #include <cstdio>
 #include <filesystem>
 #include <fstream>
@@ -57,7 +57,7 @@ void print_json(const RenderedConversation& rendered, const std::vector<int32_t>
   print_line(json.text());
 }
 
-// Runs of tokens that count, or do not, with a mark before each of their lines.
+// Prints runs of tokens in the loss, or not in it, with a mark before each line.
 void print_text(const Tokenizer& tokenizer, const std::vector<int32_t>& marked) {
   int64_t counted = 0;
   for (size_t begin = 0, end = 0; begin < marked.size(); begin = end) {

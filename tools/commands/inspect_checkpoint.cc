@@ -1,4 +1,4 @@
-// megatron inspect-checkpoint DIR: what a checkpoint holds, or which checkpoints a folder holds.
+// megatron inspect-checkpoint DIR: contents of a checkpoint, or the checkpoints of a folder.
 #include <algorithm>
 #include <filesystem>
 #include <nlohmann/json.hpp>
@@ -44,7 +44,7 @@ struct InspectCheckpointConfig : Config {
   }
 };
 
-// Columns of text, padded to the widest entry; columns of numbers are flush right.
+// A text table; columns of numbers are aligned right.
 class Table {
  public:
   explicit Table(std::vector<bool> right) : right_(std::move(right)) {}
@@ -200,7 +200,7 @@ std::string owner_text(const Leftover& leftover) {
   return {};
 }
 
-// What writers left, and with --sweep its removal.
+// Lists leftovers of interrupted saves, and removes them with --sweep.
 ordered_json show_leftovers(const fs::path& root, const InspectCheckpointConfig& config) {
   ordered_json list = ordered_json::array();
   Table table({false, true, true, false});
@@ -228,7 +228,7 @@ ordered_json show_leftovers(const fs::path& root, const InspectCheckpointConfig&
   return list;
 }
 
-// A folder: one line per checkpoint. Returns 1 when one is damaged.
+// A folder: prints one line per checkpoint. Returns 1 if one is damaged.
 int inspect_folder(const fs::path& root, const InspectCheckpointConfig& config) {
   const std::vector<CheckpointEntry> entries =
       find_checkpoints(root, config.verify ? CheckDepth::kFull : CheckDepth::kManifest);

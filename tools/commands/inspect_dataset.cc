@@ -1,4 +1,4 @@
-// megatron inspect-dataset: what an indexed dataset holds, whether it is sound, and the tokens of a
+// megatron inspect-dataset: contents and validity of an indexed dataset, and the tokens of a
 // training sample.
 #include <algorithm>
 #include <array>
@@ -159,7 +159,7 @@ void add_json(const Inspected& item, JsonWriter& json) {
   json.end_object();
 }
 
-// The tokenizer of the flags, when they name one.
+// The tokenizer of the flags, if they name one.
 TokenizerFacts given_facts(const TokenizerConfig& config) {
   TokenizerFacts facts;
   if (!config.tokenizer_type.empty())

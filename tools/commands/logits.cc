@@ -64,7 +64,7 @@ void write_output(const std::string& path, const std::vector<int32_t>& ids,
 void print_top(const LogitsConfig& config, const Tokenizer& tokenizer, const at::Tensor& logits) {
   const at::Tensor last = logits.select(0, logits.size(0) - 1).to(at::kDouble).log_softmax(-1);
   const auto [values, ids] = last.topk(std::min<int64_t>(config.top, last.size(0)));
-  // A model may have ids that its tokenizer does not know.
+  // A model may have ids that its tokenizer does not have.
   const auto bytes_of = [&](int32_t id) {
     return id < tokenizer.vocab_size() ? tokenizer.token_bytes(id) : std::string();
   };

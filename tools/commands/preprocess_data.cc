@@ -16,7 +16,7 @@ namespace {
 
 constexpr std::string_view kFormats[] = {"auto", "jsonl", "text", "parquet"};
 
-// Megatron's flags of this command that have no work to do here.
+// Megatron's flags of this command that have no effect here.
 constexpr KnownFlag kKnownFlags[] = {
     {"--keep-sequential-samples", KnownFlag::Kind::kAlreadySo,
      "documents always keep the order of the input"},

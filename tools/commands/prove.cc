@@ -97,7 +97,7 @@ std::string json_text(const Shrunk& shrunk, const std::vector<Proof>& proofs, bo
   return json.text();
 }
 
-// What is proved, by whom; on the rank that speaks.
+// Prints the proofs and the ranks that ran them; on the first rank.
 void print_proofs(const Shrunk& shrunk, const std::vector<Proof>& proofs, const std::string& ranks,
                   bool holds, bool json) {
   if (json) return print_line(json_text(shrunk, proofs, holds));
@@ -109,7 +109,7 @@ void print_proofs(const Shrunk& shrunk, const std::vector<Proof>& proofs, const 
                    : "the layout trains ANOTHER MODEL than one rank");
 }
 
-// Axes longer than what threads of one machine can do are cut down.
+// With threads as ranks; axes with too many ranks for one machine are shortened.
 int prove_with_threads(const Arguments& arguments, const ProveConfig& config) {
   use_threads(arguments.training.num_threads);
   const Shrunk shrunk = shrink(arguments, config.max_axis.value_or(4));
@@ -120,8 +120,7 @@ int prove_with_threads(const Arguments& arguments, const ProveConfig& config) {
   return holds ? 0 : kExitFailure;
 }
 
-// As one of the ranks that a launcher started, each on its device. All of them leave with the
-// verdict.
+// As one of the ranks of a launcher, each on its device. All ranks exit with the verdict.
 int prove_with_processes(const Arguments& arguments, ProveConfig& config, const Launch& launch) {
   Shrunk shrunk = shrink(arguments, launch.world_size);
   shrunk.arguments.training.device = arguments.training.device;
@@ -152,7 +151,7 @@ extern "C" int megatron_prove(int argc, char** argv) {
   ParseOptions options;
   use_flag_table(options, arguments);
   options.finalize = [&] {
-    // Nothing is read or written: the data is made up and the tokenizer's size does not matter.
+    // Nothing is read or written: the data is synthetic and the vocabulary size does not matter.
     if (arguments.data.data_path.empty()) arguments.data.mock_data = true;
     if (arguments.tokenizer.tokenizer_type.empty())
       arguments.tokenizer.tokenizer_type = "ByteLevelTokenizer";

@@ -39,7 +39,7 @@ struct ReportConfig : Config {
   }
 };
 
-// Runs whose folders have one name are called by their whole paths.
+// Runs whose folders have the same name are named by their full paths.
 std::vector<RunHistory> read_runs(const std::vector<std::string>& folders) {
   std::vector<RunHistory> runs;
   std::map<std::string, int> uses;

@@ -1,5 +1,4 @@
-// megatron tokenize: what a tokenizer makes of a text, for looking and for comparing with other
-// programs.
+// megatron tokenize: token ids of a text, for inspection and for comparison with other programs.
 #include <array>
 #include <cstdio>
 #include <nlohmann/json.hpp>

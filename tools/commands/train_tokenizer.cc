@@ -1,4 +1,4 @@
-// megatron train-tokenizer: learns byte-level BPE from text.
+// megatron train-tokenizer: trains byte-level BPE on text.
 #include <array>
 #include <chrono>
 #include <cstdio>
@@ -73,8 +73,8 @@ struct TrainTokenizerConfig : Config {
   }
 };
 
-// transformers reads tokenizer_config.json next to a tokenizer.json; files of other names have
-// none.
+// transformers reads tokenizer_config.json next to a tokenizer.json; only files of that name get
+// one.
 void describe_output(const std::filesystem::path& output) {
   if (output.filename() != "tokenizer.json") return;
   const std::filesystem::path folder = output.has_parent_path() ? output.parent_path() : ".";

@@ -44,7 +44,7 @@ std::string xxhash_version() {
   return cat(v / 10000, ".", v / 100 % 100, ".", v % 100);
 }
 
-// Without `loaded`, libtorch's is the one that this program was built for.
+// Unless `loaded`, libtorch's version is the one that this program was built for.
 Versions library_versions(bool loaded) {
   Versions all = {
       {"glibc", gnu_get_libc_version()},

@@ -1,6 +1,5 @@
-// Stops with a clear error on a CPU that lacks the instructions this program is built for. Compiled
-// for the oldest x86-64 and run before every other constructor, since any of those may use them
-// already.
+// Exits with a clear error on a CPU without the instructions this program is built for. Compiled
+// for baseline x86-64 and run before all other static constructors, which may already use them.
 #include <unistd.h>
 
 #include <cstring>

@@ -39,7 +39,7 @@ void write_error(std::string_view text) {
   }
 }
 
-// "[rank 3] " when a launcher started several ranks.
+// "[rank 3] " if a launcher started several ranks.
 std::string rank_prefix() {
   const char* world = std::getenv("WORLD_SIZE");
   const char* rank = std::getenv("RANK");
@@ -52,7 +52,7 @@ int report(std::string_view message, FailureClass failure) {
   return exit_code(failure);
 }
 
-// What memory-mapped libraries say of it is not for users.
+// Otherwise libraries fail later with an unclear error.
 void check_working_directory() {
   std::error_code error;
   const std::filesystem::path folder = std::filesystem::current_path(error);
@@ -74,7 +74,7 @@ int guarded(const Body& body) {
     return report("out of host memory", FailureClass::kDoNotRetry);
   } catch (const std::logic_error& error) {
     return report(cat("internal error: ", error.what()), FailureClass::kInternal);
-  } catch (const std::exception& error) {  // ours, the system, a file system, libtorch, a device
+  } catch (const std::exception& error) {  // our own, or of the system, libtorch or a device
     return report(error.what(), failure_class(error));
   } catch (...) {
     return report("internal error: an exception of unknown type", FailureClass::kInternal);
@@ -121,7 +121,7 @@ std::string format_error(std::string_view message, bool usage, std::string_view 
     const std::string_view line = message.substr(begin, end - begin);
     begin = end + 1;
     if (line.empty()) continue;
-    // libtorch appends where it was thrown and a stack of frames; a user can do nothing with them.
+    // libtorch appends the location and a stack trace, which are not printed.
     if (!usage && line.starts_with("Exception raised from ")) break;
     if (line.starts_with("hint: ") || line.starts_with("detail: "))
       out += cat(line, "\n");

@@ -13,7 +13,7 @@ namespace {
 
 constexpr std::string_view kTorchLibraries[] = {"libtorch", "libc10"};
 
-// The loader's words for a library that is not on any search path start with its name.
+// The dynamic loader's error for a library that is not found starts with its name.
 bool misses_torch(std::string_view reason) {
   return reason.find("cannot open shared object file: No such file") != std::string_view::npos &&
          std::any_of(std::begin(kTorchLibraries), std::end(kTorchLibraries),
@@ -26,7 +26,7 @@ void* load(const std::filesystem::path& path, const std::string& user) {
                  ", which does not exist",
                  "\nhint: bin/ and lib/ belong together: build again, or copy the whole folder");
   set_openmp_waiting();
-  // Global, as if linked to the program: libraries that libtorch loads later look symbols up there.
+  // RTLD_GLOBAL, as if linked to the program: libraries that libtorch loads later need its symbols.
   void* const handle = ::dlopen(path.c_str(), RTLD_NOW | RTLD_GLOBAL);
   if (handle != nullptr) return handle;
   const std::string reason = ::dlerror();

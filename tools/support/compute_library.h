@@ -1,6 +1,5 @@
-// Loads libmegatron_compute.so, and with it libtorch, when a command needs them: registering
-// libtorch's operators takes a third of a second and 100 MB, which commands that compute nothing do
-// not pay.
+// Loads libmegatron_compute.so, and with it libtorch, only for commands that need them: registering
+// libtorch's operators takes a third of a second and 100 MB.
 #pragma once
 
 #include <algorithm>
@@ -12,12 +11,12 @@ namespace megatron {
 
 inline constexpr char kComputeLibrary[] = "libmegatron_compute.so";
 
-// ../lib/libmegatron_compute.so, seen from the folder of the running program.
+// ../lib/libmegatron_compute.so, relative to the folder of the running program.
 std::filesystem::path compute_library_path();
 
 // Address of the C function `name` in the library at `path`, which is loaded at the first call.
-// `user` is who needs it ("pretrain"). Throws Error when the file, libtorch or the function is
-// missing.
+// `user`: the command that needs it ("pretrain"). Throws Error if the file, libtorch or the
+// function is missing.
 void* compute_function(const std::filesystem::path& path, const char* name,
                        const std::string& user);
 

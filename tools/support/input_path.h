@@ -1,6 +1,6 @@
-// The one convention of all commands for their input: its name stands without a flag or behind
-// --load (models, checkpoints, runs) or --input (texts, data), and "-" is standard input where one
-// text is read.
+// Convention of all commands for their input: a positional argument, or --load (models,
+// checkpoints, runs) or --input (texts, data); "-" is standard input for commands that read one
+// text.
 #pragma once
 
 #include <string>

@@ -20,12 +20,12 @@ struct LoadModelConfig : Config {
   void validate(Violations& violations) const override;
 };
 
-// What the flags ask for, on the device of this rank (`local_rank` counts the ranks of one
-// machine).
+// The request described by the flags, for the device of this rank. `local_rank`: rank within the
+// machine.
 LoadModelRequest load_model_request(const LoadModelConfig& config, int local_rank = 0);
 
-// Sets the number of CPU threads, loads the model and logs which checkpoint was taken. The ranks of
-// `agreement` (null: one) verify it together. `groups` must outlive the result.
+// Sets the number of CPU threads, loads the model and logs which checkpoint was loaded. The ranks
+// of `agreement` (null: one) verify it together. `groups` must outlive the result.
 LoadedModel load_model(const LoadModelConfig& config, const ParallelGroups& groups,
                        bool tokenizer_required = true, int local_rank = 0, int local_ranks = 1,
                        Agreement* agreement = nullptr);

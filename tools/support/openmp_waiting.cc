@@ -15,19 +15,19 @@
 namespace megatron {
 namespace {
 
-// On idle cores as fast as libgomp's 300,000; should others want the cores later, a step takes a
-// third of the time that it takes with those (docs/performance.md).
+// On idle cores as fast as libgomp's default of 300,000; if other processes need the cores later, a
+// step takes a third of its time with that default (docs/performance.md).
 constexpr int kSpinCount = 10000;
 constexpr int kSamples = 5;
 constexpr std::chrono::milliseconds kBetweenSamples{2};
 
-// Threads of other processes that run or wait for a core now; 0 when the system does not say.
+// Number of runnable threads of other processes; 0: not known.
 int runnable_elsewhere() {
   std::ifstream file("/proc/loadavg");
   double load = 0;
   int running = 0;
   for (int i = 0; i < 3; ++i) file >> load;
-  // "0.20 0.18 0.12 running/all last_pid"; one is this thread
+  // "0.20 0.18 0.12 running/all last_pid"; minus this thread
   return file >> running ? std::max(0, running - 1) : 0;
 }
 

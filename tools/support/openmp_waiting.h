@@ -1,19 +1,19 @@
-// How OpenMP's threads wait for each other: libgomp spins before it sleeps, for milliseconds by
-// default. Where other processes want the cores, a spinning thread takes the time of the one it
-// waits for (docs/performance.md has the measurements).
+// How OpenMP's threads wait for each other: libgomp spins before it sleeps, by default for
+// milliseconds. If other processes need the cores, a spinning thread takes CPU time from the thread
+// it waits for (measurements: docs/performance.md).
 #pragma once
 
 #include <span>
 
 namespace megatron {
 
-// Turns of the spin loop before a thread sleeps (GOMP_SPINCOUNT): 0 where this process's `threads`
-// and the other processes that want to run, by the median of `samples`, are more than `cores`; else
+// Turns of the spin loop before a thread sleeps (GOMP_SPINCOUNT): 0 if this process's `threads`
+// plus the median of `samples` (runnable threads of other processes) exceed `cores`; else long
 // enough for the pauses between parallel loops.
 int spin_count(int threads, int cores, std::span<const int> samples);
 
-// Sets GOMP_SPINCOUNT for libgomp, which reads it once, when it is loaded. Looks at the machine for
-// 10 ms. Does nothing when the user has set OMP_WAIT_POLICY or GOMP_SPINCOUNT.
+// Sets GOMP_SPINCOUNT for libgomp, which reads it once, when it is loaded. Samples the machine for
+// 10 ms. Does nothing if the user has set OMP_WAIT_POLICY or GOMP_SPINCOUNT.
 void set_openmp_waiting();
 
 }  // namespace megatron

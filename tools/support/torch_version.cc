@@ -12,8 +12,8 @@
 namespace megatron {
 namespace {
 
-// A library's `int name(int*)` or `size_t name()` that libtorch has already loaded, found by name:
-// the wheel has no headers of these libraries.
+// Looks up `int name(int*)` or `size_t name()` of a library that libtorch has loaded: the wheel has
+// no headers of these libraries.
 template <class Function>
 Function loaded(const char* name) {
   return reinterpret_cast<Function>(::dlsym(RTLD_DEFAULT, name));
@@ -24,7 +24,7 @@ std::string dotted(long version, long major_unit, long minor_unit) {
              version % minor_unit);
 }
 
-// libtorch has no function for its version; the text of its build settings names it.
+// libtorch has no function for its version; the text of its build settings contains it.
 std::string loaded_torch_version() {
   const std::string settings = at::show_config();
   const std::string_view key = "TORCH_VERSION=";

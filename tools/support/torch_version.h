@@ -1,4 +1,4 @@
-// Versions of libtorch and of what it brings, as loaded; without libtorch in the header.
+// Versions of libtorch and of its libraries, as loaded. This header does not include libtorch.
 #pragma once
 
 #include <string>

@@ -34,11 +34,10 @@ using ScoringProgress = std::function<void(uint64_t requests)>;
 // requests with equal inputs share one row, and the output layer computes only scored positions. A
 // score does not depend on the other rows of its batch (except for rounding).
 //
-// Communication: batches are distributed over groups.dp, with one all-reduce over it at the end;
-// the model and the loss communicate over groups.tp. Every rank passes the same requests and gets
-// all scores. Throws Error for ids outside the vocabulary and rows longer than the model's
-// positions.
-std::vector<Score> score(GPTModel& model, const ParallelGroups& groups,
+// Communication: batches are dealt to the ranks of groups.dp; one all-reduce over it in the end,
+// and those of the model and the loss over groups.tp. Every rank gives equal requests and gets all
+// scores. Throws Error for ids outside the vocabulary and rows beyond the model's positions.
+std::vector<Score> score(Model& model, const ParallelGroups& groups,
                          std::span<const ScoreRequest> requests, const ScoringOptions& options = {},
                          const ScoringProgress& progress = {});
 

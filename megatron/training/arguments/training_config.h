@@ -13,8 +13,7 @@
 
 namespace megatron {
 
-// kH100, kH200, kB200: a GPU of that model
-enum class DeviceChoice { kAuto, kCpu, kCuda, kH100, kH200, kB200 };
+// The last three: that model of GPU
 enum class StartChoice {
   kAuto,
   kFresh,

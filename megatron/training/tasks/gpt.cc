@@ -15,10 +15,10 @@ std::unique_ptr<Model> provide_model(const Arguments& arguments, const Vocabular
   config.padded_vocab_size = vocabulary.padded_size;
   config.sequence_parallel = arguments.parallel.sequence_parallel && groups.tp.size() > 1;
   config.pipeline_vocab_parallel = arguments.splits_vocabulary();
-  Parameter* table = nullptr;  // embedding table of another chunk on this rank
-  for (Module* chunk : chunks)
-    if (Parameter* found = dynamic_cast<GPTModel&>(*chunk).embedding_table()) table = found;
-  return std::make_unique<GPTModel>(config, groups, slice, table);
+  Parameter* table = nullptr;  // of an embedding that this rank holds in another chunk
+  for (Model* chunk : chunks)
+    if (Parameter* found = chunk->embedding_table()) table = found;
+  return make_model(config, groups, slice, table);
 }
 
 StageOutput forward_step(Model& model, const Batch& batch, const at::Tensor& input,

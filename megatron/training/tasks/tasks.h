@@ -10,7 +10,7 @@ PretrainTask sft_task(const Arguments& arguments = {});
 // Direct preference optimisation of a GPT; see dpo_loss.h and preference_data.h.
 PretrainTask dpo_task(const Arguments& arguments);
 
-// By name; `dpo` is used by that task only. Throws UsageError naming the known tasks.
-PretrainTask find_task(std::string_view name, const DpoConfig& dpo = {});
+// The task that --task names, with the flags of its own. Throws UsageError naming the known tasks.
+PretrainTask find_task(const Arguments& arguments);
 
 }  // namespace megatron
