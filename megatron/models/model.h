@@ -1,5 +1,5 @@
-// What every model is, whatever its architecture. One object holds the whole model or the segment of
-// it that one pipeline stage computes.
+// What every model is, whatever its architecture. One object holds the whole model or the segment
+// of it that one pipeline stage computes.
 #pragma once
 
 #include <memory>
