@@ -3,10 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <csignal>
 #include <thread>
-
-#include "megatron/runtime/signals.h"
 
 namespace megatron {
 namespace {
@@ -73,23 +70,6 @@ TEST(Timers, OfAllRanks) {
   EXPECT_EQ(all.longest(0), 3.25);
   EXPECT_EQ(timers_from_texts({timers_to_text(timers)}).values[0][0],
             timers.milliseconds()[0].second);
-}
-
-TEST(Signals, TheFirstIsRemembered) {
-  SignalHandler handler(SIGUSR2);
-  EXPECT_EQ(handler.received(), 0);
-  raise(SIGUSR2);
-  EXPECT_EQ(handler.received(), SIGUSR2);
-}
-
-TEST(Signals, TheSecondLeavesAtOnce) {
-  EXPECT_EXIT(
-      {
-        SignalHandler handler(SIGTERM);
-        raise(SIGTERM);
-        raise(SIGTERM);
-      },
-      testing::ExitedWithCode(128 + SIGTERM), "second signal");
 }
 
 }  // namespace
