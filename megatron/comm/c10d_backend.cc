@@ -225,7 +225,8 @@ class GlooGroup {
                                      ? Gloo::createDeviceForInterface(options_.interface)
                                  : options_.loopback ? Gloo::createDeviceForHostname("127.0.0.1")
                                                      : Gloo::createDefaultDevice());
-      connection_ = store_->connection(identity_.path);
+      // Groups are connected one after the other or at the same time, in orders of each rank's own
+      connection_ = store_->view(identity_.path);
       connection_store_ = c10::intrusive_ptr<c10d::Store>::reclaim_copy(connection_->native());
       connection_store_->setTimeout(to_milliseconds(options_.timeout_seconds));
       group_ = c10::make_intrusive<Gloo>(connection_store_, identity_.rank, size(), options);
@@ -678,7 +679,10 @@ std::shared_ptr<Backend> make_gloo_backend(const std::shared_ptr<Store>& store,
 std::shared_ptr<Backend> make_nccl_backend(const std::shared_ptr<Store>& store,
                                            const C10dOptions& options) {
 #if MEGATRON_CUDA
-  return std::make_shared<NcclBackend>(store, world_identity(options), options);
+  // Groups that are made wait for their peers in calls of the store.
+  const std::shared_ptr<Store> own = store->connection("nccl");
+  own->native()->setTimeout(to_milliseconds(options.timeout_seconds));
+  return std::make_shared<NcclBackend>(own, world_identity(options), options);
 #else
   static_cast<void>(store);
   static_cast<void>(options);

@@ -19,12 +19,13 @@ double seconds_now() {
 
 ControlChannel::ControlChannel(Store& store, const std::string& name, int rank, int size,
                                double timeout_seconds)
-    : store_(store.connection("control/" + name)),
+    : store_(store.view("control/" + name)),
       name_(name),
       rank_(rank),
       size_(size),
       timeout_seconds_(timeout_seconds),
-      interval_(std::min(1.0, timeout_seconds / 10)) {}
+      interval_(std::min(1.0, timeout_seconds / 10)),
+      longest_pause_(std::clamp(size / 8, 50, 500)) {}
 
 void ControlChannel::progress() {
   const int64_t work = ++work_;
@@ -42,8 +43,7 @@ std::string ControlChannel::take(const std::string& key, int from, const char* w
   bool looked = false;
   double last = seconds_now(), next_look = last;
   double waited = 0;
-  for (auto pause = std::chrono::milliseconds(1);;
-       pause = std::min(2 * pause, std::chrono::milliseconds(50))) {
+  for (auto pause = std::chrono::milliseconds(1);; pause = std::min(2 * pause, longest_pause_)) {
     if (std::optional<std::string> value = store_->find(key)) return *value;
     // A pause of this process or of the whole machine is not the other rank's: it counts as one
     // look.

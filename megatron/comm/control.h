@@ -3,6 +3,7 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -18,7 +19,8 @@ namespace megatron {
 // Channels are independent of each other.
 class ControlChannel {
  public:
-  // Opens a separate connection. Names of channels are unique within a store.
+  // Takes no connection of its own: nothing waits in the store. Channels of one store have
+  // different names.
   ControlChannel(Store& store, const std::string& name, int rank, int size, double timeout_seconds);
 
   int rank() const { return rank_; }
@@ -42,7 +44,9 @@ class ControlChannel {
   int rank_;
   int size_;
   double timeout_seconds_;
-  const double interval_;  // minimum seconds between reports of progress
+  const double interval_;  // seconds between two signs of progress in the store
+  // Between two questions: thousands of ranks that wait ask some thousand times a second together
+  const std::chrono::milliseconds longest_pause_;
   int64_t calls_ = 0;
   std::atomic<int64_t> work_{0};
   std::atomic<double> told_{0};  // time of the last report of progress

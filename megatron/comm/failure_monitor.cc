@@ -178,7 +178,7 @@ struct FailureMonitor::Impl {
       : launch(job),
         place(std::move(where)),
         history(connection.history),
-        store(connection.store->connection("monitor")),
+        store(connection.store->connection("monitor")),  // nothing else may hold it up
         timeout(timeout_seconds) {
     for (const Neighbour& neighbour : connection.neighbours)
       neighbours.push_back({neighbour.rank, neighbour.pid, open_process(neighbour.pid)});

@@ -22,6 +22,9 @@ struct Launch {
   int restart_count = 0;         // how often the launcher has restarted these ranks
 
   bool one_node() const { return local_world_size == world_size; }
+  // torchrun itself: it names the job, others that set its variables do not. It starts the ranks
+  // again after every exit code but 0, and kills them 30 s after a signal.
+  bool under_torchrun() const { return launcher == "torchrun" && !run_id.empty(); }
 };
 
 // Returns the value of an environment variable, or null.

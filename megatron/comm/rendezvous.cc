@@ -17,7 +17,7 @@ namespace megatron {
 namespace {
 
 constexpr double kLibraryTimeoutSeconds = 24 * 3600;
-constexpr int64_t kSocketsPerRank = 5;  // sockets of the store: see docs/parallelism.md
+constexpr int64_t kSocketsPerRank = 3;  // of the store: see docs/parallelism.md
 constexpr std::string_view kBackends[] = {"auto", "nccl", "gloo"};
 
 constexpr double kRefusalSeconds = 3;  // how long a rank that cannot start tries to tell the others

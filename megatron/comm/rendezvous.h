@@ -42,8 +42,9 @@ struct CommConfig : Config {
 
 // A rank's connections to its job. Everything is null or empty for one rank.
 struct Connection {
-  std::shared_ptr<Backend> world;  // records every call in `history`
-  std::shared_ptr<Store> store;    // keys of this start of this job only
+  std::shared_ptr<Backend> world;  // writes every call into `history`
+  // Of this start of this job alone. Nobody waits on it after the meeting, but on its views.
+  std::shared_ptr<Store> store;
   std::shared_ptr<CollectiveHistory> history;
   std::vector<Neighbour> neighbours;  // other ranks on this machine
 };

@@ -8,7 +8,9 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <chrono>
 #include <cstring>
+#include <thread>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
@@ -31,6 +33,45 @@ std::string first_line(const std::exception& error) {
   const std::string text = error.what();
   return text.substr(0, text.find('\n'));
 }
+
+// The keys under a prefix over somebody else's connection. c10d's stores keep their connection to
+// themselves while they wait; this one asks in between, with pauses of an eighth of what it has
+// waited.
+class SharedStore final : public c10d::PrefixStore {
+ public:
+  SharedStore(std::string prefix, c10::intrusive_ptr<c10d::Store> store)
+      : PrefixStore(std::move(prefix), std::move(store)), limit_(store_->getTimeout()) {}
+
+  std::vector<uint8_t> get(const std::string& key) override {
+    wait({key});
+    return PrefixStore::get(key);
+  }
+  std::vector<std::vector<uint8_t>> multiGet(const std::vector<std::string>& keys) override {
+    wait(keys);
+    return PrefixStore::multiGet(keys);
+  }
+  void wait(const std::vector<std::string>& keys) override { wait(keys, limit_); }
+  void wait(const std::vector<std::string>& keys,
+            const std::chrono::milliseconds& timeout) override {
+    using std::chrono::microseconds;
+    const auto begin = std::chrono::steady_clock::now();
+    while (!check(keys)) {
+      const auto waited =
+          std::chrono::duration_cast<microseconds>(std::chrono::steady_clock::now() - begin);
+      if (timeout != kNoTimeout && waited >= timeout)
+        C10_THROW_ERROR(DistStoreError,
+                        cat("nobody wrote ", keys.front(), " within ", timeout.count(), " ms"));
+      std::this_thread::sleep_for(
+          std::clamp<microseconds>(waited / 8, microseconds(500), microseconds(500'000)));
+    }
+  }
+  // Of this view alone
+  const std::chrono::milliseconds& getTimeout() const noexcept override { return limit_; }
+  void setTimeout(const std::chrono::milliseconds& timeout) override { limit_ = timeout; }
+
+ private:
+  std::chrono::milliseconds limit_;
+};
 
 class C10dStore final : public Store, public std::enable_shared_from_this<C10dStore> {
  public:
@@ -82,6 +123,10 @@ class C10dStore final : public Store, public std::enable_shared_from_this<C10dSt
           shared_from_this());
     });
     return copy;
+  }
+  std::shared_ptr<Store> view(const std::string& prefix) override {
+    return std::make_shared<C10dStore>(c10::make_intrusive<SharedStore>(prefix, store_), where_,
+                                       shared_from_this());
   }
   c10d::Store* native() override { return store_.get(); }
 

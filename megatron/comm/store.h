@@ -13,8 +13,9 @@ class Store;
 
 namespace megatron {
 
-// Every call throws Error if the store cannot be reached. Thread safe, but a call that waits blocks
-// calls of other threads on the same object: each waiting thread should open its own connection.
+// Every call throws Error when the table cannot be reached. Thread safe, but a call that waits
+// holds up the calls of other threads on the same object and on its views: a thread that waits
+// takes a connection of its own, or waits on a view.
 class Store {
  public:
   virtual ~Store() = default;
@@ -28,9 +29,13 @@ class Store {
   // Sets the key unless it is set; returns its value.
   virtual std::string claim(const std::string& key, const std::string& value) = 0;
   virtual void erase(const std::string& key) = 0;
-  // Another connection to the same store, restricted to keys under `prefix`.
+  // Another connection to the same table, which sees the keys under `prefix`. The process that
+  // holds the table keeps a socket for each connection of each rank.
   virtual std::shared_ptr<Store> connection(const std::string& prefix) = 0;
-  // The store object that c10d's process groups take.
+  // The keys under `prefix` over this same connection, which it keeps alive. Its calls that wait,
+  // also those of native(), ask again and again, with growing pauses, and so hold up nobody.
+  virtual std::shared_ptr<Store> view(const std::string& prefix) = 0;
+  // What c10d's process groups take.
   virtual c10d::Store* native() = 0;
 };
 

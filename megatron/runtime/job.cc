@@ -8,9 +8,9 @@
 #include "megatron/base/files.h"
 #include "megatron/base/log.h"
 #include "megatron/base/process_signals.h"
-#include "megatron/comm/control.h"
 #include "megatron/comm/failure_monitor.h"
 #include "megatron/comm/rendezvous.h"
+#include "megatron/runtime/channel_agreement.h"
 #include "megatron/runtime/device.h"
 #include "megatron/tensor/gemm.h"
 #include "megatron/tensor/torch.h"
@@ -18,29 +18,6 @@
 namespace megatron {
 
 namespace {
-
-// Agreement over a channel between processes.
-class ChannelAgreement final : public Agreement {
- public:
-  ChannelAgreement(Store& store, const Launch& launch, double timeout_seconds,
-                   FailureMonitor& monitor)
-      : channel_(store, "agreement", launch.rank, launch.world_size, timeout_seconds),
-        monitor_(monitor) {}
-  int rank() const override { return channel_.rank(); }
-  int size() const override { return channel_.size(); }
-  std::vector<std::string> gather(const std::string& text) override {
-    return channel_.gather(text);
-  }
-  std::string broadcast(const std::string& text) override { return channel_.broadcast(text); }
-  void progress() override {
-    channel_.progress();
-    monitor_.progress();
-  }
-
- private:
-  ControlChannel channel_;
-  FailureMonitor& monitor_;
-};
 
 int exit_code_of(const std::exception& error) { return exit_code(failure_class(error)); }
 

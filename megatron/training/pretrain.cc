@@ -394,8 +394,8 @@ void Run::require_final_save() const {
 void Run::warn_of_slow_saves() {
   const Checkpointer::Published& newest = checkpointer_.newest();
   if (newest.directory.empty()) return;
-  const bool torchrun = job_.launch.launcher == "torchrun" && !job_.launch.run_id.empty();
-  const int64_t grace = config_.exit_signal_grace_seconds.value_or(torchrun ? 30 : 0);
+  const int64_t grace =
+      config_.exit_signal_grace_seconds.value_or(job_.launch.under_torchrun() ? 30 : 0);
   const double needed = newest.longest_seconds + time_limit_.longest_turn();
   if (grace == 0 || needed <= static_cast<double>(grace) || !job_.is_first() ||
       std::exchange(warned_of_grace_, true))

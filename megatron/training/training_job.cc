@@ -10,8 +10,7 @@ namespace megatron {
 
 int run_job(const Launch& launch, const Arguments& arguments,
             const std::function<int(const Job&)>& body, std::span<Config* const> more) {
-  if (arguments.training.stopped_exit_code.value_or(0) != 0 && launch.launcher == "torchrun" &&
-      !launch.run_id.empty()) {
+  if (arguments.training.stopped_exit_code.value_or(0) != 0 && launch.under_torchrun()) {
     if (launch.rank != 0) return kExitUsage;  // the first rank says what is wrong
     throw UsageError(
         "--stopped-exit-code is given under torchrun, which starts the ranks again after any code "

@@ -79,6 +79,8 @@ TEST(Launch, NoVariablesAreOneRank) {
 TEST(Launch, Torchrun) {
   const Launch l = launch(kTorchrun);
   EXPECT_EQ(l.launcher, "torchrun");
+  EXPECT_TRUE(l.under_torchrun());
+  EXPECT_FALSE(launch(without(kTorchrun, "TORCHELASTIC_RUN_ID")).under_torchrun());
   EXPECT_EQ(l.rank, 9);
   EXPECT_EQ(l.world_size, 16);
   EXPECT_EQ(l.local_rank, 1);

@@ -1,6 +1,6 @@
 // The meeting at the store, with many simulated ranks: a process holds the store, and threads of
-// this one are the ranks, each with as many connections as a rank of a job has.
-// MEGATRON_SIMULATED_RANKS=4096 makes more of them.
+// this one are the ranks, each with the connections of a rank of a job. After the meeting they
+// agree as they do on a checkpoint. MEGATRON_SIMULATED_RANKS=4096 makes more of them.
 #include "megatron/comm/meeting.h"
 
 #include <c10/util/Logging.h>
@@ -16,19 +16,21 @@
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
+#include <filesystem>
 #include <functional>
 #include <mutex>
 #include <thread>
 #include <vector>
 
+#include "megatron/comm/c10d_backend.h"
+#include "megatron/comm/control.h"
 #include "megatron/comm/detail/store_probe.h"
+#include "megatron/tensor/torch.h"
 
 namespace megatron {
 namespace {
 
 using testing::HasSubstr;
-
-constexpr int kConnections = 5;  // of a rank of a job to the store
 
 int simulated_ranks() {
   const char* given = std::getenv("MEGATRON_SIMULATED_RANKS");
@@ -118,10 +120,16 @@ Outcome run(const Holder& holder, int size, const std::function<RankSettings(int
     bool quiet = false;
     try {
       const std::shared_ptr<Store> store = make_tcp_store(address);
-      std::vector<std::shared_ptr<Store>> more;
-      while (more.size() + 1 < kConnections) more.push_back(store->connection("more"));
+      const std::shared_ptr<Store> nccl = store->connection("nccl");
+      const std::shared_ptr<Store> monitor = store->connection("monitor");
       const std::vector<Neighbour> neighbours = meet(launch, *store, settings(rank), 300);
       if (static_cast<int>(neighbours.size()) != size - 1) error = "neighbours are missing";
+      monitor->set(cat("beat/", rank), "1");
+      ControlChannel agreement(*store, "agreement", rank, size, 300);
+      const std::vector<std::string> texts = agreement.gather(std::to_string(rank));
+      const std::string all = agreement.broadcast(cat(texts.size(), " ranks"));
+      if (all != cat(size, " ranks")) error = cat("agreed on ", all);
+      nccl->add("here", 1);
     } catch (const StartRefused&) {
       quiet = true;
     } catch (const std::exception& caught) {
@@ -145,8 +153,7 @@ TEST(Meeting, ManyRanksThatAgreeStart) {
   const Holder holder;
   const Outcome outcome = run(holder, size, [](int) { return RankSettings{{"--lr", "0.1"}}; });
   EXPECT_EQ(outcome.started, size) << (outcome.errors.empty() ? "" : outcome.errors[0]);
-  std::printf("%d simulated ranks with %d connections each met in %.2f s\n", size, kConnections,
-              outcome.seconds);
+  std::printf("%d simulated ranks met and agreed in %.2f s\n", size, outcome.seconds);
 }
 
 TEST(Meeting, OneRankOfManyThatDiffersIsNamedOnce) {
@@ -170,6 +177,87 @@ TEST(Meeting, RanksThatAllDifferAreNamed) {
   ASSERT_EQ(outcome.errors.size(), 1u);
   EXPECT_THAT(outcome.errors[0], HasSubstr("--seed is 0 on rank 0, 1 on rank 1,"));
   EXPECT_THAT(outcome.errors[0], HasSubstr("and 4 other values elsewhere"));
+}
+
+// Sockets of this process that are connected to the port.
+int sockets_to(int port) {
+  int count = 0;
+  for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) {
+    sockaddr_storage peer{};
+    socklen_t size = sizeof peer;
+    const int fd = std::atoi(entry.path().filename().c_str());
+    if (getpeername(fd, reinterpret_cast<sockaddr*>(&peer), &size) != 0) continue;
+    const in_port_t at = peer.ss_family == AF_INET6
+                             ? reinterpret_cast<const sockaddr_in6&>(peer).sin6_port
+                             : reinterpret_cast<const sockaddr_in&>(peer).sin_port;
+    count += ntohs(at) == port;
+  }
+  return count;
+}
+
+StoreAddress address_of(const Holder& holder) {
+  StoreAddress address;
+  address.port = holder.port();
+  address.timeout_seconds = 60;
+  return address;
+}
+
+// Of two ranks in this process: what agrees and Gloo's groups add none to the one of each.
+TEST(Store, ARankHasOneSocketForAllThatDoesNotWaitInTheStore) {
+  FLAGS_caffe2_log_level = c10::GLOG_FATAL;
+  const Holder holder;
+  std::vector<std::shared_ptr<Store>> stores;
+  for (int rank = 0; rank < 2; ++rank) stores.push_back(make_tcp_store(address_of(holder)));
+  EXPECT_EQ(sockets_to(holder.port()), 2);
+  const auto rank_body = [&](int rank) {
+    ControlChannel channel(*stores[rank], "agreement", rank, 2, 60);
+    channel.gather("text");
+    EXPECT_EQ(channel.broadcast("all"), "all");
+    C10dOptions options;
+    options.rank = rank;
+    options.size = 2;
+    options.timeout_seconds = 60;
+    options.loopback = true;
+    const std::shared_ptr<Backend> world = make_gloo_backend(stores[rank], options);
+    const std::shared_ptr<Backend> pair = world->subgroup({0, 1}, "pair", Traffic::kAlone);
+    // Connected at the same time, by threads of their own, in another order on each rank
+    const at::Tensor one = at::ones({3}), two = at::ones({3});
+    const auto first =
+        (rank == 0 ? world : pair)->all_reduce(rank == 0 ? one : two, ReduceOp::kSum);
+    std::this_thread::sleep_for(std::chrono::milliseconds(100));
+    const auto last = (rank == 0 ? pair : world)->all_reduce(rank == 0 ? two : one, ReduceOp::kSum);
+    first->wait();
+    last->wait();
+    EXPECT_EQ(one.sum().item<float>(), 6);
+    EXPECT_EQ(two.sum().item<float>(), 6);
+    EXPECT_EQ(sockets_to(holder.port()), 2);
+    world->barrier();
+  };
+  std::thread other(rank_body, 1);
+  rank_body(0);
+  other.join();
+  const std::shared_ptr<Store> own = stores[0]->connection("monitor");
+  EXPECT_EQ(sockets_to(holder.port()), 3);
+}
+
+TEST(Store, WhoWaitsOnAViewHoldsUpNobody) {
+  FLAGS_caffe2_log_level = c10::GLOG_FATAL;
+  const Holder holder;
+  const std::shared_ptr<Store> store = make_tcp_store(address_of(holder));
+  const std::shared_ptr<Store> view = store->view("part");
+  std::thread waits([&] {
+    EXPECT_THROW(view->wait("never", 1), Error);
+    EXPECT_EQ(view->wait("soon", 60), "here");
+  });
+  std::this_thread::sleep_for(std::chrono::milliseconds(100));
+  const auto began = std::chrono::steady_clock::now();
+  store->set("key", "value");
+  EXPECT_EQ(store->find("key"), "value");
+  EXPECT_FALSE(view->find("key"));
+  EXPECT_LT(std::chrono::steady_clock::now() - began, std::chrono::milliseconds(700));
+  std::this_thread::sleep_for(std::chrono::milliseconds(1100));
+  store->set("part/soon", "here");
+  waits.join();
 }
 
 TEST(Store, OpenFilesMayBeAsManyAsTheSystemAllows) {

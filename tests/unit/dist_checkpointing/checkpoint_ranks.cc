@@ -21,12 +21,12 @@
 #include <vector>
 
 #include "megatron/base/check.h"
-#include "megatron/comm/control.h"
 #include "megatron/comm/failure_monitor.h"
 #include "megatron/comm/rendezvous.h"
 #include "megatron/dist_checkpointing/checkpoint.h"
 #include "megatron/dist_checkpointing/checkpoint_folder.h"
 #include "megatron/dist_checkpointing/detail/io.h"
+#include "megatron/runtime/channel_agreement.h"
 #include "megatron/tensor/torch.h"
 
 namespace megatron {
@@ -39,27 +39,6 @@ int64_t from_environment(const char* name, int64_t otherwise) {
   const char* text = std::getenv(name);
   return text != nullptr ? std::atoll(text) : otherwise;
 }
-
-// As training has it (runtime/job.cc).
-class ChannelAgreement final : public Agreement {
- public:
-  ChannelAgreement(Store& store, const Launch& launch, double timeout, FailureMonitor& monitor)
-      : channel_(store, "agreement", launch.rank, launch.world_size, timeout), monitor_(monitor) {}
-  int rank() const override { return channel_.rank(); }
-  int size() const override { return channel_.size(); }
-  std::vector<std::string> gather(const std::string& text) override {
-    return channel_.gather(text);
-  }
-  std::string broadcast(const std::string& text) override { return channel_.broadcast(text); }
-  void progress() override {
-    channel_.progress();
-    monitor_.progress();
-  }
-
- private:
-  ControlChannel channel_;
-  FailureMonitor& monitor_;
-};
 
 // The weights of step `seed`, of which this rank holds an equal stretch.
 struct Weights {
