@@ -7,6 +7,7 @@
 #include "megatron/base/check.h"
 #include "megatron/base/files.h"
 #include "megatron/base/json_writer.h"
+#include "megatron/reporting/sections.h"
 
 namespace megatron {
 
@@ -52,6 +53,10 @@ constexpr Metric kMetrics[] = {
      "Iterations of the last log interval that left the weights alone"},
     {"nan_iterations", "train", "nan_iterations",
      "Iterations of the last log interval whose loss or gradient was not finite"},
+    {"section_seconds", "", "",
+     "Seconds of an iteration in a section, mean over the ranks and the last log interval"},
+    {"section_max_seconds", "", "", "The same of the rank that spent most in the section"},
+    {"section_max_rank", "", "", "Which rank that is"},
     {"evaluation_loss", "", "", "Loss of the latest evaluation"},
     {"evaluation_iteration", "evaluation", "iteration", "Iteration of the latest evaluation"},
     {"resident_memory_bytes", "memory", "resident_bytes",
@@ -124,6 +129,13 @@ void PrometheusSink::take(const MetricsRecord& record) {
       if (has_metric || !value) continue;
       set(name.ends_with("loss") ? "loss" : "task_metric", *value, label("name", name));
     }
+  } else if (type == "sections") {
+    for (int section = 0; section < kNumSections; ++section) {
+      const std::string name = section_name(static_cast<Section>(section));
+      for (const char* what : {"seconds", "max_seconds", "max_rank"})
+        if (const auto value = record.number(cat(name, "_", what)))
+          set(cat("section_", what), *value, label("section", name));
+    }
   } else if (type == "evaluation") {
     const std::string labels =
         cat(label("split", record.text("split")), ",", label("set", record.text("set")));
@@ -138,7 +150,8 @@ void PrometheusSink::take(const MetricsRecord& record) {
 
 void PrometheusSink::record(const MetricsRecord& record) {
   take(record);
-  const bool often = record.type() == "train" || record.type() == "timers";
+  const bool often =
+      record.type() == "train" || record.type() == "timers" || record.type() == "sections";
   if (!often || std::chrono::steady_clock::now() - last_write_ >= std::chrono::seconds(1)) write();
 }
 

@@ -35,4 +35,11 @@ std::array<int64_t, kPackedTimes> pack_times(const SectionTimes& times);
 // Decodes; returns false if no rank contributed times.
 bool unpack_times(const int64_t* packed, SectionTimes& times);
 
+// So many ranks report in one step at most, the others in the steps that follow: in a round of so
+// many steps each rank has its turn.
+inline constexpr int kReportedRanks = 512;
+constexpr int steps_per_report(int num_ranks) {
+  return (num_ranks + kReportedRanks - 1) / kReportedRanks;
+}
+
 }  // namespace megatron

@@ -52,7 +52,10 @@ std::string to_string(const SlowRank& slow) {
   return text;
 }
 
-SlowRanks::SlowRanks(std::vector<int> group_of) : reports_(group_of.size()) {
+SlowRanks::SlowRanks(std::vector<int> group_of)
+    : reports_(group_of.size()),
+      round_(steps_per_report(static_cast<int>(group_of.size()))),
+      window_(std::max<int64_t>(kShortestWindow, (kLeastReports + 1) * round_)) {
   std::map<int, std::vector<int>> members;
   for (size_t rank = 0; rank < group_of.size(); ++rank)
     members[group_of[rank]].push_back(static_cast<int>(rank));
@@ -64,20 +67,21 @@ void SlowRanks::add(int64_t step, int rank, const SectionTimes& times) {
   if (first_step_ < 0) first_step_ = step;
   std::deque<Report>& reports = reports_.at(rank);
   reports.push_back({step, times});
-  while (reports.front().step <= step - kWindow) reports.pop_front();
+  while (reports.front().step <= step - window_) reports.pop_front();
 }
 
 std::optional<SlowRanks::Halves> SlowRanks::halves(int rank, int64_t step) const {
   std::vector<SectionTimes> all;
   for (const Report& report : reports_[static_cast<size_t>(rank)])
-    if (report.step > step - kWindow) all.push_back(report.times);
+    if (report.step > step - window_) all.push_back(report.times);
   if (all.size() < kLeastReports) return std::nullopt;
   const auto middle = all.begin() + static_cast<int64_t>(all.size() / 2);
   return Halves{rank, {medians_of({all.begin(), middle}), medians_of({middle, all.end()})}};
 }
 
 std::optional<SlowRank> SlowRanks::find(int64_t step) const {
-  if (first_step_ < 0 || step - first_step_ + 1 < kWindow) return std::nullopt;
+  const int64_t steps = step - first_step_ + 1;
+  if (first_step_ < 0 || steps < window_ || steps % round_ != 0) return std::nullopt;
   std::optional<SlowRank> slowest;
   double largest = 0;
   for (const std::vector<int>& ranks : groups_) {

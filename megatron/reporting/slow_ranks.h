@@ -35,15 +35,19 @@ std::string to_string(const SlowRank& slow);
 // Not thread safe.
 class SlowRanks {
  public:
-  static constexpr int kWindow = 16;       // steps
-  static constexpr int kLeastReports = 4;  // minimum of a rank in the window
+  static constexpr int kShortestWindow = 16;  // steps
+  static constexpr int kLeastReports = 4;     // of a rank in the window
 
   // Ranks with equal group_of[rank] are peers.
   explicit SlowRanks(std::vector<int> group_of);
 
   void add(int64_t step, int rank, const SectionTimes& times);
-  // Call after the reports of a step have been added; returns nothing while the window is not full.
+  // After the reports of a step; nothing while the window is not full. Where ranks take turns, it
+  // looks once in each round of them.
   std::optional<SlowRank> find(int64_t step) const;
+  // In steps. Where ranks take turns to report, kLeastReports of each and one more, which may be
+  // missing, have to fit: 40 for 4,096 ranks.
+  int64_t window() const { return window_; }
 
  private:
   struct Report {
@@ -65,6 +69,8 @@ class SlowRanks {
 
   std::vector<std::vector<int>> groups_;
   std::vector<std::deque<Report>> reports_;  // by rank
+  const int64_t round_;                      // steps in which every rank has its turn
+  const int64_t window_;
   int64_t first_step_ = -1;
 };
 

@@ -103,6 +103,7 @@ class Run {
   std::vector<Evaluator> validation_;
   OutcomeReader outcomes_;
   std::optional<SlowRankWatch> slow_ranks_;
+  SectionMeans sections_;  // of this log interval
   std::deque<Pending> pending_;
   Trace trace_;
   bool profiling_ = false;
@@ -486,6 +487,7 @@ void Run::read_outcomes(bool all) {
     if (slow_ranks_)
       if (const std::optional<std::string> line = slow_ranks_->step(record.iteration, numbers))
         log_warning(*line);
+    for (const auto& [rank, times] : numbers.times) sections_.add(rank, times);
     const StepState& step = numbers.state;
     record.loss = numbers.loss;
     record.metrics = named(numbers.metrics);
@@ -507,6 +509,9 @@ void Run::read_outcomes(bool all) {
         timed_iterations_ = 0;
       }
     }
+    if (record.iteration % config_.log_interval == 0)
+      if (const std::optional<SectionSummaries> sections = sections_.take())
+        log_.sections(*sections, record.iteration);
     MEGATRON_CHECK(!model_.optimizer->must_stop(step), "iteration ", record.iteration,
                    ": loss or gradient was not finite for ", step.consecutive_bad,
                    " iterations in a row\nhint: lower --lr, raise --lr-warmup-iters, or look at "

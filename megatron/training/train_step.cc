@@ -79,8 +79,8 @@ void report(const TrainedModel& model, int64_t stop, const at::Tensor& differs, 
   const ProcessGroup& world = model.groups().world;
   int reported = 0;
   if (clock != nullptr && world.size() > 1) {
-    const int parts = (world.size() + kReportedRanks - 1) / kReportedRanks;
-    outcome.first_reported = static_cast<int>(clock->next_report() % parts) * kReportedRanks;
+    const int turn = static_cast<int>(clock->next_report() % steps_per_report(world.size()));
+    outcome.first_reported = turn * kReportedRanks;
     reported = std::min(kReportedRanks, world.size() - outcome.first_reported);
   }
   const at::Device device = model.device();

@@ -86,10 +86,9 @@ at::Tensor accumulate_gradients(TrainedModel& model, const PretrainTask& task,
 // Second half: the optimizer step with those gradients.
 void update_weights(TrainedModel& model, const StepOptions& options, const at::Tensor& totals);
 
-// One iteration. With a SectionClock in `timers` every rank reports its times, up to kReportedRanks
-// ranks per step, in turns. Communication: that of the two halves, and one all-reduce of the report
-// over all ranks.
-inline constexpr int kReportedRanks = 512;
+// One iteration. With a clock in `timers` every rank reports its times once in steps_per_report()
+// steps (sections.h). Communication: besides that of the parts, one all-reduce of the report over
+// all ranks.
 StepOutcome train_step(TrainedModel& model, const PretrainTask& task, const StepOptions& options,
                        const std::function<Batch()>& next_batch, Timers& timers);
 

@@ -286,6 +286,27 @@ void TrainingLog::timers(const RankTimers& timers, int64_t iteration, int64_t it
   metrics_.write(std::move(out));
 }
 
+// Not printed: a line names a rank that is slow (slow_ranks.h).
+void TrainingLog::sections(const SectionSummaries& sections, int64_t iteration) {
+  if (!metrics_.is_open()) return;
+  ScalarSet scalars{iteration, std::nullopt, {}};
+  MetricsRecord out = metrics_.begin("sections");
+  out.member("iteration", iteration);
+  for (int section = 0; section < kNumSections; ++section) {
+    const std::string name = section_name(static_cast<Section>(section));
+    const SectionSummary& all = sections[section];
+    out.member(name + "_seconds", all.mean / 1000)
+        .member(name + "_max_seconds", all.longest / 1000)
+        .member(name + "_max_rank", all.longest_rank);
+    if (!config_.log_timers_to_tensorboard) continue;
+    scalars.values.emplace_back(cat("section-", name, "-time"), all.mean / 1000);
+    scalars.values.emplace_back(cat("section-", name, "-max-time"), all.longest / 1000);
+    scalars.values.emplace_back(cat("section-", name, "-max-rank"), all.longest_rank);
+  }
+  if (!scalars.values.empty()) metrics_.write(std::move(scalars));
+  metrics_.write(std::move(out));
+}
+
 void TrainingLog::show_status(const StepRecord& record) {
   if (!is_terminal()) return;
   recent_seconds_ =

@@ -11,6 +11,7 @@
 #include "megatron/reporting/flops.h"
 #include "megatron/reporting/log_line.h"
 #include "megatron/reporting/metrics_queue.h"
+#include "megatron/reporting/section_means.h"
 #include "megatron/reporting/timers.h"
 #include "megatron/runtime/memory_use.h"
 #include "megatron/training/arguments/training_config.h"
@@ -81,6 +82,8 @@ class TrainingLog {
   // `ranks`: of all ranks, in rank order.
   void memory(const std::vector<MemoryUse>& ranks, int64_t iteration);
   void timers(const RankTimers& timers, int64_t iteration, int64_t iterations);
+  // Of the interval that ends with this iteration.
+  void sections(const SectionSummaries& sections, int64_t iteration);
   MetricsQueue& metrics() { return metrics_; }
   // Clears the status line and waits until everything has reached the sinks
   void close();
