@@ -4,8 +4,10 @@
 #include <cmath>
 #include <fstream>
 #include <limits>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <set>
+#include <string_view>
 
 #include "megatron/base/check.h"
 #include "megatron/base/json_writer.h"
@@ -136,8 +138,35 @@ void read_timers(const ordered_json& record, RunHistory& run, int64_t& num_timer
 
 struct Reading {
   int64_t num_timers = 0;
+  struct SectionCount {
+    int64_t records = 0;
+    std::map<int64_t, int64_t> had_most;  // how often, by rank
+  };
+  std::map<std::string, SectionCount> sections;
   double start_time = 0, last_time = 0;
 };
+
+// Members SECTION_seconds, SECTION_max_seconds and SECTION_max_rank.
+void read_sections(const ordered_json& record, RunHistory& run, Reading& reading) {
+  constexpr std::string_view kLast = "_max_rank";
+  for (const auto& [key, value] : record.items()) {
+    if (!key.ends_with(kLast) || !value.is_number_integer()) continue;
+    const std::string name = key.substr(0, key.size() - kLast.size());
+    const double seconds = number(record, (name + "_seconds").c_str());
+    const double most = number(record, (name + "_max_seconds").c_str());
+    if (!std::isfinite(seconds) || !std::isfinite(most)) continue;
+    auto known = std::find_if(run.rank_sections.begin(), run.rank_sections.end(),
+                              [&](const RankSection& s) { return s.name == name; });
+    if (known == run.rank_sections.end())
+      known = run.rank_sections.insert(known, RankSection{name, 0, 0, 0});
+    Reading::SectionCount& count = reading.sections[name];
+    const auto records = static_cast<double>(++count.records);
+    known->seconds += (seconds - known->seconds) / records;
+    known->max_seconds += (most - known->max_seconds) / records;
+    const auto rank = value.get<int64_t>();
+    if (++count.had_most[rank] >= count.had_most[known->max_rank]) known->max_rank = rank;
+  }
+}
 
 void read_record(const ordered_json& record, RunHistory& run, Reading& reading) {
   const std::string type = record.value("type", "");
@@ -152,6 +181,8 @@ void read_record(const ordered_json& record, RunHistory& run, Reading& reading) 
     read_train(record, run);
   } else if (type == "timers") {
     read_timers(record, run, reading.num_timers);
+  } else if (type == "sections") {
+    read_sections(record, run, reading);
   } else if (type == "memory") {
     read_memory(record, run);
   } else if (type == "evaluation") {

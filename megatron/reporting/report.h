@@ -45,6 +45,14 @@ struct MemoryPoint {
   double resident = 0, allocated = 0, max_allocated = 0, reserved = 0;
 };
 
+// Where the seconds of an iteration went on several ranks; means over the log intervals.
+struct RankSection {
+  std::string name;
+  double seconds = 0;      // mean over the ranks
+  double max_seconds = 0;  // of the rank with most
+  int64_t max_rank = 0;    // the one that had most most often
+};
+
 using Texts = std::vector<std::pair<std::string, std::string>>;  // names and values, in order
 
 struct RunHistory {
@@ -55,6 +63,7 @@ struct RunHistory {
   std::vector<std::pair<std::string, double>> start_seconds;  // stages of the latest start
   // Mean seconds per iteration of the slowest rank, by timer
   std::vector<std::pair<std::string, double>> sections;
+  std::vector<RankSection> rank_sections;  // empty: one rank
   int64_t num_starts = 0;
   // By ascending iteration, without those that a resumed run repeated
   std::vector<TrainPoint> train;

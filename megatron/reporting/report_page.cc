@@ -5,6 +5,7 @@
 #include <map>
 #include <utility>
 
+#include "megatron/base/check.h"
 #include "megatron/base/format.h"
 #include "megatron/reporting/report.h"
 #include "megatron/reporting/svg_chart.h"
@@ -278,6 +279,19 @@ std::string sections_table(const RunHistory& run) {
   return time_table("Timers of an iteration", run.sections, iteration, "ms");
 }
 
+std::string rank_sections_table(const RunHistory& run) {
+  double whole = 0;
+  for (const RankSection& section : run.rank_sections) whole += section.seconds;
+  if (!(whole > 0)) return {};
+  Rows rows;
+  for (const RankSection& section : run.rank_sections)
+    rows.push_back({section.name, fixed(1000 * section.seconds, 2) + " ms",
+                    fixed(100 * section.seconds / whole, 1) + "%",
+                    fixed(1000 * section.max_seconds, 2) + " ms", cat(section.max_rank)});
+  return table("An iteration of the ranks",
+               {"section", "mean", "share", "longest", "most often by rank"}, rows);
+}
+
 std::string host_table(const RunHistory& run) {
   if (run.hosts.empty()) return {};
   std::vector<std::string> head;
@@ -330,7 +344,7 @@ std::string tables(const RunHistory& run) {
     checkpoints.push_back({p.directory.substr(p.directory.find_last_of('/') + 1),
                            format_bytes(static_cast<double>(p.bytes)), fixed(p.seconds, 2) + " s"});
   return "<div class=\"tables\">" + table("Run", {}, facts) + where_time_went(run) +
-         sections_table(run) + start_table(run) +
+         rank_sections_table(run) + sections_table(run) + start_table(run) +
          table("Evaluations", {"set", "iteration", "loss", "perplexity"}, evaluations) +
          table("Checkpoints", {"checkpoint", "size", "time"}, checkpoints) + "</div>\n" +
          host_table(run) + command_line(run) + details("Configuration", run.config);

@@ -166,11 +166,19 @@ class ParallelTest(unittest.TestCase):
 
     def test_timers_and_memory_are_those_of_all_ranks(self):
         out, err = self.train(2, "--timing-log-level", "1", "--timing-log-option", "all", "--log-interval", "2", "--log-memory-interval", "2",
-                              "--check-weight-hash-across-dp-replicas-interval", "2", "--train-iters", "4", "--eval-iters", "0")
+                              "--check-weight-hash-across-dp-replicas-interval", "2", "--train-iters", "4", "--eval-iters", "0",
+                              "--run-dir", self.path("run"))
         self.assertRegex(out, r"times across ranks \(ms\):\n  forward-backward:\n     rank  0: [0-9.]+\n     rank  1: [0-9.]+\n  optimizer:")
         self.assertRegex(out, r"\[iteration 4\] memory \(MB\), most of 2 ranks \| resident on the host: [0-9.]+ \(rank [01]\)\n")
         self.assertRegex(err, r"copies of [0-9]+ tensors of this rank on other ranks are compared every 2 iterations")
         self.assertNotIn("[rank 1]", err)
+        sections = records(self.path("run"), "sections")
+        self.assertEqual(list(sections), [2, 4])
+        for record in sections.values():
+            for name in ("data", "forward", "backward", "communication", "optimizer", "host"):
+                self.assertGreater(record[name + "_seconds"], 0, name)
+                self.assertGreaterEqual(record[name + "_max_seconds"], record[name + "_seconds"], name)
+                self.assertIn(record[name + "_max_rank"], (0, 1), name)
 
     def test_a_run_goes_on_bit_for_bit_under_its_own_layout(self):
         ranks, flags = LAYOUTS["tp2_pp2"]

@@ -51,6 +51,12 @@ TEST(Prometheus, GaugesFollowTheRecords) {
       .member("seconds", 0.5)
       .member("directory", "/r");
   sink.record(checkpoint);
+  MetricsRecord sections("sections");
+  sections.member("iteration", 5)
+      .member("forward_seconds", 0.5)
+      .member("forward_max_seconds", 0.75)
+      .member("forward_max_rank", 3);
+  sink.record(sections);
   sink.close();
   const std::string text = read_file(path);
   EXPECT_EQ(text, sink.text());
@@ -60,6 +66,9 @@ TEST(Prometheus, GaugesFollowTheRecords) {
         "megatron_task_metric{name=\"rewards margin\"} 0.5\n", "megatron_gradient_norm +Inf\n",
         "megatron_model_flops_utilization_ratio 0.25\n", "device=\"a \\\"b\\\\c\\\"\\nd\"",
         "megatron_evaluation_loss{split=\"validation\",set=\"books\"} 2.5\n",
+        "megatron_section_seconds{section=\"forward\"} 0.5\n",
+        "megatron_section_max_seconds{section=\"forward\"} 0.75\n",
+        "megatron_section_max_rank{section=\"forward\"} 3\n",
         "megatron_checkpoint_size_bytes 1000\n", "megatron_checkpoint_timestamp_seconds ",
         "# HELP megatron_checkpoint_iteration "})
     EXPECT_THAT(text, HasSubstr(line));

@@ -128,6 +128,9 @@ constexpr const char* kTimes =
 {"type": "timers", "time": 110, "iteration": 10, "optimizer": 0.25, "forward-backward": 1.0}
 {"type": "train", "time": 120, "iteration": 20, "lm loss": 4.0, "seconds_per_iteration": 2.0, "mfu": 0.44, "consumed_tokens": 20}
 {"type": "timers", "time": 120, "iteration": 20, "optimizer": 0.75, "forward-backward": 2.0}
+{"type": "sections", "time": 110, "iteration": 10, "forward_seconds": 0.5, "forward_max_seconds": 0.75, "forward_max_rank": 3, "communication_seconds": 0.25, "communication_max_seconds": 0.5, "communication_max_rank": 1}
+{"type": "sections", "time": 115, "iteration": 15, "forward_seconds": 0.5, "forward_max_seconds": 0.75, "forward_max_rank": 3, "communication_seconds": 0.25, "communication_max_seconds": 0.5, "communication_max_rank": 0}
+{"type": "sections", "time": 120, "iteration": 20, "forward_seconds": 0.8, "forward_max_seconds": 0.9, "forward_max_rank": 2, "communication_seconds": 0.1, "communication_max_seconds": 0.2, "communication_max_rank": 0}
 {"type": "memory", "time": 120, "iteration": 20, "resident_bytes": 1048576, "allocated_bytes": 2097152, "max_allocated_bytes": 3145728, "reserved_bytes": 4194304}
 {"type": "evaluation", "time": 121, "iteration": 20, "split": "validation", "set": "", "lm loss": 4.5, "seconds": 6.0}
 {"type": "checkpoint", "time": 122, "iteration": 20, "bytes": 10, "seconds": 4.0, "directory": "/r/iter_0000020"}
@@ -139,6 +142,12 @@ TEST(Report, SaysWhereTheTimeWent) {
   EXPECT_EQ(run.wall_seconds, 100.0);
   EXPECT_EQ(run.sections, (std::vector<std::pair<std::string, double>>{{"optimizer", 0.5},
                                                                        {"forward-backward", 1.5}}));
+  ASSERT_EQ(run.rank_sections.size(), 2u);
+  EXPECT_EQ(run.rank_sections[0].name, "forward");
+  EXPECT_DOUBLE_EQ(run.rank_sections[0].seconds, 0.6);
+  EXPECT_DOUBLE_EQ(run.rank_sections[0].max_seconds, 0.8);
+  EXPECT_EQ(run.rank_sections[0].max_rank, 3);
+  EXPECT_EQ(run.rank_sections[1].max_rank, 0);
   EXPECT_EQ(run.start_seconds,
             (std::vector<std::pair<std::string, double>>{{"data", 0.25}, {"model", 0.75}}));
   const std::string page = render_report({run}, {"x", false});
@@ -148,6 +157,8 @@ TEST(Report, SaysWhereTheTimeWent) {
         ">0:04</td><td class=\"num\">4.0%", "everything else", ">0:50</td><td class=\"num\">50.0%",
         ">500.00 ms</td><td class=\"num\">25.0%", ">750.00 ms</td><td class=\"num\">75.0%", "44.0%",
         "Model FLOP/s utilization", "<b>Memory</b>", "data-points=\"20,4,", "versions: libtorch",
+        "<td>forward</td><td class=\"num\">600.00 ms</td><td class=\"num\">75.0%</td>"
+        "<td class=\"num\">800.00 ms</td><td class=\"num\">3</td>",
         "node2", "8-15"})
     EXPECT_THAT(page, HasSubstr(text));
 }

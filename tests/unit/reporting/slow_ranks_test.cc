@@ -5,6 +5,8 @@
 
 #include <random>
 
+#include "megatron/reporting/section_means.h"
+
 namespace megatron {
 namespace {
 
@@ -126,6 +128,55 @@ TEST(SlowRanks, WorksWithFewReports) {
       EXPECT_EQ(slow.find(step)->rank, 1);
     }
   }
+}
+
+// Thousands of ranks take turns: the window grows until each has had its turns, and a slow one is
+// named in the first round after that.
+TEST(SlowRanks, ThousandsOfRanksHaveALongerWindow) {
+  constexpr int kRanks = 4096, kRound = kRanks / kReportedRanks;
+  for (const bool slow_one : {false, true}) {
+    SlowRanks slow(std::vector<int>(kRanks, 0));
+    EXPECT_EQ(slow.window(), 40);
+    int64_t first = 0;
+    for (int step = 1; step <= 48 && first == 0; ++step) {
+      const int begin = (step - 1) % kRound * kReportedRanks;
+      for (int rank = begin; rank < begin + kReportedRanks; ++rank) {
+        // Each rank's first turn comes to nothing, as that of the first step does
+        if (step <= kRound && rank % kReportedRanks < 100) continue;
+        const bool is_slow = slow_one && rank == 4001;
+        slow.add(step, rank, times(50, is_slow ? 72 : 60, 120, 10, 20, 50));
+      }
+      if (const std::optional<SlowRank> found = slow.find(step)) {
+        EXPECT_EQ(found->rank, 4001);
+        EXPECT_EQ(found->num_peers, kRanks - 1);
+        first = step;
+      }
+    }
+    EXPECT_EQ(first, slow_one ? 40 : 0);
+  }
+  EXPECT_EQ(SlowRanks(std::vector<int>(1536, 0)).window(), 16);
+  EXPECT_EQ(SlowRanks(std::vector<int>(1537, 0)).window(), 20);
+}
+
+TEST(SectionMeans, EveryRankCountsAlike) {
+  SectionMeans means;
+  EXPECT_FALSE(means.take());
+  means.add(0, times(1, 10, 20, 5, 0, 1));
+  means.add(0, times(3, 20, 20, 5, 0, 1));
+  means.add(3, times(8, 9, 20, 1, 0, 1));
+  const auto all = means.take();
+  ASSERT_TRUE(all);
+  const auto of = [&](Section section) { return (*all)[static_cast<size_t>(section)]; };
+  EXPECT_EQ(of(Section::kData).mean, 5);
+  EXPECT_EQ(of(Section::kData).longest, 8);
+  EXPECT_EQ(of(Section::kData).longest_rank, 3);
+  EXPECT_EQ(of(Section::kForward).mean, 12);
+  EXPECT_EQ(of(Section::kForward).longest, 15);
+  EXPECT_EQ(of(Section::kForward).longest_rank, 0);
+  EXPECT_EQ(of(Section::kBackward).longest_rank, 0) << "of even ranks the first";
+  EXPECT_FALSE(means.take()) << "an interval without reports";
+  means.add(3, times(1, 1, 1, 1, 1, 1));
+  EXPECT_EQ((*means.take())[0].longest_rank, 3) << "who has not reported does not count";
 }
 
 // Noise of a few percent, and now and then a step that took twice as long, on 1,000 steps of four

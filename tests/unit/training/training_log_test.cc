@@ -216,6 +216,40 @@ TEST(TrainingLog, TimersAreReported) {
               testing::HasSubstr("    optimizer ......................................: 3.00"));
 }
 
+TEST(TrainingLog, SectionsOfAllRanksGoToTheSinks) {
+  TrainingConfig config;
+  config.tensorboard_dir = fresh_folder("training_log_sections_tb").string();
+  config.log_timers_to_tensorboard = true;
+  const auto folder = fresh_folder("training_log_sections");
+  config.prometheus_textfile = (folder / "run.prom").string();
+  std::filesystem::create_directories(folder);
+  SectionMeans means;
+  means.add(0, {1, 10, 20, 5, 2, 1});
+  means.add(1, {1, 30, 20, 1, 2, 1});
+  {
+    TrainingLog log(config, facts(), sinks_in(config, folder));
+    log.sections(*means.take(), 4);
+  }
+  const std::vector<json> records = read_metrics(folder);
+  ASSERT_EQ(records.size(), 1u);
+  EXPECT_EQ(records[0]["type"], "sections");
+  EXPECT_EQ(records[0]["iteration"], 4);
+  EXPECT_EQ(records[0]["forward_seconds"], 0.020);
+  EXPECT_EQ(records[0]["forward_max_seconds"], 0.030);
+  EXPECT_EQ(records[0]["forward_max_rank"], 1);
+  EXPECT_EQ(records[0]["communication_max_rank"], 0);
+  for (const char* section : {"data", "forward", "backward", "communication", "optimizer", "host"})
+    EXPECT_TRUE(records[0].contains(cat(section, "_seconds"))) << section;
+  EXPECT_THAT(read_file(config.prometheus_textfile),
+              testing::HasSubstr("megatron_section_max_seconds{section=\"forward\"} 0.03\n"));
+  std::string events;
+  for (const auto& entry : std::filesystem::directory_iterator(config.tensorboard_dir))
+    events += read_file(entry.path());
+  for (const char* tag :
+       {"section-forward-time", "section-forward-max-time", "section-communication-max-rank"})
+    EXPECT_THAT(events, testing::HasSubstr(tag));
+}
+
 TEST(MetricsFile, EndsALineThatAKilledWriterLeft) {
   const auto folder = fresh_folder("metrics_file");
   std::filesystem::create_directories(folder);
