@@ -219,7 +219,8 @@ TEST(Store, ARankHasOneSocketForAllThatDoesNotWaitInTheStore) {
     options.timeout_seconds = 60;
     options.loopback = true;
     const std::shared_ptr<Backend> world = make_gloo_backend(stores[rank], options);
-    const std::shared_ptr<Backend> pair = world->subgroup({0, 1}, "pair", Traffic::kAlone);
+    const std::shared_ptr<Backend> pair =
+        world->subgroup({0, 1}, "pair", CommunicatorUse::kExclusive);
     // Connected at the same time, by threads of their own, in another order on each rank
     const at::Tensor one = at::ones({3}), two = at::ones({3});
     const auto first =
