@@ -1,6 +1,5 @@
-// Random damage to safetensors headers and to manifests whose checksum is right: every input is
-// either refused with an Error or describes only what lies inside its files. Most useful under ASan
-// and UBSan.
+// Random damage to safetensors headers and to manifests with valid checksums: every input is either
+// refused with an Error or describes only data inside its files. Most useful under ASan and UBSan.
 //
 // MEGATRON_FUZZ_SECONDS sets how long each target runs (default 2).
 #include <gtest/gtest.h>

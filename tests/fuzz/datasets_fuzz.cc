@@ -1,6 +1,5 @@
-// Whatever the bytes of .idx, .bin and .npy files: readers give data or throw Error; they never
-// read outside the files. A run is 20,000 mutations in all, or MEGATRON_FUZZ_SECONDS for each
-// target.
+// For any bytes in .idx, .bin and .npy files, readers return data or throw Error; they never read
+// outside the files. A run is 20,000 mutations in total, or MEGATRON_FUZZ_SECONDS for each target.
 #include <gtest/gtest.h>
 #include <unistd.h>
 

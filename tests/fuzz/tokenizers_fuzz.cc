@@ -1,5 +1,6 @@
-// Whatever the bytes of tokenizer files and of text: loading gives a tokenizer or throws Error, and
-// what loads encodes and decodes without reading out of bounds. A run is 1,500 mutations in all,
+// For any bytes in tokenizer files and text, loading returns a tokenizer or throws Error, and a
+// loaded tokenizer encodes and decodes without reading out of bounds. A run is 1,500 mutations in
+// total,
 // or MEGATRON_FUZZ_SECONDS for each target.
 #include <gtest/gtest.h>
 #include <unistd.h>

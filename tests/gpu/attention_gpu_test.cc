@@ -1,4 +1,4 @@
-// Attention backends on CUDA against the unfused path in fp64 on the CPU.
+// Attention backends on CUDA against unfused attention in fp64 on the CPU.
 #include <gtest/gtest.h>
 
 #include <cmath>

@@ -1,7 +1,7 @@
 // The GPT model on a GPU: against the fp64 goldens in fp32, against PyTorch's own bf16 error, and
 // against the CPU.
 //
-// The bf16 golden is made on the machine itself (it is large): python
+// The bf16 golden is large and generated on the test machine: python
 // tests/golden/gpt/make_bf16_golden.py DIR, then MEGATRON_BF16_GOLDEN=DIR gpu_tests
 // --gtest_filter='GPTGpu.*'.
 #include <gtest/gtest.h>

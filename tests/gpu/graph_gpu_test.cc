@@ -1,4 +1,4 @@
-// Steps whose micro-batches are CUDA graphs leave the bits of eager ones.
+// Steps with micro-batches as CUDA graphs are bit-identical to eager ones.
 #include <gtest/gtest.h>
 
 #include "megatron/tensor/torch.h"

@@ -1,4 +1,4 @@
-// Hashes on a GPU: those of the CPU, at the speed of memory.
+// Hashes on a GPU equal those on the CPU and are computed at memory bandwidth.
 #include <gtest/gtest.h>
 
 #include <chrono>

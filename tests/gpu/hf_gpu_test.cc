@@ -1,4 +1,4 @@
-// Models of Hugging Face on a GPU in fp32, against what transformers computes on a CPU.
+// Hugging Face models on a GPU in fp32, against transformers on a CPU.
 #include <gtest/gtest.h>
 
 #include "megatron/tensor/torch.h"

@@ -1,5 +1,5 @@
-// Every row of tests/kernels/cases.cc on CUDA: against fp64 on the CPU, bit for bit where that is
-// promised, and twice the same.
+// Every row of tests/kernels/cases.cc on CUDA: against fp64 on the CPU, bit for bit if `bit_equal`,
+// and deterministic in two runs.
 #include <gtest/gtest.h>
 
 #include "megatron/tensor/gemm.h"

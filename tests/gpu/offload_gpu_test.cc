@@ -1,5 +1,5 @@
-// Activations in pinned host memory: copies on streams of their own under computation change no
-// bit, and memory is given up whatever the host has queued.
+// Activations offloaded to pinned host memory: copies on their own streams, overlapped with
+// computation, change no bit, and device memory is freed however far the host runs ahead.
 #include <c10/core/CachingDeviceAllocator.h>
 #include <gtest/gtest.h>
 

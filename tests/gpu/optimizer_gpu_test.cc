@@ -1,4 +1,4 @@
-// The optimizer on a GPU against the CPU, with states of either precision.
+// The optimizer on a GPU against the CPU, with fp32 and with narrow states.
 #include <gtest/gtest.h>
 
 #include "megatron/base/check.h"

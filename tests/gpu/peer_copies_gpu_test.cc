@@ -1,6 +1,6 @@
-// Copies between the memory of ranks on a GPU, beside computation on other streams. Ranks are
-// threads, each with a stream of its own, on one GPU or on two. CUDA IPC takes processes: `megatron
-// prove` under a launcher with several GPUs runs that.
+// Peer-to-peer copies between ranks on GPUs, concurrently with computation on other streams. Ranks
+// are threads, each with its own stream, on one GPU or on two. CUDA IPC needs processes and is
+// covered by `megatron prove` under a launcher with several GPUs.
 #include <c10/cuda/CUDAFunctions.h>
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>

@@ -1,4 +1,4 @@
-// FP8 products and linears on a GPU against the same codes on the CPU.
+// FP8 GEMMs and linears on a GPU against the same quantised values on the CPU.
 #include <gtest/gtest.h>
 
 #include <chrono>

@@ -1,4 +1,4 @@
-// Sections on a GPU are measured by events, and nobody waits for them.
+// Sections on a GPU are measured by events, without synchronisation.
 #include <gtest/gtest.h>
 
 #include <chrono>

@@ -1,8 +1,8 @@
 // The table of kernel tests: one row per operation, element type and shape.
 //
-// Each row is run three ways: on the CPU against a composition of ATen operations in fp64; its
-// gradients against ATen's autograd in fp64; on CUDA (gpu_tests) against the CPU. `kernel_test
-// --perf` times the rows marked so against ATen.
+// Each row is checked in three ways: on the CPU against a composition of ATen operations in fp64;
+// its gradients against ATen's autograd in fp64; on CUDA (gpu_tests) against the CPU. `kernel_test
+// --perf` times rows with `bytes` against ATen.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -19,13 +19,14 @@ using Tensors = std::vector<at::Tensor>;
 struct KernelCase {
   std::string name;
   at::ScalarType type = at::kFloat;
-  // Deterministic inputs on the CPU; floating ones in `type` unless the operation wants others.
+  // Deterministic inputs on the CPU; floating-point ones in `type` unless the operation needs
+  // another.
   std::function<Tensors()> inputs;
-  // The operation of megatron/tensor on tensors of any device: outputs, then gradients.
+  // The operation of megatron/tensor on tensors of any device; returns outputs, then gradients.
   std::function<Tensors(const Tensors&)> run;
-  // The same in ATen operations, of fp64 inputs.
+  // The same in ATen operations, with fp64 inputs.
   std::function<Tensors(const Tensors&)> reference;
-  // What eager PyTorch runs for it, in `type`; empty: the reference is timed instead.
+  // The operations of eager PyTorch for it, in `type`, to be timed; empty: the reference is timed.
   std::function<Tensors(const Tensors&)> eager = {};
   double tolerance = 1e-6;  // CPU and CUDA against the reference, relative to max(1, largest)
   bool bit_equal = false;   // CUDA equals the CPU bit for bit
@@ -37,7 +38,7 @@ inline void PrintTo(const KernelCase& row, std::ostream* out) { *out << row.name
 // All rows. Large shapes only with `perf`.
 std::vector<KernelCase> kernel_cases(bool perf);
 
-// Runs `run` with the inputs on `device`; the outputs come back to the CPU.
+// Runs `run` with the inputs on `device`; returns the outputs on the CPU.
 Tensors run_on(const KernelCase& kernel_case, const Tensors& inputs, const at::Device& device);
 
 // Largest absolute difference divided by max(1, largest reference); infinity for different shapes

@@ -1,6 +1,6 @@
-// The dependency rule of the tree, in force: a file includes headers of its own folder and of
-// folders with a strictly lower level. Also bounds what headers may pull in, so that compile times
-// stay as they are (docs/architecture.md).
+// Enforces the dependency rule: a file includes headers of its own folder and of folders with a
+// strictly lower level. Also bounds what headers include, to keep compile times low
+// (docs/architecture.md).
 #include <gtest/gtest.h>
 
 #include <map>

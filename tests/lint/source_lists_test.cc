@@ -1,5 +1,4 @@
-// CMake lists sources by name; a file that nobody lists would be built by nobody and missed by
-// nobody.
+// CMake lists sources by name; an unlisted file would silently not be built.
 #include <gtest/gtest.h>
 
 #include <regex>

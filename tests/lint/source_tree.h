@@ -1,4 +1,4 @@
-// The files of the repository, as text. Folders that a build or a run makes are left out.
+// The files of the repository, as text, without folders that a build or a run creates.
 #pragma once
 
 #include <filesystem>
@@ -16,7 +16,7 @@ struct SourceFile {
 // Every file below `folders` (the whole repository when empty), sorted by path.
 std::vector<std::filesystem::path> list_files(const std::vector<std::string>& folders = {});
 
-// Those whose name ends in one of `endings`, with their text.
+// The files whose names end in one of `endings`, with their text.
 std::vector<SourceFile> read_sources(const std::vector<std::string>& folders,
                                      const std::vector<std::string>& endings);
 

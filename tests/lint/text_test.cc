@@ -1,5 +1,4 @@
-// What committed text may hold: plain ASCII sources without tabs, no paths of one machine, no large
-// files.
+// Rules for committed text: ASCII sources without tabs, no machine-specific paths, no large files.
 #include <gtest/gtest.h>
 
 #include <regex>

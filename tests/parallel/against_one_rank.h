@@ -1,5 +1,5 @@
-// Training under a layout of ranks against training on one rank: what the equivalence matrix and
-// the random layouts ask.
+// Compares training under a layout of ranks with training on one rank, for the equivalence matrix
+// and the random layouts.
 #pragma once
 
 #include <c10/core/ScalarType.h>
@@ -15,7 +15,7 @@ Arguments parse_run(const std::string& flags, int world_size);
 
 // Trains `steps` steps in `dtype` under the arguments and on one rank, and compares everything
 // (compare_traces). Returns a line for each of the first differences beyond `rtol` and for each
-// fault of the pieces; empty: none. What one rank does is kept for further layouts of the same
+// fault of the shards; empty: none. The one-rank trace is cached for further layouts of the same
 // model. `task` is gpt or dpo.
 std::string differences_from_one_rank(const Arguments& arguments, c10::ScalarType dtype,
                                       double rtol, int steps, const std::string& task = "gpt");

@@ -1,6 +1,6 @@
-// Checkpoints between layouts: what layout A saved, B loads and saves, and A loads and saves again,
-// is what A saved, byte by byte in the files and in the memory of every rank, optimizer states
-// included, for every pair.
+// Checkpoints between layouts: for every pair, A saves, B loads and saves, A loads and saves again;
+// the result equals A's first checkpoint byte for byte, in the files and in the memory of every
+// rank, including optimizer states.
 #include <gtest/gtest.h>
 #include <stdlib.h>
 #include <unistd.h>

@@ -1,4 +1,4 @@
-// The equivalence matrix: every layout trains the model that one rank trains, in fp64 and in fp32.
+// The equivalence matrix: every layout computes what one rank computes, in fp64 and in fp32.
 #include <gtest/gtest.h>
 
 #include "against_one_rank.h"

@@ -10,7 +10,8 @@ struct LayoutRow {
   const char* name;
   const char* model;  // of the table in layouts.cc
   int world_size;
-  // Of `pretrain`, on top of the model's; one rank keeps those that do not name a layout
+  // Flags of `pretrain` in addition to the model's; the run on one rank keeps those that do not
+  // describe a layout
   const char* flags;
   const char* task = "gpt";
 };

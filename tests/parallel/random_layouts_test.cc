@@ -1,10 +1,10 @@
-// Random models under random layouts of up to eight ranks: whatever the rules of `pretrain` accept
-// trains the model that one rank trains, and `prove` says so.
+// Random models under random layouts of up to eight ranks: every configuration that `pretrain`
+// accepts computes what one rank computes, and `prove` confirms it.
 //
 //   MEGATRON_RANDOM_LAYOUTS=N  configurations (default 10)
 //   MEGATRON_RANDOM_SEED=S     seed of the first one (default 1)
 //
-// A configuration follows from its seed alone, which a failure names.
+// A configuration is determined by its seed, which a failure message names.
 #include <gtest/gtest.h>
 
 #include <algorithm>

@@ -1,6 +1,6 @@
-// One flipped bit in what several ranks hold is seen and its rank is named; nothing is seen where
-// nothing is wrong; and looking changes no bit. Ranks are threads. MEGATRON_REPLICA_TRIALS=200 and
-// MEGATRON_REPLICA_STEPS=1000 are the long forms.
+// A flipped bit in replicated tensors is detected and its rank is named; there are no false alarms;
+// and the check changes no bit. Ranks are threads. MEGATRON_REPLICA_TRIALS=200 and
+// MEGATRON_REPLICA_STEPS=1000 run longer.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

@@ -1,6 +1,6 @@
-// One of four ranks that is slower than the others is named, with the section; of even ranks none
-// is. Ranks are threads whose sections are waits of 50 ms, so that other load on the machine counts
-// little. MEGATRON_SLOW_RANK_TRIALS=60 and MEGATRON_SLOW_RANK_STEPS=1000 are the long forms.
+// One slow rank of four is reported, with the section; equally fast ranks are not. Ranks are
+// threads whose sections are waits of 50 ms, so that other load on the machine has little effect.
+// MEGATRON_SLOW_RANK_TRIALS=60 and MEGATRON_SLOW_RANK_STEPS=1000 run longer.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

@@ -1,4 +1,4 @@
-// Counts what the CPU's allocator gives and takes back.
+// Counts allocations and frees of the CPU allocator.
 #pragma once
 
 #include <algorithm>
@@ -8,8 +8,8 @@
 
 namespace megatron {
 
-// On the thread for which it is installed (c10::ThreadLocalDebugInfo). Memory of other owners, host
-// copies among it, does not count.
+// Counts on the thread for which it is installed (c10::ThreadLocalDebugInfo). Memory of other
+// allocators, such as host copies, is not counted.
 class Meter : public c10::MemoryReportingInfoBase {
  public:
   using c10::MemoryReportingInfoBase::MemoryReportingInfoBase;

@@ -1,4 +1,4 @@
-// Backends for tests that watch or change some of a rank's calls.
+// Backends for tests that observe or modify some calls of a rank.
 #pragma once
 
 #include <memory>
@@ -11,7 +11,7 @@
 
 namespace megatron {
 
-// Passes every call on.
+// Forwards every call.
 class ForwardingBackend : public Backend {
  public:
   explicit ForwardingBackend(std::shared_ptr<Backend> inner) : inner_(std::move(inner)) {}
@@ -49,7 +49,7 @@ class ForwardingBackend : public Backend {
   std::shared_ptr<Backend> inner_;
 };
 
-// Collectives alone: messages and exchanges are not expected.
+// Forwards collectives only: messages and exchanges are not expected.
 class CollectivesOnlyBackend : public ForwardingBackend {
  public:
   using ForwardingBackend::ForwardingBackend;

@@ -1,5 +1,5 @@
-// What golden files of other frameworks hold: tensors, and gradients as numbers of 24 bits with a
-// scale for each tensor.
+// Reads golden files made with other frameworks: tensors, and gradients as 24-bit integers with a
+// scale per tensor.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -1,5 +1,5 @@
-// Agreement between ranks that are threads of one process. A rank that throws leaves the others
-// waiting until the time limit of the test.
+// Agreement among ranks that are threads of one process. If a rank throws, the others wait until
+// the timeout of the test.
 #pragma once
 
 #include <barrier>
@@ -12,7 +12,7 @@ namespace megatron {
 
 class ThreadAgreement final : public Agreement {
  public:
-  // What the ranks share.
+  // State shared by the ranks.
   struct Room {
     explicit Room(int size) : barrier(size), texts(static_cast<size_t>(size)) {}
     std::barrier<> barrier;

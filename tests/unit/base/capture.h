@@ -1,4 +1,4 @@
-// Collects what a piece of a test writes to a file descriptor.
+// Captures what a part of a test writes to a file descriptor.
 #pragma once
 
 #include <fcntl.h>
@@ -20,7 +20,7 @@ class Capture {
   Capture(const Capture&) = delete;
   Capture& operator=(const Capture&) = delete;
 
-  // Ends the collection and returns what was written.
+  // Ends the capture and returns what was written.
   std::string finish() {
     if (file_ == nullptr) return {};
     std::fflush(nullptr);

@@ -1,4 +1,4 @@
-// How many threads a process takes, and how they wait.
+// Number of threads of a process, and how they wait.
 #include "megatron/base/threads.h"
 
 #include <gtest/gtest.h>

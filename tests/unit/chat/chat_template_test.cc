@@ -1,5 +1,5 @@
-// Templates against what transformers makes of them (tests/golden/chat), and where templates come
-// from.
+// Rendering of chat templates against transformers (tests/golden/chat), and the sources of
+// templates.
 #include "megatron/chat/chat_template.h"
 
 #include <gmock/gmock.h>

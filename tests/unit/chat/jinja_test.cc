@@ -1,5 +1,4 @@
-// The language by itself: white space around tags, scopes, values; and templates that are broken by
-// chance.
+// The template language: white space around tags, scopes, values; and randomly damaged templates.
 #include <gtest/gtest.h>
 
 #include <algorithm>

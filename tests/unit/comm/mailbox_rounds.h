@@ -1,4 +1,4 @@
-// Exchanges through a mailbox with what they must give, for threads on CPUs and on GPUs.
+// Exchanges through a mailbox with checks of their results, for threads on CPUs and on GPUs.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -10,8 +10,9 @@
 
 namespace megatron {
 
-// Gathers and scatters under way together, of parts of two sizes, more often than there are slots;
-// sources and results are used again at once. Every element says who sent it to whom and when.
+// Gathers and scatters in flight at the same time, with parts of two sizes, more of them than there
+// are slots; sources and results are reused immediately. Every element encodes sender, receiver and
+// round.
 inline void exchange_in_rounds(PeerMailbox& mailbox, const ProcessGroup& group, at::Device device,
                                int64_t rows, int rounds) {
   const int size = group.size(), own = group.rank();
@@ -39,7 +40,7 @@ inline void exchange_in_rounds(PeerMailbox& mailbox, const ProcessGroup& group, 
       wrong += all.narrow(0, from * n, n).ne(8 * from + round % 8).sum();
       if (from != own) wrong += scatter.part(from).ne(64 + 16 * from + 4 * own + round % 4).sum();
     }
-    scatter.close();  // before the one that was opened first
+    scatter.close();  // before the one opened first
   }
   EXPECT_EQ(wrong.item<int64_t>(), 0);
 }

@@ -1,6 +1,6 @@
-// The meeting at the store, with many simulated ranks: a process holds the store, and threads of
-// this one are the ranks, each with the connections of a rank of a job. After the meeting they
-// agree as they do on a checkpoint. MEGATRON_SIMULATED_RANKS=4096 makes more of them.
+// The start-up barrier at the store, with many simulated ranks: another process runs the store, and
+// threads of this one are the ranks, each with as many connections as a rank of a job.
+// MEGATRON_SIMULATED_RANKS=4096 simulates more of them.
 #include "megatron/comm/meeting.h"
 
 #include <c10/util/Logging.h>

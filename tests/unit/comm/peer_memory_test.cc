@@ -1,4 +1,4 @@
-// Copies to and from the memory of ranks that are threads.
+// Copies to and from the memory of other ranks, which are threads.
 #include "megatron/comm/peer_memory.h"
 
 #include <gtest/gtest.h>

@@ -1,4 +1,4 @@
-// ProcessGroup of one rank, and tensors over ranks as threads.
+// ProcessGroup of one rank, and collectives on tensors with threads as ranks.
 #include "megatron/comm/process_group.h"
 
 #include <gtest/gtest.h>

@@ -1,4 +1,4 @@
-// Collectives between threads on raw memory. Run under the thread sanitizer by the tsan preset.
+// Collectives between threads on raw memory. The tsan preset runs it under ThreadSanitizer.
 #include "megatron/comm/detail/thread_core.h"
 
 #include <gtest/gtest.h>

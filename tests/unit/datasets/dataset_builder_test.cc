@@ -1,4 +1,4 @@
-// From flags to datasets: the blend grammar, splits, blends, validation sets, and what is refused.
+// Datasets from flags: the blend grammar, splits, blends, validation sets, and errors.
 #include "megatron/datasets/dataset_builder.h"
 
 #include <set>

@@ -1,4 +1,4 @@
-// <prefix>.json: what wrote a data set, and what is refused when something else reads it.
+// <prefix>.json: how a dataset was written, and errors if it is read with other settings.
 #include <fstream>
 #include <nlohmann/json.hpp>
 

@@ -1,4 +1,4 @@
-// The indexed file format: bytes, reading both ways, merging, and a clear error for each kind of
+// The indexed file format: bytes, both ways of reading, merging, and a clear error for each kind of
 // damage.
 #include "megatron/datasets/indexed_dataset.h"
 

@@ -1,4 +1,4 @@
-// Of the processes of a node one reads index files in full; the others take its result.
+// On each node one process reads index files completely; the others use its result.
 #include "megatron/datasets/detail/once_per_node.h"
 
 #include <sys/wait.h>

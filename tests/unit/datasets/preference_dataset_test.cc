@@ -1,4 +1,4 @@
-// Pairs as neighbouring samples: what counts, the order of epochs, what is refused.
+// Preference pairs as neighbouring samples: loss masks, the order of epochs, errors.
 #include "megatron/datasets/preference_dataset.h"
 
 #include <gmock/gmock.h>

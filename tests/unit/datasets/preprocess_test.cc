@@ -1,5 +1,5 @@
-// From text to tokens on disk: formats, compression, order, and an error that names the place for
-// each kind of bad input.
+// Preprocessing of text to tokens on disk: formats, compression, order, and an error with its
+// location for each kind of bad input.
 #include "megatron/datasets/preprocess.h"
 
 #include <zlib.h>

@@ -1,4 +1,4 @@
-// The generators that decide the order of data, against NumPy and PyTorch; and the helpers of these
+// The random generators for the order of data, against NumPy and PyTorch; and the helpers of these
 // tests.
 #include <unistd.h>
 

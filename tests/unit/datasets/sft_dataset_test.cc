@@ -1,4 +1,4 @@
-// Conversations: rows, what counts of them, how they are packed.
+// Conversations: rows, loss masks, packing.
 #include "megatron/datasets/sft_dataset.h"
 
 #include <gmock/gmock.h>

@@ -15,7 +15,7 @@
 
 namespace megatron::testing_datasets {
 
-// A folder that is removed with its content.
+// A temporary folder, removed by the destructor.
 class TempFolder {
  public:
   TempFolder();

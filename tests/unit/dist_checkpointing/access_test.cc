@@ -1,5 +1,5 @@
-// What cannot be reached is not damaged: nothing older is taken for it, nothing is moved or
-// deleted. And what is no regular file is refused without waiting for it.
+// An inaccessible checkpoint is not treated as damaged: no older one is used instead, nothing is
+// moved or deleted. Files that are not regular are refused without blocking on them.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/socket.h>

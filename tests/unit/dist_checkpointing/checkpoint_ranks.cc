@@ -7,7 +7,7 @@
 //   busy   rank 1 makes progress for three timeouts while the others wait for it in a collective
 //
 // MEGATRON_TEST_READ_MB_S: each process reads its tensor files at most this fast.
-// MEGATRON_TEST_HANG_RANK: this rank stops for ever in the middle of its reading.
+// MEGATRON_TEST_HANG_RANK: this rank hangs in the middle of its reading.
 #include <unistd.h>
 
 #include <atomic>

@@ -1,4 +1,4 @@
-// Every damage of every file of a checkpoint is found: by verification, and by loading when the
+// Any damage of any file of a checkpoint is detected: by verification, and by loading if the
 // damaged part is read.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

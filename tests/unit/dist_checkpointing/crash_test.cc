@@ -1,5 +1,5 @@
-// kill -9 during saves: a child saves in a loop and is killed at a random instant; what it leaves
-// must be what its step numbers imply, and the next child must go on from it.
+// kill -9 during saves: a child process saves in a loop and is killed at a random time; the files
+// it leaves must match its step numbers, and the next child must resume from them.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/wait.h>

@@ -1,5 +1,5 @@
-// Failures of the disk at every operation of a save: a clear error, the old checkpoint intact,
-// nothing left behind.
+// Disk failures at every operation of a save: a clear error, the old checkpoint intact, no
+// leftovers.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/mount.h>

@@ -1,5 +1,5 @@
-// The fixture of format version 1 in tests/golden/checkpoint/v1: still read, and still written byte
-// for byte.
+// The checkpoint of format version 1 in tests/golden/checkpoint/v1 is still read, and still written
+// byte for byte.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

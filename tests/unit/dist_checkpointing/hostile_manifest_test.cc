@@ -1,6 +1,5 @@
-// Manifests whose checksum is right and whose contents are not: refused, with the manifest and the
-// fault named, in bounded time and memory. The same texts pass through every reader: parsing,
-// verification, a resume.
+// Manifests with valid checksum and invalid contents: refused, with the manifest and the fault
+// named, in bounded time and memory. Tested with every reader: parsing, verification, resuming.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/resource.h>

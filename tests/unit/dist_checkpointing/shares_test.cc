@@ -1,4 +1,4 @@
-// Verification by several ranks: each reads its share, all come to one verdict.
+// Verification by several ranks: each reads its share, all get the same verdict.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

@@ -1,5 +1,5 @@
-// What the tests of this folder share: a scratch folder, tensors with known contents, errors as
-// texts.
+// Helpers of the tests in this folder: a scratch folder, tensors with known contents, error
+// messages.
 #pragma once
 
 #include <cstdint>
@@ -15,7 +15,7 @@
 
 namespace megatron {
 
-// A new empty folder, removed with the object.
+// A new empty folder, removed by the destructor.
 class ScratchFolder {
  public:
   ScratchFolder();
@@ -26,11 +26,11 @@ class ScratchFolder {
   std::filesystem::path path_;
 };
 
-// The text of the Error that `work` throws; fails the test when it throws none.
+// The message of the Error that `work` throws; fails the test if it throws none.
 std::string error_of(const std::function<void()>& work);
 
-// A small model whose every element is a function of (seed, key, index), so that contents can be
-// checked from the seed.
+// A small model in which each element is a function of (seed, key, index), so that contents can be
+// checked by the seed.
 class TinyModel {
  public:
   explicit TinyModel(uint64_t seed, int64_t rows = 40);

@@ -1,5 +1,5 @@
-// Checkpoints of torch.distributed.checkpoint: those that megatron-core wrote, our own, damaged and
-// hostile ones.
+// Checkpoints of torch.distributed.checkpoint: written by megatron-core, by us, damaged and
+// malicious ones.
 #include "megatron/dist_checkpointing/foreign/torch_dist.h"
 
 #include <gmock/gmock.h>

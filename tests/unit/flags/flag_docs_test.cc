@@ -1,5 +1,5 @@
-// docs/flags.md is what the configurations and the flag table say, and no flag of Megatron is
-// without a meaning.
+// docs/flags.md equals what is generated from the configurations and the flag table, and every flag
+// of Megatron is in one of them.
 #include <gtest/gtest.h>
 
 #include <algorithm>

@@ -1,5 +1,5 @@
-// Looks at what rows of a flag table claim: in the sources, in the names of the tests, and in what
-// other flags of the same run are answered with.
+// Checks the claims of flag table rows: against the sources, the names of the tests, and whether
+// other flags are accepted in the same run.
 #pragma once
 
 #include <functional>
@@ -28,10 +28,10 @@ struct Answer {
   std::string reason;
 };
 
-// What the same run answers to a flag, given alone.
+// Parses the same run with only this flag added.
 using Ask = std::function<Answer(const std::string& flag)>;
 
-// What is wrong with the answer that a row gave to one of its spellings; empty: nothing.
+// What is wrong with a row's answer to one of its spellings; empty: nothing.
 std::string fault_of(const KnownFlag& row, const std::string& spelling, const Answer& answer,
                      const Ask& ask, const SourceTree& tree);
 
@@ -40,7 +40,7 @@ bool is_read_outside(const SourceTree& tree, std::string_view identifier,
                      const std::set<std::string>& owners);
 
 // The definitions of the functions of that name in a file of the tree, from the name to the end of
-// the body; "": there is none.
+// the body; "": none.
 std::string function_body(const SourceTree& tree, const std::string& path, const std::string& name);
 
 }  // namespace megatron

@@ -1,6 +1,6 @@
-// Every option of Megatron-LM in six ways of running: it is a field that changes the resolved
+// Every flag of Megatron-LM under six configurations: it is a field that changes the resolved
 // configuration and that code reads, or it is accepted for a reason that holds in that run, or it
-// is refused for one.
+// is refused with a reason.
 #include "tests/unit/flags/flag_walk.h"
 
 #include <gmock/gmock.h>

@@ -1,4 +1,4 @@
-// Prompts of conversations have the ids of transformers, and replies end where turns end.
+// Chat prompts have the ids of transformers, and replies end at the end of the turn.
 #include "megatron/inference/chat.h"
 
 #include <gmock/gmock.h>

@@ -1,5 +1,5 @@
-// Data files of benchmarks as requests; what the harness itself says of them is in
-// tests/cli/evaluate_test.py.
+// Requests from benchmark data files; tests/cli/evaluate_test.py compares with
+// lm-evaluation-harness.
 #include "megatron/inference/evaluation/evaluation_tasks.h"
 
 #include <gmock/gmock.h>

@@ -1,4 +1,4 @@
-// Decoding: with the cache as without, in batches as alone; ends and pieces of text.
+// Decoding: the same with and without KV cache, in batches and single; ends of text and streaming.
 #include "megatron/inference/generator.h"
 
 #include <gtest/gtest.h>

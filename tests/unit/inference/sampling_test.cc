@@ -1,4 +1,4 @@
-// From logits to tokens, and the cache of keys and values.
+// Sampling of tokens from logits, and the KV cache.
 #include "megatron/inference/sampling.h"
 
 #include <gmock/gmock.h>

@@ -1,5 +1,5 @@
-// Log-likelihoods against the full logits: whatever the batches, on tensor-parallel and
-// data-parallel ranks.
+// Log-likelihoods against the full logits: for any batches, on tensor-parallel and data-parallel
+// ranks.
 #include "megatron/inference/evaluation/scoring.h"
 
 #include <gtest/gtest.h>

@@ -1,5 +1,5 @@
-// Arrays of any floating element type seen as doubles, and derivatives by differences: what the
-// references of the kernel tests are written with. The conversions share nothing with the kernels'.
+// For references of the kernel tests: arrays of any floating-point type seen as doubles, and
+// derivatives by finite differences. The conversions share no code with the kernels.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -20,7 +20,7 @@ namespace megatron {
 
 using Doubles = std::vector<double>;
 
-// Between the two neighbours the nearer one, at equal distance the even one.
+// Round to nearest, ties to even.
 inline uint16_t bfloat16_bits(double value) {
   const auto widened = [](uint32_t high) {
     return static_cast<double>(std::bit_cast<float>(high << 16));
@@ -34,7 +34,7 @@ inline uint16_t bfloat16_bits(double value) {
 
 class Elements {
  public:
-  // Every element NaN, so that one that was not written shows.
+  // All elements NaN, so that one that is not written is noticed.
   Elements(DType dtype, int64_t count)
       : dtype_(dtype), bytes_(static_cast<size_t>(count * size_of(dtype)), std::byte{0xff}) {}
   Elements(DType dtype, const Doubles& values)
@@ -94,7 +94,7 @@ class Elements {
   std::vector<std::byte> bytes_;
 };
 
-// The type that statistics of `dtype` have.
+// The type of statistics for `dtype`.
 inline DType wide(DType dtype) {
   return dtype == DType::kFloat64 ? DType::kFloat64 : DType::kFloat32;
 }
@@ -107,7 +107,7 @@ inline Doubles normal_values(int64_t count, unsigned seed, double scale = 1.0) {
   return values;
 }
 
-// d f / d x[i] by central differences; f takes the whole of x. Right to about 1e-9.
+// d f / d x[i] by central differences; f takes all of x. Accurate to about 1e-9.
 template <class F>
 Doubles differences(Doubles x, const F& f) {
   constexpr double kStep = 1e-5;
@@ -123,7 +123,7 @@ Doubles differences(Doubles x, const F& f) {
   return gradient;
 }
 
-// One rounding to the type, with room for a few hundred terms in fp32.
+// Tolerance for one rounding to the type and sums of a few hundred terms in fp32.
 inline double tolerance(DType dtype) {
   switch (dtype) {
     case DType::kFloat64:
@@ -136,12 +136,12 @@ inline double tolerance(DType dtype) {
       return 8e-3;
   }
 }
-// The same for what is compared with differences.
+// The same for comparisons with finite differences.
 inline double gradient_tolerance(DType dtype) {
   return dtype == DType::kFloat64 ? 1e-8 : tolerance(dtype);
 }
 
-// Differences of at most `allowed` * max(1, largest expected value).
+// Expects differences of at most `allowed` * max(1, largest expected value).
 inline void expect_near(const Elements& got, const Doubles& expected, double allowed,
                         const std::string& what) {
   const Doubles values = got.values();

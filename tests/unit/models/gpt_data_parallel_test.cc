@@ -1,5 +1,5 @@
-// A GPT model on data and tensor ranks as threads, with everything that can be sharded sharded:
-// losses and weights equal those of one rank.
+// A GPT model on data and tensor ranks as threads, with gradients, optimizer states and parameters
+// sharded: losses and weights equal those of one rank.
 #include <gtest/gtest.h>
 
 #include <mutex>

@@ -1,4 +1,4 @@
-// The goldens of tests/golden/gpt and how a tiny model is built from them.
+// Reads the goldens of tests/golden/gpt and builds tiny models from them.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -23,10 +23,11 @@ Golden read_golden(const std::string& name,
 // present with its shape (vocabulary padding stays zero).
 void load_weights(Module& model, const Golden& golden, const std::string& prefix);
 
-// The pass over [b, s] tokens whose first sample has ordinal `first_sample`.
+// The context for [b, s] tokens whose first sample has index `first_sample`.
 ForwardContext context_for(const at::Tensor& tokens, bool training, int64_t first_sample = 0);
 
-// The comparison of architecture section 10: ||a - b|| <= rtol ||b|| + 1e-3 rtol ||all||.
+// Expects ||a - b|| <= rtol ||b|| + 1e-3 rtol ||all||, as compare_traces()
+// (training/equivalence.h).
 void expect_close(const at::Tensor& actual, const at::Tensor& expected, double rtol,
                   double norm_of_all, const std::string& what);
 

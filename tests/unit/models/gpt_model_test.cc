@@ -1,6 +1,5 @@
-// Properties of the GPT model: recomputation, dropout by place, initialisation, padding, errors.
-#include "megatron/models/gpt/gpt_model.h"
-
+// Properties of the GPT model: recomputation, position-keyed dropout, initialisation, padding,
+// errors.
 #include <gtest/gtest.h>
 
 #include "megatron/base/check.h"

@@ -1,4 +1,4 @@
-// The goldens of tests/golden/hf: models of Hugging Face as transformers computes them, and the
+// The goldens of tests/golden/hf: outputs of Hugging Face models computed by transformers, and
 // comparisons with them on any device.
 #pragma once
 
@@ -17,12 +17,12 @@ namespace megatron {
 // ||actual - expected|| over ||expected|| of each row of logits and of each gradient, in fp32.
 inline constexpr double kHfTolerance = 1e-4;
 
-// One model of each family, and more where a family has several forms.
+// One model of each family, and more for families with several variants.
 inline const char* const kHfGoldens[] = {
     "llama2", "llama3", "mistral", "qwen2", "qwen3",     "gpt2", "gpt_neox", "gpt_neox_sequential",
     "phi3",   "gemma2", "gemma3",  "olmo2", "starcoder2"};
 
-// Beside the sources, or under the current folder when the program was copied elsewhere.
+// In the source tree, or under the current folder if the program was copied elsewhere.
 std::string hf_golden_folder(const std::string& name);
 
 struct HfGolden {
@@ -30,7 +30,7 @@ struct HfGolden {
   nlohmann::json grad_scales;
 
   explicit HfGolden(const std::string& name);
-  // The gradient of one of their tensors, fp64, under the name that transformers gives it.
+  // The gradient of one tensor, fp64, by its name in transformers.
   at::Tensor grad(const std::string& name, at::IntArrayRef shape) const;
   const at::Tensor& operator[](const std::string& name) const { return tensors.at(name); }
   std::vector<int32_t> ids(int64_t count) const;
@@ -38,15 +38,15 @@ struct HfGolden {
   int64_t length() const;
 };
 
-// In fp32.
+// A request to load the model in fp32.
 LoadModelRequest hf_request(const std::string& name, at::Device device = at::kCPU);
 
-// Both sequences through `forward`, which returns [s, v] on the CPU for tokens [1, s].
+// Checks the logits of both sequences. `forward` returns [s, v] on the CPU for tokens [1, s].
 void expect_hf_logits(const HfGolden& golden,
                       const std::function<at::Tensor(const at::Tensor& tokens)>& forward,
                       const std::string& what);
 
-// Logits, greedy tokens and gradients of the model on one device.
+// Checks logits, greedy tokens and gradients of the model on one device.
 void expect_hf_logits_on(const std::string& name, at::Device device);
 void expect_hf_greedy_tokens_on(const std::string& name, at::Device device);
 void expect_hf_gradients_on(const std::string& name, at::Device device);

@@ -1,5 +1,5 @@
-// Models of Hugging Face against transformers: logits at short and long positions, greedy
-// generation and gradients, on one rank, on tensor-parallel ranks, and in two pipeline stages.
+// Hugging Face models against transformers: logits at short and long positions, greedy generation
+// and gradients, on one rank, on tensor-parallel ranks, and in two pipeline stages.
 #include "tests/unit/models/hf_golden.h"
 
 #include <gtest/gtest.h>

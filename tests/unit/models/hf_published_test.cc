@@ -1,4 +1,5 @@
-// config.json of published models: what is read of them has the published number of parameters.
+// config.json of published models: the resulting configuration has the published number of
+// parameters.
 #include <gtest/gtest.h>
 
 #include "megatron/comm/parallel_groups.h"

@@ -1,5 +1,5 @@
-// Import of safetensors by a map of their names: the same parameters as through the family, every
-// way of joining and cutting, and what is refused.
+// Import of safetensors by a map of names: the same parameters as through the Hugging Face family,
+// every way of concatenating and slicing, and errors.
 #include "megatron/interop/name_map.h"
 
 #include <gmock/gmock.h>

@@ -1,4 +1,4 @@
-// Tensors as they lie in files, to compare byte for byte.
+// Tensors as stored in files, to compare byte for byte.
 #pragma once
 
 #include <cstdint>

@@ -9,7 +9,7 @@
 
 namespace megatron {
 
-// A gradient of one of their tensors, put together from ours.
+// The gradient of a Hugging Face tensor, assembled from the gradient of ours.
 inline at::Tensor in_their_form(const HfTensor& tensor, const at::Tensor& ours) {
   std::vector<int64_t> shape = ours.sizes().vec();
   shape[0] = 0;

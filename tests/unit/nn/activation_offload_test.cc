@@ -1,5 +1,5 @@
-// Saved activations in host memory: which tensors go, when their device memory is given up, in
-// which order they come back.
+// Activation offloading: which tensors are offloaded, when their device memory is freed, in which
+// order they are reloaded.
 #include "megatron/nn/activation_offload.h"
 
 #include <c10/core/Allocator.h>

@@ -1,4 +1,4 @@
-// Modules, parameter stores, norms, recomputation by cuts.
+// Modules, parameter stores, norms, activation recomputation.
 #include <gtest/gtest.h>
 #include <torch/csrc/autograd/autograd.h>
 

@@ -1,4 +1,4 @@
-// What follows from a placement: boxes and draws.
+// Boxes and random numbers derived from a placement.
 #include "megatron/nn/placement.h"
 
 #include <gtest/gtest.h>

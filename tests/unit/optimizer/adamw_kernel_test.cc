@@ -1,4 +1,4 @@
-// The update kernels against the formulas written out in double.
+// The update kernels against the formulas in double.
 #include <gtest/gtest.h>
 
 #include <algorithm>

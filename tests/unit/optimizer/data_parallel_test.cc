@@ -1,4 +1,4 @@
-// Every way to divide gradients, optimizer states and parameters over data ranks trains as one rank
+// Every way to shard gradients, optimizer states and parameters over data ranks trains as one rank
 // does.
 #include <gtest/gtest.h>
 #include <unistd.h>

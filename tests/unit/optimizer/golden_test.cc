@@ -1,4 +1,4 @@
-// Fifty steps with clipping, warm-up, cosine decay and a ramp of the weight decay, against PyTorch.
+// Fifty steps with clipping, warm-up, cosine decay and increasing weight decay, against PyTorch.
 #include <gtest/gtest.h>
 
 #include <algorithm>

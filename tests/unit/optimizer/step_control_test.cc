@@ -1,4 +1,4 @@
-// Schedules, loss scale, clipping and skipping: the numbers are Megatron's own.
+// Schedules, loss scale, clipping and skipped steps, against numbers of Megatron-LM.
 #include "megatron/kernels/step_control.h"
 
 #include <gtest/gtest.h>

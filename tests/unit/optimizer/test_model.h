@@ -1,5 +1,4 @@
-// A model of parameters only, with chosen gradients: the smallest thing an optimizer can be tested
-// on.
+// A model that consists of parameters only, with given gradients, for tests of the optimizer.
 #pragma once
 
 #include <memory>

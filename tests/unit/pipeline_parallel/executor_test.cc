@@ -1,4 +1,4 @@
-// A toy model over ranks as threads: every schedule gives the gradients of the serial model, on a
+// A small model with threads as ranks: every schedule gives the gradients of the serial model, on a
 // backend that buffers sends and on one that does not.
 #include "megatron/pipeline_parallel/executor.h"
 

@@ -56,7 +56,7 @@ TEST(Schedule, OneForwardOneBackwardWarmUp) {
   }
 }
 
-// The table for 5 micro-batches, 2 chunks and groups of 3 (contracts p).
+// Megatron's table for 5 micro-batches, 2 chunks and groups of 3.
 TEST(Schedule, InterleavedOrderIsMegatrons) {
   const Schedule s = make_schedule(ScheduleKind::k1F1B, shape_of(2, 2, 5, 3));
   const std::vector<std::pair<int, int>> table = {{0, 0}, {1, 0}, {2, 0}, {0, 1}, {1, 1},

@@ -34,7 +34,7 @@ TEST(StageLayout, OneStageHoldsAll) {
   EXPECT_EQ(layout.to_string(), "Et*7L");
 }
 
-// Chunk v of stage r is segment v PP + r (contracts h).
+// Chunk v of stage r is segment v PP + r (Megatron's interleaved order).
 TEST(StageLayout, VirtualStages) {
   PipelineConfig by_count, by_layers;
   by_count.num_virtual_stages_per_pipeline_rank = 2;

@@ -1,4 +1,4 @@
-// Blocks of attention that are added up against attention over all keys.
+// Attention over merged blocks of keys against attention over all keys.
 #include "megatron/tensor/attention_block.h"
 
 #include <torch/csrc/autograd/autograd.h>

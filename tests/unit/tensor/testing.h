@@ -19,7 +19,7 @@ inline double relative_error(const at::Tensor& got, const at::Tensor& expected) 
   return error == error ? error / std::max(1.0, b.abs().max().item<double>()) : 1e300;
 }
 
-// Draws from ATen's generator with a fixed seed.
+// Random numbers of ATen's generator with a fixed seed.
 inline at::Tensor draw(at::IntArrayRef shape, at::ScalarType type = at::kDouble,
                        uint64_t seed = 1) {
   at::manual_seed(seed);

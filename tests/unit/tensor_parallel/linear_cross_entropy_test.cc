@@ -1,4 +1,4 @@
-// The projection and the loss in parts, against the two after each other on one rank, in fp64.
+// Output projection and loss fused in chunks, against the two operations on one rank, in fp64.
 #include "megatron/tensor_parallel/linear_cross_entropy.h"
 
 #include <torch/csrc/autograd/autograd.h>

@@ -1,4 +1,5 @@
-// The conjugate pairs against sums and slices by hand, and the loss over a split vocabulary.
+// The conjugate pairs of mappings against explicit sums and slices, and the loss over a split
+// vocabulary.
 #include "megatron/tensor_parallel/mappings.h"
 
 #include <ATen/CPUGeneratorImpl.h>

@@ -1,4 +1,5 @@
-// Linears with FP8 operands against PyTorch (tests/golden/fp8), over ranks, and what they keep.
+// Linears with FP8 operands against PyTorch (tests/golden/fp8), over ranks, and what they save for
+// the backward.
 #include <torch/csrc/autograd/autograd.h>
 
 #include <deque>

@@ -19,12 +19,12 @@ inline void run_tensor_ranks(int ranks, const std::function<void(const ParallelG
   run_ranks(ranks, [&](const std::shared_ptr<Backend>& backend) {
     ParallelGroups groups;
     groups.tp = ProcessGroup(backend, "tp");
-    groups.tp_mailbox = std::make_shared<PeerMailbox>(groups.tp);  // nobody has opened it
+    groups.tp_mailbox = std::make_shared<PeerMailbox>(groups.tp);  // no buffers yet
     body(groups);
   });
 }
 
-// Draws that are the same on every rank.
+// Random numbers, the same on every rank.
 inline at::Tensor draw(at::IntArrayRef shape, uint64_t seed, at::ScalarType type = at::kDouble) {
   auto generator = at::make_generator<at::CPUGeneratorImpl>(seed);
   return at::randn(shape, generator, at::dtype(type));

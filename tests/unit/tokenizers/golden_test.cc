@@ -1,4 +1,4 @@
-// Ids and decoded text equal to the `tokenizers` package on hard text
+// Ids and decoded text equal those of the `tokenizers` package on difficult text
 // (tests/golden/tokenizers/make_goldens.py).
 #include <gtest/gtest.h>
 

@@ -1,4 +1,4 @@
-// The hand-made scanners cut as PCRE2 does with the expressions that they stand for.
+// The hand-written scanners split text as PCRE2 does with the expressions that they implement.
 #include <gtest/gtest.h>
 
 #include <random>

@@ -19,7 +19,7 @@ inline std::filesystem::path golden_dir() {
   return std::filesystem::path(MEGATRON_SOURCE_DIR) / "tests/golden/tokenizers";
 }
 
-// A folder that is removed with the object.
+// A temporary folder, removed by the destructor.
 class TemporaryFolder {
  public:
   TemporaryFolder() {

@@ -1,4 +1,4 @@
-// What is wrong with a tokenizer's files is said by file and key; nothing is read out of bounds.
+// Errors in tokenizer files name file and key; nothing is read out of bounds.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

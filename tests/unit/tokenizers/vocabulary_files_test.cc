@@ -1,5 +1,5 @@
-// SentencePiece models, tiktoken vocabularies, BERT's vocab.txt and folders of transformers: what
-// they give, and what is said of files that are wrong. Ids are compared in golden_test.cc.
+// SentencePiece models, tiktoken vocabularies, BERT's vocab.txt and Hugging Face folders: the
+// resulting tokenizers, and errors for invalid files. Ids are compared in golden_test.cc.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

@@ -1,5 +1,6 @@
 // Preference optimisation against PyTorch: loss, rewards and gradients of all weights and of
-// adapters, on one rank, on tensor-parallel ranks and in two pipeline stages; the files of pairs.
+// adapters, on one rank, on tensor-parallel ranks and in two pipeline stages; files of preference
+// pairs.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

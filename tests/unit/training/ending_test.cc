@@ -1,5 +1,5 @@
-// The end of a run when time is short: --exit-duration-in-mins and the grace after a signal, with a
-// slow disk.
+// The end of a run within a time limit: --exit-duration-in-mins and the grace period after a
+// signal, with a slow disk.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/syscall.h>

@@ -1,5 +1,4 @@
-// The loop with a task of its own: what it does when losses are not finite, and what it gives the
-// task.
+// The training loop with a test task: non-finite losses, and the inputs of the task.
 #include "megatron/training/pretrain.h"
 
 #include <gmock/gmock.h>

@@ -1,5 +1,5 @@
-// What `prove` makes of a configuration before it runs it; that proofs hold is tests/parallel's to
-// show.
+// How `prove` shrinks a configuration before it runs it; tests/parallel tests the proofs
+// themselves.
 #include "megatron/training/proving/prove.h"
 
 #include <gmock/gmock.h>

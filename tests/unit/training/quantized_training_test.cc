@@ -1,4 +1,4 @@
-// A small model trained in FP8 or FP4 beside bf16, on the CPU's exact rounding.
+// A small model trained in FP8 or FP4 compared with bf16, with exact rounding on the CPU.
 #include <gtest/gtest.h>
 
 #include <fstream>

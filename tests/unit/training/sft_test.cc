@@ -1,5 +1,5 @@
-// Fine-tuning against transformers: packed conversations give the loss and the gradients that each
-// gives alone.
+// Fine-tuning against transformers: packed conversations give the same loss and gradients as
+// separate ones.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

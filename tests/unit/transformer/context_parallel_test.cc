@@ -1,4 +1,4 @@
-// Context parallelism against attention on one rank: every type, outputs and gradients, in fp64 and
+// Context parallelism against attention on one rank: all types, outputs and gradients, in fp64 and
 // fp32.
 #include "megatron/transformer/context_parallel/context_parallel.h"
 

@@ -1,4 +1,4 @@
-// The configuration: what is derived, what is refused, tables by layer; rotary angles.
+// The configuration: derived values, errors, per-layer tables; rotary angles.
 #include "megatron/transformer/config/transformer_config.h"
 
 #include <gmock/gmock.h>
