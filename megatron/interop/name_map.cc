@@ -241,7 +241,7 @@ class Mapper {
         layer = *match;
       }
       if (rule == nullptr)
-        problem(cat(map_.path, ": nothing is said of ", name, ", which the model has with shape ",
+        problem(cat(map_.path, ": has no entry for ", name, ", which the model has with shape ",
                     shape_text(shape)));
       else
         fill(*rule, layer, name, shape);
@@ -271,7 +271,7 @@ class Mapper {
       }
       return rows;
     }
-    throw_error(cat(map_.path, ": nothing is said of ", kTable, ", which every model has"));
+    throw_error(cat(map_.path, ": has no entry for ", kTable, ", which every model has"));
   }
 
   // The part of a tensor that a source names; nothing if there is none, with the reason in `wrong`.
@@ -508,7 +508,7 @@ ForeignModel open_mapped_model(const fs::path& source, const fs::path& name_map,
                                std::optional<int64_t> vocab_size) {
   MEGATRON_CHECK(transformer.num_layers > 0 && transformer.hidden_size > 0 &&
                      transformer.num_attention_heads > 0,
-                 "--name-map says nothing of the model's shape\nhint: give the flags of the model, "
+                 "--name-map does not give the model's shape\nhint: give the flags of the model, "
                  "or a --config file with them: --num-layers, --hidden-size, "
                  "--num-attention-heads, ...");
   return Mapper(source, name_map, transformer, vocab_size).run();

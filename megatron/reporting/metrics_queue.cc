@@ -72,9 +72,7 @@ class MetricsQueue::Lane : public std::enable_shared_from_this<Lane> {
         first_drop = dropped_++ == 0;
       }
     }
-    if (first_drop)
-      log_warning(
-          cat(sink_->name(), " takes records more slowly than they come: some are left out"));
+    if (first_drop) log_warning(cat(sink_->name(), " is too slow: some records are dropped"));
     wake_.notify_one();
   }
 
@@ -95,12 +93,12 @@ class MetricsQueue::Lane : public std::enable_shared_from_this<Lane> {
       thread_.join();
     } else {
       thread_.detach();
-      log_warning(cat(sink_->name(), " has taken nothing for ", options_.patience_seconds,
-                      " seconds: it is given up"));
+      log_warning(cat(sink_->name(), " has made no progress for ", options_.patience_seconds,
+                      " seconds and is abandoned"));
     }
     if (failed + dropped > 0)
-      log_warning(cat(sink_->name(), " is not complete: ", failed, " writes failed, ", dropped,
-                      " records were left out"));
+      log_warning(cat(sink_->name(), " is incomplete: ", failed, " writes failed, ", dropped,
+                      " records were dropped"));
   }
 
  private:
@@ -155,7 +153,7 @@ class MetricsQueue::Lane : public std::enable_shared_from_this<Lane> {
       problem = error.what();
     }
     const std::lock_guard lock(mutex_);
-    if (failed_++ == 0) log_warning(cat(problem, "; training goes on without it"));
+    if (failed_++ == 0) log_warning(cat(problem, "; training continues without it"));
   }
 
   const std::unique_ptr<MetricsSink> sink_;

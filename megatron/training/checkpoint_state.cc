@@ -336,9 +336,9 @@ void Checkpointer::report(const SaveOutcome& outcome) {
     const std::string message =
         cat("the checkpoint of iteration ", outcome.iteration, " was not saved: ", outcome.error);
     if (arguments_.training.save_failure == SaveFailure::kStop)
-      throw Error(message + "\nhint: --save-failure continue goes on training without it");
+      throw Error(message + "\nhint: --save-failure continue keeps training without it");
     log_error(message);
-    log_error("training goes on (--save-failure continue)");
+    log_error("training continues (--save-failure continue)");
     return;
   }
   newest_.iteration = outcome.iteration;

@@ -260,9 +260,8 @@ void open_mailbox(const Arguments& arguments, const ParallelGroups& groups, at::
   const std::string& obstacle = groups.tp_mailbox->obstacle();
   if (device.is_cuda())
     log_info(obstacle.empty()
-                 ? std::string(
-                       "rows of tensor parallelism travel by copies between the GPUs of this host")
-                 : "rows of tensor parallelism travel by collectives: " + obstacle);
+                 ? std::string("tensor parallel: peer-to-peer copies (same host)")
+                 : "tensor parallel: collectives, not peer-to-peer copies: " + obstacle);
 }
 
 }  // namespace

@@ -53,7 +53,7 @@ class DpoTest(FolderTest):
     def check(self, *more):
         save = self.path("tuned")
         result = self.run_ok(*self.flags, *more, "--save", save, "--save-interval", "6", "--exit-interval", "6")
-        self.assertIn("pairs.jsonl: 1 of 4 pairs are left out: they have more tokens than --seq-length 64 plus one", result.stderr)
+        self.assertIn("pairs.jsonl: 1 of 4 pairs are skipped: they have more tokens than --seq-length 64 plus one", result.stderr)
         self.assertIn(" rewards accuracy: ", result.stdout)
         self.run_ok(*self.flags, *more, "--save", save, "--save-interval", "6")  # goes on
         train = records(save, "train")

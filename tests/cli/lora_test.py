@@ -108,7 +108,7 @@ class LoraTest(FolderTest):
                           BASE, "--save", self.path("x"), "--merge-adapter")
         self.assert_error("--adapter has an effect on a folder of Hugging Face, %s is none" % self.run_folder, "convert-checkpoint", "--load",
                           self.run_folder, "--save", self.path("x"), "--adapter", ADAPTER)
-        self.assert_error("--adapter %s is given without the model that it is for" % ADAPTER, "pretrain", "--num-layers", "2", "--hidden-size",
+        self.assert_error("--adapter %s is given without its base model" % ADAPTER, "pretrain", "--num-layers", "2", "--hidden-size",
                           "16", "--num-attention-heads", "4", *TRAIN, "--tokenizer-type", "NullTokenizer", "--vocab-size", "40", "--adapter",
                           ADAPTER)
         self.assert_error("%s: holds no adapter_config.json" % BASE, "logits", "--load", BASE, "--adapter", BASE, "--tokens", "1,2",

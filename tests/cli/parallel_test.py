@@ -311,7 +311,7 @@ class ProveTest(unittest.TestCase):
     def test_the_ranks_are_those_that_were_started(self):
         for flags, message in (([TP, "4"], "2 ranks are not divisible by --tensor-model-parallel-size 4"),
                                (["--world-size", "4"], "--world-size is 4, but 2 ranks were started"),
-                               (["--max-axis", "2"], "--max-axis cuts ranks down")):
+                               (["--max-axis", "2"], "--max-axis reduces the number of ranks")):
             codes, out, err = finish(start(2, [*self.FLAGS, *flags]))
             if len(codes) > 1:
                 self.assertEqual(codes, [2, 2])

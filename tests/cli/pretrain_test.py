@@ -269,7 +269,7 @@ class PretrainTest(unittest.TestCase):
                 self.assertIn("--save-failure continue", result.stderr)
                 result = self.train("--save", save, "--save-interval", "4", "--save-failure", "continue", *background, expect=1,
                                     preexec_fn=limit)
-                self.assertIn("training goes on", result.stderr)
+                self.assertIn("training continues", result.stderr)
                 self.assertIn("the final state, of iteration 8, was not saved", result.stderr)
                 self.assertIn("iteration        8/       8", result.stdout)
                 self.assertEqual([name for name in os.listdir(save) if name.startswith("iter_") and "tmp" not in name], [])

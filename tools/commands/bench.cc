@@ -420,7 +420,7 @@ int bench_train(const Arguments& arguments, const BenchConfig& config, const Job
                                    model_dtype(arguments.optimizer), device, StartPoint{});
   const bool sections = config.bench_sections || !config.bench_slow.empty();
   MEGATRON_CHECK(!sections || job.clock,
-                 "--bench-sections and --bench-slow compare ranks, this is one alone\n",
+                 "--bench-sections and --bench-slow compare ranks, but this run has only one\n",
                  "hint: start it under torchrun");
   Measured measured = measure(model, task, arguments, config, vocabulary, device,
                               sections ? job.clock.get() : nullptr);

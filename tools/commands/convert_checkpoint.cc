@@ -115,7 +115,7 @@ double run_probe(const ConvertConfig& config, const std::string& written) {
   LoadModelRequest request;
   request.load = written;
   MEGATRON_CHECK(!is_peft_folder(written), "--probe: ", written,
-                 " holds adapters alone, which give no logits without their base model",
+                 " holds only adapters, which give no logits without their base model",
                  "\nhint: --merge-adapter writes the whole model");
   request.dtype = at::kFloat;
   request.tokenizer_required = false;

@@ -223,7 +223,7 @@ ordered_json show_leftovers(const fs::path& root, const InspectCheckpointConfig&
   table.print();
   if (!config.sweep && std::any_of(leftovers.begin(), leftovers.end(),
                                    [](const Leftover& l) { return l.is_dead(); }))
-    print_line(cat("those of nobody who is alive are removed by megatron inspect-checkpoint ",
+    print_line(cat("those without a live writer are removed by megatron inspect-checkpoint ",
                    root.string(), " --sweep"));
   return list;
 }

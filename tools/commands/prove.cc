@@ -106,7 +106,7 @@ void print_proofs(const Shrunk& shrunk, const std::vector<Proof>& proofs, const 
   for (const std::string& change : shrunk.changes) print_line("  " + change);
   for (size_t i = 0; i < proofs.size(); ++i) print_proof(proofs[i], i > 0);
   print_line(holds ? "the layout changes nothing but rounding"
-                   : "the layout trains ANOTHER MODEL than one rank");
+                   : "MISMATCH: this layout does not compute what one rank computes");
 }
 
 // With threads as ranks; axes with too many ranks for one machine are shortened.
@@ -174,8 +174,9 @@ extern "C" int megatron_prove(int argc, char** argv) {
                          " ranks were started"),
                      "leave it out under a launcher");
     if (config.max_axis)
-      violations.add("--max-axis cuts ranks down, but those that were started cannot be less",
-                     "leave it out under a launcher");
+      violations.add(
+          "--max-axis reduces the number of ranks, but a launcher has already started them",
+          "leave it out under a launcher");
   };
   ParseResult parsed;
   RanksCommand command;

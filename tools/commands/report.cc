@@ -48,7 +48,7 @@ std::vector<RunHistory> read_runs(const std::vector<std::string>& folders) {
     ++uses[runs.back().name];
     if (runs.back().unreadable_lines > 0)
       log_warning(cat(folder, ": ", runs.back().unreadable_lines,
-                      " lines of the metrics cannot be read and were left out"));
+                      " lines of the metrics cannot be read and were skipped"));
   }
   for (size_t i = 0; i < runs.size(); ++i)
     if (uses[runs[i].name] > 1) runs[i].name = folders[i];

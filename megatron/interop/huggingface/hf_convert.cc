@@ -148,7 +148,7 @@ std::pair<const HfFamily*, std::string> choose_family(const Origin& origin,
       reasons += "\ndetail: " + what.substr(0, what.find('\n'));
     }
   }
-  throw Error("no family of Hugging Face models that is known can be this model" + reasons);
+  throw Error("no known Hugging Face model family can express this model" + reasons);
 }
 
 const char* torch_name(DType dtype) {

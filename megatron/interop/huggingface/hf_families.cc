@@ -250,7 +250,7 @@ void set_windows(const std::string& name, TransformerConfig& t, std::optional<in
   t.window_attn_skip_freq.clear();
   if (!width || !any) return;
   MEGATRON_CHECK(*width > 0, name, ": a sliding_window of ", *width,
-                 " tokens lets none see itself");
+                 " tokens does not include the token itself");
   t.window_size = {*width - 1, 0};
   const auto n = static_cast<int64_t>(windowed.size());
   for (int64_t every = 2; every <= n + 1; ++every) {
@@ -785,7 +785,7 @@ std::string write_hf_config(const HfFamily& family, const ModelConfig& config,
   const std::string difference =
       architecture_difference(config.transformer, back.config.transformer);
   MEGATRON_CHECK(difference.empty(), "a ", family.model_type,
-                 " model of Hugging Face cannot be this model: ", difference);
+                 " model of Hugging Face cannot express this model: ", difference);
   return text;
 }
 

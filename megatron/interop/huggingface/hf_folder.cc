@@ -53,8 +53,8 @@ void check_frequencies(const std::string& folder, const std::string& name, const
                                 .to(at::kDouble);
   const double worst = ((stored - expected).abs() / expected).max().item<double>();
   MEGATRON_CHECK(worst < (size_of(dtype) == 2 ? 1e-2 : 1e-4), folder, ": ", name,
-                 " holds other rotary frequencies than config.json means, by ", worst,
-                 " of their value",
+                 " holds other rotary frequencies than config.json gives (relative difference ",
+                 worst, ")",
                  "\nhint: the rotary form of these weights is not that of config.json: compare "
                  "rope_theta and rope_parameters");
 }

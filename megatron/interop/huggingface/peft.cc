@@ -105,8 +105,8 @@ int adapter_of(const AdaptableModule& module, const std::vector<std::string>& ad
   if (adapters.front() == module.linear) return 0;
   MEGATRON_CHECK(module.parts > 1, "a ", family.model_type, " model of Hugging Face has ",
                  module.name(), " as one module, adapters of its parts (", adapters.front(),
-                 ") have no form there", "\nhint: train with --lora-targets ", module.linear,
-                 ", or merge the adapters: --merge-adapter");
+                 ") cannot be expressed in PEFT's format", "\nhint: train with --lora-targets ",
+                 module.linear, ", or merge the adapters: --merge-adapter");
   const auto found = std::find(adapters.begin(), adapters.end(), module.target());
   return found == adapters.end() ? -1 : static_cast<int>(found - adapters.begin());
 }
@@ -347,7 +347,7 @@ const HfFamily& family_of_model(const Checkpoint& checkpoint, const ModelConfig&
     }
   }
   throw Error(cat(checkpoint.directory().string(),
-                  ": no family of Hugging Face models can be this model, so PEFT has no names for "
+                  ": no Hugging Face model family can express this model, so PEFT has no names for "
                   "its modules"));
 }
 

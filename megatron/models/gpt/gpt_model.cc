@@ -46,7 +46,7 @@ GPTModel::GPTModel(const ModelConfig& given, const ParallelGroups& groups, const
   add("decoder", &impl_->decoder);
   MEGATRON_CHECK(
       !config.pipeline_vocab_parallel || !tied,
-      "a tied output layer cannot be divided over the stages: its table lies with the embedding");
+      "a tied output layer cannot be split over the stages: its table is that of the embedding");
   if ((slice.head || config.pipeline_vocab_parallel) && !tied) {
     impl_->output_layer = std::make_unique<OutputLayer>(config, groups);
     add("output_layer", impl_->output_layer.get());

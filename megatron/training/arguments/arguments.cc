@@ -106,7 +106,8 @@ void conversations_are_data(const Arguments& a, Violations& v) {
     v.add(
         "--reset-position-ids, --reset-attention-mask or --eod-mask-loss has no effect on "
         "conversations",
-        "leave it out: they keep apart, and --sft-loss-on says what counts");
+        "leave it out: conversations are separated anyway, and --sft-loss-on selects the tokens of "
+        "the loss");
 }
 
 void learning_rate_is_given(const Arguments& a, Violations& v) {
@@ -145,7 +146,7 @@ void parameter_schedule_comes_from_one_place(const Arguments& a, Violations& v) 
 
 void adapter_has_a_base(const Arguments& a, Violations& v) {
   if (!a.training.adapter.empty() && a.transformer.lora_rank == 0)
-    v.add(cat("--adapter ", a.training.adapter, " is given without the model that it is for"),
+    v.add(cat("--adapter ", a.training.adapter, " is given without its base model"),
           "--load or --pretrained-checkpoint with a folder of Hugging Face, or with a checkpoint "
           "and --use-checkpoint-args");
 }
@@ -256,11 +257,9 @@ void saved_activations_can_be_distributed(const Arguments& a, Violations& v) {
 void copies_can_be_switched_off(const Arguments& a, Violations& v) {
   if (!a.ddp.peer_copies && a.ddp.strategy() == ShardingStrategy::kNoShard &&
       !a.parallel.sequence_parallel)
-    v.add(
-        "--no-peer-copies switches off what is not there: every rank updates every parameter, and "
-        "no rows of tensor parallelism travel",
-        "leave it out, or give --use-distributed-optimizer, --use-megatron-fsdp or "
-        "--sequence-parallel");
+    v.add("--no-peer-copies has no effect here: no sharded optimizer and no sequence parallelism",
+          "leave it out, or give --use-distributed-optimizer, --use-megatron-fsdp or "
+          "--sequence-parallel");
 }
 
 void layers_are_offloaded_by_one_stage(const Arguments& a, Violations& v) {
@@ -285,9 +284,10 @@ void preferences_fit(const Arguments& a, Violations& v) {
   if (even("--micro-batch-size", a.training.micro_batch_size))
     even("--eval-micro-batch-size", a.eval_micro_batch_size());
   if (a.transformer.z_loss_coeff != 0)
-    v.add("--z-loss-coeff has no place in the log-probabilities of preference optimisation");
+    v.add(
+        "--z-loss-coeff cannot be used with --task dpo, whose loss needs plain log-probabilities");
   if (a.data.dataloader_type != DataloaderType::kSingle)
-    v.add("--dataloader-type cyclic would tear pairs apart", "single");
+    v.add("--dataloader-type cyclic would split preference pairs", "single");
   if (a.data.reset_position_ids || a.data.reset_attention_mask ||
       a.data.dataloader_inter_document_masking)
     v.add(

@@ -26,7 +26,7 @@ std::vector<PreferencePair> read_files(const std::vector<std::string>& files,
     if (file.num_long > 0)
       log_warning(cat(path, ": ", file.num_long, " of ",
                       file.pairs.size() + static_cast<size_t>(file.num_long),
-                      " pairs are left out: they have more tokens than --seq-length ",
+                      " pairs are skipped: they have more tokens than --seq-length ",
                       options.sequence_length, " plus one"));
     std::move(file.pairs.begin(), file.pairs.end(), std::back_inserter(pairs));
   }

@@ -78,7 +78,7 @@ class Reader {
                           const std::string& rejected) const {
     const std::optional<int32_t> eod = tokenizer_.eod();
     MEGATRON_CHECK(eod.has_value(), path_,
-                   ": the tokenizer has no end-of-document token to put behind a response");
+                   ": the tokenizer has no end-of-document token to append to a response");
     PreferencePair pair;
     tokenizer_.encode_append(prompt, pair.prompt);
     tokenizer_.encode_append(chosen, pair.chosen);
@@ -104,7 +104,7 @@ class Reader {
     for (const auto& [name, list] :
          {std::pair{"chosen", &chosen}, std::pair{"rejected", &rejected}})
       MEGATRON_CHECK(list->size() > common, where_, ": \"", name,
-                     "\" has no message behind the prompt");
+                     "\" has no message after the prompt");
     const std::string start = options_.render(prompt.dump(), /*add_generation_prompt=*/true);
     const auto response = [&](const char* name, const ordered_json& messages) {
       ordered_json all = prompt;

@@ -66,10 +66,10 @@ std::string_view why_not_saved(const TransformerConfig& c, std::string_view modu
   const bool inputs_alone = c.recompute_granularity == RecomputeGranularity::kFull &&
                             c.recompute_method == RecomputeMethod::kUniform;
   if (inputs_alone && module != "attn_norm")
-    return "--recompute-granularity full saves the inputs of layers alone, attn_norm";
+    return "--recompute-granularity full saves only the inputs of layers, attn_norm";
   const bool inside_mlp = module == "mlp_fc1" || module == "mlp_act" || module == "mlp_fc2";
   if (inside_mlp && c.recomputes("mlp"))
-    return "--recompute-modules mlp saves its input alone, mlp_norm";
+    return "--recompute-modules mlp saves only its input, mlp_norm";
   if ((module == "qkv_linear" || module == "mlp_fc1") && c.recomputes("layernorm"))
     return "--recompute-modules layernorm does not save it";
   if (module == "mlp_fc2" && c.recomputes("mlp_act"))
@@ -115,7 +115,7 @@ void validate_offloading(const TransformerConfig& c, const Require& require) {
           "--cpu-offloading-num-layers and --fine-grained-activation-offloading are both given",
           "give one of them");
   require(layers == 0 || c.recompute_granularity == RecomputeGranularity::kNone,
-          "--cpu-offloading-num-layers does not go with recomputation",
+          "--cpu-offloading-num-layers cannot be combined with recomputation",
           "give --fine-grained-activation-offloading with --offload-modules");
 }
 
@@ -475,7 +475,7 @@ void TransformerConfig::validate(Violations& violations) const {
             cat("--recompute-modules ", module, why_unknown(module, kLaterRecomputeModules)),
             "parts: core_attn, layernorm, mlp, mlp_act");
   require(!recomputes("mlp") || !recomputes("mlp_act"),
-          "--recompute-modules mlp_act has no effect beside mlp",
+          "--recompute-modules mlp_act has no effect together with mlp",
           "mlp recomputes the activation too; give one of them");
   require(!recompute_activations || recompute_granularity != RecomputeGranularity::kFull,
           "--recompute-activations asks for selective recomputation, but --recompute-granularity "

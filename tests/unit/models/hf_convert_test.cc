@@ -279,7 +279,7 @@ TEST_F(HfConvert, TheRotaryFormIsCompared) {
   store();
   EXPECT_NE(open_error(folder).find(
                 "model.layers.0.self_attn.rotary_emb.inv_freq holds other rotary frequencies than "
-                "config.json means"),
+                "config.json gives"),
             std::string::npos);
   edit_config(folder, [](ordered_json& json) { json["head_dim"] = 4; });
   EXPECT_NE(open_error(folder), "no error");
@@ -494,7 +494,7 @@ TEST_F(HfConvert, UnknownModelsAndSettingsAreNamed) {
               json["model_type"] = "mistral";
               json["sliding_window"] = 0;
             }),
-            ": a sliding_window of 0 tokens lets none see itself");
+            ": a sliding_window of 0 tokens does not include the token itself");
   EXPECT_EQ(config_error([](ordered_json& json) { json["vocab_size"] = 0; }),
             ": vocab_size 0 is not positive");
   EXPECT_EQ(config_error([](ordered_json& json) { json["rope_scaling"] = "none"; }),
@@ -675,12 +675,13 @@ TEST_F(HfConvert, WhatAFamilyCannotSayIsNamed) {
   save_native(root_ / "ours", t);
   EXPECT_EQ(
       error_of([&] { export_hf_folder({root_ / "ours", {}, root_ / "theirs", "llama", 1 << 20}); }),
-      "a llama model of Hugging Face cannot be this model: rotary_interleaved is true, not false");
+      "a llama model of Hugging Face cannot express this model: rotary_interleaved is true, not "
+      "false");
   EXPECT_TRUE(
       error_of([&] { export_hf_folder({root_ / "ours", {}, root_ / "theirs", "", 1 << 20}); })
-          .starts_with(
-              "no family of Hugging Face models that is known can be this model\n"
-              "detail: a llama model of Hugging Face cannot be this model: rotary_interleaved"));
+          .starts_with("no known Hugging Face model family can express this model\n"
+                       "detail: a llama model of Hugging Face cannot express this model: "
+                       "rotary_interleaved"));
   EXPECT_EQ(
       error_of([&] { export_hf_folder({root_ / "ours", {}, root_ / "theirs", "bert", 1 << 20}); }),
       "--hf-model-type bert is not known\nhint: types that are: " + hf_family_names());

@@ -207,7 +207,7 @@ TEST_F(NameMap, NamesWhatIsMissingLeftOverOrUsedTwice) {
                          " neither uses nor waives it");
   SetUp();
   replace("  output_layer.weight: lm_head.weight", "");
-  EXPECT_THAT(error(), HasSubstr(": nothing is said of output_layer.weight, which the model has "
+  EXPECT_THAT(error(), HasSubstr(": has no entry for output_layer.weight, which the model has "
                                  "with shape [40,16]\ndetail: lm_head.weight [40,16] is in"));
   SetUp();
   replace("output_layer.weight: lm_head.weight", "output_layer.weight: model.embed_tokens.weight");
@@ -307,7 +307,7 @@ TEST_F(NameMap, NamesTheLineOfAMapThatCannotBeRead) {
   EXPECT_EQ(of("waived: [b]\n"), map + ":1: names no parameters");
   EXPECT_THAT(of("parameters: [\n"), HasSubstr(map + ":"));
   EXPECT_EQ(of("parameters:\n  a: b\n"),
-            map + ": nothing is said of embedding.word_embeddings.weight, which every model has");
+            map + ": has no entry for embedding.word_embeddings.weight, which every model has");
   EXPECT_THROW(open_mapped_model(root_ / "source", root_ / "map.yaml", TransformerConfig()), Error);
 }
 

@@ -343,7 +343,7 @@ TEST_F(Peft, PartsOfAJoinedModuleHaveNoForm) {
   config.transformer.lora_targets = {"linear_q", "linear_v"};
   EXPECT_EQ(error_of([&] { peft_tensors(*find_hf_family("phi3"), config); }),
             "a phi3 model of Hugging Face has model.layers.0.self_attn.qkv_proj as one module, "
-            "adapters of its parts (linear_q) have no form there\n"
+            "adapters of its parts (linear_q) cannot be expressed in PEFT's format\n"
             "hint: train with --lora-targets linear_qkv, or merge the adapters: --merge-adapter");
 }
 

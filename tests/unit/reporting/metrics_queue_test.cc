@@ -109,11 +109,11 @@ TEST(MetricsQueue, ASinkThatHangsLosesRecordsAndStopsNobody) {
   EXPECT_EQ(slow->records.front(), "train 0");
   EXPECT_EQ(slow->records.back(), "end 10");
   const size_t dropped = 11 - slow->records.size();
-  EXPECT_THAT(log, HasSubstr("sink0 takes records more slowly than they come: some are left out"));
-  EXPECT_THAT(log, HasSubstr(cat("sink0 is not complete: 0 writes failed, ", dropped,
-                                 " records were left out")));
+  EXPECT_THAT(log, HasSubstr("sink0 is too slow: some records are dropped"));
+  EXPECT_THAT(log, HasSubstr(cat("sink0 is incomplete: 0 writes failed, ", dropped,
+                                 " records were dropped")));
   EXPECT_THAT(log, Not(HasSubstr("sink1")));
-  EXPECT_EQ(log.find("takes records"), log.rfind("takes records")) << log;
+  EXPECT_EQ(log.find("too slow"), log.rfind("too slow")) << log;
 }
 
 TEST(MetricsQueue, ASinkThatNeverComesBackIsGivenUp) {
@@ -126,7 +126,7 @@ TEST(MetricsQueue, ASinkThatNeverComesBackIsGivenUp) {
     queue.flush();
   }
   const std::string log = testing::internal::GetCapturedStderr();
-  EXPECT_THAT(log, HasSubstr("sink0 has taken nothing for 0.05 seconds: it is given up"));
+  EXPECT_THAT(log, HasSubstr("sink0 has made no progress for 0.05 seconds and is abandoned"));
   EXPECT_FALSE(stuck->closed);
   stuck->set_open(true);  // lets the thread end
 }
@@ -149,8 +149,9 @@ TEST(MetricsQueue, AFailureIsReportedOnceAndLaterRecordsAreTried) {
   const std::string log = testing::internal::GetCapturedStderr();
   EXPECT_THAT(taken->records, ElementsAre("train 3"));
   EXPECT_THAT(
-      log, HasSubstr("warning: sink0 cannot be written: no reason; training goes on without it\n"));
-  EXPECT_THAT(log, HasSubstr("sink0 is not complete: 2 writes failed, 0 records were left out"));
+      log,
+      HasSubstr("warning: sink0 cannot be written: no reason; training continues without it\n"));
+  EXPECT_THAT(log, HasSubstr("sink0 is incomplete: 2 writes failed, 0 records were dropped"));
   EXPECT_EQ(log.find("no reason"), log.rfind("no reason")) << log;
 }
 

@@ -234,9 +234,9 @@ INSTANTIATE_TEST_SUITE_P(
         BadFlags{"--cpu-offloading-num-layers 1 --pipeline-model-parallel-size 2",
                  "--cpu-offloading-num-layers counts the layers of one stage, but "
                  "--pipeline-model-parallel-size is above 1"},
-        BadFlags{
-            "--no-peer-copies",
-            "--no-peer-copies switches off what is not there: every rank updates every parameter"},
+        BadFlags{"--no-peer-copies",
+                 "--no-peer-copies has no effect here: no sharded optimizer and no sequence "
+                 "parallelism"},
         BadFlags{"--recompute-granularity full --distribute-saved-activations",
                  "--distribute-saved-activations has no effect at one tensor-parallel rank"},
         BadFlags{"--recompute-granularity full --distribute-saved-activations "

@@ -390,7 +390,7 @@ TEST_F(Preferences, Messages) {
   EXPECT_EQ(error("{\"chosen\": [" + yes + "], \"rejected\": [" + no + "]}"),
             ":1: has no message before the responses");
   EXPECT_EQ(error("{\"chosen\": [" + ask + "], \"rejected\": [" + ask + "]}"),
-            ":1: \"chosen\" has no message behind the prompt");
+            ":1: \"chosen\" has no message after the prompt");
   options_.render = [](const std::string& messages, bool prompt) {
     return prompt ? "x" : render(messages, false);
   };

@@ -346,10 +346,11 @@ TEST(Pretrain, PreferencesNeedWholePairs) {
     }
     return std::string();
   };
-  EXPECT_EQ(refusal(),
-            "error: --micro-batch-size 3 is odd, preference optimisation needs whole pairs\n"
-            "hint: it counts sequences, two for each pair\n"
-            "--z-loss-coeff has no place in the log-probabilities of preference optimisation");
+  EXPECT_EQ(
+      refusal(),
+      "error: --micro-batch-size 3 is odd, preference optimisation needs whole pairs\n"
+      "hint: it counts sequences, two for each pair\n"
+      "--z-loss-coeff cannot be used with --task dpo, whose loss needs plain log-probabilities");
 }
 
 TEST(Pretrain, FreezingByNames) {

@@ -260,7 +260,7 @@ TEST(TransformerConfig, ReportsEachRule) {
          c.recompute_granularity = RecomputeGranularity::kSelective,
          c.recompute_modules = {"attention"};
        }},
-      {"--recompute-modules mlp_act has no effect beside mlp\n"
+      {"--recompute-modules mlp_act has no effect together with mlp\n"
        "hint: mlp recomputes the activation too; give one of them",
        [](auto& c) {
          c.recompute_granularity = RecomputeGranularity::kSelective,
@@ -280,7 +280,7 @@ TEST(TransformerConfig, ReportsEachRule) {
          c.fine_grained_activation_offloading = true,
          c.offload_modules = {"core_attn", "expert_fc1"};
        }},
-      {"--offload-modules mlp_act has no effect: --recompute-modules mlp saves its input alone, "
+      {"--offload-modules mlp_act has no effect: --recompute-modules mlp saves only its input, "
        "mlp_norm\nhint: leave it out",
        [](auto& c) {
          c.fine_grained_activation_offloading = true, c.offload_modules = {"mlp_norm", "mlp_act"};
@@ -301,8 +301,8 @@ TEST(TransformerConfig, ReportsEachRule) {
          c.recompute_granularity = RecomputeGranularity::kSelective,
          c.recompute_modules = {"mlp_act"};
        }},
-      {"--offload-modules core_attn has no effect: --recompute-granularity full saves the inputs "
-       "of layers alone, attn_norm\n"
+      {"--offload-modules core_attn has no effect: --recompute-granularity full saves only the "
+       "inputs of layers, attn_norm\n"
        "hint: leave it out",
        [](auto& c) {
          c.fine_grained_activation_offloading = true,
@@ -335,7 +335,7 @@ TEST(TransformerConfig, ReportsEachRule) {
          c.fine_grained_activation_offloading = true, c.offload_modules = {"attn_norm"},
          c.cpu_offloading_num_layers = 1;
        }},
-      {"--cpu-offloading-num-layers does not go with recomputation\n"
+      {"--cpu-offloading-num-layers cannot be combined with recomputation\n"
        "hint: give --fine-grained-activation-offloading with --offload-modules",
        [](auto& c) {
          c.cpu_offloading_num_layers = 1, c.recompute_granularity = RecomputeGranularity::kFull;
