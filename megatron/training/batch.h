@@ -32,7 +32,7 @@ struct Batch {
   const ProcessGroup* cp = nullptr;
 };
 
-// Copies a host tensor to the device asynchronously, through page-locked memory.
+// Copies a host tensor to a GPU asynchronously, through page-locked memory; on a CPU returns it.
 at::Tensor to_device(const at::Tensor& host, c10::Device device);
 
 // Whether the data has position ids other than 0, 1, 2, ...

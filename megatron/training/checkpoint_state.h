@@ -78,12 +78,8 @@ class Checkpointer {
     double longest_seconds = 0;  // of all saves so far, from the call to publication
   };
   const Published& newest() const { return newest_; }
-  // Called with newest() when a checkpoint has been published, before anything else can fail.
-  void when_published(std::function<void(const Published&)> callback) {
-    when_published_ = std::move(callback);
-  }
-  // How long a save takes: the longest so far, `before` by earlier attempts, or what this rank's
-  // state needs at 100 MB/s.
+  // Expected seconds of a save: the longest so far, including `before` (the longest of earlier
+  // attempts); if none is known, this rank's state at 100 MB/s.
   double expected_seconds(double before);
 
  private:

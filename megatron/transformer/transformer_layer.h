@@ -27,8 +27,8 @@ class TransformerLayer : public Module {
   // Whether the last GEMM of a sublayer adds the residual itself: true if neither dropout nor a
   // norm comes in between.
   bool adds_in_product(const ForwardContext& pass) const;
-  // branch.residual + dropout(post_norm(branch.output)); post_norm may be null. If branch.residual
-  // is undefined, branch.output already contains it.
+  // Residual + dropout(post_norm(output)) of a sublayer; post_norm may be null. If the residual is
+  // undefined, the output already contains it.
   at::Tensor add_residual(const SublayerOutput& branch, Norm* post_norm, RandomKey key,
                           const ForwardContext& pass) const;
 
