@@ -21,9 +21,9 @@ namespace megatron {
 struct ConvertResult {
   std::filesystem::path directory;  // the checkpoint or folder that was written
   std::string model_type;
-  int64_t iteration = 0;            // of our checkpoint
-  uint64_t bytes = 0;               // of tensors
-  int64_t num_tensors = 0;          // of the foreign files
+  int64_t iteration = 0;            // iteration of our checkpoint
+  uint64_t bytes = 0;               // total of the tensors
+  int64_t num_tensors = 0;          // tensors in the foreign files
   std::vector<std::string> files;   // written, relative to `directory`
   std::vector<std::string> waived;  // tensors of the source without weights
   std::vector<std::string> warnings;
@@ -43,7 +43,7 @@ using StoredFiles = std::vector<std::pair<std::string, std::string>>;
 // The tokenizer given by flags for an imported model.
 struct ImportedTokenizer {
   TokenizerConfig config;             // paths are those of the checkpoint's own copies
-  std::optional<int64_t> vocab_size;  // of the model, if known
+  std::optional<int64_t> vocab_size;  // the model's, if known
   StoredFiles files;                  // tokenizer/...
 };
 // If the type is empty, config.yaml gets the null tokenizer of the model's vocabulary.

@@ -60,7 +60,7 @@ struct StoredModel {
   ModelConfig config;  // vocabulary sizes: rows of the stored embedding
   TokenizerConfig tokenizer;
   std::vector<std::string> warnings;
-  const HfFamily* family = nullptr;  // of a Hugging Face folder
+  const HfFamily* family = nullptr;  // null: not a Hugging Face folder
 };
 StoredModel open_model(const LoadModelRequest& request);
 

@@ -43,7 +43,7 @@ struct Source {
 struct Rule {
   std::string ours;  // with {layer}
   HfLayout layout = HfLayout::kSame;
-  size_t dim = 0;  // of kStacked
+  size_t dim = 0;  // kStacked: dimension of concatenation
   std::vector<Source> sources;
 };
 
@@ -167,7 +167,7 @@ class NameMapReader {
 struct Piece {
   const TensorFiles::Place* place = nullptr;
   Box box;                     // in the tensor as stored
-  std::vector<int64_t> shape;  // of the view: sliced, then transposed
+  std::vector<int64_t> shape;  // shape of the view: sliced, then transposed
   TensorView view;
   std::string text;  // "name[slice] transposed", for messages
 };

@@ -17,7 +17,7 @@ struct MoEFlops {
   int64_t num_experts = 0;
   std::vector<bool> is_moe_layer;  // per layer; empty: every layer
   int64_t topk = 2;
-  int64_t ffn_hidden_size = 0;         // of one expert
+  int64_t ffn_hidden_size = 0;         // that of one expert
   int64_t shared_ffn_hidden_size = 0;  // 0: no shared expert
   int64_t latent_size = 0;             // 0: experts work on the hidden size
 };

@@ -23,7 +23,7 @@ struct TrainingLine {
   int64_t global_batch_size = 0;
   // "lm loss", ...; negative ones are not printed
   std::vector<std::pair<std::string, double>> losses;
-  std::vector<std::pair<std::string, double>> metrics;  // of tasks that have them
+  std::vector<std::pair<std::string, double>> metrics;  // task metrics, if any
   double loss_scale = 1;
   std::optional<double> grad_norm;  // absent after a skipped step
   std::optional<int64_t> num_zeros;

@@ -16,7 +16,7 @@ namespace {
 struct Metric {
   const char* name;    // after "megatron_"
   const char* record;  // type of its record; "": set by code
-  const char* member;  // of the record
+  const char* member;  // member of the record
   const char* help;
 };
 

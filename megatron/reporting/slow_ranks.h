@@ -17,7 +17,7 @@ struct SlowRank {
   Section section = Section::kHost;
   double milliseconds = 0;       // time of the slow section
   double peer_milliseconds = 0;  // median of its peers
-  double busy_milliseconds = 0;  // of all sections but communication
+  double busy_milliseconds = 0;  // sum of all sections but communication
   double peer_busy_milliseconds = 0;
   int num_peers = 0;
 };

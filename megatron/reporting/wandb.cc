@@ -34,10 +34,10 @@ enum RecordField {
   kExit = 18,
   kHeader = 21
 };
-constexpr int kUpdate = 1;      // of ConfigRecord and SummaryRecord
-constexpr int kItemKey = 1;     // of items in them
-constexpr int kNestedKey = 2;   // of HistoryItem
-constexpr int kValueJson = 16;  // of all items
+constexpr int kUpdate = 1;      // field of ConfigRecord and SummaryRecord
+constexpr int kItemKey = 1;     // field of their items
+constexpr int kNestedKey = 2;   // field of HistoryItem
+constexpr int kValueJson = 16;  // field of all items
 
 constexpr const char* kRunName = "megatron-run.json";
 

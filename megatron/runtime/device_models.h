@@ -27,7 +27,7 @@ struct DeviceModel {
 // GPU memory of the rank that needs most: the allocator's peak, the CUDA context, NCCL's buffers.
 struct DeviceVerdict {
   const DeviceModel* device = nullptr;
-  int stage = 0;  // of that rank
+  int stage = 0;  // stage of that rank
   int64_t needed = 0;
   bool fits() const { return needed <= device->memory_bytes; }
 };

@@ -17,7 +17,7 @@ namespace megatron {
 
 struct FolderLockOptions {
   std::string host;       // empty: this machine's name
-  std::string run_id;     // of the job, by its scheduler; empty: unknown
+  std::string run_id;     // the scheduler's id of the job; empty: unknown
   int restart_count = 0;  // how often the scheduler has started the job before
   double touch_seconds = 15;
   double stale_seconds = 180;

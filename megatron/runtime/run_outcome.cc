@@ -56,7 +56,7 @@ class SignalSafeText {
   size_t size_ = 0;
 };
 
-// Of this process, for signal handlers.
+// The last words of this process, for signal handlers.
 std::atomic<const OutcomeLastWords*> current_last_words{nullptr};
 
 }  // namespace

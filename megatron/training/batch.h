@@ -53,7 +53,7 @@ class BatchMaker {
   c10::Device device_;
   bool own_positions_;
   const ProcessGroup& cp_;
-  int64_t length_ = 0;    // of the whole sequences of the last batch
+  int64_t length_ = 0;    // length of the whole sequences of the last batch
   at::Tensor positions_;  // [s]
   std::vector<std::shared_ptr<const MicroBatch>> held_;
 };

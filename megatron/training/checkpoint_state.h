@@ -75,7 +75,7 @@ class Checkpointer {
   struct Published {
     int64_t iteration = -1;
     std::string directory;
-    double longest_seconds = 0;  // of all saves so far, from the call to publication
+    double longest_seconds = 0;  // longest save so far, from the call to publication
   };
   const Published& newest() const { return newest_; }
   // Expected seconds of a save: the longest so far, including `before` (the longest of earlier
@@ -96,8 +96,7 @@ class Checkpointer {
   Agreement* agreement_;  // null: one rank
   int64_t last_saved_ = -1;
   Published newest_;
-  std::function<void(const Published&)> when_published_;
-  double state_bytes_ = 0;  // of this rank, when they were asked for
+  double state_bytes_ = 0;  // state of this rank, once computed
   std::shared_ptr<Snapshot> snapshot_;
   std::unique_ptr<AsyncSaver> saver_;
   std::vector<std::pair<int64_t, std::chrono::steady_clock::time_point>> started_;

@@ -22,7 +22,7 @@ DynamicContextOptions options_of(const Arguments& arguments) {
   options.num_ranks = arguments.data_parallel_size() * arguments.parallel.context_parallel_size;
   options.max_tokens = arguments.parallel.max_seqlen_per_dp_cp_rank.value_or(1);
   options.linear_work = h * (2 * heads + keys + ffn);  // multiply-adds of a layer
-  options.attention_work = heads;                      // of causal attention
+  options.attention_work = heads;                      // multiply-adds of causal attention
   return options;
 }
 

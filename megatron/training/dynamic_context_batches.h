@@ -50,7 +50,7 @@ class DynamicContextBatches {
   std::unique_ptr<DataLoader> loader_;
   std::vector<Piece> pieces_;
   DynamicContextPlan plan_;
-  std::vector<PlacedDocument> own_;  // of this rank
+  std::vector<PlacedDocument> own_;  // documents of this rank
   size_t next_ = 0;
 };
 

@@ -21,7 +21,7 @@ DynamicContextPlan plan_dynamic_context(std::span<const int64_t> lengths,
       static_cast<int64_t>(std::bit_floor(static_cast<uint64_t>(options.num_ranks)));
   DynamicContextPlan plan;
   plan.load.assign(static_cast<size_t>(options.num_ranks), 0.0);
-  const auto work = [&](int64_t index) {  // of each rank of the document's block
+  const auto work = [&](int64_t index) {  // work of each rank of the document's block
     const double length = static_cast<double>(lengths[static_cast<size_t>(index)]);
     return length * (options.linear_work + options.attention_work * length) /
            static_cast<double>(

@@ -20,9 +20,9 @@ namespace megatron {
 
 struct DynamicContextOptions {
   int64_t num_ranks = 1;
-  int64_t max_tokens = 1;       // of one document on one rank
-  double linear_work = 1.0;     // of a token, independent of the length
-  double attention_work = 0.0;  // of a token for each token of its document
+  int64_t max_tokens = 1;       // limit for one document on one rank
+  double linear_work = 1.0;     // work per token, independent of the length
+  double attention_work = 0.0;  // work per token, for each token of its document
 };
 
 struct PlacedDocument {

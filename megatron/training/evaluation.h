@@ -31,7 +31,7 @@ class Evaluator {
 
   struct Result {
     double loss = 0;              // per token
-    std::vector<double> metrics;  // of the task, per token
+    std::vector<double> metrics;  // metrics of the task, per token
   };
   // Result over all ranks; nothing if `stop` (called before each micro-batch) returned true. Throws
   // Error if no token of the set has weight.

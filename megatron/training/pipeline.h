@@ -52,7 +52,7 @@ class Pipeline {
   const PipelineConfig config_;
   const int64_t hidden_size_;
   const int64_t rows_divisor_;  // tensor ranks with sequence parallelism, else 1
-  const at::ScalarType dtype_;  // of activations between stages
+  const at::ScalarType dtype_;  // type of activations between stages
   const at::Device device_;
   const int stage_, num_stages_;
   const StageLayout layout_;

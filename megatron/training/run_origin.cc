@@ -24,7 +24,7 @@ std::string host_name() {
   return name;
 }
 
-// Of "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.129.03  ..." the first word of digits and
+// In "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.129.03  ..." the first word of digits and
 // dots.
 std::string driver_version() {
   std::ifstream file("/proc/driver/nvidia/version");

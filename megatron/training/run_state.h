@@ -16,7 +16,7 @@ struct RunState {
   std::vector<int64_t> consumed_valid_samples;  // per validation set
   // Number of training samples that the data order was built for
   int64_t data_target = 0;
-  std::string data_fingerprint;  // of the training dataset; empty: none
+  std::string data_fingerprint;  // fingerprint of the training dataset; empty: none
   std::string data_description;  // JSON object
   std::string tokenizer_fingerprint;
   std::string task;

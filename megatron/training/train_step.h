@@ -40,8 +40,8 @@ struct TrainedModel {
   const ParallelGroups& groups() const { return chunks.front().store->groups(); }
   at::Device device() const;
   std::vector<DistributedDataParallel*> stores() const;
-  int64_t num_parameters() const;  // of this rank
-  int64_t num_frozen() const;      // of those
+  int64_t num_parameters() const;  // elements on this rank
+  int64_t num_frozen() const;      // frozen ones among them
 };
 
 // Results of an iteration on the device; read later, so that no step waits for the host.

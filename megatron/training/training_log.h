@@ -26,7 +26,7 @@ struct StepRecord {
   double loss = 0;           // mean over the weighted tokens
   bool skipped = false;      // no weights were updated
   bool non_finite = false;   // not finite, and not because of the loss scale
-  double learning_rate = 0;  // of the next step, as Megatron-LM logs it
+  double learning_rate = 0;  // that of the next step, as Megatron-LM logs it
   double loss_scale = 1;
   double grad_norm = 0;
   std::optional<int64_t> num_zeros;
@@ -48,8 +48,13 @@ struct EvaluationRecord {
   std::vector<std::pair<std::string, double>> metrics;  // of the task
 };
 
-// The memory line: "memory (MB) | allocated: ... | ..."; of several ranks the largest of each
-// number, and whose it is.
+// Bytes; zero: the device has no allocator statistics.
+struct MemoryUse {
+  int64_t reserved = 0, allocated = 0, max_allocated = 0, num_allocations = 0;
+  int64_t resident = 0;  // host memory of the process
+};
+// The memory line: "memory (MB) | allocated: ... | ..."; with several ranks the maximum of each
+// number, and its rank.
 std::string format_memory(const std::vector<MemoryUse>& ranks);
 // Constants of the run.
 struct RunFacts {
@@ -113,7 +118,7 @@ class TrainingLog {
   std::chrono::steady_clock::time_point evaluation_begin_;
   std::chrono::steady_clock::time_point mark_;  // time has been counted up to here
   std::chrono::steady_clock::time_point last_status_;
-  double step_seconds_ = 0;  // of the latest iteration
+  double step_seconds_ = 0;  // duration of the latest iteration
   // Seconds per iteration, smoothed, for the status line
   double recent_seconds_ = 0;
 };

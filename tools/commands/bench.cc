@@ -127,11 +127,11 @@ Batch random_batch(const Arguments& arguments, int64_t vocab_size, c10::Device d
 struct Measured {
   double step_ms = 0.0;            // median
   double timed_step_ms = 0.0;      // median of steps whose sections are timed
-  SectionTimes sections{};         // of this rank
+  SectionTimes sections{};         // sections of this rank
   std::vector<std::string> named;  // slow ranks
   double first_step_ms = 0.0;
   double last_loss = 0.0;
-  KernelProfile kernels;  // of an additional step
+  KernelProfile kernels;  // kernels of an additional step
   StepFloor floor;        // --bench-floor
 };
 

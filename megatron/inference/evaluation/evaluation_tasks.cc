@@ -330,7 +330,7 @@ const Format& find_format(const std::string& name) {
 
 struct Encoded {
   std::vector<int32_t> ids;
-  size_t context = 0;  // of them
+  size_t context = 0;  // number of context ids among them
 };
 
 // The whole text is encoded at once; scored are its ids after the first n, with n = number of ids

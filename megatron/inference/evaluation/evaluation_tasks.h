@@ -88,7 +88,7 @@ struct EvaluationMetric {
   std::string name;
   double value = 0.0;
   std::optional<double>
-      standard_error;  // of a mean over examples; none: not computed for this metric
+      standard_error;  // standard error of a mean over examples; none: not computed
 };
 
 struct EvaluationResult {

@@ -81,8 +81,8 @@ namespace {
 struct Origin {
   ModelConfig config;
   TokenizerConfig tokenizer;
-  std::string config_json = "{}";  // of the folder it was imported from
-  std::string peft_json = "{}";    // of the adapters' folder
+  std::string config_json = "{}";  // that of the folder it was imported from
+  std::string peft_json = "{}";    // adapter_config.json, if it has adapters
   bool has_adapters() const { return config.transformer.lora_rank > 0; }
 };
 

@@ -49,7 +49,7 @@ struct HfRow {
 struct HfFamily {
   std::string_view model_type;
   std::string_view architecture;
-  std::string_view prefix;  // of tensor names; files of the model without a head lack it
+  std::string_view prefix;  // common to all tensor names; files of the model without a head lack it
   std::vector<std::span<const HfRow>> rows;
   // Alternative names in some files: {in the file, in the table}.
   std::vector<std::pair<std::string_view, std::string_view>> aliases;

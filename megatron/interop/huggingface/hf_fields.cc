@@ -195,7 +195,7 @@ std::optional<int64_t> HfFields::find_integer(std::string_view key) const {
 int64_t HfFields::num_experts() const {
   constexpr const char* kKeys[] = {"num_local_experts", "num_experts", "n_routed_experts",
                                    "moe_num_experts", "num_routed_experts"};
-  const ordered_json* nested = impl_->find("text_config");  // of multimodal models
+  const ordered_json* nested = impl_->find("text_config");  // in multimodal models
   for (const ordered_json* object : {static_cast<const ordered_json*>(&impl_->json), nested}) {
     if (object == nullptr || !object->is_object()) continue;
     for (const char* key : kKeys)

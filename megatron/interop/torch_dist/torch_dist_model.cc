@@ -234,7 +234,7 @@ Name parse_name(const std::string& key) {
   }
   for (const auto& [theirs, ours] : kAliases)
     if (rest == theirs) rest = ours;
-  for (const int half : {0, 1}) {  // of checkpoints with singleton shards
+  for (const int half : {0, 1}) {  // separate in checkpoints with singleton shards
     const char* const suffix = half == 0 ? "_w" : "_v";
     if (rest.starts_with("mlp.linear_fc1.") && rest.ends_with(suffix)) {
       rest.resize(rest.size() - 2);

@@ -716,7 +716,7 @@ Arguments parse_finetune_arguments(int argc, const char* const* argv, int64_t wo
       parse(std::move(arguments), argc, argv, weights_are_given, /*use_checkpoint_args=*/true);
   TrainingConfig& t = arguments.training;
   if (t.load.empty() || !t.pretrained_checkpoint.empty()) return arguments;
-  if (t.ckpt_step) {  // of --load
+  if (t.ckpt_step) {  // applies to --load
     t.finetune = t.no_load_optim = true;
     return arguments;
   }

@@ -145,11 +145,11 @@ struct Shapes {
     // The scale needs the amax of the whole tensor, so the tensor's inputs are read twice, or the
     // tensor is written and read back, whichever is less.
     double elements = 2 * h;              // results of norms: x again
-    elements += 2 * a;                    // of attention, stored in bf16: read, write quantised
-    elements += 2 * f;                    // of the activation
+    elements += 2 * a;                    // outputs of attention, in bf16: read, write quantised
+    elements += 2 * f;                    // outputs of the activation
     elements += gated() ? 3 * f : 2 * f;  // its gradient: x and dy again
     elements += rope ? a + k + 2 * k : 2 * (a + 2 * k);  // gradients of queries and keys; of values
-    elements += 2 * 2 * h;  // of the residual stream: read, write quantised
+    elements += 2 * 2 * h;  // gradients of the residual stream: read, write quantised
     return elements;
   }
 };

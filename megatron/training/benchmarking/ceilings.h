@@ -16,8 +16,8 @@ namespace megatron {
 // One measurement.
 struct Ceiling {
   std::string name;
-  double seconds = 0.0;  // of one run
-  double flops = 0.0;    // of one run; 0: not counted
+  double seconds = 0.0;  // per run
+  double flops = 0.0;    // per run; 0: not counted
   double bytes = 0.0;    // read and written by one run; 0: not counted
   double flop_rate() const { return flops / seconds; }
   double byte_rate() const { return bytes / seconds; }

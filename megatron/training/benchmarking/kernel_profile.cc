@@ -39,7 +39,7 @@ std::vector<KernelGap> find_gaps(const std::vector<KernelEvent>& events) {
   std::sort(order.begin(), order.end(),
             [](const KernelEvent* a, const KernelEvent* b) { return a->start < b->start; });
   std::vector<KernelGap> gaps;
-  const KernelEvent* last = order.front();  // of those that have started, the one that ends last
+  const KernelEvent* last = order.front();  // the started kernel that ends last
   for (const KernelEvent* event : order) {
     if (event->start > last->end)
       gaps.push_back(

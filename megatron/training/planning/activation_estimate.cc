@@ -11,7 +11,7 @@ namespace megatron {
 
 namespace {
 
-constexpr int64_t kIdBytes = 8;                       // of a token id or a target
+constexpr int64_t kIdBytes = 8;                       // size of a token id or a target
 constexpr int64_t kScoreElements = int64_t{1} << 26;  // tensor/attention_unfused.cc
 // SMs of H100 and H200; they bound the splits of the deterministic backward
 constexpr int64_t kMultiprocessors = 132;
@@ -44,11 +44,11 @@ struct LayerSizes {
   // T h e: outputs of linear_proj and linear_fc2, input gradients of linear_qkv and linear_fc1
   int64_t product;
   int64_t part;        // R h e: `product` after the reduce-scatter; 0: none
-  int64_t stats;       // of one norm
+  int64_t stats;       // statistics of one norm
   int64_t own_mixed;   // output of linear_qkv
   int64_t mixed;       // ... gathered, if several ranks share a KV group
   int64_t q, k;        // queries; keys, or values
-  int64_t head_stats;  // of both norms of --qk-layernorm
+  int64_t head_stats;  // statistics of both norms of --qk-layernorm
   int64_t lse;
   int64_t fc1, act;
   bool packed;        // attention reads `mixed` directly (packed_attention)
@@ -304,7 +304,7 @@ OffloadedBytes offloaded_by_layer(const LayoutPlan& plan, const LayerSizes& z) {
     if (!z.packed && (z.new_q || !z.q_in_place))
       add("core_attn", 0, &SavedBytes::attention, z.q, e);
     if (z.new_k) add("core_attn", 0, &SavedBytes::attention, z.k, e);
-    // Of the output of linear_qkv only the part that attention reads is reloaded.
+    // Only the part of linear_qkv's output that attention reads is reloaded.
     if (z.packed) {
       add("core_attn", 0, &SavedBytes::attention, z.mixed, e);
     } else if (add("core_attn", 0, &SavedBytes::attention, z.mixed, e,

@@ -74,7 +74,7 @@ struct PassBytes {
   int64_t forward_extra = 0;  // peak in addition to `saved` while F runs
   // Peak in addition to `saved` while B or I runs, without the output gradient passed in
   int64_t backward_extra = 0;
-  int64_t backward_first = 0;  // of that, while transfers to the host may still be in flight
+  int64_t backward_first = 0;  // the same while transfers to the host may still be in flight
   // Peak in addition to `pending` while I runs: in attention of the first layer, which runs last
   int64_t deferred_extra = 0;
 };
@@ -85,7 +85,7 @@ PassBytes pass_bytes(const LayoutPlan& plan, int stage, int chunk);
 // from the broadcast on; from H to L, in their place, T h e + T v e / (t P) + 20 T, and softmax
 // statistics of 12 T for this rank and for each of the t P ranks.
 struct VocabularyBytes {
-  int64_t hidden = 0;      // of one micro-batch as it is broadcast, and of its gradient
+  int64_t hidden = 0;      // hidden states of one micro-batch, and also their gradient
   int64_t held = 0;        // from H to L
   int64_t head_extra = 0;  // peak in addition to `hidden` while H runs
   int64_t loss_extra = 0;  // peak in addition to `held` while L runs

@@ -36,8 +36,8 @@ struct LayoutQuestions {
 };
 
 struct LayoutReport {
-  int64_t parameters = 0;        // of the configured model
-  int64_t stage_parameters = 0;  // of all stages together
+  int64_t parameters = 0;        // parameters of the configured model
+  int64_t stage_parameters = 0;  // sum over the stages
   int64_t stage_layers = 0;
   std::vector<StageReport> stages;
   int fullest = 0;  // stage with the largest peak

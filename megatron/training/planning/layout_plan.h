@@ -63,7 +63,7 @@ LayoutPlan make_layout_plan(const Arguments& arguments, int64_t padded_vocab_siz
 struct PlannedParameter {
   std::string name;  // as in the model
   int64_t local_elements = 0;
-  int64_t global_elements = 0;  // of the logical tensor
+  int64_t global_elements = 0;  // size of the logical tensor
   // Stages that it is split over: for the output layer with --pipeline-vocab-parallel
   int64_t stages = 1;
   bool partial_over_tensor = false;  // a rank's gradient is a partial sum over tensor ranks

@@ -125,7 +125,7 @@ StepEstimate estimate_step(const LayoutPlan& plan, const MachineSpeeds& speeds) 
               ? static_cast<double>(plan.bytes.model) /
                     static_cast<double>(plan.bytes.model +
                                         (ddp.grad_reduce_in_bf16 ? 2 : plan.bytes.sum))
-              : 0.0;  // of traffic that is sent once per step
+              : 0.0;  // fraction of the traffic that is sent once per step
       const double once = seconds(dp.once, data_reach, speeds),
                    weights = plan.sharding.gradients ? once : values * once;
       exposed += beside(once - weights, backward, ddp.overlap_grad_reduce);

@@ -19,7 +19,7 @@ struct Part {
   std::string name;
   std::vector<int64_t> global_shape;
   ShardPiece piece;
-  at::Tensor values;  // of the piece, fp64, contiguous
+  at::Tensor values;  // values of the piece, fp64, contiguous
 };
 
 // Assembles the parts of all ranks and checks for gaps and for replicas that differ.

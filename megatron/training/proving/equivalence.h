@@ -17,10 +17,10 @@ using LogicalTensors = std::map<std::string, at::Tensor>;
 
 struct TracedStep {
   double loss = 0;         // per weighted token
-  double weight = 0;       // of the tokens of the step
+  double weight = 0;       // total weight of the tokens of the step
   double grad_norm = 0;    // before clipping
   double clip_factor = 1;  // gradients were multiplied by this
-  LogicalTensors grads;    // of the mean loss, before clipping
+  LogicalTensors grads;    // gradients of the mean loss, before clipping
 };
 
 struct TrainingTrace {

@@ -34,7 +34,7 @@ struct ProofLine {
   // failing step
   std::string worst;
   int64_t compared = 0, failed = 0;
-  double difference = 0;  // of `worst`
+  double difference = 0;  // difference of `worst`
   double allowed = 0;
 };
 

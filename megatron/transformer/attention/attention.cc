@@ -184,7 +184,7 @@ at::Tensor SelfAttention::attend(const at::Tensor& q, const at::Tensor& k, const
 SublayerOutput SelfAttention::forward(const at::Tensor& x, const LayerContext& context, bool add) {
   // With fewer key/value groups than tensor-parallel ranks, the rows of one group are split over
   // several ranks, which gather them; each then attends with its share of the query heads.
-  at::Tensor input;  // of linear_qkv; its all-gather in the backward overlaps with core attention
+  at::Tensor input;  // input of linear_qkv; its all-gather in the backward overlaps with attention
   const SublayerOutput projected = project(x, context.offload(), &input);
   const auto back = [&](const at::Tensor& y) {
     return project_back(linear_qkv_.prefetch_input_in_backward(y, input), projected.residual, add,

@@ -53,7 +53,7 @@ class SelfAttention : public Module {
   const TransformerConfig& config_;
   const ParallelGroups& parallel_;
   int64_t layer_number_;    // from 1
-  int64_t heads_, groups_;  // of this rank
+  int64_t heads_, groups_;  // on this rank
   const ProcessGroup& kv_;  // ranks that share one key/value group
   int64_t first_head_;
   ContextParallelType context_parallel_type_;

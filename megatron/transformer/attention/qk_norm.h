@@ -27,7 +27,7 @@ class QKNorm : public Module {
   // Inputs of forward and backward when the norm is over all heads.
   struct OverHeads {
     Parameter weight;
-    int64_t features = 0;  // of all ranks
+    int64_t features = 0;  // over all ranks
     double eps = 0.0;
     bool zero_centered = false;
     const ProcessGroup* tp = nullptr;

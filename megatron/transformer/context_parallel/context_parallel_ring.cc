@@ -148,7 +148,7 @@ class Ring {
   const ContextParallelPass& pass_;
   bool causal_;
   int64_t c_, rank_, local_;
-  std::vector<at::Tensor> positions_;  // of each rank's tokens, if by_place()
+  std::vector<at::Tensor> positions_;  // token positions of each rank, if by_place()
 };
 
 struct SavedPass : torch::CustomClassHolder {

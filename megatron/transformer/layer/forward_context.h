@@ -14,9 +14,9 @@ class RecomputeTape;
 
 struct ForwardContext {
   bool training = false;  // dropout is on
-  // Of the tokens, sample [b] and position [s]: for attention and the default position ids.
+  // Sample [b] and position [s] of the tokens, for attention and the default position ids.
   TokenPositions place;
-  // Of the activations between layers: position [s/t] with sequence parallelism. Undefined: the
+  // The same for activations between layers, [s/t] with sequence parallelism. Undefined: the
   // same as `place`.
   TokenPositions rows;
   int64_t first_row = 0;      // index of the first such activation in this rank's sequence
