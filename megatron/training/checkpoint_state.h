@@ -34,8 +34,8 @@ bool has_adapters(const Checkpoint& checkpoint);
 struct LoadParts {
   bool optimizer = true;  // master weights, moments and the step record; false: weights only
   bool adapters = true;   // false: the checkpoint has none; keep them as they are
-  const Checkpoint* adapter_source =
-      nullptr;  // adapters are loaded from here instead of the checkpoint
+  // Adapters are loaded from here instead of the checkpoint
+  const Checkpoint* adapter_source = nullptr;
   const Checkpoint* frozen_source = nullptr;  // the same for frozen weights
 };
 

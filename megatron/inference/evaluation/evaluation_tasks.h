@@ -62,8 +62,8 @@ void add_few_shot_examples(EvaluationTask& task, const EvaluationTask& shots, in
 
 struct EvaluationOptions {
   int64_t max_length = 0;  // tokens of one input; longer contexts are truncated at the beginning
-  std::optional<int64_t>
-      stride;  // perplexity: new tokens per window after the first; none: max_length
+  // Perplexity: new tokens per window after the first; none: max_length
+  std::optional<int64_t> stride;
   std::optional<int32_t> prefix;       // prepended to documents; replaces empty contexts
   bool add_prefix_to_context = false;  // prepended to every context, too
 };
@@ -87,8 +87,8 @@ EvaluationRequests make_requests(const EvaluationTask& task, const Tokenizer& to
 struct EvaluationMetric {
   std::string name;
   double value = 0.0;
-  std::optional<double>
-      standard_error;  // standard error of a mean over examples; none: not computed
+  // Standard error of a mean over examples; none: not computed
+  std::optional<double> standard_error;
 };
 
 struct EvaluationResult {

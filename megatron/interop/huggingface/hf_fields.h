@@ -51,8 +51,8 @@ class HfFields {
     const char* legacy_theta = "rope_theta";  // key of transformers 4
     const char* legacy_percent = "partial_rotary_factor";
     std::optional<double> local_theta = {};  // base of windowed layers (Gemma 3)
-    std::optional<int64_t> original_length =
-        {};  // original_max_position_embeddings is a top-level key (Phi-3)
+    // original_max_position_embeddings is a top-level key (Phi-3)
+    std::optional<int64_t> original_length = {};
   };
   void rope(TransformerConfig& config, const Rope& rope);
 

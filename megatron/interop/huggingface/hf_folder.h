@@ -22,8 +22,8 @@ struct HfFolder {
   HfModel model;
   Checkpoint checkpoint;             // tensors by our names; iteration 0
   std::vector<std::string> tensors;  // Hugging Face names that are used, each exactly once
-  std::vector<std::string>
-      waived;  // names of tensors without weights: masks, frequencies, a copy of a tied table
+  // Names of tensors without weights: masks, frequencies, a copy of a tied table
+  std::vector<std::string> waived;
 };
 
 // Reads the configuration and the headers of the files, and accounts for every tensor: each is used

@@ -35,8 +35,8 @@ struct KernelProfile {
   std::vector<KernelTime> kernels;  // the longest first
   std::vector<KernelGap> gaps;      // the longest first, at most kMaxGaps
   double span_ms = 0.0;             // from the first kernel's start to the last one's end
-  double busy_ms =
-      0.0;  // at least one kernel runs; span - busy is time in which the GPU waits for the host
+  // Time in which at least one kernel runs; span - busy is time in which the GPU waits for the host
+  double busy_ms = 0.0;
   double exposed_communication_ms = 0.0;  // only communication runs
 
   static constexpr size_t kMaxGaps = 16;

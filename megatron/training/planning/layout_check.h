@@ -18,8 +18,8 @@ namespace megatron {
 
 struct StageReport {
   int64_t num_layers = 0;
-  int64_t logical_parameters =
-      0;  // parameters of this stage, over its tensor ranks; a copy of a tied table is not counted
+  // Parameters of this stage, over its tensor ranks; a copy of a tied table is not counted
+  int64_t logical_parameters = 0;
   StageMemory memory;
   std::vector<GroupTraffic> traffic;
   double idle = 0;  // fraction of the step in which the stage waits
@@ -31,8 +31,8 @@ struct LayoutQuestions {
   std::optional<MachineSpeeds> speeds;  // none: no step time
   const DeviceModel* device = nullptr;  // null: no verdict
   double checkpoint_bandwidth = 0;  // bytes per second that one rank writes; 0: no checkpoint time
-  double checkpoint_bandwidth_of_all =
-      0;  // ... that all ranks write together; 0: the sum over the ranks
+  // Bytes per second that all ranks write together; 0: the sum over the ranks
+  double checkpoint_bandwidth_of_all = 0;
 };
 
 struct LayoutReport {

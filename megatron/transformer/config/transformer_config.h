@@ -94,8 +94,8 @@ struct TransformerConfig : Config {
   bool quick_geglu = false;
   bool squared_relu = false;
   bool openai_gelu = false;
-  bool bias_gelu_fusion =
-      true;  // with biases: the tanh approximation, as Megatron's fused kernel computes
+  // With biases: the tanh approximation, as Megatron's fused kernel computes
+  bool bias_gelu_fusion = true;
   double glu_linear_offset = 0.0;
   double hidden_dropout = 0.1;
   double attention_dropout = 0.1;
