@@ -128,7 +128,7 @@ class ConvertTest(FolderTest):
                             "llama" if family == "llama2" else family)
                 self.assertEqual(tensors(self.path(family + "_back")), tensors(golden))
         raw = self.path("llama2_raw")
-        self.assert_error(1, f"--to huggingface: {raw} is of the form safetensors, which becomes a checkpoint of ours first",
+        self.assert_error(1, f"--to huggingface: {raw} is in the format safetensors, which becomes a checkpoint of ours first",
                           "convert-checkpoint", "--load", raw, "--save", self.path("no"), *mapped, "--to", "huggingface")
         self.assert_error(2, "--num-layers is required and must be positive", "convert-checkpoint", "--load", raw, "--save",
                           self.path("no"), "--name-map", os.path.join(maps, "llama2.yaml"))

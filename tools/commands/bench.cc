@@ -425,8 +425,9 @@ int bench_train(const Arguments& arguments, const BenchConfig& config, const Job
   Measured measured = measure(model, task, arguments, config, vocabulary, device,
                               sections ? job.clock.get() : nullptr);
   if (config.bench_floor) {
-    MEGATRON_CHECK(job.groups.world.size() == job.groups.dp.size(),
-                   "--bench-floor knows steps without tensor, pipeline and context parallelism");
+    MEGATRON_CHECK(
+        job.groups.world.size() == job.groups.dp.size(),
+        "--bench-floor supports only steps without tensor, pipeline and context parallelism");
     int64_t updated = 0;
     for (const DistributedDataParallel* store : model.stores()) {
       for (const FlatShard& shard : store->shards())

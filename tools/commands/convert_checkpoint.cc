@@ -235,9 +235,9 @@ Form choose_target(const ConvertConfig& config, Form from) {
   const Form to = config.to != Form::kAuto  ? config.to
                   : from == Form::kMegatron ? Form::kHuggingFace
                                             : Form::kMegatron;
-  MEGATRON_CHECK(from != to, "--to ", name_of(to), ": ", config.load, " is of that form already");
+  MEGATRON_CHECK(from != to, "--to ", name_of(to), ": ", config.load, " is in that format already");
   MEGATRON_CHECK((from != Form::kTorchDist && from != Form::kSafetensors) || to == Form::kMegatron,
-                 "--to ", name_of(to), ": ", config.load, " is of the form ", name_of(from),
+                 "--to ", name_of(to), ": ", config.load, " is in the format ", name_of(from),
                  ", which becomes a checkpoint of ours first\nhint: convert in two steps");
   MEGATRON_CHECK(from != Form::kSafetensors || !config.ckpt_step,
                  "--ckpt-step has no effect on safetensors");

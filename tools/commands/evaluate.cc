@@ -260,7 +260,7 @@ int evaluate_model(const EvaluateConfig& config, const LoadModelConfig& load,
     if (requests.num_truncated > 0)
       log_warning(cat(task.name, ": ", requests.num_truncated, " of ", requests.requests.size(),
                       " inputs are longer than --max-length ", options.max_length,
-                      " and lost their beginning"));
+                      " and were cut at the beginning"));
     ProgressBar bar("evaluating " + task.name, requests.requests.size(), "requests");
     ScoringOptions scoring;
     scoring.batch_tokens = config.batch_tokens;

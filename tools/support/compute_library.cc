@@ -44,7 +44,8 @@ void* load(const std::filesystem::path& path, const std::string& user) {
 std::filesystem::path compute_library_path() {
   std::error_code error;
   const auto program = std::filesystem::read_symlink("/proc/self/exe", error);
-  MEGATRON_CHECK(!error, "cannot tell where this program lies: /proc/self/exe: ", error.message());
+  MEGATRON_CHECK(!error,
+                 "cannot find the folder of this program: /proc/self/exe: ", error.message());
   return (program.parent_path() / ".." / "lib" / kComputeLibrary).lexically_normal();
 }
 
