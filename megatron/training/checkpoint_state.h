@@ -78,8 +78,12 @@ class Checkpointer {
     double longest_seconds = 0;  // longest save so far, from the call to publication
   };
   const Published& newest() const { return newest_; }
-  // Expected seconds of a save: the longest so far, including `before` (the longest of earlier
-  // attempts); if none is known, this rank's state at 100 MB/s.
+  // Called with newest() when a checkpoint has been published, before anything else can fail.
+  void when_published(std::function<void(const Published&)> callback) {
+    when_published_ = std::move(callback);
+  }
+  // How long a save takes: the longest so far, `before` by earlier attempts, or what this rank's
+  // state needs at 100 MB/s.
   double expected_seconds(double before);
 
  private:
@@ -96,7 +100,8 @@ class Checkpointer {
   Agreement* agreement_;  // null: one rank
   int64_t last_saved_ = -1;
   Published newest_;
-  double state_bytes_ = 0;  // state of this rank, once computed
+  std::function<void(const Published&)> when_published_;
+  double state_bytes_ = 0;  // of this rank, when they were asked for
   std::shared_ptr<Snapshot> snapshot_;
   std::unique_ptr<AsyncSaver> saver_;
   std::vector<std::pair<int64_t, std::chrono::steady_clock::time_point>> started_;

@@ -48,13 +48,8 @@ struct EvaluationRecord {
   std::vector<std::pair<std::string, double>> metrics;  // of the task
 };
 
-// Bytes; zero: the device has no allocator statistics.
-struct MemoryUse {
-  int64_t reserved = 0, allocated = 0, max_allocated = 0, num_allocations = 0;
-  int64_t resident = 0;  // host memory of the process
-};
-// The memory line: "memory (MB) | allocated: ... | ..."; with several ranks the maximum of each
-// number, and its rank.
+// The memory line: "memory (MB) | allocated: ... | ..."; of several ranks the largest of each
+// number, and whose it is.
 std::string format_memory(const std::vector<MemoryUse>& ranks);
 // Constants of the run.
 struct RunFacts {

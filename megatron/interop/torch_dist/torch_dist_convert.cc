@@ -64,9 +64,9 @@ ConvertResult export_torch_dist(const ExportRequest& request, const ConvertProgr
   result.model_type = "gpt";
   result.iteration = source.checkpoint.iteration();
   const ParallelGroups groups;
-  GPTModel model(config, groups);  // declares parameters, holds no memory
-  // Megatron-LM's key -> (layer, our name)
-  std::map<std::string, std::vector<std::pair<int64_t, std::string>>> stacks;
+  const std::unique_ptr<Model> model = make_model(config, groups);  // holds no memory
+  std::map<std::string, std::vector<std::pair<int64_t, std::string>>>
+      stacks;  // theirs -> (layer, ours)
   std::vector<std::string> order;
   model->visit([&](const std::string& name, Parameter&) {
     const auto found = manifest.tensors.find(name);

@@ -1,5 +1,6 @@
-// Properties of the GPT model: recomputation, position-keyed dropout, initialisation, padding,
-// errors.
+// Properties of the GPT model: recomputation, dropout by place, initialisation, padding, errors.
+#include "megatron/models/gpt/gpt_model.h"
+
 #include <gtest/gtest.h>
 
 #include "megatron/base/check.h"

@@ -1,6 +1,5 @@
-// Conversion of Hugging Face folders both ways: the same bytes, keys of transformers 4 and 5, and
-// errors.
-#include "megatron/models/huggingface/hf_convert.h"
+// Conversion of Hugging Face folders both ways: the same bytes, both dialects, and what is refused.
+#include "megatron/interop/huggingface/hf_convert.h"
 
 #include <gtest/gtest.h>
 #include <sys/stat.h>

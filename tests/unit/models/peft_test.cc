@@ -1,6 +1,6 @@
-// PEFT adapters against transformers and peft: logits and gradients on one rank and on
-// tensor-parallel ranks; import and export byte for byte; merging into the weights; errors.
-#include "megatron/models/huggingface/peft.h"
+// Adapters of PEFT against transformers and peft: logits and gradients on one rank and on
+// tensor-parallel ranks; in and out byte for byte; merged into the weights; what is refused.
+#include "megatron/interop/huggingface/peft.h"
 
 #include <gtest/gtest.h>
 
