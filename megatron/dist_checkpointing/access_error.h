@@ -7,10 +7,10 @@
 
 namespace megatron {
 
-// The system refused access (EACCES, EPERM), has run out of something (EMFILE, ENFILE, ENOMEM), or
-// a disk or file server fails (EIO, ESTALE). It says nothing about the bytes that were written, so
-// nobody takes another checkpoint for it. What is thrown is also an Error, or a RetryError where
-// another start may succeed.
+// The system refused access (EACCES, EPERM), ran out of a resource (EMFILE, ENFILE, ENOMEM), or a
+// disk or file server fails (EIO, ESTALE). It says nothing about the stored bytes, so no other
+// checkpoint is used instead. What is thrown is also an Error, or a RetryError if a restart may
+// succeed.
 class AccessError {
  public:
   virtual ~AccessError() = default;
@@ -19,8 +19,8 @@ class AccessError {
 
 [[noreturn]] void throw_access_error(const std::string& message, bool may_retry);
 
-// Whether this errno of a file says that a checkpoint is incomplete or is none (ENOENT, ENOTDIR,
-// ...). All others are troubles of access.
+// Whether this errno of a file means that the checkpoint is incomplete or is none (ENOENT, ENOTDIR,
+// ...). All others are access errors.
 bool is_damage(int error);
 
 }  // namespace megatron

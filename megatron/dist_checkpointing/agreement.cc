@@ -11,7 +11,7 @@ namespace {
 
 constexpr size_t kShown = 8;  // ranks whose messages are shown
 
-// The message behind "~" where another start may succeed, else behind "-".
+// The message after a prefix: "~" if a restart may succeed, else "-".
 std::string tagged(const std::exception& error) {
   const bool retry = failure_class(error) == FailureClass::kRetry;
   return cat(retry ? "~" : "-", error.what()[0] != '\0' ? error.what() : "unknown failure");
@@ -61,8 +61,8 @@ void work_together(Agreement& ranks, const std::function<void()>& work) {
       if (all[rank].empty() || ++failed > kShown) continue;
       const std::string who = all.size() > 1 ? cat("rank ", rank, ": ") : std::string();
       const std::string message = all[rank].substr(1);
-      // One rank's message is shown whole and says whether to try again, the first lines of the
-      // others below it.
+      // The first rank's message is shown in full and decides whether to retry, followed by the
+      // first lines of the others.
       text += text.empty() ? all[rank][0] + who + message
                            : "\ndetail: " + who + message.substr(0, message.find('\n'));
     }

@@ -1,4 +1,4 @@
-// Saving in the background: the training step pays only for its copy to host memory.
+// Asynchronous saves: the training step pays only for the copy to host memory.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +11,7 @@
 
 namespace megatron {
 
-// The end of one background save.
+// The outcome of one background save.
 struct SaveOutcome {
   int64_t iteration = 0;
   SaveResult result;
@@ -19,19 +19,19 @@ struct SaveOutcome {
   std::exception_ptr failure;  // what was thrown
 };
 
-// One background thread that saves in the order of submission. submit, poll and finish are for one
-// thread (the training loop's). An Agreement given in a request is called from the background
+// One background thread that saves in the order of submission. Call submit, poll and finish from
+// one thread (the training loop's). An Agreement given in a request is called from the background
 // thread.
 class AsyncSaver {
  public:
   // At most max_in_flight saves are queued or running; submit waits beyond that.
   explicit AsyncSaver(int max_in_flight = 1);
-  ~AsyncSaver();  // finish(); outcomes nobody asked for are logged
+  ~AsyncSaver();  // finish(); outcomes that were not polled are logged
   AsyncSaver(const AsyncSaver&) = delete;
   AsyncSaver& operator=(const AsyncSaver&) = delete;
 
-  // `keep_alive` owns the memory that the request's tensors point to; it is released when the save
-  // has ended.
+  // `keep_alive` owns the memory that the request's tensors point to; released when the save has
+  // ended.
   void submit(SaveRequest request, std::shared_ptr<void> keep_alive);
   // Saves that ended since the last call, in order; never waits.
   std::vector<SaveOutcome> poll();

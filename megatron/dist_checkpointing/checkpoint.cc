@@ -21,7 +21,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr size_t kMaxOpenFiles = 128;  // at a time
+constexpr size_t kMaxOpenFiles = 128;  // open at the same time
 
 bool matches(std::string_view pattern, std::string_view name) {
   size_t p = 0, n = 0, star = std::string_view::npos, mark = 0;
@@ -47,19 +47,19 @@ bool matches_any(const std::vector<std::string>& patterns, std::string_view name
                      [&](const std::string& pattern) { return matches(pattern, name); });
 }
 
-// The part of one stored fragment that one wanted piece takes.
+// The part of one stored fragment that one wanted piece needs.
 struct Transfer {
   Overlap overlap;
   const Fragment* fragment;
   DType stored_dtype;
   const ShardedTensor* wanted;
 
-  // Copies what lies in [begin, begin + size) of the file's data section. `bytes` gives that range,
-  // reading it when first asked.
+  // Copies what lies in [begin, begin + size) of the file's data section. `bytes` returns that
+  // range, reading it on first use.
   template <class Bytes>
   void copy(uint64_t begin, uint64_t size, Bytes&& bytes) const {
     const int64_t stored_size = size_of(stored_dtype), wanted_size = size_of(wanted->dtype);
-    // Of flat element 0
+    // Address of flat element 0
     const int64_t base =
         static_cast<int64_t>(fragment->offset) - fragment->flat_begin * stored_size;
     const int64_t first = static_cast<int64_t>(begin) - base;
@@ -77,8 +77,8 @@ struct Transfer {
   }
 };
 
-// The same where elements do not begin at multiples of their size, so that blocks would cut them:
-// in windows of its own.
+// The same for elements that are not aligned to their size, so that blocks would split them: reads
+// its own windows.
 struct UnalignedTransfer {
   Transfer transfer;
 
@@ -102,8 +102,8 @@ struct UnalignedTransfer {
   }
 };
 
-// The same where the fragment is a part of a larger matrix: row by row, or, where the file holds
-// the transpose, column by column.
+// The same if the fragment is part of a larger matrix: row by row, or, if the file holds the
+// transpose, column by column.
 struct StridedTransfer {
   const ShardPiece* piece;
   const Fragment* fragment;
@@ -122,7 +122,7 @@ struct StridedTransfer {
     const auto from = [&](const std::vector<int64_t>& origin, size_t d) {
       return common.offset[d] - origin[d];
     };
-    // What the file holds without gaps: a part of a row, or of a column.
+    // The contiguous dimension in the file: part of a row, or of a column.
     const size_t inner = fragment->row_stride > 0 ? 1 : 0, outer = 1 - inner;
     const int64_t stride = fragment->row_stride + fragment->column_stride;
     const int64_t count = common.shape[inner];
@@ -155,7 +155,7 @@ struct StridedTransfer {
   }
 };
 
-// One load: accounts for names, shapes and types, then moves bytes block by block.
+// One load: checks names, shapes and types, then copies block by block.
 class Loader {
  public:
   Loader(const Checkpoint& checkpoint, std::span<const ShardedTensor> wanted,

@@ -1,9 +1,9 @@
 // Reading a checkpoint: any part of any logical tensor, whatever layout wrote it.
 //
 // Opening verifies the manifest; loading verifies the checksum of every block it touches;
-// verify_checkpoint() (verify.h) reads every byte. What cannot be reached throws AccessError, what
-// is damaged another Error. Files are read with pread, never mapped, so that a file cut short is an
-// error and not a signal.
+// verify_checkpoint() (verify.h) reads every byte. Access problems throw AccessError, damage throws
+// another Error. Files are read with pread, never mapped, so that a truncated file is an error and
+// not a signal.
 #pragma once
 
 #include <cstdint>
@@ -19,13 +19,13 @@
 
 namespace megatron {
 
-// Names are exact or hold `*` (any run of characters).
+// Names may contain `*` (any sequence of characters).
 struct LoadOptions {
   // Between F64, F32, BF16 and F16, rounding to nearest even
   bool convert_dtype = false;
   std::vector<std::string> allow_missing;     // wanted but not stored: left untouched and reported
   std::vector<std::string> allow_unexpected;  // stored but neither wanted here nor by others
-  std::vector<std::string> wanted_elsewhere;  // stored and wanted by another rank
+  std::vector<std::string> wanted_elsewhere;  // stored, but wanted by another rank
   int threads = 0;                            // 0: all cores
   // Called after each block that was read, from any thread
   std::function<void()> progress;
@@ -42,11 +42,10 @@ class Checkpoint {
  public:
   // Reads and verifies manifest.json, and that every file has its size. Throws Error.
   explicit Checkpoint(std::filesystem::path directory);
-  // Files of another program that `manifest` describes; verifies that every file has its size.
+  // Files of another program, described by `manifest`; verifies that every file has its size.
   // Throws Error.
   Checkpoint(std::filesystem::path directory, Manifest manifest);
-  // One whose files were verified already, by all ranks together: looks at none of them but the
-  // manifest.
+  // A checkpoint whose files have been verified, by all ranks together: reads only the manifest.
   static Checkpoint open_verified(std::filesystem::path directory);
 
   const std::filesystem::path& directory() const { return directory_; }
@@ -59,8 +58,8 @@ class Checkpoint {
 
   // Fills `data` of every wanted tensor. Elements of the local tensor outside its pieces
   // (vocabulary padding) become zero. Missing and unexpected tensors, other shapes and other
-  // element types are errors, all named in one message; nothing is written then. A block that does
-  // not match its checksum is an error that names file and block.
+  // element types are errors, all named in one message; then nothing is written. A checksum
+  // mismatch is an error that names file and block.
   LoadReport load(std::span<const ShardedTensor> wanted, const LoadOptions& options = {}) const;
 
  private:

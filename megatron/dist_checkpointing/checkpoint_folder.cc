@@ -17,7 +17,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// "iter_0000100" -> 100; nothing for other names (temporary ones, those moved aside).
+// "iter_0000100" -> 100; nullopt for other names (temporary ones, those moved aside).
 std::optional<int64_t> iteration_of(const std::string& name) {
   constexpr std::string_view kPrefix = "iter_";
   if (name.size() < kPrefix.size() + 7 || name.rfind(kPrefix, 0) != 0) return std::nullopt;
@@ -50,7 +50,7 @@ std::string problem_of(const CheckpointEntry& entry, CheckDepth depth, Agreement
   });
 }
 
-// The iter_* directories without a look inside, newest first.
+// The iter_* directories, newest first, without checking them.
 std::vector<CheckpointEntry> list(const fs::path& root) {
   std::vector<CheckpointEntry> entries;
   if (!path_exists(root)) return entries;
@@ -68,7 +68,7 @@ std::vector<CheckpointEntry> list(const fs::path& root) {
   return entries;
 }
 
-// First line of a message, for lists.
+// The first line of a message, for lists.
 std::string indented(const std::string& text) {
   std::string out = text;
   const size_t line = out.find('\n');
@@ -180,7 +180,7 @@ std::vector<CheckpointEntry> entries_to_start_from(const StartRequest& request) 
   return entries;
 }
 
-// "10 /run/iter_0000010", ended by a zero, which no path holds.
+// "10 /run/iter_0000010", terminated by a NUL, which no path contains.
 std::string to_text(const std::vector<CheckpointEntry>& entries) {
   std::string text;
   for (const CheckpointEntry& entry : entries)

@@ -1,5 +1,4 @@
-// The folder that holds the checkpoints of a run: what is in it, where to start from, what to
-// delete.
+// The folder with the checkpoints of a run: what it contains, where to start from, what to delete.
 #pragma once
 
 #include <cstdint>
@@ -24,13 +23,13 @@ struct CheckpointEntry {
 };
 
 enum class CheckDepth {
-  kManifest,       // the manifest, the presence and size of every file
-  kConfiguration,  // and every byte of the files that hold no tensors
-  kFull,           // every byte
+  kManifest,       // the manifest, and that every file exists with its size
+  kConfiguration,  // and every byte of the files without tensors
+  kFull,           // every byte of every file
 };
 
-// The iter_* directories of a folder, newest first. A missing folder has none. Throws AccessError
-// for a folder or checkpoint that cannot be read: that is no problem of a checkpoint.
+// The iter_* directories of a folder, newest first; none if the folder is missing. Throws
+// AccessError if a folder or checkpoint cannot be read: that does not make a checkpoint damaged.
 std::vector<CheckpointEntry> find_checkpoints(const std::filesystem::path& root,
                                               CheckDepth depth = CheckDepth::kManifest);
 
@@ -45,33 +44,32 @@ struct StartRequest {
   StartMode mode = StartMode::kFresh;
   std::filesystem::path load;        // folder of checkpoints, or one checkpoint; empty: none given
   std::filesystem::path save;        // folder that will be written; empty: none
-  std::optional<int64_t> ckpt_step;  // this iteration and no other
+  std::optional<int64_t> ckpt_step;  // only this iteration
   bool allow_existing = false;       // a fresh start may write into a folder that holds checkpoints
-  CheckDepth depth = CheckDepth::kFull;  // of what is resumed from
+  CheckDepth depth = CheckDepth::kFull;  // depth of the check before resuming
 };
 
 struct StartDecision {
   std::optional<CheckpointEntry> checkpoint;  // empty: start from the beginning
-  std::vector<std::string> warnings;          // damaged checkpoints that were passed over, by name
+  std::vector<std::string> warnings;          // damaged checkpoints that were skipped, by name
 };
 
-// Decides where a run starts; what is resumed from has been verified as far as `depth` says. With
-// several ranks, each reads a share of every checkpoint that is looked at, and all decide alike.
-// Collective over `ranks` (null: one).
-//   kFresh          nothing is loaded; refused when `save` holds checkpoints, unless
-//                   allow_existing.
+// Decides where a run starts; the checkpoint to resume from has been verified to `depth`. With
+// several ranks, each reads a share of every candidate checkpoint, and all decide alike. Collective
+// over `ranks` (null: one rank).
+//   kFresh          nothing is loaded; refused if `save` holds checkpoints, unless allow_existing.
 //   kResume         a missing folder, or one without a usable checkpoint, is an error.
-//   kResumeOrFresh  a missing folder, or one without any checkpoint, starts fresh; one whose
-//                   checkpoints are all damaged
-//                   is an error.
-// The newest usable checkpoint is taken, and newer damaged ones are reported. A checkpoint that
-// cannot be reached (AccessError) ends the start: an older one would throw away work. Throws Error.
+//   kResumeOrFresh  a missing folder, or one without any checkpoint, starts fresh; a folder whose
+//                   checkpoints are all damaged is an error.
+// The newest usable checkpoint is used, and newer damaged ones are reported. A checkpoint that
+// cannot be accessed (AccessError) ends the start: resuming from an older one would lose work.
+// Throws Error.
 StartDecision resolve_start(const StartRequest& request, Agreement* ranks = nullptr);
 
-// Applies the retention after `newest` was written, read back by its writers and published: looks
-// at manifests and sizes, reads no tensor, and deletes. Returns warnings. Deletion renames first,
-// so that a kill leaves no half checkpoint under a checkpoint's name. Leftovers of dead writers go
-// as well; called by save_checkpoint. `progress` is called again and again.
+// Applies the retention after `newest` was written, read back by its writers and published: checks
+// manifests and sizes without reading tensors, and deletes. Returns warnings. Deletion renames
+// first, so that a kill never leaves a partial checkpoint under a checkpoint's name. Also removes
+// leftovers of dead writers; called by save_checkpoint. `progress` is called repeatedly.
 std::vector<std::string> apply_retention(const std::filesystem::path& root, int64_t newest,
                                          const Retention& retention,
                                          const std::function<void()>& progress = {});

@@ -21,7 +21,7 @@ bool ends_with_number_after(const std::string& name, std::string_view infix) {
   return !number.empty() && number.find_first_not_of("0123456789") == std::string::npos;
 }
 
-// Sizes and the newest change, without following links. What vanishes meanwhile does not count.
+// Sizes and the latest change, without following links. Files that vanish meanwhile are ignored.
 void measure(Leftover& leftover) {
   std::error_code ignored;
   fs::file_time_type newest = fs::last_write_time(leftover.path, ignored);

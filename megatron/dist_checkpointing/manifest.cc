@@ -23,8 +23,8 @@ constexpr std::string_view kTrailerBegin = "\"manifest_xxh3_128\": \"";
 constexpr std::string_view kTrailerEnd = "\"\n}\n";
 constexpr size_t kMaxDimensions = 64;
 constexpr size_t kMaxNameBytes = 4096;
-// Comparisons of the parts of one tensor; a real one has a part per rank, and few of them lie side
-// by side.
+// Limit of comparisons of one tensor's parts; a real tensor has a part per rank, few of which are
+// adjacent.
 constexpr int64_t kMaxComparisons = int64_t{1} << 23;
 constexpr size_t kTrailerBytes = kTrailerBegin.size() + 32 + kTrailerEnd.size();
 
@@ -74,8 +74,8 @@ std::string encode_tensor(const StoredTensor& tensor) {
       .dump();
 }
 
-// Refuses what no writer of ours makes and what would cost a reader its stack: deep nesting, names
-// given twice.
+// Refuses input that our writers never produce and that could overflow a reader's stack: deep
+// nesting, duplicate names.
 class StrictReader {
  public:
   bool operator()(int depth, json::parse_event_t event, json& parsed) {
@@ -95,10 +95,10 @@ class StrictReader {
  private:
   static constexpr int kMaxDepth = 64;
   static constexpr size_t kShownBytes = 200;
-  std::vector<std::set<std::string>> names_;  // of the objects that are open
+  std::vector<std::set<std::string>> names_;  // names in the objects that are open
 };
 
-// An integer that fits; the library would convert a fraction or another sign in silence.
+// An integer that fits; the library would silently convert fractions and signs.
 int64_t integer(const json& value, const char* what) {
   MEGATRON_CHECK(value.is_number_integer() &&
                      (!value.is_number_unsigned() || value.get<uint64_t>() <= uint64_t{INT64_MAX}),
@@ -205,7 +205,7 @@ void check_file(const StoredFile& file) {
                  file.block_hashes.size(), " checksums for ", blocks, " blocks");
 }
 
-// Elements that two fragments of one tensor share.
+// Number of elements that two fragments of one tensor share.
 int64_t shared_elements(const Fragment& a, const Fragment& b) {
   const std::vector<int64_t> origin(a.box.shape.size(), 0);
   return Overlap(a.box, a.flat_begin, a.flat_end, b.box.shape, {b.box, origin}, b.flat_begin,
@@ -213,8 +213,8 @@ int64_t shared_elements(const Fragment& a, const Fragment& b) {
       .count();
 }
 
-// The fragments must not share an element. Sorted by box, so that only neighbours in the first
-// dimension are compared.
+// Fragments must not overlap. Sorted by box, so that only those adjacent in the first dimension are
+// compared.
 void check_disjoint(const StoredTensor& tensor) {
   std::vector<const Fragment*> sorted;
   for (const Fragment& fragment : tensor.fragments)
@@ -223,7 +223,7 @@ void check_disjoint(const StoredTensor& tensor) {
     return std::tie(a->box.offset, a->box.shape, a->flat_begin) <
            std::tie(b->box.offset, b->box.shape, b->flat_begin);
   });
-  // Where the next box begins: parts of one box are compared with the one that follows alone.
+  // Start of the next box: a part is compared only with the part of the same box that follows it.
   std::vector<size_t> next_box(sorted.size(), sorted.size());
   for (size_t i = sorted.size(); i-- > 1;)
     next_box[i - 1] = sorted[i]->box == sorted[i - 1]->box ? next_box[i] : i;
@@ -236,7 +236,7 @@ void check_disjoint(const StoredTensor& tensor) {
                      " parts lie side by side; so many cannot be compared");
       if (!a.box.offset.empty() && b.box.offset[0] >= a.box.offset[0] + a.box.shape[0]) break;
       if (a.box == b.box) {
-        // Of one box, the flat ranges rise: once one begins behind `a`, all others of this box do.
+        // Within one box flat ranges increase: once one begins after `a`, all later ones do.
         MEGATRON_CHECK(b.flat_begin >= a.flat_end, "elements of the box at ",
                        shape_string(a.box.offset), " are given twice");
         j = next_box[j] - 1;
@@ -275,7 +275,7 @@ void check_tensor(const StoredTensor& tensor, const std::vector<StoredFile>& fil
     uint64_t bytes = static_cast<uint64_t>(fragment.flat_end - fragment.flat_begin) * element_bytes;
     if (fragment.is_strided() && bytes > 0) {
       const std::vector<int64_t>& extents = fragment.box.shape;
-      const size_t inner = fragment.row_stride > 0 ? 1 : 0;  // the dimension without gaps
+      const size_t inner = fragment.row_stride > 0 ? 1 : 0;  // the contiguous dimension
       const int64_t stride = fragment.row_stride + fragment.column_stride;
       MEGATRON_CHECK(extents.size() == 2 && extents[inner] <= stride &&
                          (fragment.row_stride == 0 || fragment.column_stride == 0) &&

@@ -1,8 +1,8 @@
-// What `manifest.json` of a checkpoint says: which file holds which part of which logical tensor,
-// and the checksums of every byte. docs/formats/checkpoint.md is the grammar.
+// The contents of a checkpoint's `manifest.json`: which file holds which part of which logical
+// tensor, and the checksums of every byte. Grammar: docs/formats/checkpoint.md.
 //
-// A directory is a checkpoint exactly when its manifest is whole. No parallel layout is recorded:
-// fragments are boxes of global tensors, so that a reader needs nothing but the parts it wants.
+// A directory is a checkpoint if and only if its manifest is complete. No parallel layout is
+// recorded: fragments are boxes of global tensors, so a reader needs only the parts it wants.
 #pragma once
 
 #include <cstdint>
@@ -25,16 +25,15 @@ inline constexpr const char* kManifestName = "manifest.json";
 // row-major box, contiguous.
 struct Fragment {
   int file = 0;  // index in Manifest::files
-  // From the file's data section; a multiple of the element's size, but for files of another
+  // Offset in the file's data section; a multiple of the element's size, except in files of another
   // program.
   uint64_t offset = 0;
   Box box;
   int64_t flat_begin = 0;
   int64_t flat_end = 0;
-  // Where the whole box is a part of a larger matrix; at most one of the two is not 0, and only in
-  // manifests that describe the files of another program. Element (r, c) of the box lies
-  // row_stride * r + c elements behind `offset`, or, where the file holds the transpose,
-  // column_stride * c + r.
+  // Set if the box is stored inside a larger matrix; at most one of the two is not 0, and only in
+  // manifests that describe files of another program. Element (r, c) of the box lies row_stride * r
+  // + c elements after `offset`, or, if the file holds the transpose, column_stride * c + r.
   int64_t column_stride = 0;
   int64_t row_stride = 0;
   bool is_strided() const { return row_stride > 0 || column_stride > 0; }
@@ -46,15 +45,15 @@ struct StoredTensor {
   std::vector<Fragment> fragments;
 };
 
-// A file of the checkpoint. The first header_bytes have a checksum of their own; what follows (the
-// data section) has one per block of kCheckpointBlockBytes, the last block being shorter.
+// A file of the checkpoint. The first header_bytes have one checksum; the data section that follows
+// has one per block of kCheckpointBlockBytes (the last block is shorter).
 struct StoredFile {
   std::string name;  // relative to the directory, with forward slashes
   uint64_t bytes = 0;
   uint64_t header_bytes = 0;  // 0 for files that are not safetensors
   uint64_t header_hash = 0;   // XXH3-64
   std::vector<uint64_t> block_hashes;
-  bool has_checksums = true;  // false: a file of another program; its size alone is verified
+  bool has_checksums = true;  // false: a file of another program; only its size is verified
 };
 
 struct Manifest {
@@ -69,8 +68,8 @@ struct Manifest {
 std::string encode_manifest(const Manifest& manifest);
 
 // Parses and checks: checksum, version, every offset against its file, and that the fragments of
-// every tensor cover it exactly once (not when `complete` is false: one rank's part). `name` is
-// used in errors. Throws Error.
+// every tensor cover it exactly once (unless `complete` is false: one rank's part). `name` is used
+// in errors. Throws Error.
 Manifest parse_manifest(std::string_view text, std::string_view name, bool complete = true);
 
 // Throws Error unless the fragments of every tensor cover it exactly once and lie inside their

@@ -1,4 +1,5 @@
-// What ranks that hold the same tensors read and write of them, so that each byte is moved once.
+// Divides reading and writing among ranks that hold the same tensors, so that each byte is
+// transferred once.
 #pragma once
 
 #include <cstddef>
@@ -13,7 +14,7 @@ struct TensorSize {
   int64_t element_bytes = 1;
 };
 
-// The elements [begin, end) of a tensor, which are one replica's part.
+// Elements [begin, end) of a tensor, assigned to one replica.
 struct ReplicaPart {
   size_t tensor = 0;  // index in the list
   int replica = 0;
@@ -21,8 +22,8 @@ struct ReplicaPart {
   bool operator==(const ReplicaPart&) const = default;
 };
 
-// The tensors, laid one after another, are cut into `replicas` stretches of equal bytes, to an
-// element: a part of a large tensor or many small ones. In the order of tensors and elements; every
+// The concatenation of the tensors is cut into `replicas` ranges of equal bytes, rounded to
+// elements: parts of a large tensor or many small ones. In the order of tensors and elements; every
 // element is in one part, a tensor without elements in one empty part of replica 0.
 std::vector<ReplicaPart> divide_among_replicas(std::span<const TensorSize> tensors, int replicas);
 

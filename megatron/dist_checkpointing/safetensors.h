@@ -44,7 +44,7 @@ struct SafetensorsHeader {
 SafetensorsHeader parse_safetensors_header(std::span<const std::byte> bytes, uint64_t file_bytes,
                                            std::string_view name);
 
-// Orders the entries by falling element size (stable), assigns begin and end, and returns the
+// Orders the entries by decreasing element size (stable), assigns begin and end, and returns the
 // length prefix and header text.
 std::string encode_safetensors_header(std::vector<SafetensorsEntry>& entries,
                                       const std::map<std::string, std::string>& metadata);
@@ -78,7 +78,7 @@ struct SafetensorsTensor {
   const void* data = nullptr;  // contiguous host memory
 };
 
-// Writes a file that appears completely or not at all.
+// Writes a file atomically: it appears completely or not at all.
 void write_safetensors(const std::filesystem::path& path,
                        std::span<const SafetensorsTensor> tensors,
                        const std::map<std::string, std::string>& metadata = {});

@@ -29,8 +29,8 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// What becomes one tensor of this rank's file: the part of one piece that lies in the tensor's flat
-// range.
+// The source of one tensor of this rank's file: the part of one piece that lies in the tensor's
+// flat range.
 struct Source {
   const ShardedTensor* tensor;
   const ShardPiece* piece;
@@ -38,8 +38,8 @@ struct Source {
   std::string entry_name;
 };
 
-// The tensor's own name when it is whole, so that other readers find it; else the name, the box and
-// the flat range.
+// The tensor's own name if it is whole, so that other readers find it; else the name with the box
+// and the flat range.
 std::string entry_name(const ShardedTensor& tensor, const Fragment& fragment) {
   if (fragment.box.shape == tensor.global_shape &&
       fragment.flat_end - fragment.flat_begin == fragment.box.num_elements())
@@ -73,7 +73,7 @@ std::vector<Source> sources_of(const std::vector<ShardedTensor>& tensors) {
   return sources;
 }
 
-// `memory`: of the tensor's data.
+// `memory`: the tensor's data.
 void write_source(const Source& source, const void* memory, BlockWriter& out) {
   const ShardedTensor& tensor = *source.tensor;
   const Fragment& fragment = source.fragment;
@@ -88,7 +88,7 @@ void write_source(const Source& source, const void* memory, BlockWriter& out) {
                     });
 }
 
-// What was just written, read back from the medium.
+// Reads a file that was just written back from the disk and verifies it.
 void read_back(const fs::path& directory, const StoredFile& file,
                const std::function<void()>& progress) {
   VerifyOptions options;
@@ -106,7 +106,7 @@ void read_back(const fs::path& directory, const StoredFile& file,
   }
 }
 
-// Writes this rank's file and reads it back; its part of the manifest.
+// Writes this rank's file and reads it back; returns its part of the manifest.
 Manifest write_rank(const fs::path& directory, const SaveRequest& request, Agreement& ranks) {
   Manifest part;
   std::vector<ShardedTensor> tensors;
@@ -134,7 +134,7 @@ Manifest write_rank(const fs::path& directory, const SaveRequest& request, Agree
   std::snprintf(name, sizeof name, "rank_%05d.safetensors", ranks.rank());
   const auto progress = [&ranks] { ranks.progress(); };
   BlockWriter out(directory, name, header, entries.back().end, progress);
-  const ShardedTensor* provided = nullptr;  // whose memory `memory` is
+  const ShardedTensor* provided = nullptr;  // the tensor that `memory` belongs to
   const void* memory = nullptr;
   for (size_t i = 0; i < sources.size(); ++i) {
     const ShardedTensor* tensor = sources[i].tensor;
@@ -176,7 +176,7 @@ std::string utc_now() {
   return text;
 }
 
-// One save of one rank. The phases are separated by agreements: every rank learns of any rank's
+// One save on one rank. The phases are separated by agreements: every rank learns of any rank's
 // failure.
 class Saver {
  public:
@@ -226,7 +226,7 @@ class Saver {
     return {};
   }
 
-  // Whether something bears the name already.
+  // Whether the final name already exists.
   bool stands_in_the_way() const {
     MEGATRON_CHECK(request_.iteration >= 0, "a checkpoint of iteration ", request_.iteration,
                    " cannot be named");
@@ -234,7 +234,8 @@ class Saver {
     return fs::exists(fs::symlink_status(result_.directory, ignored));
   }
 
-  // All ranks look at what bears the name, each at a share; then the temporary directory is made.
+  // All ranks verify an existing directory of that name, a share each; then creates the temporary
+  // directory.
   std::string judge_existing() {
     existing_ = verify_checkpoint(result_.directory, agreement_);
     MEGATRON_CHECK(request_.replace_existing || !existing_->empty(), result_.directory.string(),
@@ -302,8 +303,8 @@ class Saver {
     result_.bytes += contents.size();
   }
 
-  // What is wrong with a directory that appeared under the name since the start, as far as its
-  // manifest tells.
+  // Problems, as far as its manifest shows, of a directory of that name that has appeared since the
+  // start.
   std::vector<std::string> problems_of_newcomer() const {
     try {
       const Checkpoint newcomer(result_.directory);
@@ -315,7 +316,7 @@ class Saver {
     return {};
   }
 
-  // Gives the finished directory its name. What bore it at the start was read by judge_existing().
+  // Renames the finished directory. One that existed at the start was checked by judge_existing().
   void put_in_place() {
     if (stands_in_the_way()) {
       const std::vector<std::string> problems = existing_ ? *existing_ : problems_of_newcomer();
@@ -326,7 +327,7 @@ class Saver {
         published_ = true;
         sync_directory(request_.root);
         const auto progress = [this] { agreement_.progress(); };
-        // Now the replaced one
+        // This now holds the replaced directory
         const std::string failure = outcome_of([&] { remove_tree(temporary_, progress); });
         if (!failure.empty()) result_.warnings.push_back(failure);
         return;
@@ -349,7 +350,7 @@ class Saver {
     }
   }
 
-  // The hint and the retention. Their failures are warnings: the checkpoint is in place.
+  // Hint file and retention. Their failures are warnings: the checkpoint has been published.
   void after_publication() {
     std::string failure = outcome_of([&] {
       const fs::path hint = request_.root / kLatestName, temporary = temporary_path(hint);
@@ -370,7 +371,7 @@ class Saver {
     if (!failure.empty()) result_.warnings.push_back(failure);
   }
 
-  // Removes what this save left, so that a full disk gets its space back.
+  // Removes this save's files, to free space on a full disk.
   void discard() {
     if (!made_temporary_ || published_) return;
     lock_.reset();
@@ -383,7 +384,7 @@ class Saver {
   SaveResult result_;
   fs::path temporary_;
   std::unique_ptr<DirectoryLock> lock_;
-  // What is wrong with the directory that bore the name at the start
+  // Problems of the directory that had the name at the start
   std::optional<std::vector<std::string>> existing_;
   bool made_temporary_ = false, published_ = false;
 };

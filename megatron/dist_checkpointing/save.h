@@ -19,13 +19,13 @@
 
 namespace megatron {
 
-// Which older checkpoints go after a save. The new one was read back and verified by then, each
-// file by its writer; what is damaged is never deleted.
+// Which older checkpoints are deleted after a save. By then the new one was read back and verified,
+// each file by its writer. Damaged checkpoints are never deleted.
 struct Retention {
   // Deletes the previous checkpoint unless its iteration is a multiple of this (Megatron's
   // --save-retain-interval).
   std::optional<int64_t> retain_interval;
-  // Keeps the newest K; multiples of retain_interval are kept besides.
+  // Keeps the newest K; multiples of retain_interval are kept in addition.
   std::optional<int64_t> keep_last;
 };
 
@@ -34,16 +34,16 @@ struct SaveRequest {
   int64_t iteration = 0;
   // This rank's part, in host memory; only replica 0 is written
   std::vector<ShardedTensor> tensors;
-  // Called before a tensor whose `data` is null is written; gives its memory, which may be used
-  // again for the next. For states that do not fit into memory at once.
+  // Called before a tensor whose `data` is null is written; returns its memory, which may be reused
+  // for the next one. For states that do not fit into memory at once.
   std::function<const void*(const ShardedTensor& tensor)> provide;
-  // JSON object text, rank 0's counts; NaN and infinities must be spelled as strings
+  // JSON object text, of rank 0; NaN and infinities must be spelled as strings
   std::string state = "{}";
   // (relative name, contents) stored beside the weights: resolved configuration, tokenizer files.
-  // Rank 0's count.
+  // Only rank 0's are used.
   std::vector<std::pair<std::string, std::string>> files;
   Retention retention;
-  // An existing usable iter_N of the same name: false refuses, true replaces it
+  // If a usable iter_N of that name exists: true replaces it, false is an error
   bool replace_existing = false;
   Agreement* agreement = nullptr;  // nullptr: one rank
 };
@@ -51,14 +51,14 @@ struct SaveRequest {
 struct SaveResult {
   std::filesystem::path directory;
   uint64_t bytes = 0;        // written by this rank
-  uint64_t total_bytes = 0;  // rank 0: of all files, without the manifest
+  uint64_t total_bytes = 0;  // rank 0: size of all files, without the manifest
   // Rank 0: a directory moved aside, retention that could not delete, ...
   std::vector<std::string> warnings;
 };
 
-// Saves. Throws Error on every rank when any rank fails; then no directory of that name has
-// appeared or changed (except when the last step, the sync of the parent folder, is what failed)
-// and the temporary one is removed where that is possible.
+// Saves. If any rank fails, every rank throws Error; then no directory of that name has appeared or
+// changed (unless the last step failed, the sync of the parent folder), and the temporary one is
+// removed if possible.
 SaveResult save_checkpoint(const SaveRequest& request);
 
 }  // namespace megatron

@@ -18,10 +18,10 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr size_t kMaxProblems = 20;    // that ranks tell one another
-constexpr size_t kMaxOpenFiles = 128;  // at a time
+constexpr size_t kMaxProblems = 20;    // problems that ranks exchange
+constexpr size_t kMaxOpenFiles = 128;  // open at the same time
 
-// Who of n reads what begins at byte `position` of all files in a row.
+// Which of n shares reads byte `position` of the concatenation of all files.
 class Shares {
  public:
   Shares(const Manifest& manifest, const VerifyOptions& options) : options_(options) {
@@ -111,7 +111,7 @@ class Verifier {
     parallel_for(static_cast<int64_t>(blocks.size()), 8, body, options_.threads);
   }
 
-  // Damage is noted and reading goes on; trouble of access ends it.
+  // Damage is recorded and reading continues; an access error ends it.
   template <class Work>
   void attempt(const Work& work) {
     try {
@@ -132,7 +132,7 @@ class Verifier {
   std::vector<std::string> problems_;
 };
 
-// Texts as one text and back; each is preceded by its length.
+// Packs texts into one text and back; each is preceded by its length.
 std::string joined(const std::vector<std::string>& texts) {
   std::string out;
   for (const std::string& text : texts) out += cat(text.size(), " ", text);

@@ -1,5 +1,5 @@
-// Reading every byte of a checkpoint and comparing checksums: by one rank, or by many, each of
-// which reads a share.
+// Reads every byte of a checkpoint and compares checksums: by one rank, or by many, each of which
+// reads a share.
 #pragma once
 
 #include <filesystem>
@@ -14,24 +14,24 @@ namespace megatron {
 
 struct VerifyOptions {
   int threads = 0;  // 0: all cores
-  // Asks the system to forget cached pages first, so that the medium is read
+  // First asks the system to drop cached pages, so that the disk is read
   bool from_disk = false;
-  bool tensor_files = true;  // false: only the manifest and the files that hold no tensors
-  // What is read: of `num_shares` parts of about equal bytes, number `share`. The manifest belongs
-  // to every share.
+  bool tensor_files = true;  // false: only the manifest and the files without tensors
+  // Reads share number `share` of `num_shares` parts of about equal bytes. The manifest belongs to
+  // every share.
   int share = 0;
   int num_shares = 1;
   std::function<void()> progress;  // called after each block, from any thread
 };
 
-// Verifies every byte of the share. Returns what is wrong, one message per problem; empty: it is
-// whole. Throws AccessError when a file cannot be read, which is no damage.
+// Verifies every byte of the share. Returns one message per problem; empty: no damage. Throws
+// AccessError if a file cannot be read, which is not damage.
 std::vector<std::string> verify_checkpoint(const std::filesystem::path& directory,
                                            const VerifyOptions& options = {});
 
-// Every rank verifies a share and all get the problems of all shares; at most 20 are named. When a
-// rank cannot read its share, all throw. Collective. `options`: but for share and progress, which
-// follow from the ranks.
+// Every rank verifies a share and all get the problems of all shares; at most 20 are named. If a
+// rank cannot read its share, all throw. Collective. share and progress of `options` are ignored:
+// they follow from the ranks.
 std::vector<std::string> verify_checkpoint(const std::filesystem::path& directory, Agreement& ranks,
                                            VerifyOptions options = {});
 

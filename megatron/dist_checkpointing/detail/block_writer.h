@@ -1,4 +1,4 @@
-// Writes a file of a checkpoint and computes its checksums on the way.
+// Writes a file of a checkpoint and computes its checksums while writing.
 #pragma once
 
 #include <cstddef>
@@ -14,12 +14,12 @@ namespace megatron {
 
 class BlockWriter {
  public:
-  // `name` is relative to `directory`; `header` is the part with a checksum of its own,
-  // `data_bytes` what will follow. `progress` is called after each block.
+  // `name` is relative to `directory`; `header` is the part with its own checksum, `data_bytes` the
+  // size of the data that follows. `progress` is called after each block.
   BlockWriter(const std::filesystem::path& directory, std::string name, std::string_view header,
               uint64_t data_bytes, std::function<void()> progress = {});
   void write(const void* data, size_t bytes);
-  // Flushes, fsyncs, closes; the file's entry in the manifest.
+  // Flushes, fsyncs, closes; returns the file's manifest entry.
   StoredFile finish();
 
  private:

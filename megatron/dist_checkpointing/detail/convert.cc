@@ -20,8 +20,8 @@ float from_float16(uint16_t bits) {
   return std::bit_cast<float>(sign | (exponent + 112) << 23 | mantissa << 13);
 }
 
-// The nearest float, or on inexact results the neighbour with an odd mantissa: rounding that to 16
-// bits then equals rounding the double at once.
+// The nearest float; if inexact, the neighbour with an odd mantissa: rounding that to 16 bits then
+// equals rounding the double directly.
 float to_float_odd(double value) {
   float nearest = static_cast<float>(value);
   if (static_cast<double>(nearest) == value || std::isnan(value) || std::isinf(nearest))

@@ -67,8 +67,8 @@ int64_t count_before(const std::vector<int64_t>& local_shape,
   if (total == 0 || position <= 0) return 0;
   int64_t count = 0;
   for (size_t d = 0; d < local_shape.size(); ++d) {
-    // Rows of this dimension that lie wholly before the position, then go on inside the row that
-    // holds it.
+    // Counts rows of this dimension that lie wholly before the position, then continues inside the
+    // row that contains it.
     const int64_t coordinate = position / local[d] - local_offset[d];
     position %= local[d];
     if (coordinate < 0) return count;
@@ -95,7 +95,7 @@ Overlap::Overlap(const Box& box, int64_t flat_begin, int64_t flat_end,
     local_base_ +=
         (common->offset[d] - piece.global.offset[d] + piece.local_offset[d]) * local_strides[d];
   }
-  // Inner dimensions that are whole in both join the run.
+  // Inner dimensions that are complete in both tensors extend the run.
   size_t outer = dims;
   bool whole = true;
   while (outer > 0 && whole) {

@@ -1,5 +1,5 @@
-// Boxes of global tensors against boxes of local ones: which contiguous runs of elements they
-// share.
+// Intersections of boxes of global tensors with boxes of local ones, as contiguous runs of
+// elements.
 #pragma once
 
 #include <cstdint>
@@ -25,19 +25,19 @@ bool is_inside(const Box& box, const std::vector<int64_t>& shape);
 std::optional<Box> intersect(const Box& a, const Box& b);
 
 // Number of elements of the box at local_offset in a local tensor whose flat index is below
-// `position`. Flat indices rise with the box's own row-major order, so a flat range of the local
-// tensor is one flat range of the box.
+// `position`. Flat indices increase with the box's own row-major order, so a flat range of the
+// local tensor is one flat range of the box.
 int64_t count_before(const std::vector<int64_t>& local_shape,
                      const std::vector<int64_t>& local_offset,
                      const std::vector<int64_t>& box_shape, int64_t position);
 
-// The elements shared by a flat range of a row-major box and by a flat range of a local tensor that
+// The elements shared by a flat range of a row-major box and a flat range of a local tensor that
 // holds a piece of the same global tensor, as runs that are contiguous in both.
 class Overlap {
  public:
   using Visit = std::function<void(int64_t box_flat, int64_t local_flat, int64_t count)>;
 
-  // An empty overlap when nothing is shared.
+  // An empty overlap if nothing is shared.
   Overlap(const Box& box, int64_t flat_begin, int64_t flat_end,
           const std::vector<int64_t>& local_shape, const ShardPiece& piece, int64_t local_begin,
           int64_t local_end);
@@ -46,20 +46,20 @@ class Overlap {
   // Bounds of the shared elements in the box's flat order; the range between may have gaps.
   int64_t first() const;
   int64_t last() const;  // past the end
-  // Visits the runs inside [begin, end) of the box's flat order, rising.
+  // Visits the runs inside [begin, end) of the box's flat order, in increasing order.
   void for_each_run(int64_t begin, int64_t end, const Visit& visit) const;
   int64_t count() const;
 
  private:
   void position(int64_t run, int64_t& box_flat, int64_t& local_flat) const;
-  std::vector<int64_t> extents_, box_strides_, local_strides_;  // of the dimensions outside a run
+  std::vector<int64_t> extents_, box_strides_, local_strides_;  // for the dimensions outside a run
   int64_t run_length_ = 1, num_runs_ = 0;
   int64_t box_base_ = 0, local_base_ = 0;
   int64_t flat_begin_ = 0, flat_end_ = 0, local_begin_ = 0, local_end_ = 0;
 };
 
-// The tensor with pieces, local shape and flat range written out. Throws Error, naming the key,
-// when they contradict each other, or when it has elements but no memory and needs it.
+// The tensor with defaults filled in for pieces, local shape and flat range. Throws Error that
+// names the key if they contradict each other, or if it has elements but lacks required memory.
 ShardedTensor normalized(const ShardedTensor& tensor, bool needs_memory = true);
 
 }  // namespace megatron

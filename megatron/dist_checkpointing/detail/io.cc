@@ -32,7 +32,7 @@ int ask_hook(IoOp op, const fs::path& path, const fs::path& to = {}) {
   return hook_is_set.load(std::memory_order_acquire) ? hook()(op, path, to) : 0;
 }
 
-// Fails as the hook says.
+// Fails as requested by the hook.
 void pass_hook(IoOp op, const char* what, const fs::path& path, const fs::path& to = {}) {
   const int error = ask_hook(op, path, to);
   if (error > 0 && error != EINTR) throw_io_error(what, path, error);
@@ -134,7 +134,7 @@ void OutputFile::write(const void* data, size_t bytes) {
 }
 
 void OutputFile::write_back() {
-  // File systems that cannot do this leave the work to the sync at the end.
+  // On file systems without support the sync at the end does the work.
   if (begun_ > done_)
     (void)::sync_file_range(
         fd_, static_cast<off_t>(done_), static_cast<off_t>(begun_ - done_),
@@ -156,7 +156,7 @@ void OutputFile::sync_and_close() {
 
 InputFile::InputFile(fs::path path) : path_(std::move(path)) {
   pass_hook(IoOp::kRead, "open", path_);
-  // Never waits for the writer of a FIFO
+  // Does not block on a FIFO
   fd_ = ::open(path_.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
   if (fd_ < 0) throw_io_error("open", path_, errno);
   struct stat info;
@@ -234,8 +234,8 @@ void sync_directory(const fs::path& path) {
   if (fd < 0) throw_io_error("open folder", name, errno);
   const int error = ::fsync(fd) == 0 ? 0 : errno;
   ::close(fd);
-  // Some file systems cannot sync a folder and say EINVAL; their renames are durable in another way
-  // or not at all.
+  // Some file systems cannot sync a folder and return EINVAL; their renames are durable by other
+  // means or not at all.
   if (error != 0 && error != EINVAL) throw_io_error("sync folder", name, error);
 }
 

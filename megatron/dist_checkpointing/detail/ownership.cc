@@ -20,9 +20,9 @@ namespace {
 namespace fs = std::filesystem;
 
 struct Owner {
-  std::string host;  // empty: the name does not say
+  std::string host;  // empty: not in the name
   int64_t pid = 0;
-  uint64_t start = 0;  // 0: the name does not say
+  uint64_t start = 0;  // 0: not in the name
 };
 
 std::optional<Owner> owner_of(const std::string& name) {

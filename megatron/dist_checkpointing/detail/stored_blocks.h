@@ -1,4 +1,4 @@
-// Reads the files of a checkpoint in the units that have a checksum.
+// Reads the files of a checkpoint in checksummed blocks.
 #pragma once
 
 #include <cstddef>
@@ -11,13 +11,13 @@
 
 namespace megatron {
 
-// Manifests are refused beyond this: one of a checkpoint of 10 TB of 10,000 ranks has about 1 GiB.
+// Larger manifests are refused; that of a checkpoint of 10 TB by 10,000 ranks has about 1 GiB.
 inline constexpr uint64_t kMaxManifestBytes = uint64_t{4} << 30;
 
 // The whole manifest file.
 std::string read_manifest_text(const InputFile& file);
 
-// Of the file's data section; the last block is shorter.
+// Bytes of a block of the data section; the last block is shorter.
 uint64_t block_size(const StoredFile& file, uint64_t block);
 
 // Reads one block and compares its checksum. Throws Error that names the file and the bytes.
@@ -27,7 +27,7 @@ void read_block(const InputFile& in, const StoredFile& file, uint64_t block,
 // Throws Error unless the file has the size that the manifest says.
 void check_size(const InputFile& in, const StoredFile& file);
 
-// Size and header of a file; its blocks are verified elsewhere.
+// Verifies size and header of a file; its blocks are verified elsewhere.
 void verify_header(const InputFile& in, const StoredFile& file);
 
 }  // namespace megatron

@@ -22,8 +22,8 @@ const PickleValue* PickleValue::attribute(std::string_view name) const {
                                                                                  : nullptr;
 }
 
-// The stack machine of the format. Every read is checked against the end of the bytes, every use of
-// the stack against its mark.
+// The stack machine of the format. Every read is bounds-checked, and every stack access is checked
+// against the stack's mark.
 class PickleMachine {
  public:
   PickleMachine(std::span<const std::byte> bytes, const std::string& name,
@@ -123,7 +123,7 @@ class PickleMachine {
     out->text = text;
     push(out);
   }
-  // A whole number of any length; those beyond 64 bits are kept as bytes.
+  // An integer of any length; beyond 64 bits it is kept as bytes.
   void push_long(uint64_t count) {
     const std::string_view text = take(count);
     if (count > 8) return push_text(Kind::kBytes, text);
@@ -176,7 +176,7 @@ class PickleMachine {
     return out;
   }
 
-  // Carries out one operation; false: it was the last.
+  // Executes one operation; false: it was the last.
   bool step(uint8_t code) {
     switch (code) {
       case 0x80:
@@ -323,12 +323,12 @@ class PickleMachine {
         return true;
       }
       case 'R':
-      case 0x81: {  // a call; an object made by its class
+      case 0x81: {  // an object constructed by its class
         const PickleValue *arguments = pop(), *type = pop();
         push_object(type, arguments);
         return true;
       }
-      case 0x92: {  // the same with arguments by name
+      case 0x92: {  // the same with keyword arguments
         const PickleValue *named = pop(), *arguments = pop(), *type = pop();
         check(named->kind == Kind::kDict, "something is called that has no name");
         push_object(type, arguments);
@@ -376,7 +376,7 @@ class PickleMachine {
   std::deque<PickleValue>& values_;
   size_t at_ = 0;
   std::vector<PickleValue*> stack_;
-  std::vector<size_t> marks_;  // sizes of the stack
+  std::vector<size_t> marks_;  // stack sizes at the marks
   std::unordered_map<uint64_t, PickleValue*> memo_;
 };
 

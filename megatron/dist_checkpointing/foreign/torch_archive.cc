@@ -40,7 +40,7 @@ constexpr StorageType kStorageTypes[] = {
     {"torch.ShortStorage", DType::kInt16},   {"torch.CharStorage", DType::kInt8},
     {"torch.ByteStorage", DType::kUInt8},    {"torch.BoolStorage", DType::kBool}};
 
-// The members of a directory, bounds checked.
+// Reads the fields of a directory, bounds-checked.
 struct Reader {
   const InputFile& file;
   uint64_t begin, length;
@@ -70,7 +70,7 @@ TorchArchive::TorchArchive(const InputFile& file, uint64_t begin, uint64_t lengt
                  begin, " to ", begin + length, " of ", file.path().string(), ", which has ",
                  file.size(), "\nhint: the file was cut short");
   const Reader reader{file, begin, length, what_};
-  // The end of the directory is the last thing; torch writes no comment behind it.
+  // The end record comes last; torch writes no comment after it.
   reader.check(length >= kEndBytes, "is no archive of torch.save");
   const uint64_t end_at = length - kEndBytes;
   const std::string end = reader.read(end_at, kEndBytes);
@@ -105,7 +105,7 @@ TorchArchive::TorchArchive(const InputFile& file, uint64_t begin, uint64_t lengt
     const std::string_view all(directory);
     const std::string_view name = all.substr(at + kCentralBytes, name_bytes),
                            extra = all.substr(at + kCentralBytes + name_bytes, extra_bytes);
-    for (size_t e = 0; e + 4 <= extra.size();) {  // sizes that need 64 bits
+    for (size_t e = 0; e + 4 <= extra.size();) {  // zip64 sizes
       const uint64_t id = little(extra, e, 2), field = little(extra, e + 2, 2);
       reader.check(field <= extra.size() - e - 4, "the archive's directory is cut short");
       size_t next = e + 4;
@@ -244,7 +244,7 @@ struct ZipEntry {
   uint32_t checksum = 0;
 };
 
-// An archive that grows at its end.
+// An archive that is appended to.
 struct Zip {
   std::string bytes;
   std::vector<ZipEntry> entries;
@@ -350,7 +350,7 @@ ArchiveFrame frame_of_tensor(DType dtype, const std::vector<int64_t>& shape, uin
     put(extra, bytes, 8);
     put(extra, bytes, 8);
   }
-  // Padding in a field of its own, so that the elements are aligned within the archive.
+  // Padding in an extra field, so that the elements are aligned within the archive.
   const uint64_t before = zip.bytes.size() + kLocalBytes + name.size() + extra.size() + 4;
   const uint64_t padding = (kAlignment - before % kAlignment) % kAlignment;
   extra += "FB";

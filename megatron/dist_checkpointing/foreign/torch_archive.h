@@ -1,6 +1,6 @@
-// Files of torch.save, whole or inside of a larger file: a zip archive of stored (never compressed)
-// members, data.pkl beside data/0, data/1, ... with the elements. One tensor or one plain value
-// each; nothing is executed.
+// Files of torch.save, stand-alone or embedded in a larger file: a zip archive of stored (never
+// compressed) members, data.pkl and data/0, data/1, ... with the elements. One tensor or one plain
+// value each; nothing is executed.
 #pragma once
 
 #include <cstdint>
@@ -16,16 +16,16 @@ namespace megatron {
 
 class InputFile;
 
-// The directory of an archive in the bytes [begin, begin + length) of a file. Keeps a reference to
-// the file.
+// The directory of an archive in bytes [begin, begin + length) of a file. Keeps a reference to the
+// file.
 class TorchArchive {
  public:
-  // `what` is used in errors. Throws Error for what is no such archive, is cut short, or points
-  // outside itself.
+  // `what` is used in errors. Throws Error if the bytes are no such archive, are truncated, or
+  // refer outside themselves.
   TorchArchive(const InputFile& file, uint64_t begin, uint64_t length, std::string what);
 
   struct Member {
-    std::string name;     // behind the first slash
+    std::string name;     // after the first slash
     uint64_t offset = 0;  // in the file
     uint64_t bytes = 0;
   };
@@ -40,7 +40,7 @@ class TorchArchive {
   std::vector<uint32_t> checksums_;
 };
 
-// A contiguous tensor of an archive: what it is, and where its elements lie in the file.
+// A contiguous tensor of an archive: its type and shape, and where its elements lie in the file.
 struct ArchivedTensor {
   DType dtype = DType::kFloat32;
   std::vector<int64_t> shape;
@@ -49,7 +49,7 @@ struct ArchivedTensor {
 ArchivedTensor read_archived_tensor(const InputFile& file, uint64_t begin, uint64_t length,
                                     const std::string& what);
 
-// The bytes of an archive of one tensor around its elements, whose checksum is crc32_of.
+// The bytes before and after the elements in an archive of one tensor; `checksum`: their CRC-32.
 struct ArchiveFrame {
   std::string before, after;
 };

@@ -21,7 +21,7 @@ constexpr const char* kCommonFile = "common.pt";
 constexpr std::string_view kCommonObject = "common_state/shard_0_1";
 constexpr const char* kDataFile = "__0_0.distcp";
 
-// Everything that the metadata of torch 2.x and of Megatron name.
+// All names that occur in the metadata of torch 2.x and of Megatron.
 constexpr std::string_view kMetadataNames[] = {
     "torch.distributed.checkpoint.metadata.Metadata",
     "torch.distributed.checkpoint.metadata.TensorStorageMetadata",
@@ -212,7 +212,7 @@ class Opener {
     StoredTensor tensor;
     tensor.shape = sizes(*require(value, "size", key));
     const PickleValue& properties = *require(value, "properties", key);
-    // (dtype, layout, requires_grad, memory_format, pin_memory), or these by name in older files
+    // (dtype, layout, requires_grad, memory_format, pin_memory), or as attributes in older files
     const PickleValue* dtype = properties.attribute("dtype");
     if (dtype == nullptr && properties.state != nullptr && properties.state->is_sequence() &&
         !properties.state->items.empty())
@@ -268,8 +268,7 @@ class Opener {
     }
   }
 
-  // Of args and the rest only plain values are looked at: what a class of theirs is does not
-  // matter.
+  // Only plain values of args and the rest are used: the classes of other values do not matter.
   Pickle read_common() {
     const auto any = [](std::string_view) { return true; };
     const auto object = items_.find(std::string(kCommonObject));
@@ -336,7 +335,7 @@ TorchDistFiles open_torch_dist(const fs::path& directory,
 struct TorchDistWriter::Impl {
   explicit Impl(const fs::path& d) : directory(d), data(d / kDataFile) {}
 
-  // Appends an item and notes where it is.
+  // Appends an item and records its position.
   template <class Write>
   void item(const std::string& key, const std::vector<int64_t>* offset, const Write& write) {
     const uint64_t begin = data.size_bytes();
@@ -364,7 +363,7 @@ struct TorchDistWriter::Impl {
     return pickle::call(pickle::name("torch", "Size"), tuple);
   }
 
-  // The tensor under way is complete.
+  // Completes the current tensor.
   void close_tensor() {
     if (key.empty()) return;
     const std::string layout[] = {pickle::text("torch.strided")}, format[] = {pickle::integer(0)};
@@ -388,7 +387,7 @@ struct TorchDistWriter::Impl {
   AtomicFileWriter data;
   std::vector<std::pair<std::string, std::string>> tensors, storage;
   std::vector<std::string> chunks;
-  std::string key;  // of the tensor under way
+  std::string key;  // key of the current tensor
   DType dtype = DType::kFloat32;
   std::vector<int64_t> shape;
 };

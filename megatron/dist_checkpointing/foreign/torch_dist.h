@@ -28,36 +28,34 @@ namespace megatron {
 inline constexpr const char* kTorchDistMetadata = ".metadata";
 inline constexpr const char* kTorchDistConfig = "metadata.json";
 
-// One checkpoint of a folder, or of the folder that --save of Megatron-LM named: the newest by
-// latest_checkpointed_iteration.txt, or iteration `step`. None: it holds no checkpoints of this
-// format.
+// One checkpoint of a folder, or of the --save folder of Megatron-LM: the newest according to
+// latest_checkpointed_iteration.txt, or iteration `step`. Nullopt: no checkpoints of this format.
 std::optional<std::filesystem::path> find_torch_dist(const std::filesystem::path& folder,
                                                      std::optional<int64_t> step = {});
 
 struct TorchDistFiles {
   // The wanted tensors under the names and with the shapes of the checkpoint.
   Manifest manifest;
-  std::vector<std::string> others;  // the rest: tensors and objects, by name
+  std::vector<std::string> others;  // names of all other tensors and objects
   Pickle common;                    // a dict
   int64_t iteration = 0;
 };
 
-// Opens one checkpoint: reads the metadata, the head of each wanted tensor's items, and the common
-// state. Throws Error naming what is damaged, cut short, or not of this format.
+// Opens one checkpoint: reads the metadata, the header of each wanted tensor's items, and the
+// common state. Throws Error that names what is damaged, truncated, or not of this format.
 TorchDistFiles open_torch_dist(const std::filesystem::path& directory,
                                const std::function<bool(std::string_view key)>& wanted);
 
-// Writes one checkpoint, item by item, as Megatron-LM on one rank does. `directory` is created and
-// must not hold anything. Without finish() it is no checkpoint.
+// Writes one checkpoint, item by item, like Megatron-LM on one rank. `directory` is created and
+// must not contain anything. It is no checkpoint until finish().
 class TorchDistWriter {
  public:
   explicit TorchDistWriter(const std::filesystem::path& directory);
   ~TorchDistWriter();
-  // A part of a tensor, contiguous. Parts of one tensor come one after the other.
+  // Adds a part of a tensor, contiguous. All parts of one tensor must follow one another.
   void add_tensor(const std::string& key, DType dtype, const std::vector<int64_t>& global_shape,
                   const Box& box, const void* data);
-  // An object that holds nothing, as modules without state of their own have:
-  // "key/shard_<offset>_<shape>".
+  // Adds an empty object, as modules without state have: "key/shard_<offset>_<shape>".
   void add_empty_object(const std::string& key);
   // `common`: a pickled dict (pickle::dict).
   void finish(const std::string& common);
