@@ -28,7 +28,7 @@ std::vector<std::string> words_of(const std::string& text) {
   return words;
 }
 
-// numpy.sum of a contiguous float64 array: eight running sums in blocks of up to 128, blocks added
+// numpy.sum of a contiguous float64 array: eight partial sums in blocks of up to 128, blocks added
 // pairwise.
 double pairwise_sum(std::span<const double> v) {
   const size_t n = v.size();

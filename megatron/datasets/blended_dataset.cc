@@ -15,7 +15,7 @@ namespace {
 
 constexpr int64_t kMaxMembers = 32767;
 
-// The member with the largest error among those that `may` compete; the lowest wins ties.
+// The member with the largest error among those for which `may` holds; the lowest wins ties.
 template <class May>
 int64_t neediest(std::span<const double> weights, std::span<const int64_t> counts, int64_t i,
                  May may) {
@@ -47,7 +47,7 @@ BlendIndices interleave(std::span<const double> weights, int64_t size, May may_f
   return out;
 }
 
-// How many samples of each member are needed for the blend.
+// Number of samples of each member that the blend needs.
 std::vector<int64_t> taken_from(std::span<const int16_t> dataset_ids,
                                 std::span<const int64_t> sample_ids, size_t num_members) {
   MEGATRON_CHECK(dataset_ids.size() == sample_ids.size(), "the cached blend has ",
@@ -87,7 +87,7 @@ struct BlendedDataset::Impl {
   std::vector<NpyArray> cached;  // dataset index, dataset sample index
   std::span<const int16_t> dataset_ids;
   std::span<const int64_t> sample_ids;
-  std::vector<int64_t> taken;  // the most that is taken from each member
+  std::vector<int64_t> taken;  // largest number taken from each member
 
   BlendIndices build() const;
   void load_indices(const std::string& description, const GPTDatasetConfig& config);
@@ -104,7 +104,7 @@ BlendIndices BlendedDataset::Impl::build() const {
 void BlendedDataset::Impl::load_indices(const std::string& description,
                                         const GPTDatasetConfig& config) {
   static const std::string kNames[] = {"dataset_index", "dataset_sample_index"};
-  // As in Megatron-LM, a blend is stored only where a folder for it was named.
+  // As in Megatron-LM, a blend is stored only if a cache folder was given.
   if (config.use_cache && !config.cache_path.empty()) {
     const auto make = [&](const std::function<void(std::span<const CacheArray>)>& store) {
       const BlendIndices indices = build();

@@ -1,4 +1,4 @@
-// Several datasets interleaved so that at every point each has contributed its share to within one
+// Several datasets interleaved so that at any point each has contributed its share to within one
 // sample.
 #pragma once
 
@@ -23,13 +23,13 @@ struct BlendIndices {
 // The greedy interleaving: sample i goes to the lowest member with the largest weight * max(i, 1) -
 // (samples so far).
 BlendIndices build_blending_indices(std::span<const double> weights, int64_t size);
-// The same over all samples of all members; a member leaves when it is used up.
+// The same over all samples of all members; a member drops out when it is used up.
 BlendIndices build_exhaustive_blending_indices(std::span<const int64_t> sizes);
 
 class BlendedDataset : public Dataset {
  public:
-  // `size` none: all samples of all members (weights are then their sizes and `weights` is not
-  // used). Throws Error when a member holds fewer samples than the blend takes from it.
+  // `size` none: all samples of all members (their sizes then are the weights, and `weights` is not
+  // used). Throws Error if a member holds fewer samples than the blend takes from it.
   BlendedDataset(std::vector<std::shared_ptr<const Dataset>> members, std::vector<double> weights,
                  std::optional<int64_t> size, Split split, const GPTDatasetConfig& config);
   ~BlendedDataset() override;

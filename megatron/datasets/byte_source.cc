@@ -127,7 +127,7 @@ class ZstdSource : public CompressedSource {
   size_t read(char* out, size_t capacity) override {
     ZSTD_outBuffer output{out, capacity, 0};
     while (output.pos < capacity) {
-      // What zstd still holds is asked for before more input is read.
+      // First drains zstd's buffered output, before more input is read.
       const bool more = fill();
       if (!more && !inside_frame_) break;
       ZSTD_inBuffer input{buffer_.data() + begin_, end_ - begin_, 0};

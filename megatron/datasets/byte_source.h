@@ -1,5 +1,4 @@
-// The bytes of a file, decompressed on the way when they are gzip or zstd (recognised by their
-// first bytes).
+// The bytes of a file, decompressed if they are gzip or zstd (recognised by their first bytes).
 #pragma once
 
 #include <cstddef>

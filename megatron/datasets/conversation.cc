@@ -57,7 +57,7 @@ void add_messages(const Json& list, const char* key, const std::string& where, C
   }
 }
 
-// instruction, input and output. `history`, of some such files, holds the turns before.
+// instruction, input and output. `history`, in some of these files, holds earlier turns.
 void add_alpaca(const Json& row, const std::string& where, Conversation& out) {
   const auto text = [&](const char* key) {
     if (!row.contains(key) || row[key].is_null()) return std::string();
@@ -111,9 +111,9 @@ size_t common_prefix(std::string_view a, std::string_view b) {
                              a.begin());
 }
 
-// How much of `closing`, which ends a turn that is the last one, also begins what follows the turn.
-// Where they part, a mark of the next turn may have begun ("<|"): the last line or bracket that
-// ends before is the last of this one.
+// The length of the common prefix of `closing`, which ends a last turn, and of what follows the
+// turn. Where they differ, a marker of the next turn may have begun ("<|"): the last newline or
+// bracket before the difference is the last byte of this turn.
 size_t shared_closing(std::string_view following, std::string_view closing) {
   const size_t shared = common_prefix(following, closing);
   if (shared == closing.size()) return shared;
@@ -121,7 +121,7 @@ size_t shared_closing(std::string_view following, std::string_view closing) {
   return last == std::string_view::npos ? 0 : last + 1;
 }
 
-// Where each token begins, and the end of the last one; empty when the tokens do not spell the text
+// Offset of each token, and the end of the last one; empty if the tokens do not reproduce the text
 // byte for byte.
 std::vector<size_t> token_offsets(const Tokenizer& tokenizer, std::string_view text,
                                   const std::vector<int32_t>& ids) {
@@ -162,7 +162,7 @@ Conversation parse_conversation(std::string_view json, const std::string& where)
   }
   MEGATRON_CHECK(!out.messages.empty(), where, ": the conversation has no messages");
   if (given("tools")) {
-    // Columns of tables hold them as text.
+    // Table columns hold them as text.
     out.tools = row["tools"].is_string() ? row["tools"].get<std::string>() : row["tools"].dump();
     const Json tools = Json::parse(out.tools, nullptr, false);
     MEGATRON_CHECK(tools.is_array(), where, ": \"tools\" is no list");
@@ -198,16 +198,16 @@ ConversationEncoder::ConversationEncoder(const Tokenizer& tokenizer,
 }
 
 // Note [What the assistant wrote]
-// A template that marks generation says it: the bytes between {% generation %} and {% endgeneration
-// %} count, and every token that has one of them, as in transformers. For others the turn of the
-// assistant at message i is what its rendering adds. It begins where the rendering of the messages
-// before it ends when a generation prompt is asked for, and ends where the rendering of the
-// messages up to it ends; both must begin the whole text. So the role's header does not count, and
-// what closes the turn does. Some templates write a turn differently once others follow (they move
-// the system message, or drop thoughts). Then the turn is found by rendering the conversation once
-// more with another content in its place: what changed is the content, and what follows it in the
-// rendering up to the turn, as far as the whole text has the same, closes it. At the end of a turn
-// tokens count that lie in it as a whole.
+// If a template marks generation, the bytes between {% generation %} and {% endgeneration %} are
+// trained on, and every token that overlaps them, as in transformers. Otherwise the turn of the
+// assistant at message i is what its rendering adds: from the end of the rendering of the earlier
+// messages with a generation prompt, to the end of the rendering of the messages up to it; both
+// must be prefixes of the whole text. So the role's header is not trained on, and what closes the
+// turn is. Some templates render a turn differently once others follow (they move the system
+// message, or drop thoughts). Then the turn is found by rendering the conversation again with
+// another content in its place: what changes is the content, and the text that follows it in the
+// rendering up to the turn closes it, as far as the whole text agrees. At the end of a turn only
+// tokens that lie in it entirely are trained on.
 std::vector<TextSpan> ConversationEncoder::spans(const Conversation& conversation,
                                                  const RenderedChat& chat,
                                                  const std::string& where) const {
@@ -309,7 +309,8 @@ void ConversationEncoder::encode_append(const Conversation& conversation, const 
   const std::vector<int32_t> ids = tokenizer_.encode(rendered.text);
   const std::vector<size_t> offsets = token_offsets(tokenizer_, rendered.text, ids);
   std::vector<bool> counts(ids.size(), false);
-  // Without offsets: tokens before a place are those that the text up to it also begins with.
+  // Without offsets: tokens before a position are those with which the encoding of the text up to
+  // it also begins.
   const auto tokens_before = [&](size_t place) {
     const std::vector<int32_t> prefix =
         tokenizer_.encode(std::string_view(rendered.text).substr(0, place));
@@ -322,7 +323,7 @@ void ConversationEncoder::encode_append(const Conversation& conversation, const 
       first = tokens_before(span.begin);
       last = tokens_before(span.end);
     } else {
-      // The token that has the first byte, and the one behind the last.
+      // The token that contains the first byte, and the one after the last.
       first = static_cast<size_t>(std::upper_bound(offsets.begin(), offsets.end(), span.begin) -
                                   offsets.begin()) -
               1;

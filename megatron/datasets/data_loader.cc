@@ -19,7 +19,7 @@ HostAllocator heap() {
           .deallocate = [](void* block, size_t) { std::free(block); }};
 }
 
-// Blocks of one size that are used again and again.
+// A pool of reusable blocks of one size.
 class BlockPool {
  public:
   BlockPool(HostAllocator allocator, size_t bytes)
@@ -60,7 +60,7 @@ class BlockPool {
 }  // namespace
 
 struct DataLoader::Impl {
-  // What one place of the queue holds: a batch, an error, or the end (neither).
+  // One slot of the queue: a batch, an error, or the end (neither).
   struct Slot {
     bool ready = false;
     std::shared_ptr<MicroBatch> batch;
@@ -142,7 +142,7 @@ DataLoader::Impl::Slot DataLoader::Impl::load(int64_t number) {
     std::vector<int64_t> ids;
     bool more;
     {
-      const std::lock_guard lock(mutex);  // the sampler keeps the permutation of its epoch
+      const std::lock_guard lock(mutex);  // the sampler caches the permutation of an epoch
       more = sampler.micro_batch(start, ids);
     }
     if (more) slot.batch = read_batch(std::move(ids), start);
@@ -213,7 +213,7 @@ std::shared_ptr<const MicroBatch> DataLoader::next() {
       ++impl_->next_to_return;
       impl_->space.notify_all();
     } else {
-      slot = place;  // an end or an error stays, so that asking again gives it again
+      slot = place;  // an end or an error stays: later calls return it again
     }
   }
   impl_->wait_seconds +=

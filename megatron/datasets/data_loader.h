@@ -1,6 +1,6 @@
-// Reads micro-batches ahead of their use on background threads, in order.
+// Prefetches micro-batches on background threads, in order.
 //
-// The state of a loader is one number, consumed(); a new loader started there continues exactly.
+// The state of a loader is one number, consumed(); a new loader started from it continues exactly.
 #pragma once
 
 #include <cstdint>
@@ -28,21 +28,21 @@ struct MicroBatch {
   int64_t* labels = nullptr;
   int64_t* position_ids = nullptr;
   float* loss_mask = nullptr;
-  void* block = nullptr;  // all of the above, block_bytes long
+  void* block = nullptr;  // memory of all the above, block_bytes bytes
   size_t block_bytes = 0;
   std::vector<int64_t> sample_ids;  // index into the dataset, or kPaddingSample
-  // consumed samples + index in the global batch; the key of randomness
+  // consumed samples + index in the global batch; the key of position-keyed random numbers
   std::vector<int64_t> ordinals;
   std::vector<std::vector<int32_t>> document_starts;  // per sample, see Sample
-  bool crosses_documents = true;  // false when some sample has more than one piece
-  int64_t consumed = 0;           // consumed samples after this micro-batch
+  bool crosses_documents = true;                      // false if some sample has several documents
+  int64_t consumed = 0;                               // consumed samples after this micro-batch
 };
 
 struct DataLoaderOptions {
   SamplerConfig sampler;         // total_samples is taken from the dataset
   int64_t consumed_samples = 0;  // where to start
   int64_t num_workers = 2;       // 0: read in next()
-  int64_t prefetch = 4;          // micro-batches held ready at most
+  int64_t prefetch = 4;          // maximum of prefetched micro-batches
   HostAllocator allocator;       // default: the heap
 };
 
@@ -53,9 +53,9 @@ class DataLoader {
   DataLoader(const DataLoader&) = delete;
   DataLoader& operator=(const DataLoader&) = delete;
 
-  // The next micro-batch, or null when the samples are used up. Rethrows what a worker threw. The
+  // The next micro-batch, or null when the samples are used up. Rethrows exceptions of workers. The
   // memory is reused once the last pointer to the batch is gone, so keep it until an asynchronous
-  // copy has ended; it stays valid after the loader.
+  // copy has ended; it stays valid after the loader is destroyed.
   std::shared_ptr<const MicroBatch> next();
   int64_t consumed() const;  // after the micro-batches returned so far
   const Dataset& dataset() const;

@@ -10,10 +10,10 @@
 
 namespace megatron {
 
-// Where a sample is written: four arrays of sequence_length elements.
+// The output of read(): four arrays of sequence_length elements.
 struct SampleSpans {
   std::span<int64_t> tokens;
-  // the token that follows; a position that does not count has loss_mask 0
+  // the next token; positions that are not trained on have loss_mask 0
   std::span<int64_t> labels;
   std::span<int64_t> position_ids;
   std::span<float> loss_mask;
@@ -23,8 +23,8 @@ struct SampleSpans {
 struct Sample {
   std::vector<int64_t> tokens, labels, position_ids;
   std::vector<float> loss_mask;
-  // Position of the first token of each piece that attends only to itself, ascending, the first
-  // being 0. One entry when attention crosses documents (the default). Together with the sequence
+  // First position of each document (a piece that attends only to itself), ascending, the first
+  // being 0. One entry if attention crosses documents (the default). Together with the sequence
   // length this is cu_seqlens.
   std::vector<int32_t> document_starts;
   int64_t dataset_id = 0;  // member of a blend
@@ -33,7 +33,7 @@ struct Sample {
   SampleSpans spans() { return {tokens, labels, position_ids, loss_mask}; }
 };
 
-// All const functions may be called from several threads.
+// Const functions may be called from several threads.
 class Dataset {
  public:
   virtual ~Dataset() = default;
@@ -42,9 +42,10 @@ class Dataset {
   // Writes sample `index`, 0 <= index < size(), and its document_starts (see Sample).
   virtual void read(int64_t index, const SampleSpans& out,
                     std::vector<int32_t>& document_starts) const = 0;
-  // The (member, index within it) that sample `index` is; a plain dataset is its own member 0.
+  // Maps sample `index` to (member of the blend, index within it); a plain dataset is its own
+  // member 0.
   virtual std::pair<int64_t, int64_t> locate(int64_t index) const { return {0, index}; }
-  // Everything that the order and content of the samples depend on (files, split, blend, sequence
+  // Everything that order and content of the samples depend on (files, split, blend, sequence
   // length, number of samples, seed, ...), as one JSON object on one line.
   virtual std::string description() const = 0;
 
@@ -54,14 +55,14 @@ class Dataset {
   std::string fingerprint() const;
 };
 
-// Starts of pieces followed by the sequence length, as variable-length attention kernels take it.
+// Document starts followed by the sequence length, as variable-length attention kernels take it.
 std::vector<int32_t> cu_seqlens(std::span<const int32_t> document_starts, int64_t sequence_length);
 
-// The number of the piece that each of the s tokens belongs to, from 0.
+// For each of the s tokens, the index of its document, from 0.
 std::vector<int64_t> document_ids(std::span<const int32_t> document_starts,
                                   int64_t sequence_length);
 
-// The mask [s, s] that document_starts stand for: true where row i may not attend to column j.
+// The equivalent attention mask [s, s]: true where row i may not attend to column j.
 std::vector<bool> attention_mask(std::span<const int32_t> document_starts, int64_t sequence_length);
 
 }  // namespace megatron

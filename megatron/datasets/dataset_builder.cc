@@ -34,7 +34,7 @@ class Builder {
                     const Target& samples, int threads);
   std::vector<DatasetPtr> members(const Blend& blend, Split split, std::pair<double, double> bounds,
                                   const std::vector<Target>& samples);
-  // `lone_weight_counts`: a single prefix with a weight is still a blend (of --data-path, not of
+  // `lone_weight_counts`: a single prefix with a weight is still a blend (for --data-path, not for
   // per-split paths).
   DatasetPtr blended(const Blend& blend, Split split, std::pair<double, double> bounds,
                      bool lone_weight_counts);
@@ -166,7 +166,7 @@ void Builder::build_validation_sets(TrainValidTestDatasets& out, const Blend& bl
 }
 
 void Builder::build_mock(TrainValidTestDatasets& out) {
-  // made-up data has no end, so an epoch has a size of our choice
+  // synthetic data is endless, so the size of an epoch is arbitrary
   constexpr int64_t kOneEpoch = 1024;
   const SplitMatrix matrix = parse_split(config_.split.empty() ? "1,1,1" : config_.split);
   for (int i = 0; i < kNumSplits; ++i) {

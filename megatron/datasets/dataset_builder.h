@@ -1,5 +1,5 @@
-// From flags to the datasets of a run: which files, which part of them for training, validation and
-// test, how blended.
+// Builds the datasets of a run from flags: which files, which part of them for training, validation
+// and test, how blended.
 #pragma once
 
 #include <array>
@@ -17,7 +17,7 @@
 
 namespace megatron {
 
-// How many samples each split must provide. 0: the split is not built. None: one epoch.
+// Number of samples that each split must provide. 0: the split is not built. Nullopt: one epoch.
 struct SplitTargets {
   std::optional<int64_t> train, valid, test;
 };
@@ -43,7 +43,7 @@ struct DatasetRequest {
   SplitTargets targets;
   TokenizerFacts tokenizer;
   const Tokenizer* text_tokenizer = nullptr;  // for data that is text
-  // Makes the part within `bounds`, fractions of all, of one of the paths; called from several
+  // Makes the dataset of a part of one path, with `bounds` as fractions; called from several
   // threads. Default: sequences of an indexed dataset.
   std::function<std::shared_ptr<const Dataset>(const std::string& path, Split split,
                                                std::pair<double, double> bounds,
@@ -55,7 +55,7 @@ struct DatasetRequest {
       make_mock;
 };
 
-// An absent split is null.
+// Splits that are not built are null.
 struct TrainValidTestDatasets {
   std::shared_ptr<const Dataset> train;
   std::vector<std::shared_ptr<const Dataset>> valid;  // several with --multiple-validation-sets

@@ -16,10 +16,10 @@ using Json = nlohmann::json;
 
 constexpr std::string_view kFormat = "megatron-dataset";
 constexpr int64_t kVersion = 1;
-constexpr size_t kMostSources = 100;  // that are named; the number of all is kept
+constexpr size_t kMostSources = 100;  // sources that are listed; their total number is kept
 constexpr uint64_t kMostBytes = uint64_t{1} << 20;
 
-// The members of a description, which name themselves in errors.
+// Reads the members of a description; errors name the member.
 class Members {
  public:
   Members(const Json& object, std::string where) : object_(object), where_(std::move(where)) {}
@@ -44,7 +44,7 @@ class Members {
   std::string where_;
 };
 
-// A JSON object that says that it is ours; null: it is not.
+// The JSON object of a description file; null: not one of ours.
 Json ours(const fs::path& path) {
   std::error_code ignored;
   const auto size = fs::file_size(path, ignored);
@@ -82,7 +82,7 @@ DatasetDescription parse(const Json& json, const std::string& path) {
   return out;
 }
 
-// The hash of a fingerprint, which begins with the type of the tokenizer.
+// The hash part of a fingerprint, which begins with the type of the tokenizer.
 std::string hash_of(const std::string& fingerprint) {
   return fingerprint.substr(fingerprint.rfind('-') + 1);
 }
@@ -92,7 +92,7 @@ std::string text_of(const TokenizerIdentity& tokenizer) {
              hash_of(tokenizer.fingerprint).substr(0, 8), ")");
 }
 
-// One definition has one hash, whichever type of tokenizer reads it.
+// Equal definitions have equal hashes, whichever type of tokenizer reads them.
 bool same_ids(const TokenizerIdentity& a, const TokenizerIdentity& b) {
   constexpr size_t kDigits = 32;
   const std::string hash = hash_of(a.fingerprint);

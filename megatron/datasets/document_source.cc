@@ -66,7 +66,7 @@ bool is_ascii_alphanumeric(char c) {
   return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9');
 }
 
-// The last place at or before `limit` where text may be cut; 0 when there is none.
+// The last position at or before `limit` where text may be split; 0 if there is none.
 size_t last_cut(std::string_view text, size_t limit) {
   if (text.size() < 3) return 0;
   for (size_t i = std::min(limit, text.size() - 2); i > 0; --i)
@@ -97,7 +97,7 @@ class FileReader {
   const std::function<bool(Chunk)>& emit_;
   std::unique_ptr<ByteSource> source_;
   std::string buffer_;
-  uint64_t offset_ = 0;      // of the buffer in the file
+  uint64_t offset_ = 0;      // offset of the buffer in the file
   uint64_t file_bytes_ = 0;  // already accounted for
 };
 

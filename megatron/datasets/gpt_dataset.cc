@@ -49,7 +49,7 @@ CacheArray cache_array(const char* name, const IndexArray& array, std::vector<in
                         : std::as_bytes(std::span(array.narrow))};
 }
 
-// Part of a sample that lies in one sequence.
+// The part of a sample within one sequence.
 struct Piece {
   int64_t sequence, offset, count;
 };
@@ -277,8 +277,8 @@ void GPTDataset::read_text(int64_t index, std::span<int64_t> out) const {
   impl_->read_pieces(pieces, out);
 }
 
-// Pieces begin after end-of-document tokens, or where a sequence of the file begins (inter-document
-// masking).
+// Document starts (inter-document masking): after end-of-document tokens, and at the start of
+// sequences.
 void GPTDataset::Impl::document_starts(std::span<const Piece> pieces,
                                        std::span<const int64_t> tokens,
                                        std::vector<int32_t>& starts) const {
@@ -290,7 +290,7 @@ void GPTDataset::Impl::document_starts(std::span<const Piece> pieces,
       at += piece.count;
       if (at < length) starts.push_back(static_cast<int32_t>(at));
     }
-    // What follows the last piece is padding and belongs to it.
+    // Padding after the last piece belongs to it.
     const int64_t read = at;
     if (read < length && starts.size() > 1) starts.pop_back();
   } else if (config.reset_attention_mask) {
@@ -316,7 +316,7 @@ void GPTDataset::read(int64_t index, const SampleSpans& out,
   d.document_starts(pieces, out.tokens, document_starts);
 
   size_t piece = 0;
-  int64_t start = 0;  // of the positions' current run
+  int64_t start = 0;  // where the current document's positions start
   for (int64_t i = 0; i < length; ++i) {
     if (d.config.inter_document_masking && piece + 1 < document_starts.size() &&
         document_starts[piece + 1] == i)

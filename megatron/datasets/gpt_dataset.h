@@ -1,9 +1,9 @@
 // Samples of consecutive tokens for a language model, drawn from one indexed dataset in shuffled
 // order.
 //
-// The order is that of Megatron-LM: documents are repeated for as many epochs as the wanted number
-// of samples needs and shuffled, the resulting stream is cut every sequence_length tokens, and the
-// pieces are shuffled.
+// The order is Megatron-LM's: documents are repeated for as many epochs as the number of samples
+// needs and shuffled, the resulting token stream is cut every sequence_length tokens, and the
+// samples are shuffled.
 #pragma once
 
 #include <cstdint>
@@ -24,13 +24,13 @@ enum class Split { kTrain, kValid, kTest };
 inline constexpr int kNumSplits = 3;
 std::string to_string(Split split);  // "train", "valid", "test"
 
-// What a dataset needs to know of the tokenizer.
+// What a dataset needs to know about the tokenizer.
 struct TokenizerFacts {
   int64_t vocab_size = 0;  // ids are in [0, vocab_size); 0: not checked
   int64_t eod = -1;        // -1: none
   int64_t bos = -1;
   int64_t pad = -1;            // -1: none
-  TokenizerIdentity identity;  // compared with what wrote the data; default: not compared
+  TokenizerIdentity identity;  // compared with that of the data; default: not compared
 };
 
 struct GPTDatasetConfig {
@@ -44,21 +44,21 @@ struct GPTDatasetConfig {
   bool allow_ambiguous_pad_tokens = false;
   bool add_extra_token = true;  // false: labels are the tokens rolled by one
   bool drop_last_partial_validation_sequence = true;
-  std::string cache_path;  // empty: a folder beside the data
-  bool use_cache = true;   // false: indices live in memory only
+  std::string cache_path;  // empty: a folder next to the data
+  bool use_cache = true;   // false: indices are only kept in memory
   int threads = 0;         // for index building; 0: all cores
 };
 
-// Where a run keeps what it derives from the data set `prefix`, best first: `cache_path` when it is
-// given, else next to the data, else in the user's cache.
+// Folders for index files derived from the data set `prefix`, best first: `cache_path` if given,
+// else next to the data, else in the user's cache.
 std::vector<std::filesystem::path> index_folders(const std::string& prefix,
                                                  const std::string& cache_path);
 
 class GPTDataset : public Dataset {
  public:
-  // Samples over sequences [first, last) of `data`. `num_samples`: how many are wanted (epochs are
-  // added until there are that many; size() may be larger), or none for one epoch. Throws Error
-  // when the sequences hold too few tokens for one sample.
+  // Samples over sequences [first, last) of `data`. `num_samples`: the number wanted (epochs are
+  // added until there are that many; size() may be larger); nullopt: one epoch. Throws Error if the
+  // sequences hold too few tokens for one sample.
   GPTDataset(std::shared_ptr<const IndexedDataset> data, int64_t first, int64_t last, Split split,
              std::optional<int64_t> num_samples, const GPTDatasetConfig& config);
   ~GPTDataset() override;
@@ -69,8 +69,8 @@ class GPTDataset : public Dataset {
             std::vector<int32_t>& document_starts) const override;
   std::string description() const override;
 
-  // The sequence_length + 1 tokens (sequence_length without the extra token) that sample `index` is
-  // made of, padded with the pad id when a last partial sequence is kept.
+  // Reads the sequence_length + 1 tokens of sample `index` (sequence_length without the extra
+  // token), padded with the pad id if a last partial sequence is kept.
   void read_text(int64_t index, std::span<int64_t> out) const;
   const IndexedDataset& data() const;
   int64_t num_epochs() const;

@@ -14,7 +14,7 @@ namespace {
 
 constexpr int64_t kMaxInt32 = std::numeric_limits<int32_t>::max();
 
-// Sequences [first, last), `epochs` times over.
+// Sequences [first, last), repeated `epochs` times.
 template <class T>
 void fill_epochs(std::span<T> out, int64_t first, int64_t last) {
   for (size_t i = 0, id = first; i < out.size(); ++i) {
@@ -48,8 +48,8 @@ std::vector<int64_t> document_ends(const IndexArray& documents, std::span<const 
   return ends;
 }
 
-// Rows [begin, end), begin >= 1. Row k points behind the last token of sample k - 1 (extra 0), or
-// to it (extra 1): the document that holds token t = k * sequence_length + extra - 1, and the
+// Rows [begin, end), begin >= 1. Row k points after the last token of sample k - 1 (extra 0), or to
+// it (extra 1): the document that contains token t = k * sequence_length + extra - 1, and the
 // offset of t in it plus 1 - extra.
 template <class T>
 void fill_rows(std::span<T> rows, int64_t begin, int64_t end, std::span<const int64_t> ends,
@@ -60,7 +60,7 @@ void fill_rows(std::span<T> rows, int64_t begin, int64_t end, std::span<const in
   for (int64_t k = begin; k < end; ++k) {
     const int64_t token = token_of(k);
     while (document < num_documents && ends[document] <= token) ++document;
-    if (document == num_documents) {  // the documents ran out: a partial last sample
+    if (document == num_documents) {  // end of the documents: a partial last sample
       rows[2 * k] = static_cast<T>(num_documents - 1);
       rows[2 * k + 1] = static_cast<T>(last_length - extra);
     } else {
@@ -130,7 +130,7 @@ GPTIndices build_gpt_indices(const GPTIndexInputs& in) {
   const int64_t tokens = std::accumulate(split_lengths.begin(), split_lengths.end(), int64_t{0});
   out.num_epochs = num_epochs_for(tokens, in.sequence_length, in.extra, in.num_samples);
 
-  // The last epoch is shuffled on its own when less than four fifths of it are used.
+  // The last epoch is shuffled separately if less than four fifths of it are used.
   const int64_t before_final = ((out.num_epochs - 1) * tokens - in.extra) / in.sequence_length;
   if (out.num_epochs > 1) {
     const int64_t from_final = *in.num_samples - before_final;

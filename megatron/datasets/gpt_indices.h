@@ -2,8 +2,9 @@
 // Megatron-LM's.
 //
 //   document index  sequence ids, one epoch after the other, shuffled
-//   sample index    row k: where sample k starts, as (position in the document index, offset in
-//   that sequence) shuffle index   sample i is row shuffle_index[i]
+//   sample index    row k: where sample k starts: (position in the document index, offset in that
+//                   sequence)
+//   shuffle index   sample i is row shuffle_index[i]
 #pragma once
 
 #include <cstdint>
@@ -13,7 +14,7 @@
 
 namespace megatron {
 
-// An array of int32 or int64, whichever its values need (the cached files have that element type).
+// An array of int32 or int64, as its values require (also the element type of the cached files).
 struct IndexArray {
   std::vector<int32_t> narrow;
   std::vector<int64_t> wide;
@@ -37,8 +38,8 @@ struct GPTIndexInputs {
   int64_t first = 0, last = 0;       // sequences of the split
   std::span<const int32_t> lengths;  // of all sequences of the file
   int64_t sequence_length = 0;
-  int64_t extra = 1;                   // tokens a sample takes beyond sequence_length
-  std::optional<int64_t> num_samples;  // none: one epoch
+  int64_t extra = 1;                   // tokens of a sample beyond sequence_length
+  std::optional<int64_t> num_samples;  // nullopt: one epoch
   uint32_t seed = 0;
   bool drop_last = true;
   int threads = 0;

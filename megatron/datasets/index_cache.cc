@@ -99,7 +99,7 @@ bool IndexCache::get(
   if (load(names, arrays)) return true;
   if (!make_folder()) return false;
   const auto build_and_store = [&] {
-    if (load(names, arrays)) return;  // someone else built it while this one waited
+    if (load(names, arrays)) return;  // another process built it meanwhile
     build([this](std::span<const CacheArray> built) { store(built); });
   };
   {

@@ -1,9 +1,9 @@
-// Index arrays that are built once per node and kept as .npy files.
+// Index arrays that are built once per node and stored as .npy files.
 //
-// A set of arrays is named by a hash of the description that determines them. The description file
-// is written last and holds the size and checksum of each array, so a set is complete or absent; a
-// damaged one is built again. One process of a node reads the arrays in full to compare them with
-// their checksums; the others, and later starts while the files stay the same, map them only.
+// A set of arrays is named by a hash of the description that determines it. The description file is
+// written last and contains the size and checksum of each array, so a set is complete or absent; a
+// damaged one is rebuilt. One process per node reads the arrays in full to verify their checksums;
+// the others, and later starts while the files are unchanged, only map them.
 #pragma once
 
 #include <cstdint>
@@ -17,7 +17,7 @@
 
 namespace megatron {
 
-// An array to be stored: its name ("document_index"), NumPy element type, shape and bytes.
+// An array to store: its name ("document_index"), NumPy element type, shape and bytes.
 struct CacheArray {
   std::string name;
   std::string dtype;
@@ -33,21 +33,21 @@ class IndexCache {
   // Files are <folder>/<hash of description>-<name>-{description.txt,<array>.npy}.
   IndexCache(std::filesystem::path folder, std::string name, std::string description);
 
-  // The stored arrays in the order of `names`, built first when they are missing or damaged.
-  // `build` hands the arrays to its argument. False when the folder cannot be written: nothing is
-  // stored and `arrays` is left alone.
+  // The stored arrays in the order of `names`, built first if missing or damaged. `build` passes
+  // the arrays to its argument. False if the folder is not writable: nothing is stored and `arrays`
+  // is unchanged.
   bool get(std::span<const std::string> names,
            const std::function<void(const std::function<void(std::span<const CacheArray>)>& store)>&
                build,
            std::vector<NpyArray>& arrays);
 
-  // What is to be known of whole arrays besides their checksums, found in the same pass. Set before
+  // Facts about the whole arrays besides their checksums, computed in the same pass. Set before
   // get().
   using Summary = std::function<std::string(std::span<const NpyArray> arrays)>;
   void summarize_with(Summary summary) { summarize_ = std::move(summary); }
   const std::string& summary() const { return summary_; }
 
-  // Whether get() read the arrays in full, in place of taking another process's word.
+  // Whether get() read the arrays in full instead of trusting another process.
   bool checked_here() const { return checked_here_; }
 
  private:

@@ -134,12 +134,11 @@ bool indexed_dataset_exists(const std::string& prefix) {
 struct IndexedDataset::Impl {
   std::string prefix, idx_name, bin_name;
   MappedFile idx, bin;
-  std::unique_ptr<PositionalFile> bin_file;  // instead of `bin`
+  std::unique_ptr<PositionalFile> bin_file;  // used instead of `bin`
   IndexedType type = IndexedType::kInt32;
   int64_t width = 4, num_sequences = 0, num_entries = 0, num_tokens = 0, bin_bytes = 0;
   bool multimodal = false;
-  // The .idx file's arrays lie at any byte, so aligned copies are kept of those that callers see as
-  // spans.
+  // The .idx file's arrays are unaligned, so aligned copies are kept of those exposed as spans.
   std::vector<int32_t> lengths;
   std::vector<int64_t> documents;
   const std::byte* pointers = nullptr;
@@ -158,7 +157,7 @@ struct IndexedDataset::Impl {
   int64_t pointer(int64_t sequence) const { return load<int64_t>(pointers + 8 * sequence); }
 };
 
-// Checks the header and that the arrays it promises are inside the file.
+// Checks the header, and that the arrays it describes are inside the file.
 void IndexedDataset::Impl::read_header() {
   const auto bytes = idx.bytes();
   const int64_t size = bytes.size();
@@ -206,7 +205,7 @@ void IndexedDataset::Impl::read_arrays() {
   modes = multimodal ? at : nullptr;
 }
 
-// Sequences lie back to back from the start of the .bin file to its end.
+// Sequences must be contiguous from the start of the .bin file to its end.
 void IndexedDataset::Impl::check_sequences() const {
   int64_t next = 0;
   for (int64_t i = 0; i < num_sequences; ++i) {
@@ -325,7 +324,7 @@ void IndexedDataset::read_bytes(int64_t sequence, int64_t offset, int64_t count,
   if (count == 0) return;
   const int64_t start = impl_->pointer(sequence) + offset * impl_->width,
                 bytes = count * impl_->width;
-  // The files were checked; this is for those that changed while they are in use.
+  // The files were checked when opened; this catches changes while they are in use.
   MEGATRON_CHECK(start >= 0 && start <= impl_->bin_bytes && bytes <= impl_->bin_bytes - start,
                  impl_->bin_name, ": sequence ", sequence, " starts at byte ", start, " of ",
                  impl_->bin_bytes, "\nhint: the data was written anew while it is in use");
@@ -337,8 +336,8 @@ void IndexedDataset::read_bytes(int64_t sequence, int64_t offset, int64_t count,
 }
 
 void IndexedDataset::read(int64_t sequence, int64_t offset, std::span<int64_t> out) const {
-  // The narrow elements are read into the end of `out` and widened from the front, so no other
-  // memory is needed.
+  // The narrow elements are read into the end of `out` and widened from the front, which needs no
+  // other memory.
   const int64_t count = out.size();
   auto* raw = reinterpret_cast<std::byte*>(out.data()) + count * (8 - impl_->width);
   read_bytes(sequence, offset, count, raw);

@@ -1,8 +1,8 @@
 // Reader of token sequences on disk: `<prefix>.bin` (elements) and `<prefix>.idx` (lengths,
 // positions, documents). The format is described in docs/formats/indexed_dataset.md.
 //
-// Every field is checked against the sizes of both files when they are opened, so that no later
-// read can leave them. Of the processes of a node that are given a folder for it, one does so.
+// When opened, every field is checked against the sizes of both files, so that no later read can go
+// out of bounds. If check folders are given, one process per node does so.
 #pragma once
 
 #include <cstdint>
@@ -28,7 +28,7 @@ enum class IndexedType : uint8_t {
 
 int64_t size_of(IndexedType type);
 std::string to_string(IndexedType type);  // "u16", "i32", ...
-// The type that token ids of a vocabulary of this size are written with.
+// The type in which token ids of a vocabulary of this size are stored.
 IndexedType indexed_type_for_vocabulary(int64_t vocab_size);
 
 std::filesystem::path bin_path(const std::string& prefix);
@@ -37,8 +37,8 @@ std::filesystem::path idx_path(const std::string& prefix);
 struct IndexedDatasetOptions {
   bool mmap = true;         // false: read the .bin file with pread (--no-mmap-bin-files)
   bool multimodal = false;  // the .idx file ends with one mode per sequence
-  // Where to keep that the files were checked, and the hash of the .idx file, while they stay the
-  // same: the first folder that can be written. Empty: each process reads all of the .idx file.
+  // Where to record that the files were checked, and the hash of the .idx file, valid while they do
+  // not change: the first writable folder. Empty: each process reads all of the .idx file.
   std::vector<std::filesystem::path> check_folders;
 };
 
@@ -56,7 +56,7 @@ class IndexedDataset {
   int64_t num_sequences() const;
   int64_t num_documents() const;
   int64_t num_tokens() const;
-  int64_t num_tokens(int64_t first, int64_t last) const;  // of sequences [first, last)
+  int64_t num_tokens(int64_t first, int64_t last) const;  // tokens of sequences [first, last)
   std::span<const int32_t> sequence_lengths() const;      // [num_sequences], in elements
   std::span<const int64_t> document_indices()
       const;  // [num_documents + 1], sequence after the last of each document
@@ -66,14 +66,14 @@ class IndexedDataset {
   // Whether this object read all of the .idx file; false: another process of the node did.
   bool checked_here() const;
 
-  // Elements [offset, offset + out.size()) of a sequence, widened. Throws Error when they reach
-  // beyond the sequence or the elements are no integers.
+  // Reads elements [offset, offset + out.size()) of a sequence, converted to int64. Throws Error if
+  // they are outside the sequence or not integers.
   void read(int64_t sequence, int64_t offset, std::span<int64_t> out) const;
   std::vector<int64_t> read(int64_t sequence) const;
-  // Raw bytes of elements [offset, offset + count).
+  // Reads the raw bytes of elements [offset, offset + count).
   void read_bytes(int64_t sequence, int64_t offset, int64_t count, void* out) const;
 
-  // Document that holds a sequence.
+  // The document that contains a sequence.
   int64_t document_of(int64_t sequence) const;
 
  private:
@@ -84,7 +84,7 @@ class IndexedDataset {
 // Whether both files of a prefix exist.
 bool indexed_dataset_exists(const std::string& prefix);
 
-// What a full pass over the elements found. Token ids are checked against [0, vocab_size) when
+// The result of a full pass over the elements. Token ids are checked against [0, vocab_size) if
 // vocab_size > 0.
 struct VerifyResult {
   int64_t num_tokens = 0;

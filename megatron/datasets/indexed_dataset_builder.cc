@@ -15,8 +15,8 @@
 namespace megatron {
 namespace {
 
-// A buffered file without a name, in the folder of `near`: gone when it is closed, however the
-// process ends.
+// A buffered unnamed file in the folder of `near`: gone when it is closed, however the process
+// ends.
 class SpillFile {
  public:
   explicit SpillFile(const std::filesystem::path& near) {
@@ -39,7 +39,7 @@ class SpillFile {
     if (buffer_.size() >= kBufferBytes) flush();
   }
 
-  // Calls fn(bytes) for all that was pushed, in order.
+  // Calls fn(bytes) for all pushed data, in order.
   template <class Fn>
   void for_each_piece(Fn fn) {
     flush();
@@ -52,7 +52,7 @@ class SpillFile {
                      ": cannot read a temporary file beside it: ", std::strerror(errno));
       if (got == 0) break;
       offset += got;
-      // Pieces end between elements whatever pread returns.
+      // Pieces end between elements, whatever size pread returns.
       pending.insert(pending.end(), piece.data(), piece.data() + got);
       const size_t whole = pending.size() / 8 * 8;
       fn(std::span<const char>(pending.data(), whole));
@@ -127,7 +127,7 @@ struct IndexedDatasetBuilder::Impl {
   AtomicFileWriter bin;
   SpillFile lengths, documents, modes;
   int64_t num_sequences = 0, num_documents = 0, num_tokens = 0;
-  int64_t open_tokens = 0;         // of the open sequence
+  int64_t open_tokens = 0;         // tokens of the open sequence
   int64_t document_sequences = 0;  // number of sequences at the last end_document()
 };
 
@@ -269,8 +269,8 @@ void IndexedDatasetBuilder::finish(std::optional<DatasetDescription> description
                  " sequences follow the end of the last document");
   AtomicFileWriter idx(idx_path(impl_->prefix));
   impl_->write_index(idx);
-  // An old .idx must never meet the new .bin, so it goes first; a dataset without .idx is refused
-  // by readers.
+  // An old .idx must never be combined with the new .bin, so it is removed first; readers refuse a
+  // dataset without .idx.
   std::error_code error;
   std::filesystem::remove(idx_path(impl_->prefix), error);
   MEGATRON_CHECK(!error, idx_path(impl_->prefix).string(),

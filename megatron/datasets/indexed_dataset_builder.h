@@ -1,6 +1,6 @@
-// Writer of indexed datasets (docs/formats/indexed_dataset.md). All files appear under temporary
-// names and are renamed by finish(); a builder that is destroyed before leaves nothing behind.
-// Memory does not grow with the number of sequences.
+// Writer of indexed datasets (docs/formats/indexed_dataset.md). All files have temporary names
+// until finish() renames them; a builder that is destroyed before leaves no files. Memory does not
+// grow with the number of sequences.
 #pragma once
 
 #include <cstdint>
@@ -22,7 +22,7 @@ class IndexedDatasetBuilder {
   IndexedDatasetBuilder(const IndexedDatasetBuilder&) = delete;
   IndexedDatasetBuilder& operator=(const IndexedDatasetBuilder&) = delete;
 
-  // Appends elements to the open sequence; throws Error when one does not fit the element type.
+  // Appends elements to the open sequence; throws Error if one does not fit the element type.
   void append(std::span<const int64_t> elements);
   void append(std::span<const int32_t> elements);
   // The same for elements that already have the element type.
@@ -31,7 +31,7 @@ class IndexedDatasetBuilder {
   void end_sequence(int8_t mode = 0);
   // Closes the document: the sequences since the last call, possibly none.
   void end_document();
-  // A whole sequence.
+  // Appends a whole sequence.
   void add_sequence(std::span<const int64_t> elements, int8_t mode = 0);
   // Appends all sequences and documents of another dataset of the same element type.
   void add_dataset(const std::string& prefix);
@@ -40,8 +40,8 @@ class IndexedDatasetBuilder {
   int64_t num_documents() const;
   int64_t num_tokens() const;
 
-  // Publishes both files, and <prefix>.json when there is a description, whose counts and element
-  // type are set here; an old description is removed. Throws Error when sequences follow the last
+  // Publishes both files, and <prefix>.json if there is a description, whose counts and element
+  // type are set here; an old description is removed. Throws Error if sequences follow the last
   // end_document().
   void finish(std::optional<DatasetDescription> description = {});
 

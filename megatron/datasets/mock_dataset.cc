@@ -8,7 +8,7 @@
 namespace megatron {
 namespace {
 
-// SplitMix64: a well mixed function of a counter.
+// SplitMix64: a hash of a counter.
 uint64_t mix(uint64_t x) {
   x += 0x9e3779b97f4a7c15ULL;
   x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9ULL;
@@ -36,7 +36,7 @@ void MockGPTDataset::read(int64_t index, const SampleSpans& out,
   uint64_t state =
       mix(mix(static_cast<uint64_t>(config_.seed) * kNumSplits + static_cast<uint64_t>(split_)) +
           static_cast<uint64_t>(index));
-  // Several documents in most samples, however short these are.
+  // Most samples have several documents, however short they are.
   const auto longest = static_cast<uint64_t>(std::min<int64_t>(255, config_.sequence_length));
   const bool new_pieces = config_.reset_attention_mask || config_.inter_document_masking;
   const bool new_positions = config_.reset_position_ids || config_.inter_document_masking;

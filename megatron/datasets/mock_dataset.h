@@ -1,6 +1,6 @@
-// Made-up data for --mock-data: documents that count upwards from a random token, each closed by
-// the end-of-document token. Sample i is a function of (seed, split, i), so any number of samples
-// can be read in any order.
+// Synthetic data for --mock-data: documents that count upwards from a random token, each ending
+// with the end-of-document token. Sample i is a function of (seed, split, i), so any number of
+// samples can be read in any order.
 #pragma once
 
 #include <cstdint>

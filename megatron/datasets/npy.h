@@ -1,5 +1,5 @@
-// One- and two-dimensional arrays in NumPy's .npy format, version 1, little endian, C order: the
-// index caches.
+// One- and two-dimensional arrays in NumPy's .npy format, version 1, little endian, C order; used
+// for index caches.
 #pragma once
 
 #include <cstdint>
@@ -16,8 +16,8 @@ namespace megatron {
 // The header that precedes the elements. `dtype` as NumPy spells it: "<i4", "<u4", "<i8", "<i2".
 std::string npy_header(const std::string& dtype, const std::vector<int64_t>& shape);
 
-// A mapped array. The header is checked against the file's size: the elements are all there and
-// nothing follows them.
+// A mapped array. The header is checked against the file's size: it must contain exactly the
+// elements.
 class NpyArray {
  public:
   explicit NpyArray(const std::filesystem::path& path);  // throws Error

@@ -1,5 +1,4 @@
-// NumPy's legacy generator (numpy.random.RandomState), whose permutations define the order of
-// samples.
+// NumPy's legacy generator (numpy.random.RandomState), whose permutations define the sample order.
 #pragma once
 
 #include <cstdint>
@@ -9,14 +8,14 @@
 
 namespace megatron {
 
-// Equal, draw for draw, to numpy.random.RandomState(seed).
+// Gives the same numbers as numpy.random.RandomState(seed).
 class NumpyRandom {
  public:
   explicit NumpyRandom(uint32_t seed) : engine_(seed) {}
 
   uint32_t next_u32() { return static_cast<uint32_t>(engine_()); }
 
-  // Uniform in [0, max]: masked draws until one is not above max.
+  // Uniform in [0, max], by rejection of masked numbers above max.
   uint64_t bounded(uint64_t max) {
     if (max == 0) return 0;
     uint64_t mask = max;

@@ -26,7 +26,7 @@ void resolve(void* handle, const char* name, Fn& fn) {
                  "\nhint: it belongs to another build; build again");
 }
 
-// Where the library may lie: named by the environment, beside the program, or in ../lib.
+// Candidate paths of the library: from the environment, next to the program, or in ../lib.
 std::vector<std::string> candidates() {
   std::vector<std::string> out;
   if (const char* given = std::getenv("MEGATRON_PARQUET_LIBRARY")) out.emplace_back(given);

@@ -1,5 +1,5 @@
 // Rows of Parquet files, through the shared library megatron_parquet, which is loaded when the
-// first such file is read: only it needs Arrow, so nothing else does.
+// first such file is read, so that nothing else depends on Arrow.
 #pragma once
 
 #include <functional>
@@ -8,8 +8,8 @@
 
 namespace megatron {
 
-// Emits the rows of the string columns options.keys. False when `emit` returned false. Throws Error
-// when the library or a column is missing, a value is null, or the file is damaged.
+// Emits the rows of the string columns options.keys. False if `emit` returned false. Throws Error
+// if the library or a column is missing, a value is null, or the file is damaged.
 bool read_parquet(const InputFile& file, const ChunkOptions& options,
                   const std::function<bool(Chunk)>& emit);
 

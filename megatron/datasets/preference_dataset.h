@@ -1,11 +1,10 @@
-// Pairs of a preferred and a rejected response to one prompt, for preference optimisation.
+// Pairs of a preferred and a rejected response to one prompt, for preference optimisation (DPO).
 //
-// Each pair is two neighbouring samples: number 2 i is the preferred response, 2 i + 1 the rejected
-// one, so that even micro-batches hold whole pairs. A sample is one sequence from its first
-// position on, [prompt | response], padded behind; its labels count where they are tokens of the
-// response.
+// Each pair is two consecutive samples: 2 i is the preferred response, 2 i + 1 the rejected one, so
+// that even micro-batch sizes hold whole pairs. A sample is one sequence, [prompt | response |
+// padding]; only labels that are response tokens are trained on.
 //
-// Order: all pairs of an epoch, drawn anew for each from (seed, epoch).
+// Order: a permutation of all pairs per epoch, from (seed, epoch).
 #pragma once
 
 #include <cstdint>
@@ -24,15 +23,15 @@ struct PreferencePair {
 struct PreferenceDatasetConfig {
   int64_t sequence_length = 0;
   int64_t seed = 1234;
-  int64_t pad = 0;          // id behind the end of a sequence
-  std::string description;  // of the pairs, one JSON object on one line: file, tokenizer, template
+  int64_t pad = 0;          // id after the end of a sequence
+  std::string description;  // one JSON object on one line: file, tokenizer, template
 };
 
 class PreferenceDataset final : public Dataset {
  public:
-  // `num_samples`: two for each pair that is read, over as many epochs as that takes; 0: one epoch,
-  // in the order of the pairs. Throws Error for no pairs, an odd number, and pairs whose prompt and
-  // response have more than sequence_length + 1 tokens or no token before the response.
+  // `num_samples`: two per pair, over as many epochs as needed; 0: one epoch, in file order. Throws
+  // Error if there are no pairs, if the number is odd, and for pairs whose prompt and response have
+  // more than sequence_length + 1 tokens or no token before the response.
   PreferenceDataset(std::shared_ptr<const std::vector<PreferencePair>> pairs, int64_t num_samples,
                     PreferenceDatasetConfig config);
   int64_t size() const override { return num_samples_; }
@@ -46,7 +45,7 @@ class PreferenceDataset final : public Dataset {
   const bool in_order_;
   const int64_t num_samples_;
   const PreferenceDatasetConfig config_;
-  std::vector<int32_t> order_;  // of the pairs, epoch after epoch
+  std::vector<int32_t> order_;  // order of the pairs, epoch after epoch
 };
 
 }  // namespace megatron

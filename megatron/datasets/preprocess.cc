@@ -18,8 +18,8 @@
 namespace megatron {
 namespace {
 
-// Text in flight, whatever the number of workers: a byte of text takes up to eight bytes on its way
-// to tokens.
+// Limit of text in flight, for any number of workers: tokenising a byte of text needs up to eight
+// bytes.
 constexpr uint64_t kMaxBytesInFlight = uint64_t{48} << 20;
 
 void check_options(const PreprocessOptions& options, std::span<const InputFile> files,
@@ -88,7 +88,7 @@ class DatasetWriter {
     return key.elements.size() / elements;
   }
 
-  // A text document is one sequence, which may come in several chunks.
+  // A text document is one sequence, which may span several chunks.
   void write_text(const EncodedChunk& chunk) {
     IndexedDatasetBuilder& builder = *builders_[0];
     const int64_t before = builder.num_tokens();

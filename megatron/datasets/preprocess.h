@@ -1,5 +1,5 @@
-// Text to indexed datasets: reads documents, turns them into tokens on all cores, and writes them
-// in the order of the input.
+// Converts text to indexed datasets: reads documents, tokenises them on all cores, and writes them
+// in input order.
 #pragma once
 
 #include <cstdint>
@@ -17,8 +17,8 @@ struct PreprocessOptions {
   std::vector<std::string> json_keys = {
       "text"};  // one dataset each: <output_prefix>_<key>_document
   std::string output_prefix;
-  bool append_eod = false;     // the end-of-document token closes each document that has tokens
-  bool overwrite = false;      // replace data sets that exist; else they are refused
+  bool append_eod = false;     // append the end-of-document token to each non-empty document
+  bool overwrite = false;      // replace existing data sets; else they are an error
   std::string program;         // for the description of the data sets, as is
   std::string tokenizer_type;  // --tokenizer-type
   int workers = 0;             // 0: all cores
@@ -39,9 +39,8 @@ struct PreprocessResult {
   double seconds = 0;
 };
 
-// The result depends neither on the number of workers nor on their timing. Memory is bounded
-// whatever the size of the input. Throws Error naming file and line or byte offset; nothing is left
-// behind then.
+// The result depends neither on the number of workers nor on timing. Memory is bounded for any
+// input size. Throws Error that names file and line or byte offset; then no output is left.
 PreprocessResult preprocess_files(const PreprocessOptions& options, const Tokenizer& tokenizer);
 
 }  // namespace megatron

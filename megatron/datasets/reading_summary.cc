@@ -14,7 +14,7 @@ namespace {
 
 std::string grouped(int64_t count) { return format_count(static_cast<uint64_t>(count)); }
 
-// Samples of a dataset that holds whole epochs.
+// For a dataset that holds whole epochs.
 std::string epochs_text(const GPTDataset& data, int64_t num_samples) {
   const double epoch = static_cast<double>(data.size()) / static_cast<double>(data.num_epochs());
   char text[48];

@@ -24,12 +24,12 @@ inline constexpr int64_t kPaddingSample = -1;
 
 class Sampler {
  public:
-  explicit Sampler(const SamplerConfig& config);  // throws Error when not one micro-batch fits
+  explicit Sampler(const SamplerConfig& config);  // throws Error if there is not one micro-batch
 
   // Ids of this rank's micro-batch when `consumed` samples (a multiple of samples_per_step()) have
   // been read. False when the samples are used up; a cyclic sampler never is.
   bool micro_batch(int64_t consumed, std::vector<int64_t>& ids);
-  // micro_batch_size * data_parallel_size: how much one micro-batch advances `consumed`.
+  // micro_batch_size * data_parallel_size: the advance of `consumed` per micro-batch.
   int64_t samples_per_step() const { return config_.micro_batch_size * config_.data_parallel_size; }
   // Micro-batches per rank until the samples are used up (single) or repeat (cyclic).
   int64_t num_micro_batches() const;
@@ -38,7 +38,7 @@ class Sampler {
  private:
   bool cyclic_micro_batch(int64_t consumed, std::vector<int64_t>& ids);
   SamplerConfig config_;
-  std::vector<int64_t> permutation_;  // of epoch_
+  std::vector<int64_t> permutation_;  // permutation of epoch_
   int64_t epoch_ = -1;
 };
 

@@ -10,7 +10,7 @@ constexpr std::string_view kLong[] = {"cut", "drop"};
 constexpr std::string_view kFormats[] = {"tokenizer", "nemotron-h-aligned", "nemotron-nano-v2",
                                          "identity"};
 
-// What each format writes, in Megatron-LM's SFTTokenizer.
+// The templates of the formats in Megatron-LM's SFTTokenizer.
 constexpr const char* kTemplates[] = {
     "",
     "{% for m in messages %}{% set text = m.content.strip() ~ '\\n' %}"

@@ -1,5 +1,5 @@
-// The flags of supervised fine-tuning on conversations, beside those of DataConfig that name the
-// files.
+// The flags of supervised fine-tuning on conversations; the flags that name the files are in
+// DataConfig.
 #pragma once
 
 #include <string>
@@ -16,7 +16,7 @@ enum class SftPromptFormat { kTokenizer, kNemotronHAligned, kNemotronNanoV2, kId
 
 struct SftConfig : Config {
   bool sft = false;
-  std::string chat_template;  // a file, or the template itself; empty: as the format says
+  std::string chat_template;  // a file, or the template itself; empty: that of the format
   SftPromptFormat sft_tokenizer_prompt_format = SftPromptFormat::kTokenizer;
   SftLossOn sft_loss_on = SftLossOn::kAssistant;
   SftLongConversations sft_long_conversations = SftLongConversations::kCut;

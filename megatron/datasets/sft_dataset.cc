@@ -19,13 +19,13 @@
 namespace megatron {
 namespace {
 
-constexpr size_t kOpenSequences = 64;  // that still take conversations
+constexpr size_t kOpenSequences = 64;  // sequences with room for conversations
 
-// The rows of a file, as JSON, with the places they have in it.
+// A row of a file, as JSON, with its position.
 struct Row {
   std::string json;
   const InputFile* file = nullptr;
-  int64_t number = 0;  // of the line, or of the row of a table
+  int64_t number = 0;  // number of the line or table row
 };
 
 bool is_blank(std::string_view line) {
@@ -79,7 +79,7 @@ std::vector<InputFile> list_files(const std::string& path) {
 struct SftTokens::Impl {
   std::string path, description;
   std::vector<NpyArray> cached;
-  std::vector<int32_t> own_tokens;  // when the cache cannot be written
+  std::vector<int32_t> own_tokens;  // used if the cache cannot be written
   std::vector<int64_t> own_ends;
   std::span<const int32_t> tokens;
   std::span<const int64_t> ends;
@@ -181,11 +181,11 @@ struct SftDataset::Impl {
   Split split;
   SftDatasetOptions options;
   SftCounts counts;
-  std::vector<int64_t> usable;   // conversations
-  std::vector<int64_t> members;  // of all sequences, one after the other
-  std::vector<int64_t> ends;     // by sequence, in `members`
+  std::vector<int64_t> usable;   // usable conversations
+  std::vector<int64_t> members;  // conversations of all sequences, concatenated
+  std::vector<int64_t> ends;     // by sequence: end in `members`
 
-  // Places that a conversation takes.
+  // Positions that a conversation takes.
   int64_t places(int64_t conversation) const {
     return std::min(static_cast<int64_t>((*tokens)[conversation].size()) - 1,
                     options.sequence_length);
@@ -223,7 +223,7 @@ void SftDataset::Impl::pack(int64_t epoch) {
     std::vector<int64_t> members;
     int64_t room;
   };
-  std::vector<Open> open;  // the oldest first
+  std::vector<Open> open;  // oldest first
   const auto give_out = [&](size_t k) {
     members.insert(members.end(), open[k].members.begin(), open[k].members.end());
     ends.push_back(static_cast<int64_t>(members.size()));

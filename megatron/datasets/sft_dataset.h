@@ -1,13 +1,13 @@
-// Conversations as samples: several of them packed into each sequence, apart from each other.
+// Conversations as samples: several are packed into each sequence, without attention between them.
 //
-// A conversation of n tokens takes n - 1 places: token i at a place, token i + 1 as its label,
-// which counts if the assistant wrote it. Each is a piece of its own (Sample::document_starts), its
-// positions begin at 0. What is left of a sequence is filled with token 0, which counts nowhere, at
-// the end of the last piece.
+// A conversation of n tokens takes n - 1 positions: token i as input, token i + 1 as its label,
+// which is trained on if the assistant wrote it. Each is a document (Sample::document_starts) whose
+// positions begin at 0. The rest of a sequence is filled with token 0, which is never trained on,
+// and belongs to the last document.
 //
 // The order is a function of the files and the seed: in each epoch the conversations are permuted
-// (training) or stay as they are, and each goes into the first of the open sequences that has room;
-// a sequence is given out when too many are open. More samples are more of the same order.
+// (training) or keep their order, and each goes into the first open sequence with room; the oldest
+// sequence is closed when too many are open. Requesting more samples extends the same order.
 #pragma once
 
 #include <cstdint>
@@ -23,8 +23,8 @@
 
 namespace megatron {
 
-// The token ids of all conversations of a file or folder. They are kept in a cache beside it (or in
-// `cache_path`) and mapped.
+// The token ids of all conversations of a file or folder, cached next to it (or in `cache_path`)
+// and mapped.
 class SftTokens {
  public:
   // Throws Error that names file and line.
@@ -32,10 +32,10 @@ class SftTokens {
             const std::string& cache_path);
   ~SftTokens();
   int64_t size() const;  // conversations
-  // Ids; those that do not count as ~id.
+  // Ids; those not trained on as ~id.
   std::span<const int32_t> operator[](int64_t conversation) const;
   const std::string& path() const;
-  const std::string& description() const;  // as Dataset's
+  const std::string& description() const;  // see Dataset
 
  private:
   struct Impl;
@@ -48,22 +48,21 @@ struct SftDatasetOptions {
   SftLongConversations long_conversations = SftLongConversations::kCut;
 };
 
-// What became of the conversations of one epoch.
+// Statistics of the conversations of one epoch.
 struct SftCounts {
   int64_t conversations = 0;
-  int64_t cut = 0;      // longer than a sequence
-  int64_t dropped = 0;  // longer, and dropped for that
-  int64_t silent = 0;   // nothing that counts, and dropped for that
+  int64_t cut = 0;      // truncated to a sequence
+  int64_t dropped = 0;  // dropped because longer than a sequence
+  int64_t silent = 0;   // dropped because nothing is trained on
   int64_t samples = 0;
-  int64_t tokens = 0;   // places that conversations take
-  int64_t counted = 0;  // labels that count
+  int64_t tokens = 0;   // positions that conversations take
+  int64_t counted = 0;  // labels that are trained on
 };
 
 class SftDataset final : public Dataset {
  public:
-  // Conversations that lie within `bounds`, fractions of all. `num_samples` none: one epoch;
-  // otherwise at least as many, over as many epochs as they take. Throws Error when no conversation
-  // is left.
+  // Conversations within `bounds`, fractions of all. `num_samples` nullopt: one epoch; otherwise at
+  // least as many, over as many epochs as needed. Throws Error if no conversation is left.
   SftDataset(std::shared_ptr<const SftTokens> tokens, std::pair<double, double> bounds, Split split,
              std::optional<int64_t> num_samples, const SftDatasetOptions& options);
   ~SftDataset() override;
@@ -79,8 +78,8 @@ class SftDataset final : public Dataset {
   std::unique_ptr<Impl> impl_;
 };
 
-// Made-up conversations for --mock-data: the documents of MockGPTDataset, of which the second half
-// counts.
+// Synthetic conversations for --mock-data: the documents of MockGPTDataset, of which the second
+// half is trained on.
 std::shared_ptr<const Dataset> make_mock_sft_dataset(Split split, int64_t num_samples,
                                                      const GPTDatasetConfig& config);
 

@@ -13,7 +13,7 @@ namespace {
 
 constexpr size_t kLargeLine = size_t{4} << 20;
 
-// The texts behind one key of a JSON object: one string, or a list of strings.
+// The texts of one key of a JSON object: a string, or a list of strings.
 using Sentences = std::vector<std::string_view>;
 
 std::string type_name(simdjson::dom::element_type type) {
@@ -203,7 +203,7 @@ void ChunkEncoder::encode_line(std::string_view line, size_t room, const std::st
       sequences += add_sentence(sentence, out.keys[key]);
     end_document(sequences, out.keys[key]);
   }
-  if (line.size() > kLargeLine) parser_ = std::make_unique<Parser>();  // gives its memory back
+  if (line.size() > kLargeLine) parser_ = std::make_unique<Parser>();  // frees its memory
 }
 
 }  // namespace megatron

@@ -1,4 +1,4 @@
-// Turns chunks of input into tokens: what one worker of preprocess-data does.
+// Tokenises chunks of input: the task of one worker of preprocess-data.
 #pragma once
 
 #include <cstdint>
@@ -29,7 +29,7 @@ struct EncodedChunk {
 
 class ChunkEncoder {
  public:
-  // `eod` below 0: none is appended.
+  // A negative `eod` is not appended.
   ChunkEncoder(const Tokenizer& tokenizer, std::vector<std::string> keys, int64_t eod,
                IndexedType type);
   ~ChunkEncoder();

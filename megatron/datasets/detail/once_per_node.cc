@@ -28,7 +28,7 @@ int64_t nanoseconds(const timespec& time) {
 }
 
 struct FileStates {
-  std::string text;         // of all files; empty: one cannot be asked
+  std::string text;         // states of all files; empty: one is not accessible
   int64_t last_change = 0;  // in nanoseconds since 1970
 };
 
@@ -44,8 +44,8 @@ FileStates states_of(std::span<const fs::path> files) {
   return states;
 }
 
-// Clocks of file systems tick every few milliseconds: a file that changed in this tick could change
-// again without a trace.
+// File system timestamps have a resolution of milliseconds: a file that changed in this tick could
+// change again without a trace.
 void wait_for_next_tick(int64_t last_change) {
   constexpr int64_t kTick = 20'000'000;
   const int64_t now = std::chrono::duration_cast<std::chrono::nanoseconds>(
@@ -59,7 +59,7 @@ std::string checksum_line(std::string_view text) {
   return cat("checksum ", XXH3_64bits(text.data(), text.size()), "\n");
 }
 
-// The result that `path` keeps for these files.
+// The result stored in `path` for these files.
 std::optional<std::string> kept(const fs::path& path, const std::string& states) {
   std::error_code ignored;
   if (states.empty() || !fs::is_regular_file(path, ignored)) return std::nullopt;
@@ -124,7 +124,7 @@ NodeResult once_per_node(std::span<const fs::path> folders, const std::string& n
     }
   }
   std::error_code ignored;
-  fs::remove(lock_path, ignored);  // who waits for it finds the result
+  fs::remove(lock_path, ignored);  // processes that wait for it find the result
   return result;
 }
 

@@ -1,5 +1,5 @@
-// What one process of a node finds out by reading files in full, for all of them: the others, and
-// later starts, take its result as long as the files stay the same.
+// Results of reading whole files, computed by one process per node: other processes, and later
+// starts, reuse its result as long as the files do not change.
 #pragma once
 
 #include <filesystem>
@@ -9,7 +9,7 @@
 
 namespace megatron {
 
-// Holds an exclusive lock on a file while it lives.
+// Holds an exclusive lock on a file until destroyed.
 class FileLock {
  public:
   explicit FileLock(const std::filesystem::path& path);  // waits; throws Error
@@ -26,11 +26,11 @@ struct NodeResult {
   bool computed_here = false;
 };
 
-// The result of `compute`, a text that depends on the content of `files` alone. It is kept in
-// <folder>/<name>-checked.txt, where `folder` is the first of `folders` that can be written, with
-// size, inode and times of change of each file; while those are the same it is taken from there.
-// Processes that come at the same time wait for the first one. Errors of `compute` pass through
-// and are not kept. Where no folder can be written, `compute` runs.
+// The result of `compute`, a text that depends only on the content of `files`. It is stored in
+// <folder>/<name>-checked.txt, where `folder` is the first writable one of `folders`, with size,
+// inode and modification times of each file, and reused while those are unchanged. Concurrent
+// processes wait for the first one. Errors of `compute` are rethrown and not stored. If no folder
+// is writable, `compute` runs.
 NodeResult once_per_node(std::span<const std::filesystem::path> folders, const std::string& name,
                          std::span<const std::filesystem::path> files,
                          const std::function<std::string()>& compute);

@@ -1,5 +1,5 @@
-// Items flow from one producer through workers to one consumer, in the order of the producer, with
-// a bound on their total weight.
+// A pipeline from one producer through workers to one consumer that keeps the producer's order and
+// bounds the total weight of items in flight.
 #pragma once
 
 #include <algorithm>
@@ -15,7 +15,7 @@
 
 namespace megatron {
 
-// In: movable. Out: movable. `produce` runs on a thread of its own, `work` on `workers` threads,
+// In and Out must be movable. `produce` runs on a separate thread, `work` on `workers` threads,
 // `consume` on the calling thread. The first exception in the order of the items is rethrown after
 // all threads have stopped.
 template <class In, class Out>
@@ -52,7 +52,7 @@ class OrderedPool {
   };
   struct Result {
     uint64_t weight = 0;
-    std::vector<Out> item;  // one, or none when there is an error
+    std::vector<Out> item;  // one, or none on an error
     std::exception_ptr error;
   };
 

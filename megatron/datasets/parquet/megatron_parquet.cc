@@ -49,7 +49,7 @@ std::string column_names(const arrow::Schema& schema) {
   return out;
 }
 
-// Indices of the leaf columns that hold `names`, which must be strings.
+// Indices of the leaf columns `names`, which must be strings.
 std::vector<int> find_columns(const arrow::Schema& schema, const parquet::SchemaDescriptor& leaves,
                               const std::vector<std::string>& names) {
   std::vector<int> out;
@@ -77,7 +77,7 @@ std::unique_ptr<Reader> open(const char* path, std::vector<std::string> columns,
   auto reader = std::make_unique<Reader>();
   reader->columns = std::move(columns);
   auto properties = parquet::default_reader_properties();
-  properties.enable_buffered_stream();  // a column chunk is not read whole
+  properties.enable_buffered_stream();  // column chunks are not read as a whole
   auto source = check(arrow::io::ReadableFile::Open(path));
   parquet::arrow::FileReaderBuilder builder;
   check(builder.Open(source, properties));
