@@ -58,7 +58,7 @@ void AppendFile::append(std::string_view bytes) {
     if (errno == EINTR) continue;
     const int error = errno;
     if (::ftruncate(fd_, status.st_size) != 0) {
-      // The end of the file is not a whole record then; readers of the formats skip it.
+      // Then the file ends in a partial record, which readers of the formats skip.
     }
     throw Error(cat(path_.string(), " cannot be written: ", reason(error)));
   }

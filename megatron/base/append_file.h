@@ -1,4 +1,4 @@
-// A file that grows by whole records: what metrics are written to.
+// An append-only file of whole records, used for metrics.
 #pragma once
 
 #include <cstdint>
@@ -7,18 +7,18 @@
 
 namespace megatron {
 
-// Not thread safe. Nothing is buffered: what append() has written survives the process.
+// Not thread safe. Not buffered: what append() has written survives the process.
 class AppendFile {
  public:
-  // Opens `path` for appending and creates it, and its folder, when missing. Throws Error; so does
-  // what is no regular file (a FIFO is refused, not waited for).
+  // Opens `path` for appending; creates the file and its folder if missing. Throws Error, also if
+  // the path is not a regular file (a FIFO is refused without waiting).
   explicit AppendFile(std::filesystem::path path);
   ~AppendFile();
   AppendFile(AppendFile&& other) noexcept;
   AppendFile& operator=(AppendFile&&) = delete;
 
-  // Writes all of `bytes`, or nothing: what a failed write left is cut off again. Throws Error with
-  // the system's reason, or when the file has been deleted since it was opened.
+  // Writes all of `bytes`, or nothing: a partial write is truncated. Throws Error with the system's
+  // reason, also if the file has been deleted since it was opened.
   void append(std::string_view bytes);
   uint64_t size() const;  // bytes
   const std::filesystem::path& path() const { return path_; }

@@ -1,6 +1,6 @@
 // Errors: one exception type, two macros, messages built from values.
 //
-// Form of a message (docs/architecture.md): lower case, no final period, names what the user wrote,
+// Form of a message (docs/architecture.md): lower case, no final period, says what the user wrote,
 // what was found and what was expected; optional further lines start with "detail: " or "hint: ".
 #pragma once
 
@@ -11,14 +11,13 @@
 
 namespace megatron {
 
-// A problem that the user, the data, the disk, a peer or a device caused. what() is the full
-// message.
+// A problem caused by the user, the data, the disk, a peer or a device. what() is the full message.
 class Error : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;
 };
 
-// A problem in how the program was called (flags, configuration). main() exits with 2.
+// An error in flags or configuration. main() exits with 2.
 class UsageError : public Error {
  public:
   using Error::Error;
@@ -30,7 +29,7 @@ class InternalError : public std::logic_error {
   using std::logic_error::logic_error;
 };
 
-// Joins values as operator<< prints them.
+// Concatenates values as operator<< prints them.
 template <class... Args>
 std::string cat(const Args&... args) {
   std::ostringstream out;
@@ -44,13 +43,13 @@ std::string cat(const Args&... args) {
 
 }  // namespace megatron
 
-// The user, the data, the disk, a peer or a device did it: throws Error with the joined values.
+// For causes outside of the program: throws Error with the concatenated values.
 #define MEGATRON_CHECK(cond, ...)                                       \
   do {                                                                  \
     if (!(cond)) ::megatron::throw_error(::megatron::cat(__VA_ARGS__)); \
   } while (0)
 
-// We did it: throws InternalError with file and line.
+// For bugs of ours: throws InternalError with file and line.
 #define MEGATRON_ASSERT(cond, ...)                                                \
   do {                                                                            \
     if (!(cond))                                                                  \

@@ -6,11 +6,11 @@
 
 namespace megatron {
 
-// The data, the configuration or the disk did it; again would fail again
+// Data, configuration or disk: a restart would fail again
 inline constexpr int kExitFailure = 1;
-inline constexpr int kExitUsage = 2;     // the command line did it
+inline constexpr int kExitUsage = 2;     // the command line
 inline constexpr int kExitInternal = 3;  // a bug of ours
-// A peer, a device or the network did it; sysexits.h's EX_TEMPFAIL
+// A peer, a device or the network; EX_TEMPFAIL of sysexits.h
 inline constexpr int kExitRetry = 75;
 
 inline constexpr const char* kExitCodesHelp =

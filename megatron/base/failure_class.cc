@@ -13,7 +13,7 @@ FailureClass failure_class(const std::exception& error) {
   if (dynamic_cast<const RetryError*>(&error)) return FailureClass::kRetry;
   if (dynamic_cast<const Error*>(&error)) return FailureClass::kDoNotRetry;
   if (dynamic_cast<const std::logic_error*>(&error)) return FailureClass::kInternal;
-  // std::filesystem's errors too
+  // includes std::filesystem's errors
   const auto* system = dynamic_cast<const std::system_error*>(&error);
   const bool temporary = system && is_temporary(system->code().default_error_condition().value());
   return temporary ? FailureClass::kRetry : FailureClass::kDoNotRetry;

@@ -136,7 +136,7 @@ class Assigner : public FieldVisitor {
   const std::map<std::string, FieldValue>& values_;
 };
 
-// Reads one value, or adds what is wrong with it.
+// Parses one value, or adds a violation.
 class ValueParser {
  public:
   ValueParser(const FieldInfo& field, std::string_view what, Violations& violations)
@@ -242,7 +242,7 @@ class ValueParser {
     std::vector<std::string> parts;
     for (const std::string& text : texts) {
       const std::vector<std::string> some = split(text, ',');
-      if (some.empty()) parts.push_back(text);  // "" or ",": reported as what it is
+      if (some.empty()) parts.push_back(text);  // "" or ",": reported as it is
       parts.insert(parts.end(), some.begin(), some.end());
     }
     if (field_.kind == FieldKind::kIntList)

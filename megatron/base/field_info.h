@@ -1,5 +1,5 @@
-// Fields as data: what the visitors of fields.h saw, and a way to set them. Parsing and printing
-// are written on this.
+// Fields as data: the result of visiting fields.h, and a way to set them. Parsing and printing are
+// built on this.
 #pragma once
 
 #include <cstdint>
@@ -28,7 +28,7 @@ enum class FieldKind {
   kChoice
 };
 
-// A choice travels as its spelling (string); an empty optional as monostate.
+// A choice is represented by its spelling (string), an empty optional by monostate.
 using FieldValue =
     std::variant<std::monostate, bool, int64_t, double, std::string, std::vector<int64_t>,
                  std::vector<double>, std::vector<std::string>>;
@@ -41,15 +41,15 @@ struct FieldInfo {
   std::vector<std::string> spellings;  // legal values of a choice
   std::string help;
   std::string group;
-  FieldValue value;  // when it was described
+  FieldValue value;  // at the time of describe_fields()
 
   bool is_list() const;
   bool is_optional() const;
-  // What stands for a value in help and errors: "an integer", "a number", "text", ...
+  // The kind of value, for help and errors: "an integer", "a number", "text", ...
   std::string_view expected() const;
 };
 
-// Every field in order. Throws InternalError when two fields share a name or a flag.
+// Every field in order. Throws InternalError if two fields share a name or a flag.
 std::vector<FieldInfo> describe_fields(std::span<Config* const> configs);
 
 // Sets the named fields. A value must hold the alternative that describe_fields() shows for its
@@ -57,15 +57,15 @@ std::vector<FieldInfo> describe_fields(std::span<Config* const> configs);
 void assign_fields(std::span<Config* const> configs,
                    const std::map<std::string, FieldValue>& values);
 
-// Converts texts (several for a list) into a value of the field's kind. Otherwise adds one
-// violation that starts with `what` ("--num-layers", "run.yaml:3: num_layers") and returns nothing.
+// Converts texts (several for a list) into a value of the field's kind. On failure adds one
+// violation that starts with `what` ("--num-layers", "run.yaml:3: num_layers") and returns nullopt.
 std::optional<FieldValue> parse_value(const FieldInfo& field, std::string_view what,
                                       std::span<const std::string> texts, Violations& violations);
 
-// The shortest decimal text that reads back as the same value.
+// The shortest decimal text that parses to the same value.
 std::string format_double(double value);
 
-// As a person writes it: no quotes, lists separated by blanks, "none" for an empty optional.
+// As a user writes it: no quotes, lists separated by spaces, "none" for an empty optional.
 std::string format_value(const FieldValue& value);
 
 }  // namespace megatron

@@ -14,9 +14,9 @@
 
 namespace megatron {
 
-// How a field is spelled. `name` is the member's name (and the key in YAML and JSON); the flag is
-// the name with dashes unless `flags` lists spellings, separated by one space, the first being the
-// one that is shown.
+// The spelling of a field. `name` is the member's name (and the key in YAML and JSON); the flag is
+// the name with dashes unless `flags` lists spellings, separated by one space, the first of which
+// is shown.
 struct FieldName {
   constexpr FieldName(const char* name) : name(name) {}  // NOLINT: implicit by design
   constexpr FieldName(const char* name, const char* flags, bool negative = false)
@@ -42,7 +42,7 @@ class FieldVisitor {
   virtual void field(FieldName name, std::vector<int64_t>& value, std::string_view help) = 0;
   virtual void field(FieldName name, std::vector<double>& value, std::string_view help) = 0;
   virtual void field(FieldName name, std::vector<std::string>& value, std::string_view help) = 0;
-  // Enums travel as an index into their spellings.
+  // Enums are represented by an index into their spellings.
   virtual void choice(FieldName name, int& index, std::span<const std::string_view> spellings,
                       std::string_view help) = 0;
   template <class E>
@@ -57,11 +57,12 @@ class FieldVisitor {
 // Collects violations, so that all of them are reported at once.
 class Violations {
  public:
-  // One violation: "error" form of docs/architecture.md; `hint` names legal values.
+  // One violation: in the form of error messages in docs/architecture.md; `hint` names legal
+  // values.
   void add(std::string message, std::string hint = {});
   bool empty() const { return messages_.empty(); }
   const std::vector<std::string>& messages() const { return messages_; }
-  // Throws UsageError with every message when there is any.
+  // Throws UsageError with all messages, if there are any.
   void throw_if_any() const;
 
  private:
@@ -72,7 +73,7 @@ struct Config {
   virtual ~Config() = default;
   // The single source of names, order and help.
   virtual void fields(FieldVisitor& visitor) = 0;
-  // Adds one violation for each rule that is broken inside this struct.
+  // Adds one violation for each broken rule of this struct.
   virtual void validate(Violations&) const {}
 };
 

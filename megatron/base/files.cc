@@ -22,7 +22,7 @@ namespace megatron {
 namespace {
 
 constexpr size_t kBufferBytes = size_t{1} << 20;
-constexpr size_t kMaxTransferBytes = size_t{1} << 30;  // Linux moves at most 2 GiB in one call
+constexpr size_t kMaxTransferBytes = size_t{1} << 30;  // Linux transfers at most 2 GiB per call
 
 [[noreturn]] void fail(const char* action, const std::filesystem::path& path, int error) {
   throw_system_error(
@@ -66,7 +66,7 @@ const char* kind_of(mode_t mode) {
                   "\nhint: write the data to a file and give its path"));
 }
 
-// What the shell's <(command) and | make: no path leads to it, and something writes to it.
+// A pipe made by the shell's <(command) or |: it has no path, and a writer.
 bool is_unnamed_pipe(int fd, const struct stat& status) {
   if (!S_ISFIFO(status.st_mode)) return false;
   char target[16];
@@ -124,11 +124,12 @@ int open_input_file(const std::filesystem::path& path) {
     if (fd < 0) fail("open", path, errno);
     return fd;
   }
-  // O_NONBLOCK: opening a FIFO that nobody writes to would wait for a writer.
+  // O_NONBLOCK: opening a FIFO without a writer would block.
   Descriptor file(open_for_reading(path, O_NONBLOCK | O_NOCTTY));
   const struct stat status = status_of(file.fd, path);
   if (is_unnamed_pipe(file.fd, status)) {
-    if (::fcntl(file.fd, F_SETFL, 0) != 0) fail("read", path, errno);  // reads wait for the writer
+    // reads block until the writer writes
+    if (::fcntl(file.fd, F_SETFL, 0) != 0) fail("read", path, errno);
   } else if (!S_ISREG(status.st_mode) && !is_null_device(status)) {
     refuse_kind(path, status.st_mode);
   }
@@ -152,7 +153,7 @@ std::string read_file(const std::filesystem::path& path, uint64_t most_bytes) {
   };
   check(static_cast<uint64_t>(std::max<off_t>(status.st_size, 0)));
   std::string contents;
-  // The size is only a guess: pipes and /proc report 0, and a file may grow meanwhile.
+  // The size is only an estimate: pipes and /proc report 0, and a file may grow meanwhile.
   size_t capacity = static_cast<size_t>(std::max<off_t>(status.st_size, 0)) + 1;
   size_t used = 0;
   for (;;) {
@@ -200,7 +201,7 @@ struct AtomicFileWriter::Impl {
 AtomicFileWriter::AtomicFileWriter(std::filesystem::path path) : impl_(std::make_unique<Impl>()) {
   static std::atomic<uint64_t> counter{0};
   impl_->path = std::move(path);
-  // O_EXCL: a leftover of a dead process with the same id is never written into.
+  // O_EXCL: never writes into a leftover of a dead process with the same id.
   do {
     impl_->temporary = impl_->path;
     impl_->temporary += cat(".tmp-", ::getpid(), "-", counter.fetch_add(1));
@@ -248,7 +249,7 @@ void write_file_atomically(const std::filesystem::path& path, std::string_view c
 
 void sync_path(const std::filesystem::path& path) {
   const Descriptor file(open_for_reading(path));
-  // Some file systems cannot sync a folder and say EINVAL; there is nothing to wait for on those.
+  // Some file systems cannot sync a folder and return EINVAL; nothing can be done there.
   if (::fsync(file.fd) != 0 && errno != EINVAL) fail("sync", path, errno);
 }
 

@@ -1,5 +1,5 @@
-// Files: read-only maps, whole-file reads, and writes that appear completely or not at all.
-// Every error names the path and the system's reason.
+// Files: read-only maps, whole-file reads, and atomic writes, which appear completely or not at
+// all. Every error names the path and the system's reason.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +11,7 @@
 
 namespace megatron {
 
-// A file mapped read-only. Moves; unmaps when destroyed. Safe to read from several threads.
+// A file mapped read-only. Move-only; unmaps when destroyed. Safe to read from several threads.
 class MappedFile {
  public:
   MappedFile() = default;
@@ -30,25 +30,23 @@ class MappedFile {
 };
 
 // Opens a regular file for reading and returns its descriptor, which the caller closes. A FIFO, a
-// socket or a device is refused at once, never waited for. Throws Error.
+// socket or a device is refused without blocking. Throws Error.
 int open_regular_file(const std::filesystem::path& path);
 
-// The same for what is read once from front to back: besides regular files it takes /dev/null and
-// pipes without a name (a shell's <(command), which has a writer), and /dev/stdin is whatever this
-// process was given.
+// The same for input that is read once from front to back: also accepts /dev/null and unnamed pipes
+// (a shell's <(command)), and /dev/stdin is the process's standard input.
 int open_input_file(const std::filesystem::path& path);
 
-// Throws the Error that opening would throw.
+// Throws the Error that open_regular_file() would throw.
 void check_regular_file(const std::filesystem::path& path);
 void check_input_file(const std::filesystem::path& path);
 
-// The whole content of what open_input_file() takes, as bytes. Throws Error when it is longer than
-// `most_bytes`, before more than that is read.
+// The whole content of anything that open_input_file() accepts, as bytes. Throws Error if it is
+// longer than `most_bytes`, without reading more than that.
 std::string read_file(const std::filesystem::path& path, uint64_t most_bytes = uint64_t{1} << 40);
 
-// A buffered writer to `<path>.tmp-<pid>-<n>` that is renamed to `path` by commit(). Destroyed
-// without commit() it removes the temporary file, so that nothing half-written is left behind. Not
-// thread safe.
+// A buffered writer to `<path>.tmp-<pid>-<n>` that is renamed to `path` by commit(). If destroyed
+// without commit() it removes the temporary file, so that no partial file is left. Not thread safe.
 class AtomicFileWriter {
  public:
   explicit AtomicFileWriter(std::filesystem::path path);
@@ -57,7 +55,7 @@ class AtomicFileWriter {
   AtomicFileWriter& operator=(const AtomicFileWriter&) = delete;
   void write(const void* data, size_t bytes);
   void write(std::string_view text) { write(text.data(), text.size()); }
-  uint64_t size_bytes() const;  // written so far
+  uint64_t size_bytes() const;  // bytes written so far
   // Flushes, fsyncs, renames, fsyncs the folder. After it only size_bytes() may be called.
   void commit();
 
@@ -69,8 +67,8 @@ class AtomicFileWriter {
 // Writes a whole file through AtomicFileWriter.
 void write_file_atomically(const std::filesystem::path& path, std::string_view contents);
 
-// Where what can be computed again is kept: $XDG_CACHE_HOME/megatron or ~/.cache/megatron; empty
-// when neither is known. Not created.
+// The folder for recomputable files: $XDG_CACHE_HOME/megatron or ~/.cache/megatron; empty if
+// neither is known. Not created.
 std::filesystem::path cache_folder();
 
 // fsync of a file or a folder.

@@ -1,4 +1,4 @@
-// Numbers as people read them: "1.2 GB", "81,204", "1:02:03".
+// Human-readable numbers: "1.2 GB", "81,204", "1:02:03".
 #pragma once
 
 #include <cstdint>
@@ -6,7 +6,7 @@
 
 namespace megatron {
 
-// Decimal units with three significant digits or so: "512 B", "31.0 MB", "2.8 GB".
+// Decimal units with about three significant digits: "512 B", "31.0 MB", "2.8 GB".
 std::string format_bytes(double bytes);
 
 // Thousands separated by commas.

@@ -1,8 +1,8 @@
 // Writes JSON piece by piece, for the --json output of commands and for files of results.
 //
 //   JsonWriter json;
-//   json.begin_object().member("step",
-//     3).key("losses").begin_array().value(1.5).end_array().end_object();
+//   json.begin_object().member("step", 3).key("losses");
+//   json.begin_array().value(1.5).end_array().end_object();
 //   print_line(json.text());
 #pragma once
 
@@ -14,9 +14,9 @@
 
 namespace megatron {
 
-// `text` as a JSON string with its quotes. Bytes that are not UTF-8 become U+FFFD; characters that
-// YAML or JavaScript treat as line ends or that have no shape are escaped, so that the text is also
-// a YAML double-quoted scalar.
+// `text` as a JSON string with its quotes. Bytes that are not UTF-8 become U+FFFD; invisible
+// characters and those that YAML or JavaScript treat as line ends are escaped, so that the result
+// is also a YAML double-quoted scalar.
 std::string json_quote(std::string_view text);
 
 // Misuse (a key outside an object, an unfinished document) throws InternalError. Not thread safe.
@@ -31,7 +31,7 @@ class JsonWriter {
   JsonWriter& key(std::string_view name);
   JsonWriter& null();
   JsonWriter& value(bool v);
-  JsonWriter& value(double v);  // shortest form that reads back equal; null when not finite
+  JsonWriter& value(double v);  // shortest exact form; null if not finite
   JsonWriter& value(std::string_view v);
   JsonWriter& value(const char* v) { return value(std::string_view(v)); }
   template <std::integral T>
@@ -45,7 +45,7 @@ class JsonWriter {
     key(name);
     return value(v);
   }
-  // A value that is JSON already.
+  // A value that already is JSON text.
   JsonWriter& raw(std::string_view json);
 
   // The finished document.

@@ -22,14 +22,14 @@ namespace {
 std::atomic<int> level_limit{static_cast<int>(LogLevel::kInfo)};
 std::atomic<bool> quiet_rank{false};
 
-// What is on the terminal. Never destroyed, so that threads may log while the process exits.
+// The state of the terminal. Never destroyed, so that threads may log while the process exits.
 struct Screen {
   std::mutex mutex;
   std::string prefix;
-  std::string status;    // the status line that is shown now; empty when none is
-  int output_error = 0;  // of the first line of results that could not be written
+  std::string status;    // the status line shown now; empty: none
+  int output_error = 0;  // errno of the first line of results that could not be written
   bool output_is_optional = false;
-  bool output_is_gone = false;  // its reader is, and that was said
+  bool output_is_gone = false;  // the reader has closed it, which has been logged
 };
 
 Screen& screen() {
@@ -37,14 +37,13 @@ Screen& screen() {
   return *instance;
 }
 
-// One system call for a whole line, so that lines of several processes do not mix. Returns 0 or the
-// system's error.
+// One system call per line, so that lines of several processes do not mix. Returns 0 or errno.
 int write_all(int fd, std::string_view text) {
   while (!text.empty()) {
     const ssize_t done = ::write(fd, text.data(), text.size());
     if (done >= 0) {
       text.remove_prefix(static_cast<size_t>(done));
-    } else if (errno == EAGAIN) {  // somebody made the terminal or the pipe non-blocking
+    } else if (errno == EAGAIN) {  // another process made the terminal or pipe non-blocking
       pollfd ready{fd, POLLOUT, 0};
       ::poll(&ready, 1, -1);
     } else if (errno != EINTR) {
@@ -62,7 +61,7 @@ size_t terminal_width() {
   return 80;
 }
 
-// At most `width` characters (UTF-8 sequences count as one), control characters as blanks.
+// At most `width` characters (UTF-8 sequences count as one), control characters become spaces.
 std::string cut(std::string_view text, size_t width) {
   std::string out;
   size_t shown = 0;
@@ -143,7 +142,7 @@ void print_line(std::string_view line) {
 void check_standard_output() {
   const std::lock_guard lock(screen().mutex);
   int error = std::exchange(screen().output_error, 0);
-  // What was printed through the C library fails only now.
+  // Output through the C library may fail only now.
   if (std::fflush(stdout) != 0 && error == 0 && !screen().output_is_gone) error = errno;
   MEGATRON_CHECK(error == 0,
                  "cannot write to standard output: ", std::generic_category().message(error));
@@ -164,7 +163,7 @@ void set_status_line(std::string_view text) {
     return;
   }
   if (text.empty() && s.status.empty()) return;
-  // The last column stays free: writing to it makes some terminals wrap.
+  // The last column stays empty: writing to it makes some terminals wrap.
   s.status = cut(text, terminal_width() - 1);
   write_all(STDERR_FILENO, std::string(kClearLine) + s.status);
 }

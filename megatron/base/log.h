@@ -11,8 +11,8 @@ enum class LogLevel { kDebug = 10, kInfo = 20, kWarning = 30, kError = 40 };
 
 void set_log_level(LogLevel level);       // lines below it are dropped; default kInfo
 void set_log_prefix(std::string prefix);  // e.g. "[rank 3] "
-// Drops lines of results, the status line and what is below a warning: of a job's ranks only the
-// first one reports.
+// Drops lines of results, the status line and log lines below a warning: only the first rank of a
+// job prints them.
 void set_quiet(bool quiet);
 void log(LogLevel level, std::string_view message);
 inline void log_info(std::string_view message) { log(LogLevel::kInfo, message); }
@@ -20,18 +20,18 @@ inline void log_warning(std::string_view message) { log(LogLevel::kWarning, mess
 inline void log_error(std::string_view message) { log(LogLevel::kError, message); }
 
 // Prints a line of results to standard output (the training log line), above the status line. A
-// failure to write is kept for check_standard_output(): a full disk under a redirected log is no
-// reason to stop training.
+// write error is kept for check_standard_output(): a full disk under a redirected log should not
+// stop training.
 void print_line(std::string_view line);
 
-// Throws Error when a line of results could not be written since the last call.
+// Throws Error if a line of results could not be written since the last call.
 void check_standard_output();
 
 // Whether standard error is a terminal.
 bool is_terminal();
 
-// Replaces the status line (one line, cut to the terminal's width); nothing when standard error is
-// no terminal.
+// Replaces the status line (one line, cut to the terminal's width); does nothing if standard error
+// is not a terminal.
 void set_status_line(std::string_view text);
 
 }  // namespace megatron

@@ -48,8 +48,7 @@ bool same_value(std::string_view a, std::string_view b) {
   return x && y && *x == *y;
 }
 
-// Spellings that are not listed but follow from a bool's listed ones: --no-x for --x and the
-// reverse.
+// Spellings that follow from a bool's listed ones: --no-x for --x and the reverse.
 std::vector<std::pair<std::string, bool>> opposite_flags(const FieldInfo& field) {
   std::vector<std::pair<std::string, bool>> out;
   if (field.kind != FieldKind::kBool) return out;
@@ -124,7 +123,7 @@ const KnownFlag* FlagParser::find_known(const std::string& flag) const {
 std::string FlagParser::suggestion(const std::string& flag) const {
   for (const std::string& ours : synonyms_of(flag))
     if (flags_.count(ours) > 0) return "; did you mean " + ours + "?";
-  if (flag.size() < 4) return "";  // a letter resembles anything
+  if (flag.size() < 4) return "";  // a single letter resembles anything
   const std::string near = nearest(with(flag, '_', '-'), suggestions_);
   return near.empty() ? near : "; did you mean " + near + "?";
 }
@@ -180,7 +179,7 @@ void FlagParser::note_known(const KnownFlag& known, const std::string& what,
                        [&](const std::string& n) { return same_value(text, n); });
   };
   off = off || (switch_value && texts[0] == "false");
-  if (off && known.kind == KnownFlag::Kind::kAlreadySo) return;  // asks for nothing
+  if (off && known.kind == KnownFlag::Kind::kAlreadySo) return;  // has no effect
   const bool in_list = std::all_of(texts.begin(), texts.end(), is_neutral);
   if (known.kind == KnownFlag::Kind::kAlreadySo && !neutral.empty() && !in_list) {
     violations.add(cat(what, " \"", texts[0], "\" is not one of its values"),
@@ -262,18 +261,18 @@ class CommandLine {
   static bool is_flag(std::string_view token) {
     return token.size() > 2 && token.starts_with("--");
   }
-  // "-m", as other programs spell flags; not a negative number.
+  // A flag such as "-m", as in other programs; not a negative number.
   static bool is_letter_flag(std::string_view token) {
     return token.size() > 1 && token[0] == '-' &&
            std::isalpha(static_cast<unsigned char>(token[1]));
   }
-  // Those of an unknown flag.
+  // Skips the values of an unknown flag.
   void skip_values() {
     while (value_follows() && !is_letter_flag(arguments_[next_])) ++next_;
   }
   bool value_follows() const { return next_ < arguments_.size() && !is_flag(arguments_[next_]); }
 
-  // The values of the flag just read: `limit` at most (-1: up to the next flag).
+  // The values of the current flag: at most `limit` (-1: up to the next flag).
   std::vector<std::string> take_values(const std::optional<std::string>& attached, int limit) {
     if (attached) return {*attached};
     std::vector<std::string> texts;
@@ -288,7 +287,7 @@ class CommandLine {
       texts.push_back(arguments_[next_++]);
   }
 
-  // The last one of several counts, as in argparse. Keeps a note of it.
+  // Of several occurrences the last one counts, as in argparse. Records a note.
   void note_repetition(const std::string& setting, const std::string& flag,
                        const std::vector<std::string>& texts) {
     const auto [at, inserted] = seen_.emplace(setting, flag);
@@ -345,7 +344,7 @@ class CommandLine {
     parser_.set(target, flag, texts);
   }
 
-  // Arguments without a flag.
+  // Assigns positional arguments.
   void positional() {
     if (loose_.empty()) return;
     const FlagParser::Target target = parser_.find_key(std::string(options_.positional));
@@ -379,7 +378,7 @@ bool mentions(std::string_view message, std::string_view flag) {
 }
 
 // Adds the violations of the configs' own rules, except those about a field whose value could not
-// be read: its default is not what the user wrote.
+// be parsed: its default is not what the user wrote.
 void validate(std::span<Config* const> configs, const ParseOptions& options, FlagParser& parser) {
   Violations found;
   for (Config* config : configs) config->validate(found);
@@ -410,7 +409,7 @@ ParseResult parse_flags(std::span<Config* const> configs, int argc, const char* 
     result.help_topic = std::move(line.help_topic);
     return result;
   }
-  // What follows from a file that is not there would only hide it.
+  // Consequences of a missing file would only hide the cause.
   if (!line.config_file.empty() && !parser.read_yaml_file(line.config_file, line.given, false))
     parser.violations.throw_if_any();
   assign_fields(configs, parser.values);
@@ -448,7 +447,7 @@ std::vector<std::string> accepted_flags(std::span<Config* const> configs) {
 }
 
 std::string nearest(std::string_view word, std::span<const std::string> names) {
-  // A quarter of the word may differ; short words get two edits.
+  // Up to a quarter of the word may differ; in short words two edits.
   size_t best = std::max<size_t>(2, word.size() / 4 + 1) + 1;
   best = std::min(best, word.size());
   std::string found;

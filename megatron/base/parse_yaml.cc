@@ -1,4 +1,4 @@
-// YAML run files: one map from the names of fields to values.
+// YAML run files: one map from field names to values.
 #include <yaml-cpp/yaml.h>
 
 #include "megatron/base/check.h"
@@ -8,15 +8,16 @@
 namespace megatron {
 namespace {
 
-constexpr uint64_t kMostBytes = uint64_t{1} << 20;  // of a run file; they have some kilobytes
-constexpr size_t kMostErrors = 100;                 // that are reported
-constexpr int kMostUnknown = 20;                    // unknown names that are reported one by one
+// limit of a run file; usual ones have some kilobytes
+constexpr uint64_t kMostBytes = uint64_t{1} << 20;
+constexpr size_t kMostErrors = 100;  // maximum of reported errors
+constexpr int kMostUnknown = 20;     // unknown names that are reported individually
 
 std::string place(const std::string& path, const YAML::Mark& mark) {
   return mark.is_null() ? path + ": " : cat(path, ":", mark.line + 1, ": ");
 }
 
-// The texts of a scalar or of a list of scalars; nothing when it is neither.
+// The texts of a scalar or of a list of scalars; nullopt if it is neither.
 bool texts_of(const YAML::Node& node, std::vector<std::string>& texts) {
   if (node.IsNull()) return true;
   if (node.IsScalar()) {
@@ -67,7 +68,7 @@ class Reader {
     const FlagParser::Target target = parser_.find_key(key);
     const KnownFlag* known = target.field == nullptr ? parser_.find_known(flag) : nullptr;
     if (target.field == nullptr && known == nullptr) {
-      // Looking for the nearest name takes time, so only the first get a suggestion.
+      // Finding the nearest name takes time, so only the first ones get a suggestion.
       if (!ignore_unknown_ && ++unknown_ <= kMostUnknown)
         parser_.violations.add(cat(where, "unknown name ", shortened(key), suggestion(flag)));
       return;
@@ -82,7 +83,7 @@ class Reader {
                              " holds a map or a nested list; expected a value or a list of values");
     else if (target.field != nullptr)
       field(target, node, texts, what);
-    else if (!parser_.has_given(*known))  // a flag wins over the file
+    else if (!parser_.has_given(*known))  // flags take precedence over the file
       parser_.note_known(*known, what, texts,
                          node.IsNull() || (texts.size() == 1 && texts[0] == "false"));
   }
@@ -90,8 +91,8 @@ class Reader {
   void field(const FlagParser::Target& target, const YAML::Node& node,
              const std::vector<std::string>& texts, const std::string& what) {
     const FieldInfo& info = *target.field;
-    // A flag wins over the file, but a value of the file that cannot be read is an error all the
-    // same.
+    // Flags take precedence over the file, but a value of the file that cannot be parsed is an
+    // error all the same.
     const bool overridden = keep_.count(info.name) > 0;
     const std::map<std::string, FieldValue> before =
         overridden ? parser_.values : std::map<std::string, FieldValue>();
@@ -108,7 +109,7 @@ class Reader {
     if (overridden) parser_.values = before;
   }
 
-  // What is no entry at all counts like an unknown name.
+  // Input that is not an entry counts like an unknown name.
   void unreadable(const std::string& message) {
     if (++unknown_ <= kMostUnknown) parser_.violations.add(message);
   }

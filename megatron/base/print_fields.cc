@@ -12,7 +12,7 @@
 namespace megatron {
 namespace {
 
-// What follows the flag in help: "N", "{gelu,swiglu}", nothing for a switch.
+// The placeholder after the flag in help: "N", "{gelu,swiglu}", empty for a switch.
 std::string placeholder(const FieldInfo& field) {
   switch (field.kind) {
     case FieldKind::kBool:
@@ -67,7 +67,7 @@ std::string type_name(const FieldInfo& field) {
   return all;
 }
 
-// The default as help shows it; empty when there is nothing to say.
+// The default as help shows it; empty if there is none to show.
 std::string shown_default(const FieldInfo& field) {
   if (field.kind == FieldKind::kBool)
     return std::get<bool>(field.value) == field.negative ? "" : "on";
@@ -75,8 +75,7 @@ std::string shown_default(const FieldInfo& field) {
   return format_value(field.value);
 }
 
-// Appends words to `out`, which ends at column `indent` of its line, breaking lines before column
-// 100.
+// Appends words to `out`, whose line is at column `indent`, breaking lines before column 100.
 void append_wrapped(std::string& out, std::string_view text, size_t indent) {
   size_t column = indent;
   for (size_t begin = 0; begin < text.size();) {
@@ -136,8 +135,8 @@ void write_json_value(JsonWriter& json, const FieldValue& value) {
   std::visit(JsonValue{json}, value);
 }
 
-// Whether YAML reads the bare text as that text, in its version 1.1 too, where "no" and "1:30" mean
-// other things.
+// Whether YAML reads the unquoted text as that string, also in version 1.1, where "no" and "1:30"
+// mean other things.
 bool is_plain_yaml(std::string_view text) {
   static const std::set<std::string, std::less<>> kOther = {"null", "true", "false", "yes", "no",
                                                             "on",   "off",  "y",     "n"};
@@ -165,8 +164,8 @@ std::string with_newline(std::string_view text) {
   return std::string(text) + (text.empty() || text.back() == '\n' ? "" : "\n");
 }
 
-// Lower case, blanks for dashes and underscores, none at the ends: "--Network_size" and "network
-// size" are one name.
+// Lower case, with spaces for dashes and underscores, trimmed: "--Network_size" and "network size"
+// are one name.
 std::string simplified(std::string_view name) {
   std::string out;
   for (const char c : name) {

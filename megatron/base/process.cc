@@ -26,7 +26,7 @@ std::string host_name() {
 uint64_t process_start(int64_t pid) {
   std::ifstream in(cat("/proc/", pid, "/stat"));
   std::string text((std::istreambuf_iterator<char>(in)), std::istreambuf_iterator<char>());
-  const size_t close = text.rfind(')');  // the command's name may hold anything
+  const size_t close = text.rfind(')');  // the command's name may contain any character
   if (close == std::string::npos) return 0;
   std::istringstream fields(text.substr(close + 1));
   std::string word;

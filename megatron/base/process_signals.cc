@@ -29,12 +29,12 @@ namespace {
 constexpr int kCrashSignals[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT};
 constexpr int kMaxFrames = 64;
 
-// What the handler needs, prepared before: it may neither allocate nor format.
+// Prepared for the handler, which may neither allocate nor format.
 char crash_prefix[64] = "";
 char crash_host[128] = "";
 std::atomic<CrashHook> crash_hook{nullptr};
 std::atomic<int64_t> crashing_thread{0};
-alignas(64) char handler_stack[256 * 1024];  // a stack that has overflowed leaves no room
+alignas(64) char handler_stack[256 * 1024];  // for stack overflows
 
 void write_text(const char* text) {
   if (write(STDERR_FILENO, text, std::strlen(text)) < 0) return;
@@ -75,7 +75,7 @@ void describe(int number, const siginfo_t* info, int64_t thread) {
   write_text(" (");
   write_text(meaning(number));
   write_text(")");
-  if (number != SIGABRT && info->si_code > 0) {  // by a fault, not by kill()
+  if (number != SIGABRT && info->si_code > 0) {  // raised by a fault, not by kill()
     write_text(" at address 0x");
     write_number(reinterpret_cast<uintptr_t>(info->si_addr), 16);
   }
@@ -90,7 +90,7 @@ void describe(int number, const siginfo_t* info, int64_t thread) {
   write_text("\ndetail: backtrace, innermost call first:\n");
   void* frames[kMaxFrames];
   const int count = backtrace(frames, kMaxFrames);
-  const int own = std::min(2, count);  // describe() and the handler
+  const int own = std::min(2, count);  // frames of describe() and the handler
   backtrace_symbols_fd(frames + own, count - own, STDERR_FILENO);
   write_text("hint: addr2line -Cfpe FILE ADDRESS names the source lines; please report them\n");
 }
@@ -102,10 +102,10 @@ void on_crash(int number, siginfo_t* info, void*) {
     describe(number, info, thread);
     if (const CrashHook hook = crash_hook) hook(number);
   } else if (nobody != thread) {
-    for (;;) pause();  // the first thread to crash speaks for the process
+    for (;;) pause();  // only the first thread to crash reports
   }
   signal(number, SIG_DFL);
-  raise(number);  // comes when the handler returns; a fault would come again by itself
+  raise(number);  // delivered when the handler returns; a fault would recur by itself
 }
 
 }  // namespace
@@ -114,7 +114,7 @@ void install_crash_handler() {
 #ifndef MEGATRON_SANITIZED
   std::strncpy(crash_host, host_name().c_str(), sizeof crash_host - 1);
   void* frame;
-  backtrace(&frame, 1);  // loads its library now, which a handler could not
+  backtrace(&frame, 1);  // loads its library now, which the handler could not do
   stack_t stack{};
   stack.ss_sp = handler_stack;
   stack.ss_size = sizeof handler_stack;

@@ -1,33 +1,32 @@
-// Signals that end a process by themselves: what is said before it dies, and those that become
-// errors. A thread's polite stop (SIGTERM, SIGINT) is runtime/signals.h.
+// Signals that would kill the process: crash reports, and signals that become errors. Graceful
+// stops of a run (SIGTERM, SIGINT) are in runtime/signals.h.
 #pragma once
 
 #include <string>
 
 namespace megatron {
 
-// On SIGSEGV, SIGBUS, SIGFPE, SIGILL and SIGABRT: writes who crashed where (rank, process, thread,
+// On SIGSEGV, SIGBUS, SIGFPE, SIGILL and SIGABRT: writes what crashed where (rank, process, thread,
 // address) and a backtrace to standard error, calls the hook, and lets the signal end the process
-// as it would have. Once per process; does nothing under a sanitizer, which reports more.
+// as usual. Once per process; does nothing under a sanitizer, which reports more.
 void install_crash_handler();
 
-// Goes before the message of a crash: "[rank 3] ".
+// Prefix of crash messages: "[rank 3] ".
 void set_crash_prefix(const std::string& prefix);
 
-// Called in the handler of a crash, on the thread that crashed: only what POSIX allows in a
-// handler. Null: none.
+// Called in the crash handler, on the thread that crashed; must be async-signal-safe. Null: none.
 using CrashHook = void (*)(int signal);
 void set_crash_hook(CrashHook hook);
 
-// "SIGSEGV"; may be called in a handler. Null for signals that have no name here.
+// "SIGSEGV"; async-signal-safe. Null for unknown signals.
 const char* signal_name(int signal);
 
-// A file that grows beyond RLIMIT_FSIZE is an error of that write (EFBIG), not the end of the
+// Makes a file that grows beyond RLIMIT_FSIZE an error of that write (EFBIG) instead of ending the
 // process.
 void ignore_file_size_signal();
 
-// From now on a reader of standard output who has gone is no error: one warning is logged, and
-// lines of results are dropped. For runs that write their results to files, too.
+// From now on a closed reader of standard output is not an error: one warning is logged, and lines
+// of results are dropped. For runs that also write their results to files.
 void make_standard_output_optional();
 
 }  // namespace megatron

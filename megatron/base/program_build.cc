@@ -9,7 +9,7 @@
 namespace megatron {
 namespace {
 
-// The build id among the notes of a loaded file; empty: it has none.
+// The build id in the ELF notes of a loaded file; empty: none.
 std::string build_id(const dl_phdr_info& file) {
   for (int i = 0; i < file.dlpi_phnum; ++i) {
     const ElfW(Phdr) & segment = file.dlpi_phdr[i];
@@ -41,7 +41,7 @@ std::string build_id(const dl_phdr_info& file) {
 }
 
 struct Wanted {
-  std::string file_name;  // begins with this; empty: the program
+  std::string file_name;  // prefix of the file name; empty: the program
   std::string found;
 };
 

@@ -1,11 +1,11 @@
-// Seeds for one purpose from the seed of the run. The mapping is fixed for ever: data order,
-// initial weights and dropout of stored runs depend on it (tests/unit/base/seed_test.cc holds its
-// vectors).
+// Derives seeds for single purposes from the seed of the run. The mapping must never change: data
+// order, initial weights and dropout of stored runs depend on it (tests/unit/base/seed_test.cc
+// holds its vectors).
 //
 //   mix(z)        = the finalizer of SplitMix64 (Steele, Lea, Flood 2014)
 //   join(h, x)    = mix(h + 0x9E3779B97F4A7C15 + mix(x)), modulo 2^64
 //   derive_seed   = join over: FNV-1a (64 bits) of the purpose's bytes, then each number; starting
-//                 from h = mix(seed)
+//                   with h = mix(seed)
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,4 @@
-// What other programs call our flags: a flag that is unknown here, but known there, is answered
-// with ours.
+// Names of our flags in other programs: an unknown flag that is known there is answered with ours.
 #include "megatron/base/detail/synonyms.h"
 
 #include <algorithm>
@@ -9,12 +8,12 @@ namespace megatron {
 namespace {
 
 struct Synonym {
-  std::string_view theirs;  // without leading dashes, with "-" for "_"
+  std::string_view theirs;  // without leading dashes, "_" written as "-"
   std::string_view ours;
 };
 
 constexpr Synonym kSynonyms[] = {
-    // Trainers of Hugging Face
+    // Hugging Face trainers
     {"adam-epsilon", "--adam-eps"},
     {"batch-size", "--micro-batch-size"},
     {"dataloader-num-workers", "--num-workers"},
@@ -46,7 +45,7 @@ constexpr Synonym kSynonyms[] = {
     {"train-file", "--train-data-path"},
     {"warmup-ratio", "--lr-warmup-fraction"},
     {"warmup-steps", "--lr-warmup-iters"},
-    // config.json of Hugging Face
+    // Hugging Face config.json
     {"intermediate-size", "--ffn-hidden-size"},
     {"num-hidden-layers", "--num-layers"},
     {"num-key-value-heads", "--num-query-groups"},

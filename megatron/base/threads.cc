@@ -25,7 +25,7 @@ int omp_num_threads() {
   const char* const text = std::getenv("OMP_NUM_THREADS");
   if (text == nullptr) return 0;
   char* end = nullptr;
-  const long number = std::strtol(text, &end, 10);  // "4,2": the outermost level comes first
+  const long number = std::strtol(text, &end, 10);  // in "4,2" the outermost level comes first
   return end != text && number > 0 ? static_cast<int>(std::min(number, 65536L)) : 0;
 }
 
@@ -43,7 +43,7 @@ void parallel_for(int64_t count, int64_t grain, const std::function<void(int64_t
   if (threads <= 0) threads = available_cores();
   threads = static_cast<int>(std::min<int64_t>(threads, ranges));
 
-  // Ranges are always `grain` long, whatever the number of threads; who runs which is decided as
+  // Ranges always have `grain` elements, for any number of threads; threads take the next one as
   // they finish.
   std::atomic<int64_t> next{0};
   std::mutex mutex;
@@ -64,7 +64,7 @@ void parallel_for(int64_t count, int64_t grain, const std::function<void(int64_t
     try {
       helpers.emplace_back(work);
     } catch (const std::system_error&) {
-      break;  // no more threads to be had: the ones there are do the work
+      break;  // no more threads available: continue with those started
     }
   }
   work();

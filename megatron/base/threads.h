@@ -1,4 +1,4 @@
-// Host threads: how many to use, and a parallel loop whose result does not depend on their number.
+// Host threads: their number, and a parallel loop whose result does not depend on it.
 #pragma once
 
 #include <cstdint>
@@ -9,10 +9,10 @@ namespace megatron {
 // Cores this process may run on (its affinity mask), at least 1.
 int available_cores();
 
-// The first number of OMP_NUM_THREADS; 0 when it is unset or holds no positive number.
+// The first number of OMP_NUM_THREADS; 0 if it is unset or not a positive number.
 int omp_num_threads();
 
-// CPU threads for one of the `local_ranks` ranks of this node: `requested` (--num-threads) when
+// CPU threads for one of the `local_ranks` ranks of this node: `requested` (--num-threads) if
 // positive, else omp_num_threads(), else the rank's share of available_cores(). At least 1.
 int choose_num_threads(int64_t requested, int local_ranks = 1);
 

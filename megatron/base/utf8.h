@@ -1,4 +1,4 @@
-// UTF-8 as bytes; nothing that needs Unicode tables.
+// UTF-8 decoding; nothing that needs Unicode tables.
 #pragma once
 
 #include <cstddef>
@@ -7,8 +7,8 @@
 
 namespace megatron {
 
-// One decoded character. `valid` is false for a byte that starts no well-formed sequence (overlong
-// forms, surrogates and values above U+10FFFF included); `bytes` is then 1.
+// One decoded character. `valid` is false for a byte that starts no well-formed sequence (including
+// overlong forms, surrogates and values above U+10FFFF); then `bytes` is 1.
 struct Utf8Character {
   uint32_t code = 0;
   int bytes = 1;

@@ -1,4 +1,4 @@
-// What command line and YAML parsing share: which text sets which field, and what was found so far.
+// Shared by command line and YAML parsing: which text sets which field, and the results so far.
 #pragma once
 
 #include <functional>
@@ -20,7 +20,7 @@ class FlagParser {
   FlagParser(const FlagParser&) = delete;  // the maps point into fields_
   FlagParser& operator=(const FlagParser&) = delete;
 
-  // A field, and what giving one of its flags sets when it is a bool.
+  // A field, and the value that one of its flags sets if it is a bool.
   struct Target {
     const FieldInfo* field = nullptr;
     bool sense = true;
@@ -31,14 +31,14 @@ class FlagParser {
   Target find_key(const std::string& key) const;
   const KnownFlag* find_known(const std::string& flag) const;
 
-  // Parses and keeps a value. `what` names the place in messages.
+  // Parses and stores a value. `what` names its origin in messages.
   void set(const Target& target, const std::string& what, std::span<const std::string> texts);
   void set_value(const Target& target, FieldValue value) {
     values[target.field->name] = std::move(value);
   }
 
-  // Checks the values of a flag of the known table and keeps it for judge_known(). `off`: its
-  // values switch it off, whatever it is (null or false in YAML).
+  // Checks the values of a flag of the known table and stores it for judge_known(). `off`: the
+  // values switch it off (null or false in YAML).
   void note_known(const KnownFlag& known, const std::string& what,
                   std::span<const std::string> texts, bool off);
 
@@ -47,20 +47,19 @@ class FlagParser {
   // Accepts or refuses the flags of the known table, once all values are set.
   void judge_known(const std::function<FlagVerdict(const KnownFlag&)>& judge);
 
-  // "; did you mean --x?" or nothing.
+  // "; did you mean --x?" or "".
   std::string suggestion(const std::string& flag) const;
   void also_suggest(const char* flag) { suggestions_.push_back(flag); }
 
-  // Reads a YAML file. Keys in `keep` (names of fields) are read and checked, but their values are
-  // not taken. Returns false when there is no such file or it is not YAML, which is then a
-  // violation.
+  // Reads a YAML file. Keys in `keep` (names of fields) are read and checked, but not assigned.
+  // Returns false, after adding a violation, if there is no such file or it is not YAML.
   bool read_yaml_file(const std::string& path, const std::set<std::string>& keep,
                       bool ignore_unknown);
 
   const std::vector<FieldInfo>& fields() const { return fields_; }
   const std::map<std::string, Target>& flags() const { return flags_; }
 
-  std::map<std::string, FieldValue> values;  // by name of the field
+  std::map<std::string, FieldValue> values;  // by field name
   std::set<std::string> failed;              // names of fields whose value could not be read
   std::vector<std::pair<std::string, std::string>> already_so;
   Violations violations;
@@ -68,7 +67,7 @@ class FlagParser {
  private:
   struct GivenFlag {
     const KnownFlag* known;
-    std::string what;  // with its values
+    std::string what;  // flag with its values
     bool off;
   };
 

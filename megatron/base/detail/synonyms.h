@@ -7,8 +7,8 @@
 
 namespace megatron {
 
-// Our flags that may be meant by an unknown one ("--learning_rate", "--optimizer.lr", "-m"), the
-// likeliest first. Whether the command at hand has them is for the caller to say.
+// Our flags that an unknown one may mean ("--learning_rate", "--optimizer.lr", "-m"), the likeliest
+// first. The caller checks whether its command has them.
 std::vector<std::string> synonyms_of(std::string_view flag);
 
 }  // namespace megatron
