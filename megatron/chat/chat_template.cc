@@ -18,8 +18,8 @@ constexpr int64_t kLongestRange = 100'000;  // as Jinja's sandbox
 constexpr int kMostNamespaces = 4000;       // they can be nested, and are freed recursively
 constexpr uint64_t kMostTemplateBytes = uint64_t{16} << 20;
 
-// What rendering may make: templates that gather their text with + take its square, those that
-// write it take it a few times.
+// The budget of a rendering: templates that build their text with + need its square, those that
+// output it a small multiple.
 uint64_t most_bytes(const ChatInput& input) {
   return (uint64_t{128} << 20) +
          64 * (input.messages.size() + input.tools.size() + input.variables.size());
@@ -95,7 +95,7 @@ JinjaValue parsed(const std::string& json, const char* what, const std::string& 
   }
 }
 
-// A token as tokenizer_config.json writes it: a string, or an object with its content.
+// A token of tokenizer_config.json: a string, or an object with its content.
 std::string token_text(const Json& token) {
   if (token.is_string()) return token.get<std::string>();
   return token.is_object() && token.contains("content") && token["content"].is_string()
@@ -166,7 +166,7 @@ void ChatTemplate::set_special_tokens(std::vector<std::pair<std::string, std::st
 }
 
 RenderedChat ChatTemplate::render(const ChatInput& input) const {
-  // What is given last is found first.
+  // Later definitions take precedence.
   Variables variables;
   const auto set = [&](const std::string& name, JinjaValue value) {
     variables.emplace(variables.begin(), name, std::move(value));

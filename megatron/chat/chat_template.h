@@ -1,10 +1,10 @@
-// Chat templates: how a conversation becomes the text that a model was trained on. They are Jinja
-// templates, published in tokenizer_config.json or chat_template.jinja beside a tokenizer.
+// Chat templates: they render a conversation as the text that a model was trained on. They are
+// Jinja templates, published in tokenizer_config.json or chat_template.jinja next to a tokenizer.
 //
-// Understood is what `transformers` sets up for them: the statements if, for, set, macro, call,
+// Supported is what `transformers` sets up for them: the statements if, for, set, macro, call,
 // filter, with, break, continue, raw and generation; Jinja's expressions, filters and tests;
 // Python's methods of strings and dicts; raise_exception, strftime_now, range, namespace, dict.
-// Templates cannot reach files or run for long. Source: Jinja 3.1
+// Templates cannot access files or run for long. Source: Jinja 3.1
 // (https://jinja.palletsprojects.com/en/stable/templates/); transformers, "Chat templates".
 #pragma once
 
@@ -42,17 +42,17 @@ class ChatTemplate {
   ChatTemplate(ChatTemplate&&) noexcept;
   ChatTemplate& operator=(ChatTemplate&&) noexcept;
 
-  // Throws Error that names line, column and construct, also when the template itself refuses the
+  // Throws Error that names line, column and construct, also if the template itself rejects the
   // conversation.
   RenderedChat render(const ChatInput& input) const;
 
-  // Whether the template says which text the model writes.
+  // Whether the template marks the text that the model writes.
   bool marks_generation() const;
   const std::string& source() const;
   const std::string& name() const;
 
-  // Special tokens by their names in templates (bos_token, eos_token, ...), as JSON strings would
-  // spell them.
+  // Special tokens by their names in templates (bos_token, eos_token, ...), spelled like JSON
+  // strings.
   void set_special_tokens(std::vector<std::pair<std::string, std::string>> tokens);
 
  private:
@@ -60,10 +60,10 @@ class ChatTemplate {
   std::unique_ptr<Impl> impl_;
 };
 
-// The template of a tokenizer: `given` (a file, or the template itself when it holds a brace), else
-// chat_template.jinja or the "chat_template" of tokenizer_config.json in `folder`, which also has
-// the special tokens. Of several templates the one named "default" (with `has_tools`, "tool_use" if
-// there is one) is taken. Throws Error when there is none.
+// The template of a tokenizer: `given` (a file, or the template itself if it contains a brace),
+// else chat_template.jinja or the "chat_template" of tokenizer_config.json in `folder`, which also
+// has the special tokens. Of several templates the one named "default" is used (with `has_tools`,
+// "tool_use" if there is one). Throws Error if there is none.
 ChatTemplate load_chat_template(const std::filesystem::path& folder, const std::string& given,
                                 bool has_tools = false);
 

@@ -27,8 +27,8 @@ bool starts_name(char c) {
          static_cast<unsigned char>(c) >= 0x80;
 }
 
-// The value of a hexadecimal or octal escape of up to `count` digits at `at`, which moves behind
-// it.
+// The value of a hexadecimal or octal escape of up to `count` digits at `at`, which is advanced
+// past it.
 std::optional<uint32_t> escaped_number(std::string_view text, size_t& at, size_t count, int base) {
   const size_t end = std::min(text.size(), at + count);
   uint32_t value = 0;
@@ -39,7 +39,7 @@ std::optional<uint32_t> escaped_number(std::string_view text, size_t& at, size_t
   return value;
 }
 
-// What stands between the quotes of a Python string.
+// Decodes the text between the quotes of a Python string.
 std::string unescaped(std::string_view text, size_t offset) {
   std::string out;
   for (size_t i = 0; i < text.size();) {
@@ -65,7 +65,7 @@ std::string unescaped(std::string_view text, size_t offset) {
       --i;
       python_append_code_point(*escaped_number(text, i, 3, 8), out);
     } else if (c == '\n') {
-      continue;  // a line that goes on
+      continue;  // a continued line
     } else {
       out += '\\';
       out += c;
@@ -112,7 +112,7 @@ class Lexer {
     return std::string::npos;
   }
 
-  // Where the text before a tag ends: "-" takes white space away; lstrip_blocks, what stands before
+  // Where the text before a tag ends: "-" removes white space; lstrip_blocks removes blanks before
   // a statement or comment on its line.
   size_t text_end(size_t tag, char kind, char sign) const {
     size_t end = tag;
@@ -142,7 +142,7 @@ class Lexer {
 
   bool starts(std::string_view text) const { return source_.compare(at_, text.size(), text) == 0; }
 
-  // If a tag ends here with `close` ("%}"), behind it and what it takes of the text that follows.
+  // If the tag ends here with `close` ("%}"), moves past it and the white space that it removes.
   bool ends(std::string_view close, bool takes_newline) {
     const char sign = source_[at_];
     const bool has_sign = (sign == '-' || (sign == '+' && takes_newline)) &&
@@ -163,7 +163,7 @@ class Lexer {
     jinja_syntax_error(tag, "a comment {# is not closed");
   }
 
-  // Whether the tag consists of this word alone.
+  // Whether the tag consists only of this word.
   bool at_word(std::string_view word) const {
     size_t i = at_;
     while (i < source_.size() && is_blank(source_[i])) ++i;

@@ -1,4 +1,4 @@
-// The words of chat templates.
+// The lexer of chat templates.
 #pragma once
 
 #include <cstddef>
@@ -8,7 +8,7 @@
 
 namespace megatron {
 
-// A problem at a place of the source.
+// An error at a position of the source.
 struct JinjaSyntaxError {
   size_t offset;
   std::string message;
@@ -31,13 +31,13 @@ enum class JinjaTokenKind {
 struct JinjaToken {
   JinjaTokenKind kind = JinjaTokenKind::kEnd;
   size_t offset = 0;
-  std::string text;  // as written; of a string, what it stands for
+  std::string text;  // as written; of a string, its value
 };
 
-// `source` with the newlines that Jinja sees: "\n" alone, and not one at the very end.
+// `source` with newlines normalised as by Jinja: only "\n", and none at the very end.
 std::string normalized_jinja(std::string_view source);
 
-// The words of a source, kEnd last. Throws JinjaSyntaxError.
+// The tokens of a source, kEnd last. Throws JinjaSyntaxError.
 std::vector<JinjaToken> lex_jinja(const std::string& source);
 
 }  // namespace megatron

@@ -1,5 +1,5 @@
-// The filters, tests, methods and operators of chat templates. Names and results are those of
-// Jinja 3.1 and of Python.
+// The filters, tests, methods and operators of chat templates, with the names and results of Jinja
+// 3.1 and Python.
 #include <algorithm>
 #include <charconv>
 #include <cmath>
@@ -34,7 +34,8 @@ std::string string_of(const Value& value, const char* what) {
   return value.string();
 }
 
-// Operations on a string take time that grows with it, whatever they return.
+// Charges for the time of string operations, which grows with the string even if the result is
+// small.
 void charge_scan(const Value& value) {
   if (value.is_string()) jinja_charge(value.string().size() / 16);
 }
@@ -78,7 +79,7 @@ std::string replaced(const std::string& text, const std::string& from, const std
 
 std::vector<Value> split_blanks(const std::string& text, int64_t most) {
   std::vector<Value> out;
-  // The end of the run of characters from `at` on that are blanks, or are not.
+  // The end of the run of blanks, or of non-blanks, that starts at `at`.
   const auto end_of_run = [&](size_t at, bool blank) {
     while (at < text.size()) {
       const Utf8Character c = decode_utf8(text, at);
@@ -139,7 +140,7 @@ std::string python_title(const std::string& text) {
   return out;
 }
 
-// Jinja's filter: words begin behind blanks, hyphens and opening brackets.
+// Jinja's filter: words begin after blanks, hyphens and opening brackets.
 std::string filter_title(const std::string& text) {
   std::string out, word;
   const auto end_word = [&] {
@@ -366,7 +367,7 @@ Value list_method(const std::shared_ptr<JinjaSequence>& list, const std::string&
   return {};
 }
 
-// -- attributes that filters name: "a", "a.b", 0
+// -- attributes named by filters: "a", "a.b", 0
 
 Value named_attribute(Value value, const Value& name) {
   if (name.is_integer()) return jinja_item(value, name);
@@ -472,7 +473,7 @@ Value indented(const Value& value, Arguments& a) {
   return out;
 }
 
-// Python's int() of text; -1: none.
+// Python's int() of text; nullopt: not a number.
 std::optional<int64_t> parsed_integer(const std::string& text, int base) {
   std::string digits = python_stripped(text, nullptr, true, true);
   std::erase(digits, '_');
@@ -535,7 +536,7 @@ Value sorted(const Value& value, Arguments& a) {
   std::vector<std::pair<Value, Value>> keyed;
   for (const Value& item : jinja_elements(value))
     keyed.emplace_back(sort_key(item, attribute, case_sensitive), item);
-  // A merge sort: an order that is none (of numbers that are no numbers) harms nothing.
+  // A merge sort is safe even for an inconsistent order (with NaN).
   std::stable_sort(keyed.begin(), keyed.end(), [&](const auto& x, const auto& y) {
     return reverse ? less(y.first, x.first) : less(x.first, y.first);
   });
@@ -619,7 +620,7 @@ Value escaped(const Value& value, Arguments& a) {
   a.check_all_used(0);
   std::string out;
   const std::string text = jinja_text(value);
-  jinja_check_room(5 * text.size());  // the longest of these names
+  jinja_check_room(5 * text.size());  // the longest of these replacements
   for (const char c : text) {
     switch (c) {
       case '&':
@@ -686,7 +687,7 @@ int64_t length_of(const Value& value) {
   fail(cat("object of type ", value.type_name(), " has no length"));
 }
 
-// Filters of a value and nothing else.
+// Filters without arguments.
 template <class Fn>
 Value alone(Arguments& a, const Fn& result) {
   a.check_all_used(0);
@@ -1056,7 +1057,7 @@ bool jinja_contains(const JinjaValue& all, const JinjaValue& item) {
 std::vector<JinjaValue> jinja_elements(const JinjaValue& value) {
   if (value.is_undefined()) return {};
   if (value.is_sequence()) {
-    jinja_charge(value.items().size() * sizeof(Value) / 4);  // a copy that is soon gone
+    jinja_charge(value.items().size() * sizeof(Value) / 4);  // a short-lived copy
     return value.items();
   }
   std::vector<Value> out;

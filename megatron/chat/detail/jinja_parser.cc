@@ -29,7 +29,7 @@ class Parser {
   }
 
  private:
-  // Counts how deep the parser is in itself.
+  // Counts the recursion depth of the parser.
   class Nesting {
    public:
     Nesting(int& depth, size_t offset) : depth_(depth) {
@@ -275,7 +275,7 @@ class Parser {
     return constant(token.offset, value);
   }
 
-  // Values with commas between them; one alone is itself.
+  // Values separated by commas; a single one is not a tuple.
   ExpressionPtr tuple(bool parentheses, bool with_if = true) {
     const size_t offset = token().offset;
     std::vector<ExpressionPtr> items;
@@ -381,7 +381,7 @@ class Parser {
     return checked(std::move(out));
   }
 
-  // Filters, tests, and calls behind them.
+  // Filters, tests, and calls after them.
   ExpressionPtr filters(ExpressionPtr value) {
     for (;;) {
       if (is("|")) {
@@ -436,7 +436,7 @@ class Parser {
     return std::find(ends.begin(), ends.end(), tokens_[at_ + 1].text) != ends.end();
   }
 
-  // Up to one of the words, which is left to be read.
+  // Parses up to one of the words, which is not consumed.
   JinjaBody parse_body(std::initializer_list<std::string_view> ends) {
     const Nesting nesting(depth_, token().offset);
     JinjaBody body;
@@ -463,7 +463,7 @@ class Parser {
       }
     }
   }
-  // A word that can only close something.
+  // A word that can only end a statement.
   bool closes() const {
     const std::string& word = tokens_[at_ + 1].text;
     return tokens_[at_ + 1].kind == TokenKind::kName &&
@@ -477,7 +477,7 @@ class Parser {
     return out;
   }
 
-  // The body of a statement, and its {% endword %}.
+  // Parses the body of a statement and its {% endword %}.
   JinjaBody closed_body(std::string_view end, size_t offset) {
     JinjaBody body = parse_body({end});
     close(end, offset);
@@ -554,7 +554,7 @@ class Parser {
     return out;
   }
 
-  // A name, names with commas, or (with `attributes`) a name with an attribute.
+  // A name, names separated by commas, or (with `attributes`) a name with an attribute.
   ExpressionPtr target(bool attributes) {
     const size_t offset = token().offset;
     std::vector<ExpressionPtr> items;
@@ -635,7 +635,7 @@ class Parser {
     expect(")", where);
   }
 
-  // Loops outside a macro are not loops inside it.
+  // Loops around a macro are not loops inside it.
   JinjaBody function_body(std::string_view end, size_t offset) {
     const int loops = std::exchange(loops_, 0);
     JinjaBody body = closed_body(end, offset);

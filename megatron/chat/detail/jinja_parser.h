@@ -1,6 +1,5 @@
-// The syntax of chat templates: Jinja as `transformers` sets it up (trim_blocks, lstrip_blocks,
-// loop controls,
-// {% generation %}), as trees of expressions and statements.
+// The parser of chat templates: Jinja as `transformers` sets it up (trim_blocks, lstrip_blocks,
+// loop controls, {% generation %}), as trees of expressions and statements.
 #pragma once
 
 #include <cstddef>
@@ -36,7 +35,7 @@ struct JinjaExpression {
     kBinary,     // operands[0] name operands[1]
     kAttribute,  // operands[0].name
     kItem,       // operands[0][operands[1]]
-    kSlice,      // operands[0][operands[1]:operands[2]:operands[3]], null where left out
+    kSlice,      // operands[0][operands[1]:operands[2]:operands[3]], null where omitted
     kCall,       // operands[0](operands[1], ..., named)
     kFilter,     // operands[0] | name(operands[1], ..., named)
     kTest,       // operands[0] is name(operands[1], ..., named)
@@ -44,7 +43,7 @@ struct JinjaExpression {
     kCondition,  // operands[0] if operands[1] else operands[2], which may be null
   };
   Kind kind = Kind::kConstant;
-  size_t offset = 0;  // in the source
+  size_t offset = 0;  // position in the source
   int depth = 1;
   JinjaValue constant;
   std::string name;
@@ -61,12 +60,13 @@ struct JinjaStatement {
     kFor,  // target in expressions[0], if expressions[1] unless null; bodies[0], bodies[1] is else
            // or empty
     kSet,  // target = expressions[0]
-    kSetBlock,    // target = bodies[0] through expressions[0], a filter of the name "", unless null
+    // target = bodies[0] filtered by expressions[0] (a filter of the name "") unless null
+    kSetBlock,
     kMacro,       // name(parameters), bodies[0]
     kCall,        // {% call(parameters) expressions[0] %} bodies[0]
-    kFilter,      // bodies[0] through expressions[0]
+    kFilter,      // bodies[0] filtered by expressions[0]
     kWith,        // names = expressions, bodies[0]
-    kGeneration,  // bodies[0]: text that the model wrote
+    kGeneration,  // bodies[0]: text written by the model
     kBreak,
     kContinue,
   };
@@ -82,7 +82,7 @@ struct JinjaStatement {
   std::vector<std::pair<std::string, JinjaExpressionPtr>> parameters;  // with defaults, or null
 };
 
-// What is between the parts of a kSetBlock and kFilter: stands for the text of the body.
+// The name that stands for the body's text in the filter of a kSetBlock or kFilter.
 inline constexpr const char* kJinjaBlockText = "(body)";
 
 // Parses a normalized source. Throws JinjaSyntaxError.

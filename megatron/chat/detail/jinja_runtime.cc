@@ -12,14 +12,14 @@ using Expression = JinjaExpression;
 using Kind = JinjaExpression::Kind;
 using Statement = JinjaStatement;
 
-// Bounds that no chat needs and that a runaway template meets soon.
+// Limits that no chat reaches and a runaway template reaches soon.
 constexpr int64_t kMostSteps = 2'000'000;
 constexpr size_t kMostText = size_t{1} << 28;
-constexpr int kMostCalls = 100;  // of macros, in each other
+constexpr int kMostCalls = 100;  // nested macro calls
 
-constexpr const char* kCallLoop = "(call)";  // the entry of `loop` that calls it
+constexpr const char* kCallLoop = "(call)";  // key of `loop` for calling it
 
-// Variables of a template, loop or macro.
+// The variables of a template, loop or macro.
 struct Scope {
   std::shared_ptr<Scope> parent;
   std::vector<std::pair<std::string, Value>> variables;
@@ -308,7 +308,7 @@ class Renderer {
     *out_ += text;
   }
 
-  // What `run` writes.
+  // The text that `run` outputs.
   template <class Run>
   std::string captured(const Run& run) {
     std::string text;
@@ -479,7 +479,7 @@ class Renderer {
           return Value(differs);
         }));
     if (s.recursive) {
-      const std::weak_ptr<Scope> outer = scope;  // its owner holds it while the loop runs
+      const std::weak_ptr<Scope> outer = scope;  // kept alive by its owner while the loop runs
       add(kCallLoop, jinja_function([this, &s, outer, depth](JinjaArguments& arguments) {
             const ScopePtr alive = outer.lock();
             const Value* deeper = arguments.find(0, "iterable");
@@ -491,7 +491,7 @@ class Renderer {
   }
 
   Value macro(const Statement& s, const ScopePtr& scope) {
-    const std::weak_ptr<Scope> outer = scope;  // which holds the macro
+    const std::weak_ptr<Scope> outer = scope;  // weak, since the scope owns the macro
     return jinja_function([this, &s, outer](JinjaArguments& arguments) {
       const std::string name = s.name.empty() ? "caller" : s.name;
       if (++calls_ > kMostCalls)

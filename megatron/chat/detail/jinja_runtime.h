@@ -1,4 +1,4 @@
-// Rendering of a parsed template.
+// Renders a parsed template.
 #pragma once
 
 #include <functional>
@@ -15,8 +15,8 @@ struct JinjaArguments {
   std::vector<JinjaValue> positional;
   std::vector<std::pair<std::string, JinjaValue>> named;
 
-  // The argument at `index`, or of that name; null when it is not given. Names that nobody asks for
-  // are refused by check_all_used().
+  // The argument at `index`, or of that name; null if it is not given. check_all_used() refuses
+  // arguments that were never requested.
   const JinjaValue* find(size_t index, std::string_view name);
   JinjaValue get(size_t index, std::string_view name, JinjaValue otherwise);
   void check_all_used(size_t most_positional) const;
@@ -36,16 +36,16 @@ JinjaValue apply_jinja_filter(const std::string& name, const JinjaValue& value,
                               JinjaArguments& arguments);
 bool apply_jinja_test(const std::string& name, const JinjaValue& value, JinjaArguments& arguments);
 
-// value.name: a method, else the entry of a dict, else Undefined. value[key]: the other way round.
+// value.name: a method, else the entry of a dict, else Undefined. value[key]: in the reverse order.
 JinjaValue jinja_attribute(const JinjaValue& value, const std::string& name);
 JinjaValue jinja_item(const JinjaValue& value, const JinjaValue& key);
 bool jinja_contains(const JinjaValue& all, const JinjaValue& item);
-// What {% for %} walks over.
+// The elements that {% for %} iterates over.
 std::vector<JinjaValue> jinja_elements(const JinjaValue& value);
-// a + b, and so on by Python's rules.
+// a + b and so on, by Python's rules.
 JinjaValue jinja_binary(const std::string& op, const JinjaValue& a, const JinjaValue& b);
 
-// A problem at a place of the source.
+// An error at a position of the source.
 struct JinjaRuntimeError {
   size_t offset;
   std::string construct;  // "the filter tojson"
@@ -58,8 +58,8 @@ struct JinjaOutput {
   std::vector<std::pair<size_t, size_t>> generated;
 };
 
-// Renders with the variables given. Throws JinjaRuntimeError; also when the template runs on and
-// on, or makes more than `most_bytes` (see JinjaBudget).
+// Renders with the given variables. Throws JinjaRuntimeError, also if the template runs for too
+// long or produces more than `most_bytes` (see JinjaBudget).
 JinjaOutput render_jinja(const JinjaBody& body,
                          std::vector<std::pair<std::string, JinjaValue>> variables,
                          uint64_t most_bytes);

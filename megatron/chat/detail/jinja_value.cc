@@ -14,8 +14,8 @@
 namespace megatron {
 namespace {
 
-constexpr int kDeepest = 200;       // nesting of values that are written
-constexpr int kDeepestBuilt = 500;  // and of those that a template builds
+constexpr int kDeepest = 200;       // nesting of values that are output
+constexpr int kDeepestBuilt = 500;  // nesting of values that a template builds
 
 thread_local JinjaBudget* budget = nullptr;
 
@@ -156,7 +156,7 @@ class JsonText {
     out_ += '\n';
     out_.append(static_cast<size_t>(style_.indent * depth), ' ');
   }
-  // Python ends lines with "," when it indents, unless the separators are given.
+  // With indentation Python ends lines with ",", unless separators are given.
   std::string_view item_separator() const {
     return style_.indent >= 0 && style_.item_separator == ", " ? std::string_view(",")
                                                                : style_.item_separator;
@@ -319,7 +319,7 @@ void jinja_check_room(uint64_t bytes) {
 }
 
 JinjaValue::JinjaValue(std::string value) {
-  constexpr uint64_t kObject = 64;  // what a string takes besides its text
+  constexpr uint64_t kObject = 64;  // memory of a string besides its text
   jinja_charge(value.size() + kObject);
   data_ = std::make_shared<const std::string>(std::move(value));
 }
@@ -403,7 +403,7 @@ bool equal(const JinjaValue& a, const JinjaValue& b) {
   }
   if (a.is_none() || a.is_undefined()) return a.is_none() ? b.is_none() : b.is_undefined();
   if (a.is_sequence() && b.is_sequence()) {
-    jinja_charge(16);  // the same list may be met very often
+    jinja_charge(16);  // the same list may occur very often
     return a.sequence() == b.sequence() || (a.sequence()->is_tuple == b.sequence()->is_tuple &&
                                             std::equal(a.items().begin(), a.items().end(),
                                                        b.items().begin(), b.items().end(), equal));
@@ -495,7 +495,7 @@ void python_append_code_point(uint32_t code, std::string& out) {
   out.append(reinterpret_cast<const char*>(bytes), static_cast<size_t>(count));
 }
 
-// The capital of the sharp s is two letters.
+// The upper case of the sharp s has two letters.
 std::string python_upper_case(std::string_view text) {
   constexpr std::string_view kSharpS = "\u00df";
   std::string out;

@@ -1,4 +1,4 @@
-// Values of chat templates, with the meaning that Python gives them: truth, equality, order, text.
+// Values of chat templates with Python's semantics: truth, equality, order, text.
 #pragma once
 
 #include <cstdint>
@@ -15,28 +15,28 @@ class JinjaValue;
 struct JinjaCallable;
 
 struct JinjaNone {};
-// What a name, key or attribute that is not there gives. `what` says so: "'tools' is undefined".
+// The value of a missing name, key or attribute. `what` is the message: "'tools' is undefined".
 struct JinjaUndefined {
   std::string what;
 };
 struct JinjaSequence {
   std::vector<JinjaValue> items;
   bool is_tuple = false;
-  int depth = 1;  // of lists and dicts in each other
+  int depth = 1;  // nesting depth of lists and dicts
 };
-// Keys in the order of their insertion.
+// Keys in insertion order.
 struct JinjaMapping {
   std::vector<std::pair<JinjaValue, JinjaValue>> entries;
-  bool is_namespace = false;  // made by namespace(): the only value that a template can change
-  int depth = 1;              // as above; of what is set by set()
+  bool is_namespace = false;  // made by namespace(): the only mutable value
+  int depth = 1;              // as above; updated by set()
   const JinjaValue* find(const JinjaValue& key) const;
   const JinjaValue* find(std::string_view key) const;
   void set(const JinjaValue& key, JinjaValue value);
 };
 
-// What one rendering may make: the bytes of all strings and lists that its operations build,
-// counted together and never given back, so that memory and time are both bounded. While an object
-// lives it is the budget of its thread; without one nothing is counted.
+// The budget of one rendering: the bytes of all strings and lists that its operations build,
+// counted together and never returned, so that memory and time are both bounded. While an object
+// lives it is its thread's budget; without one nothing is counted.
 class JinjaBudget {
  public:
   explicit JinjaBudget(uint64_t bytes);
@@ -52,13 +52,13 @@ class JinjaBudget {
   uint64_t used_ = 0;
   JinjaBudget* const outer_;
 };
-// Counts bytes that are made, or work that takes about as long. Throws JinjaError when the budget
-// is spent. Called before the memory is taken.
+// Counts bytes to be allocated, or work that takes about as long. Throws JinjaError if the budget
+// is exceeded. Called before allocating.
 void jinja_charge(uint64_t bytes);
-// Throws JinjaError when so many more bytes would spend the budget; counts nothing.
+// Throws JinjaError if that many more bytes would exceed the budget; counts nothing.
 void jinja_check_room(uint64_t bytes);
 
-// Strings and lists are shared by copies.
+// Copies share strings and lists.
 class JinjaValue {
  public:
   JinjaValue() : data_(JinjaUndefined{}) {}
@@ -105,10 +105,10 @@ class JinjaValue {
   double number() const;
 
   bool truth() const;
-  // "str", "list", "dict": what Python calls its type.
+  // "str", "list", "dict": Python's name of its type.
   const char* type_name() const;
 
-  // Lists and dicts in each other: 0 for other values.
+  // Nesting depth of lists and dicts; 0 for other values.
   int depth() const;
 
  private:
@@ -120,15 +120,15 @@ class JinjaValue {
 };
 
 bool equal(const JinjaValue& a, const JinjaValue& b);
-// Whether a < b. Throws JinjaError where Python has no order.
+// Whether a < b. Throws JinjaError if Python defines no order.
 bool less(const JinjaValue& a, const JinjaValue& b);
 
 // Python's str() and repr(). Undefined is "".
 std::string jinja_text(const JinjaValue& value);
 std::string jinja_repr(const JinjaValue& value);
 
-// Python's json.dumps. `indent` below 0: on one line. Throws JinjaError for what JSON has no form
-// of.
+// Python's json.dumps. `indent` below 0: on one line. Throws JinjaError for values without a JSON
+// form.
 struct JinjaJsonStyle {
   int64_t indent = -1;
   bool sort_keys = false;
@@ -138,15 +138,15 @@ struct JinjaJsonStyle {
 };
 std::string jinja_json(const JinjaValue& value, const JinjaJsonStyle& style);
 
-// Throws JinjaError for text that is no JSON.
+// Throws JinjaError for text that is not JSON.
 JinjaValue jinja_from_json(std::string_view text);
 
-// A message about values; whoever evaluates adds the place in the template.
+// A message about values; the evaluator adds the position in the template.
 struct JinjaError {
   std::string message;
 };
 
-// -- text as Python counts it: in code points
+// -- text indexed by code points, as in Python
 
 int64_t python_length(std::string_view text);
 // The byte offset of code point `index`, at most the size.
