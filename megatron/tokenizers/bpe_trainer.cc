@@ -17,7 +17,7 @@ namespace {
 
 constexpr size_t kNumShards = 64;
 
-// Looks up string keys by views, so that a known word costs no allocation.
+// Allows lookups of string keys by views, so that a known word costs no allocation.
 struct BytesHash {
   using is_transparent = void;
   size_t operator()(std::string_view bytes) const { return std::hash<std::string_view>()(bytes); }
@@ -66,7 +66,7 @@ WordCounter::WordCounter(const BpeTrainerOptions& options)
     : impl_(std::make_unique<Impl>(options)) {}
 WordCounter::~WordCounter() = default;
 
-// Counts privately first, then adds to the shared maps, one shard at a time.
+// Counts locally first, then adds to the shared maps, one shard at a time.
 void WordCounter::count(const std::vector<std::string_view>& documents) {
   WordMap local;
   PreTokenizer::Scratch scratch;
@@ -125,7 +125,7 @@ std::vector<std::pair<std::string, int64_t>> WordCounter::take() {
 
 namespace {
 
-// The words as sequences of tokens, the counts of neighbouring pairs, and a queue of the most
+// The words as sequences of tokens, the counts of adjacent pairs, and a priority queue of the most
 // frequent ones.
 class BpeLearner {
  public:
@@ -168,7 +168,7 @@ class BpeLearner {
   struct Pair {
     int32_t left, right;
     int64_t count = 0;
-    std::vector<uint32_t> words;  // where it may occur
+    std::vector<uint32_t> words;  // words that may contain it
   };
   struct Candidate {
     int64_t count;
@@ -222,7 +222,7 @@ class BpeLearner {
     return pairs_[index];
   }
 
-  // Adds `count` occurrences; `word` is where, kNoWord when they go away.
+  // Adds `count` occurrences, in `word`; kNoWord if they are removed.
   uint32_t change(int32_t left, int32_t right, int64_t count, uint32_t word) {
     uint32_t index;
     Pair& changed = pair(left, right, index);
@@ -260,7 +260,7 @@ class BpeLearner {
     }
   }
 
-  // Rewrites one word in place, occurrences from left to right.
+  // Merges all occurrences in one word in place, from left to right.
   void merge_in_word(Word& word, uint32_t w, int32_t left, int32_t right, int32_t merged) {
     int32_t* s = &symbols_[word.begin];
     uint32_t out = 0;

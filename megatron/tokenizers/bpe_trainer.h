@@ -1,6 +1,6 @@
-// Learns byte-level BPE from text and writes it as a tokenizer.json.
+// Trains byte-level BPE on text and writes it as a tokenizer.json.
 //
-// The result depends on the text and the options alone, not on the number of threads, and equals
+// The result depends only on the text and the options, not on the number of threads, and equals
 // what the `tokenizers` package's BpeTrainer learns from the same words.
 #pragma once
 
@@ -15,17 +15,16 @@
 namespace megatron {
 
 struct BpeTrainerOptions {
-  int64_t vocab_size = 32000;    // with the 256 bytes and the special tokens
+  int64_t vocab_size = 32000;    // including the 256 bytes and the special tokens
   int64_t min_frequency = 2;     // pairs that are rarer are not merged
-  std::string pattern = "gpt2";  // gpt2, llama3 or qwen2: how text is cut into words
+  std::string pattern = "gpt2";  // gpt2, llama3 or qwen2: the pattern that splits text into words
   std::vector<std::string> special_tokens = {"<|endoftext|>"};  // get the last ids
-  int64_t max_words = 8'000'000;  // distinct words that are counted; see WordCounter
+  int64_t max_words = 8'000'000;  // maximum of distinct words that are counted; see WordCounter
 };
 
-// Counts the words of documents. Memory: about 80 bytes per distinct word, of which there are at
-// most max_words when a round of text (the caller's choice; the text between two calls of prune())
-// has been counted. Then the rarest words are forgotten: first those seen once, then twice, and so
-// on.
+// Counts the words of documents. Memory: about 80 bytes per distinct word. prune() limits these to
+// max_words by dropping the rarest words: first those seen once, then twice, and so on. The caller
+// calls it after each round of text.
 class WordCounter {
  public:
   explicit WordCounter(const BpeTrainerOptions& options);
@@ -45,12 +44,12 @@ class WordCounter {
 };
 
 struct LearnedBpe {
-  std::vector<std::string> tokens;  // bytes by id; special tokens are not among them
+  std::vector<std::string> tokens;                  // bytes by id, without special tokens
   std::vector<std::pair<int32_t, int32_t>> merges;  // by rank
 };
 
-// Merges the most frequent pair of tokens, among equals the one with the smallest ids, until the
-// vocabulary is full.
+// Repeatedly merges the most frequent pair of tokens, on a tie the one with the smallest ids, until
+// the vocabulary is full.
 LearnedBpe learn_bpe(const std::vector<std::pair<std::string, int64_t>>& words,
                      const BpeTrainerOptions& options);
 
@@ -69,7 +68,7 @@ struct TrainingReport {
   int64_t num_tokens = 0, num_merges = 0;  // num_tokens with special tokens
 };
 
-// Reads, counts, learns and writes `output` (atomically). Throws Error naming file and line for
+// Reads, counts, trains and writes `output` (atomically). Throws Error that names file and line of
 // input that cannot be read.
 TrainingReport train_bpe(const TrainingInput& input, const BpeTrainerOptions& options,
                          const std::filesystem::path& output);

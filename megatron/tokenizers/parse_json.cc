@@ -6,7 +6,7 @@
 namespace megatron {
 namespace {
 
-// What this version of simdjson says of an integer beyond 64 bits.
+// The error of this version of simdjson for an integer beyond 64 bits.
 simdjson::error_code large_integer_error() {
   static const simdjson::error_code error = [] {
     simdjson::dom::parser parser;
@@ -23,7 +23,7 @@ simdjson::error_code parse_json(simdjson::dom::parser& parser, std::string_view 
   simdjson::error_code error =
       parser.parse(text.data(), text.size(), /*realloc_if_needed=*/!padded).get(root);
   if (error == simdjson::NUMBER_ERROR || error == large_integer_error()) {
-    // Such numbers are no reason to refuse a document; nlohmann reads them as floating point.
+    // Such numbers should not invalidate a document; nlohmann reads them as floating point.
     const auto json = nlohmann::json::parse(text, nullptr, /*allow_exceptions=*/false);
     if (!json.is_discarded()) {
       const std::string repaired = json.dump();

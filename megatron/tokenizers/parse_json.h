@@ -7,8 +7,8 @@
 
 namespace megatron {
 
-// The document that `text` holds; valid until the parser's next one. `room` bytes may be read from
-// its start. Integers beyond 64 bits become floating-point numbers.
+// Parses `text`; the result is valid until the parser's next document. `room` bytes may be read
+// from its start. Integers beyond 64 bits become floating-point numbers.
 simdjson::error_code parse_json(simdjson::dom::parser& parser, std::string_view text, size_t room,
                                 simdjson::dom::element& root);
 

@@ -13,7 +13,7 @@
 namespace megatron {
 namespace {
 
-// Megatron's types that are not built, and why.
+// Megatron's types that are not supported, and why.
 constexpr std::array<std::pair<std::string_view, std::string_view>, 4> kRefusedTypes = {{
     {"MultimodalTokenizer", "multimodal models are not built"},
     {"NullMultimodalTokenizer", "multimodal models are not built"},
@@ -33,7 +33,7 @@ bool is_bert(std::string_view type) {
   return type == "BertWordPieceLowerCase" || type == "BertWordPieceCase";
 }
 
-// `model`, or the file `name` in it when it is a folder.
+// `model`, or the file `name` in it if it is a folder.
 std::filesystem::path file_of(const std::filesystem::path& model, std::string_view name) {
   if (!std::filesystem::is_directory(model)) return model;
   const std::filesystem::path file = model / name;
@@ -48,7 +48,7 @@ bool is_tiktoken_file(const std::filesystem::path& path) {
   return !bytes.empty() && bytes[0] != '\x0a';
 }
 
-// Megatron gives its cased BERT vocabulary a hundred sentinels.
+// Megatron adds a hundred sentinels to its cased BERT vocabulary.
 std::vector<std::string> bert_extra_tokens(const TokenizerConfig& config) {
   if (config.tokenizer_type == "BertWordPieceLowerCase") return config.special_tokens;
   std::vector<std::string> tokens;

@@ -1,4 +1,4 @@
-// Text to token ids and back.
+// Converts text to token ids and back.
 //
 // make_tokenizer() gives one of
 //   HuggingFaceTokenizer    a tokenizer.json (BPE, Unigram, WordPiece or WordLevel), or a folder of
@@ -35,21 +35,21 @@ class Tokenizer {
   // The largest id plus one, with added and special tokens, without padding.
   virtual int64_t vocab_size() const = 0;
 
-  // Appends the ids of `text`. No token is added (no BOS, no EOD); added and special tokens that
-  // are spelled in the text become their ids. Ill-formed UTF-8 is read as U+FFFD (like Python's
+  // Appends the ids of `text`. Adds no token (no BOS, no EOD); added and special tokens that are
+  // spelled in the text become their ids. Ill-formed UTF-8 is read as U+FFFD (like Python's
   // errors="replace") and counted.
   virtual void encode_append(std::string_view text, std::vector<int32_t>& out) const = 0;
   std::vector<int32_t> encode(std::string_view text) const;
 
-  // The text of `ids`, special tokens included (but for SentencePiece's control symbols, which have
-  // no text). Bytes that form no UTF-8 become U+FFFD.
+  // The text of `ids`, special tokens included (except SentencePiece's control symbols, which have
+  // no text). Bytes that are not valid UTF-8 become U+FFFD.
   // Throws Error for an id outside the vocabulary.
   std::string decode(std::span<const int32_t> ids) const { return decode(ids, false); }
   virtual std::string decode(std::span<const int32_t> ids, bool skip_special_tokens) const;
 
-  // The bytes that one token stands for in the middle of a text; may be a part of a UTF-8 sequence.
-  // decode() may drop a space at the start of the text, or in front of punctuation (WordPiece). Ids
-  // in a gap of the vocabulary give "".
+  // The bytes of one token in the middle of a text; may be part of a UTF-8 sequence. decode() may
+  // drop a space at the start of the text, or before punctuation (WordPiece). Ids in gaps of the
+  // vocabulary give "".
   virtual std::string token_bytes(int32_t id) const = 0;
   virtual bool is_special(int32_t id) const = 0;
 
@@ -57,28 +57,28 @@ class Tokenizer {
   virtual std::optional<int32_t> bos() const = 0;
   virtual std::optional<int32_t> pad() const = 0;
 
-  // What the tokenizer's own post-processor puts before and behind one text ([CLS] and [SEP], a
-  // BOS). encode() never adds them.
+  // Tokens that the tokenizer's own post-processor puts before and after one text ([CLS] and [SEP],
+  // a BOS). encode() never adds them.
   virtual std::vector<int32_t> prefix_ids() const { return {}; }
   virtual std::vector<int32_t> suffix_ids() const { return {}; }
 
-  // The id of a token as the vocabulary spells it ("<|endoftext|>", "\u0120the").
+  // The id of a token, in the vocabulary's spelling ("<|endoftext|>", "\u0120the").
   virtual std::optional<int32_t> token_to_id(std::string_view token) const = 0;
 
-  // Changes when any text could get other ids. Stored in data sets and checkpoints.
+  // Differs if any text could get other ids. Stored in data sets and checkpoints.
   virtual std::string fingerprint() const = 0;
 
-  // The files it was made from, to be stored beside checkpoints.
+  // The files it was built from, to be stored with checkpoints.
   virtual std::vector<std::filesystem::path> files() const { return {}; }
 
-  // How many ill-formed UTF-8 sequences were replaced by U+FFFD so far.
+  // Number of ill-formed UTF-8 sequences that were replaced by U+FFFD so far.
   uint64_t num_replaced() const { return num_replaced_.load(std::memory_order_relaxed); }
 
  protected:
   mutable std::atomic<uint64_t> num_replaced_{0};
 };
 
-// Turns a stream of tokens into text that is cut only between whole UTF-8 sequences.
+// Turns a stream of tokens into text that is split only between complete UTF-8 sequences.
 // Keeps a reference to the tokenizer. Not thread safe.
 class StreamDecoder {
  public:
@@ -86,7 +86,7 @@ class StreamDecoder {
   // The text that `id` completes; "" while a sequence is unfinished. Ill-formed bytes become
   // U+FFFD.
   std::string push(int32_t id);
-  // What is left: "" or one U+FFFD for an unfinished sequence.
+  // The rest: "" or one U+FFFD for an unfinished sequence.
   std::string finish();
 
  private:
@@ -114,22 +114,22 @@ struct TokenizerConfig : Config {
   void validate(Violations& violations) const override;
 };
 
-// Throws UsageError when the type or its files are not given, Error when a file cannot be used.
+// Throws UsageError if the type or its files are not given, Error if a file cannot be used.
 std::unique_ptr<Tokenizer> make_tokenizer(const TokenizerConfig& config);
 
-// The type and the files for a folder of transformers; the type is empty when the folder holds no
-// tokenizer that is known.
+// The type and the files for a folder of transformers; the type is empty if the folder contains no
+// known tokenizer.
 TokenizerConfig find_tokenizer(const std::filesystem::path& folder);
 
-// The ids of a model: --vocab-size, else those of the tokenizer. A model may have more, which no
-// text becomes. Throws UsageError when it has fewer.
+// The number of ids of a model: --vocab-size, else that of the tokenizer. A model may have more
+// ids, which never result from text. Throws UsageError if it has fewer.
 int64_t model_vocab_size(const TokenizerConfig& config, const Tokenizer& tokenizer);
 
 // `vocab` rounded up to a multiple of divisible_by * tp.
 int64_t padded_vocab_size(int64_t vocab, int64_t divisible_by, int64_t tp);
 
 // The size of the embedding: --padded-vocab-size, else `vocab` padded unless --no-pad-vocab-size.
-// Throws UsageError when --padded-vocab-size is smaller than `vocab`.
+// Throws UsageError if --padded-vocab-size is smaller than `vocab`.
 int64_t padded_vocab_size(const TokenizerConfig& config, int64_t vocab, int64_t tp);
 
 }  // namespace megatron

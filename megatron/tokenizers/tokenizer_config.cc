@@ -26,7 +26,7 @@ std::string tokenizer_config_json(const std::filesystem::path& folder,
   set_token("eos_token", tokenizer->eod());
   set_token("pad_token", tokenizer->pad());
   if (model_max_length) json["model_max_length"] = *model_max_length;
-  // Otherwise transformers takes the space in front of punctuation away when it decodes.
+  // Otherwise transformers removes spaces before punctuation in decoding.
   if (!json.contains("clean_up_tokenization_spaces")) json["clean_up_tokenization_spaces"] = false;
   return json.dump(2, ' ', false, Json::error_handler_t::replace) + "\n";
 }

@@ -1,4 +1,4 @@
-// From text files to a tokenizer.json: reading, counting in rounds, learning, writing.
+// Trains a tokenizer.json from text files: reading, counting in rounds, training, writing.
 #include <algorithm>
 #include <atomic>
 #include <future>
@@ -15,7 +15,7 @@
 namespace megatron {
 namespace {
 
-// Words are pruned between rounds, so the round's size is part of the result: it never depends on
+// Words are pruned between rounds, so the round's size is part of the result: it must not depend on
 // the machine.
 constexpr size_t kBlocksPerRound = 64;
 
@@ -26,7 +26,7 @@ std::vector<TextBlock> read_round(TextBlockReader& reader) {
   return blocks;
 }
 
-// Counts the words of all input; the next round is read while one is counted.
+// Counts the words of all input; the next round is prefetched while one is counted.
 void count_words(TextBlockReader& reader, const TrainingInput& input, WordCounter& counter,
                  TrainingReport& report) {
   ProgressBar progress("counting words", 0, "B");

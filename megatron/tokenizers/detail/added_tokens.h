@@ -12,24 +12,24 @@ namespace megatron {
 struct AddedToken {
   int32_t id = 0;
   std::string content;
-  bool single_word = false;  // only where no word character touches it
-  bool lstrip = false;       // takes the white space on its left
-  bool rstrip = false;       // takes the white space on its right
-  bool normalized = false;   // looked for in the normalised text
-  bool special = false;      // left out by decode(skip_special_tokens)
+  bool single_word = false;  // only without adjacent word characters
+  bool lstrip = false;       // includes the white space on its left
+  bool rstrip = false;       // includes the white space on its right
+  bool normalized = false;   // searched in the normalised text
+  bool special = false;      // omitted by decode(skip_special_tokens)
 };
 
 // The longest of the leftmost matches wins; matches do not overlap. Thread safe.
 class AddedTokenMatcher {
  public:
   AddedTokenMatcher() = default;
-  // `contents[i]` is how tokens[i] is spelled in the text that is searched.
+  // `contents[i]` is the spelling of tokens[i] in the text that is searched.
   AddedTokenMatcher(std::vector<AddedToken> tokens, const std::vector<std::string>& contents);
 
   bool empty() const { return tokens_.empty(); }
 
-  // Calls text(piece) and token(id) in order for what covers well-formed `sentence`. Pieces of text
-  // are never empty.
+  // Calls text(piece) and token(id) in order for the parts of well-formed `sentence`. Pieces of
+  // text are never empty.
   template <class OnText, class OnToken>
   void split(std::string_view sentence, OnText&& text, OnToken&& token) const {
     size_t done = 0, from = 0;
@@ -61,7 +61,7 @@ class AddedTokenMatcher {
   int32_t child(int32_t node, unsigned char byte) const;
   // The leftmost, longest match at or after `from`.
   bool find(std::string_view sentence, size_t from, Match& match) const;
-  // Applies single_word, lstrip and rstrip; false when the match does not count.
+  // Applies single_word, lstrip and rstrip; false if the match is rejected.
   bool adjust(std::string_view sentence, size_t done, const Match& match, size_t& begin,
               size_t& end) const;
 

@@ -6,8 +6,8 @@
 
 namespace megatron {
 
-// Reads `text` into bytes; false (and `out` unspecified) for other characters, padding in the
-// middle, or a length that no bytes have.
+// Decodes `text`; false (and `out` unspecified) for other characters, padding in the middle, or an
+// impossible length.
 bool parse_base64(std::string_view text, std::string& out);
 
 }  // namespace megatron

@@ -10,11 +10,10 @@
 namespace megatron {
 namespace {
 
-// Up to this many symbols a linear search for the best pair is quicker than a heap.
+// Up to this many symbols a linear search for the best pair is faster than a heap.
 constexpr size_t kMaxShortSymbols = 40;
 
-// Unknown characters of SentencePiece models on their way through merging: negative ids, none of
-// them -1.
+// Unknown characters of SentencePiece models during merging: negative ids, never -1.
 int32_t unknown_symbol(uint32_t character) { return -static_cast<int32_t>(character) - 2; }
 uint32_t unknown_character(int32_t id) { return static_cast<uint32_t>(-(id + 2)); }
 
@@ -58,8 +57,8 @@ void BpeModel::index_characters() {
   }
 }
 
-// A merge reaches over a cut when its right half starts with the mark. Text that spells the mark in
-// bytes, or a mark that is unknown, would make runs of unknown characters reach over it too.
+// A merge spans a split if its right half starts with the mark. If text may spell the mark in
+// bytes, or the mark is unknown, runs of unknown characters would also span it.
 MetaspaceCutter BpeModel::make_cutter() const {
   MetaspaceCutter cutter;
   if (character_ids_[kMetaspaceCharacter] < 0) return cutter;
@@ -97,7 +96,7 @@ void BpeModel::initial_bytes(std::string_view word, std::vector<int32_t>& ids) c
   }
 }
 
-// The id of a character at its place in the word, -1 when there is none; `spelled` is the symbol
+// The id of a character at its position in the word, -1 if there is none; `spelled`: the symbol
 // that was looked up, with its affixes.
 int32_t BpeModel::symbol(std::string_view character, bool first, bool last,
                          std::string_view& spelled, std::string& buffer) const {
@@ -116,7 +115,7 @@ int32_t BpeModel::symbol(std::string_view character, bool first, bool last,
   return found == words_.end() ? -1 : found->second;
 }
 
-// An unknown character is held back until a known one follows it, as the package does.
+// An unknown character is held back until a known one follows it, as in the package.
 void BpeModel::initial_characters(std::string_view word, ModelScratch& s) const {
   s.ids.clear();
   bool held = false;
@@ -186,7 +185,7 @@ void BpeModel::encode_word(std::string_view word, ModelScratch& scratch,
   if (data_.symbols == BpeData::Symbols::kPieces) replace_unknown_pieces(before, scratch, out);
 }
 
-// What no piece stands for becomes its bytes, or one unknown id for each run.
+// Symbols that are not pieces become their bytes, or one unknown id per run.
 void BpeModel::replace_unknown_pieces(size_t begin, ModelScratch& scratch,
                                       std::vector<int32_t>& out) const {
   const auto is_unknown = [&](int32_t id) { return id < 0 || id >= data_.num_pieces; };
@@ -233,7 +232,7 @@ void BpeModel::merge_short(const int32_t* initial, size_t count, std::vector<int
   out.insert(out.end(), ids, ids + count);
 }
 
-// Symbols are a linked list; the heap holds (rank, position), stale when the position's rank has
+// Symbols are a linked list; the heap holds (rank, position), stale if the rank at the position has
 // changed since.
 void BpeModel::merge_long(ModelScratch& s, std::vector<int32_t>& out) const {
   const size_t count = s.ids.size();

@@ -1,7 +1,7 @@
-// Byte-pair encoding of single words: pieces of text as a pre-tokenizer cuts them.
+// Byte-pair encoding of single words, as a pre-tokenizer splits text.
 //
-// Merges are applied by rank, the leftmost first among equals. Short words are merged in registers
-// and the stack, long ones with a heap in O(n log n).
+// Merges are applied by rank, on a tie the leftmost first. Short words are merged in registers and
+// on the stack, long ones with a heap in O(n log n).
 #pragma once
 
 #include <array>
@@ -16,41 +16,41 @@
 
 namespace megatron {
 
-// What BPE is made of.
+// The definition of a BPE model.
 struct BpeData {
   struct Merge {
     int32_t left, right, result;
     uint32_t rank;
   };
-  // What a word is cut into before it is merged.
+  // The initial symbols of a word before merging.
   enum class Symbols {
     kBytes,       // bytes; `tokens` are bytes, not the printable spelling of tokenizer.json
-    kCharacters,  // characters, as the `tokenizers` package does
-    kPieces,      // characters, as SentencePiece does: unknown ones are seen after merging
+    kCharacters,  // characters, as in the `tokenizers` package
+    kPieces,      // characters, as in SentencePiece: unknown ones are handled after merging
   };
   Symbols symbols = Symbols::kBytes;
   std::vector<std::string> tokens;      // by id; empty in gaps
   std::vector<bool> is_word;            // by id: the token can be looked up as a whole word
-  std::array<int32_t, 256> byte_ids{};  // of single bytes, or of <0x00> to <0xFF>; -1: none
+  std::array<int32_t, 256> byte_ids{};  // ids of single bytes, or of <0x00> to <0xFF>; -1: none
   std::vector<Merge> merges;
-  bool ignore_merges = false;  // a word that is a token is that token
-  int32_t unknown = -1;        // for what the vocabulary lacks
-  bool fuse_unknown = false;   // one id for a run of them
+  bool ignore_merges = false;  // a word that is a token is not split
+  int32_t unknown = -1;        // id of unknown symbols; -1: none
+  bool fuse_unknown = false;   // one id for a run of unknown symbols
   // -- characters only
-  bool byte_fallback = false;  // unknown characters become their bytes, when byte_ids has them all
-  std::string prefix, suffix;  // of symbols that do not begin, or that end a word
-  // -- pieces only: tokens from here on are characters that only merges know
+  bool byte_fallback = false;  // unknown characters become their bytes, if byte_ids has them all
+  std::string prefix, suffix;  // of symbols that do not begin a word, or that end one
+  // -- pieces only: tokens from this id on are characters that occur only in merges
   int32_t num_pieces = 0;
 };
 
-// Thread safe but for the scratch memory.
+// Thread safe except for the scratch memory.
 class BpeModel : public WordModel {
  public:
   explicit BpeModel(BpeData data);
 
   const BpeData& data() const { return data_; }
   int64_t size() const { return static_cast<int64_t>(data_.tokens.size()); }
-  // Where words that hold U+2581 may be cut without changing their ids.
+  // Where words that contain U+2581 may be split without changing their ids.
   const MetaspaceCutter& cutter() const { return cutter_; }
 
   void encode_word(std::string_view word, ModelScratch& scratch,
@@ -64,7 +64,7 @@ class BpeModel : public WordModel {
   };
   static constexpr uint32_t kNoRank = ~0u;
 
-  // The rank of merging two tokens, kNoRank when they do not merge.
+  // The rank of merging two tokens, kNoRank if they do not merge.
   uint32_t find_merge(int32_t left, int32_t right, int32_t& result) const {
     const uint64_t pair =
         static_cast<uint64_t>(static_cast<uint32_t>(left)) << 32 | static_cast<uint32_t>(right);
@@ -77,7 +77,7 @@ class BpeModel : public WordModel {
       if (slot.pair == kEmptyPair) return kNoRank;
     }
   }
-  static constexpr uint64_t kEmptyPair = ~uint64_t{0};  // no id is -1
+  static constexpr uint64_t kEmptyPair = ~uint64_t{0};  // unused, since no id is -1
 
   void insert_merge(const BpeData::Merge& merge);
   void index_characters();
@@ -100,10 +100,9 @@ class BpeModel : public WordModel {
   MetaspaceCutter cutter_;
 };
 
-// Merges that join any two tokens whose concatenation is a token, ranked by the result: how
-// tiktoken and SentencePiece store BPE. `rank_of[id]` is kNeverMerged for results that no merge
-// makes. Halves that are single units (a byte; a character with `characters`) and no tokens are
-// added to `tokens` when `characters` is set.
+// Merges that join any two tokens whose concatenation is a token, ranked by the result, as tiktoken
+// and SentencePiece store BPE. `rank_of[id]` is kNeverMerged for results that no merge produces.
+// With `characters`, halves that are single characters but not tokens are added to `tokens`.
 inline constexpr uint32_t kNeverMerged = ~0u;
 std::vector<BpeData::Merge> merges_of_vocabulary(std::vector<std::string>& tokens,
                                                  const std::vector<uint32_t>& rank_of,

@@ -7,7 +7,7 @@
 namespace megatron {
 namespace {
 
-// Bytes that are printable in Latin-1 spell themselves; the others are 256, 257, ... in order.
+// Bytes that are printable in Latin-1 map to themselves; the others to 256, 257, ... in order.
 struct Alphabet {
   std::array<uint16_t, 256> chars{};
   std::array<int16_t, 0x200> bytes{};

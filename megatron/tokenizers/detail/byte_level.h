@@ -13,8 +13,7 @@ uint32_t byte_level_char(unsigned char byte);
 // Appends the spelling of `bytes`.
 void append_byte_level(std::string_view bytes, std::string& out);
 
-// Reads a spelling into bytes; false (and `out` unspecified) when a character is not of the
-// alphabet.
+// Decodes a spelling to bytes; false (and `out` unspecified) if a character is not in the alphabet.
 bool parse_byte_level(std::string_view spelling, std::string& out);
 
 }  // namespace megatron

@@ -19,7 +19,7 @@ uint32_t offset_of(uint32_t unit) { return (unit >> 10) << ((unit & (1u << 9)) >
 bool is_inside(char c) { return (static_cast<unsigned char>(c) & 0xc0) == 0x80; }
 
 // The length of the grapheme cluster at the start of `text`. Only clusters of up to 5 bytes matter,
-// so conjuncts, Hangul syllables, flags and joined emoji, which are longer, may be cut.
+// so conjuncts, Hangul syllables, flags and joined emoji, which are longer, may be split.
 size_t cluster_length(std::string_view text) {
   const uint16_t* traits = unicode_traits();
   size_t length, at = 0;

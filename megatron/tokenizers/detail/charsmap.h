@@ -1,5 +1,5 @@
 // The compiled replacement rules of SentencePiece ("precompiled_charsmap"): a trie of byte strings
-// and what each becomes.
+// and the replacement of each.
 //
 //   uint32 size of the trie in bytes; the trie, uint32 units of a double array as Darts-clone
 //   writes it; the replacements, each ended by a zero byte. All little-endian.
@@ -17,25 +17,25 @@ namespace megatron {
 class Charsmap {
  public:
   Charsmap() = default;
-  // Throws Error, with `where` in front, when the sizes do not fit. Units that point outside end a
-  // search.
+  // Throws Error, prefixed with `where`, if the sizes are inconsistent. Units that point outside
+  // end a search.
   Charsmap(std::string_view blob, std::string_view where);
 
   bool empty() const { return units_.empty(); }
 
-  // The length of the shortest or longest rule that `text` starts with, 0 when there is none.
+  // The length of the shortest or longest rule that `text` starts with, 0 if there is none.
   size_t find_shortest(std::string_view text, std::string_view& replacement) const {
     return find(text, true, replacement);
   }
   size_t find_longest(std::string_view text, std::string_view& replacement) const {
     return find(text, false, replacement);
   }
-  // Whether no rule starts with ASCII character `c` when another one follows it.
+  // Whether no rule starts with ASCII character `c` followed by another one.
   bool is_plain(unsigned char c) const { return plain_[c]; }
 
-  // Appends `text` as the `tokenizers` package's Precompiled normalizer does: grapheme clusters of
-  // up to 5 bytes are replaced by what their shortest rule gives, whatever else they hold; longer
-  // ones character by character.
+  // Appends `text` normalised like the `tokenizers` package's Precompiled normalizer: grapheme
+  // clusters of up to 5 bytes are replaced as a whole by the replacement of their shortest rule;
+  // longer ones character by character.
   void append_by_clusters(std::string_view text, std::string& out) const;
 
  private:

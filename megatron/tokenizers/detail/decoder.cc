@@ -20,7 +20,7 @@ void replace_all(std::string& text, std::string_view pattern, std::string_view c
   text = std::move(out);
 }
 
-// Where the content is not longer than the pattern.
+// For content that is not longer than the pattern.
 void replace_all(std::string& text, std::string_view pattern, std::string_view content) {
   replace_all(text, pattern, content, {std::string::npos, ""});
 }
@@ -31,7 +31,7 @@ size_t total_bytes(const Tokens& tokens) {
   return bytes;
 }
 
-// The steps that can make a text longer than it was, on all tokens of it.
+// The steps that can lengthen a text, applied to all its tokens.
 class Replacer {
  public:
   Replacer(const DecoderStep& step, const Regex* regex, size_t most)
@@ -64,7 +64,7 @@ void clean_up(std::string& text) {
   for (const auto& [pattern, content] : kRules) replace_all(text, pattern, content);
 }
 
-// Joins the bytes of all tokens; tokens that are not spelled in the alphabet are taken as they are.
+// Joins the bytes of all tokens; tokens with characters outside the alphabet are kept as they are.
 void fuse_byte_level(Tokens& tokens) {
   std::string bytes, part, text;
   for (const std::string& token : tokens) {
@@ -74,7 +74,7 @@ void fuse_byte_level(Tokens& tokens) {
   tokens.assign(1, std::move(text));
 }
 
-// Runs of byte tokens become text, or one U+FFFD for each byte when they are no UTF-8.
+// Runs of byte tokens become text, or one U+FFFD per byte if they are not valid UTF-8.
 void fuse_bytes(Tokens& tokens) {
   Tokens out;
   std::string bytes;
@@ -226,7 +226,7 @@ std::string Decoder::piece(std::string_view token) const {
         fused = true;
         break;
       case DecoderStep::Kind::kStrip:
-        if (!fused) strip(step, text);  // else it concerns the ends of the text
+        if (!fused) strip(step, text);  // else it applies to the ends of the text
         break;
       case DecoderStep::Kind::kReplaceString:
       case DecoderStep::Kind::kReplaceRegex:

@@ -1,4 +1,4 @@
-// From tokens back to text, by the steps of a tokenizer.json's decoder.
+// Converts tokens back to text, by the steps of a tokenizer.json's decoder.
 #pragma once
 
 #include <memory>
@@ -26,9 +26,9 @@ struct DecoderStep {
   std::string pattern;         // of the two kReplace; the mark of kMetaspace; prefix of kWordPiece;
                                // suffix of kBpe; character of kStrip
   std::string content;         // of the two kReplace
-  bool cleanup = false;        // of kWordPiece: takes spaces away from punctuation
-  bool drop_first = false;     // of kMetaspace: marks of the first token are dropped
-  size_t start = 0, stop = 0;  // of kStrip
+  bool cleanup = false;        // kWordPiece: removes spaces around punctuation
+  bool drop_first = false;     // kMetaspace: drops marks of the first token
+  size_t start = 0, stop = 0;  // kStrip
   std::string where;
 };
 
@@ -39,7 +39,8 @@ class Decoder {
 
   const std::vector<DecoderStep>& steps() const { return steps_; }
 
-  // The text of tokens as the vocabulary spells them. Without steps they are joined by spaces.
+  // The text of tokens, given their spellings in the vocabulary. Without steps they are joined by
+  // spaces.
   std::string decode(std::vector<std::string> tokens) const;
 
   // The bytes of one token in the middle of a text, which may be a part of a UTF-8 sequence.

@@ -7,7 +7,7 @@ namespace {
 
 constexpr int32_t kFree = -1, kRoot = -2;
 
-// A node that waits for its children: the sorted keys [begin, end) share its path of `depth` bytes.
+// A node whose children are still to be placed: keys [begin, end) share its path of `depth` bytes.
 struct Pending {
   int32_t node;
   size_t begin, end, depth;
@@ -15,8 +15,8 @@ struct Pending {
 
 }  // namespace
 
-// Breadth first, so that what text visits most lies together. Single children fill the first free
-// units; several look for room further on, past what earlier ones found crowded.
+// Breadth first, so that frequently visited units are close together. Single children take the
+// first free unit; several search further on, after the crowded region.
 DoubleArray::DoubleArray(std::vector<std::pair<std::string_view, int32_t>> entries) {
   std::erase_if(entries, [](const auto& entry) { return entry.first.empty(); });
   std::stable_sort(entries.begin(), entries.end(),

@@ -1,5 +1,5 @@
-// A trie of byte strings as a double array: finds the keys that text starts with, one array access
-// per byte.
+// A trie of byte strings as a double array: finds the keys that a text starts with, with one array
+// access per byte.
 #pragma once
 
 #include <cstdint>
@@ -12,12 +12,12 @@ namespace megatron {
 class DoubleArray {
  public:
   DoubleArray() = default;
-  // The value of equal keys is that of the last one. Empty keys are left out. Values are 0 or more.
+  // Of equal keys the last one counts. Empty keys are ignored. Values are 0 or more.
   explicit DoubleArray(std::vector<std::pair<std::string_view, int32_t>> entries);
 
   bool empty() const { return units_.empty(); }
 
-  // Calls match(length, value) for each key that `text` starts with, the shortest first.
+  // Calls match(length, value) for each key that `text` starts with, shortest first.
   template <class OnMatch>
   void for_each_prefix(std::string_view text, OnMatch&& match) const {
     if (units_.empty()) return;
@@ -31,7 +31,7 @@ class DoubleArray {
     }
   }
 
-  // The value of the longest key that `text` starts with, -1 when there is none.
+  // The value of the longest key that `text` starts with, -1 if there is none.
   int32_t find_longest(std::string_view text, size_t& length) const {
     int32_t found = -1;
     length = 0;

@@ -1,4 +1,4 @@
-// Builds the digits of a tokenizer's fingerprint.
+// Builds a tokenizer's fingerprint.
 #pragma once
 
 #include <cstdint>
@@ -15,7 +15,7 @@ class Fingerprint {
     number(static_cast<int64_t>(value.size()));
     text_ += value;
   }
-  // 32 hexadecimal digits of what was given so far.
+  // 32 hexadecimal digits for the data added so far.
   std::string digits() const;
 
  private:

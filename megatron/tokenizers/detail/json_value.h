@@ -1,5 +1,5 @@
-// Values of a JSON file that know where they stand, for messages. Only for sources of this folder:
-// it brings in simdjson.
+// Values of a JSON file with their position, for messages. Only for sources of this folder: it
+// includes simdjson.
 #pragma once
 
 #include <simdjson.h>
@@ -19,7 +19,7 @@ namespace dom = simdjson::dom;
 
 std::string_view json_type_name(dom::element_type type);
 
-// A value of a JSON file that knows where it stands, for messages.
+// A value of a JSON file with its position, for messages.
 struct JsonValue {
   dom::element element;
   std::string where;  // "file: key.key[3]"
@@ -44,7 +44,7 @@ struct JsonValue {
                    ", expected an integer from 0 to ", largest);
     return value;
   }
-  // A member; none when it is absent.
+  // A member; nullopt if it is absent.
   std::optional<JsonValue> find(std::string_view key) const {
     dom::element found;
     if (object()[key].get(found) != simdjson::SUCCESS) return std::nullopt;

@@ -1,5 +1,5 @@
-// Cuts text in front of U+2581, the mark that stands for a space, where no token reaches over the
-// cut. Then each part is encoded by itself, and a cache of words can work.
+// Splits text before U+2581, the mark for a space, wherever no token can span the split. Then each
+// part is encoded separately, and a cache of words can be used.
 #pragma once
 
 #include <array>
@@ -16,16 +16,16 @@ inline constexpr uint32_t kMetaspaceCharacter = 0x2581;
 
 class MetaspaceCutter {
  public:
-  // Text is cut nowhere until enable().
+  // Text is not split until enable().
   void enable() { enabled_ = true; }
   void disable() { enabled_ = false; }
   bool enabled() const { return enabled_; }
-  // Some token or merge joins `character` with a mark behind it.
+  // Some token or merge joins `character` with a following mark.
   void add_joined(uint32_t character) {
     if (character < ascii_.size()) ascii_[character] = true;
     joined_.insert(character);
   }
-  // Notes every character that stands before a mark in `token`.
+  // Registers every character that precedes a mark in `token`.
   void add_token(std::string_view token) {
     for (size_t at = 1; (at = token.find(kMetaspace, at)) != token.npos; ++at) {
       size_t length;

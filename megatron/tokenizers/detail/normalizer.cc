@@ -70,7 +70,7 @@ bool is_chinese(uint32_t c) {
          (c >= 0xf900 && c <= 0xfaff) || (c >= 0x2f800 && c <= 0x2fa1f);
 }
 
-// What clean_text and lowercase make of ASCII characters; 0: removed.
+// The result of clean_text and lowercase for ASCII characters; 0: removed.
 std::array<char, 128> bert_ascii(const NormalizerStep& step) {
   std::array<char, 128> out{};
   for (uint32_t c = 0; c < 128; ++c) {
@@ -112,7 +112,7 @@ void append_bert_stretch(const NormalizerStep& step, std::string_view text, std:
   });
 }
 
-// Stretches without ASCII are normalised by themselves: no ASCII character is a mark, and none is
+// Stretches without ASCII are normalised separately: no ASCII character is a mark, and none is
 // reordered.
 void append_bert(const NormalizerStep& step, std::string_view text, std::string& out) {
   const std::array<char, 128> ascii = bert_ascii(step);
@@ -180,7 +180,7 @@ std::string_view Normalizer::apply(std::string_view text, Scratch& scratch) cons
     const NormalizerStep& step = steps_[i];
     const GrowthLimit limit{most, step.where};
     limit.check(text.size());
-    // The buffer that `text` does not lie in.
+    // The buffer that does not contain `text`.
     std::string& out = text.data() == scratch.a.data() ? scratch.b : scratch.a;
     if (step.kind == NormalizerStep::Kind::kNormalForm) {
       text = to_normal_form(step.form, text, out);
@@ -188,7 +188,7 @@ std::string_view Normalizer::apply(std::string_view text, Scratch& scratch) cons
     }
     if (step.kind == NormalizerStep::Kind::kStrip) {
       const std::string_view stripped = strip(text, step.left, step.right);
-      if (stripped.data() != text.data()) {  // `text` must start where its buffer starts
+      if (stripped.data() != text.data()) {  // `text` must start at the start of its buffer
         out.assign(stripped);
         text = out;
       } else {

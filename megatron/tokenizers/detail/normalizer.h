@@ -1,4 +1,4 @@
-// What a tokenizer.json's normalizer does to text before it is cut, step by step.
+// The normalizer of a tokenizer.json, which transforms text before it is split, step by step.
 #pragma once
 
 #include <memory>
@@ -28,28 +28,28 @@ struct NormalizerStep {
   };
   Kind kind = Kind::kNormalForm;
   NormalForm form = NormalForm::kNfc;
-  std::string pattern;  // of the two kReplace
-  std::string content;  // what replaces it; what kPrepend puts in front; the blob of kCharsmap
-  bool left = false, right = false;                                                // of kStrip
+  std::string pattern;               // of the two kReplace
+  std::string content;               // replacement; prefix of kPrepend; blob of kCharsmap
+  bool left = false, right = false;  // kStrip
   bool clean_text = false, chinese = false, strip_accents = false, lower = false;  // of kBert
   std::string where;  // file and key, for messages
 };
 
-// Thread safe but for the scratch memory.
+// Thread safe except for the scratch memory.
 class Normalizer {
  public:
   struct Scratch {
     std::string a, b;
   };
 
-  // Throws Error for a pattern or a charsmap that cannot be used.
+  // Throws Error for an invalid pattern or charsmap.
   explicit Normalizer(std::vector<NormalizerStep> steps);
 
   bool empty() const { return steps_.empty(); }
   const std::vector<NormalizerStep>& steps() const { return steps_; }
 
-  // Well-formed `text` after all steps: `text` itself when nothing changes, else a view of
-  // `scratch`. Throws Error when a step makes more than most_normalized_bytes() of it.
+  // Applies all steps to well-formed `text`: returns `text` itself if nothing changes, else a view
+  // of `scratch`. Throws Error if a step produces more than most_normalized_bytes().
   std::string_view apply(std::string_view text, Scratch& scratch) const;
 
  private:
@@ -58,15 +58,15 @@ class Normalizer {
   std::vector<std::unique_ptr<Charsmap>> charsmaps_;  // by step
 };
 
-// The longest text that a normalizer or decoder may make of one of `bytes` bytes. No known one
-// comes near: NFKC makes at most 11 bytes of one, the bytes of ByteLevel take two each.
+// The maximal length of text that a normalizer or decoder may produce from `bytes` bytes. Known
+// ones stay far below: NFKC produces at most 11 bytes per byte, ByteLevel two.
 constexpr size_t most_normalized_bytes(size_t bytes) { return (size_t{64} << 10) + 32 * bytes; }
 
-// Throws the Error for a text that a step at `where` made longer than `most`.
+// Throws the Error for a text that the step at `where` made longer than `most`.
 [[noreturn]] void refuse_growth(std::string_view where, size_t most);
 
 // Appends `text` with every occurrence of a pattern replaced; used by normalizers and decoders.
-// Throws Error, with `where` in front, before `out` gets longer than `most`.
+// Throws Error, prefixed with `where`, before `out` exceeds `most`.
 struct GrowthLimit {
   size_t most;
   std::string_view where;

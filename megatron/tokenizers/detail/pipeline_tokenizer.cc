@@ -12,7 +12,7 @@
 
 namespace megatron {
 
-// What a thread keeps between calls.
+// Per-thread state kept between calls.
 struct PipelineTokenizer::ThreadState {
   WordCache cache;
   ModelScratch model;
@@ -123,7 +123,7 @@ void PipelineTokenizer::build_bpe(const TokenizerDefinition& definition,
     return found->second;
   };
   for (const auto& [left, right] : definition.merges) {
-    // A half that continues a word loses the mark that says so.
+    // A half that continues a word drops the prefix that marks this.
     const size_t mark = std::min(definition.prefix.size(), right.size());
     data.merges.push_back({find(left), find(right), find(left + right.substr(mark)), rank});
     ++rank;
@@ -162,7 +162,7 @@ void PipelineTokenizer::add_tokens(const TokenizerDefinition& definition) {
     const auto where = [&] {
       return cat(definition.added_where, "[", i, "] \"", token.content, "\"");
     };
-    if (token.content.empty()) continue;  // as the tokenizers package does
+    if (token.content.empty()) continue;  // as in the tokenizers package
     const auto id = static_cast<size_t>(token.id);
     const auto [known, is_new] = ids_.emplace(token.content, token.id);
     MEGATRON_CHECK(known->second == token.id, where(), " has id ", token.id,
@@ -190,7 +190,7 @@ void PipelineTokenizer::add_tokens(const TokenizerDefinition& definition) {
   normalized_matcher_ = AddedTokenMatcher(std::move(normalized), normalized_contents);
 }
 
-// The tokens that tokenizer_config.json names; without it, well-known spellings among the special
+// The tokens named by tokenizer_config.json; without it, well-known spellings among the special
 // tokens.
 void PipelineTokenizer::find_special_ids(const TokenizerDefinition& definition) {
   const auto find = [&](const std::string& token) {
@@ -231,7 +231,7 @@ std::string PipelineTokenizer::make_fingerprint(std::string_view type,
     print.number(bpe->data().unknown);
     print.number(bpe->data().fuse_unknown);
   }
-  // What byte-level BPE has always had comes as it always did: fingerprints are stored in data.
+  // The old fields of byte-level BPE keep their order: fingerprints are stored in data sets.
   const bool old = definition.byte_level &&
                    std::all_of(definition.normalizer.begin(), definition.normalizer.end(),
                                [](const NormalizerStep& step) {
@@ -310,7 +310,7 @@ void PipelineTokenizer::encode_segment(std::string_view text, bool first, Thread
       [&](int32_t id) { out.push_back(id); });
 }
 
-// `readable`: what `part` lies in.
+// `readable`: the text that contains `part`.
 void PipelineTokenizer::encode_part(std::string_view part, bool first, std::string_view readable,
                                     ThreadState& state, WordEncoder& words,
                                     std::vector<int32_t>& out) const {
@@ -363,7 +363,7 @@ std::string PipelineTokenizer::decode(std::span<const int32_t> ids,
   tokens.reserve(ids.size());
   for (const int32_t id : ids) {
     check_id(id);
-    // Ids in gaps of the vocabulary are left out.
+    // Ids in gaps of the vocabulary are skipped.
     if (!(skip_special_tokens && special_[id]) && !tokens_[id].empty())
       tokens.push_back(tokens_[id]);
   }

@@ -1,5 +1,5 @@
-// The tokenizers of the `tokenizers` package: added tokens, normalizer, pre-tokenizer, model, and
-// the way back.
+// The tokenizers of the `tokenizers` package: added tokens, normalizer, pre-tokenizer, model,
+// decoder.
 #pragma once
 
 #include <memory>
@@ -17,10 +17,10 @@
 
 namespace megatron {
 
-// Each thread that encodes keeps a word cache of 3 MiB for each of the last two tokenizers it used.
+// Each encoding thread keeps a word cache of 3 MiB for each of the last two tokenizers it used.
 class PipelineTokenizer : public Tokenizer {
  public:
-  // Throws Error for a definition that does not hold together.
+  // Throws Error for an inconsistent definition.
   PipelineTokenizer(std::string_view type, const TokenizerDefinition& definition);
 
   int64_t vocab_size() const override { return static_cast<int64_t>(bytes_.size()); }
@@ -48,7 +48,8 @@ class PipelineTokenizer : public Tokenizer {
   void add_tokens(const TokenizerDefinition& definition);
   void find_special_ids(const TokenizerDefinition& definition);
   std::string make_fingerprint(std::string_view type, const TokenizerDefinition& definition) const;
-  // Appends the ids of text that holds no added token of the raw kind; `first`: it starts the text.
+  // Appends the ids of text without added tokens that match raw text; `first`: the text starts
+  // here.
   void encode_segment(std::string_view text, bool first, ThreadState& state, WordEncoder& words,
                       std::vector<int32_t>& out) const;
   void encode_part(std::string_view part, bool first, std::string_view readable, ThreadState& state,
@@ -57,12 +58,12 @@ class PipelineTokenizer : public Tokenizer {
 
   const uint64_t instance_;  // tells the thread-local caches of several tokenizers apart
   std::unordered_map<std::string, int32_t> ids_;  // by spelling
-  std::vector<std::string> tokens_;               // what the decoder gets, by id
-  std::vector<std::string> bytes_;                // each by itself, decoded
+  std::vector<std::string> tokens_;               // input of the decoder, by id
+  std::vector<std::string> bytes_;                // each token decoded by itself
   std::vector<bool> special_;
   std::unique_ptr<WordModel> model_;         // null for Unigram
   std::unique_ptr<UnigramModel> unigram_;    // null for the others
-  const MetaspaceCutter* cutter_ = nullptr;  // of BPE, when words may hold spaces
+  const MetaspaceCutter* cutter_ = nullptr;  // for BPE whose words may contain spaces
   Normalizer normalizer_;
   PreTokenizer pre_tokenizer_;
   Decoder decoder_;

@@ -80,7 +80,7 @@ void split_at(IsDelimiter&& is_delimiter, std::string_view text, const Piece& pi
   add(out, done, piece.end, false);
 }
 
-// Runs of word characters and runs of what is neither word nor space.
+// Runs of word characters, and runs of characters that are neither word nor space.
 void split_words(std::string_view text, const Piece& piece, std::vector<Piece>& out) {
   const uint8_t* classes = unicode_classes();
   const auto kind_at = [&](size_t at, size_t& length) {
@@ -97,7 +97,7 @@ void split_words(std::string_view text, const Piece& piece, std::vector<Piece>& 
   }
 }
 
-// Removes or joins the pieces from `first` on as `behavior` says. `matched` marks the delimiters.
+// Removes or joins the pieces from `first` on according to `behavior`. `matched` marks delimiters.
 void apply_behavior(SplitBehavior behavior, std::vector<Piece>& pieces, size_t first) {
   if (behavior == SplitBehavior::kIsolated) return;
   size_t kept = first;
@@ -123,7 +123,7 @@ void apply_behavior(SplitBehavior behavior, std::vector<Piece>& pieces, size_t f
   pieces.resize(kept);
 }
 
-// Copies the pieces into `out`, a space in front of each that does not start with one.
+// Copies the pieces into `out`, with a space before each that does not start with one.
 void prefix_spaces(std::string_view text, std::vector<Piece>& pieces, std::string& out) {
   out.clear();
   for (Piece& piece : pieces) {
@@ -135,7 +135,7 @@ void prefix_spaces(std::string_view text, std::vector<Piece>& pieces, std::strin
   }
 }
 
-// Writes the pieces in GPT-2's printable spelling.
+// Converts the pieces to GPT-2's printable spelling.
 void spell_bytes(std::string_view text, std::vector<Piece>& pieces, std::string& out) {
   out.clear();
   for (Piece& piece : pieces) {
@@ -145,7 +145,7 @@ void spell_bytes(std::string_view text, std::vector<Piece>& pieces, std::string&
   }
 }
 
-// Writes the mark for spaces and, by `prepend`, in front of pieces; cuts before each mark.
+// Writes the mark for spaces and, per `prepend`, before pieces; splits before each mark.
 void mark_spaces(const PreTokenizerStep& step, bool first, std::string_view text,
                  std::vector<Piece>& pieces, std::vector<Piece>& next, std::string& out) {
   using Prepend = PreTokenizerStep::Prepend;

@@ -1,4 +1,4 @@
-// Cuts text into the pieces that models work on, by the steps of a tokenizer.json's pre_tokenizer.
+// Splits text into the pieces that models encode, by the steps of a tokenizer.json's pre_tokenizer.
 #pragma once
 
 #include <cstdint>
@@ -13,7 +13,7 @@
 
 namespace megatron {
 
-// The regular expressions that have a scanner.
+// The regular expressions for which there is a scanner.
 enum class KnownPattern { kNone, kGpt2, kLlama3, kQwen2, kTiktokenV1, kTiktokenV2, kO200k };
 std::string_view pattern_text(KnownPattern pattern);
 KnownPattern find_known_pattern(std::string_view regex);
@@ -40,7 +40,7 @@ void scan(KnownPattern pattern, const char* begin, const char* end, Emit&& emit)
   }
 }
 
-// What becomes of the delimiters that Split matches.
+// What happens to the delimiters that Split matches.
 enum class SplitBehavior { kIsolated, kRemoved, kMergedWithPrevious, kMergedWithNext, kContiguous };
 
 struct PreTokenizerStep {
@@ -49,8 +49,8 @@ struct PreTokenizerStep {
     kSplitString,
     kDigits,
     kPrefixSpace,
-    kByteLevel,   // rewrites pieces in GPT-2's printable spelling of bytes
-    kMetaspace,   // writes `pattern` for spaces, and in front by `prepend`; cuts before it
+    kByteLevel,   // converts pieces to GPT-2's printable spelling of bytes
+    kMetaspace,   // writes `pattern` for spaces and, per `prepend`, in front; splits before it
     kWords,       // \\w+|[^\\w\\s]+
     kWhitespace,  // the delimiters are white space
     kPunctuation,
@@ -76,13 +76,13 @@ class PreTokenizer {
     std::string text, next_text;
   };
 
-  // `where` is the file and the key, for messages.
+  // `where`: file and key, for messages.
   PreTokenizer(std::vector<PreTokenizerStep> steps, std::string_view where);
 
   const std::vector<PreTokenizerStep>& steps() const { return steps_; }
 
   // Calls emit(begin, end) for each piece of well-formed `text`. The pointers point into `text` or
-  // into `scratch`. `first`: `text` is the start of what is encoded.
+  // `scratch`. `first`: `text` is the start of the input.
   template <class Emit>
   void split(std::string_view text, bool first, Scratch& scratch, Emit&& emit) const {
     const char* begin = text.data();
@@ -100,8 +100,8 @@ class PreTokenizer {
 
   std::vector<PreTokenizerStep> steps_;
   std::vector<KnownPattern> known_;               // by step
-  std::vector<std::unique_ptr<Regex>> compiled_;  // by step; null where no expression is needed
-  KnownPattern scanner_ = KnownPattern::kNone;    // when the only step is a known pattern
+  std::vector<std::unique_ptr<Regex>> compiled_;  // by step; null if no expression is needed
+  KnownPattern scanner_ = KnownPattern::kNone;    // if the only step is a known pattern
 };
 
 }  // namespace megatron

@@ -10,15 +10,15 @@
 namespace megatron {
 namespace {
 
-// White space as Oniguruma has it; PCRE2's \s adds U+180E.
+// White space as defined by Oniguruma; PCRE2's \s adds U+180E.
 constexpr std::string_view kSpaceSet =
     R"(\x{9}-\x{d}\x{20}\x{85}\x{a0}\x{1680}\x{2000}-\x{200a}\x{2028}\x{2029}\x{202f}\x{205f}\x{3000})";
 constexpr std::string_view kNotSpaceSet =
     R"(\x{0}-\x{8}\x{e}-\x{1f}\x{21}-\x{84}\x{86}-\x{9f}\x{a1}-\x{167f}\x{1681}-\x{1fff}\x{200b}-\x{2027})"
     R"(\x{202a}-\x{202e}\x{2030}-\x{205e}\x{2060}-\x{2fff}\x{3001}-\x{d7ff}\x{e000}-\x{10ffff})";
 
-// Rewrites what Oniguruma (the engine of the `tokenizers` package) and PCRE2 read differently;
-// refuses what has no twin.
+// Rewrites constructs that Oniguruma (the engine of the `tokenizers` package) and PCRE2 interpret
+// differently; refuses those without an equivalent.
 std::string to_pcre2(std::string_view pattern, std::string_view where) {
   std::string out;
   int class_depth = 0;
@@ -77,7 +77,7 @@ Regex::Regex(std::string_view pattern, std::string_view where) : impl_(std::make
   pcre2_jit_compile(impl_->code, PCRE2_JIT_COMPLETE);
 }
 
-// What a match needs besides the expression; one per thread, fit for every expression.
+// Memory for a match; one per thread, usable with every expression.
 struct MatchState {
   pcre2_match_data* data = pcre2_match_data_create(1, nullptr);
   pcre2_match_context* context = pcre2_match_context_create(nullptr);

@@ -1,4 +1,4 @@
-// Regular expressions as the `tokenizers` package reads them (Oniguruma), on PCRE2.
+// Regular expressions with the syntax of the `tokenizers` package (Oniguruma), on PCRE2.
 #pragma once
 
 #include <cstddef>
@@ -10,15 +10,15 @@ namespace megatron {
 // A compiled regular expression. Thread safe.
 class Regex {
  public:
-  // Throws Error, with `where` in front, when the pattern cannot be used.
+  // Throws Error, prefixed with `where`, if the pattern is not supported.
   Regex(std::string_view pattern, std::string_view where);
   ~Regex();
   Regex(Regex&&) noexcept;
   // Finds the first match at or after `from`.
   bool find(std::string_view text, size_t from, size_t& begin, size_t& end) const;
 
-  // Calls match(begin, end) for each match from left to right; an empty one is followed by a search
-  // behind the next character.
+  // Calls match(begin, end) for each match from left to right; after an empty match the search
+  // continues after the next character.
   template <class OnMatch>
   void for_each_match(std::string_view text, OnMatch&& match) const {
     size_t from = 0, begin, end;

@@ -1,17 +1,16 @@
-// Hand-made scanners that cut text as the pre-tokenizer regular expressions of well-known models
-// do.
+// Hand-written scanners that split text like the pre-tokenizer regular expressions of well-known
+// models.
 //
 //   GPT-2    's|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+
-//   Llama 3  (?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}|
-//   ?[^\s\p{L}\p{N}]+[\r\n]*
-//            |\s*[\r\n]+|\s+(?!\S)|\s+
-//   Qwen 2   as Llama 3 with \p{N} for \p{N}{1,3}
-//   Megatron's v1 for tiktoken    as Qwen 2 without contractions
+//   Llama 3  (?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}
+//            | ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+
+//   Qwen 2   Llama 3's with \p{N} for \p{N}{1,3}
+//   Megatron's v1 for tiktoken    Qwen 2's without contractions
 //   Megatron's v2 for tiktoken, with U for [\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}] and
 //            L for [\p{Ll}\p{Lm}\p{Lo}\p{M}]
 //            [^\r\n\p{L}\p{N}]?U*L+|[^\r\n\p{L}\p{N}]?U+L*|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*
 //            |\s*[\r\n]+|\s+(?!\S)|\s+
-//   o200k    as v2 with \p{N}{1,3} for \p{N} and a contraction of Llama 3 behind words
+//   o200k    v2 with \p{N}{1,3} for \p{N} and a contraction of Llama 3 after words
 //
 // Each scanner takes well-formed UTF-8 and calls emit(begin, end) for consecutive pieces that cover
 // it. Linear time.
@@ -37,7 +36,7 @@ class Scanner {
         emit(start, p_);
         continue;
       }
-      if (*p_ == ' ' && p_ + 1 < end_) {  // a space goes with what follows it
+      if (*p_ == ' ' && p_ + 1 < end_) {  // a space belongs to what follows it
         const uint8_t next = class_at(p_ + 1, length);
         if (next < kSpace) {
           kind = next;
@@ -76,7 +75,7 @@ class Scanner {
     }
   }
 
-  // Words are cut where upper case begins. kMaxDigits: 1 for Megatron's v2, 3 for o200k, whose
+  // Words are also split before upper case. kMaxDigits: 1 for Megatron's v2, 3 for o200k, whose
   // words also have kContractions.
   template <int kMaxDigits, bool kContractions, class Emit>
   void camel_case(Emit&& emit) {
@@ -100,14 +99,14 @@ class Scanner {
   }
 
  private:
-  // A piece that starts with white space, a symbol or a mark of `length` bytes, which a word may
-  // follow. False: none does, and it is no word itself.
+  // A piece that starts with white space, a symbol or a mark of `length` bytes, optionally followed
+  // by a word. False: no word follows, and it is not a word itself.
   bool camel_case_prefixed(uint8_t kind, size_t length) {
     const char* const next = p_ + length;
     bool has_lower;
     const char* const end = cased_word(next, has_lower);
     size_t ignored;
-    // A mark is a word by U*L+ before it can precede one that is U+L* alone.
+    // A mark counts as a word by U*L+ before it counts as the prefix of a word that is U+L* only.
     const bool mark = kind == kOther && case_at(p_, ignored) != 0;
     if (end > next && (has_lower || !mark)) {
       p_ = end;
@@ -127,7 +126,7 @@ class Scanner {
     return false;
   }
 
-  // The end of U*L+ at p, else that of U+; p when there is neither.
+  // The end of U*L+ at p, else that of U+; p if there is neither.
   const char* cased_word(const char* p, bool& has_lower) const {
     const char* behind_uncased = nullptr;
     uint8_t kind = 0;
@@ -162,7 +161,8 @@ class Scanner {
     } while (++count < kMaxDigits && p_ < end_ && class_at(p_, length) == kNumber);
   }
 
-  // A piece that starts with white space or a symbol of `length` bytes, which letters may follow.
+  // A piece that starts with white space or a symbol of `length` bytes, optionally followed by
+  // letters.
   void llama3_prefixed(uint8_t kind, size_t length) {
     const char* next = p_ + length;
     size_t next_length;
@@ -186,7 +186,7 @@ class Scanner {
     return classes_[decode_utf8(p, length)] & 7;
   }
 
-  // Moves over characters of one class.
+  // Skips characters of one class.
   void skip(uint8_t kind) {
     while (p_ < end_) {
       const uint8_t here = kByteClass[static_cast<unsigned char>(*p_)];
@@ -229,7 +229,7 @@ class Scanner {
     return (a == 'r' && b == 'e') || (a == 'v' && b == 'e') || (a == 'l' && b == 'l') ? 3 : 0;
   }
 
-  // The same in any case; U+017F folds to s.
+  // The same, case-insensitively; U+017F folds to s.
   size_t llama3_contraction() const {
     const size_t left = static_cast<size_t>(end_ - p_);
     if (left < 2) return 0;

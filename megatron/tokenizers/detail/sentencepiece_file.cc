@@ -23,7 +23,7 @@ struct Field {
   std::string_view bytes;
 };
 
-// Walks over the fields of a message.
+// Iterates over the fields of a message.
 class Message {
  public:
   // `base`: the whole file, for offsets in messages.

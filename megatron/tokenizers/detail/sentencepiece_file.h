@@ -1,5 +1,5 @@
 // Reads SentencePiece's .model files: a protobuf message ModelProto, of which only what encoding
-// and decoding need.
+// and decoding need is read.
 //
 //   ModelProto      1 pieces*  2 trainer_spec  3 normalizer_spec  5 denormalizer_spec
 //   SentencePiece   1 piece  2 score (float)  3 type
@@ -45,7 +45,7 @@ struct SentencePieceFile {
   bool escape_whitespaces = true;
 };
 
-// Throws Error naming the file and the byte or the piece for what is wrong or not supported.
+// Throws Error that names the file and the byte or piece that is wrong or not supported.
 SentencePieceFile read_sentencepiece_file(const std::filesystem::path& path);
 
 }  // namespace megatron

@@ -56,7 +56,7 @@ void SentencePieceTokenizer::build_unigram() {
     const Piece& piece = file_.pieces[id];
     const bool matches = piece.type == PieceType::kNormal || piece.type == PieceType::kUserDefined;
     data.tokens.push_back(matches ? piece.text : std::string());
-    // A user-defined piece is worth more than any division of its text.
+    // A user-defined piece scores higher than any segmentation of its text.
     const auto bonus = static_cast<float>(0.1 * (static_cast<int>(piece.text.size()) - 1));
     data.scores.push_back(piece.type == PieceType::kUserDefined ? bonus : piece.score);
     if (piece.type == PieceType::kNormal) smallest = std::min(smallest, piece.score);
@@ -64,7 +64,7 @@ void SentencePieceTokenizer::build_unigram() {
     if (piece.type == PieceType::kByte)
       data.byte_ids[parse_byte_token(piece.text)] = static_cast<int32_t>(id);
   }
-  // Without an unknown piece an id that no piece has stands for what becomes bytes.
+  // Without an unknown piece, an unused id stands for characters that become bytes.
   if (data.unknown < 0) data.unknown = static_cast<int32_t>(file_.pieces.size());
   data.unknown_score = static_cast<double>(smallest - 10.0f);
   unigram_ = std::make_unique<UnigramModel>(std::move(data));
@@ -188,7 +188,7 @@ void SentencePieceTokenizer::encode_append(std::string_view text, std::vector<in
   }
   WordEncoder words(*bpe_, state.cache, state.model, out);
   words.set_readable_end(rest.data() + rest.size());
-  // User-defined pieces are taken as they are and merge with nothing.
+  // User-defined pieces are kept as they are and are never merged.
   size_t done = 0, length;
   const auto encode_words = [&](size_t end) {
     if (done < end) bpe_->cutter().split(rest.substr(done, end - done), words);

@@ -17,11 +17,11 @@
 
 namespace megatron {
 
-// Control symbols are never found in text and are left out of decoded text, as the package does.
-// Each thread that encodes keeps a word cache of 3 MiB for each of the last two tokenizers it used.
+// Control symbols are never matched in text and are omitted from decoded text, as in the package.
+// Each encoding thread keeps a word cache of 3 MiB for each of the last two tokenizers it used.
 class SentencePieceTokenizer : public Tokenizer {
  public:
-  // Throws Error for a file that cannot be used.
+  // Throws Error if the file cannot be used.
   SentencePieceTokenizer(std::string_view type, const std::filesystem::path& path);
 
   int64_t vocab_size() const override { return static_cast<int64_t>(file_.pieces.size()); }
@@ -45,7 +45,7 @@ class SentencePieceTokenizer : public Tokenizer {
   void build_bpe();
   std::string make_fingerprint(std::string_view type) const;
   std::optional<int32_t> control(const std::string& piece) const;
-  // What the start of `text` becomes; sets the length of what it replaces.
+  // The normalisation of the start of `text`; sets the length of the normalised part.
   std::string_view normalize_prefix(std::string_view text, size_t& length) const;
   void normalize(std::string_view text, std::string& out) const;
   const Piece& piece(int32_t id) const;
@@ -54,10 +54,11 @@ class SentencePieceTokenizer : public Tokenizer {
   std::filesystem::path path_;
   SentencePieceFile file_;
   std::unordered_map<std::string_view, int32_t> ids_;
-  std::string_view space_;  // what a space becomes
+  std::string_view space_;  // replacement of a space
   Charsmap charsmap_;
   DoubleArray user_defined_;
-  std::array<bool, 128> copied_{};  // ASCII characters that another one follows: nothing to do
+  // ASCII characters that are unchanged if followed by another one
+  std::array<bool, 128> copied_{};
   std::unique_ptr<BpeModel> bpe_;
   std::unique_ptr<UnigramModel> unigram_;
   std::string fingerprint_;

@@ -5,8 +5,8 @@
 
 namespace megatron {
 
-// Ids 0 to 255 are the bytes as they are, broken UTF-8 included; 256 is <|endoftext|>, which no
-// text spells.
+// Ids 0 to 255 are the raw bytes, including ill-formed UTF-8; 256 is <|endoftext|>, which never
+// results from text.
 class ByteLevelTokenizer : public Tokenizer {
  public:
   int64_t vocab_size() const override { return 257; }
@@ -28,7 +28,7 @@ class NullTokenizer : public Tokenizer {
   int64_t vocab_size() const override { return vocab_size_; }
   void encode_append(std::string_view text, std::vector<int32_t>& out) const override;
   std::string decode(std::span<const int32_t> ids, bool skip_special_tokens) const override;
-  std::string token_bytes(int32_t id) const override;  // the id and a space behind it
+  std::string token_bytes(int32_t id) const override;  // the id followed by a space
   bool is_special(int32_t id) const override { return id == eod_ || (pad_ && id == *pad_); }
   std::optional<int32_t> eod() const override { return eod_; }
   std::optional<int32_t> bos() const override { return std::nullopt; }
@@ -37,7 +37,7 @@ class NullTokenizer : public Tokenizer {
   std::string fingerprint() const override;
 
  private:
-  // The id that `word` spells; none when it is no number below the vocabulary's size.
+  // The id that `word` spells; nullopt unless it is a number below the vocabulary's size.
   std::optional<int32_t> parse(std::string_view word) const;
 
   int64_t vocab_size_;

@@ -152,9 +152,9 @@ struct TextBlockReader::Impl {
   };
   std::vector<File> files;
   uint64_t file_bytes = 0;
-  size_t at = 0;  // the file that is read
+  size_t at = 0;  // index of the current file
   std::unique_ptr<ByteSource> source;
-  std::string buffer;  // read and not yet given out
+  std::string buffer;  // read but not yet returned
   bool at_end = false;
   int64_t line = 1;
 
@@ -180,7 +180,8 @@ struct TextBlockReader::Impl {
     }
   }
 
-  // Behind a newline before a visible character, else (in the next mebibyte) between characters.
+  // Splits after a newline followed by a visible character, else (in the next mebibyte) between
+  // characters.
   size_t cut_text() {
     fill(2 * kBlockBytes);
     if (buffer.size() <= kBlockBytes) return buffer.size();

@@ -1,8 +1,8 @@
-// Reads text files (plain, gzip, zstd) as blocks of about a mebibyte that can be worked on in any
+// Reads text files (plain, gzip, zstd) as blocks of about a mebibyte that can be processed in any
 // order.
 //
-// Where a block ends depends on the file alone: plain text is cut behind a newline that a visible
-// character follows, JSON lines between lines.
+// Block boundaries depend only on the file: plain text is split after a newline that is followed by
+// a visible character, JSON lines between lines.
 #pragma once
 
 #include <cstdint>
@@ -22,9 +22,9 @@ struct TextBlock {
 
 class TextBlockReader {
  public:
-  // `paths` are files and folders; folders are walked in sorted order, hidden and binary files in
-  // them left out. A file is taken as JSON lines by its name: *.jsonl, *.ndjson, and *.json outside
-  // of folders, each also with .gz or .zst.
+  // `paths` are files and folders; folders are searched recursively in sorted order, without hidden
+  // and binary files. Files are JSON lines according to their names: *.jsonl, *.ndjson, and *.json
+  // if given explicitly, each also with .gz or .zst.
   explicit TextBlockReader(const std::vector<std::filesystem::path>& paths);
   ~TextBlockReader();
 
@@ -32,7 +32,7 @@ class TextBlockReader {
   bool next(TextBlock& block);
 
   int64_t num_files() const;
-  uint64_t file_bytes() const;  // of all files, as they lie on disk
+  uint64_t file_bytes() const;  // total size of the files on disk
 
  private:
   struct Impl;

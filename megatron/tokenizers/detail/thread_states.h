@@ -1,4 +1,4 @@
-// Memory that a thread keeps for the tokenizers it used last: caches and scratch buffers.
+// Per-thread memory for the most recently used tokenizers: caches and scratch buffers.
 #pragma once
 
 #include <array>
@@ -9,7 +9,7 @@
 
 namespace megatron {
 
-// Tells tokenizers apart, also one that lies where another one lay.
+// A unique number per tokenizer, so that one at a reused address is recognised as new.
 inline uint64_t next_tokenizer_instance() {
   static std::atomic<uint64_t> next{1};
   return next.fetch_add(1);

@@ -1,4 +1,4 @@
-// What files say about a tokenizer, before anything is built from it.
+// The contents of tokenizer files, before a tokenizer is built from them.
 #pragma once
 
 #include <cstdint>
@@ -25,7 +25,7 @@ struct TokenizerDefinition {
   // starts from bytes. The pre-tokenizer's steps then end before ByteLevel.
   bool byte_level = false;
   std::vector<std::pair<std::string, std::string>> merges;  // by rank
-  // any two tokens merge when the result is a token; the lowest id first
+  // any two tokens merge if the result is a token; lowest id first
   bool merges_by_id = false;
   bool ignore_merges = false;
   bool fuse_unk = false;
@@ -33,30 +33,31 @@ struct TokenizerDefinition {
   std::string prefix, suffix;  // continuing_subword_prefix, end_of_word_suffix
   size_t max_input_chars_per_word = 100;
   std::vector<double> scores;            // of Unigram, in the order of vocab
-  std::optional<std::string> unk_token;  // Unigram: that of unk_id
-  // -- what stands around the model
+  std::optional<std::string> unk_token;  // Unigram: the token of unk_id
+  // -- components around the model
   std::vector<NormalizerStep> normalizer;
   std::vector<PreTokenizerStep> steps;
   std::vector<DecoderStep> decoder;
   std::vector<AddedToken> added_tokens;
-  std::vector<std::string> before, after;    // what the post-processor puts around one text
-  std::optional<std::string> eos, bos, pad;  // spellings
+  // tokens that the post-processor puts around a single text
+  std::vector<std::string> before, after;
+  std::optional<std::string> eos, bos, pad;                         // spellings
   std::string vocab_where, merges_where, steps_where, added_where;  // file and key, for messages
   std::vector<std::filesystem::path> files;
 };
 
 inline constexpr int64_t kMaxTokenId = (int64_t{1} << 24) - 1;
 
-// Reads a tokenizer.json, and what a tokenizer_config.json beside it says about EOS, BOS and
-// padding. Throws Error naming the file and the key for anything that is wrong or not supported.
+// Reads a tokenizer.json, and EOS, BOS and padding from a tokenizer_config.json next to it. Throws
+// Error that names file and key of anything wrong or not supported.
 TokenizerDefinition read_tokenizer_json(const std::filesystem::path& path);
 
 // Reads GPT-2's vocab.json and merges.txt.
 TokenizerDefinition read_gpt2_files(const std::filesystem::path& vocab,
                                     const std::filesystem::path& merges);
 
-// Reads BERT's vocab.txt: a token per line. `lower_case`: text is lower-cased and stripped of
-// accents. `extra_tokens` are added behind it.
+// Reads BERT's vocab.txt: a token per line. `lower_case`: text is lower-cased and accents are
+// removed. `extra_tokens` are appended.
 TokenizerDefinition read_bert_vocabulary(const std::filesystem::path& vocab, bool lower_case,
                                          const std::vector<std::string>& extra_tokens);
 
@@ -65,15 +66,15 @@ bool bert_lower_case(const std::filesystem::path& tokenizer_config);
 
 struct TiktokenOptions {
   std::string pattern;                      // "v1", "v2" or "": Megatron's names
-  int64_t num_special_tokens = 1000;        // ids before those of the file
-  std::vector<std::string> special_tokens;  // the first of them; none: Megatron's seven
-  int64_t vocab_size = 131072;              // with the special tokens; longer files are cut
+  int64_t num_special_tokens = 1000;        // ids before the file's
+  std::vector<std::string> special_tokens;  // the first of them; empty: Megatron's seven
+  int64_t vocab_size = 131072;              // including special tokens; longer files are truncated
 };
 
 // Reads a vocabulary for tiktoken. Two forms: Megatron's JSON list of {"rank", "token_bytes",
 // "token_str"}, whose ids follow the special tokens; and lines of "base64 rank" (.tiktoken files
-// and Llama 3's tokenizer.model), whose ids are their ranks, with Llama 3's 256 special tokens
-// behind them.
+// and Llama 3's tokenizer.model), whose ids are their ranks, followed by Llama 3's 256 special
+// tokens.
 TokenizerDefinition read_tiktoken(const std::filesystem::path& path,
                                   const TiktokenOptions& options);
 

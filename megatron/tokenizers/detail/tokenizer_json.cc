@@ -1,6 +1,5 @@
-// Reading of tokenizer.json with tokenizer_config.json beside it, and of GPT-2's files, whose parts
-// are those of a tokenizer.json. Every component that is not known is refused by its type and
-// place.
+// Reads tokenizer.json with tokenizer_config.json, and GPT-2's files, which are parts of a
+// tokenizer.json. Every unknown component is refused by type and position.
 #include <algorithm>
 #include <array>
 #include <charconv>
@@ -122,7 +121,7 @@ PreTokenizerStep read_split(const JsonValue& value) {
   return step;
 }
 
-// Whether marks are put in front: "prepend_scheme", or "add_prefix_space" of older files.
+// Whether marks are prepended: "prepend_scheme", or "add_prefix_space" in older files.
 PreTokenizerStep::Prepend read_prepend_scheme(const JsonValue& value) {
   using Prepend = PreTokenizerStep::Prepend;
   const bool prefix = value.boolean_or("add_prefix_space", true);
@@ -183,7 +182,8 @@ void read_pre_tokenizer(const JsonValue& value, std::vector<PreTokenizerStep>& s
   }
 }
 
-// What post-processors put around one text. Those that only move offsets do not concern ids.
+// Tokens that post-processors put around one text. Those that only adjust offsets do not affect
+// ids.
 void read_post_processor(const JsonValue& value, TokenizerDefinition& definition) {
   const std::string type = value.type();
   if (type == "Sequence") {
@@ -274,7 +274,7 @@ void read_vocab(const JsonValue& vocab, TokenizerDefinition& definition) {
   definition.vocab_where = vocab.where;
   definition.vocab.reserve(object.size());
   for (const dom::key_value_pair entry : object) {
-    // The place is spelled out only for a wrong value: there are many right ones.
+    // The position is formatted only for invalid values: there are many valid ones.
     int64_t id = -1;
     if (entry.value.get(id) != simdjson::SUCCESS || id < 0 || id > kMaxTokenId) {
       token_id(JsonValue{entry.value, cat(vocab.where, "[\"", entry.key, "\"]")});
@@ -283,9 +283,9 @@ void read_vocab(const JsonValue& vocab, TokenizerDefinition& definition) {
   }
 }
 
-// The number that the `tokenizers` package makes of the shortest decimal spelling of `value`:
-// its JSON reader rounds the digits and the division by a power of ten, one after the other. Sums
-// of scores that are equal but for rounding decide between divisions of a word.
+// The number that the `tokenizers` package reads from the shortest decimal spelling of `value`: its
+// JSON reader rounds twice, the digits and then their division by a power of ten. Sums of scores
+// that are equal except for rounding decide between segmentations of a word.
 double as_package_reads(double value) {
   char text[40];
   const auto [end, error] =
@@ -309,7 +309,7 @@ double as_package_reads(double value) {
   return std::copysign(exponent < 0 ? whole / power : whole * power, value);
 }
 
-// A list of [token, score]; the place in the list is the id.
+// A list of [token, score]; the position in the list is the id.
 void read_unigram(const JsonValue& model, TokenizerDefinition& definition) {
   const JsonValue vocab = model.at("vocab");
   definition.vocab_where = vocab.where;
@@ -364,7 +364,7 @@ void read_merges(const JsonValue& merges, TokenizerDefinition& definition) {
   }
 }
 
-// The kind that "type" names; older files have none, and their members tell.
+// The kind named by "type"; in older files without it, inferred from the members.
 ModelKind model_kind(const JsonValue& model) {
   if (!model.find("type")) {
     if (model.find("merges")) return ModelKind::kBpe;
@@ -405,7 +405,7 @@ void read_model(const JsonValue& model, TokenizerDefinition& definition) {
   read_merges(model.at("merges"), definition);
 }
 
-// Byte-level BPE merges bytes without writing their spelling.
+// Byte-level BPE merges bytes directly, without their printable spelling.
 void find_byte_level(TokenizerDefinition& definition) {
   using Kind = PreTokenizerStep::Kind;
   definition.byte_level = definition.model == ModelKind::kBpe && !definition.steps.empty() &&
@@ -430,7 +430,7 @@ AddedToken read_added_token(const JsonValue& value) {
 }
 
 // EOS, BOS and padding of a transformers tokenizer_config.json: a string, or an object with
-// "content". add_bos_token and add_eos_token overrule the post-processor.
+// "content". add_bos_token and add_eos_token override the post-processor.
 void read_tokenizer_config(const std::filesystem::path& path, TokenizerDefinition& definition) {
   dom::parser parser;
   const JsonValue root = parse_json_object(parser, path);
@@ -466,7 +466,7 @@ TokenizerDefinition read_tokenizer_json(const std::filesystem::path& path) {
     MEGATRON_CHECK(version->str() == "1.0", version->where, " is \"", version->str(),
                    "\", expected \"1.0\"");
   }
-  // The kind of model and its parts are looked at before the large tables, so that refusals name
+  // The kind of model and its components are checked before the large tables, so that refusals name
   // the reason.
   if (const auto normalizer = root.find_value("normalizer"))
     read_normalizer(*normalizer, definition.normalizer);
@@ -526,7 +526,7 @@ TokenizerDefinition read_gpt2_files(const std::filesystem::path& vocab,
   const bool listed =
       std::any_of(definition.vocab.begin(), definition.vocab.end(),
                   [&](const auto& entry) { return entry.first == end_of_text.content; });
-  if (!listed) {  // behind the vocabulary, where the tokenizers package would add it
+  if (!listed) {  // after the vocabulary, where the tokenizers package would add it
     for (const auto& entry : definition.vocab)
       end_of_text.id = std::max(end_of_text.id, entry.second + 1);
   }

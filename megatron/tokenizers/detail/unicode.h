@@ -1,4 +1,4 @@
-// Character classes as the `tokenizers` package sees them, the same on every machine whatever its
+// Character classes of the `tokenizers` package, the same on every machine, independent of its
 // Unicode libraries.
 #pragma once
 
@@ -15,14 +15,14 @@ enum CharClass : uint8_t {
   kNewline = 4,  // \r and \n
 };
 
-// One byte per code point, 1.1 MB, made at the first call.
+// One byte per code point, 1.1 MB, built at the first call.
 //   bits 0 to 2  the CharClass
 //   bit 3        a word character (\w)
 //   bit 4        has a combining class other than 0 in the package's tables for NFC
 //   bits 5, 6    the LetterCase
 const uint8_t* unicode_classes();
 
-// By what words in camel case are cut; letters without case and marks are both.
+// Classes for splitting camel case; letters without case and marks belong to both.
 enum LetterCase : uint8_t {
   kUpperOrUncased = 32,  // [\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]
   kLowerOrUncased = 64,  // [\p{Ll}\p{Lm}\p{Lo}\p{M}]
@@ -33,17 +33,17 @@ enum CharTrait : uint16_t {
   kControl = 2,       // removed by BertNormalizer's clean_text
   kNonspacing = 4,    // removed by BertNormalizer's strip_accents
   kMark = 8,          // removed by StripAccents
-  kExtends = 16,      // stays in the grapheme cluster of the character before it
-  kPrepends = 32,     // keeps the character behind it in its grapheme cluster
-  kBreaks = 64,       // nothing joins it in a grapheme cluster
+  kExtends = 16,      // in the grapheme cluster of the preceding character
+  kPrepends = 32,     // the following character is in its grapheme cluster
+  kBreaks = 64,       // always its own grapheme cluster
   kCanonical = 128,   // changed by NFD
   kCompatible = 256,  // changed by NFKD
 };
 
-// The CharTraits of each code point, 2.2 MB, made at the first call.
+// The CharTraits of each code point, 2.2 MB, built at the first call.
 const uint16_t* unicode_traits();
 
-// Whether Rust and Python see white space: the classes kSpace and kNewline.
+// Whether Rust and Python consider it white space: the classes kSpace and kNewline.
 inline bool is_space(uint32_t c) { return (unicode_classes()[c] & 7) >= kSpace; }
 
 // The lower case of `c` without context. U+0130 has two characters: this gives the first, 'i', and

@@ -27,7 +27,7 @@ int combining_class(uint32_t c) {
   return utf8proc_get_property(static_cast<utf8proc_int32_t>(c))->combining_class;
 }
 
-// Decomposes one character into `parts`; characters that the package does not know stay.
+// Decomposes one character into `parts`; characters unknown to the package are kept.
 size_t decompose(uint32_t c, bool compatible, utf8proc_int32_t* parts) {
   if ((unicode_traits()[c] & (compatible ? kCompatible : kCanonical)) == 0) {
     parts[0] = static_cast<utf8proc_int32_t>(c);
@@ -41,8 +41,8 @@ size_t decompose(uint32_t c, bool compatible, utf8proc_int32_t* parts) {
   return static_cast<size_t>(count);
 }
 
-// For each code point whether text made only of such code points is in the form: it has combining
-// class 0, is its own form, and never joins the character before it.
+// For each code point whether text made only of such code points is normalised: it has combining
+// class 0, is its own normal form, and never joins the preceding character.
 std::vector<bool> find_stable(NormalForm form) {
   std::vector<bool> stable(kEnd, true);
   for (utf8proc_int32_t c = 0; c < kEnd; ++c) {
@@ -60,7 +60,7 @@ std::vector<bool> find_stable(NormalForm form) {
       for (size_t i = 1; i < count; ++i) stable[parts[i]] = false;
     }
     const size_t count = decompose(code, is_compatible(form), parts);
-    // Characters that normalisation takes apart and does not join again.
+    // Characters that normalisation decomposes and does not recompose.
     const auto joined =
         utf8proc_normalize_utf32(parts, static_cast<utf8proc_ssize_t>(count), UTF8PROC_COMPOSE);
     if (joined != 1 || parts[0] != c) stable[c] = false;
@@ -78,8 +78,8 @@ const std::vector<bool>& stable_in(NormalForm form) {
   return stable[static_cast<size_t>(form)];
 }
 
-// Appends the form of a stretch of characters. utf8proc_decompose() would sort marks in quadratic
-// time.
+// Appends the normal form of a stretch of characters. utf8proc_decompose() would sort marks in
+// quadratic time.
 void append_form(NormalForm form, std::string_view text, std::vector<utf8proc_int32_t>& parts,
                  std::string& out) {
   parts.clear();
@@ -108,12 +108,11 @@ void append_form(NormalForm form, std::string_view text, std::vector<utf8proc_in
 
 }  // namespace
 
-// Only stretches of characters that are not stable, each with the one before it, are looked at
-// closely.
+// Only stretches of unstable characters, each with the character before it, are normalised.
 std::string_view to_normal_form(NormalForm form, std::string_view text, std::string& buffer) {
   const std::vector<bool>& stable = stable_in(form);
   const char* const end = text.data() + text.size();
-  const char* done = text.data();  // up to here `buffer` is written
+  const char* done = text.data();  // up to here text is in `buffer`
   const char* before = done;       // the character before p
   std::vector<utf8proc_int32_t> parts;
   bool changed = false;

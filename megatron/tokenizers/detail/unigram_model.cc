@@ -13,17 +13,18 @@ namespace {
 constexpr double kResetSum = 100000;  // SentencePiece's kScoreResetThreshold
 
 // Note [Margins]
-// A word's division, found from a running sum of 0, is what the reference finds after any text if
-// at each of its cuts the best sum beats the second best by more than rounding can move both. A
-// sum of n terms below m in magnitude is off by at most n * m * epsilon / 2. The cache holds the
-// smallest lead of a division as a power of two beside the number of ids; where that is too little
-// (divisions of equal score, such as "aa a" and "a aa", have none) the word is divided anew from
-// the exact running sum.
+// A word's segmentation, computed from a running sum of 0, is what the reference computes after any
+// text if at each of its splits the best sum beats the second best by more than rounding can change
+// both. A sum of n terms below m in magnitude has an error of at most n * m * epsilon / 2. The
+// cache stores the smallest lead of a segmentation as a power of two, next to the number of ids;
+// where that is too small (segmentations of equal score, such as "aa a" and "a aa", have no lead)
+// the word is segmented again from the exact running sum.
 constexpr int kMarginBias = 64;
-constexpr uint32_t kNotCached = 255;  // in place of the count: divide the word every time
+constexpr uint32_t kNotCached = 255;  // instead of the count: segment the word every time
 
 uint32_t pack(size_t count, double margin) {
-  const double finite = std::min(margin, 1e18);  // a word that has one division has no second best
+  // a word with a single segmentation has no second best
+  const double finite = std::min(margin, 1e18);
   const int exponent = finite > 0 ? std::clamp(std::ilogb(finite) + kMarginBias, 0, 127) : 0;
   return static_cast<uint32_t>(count) | static_cast<uint32_t>(exponent) << 8;
 }
@@ -46,7 +47,7 @@ UnigramModel::UnigramModel(UnigramData data) : data_(std::move(data)) {
     knows_mark |= data_.tokens[id] == kMetaspace;
   }
   trie_ = DoubleArray(std::move(entries));
-  if (knows_mark) cutter_.enable();  // else a run of unknown characters would reach over the cut
+  if (knows_mark) cutter_.enable();  // else a run of unknown characters could span a split
 }
 
 void UnigramModel::encode(std::string_view text, WordCache& cache, ModelScratch& scratch,
@@ -101,7 +102,7 @@ void UnigramModel::encode(std::string_view text, WordCache& cache, ModelScratch&
       divide({begin, length}, sum, scratch, out);
       return;
     }
-    // The cache holds what follows a sum of 0.
+    // The cache holds results for a sum of 0.
     const size_t before = out.size();
     double from_zero = 0;
     const double margin = divide({begin, length}, from_zero, scratch, out);
@@ -182,7 +183,7 @@ double UnigramModel::divide(std::string_view word, double& sum, ModelScratch& s,
     margin = std::min(margin, s.score[end] - s.second[end]);
     unknown |= s.ids[end] == data_.unknown;
   }
-  size_t run = 0, begin = 0;  // the length of the run of unknown characters behind `begin`
+  size_t run = 0, begin = 0;  // length of the run of unknown characters from `begin`
   for (auto end = s.next.rbegin(); end != s.next.rend(); ++end) {
     const auto position = static_cast<size_t>(*end);
     if (s.ids[position] == data_.unknown) {
@@ -201,7 +202,7 @@ double UnigramModel::divide(std::string_view word, double& sum, ModelScratch& s,
 void UnigramModel::append_unknown(std::string_view text, std::vector<int32_t>& out) const {
   size_t length;
   if (const int32_t id = trie_.find_longest(text, length); id >= 0 && length == text.size()) {
-    out.push_back(id);  // text that spells the unknown token itself
+    out.push_back(id);  // the text is the unknown token's spelling
     return;
   }
   const bool bytes = data_.byte_fallback && std::all_of(text.begin(), text.end(), [&](char c) {

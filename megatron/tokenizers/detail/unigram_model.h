@@ -1,9 +1,10 @@
-// Unigram: the division of text into pieces with the greatest sum of scores (Viterbi).
+// Unigram: the segmentation of text into pieces with the greatest sum of scores (Viterbi).
 //
-// Text is divided word by word (metaspace_cutter.h) and words are cached, although the reference
-// implementations add up scores from the start of the text and their rounding can decide between
-// divisions that are almost equally good. So the running sum is kept exactly as they would have it,
-// and a cached division is used only where rounding cannot change it; see Note [Margins].
+// Text is segmented word by word (metaspace_cutter.h) and words are cached, although the reference
+// implementations sum scores from the start of the text, so that their rounding can decide between
+// almost equally good segmentations. Therefore the running sum is computed exactly as in the
+// reference, and a cached segmentation is used only where rounding cannot change it; see Note
+// [Margins].
 //
 // Source: Kudo 2018 (arXiv:1804.10959); EncodeOptimized of SentencePiece and of `tokenizers`.
 #pragma once
@@ -23,16 +24,16 @@ namespace megatron {
 struct UnigramData {
   std::vector<std::string> tokens;  // by id; empty: matches no text
   std::vector<double> scores;       // by id
-  int32_t unknown = -1;             // for characters that no piece holds
+  int32_t unknown = -1;             // id of characters that are in no piece
   double unknown_score = 0;
   bool byte_fallback = false;
-  std::array<int32_t, 256> byte_ids{};  // of <0x00> to <0xFF>; -1: none
-  // Sums are rounded to float and started afresh beyond +-100,000, as SentencePiece does; else they
-  // are double, as in the `tokenizers` package.
+  std::array<int32_t, 256> byte_ids{};  // ids of <0x00> to <0xFF>; -1: none
+  // Sums are rounded to float and restarted beyond +-100,000, as in SentencePiece; else they are
+  // double, as in the `tokenizers` package.
   bool sentencepiece = false;
 };
 
-// Thread safe but for the cache and the scratch memory.
+// Thread safe except for the cache and the scratch memory.
 class UnigramModel {
  public:
   explicit UnigramModel(UnigramData data);
@@ -40,7 +41,7 @@ class UnigramModel {
   const UnigramData& data() const { return data_; }
 
   // Appends the ids of `text`, which is not empty and well-formed UTF-8.
-  // Throws Error for an unknown character when there is no id for it.
+  // Throws Error for an unknown character if there is no id for it.
   void encode(std::string_view text, WordCache& cache, ModelScratch& scratch,
               std::vector<int32_t>& out) const;
 
@@ -49,8 +50,8 @@ class UnigramModel {
     const double result = sum + score;
     return data_.sentencepiece ? static_cast<double>(static_cast<float>(result)) : result;
   }
-  // Divides one word after text of score `sum`, which it advances. Appends its ids. Returns the
-  // margin, -1 when the division must not be cached.
+  // Segments one word after text with score `sum`, which it advances. Appends its ids. Returns the
+  // margin; -1: the segmentation must not be cached.
   double divide(std::string_view word, double& sum, ModelScratch& scratch,
                 std::vector<int32_t>& out) const;
   void append_unknown(std::string_view text, std::vector<int32_t>& out) const;

@@ -5,10 +5,10 @@
 namespace megatron {
 namespace {
 
-// What a lead byte allows: the number of bytes that follow, and the range of the first of them
+// What a lead byte allows: the number of following bytes, and the range of the first of them
 // (Unicode table 3-7).
 struct Lead {
-  int following;  // -1: no lead byte
+  int following;  // -1: not a lead byte
   unsigned char low = 0x80, high = 0xbf;
 };
 
@@ -25,8 +25,8 @@ Lead classify(unsigned char byte) {
   return {-1};
 }
 
-// The bytes of the sequence at `p` that are right: its whole length, or the maximal subpart when
-// `complete` is false.
+// The number of valid bytes of the sequence at `p`: its whole length, or, if `complete` is false,
+// the maximal subpart.
 size_t sequence_length(const unsigned char* p, const unsigned char* end, bool& complete) {
   const Lead lead = classify(*p);
   complete = lead.following >= 0;

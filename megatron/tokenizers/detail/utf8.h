@@ -1,5 +1,4 @@
-// UTF-8: validation, repair, and reading of one code point from text that is known to be well
-// formed.
+// UTF-8: validation, repair, and decoding of one code point from well-formed text.
 #pragma once
 
 #include <cstddef>
@@ -12,12 +11,12 @@ namespace megatron {
 // The length of the longest well-formed prefix of `text`.
 size_t valid_utf8_prefix(std::string_view text);
 
-// Appends `text` with each ill-formed sequence (maximal subpart, as Python and the Unicode standard
-// cut them) replaced by U+FFFD. Returns how many were replaced.
+// Appends `text` with each ill-formed sequence (maximal subpart, as defined by Python and the
+// Unicode standard) replaced by U+FFFD. Returns the number of replacements.
 uint64_t append_repaired_utf8(std::string_view text, std::string& out);
 
-// The length of the sequence at the end of `text` that more bytes could complete (0 to 3), given
-// well-formed text before.
+// The length of an incomplete sequence at the end of `text` (0 to 3) that more bytes could
+// complete; the text before it is well-formed.
 size_t incomplete_utf8_suffix(std::string_view text);
 
 void append_utf8(uint32_t code_point, std::string& out);

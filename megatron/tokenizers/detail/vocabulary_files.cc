@@ -19,7 +19,7 @@ const std::vector<std::string>& megatron_special_tokens() {
   return tokens;
 }
 
-// Those of Llama 3's tokenizer.py.
+// The special tokens of Llama 3's tokenizer.py.
 std::vector<std::string> llama3_special_tokens() {
   std::vector<std::string> tokens = {"<|begin_of_text|>",
                                      "<|end_of_text|>",
@@ -36,7 +36,7 @@ std::vector<std::string> llama3_special_tokens() {
   return tokens;
 }
 
-// Calls on_line(line, number from 1) for each line, without its end.
+// Calls on_line(line, number from 1) for each line, without its line end.
 template <class OnLine>
 void for_each_line(std::string_view text, OnLine&& on_line) {
   for (int64_t number = 1; !text.empty(); ++number) {

@@ -1,4 +1,4 @@
-// Encoding of words (pieces of text as a pre-tokenizer cuts them) through a cache of bounded size.
+// Encoding of words (pieces of pre-tokenized text) through a cache of bounded size.
 #pragma once
 
 #include <array>
@@ -11,7 +11,7 @@
 
 namespace megatron {
 
-// Memory that models use while they encode one word, kept between words. Belongs to one thread.
+// Scratch memory of models for encoding one word, reused between words. Belongs to one thread.
 struct ModelScratch {
   std::vector<int32_t> ids, next, previous, result;
   std::vector<uint32_t> rank;
@@ -21,17 +21,18 @@ struct ModelScratch {
   std::string text;
 };
 
-// A model of words: BPE, Unigram, WordPiece or WordLevel. Thread safe but for the scratch memory.
+// A model of words: BPE, Unigram, WordPiece or WordLevel. Thread safe except for the scratch
+// memory.
 class WordModel {
  public:
   virtual ~WordModel() = default;
   // Appends the ids of one word, which is not empty and well-formed UTF-8, without a cache.
-  // Throws Error for what the vocabulary cannot express.
+  // Throws Error for words that the vocabulary cannot express.
   virtual void encode_word(std::string_view word, ModelScratch& scratch,
                            std::vector<int32_t>& out) const = 0;
 };
 
-// In place of a model where no word is encoded by itself.
+// A placeholder if words are not encoded separately.
 class NoWordModel : public WordModel {
  public:
   void encode_word(std::string_view, ModelScratch&, std::vector<int32_t>&) const override {}
@@ -55,7 +56,7 @@ class WordCache {
     uint32_t count;
   };
 
-  // The two entries where a key may lie.
+  // The two entries that may hold a key.
   Short* short_set(uint64_t hash) { return &short_[(hash >> kShortShift) * 2]; }
   Long* long_set(uint64_t hash) { return &long_[(hash >> kLongShift) * 2]; }
 
@@ -75,8 +76,7 @@ class WordEncoder {
       : model_(model), cache_(cache), scratch_(scratch), out_(out) {}
   WordEncoder(const WordEncoder&) = delete;
 
-  // The end of the memory that the following words lie in: up to there bytes behind a word may be
-  // read.
+  // Sets the end of readable memory: up to there bytes after a word may be read.
   void set_readable_end(const char* end) { readable_end_ = end; }
 
   void operator()(const char* begin, const char* end) {
@@ -108,7 +108,7 @@ class WordEncoder {
     return static_cast<uint64_t>(product) ^ static_cast<uint64_t>(product >> 64);
   }
 
-  // The bytes (at most 15) padded with zeros; the last byte is their number.
+  // The bytes (at most 15) padded with zeros; the last byte is their count.
   std::array<uint64_t, 2> load(const char* begin, size_t length) const {
     std::array<uint64_t, 2> key{};
     if (readable_end_ - begin >= 16) {
@@ -122,7 +122,8 @@ class WordEncoder {
     return key;
   }
 
-  // A word that the cache of short words does not hold, or cannot hold (`short_set` is null).
+  // Encodes a word that is not in the cache of short words, or too long for it (`short_set` is
+  // null).
   void encode_rare(const char* begin, size_t length, WordCache::Short* short_set);
 
   const WordModel& model_;

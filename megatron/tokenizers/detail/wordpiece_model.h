@@ -1,5 +1,5 @@
-// Whole words and WordPiece: the longest token that a word starts with, then the longest that its
-// rest starts with, and so on.
+// WordLevel and WordPiece. WordPiece takes the longest token that a word starts with, then the
+// longest that the rest starts with, and so on.
 #pragma once
 
 #include <cstdint>
@@ -17,7 +17,7 @@ namespace megatron {
 class WordPieceModel : public WordModel {
  public:
   // `tokens` by id; those that continue a word start with `prefix`. Words of more than
-  // `max_characters` and words with a part that no token spells are `unknown`.
+  // `max_characters`, and words with a part that is no token, are `unknown`.
   WordPieceModel(const std::vector<std::string>& tokens, std::string_view prefix, int32_t unknown,
                  size_t max_characters);
   void encode_word(std::string_view word, ModelScratch& scratch,
@@ -32,7 +32,7 @@ class WordPieceModel : public WordModel {
 // Thread safe.
 class WordLevelModel : public WordModel {
  public:
-  // `unknown` -1: words outside the vocabulary are an Error.
+  // `unknown` -1: words outside the vocabulary throw Error.
   WordLevelModel(const std::vector<std::string>& tokens, int32_t unknown);
   void encode_word(std::string_view word, ModelScratch& scratch,
                    std::vector<int32_t>& out) const override;
