@@ -20,7 +20,7 @@ struct DataConfig : Config {
   std::vector<std::string> valid_data_path;
   std::vector<std::string> test_data_path;
   std::string per_split_data_args_path;  // JSON with train, valid, test
-  std::string data_cache_path;           // empty: <prefix>/../cache beside the data
+  std::string data_cache_path;           // empty: <prefix>/../cache next to the data
   bool mock_data = false;
   bool mmap_bin_files = true;
   double mid_level_dataset_surplus = 0.005;

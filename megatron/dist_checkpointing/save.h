@@ -39,7 +39,7 @@ struct SaveRequest {
   std::function<const void*(const ShardedTensor& tensor)> provide;
   // JSON object text, of rank 0; NaN and infinities must be spelled as strings
   std::string state = "{}";
-  // (relative name, contents) stored beside the weights: resolved configuration, tokenizer files.
+  // (relative name, contents) stored next to the weights: resolved configuration, tokenizer files.
   // Only rank 0's are used.
   std::vector<std::pair<std::string, std::string>> files;
   Retention retention;
