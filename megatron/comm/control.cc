@@ -62,7 +62,7 @@ std::string ControlChannel::take(const std::string& key, int from, const char* w
     }
     if (waited > patience)
       throw CollectiveError(cat(what, " ", calls_, " of the channel ", name_, ": rank ", from,
-                                " did not come and made no progress for ", timeout_seconds_,
+                                " did not arrive and made no progress for ", timeout_seconds_,
                                 " s\nhint: it is stuck in a file system or in a loop; see its log"),
                             from);
     std::this_thread::sleep_for(pause);

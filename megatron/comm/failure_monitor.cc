@@ -478,7 +478,7 @@ struct FailureMonitor::Impl {
       if (neighbour.rank == 0 && (gone || stopped))
         culprit =
             cat("error: [rank 0] ", gone ? "is gone: its process " : "is stopped: its process ",
-                neighbour.pid, gone ? " ended without a word\n" : " was stopped by a signal\n");
+                neighbour.pid, gone ? " exited without a report\n" : " was stopped by a signal\n");
     }
     const std::optional<LocalFailure> error = local_failure();
     if (lowest || (error && !error->consequence)) {
@@ -486,7 +486,7 @@ struct FailureMonitor::Impl {
       if (text.empty()) text = error_lines(error ? error->text : problem, launch.rank, place);
       for (const CollectiveCall& call : history->snapshot().under_way)
         text += cat("detail: rank ", launch.rank, " waited in ", to_string(call), "\n");
-      text += "hint: rank 0 or the launcher held the store through which ranks speak of failures\n";
+      text += "hint: rank 0 or the launcher held the store through which ranks report failures\n";
       write_to_stderr(text);
       const bool own = error && !error->consequence;
       conclude({own && culprit.empty() ? launch.rank : 0,
@@ -640,7 +640,7 @@ FailureMonitor::FailureMonitor(const Launch& launch, const Connection& connectio
 FailureMonitor::~FailureMonitor() {
   if (!impl_) return;
   if (std::uncaught_exceptions() > 0)
-    fail(Error("an exception ended this rank before it could be told"));
+    fail(Error("an exception ended this rank before it could be reported"));
   {
     std::lock_guard lock(impl_->mutex);
     impl_->leaving = true;

@@ -74,7 +74,7 @@ void check_copy(const PeerCopy& copy, const at::Tensor& own, const std::vector<i
   MEGATRON_ASSERT(copy.rank >= 0 && copy.rank < static_cast<int>(elements.size()),
                   "a copy from rank ", copy.rank);
   MEGATRON_ASSERT(copy.local.is_contiguous() && copy.local.scalar_type() == own.scalar_type(),
-                  "a copy of ", copy.local.toString(), " beside ", own.toString());
+                  "a copy of ", copy.local.toString(), " with a buffer of ", own.toString());
   MEGATRON_ASSERT(copy.begin >= 0 && copy.begin + copy.local.numel() <= elements[copy.rank],
                   "a copy of ", copy.local.numel(), " elements at ", copy.begin, " of ",
                   elements[copy.rank]);
@@ -297,8 +297,8 @@ class DevicePeers final : public PeerMemory {
     return addresses_[copy.rank] + copy.begin * static_cast<int64_t>(own_.element_size());
   }
   void start(PeerCopy& copy, void* to, const void* from) {
-    MEGATRON_ASSERT(copy.local.device() == own_.device(), "a copy beside ", own_.device().str(),
-                    " on ", copy.local.device().str());
+    MEGATRON_ASSERT(copy.local.device() == own_.device(), "a copy to or from another device than ",
+                    own_.device().str(), " on ", copy.local.device().str());
     const cudaError_t error =
         cudaMemcpyAsync(to, from, copy.local.nbytes(), cudaMemcpyDefault, stream_.stream());
     MEGATRON_CHECK(error == cudaSuccess, "a copy to or from the memory of rank ", copy.rank,

@@ -95,7 +95,7 @@ class C10dStore final : public Store, public std::enable_shared_from_this<C10dSt
       store_->wait({key}, to_milliseconds(timeout_seconds));
       return store_->get_to_str(key);
     } catch (const std::exception& error) {
-      throw RetryError(cat("nobody wrote ", key, " to the store at ", where_, " within ",
+      throw RetryError(cat("no rank wrote ", key, " to the store at ", where_, " within ",
                            timeout_seconds, " s\ndetail: ", first_line(error)));
     }
   }

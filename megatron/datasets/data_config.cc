@@ -20,14 +20,14 @@ void DataConfig::fields(FieldVisitor& v) {
   v.field("split", split,
           "shares of train, valid and test of the sequences, such as 969,30,1 (the default of "
           "--data-path)");
-  v.field("train_data_path", train_data_path, "datasets of training alone, as --data-path");
-  v.field("valid_data_path", valid_data_path, "datasets of validation alone, as --data-path");
-  v.field("test_data_path", test_data_path, "datasets of the test alone, as --data-path");
+  v.field("train_data_path", train_data_path, "datasets for training only, like --data-path");
+  v.field("valid_data_path", valid_data_path, "datasets for validation only, like --data-path");
+  v.field("test_data_path", test_data_path, "datasets for the test only, like --data-path");
   v.field("per_split_data_args_path", per_split_data_args_path,
           "JSON file with the keys train, valid and test, each a list or a string as --data-path");
   v.field("data_cache_path", data_cache_path,
           "folder of the cached sample order; default: cache/ under each data prefix");
-  v.field("mock_data", mock_data, "train on made-up documents that count upwards");
+  v.field("mock_data", mock_data, "train on synthetic documents that count upwards");
   v.field({"mmap_bin_files", "--no-mmap-bin-files", true}, mmap_bin_files,
           "read .bin files with pread instead of mapping them");
   v.field("mid_level_dataset_surplus", mid_level_dataset_surplus,
@@ -86,7 +86,7 @@ void DataConfig::validate(Violations& violations) const {
     violations.add(cat("--num-dataset-builder-threads is ", num_dataset_builder_threads),
                    "1 or more");
   if (multiple_validation_sets && !data_path.empty())
-    violations.add("--multiple-validation-sets needs datasets of validation alone",
+    violations.add("--multiple-validation-sets needs separate validation datasets",
                    "give them with --valid-data-path or --per-split-data-args-path");
   if (!validation_set_names.empty() && !multiple_validation_sets)
     violations.add("--validation-set-names has no effect without --multiple-validation-sets");

@@ -218,7 +218,7 @@ TrainValidTestDatasets Builder::build() {
                             ? read_blend_file(config_.data_args_path, "--data-args-path")
                             : parse_blend(config_.data_path, "--data-path");
     MEGATRON_CHECK(!config_.multiple_validation_sets,
-                   "--multiple-validation-sets needs datasets of validation alone",
+                   "--multiple-validation-sets needs separate validation datasets",
                    "\nhint: give them with --valid-data-path or --per-split-data-args-path");
     const SplitMatrix matrix = parse_split(config_.split.empty() ? "969, 30, 1" : config_.split);
     for (int i = 0; i < kNumSplits; ++i)

@@ -23,7 +23,7 @@ class SpillFile {
     std::string name = near.string() + ".spill-XXXXXX";
     fd_ = ::mkostemp(name.data(), O_CLOEXEC);
     MEGATRON_CHECK(fd_ >= 0, near.string(),
-                   ": cannot create a temporary file beside it: ", std::strerror(errno));
+                   ": cannot create a temporary file next to it: ", std::strerror(errno));
     ::unlink(name.c_str());
     path_ = near.string();
     buffer_.reserve(kBufferBytes);
@@ -49,7 +49,7 @@ class SpillFile {
       const ssize_t got = ::pread(fd_, piece.data(), piece.size(), offset);
       if (got < 0 && errno == EINTR) continue;
       MEGATRON_CHECK(got >= 0, path_,
-                     ": cannot read a temporary file beside it: ", std::strerror(errno));
+                     ": cannot read a temporary file next to it: ", std::strerror(errno));
       if (got == 0) break;
       offset += got;
       // Pieces end between elements, whatever size pread returns.
@@ -70,7 +70,7 @@ class SpillFile {
       const ssize_t wrote = ::write(fd_, buffer_.data() + done, buffer_.size() - done);
       if (wrote < 0 && errno == EINTR) continue;
       MEGATRON_CHECK(wrote > 0, path_,
-                     ": cannot write a temporary file beside it: ", std::strerror(errno));
+                     ": cannot write a temporary file next to it: ", std::strerror(errno));
       done += wrote;
     }
     buffer_.clear();

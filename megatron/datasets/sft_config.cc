@@ -39,12 +39,12 @@ void SftConfig::fields(FieldVisitor& v) {
           "conversations");
   v.field("chat_template", chat_template,
           "Jinja template that turns a conversation into text: a file, or the template itself; "
-          "default: the one beside the "
+          "default: the one next to the "
           "tokenizer");
   v.choice("sft_tokenizer_prompt_format", sft_tokenizer_prompt_format, kFormats,
            "format of conversations: the tokenizer's chat template, or one of Megatron-LM's own");
   v.choice("sft_loss_on", sft_loss_on, kLossOn,
-           "tokens that count: what the assistant wrote, its last turn alone, or all");
+           "tokens to train on: what the assistant wrote, only its last turn, or all");
   v.choice("sft_long_conversations", sft_long_conversations, kLong,
            "what happens to conversations that are longer than --seq-length");
 }

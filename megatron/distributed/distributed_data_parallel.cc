@@ -35,9 +35,8 @@ int64_t bucket_size(const DistributedDataParallelConfig& config, ShardingStrateg
 void log_gathering(const ShardGather& gather) {
   static std::once_flag once;
   std::call_once(once, [&] {
-    log_info(gather.copies()
-                 ? std::string("parameters are gathered by copies between the GPUs of this host")
-                 : "parameters are gathered by collectives: " + gather.obstacle());
+    log_info(gather.copies() ? std::string("parameter all-gather: peer-to-peer copies (same host)")
+                             : "parameter all-gather: collectives: " + gather.obstacle());
   });
 }
 

@@ -27,20 +27,21 @@ void DistributedDataParallelConfig::fields(FieldVisitor& visitor) {
   visitor.field("use_distributed_optimizer", use_distributed_optimizer,
                 "divide master weights and moments over the data ranks (ZeRO-1)");
   visitor.field("use_megatron_fsdp", use_megatron_fsdp,
-                "divide what data-parallel-sharding-strategy says over the data ranks");
+                "shard what data-parallel-sharding-strategy says over the data ranks");
   visitor.choice(
       "data_parallel_sharding_strategy", data_parallel_sharding_strategy, kStrategies,
       "with use-megatron-fsdp: nothing; optimizer states; and gradients; and parameters");
-  visitor.field("num_distributed_optimizer_instances", num_distributed_optimizer_instances,
-                "divide the data ranks into that many groups of neighbours: shards inside a group, "
-                "copies between groups");
+  visitor.field(
+      "num_distributed_optimizer_instances", num_distributed_optimizer_instances,
+      "divide the data ranks into that many groups of consecutive ranks: shards inside a group, "
+      "copies between groups");
   visitor.field("overlap_grad_reduce", overlap_grad_reduce,
                 "sum gradients over the data ranks bucket by bucket, while the backward runs");
   visitor.field("overlap_param_gather", overlap_param_gather,
                 "gather parameters bucket by bucket, while the next forward runs");
   visitor.field({"peer_copies", "--no-peer-copies", true}, peer_copies,
-                "move parameters, gradients and the rows of tensor parallelism by collectives also "
-                "where the GPUs of one host can read one another's memory");
+                "communicate parameters, gradients and tensor-parallel rows by collectives even "
+                "between GPUs of one host that can access one another's memory");
   visitor.field(
       "grad_reduce_in_bf16", grad_reduce_in_bf16,
       "round gradients to bf16 for the sums over the data ranks; main gradients stay in fp32");

@@ -43,7 +43,7 @@ void ShardGather::written() {
   if (!peers_) return;
   MEGATRON_ASSERT(
       !reading_,
-      "values that peers may be reading were written: values_will_change() comes before");
+      "values were written while peers may be reading them: call values_will_change() first");
   barrier();
 }
 

@@ -166,7 +166,7 @@ void launch(const Args& args, void* stream) {
       case ActivationKernel::kQuickGeglu:
         return launch_gate<T, QuickGeluGate>(args, as_stream(stream));
       default:
-        MEGATRON_ASSERT(false, "FP8 codes of an activation that is not gated");
+        MEGATRON_ASSERT(false, "FP8 output of an activation that is not gated");
     }
   });
   check_cuda(cudaGetLastError(), "FP8 activation");

@@ -92,12 +92,12 @@ void visit_precision(OptimizerConfig& config, FieldVisitor& visitor) {
   visitor.field("use_precision_aware_optimizer", config.use_precision_aware_optimizer,
                 "keep states of the optimizer in the types that the next flags say");
   visitor.choice("main_params_dtype", config.main_params_dtype, kStateTypes,
-                 "master weights; bf16: the weights themselves, rounded up or down by chance");
+                 "master weights; bf16: the weights themselves, with stochastic rounding");
   visitor.choice("main_grads_dtype", config.main_grads_dtype, kGradTypes, "accumulated gradients");
   visitor.choice("exp_avg_dtype", config.exp_avg_dtype, kStateTypes,
-                 "average of gradients; bf16: rounded up or down by chance");
+                 "average of gradients; bf16: with stochastic rounding");
   visitor.choice("exp_avg_sq_dtype", config.exp_avg_sq_dtype, kStateTypes,
-                 "average of squared gradients; bf16: rounded up or down by chance");
+                 "average of squared gradients; bf16: with stochastic rounding");
   visitor.field("optimizer_cpu_offload", config.optimizer_cpu_offload,
                 "keep master weights and moments in host memory and update them there");
   visitor.field("optimizer_offload_fraction", config.optimizer_offload_fraction,
@@ -219,7 +219,7 @@ void validate_states(const OptimizerConfig& config, Violations& violations) {
   check("--exp-avg-dtype", config.exp_avg_dtype);
   check("--exp-avg-sq-dtype", config.exp_avg_sq_dtype);
   if (config.use_precision_aware_optimizer && config.optimizer != OptimizerType::kAdam)
-    violations.add("--use-precision-aware-optimizer is built for adam alone", "--optimizer adam");
+    violations.add("--use-precision-aware-optimizer supports only adam", "--optimizer adam");
   check_range("--optimizer-offload-fraction", config.optimizer_offload_fraction,
               config.optimizer_offload_fraction > 0 && config.optimizer_offload_fraction <= 1,
               "above 0, up to 1", violations);

@@ -70,7 +70,7 @@ std::vector<std::vector<ActionTransfers>> plan_transfers(const Schedule& schedul
       const int64_t what = crossings.sent(stage, actions[i]);
       if (what < 0) continue;
       const End& use = used[static_cast<size_t>(what)];
-      MEGATRON_ASSERT(use.stage >= 0, "nobody uses the result of ", to_string(actions[i]),
+      MEGATRON_ASSERT(use.stage >= 0, "no action uses the result of ", to_string(actions[i]),
                       " on stage ", stage, " of the schedule ", schedule.name);
       const int sequence = sent[static_cast<size_t>(use.stage)]++;
       made[static_cast<size_t>(what)] = {stage, static_cast<int>(i), sequence};
@@ -83,7 +83,7 @@ std::vector<std::vector<ActionTransfers>> plan_transfers(const Schedule& schedul
       const int64_t what = crossings.received(stage, actions[i]);
       if (what < 0) continue;
       const End& make = made[static_cast<size_t>(what)];
-      MEGATRON_ASSERT(make.stage >= 0, "nobody makes the input of ", to_string(actions[i]),
+      MEGATRON_ASSERT(make.stage >= 0, "no action produces the input of ", to_string(actions[i]),
                       " on stage ", stage, " of the schedule ", schedule.name);
       plan[static_cast<size_t>(stage)][i].receive = {make.stage, make.sequence, make.action};
     }

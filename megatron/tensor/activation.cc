@@ -103,7 +103,7 @@ QuantizedTensor quantize_activation(const at::Tensor& x, const at::Tensor& dy,
                                     Activation activation, double offset, at::ScalarType type,
                                     Orientations wanted, const TensorScale& by) {
   const at::NoGradGuard no_grad;
-  MEGATRON_ASSERT(is_gated(activation), "codes of an activation that is not gated");
+  MEGATRON_ASSERT(is_gated(activation), "quantised output of an activation that is not gated");
   const at::Tensor in = x.contiguous(), grad = dy.defined() ? dy.contiguous() : dy;
   const int64_t r = in.numel() / in.size(-1), c = dy.defined() ? in.size(-1) : in.size(-1) / 2;
   const auto codes = in.options().dtype(type), floats = in.options().dtype(at::kFloat);

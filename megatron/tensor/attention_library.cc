@@ -47,7 +47,7 @@ std::string why_unfused(const at::Tensor& q, const at::Tensor& k, const at::Tens
                         const AttentionOptions& o, bool knows_windows) {
   if (o.mask.defined()) return "a mask is given";
   if (o.softcap > 0.0) return "scores are soft-capped";
-  if (o.dropout > 0.0) return "attention dropout is drawn by place";
+  if (o.dropout > 0.0) return "attention dropout is position-keyed";
   if (!knows_windows && is_windowed(k, o)) return "a sliding window is given";
   if (q.size(3) != v.size(3)) return "keys and values differ in width";
   if (q.numel() == 0 || k.numel() == 0) return "there is nothing to attend to";

@@ -100,7 +100,8 @@ QuantizedNorm quantize_norm(Normalization kind, const at::Tensor& x, const at::T
                             at::ScalarType type, Orientations wanted, const TensorScale& by) {
   const at::NoGradGuard no_grad;
   check_vectors(x, weight, bias);
-  MEGATRON_ASSERT(can_quantize_norm(x) && by.scale.defined(), "codes of a norm without a scale");
+  MEGATRON_ASSERT(can_quantize_norm(x) && by.scale.defined(),
+                  "quantised output of a norm without a scale");
   const at::Tensor in = x.contiguous();
   const Weights weights(x, weight, bias);
   QuantizedNorm result;
@@ -172,7 +173,7 @@ at::Tensor norm_backward(Normalization kind, const at::Tensor& dy, const at::Ten
   at::Tensor residual;
   if (residual_grad.defined()) {
     MEGATRON_ASSERT(residual_grad.sizes() == in.sizes(),
-                    "a gradient beside a norm of another shape");
+                    "a residual gradient of another shape than the norm's input");
     residual = as_contiguous(residual_grad, x.scalar_type());
     args.residual_grad = residual.const_data_ptr();
   }

@@ -57,7 +57,7 @@ at::ScalarType to_scalar_type(DType dtype) {
       return at::kBool;
   }
   throw InternalError(
-      cat("internal error: element type ", static_cast<int>(dtype), " has no torch twin"));
+      cat("internal error: element type ", static_cast<int>(dtype), " has no torch counterpart"));
 }
 
 DType to_dtype(at::ScalarType type) {

@@ -78,7 +78,7 @@ class Explanation {
     if (!failed(false) && !blamed() && !lost(Condition::kGone) && !lost(Condition::kSilent) &&
         !mismatch() && !waiting())
       failed(true);
-    if (report_.text.empty()) report_.text = "error: a rank gave up, but none says why\n";
+    if (report_.text.empty()) report_.text = "error: a rank failed, but none reported why\n";
     add_waiting_ranks();
     if (!hint_.empty()) report_.text += "hint: " + hint_ + "\n";
     return report_;
@@ -131,14 +131,14 @@ class Explanation {
     for (const RankState& state : states_) {
       if (state.condition != condition) continue;
       if (condition == Condition::kGone) {
-        blame(state, cat("is gone: ", state.process, " ended without a word"));
+        blame(state, cat("is gone: ", state.process, " exited without a report"));
         hint_ = "it was killed (out of memory, kill -9) or crashed; see its log and the kernel's";
       } else if (state.stopped) {
-        blame(state, cat("gave no sign of life for ", seconds_text(state.silent_seconds), ": ",
+        blame(state, cat("sent no heartbeat for ", seconds_text(state.silent_seconds), ": ",
                          state.process, " is stopped"));
         hint_ = "a signal (SIGSTOP) or a debugger stopped it";
       } else {
-        blame(state, cat("gave no sign of life for ", seconds_text(state.silent_seconds), ": ",
+        blame(state, cat("sent no heartbeat for ", seconds_text(state.silent_seconds), ": ",
                          state.process, " does not answer"));
         hint_ = "its machine or its network may be gone";
       }
@@ -312,7 +312,7 @@ RankState rank_state_from_json(const std::string& text) {
     for (const Json& call : json.value("finished", Json::array()))
       state.history.finished.push_back(call_from_json(call));
   } catch (const Json::exception& error) {
-    throw_error(cat("a rank's account of itself cannot be read: ", error.what()));
+    throw_error(cat("the state of a rank cannot be parsed: ", error.what()));
   }
   return state;
 }

@@ -29,7 +29,7 @@ void Task::run() {
 
 void Task::give_up() {
   finish(std::make_exception_ptr(
-      Error("a call was given up because its group ended before its turn")));
+      Error("a call was cancelled because its group was destroyed before it ran")));
 }
 
 void Task::finish(std::exception_ptr error) {

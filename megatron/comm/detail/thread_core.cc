@@ -109,7 +109,7 @@ std::string list_ranks(const std::vector<int>& ranks) {
 // Throws if the job has failed or one of the needed ranks (of the job) has returned. Requires the
 // lock.
 void ThreadGroup::fail_if_lost(const char* what, const std::vector<int>& needed) const {
-  MEGATRON_CHECK(job->failed_rank < 0, what, " was given up because rank ", job->failed_rank,
+  MEGATRON_CHECK(job->failed_rank < 0, what, " was cancelled because rank ", job->failed_rank,
                  " failed");
   for (int rank : needed) {
     MEGATRON_CHECK(!job->returned[rank], what, " waits for rank ", rank,

@@ -121,7 +121,7 @@ class SlowStart(FolderTest):
         codes = job.wait(300)
         self.assertTrue(all(code != 0 for code in codes), codes)
         self.assertIn("error: [rank 11, dp 11] ", job.text(job.err))
-        self.assertIn("rank 11 did not come and made no progress", job.text(job.err))
+        self.assertIn("rank 11 did not arrive and made no progress", job.text(job.err))
         self.assertEqual(job.text(job.err).count("error: "), 1)
 
     def test_one_that_is_stopped_in_it_is_named(self):
@@ -132,7 +132,7 @@ class SlowStart(FolderTest):
         job.ranks[2].send_signal(signal.SIGSTOP)
         codes = job.wait(120)
         self.assertTrue(all(code != 0 for code in codes), codes)
-        self.assertRegex(job.text(job.err), r"error: \[rank 2, dp 2\] gave no sign of life for .* is stopped|"
+        self.assertRegex(job.text(job.err), r"error: \[rank 2, dp 2\] sent no heartbeat for .* is stopped|"
                                             r"error: \[rank 2, dp 2\] gather")
 
 

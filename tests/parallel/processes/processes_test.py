@@ -170,7 +170,7 @@ FAILURES = {
     "thread": ["error: [rank 2, tp 0 dp 2] the loader found no data\n"],
     "kill": ["error: [rank 2, tp 0 dp 2] is gone: process ", "hint: it was killed"],
     "exit": ["error: [rank 2, tp 0 dp 2] is gone: process "],
-    "stop": ["error: [rank 2, tp 0 dp 2] gave no sign of life for ", " is stopped\n", WAITED],
+    "stop": ["error: [rank 2, tp 0 dp 2] sent no heartbeat for ", " is stopped\n", WAITED],
     "loop": [f"error: [rank 2, tp 0 dp 2] did not call {CALL}, in which rank ", "detail: rank 2 last finished all_reduce",
              ", number 4, ", WAITED, "hint: rank 2 is busy or stuck outside of any collective\n"],
     "return": [f"error: [rank 2, tp 0 dp 2] has finished without all_reduce of 1000 x F32 (4.0 kB) over {WORLD}, number 5"],

@@ -47,8 +47,9 @@ TEST(Store, KeepsClaimsAndCounts) {
     store->wait("never", 0.05);
     FAIL();
   } catch (const Error& error) {
-    EXPECT_THAT(error.what(), testing::HasSubstr(
-                                  "nobody wrote never to the store at this process within 0.05 s"));
+    EXPECT_THAT(
+        error.what(),
+        testing::HasSubstr("no rank wrote never to the store at this process within 0.05 s"));
   }
 }
 
@@ -106,12 +107,11 @@ TEST(ControlChannel, TheDeadlineNamesTheRankThatDidNotCome) {
   ControlChannel zero(*store, "save", 0, 3, 0.05), one(*store, "save", 1, 3, 0.05);
   one.gather("here");
   EXPECT_EQ(message([&] { zero.gather("here"); }),
-            "gather 1 of the channel save: rank 2 did not come and made no progress for 0.05 s"
+            "gather 1 of the channel save: rank 2 did not arrive and made no progress for 0.05 s"
             "\nhint: it is stuck in a file system or in a loop; see its log");
-  EXPECT_THAT(
-      message([&] { one.broadcast(""); }),
-      testing::HasSubstr(
-          "broadcast 2 of the channel save: rank 0 did not come and made no progress for 0.05 s"));
+  EXPECT_THAT(message([&] { one.broadcast(""); }),
+              testing::HasSubstr("broadcast 2 of the channel save: rank 0 did not arrive and made "
+                                 "no progress for 0.05 s"));
   try {
     zero.gather("again");
   } catch (const CollectiveError& error) {

@@ -88,13 +88,14 @@ TEST(FailureReport, ADeadRankExplainsTheErrorsOfItsPeers) {
   states[0].consequence = true;
   states[0].error = "connection closed";
   states[2].condition = Condition::kGone;
-  EXPECT_THAT(explain_failure(states).text,
-              StartsWith("error: [rank 2, dp 2] is gone: process 102 on here ended without a word\n"
-                         "detail: rank 2 last finished "));
+  EXPECT_THAT(
+      explain_failure(states).text,
+      StartsWith("error: [rank 2, dp 2] is gone: process 102 on here exited without a report\n"
+                 "detail: rank 2 last finished "));
   states[2].condition = Condition::kSilent;
   states[2].silent_seconds = 5.25;
   EXPECT_THAT(explain_failure(states).text,
-              StartsWith("error: [rank 2, dp 2] gave no sign of life for 5.2 s: process 102 on "
+              StartsWith("error: [rank 2, dp 2] sent no heartbeat for 5.2 s: process 102 on "
                          "here does not answer\n"));
   states[2].stopped = true;
   EXPECT_THAT(explain_failure(states).text, HasSubstr("process 102 on here is stopped\n"));

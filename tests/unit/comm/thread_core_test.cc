@@ -316,7 +316,7 @@ TEST(ThreadCore, ARankThatGaveUpIsNotTakenForOneThatIsThere) {
     }
   });
   EXPECT_EQ(error, "rank 2 is out of luck");
-  EXPECT_EQ(second, "barrier was given up because rank 2 failed");
+  EXPECT_EQ(second, "barrier was cancelled because rank 2 failed");
 }
 
 TEST(ThreadCore, ARankThatHasReturnedIsNotWaitedFor) {

@@ -81,11 +81,11 @@ TEST(Transfers, AListWithAHoleIsRefused) {
   Schedule s = make_schedule(ScheduleKind::k1F1B, shape_of(2, 1, 2));
   s.stages[1].pop_back();
   EXPECT_THAT(error_of([&] { plan_transfers(s); }),
-              HasSubstr("nobody makes the input of B0.1 on stage 0 of the schedule 1f1b"));
+              HasSubstr("no action produces the input of B0.1 on stage 0 of the schedule 1f1b"));
   s = make_schedule(ScheduleKind::k1F1B, shape_of(2, 1, 2));
   s.stages[0].pop_back();
   EXPECT_THAT(error_of([&] { plan_transfers(s); }),
-              HasSubstr("nobody uses the result of B0.1 on stage 1 of the schedule 1f1b"));
+              HasSubstr("no action uses the result of B0.1 on stage 1 of the schedule 1f1b"));
 }
 
 }  // namespace
