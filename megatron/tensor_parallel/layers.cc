@@ -174,12 +174,12 @@ struct ColumnFunction : torch::autograd::Function<ColumnFunction> {
     if (state.lora != nullptr) state.lora->accumulate_grads(dy, inner, whole_input);
     accumulate_bias_grad(state.bias, dy);
     if (reduction && !postponed) reduction->wait();
-    const at::Tensor& beside = grads[1];  // undefined without a residual path
+    const at::Tensor& residual_path_grad = grads[1];  // undefined without a residual path
     if (state.norm != nullptr) {
-      dx = norm_backward(*state.norm, dx, saved[0], saved[1], saved[2], beside);
+      dx = norm_backward(*state.norm, dx, saved[0], saved[1], saved[2], residual_path_grad);
     } else {
       dx = dx.to(static_cast<at::ScalarType>(context->saved_data["type"].toInt()));
-      if (beside.defined()) dx = dx + beside;
+      if (residual_path_grad.defined()) dx = dx + residual_path_grad;
     }
     return {dx, at::Tensor(), at::Tensor(), at::Tensor()};
   }

@@ -331,11 +331,11 @@ struct QuantizedColumnFunction : torch::autograd::Function<QuantizedColumnFuncti
     });
     if (dy.defined()) accumulate_bias_grad(state.bias, dy);
     if (reduction) reduction->wait();
-    const at::Tensor& beside = grads[1];  // undefined without a residual path
+    const at::Tensor& residual_path_grad = grads[1];  // undefined without a residual path
     if (state.norm != nullptr) {
-      dx = norm_backward(*state.norm, dx, saved[0], saved[1], saved[2], beside);
-    } else if (beside.defined()) {
-      dx = dx + beside;
+      dx = norm_backward(*state.norm, dx, saved[0], saved[1], saved[2], residual_path_grad);
+    } else if (residual_path_grad.defined()) {
+      dx = dx + residual_path_grad;
     }
     return {dx, at::Tensor(), at::Tensor(), at::Tensor()};
   }
