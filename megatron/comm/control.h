@@ -32,8 +32,8 @@ class ControlChannel {
   // Returns once every rank has called it.
   void barrier();
   // Reports that this rank is working on what the next call needs: ranks that wait for it keep
-  // waiting. Written to the store at most ten times per timeout and at most once a second. Any
-  // thread.
+  // waiting. Written to the store at most once a second (ten times per timeout if that is more
+  // often). Any thread.
   void progress();
 
  private:

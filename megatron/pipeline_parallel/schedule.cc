@@ -89,7 +89,7 @@ std::vector<Action> by_turns(int num_microbatches, const std::vector<Turn>& turn
 // An earlier stage runs H and L when the last stage does, that is some backward passes before its
 // own B: F and B of consecutive stages are one pass of each apart, and B's share of that time,
 // between two thirds (B = 2 F) and three quarters (recomputation), is the lead. Replayed with three
-// quarters, both stay within 5 % of the bound (M + P - 1) (F + B) + M (H + L) up to 8 stages.
+// quarters, both cases are within 5 % of the bound (M + P - 1) (F + B) + M (H + L) up to 8 stages.
 int head_lead(int num_stages, int stage) { return 1 + (3 * (num_stages - 1 - stage) + 2) / 4; }
 
 Schedule one_forward_one_backward_with_head(const ScheduleShape& shape) {
