@@ -1,21 +1,13 @@
 #include "megatron/comm/parallel_groups.h"
 
 #include <algorithm>
-#include <numeric>
-#include <sstream>
+#include <utility>
 
 #include "megatron/base/check.h"
 #include "megatron/comm/peer_mailbox.h"
 
 namespace megatron {
 namespace {
-
-std::vector<std::string> split_axes(const std::string& text) {
-  std::vector<std::string> axes;
-  std::istringstream in(text);
-  for (std::string axis; std::getline(in, axis, '-');) axes.push_back(axis);
-  return axes;
-}
 
 void refuse_below_one(const char* flag, int64_t value, Violations& violations) {
   if (value < 1) violations.add(cat(flag, " is ", value), "a positive number");
@@ -25,10 +17,8 @@ void refuse_below_one(const char* flag, int64_t value, Violations& violations) {
 std::vector<ProcessGroup> make_widths(const ProcessGroup& dp_cp) {
   std::vector<ProcessGroup> widths;
   for (int width = 1; width <= dp_cp.size(); width *= 2) {
-    const int first = dp_cp.rank() / width * width;
-    std::vector<int> ranks(static_cast<size_t>(width));
-    std::iota(ranks.begin(), ranks.end(), first);
-    const bool full = width > 1 && first + width <= dp_cp.size();
+    const std::vector<int> ranks = block_of(dp_cp.rank(), width);
+    const bool full = width > 1 && ranks.back() < dp_cp.size();
     widths.push_back(full ? dp_cp.subgroup(ranks, cat("cp_of_", width)) : ProcessGroup());
   }
   return widths;
@@ -42,14 +32,9 @@ std::vector<ProcessGroup> make_hierarchy(const ProcessGroup& cp,
   MEGATRON_CHECK(sizes.size() == 2 && sizes[0] > 0 && sizes[0] * sizes[1] == cp.size(),
                  "--hierarchical-context-parallel-sizes do not make up ", cp.size(),
                  " context-parallel ranks");
-  std::vector<ProcessGroup> levels;
-  const std::vector<int> axes = {static_cast<int>(sizes[0]), static_cast<int>(sizes[1])};
-  for (const std::string level : {"inner", "outer"}) {
-    for (const std::vector<int>& ranks : rank_groups("inner-outer", axes, level))
-      if (std::find(ranks.begin(), ranks.end(), cp.rank()) != ranks.end())
-        levels.push_back(cp.subgroup(ranks, "cp_" + level));
-  }
-  return levels;
+  const int inner = static_cast<int>(sizes[0]);
+  return {cp.subgroup(block_of(cp.rank(), inner), "cp_inner"),
+          cp.subgroup(across_blocks(cp.rank(), inner, cp.size()), "cp_outer")};
 }
 
 }  // namespace
@@ -104,40 +89,6 @@ void ParallelConfig::validate(Violations& violations) const {
   }
 }
 
-std::vector<std::vector<int>> rank_groups(const std::string& order, const std::vector<int>& sizes,
-                                          const std::string& mask) {
-  const std::vector<std::string> axes = split_axes(order);
-  const std::vector<std::string> wanted = split_axes(mask);
-  MEGATRON_CHECK(axes.size() == sizes.size(), "rank order \"", order, "\" has ", axes.size(),
-                 " axes, but ", sizes.size(), " sizes are given");
-  for (const std::string& axis : wanted) {
-    MEGATRON_CHECK(std::find(axes.begin(), axes.end(), axis) != axes.end(), "axis \"", axis,
-                   "\" is not in the rank order \"", order, "\"");
-  }
-  // Offsets of the members within a group, from the axes in the mask, and of the groups, from the
-  // other axes; the leftmost axis varies fastest in both.
-  std::vector<int> member_offsets = {0};
-  std::vector<int> group_offsets = {0};
-  int stride = 1;
-  for (size_t a = 0; a < axes.size(); ++a) {
-    MEGATRON_CHECK(sizes[a] >= 1, "axis \"", axes[a], "\" has size ", sizes[a],
-                   ", expected at least 1");
-    const bool masked = std::find(wanted.begin(), wanted.end(), axes[a]) != wanted.end();
-    std::vector<int>& offsets = masked ? member_offsets : group_offsets;
-    const std::vector<int> before = offsets;
-    for (int i = 1; i < sizes[a]; ++i) {
-      for (int offset : before) offsets.push_back(offset + i * stride);
-    }
-    stride *= sizes[a];
-  }
-  std::vector<std::vector<int>> groups;
-  for (int group_offset : group_offsets) {
-    std::vector<int>& group = groups.emplace_back();
-    for (int member_offset : member_offsets) group.push_back(group_offset + member_offset);
-  }
-  return groups;
-}
-
 int64_t data_parallel_size(const ParallelConfig& config, int64_t world_size) {
   const int64_t model = config.tensor_model_parallel_size * config.pipeline_model_parallel_size *
                         config.context_parallel_size;
@@ -150,71 +101,84 @@ int64_t data_parallel_size(const ParallelConfig& config, int64_t world_size) {
   return world_size / model;
 }
 
-namespace {
-
-// Ranks along the axes of config.order().
-std::vector<int> axis_sizes(const ParallelConfig& config, int64_t dp) {
-  std::vector<int> sizes;
-  for (const std::string& axis : split_axes(config.order())) {
-    const int64_t size = axis == "tp"   ? config.tensor_model_parallel_size
-                         : axis == "cp" ? config.context_parallel_size
-                         : axis == "dp" ? dp
-                         : axis == "pp" ? config.pipeline_model_parallel_size
-                                        : 1;  // ep does not divide the dense grid
-    sizes.push_back(static_cast<int>(size));
-  }
-  return sizes;
+Mesh make_mesh(const ParallelConfig& config, int64_t world_size) {
+  MeshSizes sizes;
+  sizes.tensor = sizes.expert_tensor = config.tensor_model_parallel_size;
+  sizes.context = config.context_parallel_size;
+  sizes.data = data_parallel_size(config, world_size);
+  sizes.pipeline = config.pipeline_model_parallel_size;
+  sizes.expert = config.expert_model_parallel_size;
+  sizes.pipeline_before_data = config.use_tp_pp_dp_mapping;
+  return Mesh(sizes);
 }
 
-}  // namespace
-
 std::string place_in_mesh(const ParallelConfig& config, int rank, int world_size) {
-  const std::vector<std::string> axes = split_axes(config.order());
-  const std::vector<int> sizes = axis_sizes(config, data_parallel_size(config, world_size));
-  std::string text;
-  for (size_t i = 0; i < axes.size(); rank /= sizes[i], ++i)
-    if (sizes[i] > 1) text += cat(text.empty() ? "" : " ", axes[i], " ", rank % sizes[i]);
-  return text;
+  return make_mesh(config, world_size).place_text(rank);
+}
+
+const ProcessGroup& ParallelGroups::group(AxisSet axes) const {
+  static const ProcessGroup alone;
+  static constexpr std::pair<AxisSet, ProcessGroup ParallelGroups::*> kGroups[] = {
+      {{Axis::kTensor}, &ParallelGroups::tp},
+      {{Axis::kContext}, &ParallelGroups::cp},
+      {{Axis::kData}, &ParallelGroups::dp},
+      {{Axis::kPipeline}, &ParallelGroups::pp},
+      {{Axis::kData, Axis::kContext}, &ParallelGroups::dp_cp},
+      {{Axis::kTensor, Axis::kPipeline}, &ParallelGroups::model_parallel},
+      {{Axis::kExpert}, &ParallelGroups::ep},
+      {{Axis::kExpertTensor}, &ParallelGroups::etp},
+      {{Axis::kExpertData}, &ParallelGroups::edp},
+      {{Axis::kExpertTensor, Axis::kExpert, Axis::kPipeline},
+       &ParallelGroups::expert_model_parallel},
+  };
+  if (axes.empty()) return alone;
+  for (const auto& [known, member] : kGroups)
+    if (known == axes) return this->*member;
+  fail_invariant("a known set of axes", std::source_location::current(),
+                 cat("no group is made along ", axes_text(axes)));
 }
 
 ParallelGroups make_parallel_groups(const ParallelConfig& config,
                                     const std::shared_ptr<Backend>& world,
                                     int64_t num_query_groups) {
   ParallelGroups groups;
-  const int64_t dp = data_parallel_size(config, world ? world->size() : 1);
+  const Mesh mesh = make_mesh(config, world ? world->size() : 1);
   if (config.hybrid_context_parallel) groups.cp_widths = {ProcessGroup()};
   if (!world || world->size() == 1) return groups;
   groups.world = ProcessGroup(world, "world");
   const int rank = world->rank();
-  const std::vector<int> sizes = axis_sizes(config, dp);
-  const auto members = [&](const std::string& mask) {
-    for (std::vector<int>& group : rank_groups(config.order(), sizes, mask))
-      if (std::find(group.begin(), group.end(), rank) != group.end()) return group;
-    throw_error(cat("internal error: rank ", rank, " is in no group of ", mask));
+  const auto make = [&](AxisSet axes, const std::string& name) {
+    return groups.world.subgroup(mesh.group(rank, axes), name);
   };
-  const auto make = [&](const std::string& mask, const std::string& name) {
-    return groups.world.subgroup(members(mask), name);
-  };
-  groups.dp_cp = make("dp-cp", "dp_cp");
+  groups.dp_cp = make({Axis::kData, Axis::kContext}, "dp_cp");
   if (config.hybrid_context_parallel) groups.cp_widths = make_widths(groups.dp_cp);
-  groups.dp = make("dp", "dp");
-  groups.cp = make("cp", "cp");
+  groups.dp = make({Axis::kData}, "dp");
+  groups.cp = make({Axis::kContext}, "cp");
   groups.cp_hierarchy = make_hierarchy(groups.cp, config.hierarchical_context_parallel_sizes);
-  groups.model_parallel = make("tp-pp", "model_parallel");
-  groups.tp = make("tp", "tp");
+  groups.model_parallel = make({Axis::kModel}, "model_parallel");
+  groups.tp = make({Axis::kTensor}, "tp");
   if (groups.tp.size() > 1) groups.tp_mailbox = std::make_shared<PeerMailbox>(groups.tp);
-  groups.pp = make("pp", "pp");
+  groups.pp = make({Axis::kPipeline}, "pp");
   const int64_t sharing =
       config.tensor_model_parallel_size / std::max<int64_t>(num_query_groups, 1);
   if (sharing > 1) {
-    std::vector<int> ranks(sharing);
-    std::iota(ranks.begin(), ranks.end(),
-              groups.tp.rank() / static_cast<int>(sharing) * static_cast<int>(sharing));
+    const std::vector<int> ranks = block_of(groups.tp.rank(), static_cast<int>(sharing));
     groups.kv = groups.tp.subgroup(ranks, "kv");
   }
-  const std::vector<int> stages = members("pp");
+  const std::vector<int> stages = mesh.group(rank, {Axis::kPipeline});
   if (stages.size() > 1 && (rank == stages.front() || rank == stages.back()))
     groups.embd = groups.world.subgroup({stages.front(), stages.back()}, "embd");
+  // A group of the grid of experts with the ranks of a dense group is that group: without expert
+  // parallelism nothing is made here.
+  const auto make_expert = [&](AxisSet axes, const std::string& name, AxisSet dense) {
+    return mesh.group(rank, axes) == mesh.group(rank, dense) ? groups.group(dense)
+                                                             : make(axes, name);
+  };
+  groups.ep = make({Axis::kExpert}, "ep");
+  groups.etp = make_expert({Axis::kExpertTensor}, "etp", {Axis::kTensor});
+  groups.edp = make_expert({Axis::kExpertData}, "edp", {Axis::kData, Axis::kContext});
+  groups.expert_model_parallel = make_expert({Axis::kExpertTensor, Axis::kExpert, Axis::kPipeline},
+                                             "expert_model_parallel", {Axis::kModel});
   return groups;
 }
 

@@ -1,5 +1,4 @@
-// The mesh of ranks: sizes, coordinates and groups, built once and passed down. The one place with
-// rank arithmetic.
+// The groups of ranks along the axes of the mesh (comm/mesh.h), built once and passed down.
 #pragma once
 
 #include <functional>
@@ -9,6 +8,7 @@
 #include <vector>
 
 #include "megatron/base/fields.h"
+#include "megatron/comm/mesh.h"
 #include "megatron/comm/process_group.h"
 
 namespace megatron {
@@ -28,20 +28,11 @@ struct ParallelConfig : Config {
   bool sequence_parallel = false;
   bool use_tp_pp_dp_mapping = false;
 
-  // Megatron's rank order of the axes, leftmost fastest.
-  std::string order() const { return use_tp_pp_dp_mapping ? "tp-cp-ep-pp-dp" : "tp-cp-ep-dp-pp"; }
-
   void fields(FieldVisitor& visitor) override;
   void validate(Violations& violations) const override;
 };
 
-// All groups of ranks along the axes of `mask` ("tp", "dp-cp") for an order such as
-// "tp-cp-ep-dp-pp", whose leftmost axis varies fastest; sizes are given per axis in that order.
-// Pure arithmetic.
-std::vector<std::vector<int>> rank_groups(const std::string& order, const std::vector<int>& sizes,
-                                          const std::string& mask);
-
-// The groups that this rank belongs to. Default-constructed: one rank.
+// The groups this rank belongs to. Default-constructed: one rank.
 struct ParallelGroups {
   ProcessGroup world;
   ProcessGroup tp;
@@ -62,13 +53,24 @@ struct ParallelGroups {
   ProcessGroup kv;
   // First and last stage of one pipeline; on stages in between, only this rank
   ProcessGroup embd;
+  ProcessGroup ep;                     // ranks that hold different experts
+  ProcessGroup etp;                    // as tp, of an expert
+  ProcessGroup edp;                    // as dp_cp, of an expert
+  ProcessGroup expert_model_parallel;  // as model_parallel, of experts: etp, ep and pp
+
+  // The group along a set of axes that has a name above; of no axis: this rank alone.
+  const ProcessGroup& group(AxisSet axes) const;
 };
 
 // Sizes derived from a configuration and a number of ranks. Throws UsageError if they do not divide
 // evenly.
 int64_t data_parallel_size(const ParallelConfig& config, int64_t world_size);
 
-// The position of a rank, such as "tp 1 pp 2 dp 0": the axes with several ranks.
+// The mesh of a configuration and a number of ranks. Experts are divided over as many tensor ranks
+// as other weights. Throws UsageError or Error when sizes do not divide.
+Mesh make_mesh(const ParallelConfig& config, int64_t world_size);
+
+// Where a rank is, "tp 1 pp 2 dp 0": the axes with several ranks.
 std::string place_in_mesh(const ParallelConfig& config, int rank, int world_size);
 
 // Builds this rank's groups from `world`; every rank calls it with the same configuration.

@@ -10,22 +10,13 @@
 #include <string>
 #include <vector>
 
+#include "megatron/comm/mesh.h"
 #include "megatron/tensor/quantization_options.h"
 
 namespace megatron {
 
-// kModel: tensor and pipeline ranks together, the tensor ranks of a stage being consecutive.
-enum class Axis : uint8_t { kTensor, kContext, kData, kPipeline, kExpert, kExpertTensor, kModel };
-
-// A set of mesh axes.
-struct AxisSet {
-  uint32_t bits = 0;
-  void insert(Axis axis) { bits |= 1u << static_cast<int>(axis); }
-  bool contains(Axis axis) const { return (bits >> static_cast<int>(axis)) & 1u; }
-};
-
-// `dim` is split over `axis`. `parts`: sizes of blocks that are each split by themselves (a gated
-// FC1 is {ffn, ffn}); empty: one block.
+// `dim` is split over `axis`; `parts` are the sizes of the pieces that are split one by one (a
+// gated FC1 is {ffn, ffn}); empty: one piece.
 struct Shard {
   int dim = 0;
   Axis axis = Axis::kTensor;
@@ -36,7 +27,7 @@ struct Shard {
 struct Placement {
   std::vector<Shard> shards;  // none: replicated on every rank
   AxisSet partial_grad;       // axes over which a rank's gradient is only a partial sum
-  bool expert = false;        // replicated over expert-data ranks instead of data ranks
+  bool expert = false;        // of an expert: lies in the mesh's grid of experts
 };
 
 // How a parameter is initialised. Random numbers are position-keyed: by index in the global

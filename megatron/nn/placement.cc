@@ -74,25 +74,8 @@ std::vector<int64_t> logical_shape(const Parameter& parameter) {
 }
 
 AxisPosition axis_position(const ParallelGroups& groups, Axis axis) {
-  const auto position = [](const ProcessGroup& group) {
-    return AxisPosition{group.rank(), group.size()};
-  };
-  switch (axis) {
-    case Axis::kTensor:
-      return position(groups.tp);
-    case Axis::kContext:
-      return position(groups.cp);
-    case Axis::kData:
-      return position(groups.dp);
-    case Axis::kPipeline:
-      return position(groups.pp);
-    case Axis::kModel:
-      return position(groups.model_parallel);
-    case Axis::kExpert:
-    case Axis::kExpertTensor:
-      return {};
-  }
-  return {};
+  const ProcessGroup& group = groups.group({axis});
+  return {group.rank(), group.size()};
 }
 
 std::vector<ShardPiece> shard_pieces(const Parameter& parameter, const ParallelGroups& groups) {

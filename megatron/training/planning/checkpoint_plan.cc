@@ -22,18 +22,7 @@ std::vector<int64_t> state_bytes(const LayoutPlan& plan) {
   return state;
 }
 
-// The global rank at these coordinates of the mesh.
-size_t global_rank(const LayoutPlan& plan, int64_t tensor, int64_t data_and_context,
-                   int64_t stage) {
-  if (!plan.arguments.parallel.use_tp_pp_dp_mapping)
-    return static_cast<size_t>(tensor +
-                               plan.tensor * (data_and_context + plan.context * plan.data * stage));
-  const int64_t context = data_and_context % plan.context, data = data_and_context / plan.context;
-  return static_cast<size_t>(
-      tensor + plan.tensor * (context + plan.context * (stage + plan.pipeline * data)));
-}
-
-// Number of elements of the rank's part of a parameter before vocabulary padding.
+// Elements at the start of the rank's part of a parameter that are no padding of the vocabulary.
 int64_t valid_elements(const LayoutPlan& plan, const PlannedParameter& p, int64_t tensor,
                        int64_t stage, int64_t vocab_size) {
   const bool table =
@@ -54,6 +43,8 @@ void add_chunk(const LayoutPlan& plan, int64_t vocab_size, int64_t stage, int ch
   const std::vector<int64_t> state = state_bytes(plan);
   const int64_t shards = plan.sharding.shards;
   const int replicas = static_cast<int>(plan.sharding.replicas());
+  const int first_rank = plan.mesh.rank_at({Axis::kTensor}, static_cast<int>(tensor)) +
+                         plan.mesh.rank_at({Axis::kPipeline}, static_cast<int>(stage));
   for (int64_t shard = 0; shard < shards; ++shard) {
     std::vector<TensorSize> held;
     std::vector<int64_t> valid;                // elements of each before padding
@@ -79,8 +70,10 @@ void add_chunk(const LayoutPlan& plan, int64_t vocab_size, int64_t stage, int ch
     for (const ReplicaPart& part : divide_among_replicas(held, replicas)) {
       const int64_t elements = std::min(part.end, valid[part.tensor]) - part.begin;
       if (elements <= 0) continue;
-      out.bytes[global_rank(plan, tensor, part.replica * shards + shard, stage)] +=
-          elements * held[part.tensor].element_bytes;
+      const int64_t place = part.replica * shards + shard;  // as make_data_parallel_groups
+      const int rank =
+          first_rank + plan.mesh.rank_at({Axis::kData, Axis::kContext}, static_cast<int>(place));
+      out.bytes[static_cast<size_t>(rank)] += elements * held[part.tensor].element_bytes;
       ++out.fragments;
     }
   }

@@ -328,16 +328,13 @@ struct Groups {
   std::vector<int> first;
 };
 std::vector<Groups> groups_of(const LayoutPlan& plan) {
-  const bool swapped = plan.arguments.parallel.use_tp_pp_dp_mapping;
-  const int tp = static_cast<int>(plan.tensor), cp = static_cast<int>(plan.context),
-            pp = static_cast<int>(plan.pipeline), dp = static_cast<int>(plan.data);
-  const std::vector<int> sizes =
-      swapped ? std::vector<int>{tp, cp, 1, pp, dp} : std::vector<int>{tp, cp, 1, dp, pp};
   std::vector<Groups> all;
-  for (const char* mask : {"tp", "cp", "dp", "dp-cp", "pp", "tp-pp"}) {
-    const std::vector<std::vector<int>> groups =
-        rank_groups(plan.arguments.parallel.order(), sizes, mask);
-    if (groups.front().size() > 1) all.push_back({mask, groups.size(), groups.front()});
+  for (const AxisSet axes : {AxisSet{Axis::kTensor}, AxisSet{Axis::kContext}, AxisSet{Axis::kData},
+                             AxisSet{Axis::kData, Axis::kContext}, AxisSet{Axis::kPipeline},
+                             AxisSet{Axis::kTensor, Axis::kPipeline}}) {
+    if (plan.mesh.group_size(axes) == 1) continue;
+    all.push_back({axes_text(axes), static_cast<size_t>(plan.mesh.num_groups(axes)),
+                   plan.mesh.group(0, axes)});
   }
   return all;
 }

@@ -152,6 +152,7 @@ LayoutPlan make_layout_plan(const Arguments& arguments, int64_t padded_vocab_siz
   LayoutPlan plan;
   plan.arguments = arguments;
   plan.padded_vocab_size = padded_vocab_size;
+  plan.mesh = make_mesh(arguments.parallel, arguments.world_size);
   plan.tensor = arguments.parallel.tensor_model_parallel_size;
   plan.context = arguments.parallel.context_parallel_size;
   plan.pipeline = arguments.parallel.pipeline_model_parallel_size;

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "megatron/comm/mesh.h"
 #include "megatron/distributed/buffer_layout.h"
 #include "megatron/pipeline_parallel/schedule.h"
 #include "megatron/pipeline_parallel/stage_layout.h"
@@ -35,6 +36,7 @@ struct ElementBytes {
 struct LayoutPlan {
   Arguments arguments;
   int64_t padded_vocab_size = 0;
+  Mesh mesh;
   int64_t tensor = 1, context = 1, pipeline = 1, data = 1;  // sizes of the axes
   int64_t num_microbatches = 1;
   bool sequence_parallel = false;

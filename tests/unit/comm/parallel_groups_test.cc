@@ -3,63 +3,12 @@
 #include <gtest/gtest.h>
 
 #include "megatron/base/check.h"
+#include "megatron/comm/described_backend.h"
 #include "megatron/comm/thread_backend.h"
 #include "megatron/tensor/torch.h"
 
 namespace megatron {
 namespace {
-
-using Groups = std::vector<std::vector<int>>;
-
-Groups first(Groups groups, size_t count) {
-  groups.resize(count);
-  return groups;
-}
-
-// 16 ranks: tensor 2, context 2, data 2, pipeline 2 (made by Megatron's own code).
-TEST(RankGroups, DenseGrid) {
-  const std::string order = "tp-cp-ep-dp-pp";
-  const std::vector<int> sizes = {2, 2, 1, 2, 2};
-  const auto groups = [&](const std::string& mask) { return rank_groups(order, sizes, mask); };
-  EXPECT_EQ(groups("tp"),
-            (Groups{{0, 1}, {2, 3}, {4, 5}, {6, 7}, {8, 9}, {10, 11}, {12, 13}, {14, 15}}));
-  EXPECT_EQ(groups("cp"),
-            (Groups{{0, 2}, {1, 3}, {4, 6}, {5, 7}, {8, 10}, {9, 11}, {12, 14}, {13, 15}}));
-  EXPECT_EQ(groups("dp"),
-            (Groups{{0, 4}, {1, 5}, {2, 6}, {3, 7}, {8, 12}, {9, 13}, {10, 14}, {11, 15}}));
-  EXPECT_EQ(groups("pp"),
-            (Groups{{0, 8}, {1, 9}, {2, 10}, {3, 11}, {4, 12}, {5, 13}, {6, 14}, {7, 15}}));
-  EXPECT_EQ(groups("dp-cp"),
-            (Groups{{0, 2, 4, 6}, {1, 3, 5, 7}, {8, 10, 12, 14}, {9, 11, 13, 15}}));
-  EXPECT_EQ(groups("tp-cp"),
-            (Groups{{0, 1, 2, 3}, {4, 5, 6, 7}, {8, 9, 10, 11}, {12, 13, 14, 15}}));
-  EXPECT_EQ(groups("tp-cp"), groups("cp-tp")) << "the order of the mask does not matter";
-}
-
-TEST(RankGroups, ExpertGrid) {
-  const std::string order = "tp-cp-ep-dp-pp";
-  const std::vector<int> sizes = {1, 1, 4, 2, 2};
-  EXPECT_EQ(rank_groups(order, sizes, "ep"),
-            (Groups{{0, 1, 2, 3}, {4, 5, 6, 7}, {8, 9, 10, 11}, {12, 13, 14, 15}}));
-  EXPECT_EQ(first(rank_groups(order, sizes, "dp"), 2), (Groups{{0, 4}, {1, 5}}));
-  EXPECT_EQ(rank_groups(order, sizes, "pp"), rank_groups(order, {2, 2, 1, 2, 2}, "pp"));
-}
-
-TEST(RankGroups, PipelineBeforeData) {
-  const std::vector<int> sizes = {2, 2, 1, 2, 2};
-  EXPECT_EQ(first(rank_groups("tp-cp-ep-pp-dp", sizes, "dp"), 2), (Groups{{0, 8}, {1, 9}}));
-  EXPECT_EQ(first(rank_groups("tp-cp-ep-pp-dp", sizes, "pp"), 2), (Groups{{0, 4}, {1, 5}}));
-}
-
-TEST(RankGroups, EveryRankIsInOneGroup) {
-  for (const char* mask : {"tp", "cp-dp", "tp-pp", "tp-cp-ep-dp-pp"}) {
-    std::vector<int> seen(48, 0);
-    for (const auto& group : rank_groups("tp-cp-ep-dp-pp", {2, 3, 2, 2, 2}, mask)) {
-      for (int rank : group) ++seen.at(rank);
-    }
-    EXPECT_EQ(seen, std::vector<int>(48, 1)) << mask;
-  }
-}
 
 template <class Body>
 std::string error_of(const Body& body) {
@@ -101,6 +50,89 @@ TEST(ParallelGroups, EveryRankFindsItsPlace) {
             "8 ranks are not divisible by --tensor-model-parallel-size 3 x "
             "--pipeline-model-parallel-size 1 x "
             "--context-parallel-size 1 = 3\nhint: start a multiple of 3 ranks");
+}
+
+// 8 ranks of two stages: experts are divided over the two tensor ranks and two of the data ranks.
+TEST(ParallelGroups, ExpertsHaveAGridOfTheirOwn) {
+  run_ranks(8, [](const std::shared_ptr<Backend>& world) {
+    ParallelConfig config;
+    config.tensor_model_parallel_size = 2;
+    config.pipeline_model_parallel_size = 2;
+    config.expert_model_parallel_size = 2;
+    const ParallelGroups groups = make_parallel_groups(config, world, 2);
+    const int rank = world->rank();
+    const ProcessGroup& ep = groups.group({Axis::kExpert});
+    const ProcessGroup& etp = groups.group({Axis::kExpertTensor});
+    const ProcessGroup& edp = groups.group({Axis::kExpertData});
+    EXPECT_EQ(etp.rank(), rank % 2);
+    EXPECT_EQ(ep.rank(), rank / 2 % 2);
+    EXPECT_EQ(ep.size(), 2);
+    EXPECT_EQ(edp.size(), 1);
+    const ProcessGroup& model = groups.group({Axis::kExpertTensor, Axis::kExpert, Axis::kPipeline});
+    EXPECT_EQ(model.size(), 8);
+    EXPECT_EQ(model.rank(), rank);
+    const at::Tensor sum = at::full({1}, double(rank), at::kDouble);
+    ep.all_reduce(sum)->wait();
+    EXPECT_EQ(sum.item<double>(), 2 * (rank - rank / 2 % 2 * 2) + 2);
+    EXPECT_EQ(groups.group({}).size(), 1);
+    EXPECT_THROW(groups.group({Axis::kTensor, Axis::kData}), InternalError);
+  });
+}
+
+// Without expert parallelism their groups are those of other weights, by the same backend.
+TEST(ParallelGroups, ExpertsShareGroupsWithTheSameRanks) {
+  run_ranks(8, [](const std::shared_ptr<Backend>& world) {
+    ParallelConfig config;
+    config.tensor_model_parallel_size = 2;
+    config.context_parallel_size = 2;
+    const ParallelGroups groups = make_parallel_groups(config, world, 2);
+    EXPECT_EQ(groups.ep.size(), 1);
+    EXPECT_EQ(groups.etp.name(), "tp");
+    EXPECT_EQ(groups.edp.name(), "dp_cp");
+    EXPECT_EQ(groups.expert_model_parallel.name(), "model_parallel");
+    EXPECT_EQ(groups.edp.rank(), groups.dp_cp.rank());
+  });
+}
+
+// What planners build over: the ranks and sizes of every group, and nothing that communicates.
+TEST(DescribedBackend, HasThePlacesOfRealGroups) {
+  ParallelConfig config;
+  config.tensor_model_parallel_size = 2;
+  config.pipeline_model_parallel_size = 2;
+  config.context_parallel_size = 2;
+  config.hybrid_context_parallel = true;
+  run_ranks(16, [&](const std::shared_ptr<Backend>& world) {
+    const ParallelGroups real = make_parallel_groups(config, world, 1);
+    const ParallelGroups described =
+        make_parallel_groups(config, described_backend(world->rank(), 16), 1);
+    for (const auto member :
+         {&ParallelGroups::world, &ParallelGroups::tp, &ParallelGroups::pp, &ParallelGroups::dp,
+          &ParallelGroups::cp, &ParallelGroups::dp_cp, &ParallelGroups::model_parallel,
+          &ParallelGroups::kv, &ParallelGroups::embd, &ParallelGroups::ep, &ParallelGroups::edp}) {
+      EXPECT_EQ((described.*member).rank(), (real.*member).rank()) << (real.*member).name();
+      EXPECT_EQ((described.*member).size(), (real.*member).size()) << (real.*member).name();
+    }
+    ASSERT_EQ(described.cp_widths.size(), real.cp_widths.size());
+    for (size_t i = 0; i < real.cp_widths.size(); ++i)
+      EXPECT_EQ(described.cp_widths[i].rank(), real.cp_widths[i].rank());
+  });
+}
+
+TEST(DescribedBackend, CollectivesAreErrorsOfOurs) {
+  const ProcessGroup group(described_backend(1, 3), "dp");
+  const at::Tensor one = at::zeros({1}), three = at::zeros({3});
+  EXPECT_THROW(group.all_reduce(one), InternalError);
+  EXPECT_THROW(group.all_gather(three, one), InternalError);
+  EXPECT_THROW(group.reduce_scatter(one, three), InternalError);
+  EXPECT_THROW(group.all_to_all(three, {1, 1, 1}, three, {1, 1, 1}), InternalError);
+  EXPECT_THROW(group.broadcast(one, 0), InternalError);
+  EXPECT_THROW(group.send(one, 0), InternalError);
+  EXPECT_THROW(group.recv(one, 0), InternalError);
+  EXPECT_THROW(group.barrier(), InternalError);
+  const ProcessGroup pair = group.subgroup({0, 1}, "pair");
+  EXPECT_EQ(pair.rank(), 1);
+  EXPECT_THROW(pair.connect_pair(), InternalError);
+  EXPECT_THROW(described_backend(3, 3), InternalError);
 }
 
 // 2 tensor ranks x 6 context ranks as 3 neighbours, twice.
@@ -148,15 +180,6 @@ TEST(ParallelConfig, LevelsMustMakeUpTheContextRanks) {
   config.validate(violations);
   for (const std::string& message : violations.messages())
     EXPECT_EQ(message.find("hierarchical"), std::string::npos);
-}
-
-TEST(RankGroups, ErrorsNameTheAxis) {
-  EXPECT_EQ(error_of([] { rank_groups("tp-dp", {2, 2}, "pp"); }),
-            "axis \"pp\" is not in the rank order \"tp-dp\"");
-  EXPECT_EQ(error_of([] { rank_groups("tp-dp", {2}, "tp"); }),
-            "rank order \"tp-dp\" has 2 axes, but 1 sizes are given");
-  EXPECT_EQ(error_of([] { rank_groups("tp-dp", {2, 0}, "tp"); }),
-            "axis \"dp\" has size 0, expected at least 1");
 }
 
 TEST(ParallelConfig, SizesArePositiveAndExpertsAreNotBuilt) {
