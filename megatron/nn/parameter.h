@@ -23,7 +23,8 @@ struct Shard {
   std::vector<int64_t> parts;
 };
 
-// Placement is data; reductions are derived from it. See Note [Placement] in nn/placement.cc.
+// Placement is data; reductions are derived from it (nn/reduction.h). See Note [Placement] in
+// nn/placement.cc.
 struct Placement {
   std::vector<Shard> shards;  // none: replicated on every rank
   AxisSet partial_grad;       // axes over which a rank's gradient is only a partial sum

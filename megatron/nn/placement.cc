@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "megatron/base/check.h"
+#include "megatron/nn/reduction.h"
 #include "megatron/tensor/random.h"
 #include "megatron/tensor/shape.h"
 #include "megatron/tensor/torch.h"
@@ -112,17 +113,16 @@ ShardedTensor sharded_tensor(const Parameter& parameter, const ParallelGroups& g
     result.pieces = {{{zeros, zeros}, zeros}};
   }
   result.data = local.data_ptr();
-  const bool over_tensor = is_sharded_over(parameter, Axis::kTensor);
-  result.replica_id = groups.dp_cp.rank() * groups.tp.size() + (over_tensor ? 0 : groups.tp.rank());
+  result.replica_id = replica_id(parameter, groups, gradient_group(parameter.placement, groups));
   return result;
 }
 
+bool is_sharded_over(const Placement& placement, Axis axis) {
+  return std::any_of(placement.shards.begin(), placement.shards.end(),
+                     [&](const Shard& shard) { return AxisSet{shard.axis}.contains(axis); });
+}
 bool is_sharded_over(const Parameter& parameter, Axis axis) {
-  const std::vector<Shard>& shards = parameter.placement.shards;
-  return std::any_of(shards.begin(), shards.end(), [&](const Shard& shard) {
-    const bool of_model = axis == Axis::kTensor || axis == Axis::kPipeline;
-    return shard.axis == axis || (shard.axis == Axis::kModel && of_model);
-  });
+  return is_sharded_over(parameter.placement, axis);
 }
 
 namespace {

@@ -28,8 +28,8 @@ std::vector<ShardPiece> shard_pieces(const Parameter& parameter, const ParallelG
 ShardedTensor sharded_tensor(const Parameter& parameter, const ParallelGroups& groups,
                              std::string key, const at::Tensor& local);
 
-// Whether a dimension of the parameter is split over the axis; kModel counts as kTensor and
-// kPipeline.
+// Whether a dimension is divided over the axis; kModel divides over kTensor and kPipeline.
+bool is_sharded_over(const Placement& placement, Axis axis);
 bool is_sharded_over(const Parameter& parameter, Axis axis);
 
 // Initialises the parameter, which must have a name and memory, from the seed. Random numbers are
