@@ -15,18 +15,22 @@ struct ParallelGroups;
 
 class DelayedScaling {
  public:
-  // `weights` all have delayed_scaling, with equal options.
-  DelayedScaling(std::vector<const Parameter*> weights, at::Device device);
+  // `weights` all have delayed_scaling, with equal options, and one list of use_groups
+  // (nn/reduction.h). The groups must outlive this.
+  DelayedScaling(std::vector<const Parameter*> weights, const ParallelGroups& groups,
+                 at::Device device);
 
   const DelayedScales& scales(const Parameter& weight) const { return scales_.at(&weight); }
   // Clears the amax values of this step.
   void restart() { amax_.zero_(); }
   // See DistributedDataParallel::update_delayed_scales().
-  void update(const ParallelGroups& groups);
+  void update();
   // Call after loading the state. Synchronises with the device.
   void loaded();
 
   const std::vector<const Parameter*>& weights() const { return weights_; }
+  // The groups whose ranks all hold the same scales.
+  const std::vector<const ProcessGroup*>& ranks() const { return ranks_; }
   // A weight's part of the state, [3, 1 + history_length].
   at::Tensor state(size_t index) const { return state_.select(0, static_cast<int64_t>(index)); }
 
@@ -35,6 +39,7 @@ class DelayedScaling {
 
   std::vector<const Parameter*> weights_;
   DelayedScalingOptions options_;
+  std::vector<const ProcessGroup*> ranks_;
   at::Tensor state_;  // [weights, 3, 1 + history_length]
   at::Tensor amax_;   // [weights, 3]
   std::unordered_map<const Parameter*, DelayedScales> scales_;

@@ -9,6 +9,7 @@
 #include "megatron/base/log.h"
 #include "megatron/distributed/shard_gather.h"
 #include "megatron/nn/placement.h"
+#include "megatron/nn/reduction.h"
 #include "megatron/tensor/torch.h"
 
 namespace megatron {
@@ -40,9 +41,6 @@ void log_gathering(const ShardGather& gather) {
   });
 }
 
-bool is_partial(const Parameter& parameter) {
-  return parameter.placement.partial_grad.contains(Axis::kTensor);
-}
 bool is_shared(const Parameter& parameter) {
   return parameter.shared != nullptr && parameter.shared->size() > 1;
 }
@@ -59,6 +57,18 @@ std::vector<at::Tensor> chosen_grads(const std::vector<FlatShard>& shards, const
     }
   }
   return chosen;
+}
+
+// Sums each of the parts over the group, by one all-reduce.
+void sum_together(const std::vector<at::Tensor>& parts, const ProcessGroup& group) {
+  if (parts.size() == 1) return group.all_reduce(parts.front())->wait();
+  const at::Tensor together = at::cat(parts);
+  group.all_reduce(together)->wait();
+  int64_t begin = 0;
+  for (const at::Tensor& part : parts) {
+    part.copy_(together.narrow(0, begin, part.numel()));
+    begin += part.numel();
+  }
 }
 
 }  // namespace
@@ -103,10 +113,12 @@ DistributedDataParallel::DistributedDataParallel(Module& module, const ParallelG
                         : make_whole_grads(layout_, grad_options, reduction);
   for (Parameter* parameter : layout_.parameters) parameter->store = this;
   make_shards();
+  make_partial_sums();
   std::vector<const Parameter*> scaled;
   for (const Parameter* parameter : layout_.parameters)
     if (parameter->delayed_scaling) scaled.push_back(parameter);
-  if (!scaled.empty()) scaling_ = std::make_unique<DelayedScaling>(std::move(scaled), device);
+  if (!scaled.empty())
+    scaling_ = std::make_unique<DelayedScaling>(std::move(scaled), groups, device);
 }
 
 DistributedDataParallel::~DistributedDataParallel() {
@@ -206,7 +218,7 @@ const DelayedScales* DistributedDataParallel::delayed_scales(const Parameter& we
 }
 
 void DistributedDataParallel::update_delayed_scales() {
-  if (scaling_) scaling_->update(groups_);
+  if (scaling_) scaling_->update();
 }
 
 std::vector<StateTensor> DistributedDataParallel::delayed_scaling_state() const {
@@ -220,7 +232,7 @@ std::vector<StateTensor> DistributedDataParallel::delayed_scaling_state() const 
     entry.description.dtype = DType::kFloat32;
     entry.description.global_shape = entry.description.local_shape = entry.data.sizes().vec();
     entry.description.flat_end = entry.data.numel();
-    entry.description.replica_id = groups_.dp_cp.rank() * groups_.tp.size() + groups_.tp.rank();
+    entry.description.replica_id = replica_index(scaling_->ranks()).index;
     entry.data = entry.data.view({-1});
     all.push_back(std::move(entry));
   }
@@ -285,33 +297,32 @@ void DistributedDataParallel::finish_grad_sync() {
     grads_->reduce(*bucket, sequence_->in_last_round());
   grads_->finish();
   sum_partial_gradients();
-  sum_shared_gradients();
   values_->free_unused();
   values_->will_change();
   in_step_ = false;
 }
 
-void DistributedDataParallel::sum_partial_gradients() {
-  if (groups_.tp.size() == 1) return;
-  const std::vector<at::Tensor> parts = chosen_grads(shards_, is_partial);
-  if (parts.empty()) return;
-  const at::Tensor together = at::cat(parts);
-  groups_.tp.all_reduce(together)->wait();
-  int64_t begin = 0;
-  for (const at::Tensor& part : parts) {
-    part.copy_(together.narrow(0, begin, part.numel()));
-    begin += part.numel();
+void DistributedDataParallel::make_partial_sums() {
+  // Stages that share a parameter come last, so that all ranks of a stage have one order.
+  std::vector<const ProcessGroup*> all, shared;
+  for (const Parameter* parameter : layout_.parameters) {
+    for (const ProcessGroup* group : partial_groups(*parameter, groups_)) {
+      std::vector<const ProcessGroup*>& known = group == parameter->shared ? shared : all;
+      if (std::find(known.begin(), known.end(), group) == known.end()) known.push_back(group);
+    }
+  }
+  all.insert(all.end(), shared.begin(), shared.end());
+  for (const ProcessGroup* group : all) {
+    std::vector<at::Tensor> parts = chosen_grads(shards_, [&](const Parameter& parameter) {
+      const std::vector<const ProcessGroup*> over = partial_groups(parameter, groups_);
+      return std::find(over.begin(), over.end(), group) != over.end();
+    });
+    if (!parts.empty()) partial_sums_.emplace_back(group, std::move(parts));
   }
 }
 
-void DistributedDataParallel::sum_shared_gradients() {
-  for (const FlatShard& shard : shards_) {
-    for (const FlatSlot& slot : shard.slots) {
-      if (!is_shared(*slot.parameter) || !slot.parameter->trainable) continue;
-      slot.parameter->shared->all_reduce(shard.grads.narrow(0, slot.begin, slot.num_elements()))
-          ->wait();
-    }
-  }
+void DistributedDataParallel::sum_partial_gradients() {
+  for (const auto& [group, parts] : partial_sums_) sum_together(parts, *group);
 }
 
 void DistributedDataParallel::edit_values(const std::function<void(Parameter&)>& visitor) {
@@ -344,16 +355,8 @@ std::vector<StateTensor> DistributedDataParallel::describe(
     entry.description = sharded_tensor(parameter, groups_, prefix + parameter.name, entry.data);
     entry.description.data = nullptr;
     entry.description.flat_begin = entry.description.flat_end = 0;
-    // Of the replicas of a part, copy 0 is the first over instances, tensor ranks and stages.
-    const bool over_tensor = is_sharded_over(parameter, Axis::kTensor);
-    int num_copies = 1;
-    const auto copied_over = [&](const ProcessGroup& group) {
-      entry.copy = entry.copy * group.size() + group.rank();
-      num_copies *= group.size();
-    };
-    if (!over_tensor) copied_over(groups_.tp);
-    if (is_shared(parameter)) copied_over(*parameter.shared);
-    entry.description.replica_id = layout_.groups.replica.rank() * num_copies + entry.copy;
+    entry.copy = copy_index(parameter, groups_).index;
+    entry.description.replica_id = replica_id(parameter, groups_, layout_.groups.replica);
     entry.replicas = &layout_.groups.replica;
     entry.device = values_->flat().device();
     entry_of[i] = static_cast<int>(all.size());

@@ -6,6 +6,7 @@
 #include <memory>
 #include <string>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "megatron/distributed/bucket_sequence.h"
@@ -70,16 +71,17 @@ struct StateTensor {
 //                                                            layers, and buckets as above
 //
 // Communication per step, for a group of s and P parameters; r ranks hold each shard:
-//   no_shard            all-reduce of the gradients over dp_cp
+//   no_shard            all-reduce of the gradients over gradient_group
 //   optim               reduce-scatter of the gradients, all-gather of the values
 //   optim_grads         reduce-scatter of the gradients per pass (embeddings: once), all-gather of
 //                       the values
 //   optim_grads_params  as optim_grads; values are all-gathered in each forward and each backward
 //   r > 1               all-reduce of the shard of the gradients over its r ranks, once
-//   Parameters with partial gradients: one all-reduce over tp, of this rank's shards of them all.
-//   Parameters shared by several stages: one all-reduce each over those stages. Both follow the sum
-//   over the data ranks: the order does not matter, the tensors are s times smaller by then, and no
-//   bucket waits for another group.
+//   Parameters with partial gradients: one all-reduce over each of partial_groups, of this rank's
+//   shards of them all (over the tensor ranks: norms; over the first and last stage: a tied table).
+//   They follow the sum over the data ranks: the order does not matter, the tensors are s times
+//   smaller by then, and no bucket waits for another group.
+// nn/reduction.h says which groups these are.
 // Source: Rajbhandari et al. 2020 (arXiv:1910.02054); Zhao et al. 2023 (arXiv:2304.11277) for
 // instances and prefetching.
 //
@@ -189,8 +191,8 @@ class DistributedDataParallel final : public ParameterStore {
   BucketSequence make_sequence() const;
   void make_shards();
   void new_values(bool frozen_too);
+  void make_partial_sums();
   void sum_partial_gradients();
-  void sum_shared_gradients();
 
   const ParallelGroups& groups_;
   const at::ScalarType dtype_;
@@ -208,6 +210,8 @@ class DistributedDataParallel final : public ParameterStore {
   int64_t values_version_ = 0;
   bool in_step_ = false;
   std::vector<FlatShard> shards_;
+  // Of the groups over which gradients are partial: this rank's parts of all of those.
+  std::vector<std::pair<const ProcessGroup*, std::vector<at::Tensor>>> partial_sums_;
   std::vector<std::function<void()>>* deferred_ = nullptr;
   std::vector<Parameter*>* recorded_ = nullptr;
 };

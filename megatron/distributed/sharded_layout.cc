@@ -1,13 +1,14 @@
 #include "megatron/distributed/sharded_layout.h"
 
 #include "megatron/base/check.h"
+#include "megatron/nn/reduction.h"
 #include "megatron/tensor/torch.h"
 
 namespace megatron {
 
 DataParallelGroups make_data_parallel_groups(const ParallelGroups& groups,
                                              const DistributedDataParallelConfig& config) {
-  const ProcessGroup& all = groups.dp_cp;
+  const ProcessGroup& all = gradient_group({}, groups);
   if (config.strategy() == ShardingStrategy::kNoShard) return {ProcessGroup(), all};
   const int instances = static_cast<int>(config.num_distributed_optimizer_instances);
   MEGATRON_CHECK(instances >= 1 && all.size() % instances == 0,
@@ -15,11 +16,8 @@ DataParallelGroups make_data_parallel_groups(const ParallelGroups& groups,
                  all.size(), " ranks that hold the same weights");
   if (instances == 1) return {all, ProcessGroup()};
   const int shards = all.size() / instances;
-  const int instance = all.rank() / shards, shard = all.rank() % shards;
-  std::vector<int> neighbours, copies;
-  for (int k = 0; k < shards; ++k) neighbours.push_back(instance * shards + k);
-  for (int i = 0; i < instances; ++i) copies.push_back(i * shards + shard);
-  return {all.subgroup(neighbours, "optimizer_shard"), all.subgroup(copies, "optimizer_instance")};
+  return {all.subgroup(block_of(all.rank(), shards), "optimizer_shard"),
+          all.subgroup(across_blocks(all.rank(), shards, all.size()), "optimizer_instance")};
 }
 
 at::Tensor ShardedLayout::view_in_bucket(const at::Tensor& bucket, int index) const {

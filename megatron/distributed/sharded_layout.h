@@ -20,8 +20,8 @@ struct DataParallelGroups {
   ProcessGroup replica;  // ranks of all instances with the same shard
 };
 
-// Collective over groups.dp_cp. Throws Error if the data ranks cannot be divided into the given
-// number of instances. Model chunks of one rank share one result.
+// Collective over the gradient group of dense weights. Throws Error if the data ranks cannot be
+// divided into the given number of instances. Model chunks of one rank share one result.
 DataParallelGroups make_data_parallel_groups(const ParallelGroups& groups,
                                              const DistributedDataParallelConfig& config);
 
