@@ -121,9 +121,6 @@ bool is_sharded_over(const Placement& placement, Axis axis) {
   return std::any_of(placement.shards.begin(), placement.shards.end(),
                      [&](const Shard& shard) { return AxisSet{shard.axis}.contains(axis); });
 }
-bool is_sharded_over(const Parameter& parameter, Axis axis) {
-  return is_sharded_over(parameter.placement, axis);
-}
 
 namespace {
 

@@ -30,7 +30,6 @@ ShardedTensor sharded_tensor(const Parameter& parameter, const ParallelGroups& g
 
 // Whether a dimension is divided over the axis; kModel divides over kTensor and kPipeline.
 bool is_sharded_over(const Placement& placement, Axis axis);
-bool is_sharded_over(const Parameter& parameter, Axis axis);
 
 // Initialises the parameter, which must have a name and memory, from the seed. Random numbers are
 // position-keyed, so that the result is independent of the layout.

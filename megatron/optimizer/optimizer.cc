@@ -7,6 +7,7 @@
 
 #include "megatron/base/check.h"
 #include "megatron/nn/placement.h"
+#include "megatron/nn/reduction.h"
 #include "megatron/optimizer/host_states.h"
 #include "megatron/tensor/optimizer_ops.h"
 #include "megatron/tensor/random.h"
@@ -14,13 +15,6 @@
 
 namespace megatron {
 namespace {
-
-// Each logical element counts once in the norm: replicated tensors on the first tensor rank,
-// parameters shared by stages on the first of those.
-bool counts_in_norm(const Parameter& parameter, const ParallelGroups& groups) {
-  if (parameter.shared != nullptr && parameter.shared->rank() > 0) return false;
-  return is_sharded_over(parameter, Axis::kTensor) || groups.tp.rank() == 0;
-}
 
 bool ends_with(const std::string& text, const std::string& end) {
   return text.size() >= end.size() && text.compare(text.size() - end.size(), end.size(), end) == 0;
@@ -302,7 +296,7 @@ at::Tensor Optimizer::Impl::state_of(const Part& part, at::Tensor FlatUpdate::* 
 
 void Optimizer::Impl::sum_over_ranks(const at::Tensor& value) const {
   models.front()->data_groups().shard.all_reduce(value)->wait();
-  groups().model_parallel.all_reduce(value)->wait();
+  norm_group({}, groups()).all_reduce(value)->wait();
 }
 
 Optimizer::Optimizer(const OptimizerConfig& config, const ParameterSchedule& schedule,

@@ -50,10 +50,10 @@ class Optimizer {
 
   // One update from the synchronised gradients.
   //   total_weight  [] or [1] any floating type: weight of the losses of this step, summed over
-  //                 micro-batches and ranks; zero (no token had weight) divides by one
-  //   samples       number of samples of this step over all ranks; a skipped step does not advance
-  //                 the schedules
-  // Communication: all-reduce of one double over the shard group and one over model_parallel;
+  //                 micro-batches and ranks; zero
+  //                 (no token had weight) divides by one
+  //   samples       of this step over all ranks; a skipped step does not advance the schedules
+  // Communication: all-reduce of one double over the shard group and one over norm_group;
   // values_changed() of the stores.
   void step(const at::Tensor& total_weight, int64_t samples);
   void step(double total_weight, int64_t samples);

@@ -7,7 +7,7 @@
 
 #include "megatron/base/check.h"
 #include "megatron/comm/gather_texts.h"
-#include "megatron/nn/placement.h"
+#include "megatron/nn/reduction.h"
 #include "megatron/tensor/torch.h"
 
 namespace megatron {
@@ -108,15 +108,7 @@ ReplicaHashes::ReplicaHashes(const Optimizer& optimizer,
              kind == "fp32_param" ? "master weight" : kind.c_str(), entry.data, false);
   }
   make_batches();
-  over_shard_ = places([](const Item& item) { return item.over_shard; });
-  over_tensor_ = places([](const Item& item) { return item.over_tensor; });
-  for (const Item& item : items_) {
-    const ProcessGroup* group = item.shared;
-    const bool known = std::any_of(shared_.begin(), shared_.end(),
-                                   [&](const auto& one) { return one.first == group; });
-    if (group != nullptr && !known)
-      shared_.emplace_back(group, places([&](const Item& other) { return other.shared == group; }));
-  }
+  make_joins();
   hashes_ = at::zeros({size()}, at::TensorOptions().dtype(at::kLong).device(device_));
 }
 
@@ -126,15 +118,31 @@ void ReplicaHashes::add_item(const Parameter& parameter, const char* kind, const
   item.tensor = cat(parameter.name, " (", kind, ")");
   item.data = data;
   item.before = std::string_view(kind).starts_with("weight");
-  item.over_shard = whole_value && data_.shard.size() > 1;
-  item.over_tensor = !is_sharded_over(parameter, Axis::kTensor) && groups_.tp.size() > 1;
-  if (parameter.shared != nullptr && parameter.shared->size() > 1) item.shared = parameter.shared;
-  if (!item.over_shard && !item.over_tensor && item.shared == nullptr && data_.replica.size() == 1)
-    return;
-  item.key = cat(item.tensor, "|", item.over_shard ? 0 : data_.shard.rank(), "|",
-                 item.over_tensor ? 0 : groups_.tp.rank(), "|",
-                 is_sharded_over(parameter, Axis::kPipeline) ? groups_.pp.rank() : 0);
+  if (whole_value && data_.shard.size() > 1) item.copies.push_back(&data_.shard);
+  for (const ProcessGroup* group : copy_groups(parameter, groups_)) item.copies.push_back(group);
+  if (item.copies.empty() && data_.replica.size() == 1) return;
+  item.shared = parameter.shared;
+  const int part = replica_index(shard_groups(parameter.placement, groups_)).index;
+  item.key = cat(item.tensor, "|", whole_value ? 0 : data_.shard.rank(), "|", part);
   items_.push_back(std::move(item));
+}
+
+void ReplicaHashes::make_joins() {
+  // Stages that share a parameter come last, so that all ranks of a stage have one order.
+  std::vector<const ProcessGroup*> groups, shared;
+  for (const Item& item : items_) {
+    for (const ProcessGroup* group : item.copies) {
+      std::vector<const ProcessGroup*>& known = group == item.shared ? shared : groups;
+      if (std::find(known.begin(), known.end(), group) == known.end()) known.push_back(group);
+    }
+  }
+  groups.insert(groups.end(), shared.begin(), shared.end());
+  for (const ProcessGroup* group : groups) {
+    joins_.emplace_back(group, places([&](const Item& item) {
+                          return std::find(item.copies.begin(), item.copies.end(), group) !=
+                                 item.copies.end();
+                        }));
+  }
 }
 
 void ReplicaHashes::make_batches() {
@@ -184,7 +192,6 @@ void ReplicaHashes::before_update() {
 
 void ReplicaHashes::join(at::Tensor extremes, const ProcessGroup& group,
                          const at::Tensor& chosen) const {
-  if (group.size() == 1 || !chosen.defined()) return;
   at::Tensor part = extremes.index_select(1, chosen);
   group.all_reduce(part, ReduceOp::kMax)->wait();
   extremes.index_copy_(1, chosen, part);
@@ -195,10 +202,8 @@ at::Tensor ReplicaHashes::after_update(int64_t iteration) {
   compute(after_);
   // The largest hash, and the largest complement, which is the complement of the smallest hash.
   at::Tensor extremes = at::stack({hashes_, hashes_.bitwise_not()});
-  join(extremes, data_.shard, over_shard_);
   if (size() > 0) data_.replica.all_reduce(extremes, ReduceOp::kMax)->wait();
-  join(extremes, groups_.tp, over_tensor_);
-  for (const auto& [group, chosen] : shared_) join(extremes, *group, chosen);
+  for (const auto& [group, chosen] : joins_) join(extremes, *group, chosen);
   const at::Tensor differs = extremes[0].ne(extremes[1].bitwise_not());
   latest_.push_back({iteration, hashes_, differs});
   if (latest_.size() > 2) {
@@ -218,7 +223,7 @@ std::string ReplicaHashes::describe(int64_t iteration) const {
   size_t reported = 0;
   for (size_t i = 0; i < items_.size() && reported < kMostReported; ++i) {
     if (!differs.const_data_ptr<bool>()[i]) continue;
-    mine << items_[i].key << '\t' << groups_.tp.rank() << '.' << groups_.pp.rank() << '\t'
+    mine << items_[i].key << '\t' << norm_group({}, groups_).rank() << '\t'
          << hashes.const_data_ptr<int64_t>()[i] << '\n';
     ++reported;
   }

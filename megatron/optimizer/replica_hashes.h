@@ -15,14 +15,14 @@
 
 namespace megatron {
 
-// Which ranks hold replicas follows from placements, groups and sharding:
-//   weights                        all data ranks; with sharded values the ranks of other instances
-//                                  with the same shard
-//   master weights and moments     all data ranks; with sharded states those of other instances
-//   replicated over tensor ranks   times the tensor ranks (norms, biases of row-parallel layers)
-//   shared by stages               times those stages (a tied embedding)
-// Tensors without replicas are not checked. A difference names the ranks in the minority; without a
-// majority it names all of them.
+// Which ranks hold copies follows from placements and groups (nn/reduction.h) and sharding:
+//   weights                       all data ranks; with sharded values the ranks of other instances
+//                                 with the same shard
+//   master weights and moments    all data ranks; with sharded states those of other instances
+//   what tensor ranks hold whole  times the tensor ranks (norms, biases of row-parallel layers)
+//   what stages share             times those stages (a tied embedding)
+// What no other rank holds is not looked at. A difference names the ranks that are alone with their
+// hash; without a majority all of them.
 //
 // A comparison: before_update(), Optimizer::step(), after_update(). Weights are hashed before the
 // update, because the update rewrites them from master weights or gathered shards and so erases
@@ -55,9 +55,9 @@ class ReplicaHashes {
     std::string tensor;  // for messages: "decoder.final_layernorm.weight (exp_avg)"
     std::string key;     // equal on ranks that hold replicas, and only there
     at::Tensor data;
-    bool before = false;                           // hashed before the update
-    bool over_shard = false, over_tensor = false;  // replicas on the ranks of these groups
-    const ProcessGroup* shared = nullptr;          // and on these stages
+    bool before = false;                      // hashed before the update
+    std::vector<const ProcessGroup*> copies;  // on the ranks of these groups, and of data_.replica
+    const ProcessGroup* shared = nullptr;     // that of `copies` which joins stages
   };
   struct Comparison {
     int64_t iteration = 0;
@@ -73,6 +73,7 @@ class ReplicaHashes {
   void add_item(const Parameter& parameter, const char* kind, const at::Tensor& data,
                 bool whole_value);
   void make_batches();
+  void make_joins();
   void compute(const std::vector<Batch>& batches);
   void join(at::Tensor extremes, const ProcessGroup& group, const at::Tensor& chosen) const;
   // Indices of the items that the function chooses, on the device; undefined: none.
@@ -85,8 +86,7 @@ class ReplicaHashes {
   const at::Device device_;
   std::vector<Item> items_;  // items hashed before the update come first
   std::vector<Batch> before_, after_;
-  at::Tensor over_shard_, over_tensor_;  // indices
-  std::vector<std::pair<const ProcessGroup*, at::Tensor>> shared_;
+  std::vector<std::pair<const ProcessGroup*, at::Tensor>> joins_;  // places of items with copies
   at::Tensor hashes_;
   std::deque<Comparison> latest_;
   int64_t agreed_ = 0;

@@ -52,7 +52,8 @@ LoraAdapter::LoraAdapter(const Parameter& weight, const LoraOptions& options,
   b.init = Init::zero();
   b.global_shape = b.local_shape = {0, rank_};
 
-  const bool column = is_sharded_over(weight, Axis::kTensor) && weight.placement.shards[0].dim == 0;
+  const bool column =
+      is_sharded_over(weight.placement, Axis::kTensor) && weight.placement.shards[0].dim == 0;
   (column ? a : b).placement.partial_grad.insert(Axis::kTensor);
   if (!column) {
     MEGATRON_ASSERT(adapter_of.empty(), "parts of a row-parallel linear");

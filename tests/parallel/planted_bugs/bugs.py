@@ -82,6 +82,7 @@ DDP = "megatron/distributed/distributed_data_parallel.cc"
 GRADS = "megatron/distributed/grad_buffer.cc"
 VALUES = "megatron/distributed/value_buffer.cc"
 OPTIMIZER = "megatron/optimizer/optimizer.cc"
+REDUCTION = "megatron/nn/reduction.cc"
 SCHEDULE = "megatron/pipeline_parallel/schedule.cc"
 STAGES = "megatron/pipeline_parallel/stage_layout.cc"
 PASSES = "megatron/training/passes.cc"
@@ -311,19 +312,19 @@ BUGS = (
         "pp2", "gpt pp2"),
     # The optimizer.
     Bug("norm_counts_shared_twice", "the gradient norm counts a tied embedding on both of its stages",
-        ((OPTIMIZER, "if (parameter.shared != nullptr && parameter.shared->rank() > 0) return false;",
-          "if (!PLANTED && parameter.shared != nullptr && parameter.shared->rank() > 0) return false;"),),
+        ((REDUCTION, "return copy_index(parameter, groups)",
+          "return (PLANTED ? replica_index({&groups.group(copy_axes(parameter.placement))}) : copy_index(parameter, groups))"),),
         "pp2", "gpt pp2"),
     Bug("norm_counts_copies", "the gradient norm counts parameters that tensor ranks have whole on each of them",
-        ((OPTIMIZER, "|| groups.tp.rank() == 0;", "|| groups.tp.rank() == 0 || PLANTED;"),),
+        ((REDUCTION, ".index == 0;", ".index == 0 || PLANTED;"),),
         "tp2", "gpt tp2"),
     Bug("norm_of_own_shard", "the clip factor follows from this rank's shard alone",
         ((OPTIMIZER, "  models.front()->data_groups().shard.all_reduce(value)->wait();",
           "  if (!PLANTED) models.front()->data_groups().shard.all_reduce(value)->wait();"),),
         "dp4_zero1", "gpt pp2 dp2 zero1"),
     Bug("norm_of_own_stage", "the clip factor follows from this stage alone",
-        ((OPTIMIZER, "  groups().model_parallel.all_reduce(value)->wait();",
-          "  (PLANTED ? groups().tp : groups().model_parallel).all_reduce(value)->wait();"),),
+        ((OPTIMIZER, "  norm_group({}, groups()).all_reduce(value)->wait();",
+          "  (PLANTED ? groups().tp : norm_group({}, groups())).all_reduce(value)->wait();"),),
         "pp2", "gpt pp2"),
     Bug("decay_on_sharded_norm", "weight decay reaches norms, but under sequence parallelism only",
         ((OPTIMIZER, "const bool exempt = parameter.global_shape.size() <= 1 ||",
