@@ -4,6 +4,7 @@
 
 #include "megatron/dist_checkpointing/manifest.h"
 #include "megatron/dist_checkpointing/replica_parts.h"
+#include "megatron/nn/reduction.h"
 
 namespace megatron {
 
@@ -23,13 +24,13 @@ std::vector<int64_t> state_bytes(const LayoutPlan& plan) {
 }
 
 // Elements at the start of the rank's part of a parameter that are no padding of the vocabulary.
-int64_t valid_elements(const LayoutPlan& plan, const PlannedParameter& p, int64_t tensor,
-                       int64_t stage, int64_t vocab_size) {
+int64_t valid_elements(const LayoutPlan& plan, const PlannedParameter& p, int rank,
+                       int64_t vocab_size) {
   const bool table =
       p.name == "embedding.word_embeddings.weight" || p.name == "output_layer.weight";
   if (!table) return p.local_elements;
   const int64_t rows = p.local_elements / plan.model().hidden_size;
-  const int64_t part = p.stages > 1 ? tensor + plan.tensor * stage : tensor;
+  const int64_t part = plan.mesh.rank_in_group(rank, {p.placement.shards.at(0).axis});
   return std::clamp<int64_t>(vocab_size - part * rows, 0, rows) * plan.model().hidden_size;
 }
 
@@ -45,25 +46,29 @@ void add_chunk(const LayoutPlan& plan, int64_t vocab_size, int64_t stage, int ch
   const int replicas = static_cast<int>(plan.sharding.replicas());
   const int first_rank = plan.mesh.rank_at({Axis::kTensor}, static_cast<int>(tensor)) +
                          plan.mesh.rank_at({Axis::kPipeline}, static_cast<int>(stage));
+  std::vector<bool> stored(parameters.size());  // by this copy of the parameter
+  for (size_t i = 0; i < parameters.size(); ++i) {
+    const AxisSet copies = copy_axes(parameters[i].placement);
+    stored[i] = !parameters[i].is_copy && plan.mesh.rank_in_group(first_rank, copies) == 0;
+  }
   for (int64_t shard = 0; shard < shards; ++shard) {
     std::vector<TensorSize> held;
     std::vector<int64_t> valid;                // elements of each before padding
     for (size_t pass = 0; pass < 2; ++pass) {  // weights, then optimizer states
       for (size_t i = 0; i < parameters.size(); ++i) {
         const PlannedParameter& p = parameters[i];
-        if (p.is_copy || (tensor > 0 && p.global_elements == p.local_elements)) continue;
-        if (pass == 1 && p.frozen) continue;
+        if (!stored[i] || (pass == 1 && p.frozen)) continue;
         const BufferSlot& slot = buffer.slots[i];
         const BufferBucket& bucket = buffer.buckets[static_cast<size_t>(slot.bucket)];
         const int64_t part = (bucket.end - bucket.begin) / shards;
         const int64_t from = std::max(slot.begin, bucket.begin + shard * part),
                       limit = bucket.begin + (shard + 1) * part;
         const int64_t whole = std::min(slot.begin + p.local_elements, limit) - from;
-        const int64_t stored =
-            std::min(slot.begin + valid_elements(plan, p, tensor, stage, vocab_size), limit) - from;
+        const int64_t valid_part =
+            std::min(slot.begin + valid_elements(plan, p, first_rank, vocab_size), limit) - from;
         for (const int64_t bytes : pass == 0 ? std::vector<int64_t>{plan.bytes.model} : state) {
           held.push_back({std::max<int64_t>(0, whole), bytes});
-          valid.push_back(std::max<int64_t>(0, stored));
+          valid.push_back(std::max<int64_t>(0, valid_part));
         }
       }
     }
@@ -71,8 +76,7 @@ void add_chunk(const LayoutPlan& plan, int64_t vocab_size, int64_t stage, int ch
       const int64_t elements = std::min(part.end, valid[part.tensor]) - part.begin;
       if (elements <= 0) continue;
       const int64_t place = part.replica * shards + shard;  // as make_data_parallel_groups
-      const int rank =
-          first_rank + plan.mesh.rank_at({Axis::kData, Axis::kContext}, static_cast<int>(place));
+      const int rank = first_rank + plan.mesh.rank_at(gradient_axes({}), static_cast<int>(place));
       out.bytes[static_cast<size_t>(rank)] += elements * held[part.tensor].element_bytes;
       ++out.fragments;
     }

@@ -206,7 +206,7 @@ std::vector<GroupTraffic> stage_traffic(const LayoutPlan& plan, int stage) {
     for (const PlannedParameter& p : parameters) {
       if (p.frozen) continue;
       const double gradient = static_cast<double>(p.local_elements * plan.bytes.sum);
-      if (p.partial_over_tensor) tp.once += all_reduce(plan.tensor, gradient);
+      tp.once += all_reduce(plan.mesh.group_size(p.placement.partial_grad), gradient);
       if (p.shared_over_stages) {
         embd.ranks = 2;
         embd.once += all_reduce(2, gradient);

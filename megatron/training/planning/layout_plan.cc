@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "megatron/base/check.h"
+#include "megatron/nn/reduction.h"
 #include "megatron/training/arguments/microbatches.h"
 #include "megatron/transformer/config/lora.h"
 
@@ -17,9 +18,9 @@ ElementBytes element_bytes(const Arguments& a) {
   return bytes;
 }
 
-DataSharding data_sharding(const Arguments& a) {
+DataSharding data_sharding(const Arguments& a, const Mesh& mesh) {
   DataSharding sharding;
-  sharding.ranks = a.data_parallel_size() * a.parallel.context_parallel_size;
+  sharding.ranks = mesh.group_size(gradient_axes({}));
   const ShardingStrategy strategy = a.ddp.strategy();
   if (strategy == ShardingStrategy::kNoShard) return sharding;
   if (sharding.ranks % a.ddp.num_distributed_optimizer_instances != 0)
@@ -48,12 +49,13 @@ class Lister {
   // Adds a parameter that is split over the tensor ranks.
   PlannedParameter& divided(std::string name, int64_t elements) {
     out_.push_back({std::move(name), elements / plan_.tensor, elements});
+    out_.back().placement.shards = {{0, Axis::kTensor, {}}};
     return out_.back();
   }
   // Adds a parameter that is replicated on every tensor rank.
   void whole(std::string name, int64_t elements, bool partial) {
     out_.push_back({std::move(name), elements, elements});
-    out_.back().partial_over_tensor = partial && plan_.tensor > 1;
+    if (partial) out_.back().placement.partial_grad.insert(Axis::kTensor);
   }
   void norm(const std::string& name, int64_t size, bool partial) {
     whole(name + "weight", size, partial);
@@ -119,6 +121,7 @@ class Lister {
         divided("output_layer.weight", plan_.padded_vocab_size * c_.hidden_size);
     if (!plan_.splits_vocabulary()) return;
     output.stages = plan_.pipeline;
+    output.placement.shards[0].axis = Axis::kModel;
     output.local_elements /= plan_.pipeline;
   }
 
@@ -161,7 +164,7 @@ LayoutPlan make_layout_plan(const Arguments& arguments, int64_t padded_vocab_siz
   plan.sequence_parallel = arguments.parallel.sequence_parallel && plan.tensor > 1;
   plan.on_gpu = on_gpu;
   plan.bytes = element_bytes(arguments);
-  plan.sharding = data_sharding(arguments);
+  plan.sharding = data_sharding(arguments, plan.mesh);
   plan.stages =
       make_stage_layout(arguments.pipeline, plan.pipeline, arguments.transformer.num_layers);
   plan.schedule = make_schedule(

@@ -9,6 +9,7 @@
 
 #include "megatron/comm/mesh.h"
 #include "megatron/distributed/buffer_layout.h"
+#include "megatron/nn/parameter.h"
 #include "megatron/pipeline_parallel/schedule.h"
 #include "megatron/pipeline_parallel/stage_layout.h"
 #include "megatron/pipeline_parallel/transfers.h"
@@ -65,14 +66,13 @@ LayoutPlan make_layout_plan(const Arguments& arguments, int64_t padded_vocab_siz
 struct PlannedParameter {
   std::string name;  // as in the model
   int64_t local_elements = 0;
-  int64_t global_elements = 0;  // size of the logical tensor
-  // Stages that it is split over: for the output layer with --pipeline-vocab-parallel
-  int64_t stages = 1;
-  bool partial_over_tensor = false;  // a rank's gradient is a partial sum over tensor ranks
-  bool shared_over_stages = false;   // a tied table that another stage also holds
-  bool is_copy = false;              // ... and that is counted there
-  bool used_twice = false;           // a tied table whose embedding and head are on this stage
-  bool frozen = false;               // by --freeze: only values are kept
+  int64_t global_elements = 0;  // of the logical tensor
+  int64_t stages = 1;           // that divide it: the output layer with --pipeline-vocab-parallel
+  Placement placement;          // as the model places it, by axes alone
+  bool shared_over_stages = false;  // a tied table that another stage holds too
+  bool is_copy = false;             // ... and counts there
+  bool used_twice = false;          // a tied table whose embedding and head are on this stage
+  bool frozen = false;              // by --freeze: values alone are kept
 };
 
 // Parameters of one chunk of one stage, in the order of the model.

@@ -14,6 +14,7 @@
 #include "megatron/comm/thread_backend.h"
 #include "megatron/models/gpt/gpt_model.h"
 #include "megatron/nn/placement.h"
+#include "megatron/nn/reduction.h"
 #include "megatron/tensor/torch.h"
 #include "megatron/training/batch.h"
 #include "megatron/training/passes.h"
@@ -128,8 +129,11 @@ void compare_with_real_rank(const LayoutPlan& plan, const std::shared_ptr<Backen
       EXPECT_EQ(planned[i].name, real[i]->name);
       EXPECT_EQ(planned[i].local_elements, elements(real[i]->local_shape)) << real[i]->name;
       EXPECT_EQ(planned[i].global_elements, elements(real[i]->global_shape)) << real[i]->name;
-      EXPECT_EQ(planned[i].partial_over_tensor,
-                groups.tp.size() > 1 && real[i]->placement.partial_grad.contains(Axis::kTensor))
+      EXPECT_EQ(plan.mesh.group_size(planned[i].placement.partial_grad),
+                plan.mesh.group_size(real[i]->placement.partial_grad))
+          << real[i]->name;
+      EXPECT_EQ(plan.mesh.group_size(copy_axes(planned[i].placement)),
+                plan.mesh.group_size(copy_axes(real[i]->placement)))
           << real[i]->name;
       EXPECT_EQ(planned[i].shared_over_stages,
                 real[i]->shared != nullptr && real[i]->shared->size() > 1)
