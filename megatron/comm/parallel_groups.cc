@@ -101,6 +101,15 @@ int64_t data_parallel_size(const ParallelConfig& config, int64_t world_size) {
   return world_size / model;
 }
 
+const ProcessGroup& ParallelGroups::block(AxisSet axes, int size, const std::string& name) const {
+  const ProcessGroup& all = group(axes);
+  MEGATRON_ASSERT(size >= 1 && all.size() % size == 0, "blocks of ", size, " of ", all.size(),
+                  " ranks along ", axes_text(axes));
+  const auto [made, is_new] = blocks_->try_emplace(cat(axes_text(axes), "/", size, "/", name));
+  if (is_new) made->second = all.subgroup(block_of(all.rank(), size), name);
+  return made->second;
+}
+
 Mesh make_mesh(const ParallelConfig& config, int64_t world_size) {
   MeshSizes sizes;
   sizes.tensor = sizes.expert_tensor = config.tensor_model_parallel_size;
@@ -139,8 +148,7 @@ const ProcessGroup& ParallelGroups::group(AxisSet axes) const {
 }
 
 ParallelGroups make_parallel_groups(const ParallelConfig& config,
-                                    const std::shared_ptr<Backend>& world,
-                                    int64_t num_query_groups) {
+                                    const std::shared_ptr<Backend>& world) {
   ParallelGroups groups;
   const Mesh mesh = make_mesh(config, world ? world->size() : 1);
   if (config.hybrid_context_parallel) groups.cp_widths = {ProcessGroup()};
@@ -159,12 +167,6 @@ ParallelGroups make_parallel_groups(const ParallelConfig& config,
   groups.tp = make({Axis::kTensor}, "tp");
   if (groups.tp.size() > 1) groups.tp_mailbox = std::make_shared<PeerMailbox>(groups.tp);
   groups.pp = make({Axis::kPipeline}, "pp");
-  const int64_t sharing =
-      config.tensor_model_parallel_size / std::max<int64_t>(num_query_groups, 1);
-  if (sharing > 1) {
-    const std::vector<int> ranks = block_of(groups.tp.rank(), static_cast<int>(sharing));
-    groups.kv = groups.tp.subgroup(ranks, "kv");
-  }
   const std::vector<int> stages = mesh.group(rank, {Axis::kPipeline});
   if (stages.size() > 1 && (rank == stages.front() || rank == stages.back()))
     groups.embd = groups.world.subgroup({stages.front(), stages.back()}, "embd");

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <functional>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -43,15 +44,12 @@ struct ParallelGroups {
   // cp as two levels, inner first: consecutive ranks, and ranks with equal positions in the inner
   // groups; empty without hierarchical_context_parallel_sizes
   std::vector<ProcessGroup> cp_hierarchy;
-  // With hybrid_context_parallel: this rank's blocks of 1, 2, 4, ... consecutive ranks of dp_cp; a
-  // block that would be incomplete is a group of one rank
-  std::vector<ProcessGroup> cp_widths;
-  ProcessGroup dp_cp;           // ranks that process different tokens with the same weights
-  ProcessGroup model_parallel;  // tp x pp: ranks that hold different parts of one model replica
-  // Ranks of tp that share one query group (one key/value head); a group of one unless there are
-  // fewer query groups than tp ranks
-  ProcessGroup kv;
-  // First and last stage of one pipeline; on stages in between, only this rank
+  std::vector<ProcessGroup>
+      cp_widths;  // with hybrid_context_parallel: this rank's blocks of 1, 2, 4, ... neighbours of
+                  // dp_cp; of one rank where the last block would not be full
+  ProcessGroup dp_cp;           // ranks that hold different tokens of the same weights
+  ProcessGroup model_parallel;  // tp and pp: ranks that hold different parts of one model replica
+  // First and last stage of one pipeline; on the stages between, this rank alone
   ProcessGroup embd;
   ProcessGroup ep;                     // ranks that hold different experts
   ProcessGroup etp;                    // as tp, of an expert
@@ -60,6 +58,13 @@ struct ParallelGroups {
 
   // The group along a set of axes that has a name above; of no axis: this rank alone.
   const ProcessGroup& group(AxisSet axes) const;
+  // This rank's block of `size` neighbours of that group, which `size` must divide. Made by the
+  // first call with this name; the ranks of a block make their groups in the same order.
+  const ProcessGroup& block(AxisSet axes, int size, const std::string& name) const;
+
+ private:
+  std::shared_ptr<std::map<std::string, ProcessGroup>> blocks_ =
+      std::make_shared<std::map<std::string, ProcessGroup>>();
 };
 
 // Sizes derived from a configuration and a number of ranks. Throws UsageError if they do not divide
@@ -73,10 +78,8 @@ Mesh make_mesh(const ParallelConfig& config, int64_t world_size);
 // Where a rank is, "tp 1 pp 2 dp 0": the axes with several ranks.
 std::string place_in_mesh(const ParallelConfig& config, int rank, int world_size);
 
-// Builds this rank's groups from `world`; every rank calls it with the same configuration.
-// `num_query_groups` of the attention layers determines the kv group.
+// Builds this rank's groups of `world`; every rank calls it with an equal configuration.
 ParallelGroups make_parallel_groups(const ParallelConfig& config,
-                                    const std::shared_ptr<Backend>& world,
-                                    int64_t num_query_groups);
+                                    const std::shared_ptr<Backend>& world);
 
 }  // namespace megatron

@@ -73,8 +73,7 @@ int run_job(const Launch& launch, const RuntimeOptions& options,
                          options.comm.timeout_seconds());
   try {
     job.clock = std::make_shared<SectionClock>(device);
-    job.groups = make_parallel_groups(options.parallel, watch_waits(connection.world, job.clock),
-                                      options.query_groups);
+    job.groups = make_parallel_groups(options.parallel, watch_waits(connection.world, job.clock));
     ChannelAgreement agreement(*connection.store, launch, options.comm.timeout_seconds(), monitor);
     job.agreement = &agreement;
     job.when_failed = [&](std::function<void(const JobFailure&)> callback) {

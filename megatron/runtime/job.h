@@ -39,7 +39,6 @@ int with_own_errors(const std::function<int()>& body);
 struct RuntimeOptions {
   CommConfig comm;
   ParallelConfig parallel;  // must divide launch.world_size
-  int query_groups = 1;     // of the attention layers, which tensor ranks may share
   DeviceChoice device = DeviceChoice::kAuto;
   bool gemm_tuning = true;
   // What must be the same on every rank (shared_settings.h); asked for when there are several.

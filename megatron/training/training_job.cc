@@ -20,7 +20,6 @@ int run_job(const Launch& launch, const Arguments& arguments,
   RuntimeOptions options;
   options.comm = arguments.comm;
   options.parallel = arguments.parallel;
-  options.query_groups = arguments.transformer.query_groups();
   options.device = arguments.training.device;
   options.gemm_tuning = arguments.training.gemm_tuning;
   options.settings = [&] {

@@ -75,7 +75,7 @@ void run_gpu_ranks(int size,
 // values and on the rank.
 std::vector<at::Tensor> train(const std::shared_ptr<Backend>& world, at::Device device,
                               const DistributedDataParallelConfig& data) {
-  const ParallelGroups groups = make_parallel_groups({}, world, 1);
+  const ParallelGroups groups = make_parallel_groups({}, world);
   TestModel model;
   for (int layer = 0; layer < 4; ++layer) {
     model.declare(cat("decoder.layers.", layer, ".weight"), {1500, 1001});

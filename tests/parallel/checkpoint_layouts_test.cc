@@ -204,8 +204,7 @@ void run_layout(const LayoutRow& layout, const std::string& model_flags, int see
   ThreadAgreement::Room room(layout.ranks);
   run_ranks(layout.ranks, [&](const std::shared_ptr<Backend>& world) {
     at::set_num_threads(1);
-    const ParallelGroups groups =
-        make_parallel_groups(arguments.parallel, world, arguments.transformer.query_groups());
+    const ParallelGroups groups = make_parallel_groups(arguments.parallel, world);
     ThreadAgreement agreement(room, world->rank());
     Rank rank(arguments, groups, agreement);
     body(rank, world->rank());

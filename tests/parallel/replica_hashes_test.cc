@@ -48,8 +48,7 @@ class Rank {
  public:
   Rank(const Arguments& arguments, const std::shared_ptr<Backend>& world)
       : arguments_(arguments),
-        groups_(
-            make_parallel_groups(arguments.parallel, world, arguments.transformer.query_groups())),
+        groups_(make_parallel_groups(arguments.parallel, world)),
         task_(gpt_task()),
         batches_(at::kCPU, own_positions(arguments.data), groups_.cp),
         outcomes_(at::kCPU) {
@@ -347,8 +346,7 @@ TEST(ReplicaHashes, ARunEndsWithTheName) {
     run_ranks(3, [&](const std::shared_ptr<Backend>& world) {
       ThreadAgreement agreement(room, world->rank());
       Job job;
-      job.groups =
-          make_parallel_groups(arguments.parallel, world, arguments.transformer.query_groups());
+      job.groups = make_parallel_groups(arguments.parallel, world);
       job.agreement = &agreement;
       PretrainTask task = gpt_task();
       task.forward_step = [&, forward = task.forward_step, step = 0](

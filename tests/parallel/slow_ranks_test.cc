@@ -54,8 +54,8 @@ Seen train(const std::string& layout, int ranks, int steps, const Slow& slow) {
       ranks,
       [&](const std::shared_ptr<Backend>& world) {
         const auto clock = std::make_shared<SectionClock>(at::kCPU);
-        const ParallelGroups groups = make_parallel_groups(
-            arguments.parallel, watch_waits(world, clock), arguments.transformer.query_groups());
+        const ParallelGroups groups =
+            make_parallel_groups(arguments.parallel, watch_waits(world, clock));
         const PretrainTask task = gpt_task();
         const std::unique_ptr<Tokenizer> tokenizer = make_tokenizer(arguments.tokenizer);
         const TrainValidTestDatasets data = build_datasets(task, arguments, *tokenizer);

@@ -301,8 +301,6 @@ extern "C" int megatron_evaluate(int argc, char** argv) {
   const std::vector<EvaluationTask> tasks = read_tasks(config);
   if (launch.world_size > 1) {
     const LoadModelRequest request = load_model_request(load, launch.local_rank);
-    // Heads are shared in groups.
-    options.query_groups = open_model(request).config.transformer.query_groups();
     options.device = request.device.is_cuda() ? DeviceChoice::kCuda : DeviceChoice::kCpu;
   }
   return run_job(launch, options,

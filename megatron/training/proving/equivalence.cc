@@ -258,8 +258,7 @@ TrainingTrace trace_training(const PretrainTask& task, const Arguments& argument
   run_ranks(
       static_cast<int>(arguments.world_size),
       [&](const std::shared_ptr<Backend>& world) {
-        const ParallelGroups groups =
-            make_parallel_groups(arguments.parallel, world, arguments.transformer.query_groups());
+        const ParallelGroups groups = make_parallel_groups(arguments.parallel, world);
         TracedRun run(task, arguments, dtype, groups, at::kCPU);
         std::vector<Part> parts;
         for (int i = 0; i < num_steps; ++i) {

@@ -1,5 +1,7 @@
 #include "megatron/transformer/attention/attention.h"
 
+#include <algorithm>
+
 #include "megatron/base/check.h"
 #include "megatron/nn/activation_offload.h"
 #include "megatron/tensor/rotary.h"
@@ -96,6 +98,11 @@ int64_t groups_per_rank(int64_t groups, int ranks) {
   return 1;
 }
 
+// Tensor-parallel ranks that hold one key/value group together.
+int ranks_per_group(int64_t groups, int ranks) {
+  return std::max(1, ranks / static_cast<int>(groups));
+}
+
 }  // namespace
 
 SelfAttention::SelfAttention(const TransformerConfig& config, int64_t layer_number,
@@ -105,7 +112,8 @@ SelfAttention::SelfAttention(const TransformerConfig& config, int64_t layer_numb
       layer_number_(layer_number),
       heads_(per_rank("--num-attention-heads", config.num_attention_heads, groups.tp.size())),
       groups_(groups_per_rank(config.query_groups(), groups.tp.size())),
-      kv_(groups.kv),
+      kv_(groups.block({Axis::kTensor}, ranks_per_group(config.query_groups(), groups.tp.size()),
+                       "kv")),
       first_head_(groups.tp.rank() * heads_),
       context_parallel_type_(config.context_parallel_type(layer_number)),
       dropout_key_(random_key(config.seed, "attention_dropout", layer_number)),
@@ -116,7 +124,7 @@ SelfAttention::SelfAttention(const TransformerConfig& config, int64_t layer_numb
                    groups) {
   add("linear_qkv", &linear_qkv_);
   if (config.qk_layernorm) {
-    MEGATRON_CHECK(!config.qk_layernorm_over_heads || groups.kv.size() == 1,
+    MEGATRON_CHECK(!config.qk_layernorm_over_heads || kv_.size() == 1,
                    "--qk-layernorm-over-heads with fewer "
                    "--num-query-groups (",
                    config.query_groups(), ") than tensor-parallel ranks (", groups.tp.size(),

@@ -26,7 +26,7 @@ TEST(ParallelGroups, EveryRankFindsItsPlace) {
     config.tensor_model_parallel_size = 2;
     config.pipeline_model_parallel_size = 2;
     config.context_parallel_size = 2;
-    const ParallelGroups groups = make_parallel_groups(config, world, /*num_query_groups=*/1);
+    const ParallelGroups groups = make_parallel_groups(config, world);
     const int rank = world->rank();
     EXPECT_EQ(groups.tp.rank(), rank % 2);
     EXPECT_EQ(groups.cp.rank(), rank / 2 % 2);
@@ -35,7 +35,6 @@ TEST(ParallelGroups, EveryRankFindsItsPlace) {
     EXPECT_EQ(groups.dp_cp.rank(), rank / 2 % 4);
     EXPECT_EQ(groups.model_parallel.size(), 4);
     EXPECT_EQ(groups.embd.size(), 2);
-    EXPECT_EQ(groups.kv.size(), 2);
     const at::Tensor sum = at::full({1}, double(rank), at::kDouble);
     groups.pp.all_reduce(sum)->wait();
     EXPECT_EQ(sum.item<double>(), 2 * (rank % 8) + 8);
@@ -59,7 +58,7 @@ TEST(ParallelGroups, ExpertsHaveAGridOfTheirOwn) {
     config.tensor_model_parallel_size = 2;
     config.pipeline_model_parallel_size = 2;
     config.expert_model_parallel_size = 2;
-    const ParallelGroups groups = make_parallel_groups(config, world, 2);
+    const ParallelGroups groups = make_parallel_groups(config, world);
     const int rank = world->rank();
     const ProcessGroup& ep = groups.group({Axis::kExpert});
     const ProcessGroup& etp = groups.group({Axis::kExpertTensor});
@@ -85,7 +84,7 @@ TEST(ParallelGroups, ExpertsShareGroupsWithTheSameRanks) {
     ParallelConfig config;
     config.tensor_model_parallel_size = 2;
     config.context_parallel_size = 2;
-    const ParallelGroups groups = make_parallel_groups(config, world, 2);
+    const ParallelGroups groups = make_parallel_groups(config, world);
     EXPECT_EQ(groups.ep.size(), 1);
     EXPECT_EQ(groups.etp.name(), "tp");
     EXPECT_EQ(groups.edp.name(), "dp_cp");
@@ -102,13 +101,13 @@ TEST(DescribedBackend, HasThePlacesOfRealGroups) {
   config.context_parallel_size = 2;
   config.hybrid_context_parallel = true;
   run_ranks(16, [&](const std::shared_ptr<Backend>& world) {
-    const ParallelGroups real = make_parallel_groups(config, world, 1);
+    const ParallelGroups real = make_parallel_groups(config, world);
     const ParallelGroups described =
-        make_parallel_groups(config, described_backend(world->rank(), 16), 1);
+        make_parallel_groups(config, described_backend(world->rank(), 16));
     for (const auto member :
          {&ParallelGroups::world, &ParallelGroups::tp, &ParallelGroups::pp, &ParallelGroups::dp,
           &ParallelGroups::cp, &ParallelGroups::dp_cp, &ParallelGroups::model_parallel,
-          &ParallelGroups::kv, &ParallelGroups::embd, &ParallelGroups::ep, &ParallelGroups::edp}) {
+          &ParallelGroups::embd, &ParallelGroups::ep, &ParallelGroups::edp}) {
       EXPECT_EQ((described.*member).rank(), (real.*member).rank()) << (real.*member).name();
       EXPECT_EQ((described.*member).size(), (real.*member).size()) << (real.*member).name();
     }
@@ -135,16 +134,35 @@ TEST(DescribedBackend, CollectivesAreErrorsOfOurs) {
   EXPECT_THROW(described_backend(3, 3), InternalError);
 }
 
+// Neighbours along an axis, made once.
+TEST(ParallelGroups, BlocksOfAGroup) {
+  run_ranks(8, [](const std::shared_ptr<Backend>& world) {
+    ParallelConfig config;
+    config.tensor_model_parallel_size = 4;
+    const ParallelGroups groups = make_parallel_groups(config, world);
+    const ProcessGroup& pair = groups.block({Axis::kTensor}, 2, "pair");
+    const int rank = world->rank();
+    EXPECT_EQ(pair.size(), 2);
+    EXPECT_EQ(pair.rank(), rank % 2);
+    EXPECT_EQ(&groups.block({Axis::kTensor}, 2, "pair"), &pair);
+    EXPECT_EQ(groups.block({Axis::kTensor}, 1, "pair").size(), 1);
+    const at::Tensor sum = at::full({1}, double(rank), at::kDouble);
+    pair.all_reduce(sum)->wait();
+    EXPECT_EQ(sum.item<double>(), rank / 2 * 4 + 1);
+    EXPECT_THROW(groups.block({Axis::kTensor}, 3, "triple"), InternalError);
+  });
+}
+
 // 2 tensor ranks x 6 context ranks as 3 neighbours, twice.
 TEST(ParallelGroups, ContextRanksInTwoLevels) {
   run_ranks(12, [](const std::shared_ptr<Backend>& world) {
     ParallelConfig config;
     config.tensor_model_parallel_size = 2;
     config.context_parallel_size = 6;
-    EXPECT_TRUE(make_parallel_groups(config, world, 1).cp_hierarchy.empty());
+    EXPECT_TRUE(make_parallel_groups(config, world).cp_hierarchy.empty());
     world->barrier();  // groups of one name are made one after the other
     config.hierarchical_context_parallel_sizes = {3, 2};
-    const ParallelGroups groups = make_parallel_groups(config, world, 1);
+    const ParallelGroups groups = make_parallel_groups(config, world);
     ASSERT_EQ(groups.cp_hierarchy.size(), 2u);
     const ProcessGroup &inner = groups.cp_hierarchy[0], &outer = groups.cp_hierarchy[1];
     EXPECT_EQ(inner.size(), 3);
@@ -156,7 +174,7 @@ TEST(ParallelGroups, ContextRanksInTwoLevels) {
     EXPECT_EQ(sum.item<double>(), outer.rank() == 0 ? 3 : 12);
     world->barrier();
     config.hierarchical_context_parallel_sizes = {2, 2};
-    EXPECT_EQ(error_of([&] { make_parallel_groups(config, world, 1); }),
+    EXPECT_EQ(error_of([&] { make_parallel_groups(config, world); }),
               "--hierarchical-context-parallel-sizes do not make up 6 context-parallel ranks");
   });
 }

@@ -133,7 +133,7 @@ TEST_F(ScoringTest, OnSeveralRanks) {
     run_ranks(4 / (3 - static_cast<int>(tp)), [&](const std::shared_ptr<Backend>& world) {
       ParallelConfig config;
       config.tensor_model_parallel_size = tp;
-      const ParallelGroups groups = make_parallel_groups(config, world, /*num_query_groups=*/2);
+      const ParallelGroups groups = make_parallel_groups(config, world);
       const LoadedModel own = load_model(request_for("evaluate/model"), groups);
       const std::vector<Score> scores = score(*own.model, groups, requests, {64});
       const std::lock_guard lock(mutex);

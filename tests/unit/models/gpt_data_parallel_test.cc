@@ -34,8 +34,7 @@ void train_rank(const ModelConfig& config, const Sharding& sharding,
                 const std::shared_ptr<Backend>& world, std::mutex& mutex, Trained& result) {
   ParallelConfig parallel;
   parallel.tensor_model_parallel_size = sharding.tp;
-  const ParallelGroups groups =
-      make_parallel_groups(parallel, world, config.transformer.query_groups());
+  const ParallelGroups groups = make_parallel_groups(parallel, world);
   GPTModel model(config, groups);
   DistributedDataParallel store(model, groups, at::kDouble, at::kCPU, sharding.data);
   store.initialize(7);

@@ -26,7 +26,7 @@ ParallelConfig config() {
 }
 
 ParallelGroups groups_of(int rank) {
-  return make_parallel_groups(config(), described_backend(rank, kRanks), 2);
+  return make_parallel_groups(config(), described_backend(rank, kRanks));
 }
 
 Parameter placed(std::vector<Shard> shards, AxisSet partial, bool expert) {

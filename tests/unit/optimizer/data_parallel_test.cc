@@ -143,7 +143,7 @@ struct TrainingRank {
     parallel.tensor_model_parallel_size = layout.tp;
     parallel.pipeline_model_parallel_size = layout.pp;
     parallel.context_parallel_size = layout.cp;
-    groups = make_parallel_groups(parallel, world, 1);
+    groups = make_parallel_groups(parallel, world);
     const DataParallelGroups data = make_data_parallel_groups(groups, layout.data);
     const int segments = layout.pp * layout.chunks;
     for (int chunk = 0; chunk < layout.chunks; ++chunk) {

@@ -112,9 +112,8 @@ int64_t elements(const std::vector<int64_t>& shape) {
 // Builds what a rank of the configuration builds, and compares it with the plan.
 void compare_with_real_rank(const LayoutPlan& plan, const std::shared_ptr<Backend>& world) {
   const Arguments& a = plan.arguments;
-  const ParallelGroups groups =
-      make_parallel_groups(a.parallel, world, a.transformer.query_groups());
-  const PretrainTask task = gpt_task();
+  const ParallelGroups groups = make_parallel_groups(a.parallel, world);
+  const PretrainTask task = find_task("gpt");
   const int stage = groups.pp.rank();
   const TrainedModel model = build_model(task, a, {500, plan.padded_vocab_size}, groups,
                                          model_dtype(a.optimizer), c10::kCPU, StartPoint{});
@@ -305,8 +304,7 @@ TEST_P(SavedActivations, AreWhatThePlanSays) {
   const LayoutPlan plan = make_layout_plan(a, 1024, /*on_gpu=*/false);
   std::mutex mutex;
   run_ranks(static_cast<int>(GetParam().world_size), [&](const std::shared_ptr<Backend>& world) {
-    const ParallelGroups groups =
-        make_parallel_groups(a.parallel, world, a.transformer.query_groups());
+    const ParallelGroups groups = make_parallel_groups(a.parallel, world);
     const int stage = groups.pp.rank();
     const Measured real = measure(a, 1024, plan.stages.slice(stage, 0), groups);
     const PassBytes pass = pass_bytes(plan, stage, 0);
@@ -533,9 +531,8 @@ TEST_P(TrainingPeak, IsWhatThePlanSays) {
   const LayoutPlan plan = make_layout_plan(a, 1024, /*on_gpu=*/false);
   std::mutex mutex;
   run_ranks(static_cast<int>(GetParam().world_size), [&](const std::shared_ptr<Backend>& world) {
-    const ParallelGroups groups =
-        make_parallel_groups(a.parallel, world, a.transformer.query_groups());
-    const PretrainTask task = gpt_task();
+    const ParallelGroups groups = make_parallel_groups(a.parallel, world);
+    const PretrainTask task = find_task("gpt");
     const auto meter = std::make_shared<Meter>();
     const c10::DebugInfoGuard guard(c10::DebugInfoKind::PROFILER_STATE, meter);
     TrainedModel model = build_model(task, a, {500, 1024}, groups, model_dtype(a.optimizer),

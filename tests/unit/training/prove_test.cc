@@ -122,8 +122,7 @@ TEST(Prove, EveryRankLearnsTheVerdict) {
     run_ranks(2, [&](const std::shared_ptr<Backend>& world) {
       ThreadAgreement agreement(room, world->rank());
       Job job;
-      job.groups =
-          make_parallel_groups(arguments.parallel, world, arguments.transformer.query_groups());
+      job.groups = make_parallel_groups(arguments.parallel, world);
       job.agreement = &agreement;
       const std::vector<Proof> proofs = prove(task, arguments, /*num_steps=*/1, job, c10::kCPU);
       out[static_cast<size_t>(world->rank())] =

@@ -123,7 +123,7 @@ ParallelGroups make_groups(const std::shared_ptr<Backend>& world, const Layout& 
   config.tensor_model_parallel_size = tp;
   config.context_parallel_size = layout.c;
   config.hierarchical_context_parallel_sizes = layout.levels;
-  return make_parallel_groups(config, world, config.tensor_model_parallel_size);
+  return make_parallel_groups(config, world);
 }
 
 // This rank's part of the problem.
