@@ -1,6 +1,5 @@
 #include "megatron/comm/parallel_groups.h"
 
-#include <algorithm>
 #include <utility>
 
 #include "megatron/base/check.h"
