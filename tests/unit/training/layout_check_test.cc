@@ -113,7 +113,7 @@ int64_t elements(const std::vector<int64_t>& shape) {
 void compare_with_real_rank(const LayoutPlan& plan, const std::shared_ptr<Backend>& world) {
   const Arguments& a = plan.arguments;
   const ParallelGroups groups = make_parallel_groups(a.parallel, world);
-  const PretrainTask task = find_task("gpt");
+  const PretrainTask task = gpt_task();
   const int stage = groups.pp.rank();
   const TrainedModel model = build_model(task, a, {500, plan.padded_vocab_size}, groups,
                                          model_dtype(a.optimizer), c10::kCPU, StartPoint{});
@@ -532,7 +532,7 @@ TEST_P(TrainingPeak, IsWhatThePlanSays) {
   std::mutex mutex;
   run_ranks(static_cast<int>(GetParam().world_size), [&](const std::shared_ptr<Backend>& world) {
     const ParallelGroups groups = make_parallel_groups(a.parallel, world);
-    const PretrainTask task = find_task("gpt");
+    const PretrainTask task = gpt_task();
     const auto meter = std::make_shared<Meter>();
     const c10::DebugInfoGuard guard(c10::DebugInfoKind::PROFILER_STATE, meter);
     TrainedModel model = build_model(task, a, {500, 1024}, groups, model_dtype(a.optimizer),
