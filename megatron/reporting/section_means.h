@@ -16,7 +16,7 @@ struct SectionSummary {
   double longest = 0;
   int longest_rank = 0;  // of several the first
 };
-using SectionSummaries = std::array<SectionSummary, kNumSections>;
+struct SectionSummaries : std::array<SectionSummary, kNumSections> {};
 
 // Collects what the outcomes of steps bring (StepNumbers::times). Every rank counts alike, however
 // often it has reported; a rank that has not reported since the last take() does not count.

@@ -12,6 +12,7 @@
 #include "megatron/base/process_signals.h"
 #include "megatron/datasets/reading_summary.h"
 #include "megatron/interop/huggingface/hf_folder.h"
+#include "megatron/reporting/section_means.h"
 #include "megatron/reporting/trace.h"
 #include "megatron/runtime/signals.h"
 #include "megatron/runtime/time_limit.h"

@@ -8,6 +8,7 @@
 #include "megatron/base/check.h"
 #include "megatron/base/format.h"
 #include "megatron/base/log.h"
+#include "megatron/reporting/section_means.h"
 
 namespace megatron {
 

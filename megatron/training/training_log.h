@@ -11,14 +11,15 @@
 #include "megatron/reporting/flops.h"
 #include "megatron/reporting/log_line.h"
 #include "megatron/reporting/metrics_queue.h"
-#include "megatron/reporting/section_means.h"
 #include "megatron/reporting/timers.h"
 #include "megatron/runtime/memory_use.h"
 #include "megatron/training/arguments/training_config.h"
 
 namespace megatron {
 
-// Host numbers of one finished iteration.
+struct SectionSummaries;  // reporting/section_means.h
+
+// One finished iteration, as host numbers.
 struct StepRecord {
   int64_t iteration = 0;         // counted from 1
   int64_t consumed_samples = 0;  // after this iteration

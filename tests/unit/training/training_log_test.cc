@@ -10,6 +10,7 @@
 #include "megatron/base/check.h"
 #include "megatron/base/files.h"
 #include "megatron/reporting/metrics_file.h"
+#include "megatron/reporting/section_means.h"
 #include "megatron/training/metrics_sinks.h"
 
 namespace megatron {
