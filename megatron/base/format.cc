@@ -40,4 +40,23 @@ std::string format_duration(double seconds) {
   return text;
 }
 
+std::string format_fixed(double value, int digits) {
+  char text[64];
+  std::snprintf(text, sizeof text, "%.*f", digits, value);
+  return text;
+}
+
+std::string format_shape(std::span<const int64_t> sizes) {
+  std::string text;
+  for (int64_t size : sizes) text += (text.empty() ? "" : ",") + std::to_string(size);
+  return "[" + text + "]";
+}
+
+std::string format_divisors(int64_t n) {
+  std::string text;
+  for (int64_t d = 1; d <= n; ++d)
+    if (n % d == 0) text += (text.empty() ? "" : ", ") + std::to_string(d);
+  return text;
+}
+
 }  // namespace megatron

@@ -7,7 +7,10 @@
 
 namespace megatron {
 
-// Name of this machine in letters, digits, '.' and '_'; "unknown" if it has none.
+// What this machine calls itself; "localhost" when it has no name.
+std::string machine_name();
+
+// Its name in letters, digits, '.' and '_'; "unknown" when it has none.
 std::string host_name();
 
 // Start time of a process on this machine, in ticks since boot (field 22 of /proc/<pid>/stat); 0:

@@ -7,16 +7,13 @@
 #include "megatron/base/check.h"
 #include "megatron/base/format.h"
 #include "megatron/comm/detail/element_type.h"
+#include "megatron/comm/detail/steady_seconds.h"
 #include "megatron/tensor/torch.h"
 
 namespace megatron {
 namespace {
 
-double seconds_now() {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
-
-// begin() looks for finished calls once per this many calls, in case no other caller does.
+// How often begin() looks for calls that have finished in the meantime, when nobody else asks.
 constexpr int64_t kSettleEvery = 64;
 
 class RecordedBackend final : public Backend {
@@ -152,7 +149,7 @@ std::string group_text(const std::string& name, const std::vector<int>& members)
 int64_t CollectiveHistory::begin(CollectiveCall call) {
   std::lock_guard lock(mutex_);
   call.sequence = ++issued_[call.channel];
-  call.started = seconds_now();
+  call.started = steady_seconds();
   if (next_id_ % kSettleEvery == 0) settle(call.started);
   under_way_[next_id_].call = std::move(call);
   return next_id_++;
@@ -166,7 +163,7 @@ void CollectiveHistory::issued(int64_t id, std::shared_ptr<const Progress> progr
     entry->second.progress = std::move(progress);
     return;
   }
-  entry->second.call.finished = seconds_now();
+  entry->second.call.finished = steady_seconds();
   finished_.push_back(std::move(entry->second.call));
   under_way_.erase(entry);
   if (finished_.size() > keep_) finished_.pop_front();
@@ -189,7 +186,7 @@ void CollectiveHistory::settle(double now) {
 HistorySnapshot CollectiveHistory::snapshot() {
   std::lock_guard lock(mutex_);
   HistorySnapshot snapshot;
-  snapshot.now = seconds_now();
+  snapshot.now = steady_seconds();
   settle(snapshot.now);
   for (const auto& [id, entry] : under_way_) snapshot.under_way.push_back(entry.call);
   snapshot.finished.assign(finished_.begin(), finished_.end());
@@ -199,7 +196,7 @@ HistorySnapshot CollectiveHistory::snapshot() {
 
 double CollectiveHistory::oldest_age() {
   std::lock_guard lock(mutex_);
-  const double now = seconds_now();
+  const double now = steady_seconds();
   settle(now);
   return under_way_.empty() ? 0 : now - under_way_.begin()->second.call.started;
 }

@@ -5,17 +5,12 @@
 #include <thread>
 
 #include "megatron/base/check.h"
+#include "megatron/comm/detail/steady_seconds.h"
 #include "megatron/comm/process_group.h"
 
 namespace megatron {
 
-namespace {
-
-double seconds_now() {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
-
-}  // namespace
+namespace {}  // namespace
 
 ControlChannel::ControlChannel(Store& store, const std::string& name, int rank, int size,
                                double timeout_seconds)
@@ -29,7 +24,7 @@ ControlChannel::ControlChannel(Store& store, const std::string& name, int rank, 
 
 void ControlChannel::progress() {
   const int64_t work = ++work_;
-  const double now = seconds_now();
+  const double now = steady_seconds();
   double last = told_;
   if (now - last < interval_ || !told_.compare_exchange_strong(last, now)) return;
   store_->set(cat("progress/", rank_), std::to_string(work));
@@ -41,13 +36,13 @@ std::string ControlChannel::take(const std::string& key, int from, const char* w
   const std::string sign = cat("progress/", from);
   std::optional<std::string> seen;
   bool looked = false;
-  double last = seconds_now(), next_look = last;
+  double last = steady_seconds(), next_look = last;
   double waited = 0;
   for (auto pause = std::chrono::milliseconds(1);; pause = std::min(2 * pause, longest_pause_)) {
     if (std::optional<std::string> value = store_->find(key)) return *value;
     // A pause of this process or of the whole machine is not the other rank's: it counts as one
     // look.
-    const double now = seconds_now();
+    const double now = steady_seconds();
     waited += std::min(now - last, interval_);
     last = now;
     if (now >= next_look) {

@@ -21,7 +21,9 @@
 #include <vector>
 
 #include "megatron/base/check.h"
+#include "megatron/base/process.h"
 #include "megatron/comm/detail/failure_report.h"
+#include "megatron/comm/detail/steady_seconds.h"
 
 namespace megatron {
 namespace {
@@ -42,20 +44,11 @@ constexpr double kStuckStoreSeconds = 4.0;  // after which a call to the store c
 // After SIGTERM: time to find out whether a dead peer is the cause
 constexpr double kTerminatedSeconds = 0.5;
 
-double seconds_now() {
-  return std::chrono::duration<double>(Clock::now().time_since_epoch()).count();
-}
 double wall_seconds() {
   return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
 }
 void sleep_seconds(double seconds) {
   std::this_thread::sleep_for(std::chrono::duration<double>(seconds));
-}
-
-std::string host_name() {
-  char name[256] = "?";
-  gethostname(name, sizeof name - 1);
-  return name;
 }
 
 // Whether a process is stopped: state T in /proc/<pid>/stat, which follows the name in parentheses.
@@ -139,14 +132,14 @@ struct FailureMonitor::Impl {
   Launch launch;
   std::string place;
   std::shared_ptr<CollectiveHistory> history;
-  std::shared_ptr<Store> store;  // only used by the monitor's thread
-  std::string process = cat("process ", getpid(), " on ", host_name());
+  std::shared_ptr<Store> store;  // used by the monitor's thread only
+  std::string process = cat("process ", getpid(), " on ", machine_name());
   std::atomic<double> timeout;
   std::atomic<double> last_tick{0};       // of awake_seconds()
   std::atomic<int64_t> work{0};           // calls of progress() of this rank
   std::atomic<double> last_work{-1e300};  // when progress of any rank was last seen
   std::mutex clock_mutex;
-  const double clock_start = seconds_now();
+  const double clock_start = steady_seconds();
   double last_reading = clock_start;
   double paused = 0;
   std::mutex alone_mutex;
@@ -190,7 +183,7 @@ struct FailureMonitor::Impl {
   // nothing about the other ranks, are left out. The guard asks every kTickSeconds. Any thread.
   double awake_seconds() {
     const std::lock_guard lock(clock_mutex);
-    const double now = seconds_now(), gap = now - std::exchange(last_reading, now);
+    const double now = steady_seconds(), gap = now - std::exchange(last_reading, now);
     if (gap > kPauseSeconds) {
       paused += gap;
       last_work = now;  // calls in flight have waited through the pause, too
@@ -225,8 +218,8 @@ struct FailureMonitor::Impl {
   }
 
   void beat() {
-    if (seconds_now() - last_beat < kBeatSeconds) return;
-    last_beat = seconds_now();
+    if (steady_seconds() - last_beat < kBeatSeconds) return;
+    last_beat = steady_seconds();
     if (const int64_t now = work; std::exchange(told_work, now) != now) store->add("work", 1);
     RankState state = own_state();
     state.history.issued.clear();
@@ -312,9 +305,9 @@ struct FailureMonitor::Impl {
       return false;
     }
     const int64_t now = store->add("work", 0);
-    if (seen_work && *seen_work != now) last_work = seconds_now();
+    if (seen_work && *seen_work != now) last_work = steady_seconds();
     seen_work = now;
-    return age > timeout && seconds_now() - last_work > timeout;
+    return age > timeout && steady_seconds() - last_work > timeout;
   }
 
   // -- the failure
@@ -337,7 +330,7 @@ struct FailureMonitor::Impl {
   // The reporter: collects the states of all ranks, explains the failure and publishes the verdict.
   void report() {
     std::map<int, RankState> answers;
-    const double deadline = seconds_now() + kCollectSeconds;
+    const double deadline = steady_seconds() + kCollectSeconds;
     for (;;) {
       answers[launch.rank] = own_state();
       for (int rank = 0; rank < launch.world_size; ++rank) {
@@ -345,7 +338,7 @@ struct FailureMonitor::Impl {
         if (const std::optional<std::string> text = store->find(cat("state/", rank)))
           answers[rank] = rank_state_from_json(*text);
       }
-      if (seconds_now() > deadline || is_clear(answers)) break;
+      if (steady_seconds() > deadline || is_clear(answers)) break;
       sleep_seconds(0.02);
     }
     std::vector<RankState> states;
@@ -371,7 +364,7 @@ struct FailureMonitor::Impl {
   void hold_store_for(int64_t num_readers) {
     int64_t num_read = store->add("verdict_read", 1);
     if (launch.rank != 0 || launch.store_is_hosted) return;
-    for (const double end = seconds_now() + 1; num_read < num_readers && seconds_now() < end;
+    for (const double end = steady_seconds() + 1; num_read < num_readers && steady_seconds() < end;
          sleep_seconds(0.02))
       num_read = store->add("verdict_read", 0);
   }
@@ -401,7 +394,7 @@ struct FailureMonitor::Impl {
     store->set(cat("state/", launch.rank), to_json(own_state()));
     bool told_failure = failure_order > 0;
     std::optional<std::string> verdict;
-    for (const double end = seconds_now() + kVerdictSeconds; !verdict && seconds_now() < end;
+    for (const double end = steady_seconds() + kVerdictSeconds; !verdict && steady_seconds() < end;
          sleep_seconds(0.02)) {
       verdict = store->find("verdict");
       if (!told_failure && local_failure()) {
@@ -465,8 +458,8 @@ struct FailureMonitor::Impl {
     const auto holder = std::find_if(neighbours.begin(), neighbours.end(),
                                      [](const WatchedProcess& n) { return n.rank == 0; });
     if (holder != neighbours.end() && !launch.store_is_hosted) {
-      for (const double end = seconds_now() + 1;
-           seconds_now() < end && !holder->gone() && !is_stopped(holder->pid);)
+      for (const double end = steady_seconds() + 1;
+           steady_seconds() < end && !holder->gone() && !is_stopped(holder->pid);)
         sleep_seconds(0.01);
     }
     bool lowest = true;
@@ -503,8 +496,8 @@ struct FailureMonitor::Impl {
         return n.rank > launch.rank && !n.gone() && !is_stopped(n.pid);
       });
     };
-    for (const double end = seconds_now() + kStuckStoreSeconds;
-         seconds_now() < end && others_left();)
+    for (const double end = steady_seconds() + kStuckStoreSeconds;
+         steady_seconds() < end && others_left();)
       sleep_seconds(0.02);
   }
 
@@ -530,7 +523,7 @@ struct FailureMonitor::Impl {
   // SIGTERM without a failed rank: the launcher or the user wants the job to end.
   void end_by_sigterm() {
     say_goodbye();
-    for (const double end = seconds_now() + kTerminatedSeconds; seconds_now() < end;
+    for (const double end = steady_seconds() + kTerminatedSeconds; steady_seconds() < end;
          sleep_seconds(0.02)) {
       if (look()) end_process();
     }
@@ -588,7 +581,7 @@ struct FailureMonitor::Impl {
     say_goodbye();
     const int64_t num_left = store->add("num_left", 1);
     if (launch.rank != 0 || launch.store_is_hosted || num_left == launch.world_size) return;
-    for (const double end = seconds_now() + timeout; seconds_now() < end;
+    for (const double end = steady_seconds() + timeout; steady_seconds() < end;
          sleep_seconds(kTickSeconds / 5)) {
       last_tick = awake_seconds();
       if (store->add("num_left", 0) == launch.world_size) return;
@@ -605,7 +598,7 @@ struct FailureMonitor::Impl {
       if (stuck < kStuckStoreSeconds) continue;
       lock.unlock();
       const bool call_is_old =
-          history->oldest_age() > timeout + 0.5 && seconds_now() - last_work > timeout + 0.5;
+          history->oldest_age() > timeout + 0.5 && steady_seconds() - last_work > timeout + 0.5;
       if (call_is_old || stuck > timeout || local_failure()) {
         report_without_store(cat("the store has not answered for ", static_cast<int>(stuck), " s"));
         end_process();

@@ -24,7 +24,7 @@
 namespace megatron {
 namespace {
 
-std::chrono::milliseconds to_milliseconds(double seconds) {
+std::chrono::milliseconds wait_of(double seconds) {
   return std::chrono::milliseconds(std::max<int64_t>(1, static_cast<int64_t>(seconds * 1000)));
 }
 
@@ -92,7 +92,7 @@ class C10dStore final : public Store, public std::enable_shared_from_this<C10dSt
   }
   std::string wait(const std::string& key, double timeout_seconds) override {
     try {
-      store_->wait({key}, to_milliseconds(timeout_seconds));
+      store_->wait({key}, wait_of(timeout_seconds));
       return store_->get_to_str(key);
     } catch (const std::exception& error) {
       throw RetryError(cat("no rank wrote ", key, " to the store at ", where_, " within ",
@@ -205,7 +205,7 @@ std::shared_ptr<Store> make_tcp_store(const StoreAddress& address) {
   options.port = static_cast<uint16_t>(address.port);
   options.isServer = address.host_here;
   options.waitWorkers = false;
-  options.timeout = to_milliseconds(address.timeout_seconds);
+  options.timeout = wait_of(address.timeout_seconds);
   if (address.host_here)
     options.masterListenFd = listening_socket(address.bind_address, address.port);
   else

@@ -11,7 +11,7 @@
 namespace megatron {
 namespace {
 
-using Json = nlohmann::ordered_json;
+using OrderedJson = nlohmann::ordered_json;
 
 const std::map<std::string_view, const char*>& roles_of_sharegpt() {
   static const std::map<std::string_view, const char*> kRoles = {
@@ -31,7 +31,7 @@ const std::map<std::string_view, const char*>& roles_of_sharegpt() {
   return kRoles;
 }
 
-Json message_of(const Json& given, const std::string& where) {
+OrderedJson message_of(const OrderedJson& given, const std::string& where) {
   MEGATRON_CHECK(given.is_object(), where, ": a message is ", given.type_name(),
                  ", expected an object");
   if (given.contains("role")) {
@@ -47,32 +47,33 @@ Json message_of(const Json& given, const std::string& where) {
   return {{"role", role->second}, {"content", given["value"]}};
 }
 
-void add_messages(const Json& list, const char* key, const std::string& where, Conversation& out) {
+void add_messages(const OrderedJson& list, const char* key, const std::string& where,
+                  Conversation& out) {
   MEGATRON_CHECK(list.is_array(), where, ": \"", key, "\" is ", list.type_name(),
                  ", expected a list of messages");
-  for (const Json& given : list) {
-    const Json message = message_of(given, where);
+  for (const OrderedJson& given : list) {
+    const OrderedJson message = message_of(given, where);
     out.is_assistant.push_back(message["role"] == "assistant");
     out.messages.push_back(message.dump());
   }
 }
 
-// instruction, input and output. `history`, in some of these files, holds earlier turns.
-void add_alpaca(const Json& row, const std::string& where, Conversation& out) {
+// instruction, input and output. `history`, of some such files, holds the turns before.
+void add_alpaca(const OrderedJson& row, const std::string& where, Conversation& out) {
   const auto text = [&](const char* key) {
     if (!row.contains(key) || row[key].is_null()) return std::string();
     MEGATRON_CHECK(row[key].is_string(), where, ": \"", key, "\" is ", row[key].type_name(),
                    ", expected a string");
     return row[key].get<std::string>();
   };
-  Json messages = Json::array();
-  const auto add = [&](const char* role, const Json& content) {
+  OrderedJson messages = OrderedJson::array();
+  const auto add = [&](const char* role, const OrderedJson& content) {
     messages.push_back({{"role", role}, {"content", content}});
   };
   if (const std::string system = text("system"); !system.empty()) add("system", system);
   if (row.contains("history") && !row["history"].is_null()) {
     MEGATRON_CHECK(row["history"].is_array(), where, ": \"history\" is no list");
-    for (const Json& turn : row["history"]) {
+    for (const OrderedJson& turn : row["history"]) {
       MEGATRON_CHECK(
           turn.is_array() && turn.size() == 2 && turn[0].is_string() && turn[1].is_string(), where,
           ": a turn of \"history\" is no pair of instruction and output");
@@ -90,7 +91,7 @@ void add_alpaca(const Json& row, const std::string& where, Conversation& out) {
   add_messages(messages, "instruction", where, out);
 }
 
-[[noreturn]] void refuse_form(const Json& row, const std::string& where) {
+[[noreturn]] void refuse_form(const OrderedJson& row, const std::string& where) {
   std::string keys;
   for (const auto& [key, value] : row.items())
     if (keys.size() < 200) keys += cat(keys.empty() ? "" : ", ", key);
@@ -137,7 +138,7 @@ std::vector<size_t> token_offsets(const Tokenizer& tokenizer, std::string_view t
 }  // namespace
 
 Conversation parse_conversation(std::string_view json, const std::string& where) {
-  const Json row = Json::parse(json, nullptr, /*allow_exceptions=*/false);
+  const OrderedJson row = OrderedJson::parse(json, nullptr, /*allow_exceptions=*/false);
   MEGATRON_CHECK(row.is_object(), where, ": is no JSON object");
   const auto given = [&](const char* key) { return row.contains(key) && !row[key].is_null(); };
   Conversation out;
@@ -149,7 +150,7 @@ Conversation parse_conversation(std::string_view json, const std::string& where)
     add_alpaca(row, where, out);
   } else {
     if (!given("prompt") || !given("completion")) refuse_form(row, where);
-    const Json &prompt = row["prompt"], &completion = row["completion"];
+    const OrderedJson &prompt = row["prompt"], &completion = row["completion"];
     if (prompt.is_string() && completion.is_string()) {
       out.prompt = prompt.get<std::string>();
       out.completion = completion.get<std::string>();
@@ -164,7 +165,7 @@ Conversation parse_conversation(std::string_view json, const std::string& where)
   if (given("tools")) {
     // Table columns hold them as text.
     out.tools = row["tools"].is_string() ? row["tools"].get<std::string>() : row["tools"].dump();
-    const Json tools = Json::parse(out.tools, nullptr, false);
+    const OrderedJson tools = OrderedJson::parse(out.tools, nullptr, false);
     MEGATRON_CHECK(tools.is_array(), where, ": \"tools\" is no list");
     if (tools.empty()) out.tools.clear();
   }
@@ -253,7 +254,7 @@ std::vector<TextSpan> ConversationEncoder::spans(const Conversation& conversatio
     }
     const std::string mark = "@@the turn of the assistant@@";
     std::vector<std::string> other = messages;
-    Json message = Json::parse(messages[i]);
+    OrderedJson message = OrderedJson::parse(messages[i]);
     message["content"] = mark;
     other[i] = message.dump();
     const std::string whole = rendered(other, messages.size(), false),

@@ -16,8 +16,8 @@ using Json = nlohmann::json;
 
 constexpr std::string_view kFormat = "megatron-dataset";
 constexpr int64_t kVersion = 1;
-constexpr size_t kMostSources = 100;  // sources that are listed; their total number is kept
-constexpr uint64_t kMostBytes = uint64_t{1} << 20;
+constexpr size_t kMostSources = 100;  // that are named; the number of all is kept
+constexpr uint64_t kMostDescriptionBytes = uint64_t{1} << 20;
 
 // Reads the members of a description; errors name the member.
 class Members {
@@ -48,8 +48,9 @@ class Members {
 Json ours(const fs::path& path) {
   std::error_code ignored;
   const auto size = fs::file_size(path, ignored);
-  if (!ignored && size > kMostBytes) return nullptr;  // such as the text of the data set
-  Json json = Json::parse(read_file(path, kMostBytes), nullptr, /*allow_exceptions=*/false);
+  if (!ignored && size > kMostDescriptionBytes) return nullptr;  // such as the text of the data set
+  Json json =
+      Json::parse(read_file(path, kMostDescriptionBytes), nullptr, /*allow_exceptions=*/false);
   return json.is_object() && json.contains("format") && json["format"] == kFormat ? json : nullptr;
 }
 

@@ -20,8 +20,8 @@
 namespace megatron {
 namespace {
 
-constexpr char kMagic[] = "MMIDIDX\0";  // nine bytes with the terminating NUL
-constexpr int64_t kMagicBytes = 9, kHeaderBytes = 34;
+constexpr char kIndexMagic[] = "MMIDIDX\0";  // nine bytes with the terminating NUL
+constexpr int64_t kIndexMagicBytes = 9, kHeaderBytes = 34;
 
 template <class T>
 T load(const std::byte* data) {
@@ -164,7 +164,7 @@ void IndexedDataset::Impl::read_header() {
   MEGATRON_CHECK(size >= kHeaderBytes, idx_name, ": has ", size, " bytes, its header alone takes ",
                  kHeaderBytes, "\nhint: the file was cut short or is no .idx file");
   MEGATRON_CHECK(
-      std::memcmp(bytes.data(), kMagic, kMagicBytes) == 0, idx_name,
+      std::memcmp(bytes.data(), kIndexMagic, kIndexMagicBytes) == 0, idx_name,
       ": the 9 bytes at offset 0 are not the mark \"MMIDIDX\\0\\0\" of an indexed dataset");
   const auto version = load<uint64_t>(bytes.data() + 9);
   MEGATRON_CHECK(version == 1, idx_name, ": version at offset 9 is ", version, ", expected 1");

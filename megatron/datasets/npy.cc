@@ -8,8 +8,8 @@
 namespace megatron {
 namespace {
 
-constexpr char kMagic[] = "\x93NUMPY\x01\x00";
-constexpr size_t kMagicBytes = 8, kPreambleBytes = 10;
+constexpr char kNpyMagic[] = "\x93NUMPY\x01\x00";
+constexpr size_t kNpyMagicBytes = 8, kPreambleBytes = 10;
 
 int64_t element_bytes(const std::string& dtype) {
   if (dtype == "<i2") return 2;
@@ -36,7 +36,7 @@ std::string npy_header(const std::string& dtype, const std::vector<int64_t>& sha
   text += shape.size() == 1 ? ",), }" : "), }";
   text.append(63 - (kPreambleBytes + text.size()) % 64, ' ');  // elements start at a multiple of 64
   text += '\n';
-  std::string out(kMagic, kMagicBytes);
+  std::string out(kNpyMagic, kNpyMagicBytes);
   out += static_cast<char>(text.size() & 0xff);
   out += static_cast<char>(text.size() >> 8);
   return out + text;
@@ -45,8 +45,9 @@ std::string npy_header(const std::string& dtype, const std::vector<int64_t>& sha
 NpyArray::NpyArray(const std::filesystem::path& path) : path_(path.string()), file_(path) {
   const auto bytes = file_.bytes();
   const auto* text = reinterpret_cast<const char*>(bytes.data());
-  MEGATRON_CHECK(bytes.size() >= kPreambleBytes && std::memcmp(text, kMagic, kMagicBytes) == 0,
-                 path_, ": the first 8 bytes are not those of a .npy file of version 1");
+  MEGATRON_CHECK(
+      bytes.size() >= kPreambleBytes && std::memcmp(text, kNpyMagic, kNpyMagicBytes) == 0, path_,
+      ": the first 8 bytes are not those of a .npy file of version 1");
   const size_t header_bytes = static_cast<uint8_t>(text[8]) | size_t{static_cast<uint8_t>(text[9])}
                                                                   << 8;
   MEGATRON_CHECK(kPreambleBytes + header_bytes <= bytes.size(), path_,

@@ -10,6 +10,7 @@
 #include "megatron/base/log.h"
 #include "megatron/base/threads.h"
 #include "megatron/datasets/blend.h"
+#include "megatron/datasets/detail/encoder.h"
 #include "megatron/datasets/detail/once_per_node.h"
 #include "megatron/datasets/document_source.h"
 #include "megatron/datasets/index_cache.h"
@@ -27,10 +28,6 @@ struct Row {
   const InputFile* file = nullptr;
   int64_t number = 0;  // number of the line or table row
 };
-
-bool is_blank(std::string_view line) {
-  return line.find_first_not_of(" \t\r") == std::string_view::npos;
-}
 
 std::vector<Row> read_rows(const std::vector<InputFile>& files) {
   std::vector<Row> rows;

@@ -11,6 +11,7 @@
 #include "megatron/base/check.h"
 #include "megatron/base/threads.h"
 #include "megatron/dist_checkpointing/access_error.h"
+#include "megatron/dist_checkpointing/detail/io.h"
 #include "megatron/dist_checkpointing/detail/stored_blocks.h"
 
 namespace megatron {
@@ -18,8 +19,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr size_t kMaxProblems = 20;    // problems that ranks exchange
-constexpr size_t kMaxOpenFiles = 128;  // open at the same time
+constexpr size_t kMaxProblems = 20;  // that ranks tell one another
 
 // Which of n shares reads byte `position` of the concatenation of all files.
 class Shares {

@@ -13,11 +13,10 @@ namespace {
 // The device of a model's parameters.
 at::Device device_of(Model& model) { return model.parameters().front()->value.device(); }
 
-// One row being generated: its tokens, its text so far, and text held back because it may become a
-// stop string.
-class Row {
+// One row on its way: its tokens, its text so far, and what may still become a stop string.
+class GeneratedRow {
  public:
-  Row(const Tokenizer& tokenizer, const GenerateOptions& options)
+  GeneratedRow(const Tokenizer& tokenizer, const GenerateOptions& options)
       : options_(options),
         tokenizer_(tokenizer),
         decoder_(tokenizer),
@@ -91,9 +90,9 @@ struct PaddedBatch {
   std::vector<int64_t> padding;
 };
 
-PaddedBatch pad_left(const std::vector<Row>& rows) {
+PaddedBatch pad_left(const std::vector<GeneratedRow>& rows) {
   size_t longest = 0;
-  for (const Row& row : rows) longest = std::max(longest, row.result.prompt_tokens.size());
+  for (const GeneratedRow& row : rows) longest = std::max(longest, row.result.prompt_tokens.size());
   PaddedBatch batch{
       at::zeros({static_cast<int64_t>(rows.size()), static_cast<int64_t>(longest)}, at::kLong), {}};
   auto ids = batch.tokens.accessor<int64_t, 2>();
@@ -122,12 +121,13 @@ at::Tensor forward_last(Model& model, const at::Tensor& tokens, DenseKVCache& ca
   return logits.select(0, s - 1).to(at::kCPU);
 }
 
-std::vector<Row> start_rows(const ModelConfig& config, const Tokenizer& tokenizer,
-                            std::span<const std::string> prompts, const GenerateOptions& options) {
-  std::vector<Row> rows;
+std::vector<GeneratedRow> start_rows(const GPTConfig& config, const Tokenizer& tokenizer,
+                                     std::span<const std::string> prompts,
+                                     const GenerateOptions& options) {
+  std::vector<GeneratedRow> rows;
   rows.reserve(prompts.size());
   for (size_t i = 0; i < prompts.size(); ++i) {
-    Row& row = rows.emplace_back(tokenizer, options);
+    GeneratedRow& row = rows.emplace_back(tokenizer, options);
     std::vector<int32_t>& ids = row.result.prompt_tokens;
     ids = tokenizer.encode(prompts[i]);
     if (ids.empty()) {
@@ -149,12 +149,12 @@ std::vector<Row> start_rows(const ModelConfig& config, const Tokenizer& tokenize
   return rows;
 }
 
-// Whether a row's next token is the first beyond longrope's original length: its keys then need
-// other rotary frequencies, and the KV cache is recomputed.
-bool crosses_rope_border(const TransformerConfig& config, const std::vector<Row>& rows,
+// Whether a row's next token is the first beyond the original length of longrope: its keys are then
+// rotated by other frequencies, and all of them are computed anew.
+bool crosses_rope_border(const TransformerConfig& config, const std::vector<GeneratedRow>& rows,
                          int64_t step) {
   if (config.rope_scaling_type != RopeScaling::kLongRope) return false;
-  return std::any_of(rows.begin(), rows.end(), [&](const Row& row) {
+  return std::any_of(rows.begin(), rows.end(), [&](const GeneratedRow& row) {
     return static_cast<int64_t>(row.result.prompt_tokens.size()) + step ==
            config.rope_original_max_position_embeddings + 1;
   });
@@ -174,7 +174,7 @@ std::vector<Generation> generate(Model& model, const Tokenizer& tokenizer,
   const at::NoGradGuard no_grad;
   const ModelConfig& config = model.config();
   const at::Device device = device_of(model);
-  std::vector<Row> rows = start_rows(config, tokenizer, prompts, options);
+  std::vector<GeneratedRow> rows = start_rows(config, tokenizer, prompts, options);
   std::vector<Generation> results;
   if (options.tokens_to_generate > 0 && !rows.empty()) {
     const PaddedBatch batch = pad_left(rows);
@@ -208,7 +208,7 @@ std::vector<Generation> generate(Model& model, const Tokenizer& tokenizer,
         history = at::cat({history, next}, 1);
     }
   }
-  for (Row& row : rows) results.push_back(std::move(row.result));
+  for (GeneratedRow& row : rows) results.push_back(std::move(row.result));
   return results;
 }
 

@@ -20,7 +20,7 @@
 namespace megatron {
 namespace {
 
-constexpr const char* kTable = "embedding.word_embeddings.weight";
+constexpr const char* kWordEmbeddings = "embedding.word_embeddings.weight";
 
 // Replaces the path of a tokenizer file by the stored copy, if the checkpoint holds one of that
 // name.
@@ -111,7 +111,7 @@ StoredModel open_model(const LoadModelRequest& request) {
   for (std::string* path :
        {&found.tokenizer.tokenizer_model, &found.tokenizer.vocab_file, &found.tokenizer.merge_file})
     use_stored(*path, checkpoint);
-  const auto table = checkpoint.manifest().tensors.find(kTable);
+  const auto table = checkpoint.manifest().tensors.find(kWordEmbeddings);
   if (table != checkpoint.manifest().tensors.end() && !table->second.shape.empty())
     found.config.vocab_size = found.config.padded_vocab_size = table->second.shape[0];
   return found;
@@ -157,8 +157,8 @@ LoadedModel load_model(const LoadModelRequest& request, const ParallelGroups& gr
         found.family != nullptr ? *found.family : family_of_model(checkpoint, loaded.config);
     adapter = open_peft_folder(request.adapter, family, loaded.config);
   }
-  loaded.model = make_model(loaded.config, groups);
-  const at::ScalarType dtype = request.dtype.value_or(stored_dtype(checkpoint, kTable));
+  loaded.model = std::make_unique<GPTModel>(loaded.config, groups);
+  const at::ScalarType dtype = request.dtype.value_or(stored_dtype(checkpoint, kWordEmbeddings));
   loaded.store =
       std::make_unique<PlainParameterStore>(*loaded.model, dtype, at::kCPU, /*gradients=*/false);
   std::vector<ShardedTensor> wanted, wanted_of_adapter;

@@ -10,6 +10,7 @@
 
 #include "megatron/base/check.h"
 #include "megatron/base/files.h"
+#include "megatron/base/format.h"
 #include "megatron/base/parse.h"
 #include "megatron/comm/parallel_groups.h"
 #include "megatron/interop/foreign_tensors.h"
@@ -23,8 +24,6 @@ namespace fs = std::filesystem;
 
 constexpr std::string_view kLayer = "{layer}";
 constexpr const char* kTable = "embedding.word_embeddings.weight";
-
-std::string shape_text(const std::vector<int64_t>& shape) { return nlohmann::json(shape).dump(); }
 
 std::string replaced(std::string text, std::string_view from, const std::string& to) {
   for (size_t at = 0; (at = text.find(from, at)) != std::string::npos; at += to.size())
@@ -241,8 +240,8 @@ class Mapper {
         layer = *match;
       }
       if (rule == nullptr)
-        problem(cat(map_.path, ": has no entry for ", name, ", which the model has with shape ",
-                    shape_text(shape)));
+        problem(cat(map_.path, ": nothing is said of ", name, ", which the model has with shape ",
+                    format_shape(shape)));
       else
         fill(*rule, layer, name, shape);
     }
@@ -296,7 +295,7 @@ class Mapper {
     std::vector<size_t> kept;
     wrong = cut(slice, shape, piece.box, kept);
     if (!wrong.empty()) {
-      wrong = cat(name, " has shape ", shape_text(shape), ", ", wrong);
+      wrong = cat(name, " has shape ", format_shape(shape), ", ", wrong);
       return std::nullopt;
     }
     std::vector<int64_t> strides(shape.size(), 1);
@@ -318,7 +317,7 @@ class Mapper {
     }
     if (kept.size() == 2 ? view.row_stride != 1 && view.column_stride != 1 : view.row_stride != 1) {
       wrong = cat(piece.text, " takes single elements out of rows of ", name, ", shape ",
-                  shape_text(shape), ", which is not supported: its last dimension must stay");
+                  format_shape(shape), ", which is not supported: its last dimension must stay");
       return std::nullopt;
     }
     return piece;
@@ -386,8 +385,8 @@ class Mapper {
       const bool vocabulary = (name == kTable || name == "output_layer.weight") &&
                               pieces[part].shape.size() == 2 &&
                               pieces[part].shape[1] == expected[1];
-      problem(cat(pieces[part].text, " has shape ", shape_text(pieces[part].shape), ", as ",
-                  pieces.size() > 1 ? "a part of " : "", name, " it is ", shape_text(expected),
+      problem(cat(pieces[part].text, " has shape ", format_shape(pieces[part].shape), ", as ",
+                  pieces.size() > 1 ? "a part of " : "", name, " it is ", format_shape(expected),
                   pieces[part].shape == turned ? " (transpose?)" : "",
                   vocabulary ? " by the vocabulary (slice, and waive the rest?)" : ""));
     }
@@ -400,7 +399,7 @@ class Mapper {
     int64_t extent = 0;
     bool right = rule.dim < shape.size();
     for (const Piece& piece : pieces) {
-      names += cat(names.empty() ? "" : ", ", piece.text, " ", shape_text(piece.shape));
+      names += cat(names.empty() ? "" : ", ", piece.text, " ", format_shape(piece.shape));
       right &= piece.shape.size() == shape.size();
       if (!right) continue;
       std::vector<int64_t> expected = shape;
@@ -411,7 +410,7 @@ class Mapper {
     if (right && extent == shape[rule.dim]) return true;
     problem(cat(names, " joined along dimension ", rule.dim,
                 right ? cat(" have ", extent, " there") : " do not fit together", ", ", name,
-                " has shape ", shape_text(shape)));
+                " has shape ", format_shape(shape)));
     return false;
   }
 
@@ -474,7 +473,7 @@ class Mapper {
     for (const auto& [name, place] : files_.places()) {
       const auto uses = uses_.find(name);
       if (uses == uses_.end()) {
-        problem(cat(name, " ", shape_text(place.entry->shape), " is in the files, ", map_.path,
+        problem(cat(name, " ", format_shape(place.entry->shape), " is in the files, ", map_.path,
                     " neither uses nor waives it"));
         continue;
       }
@@ -482,7 +481,7 @@ class Mapper {
       int64_t used = 0;
       for (const auto& [box, by] : uses->second) used += box.num_elements();
       if (used < whole.num_elements())
-        problem(cat(name, " ", shape_text(place.entry->shape), ": ", map_.path,
+        problem(cat(name, " ", format_shape(place.entry->shape), ": ", map_.path,
                     " neither uses nor waives ", whole.num_elements() - used, " of its ",
                     whole.num_elements(), " elements"));
     }

@@ -15,7 +15,7 @@ constexpr std::array<Spellings, 5> kLrDecayStyles = {"constant", "linear", "cosi
                                                      "inverse-square-root", "WSD"};
 constexpr std::array<Spellings, 4> kWsdDecayStyles = {"exponential", "linear", "cosine",
                                                       "minus_sqrt"};
-constexpr std::array<Spellings, 3> kIncrStyles = {"constant", "linear", "cosine"};
+constexpr std::array<Spellings, 3> kIncrSpellings = {"constant", "linear", "cosine"};
 constexpr std::array<Spellings, 2> kStateTypes = {"fp32", "bf16"};
 constexpr std::array<Spellings, 1> kGradTypes = {"fp32"};
 
@@ -64,7 +64,7 @@ void visit_update(OptimizerConfig& config, FieldVisitor& visitor) {
   visitor.field("start_weight_decay", config.start_weight_decay,
                 "weight decay at the start of its ramp");
   visitor.field("end_weight_decay", config.end_weight_decay, "weight decay at the end of its ramp");
-  visitor.choice("weight_decay_incr_style", config.weight_decay_incr_style, kIncrStyles,
+  visitor.choice("weight_decay_incr_style", config.weight_decay_incr_style, kIncrSpellings,
                  "shape of the ramp of the weight decay over the run");
   visitor.field("apply_wd_to_qk_layernorm", config.apply_wd_to_qk_layernorm,
                 "decay the weights of the query and key norms too");

@@ -9,15 +9,10 @@
 #include <utility>
 
 #include "megatron/base/check.h"
+#include "megatron/base/format.h"
 
 namespace megatron {
 namespace {
-
-std::string fixed(double value, int digits = 1) {
-  char buffer[64];
-  std::snprintf(buffer, sizeof buffer, "%.*f", digits, value);
-  return buffer;
-}
 
 std::string chunk_mark(int chunk) {
   constexpr std::array<std::string_view, 4> kMarks = {"", "'", "\"", "*"};
@@ -28,7 +23,7 @@ std::string chunk_mark(int chunk) {
 std::string held(const ReplayedStage& stage, double makespan) {
   return cat("holds ", stage.peak_activations,
              stage.peak_pending_weight > 1 ? cat(", ", stage.peak_pending_weight, " for W") : "",
-             ", idle ", fixed(100 * stage.bubble(makespan)), "%");
+             ", idle ", format_fixed(100 * stage.bubble(makespan), 1), "%");
 }
 
 // -- SVG
@@ -57,14 +52,16 @@ std::string fill(Action::Kind kind, int chunk, int num_chunks) {
 
 std::string rect(double x, double y, double width, double height, const std::string& fill,
                  const std::string& more = "") {
-  return cat("<rect x=\"", fixed(x, 2), "\" y=\"", fixed(y), "\" width=\"", fixed(width, 2),
-             "\" height=\"", fixed(height), "\" fill=\"", fill, "\"", more);
+  return cat("<rect x=\"", format_fixed(x, 2), "\" y=\"", format_fixed(y, 1), "\" width=\"",
+             format_fixed(width, 2), "\" height=\"", format_fixed(height, 1), "\" fill=\"", fill,
+             "\"", more);
 }
 
 std::string text(double x, double y, const std::string& content, const char* anchor,
                  const char* colour, double size = 12) {
-  return cat("<text x=\"", fixed(x), "\" y=\"", fixed(y), "\" text-anchor=\"", anchor, "\" fill=\"",
-             colour, "\" font-size=\"", fixed(size), "\">", content, "</text>\n");
+  return cat("<text x=\"", format_fixed(x, 1), "\" y=\"", format_fixed(y, 1), "\" text-anchor=\"",
+             anchor, "\" fill=\"", colour, "\" font-size=\"", format_fixed(size, 1), "\">", content,
+             "</text>\n");
 }
 
 std::string row_of(const Schedule& schedule, const Replay& replay, int stage, double y,
@@ -120,7 +117,7 @@ std::string draw_text(const Schedule& schedule, const Replay& replay, int column
   std::string out = cat(schedule.name, ": ", schedule.num_stages, " stages, ",
                         schedule.num_chunks > 1 ? cat(schedule.num_chunks, " chunks each, ") : "",
                         schedule.num_microbatches, " micro-batches; idle ",
-                        fixed(100 * replay.bubble_fraction), "%\n");
+                        format_fixed(100 * replay.bubble_fraction, 1), "%\n");
   for (size_t r = 0; r < replay.stages.size(); ++r) {
     std::string line(column(replay.makespan), '.');
     for (const ReplayedAction& a : replay.stages[r].actions) {
@@ -139,18 +136,19 @@ std::string draw_text(const Schedule& schedule, const Replay& replay, int column
 std::string draw_svg(const Schedule& schedule, const Replay& replay, double width) {
   const double scale = replay.makespan > 0 ? (width - kLeft - kRight) / replay.makespan : 0;
   const double height = kTop + (kRow + kGap) * schedule.num_stages + kFoot;
-  std::string out = cat(
-      "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 ", fixed(width), " ", fixed(height),
-      "\" font-family=\"system-ui, sans-serif\" role=\"img\" aria-label=\"pipeline schedule ",
-      schedule.name, "\">\n",
-      "<defs><pattern id=\"bubble\" width=\"6\" height=\"6\" patternUnits=\"userSpaceOnUse\" "
-      "patternTransform=\"rotate(45)\"><rect width=\"6\" height=\"6\" fill=\"#e9e6e1\"/>"
-      "<rect width=\"2\" height=\"6\" fill=\"#cfc9c0\"/></pattern></defs>\n");
+  std::string out =
+      cat("<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 ", format_fixed(width, 1), " ",
+          format_fixed(height, 1),
+          "\" font-family=\"system-ui, sans-serif\" role=\"img\" aria-label=\"pipeline schedule ",
+          schedule.name, "\">\n",
+          "<defs><pattern id=\"bubble\" width=\"6\" height=\"6\" patternUnits=\"userSpaceOnUse\" "
+          "patternTransform=\"rotate(45)\"><rect width=\"6\" height=\"6\" fill=\"#e9e6e1\"/>"
+          "<rect width=\"2\" height=\"6\" fill=\"#cfc9c0\"/></pattern></defs>\n");
   out += text(kLeft, 20,
               cat(schedule.name, ": ", schedule.num_stages, " stages, ",
                   schedule.num_chunks > 1 ? cat(schedule.num_chunks, " chunks each, ") : "",
                   schedule.num_microbatches, " micro-batches; idle ",
-                  fixed(100 * replay.bubble_fraction), "%"),
+                  format_fixed(100 * replay.bubble_fraction, 1), "%"),
               "start", "currentColor", 14);
   for (int stage = 0; stage < schedule.num_stages; ++stage)
     out += row_of(schedule, replay, stage, kTop + (kRow + kGap) * stage, scale);

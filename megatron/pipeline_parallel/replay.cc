@@ -12,7 +12,7 @@ namespace megatron {
 namespace {
 
 using Kind = Action::Kind;
-constexpr double kNotYet = std::numeric_limits<double>::infinity();
+constexpr double kNotEnded = std::numeric_limits<double>::infinity();
 
 std::string where(const Schedule& schedule, int stage, size_t action) {
   return cat("schedule ", schedule.name, ": stage ", stage, ", action ", action, " (",
@@ -97,7 +97,7 @@ class Replayer {
       if (schedule.vocab_parallel)
         ranks_[r].hidden_calls =
             megatron::hidden_calls(schedule, static_cast<int>(r), mode != TransferMode::kOnDemand);
-      ranks_[r].ended.assign(schedule.stages[r].size(), kNotYet);
+      ranks_[r].ended.assign(schedule.stages[r].size(), kNotEnded);
       for (size_t i = 0; i < plan_[r].size(); ++i)
         if (const Transfer& send = plan_[r][i].send; send.any())
           ranks_[static_cast<size_t>(send.peer)].from[static_cast<int>(r)].made_by.push_back(i);
@@ -149,7 +149,7 @@ class Replayer {
   Rank& rank(int stage) { return ranks_[static_cast<size_t>(stage)]; }
   Call& call(Joint joint, int microbatch) { return calls_[joint][static_cast<size_t>(microbatch)]; }
   double end_of(const Call& call) const {
-    return call.made_by == schedule_.num_stages ? call.last + costs_.transfer : kNotYet;
+    return call.made_by == schedule_.num_stages ? call.last + costs_.transfer : kNotEnded;
   }
   void make(Rank& self, Call& call) {
     ++call.made_by;
@@ -160,7 +160,7 @@ class Replayer {
   bool go_on(Rank& self) {
     if (self.held_by == nullptr) return true;
     const double end = end_of(*self.held_by);
-    if (end == kNotYet) return false;
+    if (end == kNotEnded) return false;
     self.clock = std::max(self.clock, end);
     self.held_by = nullptr;
     return true;
@@ -191,13 +191,13 @@ class Replayer {
       if (!go_on(self)) return false;
     }
     const double joint = joint_input(stage, actions[self.next]);
-    if (joint == kNotYet) return false;
+    if (joint == kNotEnded) return false;
     double start = std::max(self.clock, joint);
     if (const Transfer& receive = plan(stage)[self.next].receive; receive.any()) {
       const double there = receive.peer == stage
                                ? self.ended[static_cast<size_t>(receive.peer_action)]
                                : arrival(stage, receive);
-      if (there == kNotYet) return false;
+      if (there == kNotEnded) return false;
       start = std::max(start, there);
     }
     const double cost = costs_.of(stage, schedule_.num_chunks, actions[self.next]);
@@ -230,7 +230,7 @@ class Replayer {
     while (static_cast<int>(link.moved.size()) <= receive.sequence) {
       const size_t k = link.moved.size();
       const double made = rank(receive.peer).ended[link.made_by[k]];
-      if (made == kNotYet) return kNotYet;
+      if (made == kNotEnded) return kNotEnded;
       link.moved.push_back(std::max({made, link.posted[k], k > 0 ? link.moved[k - 1] : 0.0}) +
                            costs_.transfer);
     }

@@ -9,6 +9,7 @@
 #include <ctime>
 
 #include "megatron/base/check.h"
+#include "megatron/base/process.h"
 #include "megatron/reporting/detail/protobuf.h"
 
 namespace megatron {
@@ -49,12 +50,6 @@ std::string frame(std::string_view event) {
   return out;
 }
 
-std::string host_name() {
-  char name[256] = "localhost";
-  gethostname(name, sizeof name - 1);
-  return name;
-}
-
 }  // namespace
 
 uint32_t crc32c(std::string_view data) {
@@ -71,7 +66,7 @@ std::filesystem::path new_file(const std::filesystem::path& directory) {
   std::filesystem::create_directories(directory, error);
   MEGATRON_CHECK(!error, "--tensorboard-dir ", directory.string(),
                  " cannot be created: ", error.message());
-  return directory / cat("events.out.tfevents.", std::time(nullptr), ".", host_name(), ".",
+  return directory / cat("events.out.tfevents.", std::time(nullptr), ".", machine_name(), ".",
                          getpid(), ".", count++);
 }
 

@@ -12,6 +12,7 @@
 #include "megatron/base/files.h"
 #include "megatron/base/json_writer.h"
 #include "megatron/base/log.h"
+#include "megatron/base/process.h"
 #include "megatron/reporting/detail/protobuf.h"
 
 namespace megatron {
@@ -65,12 +66,6 @@ std::string number_json(double value) {
   JsonWriter json;
   json.value(value);
   return json.text();
-}
-
-std::string host_name() {
-  char name[256] = "localhost";
-  gethostname(name, sizeof name - 1);
-  return name;
 }
 
 std::string new_run_id() {
@@ -137,7 +132,7 @@ std::string run_message(const WandbSink::Options& options, const std::string& id
   put_bytes(run, 3, options.project);
   put_bytes(run, 4, config);
   if (!options.name.empty()) put_bytes(run, 8, options.name);
-  put_bytes(run, 13, host_name());
+  put_bytes(run, 13, machine_name());
   put_bytes(run, 17, time);
   put_integer(run, 24, 1);  // resume=allow: a later file may continue this run
   return run;

@@ -18,8 +18,8 @@ Fp8Type fp8_type(at::ScalarType type) {
   return type == at::kFloat8_e4m3fn ? Fp8Type::kE4M3 : Fp8Type::kE5M2;
 }
 
-// [..., c] as a contiguous matrix of a type that the kernels support.
-at::Tensor as_matrix(const at::Tensor& x) {
+// [..., c] as a contiguous matrix of a type that the kernels read.
+at::Tensor as_kernel_matrix(const at::Tensor& x) {
   const at::Tensor rows = x.reshape({-1, x.size(-1)}).contiguous();
   return rows.scalar_type() == at::kDouble ? rows.to(at::kFloat) : rows;
 }
@@ -57,7 +57,7 @@ at::Tensor plain_product(const QuantizedMatrix& a, const QuantizedMatrix& b) {
 
 at::Tensor largest_magnitude(const at::Tensor& x) {
   const at::NoGradGuard no_grad;
-  const at::Tensor in = as_matrix(x);
+  const at::Tensor in = as_kernel_matrix(x);
   const at::Tensor amax = at::zeros({1}, in.options().dtype(at::kFloat));
   Amax args;
   args.dtype = to_dtype(in.scalar_type());
@@ -74,7 +74,7 @@ at::Tensor largest_magnitude(const at::Tensor& x) {
 QuantizedTensor quantize_tensor(const at::Tensor& x, at::ScalarType type, Orientations wanted,
                                 const TensorScale& by) {
   const at::NoGradGuard no_grad;
-  const at::Tensor in = as_matrix(x);
+  const at::Tensor in = as_kernel_matrix(x);
   const at::Tensor amax = by.scale.defined() || by.amax.defined() ? by.amax : largest_magnitude(in);
   const int64_t r = in.size(0), c = in.size(1);
   const at::Tensor scale = at::empty({kFp8ScaleElements}, in.options().dtype(at::kFloat));
@@ -104,7 +104,7 @@ QuantizedTensor quantize_tensor(const at::Tensor& x, at::ScalarType type, Orient
 QuantizedTensor quantize_blocks(const at::Tensor& x, at::ScalarType type, Orientations wanted,
                                 bool square) {
   const at::NoGradGuard no_grad;
-  const at::Tensor in = as_matrix(x);
+  const at::Tensor in = as_kernel_matrix(x);
   const int64_t r = in.size(0), c = in.size(1), row_blocks = r / kFp8Block,
                 column_blocks = c / kFp8Block;
   MEGATRON_ASSERT(r % kFp8Block == 0 && c % kFp8Block == 0, "FP8 blocks of [", r, ", ", c, "]");

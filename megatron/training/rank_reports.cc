@@ -6,19 +6,13 @@
 #include <sstream>
 
 #include "megatron/base/check.h"
+#include "megatron/base/process.h"
 #include "megatron/comm/gather_texts.h"
 #include "megatron/tensor/torch.h"
 
 namespace megatron {
 
-namespace {
-
-std::string host_name() {
-  char name[256] = {};
-  return gethostname(name, sizeof name - 1) == 0 ? name : "unknown";
-}
-
-}  // namespace
+namespace {}  // namespace
 
 RankTimers gather_timers(const ProcessGroup& world, c10::Device device, const Timers& timers) {
   return timers_from_texts(gather_texts(world, device, timers_to_text(timers)));
@@ -42,7 +36,7 @@ SlowRankWatch::SlowRankWatch(const ParallelGroups& groups, c10::Device device, i
     : interval_(interval) {
   std::vector<int> stages;
   for (const std::string& text :
-       gather_texts(groups.world, device, cat(groups.pp.rank(), " ", host_name()))) {
+       gather_texts(groups.world, device, cat(groups.pp.rank(), " ", machine_name()))) {
     std::istringstream words(text);
     words >> stages.emplace_back() >> hosts_.emplace_back();
   }

@@ -11,6 +11,7 @@
 
 #include "megatron/base/check.h"
 #include "megatron/base/json_writer.h"
+#include "megatron/base/process.h"
 #include "megatron/base/threads.h"
 #include "megatron/reporting/build_commit.h"
 
@@ -18,13 +19,7 @@ namespace megatron {
 
 namespace {
 
-std::string host_name() {
-  char name[256] = "localhost";
-  gethostname(name, sizeof name - 1);
-  return name;
-}
-
-// In "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.129.03  ..." the first word of digits and
+// "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.129.03  ...": the first word of digits and
 // dots.
 std::string driver_version() {
   std::ifstream file("/proc/driver/nvidia/version");
@@ -80,7 +75,7 @@ std::string mesh_json(const ParallelGroups& groups) {
 }  // namespace
 
 RankHost this_rank_host(const std::string& device) {
-  return {host_name(), device, driver_version(), available_cores()};
+  return {machine_name(), device, driver_version(), available_cores()};
 }
 
 std::vector<RankHost> gather_hosts(const Job& job, const RankHost& mine) {

@@ -6,6 +6,7 @@
 
 #include "megatron/base/check.h"
 #include "megatron/base/files.h"
+#include "megatron/base/format.h"
 #include "megatron/base/json_writer.h"
 #include "megatron/base/log.h"
 #include "megatron/base/parse.h"
@@ -175,12 +176,6 @@ std::string sample_line(const EvaluationTask& task, const EvaluationRequests& re
   return json.end_object().text();
 }
 
-std::string fixed(double value, int digits) {
-  char text[64];
-  std::snprintf(text, sizeof text, "%.*f", digits, value);
-  return text;
-}
-
 void print_table(std::span<const EvaluationTask> tasks, std::span<const EvaluationResult> results) {
   std::vector<std::vector<std::string>> rows = {
       {"task", "file", "examples", "metric", "value", "stderr"}};
@@ -188,15 +183,16 @@ void print_table(std::span<const EvaluationTask> tasks, std::span<const Evaluati
     const std::string file = std::filesystem::path(tasks[i].file).filename().string();
     bool first = true;
     for (const EvaluationMetric& metric : results[i].metrics) {
-      rows.push_back({first ? tasks[i].name : "", first ? file : "",
-                      first ? std::to_string(results[i].examples) : "", metric.name,
-                      fixed(metric.value, 4),
-                      metric.standard_error ? "\u00b1 " + fixed(*metric.standard_error, 4) : ""});
+      rows.push_back(
+          {first ? tasks[i].name : "", first ? file : "",
+           first ? std::to_string(results[i].examples) : "", metric.name,
+           format_fixed(metric.value, 4),
+           metric.standard_error ? "\u00b1 " + format_fixed(*metric.standard_error, 4) : ""});
       first = false;
     }
     for (const EvaluationResult::Group& group : results[i].groups)
       rows.push_back({"", "  " + group.name, std::to_string(group.examples), "acc",
-                      fixed(group.accuracy, 4), ""});
+                      format_fixed(group.accuracy, 4), ""});
   }
   std::vector<size_t> width(rows[0].size());
   for (const auto& row : rows)

@@ -69,8 +69,6 @@ class Table {
   std::vector<std::vector<std::string>> rows_;
 };
 
-std::string shape_text(const std::vector<int64_t>& shape) { return ordered_json(shape).dump(); }
-
 uint64_t num_elements(const StoredTensor& tensor) {
   uint64_t count = 1;
   for (int64_t extent : tensor.shape) count *= static_cast<uint64_t>(extent);
@@ -144,7 +142,7 @@ void print_checkpoint(const Checkpoint& checkpoint) {
     const std::vector<std::string> files = files_of(manifest, tensor);
     std::string names = files.empty() ? "-" : files[0];
     if (files.size() > 1) names += cat(" and ", files.size() - 1, " more");
-    tensors.row({key, std::string(to_string(tensor.dtype)), shape_text(tensor.shape),
+    tensors.row({key, std::string(to_string(tensor.dtype)), format_shape(tensor.shape),
                  format_count(num_bytes(tensor)), std::to_string(tensor.fragments.size()), names});
   }
   tensors.print();

@@ -14,7 +14,7 @@
 namespace megatron {
 namespace {
 
-constexpr std::string_view kUsage =
+constexpr std::string_view kTokenizeUsage =
     "megatron tokenize --tokenizer-type TYPE --tokenizer-model FILE TEXT... [options]";
 
 struct TokenizeConfig : Config {
@@ -80,7 +80,7 @@ int tokenize(int argc, char** argv) {
   ParseOptions options;
   options.positional = "text";
   if (parse_flags(configs, argc, argv, options).help) {
-    std::fputs(help_text(kUsage, configs).c_str(), stdout);
+    std::fputs(help_text(kTokenizeUsage, configs).c_str(), stdout);
     return 0;
   }
   const auto tokenizer = make_tokenizer(tokenizer_config);

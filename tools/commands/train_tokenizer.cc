@@ -17,7 +17,7 @@
 namespace megatron {
 namespace {
 
-constexpr std::string_view kUsage =
+constexpr std::string_view kTrainTokenizerUsage =
     "megatron train-tokenizer --input FILE_OR_FOLDER... --output tokenizer.json --vocab-size N "
     "[options]";
 
@@ -115,7 +115,7 @@ int train_tokenizer(int argc, char** argv) {
   TrainTokenizerConfig config;
   const std::array<Config*, 1> configs = {&config};
   if (parse_flags(configs, argc, argv, {.positional = "input"}).help) {
-    std::fputs(help_text(kUsage, configs).c_str(), stdout);
+    std::fputs(help_text(kTrainTokenizerUsage, configs).c_str(), stdout);
     return 0;
   }
   const auto start = std::chrono::steady_clock::now();

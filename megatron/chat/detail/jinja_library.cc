@@ -16,21 +16,20 @@ namespace {
 using Value = JinjaValue;
 using Arguments = JinjaArguments;
 
-[[noreturn]] void fail(std::string message) { throw JinjaError{std::move(message)}; }
-
 void refuse_undefined(const Value& value) {
-  if (value.is_undefined()) fail(value.undefined_reason());
+  if (value.is_undefined()) jinja_error(value.undefined_reason());
 }
 
 int64_t integer_of(const Value& value, const char* what) {
   if (!value.is_bool() && !value.is_integer())
-    fail(cat(what, " is of type ", value.type_name(), ", expected int"));
+    jinja_error(cat(what, " is of type ", value.type_name(), ", expected int"));
   return value.integer();
 }
 
 std::string string_of(const Value& value, const char* what) {
   refuse_undefined(value);
-  if (!value.is_string()) fail(cat(what, " is of type ", value.type_name(), ", expected str"));
+  if (!value.is_string())
+    jinja_error(cat(what, " is of type ", value.type_name(), ", expected str"));
   return value.string();
 }
 
@@ -48,7 +47,7 @@ std::string concatenated(const std::string& a, const std::string& b) {
 std::string repeated(const std::string& text, int64_t times) {
   if (text.empty() || times <= 0) return "";
   if (text.size() > (size_t{1} << 24) / static_cast<size_t>(times))
-    fail("the repeated text is too long");
+    jinja_error("the repeated text is too long");
   jinja_check_room(text.size() * static_cast<size_t>(times));
   std::string out;
   for (int64_t i = 0; i < times; ++i) out += text;
@@ -103,7 +102,7 @@ std::vector<Value> split_blanks(const std::string& text, int64_t most) {
 
 std::vector<Value> split(const std::string& text, const std::string& by, int64_t most,
                          bool from_right) {
-  if (by.empty()) fail("empty separator");
+  if (by.empty()) jinja_error("empty separator");
   std::vector<Value> out;
   if (from_right) {
     size_t end = text.size();
@@ -167,7 +166,7 @@ Value strip_method(const std::string& text, Arguments& a, bool left, bool right)
 
 bool starts_or_ends(const std::string& text, Arguments& a, bool starts) {
   const Value* given = a.find(0, "prefix");
-  if (given == nullptr) fail("takes a string or a tuple of strings");
+  if (given == nullptr) jinja_error("takes a string or a tuple of strings");
   std::vector<Value> options = given->is_sequence() ? given->items() : std::vector<Value>{*given};
   a.check_all_used(1);
   return std::any_of(options.begin(), options.end(), [&](const Value& option) {
@@ -181,7 +180,7 @@ Value split_method(const std::string& text, Arguments& a, bool from_right) {
   const int64_t most = integer_of(a.get(1, "maxsplit", int64_t{-1}), "maxsplit");
   a.check_all_used(2);
   if (by.is_none() && from_right && most >= 0)
-    fail("rsplit() at blanks with a limit is not supported");
+    jinja_error("rsplit() at blanks with a limit is not supported");
   return Value::list(by.is_none() ? split_blanks(text, most)
                                   : split(text, string_of(by, "sep"), most, from_right));
 }
@@ -335,7 +334,7 @@ Value dict_method(const std::shared_ptr<JinjaMapping>& mapping, const std::strin
       return Value(std::make_shared<JinjaMapping>(*mapping));
     });
   for (const char* changing : {"update", "pop", "setdefault", "clear", "popitem"})
-    if (name == changing) fail(cat("a template cannot change a dict with ", name, "()"));
+    if (name == changing) jinja_error(cat("a template cannot change a dict with ", name, "()"));
   return {};
 }
 
@@ -347,7 +346,7 @@ Value list_method(const std::shared_ptr<JinjaSequence>& list, const std::string&
       jinja_charge(list->items.size());
       for (size_t i = 0; i < list->items.size(); ++i)
         if (equal(list->items[i], item)) return Value(static_cast<int64_t>(i));
-      fail("the value is not in the list");
+      jinja_error("the value is not in the list");
     });
   }
   if (name == "count") {
@@ -363,7 +362,7 @@ Value list_method(const std::shared_ptr<JinjaSequence>& list, const std::string&
   for (const char* changing :
        {"append", "extend", "insert", "pop", "remove", "clear", "sort", "reverse"})
     if (!list->is_tuple && name == changing)
-      fail(cat("a template cannot change a list with ", name, "()"));
+      jinja_error(cat("a template cannot change a list with ", name, "()"));
   return {};
 }
 
@@ -398,7 +397,7 @@ Arguments rest_of(const Arguments& all, size_t first) {
 // select, reject, selectattr, rejectattr.
 Value chosen(const Value& value, Arguments& a, bool keep, bool by_attribute) {
   const size_t first = by_attribute ? 1 : 0;
-  if (by_attribute && a.positional.empty()) fail("needs the name of an attribute");
+  if (by_attribute && a.positional.empty()) jinja_error("needs the name of an attribute");
   std::vector<Value> out;
   if (!value.truth()) return Value::list({});
   for (const Value& item : jinja_elements(value)) {
@@ -418,7 +417,7 @@ Value mapped(const Value& value, Arguments& a) {
   const Value* attribute = a.positional.empty() ? a.find(0, "attribute") : nullptr;
   const Value* otherwise =
       attribute != nullptr ? a.find(static_cast<size_t>(-1), "default") : nullptr;
-  if (attribute == nullptr && a.positional.empty()) fail("needs a filter, or attribute=");
+  if (attribute == nullptr && a.positional.empty()) jinja_error("needs a filter, or attribute=");
   if (!value.truth()) return Value::list({});
   for (const Value& item : jinja_elements(value)) {
     if (attribute != nullptr) {
@@ -441,13 +440,13 @@ Value json_filter(const Value& value, Arguments& a) {
   const Value separators = a.get(2, "separators", JinjaNone{});
   if (!separators.is_none()) {
     const std::vector<Value> both = jinja_elements(separators);
-    if (both.size() != 2) fail("separators are two strings");
+    if (both.size() != 2) jinja_error("separators are two strings");
     style.item_separator = string_of(both[0], "a separator");
     style.key_separator = string_of(both[1], "a separator");
   }
   style.sort_keys = a.get(3, "sort_keys", false).truth();
   a.check_all_used(4);
-  if (style.indent > 64) fail("indent is larger than 64");
+  if (style.indent > 64) jinja_error("indent is larger than 64");
   return jinja_json(value, style);
 }
 
@@ -513,7 +512,7 @@ Value to_integer(const Value& value, Arguments& a) {
 
 Value rounded(const Value& value, Arguments& a) {
   refuse_undefined(value);
-  if (!value.is_number()) fail(cat("of type ", value.type_name(), " cannot be rounded"));
+  if (!value.is_number()) jinja_error(cat("of type ", value.type_name(), " cannot be rounded"));
   const int64_t digits = integer_of(a.get(0, "precision", int64_t{0}), "precision");
   const std::string method = string_of(a.get(1, "method", Value::text("common")), "method");
   a.check_all_used(2);
@@ -521,7 +520,7 @@ Value rounded(const Value& value, Arguments& a) {
   if (method == "ceil") return std::ceil(scaled) / scale;
   if (method == "floor") return std::floor(scaled) / scale;
   if (method != "common")
-    fail(cat("method ", method, " is unknown, expected common, ceil or floor"));
+    jinja_error(cat("method ", method, " is unknown, expected common, ceil or floor"));
   char text[400];
   std::snprintf(text, sizeof text, "%.*f", static_cast<int>(std::clamp<int64_t>(digits, 0, 30)),
                 value.number());
@@ -593,7 +592,7 @@ Value joined(const Value& value, Arguments& a) {
 }
 
 Value dict_sorted(const Value& value, Arguments& a) {
-  if (!value.is_mapping()) fail(cat("of type ", value.type_name(), ", expected dict"));
+  if (!value.is_mapping()) jinja_error(cat("of type ", value.type_name(), ", expected dict"));
   const bool case_sensitive = a.get(0, "case_sensitive", false).truth();
   const std::string by = string_of(a.get(1, "by", Value::text("key")), "by");
   const bool reverse = a.get(2, "reverse", false).truth();
@@ -659,7 +658,7 @@ std::string formatted(const std::string& format, const std::vector<Value>& value
       out += '%';
       continue;
     }
-    if (next == values.size()) fail("not enough arguments for format string");
+    if (next == values.size()) jinja_error("not enough arguments for format string");
     const Value& value = values[next++];
     jinja_check_room(out.size());
     if (kind == 's') {
@@ -670,11 +669,11 @@ std::string formatted(const std::string& format, const std::vector<Value>& value
       out +=
           std::to_string(value.is_float() ? static_cast<int64_t>(value.number()) : value.integer());
     } else {
-      fail(cat("the format %", std::string(1, kind), " of ", value.type_name(),
-               " is not supported, expected %s, %r or %d"));
+      jinja_error(cat("the format %", std::string(1, kind), " of ", value.type_name(),
+                      " is not supported, expected %s, %r or %d"));
     }
   }
-  if (next < values.size()) fail("not all arguments converted during string formatting");
+  if (next < values.size()) jinja_error("not all arguments converted during string formatting");
   return out;
 }
 
@@ -684,7 +683,7 @@ int64_t length_of(const Value& value) {
   if (value.is_sequence()) return static_cast<int64_t>(value.items().size());
   if (value.is_mapping() && !value.mapping()->is_namespace)
     return static_cast<int64_t>(value.mapping()->entries.size());
-  fail(cat("object of type ", value.type_name(), " has no length"));
+  jinja_error(cat("object of type ", value.type_name(), " has no length"));
 }
 
 // Filters without arguments.
@@ -702,7 +701,7 @@ const std::map<std::string_view, Filter>& filters() {
         {"abs",
          [](const Value& v, Arguments& a) {
            refuse_undefined(v);
-           if (!v.is_number()) fail(cat("of type ", v.type_name(), ", expected a number"));
+           if (!v.is_number()) jinja_error(cat("of type ", v.type_name(), ", expected a number"));
            a.check_all_used(0);
            return v.is_float() ? Value(std::abs(v.number()))
                                : Value(v.integer() < 0 ? -v.integer() : v.integer());
@@ -718,7 +717,7 @@ const std::map<std::string_view, Filter>& filters() {
            const int64_t count = integer_of(a.get(0, "linecount", {}), "the size of a batch");
            const Value* fill = a.find(1, "fill_with");
            a.check_all_used(2);
-           if (count < 1) fail("the size of a batch is below 1");
+           if (count < 1) jinja_error("the size of a batch is below 1");
            std::vector<Value> out, row;
            for (const Value& item : jinja_elements(v)) {
              if (static_cast<int64_t>(row.size()) == count)
@@ -772,7 +771,7 @@ const std::map<std::string_view, Filter>& filters() {
          [](const Value& v, Arguments& a) {
            a.check_all_used(0);
            if (v.is_undefined()) return Value::list({});
-           if (!v.is_mapping()) fail("Can only get item pairs from a mapping.");
+           if (!v.is_mapping()) jinja_error("Can only get item pairs from a mapping.");
            return dict_items(*v.mapping());
          }},
         {"join", joined},
@@ -895,16 +894,16 @@ const std::map<std::string_view, Test>& tests() {
          }},
         {"odd",
          [](const Value& v, Arguments&) {
-           return whole_number(v) ? v.integer() % 2 != 0 : (fail("needs an int"), false);
+           return whole_number(v) ? v.integer() % 2 != 0 : (jinja_error("needs an int"), false);
          }},
         {"even",
          [](const Value& v, Arguments&) {
-           return whole_number(v) ? v.integer() % 2 == 0 : (fail("needs an int"), false);
+           return whole_number(v) ? v.integer() % 2 == 0 : (jinja_error("needs an int"), false);
          }},
         {"divisibleby",
          [](const Value& v, Arguments& a) {
            const int64_t by = integer_of(a.get(0, "num", {}), "the divisor");
-           if (by == 0) fail("division by zero");
+           if (by == 0) jinja_error("division by zero");
            return integer_of(v, "the value") % by == 0;
          }},
         {"eq", [](const Value& v, Arguments& a) { return equal(v, a.get(0, "other", {})); }},
@@ -958,13 +957,13 @@ Value integer_result(const std::string& op, int64_t x, int64_t y) {
       if (x == -1 && i > 1) return y % 2 == 0 ? int64_t{1} : int64_t{-1};
     }
   } else {
-    if (y == 0) fail("division by zero");
+    if (y == 0) jinja_error("division by zero");
     if (op == "/") return static_cast<double>(x) / static_cast<double>(y);
-    if (x == INT64_MIN && y == -1) fail("the number is too large");
+    if (x == INT64_MIN && y == -1) jinja_error("the number is too large");
     const int64_t quotient = x / y - ((x % y != 0 && (x < 0) != (y < 0)) ? 1 : 0);
     return op == "//" ? quotient : x - quotient * y;
   }
-  if (overflow) fail("the number is too large");
+  if (overflow) jinja_error("the number is too large");
   return out;
 }
 
@@ -973,7 +972,7 @@ Value float_result(const std::string& op, double x, double y) {
   if (op == "-") return x - y;
   if (op == "*") return x * y;
   if (op == "**") return std::pow(x, y);
-  if (y == 0) fail("division by zero");
+  if (y == 0) jinja_error("division by zero");
   if (op == "/") return x / y;
   if (op == "//") return std::floor(x / y);
   const double rest = std::fmod(x, y);
@@ -985,14 +984,14 @@ Value float_result(const std::string& op, double x, double y) {
 JinjaValue apply_jinja_filter(const std::string& name, const JinjaValue& value,
                               JinjaArguments& arguments) {
   const auto found = filters().find(name);
-  if (found == filters().end()) fail(cat("there is no filter named ", name));
+  if (found == filters().end()) jinja_error(cat("there is no filter named ", name));
   charge_scan(value);
   return found->second(value, arguments);
 }
 
 bool apply_jinja_test(const std::string& name, const JinjaValue& value, JinjaArguments& arguments) {
   const auto found = tests().find(name);
-  if (found == tests().end()) fail(cat("there is no test named ", name));
+  if (found == tests().end()) jinja_error(cat("there is no test named ", name));
   charge_scan(value);
   const bool holds = found->second(value, arguments);
   arguments.check_all_used(1);
@@ -1042,13 +1041,14 @@ bool jinja_contains(const JinjaValue& all, const JinjaValue& item) {
   if (all.is_string()) {
     refuse_undefined(item);
     if (!item.is_string())
-      fail(cat("'in <string>' requires string as left operand, not ", item.type_name()));
+      jinja_error(cat("'in <string>' requires string as left operand, not ", item.type_name()));
     charge_scan(all);
     return all.string().find(item.string()) != std::string::npos;
   }
   if (all.is_mapping() && !all.mapping()->is_namespace) return all.mapping()->find(item) != nullptr;
   if (all.is_undefined()) return false;
-  if (!all.is_sequence()) fail(cat("argument of type ", all.type_name(), " is not iterable"));
+  if (!all.is_sequence())
+    jinja_error(cat("argument of type ", all.type_name(), " is not iterable"));
   jinja_charge(all.items().size());
   return std::any_of(all.items().begin(), all.items().end(),
                      [&](const Value& own) { return equal(own, item); });
@@ -1066,7 +1066,7 @@ std::vector<JinjaValue> jinja_elements(const JinjaValue& value) {
   } else if (value.is_mapping() && !value.mapping()->is_namespace) {
     for (const auto& [key, entry] : value.mapping()->entries) out.push_back(key);
   } else {
-    fail(cat("'", value.type_name(), "' object is not iterable"));
+    jinja_error(cat("'", value.type_name(), "' object is not iterable"));
   }
   return out;
 }
@@ -1085,20 +1085,21 @@ JinjaValue jinja_binary(const std::string& op, const JinjaValue& a, const JinjaV
       jinja_check_room((a.items().size() + b.items().size()) * sizeof(Value));
       std::vector<Value> items = a.items();
       items.insert(items.end(), b.items().begin(), b.items().end());
-      if (items.size() > 1'000'000) fail("the list is too long");
+      if (items.size() > 1'000'000) jinja_error("the list is too long");
       return a.sequence()->is_tuple ? Value::tuple(std::move(items))
                                     : Value::list(std::move(items));
     }
     if (a.is_string() || b.is_string())
-      fail(cat("can only concatenate str to str, not ",
-               a.is_string() ? b.type_name() : a.type_name()));
+      jinja_error(cat("can only concatenate str to str, not ",
+                      a.is_string() ? b.type_name() : a.type_name()));
   }
   if (op == "*" && (a.is_string() || b.is_string()) && (whole_number(a) || whole_number(b)))
     return a.is_string() ? repeated(a.string(), b.integer()) : repeated(b.string(), a.integer());
   if (op == "%" && a.is_string())
     return formatted(a.string(),
                      b.is_sequence() && b.sequence()->is_tuple ? b.items() : std::vector<Value>{b});
-  fail(cat("unsupported operand types for ", op, ": ", a.type_name(), " and ", b.type_name()));
+  jinja_error(
+      cat("unsupported operand types for ", op, ": ", a.type_name(), " and ", b.type_name()));
 }
 
 }  // namespace megatron

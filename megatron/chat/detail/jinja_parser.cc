@@ -9,7 +9,7 @@
 namespace megatron {
 namespace {
 
-constexpr int kDeepest = 200;  // nesting of expressions and statements
+constexpr int kDeepestSyntax = 200;  // nesting of expressions and statements
 
 using Token = JinjaToken;
 using TokenKind = JinjaTokenKind;
@@ -33,7 +33,7 @@ class Parser {
   class Nesting {
    public:
     Nesting(int& depth, size_t offset) : depth_(depth) {
-      if (++depth_ > kDeepest) jinja_syntax_error(offset, "is nested too deeply");
+      if (++depth_ > kDeepestSyntax) jinja_syntax_error(offset, "is nested too deeply");
     }
     ~Nesting() { --depth_; }
     Nesting(const Nesting&) = delete;
@@ -96,7 +96,7 @@ class Parser {
       if (operand) out->depth = std::max(out->depth, operand->depth + 1);
     for (const auto& [name, value] : out->named)
       out->depth = std::max(out->depth, value->depth + 1);
-    if (out->depth > 2 * kDeepest) jinja_syntax_error(out->offset, "is nested too deeply");
+    if (out->depth > 2 * kDeepestSyntax) jinja_syntax_error(out->offset, "is nested too deeply");
     return out;
   }
   ExpressionPtr make(Kind kind, size_t offset, ExpressionPtr a, ExpressionPtr b = nullptr) {

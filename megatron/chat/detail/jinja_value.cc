@@ -14,12 +14,10 @@
 namespace megatron {
 namespace {
 
-constexpr int kDeepest = 200;       // nesting of values that are output
-constexpr int kDeepestBuilt = 500;  // nesting of values that a template builds
+constexpr int kDeepestWritten = 200;  // nesting of values that are written
+constexpr int kDeepestBuilt = 500;    // and of those that a template builds
 
 thread_local JinjaBudget* budget = nullptr;
-
-[[noreturn]] void fail(std::string message) { throw JinjaError{std::move(message)}; }
 
 // The shortest text that reads back as the same number, as Python writes it.
 std::string float_text(double value) {
@@ -124,7 +122,7 @@ class JsonText {
  public:
   explicit JsonText(const JinjaJsonStyle& style) : style_(style) {}
   void add(const JinjaValue& value, int depth) {
-    if (depth > kDeepest) fail("values are nested too deeply for JSON");
+    if (depth > kDeepestWritten) jinja_error("values are nested too deeply for JSON");
     jinja_check_room(out_.size());
     if (value.is_none()) {
       out_ += "null";
@@ -145,7 +143,7 @@ class JsonText {
     } else if (value.is_mapping() && !value.mapping()->is_namespace) {
       add_mapping(*value.mapping(), depth);
     } else {
-      fail(cat("an object of type ", value.type_name(), " has no form in JSON"));
+      jinja_error(cat("an object of type ", value.type_name(), " has no form in JSON"));
     }
   }
   std::string take() { return std::move(out_); }
@@ -194,7 +192,7 @@ class JsonText {
         append_json_string(key.string(), style_.ensure_ascii, out_);
       } else {
         out_ += '"';
-        add(key, kDeepest);
+        add(key, kDeepestWritten);
         out_ += '"';
       }
       out_ += style_.key_separator;
@@ -209,7 +207,7 @@ class JsonText {
 };
 
 JinjaValue convert(const nlohmann::ordered_json& json, int depth) {
-  if (depth > kDeepest) fail("is nested too deeply");
+  if (depth > kDeepestWritten) jinja_error("is nested too deeply");
   switch (json.type()) {
     case nlohmann::ordered_json::value_t::boolean:
       return json.get<bool>();
@@ -240,7 +238,7 @@ JinjaValue convert(const nlohmann::ordered_json& json, int depth) {
 
 int deeper(int depth, const JinjaValue& value) {
   depth = std::max(depth, 1 + value.depth());
-  if (depth > kDeepestBuilt) fail("lists and dicts are nested too deeply in each other");
+  if (depth > kDeepestBuilt) jinja_error("lists and dicts are nested too deeply in each other");
   return depth;
 }
 
@@ -252,7 +250,7 @@ JinjaValue sequence_of(std::vector<JinjaValue> items, bool is_tuple) {
 }
 
 std::string repr_of(const JinjaValue& value, int depth) {
-  if (depth > kDeepest) fail("values are nested too deeply to be written");
+  if (depth > kDeepestWritten) jinja_error("values are nested too deeply to be written");
   if (value.is_string()) return string_repr(value.string());
   if (value.is_undefined()) return "Undefined";
   if (value.is_sequence()) {
@@ -299,13 +297,15 @@ std::string mapped(std::string_view text, utf8proc_int32_t (*map)(utf8proc_int32
 
 }  // namespace
 
+void jinja_error(std::string message) { throw JinjaError{std::move(message)}; }
+
 JinjaBudget::JinjaBudget(uint64_t bytes) : most_(bytes), outer_(budget) { budget = this; }
 JinjaBudget::~JinjaBudget() { budget = outer_; }
 
 void JinjaBudget::check(uint64_t used) const {
   if (used > most_)
-    fail(cat("the template makes more than ", most_,
-             " bytes of text and lists, which is the limit for this conversation"));
+    jinja_error(cat("the template makes more than ", most_,
+                    " bytes of text and lists, which is the limit for this conversation"));
 }
 
 void jinja_charge(uint64_t bytes) {
@@ -434,9 +434,9 @@ bool less(const JinjaValue& a, const JinjaValue& b) {
       if (!equal(a.items()[i], b.items()[i])) return less(a.items()[i], b.items()[i]);
     return a.items().size() < b.items().size();
   }
-  if (a.is_undefined()) fail(a.undefined_reason());
-  if (b.is_undefined()) fail(b.undefined_reason());
-  fail(cat("'<' is not defined between ", a.type_name(), " and ", b.type_name()));
+  if (a.is_undefined()) jinja_error(a.undefined_reason());
+  if (b.is_undefined()) jinja_error(b.undefined_reason());
+  jinja_error(cat("'<' is not defined between ", a.type_name(), " and ", b.type_name()));
 }
 
 std::string jinja_text(const JinjaValue& value) {
@@ -460,7 +460,7 @@ std::string jinja_json(const JinjaValue& value, const JinjaJsonStyle& style) {
 JinjaValue jinja_from_json(std::string_view text) {
   const nlohmann::ordered_json json =
       nlohmann::ordered_json::parse(text, nullptr, /*allow_exceptions=*/false);
-  if (json.is_discarded()) fail("is no JSON");
+  if (json.is_discarded()) jinja_error("is no JSON");
   return convert(json, 0);
 }
 

@@ -145,6 +145,7 @@ JinjaValue jinja_from_json(std::string_view text);
 struct JinjaError {
   std::string message;
 };
+[[noreturn]] void jinja_error(std::string message);
 
 // -- text indexed by code points, as in Python
 

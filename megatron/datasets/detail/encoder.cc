@@ -57,11 +57,11 @@ void read_sentences(simdjson::dom::element value, const std::string& key, const 
   }
 }
 
+}  // namespace
+
 bool is_blank(std::string_view line) {
   return line.find_first_not_of(" \t\r") == std::string_view::npos;
 }
-
-}  // namespace
 
 size_t find_ill_formed_utf8(std::string_view text) {
   if (simdjson::validate_utf8(text.data(), text.size())) return std::string_view::npos;

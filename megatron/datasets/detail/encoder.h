@@ -58,6 +58,9 @@ class ChunkEncoder {
   std::vector<int32_t> ids_;
 };
 
+// Nothing but spaces, tabs and carriage returns.
+bool is_blank(std::string_view line);
+
 // Offset of the first byte of `text` that is not well-formed UTF-8, or npos.
 size_t find_ill_formed_utf8(std::string_view text);
 

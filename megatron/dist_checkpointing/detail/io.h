@@ -10,6 +10,8 @@
 
 namespace megatron {
 
+inline constexpr size_t kMaxOpenFiles = 128;  // that a reader holds at a time
+
 enum class IoOp { kMkdir, kOpen, kAllocate, kWrite, kSync, kRename, kUnlink, kRead, kStat };
 
 // Called before each operation on a path (`to` only for renames). Returns 0 to continue, an errno

@@ -22,8 +22,8 @@ std::span<const int32_t> inputs_of(const ScoreRequest& request) {
   return request.ids.first(request.ids.size() - 1);
 }
 
-// One row of a batch: an input and its requests.
-struct Row {
+// One row of a batch: an input and the requests that it answers.
+struct ScoredRow {
   std::span<const int32_t> inputs;
   std::vector<size_t> requests;
 };
@@ -50,14 +50,14 @@ class Scorer {
 
   std::vector<Score> run(const ScoringProgress& progress) {
     check();
-    const std::vector<Row> rows = make_rows();
+    const std::vector<ScoredRow> rows = make_rows();
     const auto ranks = static_cast<size_t>(groups_.dp.size());
     size_t turn = 0, done = 0;
     for (size_t begin = 0; begin < rows.size();) {
       const size_t end = batch_end(rows, begin);
-      const std::span<const Row> batch(rows.data() + begin, end - begin);
+      const std::span<const ScoredRow> batch(rows.data() + begin, end - begin);
       if (turn % ranks == static_cast<size_t>(groups_.dp.rank())) forward(batch);
-      for (const Row& row : batch) done += row.requests.size();
+      for (const ScoredRow& row : batch) done += row.requests.size();
       if (++turn % ranks == 0 || end == rows.size())
         if (progress) progress(std::exchange(done, 0));
       begin = end;
@@ -82,7 +82,7 @@ class Scorer {
     }
   }
 
-  std::vector<Row> make_rows() const {
+  std::vector<ScoredRow> make_rows() const {
     std::vector<size_t> order(requests_.size());
     std::iota(order.begin(), order.end(), size_t{0});
     std::sort(order.begin(), order.end(), [&](size_t a, size_t b) {
@@ -91,7 +91,7 @@ class Scorer {
       const auto [p, q] = std::mismatch(x.begin(), x.end(), y.begin());
       return p == x.end() ? a < b : *p < *q;
     });
-    std::vector<Row> rows;
+    std::vector<ScoredRow> rows;
     for (const size_t i : order) {
       if (requests_[i].num_scored == 0) continue;
       const auto inputs = inputs_of(requests_[i]);
@@ -102,15 +102,15 @@ class Scorer {
     return rows;
   }
 
-  // Longrope chooses frequencies by the longest row of a batch, so rows up to and beyond its
-  // original length are not mixed.
-  bool beyond_rope_border(const Row& row) const {
+  // Longrope takes its frequencies by the length of the whole batch: rows on both sides of the
+  // border do not mix.
+  bool beyond_rope_border(const ScoredRow& row) const {
     const TransformerConfig& t = config_.transformer;
     return t.rope_scaling_type == RopeScaling::kLongRope &&
            static_cast<int64_t>(row.inputs.size()) > t.rope_original_max_position_embeddings;
   }
 
-  size_t batch_end(const std::vector<Row>& rows, size_t begin) const {
+  size_t batch_end(const std::vector<ScoredRow>& rows, size_t begin) const {
     const auto longest = static_cast<int64_t>(rows[begin].inputs.size());
     const auto most = static_cast<size_t>(std::max<int64_t>(1, options_.batch_tokens / longest));
     size_t end = begin + 1;
@@ -120,13 +120,13 @@ class Scorer {
     return end;
   }
 
-  void forward(std::span<const Row> batch) {
+  void forward(std::span<const ScoredRow> batch) {
     const auto b = static_cast<int64_t>(batch.size());
     const auto s = static_cast<int64_t>(batch[0].inputs.size());
     at::Tensor tokens = at::zeros({b, s}, at::kLong);  // no token attends to the padding
     std::vector<Target> targets;
     for (int64_t r = 0; r < b; ++r) {
-      const Row& row = batch[static_cast<size_t>(r)];
+      const ScoredRow& row = batch[static_cast<size_t>(r)];
       std::copy(row.inputs.begin(), row.inputs.end(), tokens.mutable_data_ptr<int64_t>() + r * s);
       const auto length = static_cast<int64_t>(row.inputs.size());
       for (const size_t i : row.requests)

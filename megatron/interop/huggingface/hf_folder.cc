@@ -9,6 +9,7 @@
 
 #include "megatron/base/check.h"
 #include "megatron/base/files.h"
+#include "megatron/base/format.h"
 #include "megatron/dist_checkpointing/checkpoint_folder.h"
 #include "megatron/dist_checkpointing/safetensors.h"
 #include "megatron/interop/foreign_tensors.h"
@@ -31,9 +32,7 @@ constexpr const char* kTokenizerFiles[] = {"tokenizer.json",
                                            "chat_template.jinja",
                                            "chat_template.json"};
 
-std::string shape_text(const std::vector<int64_t>& shape) { return nlohmann::json(shape).dump(); }
-
-// Checks that the stored rotary frequencies of a layer are those of the configuration.
+// The stored frequencies of a layer must be those of the configuration.
 void check_frequencies(const std::string& folder, const std::string& name, const TensorFiles& files,
                        const TensorFiles::Place& place, const TransformerConfig& config) {
   const at::Tensor expected = RotaryEmbedding(config).frequencies(/*length=*/1);
@@ -45,7 +44,7 @@ void check_frequencies(const std::string& folder, const std::string& name, const
                                                  {DType::kFloat16, at::kHalf}};
   MEGATRON_CHECK(types.contains(dtype) && place.entry->shape.size() == 1 &&
                      place.entry->shape[0] == expected.size(0),
-                 folder, ": ", name, " has shape ", shape_text(place.entry->shape),
+                 folder, ": ", name, " has shape ", format_shape(place.entry->shape),
                  ", the configuration rotates ", expected.size(0), " pairs",
                  "\nhint: the rotary form of these weights is not that of config.json");
   const at::Tensor stored = at::from_blob(const_cast<std::byte*>(bytes.data()), place.entry->shape,
@@ -59,9 +58,9 @@ void check_frequencies(const std::string& folder, const std::string& name, const
                  "rope_theta and rope_parameters");
 }
 
-class Reader {
+class HfFolderReader {
  public:
-  explicit Reader(const fs::path& folder)
+  explicit HfFolderReader(const fs::path& folder)
       : folder_(folder),
         name_(folder.string()),
         model_(read_hf_config(folder)),
@@ -111,8 +110,8 @@ class Reader {
     used_.insert(name);
     const SafetensorsEntry& entry = *found->second.entry;
     if (entry.shape != tensor.shape) {
-      manifest_.add_problem(cat(name, " has shape ", shape_text(entry.shape),
-                                ", by config.json it is ", shape_text(tensor.shape)));
+      manifest_.add_problem(cat(name, " has shape ", format_shape(entry.shape),
+                                ", by config.json it is ", format_shape(tensor.shape)));
       return;
     }
     manifest_.add_rows(tensor.ours, tensor.our_shape, found->second, view_of(tensor), tensor.runs);
@@ -181,7 +180,7 @@ HfModel read_hf_config(const fs::path& folder) {
   return parse_hf_config(read_file(path, kMostBytes), path.string());
 }
 
-HfFolder open_hf_folder(const fs::path& folder) { return Reader(folder).run(); }
+HfFolder open_hf_folder(const fs::path& folder) { return HfFolderReader(folder).run(); }
 
 std::vector<std::string> hf_tokenizer_files(const fs::path& folder) {
   std::vector<std::string> names;

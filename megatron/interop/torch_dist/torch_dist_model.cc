@@ -6,6 +6,7 @@
 #include <set>
 
 #include "megatron/base/check.h"
+#include "megatron/base/format.h"
 #include "megatron/comm/parallel_groups.h"
 #include "megatron/dist_checkpointing/foreign/torch_dist.h"
 #include "megatron/interop/foreign_tensors.h"
@@ -19,8 +20,6 @@ using Kind = PickleValue::Kind;
 
 constexpr std::string_view kLayers = "decoder.layers.";
 constexpr std::string_view kModelPrefixes[] = {"embedding.", "decoder.", "output_layer."};
-
-std::string shape_text(const std::vector<int64_t>& shape) { return nlohmann::json(shape).dump(); }
 
 bool is_of_model(std::string_view key) {
   return !key.ends_with("_extra_state") &&
@@ -137,7 +136,7 @@ class ArgumentsReader final : public FieldVisitor {
     if (given == nullptr) return;
     if (given->is(Kind::kText)) value = given->text;
     if (given->is(Kind::kInt)) value = std::to_string(given->integer);
-    if (given->is_sequence()) value = shape_text(integers(*given));
+    if (given->is_sequence()) value = format_shape(integers(*given));
   }
   void field(FieldName name, std::optional<int64_t>& value, std::string_view) override {
     if (const PickleValue* given = find(name, Kind::kInt)) value = given->integer;
@@ -246,10 +245,10 @@ Name parse_name(const std::string& key) {
   return name;
 }
 
-class Reader {
+class TorchDistReader {
  public:
-  Reader(const fs::path& directory, const TransformerConfig& transformer,
-         std::optional<int64_t> vocab_size)
+  TorchDistReader(const fs::path& directory, const TransformerConfig& transformer,
+                  std::optional<int64_t> vocab_size)
       : directory_(directory),
         name_(directory.string()),
         files_(open_torch_dist(directory, is_of_model)),
@@ -306,7 +305,7 @@ class Reader {
     const int64_t layers = config_.transformer.num_layers;
     if (tensor.shape.size() < 2 || tensor.shape[0] != layers) {
       manifest_.add_problem(
-          cat(key, " has shape ", shape_text(tensor.shape), ", expected ", layers, " layers"));
+          cat(key, " has shape ", format_shape(tensor.shape), ", expected ", layers, " layers"));
       return;
     }
     const std::vector<int64_t> shape(tensor.shape.begin() + 1, tensor.shape.end());
@@ -350,9 +349,9 @@ class Reader {
       drop_padding(shape, fragments, expected);
     }
     if (shape != expected) {
-      manifest_.add_problem(cat(key, " has shape ", shape_text(shape),
+      manifest_.add_problem(cat(key, " has shape ", format_shape(shape),
                                 name.layer == -1 ? " per layer" : "",
-                                ", by the model's arguments it is ", shape_text(expected)));
+                                ", by the model's arguments it is ", format_shape(expected)));
       return;
     }
     StoredTensor* const stored = manifest_.tensor(ours, shape, key, dtype);
@@ -483,7 +482,7 @@ ForeignModel open_torch_dist_model(const fs::path& directory, const TransformerC
                  directory.string(), ": holds no args, so the shape of its model is unknown",
                  "\nhint: give the flags of the model: --num-layers, --hidden-size, "
                  "--num-attention-heads, ...");
-  return Reader(directory, transformer, vocab_size).run();
+  return TorchDistReader(directory, transformer, vocab_size).run();
 }
 
 std::string pickled_arguments(const ModelConfig& config, DType dtype) {

@@ -4,15 +4,14 @@
 #include <cstdio>
 
 #include "megatron/base/check.h"
+#include "megatron/base/format.h"
 
 namespace megatron {
 
 namespace {
 
-std::string gib(int64_t bytes) {
-  char text[32];
-  std::snprintf(text, sizeof text, "%.1f", static_cast<double>(bytes) / (1024.0 * 1024.0 * 1024.0));
-  return text;
+std::string rounded_gib(int64_t bytes) {
+  return format_fixed(static_cast<double>(bytes) / (1024.0 * 1024.0 * 1024.0), 1);
 }
 
 int64_t peak(const LayoutReport& report) {
@@ -26,8 +25,8 @@ std::string verdict_text(const DeviceVerdict& verdict) {
   const auto percent = static_cast<int64_t>(
       100.0 * static_cast<double>(verdict.needed) / static_cast<double>(memory) + 0.5);
   const std::string name(verdict.device->name);
-  const std::string numbers = cat("stage ", verdict.stage, " needs ", gib(verdict.needed), " of ",
-                                  gib(memory), " GiB (", percent, "%)");
+  const std::string numbers = cat("stage ", verdict.stage, " needs ", rounded_gib(verdict.needed),
+                                  " of ", rounded_gib(memory), " GiB (", percent, "%)");
   if (verdict.fits()) return cat("fits an ", name, ": ", numbers);
   return cat("DOES NOT FIT an ", name, ": ", numbers,
              "\nhint: more --tensor-model-parallel-size or --pipeline-model-parallel-size, "
@@ -55,8 +54,8 @@ std::string attention_dropout_text(const LayoutPlan& plan, const LayoutReport& r
   const int64_t bytes = attention_dropout_bytes(plan, report);
   if (bytes * 100 < peak(report)) return {};
   return cat("--attention-dropout ", plan.model().attention_dropout,
-             " takes unfused attention, which costs ", gib(bytes), " GiB of the ",
-             gib(peak(report)),
+             " takes unfused attention, which costs ", rounded_gib(bytes), " GiB of the ",
+             rounded_gib(peak(report)),
              " GiB at the peak\nhint: --attention-dropout 0 takes the fused one");
 }
 

@@ -80,9 +80,9 @@ void append_shape(std::string& text, const std::vector<int64_t>& shape) {
   append(text, shape.data(), shape.size() * sizeof(int64_t));
 }
 
-class Reader {
+class PartReader {
  public:
-  explicit Reader(const std::string& text) : text_(text) {}
+  explicit PartReader(const std::string& text) : text_(text) {}
   bool done() const { return at_ == text_.size(); }
   int64_t number() {
     int64_t value = 0;
@@ -118,7 +118,7 @@ std::string to_text(const std::vector<Part>& parts) {
 }
 
 void add_text(const std::string& text, Assembly& assembly) {
-  for (Reader reader(text); !reader.done();) {
+  for (PartReader reader(text); !reader.done();) {
     Part part;
     const std::vector<int64_t> name = reader.shape();
     part.name.assign(name.begin(), name.end());

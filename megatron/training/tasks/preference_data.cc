@@ -28,9 +28,10 @@ void for_each_line(const std::string& path,
   if (!pending.empty()) use(pending, ++number);
 }
 
-class Reader {
+class PreferenceReader {
  public:
-  Reader(const std::string& path, const Tokenizer& tokenizer, const PreferenceOptions& options)
+  PreferenceReader(const std::string& path, const Tokenizer& tokenizer,
+                   const PreferenceOptions& options)
       : path_(path), tokenizer_(tokenizer), options_(options) {}
 
   PreferenceFile run() {
@@ -135,7 +136,7 @@ class Reader {
 
 PreferenceFile read_preferences(const std::string& path, const Tokenizer& tokenizer,
                                 const PreferenceOptions& options) {
-  return Reader(path, tokenizer, options).run();
+  return PreferenceReader(path, tokenizer, options).run();
 }
 
 }  // namespace megatron

@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "megatron/base/check.h"
+#include "megatron/base/format.h"
 #include "megatron/transformer/config/lora.h"
 
 namespace megatron {
@@ -119,14 +120,7 @@ void validate_offloading(const TransformerConfig& c, const Require& require) {
           "give --fine-grained-activation-offloading with --offload-modules");
 }
 
-std::string divisors(int64_t n) {
-  std::string list;
-  for (int64_t d = 1; d <= n; ++d)
-    if (n % d == 0) list += cat(list.empty() ? "" : ", ", d);
-  return list;
-}
-
-// "[1,0,1]": 1 = windowed layer. Megatron's expressions such as "([1]*3+[0])*2" are refused.
+// "[1,0,1]": 1 marks a windowed layer. Megatron's expressions such as "([1]*3+[0])*2" are refused.
 std::optional<std::vector<int64_t>> parse_list(const std::string& text) {
   if (text.size() < 2 || text.front() != '[' || text.back() != ']') return std::nullopt;
   std::vector<int64_t> values;
@@ -375,12 +369,13 @@ void TransformerConfig::validate(Violations& violations) const {
   positive("--num-attention-heads", num_attention_heads);
   positive("--seq-length", seq_length);
   if (num_layers <= 0 || hidden_size <= 0 || num_attention_heads <= 0 || seq_length <= 0) return;
-  require(kv_channels > 0 && (kv_channels * num_attention_heads == hidden_size ||
-                              hidden_size % num_attention_heads == 0 ||
-                              kv_channels != hidden_size / num_attention_heads),
-          cat("--hidden-size ", hidden_size, " is not divisible by --num-attention-heads ",
-              num_attention_heads),
-          cat("give --kv-channels, or a number of heads that divides: ", divisors(hidden_size)));
+  require(
+      kv_channels > 0 && (kv_channels * num_attention_heads == hidden_size ||
+                          hidden_size % num_attention_heads == 0 ||
+                          kv_channels != hidden_size / num_attention_heads),
+      cat("--hidden-size ", hidden_size, " is not divisible by --num-attention-heads ",
+          num_attention_heads),
+      cat("give --kv-channels, or a number of heads that divides: ", format_divisors(hidden_size)));
   require(kv_channels % 2 == 0 || position_embedding_type != PositionEmbedding::kRope,
           cat("--kv-channels ", kv_channels, " is odd, rotary embeddings need an even width"));
   require(ffn_hidden_size > 0, cat("--ffn-hidden-size ", ffn_hidden_size, " must be positive"));
@@ -388,7 +383,7 @@ void TransformerConfig::validate(Violations& violations) const {
     require(num_query_groups > 0 && num_attention_heads % num_query_groups == 0,
             cat("--num-attention-heads ", num_attention_heads,
                 " is not divisible by --num-query-groups ", num_query_groups),
-            cat("groups that divide it: ", divisors(num_attention_heads)));
+            cat("groups that divide it: ", format_divisors(num_attention_heads)));
   require(max_position_embeddings >= seq_length,
           cat("--max-position-embeddings ", max_position_embeddings, " is below --seq-length ",
               seq_length));

@@ -3,19 +3,13 @@
 #include <algorithm>
 
 #include "megatron/base/check.h"
+#include "megatron/base/format.h"
 #include "megatron/tensor/shape.h"
 #include "megatron/tensor/torch.h"
 #include "megatron/transformer/context_parallel/detail/context_parallel.h"
 
 namespace megatron {
 namespace {
-
-std::string divisors(int64_t n) {
-  std::string list;
-  for (int64_t d = 1; d <= n; ++d)
-    if (n % d == 0) list += cat(list.empty() ? "" : ", ", d);
-  return list;
-}
 
 std::string why_length_does_not_divide(int64_t s, int64_t c) {
   if (c <= 1 || s % (2 * c) == 0) return "";
@@ -186,7 +180,7 @@ std::string why_heads_do_not_divide(int64_t heads, int64_t ranks) {
   if (heads % ranks == 0) return "";
   return cat("--cp-comm-type a2a divides heads over ", ranks,
              " context-parallel ranks, but a tensor-parallel rank has ", heads,
-             " query heads\nhint: sizes that divide ", heads, ": ", divisors(heads),
+             " query heads\nhint: sizes that divide ", heads, ": ", format_divisors(heads),
              "; or --cp-comm-type p2p or all_gather");
 }
 

@@ -66,7 +66,7 @@ std::vector<at::Tensor> reduce_scatter(const at::Tensor& dk, const at::Tensor& d
   return own.parts;
 }
 
-struct SavedPass : torch::CustomClassHolder {
+struct SavedGatherPass : torch::CustomClassHolder {
   ContextParallelPass pass;
 };
 
@@ -76,7 +76,7 @@ class AllGatherAttention : public torch::autograd::Function<AllGatherAttention> 
   static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& q,
                             const at::Tensor& k, const at::Tensor& v,
                             const ContextParallelPass& pass) {
-    auto saved = c10::make_intrusive<SavedPass>();
+    auto saved = c10::make_intrusive<SavedGatherPass>();
     saved->pass = pass;
     const AttentionBlock total = attend(q, gather(k, v, pass.cp), pass);
     torch::autograd::variable_list tensors = {q, k, v};
@@ -88,8 +88,8 @@ class AllGatherAttention : public torch::autograd::Function<AllGatherAttention> 
 
   static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
                                                  torch::autograd::variable_list grads) {
-    const auto saved =
-        c10::static_intrusive_pointer_cast<SavedPass>(context->saved_data["pass"].toCapsule());
+    const auto saved = c10::static_intrusive_pointer_cast<SavedGatherPass>(
+        context->saved_data["pass"].toCapsule());
     const ContextParallelPass& pass = saved->pass;
     const torch::autograd::variable_list t = context->get_saved_variables();
     const at::NoGradGuard no_grad;

@@ -151,7 +151,7 @@ class Ring {
   std::vector<at::Tensor> positions_;  // token positions of each rank, if by_place()
 };
 
-struct SavedPass : torch::CustomClassHolder {
+struct SavedRingPass : torch::CustomClassHolder {
   ContextParallelPass pass;
 };
 
@@ -160,7 +160,7 @@ class RingAttention : public torch::autograd::Function<RingAttention> {
   static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& q,
                             const at::Tensor& k, const at::Tensor& v,
                             const ContextParallelPass& pass) {
-    auto saved = c10::make_intrusive<SavedPass>();
+    auto saved = c10::make_intrusive<SavedRingPass>();
     saved->pass = pass;
     const AttentionBlock total = Ring(pass, q).forward(q, k, v);
     const at::Tensor out = total.out.to(q.scalar_type()).contiguous();
@@ -174,7 +174,7 @@ class RingAttention : public torch::autograd::Function<RingAttention> {
   static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
                                                  torch::autograd::variable_list grads) {
     const auto saved =
-        c10::static_intrusive_pointer_cast<SavedPass>(context->saved_data["pass"].toCapsule());
+        c10::static_intrusive_pointer_cast<SavedRingPass>(context->saved_data["pass"].toCapsule());
     torch::autograd::variable_list t = context->get_saved_variables();
     const at::NoGradGuard no_grad;
     const Ring ring(saved->pass, t[0]);

@@ -6,19 +6,10 @@
 #include "megatron/base/check.h"
 #include "megatron/comm/thread_backend.h"
 #include "megatron/tensor/torch.h"
+#include "tests/unit/error_of.h"
 
 namespace megatron {
 namespace {
-
-template <class Body>
-std::string error_of(const Body& body) {
-  try {
-    body();
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "";
-}
 
 TEST(ProcessGroup, OneRankDoesNothing) {
   const ProcessGroup self;

@@ -21,7 +21,7 @@ std::shared_ptr<const std::vector<PreferencePair>> pairs(int count) {
   return out;
 }
 
-PreferenceDatasetConfig config_of(int64_t length) {
+PreferenceDatasetConfig preference_config(int64_t length) {
   PreferenceDatasetConfig config;
   config.sequence_length = length;
   config.pad = 9;
@@ -30,7 +30,7 @@ PreferenceDatasetConfig config_of(int64_t length) {
 }
 
 TEST(PreferenceDataset, LabelsCountWhereTheyAreOfTheResponse) {
-  const PreferenceDataset set(pairs(1), 0, config_of(6));
+  const PreferenceDataset set(pairs(1), 0, preference_config(6));
   ASSERT_EQ(set.size(), 2);
   const Sample chosen = set.sample(0), rejected = set.sample(1);
   EXPECT_THAT(chosen.tokens, ElementsAre(1, 2, 3, 4, 5, 9));
@@ -43,7 +43,7 @@ TEST(PreferenceDataset, LabelsCountWhereTheyAreOfTheResponse) {
 }
 
 TEST(PreferenceDataset, ASequenceMayHaveOneTokenMoreThanASample) {
-  const PreferenceDataset set(pairs(1), 0, config_of(4));
+  const PreferenceDataset set(pairs(1), 0, preference_config(4));
   const Sample chosen = set.sample(0);
   EXPECT_THAT(chosen.tokens, ElementsAre(1, 2, 3, 4));
   EXPECT_THAT(chosen.labels, ElementsAre(2, 3, 4, 5));
@@ -52,7 +52,7 @@ TEST(PreferenceDataset, ASequenceMayHaveOneTokenMoreThanASample) {
 
 TEST(PreferenceDataset, EachEpochHasEveryPairOnceInAnOrderOfItsOwn) {
   const int count = 20;
-  const PreferenceDataset set(pairs(count), 6 * count, config_of(6));
+  const PreferenceDataset set(pairs(count), 6 * count, preference_config(6));
   std::vector<std::vector<int64_t>> epochs(3);
   for (int64_t i = 0; i < set.size(); i += 2) {
     const int64_t first = set.sample(i).tokens[0];
@@ -63,10 +63,10 @@ TEST(PreferenceDataset, EachEpochHasEveryPairOnceInAnOrderOfItsOwn) {
     EXPECT_EQ(std::set<int64_t>(epoch.begin(), epoch.end()).size(), 20U);
   EXPECT_NE(epochs[0], epochs[1]);
   EXPECT_NE(epochs[1], epochs[2]);
-  PreferenceDatasetConfig other = config_of(6);
+  PreferenceDatasetConfig other = preference_config(6);
   other.seed = 1;
   EXPECT_NE(PreferenceDataset(pairs(count), 6 * count, other).fingerprint(), set.fingerprint());
-  EXPECT_EQ(PreferenceDataset(pairs(count), 6 * count, config_of(6)).fingerprint(),
+  EXPECT_EQ(PreferenceDataset(pairs(count), 6 * count, preference_config(6)).fingerprint(),
             set.fingerprint());
 }
 
@@ -80,16 +80,16 @@ std::string error_of(const std::function<void()>& work) {
 }
 
 TEST(PreferenceDataset, RefusesWhatDoesNotFit) {
-  EXPECT_EQ(error_of([] { PreferenceDataset(pairs(0), 0, config_of(6)); }),
+  EXPECT_EQ(error_of([] { PreferenceDataset(pairs(0), 0, preference_config(6)); }),
             "there are no pairs of responses");
-  EXPECT_EQ(error_of([] { PreferenceDataset(pairs(1), 3, config_of(6)); }),
+  EXPECT_EQ(error_of([] { PreferenceDataset(pairs(1), 3, preference_config(6)); }),
             "3 samples are no whole number of pairs");
-  EXPECT_EQ(error_of([] { PreferenceDataset(pairs(1), 2, config_of(3)); }),
+  EXPECT_EQ(error_of([] { PreferenceDataset(pairs(1), 2, preference_config(3)); }),
             "pair 0: prompt and response have 5 tokens, samples of 3 have room for 4");
   EXPECT_EQ(error_of([] {
               PreferenceDataset(
                   std::make_shared<std::vector<PreferencePair>>(1, PreferencePair{{1}, {}, {2}}), 0,
-                  config_of(6));
+                  preference_config(6));
             }),
             "pair 0: prompt and responses must have tokens");
 }

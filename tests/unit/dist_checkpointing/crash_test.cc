@@ -22,7 +22,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr int64_t kRows = 400;
+constexpr int64_t kCrashRows = 400;
 
 SaveRequest request_of_step(TinyModel& model, const fs::path& root, int64_t step) {
   SaveRequest request = request_for(model, root, step);
@@ -41,11 +41,11 @@ SaveRequest request_of_step(TinyModel& model, const fs::path& root, int64_t step
     const StartDecision start = resolve_start({StartMode::kResumeOrFresh, root, root, {}, false});
     int64_t step = start.checkpoint ? start.checkpoint->iteration : 0;
     if (start.checkpoint &&
-        !holds_seed(start.checkpoint->directory, static_cast<uint64_t>(step), kRows))
+        !holds_seed(start.checkpoint->directory, static_cast<uint64_t>(step), kCrashRows))
       ::_exit(4);
     AsyncSaver saver(2);
     for (;;) {
-      auto model = std::make_shared<TinyModel>(static_cast<uint64_t>(++step), kRows);
+      auto model = std::make_shared<TinyModel>(static_cast<uint64_t>(++step), kCrashRows);
       if (background) {
         saver.submit(request_of_step(*model, root, step), model);
         for (const SaveOutcome& outcome : saver.poll()) {
@@ -71,7 +71,7 @@ int64_t check_folder(const fs::path& root, int64_t reported) {
   for (const CheckpointEntry& entry : entries) {
     EXPECT_EQ(entry.problem, "");  // nothing half-written ever has a checkpoint's name
     if (!entry.problem.empty()) continue;
-    EXPECT_TRUE(holds_seed(entry.directory, static_cast<uint64_t>(entry.iteration), kRows))
+    EXPECT_TRUE(holds_seed(entry.directory, static_cast<uint64_t>(entry.iteration), kCrashRows))
         << entry.directory;
     newest = std::max(newest, entry.iteration);
   }
@@ -112,7 +112,7 @@ void kill_often(bool background, int rounds) {
   }
   EXPECT_GT(newest, rounds / 2);  // the children did save
   // The next save sweeps what the killed ones left.
-  TinyModel last(static_cast<uint64_t>(newest + 1), kRows);
+  TinyModel last(static_cast<uint64_t>(newest + 1), kCrashRows);
   EXPECT_TRUE(save_checkpoint(request_of_step(last, root, newest + 1)).warnings.empty());
   for (const std::string& name : names_in(root))
     EXPECT_EQ(name.find(".tmp-"), std::string::npos) << name;
@@ -128,7 +128,7 @@ TEST(Crash, KilledBeforeEveryOperation) {
   ScratchFolder folder;
   const fs::path root = folder.path() / "run", pristine = folder.path() / "pristine";
   for (int64_t step : {1, 2, 3}) {
-    TinyModel model(static_cast<uint64_t>(step), kRows);
+    TinyModel model(static_cast<uint64_t>(step), kCrashRows);
     save_checkpoint(request_for(model, pristine, step));
   }
   int published_by_the_killed = 0, operation = 0;
@@ -143,7 +143,7 @@ TEST(Crash, KilledBeforeEveryOperation) {
         if (count++ == operation) ::raise(SIGKILL);
         return 0;
       });
-      TinyModel model(4, kRows);
+      TinyModel model(4, kCrashRows);
       save_checkpoint(request_of_step(model, root, 4));
       ::_exit(0);
     }

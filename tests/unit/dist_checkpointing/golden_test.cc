@@ -13,7 +13,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr int64_t kRows = 4;
+constexpr int64_t kGoldenRows = 4;
 
 // Whole tensors, a box split by rows, and a flat split.
 SaveRequest golden_request(TinyModel& model, const fs::path& root) {
@@ -33,12 +33,12 @@ SaveRequest golden_request(TinyModel& model, const fs::path& root) {
 
 TEST(Golden, VersionOneIsReadAndWritten) {
   const fs::path golden = fs::path(MEGATRON_SOURCE_DIR) / "tests/golden/checkpoint/v1";
-  TinyModel model(7, kRows);
+  TinyModel model(7, kGoldenRows);
   if (std::getenv("MEGATRON_WRITE_GOLDEN") != nullptr)
     save_checkpoint(golden_request(model, golden));
   const fs::path directory = golden / "iter_0000100";
   EXPECT_TRUE(verify_checkpoint(directory).empty());
-  EXPECT_TRUE(holds_seed(directory, 7, kRows));
+  EXPECT_TRUE(holds_seed(directory, 7, kGoldenRows));
   ScratchFolder folder;
   const fs::path now = save_checkpoint(golden_request(model, folder.path())).directory;
   EXPECT_EQ(slurp(now / "rank_00000.safetensors"), slurp(directory / "rank_00000.safetensors"));

@@ -25,7 +25,7 @@ using testing::HasSubstr;
 using testing::SizeIs;
 
 constexpr int kRanks = 4;
-constexpr int64_t kRows = 40000;  // 20.5 MB: about 20 blocks
+constexpr int64_t kShareRows = 40000;  // 20.5 MB: about 20 blocks
 
 void as_ranks(int size, const std::function<void(Agreement&)>& body) {
   ThreadAgreement::Room room(size);
@@ -42,7 +42,7 @@ class Shares : public testing::Test {
  protected:
   void SetUp() override {
     for (int64_t iteration : {1, 2, 3}) {
-      TinyModel model(static_cast<uint64_t>(iteration), kRows);
+      TinyModel model(static_cast<uint64_t>(iteration), kShareRows);
       save_checkpoint(request_for(model, root_, iteration));
     }
   }
@@ -195,7 +195,7 @@ TEST_F(Shares, WhatBearsTheNameOfASaveIsReadByAllRanks) {
     std::mutex mutex;
     std::set<std::string> outcomes;
     as_ranks(kRanks, [&](Agreement& agreement) {
-      TinyModel model(9, kRows);
+      TinyModel model(9, kShareRows);
       SaveRequest request = request_for(model, root_, 3);
       request.replace_existing = replace;
       request.agreement = &agreement;
@@ -212,11 +212,11 @@ TEST_F(Shares, WhatBearsTheNameOfASaveIsReadByAllRanks) {
     return outcomes;
   };
   EXPECT_THAT(save(false), ElementsAre(HasSubstr("exists already and is usable")));
-  EXPECT_TRUE(holds_seed(root_ / "iter_0000003", 3, kRows));
+  EXPECT_TRUE(holds_seed(root_ / "iter_0000003", 3, kShareRows));
   flip_bit(tensors(3), 8 * (fs::file_size(tensors(3)) - 100));
   EXPECT_THAT(save(true), ElementsAre(HasSubstr("was moved to " +
                                                 (root_ / "iter_0000003.unusable-0").string())));
-  EXPECT_TRUE(holds_seed(root_ / "iter_0000003", 9, kRows));
+  EXPECT_TRUE(holds_seed(root_ / "iter_0000003", 9, kShareRows));
   EXPECT_THAT(save(true), testing::IsEmpty());
   EXPECT_THAT(names_in(root_), ElementsAre("iter_0000001", "iter_0000002", "iter_0000003",
                                            "iter_0000003.unusable-0", kLatestName));

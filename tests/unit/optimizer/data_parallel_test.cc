@@ -21,8 +21,8 @@ namespace megatron {
 namespace {
 
 constexpr int64_t kLayers = 4;
-constexpr int64_t kSamples = 12;  // of one step, over all ranks
-constexpr int kSteps = 3;
+constexpr int64_t kGlobalBatch = 12;  // of one step, over all ranks
+constexpr int kParallelSteps = 3;
 
 // Layers [first, last) of a chain. The first chunk has the embedding, the last one the head, which
 // uses the embedding's table too: the same parameter, of this chunk or of `tied`, or a copy on
@@ -159,18 +159,18 @@ struct TrainingRank {
     std::vector<DistributedDataParallel*> all;
     for (const auto& store : stores) all.push_back(store.get());
     optimizer = std::make_unique<Optimizer>(
-        config, make_schedule(config, {100, std::nullopt, kSamples}), all);
+        config, make_schedule(config, {100, std::nullopt, kGlobalBatch}), all);
   }
 
   void train_step(int step) {
-    const int64_t mine = kSamples / groups.dp_cp.size();
+    const int64_t mine = kGlobalBatch / groups.dp_cp.size();
     for (const auto& store : stores) store->zero_grad(mine);
     for (int64_t i = 0; i < mine; ++i) {
-      const int64_t sample = step * kSamples + groups.dp_cp.rank() * mine + i;
+      const int64_t sample = step * kGlobalBatch + groups.dp_cp.rank() * mine + i;
       for (const auto& model : models) model->pass(sample);
     }
     for (const auto& store : stores) store->finish_grad_sync();
-    optimizer->step(static_cast<double>(kSamples), kSamples);
+    optimizer->step(static_cast<double>(kGlobalBatch), kGlobalBatch);
   }
 
   void train(int first_step, int last_step) {
@@ -226,14 +226,14 @@ struct Serial {
 const Serial& serial() {
   static const Serial result = [] {
     TrainingRank run({}, nullptr);
-    run.train(0, kSteps);
+    run.train(0, kParallelSteps);
     return Serial{run.values(), run.norms, run.zeros, run.params_norm};
   }();
   return result;
 }
 
 void expect_serial(TrainingRank& run) {
-  for (int step = 0; step < kSteps; ++step)
+  for (int step = 0; step < kParallelSteps; ++step)
     EXPECT_NEAR(run.norms[step], serial().norms[step], 1e-12 * serial().norms[step]);
   EXPECT_EQ(run.zeros, serial().zeros);
   EXPECT_EQ(run.zeros, 6 + 9) << "a position, and the unused parameter";
@@ -283,7 +283,7 @@ void expect_all_strategies_serial(Layout layout) {
         with.data.num_distributed_optimizer_instances = instances;
       run_ranks(layout.ranks(), [&](const std::shared_ptr<Backend>& world) {
         TrainingRank run(with, world);
-        run.train(0, kSteps);
+        run.train(0, kParallelSteps);
         expect_serial(run);
       });
     }
@@ -562,10 +562,10 @@ TEST(DataParallel, NarrowWeightsKeepSmallUpdates) {
   model.declare("weight", {64, 64});
   DistributedDataParallel store(model, groups, at::kBFloat16, at::kCPU);
   model[0].value.fill_(1.0);  // the values below it are 2^-8 apart
-  Optimizer optimizer(config, make_schedule(config, {1000, std::nullopt, kSamples}), store);
+  Optimizer optimizer(config, make_schedule(config, {1000, std::nullopt, kGlobalBatch}), store);
   for (int step = 0; step < 200; ++step) {
     store.flat_grads().fill_(1.0);
-    optimizer.step(1.0, kSamples);
+    optimizer.step(1.0, kGlobalBatch);
   }
   EXPECT_NEAR(1.0 - model[0].value.to(at::kDouble).mean().item<double>(), 200 * 1e-5, 1e-4);
   const at::Tensor squares = optimizer.tensors()[1].data;
@@ -711,7 +711,7 @@ TEST(DataParallel, ValuesChangeWhenNobodyReadsThem) {
 
 // What DistributedDataParallel says it communicates in a step, where memory cannot be shared.
 TEST(DataParallel, Traffic) {
-  const int64_t passes = kSamples / 2;
+  const int64_t passes = kGlobalBatch / 2;
   for (const ShardingStrategy sharding : kStrategies) {
     for (const int instances : {1, 2}) {
       const bool whole = sharding == ShardingStrategy::kNoShard;

@@ -11,8 +11,8 @@
 namespace megatron {
 namespace {
 
-constexpr int kSteps = 50;
-constexpr int64_t kSamples = 8;
+constexpr int kGoldenSteps = 50;
+constexpr int64_t kGoldenSamples = 8;
 
 OptimizerConfig golden_config(OptimizerType type) {
   OptimizerConfig config;
@@ -47,12 +47,12 @@ double largest_error(OptimizerType type, at::ScalarType dtype, double step_toler
   DistributedDataParallel ddp(model, groups, dtype, at::kCPU);
   start_values(model);
   const OptimizerConfig config = golden_config(type);
-  const TrainLength length{kSteps, std::nullopt, kSamples};
+  const TrainLength length{kGoldenSteps, std::nullopt, kGoldenSamples};
   Optimizer optimizer(config, make_schedule(config, length), ddp);
-  for (int t = 0; t < kSteps; ++t) {
+  for (int t = 0; t < kGoldenSteps; ++t) {
     const double weight = 1.0 + 30.0 * t;  // cancels: the gradients are those of the loss sum
     set_gradients(model, ddp, t, 0.02 + (t % 5 == 3 ? 0.4 : 0.0), weight);
-    optimizer.step(weight, kSamples);
+    optimizer.step(weight, kGoldenSamples);
     const StepState state = optimizer.read_state();
     EXPECT_NEAR(state.grad_norm, golden.at("grad_norm")[t].get<double>(), step_tolerance)
         << "step " << t;

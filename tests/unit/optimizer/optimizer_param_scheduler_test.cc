@@ -26,7 +26,7 @@ std::vector<std::string> violations_of(const OptimizerConfig& config, const Trai
   return violations.messages();
 }
 
-OptimizerConfig test_config() {
+OptimizerConfig schedule_config() {
   OptimizerConfig config;
   config.lr = 3e-4;
   config.min_lr = 3e-5;
@@ -34,7 +34,7 @@ OptimizerConfig test_config() {
 }
 
 TEST(MakeSchedule, IterationsBecomeSamples) {
-  OptimizerConfig config = test_config();
+  OptimizerConfig config = schedule_config();
   config.lr_warmup_iters = 10;
   config.lr_wsd_decay_iters = 20;
   const ParameterSchedule schedule = make_schedule(config, {100, std::nullopt, 16});
@@ -47,7 +47,7 @@ TEST(MakeSchedule, IterationsBecomeSamples) {
 }
 
 TEST(MakeSchedule, SamplesAndFractions) {
-  OptimizerConfig config = test_config();
+  OptimizerConfig config = schedule_config();
   config.lr_warmup_samples = 30;
   EXPECT_EQ(make_schedule(config, {std::nullopt, 1000, 16}).lr_decay_steps, 1000);
   EXPECT_EQ(make_schedule(config, {std::nullopt, 1000, 16}).lr_warmup_steps, 30);
@@ -58,7 +58,7 @@ TEST(MakeSchedule, SamplesAndFractions) {
 }
 
 TEST(MakeSchedule, DecoupledLearningRate) {
-  OptimizerConfig config = test_config();
+  OptimizerConfig config = schedule_config();
   EXPECT_EQ(make_schedule(config, {100, std::nullopt, 1}).max_lr[1], 3e-4);
   EXPECT_EQ(make_schedule(config, {100, std::nullopt, 1}).min_lr[1], 3e-5);
   config.decoupled_lr = 1e-3;
@@ -69,7 +69,7 @@ TEST(MakeSchedule, DecoupledLearningRate) {
 }
 
 TEST(ValidateSchedule, UnitsMayNotBeMixed) {
-  OptimizerConfig config = test_config();
+  OptimizerConfig config = schedule_config();
   EXPECT_TRUE(violations_of(config, {100, std::nullopt, 1}).empty());
   config.lr_decay_samples = 10;
   config.lr_warmup_samples = 5;
@@ -80,7 +80,7 @@ TEST(ValidateSchedule, UnitsMayNotBeMixed) {
   EXPECT_NE(messages[1].find("--lr-warmup-samples does not go with --train-iters"),
             std::string::npos);
 
-  config = test_config();
+  config = schedule_config();
   config.lr_decay_iters = 10;
   messages = violations_of(config, {std::nullopt, 100, 1});
   ASSERT_EQ(messages.size(), 1u);
@@ -92,12 +92,12 @@ TEST(ValidateSchedule, UnitsMayNotBeMixed) {
 }
 
 TEST(ValidateSchedule, LengthsMustFit) {
-  OptimizerConfig config = test_config();
+  OptimizerConfig config = schedule_config();
   config.lr_warmup_iters = 100;
   EXPECT_NE(
       violations_of(config, {100, std::nullopt, 2}).at(0).find("(200 samples) does not end before"),
       std::string::npos);
-  config = test_config();
+  config = schedule_config();
   EXPECT_NE(violations_of(config, {0, std::nullopt, 2}).at(0).find("decays over 0 samples"),
             std::string::npos);
   config.lr_decay_style = LrDecayStyle::kWsd;
@@ -113,7 +113,7 @@ TEST(ValidateSchedule, LengthsMustFit) {
 }
 
 TEST(ScheduleJson, IsExact) {
-  OptimizerConfig config = test_config();
+  OptimizerConfig config = schedule_config();
   config.lr = 0.1 + 0.2;
   config.lr_warmup_fraction = 1.0 / 3.0;
   config.lr_decay_style = LrDecayStyle::kInverseSquareRoot;
@@ -158,7 +158,7 @@ TEST(ScheduleJson, ErrorsNameTheKey) {
 }
 
 TEST(ResumeSchedule, DifferencesAreNamedWithBothValues) {
-  OptimizerConfig config = test_config();
+  OptimizerConfig config = schedule_config();
   const ParameterSchedule stored = make_schedule(config, {100, std::nullopt, 4});
   config.lr = 1e-3;
   const ParameterSchedule flags = make_schedule(config, {200, std::nullopt, 4});
@@ -177,7 +177,7 @@ TEST(ResumeSchedule, DifferencesAreNamedWithBothValues) {
 }
 
 TEST(ResumeSchedule, WhatHasNoEffectMayDiffer) {
-  OptimizerConfig config = test_config();
+  OptimizerConfig config = schedule_config();
   config.lr_decay_iters = 100;
   const ParameterSchedule stored = make_schedule(config, {100, std::nullopt, 4});
   const ParameterSchedule longer = make_schedule(config, {300, std::nullopt, 4});
@@ -217,7 +217,7 @@ TEST(StepStateJson, IsExact) {
 }
 
 TEST(InitialState, LossScale) {
-  OptimizerConfig config = test_config();
+  OptimizerConfig config = schedule_config();
   EXPECT_EQ(initial_step_state(config).loss_scale, 1.0);
   EXPECT_EQ(make_step_rules(config).dynamic_loss_scale, 0);
   config.fp16 = true;

@@ -11,7 +11,7 @@
 namespace megatron {
 namespace {
 
-constexpr int64_t kSequence = 12, kBatch = 2, kHidden = 10, kVocabulary = 22, kRows = 24;
+constexpr int64_t kTargets = 12, kTargetBatch = 2, kHidden = 10, kVocabulary = 22, kRows = 24;
 
 // An output layer's weight.
 class Table : public Module {
@@ -28,8 +28,8 @@ class Table : public Module {
 };
 
 at::Tensor targets() {
-  at::Tensor ids = (at::arange(kSequence * kBatch, at::kLong) * 7 % kVocabulary)
-                       .view({kSequence, kBatch})
+  at::Tensor ids = (at::arange(kTargets * kTargetBatch, at::kLong) * 7 % kVocabulary)
+                       .view({kTargets, kTargetBatch})
                        .clone();
   ids[3][1] = -1;
   return ids;
@@ -44,11 +44,11 @@ Expected one_after_the_other(double z_coeff) {
   Table table(1);
   const PlainParameterStore store(table, at::kDouble, at::kCPU, /*gradients=*/true);
   table.weight.value.copy_(draw({kRows, kHidden}, 1));
-  const at::Tensor x = leaf(draw({kSequence, kBatch, kHidden}, 2));
+  const at::Tensor x = leaf(draw({kTargets, kTargetBatch, kHidden}, 2));
   ColumnParallelLinear layer(table.weight, /*sequence_parallel=*/false, groups);
   const at::Tensor loss =
       vocab_parallel_cross_entropy(layer.forward(x), targets(), kVocabulary, z_coeff, groups.tp);
-  loss.backward(draw({kSequence, kBatch}, 3));
+  loss.backward(draw({kTargets, kTargetBatch}, 3));
   return {loss.detach(), x.grad(), store.grad(table.weight)};
 }
 
@@ -64,9 +64,9 @@ TEST(LinearCrossEntropy, IsTheProjectionAndTheLoss) {
             Table table(ranks);
             const PlainParameterStore store(table, at::kDouble, at::kCPU, /*gradients=*/true);
             table.weight.value.copy_(part(draw({kRows, kHidden}, 1), 0, groups.tp));
-            const at::Tensor whole = draw({kSequence, kBatch, kHidden}, 2);
+            const at::Tensor whole = draw({kTargets, kTargetBatch, kHidden}, 2);
             const at::Tensor x = leaf(sequence_parallel ? part(whole, 0, groups.tp) : whole);
-            const at::Tensor grad = draw({kSequence, kBatch}, 3);
+            const at::Tensor grad = draw({kTargets, kTargetBatch}, 3);
             const at::Tensor loss =
                 linear_cross_entropy(table.weight, x, targets(), grad,
                                      {kVocabulary, z_coeff, chunk, sequence_parallel}, groups.tp);
@@ -87,8 +87,8 @@ TEST(LinearCrossEntropy, FrozenTablesGetNoGradient) {
   Table table(1);
   const PlainParameterStore store(table, at::kDouble, at::kCPU, /*gradients=*/true);
   table.weight.trainable = false;
-  const at::Tensor x = leaf(draw({kSequence, kBatch, kHidden}, 2)),
-                   grad = draw({kSequence, kBatch}, 3);
+  const at::Tensor x = leaf(draw({kTargets, kTargetBatch, kHidden}, 2)),
+                   grad = draw({kTargets, kTargetBatch}, 3);
   linear_cross_entropy(table.weight, x, targets(), grad, {kVocabulary, 0.0, 5, false}, groups.tp)
       .backward(grad);
   EXPECT_TRUE(x.grad().defined());

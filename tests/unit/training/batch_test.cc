@@ -8,7 +8,7 @@ namespace megatron {
 namespace {
 
 // A micro-batch of two samples of four tokens; the second one holds two documents.
-std::shared_ptr<const MicroBatch> example() {
+std::shared_ptr<const MicroBatch> example_batch() {
   struct Owner {
     MicroBatch batch;
     std::vector<int64_t> tokens{1, 2, 3, 4, 5, 6, 7, 8}, labels{2, 3, 4, 5, 6, 7, 8, 9},
@@ -32,7 +32,7 @@ std::shared_ptr<const MicroBatch> example() {
 const ProcessGroup one;
 
 TEST(Batch, TensorsShareTheHostMemoryAndKeepItAlive) {
-  std::shared_ptr<const MicroBatch> source = example();
+  std::shared_ptr<const MicroBatch> source = example_batch();
   const int64_t* data = source->tokens;
   BatchMaker maker(c10::Device(c10::kCPU), /*own_positions=*/true, one);
   const Batch batch = maker.make(source);
@@ -48,7 +48,7 @@ TEST(Batch, TensorsShareTheHostMemoryAndKeepItAlive) {
 
 TEST(Batch, DocumentsAreNumberedWithinTheirSequence) {
   BatchMaker maker(c10::Device(c10::kCPU), false, one);
-  const Batch batch = maker.make(example());
+  const Batch batch = maker.make(example_batch());
   EXPECT_FALSE(batch.position_ids.defined());
   EXPECT_TRUE(
       at::equal(batch.document_ids, at::tensor({0, 0, 0, 0, 0, 0, 1, 1}, at::kLong).view({2, 4})));

@@ -10,7 +10,7 @@
 namespace megatron {
 namespace {
 
-RunState example() {
+RunState example_state() {
   RunState state;
   state.iteration = 7;
   state.consumed_train_samples = 28;
@@ -32,8 +32,8 @@ RunState example() {
 }
 
 TEST(RunState, RoundTrip) {
-  const RunState state = run_state_from_json(run_state_to_json(example()), "x");
-  EXPECT_EQ(run_state_to_json(state), run_state_to_json(example()));
+  const RunState state = run_state_from_json(run_state_to_json(example_state()), "x");
+  EXPECT_EQ(run_state_to_json(state), run_state_to_json(example_state()));
   EXPECT_EQ(state.iteration, 7);
   EXPECT_EQ(state.consumed_valid_samples, (std::vector<int64_t>{4, 8}));
   EXPECT_EQ(state.step->num_steps, 24);
@@ -42,7 +42,7 @@ TEST(RunState, RoundTrip) {
 }
 
 TEST(RunState, WithoutOptimizer) {
-  RunState state = example();
+  RunState state = example_state();
   state.step.reset();
   state.schedule.reset();
   EXPECT_FALSE(run_state_from_json(run_state_to_json(state), "x").step);

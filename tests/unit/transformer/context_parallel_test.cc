@@ -24,7 +24,7 @@ constexpr auto kAllGather = ContextParallelType::kAllGather;
 constexpr auto kA2A = ContextParallelType::kA2A;
 constexpr auto kA2AP2P = ContextParallelType::kA2AP2P;
 
-at::Tensor draw(at::IntArrayRef shape, uint64_t seed) {
+at::Tensor draw_normal(at::IntArrayRef shape, uint64_t seed) {
   auto generator = at::make_generator<at::CPUGeneratorImpl>(seed);
   return at::randn(shape, generator, at::dtype(at::kDouble));
 }
@@ -75,12 +75,12 @@ struct Problem {
 
 Problem make_problem(const Case& c, at::ScalarType type) {
   Problem p;
-  p.q = draw({kLength, kBatch, c.n, kWidth}, 1).to(type);
+  p.q = draw_normal({kLength, kBatch, c.n, kWidth}, 1).to(type);
   // Strided views, as the projection gives them.
-  const at::Tensor packed = draw({kLength, kBatch, c.g, kWidth + c.value_width}, 2).to(type);
+  const at::Tensor packed = draw_normal({kLength, kBatch, c.g, kWidth + c.value_width}, 2).to(type);
   p.k = packed.narrow(3, 0, kWidth);
   p.v = packed.narrow(3, kWidth, c.value_width);
-  p.dout = draw({kLength, kBatch, c.n, c.value_width}, 3).to(type);
+  p.dout = draw_normal({kLength, kBatch, c.n, c.value_width}, 3).to(type);
   if (c.documents)  // borders inside chunks and on them, other ones in each sample
     p.documents = at::stack({at::bucketize(at::arange(kLength), at::tensor({0, 5, 11, 16})),
                              at::bucketize(at::arange(kLength), at::tensor({2, 20}))});
@@ -234,7 +234,7 @@ TEST(ZigZag, SliceAndGatherAreInverse) {
   for (const int c : {1, 2, 3}) {
     run_ranks(c, [&](const std::shared_ptr<Backend>& world) {
       const ProcessGroup cp(world, "cp");
-      const at::Tensor x = draw({3, 12, 2}, 1).requires_grad_();
+      const at::Tensor x = draw_normal({3, 12, 2}, 1).requires_grad_();
       const at::Tensor part = zigzag_slice(x, 1, cp),
                        positions = zigzag_positions(12, c, cp.rank());
       EXPECT_TRUE(at::equal(part, x.index_select(1, positions)));
@@ -409,7 +409,7 @@ TEST(ContextParallelBytes, AreThoseOfTheFormulas) {
   }
 }
 
-TransformerConfig small_config() {
+TransformerConfig context_config() {
   TransformerConfig config;
   config.num_layers = 2;
   config.hidden_size = 32;
@@ -433,7 +433,7 @@ std::string violations_of(const TransformerConfig& model, const ParallelConfig& 
 }
 
 TEST(ContextParallelRefusal, IsSaidAtTheStart) {
-  TransformerConfig model = small_config();
+  TransformerConfig model = context_config();
   ParallelConfig parallel;
   EXPECT_EQ(violations_of(model, parallel), "");
   parallel.context_parallel_size = 4;
@@ -469,14 +469,14 @@ TEST(ContextParallelRefusal, IsSaidAtTheStart) {
   EXPECT_EQ(violations_of(model, parallel), "");
 }
 
-struct Pass {
+struct BlockPass {
   at::Tensor y, dx;
   std::map<std::string, at::Tensor> grads;
 };
 
-Pass run_block(const TransformerConfig& config, const at::Tensor& input, const at::Tensor& dy,
-               const ForwardContext& context, const ParallelGroups& groups,
-               bool sequence_parallel = false) {
+BlockPass run_block(const TransformerConfig& config, const at::Tensor& input, const at::Tensor& dy,
+                    const ForwardContext& context, const ParallelGroups& groups,
+                    bool sequence_parallel = false) {
   TransformerBlock block(config, 0, config.num_layers, /*final_norm=*/true, sequence_parallel,
                          groups);
   PlainParameterStore store(block, at::kDouble, at::kCPU, true);
@@ -484,7 +484,7 @@ Pass run_block(const TransformerConfig& config, const at::Tensor& input, const a
   const at::Tensor x = input.clone().requires_grad_();
   const at::Tensor y = block.forward(x, context);
   torch::autograd::backward({y}, {dy});
-  Pass pass{y.detach(), x.grad(), {}};
+  BlockPass pass{y.detach(), x.grad(), {}};
   block.visit([&](const std::string& name, Parameter& parameter) {
     pass.grads[name] = store.grad(parameter).clone();
   });
@@ -494,15 +494,15 @@ Pass run_block(const TransformerConfig& config, const at::Tensor& input, const a
 // Whole layers with rotary positions, grouped heads, both dropouts and documents, over tensor and
 // context ranks.
 TEST(ContextParallelBlock, TensorAndContextRanksGiveTheSameResult) {
-  TransformerConfig config = small_config();
+  TransformerConfig config = context_config();
   const int64_t s = config.seq_length, b = 2;
-  const at::Tensor x = draw({s, b, 32}, 1), dy = draw({s, b, 32}, 2);
+  const at::Tensor x = draw_normal({s, b, 32}, 1), dy = draw_normal({s, b, 32}, 2);
   ForwardContext context;
   context.training = true;
   context.place.sample = at::tensor({3, 4}, at::kLong);
   context.place.position = at::arange(s);
   context.document_ids = at::stack({at::arange(s) / 5, at::arange(s) / 7}).to(at::kLong);
-  const Pass expected = run_block(config, x, dy, context, ParallelGroups());
+  const BlockPass expected = run_block(config, x, dy, context, ParallelGroups());
   for (const Layout& layout :
        {Layout{"p2p", kP2P, 2}, Layout{"all_gather", kAllGather, 2}, Layout{"a2a", kA2A, 2},
         Layout{"a2a+p2p", kA2AP2P, 4, {2, 2}}, Layout{"mixed", kP2P, 4}}) {
@@ -514,8 +514,8 @@ TEST(ContextParallelBlock, TensorAndContextRanksGiveTheSameResult) {
         const std::string what = cat(layout.name, ", tp ", tp);
         ForwardContext own = context;
         own.place.position = zigzag_positions(s, layout.c, groups.cp.rank());
-        const Pass got = run_block(config, zigzag_slice(x, 0, groups.cp),
-                                   zigzag_slice(dy, 0, groups.cp), own, groups);
+        const BlockPass got = run_block(config, zigzag_slice(x, 0, groups.cp),
+                                        zigzag_slice(dy, 0, groups.cp), own, groups);
         EXPECT_LT(distance(got.y, zigzag_slice(expected.y, 0, groups.cp)), 1e-10) << what;
         EXPECT_LT(distance(got.dx, zigzag_slice(expected.dx, 0, groups.cp)), 1e-10) << what;
         if (tp > 1) return;
@@ -531,15 +531,15 @@ TEST(ContextParallelBlock, TensorAndContextRanksGiveTheSameResult) {
 // With sequence parallelism the activations between the linears are a t-th of a context rank's
 // tokens.
 TEST(ContextParallelBlock, SequenceParallelRanksGiveTheSameResult) {
-  TransformerConfig config = small_config();
+  TransformerConfig config = context_config();
   config.hidden_dropout = 0.0;
   const int64_t s = config.seq_length, b = 2;
-  const at::Tensor x = draw({s, b, 32}, 1), dy = draw({s, b, 32}, 2);
+  const at::Tensor x = draw_normal({s, b, 32}, 1), dy = draw_normal({s, b, 32}, 2);
   ForwardContext context;
   context.training = true;
   context.place.sample = at::tensor({3, 4}, at::kLong);
   context.place.position = at::arange(s);
-  const Pass expected = run_block(config, x, dy, context, ParallelGroups());
+  const BlockPass expected = run_block(config, x, dy, context, ParallelGroups());
   for (const char* type : {"p2p", "all_gather", "a2a"}) {
     config.cp_comm_type = {type};
     run_ranks(4, [&](const std::shared_ptr<Backend>& world) {
@@ -549,7 +549,7 @@ TEST(ContextParallelBlock, SequenceParallelRanksGiveTheSameResult) {
       const auto rows = [&](const at::Tensor& t) {
         return zigzag_slice(t, 0, groups.cp).chunk(2, 0)[static_cast<size_t>(groups.tp.rank())];
       };
-      const Pass got =
+      const BlockPass got =
           run_block(config, rows(x), rows(dy), own, groups, /*sequence_parallel=*/true);
       EXPECT_LT(distance(got.y, rows(expected.y)), 1e-10) << type;
       EXPECT_LT(distance(got.dx, rows(expected.dx)), 1e-10) << type;
@@ -558,13 +558,13 @@ TEST(ContextParallelBlock, SequenceParallelRanksGiveTheSameResult) {
 }
 
 TEST(ContextParallelBlock, RefusesMasks) {
-  TransformerConfig config = small_config();
+  TransformerConfig config = context_config();
   run_ranks(2, [&](const std::shared_ptr<Backend>& world) {
     const ParallelGroups groups = make_groups(world, {"", kP2P, 2});
     ForwardContext context;
     context.place.position = zigzag_positions(16, 2, groups.cp.rank());
     context.attention_mask = at::zeros({1, 1, 16, 16}, at::kBool);
-    const at::Tensor x = draw({8, 1, 32}, 1);
+    const at::Tensor x = draw_normal({8, 1, 32}, 1);
     EXPECT_EQ(error_of([&] { run_block(config, x, x, context, groups); }),
               "an attention mask over 2 context-parallel ranks is not built\nhint: "
               "--context-parallel-size 1");
