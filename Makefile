@@ -17,6 +17,9 @@ PRESET ?= $(shell nvidia-smi -L 2>/dev/null | grep -q GPU && (command -v nvcc ||
 endif
 JOBS ?= $(shell nproc)
 export JOBS
+# ON: sources compiled in batches, as a new build folder is; OFF: each by itself, for daily work.
+UNITY ?=
+export UNITY
 CTEST = . .venv/toolchain.sh; "$$CTEST" -j $(JOBS)
 
 .PHONY: help setup build test clients quickstart test-asan test-tsan coverage fuzz docs format dist install clean

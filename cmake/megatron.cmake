@@ -12,6 +12,8 @@ function(megatron_layer folder)
   endif()
   if(MEGATRON_CUDA)
     list(APPEND ARG_SOURCES ${ARG_CUDA_SOURCES})
+    # Kernels of one name in many files; unity builds (MEGATRON_UNITY) are of C++ alone.
+    set_source_files_properties(${ARG_CUDA_SOURCES} PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON)
   endif()
   add_library(${folder} STATIC ${ARG_SOURCES})
   add_library(megatron::${folder} ALIAS ${folder})

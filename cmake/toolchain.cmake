@@ -45,6 +45,15 @@ endif()
 # Ranks compare the builds that they run (base/program_build.h).
 add_link_options(LINKER:--build-id)
 
+# Unity builds: what the sources of a batch share, headers and templates, is compiled once. Sources
+# with options or definitions of their own stay apart.
+if(MEGATRON_UNITY)
+  set(CMAKE_UNITY_BUILD ON)
+  set(CMAKE_UNITY_BUILD_BATCH_SIZE 12)
+  # It warns of internal linkage in files that are included, which the sources of a batch are.
+  add_compile_options($<$<COMPILE_LANGUAGE:CXX>:-Wno-subobject-linkage>)
+endif()
+
 find_program(CCACHE_PROGRAM ccache)
 if(CCACHE_PROGRAM AND NOT MEGATRON_COVERAGE)
   set(CMAKE_CXX_COMPILER_LAUNCHER ${CMAKE_COMMAND} -E env CCACHE_SLOPPINESS=pch_defines,time_macros,include_file_mtime,include_file_ctime ${CCACHE_PROGRAM})
