@@ -157,7 +157,7 @@ LoadedModel load_model(const LoadModelRequest& request, const ParallelGroups& gr
         found.family != nullptr ? *found.family : family_of_model(checkpoint, loaded.config);
     adapter = open_peft_folder(request.adapter, family, loaded.config);
   }
-  loaded.model = std::make_unique<GPTModel>(loaded.config, groups);
+  loaded.model = make_model(loaded.config, groups);
   const at::ScalarType dtype = request.dtype.value_or(stored_dtype(checkpoint, kWordEmbeddings));
   loaded.store =
       std::make_unique<PlainParameterStore>(*loaded.model, dtype, at::kCPU, /*gradients=*/false);

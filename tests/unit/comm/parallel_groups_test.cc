@@ -11,58 +11,6 @@
 namespace megatron {
 namespace {
 
-using Groups = std::vector<std::vector<int>>;
-
-Groups first(Groups groups, size_t count) {
-  groups.resize(count);
-  return groups;
-}
-
-// 16 ranks: tensor 2, context 2, data 2, pipeline 2 (made by Megatron's own code).
-TEST(RankGroups, DenseGrid) {
-  const std::string order = "tp-cp-ep-dp-pp";
-  const std::vector<int> sizes = {2, 2, 1, 2, 2};
-  const auto groups = [&](const std::string& mask) { return rank_groups(order, sizes, mask); };
-  EXPECT_EQ(groups("tp"),
-            (Groups{{0, 1}, {2, 3}, {4, 5}, {6, 7}, {8, 9}, {10, 11}, {12, 13}, {14, 15}}));
-  EXPECT_EQ(groups("cp"),
-            (Groups{{0, 2}, {1, 3}, {4, 6}, {5, 7}, {8, 10}, {9, 11}, {12, 14}, {13, 15}}));
-  EXPECT_EQ(groups("dp"),
-            (Groups{{0, 4}, {1, 5}, {2, 6}, {3, 7}, {8, 12}, {9, 13}, {10, 14}, {11, 15}}));
-  EXPECT_EQ(groups("pp"),
-            (Groups{{0, 8}, {1, 9}, {2, 10}, {3, 11}, {4, 12}, {5, 13}, {6, 14}, {7, 15}}));
-  EXPECT_EQ(groups("dp-cp"),
-            (Groups{{0, 2, 4, 6}, {1, 3, 5, 7}, {8, 10, 12, 14}, {9, 11, 13, 15}}));
-  EXPECT_EQ(groups("tp-cp"),
-            (Groups{{0, 1, 2, 3}, {4, 5, 6, 7}, {8, 9, 10, 11}, {12, 13, 14, 15}}));
-  EXPECT_EQ(groups("tp-cp"), groups("cp-tp")) << "the order of the mask does not matter";
-}
-
-TEST(RankGroups, ExpertGrid) {
-  const std::string order = "tp-cp-ep-dp-pp";
-  const std::vector<int> sizes = {1, 1, 4, 2, 2};
-  EXPECT_EQ(rank_groups(order, sizes, "ep"),
-            (Groups{{0, 1, 2, 3}, {4, 5, 6, 7}, {8, 9, 10, 11}, {12, 13, 14, 15}}));
-  EXPECT_EQ(first(rank_groups(order, sizes, "dp"), 2), (Groups{{0, 4}, {1, 5}}));
-  EXPECT_EQ(rank_groups(order, sizes, "pp"), rank_groups(order, {2, 2, 1, 2, 2}, "pp"));
-}
-
-TEST(RankGroups, PipelineBeforeData) {
-  const std::vector<int> sizes = {2, 2, 1, 2, 2};
-  EXPECT_EQ(first(rank_groups("tp-cp-ep-pp-dp", sizes, "dp"), 2), (Groups{{0, 8}, {1, 9}}));
-  EXPECT_EQ(first(rank_groups("tp-cp-ep-pp-dp", sizes, "pp"), 2), (Groups{{0, 4}, {1, 5}}));
-}
-
-TEST(RankGroups, EveryRankIsInOneGroup) {
-  for (const char* mask : {"tp", "cp-dp", "tp-pp", "tp-cp-ep-dp-pp"}) {
-    std::vector<int> seen(48, 0);
-    for (const auto& group : rank_groups("tp-cp-ep-dp-pp", {2, 3, 2, 2, 2}, mask)) {
-      for (int rank : group) ++seen.at(rank);
-    }
-    EXPECT_EQ(seen, std::vector<int>(48, 1)) << mask;
-  }
-}
-
 TEST(ParallelGroups, EveryRankFindsItsPlace) {
   run_ranks(16, [](const std::shared_ptr<Backend>& world) {
     ParallelConfig config;

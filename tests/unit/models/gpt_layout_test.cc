@@ -17,7 +17,7 @@ namespace {
 using Tensors = std::map<std::string, at::Tensor>;
 
 // Loss and whole gradients, put together from every rank's pieces.
-Tensors run_on_ranks(const GPTConfig& config, int ranks) {
+Tensors run_on_ranks(const ModelConfig& config, int ranks) {
   Tensors whole;
   std::mutex mutex;
   run_ranks(ranks, [&](const std::shared_ptr<Backend>& world) {
@@ -52,7 +52,7 @@ Tensors run_on_ranks(const GPTConfig& config, int ranks) {
   return whole;
 }
 
-void expect_equal(const GPTConfig& config) {
+void expect_equal(const ModelConfig& config) {
   const Tensors one = run_on_ranks(config, 1);
   const Tensors two = run_on_ranks(config, 2);
   ASSERT_EQ(one.size(), two.size());
