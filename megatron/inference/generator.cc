@@ -121,7 +121,7 @@ at::Tensor forward_last(Model& model, const at::Tensor& tokens, DenseKVCache& ca
   return logits.select(0, s - 1).to(at::kCPU);
 }
 
-std::vector<GeneratedRow> start_rows(const GPTConfig& config, const Tokenizer& tokenizer,
+std::vector<GeneratedRow> start_rows(const ModelConfig& config, const Tokenizer& tokenizer,
                                      std::span<const std::string> prompts,
                                      const GenerateOptions& options) {
   std::vector<GeneratedRow> rows;
