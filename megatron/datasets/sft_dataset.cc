@@ -12,10 +12,10 @@
 #include "megatron/datasets/blend.h"
 #include "megatron/datasets/detail/encoder.h"
 #include "megatron/datasets/detail/once_per_node.h"
-#include "megatron/datasets/document_source.h"
 #include "megatron/datasets/index_cache.h"
 #include "megatron/datasets/mock_dataset.h"
 #include "megatron/datasets/sampler.h"
+#include "megatron/datasets/sources/document_source.h"
 
 namespace megatron {
 namespace {

@@ -17,9 +17,9 @@
 #include <string>
 #include <utility>
 
-#include "megatron/datasets/conversation.h"
 #include "megatron/datasets/dataset.h"
 #include "megatron/datasets/gpt_dataset.h"
+#include "megatron/datasets/sources/conversation.h"
 
 namespace megatron {
 

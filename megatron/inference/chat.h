@@ -9,7 +9,7 @@
 #include <string_view>
 #include <vector>
 
-#include "megatron/datasets/conversation.h"
+#include "megatron/datasets/sources/conversation.h"
 #include "megatron/tokenizers/tokenizer.h"
 
 namespace megatron {

@@ -7,10 +7,10 @@
 #include <unordered_map>
 
 #include "megatron/base/check.h"
-#include "megatron/tokenizers/detail/byte_level.h"
 #include "megatron/tokenizers/detail/pre_tokenizer.h"
-#include "megatron/tokenizers/detail/unicode_normalization.h"
-#include "megatron/tokenizers/detail/utf8.h"
+#include "megatron/tokenizers/detail/text/byte_level.h"
+#include "megatron/tokenizers/detail/text/unicode_normalization.h"
+#include "megatron/tokenizers/detail/text/utf8.h"
 
 namespace megatron {
 namespace {

@@ -8,7 +8,7 @@
 #include "megatron/tokenizers/detail/pipeline_tokenizer.h"
 #include "megatron/tokenizers/detail/sentencepiece_tokenizer.h"
 #include "megatron/tokenizers/detail/simple_tokenizers.h"
-#include "megatron/tokenizers/detail/utf8.h"
+#include "megatron/tokenizers/detail/text/utf8.h"
 
 namespace megatron {
 namespace {

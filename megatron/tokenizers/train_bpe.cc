@@ -10,7 +10,7 @@
 #include "megatron/base/progress.h"
 #include "megatron/base/threads.h"
 #include "megatron/tokenizers/bpe_trainer.h"
-#include "megatron/tokenizers/detail/text_blocks.h"
+#include "megatron/tokenizers/detail/text/text_blocks.h"
 
 namespace megatron {
 namespace {

@@ -11,7 +11,7 @@
 #include "megatron/base/format.h"
 #include "megatron/base/log.h"
 #include "megatron/comm/process_group.h"
-#include "megatron/datasets/conversation.h"
+#include "megatron/datasets/sources/conversation.h"
 #include "megatron/dist_checkpointing/checkpoint_folder.h"
 #include "megatron/interop/huggingface/hf_folder.h"
 #include "megatron/interop/huggingface/peft.h"

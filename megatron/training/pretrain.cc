@@ -21,7 +21,7 @@
 #include "megatron/training/arguments/configuration_changes.h"
 #include "megatron/training/arguments/microbatches.h"
 #include "megatron/training/checkpoint_state.h"
-#include "megatron/training/dynamic_context_batches.h"
+#include "megatron/training/dynamic_context/dynamic_context_batches.h"
 #include "megatron/training/evaluation.h"
 #include "megatron/training/metrics_sinks.h"
 #include "megatron/training/rank_reports.h"

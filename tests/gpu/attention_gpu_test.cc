@@ -3,8 +3,8 @@
 
 #include <cmath>
 
-#include "megatron/tensor/attention.h"
-#include "megatron/tensor/attention_block.h"
+#include "megatron/tensor/attention/attention.h"
+#include "megatron/tensor/attention/attention_block.h"
 #include "megatron/tensor/torch.h"
 #include "tests/kernels/cases.h"
 

@@ -11,7 +11,7 @@
 #include "megatron/base/json_writer.h"
 #include "megatron/base/log.h"
 #include "megatron/base/parse.h"
-#include "megatron/datasets/conversation.h"
+#include "megatron/datasets/sources/conversation.h"
 #include "megatron/tokenizers/tokenizer.h"
 #include "tools/support/input_path.h"
 

@@ -9,7 +9,7 @@
 #include "megatron/base/log.h"
 #include "megatron/base/parse.h"
 #include "megatron/base/threads.h"
-#include "megatron/datasets/preprocess.h"
+#include "megatron/datasets/sources/preprocess.h"
 
 namespace megatron {
 namespace {

@@ -7,8 +7,8 @@
 #include <string_view>
 #include <vector>
 
-#include "megatron/datasets/document_source.h"
 #include "megatron/datasets/indexed_dataset.h"
+#include "megatron/datasets/sources/document_source.h"
 #include "megatron/tokenizers/tokenizer.h"
 
 namespace megatron {

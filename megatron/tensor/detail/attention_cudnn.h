@@ -10,7 +10,7 @@
 
 #include <string>
 
-#include "megatron/tensor/attention.h"
+#include "megatron/tensor/attention/attention.h"
 
 namespace megatron {
 

@@ -7,7 +7,7 @@
 #include <string>
 #include <tuple>
 
-#include "megatron/tensor/attention.h"
+#include "megatron/tensor/attention/attention.h"
 
 namespace megatron {
 

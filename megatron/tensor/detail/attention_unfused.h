@@ -8,7 +8,7 @@
 
 #include <tuple>
 
-#include "megatron/tensor/attention_block.h"
+#include "megatron/tensor/attention/attention_block.h"
 
 namespace megatron {
 
@@ -21,8 +21,8 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> unfused_attention_backward(
     const at::Tensor& dout, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
     const AttentionOptions& options);
 
-// attention_block_forward and attention_block_backward (tensor/attention_block.h); gradients in
-// fp32 (fp64).
+// attention_block_forward and attention_block_backward (tensor/attention/attention_block.h);
+// gradients in fp32 (fp64).
 AttentionBlock unfused_block(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                              const AttentionOptions& options);
 std::tuple<at::Tensor, at::Tensor, at::Tensor> unfused_block_backward(

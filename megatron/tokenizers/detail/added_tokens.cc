@@ -4,8 +4,8 @@
 #include <utility>
 
 #include "megatron/base/check.h"
-#include "megatron/tokenizers/detail/unicode.h"
-#include "megatron/tokenizers/detail/utf8.h"
+#include "megatron/tokenizers/detail/text/unicode.h"
+#include "megatron/tokenizers/detail/text/utf8.h"
 
 namespace megatron {
 namespace {

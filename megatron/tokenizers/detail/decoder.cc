@@ -3,9 +3,9 @@
 #include <charconv>
 #include <utility>
 
-#include "megatron/tokenizers/detail/byte_level.h"
-#include "megatron/tokenizers/detail/normalizer.h"
-#include "megatron/tokenizers/detail/utf8.h"
+#include "megatron/tokenizers/detail/text/byte_level.h"
+#include "megatron/tokenizers/detail/text/normalizer.h"
+#include "megatron/tokenizers/detail/text/utf8.h"
 
 namespace megatron {
 namespace {

@@ -6,7 +6,7 @@
 #include <string_view>
 #include <vector>
 
-#include "megatron/tokenizers/detail/regex.h"
+#include "megatron/tokenizers/detail/text/regex.h"
 
 namespace megatron {
 

@@ -7,7 +7,7 @@
 #include <string_view>
 #include <unordered_set>
 
-#include "megatron/tokenizers/detail/utf8.h"
+#include "megatron/tokenizers/detail/text/utf8.h"
 
 namespace megatron {
 

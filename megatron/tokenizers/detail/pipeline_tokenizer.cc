@@ -5,10 +5,10 @@
 #include <utility>
 
 #include "megatron/base/check.h"
-#include "megatron/tokenizers/detail/byte_level.h"
 #include "megatron/tokenizers/detail/fingerprint.h"
+#include "megatron/tokenizers/detail/text/byte_level.h"
+#include "megatron/tokenizers/detail/text/utf8.h"
 #include "megatron/tokenizers/detail/thread_states.h"
-#include "megatron/tokenizers/detail/utf8.h"
 
 namespace megatron {
 

@@ -2,7 +2,7 @@
 
 #include <utility>
 
-#include "megatron/tokenizers/detail/byte_level.h"
+#include "megatron/tokenizers/detail/text/byte_level.h"
 
 namespace megatron {
 namespace {

@@ -8,8 +8,8 @@
 #include <string_view>
 #include <vector>
 
-#include "megatron/tokenizers/detail/regex.h"
-#include "megatron/tokenizers/detail/scanners.h"
+#include "megatron/tokenizers/detail/text/regex.h"
+#include "megatron/tokenizers/detail/text/scanners.h"
 
 namespace megatron {
 

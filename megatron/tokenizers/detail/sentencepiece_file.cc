@@ -8,7 +8,7 @@
 #include "megatron/base/check.h"
 #include "megatron/base/files.h"
 #include "megatron/tokenizers/detail/decoder.h"
-#include "megatron/tokenizers/detail/utf8.h"
+#include "megatron/tokenizers/detail/text/utf8.h"
 
 namespace megatron {
 namespace {

@@ -8,8 +8,8 @@
 #include "megatron/base/check.h"
 #include "megatron/tokenizers/detail/decoder.h"
 #include "megatron/tokenizers/detail/fingerprint.h"
+#include "megatron/tokenizers/detail/text/utf8.h"
 #include "megatron/tokenizers/detail/thread_states.h"
-#include "megatron/tokenizers/detail/utf8.h"
 
 namespace megatron {
 

@@ -9,9 +9,9 @@
 #include <vector>
 
 #include "megatron/tokenizers/detail/bpe_model.h"
-#include "megatron/tokenizers/detail/charsmap.h"
-#include "megatron/tokenizers/detail/double_array.h"
 #include "megatron/tokenizers/detail/sentencepiece_file.h"
+#include "megatron/tokenizers/detail/text/charsmap.h"
+#include "megatron/tokenizers/detail/text/double_array.h"
 #include "megatron/tokenizers/detail/unigram_model.h"
 #include "megatron/tokenizers/tokenizer.h"
 

@@ -10,8 +10,8 @@
 
 #include "megatron/tokenizers/detail/added_tokens.h"
 #include "megatron/tokenizers/detail/decoder.h"
-#include "megatron/tokenizers/detail/normalizer.h"
 #include "megatron/tokenizers/detail/pre_tokenizer.h"
+#include "megatron/tokenizers/detail/text/normalizer.h"
 
 namespace megatron {
 

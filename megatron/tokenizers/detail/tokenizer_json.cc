@@ -7,11 +7,11 @@
 #include <string_view>
 
 #include "megatron/base/files.h"
-#include "megatron/tokenizers/detail/base64.h"
 #include "megatron/tokenizers/detail/json_value.h"
 #include "megatron/tokenizers/detail/metaspace_cutter.h"
+#include "megatron/tokenizers/detail/text/base64.h"
+#include "megatron/tokenizers/detail/text/utf8.h"
 #include "megatron/tokenizers/detail/tokenizer_definition.h"
-#include "megatron/tokenizers/detail/utf8.h"
 
 namespace megatron {
 namespace {

@@ -15,8 +15,8 @@
 #include <string_view>
 #include <vector>
 
-#include "megatron/tokenizers/detail/double_array.h"
 #include "megatron/tokenizers/detail/metaspace_cutter.h"
+#include "megatron/tokenizers/detail/text/double_array.h"
 #include "megatron/tokenizers/detail/word_cache.h"
 
 namespace megatron {

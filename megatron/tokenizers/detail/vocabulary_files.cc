@@ -4,11 +4,11 @@
 #include <set>
 
 #include "megatron/base/files.h"
-#include "megatron/tokenizers/detail/base64.h"
-#include "megatron/tokenizers/detail/byte_level.h"
 #include "megatron/tokenizers/detail/json_value.h"
+#include "megatron/tokenizers/detail/text/base64.h"
+#include "megatron/tokenizers/detail/text/byte_level.h"
+#include "megatron/tokenizers/detail/text/utf8.h"
 #include "megatron/tokenizers/detail/tokenizer_definition.h"
-#include "megatron/tokenizers/detail/utf8.h"
 
 namespace megatron {
 namespace {

@@ -8,7 +8,7 @@
 #include <unordered_map>
 #include <vector>
 
-#include "megatron/tokenizers/detail/double_array.h"
+#include "megatron/tokenizers/detail/text/double_array.h"
 #include "megatron/tokenizers/detail/word_cache.h"
 
 namespace megatron {

@@ -8,7 +8,7 @@
 #include "megatron/base/check.h"
 #include "megatron/runtime/device.h"
 #include "megatron/tensor/activation.h"
-#include "megatron/tensor/attention.h"
+#include "megatron/tensor/attention/attention.h"
 #include "megatron/tensor/cross_entropy.h"
 #include "megatron/tensor/embedding.h"
 #include "megatron/tensor/gemm.h"

@@ -12,7 +12,7 @@ namespace megatron {
 namespace {
 
 constexpr int64_t kIdBytes = 8;                       // size of a token id or a target
-constexpr int64_t kScoreElements = int64_t{1} << 26;  // tensor/attention_unfused.cc
+constexpr int64_t kScoreElements = int64_t{1} << 26;  // tensor/attention/attention_unfused.cc
 // SMs of H100 and H200; they bound the splits of the deterministic backward
 constexpr int64_t kMultiprocessors = 132;
 

@@ -7,8 +7,8 @@
 // the MLP is gated, else f; G = max(1, g/t) groups on a rank, N = n/t heads; k = 2 for LayerNorm, 1
 // for RMSNorm.
 //
-// Saved per layer (tensor_parallel/layers.cc, transformer/attention.cc, tensor/attention.cc,
-// tensor/activation.cc):
+// Saved per layer (tensor_parallel/layers.cc, transformer/attention.cc,
+// tensor/attention/attention.cc, tensor/activation.cc):
 //   residual stream  2 R h x                inputs of the two norms
 //   norms            2 R (h e + 4 k)        outputs (not with --recompute-modules layernorm) and
 //                                           statistics

@@ -8,7 +8,7 @@
 #include "megatron/base/check.h"
 #include "megatron/comm/thread_backend.h"
 #include "megatron/tensor/torch.h"
-#include "megatron/training/dynamic_context_batches.h"
+#include "megatron/training/dynamic_context/dynamic_context_batches.h"
 
 namespace megatron {
 

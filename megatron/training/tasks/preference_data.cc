@@ -4,7 +4,7 @@
 #include <nlohmann/json.hpp>
 
 #include "megatron/base/check.h"
-#include "megatron/datasets/byte_source.h"
+#include "megatron/datasets/sources/byte_source.h"
 
 namespace megatron {
 namespace {

@@ -11,7 +11,7 @@
 #include "megatron/base/fields.h"
 #include "megatron/nn/parameter.h"
 #include "megatron/tensor/activation.h"
-#include "megatron/tensor/attention.h"
+#include "megatron/tensor/attention/attention.h"
 #include "megatron/tensor/norm.h"
 #include "megatron/tensor/quantization_options.h"
 

@@ -22,7 +22,7 @@
 #include <ATen/core/Tensor.h>
 
 #include "megatron/comm/parallel_groups.h"
-#include "megatron/tensor/attention.h"
+#include "megatron/tensor/attention/attention.h"
 #include "megatron/transformer/config/transformer_config.h"
 
 namespace megatron {

@@ -3,7 +3,7 @@
 #include <utility>
 
 #include "megatron/base/check.h"
-#include "megatron/tensor/attention_block.h"
+#include "megatron/tensor/attention/attention_block.h"
 #include "megatron/tensor/torch.h"
 #include "megatron/transformer/context_parallel/context_parallel.h"
 #include "megatron/transformer/context_parallel/detail/context_parallel.h"

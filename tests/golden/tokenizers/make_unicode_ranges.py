@@ -1,4 +1,4 @@
-"""Writes megatron/tokenizers/detail/unicode_ranges.inc: the character classes that the `tokenizers` package uses.
+"""Writes megatron/tokenizers/detail/text/unicode_ranges.inc: the character classes that the `tokenizers` package uses.
 
 The classes are read from the engines themselves (Oniguruma for \\p{L} and its parts, \\p{M}, \\p{N} and \\s; Rust's regex for \\w; its own tables
 for NFC), because their Unicode versions, not the newest one, decide the ids. Made with tokenizers 0.23.3.

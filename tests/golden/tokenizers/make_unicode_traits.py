@@ -1,4 +1,4 @@
-"""Writes megatron/tokenizers/detail/unicode_traits.inc and unicode_lowercase.inc: what normalizers and pre-tokenizers of the
+"""Writes megatron/tokenizers/detail/text/unicode_traits.inc and unicode_lowercase.inc: what normalizers and pre-tokenizers of the
 `tokenizers` package know about characters.
 
 The traits are read from the package itself, character by character, because its Unicode versions, not the newest one, decide

@@ -5,7 +5,7 @@
 #include "megatron/base/files.h"
 #include "megatron/datasets/dataset_builder.h"
 #include "megatron/datasets/indexed_dataset_builder.h"
-#include "megatron/datasets/preprocess.h"
+#include "megatron/datasets/sources/preprocess.h"
 #include "testing.h"
 
 namespace megatron::testing_datasets {

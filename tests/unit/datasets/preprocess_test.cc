@@ -1,6 +1,6 @@
 // Preprocessing of text to tokens on disk: formats, compression, order, and an error with its
 // location for each kind of bad input.
-#include "megatron/datasets/preprocess.h"
+#include "megatron/datasets/sources/preprocess.h"
 
 #include <zlib.h>
 #include <zstd.h>

@@ -1,5 +1,5 @@
 // Attention over merged blocks of keys against attention over all keys.
-#include "megatron/tensor/attention_block.h"
+#include "megatron/tensor/attention/attention_block.h"
 
 #include <torch/csrc/autograd/autograd.h>
 

@@ -1,4 +1,4 @@
-#include "megatron/tensor/attention.h"
+#include "megatron/tensor/attention/attention.h"
 
 #include <cmath>
 

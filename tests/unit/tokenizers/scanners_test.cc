@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "megatron/tokenizers/detail/pre_tokenizer.h"
-#include "megatron/tokenizers/detail/regex.h"
+#include "megatron/tokenizers/detail/text/regex.h"
 
 namespace megatron {
 namespace {

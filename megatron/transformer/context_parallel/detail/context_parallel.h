@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "megatron/comm/process_group.h"
-#include "megatron/tensor/attention.h"
+#include "megatron/tensor/attention/attention.h"
 
 namespace megatron {
 

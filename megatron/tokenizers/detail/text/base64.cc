@@ -1,4 +1,4 @@
-#include "megatron/tokenizers/detail/base64.h"
+#include "megatron/tokenizers/detail/text/base64.h"
 
 #include <cstdint>
 

@@ -1,4 +1,4 @@
-#include "megatron/tokenizers/detail/text_blocks.h"
+#include "megatron/tokenizers/detail/text/text_blocks.h"
 
 #include <simdjson.h>
 #include <zlib.h>

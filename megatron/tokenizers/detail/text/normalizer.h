@@ -6,9 +6,9 @@
 #include <string_view>
 #include <vector>
 
-#include "megatron/tokenizers/detail/charsmap.h"
-#include "megatron/tokenizers/detail/regex.h"
-#include "megatron/tokenizers/detail/unicode_normalization.h"
+#include "megatron/tokenizers/detail/text/charsmap.h"
+#include "megatron/tokenizers/detail/text/regex.h"
+#include "megatron/tokenizers/detail/text/unicode_normalization.h"
 
 namespace megatron {
 

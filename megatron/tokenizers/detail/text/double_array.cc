@@ -1,4 +1,4 @@
-#include "megatron/tokenizers/detail/double_array.h"
+#include "megatron/tokenizers/detail/text/double_array.h"
 
 #include <algorithm>
 

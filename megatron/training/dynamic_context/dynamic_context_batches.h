@@ -13,7 +13,7 @@
 
 #include "megatron/training/arguments/arguments.h"
 #include "megatron/training/batch.h"
-#include "megatron/training/dynamic_context_plan.h"
+#include "megatron/training/dynamic_context/dynamic_context_plan.h"
 
 namespace megatron {
 

@@ -1,4 +1,4 @@
-#include "megatron/tokenizers/detail/utf8.h"
+#include "megatron/tokenizers/detail/text/utf8.h"
 
 #include <cstring>
 

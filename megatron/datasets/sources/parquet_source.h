@@ -4,7 +4,7 @@
 
 #include <functional>
 
-#include "megatron/datasets/document_source.h"
+#include "megatron/datasets/sources/document_source.h"
 
 namespace megatron {
 

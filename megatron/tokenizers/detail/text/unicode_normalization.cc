@@ -1,4 +1,4 @@
-#include "megatron/tokenizers/detail/unicode_normalization.h"
+#include "megatron/tokenizers/detail/text/unicode_normalization.h"
 
 #include <utf8proc.h>
 
@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "megatron/base/check.h"
-#include "megatron/tokenizers/detail/unicode.h"
-#include "megatron/tokenizers/detail/utf8.h"
+#include "megatron/tokenizers/detail/text/unicode.h"
+#include "megatron/tokenizers/detail/text/utf8.h"
 
 namespace megatron {
 namespace {

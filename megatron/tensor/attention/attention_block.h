@@ -9,7 +9,7 @@
 
 #include <tuple>
 
-#include "megatron/tensor/attention.h"
+#include "megatron/tensor/attention/attention.h"
 
 namespace megatron {
 

@@ -1,10 +1,10 @@
-#include "megatron/tokenizers/detail/charsmap.h"
+#include "megatron/tokenizers/detail/text/charsmap.h"
 
 #include <cstring>
 
 #include "megatron/base/check.h"
-#include "megatron/tokenizers/detail/unicode.h"
-#include "megatron/tokenizers/detail/utf8.h"
+#include "megatron/tokenizers/detail/text/unicode.h"
+#include "megatron/tokenizers/detail/text/utf8.h"
 
 namespace megatron {
 namespace {

@@ -1,4 +1,4 @@
-#include "megatron/tensor/attention_block.h"
+#include "megatron/tensor/attention/attention_block.h"
 
 #include "megatron/base/check.h"
 #include "megatron/tensor/detail/attention_cudnn.h"

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "megatron/datasets/document_source.h"
+#include "megatron/datasets/sources/document_source.h"
 #include "megatron/tokenizers/tokenizer.h"
 
 namespace megatron {

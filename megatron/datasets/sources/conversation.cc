@@ -1,4 +1,4 @@
-#include "megatron/datasets/conversation.h"
+#include "megatron/datasets/sources/conversation.h"
 
 #include <algorithm>
 #include <map>

@@ -1,4 +1,4 @@
-#include "megatron/datasets/parquet_source.h"
+#include "megatron/datasets/sources/parquet_source.h"
 
 #include <dlfcn.h>
 

@@ -1,4 +1,4 @@
-#include "megatron/training/dynamic_context_batches.h"
+#include "megatron/training/dynamic_context/dynamic_context_batches.h"
 
 #include <algorithm>
 #include <bit>

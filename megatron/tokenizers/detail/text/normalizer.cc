@@ -1,12 +1,12 @@
-#include "megatron/tokenizers/detail/normalizer.h"
+#include "megatron/tokenizers/detail/text/normalizer.h"
 
 #include <array>
 #include <utility>
 
 #include "megatron/base/check.h"
-#include "megatron/tokenizers/detail/byte_level.h"
-#include "megatron/tokenizers/detail/unicode.h"
-#include "megatron/tokenizers/detail/utf8.h"
+#include "megatron/tokenizers/detail/text/byte_level.h"
+#include "megatron/tokenizers/detail/text/unicode.h"
+#include "megatron/tokenizers/detail/text/utf8.h"
 
 namespace megatron {
 namespace {

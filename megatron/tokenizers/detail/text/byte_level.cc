@@ -1,8 +1,8 @@
-#include "megatron/tokenizers/detail/byte_level.h"
+#include "megatron/tokenizers/detail/text/byte_level.h"
 
 #include <array>
 
-#include "megatron/tokenizers/detail/utf8.h"
+#include "megatron/tokenizers/detail/text/utf8.h"
 
 namespace megatron {
 namespace {

@@ -1,4 +1,4 @@
-#include "megatron/datasets/preprocess.h"
+#include "megatron/datasets/sources/preprocess.h"
 
 #include <algorithm>
 #include <chrono>

@@ -1,4 +1,4 @@
-#include "megatron/training/dynamic_context_plan.h"
+#include "megatron/training/dynamic_context/dynamic_context_plan.h"
 
 #include <algorithm>
 #include <bit>

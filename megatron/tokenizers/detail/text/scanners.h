@@ -16,8 +16,8 @@
 // it. Linear time.
 #pragma once
 
-#include "megatron/tokenizers/detail/unicode.h"
-#include "megatron/tokenizers/detail/utf8.h"
+#include "megatron/tokenizers/detail/text/unicode.h"
+#include "megatron/tokenizers/detail/text/utf8.h"
 
 namespace megatron {
 

@@ -1,4 +1,4 @@
-#include "megatron/tokenizers/detail/regex.h"
+#include "megatron/tokenizers/detail/text/regex.h"
 
 #define PCRE2_CODE_UNIT_WIDTH 8
 #include <pcre2.h>

@@ -1,4 +1,4 @@
-#include "megatron/tokenizers/detail/unicode.h"
+#include "megatron/tokenizers/detail/text/unicode.h"
 
 #include <algorithm>
 #include <iterator>
@@ -8,17 +8,17 @@ namespace megatron {
 namespace {
 
 constexpr uint32_t kRanges[] = {
-#include "megatron/tokenizers/detail/unicode_ranges.inc"
+#include "megatron/tokenizers/detail/text/unicode_ranges.inc"
 };
 constexpr uint32_t kTraits[] = {
-#include "megatron/tokenizers/detail/unicode_traits.inc"
+#include "megatron/tokenizers/detail/text/unicode_traits.inc"
 };
 struct LowerCaseRun {
   uint32_t first, last, stride;
   int32_t delta;
 };
 constexpr LowerCaseRun kLowerCase[] = {
-#include "megatron/tokenizers/detail/unicode_lowercase.inc"
+#include "megatron/tokenizers/detail/text/unicode_lowercase.inc"
 };
 constexpr uint32_t kNumCodePoints = 0x110000;
 

@@ -1,4 +1,4 @@
-#include "megatron/datasets/byte_source.h"
+#include "megatron/datasets/sources/byte_source.h"
 
 #include <unistd.h>
 #include <zlib.h>

@@ -1,4 +1,4 @@
-#include "megatron/datasets/document_source.h"
+#include "megatron/datasets/sources/document_source.h"
 
 #include <algorithm>
 #include <filesystem>
@@ -6,8 +6,8 @@
 
 #include "megatron/base/check.h"
 #include "megatron/base/files.h"
-#include "megatron/datasets/byte_source.h"
-#include "megatron/datasets/parquet_source.h"
+#include "megatron/datasets/sources/byte_source.h"
+#include "megatron/datasets/sources/parquet_source.h"
 
 namespace megatron {
 namespace {
