@@ -37,11 +37,11 @@ void expect_at_most(const char* what, long value, long limit) {
   EXPECT_LE(value, limit) << what;
 }
 
-const std::vector<std::string> kSources = {".h", ".cc", ".cu", ".cuh"};
+const std::vector<std::string> kCpp = {".h", ".cc", ".cu", ".cuh"};
 
 TEST(House, RoomsAreSmall) {
   std::map<std::string, int> files;
-  for (const SourceFile& file : read_sources({"megatron", "tools"}, kSources))
+  for (const SourceFile& file : read_sources({"megatron", "tools"}, kCpp))
     ++files[fs::path(file.path).parent_path().generic_string()];
   const auto largest = std::max_element(
       files.begin(), files.end(), [](const auto& a, const auto& b) { return a.second < b.second; });
@@ -51,7 +51,7 @@ TEST(House, RoomsAreSmall) {
 TEST(House, NobodyNamesTheGpt) {
   static const std::regex kGpt(R"(\bGPTModel\b)");
   std::vector<std::string> found;
-  for (const SourceFile& file : read_sources({"megatron", "tools"}, kSources)) {
+  for (const SourceFile& file : read_sources({"megatron", "tools"}, kCpp)) {
     // Its own folder, and its row of the table.
     if (file.path.starts_with("megatron/models/gpt/") ||
         file.path == "megatron/models/model_table.cc")
@@ -67,7 +67,7 @@ TEST(House, CommandsThatDoNotTrainDoNotIncludeTraining) {
   static const std::set<std::string> kTrain = {"bench", "check", "finetune", "pretrain", "prove"};
   static const std::regex kInclude(R"(#include "megatron/training/)");
   std::vector<std::string> found;
-  for (const SourceFile& file : read_sources({"tools/commands"}, kSources))
+  for (const SourceFile& file : read_sources({"tools/commands"}, kCpp))
     if (!kTrain.contains(fs::path(file.path).stem().string()) &&
         std::regex_search(file.text, kInclude))
       found.push_back(file.path);
@@ -83,7 +83,7 @@ TEST(House, ReductionsAreDerivedInOneFile) {
   for (const SourceFile& file :
        read_sources({"megatron/distributed", "megatron/optimizer", "megatron/dist_checkpointing",
                      "megatron/nn", "megatron/training/planning"},
-                    kSources))
+                    kCpp))
     if (count(code_of(file.text), kAsks) > 0) found.push_back(file.path);
   expect_at_most("files that ask for an axis to decide a reduction, a copy or a norm",
                  static_cast<long>(found.size()), 1);

@@ -8,14 +8,14 @@
 namespace megatron {
 namespace {
 
-struct Model {
+struct ModelFlags {
   const char* name;
   const char* flags;
 };
 
 // Sizes are small and odd where they may be. Vocabulary 101 is padded by a layout-dependent number
 // of rows.
-constexpr Model kModels[] = {
+constexpr ModelFlags kModels[] = {
     // LayerNorm, biases, learned positions, tied head, all dropouts.
     {"gpt",
      "--num-layers 4 --hidden-size 48 --num-attention-heads 12 --seq-length 24 "
@@ -285,7 +285,7 @@ constexpr LayoutRow kRows[] = {
 std::span<const LayoutRow> layout_rows() { return kRows; }
 
 const char* model_flags(const char* name) {
-  for (const Model& model : kModels)
+  for (const ModelFlags& model : kModels)
     if (std::strcmp(model.name, name) == 0) return model.flags;
   throw_error(cat("the matrix has no model ", name));
 }

@@ -14,6 +14,9 @@
 #include "tests/unit/base/capture.h"
 
 namespace megatron {
+
+int version(int argc, char** argv);  // tools/commands/version.cc
+
 namespace {
 
 using testing::HasSubstr;

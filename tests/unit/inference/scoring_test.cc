@@ -53,7 +53,7 @@ std::vector<ScoreRequest> requests_for(const std::vector<std::vector<int32_t>>& 
   return out;
 }
 
-std::vector<Score> by_full_logits(GPTModel& model, const std::vector<ScoreRequest>& requests) {
+std::vector<Score> by_full_logits(Model& model, const std::vector<ScoreRequest>& requests) {
   std::vector<Score> out;
   for (const ScoreRequest& request : requests) {
     const at::Tensor table = full_logits(model, request.ids.first(request.ids.size() - 1))

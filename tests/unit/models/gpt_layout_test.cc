@@ -14,11 +14,11 @@
 namespace megatron {
 namespace {
 
-using Tensors = std::map<std::string, at::Tensor>;
+using WholeTensors = std::map<std::string, at::Tensor>;
 
 // Loss and whole gradients, put together from every rank's pieces.
-Tensors run_on_ranks(const ModelConfig& config, int ranks) {
-  Tensors whole;
+WholeTensors run_on_ranks(const ModelConfig& config, int ranks) {
+  WholeTensors whole;
   std::mutex mutex;
   run_ranks(ranks, [&](const std::shared_ptr<Backend>& world) {
     ParallelGroups groups;
@@ -53,8 +53,8 @@ Tensors run_on_ranks(const ModelConfig& config, int ranks) {
 }
 
 void expect_equal(const ModelConfig& config) {
-  const Tensors one = run_on_ranks(config, 1);
-  const Tensors two = run_on_ranks(config, 2);
+  const WholeTensors one = run_on_ranks(config, 1);
+  const WholeTensors two = run_on_ranks(config, 2);
   ASSERT_EQ(one.size(), two.size());
   double all = 0.0;
   for (const auto& [name, tensor] : one) all += tensor.norm().item<double>();
