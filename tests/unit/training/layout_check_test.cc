@@ -14,6 +14,7 @@
 #include "megatron/comm/thread_backend.h"
 #include "megatron/models/gpt/gpt_model.h"
 #include "megatron/nn/placement.h"
+#include "megatron/nn/recompute.h"
 #include "megatron/nn/reduction.h"
 #include "megatron/tensor/torch.h"
 #include "megatron/training/batch.h"
@@ -213,7 +214,7 @@ Batch random_batch(const Arguments& a, const ParallelGroups& groups) {
 Measured measure(const Arguments& a, int64_t padded_vocab, const StageSlice& slice,
                  const ParallelGroups& groups) {
   const PretrainTask task = gpt_task();
-  const std::unique_ptr<Module> module =
+  const std::unique_ptr<Model> module =
       task.model_provider(a, {500, padded_vocab}, groups, slice, {});
   const at::ScalarType dtype = model_dtype(a.optimizer);
   DistributedDataParallel store(*module, groups, dtype, c10::kCPU);
