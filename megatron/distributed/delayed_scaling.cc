@@ -1,5 +1,7 @@
 #include "megatron/distributed/delayed_scaling.h"
 
+#include <algorithm>
+
 #include "megatron/base/check.h"
 #include "megatron/nn/reduction.h"
 #include "megatron/tensor/quantization.h"
@@ -31,6 +33,12 @@ void DelayedScaling::update() {
   const int64_t slots = amax_.numel();
   ::megatron::update_delayed_scales(state_.view({slots, -1}), amax_.view({slots}), options_);
   set_measured(true);
+}
+
+at::Tensor DelayedScaling::state(const Parameter& weight) const {
+  const auto found = std::find(weights_.begin(), weights_.end(), &weight);
+  MEGATRON_ASSERT(found != weights_.end(), weight.name, " has no delayed scales here");
+  return state_.select(0, found - weights_.begin());
 }
 
 void DelayedScaling::loaded() { set_measured(!state_.select(2, 0).eq(0).any().item<bool>()); }

@@ -28,11 +28,10 @@ class DelayedScaling {
   // Call after loading the state. Synchronises with the device.
   void loaded();
 
-  const std::vector<const Parameter*>& weights() const { return weights_; }
   // The groups whose ranks all hold the same scales.
   const std::vector<const ProcessGroup*>& ranks() const { return ranks_; }
   // A weight's part of the state, [3, 1 + history_length].
-  at::Tensor state(size_t index) const { return state_.select(0, static_cast<int64_t>(index)); }
+  at::Tensor state(const Parameter& weight) const;
 
  private:
   void set_measured(bool measured);

@@ -9,35 +9,11 @@
 #include <utility>
 #include <vector>
 
-#include "megatron/distributed/bucket_sequence.h"
-#include "megatron/distributed/delayed_scaling.h"
-#include "megatron/distributed/grad_buffer.h"
-#include "megatron/distributed/value_buffer.h"
+#include "megatron/distributed/reduction_domain.h"
 #include "megatron/nn/module.h"
 #include "megatron/tensor/sharded_tensor.h"
 
 namespace megatron {
-
-// A contiguous range of elements of one parameter that this rank updates.
-struct FlatSlot {
-  Parameter* parameter = nullptr;
-  int index = 0;           // parameter index, in model order
-  int64_t begin = 0;       // offset in the tensors of the shard
-  int64_t flat_begin = 0;  // offset in the flattened local parameter
-  int64_t flat_end = 0;
-  int64_t num_elements() const { return flat_end - flat_begin; }
-};
-
-// A piece of this rank's shard that is contiguous in values and in gradients: everything in one
-// piece, or one slice per bucket. A piece is either all trained or all frozen. An element has the
-// same offset in both tensors.
-struct FlatShard {
-  at::Tensor values;  // [n] in the model's type, a view
-  at::Tensor grads;   // [n] fp32 (fp64), a view; sums over the data ranks after finish_grad_sync().
-                      // Undefined: frozen
-  std::vector<FlatSlot> slots;
-  bool trained() const { return grads.defined(); }
-};
 
 // A tensor of a checkpoint: the part that this rank holds, and its memory. `description.data` is
 // not set; write to `data` to load.
@@ -81,7 +57,8 @@ struct StateTensor {
 //   shards of them all (over the tensor ranks: norms; over the first and last stage: a tied table).
 //   They follow the sum over the data ranks: the order does not matter, the tensors are s times
 //   smaller by then, and no bucket waits for another group.
-// nn/reduction.h says which groups these are.
+// nn/reduction.h says which groups these are. Parameters of one reduction domain have buckets of
+// their own; there is a second domain where experts are divided over ranks.
 // Source: Rajbhandari et al. 2020 (arXiv:1910.02054); Zhao et al. 2023 (arXiv:2304.11277) for
 // instances and prefetching.
 //
@@ -90,8 +67,7 @@ class DistributedDataParallel final : public ParameterStore {
  public:
   // Allocates values (zeros) and gradients of every parameter of `module`, names unnamed
   // parameters, and attaches itself as their store. With optim_grads_params a bucket is a layer or
-  // a module outside the layers. `data` is derived from the groups if not given. Throws Error for
-  // expert parameters, which are not built yet.
+  // a module outside the layers. `data` is derived from the groups if not given.
   DistributedDataParallel(Module& module, const ParallelGroups& groups, at::ScalarType dtype,
                           at::Device device, const DistributedDataParallelConfig& config = {});
   DistributedDataParallel(Module& module, const ParallelGroups& groups, at::ScalarType dtype,
@@ -136,7 +112,9 @@ class DistributedDataParallel final : public ParameterStore {
   // Call before writing this rank's shards, and so before every values_changed(): waits until no
   // peer reads them (Note [Peer copies] in shard_gather.h). finish_grad_sync() includes it.
   // Collective.
-  void values_will_change() { values_->will_change(); }
+  void values_will_change() {
+    for (const auto& domain : domains_) domain->values->will_change();
+  }
   // Call after writing this rank's shards. Starts the all-gather of the new values; with
   // overlap_param_gather it returns at once and acquire() waits per bucket. Collective.
   void values_changed() { new_values(/*frozen_too=*/true); }
@@ -144,7 +122,9 @@ class DistributedDataParallel final : public ParameterStore {
   void trained_values_changed() { new_values(/*frozen_too=*/false); }
   // Waits for these gathers. Needed before Parameter::value is read directly; acquire() waits for
   // what it returns.
-  void finish_param_sync() { values_->finish(); }
+  void finish_param_sync() {
+    for (const auto& domain : domains_) domain->values->finish();
+  }
   // Calls the visitor with every parameter, its whole value gathered; what the visitor writes
   // becomes the value. Collective; every rank must write the same.
   void edit_values(const std::function<void(Parameter&)>& visitor);
@@ -175,21 +155,32 @@ class DistributedDataParallel final : public ParameterStore {
   // The gradient of a parameter, shaped like its value: a view. Not with sharded gradients.
   at::Tensor grad(const Parameter& parameter) const;
   bool shards_values() const { return shard_values_; }  // this rank keeps only its shards
-  const at::Tensor& flat_values() const { return values_->flat(); }
-  const at::Tensor& flat_grads() const { return grads_->flat(); }
-  const BufferLayout& layout() const { return layout_.buffer; }
-  const std::vector<Parameter*>& parameters() const { return layout_.parameters; }  // model order
+  // Of the first domain, dense weights.
+  const at::Tensor& flat_values() const { return domains_.front()->values->flat(); }
+  const at::Tensor& flat_grads() const { return domains_.front()->grads->flat(); }
+  const BufferLayout& layout() const { return domains_.front()->layout.buffer; }
+  const std::vector<Parameter*>& parameters() const { return parameters_; }  // model order
   const ParallelGroups& groups() const { return groups_; }
-  const DataParallelGroups& data_groups() const { return layout_.groups; }
+  const DataParallelGroups& data_groups() const { return data_; }
+  // That of the parameter's domain.
+  const DataGrid& data_grid(const Parameter& parameter) const {
+    return place_of(parameter).domain->layout.groups;
+  }
   at::ScalarType dtype() const { return dtype_; }
   // The largest number of layers gathered at the same time since the last call.
-  int take_peak_gathered() { return values_->take_peak_gathered(); }
+  int take_peak_gathered() {
+    int peak = 0;
+    for (const auto& domain : domains_) peak += domain->values->take_peak_gathered();
+    return peak;
+  }
 
  private:
-  int index_of(const Parameter& parameter) const;
-  void plan(const DistributedDataParallelConfig& config);
-  BucketSequence make_sequence() const;
-  void make_shards();
+  // Where a parameter is.
+  struct Place {
+    ReductionDomain* domain = nullptr;
+    int index = 0;  // there
+  };
+  const Place& place_of(const Parameter& parameter) const;
   void new_values(bool frozen_too);
   void make_partial_sums();
   void sum_partial_gradients();
@@ -201,12 +192,10 @@ class DistributedDataParallel final : public ParameterStore {
   bool overlap_grads_ = false;
   bool overlap_values_ = false;
   bool reduces_ = false;  // several ranks process different tokens
-  ShardedLayout layout_;
-  std::unordered_map<const Parameter*, int> index_;
-  std::unique_ptr<ValueBuffer> values_;
-  std::unique_ptr<GradBuffer> grads_;
-  std::unique_ptr<BucketSequence> sequence_;
-  std::unique_ptr<DelayedScaling> scaling_;  // null: no weight uses delayed scaling
+  const DataParallelGroups data_;
+  std::vector<Parameter*> parameters_;  // model order
+  std::vector<std::unique_ptr<ReductionDomain>> domains_;
+  std::unordered_map<const Parameter*, Place> places_;
   int64_t values_version_ = 0;
   bool in_step_ = false;
   std::vector<FlatShard> shards_;

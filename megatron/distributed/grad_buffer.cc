@@ -59,7 +59,7 @@ class WholeGrads final : public GradBuffer {
 
   void reduce(int bucket, bool) override {
     for (const int parameter : layout_.buffer.buckets[bucket].parameters) clear(parameter);
-    const DataParallelGroups& groups = layout_.groups;
+    const DataGrid& groups = layout_.groups;
     if (groups.shard.size() == 1 && groups.replica.size() == 1) return;
     // The sum of a bucket between instances starts together with the next bucket, so that the host
     // never waits for the first sum.

@@ -6,9 +6,9 @@
 
 namespace megatron {
 
-DataParallelGroups make_data_parallel_groups(const ParallelGroups& groups,
-                                             const DistributedDataParallelConfig& config) {
-  const ProcessGroup& all = gradient_group({}, groups);
+namespace {
+
+DataGrid make_grid(const ProcessGroup& all, const DistributedDataParallelConfig& config) {
   if (config.strategy() == ShardingStrategy::kNoShard) return {ProcessGroup(), all};
   const int instances = static_cast<int>(config.num_distributed_optimizer_instances);
   MEGATRON_CHECK(instances >= 1 && all.size() % instances == 0,
@@ -18,6 +18,16 @@ DataParallelGroups make_data_parallel_groups(const ParallelGroups& groups,
   const int shards = all.size() / instances;
   return {all.subgroup(block_of(all.rank(), shards), "optimizer_shard"),
           all.subgroup(across_blocks(all.rank(), shards, all.size()), "optimizer_instance")};
+}
+
+}  // namespace
+
+DataParallelGroups make_data_parallel_groups(const ParallelGroups& groups,
+                                             const DistributedDataParallelConfig& config) {
+  DataParallelGroups grids;
+  for (const Placement& domain : reduction_domains(groups))
+    grids.push_back(make_grid(gradient_group(domain, groups), config));
+  return grids;
 }
 
 at::Tensor ShardedLayout::view_in_bucket(const at::Tensor& bucket, int index) const {

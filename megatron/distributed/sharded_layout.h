@@ -15,13 +15,16 @@ namespace megatron {
 
 // The ranks that process different tokens with the same weights, as a grid: an instance is a set of
 // ranks that together hold all shards. Without sharding an instance is one rank.
-struct DataParallelGroups {
+struct DataGrid {
   ProcessGroup shard;    // one instance: consecutive ranks that shard every bucket
   ProcessGroup replica;  // ranks of all instances with the same shard
 };
 
-// Collective over the gradient group of dense weights. Throws Error if the data ranks cannot be
-// divided into the given number of instances. Model chunks of one rank share one result.
+// The grid of each reduction domain (nn/reduction.h).
+using DataParallelGroups = std::vector<DataGrid>;
+
+// Collective over the gradient groups. Throws Error if the data ranks cannot be divided into the
+// given number of instances. Model chunks of one rank share one result.
 DataParallelGroups make_data_parallel_groups(const ParallelGroups& groups,
                                              const DistributedDataParallelConfig& config);
 
@@ -29,7 +32,7 @@ DataParallelGroups make_data_parallel_groups(const ParallelGroups& groups,
 struct ShardedLayout {
   std::vector<Parameter*> parameters;  // in model order, like buffer.slots
   BufferLayout buffer;
-  DataParallelGroups groups;
+  DataGrid groups;
 
   int num_buckets() const { return static_cast<int>(buffer.buckets.size()); }
   int64_t bucket_begin(int bucket) const { return buffer.buckets[bucket].begin; }

@@ -9,6 +9,12 @@ void add_group(std::vector<const ProcessGroup*>& all, const ProcessGroup* group)
   if (group != nullptr && group->size() > 1) all.push_back(group);
 }
 
+// Both grids end with the pipeline, so that their groups are equal when their tensor ranks are and
+// experts are not divided.
+bool experts_apart(const ParallelGroups& groups) {
+  return groups.ep.size() > 1 || groups.etp.size() != groups.tp.size();
+}
+
 }  // namespace
 
 AxisSet gradient_axes(const Placement& placement) {
@@ -23,6 +29,16 @@ AxisSet copy_axes(const Placement& placement) {
 AxisSet model_axes(const Placement& placement) {
   return placement.expert ? AxisSet{Axis::kExpertTensor, Axis::kExpert, Axis::kPipeline}
                           : AxisSet{Axis::kTensor, Axis::kPipeline};
+}
+
+std::vector<Placement> reduction_domains(const ParallelGroups& groups) {
+  std::vector<Placement> domains(experts_apart(groups) ? 2 : 1);
+  if (domains.size() == 2) domains[1].expert = true;
+  return domains;
+}
+
+size_t domain_of(const Placement& placement, const ParallelGroups& groups) {
+  return placement.expert && experts_apart(groups) ? 1 : 0;
 }
 
 const ProcessGroup& gradient_group(const Placement& placement, const ParallelGroups& groups) {

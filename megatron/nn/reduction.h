@@ -27,6 +27,12 @@ AxisSet copy_axes(const Placement& placement);
 // Of the ranks that together hold one copy of all parameters placed like this one.
 AxisSet model_axes(const Placement& placement);
 
+// Parameters whose gradients are summed over the same ranks form a reduction domain. A placement of
+// each: the first of dense weights, and the second of experts where their grid has other groups.
+std::vector<Placement> reduction_domains(const ParallelGroups& groups);
+// The number of the domain of a placement there.
+size_t domain_of(const Placement& placement, const ParallelGroups& groups);
+
 // The group over which gradients are summed.
 const ProcessGroup& gradient_group(const Placement& placement, const ParallelGroups& groups);
 // The groups of several ranks over which a gradient is partial beyond that: those along the axes of

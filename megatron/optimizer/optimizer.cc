@@ -164,7 +164,8 @@ struct Optimizer::Impl {
                       const FlatSlot& slot) const;
   // Adds the parts' sums, then sums over all ranks that hold other elements.
   void add_sums();
-  void sum_over_ranks(const at::Tensor& value) const;
+  // The same of values by reduction domain, [domains].
+  at::Tensor sum_over_ranks(const at::Tensor& by_domain) const;
   const ParallelGroups& groups() const { return models.front()->groups(); }
 
   const OptimizerConfig config;
@@ -176,6 +177,7 @@ struct Optimizer::Impl {
   HostStates host;
   at::Tensor state;      // the record (StepState), on the device
   at::Tensor part_sums;  // [parts] fp64
+  at::Tensor domains;    // [domains, parts] fp64: 1 where a part is of a domain; of one: undefined
   at::Tensor sum;        // [1] fp64
 };
 
@@ -210,6 +212,13 @@ Optimizer::Impl::Impl(const OptimizerConfig& config, const ParameterSchedule& sc
   const at::TensorOptions options = models.front()->flat_grads().options();
   part_sums = at::zeros({static_cast<int64_t>(parts.size())}, options.dtype(at::kDouble));
   sum = at::zeros({1}, options.dtype(at::kDouble));
+  const auto count = static_cast<int64_t>(models.front()->data_groups().size());
+  if (count > 1) {
+    at::Tensor chosen = at::zeros({count, part_sums.numel()}, at::kDouble);
+    for (size_t k = 0; k < parts.size(); ++k)
+      chosen[parts[k].shard->domain][static_cast<int64_t>(k)] = 1.0;
+    domains = chosen.to(part_sums.device());
+  }
   state = at::empty({static_cast<int64_t>(sizeof(StepState))}, options.dtype(at::kByte));
 }
 
@@ -283,8 +292,12 @@ void Optimizer::Impl::step(const at::Tensor& weight, int64_t samples) {
 }
 
 void Optimizer::Impl::add_sums() {
-  at::sum_out(sum, part_sums, {0}, /*keepdim=*/true);
-  sum_over_ranks(sum);
+  if (!domains.defined()) {
+    at::sum_out(sum, part_sums, {0}, /*keepdim=*/true);
+    sum_over_ranks(sum);
+  } else {
+    sum.copy_(sum_over_ranks((domains * part_sums).sum(1)));
+  }
 }
 
 at::Tensor Optimizer::Impl::state_of(const Part& part, at::Tensor FlatUpdate::* member,
@@ -294,9 +307,14 @@ at::Tensor Optimizer::Impl::state_of(const Part& part, at::Tensor FlatUpdate::* 
   return all.narrow(0, slot.begin - (resident ? 0 : part.resident), slot.num_elements());
 }
 
-void Optimizer::Impl::sum_over_ranks(const at::Tensor& value) const {
-  models.front()->data_groups().shard.all_reduce(value)->wait();
-  norm_group({}, groups()).all_reduce(value)->wait();
+at::Tensor Optimizer::Impl::sum_over_ranks(const at::Tensor& by_domain) const {
+  const std::vector<Placement> placements = reduction_domains(groups());
+  for (size_t k = 0; k < placements.size(); ++k) {  // every rank, whatever it holds
+    const at::Tensor value = by_domain.narrow(0, static_cast<int64_t>(k), 1);
+    models.front()->data_groups()[k].shard.all_reduce(value)->wait();
+    norm_group(placements[k], groups()).all_reduce(value)->wait();
+  }
+  return placements.size() == 1 ? by_domain : by_domain.sum(0, /*keepdim=*/true);
 }
 
 Optimizer::Optimizer(const OptimizerConfig& config, const ParameterSchedule& schedule,
@@ -399,7 +417,8 @@ void Optimizer::store_values() {
 
 double Optimizer::num_zeros() const {
   const ParallelGroups& groups = impl_->groups();
-  const at::Tensor count = at::zeros({1}, impl_->sum.options());
+  const auto domains = static_cast<int64_t>(impl_->models.front()->data_groups().size());
+  const at::Tensor count = at::zeros({domains}, impl_->sum.options());
   for (const Impl::Part& part : impl_->parts) {
     for (const FlatSlot& slot : part.shard->slots) {
       if (!counts_in_norm(*slot.parameter, groups)) continue;
@@ -409,12 +428,11 @@ double Optimizer::num_zeros() const {
         if (begin >= end) continue;
         const at::Tensor grad =
             part.shard->grads.narrow(0, slot.begin + begin - slot.flat_begin, end - begin);
-        count.add_(end - begin - at::count_nonzero(grad));
+        count.narrow(0, part.shard->domain, 1).add_(end - begin - at::count_nonzero(grad));
       }
     }
   }
-  impl_->sum_over_ranks(count);
-  return count.item<double>();
+  return impl_->sum_over_ranks(count).item<double>();
 }
 
 double Optimizer::params_norm() const {

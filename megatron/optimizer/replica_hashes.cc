@@ -118,13 +118,19 @@ void ReplicaHashes::add_item(const Parameter& parameter, const char* kind, const
   item.tensor = cat(parameter.name, " (", kind, ")");
   item.data = data;
   item.before = std::string_view(kind).starts_with("weight");
-  if (whole_value && data_.shard.size() > 1) item.copies.push_back(&data_.shard);
+  const DataGrid& grid = grid_of(parameter);
+  if (grid.replica.size() > 1) item.copies.push_back(&grid.replica);
+  if (whole_value && grid.shard.size() > 1) item.copies.push_back(&grid.shard);
   for (const ProcessGroup* group : copy_groups(parameter, groups_)) item.copies.push_back(group);
-  if (item.copies.empty() && data_.replica.size() == 1) return;
+  if (item.copies.empty()) return;
   item.shared = parameter.shared;
   const int part = replica_index(shard_groups(parameter.placement, groups_)).index;
-  item.key = cat(item.tensor, "|", whole_value ? 0 : data_.shard.rank(), "|", part);
+  item.key = cat(item.tensor, "|", whole_value ? 0 : grid.shard.rank(), "|", part);
   items_.push_back(std::move(item));
+}
+
+const DataGrid& ReplicaHashes::grid_of(const Parameter& parameter) const {
+  return data_.at(domain_of(parameter.placement, groups_));
 }
 
 void ReplicaHashes::make_joins() {
@@ -192,6 +198,7 @@ void ReplicaHashes::before_update() {
 
 void ReplicaHashes::join(at::Tensor extremes, const ProcessGroup& group,
                          const at::Tensor& chosen) const {
+  if (chosen.numel() == extremes.size(1)) return group.all_reduce(extremes, ReduceOp::kMax)->wait();
   at::Tensor part = extremes.index_select(1, chosen);
   group.all_reduce(part, ReduceOp::kMax)->wait();
   extremes.index_copy_(1, chosen, part);
@@ -202,7 +209,6 @@ at::Tensor ReplicaHashes::after_update(int64_t iteration) {
   compute(after_);
   // The largest hash, and the largest complement, which is the complement of the smallest hash.
   at::Tensor extremes = at::stack({hashes_, hashes_.bitwise_not()});
-  if (size() > 0) data_.replica.all_reduce(extremes, ReduceOp::kMax)->wait();
   for (const auto& [group, chosen] : joins_) join(extremes, *group, chosen);
   const at::Tensor differs = extremes[0].ne(extremes[1].bitwise_not());
   latest_.push_back({iteration, hashes_, differs});

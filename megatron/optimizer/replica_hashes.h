@@ -56,7 +56,7 @@ class ReplicaHashes {
     std::string key;     // equal on ranks that hold replicas, and only there
     at::Tensor data;
     bool before = false;                      // hashed before the update
-    std::vector<const ProcessGroup*> copies;  // on the ranks of these groups, and of data_.replica
+    std::vector<const ProcessGroup*> copies;  // on the ranks of these groups
     const ProcessGroup* shared = nullptr;     // that of `copies` which joins stages
   };
   struct Comparison {
@@ -72,6 +72,7 @@ class ReplicaHashes {
 
   void add_item(const Parameter& parameter, const char* kind, const at::Tensor& data,
                 bool whole_value);
+  const DataGrid& grid_of(const Parameter& parameter) const;
   void make_batches();
   void make_joins();
   void compute(const std::vector<Batch>& batches);

@@ -79,6 +79,7 @@ GATHER = "megatron/transformer/context_parallel/context_parallel_all_gather.cc"
 A2A = "megatron/transformer/context_parallel/context_parallel_all_to_all.cc"
 MODEL_ENDS = "megatron/models/common/embedding.cc"
 DDP = "megatron/distributed/distributed_data_parallel.cc"
+DOMAIN = "megatron/distributed/reduction_domain.cc"
 GRADS = "megatron/distributed/grad_buffer.cc"
 VALUES = "megatron/distributed/value_buffer.cc"
 OPTIMIZER = "megatron/optimizer/optimizer.cc"
@@ -277,8 +278,8 @@ BUGS = (
           "    if (PLANTED) return;\n    if (!reduction_.in_bf16) return layout_.groups.replica.all_reduce(shard_)->wait();"),),
         "dp4_zero3_instances2", "llama dp4 zero3 instances"),
     Bug("shard_boundary_off_by_one", "shards of a bucket begin one element too late",
-        ((DDP, "const int64_t first = layout_.bucket_begin(bucket) + layout_.shard_begin(bucket);",
-          "const int64_t first = layout_.bucket_begin(bucket) + layout_.shard_begin(bucket) + (PLANTED && layout_.shard_begin(bucket) > 0 ? 1 : 0);"),),
+        ((DOMAIN, "const int64_t first = layout.bucket_begin(bucket) + layout.shard_begin(bucket);",
+          "const int64_t first = layout.bucket_begin(bucket) + layout.shard_begin(bucket) + (PLANTED && layout.shard_begin(bucket) > 0 ? 1 : 0);"),),
         "dp4_zero1", "gpt pp2 dp2 zero1"),
     Bug("bucket_not_gathered", "updated weights of one bucket are never gathered",
         ((VALUES, "bucket-- > 0;) {  // the forward needs the last bucket first", "bucket-- > (PLANTED ? 1 : 0);) {  // the forward needs the last bucket first"),),
@@ -291,7 +292,7 @@ BUGS = (
         "dp2", "gpt dp2 means"),
     Bug("stale_weights", "fully sharded layers go on with the weights that were gathered before the step",
         ((VALUES, "  void changed(bool) override {\n    free_unused();", "  void changed(bool) override {\n    if (PLANTED) return gather_.written();\n    free_unused();"),
-         (DDP, "  values_->free_unused();", "  if (!PLANTED) values_->free_unused();"),
+         (DDP, "domain->values->free_unused();", "if (!PLANTED) domain->values->free_unused();"),
          (VALUES, "    if (entered) free_unused_but(", "    if (entered && !PLANTED) free_unused_but(")),
         "dp2_zero3 dp4_zero3_overlap", "llama dp2 zero3"),
     # Tied embeddings over stages.
@@ -302,9 +303,8 @@ BUGS = (
         ((DDP, "in_step_ = false;", "if (PLANTED) sum_partial_gradients();\n  in_step_ = false;"),),
         "pp2", "gpt pp2"),
     Bug("tied_grad_summed_too_early", "gradients of a tied embedding are summed over stages before the reduce-scatter over data ranks",
-        ((DDP, "  while (const std::optional<int> bucket = sequence_->next_left())",
-          "  if (PLANTED) sum_partial_gradients();\n  while (const std::optional<int> bucket = sequence_->next_left())"),
-         (DDP, "grads_->finish();\n  sum_partial_gradients();", "grads_->finish();\n  if (!PLANTED) sum_partial_gradients();")),
+        ((DDP, "for (const auto& domain : domains_) domain->finish_grad_sync();\n  sum_partial_gradients();",
+          "if (PLANTED) sum_partial_gradients();\n  for (const auto& domain : domains_) domain->finish_grad_sync();\n  if (!PLANTED) sum_partial_gradients();"),),
         "pp2_dp2_zero1_late", "gpt pp2 dp2 zero1 late"),
     Bug("tied_copy_starts_apart", "the last stage's copy of a tied embedding starts from other weights",
         ((MODEL_ENDS, "config.transformer.embedding_init(config.vocab_size), config.sequence_parallel, groups) {\n    table_",
@@ -319,12 +319,12 @@ BUGS = (
         ((REDUCTION, ".index == 0;", ".index == 0 || PLANTED;"),),
         "tp2", "gpt tp2"),
     Bug("norm_of_own_shard", "the clip factor follows from this rank's shard alone",
-        ((OPTIMIZER, "  models.front()->data_groups().shard.all_reduce(value)->wait();",
-          "  if (!PLANTED) models.front()->data_groups().shard.all_reduce(value)->wait();"),),
+        ((OPTIMIZER, "models.front()->data_groups()[k].shard.all_reduce(value)->wait();",
+          "if (!PLANTED) models.front()->data_groups()[k].shard.all_reduce(value)->wait();"),),
         "dp4_zero1", "gpt pp2 dp2 zero1"),
     Bug("norm_of_own_stage", "the clip factor follows from this stage alone",
-        ((OPTIMIZER, "  norm_group({}, groups()).all_reduce(value)->wait();",
-          "  (PLANTED ? groups().tp : norm_group({}, groups())).all_reduce(value)->wait();"),),
+        ((OPTIMIZER, "norm_group(placements[k], groups()).all_reduce(value)->wait();",
+          "(PLANTED ? groups().tp : norm_group(placements[k], groups())).all_reduce(value)->wait();"),),
         "pp2", "gpt pp2"),
     Bug("decay_on_sharded_norm", "weight decay reaches norms, but under sequence parallelism only",
         ((OPTIMIZER, "const bool exempt = parameter.global_shape.size() <= 1 ||",

@@ -95,19 +95,6 @@ TEST(DistributedDataParallel, OwnsContiguousMemory) {
   }
 }
 
-TEST(DistributedDataParallel, RefusesExperts) {
-  Parameters model;
-  model.weight.placement.expert = true;
-  try {
-    DistributedDataParallel ddp(model, ParallelGroups(), at::kFloat, at::kCPU);
-    FAIL();
-  } catch (const Error& error) {
-    EXPECT_STREQ(
-        error.what(),
-        "parameter weight belongs to an expert, which data parallelism does not support yet");
-  }
-}
-
 TEST(DistributedDataParallel, ReportingTooOftenIsABug) {
   Parameters model;
   const ParallelGroups groups;
@@ -212,6 +199,57 @@ TEST(DistributedDataParallel, PartialGradientsAreSummedOverTensorRanks) {
     EXPECT_TRUE(at::equal(ddp.grad(model.weight), at::full({3, 5}, 4.0)))
         << "two uses, two data ranks";
   });
+}
+
+// Four ranks, two of which hold each expert: its gradients are summed over those, in buckets of
+// their own; other gradients over all four.
+TEST(DistributedDataParallel, ExpertsAreSummedOverTheirOwnRanks) {
+  for (const int strategy : {0, 1, 2}) {
+    run_ranks(4, [strategy](const std::shared_ptr<Backend>& backend) {
+      ParallelConfig parallel;
+      parallel.expert_model_parallel_size = 2;
+      const ParallelGroups groups = make_parallel_groups(parallel, backend);
+      Parameters model;
+      model.bias.placement.expert = true;
+      DistributedDataParallelConfig config;
+      config.use_distributed_optimizer = strategy == 1;
+      config.use_megatron_fsdp = strategy == 2;
+      if (strategy == 2)
+        config.data_parallel_sharding_strategy = ShardingStrategy::kOptimGradsParams;
+      DistributedDataParallel ddp(model, groups, at::kFloat, at::kCPU, config);
+      EXPECT_EQ(ddp.data_grid(model.bias).shard.size(), strategy == 0 ? 1 : 2);
+      EXPECT_EQ(ddp.data_grid(model.weight).shard.size(), strategy == 0 ? 1 : 4);
+      const int rank = backend->rank();
+      ddp.zero_grad();
+      backward(model, rank + 1.0);
+      ddp.finish_grad_sync();
+      int64_t expert_elements = 0, other_elements = 0;
+      for (const FlatShard& shard : ddp.shards()) {
+        if (!shard.trained()) continue;
+        for (const FlatSlot& slot : shard.slots) {
+          const bool expert = slot.parameter == &model.bias;
+          EXPECT_EQ(shard.domain, expert ? 1 : 0);
+          const double expected = expert ? 2.0 * (rank % 2) + 4.0 : 20.0;
+          const at::Tensor mine = shard.grads.narrow(0, slot.begin, slot.num_elements());
+          EXPECT_TRUE(at::equal(mine, at::full_like(mine, expected))) << slot.parameter->name;
+          (expert ? expert_elements : other_elements) += slot.num_elements();
+        }
+      }
+      // Each element of a domain is on one rank of its shard group.
+      const at::Tensor counts = at::tensor({other_elements}, at::kLong);
+      ddp.data_grid(model.weight).shard.all_reduce(counts)->wait();
+      EXPECT_EQ(counts.item<int64_t>(), 15);
+      const at::Tensor of_expert = at::tensor({expert_elements}, at::kLong);
+      ddp.data_grid(model.bias).shard.all_reduce(of_expert)->wait();
+      EXPECT_EQ(of_expert.item<int64_t>(), 7);
+      // One replica of each expert is stored, by each of its two shards or by the first rank.
+      for (const StateTensor& entry : ddp.state()) {
+        const bool expert = entry.description.key == "bias";
+        const int replicas = strategy != 0 ? 0 : expert ? rank / 2 : rank;
+        EXPECT_EQ(entry.description.replica_id, replicas) << entry.description.key;
+      }
+    });
+  }
 }
 
 // What travels is rounded to bf16, what is kept is not.
@@ -352,7 +390,7 @@ TEST(DataParallelGroups, InstancesAreNeighbours) {
     DistributedDataParallelConfig config;
     config.use_distributed_optimizer = true;
     config.num_distributed_optimizer_instances = 2;
-    const DataParallelGroups data = make_data_parallel_groups(groups, config);
+    const DataGrid data = make_data_parallel_groups(groups, config).front();
     EXPECT_EQ(data.shard.size(), 3);
     EXPECT_EQ(data.shard.rank(), backend->rank() % 3);
     EXPECT_EQ(data.replica.size(), 2);

@@ -1,0 +1,158 @@
+#include "megatron/distributed/reduction_domain.h"
+
+#include <algorithm>
+#include <numeric>
+#include <string>
+#include <utility>
+
+#include "megatron/base/check.h"
+#include "megatron/tensor/torch.h"
+
+namespace megatron {
+namespace {
+
+int64_t num_elements(const Parameter& parameter) {
+  return std::accumulate(parameter.local_shape.begin(), parameter.local_shape.end(), int64_t{1},
+                         std::multiplies<>());
+}
+
+// Megatron's default: large enough for the bandwidth of the collective, growing with the ranks.
+int64_t bucket_size(const DistributedDataParallelConfig& config, ShardingStrategy strategy,
+                    int data_ranks, int64_t trained_elements) {
+  if (strategy == ShardingStrategy::kOptimGradsParams || data_ranks == 1) return 0;
+  if (config.ddp_bucket_size) return *config.ddp_bucket_size;
+  if (config.ddp_num_buckets)
+    return (trained_elements + *config.ddp_num_buckets - 1) / *config.ddp_num_buckets;
+  // Gradients that are kept whole and reduced after the backward need no buckets.
+  if (strategy != ShardingStrategy::kOptimGrads && !config.overlap_grad_reduce) return 0;
+  return std::max<int64_t>(40'000'000, int64_t{1'000'000} * data_ranks);
+}
+
+bool is_shared(const Parameter& parameter) {
+  return parameter.shared != nullptr && parameter.shared->size() > 1;
+}
+
+}  // namespace
+
+ReductionDomain::ReductionDomain(int number, std::vector<Parameter*> parameters,
+                                 std::vector<int> places, const ParallelGroups& groups,
+                                 const DataGrid& data, at::ScalarType dtype, at::Device device,
+                                 const DistributedDataParallelConfig& config)
+    : number(number), places(std::move(places)) {
+  layout.groups = data;
+  layout.parameters = std::move(parameters);
+  const bool sharded = data.shard.size() > 1;
+  shard_grads = sharded && config.strategy() >= ShardingStrategy::kOptimGrads;
+  shard_values = sharded && config.strategy() == ShardingStrategy::kOptimGradsParams;
+  overlap_grads = config.overlap_grad_reduce;
+  overlap_values = sharded && config.overlap_param_gather;
+  plan(config);
+
+  const auto value_options = at::TensorOptions().dtype(dtype).device(device);
+  const auto grad_options = value_options.dtype(dtype == at::kDouble ? at::kDouble : at::kFloat);
+  const GradReduction reduction{overlap_grads, config.grad_reduce_in_bf16, config.peer_copies};
+  const ValueGathering gathering{config.overlap_param_gather, config.peer_copies};
+  values = shard_values ? make_sharded_values(layout, value_options, gathering)
+                        : make_whole_values(layout, value_options, gathering);
+  grads = shard_grads ? make_sharded_grads(layout, grad_options, reduction)
+                      : make_whole_grads(layout, grad_options, reduction);
+  std::vector<const Parameter*> scaled;
+  for (const Parameter* parameter : layout.parameters)
+    if (parameter->delayed_scaling) scaled.push_back(parameter);
+  if (!scaled.empty())
+    scaling = std::make_unique<DelayedScaling>(std::move(scaled), groups, device);
+}
+
+void ReductionDomain::plan(const DistributedDataParallelConfig& config) {
+  std::vector<BufferParameter> parameters;
+  std::vector<std::string> names;
+  for (const Parameter* parameter : layout.parameters) names.push_back(parameter->name);
+  const std::vector<int> units = sharding_units(names);
+  int64_t trained_elements = 0;
+  for (const Parameter* parameter : layout.parameters) {
+    const bool embedding = parameter->role == ParameterRole::kEmbedding,
+               tied = embedding && parameter->uses > 1;
+    parameters.push_back({num_elements(*parameter), tied || is_shared(*parameter),
+                          shard_values ? units[parameters.size()] : 0, !parameter->trainable,
+                          embedding});
+    if (parameter->trainable) trained_elements += parameters.back().num_elements;
+  }
+  BufferOptions options;
+  options.num_shards = layout.groups.shard.size();
+  options.shard_alignment = config.ddp_pad_buckets_for_high_nccl_busbw ? 65536 : 128;
+  const int data_ranks = layout.groups.shard.size() * layout.groups.replica.size();
+  const ShardingStrategy strategy =
+      options.num_shards > 1 ? config.strategy() : ShardingStrategy::kNoShard;
+  options.bucket_size = bucket_size(config, strategy, data_ranks, trained_elements);
+  layout.buffer = plan_buffer(parameters, options);
+
+  // Buckets are reduced in buffer order, those of tied embeddings at the end.
+  std::vector<int> order, last, uses;
+  std::vector<std::vector<int>> members;
+  for (int bucket = 0; bucket < layout.num_buckets(); ++bucket) {
+    const BufferBucket& range = layout.buffer.buckets[bucket];
+    members.emplace_back();
+    if (range.frozen) continue;
+    (range.own ? last : order).push_back(bucket);
+    members.back() = range.parameters;
+  }
+  order.insert(order.end(), last.begin(), last.end());
+  for (const Parameter* parameter : layout.parameters) uses.push_back(parameter->uses);
+  sequence =
+      std::make_unique<BucketSequence>(std::move(order), std::move(members), std::move(uses));
+}
+
+void ReductionDomain::zero_grad(int64_t passes) {
+  grads->zero();
+  if (scaling) scaling->restart();
+  // Sharded gradients are reduced after every pass, whole ones after all of them.
+  sequence->restart(shard_grads ? passes : 1, shard_grads ? 1 : passes);
+}
+
+void ReductionDomain::grad_ready(int index) {
+  const bool too_often = sequence->report(index);
+  MEGATRON_ASSERT(!too_often, "gradient of ", layout.parameters[index]->name,
+                  " was reported more often than this step's passes use it");
+  if (!shard_grads && !overlap_grads) return;
+  while (const std::optional<int> bucket = sequence->next_ready())
+    grads->reduce(*bucket, sequence->in_last_round());
+}
+
+void ReductionDomain::finish_grad_sync() {
+  while (const std::optional<int> bucket = sequence->next_left())
+    grads->reduce(*bucket, sequence->in_last_round());
+  grads->finish();
+}
+
+void ReductionDomain::add_shards(bool frozen, std::vector<FlatShard>& shards) const {
+  bool first_of_domain = true;
+  int64_t value_end = -1, grad_end = -1;
+  for (int bucket = 0; bucket < layout.num_buckets(); ++bucket) {
+    if (layout.buffer.buckets[bucket].frozen != frozen) continue;
+    const int64_t count = layout.shard_elements(bucket);
+    const int64_t value_begin = values->own_begin(bucket);
+    const int64_t grad_begin = frozen ? -1 : grads->own_begin(bucket);
+    const bool continues =
+        !first_of_domain && value_begin == value_end && (frozen || grad_begin == grad_end);
+    if (!continues) shards.emplace_back();
+    first_of_domain = false;
+    FlatShard& shard = shards.back();
+    shard.domain = number;
+    const int64_t before = continues ? shard.values.numel() : 0;
+    value_end = value_begin + count;
+    grad_end = grad_begin + count;
+    shard.values = values->flat().narrow(0, value_begin - before, before + count);
+    if (!frozen) shard.grads = grads->flat().narrow(0, grad_begin - before, before + count);
+    const int64_t first =
+        layout.bucket_begin(bucket) + layout.shard_begin(bucket);  // offset in the buffer
+    for (int index : layout.buffer.buckets[bucket].parameters) {
+      const BufferSlot& slot = layout.buffer.slots[index];
+      const int64_t begin = std::max(slot.begin, first), end = std::min(slot.end, first + count);
+      if (begin >= end) continue;
+      shard.slots.push_back({layout.parameters[index], places[index], before + begin - first,
+                             begin - slot.begin, end - slot.begin});
+    }
+  }
+}
+
+}  // namespace megatron
