@@ -483,6 +483,38 @@ TEST(Optimizer, NormCountsEachLogicalParameterOnce) {
   });
 }
 
+// Four data ranks with two experts, each on two ranks: every element of the dense weight and of
+// both experts counts once, whole or in shards.
+TEST(Optimizer, NormCountsEachExpertOnce) {
+  for (const bool sharded : {false, true}) {
+    run_ranks(4, [sharded](const std::shared_ptr<Backend>& backend) {
+      ParallelConfig parallel;
+      parallel.expert_model_parallel_size = 2;
+      const ParallelGroups groups = make_parallel_groups(parallel, backend);
+      TestModel model;
+      model.declare("linear.weight", {4, 3});
+      model.declare("experts.weight", {5, 1}).placement.expert = true;
+      DistributedDataParallelConfig data;
+      data.use_distributed_optimizer = sharded;
+      DistributedDataParallel ddp(model, groups, at::kDouble, at::kCPU, data);
+      const OptimizerConfig config = test_config();
+      Optimizer optimizer(config, make_schedule(config, {100, std::nullopt, kSamples}), ddp);
+      ddp.zero_grad();
+      for (Parameter* parameter : model.parameters()) {
+        const double gradient = parameter->placement.expert ? 1.0 + groups.ep.rank() : 1.0;
+        ddp.grad_target(*parameter).to_add_to().add_(gradient);
+        ddp.grad_ready(*parameter);
+      }
+      ddp.finish_grad_sync();
+      optimizer.step(1.0, kSamples);
+      // The dense weight's gradient is 4; those of the experts are 2 and 4.
+      EXPECT_NEAR(optimizer.read_state().grad_norm, std::sqrt(12 * 16.0 + 5 * 4.0 + 5 * 16.0),
+                  1e-12);
+      EXPECT_EQ(optimizer.num_zeros(), 0.0);
+    });
+  }
+}
+
 TEST(Optimizer, StateTensorIsTheRecord) {
   Fixture run(test_config());
   run.step(0);
