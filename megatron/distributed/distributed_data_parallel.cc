@@ -102,7 +102,7 @@ DistributedDataParallel::~DistributedDataParallel() {
   }
 }
 
-const DistributedDataParallel::TokenPositions& DistributedDataParallel::place_of(
+const DistributedDataParallel::Place& DistributedDataParallel::place_of(
     const Parameter& parameter) const {
   const auto found = places_.find(&parameter);
   MEGATRON_ASSERT(found != places_.end(), "parameter ", parameter.name, " is not in this store");
