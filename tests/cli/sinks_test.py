@@ -218,7 +218,7 @@ class SinksTest(support.FolderTest):
         _, errors = process.communicate(timeout=120)
         self.assertEqual(process.returncode, 0, errors)
         for name in ("metrics.jsonl was deleted", "events.out.tfevents", ".wandb was deleted", "x.prom"):
-            self.assertEqual(len([line for line in errors.splitlines() if name in line and "goes on without" in line]), 1, errors)
+            self.assertEqual(len([line for line in errors.splitlines() if name in line and "continues without" in line]), 1, errors)
         self.assertIn("metrics.jsonl is incomplete", errors)
 
     def test_everything_is_flushed_at_a_signal(self):
