@@ -3,7 +3,7 @@
 The classes are read from the engines themselves (Oniguruma for \\p{L} and its parts, \\p{M}, \\p{N} and \\s; Rust's regex for \\w; its own tables
 for NFC), because their Unicode versions, not the newest one, decide the ids. Made with tokenizers 0.23.3.
 
-    python make_unicode_ranges.py > ../../../megatron/tokenizers/detail/unicode_ranges.inc
+    python make_unicode_ranges.py > ../../../megatron/tokenizers/detail/text/unicode_ranges.inc
 """
 
 import unicodedata
