@@ -36,7 +36,11 @@ Mesh::Mesh(const MeshSizes& s) {
     return make_grid(sizes);
   };
   dense_ = grid({{Axis::kTensor, s.tensor}, {Axis::kContext, s.context}, {Axis::kData, s.data}});
-  const int64_t stage = s.tensor * s.context * s.data, divided = s.expert_tensor * s.expert;
+  // A model without experts has no weights on the second grid; its stages are those of the first.
+  const bool has_experts = s.expert != 1 || s.expert_tensor != 1;
+  const int64_t expert_tensor =
+      !has_experts && s.pipeline_before_data ? s.tensor * s.context : s.expert_tensor;
+  const int64_t stage = s.tensor * s.context * s.data, divided = expert_tensor * s.expert;
   MEGATRON_CHECK(divided >= 1 && stage % divided == 0, stage,
                  " ranks per pipeline stage are not divisible by expert-tensor-parallel size ",
                  s.expert_tensor, " x expert-parallel size ", s.expert);
@@ -46,7 +50,7 @@ Mesh::Mesh(const MeshSizes& s) {
                  s.expert_tensor, " x expert-parallel size ", s.expert,
                  " differs from tensor-parallel size ", s.tensor, " x context-parallel size ",
                  s.context, ", which the rank order tensor, pipeline, data requires to be equal");
-  expert_ = grid({{Axis::kExpertTensor, s.expert_tensor},
+  expert_ = grid({{Axis::kExpertTensor, expert_tensor},
                   {Axis::kExpert, s.expert},
                   {Axis::kExpertData, expert_data}});
 }

@@ -192,6 +192,10 @@ TEST(Mesh, RefusesSizesThatDoNotFit) {
             "expert-tensor-parallel size 1 x expert-parallel size 4 differs from tensor-parallel "
             "size 2 x context-parallel size 1, which the rank order tensor, pipeline, data "
             "requires to be equal");
+  // A model without experts has one grid, in whatever order.
+  MeshSizes dense{2, 2, 2, 2};
+  dense.pipeline_before_data = true;
+  EXPECT_EQ(error_of([&] { Mesh{dense}; }), "");
   EXPECT_THROW(Mesh().group_size({Axis::kTensor, Axis::kExpert}), InternalError);
 }
 

@@ -282,7 +282,7 @@ TEST(ThreadCore, ARankThatThrowsReleasesTheOthers) {
         core.barrier();
       }
     } catch (const Error& error) {
-      EXPECT_NE(std::string(error.what()).find("given up because rank 3 failed"),
+      EXPECT_NE(std::string(error.what()).find("cancelled because rank 3 failed"),
                 std::string::npos);
       ++released;
       throw;
