@@ -16,8 +16,15 @@ int64_t round_up(int64_t value, int64_t unit) { return (value + unit - 1) / unit
 // Builds the layout while parameters are appended.
 class Planner {
  public:
-  Planner(size_t num_parameters, const BufferOptions& options) : options_(options) {
-    layout_.slots.resize(num_parameters);
+  Planner(const std::vector<BufferParameter>& parameters, const BufferOptions& options)
+      : parameters_(parameters), options_(options) {
+    layout_.slots.resize(parameters.size());
+    int64_t largest = 0;
+    for (const BufferParameter& parameter : parameters)
+      if (parameter.whole) largest = std::max(largest, parameter.num_elements);
+    bucket_size_ = options.bucket_size;
+    if (bucket_size_ > 0 && options.num_shards > 1)
+      bucket_size_ = std::max(bucket_size_, options.num_shards * largest);
   }
 
   void append(int index, const BufferParameter& parameter) {
@@ -29,7 +36,7 @@ class Planner {
     layout_.slots[index] = {begin, end_, static_cast<int>(layout_.buckets.size())};
     table_ = (open_.empty() || table_) && parameter.embedding;
     open_.push_back(index);
-    const bool full = options_.bucket_size > 0 && end_ - bucket_begin_ >= options_.bucket_size;
+    const bool full = bucket_size_ > 0 && end_ - bucket_begin_ >= bucket_size_;
     if (full || own) close(own);
   }
 
@@ -54,12 +61,46 @@ class Planner {
                              ? std::lcm(options_.num_shards, options_.shard_alignment)
                              : kParameterAlignment;
     end_ = round_up(end_, unit);
+    const bool whole = std::any_of(open_.begin(), open_.end(),
+                                   [&](int index) { return parameters_[index].whole; });
+    if (whole && options_.num_shards > 1) keep_whole(unit);
     layout_.buckets.push_back({bucket_begin_, end_, std::move(open_), own, unit_, frozen_, table_});
     open_.clear();
     bucket_begin_ = end_;
   }
 
+  // Moves the parameters of the open bucket so that no border of its slices cuts a whole one. A
+  // slice in which they fit is followed only by slices in which they fit, so the smallest one is
+  // found by halving.
+  void keep_whole(int64_t unit) {
+    const int64_t step = std::lcm(unit / options_.num_shards, kParameterAlignment);
+    int64_t fits = round_up(end_ - bucket_begin_, step) / step, too_small = 0;
+    while (fits - too_small > 1) {
+      const int64_t middle = too_small + (fits - too_small) / 2;
+      (place(middle * step) ? fits : too_small) = middle;
+    }
+    place(fits * step);
+    end_ = bucket_begin_ + options_.num_shards * fits * step;
+  }
+
+  // Places them for slices of that size; false if they need more slices than there are shards.
+  bool place(int64_t slice) {
+    int64_t end = 0;
+    for (const int index : open_) {
+      const int64_t size = parameters_[index].num_elements;
+      int64_t begin = round_up(end, kParameterAlignment);
+      if (parameters_[index].whole && begin % slice + size > slice) begin = round_up(begin, slice);
+      if (parameters_[index].whole && size > slice) return false;
+      end = begin + size;
+      layout_.slots[index].begin = bucket_begin_ + begin;
+      layout_.slots[index].end = bucket_begin_ + end;
+    }
+    return end <= options_.num_shards * slice;
+  }
+
+  const std::vector<BufferParameter>& parameters_;
   const BufferOptions options_;
+  int64_t bucket_size_ = 0;
   BufferLayout layout_;
   std::vector<int> open_;
   int unit_ = 0;
@@ -103,7 +144,7 @@ BufferLayout plan_buffer(const std::vector<BufferParameter>& parameters,
                          const BufferOptions& options) {
   MEGATRON_ASSERT(options.bucket_size >= 0 && options.num_shards >= 1 &&
                   options.shard_alignment >= 1);
-  Planner planner(parameters.size(), options);
+  Planner planner(parameters, options);
   for (const bool frozen : {false, true}) {
     if (frozen) planner.end_trained();
     for (size_t i = parameters.size(); i-- > 0;) {

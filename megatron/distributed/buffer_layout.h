@@ -13,6 +13,7 @@ struct BufferParameter {
   int unit = 0;             // a bucket does not span units
   bool frozen = false;      // has no gradient
   bool embedding = false;
+  bool whole = false;  // no shard border cuts it
 };
 
 struct BufferOptions {
@@ -55,6 +56,11 @@ std::vector<int> sharding_units(const std::vector<std::string>& names);
 
 // Parameters are given in model order and placed in reverse, because backward completes the last
 // ones first. Frozen ones follow all others, in separate buckets.
+//
+// With several shards a bucket's slice is the smallest in which its parameters fit in this order
+// without a cut through a whole one; the gaps at the end of slices belong to no parameter. So that
+// they stay small, a bucket of whole parameters closes only when every shard could hold the largest
+// of them: at bucket_size or num_shards times its size, whichever is more.
 BufferLayout plan_buffer(const std::vector<BufferParameter>& parameters,
                          const BufferOptions& options);
 

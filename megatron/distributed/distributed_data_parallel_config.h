@@ -29,6 +29,10 @@ struct DistributedDataParallelConfig : Config {
   std::optional<int64_t> ddp_num_buckets;
   bool ddp_pad_buckets_for_high_nccl_busbw = false;
 
+  // Not a flag: the update rule needs whole matrices, so no shard border may cut one
+  // (is_hidden_matrix()).
+  bool whole_matrices = false;
+
   ShardingStrategy strategy() const;
 
   void fields(FieldVisitor& visitor) override;

@@ -30,6 +30,10 @@ DataParallelGroups make_data_parallel_groups(const ParallelGroups& groups,
   return grids;
 }
 
+bool is_hidden_matrix(const Parameter& parameter) {
+  return parameter.role == ParameterRole::kWeight && parameter.global_shape.size() == 2;
+}
+
 at::Tensor ShardedLayout::view_in_bucket(const at::Tensor& bucket, int index) const {
   const BufferSlot& slot = buffer.slots.at(index);
   return bucket.narrow(0, slot.begin - bucket_begin(slot.bucket), slot.end - slot.begin)

@@ -28,7 +28,12 @@ using DataParallelGroups = std::vector<DataGrid>;
 DataParallelGroups make_data_parallel_groups(const ParallelGroups& groups,
                                              const DistributedDataParallelConfig& config);
 
-// Shard k of a bucket is its k-th equal slice; it may cut parameters anywhere.
+// Whether update rules that need whole matrices see the parameter as one: a weight of a linear.
+// Embeddings, the output layer, norms and biases are updated element by element.
+bool is_hidden_matrix(const Parameter& parameter);
+
+// Shard k of a bucket is its k-th equal slice. Its borders may cut every parameter that is not laid
+// out whole (BufferParameter::whole).
 struct ShardedLayout {
   std::vector<Parameter*> parameters;  // in model order, like buffer.slots
   BufferLayout buffer;

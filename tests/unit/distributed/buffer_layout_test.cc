@@ -2,6 +2,9 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <random>
+
 namespace megatron {
 namespace {
 
@@ -95,6 +98,83 @@ TEST(BufferLayout, ATableIsABucketOfEmbeddingsAlone) {
   parameters[2].embedding = true;
   parameters[3].embedding = false;
   EXPECT_FALSE(plan_buffer(parameters, {}).buckets[0].table) << "in the other order";
+}
+
+// What holds of every layout of `parameters`.
+void expect_sound(const BufferLayout& layout, const std::vector<BufferParameter>& parameters,
+                  const BufferOptions& options) {
+  int64_t end = 0;
+  for (const BufferBucket& bucket : layout.buckets) {
+    EXPECT_EQ(bucket.begin, end) << "buckets touch";
+    end = bucket.begin;
+    const int64_t slice = (bucket.end - bucket.begin) / options.num_shards;
+    EXPECT_EQ(slice * options.num_shards, bucket.end - bucket.begin);
+    EXPECT_EQ((bucket.end - bucket.begin) % (options.num_shards > 1 ? options.shard_alignment : 64),
+              0);
+    for (const int index : bucket.parameters) {
+      const BufferSlot& slot = layout.slots[static_cast<size_t>(index)];
+      const BufferParameter& parameter = parameters[static_cast<size_t>(index)];
+      EXPECT_EQ(slot.begin % 64, 0);
+      EXPECT_GE(slot.begin, end) << "parameters overlap";
+      EXPECT_EQ(slot.end - slot.begin, parameter.num_elements);
+      end = slot.end;
+      if (parameter.whole) {
+        EXPECT_EQ((slot.begin - bucket.begin) / slice, (slot.end - 1 - bucket.begin) / slice)
+            << "a border cuts parameter " << index;
+      }
+    }
+    EXPECT_LE(end, bucket.end);
+    end = bucket.end;
+  }
+  EXPECT_EQ(end, layout.num_elements);
+}
+
+TEST(BufferLayout, NoShardBorderCutsAWholeParameter) {
+  std::vector<BufferParameter> parameters = sizes({1000, 64, 1000, 64, 1000, 64});
+  const auto cut = plan_buffer(parameters, {0, 2, 128});
+  EXPECT_EQ(cut.num_elements, 2 * 1664);
+  EXPECT_LT(cut.slots[2].begin, 1664) << "the middle one is cut";
+  EXPECT_GT(cut.slots[2].end, 1664);
+  for (size_t i = 0; i < 6; i += 2) parameters[i].whole = true;
+  const auto whole = plan_buffer(parameters, {0, 2, 128});
+  EXPECT_EQ(whole.num_elements, 2 * 2112) << "two in the second slice, in steps of 64";
+  EXPECT_EQ(whole.slots[4].begin, 64);
+  EXPECT_EQ(whole.slots[2].begin, 2112) << "moved to the border";
+  EXPECT_EQ(whole.slots[1].begin, 2112 + 1024);
+  EXPECT_EQ(whole.slots[0].begin, 2112 + 1024 + 64);
+  // One rank has no borders.
+  EXPECT_EQ(plan_buffer(parameters, {0, 1, 128}).num_elements,
+            plan_buffer(sizes({1000, 64, 1000, 64, 1000, 64}), {0, 1, 128}).num_elements);
+}
+
+TEST(BufferLayout, WholeParametersOfAnySize) {
+  std::mt19937 random(5);
+  const auto below = [&](int limit) { return static_cast<int64_t>(random() % limit); };
+  for (int i = 0; i < 300; ++i) {
+    std::vector<BufferParameter> parameters(static_cast<size_t>(1 + below(40)));
+    int64_t all = 0, largest = 0;
+    for (BufferParameter& parameter : parameters) {
+      parameter.num_elements = 1 + below(below(4) == 0 ? 20000 : 500);
+      parameter.whole = below(3) > 0;
+      parameter.unit = 0;
+      all += parameter.num_elements;
+      if (parameter.whole) largest = std::max(largest, parameter.num_elements);
+    }
+    const BufferOptions options{below(2) * 1000, 1 + below(9), below(4) == 0 ? 1024 : 128};
+    const BufferLayout layout = plan_buffer(parameters, options);
+    expect_sound(layout, parameters, options);
+    // A slice is at most its share and one matrix longer; so is what alignment adds, per parameter
+    // and per slice.
+    const auto count = static_cast<int64_t>(parameters.size());
+    if (layout.buckets.size() == 1) {
+      EXPECT_LE(layout.num_elements, all + options.num_shards * (largest + 2048) + 64 * count);
+    }
+    for (size_t b = 0; options.num_shards > 1 && b + 1 < layout.buckets.size(); ++b) {
+      const BufferBucket& bucket = layout.buckets[b];
+      EXPECT_GE(bucket.end - bucket.begin, options.num_shards * largest)
+          << "every shard could hold the largest";
+    }
+  }
 }
 
 TEST(BufferLayout, NothingIsLegal) {
