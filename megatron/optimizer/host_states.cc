@@ -21,8 +21,8 @@ void HostStates::add(const at::Tensor& values, const at::Tensor& grads, const Ty
   run.values = values;
   run.first_piece = pieces_.size();
   run.states.master = copies_.host_empty({n}, types.master);
-  run.states.exp_avg = copies_.host_empty({n}, types.exp_avg).zero_();
-  if (types.exp_avg_sq) run.states.exp_avg_sq = copies_.host_empty({n}, *types.exp_avg_sq).zero_();
+  for (const at::ScalarType type : types.states)
+    run.states.states.push_back(copies_.host_empty({n}, type).zero_());
   const bool masters = types.master != values.scalar_type();
   if (masters) run.states.value = copies_.host_empty({n}, values.scalar_type());
 
@@ -41,8 +41,7 @@ void HostStates::add(const at::Tensor& values, const at::Tensor& grads, const Ty
     };
     Piece piece;
     piece.update.master = part(run.states.master);
-    piece.update.exp_avg = part(run.states.exp_avg);
-    piece.update.exp_avg_sq = part(run.states.exp_avg_sq);
+    for (const at::Tensor& state : run.states.states) piece.update.states.push_back(part(state));
     piece.update.value = part(run.states.value);
     piece.grads = part(grads);
     piece.values = part(values);

@@ -15,7 +15,6 @@
 #pragma once
 
 #include <functional>
-#include <optional>
 #include <utility>
 #include <vector>
 
@@ -29,8 +28,8 @@ class HostStates {
   // Types of the states in host memory. If the optimizer keeps no separate master weights, `master`
   // is the type of the values.
   struct Types {
-    at::ScalarType master, exp_avg;
-    std::optional<at::ScalarType> exp_avg_sq;  // none: SGD
+    at::ScalarType master;
+    std::vector<at::ScalarType> states;  // of the update rule, in its order
   };
 
   // `piece_elements`: approximate size of a piece; by default 64 MiB of gradients.
@@ -44,7 +43,7 @@ class HostStates {
            std::vector<UpdateBlock> blocks);
 
   size_t size() const { return runs_.size(); }
-  // master, exp_avg, exp_avg_sq of a run, [n] in host memory.
+  // Master weights and states of a run, [n] in host memory.
   const FlatUpdate& states(size_t run) const { return runs_[run].states; }
 
   // Squared norm of a run's master weights, over its blocks: [1] fp64 in host memory.

@@ -3,12 +3,16 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <functional>
+#include <numeric>
 #include <utility>
 
 #include "megatron/base/check.h"
 #include "megatron/nn/placement.h"
 #include "megatron/nn/reduction.h"
 #include "megatron/optimizer/host_states.h"
+#include "megatron/optimizer/update_rules.h"
+#include "megatron/optimizer/whole_matrices.h"
 #include "megatron/tensor/optimizer_ops.h"
 #include "megatron/tensor/random.h"
 #include "megatron/tensor/torch.h"
@@ -39,10 +43,22 @@ at::ScalarType scalar_type(StateType type) {
   return type == StateType::kBf16 ? at::kBFloat16 : at::kFloat;
 }
 
-// Whether states are bf16, so that their rounding depends on the positions of the elements.
-bool is_narrow(const OptimizerConfig& config) {
-  return config.main_params_dtype != StateType::kFp32 || config.exp_avg_dtype != StateType::kFp32 ||
-         config.exp_avg_sq_dtype != StateType::kFp32;
+// Whether states are narrow, so that their rounding depends on the places of the elements.
+bool is_narrow(const UpdateRule& rule, const OptimizerConfig& config) {
+  const std::vector<OptimizerState> states = optimizer_states(rule, config, /*half_model=*/true);
+  return config.main_params_dtype != StateType::kFp32 ||
+         std::any_of(states.begin(), states.end(),
+                     [](const OptimizerState& state) { return state.type != StateType::kFp32; });
+}
+
+int64_t num_local_elements(const Parameter& parameter) {
+  return std::accumulate(parameter.local_shape.begin(), parameter.local_shape.end(), int64_t{1},
+                         std::multiplies<>());
+}
+
+// Whether the rule updates the parameter as a whole matrix.
+bool is_whole_matrix(const UpdateRule& rule, const Parameter& parameter) {
+  return rule.needs_whole_matrices() && is_hidden_matrix(parameter);
 }
 
 // A range of a flattened local tensor that is also contiguous in the flattened global tensor.
@@ -76,17 +92,20 @@ std::vector<PlacedRun> placed_runs(const Parameter& parameter, const ParallelGro
   return runs;
 }
 
+// The blocks of the slots that `wanted` chooses.
 std::vector<UpdateBlock> make_blocks(const FlatShard& shard, const ParallelGroups& groups,
-                                     const OptimizerConfig& config) {
+                                     const OptimizerConfig& config, bool narrow,
+                                     const std::function<bool(const Parameter&)>& wanted) {
   std::vector<UpdateBlock> blocks;
   for (const FlatSlot& slot : shard.slots) {
     const Parameter& parameter = *slot.parameter;
+    if (!wanted(parameter)) continue;
     UpdateBlock block;
     block.lr_group = lr_group(parameter);
     block.weight_decay_mult = weight_decay_mult(parameter, config);
     block.counts_in_norm = counts_in_norm(parameter, groups) ? 1 : 0;
     std::vector<PlacedRun> runs = {{0, slot.flat_end, 0}};
-    if (is_narrow(config)) {
+    if (narrow) {
       block.key = random_key(0, "rounding of " + parameter.name).value;
       runs = placed_runs(parameter, groups);
     }
@@ -146,34 +165,37 @@ struct Optimizer::Impl {
   // One piece of a model's buffers and its states.
   struct Part {
     const FlatShard* shard;
-    FlatUpdate norm;    // all its gradients and blocks, for the gradient norm
-    FlatUpdate update;  // elements [0, resident), with states on the device
+    FlatUpdate norm;                        // all its gradients and blocks, for the gradient norm
+    FlatUpdate update;                      // elements [0, resident), with states on the device
+    std::vector<const FlatSlot*> matrices;  // updated as a whole, not by the blocks of `update`
     int64_t resident = 0;
     size_t run = 0;  // index in `host`, for elements [resident, n)
     bool on_host() const { return resident < shard->values.numel(); }
   };
 
-  Impl(const OptimizerConfig& config, const ParameterSchedule& schedule,
+  Impl(const UpdateRule& rule, const OptimizerConfig& config, const ParameterSchedule& schedule,
        std::vector<DistributedDataParallel*> models);
   void add_part(const FlatShard& shard, int64_t resident);
   void step(const at::Tensor& weight, int64_t samples);
   void update(FlatUpdate& part, const at::Tensor& record) const;
-  at::ScalarType moment_type(StateType type) const;
-  // The elements of a slot in the states of its part.
-  at::Tensor state_of(const Part& part, at::Tensor FlatUpdate::* member,
-                      const FlatSlot& slot) const;
-  // Adds the parts' sums, then sums over all ranks that hold other elements.
+  void update_matrices(Part& part) const;
+  at::ScalarType scalar_type_of(const OptimizerState& state) const;
+  // The elements of a slot in kept[index] of its part.
+  at::Tensor state_of(const Part& part, size_t index, const FlatSlot& slot) const;
+  // The sum of the parts' sums, over every rank that holds other elements.
   void add_sums();
   // The same of values by reduction domain, [domains].
   at::Tensor sum_over_ranks(const at::Tensor& by_domain) const;
   const ParallelGroups& groups() const { return models.front()->groups(); }
 
+  const UpdateRule& rule;
   const OptimizerConfig config;
   ParameterSchedule schedule;
   const StepRules rules;
   const std::vector<DistributedDataParallel*> models;
-  bool masters = false;     // master weights separate from the values
-  std::vector<Part> parts;  // parts of all models, in order
+  bool masters = false;              // master weights beside the values
+  std::vector<OptimizerState> kept;  // master weights if these are, then the states of the rule
+  std::vector<Part> parts;           // of all models, in their order
   HostStates host;
   at::Tensor state;      // the record (StepState), on the device
   at::Tensor part_sums;  // [parts] fp64
@@ -181,9 +203,11 @@ struct Optimizer::Impl {
   at::Tensor sum;        // [1] fp64
 };
 
-Optimizer::Impl::Impl(const OptimizerConfig& config, const ParameterSchedule& schedule,
+Optimizer::Impl::Impl(const UpdateRule& rule, const OptimizerConfig& config,
+                      const ParameterSchedule& schedule,
                       std::vector<DistributedDataParallel*> chunks)
-    : config(config),
+    : rule(rule),
+      config(config),
       schedule(schedule),
       rules(make_step_rules(config)),
       models(std::move(chunks)),
@@ -191,14 +215,18 @@ Optimizer::Impl::Impl(const OptimizerConfig& config, const ParameterSchedule& sc
   MEGATRON_ASSERT(!models.empty(), "an optimizer without a model");
   const at::ScalarType dtype = models.front()->dtype();
   const bool wide = dtype == at::kDouble || dtype == at::kFloat;
-  masters = !wide && config.main_params_dtype == StateType::kFp32;
-  MEGATRON_CHECK(!is_narrow(config) || dtype != at::kDouble,
+  masters = keeps_masters(config, /*half_model=*/!wide);
+  kept = optimizer_states(rule, config, /*half_model=*/!wide);
+  MEGATRON_CHECK(!is_narrow(rule, config) || dtype != at::kDouble,
                  "optimizer states of a model in fp64 are fp64");
   MEGATRON_CHECK(config.main_params_dtype == StateType::kFp32 || dtype == at::kBFloat16,
                  "--main-params-dtype bf16 needs a model in bf16");
   MEGATRON_CHECK(wide || dtype == at::kBFloat16 || dtype == at::kHalf,
                  "the optimizer does not support a model in ", at::toString(dtype),
                  ", expected fp64, fp32, bf16 or fp16");
+  MEGATRON_CHECK(!rule.needs_whole_matrices() || !config.optimizer_cpu_offload,
+                 "--optimizer-cpu-offload is not built for --optimizer ", rule.name,
+                 ", which needs whole matrices on the device");
   int64_t resident = resident_elements(models, config);
   for (const DistributedDataParallel* model : models) {
     MEGATRON_ASSERT(model->dtype() == dtype, "model chunks of one rank differ in type");
@@ -222,31 +250,44 @@ Optimizer::Impl::Impl(const OptimizerConfig& config, const ParameterSchedule& sc
   state = at::empty({static_cast<int64_t>(sizeof(StepState))}, options.dtype(at::kByte));
 }
 
-at::ScalarType Optimizer::Impl::moment_type(StateType type) const {
-  return models.front()->dtype() == at::kDouble ? at::kDouble : scalar_type(type);
+at::ScalarType Optimizer::Impl::scalar_type_of(const OptimizerState& state) const {
+  return models.front()->dtype() == at::kDouble ? at::kDouble : scalar_type(state.type);
 }
 
 void Optimizer::Impl::add_part(const FlatShard& shard, int64_t resident) {
   Part part;
   part.shard = &shard;
   part.resident = resident;
-  const std::vector<UpdateBlock> blocks = make_blocks(shard, groups(), config);
+  const bool narrow = is_narrow(rule, config);
+  const std::vector<UpdateBlock> blocks =
+      make_blocks(shard, groups(), config, narrow, [](const Parameter&) { return true; });
   part.norm.grad = shard.grads;
   upload_blocks(part.norm, blocks);
-  const bool adam = config.optimizer == OptimizerType::kAdam;
   FlatUpdate& update = part.update;
   const at::Tensor values = shard.values.narrow(0, 0, resident);
   update.grad = shard.grads.narrow(0, 0, resident);
   update.master = masters ? values.to(at::kFloat) : values;
   if (masters) update.value = values;
-  const auto zeros = [&](StateType type) {
-    return at::zeros({resident}, update.grad.options().dtype(moment_type(type)));
-  };
-  update.exp_avg = zeros(config.exp_avg_dtype);
-  if (adam) update.exp_avg_sq = zeros(config.exp_avg_sq_dtype);
-  if (!part.on_host()) {
+  std::vector<at::ScalarType> types;
+  for (size_t i = masters ? 1 : 0; i < kept.size(); ++i) types.push_back(scalar_type_of(kept[i]));
+  for (const at::ScalarType type : types)
+    update.states.push_back(at::zeros({resident}, update.grad.options().dtype(type)));
+  for (const FlatSlot& slot : shard.slots) {
+    if (!is_whole_matrix(rule, *slot.parameter)) continue;
+    MEGATRON_ASSERT(slot.flat_begin == 0 && slot.flat_end == num_local_elements(*slot.parameter),
+                    "a shard border cuts ", slot.parameter->name, ", which --optimizer ", rule.name,
+                    " needs whole");
+    part.matrices.push_back(&slot);
+  }
+  if (!part.on_host() && part.matrices.empty()) {
     update.blocks = part.norm.blocks;
     update.partials = part.norm.partials;
+  } else if (!part.on_host()) {
+    upload_blocks(update, make_blocks(shard, groups(), config, narrow, [&](const Parameter& p) {
+                    return !is_whole_matrix(rule, p);
+                  }));
+  }
+  if (!part.on_host()) {
     parts.push_back(std::move(part));
     return;
   }
@@ -257,22 +298,24 @@ void Optimizer::Impl::add_part(const FlatShard& shard, int64_t resident) {
     (stays ? here : there).push_back(block);
   }
   upload_blocks(update, here);
-  HostStates::Types types{
-      masters ? at::kFloat : shard.values.scalar_type(), moment_type(config.exp_avg_dtype), {}};
-  if (adam) types.exp_avg_sq = moment_type(config.exp_avg_sq_dtype);
   const int64_t count = shard.values.numel() - resident;
   part.run = host.size();
-  host.add(shard.values.narrow(0, resident, count), shard.grads.narrow(0, resident, count), types,
-           std::move(there));
+  host.add(shard.values.narrow(0, resident, count), shard.grads.narrow(0, resident, count),
+           {masters ? at::kFloat : shard.values.scalar_type(), std::move(types)}, std::move(there));
   parts.push_back(std::move(part));
 }
 
 void Optimizer::Impl::update(FlatUpdate& part, const at::Tensor& record) const {
-  if (part.blocks.numel() == 0) return;
-  if (config.optimizer == OptimizerType::kAdam) {
-    adamw_update(part, record, {config.adam_beta1, config.adam_beta2, config.adam_eps});
-  } else {
-    sgd_update(part, record, config.sgd_momentum);
+  if (part.blocks.numel() > 0) rule.update(config, part, record);
+}
+
+void Optimizer::Impl::update_matrices(Part& part) const {
+  for (const FlatSlot* slot : part.matrices) {
+    MatrixUpdate matrix = whole_matrix(part.update, *slot, groups());
+    matrix.lr_group = lr_group(*slot->parameter);
+    matrix.weight_decay_mult = weight_decay_mult(*slot->parameter, config);
+    rule.update_matrix(config, matrix, state);
+    store_matrix(matrix, part.update, *slot, groups());
   }
 }
 
@@ -284,7 +327,10 @@ void Optimizer::Impl::step(const at::Tensor& weight, int64_t samples) {
   }
   add_sums();
   step_control(state, schedule, rules, sum, weight, samples);
-  for (Part& part : parts) update(part.update, state);
+  for (Part& part : parts) {
+    update(part.update, state);
+    update_matrices(part);
+  }
   if (host.size() > 0)
     host.step(state,
               [this](FlatUpdate& piece, const at::Tensor& record) { update(piece, record); });
@@ -300,10 +346,11 @@ void Optimizer::Impl::add_sums() {
   }
 }
 
-at::Tensor Optimizer::Impl::state_of(const Part& part, at::Tensor FlatUpdate::* member,
-                                     const FlatSlot& slot) const {
+at::Tensor Optimizer::Impl::state_of(const Part& part, size_t index, const FlatSlot& slot) const {
   const bool resident = slot.begin < part.resident;
-  const at::Tensor& all = resident ? part.update.*member : host.states(part.run).*member;
+  const FlatUpdate& flat = resident ? part.update : host.states(part.run);
+  const size_t first_state = masters ? 1 : 0;
+  const at::Tensor& all = index < first_state ? flat.master : flat.states[index - first_state];
   return all.narrow(0, slot.begin - (resident ? 0 : part.resident), slot.num_elements());
 }
 
@@ -319,7 +366,12 @@ at::Tensor Optimizer::Impl::sum_over_ranks(const at::Tensor& by_domain) const {
 
 Optimizer::Optimizer(const OptimizerConfig& config, const ParameterSchedule& schedule,
                      std::vector<DistributedDataParallel*> models)
-    : impl_(std::make_unique<Impl>(config, schedule, std::move(models))) {
+    : Optimizer(update_rule(config), config, schedule, std::move(models)) {}
+
+Optimizer::Optimizer(const UpdateRule& rule, const OptimizerConfig& config,
+                     const ParameterSchedule& schedule,
+                     std::vector<DistributedDataParallel*> models)
+    : impl_(std::make_unique<Impl>(rule, config, schedule, std::move(models))) {
   load_state(initial_step_state(config));
 }
 
@@ -374,24 +426,19 @@ void Optimizer::load_state(const StepState& state) {
 
 std::vector<StateTensor> Optimizer::tensors() const {
   std::vector<StateTensor> all;
-  const bool adam = impl_->config.optimizer == OptimizerType::kAdam;
   const Impl& impl = *impl_;
   size_t first_part = 0;
   for (const DistributedDataParallel* model : impl.models) {
-    std::vector<std::vector<StateTensor>> kinds;  // lists of equal length
-    const auto add = [&](const char* kind, at::ScalarType type, at::Tensor FlatUpdate::* member) {
+    std::vector<std::vector<StateTensor>> kinds;  // of equal length
+    for (size_t index = 0; index < impl.kept.size(); ++index) {
+      const OptimizerState& state = impl.kept[index];
       kinds.push_back(
-          model->describe(cat("optimizer.state.", kind, "."), type, /*trainable_only=*/true,
-                          [&](size_t shard, const FlatSlot& slot) {
-                            return impl.state_of(impl.parts[first_part + shard], member, slot);
+          model->describe(cat("optimizer.state.", state.name, "."), impl.scalar_type_of(state),
+                          /*trainable_only=*/true, [&](size_t shard, const FlatSlot& slot) {
+                            return impl.state_of(impl.parts[first_part + shard], index, slot);
                           }));
-    };
-    if (impl.masters) add("fp32_param", at::kFloat, &FlatUpdate::master);
-    add(adam ? "exp_avg" : "momentum_buffer", impl.moment_type(impl.config.exp_avg_dtype),
-        &FlatUpdate::exp_avg);
-    if (adam)
-      add("exp_avg_sq", impl.moment_type(impl.config.exp_avg_sq_dtype), &FlatUpdate::exp_avg_sq);
-    for (size_t i = 0; i < kinds.front().size(); ++i) {
+    }
+    for (size_t i = 0; !kinds.empty() && i < kinds.front().size(); ++i) {
       for (std::vector<StateTensor>& kind : kinds) all.push_back(std::move(kind[i]));
     }
     for (const FlatShard& shard : model->shards()) first_part += shard.trained();
@@ -441,6 +488,10 @@ double Optimizer::params_norm() const {
     const Impl::Part& part = impl.parts[k];
     at::Tensor part_sum = impl.part_sums.narrow(0, static_cast<int64_t>(k), 1);
     FlatUpdate chosen = part.update;
+    if (!part.on_host()) {  // of whole matrices, too
+      chosen.blocks = part.norm.blocks;
+      chosen.partials = part.norm.partials;
+    }
     chosen.grad = part.update.master.to(part.update.grad.scalar_type());
     part_sum.zero_();
     if (chosen.blocks.numel() > 0) sum_of_squares(chosen, part_sum);

@@ -1,5 +1,5 @@
-// Gradient norm, clipping, and the AdamW or SGD update of master weights, over the flat shards of a
-// model.
+// Gradient norm, clipping, and the update of master weights by a rule (update_rules.h), over the
+// flat shards of a model.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -14,12 +14,13 @@
 
 namespace megatron {
 
-// Master weights and moments are fp32 (fp64 for fp64 models). For fp32 and fp64 models the value is
-// the master weight and there is no copy. With a precision-aware optimizer each may be bf16 with
-// stochastic rounding; bf16 master weights are the bf16 values themselves. Random numbers depend on
-// the parameter's name, the element's position in the global tensor and the step, so that they are
-// independent of the layout. Bytes per parameter with all of them in bf16: 2 + 2 + 2, and the
-// gradient's 4.
+struct UpdateRule;
+
+// Master weights and moments are fp32 (fp64 for fp64 models). When the model itself is fp32 or fp64
+// the value is the master weight and there is no copy. With a precision-aware optimizer each may be
+// bf16, rounded by chance: master weights then are the bf16 values themselves. A draw depends on
+// the parameter's name, the place of the element in the global tensor and the step, so that no
+// layout changes it. Bytes per parameter with all of them in bf16: 2 + 2 + 2, and the gradient's 4.
 //
 // With optimizer_cpu_offload the states of part of the parameters, the last ones of the buffers,
 // are in host memory and are updated there (host_states.h). Results on a CPU are bit-equal, and
@@ -40,6 +41,9 @@ class Optimizer {
             std::vector<DistributedDataParallel*> models);
   Optimizer(const OptimizerConfig& config, const ParameterSchedule& schedule,
             DistributedDataParallel& model);
+  // The same by a rule that need not be in the table, and which must outlive the optimizer.
+  Optimizer(const UpdateRule& rule, const OptimizerConfig& config,
+            const ParameterSchedule& schedule, std::vector<DistributedDataParallel*> models);
   ~Optimizer();
   Optimizer(const Optimizer&) = delete;
   Optimizer& operator=(const Optimizer&) = delete;
@@ -53,8 +57,8 @@ class Optimizer {
   //                 micro-batches and ranks; zero
   //                 (no token had weight) divides by one
   //   samples       of this step over all ranks; a skipped step does not advance the schedules
-  // Communication: all-reduce of one double over the shard group and one over norm_group;
-  // values_changed() of the stores.
+  // Communication: all-reduce of one double over the shard group and one over model_parallel;
+  // whole_matrix() for rules that need whole matrices; values_changed() of the stores.
   void step(const at::Tensor& total_weight, int64_t samples);
   void step(double total_weight, int64_t samples);
 
@@ -72,8 +76,8 @@ class Optimizer {
   void load_state(const StepState& state);
 
   // Every tensor of the state in model order:
-  // optimizer.state.{fp32_param,exp_avg,exp_avg_sq,momentum_buffer}.<name>. See
-  // DistributedDataParallel::state().
+  // optimizer.state.{fp32_param,exp_avg,exp_avg_sq,momentum_buffer}.<name>, by the states of the
+  // update rule. See DistributedDataParallel::state().
   std::vector<StateTensor> tensors() const;
   // Resets master weights to the values (--no-load-optim, --finetune, weights of another run).
   void reload_masters();

@@ -1,16 +1,18 @@
 #include "megatron/optimizer/optimizer_config.h"
 
+#include <algorithm>
 #include <array>
 #include <cmath>
 #include <string_view>
+#include <vector>
 
 #include "megatron/base/check.h"
+#include "megatron/optimizer/update_rules.h"
 
 namespace megatron {
 namespace {
 
 using Spellings = std::string_view;
-constexpr std::array<Spellings, 2> kOptimizers = {"adam", "sgd"};
 constexpr std::array<Spellings, 5> kLrDecayStyles = {"constant", "linear", "cosine",
                                                      "inverse-square-root", "WSD"};
 constexpr std::array<Spellings, 4> kWsdDecayStyles = {"exponential", "linear", "cosine",
@@ -54,10 +56,23 @@ void visit_learning_rate(OptimizerConfig& config, FieldVisitor& visitor) {
                 "on resume, take the schedule of the checkpoint where it differs from the flags'");
 }
 
+// The name of a rule, as a choice among those of the table.
+void visit_rule(std::string& name, FieldVisitor& visitor) {
+  static const std::vector<Spellings> names = [] {
+    std::vector<Spellings> all;
+    for (const UpdateRule* rule : update_rules()) all.push_back(rule->name);
+    return all;
+  }();
+  const auto at = std::find(names.begin(), names.end(), name);
+  MEGATRON_ASSERT(at != names.end(), "no update rule is called ", name);
+  int index = static_cast<int>(at - names.begin());
+  visitor.choice("optimizer", index, names, "update rule: AdamW, or SGD with momentum");
+  name = names.at(static_cast<size_t>(index));
+}
+
 void visit_update(OptimizerConfig& config, FieldVisitor& visitor) {
   visitor.group("optimizer");
-  visitor.choice("optimizer", config.optimizer, kOptimizers,
-                 "update rule: AdamW, or SGD with momentum");
+  visit_rule(config.optimizer, visitor);
   visitor.field(
       "weight_decay", config.weight_decay,
       "decay of matrices and embeddings; biases and one-dimensional parameters have none");
@@ -218,8 +233,16 @@ void validate_states(const OptimizerConfig& config, Violations& violations) {
   check("--main-params-dtype", config.main_params_dtype);
   check("--exp-avg-dtype", config.exp_avg_dtype);
   check("--exp-avg-sq-dtype", config.exp_avg_sq_dtype);
-  if (config.use_precision_aware_optimizer && config.optimizer != OptimizerType::kAdam)
-    violations.add("--use-precision-aware-optimizer supports only adam", "--optimizer adam");
+  if (config.use_precision_aware_optimizer && !update_rule(config).narrow_states) {
+    std::string names;
+    for (const UpdateRule* rule : update_rules())
+      if (rule->narrow_states) names += cat(names.empty() ? "" : " or ", rule->name);
+    violations.add(cat("--use-precision-aware-optimizer is built for ", names, " alone"),
+                   cat("--optimizer ", names));
+  }
+  if (config.optimizer_cpu_offload && update_rule(config).needs_whole_matrices())
+    violations.add(cat("--optimizer-cpu-offload is not built for --optimizer ", config.optimizer),
+                   "its update needs whole matrices on the device");
   check_range("--optimizer-offload-fraction", config.optimizer_offload_fraction,
               config.optimizer_offload_fraction > 0 && config.optimizer_offload_fraction <= 1,
               "above 0, up to 1", violations);

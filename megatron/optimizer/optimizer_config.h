@@ -3,19 +3,18 @@
 
 #include <cstdint>
 #include <optional>
+#include <string>
 
 #include "megatron/base/fields.h"
 #include "megatron/kernels/step_control.h"
 
 namespace megatron {
 
-enum class OptimizerType { kAdam, kSgd };
-
-// Element type of an optimizer state.
+// Element type of a state of the optimizer.
 enum class StateType { kFp32, kBf16 };
 
 struct OptimizerConfig : Config {
-  OptimizerType optimizer = OptimizerType::kAdam;
+  std::string optimizer = "adam";  // a name of update_rules()
 
   // -- learning rate
   std::optional<double> lr;  // required for training

@@ -28,12 +28,14 @@ UpdateBuffers buffers_of(const FlatUpdate& update) {
   if (update.master.defined()) {  // not needed for the norm
     buffers.master = update.master.data_ptr();
     buffers.master_type = to_dtype(update.master.scalar_type());
-    buffers.exp_avg = update.exp_avg.data_ptr();
-    buffers.exp_avg_type = to_dtype(update.exp_avg.scalar_type());
   }
-  if (update.exp_avg_sq.defined()) {
-    buffers.exp_avg_sq = update.exp_avg_sq.data_ptr();
-    buffers.exp_avg_sq_type = to_dtype(update.exp_avg_sq.scalar_type());
+  if (!update.states.empty()) {
+    buffers.exp_avg = update.states[0].data_ptr();
+    buffers.exp_avg_type = to_dtype(update.states[0].scalar_type());
+  }
+  if (update.states.size() > 1) {
+    buffers.exp_avg_sq = update.states[1].data_ptr();
+    buffers.exp_avg_sq_type = to_dtype(update.states[1].scalar_type());
   }
   if (update.value.defined()) {
     buffers.value = update.value.data_ptr();
@@ -104,6 +106,7 @@ void step_control(at::Tensor& state, const ParameterSchedule& schedule, const St
 }
 
 void adamw_update(FlatUpdate& update, const at::Tensor& state, const AdamWConstants& constants) {
+  MEGATRON_ASSERT(update.states.size() == 2, "AdamW has two moments, not ", update.states.size());
   const UpdateBuffers buffers = buffers_of(update);
   const StepState* record = state_data(state);
 #if defined(MEGATRON_CUDA)
@@ -119,6 +122,8 @@ void adamw_update(FlatUpdate& update, const at::Tensor& state, const AdamWConsta
 }
 
 void sgd_update(FlatUpdate& update, const at::Tensor& state, double momentum) {
+  MEGATRON_ASSERT(update.states.size() == 1, "SGD has one momentum buffer, not ",
+                  update.states.size());
   const UpdateBuffers buffers = buffers_of(update);
   const StepState* record = state_data(state);
 #if defined(MEGATRON_CUDA)

@@ -12,13 +12,14 @@ namespace megatron {
 
 // The flat tensors of one optimizer, on one device, and its table of blocks.
 struct FlatUpdate {
-  at::Tensor grad;        // [n] fp32 or fp64
-  at::Tensor master;      // [n] type of grad, or bf16
-  at::Tensor exp_avg;     // [n] type of grad, or bf16
-  at::Tensor exp_avg_sq;  // [n] type of grad, or bf16; undefined for SGD
-  at::Tensor value;       // [n] bf16 or fp16; undefined if the master weight is the value
-  at::Tensor blocks;      // [num_blocks * sizeof(UpdateBlock)] uint8, made by upload_blocks()
-  at::Tensor partials;    // [num_blocks] fp64
+  at::Tensor grad;    // [n] fp32 or fp64
+  at::Tensor master;  // [n] as grad, or bf16
+  // Of the update rule, in its order, [n] as grad or bf16. AdamW: exp_avg, exp_avg_sq; SGD: the
+  // momentum buffer
+  std::vector<at::Tensor> states;
+  at::Tensor value;     // [n] bf16 or fp16; undefined when the master weight is the value
+  at::Tensor blocks;    // [num_blocks * sizeof(UpdateBlock)] uint8, made by upload_blocks()
+  at::Tensor partials;  // [num_blocks] fp64
 };
 
 // Fills blocks and partials, on the device of `update.grad`. sum_of_squares() reads only these and

@@ -345,7 +345,7 @@ void Run::write_start_record() {
   record.member("vocab_size", vocabulary_.size)
       .member("global_batch_size", microbatches_.global_batch_size(state_.consumed_train_samples));
   record.member("micro_batch_size", config_.micro_batch_size)
-      .member("optimizer", arguments_.optimizer.optimizer == OptimizerType::kAdam ? "adam" : "sgd");
+      .member("optimizer", arguments_.optimizer.optimizer);
   record.member("lr", arguments_.optimizer.lr.value_or(0)).member("seed", c.seed);
   add_origin(record, job_, hosts, libraries_);
   log_.metrics().write(std::move(record));

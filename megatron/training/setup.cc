@@ -8,6 +8,7 @@
 #include "megatron/interop/huggingface/hf_folder.h"
 #include "megatron/interop/huggingface/peft.h"
 #include "megatron/nn/placement.h"
+#include "megatron/optimizer/update_rules.h"
 #include "megatron/tensor/torch.h"
 #include "megatron/training/arguments/microbatches.h"
 #include "megatron/training/checkpoint_state.h"
@@ -320,10 +321,12 @@ TrainedModel build_model(const PretrainTask& task, const Arguments& arguments,
     modules.push_back(model.chunks.back().module.get());
     freeze_parameters(arguments.training, *modules.back());
   }
-  const DataParallelGroups data = make_data_parallel_groups(groups, arguments.ddp);
+  DistributedDataParallelConfig sharding = arguments.ddp;
+  sharding.whole_matrices = update_rule(arguments.optimizer).needs_whole_matrices();
+  const DataParallelGroups data = make_data_parallel_groups(groups, sharding);
   for (ModelChunk& chunk : model.chunks) {
     chunk.store = std::make_unique<DistributedDataParallel>(*chunk.module, groups, dtype, device,
-                                                            arguments.ddp, data);
+                                                            sharding, data);
     if (!start.checkpoint) chunk.store->initialize(arguments.transformer.seed);
   }
   if (!arguments.training.skip_train) {

@@ -107,7 +107,7 @@ std::vector<at::Tensor> train(const ModelConfig& config, at::Device device) {
   DistributedDataParallel store(model, groups, at::kFloat, device);
   initialize_parameters(model, 99, groups);
   OptimizerConfig options;
-  options.optimizer = OptimizerType::kSgd;  // Adam's first steps are the sign of the gradient
+  options.optimizer = "sgd";  // Adam's first steps are the sign of the gradient
   options.lr = 0.1;
   Optimizer optimizer(options, make_schedule(options, {3, std::nullopt, 4}), store);
   for (int64_t step = 0; step < 3; ++step) {

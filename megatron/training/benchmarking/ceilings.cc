@@ -6,6 +6,7 @@
 #include <map>
 
 #include "megatron/base/check.h"
+#include "megatron/optimizer/update_rules.h"
 #include "megatron/runtime/device.h"
 #include "megatron/tensor/activation.h"
 #include "megatron/tensor/attention/attention.h"
@@ -193,8 +194,7 @@ struct Update {
     };
     update.grad = normal({elements}, at::kFloat, device);
     update.master = normal({elements}, at::kFloat, device);
-    update.exp_avg = zeros(at::kFloat);
-    update.exp_avg_sq = zeros(at::kFloat);
+    update.states = {zeros(at::kFloat), zeros(at::kFloat)};
     if (type != at::kFloat) update.value = zeros(type);
     std::vector<UpdateBlock> blocks;
     for (int64_t at = 0; at < elements; at += kUpdateBlockElements) {
@@ -407,7 +407,7 @@ std::vector<Ceiling> kernel_ceilings(const Arguments& arguments, const Vocabular
     state = state.to(device);
     add("gradient norm", 0.0, bytes_of({u.grad}), [&] { sum_of_squares(u, update.sum); });
     double bytes =
-        bytes_of({u.grad, u.master, u.master, u.exp_avg, u.exp_avg, u.exp_avg_sq, u.exp_avg_sq});
+        bytes_of({u.grad, u.master, u.master, u.states[0], u.states[0], u.states[1], u.states[1]});
     if (u.value.defined()) bytes += bytes_of({u.value});
     add("AdamW", 0.0, bytes, [&] { adamw_update(u, state, {0.9, 0.95, 1e-8}); });
   }
@@ -473,14 +473,12 @@ StepFloor step_floor(const Arguments& arguments, const Vocabulary& vocabulary,
   const double of_step = passes * static_cast<double>(shapes.rows()) * of_token + of_weights;
   floor.memory_ms = 1e3 * of_step * width / copy.byte_rate();
   const OptimizerConfig& o = arguments.optimizer;
-  // Read and written
-  const auto state = [](StateType type) { return type == StateType::kFp32 ? 8.0 : 4.0; };
-  // The gradient is read for its norm and for the update
+  const bool half_model = shapes.type != at::kFloat;
+  // The gradient, for its norm and for the update
   double of_parameter = 8.0;
-  of_parameter += state(o.exp_avg_dtype) +
-                  (o.optimizer == OptimizerType::kAdam ? state(o.exp_avg_sq_dtype) : 0.0);
-  const bool masters = shapes.type != at::kFloat && o.main_params_dtype == StateType::kFp32;
-  of_parameter += masters ? 8.0 + width : 2 * width;
+  // Read and written
+  of_parameter += 2.0 * static_cast<double>(optimizer_state_bytes(o, half_model));
+  of_parameter += keeps_masters(o, half_model) ? width : 2 * width;
   floor.optimizer_ms =
       1e3 * static_cast<double>(updated_parameters) * of_parameter / copy.byte_rate();
   return floor;

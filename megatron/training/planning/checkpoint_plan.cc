@@ -5,6 +5,7 @@
 #include "megatron/dist_checkpointing/manifest.h"
 #include "megatron/dist_checkpointing/replica_parts.h"
 #include "megatron/nn/reduction.h"
+#include "megatron/optimizer/update_rules.h"
 
 namespace megatron {
 
@@ -15,11 +16,9 @@ std::vector<int64_t> state_bytes(const LayoutPlan& plan) {
   std::vector<int64_t> state;
   const OptimizerConfig& optimizer = plan.arguments.optimizer;
   if (plan.arguments.training.no_save_optim || plan.arguments.training.skip_train) return state;
-  const auto add = [&](StateType type) { state.push_back(type == StateType::kFp32 ? 4 : 2); };
-  if (plan.bytes.model == 2 && optimizer.main_params_dtype == StateType::kFp32)
-    add(StateType::kFp32);
-  add(optimizer.exp_avg_dtype);
-  if (optimizer.optimizer == OptimizerType::kAdam) add(optimizer.exp_avg_sq_dtype);
+  for (const OptimizerState& kept :
+       optimizer_states(update_rule(optimizer), optimizer, plan.bytes.model == 2))
+    state.push_back(kept.bytes());
   return state;
 }
 

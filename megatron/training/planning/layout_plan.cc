@@ -4,6 +4,7 @@
 
 #include "megatron/base/check.h"
 #include "megatron/nn/reduction.h"
+#include "megatron/optimizer/update_rules.h"
 #include "megatron/training/arguments/microbatches.h"
 #include "megatron/transformer/config/lora.h"
 
@@ -181,9 +182,12 @@ std::vector<PlannedParameter> chunk_parameters(const LayoutPlan& plan, int stage
   lister.segment(slice);
   if (plan.tied()) mark_table(plan, slice, lister, out);
   const bool adapters_alone = plan.model().lora_rank > 0;
-  for (PlannedParameter& p : out)
-    p.frozen =
-        plan.arguments.training.freezes(p.name) || (adapters_alone && !is_lora_parameter(p.name));
+  for (PlannedParameter& p : out) {
+    const bool adapter = is_lora_parameter(p.name);
+    p.frozen = plan.arguments.training.freezes(p.name) || (adapters_alone && !adapter);
+    p.hidden_matrix =
+        adapter || (p.name.find(".linear_") != std::string::npos && p.name.ends_with(".weight"));
+  }
   return out;
 }
 
@@ -214,11 +218,13 @@ BufferLayout chunk_buffer(const LayoutPlan& plan, const std::vector<PlannedParam
   std::vector<std::string> names;
   for (const PlannedParameter& p : parameters) names.push_back(p.name);
   const std::vector<int> units = sharding_units(names);
+  const bool whole_matrices = update_rule(plan.arguments.optimizer).needs_whole_matrices();
   int64_t trained = 0;
   for (const PlannedParameter& p : parameters) {
     sizes.push_back({p.local_elements, p.used_twice || p.shared_over_stages,
                      sharding.values ? units[sizes.size()] : 0, p.frozen,
-                     p.name.starts_with("embedding.")});
+                     p.name.starts_with("embedding."),
+                     whole_matrices && !p.frozen && p.hidden_matrix});
     if (!p.frozen) trained += p.local_elements;
   }
   BufferOptions options;

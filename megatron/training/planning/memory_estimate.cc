@@ -8,6 +8,7 @@
 #include "megatron/comm/peer_mailbox.h"
 #include "megatron/distributed/shard_reduce.h"
 #include "megatron/kernels/adamw.h"
+#include "megatron/optimizer/update_rules.h"
 
 namespace megatron {
 
@@ -22,11 +23,7 @@ constexpr int64_t kBlasWorkspace = 32 * kMiB;
 void add_optimizer(const LayoutPlan& plan, const std::vector<PlannedParameter>& parameters,
                    int64_t elements, StageMemory& memory) {
   const OptimizerConfig& optimizer = plan.arguments.optimizer;
-  const auto bytes_of = [](StateType type) { return type == StateType::kFp32 ? 4 : 2; };
-  int64_t per_element = bytes_of(optimizer.exp_avg_dtype);
-  if (optimizer.optimizer == OptimizerType::kAdam)
-    per_element += bytes_of(optimizer.exp_avg_sq_dtype);
-  if (plan.bytes.model == 2 && optimizer.main_params_dtype == StateType::kFp32) per_element += 4;
+  const int64_t per_element = optimizer_state_bytes(optimizer, plan.bytes.model == 2);
   const double offloaded =
       optimizer.optimizer_cpu_offload ? optimizer.optimizer_offload_fraction : 0.0;
   const auto in_host_memory = static_cast<int64_t>(offloaded * static_cast<double>(elements));

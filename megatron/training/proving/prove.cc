@@ -6,6 +6,7 @@
 #include <numeric>
 
 #include "megatron/base/check.h"
+#include "megatron/optimizer/update_rules.h"
 #include "megatron/tensor/torch.h"
 #include "megatron/training/arguments/microbatches.h"
 
@@ -13,7 +14,6 @@ namespace megatron {
 
 namespace {
 
-constexpr double kLeastAdamEps = 1e-5;
 constexpr int64_t kMostLoraRank = 4;
 
 // Changes values and records the changes.
@@ -233,15 +233,13 @@ void shrink_run(Arguments& a, Shrinker& shrinker, int64_t microbatches_before) {
     a.optimizer.loss_scale = 1024;
     shrinker.note("--loss-scale 1024");
   }
-  // Adam divides gradients by their size plus epsilon: with 1e-8, the rounding error of a gradient
-  // that should be zero moves a weight beyond the tolerance.
-  if (a.optimizer.optimizer == OptimizerType::kAdam && a.optimizer.adam_eps < kLeastAdamEps) {
-    shrinker.note(cat("--adam-eps ", a.optimizer.adam_eps, " -> ", kLeastAdamEps));
-    a.optimizer.adam_eps = kLeastAdamEps;
+  const UpdateRule& rule = update_rule(a.optimizer);
+  if (rule.bound_rounding != nullptr) {
+    std::string change = rule.bound_rounding(a.optimizer);
+    if (!change.empty()) shrinker.note(std::move(change));
   }
-  // A schedule that changes the weights within the few steps that are run.
-  const OptimizerType optimizer = a.optimizer.optimizer;
-  a.optimizer.lr = optimizer == OptimizerType::kAdam ? 1e-3 : 1e-2;
+  // A schedule that moves the weights in the few steps that are run.
+  a.optimizer.lr = rule.few_steps_lr;
   a.optimizer.lr_warmup_iters = 0;
   a.optimizer.lr_warmup_samples = 0;
   a.optimizer.lr_warmup_fraction.reset();

@@ -14,6 +14,7 @@
 #include "megatron/dist_checkpointing/save.h"
 #include "megatron/nn/placement.h"
 #include "megatron/optimizer/optimizer.h"
+#include "megatron/optimizer/update_rules.h"
 #include "tests/unit/forwarding_backend.h"
 #include "tests/unit/optimizer/test_model.h"
 
@@ -134,11 +135,12 @@ OptimizerConfig optimizer_config() {
   return config;
 }
 
-// One rank of a run.
+// One rank of a run, updated by the rule of the configuration or by another one.
 struct TrainingRank {
   TrainingRank(const Layout& layout, const std::shared_ptr<Backend>& world,
                at::ScalarType dtype = at::kDouble,
-               const OptimizerConfig& config = optimizer_config()) {
+               const OptimizerConfig& config = optimizer_config(),
+               const UpdateRule* rule = nullptr) {
     ParallelConfig parallel;
     parallel.tensor_model_parallel_size = layout.tp;
     parallel.pipeline_model_parallel_size = layout.pp;
@@ -158,8 +160,9 @@ struct TrainingRank {
     }
     std::vector<DistributedDataParallel*> all;
     for (const auto& store : stores) all.push_back(store.get());
-    optimizer = std::make_unique<Optimizer>(
-        config, make_schedule(config, {100, std::nullopt, kGlobalBatch}), all);
+    optimizer =
+        std::make_unique<Optimizer>(rule != nullptr ? *rule : update_rule(config), config,
+                                    make_schedule(config, {100, std::nullopt, kSamples}), all);
   }
 
   void train_step(int step) {
@@ -223,24 +226,26 @@ struct Serial {
   double zeros, params_norm;
 };
 
+Serial train_serial(const UpdateRule* rule) {
+  TrainingRank run({}, nullptr, at::kDouble, optimizer_config(), rule);
+  run.train(0, kSteps);
+  return Serial{run.values(), run.norms, run.zeros, run.params_norm};
+}
+
 const Serial& serial() {
-  static const Serial result = [] {
-    TrainingRank run({}, nullptr);
-    run.train(0, kParallelSteps);
-    return Serial{run.values(), run.norms, run.zeros, run.params_norm};
-  }();
+  static const Serial result = train_serial(nullptr);
   return result;
 }
 
-void expect_serial(TrainingRank& run) {
-  for (int step = 0; step < kParallelSteps; ++step)
-    EXPECT_NEAR(run.norms[step], serial().norms[step], 1e-12 * serial().norms[step]);
-  EXPECT_EQ(run.zeros, serial().zeros);
+void expect_serial(TrainingRank& run, const Serial& serial) {
+  for (int step = 0; step < kSteps; ++step)
+    EXPECT_NEAR(run.norms[step], serial.norms[step], 1e-12 * serial.norms[step]);
+  EXPECT_EQ(run.zeros, serial.zeros);
   EXPECT_EQ(run.zeros, 6 + 9) << "a position, and the unused parameter";
-  EXPECT_NEAR(run.params_norm, serial().params_norm, 1e-12 * serial().params_norm);
+  EXPECT_NEAR(run.params_norm, serial.params_norm, 1e-12 * serial.params_norm);
   for (const auto& [name, local] : run.values()) {
     for (const ShardPiece& piece : shard_pieces(run.named(name), run.groups)) {
-      at::Tensor whole = serial().values.at(name), part = local;
+      at::Tensor whole = serial.values.at(name), part = local;
       for (size_t d = 0; d < piece.local_offset.size(); ++d) {
         const auto dim = static_cast<int64_t>(d);
         whole = whole.narrow(dim, piece.global.offset[d], piece.global.shape[d]);
@@ -270,7 +275,8 @@ constexpr ShardingStrategy kStrategies[] = {ShardingStrategy::kNoShard, Sharding
                                             ShardingStrategy::kOptimGrads,
                                             ShardingStrategy::kOptimGradsParams};
 
-void expect_all_strategies_serial(Layout layout) {
+void expect_all_strategies_serial(Layout layout, const UpdateRule* rule = nullptr,
+                                  const Serial& expected = serial()) {
   for (const ShardingStrategy sharding : kStrategies) {
     for (const bool overlap : {false, true}) {
       SCOPED_TRACE(cat("tp ", layout.tp, " pp ", layout.pp, " dp ", layout.dp, " cp ", layout.cp,
@@ -281,10 +287,11 @@ void expect_all_strategies_serial(Layout layout) {
       with.data = strategy(sharding, overlap);
       if (sharding != ShardingStrategy::kNoShard)
         with.data.num_distributed_optimizer_instances = instances;
+      with.data.whole_matrices = rule != nullptr && rule->needs_whole_matrices();
       run_ranks(layout.ranks(), [&](const std::shared_ptr<Backend>& world) {
-        TrainingRank run(with, world);
-        run.train(0, kParallelSteps);
-        expect_serial(run);
+        TrainingRank run(with, world, at::kDouble, optimizer_config(), rule);
+        run.train(0, kSteps);
+        expect_serial(run, expected);
       });
     }
   }
@@ -685,6 +692,98 @@ TEST(DataParallel, PeerCopiesGiveTheBitsOfCollectives) {
       }
     }
   }
+}
+
+// The momentum of a matrix, made nearly orthogonal by five steps X <- 1.5 X - 0.5 X X^T X; SGD with
+// the same state for all else. No element of the update is known without the whole matrix. On the
+// CPU.
+const UpdateRule& orthogonal_rule() {
+  static const UpdateRule rule = {
+      .name = "orthogonal",
+      .states = {{"momentum_buffer"}},
+      .update = [](const OptimizerConfig& config, FlatUpdate& flat,
+                   const at::Tensor& record) { sgd_update(flat, record, config.sgd_momentum); },
+      .update_matrix =
+          [](const OptimizerConfig& config, MatrixUpdate& matrix, const at::Tensor& record) {
+            const auto& step = *static_cast<const StepState*>(record.const_data_ptr());
+            if (step.skip != 0) return;
+            const double lr = step.lr[matrix.lr_group];
+            at::Tensor& momentum = matrix.states[0];
+            momentum.mul_(config.sgd_momentum).add_(matrix.grad, step.grad_factor);
+            at::Tensor x = momentum / (momentum.norm() + 1e-7);
+            for (int i = 0; i < 5; ++i) x = 1.5 * x - 0.5 * at::mm(at::mm(x, x.t()), x);
+            matrix.master.mul_(1.0 - lr * step.weight_decay * matrix.weight_decay_mult);
+            matrix.master.sub_(x, lr);
+          },
+  };
+  return rule;
+}
+
+TEST(DataParallel, WholeMatricesAreUpdatedAsOnOneRank) {
+  const UpdateRule& rule = orthogonal_rule();
+  const Serial expected = train_serial(&rule);
+  const at::Tensor plain = serial().values.at("decoder.layers.0.fc.weight");
+  EXPECT_GT((expected.values.at("decoder.layers.0.fc.weight") - plain).abs().max().item<double>(),
+            1e-3)
+      << "another rule";
+  for (const int dp : {1, 2, 3}) expect_all_strategies_serial(mesh(1, 1, dp), &rule, expected);
+  expect_all_strategies_serial(mesh(2, 1, 1), &rule, expected);
+  expect_all_strategies_serial(mesh(2, 1, 3), &rule, expected);
+  expect_all_strategies_serial(mesh(2, 2, 2), &rule, expected);
+  expect_all_strategies_serial(mesh(1, 1, 2, 2), &rule, expected);
+  expect_all_strategies_serial(mesh(1, 2, 2, 1, 2), &rule, expected);
+  Layout layout = mesh(2, 1, 4);
+  layout.data.num_distributed_optimizer_instances = 2;
+  expect_all_strategies_serial(layout, &rule, expected);
+}
+
+TEST(DataParallel, ACutMatrixIsFoundBeforeTheFirstStep) {
+  Layout layout = mesh(1, 1, 3);
+  layout.data = strategy(ShardingStrategy::kOptim, false);
+  run_ranks(3, [&](const std::shared_ptr<Backend>& world) {
+    EXPECT_THROW(TrainingRank(layout, world, at::kDouble, optimizer_config(), &orthogonal_rule()),
+                 InternalError);
+  });
+}
+
+// Stored in one layout and loaded in two others, where one goes on as if nothing had happened.
+TEST(DataParallel, WholeMatricesResumeBitForBit) {
+  Layout layout = mesh(2, 1, 2), other = mesh(1, 1, 3);
+  layout.data = strategy(ShardingStrategy::kOptim, false);
+  other.data = strategy(ShardingStrategy::kOptimGradsParams, true);
+  layout.data.whole_matrices = other.data.whole_matrices = true;
+  const auto make = [](const Layout& of, const std::shared_ptr<Backend>& world) {
+    return std::make_unique<TrainingRank>(of, world, at::kBFloat16, optimizer_config(),
+                                          &orthogonal_rule());
+  };
+  Stored stored, uninterrupted, resumed, moved;
+  StepState record;
+  run_ranks(layout.ranks(), [&](const std::shared_ptr<Backend>& world) {
+    const auto run = make(layout, world);
+    run->train(0, 2);
+    stored.write(run->state());
+    if (world->rank() == 0) record = run->optimizer->read_state();
+    run->train_step(2);
+    uninterrupted.write(run->state());
+  });
+  run_ranks(layout.ranks(), [&](const std::shared_ptr<Backend>& world) {
+    const auto run = make(layout, world);
+    stored.read(run->state());
+    run->stores[0]->values_changed();
+    run->optimizer->load_state(record);
+    run->train_step(2);
+    resumed.write(run->state());
+  });
+  run_ranks(other.ranks(), [&](const std::shared_ptr<Backend>& world) {
+    const auto run = make(other, world);
+    stored.read(run->state());
+    moved.write(run->state());
+  });
+  stored.expect_each_element_once();
+  moved.expect_each_element_once();
+  EXPECT_TRUE(stored == moved);
+  EXPECT_TRUE(uninterrupted == resumed);
+  EXPECT_FALSE(stored == resumed);
 }
 
 // Whoever writes what peers may be reading is told.

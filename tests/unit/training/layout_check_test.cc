@@ -140,6 +140,7 @@ void compare_with_real_rank(const LayoutPlan& plan, const std::shared_ptr<Backen
           << real[i]->name;
       EXPECT_EQ(planned[i].used_twice, real[i]->uses == 2) << real[i]->name;
       EXPECT_EQ(planned[i].frozen, !real[i]->trainable) << real[i]->name;
+      EXPECT_EQ(planned[i].hidden_matrix, is_hidden_matrix(*real[i])) << real[i]->name;
     }
     weights += static_cast<int64_t>(model.chunks[chunk].store->flat_values().nbytes());
     gradients += static_cast<int64_t>(model.chunks[chunk].store->flat_grads().nbytes());

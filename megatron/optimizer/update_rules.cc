@@ -1,0 +1,47 @@
+#include "megatron/optimizer/update_rules.h"
+
+#include "megatron/base/check.h"
+
+namespace megatron {
+
+const UpdateRule& adam_rule();  // adam.cc
+const UpdateRule& sgd_rule();   // sgd.cc
+
+const std::vector<const UpdateRule*>& update_rules() {
+  static const std::vector<const UpdateRule*> rules = {
+      &adam_rule(),
+      &sgd_rule(),
+  };
+  return rules;
+}
+
+const UpdateRule& update_rule(const OptimizerConfig& config) {
+  std::string names;
+  for (const UpdateRule* rule : update_rules()) {
+    if (rule->name == config.optimizer) return *rule;
+    names += cat(names.empty() ? "" : ", ", rule->name);
+  }
+  throw UsageError(cat("--optimizer is ", config.optimizer, ", expected one of ", names));
+}
+
+bool keeps_masters(const OptimizerConfig& config, bool half_model) {
+  return half_model && config.main_params_dtype == StateType::kFp32;
+}
+
+std::vector<OptimizerState> optimizer_states(const UpdateRule& rule, const OptimizerConfig& config,
+                                             bool half_model) {
+  std::vector<OptimizerState> all;
+  if (keeps_masters(config, half_model)) all.push_back({"fp32_param"});
+  for (const UpdateRule::State& state : rule.states)
+    all.push_back({state.name, state.type == nullptr ? StateType::kFp32 : config.*state.type});
+  return all;
+}
+
+int64_t optimizer_state_bytes(const OptimizerConfig& config, bool half_model) {
+  int64_t bytes = 0;
+  for (const OptimizerState& state : optimizer_states(update_rule(config), config, half_model))
+    bytes += state.bytes();
+  return bytes;
+}
+
+}  // namespace megatron
