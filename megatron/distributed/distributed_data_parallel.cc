@@ -102,78 +102,10 @@ DistributedDataParallel::~DistributedDataParallel() {
   }
 }
 
-void DistributedDataParallel::plan(const DistributedDataParallelConfig& config) {
-  std::vector<BufferParameter> parameters;
-  std::vector<std::string> names;
-  for (const Parameter* parameter : layout_.parameters) names.push_back(parameter->name);
-  const std::vector<int> units = sharding_units(names);
-  int64_t trained_elements = 0;
-  for (const Parameter* parameter : layout_.parameters) {
-    const bool embedding = parameter->role == ParameterRole::kEmbedding,
-               tied = embedding && parameter->uses > 1,
-               whole =
-                   config.whole_matrices && parameter->trainable && is_hidden_matrix(*parameter);
-    parameters.push_back({num_elements(*parameter), tied || is_shared(*parameter),
-                          shard_values_ ? units[parameters.size()] : 0, !parameter->trainable,
-                          embedding, whole});
-    if (parameter->trainable) trained_elements += parameters.back().num_elements;
-  }
-  BufferOptions options;
-  options.num_shards = layout_.groups.shard.size();
-  options.shard_alignment = config.ddp_pad_buckets_for_high_nccl_busbw ? 65536 : 128;
-  const int data_ranks = layout_.groups.shard.size() * layout_.groups.replica.size();
-  const ShardingStrategy strategy =
-      options.num_shards > 1 ? config.strategy() : ShardingStrategy::kNoShard;
-  options.bucket_size = bucket_size(config, strategy, data_ranks, trained_elements);
-  layout_.buffer = plan_buffer(parameters, options);
-
-  // Buckets are reduced in buffer order, those of tied embeddings at the end.
-  std::vector<int> order, last, uses;
-  std::vector<std::vector<int>> members;
-  for (int bucket = 0; bucket < layout_.num_buckets(); ++bucket) {
-    const BufferBucket& range = layout_.buffer.buckets[bucket];
-    members.emplace_back();
-    if (range.frozen) continue;
-    (range.own ? last : order).push_back(bucket);
-    members.back() = range.parameters;
-  }
-  order.insert(order.end(), last.begin(), last.end());
-  for (const Parameter* parameter : layout_.parameters) uses.push_back(parameter->uses);
-  sequence_ =
-      std::make_unique<BucketSequence>(std::move(order), std::move(members), std::move(uses));
-}
-
-void DistributedDataParallel::make_shards() {
-  int64_t value_end = -1, grad_end = -1;
-  for (int bucket = 0; bucket < layout_.num_buckets(); ++bucket) {
-    const int64_t count = layout_.shard_elements(bucket);
-    const bool frozen = layout_.buffer.buckets[bucket].frozen;
-    const int64_t value_begin = values_->own_begin(bucket);
-    const int64_t grad_begin = frozen ? -1 : grads_->own_begin(bucket);
-    const bool continues = !shards_.empty() && shards_.back().trained() != frozen &&
-                           value_begin == value_end && (frozen || grad_begin == grad_end);
-    if (!continues) shards_.emplace_back();
-    FlatShard& shard = shards_.back();
-    const int64_t before = continues ? shard.values.numel() : 0;
-    value_end = value_begin + count;
-    grad_end = grad_begin + count;
-    shard.values = values_->flat().narrow(0, value_begin - before, before + count);
-    if (!frozen) shard.grads = grads_->flat().narrow(0, grad_begin - before, before + count);
-    const int64_t first =
-        layout_.bucket_begin(bucket) + layout_.shard_begin(bucket);  // offset in the buffer
-    for (int index : layout_.buffer.buckets[bucket].parameters) {
-      const BufferSlot& slot = layout_.buffer.slots[index];
-      const int64_t begin = std::max(slot.begin, first), end = std::min(slot.end, first + count);
-      if (begin >= end) continue;
-      shard.slots.push_back({layout_.parameters[index], index, before + begin - first,
-                             begin - slot.begin, end - slot.begin});
-    }
-  }
-}
-
-int DistributedDataParallel::index_of(const Parameter& parameter) const {
-  const auto found = index_.find(&parameter);
-  MEGATRON_ASSERT(found != index_.end(), "parameter ", parameter.name, " is not in this store");
+const DistributedDataParallel::Place& DistributedDataParallel::place_of(
+    const Parameter& parameter) const {
+  const auto found = places_.find(&parameter);
+  MEGATRON_ASSERT(found != places_.end(), "parameter ", parameter.name, " is not in this store");
   return found->second;
 }
 

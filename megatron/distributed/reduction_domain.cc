@@ -71,10 +71,12 @@ void ReductionDomain::plan(const DistributedDataParallelConfig& config) {
   int64_t trained_elements = 0;
   for (const Parameter* parameter : layout.parameters) {
     const bool embedding = parameter->role == ParameterRole::kEmbedding,
-               tied = embedding && parameter->uses > 1;
+               tied = embedding && parameter->uses > 1,
+               whole =
+                   config.whole_matrices && parameter->trainable && is_hidden_matrix(*parameter);
     parameters.push_back({num_elements(*parameter), tied || is_shared(*parameter),
                           shard_values ? units[parameters.size()] : 0, !parameter->trainable,
-                          embedding});
+                          embedding, whole});
     if (parameter->trainable) trained_elements += parameters.back().num_elements;
   }
   BufferOptions options;

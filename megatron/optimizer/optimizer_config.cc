@@ -237,7 +237,7 @@ void validate_states(const OptimizerConfig& config, Violations& violations) {
     std::string names;
     for (const UpdateRule* rule : update_rules())
       if (rule->narrow_states) names += cat(names.empty() ? "" : " or ", rule->name);
-    violations.add(cat("--use-precision-aware-optimizer is built for ", names, " alone"),
+    violations.add(cat("--use-precision-aware-optimizer supports only ", names),
                    cat("--optimizer ", names));
   }
   if (config.optimizer_cpu_offload && update_rule(config).needs_whole_matrices())

@@ -68,12 +68,12 @@ struct PlannedParameter {
   int64_t local_elements = 0;
   int64_t global_elements = 0;  // of the logical tensor
   int64_t stages = 1;           // that divide it: the output layer with --pipeline-vocab-parallel
-  bool partial_over_tensor = false;  // a rank's gradient is a partial sum over tensor ranks
-  bool shared_over_stages = false;   // a tied table that another stage holds too
-  bool is_copy = false;              // ... and counts there
-  bool used_twice = false;           // a tied table whose embedding and head are on this stage
-  bool frozen = false;               // by --freeze: values alone are kept
-  bool hidden_matrix = false;        // see is_hidden_matrix()
+  Placement placement;          // as the model places it, by axes alone
+  bool shared_over_stages = false;  // a tied table that another stage holds too
+  bool is_copy = false;             // ... and counts there
+  bool used_twice = false;          // a tied table whose embedding and head are on this stage
+  bool frozen = false;              // by --freeze: values alone are kept
+  bool hidden_matrix = false;       // see is_hidden_matrix()
 };
 
 // Parameters of one chunk of one stage, in the order of the model.

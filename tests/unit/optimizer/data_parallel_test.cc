@@ -162,7 +162,7 @@ struct TrainingRank {
     for (const auto& store : stores) all.push_back(store.get());
     optimizer =
         std::make_unique<Optimizer>(rule != nullptr ? *rule : update_rule(config), config,
-                                    make_schedule(config, {100, std::nullopt, kSamples}), all);
+                                    make_schedule(config, {100, std::nullopt, kGlobalBatch}), all);
   }
 
   void train_step(int step) {
@@ -228,7 +228,7 @@ struct Serial {
 
 Serial train_serial(const UpdateRule* rule) {
   TrainingRank run({}, nullptr, at::kDouble, optimizer_config(), rule);
-  run.train(0, kSteps);
+  run.train(0, kParallelSteps);
   return Serial{run.values(), run.norms, run.zeros, run.params_norm};
 }
 
@@ -238,7 +238,7 @@ const Serial& serial() {
 }
 
 void expect_serial(TrainingRank& run, const Serial& serial) {
-  for (int step = 0; step < kSteps; ++step)
+  for (int step = 0; step < kParallelSteps; ++step)
     EXPECT_NEAR(run.norms[step], serial.norms[step], 1e-12 * serial.norms[step]);
   EXPECT_EQ(run.zeros, serial.zeros);
   EXPECT_EQ(run.zeros, 6 + 9) << "a position, and the unused parameter";
@@ -290,7 +290,7 @@ void expect_all_strategies_serial(Layout layout, const UpdateRule* rule = nullpt
       with.data.whole_matrices = rule != nullptr && rule->needs_whole_matrices();
       run_ranks(layout.ranks(), [&](const std::shared_ptr<Backend>& world) {
         TrainingRank run(with, world, at::kDouble, optimizer_config(), rule);
-        run.train(0, kSteps);
+        run.train(0, kParallelSteps);
         expect_serial(run, expected);
       });
     }

@@ -47,7 +47,7 @@ double largest_error(const std::string& rule, at::ScalarType dtype, double step_
   DistributedDataParallel ddp(model, groups, dtype, at::kCPU);
   start_values(model);
   const OptimizerConfig config = golden_config(rule);
-  const TrainLength length{kSteps, std::nullopt, kSamples};
+  const TrainLength length{kGoldenSteps, std::nullopt, kGoldenSamples};
   Optimizer optimizer(config, make_schedule(config, length), ddp);
   for (int t = 0; t < kGoldenSteps; ++t) {
     const double weight = 1.0 + 30.0 * t;  // cancels: the gradients are those of the loss sum

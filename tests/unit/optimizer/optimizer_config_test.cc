@@ -155,7 +155,7 @@ TEST(OptimizerConfig, PrecisionOfTheStates) {
       }),
       "--exp-avg-sq-dtype has no effect without --use-precision-aware-optimizer\nhint: give both");
   EXPECT_EQ(first([](Config& c) { c.optimizer = "sgd"; }),
-            "--use-precision-aware-optimizer is built for adam alone\nhint: --optimizer adam");
+            "--use-precision-aware-optimizer supports only adam\nhint: --optimizer adam");
   EXPECT_EQ(first([](Config& c) { c.bf16 = false, c.main_params_dtype = StateType::kBf16; }),
             "--main-params-dtype bf16 needs weights in bf16\nhint: --bf16");
 }
