@@ -240,7 +240,7 @@ class Mapper {
         layer = *match;
       }
       if (rule == nullptr)
-        problem(cat(map_.path, ": nothing is said of ", name, ", which the model has with shape ",
+        problem(cat(map_.path, ": has no entry for ", name, ", which the model has with shape ",
                     format_shape(shape)));
       else
         fill(*rule, layer, name, shape);
