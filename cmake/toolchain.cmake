@@ -49,7 +49,7 @@ add_link_options(LINKER:--build-id)
 # with options or definitions of their own stay apart.
 if(MEGATRON_UNITY)
   set(CMAKE_UNITY_BUILD ON)
-  set(CMAKE_UNITY_BUILD_BATCH_SIZE 12)
+  set(CMAKE_UNITY_BUILD_BATCH_SIZE 16)
   # It warns of internal linkage in files that are included, which the sources of a batch are.
   add_compile_options($<$<COMPILE_LANGUAGE:CXX>:-Wno-subobject-linkage>)
 endif()
