@@ -82,7 +82,7 @@ constexpr Synonym kSynonyms[] = {
     {"threads", "--num-threads"},
 };
 
-std::string_view find(std::string_view name) {
+std::string_view synonym_of(std::string_view name) {
   const auto* const at = std::find_if(std::begin(kSynonyms), std::end(kSynonyms),
                                       [&](const Synonym& s) { return s.theirs == name; });
   return at == std::end(kSynonyms) ? std::string_view() : at->ours;
@@ -95,11 +95,11 @@ std::vector<std::string> synonyms_of(std::string_view flag) {
   std::string name(flag);
   std::replace(name.begin(), name.end(), '_', '-');
   std::vector<std::string> found;
-  if (const std::string_view ours = find(name); !ours.empty()) found.emplace_back(ours);
+  if (const std::string_view ours = synonym_of(name); !ours.empty()) found.emplace_back(ours);
   const size_t dot = name.rfind('.');
   if (dot == std::string::npos) return found;
   const std::string last = name.substr(dot + 1);
-  if (const std::string_view ours = find(last); !ours.empty()) found.emplace_back(ours);
+  if (const std::string_view ours = synonym_of(last); !ours.empty()) found.emplace_back(ours);
   found.push_back("--" + last);
   return found;
 }

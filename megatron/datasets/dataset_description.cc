@@ -51,7 +51,8 @@ Json ours(const fs::path& path) {
   if (!ignored && size > kMostDescriptionBytes) return nullptr;  // such as the text of the data set
   Json json =
       Json::parse(read_file(path, kMostDescriptionBytes), nullptr, /*allow_exceptions=*/false);
-  return json.is_object() && json.contains("format") && json["format"] == kFormat ? json : nullptr;
+  return json.is_object() && json.contains("format") && json["format"] == kFormat ? json
+                                                                                  : Json(nullptr);
 }
 
 DatasetDescription parse(const Json& json, const std::string& path) {
