@@ -8,7 +8,7 @@ namespace megatron {
 namespace {
 
 bool is_gathered(const FlatSlot& slot, const ParallelGroups& groups) {
-  return groups.tp.size() > 1 && is_sharded_over(*slot.parameter, Axis::kTensor);
+  return groups.tp.size() > 1 && is_sharded_over(slot.parameter->placement, Axis::kTensor);
 }
 
 at::Tensor local_matrix(const at::Tensor& flat, const FlatSlot& slot) {
