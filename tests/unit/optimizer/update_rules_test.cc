@@ -12,7 +12,7 @@
 namespace megatron {
 namespace {
 
-constexpr int64_t kSamples = 4;
+constexpr int64_t kRuleSamples = 4;
 
 // The learning rate times the sign of the momentum. On the CPU.
 const UpdateRule& sign_rule() {
@@ -42,7 +42,7 @@ const UpdateRule& sign_rule() {
   return rule;
 }
 
-OptimizerConfig test_config() {
+OptimizerConfig rule_config() {
   OptimizerConfig config;
   config.lr = 1e-2;
   config.lr_decay_style = LrDecayStyle::kConstant;
@@ -57,13 +57,13 @@ struct SignRun {
     model.declare("linear.bias", {30}, ParameterRole::kBias);
     store = std::make_unique<DistributedDataParallel>(model, groups, dtype, at::kCPU);
     start_values(model);
-    optimizer = std::make_unique<Optimizer>(sign_rule(), config,
-                                            make_schedule(config, {100, std::nullopt, kSamples}),
-                                            std::vector<DistributedDataParallel*>{store.get()});
+    optimizer = std::make_unique<Optimizer>(
+        sign_rule(), config, make_schedule(config, {100, std::nullopt, kRuleSamples}),
+        std::vector<DistributedDataParallel*>{store.get()});
   }
   void step(int t) {
     set_gradients(model, *store, t, 0.1, 1.0);
-    optimizer->step(1.0, kSamples);
+    optimizer->step(1.0, kRuleSamples);
   }
 
   const ParallelGroups groups;
@@ -120,7 +120,7 @@ TEST(UpdateRules, StatesFollowFromRuleAndTypes) {
 }
 
 TEST(UpdateRules, ARuleOutsideTheTableTrains) {
-  const OptimizerConfig config = test_config();
+  const OptimizerConfig config = rule_config();
   SignRun run(config, at::kDouble);
   std::vector<at::Tensor> values, momentum;
   for (size_t k = 0; k < 2; ++k) {
@@ -144,7 +144,7 @@ TEST(UpdateRules, ARuleOutsideTheTableTrains) {
 
 // Master weights and host memory come with the table, whatever the rule.
 TEST(UpdateRules, StatesInHostMemoryChangeNoBit) {
-  OptimizerConfig config = test_config();
+  OptimizerConfig config = rule_config();
   SignRun plain(config, at::kBFloat16);
   config.optimizer_cpu_offload = true;
   SignRun offloaded(config, at::kBFloat16);
@@ -168,9 +168,9 @@ TEST(UpdateRules, WholeMatricesAreNotKeptInHostMemory) {
       .states = {},
       .update = [](const OptimizerConfig&, FlatUpdate&, const at::Tensor&) {},
       .update_matrix = [](const OptimizerConfig&, MatrixUpdate&, const at::Tensor&) {}};
-  OptimizerConfig config = test_config();
+  OptimizerConfig config = rule_config();
   config.optimizer_cpu_offload = true;
-  SignRun run(test_config(), at::kFloat);
+  SignRun run(rule_config(), at::kFloat);
   try {
     const Optimizer optimizer(rule, config, run.optimizer->schedule(), {run.store.get()});
     ADD_FAILURE() << "accepted";
