@@ -37,7 +37,7 @@ Mesh::Mesh(const MeshSizes& s) {
   };
   dense_ = grid({{Axis::kTensor, s.tensor}, {Axis::kContext, s.context}, {Axis::kData, s.data}});
   // A model without experts has no weights on the second grid; its stages are those of the first.
-  const bool has_experts = s.expert != 1 || s.expert_tensor != 1;
+  const bool has_experts = s.expert != 1 || (s.expert_tensor != 1 && s.expert_tensor != s.tensor);
   const int64_t expert_tensor =
       !has_experts && s.pipeline_before_data ? s.tensor * s.context : s.expert_tensor;
   const int64_t stage = s.tensor * s.context * s.data, divided = expert_tensor * s.expert;

@@ -15,6 +15,7 @@
 #include "megatron/distributed/distributed_data_parallel.h"
 #include "megatron/models/gpt/gpt_model.h"
 #include "megatron/nn/placement.h"
+#include "megatron/nn/recompute.h"
 #include "megatron/optimizer/optimizer.h"
 #include "megatron/tensor/torch.h"
 #include "tests/unit/models/gpt_golden.h"

@@ -7,6 +7,7 @@
 #include "megatron/models/gpt/gpt_model.h"
 #include "megatron/nn/activation_offload.h"
 #include "megatron/nn/placement.h"
+#include "megatron/nn/recompute.h"
 #include "megatron/tensor/torch.h"
 
 namespace megatron {

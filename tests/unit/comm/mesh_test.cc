@@ -196,6 +196,8 @@ TEST(Mesh, RefusesSizesThatDoNotFit) {
   MeshSizes dense{2, 2, 2, 2};
   dense.pipeline_before_data = true;
   EXPECT_EQ(error_of([&] { Mesh{dense}; }), "");
+  dense.expert_tensor = 2;  // its default: the tensor ranks of the other weights
+  EXPECT_EQ(error_of([&] { Mesh{dense}; }), "");
   EXPECT_THROW(Mesh().group_size({Axis::kTensor, Axis::kExpert}), InternalError);
 }
 

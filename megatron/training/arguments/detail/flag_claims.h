@@ -43,7 +43,7 @@ constexpr FlagClaim kFp32Sums{
     [](const Arguments& a) { return !a.ddp.grad_reduce_in_bf16; }, "without --grad-reduce-in-bf16",
     "--grad-reduce-in-bf16 rounds gradients for the sums over the ranks"};
 constexpr FlagClaim kFp32Accumulation{"every rank accumulates gradients in fp32",
-                                      "source megatron/distributed/distributed_data_parallel.cc: "
+                                      "source megatron/distributed/reduction_domain.cc: "
                                       "dtype == at::kDouble ? at::kDouble : at::kFloat"};
 constexpr FlagClaim kNoDivision{
     "gradients are summed, and divided once by the weight of all tokens of the step",
