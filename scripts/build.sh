@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # scripts/build.sh PRESET [TARGET]...: configures build/PRESET and builds the targets (all of them
 # when none is named). UNITY=ON compiles sources in batches, UNITY=OFF each by itself; without it a
-# folder stays as it is, and a new one is built in batches, which takes half the processor time.
+# folder stays as it is, and a new one is built in batches, which takes less processor time.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 . .venv/toolchain.sh
