@@ -9,6 +9,7 @@
 #include "megatron/distributed/distributed_data_parallel.h"
 #include "megatron/models/gpt/gpt_model.h"
 #include "megatron/nn/parameter_store.h"
+#include "megatron/nn/recompute.h"
 #include "megatron/optimizer/optimizer.h"
 #include "megatron/tensor/torch.h"
 

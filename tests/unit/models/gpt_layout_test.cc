@@ -8,6 +8,7 @@
 #include "megatron/models/gpt/gpt_model.h"
 #include "megatron/nn/parameter_store.h"
 #include "megatron/nn/placement.h"
+#include "megatron/nn/recompute.h"
 #include "megatron/tensor/torch.h"
 #include "tests/unit/models/gpt_golden.h"
 

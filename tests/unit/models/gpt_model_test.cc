@@ -7,6 +7,7 @@
 #include "megatron/comm/parallel_groups.h"
 #include "megatron/nn/parameter_store.h"
 #include "megatron/nn/placement.h"
+#include "megatron/nn/recompute.h"
 #include "megatron/tensor/torch.h"
 #include "tests/unit/models/gpt_golden.h"
 
