@@ -305,6 +305,84 @@ Vocabulary vocabulary_of(const Arguments& arguments, const Tokenizer& tokenizer)
   return {size, padded_vocab_size(arguments.tokenizer, size, arguments.vocabulary_ranks())};
 }
 
+namespace {
+
+// The chunks of this rank with their memory; initial values unless a checkpoint has them.
+std::vector<ModelChunk> build_chunks(const PretrainTask& task, const Arguments& arguments,
+                                     const Vocabulary& vocabulary, const Pipeline& pipeline,
+                                     const ParallelGroups& groups, at::ScalarType dtype,
+                                     c10::Device device, const StartPoint& start) {
+  std::vector<ModelChunk> chunks;
+  std::vector<Model*> modules;
+  for (int chunk = 0; chunk < pipeline.num_chunks(); ++chunk) {
+    chunks.push_back(
+        {task.model_provider(arguments, vocabulary, groups, pipeline.slice(chunk), modules),
+         nullptr});
+    modules.push_back(chunks.back().module.get());
+    freeze_parameters(arguments.training, *modules.back());
+  }
+  DistributedDataParallelConfig sharding = arguments.ddp;
+  sharding.whole_matrices = update_rule(arguments.optimizer).needs_whole_matrices();
+  const DataParallelGroups data = make_data_parallel_groups(groups, sharding);
+  for (ModelChunk& chunk : chunks) {
+    chunk.store = std::make_unique<DistributedDataParallel>(*chunk.module, groups, dtype, device,
+                                                            sharding, data);
+    if (!start.checkpoint) chunk.store->initialize(arguments.transformer.seed);
+  }
+  return chunks;
+}
+
+void add_optimizer(TrainedModel& model, const Arguments& arguments, c10::Device device) {
+  const TransformerConfig& c = arguments.transformer;
+  if (c.offloads_activations())
+    model.offload = std::make_unique<ActivationOffload>(
+        device, ActivationOffloadOptions{c.min_offloaded_tensor_size,
+                                         c.fine_grained_offloading_max_inflight_offloads});
+  const TrainingConfig& t = arguments.training;
+  const TrainLength length{t.train_iters, t.train_samples,
+                           arguments.microbatches().global_batch_size(0)};
+  model.optimizer = std::make_unique<Optimizer>(
+      arguments.optimizer, make_schedule(arguments.optimizer, length), model.stores());
+}
+
+// Adapters and frozen weights that the checkpoint lacks come from the folders that the arguments
+// name for them, or are initialised.
+void load_start(const PretrainTask& task, const Arguments& arguments, const Vocabulary& vocabulary,
+                const StartPoint& start, TrainedModel& model, Agreement* agreement) {
+  LoadParts parts;
+  std::optional<Checkpoint> adapter;
+  if (arguments.transformer.lora_rank > 0 && !start.continues()) {
+    if (!arguments.training.adapter.empty()) {
+      adapter = open_adapter(arguments, vocabulary, *start.checkpoint);
+      parts.adapter_source = &*adapter;
+    } else if (!has_adapters(*start.checkpoint)) {  // new adapters for a base model
+      parts.adapters = false;
+      for (const ModelChunk& chunk : model.chunks)
+        initialize_adapters(*chunk.store, arguments.transformer.seed);
+    }
+  }
+  std::optional<Checkpoint> frozen;
+  if (lacks_frozen(*start.checkpoint, task, arguments, vocabulary)) {
+    const std::string& base = arguments.training.pretrained_checkpoint;
+    MEGATRON_CHECK(!base.empty(), start.checkpoint->directory().string(),
+                   " was saved without its frozen weights (--no-save-frozen)",
+                   "\nhint: name what they were loaded from with --pretrained-checkpoint");
+    frozen = open_weights(base, agreement);
+    parts.frozen_source = &*frozen;
+  }
+  const bool with_optimizer = start.continues() && !arguments.training.no_load_optim;
+  parts.optimizer = with_optimizer;
+  load_model_state(*start.checkpoint, start.stored, arguments.optimizer, model, parts, agreement);
+  if (model.optimizer && start.continues() && !with_optimizer) {
+    // A new optimizer, with schedules advanced to the consumed samples.
+    StepState state = model.optimizer->read_state();
+    state.num_steps = start.stored.consumed_train_samples;
+    model.optimizer->load_state(state);
+  }
+}
+
+}  // namespace
+
 TrainedModel build_model(const PretrainTask& task, const Arguments& arguments,
                          const Vocabulary& vocabulary, const ParallelGroups& groups,
                          at::ScalarType dtype, c10::Device device, const StartPoint& start,
@@ -313,69 +391,13 @@ TrainedModel build_model(const PretrainTask& task, const Arguments& arguments,
   if (groups.tp_mailbox) open_mailbox(arguments, groups, dtype, device);
   TrainedModel model;
   model.pipeline = std::make_unique<Pipeline>(arguments, groups, dtype, device);
-  std::vector<Model*> modules;
-  for (int chunk = 0; chunk < model.pipeline->num_chunks(); ++chunk) {
-    model.chunks.push_back(
-        {task.model_provider(arguments, vocabulary, groups, model.pipeline->slice(chunk), modules),
-         nullptr});
-    modules.push_back(model.chunks.back().module.get());
-    freeze_parameters(arguments.training, *modules.back());
-  }
-  DistributedDataParallelConfig sharding = arguments.ddp;
-  sharding.whole_matrices = update_rule(arguments.optimizer).needs_whole_matrices();
-  const DataParallelGroups data = make_data_parallel_groups(groups, sharding);
-  for (ModelChunk& chunk : model.chunks) {
-    chunk.store = std::make_unique<DistributedDataParallel>(*chunk.module, groups, dtype, device,
-                                                            sharding, data);
-    if (!start.checkpoint) chunk.store->initialize(arguments.transformer.seed);
-  }
-  if (!arguments.training.skip_train) {
-    const TransformerConfig& c = arguments.transformer;
-    if (c.offloads_activations())
-      model.offload = std::make_unique<ActivationOffload>(
-          device, ActivationOffloadOptions{c.min_offloaded_tensor_size,
-                                           c.fine_grained_offloading_max_inflight_offloads});
-    const TrainingConfig& t = arguments.training;
-    const TrainLength length{t.train_iters, t.train_samples,
-                             arguments.microbatches().global_batch_size(0)};
-    model.optimizer = std::make_unique<Optimizer>(
-        arguments.optimizer, make_schedule(arguments.optimizer, length), model.stores());
-  }
+  model.chunks =
+      build_chunks(task, arguments, vocabulary, *model.pipeline, groups, dtype, device, start);
+  if (!arguments.training.skip_train) add_optimizer(model, arguments, device);
   if (arguments.training.uses_cuda_graphs())
     model.graphs =
         std::make_unique<MicrobatchGraphs>(device, arguments.training.cuda_graph_warmup_steps);
-  if (start.checkpoint) {
-    LoadParts parts;
-    std::optional<Checkpoint> adapter;
-    if (arguments.transformer.lora_rank > 0 && !start.continues()) {
-      if (!arguments.training.adapter.empty()) {
-        adapter = open_adapter(arguments, vocabulary, *start.checkpoint);
-        parts.adapter_source = &*adapter;
-      } else if (!has_adapters(*start.checkpoint)) {  // new adapters for a base model
-        parts.adapters = false;
-        for (const ModelChunk& chunk : model.chunks)
-          initialize_adapters(*chunk.store, arguments.transformer.seed);
-      }
-    }
-    std::optional<Checkpoint> frozen;
-    if (lacks_frozen(*start.checkpoint, task, arguments, vocabulary)) {
-      const std::string& base = arguments.training.pretrained_checkpoint;
-      MEGATRON_CHECK(!base.empty(), start.checkpoint->directory().string(),
-                     " was saved without its frozen weights (--no-save-frozen)",
-                     "\nhint: name what they were loaded from with --pretrained-checkpoint");
-      frozen = open_weights(base, agreement);
-      parts.frozen_source = &*frozen;
-    }
-    const bool with_optimizer = start.continues() && !arguments.training.no_load_optim;
-    parts.optimizer = with_optimizer;
-    load_model_state(*start.checkpoint, start.stored, arguments.optimizer, model, parts, agreement);
-    if (model.optimizer && start.continues() && !with_optimizer) {
-      // A new optimizer, with schedules advanced to the consumed samples.
-      StepState state = model.optimizer->read_state();
-      state.num_steps = start.stored.consumed_train_samples;
-      model.optimizer->load_state(state);
-    }
-  }
+  if (start.checkpoint) load_start(task, arguments, vocabulary, start, model, agreement);
   if (task.reference_step && arguments.transformer.lora_rank == 0)
     model.reference = build_reference(task, arguments, vocabulary, *model.pipeline, groups, dtype,
                                       device, start, agreement);
