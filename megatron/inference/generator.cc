@@ -3,9 +3,9 @@
 #include <algorithm>
 
 #include "megatron/base/check.h"
-#include "megatron/inference/dense_kv_cache.h"
 #include "megatron/tensor/torch.h"
 #include "megatron/transformer/layer/forward_context.h"
+#include "megatron/transformer/layer/layer_state.h"
 
 namespace megatron {
 namespace {
@@ -107,17 +107,18 @@ PaddedBatch pad_left(const std::vector<GeneratedRow>& rows) {
 }
 
 // Logits of the last position of every row, [b, v] on the CPU.
-at::Tensor forward_last(Model& model, const at::Tensor& tokens, DenseKVCache& cache,
+at::Tensor forward_last(Model& model, const at::Tensor& tokens, DecodingState& state,
                         const at::Tensor& padding, at::Device device) {
   const int64_t b = tokens.size(0), s = tokens.size(1);
   ForwardContext context;
-  context.cache = &cache;
-  context.place.position = at::arange(cache.length(), cache.length() + s, at::kLong).to(device);
+  context.decoding = &state;
+  context.attention_mask = state.padding_mask(s, device);
+  context.place.position = at::arange(state.length(), state.length() + s, at::kLong).to(device);
   context.place.sample = at::zeros({b}, at::dtype(at::kLong).device(device));
   context.position_ids =
       (context.place.position.unsqueeze(0) - padding.to(device).unsqueeze(1)).clamp_min(0);
   const at::Tensor logits = model.forward(tokens.to(device), context);
-  cache.advance(s);
+  state.advance(s);
   return logits.select(0, s - 1).to(at::kCPU);
 }
 
@@ -179,17 +180,15 @@ std::vector<Generation> generate(Model& model, const Tokenizer& tokenizer,
   if (options.tokens_to_generate > 0 && !rows.empty()) {
     const PaddedBatch batch = pad_left(rows);
     const at::Tensor padding = at::tensor(batch.padding, at::dtype(at::kLong));
-    DenseKVCache cache(config.transformer.num_layers,
-                       batch.tokens.size(1) + options.tokens_to_generate, batch.padding);
+    DecodingState state({batch.tokens.size(1) + options.tokens_to_generate, batch.padding});
     at::Tensor next = at::zeros({static_cast<int64_t>(rows.size()), 1}, at::kLong);
     at::Tensor tokens = batch.tokens, history = batch.tokens;
     for (int64_t step = 0; step < options.tokens_to_generate; ++step) {
       if (step > 0 && crosses_rope_border(config.transformer, rows, step)) {
-        cache = DenseKVCache(config.transformer.num_layers,
-                             history.size(1) + options.tokens_to_generate - step, batch.padding);
+        state.clear();
         tokens = history;
       }
-      const at::Tensor logits = forward_last(model, tokens, cache, padding, device);
+      const at::Tensor logits = forward_last(model, tokens, state, padding, device);
       bool all_finished = true;
       for (size_t i = 0; i < rows.size(); ++i) {
         const auto r = static_cast<int64_t>(i);

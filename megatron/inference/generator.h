@@ -1,4 +1,4 @@
-// Text generation: batched decoding of a GPT model with a KV cache.
+// Text generation: batched decoding with the states of a model's layers.
 #pragma once
 
 #include <functional>

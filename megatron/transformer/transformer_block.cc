@@ -28,6 +28,7 @@ at::Tensor TransformerBlock::run_layers(at::Tensor x, size_t first, size_t last,
                                         LayerContext context) {
   for (size_t i = first; i < last; ++i) {
     context.offloaded = i < offloaded;
+    if (context.pass.decoding != nullptr) context.state = context.pass.decoding->of(*layers_[i]);
     x = layers_[i]->forward(x, context);
   }
   return x;

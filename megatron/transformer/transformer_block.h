@@ -4,7 +4,9 @@
 #include <memory>
 #include <vector>
 
+#include "megatron/nn/norm.h"
 #include "megatron/nn/recompute.h"
+#include "megatron/transformer/attention/rotary_embedding.h"
 #include "megatron/transformer/transformer_layer.h"
 
 namespace megatron {
@@ -33,7 +35,7 @@ class TransformerBlock : public Module {
   const TransformerConfig& config_;
   const ProcessGroup& tp_;
   RotaryEmbedding rotary_;
-  std::vector<std::unique_ptr<TransformerLayer>> layers_;
+  std::vector<std::unique_ptr<Layer>> layers_;
   std::unique_ptr<Norm> final_layernorm_;
 };
 

@@ -8,7 +8,8 @@ namespace megatron {
 
 TransformerLayer::TransformerLayer(const TransformerConfig& config, int64_t layer_number,
                                    bool sequence_parallel, const ParallelGroups& groups)
-    : config_(config),
+    : Layer(layer_number),
+      config_(config),
       attention_output_key_(random_key(config.seed, "attention_output_dropout", layer_number)),
       mlp_output_key_(random_key(config.seed, "mlp_output_dropout", layer_number)),
       self_attention_(config, layer_number, sequence_parallel, groups),
@@ -22,6 +23,10 @@ TransformerLayer::TransformerLayer(const TransformerConfig& config, int64_t laye
   post_mlp_layernorm_ = std::make_unique<Norm>(config.hidden_size, norm);
   add("post_self_attn_layernorm", post_self_attn_layernorm_.get());
   add("post_mlp_layernorm", post_mlp_layernorm_.get());
+}
+
+std::unique_ptr<LayerState> TransformerLayer::make_state(const DecodingShape& shape) const {
+  return self_attention_.make_state(shape);
 }
 
 at::Tensor TransformerLayer::forward(const at::Tensor& x, const LayerContext& context) {

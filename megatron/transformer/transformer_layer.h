@@ -12,14 +12,15 @@ namespace megatron {
 // sandwich).
 //
 //   x, return   [s, b, h]   (s/t with sequence parallelism), in fp32 with fp32_residual_connection
-class TransformerLayer : public Module {
+class TransformerLayer : public Layer {
  public:
   // `layer_number` is global and counts from 1.
   TransformerLayer(const TransformerConfig& config, int64_t layer_number, bool sequence_parallel,
                    const ParallelGroups& groups);
   // With a tape in the context and --recompute-modules mlp, the MLP half is recomputed in the
   // backward.
-  at::Tensor forward(const at::Tensor& x, const LayerContext& context);
+  at::Tensor forward(const at::Tensor& x, const LayerContext& context) override;
+  std::unique_ptr<LayerState> make_state(const DecodingShape& shape) const override;
 
  private:
   // The MLP half: x + dropout(mlp(norm(x))).

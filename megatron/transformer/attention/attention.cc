@@ -8,9 +8,9 @@
 #include "megatron/tensor/shape.h"
 #include "megatron/tensor/torch.h"
 #include "megatron/tensor_parallel/mappings.h"
+#include "megatron/transformer/attention/kv_cache.h"
 #include "megatron/transformer/config/lora.h"
 #include "megatron/transformer/context_parallel/context_parallel.h"
-#include "megatron/transformer/layer/kv_cache.h"
 
 namespace megatron {
 namespace {
@@ -137,6 +137,10 @@ SelfAttention::SelfAttention(const TransformerConfig& config, int64_t layer_numb
   add("linear_proj", &linear_proj_);
 }
 
+std::unique_ptr<LayerState> SelfAttention::make_state(const DecodingShape& shape) const {
+  return std::make_unique<KVCache>(shape.capacity);
+}
+
 AttentionOptions SelfAttention::options(const LayerContext& context, int64_t num_queries,
                                         int64_t num_keys) const {
   AttentionOptions options;
@@ -172,17 +176,12 @@ at::Tensor SelfAttention::attend(const at::Tensor& q, const at::Tensor& k, const
     const bool input = exchanged || is_alias(saved, q) || is_alias(saved, k) || is_alias(saved, v);
     return config_.offloads(input ? "core_attn" : "attn_proj");
   });
-  AttentionOptions core = options(context, q.size(0), k.size(0));
-  if (pass.cache != nullptr || pass.attention_mask.defined()) {
-    MEGATRON_CHECK(cp.size() == 1, pass.cache != nullptr ? "decoding" : "an attention mask",
+  const AttentionOptions core = options(context, q.size(0), k.size(0));
+  if (context.state != nullptr || pass.attention_mask.defined()) {
+    MEGATRON_CHECK(cp.size() == 1, context.state != nullptr ? "decoding" : "an attention mask",
                    " over ", cp.size(), " context-parallel ranks is not built",
                    "\nhint: --context-parallel-size 1");
     MEGATRON_ASSERT(!pass.document_ids.defined(), "document ids beside a mask or a cache");
-    const at::Tensor padding = pass.cache != nullptr ? pass.cache->padding_mask() : at::Tensor();
-    if (padding.defined()) {
-      const at::Tensor rows = padding.expand({q.size(1), 1, q.size(0), k.size(0)});
-      core.mask = core.mask.defined() ? core.mask.logical_or(rows) : rows;
-    }
     return core_attention(q, k, v, core);
   }
   return context_parallel_attention(q, k, v, core, pass.document_ids, context_parallel_type_,
@@ -201,7 +200,7 @@ SublayerOutput SelfAttention::forward(const at::Tensor& x, const LayerContext& c
   const at::Tensor& mixed = projected.output;
   const int64_t s = mixed.size(0), b = mixed.size(1);
   if (!q_layernorm_ && kv_.size() == 1 && context_ranks(context.pass, parallel_).size() == 1 &&
-      context.pass.cache == nullptr) {
+      context.state == nullptr) {
     return back(attend_packed(mixed, context));
   }
   const variable_list qkv =
@@ -222,8 +221,9 @@ SublayerOutput SelfAttention::forward(const at::Tensor& x, const LayerContext& c
     q = apply_rotary(q, rotary.cos, rotary.sin, rotary.interleaved);
     k = apply_rotary(k, rotary.cos, rotary.sin, rotary.interleaved);
   }
-  if (context.pass.cache != nullptr)
-    std::tie(k, v) = context.pass.cache->append(layer_number_ - 1, k, v);
+  if (context.state != nullptr)
+    std::tie(k, v) =
+        static_cast<KVCache*>(context.state)->append(context.pass.decoding->length(), k, v);
   const at::Tensor y = attend(q, k, v, context);
   check_shape("core_attention output", y, {s, b, heads_, config_.kv_channels});
   return back(y.reshape({s, b, heads_ * config_.kv_channels}));

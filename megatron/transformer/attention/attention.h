@@ -5,20 +5,10 @@
 
 #include "megatron/tensor_parallel/layers.h"
 #include "megatron/transformer/attention/qk_norm.h"
-#include "megatron/transformer/attention/rotary_embedding.h"
 #include "megatron/transformer/config/transformer_config.h"
-#include "megatron/transformer/layer/forward_context.h"
+#include "megatron/transformer/layer/layer.h"
 
 namespace megatron {
-
-// Inputs that all layers of one forward share, computed once per forward.
-struct LayerContext {
-  const ForwardContext& pass;
-  LayerRotary rotary;
-  bool offloaded = false;  // this layer's activations go to host memory
-  // Where this layer's saved activations are offloaded; null: they stay on the device.
-  OffloadedPass* offload() const { return offloaded ? pass.offload : nullptr; }
-};
 
 // Parameters: linear_qkv.{layer_norm_weight, layer_norm_bias, weight, bias}, q_layernorm.weight,
 // k_layernorm.weight ([d], or [heads * d] with --qk-layernorm-over-heads), linear_proj.{weight,
@@ -37,6 +27,8 @@ class SelfAttention : public Module {
   SelfAttention(const TransformerConfig& config, int64_t layer_number, bool sequence_parallel,
                 const ParallelGroups& groups);
   SublayerOutput forward(const at::Tensor& x, const LayerContext& context, bool add = false);
+  // Keys and values of earlier positions: a KVCache.
+  std::unique_ptr<LayerState> make_state(const DecodingShape& shape) const;
 
  private:
   // Output of linear_qkv, gathered from the ranks that share one key/value group.

@@ -5,20 +5,9 @@
 #include <ATen/core/Tensor.h>
 
 #include "megatron/transformer/config/transformer_config.h"
+#include "megatron/transformer/layer/layer.h"
 
 namespace megatron {
-
-struct RotaryTables {
-  at::Tensor cos, sin;  // [s, r] or [s, b, r], fp32 (fp64); undefined: no rotary embedding
-  bool interleaved = false;
-};
-
-// The tables of all layers for one forward.
-struct LayerRotary {
-  RotaryTables all;
-  RotaryTables local;  // for layers with rotary_base_local; undefined: there are none
-  const RotaryTables& of(bool is_local) const { return is_local ? local : all; }
-};
 
 // Keeps a reference to the config, which must outlive it.
 class RotaryEmbedding {

@@ -7,7 +7,7 @@
 
 namespace megatron {
 
-class KVCache;
+class DecodingState;
 class ProcessGroup;
 class OffloadedPass;
 class RecomputeTape;
@@ -21,7 +21,7 @@ struct ForwardContext {
   TokenPositions rows;
   int64_t first_row = 0;      // index of the first such activation in this rank's sequence
   at::Tensor position_ids;    // [b, s] int64; undefined: place.position for every row
-  at::Tensor attention_mask;  // bool [b, 1, s, s], True = may NOT attend, beyond causality;
+  at::Tensor attention_mask;  // bool [b, 1, s, keys], True = may NOT attend, beyond causality;
                               // undefined: none. Only at one context-parallel rank
   at::Tensor document_ids;    // [b, s] int64 of the whole sequence on every context-parallel rank:
                               // tokens attend within their document only; undefined: no boundaries
@@ -30,9 +30,9 @@ struct ForwardContext {
   at::Tensor loss_grad;
   // Context-parallel group of this micro-batch's sequences; null: that of the mesh.
   const ProcessGroup* cp = nullptr;
-  KVCache* cache = nullptr;          // decoding: keys and values of earlier positions
-  RecomputeTape* tape = nullptr;     // training: records what is recomputed
-  OffloadedPass* offload = nullptr;  // training: records what is offloaded
+  DecodingState* decoding = nullptr;  // decoding: what layers keep of earlier positions
+  RecomputeTape* tape = nullptr;      // training: records what is recomputed
+  OffloadedPass* offload = nullptr;   // training: records what is offloaded
 };
 
 }  // namespace megatron

@@ -1,4 +1,4 @@
-// Sampling of tokens from logits, and the KV cache.
+// Sampling of tokens from logits.
 #include "megatron/inference/sampling.h"
 
 #include <gmock/gmock.h>
@@ -8,7 +8,6 @@
 #include <limits>
 
 #include "megatron/base/check.h"
-#include "megatron/inference/dense_kv_cache.h"
 #include "megatron/tensor/torch.h"
 
 namespace megatron {
@@ -153,53 +152,6 @@ TEST(SamplingConfig, NamesEveryViolation) {
                                                  HasSubstr("--top-k -1 is negative"),
                                                  HasSubstr("--top-p 1.5 is outside [0, 1]"),
                                                  HasSubstr("--seed 0 must be positive")));
-}
-
-// -- the cache
-
-TEST(DenseKVCache, ReturnsEverythingSoFarByLayer) {
-  DenseKVCache cache(2, 5, {0, 0});
-  const at::Tensor k = at::arange(5 * 2 * 1 * 3, at::kDouble).view({5, 2, 1, 3}), v = k + 100.0;
-  int64_t done = 0;
-  for (const int64_t count : {3, 1, 1}) {
-    for (int64_t layer = 0; layer < 2; ++layer) {
-      const double shift = 1000.0 * static_cast<double>(layer);
-      const auto [keys, values] =
-          cache.append(layer, k.narrow(0, done, count) + shift, v.narrow(0, done, count) + shift);
-      EXPECT_TRUE(at::equal(keys, k.narrow(0, 0, done + count) + shift));
-      EXPECT_TRUE(at::equal(values, v.narrow(0, 0, done + count) + shift));
-      EXPECT_FALSE(cache.padding_mask().defined());
-    }
-    cache.advance(count);
-    done += count;
-    EXPECT_EQ(cache.length(), done);
-  }
-  EXPECT_THROW(cache.append(0, k.narrow(0, 0, 1), v.narrow(0, 0, 1)), InternalError);
-}
-
-TEST(DenseKVCache, GrowsAsPositionsCome) {
-  const int64_t endless = int64_t{1} << 50;
-  DenseKVCache cache(1, endless, {0});
-  const at::Tensor k = at::arange(2000, at::kDouble).view({2000, 1, 1, 1});
-  for (int64_t done = 0; done < 2000; done += 100) {
-    const auto [keys, values] = cache.append(0, k.narrow(0, done, 100), -k.narrow(0, done, 100));
-    cache.advance(100);
-    ASSERT_TRUE(at::equal(keys, k.narrow(0, 0, done + 100))) << done;
-    ASSERT_TRUE(at::equal(values, -k.narrow(0, 0, done + 100))) << done;
-  }
-}
-
-TEST(DenseKVCache, HidesLeftPadding) {
-  DenseKVCache cache(1, 4, {2, 0});
-  const at::Tensor one = at::zeros({1, 2, 1, 1}), three = at::zeros({3, 2, 1, 1});
-  cache.append(0, three, three);
-  EXPECT_TRUE(at::equal(cache.padding_mask().view({2, 3}),
-                        at::tensor({1, 1, 0, 0, 0, 0}).to(at::kBool).view({2, 3})));
-  cache.advance(3);
-  cache.append(0, one, one);
-  EXPECT_TRUE(at::equal(cache.padding_mask(),
-                        at::tensor({1, 1, 0, 0, 0, 0, 0, 0}).to(at::kBool).view({2, 1, 1, 4})));
-  EXPECT_THROW(cache.advance(2), InternalError);
 }
 
 }  // namespace
