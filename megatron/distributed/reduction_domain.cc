@@ -1,38 +1,12 @@
 #include "megatron/distributed/reduction_domain.h"
 
 #include <algorithm>
-#include <numeric>
-#include <string>
 #include <utility>
 
 #include "megatron/base/check.h"
 #include "megatron/tensor/torch.h"
 
 namespace megatron {
-namespace {
-
-int64_t num_elements(const Parameter& parameter) {
-  return std::accumulate(parameter.local_shape.begin(), parameter.local_shape.end(), int64_t{1},
-                         std::multiplies<>());
-}
-
-// Megatron's default: large enough for the bandwidth of the collective, growing with the ranks.
-int64_t bucket_size(const DistributedDataParallelConfig& config, ShardingStrategy strategy,
-                    int data_ranks, int64_t trained_elements) {
-  if (strategy == ShardingStrategy::kOptimGradsParams || data_ranks == 1) return 0;
-  if (config.ddp_bucket_size) return *config.ddp_bucket_size;
-  if (config.ddp_num_buckets)
-    return (trained_elements + *config.ddp_num_buckets - 1) / *config.ddp_num_buckets;
-  // Gradients that are kept whole and reduced after the backward need no buckets.
-  if (strategy != ShardingStrategy::kOptimGrads && !config.overlap_grad_reduce) return 0;
-  return std::max<int64_t>(40'000'000, int64_t{1'000'000} * data_ranks);
-}
-
-bool is_shared(const Parameter& parameter) {
-  return parameter.shared != nullptr && parameter.shared->size() > 1;
-}
-
-}  // namespace
 
 ReductionDomain::ReductionDomain(int number, std::vector<Parameter*> parameters,
                                  std::vector<int> places, const ParallelGroups& groups,
@@ -64,29 +38,8 @@ ReductionDomain::ReductionDomain(int number, std::vector<Parameter*> parameters,
 }
 
 void ReductionDomain::plan(const DistributedDataParallelConfig& config) {
-  std::vector<BufferParameter> parameters;
-  std::vector<std::string> names;
-  for (const Parameter* parameter : layout.parameters) names.push_back(parameter->name);
-  const std::vector<int> units = sharding_units(names);
-  int64_t trained_elements = 0;
-  for (const Parameter* parameter : layout.parameters) {
-    const bool embedding = parameter->role == ParameterRole::kEmbedding,
-               tied = embedding && parameter->uses > 1,
-               whole =
-                   config.whole_matrices && parameter->trainable && is_hidden_matrix(*parameter);
-    parameters.push_back({num_elements(*parameter), tied || is_shared(*parameter),
-                          shard_values ? units[parameters.size()] : 0, !parameter->trainable,
-                          embedding, whole});
-    if (parameter->trainable) trained_elements += parameters.back().num_elements;
-  }
-  BufferOptions options;
-  options.num_shards = layout.groups.shard.size();
-  options.shard_alignment = config.ddp_pad_buckets_for_high_nccl_busbw ? 65536 : 128;
-  const int data_ranks = layout.groups.shard.size() * layout.groups.replica.size();
-  const ShardingStrategy strategy =
-      options.num_shards > 1 ? config.strategy() : ShardingStrategy::kNoShard;
-  options.bucket_size = bucket_size(config, strategy, data_ranks, trained_elements);
-  layout.buffer = plan_buffer(parameters, options);
+  layout.buffer = plan_buffer_of(layout.parameters, layout.groups.shard.size(),
+                                 layout.groups.replica.size(), config);
 
   // Buckets are reduced in buffer order, those of tied embeddings at the end.
   std::vector<int> order, last, uses;

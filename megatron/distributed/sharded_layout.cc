@@ -1,5 +1,9 @@
 #include "megatron/distributed/sharded_layout.h"
 
+#include <algorithm>
+#include <numeric>
+#include <string>
+
 #include "megatron/base/check.h"
 #include "megatron/nn/reduction.h"
 #include "megatron/tensor/torch.h"
@@ -20,6 +24,22 @@ DataGrid make_grid(const ProcessGroup& all, const DistributedDataParallelConfig&
           all.subgroup(across_blocks(all.rank(), shards, all.size()), "optimizer_instance")};
 }
 
+// Megatron's default: large enough for the bandwidth of the collective, growing with the ranks.
+int64_t bucket_size(const DistributedDataParallelConfig& config, ShardingStrategy strategy,
+                    int data_ranks, int64_t trained_elements) {
+  if (strategy == ShardingStrategy::kOptimGradsParams || data_ranks == 1) return 0;
+  if (config.ddp_bucket_size) return *config.ddp_bucket_size;
+  if (config.ddp_num_buckets)
+    return (trained_elements + *config.ddp_num_buckets - 1) / *config.ddp_num_buckets;
+  // Gradients that are kept whole and reduced after the backward need no buckets.
+  if (strategy != ShardingStrategy::kOptimGrads && !config.overlap_grad_reduce) return 0;
+  return std::max<int64_t>(40'000'000, int64_t{1'000'000} * data_ranks);
+}
+
+bool is_shared(const Parameter& parameter) {
+  return parameter.shared != nullptr && parameter.shared->size() > 1;
+}
+
 }  // namespace
 
 DataParallelGroups make_data_parallel_groups(const ParallelGroups& groups,
@@ -32,6 +52,36 @@ DataParallelGroups make_data_parallel_groups(const ParallelGroups& groups,
 
 bool is_hidden_matrix(const Parameter& parameter) {
   return parameter.role == ParameterRole::kWeight && parameter.global_shape.size() == 2;
+}
+
+int64_t num_elements(const Parameter& parameter) {
+  return std::accumulate(parameter.local_shape.begin(), parameter.local_shape.end(), int64_t{1},
+                         std::multiplies<>());
+}
+
+BufferLayout plan_buffer_of(const std::vector<Parameter*>& parameters, int num_shards,
+                            int num_replicas, const DistributedDataParallelConfig& config) {
+  const ShardingStrategy strategy = num_shards > 1 ? config.strategy() : ShardingStrategy::kNoShard;
+  std::vector<BufferParameter> sizes;
+  std::vector<std::string> names;
+  for (const Parameter* parameter : parameters) names.push_back(parameter->name);
+  const std::vector<int> units = sharding_units(names);
+  int64_t trained_elements = 0;
+  for (const Parameter* parameter : parameters) {
+    const bool embedding = parameter->role == ParameterRole::kEmbedding,
+               tied = embedding && parameter->uses > 1,
+               whole =
+                   config.whole_matrices && parameter->trainable && is_hidden_matrix(*parameter);
+    sizes.push_back({num_elements(*parameter), tied || is_shared(*parameter),
+                     strategy == ShardingStrategy::kOptimGradsParams ? units[sizes.size()] : 0,
+                     !parameter->trainable, embedding, whole});
+    if (parameter->trainable) trained_elements += sizes.back().num_elements;
+  }
+  BufferOptions options;
+  options.num_shards = num_shards;
+  options.shard_alignment = config.ddp_pad_buckets_for_high_nccl_busbw ? 65536 : 128;
+  options.bucket_size = bucket_size(config, strategy, num_shards * num_replicas, trained_elements);
+  return plan_buffer(sizes, options);
 }
 
 at::Tensor ShardedLayout::view_in_bucket(const at::Tensor& bucket, int index) const {

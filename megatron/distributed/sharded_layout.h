@@ -32,6 +32,14 @@ DataParallelGroups make_data_parallel_groups(const ParallelGroups& groups,
 // Embeddings, the output layer, norms and biases are updated element by element.
 bool is_hidden_matrix(const Parameter& parameter);
 
+// Elements of this rank's part.
+int64_t num_elements(const Parameter& parameter);
+
+// Where the parameters of one reduction domain, in model order, lie in flat buffers that
+// `num_shards` ranks divide and each of `num_replicas` such sets of ranks holds.
+BufferLayout plan_buffer_of(const std::vector<Parameter*>& parameters, int num_shards,
+                            int num_replicas, const DistributedDataParallelConfig& config);
+
 // Shard k of a bucket is its k-th equal slice. Its borders may cut every parameter that is not laid
 // out whole (BufferParameter::whole).
 struct ShardedLayout {

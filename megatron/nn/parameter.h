@@ -66,7 +66,10 @@ struct Parameter {
   // the same name and initialisation; their gradients are summed over this group before any other
   // reduction, and only the first copy counts in norms and is stored.
   const ProcessGroup* shared = nullptr;
-  // Set if products with this weight use delayed scaling, whose state its store keeps.
+  // How products with this weight are quantised: copies of it in both orientations are kept while
+  // the value stays the same.
+  QuantizationRecipe quantization = QuantizationRecipe::kNone;
+  // Set if they use delayed scaling, whose state its store keeps.
   std::optional<DelayedScalingOptions> delayed_scaling = {};
   int uses = 1;                     // uses per pass: 2 for a tied embedding
   ParameterStore* store = nullptr;  // owner of value and gradient; outlives the parameter's use

@@ -271,6 +271,7 @@ struct RowFunction : torch::autograd::Function<RowFunction> {
 // With delayed scaling, the weight's store keeps the scales.
 void quantize_products(const QuantizationOptions& options, LinearState& state) {
   state.quantization = options;
+  state.weight->quantization = options.recipe;
   if (options.recipe == QuantizationRecipe::kDelayed)
     state.weight->delayed_scaling = options.delayed;
 }

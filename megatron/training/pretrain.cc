@@ -275,7 +275,7 @@ void Run::announce() {
     log_info(cat(flag, " is already so: ", reason));
   if (job_.is_first())
     for (const std::string& note :
-         start_notes(arguments_, vocabulary_.padded_size, device_.is_cuda()))
+         start_notes(arguments_, vocabulary_, device_.is_cuda(), task_.model_provider))
       log_warning(note);
   const int64_t frozen = model_.num_frozen();
   const std::string frozen_text = format_count(static_cast<uint64_t>(frozen));

@@ -225,16 +225,6 @@ std::vector<ModelChunk> build_reference(const PretrainTask& task, const Argument
   return chunks;
 }
 
-void freeze_parameters(const TrainingConfig& config, Module& module) {
-  module.visit([&](const std::string& path, Parameter& parameter) {
-    if (config.freezes(name_of(parameter, path))) parameter.trainable = false;
-  });
-}
-
-}  // namespace
-
-namespace {
-
 // Whether the checkpoint was saved without the frozen weights of the model. Checked for the whole
 // model, so that all stages agree.
 bool lacks_frozen(const Checkpoint& checkpoint, const PretrainTask& task,

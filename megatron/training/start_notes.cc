@@ -20,8 +20,8 @@ std::string half_precision_on_cpu(const Arguments& a) {
 
 }  // namespace
 
-std::vector<std::string> start_notes(const Arguments& arguments, int64_t padded_vocab_size,
-                                     bool on_gpu) {
+std::vector<std::string> start_notes(const Arguments& arguments, const Vocabulary& vocabulary,
+                                     bool on_gpu, const ModelProvider& provider) {
   std::vector<std::string> notes;
   const auto add = [&](std::string note) {
     if (!note.empty()) notes.push_back(std::move(note));
@@ -30,7 +30,7 @@ std::vector<std::string> start_notes(const Arguments& arguments, int64_t padded_
   // There is no estimate for dynamic context parallelism.
   if (on_gpu && arguments.transformer.attention_dropout > 0 &&
       !arguments.parallel.hybrid_context_parallel) {
-    const LayoutPlan plan = make_layout_plan(arguments, padded_vocab_size, on_gpu);
+    const LayoutPlan plan = make_layout_plan(arguments, vocabulary, on_gpu, provider);
     add(attention_dropout_text(plan, make_layout_report(plan)));
   }
   return notes;

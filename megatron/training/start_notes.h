@@ -6,12 +6,12 @@
 #include <string>
 #include <vector>
 
-#include "megatron/training/arguments/arguments.h"
+#include "megatron/training/arguments/model_provider.h"
 
 namespace megatron {
 
 // Warnings, each with an alternative. The arguments must be valid.
-std::vector<std::string> start_notes(const Arguments& arguments, int64_t padded_vocab_size,
-                                     bool on_gpu);
+std::vector<std::string> start_notes(const Arguments& arguments, const Vocabulary& vocabulary,
+                                     bool on_gpu, const ModelProvider& provider = provide_gpt);
 
 }  // namespace megatron

@@ -14,15 +14,10 @@
 #include "megatron/pipeline_parallel/stage_layout.h"
 #include "megatron/reporting/flops.h"
 #include "megatron/training/arguments/arguments.h"
+#include "megatron/training/arguments/model_provider.h"
 #include "megatron/training/batch.h"
 
 namespace megatron {
-
-// Vocabulary sizes, determined by the tokenizer.
-struct Vocabulary {
-  int64_t size = 0;
-  int64_t padded_size = 0;
-};
 
 // Output of one segment of the model for a micro-batch: the activation for the next segment, or the
 // loss on the last one.
@@ -35,11 +30,7 @@ struct StageOutput {
 
 struct PretrainTask {
   std::string name;
-  // Declares the parameters of one segment; `groups` outlives the model. `chunks` are those of this
-  // rank that exist already.
-  std::function<std::unique_ptr<Model>(const Arguments&, const Vocabulary&, const ParallelGroups&,
-                                       const StageSlice&, const std::vector<Model*>& chunks)>
-      model_provider;
+  ModelProvider model_provider;
   std::function<TrainValidTestDatasets(const Arguments&, const DatasetRequest&)> datasets_provider;
   // `input` is the activation of the segment before, undefined on the first. A loss is a pair (sum
   // over tokens, weight).

@@ -277,9 +277,9 @@ TEST_P(CheckpointLayouts, ThereAndBackIsTheSame) {
     SCOPED_TRACE(layouts[a].name);
     const Arguments arguments = arguments_of(layouts[a], GetParam().flags, 1);
     const LayoutPlan plan = make_layout_plan(
-        arguments, padded_vocab_size(arguments.tokenizer, 101, arguments.vocabulary_ranks()),
+        arguments, {101, padded_vocab_size(arguments.tokenizer, 101, arguments.vocabulary_ranks())},
         /*on_gpu=*/false);
-    const CheckpointPlan planned = make_checkpoint_plan(plan, 101);
+    const CheckpointPlan planned = make_checkpoint_plan(plan);
     const fs::path checkpoint = find_checkpoints(folder(a)).at(0).directory;
     const Manifest manifest =
         parse_manifest(read_file(checkpoint / kManifestName), checkpoint.string());

@@ -15,6 +15,7 @@
 #include "megatron/training/arguments/flag_table.h"
 #include "megatron/training/planning/layout_check.h"
 #include "megatron/training/planning/layout_verdict.h"
+#include "megatron/training/tasks/tasks.h"
 
 namespace megatron {
 namespace {
@@ -121,16 +122,17 @@ LayoutQuestions questions_of(const CheckConfig& config, const Arguments& argumen
   }
   questions.checkpoint_bandwidth = config.checkpoint_bandwidth.value_or(0) * 1e9;
   questions.checkpoint_bandwidth_of_all = config.checkpoint_bandwidth_of_all.value_or(0) * 1e9;
-  questions.vocab_size = arguments.tokenizer.vocab_size.value_or(0);
   return questions;
 }
 
-int64_t vocabulary_rows(const Arguments& arguments) {
+Vocabulary planned_vocabulary(const Arguments& arguments) {
   const TokenizerConfig& config = arguments.tokenizer;
-  if (config.padded_vocab_size) return *config.padded_vocab_size;
+  if (config.padded_vocab_size)
+    return {config.vocab_size.value_or(*config.padded_vocab_size), *config.padded_vocab_size};
   const int64_t size =
       config.vocab_size ? *config.vocab_size : make_tokenizer(config)->vocab_size();
-  return padded_vocab_size(config, size, arguments.vocabulary_ranks());
+  const int64_t padded = padded_vocab_size(config, size, arguments.vocabulary_ranks());
+  return {config.vocab_size.value_or(padded), padded};
 }
 
 }  // namespace
@@ -164,7 +166,8 @@ extern "C" int megatron_check(int argc, char** argv) {
         "not see\nhint: every rule holds; leave it out to see what a fixed --context-parallel-size "
         "costs");
   const bool on_gpu = arguments.training.device != DeviceChoice::kCpu;
-  const LayoutPlan plan = make_layout_plan(arguments, vocabulary_rows(arguments), on_gpu);
+  const LayoutPlan plan = make_layout_plan(arguments, planned_vocabulary(arguments), on_gpu,
+                                           find_task(arguments).model_provider);
   const LayoutReport report = make_layout_report(plan, questions_of(config, arguments));
   if (!config.svg.empty()) write_file_atomically(config.svg, schedule_svg(plan));
   const std::optional<DeviceVerdict>& verdict = report.verdict;

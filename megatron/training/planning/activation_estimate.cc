@@ -521,12 +521,12 @@ HeadSizes head_sizes(const LayoutPlan& plan, const LayerSizes& z) {
   s.input = z.normed;
   s.passing = z.gathered;
   s.back = z.product + (plan.sequence_parallel ? z.part + z.gathered : z.cast);
-  s.logits = T * plan.padded_vocab_size / plan.tensor /
+  s.logits = T * plan.vocabulary.padded_size / plan.tensor /
              (plan.splits_vocabulary() ? plan.pipeline : 1) * plan.bytes.model;
   // Target, log-sum-exp, ignore flag, loss mask
   s.per_token = T * (kIdBytes + plan.bytes.sum + 1 + 4);
   if (plan.model().cross_entropy_fusion_impl != CrossEntropyFusion::kLinear) return s;
-  const int64_t columns = plan.padded_vocab_size / plan.tensor,
+  const int64_t columns = plan.vocabulary.padded_size / plan.tensor,
                 given = plan.model().cross_entropy_chunk_tokens;
   s.part = std::min(T, given > 0 ? given : cross_entropy_chunk(T, columns, plan.bytes.model));
   s.logits = 0;
@@ -739,7 +739,7 @@ PassBytes pass_bytes(const LayoutPlan& plan, int stage, int chunk) {
     if (head.part > 0) {
       // The whole input and its gradient, the logits of one chunk and temporaries of the same size;
       // targets, losses, per-token gradients.
-      const int64_t columns = plan.padded_vocab_size / plan.tensor;
+      const int64_t columns = plan.vocabulary.padded_size / plan.tensor;
       const int64_t working = head.part * (columns * plan.bytes.model + 4 * plan.bytes.sum) +
                               plan.tokens() * (kIdBytes + 3 * plan.bytes.sum);
       pass.forward_extra =

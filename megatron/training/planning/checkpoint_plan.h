@@ -28,7 +28,6 @@ struct CheckpointPlan {
   double seconds(double rank_bandwidth, double total_bandwidth) const;
 };
 
-// `vocab_size`: rows of the vocabulary without padding.
-CheckpointPlan make_checkpoint_plan(const LayoutPlan& plan, int64_t vocab_size);
+CheckpointPlan make_checkpoint_plan(const LayoutPlan& plan);
 
 }  // namespace megatron

@@ -3,6 +3,9 @@
 #include <algorithm>
 #include <numeric>
 
+#include "megatron/distributed/sharded_layout.h"
+#include "megatron/nn/reduction.h"
+
 namespace megatron {
 
 namespace {
@@ -154,9 +157,10 @@ PassTraffic vocabulary_pass(const LayoutPlan& plan, int stage) {
           all_reduce(plan.pipeline, hidden)};
 }
 
-// Traffic of gradients and weights of one chunk over the data ranks.
-GroupTraffic data_traffic(const LayoutPlan& plan, const BufferLayout& buffer) {
-  const DataSharding& sharding = plan.sharding;
+// Traffic of gradients and weights of one buffer over the data ranks.
+GroupTraffic data_traffic(const LayoutPlan& plan, const PlannedBuffer& planned) {
+  const BufferLayout& buffer = planned.layout;
+  const DataSharding& sharding = planned.sharding;
   const int64_t shards = sharding.shards;
   const double passes = static_cast<double>(plan.num_microbatches);
   const double of_gradient =
@@ -198,22 +202,21 @@ std::vector<GroupTraffic> stage_traffic(const LayoutPlan& plan, int stage) {
       dp{"dp", plan.sharding.ranks}, embd{"embd", 1};
   for (int chunk = 0; chunk < plan.stages.num_chunks(); ++chunk) {
     const StageSlice slice = plan.stages.slice(stage, chunk);
-    const std::vector<PlannedParameter> parameters = chunk_parameters(plan, stage, chunk);
     if (plan.tensor > 1) add(tp, tensor_pass(plan, slice), plan.num_microbatches);
     if (plan.context > 1) add(cp, context_pass(plan, slice), plan.num_microbatches);
     if (plan.pipeline > 1) add(pp, pipeline_pass(plan, stage, chunk), plan.num_microbatches);
     if (plan.splits_vocabulary()) add(pp, vocabulary_pass(plan, stage), plan.num_microbatches);
-    for (const PlannedParameter& p : parameters) {
-      if (p.frozen) continue;
-      const double gradient = static_cast<double>(p.local_elements * plan.bytes.sum);
-      tp.once += all_reduce(plan.mesh.group_size(p.placement.partial_grad), gradient);
-      if (p.shared_over_stages) {
-        embd.ranks = 2;
-        embd.once += all_reduce(2, gradient);
+    for (const PlannedBuffer& buffer : plan.buffers(stage, chunk)) {
+      for (const Parameter* p : buffer.parameters) {
+        if (!p->trainable) continue;
+        const double gradient = static_cast<double>(num_elements(*p) * plan.bytes.sum);
+        for (const ProcessGroup* group : partial_groups(*p, plan.held_by(stage).groups)) {
+          if (group == p->shared) embd.ranks = group->size();
+          (group == p->shared ? embd : tp).once += all_reduce(group->size(), gradient);
+        }
       }
-    }
-    if (plan.sharding.ranks > 1) {
-      const GroupTraffic data = data_traffic(plan, chunk_buffer(plan, parameters));
+      if (buffer.sharding.ranks == 1) continue;
+      const GroupTraffic data = data_traffic(plan, buffer);
       dp.forward += data.forward;
       dp.backward += data.backward;
       dp.once += data.once;

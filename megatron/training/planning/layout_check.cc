@@ -254,7 +254,7 @@ ScheduleCosts compute_costs(const LayoutPlan& plan) {
   const double ffn =
       static_cast<double>(c.ffn_hidden_size) * (is_gated(c.activation()) ? 3.0 : 2.0);
   // In layers
-  const double head = h * static_cast<double>(plan.padded_vocab_size) / (weights + scores);
+  const double head = h * static_cast<double>(plan.vocabulary.padded_size) / (weights + scores);
   ScheduleCosts costs;
   if (plan.splits_vocabulary()) {
     costs.head = head / static_cast<double>(plan.pipeline);
@@ -281,22 +281,21 @@ ScheduleCosts compute_costs(const LayoutPlan& plan) {
 
 LayoutReport make_layout_report(const LayoutPlan& plan, const LayoutQuestions& questions) {
   LayoutReport report;
-  report.checkpoint = make_checkpoint_plan(
-      plan, questions.vocab_size > 0 ? questions.vocab_size : plan.padded_vocab_size);
+  report.checkpoint = make_checkpoint_plan(plan);
   if (questions.checkpoint_bandwidth > 0)
     report.checkpoint_seconds = report.checkpoint.seconds(questions.checkpoint_bandwidth,
                                                           questions.checkpoint_bandwidth_of_all);
   if (questions.speeds) report.step = estimate_step(plan, *questions.speeds);
   const Replay played = replay(plan.schedule, schedule_costs(plan));
   report.idle = played.bubble_fraction;
-  report.parameters = model_elements(plan);
+  report.parameters = plan.model_elements;
   report.outside = outside_memory(plan);
   for (int i = 0; i < static_cast<int>(plan.pipeline); ++i) {
     StageReport stage;
     for (int chunk = 0; chunk < plan.stages.num_chunks(); ++chunk) {
       stage.num_layers += plan.stages.slice(i, chunk).num_layers;
-      for (const PlannedParameter& p : chunk_parameters(plan, i, chunk))
-        stage.logical_parameters += p.is_copy ? 0 : p.global_elements / p.stages;
+      for (const Parameter* p : plan.held_by(i).chunks[static_cast<size_t>(chunk)]->parameters())
+        stage.logical_parameters += stage_elements(plan, i, *p);
     }
     stage.memory = stage_memory(plan, i);
     stage.traffic = stage_traffic(plan, i);

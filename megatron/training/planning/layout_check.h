@@ -27,7 +27,6 @@ struct StageReport {
 
 // Inputs of the report besides the layout.
 struct LayoutQuestions {
-  int64_t vocab_size = 0;               // rows without padding; 0: all
   std::optional<MachineSpeeds> speeds;  // none: no step time
   const DeviceModel* device = nullptr;  // null: no verdict
   double checkpoint_bandwidth = 0;  // bytes per second that one rank writes; 0: no checkpoint time

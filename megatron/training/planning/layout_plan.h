@@ -1,19 +1,20 @@
-// The layout of a configured model over ranks as plain numbers: the basis of the estimates of
-// memory and communication. No tensors are created, and nothing is stored per rank: all ranks of
+// The layout of a configured model over ranks: the basis of the estimates of memory and
+// communication. The model is the one that ranks train, built for one rank of each stage over
+// groups without a backend; its parameters have no memory. Nothing is stored per rank: all ranks of
 // one stage are alike.
 #pragma once
 
 #include <cstdint>
-#include <string>
+#include <memory>
 #include <vector>
 
-#include "megatron/comm/mesh.h"
+#include "megatron/comm/parallel_groups.h"
 #include "megatron/distributed/buffer_layout.h"
-#include "megatron/nn/parameter.h"
+#include "megatron/models/model.h"
 #include "megatron/pipeline_parallel/schedule.h"
 #include "megatron/pipeline_parallel/stage_layout.h"
 #include "megatron/pipeline_parallel/transfers.h"
-#include "megatron/training/arguments/arguments.h"
+#include "megatron/training/arguments/model_provider.h"
 
 namespace megatron {
 
@@ -34,23 +35,44 @@ struct ElementBytes {
   int64_t sum = 4;       // main gradients, master weights, statistics
 };
 
+// Parameters of one chunk whose gradients are summed over the same ranks (a reduction domain of
+// nn/reduction.h), and where they lie in their flat buffers.
+struct PlannedBuffer {
+  Placement domain;                    // a placement of it
+  std::vector<Parameter*> parameters;  // in model order, like layout.slots
+  BufferLayout layout;
+  DataSharding sharding;
+};
+
+// What one rank of a stage holds.
+struct PlannedStage {
+  ParallelGroups groups;  // without a backend
+  std::vector<std::unique_ptr<Model>> chunks;
+  std::vector<std::vector<PlannedBuffer>> buffers;  // by chunk
+};
+
 struct LayoutPlan {
   Arguments arguments;
-  int64_t padded_vocab_size = 0;
+  Vocabulary vocabulary;
   Mesh mesh;
   int64_t tensor = 1, context = 1, pipeline = 1, data = 1;  // sizes of the axes
   int64_t num_microbatches = 1;
   bool sequence_parallel = false;
   bool on_gpu = true;  // GPU kernels save other tensors than CPU ones
   ElementBytes bytes;
-  DataSharding sharding;
+  DataSharding sharding;  // of dense weights
   StageLayout stages = StageLayout(0);
   Schedule schedule;
-  std::vector<std::vector<ActionTransfers>> transfers;  // by stage, by action
+  std::vector<std::vector<ActionTransfers>> transfers;    // by stage, by action
+  std::vector<std::shared_ptr<const PlannedStage>> held;  // by stage, by its first rank
+  int64_t model_elements = 0;  // of the whole model, with vocabulary padding, each counted once
 
   const TransformerConfig& model() const { return arguments.transformer; }
   bool splits_vocabulary() const { return schedule.vocab_parallel; }
-  bool tied() const { return !model().untie_embeddings_and_output_weights; }
+  const PlannedStage& held_by(int stage) const { return *held.at(static_cast<size_t>(stage)); }
+  const std::vector<PlannedBuffer>& buffers(int stage, int chunk) const {
+    return held_by(stage).buffers.at(static_cast<size_t>(chunk));
+  }
   // Tokens of one micro-batch on a rank: in attention, and between layers (`rows`).
   int64_t tokens() const {
     return model().seq_length / context * arguments.training.micro_batch_size;
@@ -58,32 +80,18 @@ struct LayoutPlan {
   int64_t rows() const { return tokens() / (sequence_parallel ? tensor : 1); }
 };
 
-// Throws UsageError if the arguments are not valid.
-LayoutPlan make_layout_plan(const Arguments& arguments, int64_t padded_vocab_size,
-                            bool on_gpu = true);
+// Throws UsageError if the arguments are not valid, and what the model's constructor throws.
+LayoutPlan make_layout_plan(const Arguments& arguments, const Vocabulary& vocabulary,
+                            bool on_gpu = true, const ModelProvider& provider = provide_gpt);
 
-// One parameter as a rank of the stage holds it.
-struct PlannedParameter {
-  std::string name;  // as in the model
-  int64_t local_elements = 0;
-  int64_t global_elements = 0;  // of the logical tensor
-  int64_t stages = 1;           // that divide it: the output layer with --pipeline-vocab-parallel
-  Placement placement;          // as the model places it, by axes alone
-  bool shared_over_stages = false;  // a tied table that another stage holds too
-  bool is_copy = false;             // ... and counts there
-  bool used_twice = false;          // a tied table whose embedding and head are on this stage
-  bool frozen = false;              // by --freeze: values alone are kept
-  bool hidden_matrix = false;       // see is_hidden_matrix()
-};
+// The groups of a rank of the job, without a backend.
+ParallelGroups planned_groups(const LayoutPlan& plan, int rank);
 
-// Parameters of one chunk of one stage, in the order of the model.
-std::vector<PlannedParameter> chunk_parameters(const LayoutPlan& plan, int stage, int chunk);
+// Axes whose ranks hold the parameters of one stage, one copy of each part.
+AxisSet stage_axes(const Placement& placement);
 
-// Elements of the logical model: each counted once, with vocabulary padding. Computed from the
-// model's configuration, independent of its division into stages.
-int64_t model_elements(const LayoutPlan& plan);
-
-// The flat buffers of one chunk, as distributed/ lays them out.
-BufferLayout chunk_buffer(const LayoutPlan& plan, const std::vector<PlannedParameter>& parameters);
+// Elements of the logical model that the ranks of one stage hold of a parameter; a copy of a table
+// of another stage counts there.
+int64_t stage_elements(const LayoutPlan& plan, int stage, const Parameter& parameter);
 
 }  // namespace megatron

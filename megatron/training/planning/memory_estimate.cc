@@ -7,6 +7,7 @@
 #include "megatron/base/check.h"
 #include "megatron/comm/peer_mailbox.h"
 #include "megatron/distributed/shard_reduce.h"
+#include "megatron/distributed/sharded_layout.h"
 #include "megatron/kernels/adamw.h"
 #include "megatron/optimizer/update_rules.h"
 
@@ -20,8 +21,9 @@ constexpr int64_t kBlasWorkspace = 32 * kMiB;
 
 // -- persistent memory
 
-void add_optimizer(const LayoutPlan& plan, const std::vector<PlannedParameter>& parameters,
-                   int64_t elements, StageMemory& memory) {
+void add_optimizer(const LayoutPlan& plan, const PlannedBuffer& buffer, StageMemory& memory) {
+  const int64_t shards = buffer.sharding.shards,
+                elements = buffer.layout.num_trained_elements / shards;
   const OptimizerConfig& optimizer = plan.arguments.optimizer;
   const int64_t per_element = optimizer_state_bytes(optimizer, plan.bytes.model == 2);
   const double offloaded =
@@ -31,9 +33,9 @@ void add_optimizer(const LayoutPlan& plan, const std::vector<PlannedParameter>& 
   // In host memory, values have a copy or are the master weights.
   memory.host_optimizer_states += (per_element + plan.bytes.model) * in_host_memory;
   int64_t blocks = 0;  // per block a record and a partial sum; a shard has its part of them
-  for (const PlannedParameter& p : parameters)
-    if (!p.frozen) blocks += (p.local_elements + kUpdateBlockElements - 1) / kUpdateBlockElements;
-  const int64_t shards = plan.sharding.shards;
+  for (const Parameter* p : buffer.parameters)
+    if (p->trainable)
+      blocks += (num_elements(*p) + kUpdateBlockElements - 1) / kUpdateBlockElements;
   const int64_t records =
       (blocks + shards - 1) / shards * static_cast<int64_t>(sizeof(UpdateBlock) + sizeof(double));
   memory.optimizer_states += records;
@@ -44,25 +46,24 @@ void add_optimizer(const LayoutPlan& plan, const std::vector<PlannedParameter>& 
 }
 
 // Quantised copies of weights, in both orientations, kept as long as the values.
-int64_t code_bytes(const LayoutPlan& plan, const std::vector<PlannedParameter>& parameters) {
-  constexpr std::string_view kLayers = "decoder.layers.";
+int64_t code_bytes(const std::vector<Parameter*>& parameters) {
   int64_t bytes = 0;
-  for (const PlannedParameter& p : parameters) {
-    const bool linear = p.name.starts_with(kLayers) &&
-                        p.name.find(".linear_") != std::string::npos && p.name.ends_with(".weight");
-    if (!linear) continue;
-    const QuantizationOptions options =
-        plan.model().quantization(1 + std::stoll(p.name.substr(kLayers.size())));
-    if (options.enabled())
-      bytes += 2 * p.local_elements * (options.recipe == QuantizationRecipe::kNvfp4 ? 2 : 1);
+  for (const Parameter* p : parameters) {
+    if (p->quantization == QuantizationRecipe::kNone) continue;
+    bytes += 2 * num_elements(*p) * (p->quantization == QuantizationRecipe::kNvfp4 ? 2 : 1);
   }
   return bytes;
 }
 
-void add_chunk(const LayoutPlan& plan, int stage, int chunk, StageMemory& memory) {
-  const std::vector<PlannedParameter> parameters = chunk_parameters(plan, stage, chunk);
-  const BufferLayout buffer = chunk_buffer(plan, parameters);
-  const DataSharding& sharding = plan.sharding;
+// What a chunk holds for a while, beside its buffers.
+struct PassingBytes {
+  int64_t gathered_weights = 0, filling_gradients = 0;
+};
+
+PassingBytes add_buffer(const LayoutPlan& plan, const PlannedBuffer& planned, StageMemory& memory) {
+  const BufferLayout& buffer = planned.layout;
+  const DataSharding& sharding = planned.sharding;
+  PassingBytes passing;
   const int64_t all = buffer.num_elements, own = all / sharding.shards;
   const int64_t trained = buffer.num_trained_elements, own_trained = trained / sharding.shards;
   // Largest bucket: of layers, which fill one after the other, and of tied tables, which accumulate
@@ -83,16 +84,15 @@ void add_chunk(const LayoutPlan& plan, int stage, int chunk, StageMemory& memory
     else
       filled.push_back(size);
   }
-  for (const PlannedParameter& p : parameters) memory.parameters += p.local_elements;
+  for (const Parameter* p : planned.parameters) memory.parameters += num_elements(*p);
   memory.weights += plan.bytes.model * (sharding.values ? own : all);
-  if (!sharding.values) memory.weights += code_bytes(plan, parameters);
+  if (!sharding.values) memory.weights += code_bytes(planned.parameters);
   memory.gradients += plan.bytes.sum * (sharding.gradients ? own_trained : trained);
   const DistributedDataParallelConfig& ddp = plan.arguments.ddp;
   if (sharding.values) {
     int64_t layer = largest_shared;
     for (const auto& [unit, size] : units) layer = std::max(layer, size);
-    const int64_t gathered = layer * (ddp.overlap_param_gather ? 2 : 1);
-    memory.gathered_weights = std::max(memory.gathered_weights, gathered * plan.bytes.model);
+    passing.gathered_weights = layer * (ddp.overlap_param_gather ? 2 : 1) * plan.bytes.model;
   }
   // Reductions by peer-to-peer copies need staging buffers, but none for a result.
   int64_t staged = 0;
@@ -114,11 +114,22 @@ void add_chunk(const LayoutPlan& plan, int stage, int chunk, StageMemory& memory
     const bool early =
         buffer.num_trained_buckets > 2;  // the only bucket is reduced after activations are freed
     const int64_t arriving = early && staged == 0 ? summed * plan.bytes.sum / sharding.shards : 0;
-    const int64_t filling =
+    passing.filling_gradients =
         held * plan.bytes.sum + arriving + (early && ddp.grad_reduce_in_bf16 ? 2 : 0) * summed;
-    memory.filling_gradients = std::max(memory.filling_gradients, filling);
   }
-  add_optimizer(plan, parameters, own_trained, memory);
+  add_optimizer(plan, planned, memory);
+  return passing;
+}
+
+void add_chunk(const LayoutPlan& plan, int stage, int chunk, StageMemory& memory) {
+  PassingBytes passing;
+  for (const PlannedBuffer& buffer : plan.buffers(stage, chunk)) {
+    const PassingBytes more = add_buffer(plan, buffer, memory);
+    passing.gathered_weights += more.gathered_weights;
+    passing.filling_gradients += more.filling_gradients;
+  }
+  memory.gathered_weights = std::max(memory.gathered_weights, passing.gathered_weights);
+  memory.filling_gradients = std::max(memory.filling_gradients, passing.filling_gradients);
 }
 
 // -- memory that varies within a step

@@ -1,25 +1,8 @@
-#include "megatron/base/check.h"
-#include "megatron/models/model_table.h"
 #include "megatron/training/tasks/tasks.h"
 
 namespace megatron {
 
 namespace {
-
-std::unique_ptr<Model> provide_model(const Arguments& arguments, const Vocabulary& vocabulary,
-                                     const ParallelGroups& groups, const StageSlice& slice,
-                                     const std::vector<Model*>& chunks) {
-  ModelConfig config;
-  config.transformer = arguments.transformer;
-  config.vocab_size = vocabulary.size;
-  config.padded_vocab_size = vocabulary.padded_size;
-  config.sequence_parallel = arguments.parallel.sequence_parallel && groups.tp.size() > 1;
-  config.pipeline_vocab_parallel = arguments.splits_vocabulary();
-  Parameter* table = nullptr;  // of an embedding that this rank holds in another chunk
-  for (Model* chunk : chunks)
-    if (Parameter* found = chunk->embedding_table()) table = found;
-  return make_model(config, groups, slice, table);
-}
 
 StageOutput forward_step(Model& model, const Batch& batch, const at::Tensor& input,
                          const ForwardContext& context) {
@@ -52,7 +35,7 @@ ModelFlops model_flops(const Arguments& arguments, const Vocabulary& vocabulary)
 PretrainTask gpt_task(const Arguments&) {
   PretrainTask task;
   task.name = "gpt";
-  task.model_provider = provide_model;
+  task.model_provider = provide_gpt;
   task.datasets_provider = [](const Arguments& arguments, const DatasetRequest& request) {
     return build_train_valid_test_datasets(arguments.data, request);
   };

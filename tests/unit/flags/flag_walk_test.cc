@@ -191,7 +191,8 @@ TEST(FlagWalk, WhoWritesCheckpointsIsWhatThePlanSays) {
         std::string_view(way.name) == "PP2")
       continue;
     const Arguments arguments = parse(way, "");
-    const CheckpointPlan plan = make_checkpoint_plan(make_layout_plan(arguments, 512, false), 257);
+    const CheckpointPlan plan =
+        make_checkpoint_plan(make_layout_plan(arguments, {257, 512}, false));
     const bool divided =
         std::count_if(plan.bytes.begin(), plan.bytes.end(), [](int64_t n) { return n > 0; }) > 1;
     const Ask ask = Asker(way);

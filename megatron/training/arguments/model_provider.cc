@@ -1,0 +1,29 @@
+#include "megatron/training/arguments/model_provider.h"
+
+#include "megatron/comm/parallel_groups.h"
+#include "megatron/models/model_table.h"
+
+namespace megatron {
+
+std::unique_ptr<Model> provide_gpt(const Arguments& arguments, const Vocabulary& vocabulary,
+                                   const ParallelGroups& groups, const StageSlice& slice,
+                                   const std::vector<Model*>& chunks) {
+  ModelConfig config;
+  config.transformer = arguments.transformer;
+  config.vocab_size = vocabulary.size;
+  config.padded_vocab_size = vocabulary.padded_size;
+  config.sequence_parallel = arguments.parallel.sequence_parallel && groups.tp.size() > 1;
+  config.pipeline_vocab_parallel = arguments.splits_vocabulary();
+  Parameter* table = nullptr;  // of an embedding that this rank holds in another chunk
+  for (Model* chunk : chunks)
+    if (Parameter* found = chunk->embedding_table()) table = found;
+  return make_model(config, groups, slice, table);
+}
+
+void freeze_parameters(const TrainingConfig& config, Module& module) {
+  module.visit([&](const std::string& path, Parameter& parameter) {
+    if (config.freezes(parameter.name.empty() ? path : parameter.name)) parameter.trainable = false;
+  });
+}
+
+}  // namespace megatron

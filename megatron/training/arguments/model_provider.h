@@ -1,0 +1,34 @@
+// The model that arguments describe, segment by segment: what ranks train, and what plans count.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "megatron/models/model.h"
+#include "megatron/training/arguments/arguments.h"
+
+namespace megatron {
+
+// Vocabulary sizes, determined by the tokenizer.
+struct Vocabulary {
+  int64_t size = 0;
+  int64_t padded_size = 0;
+};
+
+// Declares the parameters of one segment; `groups` outlives the model. `chunks` are those of this
+// rank that exist already.
+using ModelProvider = std::function<std::unique_ptr<Model>(
+    const Arguments& arguments, const Vocabulary& vocabulary, const ParallelGroups& groups,
+    const StageSlice& slice, const std::vector<Model*>& chunks)>;
+
+// The provider of a GPT.
+std::unique_ptr<Model> provide_gpt(const Arguments& arguments, const Vocabulary& vocabulary,
+                                   const ParallelGroups& groups, const StageSlice& slice,
+                                   const std::vector<Model*>& chunks);
+
+// Freezes what --freeze and --freeze-except name.
+void freeze_parameters(const TrainingConfig& config, Module& module);
+
+}  // namespace megatron
