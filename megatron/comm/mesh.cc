@@ -36,21 +36,22 @@ Mesh::Mesh(const MeshSizes& s) {
     return make_grid(sizes);
   };
   dense_ = grid({{Axis::kTensor, s.tensor}, {Axis::kContext, s.context}, {Axis::kData, s.data}});
-  // A model without experts has no weights on the second grid; its stages are those of the first.
-  const bool has_experts = s.expert != 1 || (s.expert_tensor != 1 && s.expert_tensor != s.tensor);
-  const int64_t expert_tensor =
-      !has_experts && s.pipeline_before_data ? s.tensor * s.context : s.expert_tensor;
-  const int64_t stage = s.tensor * s.context * s.data, divided = expert_tensor * s.expert;
+  const int64_t stage = s.tensor * s.context * s.data, divided = s.expert_tensor * s.expert;
   MEGATRON_CHECK(divided >= 1 && stage % divided == 0, stage,
                  " ranks per pipeline stage are not divisible by expert-tensor-parallel size ",
                  s.expert_tensor, " x expert-parallel size ", s.expert);
   const int64_t expert_data = stage / divided;
   // Otherwise the stages of one pipeline would be other ranks for experts than for other weights.
-  MEGATRON_CHECK(!s.pipeline_before_data || expert_data == s.data, "expert-tensor-parallel size ",
-                 s.expert_tensor, " x expert-parallel size ", s.expert,
-                 " differs from tensor-parallel size ", s.tensor, " x context-parallel size ",
-                 s.context, ", which the rank order tensor, pipeline, data requires to be equal");
-  expert_ = grid({{Axis::kExpertTensor, expert_tensor},
+  if (s.pipeline_before_data && expert_data != s.data) {
+    no_experts_ =
+        cat("expert-tensor-parallel size ", s.expert_tensor, " x expert-parallel size ", s.expert,
+            " differs from tensor-parallel size ", s.tensor, " x context-parallel size ", s.context,
+            ", which the rank order tensor, pipeline, data requires to be equal");
+    const bool by_default = s.expert_tensor == 1 || s.expert_tensor == s.tensor;
+    MEGATRON_CHECK(s.expert == 1 && by_default, no_experts_);
+    return;
+  }
+  expert_ = grid({{Axis::kExpertTensor, s.expert_tensor},
                   {Axis::kExpert, s.expert},
                   {Axis::kExpertData, expert_data}});
 }
@@ -73,6 +74,7 @@ const Mesh::Grid& Mesh::grid_of(AxisSet axes) const {
     for (const Dimension& dimension : *grid) others.erase(dimension.axis);
     if (others.empty()) return *grid;
   }
+  MEGATRON_CHECK(no_experts_.empty(), no_experts_);
   fail_invariant("axes of one grid", std::source_location::current(),
                  cat("axes ", axes_text(axes), " lie in two grids"));
 }

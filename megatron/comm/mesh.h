@@ -66,8 +66,12 @@ struct MeshSizes {
 class Mesh {
  public:
   Mesh() : Mesh(MeshSizes{}) {}
-  // Throws Error when a size is below one or the grids do not fit each other.
+  // Throws Error when a size is below one or the grids do not fit each other. With expert sizes
+  // left at their defaults a model may have no experts: then only no_experts() says why they do not
+  // fit, and whoever asks for their axes gets that as an Error.
   explicit Mesh(const MeshSizes& sizes);
+
+  const std::string& no_experts() const { return no_experts_; }  // empty: experts have a grid
 
   int world_size() const;
   // Ranks of one group along the axes, and how many such groups there are.
@@ -95,6 +99,7 @@ class Mesh {
   const Grid& grid_of(AxisSet axes) const;
 
   Grid dense_, expert_;
+  std::string no_experts_;
 };
 
 // The ranks of a group in blocks of `size` neighbours: those of the block of `rank`, and those at

@@ -3,7 +3,6 @@
 #include <utility>
 
 #include "megatron/base/check.h"
-#include "megatron/comm/peer_mailbox.h"
 
 namespace megatron {
 namespace {
@@ -140,6 +139,9 @@ const ProcessGroup& ParallelGroups::group(AxisSet axes) const {
        &ParallelGroups::expert_model_parallel},
   };
   if (axes.empty()) return alone;
+  const bool of_experts = axes.contains(Axis::kExpert) || axes.contains(Axis::kExpertTensor) ||
+                          axes.contains(Axis::kExpertData);
+  MEGATRON_CHECK(!of_experts || no_experts.empty(), no_experts);
   for (const auto& [known, member] : kGroups)
     if (known == axes) return this->*member;
   fail_invariant("a known set of axes", std::source_location::current(),
@@ -164,18 +166,19 @@ ParallelGroups make_parallel_groups(const ParallelConfig& config,
   groups.cp_hierarchy = make_hierarchy(groups.cp, config.hierarchical_context_parallel_sizes);
   groups.model_parallel = make({Axis::kModel}, "model_parallel");
   groups.tp = make({Axis::kTensor}, "tp");
-  if (groups.tp.size() > 1) groups.tp_mailbox = std::make_shared<PeerMailbox>(groups.tp);
   groups.pp = make({Axis::kPipeline}, "pp");
   const std::vector<int> stages = mesh.group(rank, {Axis::kPipeline});
   if (stages.size() > 1 && (rank == stages.front() || rank == stages.back()))
     groups.embd = groups.world.subgroup({stages.front(), stages.back()}, "embd");
   // A group of the grid of experts with the ranks of a dense group is that group: without expert
   // parallelism nothing is made here.
+  groups.no_experts = mesh.no_experts();
+  const bool experts = groups.no_experts.empty();
   const auto make_expert = [&](AxisSet axes, const std::string& name, AxisSet dense) {
-    return mesh.group(rank, axes) == mesh.group(rank, dense) ? groups.group(dense)
-                                                             : make(axes, name);
+    return !experts || mesh.group(rank, axes) == mesh.group(rank, dense) ? groups.group(dense)
+                                                                         : make(axes, name);
   };
-  groups.ep = make({Axis::kExpert}, "ep");
+  if (experts) groups.ep = make({Axis::kExpert}, "ep");
   groups.etp = make_expert({Axis::kExpertTensor}, "etp", {Axis::kTensor});
   groups.edp = make_expert({Axis::kExpertData}, "edp", {Axis::kData, Axis::kContext});
   groups.expert_model_parallel = make_expert({Axis::kExpertTensor, Axis::kExpert, Axis::kPipeline},

@@ -14,8 +14,6 @@
 
 namespace megatron {
 
-class PeerMailbox;
-
 struct ParallelConfig : Config {
   int64_t tensor_model_parallel_size = 1;
   int64_t pipeline_model_parallel_size = 1;
@@ -37,10 +35,9 @@ struct ParallelConfig : Config {
 struct ParallelGroups {
   ProcessGroup world;
   ProcessGroup tp;
-  std::shared_ptr<PeerMailbox> tp_mailbox;  // null with one rank; unused until opened
-  ProcessGroup pp;                          // stages of one pipeline
-  ProcessGroup dp;                          // ranks that read different samples
-  ProcessGroup cp;                          // ranks that hold different parts of the same sequences
+  ProcessGroup pp;  // stages of one pipeline
+  ProcessGroup dp;  // ranks that read different samples
+  ProcessGroup cp;  // ranks that hold different parts of the same sequences
   // cp as two levels, inner first: consecutive ranks, and ranks with equal positions in the inner
   // groups; empty without hierarchical_context_parallel_sizes
   std::vector<ProcessGroup> cp_hierarchy;
@@ -55,8 +52,10 @@ struct ParallelGroups {
   ProcessGroup etp;                    // as tp, of an expert
   ProcessGroup edp;                    // as dp_cp, of an expert
   ProcessGroup expert_model_parallel;  // as model_parallel, of experts: etp, ep and pp
+  std::string no_experts;              // Mesh::no_experts(): the last four are then of no use
 
-  // The group along a set of axes that has a name above; of no axis: this rank alone.
+  // The group along a set of axes that has a name above; of no axis: this rank alone. Throws Error
+  // for axes of experts if the mesh has none.
   const ProcessGroup& group(AxisSet axes) const;
   // This rank's block of `size` neighbours of that group, which `size` must divide. Made by the
   // first call with this name; the ranks of a block make their groups in the same order.

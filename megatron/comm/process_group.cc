@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "megatron/base/check.h"
+#include "megatron/comm/peer_mailbox.h"
 #include "megatron/tensor/torch.h"
 
 namespace megatron {
@@ -93,6 +94,13 @@ ProcessGroup ProcessGroup::subgroup(const std::vector<int>& ranks, const std::st
                   " is no member of the group ", name);
   if (ranks.size() == 1) return {};
   return {backend_->subgroup(ranks, name, use), name};
+}
+
+std::shared_ptr<PeerMailbox> ProcessGroup::mailbox() const {
+  if (size() == 1) return nullptr;
+  std::shared_ptr<PeerMailbox> mailbox = backend_->mailbox_.lock();
+  if (mailbox == nullptr) backend_->mailbox_ = mailbox = std::make_shared<PeerMailbox>(*this);
+  return mailbox;
 }
 
 }  // namespace megatron

@@ -47,6 +47,8 @@ class Work {
 // other's SMs.
 enum class CommunicatorUse { kExclusive, kConcurrent };
 
+class PeerMailbox;
+
 // The operations of one group; implemented by c10d (NCCL, Gloo) and by ranks as threads. Every rank
 // of the group makes the same calls in the same order. Tensors are contiguous; results appear in
 // place after wait().
@@ -77,6 +79,10 @@ class Backend {
   // equal arguments; `name` distinguishes groups of the same ranks.
   virtual std::shared_ptr<Backend> subgroup(const std::vector<int>& ranks, const std::string& name,
                                             CommunicatorUse use) = 0;
+
+ private:
+  friend class ProcessGroup;
+  std::weak_ptr<PeerMailbox> mailbox_;
 };
 
 // A value type over a shared Backend; default-constructed it is the group of one rank, in which
@@ -105,6 +111,9 @@ class ProcessGroup {
   // See Backend::subgroup; `ranks` must contain this rank. A single rank gives the group of one.
   ProcessGroup subgroup(const std::vector<int>& ranks, const std::string& name,
                         CommunicatorUse use = CommunicatorUse::kExclusive) const;
+  // The mailbox of this group (comm/peer_mailbox.h): the same for all who hold it at one time, made
+  // for the first of them and not opened. Null in a group of one.
+  std::shared_ptr<PeerMailbox> mailbox() const;
 
  private:
   std::shared_ptr<Backend> backend_;

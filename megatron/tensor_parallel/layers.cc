@@ -319,7 +319,7 @@ ColumnParallelLinear::ColumnParallelLinear(std::string name, int64_t input_size,
   if (options.bias) add("bias", &impl_->bias);
   impl_->state = {&impl_->weight, options.bias ? &impl_->bias : nullptr,  impl_->norm.get(),
                   &groups.tp,     options.sequence_parallel && ranks > 1, options.recompute_norm};
-  impl_->state.mailbox = groups.tp_mailbox;
+  impl_->state.mailbox = groups.tp.mailbox();
   quantize_products(options.quantization, impl_->state);
   if (options.lora.rank == 0) return;
   impl_->lora = std::make_unique<LoraAdapter>(impl_->weight, options.lora, groups);
@@ -334,7 +334,7 @@ ColumnParallelLinear::ColumnParallelLinear(Parameter& weight, bool sequence_para
   impl_->state.weight = &weight;
   impl_->state.tp = &groups.tp;
   impl_->state.sequence_parallel = sequence_parallel && groups.tp.size() > 1;
-  impl_->state.mailbox = groups.tp_mailbox;
+  impl_->state.mailbox = groups.tp.mailbox();
 }
 
 ColumnParallelLinear::~ColumnParallelLinear() = default;
@@ -393,7 +393,7 @@ RowParallelLinear::RowParallelLinear(std::string name, int64_t input_size, int64
                   options.activation_offset,
                   options.recompute_activation};
   if (options.input_from != nullptr) impl_->state.input_from = &options.input_from->impl_->state;
-  impl_->state.mailbox = groups.tp_mailbox;
+  impl_->state.mailbox = groups.tp.mailbox();
   quantize_products(options.quantization, impl_->state);
   if (options.lora.rank == 0) return;
   impl_->lora = std::make_unique<LoraAdapter>(impl_->weight, options.lora, groups);

@@ -48,7 +48,7 @@ void check_ids(const char* what, const at::Tensor& ids, int64_t rows) {
 VocabParallelEmbedding::VocabParallelEmbedding(int64_t vocab_size, int64_t padded_vocab_size,
                                                int64_t hidden_size, Init init,
                                                bool sequence_parallel, const ParallelGroups& groups)
-    : sequence_parallel_(sequence_parallel), tp_(groups.tp), mailbox_(groups.tp_mailbox) {
+    : sequence_parallel_(sequence_parallel), tp_(groups.tp), mailbox_(groups.tp.mailbox()) {
   MEGATRON_CHECK(padded_vocab_size >= vocab_size && padded_vocab_size % tp_.size() == 0,
                  "padded vocabulary of ", padded_vocab_size, " rows: expected at least ",
                  vocab_size, " and a multiple of ", tp_.size(), " tensor-parallel ranks");

@@ -242,17 +242,20 @@ bool lacks_frozen(const Checkpoint& checkpoint, const PretrainTask& task,
   return frozen > 0 && stored == 0;
 }
 
-void open_mailbox(const Arguments& arguments, const ParallelGroups& groups, at::ScalarType dtype,
-                  c10::Device device) {
+// Opens the mailbox of the tensor ranks, if there are several and they exchange through it.
+std::shared_ptr<PeerMailbox> open_mailbox(const Arguments& arguments, const ProcessGroup& tp,
+                                          at::ScalarType dtype, c10::Device device) {
   const int64_t part_bytes =
       arguments.mailbox_part_bytes(static_cast<int64_t>(c10::elementSize(dtype)));
-  if (part_bytes == 0) return;
-  groups.tp_mailbox->open(device, part_bytes);
-  const std::string& obstacle = groups.tp_mailbox->obstacle();
+  std::shared_ptr<PeerMailbox> mailbox = tp.mailbox();
+  if (mailbox == nullptr || part_bytes == 0) return mailbox;
+  mailbox->open(device, part_bytes);
+  const std::string& obstacle = mailbox->obstacle();
   if (device.is_cuda())
     log_info(obstacle.empty()
                  ? std::string("tensor parallel: peer-to-peer copies (same host)")
                  : "tensor parallel: collectives, not peer-to-peer copies: " + obstacle);
+  return mailbox;
 }
 
 }  // namespace
@@ -378,7 +381,8 @@ TrainedModel build_model(const PretrainTask& task, const Arguments& arguments,
                          at::ScalarType dtype, c10::Device device, const StartPoint& start,
                          Agreement* agreement) {
   arguments.training.check_freezing(parameter_names(task, arguments, vocabulary));
-  if (groups.tp_mailbox) open_mailbox(arguments, groups, dtype, device);
+  // Held until the linears of the model hold it.
+  const std::shared_ptr<PeerMailbox> mailbox = open_mailbox(arguments, groups.tp, dtype, device);
   TrainedModel model;
   model.pipeline = std::make_unique<Pipeline>(arguments, groups, dtype, device);
   model.chunks =

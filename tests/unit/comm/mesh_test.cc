@@ -192,12 +192,24 @@ TEST(Mesh, RefusesSizesThatDoNotFit) {
             "expert-tensor-parallel size 1 x expert-parallel size 4 differs from tensor-parallel "
             "size 2 x context-parallel size 1, which the rank order tensor, pipeline, data "
             "requires to be equal");
-  // A model without experts has one grid, in whatever order.
+  // A model without experts needs one grid, in whatever order; the other one is refused when it is
+  // asked for.
   MeshSizes dense{2, 2, 2, 2};
   dense.pipeline_before_data = true;
-  EXPECT_EQ(error_of([&] { Mesh{dense}; }), "");
-  dense.expert_tensor = 2;  // its default: the tensor ranks of the other weights
-  EXPECT_EQ(error_of([&] { Mesh{dense}; }), "");
+  for (const int expert_tensor : {1, 2}) {  // 2: the tensor ranks of the other weights
+    dense.expert_tensor = expert_tensor;
+    const Mesh mesh(dense);
+    const std::string why = cat("expert-tensor-parallel size ", expert_tensor,
+                                " x expert-parallel size 1 differs from tensor-parallel size 2 x "
+                                "context-parallel size 2, which the rank order tensor, pipeline, "
+                                "data requires to be equal");
+    EXPECT_EQ(mesh.group(5, {Axis::kPipeline}), (std::vector<int>{1, 5}));
+    EXPECT_EQ(mesh.no_experts(), why);
+    EXPECT_EQ(error_of([&] { mesh.group_size({Axis::kExpertData}); }), why);
+  }
+  dense.context = 1;
+  EXPECT_EQ(Mesh(dense).no_experts(), "");
+  EXPECT_EQ(Mesh(dense).group_size({Axis::kExpertTensor}), 2);
   EXPECT_THROW(Mesh().group_size({Axis::kTensor, Axis::kExpert}), InternalError);
 }
 

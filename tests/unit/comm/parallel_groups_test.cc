@@ -84,6 +84,32 @@ TEST(ParallelGroups, ExpertsShareGroupsWithTheSameRanks) {
   });
 }
 
+// Dense models have their groups in every order of the axes; experts are refused by name.
+TEST(ParallelGroups, ExpertsThatDoNotFitAreRefusedWhenAskedFor) {
+  run_ranks(8, [](const std::shared_ptr<Backend>& world) {
+    ParallelConfig config;
+    config.tensor_model_parallel_size = 2;
+    config.pipeline_model_parallel_size = 2;
+    config.context_parallel_size = 2;
+    config.use_tp_pp_dp_mapping = true;
+    const ParallelGroups groups = make_parallel_groups(config, world);
+    EXPECT_EQ(groups.group({Axis::kTensor, Axis::kPipeline}).size(), 4);
+    for (const AxisSet axes : {AxisSet{Axis::kExpertData}, AxisSet{Axis::kExpertTensor}}) {
+      try {
+        groups.group(axes);
+        ADD_FAILURE() << axes_text(axes);
+      } catch (const InternalError& error) {
+        ADD_FAILURE() << error.what();
+      } catch (const Error& error) {
+        EXPECT_STREQ(error.what(),
+                     "expert-tensor-parallel size 2 x expert-parallel size 1 differs from "
+                     "tensor-parallel size 2 x context-parallel size 2, which the rank order "
+                     "tensor, pipeline, data requires to be equal");
+      }
+    }
+  });
+}
+
 // What planners build over: the ranks and sizes of every group, and nothing that communicates.
 TEST(DescribedBackend, HasThePlacesOfRealGroups) {
   ParallelConfig config;

@@ -256,7 +256,7 @@ TEST(ColumnParallelLinear, SendsForItsInputBeforeItGoesBack) {
       run_tensor_ranks(ranks, [&](const ParallelGroups& groups) {
         const std::string what =
             cat(recompute_norm ? "norm rebuilt, rank " : "rank ", groups.tp.rank(), " of ", ranks);
-        groups.tp_mailbox->open(at::kCPU, kSequence / ranks * kBatch * kIn * 8);
+        open_mailbox(groups, kSequence / ranks * kBatch * kIn * 8);
         ColumnParallelLinear layer("fc", kIn, kOut, column_options(c), groups);
         PlainParameterStore store(layer, at::kDouble, at::kCPU, true);
         fill(layer, groups);
@@ -266,13 +266,12 @@ TEST(ColumnParallelLinear, SendsForItsInputBeforeItGoesBack) {
         EXPECT_EQ(input.defined(), !recompute_norm);
         const at::Tensor between = 2 * result.output;
         int64_t before = -1, sent = 0;
-        between.register_hook(
-            [&](const at::Tensor&) { sent = groups.tp_mailbox->exchanges() - before; });
+        between.register_hook([&](const at::Tensor&) { sent = num_exchanges(groups) - before; });
         const at::Tensor end = layer.prefetch_input_in_backward(between, input);
-        before = groups.tp_mailbox->exchanges();
+        before = num_exchanges(groups);
         torch::autograd::backward({end}, {part(dy, -1, groups.tp)});
         EXPECT_EQ(sent, ranks > 1 && !recompute_norm ? 1 : 0) << what;
-        EXPECT_EQ(groups.tp_mailbox->exchanges() - before, ranks > 1 ? 2 : 0)
+        EXPECT_EQ(num_exchanges(groups) - before, ranks > 1 ? 2 : 0)
             << what << ": the input and the gradient";
         expect_near(start.grad(), part(expected.dx, 0, groups.tp), what + ", dx");
         expect_grads(layer, store, groups, expected.grads, what);
@@ -429,7 +428,7 @@ TEST(Linear, PostponedWeightGradientsAreTheSame) {
   EXPECT_EQ(alone.ready.back(), "layer_norm_bias");
   for (const int ranks : {2, 4}) {
     run_tensor_ranks(ranks, [&](const ParallelGroups& groups) {
-      groups.tp_mailbox->open(at::kCPU, kSequence / ranks * kBatch * hidden * 8);
+      open_mailbox(groups, kSequence / ranks * kBatch * hidden * 8);
       const Result divided = run(groups);
       const std::string what = cat("rank ", groups.tp.rank(), " of ", ranks);
       expect_near(divided.y, part(alone.y, 0, groups.tp), what);

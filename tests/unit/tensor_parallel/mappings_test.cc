@@ -46,10 +46,9 @@ Mapping by_collectives(at::Tensor (*map)(const at::Tensor&, const ProcessGroup&)
 // With the mailbox of the group, or without.
 Mapping scattered_sum(bool mailbox) {
   return [mailbox](const at::Tensor& x, const ParallelGroups& groups) {
-    if (mailbox && groups.tp_mailbox)
-      groups.tp_mailbox->open(at::kCPU, static_cast<int64_t>(x.nbytes()));
-    return reduce_scatter_to_sequence_parallel_region(x, groups.tp,
-                                                      mailbox ? groups.tp_mailbox.get() : nullptr);
+    if (mailbox) open_mailbox(groups, static_cast<int64_t>(x.nbytes()));
+    return reduce_scatter_to_sequence_parallel_region(
+        x, groups.tp, mailbox ? groups.tp.mailbox().get() : nullptr);
   };
 }
 

@@ -19,9 +19,18 @@ inline void run_tensor_ranks(int ranks, const std::function<void(const ParallelG
   run_ranks(ranks, [&](const std::shared_ptr<Backend>& backend) {
     ParallelGroups groups;
     groups.tp = ProcessGroup(backend, "tp");
-    groups.tp_mailbox = std::make_shared<PeerMailbox>(groups.tp);  // no buffers yet
+    const std::shared_ptr<PeerMailbox> mailbox = groups.tp.mailbox();  // held during the body
     body(groups);
   });
+}
+
+// Opens the mailbox of the tensor ranks, if there are several.
+inline void open_mailbox(const ParallelGroups& groups, int64_t part_bytes) {
+  if (const auto mailbox = groups.tp.mailbox()) mailbox->open(at::kCPU, part_bytes);
+}
+inline int64_t num_exchanges(const ParallelGroups& groups) {
+  const auto mailbox = groups.tp.mailbox();
+  return mailbox ? mailbox->exchanges() : 0;
 }
 
 // Random numbers, the same on every rank.
