@@ -242,20 +242,23 @@ void DistributedDataParallel::initialize(int64_t seed) {
 }
 
 std::vector<StateTensor> DistributedDataParallel::state() const {
-  return describe("", dtype_, /*trainable_only=*/false, [this](size_t shard, const FlatSlot& slot) {
-    return shards_[shard].values.narrow(0, slot.begin, slot.num_elements());
-  });
+  return describe(
+      "", dtype_, [](const Parameter&) { return true; },
+      [this](size_t shard, const FlatSlot& slot) {
+        return shards_[shard].values.narrow(0, slot.begin, slot.num_elements());
+      });
 }
 
 std::vector<StateTensor> DistributedDataParallel::describe(
-    const std::string& prefix, at::ScalarType type, bool trainable_only,
+    const std::string& prefix, at::ScalarType type,
+    const std::function<bool(const Parameter&)>& wanted,
     const std::function<at::Tensor(size_t, const FlatSlot&)>& part) const {
   std::vector<StateTensor> all;
   const at::Tensor nothing = at::empty({0}, flat_values().options().dtype(type));
   std::vector<int> entry_of(parameters_.size(), -1);
   for (size_t i = 0; i < parameters_.size(); ++i) {
     const Parameter& parameter = *parameters_[i];
-    if (trainable_only && !parameter.trainable) continue;
+    if (!wanted(parameter)) continue;
     StateTensor entry;
     entry.data = nothing;
     entry.description = sharded_tensor(parameter, groups_, prefix + parameter.name, entry.data);

@@ -146,10 +146,12 @@ class DistributedDataParallel final : public ParameterStore {
   // The model's weights as checkpoints store them: one entry per parameter, of which this rank may
   // hold nothing. Call values_changed() after a load.
   std::vector<StateTensor> state() const;
-  // The same for other tensors of one type laid out like the values: keys are prefix + name, and
-  // `part` returns the elements of a slot of the shard with that index.
+  // The same for other tensors of one type laid out like the values of the parameters that `wanted`
+  // chooses: keys are prefix + name, and `part` returns the elements of a slot of the shard with
+  // that index.
   std::vector<StateTensor> describe(
-      const std::string& prefix, at::ScalarType type, bool trainable_only,
+      const std::string& prefix, at::ScalarType type,
+      const std::function<bool(const Parameter&)>& wanted,
       const std::function<at::Tensor(size_t shard, const FlatSlot&)>& part) const;
 
   // The gradient of a parameter, shaped like its value: a view. Not with sharded gradients.

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
-#include <functional>
+#include <map>
 #include <numeric>
 #include <utility>
 
@@ -43,22 +43,24 @@ at::ScalarType scalar_type(StateType type) {
   return type == StateType::kBf16 ? at::kBFloat16 : at::kFloat;
 }
 
+constexpr UpdateKind kUpdateKinds[] = {UpdateKind::kElementwise, UpdateKind::kMatrix};
+
+UpdateKind kind_of(const UpdateRule& rule, const Parameter& parameter) {
+  return rule.kind_of(is_hidden_matrix(parameter));
+}
+
 // Whether states are narrow, so that their rounding depends on the places of the elements.
 bool is_narrow(const UpdateRule& rule, const OptimizerConfig& config) {
-  const std::vector<OptimizerState> states = optimizer_states(rule, config, /*half_model=*/true);
-  return config.main_params_dtype != StateType::kFp32 ||
-         std::any_of(states.begin(), states.end(),
-                     [](const OptimizerState& state) { return state.type != StateType::kFp32; });
+  bool narrow = config.main_params_dtype != StateType::kFp32;
+  for (const UpdateKind kind : kUpdateKinds)
+    for (const OptimizerState& state : optimizer_states(rule, config, /*half_model=*/true, kind))
+      narrow |= state.type != StateType::kFp32;
+  return narrow;
 }
 
 int64_t num_local_elements(const Parameter& parameter) {
   return std::accumulate(parameter.local_shape.begin(), parameter.local_shape.end(), int64_t{1},
                          std::multiplies<>());
-}
-
-// Whether the rule updates the parameter as a whole matrix.
-bool is_whole_matrix(const UpdateRule& rule, const Parameter& parameter) {
-  return rule.needs_whole_matrices() && is_hidden_matrix(parameter);
 }
 
 // A range of a flattened local tensor that is also contiguous in the flattened global tensor.
@@ -92,14 +94,14 @@ std::vector<PlacedRun> placed_runs(const Parameter& parameter, const ParallelGro
   return runs;
 }
 
-// The blocks of the slots that `wanted` chooses.
-std::vector<UpdateBlock> make_blocks(const FlatShard& shard, const ParallelGroups& groups,
-                                     const OptimizerConfig& config, bool narrow,
-                                     const std::function<bool(const Parameter&)>& wanted) {
+// The blocks of the slots in elements [first, last) of a shard, as indices from `first`.
+std::vector<UpdateBlock> make_blocks(const FlatShard& shard, int64_t first, int64_t last,
+                                     const ParallelGroups& groups, const OptimizerConfig& config,
+                                     bool narrow) {
   std::vector<UpdateBlock> blocks;
   for (const FlatSlot& slot : shard.slots) {
     const Parameter& parameter = *slot.parameter;
-    if (!wanted(parameter)) continue;
+    if (slot.begin < first || slot.begin >= last) continue;
     UpdateBlock block;
     block.lr_group = lr_group(parameter);
     block.weight_decay_mult = weight_decay_mult(parameter, config);
@@ -113,7 +115,7 @@ std::vector<UpdateBlock> make_blocks(const FlatShard& shard, const ParallelGroup
       const int64_t end = std::min(run.end, slot.flat_end);
       for (int64_t at = std::max(run.begin, slot.flat_begin); at < end;
            at += kUpdateBlockElements) {
-        block.begin = slot.begin + at - slot.flat_begin;
+        block.begin = slot.begin - first + at - slot.flat_begin;
         block.first_place = run.first_place + at - run.begin;
         block.count = static_cast<int32_t>(std::min(kUpdateBlockElements, end - at));
         blocks.push_back(block);
@@ -162,12 +164,19 @@ std::vector<std::pair<int64_t, int64_t>> valid_ranges(const Parameter& parameter
 }  // namespace
 
 struct Optimizer::Impl {
+  // Consecutive elements of a part that are updated in one way, and their states.
+  struct Run {
+    int64_t begin = 0;
+    const Parameter* matrix = nullptr;  // updated as a whole; null: elementwise, by the blocks
+    FlatUpdate update;
+  };
   // One piece of a model's buffers and its states.
   struct Part {
     const FlatShard* shard;
-    FlatUpdate norm;                        // all its gradients and blocks, for the gradient norm
-    FlatUpdate update;                      // elements [0, resident), with states on the device
-    std::vector<const FlatSlot*> matrices;  // updated as a whole, not by the blocks of `update`
+    FlatUpdate norm;    // all its gradients and blocks, for the gradient norm
+    FlatUpdate update;  // elements [0, resident), with master weights on the device
+    // Their states: those of whole matrices, and of what lies between these
+    std::vector<Run> runs;
     int64_t resident = 0;
     size_t run = 0;  // index in `host`, for elements [resident, n)
     bool on_host() const { return resident < shard->values.numel(); }
@@ -176,11 +185,17 @@ struct Optimizer::Impl {
   Impl(const UpdateRule& rule, const OptimizerConfig& config, const ParameterSchedule& schedule,
        std::vector<DistributedDataParallel*> models);
   void add_part(const FlatShard& shard, int64_t resident);
+  void add_run(Part& part, int64_t begin, int64_t end, const Parameter* matrix) const;
+  std::vector<at::ScalarType> state_types(UpdateKind kind) const;
   void step(const at::Tensor& weight, int64_t samples);
   void update(FlatUpdate& part, const at::Tensor& record) const;
-  void update_matrices(Part& part) const;
+  void update_matrix(Run& run) const;
   at::ScalarType scalar_type_of(const OptimizerState& state) const;
-  // The elements of a slot in kept[index] of its part.
+  // The states of parameters of a kind: master weights if these are kept, then those of the rule.
+  std::vector<OptimizerState> kept(UpdateKind kind) const {
+    return optimizer_states(rule, config, half_model, kind);
+  }
+  // The elements of a slot in the state kept(kind)[index].
   at::Tensor state_of(const Part& part, size_t index, const FlatSlot& slot) const;
   // The sum of the parts' sums, over every rank that holds other elements.
   void add_sums();
@@ -193,9 +208,9 @@ struct Optimizer::Impl {
   ParameterSchedule schedule;
   const StepRules rules;
   const std::vector<DistributedDataParallel*> models;
-  bool masters = false;              // master weights beside the values
-  std::vector<OptimizerState> kept;  // master weights if these are, then the states of the rule
-  std::vector<Part> parts;           // of all models, in their order
+  const bool half_model;
+  const bool masters;       // master weights beside the values
+  std::vector<Part> parts;  // of all models, in their order
   HostStates host;
   at::Tensor state;      // the record (StepState), on the device
   at::Tensor part_sums;  // [parts] fp64
@@ -211,17 +226,16 @@ Optimizer::Impl::Impl(const UpdateRule& rule, const OptimizerConfig& config,
       schedule(schedule),
       rules(make_step_rules(config)),
       models(std::move(chunks)),
+      half_model(models.front()->dtype() != at::kDouble && models.front()->dtype() != at::kFloat),
+      masters(keeps_masters(config, half_model)),
       host(models.front()->flat_values().device()) {
   MEGATRON_ASSERT(!models.empty(), "an optimizer without a model");
   const at::ScalarType dtype = models.front()->dtype();
-  const bool wide = dtype == at::kDouble || dtype == at::kFloat;
-  masters = keeps_masters(config, /*half_model=*/!wide);
-  kept = optimizer_states(rule, config, /*half_model=*/!wide);
   MEGATRON_CHECK(!is_narrow(rule, config) || dtype != at::kDouble,
                  "optimizer states of a model in fp64 are fp64");
   MEGATRON_CHECK(config.main_params_dtype == StateType::kFp32 || dtype == at::kBFloat16,
                  "--main-params-dtype bf16 needs a model in bf16");
-  MEGATRON_CHECK(wide || dtype == at::kBFloat16 || dtype == at::kHalf,
+  MEGATRON_CHECK(!half_model || dtype == at::kBFloat16 || dtype == at::kHalf,
                  "the optimizer does not support a model in ", at::toString(dtype),
                  ", expected fp64, fp32, bf16 or fp16");
   MEGATRON_CHECK(!rule.needs_whole_matrices() || !config.optimizer_cpu_offload,
@@ -254,69 +268,82 @@ at::ScalarType Optimizer::Impl::scalar_type_of(const OptimizerState& state) cons
   return models.front()->dtype() == at::kDouble ? at::kDouble : scalar_type(state.type);
 }
 
+std::vector<at::ScalarType> Optimizer::Impl::state_types(UpdateKind kind) const {
+  const std::vector<OptimizerState> states = kept(kind);
+  std::vector<at::ScalarType> types;
+  for (size_t i = masters ? 1 : 0; i < states.size(); ++i)
+    types.push_back(scalar_type_of(states[i]));
+  return types;
+}
+
 void Optimizer::Impl::add_part(const FlatShard& shard, int64_t resident) {
   Part part;
   part.shard = &shard;
   part.resident = resident;
+  const int64_t all = shard.values.numel();
   const bool narrow = is_narrow(rule, config);
-  const std::vector<UpdateBlock> blocks =
-      make_blocks(shard, groups(), config, narrow, [](const Parameter&) { return true; });
   part.norm.grad = shard.grads;
-  upload_blocks(part.norm, blocks);
-  FlatUpdate& update = part.update;
+  upload_blocks(part.norm, make_blocks(shard, 0, all, groups(), config, narrow));
   const at::Tensor values = shard.values.narrow(0, 0, resident);
-  update.grad = shard.grads.narrow(0, 0, resident);
-  update.master = masters ? values.to(at::kFloat) : values;
-  if (masters) update.value = values;
-  std::vector<at::ScalarType> types;
-  for (size_t i = masters ? 1 : 0; i < kept.size(); ++i) types.push_back(scalar_type_of(kept[i]));
-  for (const at::ScalarType type : types)
-    update.states.push_back(at::zeros({resident}, update.grad.options().dtype(type)));
+  part.update.grad = shard.grads.narrow(0, 0, resident);
+  part.update.master = masters ? values.to(at::kFloat) : values;
+  if (masters) part.update.value = values;
+  int64_t done = 0;
+  bool others = false;  // since then
   for (const FlatSlot& slot : shard.slots) {
-    if (!is_whole_matrix(rule, *slot.parameter)) continue;
+    if (kind_of(rule, *slot.parameter) != UpdateKind::kMatrix) {
+      others = true;
+      continue;
+    }
     MEGATRON_ASSERT(slot.flat_begin == 0 && slot.flat_end == num_local_elements(*slot.parameter),
                     "a shard border cuts ", slot.parameter->name, ", which --optimizer ", rule.name,
                     " needs whole");
-    part.matrices.push_back(&slot);
+    if (others) add_run(part, done, slot.begin, nullptr);
+    others = false;
+    done = slot.begin + slot.num_elements();
+    add_run(part, slot.begin, done, slot.parameter);
   }
-  if (!part.on_host() && part.matrices.empty()) {
+  if (others || part.runs.empty()) add_run(part, done, resident, nullptr);
+  if (part.on_host()) {
+    part.run = host.size();
+    host.add(
+        shard.values.narrow(0, resident, all - resident),
+        shard.grads.narrow(0, resident, all - resident),
+        {masters ? at::kFloat : shard.values.scalar_type(), state_types(UpdateKind::kElementwise)},
+        make_blocks(shard, resident, all, groups(), config, narrow));
+  }
+  parts.push_back(std::move(part));
+}
+
+void Optimizer::Impl::add_run(Part& part, int64_t begin, int64_t end,
+                              const Parameter* matrix) const {
+  Run run{begin, matrix, part.update};
+  FlatUpdate& update = run.update;
+  for (at::Tensor* tensor : {&update.grad, &update.master, &update.value})
+    if (tensor->defined()) *tensor = tensor->narrow(0, begin, end - begin);
+  const UpdateKind kind = matrix != nullptr ? UpdateKind::kMatrix : UpdateKind::kElementwise;
+  for (const at::ScalarType type : state_types(kind))
+    update.states.push_back(at::zeros({end - begin}, update.grad.options().dtype(type)));
+  if (end - begin == part.shard->values.numel()) {
     update.blocks = part.norm.blocks;
     update.partials = part.norm.partials;
-  } else if (!part.on_host()) {
-    upload_blocks(update, make_blocks(shard, groups(), config, narrow, [&](const Parameter& p) {
-                    return !is_whole_matrix(rule, p);
-                  }));
+  } else if (matrix == nullptr) {
+    upload_blocks(update,
+                  make_blocks(*part.shard, begin, end, groups(), config, is_narrow(rule, config)));
   }
-  if (!part.on_host()) {
-    parts.push_back(std::move(part));
-    return;
-  }
-  std::vector<UpdateBlock> here, there;
-  for (UpdateBlock block : blocks) {
-    const bool stays = block.begin < resident;
-    if (!stays) block.begin -= resident;
-    (stays ? here : there).push_back(block);
-  }
-  upload_blocks(update, here);
-  const int64_t count = shard.values.numel() - resident;
-  part.run = host.size();
-  host.add(shard.values.narrow(0, resident, count), shard.grads.narrow(0, resident, count),
-           {masters ? at::kFloat : shard.values.scalar_type(), std::move(types)}, std::move(there));
-  parts.push_back(std::move(part));
+  part.runs.push_back(std::move(run));
 }
 
 void Optimizer::Impl::update(FlatUpdate& part, const at::Tensor& record) const {
   if (part.blocks.numel() > 0) rule.update(config, part, record);
 }
 
-void Optimizer::Impl::update_matrices(Part& part) const {
-  for (const FlatSlot* slot : part.matrices) {
-    MatrixUpdate matrix = whole_matrix(part.update, *slot, groups());
-    matrix.lr_group = lr_group(*slot->parameter);
-    matrix.weight_decay_mult = weight_decay_mult(*slot->parameter, config);
-    rule.update_matrix(config, matrix, state);
-    store_matrix(matrix, part.update, *slot, groups());
-  }
+void Optimizer::Impl::update_matrix(Run& run) const {
+  MatrixUpdate matrix = whole_matrix(run.update, *run.matrix, groups());
+  matrix.lr_group = lr_group(*run.matrix);
+  matrix.weight_decay_mult = weight_decay_mult(*run.matrix, config);
+  rule.update_matrix(config, matrix, state);
+  store_matrix(matrix, run.update, *run.matrix, groups());
 }
 
 void Optimizer::Impl::step(const at::Tensor& weight, int64_t samples) {
@@ -327,10 +354,9 @@ void Optimizer::Impl::step(const at::Tensor& weight, int64_t samples) {
   }
   add_sums();
   step_control(state, schedule, rules, sum, weight, samples);
-  for (Part& part : parts) {
-    update(part.update, state);
-    update_matrices(part);
-  }
+  for (Part& part : parts)
+    for (Run& run : part.runs)
+      run.matrix != nullptr ? update_matrix(run) : update(run.update, state);
   if (host.size() > 0)
     host.step(state,
               [this](FlatUpdate& piece, const at::Tensor& record) { update(piece, record); });
@@ -347,11 +373,20 @@ void Optimizer::Impl::add_sums() {
 }
 
 at::Tensor Optimizer::Impl::state_of(const Part& part, size_t index, const FlatSlot& slot) const {
-  const bool resident = slot.begin < part.resident;
-  const FlatUpdate& flat = resident ? part.update : host.states(part.run);
+  const FlatUpdate* flat = nullptr;
+  int64_t begin = part.resident;
+  if (slot.begin >= part.resident) {
+    flat = &host.states(part.run);
+  } else {
+    const auto after =
+        std::upper_bound(part.runs.begin(), part.runs.end(), slot.begin,
+                         [](int64_t place, const Run& run) { return place < run.begin; });
+    flat = &std::prev(after)->update;
+    begin = std::prev(after)->begin;
+  }
   const size_t first_state = masters ? 1 : 0;
-  const at::Tensor& all = index < first_state ? flat.master : flat.states[index - first_state];
-  return all.narrow(0, slot.begin - (resident ? 0 : part.resident), slot.num_elements());
+  const at::Tensor& all = index < first_state ? flat->master : flat->states[index - first_state];
+  return all.narrow(0, slot.begin - begin, slot.num_elements());
 }
 
 at::Tensor Optimizer::Impl::sum_over_ranks(const at::Tensor& by_domain) const {
@@ -429,18 +464,23 @@ std::vector<StateTensor> Optimizer::tensors() const {
   const Impl& impl = *impl_;
   size_t first_part = 0;
   for (const DistributedDataParallel* model : impl.models) {
-    std::vector<std::vector<StateTensor>> kinds;  // of equal length
-    for (size_t index = 0; index < impl.kept.size(); ++index) {
-      const OptimizerState& state = impl.kept[index];
-      kinds.push_back(
-          model->describe(cat("optimizer.state.", state.name, "."), impl.scalar_type_of(state),
-                          /*trainable_only=*/true, [&](size_t shard, const FlatSlot& slot) {
-                            return impl.state_of(impl.parts[first_part + shard], index, slot);
-                          }));
+    std::map<std::string, std::vector<StateTensor>> of;  // by the name of the parameter
+    for (const UpdateKind kind : kUpdateKinds) {
+      const std::vector<OptimizerState> kept = impl.kept(kind);
+      for (size_t index = 0; index < kept.size(); ++index) {
+        const std::string prefix = cat("optimizer.state.", kept[index].name, ".");
+        std::vector<StateTensor> entries = model->describe(
+            prefix, impl.scalar_type_of(kept[index]),
+            [&](const Parameter& p) { return p.trainable && kind_of(impl.rule, p) == kind; },
+            [&](size_t shard, const FlatSlot& slot) {
+              return impl.state_of(impl.parts[first_part + shard], index, slot);
+            });
+        for (StateTensor& entry : entries)
+          of[entry.description.key.substr(prefix.size())].push_back(std::move(entry));
+      }
     }
-    for (size_t i = 0; !kinds.empty() && i < kinds.front().size(); ++i) {
-      for (std::vector<StateTensor>& kind : kinds) all.push_back(std::move(kind[i]));
-    }
+    for (const Parameter* parameter : model->parameters())
+      for (StateTensor& entry : of[parameter->name]) all.push_back(std::move(entry));
     for (const FlatShard& shard : model->shards()) first_part += shard.trained();
   }
   return all;
@@ -488,10 +528,9 @@ double Optimizer::params_norm() const {
     const Impl::Part& part = impl.parts[k];
     at::Tensor part_sum = impl.part_sums.narrow(0, static_cast<int64_t>(k), 1);
     FlatUpdate chosen = part.update;
-    if (!part.on_host()) {  // of whole matrices, too
-      chosen.blocks = part.norm.blocks;
-      chosen.partials = part.norm.partials;
-    }
+    const FlatUpdate& counted = part.on_host() ? part.runs.front().update : part.norm;
+    chosen.blocks = counted.blocks;
+    chosen.partials = counted.partials;
     chosen.grad = part.update.master.to(part.update.grad.scalar_type());
     part_sum.zero_();
     if (chosen.blocks.numel() > 0) sum_of_squares(chosen, part_sum);

@@ -76,8 +76,8 @@ class Optimizer {
   void load_state(const StepState& state);
 
   // Every tensor of the state in model order:
-  // optimizer.state.{fp32_param,exp_avg,exp_avg_sq,momentum_buffer}.<name>, by the states of the
-  // update rule. See DistributedDataParallel::state().
+  // optimizer.state.{fp32_param,exp_avg,exp_avg_sq,momentum_buffer}.<name>, by the states that the
+  // update rule keeps of that parameter. See DistributedDataParallel::state().
   std::vector<StateTensor> tensors() const;
   // Resets master weights to the values (--no-load-optim, --finetune, weights of another run).
   void reload_masters();

@@ -1,7 +1,7 @@
 // The update rules, as one table: what the optimizer keeps for every weight, and how a step changes
 // the weight.
 //
-// A new rule is one file like adam.cc, its two lines in update_rules.cc, and its flags. Steps,
+// A new rule is one file like adam.cc, its line in update_rules.cc, and its flags. Steps,
 // checkpoints, buffers and plans read the row; nobody else asks which rule a run uses.
 #pragma once
 
@@ -25,15 +25,18 @@ struct MatrixUpdate {
   float weight_decay_mult = 0.0f;  // times StepState::weight_decay
 };
 
+// How a rule updates a parameter: element by element, or as a whole matrix.
+enum class UpdateKind : uint8_t { kElementwise, kMatrix };
+
 struct UpdateRule {
-  // A tensor with one element for each trained weight.
+  // A tensor with one element for each weight.
   struct State {
     std::string_view name;                        // stored as optimizer.state.NAME.<parameter>
     StateType OptimizerConfig::* type = nullptr;  // the flag with its type; null: always fp32
   };
 
   std::string_view name;       // as --optimizer spells it
-  std::vector<State> states;   // at the start zeros
+  std::vector<State> states;   // of a parameter that update() updates; at the start zeros
   bool narrow_states = false;  // supports --use-precision-aware-optimizer
 
   // Updates the blocks of flat tensors: master weights, states and values. `record` is the
@@ -46,6 +49,7 @@ struct UpdateRule {
   // before the update. Not with --optimizer-cpu-offload.
   void (*update_matrix)(const OptimizerConfig& config, MatrixUpdate& matrix,
                         const at::Tensor& record) = nullptr;
+  std::vector<State> matrix_states = {};  // of a matrix that update_matrix() updates; zeros
   bool needs_whole_matrices() const { return update_matrix != nullptr; }
 
   // For comparisons of layouts (`prove`), which train a tiny model for a few steps: a learning rate
@@ -54,6 +58,10 @@ struct UpdateRule {
   // or nothing. Null: the rule needs none.
   double few_steps_lr = 1e-2;
   std::string (*bound_rounding)(OptimizerConfig& config) = nullptr;
+
+  UpdateKind kind_of(bool hidden_matrix) const {
+    return hidden_matrix && needs_whole_matrices() ? UpdateKind::kMatrix : UpdateKind::kElementwise;
+  }
 };
 
 // In the order in which --optimizer lists them.
@@ -70,11 +78,16 @@ struct OptimizerState {
 
 // Whether master weights are kept beside the values. `half_model`: the model is in bf16 or fp16.
 bool keeps_masters(const OptimizerConfig& config, bool half_model);
-// All of them, in the order in which checkpoints store them: master weights if they are kept, then
-// the states of the rule. Those of models in fp64 are fp64 instead of fp32.
+// All of them for parameters of a kind, in the order in which checkpoints store them: master
+// weights if they are kept, then the states of the rule. Those of models in fp64 are fp64 instead
+// of fp32.
 std::vector<OptimizerState> optimizer_states(const UpdateRule& rule, const OptimizerConfig& config,
-                                             bool half_model);
-// Bytes of optimizer_states() of the configured rule, for one trained weight.
-int64_t optimizer_state_bytes(const OptimizerConfig& config, bool half_model);
+                                             bool half_model,
+                                             UpdateKind kind = UpdateKind::kElementwise);
+// Bytes of optimizer_states(), for one trained weight; of the configured rule if none is given.
+int64_t optimizer_state_bytes(const UpdateRule& rule, const OptimizerConfig& config,
+                              bool half_model, UpdateKind kind);
+int64_t optimizer_state_bytes(const OptimizerConfig& config, bool half_model,
+                              UpdateKind kind = UpdateKind::kElementwise);
 
 }  // namespace megatron

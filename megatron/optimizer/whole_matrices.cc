@@ -7,12 +7,8 @@
 namespace megatron {
 namespace {
 
-bool is_gathered(const FlatSlot& slot, const ParallelGroups& groups) {
-  return groups.tp.size() > 1 && is_sharded_over(slot.parameter->placement, Axis::kTensor);
-}
-
-at::Tensor local_matrix(const at::Tensor& flat, const FlatSlot& slot) {
-  return flat.narrow(0, slot.begin, slot.num_elements()).view(slot.parameter->local_shape);
+bool is_gathered(const Parameter& parameter, const ParallelGroups& groups) {
+  return groups.tp.size() > 1 && is_sharded_over(parameter.placement, Axis::kTensor);
 }
 
 at::Tensor box(at::Tensor matrix, const std::vector<int64_t>& offset,
@@ -48,12 +44,12 @@ void store_part(const at::Tensor& whole, const at::Tensor& local, const Paramete
 
 }  // namespace
 
-MatrixUpdate whole_matrix(const FlatUpdate& flat, const FlatSlot& slot,
+MatrixUpdate whole_matrix(const FlatUpdate& flat, const Parameter& parameter,
                           const ParallelGroups& groups) {
-  const bool gather = is_gathered(slot, groups);
+  const bool gather = is_gathered(parameter, groups);
   const auto whole = [&](const at::Tensor& tensor) {
-    const at::Tensor local = local_matrix(tensor, slot);
-    return gather ? gathered(local, *slot.parameter, groups) : local;
+    const at::Tensor local = tensor.view(parameter.local_shape);
+    return gather ? gathered(local, parameter, groups) : local;
   };
   MatrixUpdate matrix;
   matrix.grad = whole(flat.grad);
@@ -62,15 +58,16 @@ MatrixUpdate whole_matrix(const FlatUpdate& flat, const FlatSlot& slot,
   return matrix;
 }
 
-void store_matrix(const MatrixUpdate& matrix, FlatUpdate& flat, const FlatSlot& slot,
+void store_matrix(const MatrixUpdate& matrix, FlatUpdate& flat, const Parameter& parameter,
                   const ParallelGroups& groups) {
-  const at::Tensor master = local_matrix(flat.master, slot);
-  if (is_gathered(slot, groups)) {
-    store_part(matrix.master, master, *slot.parameter, groups);
-    for (size_t i = 0; i < flat.states.size(); ++i)
-      store_part(matrix.states[i], local_matrix(flat.states[i], slot), *slot.parameter, groups);
+  if (is_gathered(parameter, groups)) {
+    const auto store = [&](const at::Tensor& whole, const at::Tensor& local) {
+      store_part(whole, local.view(parameter.local_shape), parameter, groups);
+    };
+    store(matrix.master, flat.master);
+    for (size_t i = 0; i < flat.states.size(); ++i) store(matrix.states[i], flat.states[i]);
   }
-  if (flat.value.defined()) local_matrix(flat.value, slot).copy_(master);
+  if (flat.value.defined()) flat.value.copy_(flat.master);
 }
 
 }  // namespace megatron

@@ -14,13 +14,14 @@ namespace megatron {
 
 namespace {
 
-// Bytes per element of each optimizer state of a weight, in the order in which they are stored.
-std::vector<int64_t> state_bytes(const LayoutPlan& plan) {
+// Bytes per element of each optimizer state of a parameter, in the order in which they are stored.
+std::vector<int64_t> state_bytes(const LayoutPlan& plan, const Parameter& p) {
   std::vector<int64_t> state;
   const OptimizerConfig& optimizer = plan.arguments.optimizer;
   if (plan.arguments.training.no_save_optim || plan.arguments.training.skip_train) return state;
+  const UpdateRule& rule = update_rule(optimizer);
   for (const OptimizerState& kept :
-       optimizer_states(update_rule(optimizer), optimizer, plan.bytes.model == 2))
+       optimizer_states(rule, optimizer, plan.bytes.model == 2, rule.kind_of(is_hidden_matrix(p))))
     state.push_back(kept.bytes());
   return state;
 }
@@ -40,15 +41,16 @@ int64_t valid_elements(const Parameter& p, const ParallelGroups& groups) {
 // those of `first_rank`, the first of the ranks.
 void add_buffer(const LayoutPlan& plan, const PlannedBuffer& buffer, int first_rank,
                 const ParallelGroups& groups, CheckpointPlan& out) {
-  const std::vector<int64_t> state = state_bytes(plan);
   const int64_t shards = buffer.sharding.shards;
   const int replicas = static_cast<int>(buffer.sharding.replicas());
   const std::vector<Parameter*>& parameters = buffer.parameters;
   std::vector<bool> stored(parameters.size());  // by this copy of the parameter
+  std::vector<std::vector<int64_t>> states;     // of each parameter
   std::vector<int64_t> valid_of(parameters.size());
   for (size_t i = 0; i < parameters.size(); ++i) {
     stored[i] = copy_index(*parameters[i], groups).index == 0;
     valid_of[i] = valid_elements(*parameters[i], groups);
+    states.push_back(state_bytes(plan, *parameters[i]));
   }
   for (int64_t shard = 0; shard < shards; ++shard) {
     std::vector<TensorSize> held;
@@ -63,7 +65,7 @@ void add_buffer(const LayoutPlan& plan, const PlannedBuffer& buffer, int first_r
                       limit = bucket.begin + (shard + 1) * part;
         const int64_t whole = std::min(slot.end, limit) - from;
         const int64_t valid_part = std::min(slot.begin + valid_of[i], limit) - from;
-        for (const int64_t bytes : pass == 0 ? std::vector<int64_t>{plan.bytes.model} : state) {
+        for (const int64_t bytes : pass == 0 ? std::vector<int64_t>{plan.bytes.model} : states[i]) {
           held.push_back({std::max<int64_t>(0, whole), bytes});
           valid.push_back(std::max<int64_t>(0, valid_part));
         }

@@ -21,6 +21,29 @@ constexpr int64_t kBlasWorkspace = 32 * kMiB;
 
 // -- persistent memory
 
+// What the states of whole matrices need beyond those of other weights, on the shard where that is
+// most; negative: less.
+int64_t matrix_state_bytes(const LayoutPlan& plan, const PlannedBuffer& buffer) {
+  const OptimizerConfig& optimizer = plan.arguments.optimizer;
+  const auto bytes_of = [&](UpdateKind kind) {
+    return optimizer_state_bytes(optimizer, plan.bytes.model == 2, kind);
+  };
+  const UpdateRule& rule = update_rule(optimizer);
+  std::vector<int64_t> elements(static_cast<size_t>(buffer.sharding.shards));
+  for (size_t i = 0; i < buffer.parameters.size(); ++i) {
+    const Parameter& parameter = *buffer.parameters[i];
+    if (!parameter.trainable || rule.kind_of(is_hidden_matrix(parameter)) != UpdateKind::kMatrix)
+      continue;
+    const BufferSlot& slot = buffer.layout.slots[i];
+    const BufferBucket& bucket = buffer.layout.buckets[static_cast<size_t>(slot.bucket)];
+    const int64_t part = (bucket.end - bucket.begin) / buffer.sharding.shards;
+    elements[static_cast<size_t>((slot.begin - bucket.begin) / part)] += num_elements(parameter);
+  }
+  const int64_t more = bytes_of(UpdateKind::kMatrix) - bytes_of(UpdateKind::kElementwise);
+  const auto [least, most] = std::minmax_element(elements.begin(), elements.end());
+  return more * (more > 0 ? *most : *least);
+}
+
 void add_optimizer(const LayoutPlan& plan, const PlannedBuffer& buffer, StageMemory& memory) {
   const int64_t shards = buffer.sharding.shards,
                 elements = buffer.layout.num_trained_elements / shards;
@@ -29,7 +52,8 @@ void add_optimizer(const LayoutPlan& plan, const PlannedBuffer& buffer, StageMem
   const double offloaded =
       optimizer.optimizer_cpu_offload ? optimizer.optimizer_offload_fraction : 0.0;
   const auto in_host_memory = static_cast<int64_t>(offloaded * static_cast<double>(elements));
-  memory.optimizer_states += per_element * (elements - in_host_memory);
+  memory.optimizer_states +=
+      per_element * (elements - in_host_memory) + matrix_state_bytes(plan, buffer);
   // In host memory, values have a copy or are the master weights.
   memory.host_optimizer_states += (per_element + plan.bytes.model) * in_host_memory;
   int64_t blocks = 0;  // per block a record and a partial sum; a shard has its part of them

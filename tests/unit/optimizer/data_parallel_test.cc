@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cstring>
 #include <filesystem>
 #include <map>
 #include <mutex>
@@ -694,15 +695,17 @@ TEST(DataParallel, PeerCopiesGiveTheBitsOfCollectives) {
   }
 }
 
-// The momentum of a matrix, made nearly orthogonal by five steps X <- 1.5 X - 0.5 X X^T X; SGD with
-// the same state for all else. No element of the update is known without the whole matrix. On the
-// CPU.
+// The momentum of a matrix, made nearly orthogonal by five steps X <- 1.5 X - 0.5 X X^T X; AdamW
+// with its two moments for all else. No element of the update is known without the whole matrix. On
+// the CPU.
 const UpdateRule& orthogonal_rule() {
   static const UpdateRule rule = {
       .name = "orthogonal",
-      .states = {{"momentum_buffer"}},
-      .update = [](const OptimizerConfig& config, FlatUpdate& flat,
-                   const at::Tensor& record) { sgd_update(flat, record, config.sgd_momentum); },
+      .states = {{"exp_avg"}, {"exp_avg_sq"}},
+      .update =
+          [](const OptimizerConfig& config, FlatUpdate& flat, const at::Tensor& record) {
+            adamw_update(flat, record, {config.adam_beta1, config.adam_beta2, config.adam_eps});
+          },
       .update_matrix =
           [](const OptimizerConfig& config, MatrixUpdate& matrix, const at::Tensor& record) {
             const auto& step = *static_cast<const StepState*>(record.const_data_ptr());
@@ -715,8 +718,59 @@ const UpdateRule& orthogonal_rule() {
             matrix.master.mul_(1.0 - lr * step.weight_decay * matrix.weight_decay_mult);
             matrix.master.sub_(x, lr);
           },
+      .matrix_states = {{"momentum_buffer"}},
   };
   return rule;
+}
+
+// A parameter keeps the states of its kind and no others, in memory, too: what plans count is what
+// lies in the shards.
+TEST(DataParallel, StatesFollowTheKindOfTheParameter) {
+  const UpdateRule& rule = orthogonal_rule();
+  for (const int dp : {1, 2, 3}) {
+    Layout layout = mesh(1, 1, dp);
+    layout.data = strategy(ShardingStrategy::kOptim, false);
+    layout.data.whole_matrices = true;
+    run_ranks(dp, [&](const std::shared_ptr<Backend>& world) {
+      TrainingRank run(layout, world, at::kBFloat16, optimizer_config(), &rule);
+      std::map<std::string, std::string> states;  // by the name of the parameter
+      std::map<const void*, size_t> memory;       // bytes, by place
+      for (const StateTensor& entry : run.optimizer->tensors()) {
+        const std::string key = entry.description.key.substr(strlen("optimizer.state."));
+        const size_t dot = key.find('.');
+        states[key.substr(dot + 1)] += key.substr(0, dot) + " ";
+        if (entry.data.numel() > 0)
+          memory[entry.data.storage().data()] = entry.data.storage().nbytes();
+      }
+      int64_t elements = 0, in_matrices = 0, others = 0;
+      for (const FlatShard& shard : run.stores[0]->shards()) {
+        if (!shard.trained()) continue;
+        elements += shard.values.numel();
+        for (const FlatSlot& slot : shard.slots)
+          (is_hidden_matrix(*slot.parameter) ? in_matrices : others) += slot.num_elements();
+      }
+      for (const Parameter* parameter : run.models[0]->parameters()) {
+        const char* expected = !parameter->trainable          ? ""
+                               : is_hidden_matrix(*parameter) ? "fp32_param momentum_buffer "
+                                                              : "fp32_param exp_avg exp_avg_sq ";
+        EXPECT_EQ(states[parameter->name], expected) << parameter->name;
+      }
+      const auto bytes_of = [&](UpdateKind kind) {
+        return optimizer_state_bytes(rule, optimizer_config(), /*half_model=*/true, kind);
+      };
+      size_t bytes = 0;
+      for (const auto& [place, of_one] : memory) bytes += of_one;
+      EXPECT_GT(in_matrices, 0);
+      EXPECT_EQ(bytes_of(UpdateKind::kMatrix), 4 + 4);
+      EXPECT_EQ(bytes_of(UpdateKind::kElementwise), 4 + 8);
+      // The shard's padding counts as elements of the other parameters, at most.
+      const int64_t padding = elements - in_matrices - others;
+      const int64_t planned = bytes_of(UpdateKind::kMatrix) * in_matrices +
+                              bytes_of(UpdateKind::kElementwise) * (elements - in_matrices);
+      EXPECT_LE(static_cast<int64_t>(bytes), planned);
+      EXPECT_GE(static_cast<int64_t>(bytes), planned - 8 * padding);
+    });
+  }
 }
 
 TEST(DataParallel, WholeMatricesAreUpdatedAsOnOneRank) {
