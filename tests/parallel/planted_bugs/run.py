@@ -14,7 +14,6 @@ import argparse
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
 import time
@@ -22,7 +21,9 @@ from pathlib import Path
 
 from bugs import BUGS, PROOFS
 
-ROOT = Path(__file__).resolve().parents[3]
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+from tree_copy import ROOT, copy_build, copy_sources, enter  # noqa: E402
+
 HEADER = "megatron/base/planted_bug.h"
 SWITCH = """// Whether the bug of this name is switched on; part of the copy that tests/parallel/planted_bugs builds.
 #pragma once
@@ -71,30 +72,12 @@ def proofs_of(bug):
 def enter_copy(work, preset):
     """Copies the repository and starts this script again where the copy is mounted over it."""
     copy = work / "tree"
-    if not (copy / "build" / preset).exists():
-        if not (ROOT / "build" / preset / "tests" / "equivalence_test").exists():
-            raise SystemExit(f"error: build/{preset} holds no equivalence_test\nhint: scripts/build.sh {preset} equivalence_test megatron")
-        shutil.rmtree(copy, ignore_errors=True)
-        (copy / "build").mkdir(parents=True)
-        skip = {".git", ".venv", "build", "dist", "runs"}
-        for entry in ROOT.iterdir():
-            if entry.name not in skip:
-                subprocess.run(["cp", "-a", entry, copy], check=True)
-        subprocess.run(["cp", "-a", "--reflink=auto", ROOT / "build" / preset, copy / "build"], check=True)
-    else:  # newer sources only, so that what is built stays good
-        names = [name for name in subprocess.run(["git", "ls-files", "-co", "--exclude-standard"], cwd=ROOT, check=True, capture_output=True,
-                                                 text=True).stdout.split("\n") if name]
-        for name in names:
-            source, target = ROOT / name, copy / name
-            if source.is_file() and (not target.exists() or source.read_bytes() != target.read_bytes()):
-                target.parent.mkdir(parents=True, exist_ok=True)
-                shutil.copyfile(source, target)
-    (copy / ".venv").mkdir(exist_ok=True)
-    mounts = 'mount --bind "$1/.venv" "$2/.venv" && mount --rbind "$2" "$1" && cd "$1" && shift 2 && exec "$@"'
-    user = [] if os.geteuid() == 0 else ["--map-root-user"]
+    if not (copy / "build" / preset).exists() and not (ROOT / "build" / preset / "tests" / "equivalence_test").exists():
+        raise SystemExit(f"error: build/{preset} holds no equivalence_test\nhint: scripts/build.sh {preset} equivalence_test megatron")
+    copy_sources(ROOT, copy)
+    copy_build(preset, copy)
     os.environ["MEGATRON_PLANTED_COPY"] = "1"
-    os.execvp("unshare", ["unshare", "--mount", *user, "bash", "-c", mounts, "bash", str(ROOT), str(copy), sys.executable,
-                          str(ROOT / "tests/parallel/planted_bugs/run.py"), *sys.argv[1:]])
+    enter(copy, [str(ROOT / "tests/parallel/planted_bugs/run.py"), *sys.argv[1:]])
 
 
 def write_if_changed(path, text):
