@@ -47,6 +47,20 @@ BlendIndices interleave(std::span<const double> weights, int64_t size, May may_f
   return out;
 }
 
+Columns columns_of(const std::vector<std::shared_ptr<const Dataset>>& members) {
+  MEGATRON_CHECK(!members.empty(), "a blend needs at least one dataset");
+  const Columns& columns = members[0]->columns();
+  for (const auto& member : members) {
+    MEGATRON_CHECK(member->sequence_length() == columns.sequence_length(),
+                   "the datasets of a blend have sequence lengths ", columns.sequence_length(),
+                   " and ", member->sequence_length());
+    MEGATRON_CHECK(member->columns() == columns,
+                   "the datasets of a blend have different columns: ", columns.text(), "; and ",
+                   member->columns().text());
+  }
+  return columns;
+}
+
 // Number of samples of each member that the blend needs.
 std::vector<int64_t> taken_from(std::span<const int16_t> dataset_ids,
                                 std::span<const int64_t> sample_ids, size_t num_members) {
@@ -90,7 +104,7 @@ struct BlendedDataset::Impl {
   std::vector<int64_t> taken;  // largest number taken from each member
 
   BlendIndices build() const;
-  void load_indices(const std::string& description, const GPTDatasetConfig& config);
+  void load_indices(const std::string& description, const std::string& cache_path);
   void check_members() const;
 };
 
@@ -102,10 +116,10 @@ BlendIndices BlendedDataset::Impl::build() const {
 }
 
 void BlendedDataset::Impl::load_indices(const std::string& description,
-                                        const GPTDatasetConfig& config) {
+                                        const std::string& cache_path) {
   static const std::string kNames[] = {"dataset_index", "dataset_sample_index"};
   // As in Megatron-LM, a blend is stored only if a cache folder was given.
-  if (config.use_cache && !config.cache_path.empty()) {
+  if (!cache_path.empty()) {
     const auto make = [&](const std::function<void(std::span<const CacheArray>)>& store) {
       const BlendIndices indices = build();
       const int64_t count = indices.dataset_ids.size();
@@ -114,7 +128,7 @@ void BlendedDataset::Impl::load_indices(const std::string& description,
           {"dataset_sample_index", "<i8", {count}, std::as_bytes(std::span(indices.sample_ids))}};
       store(arrays);
     };
-    IndexCache cache(config.cache_path, "BlendedDataset-" + to_string(split), description);
+    IndexCache cache(cache_path, "BlendedDataset-" + to_string(split), description);
     cache.summarize_with([&](std::span<const NpyArray> arrays) {
       std::string text;
       for (const int64_t count :
@@ -150,28 +164,23 @@ void BlendedDataset::Impl::check_members() const {
 
 BlendedDataset::BlendedDataset(std::vector<std::shared_ptr<const Dataset>> members,
                                std::vector<double> weights, std::optional<int64_t> size,
-                               Split split, const GPTDatasetConfig& config)
-    : impl_(new Impl{.members = std::move(members),
+                               Split split, const std::string& cache_path)
+    : Dataset(columns_of(members)),
+      impl_(new Impl{.members = std::move(members),
                      .weights = std::move(weights),
                      .wanted = size,
                      .split = split}) {
-  MEGATRON_CHECK(!impl_->members.empty(), "a blend needs at least one dataset");
-  for (const auto& member : impl_->members)
-    MEGATRON_CHECK(member->sequence_length() == impl_->members[0]->sequence_length(),
-                   "the datasets of a blend have sequence lengths ",
-                   impl_->members[0]->sequence_length(), " and ", member->sequence_length());
   if (size) {
     MEGATRON_ASSERT(impl_->weights.size() == impl_->members.size());
     impl_->weights = normalize_weights(impl_->weights);
   }
-  impl_->load_indices(description(), config);
+  impl_->load_indices(description(), cache_path);
   impl_->check_members();
 }
 
 BlendedDataset::~BlendedDataset() = default;
 
 int64_t BlendedDataset::size() const { return impl_->dataset_ids.size(); }
-int64_t BlendedDataset::sequence_length() const { return impl_->members[0]->sequence_length(); }
 const std::vector<std::shared_ptr<const Dataset>>& BlendedDataset::members() const {
   return impl_->members;
 }

@@ -29,13 +29,14 @@ BlendIndices build_exhaustive_blending_indices(std::span<const int64_t> sizes);
 class BlendedDataset : public Dataset {
  public:
   // `size` none: all samples of all members (their sizes then are the weights, and `weights` is not
-  // used). Throws Error if a member holds fewer samples than the blend takes from it.
+  // used). The order is stored in the folder `cache_path`, if that is not empty. Throws Error if
+  // the members have different columns, and if a member holds fewer samples than the blend takes
+  // from it.
   BlendedDataset(std::vector<std::shared_ptr<const Dataset>> members, std::vector<double> weights,
-                 std::optional<int64_t> size, Split split, const GPTDatasetConfig& config);
+                 std::optional<int64_t> size, Split split, const std::string& cache_path = "");
   ~BlendedDataset() override;
 
   int64_t size() const override;
-  int64_t sequence_length() const override;
   void read(int64_t index, const SampleSpans& out,
             std::vector<int32_t>& document_starts) const override;
   std::pair<int64_t, int64_t> locate(int64_t index) const override;

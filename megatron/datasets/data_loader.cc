@@ -4,6 +4,7 @@
 #include <chrono>
 #include <condition_variable>
 #include <cstdlib>
+#include <cstring>
 #include <exception>
 #include <mutex>
 #include <thread>
@@ -17,6 +18,13 @@ namespace {
 HostAllocator heap() {
   return {.allocate = [](size_t bytes) { return std::aligned_alloc(64, (bytes + 63) / 64 * 64); },
           .deallocate = [](void* block, size_t) { std::free(block); }};
+}
+
+// All bits 0 is the number 0 in every element type.
+void clear_weights(const SampleSpans& sample) {
+  const Columns& columns = sample.columns();
+  for (size_t i = 0; i < columns.size(); ++i)
+    if (columns[i].is_loss_weight) std::memset(sample.data(i), 0, columns.row_bytes(i));
 }
 
 // A pool of reusable blocks of one size.
@@ -94,17 +102,10 @@ struct DataLoader::Impl {
 };
 
 std::shared_ptr<MicroBatch> DataLoader::Impl::new_batch() const {
-  const int64_t size = options.sampler.micro_batch_size, length = dataset->sequence_length(),
-                count = size * length;
-  auto batch = std::make_unique<MicroBatch>();
-  batch->micro_batch_size = size;
-  batch->sequence_length = length;
+  auto batch = std::make_unique<MicroBatch>(dataset->columns());
+  batch->micro_batch_size = options.sampler.micro_batch_size;
   batch->block = pool->take();
   batch->block_bytes = pool->bytes();
-  batch->tokens = static_cast<int64_t*>(batch->block);
-  batch->labels = batch->tokens + count;
-  batch->position_ids = batch->labels + count;
-  batch->loss_mask = reinterpret_cast<float*>(batch->position_ids + count);
   return {batch.release(), [pool = pool](MicroBatch* done) {
             pool->give(done->block);
             delete done;
@@ -114,17 +115,13 @@ std::shared_ptr<MicroBatch> DataLoader::Impl::new_batch() const {
 std::shared_ptr<MicroBatch> DataLoader::Impl::read_batch(std::vector<int64_t> ids,
                                                          int64_t start) const {
   auto batch = new_batch();
-  const size_t length = dataset->sequence_length();
   const int64_t first =
       start + sampler.config().data_parallel_rank * sampler.config().micro_batch_size;
   batch->document_starts.resize(ids.size());
   for (size_t i = 0; i < ids.size(); ++i) {
-    const SampleSpans out{{batch->tokens + i * length, length},
-                          {batch->labels + i * length, length},
-                          {batch->position_ids + i * length, length},
-                          {batch->loss_mask + i * length, length}};
+    const SampleSpans out(batch->data(), static_cast<int64_t>(i));
     dataset->read(ids[i] == kPaddingSample ? 0 : ids[i], out, batch->document_starts[i]);
-    if (ids[i] == kPaddingSample) std::fill(out.loss_mask.begin(), out.loss_mask.end(), 0.0F);
+    if (ids[i] == kPaddingSample) clear_weights(out);
     if (batch->document_starts[i].size() > 1) batch->crosses_documents = false;
     batch->ordinals.push_back(first + static_cast<int64_t>(i));
   }
@@ -184,8 +181,7 @@ DataLoader::DataLoader(std::shared_ptr<const Dataset> dataset, DataLoaderOptions
                  ", expected at least 0");
   options.sampler.total_samples = dataset->size();
   if (!options.allocator.allocate) options.allocator = heap();
-  const int64_t count = options.sampler.micro_batch_size * dataset->sequence_length();
-  const size_t bytes = count * (3 * sizeof(int64_t) + sizeof(float));
+  const size_t bytes = dataset->columns().block_bytes(options.sampler.micro_batch_size);
   auto pool = std::make_shared<BlockPool>(options.allocator, bytes);
   impl_ = std::make_shared<Impl>(std::move(dataset), std::move(options));
   impl_->pool = std::move(pool);

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "megatron/datasets/dataset.h"
@@ -19,16 +20,12 @@ struct HostAllocator {
   std::function<void(void*, size_t bytes)> deallocate;
 };
 
-// A micro-batch in one block of memory: tokens, labels, position ids (int64) and loss mask (float),
-// each [b, s] row-major.
+// A micro-batch in one block of memory (ColumnBlock), each column [b, shape of a sample].
 struct MicroBatch {
+  explicit MicroBatch(Columns data_columns) : columns(std::move(data_columns)) {}
+  const Columns columns;
   int64_t micro_batch_size = 0;
-  int64_t sequence_length = 0;
-  int64_t* tokens = nullptr;
-  int64_t* labels = nullptr;
-  int64_t* position_ids = nullptr;
-  float* loss_mask = nullptr;
-  void* block = nullptr;  // memory of all the above, block_bytes bytes
+  void* block = nullptr;  // block_bytes bytes
   size_t block_bytes = 0;
   std::vector<int64_t> sample_ids;  // index into the dataset, or kPaddingSample
   // consumed samples + index in the global batch; the key of position-keyed random numbers
@@ -36,6 +33,9 @@ struct MicroBatch {
   std::vector<std::vector<int32_t>> document_starts;  // per sample, see Sample
   bool crosses_documents = true;                      // false if some sample has several documents
   int64_t consumed = 0;                               // consumed samples after this micro-batch
+
+  int64_t sequence_length() const { return columns.sequence_length(); }
+  ColumnBlock data() const { return {columns, block, micro_batch_size}; }
 };
 
 struct DataLoaderOptions {

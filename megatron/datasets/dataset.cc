@@ -7,14 +7,11 @@
 
 namespace megatron {
 
-Sample::Sample(int64_t sequence_length)
-    : tokens(sequence_length),
-      labels(sequence_length),
-      position_ids(sequence_length),
-      loss_mask(sequence_length) {}
+Sample::Sample(Columns columns)
+    : columns_(std::move(columns)), memory_(new std::byte[columns_.block_bytes(1)]()) {}
 
 Sample Dataset::sample(int64_t index) const {
-  Sample out(sequence_length());
+  Sample out(columns());
   read(index, out.spans(), out.document_starts);
   out.dataset_id = locate(index).first;
   return out;

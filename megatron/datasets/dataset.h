@@ -1,44 +1,51 @@
-// What training reads: numbered samples of fixed length. Sample i is a function of the dataset's
-// description and of i.
+// What training reads: numbered samples with columns of fixed shapes. Sample i is a function of the
+// dataset's description and of i.
 #pragma once
 
 #include <cstdint>
 #include <memory>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
+
+#include "megatron/datasets/columns.h"
 
 namespace megatron {
 
-// The output of read(): four arrays of sequence_length elements.
-struct SampleSpans {
-  std::span<int64_t> tokens;
-  // the next token; positions that are not trained on have loss_mask 0
-  std::span<int64_t> labels;
-  std::span<int64_t> position_ids;
-  std::span<float> loss_mask;
-};
+// A sample that owns its memory.
+class Sample {
+ public:
+  explicit Sample(Columns columns);
+  Sample(Sample&&) = default;
+  // A copy of the elements of a column; throws as Columns::index().
+  template <class T>
+  std::vector<T> get(std::string_view column) const {
+    const std::span<const T> elements = block().row<T>(column, 0);
+    return {elements.begin(), elements.end()};
+  }
+  SampleSpans spans() { return {block(), 0}; }
 
-// A sample that owns its arrays.
-struct Sample {
-  std::vector<int64_t> tokens, labels, position_ids;
-  std::vector<float> loss_mask;
   // First position of each document (a piece that attends only to itself), ascending, the first
   // being 0. One entry if attention crosses documents (the default). Together with the sequence
   // length this is cu_seqlens.
   std::vector<int32_t> document_starts;
   int64_t dataset_id = 0;  // member of a blend
 
-  explicit Sample(int64_t sequence_length = 0);
-  SampleSpans spans() { return {tokens, labels, position_ids, loss_mask}; }
+ private:
+  ColumnBlock block() const { return {columns_, memory_.get(), 1}; }
+  Columns columns_;
+  std::unique_ptr<std::byte[]> memory_;
 };
 
 // Const functions may be called from several threads.
 class Dataset {
  public:
+  explicit Dataset(Columns columns) : columns_(std::move(columns)) {}
   virtual ~Dataset() = default;
+  const Columns& columns() const { return columns_; }
+  int64_t sequence_length() const { return columns_.sequence_length(); }
   virtual int64_t size() const = 0;  // number of samples
-  virtual int64_t sequence_length() const = 0;
   // Writes sample `index`, 0 <= index < size(), and its document_starts (see Sample).
   virtual void read(int64_t index, const SampleSpans& out,
                     std::vector<int32_t>& document_starts) const = 0;
@@ -53,6 +60,9 @@ class Dataset {
   // 32 hexadecimal digits of a hash of description(). Equal fingerprints: equal samples in equal
   // order.
   std::string fingerprint() const;
+
+ private:
+  const Columns columns_;
 };
 
 // Document starts followed by the sequence length, as variable-length attention kernels take it.

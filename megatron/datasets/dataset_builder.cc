@@ -46,24 +46,14 @@ class Builder {
 
   const DataConfig& config_;
   const DatasetRequest& request_;
-  GPTDatasetConfig gpt_;
+  const GPTDatasetConfig gpt_;  // of the default members
   std::mutex mutex_;
   std::map<std::string, std::shared_ptr<const IndexedDataset>> files_;
   std::vector<std::string> undescribed_;  // prefixes of files that do not name their tokenizer
 };
 
 Builder::Builder(const DataConfig& config, const DatasetRequest& request)
-    : config_(config), request_(request) {
-  gpt_.sequence_length = request.sequence_length;
-  gpt_.seed = request.seed;
-  gpt_.tokenizer = request.tokenizer;
-  gpt_.reset_position_ids = config.reset_position_ids;
-  gpt_.reset_attention_mask = config.reset_attention_mask;
-  gpt_.inter_document_masking = config.dataloader_inter_document_masking;
-  gpt_.eod_mask_loss = config.eod_mask_loss;
-  gpt_.allow_ambiguous_pad_tokens = config.allow_ambiguous_pad_tokens;
-  gpt_.cache_path = config.data_cache_path;
-}
+    : config_(config), request_(request), gpt_(gpt_dataset_config(config, request)) {}
 
 Target Builder::target(Split split) const {
   const SplitTargets& targets = request_.targets;
@@ -86,7 +76,9 @@ std::shared_ptr<const IndexedDataset> Builder::open(const std::string& prefix) {
 
 DatasetPtr Builder::member(const std::string& prefix, Split split, std::pair<double, double> bounds,
                            const Target& samples, int threads) {
-  if (request_.make_member) return request_.make_member(prefix, split, bounds, samples);
+  if (request_.make_member)
+    return request_.make_member({prefix, split, bounds, samples, threads,
+                                 [this](const std::string& file) { return open(file); }});
   const auto file = open(prefix);
   const auto [first, last] = split_range(bounds, file->num_sequences());
   GPTDatasetConfig config = gpt_;
@@ -123,7 +115,7 @@ DatasetPtr Builder::blended(const Blend& blend, Split split, std::pair<double, d
       sizes.push_back(static_cast<double>(part->size())), total += part->size();
     return std::make_shared<const BlendedDataset>(
         std::move(parts), std::move(sizes), samples ? Target(std::min(*samples, total)) : samples,
-        split, gpt_);
+        split, config_.data_cache_path);
   }
   MEGATRON_CHECK(samples, "the weights of the ", to_string(split),
                  " datasets have no effect when each is read once\nhint: leave the weights out "
@@ -134,7 +126,7 @@ DatasetPtr Builder::blended(const Blend& blend, Split split, std::pair<double, d
   auto parts = members(blend, split, bounds, {buffer.begin(), buffer.end()});
   return std::make_shared<const BlendedDataset>(
       std::move(parts), weights, std::accumulate(exact.begin(), exact.end(), int64_t{0}), split,
-      gpt_);
+      config_.data_cache_path);
 }
 
 void Builder::build_split(TrainValidTestDatasets& out, Split split, const Blend& blend,
@@ -175,7 +167,7 @@ void Builder::build_mock(TrainValidTestDatasets& out) {
     if (!matrix[i] || !wanted(samples)) continue;
     const int64_t count = samples.value_or(kOneEpoch);
     const DatasetPtr dataset = request_.make_mock
-                                   ? request_.make_mock(split, count, gpt_)
+                                   ? request_.make_mock(split, count)
                                    : std::make_shared<const MockGPTDataset>(split, count, gpt_);
     if (split == Split::kTrain) out.train = dataset;
     if (split == Split::kValid) out.valid = {dataset}, out.valid_names = {""};
@@ -250,6 +242,20 @@ TokenizerFacts facts_of(const Tokenizer& tokenizer, const std::string& type) {
   facts.pad = tokenizer.pad().value_or(-1);
   facts.identity = identity_of(tokenizer, type);
   return facts;
+}
+
+GPTDatasetConfig gpt_dataset_config(const DataConfig& config, const DatasetRequest& request) {
+  GPTDatasetConfig out;
+  out.sequence_length = request.sequence_length;
+  out.seed = request.seed;
+  out.tokenizer = request.tokenizer;
+  out.reset_position_ids = config.reset_position_ids;
+  out.reset_attention_mask = config.reset_attention_mask;
+  out.inter_document_masking = config.dataloader_inter_document_masking;
+  out.eod_mask_loss = config.eod_mask_loss;
+  out.allow_ambiguous_pad_tokens = config.allow_ambiguous_pad_tokens;
+  out.cache_path = config.data_cache_path;
+  return out;
 }
 
 SplitTargets split_targets(const TargetInputs& in) {

@@ -37,23 +37,32 @@ SplitTargets split_targets(const TargetInputs& inputs);
 
 TokenizerFacts facts_of(const Tokenizer& tokenizer, const std::string& type);
 
+// A dataset that the builder needs: the part of one path that belongs to a split.
+struct MemberRequest {
+  std::string path;
+  Split split = Split::kTrain;
+  std::pair<double, double> bounds;    // fractions of the path's sequences
+  std::optional<int64_t> num_samples;  // nullopt: one epoch
+  int threads = 0;                     // for index building; 0: all cores
+  // Opens an indexed dataset and compares its tokenizer with the run's; once, however many splits
+  // read it.
+  std::function<std::shared_ptr<const IndexedDataset>(const std::string& prefix)> open;
+};
+
 struct DatasetRequest {
   int64_t sequence_length = 0;
   int64_t seed = 1234;
   SplitTargets targets;
   TokenizerFacts tokenizer;
   const Tokenizer* text_tokenizer = nullptr;  // for data that is text
-  // Makes the dataset of a part of one path, with `bounds` as fractions; called from several
-  // threads. Default: sequences of an indexed dataset.
-  std::function<std::shared_ptr<const Dataset>(const std::string& path, Split split,
-                                               std::pair<double, double> bounds,
-                                               std::optional<int64_t> num_samples)>
-      make_member;
+  // Makes the dataset of a member; called from several threads. Default: GPTDataset.
+  std::function<std::shared_ptr<const Dataset>(const MemberRequest& member)> make_member;
   // For --mock-data. Default: MockGPTDataset.
-  std::function<std::shared_ptr<const Dataset>(Split split, int64_t num_samples,
-                                               const GPTDatasetConfig& config)>
-      make_mock;
+  std::function<std::shared_ptr<const Dataset>(Split split, int64_t num_samples)> make_mock;
 };
+
+// What the flags say about samples of consecutive tokens.
+GPTDatasetConfig gpt_dataset_config(const DataConfig& config, const DatasetRequest& request);
 
 // Splits that are not built are null.
 struct TrainValidTestDatasets {

@@ -175,7 +175,8 @@ void GPTDataset::Impl::load_indices(const std::string& description) {
 GPTDataset::GPTDataset(std::shared_ptr<const IndexedDataset> data, int64_t first, int64_t last,
                        Split split, std::optional<int64_t> num_samples,
                        const GPTDatasetConfig& config)
-    : impl_(new Impl{.data = std::move(data),
+    : Dataset(gpt_columns(config.sequence_length, config.own_positions())),
+      impl_(new Impl{.data = std::move(data),
                      .first = first,
                      .last = last,
                      .split = split,
@@ -197,7 +198,6 @@ GPTDataset::GPTDataset(std::shared_ptr<const IndexedDataset> data, int64_t first
 GPTDataset::~GPTDataset() = default;
 
 int64_t GPTDataset::size() const { return impl_->size; }
-int64_t GPTDataset::sequence_length() const { return impl_->config.sequence_length; }
 const IndexedDataset& GPTDataset::data() const { return *impl_->data; }
 int64_t GPTDataset::num_epochs() const { return impl_->epochs; }
 
@@ -299,9 +299,10 @@ void GPTDataset::Impl::document_starts(std::span<const Piece> pieces,
   }
 }
 
-void GPTDataset::read(int64_t index, const SampleSpans& out,
+void GPTDataset::read(int64_t index, const SampleSpans& sample,
                       std::vector<int32_t>& document_starts) const {
   const Impl& d = *impl_;
+  const GPTSpans out(sample);
   const int64_t length = d.config.sequence_length, eod = d.config.tokenizer.eod;
   MEGATRON_ASSERT(static_cast<int64_t>(out.tokens.size()) == length, "sample of ",
                   out.tokens.size(), " tokens");

@@ -47,6 +47,8 @@ struct GPTDatasetConfig {
   std::string cache_path;  // empty: a folder next to the data
   bool use_cache = true;   // false: indices are only kept in memory
   int threads = 0;         // for index building; 0: all cores
+
+  bool own_positions() const { return reset_position_ids || inter_document_masking; }
 };
 
 // Folders for index files derived from the data set `prefix`, best first: `cache_path` if given,
@@ -64,7 +66,6 @@ class GPTDataset : public Dataset {
   ~GPTDataset() override;
 
   int64_t size() const override;
-  int64_t sequence_length() const override;
   void read(int64_t index, const SampleSpans& out,
             std::vector<int32_t>& document_starts) const override;
   std::string description() const override;

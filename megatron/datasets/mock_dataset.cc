@@ -19,7 +19,10 @@ uint64_t mix(uint64_t x) {
 }  // namespace
 
 MockGPTDataset::MockGPTDataset(Split split, int64_t num_samples, const GPTDatasetConfig& config)
-    : split_(split), num_samples_(num_samples), config_(config) {
+    : Dataset(gpt_columns(config.sequence_length, config.own_positions())),
+      split_(split),
+      num_samples_(num_samples),
+      config_(config) {
   MEGATRON_CHECK(config.tokenizer.vocab_size >= 2,
                  "--mock-data needs a vocabulary of at least 2 tokens, got ",
                  config.tokenizer.vocab_size);
@@ -27,8 +30,9 @@ MockGPTDataset::MockGPTDataset(Split split, int64_t num_samples, const GPTDatase
                  ", expected at least 1");
 }
 
-void MockGPTDataset::read(int64_t index, const SampleSpans& out,
+void MockGPTDataset::read(int64_t index, const SampleSpans& sample,
                           std::vector<int32_t>& document_starts) const {
+  const GPTSpans out(sample);
   MEGATRON_CHECK(index >= 0 && index < num_samples_, "there is no sample ", index, " of ",
                  num_samples_);
   const int64_t eod = config_.tokenizer.eod;

@@ -13,7 +13,6 @@ class MockGPTDataset : public Dataset {
  public:
   MockGPTDataset(Split split, int64_t num_samples, const GPTDatasetConfig& config);
   int64_t size() const override { return num_samples_; }
-  int64_t sequence_length() const override { return config_.sequence_length; }
   void read(int64_t index, const SampleSpans& out,
             std::vector<int32_t>& document_starts) const override;
   std::string description() const override;

@@ -11,7 +11,8 @@ namespace megatron {
 
 PreferenceDataset::PreferenceDataset(std::shared_ptr<const std::vector<PreferencePair>> pairs,
                                      int64_t num_samples, PreferenceDatasetConfig config)
-    : pairs_(std::move(pairs)),
+    : Dataset(gpt_columns(config.sequence_length)),
+      pairs_(std::move(pairs)),
       in_order_(num_samples == 0),
       num_samples_(in_order_ ? 2 * static_cast<int64_t>(pairs_->size()) : num_samples),
       config_(std::move(config)) {
@@ -46,8 +47,9 @@ PreferenceDataset::PreferenceDataset(std::shared_ptr<const std::vector<Preferenc
   }
 }
 
-void PreferenceDataset::read(int64_t index, const SampleSpans& out,
+void PreferenceDataset::read(int64_t index, const SampleSpans& sample,
                              std::vector<int32_t>& document_starts) const {
+  const GPTSpans out(sample);
   MEGATRON_CHECK(index >= 0 && index < num_samples_, "there is no sample ", index, " of ",
                  num_samples_);
   const PreferencePair& pair =

@@ -35,7 +35,6 @@ class PreferenceDataset final : public Dataset {
   PreferenceDataset(std::shared_ptr<const std::vector<PreferencePair>> pairs, int64_t num_samples,
                     PreferenceDatasetConfig config);
   int64_t size() const override { return num_samples_; }
-  int64_t sequence_length() const override { return config_.sequence_length; }
   void read(int64_t index, const SampleSpans& out,
             std::vector<int32_t>& document_starts) const override;
   std::string description() const override;

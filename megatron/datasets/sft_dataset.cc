@@ -249,7 +249,8 @@ void SftDataset::Impl::pack(int64_t epoch) {
 SftDataset::SftDataset(std::shared_ptr<const SftTokens> tokens, std::pair<double, double> bounds,
                        Split split, std::optional<int64_t> num_samples,
                        const SftDatasetOptions& options)
-    : impl_(std::make_unique<Impl>()) {
+    : Dataset(gpt_columns(options.sequence_length, /*own_positions=*/true)),
+      impl_(std::make_unique<Impl>()) {
   Impl& d = *impl_;
   d.tokens = std::move(tokens);
   d.split = split;
@@ -276,12 +277,12 @@ SftDataset::SftDataset(std::shared_ptr<const SftTokens> tokens, std::pair<double
 
 SftDataset::~SftDataset() = default;
 int64_t SftDataset::size() const { return static_cast<int64_t>(impl_->ends.size()); }
-int64_t SftDataset::sequence_length() const { return impl_->options.sequence_length; }
 const SftCounts& SftDataset::counts() const { return impl_->counts; }
 
-void SftDataset::read(int64_t index, const SampleSpans& out,
+void SftDataset::read(int64_t index, const SampleSpans& sample,
                       std::vector<int32_t>& document_starts) const {
   const Impl& d = *impl_;
+  const GPTSpans out(sample);
   MEGATRON_CHECK(index >= 0 && index < size(), d.tokens->path(), ": there is no sample ", index,
                  " of ", size());
   const auto row = static_cast<size_t>(index);
@@ -324,17 +325,18 @@ namespace {
 class MockSftDataset final : public Dataset {
  public:
   MockSftDataset(Split split, int64_t num_samples, const GPTDatasetConfig& config)
-      : documents_(split, num_samples, config) {}
+      : Dataset(gpt_columns(config.sequence_length, config.own_positions())),
+        documents_(split, num_samples, config) {}
   int64_t size() const override { return documents_.size(); }
-  int64_t sequence_length() const override { return documents_.sequence_length(); }
   void read(int64_t index, const SampleSpans& out,
             std::vector<int32_t>& document_starts) const override {
     documents_.read(index, out, document_starts);
+    const std::span<float> loss_mask = out.get<float>("loss_mask");
     const std::vector<int32_t> bounds = cu_seqlens(document_starts, sequence_length());
     for (size_t k = 0; k + 1 < bounds.size(); ++k) {
       const int32_t half = bounds[k] + (bounds[k + 1] - bounds[k]) / 2;
       for (int32_t i = bounds[k]; i < bounds[k + 1]; ++i)
-        out.loss_mask[static_cast<size_t>(i)] = i >= half && i + 1 < bounds[k + 1] ? 1.0F : 0.0F;
+        loss_mask[static_cast<size_t>(i)] = i >= half && i + 1 < bounds[k + 1] ? 1.0F : 0.0F;
     }
   }
   std::string description() const override {

@@ -67,7 +67,6 @@ class SftDataset final : public Dataset {
              std::optional<int64_t> num_samples, const SftDatasetOptions& options);
   ~SftDataset() override;
   int64_t size() const override;
-  int64_t sequence_length() const override;
   void read(int64_t index, const SampleSpans& out,
             std::vector<int32_t>& document_starts) const override;
   std::string description() const override;

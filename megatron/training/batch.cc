@@ -14,11 +14,11 @@ namespace {
 
 // [b, s]: index of each token's document, counted within its sequence.
 at::Tensor document_tensor(const MicroBatch& source) {
-  at::Tensor ids = at::empty({source.micro_batch_size, source.sequence_length}, at::kLong);
+  const int64_t length = source.sequence_length();
+  at::Tensor ids = at::empty({source.micro_batch_size, length}, at::kLong);
   for (int64_t i = 0; i < source.micro_batch_size; ++i) {
-    const std::vector<int64_t> row =
-        document_ids(source.document_starts[i], source.sequence_length);
-    std::copy(row.begin(), row.end(), ids.data_ptr<int64_t>() + i * source.sequence_length);
+    const std::vector<int64_t> row = document_ids(source.document_starts[i], length);
+    std::copy(row.begin(), row.end(), ids.data_ptr<int64_t>() + i * length);
   }
   return ids;
 }
@@ -29,27 +29,39 @@ at::Tensor to_device(const at::Tensor& host, c10::Device device) {
   return device.is_cuda() ? host.pin_memory().to(device, /*non_blocking=*/true) : host;
 }
 
-bool own_positions(const DataConfig& data) {
-  return data.reset_position_ids || data.dataloader_inter_document_masking;
+at::ScalarType scalar_type(ElementType type) {
+  switch (type) {
+    case ElementType::kInt64:
+      return at::kLong;
+    case ElementType::kInt32:
+      return at::kInt;
+    case ElementType::kUInt8:
+      return at::kByte;
+    case ElementType::kFloat32:
+      break;
+  }
+  return at::kFloat;
 }
 
 Batch BatchMaker::make(const std::shared_ptr<const MicroBatch>& source) {
   MEGATRON_ASSERT(source != nullptr);
-  const int64_t b = source->micro_batch_size, s = source->sequence_length;
+  const Columns& columns = source->columns;
+  const int64_t s = source->sequence_length();
   const bool on_host = device_.is_cpu();
-  const auto tensor = [&](const void* data, at::ScalarType type) {
-    const auto options = at::TensorOptions().dtype(type);
-    // The tensor keeps the batch's memory alive; nothing writes to it.
-    const at::Tensor host =
-        at::from_blob(const_cast<void*>(data), {b, s}, [source](void*) {}, options);
-    return on_host ? host : host.to(device_, /*non_blocking=*/true);
-  };
-  const auto own = [&](const at::Tensor& whole) { return zigzag_slice(whole, 1, cp_); };
   Batch batch;
-  batch.tokens = own(tensor(source->tokens, at::kLong));
-  batch.labels = own(tensor(source->labels, at::kLong));
-  batch.loss_mask = own(tensor(source->loss_mask, at::kFloat));
-  if (own_positions_) batch.position_ids = own(tensor(source->position_ids, at::kLong));
+  std::vector<int64_t> shape;
+  for (size_t i = 0; i < columns.size(); ++i) {
+    const Column& column = columns[i];
+    if (column.is_counted) continue;
+    shape.assign(1, source->micro_batch_size);
+    shape.insert(shape.end(), column.shape.begin(), column.shape.end());
+    // The tensor keeps the batch's memory alive; nothing writes to it.
+    const at::Tensor host = at::from_blob(
+        source->data().data(i), shape, [source](void*) {},
+        at::TensorOptions().dtype(scalar_type(column.type)));
+    const at::Tensor whole = on_host ? host : host.to(device_, /*non_blocking=*/true);
+    batch.set(column.name, column.split ? zigzag_slice(whole, 1, cp_) : whole);
+  }
   if (!source->crosses_documents) batch.document_ids = to_device(document_tensor(*source), device_);
   if (length_ != s) {
     length_ = s;

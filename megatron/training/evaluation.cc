@@ -47,7 +47,7 @@ std::optional<Evaluator::Result> Evaluator::run(const PretrainTask& task, Traine
       options_.full ? 1 : static_cast<int>(options_.global_batch_size / per_pass);
   const int64_t rounds =
       options_.full ? (dataset_->size() + per_pass - 1) / per_pass : options_.eval_iters;
-  BatchMaker maker(device_, options_.own_positions, model.groups().cp);
+  BatchMaker maker(device_, model.groups().cp);
   Timers timers(0);
   at::Tensor totals = at::zeros({2 + static_cast<int64_t>(task.metrics.size())},
                                 at::TensorOptions().dtype(at::kDouble).device(device_));

@@ -25,7 +25,6 @@ class Evaluator {
     int64_t data_parallel_size = 1;
     int64_t num_workers = 2;
     int64_t consumed_samples = 0;
-    bool own_positions = false;
   };
   Evaluator(std::shared_ptr<const Dataset> dataset, Options options, c10::Device device);
 

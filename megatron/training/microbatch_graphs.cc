@@ -1,6 +1,6 @@
 #include "megatron/training/microbatch_graphs.h"
 
-#include <array>
+#include <algorithm>
 #include <utility>
 
 #include "megatron/base/check.h"
@@ -12,9 +12,10 @@ namespace {
 // The tensors of a batch (const or not).
 template <class B>
 auto tensors_of(B& batch) {
-  return std::array{&batch.tokens,        &batch.labels,       &batch.loss_mask,
-                    &batch.position_ids,  &batch.document_ids, &batch.place.sample,
-                    &batch.place.position};
+  std::vector<decltype(&batch.document_ids)> all = {&batch.document_ids, &batch.place.sample,
+                                                    &batch.place.position};
+  for (auto& [name, tensor] : batch.columns()) all.push_back(&tensor);
+  return all;
 }
 
 bool same_kind(const at::Tensor& x, const at::Tensor& y) {
@@ -23,10 +24,10 @@ bool same_kind(const at::Tensor& x, const at::Tensor& y) {
 }
 
 bool same_kind(const Batch& x, const Batch& y) {
-  const auto of_x = tensors_of(x), of_y = tensors_of(y);
-  for (size_t i = 0; i < of_x.size(); ++i)
-    if (!same_kind(*of_x[i], *of_y[i])) return false;
-  return true;
+  const auto same_name = [](const auto& a, const auto& b) { return a.first == b.first; };
+  if (!std::ranges::equal(x.columns(), y.columns(), same_name)) return false;
+  return std::ranges::equal(tensors_of(x), tensors_of(y),
+                            [](const auto* a, const auto* b) { return same_kind(*a, *b); });
 }
 
 }  // namespace

@@ -27,7 +27,7 @@ ForwardContext context_of(const Batch& batch, bool training) {
   ForwardContext context;
   context.training = training;
   context.place = batch.place;
-  context.position_ids = batch.position_ids;
+  context.position_ids = batch.find("position_ids");
   context.document_ids = batch.document_ids;
   context.cp = batch.cp;
   return context;

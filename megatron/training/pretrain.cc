@@ -178,7 +178,7 @@ Run::Run(const PretrainTask& task, const Arguments& arguments, const Job& job, R
                     checkpoint_files(arguments, *tokenizer_,
                                      start_.checkpoint ? &*start_.checkpoint : nullptr),
                     /*replace_existing=*/start_.continues(), job.agreement),
-      batches_(device_, own_positions(arguments.data), groups_.cp),
+      batches_(device_, groups_.cp),
       outcomes_(device_),
       // With several ranks, the decision is part of a step's outcome, which the host may read two
       // steps later.
@@ -264,7 +264,6 @@ void Run::make_loaders() {
     options.data_parallel_size = groups_.dp.size();
     options.num_workers = std::min<int64_t>(data.num_workers, 1);
     options.consumed_samples = state_.consumed_valid_samples[i];
-    options.own_positions = own_positions(data);
     validation_.emplace_back(datasets_.valid[i], options, device_);
   }
 }
@@ -598,7 +597,6 @@ void Run::evaluate_test() {
   options.data_parallel_rank = groups_.dp.rank();
   options.data_parallel_size = groups_.dp.size();
   options.num_workers = std::min<int64_t>(arguments_.data.num_workers, 1);
-  options.own_positions = own_positions(arguments_.data);
   EvaluationRecord record;
   record.iteration = state_.iteration;
   record.consumed_samples = state_.consumed_train_samples;

@@ -23,14 +23,14 @@ Batch random_batch(const Arguments& arguments, int64_t first_sample, bool docume
   uniform_(uniform, 0.0, 1.0, random_key(7, "tokens"), first_sample, s + 1, 0);
   const at::Tensor text = (uniform * 500).to(at::kLong);
   Batch batch;
-  batch.tokens = text.slice(1, 0, s).contiguous();
-  batch.labels = text.slice(1, 1, s + 1).contiguous();
-  batch.loss_mask = (uniform.slice(1, 0, s) > 0.2).to(at::kFloat).contiguous();
-  batch.place.sample = at::arange(first_sample, first_sample + b, batch.tokens.options());
-  batch.place.position = at::arange(s, batch.tokens.options());
+  batch.set("tokens", text.slice(1, 0, s).contiguous());
+  batch.set("labels", text.slice(1, 1, s + 1).contiguous());
+  batch.set("loss_mask", (uniform.slice(1, 0, s) > 0.2).to(at::kFloat).contiguous());
+  batch.place.sample = at::arange(first_sample, first_sample + b, batch["tokens"].options());
+  batch.place.position = at::arange(s, batch["tokens"].options());
   if (documents) {
     batch.document_ids = (batch.place.position / 24).to(at::kLong).expand({b, s}).contiguous();
-    batch.position_ids = (batch.place.position % 24).expand({b, s}).contiguous();
+    batch.set("position_ids", (batch.place.position % 24).expand({b, s}).contiguous());
   }
   return batch;
 }

@@ -137,7 +137,7 @@ class Rank {
   void train(int steps) {
     const std::unique_ptr<DataLoader> loader =
         make_train_loader(arguments_, groups_, datasets_.train, 0, at::kCPU);
-    BatchMaker batches(at::kCPU, own_positions(arguments_.data), groups_.cp);
+    BatchMaker batches(at::kCPU, groups_.cp);
     Timers timers(0);
     for (int i = 0; i < steps; ++i) {
       const StepOptions options = step_options(arguments_, state_.consumed_train_samples);

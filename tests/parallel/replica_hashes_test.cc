@@ -50,7 +50,7 @@ class Rank {
       : arguments_(arguments),
         groups_(make_parallel_groups(arguments.parallel, world)),
         task_(gpt_task()),
-        batches_(at::kCPU, own_positions(arguments.data), groups_.cp),
+        batches_(at::kCPU, groups_.cp),
         outcomes_(at::kCPU) {
     const std::unique_ptr<Tokenizer> tokenizer = make_tokenizer(arguments.tokenizer);
     datasets_ = build_datasets(task_, arguments, *tokenizer);

@@ -63,7 +63,7 @@ Seen train(const std::string& layout, int ranks, int steps, const Slow& slow) {
                                          groups, at::kFloat, at::kCPU, StartPoint{});
         const std::unique_ptr<DataLoader> loader =
             make_train_loader(arguments, groups, data.train, 0, at::kCPU);
-        BatchMaker batches(at::kCPU, own_positions(arguments.data), groups.cp);
+        BatchMaker batches(at::kCPU, groups.cp);
         OutcomeReader outcomes(at::kCPU);
         SlowRankWatch watch(groups, at::kCPU, /*interval=*/1);
         Timers timers(0);

@@ -196,7 +196,8 @@ void print_sample(const InspectDatasetConfig& config, const DataConfig& data,
                  to_string(config.sample_split), " split has ", dataset->size(), " samples");
   const Sample sample = dataset->sample(*config.sample);
   const auto [member, index] = dataset->locate(*config.sample);
-  std::vector<int64_t> tokens = sample.tokens;
+  const std::vector<int64_t> tokens = sample.get<int64_t>("tokens"),
+                             labels = sample.get<int64_t>("labels");
   if (json == nullptr) {
     print_line(cat("sample ", *config.sample, " of ", format_count(dataset->size()), ", ",
                    to_string(config.sample_split), " split, sample ", index, " of dataset ",
@@ -204,7 +205,7 @@ void print_sample(const InspectDatasetConfig& config, const DataConfig& data,
     std::string line;
     for (const int64_t token : tokens) line += (line.empty() ? "" : " ") + std::to_string(token);
     print_line(line);
-    print_line(cat("next token ", sample.labels.back()));
+    print_line(cat("next token ", labels.back()));
     print_line(cat("fingerprint ", dataset->fingerprint()));
     return;
   }
@@ -218,7 +219,7 @@ void print_sample(const InspectDatasetConfig& config, const DataConfig& data,
   json->member("fingerprint", dataset->fingerprint()).key("tokens").begin_array();
   for (const int64_t token : tokens) json->value(token);
   json->end_array().key("labels").begin_array();
-  for (const int64_t label : sample.labels) json->value(label);
+  for (const int64_t label : labels) json->value(label);
   json->end_array().end_object();
 }
 

@@ -79,9 +79,10 @@ void schedule_fits(const Arguments& a, Violations& v) {
 
 void preferences_are_data(const Arguments& a, Violations& v) {
   const DpoConfig none;
-  const bool asked = a.dpo.dpo_beta != none.dpo_beta ||
-                     a.dpo.dpo_label_smoothing != none.dpo_label_smoothing ||
-                     a.dpo.dpo_sft_weight != none.dpo_sft_weight;
+  const DpoConfig& given = a.task<DpoConfig>();
+  const bool asked = given.dpo_beta != none.dpo_beta ||
+                     given.dpo_label_smoothing != none.dpo_label_smoothing ||
+                     given.dpo_sft_weight != none.dpo_sft_weight;
   if (asked && a.training.task != "dpo")
     v.add(
         "--dpo-beta, --dpo-label-smoothing or --dpo-sft-weight has no effect on other data than "
@@ -500,8 +501,10 @@ bool is_resume(StartChoice start) {
 }  // namespace
 
 std::vector<Config*> Arguments::configs() {
-  return {&transformer, &tokenizer, &data, &sft,  &dpo,     &optimizer,
-          &parallel,    &pipeline,  &ddp,  &comm, &training};
+  std::vector<Config*> all = {&transformer, &tokenizer, &data, &sft};
+  std::apply([&](auto&... configs) { (all.push_back(&configs), ...); }, tasks);
+  all.insert(all.end(), {&optimizer, &parallel, &pipeline, &ddp, &comm, &training});
+  return all;
 }
 
 std::vector<Config*> Arguments::model_configs() { return {&transformer, &tokenizer}; }

@@ -30,7 +30,7 @@ struct Arguments {
   DistributedDataParallelConfig ddp;
   CommConfig comm;
   TrainingConfig training;
-  DpoConfig dpo;
+  TaskConfigs tasks;
   int64_t world_size = 1;  // ranks of the job; given by the launcher
 
   // Flags that were accepted without effect because the run does so anyway, with the reason.
@@ -38,6 +38,15 @@ struct Arguments {
   std::vector<std::string> notes;  // about the command line; see ParseResult
   bool help = false;               // --help was given; no other field is set
   std::string help_topic;
+
+  template <class C>
+  C& task() {
+    return std::get<C>(tasks);
+  }
+  template <class C>
+  const C& task() const {
+    return std::get<C>(tasks);
+  }
 
   // In the order of --help and of config.yaml.
   std::vector<Config*> configs();

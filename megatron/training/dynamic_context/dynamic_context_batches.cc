@@ -33,19 +33,24 @@ DynamicContextBatches::DynamicContextBatches(const Arguments& arguments,
                                              std::unique_ptr<DataLoader> loader, c10::Device device)
     : micro_batch_size_(arguments.training.micro_batch_size),
       alignment_(arguments.parallel.sequence_parallel ? groups.tp.size() : 1),
-      own_positions_(own_positions(arguments.data)),
       options_(options_of(arguments)),
       groups_(groups),
       device_(device),
-      loader_(std::move(loader)) {}
+      loader_(std::move(loader)) {
+  const Columns& columns = loader_->dataset().columns();
+  for (const Column& column : columns)
+    MEGATRON_CHECK(!column.split || column.shape[0] == columns.sequence_length(),
+                   "--hybrid-context-parallel divides sequences into documents, but column ",
+                   column.name, " has a length of its own: ", columns.text());
+}
 
 // Joins neighbouring documents as long as they fit on one rank.
 void DynamicContextBatches::cut(const std::shared_ptr<const MicroBatch>& source, int64_t row) {
   const std::vector<int32_t>& starts = source->document_starts[static_cast<size_t>(row)];
   int64_t begin = 0;
   for (size_t i = 0; i < starts.size(); ++i) {
-    const int64_t end = i + 1 < starts.size() ? starts[i + 1] : source->sequence_length;
-    const int64_t following = i + 2 < starts.size() ? starts[i + 2] : source->sequence_length;
+    const int64_t end = i + 1 < starts.size() ? starts[i + 1] : source->sequence_length();
+    const int64_t following = i + 2 < starts.size() ? starts[i + 2] : source->sequence_length();
     if (i + 1 < starts.size() && following - begin <= options_.max_tokens) continue;
     pieces_.push_back({source, row, begin, end - begin});
     begin = end;
@@ -76,13 +81,31 @@ int64_t DynamicContextBatches::begin_step(int64_t global_batch_size) {
 Batch DynamicContextBatches::empty_pass() const {
   const auto integers = at::TensorOptions().dtype(at::kLong).device(device_);
   Batch batch;
-  batch.tokens = batch.labels = at::zeros({1, alignment_}, integers);
-  batch.loss_mask = at::zeros({1, alignment_}, integers.dtype(at::kFloat));
-  if (own_positions_) batch.position_ids = at::zeros({1, alignment_}, integers);
+  for (const Column& column : loader_->dataset().columns()) {
+    if (column.is_counted) continue;
+    std::vector<int64_t> shape = column.shape;
+    if (column.split) shape[0] = alignment_;
+    shape.insert(shape.begin(), 1);
+    batch.set(column.name,
+              at::full(shape, column.padding, integers.dtype(scalar_type(column.type))));
+  }
   batch.place.position = at::arange(alignment_, integers);
   batch.place.sample = at::zeros({1}, integers);
   batch.cp = &alone_;
   return batch;
+}
+
+at::Tensor DynamicContextBatches::column(const Piece& piece, size_t i, int64_t length,
+                                         const ProcessGroup& cp) const {
+  const Column& column = piece.source->columns[i];
+  std::vector<int64_t> shape = column.shape;
+  const at::Tensor row =
+      at::from_blob(piece.source->data().data(i, piece.row), shape, scalar_type(column.type));
+  if (!column.split) return to_device(row.unsqueeze(0).clone(), device_);
+  shape[0] = length;
+  const at::Tensor whole = at::full(shape, column.padding, row.options());
+  whole.narrow(0, 0, piece.length).copy_(row.narrow(0, piece.begin, piece.length));
+  return to_device(zigzag_slice(whole.unsqueeze(0), 1, cp), device_);
 }
 
 Batch DynamicContextBatches::next() {
@@ -97,18 +120,10 @@ Batch DynamicContextBatches::next() {
   // With causal attention no token attends to padding at the end, and it has no weight.
   const int64_t unit = (cp.size() > 1 ? 2 : 1) * cp.size() * alignment_;
   const int64_t length = (piece.length + unit - 1) / unit * unit;
-  const int64_t offset = piece.row * piece.source->sequence_length + piece.begin;
-  const auto row = [&](const auto* data, at::ScalarType type) {
-    at::Tensor whole = at::zeros({1, length}, at::TensorOptions().dtype(type));
-    std::copy_n(data + offset, piece.length,
-                whole.data_ptr<std::remove_const_t<std::remove_pointer_t<decltype(data)>>>());
-    return to_device(zigzag_slice(whole, 1, cp), device_);
-  };
   Batch batch;
-  batch.tokens = row(piece.source->tokens, at::kLong);
-  batch.labels = row(piece.source->labels, at::kLong);
-  batch.loss_mask = row(piece.source->loss_mask, at::kFloat);
-  if (own_positions_) batch.position_ids = row(piece.source->position_ids, at::kLong);
+  const Columns& columns = piece.source->columns;
+  for (size_t i = 0; i < columns.size(); ++i)
+    if (!columns[i].is_counted) batch.set(columns[i].name, column(piece, i, length, cp));
   const std::vector<int32_t>& starts =
       piece.source->document_starts[static_cast<size_t>(piece.row)];
   const auto inside = [&](int32_t start) {
@@ -123,7 +138,7 @@ Batch DynamicContextBatches::next() {
   // Positions of padding must be in the table of learned positions.
   const at::Tensor positions = zigzag_positions(length, cp.size(), cp.rank())
                                    .add(piece.begin)
-                                   .clamp_max(piece.source->sequence_length - 1);
+                                   .clamp_max(piece.source->sequence_length() - 1);
   batch.place.position = to_device(positions, device_);
   batch.place.sample = at::full({1}, piece.source->ordinals[static_cast<size_t>(piece.row)],
                                 at::dtype(at::kLong).device(device_));

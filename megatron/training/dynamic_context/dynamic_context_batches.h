@@ -38,11 +38,12 @@ class DynamicContextBatches {
     std::shared_ptr<const MicroBatch> source;
     int64_t row, begin, length;
   };
+  // The piece's part of a column on this rank of `cp`, lengthened to `length`.
+  at::Tensor column(const Piece& piece, size_t i, int64_t length, const ProcessGroup& cp) const;
   void cut(const std::shared_ptr<const MicroBatch>& source, int64_t row);
   Batch empty_pass() const;
 
   const int64_t micro_batch_size_, alignment_;
-  const bool own_positions_;
   const DynamicContextOptions options_;
   const ParallelGroups& groups_;
   const ProcessGroup alone_;  // group of documents on one rank

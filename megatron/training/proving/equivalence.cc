@@ -144,7 +144,7 @@ class TracedRun {
         vocabulary_(vocabulary_of(arguments, *tokenizer_)),
         datasets_(build_datasets(task, arguments, *tokenizer_)),
         model_(build_model(task, arguments, vocabulary_, groups, dtype, device, StartPoint{})),
-        batches_(device, own_positions(arguments.data), groups.cp) {
+        batches_(device, groups.cp) {
     MEGATRON_CHECK(datasets_.train, "the data has no training split");
     loader_ = make_train_loader(arguments, groups, datasets_.train, /*consumed=*/0, device);
     if (arguments.parallel.hybrid_context_parallel)

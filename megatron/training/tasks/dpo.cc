@@ -120,7 +120,7 @@ class PreferenceSets {
 }  // namespace
 
 PretrainTask dpo_task(const Arguments& arguments) {
-  const DpoConfig& config = arguments.dpo;
+  const DpoConfig& config = arguments.task<DpoConfig>();
   const DpoOptions options{config.dpo_beta, config.dpo_label_smoothing, config.dpo_sft_weight};
   PretrainTask task = gpt_task(arguments);
   task.name = "dpo";
@@ -134,19 +134,19 @@ PretrainTask dpo_task(const Arguments& arguments) {
   };
   task.reference_step = [](Model& model, const Batch& batch, const at::Tensor& input,
                            const ForwardContext& context) {
-    const at::Tensor hidden = model.hidden(batch.tokens, input, context);
+    const at::Tensor hidden = model.hidden(batch["tokens"], input, context);
     if (!model.slice().head) return StageOutput{hidden, {}, {}};
-    const at::Tensor losses = model.token_losses(hidden, batch.labels);
+    const at::Tensor losses = model.token_losses(hidden, batch["labels"]);
     return StageOutput{
-        {}, {sequence_log_probs(losses, batch.loss_mask, model.groups().cp), {}}, {}};
+        {}, {sequence_log_probs(losses, batch["loss_mask"], model.groups().cp), {}}, {}};
   };
   task.forward_step = [options](Model& model, const Batch& batch, const at::Tensor& input,
                                 const ForwardContext& context) {
-    const at::Tensor hidden = model.hidden(batch.tokens, input, context);
+    const at::Tensor hidden = model.hidden(batch["tokens"], input, context);
     if (!model.slice().head) return StageOutput{hidden, {}, {}};
-    const at::Tensor losses = model.token_losses(hidden, batch.labels);
+    const at::Tensor losses = model.token_losses(hidden, batch["labels"]);
     const DpoLoss dpo =
-        dpo_loss(losses, batch.loss_mask, batch.reference, options, model.groups().cp);
+        dpo_loss(losses, batch["loss_mask"], batch.reference, options, model.groups().cp);
     return StageOutput{{}, dpo.loss, dpo.metrics};
   };
   return task;

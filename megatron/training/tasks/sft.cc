@@ -55,18 +55,19 @@ class Files {
 
 TrainValidTestDatasets make_datasets(const Arguments& arguments, const DatasetRequest& given) {
   DatasetRequest request = given;
-  request.make_mock = make_mock_sft_dataset;
+  request.make_mock = [config = gpt_dataset_config(arguments.data, given)](Split split,
+                                                                           int64_t num_samples) {
+    return make_mock_sft_dataset(split, num_samples, config);
+  };
   if (!arguments.data.mock_data) {
     MEGATRON_ASSERT(given.text_tokenizer != nullptr);
     const auto files = std::make_shared<Files>(arguments, *given.text_tokenizer);
     const SftDatasetOptions options{given.sequence_length, given.seed,
                                     arguments.sft.sft_long_conversations};
-    request.make_member = [files, options](const std::string& path, Split split,
-                                           std::pair<double, double> bounds,
-                                           std::optional<int64_t> num_samples) {
-      auto dataset = std::make_shared<const SftDataset>(files->open(path), bounds, split,
-                                                        num_samples, options);
-      report(path, split, dataset->counts(), options.sequence_length);
+    request.make_member = [files, options](const MemberRequest& member) {
+      auto dataset = std::make_shared<const SftDataset>(files->open(member.path), member.bounds,
+                                                        member.split, member.num_samples, options);
+      report(member.path, member.split, dataset->counts(), options.sequence_length);
       return dataset;
     };
   }

@@ -12,9 +12,9 @@ struct Entry {
 };
 
 constexpr Entry kTasks[] = {
-    {"gpt", gpt_task},
-    {"sft", sft_task},
-    {"dpo", dpo_task},
+#define MEGATRON_TASK_ENTRY(name) {#name, name##_task},
+    MEGATRON_TASKS(MEGATRON_TASK_ENTRY)
+#undef MEGATRON_TASK_ENTRY
 };
 
 }  // namespace

@@ -3,12 +3,17 @@
 
 #include "megatron/training/task.h"
 
+// Task NAME is one entry here and NAME_task() in a file of its own.
+#define MEGATRON_TASKS(TASK)                             \
+  TASK(gpt) /* the next token of text */                 \
+  TASK(sft) /* conversations: the same model and loss */ \
+  TASK(dpo) /* pairs of responses, see dpo_loss.h */
+
 namespace megatron {
 
-PretrainTask gpt_task(const Arguments& arguments = {});
-PretrainTask sft_task(const Arguments& arguments = {});
-// Direct preference optimisation of a GPT; see dpo_loss.h and preference_data.h.
-PretrainTask dpo_task(const Arguments& arguments);
+#define MEGATRON_DECLARE_TASK(name) PretrainTask name##_task(const Arguments& arguments = {});
+MEGATRON_TASKS(MEGATRON_DECLARE_TASK)
+#undef MEGATRON_DECLARE_TASK
 
 // The task that --task names, with the flags of its own. Throws UsageError naming the known tasks.
 PretrainTask find_task(const Arguments& arguments);

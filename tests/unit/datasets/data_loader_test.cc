@@ -26,10 +26,10 @@ std::shared_ptr<const Dataset> mock(int64_t samples) {
 // A dataset whose reading takes an uneven time, and that fails at one index.
 class Awkward : public Dataset {
  public:
-  explicit Awkward(int64_t fails_at) : fails_at_(fails_at) {}
+  explicit Awkward(int64_t fails_at) : Dataset(gpt_columns(2)), fails_at_(fails_at) {}
   int64_t size() const override { return 64; }
-  int64_t sequence_length() const override { return 2; }
-  void read(int64_t index, const SampleSpans& out, std::vector<int32_t>& starts) const override {
+  void read(int64_t index, const SampleSpans& sample, std::vector<int32_t>& starts) const override {
+    const GPTSpans out(sample);
     std::this_thread::sleep_for(std::chrono::microseconds(index * 7919 % 13 * 100));
     MEGATRON_CHECK(index != fails_at_, "sample ", index, " is damaged");
     std::fill(out.tokens.begin(), out.tokens.end(), index);
@@ -41,6 +41,12 @@ class Awkward : public Dataset {
  private:
   int64_t fails_at_;
 };
+
+template <class T>
+std::vector<T> row(const MicroBatch& batch, const char* column, int64_t i) {
+  const std::span<const T> elements = batch.data().row<T>(column, i);
+  return {elements.begin(), elements.end()};
+}
 
 DataLoaderOptions options_of(int64_t workers, int64_t consumed = 0) {
   DataLoaderOptions options;
@@ -64,12 +70,9 @@ TEST(DataLoader, GivesEveryBatchInOrderForAnyNumberOfWorkers) {
       EXPECT_EQ(loader.consumed(), 4 * (step + 1));
       for (int64_t i = 0; i < 2; ++i) {
         const Sample sample = dataset->sample(batch->sample_ids[i]);
-        EXPECT_EQ(Longs(batch->tokens + 16 * i, batch->tokens + 16 * (i + 1)), sample.tokens);
-        EXPECT_EQ(Longs(batch->labels + 16 * i, batch->labels + 16 * (i + 1)), sample.labels);
-        EXPECT_EQ(Longs(batch->position_ids + 16 * i, batch->position_ids + 16 * (i + 1)),
-                  sample.position_ids);
-        EXPECT_EQ(std::vector<float>(batch->loss_mask + 16 * i, batch->loss_mask + 16 * (i + 1)),
-                  sample.loss_mask);
+        for (const char* name : {"tokens", "labels", "position_ids"})
+          EXPECT_EQ(row<int64_t>(*batch, name, i), sample.get<int64_t>(name));
+        EXPECT_EQ(row<float>(*batch, "loss_mask", i), sample.get<float>("loss_mask"));
       }
     }
     EXPECT_EQ(loader.next(), nullptr);
@@ -96,7 +99,7 @@ TEST(DataLoader, KeepsOrderWhenWorkersFinishOutOfOrder) {
   DataLoaderOptions options = options_of(4);
   options.sampler = {.micro_batch_size = 1};
   DataLoader loader(std::make_shared<Awkward>(-1), options);
-  for (int64_t i = 0; i < 64; ++i) EXPECT_EQ(loader.next()->tokens[1], i);
+  for (int64_t i = 0; i < 64; ++i) EXPECT_EQ(row<int64_t>(*loader.next(), "tokens", 0)[1], i);
 }
 
 TEST(DataLoader, RethrowsAtThePlaceOfTheError) {
@@ -104,7 +107,7 @@ TEST(DataLoader, RethrowsAtThePlaceOfTheError) {
     DataLoaderOptions options = options_of(workers);
     options.sampler = {.micro_batch_size = 1};
     DataLoader loader(std::make_shared<Awkward>(9), options);
-    for (int64_t i = 0; i < 9; ++i) EXPECT_EQ(loader.next()->tokens[0], i);
+    for (int64_t i = 0; i < 9; ++i) EXPECT_EQ(row<int64_t>(*loader.next(), "tokens", 0)[0], i);
     EXPECT_THAT(error_of([&] { loader.next(); }), HasSubstr("sample 9 is damaged"));
     EXPECT_THAT(error_of([&] { loader.next(); }), HasSubstr("sample 9 is damaged"));
   }
@@ -128,9 +131,9 @@ TEST(DataLoader, ReusesMemoryOfTheAllocatorAndOutlivesTheLoader) {
       DataLoader loader(mock(4000), options);
       for (int i = 0; i < 500; ++i) kept = loader.next();
     }
-    EXPECT_EQ(kept->tokens, kept->block);
-    EXPECT_EQ(Longs(kept->tokens, kept->tokens + 16),
-              mock(4000)->sample(kept->sample_ids[0]).tokens);
+    EXPECT_EQ(kept->data().data(0), kept->block);
+    EXPECT_EQ(row<int64_t>(*kept, "tokens", 0),
+              mock(4000)->sample(kept->sample_ids[0]).get<int64_t>("tokens"));
     EXPECT_LE(total, 8) << "blocks are used again";
     EXPECT_GT(live, 0);
   }
@@ -144,7 +147,8 @@ TEST(DataLoader, PaddingSamplesHaveNoLoss) {
   const auto batch = loader.next();
   EXPECT_EQ(batch->sample_ids, (Longs{4, 5, kPaddingSample, kPaddingSample}));
   float first = 0, padding = 0;
-  for (int i = 0; i < 32; ++i) first += batch->loss_mask[i], padding += batch->loss_mask[32 + i];
+  const std::span<const float> mask = batch->data().all<float>("loss_mask");
+  for (size_t i = 0; i < 32; ++i) first += mask[i], padding += mask[32 + i];
   EXPECT_EQ(first, 32);
   EXPECT_EQ(padding, 0);
 }
@@ -161,16 +165,18 @@ TEST(MockDataset, IsAFunctionOfSeedSplitAndIndex) {
   config.tokenizer = {.vocab_size = 50, .eod = 49};
   config.reset_attention_mask = config.reset_position_ids = true;
   const MockGPTDataset train(Split::kTrain, 10, config), valid(Split::kValid, 10, config);
-  EXPECT_EQ(train.sample(3).tokens, MockGPTDataset(Split::kTrain, 10, config).sample(3).tokens);
-  EXPECT_NE(train.sample(3).tokens, train.sample(4).tokens);
-  EXPECT_NE(train.sample(3).tokens, valid.sample(3).tokens);
+  EXPECT_EQ(train.sample(3).get<int64_t>("tokens"),
+            MockGPTDataset(Split::kTrain, 10, config).sample(3).get<int64_t>("tokens"));
+  EXPECT_NE(train.sample(3).get<int64_t>("tokens"), train.sample(4).get<int64_t>("tokens"));
+  EXPECT_NE(train.sample(3).get<int64_t>("tokens"), valid.sample(3).get<int64_t>("tokens"));
   const Sample sample = train.sample(0);
   EXPECT_GT(sample.document_starts.size(), 1u);
   for (size_t p = 1; p < sample.document_starts.size(); ++p) {
-    EXPECT_EQ(sample.tokens[sample.document_starts[p] - 1], 49);
-    EXPECT_EQ(sample.position_ids[sample.document_starts[p]], 0);
+    EXPECT_EQ(sample.get<int64_t>("tokens")[sample.document_starts[p] - 1], 49);
+    EXPECT_EQ(sample.get<int64_t>("position_ids")[sample.document_starts[p]], 0);
   }
-  for (size_t i = 0; i + 1 < 300; ++i) EXPECT_EQ(sample.labels[i], sample.tokens[i + 1]);
+  for (size_t i = 0; i + 1 < 300; ++i)
+    EXPECT_EQ(sample.get<int64_t>("labels")[i], sample.get<int64_t>("tokens")[i + 1]);
 }
 
 }  // namespace

@@ -57,7 +57,7 @@ class DatasetBuilderTest : public ::testing::Test {
 std::set<int64_t> tokens_of(const Dataset& dataset) {
   std::set<int64_t> out;
   for (int64_t i = 0; i < dataset.size(); ++i)
-    for (const int64_t token : dataset.sample(i).tokens) out.insert(token);
+    for (const int64_t token : dataset.sample(i).get<int64_t>("tokens")) out.insert(token);
   return out;
 }
 
@@ -93,7 +93,7 @@ TEST_F(DatasetBuilderTest, BlendsByWeight) {
   Longs counts(2);
   for (int64_t i = 0; i < 100; ++i) {
     ++counts[out.train->locate(i).first];
-    EXPECT_EQ(out.train->sample(i).tokens[0] / 1000, out.train->locate(i).first);
+    EXPECT_EQ(out.train->sample(i).get<int64_t>("tokens")[0] / 1000, out.train->locate(i).first);
   }
   EXPECT_EQ(counts, (Longs{25, 75}));
 }
@@ -116,7 +116,8 @@ TEST_F(DatasetBuilderTest, AgreesWithMembersBuiltOneByOneForAnyNumberOfThreads) 
   const auto three = build();
   EXPECT_EQ(one.train->fingerprint(), three.train->fingerprint());
   for (int64_t i = 0; i < one.train->size(); ++i)
-    ASSERT_EQ(one.train->sample(i).tokens, three.train->sample(i).tokens);
+    ASSERT_EQ(one.train->sample(i).get<int64_t>("tokens"),
+              three.train->sample(i).get<int64_t>("tokens"));
 }
 
 TEST_F(DatasetBuilderTest, ReadsArgumentFiles) {
@@ -194,7 +195,7 @@ TEST_F(DatasetBuilderTest, RefusesABlendThatTakesMoreThanAMemberHolds) {
   config.split = "100,0,0";
   request.targets = {.train = std::nullopt};
   const auto member = build().train;
-  EXPECT_THAT(error_of([&] { BlendedDataset({member}, {1.0}, 200, Split::kTrain, {}); }),
+  EXPECT_THAT(error_of([&] { BlendedDataset({member}, {1.0}, 200, Split::kTrain); }),
               HasSubstr("the blend takes 200 samples from dataset 0, which holds 199"));
 }
 

@@ -51,7 +51,7 @@ TEST(ReadingSummary, SaysTokensAndEpochs) {
   for (const int64_t wanted : {40, 250})
     members.push_back(std::make_shared<GPTDataset>(open(folder / "d"), 0, 10, Split::kTrain, wanted,
                                                    config_of(8)));
-  const BlendedDataset blend(members, {1, 5}, 240, Split::kTrain, config_of(8));
+  const BlendedDataset blend(members, {1, 5}, 240, Split::kTrain, config_of(8).cache_path);
   EXPECT_EQ(reading_summary(blend, 240),
             "reads 1,920 tokens (240 samples of 8), of each member at most 3 epochs");
 }
@@ -72,10 +72,10 @@ TEST(GPTDataset, ItemsEqualGoldens) {
                              spec["num_samples"].get<int64_t>(), config);
     const Sample sample = dataset.sample(item["index"]);
     SCOPED_TRACE(item["flags"].dump() + " " + item["index"].dump());
-    EXPECT_EQ(sample.tokens, item["tokens"].get<Longs>());
-    EXPECT_EQ(sample.labels, item["labels"].get<Longs>());
-    EXPECT_EQ(sample.position_ids, item["position_ids"].get<Longs>());
-    EXPECT_EQ(sample.loss_mask, item["loss_mask"].get<std::vector<float>>());
+    EXPECT_EQ(sample.get<int64_t>("tokens"), item["tokens"].get<Longs>());
+    EXPECT_EQ(sample.get<int64_t>("labels"), item["labels"].get<Longs>());
+    EXPECT_EQ(sample.get<int64_t>("position_ids"), item["position_ids"].get<Longs>());
+    EXPECT_EQ(sample.get<float>("loss_mask"), item["loss_mask"].get<std::vector<float>>());
     const std::vector<bool> mask =
         attention_mask(sample.document_starts, dataset.sequence_length());
     EXPECT_EQ(digest(Longs(mask.begin(), mask.end())), item["mask_digest"].get<std::string>());
@@ -101,9 +101,10 @@ TEST(GPTDataset, InterDocumentMaskingFollowsTheFilesDocuments) {
   ASSERT_EQ(dataset.size(), 1);
   const Sample sample = dataset.sample(0);
   ASSERT_EQ(sample.document_starts.size(), 3u);
-  for (size_t i = 0; i < sample.tokens.size(); ++i)
-    EXPECT_EQ(sample.position_ids[i], sample.tokens[i] % 10);
-  for (const int32_t start : sample.document_starts) EXPECT_EQ(sample.tokens[start] % 10, 0);
+  for (size_t i = 0; i < sample.get<int64_t>("tokens").size(); ++i)
+    EXPECT_EQ(sample.get<int64_t>("position_ids")[i], sample.get<int64_t>("tokens")[i] % 10);
+  for (const int32_t start : sample.document_starts)
+    EXPECT_EQ(sample.get<int64_t>("tokens")[start] % 10, 0);
   EXPECT_EQ(cu_seqlens(sample.document_starts, 12).back(), 12);
 }
 
@@ -114,10 +115,10 @@ TEST(GPTDataset, WithoutExtraTokenLabelsAreRolled) {
   const GPTDataset dataset(small(folder), 0, 3, Split::kTrain, std::nullopt, config);
   EXPECT_EQ(dataset.size(), 3);
   const Sample sample = dataset.sample(1);
-  EXPECT_EQ(Longs(sample.tokens.begin() + 1, sample.tokens.end()),
-            Longs(sample.labels.begin(), sample.labels.end() - 1));
-  EXPECT_EQ(sample.loss_mask, (std::vector<float>{1, 1, 1, 0}));
-  EXPECT_EQ(sample.labels.back(), 0);
+  const Longs tokens = sample.get<int64_t>("tokens"), labels = sample.get<int64_t>("labels");
+  EXPECT_EQ(Longs(tokens.begin() + 1, tokens.end()), Longs(labels.begin(), labels.end() - 1));
+  EXPECT_EQ(sample.get<float>("loss_mask"), (std::vector<float>{1, 1, 1, 0}));
+  EXPECT_EQ(sample.get<int64_t>("labels").back(), 0);
 }
 
 TEST(GPTDataset, KeepsAPartialValidationSequenceWhenAsked) {
@@ -130,7 +131,7 @@ TEST(GPTDataset, KeepsAPartialValidationSequenceWhenAsked) {
   ASSERT_EQ(dataset.size(), 3);  // 12 predictions in rows of 5
   float counted = 0;
   for (int64_t i = 0; i < 3; ++i)
-    for (const float weight : dataset.sample(i).loss_mask) counted += weight;
+    for (const float weight : dataset.sample(i).get<float>("loss_mask")) counted += weight;
   EXPECT_EQ(counted, 12);
 }
 
@@ -141,8 +142,9 @@ TEST(GPTDataset, PadTokenIsIgnoredWhenAmbiguous) {
   const auto data = small(folder);
   const auto count = [&] {
     float sum = 0;
-    for (const float weight :
-         GPTDataset(data, 0, 3, Split::kTrain, std::nullopt, config).sample(0).loss_mask)
+    for (const float weight : GPTDataset(data, 0, 3, Split::kTrain, std::nullopt, config)
+                                  .sample(0)
+                                  .get<float>("loss_mask"))
       sum += weight;
     return sum;
   };
@@ -195,7 +197,8 @@ TEST(GPTDataset, FingerprintChangesWithWhatTheOrderDependsOn) {
 
 std::vector<Longs> all_tokens(const Dataset& dataset) {
   std::vector<Longs> out;
-  for (int64_t i = 0; i < dataset.size(); ++i) out.push_back(dataset.sample(i).tokens);
+  for (int64_t i = 0; i < dataset.size(); ++i)
+    out.push_back(dataset.sample(i).get<int64_t>("tokens"));
   return out;
 }
 

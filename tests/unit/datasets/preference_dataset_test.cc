@@ -33,21 +33,21 @@ TEST(PreferenceDataset, LabelsCountWhereTheyAreOfTheResponse) {
   const PreferenceDataset set(pairs(1), 0, preference_config(6));
   ASSERT_EQ(set.size(), 2);
   const Sample chosen = set.sample(0), rejected = set.sample(1);
-  EXPECT_THAT(chosen.tokens, ElementsAre(1, 2, 3, 4, 5, 9));
-  EXPECT_THAT(chosen.labels, ElementsAre(2, 3, 4, 5, 9, 9));
-  EXPECT_THAT(chosen.loss_mask, ElementsAre(0, 1, 1, 1, 0, 0));
-  EXPECT_THAT(chosen.position_ids, ElementsAre(0, 1, 2, 3, 4, 5));
+  EXPECT_THAT(chosen.get<int64_t>("tokens"), ElementsAre(1, 2, 3, 4, 5, 9));
+  EXPECT_THAT(chosen.get<int64_t>("labels"), ElementsAre(2, 3, 4, 5, 9, 9));
+  EXPECT_THAT(chosen.get<float>("loss_mask"), ElementsAre(0, 1, 1, 1, 0, 0));
+  EXPECT_THAT(chosen.get<int64_t>("position_ids"), ElementsAre(0, 1, 2, 3, 4, 5));
   EXPECT_THAT(chosen.document_starts, ElementsAre(0));
-  EXPECT_THAT(rejected.tokens, ElementsAre(1, 2, 6, 9, 9, 9));
-  EXPECT_THAT(rejected.loss_mask, ElementsAre(0, 1, 0, 0, 0, 0));
+  EXPECT_THAT(rejected.get<int64_t>("tokens"), ElementsAre(1, 2, 6, 9, 9, 9));
+  EXPECT_THAT(rejected.get<float>("loss_mask"), ElementsAre(0, 1, 0, 0, 0, 0));
 }
 
 TEST(PreferenceDataset, ASequenceMayHaveOneTokenMoreThanASample) {
   const PreferenceDataset set(pairs(1), 0, preference_config(4));
   const Sample chosen = set.sample(0);
-  EXPECT_THAT(chosen.tokens, ElementsAre(1, 2, 3, 4));
-  EXPECT_THAT(chosen.labels, ElementsAre(2, 3, 4, 5));
-  EXPECT_THAT(chosen.loss_mask, ElementsAre(0, 1, 1, 1));
+  EXPECT_THAT(chosen.get<int64_t>("tokens"), ElementsAre(1, 2, 3, 4));
+  EXPECT_THAT(chosen.get<int64_t>("labels"), ElementsAre(2, 3, 4, 5));
+  EXPECT_THAT(chosen.get<float>("loss_mask"), ElementsAre(0, 1, 1, 1));
 }
 
 TEST(PreferenceDataset, EachEpochHasEveryPairOnceInAnOrderOfItsOwn) {
@@ -55,8 +55,8 @@ TEST(PreferenceDataset, EachEpochHasEveryPairOnceInAnOrderOfItsOwn) {
   const PreferenceDataset set(pairs(count), 6 * count, preference_config(6));
   std::vector<std::vector<int64_t>> epochs(3);
   for (int64_t i = 0; i < set.size(); i += 2) {
-    const int64_t first = set.sample(i).tokens[0];
-    EXPECT_EQ(set.sample(i + 1).tokens[0], first) << "both responses of one prompt";
+    const int64_t first = set.sample(i).get<int64_t>("tokens")[0];
+    EXPECT_EQ(set.sample(i + 1).get<int64_t>("tokens")[0], first) << "both responses of one prompt";
     epochs[static_cast<size_t>(i / (2 * count))].push_back(first);
   }
   for (const auto& epoch : epochs)

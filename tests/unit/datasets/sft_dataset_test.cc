@@ -207,9 +207,9 @@ std::vector<std::pair<int64_t, int64_t>> pieces_of(const Sample& sample) {
     const int64_t begin = sample.document_starts[k];
     int64_t end = k + 1 < sample.document_starts.size()
                       ? sample.document_starts[k + 1]
-                      : static_cast<int64_t>(sample.tokens.size());
+                      : static_cast<int64_t>(sample.get<int64_t>("tokens").size());
     while (k + 1 == sample.document_starts.size() && end > begin &&
-           sample.tokens[static_cast<size_t>(end - 1)] == 0)
+           sample.get<int64_t>("tokens")[static_cast<size_t>(end - 1)] == 0)
       --end;
     out.emplace_back(begin, end);
   }
@@ -235,13 +235,15 @@ TEST_F(SftFiles, EachConversationOncePerEpochApartFromTheOthers) {
     const Sample sample = data.sample(i);
     EXPECT_EQ(sample.document_starts.front(), 0);
     for (const auto& [begin, end] : pieces_of(sample)) {
-      std::vector<int64_t> ids = {~sample.tokens[static_cast<size_t>(begin)]};
+      std::vector<int64_t> ids = {~sample.get<int64_t>("tokens")[static_cast<size_t>(begin)]};
       for (auto at = static_cast<size_t>(begin); at < static_cast<size_t>(end); ++at) {
-        EXPECT_EQ(sample.position_ids[at], static_cast<int64_t>(at) - begin);
+        EXPECT_EQ(sample.get<int64_t>("position_ids")[at], static_cast<int64_t>(at) - begin);
         if (at + 1 < static_cast<size_t>(end)) {
-          EXPECT_EQ(sample.labels[at], sample.tokens[at + 1]);
+          EXPECT_EQ(sample.get<int64_t>("labels")[at], sample.get<int64_t>("tokens")[at + 1]);
         }
-        ids.push_back(sample.loss_mask[at] == 1.0F ? sample.labels[at] : ~sample.labels[at]);
+        ids.push_back(sample.get<float>("loss_mask")[at] == 1.0F
+                          ? sample.get<int64_t>("labels")[at]
+                          : ~sample.get<int64_t>("labels")[at]);
       }
       seen.insert(ids);
     }
@@ -253,7 +255,7 @@ TEST_F(SftFiles, TheOrderIsAFunctionOfTheSeedAndGoesOn) {
   write(60);
   const auto contents = [](const SftDataset& data, int64_t count) {
     std::vector<std::vector<int64_t>> out;
-    for (int64_t i = 0; i < count; ++i) out.push_back(data.sample(i).tokens);
+    for (int64_t i = 0; i < count; ++i) out.push_back(data.sample(i).get<int64_t>("tokens"));
     return out;
   };
   const SftDataset one = dataset(std::nullopt, {.sequence_length = 16}),
@@ -265,7 +267,8 @@ TEST_F(SftFiles, TheOrderIsAFunctionOfTheSeedAndGoesOn) {
   EXPECT_NE(one.fingerprint(), other.fingerprint());
   EXPECT_NE(contents(one, 5), contents(other, 5));
   const SftDataset valid = dataset(std::nullopt, {.sequence_length = 16}, Split::kValid);
-  EXPECT_EQ(valid.sample(0).tokens[0], 'b') << "conversation 1, the first one that counts";
+  EXPECT_EQ(valid.sample(0).get<int64_t>("tokens")[0], 'b')
+      << "conversation 1, the first one that counts";
 }
 
 TEST_F(SftFiles, LongConversationsAreCutOrDropped) {
@@ -359,11 +362,11 @@ TEST(MockSft, HalfOfEachDocumentCounts) {
   const std::vector<int32_t> bounds = cu_seqlens(sample.document_starts, 64);
   ASSERT_GT(bounds.size(), 2u);
   for (size_t k = 0; k + 1 < bounds.size(); ++k) {
-    EXPECT_EQ(sample.position_ids[static_cast<size_t>(bounds[k])], 0);
-    EXPECT_EQ(sample.loss_mask[static_cast<size_t>(bounds[k + 1] - 1)], 0.0F)
+    EXPECT_EQ(sample.get<int64_t>("position_ids")[static_cast<size_t>(bounds[k])], 0);
+    EXPECT_EQ(sample.get<float>("loss_mask")[static_cast<size_t>(bounds[k + 1] - 1)], 0.0F)
         << "what follows is another document";
     if (bounds[k + 1] - bounds[k] > 2) {
-      EXPECT_EQ(sample.loss_mask[static_cast<size_t>(bounds[k + 1] - 2)], 1.0F);
+      EXPECT_EQ(sample.get<float>("loss_mask")[static_cast<size_t>(bounds[k + 1] - 2)], 1.0F);
     }
   }
 }

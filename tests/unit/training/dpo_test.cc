@@ -103,11 +103,11 @@ class Models {
 
 Batch batch_of(const DpoGolden& golden) {
   Batch batch;
-  batch.tokens = golden["tokens"].to(at::kLong);
-  batch.labels = golden["labels"].to(at::kLong);
-  batch.loss_mask = golden["loss_mask"].to(at::kFloat);
-  batch.place.position = at::arange(batch.tokens.size(1), at::kLong);
-  batch.place.sample = at::arange(batch.tokens.size(0), at::kLong);
+  batch.set("tokens", golden["tokens"].to(at::kLong));
+  batch.set("labels", golden["labels"].to(at::kLong));
+  batch.set("loss_mask", golden["loss_mask"].to(at::kFloat));
+  batch.place.position = at::arange(batch["tokens"].size(1), at::kLong);
+  batch.place.sample = at::arange(batch["tokens"].size(0), at::kLong);
   return batch;
 }
 
@@ -119,8 +119,8 @@ ForwardContext context_of(const Batch& batch) {
 
 PretrainTask task() {
   Arguments arguments;
-  arguments.dpo.dpo_beta = 0.3;
-  arguments.dpo.dpo_label_smoothing = 0.1;
+  arguments.task<DpoConfig>().dpo_beta = 0.3;
+  arguments.task<DpoConfig>().dpo_label_smoothing = 0.1;
   return dpo_task(arguments);
 }
 

@@ -173,9 +173,9 @@ struct Measured {
 Batch random_batch(const Arguments& a, const ParallelGroups& groups) {
   const int64_t b = a.training.micro_batch_size, s = a.transformer.seq_length / groups.cp.size();
   Batch batch;
-  batch.tokens = at::randint(0, 500, {b, s}, at::kLong);
-  batch.labels = at::randint(0, 500, {b, s}, at::kLong);
-  batch.loss_mask = at::ones({b, s});
+  batch.set("tokens", at::randint(0, 500, {b, s}, at::kLong));
+  batch.set("labels", at::randint(0, 500, {b, s}, at::kLong));
+  batch.set("loss_mask", at::ones({b, s}));
   batch.place.sample = at::arange(b, at::kLong);
   batch.place.position =
       zigzag_positions(a.transformer.seq_length, groups.cp.size(), groups.cp.rank());
@@ -192,9 +192,10 @@ Measured measure(const Arguments& a, int64_t padded_vocab, const StageSlice& sli
   DistributedDataParallel store(*module, groups, dtype, c10::kCPU);
   store.initialize(1);
   const Batch batch = random_batch(a, groups);
-  const int64_t rows = batch.tokens.size(1) / (a.parallel.sequence_parallel ? groups.tp.size() : 1);
+  const int64_t rows =
+      batch["tokens"].size(1) / (a.parallel.sequence_parallel ? groups.tp.size() : 1);
   const at::ScalarType stream = a.transformer.fp32_residual_connection ? at::kFloat : dtype;
-  const std::vector<int64_t> shape = {rows, batch.tokens.size(0), a.transformer.hidden_size};
+  const std::vector<int64_t> shape = {rows, batch["tokens"].size(0), a.transformer.hidden_size};
   std::unique_ptr<ActivationOffload> offload;
   const TransformerConfig& c = a.transformer;
   if (c.offloads_activations())

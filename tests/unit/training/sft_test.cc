@@ -96,13 +96,13 @@ TEST(Sft, PackedLossAndGradientsAreThoseOfTransformers) {
   loading.sampler.micro_batch_size = 1;
   loading.num_workers = 0;
   DataLoader loader(datasets.train, loading);
-  BatchMaker batches(at::kCPU, own_positions(arguments.data), groups.cp);
+  BatchMaker batches(at::kCPU, groups.cp);
   double loss_sum = 0, weight = 0;
   for (int64_t i = 0; i < samples; ++i) {
     const Batch batch = batches.make(loader.next());
     ForwardContext context;
     context.place = batch.place;
-    context.position_ids = batch.position_ids;
+    context.position_ids = batch.find("position_ids");
     context.document_ids = batch.document_ids;
     const StageOutput output = task.forward_step(model, batch, {}, context);
     loss_sum += output.loss.sum.item<double>();

@@ -1,0 +1,40 @@
+#include "megatron/models/batch.h"
+
+#include <algorithm>
+
+#include "megatron/base/check.h"
+
+namespace megatron {
+
+namespace {
+
+template <class Columns>
+auto column_of(Columns& columns, std::string_view name) {
+  return std::find_if(columns.begin(), columns.end(),
+                      [&](const Batch::NamedTensor& column) { return column.first == name; });
+}
+
+}  // namespace
+
+const at::Tensor& Batch::operator[](std::string_view column) const {
+  const auto found = column_of(columns_, column);
+  if (found != columns_.end()) return found->second;
+  std::string names;
+  for (const NamedTensor& known : columns_) names += cat(names.empty() ? "" : ", ", known.first);
+  throw_error(cat("the model reads column ", column, ", the data has ", names));
+}
+
+at::Tensor Batch::find(std::string_view column) const {
+  const auto found = column_of(columns_, column);
+  return found != columns_.end() ? found->second : at::Tensor();
+}
+
+void Batch::set(std::string_view column, at::Tensor tensor) {
+  const auto found = column_of(columns_, column);
+  if (found != columns_.end())
+    found->second = std::move(tensor);
+  else
+    columns_.emplace_back(column, std::move(tensor));
+}
+
+}  // namespace megatron

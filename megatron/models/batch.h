@@ -1,0 +1,46 @@
+// The inputs of a model for one micro-batch, on the device.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "megatron/tensor/random.h"
+
+namespace megatron {
+
+class ProcessGroup;
+
+class Batch {
+ public:
+  // The tensor of a column, [b, shape of a sample]; of a column that is split over context-parallel
+  // ranks, this rank's part of the first dimension of a sample. Throws Error that names the columns
+  // if there is none of this name.
+  const at::Tensor& operator[](std::string_view column) const;
+  // Undefined if there is none.
+  at::Tensor find(std::string_view column) const;
+  // Adds a column, or replaces its tensor.
+  void set(std::string_view column, at::Tensor tensor);
+  using NamedTensor = std::pair<std::string, at::Tensor>;
+  const std::vector<NamedTensor>& columns() const { return columns_; }
+  std::vector<NamedTensor>& columns() { return columns_; }
+
+  // [b, s] int64 of the whole sequence: tokens attend within their document only; undefined: no
+  // boundaries
+  at::Tensor document_ids;
+  // [b] fp32 (fp64): output of the reference model, for tasks that have one, on the last stage; see
+  // training/task.h
+  at::Tensor reference;
+  // Samples [b] and positions [s] of this rank's part of the sequences
+  TokenPositions place;
+  // context-parallel group of these sequences; null: that of the mesh
+  const ProcessGroup* cp = nullptr;
+
+ private:
+  std::vector<NamedTensor> columns_;  // few: a search is cheaper than a hash
+};
+
+}  // namespace megatron
