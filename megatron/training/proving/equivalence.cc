@@ -178,8 +178,9 @@ class TracedRun {
         return shards[shard].grads.narrow(0, slot.begin, slot.num_elements());
       };
       const at::ScalarType type = chunk.store->flat_grads().scalar_type();
-      for (const StateTensor& grad :
-           chunk.store->describe(cat("grad ", index, " "), type, /*trainable_only=*/true, part))
+      for (const StateTensor& grad : chunk.store->describe(
+               cat("grad ", index, " "), type, [](const Parameter& p) { return p.trainable; },
+               part))
         add(grad.description.key, grad, 1 / divisor, parts);
     }
     update_weights(model_, options, totals);
