@@ -148,7 +148,10 @@ def main():
     if options.check:
         return check(names, options.lint)
     if INSIDE in os.environ:
-        build_and_test(names[0], options.preset)
+        try:
+            build_and_test(names[0], options.preset)
+        except subprocess.CalledProcessError as failed:
+            raise SystemExit(f"error: {names[0]}: {failed.cmd[0]} ended with {failed.returncode}")
         return 0
     tree = options.work.resolve() / "tree"
     tree.mkdir(parents=True, exist_ok=True)
