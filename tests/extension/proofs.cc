@@ -25,7 +25,7 @@ int64_t metered_peak(const Arguments& arguments, const ParallelGroups& groups) {
   const std::unique_ptr<Tokenizer> tokenizer = make_tokenizer(arguments.tokenizer);
   const TrainValidTestDatasets datasets = build_datasets(task, arguments, *tokenizer);
   const auto loader = make_train_loader(arguments, groups, datasets.train, 0, at::kCPU);
-  BatchMaker batches(at::kCPU, own_positions(arguments.data), groups.cp);
+  BatchMaker batches(at::kCPU, groups.cp);
   const auto meter = std::make_shared<Meter>();
   const c10::DebugInfoGuard guard(c10::DebugInfoKind::PROFILER_STATE, meter);
   TrainedModel model = build_model(task, arguments, vocabulary_of(arguments, *tokenizer), groups,
@@ -85,8 +85,8 @@ std::string unproved(const std::string& flags, int ranks) {
 std::vector<RankMemory> memory_of_ranks(const std::string& flags, int ranks) {
   const Arguments arguments = parse_run(flags, ranks);
   const auto tokenizer = make_tokenizer(arguments.tokenizer);
-  const LayoutPlan plan = make_layout_plan(
-      arguments, vocabulary_of(arguments, *tokenizer).padded_size, /*on_gpu=*/false);
+  const LayoutPlan plan = make_layout_plan(arguments, vocabulary_of(arguments, *tokenizer),
+                                           /*on_gpu=*/false, find_task(arguments).model_provider);
   std::vector<RankMemory> all(static_cast<size_t>(ranks));
   run_ranks(ranks, [&](const std::shared_ptr<Backend>& world) {
     const ParallelGroups groups = make_parallel_groups(arguments.parallel, world);

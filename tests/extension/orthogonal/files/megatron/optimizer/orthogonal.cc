@@ -63,6 +63,7 @@ const UpdateRule& orthogonal_rule() {
       .states = {{"exp_avg"}, {"exp_avg_sq"}},
       .update = adam_rule().update,
       .update_matrix = update_matrix,
+      .matrix_states = {{"momentum_buffer"}},
       .few_steps_lr = adam_rule().few_steps_lr,
       .bound_rounding = adam_rule().bound_rounding,
   };
