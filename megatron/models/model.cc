@@ -1,6 +1,7 @@
 #include "megatron/models/model.h"
 
 #include "megatron/base/check.h"
+#include "megatron/comm/parallel_groups.h"
 #include "megatron/tensor/shape.h"
 #include "megatron/tensor/torch.h"
 
@@ -13,6 +14,21 @@ Model::Model(const ModelConfig& config, const ParallelGroups& groups, const Stag
                  " rows: expected at least one token and no fewer rows");
 }
 
+TensorFormats Model::border(int64_t, const Batch& batch, at::ScalarType dtype) const {
+  const bool wide = config_.transformer.fp32_residual_connection && dtype != at::kDouble;
+  const int64_t rows =
+      batch.place.position.size(0) / (config_.sequence_parallel ? groups_.tp.size() : 1);
+  return {{{rows, batch.place.sample.size(0), config_.transformer.hidden_size},
+           wide ? at::kFloat : dtype}};
+}
+
+at::Tensor Model::hidden(const at::Tensor& tokens, const at::Tensor& input,
+                         const ForwardContext& context) {
+  Batch batch;
+  batch.set("tokens", tokens);
+  return hidden(batch, input.defined() ? StageTensors{input} : StageTensors(), context).front();
+}
+
 at::Tensor Model::forward(const at::Tensor& tokens, const ForwardContext& context) {
   return logits(hidden(tokens, {}, context));
 }
@@ -20,7 +36,11 @@ at::Tensor Model::forward(const at::Tensor& tokens, const ForwardContext& contex
 Loss Model::loss(const at::Tensor& tokens, const at::Tensor& labels, const at::Tensor& loss_mask,
                  const ForwardContext& context) {
   check_shape("labels", labels, {tokens.size(0), tokens.size(1)});
-  return loss(hidden(tokens, {}, context), labels, loss_mask, context.loss_grad);
+  Batch batch;
+  batch.set("tokens", tokens);
+  batch.set("labels", labels);
+  batch.set("loss_mask", loss_mask);
+  return loss(hidden(batch, {}, context), batch, context);
 }
 
 bool Model::outputs_hidden_states() const {

@@ -7,8 +7,10 @@
 #include <utility>
 #include <vector>
 
+#include "megatron/models/batch.h"
 #include "megatron/nn/module.h"
 #include "megatron/pipeline_parallel/stage_layout.h"
+#include "megatron/pipeline_parallel/stage_tensors.h"
 #include "megatron/transformer/config/transformer_config.h"
 #include "megatron/transformer/layer/forward_context.h"
 
@@ -52,35 +54,41 @@ class VocabularyPass {
 // outlive the model.
 class Model : public Module {
  public:
-  // The hidden states after this segment. Differentiable in the parameters and in `input`; with a
-  // tape in the context, blocks may be recomputed.
-  //   tokens   [b, s] int64; used only by the segment with the embedding
-  //   input    [s, b, h] from the previous segment ([s/t, b, h] with sequence parallelism);
-  //            undefined for the segment with the embedding
-  //   return   as input
-  // With context parallelism s counts the tokens of this rank.
-  virtual at::Tensor hidden(const at::Tensor& tokens, const at::Tensor& input,
-                            const ForwardContext& context) = 0;
+  // What this segment gives: the tensors for the next one, or the hidden states that the loss is
+  // computed from. Reads the columns of the batch that it needs. Differentiable in the parameters
+  // and in `input`; with a tape in the context, blocks may be recomputed.
+  //   input    from the previous segment, as border() says; empty for the segment with the
+  //            embedding
+  // Language models read tokens [b, s] and pass on one tensor, [s, b, h] ([s/t, b, h] with sequence
+  // parallelism). With context parallelism s counts the tokens of this rank.
+  virtual StageTensors hidden(const Batch& batch, const StageTensors& input,
+                              const ForwardContext& context) = 0;
+  // The tensors that cross the border between two segments for a micro-batch: those that hidden()
+  // returns before it and takes after it. `dtype`: element type of the model. Both sides state the
+  // same, so it depends on nothing else. Default: the one tensor of language models.
+  virtual TensorFormats border(int64_t layers_before, const Batch& batch,
+                               at::ScalarType dtype) const;
   // Last segment only: [s, b, h] -> [s, b, v/t] in the model's type; columns of vocabulary padding
   // are unspecified.
   virtual at::Tensor logits(const at::Tensor& hidden) = 0;
   // Cross entropy of each token, [s, b] fp32 (fp64), with the z-loss. labels [b, s] int64.
   virtual at::Tensor token_losses(const at::Tensor& hidden, const at::Tensor& labels) = 0;
-  // Sum of the per-token losses times their mask, and the sum of the mask. labels [b, s] int64,
-  // loss_mask [b, s] fp32. `loss_grad` as in ForwardContext: if it is defined with
-  // --cross-entropy-fusion-impl linear, a backward must follow.
-  virtual Loss loss(const at::Tensor& hidden, const at::Tensor& labels, const at::Tensor& loss_mask,
-                    const at::Tensor& loss_grad) = 0;
+  // Last segment only, from its hidden(). Language models: sum of the per-token losses of the
+  // column labels [b, s] int64 times the column loss_mask [b, s] fp32, and the sum of the mask. If
+  // context.loss_grad is defined with --cross-entropy-fusion-impl linear, a backward must follow.
+  virtual Loss loss(const StageTensors& hidden, const Batch& batch,
+                    const ForwardContext& context) = 0;
   // With pipeline_vocab_parallel: this rank's part of the loss, on every stage. `hidden`: output of
   // the last segment. Records gradients if they are enabled.
   //
   // Communication: none between stages; over tp as logits() and its backward.
   virtual std::unique_ptr<VocabularyPass> begin_loss(const at::Tensor& hidden,
-                                                     const at::Tensor& labels,
-                                                     const at::Tensor& loss_mask) = 0;
+                                                     const Batch& batch) = 0;
   virtual Parameter* embedding_table() = 0;  // null: not in this segment
 
-  // The whole model at once: logits, or the loss.
+  // Language models, without a Batch: a segment; the whole model's logits or loss.
+  at::Tensor hidden(const at::Tensor& tokens, const at::Tensor& input,
+                    const ForwardContext& context);
   at::Tensor forward(const at::Tensor& tokens, const ForwardContext& context);
   Loss loss(const at::Tensor& tokens, const at::Tensor& labels, const at::Tensor& loss_mask,
             const ForwardContext& context);

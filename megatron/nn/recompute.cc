@@ -13,7 +13,8 @@ namespace megatron {
 using torch::autograd::variable_list;
 
 struct BackwardRoot::Impl {
-  torch::autograd::Edge edge;
+  torch::autograd::edge_list edges;
+  std::vector<size_t> places;  // of the edges' tensors in the list
 };
 
 BackwardRoot::BackwardRoot() = default;
@@ -21,16 +22,23 @@ BackwardRoot::BackwardRoot(BackwardRoot&&) noexcept = default;
 BackwardRoot& BackwardRoot::operator=(BackwardRoot&&) noexcept = default;
 BackwardRoot::~BackwardRoot() = default;
 
-BackwardRoot::BackwardRoot(const at::Tensor& tensor) {
-  if (tensor.requires_grad())
-    impl_ = std::make_unique<Impl>(Impl{torch::autograd::impl::gradient_edge(tensor)});
+BackwardRoot::BackwardRoot(at::TensorList tensors) {
+  Impl impl;
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    if (!tensors[i].requires_grad()) continue;
+    impl.edges.push_back(torch::autograd::impl::gradient_edge(tensors[i]));
+    impl.places.push_back(i);
+  }
+  if (!impl.edges.empty()) impl_ = std::make_unique<Impl>(std::move(impl));
 }
 
-void BackwardRoot::run(const at::Tensor& grad) {
+void BackwardRoot::run(at::TensorList grads) {
   if (!impl_) return;
   const Impl impl = std::move(*impl_);
   impl_.reset();
-  torch::autograd::Engine::get_default_engine().execute({impl.edge}, {grad}, /*keep_graph=*/false,
+  variable_list own;
+  for (const size_t place : impl.places) own.push_back(grads[place]);
+  torch::autograd::Engine::get_default_engine().execute(impl.edges, own, /*keep_graph=*/false,
                                                         /*create_graph=*/false,
                                                         /*accumulate_grad=*/true, {});
 }
@@ -72,8 +80,8 @@ void RecomputeTape::backward(const at::Tensor& root, const at::Tensor& grad) {
   backward(BackwardRoot(root), grad.defined() ? grad : at::ones_like(root));
 }
 
-void RecomputeTape::backward(BackwardRoot root, const at::Tensor& grad) {
-  root.run(grad);
+void RecomputeTape::backward(BackwardRoot root, at::TensorList grads) {
+  root.run(grads);
   while (!cuts_.empty()) {
     Cut cut = std::move(cuts_.back());
     cuts_.pop_back();

@@ -14,19 +14,19 @@
 
 namespace megatron {
 
-// The root of a backward without the memory of its tensor: a pipeline stage frees an activation
+// The roots of a backward without the memory of their tensors: a pipeline stage frees an activation
 // once it is sent.
 class BackwardRoot {
  public:
   BackwardRoot();
-  explicit BackwardRoot(const at::Tensor& tensor);
+  explicit BackwardRoot(at::TensorList tensors);
   BackwardRoot(BackwardRoot&&) noexcept;
   BackwardRoot& operator=(BackwardRoot&&) noexcept;
   ~BackwardRoot();
   bool defined() const { return impl_ != nullptr; }
-  // Runs the backward with the gradient of the tensor and frees the graph. Sets grad() of the
-  // leaves.
-  void run(const at::Tensor& grad);
+  // Runs one backward with the gradients of the tensors and frees the graph. Sets grad() of the
+  // leaves. Gradients of tensors that need none are ignored.
+  void run(at::TensorList grads);
 
  private:
   struct Impl;
@@ -65,7 +65,7 @@ class RecomputeTape {
 
   // Backward from `root` with the gradient `grad` (undefined: 1, for a scalar). Consumes the tape.
   void backward(const at::Tensor& root, const at::Tensor& grad = {});
-  void backward(BackwardRoot root, const at::Tensor& grad);
+  void backward(BackwardRoot root, at::TensorList grads);
 
  private:
   struct Cut {

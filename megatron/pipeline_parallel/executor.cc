@@ -25,12 +25,12 @@ at::Tensor memory_for_all(const at::Tensor& tensor, const ProcessGroup& group) {
 class Executor {
  public:
   Executor(const Schedule& schedule, StageCompute& stage, const PipelineLinks& links,
-           const TransferFormat& format)
+           at::Device device)
       : schedule_(schedule),
         actions_(schedule.stages.at(static_cast<size_t>(links.stage()))),
         stage_(stage),
         links_(links),
-        format_(format) {
+        device_(device) {
     std::vector<std::vector<ActionTransfers>> plan = plan_transfers(schedule);
     transfers_ = std::move(plan[static_cast<size_t>(links.stage())]);
     for (size_t i = 0; i < transfers_.size(); ++i) {
@@ -55,9 +55,10 @@ class Executor {
       if (links_.overlap()) post_receive(next_receiver(transfers_, links_.stage(), i + 1));
       if (schedule_.vocab_parallel)
         for (const int microbatch : hidden_calls_[i]) share_hidden(microbatch);
-      const at::Tensor input =
-          schedule_.vocab_parallel && takes_joint(actions_[i]) ? take_joint(actions_[i]) : take(i);
-      const at::Tensor result = compute(actions_[i], input);
+      const StageTensors input = schedule_.vocab_parallel && takes_joint(actions_[i])
+                                     ? StageTensors{take_joint(actions_[i])}
+                                     : take(i);
+      const StageTensors result = compute(actions_[i], input);
       if (schedule_.vocab_parallel && gives_joint(actions_[i]))
         give_joint(actions_[i], result);
       else
@@ -68,9 +69,15 @@ class Executor {
   }
 
  private:
+  using Works = std::vector<std::shared_ptr<Work>>;
   struct Arrival {
+    StageTensors tensors;
+    Works works;  // of each tensor; empty: passed in memory
+  };
+  // Of a collective.
+  struct Joint {
     at::Tensor tensor;
-    std::shared_ptr<Work> work;  // null: passed in memory
+    std::shared_ptr<Work> work;
   };
   // Messages from one peer.
   struct Incoming {
@@ -80,10 +87,13 @@ class Executor {
   struct Outgoing {
     int peer;
     int used_at;  // the peer's action that uses it
-    at::Tensor tensor;
-    std::shared_ptr<Work> work;
+    StageTensors tensors;
+    Works works;
   };
 
+  static void wait(const Works& works) {
+    for (const std::shared_ptr<Work>& work : works) work->wait();
+  }
   bool crosses(const Transfer& transfer) const {
     return transfer.any() && transfer.peer != links_.stage();
   }
@@ -96,26 +106,27 @@ class Executor {
     Incoming& from = incoming_[receive.peer];
     for (; from.posted <= static_cast<size_t>(receive.sequence); ++from.posted) {
       const size_t user = from.user[from.posted];
-      const at::Tensor buffer =
-          at::empty(shape_of(actions_[user].microbatch),
-                    at::TensorOptions().dtype(format_.dtype).device(format_.device));
-      arrivals_[user] = {buffer, links_.from(receive.peer).recv(buffer, kSender)};
+      Arrival& arrival = arrivals_[user];
+      for (const TensorFormat& format : received(actions_[user])) {
+        arrival.tensors.push_back(empty(format));
+        arrival.works.push_back(links_.from(receive.peer).recv(arrival.tensors.back(), kSender));
+      }
     }
   }
 
-  // Waits for the action's input and returns it; undefined at the ends of the model.
-  at::Tensor take(size_t i) {
+  // Waits for the action's input and returns it; empty at the ends of the model.
+  StageTensors take(size_t i) {
     const Transfer& receive = transfers_[i].receive;
     if (!receive.any()) return {};
     Arrival arrival = std::exchange(arrivals_[i], {});
-    MEGATRON_ASSERT(arrival.tensor.defined(), "the input of ", to_string(actions_[i]), " on stage ",
+    MEGATRON_ASSERT(!arrival.tensors.empty(), "the input of ", to_string(actions_[i]), " on stage ",
                     links_.stage(), " is not there");
-    if (arrival.work) arrival.work->wait();
+    wait(arrival.works);
     release_sends(receive);
-    return arrival.tensor;
+    return std::move(arrival.tensors);
   }
 
-  at::Tensor compute(const Action& action, const at::Tensor& input) {
+  StageTensors compute(const Action& action, const StageTensors& input) {
     switch (action.kind) {
       case Action::Kind::kForward:
         return stage_.forward(action.chunk, action.microbatch, input);
@@ -127,24 +138,25 @@ class Executor {
         stage_.weight_backward(action.chunk, action.microbatch);
         break;
       case Action::Kind::kHead:
-        return stage_.head(action.microbatch, input);
+        return {stage_.head(action.microbatch, input.front())};
       case Action::Kind::kLoss:
-        return stage_.loss(action.microbatch, input);
+        return {stage_.loss(action.microbatch, input.front())};
     }
     return {};
   }
 
-  void send(size_t i, const at::Tensor& result) {
+  void send(size_t i, const StageTensors& result) {
     const Transfer& send = transfers_[i].send;
     if (!send.any()) return;
-    check_result(actions_[i], result);
-    const at::Tensor tensor = result.detach().contiguous();
+    StageTensors tensors = checked(actions_[i], result, sent(actions_[i]));
     if (!crosses(send)) {
-      arrivals_[static_cast<size_t>(send.peer_action)] = {tensor, nullptr};
+      arrivals_[static_cast<size_t>(send.peer_action)] = {std::move(tensors), {}};
       return;
     }
-    outgoing_.push_back(
-        {send.peer, send.peer_action, tensor, links_.to(send.peer).send(tensor, kReceiver)});
+    Works works;
+    for (const at::Tensor& tensor : tensors)
+      works.push_back(links_.to(send.peer).send(tensor, kReceiver));
+    outgoing_.push_back({send.peer, send.peer_action, std::move(tensors), std::move(works)});
   }
 
   // -- collectives over all stages
@@ -162,10 +174,8 @@ class Executor {
   }
 
   void share_hidden(int microbatch) {
-    Arrival& hidden = hidden_[static_cast<size_t>(microbatch)];
-    if (!is_last())
-      hidden.tensor = at::empty(shape_of(microbatch),
-                                at::TensorOptions().dtype(format_.dtype).device(format_.device));
+    Joint& hidden = hidden_[static_cast<size_t>(microbatch)];
+    if (!is_last()) hidden.tensor = empty(hidden_format(microbatch).front());
     MEGATRON_ASSERT(hidden.tensor.defined(), "the hidden states of micro-batch ", microbatch,
                     " are not there");
     hidden.work = links_.joint().hidden.broadcast(hidden.tensor, schedule_.num_stages - 1);
@@ -173,10 +183,10 @@ class Executor {
 
   at::Tensor take_joint(const Action& action) {
     const size_t m = static_cast<size_t>(action.microbatch);
-    Arrival& slot = action.kind == Action::Kind::kHead   ? hidden_[m]
-                    : action.kind == Action::Kind::kLoss ? statistics_[m]
-                                                         : hidden_grads_[m];
-    Arrival arrival = std::exchange(slot, {});
+    Joint& slot = action.kind == Action::Kind::kHead   ? hidden_[m]
+                  : action.kind == Action::Kind::kLoss ? statistics_[m]
+                                                       : hidden_grads_[m];
+    const Joint arrival = std::exchange(slot, {});
     MEGATRON_ASSERT(arrival.tensor.defined() && arrival.work, "the input of ", to_string(action),
                     " on stage ", links_.stage(), " is not there");
     arrival.work->wait();
@@ -185,29 +195,29 @@ class Executor {
     return arrival.tensor;
   }
 
-  void give_joint(const Action& action, const at::Tensor& result) {
+  void give_joint(const Action& action, const StageTensors& result) {
     const size_t m = static_cast<size_t>(action.microbatch);
     if (action.kind == Action::Kind::kLoss && schedule_.forward_only) return;
-    MEGATRON_ASSERT(result.defined(), to_string(action), " on stage ", links_.stage(),
-                    " returned nothing");
-    const at::Tensor tensor = result.detach().contiguous();
-    if (action.kind == Action::Kind::kForward) {
-      check_result(action, result);
-      hidden_[m].tensor = tensor;
-    } else if (action.kind == Action::Kind::kHead) {
+    if (action.kind == Action::Kind::kHead) {
+      MEGATRON_ASSERT(result.front().defined(), to_string(action), " on stage ", links_.stage(),
+                      " returned nothing");
+      const at::Tensor tensor = result.front().detach().contiguous();
       const ProcessGroup& group = links_.joint().statistics;
       const at::Tensor all = memory_for_all(tensor, group);
       statistics_[m] = {all, group.all_gather(all, tensor)};
-    } else {
-      check_result(action, result);
-      hidden_grads_[m] = {tensor, links_.joint().hidden_grad.all_reduce(tensor)};
+      return;
     }
+    const at::Tensor tensor = checked(action, result, hidden_format(action.microbatch)).front();
+    if (action.kind == Action::Kind::kForward)
+      hidden_[m].tensor = tensor;
+    else
+      hidden_grads_[m] = {tensor, links_.joint().hidden_grad.all_reduce(tensor)};
   }
 
   // For stages that do not use them.
   void wait_for_gradients() {
-    for (Arrival& grad : hidden_grads_)
-      if (const Arrival arrival = std::exchange(grad, {}); arrival.work) arrival.work->wait();
+    for (Joint& grad : hidden_grads_)
+      if (const Joint arrival = std::exchange(grad, {}); arrival.work) arrival.work->wait();
   }
 
   // A message made by the peer's action `received.peer_action` has arrived: the peer has used
@@ -215,43 +225,74 @@ class Executor {
   void release_sends(const Transfer& received) {
     std::erase_if(outgoing_, [&](Outgoing& sent) {
       if (sent.peer != received.peer || sent.used_at > received.peer_action) return false;
-      sent.work->wait();
+      wait(sent.works);
       return true;
     });
   }
 
   void wait_for_sends() {
-    for (Outgoing& sent : outgoing_) sent.work->wait();
+    for (const Outgoing& sent : outgoing_) wait(sent.works);
     outgoing_.clear();
   }
 
-  std::vector<int64_t> shape_of(int microbatch) const {
-    return format_.shape_of ? format_.shape_of(microbatch) : format_.shape;
+  // -- formats
+
+  at::Tensor empty(const TensorFormat& format) const {
+    return at::empty(format.shape, at::TensorOptions().dtype(format.dtype).device(device_));
+  }
+  static TensorFormats gradients(TensorFormats formats) {
+    std::erase_if(formats, [](const TensorFormat& format) { return !format.has_gradient(); });
+    return formats;
+  }
+  TensorFormats received(const Action& action) const {
+    return action.kind == Action::Kind::kForward
+               ? stage_.format(action.chunk, Border::kInput, action.microbatch)
+               : gradients(stage_.format(action.chunk, Border::kOutput, action.microbatch));
+  }
+  TensorFormats sent(const Action& action) const {
+    return action.kind == Action::Kind::kForward
+               ? stage_.format(action.chunk, Border::kOutput, action.microbatch)
+               : gradients(stage_.format(action.chunk, Border::kInput, action.microbatch));
+  }
+  TensorFormats hidden_format(int microbatch) const {
+    TensorFormats formats = stage_.format(0, Border::kHidden, microbatch);
+    MEGATRON_ASSERT(formats.size() == 1, formats.size(), " tensors as hidden states");
+    return formats;
   }
 
-  void check_result(const Action& action, const at::Tensor& result) const {
-    const std::vector<int64_t> shape = shape_of(action.microbatch);
-    MEGATRON_ASSERT(result.defined(), to_string(action), " on stage ", links_.stage(),
-                    " returned nothing to pass on");
-    MEGATRON_ASSERT(
-        result.sizes() == at::IntArrayRef(shape) && result.scalar_type() == format_.dtype &&
-            result.device().type() == format_.device.type(),
-        to_string(action), " on stage ", links_.stage(), " returned ", result.scalar_type(),
-        result.sizes(), " on ", result.device(), " to pass on; between stages are ", format_.dtype,
-        at::IntArrayRef(shape), " on ", format_.device);
+  // The result as it is passed on: contiguous, without autograd history.
+  StageTensors checked(const Action& action, const StageTensors& result,
+                       const TensorFormats& formats) const {
+    MEGATRON_ASSERT(!formats.empty() && result.size() == formats.size(), to_string(action),
+                    " on stage ", links_.stage(), " returned ", result.size(),
+                    " tensors to pass on, of ", formats.size());
+    StageTensors tensors;
+    for (size_t i = 0; i < result.size(); ++i) {
+      const at::Tensor& tensor = result[i];
+      const at::IntArrayRef shape = formats[i].shape;
+      MEGATRON_ASSERT(tensor.defined(), to_string(action), " on stage ", links_.stage(),
+                      " returned nothing to pass on");
+      MEGATRON_ASSERT(tensor.sizes() == shape && tensor.scalar_type() == formats[i].dtype &&
+                          tensor.device().type() == device_.type(),
+                      to_string(action), " on stage ", links_.stage(), " returned ",
+                      tensor.scalar_type(), tensor.sizes(), " on ", tensor.device(),
+                      " to pass on; between stages are ", formats[i].dtype, shape, " on ", device_);
+      tensors.push_back(tensor.detach().contiguous());
+    }
+    return tensors;
   }
 
   const Schedule& schedule_;
   const std::vector<Action>& actions_;
   StageCompute& stage_;
   const PipelineLinks& links_;
-  const TransferFormat& format_;
-  std::vector<ActionTransfers> transfers_;                   // by action of this stage
-  std::map<int, Incoming> incoming_;                         // by peer
-  std::vector<Arrival> arrivals_;                            // by action that uses it
-  std::vector<Outgoing> outgoing_;                           // not yet known to have been received
-  std::vector<std::vector<int>> hidden_calls_;               // by action
-  std::vector<Arrival> hidden_, statistics_, hidden_grads_;  // by micro-batch
+  const at::Device device_;
+  std::vector<ActionTransfers> transfers_;                 // by action of this stage
+  std::map<int, Incoming> incoming_;                       // by peer
+  std::vector<Arrival> arrivals_;                          // by action that uses it
+  std::vector<Outgoing> outgoing_;                         // not yet known to have been received
+  std::vector<std::vector<int>> hidden_calls_;             // by action
+  std::vector<Joint> hidden_, statistics_, hidden_grads_;  // by micro-batch
 };
 
 }  // namespace
@@ -317,10 +358,10 @@ const ProcessGroup& PipelineLinks::from(int peer) const {
 }
 
 void run_pipeline(const Schedule& schedule, StageCompute& stage, const PipelineLinks& links,
-                  const TransferFormat& format) {
+                  at::Device device) {
   MEGATRON_ASSERT(links.stage() < schedule.num_stages, "stage ", links.stage(),
                   " of a schedule of ", schedule.num_stages, " stages");
-  Executor(schedule, stage, links, format).run();
+  Executor(schedule, stage, links, device).run();
 }
 
 }  // namespace megatron

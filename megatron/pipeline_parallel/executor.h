@@ -4,12 +4,12 @@
 
 #include <ATen/core/Tensor.h>
 
-#include <functional>
 #include <map>
 #include <vector>
 
 #include "megatron/comm/process_group.h"
 #include "megatron/pipeline_parallel/schedule.h"
+#include "megatron/pipeline_parallel/stage_tensors.h"
 
 namespace megatron {
 
@@ -20,33 +20,26 @@ namespace megatron {
 class StageCompute {
  public:
   virtual ~StageCompute() = default;
-  // input: activation from the previous segment, undefined on the first. Returns the activation for
-  // the next segment (undefined on the last).
-  virtual at::Tensor forward(int chunk, int microbatch, const at::Tensor& input) = 0;
-  // grad_output: gradient from the next segment, undefined on the last. Returns the gradient for
-  // the previous segment (undefined on the first). With defer_weights the weight gradients are left
-  // to weight_backward().
-  virtual at::Tensor backward(int chunk, int microbatch, const at::Tensor& grad_output,
-                              bool defer_weights) = 0;
+  // What crosses a border of the chunk's segment for a micro-batch; both sides state the same.
+  virtual TensorFormats format(int chunk, Border border, int microbatch) = 0;
+  // input: from the previous segment, empty on the first. Returns the tensors for the next segment
+  // (none on the last).
+  virtual StageTensors forward(int chunk, int microbatch, const StageTensors& input) = 0;
+  // grad_output: gradients of the floating tensors that went to the next segment, in their order;
+  // empty on the last. Returns those of the tensors from the previous segment (none on the first).
+  // With defer_weights the weight gradients are left to weight_backward().
+  virtual StageTensors backward(int chunk, int microbatch, const StageTensors& grad_output,
+                                bool defer_weights) = 0;
   virtual void weight_backward(int chunk, int microbatch) = 0;
   // For schedules with the vocabulary split over the stages; see Note [Vocabulary split over
-  // stages] in schedule.cc. There the last stage's forward returns the hidden states, and its
-  // backward takes their gradient.
-  //   hidden   shaped like activations between stages; every stage has its own copy
+  // stages] in schedule.cc. There the last stage's forward returns the hidden states, one tensor,
+  // and its backward takes their gradient.
+  //   hidden   of format(chunk, Border::kHidden, microbatch); every stage has its own copy
   //   returns  [...] any shape, the same on all stages: softmax statistics of this stage's logits
   virtual at::Tensor head(int microbatch, const at::Tensor& hidden);
   // statistics: [ranks, ...] of all ranks that share the vocabulary. Returns this stage's partial
   // sum of the gradient of the hidden states; undefined in forward-only schedules.
   virtual at::Tensor loss(int microbatch, const at::Tensor& statistics);
-};
-
-// Type and shape of the activations between segments, and of their gradients.
-struct TransferFormat {
-  std::vector<int64_t> shape;
-  at::ScalarType dtype = at::kFloat;
-  at::Device device = at::kCPU;
-  // Shapes that differ from micro-batch to micro-batch; replaces `shape`. All stages must agree.
-  std::function<std::vector<int64_t>(int microbatch)> shape_of = nullptr;
 };
 
 // A one-directional group of two ranks for each ordered pair of stages that exchange tensors. With
@@ -89,11 +82,11 @@ class PipelineLinks {
 // asynchronous, and a sent tensor is kept alive until a message arrives that the receiver produced
 // after using it. With overlap one receive is posted ahead. Memory: one receive buffer besides the
 // running action's (more only if the sender's order differs from this stage's). Free of deadlock
-// even with backends that buffer nothing, see replay.h.
-// backends that buffer nothing, see replay.h.
+// even with backends that buffer nothing, see replay.h. A list of tensors is sent one by one, in
+// its order.
 //
 // Rethrows exceptions of the stage; the peers' waits then fail through the backend.
 void run_pipeline(const Schedule& schedule, StageCompute& stage, const PipelineLinks& links,
-                  const TransferFormat& format);
+                  at::Device device);
 
 }  // namespace megatron

@@ -17,7 +17,7 @@ namespace {
 struct Pass {
   OffloadedPass offload;
   RecomputeTape tape;
-  BackwardEnd input;  // receives the gradient for the previous segment
+  std::vector<BackwardEnd> inputs;  // receive the gradients for the previous segment
   BackwardRoot root;
   at::Tensor root_grad;  // on the last segment
   std::vector<std::function<void()>> weight_gradients;
@@ -43,6 +43,7 @@ class StagePasses final : public StageCompute {
         next_batch_(next_batch),
         timers_(timers),
         batches_(options.num_microbatches),
+        formats_(options.num_microbatches),
         passes_(model.chunks.size()),
         vocabulary_(options.num_microbatches),
         totals_(at::zeros({2 + static_cast<int64_t>(task.metrics.size())},
@@ -50,7 +51,12 @@ class StagePasses final : public StageCompute {
     for (std::vector<Pass>& passes : passes_) passes.resize(options.num_microbatches);
   }
 
-  at::Tensor forward(int chunk, int microbatch, const at::Tensor& input) override {
+  TensorFormats format(int chunk, Border border, int microbatch) override {
+    batch_of(microbatch);
+    return formats_[microbatch].at(place_of(chunk, border));
+  }
+
+  StageTensors forward(int chunk, int microbatch, const StageTensors& input) override {
     const Batch& batch = batch_of(microbatch);
     Pass& pass = passes_[chunk][microbatch];
     ForwardContext context = context_of(batch, options_.training);
@@ -60,11 +66,7 @@ class StagePasses final : public StageCompute {
       if (model_.offload) pass.offload = OffloadedPass(*model_.offload);
       if (model_.offload) context.offload = &pass.offload;
     }
-    at::Tensor start = input;
-    if (input.defined() && options_.training) {
-      start = input.detach();
-      pass.input = BackwardEnd(start);
-    }
+    const StageTensors start = options_.training ? start_of(input, pass.inputs) : input;
     const Region region(timers_, "forward-compute", 2, Section::kForward);
     StageOutput output = task_.forward_step(*model_.chunks[chunk].module, batch, start, context);
     const bool last_use = --uses_left_[microbatch] == 0;
@@ -72,29 +74,29 @@ class StagePasses final : public StageCompute {
       add_totals(output);
       if (options_.training) start_backward(output.loss, options_.loss_scale, pass);
     } else if (options_.training) {
-      pass.root = BackwardRoot(output.activation);
+      pass.root = BackwardRoot(floating(output.activation));
     }
     if (last_use) drop_batch(microbatch);
-    return output.activation.defined() ? output.activation.detach() : at::Tensor();
+    for (at::Tensor& tensor : output.activation) tensor = tensor.detach();
+    return std::move(output.activation);
   }
 
-  at::Tensor backward(int chunk, int microbatch, const at::Tensor& grad_output,
-                      bool defer_weights) override {
+  StageTensors backward(int chunk, int microbatch, const StageTensors& grad_output,
+                        bool defer_weights) override {
     DistributedDataParallel& store = *model_.chunks[chunk].store;
     Pass& pass = passes_[chunk][microbatch];
     const Region region(timers_, "backward-compute", 2, Section::kBackward);
     if (defer_weights) store.defer_weight_gradients_to(&pass.weight_gradients);
     pass.offload.begin_backward();
-    pass.tape.backward(std::move(pass.root),
-                       pass.root_grad.defined() ? pass.root_grad : grad_output);
+    const at::TensorList grads =
+        pass.root_grad.defined() ? at::TensorList(pass.root_grad) : at::TensorList(grad_output);
+    pass.tape.backward(std::move(pass.root), grads);
     store.defer_weight_gradients_to(nullptr);
-    at::Tensor grad = pass.input.defined() ? pass.input.take_grad() : at::Tensor();
-    MEGATRON_ASSERT(!pass.input.defined() || grad.defined(),
-                    "the backward of a stage did not reach its input");
+    StageTensors input_grads = take_grads(chunk, microbatch);
     std::vector<std::function<void()>> weight_gradients = std::move(pass.weight_gradients);
     pass = Pass();
     pass.weight_gradients = std::move(weight_gradients);
-    return grad;
+    return input_grads;
   }
 
   at::Tensor head(int microbatch, const at::Tensor& hidden) override {
@@ -131,19 +133,20 @@ class StagePasses final : public StageCompute {
   // dropped. The same holds for collectives over all stages: NCCL sets up an algorithm at its first
   // use, and allocates device memory for it. On CPUs it is not necessary, but done as well, so that
   // this code is tested there.
-  void warm_up(int64_t hidden_rows, int64_t hidden_size, at::ScalarType dtype) {
+  void warm_up() {
     const Batch& batch = batch_of(0);
     const auto run_chunks =
-        [&](const std::function<void(ModelChunk&, const at::Tensor& input)>& run) {
+        [&](const std::function<void(ModelChunk&, const StageTensors& input)>& run) {
           for (size_t i = 0; i < model_.chunks.size(); ++i) {
-            at::Tensor input;
-            if (!model_.pipeline->slice(static_cast<int>(i)).embedding)
-              input = at::zeros({hidden_rows, batch.place.sample.size(0), hidden_size},
-                                at::TensorOptions().dtype(dtype).device(model_.device()));
+            StageTensors input;
+            if (!model_.chunks[i].module->slice().embedding)
+              for (const TensorFormat& one : format(static_cast<int>(i), Border::kInput, 0))
+                input.push_back(at::zeros(
+                    one.shape, at::TensorOptions().dtype(one.dtype).device(model_.device())));
             run(model_.chunks[i], input);
           }
         };
-    run_chunks([&](ModelChunk& chunk, const at::Tensor& input) {
+    run_chunks([&](ModelChunk& chunk, const StageTensors& input) {
       const at::NoGradGuard no_grad;
       const StageOutput output =
           task_.forward_step(*chunk.module, batch, input, context_of(batch, /*training=*/false));
@@ -155,15 +158,19 @@ class StagePasses final : public StageCompute {
       constexpr int kPasses = 2;
       for (ModelChunk& chunk : model_.chunks) chunk.store->zero_grad(kPasses);
       for (int pass = 0; pass < kPasses; ++pass) {
-        run_chunks([&](ModelChunk& chunk, const at::Tensor& input) {
+        run_chunks([&](ModelChunk& chunk, const StageTensors& input) {
           RecomputeTape tape;
           ForwardContext context = context_of(batch, /*training=*/true);
           context.tape = &tape;
           if (options_.per_token_loss) context.loss_grad = options_.loss_scale;
-          if (input.defined()) input.set_requires_grad(true);
-          const StageOutput output = task_.forward_step(*chunk.module, batch, input, context);
-          const at::Tensor& root = output.loss.sum.defined() ? output.loss.sum : output.activation;
-          tape.backward(root, at::ones_like(root));
+          std::vector<BackwardEnd> ends;
+          const StageOutput output =
+              task_.forward_step(*chunk.module, batch, start_of(input, ends), context);
+          const StageTensors roots = output.loss.sum.defined() ? StageTensors{output.loss.sum}
+                                                               : floating(output.activation);
+          StageTensors grads;
+          for (const at::Tensor& root : roots) grads.push_back(at::ones_like(root));
+          tape.backward(BackwardRoot(roots), grads);
           if (model_.pipeline->splits_vocabulary()) warm_up_vocabulary(chunk, batch, output);
         });
       }
@@ -181,6 +188,8 @@ class StagePasses final : public StageCompute {
     for (; loaded_ <= microbatch; ++loaded_) {
       const Region part(timers_, "batch-generator", 2, Section::kData);
       batches_[loaded_] = next_batch_();
+      if (model_.pipeline->layout().segments().size() > 1)
+        formats_[loaded_] = formats_of(batches_[loaded_]);
       uses_left_.push_back(static_cast<int>(model_.chunks.size()) +
                            (model_.pipeline->splits_vocabulary() ? 1 : 0));
     }
@@ -211,8 +220,55 @@ class StagePasses final : public StageCompute {
   }
 
  private:
+  // Formats outlive the batch that they are read from.
+  static size_t place_of(int chunk, Border border) {
+    return 3 * static_cast<size_t>(chunk) + static_cast<size_t>(border);
+  }
+  std::vector<TensorFormats> formats_of(const Batch& batch) const {
+    std::vector<TensorFormats> formats;
+    for (const ModelChunk& chunk : model_.chunks)
+      for (const Border border : {Border::kInput, Border::kOutput, Border::kHidden})
+        formats.push_back(model_.pipeline->format(*chunk.module, border, batch));
+    return formats;
+  }
+
+  static StageTensors floating(const StageTensors& tensors) {
+    StageTensors out;
+    for (const at::Tensor& tensor : tensors)
+      if (tensor.is_floating_point()) out.push_back(tensor);
+    return out;
+  }
+  // The inputs of a differentiable pass; `ends` catch the gradients of the floating ones.
+  static StageTensors start_of(const StageTensors& input, std::vector<BackwardEnd>& ends) {
+    StageTensors start;
+    for (const at::Tensor& tensor : input) {
+      start.push_back(tensor.detach());
+      if (tensor.is_floating_point()) ends.emplace_back(start.back());
+    }
+    return start;
+  }
+  // The gradients of the pass's inputs; 0 for one that nothing was computed from.
+  StageTensors take_grads(int chunk, int microbatch) {
+    StageTensors grads;
+    bool reached = false;
+    for (BackwardEnd& end : passes_[chunk][microbatch].inputs) {
+      grads.push_back(end.take_grad());
+      reached = reached || grads.back().defined();
+    }
+    MEGATRON_ASSERT(grads.empty() || reached, "the backward of a stage did not reach its input");
+    size_t i = 0;
+    for (const TensorFormat& one :
+         grads.empty() ? TensorFormats() : format(chunk, Border::kInput, microbatch)) {
+      if (!one.has_gradient()) continue;
+      at::Tensor& grad = grads[i++];
+      if (!grad.defined())
+        grad = at::zeros(one.shape, at::TensorOptions().dtype(one.dtype).device(model_.device()));
+    }
+    return grads;
+  }
+
   void warm_up_vocabulary(ModelChunk& chunk, const Batch& batch, const StageOutput& output) {
-    const at::Tensor hidden = at::zeros(output.activation.sizes(), output.activation.options());
+    const at::Tensor hidden = at::zeros_like(output.activation.front());
     const std::unique_ptr<VocabularyPass> pass = task_.begin_loss(*chunk.module, batch, hidden);
     const Loss loss = pass->loss(model_.pipeline->links().exchange(hidden, pass->statistics()));
     at::zeros_like(totals_).narrow(0, 0, 2) += pair_of(loss);
@@ -259,12 +315,7 @@ class StagePasses final : public StageCompute {
     return factor;
   }
 
-  // Keeps the positions, which determine the shape of gradients.
-  void drop_batch(int microbatch) {
-    Batch kept;
-    kept.place = batches_[microbatch].place;
-    batches_[microbatch] = std::move(kept);
-  }
+  void drop_batch(int microbatch) { batches_[microbatch] = {}; }
 
   TrainedModel& model_;
   const PretrainTask& task_;
@@ -272,6 +323,7 @@ class StagePasses final : public StageCompute {
   const std::function<Batch()>& next_batch_;
   Timers& timers_;
   std::vector<Batch> batches_;
+  std::vector<std::vector<TensorFormats>> formats_;  // by micro-batch and place_of()
   std::vector<int> uses_left_;  // by micro-batch: remaining passes that read it
   int loaded_ = 0;
   std::vector<std::vector<Pass>> passes_;                    // by chunk and micro-batch
@@ -282,24 +334,28 @@ class StagePasses final : public StageCompute {
 // Forward passes through the reference model.
 class ReferencePasses final : public StageCompute {
  public:
-  ReferencePasses(std::vector<ModelChunk>& chunks, const PretrainTask& task,
-                  std::vector<Batch>& batches)
-      : chunks_(chunks), task_(task), batches_(batches) {}
+  ReferencePasses(const Pipeline& pipeline, std::vector<ModelChunk>& chunks,
+                  const PretrainTask& task, std::vector<Batch>& batches)
+      : pipeline_(pipeline), chunks_(chunks), task_(task), batches_(batches) {}
 
-  at::Tensor forward(int chunk, int microbatch, const at::Tensor& input) override {
+  TensorFormats format(int chunk, Border border, int microbatch) override {
+    return pipeline_.format(*chunks_[chunk].module, border, batches_[microbatch]);
+  }
+  StageTensors forward(int chunk, int microbatch, const StageTensors& input) override {
     Batch& batch = batches_[microbatch];
-    const StageOutput output = task_.reference_step(*chunks_[chunk].module, batch, input,
-                                                    context_of(batch, /*training=*/false));
-    if (!output.loss.sum.defined()) return output.activation;
+    StageOutput output = task_.reference_step(*chunks_[chunk].module, batch, input,
+                                              context_of(batch, /*training=*/false));
+    if (!output.loss.sum.defined()) return std::move(output.activation);
     batch.reference = output.loss.sum;
     return {};
   }
-  at::Tensor backward(int, int, const at::Tensor&, bool) override {
+  StageTensors backward(int, int, const StageTensors&, bool) override {
     throw_error("a reference model has no backward");
   }
   void weight_backward(int, int) override {}
 
  private:
+  const Pipeline& pipeline_;
   std::vector<ModelChunk>& chunks_;
   const PretrainTask& task_;
   std::vector<Batch>& batches_;
@@ -312,9 +368,9 @@ void run_reference(TrainedModel& model, const PretrainTask& task, std::vector<Ba
   const at::NoGradGuard no_grad;
   std::optional<AdaptersOff> off;
   if (model.reference.empty()) off.emplace();
-  ReferencePasses passes(model.reference.empty() ? model.chunks : model.reference, task, batches);
-  model.pipeline->run(static_cast<int>(batches.size()), /*training=*/false, passes,
-                      [&](int microbatch) { return batches[microbatch].place; });
+  ReferencePasses passes(*model.pipeline, model.reference.empty() ? model.chunks : model.reference,
+                         task, batches);
+  model.pipeline->run(static_cast<int>(batches.size()), /*training=*/false, passes);
 }
 
 }  // namespace
@@ -333,8 +389,7 @@ at::Tensor run_passes(TrainedModel& model, const PretrainTask& task, const PassO
   std::optional<StagePasses> passes(std::in_place, model, task, options, source, timers);
   if (model.pipeline->take_warm_up(options.training)) {
     if (task.reference_step) read[0].reference = at::zeros_like(read[0].place.sample, at::kFloat);
-    const auto [rows, hidden_size] = model.pipeline->activation_shape(passes->batch_of(0).place);
-    passes->warm_up(rows, hidden_size, model.pipeline->activation_dtype());
+    passes->warm_up();
   }
   if (task.reference_step) {
     run_reference(model, task, read, timers);
@@ -344,8 +399,7 @@ at::Tensor run_passes(TrainedModel& model, const PretrainTask& task, const PassO
   if (options.training && model.graphs && model.graphs->begin_step()) {
     passes->run_graphs(*model.graphs);
   } else {
-    model.pipeline->run(options.num_microbatches, options.training, *passes,
-                        [&](int microbatch) { return passes->batch_of(microbatch).place; });
+    model.pipeline->run(options.num_microbatches, options.training, *passes);
   }
   const at::Tensor totals = passes->totals();
   model.groups().dp_cp.all_reduce(totals)->wait();

@@ -8,10 +8,7 @@ namespace megatron {
 Pipeline::Pipeline(const Arguments& arguments, const ParallelGroups& groups, at::ScalarType dtype,
                    at::Device device)
     : config_(arguments.pipeline),
-      hidden_size_(arguments.transformer.hidden_size),
-      rows_divisor_(arguments.parallel.sequence_parallel ? groups.tp.size() : 1),
-      dtype_(arguments.transformer.fp32_residual_connection && dtype != at::kDouble ? at::kFloat
-                                                                                    : dtype),
+      dtype_(dtype),
       device_(device),
       stage_(groups.pp.rank()),
       num_stages_(groups.pp.size()),
@@ -33,17 +30,16 @@ const Schedule& Pipeline::schedule(int num_microbatches, bool training) {
   return found->second;
 }
 
-void Pipeline::run(int num_microbatches, bool training, StageCompute& compute,
-                   const std::function<TokenPositions(int microbatch)>& place_of) {
-  TransferFormat format;
-  format.dtype = dtype_;
-  format.device = device_;
-  format.shape_of = [&](int microbatch) {
-    const TokenPositions place = place_of(microbatch);
-    const auto [rows, hidden_size] = activation_shape(place);
-    return std::vector<int64_t>{rows, place.sample.size(0), hidden_size};
-  };
-  run_pipeline(schedule(num_microbatches, training), compute, *links_, format);
+TensorFormats Pipeline::format(const Model& model, Border border, const Batch& batch) const {
+  const StageSlice& slice = model.slice();
+  const int64_t before = border == Border::kInput    ? slice.first_layer
+                         : border == Border::kOutput ? slice.first_layer + slice.num_layers
+                                                     : layout_.num_layers();
+  return model.border(before, batch, dtype_);
+}
+
+void Pipeline::run(int num_microbatches, bool training, StageCompute& compute) {
+  run_pipeline(schedule(num_microbatches, training), compute, *links_, device_);
 }
 
 }  // namespace megatron

@@ -1,14 +1,13 @@
 // The pipeline of a run: how the model is divided over stages and chunks, and their schedule.
 #pragma once
 
-#include <functional>
 #include <map>
 #include <memory>
 #include <utility>
 
+#include "megatron/models/model.h"
 #include "megatron/pipeline_parallel/executor.h"
 #include "megatron/pipeline_parallel/stage_layout.h"
-#include "megatron/tensor/random.h"
 #include "megatron/training/arguments/arguments.h"
 
 namespace megatron {
@@ -32,27 +31,20 @@ class Pipeline {
     return std::exchange(training ? needs_warm_up_ : forward_needs_warm_up_, false);
   }
 
-  // Shape of what is sent between stages: rows of this rank and hidden size.
-  std::pair<int64_t, int64_t> activation_shape(const TokenPositions& place) const {
-    return {place.position.size(0) / rows_divisor_, hidden_size_};
-  }
-  at::ScalarType activation_dtype() const { return dtype_; }
+  // What crosses a border of the chunk's segment `model` for a micro-batch.
+  TensorFormats format(const Model& model, Border border, const Batch& batch) const;
 
   const PipelineLinks& links() const { return *links_; }
 
   // Runs this rank's part of the schedule for `num_microbatches` micro-batches: training, or
-  // forward only. `place_of` returns the token positions of a micro-batch, which determine the
-  // shape of what is sent between stages.
-  void run(int num_microbatches, bool training, StageCompute& compute,
-           const std::function<TokenPositions(int microbatch)>& place_of);
+  // forward only.
+  void run(int num_microbatches, bool training, StageCompute& compute);
 
  private:
   const Schedule& schedule(int num_microbatches, bool training);
 
   const PipelineConfig config_;
-  const int64_t hidden_size_;
-  const int64_t rows_divisor_;  // tensor ranks with sequence parallelism, else 1
-  const at::ScalarType dtype_;  // type of activations between stages
+  const at::ScalarType dtype_;  // of the model
   const at::Device device_;
   const int stage_, num_stages_;
   const StageLayout layout_;

@@ -7,11 +7,8 @@
 #include <string>
 #include <vector>
 
-#include "megatron/comm/parallel_groups.h"
 #include "megatron/datasets/dataset_builder.h"
 #include "megatron/models/model.h"
-#include "megatron/nn/module.h"
-#include "megatron/pipeline_parallel/stage_layout.h"
 #include "megatron/reporting/flops.h"
 #include "megatron/training/arguments/arguments.h"
 #include "megatron/training/arguments/model_provider.h"
@@ -19,10 +16,10 @@
 
 namespace megatron {
 
-// Output of one segment of the model for a micro-batch: the activation for the next segment, or the
+// Output of one segment of the model for a micro-batch: the tensors for the next segment, or the
 // loss on the last one.
 struct StageOutput {
-  at::Tensor activation;
+  StageTensors activation;
   Loss loss;
   // [PretrainTask::metrics.size()] fp64, sums with the weight of the loss; undefined: none
   at::Tensor metrics;
@@ -32,9 +29,9 @@ struct PretrainTask {
   std::string name;
   ModelProvider model_provider;
   std::function<TrainValidTestDatasets(const Arguments&, const DatasetRequest&)> datasets_provider;
-  // `input` is the activation of the segment before, undefined on the first. A loss is a pair (sum
-  // over tokens, weight).
-  std::function<StageOutput(Model&, const Batch&, const at::Tensor& input, const ForwardContext&)>
+  // `input` is what the segment before gave, empty on the first. A loss is a pair (sum over tokens,
+  // weight).
+  std::function<StageOutput(Model&, const Batch&, const StageTensors& input, const ForwardContext&)>
       forward_step;
   // With the vocabulary split over the stages (the last segment then outputs an activation, too):
   // this stage's part of the loss of a micro-batch.
@@ -43,7 +40,7 @@ struct PretrainTask {
   // With a reference model, the passes of a step go through it first, forward alone: the model as
   // it was when training began, which it is again with its adapters off. `reference_step` is
   // forward_step for it; what the last segment returns as loss.sum becomes Batch::reference.
-  std::function<StageOutput(Model&, const Batch&, const at::Tensor& input, const ForwardContext&)>
+  std::function<StageOutput(Model&, const Batch&, const StageTensors& input, const ForwardContext&)>
       reference_step;
   std::string loss_name = "lm loss";  // in logs
   bool loss_per_token = true;         // the weight of the loss is a number of tokens

@@ -350,7 +350,7 @@ TEST(ReplicaHashes, ARunEndsWithTheName) {
       job.agreement = &agreement;
       PretrainTask task = gpt_task();
       task.forward_step = [&, forward = task.forward_step, step = 0](
-                              Model& model, const Batch& batch, const at::Tensor& input,
+                              Model& model, const Batch& batch, const StageTensors& input,
                               const ForwardContext& context) mutable {
         if (++step == 6 && world->rank() == 1)
           model.parameters().front()->value.view({-1})[5] += 0.25;

@@ -199,7 +199,7 @@ Measured measure(TrainedModel& model, const PretrainTask& plain_task, const Argu
   OutcomeReader reader(device);
   Slowdown slowdown(config, arguments, groups.world.rank(), device);
   PretrainTask task = plain_task;
-  task.forward_step = [&](Model& model, const Batch& batch, const at::Tensor& input,
+  task.forward_step = [&](Model& model, const Batch& batch, const StageTensors& input,
                           const ForwardContext& context) {
     slowdown.in_forward();
     return plain_task.forward_step(model, batch, input, context);

@@ -78,19 +78,23 @@ Parameter* GPTModel::embedding_table() {
   return impl_->embedding ? &impl_->embedding->weight() : nullptr;
 }
 
-at::Tensor GPTModel::hidden(const at::Tensor& tokens, const at::Tensor& input,
-                            const ForwardContext& given) {
+StageTensors GPTModel::hidden(const Batch& batch, const StageTensors& input,
+                              const ForwardContext& given) {
   const ForwardContext context = with_rows(given, config().sequence_parallel, groups().tp);
-  at::Tensor x = input;
+  at::Tensor x;
   if (impl_->embedding) {
+    const at::Tensor& tokens = batch["tokens"];
     check_shape("tokens", tokens, {-1, -1});
     check_shape("place.position", context.place.position, {tokens.size(1)});
     x = impl_->embedding->forward(tokens, context);
+  } else {
+    MEGATRON_ASSERT(input.size() == 1, input.size(), " tensors from the previous segment");
+    x = input.front();
   }
   check_shape("hidden states", x,
               {context.rows.position.size(0), context.place.sample.size(0),
                config().transformer.hidden_size});
-  return impl_->decoder.forward(std::move(x), context);
+  return {impl_->decoder.forward(std::move(x), context)};
 }
 
 at::Tensor GPTModel::logits(const at::Tensor& hidden) {
@@ -105,8 +109,9 @@ at::Tensor GPTModel::token_losses(const at::Tensor& hidden, const at::Tensor& la
                                       config().transformer.z_loss_coeff, groups().tp);
 }
 
-Loss GPTModel::loss(const at::Tensor& hidden, const at::Tensor& labels, const at::Tensor& loss_mask,
-                    const at::Tensor& loss_grad) {
+Loss GPTModel::loss(const StageTensors& states, const Batch& batch, const ForwardContext& context) {
+  const at::Tensor &hidden = states.front(), &labels = batch["labels"],
+                   &loss_mask = batch["loss_mask"], &loss_grad = context.loss_grad;
   check_shape("loss_mask", loss_mask, {labels.size(0), labels.size(1)});
   const ModelConfig& config = this->config();
   const at::Tensor mask =
@@ -126,12 +131,11 @@ Loss GPTModel::loss(const at::Tensor& hidden, const at::Tensor& labels, const at
   return {(per_token * mask).sum(), mask.sum()};
 }
 
-std::unique_ptr<VocabularyPass> GPTModel::begin_loss(const at::Tensor& hidden,
-                                                     const at::Tensor& labels,
-                                                     const at::Tensor& loss_mask) {
+std::unique_ptr<VocabularyPass> GPTModel::begin_loss(const at::Tensor& hidden, const Batch& batch) {
   MEGATRON_ASSERT(config().pipeline_vocab_parallel,
                   "the vocabulary is not divided over the stages");
-  return split_vocabulary_pass(*this, groups().model_parallel, hidden, labels, loss_mask);
+  return split_vocabulary_pass(*this, groups().model_parallel, hidden, batch["labels"],
+                               batch["loss_mask"]);
 }
 
 }  // namespace megatron

@@ -18,15 +18,14 @@ class GPTModel : public Model {
            Parameter* table = nullptr);
   ~GPTModel() override;
 
+  using Model::hidden;
   using Model::loss;
-  at::Tensor hidden(const at::Tensor& tokens, const at::Tensor& input,
-                    const ForwardContext& context) override;
+  StageTensors hidden(const Batch& batch, const StageTensors& input,
+                      const ForwardContext& context) override;
   at::Tensor logits(const at::Tensor& hidden) override;
   at::Tensor token_losses(const at::Tensor& hidden, const at::Tensor& labels) override;
-  Loss loss(const at::Tensor& hidden, const at::Tensor& labels, const at::Tensor& loss_mask,
-            const at::Tensor& loss_grad) override;
-  std::unique_ptr<VocabularyPass> begin_loss(const at::Tensor& hidden, const at::Tensor& labels,
-                                             const at::Tensor& loss_mask) override;
+  Loss loss(const StageTensors& hidden, const Batch& batch, const ForwardContext& context) override;
+  std::unique_ptr<VocabularyPass> begin_loss(const at::Tensor& hidden, const Batch& batch) override;
   Parameter* embedding_table() override;
 
  private:

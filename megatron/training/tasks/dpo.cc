@@ -132,19 +132,19 @@ PretrainTask dpo_task(const Arguments& arguments) {
     if (arguments.data.mock_data) return build_train_valid_test_datasets(arguments.data, request);
     return PreferenceSets(arguments, request).build();
   };
-  task.reference_step = [](Model& model, const Batch& batch, const at::Tensor& input,
+  task.reference_step = [](Model& model, const Batch& batch, const StageTensors& input,
                            const ForwardContext& context) {
-    const at::Tensor hidden = model.hidden(batch["tokens"], input, context);
-    if (!model.slice().head) return StageOutput{hidden, {}, {}};
-    const at::Tensor losses = model.token_losses(hidden, batch["labels"]);
+    StageTensors hidden = model.hidden(batch, input, context);
+    if (!model.slice().head) return StageOutput{std::move(hidden), {}, {}};
+    const at::Tensor losses = model.token_losses(hidden.front(), batch["labels"]);
     return StageOutput{
         {}, {sequence_log_probs(losses, batch["loss_mask"], model.groups().cp), {}}, {}};
   };
-  task.forward_step = [options](Model& model, const Batch& batch, const at::Tensor& input,
+  task.forward_step = [options](Model& model, const Batch& batch, const StageTensors& input,
                                 const ForwardContext& context) {
-    const at::Tensor hidden = model.hidden(batch["tokens"], input, context);
-    if (!model.slice().head) return StageOutput{hidden, {}, {}};
-    const at::Tensor losses = model.token_losses(hidden, batch["labels"]);
+    StageTensors hidden = model.hidden(batch, input, context);
+    if (!model.slice().head) return StageOutput{std::move(hidden), {}, {}};
+    const at::Tensor losses = model.token_losses(hidden.front(), batch["labels"]);
     const DpoLoss dpo =
         dpo_loss(losses, batch["loss_mask"], batch.reference, options, model.groups().cp);
     return StageOutput{{}, dpo.loss, dpo.metrics};

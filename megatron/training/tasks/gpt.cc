@@ -4,16 +4,16 @@ namespace megatron {
 
 namespace {
 
-StageOutput forward_step(Model& model, const Batch& batch, const at::Tensor& input,
+StageOutput forward_step(Model& model, const Batch& batch, const StageTensors& input,
                          const ForwardContext& context) {
-  const at::Tensor hidden = model.hidden(batch["tokens"], input, context);
-  if (model.outputs_hidden_states()) return {hidden, {}};
-  return {{}, model.loss(hidden, batch["labels"], batch["loss_mask"], context.loss_grad)};
+  StageTensors hidden = model.hidden(batch, input, context);
+  if (model.outputs_hidden_states()) return {std::move(hidden), {}, {}};
+  return {{}, model.loss(hidden, batch, context), {}};
 }
 
 std::unique_ptr<VocabularyPass> begin_loss(Model& model, const Batch& batch,
                                            const at::Tensor& hidden) {
-  return model.begin_loss(hidden, batch["labels"], batch["loss_mask"]);
+  return model.begin_loss(hidden, batch);
 }
 
 ModelFlops model_flops(const Arguments& arguments, const Vocabulary& vocabulary) {

@@ -105,11 +105,16 @@ class ToyStage : public StageCompute {
       grads.push_back(at::zeros({Model::kWidth, Model::kWidth}, at::kDouble));
   }
 
-  at::Tensor forward(int chunk, int microbatch, const at::Tensor& input) override {
+  TensorFormats format(int, Border, int microbatch) override {
+    return {{given_shape.empty() ? model_.data[static_cast<size_t>(microbatch)].sizes().vec()
+                                 : given_shape,
+             at::kDouble}};
+  }
+  StageTensors forward(int chunk, int microbatch, const StageTensors& input) override {
     calls.push_back({Kind::kForward, chunk, microbatch});
     const int segment = schedule_.segment(stage_, chunk);
-    EXPECT_EQ(input.defined(), segment > 0);
-    const at::Tensor x = segment > 0 ? input : model_.data[static_cast<size_t>(microbatch)];
+    EXPECT_EQ(input.size(), segment > 0 ? 1u : 0u);
+    const at::Tensor x = segment > 0 ? input.front() : model_.data[static_cast<size_t>(microbatch)];
     EXPECT_FALSE(x.requires_grad());
     const at::Tensor y = at::tanh(at::matmul(x, model_.weights[static_cast<size_t>(segment)]));
     kept_[{chunk, microbatch}] = {x, y};
@@ -117,21 +122,22 @@ class ToyStage : public StageCompute {
       losses += (y * model_.targets[static_cast<size_t>(microbatch)]).sum();
       return {};
     }
-    return watched(y.clone());
+    return {watched(y.clone())};
   }
 
-  at::Tensor backward(int chunk, int microbatch, const at::Tensor& grad_output,
-                      bool defer_weights) override {
+  StageTensors backward(int chunk, int microbatch, const StageTensors& grad_output,
+                        bool defer_weights) override {
     calls.push_back({defer_weights ? Kind::kBackwardInput : Kind::kBackward, chunk, microbatch});
     const int segment = schedule_.segment(stage_, chunk);
     const bool last = segment + 1 == schedule_.num_segments();
-    EXPECT_EQ(grad_output.defined(), !last);
+    EXPECT_EQ(grad_output.size(), last ? 0u : 1u);
     Kept& kept = kept_.at({chunk, microbatch});
-    const at::Tensor dy = last ? model_.targets[static_cast<size_t>(microbatch)] : grad_output;
+    const at::Tensor dy =
+        last ? model_.targets[static_cast<size_t>(microbatch)] : grad_output.front();
     kept.dz = dy * (1 - kept.y * kept.y);
     const at::Tensor dx = at::matmul(kept.dz, model_.weights[static_cast<size_t>(segment)].t());
     if (!defer_weights) finish(chunk, microbatch);
-    return segment > 0 ? watched(dx) : at::Tensor();
+    return segment > 0 ? StageTensors{watched(dx)} : StageTensors();
   }
 
   void weight_backward(int chunk, int microbatch) override {
@@ -150,6 +156,7 @@ class ToyStage : public StageCompute {
   at::Tensor losses = at::zeros({}, at::kDouble);
   std::vector<Action> calls;
   int most_alive = 0;
+  std::vector<int64_t> given_shape;  // stated in place of the data's
 
  private:
   struct Kept {
@@ -173,13 +180,6 @@ class ToyStage : public StageCompute {
   std::vector<c10::weak_intrusive_ptr<c10::StorageImpl>> returned_;
 };
 
-TransferFormat format_of(const Model& model, bool ragged = false) {
-  TransferFormat format{{Model::kRows, Model::kWidth}, at::kDouble, at::kCPU, nullptr};
-  if (ragged)
-    format.shape_of = [&model](int m) { return model.data[static_cast<size_t>(m)].sizes().vec(); };
-  return format;
-}
-
 struct Run {
   bool overlap = true;
   bool rendezvous = false;
@@ -198,7 +198,7 @@ void expect_serial_gradients(const Schedule& schedule, const Run& run) {
         run.rendezvous ? std::make_shared<RendezvousBackend>(world, counts) : world, "pp");
     const PipelineLinks links(pp, schedule, at::kCPU, run.overlap);
     ToyStage stage(model, schedule, pp.rank());
-    run_pipeline(schedule, stage, links, format_of(model, run.ragged));
+    run_pipeline(schedule, stage, links, at::kCPU);
     EXPECT_EQ(stage.calls, schedule.stages[static_cast<size_t>(pp.rank())]);
     EXPECT_EQ(stage.alive(), 0);
     EXPECT_EQ(counts->receives_under_way, 0);
@@ -258,12 +258,16 @@ class ToyVocabularyStage final : public StageCompute {
     for (int64_t i = stage; i < Model::kWidth; i += static_cast<int64_t>(model.weights.size()))
       own_[i] = 1.0;
   }
-  at::Tensor forward(int chunk, int microbatch, const at::Tensor& input) override {
+  TensorFormats format(int, Border, int microbatch) override {
+    return {{model_.data[static_cast<size_t>(microbatch)].sizes().vec(), at::kDouble}};
+  }
+  StageTensors forward(int chunk, int microbatch, const StageTensors& input) override {
     calls.push_back({Kind::kForward, chunk, microbatch});
-    const at::Tensor x = input.defined() ? input : model_.data[static_cast<size_t>(microbatch)];
+    const at::Tensor x =
+        !input.empty() ? input.front() : model_.data[static_cast<size_t>(microbatch)];
     const at::Tensor y = at::tanh(at::matmul(x, weight()));
     kept_[microbatch] = {x, y};
-    return y;
+    return {y};
   }
   at::Tensor head(int microbatch, const at::Tensor& hidden) override {
     calls.push_back({Kind::kHead, 0, microbatch});
@@ -276,12 +280,12 @@ class ToyVocabularyStage final : public StageCompute {
     losses += sum * sum / 2;
     return (sum * own_).expand({rows_.at(microbatch), Model::kWidth});
   }
-  at::Tensor backward(int chunk, int microbatch, const at::Tensor& grad_output, bool) override {
+  StageTensors backward(int chunk, int microbatch, const StageTensors& grad_output, bool) override {
     calls.push_back({Kind::kBackward, chunk, microbatch});
     const auto [x, y] = kept_.at(microbatch);
-    const at::Tensor dz = grad_output * (1 - y * y);
+    const at::Tensor dz = grad_output.front() * (1 - y * y);
     grad += at::matmul(x.t(), dz);
-    return at::matmul(dz, weight().t());
+    return {at::matmul(dz, weight().t())};
   }
   void weight_backward(int, int) override { FAIL(); }
 
@@ -326,13 +330,13 @@ TEST(Executor, TheVocabularyOverTheStages) {
                 rendezvous ? std::make_shared<RendezvousBackend>(world, counts) : world, "pp");
             const PipelineLinks links(pp, evaluation, at::kCPU, overlap);
             ToyVocabularyStage stage(model, pp.rank());
-            run_pipeline(schedule, stage, links, format_of(model, /*ragged=*/true));
+            run_pipeline(schedule, stage, links, at::kCPU);
             EXPECT_EQ(stage.calls, schedule.stages[static_cast<size_t>(pp.rank())]);
             EXPECT_TRUE(at::allclose(stage.grad, leaves[static_cast<size_t>(pp.rank())].grad(),
                                      1e-11, 1e-12));
             EXPECT_TRUE(at::allclose(stage.losses, loss.detach()));
             ToyVocabularyStage evaluated(model, pp.rank());
-            run_pipeline(evaluation, evaluated, links, format_of(model, /*ragged=*/true));
+            run_pipeline(evaluation, evaluated, links, at::kCPU);
             EXPECT_TRUE(at::allclose(evaluated.losses, loss.detach()));
           });
         }
@@ -354,7 +358,7 @@ TEST(Executor, EvaluationRunsForwardOnly) {
         ToyStage stage(model, schedule, pp.rank());
         // Links made for training serve evaluation.
         const PipelineLinks links(pp, make_schedule(kind, shape_of(3, 2, 6)), at::kCPU);
-        run_pipeline(schedule, stage, links, format_of(model));
+        run_pipeline(schedule, stage, links, at::kCPU);
         const bool has_head = schedule.place(5).stage == pp.rank();
         EXPECT_TRUE(at::allclose(stage.losses, has_head ? expected : at::zeros({}, at::kDouble)));
       });
@@ -372,8 +376,7 @@ TEST(Executor, HoldsFewBuffersAndSentTensors) {
         const auto counts = std::make_shared<RendezvousBackend::Counts>();
         const ProcessGroup pp(std::make_shared<RendezvousBackend>(world, counts), "pp");
         ToyStage stage(model, schedule, pp.rank());
-        run_pipeline(schedule, stage, PipelineLinks(pp, schedule, at::kCPU, overlap),
-                     format_of(model));
+        run_pipeline(schedule, stage, PipelineLinks(pp, schedule, at::kCPU, overlap), at::kCPU);
         EXPECT_LE(counts->most_receives_under_way, overlap ? 2 : 1);
         // What the neighbours may not have used yet: a warm-up's worth each way.
         EXPECT_LE(stage.most_alive, 6);
@@ -385,8 +388,8 @@ TEST(Executor, HoldsFewBuffersAndSentTensors) {
 TEST(Executor, AStageThatThrowsStopsAll) {
   struct Failing : ToyStage {
     using ToyStage::ToyStage;
-    at::Tensor backward(int chunk, int microbatch, const at::Tensor& grad_output,
-                        bool defer) override {
+    StageTensors backward(int chunk, int microbatch, const StageTensors& grad_output,
+                          bool defer) override {
       if (fails && microbatch == 2) throw_error("out of paper");
       return ToyStage::backward(chunk, microbatch, grad_output, defer);
     }
@@ -402,7 +405,7 @@ TEST(Executor, AStageThatThrowsStopsAll) {
         const ProcessGroup pp(world, "pp");
         Failing stage(model, schedule, pp.rank());
         stage.fails = pp.rank() == 2;
-        run_pipeline(schedule, stage, PipelineLinks(pp, schedule, at::kCPU), format_of(model));
+        run_pipeline(schedule, stage, PipelineLinks(pp, schedule, at::kCPU), at::kCPU);
       });
     });
     EXPECT_THAT(error, HasSubstr("out of paper"));
@@ -417,9 +420,8 @@ TEST(Executor, AWrongShapeIsNamed) {
     run_ranks(2, [&](const std::shared_ptr<Backend>& world) {
       const ProcessGroup pp(world, "pp");
       ToyStage stage(model, schedule, pp.rank());
-      TransferFormat format = format_of(model);
-      format.shape = {4, 5};
-      run_pipeline(schedule, stage, PipelineLinks(pp, schedule, at::kCPU), format);
+      stage.given_shape = {4, 5};
+      run_pipeline(schedule, stage, PipelineLinks(pp, schedule, at::kCPU), at::kCPU);
     });
   });
   EXPECT_THAT(error, HasSubstr("F0.0 on stage 0 returned Double[3, 5] on cpu to pass on; between "

@@ -242,9 +242,10 @@ TEST_P(Dpo, InTwoPipelineStages) {
     batch.reference =
         task().reference_step(back.reference(), batch, middle.activation, context).loss.sum;
   }
-  const at::Tensor middle = task().forward_step(*front.model, batch, {}, context).activation;
+  const at::Tensor middle =
+      task().forward_step(*front.model, batch, {}, context).activation.front();
   const at::Tensor input = middle.detach().set_requires_grad(true);
-  const StageOutput output = task().forward_step(*back.model, batch, input, context);
+  const StageOutput output = task().forward_step(*back.model, batch, {input}, context);
   expect_step(output, golden, GetParam());
   RecomputeTape().backward(output.loss.sum);
   RecomputeTape().backward(middle, input.grad());

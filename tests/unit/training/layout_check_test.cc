@@ -226,8 +226,10 @@ Measured measure(const Arguments& a, int64_t padded_vocab, const StageSlice& sli
     BackwardRoot root;
     at::Tensor grad;
     {
-      const StageOutput output = task.forward_step(*module, batch, input, context);
-      const at::Tensor& end = output.loss.sum.defined() ? output.loss.sum : output.activation;
+      const StageOutput output = task.forward_step(
+          *module, batch, input.defined() ? StageTensors{input} : StageTensors(), context);
+      const at::Tensor& end =
+          output.loss.sum.defined() ? output.loss.sum : output.activation.front();
       root = BackwardRoot(end);
       out.forward = meter->most;
       grad = at::ones_like(end);

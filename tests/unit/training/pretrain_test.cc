@@ -47,7 +47,7 @@ Arguments tiny(const std::string& run_dir) {
 PretrainTask broken_task(int64_t first, int64_t last) {
   PretrainTask task = gpt_task();
   const auto forward = task.forward_step;
-  task.forward_step = [=](Model& model, const Batch& batch, const at::Tensor& input,
+  task.forward_step = [=](Model& model, const Batch& batch, const StageTensors& input,
                           const ForwardContext& context) {
     StageOutput output = forward(model, batch, input, context);
     const int64_t ordinal = batch.place.sample[0].item<int64_t>();
@@ -105,7 +105,7 @@ TEST(Pretrain, MicroBatchesComeInOrder) {
   PretrainTask task = gpt_task();
   std::vector<int64_t> seen;
   const auto forward = task.forward_step;
-  task.forward_step = [&](Model& model, const Batch& batch, const at::Tensor& input,
+  task.forward_step = [&](Model& model, const Batch& batch, const StageTensors& input,
                           const ForwardContext& context) {
     EXPECT_TRUE(context.training);
     for (int64_t i = 0; i < batch.place.sample.numel(); ++i)

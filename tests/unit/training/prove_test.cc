@@ -142,7 +142,7 @@ TEST(Prove, EveryRankLearnsTheVerdict) {
     return make(a, vocabulary, groups, slice, chunks);
   };
   broken.forward_step = [forward = broken.forward_step](Model& model, const Batch& batch,
-                                                        const at::Tensor& input,
+                                                        const StageTensors& input,
                                                         const ForwardContext& context) {
     StageOutput output = forward(model, batch, input, context);
     output.loss.sum = output.loss.sum * (1.0 + 0.1 * (ranks - 1));
