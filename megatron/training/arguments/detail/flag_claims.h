@@ -176,7 +176,7 @@ constexpr FlagClaim kPersistentWriter{"the background writer lives as long as th
                                       "test AsyncSaver.SavesInOrderAndReportsErrors"};
 constexpr FlagClaim kConstantStructure{
     "names, shapes and places of tensors follow from the layout and stay for the whole run",
-    "test LayoutPlan.ParametersAndBuffersAreThoseOfTheRealRanks"};
+    "test LayoutPlan.WeightsGradientsAndStatesAreThoseOfTheRealRanks"};
 constexpr FlagClaim kAnyLayout{"checkpoints do not depend on the layout of ranks",
                                "test Reshard.AnyLayoutReadsWhatAnyLayoutWrote"};
 constexpr FlagClaim kDistributedCheckpoint{"every checkpoint is a distributed one",
