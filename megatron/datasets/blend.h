@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include "megatron/datasets/gpt_dataset.h"
+#include "megatron/datasets/gpt/gpt_dataset.h"
 
 namespace megatron {
 

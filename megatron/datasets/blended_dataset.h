@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "megatron/datasets/dataset.h"
-#include "megatron/datasets/gpt_dataset.h"
+#include "megatron/datasets/gpt/gpt_dataset.h"
 
 namespace megatron {
 

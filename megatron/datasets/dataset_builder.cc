@@ -10,7 +10,7 @@
 #include "megatron/base/threads.h"
 #include "megatron/datasets/blend.h"
 #include "megatron/datasets/blended_dataset.h"
-#include "megatron/datasets/mock_dataset.h"
+#include "megatron/datasets/gpt/mock_dataset.h"
 
 namespace megatron {
 namespace {

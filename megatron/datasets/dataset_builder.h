@@ -12,7 +12,7 @@
 
 #include "megatron/datasets/data_config.h"
 #include "megatron/datasets/dataset.h"
-#include "megatron/datasets/gpt_dataset.h"
+#include "megatron/datasets/gpt/gpt_dataset.h"
 #include "megatron/tokenizers/tokenizer.h"
 
 namespace megatron {

@@ -6,7 +6,7 @@
 #include "megatron/base/check.h"
 #include "megatron/base/format.h"
 #include "megatron/datasets/blended_dataset.h"
-#include "megatron/datasets/gpt_dataset.h"
+#include "megatron/datasets/gpt/gpt_dataset.h"
 
 namespace megatron {
 

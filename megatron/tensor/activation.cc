@@ -2,7 +2,7 @@
 
 #include "megatron/base/check.h"
 #include "megatron/kernels/activation.h"
-#include "megatron/kernels/fp8_activation.h"
+#include "megatron/kernels/fp8/fp8_activation.h"
 #include "megatron/tensor/detail/launch.h"
 #include "megatron/tensor/quantization.h"
 #include "megatron/tensor/shape.h"

@@ -3,7 +3,7 @@
 #include <map>
 
 #include "megatron/base/check.h"
-#include "megatron/kernels/fp8.h"
+#include "megatron/kernels/fp8/fp8.h"
 #include "megatron/tensor/detail/blas.h"
 #include "megatron/tensor/detail/blas_product.h"
 #include "megatron/tensor/torch.h"

@@ -12,7 +12,7 @@
 
 #include "megatron/base/check.h"
 #include "megatron/base/log.h"
-#include "megatron/kernels/fp8.h"
+#include "megatron/kernels/fp8/fp8.h"
 #include "megatron/kernels/philox.h"
 #include "megatron/tensor/detail/blas_product.h"
 #include "megatron/tensor/gemm.h"

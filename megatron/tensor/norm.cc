@@ -2,7 +2,7 @@
 
 #include "megatron/base/check.h"
 #include "megatron/kernels/column_sum.h"
-#include "megatron/kernels/fp8_norm.h"
+#include "megatron/kernels/fp8/fp8_norm.h"
 #include "megatron/kernels/norm.h"
 #include "megatron/tensor/detail/launch.h"
 #include "megatron/tensor/detail/partial_sum.h"

@@ -3,7 +3,7 @@
 #include <cmath>
 
 #include "megatron/base/check.h"
-#include "megatron/kernels/fp8.h"
+#include "megatron/kernels/fp8/fp8.h"
 #include "megatron/tensor/detail/blas.h"
 #include "megatron/tensor/detail/launch.h"
 #include "megatron/tensor/shape.h"

@@ -15,7 +15,7 @@
 #include <vector>
 
 #include "megatron/base/check.h"
-#include "megatron/datasets/gpt_dataset.h"
+#include "megatron/datasets/gpt/gpt_dataset.h"
 #include "megatron/datasets/indexed_dataset.h"
 #include "megatron/datasets/indexed_dataset_builder.h"
 #include "megatron/datasets/npy.h"

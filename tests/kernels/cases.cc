@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "megatron/kernels/fp8.h"
+#include "megatron/kernels/fp8/fp8.h"
 #include "megatron/tensor/activation.h"
 #include "megatron/tensor/cross_entropy.h"
 #include "megatron/tensor/embedding.h"

@@ -19,7 +19,7 @@
 #include <vector>
 
 #include "megatron/chat/chat_template.h"
-#include "megatron/datasets/sft_config.h"
+#include "megatron/datasets/tuning/sft_config.h"
 #include "megatron/tokenizers/tokenizer.h"
 
 namespace megatron {

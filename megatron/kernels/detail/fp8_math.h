@@ -2,7 +2,7 @@
 #pragma once
 
 #include "megatron/kernels/detail/math.h"
-#include "megatron/kernels/fp8.h"
+#include "megatron/kernels/fp8/fp8.h"
 
 namespace megatron {
 

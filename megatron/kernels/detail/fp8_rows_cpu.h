@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "megatron/kernels/fp8.h"
+#include "megatron/kernels/fp8/fp8.h"
 
 namespace megatron {
 

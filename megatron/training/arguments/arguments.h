@@ -6,7 +6,7 @@
 
 #include "megatron/comm/parallel_groups.h"
 #include "megatron/comm/rendezvous.h"
-#include "megatron/datasets/sft_config.h"
+#include "megatron/datasets/tuning/sft_config.h"
 #include "megatron/distributed/distributed_data_parallel_config.h"
 #include "megatron/optimizer/optimizer_config.h"
 #include "megatron/pipeline_parallel/pipeline_config.h"

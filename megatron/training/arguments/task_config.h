@@ -3,7 +3,7 @@
 
 #include <tuple>
 
-#include "megatron/datasets/sft_config.h"
+#include "megatron/datasets/tuning/sft_config.h"
 #include "megatron/training/arguments/dpo_config.h"
 
 namespace megatron {

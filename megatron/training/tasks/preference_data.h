@@ -17,7 +17,7 @@
 #include <string>
 #include <vector>
 
-#include "megatron/datasets/preference_dataset.h"
+#include "megatron/datasets/tuning/preference_dataset.h"
 #include "megatron/tokenizers/tokenizer.h"
 
 namespace megatron {

@@ -6,7 +6,7 @@
 #include "megatron/base/check.h"
 #include "megatron/base/format.h"
 #include "megatron/base/log.h"
-#include "megatron/datasets/sft_dataset.h"
+#include "megatron/datasets/tuning/sft_dataset.h"
 #include "megatron/training/tasks/tasks.h"
 
 namespace megatron {

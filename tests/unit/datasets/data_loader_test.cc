@@ -7,7 +7,7 @@
 #include <cstdlib>
 #include <thread>
 
-#include "megatron/datasets/mock_dataset.h"
+#include "megatron/datasets/gpt/mock_dataset.h"
 #include "testing.h"
 
 namespace megatron::testing_datasets {

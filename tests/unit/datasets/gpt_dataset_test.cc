@@ -1,5 +1,5 @@
 // GPTDataset: items against the goldens, masks, caching, and errors.
-#include "megatron/datasets/gpt_dataset.h"
+#include "megatron/datasets/gpt/gpt_dataset.h"
 
 #include <atomic>
 #include <mutex>

@@ -1,6 +1,6 @@
 // Document, sample, shuffle and blending indices against Megatron-LM's test vectors and the
 // goldens.
-#include "megatron/datasets/gpt_indices.h"
+#include "megatron/datasets/gpt/gpt_indices.h"
 
 #include <nlohmann/json.hpp>
 

@@ -1,5 +1,5 @@
 // Preference pairs as neighbouring samples: loss masks, the order of epochs, errors.
-#include "megatron/datasets/preference_dataset.h"
+#include "megatron/datasets/tuning/preference_dataset.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -1,5 +1,5 @@
 // Conversations: rows, loss masks, packing.
-#include "megatron/datasets/sft_dataset.h"
+#include "megatron/datasets/tuning/sft_dataset.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

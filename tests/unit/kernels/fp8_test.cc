@@ -1,4 +1,4 @@
-#include "megatron/kernels/fp8.h"
+#include "megatron/kernels/fp8/fp8.h"
 
 #include <algorithm>
 #include <array>

@@ -5,7 +5,7 @@
 
 #include "megatron/base/check.h"
 #include "megatron/dist_checkpointing/safetensors.h"
-#include "megatron/kernels/fp8.h"
+#include "megatron/kernels/fp8/fp8.h"
 #include "megatron/tensor/shape.h"
 #include "tests/unit/tensor/testing.h"
 

@@ -1,7 +1,7 @@
 #include <vector>
 
 #include "megatron/kernels/detail/fp8_rows_cpu.h"
-#include "megatron/kernels/fp8_norm.h"
+#include "megatron/kernels/fp8/fp8_norm.h"
 
 namespace megatron {
 

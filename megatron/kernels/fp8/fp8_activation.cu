@@ -1,6 +1,6 @@
 #include "megatron/kernels/detail/activation_math.h"
 #include "megatron/kernels/detail/fp8_tile.cuh"
-#include "megatron/kernels/fp8_activation.h"
+#include "megatron/kernels/fp8/fp8_activation.h"
 
 namespace megatron {
 namespace {

@@ -1,4 +1,4 @@
-#include "megatron/datasets/preference_dataset.h"
+#include "megatron/datasets/tuning/preference_dataset.h"
 
 #include <algorithm>
 #include <utility>

@@ -1,6 +1,6 @@
 #include "megatron/kernels/detail/fp8_tile.cuh"
 #include "megatron/kernels/detail/norm_rows.cuh"
-#include "megatron/kernels/fp8_norm.h"
+#include "megatron/kernels/fp8/fp8_norm.h"
 
 // Two kernels: the statistics of the rows, from the last row to the first, then tiles from the
 // first row on, which the L2 cache still holds since the first kernel read them last.

@@ -1,4 +1,4 @@
-#include "megatron/datasets/mock_dataset.h"
+#include "megatron/datasets/gpt/mock_dataset.h"
 
 #include <algorithm>
 

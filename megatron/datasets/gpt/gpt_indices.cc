@@ -1,4 +1,4 @@
-#include "megatron/datasets/gpt_indices.h"
+#include "megatron/datasets/gpt/gpt_indices.h"
 
 #include <algorithm>
 #include <cmath>

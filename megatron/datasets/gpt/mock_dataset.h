@@ -5,7 +5,7 @@
 
 #include <cstdint>
 
-#include "megatron/datasets/gpt_dataset.h"
+#include "megatron/datasets/gpt/gpt_dataset.h"
 
 namespace megatron {
 

@@ -1,4 +1,4 @@
-#include "megatron/datasets/sft_config.h"
+#include "megatron/datasets/tuning/sft_config.h"
 
 #include "megatron/base/check.h"
 

@@ -2,7 +2,7 @@
 
 #include "megatron/kernels/detail/amax.cuh"
 #include "megatron/kernels/detail/fp8_tile.cuh"
-#include "megatron/kernels/fp8.h"
+#include "megatron/kernels/fp8/fp8.h"
 
 namespace megatron {
 namespace {

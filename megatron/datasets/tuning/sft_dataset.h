@@ -18,7 +18,7 @@
 #include <utility>
 
 #include "megatron/datasets/dataset.h"
-#include "megatron/datasets/gpt_dataset.h"
+#include "megatron/datasets/gpt/gpt_dataset.h"
 #include "megatron/datasets/sources/conversation.h"
 
 namespace megatron {

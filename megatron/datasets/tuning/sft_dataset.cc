@@ -1,4 +1,4 @@
-#include "megatron/datasets/sft_dataset.h"
+#include "megatron/datasets/tuning/sft_dataset.h"
 
 #include <algorithm>
 #include <filesystem>
@@ -12,8 +12,8 @@
 #include "megatron/datasets/blend.h"
 #include "megatron/datasets/detail/encoder.h"
 #include "megatron/datasets/detail/once_per_node.h"
+#include "megatron/datasets/gpt/mock_dataset.h"
 #include "megatron/datasets/index_cache.h"
-#include "megatron/datasets/mock_dataset.h"
 #include "megatron/datasets/sampler.h"
 #include "megatron/datasets/sources/document_source.h"
 

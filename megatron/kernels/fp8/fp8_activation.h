@@ -1,6 +1,6 @@
 // Gated activations with FP8 output, for a scale that is known beforehand: equal, bit for bit, to
 // activation_forward or activation_backward (kernels/activation.h) followed by Fp8Cast
-// (kernels/fp8.h), without the tensor between them.
+// (kernels/fp8/fp8.h), without the tensor between them.
 //
 //                                                    bytes moved (bf16)
 //   forward    x [rows, 2 f] -> y [rows, f]           6 per element of y
@@ -8,7 +8,7 @@
 #pragma once
 
 #include "megatron/kernels/activation.h"
-#include "megatron/kernels/fp8.h"
+#include "megatron/kernels/fp8/fp8.h"
 
 namespace megatron {
 

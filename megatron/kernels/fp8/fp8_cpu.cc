@@ -5,7 +5,7 @@
 #include "megatron/kernels/detail/amax_cpu.h"
 #include "megatron/kernels/detail/block_io.h"
 #include "megatron/kernels/detail/fp8_math.h"
-#include "megatron/kernels/fp8.h"
+#include "megatron/kernels/fp8/fp8.h"
 
 namespace megatron {
 namespace {

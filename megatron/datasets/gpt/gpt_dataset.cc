@@ -1,4 +1,4 @@
-#include "megatron/datasets/gpt_dataset.h"
+#include "megatron/datasets/gpt/gpt_dataset.h"
 
 #include <algorithm>
 #include <limits>
@@ -6,7 +6,7 @@
 #include "megatron/base/check.h"
 #include "megatron/base/files.h"
 #include "megatron/base/json_writer.h"
-#include "megatron/datasets/gpt_indices.h"
+#include "megatron/datasets/gpt/gpt_indices.h"
 #include "megatron/datasets/index_cache.h"
 
 namespace megatron {
