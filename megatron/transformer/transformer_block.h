@@ -5,9 +5,9 @@
 #include <vector>
 
 #include "megatron/nn/norm.h"
-#include "megatron/nn/recompute.h"
 #include "megatron/transformer/attention/rotary_embedding.h"
-#include "megatron/transformer/transformer_layer.h"
+#include "megatron/transformer/layer/layer_runner.h"
+#include "megatron/transformer/layer_kinds.h"
 
 namespace megatron {
 
@@ -18,23 +18,18 @@ class TransformerBlock : public Module {
  public:
   // Layers [first_layer, first_layer + num_layers), counted from 0.
   TransformerBlock(const TransformerConfig& config, int64_t first_layer, int64_t num_layers,
-                   bool final_norm, bool sequence_parallel, const ParallelGroups& groups);
+                   bool final_norm, bool sequence_parallel, const ParallelGroups& groups,
+                   LayerMaker make = make_layer);
 
-  //   x, return  [s, b, h]
-  //
-  // With a tape in the context and full recomputation, layers are recomputed in the backward; with
-  // --distribute-saved-activations each tensor-parallel rank keeps 1/t of their saved inputs.
+  //   x, return   as for Layer::forward
   at::Tensor forward(at::Tensor x, const ForwardContext& context);
 
  private:
-  // Runs layers [first, last); activations of layers before `offloaded` go to host memory.
-  at::Tensor run_layers(at::Tensor x, size_t first, size_t last, size_t offloaded,
-                        LayerContext context);
-  RecomputeTape::Keeper input_keeper(const ForwardContext& pass, bool offloaded) const;
+  LayerRotary rotary_tables(const ForwardContext& pass, at::ScalarType type) const;
 
   const TransformerConfig& config_;
-  const ProcessGroup& tp_;
   RotaryEmbedding rotary_;
+  LayerRunner runner_;
   std::vector<std::unique_ptr<Layer>> layers_;
   std::unique_ptr<Norm> final_layernorm_;
 };

@@ -3,10 +3,8 @@
 
 #include <memory>
 
-#include "megatron/tensor_parallel/layers.h"
 #include "megatron/transformer/attention/qk_norm.h"
-#include "megatron/transformer/config/transformer_config.h"
-#include "megatron/transformer/layer/layer.h"
+#include "megatron/transformer/layer/sublayer.h"
 
 namespace megatron {
 
@@ -15,18 +13,16 @@ namespace megatron {
 // bias}. Rows of linear_qkv are stored per key/value group, as in Megatron: [its query heads | key
 // | value].
 //
-//   x            [s, b, h]   (s/t with sequence parallelism; with c context-parallel ranks s is the
-//                            s/c tokens of this rank, see
-//                              transformer/context_parallel/context_parallel.h)
+// With c context-parallel ranks s is the s/c tokens of this rank, see
+// transformer/context_parallel/context_parallel.h.
 //
-// forward() returns {output, residual}, both shaped as x; with `add` {output + residual,
-// undefined}. Communication: that of its linears over tp, of attention over cp. Keeps a reference
-// to groups, which must outlive it.
-class SelfAttention : public Module {
+// Communication: that of its linears over tp, of attention over cp. Keeps a reference to groups,
+// which must outlive it.
+class SelfAttention : public Sublayer {
  public:
   SelfAttention(const TransformerConfig& config, int64_t layer_number, bool sequence_parallel,
                 const ParallelGroups& groups);
-  SublayerOutput forward(const at::Tensor& x, const LayerContext& context, bool add = false);
+  SublayerOutput forward(const at::Tensor& x, const LayerContext& context, bool add) override;
   // Keys and values of earlier positions: a KVCache.
   std::unique_ptr<LayerState> make_state(const DecodingShape& shape) const;
 

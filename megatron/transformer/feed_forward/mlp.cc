@@ -72,7 +72,8 @@ MLP::MLP(const TransformerConfig& config, int64_t layer_number, bool sequence_pa
   add("linear_fc2", &linear_fc2_);
 }
 
-SublayerOutput MLP::forward(const at::Tensor& x, OffloadedPass* offload, bool add) {
+SublayerOutput MLP::forward(const at::Tensor& x, const LayerContext& context, bool add) {
+  OffloadedPass* offload = context.offload();
   SublayerOutput result;
   {
     const OffloadScope scope(offload, [&](const at::Tensor& saved) {

@@ -71,6 +71,7 @@ ATTENTION_BLOCK = "megatron/tensor/attention/attention_block.cc"
 QK_NORM = "megatron/transformer/attention/qk_norm.cc"
 ATTENTION = "megatron/transformer/attention/attention.cc"
 LAYER = "megatron/transformer/transformer_layer.cc"
+SUBLAYER = "megatron/transformer/layer/sublayer.cc"
 BLOCK = "megatron/transformer/transformer_block.cc"
 MLP = "megatron/transformer/feed_forward/mlp.cc"
 CONTEXT = "megatron/transformer/context_parallel/context_parallel.cc"
@@ -178,7 +179,7 @@ BUGS = (
         "tp2_sp_positions", "gpt tp2 sp documents"),
     # Dropout.
     Bug("hidden_dropout_equal_over_sequence", "under sequence parallelism all tensor ranks drop the same places of different tokens",
-        ((LAYER, "const TokenPositions& place = pass.rows.position.defined() ? pass.rows : pass.place;",
+        ((SUBLAYER, "const TokenPositions& place = pass.rows.position.defined() ? pass.rows : pass.place;",
           "TokenPositions place = pass.rows.position.defined() ? pass.rows : pass.place;\n"
           "  if (PLANTED) place.position = pass.place.position.narrow(0, 0, place.position.size(0));"),),
         "tp4_groups2_sp tp4_sp", "qwen tp4 sp"),

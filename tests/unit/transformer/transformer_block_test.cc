@@ -1,96 +1,16 @@
 // The block of layers: recomputation, documents, tensor and sequence parallelism, in fp64.
 #include "megatron/transformer/transformer_block.h"
 
-#include <ATen/CPUGeneratorImpl.h>
 #include <gtest/gtest.h>
 #include <torch/csrc/autograd/autograd.h>
 
-#include <map>
-#include <mutex>
-
 #include "megatron/base/check.h"
 #include "megatron/comm/thread_backend.h"
-#include "megatron/nn/activation_offload.h"
-#include "megatron/nn/parameter_store.h"
 #include "megatron/nn/placement.h"
-#include "megatron/nn/recompute.h"
-#include "megatron/tensor/torch.h"
+#include "tests/unit/transformer/block_pass.h"
 
 namespace megatron {
 namespace {
-
-TransformerConfig small_config() {
-  TransformerConfig config;
-  config.num_layers = 3;
-  config.hidden_size = 32;
-  config.num_attention_heads = 4;
-  config.seq_length = 16;
-  config.init_method_std = 0.3;
-  config.hidden_dropout = config.attention_dropout = 0.0;
-  config.finalize();
-  return config;
-}
-
-TransformerConfig llama_config() {
-  TransformerConfig config = small_config();
-  config.normalization = Normalization::kRMSNorm;
-  config.swiglu = true;
-  config.ffn_hidden_size = 48;
-  config.add_bias_linear = false;
-  config.position_embedding_type = PositionEmbedding::kRope;
-  config.group_query_attention = true;
-  config.num_query_groups = 2;
-  return config;
-}
-
-at::Tensor draw(at::IntArrayRef shape, uint64_t seed) {
-  auto generator = at::make_generator<at::CPUGeneratorImpl>(seed);
-  return at::randn(shape, generator, at::dtype(at::kDouble));
-}
-
-ForwardContext context_of(int64_t s, int64_t b) {
-  ForwardContext context;
-  context.place.position = at::arange(s, at::kLong);
-  context.place.sample = at::arange(b, at::kLong);
-  return context;
-}
-
-struct Pass {
-  at::Tensor y, dx;
-  std::map<std::string, at::Tensor> grads;
-};
-
-// Forward and backward of the whole block on one rank.
-Pass run(const TransformerConfig& config, const at::Tensor& input, const at::Tensor& dy,
-         ForwardContext context, bool tape = true, ActivationOffload* offload = nullptr) {
-  const ParallelGroups one;
-  TransformerBlock block(config, 0, config.num_layers, /*final_norm=*/true,
-                         /*sequence_parallel=*/false, one);
-  PlainParameterStore store(block, at::kDouble, at::kCPU, true);
-  initialize_parameters(block, 3, one);
-  const at::Tensor x = input.clone().set_requires_grad(true);
-  RecomputeTape cuts;
-  if (tape) context.tape = &cuts;
-  OffloadedPass in_host_memory;
-  if (offload != nullptr) in_host_memory = OffloadedPass(*offload);
-  if (offload != nullptr) context.offload = &in_host_memory;
-  const at::Tensor y = block.forward(x, context);
-  in_host_memory.begin_backward();
-  cuts.backward(y, dy);
-  Pass pass{y.detach(), x.grad(), {}};
-  block.visit([&](const std::string& name, Parameter& parameter) {
-    pass.grads[name] = store.grad(parameter);
-  });
-  return pass;
-}
-
-void expect_identical(const Pass& a, const Pass& b, const std::string& what) {
-  EXPECT_TRUE(at::equal(a.y, b.y)) << what;
-  EXPECT_TRUE(at::equal(a.dx, b.dx)) << what;
-  ASSERT_EQ(a.grads.size(), b.grads.size());
-  for (const auto& [name, grad] : a.grads)
-    EXPECT_TRUE(at::equal(grad, b.grads.at(name))) << what << ": " << name;
-}
 
 TEST(TransformerBlock, RecomputationChangesNoBit) {
   for (TransformerConfig config : {small_config(), llama_config()}) {
@@ -98,7 +18,7 @@ TEST(TransformerBlock, RecomputationChangesNoBit) {
     const at::Tensor x = draw({8, 2, 32}, 1), dy = draw({8, 2, 32}, 2);
     ForwardContext context = context_of(8, 2);
     context.training = true;
-    const Pass plain = run(config, x, dy, context);
+    const WholePass plain = run(config, x, dy, context);
     config.recompute_granularity = RecomputeGranularity::kFull;
     for (const auto method : {RecomputeMethod::kUniform, RecomputeMethod::kBlock}) {
       for (const int64_t layers : {1, 2, 3}) {
@@ -157,7 +77,7 @@ TEST(TransformerBlock, OffloadingChangesNoBit) {
       const at::Tensor x = draw({8, 2, 32}, 1), dy = draw({8, 2, 32}, 2);
       ForwardContext context = context_of(8, 2);
       context.training = true;
-      const Pass plain = run(config, x, dy, context);
+      const WholePass plain = run(config, x, dy, context);
       for (const Case& c : cases) {
         TransformerConfig other = config;
         other.fine_grained_activation_offloading = true;
@@ -204,9 +124,10 @@ TEST(TransformerBlock, MaskAndResetPositionsSeparateDocuments) {
         at::cat({at::arange(first, at::kLong), at::arange(second, at::kLong)}).expand({2, s});
     packed.attention_mask = at::zeros({2, 1, s, s}, at::kBool);
     packed.attention_mask.slice(2, first).slice(3, 0, first).fill_(true);
-    const Pass together = run(config, x, dy, packed);
-    const Pass a = run(config, x.narrow(0, 0, first), dy.narrow(0, 0, first), context_of(first, 2));
-    const Pass b =
+    const WholePass together = run(config, x, dy, packed);
+    const WholePass a =
+        run(config, x.narrow(0, 0, first), dy.narrow(0, 0, first), context_of(first, 2));
+    const WholePass b =
         run(config, x.narrow(0, first, second), dy.narrow(0, first, second), context_of(second, 2));
     EXPECT_TRUE(at::allclose(together.y, at::cat({a.y, b.y}), 1e-10, 1e-12));
     EXPECT_TRUE(at::allclose(together.dx, at::cat({a.dx, b.dx}), 1e-10, 1e-12));
@@ -225,7 +146,8 @@ TEST(TransformerBlock, WindowHidesWhatIsFurtherLeft) {
   const at::Tensor x = draw({8, 1, 32}, 1), dy = draw({8, 1, 32}, 2);
   at::Tensor other = x.clone();
   other[3].normal_();
-  const Pass a = run(config, x, dy, context_of(8, 1)), b = run(config, other, dy, context_of(8, 1));
+  const WholePass a = run(config, x, dy, context_of(8, 1)),
+                  b = run(config, other, dy, context_of(8, 1));
   const at::Tensor changed = (a.y != b.y).any(-1).any(-1);  // [s]
   EXPECT_TRUE(at::equal(changed, at::tensor({0, 0, 0, 1, 1, 1, 0, 0}).to(at::kBool))) << changed;
 }
@@ -243,8 +165,8 @@ TEST(TransformerBlock, ResidualStreamInFp32) {
   torch::autograd::backward({y.sum()}, {});
   EXPECT_EQ(x.grad().scalar_type(), at::kFloat);
   EXPECT_TRUE(at::isfinite(x.grad()).all().item<bool>());
-  const Pass exact = run(small_config(), x.detach().to(at::kDouble),
-                         at::ones({8, 2, 32}, at::kDouble), context_of(8, 2));
+  const WholePass exact = run(small_config(), x.detach().to(at::kDouble),
+                              at::ones({8, 2, 32}, at::kDouble), context_of(8, 2));
   EXPECT_LT((y.to(at::kDouble) - exact.y).abs().max().item<double>(), 0.15);
 }
 
@@ -257,13 +179,13 @@ TEST(TransformerBlock, TensorParallelRanksGiveTheSameResult) {
     ForwardContext context = context_of(8, 2);
     context.training = true;
     config.attention_dropout = 0.2;
-    const Pass expected = run(config, x, dy, context);
+    const WholePass expected = run(config, x, dy, context);
     for (const int ranks : {2, 4}) {
       for (const bool sequence_parallel : {false, true}) {
         // With sequence parallelism each rank's dropout needs the positions of its own rows;
         // without dropout here.
         if (sequence_parallel) config.hidden_dropout = config.attention_dropout = 0.0;
-        const Pass reference = sequence_parallel ? run(config, x, dy, context) : expected;
+        const WholePass reference = sequence_parallel ? run(config, x, dy, context) : expected;
         run_ranks(ranks, [&](const std::shared_ptr<Backend>& backend) {
           ParallelGroups groups;
           groups.tp = ProcessGroup(backend, "tp");

@@ -1,0 +1,38 @@
+#include "megatron/transformer/layer/sublayer.h"
+
+#include "megatron/tensor/torch.h"
+
+namespace megatron {
+
+ResidualSublayer::ResidualSublayer(const TransformerConfig& config, Sublayer& sublayer,
+                                   RandomKey dropout_key, bool sequence_parallel,
+                                   const SublayerNames& names)
+    : config_(config), sublayer_(sublayer), dropout_key_(dropout_key), names_(names) {
+  if (!config.has_post_norm()) return;
+  post_norm_ = std::make_unique<Norm>(
+      config.hidden_size, NormOptions{config.normalization, config.layernorm_epsilon,
+                                      config.layernorm_zero_centered_gamma, sequence_parallel});
+}
+
+at::Tensor ResidualSublayer::forward(const at::Tensor& x, const LayerContext& context) {
+  return run_sublayer(
+      config_, names_, x, context, [this](const at::Tensor& in, const LayerContext& inner) {
+        return add_residual(sublayer_.forward(in, inner, adds_in_product(inner.pass)), inner.pass);
+      });
+}
+
+bool ResidualSublayer::adds_in_product(const ForwardContext& pass) const {
+  return !config_.has_post_norm() && !config_.fp32_residual_connection &&
+         !(pass.training && config_.hidden_dropout > 0.0);
+}
+
+at::Tensor ResidualSublayer::add_residual(const SublayerOutput& result,
+                                          const ForwardContext& pass) {
+  if (!result.residual.defined()) return result.output;
+  const TokenPositions& place = pass.rows.position.defined() ? pass.rows : pass.place;
+  const double p = pass.training ? config_.hidden_dropout : 0.0;
+  return dropout_add(post_norm_ != nullptr ? post_norm_->forward(result.output) : result.output,
+                     result.residual, p, dropout_key_, place);
+}
+
+}  // namespace megatron

@@ -1,0 +1,34 @@
+// The table of layer kinds: each is one row in layer_kinds.cc and files of its own.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string_view>
+
+#include "megatron/transformer/layer/layer.h"
+
+namespace megatron {
+
+struct ParallelGroups;
+struct TransformerConfig;
+
+// Makes one layer. `layer_number` is global and counts from 1. Config and groups must outlive it.
+using LayerMaker = std::unique_ptr<Layer> (*)(const TransformerConfig& config, int64_t layer_number,
+                                              bool sequence_parallel, const ParallelGroups& groups);
+
+struct LayerKind {
+  // One letter of Megatron's --hybrid-layer-pattern for each residual connection of the layer:
+  // * attention, - MLP, E experts, M Mamba-2, G gated delta net.
+  std::string_view letters;
+  std::string_view name;
+  LayerMaker make;
+};
+
+// Throws Error that names the known letters.
+const LayerKind& find_layer_kind(std::string_view letters);
+
+// Makes the layer of the kind that the configuration gives it.
+std::unique_ptr<Layer> make_layer(const TransformerConfig& config, int64_t layer_number,
+                                  bool sequence_parallel, const ParallelGroups& groups);
+
+}  // namespace megatron
