@@ -229,16 +229,30 @@ void add_json(JsonWriter& json, const StageMemory& m) {
   json.end_array().end_object();
 }
 
+// `unit`: multiply-adds that take 1; `head`: the time of the output layer.
+PassCosts chunk_costs(const LayoutPlan& plan, int stage, int chunk, double unit, double head) {
+  const StageSlice slice = plan.stages.slice(stage, chunk);
+  const bool full = recomputed_layers(plan.model(), slice.num_layers).layers > 0;
+  double weights = 0, scores = 0, first_again = 0, second_again = 0;
+  for (int64_t i = 0; i < slice.num_layers; ++i) {
+    const LayerCost layer = plan.layer_cost(slice.first_layer + i + 1);
+    weights += layer.first.weight_products + layer.second.weight_products;
+    scores += layer.first.score_products + layer.second.score_products;
+    first_again += layer.first.recomputed_products;
+    second_again += layer.second.recomputed_products;
+  }
+  const double linear = weights / unit + (slice.head && !plan.splits_vocabulary() ? head : 0.0),
+               attention = scores / unit;
+  const double again =
+      (full ? (weights + scores) / unit : 0.0) + first_again / unit + second_again / unit;
+  // A minimum, so that the drawing shows segments without work.
+  const double forward = std::max(linear + attention, 0.05);
+  return {forward, forward + attention + again, std::max(linear, 0.05)};
+}
+
 }  // namespace
 
-LayerWork layer_work(const TransformerConfig& c) {
-  const double h = static_cast<double>(c.hidden_size),
-               heads = static_cast<double>(c.num_attention_heads * c.kv_channels);
-  const double keys = static_cast<double>(2 * c.query_groups() * c.kv_channels);
-  const double ffn =
-      static_cast<double>(c.ffn_hidden_size) * (is_gated(c.activation()) ? 3.0 : 2.0);
-  return {h * (2 * heads + keys + ffn), static_cast<double>(c.seq_length) * heads};
-}
+double unit_products(const LayoutPlan& plan) { return plan.layer_cost(1).products(); }
 
 ScheduleCosts schedule_costs(const LayoutPlan& plan) {
   if (plan.arguments.pipeline.zero_bubble_pass_times.empty()) return compute_costs(plan);
@@ -248,13 +262,8 @@ ScheduleCosts schedule_costs(const LayoutPlan& plan) {
 }
 
 ScheduleCosts compute_costs(const LayoutPlan& plan) {
-  const TransformerConfig& c = plan.model();
-  const auto [weights, scores] = layer_work(c);
-  const double h = static_cast<double>(c.hidden_size);
-  const double ffn =
-      static_cast<double>(c.ffn_hidden_size) * (is_gated(c.activation()) ? 3.0 : 2.0);
-  // In layers
-  const double head = h * static_cast<double>(plan.vocabulary.padded_size) / (weights + scores);
+  const double unit = unit_products(plan);
+  const double head = head_products(plan.model(), plan.ends_shape()) / unit;
   ScheduleCosts costs;
   if (plan.splits_vocabulary()) {
     costs.head = head / static_cast<double>(plan.pipeline);
@@ -262,19 +271,8 @@ ScheduleCosts compute_costs(const LayoutPlan& plan) {
   }
   for (int stage = 0; stage < static_cast<int>(plan.pipeline); ++stage) {
     costs.passes.emplace_back();
-    for (int chunk = 0; chunk < plan.stages.num_chunks(); ++chunk) {
-      const StageSlice slice = plan.stages.slice(stage, chunk);
-      const double layers = static_cast<double>(slice.num_layers),
-                   ends = slice.head && !plan.splits_vocabulary() ? head : 0.0;
-      const double linear = layers * weights / (weights + scores) + ends,
-                   attention = layers * scores / (weights + scores);
-      double again = c.recompute_granularity == RecomputeGranularity::kFull ? layers : 0.0;
-      if (c.recomputes("core_attn")) again += attention;
-      if (c.recomputes("mlp")) again += layers * h * ffn / (weights + scores);
-      // A minimum, so that the drawing shows segments without work.
-      const double forward = std::max(linear + attention, 0.05);
-      costs.passes.back().push_back({forward, forward + attention + again, std::max(linear, 0.05)});
-    }
+    for (int chunk = 0; chunk < plan.stages.num_chunks(); ++chunk)
+      costs.passes.back().push_back(chunk_costs(plan, stage, chunk, unit, head));
   }
   return costs;
 }

@@ -51,14 +51,11 @@ struct LayoutReport {
 // Throws InternalError if the stages together do not hold the configured model.
 LayoutReport make_layout_report(const LayoutPlan& plan, const LayoutQuestions& questions = {});
 
-// Multiply-adds per token in one layer: in its weights, and in causal attention over a whole
-// sequence.
-struct LayerWork {
-  double weights = 0, scores = 0;
-};
-LayerWork layer_work(const TransformerConfig& model);
+// Multiply-adds per token in the first layer: the unit of compute_costs().
+double unit_products(const LayoutPlan& plan);
 
-// Relative times of the passes of every chunk by their FLOPs; the forward of one layer takes 1.
+// Relative times of the passes of every chunk by their operations; the forward of the first layer
+// takes 1.
 ScheduleCosts compute_costs(const LayoutPlan& plan);
 // compute_costs(), or --zero-bubble-pass-times if given.
 ScheduleCosts schedule_costs(const LayoutPlan& plan);

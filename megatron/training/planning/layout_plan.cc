@@ -6,6 +6,7 @@
 #include "megatron/nn/reduction.h"
 #include "megatron/optimizer/update_rules.h"
 #include "megatron/training/arguments/microbatches.h"
+#include "megatron/transformer/transformer_layer_cost.h"
 
 namespace megatron {
 
@@ -76,6 +77,32 @@ int64_t whole_model_elements(const Arguments& arguments, const Vocabulary& vocab
 }
 
 }  // namespace
+
+LayerShape LayoutPlan::layer_shape() const {
+  LayerShape shape;
+  shape.samples = arguments.training.micro_batch_size;
+  shape.tokens = tokens();
+  shape.rows = rows();
+  shape.element = bytes.model;
+  shape.residual = bytes.residual;
+  shape.sum = bytes.sum;
+  shape.tensor = tensor;
+  shape.context = context;
+  shape.context_levels = arguments.parallel.hierarchical_context_parallel_sizes;
+  shape.sequence_parallel = sequence_parallel;
+  shape.documents =
+      arguments.data.reset_attention_mask || arguments.data.dataloader_inter_document_masking;
+  shape.on_gpu = on_gpu;
+  return shape;
+}
+
+EndsShape LayoutPlan::ends_shape() const {
+  return {layer_shape(), vocabulary.padded_size, splits_vocabulary() ? pipeline : 1};
+}
+
+LayerCost LayoutPlan::layer_cost(int64_t layer_number, bool offloaded) const {
+  return transformer_layer_cost(model(), layer_number, layer_shape(), offloaded);
+}
 
 LayoutPlan make_layout_plan(const Arguments& arguments, const Vocabulary& vocabulary, bool on_gpu,
                             const ModelProvider& provider) {

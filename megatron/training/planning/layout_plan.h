@@ -10,6 +10,7 @@
 
 #include "megatron/comm/parallel_groups.h"
 #include "megatron/distributed/buffer_layout.h"
+#include "megatron/models/common/ends_cost.h"
 #include "megatron/models/model.h"
 #include "megatron/pipeline_parallel/schedule.h"
 #include "megatron/pipeline_parallel/stage_layout.h"
@@ -78,6 +79,13 @@ struct LayoutPlan {
     return model().seq_length / context * arguments.training.micro_batch_size;
   }
   int64_t rows() const { return tokens() / (sequence_parallel ? tensor : 1); }
+  // The same for the costs of layers and of the model's ends.
+  LayerShape layer_shape() const;
+  EndsShape ends_shape() const;
+  // Bytes of one activation between layers or stages: R h x.
+  int64_t stream_bytes() const { return rows() * model().hidden_size * bytes.residual; }
+  // Layers count from 1; `offloaded`: its saved activations go to host memory.
+  LayerCost layer_cost(int64_t layer_number, bool offloaded = false) const;
 };
 
 // Throws UsageError if the arguments are not valid, and what the model's constructor throws.

@@ -166,9 +166,10 @@ class Walk {
         stage_(stage),
         out_(memory),
         in_flight_(memory.passes.size(), 0),
-        transfer_(plan.rows() * plan.model().hidden_size * plan.bytes.residual),
+        transfer_(plan.stream_bytes()),
         batch_(plan.tokens() * (2 * 8 + 4)),
-        vocabulary_(vocabulary_bytes(plan)),
+        vocabulary_(plan.splits_vocabulary() ? split_head_cost(plan.model(), plan.ends_shape())
+                                             : SplitHeadCost{}),
         hidden_calls_(
             hidden_calls(plan.schedule, stage, plan.arguments.pipeline.overlap_p2p_communication)),
         reads_(plan.stages.num_chunks() + (plan.splits_vocabulary() ? 1 : 0)),
@@ -289,7 +290,7 @@ class Walk {
   std::vector<int> in_flight_;  // by chunk
   const int64_t transfer_;      // one activation between stages
   const int64_t batch_;
-  const VocabularyBytes vocabulary_;
+  const SplitHeadCost vocabulary_;
   const std::vector<std::vector<int>> hidden_calls_;  // by action
   const int reads_;                                   // number of passes that read a micro-batch
   std::vector<int> reads_left_;                       // by micro-batch
@@ -320,10 +321,9 @@ StageMemory stage_memory(const LayoutPlan& plan, int stage) {
   if (plan.on_gpu) memory.library_workspace = 2 * kBlasWorkspace;
   if (const int64_t part = plan.arguments.mailbox_part_bytes(plan.bytes.model); part > 0) {
     if (plan.on_gpu) memory.mailbox = PeerMailbox::memory_bytes(plan.tensor, part);
-    // linear_fc2's input is held until its postponed weight gradient: Note [Postponed weight
-    // gradients] in tensor_parallel/layers.cc.
-    if (!plan.model().quantization(1).enabled())
-      memory.temporaries += part / plan.model().hidden_size * plan.model().ffn_hidden_size;
+    int64_t postponed = 0;
+    for (const PassBytes& pass : memory.passes) postponed = std::max(postponed, pass.postponed);
+    memory.temporaries += postponed;
   }
   return memory;
 }

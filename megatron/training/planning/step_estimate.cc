@@ -39,16 +39,59 @@ ScheduleCosts in_seconds(ScheduleCosts costs, double unit) {
   return costs;
 }
 
+// Multiply-adds of attention in a chunk that transfers between context ranks can overlap with.
+double overlapping_products(const LayoutPlan& plan, int stage, int chunk) {
+  const StageSlice slice = plan.stages.slice(stage, chunk);
+  double products = 0;
+  for (int64_t i = 0; i < slice.num_layers; ++i) {
+    const LayerCost layer = plan.layer_cost(slice.first_layer + i + 1);
+    for (const SublayerCost* half : {&layer.first, &layer.second})
+      if (half->overlaps_context) products += half->score_products;
+  }
+  return products;
+}
+
+// Exposed time of data parallelism on a stage whose micro-batch takes so long to compute.
+double data_seconds(const LayoutPlan& plan, const MachineSpeeds& speeds,
+                    const std::vector<GroupTraffic>& traffic, double forward, double backward) {
+  const DistributedDataParallelConfig& ddp = plan.arguments.ddp;
+  const auto passes = static_cast<double>(plan.num_microbatches);
+  const int64_t reach = plan.tensor * plan.context * plan.data *
+                        (plan.arguments.parallel.use_tp_pp_dp_mapping ? plan.pipeline : 1);
+  const GroupTraffic dp = find(traffic, "dp");
+  double exposed = 0;
+  const auto beside = [](double time, double compute, bool overlaps) {
+    return overlaps ? std::max(0.0, time - compute) : time;
+  };
+  if (dp.ranks > 1) {
+    const double values =
+        plan.sharding.values ? 0.0
+        : plan.sharding.shards > 1
+            ? static_cast<double>(plan.bytes.model) /
+                  static_cast<double>(plan.bytes.model +
+                                      (ddp.grad_reduce_in_bf16 ? 2 : plan.bytes.sum))
+            : 0.0;  // fraction of the traffic that is sent once per step
+    const double once = seconds(dp.once, reach, speeds),
+                 weights = plan.sharding.gradients ? once : values * once;
+    exposed += beside(once - weights, backward, ddp.overlap_grad_reduce);
+    exposed += beside(weights, forward, ddp.overlap_param_gather);
+    exposed += passes * beside(seconds(dp.forward / passes, reach, speeds), forward,
+                               ddp.overlap_param_gather);
+    exposed += passes * beside(seconds(dp.backward / passes, reach, speeds), backward,
+                               ddp.overlap_grad_reduce);
+  }
+  return exposed + (seconds(find(traffic, "tp").once, plan.tensor, speeds) +
+                    seconds(find(traffic, "embd").once, plan.arguments.world_size, speeds));
+}
+
 }  // namespace
 
 StepEstimate estimate_step(const LayoutPlan& plan, const MachineSpeeds& speeds) {
-  const LayerWork work = layer_work(plan.model());
-  // Seconds of one layer's forward on one rank, the unit of schedule_costs().
-  const double unit = 2 * (work.weights + work.scores) * static_cast<double>(plan.tokens()) /
+  const double products = unit_products(plan);
+  // Seconds of the first layer's forward on one rank, the unit of schedule_costs().
+  const double unit = 2 * products * static_cast<double>(plan.tokens()) /
                       static_cast<double>(plan.tensor) / speeds.flops;
   const auto passes = static_cast<double>(plan.num_microbatches);
-  const int64_t data_reach = plan.tensor * plan.context * plan.data *
-                             (plan.arguments.parallel.use_tp_pp_dp_mapping ? plan.pipeline : 1);
   ScheduleCosts costs = in_seconds(compute_costs(without_recomputation(plan)), unit);
   const auto stages = static_cast<size_t>(plan.pipeline);
   const int chunks = plan.stages.num_chunks();
@@ -84,15 +127,12 @@ StepEstimate estimate_step(const LayoutPlan& plan, const MachineSpeeds& speeds) 
     }
   }
   step.tensor = took_more();
-  const bool ring = plan.model().context_parallel_type(1) == ContextParallelType::kP2P;
   for (size_t stage = 0; stage < stages; ++stage) {
     const GroupTraffic cp = find(traffic[stage], "cp");
     for (int chunk = 0; chunk < chunks; ++chunk) {
       PassCosts& pass = costs.passes[stage][static_cast<size_t>(chunk)];
-      const double layers =
-          static_cast<double>(plan.stages.slice(static_cast<int>(stage), chunk).num_layers);
       const double attention =
-          ring ? layers * unit * work.scores / (work.weights + work.scores) : 0.0;
+          overlapping_products(plan, static_cast<int>(stage), chunk) * unit / products;
       pass.forward += std::max(
           0.0, seconds(cp.forward / share, plan.tensor * plan.context, speeds) - attention);
       pass.backward_input += std::max(
@@ -101,43 +141,18 @@ StepEstimate estimate_step(const LayoutPlan& plan, const MachineSpeeds& speeds) 
   }
   step.context = took_more();
   if (plan.pipeline > 1) {
-    const double bytes =
-        static_cast<double>(plan.rows() * plan.model().hidden_size * plan.bytes.residual);
+    const auto bytes = static_cast<double>(plan.stream_bytes());
     costs.transfer = seconds(bytes, plan.arguments.world_size, speeds);
   }
   step.pipeline = took_more();
 
-  const DistributedDataParallelConfig& ddp = plan.arguments.ddp;
   for (size_t stage = 0; stage < stages; ++stage) {
-    const GroupTraffic dp = find(traffic[stage], "dp");
-    double forward = 0, backward = 0, exposed = 0;
+    double forward = 0, backward = 0;
     for (const PassCosts& pass : computed.passes[stage]) {
       forward += pass.forward;
       backward += pass.backward_input + pass.backward_weight;
     }
-    const auto beside = [&](double time, double compute, bool overlaps) {
-      return overlaps ? std::max(0.0, time - compute) : time;
-    };
-    if (dp.ranks > 1) {
-      const double values =
-          plan.sharding.values ? 0.0
-          : plan.sharding.shards > 1
-              ? static_cast<double>(plan.bytes.model) /
-                    static_cast<double>(plan.bytes.model +
-                                        (ddp.grad_reduce_in_bf16 ? 2 : plan.bytes.sum))
-              : 0.0;  // fraction of the traffic that is sent once per step
-      const double once = seconds(dp.once, data_reach, speeds),
-                   weights = plan.sharding.gradients ? once : values * once;
-      exposed += beside(once - weights, backward, ddp.overlap_grad_reduce);
-      exposed += beside(weights, forward, ddp.overlap_param_gather);
-      exposed += passes * beside(seconds(dp.forward / passes, data_reach, speeds), forward,
-                                 ddp.overlap_param_gather);
-      exposed += passes * beside(seconds(dp.backward / passes, data_reach, speeds), backward,
-                                 ddp.overlap_grad_reduce);
-    }
-    exposed += seconds(find(traffic[stage], "tp").once, plan.tensor, speeds) +
-               seconds(find(traffic[stage], "embd").once, plan.arguments.world_size, speeds);
-    step.data = std::max(step.data, exposed);
+    step.data = std::max(step.data, data_seconds(plan, speeds, traffic[stage], forward, backward));
   }
   return step;
 }

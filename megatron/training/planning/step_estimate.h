@@ -8,8 +8,8 @@
 //   tensor     the replay with exposed communication of tp added, minus the previous one: all of
 //              the forward, and of the backward the part that half of the weight-gradient time
 //              cannot hide
-//   context    ... with exposed communication of cp added: for p2p the part that attention cannot
-//              hide, for the other types all
+//   context    ... with exposed communication of cp added: for layers with p2p the part that
+//              attention cannot hide, for the other types all
 //   pipeline   ... with transfers between stages and collectives over all stages added
 //   data       exposed communication of dp: of gradients the part that the last backward cannot
 //              hide (without --overlap-grad-reduce all), of weights the part that the first

@@ -1,0 +1,119 @@
+#include "megatron/models/common/ends_cost.h"
+
+#include <algorithm>
+
+#include "megatron/tensor_parallel/linear_cross_entropy.h"
+
+namespace megatron {
+
+namespace {
+
+constexpr int64_t kIdBytes = 8;  // size of a token id or a target
+
+// Tensors of output layer and loss, in bytes.
+struct HeadTensors {
+  HeadTensors(const TransformerConfig& config, const EndsShape& shape);
+
+  int64_t input;    // of the output layer
+  int64_t passing;  // its all-gathered rows, during the forward only
+  int64_t back;     // gradient of the output layer's input, while it is computed
+  int64_t logits;
+  int64_t per_token;
+  // > 0: the loss is computed in chunks of this many tokens; instead of logits, the gradient of the
+  // input is held
+  int64_t part = 0;
+  int64_t working = 0;  // ... whose temporaries these are
+};
+
+HeadTensors::HeadTensors(const TransformerConfig& config, const EndsShape& shape) {
+  const LayerShape& s = shape.layer;
+  const StreamCost around(config, s);
+  const int64_t T = s.tokens, columns = shape.vocabulary / s.tensor;
+  input = around.normed;
+  passing = around.gathered;
+  back = around.product + (s.sequence_parallel ? around.part + around.gathered : around.cast);
+  logits = T * shape.vocabulary / s.tensor / shape.vocabulary_stages * s.element;
+  // Target, log-sum-exp, ignore flag, loss mask
+  per_token = T * (kIdBytes + s.sum + 1 + 4);
+  if (config.cross_entropy_fusion_impl != CrossEntropyFusion::kLinear) return;
+  const int64_t given = config.cross_entropy_chunk_tokens;
+  part = std::min(T, given > 0 ? given : cross_entropy_chunk(T, columns, s.element));
+  logits = 0;
+  input = around.product;
+  back = s.residual == s.element ? 0 : T * config.hidden_size * s.residual;
+  passing = s.sequence_parallel ? back : 0;
+  per_token = T * (1 + s.sum);  // ignore flag, loss mask
+  // The logits of one chunk and temporaries of the same size; targets, losses, per-token gradients
+  working = part * (columns * s.element + 4 * s.sum) + T * (kIdBytes + 3 * s.sum);
+}
+
+Traffic head_traffic(const TransformerConfig& config, const LayerShape& s) {
+  const double row = static_cast<double>(s.tokens * config.hidden_size);
+  if (!s.sequence_parallel)
+    return {0, 2 * scatter_bytes(s.tensor, row * static_cast<double>(s.element))};
+  const double stream = scatter_bytes(s.tensor, row * static_cast<double>(s.residual));
+  return {stream, stream};
+}
+
+}  // namespace
+
+EndCost embedding_cost(const TransformerConfig& config, const EndsShape& shape) {
+  const LayerShape& s = shape.layer;
+  const double one_way =
+      scatter_bytes(s.tensor, static_cast<double>(s.tokens * config.hidden_size * s.element));
+  EndCost cost;
+  cost.saved = s.tokens * kIdBytes;
+  cost.tensor = {(s.sequence_parallel ? 1 : 2) * one_way, s.sequence_parallel ? one_way : 0};
+  return cost;
+}
+
+EndCost head_cost(const TransformerConfig& config, const EndsShape& shape) {
+  const LayerShape& s = shape.layer;
+  const StreamCost around(config, s);
+  EndCost cost;
+  cost.saved = around.stream + around.stats;
+  if (shape.vocabulary_stages > 1) {
+    // The final norm is the last operation of the pass; its output is sent, and its backward comes
+    // first.
+    cost.forward_peak = cost.backward_peak = around.stream;
+    return cost;
+  }
+  const HeadTensors head(config, shape);
+  cost.saved += head.input + head.logits + head.per_token;
+  if (head.part == 0) cost.pending = head.input + head.logits;
+  const bool normed_apart = s.residual != s.element || (head.part > 0 && s.sequence_parallel);
+  cost.forward_peak = head.passing + (normed_apart ? around.stream : 0);
+  // The whole input and its gradient
+  if (head.part > 0) cost.forward_peak += head.input + head.working;
+  // The gradient of the output layer's input is computed while the logits' gradient is held; after
+  // that is freed, the final norm runs backward.
+  const int64_t through_logits = head.back - head.per_token;
+  const int64_t through_norm =
+      (head.part > 0 ? std::max(head.input, head.back) + (s.sequence_parallel ? around.stream : 0)
+                     : std::max(around.normed, around.cast)) +
+      around.stream - head.input - head.logits - head.per_token;
+  cost.backward_peak = std::max(through_logits, through_norm);
+  cost.tensor = head_traffic(config, s);
+  cost.tensor.forward += 2 * scatter_bytes(s.tensor, 3.0 * static_cast<double>(s.tokens * s.sum));
+  return cost;
+}
+
+double head_products(const TransformerConfig& config, const EndsShape& shape) {
+  return static_cast<double>(config.hidden_size) * static_cast<double>(shape.vocabulary);
+}
+
+SplitHeadCost split_head_cost(const TransformerConfig& config, const EndsShape& shape) {
+  const LayerShape& s = shape.layer;
+  const HeadTensors head(config, shape);
+  SplitHeadCost cost;
+  cost.hidden = s.rows * config.hidden_size * s.residual;
+  cost.statistics = 3 * s.tokens * s.sum;
+  cost.held = head.input + head.logits + head.per_token +
+              cost.statistics * (1 + s.tensor * shape.vocabulary_stages);
+  cost.head_extra = cost.held + head.passing;
+  cost.loss_extra = head.back;
+  cost.tensor = head_traffic(config, s);
+  return cost;
+}
+
+}  // namespace megatron

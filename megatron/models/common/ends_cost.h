@@ -1,0 +1,62 @@
+// What the ends of a model cost a rank: embedding, final norm, output layer and loss. Letters as in
+// transformer/layer/layer_cost.h, v the rows of the vocabulary with padding.
+//
+// Saved:
+//   embedding        8 T                    token ids
+//   head             R h x + 4 k R          input and statistics of the final norm
+//                    + T h e + T v e / t    input of the output layer; logits, overwritten by their
+//                                           gradient
+//                    + 20 T                 targets, log-sum-exp, loss mask
+// With the vocabulary split over the stages, the segment with the head ends after the final norm.
+// From the broadcast on, every stage holds R h x of hidden states; from H to L, in their place,
+// T h e + T v e / (t P) + 20 T, and softmax statistics of 12 T for this rank and for each of the
+// t P ranks.
+//
+// Sent over the tensor ranks:
+//   embedding        T h e all-reduced (with sequence parallelism reduce-scattered, and gathered
+//                    backward)
+//   head             T h of the gradient (with sequence parallelism gathered, and scattered
+//                    backward)
+//   loss             three fp32 numbers per token
+#pragma once
+
+#include "megatron/transformer/layer/layer_cost.h"
+
+namespace megatron {
+
+// `vocabulary`: rows with padding; `vocabulary_stages`: pipeline stages that they are divided over.
+struct EndsShape {
+  LayerShape layer;
+  int64_t vocabulary = 0;
+  int64_t vocabulary_stages = 1;
+};
+
+// What an end adds to the segment that it belongs to.
+struct EndCost {
+  int64_t saved = 0;
+  int64_t pending = 0;  // between the passes I and W
+  // Peaks in addition to `saved`, while it runs: after the layers, and backward before them
+  int64_t forward_peak = 0, backward_peak = 0;
+  Traffic tensor;
+};
+
+EndCost embedding_cost(const TransformerConfig& config, const EndsShape& shape);
+
+// Final norm, output layer and loss; with the vocabulary split over the stages the norm alone.
+EndCost head_cost(const TransformerConfig& config, const EndsShape& shape);
+
+// Of one rank, in multiply-adds per token of the sequence.
+double head_products(const TransformerConfig& config, const EndsShape& shape);
+
+// The passes H and L of a stage when the vocabulary is split over the stages.
+struct SplitHeadCost {
+  int64_t hidden = 0;      // hidden states of one micro-batch, and also their gradient
+  int64_t held = 0;        // from H to L
+  int64_t head_extra = 0;  // peak in addition to `hidden` while H runs
+  int64_t loss_extra = 0;  // peak in addition to `held` while L runs
+  int64_t statistics = 0;  // softmax statistics of one part of the vocabulary
+  Traffic tensor;
+};
+SplitHeadCost split_head_cost(const TransformerConfig& config, const EndsShape& shape);
+
+}  // namespace megatron

@@ -1,0 +1,40 @@
+// What the attention half of a layer costs a rank. Letters as in transformer/layer/layer_cost.h.
+//
+// Saved (tensor_parallel/layers.cc, attention.cc, tensor/attention/attention.cc):
+//   residual stream  R h x                  input of the norm
+//   norms            R (h e + 4 k)          output (not with --recompute-modules layernorm) and
+//                                           statistics
+//   attention        T d e (N + 2 G)        output of linear_qkv: as a whole if attention uses
+//                                           views of it, else only the values
+//                    + T N d e              queries, if rotated, normed or regrouped
+//                    + T G d e              keys, if rotated or normed
+//                    + T d e (N + G) + 4 k T (N + G)
+//                                           with --qk-layernorm: inputs and statistics of the norms
+//                    + T N d e              output, which linear_proj saves too
+//                    + 4 T N                log-sum-exp of a library's kernel (not with
+//                                           --recompute-modules core_attn)
+//                    a2a                    T d e (N + 2 lcm(G, a)) of exchanged tokens instead of
+//                                           queries, keys and values, and the output twice
+//   document mask    b s^2                  bool, if attention takes a mask: documents, with one
+//                                           context rank or with a2a
+//
+// Sent over the tensor ranks: what its linears send (layer_cost.h); with fewer KV groups than ranks
+// the output of linear_qkv is gathered forward, and its gradient scattered backward, over the ranks
+// that share a group. Over the context ranks, with K = bytes of this rank's keys and values, W the
+// same in fp32, Q of its queries:
+//   p2p         (c-1) K forward, (c-1) K + c W backward
+//   all_gather  (c-1) K forward, (c-1) (K + W) backward
+//   a2a         (c-1)/c (2 Q + K) forward and again backward
+//   a2a+p2p     a2a over the inner ranks, then p2p over the outer ones
+// With core_attn recomputed, p2p and all_gather of the forward again.
+#pragma once
+
+#include "megatron/transformer/layer/layer_cost.h"
+
+namespace megatron {
+
+// `offloaded`: the layer's saved activations go to host memory. Layers count from 1.
+SublayerCost attention_cost(const TransformerConfig& config, int64_t layer_number,
+                            const LayerShape& shape, bool offloaded);
+
+}  // namespace megatron

@@ -1,0 +1,184 @@
+// What a layer costs a rank: bytes of memory, multiply-adds, bytes sent. Functions of plain shapes;
+// plans (training/planning/) add them up along layers and schedule. Each kind of layer has its own
+// beside it: attention/attention_cost.h, feed_forward/mlp_cost.h.
+//
+// Letters: T = tokens of a rank in attention (s b / c), R = tokens of a rank between layers (T, or
+// T/t with sequence parallelism), e = bytes per element of the model's type, x = of the residual
+// stream, h f n g d as in docs/notation.md, t c the sizes of tensor and context axes, F = 2f when
+// the MLP is gated, else f; G = max(1, g/t) groups on a rank, N = n/t heads; k = 2 for LayerNorm, 1
+// for RMSNorm.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "megatron/transformer/config/transformer_config.h"
+
+namespace megatron {
+
+// One micro-batch of one rank.
+struct LayerShape {
+  int64_t samples = 1;  // b
+  int64_t tokens = 0;   // T
+  int64_t rows = 0;     // R
+  // Bytes of one element: of the model's type, of the residual stream, of sums and statistics
+  int64_t element = 4, residual = 4, sum = 4;
+  int64_t tensor = 1, context = 1;      // t, c
+  std::vector<int64_t> context_levels;  // inner and outer ranks of a2a+p2p
+  bool sequence_parallel = false;
+  bool documents = false;  // attention is masked at borders of documents
+  bool on_gpu = true;      // GPU kernels save other tensors than CPU ones
+};
+
+// Bytes that one layer, or a chunk, saves, by kind.
+struct SavedBytes {
+  int64_t residual = 0;
+  int64_t norms = 0;
+  int64_t attention = 0;
+  int64_t mlp = 0;
+  int64_t ends = 0;  // embedding, final norm, head, loss
+  int64_t total() const { return residual + norms + attention + mlp + ends; }
+  SavedBytes& operator+=(const SavedBytes& other);
+  SavedBytes& operator-=(const SavedBytes& other);
+};
+
+// Bytes of saved tensors that go to host memory: freed on the device, and allocated again when they
+// are reloaded.
+struct OffloadedBytes {
+  SavedBytes given;
+  int64_t taken = 0;
+};
+
+// Bytes that a rank sends for one micro-batch.
+struct Traffic {
+  double forward = 0, backward = 0;
+  Traffic& operator+=(const Traffic& other);
+};
+
+// Sent by a ring in an all-gather or reduce-scatter of `bytes` in total; an all-reduce is both.
+double scatter_bytes(int64_t ranks, double bytes);
+
+// A sublayer and the residual connection around it: half a layer. Its input and its output are
+// R h x each. Peaks count from the start of the half.
+struct SublayerCost {
+  SavedBytes saved;  // with its input
+  OffloadedBytes offloaded;
+  // Under autograd; its input is counted before. At the end it holds what it saves, without the
+  // input, and its output.
+  int64_t forward_peak = 0, forward_end = 0;
+  int64_t unrecorded_peak = 0;  // without autograd, besides input and output
+  // Its saved tensors and the output's gradient are counted before. At the end it has freed both,
+  // but not its input, and holds the input's gradient.
+  int64_t backward_peak = 0, backward_end = 0;
+  // Between the passes I and W of a zero-bubble schedule: inputs and output gradients of its
+  // linears; and the peak of I in addition to those of the whole chunk.
+  int64_t pending = 0, deferred_peak = 0;
+  // Input of a linear whose weight gradient runs in a later transfer of the mailbox: Note
+  // [Postponed weight gradients] in tensor_parallel/layers.cc
+  int64_t postponed = 0;
+  // Per token of the sequence, over all ranks of the layer: with weights, and of queries with keys
+  // and of their scores with values.
+  double weight_products = 0, score_products = 0;
+  double recomputed_products = 0;  // again in the backward, by --recompute-modules
+  Traffic tensor, context;         // over these axes of the mesh
+  bool overlaps_context = false;   // that over the context axis overlaps with score_products
+};
+
+// A layer of two halves, each the unit of offloading.
+struct LayerCost {
+  SublayerCost first, second;
+  int64_t stream = 0;  // bytes of its input, and of its output: R h x
+  // Bytes of `first` that stay in host memory in the backward
+  int64_t not_reloaded = 0;
+
+  SavedBytes saved() const;
+  SavedBytes offloaded() const;
+  // Peak without autograd, besides input and output.
+  int64_t unrecorded_peak() const;
+  double products() const;
+  Traffic tensor() const;
+  Traffic context() const;
+
+  // Peak of the forward in addition to its input, while other layers' bytes are still in transfer
+  // to the host during each half.
+  int64_t forward_peak(int64_t leaving_first = 0, int64_t leaving_second = 0) const;
+
+  // Peaks of the backward in addition to its saved tensors and its output's gradient, while other
+  // layers' bytes are being reloaded. `grad_is_held`: the caller keeps that gradient alive.
+  struct Backward {
+    int64_t second_half;  // which runs first
+    int64_t most;
+  };
+  Backward backward_peak(bool grad_is_held, int64_t reloading_second = 0,
+                         int64_t reloading_first = 0) const;
+};
+
+// `offloaded`: its saved activations go to host memory. Layers count from 1.
+using LayerCostFunction = LayerCost (*)(const TransformerConfig& config, int64_t layer_number,
+                                        const LayerShape& shape, bool offloaded);
+
+// What full recomputation covers in a chunk, from its first layer.
+struct RecomputedLayers {
+  int64_t units = 0, layers = 0;
+  int64_t longest = 0;      // layers of the longest unit
+  int64_t unit_layers = 1;  // layers of a full unit
+};
+RecomputedLayers recomputed_layers(const TransformerConfig& config, int64_t num_layers);
+
+// -- for the costs of sublayers
+
+// Simulates allocations and frees; keeps the live bytes and their peak.
+class AllocationTrack {
+ public:
+  void take(int64_t bytes);
+  void give(int64_t bytes) { live_ -= bytes; }
+  // Allocates and frees at once: a temporary of one operation.
+  void touch(int64_t bytes);
+  int64_t live() const { return live_; }
+  int64_t most() const { return most_; }
+
+ private:
+  int64_t live_ = 0, most_ = 0;
+};
+
+// Bytes of the tensors around the linears of a sublayer, and the steps of its passes around them.
+struct StreamCost {
+  StreamCost(const TransformerConfig& config, const LayerShape& shape);
+
+  int64_t stream;    // R h x
+  int64_t normed;    // R h e
+  int64_t cast;      // R h x if the norm's output is converted, else 0
+  int64_t gathered;  // T h e if rows are gathered over tensor ranks, else 0
+  // T h e: output of the row-parallel linear, input gradient of the column-parallel one
+  int64_t product;
+  int64_t part;    // R h e: `product` after the reduce-scatter; 0: none
+  int64_t stats;   // statistics of one norm
+  int64_t branch;  // gradient of the sublayer's output, if it is not that of the stream
+  bool pre_norm, recompute_norm;
+  // Saved by the input's norm (statistics, and its output unless it is recomputed) and by the norm
+  // of the sublayer's output; 0 without one
+  int64_t pre_norm_saved, post_norm_saved;
+
+  // Norm, all-gather and GEMM of a column-parallel layer; the output stays allocated.
+  void column_forward(int64_t output, AllocationTrack& track) const;
+  // GEMM of a row-parallel layer, reduction over tensor ranks, and residual add, whose result stays
+  // allocated. `unsaved`: temporaries made from the layer's input.
+  void row_forward(int64_t unsaved, AllocationTrack& track) const;
+  // From the gradient of the sublayer's output to that of the row-parallel layer's input.
+  void row_backward(int64_t input, int64_t input_saved, AllocationTrack& track) const;
+  // Norm and GEMM of a column-parallel layer, from dy, which is already counted. Ends with the
+  // gradient of the residual stream allocated, and dy and the saved tensors freed.
+  void column_backward(int64_t dy, AllocationTrack& track) const;
+  // What both linears hold for a weight pass of its own, besides what the sublayer adds.
+  int64_t pending() const { return stream + stats + (recompute_norm ? 0 : normed) + product; }
+  // Both linears over the tensor ranks.
+  Traffic tensor_traffic(const LayerShape& shape) const;
+};
+
+// Adds what --offload-modules moves to the host: `count` tensors of equal size, `bytes` together,
+// with elements of `element` bytes, if the module is named and they are large enough. Returns
+// whether they are moved.
+bool offload(const TransformerConfig& config, const char* module, int64_t SavedBytes::* kind,
+             int64_t bytes, int64_t element, int64_t count, OffloadedBytes& out);
+
+}  // namespace megatron

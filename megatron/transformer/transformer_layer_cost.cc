@@ -1,0 +1,18 @@
+#include "megatron/transformer/transformer_layer_cost.h"
+
+#include "megatron/transformer/attention/attention_cost.h"
+#include "megatron/transformer/feed_forward/mlp_cost.h"
+
+namespace megatron {
+
+LayerCost transformer_layer_cost(const TransformerConfig& config, int64_t layer_number,
+                                 const LayerShape& shape, bool offloaded) {
+  LayerCost cost;
+  cost.first = attention_cost(config, layer_number, shape, offloaded);
+  cost.second = mlp_cost(config, layer_number, shape, offloaded);
+  cost.stream = cost.first.saved.residual;
+  cost.not_reloaded = cost.first.offloaded.given.total() - cost.first.offloaded.taken;
+  return cost;
+}
+
+}  // namespace megatron
