@@ -17,11 +17,8 @@
 #include "megatron/dist_checkpointing/detail/stored_blocks.h"
 
 namespace megatron {
-namespace {
 
-namespace fs = std::filesystem;
-
-bool matches(std::string_view pattern, std::string_view name) {
+bool matches_pattern(std::string_view pattern, std::string_view name) {
   size_t p = 0, n = 0, star = std::string_view::npos, mark = 0;
   while (n < name.size()) {
     if (p < pattern.size() && pattern[p] == '*') {
@@ -40,9 +37,13 @@ bool matches(std::string_view pattern, std::string_view name) {
   return p == pattern.size();
 }
 
+namespace {
+
+namespace fs = std::filesystem;
+
 bool matches_any(const std::vector<std::string>& patterns, std::string_view name) {
   return std::any_of(patterns.begin(), patterns.end(),
-                     [&](const std::string& pattern) { return matches(pattern, name); });
+                     [&](const std::string& pattern) { return matches_pattern(pattern, name); });
 }
 
 // The part of one stored fragment that one wanted piece needs.
@@ -100,8 +101,8 @@ struct UnalignedTransfer {
   }
 };
 
-// The same if the fragment is part of a larger matrix: row by row, or, if the file holds the
-// transpose, column by column.
+// The same if the fragment is part of a larger matrix, in the last two dimensions: row by row, or,
+// if the file holds the transpose, column by column.
 struct StridedTransfer {
   const ShardPiece* piece;
   const Fragment* fragment;
@@ -109,9 +110,10 @@ struct StridedTransfer {
   const ShardedTensor* wanted;
 
   uint64_t copy(const Checkpoint& checkpoint) const {
-    const int64_t columns = wanted->local_shape[1], stored_size = size_of(stored_dtype),
-                  wanted_size = size_of(wanted->dtype);
-    MEGATRON_CHECK(wanted->flat_begin == 0 && wanted->flat_end == wanted->local_shape[0] * columns,
+    const int64_t stored_size = size_of(stored_dtype), wanted_size = size_of(wanted->dtype);
+    const size_t rows = wanted->local_shape.size() - 2, columns = rows + 1;
+    MEGATRON_CHECK(wanted->flat_begin == 0 &&
+                       wanted->flat_end == checked_num_elements(wanted->local_shape, wanted->key),
                    wanted->key,
                    ": a flat range of a tensor that is stored with a stride cannot be read");
     const StoredFile& file = checkpoint.manifest().files[static_cast<size_t>(fragment->file)];
@@ -121,15 +123,16 @@ struct StridedTransfer {
       return common.offset[d] - origin[d];
     };
     // The contiguous dimension in the file: part of a row, or of a column.
-    const size_t inner = fragment->row_stride > 0 ? 1 : 0, outer = 1 - inner;
+    const size_t inner = fragment->row_stride > 0 ? columns : rows, outer = rows + columns - inner;
     const int64_t stride = fragment->row_stride + fragment->column_stride;
     const int64_t count = common.shape[inner];
     std::vector<std::byte> run(static_cast<size_t>(count * stored_size)),
         converted(static_cast<size_t>(count * wanted_size));
-    const std::array<int64_t, 2> to = {piece->local_offset[0] + from(piece->global.offset, 0),
-                                       piece->local_offset[1] + from(piece->global.offset, 1)};
-    const std::array<int64_t, 2> step = {columns * wanted_size, wanted_size};
-    char* const out = static_cast<char*>(wanted->data) + to[0] * step[0] + to[1] * step[1];
+    int64_t to = 0;  // the first element in the local tensor
+    for (size_t d = 0; d <= columns; ++d)
+      to = to * wanted->local_shape[d] + piece->local_offset[d] + from(piece->global.offset, d);
+    const int64_t row = wanted->local_shape[columns] * wanted_size;
+    char* const out = static_cast<char*>(wanted->data) + to * wanted_size;
     for (int64_t i = 0; i < common.shape[outer]; ++i) {
       const int64_t at =
           (from(fragment->box.offset, outer) + i) * stride + from(fragment->box.offset, inner);
@@ -140,13 +143,13 @@ struct StridedTransfer {
         convert_elements(run.data(), stored_dtype, converted.data(), wanted->dtype, count);
         elements = converted.data();
       }
-      char* const element = out + i * step[outer];
-      if (inner == 1) {
+      char* const element = out + i * (outer == rows ? row : wanted_size);
+      if (inner == columns) {
         std::memcpy(element, elements, static_cast<size_t>(count * wanted_size));
         continue;
       }
       for (int64_t j = 0; j < count; ++j)
-        std::memcpy(element + j * step[0], elements + j * wanted_size,
+        std::memcpy(element + j * row, elements + j * wanted_size,
                     static_cast<size_t>(wanted_size));
     }
     return static_cast<uint64_t>(count * common.shape[outer] * stored_size);

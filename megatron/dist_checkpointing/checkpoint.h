@@ -19,7 +19,10 @@
 
 namespace megatron {
 
-// Names may contain `*` (any sequence of characters).
+// Whether the name matches a pattern in which each `*` stands for any sequence of characters.
+bool matches_pattern(std::string_view pattern, std::string_view name);
+
+// Names may contain `*`, as above.
 struct LoadOptions {
   // Between F64, F32, BF16 and F16, rounding to nearest even
   bool convert_dtype = false;

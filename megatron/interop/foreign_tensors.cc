@@ -16,13 +16,6 @@ bool is_weights_only(const Checkpoint& checkpoint) {
   return state.is_object() && state.contains("weights_only") && state["weights_only"] == true;
 }
 
-bool matches_pattern(std::string_view pattern, std::string_view name) {
-  const size_t star = pattern.find('*');
-  if (star == std::string_view::npos) return pattern == name;
-  const std::string_view head = pattern.substr(0, star), tail = pattern.substr(star + 1);
-  return name.size() >= head.size() + tail.size() && name.starts_with(head) && name.ends_with(tail);
-}
-
 // -- TensorFiles
 
 TensorFiles TensorFiles::of_hf_folder(const fs::path& folder) {
@@ -146,7 +139,7 @@ StoredTensor* ForeignManifest::tensor(const std::string& ours,
 
 void ForeignManifest::add_rows(const std::string& ours, const std::vector<int64_t>& our_shape,
                                const TensorFiles::Place& place, const TensorView& view,
-                               std::span<const RowRun> runs, int64_t first_column) {
+                               std::span<const RowRun> runs, int64_t first_column, int64_t expert) {
   const SafetensorsEntry& entry = *place.entry;
   StoredTensor* const stored = tensor(ours, our_shape, entry.name, entry.dtype);
   if (stored == nullptr) return;
@@ -156,11 +149,14 @@ void ForeignManifest::add_rows(const std::string& ours, const std::vector<int64_
     fragment.file = place.file;
     fragment.offset =
         entry.begin + static_cast<uint64_t>((view.first + run.theirs * view.row_stride) * element);
-    fragment.box.offset = {run.ours};
-    fragment.box.shape = {run.count};
-    if (our_shape.size() > 1) {
-      fragment.box.offset.push_back(first_column);
-      fragment.box.shape.push_back(view.columns);
+    if (expert >= 0) fragment.box = {{expert}, {1}};
+    fragment.box.offset.push_back(run.ours);
+    fragment.box.shape.push_back(run.count);
+    const size_t rows = fragment.box.shape.size();
+    for (size_t d = rows; d < our_shape.size(); ++d) {
+      const bool columns = rows + 1 == our_shape.size();  // else all of several dimensions
+      fragment.box.offset.push_back(columns ? first_column : 0);
+      fragment.box.shape.push_back(columns ? view.columns : our_shape[d]);
     }
     fragment.flat_end = run.count * view.columns;
     if (view.column_stride != 1)

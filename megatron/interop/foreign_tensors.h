@@ -23,9 +23,6 @@ inline constexpr const char* kHfIndex = "model.safetensors.index.json";
 inline constexpr const char* kWeightsOnlyState = R"({"weights_only":true})";
 bool is_weights_only(const Checkpoint& checkpoint);
 
-// `*` matches any run of characters; only one `*` is supported.
-bool matches_pattern(std::string_view pattern, std::string_view name);
-
 // The safetensors files of a model and where each tensor lies.
 class TensorFiles {
  public:
@@ -87,10 +84,10 @@ class ForeignManifest {
   bool contains(const std::string& ours) const { return manifest_.tensors.contains(ours); }
 
   // Maps rows of the tensor at `place`, seen as `view`, to rows of a tensor of ours, from
-  // `first_column` on.
+  // `first_column` on; of its part `expert` along the first dimension, if that is not -1.
   void add_rows(const std::string& ours, const std::vector<int64_t>& our_shape,
                 const TensorFiles::Place& place, const TensorView& view,
-                std::span<const RowRun> runs, int64_t first_column = 0);
+                std::span<const RowRun> runs, int64_t first_column = 0, int64_t expert = -1);
 
   // Throws Error "<name>: <problem>" if there are problems; further ones are its details.
   Checkpoint open(const std::filesystem::path& folder) &&;

@@ -6,6 +6,7 @@
 #include "megatron/dist_checkpointing/checkpoint_folder.h"
 #include "megatron/dist_checkpointing/save.h"
 #include "megatron/interop/foreign_tensors.h"
+#include "megatron/models/model_table.h"
 
 namespace megatron {
 
@@ -39,11 +40,28 @@ ImportedTokenizer import_tokenizer(const TokenizerConfig& config) {
   return imported;
 }
 
-std::string model_yaml(const TransformerConfig& transformer, const TokenizerConfig& tokenizer) {
-  TransformerConfig model = transformer;  // fields() is not const
+std::string model_yaml(const ModelConfig& model, const TokenizerConfig& tokenizer) {
+  TransformerConfig transformer = model.transformer;  // fields() is not const
   TokenizerConfig text = tokenizer;
-  Config* const configs[] = {&model, &text};
-  return to_yaml(configs);
+  Config* const configs[] = {&transformer, &text};
+  return model_type_yaml(model.type) + to_yaml(configs);
+}
+
+StoredConfig read_stored_config(const Checkpoint& checkpoint) {
+  MEGATRON_CHECK(checkpoint.has_file("config.yaml"), checkpoint.directory().string(),
+                 " holds no config.yaml, so the shape of its model is unknown",
+                 "\nhint: checkpoints of `megatron pretrain` hold it");
+  checkpoint.read_file("config.yaml");  // verifies it
+  const std::string path = (checkpoint.directory() / "config.yaml").string();
+  StoredConfig stored;
+  stored.model.type = read_model_type(path);
+  Config* const configs[] = {&stored.model.transformer, &stored.tokenizer};
+  read_yaml(configs, path, /*ignore_unknown=*/true);
+  stored.model.transformer.finalize();
+  const auto table = checkpoint.manifest().tensors.find(kWordEmbeddings);
+  if (table != checkpoint.manifest().tensors.end() && !table->second.shape.empty())
+    stored.model.vocab_size = stored.model.padded_vocab_size = table->second.shape[0];
+  return stored;
 }
 
 void check_no_checkpoints(const fs::path& root) {
@@ -105,7 +123,7 @@ ConvertResult import_model(
   const ForeignModel source = open(imported.vocab_size);
   if (tokenizer.tokenizer_type.empty()) imported.config.vocab_size = source.config.vocab_size;
   ConvertResult result;
-  result.model_type = "gpt";
+  result.model_type = source.config.type;
   result.num_tensors = source.num_tensors;
   result.waived = source.waived;
   ImportRequest weights;
@@ -113,7 +131,7 @@ ConvertResult import_model(
   weights.iteration = source.checkpoint.iteration();
   weights.sources = {&source.checkpoint};
   weights.files = std::move(imported.files);
-  weights.files.emplace_back("config.yaml", model_yaml(source.config.transformer, imported.config));
+  weights.files.emplace_back("config.yaml", model_yaml(source.config, imported.config));
   import_weights(weights, progress, result);
   return result;
 }

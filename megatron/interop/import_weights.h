@@ -50,7 +50,17 @@ struct ImportedTokenizer {
 ImportedTokenizer import_tokenizer(const TokenizerConfig& config);
 
 // The text of config.yaml.
-std::string model_yaml(const TransformerConfig& transformer, const TokenizerConfig& tokenizer);
+std::string model_yaml(const ModelConfig& model, const TokenizerConfig& tokenizer);
+
+// What config.yaml of a checkpoint of ours says, which is verified. Vocabulary sizes: rows of the
+// stored embedding; 0: there is none. Throws Error if there is no config.yaml.
+struct StoredConfig {
+  ModelConfig model;
+  TokenizerConfig tokenizer;
+};
+StoredConfig read_stored_config(const Checkpoint& checkpoint);
+
+inline constexpr const char* kWordEmbeddings = "embedding.word_embeddings.weight";
 
 struct ImportRequest {
   std::filesystem::path root;  // where iter_* is written

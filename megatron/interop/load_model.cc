@@ -10,6 +10,7 @@
 #include "megatron/dist_checkpointing/foreign/torch_dist.h"
 #include "megatron/interop/huggingface/hf_folder.h"
 #include "megatron/interop/huggingface/peft.h"
+#include "megatron/interop/import_weights.h"
 #include "megatron/interop/torch_dist/torch_dist_model.h"
 #include "megatron/models/model_table.h"
 #include "megatron/nn/placement.h"
@@ -20,15 +21,15 @@
 namespace megatron {
 namespace {
 
-constexpr const char* kWordEmbeddings = "embedding.word_embeddings.weight";
+namespace fs = std::filesystem;
 
 // Replaces the path of a tokenizer file by the stored copy, if the checkpoint holds one of that
 // name.
 void use_stored(std::string& path, const Checkpoint& checkpoint) {
   if (path.empty()) return;
-  std::filesystem::path given(path);
+  fs::path given(path);
   if (given.filename().empty()) given = given.parent_path();  // "folder/"
-  const std::filesystem::path folder = checkpoint.directory() / "tokenizer";
+  const fs::path folder = checkpoint.directory() / "tokenizer";
   std::string name = given.filename().string();
   if (!given.has_extension()) name = "tokenizer.json";  // the path names a folder
   if (!checkpoint.has_file("tokenizer/" + name)) return;
@@ -37,7 +38,7 @@ void use_stored(std::string& path, const Checkpoint& checkpoint) {
 }
 
 // The folder with the stored tokenizer files; empty: none are stored.
-std::filesystem::path stored_tokenizer(const Checkpoint& checkpoint) {
+fs::path stored_tokenizer(const Checkpoint& checkpoint) {
   if (is_hf_folder(checkpoint.directory())) return checkpoint.directory();
   constexpr std::string_view kPrefix = "tokenizer/";
   bool any = false;
@@ -48,15 +49,16 @@ std::filesystem::path stored_tokenizer(const Checkpoint& checkpoint) {
         file.name.ends_with("tokenizer_config.json"))
       checkpoint.read_file(file.name);  // verifies it
   }
-  return any ? checkpoint.directory() / "tokenizer" : std::filesystem::path();
+  return any ? checkpoint.directory() / "tokenizer" : fs::path();
 }
 
-at::ScalarType stored_dtype(const Checkpoint& checkpoint, const std::string& key) {
+at::ScalarType stored_dtype(const Checkpoint& checkpoint, const ModelConfig& config) {
   const auto& tensors = checkpoint.manifest().tensors;
-  if (const auto found = tensors.find(key); found != tensors.end())
+  if (const auto found = tensors.find(kWordEmbeddings); found != tensors.end())
     return to_scalar_type(found->second.dtype);
-  throw_error(cat(checkpoint.directory().string(), ": no tensor ", key,
-                  "\nhint: this is no checkpoint of a GPT model"));
+  throw_error(cat(checkpoint.directory().string(), ": no tensor ", kWordEmbeddings,
+                  "\nhint: this is no checkpoint of a ", find_model_type(config.type).title,
+                  " model"));
 }
 
 }  // namespace
@@ -65,9 +67,9 @@ StoredModel open_model(const LoadModelRequest& request) {
   constexpr const char* kHint =
       "\nhint: give the folder that --save of `megatron pretrain` named, one iter_* directory "
       "in it, or a folder of Hugging Face with config.json and safetensors";
-  MEGATRON_CHECK(std::filesystem::is_directory(request.load), request.load.string(),
-                 std::filesystem::exists(request.load) ? ": is a file, not the folder of a model"
-                                                       : ": there is no such folder",
+  MEGATRON_CHECK(fs::is_directory(request.load), request.load.string(),
+                 fs::exists(request.load) ? ": is a file, not the folder of a model"
+                                          : ": there is no such folder",
                  kHint);
   if (is_hf_folder(request.load)) {
     MEGATRON_CHECK(!request.ckpt_step, "--ckpt-step is given, but ", request.load.string(),
@@ -95,26 +97,27 @@ StoredModel open_model(const LoadModelRequest& request) {
                  kHint,
                  "\nhint: safetensors without a config.json become a checkpoint with "
                  "convert-checkpoint --name-map");
-  StoredModel found{Checkpoint::open_verified(decision.checkpoint->directory),
-                    {},
-                    {},
-                    decision.warnings,
-                    nullptr};
-  const Checkpoint& checkpoint = found.checkpoint;
-  MEGATRON_CHECK(checkpoint.has_file("config.yaml"), checkpoint.directory().string(),
-                 " holds no config.yaml, so the shape of its model is unknown",
-                 "\nhint: checkpoints of `megatron pretrain` hold it");
-  Config* const configs[] = {&found.config.transformer, &found.tokenizer};
-  read_yaml(configs, (checkpoint.directory() / "config.yaml").string(), /*ignore_unknown=*/true);
-  found.config.transformer.finalize();
+  Checkpoint checkpoint = Checkpoint::open_verified(decision.checkpoint->directory);
+  StoredConfig stored = read_stored_config(checkpoint);
+  StoredModel found{std::move(checkpoint), stored.model, stored.tokenizer, decision.warnings};
   found.config.transformer.remove_quantization();  // inference computes in the stored type
   for (std::string* path :
        {&found.tokenizer.tokenizer_model, &found.tokenizer.vocab_file, &found.tokenizer.merge_file})
-    use_stored(*path, checkpoint);
-  const auto table = checkpoint.manifest().tensors.find(kWordEmbeddings);
-  if (table != checkpoint.manifest().tensors.end() && !table->second.shape.empty())
-    found.config.vocab_size = found.config.padded_vocab_size = table->second.shape[0];
+    use_stored(*path, found.checkpoint);
   return found;
+}
+
+std::string stored_model_type(const Checkpoint& checkpoint) {
+  const fs::path& directory = checkpoint.directory();
+  if (is_hf_folder(directory)) return read_hf_config(directory).config.type;
+  if (!checkpoint.has_file("config.yaml")) return ModelConfig().type;
+  return read_model_type((directory / "config.yaml").string());
+}
+
+void check_model_type(const Checkpoint& checkpoint, const std::string& type) {
+  const std::string stored = stored_model_type(checkpoint);
+  MEGATRON_CHECK(stored == type, checkpoint.directory().string(), ": holds a model of type ",
+                 stored, ", expected one of type ", type);
 }
 
 namespace {
@@ -144,6 +147,7 @@ LoadedModel load_model(const LoadModelRequest& request, const ParallelGroups& gr
   loaded.tokenizer_folder = stored_tokenizer(checkpoint);
   loaded.end_of_text = end_of_text_ids(checkpoint);
   loaded.warnings = std::move(found.warnings);
+  loaded.config.type = found.config.type;
   loaded.config.transformer = found.config.transformer;
   loaded.config.vocab_size = found.tokenizer.vocab_size.value_or(loaded.tokenizer->vocab_size());
   loaded.config.padded_vocab_size =
@@ -158,7 +162,7 @@ LoadedModel load_model(const LoadModelRequest& request, const ParallelGroups& gr
     adapter = open_peft_folder(request.adapter, family, loaded.config);
   }
   loaded.model = make_model(loaded.config, groups);
-  const at::ScalarType dtype = request.dtype.value_or(stored_dtype(checkpoint, kWordEmbeddings));
+  const at::ScalarType dtype = request.dtype.value_or(stored_dtype(checkpoint, loaded.config));
   loaded.store =
       std::make_unique<PlainParameterStore>(*loaded.model, dtype, at::kCPU, /*gradients=*/false);
   std::vector<ShardedTensor> wanted, wanted_of_adapter;

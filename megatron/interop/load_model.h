@@ -64,4 +64,10 @@ struct StoredModel {
 };
 StoredModel open_model(const LoadModelRequest& request);
 
+// The type of the model (models/model_table.h) that a checkpoint of ours or an open Hugging Face
+// folder holds.
+std::string stored_model_type(const Checkpoint& checkpoint);
+// Throws Error unless it is `type`.
+void check_model_type(const Checkpoint& checkpoint, const std::string& type);
+
 }  // namespace megatron

@@ -22,7 +22,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr std::string_view kLayer = "{layer}";
+constexpr std::string_view kLayer = "{layer}", kExpert = "{expert}";
 constexpr const char* kTable = "embedding.word_embeddings.weight";
 
 std::string replaced(std::string text, std::string_view from, const std::string& to) {
@@ -40,7 +40,7 @@ struct Source {
 };
 
 struct Rule {
-  std::string ours;  // with {layer}
+  std::string ours;  // with {layer} and {expert}
   HfLayout layout = HfLayout::kSame;
   size_t dim = 0;  // kStacked: dimension of concatenation
   std::vector<Source> sources;
@@ -160,6 +160,45 @@ class NameMapReader {
   NameMap map_;
 };
 
+// -- indices
+
+// What {layer} and {expert} stand for; -1: nothing.
+struct Indices {
+  int64_t layer = -1, expert = -1;
+};
+
+// Nothing if the name of a parameter does not match.
+std::optional<Indices> match(const std::string& ours, const std::string& name) {
+  const std::string pattern = replaced(replaced(ours, kLayer, "*"), kExpert, "*");
+  const auto found = indices_of(pattern, name);
+  if (!found || ours.find('*') != std::string::npos) return std::nullopt;
+  Indices indices;
+  size_t at = 0;
+  for (const int64_t index : *found) {
+    at = ours.find('{', at);
+    const bool of_expert = ours.compare(at, kExpert.size(), kExpert) == 0;
+    int64_t& known = of_expert ? indices.expert : indices.layer;
+    if (known >= 0 && known != index) return std::nullopt;
+    known = index;
+    ++at;
+  }
+  return indices;
+}
+
+std::string filled(std::string text, const Indices& indices) {
+  if (indices.layer >= 0) text = replaced(std::move(text), kLayer, std::to_string(indices.layer));
+  if (indices.expert >= 0)
+    text = replaced(std::move(text), kExpert, std::to_string(indices.expert));
+  return text;
+}
+
+bool names_expert(const std::vector<Source>& sources) {
+  return std::any_of(sources.begin(), sources.end(), [](const Source& source) {
+    return source.name.find(kExpert) != std::string::npos ||
+           source.slice.find(kExpert) != std::string::npos;
+  });
+}
+
 // -- slices
 
 // A part of a stored tensor, and the view of it.
@@ -212,7 +251,7 @@ std::string cut(const std::string& slice, const std::vector<int64_t>& shape, Box
 class Mapper {
  public:
   Mapper(const fs::path& source, const fs::path& name_map, const TransformerConfig& transformer,
-         std::optional<int64_t> vocab_size)
+         std::optional<int64_t> vocab_size, const std::optional<ParameterShapes>& parameters)
       : map_(NameMapReader(name_map).read()),
         files_(TensorFiles::of_path(source)),
         manifest_(source.string()) {
@@ -220,30 +259,30 @@ class Mapper {
     config_.vocab_size = vocab_size.value_or(0);
     if (!vocab_size) config_.vocab_size = rows_of_table();
     config_.padded_vocab_size = config_.vocab_size;
+    parameters_ = parameters ? *parameters : parameter_shapes(config_);
   }
 
   ForeignModel run() {
     for (const SafetensorsFile& file : files_.files()) manifest_.add_file(file);
-    parameters_ = parameter_shapes(config_);
     std::vector<bool> matched(map_.rules.size(), false);
     for (const auto& [name, shape] : parameters_) {
       const Rule* rule = nullptr;
-      int64_t layer = -1;
+      Indices indices;
       for (size_t i = 0; i < map_.rules.size(); ++i) {
-        const auto match = layer_of(replaced(map_.rules[i].ours, kLayer, "*"), name);
-        if (!match) continue;
+        const auto found = match(map_.rules[i].ours, name);
+        if (!found) continue;
         matched[i] = true;
         if (rule != nullptr)
           problem(cat(map_.path, ": ", name, " is made by ", rule->ours, " and by ",
                       map_.rules[i].ours));
         rule = &map_.rules[i];
-        layer = *match;
+        indices = *found;
       }
       if (rule == nullptr)
         problem(cat(map_.path, ": has no entry for ", name, ", which the model has with shape ",
                     format_shape(shape)));
       else
-        fill(*rule, layer, name, shape);
+        fill_all(*rule, indices, name, shape);
     }
     for (size_t i = 0; i < map_.rules.size(); ++i)
       if (!matched[i]) unknown_parameter(map_.rules[i].ours);
@@ -263,7 +302,7 @@ class Mapper {
       int64_t rows = 0;
       for (const Source& source : rule.sources) {
         std::string wrong;
-        const auto piece = find(source, -1, wrong);
+        const auto piece = find(source, {}, wrong);
         MEGATRON_CHECK(piece.has_value(), files_.folder().string(), ": ", wrong);
         const bool counts = rule.layout == HfLayout::kStacked && rule.dim == 0;
         rows = (counts ? rows : 0) + piece->shape[0];
@@ -274,12 +313,10 @@ class Mapper {
   }
 
   // The part of a tensor that a source names; nothing if there is none, with the reason in `wrong`.
-  std::optional<Piece> find(const Source& source, int64_t layer, std::string& wrong) const {
-    const auto filled = [&](const std::string& text) {
-      return layer < 0 ? text : replaced(text, kLayer, std::to_string(layer));
-    };
+  std::optional<Piece> find(const Source& source, const Indices& indices,
+                            std::string& wrong) const {
     Piece piece;
-    const std::string name = filled(source.name), slice = filled(source.slice);
+    const std::string name = filled(source.name, indices), slice = filled(source.slice, indices);
     piece.text =
         cat(name, slice.empty() ? "" : cat("[", slice, "]"), source.transpose ? " transposed" : "");
     const auto found = files_.places().find(name);
@@ -323,12 +360,24 @@ class Mapper {
     return piece;
   }
 
-  void fill(const Rule& rule, int64_t layer, const std::string& name,
-            const std::vector<int64_t>& shape) {
+  void fill_all(const Rule& rule, Indices indices, const std::string& name,
+                const std::vector<int64_t>& shape) {
+    if (indices.expert >= 0 || !names_expert(rule.sources) || shape.size() < 2)
+      return fill(rule, indices, name, shape, shape, -1);
+    const std::vector<int64_t> of_expert(shape.begin() + 1, shape.end());
+    for (int64_t expert = 0; expert < shape[0]; ++expert) {
+      indices.expert = expert;
+      fill(rule, indices, name, of_expert, shape, expert);
+    }
+  }
+
+  // Fills a parameter, or one expert of it (-1: all), which has this shape.
+  void fill(const Rule& rule, const Indices& indices, const std::string& name,
+            const std::vector<int64_t>& shape, const std::vector<int64_t>& whole, int64_t expert) {
     std::vector<Piece> pieces;
     for (const Source& source : rule.sources) {
       std::string wrong;
-      std::optional<Piece> piece = find(source, layer, wrong);
+      std::optional<Piece> piece = find(source, indices, wrong);
       if (!piece) {
         problem(cat(wrong, "; ", map_.path, " makes ", name, " of it"));
       } else {
@@ -348,7 +397,7 @@ class Mapper {
       else if (rule.layout != HfLayout::kStacked)
         runs = row_runs(rule.layout, part, rows, config_.transformer);
       const bool columns = rule.layout == HfLayout::kStacked && rule.dim == 1;
-      manifest_.add_rows(name, shape, *piece.place, piece.view, runs, columns ? done : 0);
+      manifest_.add_rows(name, whole, *piece.place, piece.view, runs, columns ? done : 0, expert);
       if (rule.layout == HfLayout::kStacked) done += piece.shape[rule.dim];
     }
   }
@@ -432,10 +481,13 @@ class Mapper {
     std::vector<std::string> names;
     for (const auto& [name, shape] : parameters_) {
       std::string known = name;
-      const size_t at = known.find(".layers.");
-      if (ours.find(kLayer) != std::string::npos && at != std::string::npos) {
-        const size_t begin = at + std::string_view(".layers.").size();
-        known.replace(begin, known.find('.', begin) - begin, kLayer);
+      using Pair = std::pair<std::string_view, std::string_view>;
+      for (const auto& [list, index] : {Pair{".layers.", kLayer}, Pair{".experts.", kExpert}}) {
+        if (ours.find(index) == std::string::npos || known.find(list) == std::string::npos)
+          continue;
+        const size_t begin = known.find(list) + list.size(), end = known.find('.', begin);
+        if (known.find_first_not_of("0123456789", begin) == end)
+          known.replace(begin, end - begin, index);
       }
       names.push_back(known);
     }
@@ -447,7 +499,7 @@ class Mapper {
   void waive(const Source& waiver) {
     if (!waiver.slice.empty()) {
       std::string wrong;
-      const auto piece = find(waiver, -1, wrong);
+      const auto piece = find(waiver, {}, wrong);
       if (!piece) return problem(cat(wrong, "; ", map_.path, " waives it"));
       use(*piece, kWaived);
       waived_.push_back(piece->text);
@@ -504,13 +556,14 @@ class Mapper {
 
 ForeignModel open_mapped_model(const fs::path& source, const fs::path& name_map,
                                const TransformerConfig& transformer,
-                               std::optional<int64_t> vocab_size) {
+                               std::optional<int64_t> vocab_size,
+                               const std::optional<ParameterShapes>& parameters) {
   MEGATRON_CHECK(transformer.num_layers > 0 && transformer.hidden_size > 0 &&
                      transformer.num_attention_heads > 0,
                  "--name-map does not give the model's shape\nhint: give the flags of the model, "
                  "or a --config file with them: --num-layers, --hidden-size, "
                  "--num-attention-heads, ...");
-  return Mapper(source, name_map, transformer, vocab_size).run();
+  return Mapper(source, name_map, transformer, vocab_size, parameters).run();
 }
 
 ConvertResult import_by_name_map(const NameMapImport& request, const ConvertProgress& progress) {

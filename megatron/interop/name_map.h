@@ -10,8 +10,11 @@
 //
 // Within [] and {} of YAML, names with {layer} need quotes.
 //
-//   OURS    a parameter; {layer} matches the index of any layer, from 0
-//   SOURCE  NAME, or {name: NAME, slice: TEXT, transpose: true}; {layer} is that of OURS
+//   OURS    a parameter; {layer} matches the index of any layer, from 0, and {expert} that of any
+//           expert
+//   SOURCE  NAME, or {name: NAME, slice: TEXT, transpose: true}; {layer} and {expert} are those of
+//           OURS. An {expert} that OURS lacks is the index of its first dimension: the sources make
+//           up one expert of it
 //   slice   per dimension of the tensor as stored "begin:end" (either may be absent), or an index,
 //           which removes the dimension: "{layer}, 0:16, :". Taken before the transposition
 //
@@ -24,16 +27,18 @@
 #include <vector>
 
 #include "megatron/interop/import_weights.h"
+#include "megatron/models/model_table.h"
 
 namespace megatron {
 
 // `source`: a .safetensors file or a folder of them. `vocab_size`: if not given, that of the
-// tensors. Throws Error naming tensors or elements that are missing, left over, used twice, or of
+// tensors. `parameters`: if not given, those of a GPT of this configuration. Throws Error naming tensors or elements that are missing, left over, used twice, or of
 // another shape.
 ForeignModel open_mapped_model(const std::filesystem::path& source,
                                const std::filesystem::path& name_map,
                                const TransformerConfig& transformer,
-                               std::optional<int64_t> vocab_size = {});
+                               std::optional<int64_t> vocab_size = {},
+                               const std::optional<ParameterShapes>& parameters = {});
 
 struct NameMapImport {
   std::filesystem::path source;

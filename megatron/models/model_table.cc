@@ -1,6 +1,7 @@
 #include "megatron/models/model_table.h"
 
 #include "megatron/base/check.h"
+#include "megatron/base/parse.h"
 #include "megatron/comm/parallel_groups.h"
 #include "megatron/models/gpt/gpt_model.h"
 #include "megatron/nn/placement.h"
@@ -16,7 +17,15 @@ std::unique_ptr<Model> make(const ModelConfig& config, const ParallelGroups& gro
 }
 
 constexpr ModelType kModelTypes[] = {
-    {"gpt", make<GPTModel>},
+    {"gpt", "GPT", make<GPTModel>},
+};
+
+struct ModelTypeField : Config {
+  std::string model_type = ModelConfig().type;
+  void fields(FieldVisitor& visitor) override {
+    visitor.group("model");
+    visitor.field("model_type", model_type, "type of the model");
+  }
 };
 
 }  // namespace
@@ -28,6 +37,26 @@ const ModelType& find_model_type(std::string_view name) {
     known += cat(known.empty() ? "" : ", ", type.name);
   }
   throw Error(cat("a model of type ", name, " is unknown\nhint: known types: ", known));
+}
+
+std::string model_type_yaml(std::string_view type) {
+  ModelTypeField field;
+  if (field.model_type == type) return "";
+  field.model_type = type;
+  Config* const configs[] = {&field};
+  return to_yaml(configs);
+}
+
+std::string read_model_type(const std::string& config_yaml) {
+  ModelTypeField field;
+  Config* const configs[] = {&field};
+  read_yaml(configs, config_yaml, /*ignore_unknown=*/true);
+  try {
+    find_model_type(field.model_type);
+  } catch (const Error& error) {
+    throw_error(cat(config_yaml, ": ", error.what()));
+  }
+  return field.model_type;
 }
 
 std::unique_ptr<Model> make_model(const ModelConfig& config, const ParallelGroups& groups) {

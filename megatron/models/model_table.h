@@ -9,7 +9,8 @@
 namespace megatron {
 
 struct ModelType {
-  std::string_view name;
+  std::string_view name;   // in checkpoints and tables
+  std::string_view title;  // in messages: "a checkpoint of a GPT model"
   // `table`: as for make_model().
   std::unique_ptr<Model> (*make)(const ModelConfig& config, const ParallelGroups& groups,
                                  const StageSlice& slice, Parameter* table);
@@ -17,6 +18,12 @@ struct ModelType {
 
 // Throws Error that names the known types.
 const ModelType& find_model_type(std::string_view name);
+
+// The type as config.yaml of a checkpoint says it, "model_type: NAME"; of a gpt nothing, as in the
+// checkpoints from before there were other types.
+std::string model_type_yaml(std::string_view type);
+// Reads it from such a file. Throws Error for a type that the table does not have.
+std::string read_model_type(const std::string& config_yaml);
 
 // The model of config.type; `groups` must outlive it. The whole model:
 std::unique_ptr<Model> make_model(const ModelConfig& config, const ParallelGroups& groups);

@@ -15,6 +15,8 @@
 #include "megatron/dist_checkpointing/checkpoint_folder.h"
 #include "megatron/interop/huggingface/hf_folder.h"
 #include "megatron/interop/huggingface/peft.h"
+#include "megatron/interop/load_model.h"
+#include "megatron/models/model_table.h"
 #include "megatron/tensor/torch.h"
 #include "megatron/training/replicated_state.h"
 #include "megatron/transformer/config/lora.h"
@@ -22,6 +24,10 @@
 namespace megatron {
 
 namespace {
+
+const std::string& model_type(const std::vector<ModelChunk>& chunks) {
+  return chunks.front().module->config().type;
+}
 
 std::vector<StateTensor> weight_tensors(const std::vector<ModelChunk>& chunks) {
   std::vector<StateTensor> out;
@@ -119,6 +125,7 @@ void load_weights(const Checkpoint& checkpoint, std::vector<ModelChunk>& chunks,
   LoadOptions options;
   options.convert_dtype = true;
   options.allow_unexpected = {"optimizer.*", "fp8.*"};
+  check_model_type(checkpoint, model_type(chunks));
   for (ModelChunk& chunk : chunks) chunk.store->values_will_change();
   read_tensors(checkpoint, weight_tensors(chunks), options, agreement);
   for (ModelChunk& chunk : chunks) chunk.store->values_changed();
@@ -130,6 +137,7 @@ void load_model_state(const Checkpoint& checkpoint, const RunState& state,
   const std::string name = checkpoint.directory().string();
   MEGATRON_CHECK(!parts.optimizer || (state.step && state.schedule), name,
                  " was saved without its optimizer\nhint: give --no-load-optim, or --finetune");
+  check_model_type(checkpoint, model_type(model.chunks));
   std::vector<StateTensor> tensors = state_tensors(model, parts.optimizer), adapters;
   if (!parts.adapters || parts.adapter_source != nullptr)
     adapters = take(tensors, is_lora_parameter);
@@ -217,6 +225,9 @@ Checkpointer::Checkpointer(const Arguments& arguments, TrainedModel& model, Trai
       files_(std::move(files)),
       replace_existing_(replace_existing),
       agreement_(agreement) {
+  // checkpoint_files() are those of the run; what holds the weights says of which type they are.
+  for (auto& [name, contents] : files_)
+    if (name == "config.yaml") contents = model_type_yaml(model_type(model.chunks)) + contents;
   if (arguments.training.async_save) saver_ = std::make_unique<AsyncSaver>(1);
 }
 

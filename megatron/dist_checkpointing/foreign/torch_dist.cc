@@ -51,41 +51,16 @@ bool is_metadata_name(std::string_view name) {
          dtype == "half" || dtype == "double" || dtype == "long";
 }
 
-std::optional<DType> dtype_of_name(std::string_view name) {
-  static const std::map<std::string_view, DType> types = {
-      {"torch.float64", DType::kFloat64},   {"torch.float32", DType::kFloat32},
-      {"torch.bfloat16", DType::kBFloat16}, {"torch.float16", DType::kFloat16},
-      {"torch.int64", DType::kInt64},       {"torch.int32", DType::kInt32},
-      {"torch.int16", DType::kInt16},       {"torch.int8", DType::kInt8},
-      {"torch.uint8", DType::kUInt8},       {"torch.bool", DType::kBool}};
-  const auto found = types.find(name);
-  return found == types.end() ? std::nullopt : std::optional(found->second);
-}
+constexpr std::pair<DType, const char*> kTorchTypes[] = {
+    {DType::kFloat64, "float64"}, {DType::kFloat32, "float32"}, {DType::kBFloat16, "bfloat16"},
+    {DType::kFloat16, "float16"}, {DType::kInt64, "int64"},     {DType::kInt32, "int32"},
+    {DType::kInt16, "int16"},     {DType::kInt8, "int8"},       {DType::kUInt8, "uint8"},
+    {DType::kBool, "bool"}};
 
-const char* name_of_dtype(DType dtype) {
-  switch (dtype) {
-    case DType::kFloat64:
-      return "float64";
-    case DType::kFloat32:
-      return "float32";
-    case DType::kBFloat16:
-      return "bfloat16";
-    case DType::kFloat16:
-      return "float16";
-    case DType::kInt64:
-      return "int64";
-    case DType::kInt32:
-      return "int32";
-    case DType::kInt16:
-      return "int16";
-    case DType::kInt8:
-      return "int8";
-    case DType::kUInt8:
-      return "uint8";
-    case DType::kBool:
-      return "bool";
-  }
-  return "";
+std::optional<DType> dtype_of_name(std::string_view name) {
+  for (const auto& [dtype, text] : kTorchTypes)
+    if (name == cat("torch.", text)) return dtype;
+  return std::nullopt;
 }
 
 bool is_torch_dist(const fs::path& directory) {
@@ -300,6 +275,12 @@ class Opener {
 
 }  // namespace
 
+const char* torch_name(DType dtype) {
+  for (const auto& [known, text] : kTorchTypes)
+    if (known == dtype) return text;
+  return "";
+}
+
 std::optional<fs::path> find_torch_dist(const fs::path& folder, std::optional<int64_t> step) {
   std::error_code ignored;
   if (folder.empty() || !fs::is_directory(folder, ignored)) return {};
@@ -368,7 +349,7 @@ struct TorchDistWriter::Impl {
     if (key.empty()) return;
     const std::string layout[] = {pickle::text("torch.strided")}, format[] = {pickle::integer(0)};
     const std::string properties[] = {
-        pickle::name("torch", name_of_dtype(dtype)),
+        pickle::name("torch", torch_name(dtype)),
         pickle::call(pickle::name("torch.serialization", "_get_layout"), layout),
         pickle::boolean(false), pickle::call(metadata_name("_MEM_FORMAT_ENCODING"), format),
         pickle::boolean(false)};

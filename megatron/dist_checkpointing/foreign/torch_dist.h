@@ -28,6 +28,9 @@ namespace megatron {
 inline constexpr const char* kTorchDistMetadata = ".metadata";
 inline constexpr const char* kTorchDistConfig = "metadata.json";
 
+// torch's name of an element type: "float32".
+const char* torch_name(DType dtype);
+
 // One checkpoint of a folder, or of the --save folder of Megatron-LM: the newest according to
 // latest_checkpointed_iteration.txt, or iteration `step`. Nullopt: no checkpoints of this format.
 std::optional<std::filesystem::path> find_torch_dist(const std::filesystem::path& folder,

@@ -12,6 +12,7 @@
 #include "megatron/base/parse.h"
 #include "megatron/comm/parallel_groups.h"
 #include "megatron/dist_checkpointing/checkpoint_folder.h"
+#include "megatron/dist_checkpointing/foreign/torch_dist.h"
 #include "megatron/dist_checkpointing/safetensors.h"
 #include "megatron/dist_checkpointing/save.h"
 #include "megatron/interop/huggingface/hf_folder.h"
@@ -66,7 +67,7 @@ ConvertResult import_hf_folder(const fs::path& folder, const fs::path& root,
        {&tokenizer.tokenizer_model, &tokenizer.vocab_file, &tokenizer.merge_file})
     if (!path->empty())
       *path = fs::path(*path).filename().string();  // it is among the checkpoint's copies
-  request.files.emplace_back("config.yaml", model_yaml(source.model.config.transformer, tokenizer));
+  request.files.emplace_back("config.yaml", model_yaml(source.model.config, tokenizer));
   for (const std::string& name : hf_tokenizer_files(folder))
     request.files.emplace_back("tokenizer/" + name, read_file(folder / name));
   for (auto& file : origin_files(source.checkpoint)) request.files.push_back(std::move(file));
@@ -80,7 +81,6 @@ namespace {
 // The model that a checkpoint of ours holds.
 struct Origin {
   ModelConfig config;
-  TokenizerConfig tokenizer;
   std::string config_json = "{}";  // that of the folder it was imported from
   std::string peft_json = "{}";    // adapter_config.json, if it has adapters
   bool has_adapters() const { return config.transformer.lora_rank > 0; }
@@ -88,23 +88,14 @@ struct Origin {
 
 Origin read_origin(const Checkpoint& checkpoint) {
   const std::string name = checkpoint.directory().string();
-  MEGATRON_CHECK(checkpoint.has_file("config.yaml"), name,
-                 " holds no config.yaml, so the shape of its model is unknown",
-                 "\nhint: checkpoints of `megatron pretrain` hold it");
-  checkpoint.read_file("config.yaml");  // verifies it
   Origin origin;
-  Config* const configs[] = {&origin.config.transformer, &origin.tokenizer};
-  read_yaml(configs, (checkpoint.directory() / "config.yaml").string(), /*ignore_unknown=*/true);
-  origin.config.transformer.finalize();
-  const auto& tensors = checkpoint.manifest().tensors;
-  const auto table = tensors.find("embedding.word_embeddings.weight");
+  origin.config = read_stored_config(checkpoint).model;
   // Adapters saved without their base model have no embedding table, and need none.
-  const bool adapters_alone = origin.config.transformer.lora_rank > 0 && table == tensors.end();
-  MEGATRON_CHECK(table != tensors.end() || adapters_alone, name,
-                 ": no tensor embedding.word_embeddings.weight",
-                 "\nhint: this is no checkpoint of a GPT model");
-  origin.config.vocab_size = origin.config.padded_vocab_size =
-      adapters_alone ? 1 : table->second.shape[0];
+  int64_t& rows = origin.config.vocab_size;
+  MEGATRON_CHECK(rows > 0 || origin.has_adapters(), name, ": no tensor ", kWordEmbeddings,
+                 "\nhint: this is no checkpoint of a ", find_model_type(origin.config.type).title,
+                 " model");
+  if (rows == 0) rows = origin.config.padded_vocab_size = 1;
   for (auto& [kept, text] : origin_files(checkpoint)) {
     if (kept == kKeptHfConfig) origin.config_json = std::move(text);
     if (kept == kKeptPeftConfig) origin.peft_json = std::move(text);
@@ -133,11 +124,15 @@ std::pair<const HfFamily*, std::string> choose_family(const Origin& origin,
     const HfFamily* family = find_hf_family(type);
     MEGATRON_CHECK(family != nullptr, "--hf-model-type ", type,
                    " is not known\nhint: types that are: ", hf_family_names());
+    MEGATRON_CHECK(family->type == origin.config.type, "--hf-model-type ", type,
+                   " is a family of models of type ", family->type,
+                   ", the checkpoint holds one of type ", origin.config.type);
     return {family, write_hf_config(*family, origin.config,
                                     type == origin_type ? origin.config_json : "{}")};
   }
   std::string reasons;
   for (const HfFamily& family : hf_families()) {
+    if (family.type != origin.config.type) continue;
     try {
       std::string text = write_hf_config(family, origin.config, "{}");
       // Throws if a tensor has no name in the family
@@ -149,21 +144,6 @@ std::pair<const HfFamily*, std::string> choose_family(const Origin& origin,
     }
   }
   throw Error("no known Hugging Face model family can express this model" + reasons);
-}
-
-const char* torch_name(DType dtype) {
-  switch (dtype) {
-    case DType::kFloat64:
-      return "float64";
-    case DType::kFloat32:
-      return "float32";
-    case DType::kBFloat16:
-      return "bfloat16";
-    case DType::kFloat16:
-      return "float16";
-    default:
-      return "float32";
-  }
 }
 
 // One file's share of the tensors.
@@ -323,28 +303,13 @@ class Exporter {
   // The bytes of a tensor as it is stored in their files.
   const std::vector<std::byte>& read(const HfTensor& tensor) {
     const DType dtype = dtype_of(tensor);
-    ShardedTensor wanted;
-    wanted.key = tensor.ours;
-    wanted.dtype = dtype;
-    wanted.global_shape = tensor.our_shape;
-    wanted.local_shape = tensor.shape;
-    if (tensor.transposed) std::swap(wanted.local_shape[0], wanted.local_shape[1]);
-    for (const RowRun& run : tensor.runs) {
-      ShardPiece piece;
-      piece.global.offset.assign(tensor.our_shape.size(), 0);
-      piece.global.offset[0] = run.ours;
-      piece.global.shape = tensor.our_shape;
-      piece.global.shape[0] = run.count;
-      piece.local_offset.assign(tensor.our_shape.size(), 0);
-      piece.local_offset[0] = run.theirs;
-      wanted.pieces.push_back(std::move(piece));
-    }
+    ShardedTensor wanted = part_of_ours(tensor, dtype);
     memory_.resize(num_bytes(dtype, tensor.shape));
     wanted.data = memory_.data();
     load_one(checkpoint_, wanted);
     if (request_.merge_adapter) merge(tensor, wanted);
     if (!tensor.transposed) return memory_;
-    transpose(memory_, wanted.local_shape[0], wanted.local_shape[1], size_of(dtype), transposed_);
+    transpose(memory_, tensor.shape[1], tensor.shape[0], size_of(dtype), transposed_);
     return transposed_;
   }
 

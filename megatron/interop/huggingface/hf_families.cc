@@ -17,70 +17,70 @@ using Rope = HfFields::Rope;
 
 // -- names
 
-constexpr HfRow kHead[] = {{"output_layer.weight", {"lm_head.weight"}}};
+const HfRow kHead[] = {{"output_layer.weight", {"lm_head.weight"}}};
 
-constexpr HfRow kLlamaBody[] = {
+const HfRow kLlamaBody[] = {
     {"embedding.word_embeddings.weight", {"model.embed_tokens.weight"}},
     {"decoder.layers.*.self_attention.linear_proj.weight",
      {"model.layers.*.self_attn.o_proj.weight"}},
     {"decoder.layers.*.mlp.linear_fc2.weight", {"model.layers.*.mlp.down_proj.weight"}},
     {"decoder.final_layernorm.weight", {"model.norm.weight"}}};
 
-constexpr HfRow kSeparateWeights[] = {
+const HfRow kSeparateWeights[] = {
     {"decoder.layers.*.self_attention.linear_qkv.weight",
      {"model.layers.*.self_attn.q_proj.weight", "model.layers.*.self_attn.k_proj.weight",
       "model.layers.*.self_attn.v_proj.weight"},
      HfLayout::kSeparateQKV}};
 
-constexpr HfRow kGateUp[] = {
+const HfRow kGateUp[] = {
     {"decoder.layers.*.mlp.linear_fc1.weight",
      {"model.layers.*.mlp.gate_proj.weight", "model.layers.*.mlp.up_proj.weight"},
      HfLayout::kStacked}};
 
-constexpr HfRow kPreNorms[] = {{"decoder.layers.*.self_attention.linear_qkv.layer_norm_weight",
-                                {"model.layers.*.input_layernorm.weight"}},
-                               {"decoder.layers.*.mlp.linear_fc1.layer_norm_weight",
-                                {"model.layers.*.post_attention_layernorm.weight"}}};
+const HfRow kPreNorms[] = {{"decoder.layers.*.self_attention.linear_qkv.layer_norm_weight",
+                            {"model.layers.*.input_layernorm.weight"}},
+                           {"decoder.layers.*.mlp.linear_fc1.layer_norm_weight",
+                            {"model.layers.*.post_attention_layernorm.weight"}}};
 
-constexpr HfRow kSeparateBiases[] = {
+const HfRow kSeparateBiases[] = {
     {"decoder.layers.*.self_attention.linear_qkv.bias",
      {"model.layers.*.self_attn.q_proj.bias", "model.layers.*.self_attn.k_proj.bias",
       "model.layers.*.self_attn.v_proj.bias"},
      HfLayout::kSeparateQKV}};
 
-constexpr HfRow kLlamaBiases[] = {
+const HfRow kLlamaBiases[] = {
     {"decoder.layers.*.self_attention.linear_proj.bias", {"model.layers.*.self_attn.o_proj.bias"}},
     {"decoder.layers.*.mlp.linear_fc1.bias",
      {"model.layers.*.mlp.gate_proj.bias", "model.layers.*.mlp.up_proj.bias"},
      HfLayout::kStacked},
     {"decoder.layers.*.mlp.linear_fc2.bias", {"model.layers.*.mlp.down_proj.bias"}}};
 
-constexpr HfRow kQKNorms[] = {{"decoder.layers.*.self_attention.q_layernorm.weight",
-                               {"model.layers.*.self_attn.q_norm.weight"}},
-                              {"decoder.layers.*.self_attention.k_layernorm.weight",
-                               {"model.layers.*.self_attn.k_norm.weight"}}};
+const HfRow kQKNorms[] = {{"decoder.layers.*.self_attention.q_layernorm.weight",
+                           {"model.layers.*.self_attn.q_norm.weight"}},
+                          {"decoder.layers.*.self_attention.k_layernorm.weight",
+                           {"model.layers.*.self_attn.k_norm.weight"}}};
 
-constexpr HfRow kSandwichNorms[] = {{"decoder.layers.*.self_attention.linear_qkv.layer_norm_weight",
-                                     {"model.layers.*.input_layernorm.weight"}},
-                                    {"decoder.layers.*.post_self_attn_layernorm.weight",
-                                     {"model.layers.*.post_attention_layernorm.weight"}},
-                                    {"decoder.layers.*.mlp.linear_fc1.layer_norm_weight",
-                                     {"model.layers.*.pre_feedforward_layernorm.weight"}},
-                                    {"decoder.layers.*.post_mlp_layernorm.weight",
-                                     {"model.layers.*.post_feedforward_layernorm.weight"}}};
-
-constexpr HfRow kPostNorms[] = {{"decoder.layers.*.post_self_attn_layernorm.weight",
+const HfRow kSandwichNorms[] = {{"decoder.layers.*.self_attention.linear_qkv.layer_norm_weight",
+                                 {"model.layers.*.input_layernorm.weight"}},
+                                {"decoder.layers.*.post_self_attn_layernorm.weight",
                                  {"model.layers.*.post_attention_layernorm.weight"}},
+                                {"decoder.layers.*.mlp.linear_fc1.layer_norm_weight",
+                                 {"model.layers.*.pre_feedforward_layernorm.weight"}},
                                 {"decoder.layers.*.post_mlp_layernorm.weight",
                                  {"model.layers.*.post_feedforward_layernorm.weight"}}};
 
-constexpr HfRow kPhi3Joined[] = {
+const HfRow kPostNorms[] = {{"decoder.layers.*.post_self_attn_layernorm.weight",
+                             {"model.layers.*.post_attention_layernorm.weight"}},
+                            {"decoder.layers.*.post_mlp_layernorm.weight",
+                             {"model.layers.*.post_feedforward_layernorm.weight"}}};
+
+const HfRow kPhi3Joined[] = {
     {"decoder.layers.*.self_attention.linear_qkv.weight",
      {"model.layers.*.self_attn.qkv_proj.weight"},
      HfLayout::kJoinedQKV},
     {"decoder.layers.*.mlp.linear_fc1.weight", {"model.layers.*.mlp.gate_up_proj.weight"}}};
 
-constexpr HfRow kStarcoder2[] = {
+const HfRow kStarcoder2[] = {
     {"decoder.layers.*.self_attention.linear_qkv.layer_norm_bias",
      {"model.layers.*.input_layernorm.bias"}},
     {"decoder.layers.*.self_attention.linear_proj.bias", {"model.layers.*.self_attn.o_proj.bias"}},
@@ -92,14 +92,14 @@ constexpr HfRow kStarcoder2[] = {
     {"decoder.layers.*.mlp.linear_fc2.bias", {"model.layers.*.mlp.c_proj.bias"}},
     {"decoder.final_layernorm.bias", {"model.norm.bias"}}};
 
-constexpr HfRow kStarcoder2Body[] = {
+const HfRow kStarcoder2Body[] = {
     {"embedding.word_embeddings.weight", {"model.embed_tokens.weight"}},
     {"decoder.layers.*.self_attention.linear_proj.weight",
      {"model.layers.*.self_attn.o_proj.weight"}},
     {"decoder.final_layernorm.weight", {"model.norm.weight"}}};
 
 // Linear layers of GPT-2 are Conv1D modules, whose weights are [inputs, outputs].
-constexpr HfRow kGpt2[] = {
+const HfRow kGpt2[] = {
     {"embedding.word_embeddings.weight", {"transformer.wte.weight"}},
     {"embedding.position_embeddings.weight", {"transformer.wpe.weight"}},
     {"decoder.layers.*.self_attention.linear_qkv.layer_norm_weight",
@@ -133,7 +133,7 @@ constexpr HfRow kGpt2[] = {
     {"decoder.final_layernorm.bias", {"transformer.ln_f.bias"}}};
 
 // Rows of query_key_value are [query | key | value] per head, as ours are without query groups.
-constexpr HfRow kGptNeoX[] = {
+const HfRow kGptNeoX[] = {
     {"embedding.word_embeddings.weight", {"gpt_neox.embed_in.weight"}},
     {"decoder.layers.*.self_attention.linear_qkv.layer_norm_weight",
      {"gpt_neox.layers.*.input_layernorm.weight"}},
@@ -617,25 +617,38 @@ const std::vector<HfFamily>& families() {
   return table;
 }
 
-std::string with_layer(std::string_view pattern, int64_t layer) {
-  const size_t star = pattern.find('*');
-  if (star == std::string_view::npos) return std::string(pattern);
-  return cat(pattern.substr(0, star), layer, pattern.substr(star + 1));
-}
-
 }  // namespace
 
-std::optional<int64_t> layer_of(std::string_view pattern, std::string_view name) {
-  const size_t star = pattern.find('*');
-  if (star == std::string_view::npos)
-    return pattern == name ? std::optional<int64_t>(-1) : std::nullopt;
-  const std::string_view head = pattern.substr(0, star), tail = pattern.substr(star + 1);
-  if (name.size() <= head.size() + tail.size() || !name.starts_with(head) || !name.ends_with(tail))
-    return std::nullopt;
-  const std::string_view digits = name.substr(head.size(), name.size() - head.size() - tail.size());
-  if (digits.size() > 9 || digits.find_first_not_of("0123456789") != std::string_view::npos)
-    return std::nullopt;
-  return std::stoll(std::string(digits));
+std::optional<std::vector<int64_t>> indices_of(std::string_view pattern, std::string_view name) {
+  std::vector<int64_t> indices;
+  size_t at = 0;
+  for (const char c : pattern) {
+    if (c != '*') {
+      if (at == name.size() || name[at++] != c) return std::nullopt;
+      continue;
+    }
+    constexpr size_t kMostDigits = 9;
+    const size_t end = std::min(name.find_first_not_of("0123456789", at), name.size());
+    if (end == at || end - at > kMostDigits) return std::nullopt;
+    indices.push_back(std::stoll(std::string(name.substr(at, end - at))));
+    at = end;
+  }
+  if (at != name.size()) return std::nullopt;
+  return indices;
+}
+
+std::string with_indices(std::string_view pattern, std::span<const int64_t> indices) {
+  std::string name;
+  size_t next = 0;
+  for (const char c : pattern) {
+    if (c != '*') {
+      name += c;
+      continue;
+    }
+    MEGATRON_ASSERT(next < indices.size(), pattern, " has more than ", indices.size(), " indices");
+    name += std::to_string(indices[next++]);
+  }
+  return name;
 }
 
 std::vector<RowRun> row_runs(HfLayout layout, size_t part, int64_t rows,
@@ -675,8 +688,34 @@ int64_t rows_of_part(HfLayout layout, size_t part, size_t parts, int64_t rows,
 
 TensorView view_of(const HfTensor& tensor) {
   if (tensor.transposed) return {0, tensor.shape[1], tensor.shape[0], 1, tensor.shape[1]};
-  const int64_t columns = tensor.shape.size() > 1 ? tensor.shape[1] : 1;
+  int64_t columns = 1;
+  for (size_t d = 1; d < tensor.shape.size(); ++d) columns *= tensor.shape[d];
   return {0, tensor.shape[0], columns, columns, 1};
+}
+
+ShardedTensor part_of_ours(const HfTensor& tensor, DType dtype) {
+  ShardedTensor part;
+  part.key = tensor.ours;
+  part.dtype = dtype;
+  part.global_shape = tensor.our_shape;
+  part.local_shape = tensor.shape;
+  if (tensor.transposed) std::swap(part.local_shape[0], part.local_shape[1]);
+  const size_t rows = tensor.expert >= 0 ? 1 : 0;  // the dimension
+  if (rows > 0) part.local_shape.insert(part.local_shape.begin(), 1);
+  for (const RowRun& run : tensor.runs) {
+    ShardPiece piece;
+    piece.global = {std::vector<int64_t>(tensor.our_shape.size(), 0), tensor.our_shape};
+    piece.local_offset.assign(tensor.our_shape.size(), 0);
+    if (rows > 0) {
+      piece.global.offset[0] = tensor.expert;
+      piece.global.shape[0] = 1;
+    }
+    piece.global.offset[rows] = run.ours;
+    piece.global.shape[rows] = run.count;
+    piece.local_offset[rows] = run.theirs;
+    part.pieces.push_back(std::move(piece));
+  }
+  return part;
 }
 
 std::span<const HfFamily> hf_families() { return families(); }
@@ -694,33 +733,58 @@ std::string hf_family_names() {
   return names;
 }
 
+namespace {
+
+// The tensors of a parameter, or of one expert of it (-1: all), which has this shape.
+void add_parts(const HfRow& row, const std::vector<int64_t>& indices, const std::string& name,
+               const std::vector<int64_t>& our_shape, int64_t expert,
+               const std::vector<int64_t>& shape, const TransformerConfig& t,
+               std::vector<HfTensor>& tensors) {
+  const size_t parts = row.theirs.size();
+  for (size_t part = 0; part < parts; ++part) {
+    HfTensor tensor;
+    tensor.name = with_indices(row.theirs[part], indices);
+    tensor.shape = shape;
+    tensor.shape[0] = rows_of_part(row.layout, part, parts, shape[0], t);
+    tensor.runs = row_runs(row.layout, part, tensor.shape[0], t);
+    tensor.transposed = row.transposed;
+    if (tensor.transposed) std::swap(tensor.shape[0], tensor.shape[1]);
+    tensor.ours = name;
+    tensor.our_shape = our_shape;
+    tensor.expert = expert;
+    tensors.push_back(std::move(tensor));
+  }
+}
+
+}  // namespace
+
 std::vector<HfTensor> hf_tensors(const HfFamily& family, const ModelConfig& config) {
-  const TransformerConfig& t = config.transformer;
+  return hf_tensors(family, config.transformer, parameter_shapes(config));
+}
+
+std::vector<HfTensor> hf_tensors(const HfFamily& family, const TransformerConfig& config,
+                                 const ParameterShapes& parameters) {
   std::vector<HfTensor> tensors;
-  for (const auto& [name, shape] : parameter_shapes(config)) {
+  for (const auto& [name, shape] : parameters) {
     const HfRow* row = nullptr;
-    int64_t layer = -1;
+    std::vector<int64_t> indices;
     for (const std::span<const HfRow> rows : family.rows)
       for (const HfRow& candidate : rows)
-        if (const auto match = layer_of(candidate.ours, name)) {
+        if (auto match = indices_of(candidate.ours, name)) {
           row = &candidate;
-          layer = *match;
+          indices = std::move(*match);
         }
     MEGATRON_CHECK(row != nullptr, "a ", family.model_type,
                    " model of Hugging Face has no tensor for ", name);
-    const auto parts = static_cast<size_t>(
-        std::count_if(row->theirs.begin(), row->theirs.end(), [](auto s) { return !s.empty(); }));
-    for (size_t part = 0; part < parts; ++part) {
-      HfTensor tensor;
-      tensor.name = with_layer(row->theirs[part], layer);
-      tensor.shape = tensor.our_shape = shape;
-      tensor.shape[0] = rows_of_part(row->layout, part, parts, shape[0], t);
-      tensor.runs = row_runs(row->layout, part, tensor.shape[0], t);
-      tensor.transposed = row->transposed;
-      if (tensor.transposed) std::swap(tensor.shape[0], tensor.shape[1]);
-      tensor.ours = name;
-      tensors.push_back(std::move(tensor));
+    const std::string_view theirs = row->theirs.front();
+    if (std::count(theirs.begin(), theirs.end(), '*') <= std::ssize(indices)) {
+      add_parts(*row, indices, name, shape, -1, shape, config, tensors);
+      continue;
     }
+    const std::vector<int64_t> of_expert(shape.begin() + 1, shape.end());
+    indices.push_back(0);
+    for (int64_t& expert = indices.back(); expert < shape[0]; ++expert)
+      add_parts(*row, indices, name, shape, expert, of_expert, config, tensors);
   }
   return tensors;
 }
@@ -744,6 +808,7 @@ HfModel parse_hf_config(const std::string& text, const std::string& name) {
   MEGATRON_CHECK(model.family != nullptr, name, ": models of the type \"", type, "\" are not known",
                  "\nhint: types that are: ", hf_family_names(),
                  "; convert-checkpoint --name-map reads others whose blocks are ours");
+  model.config.type = model.family->type;
   TransformerConfig& t = model.config.transformer;
   model.family->preset(t);
   model.family->fields(fields, model.config);

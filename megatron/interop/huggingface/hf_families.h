@@ -1,10 +1,9 @@
-// The Hugging Face model families that Model can compute: for each a table of tensor names and a
+// The Hugging Face model families that our models can compute: for each a table of tensor names and a
 // list of configuration keys, both used for import and export.
 //
 // A new family is one row of the table in hf_families.cc, its names, and its keys.
 #pragma once
 
-#include <array>
 #include <cstdint>
 #include <optional>
 #include <span>
@@ -15,7 +14,7 @@
 
 #include "megatron/interop/foreign_tensors.h"
 #include "megatron/interop/huggingface/hf_fields.h"
-#include "megatron/models/model.h"
+#include "megatron/models/model_table.h"
 
 namespace megatron {
 
@@ -35,13 +34,17 @@ std::vector<RowRun> row_runs(HfLayout layout, size_t part, int64_t rows,
 int64_t rows_of_part(HfLayout layout, size_t part, size_t parts, int64_t rows,
                      const TransformerConfig& config);
 
-// Matches "decoder.layers.3.mlp" against "decoder.layers.*.mlp": the layer, -1 if the pattern has
-// no '*', nothing if it does not match.
-std::optional<int64_t> layer_of(std::string_view pattern, std::string_view name);
+// The numbers that each '*' of a pattern stands for in a name: {3, 7} for "layers.*.experts.*" in
+// "layers.3.experts.7"; nothing if the name does not match.
+std::optional<std::vector<int64_t>> indices_of(std::string_view pattern, std::string_view name);
+// The reverse. Only whole names may follow: as many indices as '*'.
+std::string with_indices(std::string_view pattern, std::span<const int64_t> indices);
 
 struct HfRow {
-  std::string_view ours;  // '*' stands for the layer index
-  std::array<std::string_view, 3> theirs;
+  std::string_view ours;  // '*' stands for an index: the layer, then the expert
+  // Its parts in order. With one '*' more than ours: one tensor for each expert, where ours is
+  // [experts, ...] and the layout is that of an expert.
+  std::vector<std::string_view> theirs;
   HfLayout layout = HfLayout::kSame;
   bool transposed = false;  // the Hugging Face weight is [inputs, outputs]
 };
@@ -58,6 +61,7 @@ struct HfFamily {
   void (*preset)(TransformerConfig& config);  // fields that all models of the family share
   // Fields read from or written to config.json
   void (*fields)(HfFields& fields, ModelConfig& config);
+  std::string_view type = "gpt";  // of the model (models/model_table.h)
 };
 
 std::span<const HfFamily> hf_families();
@@ -73,15 +77,23 @@ struct HfTensor {
   bool transposed = false;
   std::string ours;
   std::vector<int64_t> our_shape;  // global, without vocabulary padding
+  int64_t expert = -1;             // the part of ours along its first dimension; -1: all of it
   std::vector<RowRun> runs;        // cover every row of the stored tensor once
 };
 
 // Where rows of ours are in the stored tensor.
 TensorView view_of(const HfTensor& tensor);
 
+// What a rank holds that keeps only this part of ours, in rows and columns as ours: in the order in
+// which the Hugging Face tensor, or its transpose, is stored.
+ShardedTensor part_of_ours(const HfTensor& tensor, DType dtype);
+
 // Every tensor of a model of this family and shape, in our model order. They cover every row of our
-// tensors once. Throws Error if the family has no name for a tensor of the model.
+// tensors once. Throws Error if the family has no name for a tensor of the model. `parameters`:
+// those of the model.
 std::vector<HfTensor> hf_tensors(const HfFamily& family, const ModelConfig& config);
+std::vector<HfTensor> hf_tensors(const HfFamily& family, const TransformerConfig& config,
+                                 const ParameterShapes& parameters);
 
 // Parses the text of a config.json. Throws Error for unknown model types, and for features that are
 // not built, naming the key.

@@ -114,7 +114,8 @@ class HfFolderReader {
                                 ", by config.json it is ", format_shape(tensor.shape)));
       return;
     }
-    manifest_.add_rows(tensor.ours, tensor.our_shape, found->second, view_of(tensor), tensor.runs);
+    manifest_.add_rows(tensor.ours, tensor.our_shape, found->second, view_of(tensor), tensor.runs,
+                       /*first_column=*/0, tensor.expert);
   }
 
   // Handles a tensor that no row of the table uses.

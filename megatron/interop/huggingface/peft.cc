@@ -90,7 +90,7 @@ std::vector<AdaptableModule> adaptable_modules(const HfFamily& family, const Mod
   std::map<std::string, size_t> parts;
   for (HfTensor& tensor : hf_tensors(family, base)) {
     const std::string_view linear = linear_of(tensor.ours);
-    if (linear.empty()) continue;
+    if (linear.empty() || tensor.expert >= 0) continue;  // experts in one tensor have no adapters
     const size_t part = parts[tensor.ours]++;
     modules.push_back({std::move(tensor), std::string(linear), part, 1});
   }
@@ -338,6 +338,7 @@ const HfFamily& family_of_model(const Checkpoint& checkpoint, const ModelConfig&
   ModelConfig base = config;
   base.transformer.lora_rank = 0;
   for (const HfFamily& family : hf_families()) {
+    if (family.type != config.type) continue;
     try {
       write_hf_config(family, base, "{}");
       hf_tensors(family, base);

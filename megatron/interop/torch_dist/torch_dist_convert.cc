@@ -61,12 +61,12 @@ ConvertResult export_torch_dist(const ExportRequest& request, const ConvertProgr
   ModelConfig config = source.config;
   const Manifest& manifest = source.checkpoint.manifest();
   ConvertResult result;
-  result.model_type = "gpt";
+  result.model_type = config.type;
   result.iteration = source.checkpoint.iteration();
   const ParallelGroups groups;
   const std::unique_ptr<Model> model = make_model(config, groups);  // holds no memory
-  std::map<std::string, std::vector<std::pair<int64_t, std::string>>>
-      stacks;  // theirs -> (layer, ours)
+  // theirs -> (indices in the stack, ours)
+  std::map<std::string, std::vector<std::pair<std::vector<int64_t>, std::string>>> stacks;
   std::vector<std::string> order;
   model->visit([&](const std::string& name, Parameter&) {
     const auto found = manifest.tensors.find(name);
@@ -75,7 +75,7 @@ ConvertResult export_torch_dist(const ExportRequest& request, const ConvertProgr
     const TorchDistPlace place = torch_dist_place(name);
     auto& stack = stacks[place.key];
     if (stack.empty()) order.push_back(place.key);
-    stack.emplace_back(place.layer, name);
+    stack.emplace_back(place.indices, name);
     result.bytes += num_bytes(found->second.dtype, found->second.shape);
   });
   const std::string arguments =
@@ -88,16 +88,20 @@ ConvertResult export_torch_dist(const ExportRequest& request, const ConvertProgr
   TorchDistWriter writer(result.directory);
   std::vector<std::byte> memory;
   for (const std::string& key : order) {
-    for (const auto& [layer, name] : stacks.at(key)) {
+    std::vector<int64_t> extents;  // of the stack
+    for (const auto& [indices, name] : stacks.at(key)) {
+      extents.resize(indices.size(), 0);
+      for (size_t d = 0; d < indices.size(); ++d)
+        extents[d] = d == 0 ? config.transformer.num_layers : std::max(extents[d], indices[d] + 1);
+    }
+    for (const auto& [indices, name] : stacks.at(key)) {
       load_whole(source.checkpoint, name, memory);
       const StoredTensor& stored = manifest.tensors.at(name);
       std::vector<int64_t> shape = stored.shape;
       Box box{std::vector<int64_t>(shape.size(), 0), shape};
-      if (layer >= 0) {
-        shape.insert(shape.begin(), config.transformer.num_layers);
-        box.offset.insert(box.offset.begin(), layer);
-        box.shape.insert(box.shape.begin(), 1);
-      }
+      shape.insert(shape.begin(), extents.begin(), extents.end());
+      box.offset.insert(box.offset.begin(), indices.begin(), indices.end());
+      box.shape.insert(box.shape.begin(), indices.size(), 1);
       writer.add_tensor(key, stored.dtype, shape, box, memory.data());
       if (progress) progress(result.bytes, memory.size());
     }

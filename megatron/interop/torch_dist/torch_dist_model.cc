@@ -211,26 +211,36 @@ constexpr std::pair<std::string_view, std::string_view> kAliases[] = {
     {"pre_mlp_layernorm.bias", "mlp.linear_fc1.layer_norm_bias"},
 };
 
-// A Megatron-LM key split up: our name within a layer, the layer (-1: stacked; none: not in a
-// layer), and the half of a gated FC1 (gate 0, up 1; -1: both).
+constexpr std::string_view kExperts = ".experts.";
+
+// Removes a number and the dot behind it from the text at `at`; nothing if there is none.
+std::optional<int64_t> take_index(std::string& text, size_t at) {
+  const size_t dot = text.find('.', at);
+  const bool numbered = dot != std::string::npos && dot > at && dot < at + 7 &&
+                        text.find_first_not_of("0123456789", at) == dot;
+  if (!numbered) return std::nullopt;
+  const int64_t index = std::stoll(text.substr(at, dot - at));
+  text.erase(at, dot + 1 - at);
+  return index;
+}
+
+// A key of Megatron-LM, or a name of ours, split up: our name within a layer, without an expert's
+// index; the layer (-1: stacked; none: not in a layer), the expert (none: stacked, or none), and
+// the half of a gated FC1 (gate 0, up 1; -1: both).
 struct Name {
   std::string text;
   std::optional<int64_t> layer;
+  std::optional<int64_t> expert;
   int half = -1;
 };
 
 Name parse_name(const std::string& key) {
-  Name name{key, {}, -1};
+  Name name{key, {}, {}, -1};
   if (!key.starts_with(kLayers)) return name;
   std::string rest = key.substr(kLayers.size());
-  name.layer = -1;
-  const size_t dot = rest.find('.');
-  const bool numbered =
-      dot != std::string::npos && dot > 0 && dot < 7 && rest.find_first_not_of("0123456789") == dot;
-  if (numbered) {
-    name.layer = std::stoll(rest.substr(0, dot));
-    rest = rest.substr(dot + 1);
-  }
+  name.layer = take_index(rest, 0).value_or(-1);
+  if (const size_t experts = rest.find(kExperts); experts != std::string::npos)
+    name.expert = take_index(rest, experts + kExperts.size());
   for (const auto& [theirs, ours] : kAliases)
     if (rest == theirs) rest = ours;
   for (const int half : {0, 1}) {  // separate in checkpoints with singleton shards
@@ -248,16 +258,17 @@ Name parse_name(const std::string& key) {
 class TorchDistReader {
  public:
   TorchDistReader(const fs::path& directory, const TransformerConfig& transformer,
-                  std::optional<int64_t> vocab_size)
+                  std::optional<int64_t> vocab_size,
+                  const std::optional<ParameterShapes>& parameters)
       : directory_(directory),
         name_(directory.string()),
         files_(open_torch_dist(directory, is_of_model)),
         manifest_(name_) {
     config_.transformer = transformer;
-    const auto table = files_.manifest.tensors.find("embedding.word_embeddings.weight");
+    const auto table = files_.manifest.tensors.find(kWordEmbeddings);
     MEGATRON_CHECK(table != files_.manifest.tensors.end() && table->second.shape.size() == 2, name_,
-                   ": no tensor embedding.word_embeddings.weight",
-                   "\nhint: this is no checkpoint of a GPT model");
+                   ": no tensor ", kWordEmbeddings, "\nhint: this is no checkpoint of a ",
+                   find_model_type(config_.type).title, " model");
     const int64_t rows = table->second.shape[0];
     config_.vocab_size = config_.padded_vocab_size = vocab_size.value_or(rows);
     MEGATRON_CHECK(config_.vocab_size <= rows, name_, ": the embedding has ", rows,
@@ -265,10 +276,11 @@ class TorchDistReader {
     if (rows > config_.vocab_size)
       waived_.push_back(
           cat("rows ", config_.vocab_size, " to ", rows - 1, " of the vocabulary: padding"));
+    for (auto& [name, shape] : parameters ? *parameters : parameter_shapes(config_))
+      expected_[name] = shape;
   }
 
   ForeignModel run() {
-    for (auto& [name, shape] : parameter_shapes(config_)) expected_[name] = std::move(shape);
     for (const auto& [key, tensor] : files_.manifest.tensors) add(key, tensor);
     for (const auto& [name, shape] : expected_)
       if (!manifest_.contains(name))
@@ -293,23 +305,44 @@ class TorchDistReader {
     return key.substr(0, key.find('/'));
   }
 
-  // Adds a Megatron-LM tensor, which holds one of ours, or one per layer.
+  // Adds a Megatron-LM tensor, which holds one of ours, or one per layer or per expert.
   void add(const std::string& key, const StoredTensor& tensor) {
     const Name name = parse_name(key);
     ++used_;
-    if (!name.layer)
-      return add_parts(key, name, name.text, tensor.dtype, tensor.shape, tensor.fragments);
-    if (*name.layer >= 0)
-      return add_parts(key, name, cat(kLayers, *name.layer, ".", name.text), tensor.dtype,
-                       tensor.shape, tensor.fragments);
+    if (!name.layer) return add_parts(key, name, name.text, tensor);
+    if (*name.layer >= 0) return add_layer(key, name, *name.layer, tensor);
     const int64_t layers = config_.transformer.num_layers;
     if (tensor.shape.size() < 2 || tensor.shape[0] != layers) {
       manifest_.add_problem(
           cat(key, " has shape ", format_shape(tensor.shape), ", expected ", layers, " layers"));
       return;
     }
-    const std::vector<int64_t> shape(tensor.shape.begin() + 1, tensor.shape.end());
-    std::vector<std::vector<Fragment>> parts(static_cast<size_t>(layers));
+    const std::vector<StoredTensor> parts = unstacked(tensor);
+    for (int64_t i = 0; i < layers; ++i) add_layer(key, name, i, parts[static_cast<size_t>(i)]);
+  }
+
+  // The tensor of one layer, which holds all experts if these are stacked: ours may be, too.
+  void add_layer(const std::string& key, const Name& name, int64_t layer,
+                 const StoredTensor& tensor) {
+    const std::string ours = cat(kLayers, layer, ".", name.text);
+    const size_t experts = ours.find(kExperts);
+    if (experts == std::string::npos) return add_parts(key, name, ours, tensor);
+    const auto of_expert = [&](int64_t expert) {
+      return std::string(ours).insert(experts + kExperts.size(), cat(expert, "."));
+    };
+    if (name.expert) return add_parts(key, name, of_expert(*name.expert), tensor);
+    if (expected_.contains(ours) || tensor.shape.size() < 2)
+      return add_parts(key, name, ours, tensor);
+    const std::vector<StoredTensor> parts = unstacked(tensor);
+    for (size_t i = 0; i < parts.size(); ++i)
+      add_parts(key, name, of_expert(static_cast<int64_t>(i)), parts[i]);
+  }
+
+  // The parts of a tensor along its first dimension.
+  static std::vector<StoredTensor> unstacked(const StoredTensor& tensor) {
+    const auto count = static_cast<size_t>(tensor.shape[0]);
+    std::vector<StoredTensor> parts(
+        count, {tensor.dtype, {tensor.shape.begin() + 1, tensor.shape.end()}, {}});
     for (const Fragment& fragment : tensor.fragments) {
       Fragment part = fragment;
       part.box.offset.erase(part.box.offset.begin());
@@ -317,18 +350,18 @@ class TorchDistReader {
       part.flat_end = part.box.num_elements();
       const auto bytes = static_cast<uint64_t>(part.flat_end * size_of(tensor.dtype));
       for (int64_t i = 0; i < fragment.box.shape[0]; ++i, part.offset += bytes) {
-        const int64_t layer = fragment.box.offset[0] + i;
-        if (layer >= layers) break;  // the manifest's check of the boxes reports it
-        parts[static_cast<size_t>(layer)].push_back(part);
+        const auto index = static_cast<size_t>(fragment.box.offset[0] + i);
+        if (index >= count) break;  // the manifest's check of the boxes reports it
+        parts[index].fragments.push_back(part);
       }
     }
-    for (int64_t i = 0; i < layers; ++i)
-      add_parts(key, name, cat(kLayers, i, ".", name.text), tensor.dtype, shape,
-                std::move(parts[static_cast<size_t>(i)]));
+    return parts;
   }
 
-  void add_parts(const std::string& key, const Name& name, const std::string& ours, DType dtype,
-                 std::vector<int64_t> shape, std::vector<Fragment> fragments) {
+  void add_parts(const std::string& key, const Name& name, const std::string& ours,
+                 const StoredTensor& tensor) {
+    std::vector<int64_t> shape = tensor.shape;
+    std::vector<Fragment> fragments = tensor.fragments;
     const auto found = expected_.find(ours);
     if (found == expected_.end()) {
       const bool tied =
@@ -354,7 +387,7 @@ class TorchDistReader {
                                 ", by the model's arguments it is ", format_shape(expected)));
       return;
     }
-    StoredTensor* const stored = manifest_.tensor(ours, shape, key, dtype);
+    StoredTensor* const stored = manifest_.tensor(ours, shape, key, tensor.dtype);
     if (stored == nullptr) return;
     stored->fragments.insert(stored->fragments.end(), std::make_move_iterator(fragments.begin()),
                              std::make_move_iterator(fragments.end()));
@@ -476,17 +509,21 @@ TransformerConfig read_torch_dist_arguments(const fs::path& directory,
 }
 
 ForeignModel open_torch_dist_model(const fs::path& directory, const TransformerConfig& transformer,
-                                   std::optional<int64_t> vocab_size) {
+                                   std::optional<int64_t> vocab_size,
+                                   const std::optional<ParameterShapes>& parameters) {
   MEGATRON_CHECK(transformer.num_layers > 0 && transformer.hidden_size > 0 &&
                      transformer.num_attention_heads > 0,
                  directory.string(), ": holds no args, so the shape of its model is unknown",
                  "\nhint: give the flags of the model: --num-layers, --hidden-size, "
                  "--num-attention-heads, ...");
-  return TorchDistReader(directory, transformer, vocab_size).run();
+  return TorchDistReader(directory, transformer, vocab_size, parameters).run();
 }
 
 std::string pickled_arguments(const ModelConfig& config, DType dtype) {
   TransformerConfig transformer = config.transformer;
+  MEGATRON_CHECK(config.type == ModelConfig().type, "a model of type ", config.type,
+                 " cannot be written in Megatron-LM's format, which is built for ",
+                 ModelConfig().type);
   check_expressible(transformer);
   transformer.use_rope_scaling = transformer.rope_scaling_type == RopeScaling::kLlama3;
   transformer.num_query_groups = transformer.query_groups();
@@ -517,8 +554,10 @@ std::string pickled_arguments(const ModelConfig& config, DType dtype) {
 
 TorchDistPlace torch_dist_place(const std::string& name) {
   const Name parsed = parse_name(name);
-  if (!parsed.layer) return {name, -1};
-  return {std::string(kLayers) + parsed.text, *parsed.layer};
+  if (!parsed.layer) return {name, {}};
+  TorchDistPlace place{std::string(kLayers) + parsed.text, {*parsed.layer}};
+  if (parsed.expert) place.indices.push_back(*parsed.expert);
+  return place;
 }
 
 }  // namespace megatron
