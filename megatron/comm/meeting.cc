@@ -11,6 +11,7 @@
 
 #include "megatron/base/exit_codes.h"
 #include "megatron/base/failure_class.h"
+#include "megatron/base/process.h"
 #include "megatron/comm/detail/machine_id.h"
 
 namespace megatron {
@@ -57,14 +58,13 @@ class Meeting {
       refuse(kExitFailure, cat("rank ", launch_.rank, " was started as one of ", launch_.world_size,
                                " ranks, but rank ", other, " as one of ", others_size,
                                "\nhint: WORLD_SIZE must be the same for every rank"));
-    char host[256] = "?";
-    gethostname(host, sizeof host - 1);
-    const std::string mine = cat(digest_, " process ", getpid(), " on ", host);
+    const std::string process = cat("process ", getpid(), " on ", machine_name());
+    const std::string mine = cat(digest_, " ", process);
     const std::string present = store_.claim(cat("place/", launch_.rank), mine);
     if (present != mine)
       refuse(kExitFailure,
              cat("rank ", launch_.rank, " was started twice: as ",
-                 present.substr(digest_.size() + 1), " and as process ", getpid(), " on ", host,
+                 present.substr(digest_.size() + 1), " and as ", process,
                  "\nhint: every process needs its own RANK, and every job its own MASTER_PORT on "
                  "the machine of rank 0"));
     store_.append(machine_, cat(launch_.rank, " ", getpid(), "\n"));

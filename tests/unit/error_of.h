@@ -1,18 +1,17 @@
 // For tests of messages.
 #pragma once
 
+#include <exception>
 #include <string>
-
-#include "megatron/base/check.h"
 
 namespace megatron {
 
-// What the Error says that `body` throws; "" when it throws none.
+// What the exception says that `body` throws; "" when it throws none.
 template <typename Body>
 std::string error_of(Body&& body) {
   try {
     body();
-  } catch (const Error& error) {
+  } catch (const std::exception& error) {
     return error.what();
   }
   return "";

@@ -5,16 +5,17 @@
 #include <fstream>
 
 #include "megatron/base/check.h"
+#include "megatron/base/process.h"
 
 namespace megatron {
 
 std::string machine_id() {
-  char host[256] = "?", ns[64] = "";
-  gethostname(host, sizeof host - 1);
+  char ns[64] = "";
   std::string boot;
   std::ifstream("/proc/sys/kernel/random/boot_id") >> boot;
   const ssize_t length = readlink("/proc/self/ns/pid", ns, sizeof ns - 1);
-  return cat(boot, "/", std::string(ns, length > 0 ? static_cast<size_t>(length) : 0), "/", host);
+  return cat(boot, "/", std::string(ns, length > 0 ? static_cast<size_t>(length) : 0), "/",
+             machine_name());
 }
 
 }  // namespace megatron

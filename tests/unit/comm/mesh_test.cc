@@ -7,6 +7,7 @@
 #include <map>
 
 #include "megatron/base/check.h"
+#include "tests/unit/error_of.h"
 
 namespace megatron {
 namespace {
@@ -24,16 +25,6 @@ Groups groups_along(const Mesh& mesh, AxisSet axes) {
 Groups first(Groups groups, size_t count) {
   groups.resize(count);
   return groups;
-}
-
-template <class Body>
-std::string error_of(const Body& body) {
-  try {
-    body();
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "";
 }
 
 // 16 ranks: tensor 2, context 2, data 2, pipeline 2; experts: tensor 1, experts 4, data 2.

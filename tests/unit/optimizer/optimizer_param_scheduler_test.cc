@@ -6,19 +6,10 @@
 #include <limits>
 
 #include "megatron/base/check.h"
+#include "tests/unit/error_of.h"
 
 namespace megatron {
 namespace {
-
-template <class Body>
-std::string error_of(const Body& body) {
-  try {
-    body();
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "";
-}
 
 std::vector<std::string> violations_of(const OptimizerConfig& config, const TrainLength& length) {
   Violations violations;

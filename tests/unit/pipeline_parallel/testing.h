@@ -6,6 +6,7 @@
 
 #include "megatron/base/check.h"
 #include "megatron/pipeline_parallel/schedule.h"
+#include "tests/unit/error_of.h"
 
 namespace megatron {
 
@@ -20,16 +21,6 @@ inline ScheduleShape shape_of(int stages, int chunks, int microbatches, int grou
   shape.num_microbatches = microbatches;
   shape.group_size = group;
   return shape;
-}
-
-template <class Body>
-std::string error_of(const Body& body) {
-  try {
-    body();
-  } catch (const std::exception& error) {
-    return error.what();
-  }
-  return "";
 }
 
 }  // namespace megatron

@@ -11,6 +11,7 @@
 #include "megatron/comm/peer_mailbox.h"
 #include "megatron/comm/thread_backend.h"
 #include "megatron/tensor/torch.h"
+#include "tests/unit/error_of.h"
 
 namespace megatron {
 
@@ -52,16 +53,6 @@ inline void expect_near(const at::Tensor& actual, const at::Tensor& expected,
   ASSERT_EQ(actual.sizes(), expected.sizes()) << what;
   EXPECT_TRUE(at::allclose(actual.detach(), expected.detach(), 1e-11, 1e-12))
       << what << ": off by " << (actual - expected).abs().max().item<double>();
-}
-
-template <class Body>
-std::string error_of(const Body& body) {
-  try {
-    body();
-  } catch (const std::exception& error) {
-    return error.what();
-  }
-  return "";
 }
 
 }  // namespace megatron

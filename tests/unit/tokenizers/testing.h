@@ -12,6 +12,7 @@
 #include "megatron/base/check.h"
 #include "megatron/base/files.h"
 #include "megatron/tokenizers/tokenizer.h"
+#include "tests/unit/error_of.h"
 
 namespace megatron {
 
@@ -51,17 +52,6 @@ inline std::unique_ptr<Tokenizer> load_gpt2() {
   config.vocab_file = (golden_dir() / "gpt2/vocab.json").string();
   config.merge_file = (golden_dir() / "gpt2/merges.txt").string();
   return make_tokenizer(config);
-}
-
-// The message of the Error that `body` throws.
-template <class Body>
-std::string error_of(Body&& body) {
-  try {
-    body();
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "no error";
 }
 
 }  // namespace megatron
