@@ -78,6 +78,9 @@ class Model : public Module {
   // context.loss_grad is defined with --cross-entropy-fusion-impl linear, a backward must follow.
   virtual Loss loss(const StageTensors& hidden, const Batch& batch,
                     const ForwardContext& context) = 0;
+  // Names of the losses that segments may add to ForwardContext::auxiliary_losses, in the order of
+  // logs; the same on every segment.
+  virtual std::vector<std::string> auxiliary_losses() const { return {}; }
   // With pipeline_vocab_parallel: this rank's part of the loss, on every stage. `hidden`: output of
   // the last segment. Records gradients if they are enabled.
   //

@@ -6,6 +6,7 @@
 #include <torch/csrc/autograd/functions/utils.h>
 #include <torch/csrc/autograd/variable.h>
 
+#include "megatron/base/check.h"
 #include "megatron/tensor/torch.h"
 
 namespace megatron {
@@ -15,6 +16,9 @@ using torch::autograd::variable_list;
 struct BackwardRoot::Impl {
   torch::autograd::edge_list edges;
   std::vector<size_t> places;  // of the edges' tensors in the list
+  // Roots with their gradients
+  torch::autograd::edge_list added;
+  variable_list gradients;
 };
 
 BackwardRoot::BackwardRoot() = default;
@@ -32,12 +36,32 @@ BackwardRoot::BackwardRoot(at::TensorList tensors) {
   if (!impl.edges.empty()) impl_ = std::make_unique<Impl>(std::move(impl));
 }
 
+void BackwardRoot::add(const at::Tensor& tensor, const at::Tensor& grad) {
+  if (!tensor.requires_grad()) return;
+  if (!impl_) impl_ = std::make_unique<Impl>();
+  impl_->added.push_back(torch::autograd::impl::gradient_edge(tensor));
+  impl_->gradients.push_back(grad);
+}
+
+void BackwardRoot::join(BackwardRoot more) {
+  if (!more.impl_) return;
+  MEGATRON_ASSERT(more.impl_->edges.empty(), "roots whose gradients are not known");
+  if (!impl_) impl_ = std::make_unique<Impl>();
+  const auto append = [](auto& to, auto& from) {
+    to.insert(to.end(), std::make_move_iterator(from.begin()), std::make_move_iterator(from.end()));
+  };
+  append(impl_->added, more.impl_->added);
+  append(impl_->gradients, more.impl_->gradients);
+}
+
 void BackwardRoot::run(at::TensorList grads) {
   if (!impl_) return;
-  const Impl impl = std::move(*impl_);
+  Impl impl = std::move(*impl_);
   impl_.reset();
   variable_list own;
   for (const size_t place : impl.places) own.push_back(grads[place]);
+  impl.edges.insert(impl.edges.end(), impl.added.begin(), impl.added.end());
+  own.insert(own.end(), impl.gradients.begin(), impl.gradients.end());
   torch::autograd::Engine::get_default_engine().execute(impl.edges, own, /*keep_graph=*/false,
                                                         /*create_graph=*/false,
                                                         /*accumulate_grad=*/true, {});
@@ -76,11 +100,16 @@ at::Tensor RecomputeTape::run(const Body& body, const at::Tensor& x, const Keepe
   return output;
 }
 
+void RecomputeTape::add_root(const at::Tensor& root, const at::Tensor& grad) {
+  added_.add(root, grad);
+}
+
 void RecomputeTape::backward(const at::Tensor& root, const at::Tensor& grad) {
   backward(BackwardRoot(root), grad.defined() ? grad : at::ones_like(root));
 }
 
 void RecomputeTape::backward(BackwardRoot root, at::TensorList grads) {
+  root.join(std::move(added_));
   root.run(grads);
   while (!cuts_.empty()) {
     Cut cut = std::move(cuts_.back());
@@ -98,7 +127,10 @@ at::Tensor RecomputeTape::backward(Cut& cut) {
   if (!grad.defined()) return {};  // the root does not depend on this cut
   const at::Tensor input = cut.input().detach().set_requires_grad(true);
   cut.input = nullptr;
+  runs_again_ = true;
   BackwardRoot output(cut.body(input));  // drops the tensor itself
+  runs_again_ = false;
+  output.join(std::move(added_));
   output.run(grad);
   // Deferred weight gradients may keep the input alive, but should not keep its gradient.
   return std::move(input.mutable_grad());

@@ -24,6 +24,10 @@ class BackwardRoot {
   BackwardRoot& operator=(BackwardRoot&&) noexcept;
   ~BackwardRoot();
   bool defined() const { return impl_ != nullptr; }
+  // Adds a root with its gradient. No-op if it needs none.
+  void add(const at::Tensor& tensor, const at::Tensor& grad);
+  // Adds the roots of `more`, which were added with their gradients.
+  void join(BackwardRoot more);
   // Runs one backward with the gradients of the tensors and frees the graph. Sets grad() of the
   // leaves. Gradients of tensors that need none are ignored.
   void run(at::TensorList grads);
@@ -63,6 +67,14 @@ class RecomputeTape {
   // are floating tensors. Without a keeper x itself is kept.
   at::Tensor run(const Body& body, const at::Tensor& x, const Keeper& keeper = {});
 
+  // Adds a root of the backward with its gradient, a scalar that is computed beside the output:
+  // inside a body that runs again for the backward it is run with the body's output, elsewhere with
+  // the root of the whole backward. No-op if it needs no gradient, as inside a body that runs
+  // without autograd.
+  void add_root(const at::Tensor& root, const at::Tensor& grad);
+  // Whether a body is running again.
+  bool runs_again() const { return runs_again_; }
+
   // Backward from `root` with the gradient `grad` (undefined: 1, for a scalar). Consumes the tape.
   void backward(const at::Tensor& root, const at::Tensor& grad = {});
   void backward(BackwardRoot root, at::TensorList grads);
@@ -74,8 +86,10 @@ class RecomputeTape {
     BackwardRoot below;  // root of the backward below the input
     BackwardEnd output;
   };
-  static at::Tensor backward(Cut& cut);
+  at::Tensor backward(Cut& cut);
   std::vector<Cut> cuts_;
+  BackwardRoot added_;  // by add_root() since the last backward
+  bool runs_again_ = false;
 };
 
 }  // namespace megatron

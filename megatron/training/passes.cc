@@ -8,6 +8,7 @@
 #include "megatron/runtime/device.h"
 #include "megatron/tensor/torch.h"
 #include "megatron/tensor_parallel/lora_adapter.h"
+#include "megatron/transformer/layer/auxiliary_losses.h"
 
 namespace megatron {
 
@@ -17,6 +18,7 @@ namespace {
 struct Pass {
   OffloadedPass offload;
   RecomputeTape tape;
+  std::optional<AuxiliaryLosses> auxiliary_losses;
   std::vector<BackwardEnd> inputs;  // receive the gradients for the previous segment
   BackwardRoot root;
   at::Tensor root_grad;  // on the last segment
@@ -46,7 +48,9 @@ class StagePasses final : public StageCompute {
         formats_(options.num_microbatches),
         passes_(model.chunks.size()),
         vocabulary_(options.num_microbatches),
-        totals_(at::zeros({2 + static_cast<int64_t>(task.metrics.size())},
+        auxiliary_(options.training ? model.auxiliary_losses() : std::vector<std::string>()),
+        num_metrics_(static_cast<int64_t>(task.metrics.size())),
+        totals_(at::zeros({2 + num_metrics_ + 2 * num_auxiliary()},
                           at::TensorOptions().dtype(at::kDouble).device(model.device()))) {
     for (std::vector<Pass>& passes : passes_) passes.resize(options.num_microbatches);
   }
@@ -63,6 +67,8 @@ class StagePasses final : public StageCompute {
     if (options_.training) {
       context.tape = &pass.tape;
       if (options_.per_token_loss) context.loss_grad = options_.loss_scale;
+      if (num_auxiliary() > 0)
+        take_auxiliary(context, pass, auxiliary_totals(), options_.loss_scale);
       if (model_.offload) pass.offload = OffloadedPass(*model_.offload);
       if (model_.offload) context.offload = &pass.offload;
     }
@@ -159,10 +165,13 @@ class StagePasses final : public StageCompute {
       for (ModelChunk& chunk : model_.chunks) chunk.store->zero_grad(kPasses);
       for (int pass = 0; pass < kPasses; ++pass) {
         run_chunks([&](ModelChunk& chunk, const StageTensors& input) {
-          RecomputeTape tape;
+          Pass scratch;
           ForwardContext context = context_of(batch, /*training=*/true);
-          context.tape = &tape;
+          context.tape = &scratch.tape;
           if (options_.per_token_loss) context.loss_grad = options_.loss_scale;
+          if (num_auxiliary() > 0)
+            take_auxiliary(context, scratch, at::zeros_like(auxiliary_totals()),
+                           options_.loss_scale);
           std::vector<BackwardEnd> ends;
           const StageOutput output =
               task_.forward_step(*chunk.module, batch, start_of(input, ends), context);
@@ -170,7 +179,7 @@ class StagePasses final : public StageCompute {
                                                                : floating(output.activation);
           StageTensors grads;
           for (const at::Tensor& root : roots) grads.push_back(at::ones_like(root));
-          tape.backward(BackwardRoot(roots), grads);
+          scratch.tape.backward(BackwardRoot(roots), grads);
           if (model_.pipeline->splits_vocabulary()) warm_up_vocabulary(chunk, batch, output);
         });
       }
@@ -183,6 +192,11 @@ class StagePasses final : public StageCompute {
   }
 
   at::Tensor totals() const { return totals_; }
+  // [n, 2]: (sum, weight) of each auxiliary loss.
+  at::Tensor auxiliary_totals() const {
+    return totals_.narrow(0, 2 + num_metrics_, 2 * num_auxiliary()).view({num_auxiliary(), 2});
+  }
+  int64_t num_auxiliary() const { return static_cast<int64_t>(auxiliary_.size()); }
   // Micro-batches are read in order, when a chunk first asks for one.
   const Batch& batch_of(int microbatch) {
     for (; loaded_ <= microbatch; ++loaded_) {
@@ -211,9 +225,12 @@ class StagePasses final : public StageCompute {
       const Batch& batch = batch_of(i);
       const SectionScope section(timers_.sections(), Section::kForward);  // includes the backward
       if (timers_.sections() != nullptr) timers_.sections()->set_muted(true);
-      totals_.narrow(0, 0, 2) += graphs.run(
+      const at::Tensor& sums = graphs.run(
           batch, options_.loss_scale, first, store,
           [this](const Batch& part, const at::Tensor& scale) { return whole_pass(part, scale); });
+      totals_.narrow(0, 0, 2) += sums.narrow(0, 0, 2);
+      if (num_auxiliary() > 0)
+        auxiliary_totals() += sums.narrow(0, 2, 2 * num_auxiliary()).view({num_auxiliary(), 2});
       if (timers_.sections() != nullptr) timers_.sections()->set_muted(false);
       batches_[i] = {};
     }
@@ -275,17 +292,39 @@ class StagePasses final : public StageCompute {
     if (options_.training) pass->backward(factor_of(loss, options_.loss_scale));
   }
 
-  // Forward and backward of the whole model; returns the loss as pair_of().
+  // Forward and backward of the whole model; returns the loss as pair_of(), and those of auxiliary
+  // losses after it.
   at::Tensor whole_pass(const Batch& batch, const at::Tensor& loss_scale) {
     Pass pass;
     ForwardContext context = context_of(batch, options_.training);
     context.tape = &pass.tape;
     if (options_.per_token_loss) context.loss_grad = loss_scale;
+    at::Tensor auxiliary;
+    if (num_auxiliary() > 0) {
+      auxiliary = at::zeros_like(auxiliary_totals());
+      take_auxiliary(context, pass, auxiliary, loss_scale);
+    }
     const StageOutput output =
         task_.forward_step(*model_.chunks.front().module, batch, {}, context);
     start_backward(output.loss, loss_scale, pass);
     pass.tape.backward(std::move(pass.root), pass.root_grad);
-    return pair_of(output.loss);
+    const at::Tensor pair = pair_of(output.loss);
+    return auxiliary.defined() ? at::cat({pair, auxiliary.view({-1})}) : pair;
+  }
+
+  // Lets the pass add the model's auxiliary losses.
+  void take_auxiliary(ForwardContext& context, Pass& pass, const at::Tensor& totals,
+                      const at::Tensor& loss_scale) {
+    const bool divided = model_.divides_rows();
+    pass.auxiliary_losses.emplace(
+        AuxiliaryLosses::Options{
+            auxiliary_, totals, !divided || model_.groups().tp.rank() == 0,
+            [this, divided, loss_scale](const at::Tensor& sum, const at::Tensor& weight,
+                                        LossRows rows) {
+              return auxiliary_factor({sum, weight}, loss_scale, divided && rows == LossRows::kOwn);
+            }},
+        pass.tape);
+    context.auxiliary_losses = &*pass.auxiliary_losses;
   }
 
   void add_totals(const StageOutput& output) {
@@ -306,13 +345,27 @@ class StagePasses final : public StageCompute {
   }
 
   at::Tensor factor_of(const Loss& loss, const at::Tensor& loss_scale) {
-    at::Tensor factor = loss_scale.to(loss.sum.scalar_type());
-    if (!options_.per_token_loss) {
-      const at::Tensor weight = loss.weight.detach().to(factor.scalar_type()).reshape({1}).clone();
-      model_.groups().cp.all_reduce(weight)->wait();
-      factor = factor / at::clamp_min(weight, 1).reshape({});
-    }
-    return factor;
+    const at::Tensor factor = loss_scale.to(loss.sum.scalar_type());
+    if (options_.per_token_loss) return factor;
+    return factor / at::clamp_min(whole_weight(loss, /*over_tensor_ranks=*/false), 1).reshape({});
+  }
+
+  // The same for an auxiliary loss, whose weight may be less than 1. `over_tensor_ranks`: each
+  // tensor rank has a part of it.
+  at::Tensor auxiliary_factor(const Loss& loss, const at::Tensor& loss_scale,
+                              bool over_tensor_ranks) {
+    const at::Tensor factor = loss_scale.to(loss.sum.scalar_type());
+    if (options_.per_token_loss) return factor;
+    const at::Tensor weight = whole_weight(loss, over_tensor_ranks);
+    return factor / at::where(weight == 0, 1, weight).reshape({});
+  }
+
+  // [1]: the weight of the micro-batch's whole sequences.
+  at::Tensor whole_weight(const Loss& loss, bool over_tensor_ranks) const {
+    const at::Tensor weight = loss.weight.detach().to(loss.sum.scalar_type()).reshape({1}).clone();
+    model_.groups().cp.all_reduce(weight)->wait();
+    if (over_tensor_ranks) model_.groups().tp.all_reduce(weight)->wait();
+    return weight;
   }
 
   void drop_batch(int microbatch) { batches_[microbatch] = {}; }
@@ -328,6 +381,8 @@ class StagePasses final : public StageCompute {
   int loaded_ = 0;
   std::vector<std::vector<Pass>> passes_;                    // by chunk and micro-batch
   std::vector<std::unique_ptr<VocabularyPass>> vocabulary_;  // by micro-batch
+  const std::vector<std::string> auxiliary_;                 // names of the auxiliary losses
+  const int64_t num_metrics_;
   at::Tensor totals_;
 };
 
@@ -402,6 +457,11 @@ at::Tensor run_passes(TrainedModel& model, const PretrainTask& task, const PassO
     model.pipeline->run(options.num_microbatches, options.training, *passes);
   }
   const at::Tensor totals = passes->totals();
+  if (passes->num_auxiliary() > 0 && model.divides_rows()) {
+    const at::Tensor sums = passes->auxiliary_totals().contiguous();
+    model.groups().tp.all_reduce(sums)->wait();
+    passes->auxiliary_totals().copy_(sums);
+  }
   model.groups().dp_cp.all_reduce(totals)->wait();
   model.groups().pp.all_reduce(totals)->wait();  // zero on the other stages
   return totals;

@@ -19,11 +19,12 @@ struct PassOptions {
 
 // Runs all micro-batches; gradients are accumulated in the chunks' stores and not yet reduced over
 // ranks. `next_batch` returns the micro-batches in order; every stage reads them. Returns the sum
-// of the losses of all tokens, their weight and the sums of the task's metrics, [2 + m] fp64, over
-// all ranks. For a task with a reference model, all micro-batches are read and run through that
-// model first.
+// of the losses of all tokens, their weight, the sums of the task's metrics and, in training, the
+// (sum, weight) of each auxiliary loss of the model, [2 + m + 2 n] fp64, over all ranks. For a task
+// with a reference model, all micro-batches are read and run through that model first.
 //
-// Communication: activations between stages; all-reduces of these numbers over dp_cp and pp.
+// Communication: activations between stages; all-reduces of these numbers over dp_cp and pp; with
+// sequence parallelism, one over tp if there are auxiliary losses.
 at::Tensor run_passes(TrainedModel& model, const PretrainTask& task, const PassOptions& options,
                       const std::function<Batch()>& next_batch, Timers& timers);
 

@@ -491,6 +491,9 @@ void Run::read_outcomes(bool all) {
     const StepState& step = numbers.state;
     record.loss = numbers.loss;
     record.metrics = named(numbers.metrics);
+    const std::vector<std::string> auxiliary = model_.auxiliary_losses();
+    for (size_t i = 0; i < auxiliary.size(); ++i)
+      record.metrics.emplace_back(auxiliary[i], numbers.auxiliary[i]);
     record.skipped = step.skip != 0;
     record.non_finite = step.consecutive_bad > 0;
     record.learning_rate =

@@ -41,6 +41,14 @@ int64_t TrainedModel::num_frozen() const {
   return count;
 }
 
+std::vector<std::string> TrainedModel::auxiliary_losses() const {
+  return chunks.front().module->auxiliary_losses();
+}
+
+bool TrainedModel::divides_rows() const {
+  return chunks.front().module->config().sequence_parallel && groups().tp.size() > 1;
+}
+
 at::Tensor accumulate_gradients(TrainedModel& model, const PretrainTask& task,
                                 const StepOptions& options,
                                 const std::function<Batch()>& next_batch, Timers& timers) {
@@ -116,7 +124,10 @@ StepOutcome train_step(TrainedModel& model, const PretrainTask& task, const Step
   const bool compares = options.compare_replicas && model.replicas;
   if (compares) model.replicas->before_update();
   update_weights(model, options, totals);
-  StepOutcome outcome{totals, model.optimizer->state_tensor(), {}};
+  StepOutcome outcome{totals,
+                      static_cast<int64_t>(model.auxiliary_losses().size()),
+                      model.optimizer->state_tensor(),
+                      {}};
   report(model, options.stop,
          compares ? model.replicas->after_update(*options.compare_replicas) : at::Tensor(), clock,
          outcome);
@@ -127,6 +138,7 @@ struct OutcomeReader::Impl {
   struct Entry {
     at::Tensor loss, state, report;  // on the host
     int first_reported = 0;
+    int64_t num_auxiliary = 0;
     std::unique_ptr<c10::Event> copied;  // null: no copy in flight
   };
   c10::Device device;
@@ -144,8 +156,8 @@ void OutcomeReader::push(const StepOutcome& outcome) {
     host.copy_(from, /*non_blocking=*/true);
     return host;
   };
-  Impl::Entry entry{to_host(outcome.loss), to_host(outcome.state), to_host(outcome.report),
-                    outcome.first_reported, nullptr};
+  Impl::Entry entry{to_host(outcome.loss),  to_host(outcome.state), to_host(outcome.report),
+                    outcome.first_reported, outcome.num_auxiliary,  nullptr};
   if (impl_->device.is_cuda()) {
     entry.copied = std::make_unique<c10::Event>(impl_->device.type());
     entry.copied->record(
@@ -164,7 +176,11 @@ bool OutcomeReader::pop(StepNumbers& numbers, bool all) {
   const double weight = loss[1] == 0 ? 1 : loss[1];
   numbers.loss = loss[0] / weight;
   numbers.metrics.clear();
-  for (int64_t i = 2; i < entry.loss.numel(); ++i) numbers.metrics.push_back(loss[i] / weight);
+  const int64_t auxiliary = entry.loss.numel() - 2 * entry.num_auxiliary;
+  for (int64_t i = 2; i < auxiliary; ++i) numbers.metrics.push_back(loss[i] / weight);
+  numbers.auxiliary.clear();
+  for (int64_t i = auxiliary; i < entry.loss.numel(); i += 2)
+    numbers.auxiliary.push_back(loss[i] / (loss[i + 1] == 0 ? 1 : loss[i + 1]));
   const auto* report = entry.report.const_data_ptr<int64_t>();
   numbers.stop = report[0];
   numbers.replicas_differ = report[1] != 0;

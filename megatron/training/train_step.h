@@ -40,15 +40,18 @@ struct TrainedModel {
   const ParallelGroups& groups() const { return chunks.front().store->groups(); }
   at::Device device() const;
   std::vector<DistributedDataParallel*> stores() const;
-  int64_t num_parameters() const;  // elements on this rank
-  int64_t num_frozen() const;      // frozen ones among them
+  int64_t num_parameters() const;                     // elements on this rank
+  int64_t num_frozen() const;                         // frozen ones among them
+  std::vector<std::string> auxiliary_losses() const;  // names, see Model
+  // Whether tensor ranks divide the rows of activations between layers.
+  bool divides_rows() const;
 };
 
 // Results of an iteration on the device; read later, so that no step waits for the host.
 struct StepOutcome {
-  // [2 + m] fp64: sum of the losses of all tokens, their weight, sums of m metrics, over all ranks
-  at::Tensor loss;
-  at::Tensor state;  // bytes of StepState
+  at::Tensor loss;            // of run_passes()
+  int64_t num_auxiliary = 0;  // losses besides the main one
+  at::Tensor state;           // bytes of StepState
   // [2 + 3 n] int64, maximum over all ranks: StepOptions::stop; whether replicas of a tensor
   // differ; packed times of n ranks from first_reported on.
   at::Tensor report;
@@ -57,8 +60,9 @@ struct StepOutcome {
 
 // A StepOutcome read on the host.
 struct StepNumbers {
-  double loss = 0;              // per token
-  std::vector<double> metrics;  // per token, in the order of the task
+  double loss = 0;                // per token
+  std::vector<double> metrics;    // per token, in the order of the task
+  std::vector<double> auxiliary;  // losses of the model, each divided by its own weight
   StepState state;
   int64_t stop = 0;
   bool replicas_differ = false;

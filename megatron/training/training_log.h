@@ -32,7 +32,8 @@ struct StepRecord {
   double grad_norm = 0;
   std::optional<int64_t> num_zeros;
   std::optional<double> params_norm;
-  std::vector<std::pair<std::string, double>> metrics;  // of the task
+  // of the task, and auxiliary losses
+  std::vector<std::pair<std::string, double>> metrics;
 };
 
 struct EvaluationRecord {

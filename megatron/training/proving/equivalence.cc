@@ -170,6 +170,12 @@ class TracedRun {
     // As in the step if every token is masked
     const double counted = step.weight == 0 ? 1 : step.weight;
     step.loss = totals[0].item<double>() / counted;
+    const std::vector<std::string> names = model_.auxiliary_losses();
+    const int64_t first = totals.numel() - 2 * static_cast<int64_t>(names.size());
+    for (size_t i = 0; i < names.size(); ++i) {
+      const at::Tensor pair = totals.narrow(0, first + 2 * static_cast<int64_t>(i), 2);
+      step.auxiliary[names[i]] = (pair[0] / pair[1]).item<double>();
+    }
     const double divisor =
         options.per_token_loss ? counted : double(options.num_microbatches * groups_.dp.size());
     for (const ModelChunk& chunk : model_.chunks) {
@@ -309,6 +315,8 @@ std::vector<Comparison> compare_traces(const TrainingTrace& trace, const Trainin
     const std::string step = cat("step ", i + 1, " ");
     number(step + "loss", a.loss, b.loss);
     out.push_back({step + "weight of the tokens", std::abs(a.weight - b.weight), 0});
+    for (const auto& [name, loss] : b.auxiliary)
+      number(step + name, a.auxiliary.contains(name) ? a.auxiliary.at(name) : std::nan(""), loss);
     number(step + "gradient norm", a.grad_norm, b.grad_norm);
     number(step + "clip factor", a.clip_factor, b.clip_factor);
     double all = 0;

@@ -20,7 +20,9 @@ struct TracedStep {
   double weight = 0;       // total weight of the tokens of the step
   double grad_norm = 0;    // before clipping
   double clip_factor = 1;  // gradients were multiplied by this
-  LogicalTensors grads;    // gradients of the mean loss, before clipping
+  // Losses besides the main one, each per its own weight
+  std::map<std::string, double> auxiliary;
+  LogicalTensors grads;  // gradients of the mean loss, before clipping
 };
 
 struct TrainingTrace {

@@ -7,6 +7,7 @@
 
 namespace megatron {
 
+class AuxiliaryLosses;
 class DecodingState;
 class ProcessGroup;
 class OffloadedPass;
@@ -31,8 +32,10 @@ struct ForwardContext {
   // Context-parallel group of this micro-batch's sequences; null: that of the mesh.
   const ProcessGroup* cp = nullptr;
   DecodingState* decoding = nullptr;  // decoding: what layers keep of earlier positions
-  RecomputeTape* tape = nullptr;      // training: records what is recomputed
-  OffloadedPass* offload = nullptr;   // training: records what is offloaded
+  // training: receives losses besides the main one; null: none are wanted
+  AuxiliaryLosses* auxiliary_losses = nullptr;
+  RecomputeTape* tape = nullptr;     // training: records what is recomputed
+  OffloadedPass* offload = nullptr;  // training: records what is offloaded
 };
 
 }  // namespace megatron
