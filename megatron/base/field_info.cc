@@ -33,7 +33,26 @@ class Describer : public FieldVisitor {
   std::vector<FieldInfo> fields;
 
   using FieldVisitor::choice;
-  void group(std::string_view title) override { group_ = title; }
+  // Starts the fields of another struct.
+  void begin_struct() {
+    begin_ = fields.size();
+    role_ = FieldRole::kRun;
+    group({});
+  }
+  void group(std::string_view title) override {
+    group_ = title;
+    place_ = fields.size();
+    for (size_t i = begin_; i < fields.size(); ++i)
+      if (fields[i].group == title) place_ = i + 1;
+  }
+  void list_after(std::string_view name) override {
+    const auto at = std::find_if(fields.begin() + static_cast<std::ptrdiff_t>(begin_), fields.end(),
+                                 [&](const FieldInfo& field) { return field.name == name; });
+    MEGATRON_ASSERT(at != fields.end(), "no field ", name, " to list fields after");
+    group_ = at->group;
+    place_ = static_cast<size_t>(at - fields.begin()) + 1;
+  }
+  void role(FieldRole role) override { role_ = role; }
   void field(FieldName n, bool& v, std::string_view h) override { add(n, FieldKind::kBool, v, h); }
   void field(FieldName n, int64_t& v, std::string_view h) override {
     add(n, FieldKind::kInt, v, h);
@@ -63,12 +82,12 @@ class Describer : public FieldVisitor {
               std::string_view h) override {
     MEGATRON_ASSERT(index >= 0 && static_cast<size_t>(index) < spellings.size(), n.name, " ",
                     index);
-    add(n, FieldKind::kChoice, std::string(spellings[static_cast<size_t>(index)]), h);
-    fields.back().spellings.assign(spellings.begin(), spellings.end());
+    add(n, FieldKind::kChoice, std::string(spellings[static_cast<size_t>(index)]), h)
+        .spellings.assign(spellings.begin(), spellings.end());
   }
 
  private:
-  void add(FieldName name, FieldKind kind, FieldValue value, std::string_view help) {
+  FieldInfo& add(FieldName name, FieldKind kind, FieldValue value, std::string_view help) {
     MEGATRON_ASSERT(names_.emplace(name.name).second, "two fields are named ", name.name);
     FieldInfo info;
     info.name = name.name;
@@ -77,13 +96,17 @@ class Describer : public FieldVisitor {
     info.kind = kind;
     info.help = help;
     info.group = group_;
+    info.role = role_;
     info.value = std::move(value);
     for (const std::string& flag : info.flags)
       MEGATRON_ASSERT(names_.insert(flag).second, "two fields have the flag ", flag);
-    fields.push_back(std::move(info));
+    return *fields.insert(fields.begin() + static_cast<std::ptrdiff_t>(place_++), std::move(info));
   }
 
   std::string group_;
+  FieldRole role_ = FieldRole::kRun;
+  size_t begin_ = 0;  // index of the struct's first field
+  size_t place_ = 0;  // index of the next field
   std::set<std::string> names_;
 };
 
@@ -312,7 +335,7 @@ std::string_view FieldInfo::expected() const {
 std::vector<FieldInfo> describe_fields(std::span<Config* const> configs) {
   Describer describer;
   for (Config* config : configs) {
-    describer.group({});
+    describer.begin_struct();
     config->fields(describer);
   }
   return std::move(describer.fields);

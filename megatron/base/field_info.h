@@ -41,6 +41,7 @@ struct FieldInfo {
   std::vector<std::string> spellings;  // legal values of a choice
   std::string help;
   std::string group;
+  FieldRole role = FieldRole::kRun;
   FieldValue value;  // at the time of describe_fields()
 
   bool is_list() const;
@@ -49,7 +50,8 @@ struct FieldInfo {
   std::string_view expected() const;
 };
 
-// Every field in order. Throws InternalError if two fields share a name or a flag.
+// Every field in the order of --help: the groups of a struct as they were started, each once.
+// Throws InternalError if two fields share a name or a flag.
 std::vector<FieldInfo> describe_fields(std::span<Config* const> configs);
 
 // Sets the named fields. A value must hold the alternative that describe_fields() shows for its
@@ -67,5 +69,8 @@ std::string format_double(double value);
 
 // As a user writes it: no quotes, lists separated by spaces, "none" for an empty optional.
 std::string format_value(const FieldValue& value);
+
+// As to_yaml() writes it.
+std::string format_yaml(const FieldValue& value);
 
 }  // namespace megatron

@@ -2,7 +2,7 @@
 // docs/flags.md are visitors over that one list.
 //
 // Goals: a new flag is one member and one line in fields(); every violation is reported at once.
-// Non-goals: nested structures, schema evolution.
+// Non-goals: nested structures, schema evolution. docs/design/configuration.md
 #pragma once
 
 #include <cstdint>
@@ -26,13 +26,25 @@ struct FieldName {
   bool negative = false;  // giving the flag sets a bool to false (--disable-bias-linear, --no-x)
 };
 
+// What a field decides. Lists of fields follow from it, not from names.
+enum class FieldRole {
+  kArchitecture,  // which function the stored weights compute
+  kNumerics,      // what a training step computes beyond it: data seen, types, losses, rates
+  kRun,           // what a run does around its steps: sources of data, length, folders, logs
+  kMachine,       // where and how it is computed: ranks, kernels, memory
+};
+
 // Visits each field with its name, its value (read or written) and its help, in the order of
 // declaration.
 class FieldVisitor {
  public:
   virtual ~FieldVisitor() = default;
-  // Starts a named group ("network size"); shown in --help and docs/flags.md.
+  // Starts a named group ("network size"), or continues it; shown in --help and docs/flags.md.
   virtual void group(std::string_view title) = 0;
+  // Lists the fields that follow, up to the next group(), behind this one of the same struct.
+  virtual void list_after(std::string_view) {}
+  // The role of the fields that follow in this struct; kRun until the first call.
+  virtual void role(FieldRole) {}
   virtual void field(FieldName name, bool& value, std::string_view help) = 0;
   virtual void field(FieldName name, int64_t& value, std::string_view help) = 0;
   virtual void field(FieldName name, double& value, std::string_view help) = 0;
@@ -60,6 +72,10 @@ class Violations {
   // One violation: in the form of error messages in docs/architecture.md; `hint` names legal
   // values.
   void add(std::string message, std::string hint = {});
+  // The same unless `ok`.
+  void require(bool ok, std::string message, std::string hint = {}) {
+    if (!ok) add(std::move(message), std::move(hint));
+  }
   bool empty() const { return messages_.empty(); }
   const std::vector<std::string>& messages() const { return messages_; }
   // Throws UsageError with all messages, if there are any.

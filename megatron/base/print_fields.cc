@@ -152,14 +152,6 @@ bool is_plain_yaml(std::string_view text) {
   return kOther.count(lower) == 0;
 }
 
-std::string yaml_value(const FieldValue& value) {
-  if (const auto* text = std::get_if<std::string>(&value); text != nullptr && is_plain_yaml(*text))
-    return *text;
-  JsonWriter json;
-  write_json_value(json, value);
-  return json.text();
-}
-
 std::string with_newline(std::string_view text) {
   return std::string(text) + (text.empty() || text.back() == '\n' ? "" : "\n");
 }
@@ -226,6 +218,14 @@ std::string list_of_groups(const std::vector<FieldInfo>& fields) {
 
 }  // namespace
 
+std::string format_yaml(const FieldValue& value) {
+  if (const auto* text = std::get_if<std::string>(&value); text != nullptr && is_plain_yaml(*text))
+    return *text;
+  JsonWriter json;
+  write_json_value(json, value);
+  return json.text();
+}
+
 std::string help_text(std::string_view usage, std::span<Config* const> configs) {
   return with_newline(usage) +
          help_of(describe_fields(configs), [](const FieldInfo&) { return true; });
@@ -263,7 +263,7 @@ std::string to_yaml(std::span<Config* const> configs) {
     if (field.group != group && !field.group.empty())
       out += (out.empty() ? "# " : "\n# ") + field.group + "\n";
     group = field.group;
-    out += field.name + ": " + yaml_value(field.value) + "\n";
+    out += field.name + ": " + format_yaml(field.value) + "\n";
   }
   return out;
 }

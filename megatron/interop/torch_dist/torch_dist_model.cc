@@ -421,7 +421,13 @@ class TorchDistReader {
 // Writes the fields that Megatron-LM has as entries of `args`.
 class ArgumentsWriter final : public FieldVisitor {
  public:
-  std::vector<std::pair<std::string, std::string>> entries;
+  // The entries in the order of kArguments.
+  std::vector<std::pair<std::string, std::string>> entries() const {
+    std::vector<std::pair<std::string, std::string>> out;
+    for (size_t i = 0; i < std::size(kArguments); ++i)
+      if (!values_[i].empty()) out.emplace_back(pickle::text(kArguments[i].theirs), values_[i]);
+    return out;
+  }
 
   void group(std::string_view) override {}
   void field(FieldName name, bool& value, std::string_view) override {
@@ -462,9 +468,11 @@ class ArgumentsWriter final : public FieldVisitor {
 
  private:
   void put(FieldName name, const std::string& value) {
-    for (const Argument& argument : kArguments)
-      if (argument.ours == name.name) entries.emplace_back(pickle::text(argument.theirs), value);
+    for (size_t i = 0; i < std::size(kArguments); ++i)
+      if (kArguments[i].ours == name.name) values_[i] = value;
   }
+
+  std::string values_[std::size(kArguments)];
 };
 
 void check_expressible(const TransformerConfig& t) {
@@ -529,8 +537,9 @@ std::string pickled_arguments(const ModelConfig& config, DType dtype) {
   transformer.num_query_groups = transformer.query_groups();
   ArgumentsWriter writer;
   transformer.fields(writer);
+  auto entries = writer.entries();
   const auto add = [&](const char* name, std::string value) {
-    writer.entries.emplace_back(pickle::text(name), std::move(value));
+    entries.emplace_back(pickle::text(name), std::move(value));
   };
   for (const char* size :
        {"tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size",
@@ -549,7 +558,7 @@ std::string pickled_arguments(const ModelConfig& config, DType dtype) {
   add("consumed_valid_samples", pickle::integer(0));
   add("no_save_optim", pickle::boolean(true));
   add("no_save_rng", pickle::boolean(true));
-  return pickle::object(pickle::name("argparse", "Namespace"), pickle::dict(writer.entries));
+  return pickle::object(pickle::name("argparse", "Namespace"), pickle::dict(entries));
 }
 
 TorchDistPlace torch_dist_place(const std::string& name) {

@@ -42,6 +42,29 @@ bool is_default(const Target& target, bool gated) {
 
 }  // namespace
 
+void LoraConfig::fields(FieldVisitor& v) {
+  v.role(FieldRole::kNumerics);
+  v.group("adapters");
+  v.field("lora_rank", lora_rank,
+          "train low-rank adapters (LoRA) of this rank in place of the weights; 0: no adapters");
+  v.field("lora_alpha", lora_alpha,
+          "what adapters add is multiplied by this over the rank; none: the rank");
+  v.field("lora_targets", lora_targets,
+          "linears with adapters: linear_q, linear_k, linear_v, linear_proj, linear_fc1_gate, "
+          "linear_fc1_up, linear_fc2 "
+          "(q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj mean the same), "
+          "linear_qkv and linear_fc1 (one adapter for all rows); empty or all-linear: each part of "
+          "every linear");
+}
+
+void LoraConfig::validate(Violations& v, const ShapeConfig&) const {
+  v.require(lora_rank >= 0, cat("--lora-rank ", lora_rank, " is negative"), "0: none");
+  v.require(lora_rank > 0 || (!lora_alpha && lora_targets.empty()),
+            "--lora-alpha and --lora-targets have an effect only with --lora-rank");
+  v.require(lora_rank <= 0 || !lora_alpha || *lora_alpha > 0,
+            cat("--lora-alpha ", lora_alpha.value_or(0), " must be positive"));
+}
+
 std::vector<std::string> written_out_lora_targets(const std::vector<std::string>& given,
                                                   bool gated) {
   const bool all = given.empty() || contains(given, kAll);

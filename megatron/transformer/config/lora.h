@@ -1,5 +1,5 @@
-// Which linears of a layer have low-rank adapters (--lora-targets), and how adapters divide the
-// rows of fused linears.
+// Low-rank adapters: which linears of a layer have them (--lora-targets), and how adapters divide
+// the rows of fused linears.
 //
 //   name             rows                                  Hugging Face
 //   linear_q         queries in linear_qkv                 q_proj
@@ -17,16 +17,28 @@
 // linear, in the order of the linear.
 #pragma once
 
+#include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "megatron/tensor_parallel/lora_adapter.h"
+#include "megatron/transformer/config/shape.h"
 
 namespace megatron {
 
-class Violations;
 struct TransformerConfig;
+
+// Hu et al. 2021 (arXiv:2106.09685)
+struct LoraConfig {
+  int64_t lora_rank = 0;             // 0: no adapters; above 0 only adapters are trained
+  std::optional<double> lora_alpha;  // adapter outputs are multiplied by lora_alpha / lora_rank
+  std::vector<std::string> lora_targets;  // TransformerConfig::finalize() expands them
+
+  void fields(FieldVisitor& visitor);
+  void validate(Violations& v, const ShapeConfig& shape) const;
+};
 
 // Expands `given` (names of either column, or all-linear) to names of the first column, without
 // duplicates, in the order of the table. Unknown names are kept at the end.

@@ -552,6 +552,43 @@ TEST(Fields, TwoOwnersOfOneFlagAreABug) {
   EXPECT_THROW(describe_fields(configs), InternalError);
 }
 
+// As a struct that is put together of topics lists its fields.
+struct TopicsConfig : Config {
+  int64_t a = 1, b = 2, c = 3, d = 4, e = 5;
+  std::string anchor = "a";
+  void fields(FieldVisitor& v) override {
+    v.field("e", e, "");
+    v.role(FieldRole::kArchitecture);
+    v.group("first");
+    v.field("a", a, "");
+    v.group("second");
+    v.field("b", b, "");
+    v.role(FieldRole::kMachine);
+    v.group("first");
+    v.field("c", c, "");
+    v.list_after(anchor);
+    v.field("d", d, "");
+  }
+};
+
+TEST(Fields, TopicsContinueGroupsAndListFieldsBehindOthers) {
+  TopicsConfig topics;
+  SampleConfig sample;
+  Config* const configs[] = {&topics, &sample};
+  const std::vector<FieldInfo> fields = describe_fields(configs);
+  std::string list;
+  for (const FieldInfo& field : std::span(fields).first(5)) list += field.name + field.group + " ";
+  EXPECT_EQ(list, "e afirst dfirst cfirst bsecond ");
+  EXPECT_EQ(fields[0].role, FieldRole::kRun);
+  EXPECT_EQ(fields[1].role, FieldRole::kArchitecture);
+  EXPECT_EQ(fields[2].role, FieldRole::kMachine);
+  EXPECT_EQ(fields[4].role, FieldRole::kArchitecture);
+  EXPECT_EQ(fields[5].role, FieldRole::kRun) << "another struct";
+  EXPECT_EQ(fields[5].group, "network size");
+  topics.anchor = "later";
+  EXPECT_THROW(describe_fields(configs), InternalError);
+}
+
 TEST(Nearest, FindsCloseNamesOnly) {
   const std::vector<std::string> names = {"pretrain", "preprocess-data", "report", "bench"};
   EXPECT_EQ(nearest("pretain", names), "pretrain");

@@ -4,6 +4,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <functional>
 #include <numbers>
@@ -177,248 +178,323 @@ TEST(TransformerConfig, AdaptersOfFusedRows) {
   EXPECT_THAT(lora_options(config, "linear_qkv").adapter_of_row, IsEmpty());
 }
 
-using Change = std::function<void(TransformerConfig&)>;
-const std::vector<std::pair<std::string, Change>> adapter_cases = {
-    {"--lora-rank -1 is negative\nhint: 0: none", [](auto& c) { c.lora_rank = -1; }},
-    {"--lora-alpha and --lora-targets have an effect only with --lora-rank",
+// One broken rule: its name, what breaks it in valid_config(), and the report.
+struct BrokenRule {
+  const char* name;
+  std::string message;
+  std::function<void(TransformerConfig&)> change;
+};
+
+const std::vector<BrokenRule> kBrokenRules = {
+    {"HeadsDivideTheHiddenSize",
+     "--hidden-size 66 is not divisible by --num-attention-heads 4\n"
+     "hint: give --kv-channels, or a number of heads that divides: 1, 2, 3, 6, 11, 22, 33, 66",
+     [](auto& c) { c.hidden_size = 66; }},
+    {"RotaryHeadsAreEven", "--kv-channels 15 is odd, rotary embeddings need an even width",
+     [](auto& c) { c.kv_channels = 15, c.position_embedding_type = PositionEmbedding::kRope; }},
+    {"MlpHasAWidth", "--ffn-hidden-size -1 must be positive",
+     [](auto& c) { c.ffn_hidden_size = -1; }},
+    {"GroupsDivideTheHeads",
+     "--num-attention-heads 4 is not divisible by --num-query-groups 3\nhint: groups that divide "
+     "it: 1, 2, 4",
+     [](auto& c) { c.group_query_attention = true, c.num_query_groups = 3; }},
+    {"PositionsCoverTheSequence", "--max-position-embeddings 31 is below --seq-length 32",
+     [](auto& c) { c.max_position_embeddings = 31; }},
+    {"RotaryPercentInRange", "--rotary-percent 1.5 is outside (0, 1]",
+     [](auto& c) { c.rotary_percent = 1.5; }},
+    {"RotaryBaseIsPositive", "--rotary-base 0 must be positive",
+     [](auto& c) { c.rotary_base = 0; }},
+    {"RopeFactorIsPositive", "--rope-scaling-factor 0 must be positive",
+     [](auto& c) { c.rope_scaling_factor = 0.0; }},
+    {"InterpolationFactorIsPositive", "--rotary-seq-len-interpolation-factor must be positive",
+     [](auto& c) { c.rotary_seq_len_interpolation_factor = 0; }},
+    {"OneActivation",
+     "more than one activation given\n"
+     "hint: use one of --swiglu, --geglu, --quick-geglu, --squared-relu, --openai-gelu",
+     [](auto& c) { c.geglu = c.squared_relu = true; }},
+    {"OffsetNeedsQuickGeglu", "--glu-linear-offset has an effect only with --quick-geglu",
+     [](auto& c) { c.glu_linear_offset = 1.0; }},
+    {"HiddenDropoutBelowOne", "--hidden-dropout 1 is outside [0, 1)",
+     [](auto& c) { c.hidden_dropout = 1.0; }},
+    {"AttentionDropoutFromZero", "--attention-dropout -0.1 is outside [0, 1)",
+     [](auto& c) { c.attention_dropout = -0.1; }},
+    {"AttentionDropoutIsANumber", "--attention-dropout nan is outside [0, 1)",
+     [](auto& c) { c.attention_dropout = std::nan(""); }},
+    {"NormEpsilonIsPositive", "--norm-epsilon 0 must be positive",
+     [](auto& c) { c.layernorm_epsilon = 0.0; }},
+    {"InitStdIsPositive", "--init-method-std 0 must be positive",
+     [](auto& c) { c.init_method_std = 0.0; }},
+    {"EmbeddingInitStdIsPositive", "--embedding-init-method-std -1 must be positive",
+     [](auto& c) { c.embedding_init_method_std = -1.0; }},
+    {"ZLossFromZero", "--z-loss-coeff -1 is negative", [](auto& c) { c.z_loss_coeff = -1.0; }},
+    {"SeedIsPositive", "--seed 0 must be positive", [](auto& c) { c.seed = 0; }},
+    {"WindowHasTwoSides", "--window-size takes two values (left, right), got 1",
+     [](auto& c) { c.window_size = {4}; }},
+    {"CpCommTypeIsKnown",
+     "--cp-comm-type ring is not known\nhint: types: p2p, all_gather, a2a, a2a+p2p",
+     [](auto& c) { c.cp_comm_type = {"ring"}; }},
+    {"CpCommTypeForEachLayer", "--cp-comm-type has 2 values, expected 1 or one per layer, 4",
+     [](auto& c) { c.cp_comm_type = {"a2a", "p2p"}; }},
+    {"WindowSidesFromMinusOne", "--window-size -2: expected -1 (no limit) or more",
+     [](auto& c) { c.window_size = {-2, 0}; }},
+    {"SkipFrequencyNeedsAWindow", "--window-attn-skip-freq has an effect only with --window-size",
+     [](auto& c) { c.window_attn_skip_freq = "2"; }},
+    {"SkipListForEachLayer",
+     "--window-attn-skip-freq [1,0]: expected a positive integer, or a list of 4 zeros and ones",
+     [](auto& c) { c.window_size = {4, 0}, c.window_attn_skip_freq = "[1,0]"; }},
+    {"SkipFrequencyIsPositive",
+     "--window-attn-skip-freq 0: expected a positive integer, or a list of 4 zeros and ones",
+     [](auto& c) { c.window_size = {4, 0}, c.window_attn_skip_freq = "0"; }},
+    {"SkipFrequencyHasNoLeadingZero",
+     "--window-attn-skip-freq 00: expected a positive integer, or a list of 4 zeros and ones",
+     [](auto& c) { c.window_size = {4, 0}, c.window_attn_skip_freq = "00"; }},
+    {"SkipFrequencyFits",
+     "--window-attn-skip-freq 99999999999999999999: expected a positive integer, or a list of 4 "
+     "zeros and ones",
+     [](auto& c) { c.window_size = {4, 0}, c.window_attn_skip_freq = "99999999999999999999"; }},
+    {"RecomputedLayersInRange", "--recompute-num-layers 5: expected 1 to 4",
+     [](auto& c) { c.recompute_num_layers = 5; }},
+    {"RecomputeModulesNeedSelective", "--recompute-modules needs --recompute-granularity selective",
+     [](auto& c) { c.recompute_modules = {"layernorm"}; }},
+    {"RecomputeModuleWaits",
+     "--recompute-modules moe_act waits for mixture of experts, which is not built yet\n"
+     "hint: parts: core_attn, layernorm, mlp, mlp_act",
+     [](auto& c) {
+       c.recompute_granularity = RecomputeGranularity::kSelective,
+       c.recompute_modules = {"mlp", "moe_act"};
+     }},
+    {"RecomputeModuleIsKnown",
+     "--recompute-modules attention is not known\nhint: parts: core_attn, layernorm, mlp, "
+     "mlp_act",
+     [](auto& c) {
+       c.recompute_granularity = RecomputeGranularity::kSelective,
+       c.recompute_modules = {"attention"};
+     }},
+    {"RecomputeModuleTwice",
+     "--recompute-modules mlp_act has no effect together with mlp\n"
+     "hint: mlp recomputes the activation too; give one of them",
+     [](auto& c) {
+       c.recompute_granularity = RecomputeGranularity::kSelective,
+       c.recompute_modules = {"mlp", "mlp_act"};
+     }},
+    {"DistributedActivationsNeedFull",
+     "--distribute-saved-activations needs --recompute-granularity full",
+     [](auto& c) { c.distribute_saved_activations = true; }},
+    {"OffloadingNeedsModules",
+     "--fine-grained-activation-offloading is given without --offload-modules\n"
+     "hint: for example --offload-modules core_attn attn_proj mlp_act mlp_fc2",
+     [](auto& c) { c.fine_grained_activation_offloading = true; }},
+    {"OffloadModulesNeedOffloading", "--offload-modules needs --fine-grained-activation-offloading",
+     [](auto& c) { c.offload_modules = {"core_attn"}; }},
+    {"OffloadModuleWaits",
+     "--offload-modules expert_fc1 waits for mixture of experts, which is not built yet\n"
+     "hint: modules: attn_norm, qkv_linear, core_attn, attn_proj, mlp_norm, mlp_fc1, mlp_act, "
+     "mlp_fc2",
+     [](auto& c) {
+       c.fine_grained_activation_offloading = true, c.offload_modules = {"core_attn", "expert_fc1"};
+     }},
+    {"OffloadInsideRecomputedMlp",
+     "--offload-modules mlp_act has no effect: --recompute-modules mlp saves only its input, "
+     "mlp_norm\nhint: leave it out",
+     [](auto& c) {
+       c.fine_grained_activation_offloading = true, c.offload_modules = {"mlp_norm", "mlp_act"};
+       c.recompute_granularity = RecomputeGranularity::kSelective, c.recompute_modules = {"mlp"};
+     }},
+    {"OffloadOfRecomputedNorm",
+     "--offload-modules qkv_linear has no effect: --recompute-modules layernorm does not save "
+     "it\nhint: leave it out",
+     [](auto& c) {
+       c.fine_grained_activation_offloading = true, c.offload_modules = {"attn_norm", "qkv_linear"};
+       c.recompute_granularity = RecomputeGranularity::kSelective,
+       c.recompute_modules = {"layernorm"};
+     }},
+    {"OffloadOfRecomputedActivation",
+     "--offload-modules mlp_fc2 has no effect: --recompute-modules mlp_act does not save "
+     "it\nhint: leave it out",
+     [](auto& c) {
+       c.fine_grained_activation_offloading = true, c.offload_modules = {"mlp_act", "mlp_fc2"};
+       c.recompute_granularity = RecomputeGranularity::kSelective,
+       c.recompute_modules = {"mlp_act"};
+     }},
+    {"OffloadOfRecomputedLayer",
+     "--offload-modules core_attn has no effect: --recompute-granularity full saves only the "
+     "inputs of layers, attn_norm\n"
+     "hint: leave it out",
+     [](auto& c) {
+       c.fine_grained_activation_offloading = true, c.offload_modules = {"attn_norm", "core_attn"};
+       c.recompute_granularity = RecomputeGranularity::kFull;
+     }},
+    {"OffloadSizeFromZero", "--min-offloaded-tensor-size -1 is negative",
+     [](auto& c) { c.min_offloaded_tensor_size = -1; }},
+    {"OffloadFractionInRange", "--activation-offload-fraction 1.5 is outside (0, 1]",
+     [](auto& c) {
+       c.fine_grained_activation_offloading = true, c.offload_modules = {"core_attn"},
+       c.activation_offload_fraction = 1.5;
+     }},
+    {"OffloadFractionNeedsOffloading",
+     "--activation-offload-fraction has an effect only with --fine-grained-activation-offloading",
+     [](auto& c) { c.activation_offload_fraction = 0.5; }},
+    {"OffloadsInFlight", "--fine-grained-offloading-max-inflight-offloads 0 must be positive",
+     [](auto& c) { c.fine_grained_offloading_max_inflight_offloads = 0; }},
+    {"DistributedOrOffloaded",
+     "--distribute-saved-activations is not built together with offloading\nhint: give one of "
+     "them",
+     [](auto& c) {
+       c.fine_grained_activation_offloading = true, c.offload_modules = {"attn_norm"};
+       c.recompute_granularity = RecomputeGranularity::kFull, c.distribute_saved_activations = true;
+     }},
+    {"CpuOffloadingLeavesALayer", "--cpu-offloading-num-layers 4: expected 0 to 3",
+     [](auto& c) { c.cpu_offloading_num_layers = 4; }},
+    {"OneKindOfOffloading",
+     "--cpu-offloading-num-layers and --fine-grained-activation-offloading are both given\nhint: "
+     "give one of them",
+     [](auto& c) {
+       c.fine_grained_activation_offloading = true, c.offload_modules = {"attn_norm"},
+       c.cpu_offloading_num_layers = 1;
+     }},
+    {"CpuOffloadingOrRecomputation",
+     "--cpu-offloading-num-layers cannot be combined with recomputation\n"
+     "hint: give --fine-grained-activation-offloading with --offload-modules",
+     [](auto& c) {
+       c.cpu_offloading_num_layers = 1, c.recompute_granularity = RecomputeGranularity::kFull;
+     }},
+    {"OneRecomputeGranularity",
+     "--recompute-activations asks for selective recomputation, but --recompute-granularity is "
+     "full\n"
+     "hint: give one of them",
+     [](auto& c) {
+       c.recompute_granularity = RecomputeGranularity::kFull, c.recompute_activations = true;
+     }},
+    {"RotaryWidthIsEven",
+     "--rotary-percent 0.2 of --kv-channels 16 rotates 3 features, an even number is needed",
+     [](auto& c) { rope(c).rotary_percent = 0.2; }},
+    {"LocalBaseIsPositive", "--rotary-base-local 0 must be positive",
+     [](auto& c) { c.rotary_base_local = 0, c.window_size = {4, 0}; }},
+    {"LocalBaseNeedsAWindow", "--rotary-base-local has an effect only with --window-size",
+     [](auto& c) { c.rotary_base_local = 9; }},
+    {"RopeScalingNeedsRope",
+     "--rope-scaling-type has an effect only with --position-embedding-type rope",
+     [](auto& c) { c.rope_scaling_type = RopeScaling::kLinear; }},
+    {"OneRopeScaling",
+     "--use-rope-scaling means --rope-scaling-type llama3, but another type is given",
+     [](auto& c) { rope(c).rope_scaling_type = RopeScaling::kYarn, c.use_rope_scaling = true; }},
+    {"RopeOriginalLength", "--rope-original-max-position-embeddings 1 must be above 1",
+     [](auto& c) { c.rope_original_max_position_embeddings = 1; }},
+    {"RopeFactorsAreOrdered", "--rope-high-freq-factor 1 must be above --rope-low-freq-factor 1",
+     [](auto& c) {
+       rope(c).rope_scaling_type = RopeScaling::kLlama3, c.rope_high_freq_factor = 1.0;
+     }},
+    {"RopeLowFactorIsPositive", "--rope-low-freq-factor 0 must be positive",
+     [](auto& c) { c.rope_low_freq_factor = 0.0; }},
+    {"YarnBetasArePositive", "--yarn-beta-fast and --yarn-beta-slow must be positive",
+     [](auto& c) { c.yarn_beta_slow = 0.0; }},
+    {"RopeAttentionFactorIsPositive", "--rope-attention-factor 0 must be positive",
+     [](auto& c) {
+       rope(c).rope_scaling_type = RopeScaling::kYarn, c.rope_attention_factor = 0.0;
+     }},
+    {"RopeAttentionFactorNeedsYarn",
+     "--rope-attention-factor has an effect only with --rope-scaling-type yarn or longrope",
+     [](auto& c) { c.rope_attention_factor = 1.5; }},
+    {"LongRopeListsNeedLongRope",
+     "--longrope-short-factor and --longrope-long-factor have an effect only with "
+     "--rope-scaling-type longrope",
+     [](auto& c) { c.longrope_long_factor = {1.0}; }},
+    {"LongRopeListLength",
+     "--longrope-long-factor has 2 values, expected one for each of the 8 rotated pairs",
+     [](auto& c) {
+       rope(c).rope_scaling_type = RopeScaling::kLongRope;
+       c.longrope_short_factor.assign(8, 1.0);
+       c.longrope_long_factor.assign(2, 1.0);
+     }},
+    {"LongRopeFactorsArePositive", "--longrope-short-factor has a value that is not positive",
+     [](auto& c) {
+       rope(c).rope_scaling_type = RopeScaling::kLongRope;
+       c.longrope_short_factor.assign(8, 0.0);
+       c.longrope_long_factor.assign(8, 1.0);
+     }},
+    {"QkNormOverHeadsIsRms",
+     "--qk-layernorm-over-heads needs --qk-layernorm and --normalization RMSNorm",
+     [](auto& c) { c.qk_layernorm_over_heads = c.qk_layernorm = true; }},
+    {"PostNormWithoutFp32Residual",
+     "--norm-placement post with --fp32-residual-connection is not built",
+     [](auto& c) { c.norm_placement = NormPlacement::kPost, c.fp32_residual_connection = true; }},
+    {"ParallelResidualIsPreNorm",
+     "--parallel-residual with norms on the output of branches is not built\nhint: "
+     "--norm-placement pre",
+     [](auto& c) { c.norm_placement = NormPlacement::kSandwich, c.parallel_residual = true; }},
+    {"QueryScalarIsPositive", "--query-pre-attn-scalar 0 must be positive",
+     [](auto& c) { c.query_pre_attn_scalar = 0.0; }},
+    {"AttentionSoftcapFromZero", "--attn-logit-softcapping -1 is negative\nhint: 0: none",
+     [](auto& c) { c.attn_logit_softcapping = -1.0; }},
+    {"FinalSoftcapFromZero", "--final-logit-softcapping -1 is negative\nhint: 0: none",
+     [](auto& c) { c.final_logit_softcapping = -1.0; }},
+    {"SoftcapNeedsItsBackend",
+     "--attention-backend flash and fused do not compute --attn-logit-softcapping\nhint: "
+     "--attention-backend auto",
+     [](auto& c) {
+       c.attn_logit_softcapping = 3.0, c.attention_backend = AttentionBackend::kFlash;
+     }},
+    {"LoraRankFromZero", "--lora-rank -1 is negative\nhint: 0: none",
+     [](auto& c) { c.lora_rank = -1; }},
+    {"LoraAlphaNeedsRank", "--lora-alpha and --lora-targets have an effect only with --lora-rank",
      [](auto& c) { c.lora_alpha = 2.0; }},
-    {"--lora-alpha 0 must be positive", [](auto& c) { c.lora_rank = 1, c.lora_alpha = 0.0; }},
-    {"--lora-targets query is not known\n"
+    {"LoraAlphaIsPositive", "--lora-alpha 0 must be positive",
+     [](auto& c) { c.lora_rank = 1, c.lora_alpha = 0.0; }},
+    {"LoraTargetIsKnown",
+     "--lora-targets query is not known\n"
      "hint: targets: linear_q, linear_k, linear_v, linear_proj, linear_fc1_gate, linear_fc1_up, "
      "linear_fc2, linear_qkv, "
      "linear_fc1, q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj, all-linear",
      [](auto& c) { c.lora_rank = 1, c.lora_targets = {"query"}; }},
-    {"--lora-targets linear_qkv and linear_v would adapt the same rows\nhint: give one of them",
+    {"LoraTargetsDoNotOverlap",
+     "--lora-targets linear_qkv and linear_v would adapt the same rows\nhint: give one of them",
      [](auto& c) { c.lora_rank = 1, c.lora_targets = {"v_proj", "linear_qkv"}; }},
-    {"--lora-targets linear_fc1_up: the MLP of this model is not gated\nhint: linear_fc1",
+    {"LoraTargetNeedsAGate",
+     "--lora-targets linear_fc1_up: the MLP of this model is not gated\nhint: linear_fc1",
      [](auto& c) { c.lora_rank = 1, c.lora_targets = {"up_proj"}; }},
 };
 
-TEST(TransformerConfig, ReportsEachRule) {
-  std::vector<std::pair<std::string, Change>> cases = {
-      {"--hidden-size 66 is not divisible by --num-attention-heads 4\n"
-       "hint: give --kv-channels, or a number of heads that divides: 1, 2, 3, 6, 11, 22, 33, 66",
-       [](auto& c) { c.hidden_size = 66; }},
-      {"--kv-channels 15 is odd, rotary embeddings need an even width",
-       [](auto& c) { c.kv_channels = 15, c.position_embedding_type = PositionEmbedding::kRope; }},
-      {"--ffn-hidden-size -1 must be positive", [](auto& c) { c.ffn_hidden_size = -1; }},
-      {"--num-attention-heads 4 is not divisible by --num-query-groups 3\nhint: groups that divide "
-       "it: 1, 2, 4",
-       [](auto& c) { c.group_query_attention = true, c.num_query_groups = 3; }},
-      {"--max-position-embeddings 31 is below --seq-length 32",
-       [](auto& c) { c.max_position_embeddings = 31; }},
-      {"--rotary-percent 1.5 is outside (0, 1]", [](auto& c) { c.rotary_percent = 1.5; }},
-      {"--rotary-base 0 must be positive", [](auto& c) { c.rotary_base = 0; }},
-      {"--rope-scaling-factor 0 must be positive", [](auto& c) { c.rope_scaling_factor = 0.0; }},
-      {"--rotary-seq-len-interpolation-factor must be positive",
-       [](auto& c) { c.rotary_seq_len_interpolation_factor = 0; }},
-      {"more than one activation given\n"
-       "hint: use one of --swiglu, --geglu, --quick-geglu, --squared-relu, --openai-gelu",
-       [](auto& c) { c.geglu = c.squared_relu = true; }},
-      {"--glu-linear-offset has an effect only with --quick-geglu",
-       [](auto& c) { c.glu_linear_offset = 1.0; }},
-      {"--hidden-dropout 1 is outside [0, 1)", [](auto& c) { c.hidden_dropout = 1.0; }},
-      {"--attention-dropout -0.1 is outside [0, 1)", [](auto& c) { c.attention_dropout = -0.1; }},
-      {"--attention-dropout nan is outside [0, 1)",
-       [](auto& c) { c.attention_dropout = std::nan(""); }},
-      {"--norm-epsilon 0 must be positive", [](auto& c) { c.layernorm_epsilon = 0.0; }},
-      {"--init-method-std 0 must be positive", [](auto& c) { c.init_method_std = 0.0; }},
-      {"--embedding-init-method-std -1 must be positive",
-       [](auto& c) { c.embedding_init_method_std = -1.0; }},
-      {"--z-loss-coeff -1 is negative", [](auto& c) { c.z_loss_coeff = -1.0; }},
-      {"--seed 0 must be positive", [](auto& c) { c.seed = 0; }},
-      {"--window-size takes two values (left, right), got 1", [](auto& c) { c.window_size = {4}; }},
-      {"--cp-comm-type ring is not known\nhint: types: p2p, all_gather, a2a, a2a+p2p",
-       [](auto& c) { c.cp_comm_type = {"ring"}; }},
-      {"--cp-comm-type has 2 values, expected 1 or one per layer, 4",
-       [](auto& c) { c.cp_comm_type = {"a2a", "p2p"}; }},
-      {"--window-size -2: expected -1 (no limit) or more",
-       [](auto& c) { c.window_size = {-2, 0}; }},
-      {"--window-attn-skip-freq has an effect only with --window-size",
-       [](auto& c) { c.window_attn_skip_freq = "2"; }},
-      {"--window-attn-skip-freq [1,0]: expected a positive integer, or a list of 4 zeros and ones",
-       [](auto& c) { c.window_size = {4, 0}, c.window_attn_skip_freq = "[1,0]"; }},
-      {"--window-attn-skip-freq 0: expected a positive integer, or a list of 4 zeros and ones",
-       [](auto& c) { c.window_size = {4, 0}, c.window_attn_skip_freq = "0"; }},
-      {"--window-attn-skip-freq 00: expected a positive integer, or a list of 4 zeros and ones",
-       [](auto& c) { c.window_size = {4, 0}, c.window_attn_skip_freq = "00"; }},
-      {"--window-attn-skip-freq 99999999999999999999: expected a positive integer, or a list of 4 "
-       "zeros and ones",
-       [](auto& c) { c.window_size = {4, 0}, c.window_attn_skip_freq = "99999999999999999999"; }},
-      {"--recompute-num-layers 5: expected 1 to 4", [](auto& c) { c.recompute_num_layers = 5; }},
-      {"--recompute-modules needs --recompute-granularity selective",
-       [](auto& c) { c.recompute_modules = {"layernorm"}; }},
-      {"--recompute-modules moe_act waits for mixture of experts, which is not built yet\n"
-       "hint: parts: core_attn, layernorm, mlp, mlp_act",
-       [](auto& c) {
-         c.recompute_granularity = RecomputeGranularity::kSelective,
-         c.recompute_modules = {"mlp", "moe_act"};
-       }},
-      {"--recompute-modules attention is not known\nhint: parts: core_attn, layernorm, mlp, "
-       "mlp_act",
-       [](auto& c) {
-         c.recompute_granularity = RecomputeGranularity::kSelective,
-         c.recompute_modules = {"attention"};
-       }},
-      {"--recompute-modules mlp_act has no effect together with mlp\n"
-       "hint: mlp recomputes the activation too; give one of them",
-       [](auto& c) {
-         c.recompute_granularity = RecomputeGranularity::kSelective,
-         c.recompute_modules = {"mlp", "mlp_act"};
-       }},
-      {"--distribute-saved-activations needs --recompute-granularity full",
-       [](auto& c) { c.distribute_saved_activations = true; }},
-      {"--fine-grained-activation-offloading is given without --offload-modules\n"
-       "hint: for example --offload-modules core_attn attn_proj mlp_act mlp_fc2",
-       [](auto& c) { c.fine_grained_activation_offloading = true; }},
-      {"--offload-modules needs --fine-grained-activation-offloading",
-       [](auto& c) { c.offload_modules = {"core_attn"}; }},
-      {"--offload-modules expert_fc1 waits for mixture of experts, which is not built yet\n"
-       "hint: modules: attn_norm, qkv_linear, core_attn, attn_proj, mlp_norm, mlp_fc1, mlp_act, "
-       "mlp_fc2",
-       [](auto& c) {
-         c.fine_grained_activation_offloading = true,
-         c.offload_modules = {"core_attn", "expert_fc1"};
-       }},
-      {"--offload-modules mlp_act has no effect: --recompute-modules mlp saves only its input, "
-       "mlp_norm\nhint: leave it out",
-       [](auto& c) {
-         c.fine_grained_activation_offloading = true, c.offload_modules = {"mlp_norm", "mlp_act"};
-         c.recompute_granularity = RecomputeGranularity::kSelective, c.recompute_modules = {"mlp"};
-       }},
-      {"--offload-modules qkv_linear has no effect: --recompute-modules layernorm does not save "
-       "it\nhint: leave it out",
-       [](auto& c) {
-         c.fine_grained_activation_offloading = true,
-         c.offload_modules = {"attn_norm", "qkv_linear"};
-         c.recompute_granularity = RecomputeGranularity::kSelective,
-         c.recompute_modules = {"layernorm"};
-       }},
-      {"--offload-modules mlp_fc2 has no effect: --recompute-modules mlp_act does not save "
-       "it\nhint: leave it out",
-       [](auto& c) {
-         c.fine_grained_activation_offloading = true, c.offload_modules = {"mlp_act", "mlp_fc2"};
-         c.recompute_granularity = RecomputeGranularity::kSelective,
-         c.recompute_modules = {"mlp_act"};
-       }},
-      {"--offload-modules core_attn has no effect: --recompute-granularity full saves only the "
-       "inputs of layers, attn_norm\n"
-       "hint: leave it out",
-       [](auto& c) {
-         c.fine_grained_activation_offloading = true,
-         c.offload_modules = {"attn_norm", "core_attn"};
-         c.recompute_granularity = RecomputeGranularity::kFull;
-       }},
-      {"--min-offloaded-tensor-size -1 is negative",
-       [](auto& c) { c.min_offloaded_tensor_size = -1; }},
-      {"--activation-offload-fraction 1.5 is outside (0, 1]",
-       [](auto& c) {
-         c.fine_grained_activation_offloading = true, c.offload_modules = {"core_attn"},
-         c.activation_offload_fraction = 1.5;
-       }},
-      {"--activation-offload-fraction has an effect only with --fine-grained-activation-offloading",
-       [](auto& c) { c.activation_offload_fraction = 0.5; }},
-      {"--fine-grained-offloading-max-inflight-offloads 0 must be positive",
-       [](auto& c) { c.fine_grained_offloading_max_inflight_offloads = 0; }},
-      {"--distribute-saved-activations is not built together with offloading\nhint: give one of "
-       "them",
-       [](auto& c) {
-         c.fine_grained_activation_offloading = true, c.offload_modules = {"attn_norm"};
-         c.recompute_granularity = RecomputeGranularity::kFull,
-         c.distribute_saved_activations = true;
-       }},
-      {"--cpu-offloading-num-layers 4: expected 0 to 3",
-       [](auto& c) { c.cpu_offloading_num_layers = 4; }},
-      {"--cpu-offloading-num-layers and --fine-grained-activation-offloading are both given\nhint: "
-       "give one of them",
-       [](auto& c) {
-         c.fine_grained_activation_offloading = true, c.offload_modules = {"attn_norm"},
-         c.cpu_offloading_num_layers = 1;
-       }},
-      {"--cpu-offloading-num-layers cannot be combined with recomputation\n"
-       "hint: give --fine-grained-activation-offloading with --offload-modules",
-       [](auto& c) {
-         c.cpu_offloading_num_layers = 1, c.recompute_granularity = RecomputeGranularity::kFull;
-       }},
-      {"--recompute-activations asks for selective recomputation, but --recompute-granularity is "
-       "full\n"
-       "hint: give one of them",
-       [](auto& c) {
-         c.recompute_granularity = RecomputeGranularity::kFull, c.recompute_activations = true;
-       }},
-      {"--rotary-percent 0.2 of --kv-channels 16 rotates 3 features, an even number is needed",
-       [](auto& c) { rope(c).rotary_percent = 0.2; }},
-      {"--rotary-base-local 0 must be positive",
-       [](auto& c) { c.rotary_base_local = 0, c.window_size = {4, 0}; }},
-      {"--rotary-base-local has an effect only with --window-size",
-       [](auto& c) { c.rotary_base_local = 9; }},
-      {"--rope-scaling-type has an effect only with --position-embedding-type rope",
-       [](auto& c) { c.rope_scaling_type = RopeScaling::kLinear; }},
-      {"--use-rope-scaling means --rope-scaling-type llama3, but another type is given",
-       [](auto& c) { rope(c).rope_scaling_type = RopeScaling::kYarn, c.use_rope_scaling = true; }},
-      {"--rope-original-max-position-embeddings 1 must be above 1",
-       [](auto& c) { c.rope_original_max_position_embeddings = 1; }},
-      {"--rope-high-freq-factor 1 must be above --rope-low-freq-factor 1",
-       [](auto& c) {
-         rope(c).rope_scaling_type = RopeScaling::kLlama3, c.rope_high_freq_factor = 1.0;
-       }},
-      {"--rope-low-freq-factor 0 must be positive", [](auto& c) { c.rope_low_freq_factor = 0.0; }},
-      {"--yarn-beta-fast and --yarn-beta-slow must be positive",
-       [](auto& c) { c.yarn_beta_slow = 0.0; }},
-      {"--rope-attention-factor 0 must be positive",
-       [](auto& c) {
-         rope(c).rope_scaling_type = RopeScaling::kYarn, c.rope_attention_factor = 0.0;
-       }},
-      {"--rope-attention-factor has an effect only with --rope-scaling-type yarn or longrope",
-       [](auto& c) { c.rope_attention_factor = 1.5; }},
-      {"--longrope-short-factor and --longrope-long-factor have an effect only with "
-       "--rope-scaling-type longrope",
-       [](auto& c) { c.longrope_long_factor = {1.0}; }},
-      {"--longrope-long-factor has 2 values, expected one for each of the 8 rotated pairs",
-       [](auto& c) {
-         rope(c).rope_scaling_type = RopeScaling::kLongRope;
-         c.longrope_short_factor.assign(8, 1.0);
-         c.longrope_long_factor.assign(2, 1.0);
-       }},
-      {"--longrope-short-factor has a value that is not positive",
-       [](auto& c) {
-         rope(c).rope_scaling_type = RopeScaling::kLongRope;
-         c.longrope_short_factor.assign(8, 0.0);
-         c.longrope_long_factor.assign(8, 1.0);
-       }},
-      {"--qk-layernorm-over-heads needs --qk-layernorm and --normalization RMSNorm",
-       [](auto& c) { c.qk_layernorm_over_heads = c.qk_layernorm = true; }},
-      {"--norm-placement post with --fp32-residual-connection is not built",
-       [](auto& c) { c.norm_placement = NormPlacement::kPost, c.fp32_residual_connection = true; }},
-      {"--parallel-residual with norms on the output of branches is not built\nhint: "
-       "--norm-placement pre",
-       [](auto& c) { c.norm_placement = NormPlacement::kSandwich, c.parallel_residual = true; }},
-      {"--query-pre-attn-scalar 0 must be positive",
-       [](auto& c) { c.query_pre_attn_scalar = 0.0; }},
-      {"--attn-logit-softcapping -1 is negative\nhint: 0: none",
-       [](auto& c) { c.attn_logit_softcapping = -1.0; }},
-      {"--final-logit-softcapping -1 is negative\nhint: 0: none",
-       [](auto& c) { c.final_logit_softcapping = -1.0; }},
-      {"--attention-backend flash and fused do not compute --attn-logit-softcapping\nhint: "
-       "--attention-backend auto",
-       [](auto& c) {
-         c.attn_logit_softcapping = 3.0, c.attention_backend = AttentionBackend::kFlash;
-       }},
-  };
+class TransformerRules : public testing::TestWithParam<BrokenRule> {};
+
+TEST_P(TransformerRules, IsReportedAlone) {
+  TransformerConfig config = valid_config();
+  GetParam().change(config);
+  EXPECT_THAT(violations_of(config), ElementsAre(GetParam().message));
+}
+
+INSTANTIATE_TEST_SUITE_P(Each, TransformerRules, testing::ValuesIn(kBrokenRules),
+                         [](const auto& info) { return std::string(info.param.name); });
+
+TEST(TransformerConfig, ReportsNothingOfAValidConfiguration) {
   EXPECT_THAT(violations_of(valid_config()), IsEmpty());
-  cases.insert(cases.end(), adapter_cases.begin(), adapter_cases.end());
-  TransformerConfig everything = valid_config();
-  size_t expected = 0;
-  for (const auto& [message, change] : cases) {
-    TransformerConfig config = valid_config();
-    change(config);
-    EXPECT_THAT(violations_of(config), ElementsAre(message));
+}
+
+// The rules of a topic in their order, topics as they are listed, rules between topics last.
+TEST(TransformerConfig, ReportsEveryBrokenRuleAtOnce) {
+  TransformerConfig config = valid_config();
+  std::vector<std::string> messages;
+  for (const char* name : {"MlpHasAWidth", "PositionsCoverTheSequence", "RotaryPercentInRange",
+                           "HiddenDropoutBelowOne", "SeedIsPositive", "LocalBaseNeedsAWindow"}) {
+    const auto rule =
+        std::find_if(kBrokenRules.begin(), kBrokenRules.end(),
+                     [&](const BrokenRule& r) { return r.name == std::string(name); });
+    ASSERT_NE(rule, kBrokenRules.end()) << name;
+    rule->change(config);
+    messages.push_back(rule->message);
   }
-  for (const size_t i : {2u, 4u, 5u, 11u, 18u}) {
-    cases[i].second(everything);
-    ++expected;
-  }
-  EXPECT_EQ(violations_of(everything).size(), expected) << "all at once";
+  EXPECT_THAT(violations_of(config), testing::ElementsAreArray(messages));
+}
+
+// A part of the code that needs one topic takes that topic alone.
+TEST(TransformerConfig, IsEachOfItsTopics) {
+  TransformerConfig config = valid_config();
+  config.window_size = {8, 0};
+  config.rotary_percent = 0.5;
+  config.kv_channels = 16;
+  const AttentionConfig attention = config;
+  const PositionConfig& position = config;
+  EXPECT_THAT(attention.window(1), ElementsAre(8, 0));
+  EXPECT_EQ(position.rotary_width(config), 8);
 }
 
 TEST(TransformerConfig, HeadsOfAnyWidthAreLegal) {

@@ -1,0 +1,30 @@
+// What a token attends to, and how scores are computed.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "megatron/transformer/config/shape.h"
+
+namespace megatron {
+
+struct AttentionConfig {
+  // Scores are divided by its square root; none: kv_channels
+  std::optional<double> query_pre_attn_scalar;
+  double attn_logit_softcapping = 0.0;  // c: scores become c tanh(score / c); 0: none
+  std::vector<int64_t> window_size;     // {left, right}; empty: none
+  // Integer n: every n-th layer attends fully; or a list "[1,0,...]", 1 = windowed; empty: all
+  // layers are windowed.
+  std::string window_attn_skip_freq;
+  double attention_dropout = 0.1;
+
+  void fields(FieldVisitor& visitor);
+  void validate(Violations& v, const ShapeConfig& shape) const;
+
+  // {left, right} of the layer (numbered from 1), or empty when it attends fully.
+  std::vector<int64_t> window(int64_t layer_number) const;
+};
+
+}  // namespace megatron

@@ -1,0 +1,27 @@
+#include "megatron/transformer/config/feed_forward.h"
+
+namespace megatron {
+
+void FeedForwardConfig::fields(FieldVisitor& v) {
+  v.role(FieldRole::kArchitecture);
+  v.group("network behavior");
+  v.field("swiglu", swiglu, "silu(gate) * up in the MLP");
+  v.field("geglu", geglu, "gelu(gate) * up in the MLP");
+  v.field("quick_geglu", quick_geglu, "gate * sigmoid(1.702 gate) * (up + offset) in the MLP");
+  v.field("squared_relu", squared_relu, "relu(x)^2 in the MLP");
+  v.field("openai_gelu", openai_gelu, "the tanh approximation of GELU");
+  v.field(
+      {"bias_gelu_fusion", "--no-bias-gelu-fusion", true}, bias_gelu_fusion,
+      "exact GELU although linears have biases (the fused kernel computes the tanh approximation)");
+  v.field("glu_linear_offset", glu_linear_offset, "offset of --quick-geglu");
+}
+
+void FeedForwardConfig::validate(Violations& v, const ShapeConfig&) const {
+  v.require(swiglu + geglu + quick_geglu + squared_relu + openai_gelu <= 1,
+            "more than one activation given",
+            "use one of --swiglu, --geglu, --quick-geglu, --squared-relu, --openai-gelu");
+  v.require(glu_linear_offset == 0.0 || quick_geglu,
+            "--glu-linear-offset has an effect only with --quick-geglu");
+}
+
+}  // namespace megatron

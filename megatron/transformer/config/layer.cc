@@ -1,0 +1,53 @@
+#include "megatron/transformer/config/layer.h"
+
+#include "megatron/base/check.h"
+
+namespace megatron {
+namespace {
+
+constexpr std::string_view kNorms[] = {"LayerNorm", "RMSNorm"};
+constexpr std::string_view kNormPlacements[] = {"pre", "post", "sandwich"};
+
+}  // namespace
+
+void LayerConfig::fields(FieldVisitor& v) {
+  v.role(FieldRole::kArchitecture);
+  v.group("network behavior");
+  v.choice("normalization", normalization, kNorms, "norm of every layer");
+  v.field({"layernorm_epsilon", "--norm-epsilon --layernorm-epsilon"}, layernorm_epsilon,
+          "added to the variance");
+  v.field({"layernorm_zero_centered_gamma", "--apply-layernorm-1p"}, layernorm_zero_centered_gamma,
+          "store norm weights as their difference from 1");
+  v.field({"add_bias_linear", "--disable-bias-linear", true}, add_bias_linear,
+          "no biases in linear layers");
+  v.field("add_qkv_bias", add_qkv_bias, "biases in the query, key and value projection only");
+  v.field("qk_layernorm", qk_layernorm, "normalise queries and keys per head");
+  v.field(
+      "qk_layernorm_over_heads", qk_layernorm_over_heads,
+      "with --qk-layernorm: one RMS over all heads of a token instead of one per head (OLMo 2)");
+  v.choice("norm_placement", norm_placement, kNormPlacements,
+           "normalise the input of attention and MLP (pre), their output before it is added "
+           "(post), or both "
+           "(sandwich)");
+  v.field("parallel_residual", parallel_residual,
+          "attention and MLP both read the layer's input: x + attention(norm(x)) + mlp(norm(x))");
+  v.field("scale_embeddings", scale_embeddings,
+          "multiply embeddings by the square root of hidden_size");
+  v.role(FieldRole::kNumerics);
+  v.group("regularization");
+  v.field("hidden_dropout", hidden_dropout,
+          "dropout of embeddings and of each branch before the residual");
+}
+
+void LayerConfig::validate(Violations& v, const ShapeConfig&) const {
+  v.require(!qk_layernorm_over_heads || (qk_layernorm && normalization == Normalization::kRMSNorm),
+            "--qk-layernorm-over-heads needs --qk-layernorm and --normalization RMSNorm");
+  v.require(!parallel_residual || norm_placement == NormPlacement::kPre,
+            "--parallel-residual with norms on the output of branches is not built",
+            "--norm-placement pre");
+  v.require(hidden_dropout >= 0 && hidden_dropout < 1,
+            cat("--hidden-dropout ", hidden_dropout, " is outside [0, 1)"));
+  v.require(layernorm_epsilon > 0, cat("--norm-epsilon ", layernorm_epsilon, " must be positive"));
+}
+
+}  // namespace megatron

@@ -1,0 +1,34 @@
+// What a layer is made of besides attention and MLP: norms, biases, the residual stream.
+#pragma once
+
+#include "megatron/tensor/norm.h"
+#include "megatron/transformer/config/shape.h"
+
+namespace megatron {
+
+// Where a layer normalises: the input of each sublayer, its output before the residual add, or
+// both.
+enum class NormPlacement { kPre, kPost, kSandwich };
+
+struct LayerConfig {
+  Normalization normalization = Normalization::kLayerNorm;
+  double layernorm_epsilon = 1e-5;
+  bool layernorm_zero_centered_gamma = false;
+  bool add_bias_linear = true;
+  bool add_qkv_bias = false;
+  bool qk_layernorm = false;
+  bool qk_layernorm_over_heads = false;  // one RMS over all heads of a token, not one per head
+  NormPlacement norm_placement = NormPlacement::kPre;
+  bool parallel_residual = false;  // x + attention(norm(x)) + mlp(norm(x))
+  bool scale_embeddings = false;   // by sqrt(hidden_size)
+  double hidden_dropout = 0.1;
+
+  void fields(FieldVisitor& visitor);
+  void validate(Violations& v, const ShapeConfig& shape) const;
+
+  bool has_pre_norm() const { return norm_placement != NormPlacement::kPost; }
+  bool has_post_norm() const { return norm_placement != NormPlacement::kPre; }
+  bool qkv_bias() const { return add_bias_linear || add_qkv_bias; }
+};
+
+}  // namespace megatron
