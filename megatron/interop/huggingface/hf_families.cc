@@ -6,7 +6,7 @@
 #include <optional>
 
 #include "megatron/base/check.h"
-#include "megatron/base/parse.h"
+#include "megatron/base/field_info.h"
 #include "megatron/comm/parallel_groups.h"
 #include "megatron/models/model_table.h"
 
@@ -856,7 +856,7 @@ std::string write_hf_config(const HfFamily& family, const ModelConfig& config,
 
 namespace {
 
-// Settings by name, as text; those without effect are set to their defaults.
+// Fields of the architecture by name, as text; those without effect have their defaults.
 std::map<std::string, std::string> settings(const TransformerConfig& given) {
   TransformerConfig t = given;
   t.finalize();
@@ -895,39 +895,13 @@ std::map<std::string, std::string> settings(const TransformerConfig& given) {
     t.yarn_beta_slow = defaults.yarn_beta_slow;
     t.yarn_correction_range_round_to_int = defaults.yarn_correction_range_round_to_int;
   }
-  // Settings of training and of the machine are not architecture.
-  t.seq_length = 1;
-  t.hidden_dropout = t.attention_dropout = 0.0;
-  t.fp32_residual_connection = false;
-  t.z_loss_coeff = 0.0;
-  t.init_method_std = defaults.init_method_std;
-  t.embedding_init_method_std.reset();
-  t.init_method_xavier_uniform = false;
-  t.seed = defaults.seed;
-  t.attention_backend = defaults.attention_backend;
-  t.recompute_granularity = defaults.recompute_granularity;
-  t.recompute_method = defaults.recompute_method;
-  t.recompute_num_layers = defaults.recompute_num_layers;
-  t.recompute_modules.clear();
-  t.cp_comm_type = defaults.cp_comm_type;
-  t.lora_rank = 0;
-  t.lora_alpha.reset();
-  t.lora_targets.clear();
   // With rotary positions max_position_embeddings is not architecture.
   if (t.position_embedding_type != PositionEmbedding::kLearnedAbsolute)
     t.max_position_embeddings = 1;
   Config* const configs[] = {&t};
   std::map<std::string, std::string> out;
-  const std::string text = to_yaml(configs);
-  for (size_t begin = 0; begin < text.size();) {
-    size_t end = text.find('\n', begin);
-    if (end == std::string::npos) end = text.size();
-    const std::string line = text.substr(begin, end - begin);
-    begin = end + 1;
-    const size_t colon = line.find(": ");
-    if (colon != std::string::npos && line[0] != '#')
-      out[line.substr(0, colon)] = line.substr(colon + 2);
-  }
+  for (const FieldInfo& field : describe_fields(configs))
+    if (field.role == FieldRole::kArchitecture) out[field.name] = format_yaml(field.value);
   return out;
 }
 

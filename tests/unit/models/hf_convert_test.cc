@@ -655,6 +655,28 @@ TEST_F(HfConvert, TheFamilyOfAModelOfOursIsFound) {
   EXPECT_EQ(architecture_difference(t, read_hf_config(root_ / "rope_hf").config.transformer), "");
 }
 
+// What a run trains with and where it computes is not told to other programs.
+TEST_F(HfConvert, OnlyTheArchitectureIsCompared) {
+  const HfModel model = read_hf_config(golden("llama2"));
+  ModelConfig trained = model.config;
+  TransformerConfig& t = trained.transformer;
+  t.hidden_dropout = 0.3;
+  t.fp8_format = Fp8Format::kHybrid;
+  t.first_last_layers_bf16 = true;
+  t.fast = true;
+  t.cross_entropy_fusion_impl = CrossEntropyFusion::kLinear;
+  t.recompute_activations = true;
+  t.fine_grained_activation_offloading = true;
+  t.offload_modules = {"core_attn"};
+  t.min_offloaded_tensor_size = 1;
+  EXPECT_EQ(architecture_difference(model.config.transformer, t), "");
+  EXPECT_EQ(write_hf_config(*model.family, trained, "{}"),
+            write_hf_config(*model.family, model.config, "{}"));
+  t.layernorm_epsilon = 0.5;
+  const std::string difference = architecture_difference(t, model.config.transformer);
+  EXPECT_TRUE(difference.starts_with("layernorm_epsilon is 0.5, not ")) << difference;
+}
+
 TEST_F(HfConvert, WhatAFamilyCannotSayIsNamed) {
   TransformerConfig t = small();
   t.position_embedding_type = PositionEmbedding::kRope;
