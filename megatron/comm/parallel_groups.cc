@@ -38,6 +38,7 @@ std::vector<ProcessGroup> make_hierarchy(const ProcessGroup& cp,
 }  // namespace
 
 void ParallelConfig::fields(FieldVisitor& visitor) {
+  visitor.role(FieldRole::kMachine);
   visitor.group("parallelism");
   visitor.field("tensor_model_parallel_size", tensor_model_parallel_size,
                 "ranks that share the matrices of one layer");

@@ -86,6 +86,7 @@ void provide_open_files(const Launch& launch) {
 }  // namespace
 
 void CommConfig::fields(FieldVisitor& visitor) {
+  visitor.role(FieldRole::kMachine);
   visitor.group("communication");
   visitor.choice("distributed_backend", distributed_backend, kBackends,
                  "library between the ranks; auto: NCCL between GPUs, Gloo between CPUs");

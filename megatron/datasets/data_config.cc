@@ -34,6 +34,7 @@ void DataConfig::fields(FieldVisitor& v) {
           "share of samples that members of a blend are built with beyond what it takes");
   v.field("num_dataset_builder_threads", num_dataset_builder_threads,
           "datasets of a blend that are opened at once");
+  v.role(FieldRole::kNumerics);
   v.field("reset_position_ids", reset_position_ids,
           "positions start again after each end-of-document token");
   v.field("reset_attention_mask", reset_attention_mask,
@@ -42,6 +43,7 @@ void DataConfig::fields(FieldVisitor& v) {
           "attention does not cross, and positions start again at, the boundaries of the documents "
           "in the data files");
   v.field("eod_mask_loss", eod_mask_loss, "no loss at end-of-document tokens");
+  v.role(FieldRole::kRun);
   v.field("allow_ambiguous_pad_tokens", allow_ambiguous_pad_tokens,
           "mask the loss of the pad token even when it is also the end-of-document token");
   v.choice("dataloader_type", dataloader_type, kDataloaderTypes,

@@ -23,6 +23,7 @@ ShardingStrategy DistributedDataParallelConfig::strategy() const {
 }
 
 void DistributedDataParallelConfig::fields(FieldVisitor& visitor) {
+  visitor.role(FieldRole::kMachine);
   visitor.group("data parallelism");
   visitor.field("use_distributed_optimizer", use_distributed_optimizer,
                 "divide master weights and moments over the data ranks (ZeRO-1)");

@@ -256,6 +256,7 @@ void validate_states(const OptimizerConfig& config, Violations& violations) {
 }  // namespace
 
 void OptimizerConfig::fields(FieldVisitor& visitor) {
+  visitor.role(FieldRole::kNumerics);
   visit_learning_rate(*this, visitor);
   visit_update(*this, visitor);
   visit_precision(*this, visitor);

@@ -39,6 +39,7 @@ std::vector<std::string_view> given_flags(const PipelineConfig& c) {
 }  // namespace
 
 void PipelineConfig::fields(FieldVisitor& visitor) {
+  visitor.role(FieldRole::kMachine);
   visitor.group("pipeline parallelism");
   visitor.choice("pipeline_schedule", pipeline_schedule, schedule_names(),
                  "order of work; 1f1b is the interleaved schedule when there are virtual stages");

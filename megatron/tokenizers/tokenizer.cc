@@ -104,6 +104,7 @@ std::string StreamDecoder::finish() {
 }
 
 void TokenizerConfig::fields(FieldVisitor& v) {
+  v.role(FieldRole::kArchitecture);
   v.group("tokenizer");
   v.field("tokenizer_type", tokenizer_type,
           "HuggingFaceTokenizer, SentencePieceTokenizer, GPTSentencePieceTokenizer, "

@@ -33,6 +33,7 @@ constexpr const char* kTemplates[] = {
 }  // namespace
 
 void SftConfig::fields(FieldVisitor& v) {
+  v.role(FieldRole::kNumerics);
   v.group("sft");
   v.field("sft", sft,
           "train on conversations, as --task sft: the data are JSON lines or Parquet files of "

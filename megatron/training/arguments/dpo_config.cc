@@ -5,6 +5,7 @@
 namespace megatron {
 
 void DpoConfig::fields(FieldVisitor& v) {
+  v.role(FieldRole::kNumerics);
   v.group("preference optimisation");
   v.field("dpo_beta", dpo_beta,
           "dpo: how strongly the model is held to the reference; rewards are this times the "

@@ -63,6 +63,7 @@ void TrainingConfig::fields(FieldVisitor& v) {
 
 void TrainingConfig::training_fields(FieldVisitor& v) {
   v.group("training");
+  v.role(FieldRole::kNumerics);
   v.field("task", task,
           "what is trained on: gpt (text), sft (conversations) or dpo (pairs of responses)");
   v.field("micro_batch_size", micro_batch_size,
@@ -70,26 +71,32 @@ void TrainingConfig::training_fields(FieldVisitor& v) {
   v.field(
       "global_batch_size", global_batch_size,
       "samples per iteration over all ranks; default: micro batch size times data-parallel size");
+  v.role(FieldRole::kRun);
   v.field("step_batch_size_schedule", step_batch_size_schedule,
           "batch sizes that grow: \"0:32 10B:64\" is 64 samples from 10 billion tokens on");
   v.field("decrease_batch_size_if_needed", decrease_batch_size_if_needed,
           "round the global batch size down to what micro batches and ranks divide");
   v.field("train_iters", train_iters, "iterations of the whole run");
   v.field("train_samples", train_samples, "samples of the whole run, in place of --train-iters");
+  v.role(FieldRole::kNumerics);
   v.field({"calculate_per_token_loss", "--no-calculate-per-token-loss", true},
           calculate_per_token_loss,
           "average the means of the micro-batches, as Megatron-LM does, in place of all tokens of "
           "the global batch");
+  v.role(FieldRole::kRun);
   v.field(
       "adapter", adapter,
       "folder of PEFT whose adapters a new run starts from, with their rank, alpha and targets");
+  v.role(FieldRole::kNumerics);
   v.field("freeze", freeze,
           "parameters that stay as they are: names or what names begin with, such as embedding "
           "decoder.layers.0 'decoder.layers.*.mlp'; no gradient and no optimizer state is kept for "
           "them");
   v.field("freeze_except", freeze_except, "freeze every parameter but these; patterns as --freeze");
   v.field("freeze_all_layers", freeze_all_layers, "freeze every parameter");
+  v.role(FieldRole::kRun);
   v.field("skip_train", skip_train, "evaluate only");
+  v.role(FieldRole::kMachine);
   v.choice("device", device, kDevices,
            "auto: the GPU when there is one; h100, h200, b200: a GPU of that model");
   v.field("num_threads", num_threads, kNumThreadsHelp);
@@ -101,6 +108,7 @@ void TrainingConfig::training_fields(FieldVisitor& v) {
   v.field("enable_cuda_graph", enable_cuda_graph, "--cuda-graph-impl local");
   v.field("cuda_graph_warmup_steps", cuda_graph_warmup_steps,
           "iterations without CUDA graphs at the start of a run");
+  v.role(FieldRole::kRun);
   v.field(
       "check_weight_hash_across_dp_replicas_interval",
       check_weight_hash_across_dp_replicas_interval,

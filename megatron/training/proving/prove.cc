@@ -6,6 +6,7 @@
 #include <numeric>
 
 #include "megatron/base/check.h"
+#include "megatron/base/field_info.h"
 #include "megatron/optimizer/update_rules.h"
 #include "megatron/tensor/torch.h"
 #include "megatron/training/arguments/microbatches.h"
@@ -175,44 +176,35 @@ void shrink_depth(Arguments& a, Shrinker& shrinker) {
     shrinker.set("--cpu-offloading-num-layers", t.cpu_offloading_num_layers, t.num_layers - 1);
 }
 
+// Fields that say what a run does around its steps get their defaults.
+void forget_run(Arguments& a) {
+  Arguments defaults;
+  std::map<std::string, FieldValue> values;
+  for (const FieldInfo& field : describe_fields(defaults.configs()))
+    if (field.role == FieldRole::kRun) values[field.name] = field.value;
+  assign_fields(a.configs(), values);
+}
+
 void shrink_run(Arguments& a, Shrinker& shrinker, int64_t microbatches_before) {
+  forget_run(a);
   TrainingConfig& t = a.training;
   const int64_t pp = a.parallel.pipeline_model_parallel_size;
   const int64_t group = a.pipeline.microbatch_group_size_per_vp_stage.value_or(pp);
   const int64_t wanted = pp == 1 ? 2 : 2 * group;
   const int64_t microbatches = std::min(microbatches_before, wanted);
   shrinker.set("--micro-batch-size", t.micro_batch_size, std::min<int64_t>(t.micro_batch_size, 2));
-  t.step_batch_size_schedule.clear();
   shrinker.set("--global-batch-size", t.global_batch_size,
                t.micro_batch_size * microbatches * a.data_parallel_size());
   t.train_iters = 100;
-  t.train_samples.reset();
   t.eval_iters = 0;
-  t.save.clear();
-  t.load.clear();
-  t.adapter.clear();
-  t.pretrained_checkpoint.clear();
-  t.run_dir.clear();
-  t.tensorboard_dir.clear();
-  for (std::string* text :
-       {&t.wandb_project, &t.wandb_exp_name, &t.wandb_entity, &t.wandb_save_dir})
-    text->clear();
-  t.prometheus_textfile.clear();
-  t.save_interval.reset();
   t.device = DeviceChoice::kCpu;
   if (t.uses_cuda_graphs()) shrinker.note("without CUDA graphs");
   t.enable_cuda_graph = false;
   t.cuda_graph_impl = CudaGraphImpl::kNone;
   if (a.transformer.cross_entropy_fusion_impl == CrossEntropyFusion::kLinear)
     a.transformer.cross_entropy_chunk_tokens = 5;  // so that there are several chunks
-  DataConfig data;
-  data.mock_data = true;
-  data.num_workers = 0;
-  data.reset_position_ids = a.data.reset_position_ids;
-  data.reset_attention_mask = a.data.reset_attention_mask;
-  data.eod_mask_loss = a.data.eod_mask_loss;
-  data.dataloader_inter_document_masking = a.data.dataloader_inter_document_masking;
-  a.data = data;
+  a.data.mock_data = true;
+  a.data.num_workers = 0;
   a.tokenizer = {};
   a.tokenizer.tokenizer_type = "NullTokenizer";
   a.tokenizer.vocab_size = 101;

@@ -102,6 +102,24 @@ TEST(Shrink, LeavesOutWhatRoundsOnPurpose) {
   EXPECT_THAT(result.changes, Contains("--exp-avg-dtype fp32"));
 }
 
+// Settings of saving, loading and logging would refuse each other without their folders.
+TEST(Shrink, ForgetsWhatARunDoesAroundItsSteps) {
+  const Arguments a =
+      shrunk(
+          "--num-layers 2 --save run --async-save --keep-last-checkpoints 2 --load base --finetune "
+          "--exit-interval 5 --eval-global-batch-size 96 --wandb-project p --wandb-exp-name e "
+          "--reset-attention-mask --freeze embedding --seed 7",
+          2)
+          .arguments;
+  EXPECT_EQ(a.training.save + a.training.load + a.training.wandb_exp_name, "");
+  EXPECT_FALSE(a.training.async_save || a.training.finetune || a.training.no_load_optim);
+  EXPECT_FALSE(a.training.keep_last_checkpoints || a.training.exit_interval);
+  EXPECT_FALSE(a.training.eval_global_batch_size);
+  EXPECT_TRUE(a.data.reset_attention_mask && a.data.mock_data);
+  EXPECT_EQ(a.training.freeze, std::vector<std::string>{"embedding"});
+  EXPECT_EQ(a.transformer.seed, 7);
+}
+
 TEST(Shrink, RaisesTheEpsilonOfAdam) {
   EXPECT_EQ(shrunk("--num-layers 2", 2).arguments.optimizer.adam_eps, 1e-5);
   EXPECT_EQ(shrunk("--num-layers 2 --adam-eps 1e-3", 2).arguments.optimizer.adam_eps, 1e-3);
