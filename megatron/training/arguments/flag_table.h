@@ -1,5 +1,6 @@
 // Every flag of Megatron-LM that no configuration field owns: accepted because the run does it
-// anyway, or refused with the reason. docs/flags.md is generated from it.
+// anyway, or refused with the reason. A field takes precedence over a row of its flag, so that a
+// flag that is built needs no change here. docs/flags.md is generated from fields and table.
 #pragma once
 
 #include <span>
@@ -29,11 +30,6 @@ struct FlagClaim {
   std::string_view when = {};                 // `holds` in words: "without --fast"
   std::string_view otherwise = {};            // why the flag is refused where it does not hold
 };
-
-// Reason for flags that are fields of a training run's configuration; shown when such a flag is
-// given to another command. When a feature is built and its flags become fields, their rows get
-// this reason.
-inline constexpr std::string_view kOwnedByField = "this command has no such setting";
 
 std::span<const KnownFlag> flag_table();
 

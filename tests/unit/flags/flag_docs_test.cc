@@ -1,12 +1,9 @@
-// docs/flags.md equals what is generated from the configurations and the flag table, and every flag
-// of Megatron is in one of them.
+// docs/flags.md equals what is generated from the configurations and the flag table.
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <cstdlib>
 #include <fstream>
-#include <set>
-#include <sstream>
 
 #include "megatron/base/files.h"
 #include "megatron/base/parse.h"
@@ -32,20 +29,6 @@ TEST(FlagDocs, AreCurrent) {
   EXPECT_TRUE(actual == expected)
       << "docs/flags.md is not current; `make docs` writes it anew\n  it says:   "
       << line_at(actual, there) << "\n  expected:  " << line_at(expected, here);
-}
-
-TEST(FlagDocs, RowsThatAFieldShouldOwnAreOwned) {
-  Arguments arguments;
-  const std::vector<Config*> configs = arguments.configs();
-  const std::vector<std::string> accepted = accepted_flags(configs);
-  const std::set<std::string> owned(accepted.begin(), accepted.end());
-  for (const KnownFlag& flag : flag_table()) {
-    if (flag.reason != kOwnedByField) continue;
-    std::istringstream spellings{std::string(flag.flag)};
-    for (std::string spelling; spellings >> spelling;)
-      EXPECT_EQ(owned.count(spelling), 1u)
-          << spelling << " has no field; give it a reason in the flag table";
-  }
 }
 
 }  // namespace

@@ -13,7 +13,6 @@
 #include "megatron/base/files.h"
 #include "megatron/base/parse.h"
 #include "megatron/training/arguments/configuration_changes.h"
-#include "megatron/training/arguments/flag_table.h"
 
 namespace megatron {
 namespace {
@@ -48,27 +47,6 @@ const std::string kGood =
     "--num-layers 2 --hidden-size 32 --num-attention-heads 2 --seq-length 16 --micro-batch-size 2 "
     "--train-iters 10 --lr 1e-3 "
     "--tokenizer-type ByteLevelTokenizer --mock-data ";
-
-TEST(Arguments, EveryFlagOfMegatronIsAFieldAlreadySoOrRefused) {
-  Arguments arguments;
-  const auto configs = arguments.configs();
-  const std::vector<std::string> accepted = accepted_flags(configs);
-  const std::set<std::string> fields(accepted.begin(), accepted.end());
-  int rows = 0, owned = 0;
-  for (const KnownFlag& known : flag_table()) {
-    ++rows;
-    EXPECT_FALSE(known.reason.empty()) << known.flag;
-    const std::vector<std::string> spellings = words(known.flag);
-    const bool is_field = std::any_of(spellings.begin(), spellings.end(),
-                                      [&](const auto& s) { return fields.contains(s); });
-    owned += is_field ? 1 : 0;
-    if (known.reason != kOwnedByField) continue;
-    for (const std::string& spelling : spellings)
-      EXPECT_TRUE(fields.contains(spelling)) << spelling << " is nobody's field";
-  }
-  EXPECT_GE(rows, 838);
-  EXPECT_GT(owned, 100);
-}
 
 TEST(Arguments, WhatTheVocabularyOverTheStagesNeeds) {
   const std::string flags = kGood + "--pipeline-vocab-parallel ";
