@@ -32,7 +32,7 @@ int64_t first_answer(int64_t sequence_length) {
 }
 
 AnswerDataset::AnswerDataset(Source source, std::string name, int64_t num_pairs,
-                             int64_t num_samples, const AnswerDatasetConfig &config)
+                             int64_t num_samples, const AnswerDatasetConfig& config)
     : Dataset(answer_columns(config.sequence_length)),
       source_(std::move(source)),
       name_(std::move(name)),
@@ -44,8 +44,8 @@ AnswerDataset::AnswerDataset(Source source, std::string name, int64_t num_pairs,
       if (size() < num_samples) order_.push_back(pair);
 }
 
-void AnswerDataset::read(int64_t index, const SampleSpans &out,
-                         std::vector<int32_t> &document_starts) const {
+void AnswerDataset::read(int64_t index, const SampleSpans& out,
+                         std::vector<int32_t>& document_starts) const {
   MEGATRON_CHECK(index >= 0 && index < size(), "there is no sample ", index, " of ", size());
   const QuestionAndAnswer pair = source_(order_[static_cast<size_t>(index)]);
   const std::span<int64_t> tokens = out.get<int64_t>("tokens"), answer = out.get<int64_t>("answer");

@@ -40,10 +40,10 @@ class AnswerDataset final : public Dataset {
   // permutation of all pairs for each epoch, from (seed, epoch). `name`: of the
   // source, one JSON value.
   AnswerDataset(Source source, std::string name, int64_t num_pairs, int64_t num_samples,
-                const AnswerDatasetConfig &config);
+                const AnswerDatasetConfig& config);
   int64_t size() const override { return static_cast<int64_t>(order_.size()); }
-  void read(int64_t index, const SampleSpans &out,
-            std::vector<int32_t> &document_starts) const override;
+  void read(int64_t index, const SampleSpans& out,
+            std::vector<int32_t>& document_starts) const override;
   std::string description() const override;
 
  private:

@@ -11,14 +11,14 @@
 namespace megatron {
 namespace {
 
-TrainValidTestDatasets build(const Arguments &arguments, const DatasetRequest &given) {
+TrainValidTestDatasets build(const Arguments& arguments, const DatasetRequest& given) {
   AnswerDatasetConfig config;
   config.sequence_length = given.sequence_length;
   config.seed = given.seed;
   config.pad =
       std::max<int64_t>(0, given.tokenizer.pad >= 0 ? given.tokenizer.pad : given.tokenizer.eod);
   DatasetRequest request = given;
-  request.make_member = [=](const MemberRequest &member) {
+  request.make_member = [=](const MemberRequest& member) {
     const auto file = member.open(member.path);
     const auto [first, last] = split_range(member.bounds, file->num_documents());
     return std::make_shared<const AnswerDataset>(answers_of(file, first, last),
@@ -35,7 +35,7 @@ TrainValidTestDatasets build(const Arguments &arguments, const DatasetRequest &g
 }
 
 // Labels and weights of this rank's positions, from the stream of the answers.
-Batch with_labels(const Batch &batch, int64_t sequence_length) {
+Batch with_labels(const Batch& batch, int64_t sequence_length) {
   const at::Tensor at = batch.place.position - first_answer(sequence_length);
   const at::Tensor index = at.clamp_min(0);
   Batch with = batch;
@@ -46,18 +46,18 @@ Batch with_labels(const Batch &batch, int64_t sequence_length) {
 
 }  // namespace
 
-PretrainTask answers_task(const Arguments &arguments) {
+PretrainTask answers_task(const Arguments& arguments) {
   PretrainTask task = gpt_task(arguments);
   const int64_t s = arguments.transformer.seq_length;
   task.name = "answers";
   task.datasets_provider = build;
-  task.forward_step = [s, gpt = task.forward_step](Model &model, const Batch &batch,
-                                                   const at::Tensor &input,
-                                                   const ForwardContext &context) {
+  task.forward_step = [s, gpt = task.forward_step](Model& model, const Batch& batch,
+                                                   const StageTensors& input,
+                                                   const ForwardContext& context) {
     return gpt(model, with_labels(batch, s), input, context);
   };
-  task.begin_loss = [s, gpt = task.begin_loss](Model &model, const Batch &batch,
-                                               const at::Tensor &hidden) {
+  task.begin_loss = [s, gpt = task.begin_loss](Model& model, const Batch& batch,
+                                               const at::Tensor& hidden) {
     return gpt(model, with_labels(batch, s), hidden);
   };
   return task;

@@ -16,11 +16,11 @@ namespace {
 
 using Ids = std::vector<int64_t>;
 
-std::shared_ptr<const IndexedDataset> write_file(const std::vector<std::vector<Ids>> &documents) {
+std::shared_ptr<const IndexedDataset> write_file(const std::vector<std::vector<Ids>>& documents) {
   const std::string prefix = testing::TempDir() + "/answers";
   IndexedDatasetBuilder builder(prefix, IndexedType::kUInt16);
-  for (const std::vector<Ids> &sequences : documents) {
-    for (const Ids &ids : sequences) builder.add_sequence(ids);
+  for (const std::vector<Ids>& sequences : documents) {
+    for (const Ids& ids : sequences) builder.add_sequence(ids);
     builder.end_document();
   }
   builder.finish();
@@ -64,7 +64,7 @@ TEST(AnswerDataset, OtherDocumentsAreRefused) {
   try {
     dataset.sample(0);
     ADD_FAILURE() << "accepted";
-  } catch (const Error &error) {
+  } catch (const Error& error) {
     EXPECT_NE(std::string(error.what()).find("has 1 sequences, expected a question and an answer"),
               std::string::npos);
   }
@@ -87,7 +87,7 @@ TEST(AnswerDataset, TheLoaderGivesEveryColumnInItsLength) {
 
 class AnswerLayouts : public testing::TestWithParam<ProvedLayout> {};
 
-constexpr const char *kRun =
+constexpr const char* kRun =
     "--task answers --mock-data --tokenizer-type "
     "NullTokenizer --vocab-size 101 "
     "--make-vocab-size-divisible-by 8 --num-workers 0 "
@@ -102,7 +102,7 @@ TEST_P(AnswerLayouts, TrainWhatOneRankTrains) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Proofs, AnswerLayouts, testing::ValuesIn(proved_layouts()),
-                         [](const auto &info) { return std::string(info.param.name); });
+                         [](const auto& info) { return std::string(info.param.name); });
 
 }  // namespace
 }  // namespace megatron
