@@ -7,7 +7,7 @@
 
 #include "megatron/base/check.h"
 #include "megatron/base/threads.h"
-#include "megatron/datasets/numpy_random.h"
+#include "megatron/datasets/detail/numpy_random.h"
 
 namespace megatron {
 namespace {

@@ -8,8 +8,8 @@
 #include <nlohmann/json.hpp>
 #include <numeric>
 
+#include "megatron/datasets/detail/numpy_random.h"
 #include "megatron/datasets/indexed_dataset_builder.h"
-#include "megatron/datasets/numpy_random.h"
 #include "megatron/datasets/sampler.h"
 #include "testing.h"
 

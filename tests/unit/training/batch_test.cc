@@ -3,6 +3,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+
 #include "megatron/comm/parallel_groups.h"
 #include "megatron/comm/thread_backend.h"
 #include "megatron/datasets/blended_dataset.h"
