@@ -4,8 +4,8 @@
 //   answer         int64   [a]  the answer, then padding; a = s / 2
 //   answer_weight  float32 [a]  1 / length of the answer, then 0: every answer counts alike
 //
-// The token at position first_answer() + k predicts answer[k]; the first of these is the last one of
-// the question. A question that is too long loses its beginning, an answer its end.
+// The token at position first_answer() + k predicts answer[k]; the first of these is the last one
+// of the question. A question that is too long loses its beginning, an answer its end.
 #pragma once
 
 #include <cstdint>

@@ -3,6 +3,7 @@
 // against one rank.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <numeric>
 
 #include "megatron/base/check.h"
