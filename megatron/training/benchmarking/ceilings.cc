@@ -20,7 +20,7 @@
 #include "megatron/tensor/rotary.h"
 #include "megatron/tensor/torch.h"
 #include "megatron/training/setup.h"
-#include "megatron/transformer/feed_forward/mlp.h"
+#include "megatron/transformer/transformer_layer_cost.h"
 
 namespace megatron {
 namespace {
@@ -103,55 +103,28 @@ struct Shapes {
   int64_t hidden() const { return config.hidden_size; }
   int64_t queries() const { return config.num_attention_heads * config.kv_channels; }
   int64_t keys() const { return config.query_groups() * config.kv_channels; }
-  bool gated() const { return is_gated(config.activation()); }
-  int64_t fc1() const { return config.ffn_hidden_size * (gated() ? 2 : 1); }
 
-  // The linears of layer `number`, counted from 1.
+  // Layers count from 1.
+  LayerCost cost(int64_t number) const {
+    LayerShape shape;
+    shape.samples = samples;
+    shape.tokens = shape.rows = rows();
+    return transformer_layer_cost(config, number, shape, /*offloaded=*/false);
+  }
   std::vector<Linear> layer(c10::Device device, int64_t number = 1) const {
-    const QuantizationOptions options = config.quantization(number);
+    const LayerCost layer = cost(number);
     std::vector<Linear> linears;
-    linears.emplace_back("linear_qkv", rows(), queries() + 2 * keys(), hidden(), type, device,
-                         options);
-    linears.emplace_back("linear_proj", rows(), hidden(), queries(), type, device, options);
-    linears.emplace_back("linear_fc1", rows(), fc1(), hidden(), type, device, options);
-    linears.emplace_back("linear_fc2", rows(), hidden(), config.ffn_hidden_size, type, device,
-                         options);
-    if (is_gelu_in_product(config, number)) linears.back().gelu_input = linears.back().x;
+    for (const SublayerCost* half : {&layer.first, &layer.second}) {
+      for (const LinearSize& size : half->linears) {
+        linears.emplace_back(size.name, rows(), size.outputs, size.inputs, type, device,
+                             config.quantization(number));
+        if (size.gelu_in_input_grad) linears.back().gelu_input = linears.back().x;
+      }
+    }
     return linears;
   }
   Linear head(c10::Device device) const {
     return {"output_layer", rows(), vocabulary, hidden(), type, device};
-  }
-
-  // Elements per token that the activation of a layer reads and writes: x, y; and in the backward,
-  // unless a GEMM does it, dy, x, dx.
-  double activation_elements(int64_t layer_number) const {
-    const auto f = static_cast<double>(config.ffn_hidden_size);
-    if (gated()) return 8 * f;
-    return is_gelu_in_product(config, layer_number) ? 2 * f : 5 * f;
-  }
-
-  // Minimal extra reads and writes per token of a layer's casts compared with bf16 operands, in
-  // bf16 elements: the two quantised copies (both orientations) of an element are as large as one
-  // of them.
-  double cast_elements(const QuantizationOptions& options) const {
-    if (!options.enabled()) return 0.0;
-    const auto h = static_cast<double>(hidden()), f = static_cast<double>(config.ffn_hidden_size);
-    const auto a = static_cast<double>(queries()), k = static_cast<double>(keys());
-    const bool rope = config.position_embedding_type == PositionEmbedding::kRope;
-    // Scales are known in advance: kernels write quantised values instead of bf16; in addition to
-    // it where both are needed, by the backward of attention (its output) and the residual stream
-    // (two gradients).
-    if (options.recipe != QuantizationRecipe::kTensorwise) return a + 2 * h;
-    // The scale needs the amax of the whole tensor, so the tensor's inputs are read twice, or the
-    // tensor is written and read back, whichever is less.
-    double elements = 2 * h;              // results of norms: x again
-    elements += 2 * a;                    // outputs of attention, in bf16: read, write quantised
-    elements += 2 * f;                    // outputs of the activation
-    elements += gated() ? 3 * f : 2 * f;  // its gradient: x and dy again
-    elements += rope ? a + k + 2 * k : 2 * (a + 2 * k);  // gradients of queries and keys; of values
-    elements += 2 * 2 * h;  // gradients of the residual stream: read, write quantised
-    return elements;
   }
 };
 
@@ -358,7 +331,8 @@ std::vector<Ceiling> kernel_ceilings(const Arguments& arguments, const Vocabular
     add("bias gradient", 0.0, bytes_of({dy}), [&] { bias_grad(dy, dweight, 1.0); });
   }
   {
-    const at::Tensor x = random(shapes.fc1()), dy = random(c.ffn_hidden_size);
+    const at::Tensor x = random(c.ffn_hidden_size * (is_gated(c.activation()) ? 2 : 1)),
+                     dy = random(c.ffn_hidden_size);
     add("activation forward", 0.0, bytes_of({x, dy}), [&] { activate(x, c.activation()); });
     add("activation backward", 0.0, bytes_of({x, dy, x}),
         [&] { activation_backward(dy, x, c.activation()); });
@@ -419,21 +393,22 @@ StepFloor step_floor(const Arguments& arguments, const Vocabulary& vocabulary,
                      double least) {
   const at::NoGradGuard no_grad;
   const Shapes shapes(arguments, vocabulary);
-  const TransformerConfig& c = shapes.config;
-  const auto passes = static_cast<double>(num_microbatches),
-             layers = static_cast<double>(c.num_layers);
+  const int64_t layers = shapes.config.num_layers;
+  const auto passes = static_cast<double>(num_microbatches);
   StepFloor floor;
-  double of_operands = 0.0, of_weights = 0.0;  // elements per token, and per step
+  // Elements that the other kernels read or write, per token and per step
+  double of_token = 0.0, of_weights = 0.0;
   {
     // Layers of one kind share their operands.
     std::map<QuantizationRecipe, std::vector<Linear>> kinds;
     std::vector<const std::vector<Linear>*> layers_of;
-    for (int64_t number = 1; number <= c.num_layers; ++number) {
-      const QuantizationOptions options = c.quantization(number);
+    for (int64_t number = 1; number <= layers; ++number) {
+      const QuantizationOptions options = shapes.config.quantization(number);
       if (!kinds.contains(options.recipe))
         kinds.emplace(options.recipe, shapes.layer(device, number));
       layers_of.push_back(&kinds.at(options.recipe));
-      of_operands += shapes.cast_elements(options) + shapes.activation_elements(number);
+      const LayerCost cost = shapes.cost(number);
+      of_token += cost.first.moved_elements + cost.second.moved_elements;
       if (!options.enabled()) continue;
       // Quantised weights; if scaled by their own amax, they are read once more.
       for (const Linear& linear : *layers_of.back())
@@ -454,18 +429,11 @@ StepFloor step_floor(const Arguments& arguments, const Vocabulary& vocabulary,
   }
   {
     const Attention attention(shapes, device);
-    floor.attention_ms =
-        1e3 * passes * layers * seconds_per_run(device, least / 2, [&] { attention.both(); });
+    floor.attention_ms = 1e3 * passes * static_cast<double>(layers) *
+                         seconds_per_run(device, least / 2, [&] { attention.both(); });
   }
   const Ceiling copy = copy_ceiling(device, least / 4);
   const auto h = static_cast<double>(shapes.hidden());
-  const auto a = static_cast<double>(shapes.queries()), k = static_cast<double>(shapes.keys());
-  // Elements per token that a layer's other kernels read or write:
-  double elements = 2 * 4 * h;  // norms forward, with the residual add
-  elements += 2 * 4 * h;        // norms backward: dy, x, the residual's gradient, dx
-  if (c.position_embedding_type == PositionEmbedding::kRope) elements += 4 * (a + k);
-  if (c.add_bias_linear) elements += a + 2 * k + 2 * h + static_cast<double>(shapes.fc1());
-  double of_token = layers * elements + of_operands;
   // Cross entropy: logits; logits, their gradient
   of_token += 3 * static_cast<double>(shapes.vocabulary);
   of_token += 2 * h + 4 * h + 5 * h;  // embedding, final norm

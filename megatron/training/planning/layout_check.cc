@@ -236,7 +236,7 @@ PassCosts chunk_costs(const LayoutPlan& plan, int stage, int chunk, double unit,
   double weights = 0, scores = 0, first_again = 0, second_again = 0;
   for (int64_t i = 0; i < slice.num_layers; ++i) {
     const LayerCost layer = plan.layer_cost(slice.first_layer + i + 1);
-    weights += layer.first.weight_products + layer.second.weight_products;
+    weights += layer.first.weight_products() + layer.second.weight_products();
     scores += layer.first.score_products + layer.second.score_products;
     first_again += layer.first.recomputed_products;
     second_again += layer.second.recomputed_products;

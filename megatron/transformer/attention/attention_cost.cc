@@ -337,6 +337,26 @@ Traffic Attention::context_traffic() const {
   return sent;
 }
 
+// Per token, forward and backward.
+double moved_elements(const TransformerConfig& c, int64_t layer_number) {
+  const auto h = static_cast<double>(c.hidden_size),
+             a = static_cast<double>(c.num_attention_heads * c.kv_channels),
+             k = static_cast<double>(c.query_groups() * c.kv_channels);
+  const bool rope = c.position_embedding_type == PositionEmbedding::kRope;
+  double elements = kNormElements * h;
+  if (rope) elements += 4 * (a + k);
+  if (c.add_bias_linear) elements += a + 2 * k + h;
+  const QuantizationOptions options = c.quantization(layer_number);
+  if (!options.enabled()) return elements;
+  // Casts: Note [Bytes of casts] in layer_cost.h. The backward of attention needs its output as it
+  // is, too.
+  if (options.recipe != QuantizationRecipe::kTensorwise) return elements + a + h;
+  elements += h;                                 // result of the norm: x again
+  elements += 2 * a;                             // output of attention: read, write quantised
+  elements += rope ? a + 3 * k : 2 * a + 4 * k;  // gradients of queries and keys; of values
+  return elements + 2 * h;                       // gradient of the residual stream
+}
+
 }  // namespace
 
 SublayerCost attention_cost(const TransformerConfig& config, int64_t layer_number,
@@ -363,11 +383,11 @@ SublayerCost attention_cost(const TransformerConfig& config, int64_t layer_numbe
   cost.deferred_peak = attention.saved() - attention.q -
                        (attention.packed ? 0 : attention.own_mixed) + 2 * attention.q +
                        2 * attention.k + around.stream + attention.backward_extra();
-  const double h = static_cast<double>(config.hidden_size),
-               width = static_cast<double>(config.num_attention_heads * config.kv_channels),
-               keys = static_cast<double>(2 * config.query_groups() * config.kv_channels);
-  cost.weight_products = h * (2 * width + keys);
-  cost.score_products = static_cast<double>(config.seq_length) * width;
+  const int64_t h = config.hidden_size, width = config.num_attention_heads * config.kv_channels,
+                keys = config.query_groups() * config.kv_channels;
+  cost.linears = {{"linear_qkv", width + 2 * keys, h}, {"linear_proj", h, width}};
+  cost.score_products = static_cast<double>(config.seq_length * width);
+  cost.moved_elements = moved_elements(config, layer_number);
   if (config.recomputes("core_attn")) cost.recomputed_products = cost.score_products;
   cost.tensor = around.tensor_traffic(shape);
   if (attention.sharing > 1) {

@@ -59,6 +59,24 @@ OffloadedBytes offloaded_bytes(const TransformerConfig& c, const MlpTensors& z,
   return out;
 }
 
+// Per token, forward and backward.
+double moved_elements(const TransformerConfig& c, int64_t layer_number) {
+  const auto h = static_cast<double>(c.hidden_size), f = static_cast<double>(c.ffn_hidden_size);
+  const bool gated = is_gated(c.activation());
+  double elements = kNormElements * h;
+  if (c.add_bias_linear) elements += h + (gated ? 2 * f : f);
+  // The activation: x, y; and in the backward, unless a GEMM does it, dy, x, dx
+  elements += gated ? 8 * f : is_gelu_in_product(c, layer_number) ? 2 * f : 5 * f;
+  const QuantizationOptions options = c.quantization(layer_number);
+  if (!options.enabled()) return elements;
+  // Casts: Note [Bytes of casts] in layer_cost.h
+  if (options.recipe != QuantizationRecipe::kTensorwise) return elements + h;
+  elements += h;                      // result of the norm: x again
+  elements += 2 * f;                  // output of the activation
+  elements += gated ? 3 * f : 2 * f;  // its gradient: x and dy again
+  return elements + 2 * h;            // gradient of the residual stream: read, write quantised
+}
+
 }  // namespace
 
 SublayerCost mlp_cost(const TransformerConfig& c, int64_t layer_number, const LayerShape& shape,
@@ -90,12 +108,13 @@ SublayerCost mlp_cost(const TransformerConfig& c, int64_t layer_number, const La
   cost.backward_end = backward.live();
   cost.pending = around.pending() + z.fc1 + z.act;
   if (!c.quantization(layer_number).enabled()) cost.postponed = z.act;
-  cost.weight_products =
-      static_cast<double>(c.hidden_size) *
-      (static_cast<double>(c.ffn_hidden_size) * (is_gated(c.activation()) ? 3.0 : 2.0));
+  const int64_t h = c.hidden_size, f = c.ffn_hidden_size;
+  cost.linears = {{"linear_fc1", is_gated(c.activation()) ? 2 * f : f, h},
+                  {"linear_fc2", h, f, z.gelu_in_product}};
+  cost.moved_elements = moved_elements(c, layer_number);
   cost.tensor = around.tensor_traffic(shape);
   if (recompute) {
-    cost.recomputed_products = cost.weight_products;
+    cost.recomputed_products = cost.weight_products();
     cost.tensor.backward += cost.tensor.forward;
   }
   return cost;

@@ -32,6 +32,12 @@ double scatter_bytes(int64_t ranks, double bytes) {
   return static_cast<double>(ranks - 1) / static_cast<double>(ranks) * bytes;
 }
 
+double SublayerCost::weight_products() const {
+  double products = 0;
+  for (const LinearSize& linear : linears) products += linear.products();
+  return products;
+}
+
 // -- a layer of two halves
 
 SavedBytes LayerCost::saved() const {
@@ -49,7 +55,7 @@ int64_t LayerCost::unrecorded_peak() const {
 }
 
 double LayerCost::products() const {
-  return first.weight_products + first.score_products + second.weight_products +
+  return first.weight_products() + first.score_products + second.weight_products() +
          second.score_products;
 }
 

@@ -49,6 +49,14 @@ struct OffloadedBytes {
   int64_t taken = 0;
 };
 
+// A linear of a layer, whole: y [rows, outputs] = x [rows, inputs] w^T.
+struct LinearSize {
+  const char* name;
+  int64_t outputs, inputs;
+  bool gelu_in_input_grad = false;  // the GEMM of its input gradient applies a GELU's backward
+  double products() const { return static_cast<double>(outputs * inputs); }
+};
+
 // Bytes that a rank sends for one micro-batch.
 struct Traffic {
   double forward = 0, backward = 0;
@@ -57,6 +65,18 @@ struct Traffic {
 
 // Sent by a ring in an all-gather or reduce-scatter of `bytes` in total; an all-reduce is both.
 double scatter_bytes(int64_t ranks, double bytes);
+
+// Note [Bytes of casts]
+// SublayerCost::moved_elements counts, in elements of the model's type, the minimal extra reads and
+// writes of casts compared with operands that are not quantised: the two quantised copies (both
+// orientations) of an element are as large as one of them. Where scales are known in advance,
+// kernels write quantised values instead; in addition to plain ones where both are needed. Where
+// the scale needs the amax of the whole tensor, the tensor's inputs are read twice, or the tensor
+// is written and read back, whichever is less.
+//
+// A norm reads and writes, with the residual add, 4 h forward; backward dy, x, the residual's
+// gradient and dx.
+inline constexpr double kNormElements = 8;
 
 // A sublayer and the residual connection around it: half a layer. Its input and its output are
 // R h x each. Peaks count from the start of the half.
@@ -78,10 +98,14 @@ struct SublayerCost {
   int64_t postponed = 0;
   // Per token of the sequence, over all ranks of the layer: with weights, and of queries with keys
   // and of their scores with values.
-  double weight_products = 0, score_products = 0;
+  std::vector<LinearSize> linears;
+  double score_products = 0;
   double recomputed_products = 0;  // again in the backward, by --recompute-modules
-  Traffic tensor, context;         // over these axes of the mesh
-  bool overlaps_context = false;   // that over the context axis overlaps with score_products
+  // Elements per token that the kernels of the other operations must read or write
+  double moved_elements = 0;
+  double weight_products() const;
+  Traffic tensor, context;        // over these axes of the mesh
+  bool overlaps_context = false;  // that over the context axis overlaps with score_products
 };
 
 // A layer of two halves, each the unit of offloading.
