@@ -3,6 +3,7 @@
 #include "megatron/base/check.h"
 #include "megatron/transformer/feed_forward/mlp.h"
 #include "megatron/transformer/transformer_layer.h"
+#include "megatron/transformer/transformer_layer_cost.h"
 
 namespace megatron {
 namespace {
@@ -23,7 +24,7 @@ std::unique_ptr<Layer> attention_and(const TransformerConfig& config, int64_t la
 }
 
 constexpr LayerKind kLayerKinds[] = {
-    {"*-", "attention and MLP", attention_and<MLP>},
+    {"*-", "attention and MLP", attention_and<MLP>, transformer_layer_cost},
 };
 
 // The letters of a layer, which counts from 1. A model whose layers differ says here which.
@@ -46,6 +47,12 @@ std::unique_ptr<Layer> make_layer(const TransformerConfig& config, int64_t layer
                                   bool sequence_parallel, const ParallelGroups& groups) {
   return find_layer_kind(letters_of(config, layer_number))
       .make(config, layer_number, sequence_parallel, groups);
+}
+
+LayerCost layer_cost(const TransformerConfig& config, int64_t layer_number, const LayerShape& shape,
+                     bool offloaded) {
+  return find_layer_kind(letters_of(config, layer_number))
+      .cost(config, layer_number, shape, offloaded);
 }
 
 }  // namespace megatron

@@ -6,11 +6,11 @@
 #include <string_view>
 
 #include "megatron/transformer/layer/layer.h"
+#include "megatron/transformer/layer/layer_cost.h"
 
 namespace megatron {
 
 struct ParallelGroups;
-struct TransformerConfig;
 
 // Makes one layer. `layer_number` is global and counts from 1. Config and groups must outlive it.
 using LayerMaker = std::unique_ptr<Layer> (*)(const TransformerConfig& config, int64_t layer_number,
@@ -22,6 +22,7 @@ struct LayerKind {
   std::string_view letters;
   std::string_view name;
   LayerMaker make;
+  LayerCostFunction cost;
 };
 
 // Throws Error that names the known letters.
@@ -30,5 +31,9 @@ const LayerKind& find_layer_kind(std::string_view letters);
 // Makes the layer of the kind that the configuration gives it.
 std::unique_ptr<Layer> make_layer(const TransformerConfig& config, int64_t layer_number,
                                   bool sequence_parallel, const ParallelGroups& groups);
+
+// What that layer costs a rank; as LayerCostFunction.
+LayerCost layer_cost(const TransformerConfig& config, int64_t layer_number, const LayerShape& shape,
+                     bool offloaded);
 
 }  // namespace megatron

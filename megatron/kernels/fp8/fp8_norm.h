@@ -1,6 +1,6 @@
 // Norms with FP8 output, for a scale that is known beforehand: equal, bit for bit, to norm_forward
-// (kernels/norm.h) followed by Fp8Cast (kernels/fp8/fp8.h), without the tensor between them. Moves 6
-// bytes per element (bf16) where the two kernels move 8, part of it in the L2 cache.
+// (kernels/norm.h) followed by Fp8Cast (kernels/fp8/fp8.h), without the tensor between them. Moves
+// 6 bytes per element (bf16) where the two kernels move 8, part of it in the L2 cache.
 #pragma once
 
 #include "megatron/kernels/fp8/fp8.h"

@@ -6,7 +6,7 @@
 #include "megatron/nn/reduction.h"
 #include "megatron/optimizer/update_rules.h"
 #include "megatron/training/arguments/microbatches.h"
-#include "megatron/transformer/transformer_layer_cost.h"
+#include "megatron/transformer/layer_kinds.h"
 
 namespace megatron {
 
@@ -101,7 +101,7 @@ EndsShape LayoutPlan::ends_shape() const {
 }
 
 LayerCost LayoutPlan::layer_cost(int64_t layer_number, bool offloaded) const {
-  return transformer_layer_cost(model(), layer_number, layer_shape(), offloaded);
+  return megatron::layer_cost(model(), layer_number, layer_shape(), offloaded);
 }
 
 LayoutPlan make_layout_plan(const Arguments& arguments, const Vocabulary& vocabulary, bool on_gpu,
