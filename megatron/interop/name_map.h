@@ -32,8 +32,8 @@
 namespace megatron {
 
 // `source`: a .safetensors file or a folder of them. `vocab_size`: if not given, that of the
-// tensors. `parameters`: if not given, those of a GPT of this configuration. Throws Error naming tensors or elements that are missing, left over, used twice, or of
-// another shape.
+// tensors. `parameters`: if not given, those of a GPT of this configuration. Throws Error naming
+// tensors or elements that are missing, left over, used twice, or of another shape.
 ForeignModel open_mapped_model(const std::filesystem::path& source,
                                const std::filesystem::path& name_map,
                                const TransformerConfig& transformer,

@@ -29,6 +29,16 @@ const std::string& model_type(const std::vector<ModelChunk>& chunks) {
   return chunks.front().module->config().type;
 }
 
+// Rank 0 reads it; all ranks fail alike.
+void check_type(const Checkpoint& checkpoint, const std::vector<ModelChunk>& chunks,
+                Agreement* agreement) {
+  Agreement alone;
+  decide_together(agreement != nullptr ? *agreement : alone, [&] {
+    check_model_type(checkpoint, model_type(chunks));
+    return std::string();
+  });
+}
+
 std::vector<StateTensor> weight_tensors(const std::vector<ModelChunk>& chunks) {
   std::vector<StateTensor> out;
   for (const ModelChunk& chunk : chunks)
@@ -125,7 +135,7 @@ void load_weights(const Checkpoint& checkpoint, std::vector<ModelChunk>& chunks,
   LoadOptions options;
   options.convert_dtype = true;
   options.allow_unexpected = {"optimizer.*", "fp8.*"};
-  check_model_type(checkpoint, model_type(chunks));
+  check_type(checkpoint, chunks, agreement);
   for (ModelChunk& chunk : chunks) chunk.store->values_will_change();
   read_tensors(checkpoint, weight_tensors(chunks), options, agreement);
   for (ModelChunk& chunk : chunks) chunk.store->values_changed();
@@ -137,7 +147,7 @@ void load_model_state(const Checkpoint& checkpoint, const RunState& state,
   const std::string name = checkpoint.directory().string();
   MEGATRON_CHECK(!parts.optimizer || (state.step && state.schedule), name,
                  " was saved without its optimizer\nhint: give --no-load-optim, or --finetune");
-  check_model_type(checkpoint, model_type(model.chunks));
+  check_type(checkpoint, model.chunks, agreement);
   std::vector<StateTensor> tensors = state_tensors(model, parts.optimizer), adapters;
   if (!parts.adapters || parts.adapter_source != nullptr)
     adapters = take(tensors, is_lora_parameter);

@@ -1,5 +1,5 @@
-// The Hugging Face model families that our models can compute: for each a table of tensor names and a
-// list of configuration keys, both used for import and export.
+// The Hugging Face model families that our models can compute: for each a table of tensor names and
+// a list of configuration keys, both used for import and export.
 //
 // A new family is one row of the table in hf_families.cc, its names, and its keys.
 #pragma once
