@@ -338,7 +338,7 @@ Traffic Attention::context_traffic() const {
 }
 
 // Per token, forward and backward.
-double moved_elements(const TransformerConfig& c, int64_t layer_number) {
+double attention_moved_elements(const TransformerConfig& c, int64_t layer_number) {
   const auto h = static_cast<double>(c.hidden_size),
              a = static_cast<double>(c.num_attention_heads * c.kv_channels),
              k = static_cast<double>(c.query_groups() * c.kv_channels);
@@ -387,7 +387,7 @@ SublayerCost attention_cost(const TransformerConfig& config, int64_t layer_numbe
                 keys = config.query_groups() * config.kv_channels;
   cost.linears = {{"linear_qkv", width + 2 * keys, h}, {"linear_proj", h, width}};
   cost.score_products = static_cast<double>(config.seq_length * width);
-  cost.moved_elements = moved_elements(config, layer_number);
+  cost.moved_elements = attention_moved_elements(config, layer_number);
   if (config.recomputes("core_attn")) cost.recomputed_products = cost.score_products;
   cost.tensor = around.tensor_traffic(shape);
   if (attention.sharing > 1) {

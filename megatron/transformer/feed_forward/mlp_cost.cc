@@ -60,7 +60,7 @@ OffloadedBytes offloaded_bytes(const TransformerConfig& c, const MlpTensors& z,
 }
 
 // Per token, forward and backward.
-double moved_elements(const TransformerConfig& c, int64_t layer_number) {
+double mlp_moved_elements(const TransformerConfig& c, int64_t layer_number) {
   const auto h = static_cast<double>(c.hidden_size), f = static_cast<double>(c.ffn_hidden_size);
   const bool gated = is_gated(c.activation());
   double elements = kNormElements * h;
@@ -111,7 +111,7 @@ SublayerCost mlp_cost(const TransformerConfig& c, int64_t layer_number, const La
   const int64_t h = c.hidden_size, f = c.ffn_hidden_size;
   cost.linears = {{"linear_fc1", is_gated(c.activation()) ? 2 * f : f, h},
                   {"linear_fc2", h, f, z.gelu_in_product}};
-  cost.moved_elements = moved_elements(c, layer_number);
+  cost.moved_elements = mlp_moved_elements(c, layer_number);
   cost.tensor = around.tensor_traffic(shape);
   if (recompute) {
     cost.recomputed_products = cost.weight_products();
