@@ -27,8 +27,10 @@ constexpr LayerKind kLayerKinds[] = {
     {"*-", "attention and MLP", attention_and<MLP>, transformer_layer_cost},
 };
 
-// The letters of a layer, which counts from 1. A model whose layers differ says here which.
-std::string_view letters_of(const TransformerConfig& /*config*/, int64_t /*layer_number*/) {
+// The letters of a layer, which counts from 1: those of one kind for all layers. Where layers
+// differ, a pattern in the config says it here.
+std::string_view letters_of([[maybe_unused]] const TransformerConfig& config,
+                            [[maybe_unused]] int64_t layer_number) {
   return "*-";
 }
 
